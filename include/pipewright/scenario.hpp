@@ -1,0 +1,416 @@
+// A scenario: one training configuration with its machine. Members are named as the keys of the YAML file, which are
+// Megatron Core's own field names (TransformerConfig, MLATransformerConfig, ModelParallelConfig,
+// DistributedDataParallelConfig, OptimizerConfig); initial values are the defaults of those classes in core_r0.19.0.
+// Fields that another version defaults differently are corrected after reading (src/scenario/fields.cpp).
+//
+// A field that Megatron leaves None and fills in later is optional here and never filled in: the functions below give
+// the value in force, so that changing one setting of a Scenario can never leave a stale derived value behind.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "pipewright/base.hpp"
+
+namespace pipewright::scenario {
+
+using Int = std::int64_t;
+using OptInt = std::optional<std::int64_t>;
+using Strings = std::vector<std::string>;
+using Ints = std::vector<std::int64_t>;
+
+/// Architecture.
+struct Model {
+  Int num_layers = 0;
+  Int hidden_size = 0;
+  OptInt ffn_hidden_size;  ///< default 4 x hidden_size
+  Int num_attention_heads = 0;
+  OptInt num_query_groups;  ///< default num_attention_heads
+  OptInt kv_channels;       ///< default hidden_size / num_attention_heads
+  Int seq_length = 0;
+  OptInt max_position_embeddings;
+  Int vocab_size = 0;
+  Int make_vocab_size_divisible_by = 128;
+  bool untie_embeddings_and_output_weights = false;
+  std::string position_embedding_type = "learned_absolute";
+  Int rotary_base = 10000;
+  double rotary_percent = 1.0;
+  bool rotary_interleaved = false;
+  std::string normalization = "LayerNorm";
+  double layernorm_epsilon = 1e-5;
+  bool layernorm_zero_centered_gamma = false;
+  bool apply_residual_connection_post_layernorm = false;
+  bool add_bias_linear = true;
+  bool add_qkv_bias = false;
+  bool gated_linear_unit = false;
+  std::optional<std::string> activation_func;  ///< default silu with gated_linear_unit, else gelu
+  bool qk_layernorm = false;
+  bool qk_l2_norm = false;
+  bool attention_output_gate = false;
+  Ints window_size;            ///< [left, right]; empty: full attention
+  Ints window_attn_skip_freq;  ///< [n]: every n-th layer has full attention; several values: a pattern of 0 and 1
+  Ints no_rope_freq;
+  std::string softmax_type = "vanilla";
+  std::optional<double> softmax_scale;
+
+  // Mixture of experts
+  OptInt num_moe_experts;
+  Int moe_router_topk = 2;
+  OptInt moe_ffn_hidden_size;  ///< default ffn_hidden_size
+  Ints moe_layer_freq = {1};   ///< [n]: every n-th layer is MoE; several values: a pattern of 0 and 1, one a layer
+  OptInt moe_shared_expert_intermediate_size;
+  bool moe_shared_expert_gate = false;
+  OptInt moe_router_num_groups, moe_router_group_topk, moe_router_topk_limited_devices;
+  bool moe_router_pre_softmax = false;
+  std::optional<double> moe_router_topk_scaling_factor;
+  std::string moe_router_score_function = "softmax";
+  bool moe_router_enable_expert_bias = false;
+  OptInt moe_latent_size;
+
+  // Multi-latent attention
+  bool multi_latent_attention = false;
+  OptInt q_lora_rank = 512;  ///< `none`: no low-rank query
+  Int kv_lora_rank = 512;
+  Int qk_head_dim = 128;
+  Int qk_pos_emb_head_dim = 64;
+  Int v_head_dim = 128;
+  std::string rope_type = "yarn";
+  bool mla_down_proj_fusion = false;
+
+  // Multi-token prediction
+  OptInt mtp_num_layers;
+  std::optional<double> mtp_loss_scaling_factor = 0.1;
+  bool mtp_use_repeated_layer = false;
+
+  std::map<std::string, std::string> other;  ///< fields that Megatron knows and pipewright does not use
+  friend bool operator==(const Model&, const Model&) = default;
+};
+
+/// TE operators with activation offload (Transformer Engine pull request 3128).
+struct TeOpOffload {
+  bool fc1_op = false, activation_op = false;
+  friend bool operator==(const TeOpOffload&, const TeOpOffload&) = default;
+};
+
+/// Everything that Megatron can be told for a run.
+struct Settings {
+  // Parallelism
+  Int tensor_model_parallel_size = 1;
+  Int pipeline_model_parallel_size = 1;
+  OptInt virtual_pipeline_model_parallel_size;
+  Int context_parallel_size = 1;
+  Int expert_model_parallel_size = 1;
+  OptInt expert_tensor_parallel_size;  ///< default tensor_model_parallel_size
+  bool sequence_parallel = false;
+  Strings cp_comm_type;  ///< one for all layers or one a layer; empty: p2p
+  Ints hierarchical_context_parallel_sizes;
+  bool hybrid_context_parallel = false;
+  OptInt num_layers_in_first_pipeline_stage, num_layers_in_last_pipeline_stage;
+  std::optional<std::string> pipeline_model_parallel_layout;  ///< "Et*3|(tt|)*29,m|L"
+  bool account_for_embedding_in_pipeline_split = false;
+  bool account_for_loss_in_pipeline_split = false;
+  bool mtp_standalone = false;
+  bool mtp_detach_heads = false;
+
+  // Batch
+  Int micro_batch_size = 1;
+  Int global_batch_size = 1;
+
+  // Pipeline transfers and schedule
+  bool overlap_p2p_comm = false;
+  std::optional<bool> batch_p2p_comm;  ///< default: not overlap_p2p_comm
+  bool batch_p2p_sync = true;
+  bool use_ring_exchange_p2p = false;
+  bool overlap_p2p_comm_warmup_flush = false;
+  OptInt microbatch_group_size_per_vp_stage;  ///< N; default pipeline_model_parallel_size
+  bool deallocate_pipeline_outputs = false;
+  bool variable_seq_lengths = false;
+  OptInt num_microbatches_with_partial_activation_checkpoints;
+  bool defer_embedding_wgrad_compute = false;
+  Int wgrad_deferral_limit = 0;
+  bool overlap_p2p_backward_on_comm_stream = false;       ///< pull request 4268 only
+  Int overlap_p2p_wgrad_delayed_layer_number = 0;         ///< pull request 4268 only
+  bool overlap_p2p_with_transformer_layer_wgrad = false;  ///< pull request 4268 only
+
+  // Precision
+  bool bf16 = false, fp16 = false;
+  bool fp32_residual_connection = false;
+  bool attention_softmax_in_fp32 = true;
+  std::optional<std::string> fp8, fp8_recipe = "delayed";
+  bool fp8_param = false;         ///< the model's parameters are FP8 (--fp8-param-gather sets both)
+  bool fp8_param_gather = false;  ///< DistributedDataParallelConfig: parameters are gathered in FP8
+  bool fp8_wgrad = true;
+  bool fp8_output_proj = false;
+  bool fp8_dot_product_attention = false;
+  bool fp8_multi_head_attention = false;
+  Int fp8_margin = 0, fp8_interval = 1, fp8_amax_history_len = 1;
+  std::string fp8_amax_compute_algo = "most_recent";
+  bool tp_only_amax_red = false;
+  bool first_last_layers_bf16 = false;
+  Int num_layers_at_start_in_bf16 = 1, num_layers_at_end_in_bf16 = 1;
+  bool disable_parameter_transpose_cache = false;
+  bool keep_fp8_transpose_cache = false;
+  bool activation_func_fp8_input_store = false;
+  bool reuse_grad_buf_for_mxfp8_param_ag = false;
+  std::optional<std::string> fp4, fp4_recipe = "nvfp4";
+  bool fp4_param = false, fp4_param_gather = false;
+
+  // Kernels
+  std::string transformer_impl = "transformer_engine";
+  std::string attention_backend = "auto";
+  double hidden_dropout = 0.1, attention_dropout = 0.1;
+  bool gradient_accumulation_fusion = false;
+  bool bias_activation_fusion = false, bias_dropout_fusion = false, masked_softmax_fusion = false;
+  bool apply_rope_fusion = false, fused_single_qkv_rope = false, fused_residual_rmsnorm = false;
+  bool persist_layer_norm = false, memory_efficient_layer_norm = false;
+  bool use_transformer_engine_op_fuser = false;
+  bool cross_entropy_loss_fusion = false;
+  std::string cross_entropy_fusion_impl = "native";
+  bool calculate_per_token_loss = false;
+  bool deterministic_mode = false;
+  bool use_te_rng_tracker = false;
+  Int mlp_chunks_for_training = 1;
+
+  // Tensor-parallel overlap
+  bool tp_comm_overlap = false;
+  bool tp_comm_bulk_wgrad = true, tp_comm_bulk_dgrad = true;
+  bool tp_comm_overlap_ag = true, tp_comm_overlap_rs = true, tp_comm_overlap_rs_dgrad = false;
+  bool tp_comm_split_ag = true, tp_comm_atomic_ag = false, tp_comm_split_rs = true, tp_comm_atomic_rs = false;
+  bool tp_comm_overlap_disable_qkv = false, tp_comm_overlap_disable_fc1 = false;
+  std::string tp_comm_bootstrap_backend = "nccl";
+
+  // Recompute
+  std::optional<std::string> recompute_granularity, recompute_method;
+  OptInt recompute_num_layers;
+  Strings recompute_modules;  ///< empty with granularity selective: [core_attn]
+  bool distribute_saved_activations = false;
+  bool moe_layer_recompute = false;
+
+  // Offload
+  bool cpu_offloading = false;
+  Int cpu_offloading_num_layers = 0;
+  bool cpu_offloading_activations = true, cpu_offloading_weights = false;
+  bool cpu_offloading_double_buffering = false, cpu_offloading_retain_pinned_cpu_buffers = false;
+  bool fine_grained_activation_offloading = false;
+  Strings offload_modules;
+  Int min_offloaded_tensor_size = 1048576;  ///< elements
+  double activation_offload_fraction = 1.0;
+  Int delta_offload_bytes_across_pp_ranks = 0;
+  bool delay_offload_until_cuda_graph = false;
+  OptInt fine_grained_offloading_max_inflight_offloads;
+  TeOpOffload te_op_offload;  ///< not a Megatron field: TE pull request 3128
+
+  // Expert-parallel overlap and delayed weight gradients
+  bool overlap_moe_expert_parallel_comm = false;
+  bool delay_wgrad_compute = false;
+  bool overlap_dispatch_backward_with_experts_wgrad = false;
+  bool ep_overlap_early_attn_memory_release = false;
+  bool high_priority_a2a_comm_stream = false;
+
+  // Mixture of experts
+  std::string moe_token_dispatcher_type = "allgather";
+  std::string moe_flex_dispatcher_backend = "deepep";
+  bool moe_enable_deepep = false;
+  bool moe_grouped_gemm = false;
+  bool moe_permute_fusion = false, moe_router_fusion = false, moe_permute_fusion_into_hybridep = false;
+  bool moe_apply_probs_on_input = false;
+  bool moe_shared_expert_overlap = false;
+  std::optional<std::string> moe_router_dtype;
+  Strings moe_router_load_balancing_type = {"aux_loss"};
+  std::vector<double> moe_aux_loss_coeff = {0.0};
+  std::optional<double> moe_z_loss_coeff;
+  bool moe_router_force_load_balancing = false;
+  bool moe_router_padding_for_quantization = false, moe_router_padding_for_fp8 = false;
+  std::optional<double> moe_expert_capacity_factor;
+  bool moe_pad_expert_input_to_capacity = false, moe_token_dropping = false;
+  std::string moe_token_drop_policy = "probs";
+  OptInt moe_flex_dispatcher_num_sms, moe_deepep_num_sms, moe_hybridep_num_sms;
+  bool moe_paged_stash = false;
+  double moe_load_imbalance = 1.0;  ///< not a Megatron field: busiest expert-parallel rank's tokens over the mean
+
+  // CUDA graphs
+  std::string cuda_graph_impl = "none";
+  Strings cuda_graph_modules;  ///< empty: the whole layer ("full"); `cuda_graph_scope` is read as another name for it
+  Int cuda_graph_warmup_steps = 3;
+  bool cuda_graph_use_single_mempool = true, cuda_graph_retain_backward_graph = false;
+  bool optimizer_cuda_graph = false;
+
+  // Data parallel
+  bool use_distributed_optimizer = false;
+  Int num_distributed_optimizer_instances = 1;
+  bool overlap_grad_reduce = false, overlap_param_gather = false, overlap_param_gather_with_optimizer_step = false;
+  bool align_grad_reduce = true;  ///< training configuration: grad_sync_func is set with overlap_grad_reduce
+  bool align_param_gather = false;
+  bool grad_reduce_in_fp32 = false;  ///< false: main gradients and their reduction in the parameters' type
+  OptInt bucket_size, num_buckets;   ///< elements; default max(40e6, 1e6 x DP)
+  bool pad_buckets_for_high_nccl_busbw = false;
+  bool average_in_collective = false;
+  bool reduce_scatter_with_fp32_accumulation = false;
+  bool gradient_reduce_div_fusion = true;
+  bool nccl_ub = false;
+  bool use_megatron_fsdp = false;
+  std::string data_parallel_sharding_strategy = "no_shard";
+  bool fsdp_double_buffer = false;
+
+  // Optimizer
+  std::string optimizer = "adam";
+  double clip_grad = 1.0;
+  bool use_precision_aware_optimizer = false;
+  std::string main_grads_dtype = "fp32", main_params_dtype = "fp32", exp_avg_dtype = "fp32", exp_avg_sq_dtype = "fp32";
+  bool store_param_remainders = true;
+  bool optimizer_cpu_offload = false;
+  double optimizer_offload_fraction = 0.0;
+  bool overlap_cpu_optimizer_d2h_h2d = false, use_torch_optimizer_for_cpu_offload = false;
+  bool pin_cpu_grads = true, pin_cpu_params = true;
+
+  std::map<std::string, std::string> other;  ///< fields that Megatron knows and pipewright does not use
+  friend bool operator==(const Settings&, const Settings&) = default;
+};
+
+struct Cluster {
+  std::string profile;
+  Int num_gpus = 0;
+  Int gpus_per_node = 8;
+  std::optional<Bytes> memory_bytes;  ///< default: the profile's
+  std::string link = "nvlink";        ///< inside a node
+  std::string inter_node_link = "infiniband";
+  std::map<std::string, double> overrides;  ///< scalars of the profile ("host.launch_us")
+  friend bool operator==(const Cluster&, const Cluster&) = default;
+};
+
+struct Software {
+  std::string megatron_core = "0.19.0";  ///< 0.16.x ... 0.19.x, dev, main, pr-4268
+  std::optional<std::string> megatron_bridge;
+  std::string transformer_engine = "2.20.2";  ///< a version or pr-3128
+  std::optional<std::string> torch, cuda, nccl;
+  bool process_group_device_id = false;  ///< one NCCL communicator and stream a group instead of one a pair
+  friend bool operator==(const Software&, const Software&) = default;
+};
+
+/// Memory that must stay free: bytes, or percent of the limit.
+struct Margin {
+  Bytes bytes;
+  double percent = 0;
+  friend bool operator==(const Margin&, const Margin&) = default;
+};
+
+/// Which settings `plan` and `sweep` may change: "auto" or "keep".
+struct Search {
+  std::string recompute = "keep", offload = "keep", wgrad_delay = "keep", pipeline = "keep", layout = "keep",
+              allocator = "keep", parallelism = "keep", microbatch = "keep";
+  std::optional<Bytes> memory_limit;  ///< nullopt: `device`
+  std::optional<Margin> memory_margin;
+  std::string objective = "step_time";
+  std::map<std::string, Strings> values;  ///< a field name with the values to try, as --set takes them
+  friend bool operator==(const Search&, const Search&) = default;
+};
+
+/// What a real run showed.
+struct TraceSummary {
+  double span_us = 0;
+  std::map<std::string, double> busy_us, exposed_us;  ///< by comp, p2p, ep, coll, d2h, h2d
+  friend bool operator==(const TraceSummary&, const TraceSummary&) = default;
+};
+struct MeasuredRank {
+  Int rank = 0, pp_rank = 0, parameters = 0;
+  double forward_backward_ms = 0;
+  Bytes static_bytes, peak_allocated_bytes, after_step_bytes, peak_reserved_bytes;
+  std::optional<Bytes> outside_allocator_bytes;
+  std::optional<double> sm_clock_mhz;
+  std::optional<TraceSummary> trace_summary;
+  friend bool operator==(const MeasuredRank&, const MeasuredRank&) = default;
+};
+struct Measured {
+  double forward_backward_ms = 0;
+  std::vector<double> samples_ms;
+  std::optional<double> optimizer_ms;
+  std::vector<MeasuredRank> ranks;
+  friend bool operator==(const Measured&, const Measured&) = default;
+};
+
+struct Scenario {
+  std::string name;  ///< stem of the file
+  Position origin;
+  std::map<std::string, Position> positions;  ///< "settings.bf16" -> where it was stated; for messages
+  Model model;
+  Settings settings;
+  std::map<std::string, std::string> environment;
+  Cluster cluster;
+  Software software;
+  Search search;
+  std::optional<Measured> measured;
+  /// Same content; where it came from does not count.
+  friend bool operator==(const Scenario& a, const Scenario& b) {
+    return a.model == b.model && a.settings == b.settings && a.environment == b.environment && a.cluster == b.cluster &&
+           a.software == b.software && a.search == b.search && a.measured == b.measured;
+  }
+};
+
+// ---- Reading and writing. Everything throws UsageError for wrong input.
+
+Scenario read(const std::string& path);                          ///< a YAML file, checked
+Scenario parse(std::string_view yaml, const std::string& file);  ///< its text, checked; `file` for messages
+/// The architecture of a Hugging Face config.json; the caller supplies cluster and settings and calls check().
+Scenario from_hf(const std::string& path);
+std::string write(const Scenario& scenario);  ///< YAML of all that is not default; parse() reads it back
+void set(Scenario& scenario, std::string_view name_is_value);  ///< --set NAME=VALUE (also SECTION.NAME); not checked
+void set_env(Scenario& scenario, std::string_view name_is_value);  ///< --env NAME=VALUE; an empty value removes it
+/// Throws for what Megatron Core itself cannot run: splits that do not divide, GPU counts, ... (reference 1.1, 3.6).
+void check(const Scenario& scenario);
+
+// ---- The table of fields: drives reading, writing, --set, defaults, `list settings` and suggestions.
+
+struct FieldInfo {
+  std::string section, name, type;  ///< type: int, bool, float, string, list, bytes; "int or none"
+  std::string default_value;        ///< as written in YAML; "none"
+  Strings allowed;                  ///< empty: any
+  std::string doc;                  ///< one line
+};
+std::vector<FieldInfo> fields();
+std::string get(const Scenario& scenario, const std::string& name);  ///< a field's value as written in YAML
+/// Fields of `model` or `settings` that differ from their defaults, name and YAML value in the table's order.
+std::vector<std::pair<std::string, std::string>> stated(const Scenario& scenario, const std::string& section);
+/// Where `name` ("settings.bf16") was stated; the scenario's origin if it was not.
+Position position(const Scenario& scenario, const std::string& name);
+
+// ---- Values in force.
+
+/// Does this version have what release `version` ("0.18.0") brought? dev and main have everything, pr-4268 forks
+/// between 0.18 and 0.19.
+bool at_least(const Software& software, std::string_view version);
+
+Int model_parallel_size(const Scenario&);  ///< TP x PP x CP
+Int data_parallel_size(const Scenario&);   ///< num_gpus / (TP x PP x CP)
+Int expert_tensor_parallel_size(const Scenario&);
+Int expert_data_parallel_size(const Scenario&);  ///< num_gpus / (ETP x EP x PP)
+Int num_microbatches(const Scenario&);           ///< global_batch_size / (micro_batch_size x DP)
+Int num_chunks(const Scenario&);                 ///< v: model chunks of a rank; 1 without interleaving
+bool interleaved(const Scenario&);               ///< the interleaved schedule runs: PP > 1 and v is set
+Int group_size(const Scenario&);                 ///< N
+bool batch_p2p_comm(const Scenario&);
+Strings recompute_modules(const Scenario&);  ///< in force with granularity selective, else empty
+bool recomputes(const Scenario&, std::string_view module);
+Int ffn_hidden_size(const Scenario&);
+Int moe_ffn_hidden_size(const Scenario&);
+Int num_query_groups(const Scenario&);
+Int kv_channels(const Scenario&);
+std::string activation_func(const Scenario&);
+Int padded_vocab_size(const Scenario&);         ///< vocab_size up to a multiple of make_vocab_size_divisible_by x TP
+bool is_moe_layer(const Scenario&, Int layer);  ///< layer counted from 0 over the whole model
+std::string variable(const Scenario&, const std::string& name, const std::string& otherwise = {});  ///< environment
+
+/// What a model chunk holds. Layers are counted from 0 over the whole model (reference 1.9).
+struct Stage {
+  Ints layers;
+  bool embedding = false, loss = false;
+  Int mtp_layers = 0;
+};
+Stage stage(const Scenario&, Int pp_rank, Int chunk);
+Ints layers_of(const Scenario&, Int pp_rank, Int chunk);
+
+}  // namespace pipewright::scenario
