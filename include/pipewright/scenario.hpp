@@ -134,7 +134,7 @@ struct Settings {
   bool defer_embedding_wgrad_compute = false;
   Int wgrad_deferral_limit = 0;
   bool overlap_p2p_backward_on_comm_stream = false;       ///< pull request 4268 only
-  Int overlap_p2p_wgrad_delayed_layer_number = 0;         ///< pull request 4268 only
+  Int overlap_p2p_wgrad_delayed_layer_number = 1;         ///< pull request 4268 only
   bool overlap_p2p_with_transformer_layer_wgrad = false;  ///< pull request 4268 only
 
   // Precision

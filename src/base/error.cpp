@@ -1,0 +1,89 @@
+// The text of an input error, and the search for the name that was probably meant.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cctype>
+
+#include "pipewright/base.hpp"
+
+namespace pipewright {
+namespace {
+
+constexpr std::size_t longest_quote = 240;  // beyond this a part of the input is cut: an error stays readable
+
+// One line, no control characters, whatever the input holds.
+std::string printable(std::string_view text) {
+  std::string out;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const auto c = static_cast<unsigned char>(text[i]);
+    if (out.size() >= longest_quote && (c & 0xC0U) != 0x80U) return out + "...";
+    if (c < 0x20 || c == 0x7F) {
+      out += fmt::format("\\x{:02x}", c);
+    } else {
+      out += static_cast<char>(c);
+    }
+  }
+  return out;
+}
+
+std::string line_of(const Position& where, const std::string& key, const std::string& message,
+                    const std::vector<std::string>& allowed, const std::string& nearest) {
+  std::string text;
+  if (!where.file.empty()) text += printable(where.file) + (where.line > 0 ? fmt::format(":{}: ", where.line) : ": ");
+  if (!key.empty()) text += printable(key) + ": ";
+  text += message;
+  if (!allowed.empty()) text += fmt::format("; allowed: {}", fmt::join(allowed, ", "));
+  if (!nearest.empty()) text += fmt::format("; did you mean \"{}\"?", nearest);
+  return text;
+}
+
+std::string folded(std::string_view name) {
+  std::string out(name);
+  for (char& c : out) c = c == '-' ? '_' : static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  return out;
+}
+
+// Optimal string alignment: insertions, deletions, substitutions and swaps of neighbours cost 1 each.
+std::size_t edit_distance(const std::string& a, const std::string& b) {
+  std::vector<std::size_t> before_last(b.size() + 1), last(b.size() + 1), now(b.size() + 1);
+  for (std::size_t j = 0; j <= b.size(); ++j) last[j] = j;
+  for (std::size_t i = 1; i <= a.size(); ++i) {
+    now[0] = i;
+    for (std::size_t j = 1; j <= b.size(); ++j) {
+      now[j] = std::min({last[j] + 1, now[j - 1] + 1, last[j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1)});
+      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
+        now[j] = std::min(now[j], before_last[j - 2] + 1);
+    }
+    std::swap(before_last, last);
+    std::swap(last, now);
+  }
+  return last[b.size()];
+}
+
+}  // namespace
+
+UsageError::UsageError(Position where, std::string key, std::string message, std::vector<std::string> allowed,
+                       std::string nearest)
+    : std::runtime_error(line_of(where, key, printable(message), allowed, nearest)),
+      where_(std::move(where)),
+      key_(std::move(key)),
+      message_(std::move(message)),
+      allowed_(std::move(allowed)),
+      nearest_(std::move(nearest)) {}
+
+std::string nearest_name(std::string_view name, const std::vector<std::string>& candidates) {
+  if (name.empty() || name.size() > 100) return {};
+  const std::string wanted = folded(name);
+  std::size_t best = (name.size() + 2) / 3 + 1;  // a third of the letters may be wrong
+  std::string nearest;
+  for (const std::string& candidate : candidates) {
+    const std::size_t distance = edit_distance(wanted, folded(candidate));
+    if (distance < best && distance < candidate.size()) {
+      best = distance;
+      nearest = candidate;
+    }
+  }
+  return nearest;
+}
+
+}  // namespace pipewright
