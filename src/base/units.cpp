@@ -13,6 +13,7 @@ struct Unit {
   std::string_view name;
   std::int64_t bytes;
 };
+__extension__ typedef __int128 Wide;  // holds any product of a 62-bit value and a unit
 constexpr std::int64_t kibi = 1024;
 constexpr std::array<Unit, 11> units = {{{"", 1},
                                          {"B", 1},
@@ -37,9 +38,9 @@ Bytes parse_bytes(std::string_view text, const Position& where, const std::strin
   if (!text.empty() && text.front() == '-') throw refuse("negative size");
 
   // Exact: whole and fractional digits are kept as integers. 18 digits after the point are more than any unit resolves.
-  __int128 whole = 0, fraction = 0, scale = 1;
+  Wide whole = 0, fraction = 0, scale = 1;
   std::size_t at = 0, digits = 0;
-  constexpr __int128 limit = std::int64_t{1} << 62;
+  constexpr Wide limit = std::int64_t{1} << 62;
   for (; at < text.size() && is_digit(text[at]); ++at, ++digits) {
     whole = whole * 10 + (text[at] - '0');
     if (whole > limit) throw refuse("too large a size");
@@ -60,7 +61,7 @@ Bytes parse_bytes(std::string_view text, const Position& where, const std::strin
   for (const Unit& unit : units) {
     if (name != unit.name) continue;
     if (fractional && unit.bytes == 1) throw refuse("a fraction of a byte:");
-    const __int128 bytes = whole * unit.bytes + fraction * unit.bytes / scale;
+    const Wide bytes = whole * unit.bytes + fraction * unit.bytes / scale;
     if (bytes > limit) throw refuse("too large a size");
     return Bytes(static_cast<std::int64_t>(bytes));
   }
