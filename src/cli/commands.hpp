@@ -1,0 +1,25 @@
+// The commands of the program, one file each (src/cli/<name>.cpp). A command adds its options to the application and a
+// callback that runs it; it reports failure by throwing (UsageError: status 2) and "the answer is no" by Outcome.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+namespace CLI {
+class App;
+}
+
+namespace pipewright::cli {
+
+/// Exit status of a command that ran to its end: 0 done, 1 the answer is no.
+struct Outcome {
+  int status = 0;
+};
+
+void add_profile(CLI::App& app, Outcome& outcome);
+void add_list(CLI::App& app, Outcome& outcome);
+
+/// Writes a result to a file, or to standard output for "-".
+void write_result(const std::string& path, std::string_view text);
+
+}  // namespace pipewright::cli
