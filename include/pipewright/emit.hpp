@@ -1,0 +1,64 @@
+// A scenario as what users type: Megatron-LM flags of the stated version, Megatron Bridge overrides, options of the
+// Bridge performance harness, environment variables; and the way back from flags and overrides to a scenario.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "pipewright/plan.hpp"
+#include "pipewright/scenario.hpp"
+
+namespace pipewright::emit {
+
+/// One flag with its values, one override, one variable; or only a remark (no words).
+struct Line {
+  std::vector<std::string> words;  ///< {"--recompute-modules", "mlp", "core_attn"}; {"cfg.model.x = 4"}; {"NAME=value"}
+  std::string comment;             ///< what to know: the version lacks it, where it must be set, ...
+};
+struct Group {
+  std::string title;  ///< "Parallelism", "Recompute", ...
+  std::vector<Line> lines;
+};
+using Groups = std::vector<Group>;
+
+/// Only flags that scenario.software.megatron_core has, in its spelling; what it lacks is a comment that says so.
+Groups megatron(const scenario::Scenario& scenario);
+/// `cfg.section.field = value` in the place that takes effect.
+Groups bridge(const scenario::Scenario& scenario);
+/// Options of scripts/performance of Megatron Bridge; what it has no option for are overrides (`model.x=...`).
+Groups harness(const scenario::Scenario& scenario);
+/// NAME=value.
+Groups environment(const scenario::Scenario& scenario);
+
+std::vector<std::string> words(const Groups& groups);     ///< all words in order (JSON); a bridge override is one
+std::vector<std::string> comments(const Groups& groups);  ///< all remarks
+/// Lines with `# title` and `# comment`; `continued` ends flag lines with a backslash for the shell.
+std::string text(const Groups& groups, bool continued);
+
+// ---- The way back
+
+/// What command lines and overrides do not say.
+struct Machine {
+  scenario::Int num_gpus = 0;  ///< 0: the fewest that the parallelism needs
+  scenario::Int gpus_per_node = 8;
+  std::string profile;
+  std::string megatron_core;  ///< empty: the default version
+};
+
+struct Import {
+  scenario::Scenario scenario;          ///< not yet checked
+  std::vector<std::string> notes;       ///< flags outside the modelled areas, and other assumptions
+  std::vector<plan::Finding> findings;  ///< flags that this version lacks: violations
+};
+
+/// The words after `pretrain_gpt.py`, quoted as for a shell. Throws UsageError for a near miss of a known flag, a
+/// value of the wrong type, a missing vocabulary.
+Import from_megatron(std::string_view flags, const Machine& machine);
+/// A file of lines `cfg.section.field = value`.
+Import from_bridge(const std::string& path, const Machine& machine);
+Import from_bridge_text(std::string_view text, const std::string& file, const Machine& machine);
+/// Throws the first violation as a UsageError; for commands that need a scenario which runs.
+void require_known_flags(const Import& import);
+
+}  // namespace pipewright::emit

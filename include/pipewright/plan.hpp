@@ -1,0 +1,128 @@
+// Legality rules as data, and the search over what a scenario may change: every candidate is checked against the
+// rules, predicted, ranked and explained. Knows predictions only through a function, never how they come about.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <stop_token>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "pipewright/predict.hpp"
+#include "pipewright/scenario.hpp"
+
+namespace pipewright::plan {
+
+// ---- Rules
+
+enum class Severity : std::uint8_t { violation, no_effect, trap };
+std::string_view name(Severity severity);  ///< "violation", "no-effect", "trap"
+
+/// What a rule says of a scenario.
+struct Finding {
+  std::string rule;
+  Severity severity = Severity::violation;
+  std::vector<std::string> settings;  ///< names of the fields and variables involved
+  std::string message, fix, source;
+};
+
+/// All rules that fire, in the table's order.
+std::vector<Finding> check(const scenario::Scenario& scenario);
+
+/// A row of the table, for `list rules`.
+struct RuleInfo {
+  std::string id, versions;  ///< "0.16-0.19, dev, main"
+  Severity severity = Severity::violation;
+  std::vector<std::string> settings;
+  std::string message, fix, source;
+};
+std::vector<RuleInfo> rules();
+
+// ---- Symptoms (`check --symptom`)
+
+enum class Symptom : std::uint8_t { out_of_memory, slow, assertion };
+/// The likely causes of a symptom, likeliest first. `text`: the message of an assertion.
+/// `prediction` may be null; with it the memory causes carry its numbers.
+std::vector<Finding> diagnose(const scenario::Scenario& scenario, Symptom symptom, std::string_view text,
+                              const predict::Prediction* prediction = nullptr);
+
+// ---- Search
+
+/// Name and value as --set and --env take them; an empty value of a variable means unset.
+using Assignments = std::vector<std::pair<std::string, std::string>>;
+
+struct Candidate {
+  std::string label;                  ///< "recompute mlp, VPP 5, expandable segments"
+  Assignments settings, environment;  ///< the searched ones, changed and kept, in the order of the dimensions
+  scenario::Scenario scenario;
+  predict::Prediction prediction;
+};
+
+struct Rejected {
+  std::string label;
+  Assignments settings, environment;
+  std::string rule, reason;
+};
+
+struct Searched {
+  std::int64_t candidates = 0, legal = 0, simulated = 0, pruned = 0;  ///< pruned: equal to another by a no-effect rule
+  double seconds = 0;
+  bool proved_optimal = false, interrupted = false;
+};
+
+struct Point {
+  std::int64_t step_ns = 0;
+  Bytes peak;  ///< largest peak_allocated over the ranks
+  std::string label;
+  Assignments settings, environment;
+};
+
+struct Plan {
+  std::optional<Candidate> best;        ///< none: nothing fits
+  Candidate baseline;                   ///< the scenario as given
+  std::string baseline_refused;         ///< not empty: why the scenario as given has no prediction
+  std::vector<Candidate> alternatives;  ///< in order of rank, without the best; those that do not fit come last
+  std::vector<Point> pareto;            ///< step time against peak, fastest first
+  std::vector<std::string> why;
+  Searched searched;
+  std::vector<Rejected> rejected;
+};
+
+using Predictor = std::function<predict::Prediction(const scenario::Scenario&)>;
+
+struct Options {
+  Predictor predict;
+  /// The same step under another PYTORCH_CUDA_ALLOC_CONF: only reserved memory and `fits` can differ from `same`, so
+  /// an implementation need not simulate time again. Optional; `predict` serves where it is empty.
+  std::function<predict::Prediction(const scenario::Scenario&, const predict::Prediction& same)> repredict_reserved;
+  std::function<void(std::int64_t done, std::int64_t total)> progress;  ///< one call at a time, from any thread
+  std::stop_token stop;                                                 ///< asks for the best so far
+  int threads = 0;                                                      ///< 0: one a core
+  int top = 10;                                                         ///< how many alternatives
+};
+
+/// Searches what scenario.search allows. A UsageError of `predict` rejects that candidate only.
+Plan search(const scenario::Scenario& scenario, const Options& options);
+
+/// `sweep`: the product of the axes, illegal rows included.
+struct Axis {
+  std::string name;
+  std::vector<std::string> values;  ///< empty: every legal value (recompute_modules only)
+};
+struct Row {
+  Assignments settings;
+  bool legal = true;
+  std::string rule, reason;  ///< why not legal
+  std::optional<predict::Prediction> prediction;
+  double relative = 0;  ///< step over the scenario as given, - 1
+};
+struct Sweep {
+  std::optional<predict::Prediction> baseline;
+  std::vector<Row> rows;
+};
+Sweep sweep(const scenario::Scenario& scenario, const std::vector<Axis>& axes, const Options& options);
+
+}  // namespace pipewright::plan
