@@ -1,0 +1,103 @@
+// Units, errors and small text helpers that every room shares. Knows nothing of pipelines.
+#pragma once
+
+#include <compare>
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace pipewright {
+
+/// An integer with a unit. Bytes and nanoseconds cannot be mixed up by accident.
+template <class Unit>
+struct Quantity {
+  std::int64_t value = 0;
+
+  constexpr Quantity() = default;
+  constexpr explicit Quantity(std::int64_t v) : value(v) {}
+
+  friend constexpr auto operator<=>(Quantity, Quantity) = default;
+  friend constexpr Quantity operator+(Quantity a, Quantity b) { return Quantity(a.value + b.value); }
+  friend constexpr Quantity operator-(Quantity a, Quantity b) { return Quantity(a.value - b.value); }
+  friend constexpr Quantity operator*(Quantity a, std::int64_t n) { return Quantity(a.value * n); }
+  friend constexpr Quantity operator*(std::int64_t n, Quantity a) { return Quantity(a.value * n); }
+  friend constexpr Quantity operator/(Quantity a, std::int64_t n) { return Quantity(a.value / n); }
+  constexpr Quantity& operator+=(Quantity b) {
+    value += b.value;
+    return *this;
+  }
+  constexpr Quantity& operator-=(Quantity b) {
+    value -= b.value;
+    return *this;
+  }
+};
+
+using Bytes = Quantity<struct BytesUnit>;
+using Nanoseconds = Quantity<struct NanosecondsUnit>;
+
+constexpr double milliseconds(Nanoseconds t) { return static_cast<double>(t.value) / 1e6; }
+constexpr double gib(Bytes b) { return static_cast<double>(b.value) / (1024.0 * 1024.0 * 1024.0); }
+
+/// Where in an input something stands. Line 0: not known or not a file (then `file` says what, e.g. "--set").
+struct Position {
+  std::string file;
+  int line = 0;
+};
+
+/// The input is wrong (exit status 2). what() is one line:
+/// FILE:LINE: KEY: MESSAGE; allowed: A, B, C; did you mean "X"?
+class UsageError : public std::runtime_error {
+ public:
+  UsageError(Position where, std::string key, std::string message, std::vector<std::string> allowed = {},
+             std::string nearest = {});
+  explicit UsageError(std::string message) : UsageError({}, {}, std::move(message)) {}
+
+  const Position& where() const { return where_; }
+  const std::string& key() const { return key_; }
+  const std::string& message() const { return message_; }
+  const std::vector<std::string>& allowed() const { return allowed_; }
+  const std::string& nearest() const { return nearest_; }
+
+ private:
+  Position where_;
+  std::string key_, message_;
+  std::vector<std::string> allowed_;
+  std::string nearest_;
+};
+
+/// A bug in pipewright (exit status 3).
+class InternalError : public std::logic_error {
+ public:
+  using std::logic_error::logic_error;
+};
+
+/// The candidate closest to `name` by edit distance (with transpositions), or "" if none is close enough to suggest.
+std::string nearest_name(std::string_view name, const std::vector<std::string>& candidates);
+
+/// "74GiB", "80GB", "1024" -> bytes. Throws UsageError at `where` naming `key`.
+Bytes parse_bytes(std::string_view text, const Position& where, const std::string& key);
+
+/// "29.32 GiB", "416.0 MiB", "512 B".
+std::string format_bytes(Bytes bytes);
+
+/// Text with columns aligned: first column to the left, the others to the right; a rule under the header.
+class Table {
+ public:
+  explicit Table(std::vector<std::string> header) : header_(std::move(header)) {}
+  void add(std::vector<std::string> row) { rows_.push_back(std::move(row)); }
+  std::string text() const;
+
+ private:
+  std::vector<std::string> header_;
+  std::vector<std::vector<std::string>> rows_;
+};
+
+/// Writes a file as a whole or not at all: to a temporary beside it, then renamed. Throws UsageError if it cannot.
+void write_file(const std::string& path, std::string_view content);
+
+/// The whole content of a file; a ".gz" is unpacked. Throws UsageError if it cannot be read.
+std::string read_file(const std::string& path);
+
+}  // namespace pipewright

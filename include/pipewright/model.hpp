@@ -1,0 +1,100 @@
+// A pipeline stage as Megatron Core with Transformer Engine runs it: for every layer the kernels it launches and the
+// tensors it allocates and frees, in host order, forward and backward apart. One description serves both the timeline
+// (it reads the launches) and the memory walk (it reads the allocations), so that they cannot disagree.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "pipewright/base.hpp"
+#include "pipewright/profile.hpp"
+#include "pipewright/scenario.hpp"
+
+namespace pipewright::model {
+
+/// The stream whose FIFO a kernel joins. Synchronous collectives run on `compute` (reference 8.15).
+enum class Stream : std::uint8_t { compute, communication, gradient, parameter, d2h, h2d };
+
+/// What a kernel's time is booked as; decides the `exposed_ms` key where nothing else computes.
+enum class Purpose : std::uint8_t { compute, tp, cp, ep, dp, offload };
+
+struct Kernel {
+  std::string name;         ///< "mlp.fc1 forward"; what reports show
+  profile::Key key;         ///< its time; empty family: takes no time on the GPU (a host cost only)
+  Stream stream = Stream::compute;
+  Purpose purpose = Purpose::compute;
+  std::string link;         ///< of a collective: the link class that it crosses
+  double host_us = 0;       ///< host time before this launch (framework code and the launch itself)
+  bool recompute = false;   ///< runs in the backward pass only because activations were dropped
+  bool joins_pipeline = false;  ///< a collective over all pipeline ranks (gradient norm, tied embeddings)
+};
+
+/// A tensor that the caching allocator sees. `owner` indexes Stages::owners ("mlp.fc1_output").
+struct Tensor {
+  std::uint32_t owner = 0;
+  Bytes bytes;
+  Stream stream = Stream::compute;
+};
+
+/// One line of host code: allocate or free a tensor of the piece, launch a kernel of it, let the compute stream wait.
+/// A kernel on another stream starts not before what the compute stream holds at its launch (NCCL, copy streams); the
+/// compute stream goes on without it until a `wait` for that stream.
+struct Step {
+  enum class Kind : std::uint8_t { allocate, free, launch, wait } kind;
+  std::uint32_t index;                ///< into Piece::tensors or Piece::kernels; wait: the Stream waited for
+  bool first_microbatch_only = false; ///< e.g. casts of weights to FP8
+};
+
+/// A layer, an embedding or an output layer with its loss. Tensors 0..3 are its borders and shared with the neighbours:
+/// the output of a piece IS the input of the next one (one tensor, freed by whoever is the last to hold it).
+struct Piece {
+  static constexpr std::uint32_t input = 0, output = 1, output_gradient = 2, input_gradient = 3;
+  std::string name;             ///< "layer", "embedding", "head"
+  std::vector<Tensor> tensors;  ///< [0..3] as above; zero bytes where there is none
+  std::vector<Kernel> kernels;
+  std::vector<Step> forward;    ///< allocates output; does not free input (the pipeline or the next piece does)
+  /// Frees what forward left, its input and output_gradient; allocates input_gradient. A piece that does neither of the
+  /// last two adds into its output gradient: that buffer becomes the input gradient (autograd accumulates in place).
+  std::vector<Step> backward;
+  std::vector<Step> weight_gradient;  ///< only with delay_wgrad_compute; empty otherwise
+};
+
+/// What one virtual stage (rank, chunk) runs: indices into Stages::pieces, in forward order.
+struct Chunk {
+  std::vector<std::uint32_t> pieces;
+  std::vector<int> layers;  ///< global layer number of each piece that is a layer, -1 for embedding and head
+  std::vector<Kernel> gradient_sync;     ///< launched after the backward of its last microbatch (overlap_grad_reduce)
+  std::vector<Kernel> parameter_gather;  ///< launched at the start of the step, before the chunk's first forward
+  Bytes parameters_bytes;   ///< bf16 (or FP8) parameters of the chunk
+  std::int64_t parameters = 0;
+};
+
+struct Rank {
+  std::vector<Chunk> chunks;
+  std::vector<Tensor> persistent;        ///< alive before the first step (static_bytes): parameters, gradients, masters
+  std::vector<Tensor> since_first_step;  ///< alive from the first steps on: Adam moments, dummy gradients, workspaces
+  std::vector<Kernel> finalize;          ///< gradient finalisation, inside forward-backward
+  std::vector<Kernel> optimizer;         ///< gradient norm, clip, Adam, copies, parameter gather
+};
+
+/// The whole pipeline. Pieces and owner names are shared by all ranks.
+struct Stages {
+  std::vector<std::string> owners;
+  std::vector<Piece> pieces;
+  std::vector<Rank> ranks;               ///< by pipeline rank
+  Bytes boundary_bytes;                  ///< one hidden-state tensor between stages (reference 1.1)
+  std::vector<std::string> notes;        ///< what is approximated, for the report
+};
+
+/// Throws UsageError for what Megatron refuses (splits that do not divide ...) and for what is not modelled yet.
+Stages build(const scenario::Scenario& scenario);
+
+/// Model FLOPs of one step over all GPUs, Megatron-LM num_floating_point_operations (megatron/training/training.py).
+double step_flop(const scenario::Scenario& scenario);
+
+/// What process start and communicators hold outside the caching allocator, on one rank (reference 1.7).
+Bytes outside_allocator(const scenario::Scenario& scenario, const profile::Profiles& profiles);
+
+}  // namespace pipewright::model

@@ -1,0 +1,63 @@
+// One scenario through model, schedule, timeline and memory: the prediction that every command prints or ranks.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "pipewright/base.hpp"
+#include "pipewright/memory.hpp"
+#include "pipewright/profile.hpp"
+#include "pipewright/scenario.hpp"
+#include "pipewright/timeline.hpp"
+
+namespace pipewright::predict {
+
+struct OwnerBytes {
+  std::string owner;
+  Bytes bytes;
+};
+
+struct RankPrediction {
+  int pp_rank = 0;
+  timeline::Account account;
+  Bytes static_bytes, peak_allocated, peak_reserved, outside_allocator;
+  std::string peak_at;                  ///< "B 3.1"
+  std::vector<OwnerBytes> peak_owners;  ///< largest first
+  bool fits = true;
+};
+
+struct Prediction {
+  std::string scenario;
+  std::string profile, origin;  ///< name and weakest origin of the times used
+  std::string megatron_core;
+  std::int64_t forward_backward_ns = 0, optimizer_ns = 0, step_ns = 0;
+  std::int64_t interval_low_ns = 0, interval_high_ns = 0;  ///< 90 % interval of the step
+  double tflops_per_gpu = 0, tokens_per_s_per_gpu = 0;
+  int last_rank = 0;
+  std::vector<RankPrediction> ranks;
+  std::vector<timeline::Boundary> boundaries;
+  std::vector<timeline::CriticalStep> critical_path;
+  bool fits = true;
+  Bytes memory_limit, memory_margin;
+  std::vector<std::string> notes;
+  std::vector<std::pair<std::string, std::string>> time_sources;  ///< kernel family -> profile, origin (for reports)
+};
+
+/// Loads the profiles a scenario names (cluster.profile, or those given by --profile, first has precedence).
+profile::Profiles profiles_of(const scenario::Scenario& scenario, const std::vector<std::string>& overrides = {});
+
+/// What stands behind a prediction: for traces, timelines and `explain`.
+struct Run {
+  model::Stages stages;
+  schedule::Program program;
+  timeline::Result timeline;
+};
+
+/// `run`, where given, receives what the prediction was made from.
+Prediction predict(const scenario::Scenario& scenario, const profile::Profiles& profiles, Run* run = nullptr);
+
+/// The order of work that Megatron would build for a scenario.
+schedule::Config schedule_config(const scenario::Scenario& scenario);
+
+}  // namespace pipewright::predict

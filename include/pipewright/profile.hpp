@@ -1,0 +1,153 @@
+// A profile: what was measured on a machine. Kernel times by family and shape, links, clocks under load, costs of the
+// host, memory outside PyTorch's allocator; each number with its origin. File format: src/profile/FORMAT.md.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "pipewright/base.hpp"
+
+namespace pipewright::profile {
+
+/// How a number came about; a result is as weak as its weakest input (ordered from strong to weak).
+enum class Origin : std::uint8_t { measured, interpolated, derived };
+std::string_view name(Origin origin);
+
+/// What is timed: a family ("gemm.bf16.tn", "rmsnorm.forward", ...; all are listed in families()) and its dimensions in
+/// the family's order (for a gemm m, n, k). Two kernels with the same key take the same time on a cool, idle part.
+struct Key {
+  std::string family;
+  std::vector<std::int64_t> dims;
+  friend auto operator<=>(const Key&, const Key&) = default;
+};
+
+/// Which part of the chip a kernel works: decides how it slows when the power limit lowers the clock (Clocks below).
+enum class Load : std::uint8_t { matrix, attention, memory, network, none };
+
+/// A family: names of its dimensions, its work in FLOP and its traffic in bytes (read + written, each tensor once);
+/// interpolation is over the achieved rate, roofline shares are printed from it.
+struct Family {
+  std::string name;
+  std::vector<std::string> dims;
+  Load load;
+  std::function<double(const std::vector<std::int64_t>&)> flop;
+  std::function<double(const std::vector<std::int64_t>&)> bytes;
+  std::string what;  ///< one line for `profile show` and FORMAT.md
+};
+const std::vector<Family>& families();
+const Family& family(const std::string& name);  ///< throws InternalError for an unknown name
+
+/// One measured shape: median of the samples on a cool part at full clock, their relative spread (half the distance
+/// between the 16th and 84th percentile, over the median) and their number.
+struct Sample {
+  std::vector<std::int64_t> dims;
+  double ns = 0;
+  double spread = 0;
+  int count = 0;
+  Origin origin = Origin::measured;
+  std::string source;  ///< empty: the profile's own capture; else what it was derived from
+};
+
+/// A time with its origin; `spread` is relative (one standard deviation), interpolation error included.
+struct Timing {
+  double ns = 0;
+  double spread = 0;
+  Origin origin = Origin::measured;
+  std::string profile;  ///< name of the profile that answered
+  std::string note;     ///< why it is not measured: nearest shapes used, or what it was derived from
+};
+
+/// Slow-down of kernels by sustained load: a part at its power limit lowers its clock. Measured by `capture --sustained`
+/// with a transformer layer's kernels at several duty cycles (share of time busy over `window_ms`).
+struct ClockRow {
+  double duty = 0;       ///< share of time in which the part computes
+  double mhz = 0;        ///< mean SM clock while busy
+  double watts = 0;      ///< mean board power
+  double matrix = 1;     ///< time of matrix kernels over their cool time
+  double attention = 1;  ///< the same for attention
+  double memory = 1;     ///< the same for memory-bound kernels
+};
+struct Clocks {
+  std::string precision;  ///< "bf16" or "fp8": what the measured layer computed in
+  double cool_mhz = 0;
+  double limit_watts = 0;
+  std::vector<ClockRow> rows;  ///< ascending duty
+  /// Factor on a cool kernel time at this duty, linear between rows, clamped to the first and last.
+  double slowdown(Load load, double duty) const;
+};
+
+/// A way between GPUs or hosts. Times by size come from families "send_recv.<link>", "all_gather.<link>", ...; a link
+/// without measured families is derived from latency and bandwidth.
+struct Link {
+  std::string name;  ///< "nvlink", "shared host memory", "infiniband"
+  double latency_us = 0;
+  double gbytes_per_s = 0;           ///< one direction, one GPU
+  std::int64_t eager_bytes = 0;      ///< a send up to this size completes without its receiver (channels x buffer)
+  Origin origin = Origin::measured;
+  std::string source;
+};
+
+/// Everything else that is one number: "host.<what>_us", "memory.<what>_bytes", ... with its source. Names: FORMAT.md.
+struct Scalar {
+  double value = 0;
+  double spread = 0;
+  Origin origin = Origin::measured;
+  std::string source;
+};
+
+class Profile {
+ public:
+  std::string name;                             ///< "h200-sxm"
+  std::string device;                           ///< "NVIDIA H200"
+  Origin origin = Origin::measured;             ///< of most entries; a derived profile says so everywhere it is used
+  Bytes memory;                                 ///< usable device memory (cudaMemGetInfo's total)
+  std::map<std::string, std::string> versions;  ///< driver, cuda, cublaslt, cudnn, nccl, pipewright, captured (UTC)
+  std::vector<std::string> provenance;          ///< commands that made it, profiles it was merged or derived from
+  std::map<std::string, std::vector<Sample>> samples;  ///< by family name, sorted by dims
+  std::vector<Clocks> clocks;
+  std::vector<Link> links;
+  std::map<std::string, Scalar> scalars;
+
+  /// The time of a kernel: measured if the shape was, else interpolated over the family's rate in log space from the
+  /// nearest shapes; outside the measured range `derived`, with the note "extrapolated ...". Never silently.
+  /// nullopt: the family was not measured at all.
+  std::optional<Timing> time(const Key& key) const;
+  const Link* link(const std::string& link_name) const;
+  const Clocks* clocks_for(const std::string& precision) const;
+};
+
+/// Looks a profile up by name (beside the program, then in $PIPEWRIGHT_PROFILES) or as a path. Throws UsageError with
+/// the known names.
+Profile load(const std::string& name_or_path, const Position& where);
+Profile parse(const std::string& json, const std::string& file);  ///< throws UsageError naming the field
+std::string to_json(const Profile& profile);                      ///< same profile, same bytes
+std::vector<std::string> known_profiles();
+
+/// Several profiles in order of preference (`--profile A --profile B`).
+class Profiles {
+ public:
+  explicit Profiles(std::vector<Profile> in_order) : profiles_(std::move(in_order)) {}
+  /// First profile that measured the shape; else the first that can interpolate; else derived. Throws UsageError naming
+  /// the key if none knows the family.
+  Timing time(const Key& key) const;
+  Scalar scalar(const std::string& scalar_name) const;  ///< first that has it; throws UsageError if none
+  const Link& link(const std::string& link_name) const;
+  const Clocks* clocks_for(const std::string& precision) const;
+  const Profile& first() const { return profiles_.front(); }
+  const std::vector<Profile>& all() const { return profiles_; }
+
+ private:
+  std::vector<Profile> profiles_;
+};
+
+/// An H100 SXM from an H200 SXM: the same Hopper chip, HBM3 at 3.35 instead of HBM3e at 4.8 TB/s (NVIDIA data sheets).
+/// A sample's time is scaled by the share of it that memory bounds: max(compute share, memory share x 4.8/3.35).
+Profile derive_h100(const Profile& h200);
+
+}  // namespace pipewright::profile

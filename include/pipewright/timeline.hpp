@@ -1,0 +1,131 @@
+// The simulated machine: every rank is a host thread that issues work to FIFO streams; transfers join two ranks.
+// A schedule and the kernels of its stages become an immutable graph whose edges mean "starts not before the end of,
+// plus a lag"; a run fills arrays of times in one pass over the topological order. Same input, same times.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "pipewright/base.hpp"
+#include "pipewright/model.hpp"
+#include "pipewright/profile.hpp"
+#include "pipewright/scenario.hpp"
+#include "pipewright/schedule.hpp"
+
+namespace pipewright::timeline {
+
+/// The queues of a rank. P2P lanes: one for each NCCL communicator that pipeline transfers use (reference 1.7).
+enum class Lane : std::uint8_t { host, compute, communication, gradient, parameter, d2h, h2d, p2p, p2p_second };
+
+enum class NodeKind : std::uint8_t {
+  kernel,          ///< a kernel of a piece, also a collective
+  transfer_start,  ///< the P2P kernel of this rank reaches the head of its stream and begins to spin
+  transfer,        ///< ... ends: both sides have started and the bytes are across
+  wait,            ///< the compute stream waits for a transfer (event wait)
+  host,            ///< the host reaches this place (start of a step, return from a synchronising call)
+};
+
+/// What a node is, for reports. `instruction` indexes the rank's program; `piece`/`kernel` index model::Stages
+/// (`none` where they do not apply; finalize and optimizer kernels carry `piece` == none and a kernel index of the rank).
+struct Label {
+  static constexpr std::uint32_t none = 0xffffffff;
+  std::uint16_t rank = 0;
+  Lane lane = Lane::compute;
+  NodeKind kind = NodeKind::kernel;
+  model::Purpose purpose = model::Purpose::compute;
+  std::uint8_t phase = 0;      ///< 0 schedule, 1 finalisation of gradients, 2 optimizer
+  std::uint32_t instruction = none, piece = none, kernel = none;
+  std::uint32_t peer = none;   ///< transfer: the other rank
+  schedule::Part part{};       ///< transfer_start, transfer, wait
+};
+
+/// Nodes are numbered in topological order. Row i of `edges` (first_edge[i] .. first_edge[i+1]) are its predecessors.
+struct Graph {
+  struct Edge {
+    std::uint32_t from;
+    std::int32_t lag_ns;  ///< start >= end(from) + lag
+  };
+  std::vector<std::int64_t> duration_ns;  ///< on a cool part
+  std::vector<std::uint32_t> first_edge;
+  std::vector<Edge> edges;
+  std::vector<profile::Load> loads;  ///< how a node slows when the clock falls
+  std::vector<Label> labels;
+  int ranks = 0;
+  std::size_t size() const { return duration_ns.size(); }
+};
+
+struct Times {
+  std::vector<std::int64_t> start, end;
+};
+
+/// One pass: start = max over predecessors of end + lag. No allocation besides growing the two arrays once.
+void run(const Graph& graph, Times& times);
+
+/// What a kernel costs: the GPU's time on a cool part and the host's time before its launch.
+struct Price {
+  profile::Timing time;
+  double host_us = 0;
+};
+struct Prices {
+  using List = std::vector<Price>;
+  std::vector<List> pieces;                                        ///< [piece][kernel]
+  std::vector<std::vector<List>> gradient_sync, parameter_gather;  ///< [pipeline rank][chunk][kernel]
+  std::vector<List> finalize, optimizer;                           ///< [pipeline rank][kernel]
+};
+/// Host costs are the profile's "host.forward.<family>_us" or "host.backward.<family>_us", the longest dotted prefix of
+/// the family that it knows, else "host.launch_us".
+Prices price(const model::Stages& stages, const profile::Profiles& profiles);
+
+/// The link class between two pipeline ranks: ranks are laid out tp-cp-dp-pp (Megatron's default order), so a stage
+/// holds consecutive GPUs; `inter_node_link` as soon as one of its GPUs meets its peer on another node.
+std::string link_between(const scenario::Scenario& scenario, int pp_rank, int peer);
+
+/// Builds the graph. Throws UsageError with the cycle of waits if the schedule deadlocks.
+Graph build(const scenario::Scenario& scenario, const model::Stages& stages, const schedule::Program& program,
+            const profile::Profiles& profiles, const Prices& prices);
+
+/// Where a rank's step goes: busy + exposed (by cause) + bubble + idle = step, exactly.
+/// exposed.p2p: the compute stream waits for a transfer that both sides have posted or that is in flight; bubble: it
+/// waits for the peer to come to the transfer; host: it waits for its host; idle: done, others are not.
+struct Account {
+  std::int64_t busy = 0, bubble = 0, idle = 0;
+  std::int64_t p2p = 0, tp = 0, cp = 0, ep = 0, dp = 0, offload = 0, host = 0;
+  std::int64_t recompute = 0;  ///< part of busy
+  std::int64_t forward_backward_end = 0, end = 0;
+  std::map<std::string, std::int64_t> traced_busy, traced_exposed;  ///< as a profiler shows it (comp, p2p, ep, coll, ...)
+};
+
+struct Boundary {
+  int from = 0, to = 0;
+  bool forward = true;
+  Bytes bytes;
+  int transfers = 0;
+  std::int64_t exposed = 0, longest = 0;
+  std::string longest_wait;  ///< the compute op that waited longest: "F 4.1"
+};
+
+struct CriticalStep {
+  std::string what;
+  std::int64_t ns = 0;
+  std::string why;
+};
+
+struct Result {
+  Graph graph;
+  Times times;
+  std::vector<Account> ranks;
+  std::vector<Boundary> boundaries;
+  std::vector<CriticalStep> critical_path;  ///< consecutive nodes of the same op merged, in time order
+  std::vector<double> duty;                 ///< share of forward-backward in which each rank computes
+  std::vector<double> slowdown;             ///< of each rank's compute: time taken over time on a cool part
+  std::int64_t forward_backward = 0, optimizer = 0;
+  int last_rank = 0;                        ///< the rank that finishes forward-backward last
+};
+
+/// build + run, repeated until the clocks that each rank's load implies are those it was run with.
+Result simulate(const scenario::Scenario& scenario, const model::Stages& stages, const schedule::Program& program,
+                const profile::Profiles& profiles);
+
+}  // namespace pipewright::timeline

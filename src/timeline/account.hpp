@@ -1,0 +1,12 @@
+// Reading a finished run: where each rank's time went, which transfers were exposed, what the critical path is.
+#pragma once
+
+#include "pipewright/timeline.hpp"
+
+namespace pipewright::timeline {
+
+/// Fills ranks, boundaries, critical_path, forward_backward, optimizer and last_rank from graph and times.
+/// `gap_ns`: launch gap that every kernel's duration contains.
+void account(Result& result, const model::Stages& stages, const schedule::Program& program, std::int64_t gap_ns);
+
+}  // namespace pipewright::timeline

@@ -1,0 +1,101 @@
+// The time of every kernel from the profiles, and the host's time before its launch.
+#include <algorithm>
+#include <map>
+
+#include "pipewright/timeline.hpp"
+
+namespace pipewright::timeline {
+namespace {
+
+// Host costs are known by family and direction; a kernel of an unlisted family costs what its closest relative does.
+class HostCosts {
+ public:
+  explicit HostCosts(const profile::Profiles& profiles) : profiles_(profiles) {}
+
+  double us(const std::string& direction, const std::string& family) {
+    const std::string key = direction + family;
+    if (const auto known = cache_.find(key); known != cache_.end()) return known->second;
+    return cache_[key] = search(direction, family);
+  }
+
+ private:
+  double search(const std::string& direction, std::string family) const {
+    while (!family.empty()) {
+      if (const auto found = scalar("host." + direction + "." + family + "_us")) return *found;
+      const auto dot = family.rfind('.');
+      family = dot == std::string::npos ? "" : family.substr(0, dot);
+    }
+    return profiles_.scalar("host.launch_us").value;
+  }
+
+  std::optional<double> scalar(const std::string& name) const {
+    for (const profile::Profile& profile : profiles_.all())
+      if (const auto found = profile.scalars.find(name); found != profile.scalars.end()) return found->second.value;
+    return std::nullopt;
+  }
+
+  const profile::Profiles& profiles_;
+  std::map<std::string, double> cache_;
+};
+
+class Pricer {
+ public:
+  explicit Pricer(const profile::Profiles& profiles) : profiles_(profiles), host_(profiles) {}
+
+  Price price(const model::Kernel& kernel, const std::string& direction) {
+    Price result;
+    result.host_us = kernel.host_us > 0 ? kernel.host_us : host_.us(direction, kernel.key.family);
+    if (!kernel.key.family.empty()) result.time = time(kernel.key);
+    return result;
+  }
+
+  Prices::List prices(const std::vector<model::Kernel>& kernels, const std::string& direction) {
+    Prices::List result;
+    result.reserve(kernels.size());
+    for (const model::Kernel& kernel : kernels) result.push_back(price(kernel, direction));
+    return result;
+  }
+
+ private:
+  const profile::Timing& time(const profile::Key& key) {
+    auto [entry, is_new] = times_.try_emplace(key);
+    if (is_new) entry->second = profiles_.time(key);
+    return entry->second;
+  }
+
+  const profile::Profiles& profiles_;
+  HostCosts host_;
+  std::map<profile::Key, profile::Timing> times_;
+};
+
+}  // namespace
+
+Prices price(const model::Stages& stages, const profile::Profiles& profiles) {
+  Pricer pricer(profiles);
+  Prices prices;
+  for (const model::Piece& piece : stages.pieces) {
+    // A kernel belongs to the pass that launches it; recomputed forward kernels are issued by the backward pass, but by
+    // the same Python code as in the forward pass.
+    std::vector<const char*> direction(piece.kernels.size(), "backward");
+    for (const model::Step& step : piece.forward)
+      if (step.kind == model::Step::Kind::launch) direction[step.index] = "forward";
+    Prices::List list;
+    list.reserve(piece.kernels.size());
+    for (std::size_t k = 0; k < piece.kernels.size(); ++k)
+      list.push_back(pricer.price(piece.kernels[k], piece.kernels[k].recompute ? "forward" : direction[k]));
+    prices.pieces.push_back(std::move(list));
+  }
+  for (const model::Rank& rank : stages.ranks) {
+    auto& gradient = prices.gradient_sync.emplace_back();
+    auto& parameter = prices.parameter_gather.emplace_back();
+    for (const model::Chunk& chunk : rank.chunks) {
+      gradient.push_back(pricer.prices(chunk.gradient_sync, "backward"));
+      parameter.push_back(pricer.prices(chunk.parameter_gather, "forward"));
+    }
+    prices.finalize.push_back(pricer.prices(rank.finalize, "finalize"));
+    prices.optimizer.push_back(pricer.prices(rank.optimizer, "optimizer"));
+  }
+  return prices;
+}
+
+}  // namespace pipewright::timeline
