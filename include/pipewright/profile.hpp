@@ -41,7 +41,9 @@ struct Family {
   std::string what;  ///< one line for `profile show` and FORMAT.md
 };
 const std::vector<Family>& families();
-const Family& family(const std::string& name);  ///< throws InternalError for an unknown name
+/// By name; "all_gather.nvlink" finds "all_gather.<link>". Throws InternalError for an unknown name; find: nullptr.
+const Family& family(const std::string& name);
+const Family* find_family(const std::string& name);
 
 /// One measured shape: median of the samples on a cool part at full clock, their relative spread (half the distance
 /// between the 16th and 84th percentile, over the median) and their number.
@@ -110,6 +112,8 @@ class Profile {
   std::map<std::string, std::string> versions;  ///< driver, cuda, cublaslt, cudnn, nccl, pipewright, captured (UTC)
   std::vector<std::string> provenance;          ///< commands that made it, profiles it was merged or derived from
   std::map<std::string, std::vector<Sample>> samples;  ///< by family name, sorted by dims
+  /// Relative error (root mean square) of each sample predicted from the others; to_json computes and writes it.
+  std::map<std::string, double> interpolation_error;
   std::vector<Clocks> clocks;
   std::vector<Link> links;
   std::map<std::string, Scalar> scalars;
@@ -145,6 +149,27 @@ class Profiles {
  private:
   std::vector<Profile> profiles_;
 };
+
+/// Leave-one-out: every sample inside the range of the others is predicted from them. `errors`: predicted / measured - 1.
+struct LeaveOneOut {
+  std::vector<double> errors;
+  double rms() const;
+};
+LeaveOneOut leave_one_out(const std::string& family_name, const std::vector<Sample>& samples);
+
+/// All entries of several profiles; where two have the same one, the first profile wins. Name and device: the first's.
+Profile merge(const std::vector<Profile>& in_order);
+
+/// One entry that differs between two profiles: time (us), link, scalar ... by a name that a person can read.
+struct Difference {
+  std::string what;  ///< "gemm.bf16.tn m=4096 n=4096 k=4096", "scalar host.launch_us", "link nvlink gbytes_per_s"
+  double a = 0, b = 0;
+  bool only_in_a = false, only_in_b = false;
+};
+std::vector<Difference> diff(const Profile& a, const Profile& b);
+
+/// A 400 Gb/s InfiniBand NDR port for each GPU, from published figures (source in the link); origin derived.
+Link infiniband_ndr400();
 
 /// An H100 SXM from an H200 SXM: the same Hopper chip, HBM3 at 3.35 instead of HBM3e at 4.8 TB/s (NVIDIA data sheets).
 /// A sample's time is scaled by the share of it that memory bounds: max(compute share, memory share x 4.8/3.35).
