@@ -3,56 +3,120 @@
 // Times and tensors play no part here. The text form is the one of `pipewright schedule`, see src/schedule/SYNTAX.md.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
 
+namespace pipewright::scenario {
+struct Scenario;
+}
+
 namespace pipewright::schedule {
+
+/// A layer as expert-parallel overlap cuts it: a dense one has no dispatch and combine, an MTP one a node more.
+struct Layer {
+  bool moe = true;
+  bool mtp = false;
+};
 
 /// What decides the order. `chunks`: model chunks per rank (v), nullopt without interleaving.
 struct Config {
-  int stages = 1;                       ///< p
-  std::optional<int> chunks;            ///< v
-  int microbatches = 1;                 ///< m
-  std::optional<int> group_size;        ///< N, default p; only with chunks
-  bool overlap_p2p = false;             ///< overlap_p2p_comm
-  bool warmup_flush = false;            ///< overlap_p2p_comm_warmup_flush
-  bool batched = true;                  ///< batch_p2p_comm
-  bool ep_overlap = false;              ///< overlap_moe_expert_parallel_comm
-  bool forward_send_waited = true;      ///< from 0.18: the forward send is waited at once (commit 260cba7133)
-  bool deallocate_outputs = true;       ///< deallocate_pipeline_outputs
+  int stages = 1;                   ///< p
+  std::optional<int> chunks;        ///< v
+  int microbatches = 1;             ///< m
+  std::optional<int> group_size;    ///< N, default p; only with chunks
+  bool overlap_p2p = false;         ///< overlap_p2p_comm
+  bool warmup_flush = false;        ///< overlap_p2p_comm_warmup_flush
+  bool batched = true;              ///< batch_p2p_comm
+  bool ep_overlap = false;          ///< overlap_moe_expert_parallel_comm
+  bool forward_send_waited = true;  ///< from 0.18: the forward send is waited at once (commit 260cba7133)
+  bool deallocate_outputs = true;   ///< deallocate_pipeline_outputs
   bool align_grad_reduce = false, align_param_gather = false;  ///< grad_sync_func, param_sync_func are set
-  bool overlap_grad_reduce = false;     ///< no_sync_func is set
+  bool overlap_grad_reduce = false;                            ///< no_sync_func is set
+
+  // Only with ep_overlap; the last three are pull request 4268's.
+  bool delay_wgrad_compute = false;
+  bool ep_overlap_early_attn_memory_release = false;
+  bool overlap_p2p_backward_on_comm_stream = false;
+  bool overlap_p2p_with_transformer_layer_wgrad = false;
+  int overlap_p2p_wgrad_delayed_layer_number = 1;  ///< 1: as without the pull request
+  /// [rank][chunk][layer]: combined calls are written out node by node. Empty: one instruction a call.
+  std::vector<std::vector<std::vector<Layer>>> layers;
 };
 
 enum class Kind : std::uint8_t {
-  forward,        ///< F m.c
-  backward,       ///< B m.c
-  combined,       ///< F m.c | B m2.c2, layer by layer (expert-parallel overlap)
-  p2p_sync,       ///< S[...]: parts issued in order, all waited for
-  p2p_async,      ///< A[...]
-  wait,           ///< W part
-  deallocate,     ///< D m.c: output of F m.c shrinks to one element
-  no_sync_enter,  ///< gradient synchronisation disabled
+  forward,         ///< F m.c
+  backward,        ///< B m.c
+  combined,        ///< F m.c | B m2.c2, layer by layer (expert-parallel overlap)
+  combined_begin,  ///< { : the same call written out, its nodes, waits and P2P calls follow; no microbatch: no such
+                   ///< side
+  combined_end,    ///< }
+  node,            ///< f m.c:layer:name, b ..., w ...
+  p2p_sync,        ///< S[...]: parts issued in order, all waited for
+  p2p_async,       ///< A[...]
+  wait,            ///< W part
+  deallocate,      ///< D m.c: output of F m.c shrinks to one element
+  no_sync_enter,   ///< gradient synchronisation disabled
   no_sync_exit,
-  param_sync,     ///< PG c
-  grad_sync,      ///< RS c
+  param_sync,  ///< PG c
+  grad_sync,   ///< RS c
 };
 
 /// One transfer. `microbatch`, `chunk` name the compute op of the SAME rank that makes or consumes the tensor.
 struct Part {
-  enum class Type : std::uint8_t { send_next, recv_prev, send_prev, recv_next } type;
-  int microbatch = 0, chunk = 0;
+  enum class Type : std::uint8_t { send_next, recv_prev, send_prev, recv_next } type = Type::send_next;
+  std::int16_t chunk = 0;
+  std::int32_t microbatch = 0;
+
+  constexpr Part() = default;
+  constexpr Part(Type t, int m, int c) : type(t), chunk(static_cast<std::int16_t>(c)), microbatch(m) {}
   friend bool operator==(const Part&, const Part&) = default;
 };
 
+/// The at most four parts of a P2P call, in place.
+class Parts {
+ public:
+  void push_back(Part part) { parts_[size_++] = part; }
+  std::size_t size() const { return size_; }
+  bool empty() const { return size_ == 0; }
+  const Part& front() const { return parts_[0]; }
+  const Part& operator[](std::size_t i) const { return parts_[i]; }
+  const Part* begin() const { return parts_.data(); }
+  const Part* end() const { return parts_.data() + size_; }
+
+ private:
+  std::array<Part, 4> parts_;
+  std::uint8_t size_ = 0;
+};
+
+/// A piece of a chunk under expert-parallel overlap (ScheduleNode).
+struct Node {
+  enum class Name : std::uint8_t {
+    embed,
+    pre_dispatch_computation,  ///< attention, router and shared experts ("attn" until 0.18)
+    moe_dispatch,
+    mlp,
+    moe_combine,
+    mtp_post_process,
+    logits,
+    loss
+  } name = Name::embed;
+  enum class Pass : std::uint8_t { forward, backward, weight_gradient } pass = Pass::forward;
+  std::int16_t layer = -1;  ///< within the chunk; -1: embed, logits, loss
+};
+
+constexpr int no_microbatch = -1;  ///< combined_begin: the call has no forward, or no backward
+
 struct Instruction {
-  Kind kind;
-  int microbatch = 0, chunk = 0;                    ///< forward, backward, deallocate, combined (its forward), PG, RS
-  int backward_microbatch = 0, backward_chunk = 0;  ///< combined
-  bool on_communication_stream = false;             ///< suffix @c
-  std::vector<Part> parts;                          ///< p2p_sync, p2p_async; one for wait
+  Kind kind = Kind::forward;
+  bool on_communication_stream = false;  ///< suffix @c
+  Node node;                             ///< node
+  int microbatch = 0, chunk = 0;         ///< forward, backward, deallocate, node, combined*'s forward, PG, RS
+  int backward_microbatch = 0, backward_chunk = 0;  ///< combined, combined_begin
+  Parts parts;                                      ///< p2p_sync, p2p_async; one for wait
 };
 
 struct RankProgram {
@@ -65,10 +129,17 @@ struct Program {
   std::vector<RankProgram> ranks;
 };
 
-/// Throws UsageError with the text of Megatron's own exception where the schedule functions refuse the configuration.
+/// Throws UsageError with the text of Megatron's own exception where it refuses the configuration.
+void check(const Config& config);
+
+/// check(), then every rank's program.
 Program build(const Config& config);
 
-/// "F0.0", "S[sn0.0,rn0.0]", ... With `hooks` also no_sync/PG/RS, with `frees` also D.
+/// "F0.0", "S[sn0.0 rn0.0]", ... With `hooks` also no_sync/PG/RS, with `frees` also D.
 std::vector<std::string> text(const RankProgram& rank, bool hooks = false, bool frees = false);
+
+/// The configuration that a scenario's settings and software version mean. With `detail` also the layers of every
+/// chunk.
+Config config_of(const scenario::Scenario& scenario, bool detail = false);
 
 }  // namespace pipewright::schedule

@@ -1,0 +1,67 @@
+// From a scenario's settings to what decides the schedule.
+#include "pipewright/base.hpp"
+#include "pipewright/scenario.hpp"
+#include "pipewright/schedule.hpp"
+
+namespace pipewright::schedule {
+namespace {
+
+int narrow(scenario::Int value, const char* key) {
+  if (value > INT32_MAX || value < INT32_MIN) throw UsageError({}, key, "is out of range");
+  return static_cast<int>(value);
+}
+
+/// Commit 260cba7133 came with 0.18; pull request 4268 was cut before it.
+bool forward_send_waited(const scenario::Software& software) {
+  return software.megatron_core != "pr-4268" && scenario::at_least(software, "0.18.0");
+}
+
+std::vector<Layer> layers_of_chunk(const scenario::Scenario& scenario, int rank, int chunk) {
+  const scenario::Stage stage = scenario::stage(scenario, rank, chunk);
+  std::vector<Layer> layers;
+  for (const auto layer : stage.layers) layers.push_back({.moe = scenario::is_moe_layer(scenario, layer)});
+  const bool moe = scenario::is_moe_layer(scenario, scenario.model.num_layers - 1);  // MTP repeats the last layer
+  for (scenario::Int i = 0; i < stage.mtp_layers; ++i) layers.push_back({.moe = moe, .mtp = true});
+  return layers;
+}
+
+}  // namespace
+
+Config config_of(const scenario::Scenario& scenario, bool detail) {
+  const scenario::Settings& s = scenario.settings;
+  Config c;
+  c.stages = narrow(s.pipeline_model_parallel_size, "pipeline_model_parallel_size");
+  c.microbatches = narrow(scenario::num_microbatches(scenario), "number of microbatches");
+  if (scenario::interleaved(scenario)) {
+    c.chunks = narrow(scenario::num_chunks(scenario), "virtual_pipeline_model_parallel_size");
+    c.group_size = narrow(scenario::group_size(scenario), "microbatch_group_size_per_vp_stage");
+  }
+  c.overlap_p2p = s.overlap_p2p_comm;
+  c.warmup_flush = s.overlap_p2p_comm_warmup_flush;
+  c.batched = scenario::batch_p2p_comm(scenario);
+  c.ep_overlap = s.overlap_moe_expert_parallel_comm;
+  c.forward_send_waited = forward_send_waited(scenario.software);
+  c.deallocate_outputs = s.deallocate_pipeline_outputs;
+  // training.py:3532-3547
+  c.overlap_grad_reduce = s.overlap_grad_reduce;
+  c.align_grad_reduce = s.overlap_grad_reduce && s.align_grad_reduce;
+  c.align_param_gather = s.overlap_param_gather && s.align_param_gather;
+
+  c.delay_wgrad_compute = s.delay_wgrad_compute;
+  c.ep_overlap_early_attn_memory_release = s.ep_overlap_early_attn_memory_release;
+  if (scenario.software.megatron_core == "pr-4268") {
+    c.overlap_p2p_backward_on_comm_stream = s.overlap_p2p_backward_on_comm_stream;
+    c.overlap_p2p_with_transformer_layer_wgrad = s.overlap_p2p_with_transformer_layer_wgrad;
+    c.overlap_p2p_wgrad_delayed_layer_number =
+        narrow(s.overlap_p2p_wgrad_delayed_layer_number, "overlap_p2p_wgrad_delayed_layer_number");
+  }
+  if (detail && c.ep_overlap) {
+    c.layers.resize(static_cast<std::size_t>(c.stages));
+    for (int rank = 0; rank < c.stages; ++rank)
+      for (int chunk = 0; chunk < c.chunks.value_or(1); ++chunk)
+        c.layers[static_cast<std::size_t>(rank)].push_back(layers_of_chunk(scenario, rank, chunk));
+  }
+  return c;
+}
+
+}  // namespace pipewright::schedule
