@@ -65,8 +65,8 @@ struct Timing {
   std::string note;     ///< why it is not measured: nearest shapes used, or what it was derived from
 };
 
-/// Slow-down of kernels by sustained load: a part at its power limit lowers its clock. Measured by `capture --sustained`
-/// with a transformer layer's kernels at several duty cycles (share of time busy over `window_ms`).
+/// Slow-down of kernels by sustained load: a part at its power limit lowers its clock. Measured by `capture
+/// --sustained` with a transformer layer's kernels at several duty cycles (share of time busy over `window_ms`).
 struct ClockRow {
   double duty = 0;       ///< share of time in which the part computes
   double mhz = 0;        ///< mean SM clock while busy
@@ -89,8 +89,8 @@ struct Clocks {
 struct Link {
   std::string name;  ///< "nvlink", "shared host memory", "infiniband"
   double latency_us = 0;
-  double gbytes_per_s = 0;           ///< one direction, one GPU
-  std::int64_t eager_bytes = 0;      ///< a send up to this size completes without its receiver (channels x buffer)
+  double gbytes_per_s = 0;       ///< one direction, one GPU
+  std::int64_t eager_bytes = 0;  ///< a send up to this size completes without its receiver (channels x buffer)
   Origin origin = Origin::measured;
   std::string source;
 };
@@ -150,7 +150,8 @@ class Profiles {
   std::vector<Profile> profiles_;
 };
 
-/// Leave-one-out: every sample inside the range of the others is predicted from them. `errors`: predicted / measured - 1.
+/// Leave-one-out: every sample inside the range of the others is predicted from them. `errors`: predicted / measured
+/// - 1.
 struct LeaveOneOut {
   std::vector<double> errors;
   double rms() const;

@@ -1,7 +1,6 @@
 // The program `pipewright`: a table of commands, and what their exceptions mean for the shell.
 // Exit status: 0 done, 1 the answer is no, 2 the input is wrong, 3 an internal error.
 #include <CLI/CLI.hpp>
-
 #include <algorithm>
 #include <array>
 #include <cstdio>
@@ -18,7 +17,7 @@ namespace {
 using AddCommand = void (*)(CLI::App&, Outcome&);
 
 /// In the order in which --help shows them.
-constexpr std::array<AddCommand, 0> commands = {};
+constexpr std::array<AddCommand, 2> commands = {add_list, add_profile};
 
 /// What CLI11 refused, said with the nearest name; rethrows CLI11's own text where no name is misspelled.
 void explain(const CLI::App& program, const std::vector<std::string>& arguments, const CLI::ParseError& error) {

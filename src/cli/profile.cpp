@@ -1,0 +1,218 @@
+// pipewright profile show|merge|diff|derive: what a profile knows, and profiles made of others.
+#include "pipewright/profile.hpp"
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "commands.hpp"
+
+namespace pipewright::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+profile::Profile load(const std::string& name) { return profile::load(name, {"command line", 0}); }
+
+std::string shape(const profile::Family& f, const profile::Sample& s) {
+  std::string text;
+  for (std::size_t i = 0; i < f.dims.size(); ++i) text += fmt::format("{}{}={}", i ? " " : "", f.dims[i], s.dims.at(i));
+  return text;
+}
+
+/// FLOP/s where a family computes, else B/s, in tera.
+std::string rate(const profile::Family& f, const profile::Sample& s) {
+  const double flop = f.flop(s.dims), bytes = f.bytes(s.dims);
+  if (flop > 0) return fmt::format("{:.0f} TFLOP/s", flop / s.ns / 1e3);
+  return bytes > 0 ? fmt::format("{:.3g} TB/s", bytes / s.ns / 1e3) : std::string();
+}
+
+/// The weakest origin among the samples.
+profile::Origin weakest(const std::vector<profile::Sample>& samples) {
+  auto result = profile::Origin::measured;
+  for (const auto& s : samples) result = std::max(result, s.origin);
+  return result;
+}
+
+struct FamilySummary {
+  std::string name;
+  const std::vector<profile::Sample>* samples;
+  double spread = 0;  ///< median over the samples
+  profile::LeaveOneOut tested;
+};
+
+FamilySummary summarise(const std::string& name, const std::vector<profile::Sample>& samples) {
+  std::vector<double> spreads;
+  for (const auto& s : samples) spreads.push_back(s.spread);
+  const auto middle = spreads.begin() + static_cast<std::ptrdiff_t>(spreads.size() / 2);
+  if (!spreads.empty()) std::nth_element(spreads.begin(), middle, spreads.end());
+  return {name, &samples, spreads.empty() ? 0 : *middle, profile::leave_one_out(name, samples)};
+}
+
+std::string show_text(const profile::Profile& p, const std::string& only_family) {
+  if (!only_family.empty()) {
+    const auto found = p.samples.find(only_family);
+    if (found == p.samples.end()) {
+      std::vector<std::string> known;
+      for (const auto& [name, ignored] : p.samples) known.push_back(name);
+      throw UsageError({p.name, 0}, only_family, "the profile has no such family", known,
+                       nearest_name(only_family, known));
+    }
+    const auto& f = profile::family(only_family);
+    Table table({"shape", "us", "spread", "samples", "rate", "origin"});
+    for (const auto& s : found->second) {
+      table.add({shape(f, s), fmt::format("{:.2f}", s.ns / 1e3), fmt::format("{:.1f} %", 100 * s.spread),
+                 fmt::format("{}", s.count), rate(f, s), std::string(profile::name(s.origin))});
+    }
+    return fmt::format("{}: {}\n\n{}", only_family, f.what, table.text());
+  }
+  std::string text = fmt::format("{}: {}, {}, {}\n", p.name, p.device, format_bytes(p.memory), profile::name(p.origin));
+  for (const auto& [key, value] : p.versions) text += fmt::format("  {} {}\n", key, value);
+  for (const auto& line : p.provenance) text += fmt::format("  from: {}\n", line);
+
+  Table families({"kernels", "shapes", "spread", "interpolation error", "origin"});
+  for (const auto& [name, samples] : p.samples) {
+    const auto s = summarise(name, samples);
+    families.add({name, fmt::format("{}", samples.size()), fmt::format("{:.1f} %", 100 * s.spread),
+                  s.tested.errors.empty() ? "-" : fmt::format("{:.1f} %", 100 * s.tested.rms()),
+                  std::string(profile::name(weakest(samples)))});
+  }
+  text += "\n" + families.text() +
+          "spread: of a shape's samples, median over the shapes; interpolation error: each shape predicted from the "
+          "others, root mean square\n";
+
+  if (!p.links.empty()) {
+    Table links({"link", "latency us", "GB/s", "eager", "origin"});
+    for (const auto& l : p.links) {
+      links.add({l.name, fmt::format("{:.1f}", l.latency_us), fmt::format("{:.1f}", l.gbytes_per_s),
+                 format_bytes(Bytes(l.eager_bytes)), std::string(profile::name(l.origin))});
+    }
+    text += "\n" + links.text();
+  }
+  for (const auto& c : p.clocks) {
+    Table rows({"duty (" + c.precision + ")", "MHz", "W", "matrix", "attention", "memory"});
+    for (const auto& r : c.rows) {
+      rows.add({fmt::format("{:.2f}", r.duty), fmt::format("{:.0f}", r.mhz), fmt::format("{:.0f}", r.watts),
+                fmt::format("{:.3f}", r.matrix), fmt::format("{:.3f}", r.attention), fmt::format("{:.3f}", r.memory)});
+    }
+    text += "\n" + rows.text();
+  }
+  if (!p.scalars.empty()) {
+    Table scalars({"scalar", "value", "spread", "origin"});
+    for (const auto& [name, s] : p.scalars) {
+      scalars.add({name, fmt::format("{:.15g}", s.value), fmt::format("{:.1f} %", 100 * s.spread),
+                   std::string(profile::name(s.origin))});
+    }
+    text += "\n" + scalars.text();
+  }
+  return text;
+}
+
+std::string show_json(const profile::Profile& p) {
+  Json out = {{"name", p.name},
+              {"device", p.device},
+              {"origin", profile::name(p.origin)},
+              {"memory_bytes", p.memory.value},
+              {"versions", p.versions},
+              {"provenance", p.provenance}};
+  Json& families = out["families"] = Json::object();
+  for (const auto& [name, samples] : p.samples) {
+    const auto s = summarise(name, samples);
+    families[name] = {{"shapes", samples.size()},
+                      {"median_spread", s.spread},
+                      {"interpolation_tests", s.tested.errors.size()},
+                      {"interpolation_error", s.tested.rms()}};
+  }
+  Json& links = out["links"] = Json::array();
+  for (const auto& l : p.links) {
+    links.push_back({{"name", l.name},
+                     {"latency_us", l.latency_us},
+                     {"gbytes_per_s", l.gbytes_per_s},
+                     {"eager_bytes", l.eager_bytes},
+                     {"origin", profile::name(l.origin)},
+                     {"source", l.source}});
+  }
+  Json& scalars = out["scalars"] = Json::object();
+  for (const auto& [name, s] : p.scalars) {
+    scalars[name] = {
+        {"value", s.value}, {"spread", s.spread}, {"origin", profile::name(s.origin)}, {"source", s.source}};
+  }
+  return out.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+std::string diff_text(const std::vector<profile::Difference>& differences) {
+  if (differences.empty()) return "no difference\n";
+  Table table({"what", "a", "b", "b/a - 1"});
+  for (const auto& d : differences) {
+    const bool both = !d.only_in_a && !d.only_in_b;
+    table.add({d.what, d.only_in_b ? "-" : fmt::format("{:.6g}", d.a), d.only_in_a ? "-" : fmt::format("{:.6g}", d.b),
+               both && d.a != 0 ? fmt::format("{:+.1f} %", 100 * (d.b / d.a - 1)) : "-"});
+  }
+  return table.text();
+}
+
+std::string diff_json(const std::vector<profile::Difference>& differences) {
+  Json out = {{"differences", Json::array()}};
+  for (const auto& d : differences) {
+    Json row = {{"what", d.what}};
+    row["a"] = d.only_in_b ? Json() : Json(d.a);
+    row["b"] = d.only_in_a ? Json() : Json(d.b);
+    out["differences"].push_back(std::move(row));
+  }
+  return out.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+struct Options {
+  std::vector<std::string> profiles;
+  std::string json, out, family;
+};
+
+}  // namespace
+
+void add_profile(CLI::App& app, Outcome&) {
+  auto* command = app.add_subcommand("profile", "Show, merge or compare profiles");
+  command->require_subcommand(1);
+  const auto options = std::make_shared<Options>();
+
+  auto* show = command->add_subcommand("show", "What a profile holds and how well it interpolates");
+  show->add_option("PROFILE", options->profiles, "name or file")->required()->expected(1);
+  show->add_option("--family", options->family, "every shape of one kernel family");
+  show->add_option("--json", options->json, "write JSON to this file (-: standard output)");
+  show->callback([options] {
+    const auto p = load(options->profiles.front());
+    if (options->json != "-") write_result("-", show_text(p, options->family));
+    if (!options->json.empty()) write_result(options->json, show_json(p));
+  });
+
+  auto* merge = command->add_subcommand("merge", "All entries of several profiles; the first that has one wins");
+  merge->add_option("PROFILES", options->profiles, "names or files")->required()->expected(2, 1000);
+  merge->add_option("--out", options->out, "file of the result (-: standard output)")->required();
+  merge->callback([options] {
+    std::vector<profile::Profile> all;
+    for (const auto& name : options->profiles) all.push_back(load(name));
+    write_result(options->out, profile::to_json(profile::merge(all)));
+  });
+
+  auto* diff = command->add_subcommand("diff", "Every number in which two profiles differ");
+  diff->add_option("PROFILES", options->profiles, "two names or files")->required()->expected(2);
+  diff->add_option("--json", options->json, "write JSON to this file (-: standard output)");
+  diff->callback([options] {
+    const auto differences = profile::diff(load(options->profiles[0]), load(options->profiles[1]));
+    if (options->json != "-") write_result("-", diff_text(differences));
+    if (!options->json.empty()) write_result(options->json, diff_json(differences));
+  });
+
+  auto* derive =
+      command->add_subcommand("derive", "An H100 SXM from an H200 SXM's profile, every entry marked derived");
+  derive->add_option("PROFILE", options->profiles, "name or file of the H200's profile")->required()->expected(1);
+  derive->add_option("--out", options->out, "file of the result (-: standard output)")->required();
+  derive->callback([options] {
+    write_result(options->out, profile::to_json(profile::derive_h100(load(options->profiles.front()))));
+  });
+}
+
+}  // namespace pipewright::cli

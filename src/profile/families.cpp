@@ -1,0 +1,186 @@
+// The kernel families: their dimensions, their work in FLOP and their traffic in bytes, each tensor counted once.
+// The table is also the source of the list in FORMAT.md (tests/profile/families_test.cpp holds both together).
+#include <algorithm>
+
+#include "pipewright/profile.hpp"
+
+namespace pipewright::profile {
+namespace {
+
+using Dims = std::vector<std::int64_t>;
+
+double at(const Dims& dims, std::size_t i) { return static_cast<double>(dims.at(i)); }
+
+double product(const Dims& dims) {
+  double result = 1;
+  for (const auto d : dims) result *= static_cast<double>(d);
+  return result;
+}
+
+double no_flop(const Dims&) { return 0; }
+
+/// m x n x k with elements of `in` bytes read and of `out` bytes written, and read before where beta = 1.
+Family gemm(std::string name, double in, double out, bool accumulate, std::string what) {
+  return {std::move(name),
+          {"m", "n", "k"},
+          Load::matrix,
+          [](const Dims& d) { return 2 * product(d); },
+          [=](const Dims& d) {
+            return in * (at(d, 0) + at(d, 1)) * at(d, 2) + out * (accumulate ? 2 : 1) * at(d, 0) * at(d, 1);
+          },
+          std::move(what)};
+}
+
+/// Causal attention, aligned at the last key: query i of sq sees skv - sq + i + 1 keys. `matmuls`: 2 forward (QK', PV),
+/// 5 backward (S, dP, dV, dQ, dK), each 2 FLOP per multiply-add. `tensors` of q's and of k's shape are moved.
+Family attention(std::string name, double matmuls, double tensors, std::string what) {
+  return {
+      std::move(name),
+      {"batch", "seq_q", "seq_kv", "heads", "groups", "head_dim"},
+      Load::attention,
+      [=](const Dims& d) {
+        const double q = at(d, 1), kv = at(d, 2);
+        const double pairs = kv >= q ? q * kv - q * (q - 1) / 2 : q * kv / 2;
+        return 2 * matmuls * at(d, 0) * at(d, 3) * at(d, 5) * pairs;
+      },
+      [=](const Dims& d) { return 2 * tensors * at(d, 0) * at(d, 5) * (at(d, 1) * at(d, 3) + at(d, 2) * at(d, 4)); },
+      std::move(what)};
+}
+
+/// A kernel bound by memory (or by a copy engine): `bytes_each` for every one of the product of its dimensions.
+Family streaming(std::string name, std::vector<std::string> dims, double bytes_each, std::string what,
+                 Load load = Load::memory) {
+  return {std::move(name), std::move(dims), load, no_flop, [=](const Dims& d) { return bytes_each * product(d); },
+          std::move(what)};
+}
+
+/// What one GPU sends in a ring of n ranks: passes x (n-1)/n of the buffer.
+Family collective(std::string name, double passes, std::string what) {
+  return {std::move(name),
+          {"ranks", "bytes"},
+          Load::network,
+          no_flop,
+          [=](const Dims& d) { return passes * (at(d, 0) - 1) / at(d, 0) * at(d, 1); },
+          std::move(what)};
+}
+
+std::vector<Family> make_families() {
+  using V = std::vector<std::string>;
+  const V rows_cols = {"rows", "cols"}, rows_ffn = {"rows", "ffn"}, elements = {"elements"}, bytes = {"bytes"},
+          rope = {"tokens", "heads", "head_dim"}, logits = {"tokens", "vocab"};
+  std::vector<Family> f;
+  f.push_back(gemm("gemm.bf16.tn", 2, 2, false, "bf16 in and out; forward of a linear layer"));
+  f.push_back(gemm("gemm.bf16.nn", 2, 2, false, "bf16 in and out; dgrad"));
+  f.push_back(gemm("gemm.bf16.nt", 2, 2, false, "bf16 in and out; wgrad without gradient accumulation fusion"));
+  f.push_back(gemm("gemm.bf16.nt.acc_f32", 2, 4, true, "wgrad, added to an fp32 main gradient (beta = 1)"));
+  f.push_back(gemm("gemm.bf16.nt.acc_bf16", 2, 2, true, "wgrad, added to a bf16 main gradient (beta = 1)"));
+  f.push_back(gemm("gemm.fp8.tn", 1, 2, false,
+                   "forward: e4m3 x e4m3, per-tensor scales, bf16 out, fast accumulation as TE calls it"));
+  f.push_back(gemm("gemm.fp8.tn.split", 1, 2, false,
+                   "dgrad: e4m3 x e5m2, per-tensor scales, bf16 out, split accumulator as TE calls it"));
+  f.push_back(gemm("gemm.fp8.tn.acc_f32", 1, 4, true, "wgrad: e4m3 x e5m2, added to an fp32 main gradient"));
+  f.push_back(gemm("gemm.fp8.tn.acc_bf16", 1, 2, true, "wgrad: e4m3 x e5m2, added to a bf16 main gradient"));
+  f.push_back(
+      gemm("gemm.fp8.tn.out_bf16", 1, 2, false, "wgrad: e4m3 x e5m2, bf16 out (no gradient accumulation fusion)"));
+  f.push_back(attention("attention.forward.bf16", 2, 2, "cuDNN fused causal GQA attention"));
+  f.push_back(attention("attention.backward.bf16", 5, 4,
+                        "its backward: dot_do_o, bprop, convert_dq, reduction of dk and dv over a group's heads"));
+  f.push_back(streaming("rmsnorm.forward", rows_cols, 4, "bf16 in and out, fp32 rsigma"));
+  f.push_back(streaming("rmsnorm.backward", rows_cols, 6, "bf16; with the finalize kernel (dgamma)"));
+  f.push_back(streaming("layernorm.forward", rows_cols, 4, "bf16 in and out, fp32 mu and rsigma"));
+  f.push_back(streaming("layernorm.backward", rows_cols, 6, "bf16; with the finalize kernel (dgamma, dbeta)"));
+  f.push_back(streaming("rope.forward", rope, 4, "TE's fused RoPE of one tensor (q or k), bf16, contiguous out"));
+  f.push_back(streaming("rope.backward", rope, 4, "its backward"));
+  f.push_back(streaming("copy.strided", rows_cols, 4,
+                        "bf16: rows of cols contiguous elements out of a strided view (q, v out of the fused qkv)"));
+  f.push_back(streaming("cat", rows_cols, 4, "bf16: gradients of q, k, v joined to rows x cols (cols: all of them)"));
+  f.push_back(streaming("swiglu.forward", rows_ffn, 6, "bf16: reads rows x 2 ffn, writes rows x ffn"));
+  f.push_back(streaming("swiglu.backward", rows_ffn, 10, "bf16: reads rows x 3 ffn, writes rows x 2 ffn"));
+  f.push_back(streaming("gelu.forward", rows_ffn, 4, "bf16: rows x ffn in and out (with bias where there is one)"));
+  f.push_back(streaming("gelu.backward", rows_ffn, 6, "bf16: reads 2, writes 1 x rows x ffn"));
+  f.push_back(streaming("squared_relu.forward", rows_ffn, 4, "bf16: rows x ffn in and out"));
+  f.push_back(streaming("squared_relu.backward", rows_ffn, 6, "bf16: reads 2, writes 1 x rows x ffn"));
+  f.push_back(streaming("dropout.forward", elements, 5, "bf16 in and out, 1 B mask out"));
+  f.push_back(streaming("dropout.backward", elements, 5, "bf16 in and out, 1 B mask in"));
+  f.push_back(streaming("add", elements, 6, "bf16 + bf16 -> bf16 (residual; gradient of the residual)"));
+  f.push_back(streaming("add.f32", elements, 12, "fp32 += fp32: addition to a main gradient outside GEMMs"));
+  f.push_back(streaming("cast.bf16_f32", elements, 6, "bf16 -> fp32"));
+  f.push_back(streaming("cast.f32_bf16", elements, 6, "fp32 -> bf16 (parameters after the optimizer step)"));
+  f.push_back(streaming("fill", bytes, 1, "zeros written by a kernel (at::fill)"));
+  f.push_back(streaming("memset", bytes, 1, "cudaMemset"));
+  f.push_back(streaming("copy.d2d", bytes, 2, "device to device, contiguous"));
+  f.push_back(streaming("copy.d2h", bytes, 1, "to pinned host memory", Load::none));
+  f.push_back(streaming("copy.h2d", bytes, 1, "from pinned host memory", Load::none));
+  f.push_back(streaming("amax", elements, 2, "zero_amax, amax over bf16, scale from amax (FP8 current scaling)"));
+  f.push_back(streaming("cast.fp8", elements, 3, "bf16 -> e4m3 or e5m2 with a given scale, row-wise only"));
+  f.push_back(streaming("cast_transpose.fp8", rows_cols, 4, "bf16 -> fp8 row-wise and transposed"));
+  f.push_back(streaming("transpose.fp8", rows_cols, 2, "fp8 -> fp8 transposed"));
+  f.push_back(streaming("quantize.blockwise.fp8", rows_cols, 4,
+                        "bf16 -> fp8 in 1x128 or 128x128 blocks, both directions, with scales"));
+  f.push_back(streaming("embedding.forward", {"tokens", "hidden"}, 8,
+                        "gather of bf16 rows, and the copy from [b,s,h] to [s,b,h]"));
+  f.push_back({"embedding.backward",
+               {"tokens", "hidden", "vocab"},
+               Load::memory,
+               no_flop,
+               [](const Dims& d) { return 4 * at(d, 0) * at(d, 1) + 2 * at(d, 1) * at(d, 2); },
+               "scatter into a zeroed bf16 vocab x hidden gradient (sort, sums by segment)"});
+  f.push_back(streaming("cross_entropy.unfused.forward", logits, 38,
+                        "cast to fp32 (6 B), max (4), subtract (8), exp (8), sum (4), divide (8); vocab of this rank"));
+  f.push_back(streaming("cross_entropy.unfused.backward", logits, 14,
+                        "gradient in place (index_put, multiply: 8 B) and cast to bf16 (6)"));
+  f.push_back(streaming("cross_entropy.native.forward", logits, 10,
+                        "cross_entropy_loss_fusion, native (torch.compile): logits in, fp32 exponentials out"));
+  f.push_back(streaming("cross_entropy.native.backward", logits, 6, "fp32 exponentials in, gradient in bf16 out"));
+  f.push_back(streaming("cross_entropy.te.forward", logits, 4,
+                        "Transformer Engine's parallel_cross_entropy (writes the gradient over the logits)"));
+  f.push_back(streaming("cross_entropy.te.backward", logits, 4, "multiplication by the incoming gradient, in place"));
+  f.push_back(streaming("l2norm", elements, 4, "fp32 multi-tensor L2 norm of the gradients"));
+  f.push_back(streaming("scale", elements, 8, "fp32 multi-tensor scale in place (clip)"));
+  f.push_back(
+      streaming("adam", {"parameters"}, 28, "TE's fused Adam: fp32 gradient in, parameter and moments in and out"));
+  f.push_back(collective("all_gather.<link>", 1, "bytes: of the gathered (large) buffer"));
+  f.push_back(collective("reduce_scatter.<link>", 1, "bytes: of the input (large) buffer; bf16 sum"));
+  f.push_back(collective("all_reduce.<link>", 2, "bytes: of the buffer"));
+  f.push_back(collective("all_to_all.<link>", 1, "bytes: sent by one rank, its own share included"));
+  f.push_back(streaming("send_recv.<link>", bytes, 1, "one P2P transfer, both sides ready", Load::network));
+  f.push_back(
+      streaming("small", {}, 0, "a kernel of some kB: scalars, amax resets, memsets of semaphores", Load::none));
+  return f;
+}
+
+}  // namespace
+
+const std::vector<Family>& families() {
+  static const std::vector<Family> table = make_families();
+  return table;
+}
+
+const Family* find_family(const std::string& name) {
+  // "all_gather.nvlink" -> "all_gather.<link>": the link's name may be any, and contains no dot before it.
+  const auto dot = name.find('.');
+  const std::string with_link = dot == std::string::npos ? name : name.substr(0, dot) + ".<link>";
+  for (const auto& f : families()) {
+    if (f.name == name || (f.name == with_link && dot + 1 < name.size())) return &f;
+  }
+  return nullptr;
+}
+
+const Family& family(const std::string& name) {
+  if (const Family* found = find_family(name)) return *found;
+  throw InternalError("unknown kernel family " + name);
+}
+
+std::string_view name(Origin origin) {
+  switch (origin) {
+    case Origin::measured:
+      return "measured";
+    case Origin::interpolated:
+      return "interpolated";
+    case Origin::derived:
+      return "derived";
+  }
+  throw InternalError("origin out of range");
+}
+
+}  // namespace pipewright::profile

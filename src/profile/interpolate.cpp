@@ -1,0 +1,229 @@
+// Interpolation of kernel times over scattered shapes.
+//
+// What is interpolated is not the time but the achieved rate (FLOP/s where a kernel computes, else B/s): it moves
+// slowly where the time spans decades. For the shape x, with z = log2 of its features and y = log of the rate of the
+// samples around it, a plane is fitted to the nearest samples,
+//
+//     min over a, b of   sum_i w_i (y_i - a - b.(z_i - z))^2  +  ridge |b|^2,     w_i = 1 / (|z_i - z|^2 + h^2)
+//
+// (locally weighted regression, Cleveland 1979), and the time is work(x) / exp(a). With one feature the plane is the
+// line between the two neighbours, which keeps the steps where a library switches its algorithm. The result is kept
+// between the times of the samples that are no larger and no smaller than x in every dimension.
+// A matrix product's rate also drops where its tiles fill the last wave of SMs badly: that share is divided out before
+// and multiplied in after. Outside the box that the samples span, the rate is that of the nearest point of the box.
+#include "interpolate.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+
+namespace pipewright::profile {
+namespace {
+
+constexpr std::size_t max_features = 5;
+constexpr double h = 0.25;      // octaves: samples closer than this count alike
+constexpr double ridge = 0.02;  // octaves^2 of the total weight: below this a spread of samples says nothing of a slope
+
+using Features = std::vector<double>;
+
+double as_double(std::int64_t v) { return static_cast<double>(v); }
+
+/// Coordinates in which a family's rate is smooth, in octaves.
+Features features(const Family& family, const std::vector<std::int64_t>& d) {
+  std::vector<double> f;
+  if (family.load == Load::attention) {  // batch x heads run side by side; a group's heads share k and v
+    f = {as_double(d[0]) * as_double(d[3]), as_double(d[1]), as_double(d[2]) / as_double(d[1]),
+         as_double(d[3]) / as_double(d[4]), as_double(d[5])};
+  } else if (family.load == Load::network) {  // the number of ranks is matched, not interpolated
+    f = {as_double(d.back())};
+  } else if (family.load == Load::memory && (d.size() == 2 || family.name.starts_with("rope"))) {
+    double elements = 1;
+    for (const auto v : d) elements *= as_double(v);
+    f = {elements, as_double(d.back())};
+  } else {
+    for (const auto v : d) f.push_back(as_double(v));
+  }
+  for (double& v : f) v = std::log2(v);
+  return f;
+}
+
+bool same_group(const Family& family, const std::vector<std::int64_t>& a, const std::vector<std::int64_t>& b) {
+  return family.load != Load::network || a.size() < 2 || a.front() == b.front();
+}
+
+/// FLOP or bytes, and for matrix products the padding that the machine computes with them.
+double work(const Family& family, const std::vector<std::int64_t>& d) {
+  const double flop = family.flop(d);
+  if (flop <= 0) return std::max(family.bytes(d), 1.0);
+  if (family.load != Load::matrix) return flop;
+  // Tiles of a Hopper GEMM (128 x 256 or its transpose, one a SM) go over 132 SMs in waves; the best of both counts.
+  constexpr double sms = 132;
+  double share = 0;
+  for (const auto& [tile_m, tile_n] : {std::pair{128.0, 256.0}, std::pair{256.0, 128.0}, std::pair{128.0, 128.0}}) {
+    const double tiles = std::ceil(as_double(d[0]) / tile_m) * std::ceil(as_double(d[1]) / tile_n);
+    const double used = as_double(d[0]) * as_double(d[1]) / (tile_m * tile_n);
+    share = std::max(share, used / (std::ceil(tiles / sms) * sms));
+  }
+  return flop / share;
+}
+
+/// Solves the symmetric positive definite system in place (Cholesky, n <= max_features + 1); returns x[0].
+double solve_first(std::array<std::array<double, max_features + 1>, max_features + 1>& a,
+                   std::array<double, max_features + 1>& b, std::size_t n) {
+  for (std::size_t i = 0; i < n; ++i) {
+    for (std::size_t j = 0; j <= i; ++j) {
+      double sum = a[i][j];
+      for (std::size_t k = 0; k < j; ++k) sum -= a[i][k] * a[j][k];
+      a[i][j] = i == j ? std::sqrt(std::max(sum, 1e-12)) : sum / a[j][j];
+    }
+  }
+  for (std::size_t i = 0; i < n; ++i) {
+    for (std::size_t k = 0; k < i; ++k) b[i] -= a[i][k] * b[k];
+    b[i] /= a[i][i];
+  }
+  for (std::size_t i = n; i-- > 0;) {
+    for (std::size_t k = i + 1; k < n; ++k) b[i] -= a[k][i] * b[k];
+    b[i] /= a[i][i];
+  }
+  return b[0];
+}
+
+struct Neighbour {
+  const Sample* sample;
+  Features z;
+  double distance2;
+};
+
+double squared_distance(const Features& a, const Features& b) {
+  double sum = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) sum += (a[i] - b[i]) * (a[i] - b[i]);
+  return sum;
+}
+
+/// The nearest below and the nearest above; one of them alone where x lies on it or at an end.
+std::vector<Neighbour> bracket(std::vector<Neighbour> all, double x) {
+  const Neighbour *below = nullptr, *above = nullptr;
+  for (const auto& n : all) {
+    if (n.z[0] <= x && (below == nullptr || n.z[0] > below->z[0])) below = &n;
+    if (n.z[0] >= x && (above == nullptr || n.z[0] < above->z[0])) above = &n;
+  }
+  std::vector<Neighbour> result;
+  if (below != nullptr) result.push_back(*below);
+  if (above != nullptr && above != below) result.push_back(*above);
+  return result;
+}
+
+double log_rate(const Family& family, const Sample& s) { return std::log(work(family, s.dims) / s.ns); }
+
+double fitted_log_rate(const Family& family, const std::vector<Neighbour>& near, const Features& z) {
+  if (z.size() == 1 && near.size() == 2) {
+    const double share = (z[0] - near[0].z[0]) / (near[1].z[0] - near[0].z[0]);
+    return (1 - share) * log_rate(family, *near[0].sample) + share * log_rate(family, *near[1].sample);
+  }
+  std::array<std::array<double, max_features + 1>, max_features + 1> a{};
+  std::array<double, max_features + 1> b{};
+  const std::size_t n = z.size() + 1;
+  double total = 0;
+  for (const auto& near_one : near) {
+    const double w = 1 / (near_one.distance2 + h * h), y = log_rate(family, *near_one.sample);
+    total += w;
+    std::array<double, max_features + 1> row{1};
+    for (std::size_t i = 0; i < z.size(); ++i) row[i + 1] = near_one.z[i] - z[i];
+    for (std::size_t i = 0; i < n; ++i) {
+      b[i] += w * row[i] * y;
+      for (std::size_t j = 0; j < n; ++j) a[i][j] += w * row[i] * row[j];
+    }
+  }
+  for (std::size_t i = 1; i < n; ++i) a[i][i] += ridge * total;
+  return solve_first(a, b, n);
+}
+
+/// a <= b in every dimension.
+bool no_larger(const std::vector<std::int64_t>& a, const std::vector<std::int64_t>& b) {
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    if (a[i] > b[i]) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+std::optional<Estimate> estimate(const Family& family, const std::vector<Sample>& samples,
+                                 const std::vector<std::int64_t>& dims, std::optional<std::size_t> leave_out) {
+  const Features asked = features(family, dims);
+  std::vector<Neighbour> all;
+  all.reserve(samples.size());
+  for (std::size_t i = 0; i < samples.size(); ++i) {
+    if (leave_out == i || !same_group(family, samples[i].dims, dims)) continue;
+    if (samples[i].dims == dims) return Estimate{samples[i].ns, Match::exact, 0, {&samples[i]}};
+    all.push_back({&samples[i], features(family, samples[i].dims), 0});
+  }
+  if (all.empty()) return std::nullopt;
+
+  Features z = asked;  // moved to the nearest point of the box
+  double outside = 0;
+  for (std::size_t i = 0; i < z.size(); ++i) {
+    double low = std::numeric_limits<double>::infinity(), high = -low;
+    for (const auto& n : all) {
+      low = std::min(low, n.z[i]);
+      high = std::max(high, n.z[i]);
+    }
+    z[i] = std::clamp(z[i], low, high);
+    outside += std::abs(z[i] - asked[i]);
+  }
+
+  for (auto& n : all) n.distance2 = squared_distance(n.z, z);
+  std::vector<Neighbour> near;
+  if (z.size() == 1) {
+    near = bracket(std::move(all), z[0]);
+  } else {
+    const std::size_t count = std::min(all.size(), 3 * z.size() + 2);
+    std::partial_sort(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(count), all.end(),
+                      [](const Neighbour& a, const Neighbour& b) {
+                        return a.distance2 != b.distance2 ? a.distance2 < b.distance2 : a.sample->dims < b.sample->dims;
+                      });
+    near.assign(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(count));
+  }
+
+  Estimate result;
+  result.ns = work(family, dims) / std::exp(fitted_log_rate(family, near, z));
+  for (const auto& n : near) result.from.push_back(n.sample);
+  if (outside > 1e-9) {
+    result.match = Match::outside;
+    result.octaves_outside = outside;
+    // Nothing is faster than the shortest that was seen: below the box a kernel's fixed cost remains.
+    const auto shortest = std::min_element(result.from.begin(), result.from.end(),
+                                           [](const Sample* a, const Sample* b) { return a->ns < b->ns; });
+    if (family.flop(dims) <= 0) result.ns = std::max(result.ns, (*shortest)->ns);
+    return result;
+  }
+  result.match = Match::inside;
+  double low = 0, high = std::numeric_limits<double>::infinity();
+  for (std::size_t i = 0; i < samples.size(); ++i) {
+    if (leave_out == i || !same_group(family, samples[i].dims, dims)) continue;
+    if (no_larger(samples[i].dims, dims)) low = std::max(low, samples[i].ns);
+    if (no_larger(dims, samples[i].dims)) high = std::min(high, samples[i].ns);
+  }
+  if (low <= high) result.ns = std::clamp(result.ns, low, high);
+  return result;
+}
+
+LeaveOneOut leave_one_out(const std::string& family_name, const std::vector<Sample>& samples) {
+  const Family& f = family(family_name);
+  LeaveOneOut result;
+  for (std::size_t i = 0; i < samples.size(); ++i) {
+    const auto guess = estimate(f, samples, samples[i].dims, i);
+    if (guess && guess->match == Match::inside) result.errors.push_back(guess->ns / samples[i].ns - 1);
+  }
+  return result;
+}
+
+double LeaveOneOut::rms() const {
+  if (errors.empty()) return 0;
+  double sum = 0;
+  for (const double e : errors) sum += e * e;
+  return std::sqrt(sum / static_cast<double>(errors.size()));
+}
+
+}  // namespace pipewright::profile

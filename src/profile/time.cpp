@@ -1,0 +1,157 @@
+// From a key to a time with its origin, its spread and the reason why it is not measured.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "interpolate.hpp"
+
+namespace pipewright::profile {
+namespace {
+
+std::string shape(const Family& f, const std::vector<std::int64_t>& dims) {
+  std::vector<std::string> parts;
+  for (std::size_t i = 0; i < dims.size(); ++i) parts.push_back(fmt::format("{}={}", f.dims.at(i), dims[i]));
+  return fmt::format("{}", fmt::join(parts, " "));
+}
+
+double interpolation_error(const Profile& profile, const std::string& family_name) {
+  const auto written = profile.interpolation_error.find(family_name);
+  const double error = written != profile.interpolation_error.end()
+                           ? written->second
+                           : leave_one_out(family_name, profile.samples.at(family_name)).rms();
+  return error > 0 ? error : untested_error;
+}
+
+Timing timing(const Profile& profile, const Key& key, const Family& f, const Estimate& e) {
+  Timing t;
+  t.ns = e.ns;
+  t.profile = profile.name;
+  double noise = 0;
+  for (const Sample* s : e.from) {
+    noise = std::max(noise, s->spread);
+    t.origin = std::max(t.origin, s->origin);
+  }
+  t.spread = noise;
+  if (e.match == Match::exact) {
+    t.note = e.from.front()->source;
+    return t;
+  }
+  const double error = interpolation_error(profile, key.family);
+  const std::string nearest = shape(f, e.from.front()->dims);
+  if (e.match == Match::inside) {
+    t.origin = std::max(t.origin, Origin::interpolated);
+    t.spread = std::hypot(noise, error);
+    t.note = fmt::format("interpolated from {} shapes around it, among them {}", e.from.size(), nearest);
+  } else {
+    t.origin = Origin::derived;
+    t.spread = std::hypot(noise, error * (1 + e.octaves_outside));
+    t.note =
+        fmt::format("extrapolated: {:.3g} octaves outside of what was measured, from {}", e.octaves_outside, nearest);
+  }
+  return t;
+}
+
+}  // namespace
+
+std::optional<Found> lookup(const Profile& profile, const Key& key) {
+  const Family& f = family(key.family);
+  if (key.dims.size() != f.dims.size()) {
+    throw InternalError(fmt::format("{} has {} dimensions, not {}", key.family, f.dims.size(), key.dims.size()));
+  }
+  for (const auto d : key.dims) {
+    if (d < 1) throw InternalError(fmt::format("{}: {} is no shape", key.family, shape(f, key.dims)));
+  }
+  const auto samples = profile.samples.find(key.family);
+  if (samples != profile.samples.end()) {
+    if (const auto e = estimate(f, samples->second, key.dims)) return Found{timing(profile, key, f, *e), e->match};
+  }
+  if (f.load == Load::network) return derive_network(profile, key);
+  return std::nullopt;
+}
+
+std::optional<Timing> Profile::time(const Key& key) const {
+  auto found = lookup(*this, key);
+  if (!found) return std::nullopt;
+  return std::move(found->timing);
+}
+
+const Link* Profile::link(const std::string& link_name) const {
+  for (const auto& l : links) {
+    if (l.name == link_name) return &l;
+  }
+  return nullptr;
+}
+
+const Clocks* Profile::clocks_for(const std::string& precision) const {
+  for (const auto& c : clocks) {
+    if (c.precision == precision) return &c;
+  }
+  return nullptr;
+}
+
+double Clocks::slowdown(Load load, double duty) const {
+  const auto column = [load](const ClockRow& row) {
+    switch (load) {
+      case Load::matrix:
+        return row.matrix;
+      case Load::attention:
+        return row.attention;
+      case Load::memory:
+        return row.memory;
+      case Load::network:
+      case Load::none:
+        return 1.0;
+    }
+    throw InternalError("load out of range");
+  };
+  if (rows.empty()) return 1;
+  const auto above = std::find_if(rows.begin(), rows.end(), [duty](const ClockRow& r) { return r.duty >= duty; });
+  if (above == rows.begin()) return column(rows.front());
+  if (above == rows.end()) return column(rows.back());
+  const auto& below = *(above - 1);
+  const double share = (duty - below.duty) / (above->duty - below.duty);
+  return (1 - share) * column(below) + share * column(*above);
+}
+
+Timing Profiles::time(const Key& key) const {
+  std::optional<Found> best;
+  for (const auto& profile : profiles_) {
+    auto found = lookup(profile, key);
+    if (found && (!best || found->match < best->match)) best = std::move(found);
+    if (best && best->match == Match::exact) break;
+  }
+  if (best) return std::move(best->timing);
+  const std::string asked = fmt::format("{} {}", key.family, shape(family(key.family), key.dims));
+  throw UsageError(fmt::format("profile {}: no measurement of {}; `pipewright capture` takes it", first().name, asked));
+}
+
+Scalar Profiles::scalar(const std::string& scalar_name) const {
+  std::vector<std::string> known;
+  for (const auto& profile : profiles_) {
+    const auto found = profile.scalars.find(scalar_name);
+    if (found != profile.scalars.end()) return found->second;
+    for (const auto& [each, ignored] : profile.scalars) known.push_back(each);
+  }
+  throw UsageError({first().name, 0}, "scalars." + scalar_name, "is not in the profile", known,
+                   nearest_name(scalar_name, known));
+}
+
+const Link& Profiles::link(const std::string& link_name) const {
+  std::vector<std::string> known;
+  for (const auto& profile : profiles_) {
+    if (const Link* found = profile.link(link_name)) return *found;
+    for (const auto& each : profile.links) known.push_back(each.name);
+  }
+  throw UsageError({first().name, 0}, "links", fmt::format("the profile has no link \"{}\"", link_name), known,
+                   nearest_name(link_name, known));
+}
+
+const Clocks* Profiles::clocks_for(const std::string& precision) const {
+  for (const auto& profile : profiles_) {
+    if (const Clocks* found = profile.clocks_for(precision)) return found;
+  }
+  return nullptr;
+}
+
+}  // namespace pipewright::profile
