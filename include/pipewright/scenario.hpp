@@ -38,7 +38,7 @@ struct Model {
   Int make_vocab_size_divisible_by = 128;
   bool untie_embeddings_and_output_weights = false;
   std::string position_embedding_type = "learned_absolute";
-  Int rotary_base = 10000;
+  double rotary_base = 10000;
   double rotary_percent = 1.0;
   bool rotary_interleaved = false;
   std::string normalization = "LayerNorm";
@@ -93,7 +93,7 @@ struct Model {
 
 /// TE operators with activation offload (Transformer Engine pull request 3128).
 struct TeOpOffload {
-  bool fc1_op = false, activation_op = false;
+  std::optional<bool> fc1_op, activation_op;  ///< none on both: the unmarked behaviour, all three tensors move
   friend bool operator==(const TeOpOffload&, const TeOpOffload&) = default;
 };
 
@@ -351,11 +351,12 @@ struct Scenario {
   }
 };
 
-// ---- Reading and writing. Everything throws UsageError for wrong input.
+// ---- Reading and writing. Everything throws UsageError for wrong input. Values are checked one by one when they are
+// read; what they make together is checked by check(), which whoever uses a scenario calls after the last override.
 
-Scenario read(const std::string& path);                          ///< a YAML file, checked
-Scenario parse(std::string_view yaml, const std::string& file);  ///< its text, checked; `file` for messages
-/// The architecture of a Hugging Face config.json; the caller supplies cluster and settings and calls check().
+Scenario read(const std::string& path);                          ///< a YAML file
+Scenario parse(std::string_view yaml, const std::string& file);  ///< its text; `file` for messages
+/// The architecture of a Hugging Face config.json; the caller supplies seq_length, cluster and settings.
 Scenario from_hf(const std::string& path);
 std::string write(const Scenario& scenario);  ///< YAML of all that is not default; parse() reads it back
 void set(Scenario& scenario, std::string_view name_is_value);  ///< --set NAME=VALUE (also SECTION.NAME); not checked
@@ -370,6 +371,7 @@ struct FieldInfo {
   std::string default_value;        ///< as written in YAML; "none"
   Strings allowed;                  ///< empty: any
   std::string doc;                  ///< one line
+  Strings versions;                 ///< Megatron Core versions that have it; empty: not of Megatron Core
 };
 std::vector<FieldInfo> fields();
 std::string get(const Scenario& scenario, const std::string& name);  ///< a field's value as written in YAML
@@ -380,8 +382,8 @@ Position position(const Scenario& scenario, const std::string& name);
 
 // ---- Values in force.
 
-/// Does this version have what release `version` ("0.18.0") brought? dev and main have everything, pr-4268 forks
-/// between 0.18 and 0.19.
+/// Does this version have what release `version` ("0.18.0") brought? dev and main have everything; pr-4268 left dev
+/// before 0.18 was cut (it lacks 260cba7133, the wait of forward sends) and counts as 0.17.
 bool at_least(const Software& software, std::string_view version);
 
 Int model_parallel_size(const Scenario&);  ///< TP x PP x CP
