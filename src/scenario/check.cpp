@@ -1,0 +1,210 @@
+// What Megatron Core itself cannot run, found before anything is built from a scenario. Messages are Megatron's own
+// where it has one (core_r0.19.0: parallel_state.py, model_parallel_config.py, transformer_config.py,
+// num_microbatches_calculator.py, pipeline_parallel/schedules.py); what merely its argument parser refuses passes.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <regex>
+
+#include "fields.hpp"
+#include "layout.hpp"
+
+namespace pipewright::scenario {
+namespace {
+
+class Checker {
+ public:
+  explicit Checker(const Scenario& scenario) : s_(scenario), m_(scenario.model), c_(scenario.settings) {}
+
+  void all() const {
+    required();
+    parallelism();
+    batch();
+    shapes();
+    check_split(s_);
+    pipeline();
+    precision();
+    experts();
+  }
+
+ private:
+  void require(bool right, const std::string& key, const std::string& message, Strings allowed = {}) const {
+    if (!right) throw UsageError(position(s_, key), key, message, std::move(allowed));
+  }
+
+  void required() const {
+    const std::string add = "missing; state it in the scenario or with --set";
+    for (const auto& [section, name] : required_fields) {
+      const std::string key = fmt::format("{}.{}", section, name);
+      require(text(*find(section, name), s_) != "0", key, add);
+    }
+  }
+
+  void parallelism() const {
+    const Int gpus = s_.cluster.num_gpus, t = c_.tensor_model_parallel_size, p = c_.pipeline_model_parallel_size;
+    const Int cp = c_.context_parallel_size, ep = c_.expert_model_parallel_size, etp = expert_tensor_parallel_size(s_);
+    // Factors are at most 1e7 each, so products of two fit; three are compared by division.
+    const Int group = t * p <= gpus ? t * p * cp : gpus + 1;
+    require(group <= gpus && gpus % group == 0, "cluster.num_gpus",
+            fmt::format("world_size ({}) is not divisible by tensor {} x pipeline {} x context {} parallel size", gpus,
+                        t, p, cp));
+    const Int expert_group = etp * ep <= gpus ? etp * ep * p : gpus + 1;
+    require(!m_.num_moe_experts || (expert_group <= gpus && gpus % expert_group == 0),
+            "settings.expert_model_parallel_size",
+            fmt::format("world_size ({}) is not divisible by expert_tensor_model_pipeline_parallel size ({} x {} x {})",
+                        gpus, etp, ep, p));
+    require(!c_.sequence_parallel || t > 1, "settings.sequence_parallel",
+            "Cannot use sequence parallelism without tensor parallelism");
+    require(!c_.virtual_pipeline_model_parallel_size || p > 1, "settings.virtual_pipeline_model_parallel_size",
+            "pipeline-model-parallel size should be greater than 1 with interleaved schedule");
+    const Int shard = c_.num_distributed_optimizer_instances, dp = data_parallel_size(s_) * cp;
+    require(
+        dp % shard == 0, "settings.num_distributed_optimizer_instances",
+        fmt::format("Data parallel size should be divisible by partial DistOpt shard factor ({} by {})", dp, shard));
+  }
+
+  void batch() const {
+    const Int per_step = c_.micro_batch_size * data_parallel_size(s_);
+    require(
+        c_.global_batch_size % per_step == 0, "settings.global_batch_size",
+        fmt::format("global batch size ({}) is not divisible by micro batch size ({}) times data parallel size ({})",
+                    c_.global_batch_size, c_.micro_batch_size, data_parallel_size(s_)));
+  }
+
+  void shapes() const {
+    const Int t = c_.tensor_model_parallel_size, heads = m_.num_attention_heads, groups = num_query_groups(s_);
+    require(heads % t == 0, "model.num_attention_heads",
+            fmt::format("num_attention_heads ({}) must be a multiple of tensor_model_parallel_size ({}).", heads, t));
+    require(groups % t == 0 || t % groups == 0, "model.num_query_groups",
+            fmt::format("num_query_groups ({}) must be a multiple or divisor of tensor_model_parallel_size ({}).",
+                        groups, t));
+    require(heads % groups == 0, "model.num_query_groups", fmt::format("{} is not divisible by {}", heads, groups));
+    require(m_.kv_channels || m_.multi_latent_attention || m_.hidden_size % heads == 0, "model.hidden_size",
+            fmt::format("{} is not divisible by {} attention heads; state kv_channels", m_.hidden_size, heads));
+    require(ffn_hidden_size(s_) % t == 0, "model.ffn_hidden_size",
+            fmt::format("{} is not divisible by {}", ffn_hidden_size(s_), t));
+    const Int cp = c_.context_parallel_size;
+    require(cp == 1 || m_.seq_length % (2 * cp) == 0, "model.seq_length",
+            fmt::format("{} is not divisible by 2 x context_parallel_size {}", m_.seq_length, cp));
+    require(!c_.sequence_parallel || m_.seq_length / cp % t == 0, "model.seq_length",
+            fmt::format("{} tokens of a context-parallel rank are not divisible by tensor_model_parallel_size {}",
+                        m_.seq_length / cp, t));
+  }
+
+  void pipeline() const {
+    const Int p = c_.pipeline_model_parallel_size, m = num_microbatches(s_), n = group_size(s_);
+    const bool vpp = interleaved(s_), batched = batch_p2p_comm(s_);
+    if (p > 1 && !vpp) {
+      require(!c_.overlap_p2p_comm, "settings.overlap_p2p_comm",
+              "Non-interleaved pipeline parallelism does not support overlapping p2p communication");
+    }
+    if (vpp) {
+      require(!c_.overlap_p2p_comm || !batched, "settings.batch_p2p_comm",
+              "Can not use both overlap_p2p_comm and batch_p2p_comm");
+      const std::string key = c_.microbatch_group_size_per_vp_stage ? "settings.microbatch_group_size_per_vp_stage"
+                                                                    : "settings.global_batch_size";
+      require(n >= p && n <= m, key,
+              fmt::format("The number of contiguous micro-batches in a virtual pipeline stage ({}) should range in "
+                          "[PP={}, M={}]",
+                          n, p, m));
+      require(m % n == 0 || m % n >= p, key,
+              fmt::format(
+                  "The remainder of M (the total micro-batches, {}) divided by N (number of contiguous micro-batches "
+                  "in a virtual pipeline stage, {}) should be 0, or larger than or equal to the pipeline-parallel "
+                  "size {}, but it is {}",
+                  m, n, p, m % n));
+    }
+    require(
+        !c_.overlap_p2p_comm_warmup_flush || (c_.overlap_p2p_comm && !batched),
+        "settings.overlap_p2p_comm_warmup_flush",
+        "Pipeline parallel communication overlapping in warmup and flush is only compatible with overlap_p2p_comm but "
+        "not batch_p2p_comm.");
+    const std::string defer = "settings.defer_embedding_wgrad_compute";
+    require(!c_.defer_embedding_wgrad_compute || p > 1, defer,
+            "Cannot defer embedding wgrad compute when pipeline model parallel is not used");
+    require(!c_.defer_embedding_wgrad_compute || c_.gradient_accumulation_fusion, defer,
+            "Cannot defer embedding wgrad compute when gradient accumulation fusion is not used");
+    require(!c_.defer_embedding_wgrad_compute || c_.wgrad_deferral_limit >= 0, "settings.wgrad_deferral_limit",
+            "Wgrad deferral limit should be greater than or equal to 0 when it is enabled!");
+  }
+
+  void precision() const {
+    require(!c_.bf16 || !c_.fp16, "settings.fp16", "bf16 and fp16 cannot both be on");
+    if (!c_.fp8 || !c_.first_last_layers_bf16) return;
+    require(c_.fp8_recipe != "delayed", "settings.first_last_layers_bf16",
+            "Delayed scaling does not support first / last layer in BF16.");
+    const Int most = m_.num_layers / c_.pipeline_model_parallel_size;
+    for (const auto& [name, layers] : {std::pair("num_layers_at_start_in_bf16", c_.num_layers_at_start_in_bf16),
+                                       std::pair("num_layers_at_end_in_bf16", c_.num_layers_at_end_in_bf16)}) {
+      require(
+          layers <= most, fmt::format("settings.{}", name),
+          fmt::format("{} ({}) must be between 0 and number of layers per pipeline stage ({}).", name, layers, most));
+    }
+  }
+
+  void experts() const {
+    const Int ep = c_.expert_model_parallel_size;
+    const std::string key = "settings.expert_model_parallel_size";
+    if (!m_.num_moe_experts) {
+      require(ep == 1, key, "num_moe_experts must be non None to use expert-parallel.");
+      return;
+    }
+    const Int experts = *m_.num_moe_experts;
+    require(experts % ep == 0, key,
+            fmt::format("num_moe_experts ({}) should be divisible by expert_model_parallel_size ({})", experts, ep));
+    require(m_.moe_router_topk <= experts, "model.moe_router_topk",
+            fmt::format("moe_router_topk ({}) is larger than num_moe_experts ({})", m_.moe_router_topk, experts));
+    const Int etp = expert_tensor_parallel_size(s_);
+    require(moe_ffn_hidden_size(s_) % etp == 0, "model.moe_ffn_hidden_size",
+            fmt::format("{} is not divisible by {}", moe_ffn_hidden_size(s_), etp));
+    require(
+        m_.moe_layer_freq.size() <= 1 || static_cast<Int>(m_.moe_layer_freq.size()) == m_.num_layers,
+        "model.moe_layer_freq",
+        fmt::format("Invalid length of moe_layer_pattern: {}, expected {}", m_.moe_layer_freq.size(), m_.num_layers));
+    if (!m_.moe_router_group_topk) return;
+    require(m_.moe_router_num_groups.has_value(), "model.moe_router_group_topk",
+            "When using group limited routing, moe_router_num_groups must be specified.");
+    require(experts % *m_.moe_router_num_groups == 0, "model.moe_router_num_groups",
+            fmt::format("num_moe_experts ({}) should be divisible by moe_router_num_groups ({}).", experts,
+                        *m_.moe_router_num_groups));
+    require(*m_.moe_router_group_topk <= *m_.moe_router_num_groups, "model.moe_router_group_topk",
+            fmt::format("moe_router_group_topk ({}) should be smaller than moe_router_num_groups ({}).",
+                        *m_.moe_router_group_topk, *m_.moe_router_num_groups));
+  }
+
+  const Scenario& s_;
+  const Model& m_;
+  const Settings& c_;
+};
+
+}  // namespace
+
+void check(const Scenario& scenario) { Checker(scenario).all(); }
+
+void check_software(const Software& software, const std::function<Position(const std::string&)>& where) {
+  const auto require = [&](bool right, const std::string& name, const std::string& value, const Strings& allowed) {
+    const std::string key = "software." + name;
+    if (!right)
+      throw UsageError(where(key), key, fmt::format("unknown version \"{}\"", value), allowed,
+                       nearest_name(value, allowed));
+  };
+  static const std::regex core("0\\.1[6-9]\\.[0-9]{1,3}|dev|main|pr-4268");
+  static const std::regex number("[0-9]{1,4}(\\.[0-9]{1,4}){0,3}[-+._a-zA-Z0-9]{0,40}");
+  static const Strings releases(std::begin(version_names), std::end(version_names));
+  const auto is = [](const std::string& text, const std::regex& pattern) {
+    return text.size() <= 60 && std::regex_match(text, pattern);
+  };
+  require(is(software.megatron_core, core), "megatron_core", software.megatron_core, releases);
+  const std::string& te = software.transformer_engine;
+  require(is(te, number) || te == "pr-3128" || te == "main", "transformer_engine", te,
+          {"a release such as 2.20.2", "main", "pr-3128"});
+  const std::pair<const char*, const OptString*> others[] = {{"megatron_bridge", &software.megatron_bridge},
+                                                             {"torch", &software.torch},
+                                                             {"cuda", &software.cuda},
+                                                             {"nccl", &software.nccl}};
+  for (const auto& [name, value] : others) {
+    if (*value) require(is(**value, number) || **value == "main", name, **value, {"a release number", "main"});
+  }
+}
+
+}  // namespace pipewright::scenario

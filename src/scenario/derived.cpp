@@ -1,0 +1,125 @@
+// Values in force: what Megatron fills in for fields that were left None, and what follows from several fields.
+#include <algorithm>
+#include <array>
+#include <charconv>
+
+#include "layout.hpp"
+
+namespace pipewright::scenario {
+namespace {
+
+// "0.18.3" -> {0, 18, 3}; missing parts are 0.
+std::array<int, 3> numbers(std::string_view version) {
+  std::array<int, 3> parts = {0, 0, 0};
+  const char* at = version.data();
+  const char* const end = at + version.size();
+  for (int& part : parts) {
+    const auto [next, error] = std::from_chars(at, end, part);
+    if (error != std::errc() || next == end) break;
+    at = next + 1;
+  }
+  return parts;
+}
+
+}  // namespace
+
+bool at_least(const Software& software, std::string_view version) {
+  const std::string& core = software.megatron_core;
+  if (core == "dev" || core == "main") return true;
+  return numbers(core == "pr-4268" ? "0.17.99" : std::string_view(core)) >= numbers(version);
+}
+
+Int model_parallel_size(const Scenario& s) {
+  return s.settings.tensor_model_parallel_size * s.settings.pipeline_model_parallel_size *
+         s.settings.context_parallel_size;
+}
+
+Int data_parallel_size(const Scenario& s) { return s.cluster.num_gpus / model_parallel_size(s); }
+
+Int expert_tensor_parallel_size(const Scenario& s) {
+  return s.settings.expert_tensor_parallel_size.value_or(s.settings.tensor_model_parallel_size);
+}
+
+Int expert_data_parallel_size(const Scenario& s) {
+  return s.cluster.num_gpus / (expert_tensor_parallel_size(s) * s.settings.expert_model_parallel_size *
+                               s.settings.pipeline_model_parallel_size);
+}
+
+Int num_microbatches(const Scenario& s) {
+  return s.settings.global_batch_size / std::max<Int>(1, s.settings.micro_batch_size * data_parallel_size(s));
+}
+
+Int num_chunks(const Scenario& s) {
+  const Settings& c = s.settings;
+  if (c.pipeline_model_parallel_size == 1) return 1;
+  if (c.virtual_pipeline_model_parallel_size) return *c.virtual_pipeline_model_parallel_size;
+  if (!c.pipeline_model_parallel_layout) return 1;
+  const Strings stages = unroll_layout(*c.pipeline_model_parallel_layout, position(s, layout_key));
+  return static_cast<Int>(stages.size()) / c.pipeline_model_parallel_size;
+}
+
+bool interleaved(const Scenario& s) {
+  const Settings& c = s.settings;
+  if (c.pipeline_model_parallel_size == 1) return false;
+  return c.virtual_pipeline_model_parallel_size.has_value() || num_chunks(s) > 1;
+}
+
+Int group_size(const Scenario& s) {
+  return s.settings.microbatch_group_size_per_vp_stage.value_or(s.settings.pipeline_model_parallel_size);
+}
+
+bool batch_p2p_comm(const Scenario& s) { return s.settings.batch_p2p_comm.value_or(!s.settings.overlap_p2p_comm); }
+
+Strings recompute_modules(const Scenario& s) {
+  if (s.settings.recompute_granularity != "selective") return {};
+  Strings modules = s.settings.recompute_modules;
+  if (modules.empty()) modules = {"core_attn"};
+  if (s.settings.moe_layer_recompute && std::find(modules.begin(), modules.end(), "moe") == modules.end()) {
+    modules.emplace_back("moe");
+  }
+  return modules;
+}
+
+bool recomputes(const Scenario& s, std::string_view module) {
+  const Strings modules = recompute_modules(s);
+  return std::find(modules.begin(), modules.end(), module) != modules.end();
+}
+
+Int ffn_hidden_size(const Scenario& s) { return s.model.ffn_hidden_size.value_or(4 * s.model.hidden_size); }
+
+Int moe_ffn_hidden_size(const Scenario& s) { return s.model.moe_ffn_hidden_size.value_or(ffn_hidden_size(s)); }
+
+Int num_query_groups(const Scenario& s) { return s.model.num_query_groups.value_or(s.model.num_attention_heads); }
+
+Int kv_channels(const Scenario& s) {
+  return s.model.kv_channels.value_or(s.model.hidden_size / std::max<Int>(1, s.model.num_attention_heads));
+}
+
+std::string activation_func(const Scenario& s) {
+  return s.model.activation_func.value_or(s.model.gated_linear_unit ? "silu" : "gelu");
+}
+
+Int padded_vocab_size(const Scenario& s) {
+  const Int multiple = s.model.make_vocab_size_divisible_by * s.settings.tensor_model_parallel_size;
+  return (s.model.vocab_size + multiple - 1) / multiple * multiple;
+}
+
+bool is_moe_layer(const Scenario& s, Int layer) {
+  if (!s.model.num_moe_experts) return false;
+  const Ints& frequency = s.model.moe_layer_freq;
+  if (frequency.empty()) return true;
+  if (frequency.size() == 1) return frequency[0] > 0 && layer % frequency[0] == 0;
+  return static_cast<std::size_t>(layer) < frequency.size() && frequency[static_cast<std::size_t>(layer)] != 0;
+}
+
+std::string variable(const Scenario& s, const std::string& name, const std::string& otherwise) {
+  const auto found = s.environment.find(name);
+  return found == s.environment.end() ? otherwise : found->second;
+}
+
+Position position(const Scenario& s, const std::string& name) {
+  const auto found = s.positions.find(name);
+  return found == s.positions.end() ? s.origin : found->second;
+}
+
+}  // namespace pipewright::scenario

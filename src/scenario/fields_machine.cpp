@@ -1,0 +1,46 @@
+// cluster, software, search: where the scenario runs and what may be changed.
+#include "fields.hpp"
+
+namespace pipewright::scenario {
+
+#define CLUSTER(name, doc) PIPEWRIGHT_FIELD(cluster, name, doc)
+#define SOFTWARE(name, doc) PIPEWRIGHT_FIELD(software, name, doc)
+#define SEARCH(name, doc) PIPEWRIGHT_FIELD(search, name, doc).in({"auto", "keep"})
+
+std::vector<Field> machine_fields() {
+  constexpr double most_gpus = 1e7;
+  const Strings links = {"nvlink", "shared host memory", "infiniband"};
+  return {
+      CLUSTER(profile, "name of a measured profile, or its path"),
+      CLUSTER(num_gpus, "GPUs of the run").between(0, most_gpus),
+      CLUSTER(gpus_per_node, "GPUs of a node; the last node may be partial").between(1, most_gpus),
+      CLUSTER(memory_bytes, "usable memory of a GPU; default: the profile's").from(1),
+      CLUSTER(link, "link class inside a node").in(links),
+      CLUSTER(inter_node_link, "link class between nodes").in(links),
+
+      SOFTWARE(megatron_core, "version of Megatron Core"),
+      SOFTWARE(megatron_bridge, "version of Megatron Bridge"),
+      SOFTWARE(transformer_engine, "version of Transformer Engine"),
+      SOFTWARE(torch, "version of PyTorch"),
+      SOFTWARE(cuda, "version of CUDA"),
+      SOFTWARE(nccl, "version of NCCL"),
+      SOFTWARE(process_group_device_id, "init_process_group was given a device: one NCCL communicator a group"),
+
+      SEARCH(recompute, "which modules or layers are recomputed"),
+      SEARCH(offload, "which activations move to the host"),
+      SEARCH(wgrad_delay, "delayed weight gradients and EP overlap"),
+      SEARCH(pipeline, "interleaving and microbatch groups"),
+      SEARCH(layout, "layers of each virtual stage"),
+      SEARCH(allocator, "PYTORCH_CUDA_ALLOC_CONF"),
+      SEARCH(parallelism, "TP, PP, CP, EP and DP"),
+      SEARCH(microbatch, "microbatch size"),
+      PIPEWRIGHT_FIELD(search, memory_limit, "memory of a GPU that may be used; default device").from(1),
+      PIPEWRIGHT_FIELD(search, objective, "what is best").in({"step_time", "tokens_per_s"}),
+  };
+}
+
+#undef CLUSTER
+#undef SOFTWARE
+#undef SEARCH
+
+}  // namespace pipewright::scenario

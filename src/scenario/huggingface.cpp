@@ -1,0 +1,194 @@
+// Names on the left are transformers' (configuration_llama.py, configuration_qwen2.py, ...), those on the right
+// Megatron Core's. What a family fixes without stating it (Qwen2's qkv bias, Qwen3's q and k norms) is added.
+#include "huggingface.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+namespace pipewright::scenario {
+namespace {
+
+using Json = nlohmann::json;
+
+const Strings families = {"llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "deepseek_v3"};
+constexpr Int most = Int{1} << 30;
+
+class Config {
+ public:
+  Config(const std::string& path, const Json& json) : path_(path), json_(json) {}
+
+  UsageError error(const std::string& key, const std::string& message, const Strings& allowed = {},
+                   const std::string& nearest = {}) const {
+    return {{path_, 0}, key, message, allowed, nearest};
+  }
+  bool has(const std::string& key) const { return json_.contains(key) && !json_.at(key).is_null(); }
+  Int integer(const std::string& key, Int least = 1) const {
+    if (!has(key)) throw error(key, "missing");
+    const Json& value = json_.at(key);
+    if (!value.is_number_integer()) throw error(key, "expected an integer, found " + value.dump().substr(0, 60));
+    const bool fits = value.is_number_unsigned() ? value.get<std::uint64_t>() <= static_cast<std::uint64_t>(most)
+                                                 : value.get<Int>() >= least;
+    if (!fits || value.get<Int>() < least) {
+      throw error(key, value.dump() + " is out of range", {fmt::format("{} to 2^30", least)});
+    }
+    return value.get<Int>();
+  }
+  OptInt optional_integer(const std::string& key, Int least = 1) const {
+    return has(key) ? OptInt(integer(key, least)) : std::nullopt;
+  }
+  double number(const std::string& key, double otherwise) const {
+    if (!has(key)) return otherwise;
+    const Json& value = json_.at(key);
+    if (!value.is_number()) throw error(key, "expected a number, found " + value.dump().substr(0, 60));
+    const auto found = value.get<double>();
+    if (!(found >= 0 && found <= 1e12)) throw error(key, value.dump() + " is out of range", {"0 to 1e12"});
+    return found;
+  }
+  bool boolean(const std::string& key, bool otherwise) const {
+    if (!has(key)) return otherwise;
+    if (!json_.at(key).is_boolean())
+      throw error(key, "expected true or false, found " + json_.at(key).dump().substr(0, 60));
+    return json_.at(key).get<bool>();
+  }
+  std::string string(const std::string& key, const std::string& otherwise) const {
+    if (!has(key)) return otherwise;
+    if (!json_.at(key).is_string()) throw error(key, "expected a string, found " + json_.at(key).dump().substr(0, 60));
+    return json_.at(key).get<std::string>();
+  }
+
+ private:
+  const std::string& path_;
+  const Json& json_;
+};
+
+std::string activation(const Config& config) {
+  const std::map<std::string, std::string> names = {{"silu", "silu"},
+                                                    {"swish", "silu"},
+                                                    {"gelu", "gelu"},
+                                                    {"relu", "relu"},
+                                                    {"gelu_new", "gelu"},
+                                                    {"relu2", "squared_relu"},
+                                                    {"gelu_pytorch_tanh", "gelu"}};
+  const std::string name = config.string("hidden_act", "silu");
+  const auto found = names.find(name);
+  if (found != names.end()) return found->second;
+  Strings known;
+  for (const auto& [hf, megatron] : names) known.push_back(hf);
+  throw config.error("hidden_act", fmt::format("unknown activation \"{}\"", name), known);
+}
+
+void dense(const Config& config, Model& m, const std::string& family) {
+  m.num_layers = config.integer("num_hidden_layers");
+  m.hidden_size = config.integer("hidden_size");
+  m.ffn_hidden_size = config.integer("intermediate_size");
+  m.num_attention_heads = config.integer("num_attention_heads");
+  m.num_query_groups = config.optional_integer("num_key_value_heads");
+  m.kv_channels = config.optional_integer("head_dim");
+  m.vocab_size = config.integer("vocab_size");
+  m.max_position_embeddings = config.optional_integer("max_position_embeddings");
+  m.untie_embeddings_and_output_weights = !config.boolean("tie_word_embeddings", false);
+  m.position_embedding_type = "rope";
+  m.rotary_base = config.number("rope_theta", family == "mixtral" ? 1e6 : 1e4);
+  m.normalization = "RMSNorm";
+  m.layernorm_epsilon = config.number("rms_norm_eps", 1e-6);
+  m.gated_linear_unit = true;
+  m.activation_func = activation(config);
+  m.add_bias_linear = config.boolean("mlp_bias", false);
+  m.add_qkv_bias = config.boolean("attention_bias", false) || family == "qwen2" || family == "qwen2_moe";
+  m.qk_layernorm = family == "qwen3" || family == "qwen3_moe";
+  const bool window = family == "mistral" || family == "mixtral" || config.boolean("use_sliding_window", false);
+  if (const OptInt width = config.optional_integer("sliding_window"); width && window) m.window_size = {*width - 1, 0};
+}
+
+void mixtral(const Config& config, Model& m) {
+  m.num_moe_experts = config.integer("num_local_experts");
+  m.moe_router_topk = config.integer("num_experts_per_tok");
+}
+
+void qwen_moe(const Config& config, Model& m, const std::string& family) {
+  m.num_moe_experts = config.integer("num_experts");
+  m.moe_router_topk = config.integer("num_experts_per_tok");
+  m.moe_ffn_hidden_size = config.integer("moe_intermediate_size");
+  m.moe_router_pre_softmax = !config.boolean("norm_topk_prob", false);  // renormalised: as softmax over the chosen
+  if (const OptInt step = config.optional_integer("decoder_sparse_step"); step && *step > 1) {
+    m.moe_layer_freq.clear();  // transformers: a layer is sparse where (layer + 1) % step == 0
+    for (Int layer = 0; layer < m.num_layers; ++layer) m.moe_layer_freq.push_back((layer + 1) % *step == 0 ? 1 : 0);
+  }
+  if (family != "qwen2_moe") return;
+  m.moe_shared_expert_intermediate_size = config.integer("shared_expert_intermediate_size");
+  m.moe_shared_expert_gate = true;
+}
+
+void deepseek(const Config& config, Model& m) {
+  m.multi_latent_attention = true;
+  m.qk_layernorm = true;
+  m.num_query_groups.reset();
+  m.kv_channels.reset();
+  m.q_lora_rank = config.optional_integer("q_lora_rank");
+  m.kv_lora_rank = config.integer("kv_lora_rank");
+  m.qk_head_dim = config.integer("qk_nope_head_dim");
+  m.qk_pos_emb_head_dim = config.integer("qk_rope_head_dim", 0);
+  m.v_head_dim = config.integer("v_head_dim");
+  m.num_moe_experts = config.integer("n_routed_experts");
+  m.moe_router_topk = config.integer("num_experts_per_tok");
+  m.moe_ffn_hidden_size = config.integer("moe_intermediate_size");
+  if (const OptInt shared = config.optional_integer("n_shared_experts", 0); shared && *shared > 0) {
+    m.moe_shared_expert_intermediate_size = *shared * *m.moe_ffn_hidden_size;
+  }
+  const Int dense_layers = config.optional_integer("first_k_dense_replace", 0).value_or(0);
+  if (dense_layers > 0) {
+    m.moe_layer_freq.clear();
+    for (Int layer = 0; layer < m.num_layers; ++layer) m.moe_layer_freq.push_back(layer < dense_layers ? 0 : 1);
+  }
+  m.moe_router_num_groups = config.optional_integer("n_group");
+  m.moe_router_group_topk = config.optional_integer("topk_group");
+  if (config.has("routed_scaling_factor")) m.moe_router_topk_scaling_factor = config.number("routed_scaling_factor", 1);
+  m.moe_router_score_function = config.string("scoring_func", "sigmoid") == "softmax" ? "softmax" : "sigmoid";
+  m.moe_router_pre_softmax = m.moe_router_score_function == "softmax";
+  m.moe_router_enable_expert_bias = config.string("topk_method", "noaux_tc") == "noaux_tc";
+  m.mtp_num_layers = config.optional_integer("num_nextn_predict_layers");
+}
+
+}  // namespace
+
+std::string apply_hf_config(const std::string& path, Scenario& scenario) {
+  Json json;
+  try {
+    json = Json::parse(read_file(path));
+  } catch (const Json::exception& e) {
+    throw UsageError({path, 0}, {}, std::string("not JSON: ") + e.what());
+  }
+  if (!json.is_object()) throw UsageError({path, 0}, {}, "not a Hugging Face configuration: expected an object");
+  if (json.contains("text_config") && json.at("text_config").is_object()) json = Json(json.at("text_config"));
+  const Config config(path, json);
+  const std::string family = config.string("model_type", "");
+  if (family.empty()) throw config.error("model_type", "missing", families);
+  if (std::find(families.begin(), families.end(), family) == families.end()) {
+    throw config.error("model_type", fmt::format("unknown family \"{}\"", family), families,
+                       nearest_name(family, families));
+  }
+  Model m;
+  dense(config, m, family);
+  if (family == "mixtral") mixtral(config, m);
+  if (family == "qwen2_moe" || family == "qwen3_moe") qwen_moe(config, m, family);
+  if (family == "deepseek_v3") deepseek(config, m);
+  scenario.model = std::move(m);
+  for (const char* name : {"num_layers", "hidden_size", "num_attention_heads", "vocab_size"}) {
+    scenario.positions[std::string("model.") + name] = {path, 0};
+  }
+  return config.string("torch_dtype", config.string("dtype", ""));
+}
+
+Scenario from_hf(const std::string& path) {
+  Scenario scenario;
+  const std::filesystem::path file(path);
+  scenario.origin = {path, 0};
+  scenario.name = file.has_parent_path() ? file.parent_path().filename().string() : file.stem().string();
+  scenario.settings.bf16 = apply_hf_config(path, scenario) == "bfloat16";
+  return scenario;
+}
+
+}  // namespace pipewright::scenario

@@ -1,0 +1,11 @@
+// The architecture that a Hugging Face config.json describes.
+#pragma once
+
+#include "pipewright/scenario.hpp"
+
+namespace pipewright::scenario {
+
+/// Fills `model`, and `positions` of what it filled. Returns the file's data type ("bfloat16"), "" if it states none.
+std::string apply_hf_config(const std::string& path, Scenario& scenario);
+
+}  // namespace pipewright::scenario

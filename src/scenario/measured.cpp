@@ -1,0 +1,176 @@
+#include "measured.hpp"
+
+#include <fmt/format.h>
+
+#include <functional>
+
+namespace pipewright::scenario {
+namespace {
+
+const Strings kinds = {"comp", "p2p", "ep", "coll", "d2h", "h2d"};
+
+// Reads the entries of one map: every key has a handler, a required one must be there.
+class Map {
+ public:
+  using Handler = std::function<void(const Value&, const Position&, const std::string&)>;
+  struct Row {
+    const char* key;
+    bool required;
+    Handler handler;
+  };
+
+  static void read(const Value& value, const std::string& file, const std::string& in, const std::vector<Row>& rows) {
+    if (value.kind != Value::Kind::map) {
+      throw UsageError({file, value.line}, in, "expected a map of keys and values, found " + describe(value));
+    }
+    Strings known;
+    for (const Row& row : rows) known.emplace_back(row.key);
+    for (const auto& [key, line, item] : value.entries) {
+      const Row* found = nullptr;
+      for (const Row& row : rows) {
+        if (key == row.key) found = &row;
+      }
+      const std::string name = in + "." + key;
+      if (found == nullptr) throw UsageError({file, line}, name, "unknown key", known, nearest_name(key, known));
+      found->handler(item, {file, line}, name);
+    }
+    for (const Row& row : rows) {
+      bool there = !row.required;
+      for (const auto& e : value.entries) there = there || e.key == row.key;
+      if (!there) throw UsageError({file, value.line}, in + "." + row.key, "missing");
+    }
+  }
+};
+
+double positive(const Value& value, const Position& where, const std::string& key) {
+  const auto number = as_double(value);
+  if (!number) throw UsageError(where, key, "expected a number, found " + describe(value));
+  if (*number < 0 || *number > 0x1p62)
+    throw UsageError(where, key, describe(value) + " is out of range", {"0 to 2^62"});
+  return *number;
+}
+Int whole(const Value& value, const Position& where, const std::string& key) {
+  const auto number = as_int(value);
+  if (!number) throw UsageError(where, key, "expected an integer, found " + describe(value));
+  if (*number < 0 || *number > Int{1} << 62)
+    throw UsageError(where, key, describe(value) + " is out of range", {"0 to 2^62"});
+  return *number;
+}
+
+Map::Handler number(double& to) {
+  return [&to](const Value& v, const Position& at, const std::string& key) { to = positive(v, at, key); };
+}
+Map::Handler number(std::optional<double>& to) {
+  return [&to](const Value& v, const Position& at, const std::string& key) {
+    if (!is_none(v)) to = positive(v, at, key);
+  };
+}
+Map::Handler integer(Int& to) {
+  return [&to](const Value& v, const Position& at, const std::string& key) { to = whole(v, at, key); };
+}
+Map::Handler bytes(Bytes& to) {
+  return [&to](const Value& v, const Position& at, const std::string& key) { to = Bytes(whole(v, at, key)); };
+}
+Map::Handler bytes(std::optional<Bytes>& to) {
+  return [&to](const Value& v, const Position& at, const std::string& key) {
+    if (!is_none(v)) to = Bytes(whole(v, at, key));
+  };
+}
+Map::Handler by_kind(std::map<std::string, double>& to) {
+  return [&to](const Value& v, const Position& at, const std::string& key) {
+    std::vector<Map::Row> rows;
+    for (const std::string& kind : kinds) {
+      rows.push_back(
+          {kind.c_str(), false, [&to, kind](const Value& item, const Position& where, const std::string& name) {
+             to[kind] = positive(item, where, name);
+           }});
+    }
+    Map::read(v, at.file, key, rows);
+  };
+}
+
+template <class Each>
+void each(const Value& value, const Position& at, const std::string& key, const Each& body) {
+  if (value.kind != Value::Kind::list) throw UsageError(at, key, "expected a list, found " + describe(value));
+  for (const Value& item : value.items) body(item);
+}
+
+TraceSummary read_summary(const Value& value, const std::string& file, const std::string& in) {
+  TraceSummary summary;
+  Map::read(value, file, in,
+            {{"span_us", true, number(summary.span_us)},
+             {"busy_us", true, by_kind(summary.busy_us)},
+             {"exposed_us", true, by_kind(summary.exposed_us)}});
+  return summary;
+}
+
+MeasuredRank read_rank(const Value& value, const std::string& file, const std::string& in) {
+  MeasuredRank rank;
+  Map::read(value, file, in,
+            {{"rank", true, integer(rank.rank)},
+             {"pp_rank", true, integer(rank.pp_rank)},
+             {"parameters", true, integer(rank.parameters)},
+             {"forward_backward_ms", true, number(rank.forward_backward_ms)},
+             {"static_bytes", true, bytes(rank.static_bytes)},
+             {"peak_allocated_bytes", true, bytes(rank.peak_allocated_bytes)},
+             {"after_step_bytes", true, bytes(rank.after_step_bytes)},
+             {"peak_reserved_bytes", true, bytes(rank.peak_reserved_bytes)},
+             {"outside_allocator_bytes", false, bytes(rank.outside_allocator_bytes)},
+             {"sm_clock_mhz", false, number(rank.sm_clock_mhz)},
+             {"trace_summary", false, [&](const Value& v, const Position& at, const std::string& key) {
+                rank.trace_summary = read_summary(v, at.file, key);
+              }}});
+  return rank;
+}
+
+std::string by_kind_text(const std::map<std::string, double>& values) {
+  std::string all;
+  for (const auto& [kind, us] : values) all += fmt::format("{}{}: {}", all.empty() ? "" : ", ", kind, yaml_number(us));
+  return "{" + all + "}";
+}
+
+}  // namespace
+
+Measured read_measured(const Value& value, const std::string& file) {
+  Measured measured;
+  Map::read(value, file, "measured",
+            {{"forward_backward_ms", true, number(measured.forward_backward_ms)},
+             {"samples_ms", false,
+              [&](const Value& v, const Position& at, const std::string& key) {
+                each(v, at, key, [&](const Value& item) {
+                  measured.samples_ms.push_back(positive(item, {at.file, item.line}, key));
+                });
+              }},
+             {"optimizer_ms", false, number(measured.optimizer_ms)},
+             {"ranks", true, [&](const Value& v, const Position& at, const std::string& key) {
+                each(v, at, key, [&](const Value& item) { measured.ranks.push_back(read_rank(item, at.file, key)); });
+              }}});
+  return measured;
+}
+
+std::string write_measured(const Measured& measured) {
+  std::string out = "measured:\n";
+  out += fmt::format("  forward_backward_ms: {}\n", yaml_number(measured.forward_backward_ms));
+  std::string samples;
+  for (const double sample : measured.samples_ms) samples += (samples.empty() ? "" : ", ") + yaml_number(sample);
+  if (!samples.empty()) out += "  samples_ms: [" + samples + "]\n";
+  if (measured.optimizer_ms) out += fmt::format("  optimizer_ms: {}\n", yaml_number(*measured.optimizer_ms));
+  out += measured.ranks.empty() ? "  ranks: []\n" : "  ranks:\n";
+  for (const MeasuredRank& r : measured.ranks) {
+    out += fmt::format("  - rank: {}\n    pp_rank: {}\n    parameters: {}\n    forward_backward_ms: {}\n", r.rank,
+                       r.pp_rank, r.parameters, yaml_number(r.forward_backward_ms));
+    out += fmt::format("    static_bytes: {}\n    peak_allocated_bytes: {}\n    after_step_bytes: {}\n",
+                       r.static_bytes.value, r.peak_allocated_bytes.value, r.after_step_bytes.value);
+    out += fmt::format("    peak_reserved_bytes: {}\n", r.peak_reserved_bytes.value);
+    if (r.outside_allocator_bytes)
+      out += fmt::format("    outside_allocator_bytes: {}\n", r.outside_allocator_bytes->value);
+    if (r.sm_clock_mhz) out += fmt::format("    sm_clock_mhz: {}\n", yaml_number(*r.sm_clock_mhz));
+    if (!r.trace_summary) continue;
+    out += fmt::format("    trace_summary:\n      span_us: {}\n      busy_us: {}\n      exposed_us: {}\n",
+                       yaml_number(r.trace_summary->span_us), by_kind_text(r.trace_summary->busy_us),
+                       by_kind_text(r.trace_summary->exposed_us));
+  }
+  return out;
+}
+
+}  // namespace pipewright::scenario
