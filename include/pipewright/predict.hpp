@@ -57,7 +57,4 @@ struct Run {
 /// `run`, where given, receives what the prediction was made from.
 Prediction predict(const scenario::Scenario& scenario, const profile::Profiles& profiles, Run* run = nullptr);
 
-/// The order of work that Megatron would build for a scenario.
-schedule::Config schedule_config(const scenario::Scenario& scenario);
-
 }  // namespace pipewright::predict

@@ -313,7 +313,10 @@ class Builder {
           wait(r, {found->second}, n, part);
           break;
         }
-        case Kind::combined: throw InternalError("a combined forward and backward without a model of its nodes");
+        case Kind::combined:
+        case Kind::combined_begin:
+        case Kind::combined_end:
+        case Kind::node: throw InternalError("a combined forward and backward without a model of its nodes");
         case Kind::deallocate:
         case Kind::no_sync_enter:
         case Kind::no_sync_exit:

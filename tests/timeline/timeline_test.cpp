@@ -1,0 +1,149 @@
+// Small pipelines whose step can be drawn by hand.
+#include <doctest/doctest.h>
+#include <rapidcheck.h>
+
+#include <numeric>
+
+#include "fixture.hpp"
+
+using namespace pipewright;
+using namespace pipewright::timeline;
+using timeline::test::ms;
+using timeline::test::Napkin;
+
+namespace {
+
+std::int64_t total(const Account& a) {
+  return a.busy + a.bubble + a.idle + a.p2p + a.tp + a.cp + a.ep + a.dp + a.offload + a.host;
+}
+
+void check_sums(const Result& result) {
+  for (const Account& account : result.ranks) CHECK(total(account) == result.forward_backward + result.optimizer);
+}
+
+}  // namespace
+
+TEST_CASE("1F1B without transfer times: the bubble formula, exactly") {
+  // rank 0 |0|1|2|3|      b0 |4| b1 ...      step = (m + p - 1) (F + B)
+  for (int p : {1, 2, 3, 4, 8})
+    for (int m : {1, 4, 8, 13}) {
+      Napkin napkin;
+      napkin.stages = p;
+      napkin.microbatches = m;
+      const Result result = napkin.simulate();
+      CHECK(ms(result.forward_backward) == doctest::Approx((m + p - 1) * 3.0));
+      check_sums(result);
+      for (const Account& account : result.ranks) {
+        CHECK(ms(account.busy) == doctest::Approx(m * 3.0));
+        CHECK(account.p2p == 0);
+        CHECK(account.host == 0);
+      }
+    }
+}
+
+TEST_CASE("interleaving divides the bubble by the number of chunks") {
+  for (int v : {2, 4}) {
+    Napkin napkin;
+    napkin.chunks = v;
+    napkin.overlap = true;
+    napkin.forward_us = 1000.0 / v;
+    napkin.backward_us = 2000.0 / v;
+    const Result result = napkin.simulate();
+    CHECK(ms(result.forward_backward) == doctest::Approx(8 * 3.0 + 3 * 3.0 / v));
+    check_sums(result);
+  }
+}
+
+TEST_CASE("two stages, one microbatch: every transfer is exposed, waiting for the peer is bubble") {
+  // rank 0 |F|->            ->|B|      F 1 ms, B 2 ms, transfer 0.1 ms
+  // rank 1     |F|B|->                 step = 1 + .1 + 1 + 2 + .1 + 2
+  Napkin napkin;
+  napkin.stages = 2;
+  napkin.microbatches = 1;
+  napkin.transfer_us = 100;
+  const Result result = napkin.simulate();
+  CHECK(ms(result.forward_backward) == doctest::Approx(6.2));
+  check_sums(result);
+  CHECK(ms(result.ranks[1].p2p) == doctest::Approx(0.2));  // its receive, and its send before the synchronisation
+  CHECK(ms(result.ranks[1].bubble) == doctest::Approx(1.0));
+  REQUIRE(result.boundaries.size() == 2);
+  CHECK(result.boundaries[0].transfers == 1);
+}
+
+TEST_CASE("a receive that spins is busy P2P for a profiler, and exposed where nothing computes") {
+  Napkin napkin;
+  napkin.stages = 2;
+  napkin.microbatches = 1;
+  napkin.transfer_us = 100;
+  const Result result = napkin.simulate();
+  const Account& second = result.ranks[1];
+  CHECK(ms(second.traced_busy.at("comp")) == doctest::Approx(3.0));
+  CHECK(ms(second.traced_busy.at("p2p")) == doctest::Approx(1.1 + 0.1));
+  CHECK(ms(second.traced_exposed.at("p2p")) == doctest::Approx(1.2));
+}
+
+TEST_CASE("a host slower than its kernels makes the step host-bound, and says so") {
+  Napkin napkin;
+  napkin.stages = 1;
+  napkin.microbatches = 10;
+  napkin.forward_us = 10;
+  napkin.backward_us = 10;
+  napkin.host_us = 50;
+  const Result result = napkin.simulate();
+  CHECK(ms(result.forward_backward) == doctest::Approx(20 * 0.05 + 0.01));
+  CHECK(result.ranks[0].host > result.ranks[0].busy);
+  check_sums(result);
+}
+
+TEST_CASE("a busier part runs slower: the clock follows the load") {
+  Napkin napkin;
+  napkin.stages = 1;
+  auto profiles = napkin.profiles().all();
+  profile::Clocks clocks;
+  clocks.precision = "bf16";
+  clocks.rows = {{0.0, 1980, 300, 1.0, 1.0, 1.0}, {1.0, 1500, 700, 1.2, 1.1, 1.0}};
+  profiles[0].clocks = {clocks};
+  profiles[0].scalars["clocks.window_ms"] = {5, 0, profile::Origin::measured, "test"};
+  const Result result = simulate(napkin.scenario(), napkin.model(), napkin.program(), profile::Profiles(profiles));
+  CHECK(ms(result.forward_backward) == doctest::Approx(24 * 1.2).epsilon(0.001));
+  CHECK(result.slowdown[0] == doctest::Approx(1.2).epsilon(0.001));
+  CHECK(result.duty[0] == doctest::Approx(1.0).epsilon(0.001));
+}
+
+TEST_CASE("an edge may lag: run() is the longest path") {
+  Graph graph;
+  graph.ranks = 1;
+  graph.duration_ns = {10, 5, 7};
+  graph.first_edge = {0, 0, 1, 3};
+  graph.edges = {{0, 3}, {0, 0}, {1, 2}};
+  graph.loads.resize(3, profile::Load::none);
+  graph.labels.resize(3);
+  Times times;
+  run(graph, times);
+  CHECK(times.start == std::vector<std::int64_t>{0, 13, 20});
+  CHECK(times.end == std::vector<std::int64_t>{10, 18, 27});
+}
+
+TEST_CASE("properties: accounts add up; no step is shorter than its work or its longest rank") {
+  rc::check([] {
+    Napkin napkin;
+    napkin.stages = *rc::gen::inRange(1, 6);
+    napkin.overlap = napkin.stages > 1 && *rc::gen::arbitrary<bool>();
+    if (napkin.overlap) napkin.chunks = *rc::gen::inRange(2, 4);
+    napkin.microbatches = napkin.stages * *rc::gen::inRange(1, 5);
+    napkin.forward_us = *rc::gen::inRange(1, 2000);
+    napkin.backward_us = *rc::gen::inRange(1, 2000);
+    napkin.transfer_us = *rc::gen::inRange(0, 300);
+    napkin.eager_bytes = *rc::gen::element(0, 1000);
+    napkin.host_us = *rc::gen::inRange(0, 50);
+    napkin.connections = *rc::gen::element(std::string("1"), std::string("8"));
+    const Result result = napkin.simulate();
+    const auto step = result.forward_backward + result.optimizer;
+    const double work = napkin.microbatches * napkin.chunks.value_or(1) * (napkin.forward_us + napkin.backward_us);
+    RC_ASSERT(ms(step) >= work / 1e3 - 1e-6);
+    for (const Account& account : result.ranks) RC_ASSERT(total(account) == step);
+    std::int64_t path = 0;
+    for (const CriticalStep& part : result.critical_path) path += part.ns;
+    RC_ASSERT(path == step);
+  });
+}
