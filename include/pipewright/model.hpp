@@ -75,6 +75,7 @@ struct Rank {
   std::vector<Chunk> chunks;
   std::vector<Tensor> persistent;        ///< alive before the first step (static_bytes): parameters, gradients, masters
   std::vector<Tensor> since_first_step;  ///< alive from the first steps on: Adam moments, dummy gradients, workspaces
+  std::vector<Tensor> during_optimizer;  ///< alive during the optimizer step only
   std::vector<Kernel> finalize;          ///< gradient finalisation, inside forward-backward
   std::vector<Kernel> optimizer;         ///< gradient norm, clip, Adam, copies, parameter gather
 };

@@ -1,0 +1,61 @@
+#include "builder.hpp"
+
+namespace pipewright::model {
+
+std::uint32_t Owners::operator()(const std::string& name) {
+  const auto [it, fresh] = index_.try_emplace(name, static_cast<std::uint32_t>(names_.size()));
+  if (fresh) names_.push_back(name);
+  return it->second;
+}
+
+PieceBuilder::PieceBuilder(Owners& owners, std::string name) : owners_(owners), steps_(&piece_.forward) {
+  piece_.name = std::move(name);
+  piece_.tensors.resize(4);
+}
+
+void PieceBuilder::border(std::uint32_t which, const std::string& owner, Int bytes) {
+  piece_.tensors[which] = Tensor{owners_(owner), Bytes(bytes), Stream::compute};
+}
+
+std::uint32_t PieceBuilder::tensor(const std::string& owner, Int bytes) {
+  piece_.tensors.push_back(Tensor{owners_(owner), Bytes(bytes), Stream::compute});
+  return static_cast<std::uint32_t>(piece_.tensors.size() - 1);
+}
+
+std::uint32_t PieceBuilder::allocate(const std::string& owner, Int bytes) {
+  const auto id = tensor(owner, bytes);
+  allocate(id);
+  return id;
+}
+
+void PieceBuilder::free(std::uint32_t tensor) {
+  if (tensor != no_tensor) step(Step::Kind::free, tensor);
+}
+
+void PieceBuilder::free(std::initializer_list<std::uint32_t> tensors) {
+  for (const auto tensor : tensors) free(tensor);
+}
+
+void PieceBuilder::launch(const std::string& name, profile::Key key) {
+  launch_on(Stream::compute, Purpose::compute, name, std::move(key), {});
+}
+
+void PieceBuilder::launch_on(Stream stream, Purpose purpose, const std::string& name, profile::Key key,
+                             const std::string& link) {
+  Kernel kernel;
+  kernel.name = name;
+  kernel.key = std::move(key);
+  kernel.stream = stream;
+  kernel.purpose = purpose;
+  kernel.link = link;
+  kernel.recompute = recompute_;
+  step(Step::Kind::launch, static_cast<std::uint32_t>(piece_.kernels.size()));
+  piece_.kernels.push_back(std::move(kernel));
+}
+
+void PieceBuilder::collective(Purpose purpose, const std::string& name, const std::string& kind, Int ranks, Int bytes,
+                              const std::string& link, Stream stream) {
+  launch_on(stream, purpose, name, {kind + "." + link, {ranks, bytes}}, link);
+}
+
+}  // namespace pipewright::model

@@ -1,0 +1,62 @@
+// Writes a Piece line by line, as the host code runs: allocations, launches, frees.
+#pragma once
+
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "dimensions.hpp"
+#include "pipewright/model.hpp"
+
+namespace pipewright::model {
+
+/// Names of owners, each once.
+class Owners {
+ public:
+  std::uint32_t operator()(const std::string& name);
+  std::vector<std::string> take() { return std::move(names_); }
+
+ private:
+  std::vector<std::string> names_;
+  std::map<std::string, std::uint32_t> index_;
+};
+
+constexpr std::uint32_t no_tensor = 0xffffffff;
+
+class PieceBuilder {
+ public:
+  PieceBuilder(Owners& owners, std::string name);
+
+  /// Sizes of the borders; an empty owner means there is none.
+  void border(std::uint32_t which, const std::string& owner, Int bytes);
+  void to_forward() { steps_ = &piece_.forward; }
+  void to_backward() { steps_ = &piece_.backward; }
+
+  void allocate(std::uint32_t tensor) { step(Step::Kind::allocate, tensor); }
+  std::uint32_t tensor(const std::string& owner, Int bytes);    ///< not yet allocated
+  std::uint32_t allocate(const std::string& owner, Int bytes);  ///< a new tensor
+  void free(std::uint32_t tensor);                              ///< nothing for no_tensor
+  void free(std::initializer_list<std::uint32_t> tensors);
+  void transient(const std::string& owner, Int bytes) { free(allocate(owner, bytes)); }
+
+  void launch(const std::string& name, profile::Key key);
+  void launch_on(Stream stream, Purpose purpose, const std::string& name, profile::Key key, const std::string& link);
+  void collective(Purpose purpose, const std::string& name, const std::string& kind, Int ranks, Int bytes,
+                  const std::string& link, Stream stream = Stream::compute);
+  void wait(Stream stream) { step(Step::Kind::wait, static_cast<std::uint32_t>(stream)); }
+
+  void recomputing(bool on) { recompute_ = on; }
+  void first_microbatch_only(bool on) { first_only_ = on; }
+  Piece take() { return std::move(piece_); }
+
+ private:
+  void step(Step::Kind kind, std::uint32_t index) { steps_->push_back({kind, index, first_only_}); }
+
+  Owners& owners_;
+  Piece piece_;
+  std::vector<Step>* steps_;
+  bool recompute_ = false, first_only_ = false;
+};
+
+}  // namespace pipewright::model

@@ -1,0 +1,11 @@
+// The pieces at both ends of the model: word embedding, and final norm with output layer and loss.
+#pragma once
+
+#include "builder.hpp"
+
+namespace pipewright::model {
+
+Piece embedding_piece(Owners& owners, const Dimensions& dimensions, const scenario::Scenario& scenario);
+Piece head_piece(Owners& owners, const Dimensions& dimensions, const scenario::Scenario& scenario);
+
+}  // namespace pipewright::model

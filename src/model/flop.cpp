@@ -1,0 +1,46 @@
+// Megatron-LM core_r0.19.0 megatron/training/training.py, num_floating_point_operations (transformer_flops): model
+// FLOPs, a fused multiply-add counted twice, forward + dgrad + wgrad, causal attention by half.
+#include "pipewright/model.hpp"
+
+namespace pipewright::model {
+
+double step_flop(const scenario::Scenario& s) {
+  const auto& m = s.model;
+  const auto as_double = [](scenario::Int value) { return static_cast<double>(value); };
+  const double h = as_double(m.hidden_size), f = as_double(scenario::ffn_hidden_size(s));
+  const double heads = as_double(m.num_attention_heads), mtp = as_double(m.mtp_num_layers.value_or(0));
+  double moe_layers = 0;
+  for (scenario::Int layer = 0; layer < m.num_layers; ++layer) moe_layers += scenario::is_moe_layer(s, layer) ? 1 : 0;
+  if (m.num_layers > 0 && scenario::is_moe_layer(s, m.num_layers - 1)) moe_layers += mtp;
+  const double layers = as_double(m.num_layers) + mtp, dense_layers = layers - moe_layers;
+  const double gemms = m.gated_linear_unit ? 3 : 2;
+
+  double attention = 0, core = 0;  // per layer and token; per layer and token squared
+  if (m.multi_latent_attention) {
+    const double qk = as_double(m.qk_head_dim), rope = as_double(m.qk_pos_emb_head_dim), v = as_double(m.v_head_dim);
+    const double q_rank = as_double(m.q_lora_rank.value_or(0)), kv_rank = as_double(m.kv_lora_rank);
+    const double q = m.q_lora_rank ? q_rank * (h + heads * (qk + rope) + 1) : h * heads * (qk + rope);
+    attention = q + kv_rank * (h + heads * (qk + v) + 1) + h * rope + heads * v * h;
+    core = heads * (qk + rope) / 2 + heads * v / 2;
+  } else {
+    const double q = as_double(scenario::kv_channels(s)) * heads;
+    const double kv = as_double(scenario::kv_channels(s) * scenario::num_query_groups(s));
+    attention = h * (q + 2 * kv + (m.attention_output_gate ? q : 0)) + q * h;
+    core = q / 2 * 2;
+  }
+  double mlp = f * gemms * dense_layers;
+  if (moe_layers > 0) {
+    double routed = as_double(scenario::moe_ffn_hidden_size(s)) * as_double(m.moe_router_topk) * gemms;
+    if (m.moe_latent_size) {
+      const double latent = as_double(*m.moe_latent_size);
+      routed = routed * latent / h + 2 * latent;
+    }
+    mlp += (routed + as_double(m.moe_shared_expert_intermediate_size.value_or(0)) * gemms) * moe_layers;
+  }
+  const double per_token = h * mlp + attention * layers + mtp * (3 * h + 2 * h * h) +
+                           h * as_double(scenario::padded_vocab_size(s)) * (mtp + 1);
+  const double sequence = as_double(m.seq_length), sequences = as_double(s.settings.global_batch_size);
+  return 3 * 2 * sequences * sequence * (per_token + sequence * core * layers);
+}
+
+}  // namespace pipewright::model

@@ -1,0 +1,17 @@
+// One dense transformer layer (or a group of layers under one checkpoint) as a Piece.
+#pragma once
+
+#include "builder.hpp"
+
+namespace pipewright::model {
+
+struct LayerKind {
+  bool fp8 = false;
+  bool last = false;     ///< last of its chunk: its output gradient comes from outside, so autograd adds out of place
+  int checkpointed = 0;  ///< layers under one activation checkpoint (full recompute); 0: none
+  friend auto operator<=>(const LayerKind&, const LayerKind&) = default;
+};
+
+Piece layer_piece(Owners& owners, const Dimensions& dimensions, const LayerKind& kind);
+
+}  // namespace pipewright::model

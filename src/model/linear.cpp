@@ -1,0 +1,215 @@
+#include "linear.hpp"
+
+namespace pipewright::model {
+namespace {
+
+/// Workspace of TE's norm backward: a CTA's partial sums of dgamma (and dbeta) in fp32, three CTAs on each of Hopper's
+/// 132 SMs (TE common/normalization/*/*_bwd_semi_cuda_kernel.cu; 396 rows of 4096 in the recorded allocations).
+constexpr Int norm_workspace_rows = 3 * 132;
+
+}  // namespace
+
+std::uint32_t LinearWriter::norm_statistics(Int rows) const {
+  return static_cast<std::uint32_t>(rows * 4 * (d_.rms_norm ? 1 : 2));
+}
+
+void LinearWriter::norm(const std::string& name, bool forward, Int rows, Int cols) {
+  w_.launch(name + (forward ? " forward" : " backward"),
+            {std::string(d_.rms_norm ? "rmsnorm" : "layernorm") + (forward ? ".forward" : ".backward"), {rows, cols}});
+}
+
+Operand LinearWriter::quantize(const std::string& name, Int rows, Int cols, bool row, bool transpose, bool with_amax) {
+  Operand result;
+  const Int scales = d_.recipe == Recipe::blockwise ? rows * cols / 128 * 4 : 0;  // an fp32 scale for 128 elements
+  if (row) result.data = w_.allocate(name + "_fp8", rows * cols + scales);
+  if (transpose) result.transpose = w_.allocate(name + "_fp8_transpose", rows * cols + scales);
+  if (d_.recipe == Recipe::blockwise) {
+    w_.launch(name + " quantize", {"quantize.blockwise.fp8", {rows, cols}});
+    return result;
+  }
+  if (with_amax && d_.recipe == Recipe::tensorwise) w_.launch(name + " amax", {"amax", {rows * cols}});
+  if (transpose) {
+    w_.launch(name + " cast", {"cast_transpose.fp8", {rows, cols}});
+  } else {
+    w_.launch(name + " cast", {"cast.fp8", {rows * cols}});
+  }
+  return result;
+}
+
+void LinearWriter::cast_weight(const Linear& linear, bool forward) {
+  if (!linear.fp8 || !forward) return;
+  const bool every_time = !d_.fp8_cached_weights && !d_.fp8_parameters;
+  w_.first_microbatch_only(!every_time);
+  if (d_.fp8_parameters) {
+    w_.launch(linear.name + " weight transpose", {"transpose.fp8", {linear.out, linear.in}});
+  } else if (d_.recipe == Recipe::blockwise) {
+    w_.launch(linear.name + " weight cast", {"quantize.blockwise.fp8", {linear.out, linear.in}});
+  } else {
+    if (d_.recipe == Recipe::tensorwise) w_.launch(linear.name + " weight amax", {"amax", {linear.out * linear.in}});
+    w_.launch(linear.name + " weight cast", {"cast_transpose.fp8", {linear.out, linear.in}});
+  }
+  w_.first_microbatch_only(false);
+}
+
+void LinearWriter::gemm(const Linear& linear, const char* which) {
+  const bool forward = which[0] == 'f';
+  const std::string family = linear.fp8 ? "gemm.fp8.tn" : forward ? "gemm.bf16.tn" : "gemm.bf16.nn";
+  const Int m = forward ? linear.out : linear.in, k = forward ? linear.in : linear.out;
+  w_.launch(linear.name + " " + which, {family, {m, d_.tokens, k}});
+}
+
+void LinearWriter::weight_gradient(const Linear& linear) {
+  std::string family = linear.fp8 ? "gemm.fp8.tn" : "gemm.bf16.nt";
+  if (d_.fused_gradients) {
+    family += d_.gradient_bytes == 4 ? ".acc_f32" : ".acc_bf16";
+    w_.launch(linear.name + " wgrad", {family, {linear.in, linear.out, d_.tokens}});
+    return;
+  }
+  if (linear.fp8) family += ".out_bf16";
+  const auto gradient = w_.allocate("weight gradients", 2 * linear.in * linear.out);
+  w_.launch(linear.name + " wgrad", {family, {linear.in, linear.out, d_.tokens}});
+  w_.launch(linear.name + " gradient accumulation", {"add.f32", {linear.in * linear.out}});
+  w_.free(gradient);
+}
+
+void LinearWriter::release(Operand& operand) {
+  w_.free({operand.data, operand.transpose});
+  operand = {};
+}
+
+std::uint32_t LinearWriter::norm_linear(const Linear& linear, const std::string& owner, Normed& saved, bool grad) {
+  saved.statistics = w_.allocate(linear.name + "_norm_statistics", norm_statistics(d_.local));
+  std::uint32_t gathered = no_tensor;
+  if (!linear.fp8) {
+    saved.out.data = w_.allocate(linear.name + "_norm_output", 2 * d_.local * d_.h);
+    norm(linear.name + " norm", true, d_.local, d_.h);
+  } else {
+    // The norm kernel also takes the maximum; its bf16 output lives until the cast. FP8 gathers row-wise data only, so
+    // with sequence parallelism the transpose is made after the gather, in the backward pass.
+    const auto high_precision = w_.allocate(linear.name + "_norm_output", 2 * d_.local * d_.h);
+    norm(linear.name + " norm", true, d_.local, d_.h);
+    saved.out = quantize(linear.name + "_norm_output", d_.local, d_.h, true, grad && !d_.sp, false);
+    w_.free(high_precision);
+  }
+  if (d_.sp) {
+    const Int bytes = d_.tokens * d_.h * (linear.fp8 ? 1 : 2);
+    gathered = w_.allocate(linear.name + "_gathered_input", bytes);
+    w_.collective(Purpose::tp, linear.name + " all-gather", "all_gather", d_.t, bytes, d_.tp_link);
+  }
+  cast_weight(linear, true);
+  const auto out = w_.allocate(owner, 2 * d_.tokens * linear.out);
+  forward_gemm(linear);
+  w_.free(gathered);
+  if (!grad) {
+    w_.free(saved.statistics);
+    release(saved.out);
+    saved = {};
+  } else if (saved.out.transpose != no_tensor) {
+    w_.free(saved.out.data);
+    saved.out.data = no_tensor;
+  }
+  return out;
+}
+
+std::uint32_t LinearWriter::column_backward(const Linear& linear, Operand& saved, std::uint32_t dout) {
+  Operand gradient;
+  if (linear.fp8) gradient = quantize(linear.name + "_gradient", d_.tokens, linear.out, true, true);
+  Operand gathered;
+  const Int bytes = d_.tokens * d_.h * (linear.fp8 ? 1 : 2);
+  if (d_.sp) {
+    gathered.data = w_.allocate(linear.name + "_gathered_input", bytes);
+    w_.collective(Purpose::tp, linear.name + " all-gather in backward", "all_gather", d_.t, bytes, d_.tp_link,
+                  Stream::communication);
+  }
+  auto din = w_.allocate(linear.name + "_input_gradient", 2 * d_.tokens * d_.h);
+  gemm(linear, "dgrad");
+  std::uint32_t full = no_tensor;
+  if (d_.sp) {
+    w_.wait(Stream::communication);
+    full = din;
+    din = w_.allocate(linear.name + "_input_gradient", 2 * d_.local * d_.h);
+    w_.collective(Purpose::tp, linear.name + " reduce-scatter in backward", "reduce_scatter", d_.t,
+                  2 * d_.tokens * d_.h, d_.tp_link, Stream::communication);
+    if (linear.fp8) {
+      gathered.transpose = w_.allocate(linear.name + "_gathered_input", bytes);
+      w_.launch(linear.name + " input transpose", {"transpose.fp8", {d_.tokens, d_.h}});
+    }
+  } else if (d_.t > 1) {
+    w_.collective(Purpose::tp, linear.name + " all-reduce in backward", "all_reduce", d_.t, 2 * d_.tokens * d_.h,
+                  d_.tp_link, Stream::communication);
+  }
+  weight_gradient(linear);
+  release(gathered);
+  release(gradient);
+  release(saved);
+  if (d_.t > 1) w_.wait(Stream::communication);
+  w_.free(full);
+  (void)dout;
+  return din;
+}
+
+std::uint32_t LinearWriter::norm_backward(const std::string& name, std::uint32_t statistics, std::uint32_t dout) {
+  const auto din = w_.allocate(name + "_input_gradient", 2 * d_.local * d_.h);
+  const auto dgamma = w_.allocate("weight gradients", 2 * d_.h * (d_.rms_norm ? 1 : 2));
+  w_.transient("workspace", norm_workspace_rows * d_.h * 4 * (d_.rms_norm ? 1 : 2));
+  norm(name, false, d_.local, d_.h);
+  w_.launch(name + " gradient accumulation", {"small", {}});
+  w_.free({statistics, dout});
+  w_.free(dgamma);
+  return din;
+}
+
+std::uint32_t LinearWriter::norm_linear_backward(const Linear& linear, Normed& saved, std::uint32_t dout) {
+  const auto dnorm = column_backward(linear, saved.out, dout);
+  const auto din = norm_backward(linear.name + " norm", saved.statistics, dnorm);
+  w_.free(dout);
+  saved = {};
+  return din;
+}
+
+std::uint32_t LinearWriter::row_linear(const Linear& linear, const std::string& owner, Operand& saved, bool grad,
+                                       bool keeps_original) {
+  if (linear.fp8) {
+    saved = quantize(linear.name + "_input", d_.tokens, linear.in, true, grad && !keeps_original);
+    cast_weight(linear, true);
+  }
+  auto out = w_.allocate(d_.sp ? linear.name + "_partial_output" : owner, 2 * d_.tokens * linear.out);
+  forward_gemm(linear);
+  if (d_.sp) {
+    const auto partial = out;
+    out = w_.allocate(owner, 2 * d_.local * linear.out);
+    w_.collective(Purpose::tp, linear.name + " reduce-scatter", "reduce_scatter", d_.t, 2 * d_.tokens * linear.out,
+                  d_.tp_link);
+    w_.free(partial);
+  } else if (d_.t > 1) {
+    w_.collective(Purpose::tp, linear.name + " all-reduce", "all_reduce", d_.t, 2 * d_.tokens * linear.out, d_.tp_link);
+  }
+  w_.free(saved.data);
+  saved.data = no_tensor;
+  return out;
+}
+
+std::uint32_t LinearWriter::row_backward(const Linear& linear, Operand& saved, bool keeps_original) {
+  Operand gradient;
+  const Int bytes = d_.tokens * linear.out * (linear.fp8 ? 1 : 2);
+  if (linear.fp8) gradient = quantize(linear.name + "_gradient", d_.local, linear.out, true, !d_.sp);
+  if (d_.sp) {
+    const auto local = gradient.data;
+    gradient.data = w_.allocate(linear.name + "_gathered_gradient", bytes);
+    w_.collective(Purpose::tp, linear.name + " all-gather in backward", "all_gather", d_.t, bytes, d_.tp_link);
+    w_.free(local);
+    if (linear.fp8) {
+      gradient.transpose = w_.allocate(linear.name + "_gathered_gradient", bytes);
+      w_.launch(linear.name + " gradient transpose", {"transpose.fp8", {d_.tokens, linear.out}});
+    }
+  }
+  if (linear.fp8 && keeps_original) saved = quantize(linear.name + "_input", d_.tokens, linear.in, true, true);
+  const auto din = w_.allocate(linear.name + "_input_gradient", 2 * d_.tokens * linear.in);
+  gemm(linear, "dgrad");
+  weight_gradient(linear);
+  release(gradient);
+  release(saved);
+  return din;
+}
+
+}  // namespace pipewright::model

@@ -1,0 +1,67 @@
+// Linear layers of Transformer Engine: GEMMs, what is saved for the weight gradient, FP8 casts, and the collectives of
+// tensor parallelism around them (TE pytorch/module/linear.py, layernorm_linear.py).
+//
+//   column-parallel, sequence parallel:  x[S/t] --all-gather--> X[S] --GEMM--> y[S]      dX --reduce-scatter--> dx[S/t]
+//   row-parallel, sequence parallel:     x[S] --GEMM--> Y[S] --reduce-scatter--> y[S/t]  dy[S/t] --all-gather--> dY[S]
+#pragma once
+
+#include <string>
+
+#include "builder.hpp"
+
+namespace pipewright::model {
+
+struct Linear {
+  std::string name;  ///< "attention.qkv"
+  Int in, out;       ///< features of a tensor-parallel rank
+  bool fp8 = false;
+};
+
+/// A GEMM operand: bf16 has `data` only; FP8 on Hopper needs a row-wise and a transposed copy, because cuBLAS has only
+/// TN kernels in FP8.
+struct Operand {
+  std::uint32_t data = no_tensor, transpose = no_tensor;
+};
+
+/// The input of a column-parallel linear layer with its fused norm.
+struct Normed {
+  std::uint32_t statistics = no_tensor;
+  Operand out;
+};
+
+class LinearWriter {
+ public:
+  LinearWriter(PieceBuilder& builder, const Dimensions& dimensions) : w_(builder), d_(dimensions) {}
+
+  /// Norm and linear layer as one TE module; returns the output. Without `grad` nothing is left but the output.
+  std::uint32_t norm_linear(const Linear& linear, const std::string& owner, Normed& saved, bool grad);
+  /// Frees what norm_linear saved but the module's input; returns the gradient of the norm's input, before the residual
+  /// is added. Frees `dout`.
+  std::uint32_t norm_linear_backward(const Linear& linear, Normed& saved, std::uint32_t dout);
+  /// Only the weight and input gradient of the linear layer (the norm may be separate); frees what was saved.
+  std::uint32_t column_backward(const Linear& linear, Operand& saved, std::uint32_t dout);
+  std::uint32_t norm_backward(const std::string& name, std::uint32_t statistics, std::uint32_t dout);
+
+  /// `input` stays with the caller; `saved` is what the layer keeps of it in FP8 (nothing in bf16, or when the caller
+  /// keeps the original for the backward pass: `keeps_original`).
+  std::uint32_t row_linear(const Linear& linear, const std::string& owner, Operand& saved, bool grad,
+                           bool keeps_original);
+  /// Returns the gradient of the input; `input` is the bf16 tensor where nothing was saved. Frees `saved`.
+  std::uint32_t row_backward(const Linear& linear, Operand& saved, bool keeps_original);
+
+  void norm(const std::string& name, bool forward, Int rows, Int cols);
+  std::uint32_t norm_statistics(Int rows) const;  ///< bytes of rsigma (and mu)
+
+ private:
+  Operand quantize(const std::string& name, Int rows, Int cols, bool row, bool transpose, bool with_amax = true);
+  void cast_weight(const Linear& linear, bool forward);
+  void gemm(const Linear& linear, const char* which);
+  void forward_gemm(const Linear& linear) { gemm(linear, "forward"); }
+  void weight_gradient(const Linear& linear);
+  void release(Operand& operand);
+
+  PieceBuilder& w_;
+  const Dimensions& d_;
+};
+
+}  // namespace pipewright::model

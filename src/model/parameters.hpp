@@ -1,0 +1,42 @@
+// Parameters of a model chunk in module order, and how Megatron's DistributedDataParallel and distributed optimizer lay
+// them out: contiguous buffers, buckets, and every data-parallel rank's shard of them.
+#pragma once
+
+#include <vector>
+
+#include "dimensions.hpp"
+
+namespace pipewright::model {
+
+struct Parameter {
+  Int elements;
+  bool fp8 = false;                   ///< stored in FP8 (fp8_param_gather)
+  Int weight_in = 0, weight_out = 0;  ///< of a weight that a linear layer multiplies by; 0: embedding, norm, bias
+};
+
+struct ChunkShape {
+  std::vector<bool> layer_is_fp8;  ///< one a layer
+  bool embedding = false, head = false;
+  bool shares_embedding = false;  ///< the output layer's weight is the embedding's
+};
+
+std::vector<Parameter> chunk_parameters(const Dimensions& dimensions, const scenario::Scenario& scenario,
+                                        const ChunkShape& shape);
+
+/// A contiguous buffer of parameters of one type with their gradients.
+struct Buffer {
+  bool fp8 = false;
+  Int elements = 0;                             ///< padding included
+  std::vector<std::pair<Int, Int>> buckets;     ///< [start, end) in elements
+  std::vector<std::pair<Int, Int>> parameters;  ///< [start, end) in buffer order (reverse module order)
+};
+
+/// param_layout.py and distrib_optimizer.py `_compute_per_buffer_param_layout`: parameters in reverse order, each start
+/// a multiple of 64 elements, each bucket's end a multiple of lcm(ranks, 128).
+std::vector<Buffer> layout(const std::vector<Parameter>& parameters, Int bucket_size, Int ranks, bool distributed,
+                           bool pad_for_bus_bandwidth);
+
+/// Elements of each parameter that data-parallel rank `rank` of `ranks` owns: an equal part of every bucket.
+std::vector<Int> shards(const Buffer& buffer, Int rank, Int ranks);
+
+}  // namespace pipewright::model

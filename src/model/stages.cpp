@@ -1,0 +1,130 @@
+// Puts the pieces together: which chunk of which pipeline rank runs what, and what every rank holds for good.
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "ends.hpp"
+#include "layer.hpp"
+#include "parameters.hpp"
+#include "pipewright/model.hpp"
+#include "state.hpp"
+
+namespace pipewright::model {
+namespace {
+
+using scenario::Scenario;
+
+/// How many layers the checkpoint that starts at layer `i` of a chunk of `count` covers (reference 3.1); 0: none.
+int checkpointed(const Scenario& s, int i, int count) {
+  const auto& o = s.settings;
+  if (o.recompute_granularity.value_or("") != "full") return 0;
+  const int n = static_cast<int>(o.recompute_num_layers.value_or(1));
+  if (o.recompute_method.value_or("") == "block") return i < n ? 1 : 0;
+  return std::min(n, count - i);
+}
+
+bool is_fp8(const Scenario& s, const Dimensions& d, Int layer) {
+  if (d.recipe == Recipe::bf16) return false;
+  const auto& o = s.settings;
+  if (!o.first_last_layers_bf16) return true;
+  return layer >= o.num_layers_at_start_in_bf16 && layer < s.model.num_layers - o.num_layers_at_end_in_bf16;
+}
+
+/// Pieces that are equal are shared by all chunks.
+class Pieces {
+ public:
+  Pieces(const Scenario& scenario, const Dimensions& dimensions, Stages& stages, Owners& owners)
+      : s_(scenario), d_(dimensions), stages_(stages), owners_(owners) {}
+
+  std::uint32_t layer(const LayerKind& kind) {
+    const auto [it, fresh] = layers_.try_emplace(kind, next());
+    if (fresh) stages_.pieces.push_back(layer_piece(owners_, d_, kind));
+    return it->second;
+  }
+  std::uint32_t embedding() {
+    if (!embedding_) embedding_ = next(), stages_.pieces.push_back(embedding_piece(owners_, d_, s_));
+    return *embedding_;
+  }
+  std::uint32_t head() {
+    if (!head_) head_ = next(), stages_.pieces.push_back(head_piece(owners_, d_, s_));
+    return *head_;
+  }
+
+ private:
+  std::uint32_t next() const { return static_cast<std::uint32_t>(stages_.pieces.size()); }
+
+  const Scenario& s_;
+  const Dimensions& d_;
+  Stages& stages_;
+  Owners& owners_;
+  std::map<LayerKind, std::uint32_t> layers_;
+  std::optional<std::uint32_t> embedding_, head_;
+};
+
+Chunk build_chunk(const Scenario& s, const Dimensions& d, Pieces& pieces, const scenario::Stage& stage,
+                  ChunkShape& shape) {
+  Chunk chunk;
+  const auto add = [&](std::uint32_t piece, int layer) {
+    chunk.pieces.push_back(piece);
+    chunk.layers.push_back(layer);
+  };
+  if (stage.embedding) add(pieces.embedding(), -1);
+  const int count = static_cast<int>(stage.layers.size());
+  for (int i = 0; i < count;) {
+    LayerKind kind;
+    const Int layer = stage.layers[static_cast<std::size_t>(i)];
+    kind.fp8 = is_fp8(s, d, layer);
+    kind.checkpointed = checkpointed(s, i, count);
+    const int covers = std::max(1, kind.checkpointed);
+    kind.last = kind.checkpointed == 0 && i + covers == count;
+    add(pieces.layer(kind), static_cast<int>(layer));
+    i += covers;
+  }
+  if (stage.loss) add(pieces.head(), -1);
+  for (const Int layer : stage.layers) shape.layer_is_fp8.push_back(is_fp8(s, d, layer));
+  shape.embedding = stage.embedding;
+  shape.head = stage.loss;
+  shape.shares_embedding = !s.model.untie_embeddings_and_output_weights;
+  return chunk;
+}
+
+void add_notes(const Scenario& s, const Dimensions& d, Stages& stages) {
+  const auto note = [&](const std::string& text) { stages.notes.push_back(text); };
+  if (d.cp > 1)
+    note("context parallelism is approximated: a ring of equal causal attention steps, exchanges overlapped");
+  if (d.recipe == Recipe::delayed || d.recipe == Recipe::blockwise) {
+    note("FP8 recipe " + s.settings.fp8_recipe.value_or("delayed") +
+         " follows the formulas of its code, not measurements");
+  }
+  if (d.fp8_parameters) note("FP8 parameters: their transposes are taken as kept from the first step on");
+  if (d.hidden_dropout > 0) note("dropout masks follow the code (1 byte an element), not measurements");
+  if (scenario::recomputes(s, "layernorm")) {
+    note("recompute of layernorm changes nothing: dense layers fuse their norms into the linear layers");
+  }
+}
+
+}  // namespace
+
+Stages build(const Scenario& s) {
+  const Dimensions d(s);
+  Stages stages;
+  Owners owners;
+  Pieces pieces(s, d, stages, owners);
+  const Int chunks = scenario::num_chunks(s);
+  for (Int rank = 0; rank < d.pp; ++rank) {
+    Rank result;
+    std::vector<ChunkShape> shapes;
+    for (Int c = 0; c < chunks; ++c) {
+      shapes.emplace_back();
+      result.chunks.push_back(build_chunk(s, d, pieces, scenario::stage(s, rank, c), shapes.back()));
+    }
+    add_state(s, d, rank, shapes, owners, result);
+    stages.ranks.push_back(std::move(result));
+  }
+  stages.boundary_bytes = Bytes(d.boundary_bytes());
+  add_notes(s, d, stages);
+  stages.owners = owners.take();
+  return stages;
+}
+
+}  // namespace pipewright::model

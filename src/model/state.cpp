@@ -1,0 +1,257 @@
+#include "state.hpp"
+
+#include <algorithm>
+#include <set>
+
+namespace pipewright::model {
+namespace {
+
+using scenario::Scenario;
+
+/// TE's cuBLAS workspace on Hopper and later: 32 MiB and 1024 bytes of scales (TE pytorch/cpp_extensions/gemm.py,
+/// get_cublas_workspace_size_bytes). Allocated by the first linear layer's constructor.
+constexpr Int te_workspace = (Int{32} << 20) + 1024;
+/// torch.matmul's cuBLAS workspace on Hopper (c10 getChosenWorkspaceSize: 32 MiB), one for each thread that calls it:
+/// the forward thread and autograd's. Megatron's output layer is the only torch GEMM of a dense model.
+constexpr Int torch_workspace = Int{32} << 20;
+
+Int type_bytes(const std::string& type) {
+  if (type == "fp32") return 4;
+  return type == "fp8" ? 1 : 2;
+}
+
+/// Bytes of an element of the optimizer's state.
+struct OptimizerTypes {
+  Int main = 4, first = 4, second = 4;
+  bool main_since_first_step = false;
+};
+
+OptimizerTypes optimizer_types(const Scenario& s) {
+  const auto& o = s.settings;
+  OptimizerTypes types;
+  if (!o.use_precision_aware_optimizer) return types;
+  types.first = type_bytes(o.exp_avg_dtype);
+  types.second = type_bytes(o.exp_avg_sq_dtype);
+  // store_param_remainders: the low 16 bits beside the bf16 parameter make the fp32 master (optimizer_config.py).
+  types.main = o.main_params_dtype == "fp32" && o.store_param_remainders ? 2 : type_bytes(o.main_params_dtype);
+  types.main_since_first_step = true;  // TE FusedAdam makes them in its first step
+  return types;
+}
+
+class StateWriter {
+ public:
+  StateWriter(const Scenario& scenario, const Dimensions& dimensions, Int pp_rank, Owners& owners, Rank& rank)
+      : s_(scenario), d_(dimensions), pp_rank_(pp_rank), owners_(owners), rank_(rank), ranks_(d_.dp * d_.cp) {}
+
+  void run(const std::vector<ChunkShape>& shapes);
+
+ private:
+  void hold(std::vector<Tensor>& list, const std::string& owner, Int bytes) {
+    if (bytes > 0) list.push_back(Tensor{owners_(owner), Bytes(bytes), Stream::compute});
+  }
+  static void launch(std::vector<Kernel>& list, const std::string& name, profile::Key key) {
+    Kernel kernel;
+    kernel.name = name;
+    kernel.key = std::move(key);
+    list.push_back(std::move(kernel));
+  }
+  void collective(std::vector<Kernel>& list, const std::string& name, const std::string& kind, Int ranks, Int bytes,
+                  const std::string& link, Stream stream, Purpose purpose) {
+    Kernel kernel;
+    kernel.name = name;
+    kernel.key = {kind + "." + link, {ranks, bytes}};
+    kernel.stream = stream;
+    kernel.purpose = purpose;
+    kernel.link = link;
+    list.push_back(std::move(kernel));
+  }
+  void add_chunk(std::size_t chunk, const std::vector<Parameter>& parameters);
+  void add_optimizer_state(const std::vector<std::vector<Int>>& shards);
+  void add_gradient_sync(Chunk& chunk, const Buffer& buffer);
+  void add_finalize(bool shares_embedding);
+  void add_optimizer_step();
+
+  const Scenario& s_;
+  const Dimensions& d_;
+  const Int pp_rank_;
+  Owners& owners_;
+  Rank& rank_;
+  const Int ranks_;                      ///< over which gradients are reduced and the optimizer's state is sharded
+  std::vector<std::vector<Int>> owned_;  ///< [data-parallel rank] elements of each shard
+  Int elements_ = 0, norm_elements_ = 0;
+};
+
+void StateWriter::add_gradient_sync(Chunk& chunk, const Buffer& buffer) {
+  if (ranks_ == 1) return;
+  const auto& o = s_.settings;
+  for (const auto& [start, end] : buffer.buckets) {
+    const Int bytes = (end - start) * d_.gradient_bytes;
+    auto& list = o.overlap_grad_reduce ? chunk.gradient_sync : rank_.finalize;
+    const Stream stream = o.overlap_grad_reduce ? Stream::gradient : Stream::compute;
+    if (!o.average_in_collective && !o.calculate_per_token_loss) {
+      launch(list, "gradient scaling", {"scale", {(end - start) * d_.gradient_bytes / 4}});
+    }
+    collective(list, "gradient reduction", o.use_distributed_optimizer ? "reduce_scatter" : "all_reduce", ranks_, bytes,
+               d_.dp_link, stream, Purpose::dp);
+    if (!o.use_distributed_optimizer) continue;
+    const Int gathered = (end - start) * (buffer.fp8 ? 1 : 2);
+    auto& gather = o.overlap_param_gather ? chunk.parameter_gather : rank_.optimizer;
+    collective(gather, "parameter all-gather", "all_gather", ranks_, gathered, d_.dp_link,
+               o.overlap_param_gather ? Stream::parameter : Stream::compute, Purpose::dp);
+  }
+}
+
+void StateWriter::add_chunk(std::size_t index, const std::vector<Parameter>& parameters) {
+  const auto& o = s_.settings;
+  auto& chunk = rank_.chunks[index];
+  // Buckets are split on the first pipeline rank's first chunk only, and only for overlap (reference 1.6).
+  const bool splits =
+      o.overlap_grad_reduce && pp_rank_ == 0 && index == 0 && !o.overlap_param_gather_with_optimizer_step;
+  const Int bucket = splits ? o.bucket_size.value_or(std::max<Int>(40000000, 1000000 * ranks_)) : 0;
+  const auto buffers =
+      layout(parameters, bucket, ranks_, o.use_distributed_optimizer, o.pad_buckets_for_high_nccl_busbw);
+  Int parameter_bytes = 0;
+  for (const auto& p : parameters) {
+    chunk.parameters += p.elements;
+    if (!p.fp8 && p.weight_in == 0 && p.elements <= d_.qkv() + d_.ffn_in()) norm_elements_ += p.elements;
+    if (p.fp8) hold(rank_.since_first_step, "transposed FP8 parameters", p.elements);
+  }
+  for (const auto& buffer : buffers) {
+    const Int bytes = buffer.elements * (buffer.fp8 ? 1 : 2);
+    parameter_bytes += bytes;
+    hold(rank_.persistent, "parameters", bytes);
+    hold(rank_.persistent, "gradients", buffer.elements * d_.gradient_bytes);
+    add_gradient_sync(chunk, buffer);
+    for (std::size_t r = 0; r < owned_.size(); ++r) {
+      const auto owned = o.use_distributed_optimizer ? shards(buffer, static_cast<Int>(r), ranks_) : [&] {
+        std::vector<Int> whole;
+        for (const auto& [start, end] : buffer.parameters) whole.push_back(end - start);
+        return whole;
+      }();
+      owned_[r].insert(owned_[r].end(), owned.begin(), owned.end());
+    }
+  }
+  chunk.parameters_bytes = Bytes(parameter_bytes);
+  elements_ += chunk.parameters;
+  if (d_.rope) {
+    hold(rank_.persistent, "rotary frequencies", 4 * d_.head_dim / 2);
+    hold(rank_.since_first_step, "rotary table", 4 * s_.model.seq_length * d_.head_dim);
+  }
+}
+
+/// The state of the data-parallel rank that owns most.
+void StateWriter::add_optimizer_state(const std::vector<std::vector<Int>>& owned) {
+  const auto sum = [](const std::vector<Int>& list) {
+    Int total = 0;
+    for (const Int n : list) total += (4 * n + 511) / 512 * 512;
+    return total;
+  };
+  const auto heaviest =
+      std::max_element(owned.begin(), owned.end(), [&](const auto& a, const auto& b) { return sum(a) < sum(b); });
+  const auto types = optimizer_types(s_);
+  for (const Int n : *heaviest) {
+    hold(types.main_since_first_step ? rank_.since_first_step : rank_.persistent, "main parameters", n * types.main);
+    hold(rank_.since_first_step, "optimizer moments", n * types.first);
+    hold(rank_.since_first_step, "optimizer moments", n * types.second);
+    // bf16 gradients become fp32 ones for the step (distrib_optimizer.py, _copy_model_grads_to_main_grads).
+    if (d_.gradient_bytes == 2 && !s_.settings.use_precision_aware_optimizer) {
+      hold(rank_.during_optimizer, "fp32 gradients", 4 * n);
+    }
+  }
+}
+
+void StateWriter::add_finalize(bool shares_embedding) {
+  if (d_.sp && norm_elements_ > 0) {
+    // Norm gradients of sequence-parallel ranks are summed (finalize_model_grads.py,
+    // _allreduce_non_tensor_model_parallel_grads).
+    launch(rank_.finalize, "norm gradients gathered", {"small", {}});
+    collective(rank_.finalize, "norm gradients all-reduce", "all_reduce", d_.t, norm_elements_ * d_.gradient_bytes,
+               d_.tp_link, Stream::compute, Purpose::tp);
+    launch(rank_.finalize, "norm gradients scattered", {"small", {}});
+  }
+  const bool end = pp_rank_ == 0 || pp_rank_ + 1 == d_.pp;
+  if (shares_embedding && d_.pp > 1 && end) {
+    collective(rank_.finalize, "embedding gradients all-reduce", "all_reduce", 2, d_.vocab * d_.h * d_.gradient_bytes,
+               s_.cluster.num_gpus > s_.cluster.gpus_per_node ? s_.cluster.inter_node_link : s_.cluster.link,
+               Stream::compute, Purpose::dp);
+    rank_.finalize.back().joins_pipeline = true;
+  }
+}
+
+void StateWriter::add_optimizer_step() {
+  const auto& o = s_.settings;
+  Int owned = 0;
+  for (const Int n : owned_.front()) owned += n;
+  std::vector<Kernel> step;
+  if (d_.gradient_bytes == 2 && !o.use_precision_aware_optimizer) {
+    launch(step, "gradients to fp32", {"cast.bf16_f32", {owned}});
+  }
+  if (o.clip_grad > 0) {
+    launch(step, "gradient norm", {"l2norm", {owned}});
+    const Int ranks = d_.pp * d_.t * (o.use_distributed_optimizer ? ranks_ : 1);
+    if (ranks > 1) {
+      collective(step, "gradient norm all-reduce", "all_reduce", ranks, 4,
+                 ranks > s_.cluster.gpus_per_node ? s_.cluster.inter_node_link : s_.cluster.link, Stream::compute,
+                 Purpose::dp);
+      step.back().joins_pipeline = d_.pp > 1;
+    }
+    for (int i = 0; i < 6; ++i) launch(step, "clip coefficient", {"small", {}});
+    launch(step, "gradient clipping", {"scale", {owned}});
+  }
+  launch(step, "adam", {"adam", {owned}});
+  launch(step, "parameters from main parameters", {"cast.f32_bf16", {owned}});
+  // The all-gather of the new parameters, put there with the buffers, comes last.
+  rank_.optimizer.insert(rank_.optimizer.begin(), step.begin(), step.end());
+}
+
+void StateWriter::run(const std::vector<ChunkShape>& shapes) {
+  const auto& o = s_.settings;
+  owned_.resize(o.use_distributed_optimizer ? static_cast<std::size_t>(ranks_) : 1);
+  std::set<std::pair<Int, Int>> weight_shapes;
+  bool shares = false, head = false;
+  for (std::size_t c = 0; c < shapes.size(); ++c) {
+    const auto parameters = chunk_parameters(d_, s_, shapes[c]);
+    add_chunk(c, parameters);
+    for (const auto& p : parameters) {
+      if (p.weight_in > 0) weight_shapes.emplace(p.weight_in, p.weight_out);
+    }
+    shares |= shapes[c].shares_embedding;
+    head |= shapes[c].head;
+    if (d_.recipe == Recipe::bf16 || d_.fp8_parameters) continue;
+    for (const bool fp8 : shapes[c].layer_is_fp8) {
+      if (!fp8) continue;
+      // Row-wise and transposed copies of the layer's weights.
+      for (const Int n : {d_.q * d_.h, d_.h * d_.qkv(), d_.h * d_.ffn_in(), d_.f * d_.h}) {
+        hold(rank_.since_first_step, "FP8 weights", n);
+        hold(rank_.since_first_step, "FP8 weights", n);
+      }
+    }
+  }
+  add_optimizer_state(owned_);
+  hold(rank_.persistent, "workspace", te_workspace);
+  hold(rank_.persistent, "optimizer scalars", 4);
+  hold(rank_.persistent, "optimizer scalars", 4);
+  if (d_.fused_gradients) {
+    // One bf16 stand-in for each distinct weight shape: autograd wants a gradient, the GEMM wrote into the main one.
+    for (const auto& [in, out] : weight_shapes) hold(rank_.since_first_step, "dummy weight gradients", 2 * in * out);
+  }
+  if (head) {
+    hold(rank_.since_first_step, "workspace", torch_workspace);
+    hold(rank_.since_first_step, "workspace", torch_workspace);
+    if (d_.sp) hold(rank_.since_first_step, "global memory buffer", 2 * d_.tokens * d_.h);
+  }
+  hold(rank_.since_first_step, "token ids", 8 * d_.tokens);
+  hold(rank_.since_first_step, "position ids", 8 * d_.tokens);
+  hold(rank_.since_first_step, "rng state", 8);
+  add_finalize(shares);
+  add_optimizer_step();
+}
+
+}  // namespace
+
+void add_state(const Scenario& scenario, const Dimensions& dimensions, Int pp_rank,
+               const std::vector<ChunkShape>& shapes, Owners& owners, Rank& rank) {
+  StateWriter(scenario, dimensions, pp_rank, owners, rank).run(shapes);
+}
+
+}  // namespace pipewright::model
