@@ -24,18 +24,20 @@ struct Layer {
 
 /// What decides the order. `chunks`: model chunks per rank (v), nullopt without interleaving.
 struct Config {
-  int stages = 1;                   ///< p
-  std::optional<int> chunks;        ///< v
-  int microbatches = 1;             ///< m
-  std::optional<int> group_size;    ///< N, default p; only with chunks
-  bool overlap_p2p = false;         ///< overlap_p2p_comm
-  bool warmup_flush = false;        ///< overlap_p2p_comm_warmup_flush
-  bool batched = true;              ///< batch_p2p_comm
-  bool ep_overlap = false;          ///< overlap_moe_expert_parallel_comm
-  bool forward_send_waited = true;  ///< from 0.18: the forward send is waited at once (commit 260cba7133)
-  bool deallocate_outputs = true;   ///< deallocate_pipeline_outputs
+  int stages = 1;                                              ///< p
+  std::optional<int> chunks;                                   ///< v
+  int microbatches = 1;                                        ///< m
+  std::optional<int> group_size;                               ///< N, default p; only with chunks
+  bool overlap_p2p = false;                                    ///< overlap_p2p_comm
+  bool warmup_flush = false;                                   ///< overlap_p2p_comm_warmup_flush
+  bool batched = true;                                         ///< batch_p2p_comm
+  bool ep_overlap = false;                                     ///< overlap_moe_expert_parallel_comm
+  bool deallocate_outputs = true;                              ///< deallocate_pipeline_outputs
   bool align_grad_reduce = false, align_param_gather = false;  ///< grad_sync_func, param_sync_func are set
   bool overlap_grad_reduce = false;                            ///< no_sync_func is set
+  /// From 0.18 on a forward send is waited for at once (commit 260cba7133), a combined backward of chunk 0 runs its
+  /// data-parallel hooks and mtp_post_process follows the backward of attention. False: 0.16, 0.17, PR 4268.
+  bool from_0_18 = true;
 
   // Only with ep_overlap; the last three are pull request 4268's.
   bool delay_wgrad_compute = false;

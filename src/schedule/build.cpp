@@ -1,4 +1,4 @@
-// Which schedule runs (get_forward_backward_func, schedules.py:53-168), for every rank.
+// Which schedule runs (get_forward_backward_func, schedules.py:48-163), for every rank.
 #include "order.hpp"
 #include "rank.hpp"
 

@@ -66,12 +66,13 @@ void CombinedCall::layers(std::optional<Op> f, std::optional<Op> b, bool attenti
       host_.backward(*b);
     return;
   }
-  // Forward layers ascend, backward layers descend; what is left of the longer chunk runs alone.
+  // Forward layers ascend, backward layers descend; what is left of the longer chunk runs alone. The pull request runs
+  // the first attention twice when the backward chunk has no layer to pair it with.
   const int forward_layers = f ? static_cast<int>(layers(*f).size()) : 0;
   const int backward_layers = b ? static_cast<int>(layers(*b).size()) : 0;
   for (int i = 0; i < std::max(forward_layers, backward_layers); ++i)
     layer_pair(i < forward_layers ? &*f : nullptr, i, i < backward_layers ? &*b : nullptr, backward_layers - 1 - i,
-               attention_done && i == 0);
+               attention_done && i == 0 && i < backward_layers);
 }
 
 void CombinedCall::layer_pair(const Op* f, int fl, const Op* b, int bl, bool attention_done) {
@@ -96,8 +97,9 @@ void CombinedCall::layer_pair(const Op* f, int fl, const Op* b, int bl, bool att
   if (early) backward(Name::pre_dispatch_computation);
   forward(Name::mlp);
   forward(Name::moe_combine);
+  if (!config_.from_0_18) forward(Name::mtp_post_process);
   if (!early) backward(Name::pre_dispatch_computation);
-  forward(Name::mtp_post_process);
+  if (config_.from_0_18) forward(Name::mtp_post_process);
   if (!deferred(bl)) weight_gradient(Name::pre_dispatch_computation);
 }
 

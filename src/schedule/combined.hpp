@@ -1,6 +1,6 @@
 // One combined call of expert-parallel overlap: the forward of one chunk and the backward of another, layer by layer,
 // so that the all-to-alls of either hide behind the computation of the other (combined_1f1b.py:281-512,
-// model_chunk_schedule_plan.py:235-630; the options of pull request 4268 as in its head 7d69fbb8a7).
+// model_chunk_schedule_plan.py:236-303,500-630; the options of pull request 4268 as in its head 7d69fbb8a7).
 //
 //   communication: | combine.bwd      | dispatch.fwd   dispatch.bwd | combine.fwd      |
 //   computation:   | pre_dispatch.fwd | mlp.bwd (mlp.dw)   mlp.fwd  | pre_dispatch.bwd | (pre_dispatch.dw)

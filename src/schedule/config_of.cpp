@@ -11,8 +11,8 @@ int narrow(scenario::Int value, const char* key) {
   return static_cast<int>(value);
 }
 
-/// Commit 260cba7133 came with 0.18; pull request 4268 was cut before it.
-bool forward_send_waited(const scenario::Software& software) {
+/// Pull request 4268 was cut from `dev` before what 0.18 brought.
+bool from_0_18(const scenario::Software& software) {
   return software.megatron_core != "pr-4268" && scenario::at_least(software, "0.18.0");
 }
 
@@ -40,9 +40,9 @@ Config config_of(const scenario::Scenario& scenario, bool detail) {
   c.warmup_flush = s.overlap_p2p_comm_warmup_flush;
   c.batched = scenario::batch_p2p_comm(scenario);
   c.ep_overlap = s.overlap_moe_expert_parallel_comm;
-  c.forward_send_waited = forward_send_waited(scenario.software);
+  c.from_0_18 = from_0_18(scenario.software);
   c.deallocate_outputs = s.deallocate_pipeline_outputs;
-  // training.py:3532-3547
+  // training.py:3532-3545
   c.overlap_grad_reduce = s.overlap_grad_reduce;
   c.align_grad_reduce = s.overlap_grad_reduce && s.align_grad_reduce;
   c.align_param_gather = s.overlap_param_gather && s.align_param_gather;

@@ -44,7 +44,7 @@ void Host::communicate(Kind kind, const Transfers& t) {
   };
   if (config_.batched) {  // p2p_communication.py:17, the list given to batch_isend_irecv
     issue(t.send_prev), issue(t.recv_prev), issue(t.send_next), issue(t.recv_next);
-  } else if (place_.rank % 2 == 0) {  // p2p_communication.py:52, isend and irecv by parity of the rank
+  } else if (place_.rank % 2 == 0) {  // p2p_communication.py:55, isend and irecv by parity of the rank
     issue(t.send_next), issue(t.recv_prev), issue(t.send_prev), issue(t.recv_next);
   } else {
     issue(t.recv_prev), issue(t.send_next), issue(t.recv_next), issue(t.send_prev);

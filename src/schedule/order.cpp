@@ -44,17 +44,17 @@ void check_interleaved(const Config& c) {
   if (c.stages == 1)
     refuse("virtual_pipeline_model_parallel_size",
            "RuntimeError: pipeline-model-parallel size should be greater than 1 with interleaved schedule");
-  // schedules.py:1086
+  // schedules.py:1059
   if (c.overlap_p2p && c.batched)
     refuse("overlap_p2p_comm", "ValueError: Can not use both overlap_p2p_comm and batch_p2p_comm");
-  // schedules.py:1160
+  // schedules.py:1133
   const int group = group_size(c);
   if (group > c.microbatches || group < c.stages)
     refuse("microbatch_group_size_per_vp_stage",
            fmt::format("ValueError: The number of contiguous micro-batches in a virtual pipeline stage"
                        "should range in [PP={} , M={}]",
                        c.stages, c.microbatches));
-  // schedules.py:1172
+  // schedules.py:1146
   const int rest = c.microbatches % group;
   if (0 < rest && rest < c.stages)
     refuse("microbatch_group_size_per_vp_stage",
@@ -99,7 +99,7 @@ void check(const Config& c) {
            "pipeline_model_parallel_size > 1");
   if (c.chunks)
     check_interleaved(c);
-  else if (c.overlap_p2p && c.stages > 1)  // schedules.py:2153
+  else if (c.overlap_p2p && c.stages > 1)  // schedules.py:2154
     refuse("overlap_p2p_comm",
            "ValueError: Non-interleaved pipeline parallelism does not support overlapping p2p communication");
   if (!c.layers.empty()) check_layers(c);

@@ -20,7 +20,7 @@ struct Op {
 
 enum class Pass { forward, backward };
 
-/// schedules.py:989-1016, get_schedule_table.
+/// schedules.py:962-989, get_schedule_table.
 class Table {
  public:
   Table(int microbatches, int chunks, int group_size);
@@ -46,7 +46,7 @@ struct Place {
 /// N in force.
 int group_size(const Config& config);
 
-/// schedules.py:899-956, get_pp_rank_microbatches: forward passes before the first backward.
+/// schedules.py:902-959, get_pp_rank_microbatches: forward passes before the first backward.
 int warmup(const Config& config, int rank);
 
 }  // namespace pipewright::schedule

@@ -1,4 +1,4 @@
-// Interleaved 1F1B (schedules.py:1019-2072): warm-up, steady, cool-down over virtual microbatches, with the waits where
+// Interleaved 1F1B (schedules.py:992-2085): warm-up, steady, cool-down over virtual microbatches, with the waits where
 // Megatron has them. Three ways to transfer:
 //   synchronous            F B S[both directions]
 //   overlap_p2p_comm       steady:  W rp, F, A[sn rp], W sn, W rn, B, A[sp rn], W sp of the iteration before;
@@ -159,8 +159,8 @@ class WithInterleaving {
     post_forward(output, input);
     if (forward_send_) host_.wait(*forward_send_);
     forward_send_ = output;
-    // isend copies later: the output must not be freed under it (schedules.py:1664,1782).
-    if (forward_send_ && config_.deallocate_outputs && config_.forward_send_waited) {
+    // isend copies later: the output must not be freed under it (schedules.py:1657,1784).
+    if (forward_send_ && config_.deallocate_outputs && config_.from_0_18) {
       host_.wait(*forward_send_);
       forward_send_.reset();
     }
@@ -215,7 +215,7 @@ class WithInterleaving {
     return place_.last_rank() ? std::nullopt : std::optional(output_gradient_of(place_.chunks - 1));
   }
 
-  /// schedules.py:1272-1319, recv_tensor_from_previous_stage: the chunk that iteration k receives a tensor for. The
+  /// schedules.py:1258-1305, recv_tensor_from_previous_stage: the chunk that iteration k receives a tensor for. The
   /// leading rank (first in forward, last in backward) runs p - 1 iterations ahead of the ending one that feeds it, and
   /// files what it gets under the next chunk; nothing comes out of the last chunk of the model.
   std::optional<int> receiving_chunk(int k, Pass pass) const {
@@ -245,6 +245,8 @@ class WithInterleaving {
   }
 
   void after_backward(int b) {
+    // Until 0.17 the combined call skipped this for chunk 0, taken for "no chunk" (combined_1f1b.py:234 there).
+    if (config_.ep_overlap && !config_.from_0_18 && table_.at(b, Pass::backward).chunk == 0) return;
     if (config_.align_grad_reduce && b >= place_.rank) {
       const Op op = table_.at(b - place_.rank, Pass::backward);
       if (op.microbatch == config_.microbatches - 1) {

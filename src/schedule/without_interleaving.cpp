@@ -1,4 +1,4 @@
-// 1F1B with one chunk a rank (schedules.py:2119-2480). Every P2P call is synchronous.
+// 1F1B with one chunk a rank (schedules.py:2120-2482). Every P2P call is synchronous.
 //
 //   rank 0   F F F F B F B F B   B   B   B
 //   rank 1     F F F B F B F B F B   B   B
