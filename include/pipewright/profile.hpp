@@ -103,6 +103,15 @@ struct Scalar {
   std::string source;
 };
 
+/// How a family is interpolated, and how well: chosen and tested by leaving out each sample that lies inside the range
+/// of the others and predicting it from them.
+struct Interpolation {
+  std::string tiles;  ///< matrix products: output tiles that are counted in waves over the SMs ("128x256", "" none)
+  double error = 0;   ///< relative, root mean square
+  int tests = 0;      ///< samples that could be tested
+};
+Interpolation choose_interpolation(const std::string& family_name, const std::vector<Sample>& samples);
+
 class Profile {
  public:
   std::string name;                             ///< "h200-sxm"
@@ -112,8 +121,7 @@ class Profile {
   std::map<std::string, std::string> versions;  ///< driver, cuda, cublaslt, cudnn, nccl, pipewright, captured (UTC)
   std::vector<std::string> provenance;          ///< commands that made it, profiles it was merged or derived from
   std::map<std::string, std::vector<Sample>> samples;  ///< by family name, sorted by dims
-  /// Relative error (root mean square) of each sample predicted from the others; to_json computes and writes it.
-  std::map<std::string, double> interpolation_error;
+  std::map<std::string, Interpolation> interpolation;  ///< by family name; filled by prepare() and parse()
   std::vector<Clocks> clocks;
   std::vector<Link> links;
   std::map<std::string, Scalar> scalars;
@@ -124,6 +132,7 @@ class Profile {
   std::optional<Timing> time(const Key& key) const;
   const Link* link(const std::string& link_name) const;
   const Clocks* clocks_for(const std::string& precision) const;
+  void prepare();  ///< chooses the interpolation of families that have none yet
 };
 
 /// Looks a profile up by name (beside the program, then in $PIPEWRIGHT_PROFILES) or as a path. Throws UsageError with
@@ -149,14 +158,6 @@ class Profiles {
  private:
   std::vector<Profile> profiles_;
 };
-
-/// Leave-one-out: every sample inside the range of the others is predicted from them. `errors`: predicted / measured
-/// - 1.
-struct LeaveOneOut {
-  std::vector<double> errors;
-  double rms() const;
-};
-LeaveOneOut leave_one_out(const std::string& family_name, const std::vector<Sample>& samples);
 
 /// All entries of several profiles; where two have the same one, the first profile wins. Name and device: the first's.
 Profile merge(const std::vector<Profile>& in_order);

@@ -16,8 +16,16 @@ struct Outcome {
   int status = 0;
 };
 
-void add_profile(CLI::App& app, Outcome& outcome);
+void add_plan(CLI::App& app, Outcome& outcome);
+void add_simulate(CLI::App& app, Outcome& outcome);
+void add_sweep(CLI::App& app, Outcome& outcome);
+void add_explain(CLI::App& app, Outcome& outcome);
+void add_schedule(CLI::App& app, Outcome& outcome);
+void add_check(CLI::App& app, Outcome& outcome);
+void add_validate(CLI::App& app, Outcome& outcome);
+void add_convert(CLI::App& app, Outcome& outcome);
 void add_list(CLI::App& app, Outcome& outcome);
+void add_profile(CLI::App& app, Outcome& outcome);
 
 /// Writes a result to a file, or to standard output for "-".
 void write_result(const std::string& path, std::string_view text);

@@ -42,7 +42,7 @@ struct FamilySummary {
   std::string name;
   const std::vector<profile::Sample>* samples;
   double spread = 0;  ///< median over the samples
-  profile::LeaveOneOut tested;
+  profile::Interpolation tested;
 };
 
 FamilySummary summarise(const std::string& name, const std::vector<profile::Sample>& samples) {
@@ -50,7 +50,7 @@ FamilySummary summarise(const std::string& name, const std::vector<profile::Samp
   for (const auto& s : samples) spreads.push_back(s.spread);
   const auto middle = spreads.begin() + static_cast<std::ptrdiff_t>(spreads.size() / 2);
   if (!spreads.empty()) std::nth_element(spreads.begin(), middle, spreads.end());
-  return {name, &samples, spreads.empty() ? 0 : *middle, profile::leave_one_out(name, samples)};
+  return {name, &samples, spreads.empty() ? 0 : *middle, profile::choose_interpolation(name, samples)};
 }
 
 std::string show_text(const profile::Profile& p, const std::string& only_family) {
@@ -78,7 +78,7 @@ std::string show_text(const profile::Profile& p, const std::string& only_family)
   for (const auto& [name, samples] : p.samples) {
     const auto s = summarise(name, samples);
     families.add({name, fmt::format("{}", samples.size()), fmt::format("{:.1f} %", 100 * s.spread),
-                  s.tested.errors.empty() ? "-" : fmt::format("{:.1f} %", 100 * s.tested.rms()),
+                  s.tested.tests == 0 ? "-" : fmt::format("{:.1f} %", 100 * s.tested.error),
                   std::string(profile::name(weakest(samples)))});
   }
   text += "\n" + families.text() +
@@ -124,8 +124,8 @@ std::string show_json(const profile::Profile& p) {
     const auto s = summarise(name, samples);
     families[name] = {{"shapes", samples.size()},
                       {"median_spread", s.spread},
-                      {"interpolation_tests", s.tested.errors.size()},
-                      {"interpolation_error", s.tested.rms()}};
+                      {"interpolation_tests", s.tested.tests},
+                      {"interpolation_error", s.tested.error}};
   }
   Json& links = out["links"] = Json::array();
   for (const auto& l : p.links) {

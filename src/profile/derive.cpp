@@ -45,7 +45,7 @@ Profile derive_h100(const Profile& h200) {
   p.device = "NVIDIA H100 80GB HBM3";
   p.origin = Origin::derived;
   p.memory = Bytes(h100_memory);
-  p.interpolation_error.clear();
+  p.interpolation.clear();
   p.provenance.insert(
       p.provenance.begin(),
       fmt::format("derived from {} ({}): the same die; memory at 3.35 instead of 4.8 TB/s", h200.name, h200.device));
@@ -72,6 +72,7 @@ Profile derive_h100(const Profile& h200) {
   }
   for (auto& l : p.links) l.origin = Origin::derived;
   for (auto& [name, s] : p.scalars) s.origin = Origin::derived;
+  p.prepare();
   return p;
 }
 

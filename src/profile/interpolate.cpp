@@ -10,13 +10,15 @@
 // line between the two neighbours, which keeps the steps where a library switches its algorithm. The result is kept
 // between the times of the samples that are no larger and no smaller than x in every dimension.
 // A matrix product's rate also drops where its tiles fill the last wave of SMs badly: that share is divided out before
-// and multiplied in after. Outside the box that the samples span, the rate is that of the nearest point of the box.
+// and multiplied in after, for the tiles that predict the family's own samples best. Outside the box that the samples
+// span, the rate is that of the nearest point of the box.
 #include "interpolate.hpp"
 
 #include <algorithm>
 #include <array>
 #include <cmath>
 #include <limits>
+#include <map>
 
 namespace pipewright::profile {
 namespace {
@@ -52,20 +54,39 @@ bool same_group(const Family& family, const std::vector<std::int64_t>& a, const 
   return family.load != Load::network || a.size() < 2 || a.front() == b.front();
 }
 
-/// FLOP or bytes, and for matrix products the padding that the machine computes with them.
-double work(const Family& family, const std::vector<std::int64_t>& d) {
+struct Tile {
+  double m, n;
+};
+
+/// Output tiles of the kernels that cuBLASLt picks on Hopper, by the name under which a profile keeps the choice;
+/// with several, the one that fills its waves best counts.
+const std::map<std::string, std::vector<Tile>>& tile_choices() {
+  static const std::map<std::string, std::vector<Tile>> choices = [] {
+    std::map<std::string, std::vector<Tile>> each = {{"", {}},
+                                                     {"128x256", {{128, 256}}},
+                                                     {"256x128", {{256, 128}}},
+                                                     {"192x192", {{192, 192}}},
+                                                     {"320x128", {{320, 128}}},
+                                                     {"128x128", {{128, 128}}}};
+    each["128x256 256x128"] = {{128, 256}, {256, 128}};
+    each["128x256 256x128 192x192 320x128"] = {{128, 256}, {256, 128}, {192, 192}, {320, 128}};
+    return each;
+  }();
+  return choices;
+}
+
+/// FLOP or bytes; for matrix products with the idle share of the last wave of tiles over the SMs, one tile an SM.
+double work(const Family& family, const std::vector<std::int64_t>& d, const std::string& tiles) {
+  constexpr double sms = 132;  // GH100 as H100 SXM and H200 have it
   const double flop = family.flop(d);
   if (flop <= 0) return std::max(family.bytes(d), 1.0);
-  if (family.load != Load::matrix) return flop;
-  // Tiles of a Hopper GEMM (128 x 256 or its transpose, one a SM) go over 132 SMs in waves; the best of both counts.
-  constexpr double sms = 132;
-  double share = 0;
-  for (const auto& [tile_m, tile_n] : {std::pair{128.0, 256.0}, std::pair{256.0, 128.0}, std::pair{128.0, 128.0}}) {
-    const double tiles = std::ceil(as_double(d[0]) / tile_m) * std::ceil(as_double(d[1]) / tile_n);
-    const double used = as_double(d[0]) * as_double(d[1]) / (tile_m * tile_n);
-    share = std::max(share, used / (std::ceil(tiles / sms) * sms));
+  double busy = 0;
+  for (const Tile tile : tile_choices().at(tiles)) {
+    const double count = std::ceil(as_double(d[0]) / tile.m) * std::ceil(as_double(d[1]) / tile.n);
+    const double waves = std::ceil(count / sms);
+    busy = std::max(busy, as_double(d[0]) * as_double(d[1]) / (tile.m * tile.n * waves * sms));
   }
-  return flop / share;
+  return busy > 0 ? flop / busy : flop;
 }
 
 /// Solves the symmetric positive definite system in place (Cholesky, n <= max_features + 1); returns x[0].
@@ -114,19 +135,22 @@ std::vector<Neighbour> bracket(std::vector<Neighbour> all, double x) {
   return result;
 }
 
-double log_rate(const Family& family, const Sample& s) { return std::log(work(family, s.dims) / s.ns); }
+double log_rate(const Family& family, const Sample& s, const std::string& tiles) {
+  return std::log(work(family, s.dims, tiles) / s.ns);
+}
 
-double fitted_log_rate(const Family& family, const std::vector<Neighbour>& near, const Features& z) {
+double fitted_log_rate(const Family& family, const std::vector<Neighbour>& near, const Features& z,
+                       const std::string& tiles) {
   if (z.size() == 1 && near.size() == 2) {
     const double share = (z[0] - near[0].z[0]) / (near[1].z[0] - near[0].z[0]);
-    return (1 - share) * log_rate(family, *near[0].sample) + share * log_rate(family, *near[1].sample);
+    return (1 - share) * log_rate(family, *near[0].sample, tiles) + share * log_rate(family, *near[1].sample, tiles);
   }
   std::array<std::array<double, max_features + 1>, max_features + 1> a{};
   std::array<double, max_features + 1> b{};
   const std::size_t n = z.size() + 1;
   double total = 0;
   for (const auto& near_one : near) {
-    const double w = 1 / (near_one.distance2 + h * h), y = log_rate(family, *near_one.sample);
+    const double w = 1 / (near_one.distance2 + h * h), y = log_rate(family, *near_one.sample, tiles);
     total += w;
     std::array<double, max_features + 1> row{1};
     for (std::size_t i = 0; i < z.size(); ++i) row[i + 1] = near_one.z[i] - z[i];
@@ -150,7 +174,8 @@ bool no_larger(const std::vector<std::int64_t>& a, const std::vector<std::int64_
 }  // namespace
 
 std::optional<Estimate> estimate(const Family& family, const std::vector<Sample>& samples,
-                                 const std::vector<std::int64_t>& dims, std::optional<std::size_t> leave_out) {
+                                 const std::vector<std::int64_t>& dims, const std::string& tiles,
+                                 std::optional<std::size_t> leave_out) {
   const Features asked = features(family, dims);
   std::vector<Neighbour> all;
   all.reserve(samples.size());
@@ -187,7 +212,7 @@ std::optional<Estimate> estimate(const Family& family, const std::vector<Sample>
   }
 
   Estimate result;
-  result.ns = work(family, dims) / std::exp(fitted_log_rate(family, near, z));
+  result.ns = work(family, dims, tiles) / std::exp(fitted_log_rate(family, near, z, tiles));
   for (const auto& n : near) result.from.push_back(n.sample);
   if (outside > 1e-9) {
     result.match = Match::outside;
@@ -209,21 +234,25 @@ std::optional<Estimate> estimate(const Family& family, const std::vector<Sample>
   return result;
 }
 
-LeaveOneOut leave_one_out(const std::string& family_name, const std::vector<Sample>& samples) {
+Interpolation choose_interpolation(const std::string& family_name, const std::vector<Sample>& samples) {
   const Family& f = family(family_name);
-  LeaveOneOut result;
-  for (std::size_t i = 0; i < samples.size(); ++i) {
-    const auto guess = estimate(f, samples, samples[i].dims, i);
-    if (guess && guess->match == Match::inside) result.errors.push_back(guess->ns / samples[i].ns - 1);
+  std::optional<Interpolation> best;
+  for (const auto& [tiles, ignored] : tile_choices()) {
+    Interpolation tried{tiles, 0, 0};
+    for (std::size_t i = 0; i < samples.size(); ++i) {
+      const auto guess = estimate(f, samples, samples[i].dims, tiles, i);
+      if (!guess || guess->match != Match::inside) continue;
+      const double error = guess->ns / samples[i].ns - 1;
+      tried.error += error * error;
+      ++tried.tests;
+    }
+    if (tried.tests > 0) tried.error = std::sqrt(tried.error / tried.tests);
+    if (!best || tried.error < best->error) best = tried;
+    if (f.load != Load::matrix) break;  // the first choice is no tiles
   }
-  return result;
+  return *best;
 }
 
-double LeaveOneOut::rms() const {
-  if (errors.empty()) return 0;
-  double sum = 0;
-  for (const double e : errors) sum += e * e;
-  return std::sqrt(sum / static_cast<double>(errors.size()));
-}
+bool is_tile_choice(const std::string& tiles) { return tile_choices().contains(tiles); }
 
 }  // namespace pipewright::profile

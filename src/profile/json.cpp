@@ -6,6 +6,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "interpolate.hpp"
 #include "pipewright/profile.hpp"
 
 namespace pipewright::profile {
@@ -185,12 +186,19 @@ Profile read(const Field& root) {
       for (const auto& each : families()) known.push_back(each.name);
       entry.fail("unknown kernel family", {}, nearest_name(key, known));
     }
-    entry.keys({"interpolation_error", "samples"});
-    if (entry.has("interpolation_error")) {
-      p.interpolation_error[key] = entry["interpolation_error"].number(0, 1e6);
+    entry.keys({"interpolation", "samples"});
+    if (entry.has("interpolation")) {
+      const Field how = entry["interpolation"];
+      how.keys({"tiles", "error", "tests"});
+      Interpolation& kept = p.interpolation[key];
+      if (how.has("tiles")) kept.tiles = how["tiles"].string();
+      if (!is_tile_choice(kept.tiles)) how["tiles"].fail(fmt::format("\"{}\" is no known choice of tiles", kept.tiles));
+      kept.error = how["error"].number(0, 1e6);
+      kept.tests = static_cast<int>(std::min<std::int64_t>(how["tests"].integer(0), 1'000'000));
     }
     p.samples[key] = read_samples(entry["samples"], *f, p.origin);
   }
+  p.prepare();
   return p;
 }
 
@@ -279,8 +287,11 @@ std::string to_json(const Profile& p) {
     std::sort(samples.begin(), samples.end(), [](const Sample& a, const Sample& b) { return a.dims < b.dims; });
     std::vector<std::string> lines;
     for (const auto& sample : samples) lines.push_back(sample_text(sample, f, p.origin));
-    families_text.push_back(fmt::format("{}: {{\"interpolation_error\": {}, \"samples\": {}}}", quoted(key),
-                                        fixed(leave_one_out(key, samples).rms(), 5), block('[', lines, ']', 4)));
+    const Interpolation how = choose_interpolation(key, samples);
+    const std::string tiles = how.tiles.empty() ? "" : fmt::format("\"tiles\": \"{}\", ", how.tiles);
+    families_text.push_back(
+        fmt::format("{}: {{\"interpolation\": {{{}\"error\": {}, \"tests\": {}}}, \"samples\": {}}}", quoted(key),
+                    tiles, fixed(how.error, 5), how.tests, block('[', lines, ']', 4)));
   }
   return fmt::format(
       "{{\n  \"profile\": 1,\n  \"name\": {},\n  \"device\": {},\n  \"origin\": \"{}\",\n  \"memory_bytes\": {},\n"

@@ -44,7 +44,7 @@ std::map<std::string, double> numbers(const Profile& p) {
 Profile merge(const std::vector<Profile>& in_order) {
   if (in_order.empty()) throw InternalError("merge of no profiles");
   Profile result = in_order.front();
-  result.interpolation_error.clear();
+  result.interpolation.clear();
   for (std::size_t i = 1; i < in_order.size(); ++i) {
     const Profile& other = in_order[i];
     result.origin = std::max(result.origin, other.origin);
@@ -67,6 +67,7 @@ Profile merge(const std::vector<Profile>& in_order) {
     result.provenance.push_back(fmt::format("merged: {} ({})", other.name, other.device));
     result.provenance.insert(result.provenance.end(), other.provenance.begin(), other.provenance.end());
   }
+  result.prepare();
   return result;
 }
 

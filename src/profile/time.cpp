@@ -15,15 +15,15 @@ std::string shape(const Family& f, const std::vector<std::int64_t>& dims) {
   return fmt::format("{}", fmt::join(parts, " "));
 }
 
-double interpolation_error(const Profile& profile, const std::string& family_name) {
-  const auto written = profile.interpolation_error.find(family_name);
-  const double error = written != profile.interpolation_error.end()
-                           ? written->second
-                           : leave_one_out(family_name, profile.samples.at(family_name)).rms();
-  return error > 0 ? error : untested_error;
+/// Not prepared: no tiles and an error that nothing tested.
+Interpolation interpolation_of(const Profile& profile, const std::string& family_name) {
+  const auto found = profile.interpolation.find(family_name);
+  Interpolation chosen = found != profile.interpolation.end() ? found->second : Interpolation{};
+  if (chosen.tests == 0) chosen.error = untested_error;
+  return chosen;
 }
 
-Timing timing(const Profile& profile, const Key& key, const Family& f, const Estimate& e) {
+Timing timing(const Profile& profile, const Family& f, const Estimate& e, double error) {
   Timing t;
   t.ns = e.ns;
   t.profile = profile.name;
@@ -37,7 +37,6 @@ Timing timing(const Profile& profile, const Key& key, const Family& f, const Est
     t.note = e.from.front()->source;
     return t;
   }
-  const double error = interpolation_error(profile, key.family);
   const std::string nearest = shape(f, e.from.front()->dims);
   if (e.match == Match::inside) {
     t.origin = std::max(t.origin, Origin::interpolated);
@@ -64,7 +63,10 @@ std::optional<Found> lookup(const Profile& profile, const Key& key) {
   }
   const auto samples = profile.samples.find(key.family);
   if (samples != profile.samples.end()) {
-    if (const auto e = estimate(f, samples->second, key.dims)) return Found{timing(profile, key, f, *e), e->match};
+    const Interpolation how = interpolation_of(profile, key.family);
+    if (const auto e = estimate(f, samples->second, key.dims, how.tiles)) {
+      return Found{timing(profile, f, *e, how.error), e->match};
+    }
   }
   if (f.load == Load::network) return derive_network(profile, key);
   return std::nullopt;
@@ -74,6 +76,14 @@ std::optional<Timing> Profile::time(const Key& key) const {
   auto found = lookup(*this, key);
   if (!found) return std::nullopt;
   return std::move(found->timing);
+}
+
+void Profile::prepare() {
+  for (const auto& [family_name, family_samples] : samples) {
+    if (!interpolation.contains(family_name)) {
+      interpolation[family_name] = choose_interpolation(family_name, family_samples);
+    }
+  }
 }
 
 const Link* Profile::link(const std::string& link_name) const {

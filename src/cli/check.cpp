@@ -1,0 +1,84 @@
+// pipewright check: which rules a configuration breaks, what in it does nothing, what bites; or what a symptom means.
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <map>
+#include <memory>
+
+#include "commands.hpp"
+#include "input.hpp"
+#include "pipewright/report.hpp"
+
+namespace pipewright::cli {
+namespace {
+
+struct Options {
+  Input input;
+  std::vector<std::string> symptom;
+  std::string json;
+};
+
+const std::map<std::string, plan::Symptom> symptoms = {
+    {"oom", plan::Symptom::out_of_memory}, {"slow", plan::Symptom::slow}, {"assert", plan::Symptom::assertion}};
+
+std::vector<plan::Finding> diagnose(const Options& options, const Loaded& loaded) {
+  const auto& words = options.symptom;
+  const auto found = symptoms.find(words.front());
+  if (found == symptoms.end()) {
+    std::vector<std::string> known;
+    for (const auto& [name, symptom] : symptoms) known.push_back(name);
+    throw UsageError({"command line", 0}, "--symptom", "unknown symptom \"" + words.front() + "\"", known,
+                     nearest_name(words.front(), known));
+  }
+  if (found->second == plan::Symptom::assertion) {
+    if (words.size() < 2) throw UsageError({"command line", 0}, "--symptom", "assert needs the message's text");
+    return plan::diagnose(loaded.scenario, found->second, words[1]);
+  }
+  // A configuration that cannot be predicted can still be diagnosed, without numbers.
+  std::optional<predict::Prediction> prediction;
+  try {
+    scenario::check(loaded.scenario);
+    prediction = predict::predict(loaded.scenario, options.input.profiles(loaded.scenario));
+  } catch (const UsageError&) {
+  }
+  return plan::diagnose(loaded.scenario, found->second, {}, prediction ? &*prediction : nullptr);
+}
+
+void run(Options options, Outcome& outcome) {
+  // `--symptom oom S.yaml`: the second word is the scenario, only `assert` has a text.
+  if (options.symptom.size() == 2 && options.symptom.front() != "assert" && options.input.path.empty()) {
+    options.input.path = options.symptom.back();
+    options.symptom.pop_back();
+  }
+  const Loaded loaded = options.input.load();
+  std::vector<plan::Finding> findings = loaded.findings;
+  const auto more = options.symptom.empty() ? plan::check(loaded.scenario) : diagnose(options, loaded);
+  findings.insert(findings.end(), more.begin(), more.end());
+  const bool violated = std::any_of(findings.begin(), findings.end(), [](const plan::Finding& finding) {
+    return finding.severity == plan::Severity::violation;
+  });
+  outcome.status = violated ? 1 : 0;
+  if (!options.json.empty()) write_result(options.json, report::check_json(findings));
+  if (options.json == "-") return;
+  std::string notes;
+  for (const auto& note : loaded.notes) notes += "note: " + note + "\n";
+  write_result("-", report::check_text(findings) + notes);
+}
+
+}  // namespace
+
+void add_check(CLI::App& app, Outcome& outcome) {
+  auto* command = app.add_subcommand("check", "Say what a configuration breaks, what has no effect, what is a trap");
+  const auto options = std::make_shared<Options>();
+  options->input.add_to(*command);
+  command->add_option("--symptom", options->symptom, "diagnose: oom, slow, or assert \"TEXT\"")->expected(1, 2);
+  command->add_option("--json", options->json, "write JSON to this file (-: standard output, and nothing else)");
+  command->footer(
+      "Exit status 1: a violation was found.\n\nExamples:\n"
+      "  pipewright check S.yaml\n"
+      "  pipewright check --megatron \"--num-layers 32 ... --recompute-granularity selective\"\n"
+      "  pipewright check S.yaml --symptom oom\n"
+      "  pipewright check S.yaml --symptom assert \"the text of the assertion\"");
+  command->callback([options, &outcome] { run(*options, outcome); });
+}
+
+}  // namespace pipewright::cli

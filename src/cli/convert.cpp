@@ -1,0 +1,37 @@
+// pipewright convert: any form of input to a scenario file.
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <memory>
+
+#include "commands.hpp"
+#include "input.hpp"
+
+namespace pipewright::cli {
+namespace {
+
+struct Options {
+  Input input;
+  std::string out;
+};
+
+void convert(const Options& options) {
+  const Loaded loaded = options.input.runnable();
+  for (const auto& note : loaded.notes) std::fprintf(stderr, "note: %s\n", note.c_str());
+  write_result(options.out, scenario::write(loaded.scenario));
+}
+
+}  // namespace
+
+void add_convert(CLI::App& app, Outcome&) {
+  auto* command = app.add_subcommand("convert", "Write a scenario file from any form of input");
+  const auto options = std::make_shared<Options>();
+  options->input.add_to(*command);
+  command->add_option("--out", options->out, "scenario file to write (-: standard output)")->required();
+  command->footer(
+      "Example:\n"
+      "  pipewright convert --hf config.json --gpus 64 --profile h100-sxm --set seq_length=4096 \\\n"
+      "    --set global_batch_size=512 --out S.yaml");
+  command->callback([options] { convert(*options); });
+}
+
+}  // namespace pipewright::cli

@@ -1,0 +1,52 @@
+// pipewright explain: who owns a rank's bytes at its peak, what one op waited for.
+#include <CLI/CLI.hpp>
+#include <memory>
+
+#include "commands.hpp"
+#include "input.hpp"
+#include "pipewright/report.hpp"
+
+namespace pipewright::cli {
+namespace {
+
+struct Options {
+  Input input;
+  int rank = 0;
+  bool peak = false;
+  std::string op, json;
+};
+
+void explain(const Options& options) {
+  if (options.peak == !options.op.empty()) {
+    throw UsageError({"command line", 0}, {}, "say what to explain", {"--peak", "--op \"F 3.1\""});
+  }
+  const Loaded loaded = options.input.runnable();
+  predict::Run run;
+  const auto prediction = predict::predict(loaded.scenario, options.input.profiles(loaded.scenario), &run);
+  if (!options.json.empty()) {
+    write_result(options.json, options.peak ? report::explain_peak_json(prediction, options.rank)
+                                            : report::explain_op_json(run, options.rank, options.op));
+  }
+  if (options.json == "-") return;
+  write_result("-", options.peak ? report::explain_peak_text(prediction, options.rank)
+                                 : report::explain_op_text(run, options.rank, options.op));
+}
+
+}  // namespace
+
+void add_explain(CLI::App& app, Outcome&) {
+  auto* command = app.add_subcommand("explain", "The reason behind a number: owners of a peak, waits of an op");
+  const auto options = std::make_shared<Options>();
+  options->input.add_to(*command);
+  command->add_option("--rank", options->rank, "pipeline rank")->required();
+  command->add_flag("--peak", options->peak, "who owns the bytes when the rank's memory peaks");
+  command->add_option("--op", options->op, "what an op did and waited for: \"F 3.1\", \"B 0.0\"");
+  command->add_option("--json", options->json, "write JSON to this file (-: standard output, and nothing else)");
+  command->footer(
+      "Examples:\n"
+      "  pipewright explain S.yaml --rank 0 --peak\n"
+      "  pipewright explain S.yaml --rank 2 --op \"F 3.1\"");
+  command->callback([options] { explain(*options); });
+}
+
+}  // namespace pipewright::cli

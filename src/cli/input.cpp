@@ -1,0 +1,91 @@
+// The scenario of a command line.
+#include "input.hpp"
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+
+#include "pipewright/emit.hpp"
+
+namespace pipewright::cli {
+
+void add_profile_option(CLI::App& command, std::vector<std::string>& profiles) {
+  command.add_option("--profile", profiles, "measured profile, name or file; repeatable, the first has precedence")
+      ->allow_extra_args(false);
+}
+
+void Input::add_to(CLI::App& command) {
+  command.add_option("SCENARIO", path, "scenario file (YAML)");
+  const char* forms = "Instead of SCENARIO";
+  command.add_option("--megatron", megatron_, "a Megatron-LM command line, as one word")->group(forms);
+  command.add_option("--bridge", bridge_, "file of Megatron Bridge overrides (cfg.x.y = value)")->group(forms);
+  command.add_option("--hf", hf_, "a Hugging Face config.json")->group(forms);
+  command.add_option("--gpus", gpus_, "number of GPUs")->group(forms);
+  command.add_option("--gpus-per-node", gpus_per_node_, "GPUs of one node (8)")->group(forms);
+  command.add_option("--megatron-core", megatron_core_, "version of Megatron Core")->group(forms);
+  add_profile_option(command, profiles_);
+  command.add_option("--set", set_, "NAME=VALUE: any setting, overrides the input; repeatable")
+      ->allow_extra_args(false);
+  command.add_option("--env", env_, "NAME=VALUE: any environment variable; repeatable")->allow_extra_args(false);
+}
+
+Loaded Input::load() const {
+  const int forms = !path.empty() + !megatron_.empty() + !bridge_.empty() + !hf_.empty();
+  const Position where = {"command line", 0};
+  if (forms == 0) throw UsageError(where, {}, "no scenario given", {"SCENARIO", "--megatron", "--bridge", "--hf"});
+  if (forms > 1) throw UsageError(where, {}, "more than one of SCENARIO, --megatron, --bridge and --hf given");
+  if (gpus_ < 0) throw UsageError(where, "--gpus", fmt::format("a number of GPUs must be positive, not {}", gpus_));
+  if (gpus_per_node_ < 0) {
+    throw UsageError(where, "--gpus-per-node", fmt::format("must be positive, not {}", gpus_per_node_));
+  }
+  if (!path.empty() && (gpus_ > 0 || gpus_per_node_ > 0 || !megatron_core_.empty())) {
+    throw UsageError(where, {},
+                     "a scenario file states its machine and versions itself; --set num_gpus=, "
+                     "gpus_per_node= or megatron_core= overrides them");
+  }
+
+  Loaded loaded;
+  emit::Machine machine;
+  machine.num_gpus = gpus_;
+  if (gpus_per_node_ > 0) machine.gpus_per_node = gpus_per_node_;
+  if (!profiles_.empty()) machine.profile = profiles_.front();
+  machine.megatron_core = megatron_core_;
+  if (!path.empty()) {
+    loaded.scenario = scenario::read(path);
+    if (!profiles_.empty()) loaded.scenario.cluster.profile = profiles_.front();
+  } else if (!hf_.empty()) {
+    loaded.scenario = scenario::from_hf(hf_);
+    const auto set = [&](const std::string& name, const std::string& value) {
+      scenario::set(loaded.scenario, name + "=" + value);
+    };
+    if (!megatron_core_.empty()) set("software.megatron_core", megatron_core_);
+    if (gpus_ == 0) throw UsageError(where, "--gpus", "missing: --hf describes a model, not a machine");
+    set("cluster.num_gpus", std::to_string(gpus_));
+    set("cluster.gpus_per_node", std::to_string(std::min<scenario::Int>(gpus_, machine.gpus_per_node)));
+    if (!profiles_.empty()) loaded.scenario.cluster.profile = profiles_.front();
+  } else {
+    emit::Import import =
+        bridge_.empty() ? emit::from_megatron(megatron_, machine) : emit::from_bridge(bridge_, machine);
+    loaded.scenario = std::move(import.scenario);
+    loaded.notes = std::move(import.notes);
+    loaded.findings = std::move(import.findings);
+  }
+  for (const auto& text : set_) scenario::set(loaded.scenario, text);
+  for (const auto& text : env_) scenario::set_env(loaded.scenario, text);
+  return loaded;
+}
+
+Loaded Input::runnable() const {
+  Loaded loaded = load();
+  if (!loaded.findings.empty()) {
+    emit::require_known_flags({loaded.scenario, loaded.notes, loaded.findings});
+  }
+  scenario::check(loaded.scenario);
+  return loaded;
+}
+
+profile::Profiles Input::profiles(const scenario::Scenario& scenario) const {
+  return predict::profiles_of(scenario, profiles_);
+}
+
+}  // namespace pipewright::cli

@@ -1,0 +1,48 @@
+// The scenario of a command line, in any of its forms, with overrides.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "pipewright/plan.hpp"
+#include "pipewright/predict.hpp"
+#include "pipewright/profile.hpp"
+#include "pipewright/scenario.hpp"
+
+namespace CLI {
+class App;
+}
+
+namespace pipewright::cli {
+
+/// What was read; not yet checked as a whole.
+struct Loaded {
+  scenario::Scenario scenario;
+  std::vector<std::string> notes;       ///< assumptions of the importers
+  std::vector<plan::Finding> findings;  ///< flags that the stated version lacks
+};
+
+/// SCENARIO, or --megatron, --bridge or --hf with a machine; --set and --env; --profile.
+class Input {
+ public:
+  /// Declares the options on a command. Must outlive the parse (keep it in the command's shared state).
+  void add_to(CLI::App& command);
+
+  Loaded load() const;
+  /// load(), refused if the version lacks a flag or Megatron Core cannot run it.
+  Loaded runnable() const;
+  /// The profiles to predict with: --profile, else the scenario's own.
+  profile::Profiles profiles(const scenario::Scenario& scenario) const;
+
+  std::string path;  ///< SCENARIO; check's --symptom hands a stray word over
+
+ private:
+  std::string megatron_, bridge_, hf_, megatron_core_;
+  long long gpus_ = 0, gpus_per_node_ = 0;
+  std::vector<std::string> profiles_, set_, env_;
+};
+
+/// Declares --profile where there is no scenario on the command line (validate).
+void add_profile_option(CLI::App& command, std::vector<std::string>& profiles);
+
+}  // namespace pipewright::cli

@@ -1,0 +1,91 @@
+// pipewright plan: the best legal configuration, why, and its flags.
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <memory>
+
+#include "commands.hpp"
+#include "input.hpp"
+#include "pipewright/report.hpp"
+#include "progress.hpp"
+
+namespace pipewright::cli {
+namespace {
+
+struct Options {
+  Input input;
+  std::string json, html;
+  std::vector<std::string> emit_forms;
+  int top = 10;
+};
+
+const std::vector<std::string> all_forms = {"megatron", "bridge", "harness", "env"};
+
+std::vector<std::string> forms(const std::vector<std::string>& asked) {
+  if (asked.empty()) return {"megatron", "env"};
+  std::vector<std::string> known = all_forms;
+  known.emplace_back("all");
+  for (const auto& form : asked) {
+    if (std::find(known.begin(), known.end(), form) == known.end()) {
+      throw UsageError({"command line", 0}, "--emit", "unknown form \"" + form + "\"", known,
+                       nearest_name(form, known));
+    }
+    if (form == "all") return all_forms;
+  }
+  return asked;
+}
+
+void run(const Options& options, Outcome& outcome) {
+  const auto emit_forms = forms(options.emit_forms);
+  if (options.top < 1) throw UsageError({"command line", 0}, "--top", "must be at least 1");
+  const Loaded loaded = options.input.runnable();
+  const auto profiles = options.input.profiles(loaded.scenario);
+
+  plan::Plan plan;
+  {
+    Progress progress("plan");
+    Interruptible interruptible;
+    plan::Options search;
+    search.predict = [&](const scenario::Scenario& candidate) { return predict::predict(candidate, profiles); };
+    search.progress = [&](std::int64_t done, std::int64_t total) {
+      interruptible.poll();
+      progress(done, total);
+    };
+    search.stop = interruptible.token();
+    search.top = options.top;
+    plan = plan::search(loaded.scenario, search);
+  }
+  if (plan.best) {
+    auto& notes = plan.best->prediction.notes;
+    notes.insert(notes.begin(), loaded.notes.begin(), loaded.notes.end());
+  }
+  outcome.status = plan.best ? 0 : 1;
+
+  if (!options.json.empty()) write_result(options.json, report::plan_json(plan));
+  if (!options.html.empty()) {
+    const plan::Candidate& shown = plan.best ? *plan.best : plan.baseline;
+    predict::Run details;
+    const auto prediction = predict::predict(shown.scenario, profiles, &details);
+    write_file(options.html, report::html(prediction, details, &plan));
+  }
+  if (options.json != "-") write_result("-", report::plan_text(plan, emit_forms));
+}
+
+}  // namespace
+
+void add_plan(CLI::App& app, Outcome& outcome) {
+  auto* command = app.add_subcommand("plan", "Find the best legal configuration of what `search:` leaves open");
+  const auto options = std::make_shared<Options>();
+  options->input.add_to(*command);
+  command->add_option("--json", options->json, "write JSON to this file (-: standard output, and nothing else)");
+  command->add_option("--emit", options->emit_forms, "flags to print: megatron, bridge, harness, env, all; repeatable")
+      ->allow_extra_args(false);
+  command->add_option("--top", options->top, "how many alternatives to keep (10)");
+  command->add_option("--report", options->html, "write a self-contained HTML page");
+  command->footer(
+      "Exit status 1: nothing that is legal fits.\n\nExamples:\n"
+      "  pipewright plan scenarios/llama3-70b-sft-32xh100.yaml --emit all\n"
+      "  pipewright plan S.yaml --set search.recompute=auto --set search.allocator=auto --json plan.json");
+  command->callback([options, &outcome] { run(*options, outcome); });
+}
+
+}  // namespace pipewright::cli

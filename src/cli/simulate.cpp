@@ -1,0 +1,47 @@
+// pipewright simulate: one scenario, predicted.
+#include <CLI/CLI.hpp>
+#include <memory>
+
+#include "commands.hpp"
+#include "input.hpp"
+#include "pipewright/report.hpp"
+
+namespace pipewright::cli {
+namespace {
+
+struct Options {
+  Input input;
+  std::string json, trace, html;
+};
+
+void simulate(const Options& options) {
+  const Loaded loaded = options.input.runnable();
+  predict::Run run;
+  const bool needs_run = !options.trace.empty() || !options.html.empty();
+  auto prediction =
+      predict::predict(loaded.scenario, options.input.profiles(loaded.scenario), needs_run ? &run : nullptr);
+  prediction.notes.insert(prediction.notes.begin(), loaded.notes.begin(), loaded.notes.end());
+  if (!options.json.empty()) write_result(options.json, report::simulate_json(prediction));
+  if (!options.trace.empty()) report::write_maybe_packed(options.trace, report::trace(prediction, run));
+  if (!options.html.empty()) write_file(options.html, report::html(prediction, run));
+  if (options.json != "-") write_result("-", report::simulate_text(prediction));
+}
+
+}  // namespace
+
+void add_simulate(CLI::App& app, Outcome&) {
+  auto* command = app.add_subcommand("simulate", "Predict a training step: time, exposed communication, memory");
+  const auto options = std::make_shared<Options>();
+  options->input.add_to(*command);
+  command->add_option("--json", options->json, "write JSON to this file (-: standard output, and nothing else)");
+  command->add_option("--trace", options->trace, "write a Chrome/Perfetto trace (packed if it ends in .gz)");
+  command->add_option("--report", options->html, "write a self-contained HTML page");
+  command->footer(
+      "Examples:\n"
+      "  pipewright simulate scenarios/llama3-70b-sft-32xh100.yaml\n"
+      "  pipewright simulate S.yaml --set recompute_modules=[mlp] --set recompute_granularity=selective --json -\n"
+      "  pipewright simulate S.yaml --profile h200-sxm --trace step.json.gz --report step.html");
+  command->callback([options] { simulate(*options); });
+}
+
+}  // namespace pipewright::cli

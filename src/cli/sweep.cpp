@@ -1,0 +1,87 @@
+// pipewright sweep: every combination of some values, predicted.
+#include <CLI/CLI.hpp>
+#include <memory>
+
+#include "commands.hpp"
+#include "input.hpp"
+#include "pipewright/report.hpp"
+#include "progress.hpp"
+
+namespace pipewright::cli {
+namespace {
+
+struct Options {
+  Input input;
+  std::vector<std::string> over;
+  std::string json, csv;
+};
+
+/// "NAME=V1,V2": commas inside brackets belong to a value. "recompute_modules" alone: every legal set.
+plan::Axis axis(const std::string& text) {
+  const Position where = {"--over", 0};
+  const auto equals = text.find('=');
+  plan::Axis out{text.substr(0, equals), {}};
+  if (out.name.empty()) throw UsageError(where, text, "expected NAME=V1,V2");
+  if (equals == std::string::npos) {
+    if (out.name != "recompute_modules") throw UsageError(where, text, "expected NAME=V1,V2", {"recompute_modules"});
+    return out;
+  }
+  int depth = 0;
+  std::string value;
+  for (const char c : text.substr(equals + 1)) {
+    depth += (c == '[') - (c == ']');
+    if (c == ',' && depth == 0) {
+      out.values.push_back(std::move(value));
+      value.clear();
+    } else {
+      value += c;
+    }
+  }
+  out.values.push_back(std::move(value));
+  for (const auto& one : out.values) {
+    if (one.empty()) throw UsageError(where, text, "a value is empty; expected NAME=V1,V2");
+  }
+  return out;
+}
+
+void run(const Options& options) {
+  if (options.json == "-" && options.csv == "-") {
+    throw UsageError({"command line", 0}, {}, "--json - and --csv - exclude each other");
+  }
+  std::vector<plan::Axis> axes;
+  for (const auto& text : options.over) axes.push_back(axis(text));
+  const Loaded loaded = options.input.runnable();
+  const auto profiles = options.input.profiles(loaded.scenario);
+  plan::Sweep sweep;
+  {
+    Progress progress("sweep");
+    plan::Options search;
+    search.predict = [&](const scenario::Scenario& candidate) { return predict::predict(candidate, profiles); };
+    search.progress = [&](std::int64_t done, std::int64_t total) { progress(done, total); };
+    sweep = plan::sweep(loaded.scenario, axes, search);
+  }
+  if (!options.json.empty()) write_result(options.json, report::sweep_json(sweep));
+  if (!options.csv.empty()) write_result(options.csv, report::sweep_csv(sweep));
+  if (options.json != "-" && options.csv != "-") write_result("-", report::sweep_text(sweep));
+}
+
+}  // namespace
+
+void add_sweep(CLI::App& app, Outcome&) {
+  auto* command = app.add_subcommand("sweep", "Predict every combination of some values");
+  const auto options = std::make_shared<Options>();
+  options->input.add_to(*command);
+  command->add_option("--over", options->over, "NAME=V1,V2: values of a setting; repeatable (all combinations)")
+      ->required()
+      ->allow_extra_args(false);
+  command->add_option("--json", options->json, "write JSON to this file (-: standard output, and nothing else)");
+  command->add_option("--csv", options->csv, "write CSV to this file (-: standard output, and nothing else)");
+  command->footer(
+      "Examples:\n"
+      "  pipewright sweep S.yaml --over recompute_modules\n"
+      "  pipewright sweep S.yaml --over virtual_pipeline_model_parallel_size=none,2,4 --over micro_batch_size=1,2\n"
+      "  pipewright sweep S.yaml --over recompute_modules=[mlp],[mlp,core_attn] --csv -");
+  command->callback([options] { run(*options); });
+}
+
+}  // namespace pipewright::cli

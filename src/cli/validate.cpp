@@ -1,0 +1,105 @@
+// pipewright validate: measured runs beside their predictions.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <filesystem>
+#include <memory>
+
+#include "commands.hpp"
+#include "input.hpp"
+#include "pipewright/report.hpp"
+#include "progress.hpp"
+
+namespace pipewright::cli {
+namespace {
+
+struct Options {
+  std::vector<std::string> paths, profiles;
+  double tolerance = 0;
+  bool has_tolerance = false;
+  std::string json;
+};
+
+/// Files as given, directories as the YAML files in them by name.
+std::vector<std::string> files(const std::vector<std::string>& paths) {
+  std::vector<std::string> out;
+  for (const auto& path : paths) {
+    if (!std::filesystem::is_directory(path)) {
+      out.push_back(path);
+      continue;
+    }
+    std::vector<std::string> inside;
+    for (const auto& entry : std::filesystem::directory_iterator(path)) {
+      const auto extension = entry.path().extension();
+      if (extension == ".yaml" || extension == ".yml") inside.push_back(entry.path().string());
+    }
+    if (inside.empty()) throw UsageError({path, 0}, {}, "no scenario files (*.yaml) in this directory");
+    std::sort(inside.begin(), inside.end());
+    out.insert(out.end(), inside.begin(), inside.end());
+  }
+  return out;
+}
+
+void add(report::Validation& validation, const scenario::Scenario& scenario, const Options& options) {
+  const auto refuse = [&](const std::string& reason) { validation.refused.push_back({scenario.name, reason}); };
+  if (!scenario.measured) return refuse("has no section `measured`");
+  try {
+    scenario::check(scenario);
+    const auto profiles = predict::profiles_of(scenario, options.profiles);
+    for (const auto& p : profiles.all()) {
+      // A profile that was read from a real run knows this machine's behaviour, not only its kernels.
+      for (const auto& command : p.provenance) {
+        if (command.find("pipewright import") != std::string::npos) validation.mode = "calibrated";
+      }
+    }
+    auto prediction = predict::predict(scenario, profiles);
+    for (const auto& rank : scenario.measured->ranks) {
+      if (rank.pp_rank < 0 || rank.pp_rank >= static_cast<scenario::Int>(prediction.ranks.size())) {
+        return refuse(fmt::format("measured rank {} has no pipeline rank {}", rank.rank, rank.pp_rank));
+      }
+    }
+    validation.cases.push_back({scenario, std::move(prediction)});
+  } catch (const UsageError& error) {
+    refuse(error.what());
+  }
+}
+
+void run(const Options& options, Outcome& outcome) {
+  if (options.has_tolerance && options.tolerance < 0) {
+    throw UsageError({"command line", 0}, "--tolerance", "a percentage of at least 0 is needed");
+  }
+  std::vector<scenario::Scenario> scenarios;
+  for (const auto& file : files(options.paths)) scenarios.push_back(scenario::read(file));
+  report::Validation validation;
+  validation.mode = "cold";
+  {
+    Progress progress("validate");
+    for (std::size_t i = 0; i < scenarios.size(); ++i) {
+      add(validation, scenarios[i], options);
+      progress(static_cast<std::int64_t>(i + 1), static_cast<std::int64_t>(scenarios.size()));
+    }
+  }
+  if (options.has_tolerance && 100 * validation.largest_error() > options.tolerance) outcome.status = 1;
+  if (!options.json.empty()) write_result(options.json, report::validate_json(validation));
+  if (options.json != "-") write_result("-", report::validate_text(validation));
+}
+
+}  // namespace
+
+void add_validate(CLI::App& app, Outcome& outcome) {
+  auto* command = app.add_subcommand("validate", "Compare predictions with measured runs");
+  const auto options = std::make_shared<Options>();
+  command->add_option("PATHS", options->paths, "scenario files with `measured:`, or directories of them")->required();
+  add_profile_option(*command, options->profiles);
+  auto* tolerance = command->add_option("--tolerance", options->tolerance,
+                                        "exit with 1 if a time or a peak is off by more than this many percent");
+  command->add_option("--json", options->json, "write JSON to this file (-: standard output, and nothing else)");
+  command->footer("Example:\n  pipewright validate measured/ --profile h200-sxm --tolerance 6");
+  command->callback([options, tolerance, &outcome] {
+    options->has_tolerance = tolerance->count() > 0;
+    run(*options, outcome);
+  });
+}
+
+}  // namespace pipewright::cli

@@ -1,0 +1,84 @@
+// Merging, comparing, deriving and finding profiles.
+#include <doctest/doctest.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+
+#include "fabricate.hpp"
+
+using namespace pipewright;
+using namespace pipewright::profile;
+
+TEST_CASE("merge: the union, the first has precedence") {
+  Profile a = fabricated(), b = fabricated();
+  b.name = "second";
+  b.samples["fill"].front().ns = 1;
+  b.samples["fill"].push_back(sample({5000}, 99));
+  b.samples["add"] = {sample({7}, 7)};
+  b.scalars["host.event_us"] = {1, 0, Origin::measured, {}};
+  b.links.push_back({"shared host memory", 9, 10, 0, Origin::measured, {}});
+  const Profile m = merge({a, b});
+  CHECK(m.name == "fabricated");
+  CHECK(m.samples.at("fill").size() == a.samples.at("fill").size() + 1);
+  CHECK(m.time({"fill", {4096}})->ns == stream_ns(4096));
+  CHECK(m.time({"fill", {5000}})->ns == 99);
+  CHECK(m.time({"add", {7}})->ns == 7);
+  CHECK(m.link("shared host memory") != nullptr);
+  CHECK(m.scalars.contains("host.event_us"));
+  CHECK(m.provenance.size() == 3);
+  CHECK(diff(merge({a, a}), a).empty());
+}
+
+TEST_CASE("diff names every number that differs") {
+  Profile a = fabricated(), b = fabricated();
+  CHECK(diff(a, b).empty());
+  b.samples["fill"].front().ns *= 2;
+  b.samples["memset"] = {sample({3}, 1)};
+  b.scalars.erase("host.launch_us");
+  const auto d = diff(a, b);
+  REQUIRE(d.size() == 3);
+  CHECK(d[0].what == "fill bytes=4096 (us)");
+  CHECK(d[0].b == 2 * d[0].a);
+  CHECK(d[1].what == "memset bytes=3 (us)");
+  CHECK(d[1].only_in_b);
+  CHECK(d[2].what == "scalar host.launch_us");
+  CHECK(d[2].only_in_a);
+}
+
+TEST_CASE("an H100: computing keeps its time, streaming waits for the slower memory, nothing claims to be measured") {
+  const Profile h200 = fabricated();
+  const Profile h100 = derive_h100(h200);
+  CHECK(h100.name == "h100-sxm");
+  CHECK(h100.origin == Origin::derived);
+  CHECK(h100.memory.value > 84'000'000'000);
+  CHECK(h100.memory.value < 86'000'000'000);
+  const auto ratio = [&](const Key& key) { return h100.time(key)->ns / h200.time(key)->ns; };
+  CHECK(ratio({"gemm.bf16.tn", {8192, 8192, 8192}}) == 1);
+  CHECK(ratio({"fill", {std::int64_t{1} << 30}}) == doctest::Approx(4.8 / 3.35).epsilon(0.01));
+  CHECK(ratio({"fill", {4096}}) == 1);  // its fixed cost hides its traffic
+  CHECK(ratio({"send_recv.nvlink", {1 << 20}}) == 1);
+  for (const auto& [name, samples] : h100.samples) {
+    for (const auto& s : samples) CHECK(s.origin == Origin::derived);
+  }
+  CHECK(h100.time({"fill", {std::int64_t{1} << 30}})->note.starts_with("fabricated x 1.4"));
+  CHECK(to_json(parse(to_json(h100), "h100")) == to_json(h100));
+}
+
+TEST_CASE("profiles are found by name in $PIPEWRIGHT_PROFILES, or as a path") {
+  namespace fs = std::filesystem;
+  const fs::path folder = fs::temp_directory_path() / ("pipewright-profiles-" + std::to_string(::getpid()));
+  fs::create_directories(folder);
+  write_file((folder / "mine-of-test.json").string(), to_json(fabricated()));
+  ::setenv("PIPEWRIGHT_PROFILES", folder.c_str(), 1);
+  CHECK(load("mine-of-test", {"s.yaml", 3}).name == "fabricated");
+  CHECK(load((folder / "mine-of-test.json").string(), {"s.yaml", 3}).name == "fabricated");
+  CHECK_THROWS_WITH_AS(load("mine-of-tset", {"s.yaml", 3}), doctest::Contains("did you mean \"mine-of-test\"?"),
+                       UsageError);
+  CHECK_THROWS_WITH_AS(load("mine-of-tset", {"s.yaml", 3}), doctest::Contains("s.yaml:3: profile: "), UsageError);
+  CHECK_THROWS_AS(load("", {"s.yaml", 3}), UsageError);
+  CHECK_THROWS_AS(load("/", {"s.yaml", 3}), UsageError);
+  ::unsetenv("PIPEWRIGHT_PROFILES");
+  CHECK_THROWS_AS(load("mine-of-test", {"s.yaml", 3}), UsageError);
+  fs::remove_all(folder);
+}

@@ -1,0 +1,121 @@
+// Reading and writing: nothing is lost, nothing wrong is accepted, nothing crashes.
+#include <doctest/doctest.h>
+#include <rapidcheck.h>
+
+#include <random>
+
+#include "fabricate.hpp"
+
+using namespace pipewright;
+using namespace pipewright::profile;
+
+namespace {
+
+std::string error_of(const std::string& json) {
+  try {
+    parse(json, "p.json");
+  } catch (const UsageError& error) {
+    return error.what();
+  }
+  return "accepted";
+}
+
+/// A valid document with one sample; `from` replaced by `to`.
+std::string with(const std::string& from, const std::string& to) {
+  std::string text = R"({"profile": 1, "name": "x", "device": "d", "origin": "measured", "memory_bytes": 1,
+    "versions": {}, "provenance": [], "links": [{"name": "nvlink", "latency_us": 1, "gbytes_per_s": 2, "eager_bytes": 3}],
+    "clocks": [], "scalars": {"host.launch_us": {"value": 1, "spread": 0}},
+    "families": {"fill": {"samples": [{"bytes": 8, "time_us": 1.5, "spread": 0.1, "count": 3}]}}})";
+  const auto at = text.find(from);
+  REQUIRE(at != std::string::npos);
+  return text.replace(at, from.size(), to);
+}
+
+}  // namespace
+
+TEST_CASE("what was written is read back, and written again byte for byte") {
+  const Profile p = fabricated();
+  const std::string text = to_json(p);
+  const Profile q = parse(text, "p.json");
+  CHECK(to_json(q) == text);
+  CHECK(diff(p, q).size() == diff(q, p).size());
+  CHECK(q.memory == p.memory);
+  CHECK(q.versions == p.versions);
+  CHECK(q.links.at(1).origin == Origin::derived);
+  CHECK(q.scalars.at("memory.cuda_context_bytes").source == "a \"quoted\" source");
+  CHECK(q.interpolation.at("gemm.bf16.tn").error ==
+        doctest::Approx(choose_interpolation("gemm.bf16.tn", gemm_samples()).error).epsilon(0.01));
+  CHECK(q.samples.at("fill").at(3).ns == doctest::Approx(p.samples.at("fill").at(3).ns).epsilon(1e-4));
+}
+
+TEST_CASE("any samples survive the way through JSON") {
+  const bool passed = rc::check("round trip", [] {
+    Profile p;
+    p.name = *rc::gen::arbitrary<std::string>();
+    p.device = "d";
+    const auto sizes =
+        *rc::gen::unique<std::vector<std::int64_t>>(rc::gen::inRange<std::int64_t>(1, 1'000'000'000'000));
+    for (const auto bytes : sizes) {
+      Sample s = sample({bytes}, *rc::gen::inRange(1, 1'000'000'000));
+      s.origin = *rc::gen::element(Origin::measured, Origin::interpolated, Origin::derived);
+      s.source = *rc::gen::element(std::string(), std::string("é\n\""));
+      p.samples["memset"].push_back(s);
+    }
+    const std::string text = to_json(p);
+    const Profile q = parse(text, "p.json");
+    RC_ASSERT(to_json(q) == text);
+    RC_ASSERT(q.samples.count("memset") == p.samples.count("memset"));
+    if (!sizes.empty()) RC_ASSERT(q.samples.at("memset").size() == sizes.size());
+  });
+  CHECK(passed);
+}
+
+TEST_CASE("what is wrong is named") {
+  CHECK(error_of(with("fill", "fill")) == "accepted");
+  CHECK(error_of("{\n\"profile\": 1,\n oops").starts_with("p.json:3: is not JSON"));
+  CHECK(error_of("").find("is not JSON") != std::string::npos);
+  CHECK(error_of("[]").find("must be an object") != std::string::npos);
+  CHECK(error_of(with("\"profile\": 1", "\"profile\": 2")) == "p.json: profile: unknown format version; allowed: 1");
+  CHECK(error_of(with("memory_bytes", "memory_byte")).starts_with("p.json: memory_byte: unknown key"));
+  CHECK(error_of(with("memory_bytes", "memory_byte")).ends_with("did you mean \"memory_bytes\"?"));
+  CHECK(error_of(with("\"device\": \"d\", ", "")) == "p.json: device: is missing");
+  CHECK(error_of(with("\"name\": \"x\"", "\"name\": 7")) == "p.json: name: must be a string");
+  CHECK(error_of(with("\"fill\"", "\"fil\"")).starts_with("p.json: families.fil: unknown kernel family"));
+  CHECK(error_of(with("\"bytes\": 8", "\"bytes\": 0"))
+            .starts_with("p.json: families.fill.samples[0].bytes: must be between 1 and"));
+  CHECK(error_of(with("\"bytes\": 8", "\"bytes\": 99999999999999999999"))
+            .starts_with("p.json: families.fill.samples[0].bytes: must be"));
+  CHECK(error_of(with("\"bytes\": 8", "\"bytes\": 8.5")) ==
+        "p.json: families.fill.samples[0].bytes: must be an integer");
+  CHECK(error_of(with("\"bytes\": 8", "\"rows\": 8")).find("unknown key") != std::string::npos);
+  CHECK(error_of(with("1.5", "-1.5")).starts_with("p.json: families.fill.samples[0].time_us: must be between"));
+  CHECK(error_of(with("1.5", "1e999")).find("cannot be read") != std::string::npos);
+  CHECK(error_of(with("\"spread\": 0.1", "\"spread\": \"0.1\"")) ==
+        "p.json: families.fill.samples[0].spread: must be a number");
+  CHECK(error_of(with("\"measured\"", "\"mesured\"")).ends_with("did you mean \"measured\"?"));
+  CHECK(error_of(with("\"gbytes_per_s\": 2", "\"gbytes_per_s\": 0"))
+            .starts_with("p.json: links[0].gbytes_per_s: must be"));
+  CHECK(error_of(with("\"value\": 1,", "")) == "p.json: scalars.host.launch_us.value: is missing");
+  CHECK(error_of(with("3}]}}", "3}, {\"bytes\": 8, \"time_us\": 1, \"spread\": 0, \"count\": 1}]}}")) ==
+        "p.json: families.fill.samples: the shape 8 stands twice");
+}
+
+TEST_CASE("damaged files are refused or read, never worse") {
+  Profile small = fabricated();
+  small.samples["gemm.bf16.tn"].resize(5);
+  const std::string good = to_json(small);
+  std::mt19937 random(1);
+  int refused = 0;
+  for (int i = 0; i < 3000; ++i) {
+    std::string bad = good.substr(0, i % 3 == 0 ? random() % good.size() : good.size());
+    for (unsigned flips = random() % 4; flips > 0 && !bad.empty(); --flips) {
+      bad[random() % bad.size()] = static_cast<char>(random() % 256);
+    }
+    try {
+      parse(bad, "p.json");
+    } catch (const UsageError&) {
+      ++refused;
+    }
+  }
+  CHECK(refused > 1000);  // every cut file, and most of the others
+}

@@ -1,0 +1,49 @@
+// Links, collectives over ranks that were not measured, and clocks under load.
+#include <doctest/doctest.h>
+
+#include "fabricate.hpp"
+
+using namespace pipewright;
+using namespace pipewright::profile;
+
+TEST_CASE("a link of two figures: latency by steps of the ring, and bandwidth") {
+  const Profile p = fabricated();
+  const Link& ib = *p.link("infiniband");
+  CHECK(ib.origin == Origin::derived);
+  CHECK_FALSE(ib.source.empty());
+  const double lat = ib.latency_us * 1e3, bw = ib.gbytes_per_s;
+  CHECK(p.time({"send_recv.infiniband", {1'000'000}})->ns == doctest::Approx(lat + 1e6 / bw));
+  CHECK(p.time({"all_gather.infiniband", {4, 1'000'000}})->ns == doctest::Approx(3 * lat + 0.75e6 / bw));
+  CHECK(p.time({"reduce_scatter.infiniband", {4, 1'000'000}})->ns == doctest::Approx(3 * lat + 0.75e6 / bw));
+  CHECK(p.time({"all_reduce.infiniband", {4, 1'000'000}})->ns == doctest::Approx(6 * lat + 1.5e6 / bw));
+  CHECK(p.time({"all_reduce.infiniband", {4, 1'000'000}})->origin == Origin::derived);
+  CHECK_FALSE(p.time({"send_recv.carrier pigeon", {1'000'000}}));
+}
+
+TEST_CASE("8 ranks from measurements over 2 and 4") {
+  const Profile p = fabricated();
+  for (const std::int64_t bytes : {4096, 1 << 20, 1 << 28}) {
+    const auto t = p.time({"all_gather.nvlink", {8, bytes}}).value();
+    CHECK(t.origin == Origin::derived);
+    CHECK(t.note.find("8 ranks from the measurements over 2 and 4") != std::string::npos);
+    CHECK(t.ns == doctest::Approx(ring_ns(8, bytes)).epsilon(0.02));
+  }
+  CHECK(p.time({"all_gather.nvlink", {4, 1 << 20}})->origin == Origin::measured);
+  CHECK(p.time({"all_gather.nvlink", {4, 3 << 20}})->origin == Origin::interpolated);
+  CHECK(p.time({"all_gather.nvlink", {4, 3 << 20}})->ns == doctest::Approx(ring_ns(4, 3 << 20)).epsilon(0.1));
+  const Profiles all({p});
+  CHECK(all.link("nvlink").gbytes_per_s == 370);
+  CHECK_THROWS_WITH_AS(all.link("nvlnk"), doctest::Contains("did you mean \"nvlink\"?"), UsageError);
+}
+
+TEST_CASE("clocks: linear between the rows, held at the ends") {
+  const Clocks c = *fabricated().clocks_for("bf16");
+  CHECK(c.slowdown(Load::matrix, 0.1) == 1);
+  CHECK(c.slowdown(Load::matrix, 0.6) == doctest::Approx(1.1));
+  CHECK(c.slowdown(Load::matrix, 0.8) == doctest::Approx(1.2));
+  CHECK(c.slowdown(Load::attention, 0.8) == doctest::Approx(1.125));
+  CHECK(c.slowdown(Load::memory, 1.5) == doctest::Approx(1.02));
+  CHECK(c.slowdown(Load::network, 1) == 1);
+  CHECK(Clocks{}.slowdown(Load::matrix, 1) == 1);
+  CHECK(fabricated().clocks_for("fp8") == nullptr);
+}
