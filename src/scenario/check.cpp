@@ -3,7 +3,7 @@
 // num_microbatches_calculator.py, pipeline_parallel/schedules.py); what merely its argument parser refuses passes.
 #include <fmt/format.h>
 
-#include <algorithm>
+#include <cctype>
 #include <regex>
 
 #include "fields.hpp"
@@ -184,9 +184,11 @@ void check(const Scenario& scenario) { Checker(scenario).all(); }
 void check_software(const Software& software, const std::function<Position(const std::string&)>& where) {
   const auto require = [&](bool right, const std::string& name, const std::string& value, const Strings& allowed) {
     const std::string key = "software." + name;
-    if (!right)
-      throw UsageError(where(key), key, fmt::format("unknown version \"{}\"", value), allowed,
-                       nearest_name(value, allowed));
+    if (right) return;
+    const bool word =
+        !value.empty() && std::isalpha(static_cast<unsigned char>(value[0])) != 0;  // no hint between numbers
+    throw UsageError(where(key), key, fmt::format("unknown version \"{}\"", value), allowed,
+                     word ? nearest_name(value, allowed) : "");
   };
   static const std::regex core("0\\.1[6-9]\\.[0-9]{1,3}|dev|main|pr-4268");
   static const std::regex number("[0-9]{1,4}(\\.[0-9]{1,4}){0,3}[-+._a-zA-Z0-9]{0,40}");

@@ -6,17 +6,17 @@ namespace pipewright::scenario {
 #define MODEL(name, doc) PIPEWRIGHT_FIELD(model, name, doc)
 
 std::vector<Field> model_fields() {
-  constexpr double least_count = 1, most_count = 1e6, most_width = 0x1p30;
+  constexpr double most_count = 1e6, most_width = 0x1p30;
   return {
-      MODEL(num_layers, "transformer layers").between(0, most_count),
-      MODEL(hidden_size, "width of the hidden state").between(0, most_width),
+      MODEL(num_layers, "transformer layers").between(1, most_count),
+      MODEL(hidden_size, "width of the hidden state").between(1, most_width),
       MODEL(ffn_hidden_size, "width of the MLP; default 4 x hidden_size").between(1, most_width),
-      MODEL(num_attention_heads, "query heads").between(0, most_count),
+      MODEL(num_attention_heads, "query heads").between(1, most_count),
       MODEL(num_query_groups, "key and value heads; default num_attention_heads").between(1, most_count),
       MODEL(kv_channels, "width of a head; default hidden_size / num_attention_heads").between(1, most_count),
-      MODEL(seq_length, "tokens of a sequence").between(0, most_width),
+      MODEL(seq_length, "tokens of a sequence").between(1, most_width),
       MODEL(max_position_embeddings, "longest sequence that position embeddings cover").between(1, most_width),
-      MODEL(vocab_size, "tokens of the vocabulary, before padding").between(0, most_width),
+      MODEL(vocab_size, "tokens of the vocabulary, before padding").between(1, most_width),
       MODEL(make_vocab_size_divisible_by, "the vocabulary is padded to a multiple of this x TP").between(1, most_width),
       MODEL(untie_embeddings_and_output_weights, "input embedding and output layer have weights of their own"),
       MODEL(position_embedding_type, "position embedding")
@@ -44,7 +44,7 @@ std::vector<Field> model_fields() {
       MODEL(softmax_type, "softmax of the attention").in({"vanilla", "off-by-one", "learnable"}),
       MODEL(softmax_scale, "scale of the attention scores; default 1 / sqrt(kv_channels)").between(0, 1e6),
 
-      MODEL(num_moe_experts, "routed experts of a MoE layer").between(least_count, most_count),
+      MODEL(num_moe_experts, "routed experts of a MoE layer").between(1, most_count),
       MODEL(moe_router_topk, "experts a token is sent to").between(1, most_count),
       MODEL(moe_ffn_hidden_size, "width of an expert; default ffn_hidden_size").between(1, most_width),
       MODEL(moe_layer_freq, "every n-th layer is MoE, or a pattern of 0 and 1").between(0, most_count).or_scalar(),

@@ -14,7 +14,6 @@ namespace {
 using Json = nlohmann::json;
 
 const Strings families = {"llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "deepseek_v3"};
-constexpr Int most = Int{1} << 30;
 
 class Config {
  public:
@@ -25,14 +24,14 @@ class Config {
     return {{path_, 0}, key, message, allowed, nearest};
   }
   bool has(const std::string& key) const { return json_.contains(key) && !json_.at(key).is_null(); }
-  Int integer(const std::string& key, Int least = 1) const {
+  Int integer(const std::string& key, Int least = 1, Int most = Int{1} << 30) const {
     if (!has(key)) throw error(key, "missing");
     const Json& value = json_.at(key);
     if (!value.is_number_integer()) throw error(key, "expected an integer, found " + value.dump().substr(0, 60));
     const bool fits = value.is_number_unsigned() ? value.get<std::uint64_t>() <= static_cast<std::uint64_t>(most)
                                                  : value.get<Int>() >= least;
     if (!fits || value.get<Int>() < least) {
-      throw error(key, value.dump() + " is out of range", {fmt::format("{} to 2^30", least)});
+      throw error(key, value.dump() + " is out of range", {fmt::format("{} to {}", least, most)});
     }
     return value.get<Int>();
   }
@@ -81,7 +80,7 @@ std::string activation(const Config& config) {
 }
 
 void dense(const Config& config, Model& m, const std::string& family) {
-  m.num_layers = config.integer("num_hidden_layers");
+  m.num_layers = config.integer("num_hidden_layers", 1, 1'000'000);
   m.hidden_size = config.integer("hidden_size");
   m.ffn_hidden_size = config.integer("intermediate_size");
   m.num_attention_heads = config.integer("num_attention_heads");

@@ -88,7 +88,8 @@ class Reader {
     }
     const std::string name = in + "." + e.key;
     if (field != nullptr) {
-      if (const auto before = scenario_.positions.find(home + "." + key); before != scenario_.positions.end()) {
+      const auto before = scenario_.positions.find(home + "." + key);
+      if (before != scenario_.positions.end() && before->second.file == file_) {  // else from the hf_config
         throw error(e.line, name, fmt::format("already stated in line {}", before->second.line));
       }
       assign(*field, scenario_, e.value, {file_, e.line}, name);

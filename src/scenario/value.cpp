@@ -89,7 +89,8 @@ class Builder : public YAML::EventHandler {
       value = &parent.value->items.emplace_back();
     }
     value->kind = kind;
-    value->line = mark.line + 1;
+    // Nothing after a key: yaml-cpp marks the next token, which may stand in another section.
+    value->line = kind == Value::Kind::none && parent.in_map ? parent.line : mark.line + 1;
     return *value;
   }
   void push(Value& value, const YAML::Mark& mark) {
@@ -124,6 +125,12 @@ bool number_text(const std::string& text) {
   return !text.empty() && text.find_first_not_of("+-.0123456789eE") == std::string::npos;
 }
 
+// Would another YAML reader take this for a number? "0.19.0" is none; "1_000" and "0x10" are numbers of YAML 1.1.
+bool looks_numeric(const std::string& text) {
+  return text.find_first_not_of("+-._0123456789abcdefABCDEFxo") == std::string::npos &&
+         text.find_first_of("0123456789") != std::string::npos && std::count(text.begin(), text.end(), '.') <= 1;
+}
+
 }  // namespace
 
 Value parse_yaml(std::string_view text, const std::string& file) {
@@ -141,12 +148,15 @@ Value parse_yaml(std::string_view text, const std::string& file) {
     Builder rest(file, more);
     if (parser.HandleNextDocument(rest)) throw UsageError({file, more.line}, {}, "a second document in one file");
   } catch (const YAML::Exception& e) {
-    throw UsageError({file, e.mark.line + 1}, {}, "not YAML: " + e.msg);
+    const bool tab = text.starts_with('\t') || text.find("\n\t") != std::string_view::npos;
+    throw UsageError({file, e.mark.line + 1}, {},
+                     "not YAML: " + e.msg + (tab ? "; a tab cannot indent, use spaces" : ""));
   }
   return root;
 }
 
 Value parse_setting(std::string_view text, const std::string& key) {
+  if (text.empty()) throw UsageError({"--set", 0}, key, "no value");
   // `a,b` and `a` are YAML scalars; inside brackets the comma separates.
   const bool list_without_brackets =
       text.find(',') != std::string_view::npos && text.find_first_of("[{\"'|(") == std::string_view::npos;
@@ -161,7 +171,6 @@ Value parse_setting(std::string_view text, const std::string& key) {
   Value value;
   value.kind = Value::Kind::scalar;
   value.text = std::string(text);
-  if (text.empty()) throw UsageError({"--set", 0}, key, "no value");
   return value;
 }
 
@@ -232,12 +241,21 @@ std::string yaml_scalar(std::string_view text) {
   std::transform(lower.begin(), lower.end(), lower.begin(), [](unsigned char c) { return std::tolower(c); });
   const bool plain = !text.empty() && first.find(text.front()) != std::string_view::npos &&
                      text.find_first_not_of(safe) == std::string_view::npos && text.back() != ' ' &&
-                     !number_text(as_plain.text) && !as_bool(as_plain) && !is_none(as_plain) &&
+                     !looks_numeric(as_plain.text) && !as_bool(as_plain) && !is_none(as_plain) &&
                      std::find(words.begin(), words.end(), lower) == words.end();
   if (plain) return as_plain.text;
-  std::string quoted = "'";
-  for (const char c : text) quoted += c == '\'' ? std::string("''") : std::string(1, c);
-  return quoted + "'";
+  const bool control = std::any_of(text.begin(), text.end(), [](unsigned char c) { return c < 0x20 || c == 0x7F; });
+  std::string quoted(1, control ? '"' : '\'');
+  for (const char c : text) {
+    if (control && (static_cast<unsigned char>(c) < 0x20 || c == 0x7F)) {
+      quoted += fmt::format("\\x{:02x}", static_cast<unsigned char>(c));
+    } else if (control ? c == '"' || c == '\\' : c == '\'') {
+      quoted += {control ? '\\' : '\'', c};
+    } else {
+      quoted += c;
+    }
+  }
+  return quoted + quoted.front();
 }
 
 std::string yaml_number(double number) {

@@ -1,0 +1,120 @@
+// read(write(s)) == s for any scenario that the table can express.
+#include <rapidcheck.h>
+
+#include <cstdio>
+
+#include "fields.hpp"
+
+using namespace pipewright;
+using namespace pipewright::scenario;
+
+namespace {
+
+std::string random_text() {
+  // What YAML treats specially, what must be escaped, and letters.
+  static const std::string letters = "abz XYZ019_.-+/:,#'\"{}[]&*!|>%@`~?\\\n\t=()";
+  return *rc::gen::nonEmpty(rc::gen::container<std::string>(rc::gen::elementOf(letters)));
+}
+
+double random_double(double low, double high) {
+  const int kind = *rc::gen::inRange(0, 4);
+  if (kind == 0) return low;
+  if (kind == 1) return high;
+  return low + (high - low) * (*rc::gen::inRange(0, 1'000'000) / 1e6) / (kind == 2 ? 1 : 1e6);
+}
+
+template <class T>
+T random_scalar(const Field& field) {
+  if constexpr (std::is_same_v<T, bool>) {
+    return *rc::gen::arbitrary<bool>();
+  } else if constexpr (std::is_same_v<T, Int>) {
+    return *rc::gen::inRange(static_cast<Int>(field.low), static_cast<Int>(field.high));
+  } else if constexpr (std::is_same_v<T, double>) {
+    return random_double(field.low, field.high);
+  } else if constexpr (std::is_same_v<T, Bytes>) {
+    return Bytes(*rc::gen::inRange<Int>(1, Int{1} << 50));
+  } else {
+    return field.allowed.empty() ? random_text() : *rc::gen::elementOf(field.allowed);
+  }
+}
+
+template <class T>
+void randomise(T& value, const Field& field) {
+  value = random_scalar<T>(field);
+}
+template <class T>
+void randomise(std::optional<T>& value, const Field& field) {
+  value = *rc::gen::inRange(0, 4) == 0 ? std::optional<T>() : random_scalar<T>(field);
+}
+template <class T>
+void randomise(std::vector<T>& value, const Field& field) {
+  value.clear();
+  for (int n = *rc::gen::inRange(0, 4); n > 0; --n) value.push_back(random_scalar<T>(field));
+}
+
+std::string random_name() { return "V" + std::to_string(*rc::gen::inRange(0, 1000)); }
+
+Measured random_measured() {
+  const Field any{"", "", nullptr, ""};
+  Measured m;
+  m.forward_backward_ms = random_double(0, 1e5);
+  m.samples_ms = {random_double(0, 1e5), random_double(0, 1e5)};
+  randomise(m.optimizer_ms, any);
+  for (int n = *rc::gen::inRange(0, 3); n > 0; --n) {
+    MeasuredRank rank;
+    randomise(rank.parameters, any);
+    randomise(rank.static_bytes, any);
+    randomise(rank.outside_allocator_bytes, any);
+    randomise(rank.sm_clock_mhz, any);
+    if (*rc::gen::arbitrary<bool>())
+      rank.trace_summary = TraceSummary{random_double(0, 1e9), {{"comp", 1.5}}, {{"p2p", 0.0}}};
+    m.ranks.push_back(rank);
+  }
+  return m;
+}
+
+Scenario random_scenario() {
+  Software software;
+  software.megatron_core = *rc::gen::elementOf(Strings{"0.16.0", "0.19.1", "pr-4268", "main"});
+  Scenario s = defaults(software);
+  for (const Field& field : table()) {
+    bool required = false;
+    for (const auto& [section, name] : required_fields) required = required || field.name == std::string_view(name);
+    if (std::string_view(field.section) == "software" || (!required && *rc::gen::inRange(0, 4) != 0)) continue;
+    std::visit([&](auto* member) { randomise(*member, field); }, field.member(s));
+  }
+  if (s.settings.cuda_graph_modules == Strings{"full"})
+    s.settings.cuda_graph_modules.clear();  // two spellings of one value
+  for (int n = *rc::gen::inRange(0, 4); n > 0; --n) s.environment[random_name()] = random_text();
+  for (int n = *rc::gen::inRange(0, 3); n > 0; --n)
+    s.cluster.overrides["host." + random_name()] = random_double(0, 1e9);
+  if (*rc::gen::arbitrary<bool>()) s.search.memory_margin = Margin{Bytes(*rc::gen::inRange<Int>(1, 1'000'000'000)), 0};
+  if (*rc::gen::arbitrary<bool>()) s.search.values["micro_batch_size"] = {"1", "2"};
+  if (*rc::gen::arbitrary<bool>()) s.settings.other["lr"] = "0.001";
+  if (*rc::gen::arbitrary<bool>()) s.measured = random_measured();
+  return s;
+}
+
+}  // namespace
+
+int main() {
+  const bool round_trip = rc::check("a written scenario is read as it was", [] {
+    const Scenario s = random_scenario();
+    const std::string text = write(s);
+    RC_TAG(text.size() > 4000 ? "long" : "short");
+    RC_ASSERT(parse(text, "written.yaml") == s);
+    RC_ASSERT(write(parse(text, "written.yaml")) == text);
+  });
+  const bool set_reads_get = rc::check("--set reads what get gives", [] {
+    const Scenario s = random_scenario();
+    Scenario copy = defaults(s.software);
+    for (const Field& field : table()) {
+      if (std::string_view(field.section) == "software") continue;
+      const std::string name = std::string(field.section) + "." + field.name;
+      if (same(field, s, copy)) continue;
+      set(copy, name + "=" + get(s, name));
+      RC_ASSERT(same(field, s, copy));
+    }
+  });
+  return round_trip && set_reads_get ? 0 : 1;
+}
