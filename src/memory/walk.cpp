@@ -1,0 +1,414 @@
+// The walk: a rank's program in host order, every tensor of every piece.
+//
+// What keeps the tensors between the pieces alive (Megatron-LM core_r0.19.0 schedules.py; seen in recorded allocator
+// events). An input is an object with a gradient attached (retain_grad); it goes when nobody names it any more:
+//   input      the list input_tensors until its backward returns; the module (set_input_tensor) until the chunk's next
+//              forward, so the last one lives into the next step; the variable `input_tensor` where a synchronous receive
+//              or 1F1B's pop assigns it
+//   its grad   the input; the variable `input_tensor_grad` until the next backward returns (1F1B, cool-down) or the next
+//              steady iteration ends
+//   output     deallocate_pipeline_outputs: D replaces it by one element, which lives until the backward returns
+//   gradient   the list output_tensor_grads until its backward returns; the first of an overlapped schedule in
+//              bwd_recv_buffer until the next post; `output_tensor_grad` of synchronous calls until the next one returns;
+//              the wait handle that cool-down pops until the function returns
+#include <algorithm>
+#include <array>
+#include <map>
+#include <stdexcept>
+
+#include "pipewright/memory.hpp"
+
+namespace pipewright::memory {
+namespace {
+
+using model::Piece;
+using model::Stages;
+using model::Step;
+using schedule::Instruction;
+using schedule::Kind;
+using schedule::Part;
+
+constexpr std::uint32_t none = 0xffffffff;
+
+struct Block {
+  std::int64_t bytes = 0;  ///< rounded
+  std::uint32_t owner = 0;
+  std::uint32_t holders = 0;
+  std::uint32_t attached = none;  ///< the gradient that hangs on an input
+};
+
+/// Live blocks, their sum and its peak.
+class Heap {
+ public:
+  Heap(std::size_t owners, const Listener& listener) : by_owner_(owners), listener_(listener) {}
+
+  std::uint32_t allocate(std::uint32_t owner, Bytes requested) {
+    std::uint32_t id = 0;
+    if (unused_.empty()) {
+      id = static_cast<std::uint32_t>(blocks_.size());
+      blocks_.emplace_back();
+    } else {
+      id = unused_.back();
+      unused_.pop_back();
+    }
+    auto& block = blocks_[id];
+    block = Block{block_bytes(requested.value), owner, 1, none};
+    live_ += block.bytes;
+    by_owner_[owner] += block.bytes;
+    ++events_;
+    if (listener_) listener_({true, id, owner, requested});
+    if (live_ > peak_) {
+      peak_ = live_;
+      peak_event_ = events_;
+      if (events_ == stop_at_) peak_owners_ = by_owner_;
+    }
+    return id;
+  }
+  void hold(std::uint32_t id) {
+    if (id != none) ++blocks_[id].holders;
+  }
+  void drop(std::uint32_t id) {
+    if (id == none) return;
+    auto& block = blocks_[id];
+    if (block.holders == 0) throw InternalError("memory walk: a tensor is freed twice");
+    if (--block.holders > 0) return;
+    live_ -= block.bytes;
+    by_owner_[block.owner] -= block.bytes;
+    ++events_;
+    if (listener_) listener_({false, id, block.owner, Bytes(block.bytes)});
+    unused_.push_back(id);
+    drop(block.attached);
+  }
+  void attach(std::uint32_t to, std::uint32_t gradient) {
+    hold(gradient);
+    blocks_[to].attached = gradient;
+  }
+
+  std::int64_t live() const { return live_; }
+  std::int64_t peak() const { return peak_; }
+  std::int64_t peak_event() const { return peak_event_; }
+  std::int64_t events() const { return events_; }
+  void begin_step() { peak_ = 0; }
+  void remember_owners_at(std::int64_t event) { stop_at_ = event; }
+  const std::vector<std::int64_t>& peak_owners() const { return peak_owners_; }
+
+ private:
+  std::vector<Block> blocks_;
+  std::vector<std::uint32_t> unused_;
+  std::vector<std::int64_t> by_owner_, peak_owners_;
+  std::int64_t live_ = 0, peak_ = 0, peak_event_ = 0, events_ = 0, stop_at_ = -1;
+  const Listener& listener_;
+};
+
+/// A variable of the schedule function: assigning it lets go of what it named.
+class Variable {
+ public:
+  explicit Variable(Heap& heap) : heap_(heap) {}
+  void assign(std::uint32_t block) {
+    heap_.get().hold(block);
+    heap_.get().drop(block_);
+    block_ = block;
+  }
+  void clear() { assign(none); }
+  bool named() const { return block_ != none; }
+  std::uint32_t named_block() const { return block_; }
+
+ private:
+  std::reference_wrapper<Heap> heap_;
+  std::uint32_t block_ = none;
+};
+
+/// One microbatch of one chunk between its forward and its backward.
+struct Flight {
+  std::uint32_t input = none, output = none, placeholder = none, gradient = none;
+  std::vector<std::uint32_t> saved;  ///< blocks of every piece's tensors, piece after piece
+};
+
+/// The walk's own tensors; their owners follow the model's.
+enum class Own : std::uint32_t { received_input, received_gradient, placeholder, count };
+constexpr std::array<const char*, static_cast<std::size_t>(Own::count)> own_names = {
+    "pipeline receive", "pipeline receive gradient", "deallocated outputs"};
+
+class Walker {
+ public:
+  Walker(const Stages& stages, const schedule::Program& program, int rank, const Listener& listener)
+      : stages_(stages),
+        rank_(stages.ranks.at(static_cast<std::size_t>(rank))),
+        program_(program.ranks.at(static_cast<std::size_t>(rank))),
+        config_(program.config),
+        interleaved_(program.config.chunks.has_value()),
+        heap_(stages.owners.size() + own_names.size(), listener),
+        modules_(rank_.chunks.size(), Variable(heap_)),
+        flights_(rank_.chunks.size() * static_cast<std::size_t>(config_.microbatches)) {
+    for (const auto& chunk : rank_.chunks) {
+      auto& offsets = offsets_.emplace_back(1, 0);
+      for (const auto piece : chunk.pieces) offsets.push_back(offsets.back() + stages_.pieces[piece].tensors.size());
+    }
+    forwards_ = static_cast<int>(flights_.size());
+    steady_ = forwards_ - program_.warmup;
+  }
+
+  void start() { hold(rank_.persistent); }
+  void step();
+  void first_optimizer_step() { hold(rank_.since_first_step); }
+  Heap& heap() { return heap_; }
+
+  /// Remember what happens at this event.
+  void watch(std::int64_t event) {
+    watched_ = event;
+    heap_.remember_owners_at(event);
+  }
+  std::string place, kernel;  ///< of the watched event
+
+ private:
+  std::uint32_t own(Own which) const {
+    return static_cast<std::uint32_t>(stages_.owners.size()) + static_cast<std::uint32_t>(which);
+  }
+  Flight& flight(int microbatch, int chunk) {
+    return flights_[static_cast<std::size_t>(microbatch) * rank_.chunks.size() + static_cast<std::size_t>(chunk)];
+  }
+  void hold(const std::vector<model::Tensor>& tensors) {
+    for (const auto& tensor : tensors) heap_.allocate(tensor.owner, tensor.bytes);
+  }
+  bool cool_down() const { return forwards_done_ == forwards_ && backwards_done_ >= steady_; }
+
+  void forward(int microbatch, int chunk);
+  void backward(int microbatch, int chunk);
+  void deallocate(Flight& flight);
+  void end_iteration();
+  void post(const Instruction& instruction);
+  void wait(const Part& part);
+  void run(const std::vector<Step>& steps, const Piece& piece, int layer, int microbatch, std::uint32_t* blocks);
+
+  const Stages& stages_;
+  const model::Rank& rank_;
+  const schedule::RankProgram& program_;
+  const schedule::Config& config_;
+  const bool interleaved_;
+  Heap heap_;
+  Variable input_{heap_}, input_gradient_{heap_}, output_gradient_{heap_};   ///< input_tensor, ... of the function
+  Variable iteration_gradient_{heap_};                                        ///< of a steady iteration's own frame
+  Variable first_gradient_{heap_}, popped_input_{heap_}, popped_gradient_{heap_};
+  std::vector<Variable> modules_;  ///< by chunk: what set_input_tensor was last given
+  std::vector<std::vector<std::size_t>> offsets_;
+  std::vector<Flight> flights_;
+  int forwards_ = 0, steady_ = 0, forwards_done_ = 0, backwards_done_ = 0;
+  const Instruction* at_ = nullptr;
+  std::int64_t watched_ = -1;
+};
+
+void Walker::run(const std::vector<Step>& steps, const Piece& piece, int layer, int microbatch, std::uint32_t* blocks) {
+  for (const auto& step : steps) {
+    if (step.kind == Step::Kind::free) {
+      heap_.drop(blocks[step.index]);
+      blocks[step.index] = none;
+    } else if (step.kind == Step::Kind::allocate) {
+      if (step.first_microbatch_only && microbatch > 0) continue;
+      const auto& tensor = piece.tensors[step.index];
+      blocks[step.index] = heap_.allocate(tensor.owner, tensor.bytes);
+      if (heap_.events() != watched_) continue;
+      const auto next = std::find_if(&step, steps.data() + steps.size(),
+                                     [](const Step& s) { return s.kind == Step::Kind::launch; });
+      kernel = piece.name + (layer >= 0 ? " " + std::to_string(layer) : "");
+      if (next != steps.data() + steps.size()) kernel += ", " + piece.kernels[next->index].name;
+    }
+  }
+}
+
+void Walker::forward(int microbatch, int chunk) {
+  const auto& pieces = rank_.chunks[static_cast<std::size_t>(chunk)].pieces;
+  const auto& layers = rank_.chunks[static_cast<std::size_t>(chunk)].layers;
+  const auto& offsets = offsets_[static_cast<std::size_t>(chunk)];
+  auto& f = flight(microbatch, chunk);
+  modules_[static_cast<std::size_t>(chunk)].assign(f.input);
+  heap_.hold(f.input);  // saved by the first piece
+  f.saved.assign(offsets.back(), none);
+  auto border = f.input;
+  for (std::size_t i = 0; i < pieces.size(); ++i) {
+    const auto& piece = stages_.pieces[pieces[i]];
+    auto* blocks = f.saved.data() + offsets[i];
+    blocks[Piece::input] = border;
+    run(piece.forward, piece, layers[i], microbatch, blocks);
+    border = blocks[Piece::output];
+    blocks[Piece::output] = none;
+  }
+  f.output = border;
+  ++forwards_done_;
+}
+
+void Walker::backward(int microbatch, int chunk) {
+  const auto& pieces = rank_.chunks[static_cast<std::size_t>(chunk)].pieces;
+  const auto& layers = rank_.chunks[static_cast<std::size_t>(chunk)].layers;
+  const auto& offsets = offsets_[static_cast<std::size_t>(chunk)];
+  auto& f = flight(microbatch, chunk);
+  const bool pops = !interleaved_;
+  if (pops) {  // input_tensor = input_tensors.pop(0)
+    input_.assign(f.input);
+    heap_.drop(f.input);
+  }
+  auto gradient = f.gradient;
+  heap_.hold(gradient);
+  for (std::size_t i = pieces.size(); i-- > 0;) {
+    const auto& piece = stages_.pieces[pieces[i]];
+    auto* blocks = f.saved.data() + offsets[i];
+    blocks[Piece::output_gradient] = gradient;
+    run(piece.backward, piece, layers[i], microbatch, blocks);
+    if (blocks[Piece::input_gradient] != none) {
+      gradient = blocks[Piece::input_gradient];
+    } else {
+      gradient = blocks[Piece::output_gradient];  // none if the piece has freed it
+    }
+  }
+  if (f.input != none) heap_.attach(f.input, gradient);
+  const bool steady = interleaved_ && config_.overlap_p2p && backwards_done_ < steady_;
+  if (!pops) heap_.drop(f.input);
+  heap_.drop(f.placeholder);
+  heap_.drop(f.output);  // only without deallocate_pipeline_outputs
+  if (interleaved_) heap_.drop(f.gradient);
+  (steady ? iteration_gradient_ : input_gradient_).assign(gradient);
+  heap_.drop(gradient);
+  f = Flight{};
+  ++backwards_done_;
+  if (pops && backwards_done_ == steady_) input_.clear();
+}
+
+void Walker::deallocate(Flight& f) {
+  if (f.output == none) return;
+  f.placeholder = heap_.allocate(own(Own::placeholder), Bytes(2));
+  heap_.drop(f.output);
+  f.output = none;
+}
+
+/// The frame of a steady iteration returns: what it returned is assigned.
+void Walker::end_iteration() {
+  if (!iteration_gradient_.named()) return;
+  input_gradient_.assign(iteration_gradient_.named_block());
+  iteration_gradient_.clear();
+}
+
+void Walker::post(const Instruction& instruction) {
+  const bool synchronous = instruction.kind == Kind::p2p_sync;
+  std::uint32_t input = none, gradient = none;
+  bool backward = false;
+  for (const auto& part : instruction.parts) {
+    auto& f = flight(part.microbatch, part.chunk);
+    if (part.type == Part::Type::recv_prev) {
+      input = f.input = heap_.allocate(own(Own::received_input), stages_.boundary_bytes);
+    } else if (part.type == Part::Type::recv_next) {
+      gradient = f.gradient = heap_.allocate(own(Own::received_gradient), stages_.boundary_bytes);
+    }
+    backward |= part.type == Part::Type::recv_next || part.type == Part::Type::send_prev;
+  }
+  if (!synchronous) {
+    if (!backward) return;
+    const bool first = forwards_done_ == program_.warmup && backwards_done_ == 0;
+    first_gradient_.assign(first ? gradient : none);
+  } else if (!interleaved_) {
+    if (input != none) input_.assign(input);
+    if (gradient == none) return;
+    output_gradient_.assign(gradient);
+    heap_.drop(gradient);  // only the variable names it
+  } else {
+    const bool ends_backward = backwards_done_ > steady_;
+    if (!ends_backward) input_.assign(input);
+    if (backwards_done_ > 0 || gradient != none) output_gradient_.assign(gradient);
+  }
+}
+
+void Walker::wait(const Part& part) {
+  const auto& f = flight(part.microbatch, part.chunk);
+  if (part.type == Part::Type::recv_next && cool_down()) popped_gradient_.assign(f.gradient);
+  if (part.type == Part::Type::recv_prev && forwards_done_ < program_.warmup) popped_input_.assign(f.input);
+}
+
+void Walker::step() {
+  forwards_done_ = backwards_done_ = 0;
+  for (const auto& instruction : program_.instructions) {
+    at_ = &instruction;
+    const auto before = heap_.events();
+    switch (instruction.kind) {
+      case Kind::forward:
+        end_iteration();
+        forward(instruction.microbatch, instruction.chunk);
+        break;
+      case Kind::backward:
+        end_iteration();
+        backward(instruction.microbatch, instruction.chunk);
+        break;
+      case Kind::deallocate:
+        end_iteration();
+        deallocate(flight(instruction.microbatch, instruction.chunk));
+        break;
+      case Kind::p2p_sync:
+      case Kind::p2p_async: post(instruction); break;
+      case Kind::wait: wait(instruction.parts.front()); break;
+      case Kind::combined:
+      case Kind::combined_begin:
+      case Kind::combined_end:
+      case Kind::node: throw InternalError("memory walk: expert-parallel overlap is not walked");
+      case Kind::no_sync_enter:
+      case Kind::no_sync_exit:
+      case Kind::param_sync:
+      case Kind::grad_sync: break;
+    }
+    if (before < watched_ && watched_ <= heap_.events()) {
+      schedule::RankProgram one;
+      one.instructions.push_back(instruction);
+      const auto text = schedule::text(one, true, true);
+      place = text.empty() ? "" : text.front();
+    }
+  }
+  end_iteration();
+  for (auto* variable :
+       {&input_, &input_gradient_, &output_gradient_, &first_gradient_, &popped_input_, &popped_gradient_}) {
+    variable->clear();
+  }
+  const auto before = heap_.events();
+  std::vector<std::uint32_t> blocks;
+  for (const auto& tensor : rank_.during_optimizer) blocks.push_back(heap_.allocate(tensor.owner, tensor.bytes));
+  for (const auto block : blocks) heap_.drop(block);
+  if (before < watched_ && watched_ <= heap_.events()) place = "optimizer step";
+}
+
+}  // namespace
+
+std::int64_t block_bytes(std::int64_t requested) {
+  constexpr std::int64_t smallest = 512;  // kMinBlockSize
+  return requested < smallest ? smallest : (requested + smallest - 1) / smallest * smallest;
+}
+
+Walk walk(const Stages& stages, const schedule::Program& program, const scenario::Scenario&, int pp_rank,
+          const Listener& listener) {
+  Walk result;
+  std::int64_t peak_event = -1;
+  const Listener silent;
+  for (const bool second_time : {false, true}) {  // first where the peak is, then who holds it
+    Walker walker(stages, program, pp_rank, second_time ? listener : silent);
+    if (second_time) walker.watch(peak_event);
+    auto& heap = walker.heap();
+    walker.start();
+    result.static_bytes = Bytes(heap.live());
+    walker.first_optimizer_step();
+    walker.step();
+    heap.begin_step();
+    walker.step();
+    result.after_step = Bytes(heap.live());
+    result.peak_allocated = Bytes(heap.peak());
+    result.events = heap.events();
+    peak_event = heap.peak_event();
+    if (!second_time) continue;
+    result.peak_at = walker.place;
+    result.peak_piece = walker.kernel;
+    const auto& owners = heap.peak_owners();
+    for (std::size_t i = 0; i < owners.size(); ++i) {
+      if (owners[i] == 0) continue;
+      const auto model_owners = stages.owners.size();
+      result.peak_owners.push_back({i < model_owners ? stages.owners[i] : own_names[i - model_owners], Bytes(owners[i])});
+    }
+    std::stable_sort(result.peak_owners.begin(), result.peak_owners.end(),
+                     [](const OwnerBytes& a, const OwnerBytes& b) { return a.bytes > b.bytes; });
+  }
+  return result;
+}
+
+}  // namespace pipewright::memory
