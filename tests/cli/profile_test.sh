@@ -1,0 +1,56 @@
+#!/bin/sh
+# pipewright profile and list: profile_test.sh PROGRAM DATA_FOLDER
+set -u
+program=$1 data=$2
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+failed=0
+
+# expect STATUS TEXT ARGUMENTS...: exit status, and TEXT somewhere in what it prints.
+expect() {
+  status=$1 text=$2
+  shift 2
+  "$program" "$@" >"$work/output" 2>&1
+  got=$?
+  if [ "$got" != "$status" ] || { [ -n "$text" ] && ! grep -q -F -e "$text" "$work/output"; }; then
+    echo "pipewright $*: status $got (expected $status), or not found: $text"
+    cat "$work/output"
+    failed=1
+  fi
+}
+
+expect 0 'pipewright ' --version
+for command in profile 'profile show' 'profile merge' 'profile diff' 'profile derive' list; do
+  expect 0 'Usage: ' $command --help
+done
+expect 2 'did you mean "profile"?' profil show x
+expect 2 'did you mean "show"?' profile shwo x
+expect 2 'did you mean "--json"?' profile show --jsn x
+expect 2 'error: ' profile show
+
+expect 0 'a table of numbers' profile show "$data/tiny.json"
+expect 0 '723 TFLOP/s' profile show "$data/tiny.json" --family gemm.bf16.tn
+expect 2 'did you mean "fill"?' profile show "$data/tiny.json" --family fil
+expect 2 'there is no profile "tiny"' profile show tiny
+PIPEWRIGHT_PROFILES=$data
+export PIPEWRIGHT_PROFILES
+expect 0 'a table of numbers' profile show tiny
+expect 0 'tiny' list profiles
+expect 2 'did you mean "tiny"?' profile show tine
+
+"$program" profile show tiny --json - | python3 -m json.tool >/dev/null || { echo "show --json - is not JSON"; failed=1; }
+"$program" list profiles --json - | python3 -m json.tool >/dev/null || { echo "list --json - is not JSON"; failed=1; }
+
+expect 0 '' profile merge tiny "$data/tiny.json" --out "$work/merged.json"
+expect 0 'no difference' profile diff tiny "$work/merged.json"
+expect 0 '' profile derive tiny --out "$work/derived.json"
+expect 0 'fill bytes=1073741824 (us)' profile diff tiny "$work/derived.json"
+expect 0 'derived' profile show "$work/derived.json"
+expect 2 'cannot' profile merge tiny tiny --out "$work/no/such/folder.json"
+
+sed 's/"time_us": 18,/"time_us": -18,/' "$data/tiny.json" >"$work/broken.json"
+expect 2 'families.fill.samples[1].time_us' profile show "$work/broken.json"
+head -c 700 "$data/tiny.json" >"$work/cut.json"
+expect 2 'is not JSON' profile show "$work/cut.json"
+
+exit $failed
