@@ -11,6 +11,7 @@ Program build(const Config& config) {
   for (int rank = 0; rank < config.stages; ++rank) {
     RankProgram& out = program.ranks[static_cast<std::size_t>(rank)];
     out.warmup = warmup(config, rank);
+    out.instructions.reserve(static_cast<std::size_t>(table.total()) * 9);  // F B D, two calls, four waits
     if (config.stages == 1)
       no_pipelining(config, out);
     else if (config.chunks)

@@ -16,6 +16,13 @@ bool from_0_18(const scenario::Software& software) {
   return software.megatron_core != "pr-4268" && scenario::at_least(software, "0.18.0");
 }
 
+/// Off in Megatron Core's class, but Megatron-LM (argument_utils.py:305) and Bridge (gpt_provider.py:162) always turn
+/// it on: it is off only where a scenario says so.
+bool deallocates_outputs(const scenario::Scenario& scenario) {
+  return scenario.settings.deallocate_pipeline_outputs ||
+         !scenario.positions.contains("settings.deallocate_pipeline_outputs");
+}
+
 std::vector<Layer> layers_of_chunk(const scenario::Scenario& scenario, int rank, int chunk) {
   const scenario::Stage stage = scenario::stage(scenario, rank, chunk);
   std::vector<Layer> layers;
@@ -41,7 +48,7 @@ Config config_of(const scenario::Scenario& scenario, bool detail) {
   c.batched = scenario::batch_p2p_comm(scenario);
   c.ep_overlap = s.overlap_moe_expert_parallel_comm;
   c.from_0_18 = from_0_18(scenario.software);
-  c.deallocate_outputs = s.deallocate_pipeline_outputs;
+  c.deallocate_outputs = deallocates_outputs(scenario);
   // training.py:3532-3545
   c.overlap_grad_reduce = s.overlap_grad_reduce;
   c.align_grad_reduce = s.overlap_grad_reduce && s.align_grad_reduce;
