@@ -1,0 +1,92 @@
+// What a run looks like to people and to programs: text, the JSON of the contract, HTML, Chrome traces. Listeners only:
+// nothing here decides anything. All text ends with a newline; the same input gives the same bytes.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "pipewright/emit.hpp"
+#include "pipewright/plan.hpp"
+#include "pipewright/predict.hpp"
+#include "pipewright/scenario.hpp"
+#include "pipewright/schedule.hpp"
+
+namespace pipewright::report {
+
+// ---- simulate
+
+std::string simulate_text(const predict::Prediction& prediction);
+std::string simulate_json(const predict::Prediction& prediction);
+
+/// Chrome trace (Perfetto, chrome://tracing): a process a rank, a thread a stream, arrows for transfers.
+std::string trace(const predict::Prediction& prediction, const predict::Run& run);
+
+/// Writes text to a file as a whole; packed if the name ends in ".gz".
+void write_maybe_packed(const std::string& path, std::string_view text);
+
+// ---- plan
+
+/// Flags are shown in these forms: "megatron", "bridge", "harness", "env"; empty: none.
+std::string plan_text(const plan::Plan& plan, const std::vector<std::string>& emit_forms);
+std::string plan_json(const plan::Plan& plan);
+/// The flags of one scenario in the forms asked for, commented, ready to paste.
+std::string flags_text(const scenario::Scenario& scenario, const std::vector<std::string>& emit_forms);
+
+/// One self-contained page. `run` of the prediction shown; `plan` adds its alternatives.
+std::string html(const predict::Prediction& prediction, const predict::Run& run, const plan::Plan* plan = nullptr);
+
+// ---- sweep
+
+std::string sweep_text(const plan::Sweep& sweep);
+std::string sweep_json(const plan::Sweep& sweep);
+std::string sweep_csv(const plan::Sweep& sweep);
+
+// ---- check
+
+std::string check_text(const std::vector<plan::Finding>& findings);
+std::string check_json(const std::vector<plan::Finding>& findings);
+
+// ---- schedule
+
+std::string schedule_text(const schedule::Program& program, bool hooks, bool frees);
+std::string schedule_json(const schedule::Program& program, bool hooks, bool frees);
+
+// ---- explain
+
+/// Who owns a rank's bytes at its peak.
+std::string explain_peak_text(const predict::Prediction& prediction, int rank);
+std::string explain_peak_json(const predict::Prediction& prediction, int rank);
+/// What an op ("F 3.1", "B 0.0") did and waited for. Throws UsageError if the rank has no such op.
+std::string explain_op_text(const predict::Run& run, int rank, const std::string& op);
+std::string explain_op_json(const predict::Run& run, int rank, const std::string& op);
+
+// ---- validate
+
+/// A measured run beside its prediction.
+struct Case {
+  scenario::Scenario scenario;  ///< with `measured`
+  predict::Prediction prediction;
+};
+struct Refusal {
+  std::string name, reason;
+};
+struct Errors {
+  double mean_abs = 0, max_abs = 0, bias = 0;
+};
+struct Validation {
+  std::string mode;  ///< "cold" or "calibrated"
+  std::vector<Case> cases;
+  std::vector<Refusal> refused;
+
+  Errors time() const;
+  Errors memory() const;         ///< peak allocated, over all measured ranks
+  double kendall_tau() const;    ///< order of runs that differ only in settings (same model, machine and batch)
+  double in_interval() const;    ///< share of forward-backward times inside their predicted 90 % interval
+  double largest_error() const;  ///< over times and peaks
+};
+std::string validate_text(const Validation& validation);
+std::string validate_json(const Validation& validation);
+
+}  // namespace pipewright::report

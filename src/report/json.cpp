@@ -1,0 +1,96 @@
+// `simulate --json`. Times are whole nanoseconds inside, so milliseconds have at most six decimals and the parts of a
+// step add up to it.
+#include "json.hpp"
+
+#include <cmath>
+
+#include "format.hpp"
+#include "pipewright/report.hpp"
+
+namespace pipewright::report {
+namespace {
+
+std::int64_t at(const std::map<std::string, std::int64_t>& times, const char* kind) {
+  const auto found = times.find(kind);
+  return found == times.end() ? 0 : found->second;
+}
+
+Json rank_json(const predict::RankPrediction& rank) {
+  const timeline::Account& account = rank.account;
+  Json busy = Json::object(), exposed = Json::object();
+  for (const char* kind : {"comp", "p2p", "ep", "coll", "d2h", "h2d"})
+    busy[kind] = to_ms(at(account.traced_busy, kind));
+  for (const char* kind : {"p2p", "ep", "coll"}) exposed[kind] = to_ms(at(account.traced_exposed, kind));
+  Json owners = Json::array();
+  for (const auto& [owner, bytes] : rank.peak_owners) owners.push_back({{"owner", owner}, {"bytes", bytes.value}});
+  return {{"pp_rank", rank.pp_rank},
+          {"forward_backward_ms", to_ms(account.forward_backward_end)},
+          {"busy_ms", to_ms(account.busy)},
+          {"bubble_ms", to_ms(account.bubble)},
+          {"idle_ms", to_ms(account.idle)},
+          {"exposed_ms", exposed_json(account)},
+          {"as_traced", {{"busy_ms", busy}, {"exposed_ms", exposed}}},
+          {"static_bytes", rank.static_bytes.value},
+          {"peak_allocated_bytes", rank.peak_allocated.value},
+          {"peak_reserved_bytes", rank.peak_reserved.value},
+          {"outside_allocator_bytes", rank.outside_allocator.value},
+          {"peak_at", rank.peak_at},
+          {"peak_owners", owners}};
+}
+
+}  // namespace
+
+double rounded(double value, int decimals) {
+  const double scale = std::pow(10.0, decimals);
+  return std::round(value * scale) / scale;
+}
+
+std::string dumped(const Json& json) {
+  return json.dump(1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
+}
+
+Json exposed_json(const timeline::Account& account) {
+  Json json = Json::object();
+  for (const auto& cause : exposed_causes) json[cause.name] = to_ms(account.*cause.member);
+  return json;
+}
+
+Json prediction_json(const predict::Prediction& p) {
+  const timeline::Account& last = p.ranks.at(static_cast<std::size_t>(p.last_rank)).account;
+  Json ranks = Json::array(), boundaries = Json::array(), path = Json::array();
+  for (const auto& rank : p.ranks) ranks.push_back(rank_json(rank));
+  for (const auto& b : p.boundaries) {
+    boundaries.push_back({{"from", b.from},
+                          {"to", b.to},
+                          {"direction", b.forward ? "forward" : "backward"},
+                          {"bytes", b.bytes.value},
+                          {"transfers", b.transfers},
+                          {"exposed_ms", to_ms(b.exposed)},
+                          {"longest_wait", b.longest_wait}});
+  }
+  for (const auto& step : p.critical_path) {
+    path.push_back({{"what", step.what}, {"ms", to_ms(step.ns)}, {"why", step.why}});
+  }
+  return {{"scenario", p.scenario},
+          {"profile", {{"name", p.profile}, {"origin", p.origin}}},
+          {"software", {{"megatron_core", p.megatron_core}}},
+          {"forward_backward_ms", to_ms(p.forward_backward_ns)},
+          {"optimizer_ms", to_ms(p.optimizer_ns)},
+          {"step_time_ms", to_ms(p.step_ns)},
+          {"interval_ms", {to_ms(p.interval_low_ns), to_ms(p.interval_high_ns)}},
+          {"tflops_per_gpu", rounded(p.tflops_per_gpu, 3)},
+          {"tokens_per_s_per_gpu", rounded(p.tokens_per_s_per_gpu, 3)},
+          {"exposed_ms", exposed_json(last)},
+          {"bubble_ms", to_ms(last.bubble)},
+          {"recompute_ms", to_ms(last.recompute)},
+          {"ranks", ranks},
+          {"boundaries", boundaries},
+          {"critical_path", path},
+          {"fits", p.fits},
+          {"memory_limit_bytes", p.memory_limit.value},
+          {"notes", p.notes}};
+}
+
+std::string simulate_json(const predict::Prediction& prediction) { return dumped(prediction_json(prediction)); }
+
+}  // namespace pipewright::report

@@ -1,0 +1,192 @@
+// `plan`: the winner and why, what else was tried and why it lost, and the flags of the winner.
+#include <fmt/format.h>
+
+#include <array>
+
+#include "format.hpp"
+#include "json.hpp"
+#include "pipewright/report.hpp"
+#include "value.hpp"
+
+namespace pipewright::report {
+namespace {
+
+struct Form {
+  const char *name, *title;
+  emit::Groups (*groups)(const scenario::Scenario&);
+  bool continued;
+};
+constexpr std::array<Form, 4> forms = {{
+    {"megatron", "Megatron-LM flags", emit::megatron, true},
+    {"bridge", "Megatron Bridge overrides", emit::bridge, false},
+    {"harness", "Bridge performance harness options", emit::harness, true},
+    {"env", "Environment", emit::environment, false},
+}};
+
+Json flags_json(const scenario::Scenario& scenario) {
+  Json variables = Json::object();
+  for (const auto& word : emit::words(emit::environment(scenario))) {
+    const auto equals = word.find('=');
+    variables[word.substr(0, equals)] = equals == std::string::npos ? "" : word.substr(equals + 1);
+  }
+  return {{"megatron", emit::words(emit::megatron(scenario))},
+          {"bridge", emit::words(emit::bridge(scenario))},
+          {"harness", emit::words(emit::harness(scenario))},
+          {"env", variables}};
+}
+
+Json candidate_json(const plan::Candidate& candidate) {
+  return {{"settings", settings_json(candidate.settings)},
+          {"environment", environment_json(candidate.environment)},
+          {"prediction", prediction_json(candidate.prediction)},
+          {"flags", flags_json(candidate.scenario)}};
+}
+
+/// The searched settings and variables as one object, where the contract has one place for both.
+Json choice_json(const plan::Assignments& settings, const plan::Assignments& environment) {
+  Json json = settings_json(settings);
+  json.update(environment_json(environment));
+  return json;
+}
+
+void add_row(Table& table, const std::string& mark, const plan::Candidate& candidate, std::int64_t best_ns) {
+  const auto& p = candidate.prediction;
+  const auto& tightest = tightest_rank(p);
+  const auto& last = p.ranks.at(static_cast<std::size_t>(p.last_rank)).account;
+  std::int64_t exposed = 0;
+  for (const auto& cause : exposed_causes) exposed += last.*cause.member;
+  Bytes peak, reserved;
+  for (const auto& rank : p.ranks) {
+    peak = std::max(peak, rank.peak_allocated);
+    reserved = std::max(reserved, rank.peak_reserved);
+  }
+  table.add({mark, ms(p.step_ns), percent(static_cast<double>(p.step_ns) / static_cast<double>(best_ns) - 1),
+             fmt::format("{:.1f}", p.tflops_per_gpu), ms(last.recompute), ms(exposed), ms(last.bubble), gibibytes(peak),
+             gibibytes(reserved), gibibytes(spare(p, tightest)), p.fits ? "yes" : "no"});
+}
+
+std::string candidates(const plan::Plan& plan) {
+  const std::int64_t reference =
+      plan.best ? plan.best->prediction.step_ns
+                : (plan.baseline_refused.empty()
+                       ? plan.baseline.prediction.step_ns
+                       : (plan.alternatives.empty() ? 0 : plan.alternatives.front().prediction.step_ns));
+  Table table({"#", "step ms", "to best", "TFLOP/s", "recompute", "exposed", "bubble", "peak GiB", "reserved",
+               "to spare", "fits"});
+  std::string legend;
+  const auto add = [&](const std::string& mark, const plan::Candidate& candidate) {
+    add_row(table, mark, candidate, reference);
+    legend += wrapped(fmt::format("{:>5}  {}", mark, candidate.label), 7) + "\n";
+  };
+  if (plan.best) add("best", *plan.best);
+  if (plan.baseline_refused.empty()) add("given", plan.baseline);
+  for (std::size_t i = 0; i < plan.alternatives.size(); ++i) add(fmt::format("{}", i + 1), plan.alternatives[i]);
+  return "Candidates (ms and GiB; times of the rank that finishes last, memory of the worst rank)\n" + table.text() +
+         legend;
+}
+
+std::string rejected(const plan::Plan& plan) {
+  if (plan.rejected.empty()) return "";
+  std::string out = "Rejected\n";
+  for (const auto& r : plan.rejected) {
+    out += wrapped(fmt::format("- {}: {}: {}", r.label, r.rule.empty() ? "not modelled" : r.rule, r.reason)) + "\n";
+  }
+  return out;
+}
+
+std::string changes(const plan::Plan& plan) {
+  Table table({"setting", "given", "planned"});
+  const auto variable = [](const plan::Candidate& candidate, const std::string& name) {
+    const auto found = candidate.scenario.environment.find(name);
+    return found == candidate.scenario.environment.end() ? std::string("(unset)") : found->second;
+  };
+  bool any = false;
+  const auto add = [&](const std::string& name, const std::string& given, const std::string& planned) {
+    if (given == planned) return;
+    table.add({name, given, planned});
+    any = true;
+  };
+  for (const auto& [name, value] : plan.best->settings) {
+    add(name, scenario::get(plan.baseline.scenario, name), scenario::get(plan.best->scenario, name));
+  }
+  for (const auto& [name, value] : plan.best->environment) {
+    add(name, variable(plan.baseline, name), variable(*plan.best, name));
+  }
+  return any ? "Changes\n" + table.text() : "Changes\n  none: the scenario as given is the best\n";
+}
+
+std::string searched(const plan::Searched& s) {
+  return fmt::format("searched {} candidates: {} legal, {} simulated, {} equal to another; {}\n", s.candidates, s.legal,
+                     s.simulated, s.pruned,
+                     s.interrupted      ? "interrupted: the best so far"
+                     : s.proved_optimal ? "every legal one was compared"
+                                        : "not proved optimal");
+}
+
+}  // namespace
+
+std::string flags_text(const scenario::Scenario& scenario, const std::vector<std::string>& emit_forms) {
+  std::string out;
+  for (const auto& form : forms) {
+    if (std::find(emit_forms.begin(), emit_forms.end(), form.name) == emit_forms.end()) continue;
+    out += fmt::format("{}\n{}\n", form.title, emit::text(form.groups(scenario), form.continued));
+  }
+  if (out.size() > 1 && out[out.size() - 2] == '\n') out.pop_back();
+  return out;
+}
+
+std::string plan_text(const plan::Plan& plan, const std::vector<std::string>& emit_forms) {
+  std::string out;
+  if (plan.best) {
+    const auto& p = plan.best->prediction;
+    out += fmt::format("best: {}\n", plan.best->label);
+    out += fmt::format("step {} ms (90 % interval {} to {}), {:.1f} TFLOP/s/GPU; {}\n", ms(p.step_ns),
+                       ms(p.interval_low_ns), ms(p.interval_high_ns), p.tflops_per_gpu, verdict(p));
+    out += fmt::format("profile {} ({}), Megatron Core {}\n", p.profile, p.origin, p.megatron_core);
+  } else {
+    out += "nothing fits\n";
+  }
+  out += searched(plan.searched);
+  if (!plan.baseline_refused.empty())
+    out += wrapped("the scenario as given has no prediction: " + plan.baseline_refused) + "\n";
+  if (!plan.why.empty()) {
+    out += "\nWhy\n";
+    for (const auto& reason : plan.why) out += wrapped("- " + reason) + "\n";
+  }
+  out += "\n" + candidates(plan);
+  if (const auto text = rejected(plan); !text.empty()) out += "\n" + text;
+  if (!plan.best) return out;
+  out += "\n" + changes(plan);
+  if (const auto text = flags_text(plan.best->scenario, emit_forms); !text.empty()) out += "\n" + text;
+  return out;
+}
+
+std::string plan_json(const plan::Plan& plan) {
+  Json alternatives = Json::array(), pareto = Json::array(), rejected = Json::array();
+  for (const auto& candidate : plan.alternatives) alternatives.push_back(candidate_json(candidate));
+  for (const auto& point : plan.pareto) {
+    pareto.push_back({{"step_time_ms", to_ms(point.step_ns)},
+                      {"peak_bytes", point.peak.value},
+                      {"settings", choice_json(point.settings, point.environment)}});
+  }
+  for (const auto& r : plan.rejected) {
+    rejected.push_back({{"settings", choice_json(r.settings, r.environment)},
+                        {"reason", r.rule.empty() ? r.reason : r.rule + ": " + r.reason}});
+  }
+  const auto& s = plan.searched;
+  return dumped({{"best", plan.best ? candidate_json(*plan.best) : Json()},
+                 {"baseline", plan.baseline_refused.empty() ? candidate_json(plan.baseline) : Json()},
+                 {"alternatives", alternatives},
+                 {"pareto", pareto},
+                 {"why", plan.why},
+                 {"searched",
+                  {{"candidates", s.candidates},
+                   {"legal", s.legal},
+                   {"simulated", s.simulated},
+                   {"pruned", s.pruned},
+                   {"seconds", rounded(s.seconds, 1)},
+                   {"proved_optimal", s.proved_optimal}}},
+                 {"rejected", rejected}});
+}
+
+}  // namespace pipewright::report

@@ -1,0 +1,142 @@
+// `simulate` for people: verdict first, then where the time goes, then where the memory goes, then why.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+
+#include "format.hpp"
+#include "pipewright/report.hpp"
+
+namespace pipewright::report {
+namespace {
+
+std::string headline(const predict::Prediction& p) {
+  return fmt::format(
+      "{}\n"
+      "step {} ms (90 % interval {} to {}): forward-backward {}, optimizer {}\n"
+      "{:.1f} TFLOP/s/GPU, {:.1f} tokens/s/GPU\n"
+      "{}\n"
+      "profile {} ({}), Megatron Core {}\n",
+      p.scenario, ms(p.step_ns), ms(p.interval_low_ns), ms(p.interval_high_ns), ms(p.forward_backward_ns),
+      ms(p.optimizer_ns), p.tflops_per_gpu, p.tokens_per_s_per_gpu, verdict(p), p.profile, p.origin, p.megatron_core);
+}
+
+/// Shares of the step of the rank that finishes last, without what is zero.
+std::string shares(const predict::Prediction& p) {
+  const auto& account = p.ranks.at(static_cast<std::size_t>(p.last_rank)).account;
+  std::string out = fmt::format("rank {}, the last to finish: busy {}", p.last_rank, share(account.busy, p.step_ns));
+  if (account.recompute != 0) out += fmt::format(" (recompute {})", share(account.recompute, p.step_ns));
+  for (const auto& cause : exposed_causes) {
+    if (account.*cause.member != 0) {
+      out += fmt::format(", exposed {} {}", cause.name, share(account.*cause.member, p.step_ns));
+    }
+  }
+  if (account.bubble != 0) out += fmt::format(", bubble {}", share(account.bubble, p.step_ns));
+  if (account.idle != 0) out += fmt::format(", idle {}", share(account.idle, p.step_ns));
+  return wrapped(out) + "\n";
+}
+
+/// Which kernel families each kind of source timed.
+std::string sources(const predict::Prediction& p) {
+  if (p.time_sources.empty()) return "";
+  std::map<std::string, std::vector<std::string>> families;
+  for (const auto& [family, source] : p.time_sources) families[source].push_back(family);
+  std::string out = "Where kernel times come from\n";
+  for (const auto& [source, names] : families) {
+    out += wrapped(fmt::format("- {}: {}", source, fmt::join(names, ", "))) + "\n";
+  }
+  return out;
+}
+
+std::string rank_times(const predict::Prediction& p) {
+  std::vector<std::string> header = {"rank", "busy", "recompute"};
+  for (const auto& cause : exposed_causes) header.emplace_back(cause.name);
+  header.insert(header.end(), {"bubble", "idle", "forward-backward"});
+  Table table(header);
+  for (const auto& rank : p.ranks) {
+    const auto& account = rank.account;
+    std::vector<std::string> row = {fmt::format("{}", rank.pp_rank), ms(account.busy), ms(account.recompute)};
+    for (const auto& cause : exposed_causes) row.push_back(ms(account.*cause.member));
+    row.insert(row.end(), {ms(account.bubble), ms(account.idle), ms(account.forward_backward_end)});
+    table.add(std::move(row));
+  }
+  return "Time of each pipeline rank, ms (busy contains recompute; p2p ... host: exposed, the compute stream waits)\n" +
+         table.text();
+}
+
+std::string rank_memory(const predict::Prediction& p) {
+  Table table({"rank", "static", "peak allocated", "at", "reserved", "outside", "in all", "to spare"});
+  for (const auto& rank : p.ranks) {
+    table.add({fmt::format("{}", rank.pp_rank), gibibytes(rank.static_bytes), gibibytes(rank.peak_allocated),
+               rank.peak_at, gibibytes(rank.peak_reserved), gibibytes(rank.outside_allocator),
+               gibibytes(rank.peak_reserved + rank.outside_allocator), gibibytes(spare(p, rank))});
+  }
+  return fmt::format("Memory of each pipeline rank, GiB (limit {}, margin {})\n", gibibytes(p.memory_limit),
+                     gibibytes(p.memory_margin)) +
+         table.text();
+}
+
+std::string boundaries(const predict::Prediction& p) {
+  if (p.boundaries.empty()) return "";
+  Table table({"boundary", "direction", "transfers", "MiB each", "exposed ms", "longest wait", "ms"});
+  for (const auto& b : p.boundaries) {
+    table.add({fmt::format("{} -> {}", b.from, b.to), b.forward ? "forward" : "backward",
+               fmt::format("{}", b.transfers), fmt::format("{:.1f}", static_cast<double>(b.bytes.value) / (1 << 20)),
+               ms(b.exposed), b.longest_wait.empty() ? "-" : b.longest_wait, ms(b.longest)});
+  }
+  return "Pipeline transfers (exposed at both ends; waiting for the peer to produce the data is bubble)\n" +
+         table.text();
+}
+
+std::string owners(const predict::Prediction& p) {
+  constexpr std::size_t shown = 12;
+  const auto& rank = tightest_rank(p);
+  Table table({"owner", "GiB", "of the peak"});
+  for (std::size_t i = 0; i < std::min(shown, rank.peak_owners.size()); ++i) {
+    const auto& [owner, bytes] = rank.peak_owners[i];
+    table.add({owner, gibibytes(bytes), share(bytes.value, rank.peak_allocated.value)});
+  }
+  if (rank.peak_owners.size() > shown) {
+    Bytes rest;
+    for (std::size_t i = shown; i < rank.peak_owners.size(); ++i) rest += rank.peak_owners[i].bytes;
+    table.add({fmt::format("{} others", rank.peak_owners.size() - shown), gibibytes(rest),
+               share(rest.value, rank.peak_allocated.value)});
+  }
+  return fmt::format("Owners of the peak of rank {}, the tightest, at {}\n", rank.pp_rank, rank.peak_at) + table.text();
+}
+
+std::string critical_path(const predict::Prediction& p) {
+  if (p.critical_path.empty()) return "";
+  constexpr std::size_t shown = 8;
+  std::int64_t length = 0;
+  for (const auto& step : p.critical_path) length += step.ns;
+  const auto shares = critical_shares(p);
+  Table table({"on the critical path because", "ms", "share", "steps"});
+  for (std::size_t i = 0; i < std::min(shown, shares.size()); ++i) {
+    table.add({shares[i].why, ms(shares[i].ns), share(shares[i].ns, length), fmt::format("{}", shares[i].steps)});
+  }
+  const auto longest = std::max_element(p.critical_path.begin(), p.critical_path.end(),
+                                        [](const auto& a, const auto& b) { return a.ns < b.ns; });
+  return "Critical path\n" + table.text() +
+         wrapped(fmt::format("longest step: {}, {} ms ({})", longest->what, ms(longest->ns), longest->why)) + "\n";
+}
+
+std::string notes(const predict::Prediction& p) {
+  if (p.notes.empty()) return "";
+  std::string out = "Notes\n";
+  for (const auto& note : p.notes) out += wrapped("- " + note) + "\n";
+  return out;
+}
+
+}  // namespace
+
+std::string simulate_text(const predict::Prediction& p) {
+  std::string out = headline(p) + shares(p);
+  for (const auto& section :
+       {rank_times(p), rank_memory(p), boundaries(p), owners(p), critical_path(p), sources(p), notes(p)}) {
+    if (!section.empty()) out += "\n" + section;
+  }
+  return out;
+}
+
+}  // namespace pipewright::report
