@@ -91,7 +91,7 @@ TEST_CASE("an omitted field has the default of the version's class") {
   const Scenario s = with("");
   CHECK(s.settings.hidden_dropout == 0.1);
   CHECK(s.settings.cuda_graph_use_single_mempool);
-  CHECK_FALSE(s.settings.deallocate_pipeline_outputs);
+  CHECK(s.settings.deallocate_pipeline_outputs);
   CHECK(s.model.make_vocab_size_divisible_by == 128);
   CHECK_FALSE(s.settings.moe_deepep_num_sms);
   const Scenario old = with("software: {megatron_core: 0.16.0}\n");
