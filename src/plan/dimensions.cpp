@@ -1,0 +1,294 @@
+#include "dimensions.hpp"
+
+#include <algorithm>
+#include <iterator>
+#include <set>
+
+#include "rules.hpp"
+
+namespace pipewright::plan {
+
+namespace {
+
+using Sets = std::vector<std::vector<std::string>>;
+
+constexpr const char* allocator_variable = "PYTORCH_CUDA_ALLOC_CONF";
+
+void assign(scenario::Scenario& s, const std::string& name, const std::string& value) {
+  scenario::set(s, name + "=" + value);
+}
+
+std::string optional_text(const scenario::OptInt& value) { return value ? std::to_string(*value) : "none"; }
+
+std::vector<std::int64_t> divisors(std::int64_t n) {
+  std::vector<std::int64_t> all;
+  for (std::int64_t d = 1; d <= n; ++d)
+    if (n % d == 0) all.push_back(d);
+  return all;
+}
+
+std::set<std::string> fired(const Scenario& s, Severity severity) {
+  std::set<std::string> ids;
+  for (const auto& rule : all_rules())
+    if (rule.severity == severity && (severity != Severity::no_effect || rule.remedy) && applies(rule, s))
+      ids.emplace(rule.id);
+  return ids;
+}
+
+void say_once(std::vector<Finding>& list, const Finding& finding) {
+  if (std::ranges::none_of(list, [&](const Finding& f) { return f.rule == finding.rule; })) list.push_back(finding);
+}
+
+/// The first finding of `severity` that `changed` has and `base` has not, if any.
+std::optional<Finding> news(const Scenario& base, const Scenario& changed, Severity severity) {
+  const auto before = fired(base, severity), after = fired(changed, severity);
+  for (const auto& rule : all_rules())
+    if (after.contains(std::string(rule.id)) && !before.contains(std::string(rule.id))) return finding(rule, changed);
+  return std::nullopt;
+}
+
+/// Subsets of the modules that are legal and do something by themselves; `with` puts a set into a scenario.
+/// Legality of every subset is left to the rules; a module that is illegal or idle alone stays so in every set.
+Sets subsets(const Scenario& base, const std::vector<std::string>& modules, const std::string& prefix,
+             const std::function<void(Scenario&, const std::vector<std::string>&)>& with, LeftOut& left_out) {
+  std::vector<std::string> useful;
+  Scenario none = base;
+  with(none, {});
+  for (const auto& module : modules) {
+    Scenario alone = none;
+    with(alone, {module});
+    if (const auto forbidden = news(none, alone, Severity::violation)) {
+      const std::string label = prefix + " " + module;
+      if (std::ranges::none_of(left_out.rejected, [&](const Rejected& r) { return r.label == label; }))
+        left_out.rejected.push_back({label, {}, {}, forbidden->rule, forbidden->message});
+    } else if (const auto idle = news(none, alone, Severity::no_effect)) {
+      say_once(left_out.idle, *idle);
+    } else {
+      useful.push_back(module);
+    }
+  }
+  Sets sets = {{}};
+  for (const auto& module : useful) {
+    const auto before = sets.size();
+    for (std::size_t i = 0; i < before; ++i) {
+      auto larger = sets[i];
+      larger.push_back(module);
+      sets.push_back(std::move(larger));
+    }
+  }
+  std::ranges::stable_sort(sets, {}, [](const auto& set) { return set.size(); });
+  return sets;
+}
+
+void set_recompute(Scenario& s, const std::vector<std::string>& modules) {
+  s.settings.recompute_granularity = modules.empty() ? std::nullopt : std::optional<std::string>("selective");
+  s.settings.recompute_modules = modules;
+  s.settings.recompute_method.reset();
+  s.settings.recompute_num_layers.reset();
+  s.settings.distribute_saved_activations = false;
+}
+
+void set_offload(Scenario& s, const std::vector<std::string>& modules) {
+  s.settings.fine_grained_activation_offloading = !modules.empty();
+  s.settings.offload_modules = modules;
+  s = with_required_environment(std::move(s));
+}
+
+Value recompute_value(std::string label, const std::string& granularity, const std::vector<std::string>& modules,
+                      const std::string& method, const std::string& layers) {
+  return {std::move(label),
+          {{"recompute_granularity", granularity},
+           {"recompute_modules", list_text(modules)},
+           {"recompute_method", method},
+           {"recompute_num_layers", layers}},
+          {}};
+}
+
+std::vector<Value> recompute_values(const Scenario& partial, LeftOut& left_out) {
+  std::vector<Value> values;
+  for (const auto& set : recompute_sets(partial, left_out))
+    values.push_back(recompute_value(set.empty() ? "no recompute" : "recompute " + joined(set, ", "),
+                                     set.empty() ? "none" : "selective", set, "none", "none"));
+  const auto layers = layers_per_chunk(partial);
+  // uniform n: groups of n layers; block n: the first n of every chunk (block with all of them is uniform 1).
+  for (std::int64_t n = 1; n <= layers; ++n)
+    values.push_back(
+        recompute_value("full recompute uniform " + std::to_string(n), "full", {}, "uniform", std::to_string(n)));
+  for (std::int64_t n = 1; n < layers; ++n)
+    values.push_back(
+        recompute_value("full recompute block " + std::to_string(n), "full", {}, "block", std::to_string(n)));
+  return values;
+}
+
+std::vector<Value> offload_values(const Scenario& partial, LeftOut& left_out) {
+  std::vector<std::string> modules = {"attn_norm", "qkv_linear", "core_attn", "attn_proj",
+                                      "mlp_norm",  "expert_fc1", "moe_act"};
+  if (partial.settings.use_transformer_engine_op_fuser) modules.emplace_back("fused_group_mlp");
+  // attn_proj is legal only beside core_attn: it is offered as that pair.
+  std::erase(modules, "attn_proj");
+  std::vector<Value> values;
+  for (auto set : subsets(partial, modules, "offload", set_offload, left_out)) {
+    const bool attention = has(set, "core_attn");
+    for (const bool projection : {false, true}) {
+      if (projection && !attention) continue;
+      if (projection) set.emplace_back("attn_proj");
+      Value value{
+          set.empty() ? "no offload" : "offload " + joined(set, ", "),
+          {{"fine_grained_activation_offloading", set.empty() ? "false" : "true"}, {"offload_modules", list_text(set)}},
+          {}};
+      if (!set.empty()) value.environment.emplace_back("NVTE_CPU_OFFLOAD_V1", "1");
+      values.push_back(std::move(value));
+    }
+  }
+  return values;
+}
+
+/// Assignments that an interleaving degree drags along, only where they differ from what stands.
+void link(Value& value, const Scenario& s, const std::string& name, const std::string& wanted) {
+  if (scenario::get(s, name) != wanted) value.settings.emplace_back(name, wanted);
+}
+
+std::vector<Value> pipeline_values(const Scenario& partial, LeftOut& left_out) {
+  const auto& settings = partial.settings;
+  const auto stages = settings.pipeline_model_parallel_size;
+  const bool even = !settings.pipeline_model_parallel_layout && !settings.num_layers_in_first_pipeline_stage &&
+                    !settings.num_layers_in_last_pipeline_stage;
+  const auto split = partial.model.num_layers + (settings.account_for_embedding_in_pipeline_split ? 1 : 0) +
+                     (settings.account_for_loss_in_pipeline_split ? 1 : 0);
+  if (stages <= 1 || !even || split % stages != 0) {
+    if (stages > 1) left_out.notes.emplace_back("pipeline: an uneven layer split keeps its interleaving as given");
+    return {};
+  }
+  std::vector<Value> values;
+  const bool interleaved = scenario::interleaved(partial);
+  for (const auto v : divisors(split / stages)) {
+    if (v == 1) {
+      Value plain{"no interleaving", {{"virtual_pipeline_model_parallel_size", "none"}}, {}};
+      link(plain, partial, "microbatch_group_size_per_vp_stage", "none");
+      link(plain, partial, "overlap_p2p_comm", "false");
+      if (settings.batch_p2p_comm) link(plain, partial, "batch_p2p_comm", "none");
+      link(plain, partial, "overlap_p2p_comm_warmup_flush", "false");
+      link(plain, partial, "align_param_gather", "false");
+      link(plain, partial, "overlap_param_gather_with_optimizer_step", "false");
+      values.push_back(std::move(plain));
+      continue;
+    }
+    Value value{"VPP " + std::to_string(v), {{"virtual_pipeline_model_parallel_size", std::to_string(v)}}, {}};
+    if (!interleaved) {
+      link(value, partial, "overlap_p2p_comm", "true");
+      if (settings.batch_p2p_comm) link(value, partial, "batch_p2p_comm", "none");
+    }
+    if (settings.microbatch_group_size_per_vp_stage) {
+      // The stated N stays one of the choices; N = PP is the other.
+      Value stated = value;
+      stated.label += ", N " + optional_text(settings.microbatch_group_size_per_vp_stage);
+      values.push_back(std::move(stated));
+      value.settings.emplace_back("microbatch_group_size_per_vp_stage", "none");
+    }
+    values.push_back(std::move(value));
+  }
+  return values;
+}
+
+std::vector<Value> wgrad_values(const Scenario& partial, LeftOut&) {
+  std::vector<Value> values = {{"weight gradients in place", {{"delay_wgrad_compute", "false"}}, {}}};
+  if (!partial.settings.overlap_moe_expert_parallel_comm) return values;
+  const Value delayed{"delayed weight gradients", {{"delay_wgrad_compute", "true"}}, {}};
+  if (partial.software.megatron_core != "pr-4268") {
+    values.push_back(delayed);
+    return values;
+  }
+  for (std::int64_t n = 0; n <= layers_per_chunk(partial); ++n)
+    for (const bool stream : {false, true})
+      for (const bool whole : {false, true}) {
+        Value value = delayed;
+        value.label += " of " + std::to_string(n) + " layers" + (stream ? ", P2P on the communication stream" : "") +
+                       (whole ? ", MLP too" : "");
+        value.settings.emplace_back("overlap_p2p_wgrad_delayed_layer_number", std::to_string(n));
+        value.settings.emplace_back("overlap_p2p_backward_on_comm_stream", stream ? "true" : "false");
+        value.settings.emplace_back("overlap_p2p_with_transformer_layer_wgrad", whole ? "true" : "false");
+        values.push_back(std::move(value));
+      }
+  return values;
+}
+
+std::vector<Value> microbatch_values(const Scenario& partial, LeftOut&) {
+  const auto each =
+      partial.settings.global_batch_size / std::max<std::int64_t>(1, scenario::data_parallel_size(partial));
+  std::vector<Value> values;
+  for (const auto size : divisors(each))
+    values.push_back({"micro batch " + std::to_string(size), {{"micro_batch_size", std::to_string(size)}}, {}});
+  return values;
+}
+
+std::vector<Value> allocator_values(const Scenario& partial, LeftOut&) {
+  std::string others, conf = scenario::variable(partial, allocator_variable);
+  for (std::size_t at = 0; at < conf.size();) {
+    const auto end = std::min(conf.find(',', at), conf.size());
+    if (const auto option = conf.substr(at, end - at); !option.starts_with("expandable_segments"))
+      others += (others.empty() ? "" : ",") + option;
+    at = end + 1;
+  }
+  Value expandable{"expandable segments",
+                   {},
+                   {{allocator_variable, (others.empty() ? "" : others + ",") + "expandable_segments:True"}}};
+  if (te_graphs(partial)) expandable.environment.emplace_back("NCCL_GRAPH_REGISTER", "0");
+  return {{"default allocator", {}, {{allocator_variable, others}}}, std::move(expandable)};
+}
+
+bool any_stated(const Scenario& s, const std::vector<std::string>& fields) {
+  return std::ranges::any_of(fields, [&](const auto& field) { return s.search.values.contains(field); });
+}
+
+}  // namespace
+
+std::string joined(const std::vector<std::string>& words, std::string_view between) {
+  std::string text;
+  for (const auto& word : words) text += (text.empty() ? "" : std::string(between)) + word;
+  return text;
+}
+
+std::string list_text(const std::vector<std::string>& words) { return "[" + joined(words, ", ") + "]"; }
+
+Sets recompute_sets(const Scenario& scenario, LeftOut& left_out) {
+  std::vector<std::string> modules = {"core_attn", "layernorm",      "mla_up_proj", "mlp",
+                                      "moe_act",   "shared_experts", "moe"};
+  auto sets = subsets(scenario, modules, "recompute", set_recompute, left_out);
+  // moe replays the whole MoE layer: moe_act and shared_experts beside it can only add to that.
+  std::erase_if(sets, [](const auto& set) { return has(set, "moe") && any_of(set, {"moe_act", "shared_experts"}); });
+  return sets;
+}
+
+std::vector<Dimension> dimensions(const Scenario& scenario, LeftOut& left_out) {
+  std::vector<Dimension> all;
+  for (const auto& [field, values] : scenario.search.values)
+    all.push_back({field, [field, values](const Scenario&, LeftOut&) {
+                     std::vector<Value> list;
+                     for (const auto& value : values) list.push_back({field + " " + value, {{field, value}}, {}});
+                     return list;
+                   }});
+  const auto& search = scenario.search;
+  for (const auto& [name, wish] :
+       {std::pair<std::string, std::string>{"parallelism", search.parallelism}, {"layout", search.layout}})
+    if (wish == "auto")
+      left_out.notes.push_back("search." + name + ": auto is not searched; " + name + " stays as given");
+  const auto open = [&](const std::string& wish, std::string name, const std::vector<std::string>& fields,
+                        auto values) {
+    if (wish == "auto" && !any_stated(scenario, fields)) all.push_back({std::move(name), values});
+  };
+  open(search.microbatch, "microbatch", {"micro_batch_size"}, microbatch_values);
+  open(search.pipeline, "pipeline", {"virtual_pipeline_model_parallel_size"}, pipeline_values);
+  open(search.wgrad_delay, "wgrad_delay", {"delay_wgrad_compute"}, wgrad_values);
+  open(search.recompute, "recompute",
+       {"recompute_granularity", "recompute_modules", "recompute_method", "recompute_num_layers"}, recompute_values);
+  open(search.offload, "offload", {"offload_modules", "fine_grained_activation_offloading"}, offload_values);
+  open(search.allocator, "allocator", {}, allocator_values);
+  return all;
+}
+
+void apply(const Value& value, Scenario& scenario) {
+  for (const auto& [name, text] : value.settings) assign(scenario, name, text);
+  for (const auto& [name, text] : value.environment) scenario::set_env(scenario, name + "=" + text);
+}
+
+}  // namespace pipewright::plan

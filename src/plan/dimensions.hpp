@@ -1,0 +1,41 @@
+// What the search may change. A dimension is a name and the values that it offers to a partly decided scenario; later
+// dimensions see the choices of earlier ones (the layers of a chunk follow from the virtual pipeline size).
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "pipewright/plan.hpp"
+
+namespace pipewright::plan {
+
+struct Value {
+  std::string label;  ///< "recompute mlp"; what this choice is called in tables and reasons
+  Assignments settings, environment;
+};
+
+/// What a dimension leaves out for every candidate alike, each said once.
+struct LeftOut {
+  std::vector<Rejected> rejected;  ///< a rule forbids it
+  std::vector<Finding> idle;       ///< a no-effect rule makes it equal to another value
+  std::vector<std::string> notes;  ///< asked for and not searched
+};
+
+struct Dimension {
+  std::string name;
+  std::function<std::vector<Value>(const scenario::Scenario& partial, LeftOut& left_out)> values;
+};
+
+/// The dimensions that scenario.search opens, in the order in which they are decided.
+std::vector<Dimension> dimensions(const scenario::Scenario& scenario, LeftOut& left_out);
+
+void apply(const Value& value, scenario::Scenario& scenario);
+
+/// Every set of recompute modules that is legal and not equal to a smaller one, the empty set first.
+std::vector<std::vector<std::string>> recompute_sets(const scenario::Scenario& scenario, LeftOut& left_out);
+
+std::string list_text(const std::vector<std::string>& words);  ///< "[mlp, core_attn]"
+std::string joined(const std::vector<std::string>& words, std::string_view between);
+
+}  // namespace pipewright::plan

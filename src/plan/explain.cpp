@@ -1,0 +1,202 @@
+// Why the winner wins and what each of the others costs, in sentences with numbers. Time differences are split over
+// the accounts of the rank that finishes last; memory is that of the rank that has least left.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+#include "candidates.hpp"
+#include "rules.hpp"
+
+namespace pipewright::plan {
+
+namespace {
+
+using predict::Prediction;
+using predict::RankPrediction;
+
+double ms(std::int64_t ns) { return static_cast<double>(ns) / 1e6; }
+
+/// A difference that moves a step by less than this is not worth a word.
+constexpr double worth_saying_ms = 0.1;
+
+const RankPrediction* rank_of(const Prediction& p, int pp_rank) {
+  const auto at = std::ranges::find(p.ranks, pp_rank, &RankPrediction::pp_rank);
+  return at == p.ranks.end() ? nullptr : &*at;
+}
+
+std::vector<std::pair<std::string_view, std::int64_t>> accounts(const Prediction& p) {
+  const auto* rank = rank_of(p, p.last_rank);
+  if (rank == nullptr) return {};
+  const auto& a = rank->account;
+  return {{"recompute", a.recompute},     {"other compute", a.busy - a.recompute},
+          {"bubble", a.bubble},           {"exposed P2P", a.p2p},
+          {"exposed TP", a.tp},           {"exposed CP", a.cp},
+          {"exposed EP", a.ep},           {"exposed DP", a.dp},
+          {"exposed offload", a.offload}, {"exposed host", a.host}};
+}
+
+/// "bubble -35.2 ms, recompute -12.0 ms": where `to` differs from `from`, largest first.
+std::string differences(const Prediction& from, const Prediction& to) {
+  const auto before = accounts(from), after = accounts(to);
+  std::vector<std::pair<std::string_view, double>> moved;
+  for (std::size_t i = 0; i < std::min(before.size(), after.size()); ++i)
+    if (const double delta = ms(after[i].second - before[i].second); std::abs(delta) >= worth_saying_ms)
+      moved.emplace_back(after[i].first, delta);
+  std::ranges::stable_sort(moved, std::greater<>(), [](const auto& m) { return std::abs(m.second); });
+  std::string text;
+  for (std::size_t i = 0; i < std::min<std::size_t>(moved.size(), 3); ++i)
+    text += fmt::format("{}{} {:+.1f} ms", text.empty() ? "" : ", ", moved[i].first, moved[i].second);
+  return text.empty() ? "no account moves by 0.1 ms" : text;
+}
+
+double percent(const Prediction& from, const Prediction& to) {
+  return from.step_ns > 0 ? 100.0 * (static_cast<double>(to.step_ns) / static_cast<double>(from.step_ns) - 1) : 0;
+}
+
+std::string memory_of(const Prediction& p) {
+  const auto* rank = rank_of(p, tightest_rank(p));
+  if (rank == nullptr) return "no memory figures";
+  return fmt::format("rank {} peaks at {} and reserves {} ({} outside the allocator), {} below the limit of {}",
+                     rank->pp_rank, format_bytes(rank->peak_allocated), format_bytes(rank->peak_reserved),
+                     format_bytes(rank->outside_allocator), format_bytes(reserved_margin(p)),
+                     format_bytes(p.memory_limit));
+}
+
+/// What the backward pass runs again (reference: TransformerLayer and the modules' own forward).
+std::string replayed(const std::string& label) {
+  static const std::map<std::string, std::string_view> work = {
+      {"core_attn", "the attention kernel's forward"},
+      {"layernorm", "the norms"},
+      {"mla_up_proj", "the up-projections and the rotary embedding"},
+      {"mlp", "norm, fc1, activation and fc2 of every dense layer"},
+      {"moe_act", "the experts' activation"},
+      {"shared_experts", "the shared experts"},
+      {"moe", "router, both all-to-alls, the experts and the shared experts"},
+  };
+  if (label.starts_with("full recompute")) return "whole layers";
+  constexpr std::string_view prefix = "recompute ";
+  if (!label.starts_with(prefix)) return {};
+  std::string text;
+  for (std::size_t at = prefix.size(); at < label.size();) {
+    const auto end = std::min(label.find(", ", at), label.size());
+    if (const auto found = work.find(label.substr(at, end - at)); found != work.end())
+      text += (text.empty() ? "" : " and ") + std::string(found->second);
+    at = end + 2;
+  }
+  return text;
+}
+
+/// "frees 3.2 GiB on rank 0, which is not needed": the change of the peak where the winner's is largest.
+std::string memory_change(const Prediction& best, const Prediction& other) {
+  const int rank = peak_rank(best);
+  const auto *before = rank_of(best, rank), *after = rank_of(other, rank);
+  if (before == nullptr || after == nullptr) return {};
+  const auto freed = before->peak_allocated - after->peak_allocated;
+  if (freed.value > 0)
+    return fmt::format("frees {} on rank {}{}", format_bytes(freed), rank, best.fits ? ", which is not needed" : "");
+  if (freed.value < 0) return fmt::format("needs {} more on rank {}", format_bytes(Bytes(-freed.value)), rank);
+  return fmt::format("leaves the peak of rank {} as it is", rank);
+}
+
+std::string against(const Trial& best, const Trial& other, std::size_t dimension) {
+  const auto &winner = best.candidate.prediction, &loser = other.candidate.prediction;
+  std::string text = fmt::format("{}: {:+.1f} % step ({}", other.choice[dimension], percent(winner, loser),
+                                 differences(winner, loser));
+  if (const auto work = replayed(other.choice[dimension]); !work.empty())
+    text += fmt::format("; replays {}: {:.1f} ms of recompute", work,
+                        ms(accounts(loser).empty() ? 0 : accounts(loser)[0].second));
+  text += "), " + memory_change(winner, loser);
+  const auto* tightest = rank_of(loser, tightest_rank(loser));
+  if (!loser.fits && tightest != nullptr)
+    text += fmt::format("; does not fit: rank {} reserves {} and holds {} outside of {}", tightest->pp_rank,
+                        format_bytes(tightest->peak_reserved), format_bytes(tightest->outside_allocator),
+                        format_bytes(loser.memory_limit));
+  return text;
+}
+
+/// The trial that makes the same choices as `best` but for one dimension.
+bool differs_only_in(const Trial& best, const Trial& other, std::size_t dimension) {
+  for (std::size_t d = 0; d < best.choice.size(); ++d)
+    if ((best.choice[d] != other.choice[d]) != (d == dimension)) return false;
+  return true;
+}
+
+std::string fragmentation(const Prediction& p) {
+  const int rank = peak_rank(p);
+  const auto* r = rank_of(p, rank);
+  if (r == nullptr) return {};
+  const auto idle = r->peak_reserved - r->peak_allocated;
+  return fmt::format("{} reserved for a peak of {} ({} lost to fragmentation)", format_bytes(r->peak_reserved),
+                     format_bytes(r->peak_allocated), format_bytes(idle));
+}
+
+}  // namespace
+
+std::vector<std::string> explain(const Plan& plan, const std::vector<Trial>& trials,
+                                 const std::vector<std::size_t>& order, const std::vector<Dimension>& dimensions,
+                                 const LeftOut& left_out) {
+  std::vector<std::string> why;
+  if (order.empty()) {
+    why.emplace_back(trials.empty() ? "no candidate is legal" : "no candidate has a prediction");
+    return why;
+  }
+  const Trial& best = trials[order.front()];
+  const auto& winner = best.candidate.prediction;
+  if (!plan.best) {
+    why.push_back(fmt::format("nothing fits; the fastest, {}, takes {:.1f} ms; {}", best.candidate.label,
+                              ms(winner.step_ns), memory_of(winner)));
+  } else {
+    why.push_back(fmt::format("{}: {:.1f} ms a step; {}", best.candidate.label, ms(winner.step_ns), memory_of(winner)));
+  }
+  if (plan.baseline_refused.empty()) {
+    const auto& given = plan.baseline.prediction;
+    why.push_back(fmt::format("against the scenario as given ({:.1f} ms{}): {:+.1f} % ({})", ms(given.step_ns),
+                              given.fits ? "" : ", does not fit", percent(given, winner), differences(given, winner)));
+  } else {
+    why.push_back("the scenario as given has no prediction: " + plan.baseline_refused);
+  }
+  if (order.size() > 1) {
+    const Trial& second = trials[order[1]];
+    const auto& next = second.candidate.prediction;
+    std::string text = fmt::format("against the next best, {} ({:.1f} ms): ", second.candidate.label, ms(next.step_ns));
+    if (next.fits != winner.fits)
+      text += "it does not fit";
+    else if (std::abs(percent(winner, next)) <= 100 * tie_share)
+      text += fmt::format("a tie, {:+.2f} % is within {:.1f} %; decided by reserved memory, {} free against {}",
+                          percent(winner, next), 100 * tie_share, format_bytes(reserved_margin(winner)),
+                          format_bytes(reserved_margin(next)));
+    else
+      text += fmt::format("{:+.1f} % ({})", percent(next, winner), differences(next, winner));
+    why.push_back(std::move(text));
+  }
+
+  for (std::size_t d = 0; d < dimensions.size(); ++d) {
+    for (const auto i : order) {
+      const Trial& other = trials[i];
+      if (!differs_only_in(best, other, d)) continue;
+      if (dimensions[d].name != "allocator") {
+        why.push_back(against(best, other, d));
+        continue;
+      }
+      why.push_back(fmt::format("fragmentation on rank {}: {}: {}; {}: {}; the step time is the same",
+                                peak_rank(winner), best.choice[d], fragmentation(winner), other.choice[d],
+                                fragmentation(other.candidate.prediction)));
+      if (!other.candidate.prediction.fits && winner.fits)
+        why.push_back(
+            fmt::format("{} is what makes it fit: with {} rank {} reserves too much, although its peak is "
+                        "the same (fragmentation, not capacity)",
+                        best.choice[d], other.choice[d], tightest_rank(other.candidate.prediction)));
+    }
+  }
+  for (const auto& idle : left_out.idle) why.push_back(fmt::format("not searched: {} ({})", idle.message, idle.rule));
+  for (const auto& note : left_out.notes) why.push_back(note);
+  if (!best.tolerated.empty())
+    why.push_back("only the argument parser of Megatron-LM refuses this (" + best.tolerated +
+                  "); the scenario as given breaks the same rules, so they were not held against the candidates");
+  if (plan.searched.interrupted) why.push_back("interrupted: the best of what was simulated so far");
+  return why;
+}
+
+}  // namespace pipewright::plan

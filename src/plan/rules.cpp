@@ -1,0 +1,236 @@
+// The table of rules: which fire, their text with values filled in, and the words that the conditions share.
+#include "rules.hpp"
+
+#include <algorithm>
+#include <charconv>
+#include <iterator>
+
+namespace pipewright::plan {
+
+namespace {
+
+constexpr std::array<std::string_view, 7> version_names = {"0.16", "0.17", "0.18", "0.19", "dev", "main", "pr-4268"};
+constexpr std::array<std::string_view, 7> version_refs = {
+    "core_r0.16.0", "core_r0.17.0", "core_r0.18.0", "core_r0.19.0", "dev", "main", "pull request 4268"};
+constexpr std::string_view bridge_ref = "Megatron-Bridge main";
+
+/// Column of the scenario's version in `Lines`; an unknown release counts as the newest.
+std::size_t version_column(const Scenario& s) {
+  for (std::size_t i = 0; i < version_names.size(); ++i)
+    if (s.software.megatron_core.starts_with(version_names[i])) return i;
+  return 3;
+}
+
+std::int64_t over(std::int64_t a, std::int64_t b) { return b > 0 ? a / b : 0; }
+
+/// Layers that block recompute replays on a rank: n of every chunk.
+std::int64_t recomputed_layers(const Scenario& s) {
+  const auto n = std::min(s.settings.recompute_num_layers.value_or(0), layers_per_chunk(s));
+  return n * scenario::num_chunks(s);
+}
+
+/// Derived values that messages name as {$name}. Divisions are guarded: rules speak of scenarios that do not split.
+std::string derived(const Scenario& s, std::string_view name) {
+  const auto& settings = s.settings;
+  const auto pp = settings.pipeline_model_parallel_size;
+  const auto counted = s.model.num_layers + (settings.account_for_embedding_in_pipeline_split ? 1 : 0) +
+                       (settings.account_for_loss_in_pipeline_split ? 1 : 0);
+  const auto first = settings.num_layers_in_first_pipeline_stage, last = settings.num_layers_in_last_pipeline_stage;
+  if (name == "layers_per_rank") return std::to_string(over(counted, pp));
+  if (name == "split_layers") return std::to_string(counted);
+  if (name == "layers_per_chunk") return std::to_string(layers_per_chunk(s));
+  if (name == "recomputed_layers") return std::to_string(recomputed_layers(s));
+  if (name == "model_parallel_size") return std::to_string(scenario::model_parallel_size(s));
+  if (name == "expert_parallel_size")
+    return std::to_string(scenario::expert_tensor_parallel_size(s) * settings.expert_model_parallel_size * pp);
+  if (name == "data_parallel_size") return std::to_string(over(s.cluster.num_gpus, scenario::model_parallel_size(s)));
+  if (name == "num_query_groups") return std::to_string(scenario::num_query_groups(s));
+  if (name == "num_microbatches") return std::to_string(scenario::num_microbatches(s));
+  if (name == "group_remainder") return std::to_string(scenario::num_microbatches(s) % scenario::group_size(s));
+  if (name == "middle_layers") return std::to_string(s.model.num_layers - first.value_or(0) - last.value_or(0));
+  if (name == "middle_stages") return std::to_string(pp - (first ? 1 : 0) - (last ? 1 : 0));
+  if (name == "layout_stages")
+    return std::to_string(std::ranges::count(settings.pipeline_model_parallel_layout.value_or(""), '|') + 1);
+  throw InternalError("rule text names an unknown value: " + std::string(name));
+}
+
+std::string filled(std::string_view text, const Scenario& s) {
+  std::string out;
+  for (std::size_t at = 0; at < text.size(); ++at) {
+    const auto close = text[at] == '{' ? text.find('}', at) : std::string_view::npos;
+    if (close == std::string_view::npos) {
+      out += text[at];
+      continue;
+    }
+    const auto name = text.substr(at + 1, close - at - 1);
+    if (name.starts_with('$'))
+      out += derived(s, name.substr(1));
+    else
+      out += scenario::get(s, std::string(name));
+    at = close;
+  }
+  return out;
+}
+
+std::string cited(const Rule& rule, std::size_t column) {
+  const bool of_bridge = rule.speaker == Speaker::bridge;
+  std::string text(rule.file);
+  // Line 1 marks rules about what a version lacks as a whole.
+  if (rule.lines[column] > 1) text += ":" + std::to_string(rule.lines[column]);
+  return text + " (" + std::string(of_bridge ? bridge_ref : version_refs[column]) + ")";
+}
+
+std::string versions_of(const Rule& rule) {
+  if (rule.speaker == Speaker::bridge) return "Bridge";
+  std::string text;
+  for (std::size_t i = 0; i < rule.lines.size();) {
+    if (rule.lines[i] == 0) {
+      ++i;
+      continue;
+    }
+    auto end = i;
+    while (i < 4 && end + 1 < 4 && rule.lines[end + 1] != 0) ++end;  // releases are one range
+    if (!text.empty()) text += ", ";
+    text += version_names[i];
+    if (end > i) text += "-" + std::string(version_names[end]);
+    i = end + 1;
+  }
+  return text;
+}
+
+std::vector<std::string> strings(const std::vector<std::string_view>& views) { return {views.begin(), views.end()}; }
+
+}  // namespace
+
+std::string_view name(Severity severity) {
+  switch (severity) {
+    case Severity::violation:
+      return "violation";
+    case Severity::no_effect:
+      return "no-effect";
+    case Severity::trap:
+      return "trap";
+  }
+  throw InternalError("severity");
+}
+
+const std::vector<Rule>& all_rules() {
+  static const std::vector<Rule> table = [] {
+    std::vector<Rule> rules;
+    for (auto* part : {recompute_rules, offload_rules, graph_rules, overlap_rules, parallel_rules, run_rules,
+                       effect_rules, trap_rules, bridge_rules})
+      std::ranges::move(part(), std::back_inserter(rules));
+    return rules;
+  }();
+  return table;
+}
+
+bool applies(const Rule& rule, const Scenario& scenario) {
+  if (rule.speaker == Speaker::bridge && !bridge(scenario)) return false;
+  if (rule.speaker == Speaker::arguments && bridge(scenario)) return false;
+  return rule.lines[version_column(scenario)] != 0 && rule.applies(scenario);
+}
+
+Finding finding(const Rule& rule, const Scenario& scenario) {
+  return {std::string(rule.id),       rule.severity,
+          strings(rule.settings),     filled(rule.message, scenario),
+          filled(rule.fix, scenario), cited(rule, version_column(scenario))};
+}
+
+std::vector<Finding> check(const Scenario& scenario) {
+  std::vector<Finding> findings;
+  for (const auto& rule : all_rules())
+    if (applies(rule, scenario)) findings.push_back(finding(rule, scenario));
+  return findings;
+}
+
+std::vector<RuleInfo> rules() {
+  std::vector<RuleInfo> rows;
+  for (const auto& rule : all_rules()) {
+    const auto newest = std::ranges::find_if(rule.lines.rbegin() + 3, rule.lines.rend(), [](auto l) { return l; });
+    std::size_t column = newest == rule.lines.rend() ? 0 : static_cast<std::size_t>(rule.lines.rend() - newest) - 1;
+    if (newest == rule.lines.rend())
+      while (rule.lines[column] == 0) ++column;
+    rows.push_back({std::string(rule.id), versions_of(rule), rule.severity, strings(rule.settings),
+                    std::string(rule.message), std::string(rule.fix), cited(rule, column)});
+  }
+  return rows;
+}
+
+Scenario without_idle_settings(Scenario scenario) {
+  for (const auto& rule : all_rules())
+    if (rule.severity == Severity::no_effect && rule.remedy && applies(rule, scenario)) rule.remedy(scenario);
+  return scenario;
+}
+
+Scenario with_required_environment(Scenario scenario) {
+  for (const auto& rule : all_rules())
+    if (rule.severity != Severity::no_effect && rule.remedy && applies(rule, scenario)) rule.remedy(scenario);
+  return scenario;
+}
+
+bool has(const scenario::Strings& list, std::string_view word) { return std::ranges::find(list, word) != list.end(); }
+bool any_of(const scenario::Strings& list, const std::vector<std::string_view>& words) {
+  return std::ranges::any_of(words, [&](std::string_view word) { return has(list, word); });
+}
+bool only_of(const scenario::Strings& list, const std::vector<std::string_view>& words) {
+  return std::ranges::all_of(list,
+                             [&](const std::string& word) { return std::ranges::find(words, word) != words.end(); });
+}
+bool is(const std::optional<std::string>& value, std::string_view word) { return value && *value == word; }
+
+bool full(const Scenario& s) { return is(s.settings.recompute_granularity, "full"); }
+bool selective(const Scenario& s) { return is(s.settings.recompute_granularity, "selective"); }
+bool moe_model(const Scenario& s) { return s.model.num_moe_experts.has_value(); }
+
+bool has_moe_layer(const Scenario& s) {
+  for (std::int64_t layer = 0; layer < s.model.num_layers; ++layer)
+    if (scenario::is_moe_layer(s, layer)) return true;
+  return false;
+}
+bool has_dense_layer(const Scenario& s) {
+  for (std::int64_t layer = 0; layer < s.model.num_layers; ++layer)
+    if (!scenario::is_moe_layer(s, layer)) return true;
+  return false;
+}
+
+bool te_layers(const Scenario& s) { return s.settings.transformer_impl == "transformer_engine"; }
+bool norms_fused(const Scenario& s) { return te_layers(s) && !s.model.multi_latent_attention; }
+bool graphs(const Scenario& s) { return s.settings.cuda_graph_impl != "none"; }
+bool te_graphs(const Scenario& s) { return s.settings.cuda_graph_impl == "transformer_engine"; }
+bool whole_layer_graph(const Scenario& s) {
+  return s.settings.cuda_graph_impl == "full_iteration" || s.settings.cuda_graph_modules.empty();
+}
+bool in_graph(const Scenario& s, std::string_view module) {
+  return graphs(s) && (whole_layer_graph(s) || has(s.settings.cuda_graph_modules, module));
+}
+
+bool te_at_least(const Scenario& s, int major, int minor) {
+  const std::string& text = s.software.transformer_engine;
+  int have_major = 0, have_minor = 0;
+  const auto* end = text.data() + text.size();
+  const auto [dot, error] = std::from_chars(text.data(), end, have_major);
+  if (error != std::errc()) return true;  // "pr-3128": newer than the releases that rules ask for
+  if (dot != end) std::from_chars(dot + 1, end, have_minor);
+  return have_major > major || (have_major == major && have_minor >= minor);
+}
+
+bool hopper(const Scenario& s) {
+  const std::string& profile = s.cluster.profile;
+  return !profile.starts_with("b200") && !profile.starts_with("b300") && !profile.starts_with("gb");
+}
+bool bridge(const Scenario& s) { return s.software.megatron_bridge.has_value(); }
+
+std::int64_t layers_per_chunk(const Scenario& s) {
+  try {
+    std::size_t most = 0;
+    for (std::int64_t rank = 0; rank < s.settings.pipeline_model_parallel_size; ++rank)
+      for (std::int64_t chunk = 0; chunk < scenario::num_chunks(s); ++chunk)
+        most = std::max(most, scenario::layers_of(s, rank, chunk).size());
+    return static_cast<std::int64_t>(most);
+  } catch (const UsageError&) {
+    return 0;  // the layers do not split; another rule says so
+  }
+}
+
+}  // namespace pipewright::plan

@@ -1,0 +1,244 @@
+// Activation and optimizer offload: TransformerConfig.__post_init__ and the checks of the argument parser.
+#include "rules.hpp"
+
+namespace pipewright::plan {
+
+namespace {
+
+bool fine_grained(const Scenario& s) { return s.settings.fine_grained_activation_offloading; }
+
+}  // namespace
+
+std::vector<Rule> offload_rules() {
+  using enum Severity;
+  using enum Speaker;
+  return {
+      {"offload.layers-below-all",
+       violation,
+       core,
+       {"cpu_offloading_num_layers", "num_layers"},
+       source::transformer_config,
+       {1141, 1321, 1531, 1711, 2140, 1888, 1466},
+       [](const Scenario& s) {
+         return s.settings.cpu_offloading && (s.settings.cpu_offloading_num_layers < 0 ||
+                                              s.settings.cpu_offloading_num_layers >= s.model.num_layers);
+       },
+       "CPU offloading can be done only for layers less than {num_layers}",
+       "set cpu_offloading_num_layers below num_layers"},
+      {"offload.no-pipeline",
+       violation,
+       core,
+       {"cpu_offloading", "pipeline_model_parallel_size"},
+       source::transformer_config,
+       {1146, 1326, 1536, 1716, 2145, 1893, 1471},
+       [](const Scenario& s) { return s.settings.cpu_offloading && s.settings.pipeline_model_parallel_size > 1; },
+       "Currently there is no support for Pipeline parallelism with CPU offloading",
+       "use fine_grained_activation_offloading, which works with a pipeline, or pipeline_model_parallel_size: 1"},
+      {"offload.no-recompute",
+       violation,
+       core,
+       {"cpu_offloading", "recompute_granularity"},
+       source::transformer_config,
+       {1151, 1331, 1541, 1721, 2150, 1898, 1476},
+       [](const Scenario& s) { return s.settings.cpu_offloading && s.settings.recompute_granularity.has_value(); },
+       "CPU offloading does not work when activation recomputation is enabled",
+       "remove recompute_granularity, or cpu_offloading"},
+      {"offload.fine-grained-or-whole",
+       violation,
+       core,
+       {"fine_grained_activation_offloading", "cpu_offloading"},
+       source::transformer_config,
+       {1271, 1451, 1661, 1851, 2406, 2130, 1675},
+       [](const Scenario& s) { return fine_grained(s) && s.settings.cpu_offloading; },
+       "fine_grained_activation_offloading cannot be enabled with cpu_offloading.",
+       "keep one of the two"},
+      {"offload.modules-missing",
+       violation,
+       core,
+       {"fine_grained_activation_offloading", "offload_modules"},
+       source::transformer_config,
+       {1272, 1452, 1662, 1852, 2407, 2131, 1676},
+       [](const Scenario& s) { return fine_grained(s) && s.settings.offload_modules.empty(); },
+       "assert self.offload_modules is not None and len(self.offload_modules) > 0",
+       "name offload_modules, or set fine_grained_activation_offloading: false"},
+      {"offload.modules",
+       violation,
+       core,
+       {"offload_modules"},
+       source::transformer_config,
+       {1284, 1464, 1674, 1865, 2420, 2145, 1688},
+       [](const Scenario& s) {
+         std::vector<std::string_view> known = {"core_attn", "attn_proj", "expert_fc1", "moe_act",
+                                                "attn_norm", "mlp_norm",  "qkv_linear"};
+         if (s.software.megatron_core.starts_with("0.19") || s.software.megatron_core == "dev" ||
+             s.software.megatron_core == "main")
+           known.emplace_back("fused_group_mlp");
+         if (s.software.megatron_core == "main") known.emplace_back("gdp_qkv");
+         return fine_grained(s) && !only_of(s.settings.offload_modules, known);
+       },
+       "Invalid choices for offload_modules: {offload_modules}. Allowed modules are: core_attn, attn_proj, "
+       "expert_fc1, fused_group_mlp, moe_act, attn_norm, mlp_norm, qkv_linear",
+       "use the module names of this version; the dense MLP has none and cannot be offloaded by this feature"},
+      {"offload.proj-needs-core-attn",
+       violation,
+       core,
+       {"offload_modules"},
+       source::transformer_config,
+       {1289, 1469, 1679, 1870, 2425, 2150, 1693},
+       [](const Scenario& s) {
+         return fine_grained(s) && has(s.settings.offload_modules, "attn_proj") &&
+                !has(s.settings.offload_modules, "core_attn");
+       },
+       "attn_proj cannot be set to offload_modules alone without core_attn because the input of attn_proj is the "
+       "output of core_attn, which is needed in core_attn.backward().",
+       "add core_attn to offload_modules"},
+      {"offload.inside-recomputed-moe",
+       violation,
+       core,
+       {"offload_modules", "recompute_modules"},
+       source::transformer_config,
+       {0, 0, 0, 1879, 2434, 2170, 1700},
+       [](const Scenario& s) {
+         return fine_grained(s) && scenario::recomputes(s, "moe") &&
+                any_of(s.settings.offload_modules, {"moe_act", "expert_fc1", "fused_group_mlp"});
+       },
+       "Cannot offload {offload_modules} while recomputing the entire MoE layer. 'moe' in recompute_modules wraps the "
+       "full MoE forward in a checkpoint, so offloading activations inside it is redundant and will cause errors.",
+       "take moe out of recompute_modules, or these modules out of offload_modules"},
+      {"offload.size-range",
+       violation,
+       core,
+       {"min_offloaded_tensor_size"},
+       source::transformer_config,
+       {0, 0, 0, 1887, 2442, 2178, 1708},
+       [](const Scenario& s) { return fine_grained(s) && s.settings.min_offloaded_tensor_size < 0; },
+       "min_offloaded_tensor_size must be non-negative.",
+       "give a number of elements (not bytes)"},
+      {"offload.fraction-range",
+       violation,
+       core,
+       {"activation_offload_fraction"},
+       source::transformer_config,
+       {0, 0, 0, 1890, 2445, 2181, 1711},
+       [](const Scenario& s) {
+         return fine_grained(s) &&
+                (s.settings.activation_offload_fraction < 0 || s.settings.activation_offload_fraction > 1);
+       },
+       "activation_offload_fraction must be in range [0, 1].",
+       "give a fraction"},
+      {"offload.delta-range",
+       violation,
+       core,
+       {"delta_offload_bytes_across_pp_ranks"},
+       source::transformer_config,
+       {0, 0, 0, 1893, 2448, 2184, 1714},
+       [](const Scenario& s) { return fine_grained(s) && s.settings.delta_offload_bytes_across_pp_ranks < 0; },
+       "delta_offload_bytes_across_pp_ranks must be non-negative.",
+       "give a number of bytes"},
+      {"offload.fused-group-needs-op-fuser",
+       violation,
+       core,
+       {"offload_modules", "use_transformer_engine_op_fuser"},
+       source::transformer_config,
+       {0, 0, 0, 1897, 2455, 2188, 0},
+       [](const Scenario& s) {
+         return fine_grained(s) && has(s.settings.offload_modules, "fused_group_mlp") &&
+                !s.settings.use_transformer_engine_op_fuser;
+       },
+       "fused_group_mlp requires use_transformer_engine_op_fuser.",
+       "set use_transformer_engine_op_fuser: true, or offload expert_fc1 and moe_act instead"},
+      {"offload.fused-group-alone",
+       violation,
+       core,
+       {"offload_modules"},
+       source::transformer_config,
+       {0, 0, 0, 1901, 2459, 2192, 0},
+       [](const Scenario& s) {
+         return fine_grained(s) && has(s.settings.offload_modules, "fused_group_mlp") &&
+                any_of(s.settings.offload_modules, {"expert_fc1", "moe_act"});
+       },
+       "fused_group_mlp offloads the whole fused grouped MLP and cannot be combined with expert_fc1 or moe_act.",
+       "keep fused_group_mlp alone"},
+      {"offload.parts-of-fused-group",
+       violation,
+       core,
+       {"offload_modules", "use_transformer_engine_op_fuser"},
+       source::experts,
+       {0, 0, 272, 289, 280, 290, 731},
+       [](const Scenario& s) {
+         return fine_grained(s) && s.settings.use_transformer_engine_op_fuser &&
+                any_of(s.settings.offload_modules, {"expert_fc1", "moe_act"});
+       },
+       "Fused GroupedMLP is not supported for this configuration.",
+       "offload fused_group_mlp (all three tensors), or set use_transformer_engine_op_fuser: false"},
+      {"offload.paged-stash-with-whole",
+       violation,
+       core,
+       {"moe_paged_stash", "cpu_offloading"},
+       source::transformer_config,
+       {0, 0, 1685, 1906, 2463, 2212, 1716},
+       [](const Scenario& s) { return s.settings.moe_paged_stash && s.settings.cpu_offloading; },
+       "moe_paged_stash cannot be enabled with cpu_offloading.",
+       "keep one of the two"},
+      {"offload.paged-stash-with-experts",
+       violation,
+       core,
+       {"moe_paged_stash", "offload_modules"},
+       source::transformer_config,
+       {0, 0, 1694, 1917, 2472, 2223, 1723},
+       [](const Scenario& s) {
+         return s.settings.moe_paged_stash &&
+                any_of(s.settings.offload_modules, {"expert_fc1", "moe_act", "fused_group_mlp"});
+       },
+       "When moe_paged_stash is enabled, offload_modules must not include expert_fc1, moe_act, or fused_group_mlp "
+       "(paged stash covers those activations).",
+       "take them out of offload_modules"},
+      {"offload.needs-te",
+       violation,
+       arguments,
+       {"fine_grained_activation_offloading", "transformer_impl"},
+       source::arguments,
+       {1224, 1549, 1724, 1856, 2129, 1937, 1816},
+       [](const Scenario& s) { return fine_grained(s) && !te_layers(s); },
+       "Fine-grained activation offloading is only supported with transformer_engine implementation",
+       "set transformer_impl: transformer_engine"},
+      {"offload.needs-v1",
+       violation,
+       arguments,
+       {"fine_grained_activation_offloading", "NVTE_CPU_OFFLOAD_V1"},
+       source::arguments,
+       {1227, 1552, 1727, 1859, 2133, 1940, 1820},
+       [](const Scenario& s) {
+         return fine_grained(s) && te_at_least(s, 2, 10) && scenario::variable(s, "NVTE_CPU_OFFLOAD_V1", "0") != "1";
+       },
+       "For fine-grained activation offloading with TE >= 2.10.0, NVTE_CPU_OFFLOAD_V1 should be set to 1 to avoid "
+       "offloading weights.",
+       "set the environment variable NVTE_CPU_OFFLOAD_V1=1",
+       [](Scenario& s) { s.environment["NVTE_CPU_OFFLOAD_V1"] = "1"; }},
+      {"offload.optimizer-needs-precision-aware",
+       violation,
+       arguments,
+       {"optimizer_cpu_offload", "use_precision_aware_optimizer"},
+       source::arguments,
+       {1192, 1498, 1673, 1805, 2031, 1886, 1746},
+       [](const Scenario& s) { return s.settings.optimizer_cpu_offload && !s.settings.use_precision_aware_optimizer; },
+       "The optimizer cpu offload must be used in conjunction with `--use-precision-aware-optimizer`, as the hybrid "
+       "device optimizer reuses the code path of this flag.",
+       "set use_precision_aware_optimizer: true"},
+      {"offload.optimizer-with-fp8-gather",
+       violation,
+       arguments,
+       {"optimizer_cpu_offload", "fp8_param_gather", "fp8_recipe"},
+       source::arguments,
+       {1196, 1502, 1677, 1809, 2035, 1890, 1750},
+       [](const Scenario& s) {
+         return s.settings.optimizer_cpu_offload && s.settings.fp8_param_gather &&
+                !is(s.settings.fp8_recipe, "delayed");
+       },
+       "When `--fp8-param-gather` is enabled, the optimizer cpu offload must be used in conjunction with "
+       "`--fp8-recipe delayed`.",
+       "set fp8_param_gather: false, or fp8_recipe: delayed"},
+  };
+}
+
+}  // namespace pipewright::plan

@@ -1,0 +1,223 @@
+// Traps: legal, in force, and not what the name suggests; and what Megatron Bridge does differently.
+#include "rules.hpp"
+
+namespace pipewright::plan {
+
+std::vector<Rule> trap_rules() {
+  using enum Severity;
+  using enum Speaker;
+  return {
+      {"trap.recompute-layers-per-chunk",
+       trap,
+       core,
+       {"recompute_num_layers", "virtual_pipeline_model_parallel_size"},
+       source::transformer_block,
+       {326, 323, 321, 322, 341, 334, 327},
+       [](const Scenario& s) {
+         return full(s) && scenario::interleaved(s) && is(s.settings.recompute_method, "block");
+       },
+       "recompute_num_layers counts layers of each model chunk: with {virtual_pipeline_model_parallel_size} chunks a "
+       "rank recomputes {$recomputed_layers} layers, not {recompute_num_layers}",
+       "divide the number of layers that you mean by the virtual pipeline size"},
+      {"trap.selective-default",
+       trap,
+       core,
+       {"recompute_granularity", "recompute_modules"},
+       source::transformer_config,
+       {1194, 1374, 1584, 1764, 2193, 1941, 1519},
+       [](const Scenario& s) { return selective(s) && s.settings.recompute_modules.empty(); },
+       "recompute_granularity: selective without recompute_modules recomputes core_attn",
+       "name recompute_modules, or remove recompute_granularity"},
+      {"trap.overlap-one-connection",
+       trap,
+       core,
+       {"CUDA_DEVICE_MAX_CONNECTIONS", "overlap_moe_expert_parallel_comm"},
+       source::arguments,
+       {945, 1236, 1416, 1431, 1637, 1471, 1443},
+       [](const Scenario& s) {
+         return s.settings.overlap_moe_expert_parallel_comm && hopper(s) &&
+                scenario::variable(s, "CUDA_DEVICE_MAX_CONNECTIONS") == "1";
+       },
+       "overlap_moe_expert_parallel_comm requires setting a larger CUDA_DEVICE_MAX_CONNECTIONS for better "
+       "parallelization: with 1 all streams share one hardware queue and the all-to-all runs in line",
+       "set CUDA_DEVICE_MAX_CONNECTIONS=32 (with TP or CP > 1 it costs their own overlap: measure both)"},
+      {"trap.flush-one-connection",
+       trap,
+       core,
+       {"overlap_p2p_comm_warmup_flush", "CUDA_DEVICE_MAX_CONNECTIONS"},
+       source::schedules,
+       {1413, 1442, 1484, 1549, 1678, 1576, 1580},
+       [](const Scenario& s) {
+         return s.settings.overlap_p2p_comm_warmup_flush && scenario::variable(s, "CUDA_DEVICE_MAX_CONNECTIONS") == "1";
+       },
+       "overlap_p2p_comm_warmup_flush with CUDA_DEVICE_MAX_CONNECTIONS=1 has been seen to hang (PP 4, VPP 2, 8 "
+       "microbatches): receives posted ahead can block the one hardware queue",
+       "set CUDA_DEVICE_MAX_CONNECTIONS=8 or more, or overlap_p2p_comm_warmup_flush: false"},
+      {"trap.shape-exchange",
+       trap,
+       core,
+       {"variable_seq_lengths", "pipeline_model_parallel_size"},
+       source::p2p,
+       {301, 322, 322, 322, 322, 327, 322},
+       [](const Scenario& s) { return s.settings.variable_seq_lengths && s.settings.pipeline_model_parallel_size > 1; },
+       "variable_seq_lengths exchanges shapes before every pipeline transfer, each with a full device "
+       "synchronisation: nothing runs past it",
+       "pad to a fixed length and set variable_seq_lengths: false"},
+      {"trap.mtp-standalone",
+       trap,
+       core,
+       {"mtp_standalone", "pipeline_model_parallel_layout"},
+       source::p2p,
+       {301, 322, 322, 322, 322, 327, 322},
+       [](const Scenario& s) { return s.settings.mtp_standalone && s.settings.pipeline_model_parallel_size > 1; },
+       "MTP layers on another pipeline rank than the last (mtp_standalone) make every pipeline transfer exchange "
+       "shapes first, each with a full device synchronisation",
+       "put the m of pipeline_model_parallel_layout into the last stage"},
+      {"trap.min-offload-elements",
+       trap,
+       core,
+       {"min_offloaded_tensor_size"},
+       source::transformer_config,
+       {906, 1024, 1137, 1247, 1414, 1343, 1089},
+       [](const Scenario& s) {
+         // 1 GiB of bf16: no activation tensor of a microbatch is that large, so the number was meant in bytes.
+         return s.settings.fine_grained_activation_offloading && s.settings.min_offloaded_tensor_size >= std::int64_t{1}
+                                                                                                             << 29;
+       },
+       "min_offloaded_tensor_size counts elements, not bytes: {min_offloaded_tensor_size} elements are more than any "
+       "activation holds, and nothing is offloaded",
+       "divide by the size of an element (2 for bf16)"},
+      {"trap.local-router-graph",
+       trap,
+       core,
+       {"cuda_graph_modules"},
+       source::transformer_config,
+       {0, 0, 2249, 2473, 3202, 2806, 0},
+       [](const Scenario& s) {
+         return s.settings.cuda_graph_impl == "local" && has(s.settings.cuda_graph_modules, "moe_router") !=
+                                                             has(s.settings.cuda_graph_modules, "moe_preprocess");
+       },
+       "cuda_graph_impl local captures moe_router and moe_preprocess together: naming one adds the other",
+       "name both"},
+      {"trap.fine-grained-mlp",
+       trap,
+       core,
+       {"offload_modules"},
+       source::transformer_config,
+       {1284, 1464, 1674, 1865, 2420, 2145, 1688},
+       [](const Scenario& s) {
+         return s.settings.fine_grained_activation_offloading && !has_moe_layer(s) &&
+                any_of(s.settings.offload_modules, {"core_attn", "qkv_linear", "attn_proj"});
+       },
+       "fine-grained offload has no module for the dense MLP: its activations, the larger part of a dense layer, stay "
+       "on the GPU",
+       "recompute mlp for them, or offload whole layers where there is no pipeline"},
+  };
+}
+
+std::vector<Rule> bridge_rules() {
+  using enum Severity;
+  return {
+      {"bridge.comm-overlap-resets",
+       trap,
+       Speaker::bridge,
+       {"overlap_moe_expert_parallel_comm", "delay_wgrad_compute"},
+       source::bridge_overlap,
+       {438, 438, 438, 438, 438, 438, 438},
+       [](const Scenario& s) { return s.settings.overlap_moe_expert_parallel_comm || s.settings.delay_wgrad_compute; },
+       "CommOverlapConfig.setup() resets cfg.model.overlap_moe_expert_parallel_comm and cfg.model.delay_wgrad_compute "
+       "to False unless they are set on cfg.comm_overlap",
+       "set cfg.comm_overlap.overlap_moe_expert_parallel_comm and cfg.comm_overlap.delay_wgrad_compute"},
+      {"bridge.embedding-wgrad-resets",
+       trap,
+       Speaker::bridge,
+       {"defer_embedding_wgrad_compute", "tp_comm_overlap"},
+       source::bridge_overlap,
+       {434, 434, 434, 434, 434, 434, 434},
+       [](const Scenario& s) { return s.settings.defer_embedding_wgrad_compute || s.settings.tp_comm_overlap; },
+       "CommOverlapConfig.setup() resets cfg.model.tp_comm_overlap and cfg.model.defer_embedding_wgrad_compute to "
+       "False, and wgrad_deferral_limit to -1, unless they are set on cfg.comm_overlap",
+       "set cfg.comm_overlap.tp_comm_overlap, defer_embedding_wgrad_compute and wgrad_deferral_limit"},
+      {"bridge.expert-tensor-default",
+       trap,
+       Speaker::bridge,
+       {"expert_tensor_parallel_size", "expert_model_parallel_size"},
+       source::bridge_transformer,
+       {80, 80, 80, 80, 80, 80, 80},
+       [](const Scenario& s) {
+         return s.settings.expert_model_parallel_size > 1 && !s.settings.expert_tensor_parallel_size &&
+                s.settings.tensor_model_parallel_size > 1;
+       },
+       "expert_tensor_parallel_size is 1 by default in Megatron Bridge when expert_model_parallel_size > 1; in "
+       "Megatron Core it is the tensor-parallel size",
+       "state expert_tensor_parallel_size"},
+      {"bridge.mxfp8-reuse",
+       violation,
+       Speaker::bridge,
+       {"fp8_recipe", "fp8_param_gather", "reuse_grad_buf_for_mxfp8_param_ag"},
+       source::bridge_config,
+       {1495, 1495, 1495, 1495, 1495, 1495, 1495},
+       [](const Scenario& s) {
+         return s.settings.fp8 && is(s.settings.fp8_recipe, "mxfp8") && s.settings.fp8_param_gather &&
+                !s.settings.use_megatron_fsdp && !s.settings.reuse_grad_buf_for_mxfp8_param_ag;
+       },
+       "When fp8_param_gather=True and fp8_recipe='mxfp8', reuse_grad_buf_for_mxfp8_param_ag must be set to True",
+       "set reuse_grad_buf_for_mxfp8_param_ag: true"},
+      {"bridge.offload-needs-v1",
+       violation,
+       Speaker::bridge,
+       {"fine_grained_activation_offloading", "NVTE_CPU_OFFLOAD_V1"},
+       source::bridge_config,
+       {2212, 2212, 2212, 2212, 2212, 2212, 2212},
+       [](const Scenario& s) {
+         return s.settings.fine_grained_activation_offloading && te_at_least(s, 2, 10) &&
+                scenario::variable(s, "NVTE_CPU_OFFLOAD_V1", "0") != "1";
+       },
+       "For fine-grained activation offloading with TE >= 2.10.0, NVTE_CPU_OFFLOAD_V1 environment variable should be "
+       "set to 1 to avoid offloading weights.",
+       "set the environment variable NVTE_CPU_OFFLOAD_V1=1",
+       [](Scenario& s) { s.environment["NVTE_CPU_OFFLOAD_V1"] = "1"; }},
+      {"bridge.context-sequence",
+       violation,
+       Speaker::bridge,
+       {"seq_length", "context_parallel_size"},
+       source::bridge_config,
+       {1575, 1575, 1575, 1575, 1575, 1575, 1575},
+       [](const Scenario& s) {
+         return s.settings.context_parallel_size > 1 &&
+                s.model.seq_length % (2 * s.settings.context_parallel_size) != 0;
+       },
+       "Sequence length must be divisible by 2 * context parallel size if context parallel is used.",
+       "choose a context_parallel_size whose double divides seq_length"},
+      {"bridge.tp-overlap-disabled",
+       no_effect,
+       Speaker::bridge,
+       {"tp_comm_overlap", "tensor_model_parallel_size", "sequence_parallel"},
+       source::bridge_overlap,
+       {442, 442, 442, 442, 442, 442, 442},
+       [](const Scenario& s) {
+         return s.settings.tp_comm_overlap &&
+                (s.settings.tensor_model_parallel_size < 2 || !s.settings.sequence_parallel);
+       },
+       "Disabling tensor parallel communication overlap due to TP size < 2 or sequence_parallel=False.",
+       "set sequence_parallel: true with TP > 1, or remove tp_comm_overlap",
+       [](Scenario& s) { s.settings.tp_comm_overlap = false; }},
+      {"bridge.max-connections",
+       trap,
+       Speaker::bridge,
+       {"CUDA_DEVICE_MAX_CONNECTIONS"},
+       "scripts/performance/utils/overrides.py",
+       {244, 244, 244, 244, 244, 244, 244},
+       [](const Scenario& s) {
+         return hopper(s) && (s.settings.tensor_model_parallel_size > 1 || s.settings.context_parallel_size > 1) &&
+                !s.settings.overlap_moe_expert_parallel_comm &&
+                scenario::variable(s, "CUDA_DEVICE_MAX_CONNECTIONS") != "1";
+       },
+       "the performance harness derives CUDA_DEVICE_MAX_CONNECTIONS only when -tp, -cp or --moe_a2a_overlap stands on "
+       "its command line; with TP or CP > 1 on Hopper it should be 1",
+       "set the environment variable CUDA_DEVICE_MAX_CONNECTIONS=1",
+       [](Scenario& s) { s.environment["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"; }},
+  };
+}
+
+}  // namespace pipewright::plan
