@@ -7,7 +7,8 @@
 //              or 1F1B's pop assigns it
 //   its grad   the input; the variable `input_tensor_grad` until the next backward returns (1F1B, cool-down) or the next
 //              steady iteration ends
-//   output     deallocate_pipeline_outputs: D replaces it by one element, which lives until the backward returns
+//   output     deallocate_pipeline_outputs: D replaces it by one element, which lives until the backward returns (1F1B:
+//              until the next forward returns, as `output_tensor`); its graph names the input meanwhile
 //   gradient   the list output_tensor_grads until its backward returns; the first of an overlapped schedule in
 //              bwd_recv_buffer until the next post; `output_tensor_grad` of synchronous calls until the next one returns;
 //              the wait handle that cool-down pops until the function returns
@@ -34,7 +35,7 @@ struct Block {
   std::int64_t bytes = 0;  ///< rounded
   std::uint32_t owner = 0;
   std::uint32_t holders = 0;
-  std::uint32_t attached = none;  ///< the gradient that hangs on an input
+  std::uint32_t attached = none;  ///< what it names: an input its gradient, an output (by its graph) the input
 };
 
 /// Live blocks, their sum and its peak.
@@ -79,9 +80,9 @@ class Heap {
     unused_.push_back(id);
     drop(block.attached);
   }
-  void attach(std::uint32_t to, std::uint32_t gradient) {
-    hold(gradient);
-    blocks_[to].attached = gradient;
+  void attach(std::uint32_t to, std::uint32_t named) {
+    hold(named);
+    blocks_[to].attached = named;
   }
 
   std::int64_t live() const { return live_; }
@@ -175,6 +176,7 @@ class Walker {
   void forward(int microbatch, int chunk);
   void backward(int microbatch, int chunk);
   void deallocate(Flight& flight);
+  void shrink(Flight& flight);
   void end_iteration();
   void post(const Instruction& instruction);
   void wait(const Part& part);
@@ -186,7 +188,8 @@ class Walker {
   const schedule::Config& config_;
   const bool interleaved_;
   Heap heap_;
-  Variable input_{heap_}, input_gradient_{heap_}, output_gradient_{heap_};   ///< input_tensor, ... of the function
+  /// input_tensor, output_tensor, input_tensor_grad, output_tensor_grad of the schedule function.
+  Variable input_{heap_}, output_{heap_}, input_gradient_{heap_}, output_gradient_{heap_};
   Variable iteration_gradient_{heap_};                                        ///< of a steady iteration's own frame
   Variable first_gradient_{heap_}, popped_input_{heap_}, popped_gradient_{heap_};
   std::vector<Variable> modules_;  ///< by chunk: what set_input_tensor was last given
@@ -233,6 +236,8 @@ void Walker::forward(int microbatch, int chunk) {
     blocks[Piece::output] = none;
   }
   f.output = border;
+  if (border == none) shrink(f);  // a loss
+  output_.clear();
   ++forwards_done_;
 }
 
@@ -242,9 +247,10 @@ void Walker::backward(int microbatch, int chunk) {
   const auto& offsets = offsets_[static_cast<std::size_t>(chunk)];
   auto& f = flight(microbatch, chunk);
   const bool pops = !interleaved_;
-  if (pops) {  // input_tensor = input_tensors.pop(0)
+  if (pops) {  // input_tensor = input_tensors.pop(0), output_tensor = output_tensors.pop(0)
     input_.assign(f.input);
     heap_.drop(f.input);
+    output_.assign(f.placeholder);
   }
   auto gradient = f.gradient;
   heap_.hold(gradient);
@@ -261,8 +267,8 @@ void Walker::backward(int microbatch, int chunk) {
   }
   if (f.input != none) heap_.attach(f.input, gradient);
   const bool steady = interleaved_ && config_.overlap_p2p && backwards_done_ < steady_;
-  if (!pops) heap_.drop(f.input);
   heap_.drop(f.placeholder);
+  if (!pops) heap_.drop(f.input);
   heap_.drop(f.output);  // only without deallocate_pipeline_outputs
   if (interleaved_) heap_.drop(f.gradient);
   (steady ? iteration_gradient_ : input_gradient_).assign(gradient);
@@ -274,9 +280,15 @@ void Walker::backward(int microbatch, int chunk) {
 
 void Walker::deallocate(Flight& f) {
   if (f.output == none) return;
-  f.placeholder = heap_.allocate(own(Own::placeholder), Bytes(2));
+  shrink(f);
   heap_.drop(f.output);
   f.output = none;
+}
+
+/// What is left of an output: one element and its graph.
+void Walker::shrink(Flight& f) {
+  f.placeholder = heap_.allocate(own(Own::placeholder), Bytes(2));
+  heap_.attach(f.placeholder, f.input);
 }
 
 /// The frame of a steady iteration returns: what it returned is assigned.
@@ -360,7 +372,7 @@ void Walker::step() {
   }
   end_iteration();
   for (auto* variable :
-       {&input_, &input_gradient_, &output_gradient_, &first_gradient_, &popped_input_, &popped_gradient_}) {
+       {&input_, &output_, &input_gradient_, &output_gradient_, &first_gradient_, &popped_input_, &popped_gradient_}) {
     variable->clear();
   }
   const auto before = heap_.events();

@@ -104,10 +104,14 @@ Piece head_piece(Owners& owners, const Dimensions& d, const scenario::Scenario& 
   std::uint32_t softmax = no_tensor;
   if (!te_loss) softmax = w.allocate("head.softmax", 4 * logits_count);
   const auto mask = w.allocate("head.target_mask", d.tokens), target = w.allocate("head.target", 8 * d.tokens);
+  // A row's maximum, its index, the target's logit twice.
+  const auto maximum = w.allocate("head.loss_rows", 4 * d.tokens), index = w.allocate("head.loss_rows", 8 * d.tokens),
+             predicted = w.allocate("head.loss_rows", 2 * 4 * d.tokens);
   for (int i = 0; d.t > 1 && i < 3; ++i) {  // maximum, predicted logits, sum of exponentials
     w.collective(Purpose::tp, "loss all-reduce", "all_reduce", d.t, 4 * d.tokens, d.tp_link);
   }
   w.launch("loss forward", {loss + ".forward", {d.tokens, d.vocab}});
+  w.free({maximum, index, predicted});
   if (!te_loss) w.free(logits);
 
   w.to_backward();
