@@ -27,26 +27,35 @@ constexpr std::size_t max_features = 5;
 constexpr double h = 0.25;      // octaves: samples closer than this count alike
 constexpr double ridge = 0.02;  // octaves^2 of the total weight: below this a spread of samples says nothing of a slope
 
-using Features = std::vector<double>;
-
 double as_double(std::int64_t v) { return static_cast<double>(v); }
 
 /// Coordinates in which a family's rate is smooth, in octaves.
+struct Features {
+  std::array<double, max_features> at{};
+  std::size_t size = 0;
+
+  void add(double factor) { at.at(size++) = std::log2(factor); }
+  double operator[](std::size_t i) const { return at[i]; }
+};
+
 Features features(const Family& family, const std::vector<std::int64_t>& d) {
-  std::vector<double> f;
+  Features f;
   if (family.load == Load::attention) {  // batch x heads run side by side; a group's heads share k and v
-    f = {as_double(d[0]) * as_double(d[3]), as_double(d[1]), as_double(d[2]) / as_double(d[1]),
-         as_double(d[3]) / as_double(d[4]), as_double(d[5])};
+    f.add(as_double(d[0]) * as_double(d[3]));
+    f.add(as_double(d[1]));
+    f.add(as_double(d[2]) / as_double(d[1]));
+    f.add(as_double(d[3]) / as_double(d[4]));
+    f.add(as_double(d[5]));
   } else if (family.load == Load::network) {  // the number of ranks is matched, not interpolated
-    f = {as_double(d.back())};
+    f.add(as_double(d.back()));
   } else if (family.load == Load::memory && (d.size() == 2 || family.name.starts_with("rope"))) {
     double elements = 1;
     for (const auto v : d) elements *= as_double(v);
-    f = {elements, as_double(d.back())};
+    f.add(elements);
+    f.add(as_double(d.back()));
   } else {
-    for (const auto v : d) f.push_back(as_double(v));
+    for (const auto v : d) f.add(as_double(v));
   }
-  for (double& v : f) v = std::log2(v);
   return f;
 }
 
@@ -118,7 +127,7 @@ struct Neighbour {
 
 double squared_distance(const Features& a, const Features& b) {
   double sum = 0;
-  for (std::size_t i = 0; i < a.size(); ++i) sum += (a[i] - b[i]) * (a[i] - b[i]);
+  for (std::size_t i = 0; i < a.size; ++i) sum += (a[i] - b[i]) * (a[i] - b[i]);
   return sum;
 }
 
@@ -141,19 +150,19 @@ double log_rate(const Family& family, const Sample& s, const std::string& tiles)
 
 double fitted_log_rate(const Family& family, const std::vector<Neighbour>& near, const Features& z,
                        const std::string& tiles) {
-  if (z.size() == 1 && near.size() == 2) {
+  if (z.size == 1 && near.size() == 2) {
     const double share = (z[0] - near[0].z[0]) / (near[1].z[0] - near[0].z[0]);
     return (1 - share) * log_rate(family, *near[0].sample, tiles) + share * log_rate(family, *near[1].sample, tiles);
   }
   std::array<std::array<double, max_features + 1>, max_features + 1> a{};
   std::array<double, max_features + 1> b{};
-  const std::size_t n = z.size() + 1;
+  const std::size_t n = z.size + 1;
   double total = 0;
   for (const auto& near_one : near) {
     const double w = 1 / (near_one.distance2 + h * h), y = log_rate(family, *near_one.sample, tiles);
     total += w;
     std::array<double, max_features + 1> row{1};
-    for (std::size_t i = 0; i < z.size(); ++i) row[i + 1] = near_one.z[i] - z[i];
+    for (std::size_t i = 0; i < z.size; ++i) row[i + 1] = near_one.z[i] - z[i];
     for (std::size_t i = 0; i < n; ++i) {
       b[i] += w * row[i] * y;
       for (std::size_t j = 0; j < n; ++j) a[i][j] += w * row[i] * row[j];
@@ -176,34 +185,36 @@ bool no_larger(const std::vector<std::int64_t>& a, const std::vector<std::int64_
 std::optional<Estimate> estimate(const Family& family, const std::vector<Sample>& samples,
                                  const std::vector<std::int64_t>& dims, const std::string& tiles,
                                  std::optional<std::size_t> leave_out) {
+  for (std::size_t i = 0; i < samples.size(); ++i) {
+    if (leave_out != i && samples[i].dims == dims) return Estimate{samples[i].ns, Match::exact, 0, {&samples[i]}};
+  }
   const Features asked = features(family, dims);
   std::vector<Neighbour> all;
   all.reserve(samples.size());
   for (std::size_t i = 0; i < samples.size(); ++i) {
     if (leave_out == i || !same_group(family, samples[i].dims, dims)) continue;
-    if (samples[i].dims == dims) return Estimate{samples[i].ns, Match::exact, 0, {&samples[i]}};
     all.push_back({&samples[i], features(family, samples[i].dims), 0});
   }
   if (all.empty()) return std::nullopt;
 
   Features z = asked;  // moved to the nearest point of the box
   double outside = 0;
-  for (std::size_t i = 0; i < z.size(); ++i) {
+  for (std::size_t i = 0; i < z.size; ++i) {
     double low = std::numeric_limits<double>::infinity(), high = -low;
     for (const auto& n : all) {
       low = std::min(low, n.z[i]);
       high = std::max(high, n.z[i]);
     }
-    z[i] = std::clamp(z[i], low, high);
+    z.at[i] = std::clamp(z[i], low, high);
     outside += std::abs(z[i] - asked[i]);
   }
 
   for (auto& n : all) n.distance2 = squared_distance(n.z, z);
   std::vector<Neighbour> near;
-  if (z.size() == 1) {
+  if (z.size == 1) {
     near = bracket(std::move(all), z[0]);
   } else {
-    const std::size_t count = std::min(all.size(), 3 * z.size() + 2);
+    const std::size_t count = std::min(all.size(), 3 * z.size + 2);
     std::partial_sort(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(count), all.end(),
                       [](const Neighbour& a, const Neighbour& b) {
                         return a.distance2 != b.distance2 ? a.distance2 < b.distance2 : a.sample->dims < b.sample->dims;
