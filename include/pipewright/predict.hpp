@@ -57,4 +57,7 @@ struct Run {
 /// `run`, where given, receives what the prediction was made from.
 Prediction predict(const scenario::Scenario& scenario, const profile::Profiles& profiles, Run* run = nullptr);
 
+/// The memory part anew for a scenario whose times are those of `same` (another PYTORCH_CUDA_ALLOC_CONF).
+Prediction predict_memory(const scenario::Scenario& scenario, const profile::Profiles& profiles, Prediction same);
+
 }  // namespace pipewright::predict

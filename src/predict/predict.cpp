@@ -26,19 +26,24 @@ Bytes limit_of(const scenario::Scenario& scenario, const profile::Profiles& prof
   return scenario.cluster.memory_bytes.value_or(profiles.first().memory);
 }
 
-RankPrediction rank_prediction(const scenario::Scenario& scenario, const profile::Profiles& profiles, const Run& run,
-                               int rank) {
-  RankPrediction result;
-  result.pp_rank = rank;
-  result.account = run.timeline.ranks[rank];
-  const memory::Walk walk = memory::walk(run.stages, run.program, scenario, rank);
-  result.static_bytes = walk.static_bytes;
-  result.peak_allocated = walk.peak_allocated;
-  result.peak_reserved = walk.peak_reserved;
-  result.outside_allocator = model::outside_allocator(scenario, profiles);
-  result.peak_at = walk.peak_at;
-  for (const auto& owner : walk.peak_owners) result.peak_owners.push_back({owner.owner, owner.bytes});
-  return result;
+// Peak, reserved and outside memory of every rank, and whether they fit.
+void fill_memory(Prediction& result, const scenario::Scenario& scenario, const profile::Profiles& profiles,
+                 const model::Stages& stages, const schedule::Program& program) {
+  result.memory_limit = limit_of(scenario, profiles);
+  result.memory_margin = margin_of(scenario, result.memory_limit);
+  result.fits = true;
+  for (RankPrediction& rank : result.ranks) {
+    const memory::Walk walk = memory::walk(stages, program, scenario, rank.pp_rank);
+    rank.static_bytes = walk.static_bytes;
+    rank.peak_allocated = walk.peak_allocated;
+    rank.peak_reserved = walk.peak_reserved;
+    rank.outside_allocator = model::outside_allocator(scenario, profiles);
+    rank.peak_at = walk.peak_at;
+    rank.peak_owners.clear();
+    for (const auto& owner : walk.peak_owners) rank.peak_owners.push_back({owner.owner, owner.bytes});
+    rank.fits = rank.peak_reserved + rank.outside_allocator + result.memory_margin <= result.memory_limit;
+    result.fits = result.fits && rank.fits;
+  }
 }
 
 }  // namespace
@@ -75,18 +80,22 @@ Prediction predict(const scenario::Scenario& scenario, const profile::Profiles& 
   const auto tokens = static_cast<double>(scenario.settings.global_batch_size * scenario.model.seq_length);
   result.tokens_per_s_per_gpu = tokens / gpus / seconds;
 
-  result.memory_limit = limit_of(scenario, profiles);
-  result.memory_margin = margin_of(scenario, result.memory_limit);
   for (int rank = 0; rank < run.timeline.graph.ranks; ++rank) {
-    RankPrediction one = rank_prediction(scenario, profiles, run, rank);
-    one.fits = one.peak_reserved + one.outside_allocator + result.memory_margin <= result.memory_limit;
-    result.fits = result.fits && one.fits;
-    result.ranks.push_back(std::move(one));
+    result.ranks.emplace_back().pp_rank = rank;
+    result.ranks.back().account = run.timeline.ranks[rank];
   }
+  fill_memory(result, scenario, profiles, run.stages, run.program);
   result.notes = run.stages.notes;
   judge(result, run, profiles);
   if (run_out) *run_out = std::move(run);
   return result;
+}
+
+Prediction predict_memory(const scenario::Scenario& scenario, const profile::Profiles& profiles, Prediction same) {
+  scenario::check(scenario);
+  same.scenario = scenario.name;
+  fill_memory(same, scenario, profiles, model::build(scenario), schedule::build(schedule::config_of(scenario)));
+  return same;
 }
 
 }  // namespace pipewright::predict
