@@ -223,13 +223,14 @@ bool bridge(const Scenario& s) { return s.software.megatron_bridge.has_value(); 
 
 std::int64_t layers_per_chunk(const Scenario& s) {
   try {
+    scenario::check(s);
     std::size_t most = 0;
     for (std::int64_t rank = 0; rank < s.settings.pipeline_model_parallel_size; ++rank)
       for (std::int64_t chunk = 0; chunk < scenario::num_chunks(s); ++chunk)
         most = std::max(most, scenario::layers_of(s, rank, chunk).size());
     return static_cast<std::int64_t>(most);
   } catch (const UsageError&) {
-    return 0;  // the layers do not split; another rule says so
+    return 0;  // it cannot run at all; another rule says why
   }
 }
 

@@ -75,7 +75,7 @@ bool in_graph(const Scenario&, std::string_view module);
 bool te_at_least(const Scenario&, int major, int minor);
 bool hopper(const Scenario&);                    ///< compute capability below 10, judged by the profile's name
 bool bridge(const Scenario&);                    ///< software.megatron_bridge is stated
-std::int64_t layers_per_chunk(const Scenario&);  ///< the longest chunk; 0 if the layers do not split
+std::int64_t layers_per_chunk(const Scenario&);  ///< the longest chunk; 0 for a scenario that cannot run
 
 /// Paths that the table cites.
 namespace source {

@@ -7,27 +7,6 @@ std::vector<Rule> recompute_rules() {
   using enum Severity;
   using enum Speaker;
   return {
-      {"recompute.granularity",
-       violation,
-       core,
-       {"recompute_granularity"},
-       source::transformer_config,
-       {1157, 1337, 1547, 1727, 2156, 1904, 1482},
-       [](const Scenario& s) { return s.settings.recompute_granularity && !full(s) && !selective(s); },
-       R"(When using recompute_granuarlity: {recompute_granularity} must be "full"or "selective".)",
-       "set recompute_granularity to full, selective or none"},
-      {"recompute.method",
-       violation,
-       core,
-       {"recompute_method"},
-       source::transformer_config,
-       {1164, 1344, 1554, 1734, 2163, 1911, 1489},
-       [](const Scenario& s) {
-         const auto& method = s.settings.recompute_method;
-         return s.settings.recompute_granularity && method && *method != "block" && *method != "uniform";
-       },
-       R"(recompute_method: {recompute_method} must be "block" or "uniform".)",
-       "set recompute_method to block or uniform"},
       {"recompute.full-needs-method",
        violation,
        core,
