@@ -67,20 +67,13 @@ struct Tile {
   double m, n;
 };
 
-/// Output tiles of the kernels that cuBLASLt picks on Hopper, by the name under which a profile keeps the choice;
-/// with several, the one that fills its waves best counts.
+/// Output tiles of the kernels that cuBLASLt picks on Hopper (their names carry them: nvjet_sm90_tst_320x128_64x3_...),
+/// by the name under which a profile keeps the choice; with several, the one that fills its waves best counts.
 const std::map<std::string, std::vector<Tile>>& tile_choices() {
-  static const std::map<std::string, std::vector<Tile>> choices = [] {
-    std::map<std::string, std::vector<Tile>> each = {{"", {}},
-                                                     {"128x256", {{128, 256}}},
-                                                     {"256x128", {{256, 128}}},
-                                                     {"192x192", {{192, 192}}},
-                                                     {"320x128", {{320, 128}}},
-                                                     {"128x128", {{128, 128}}}};
-    each["128x256 256x128"] = {{128, 256}, {256, 128}};
-    each["128x256 256x128 192x192 320x128"] = {{128, 256}, {256, 128}, {192, 192}, {320, 128}};
-    return each;
-  }();
+  static const std::vector<Tile> menu = {{320, 128}, {128, 320}, {256, 192}, {192, 256}, {256, 128}, {128, 256},
+                                         {192, 192}, {192, 128}, {128, 192}, {128, 128}, {256, 64},  {64, 256}};
+  static const std::map<std::string, std::vector<Tile>> choices = {
+      {"", {}}, {"128x128", {{128, 128}}}, {"128x256", {{128, 256}}}, {"256x128", {{256, 128}}}, {"any", menu}};
   return choices;
 }
 
