@@ -128,7 +128,7 @@ struct Settings {
   bool use_ring_exchange_p2p = false;
   bool overlap_p2p_comm_warmup_flush = false;
   OptInt microbatch_group_size_per_vp_stage;  ///< N; default pipeline_model_parallel_size
-  bool deallocate_pipeline_outputs = true;  ///< false in the class; Megatron-LM and Bridge always set it
+  bool deallocate_pipeline_outputs = true;    ///< false in the class; Megatron-LM and Bridge always set it
   bool variable_seq_lengths = false;
   OptInt num_microbatches_with_partial_activation_checkpoints;
   bool defer_embedding_wgrad_compute = false;
@@ -187,7 +187,7 @@ struct Settings {
   // Recompute
   std::optional<std::string> recompute_granularity, recompute_method;
   OptInt recompute_num_layers;
-  Strings recompute_modules;  ///< empty with granularity selective: [core_attn]
+  Strings recompute_modules;  ///< empty with granularity selective: [core_attn]; a stated [] resets the granularity
   bool distribute_saved_activations = false;
   bool moe_layer_recompute = false;
 

@@ -71,10 +71,11 @@ Int group_size(const Scenario& s) {
 bool batch_p2p_comm(const Scenario& s) { return s.settings.batch_p2p_comm.value_or(!s.settings.overlap_p2p_comm); }
 
 Strings recompute_modules(const Scenario& s) {
-  if (s.settings.recompute_granularity != "selective") return {};
+  const bool older_flag = s.settings.moe_layer_recompute && s.settings.recompute_granularity != "full";
+  if (s.settings.recompute_granularity != "selective" && !older_flag) return {};
   Strings modules = s.settings.recompute_modules;
   if (modules.empty()) modules = {"core_attn"};
-  if (s.settings.moe_layer_recompute && std::find(modules.begin(), modules.end(), "moe") == modules.end()) {
+  if (older_flag && std::find(modules.begin(), modules.end(), "moe") == modules.end()) {
     modules.emplace_back("moe");
   }
   return modules;

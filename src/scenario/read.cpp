@@ -13,7 +13,13 @@ namespace pipewright::scenario {
 namespace {
 
 const Strings sections = {"scenario", "model", "settings", "environment", "cluster", "software", "search", "measured"};
+constexpr const char* modules = "recompute_modules";
 constexpr std::size_t longest_list = 12;  // more names than this do not help in an error
+
+bool is_empty_list(const Value& value) { return value.kind == Value::Kind::list && value.items.empty(); }
+void stop_recompute(Scenario& s) {
+  if (s.settings.recompute_granularity == "selective") s.settings.recompute_granularity.reset();
+}
 
 class Reader {
  public:
@@ -30,6 +36,7 @@ class Reader {
     software();
     architecture();
     section("settings", true);
+    nothing_recomputed();
     environment();
     cluster();
     search();
@@ -151,6 +158,15 @@ class Reader {
     require_map(*value, name);
     state(name, line_of(name));
     for (const auto& e : value->entries) assign_key(name, e);
+  }
+
+  // An empty list is not the same as none: with granularity selective nothing is recomputed then.
+  void nothing_recomputed() {
+    const auto& settings = entry("settings")->entries;
+    if (std::any_of(settings.begin(), settings.end(),
+                    [](const auto& e) { return e.key == modules && is_empty_list(e.value); })) {
+      stop_recompute(scenario_);
+    }
   }
 
   void software() {
@@ -373,6 +389,7 @@ void set(Scenario& scenario, std::string_view name_is_value) {
   }
   if (std::string_view(field->section) != "software") {
     assign(*field, scenario, fitted(*field, value), where, key);
+    if (field->name == std::string_view(modules) && is_empty_list(value)) stop_recompute(scenario);
   } else {
     const Scenario before = defaults(scenario.software);
     Software software = scenario.software;

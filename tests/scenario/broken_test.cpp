@@ -99,7 +99,7 @@ TEST_CASE("mutated bytes: read or refused, never a crash") {
   const std::string special = "{}[]:,#'\"\n\t -?&*!|>%@`~0189.eE\\\xff\xc3";
   int read = 0, refused = 0;
   for (const std::string& seed : seeds()) {
-    for (unsigned round = 0; round < 600; ++round) {
+    for (unsigned round = 0; round < 200; ++round) {
       std::mt19937 random(round);
       const auto below = [&](std::size_t n) { return static_cast<std::size_t>(random() % n); };
       std::string text = seed;
@@ -127,8 +127,8 @@ TEST_CASE("mutated bytes: read or refused, never a crash") {
       (survives(text) ? read : refused) += 1;
     }
   }
-  CHECK(read > 50);  // both outcomes occur, or the mutations test nothing
-  CHECK(refused > 500);
+  CHECK(read > 20);  // both outcomes occur, or the mutations test nothing
+  CHECK(refused > 200);
 }
 
 TEST_CASE("mutated settings: any value for any field is taken or refused") {
@@ -157,9 +157,10 @@ TEST_CASE("mutated settings: any value for any field is taken or refused") {
                                            "99999999",
                                            "2GiB",
                                            "7%"};
+  const Scenario good = read("../measured/e_base.yaml");
   for (const FieldInfo& field : fields()) {
     for (const std::string& value : values) {
-      Scenario s = read("../measured/e_base.yaml");
+      Scenario s = good;
       const std::string name = field.section + "." + field.name;
       CAPTURE(name + "=" + value);
       try {

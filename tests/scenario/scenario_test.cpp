@@ -189,6 +189,23 @@ TEST_CASE("TE's offload markers have three states") {
   CHECK(parse(text + batch + "[activation_op]}", "t").settings.te_op_offload == TeOpOffload{std::nullopt, true});
 }
 
+TEST_CASE("an empty list of modules recomputes nothing, no list recomputes core_attn") {
+  const std::string text =
+      "model: {num_layers: 2, hidden_size: 64, num_attention_heads: 2, seq_length: 64, vocab_size: 64}\n"
+      "cluster: {num_gpus: 1}\nscenario: 1\n"
+      "settings: {micro_batch_size: 1, global_batch_size: 1, recompute_granularity: selective";
+  CHECK(recompute_modules(parse(text + "}", "t")) == Strings{"core_attn"});
+  CHECK(recompute_modules(parse(text + ", recompute_modules: none}", "t")) == Strings{"core_attn"});
+  Scenario s = parse(text + ", recompute_modules: []}", "t");
+  CHECK(recompute_modules(s).empty());
+  CHECK(parse(write(s), "written") == s);
+  set(s, "recompute_granularity=selective");
+  set(s, "recompute_modules=[]");
+  CHECK(recompute_modules(s).empty());
+  s.settings.moe_layer_recompute = true;
+  CHECK(recompute_modules(s) == Strings{"core_attn", "moe"});
+}
+
 TEST_CASE("--set takes every section and type") {
   Scenario s = with("");
   set(s, "recompute_modules=mlp,core_attn");
