@@ -162,6 +162,10 @@ std::string apply_hf_config(const std::string& path, Scenario& scenario) {
   }
   if (!json.is_object()) throw UsageError({path, 0}, {}, "not a Hugging Face configuration: expected an object");
   if (json.contains("text_config") && json.at("text_config").is_object()) json = Json(json.at("text_config"));
+  if (json.contains("rope_parameters") && json.at("rope_parameters").is_object() && !json.contains("rope_theta")) {
+    const Json rope = json.at("rope_parameters");  // where transformers 5 keeps it
+    if (rope.contains("rope_theta")) json["rope_theta"] = rope.at("rope_theta");
+  }
   const Config config(path, json);
   const std::string family = config.string("model_type", "");
   if (family.empty()) throw config.error("model_type", "missing", families);

@@ -35,6 +35,7 @@ TEST_CASE("Qwen 3 normalises queries and keys") {
   CHECK(m.qk_layernorm);
   CHECK_FALSE(m.add_qkv_bias);
   CHECK(m.kv_channels == 128);
+  CHECK(m.rotary_base == 1e6);
   const Model moe = from_hf("data/qwen3-30b-a3b.json").model;
   CHECK(moe.num_moe_experts == 128);
   CHECK(moe.moe_router_topk == 8);
