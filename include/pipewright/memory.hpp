@@ -65,8 +65,8 @@ struct AllocatorConfig {
 /// Throws UsageError naming an unknown key or a wrong value.
 AllocatorConfig parse_allocator_config(std::string_view conf, const Position& where);
 
-/// PyTorch's c10/cuda/CUDACachingAllocator.cpp: two pools, best fit, split, merge, expandable segments. Times, streams
-/// and events do not occur in it: every block is used on one stream.
+/// PyTorch's c10/cuda/CUDACachingAllocator.cpp: two pools, best fit, split, merge, expandable segments. Times do not
+/// occur in it: a block that another stream still uses is retired first and freed when the caller says so.
 class Allocator {
  public:
   explicit Allocator(const AllocatorConfig& config = {});
@@ -76,7 +76,9 @@ class Allocator {
 
   /// A handle for free(), or nullopt: out of memory, even after cached segments were released.
   std::optional<std::uint32_t> allocate(std::int64_t bytes, std::int32_t stream = 0);
+  void retire(std::uint32_t handle);  ///< counts as allocated no more, but cannot be used again yet (record_stream)
   void free(std::uint32_t handle);
+  void next_segment_at(std::int64_t address);  ///< where the driver puts the next segment; decides between equal fits
   void empty_cache();  ///< torch.cuda.empty_cache
   void reset_peaks();
 

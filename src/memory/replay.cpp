@@ -1,0 +1,68 @@
+// Replays a recording of PyTorch's allocator: an array of rows [action, address, bytes, stream, time_us] with marks.
+#include <nlohmann/json.hpp>
+#include <unordered_map>
+
+#include "pipewright/memory.hpp"
+
+namespace pipewright::memory {
+namespace {
+
+using Json = nlohmann::json;
+
+[[noreturn]] void refuse(const std::string& file, const std::string& key, const std::string& message) {
+  throw UsageError({file, 0}, key, message);
+}
+
+}  // namespace
+
+Replay replay(const std::string& text, const std::string& file, const std::optional<std::string>& conf) {
+  const Json json = Json::parse(text, nullptr, false);
+  if (json.is_discarded()) refuse(file, "", "not a JSON document");
+  if (!json.is_object() || !json.contains("rows") || !json["rows"].is_array()) {
+    refuse(file, "rows", "a recording of allocator events has an array \"rows\"");
+  }
+  const std::string recorded = json.value("conf", "");
+  const bool as_recorded = !conf || *conf == recorded;
+  Allocator allocator(parse_allocator_config(conf.value_or(recorded), {file, 0}));
+  std::int64_t reset_at = -1;
+  if (json.contains("marks") && json["marks"].is_array() && json["marks"].size() > 2) reset_at = json["marks"][2];
+
+  Replay result;
+  std::unordered_map<std::int64_t, std::uint32_t> live;
+  std::int64_t index = 0;
+  for (const auto& row : json["rows"]) {
+    if (index++ == reset_at) allocator.reset_peaks();
+    if (!row.is_array() || row.size() < 4 || !row[0].is_string() || !row[1].is_number() || !row[2].is_number()) {
+      refuse(file, "rows[" + std::to_string(index - 1) + "]", "expected [action, address, bytes, stream, ...]");
+    }
+    const auto& action = row[0].get_ref<const std::string&>();
+    const std::int64_t address = row[1], bytes = row[2];
+    if (action == "alloc") {
+      const auto block = allocator.allocate(bytes, static_cast<std::int32_t>(row[3].get<std::int64_t>() & 0x7fffffff));
+      if (block) live[address] = *block;
+      ++result.events;
+    } else if (action == "free_requested") {
+      const auto it = live.find(address);
+      if (it != live.end()) allocator.retire(it->second);
+    } else if (action == "free_completed") {
+      ++result.events;
+      const auto it = live.find(address);
+      if (it == live.end()) {
+        ++result.unknown_frees;
+        continue;
+      }
+      allocator.free(it->second);
+      live.erase(it);
+    } else if (action == "segment_alloc" && as_recorded) {
+      allocator.next_segment_at(address);
+    }
+  }
+  result.allocated = Bytes(allocator.allocated());
+  result.reserved = Bytes(allocator.reserved());
+  result.peak_allocated = Bytes(allocator.peak_allocated());
+  result.peak_reserved = Bytes(allocator.peak_reserved());
+  result.segments = allocator.segments();
+  return result;
+}
+
+}  // namespace pipewright::memory
