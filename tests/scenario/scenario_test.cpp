@@ -161,7 +161,8 @@ TEST_CASE("MoE layers by frequency, pattern and expression") {
 
 TEST_CASE("TransformerConfig's fields may stand in either section") {
   const Scenario s = parse(R"(scenario: 1
-model: {num_layers: 16, hidden_size: 4096, num_attention_heads: 32, seq_length: 4096, vocab_size: 32000, hidden_dropout: 0.0}
+model: {num_layers: 16, hidden_size: 4096, num_attention_heads: 32, seq_length: 4096, vocab_size: 32000,
+  hidden_dropout: 0.0}
 settings: {micro_batch_size: 1, global_batch_size: 8, normalization: RMSNorm, lr: 0.0001, dsa_indexer_topk: 2048}
 cluster: {num_gpus: 8}
 )",
