@@ -1,4 +1,4 @@
-// pipewright list profiles: what can be named in a scenario or on the command line.
+// pipewright list: what can be named in a scenario or on the command line.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -6,34 +6,103 @@
 #include <nlohmann/json.hpp>
 
 #include "commands.hpp"
+#include "pipewright/plan.hpp"
 #include "pipewright/profile.hpp"
+#include "pipewright/scenario.hpp"
 
 namespace pipewright::cli {
 namespace {
 
-void list_profiles(const std::string& json) {
-  using Json = nlohmann::ordered_json;
+using Json = nlohmann::ordered_json;
+
+/// A list as text and as JSON.
+struct Listing {
+  std::string text;
+  Json json;
+};
+
+Listing profiles() {
   Table table({"profile", "device", "memory", "origin"});
-  Json out = {{"profiles", Json::array()}};
+  Json rows = Json::array();
   for (const auto& name : profile::known_profiles()) {
     const auto p = profile::load(name, {"list", 0});
     table.add({name, p.device, format_bytes(p.memory), std::string(profile::name(p.origin))});
-    out["profiles"].push_back(
+    rows.push_back(
         {{"name", name}, {"device", p.device}, {"memory_bytes", p.memory.value}, {"origin", profile::name(p.origin)}});
   }
-  if (json != "-") write_result("-", table.text());
-  if (!json.empty()) write_result(json, out.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
+  return {table.text(), {{"profiles", rows}}};
+}
+
+Listing settings() {
+  std::string text, section;
+  Json rows = Json::array();
+  for (const auto& field : scenario::fields()) {
+    if (field.section != section) text += fmt::format("{}{}:\n", section.empty() ? "" : "\n", field.section);
+    section = field.section;
+    text += fmt::format("  {} ({}, default {})", field.name, field.type, field.default_value);
+    if (!field.allowed.empty()) text += fmt::format(" [{}]", fmt::join(field.allowed, ", "));
+    text += field.doc.empty() ? "\n" : fmt::format("\n      {}\n", field.doc);
+    rows.push_back({{"section", field.section},
+                    {"name", field.name},
+                    {"type", field.type},
+                    {"default", field.default_value},
+                    {"allowed", field.allowed},
+                    {"doc", field.doc},
+                    {"versions", field.versions}});
+  }
+  return {text, {{"settings", rows}}};
+}
+
+Listing versions() {
+  Table table({"software", "known versions", "default"});
+  Json rows = Json::array();
+  for (const auto& field : scenario::fields()) {
+    if (field.section != "software" || field.allowed.empty() || field.type == "bool") continue;
+    table.add({field.name, fmt::format("{}", fmt::join(field.allowed, ", ")), field.default_value});
+    rows.push_back({{"software", field.name}, {"versions", field.allowed}, {"default", field.default_value}});
+  }
+  return {table.text(), {{"versions", rows}}};
+}
+
+Listing rules() {
+  std::string text;
+  Json rows = Json::array();
+  for (const auto& rule : plan::rules()) {
+    text += fmt::format("{} ({}, {})\n  {}\n", rule.id, plan::name(rule.severity), rule.versions, rule.message);
+    if (!rule.fix.empty()) text += fmt::format("  fix: {}\n", rule.fix);
+    if (!rule.source.empty()) text += fmt::format("  source: {}\n", rule.source);
+    rows.push_back({{"rule", rule.id},
+                    {"versions", rule.versions},
+                    {"severity", plan::name(rule.severity)},
+                    {"settings", rule.settings},
+                    {"message", rule.message},
+                    {"fix", rule.fix},
+                    {"source", rule.source}});
+  }
+  return {text, {{"rules", rows}}};
 }
 
 }  // namespace
 
 void add_list(CLI::App& app, Outcome&) {
-  auto* command = app.add_subcommand("list", "List what can be named: profiles");
+  auto* command = app.add_subcommand("list", "List what can be named: profiles, settings, versions, rules");
   command->require_subcommand(1);
   const auto json = std::make_shared<std::string>();
-  auto* profiles = command->add_subcommand("profiles", "Profiles beside the program and in $PIPEWRIGHT_PROFILES");
-  profiles->add_option("--json", *json, "write JSON to this file (-: standard output)");
-  profiles->callback([json] { list_profiles(*json); });
+  const auto add = [&](const char* name, const char* what, Listing (*listing)()) {
+    auto* list = command->add_subcommand(name, what);
+    list->add_option("--json", *json, "write JSON to this file (-: standard output, and nothing else)");
+    list->callback([json, listing] {
+      const Listing result = listing();
+      if (!json->empty()) {
+        write_result(*json, result.json.dump(1, ' ', false, Json::error_handler_t::replace) + "\n");
+      }
+      if (*json != "-") write_result("-", result.text);
+    });
+  };
+  add("profiles", "Profiles beside the program and in $PIPEWRIGHT_PROFILES", profiles);
+  add("settings", "Every key of a scenario: type, default, allowed values", settings);
+  add("versions", "Software versions whose behaviour is known", versions);
+  add("rules", "Legality rules with their sources", rules);
 }
 
 }  // namespace pipewright::cli

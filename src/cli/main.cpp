@@ -17,20 +17,30 @@ namespace {
 using AddCommand = void (*)(CLI::App&, Outcome&);
 
 /// In the order in which --help shows them.
-constexpr std::array<AddCommand, 2> commands = {add_list, add_profile};
+constexpr std::array commands = {AddCommand{add_simulate}, AddCommand{add_sweep}, AddCommand{add_explain},
+                                 AddCommand{add_schedule}, AddCommand{add_check}, AddCommand{add_validate},
+                                 AddCommand{add_convert},  AddCommand{add_list},  AddCommand{add_profile}};
 
 /// What CLI11 refused, said with the nearest name; rethrows CLI11's own text where no name is misspelled.
 void explain(const CLI::App& program, const std::vector<std::string>& arguments, const CLI::ParseError& error) {
   const CLI::App* app = &program;
-  for (const auto& argument : arguments) {
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    const std::string& argument = arguments[i];
     if (argument == "--") break;
     if (argument.rfind("--", 0) == 0) {
       const std::string option = argument.substr(0, argument.find('='));
       std::vector<std::string> known;
+      const CLI::Option* found = nullptr;
       for (const auto* o : app->get_options()) {
-        for (const auto& name : o->get_lnames()) known.push_back("--" + name);
+        for (const auto& name : o->get_lnames()) {
+          known.push_back("--" + name);
+          if (known.back() == option) found = o;
+        }
       }
-      if (std::find(known.begin(), known.end(), option) != known.end()) continue;
+      if (found != nullptr) {
+        if (found->get_items_expected_min() > 0 && option == argument) ++i;  // its value may begin with "--"
+        continue;
+      }
       throw UsageError({"command line", 0}, option, "unknown option", known, nearest_name(option, known));
     }
     const auto below = app->get_subcommands([](const CLI::App*) { return true; });
