@@ -22,9 +22,10 @@ namespace pipewright::memory {
 
 // ---- The walk
 
-/// A block is born or dies. `block` is its number while it lives; numbers are used again.
+/// A block is born, dies, can be used again. `block` is its number until it can; then numbers are used again.
 struct Event {
-  bool allocation = true;
+  /// retire: freed, but a point-to-point transfer may still use it (record_stream); its `free` follows.
+  enum class Kind : std::uint8_t { allocate, retire, free } kind = Kind::allocate;
   std::uint32_t block = 0;
   std::uint32_t owner = 0;  ///< index into model::Stages::owners, or one of the walk's own (Walk::owner_names)
   Bytes bytes;              ///< as asked for, not rounded

@@ -33,9 +33,13 @@ struct Kernel {
 
 /// A tensor that the caching allocator sees. `owner` indexes Stages::owners ("mlp.fc1_output").
 struct Tensor {
+  /// Where it lives: in the caching allocator; in the private pool of CUDA graphs (reserved for good, not allocated while
+  /// the graph is replayed); in a static buffer, made when there is none to spare and kept for good.
+  enum class Home : std::uint8_t { allocator, graph_pool, static_buffer };
   std::uint32_t owner = 0;
   Bytes bytes;
   Stream stream = Stream::compute;
+  Home home = Home::allocator;
 };
 
 /// One line of host code: allocate or free a tensor of the piece, launch a kernel of it, let the compute stream wait.
@@ -73,8 +77,9 @@ struct Chunk {
 
 struct Rank {
   std::vector<Chunk> chunks;
-  std::vector<Tensor> persistent;        ///< alive before the first step (static_bytes): parameters, gradients, masters
-  std::vector<Tensor> since_first_step;  ///< alive from the first steps on: Adam moments, dummy gradients, workspaces
+  Piece construction;                    ///< its `forward` builds model and optimizer; what it does not free stays alive
+  std::vector<Tensor> since_first_step;  ///< alive from the first step on: dummy gradients, workspaces, FP8 weights
+  std::vector<Tensor> optimizer_state;   ///< alive from the first optimizer step on: Adam moments
   std::vector<Tensor> during_optimizer;  ///< alive during the optimizer step only
   std::vector<Kernel> finalize;          ///< gradient finalisation, inside forward-backward
   std::vector<Kernel> optimizer;         ///< gradient norm, clip, Adam, copies, parameter gather

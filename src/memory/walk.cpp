@@ -14,8 +14,9 @@
 //              the wait handle that cool-down pops until the function returns
 #include <algorithm>
 #include <array>
+#include <deque>
+#include <functional>
 #include <map>
-#include <stdexcept>
 
 #include "pipewright/memory.hpp"
 
@@ -31,19 +32,36 @@ using schedule::Part;
 
 constexpr std::uint32_t none = 0xffffffff;
 
+/// Launches that the host can be ahead of the GPU: the depth of a CUDA channel's queue. Recorded runs free the blocks of
+/// asynchronous transfers about as many launches late.
+constexpr std::int64_t launch_queue_depth = 1024;
+
 struct Block {
   std::int64_t bytes = 0;  ///< rounded
   std::uint32_t owner = 0;
   std::uint32_t holders = 0;
+  bool transferred = false;       ///< the P2P stream uses it too
   std::uint32_t attached = none;  ///< what it names: an input its gradient, an output (by its graph) the input
+  model::Tensor::Home home = model::Tensor::Home::allocator;
 };
 
 /// Live blocks, their sum and its peak.
 class Heap {
  public:
-  Heap(std::size_t owners, const Listener& listener) : by_owner_(owners), listener_(listener) {}
+  /// `asynchronous`: the host does not wait for transfers.
+  Heap(std::size_t owners, bool asynchronous, const Listener& listener)
+      : by_owner_(owners), asynchronous_(asynchronous), listener_(listener) {}
 
-  std::uint32_t allocate(std::uint32_t owner, Bytes requested) {
+  std::uint32_t allocate(const model::Tensor& tensor) {
+    if (tensor.home == model::Tensor::Home::static_buffer) {
+      auto& spare = spare_[tensor.bytes];
+      if (!spare.empty()) {
+        const auto id = spare.back();
+        spare.pop_back();
+        blocks_[id].holders = 1;
+        return id;
+      }
+    }
     std::uint32_t id = 0;
     if (unused_.empty()) {
       id = static_cast<std::uint32_t>(blocks_.size());
@@ -53,11 +71,16 @@ class Heap {
       unused_.pop_back();
     }
     auto& block = blocks_[id];
-    block = Block{block_bytes(requested.value), owner, 1, none};
+    block = Block{block_bytes(tensor.bytes.value), tensor.owner, 1, false, none, tensor.home};
+    if (tensor.home == model::Tensor::Home::graph_pool) {
+      graph_live_ += block.bytes;
+      graph_peak_ = std::max(graph_peak_, graph_live_);
+      return id;
+    }
     live_ += block.bytes;
-    by_owner_[owner] += block.bytes;
+    by_owner_[tensor.owner] += block.bytes;
     ++events_;
-    if (listener_) listener_({true, id, owner, requested});
+    if (listener_) listener_({Event::Kind::allocate, id, tensor.owner, tensor.bytes});
     if (live_ > peak_) {
       peak_ = live_;
       peak_event_ = events_;
@@ -73,12 +96,38 @@ class Heap {
     auto& block = blocks_[id];
     if (block.holders == 0) throw InternalError("memory walk: a tensor is freed twice");
     if (--block.holders > 0) return;
-    live_ -= block.bytes;
-    by_owner_[block.owner] -= block.bytes;
-    ++events_;
-    if (listener_) listener_({false, id, block.owner, Bytes(block.bytes)});
-    unused_.push_back(id);
-    drop(block.attached);
+    if (block.home == model::Tensor::Home::static_buffer) {
+      spare_[Bytes(block.bytes)].push_back(id);
+      return;
+    }
+    const auto attached = block.attached;
+    if (block.home == model::Tensor::Home::graph_pool) {
+      graph_live_ -= block.bytes;
+      unused_.push_back(id);
+    } else {
+      live_ -= block.bytes;
+      by_owner_[block.owner] -= block.bytes;
+      ++events_;
+      if (block.transferred && asynchronous_) {
+        tell(Event::Kind::retire, id);
+        retired_.emplace_back(launches_, id);
+      } else {
+        tell(Event::Kind::free, id);
+        unused_.push_back(id);
+      }
+    }
+    drop(attached);
+  }
+  void transfer(std::uint32_t id) {
+    if (id != none) blocks_[id].transferred = true;
+  }
+  /// A kernel is launched: the GPU has come as far as `launch_queue_depth` launches ago.
+  void launch() {
+    ++launches_;
+    while (!retired_.empty() && retired_.front().first + launch_queue_depth <= launches_) release_oldest();
+  }
+  void synchronize() {
+    while (!retired_.empty()) release_oldest();
   }
   void attach(std::uint32_t to, std::uint32_t named) {
     hold(named);
@@ -89,15 +138,30 @@ class Heap {
   std::int64_t peak() const { return peak_; }
   std::int64_t peak_event() const { return peak_event_; }
   std::int64_t events() const { return events_; }
+  std::int64_t graph_pool() const { return graph_peak_; }
   void begin_step() { peak_ = 0; }
   void remember_owners_at(std::int64_t event) { stop_at_ = event; }
   const std::vector<std::int64_t>& peak_owners() const { return peak_owners_; }
 
  private:
+  void tell(Event::Kind kind, std::uint32_t id) const {
+    if (listener_) listener_({kind, id, blocks_[id].owner, Bytes(blocks_[id].bytes)});
+  }
+  void release_oldest() {
+    const auto id = retired_.front().second;
+    retired_.pop_front();
+    tell(Event::Kind::free, id);
+    unused_.push_back(id);
+  }
+
   std::vector<Block> blocks_;
   std::vector<std::uint32_t> unused_;
   std::vector<std::int64_t> by_owner_, peak_owners_;
+  std::map<Bytes, std::vector<std::uint32_t>> spare_;  ///< static buffers that nobody uses, by size
   std::int64_t live_ = 0, peak_ = 0, peak_event_ = 0, events_ = 0, stop_at_ = -1;
+  std::int64_t graph_live_ = 0, graph_peak_ = 0, launches_ = 0;
+  std::deque<std::pair<std::int64_t, std::uint32_t>> retired_;  ///< launches when it was freed, block
+  const bool asynchronous_;
   const Listener& listener_;
 };
 
@@ -121,7 +185,7 @@ class Variable {
 
 /// One microbatch of one chunk between its forward and its backward.
 struct Flight {
-  std::uint32_t input = none, output = none, placeholder = none, gradient = none;
+  std::uint32_t input = none, output = none, placeholder = none, gradient = none, input_gradient = none;
   std::vector<std::uint32_t> saved;  ///< blocks of every piece's tensors, piece after piece
 };
 
@@ -132,13 +196,13 @@ constexpr std::array<const char*, static_cast<std::size_t>(Own::count)> own_name
 
 class Walker {
  public:
-  Walker(const Stages& stages, const schedule::Program& program, int rank, const Listener& listener)
+  Walker(const Stages& stages, const schedule::Program& program, int rank, bool asynchronous, const Listener& listener)
       : stages_(stages),
         rank_(stages.ranks.at(static_cast<std::size_t>(rank))),
         program_(program.ranks.at(static_cast<std::size_t>(rank))),
         config_(program.config),
         interleaved_(program.config.chunks.has_value()),
-        heap_(stages.owners.size() + own_names.size(), listener),
+        heap_(stages.owners.size() + own_names.size(), asynchronous, listener),
         modules_(rank_.chunks.size(), Variable(heap_)),
         flights_(rank_.chunks.size() * static_cast<std::size_t>(config_.microbatches)) {
     for (const auto& chunk : rank_.chunks) {
@@ -149,9 +213,16 @@ class Walker {
     steady_ = forwards_ - program_.warmup;
   }
 
-  void start() { hold(rank_.persistent); }
+  void start() {
+    std::vector<std::uint32_t> blocks(rank_.construction.tensors.size(), none);
+    run(rank_.construction.forward, rank_.construction, -1, 0, blocks.data());
+  }
   void step();
-  void first_optimizer_step() { hold(rank_.since_first_step); }
+  void first_step() {
+    hold(rank_.since_first_step);
+    step();
+    hold(rank_.optimizer_state);
+  }
   Heap& heap() { return heap_; }
 
   /// Remember what happens at this event.
@@ -169,7 +240,7 @@ class Walker {
     return flights_[static_cast<std::size_t>(microbatch) * rank_.chunks.size() + static_cast<std::size_t>(chunk)];
   }
   void hold(const std::vector<model::Tensor>& tensors) {
-    for (const auto& tensor : tensors) heap_.allocate(tensor.owner, tensor.bytes);
+    for (const auto& tensor : tensors) heap_.allocate(tensor);
   }
   bool cool_down() const { return forwards_done_ == forwards_ && backwards_done_ >= steady_; }
 
@@ -202,13 +273,15 @@ class Walker {
 
 void Walker::run(const std::vector<Step>& steps, const Piece& piece, int layer, int microbatch, std::uint32_t* blocks) {
   for (const auto& step : steps) {
-    if (step.kind == Step::Kind::free) {
+    if (step.kind == Step::Kind::launch) {
+      heap_.launch();
+    } else if (step.kind == Step::Kind::free) {
       heap_.drop(blocks[step.index]);
       blocks[step.index] = none;
     } else if (step.kind == Step::Kind::allocate) {
       if (step.first_microbatch_only && microbatch > 0) continue;
       const auto& tensor = piece.tensors[step.index];
-      blocks[step.index] = heap_.allocate(tensor.owner, tensor.bytes);
+      blocks[step.index] = heap_.allocate(tensor);
       if (heap_.events() != watched_) continue;
       const auto next = std::find_if(&step, steps.data() + steps.size(),
                                      [](const Step& s) { return s.kind == Step::Kind::launch; });
@@ -274,6 +347,7 @@ void Walker::backward(int microbatch, int chunk) {
   (steady ? iteration_gradient_ : input_gradient_).assign(gradient);
   heap_.drop(gradient);
   f = Flight{};
+  f.input_gradient = gradient;
   ++backwards_done_;
   if (pops && backwards_done_ == steady_) input_.clear();
 }
@@ -287,7 +361,7 @@ void Walker::deallocate(Flight& f) {
 
 /// What is left of an output: one element and its graph.
 void Walker::shrink(Flight& f) {
-  f.placeholder = heap_.allocate(own(Own::placeholder), Bytes(2));
+  f.placeholder = heap_.allocate({own(Own::placeholder), Bytes(2)});
   heap_.attach(f.placeholder, f.input);
 }
 
@@ -305,10 +379,14 @@ void Walker::post(const Instruction& instruction) {
   for (const auto& part : instruction.parts) {
     auto& f = flight(part.microbatch, part.chunk);
     if (part.type == Part::Type::recv_prev) {
-      input = f.input = heap_.allocate(own(Own::received_input), stages_.boundary_bytes);
+      input = f.input = heap_.allocate({own(Own::received_input), stages_.boundary_bytes});
     } else if (part.type == Part::Type::recv_next) {
-      gradient = f.gradient = heap_.allocate(own(Own::received_gradient), stages_.boundary_bytes);
+      gradient = f.gradient = heap_.allocate({own(Own::received_gradient), stages_.boundary_bytes});
     }
+    heap_.transfer(part.type == Part::Type::recv_prev   ? input
+                   : part.type == Part::Type::recv_next ? gradient
+                   : part.type == Part::Type::send_next ? f.output
+                                                        : f.input_gradient);
     backward |= part.type == Part::Type::recv_next || part.type == Part::Type::send_prev;
   }
   if (!synchronous) {
@@ -375,9 +453,10 @@ void Walker::step() {
        {&input_, &output_, &input_gradient_, &output_gradient_, &first_gradient_, &popped_input_, &popped_gradient_}) {
     variable->clear();
   }
+  heap_.synchronize();  // the gradient norm is read by the host
   const auto before = heap_.events();
   std::vector<std::uint32_t> blocks;
-  for (const auto& tensor : rank_.during_optimizer) blocks.push_back(heap_.allocate(tensor.owner, tensor.bytes));
+  for (const auto& tensor : rank_.during_optimizer) blocks.push_back(heap_.allocate(tensor));
   for (const auto block : blocks) heap_.drop(block);
   if (before < watched_ && watched_ <= heap_.events()) place = "optimizer step";
 }
@@ -389,26 +468,44 @@ std::int64_t block_bytes(std::int64_t requested) {
   return requested < smallest ? smallest : (requested + smallest - 1) / smallest * smallest;
 }
 
-Walk walk(const Stages& stages, const schedule::Program& program, const scenario::Scenario&, int pp_rank,
+Walk walk(const Stages& stages, const schedule::Program& program, const scenario::Scenario& scenario, int pp_rank,
           const Listener& listener) {
+  const auto& settings = scenario.settings;
+  // Batched transfers end in torch.cuda.synchronize (reference 1.7).
+  const bool asynchronous = !(scenario::batch_p2p_comm(scenario) && settings.batch_p2p_sync);
+  const std::string conf = scenario::variable(scenario, "PYTORCH_CUDA_ALLOC_CONF");
+  Allocator allocator(parse_allocator_config(conf, scenario::position(scenario, "environment.PYTORCH_CUDA_ALLOC_CONF")));
+  std::vector<std::uint32_t> handles;
+  const Listener replay = [&](const Event& event) {
+    if (event.kind == Event::Kind::allocate) {
+      if (handles.size() <= event.block) handles.resize(event.block + 1);
+      handles[event.block] = allocator.allocate(event.bytes.value).value();
+    } else if (event.kind == Event::Kind::retire) {
+      allocator.retire(handles[event.block]);
+    } else {
+      allocator.free(handles[event.block]);
+    }
+    if (listener) listener(event);
+  };
   Walk result;
   std::int64_t peak_event = -1;
   const Listener silent;
   for (const bool second_time : {false, true}) {  // first where the peak is, then who holds it
-    Walker walker(stages, program, pp_rank, second_time ? listener : silent);
+    Walker walker(stages, program, pp_rank, asynchronous, second_time ? replay : silent);
     if (second_time) walker.watch(peak_event);
     auto& heap = walker.heap();
     walker.start();
     result.static_bytes = Bytes(heap.live());
-    walker.first_optimizer_step();
-    walker.step();
+    walker.first_step();
     heap.begin_step();
+    allocator.reset_peaks();
     walker.step();
     result.after_step = Bytes(heap.live());
     result.peak_allocated = Bytes(heap.peak());
     result.events = heap.events();
     peak_event = heap.peak_event();
     if (!second_time) continue;
+    result.peak_reserved = Bytes(allocator.peak_reserved() + heap.graph_pool());
     result.peak_at = walker.place;
     result.peak_piece = walker.kernel;
     const auto& owners = heap.peak_owners();

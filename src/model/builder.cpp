@@ -13,12 +13,12 @@ PieceBuilder::PieceBuilder(Owners& owners, std::string name) : owners_(owners), 
   piece_.tensors.resize(4);
 }
 
-void PieceBuilder::border(std::uint32_t which, const std::string& owner, Int bytes) {
-  piece_.tensors[which] = Tensor{owners_(owner), Bytes(bytes), Stream::compute};
+void PieceBuilder::border(std::uint32_t which, const std::string& owner, Int bytes, Tensor::Home home) {
+  piece_.tensors[which] = Tensor{owners_(owner), Bytes(bytes), Stream::compute, home};
 }
 
 std::uint32_t PieceBuilder::tensor(const std::string& owner, Int bytes) {
-  piece_.tensors.push_back(Tensor{owners_(owner), Bytes(bytes), Stream::compute});
+  piece_.tensors.push_back(Tensor{owners_(owner), Bytes(bytes), Stream::compute, home_});
   return static_cast<std::uint32_t>(piece_.tensors.size() - 1);
 }
 

@@ -29,7 +29,7 @@ class PieceBuilder {
   PieceBuilder(Owners& owners, std::string name);
 
   /// Sizes of the borders; an empty owner means there is none.
-  void border(std::uint32_t which, const std::string& owner, Int bytes);
+  void border(std::uint32_t which, const std::string& owner, Int bytes, Tensor::Home home = Tensor::Home::allocator);
   void to_forward() { steps_ = &piece_.forward; }
   void to_backward() { steps_ = &piece_.backward; }
 
@@ -46,6 +46,7 @@ class PieceBuilder {
                   const std::string& link, Stream stream = Stream::compute);
   void wait(Stream stream) { step(Step::Kind::wait, static_cast<std::uint32_t>(stream)); }
 
+  void home(Tensor::Home home) { home_ = home; }  ///< of tensors made from now on
   void recomputing(bool on) { recompute_ = on; }
   void first_microbatch_only(bool on) { first_only_ = on; }
   Piece take() { return std::move(piece_); }
@@ -56,6 +57,7 @@ class PieceBuilder {
   Owners& owners_;
   Piece piece_;
   std::vector<Step>* steps_;
+  Tensor::Home home_ = Tensor::Home::allocator;
   bool recompute_ = false, first_only_ = false;
 };
 

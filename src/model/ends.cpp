@@ -97,7 +97,7 @@ Piece head_piece(Owners& owners, const Dimensions& d, const scenario::Scenario& 
   const auto statistics = w.allocate("head.norm_statistics", linear.norm_statistics(d.local));
   const auto normed = w.allocate("head.norm_output", d.boundary_bytes());
   linear.norm("head norm", true, d.local, d.h);
-  // Sequence parallelism: the gathered input lies in Megatron's persistent global memory buffer (persistent.cpp).
+  // Sequence parallelism: the gathered input lies in Megatron's persistent global memory buffer (state.cpp).
   if (d.sp) w.collective(Purpose::tp, "head all-gather", "all_gather", d.t, full, d.tp_link);
   const auto logits = w.allocate("head.logits", 2 * logits_count);
   w.launch("head forward", {"gemm.bf16.tn", {d.vocab, d.tokens, d.h}});

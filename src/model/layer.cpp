@@ -30,6 +30,8 @@ class LayerWriter {
         fc2_{"mlp.fc2", d_.f, d_.h, fp8} {}
 
   void forward(std::uint32_t y, bool grad);
+  void enter_graph();
+  void leave_graph() { w_.home(Tensor::Home::allocator); }
   /// Adds into `dy` unless `out_of_place`; returns the gradient of the layer's input. `frees_dy`: nobody else holds it.
   std::uint32_t backward(std::uint32_t x, std::uint32_t dy, bool out_of_place, bool frees_dy);
 
@@ -161,13 +163,26 @@ std::uint32_t LayerWriter::mlp_forward(bool grad) {
   return out;
 }
 
+/// The MLP as a TE CUDA graph: its input is copied into a static buffer that stays until the backward pass; what it
+/// makes lives in the graphs' private pool, its output too.
+void LayerWriter::enter_graph() {
+  w_.home(Tensor::Home::static_buffer);
+  const auto buffer = w_.allocate("CUDA graph inputs", 2 * d_.local * d_.h);
+  w_.launch("CUDA graph input", {"copy.d2d", {2 * d_.local * d_.h}});
+  w_.free(residual_);
+  residual_ = buffer;
+  w_.home(Tensor::Home::graph_pool);
+}
+
 void LayerWriter::forward(std::uint32_t y, bool grad) {
   attention_forward(grad);
+  if (d_.graphed_mlp) enter_graph();
   const auto out = mlp_forward(grad && !d_.recompute_mlp);
   if (grad) mask2_ = dropout_mask();
   w_.allocate(y);
   add("mlp residual");
   w_.free(out);
+  leave_graph();
   if (!grad) {
     w_.free(residual_);
     residual_ = no_tensor;
@@ -244,8 +259,24 @@ std::uint32_t LayerWriter::attention_backward() {
 }
 
 std::uint32_t LayerWriter::backward(std::uint32_t x, std::uint32_t dy, bool out_of_place, bool frees_dy) {
+  if (d_.graphed_mlp) {
+    w_.launch("CUDA graph output gradient", {"copy.d2d", {2 * d_.local * d_.h}});
+    w_.home(Tensor::Home::graph_pool);
+  }
   const auto dmlp = mlp_backward();
   auto total = dy;
+  if (d_.graphed_mlp) {
+    // The graph returns its own buffer, residual included; the sum with attention's part is a new tensor.
+    add("gradient accumulation");
+    leave_graph();
+    if (frees_dy) w_.free(dy);
+    const auto dattention = attention_backward();
+    w_.free(x);
+    w_.allocate(Piece::input_gradient);
+    add("gradient accumulation");
+    w_.free({dmlp, dattention});
+    return Piece::input_gradient;
+  }
   if (out_of_place) {
     total = Piece::input_gradient;
     w_.allocate(total);
@@ -267,7 +298,8 @@ Piece layer_piece(Owners& owners, const Dimensions& d, const LayerKind& kind) {
   const auto n = static_cast<std::size_t>(std::max(1, kind.checkpointed));
   PieceBuilder w(owners, n > 1 ? "layer group" : "layer");
   w.border(Piece::input, "layer input", d.boundary_bytes());
-  w.border(Piece::output, "layer input", d.boundary_bytes());
+  const auto home = d.graphed_mlp ? Tensor::Home::graph_pool : Tensor::Home::allocator;
+  w.border(Piece::output, "layer input", d.boundary_bytes(), home);
   w.border(Piece::output_gradient, residual_gradient, d.boundary_bytes());
   w.border(Piece::input_gradient, residual_gradient, d.boundary_bytes());
   std::vector<LayerWriter> layers(n, LayerWriter(w, d, kind.fp8));

@@ -41,14 +41,21 @@ OptimizerTypes optimizer_types(const Scenario& s) {
 class StateWriter {
  public:
   StateWriter(const Scenario& scenario, const Dimensions& dimensions, Int pp_rank, Owners& owners, Rank& rank)
-      : s_(scenario), d_(dimensions), pp_rank_(pp_rank), owners_(owners), rank_(rank), ranks_(d_.dp * d_.cp) {}
+      : s_(scenario),
+        d_(dimensions),
+        pp_rank_(pp_rank),
+        owners_(owners),
+        rank_(rank),
+        ranks_(d_.dp * d_.cp),
+        construction_(owners, "construction") {}
 
   void run(const std::vector<ChunkShape>& shapes);
 
  private:
   void hold(std::vector<Tensor>& list, const std::string& owner, Int bytes) {
-    if (bytes > 0) list.push_back(Tensor{owners_(owner), Bytes(bytes), Stream::compute});
+    if (bytes > 0) list.push_back(Tensor{owners_(owner), Bytes(bytes)});
   }
+  void hold_from_start(const std::string& owner, Int bytes) { construction_.allocate(owner, bytes); }
   static void launch(std::vector<Kernel>& list, const std::string& name, profile::Key key) {
     Kernel kernel;
     kernel.name = name;
@@ -65,6 +72,7 @@ class StateWriter {
     kernel.link = link;
     list.push_back(std::move(kernel));
   }
+  void construct_module(const std::vector<Parameter>& parameters);
   void add_chunk(std::size_t chunk, const std::vector<Parameter>& parameters);
   void add_optimizer_state(const std::vector<std::vector<Int>>& shards);
   void add_gradient_sync(Chunk& chunk, const Buffer& buffer);
@@ -77,6 +85,8 @@ class StateWriter {
   Owners& owners_;
   Rank& rank_;
   const Int ranks_;                      ///< over which gradients are reduced and the optimizer's state is sharded
+  PieceBuilder construction_;
+  std::vector<std::vector<std::uint32_t>> modules_;  ///< by chunk: parameters as the modules made them
   std::vector<std::vector<Int>> owned_;  ///< [data-parallel rank] elements of each shard
   Int elements_ = 0, norm_elements_ = 0;
 };
@@ -101,6 +111,14 @@ void StateWriter::add_gradient_sync(Chunk& chunk, const Buffer& buffer) {
   }
 }
 
+/// Modules allocate their parameters one by one; DistributedDataParallel moves them into its buffers.
+void StateWriter::construct_module(const std::vector<Parameter>& parameters) {
+  auto& made = modules_.emplace_back();
+  for (const auto& p : parameters) made.push_back(construction_.allocate("parameters", p.elements * (p.fp8 ? 1 : 2)));
+  if (modules_.size() == 1) hold_from_start("workspace", te_workspace);
+  if (d_.rope) hold_from_start("rotary frequencies", 4 * d_.head_dim / 2);
+}
+
 void StateWriter::add_chunk(std::size_t index, const std::vector<Parameter>& parameters) {
   const auto& o = s_.settings;
   auto& chunk = rank_.chunks[index];
@@ -119,8 +137,8 @@ void StateWriter::add_chunk(std::size_t index, const std::vector<Parameter>& par
   for (const auto& buffer : buffers) {
     const Int bytes = buffer.elements * (buffer.fp8 ? 1 : 2);
     parameter_bytes += bytes;
-    hold(rank_.persistent, "parameters", bytes);
-    hold(rank_.persistent, "gradients", buffer.elements * d_.gradient_bytes);
+    hold_from_start("parameters", bytes);
+    hold_from_start("gradients", buffer.elements * d_.gradient_bytes);
     add_gradient_sync(chunk, buffer);
     for (std::size_t r = 0; r < owned_.size(); ++r) {
       const auto owned = o.use_distributed_optimizer ? shards(buffer, static_cast<Int>(r), ranks_) : [&] {
@@ -131,12 +149,10 @@ void StateWriter::add_chunk(std::size_t index, const std::vector<Parameter>& par
       owned_[r].insert(owned_[r].end(), owned.begin(), owned.end());
     }
   }
+  for (auto p = modules_[index].rbegin(); p != modules_[index].rend(); ++p) construction_.free(*p);
   chunk.parameters_bytes = Bytes(parameter_bytes);
   elements_ += chunk.parameters;
-  if (d_.rope) {
-    hold(rank_.persistent, "rotary frequencies", 4 * d_.head_dim / 2);
-    hold(rank_.since_first_step, "rotary table", 4 * s_.model.seq_length * d_.head_dim);
-  }
+  if (d_.rope) hold(rank_.since_first_step, "rotary table", 4 * s_.model.seq_length * d_.head_dim);
 }
 
 /// The state of the data-parallel rank that owns most.
@@ -150,9 +166,15 @@ void StateWriter::add_optimizer_state(const std::vector<std::vector<Int>>& owned
       std::max_element(owned.begin(), owned.end(), [&](const auto& a, const auto& b) { return sum(a) < sum(b); });
   const auto types = optimizer_types(s_);
   for (const Int n : *heaviest) {
-    hold(types.main_since_first_step ? rank_.since_first_step : rank_.persistent, "main parameters", n * types.main);
-    hold(rank_.since_first_step, "optimizer moments", n * types.first);
-    hold(rank_.since_first_step, "optimizer moments", n * types.second);
+    if (types.main_since_first_step) {
+      hold(rank_.optimizer_state, "main parameters", n * types.main);
+    } else {
+      const auto copy = construction_.allocate("parameters", 2 * n);  // shard_model_param.clone().float()
+      hold_from_start("main parameters", n * types.main);
+      construction_.free(copy);
+    }
+    hold(rank_.optimizer_state, "optimizer moments", n * types.first);
+    hold(rank_.optimizer_state, "optimizer moments", n * types.second);
     // bf16 gradients become fp32 ones for the step (distrib_optimizer.py, _copy_model_grads_to_main_grads).
     if (d_.gradient_bytes == 2 && !s_.settings.use_precision_aware_optimizer) {
       hold(rank_.during_optimizer, "fp32 gradients", 4 * n);
@@ -209,6 +231,8 @@ void StateWriter::run(const std::vector<ChunkShape>& shapes) {
   owned_.resize(o.use_distributed_optimizer ? static_cast<std::size_t>(ranks_) : 1);
   std::set<std::pair<Int, Int>> weight_shapes;
   bool shares = false, head = false;
+  construction_.to_forward();
+  for (const auto& shape : shapes) construct_module(chunk_parameters(d_, s_, shape));
   for (std::size_t c = 0; c < shapes.size(); ++c) {
     const auto parameters = chunk_parameters(d_, s_, shapes[c]);
     add_chunk(c, parameters);
@@ -228,9 +252,8 @@ void StateWriter::run(const std::vector<ChunkShape>& shapes) {
     }
   }
   add_optimizer_state(owned_);
-  hold(rank_.persistent, "workspace", te_workspace);
-  hold(rank_.persistent, "optimizer scalars", 4);
-  hold(rank_.persistent, "optimizer scalars", 4);
+  hold_from_start("optimizer scalars", 4);
+  hold_from_start("optimizer scalars", 4);
   if (d_.fused_gradients) {
     // One bf16 stand-in for each distinct weight shape: autograd wants a gradient, the GEMM wrote into the main one.
     for (const auto& [in, out] : weight_shapes) hold(rank_.since_first_step, "dummy weight gradients", 2 * in * out);
@@ -245,6 +268,7 @@ void StateWriter::run(const std::vector<ChunkShape>& shapes) {
   hold(rank_.since_first_step, "rng state", 8);
   add_finalize(shares);
   add_optimizer_step();
+  rank_.construction = construction_.take();
 }
 
 }  // namespace

@@ -6,8 +6,7 @@
 
 namespace pipewright::model {
 
-/// Fills persistent, since_first_step, during_optimizer, finalize, optimizer of `rank`, and the parameters and data
-/// parallel collectives of its chunks.
+/// Fills everything of `rank` but its chunks' pieces.
 void add_state(const scenario::Scenario& scenario, const Dimensions& dimensions, Int pp_rank,
                const std::vector<ChunkShape>& shapes, Owners& owners, Rank& rank);
 
