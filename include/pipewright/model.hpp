@@ -21,20 +21,20 @@ enum class Stream : std::uint8_t { compute, communication, gradient, parameter, 
 enum class Purpose : std::uint8_t { compute, tp, cp, ep, dp, offload };
 
 struct Kernel {
-  std::string name;         ///< "mlp.fc1 forward"; what reports show
-  profile::Key key;         ///< its time; empty family: takes no time on the GPU (a host cost only)
+  std::string name;  ///< "mlp.fc1 forward"; what reports show
+  profile::Key key;  ///< its time; empty family: takes no time on the GPU (a host cost only)
   Stream stream = Stream::compute;
   Purpose purpose = Purpose::compute;
-  std::string link;         ///< of a collective: the link class that it crosses
-  double host_us = 0;       ///< host time before this launch (framework code and the launch itself)
-  bool recompute = false;   ///< runs in the backward pass only because activations were dropped
+  std::string link;             ///< of a collective: the link class that it crosses
+  double host_us = 0;           ///< host time before this launch (framework code and the launch itself)
+  bool recompute = false;       ///< runs in the backward pass only because activations were dropped
   bool joins_pipeline = false;  ///< a collective over all pipeline ranks (gradient norm, tied embeddings)
 };
 
 /// A tensor that the caching allocator sees. `owner` indexes Stages::owners ("mlp.fc1_output").
 struct Tensor {
-  /// Where it lives: in the caching allocator; in the private pool of CUDA graphs (reserved for good, not allocated while
-  /// the graph is replayed); in a static buffer, made when there is none to spare and kept for good.
+  /// Where it lives: in the caching allocator; in the private pool of CUDA graphs (reserved for good, not allocated
+  /// while the graph is replayed); in a static buffer, made when there is none to spare and kept for good.
   enum class Home : std::uint8_t { allocator, graph_pool, static_buffer };
   std::uint32_t owner = 0;
   Bytes bytes;
@@ -47,8 +47,8 @@ struct Tensor {
 /// compute stream goes on without it until a `wait` for that stream.
 struct Step {
   enum class Kind : std::uint8_t { allocate, free, launch, wait } kind;
-  std::uint32_t index;                ///< into Piece::tensors or Piece::kernels; wait: the Stream waited for
-  bool first_microbatch_only = false; ///< e.g. casts of weights to FP8
+  std::uint32_t index;                 ///< into Piece::tensors or Piece::kernels; wait: the Stream waited for
+  bool first_microbatch_only = false;  ///< e.g. casts of weights to FP8
 };
 
 /// A layer, an embedding or an output layer with its loss. Tensors 0..3 are its borders and shared with the neighbours:
@@ -58,26 +58,28 @@ struct Piece {
   std::string name;             ///< "layer", "embedding", "head"
   std::vector<Tensor> tensors;  ///< [0..3] as above; zero bytes where there is none
   std::vector<Kernel> kernels;
-  std::vector<Step> forward;    ///< allocates output; does not free input (the pipeline or the next piece does)
+  std::vector<Step> forward;  ///< allocates output; does not free input (the pipeline or the next piece does)
   /// Frees what forward left, its input and output_gradient; allocates input_gradient. A piece that does neither of the
   /// last two adds into its output gradient: that buffer becomes the input gradient (autograd accumulates in place).
   std::vector<Step> backward;
-  std::vector<Step> weight_gradient;  ///< only with delay_wgrad_compute; empty otherwise
+  /// Only with delay_wgrad_compute; or, with defer_embedding_wgrad_compute, what the head's deferred weight gradient
+  /// frees after the last backward (its kernels are in Rank::finalize).
+  std::vector<Step> weight_gradient;
 };
 
 /// What one virtual stage (rank, chunk) runs: indices into Stages::pieces, in forward order.
 struct Chunk {
   std::vector<std::uint32_t> pieces;
-  std::vector<int> layers;  ///< global layer number of each piece that is a layer, -1 for embedding and head
-  std::vector<Kernel> gradient_sync;     ///< launched after the backward of its last microbatch (overlap_grad_reduce)
+  std::vector<int> layers;            ///< global layer number of each piece that is a layer, -1 for embedding and head
+  std::vector<Kernel> gradient_sync;  ///< launched after the backward of its last microbatch (overlap_grad_reduce)
   std::vector<Kernel> parameter_gather;  ///< launched at the start of the step, before the chunk's first forward
-  Bytes parameters_bytes;   ///< bf16 (or FP8) parameters of the chunk
+  Bytes parameters_bytes;                ///< bf16 (or FP8) parameters of the chunk
   std::int64_t parameters = 0;
 };
 
 struct Rank {
   std::vector<Chunk> chunks;
-  Piece construction;                    ///< its `forward` builds model and optimizer; what it does not free stays alive
+  Piece construction;  ///< its `forward` builds model and optimizer; what it does not free stays alive
   std::vector<Tensor> since_first_step;  ///< alive from the first step on: dummy gradients, workspaces, FP8 weights
   std::vector<Tensor> optimizer_state;   ///< alive from the first optimizer step on: Adam moments
   std::vector<Tensor> during_optimizer;  ///< alive during the optimizer step only
@@ -89,9 +91,9 @@ struct Rank {
 struct Stages {
   std::vector<std::string> owners;
   std::vector<Piece> pieces;
-  std::vector<Rank> ranks;               ///< by pipeline rank
-  Bytes boundary_bytes;                  ///< one hidden-state tensor between stages (reference 1.1)
-  std::vector<std::string> notes;        ///< what is approximated, for the report
+  std::vector<Rank> ranks;         ///< by pipeline rank
+  Bytes boundary_bytes;            ///< one hidden-state tensor between stages (reference 1.1)
+  std::vector<std::string> notes;  ///< what is approximated, for the report
 };
 
 /// Throws UsageError for what Megatron refuses (splits that do not divide ...) and for what is not modelled yet.

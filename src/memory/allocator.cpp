@@ -39,8 +39,8 @@ struct Block {
   bool small = false, allocated = false, retired = false, mapped = true, expandable = false;
 };
 
-/// Free blocks in the allocator's order: stream, size, address. A sorted array: some hundred entries at most, and moving
-/// them costs less than a tree's pointers.
+/// Free blocks in the allocator's order: stream, size, address. A sorted array: some hundred entries at most, and
+/// moving them costs less than a tree's pointers.
 class FreeList {
  public:
   struct Entry {
@@ -191,8 +191,9 @@ class Allocator::State {
 
   std::uint32_t new_block(Pool& pool, std::int64_t size, std::int32_t stream) {
     if (config_.expandable_segments) return expand(pool, size, stream);
-    const std::int64_t bytes =
-        pool.small ? small_segment : size < min_large_alloc ? large_segment : up(size, large_rounding);
+    const std::int64_t bytes = pool.small               ? small_segment
+                               : size < min_large_alloc ? large_segment
+                                                        : up(size, large_rounding);
     if (reserved_ > config_.device_bytes - bytes) return none;
     Block block;
     block.address = given_address_ ? *std::exchange(given_address_, std::nullopt) : next_address_;
@@ -207,9 +208,8 @@ class Allocator::State {
 
   void split(Pool& pool, std::uint32_t block, std::int64_t size) {
     const std::int64_t left = blocks_[block].size - size;
-    const bool worth = pool.small || config_.expandable_segments
-                           ? left >= smallest
-                           : size < config_.max_split_size && left > small_size;
+    const bool worth = pool.small || config_.expandable_segments ? left >= smallest
+                                                                 : size < config_.max_split_size && left > small_size;
     if (!worth) return;
     Block rest = blocks_[block];
     rest.address += size;

@@ -3,15 +3,16 @@
 // What keeps the tensors between the pieces alive (Megatron-LM core_r0.19.0 schedules.py; seen in recorded allocator
 // events). An input is an object with a gradient attached (retain_grad); it goes when nobody names it any more:
 //   input      the list input_tensors until its backward returns; the module (set_input_tensor) until the chunk's next
-//              forward, so the last one lives into the next step; the variable `input_tensor` where a synchronous receive
-//              or 1F1B's pop assigns it
-//   its grad   the input; the variable `input_tensor_grad` until the next backward returns (1F1B, cool-down) or the next
+//              forward, so the last one lives into the next step; the variable `input_tensor` where a synchronous
+//              receive or 1F1B's pop assigns it
+//   its grad   the input; the variable `input_tensor_grad` until the next backward returns (1F1B, cool-down) or the
+//   next
 //              steady iteration ends
 //   output     deallocate_pipeline_outputs: D replaces it by one element, which lives until the backward returns (1F1B:
 //              until the next forward returns, as `output_tensor`); its graph names the input meanwhile
 //   gradient   the list output_tensor_grads until its backward returns; the first of an overlapped schedule in
-//              bwd_recv_buffer until the next post; `output_tensor_grad` of synchronous calls until the next one returns;
-//              the wait handle that cool-down pops until the function returns
+//              bwd_recv_buffer until the next post; `output_tensor_grad` of synchronous calls until the next one
+//              returns; the wait handle that cool-down pops until the function returns
 #include <algorithm>
 #include <array>
 #include <deque>
@@ -32,8 +33,8 @@ using schedule::Part;
 
 constexpr std::uint32_t none = 0xffffffff;
 
-/// Launches that the host can be ahead of the GPU: the depth of a CUDA channel's queue. Recorded runs free the blocks of
-/// asynchronous transfers about as many launches late.
+/// Launches that the host can be ahead of the GPU: the depth of a CUDA channel's queue. Recorded runs free the blocks
+/// of asynchronous transfers about as many launches late.
 constexpr std::int64_t launch_queue_depth = 1024;
 
 /// Launches behind one entry of the model, as kernel traces show them: helpers are timed with their kernel but take
@@ -283,11 +284,12 @@ class Walker {
   Heap heap_;
   /// input_tensor, output_tensor, input_tensor_grad, output_tensor_grad of the schedule function.
   Variable input_{heap_}, output_{heap_}, input_gradient_{heap_}, output_gradient_{heap_};
-  Variable iteration_gradient_{heap_};                                        ///< of a steady iteration's own frame
+  Variable iteration_gradient_{heap_};  ///< of a steady iteration's own frame
   Variable first_gradient_{heap_}, popped_input_{heap_}, popped_gradient_{heap_};
   std::vector<Variable> modules_;  ///< by chunk: what set_input_tensor was last given
   std::vector<std::vector<std::size_t>> offsets_;
   std::vector<Flight> flights_;
+  std::vector<std::pair<std::uint32_t, std::vector<std::uint32_t>>> deferred_;  ///< piece, its blocks
   int forwards_ = 0, steady_ = 0, forwards_done_ = 0, backwards_done_ = 0;
   const Instruction* at_ = nullptr;
   std::int64_t watched_ = -1;
@@ -305,8 +307,8 @@ void Walker::run(const std::vector<Step>& steps, const Piece& piece, int layer, 
       const auto& tensor = piece.tensors[step.index];
       blocks[step.index] = heap_.allocate(tensor);
       if (heap_.events() != watched_) continue;
-      const auto next = std::find_if(&step, steps.data() + steps.size(),
-                                     [](const Step& s) { return s.kind == Step::Kind::launch; });
+      const auto next =
+          std::find_if(&step, steps.data() + steps.size(), [](const Step& s) { return s.kind == Step::Kind::launch; });
       kernel = piece.name + (layer >= 0 ? " " + std::to_string(layer) : "");
       if (next != steps.data() + steps.size()) kernel += ", " + piece.kernels[next->index].name;
     }
@@ -354,6 +356,9 @@ void Walker::backward(int microbatch, int chunk) {
     auto* blocks = f.saved.data() + offsets[i];
     blocks[Piece::output_gradient] = gradient;
     run(piece.backward, piece, layers[i], microbatch, blocks);
+    if (!piece.weight_gradient.empty()) {
+      deferred_.emplace_back(pieces[i], std::vector<std::uint32_t>(blocks, blocks + piece.tensors.size()));
+    }
     if (blocks[Piece::input_gradient] != none) {
       gradient = blocks[Piece::input_gradient];
     } else {
@@ -452,16 +457,22 @@ void Walker::step() {
         deallocate(flight(instruction.microbatch, instruction.chunk));
         break;
       case Kind::p2p_sync:
-      case Kind::p2p_async: post(instruction); break;
-      case Kind::wait: wait(instruction.parts.front()); break;
+      case Kind::p2p_async:
+        post(instruction);
+        break;
+      case Kind::wait:
+        wait(instruction.parts.front());
+        break;
       case Kind::combined:
       case Kind::combined_begin:
       case Kind::combined_end:
-      case Kind::node: throw InternalError("memory walk: expert-parallel overlap is not walked");
+      case Kind::node:
+        throw InternalError("memory walk: expert-parallel overlap is not walked");
       case Kind::no_sync_enter:
       case Kind::no_sync_exit:
       case Kind::param_sync:
-      case Kind::grad_sync: break;
+      case Kind::grad_sync:
+        break;
     }
     if (before < watched_ && watched_ <= heap_.events()) {
       schedule::RankProgram one;
@@ -475,6 +486,10 @@ void Walker::step() {
        {&input_, &output_, &input_gradient_, &output_gradient_, &first_gradient_, &popped_input_, &popped_gradient_}) {
     variable->clear();
   }
+  for (auto& [piece, blocks] : deferred_) {
+    run(stages_.pieces[piece].weight_gradient, stages_.pieces[piece], -1, 0, blocks.data());
+  }
+  deferred_.clear();
   heap_.synchronize();  // the gradient norm is read by the host
   const auto before = heap_.events();
   std::vector<std::uint32_t> blocks;
@@ -496,7 +511,8 @@ Walk walk(const Stages& stages, const schedule::Program& program, const scenario
   // Batched transfers end in torch.cuda.synchronize (reference 1.7).
   const bool asynchronous = !(scenario::batch_p2p_comm(scenario) && settings.batch_p2p_sync);
   const std::string conf = scenario::variable(scenario, "PYTORCH_CUDA_ALLOC_CONF");
-  Allocator allocator(parse_allocator_config(conf, scenario::position(scenario, "environment.PYTORCH_CUDA_ALLOC_CONF")));
+  Allocator allocator(
+      parse_allocator_config(conf, scenario::position(scenario, "environment.PYTORCH_CUDA_ALLOC_CONF")));
   std::vector<std::uint32_t> handles;
   const Listener replay = [&](const Event& event) {
     if (event.kind == Event::Kind::allocate) {
@@ -534,7 +550,8 @@ Walk walk(const Stages& stages, const schedule::Program& program, const scenario
     for (std::size_t i = 0; i < owners.size(); ++i) {
       if (owners[i] == 0) continue;
       const auto model_owners = stages.owners.size();
-      result.peak_owners.push_back({i < model_owners ? stages.owners[i] : own_names[i - model_owners], Bytes(owners[i])});
+      result.peak_owners.push_back(
+          {i < model_owners ? stages.owners[i] : own_names[i - model_owners], Bytes(owners[i])});
     }
     std::stable_sort(result.peak_owners.begin(), result.peak_owners.end(),
                      [](const OwnerBytes& a, const OwnerBytes& b) { return a.bytes > b.bytes; });

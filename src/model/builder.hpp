@@ -32,6 +32,7 @@ class PieceBuilder {
   void border(std::uint32_t which, const std::string& owner, Int bytes, Tensor::Home home = Tensor::Home::allocator);
   void to_forward() { steps_ = &piece_.forward; }
   void to_backward() { steps_ = &piece_.backward; }
+  void to_weight_gradient() { steps_ = &piece_.weight_gradient; }
 
   void allocate(std::uint32_t tensor) { step(Step::Kind::allocate, tensor); }
   std::uint32_t tensor(const std::string& owner, Int bytes);    ///< not yet allocated

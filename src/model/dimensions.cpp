@@ -106,6 +106,7 @@ Dimensions::Dimensions(const Scenario& sc) {
   graphed_mlp =
       o.cuda_graph_impl == "transformer_engine" && std::find(scopes.begin(), scopes.end(), "mlp") != scopes.end();
   tp_overlap = o.tp_comm_overlap && sp;
+  deferred_head_wgrad = o.defer_embedding_wgrad_compute && pp > 1 && fused_gradients;
 }
 
 }  // namespace pipewright::model

@@ -36,6 +36,7 @@ struct Dimensions {
   bool recompute_mlp = false;        ///< recompute_modules: mlp
   bool graphed_mlp = false;          ///< TE CUDA graphs of scope mlp
   bool tp_overlap = false;           ///< tp_comm_overlap
+  bool deferred_head_wgrad = false;  ///< defer_embedding_wgrad_compute
 
   Int ffn_in() const { return gated ? 2 * f : f; }  ///< width of fc1's output
   Int qkv() const { return q + 2 * kv; }

@@ -21,6 +21,10 @@ std::string loss_family(const scenario::Scenario& s) {
 
 }  // namespace
 
+profile::Key head_wgrad(const Dimensions& d) {
+  return {d.gradient_bytes == 4 ? "gemm.bf16.nt.acc_f32" : "gemm.bf16.nt.acc_bf16", {d.h, d.vocab, d.tokens}};
+}
+
 Piece embedding_piece(Owners& owners, const Dimensions& d, const scenario::Scenario& s) {
   PieceBuilder w(owners, "embedding");
   w.border(Piece::output, "layer input", d.boundary_bytes());
@@ -119,23 +123,24 @@ Piece head_piece(Owners& owners, const Dimensions& d, const scenario::Scenario& 
   if (!te_loss) dlogits = w.allocate("head.logits_gradient", 2 * logits_count);
   w.launch("loss backward", {loss + ".backward", {d.tokens, d.vocab}});
   w.free({softmax, mask, target});
-  if (d.sp) {
+  if (d.sp && !d.deferred_head_wgrad) {
     w.collective(Purpose::tp, "head all-gather in backward", "all_gather", d.t, full, d.tp_link, Stream::communication);
   }
   auto dnormed = w.allocate("head.norm_output_gradient", full);
   w.launch("head dgrad", {"gemm.bf16.nn", {d.h, d.tokens, d.vocab}});
   std::uint32_t whole = no_tensor;
   if (d.sp) {
-    w.wait(Stream::communication);
+    if (!d.deferred_head_wgrad) w.wait(Stream::communication);
     whole = dnormed;
     dnormed = w.allocate("head.norm_output_gradient", d.boundary_bytes());
     w.collective(Purpose::tp, "head reduce-scatter", "reduce_scatter", d.t, full, d.tp_link, Stream::communication);
   } else if (d.t > 1) {
     w.collective(Purpose::tp, "head all-reduce", "all_reduce", d.t, full, d.tp_link, Stream::communication);
   }
-  if (d.fused_gradients) {
-    const std::string family = d.gradient_bytes == 4 ? "gemm.bf16.nt.acc_f32" : "gemm.bf16.nt.acc_bf16";
-    w.launch("head wgrad", {family, {d.h, d.vocab, d.tokens}});
+  if (d.deferred_head_wgrad) {
+    // finish_embedding_wgrad_compute launches it after the last backward (state.cpp).
+  } else if (d.fused_gradients) {
+    w.launch("head wgrad", head_wgrad(d));
   } else {
     const auto gradient = w.allocate("weight gradients", 2 * d.h * d.vocab);
     w.launch("head wgrad", {"gemm.bf16.nt", {d.h, d.vocab, d.tokens}});
@@ -143,12 +148,17 @@ Piece head_piece(Owners& owners, const Dimensions& d, const scenario::Scenario& 
     w.free(gradient);
   }
   if (d.t > 1) w.wait(Stream::communication);
-  w.free({dlogits, normed, whole});
+  if (!d.deferred_head_wgrad) w.free({dlogits, normed});
+  w.free(whole);
   w.allocate(Piece::input_gradient);
   const auto dgamma = w.allocate("weight gradients", 2 * d.h * (d.rms_norm ? 1 : 2));
   linear.norm("head norm", false, d.local, d.h);
   w.launch("head norm gradient accumulation", {"small", {}});
   w.free({statistics, dnormed, Piece::input, dgamma});
+  if (d.deferred_head_wgrad) {
+    w.to_weight_gradient();
+    w.free({normed, dlogits});
+  }
   return w.take();
 }
 

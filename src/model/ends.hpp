@@ -7,5 +7,7 @@ namespace pipewright::model {
 
 Piece embedding_piece(Owners& owners, const Dimensions& dimensions, const scenario::Scenario& scenario);
 Piece head_piece(Owners& owners, const Dimensions& dimensions, const scenario::Scenario& scenario);
+/// The weight gradient of the output layer, accumulated into the main gradient.
+profile::Key head_wgrad(const Dimensions& dimensions);
 
 }  // namespace pipewright::model

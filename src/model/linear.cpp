@@ -51,11 +51,33 @@ void LinearWriter::cast_weight(const Linear& linear, bool forward) {
   w_.first_microbatch_only(false);
 }
 
+std::uint32_t LinearWriter::gathered_buffer(const std::string& owner, Int bytes) {
+  return d_.tp_overlap ? no_tensor : w_.allocate(owner, bytes);
+}
+
+void LinearWriter::split_collective(const std::string& name, const std::string& kind, Int bytes) {
+  w_.collective(Purpose::tp, name, kind, d_.t, bytes - bytes / d_.t, d_.tp_link, Stream::communication);
+  overlapped_ = true;
+}
+
+void LinearWriter::gather_before(const std::string& name, Int bytes) {
+  if (!d_.tp_overlap) return w_.collective(Purpose::tp, name, "all_gather", d_.t, bytes, d_.tp_link);
+  w_.collective(Purpose::tp, name + ", first chunk", "all_gather", d_.t, bytes / d_.t, d_.tp_link);
+  split_collective(name, "all_gather", bytes);
+}
+
+void LinearWriter::scatter_after(const std::string& name, Int bytes) {
+  w_.collective(Purpose::tp, d_.tp_overlap ? name + ", last chunk" : name, "reduce_scatter", d_.t,
+                d_.tp_overlap ? bytes / d_.t : bytes, d_.tp_link);
+}
+
 void LinearWriter::gemm(const Linear& linear, const char* which) {
   const bool forward = which[0] == 'f';
   const std::string family = linear.fp8 ? "gemm.fp8.tn" : forward ? "gemm.bf16.tn" : "gemm.bf16.nn";
   const Int m = forward ? linear.out : linear.in, k = forward ? linear.in : linear.out;
   w_.launch(linear.name + " " + which, {family, {m, d_.tokens, k}});
+  if (overlapped_) w_.wait(Stream::communication);
+  overlapped_ = false;
 }
 
 void LinearWriter::weight_gradient(const Linear& linear) {
@@ -93,12 +115,12 @@ std::uint32_t LinearWriter::norm_linear(const Linear& linear, const std::string&
   }
   if (d_.sp) {
     const Int bytes = d_.tokens * d_.h * (linear.fp8 ? 1 : 2);
-    gathered = w_.allocate(linear.name + "_gathered_input", bytes);
-    w_.collective(Purpose::tp, linear.name + " all-gather", "all_gather", d_.t, bytes, d_.tp_link);
+    gathered = gathered_buffer(linear.name + "_gathered_input", bytes);
+    gather_before(linear.name + " all-gather", bytes);
   }
   cast_weight(linear, true);
   const auto out = w_.allocate(owner, 2 * d_.tokens * linear.out);
-  forward_gemm(linear);
+  gemm(linear, "forward");
   w_.free(gathered);
   if (!grad) {
     w_.free(saved.statistics);
@@ -173,13 +195,14 @@ std::uint32_t LinearWriter::row_linear(const Linear& linear, const std::string& 
     saved = quantize(linear.name + "_input", d_.tokens, linear.in, true, grad && !keeps_original);
     cast_weight(linear, true);
   }
-  auto out = w_.allocate(d_.sp ? linear.name + "_partial_output" : owner, 2 * d_.tokens * linear.out);
-  forward_gemm(linear);
+  const Int full = 2 * d_.tokens * linear.out;
+  auto out = d_.sp ? gathered_buffer(linear.name + "_partial_output", full) : w_.allocate(owner, full);
+  if (d_.sp && d_.tp_overlap) split_collective(linear.name + " reduce-scatter", "reduce_scatter", full);
+  gemm(linear, "forward");
   if (d_.sp) {
     const auto partial = out;
     out = w_.allocate(owner, 2 * d_.local * linear.out);
-    w_.collective(Purpose::tp, linear.name + " reduce-scatter", "reduce_scatter", d_.t, 2 * d_.tokens * linear.out,
-                  d_.tp_link);
+    scatter_after(linear.name + " reduce-scatter", full);
     w_.free(partial);
   } else if (d_.t > 1) {
     w_.collective(Purpose::tp, linear.name + " all-reduce", "all_reduce", d_.t, 2 * d_.tokens * linear.out, d_.tp_link);
@@ -195,8 +218,8 @@ std::uint32_t LinearWriter::row_backward(const Linear& linear, Operand& saved, b
   if (linear.fp8) gradient = quantize(linear.name + "_gradient", d_.local, linear.out, true, !d_.sp);
   if (d_.sp) {
     const auto local = gradient.data;
-    gradient.data = w_.allocate(linear.name + "_gathered_gradient", bytes);
-    w_.collective(Purpose::tp, linear.name + " all-gather in backward", "all_gather", d_.t, bytes, d_.tp_link);
+    gradient.data = gathered_buffer(linear.name + "_gathered_gradient", bytes);
+    gather_before(linear.name + " all-gather in backward", bytes);
     w_.free(local);
     if (linear.fp8) {
       gradient.transpose = w_.allocate(linear.name + "_gathered_gradient", bytes);

@@ -56,9 +56,15 @@ class LinearWriter {
   Operand quantize(const std::string& name, Int rows, Int cols, bool row, bool transpose, bool with_amax = true);
   void cast_weight(const Linear& linear, bool forward);
   void gemm(const Linear& linear, const char* which);
-  void forward_gemm(const Linear& linear) { gemm(linear, "forward"); }
   void weight_gradient(const Linear& linear);
   void release(Operand& operand);
+  /// A collective on the compute stream; with tp_comm_overlap all but one chunk of it travels beside the GEMM
+  /// (reference 8.17), and its buffer is a userbuffer outside the allocator.
+  void gather_before(const std::string& name, Int bytes);
+  void scatter_after(const std::string& name, Int bytes);
+  void split_collective(const std::string& name, const std::string& kind, Int bytes);
+  std::uint32_t gathered_buffer(const std::string& owner, Int bytes);
+  bool overlapped_ = false;  ///< a split collective is under way on the communication stream
 
   PieceBuilder& w_;
   const Dimensions& d_;

@@ -97,6 +97,19 @@ void add_notes(const Scenario& s, const Dimensions& d, Stages& stages) {
          " follows the formulas of its code, not measurements");
   }
   if (d.fp8_parameters) note("FP8 parameters: their transposes are taken as kept from the first step on");
+  const Int limit = s.settings.wgrad_deferral_limit;
+  if (d.deferred_head_wgrad && limit > 0 && limit < scenario::num_microbatches(s)) {
+    note("wgrad_deferral_limit is below the number of microbatches: all are taken as deferred");
+  }
+  if (d.graphed_mlp) {
+    note(
+        "CUDA graphs of the MLP follow the code of TE, not measurements: memory is that of replayed steps, the first " +
+        std::to_string(s.settings.cuda_graph_warmup_steps) + " steps run without graphs and need more");
+  }
+  if (d.tp_overlap) {
+    note("tp_comm_overlap is derived: time of a linear layer = max(GEMM, communication) + one of " +
+         std::to_string(d.t) + " chunks");
+  }
   if (d.hidden_dropout > 0) note("dropout masks follow the code (1 byte an element), not measurements");
   if (scenario::recomputes(s, "layernorm")) {
     note("recompute of layernorm changes nothing: dense layers fuse their norms into the linear layers");

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <set>
 
+#include "ends.hpp"
+
 namespace pipewright::model {
 namespace {
 
@@ -76,6 +78,7 @@ class StateWriter {
   void add_chunk(std::size_t chunk, const std::vector<Parameter>& parameters);
   void add_optimizer_state(const std::vector<std::vector<Int>>& shards);
   void add_gradient_sync(Chunk& chunk, const Buffer& buffer);
+  void add_deferred_head();
   void add_finalize(bool shares_embedding);
   void add_optimizer_step();
 
@@ -84,10 +87,10 @@ class StateWriter {
   const Int pp_rank_;
   Owners& owners_;
   Rank& rank_;
-  const Int ranks_;                      ///< over which gradients are reduced and the optimizer's state is sharded
+  const Int ranks_;  ///< over which gradients are reduced and the optimizer's state is sharded
   PieceBuilder construction_;
   std::vector<std::vector<std::uint32_t>> modules_;  ///< by chunk: parameters as the modules made them
-  std::vector<std::vector<Int>> owned_;  ///< [data-parallel rank] elements of each shard
+  std::vector<std::vector<Int>> owned_;              ///< [data-parallel rank] elements of each shard
   Int elements_ = 0, norm_elements_ = 0;
 };
 
@@ -182,6 +185,19 @@ void StateWriter::add_optimizer_state(const std::vector<std::vector<Int>>& owned
   }
 }
 
+/// drain_embedding_wgrad_compute: a GEMM for each microbatch, its input gathered while the one before runs.
+void StateWriter::add_deferred_head() {
+  std::vector<Kernel> drain;
+  for (Int i = 0; i < scenario::num_microbatches(s_); ++i) {
+    if (d_.sp) {
+      collective(drain, "head all-gather, deferred", "all_gather", d_.t, 2 * d_.tokens * d_.h, d_.tp_link,
+                 i == 0 ? Stream::compute : Stream::communication, Purpose::tp);
+    }
+    launch(drain, "head wgrad, deferred", head_wgrad(d_));
+  }
+  rank_.finalize.insert(rank_.finalize.begin(), drain.begin(), drain.end());
+}
+
 void StateWriter::add_finalize(bool shares_embedding) {
   if (d_.sp && norm_elements_ > 0) {
     // Norm gradients of sequence-parallel ranks are summed (finalize_model_grads.py,
@@ -261,7 +277,11 @@ void StateWriter::run(const std::vector<ChunkShape>& shapes) {
   if (head) {
     hold(rank_.since_first_step, "workspace", torch_workspace);
     hold(rank_.since_first_step, "workspace", torch_workspace);
-    if (d_.sp) hold(rank_.since_first_step, "global memory buffer", 2 * d_.tokens * d_.h);
+    // Deferred weight gradients gather into two more buffers in turn.
+    for (int i = 0; d_.sp && i < (d_.deferred_head_wgrad ? 3 : 1); ++i) {
+      hold(rank_.since_first_step, "global memory buffer", 2 * d_.tokens * d_.h);
+    }
+    if (d_.deferred_head_wgrad) add_deferred_head();
   }
   hold(rank_.since_first_step, "token ids", 8 * d_.tokens);
   hold(rank_.since_first_step, "position ids", 8 * d_.tokens);
