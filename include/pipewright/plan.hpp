@@ -32,6 +32,9 @@ struct Finding {
 /// All rules that fire, in the table's order.
 std::vector<Finding> check(const scenario::Scenario& scenario);
 
+/// The scenario with the environment variables that Megatron insists on for it.
+scenario::Scenario with_required_environment(scenario::Scenario scenario);
+
 /// A row of the table, for `list rules`.
 struct RuleInfo {
   std::string id, versions;  ///< "0.16-0.19, dev, main"

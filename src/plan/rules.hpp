@@ -52,8 +52,6 @@ Finding finding(const Rule& rule, const Scenario& scenario);
 
 /// The scenario with what has no effect taken out: two scenarios that are equal then run alike.
 Scenario without_idle_settings(Scenario scenario);
-/// The scenario with the environment variables that Megatron insists on.
-Scenario with_required_environment(Scenario scenario);
 
 // ---- Words that the conditions share (rules.cpp)
 

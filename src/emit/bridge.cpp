@@ -1,0 +1,463 @@
+// Megatron Bridge overrides, out and in. A field goes to the section whose value survives: CommOverlapConfig.setup()
+// and the mixed precision recipe write over cfg.model, cfg.ddp and cfg.optimizer
+// (Megatron-Bridge src/megatron/bridge/training/comm_overlap.py:353-643, mixed_precision.py).
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "emitted.hpp"
+#include "table.hpp"
+
+namespace pipewright::emit {
+
+namespace {
+
+using Assignment = std::pair<std::string, std::string>;
+
+const std::set<std::string, std::less<>> comm_overlap_fields = {"tp_comm_overlap",
+                                                                "tp_comm_bootstrap_backend",
+                                                                "overlap_p2p_comm",
+                                                                "batch_p2p_comm",
+                                                                "overlap_grad_reduce",
+                                                                "overlap_param_gather",
+                                                                "align_param_gather",
+                                                                "overlap_param_gather_with_optimizer_step",
+                                                                "bucket_size",
+                                                                "defer_embedding_wgrad_compute",
+                                                                "wgrad_deferral_limit",
+                                                                "delay_wgrad_compute",
+                                                                "overlap_moe_expert_parallel_comm"};
+const std::set<std::string, std::less<>> precision_fields = {"fp16",
+                                                             "bf16",
+                                                             "grad_reduce_in_fp32",
+                                                             "fp8",
+                                                             "fp8_recipe",
+                                                             "fp8_margin",
+                                                             "first_last_layers_bf16",
+                                                             "fp8_amax_history_len",
+                                                             "fp8_wgrad",
+                                                             "fp8_param",
+                                                             "fp8_param_gather",
+                                                             "fp8_amax_compute_algo",
+                                                             "fp4",
+                                                             "fp4_recipe",
+                                                             "fp4_param",
+                                                             "fp4_param_gather",
+                                                             "num_layers_at_start_in_bf16",
+                                                             "num_layers_at_end_in_bf16",
+                                                             "reuse_grad_buf_for_mxfp8_param_ag",
+                                                             "fp8_dot_product_attention",
+                                                             "fp8_multi_head_attention"};
+const std::set<std::string, std::less<>> ddp_fields = {"use_distributed_optimizer",
+                                                       "num_distributed_optimizer_instances",
+                                                       "num_buckets",
+                                                       "average_in_collective",
+                                                       "pad_buckets_for_high_nccl_busbw",
+                                                       "reduce_scatter_with_fp32_accumulation",
+                                                       "use_megatron_fsdp",
+                                                       "data_parallel_sharding_strategy",
+                                                       "gradient_reduce_div_fusion",
+                                                       "nccl_ub",
+                                                       "fsdp_double_buffer",
+                                                       "keep_fp8_transpose_cache"};
+const std::set<std::string, std::less<>> optimizer_fields = {"optimizer",
+                                                             "clip_grad",
+                                                             "use_precision_aware_optimizer",
+                                                             "main_grads_dtype",
+                                                             "main_params_dtype",
+                                                             "exp_avg_dtype",
+                                                             "exp_avg_sq_dtype",
+                                                             "store_param_remainders",
+                                                             "optimizer_cpu_offload",
+                                                             "optimizer_offload_fraction",
+                                                             "overlap_cpu_optimizer_d2h_h2d",
+                                                             "use_torch_optimizer_for_cpu_offload",
+                                                             "pin_cpu_grads",
+                                                             "pin_cpu_params",
+                                                             "optimizer_cuda_graph"};
+const std::set<std::string, std::less<>> train_fields = {"micro_batch_size", "global_batch_size"};
+
+std::string section_of(std::string_view field) {
+  if (comm_overlap_fields.contains(field)) return "comm_overlap";
+  if (precision_fields.contains(field)) return "mixed_precision";
+  if (ddp_fields.contains(field)) return "ddp";
+  if (optimizer_fields.contains(field)) return "optimizer";
+  if (train_fields.contains(field)) return "train";
+  return "model";
+}
+
+/// What a recipe of MixedPrecisionConfig sets beyond the class's defaults (mixed_precision.py).
+const std::map<std::string, std::vector<Assignment>>& recipes() {
+  static const std::map<std::string, std::vector<Assignment>> table = [] {
+    const std::vector<Assignment> plain = {{"fp8", "none"},
+                                           {"fp8_recipe", "tensorwise"},
+                                           {"first_last_layers_bf16", "false"},
+                                           {"fp8_margin", "0"},
+                                           {"fp8_amax_history_len", "1"},
+                                           {"fp8_amax_compute_algo", "most_recent"},
+                                           {"fp8_wgrad", "true"},
+                                           {"fp8_param", "false"},
+                                           {"fp8_param_gather", "false"},
+                                           {"fp4", "none"},
+                                           {"fp4_param", "false"},
+                                           {"fp4_param_gather", "false"},
+                                           {"num_layers_at_start_in_bf16", "0"},
+                                           {"num_layers_at_end_in_bf16", "0"},
+                                           {"reuse_grad_buf_for_mxfp8_param_ag", "false"}};
+    const auto with = [](std::vector<Assignment> base, const std::vector<Assignment>& more) {
+      base.insert(base.end(), more.begin(), more.end());
+      return base;
+    };
+    const std::vector<Assignment> gather = {{"fp8_param", "true"}, {"fp8_param_gather", "true"}};
+    const auto delayed = with({{"fp8", "hybrid"},
+                               {"fp8_recipe", "delayed"},
+                               {"fp8_amax_history_len", "1024"},
+                               {"fp8_amax_compute_algo", "max"}},
+                              gather);
+    const auto current = with({{"fp8", "hybrid"},
+                               {"fp8_recipe", "tensorwise"},
+                               {"first_last_layers_bf16", "true"},
+                               {"num_layers_at_start_in_bf16", "1"},
+                               {"num_layers_at_end_in_bf16", "1"}},
+                              gather);
+    const auto mxfp8 =
+        with({{"fp8", "e4m3"}, {"fp8_recipe", "mxfp8"}, {"reuse_grad_buf_for_mxfp8_param_ag", "true"}}, gather);
+    const std::vector<Assignment> subchannel = {{"fp8", "hybrid"}, {"fp8_recipe", "blockwise"}};
+    const auto bf16 = with(plain, {{"bf16", "true"}, {"fp16", "false"}, {"grad_reduce_in_fp32", "true"}});
+    const auto fp16 = with(plain, {{"bf16", "false"}, {"fp16", "true"}, {"grad_reduce_in_fp32", "false"}});
+    std::map<std::string, std::vector<Assignment>> map;
+    for (const auto& [prefix, base] : {std::pair{std::string("bf16"), bf16}, std::pair{std::string("fp16"), fp16}}) {
+      map[prefix + "_mixed"] = base;
+      map[prefix + "_with_fp8_delayed_scaling_mixed"] = with(base, delayed);
+      map[prefix + "_with_fp8_current_scaling_mixed"] = with(base, current);
+      map[prefix + "_with_mxfp8_mixed"] = with(base, mxfp8);
+      map[prefix + "_with_fp8_subchannel_scaling_mixed"] = with(base, subchannel);
+    }
+    return map;
+  }();
+  return table;
+}
+
+std::string recipe_of(const Scenario& s) {
+  const std::string prefix = s.settings.fp16 ? "fp16" : "bf16";
+  if (!s.settings.fp8) return prefix + "_mixed";
+  const std::string recipe = s.settings.fp8_recipe.value_or("delayed");
+  if (recipe == "delayed") return prefix + "_with_fp8_delayed_scaling_mixed";
+  if (recipe == "mxfp8") return prefix + "_with_mxfp8_mixed";
+  if (recipe == "blockwise") return prefix + "_with_fp8_subchannel_scaling_mixed";
+  return prefix + "_with_fp8_current_scaling_mixed";
+}
+
+void assign(Scenario& s, const Assignment& assignment) { scenario::set(s, assignment.first + "=" + assignment.second); }
+
+/// Defaults of GPTModelProvider (models/gpt_provider.py:137-206) that differ from TransformerConfig's.
+Scenario provider_defaults() {
+  Scenario s;
+  s.settings.deallocate_pipeline_outputs = true;
+  s.settings.masked_softmax_fusion = true;
+  s.settings.cross_entropy_loss_fusion = true;
+  s.settings.gradient_accumulation_fusion = true;
+  s.settings.attention_softmax_in_fp32 = false;
+  return s;
+}
+
+/// CommOverlapConfig.setup(): everything it owns is reset, then what the user set on cfg.comm_overlap is applied.
+void apply_comm_overlap(Scenario& s, const std::vector<Assignment>& user) {
+  auto& settings = s.settings;
+  const bool pipeline = settings.pipeline_model_parallel_size > 1;
+  const bool interleaved = pipeline && settings.virtual_pipeline_model_parallel_size.value_or(1) > 1;
+  settings.tp_comm_overlap = settings.defer_embedding_wgrad_compute = false;
+  settings.wgrad_deferral_limit = 0;
+  settings.overlap_moe_expert_parallel_comm = settings.delay_wgrad_compute = false;
+  settings.overlap_p2p_comm = interleaved;
+  settings.batch_p2p_comm = pipeline && !interleaved;
+  if (settings.use_distributed_optimizer) {
+    const bool data_parallel = s.cluster.num_gpus > 0 && scenario::data_parallel_size(s) > 1;
+    settings.bucket_size = data_parallel ? scenario::OptInt(128 * 1024 * 1024) : std::nullopt;
+    settings.overlap_grad_reduce = settings.overlap_param_gather = data_parallel;
+    settings.overlap_param_gather_with_optimizer_step = false;
+    settings.align_param_gather = data_parallel && interleaved;
+  }
+  for (const auto& assignment : user)
+    if (assignment.second != "none") assign(s, assignment);
+  if (settings.tensor_model_parallel_size < 2 || !settings.sequence_parallel) settings.tp_comm_overlap = false;
+}
+
+const std::map<std::string, std::string>& functions() {
+  static const std::map<std::string, std::string> table = {{"silu", "torch.nn.functional.silu"},
+                                                           {"gelu", "torch.nn.functional.gelu"},
+                                                           {"relu", "torch.nn.functional.relu"},
+                                                           {"quick_gelu", "quick_gelu"},
+                                                           {"squared_relu", "squared_relu"}};
+  return table;
+}
+
+std::string trimmed(std::string_view text) {
+  const auto begin = text.find_first_not_of(" \t\r");
+  return begin == std::string_view::npos ? ""
+                                         : std::string(text.substr(begin, text.find_last_not_of(" \t\r") - begin + 1));
+}
+
+/// Cuts a comment off that no quote protects.
+std::string without_comment(std::string_view line) {
+  char quote = 0;
+  for (std::size_t i = 0; i < line.size(); ++i) {
+    if (quote != 0)
+      quote = line[i] == quote ? '\0' : quote;
+    else if (line[i] == '"' || line[i] == '\'')
+      quote = line[i];
+    else if (line[i] == '#')
+      return trimmed(line.substr(0, i));
+  }
+  return trimmed(line);
+}
+
+std::string unquoted(const std::string& text) {
+  if (text.size() >= 2 && (text.front() == '"' || text.front() == '\'') && text.back() == text.front())
+    return text.substr(1, text.size() - 2);
+  return text;
+}
+
+/// A Python literal as a scenario writes it.
+std::string yaml_value(const std::string& literal) {
+  if (literal == "True") return "true";
+  if (literal == "False") return "false";
+  if (literal == "None") return "none";
+  if (literal.starts_with('[')) {
+    std::string text;
+    for (const auto& item : items_of(literal)) text += (text.empty() ? "" : ", ") + yaml_value(item);
+    return "[" + text + "]";
+  }
+  for (const auto& [name, function] : functions())
+    if (literal == function || literal.ends_with("." + name)) return name;
+  return unquoted(literal);
+}
+
+class Importer {
+ public:
+  Importer(const std::string& file, const Machine& machine) : file_(file) {
+    s_ = provider_defaults();
+    if (!machine.megatron_core.empty()) scenario::set(s_, "software.megatron_core=" + machine.megatron_core);
+    s_.software.megatron_bridge = "0.7.0";  // the version whose sections and defaults these are
+    s_.name = "bridge";
+    s_.origin = {file, 0};
+    s_.cluster.num_gpus = machine.num_gpus;
+    s_.cluster.gpus_per_node = machine.gpus_per_node;
+    s_.cluster.profile = machine.profile;
+  }
+
+  Import run(std::string_view text) {
+    int number = 0;
+    while (!text.empty()) {
+      const auto end = std::min(text.find('\n'), text.size());
+      ++number;
+      if (const auto line = without_comment(text.substr(0, end)); !line.empty()) read(line, {file_, number});
+      text.remove_prefix(std::min(end + 1, text.size()));
+    }
+    auto& settings = s_.settings;
+    if (settings.expert_model_parallel_size > 1 && !settings.expert_tensor_parallel_size)
+      settings.expert_tensor_parallel_size = 1;  // models/transformer_config.py:80
+    if (settings.tensor_model_parallel_size == 1) settings.sequence_parallel = false;
+    if (settings.virtual_pipeline_model_parallel_size == 1) settings.virtual_pipeline_model_parallel_size.reset();
+    if (s_.cluster.num_gpus == 0)
+      s_.cluster.num_gpus = settings.pipeline_model_parallel_size *
+                            std::max(settings.tensor_model_parallel_size * settings.context_parallel_size,
+                                     settings.expert_model_parallel_size * scenario::expert_tensor_parallel_size(s_));
+    for (const auto& assignment : precision_) assign(s_, assignment);
+    if (has_comm_overlap_) apply_comm_overlap(s_, comm_overlap_);
+    if (!ignored_.empty()) {
+      std::string names;
+      for (const auto& name : ignored_) names += (names.empty() ? "" : " ") + name;
+      result_.notes.push_back("ignored, outside what is modelled: " + names);
+    }
+    if (s_.model.vocab_size == 0)
+      throw UsageError({file_, 0}, "cfg.model.vocab_size", "the vocabulary is missing: add cfg.model.vocab_size = N");
+    result_.scenario = std::move(s_);
+    return std::move(result_);
+  }
+
+ private:
+  void read(const std::string& line, const Position& where) {
+    const auto equals = line.find('=');
+    if (equals == std::string::npos) throw UsageError(where, line, "expected cfg.SECTION.FIELD = VALUE");
+    std::string path = trimmed(line.substr(0, equals));
+    const std::string value = trimmed(line.substr(equals + 1));
+    if (value.empty()) throw UsageError(where, path, "a value is missing");
+    if (path.starts_with("cfg.")) path.erase(0, 4);
+    if (path.starts_with("env_vars[") && path.ends_with(']'))
+      return scenario::set_env(s_, unquoted(path.substr(9, path.size() - 10)) + "=" + unquoted(value));
+    if (path == "mixed_precision") return read_recipe(value, where);
+    if (path == "comm_overlap") return;  // its fields follow; CommOverlapConfig(...) itself is the recipe's
+    const auto dot = path.find('.');
+    if (dot == std::string::npos) throw UsageError(where, path, "expected cfg.SECTION.FIELD = VALUE");
+    const auto section = path.substr(0, dot), field = path.substr(dot + 1);
+    set(section, field, value, where);
+  }
+
+  void read_recipe(const std::string& value, const Position& where) {
+    auto begin = value.find_first_of("\"'");
+    auto name =
+        begin == std::string::npos ? value : value.substr(begin + 1, value.find_first_of("\"'", begin + 1) - begin - 1);
+    std::ranges::replace(name, '-', '_');
+    const auto recipe = recipes().find(name);
+    if (recipe == recipes().end()) {
+      std::vector<std::string> names;
+      for (const auto& [known, fields] : recipes()) names.push_back(known);
+      throw UsageError(where, "cfg.mixed_precision", "unknown recipe " + name, names, nearest_name(name, names));
+    }
+    precision_ = recipe->second;
+  }
+
+  void set(const std::string& section, const std::string& field, const std::string& literal, const Position& where) {
+    static const std::set<std::string> modelled = {"model", "comm_overlap", "mixed_precision",
+                                                   "ddp",   "optimizer",    "train"};
+    if (!modelled.contains(section)) {
+      ignored_.insert("cfg." + section + "." + field);
+      return;
+    }
+    if (section == "model" && field == "share_embeddings_and_output_weights") {
+      s_.model.untie_embeddings_and_output_weights = literal == "False";
+      return;
+    }
+    const Assignment assignment = {field, yaml_value(literal)};
+    if (section == "comm_overlap") {
+      has_comm_overlap_ = true;
+      comm_overlap_.push_back(assignment);
+    }
+    try {
+      Scenario probe = s_;
+      assign(section == "comm_overlap" || section == "mixed_precision" ? probe : s_, assignment);
+    } catch (const UsageError& error) {
+      if (section == "train" || section == "optimizer" || section == "ddp") {
+        if (error.nearest().empty()) {
+          ignored_.insert("cfg." + section + "." + field);
+          return;
+        }
+      }
+      throw UsageError(where, "cfg." + section + "." + field, error.message(), error.allowed(), error.nearest());
+    }
+    if (section == "mixed_precision") {
+      precision_.push_back(assignment);
+      // MixedPrecisionConfig keeps the two in step.
+      if (field == "fp8_param") precision_.emplace_back("fp8_param_gather", assignment.second);
+      if (field == "fp8_param_gather") precision_.emplace_back("fp8_param", assignment.second);
+    }
+    if (section == "model" && (field == "overlap_moe_expert_parallel_comm" || field == "delay_wgrad_compute"))
+      result_.findings.push_back(
+          {"bridge.comm-overlap-resets",
+           plan::Severity::trap,
+           {"cfg.model." + field},
+           "CommOverlapConfig.setup() resets cfg.model." + field + " to False where cfg.comm_overlap is set",
+           "set cfg.comm_overlap." + field,
+           "src/megatron/bridge/training/comm_overlap.py:438 (Megatron-Bridge main)"});
+  }
+
+  std::string file_;
+  Scenario s_;
+  Import result_;
+  std::vector<Assignment> precision_, comm_overlap_;
+  bool has_comm_overlap_ = false;
+  std::set<std::string> ignored_;
+};
+
+std::string literal_of(const Scenario& s, const std::string& field) {
+  const auto value = scenario::get(s, field);
+  if (field == "activation_func") return functions().at(scenario::activation_func(s));
+  if (field == "moe_layer_freq" || field == "window_attn_skip_freq")
+    if (const auto items = items_of(value); items.size() == 1) return items.front();
+  return python_literal(value);
+}
+
+Line line_of(const Scenario& s, const std::string& field) {
+  if (field == "untie_embeddings_and_output_weights")
+    return {{"cfg.model.share_embeddings_and_output_weights = " +
+             std::string(s.model.untie_embeddings_and_output_weights ? "False" : "True")},
+            ""};
+  Line line{{"cfg." + section_of(field) + "." + field + " = " + literal_of(s, field)}, ""};
+  if (section_of(field) == "comm_overlap" &&
+      (field == "overlap_moe_expert_parallel_comm" || field == "delay_wgrad_compute"))
+    line.comment = "cfg.model." + field + " would be reset";
+  return line;
+}
+
+/// Lines that always stand: other defaults hang on them.
+bool structural(const Scenario& s, const std::string& field) {
+  static const std::set<std::string> always = {"num_layers",
+                                               "hidden_size",
+                                               "num_attention_heads",
+                                               "seq_length",
+                                               "vocab_size",
+                                               "tensor_model_parallel_size",
+                                               "pipeline_model_parallel_size",
+                                               "virtual_pipeline_model_parallel_size",
+                                               "context_parallel_size",
+                                               "expert_model_parallel_size",
+                                               "sequence_parallel",
+                                               "micro_batch_size",
+                                               "global_batch_size",
+                                               "use_distributed_optimizer",
+                                               "tp_comm_overlap"};
+  if (field == "expert_tensor_parallel_size") return s.settings.expert_model_parallel_size > 1;
+  return always.contains(field);
+}
+
+}  // namespace
+
+Groups bridge(const Scenario& scenario) {
+  const Machine machine{scenario.cluster.num_gpus, scenario.cluster.gpus_per_node, scenario.cluster.profile,
+                        scenario.software.megatron_core};
+  const std::string recipe = "cfg.mixed_precision = get_mixed_precision_config(\"" + recipe_of(scenario) + "\")";
+  const auto titles = fields_by_title();
+  std::string structure = recipe + "\n";
+  for (const auto& [title, fields] : titles)
+    for (const auto& field : fields)
+      if (structural(scenario, field)) structure += line_of(scenario, field).words.front() + "\n";
+  const auto base = from_bridge_text(structure, "bridge", machine).scenario;
+
+  Groups groups;
+  for (const auto& [title, fields] : titles) {
+    Group group{title, {}};
+    if (title == "Precision") group.lines.push_back({{recipe}, ""});
+    for (const auto& field : fields) {
+      if (field == "moe_load_imbalance" || field.starts_with("te_op_offload")) continue;
+      if (!structural(scenario, field) && (same_value(scenario, base, field) || !matters(field, scenario))) continue;
+      // None on cfg.comm_overlap means "let setup() decide".
+      if (section_of(field) == "comm_overlap" && scenario::get(scenario, field) == "none") continue;
+      group.lines.push_back(line_of(scenario, field));
+    }
+    groups.push_back(std::move(group));
+  }
+
+  std::string printed;
+  for (const auto& word : words(groups)) printed += word + "\n";
+  const auto back = from_bridge_text(printed, "bridge", machine).scenario;
+  Group unsaid{"What these overrides cannot say", {}};
+  for (const auto& field : scenario::fields())
+    if ((field.section == "model" || field.section == "settings") && !same_value(scenario, back, field.name) &&
+        matters(field.name, scenario))
+      unsaid.lines.push_back({{},
+                              field.name + ": " + scenario::get(scenario, field.name) +
+                                  " is not a setting of Megatron Bridge; these overrides give " +
+                                  scenario::get(back, field.name)});
+  if (scenario.software.megatron_core == "pr-4268")
+    unsaid.lines.push_back({{},
+                            "overlap_p2p_* exist only in Megatron-LM pull request 4268: Bridge's pinned "
+                            "Megatron-LM must be replaced by it"});
+  groups.push_back(std::move(unsaid));
+  Group variables{"Environment", {}};
+  for (const auto& [name, value] : plan::with_required_environment(scenario).environment)
+    variables.lines.push_back({{"cfg.env_vars[\"" + name + "\"] = \"" + value + "\""}, ""});
+  groups.push_back(std::move(variables));
+  std::erase_if(groups, [](const Group& group) { return group.lines.empty(); });
+  return groups;
+}
+
+Import from_bridge_text(std::string_view text, const std::string& file, const Machine& machine) {
+  return Importer(file, machine).run(text);
+}
+
+Import from_bridge(const std::string& path, const Machine& machine) {
+  return from_bridge_text(read_file(path), path, machine);
+}
+
+}  // namespace pipewright::emit

@@ -1,0 +1,286 @@
+// A Megatron-LM command line as a scenario: the argument parser's defaults, the flags, then what validate_args and
+// core_transformer_config_from_args make of them (megatron/training/arguments.py, argument_utils.py of core_r0.19.0).
+#include <algorithm>
+#include <set>
+
+#include "table.hpp"
+
+namespace pipewright::emit {
+
+namespace {
+
+const Position from_flags = {"--megatron", 0};
+
+struct Given {
+  std::string name;
+  std::vector<std::string> values;
+};
+
+class Importer {
+ public:
+  Importer(const Machine& machine) {
+    if (!machine.megatron_core.empty()) scenario::set(s_, "software.megatron_core=" + machine.megatron_core);
+    s_.name = "megatron";
+    s_.origin = from_flags;
+    s_.cluster.num_gpus = machine.num_gpus;
+    s_.cluster.gpus_per_node = machine.gpus_per_node;
+    s_.cluster.profile = machine.profile;
+  }
+
+  Import run(std::string_view text) {
+    read(split_shell(text));
+    // What the parser's defaults are worth can depend on other flags (those of MLA), so flags are read twice.
+    Scenario structure = s_;
+    for (const auto& given : given_) apply(given, structure);
+    finish(structure);
+    for (const auto& flag : flags()) {
+      if (flag.kind == Kind::special || flag.parser_default.empty() || !has(flag, s_.software)) continue;
+      if (!matters(flag.field, structure)) continue;
+      scenario::set(s_, std::string(flag.field) + "=" + default_of(flag));
+    }
+    for (const auto& given : given_) apply(given, s_);
+    finish(s_);
+    require();
+    note();
+    result_.scenario = std::move(s_);
+    return std::move(result_);
+  }
+
+ private:
+  /// DistributedDataParallelConfig's sharding strategy defaults to no_shard up to 0.17 (flag tables).
+  std::string default_of(const Flag& flag) const {
+    if (flag.field == "data_parallel_sharding_strategy" && !scenario::at_least(s_.software, "0.18.0"))
+      return "no_shard";
+    return std::string(flag.parser_default);
+  }
+
+  void read(std::vector<std::string> words) {
+    auto at = words.begin();
+    // NAME=value ... torchrun ... pretrain_gpt.py FLAGS: variables before the flags belong to the run.
+    const auto script = std::ranges::find_if(words, [](const std::string& w) { return w.ends_with(".py"); });
+    const auto begin = script == words.end()
+                           ? std::ranges::find_if(words, [](const std::string& w) { return w.starts_with("--"); })
+                           : script + 1;
+    for (; at != begin; ++at) {
+      const auto equals = at->find('=');
+      if (!at->starts_with('-') && equals != std::string::npos && equals > 0 && (std::isupper(at->front()) != 0))
+        scenario::set_env(s_, *at);
+    }
+    for (; at != words.end(); ++at) {
+      if (!at->starts_with("--")) {
+        if (given_.empty()) throw UsageError(from_flags, *at, "expected a flag (--name)");
+        given_.back().values.push_back(*at);
+        continue;
+      }
+      const auto equals = at->find('=');
+      given_.push_back({at->substr(0, equals), {}});
+      std::ranges::replace(given_.back().name, '_', '-');
+      if (equals != std::string::npos) given_.back().values.push_back(at->substr(equals + 1));
+    }
+    std::erase_if(given_, [this](const Given& given) { return !accept(given); });
+  }
+
+  /// False for what is noted or found, and not applied.
+  bool accept(const Given& given) {
+    const Flag* flag = find_flag(given.name);
+    if (flag != nullptr && has(*flag, s_.software)) return true;
+    if (flag != nullptr) {
+      add_finding("version.flag", given.name,
+                  given.name + " does not exist in Megatron Core " + s_.software.megatron_core +
+                      "; versions with it: " + versions_text(*flag),
+                  "remove it, or run a version that has it");
+      return false;
+    }
+    for (const auto& legend : legends())
+      if (given.name == legend.name) {
+        add_finding("flag.unknown", given.name, given.name + " exists in no version of Megatron",
+                    "what exists: " + std::string(legend.instead));
+        return false;
+      }
+    if (!is_unmodelled(given.name))
+      if (const auto nearest = nearest_name(given.name, all_flag_names()); !nearest.empty())
+        throw UsageError(from_flags, given.name, "unknown flag", {}, nearest);
+    ignored_.insert(given.name);
+    return false;
+  }
+
+  void add_finding(std::string rule, const std::string& flag, std::string message, std::string fix) {
+    result_.findings.push_back({std::move(rule),
+                                plan::Severity::violation,
+                                {flag},
+                                std::move(message),
+                                std::move(fix),
+                                "megatron/training/arguments.py (" + s_.software.megatron_core + ")"});
+  }
+
+  void set(Scenario& s, const Given& given, const std::string& field, const std::string& value) const {
+    try {
+      scenario::set(s, field + "=" + value);
+    } catch (const UsageError& error) {
+      throw UsageError(from_flags, given.name, error.message(), error.allowed(), error.nearest());
+    }
+  }
+
+  std::string one(const Given& given) const {
+    if (given.values.size() != 1)
+      throw UsageError(from_flags, given.name, "takes one value, found " + std::to_string(given.values.size()));
+    return given.values.front();
+  }
+
+  void apply(const Given& given, Scenario& s) const {
+    const Flag& flag = *find_flag(given.name);
+    const std::string field(flag.field);
+    if ((flag.kind == Kind::on || flag.kind == Kind::off) && !given.values.empty())
+      throw UsageError(from_flags, given.name, "takes no value, found " + given.values.front());
+    switch (flag.kind) {
+      case Kind::on:
+        return set(s, given, field, "true");
+      case Kind::off:
+        return set(s, given, field, "false");
+      case Kind::value:
+        return set(s, given, field, one(given));
+      case Kind::list: {
+        if (given.values.empty()) throw UsageError(from_flags, given.name, "takes at least one value");
+        return set(s, given, field, list(given.values));
+      }
+      case Kind::python:
+        return set(s, given, field, list(python_values(one(given), given.name)));
+      case Kind::special:
+        return apply_special(given, s);
+    }
+  }
+
+  static std::string list(const std::vector<std::string>& values) {
+    std::string text;
+    for (const auto& value : values) text += (text.empty() ? "" : ", ") + value;
+    return "[" + text + "]";
+  }
+
+  void apply_special(const Given& given, Scenario& s) const {
+    const std::string& name = given.name;
+    auto& settings = s.settings;
+    if (name == "--swiglu") {
+      s.model.gated_linear_unit = true;
+    } else if (name == "--quick-geglu") {
+      s.model.gated_linear_unit = true;
+      set(s, given, "activation_func", "quick_gelu");
+    } else if (name == "--squared-relu") {
+      set(s, given, "activation_func", "squared_relu");
+    } else if (name == "--num-query-groups") {
+      if (was_given("--group-query-attention")) set(s, given, "num_query_groups", one(given));
+    } else if (name == "--recompute-activations") {
+      settings.recompute_granularity = "selective";
+    } else if (name == "--cuda-graph-scope") {
+      auto modules = given.values;
+      std::erase(modules, "full");
+      if (std::erase(modules, "full_iteration") != 0) settings.cuda_graph_impl = "full_iteration";
+      set(s, given, "cuda_graph_modules", list(modules));
+    } else if (name == "--enable-cuda-graph") {
+      settings.cuda_graph_impl = "local";
+    } else if (name == "--external-cuda-graph") {
+      settings.cuda_graph_impl = "transformer_engine";
+    } else if (name == "--fp8-param-gather") {
+      settings.fp8_param = settings.fp8_param_gather = true;
+    } else if (name == "--fp4-param-gather") {
+      settings.fp4_param = settings.fp4_param_gather = true;
+    } else if (name == "--padded-vocab-size") {
+      set(s, given, "vocab_size", one(given));
+      s.model.make_vocab_size_divisible_by = 1;
+    } else if (name == "--use-rotary-position-embeddings") {
+      s.model.position_embedding_type = "rope";
+    }
+  }
+
+  bool was_given(std::string_view name) const { return std::ranges::find(given_, name, &Given::name) != given_.end(); }
+  const Given* given(std::string_view name) const {
+    const auto at = std::ranges::find(given_, name, &Given::name);
+    return at == given_.end() ? nullptr : &*at;
+  }
+
+  void finish(Scenario& s) const {
+    auto& settings = s.settings;
+    auto& model = s.model;
+    if (const auto* per_stage = given("--num-layers-per-virtual-pipeline-stage")) {
+      set(s, *per_stage, "virtual_pipeline_model_parallel_size", one(*per_stage));
+      const auto each = std::max<std::int64_t>(1, *settings.virtual_pipeline_model_parallel_size);
+      const auto layers = model.num_layers + (settings.account_for_embedding_in_pipeline_split ? 1 : 0) +
+                          (settings.account_for_loss_in_pipeline_split ? 1 : 0);
+      const auto of_rank = layers / std::max<std::int64_t>(1, settings.pipeline_model_parallel_size);
+      if (of_rank % each != 0)
+        throw UsageError(from_flags, per_stage->name,
+                         "number of layers per pipeline stage must be divisible number of layers per virtual pipeline "
+                         "stage");
+      settings.virtual_pipeline_model_parallel_size = of_rank / each;
+    }
+    if (settings.virtual_pipeline_model_parallel_size == 1) settings.virtual_pipeline_model_parallel_size.reset();
+    const bool interleaved = settings.virtual_pipeline_model_parallel_size || settings.pipeline_model_parallel_layout
+                                 ? scenario::interleaved(s)
+                                 : false;
+    settings.overlap_p2p_comm = interleaved && !was_given("--no-overlap-p2p-communication");
+    settings.align_param_gather = interleaved && settings.overlap_param_gather && !was_given("--no-align-param-gather");
+    settings.batch_p2p_comm.reset();
+    settings.deallocate_pipeline_outputs = true;
+    if (settings.tensor_model_parallel_size == 1) settings.sequence_parallel = false;
+    settings.cpu_offloading = settings.cpu_offloading_num_layers > 0;
+    settings.grad_reduce_in_fp32 =
+        settings.bf16 ? !was_given("--grad-reduce-in-bf16") : was_given("--accumulate-allreduce-grads-in-fp32");
+    settings.persist_layer_norm = !was_given("--no-persist-layer-norm");
+    settings.bias_activation_fusion = model.gated_linear_unit
+                                          ? !was_given("--no-bias-swiglu-fusion")
+                                          : model.add_bias_linear && !was_given("--no-bias-gelu-fusion");
+    if (settings.cuda_graph_impl != "none" &&
+        (settings.transformer_impl == "transformer_engine" || settings.cuda_graph_impl == "transformer_engine"))
+      settings.use_te_rng_tracker = true;
+    // arguments.py: with --swiglu the default width is 2/3 of 4 h, down to a multiple of 64.
+    if (!model.ffn_hidden_size && was_given("--swiglu"))
+      model.ffn_hidden_size = static_cast<std::int64_t>(4.0 * static_cast<double>(model.hidden_size) * 2 / 3) / 64 * 64;
+    if (s.cluster.num_gpus == 0)
+      s.cluster.num_gpus = settings.pipeline_model_parallel_size *
+                           std::max(settings.tensor_model_parallel_size * settings.context_parallel_size,
+                                    settings.expert_model_parallel_size * scenario::expert_tensor_parallel_size(s));
+    if (!was_given("--global-batch-size"))
+      settings.global_batch_size =
+          settings.micro_batch_size * std::max<std::int64_t>(1, scenario::data_parallel_size(s));
+  }
+
+  void require() const {
+    for (const auto* flag :
+         {"--num-layers", "--hidden-size", "--num-attention-heads", "--seq-length", "--micro-batch-size"})
+      if (!was_given(flag)) throw UsageError(from_flags, flag, "is missing");
+    if (!was_given("--vocab-size") && !was_given("--padded-vocab-size"))
+      throw UsageError(
+          from_flags, "--vocab-size",
+          "the vocabulary is missing: add --vocab-size N (the tokenizer's entries) or --padded-vocab-size N");
+  }
+
+  void note() {
+    if (!ignored_.empty()) {
+      std::string names;
+      for (const auto& name : ignored_) names += (names.empty() ? "" : " ") + name;
+      result_.notes.push_back("ignored, outside what is modelled: " + names);
+    }
+    if (!was_given("--global-batch-size"))
+      result_.notes.push_back("--global-batch-size is not given: micro batch times data-parallel size, " +
+                              std::to_string(s_.settings.global_batch_size));
+    if (was_given("--num-query-groups") && !was_given("--group-query-attention"))
+      result_.notes.emplace_back("--num-query-groups is not read without --group-query-attention");
+  }
+
+  Scenario s_;
+  Import result_;
+  std::vector<Given> given_;
+  std::set<std::string> ignored_;
+};
+
+}  // namespace
+
+Import from_megatron(std::string_view flags, const Machine& machine) { return Importer(machine).run(flags); }
+
+void require_known_flags(const Import& import) {
+  for (const auto& finding : import.findings)
+    if (finding.severity == plan::Severity::violation)
+      throw UsageError(import.scenario.origin, finding.settings.empty() ? finding.rule : finding.settings.front(),
+                       finding.message + "; " + finding.fix);
+}
+
+}  // namespace pipewright::emit

@@ -1,0 +1,163 @@
+// A scenario as flags of Megatron-LM: only what differs from the parser's defaults. What was printed is imported again,
+// and every field that does not come back is said in a comment: no setting is lost silently.
+#include <algorithm>
+
+#include "emitted.hpp"
+#include "table.hpp"
+
+namespace pipewright::emit {
+
+namespace {
+
+using Words = std::vector<std::string>;
+
+Words words_of(const Flag& flag, const std::string& value) {
+  Words words = {std::string(flag.name)};
+  const auto items = items_of(value);
+  switch (flag.kind) {
+    case Kind::on:
+    case Kind::off:
+      return words;
+    case Kind::value:
+      words.push_back(value);
+      return words;
+    case Kind::list:
+      words.insert(words.end(), items.begin(), items.end());
+      return words;
+    case Kind::python: {
+      std::string text;
+      if (flag.field == "window_size")  // a tuple, not a pattern
+        for (const auto& item : items) text += (text.empty() ? "" : ",") + item;
+      words.push_back(text.empty() ? python_text(items) : text);
+      return words;
+    }
+    case Kind::special:
+      break;
+  }
+  throw InternalError("flag " + std::string(flag.name) + " has no plain spelling");
+}
+
+/// The flags of a field whose flag does not simply name it.
+std::optional<std::vector<Words>> special(const Scenario& s, const std::string& field) {
+  const auto& settings = s.settings;
+  const auto& model = s.model;
+  std::vector<Words> lines;
+  const auto when = [&](bool condition, Words words) {
+    if (condition) lines.push_back(std::move(words));
+    return lines;
+  };
+  if (field == "gated_linear_unit" || field == "activation_func") {
+    if (field == "activation_func") return lines;  // said with gated_linear_unit
+    const auto function = scenario::activation_func(s);
+    when(model.gated_linear_unit && function == "silu", {"--swiglu"});
+    when(model.gated_linear_unit && function == "quick_gelu", {"--quick-geglu"});
+    return when(!model.gated_linear_unit && function == "squared_relu", {"--squared-relu"});
+  }
+  if (field == "num_query_groups") {
+    if (!model.num_query_groups || model.multi_latent_attention) return lines;
+    return std::vector<Words>{{"--group-query-attention"},
+                              {"--num-query-groups", std::to_string(*model.num_query_groups)}};
+  }
+  if (field == "max_position_embeddings")  // the parser compares it with --seq-length and knows no default
+    return std::vector<Words>{
+        {"--max-position-embeddings", std::to_string(model.max_position_embeddings.value_or(model.seq_length))}};
+  if (field == "virtual_pipeline_model_parallel_size")
+    return when(
+        settings.virtual_pipeline_model_parallel_size.value_or(1) > 1 && !settings.pipeline_model_parallel_layout,
+        {"--num-virtual-stages-per-pipeline-rank",
+         std::to_string(settings.virtual_pipeline_model_parallel_size.value_or(1))});
+  if (field == "bias_activation_fusion") {
+    if (settings.bias_activation_fusion) return lines;
+    when(model.gated_linear_unit, {"--no-bias-swiglu-fusion"});
+    return when(!model.gated_linear_unit && model.add_bias_linear, {"--no-bias-gelu-fusion"});
+  }
+  if (field == "persist_layer_norm") return when(!settings.persist_layer_norm, {"--no-persist-layer-norm"});
+  if (field == "grad_reduce_in_fp32") {
+    when(settings.bf16 && !settings.grad_reduce_in_fp32, {"--grad-reduce-in-bf16"});
+    return when(!settings.bf16 && settings.grad_reduce_in_fp32, {"--accumulate-allreduce-grads-in-fp32"});
+  }
+  if (field == "fp8_param_gather") return when(settings.fp8_param_gather, {"--fp8-param-gather"});
+  if (field == "fp4_param_gather") return when(settings.fp4_param_gather, {"--fp4-param-gather"});
+  if (field == "cuda_graph_modules" && flag_of_field(field, s.software) == nullptr) {
+    Words words = {"--cuda-graph-scope"};
+    words.insert(words.end(), settings.cuda_graph_modules.begin(), settings.cuda_graph_modules.end());
+    return when(!settings.cuda_graph_modules.empty(), std::move(words));
+  }
+  return std::nullopt;
+}
+
+/// A scenario with the parser's default in every field that has a flag.
+Scenario parser_defaults(const Scenario& s) {
+  Scenario defaults;
+  defaults.software = s.software;
+  for (const auto& flag : flags())
+    if (flag.kind != Kind::special && !flag.parser_default.empty() && has(flag, s.software))
+      scenario::set(defaults, std::string(flag.field) + "=" + std::string(flag.parser_default));
+  return defaults;
+}
+
+std::string missing_comment(const Scenario& s, const std::string& field, const std::string& printed) {
+  const auto value = scenario::get(s, field);
+  const auto elsewhere = std::ranges::find_if(
+      flags(), [&](const Flag& flag) { return flag.field == field && flag.kind != Kind::special; });
+  if (elsewhere != flags().end() && !has(*elsewhere, s.software))
+    return field + ": " + value + " cannot be said: Megatron Core " + s.software.megatron_core + " has no " +
+           std::string(elsewhere->name) + " (versions with it: " + versions_text(*elsewhere) + ")";
+  if (field == "moe_load_imbalance" || field.starts_with("te_op_offload"))
+    return field + ": " + value + " is not a setting of Megatron" +
+           (field.starts_with("te_op_offload")
+                ? "; with Transformer Engine pull request 3128 set the attribute fine_grained_activation_offloading on "
+                  "the ops of the fused grouped MLP"
+                : "");
+  return field + ": " + value + " has no flag; the command line gives " + printed + ". Set config." + field +
+         " in the code that builds the config";
+}
+
+}  // namespace
+
+Groups megatron(const Scenario& scenario) {
+  const Scenario defaults = parser_defaults(scenario);
+  Groups groups;
+  for (const auto& [title, fields] : fields_by_title()) {
+    Group group{title, {}};
+    for (const auto& field : fields) {
+      if (const auto lines = special(scenario, field)) {
+        for (const auto& words : *lines) group.lines.push_back({words, ""});
+        continue;
+      }
+      const Flag* flag = flag_of_field(field, scenario.software);
+      if (flag == nullptr || !matters(field, scenario)) continue;
+      const auto value = scenario::get(scenario, field);
+      if (value == scenario::get(defaults, field) && !flag->parser_default.empty()) continue;
+      if (value == "none" || (value == "[]" && flag->kind != Kind::value)) continue;
+      if ((flag->kind == Kind::on && value != "true") || (flag->kind == Kind::off && value != "false")) continue;
+      group.lines.push_back({words_of(*flag, value), ""});
+    }
+    groups.push_back(std::move(group));
+  }
+
+  std::string line;
+  for (const auto& word : words(groups)) line += quoted(word) + " ";
+  const Machine machine{scenario.cluster.num_gpus, scenario.cluster.gpus_per_node, scenario.cluster.profile,
+                        scenario.software.megatron_core};
+  const auto back = from_megatron(line, machine).scenario;
+  Group unsaid{"What this command line cannot say", {}};
+  for (const auto& field : scenario::fields()) {
+    if ((field.section != "model" && field.section != "settings") || same_value(scenario, back, field.name)) continue;
+    if (!matters(field.name, scenario)) continue;
+    unsaid.lines.push_back({{}, missing_comment(scenario, field.name, scenario::get(back, field.name))});
+  }
+  for (const auto* others : {&scenario.model.other, &scenario.settings.other})
+    for (const auto& [name, value] : *others)
+      unsaid.lines.push_back({{}, name + ": " + value + " is not modelled; pass it as before"});
+  auto as_command = scenario;
+  as_command.software.megatron_bridge.reset();
+  for (const auto& finding : plan::check(as_command))
+    if (finding.severity == plan::Severity::violation)
+      unsaid.lines.push_back({{}, "refused: " + finding.message + " Fix: " + finding.fix});
+  groups.push_back(std::move(unsaid));
+  std::erase_if(groups, [](const Group& group) { return group.lines.empty(); });
+  return groups;
+}
+
+}  // namespace pipewright::emit

@@ -1,0 +1,156 @@
+#include "table.hpp"
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <set>
+
+namespace pipewright::emit {
+
+namespace {
+
+constexpr Flag table[] = {
+#include "flags/megatron.inc"
+};
+
+constexpr std::string_view unmodelled[] = {
+#include "flags/unmodelled.inc"
+};
+
+constexpr std::array<std::string_view, 7> version_names = {"0.16", "0.17", "0.18", "0.19", "dev", "main", "pr-4268"};
+
+constexpr Legend fictional[] = {
+    {"--overlap-p2p-communication",
+     "P2P overlap is on by default with a virtual pipeline: --no-overlap-p2p-communication turns it off, "
+     "--overlap-p2p-communication-warmup-flush extends it to warm-up and cool-down"},
+    {"--overlap-p2p-comm",
+     "P2P overlap is on by default with a virtual pipeline: --no-overlap-p2p-communication turns it off"},
+    {"--batch-p2p-communication", "batch_p2p_comm is the opposite of P2P overlap: --no-overlap-p2p-communication"},
+    {"--batch-p2p-comm", "batch_p2p_comm is the opposite of P2P overlap: --no-overlap-p2p-communication"},
+    {"--virtual-pipeline-model-parallel-size",
+     "--num-virtual-stages-per-pipeline-rank or --num-layers-per-virtual-pipeline-stage"},
+    {"--cpu-offloading", "--cpu-offloading-num-layers N with N > 0 turns it on"},
+    {"--activation-offloading", "--fine-grained-activation-offloading with --offload-modules"},
+    {"--num-moe-experts", "--num-experts"},
+    {"--selective-recompute", "--recompute-granularity selective --recompute-modules ..."},
+    {"--disable-parameter-transpose-cache", "nothing: TransformerConfig.disable_parameter_transpose_cache has no flag"},
+    {"--deallocate-pipeline-outputs", "nothing: outputs are always deallocated"},
+};
+
+constexpr std::string_view mla_fields[] = {"q_lora_rank",         "kv_lora_rank", "qk_head_dim",
+                                           "qk_pos_emb_head_dim", "v_head_dim",   "rope_type"};
+
+std::size_t version_column(const scenario::Software& software) {
+  for (std::size_t i = 0; i < version_names.size(); ++i)
+    if (software.megatron_core.starts_with(version_names[i])) return i;
+  return 3;
+}
+
+}  // namespace
+
+std::span<const Flag> flags() { return table; }
+
+const Flag* find_flag(std::string_view name) {
+  static const std::map<std::string_view, const Flag*> index = [] {
+    std::map<std::string_view, const Flag*> map;
+    for (const auto& flag : table) map.emplace(flag.name, &flag);
+    return map;
+  }();
+  const auto at = index.find(name);
+  return at == index.end() ? nullptr : at->second;
+}
+
+const Flag* flag_of_field(std::string_view field, const scenario::Software& software) {
+  const Flag* found = nullptr;
+  for (const auto& flag : table)
+    if (flag.field == field && flag.kind != Kind::special && has(flag, software) &&
+        (found == nullptr || flag.name.starts_with("--no-")))
+      found = &flag;
+  return found;
+}
+
+bool has(const Flag& flag, const scenario::Software& software) {
+  return (flag.versions >> version_column(software) & 1) != 0;
+}
+
+std::string versions_text(const Flag& flag) {
+  std::string text;
+  for (std::size_t i = 0; i < version_names.size(); ++i)
+    if (flag.versions >> i & 1) text += (text.empty() ? "" : ", ") + std::string(version_names[i]);
+  return text;
+}
+
+bool is_unmodelled(std::string_view name) {
+  static const std::set<std::string_view> names(std::begin(unmodelled), std::end(unmodelled));
+  return names.contains(name);
+}
+
+std::vector<std::string> all_flag_names() {
+  std::vector<std::string> names;
+  for (const auto& flag : table) names.emplace_back(flag.name);
+  for (const auto name : unmodelled) names.emplace_back(name);
+  return names;
+}
+
+std::span<const Legend> legends() { return fictional; }
+
+bool matters(std::string_view field, const Scenario& s) {
+  if (std::ranges::find(mla_fields, field) != std::end(mla_fields)) return s.model.multi_latent_attention;
+  if (field == "optimizer_offload_fraction") return s.settings.optimizer_cpu_offload;
+  if (field == "data_parallel_sharding_strategy") return s.settings.use_megatron_fsdp;
+  if (field == "align_param_gather") return s.settings.overlap_param_gather && scenario::interleaved(s);
+  if (field == "overlap_p2p_comm") return scenario::interleaved(s);
+  if (field == "bucket_size") return s.settings.overlap_grad_reduce;  // else one bucket for all
+  if (field.starts_with("num_layers_at_")) return s.settings.first_last_layers_bf16;
+  if (field == "fp8_recipe" || field == "fp8_margin" || field.starts_with("fp8_amax"))
+    return s.settings.fp8.has_value();
+  return true;
+}
+
+bool same_value(const Scenario& a, const Scenario& b, const std::string& field) {
+  if (scenario::get(a, field) == scenario::get(b, field)) return true;
+  if (field == "batch_p2p_comm")  // read with a pipeline only
+    return a.settings.pipeline_model_parallel_size == 1 || scenario::batch_p2p_comm(a) == scenario::batch_p2p_comm(b);
+  if (field == "activation_func") return scenario::activation_func(a) == scenario::activation_func(b);
+  if (field == "num_query_groups") return scenario::num_query_groups(a) == scenario::num_query_groups(b);
+  if (field == "kv_channels") return scenario::kv_channels(a) == scenario::kv_channels(b);
+  if (field == "ffn_hidden_size") return scenario::ffn_hidden_size(a) == scenario::ffn_hidden_size(b);
+  if (field == "expert_tensor_parallel_size")
+    return scenario::expert_tensor_parallel_size(a) == scenario::expert_tensor_parallel_size(b);
+  if (field == "max_position_embeddings")
+    return a.model.max_position_embeddings.value_or(a.model.seq_length) ==
+           b.model.max_position_embeddings.value_or(b.model.seq_length);
+  if (field == "virtual_pipeline_model_parallel_size") return scenario::num_chunks(a) == scenario::num_chunks(b);
+  if (field == "recompute_modules") return scenario::recompute_modules(a) == scenario::recompute_modules(b);
+  return false;
+}
+
+std::vector<std::pair<std::string, std::vector<std::string>>> fields_by_title() {
+  // The first field of each group, in the order of scenario::fields().
+  static const std::map<std::string, std::string> first = {
+      {"num_layers", "Model"},
+      {"tensor_model_parallel_size", "Parallelism"},
+      {"micro_batch_size", "Batch"},
+      {"overlap_p2p_comm", "Pipeline transfers and schedule"},
+      {"bf16", "Precision"},
+      {"transformer_impl", "Kernels"},
+      {"tp_comm_overlap", "Tensor-parallel overlap"},
+      {"recompute_granularity", "Recompute"},
+      {"cpu_offloading", "Activation offload"},
+      {"overlap_moe_expert_parallel_comm", "Expert-parallel overlap and delayed weight gradients"},
+      {"moe_token_dispatcher_type", "Mixture of experts"},
+      {"cuda_graph_impl", "CUDA graphs"},
+      {"use_distributed_optimizer", "Data parallel"},
+      {"optimizer", "Optimizer"},
+  };
+  std::vector<std::pair<std::string, std::vector<std::string>>> groups;
+  for (const auto& field : scenario::fields()) {
+    if (field.section != "model" && field.section != "settings") continue;
+    if (const auto title = first.find(field.name); title != first.end() || groups.empty())
+      groups.emplace_back(title == first.end() ? "Model" : title->second, std::vector<std::string>{});
+    groups.back().second.push_back(field.name);
+  }
+  return groups;
+}
+
+}  // namespace pipewright::emit

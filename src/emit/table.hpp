@@ -1,0 +1,64 @@
+// The flags of Megatron-LM as data: which scenario field a flag sets, and which versions have it.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "pipewright/emit.hpp"
+#include "pipewright/scenario.hpp"
+
+namespace pipewright::emit {
+
+using scenario::Scenario;
+
+enum class Kind : std::uint8_t {
+  on,       ///< naming the flag sets the field true
+  off,      ///< naming the flag sets the field false
+  value,    ///< one word
+  list,     ///< one or more words
+  python,   ///< integers: "4", "1,2", or a Python list expression "([0]*3+[1]*58)"
+  special,  ///< sets several fields or one in another sense (import_megatron.cpp, megatron.cpp)
+};
+
+struct Flag {
+  std::string_view name, field;
+  Kind kind;
+  std::uint8_t versions;            ///< bit 0: 0.16 ... 3: 0.19, 4: dev, 5: main, 6: pr-4268
+  std::string_view parser_default;  ///< as a scenario writes it; empty: none, or filled in later
+};
+
+std::span<const Flag> flags();
+const Flag* find_flag(std::string_view name);
+/// The flag that sets `field` in this version, or null. Of two spellings the one that begins with --no-.
+const Flag* flag_of_field(std::string_view field, const scenario::Software& software);
+bool has(const Flag& flag, const scenario::Software& software);
+std::string versions_text(const Flag& flag);
+bool is_unmodelled(std::string_view name);  ///< a flag of Megatron that says nothing pipewright uses
+std::vector<std::string> all_flag_names();
+
+/// Flags that many documents name and no version has, with what does exist.
+struct Legend {
+  std::string_view name, instead;
+};
+std::span<const Legend> legends();
+
+/// Does the parser's default for this field matter in this scenario? (Ranks of MLA in a model without it do not.)
+bool matters(std::string_view field, const Scenario& scenario);
+
+/// Values of two scenarios that Megatron cannot tell apart: one stated, the other the same by default.
+bool same_value(const Scenario& a, const Scenario& b, const std::string& field);
+
+/// "Parallelism", "Recompute", ...: the heading under which a field of the scenario is printed.
+std::vector<std::pair<std::string, std::vector<std::string>>> fields_by_title();
+
+// ---- Words and values
+
+std::vector<std::string> split_shell(std::string_view text);
+std::vector<std::string> items_of(const std::string& yaml_list);    ///< "[a, b]" or "a" -> a, b
+std::string python_text(const std::vector<std::string>& integers);  ///< {"0","0","1"} -> "([0]*2+[1]*1)"
+std::vector<std::string> python_values(std::string_view text, const std::string& flag);
+
+}  // namespace pipewright::emit
