@@ -80,7 +80,7 @@ class Allocator {
   void retire(std::uint32_t handle);  ///< counts as allocated no more, but cannot be used again yet (record_stream)
   void free(std::uint32_t handle);
   void next_segment_at(std::int64_t address);  ///< where the driver puts the next segment; decides between equal fits
-  void empty_cache();  ///< torch.cuda.empty_cache
+  void empty_cache();                          ///< torch.cuda.empty_cache
   void reset_peaks();
 
   std::int64_t allocated() const;

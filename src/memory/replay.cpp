@@ -32,11 +32,15 @@ Replay replay(const std::string& text, const std::string& file, const std::optio
   std::int64_t index = 0;
   for (const auto& row : json["rows"]) {
     if (index++ == reset_at) allocator.reset_peaks();
-    if (!row.is_array() || row.size() < 4 || !row[0].is_string() || !row[1].is_number() || !row[2].is_number()) {
+    if (!row.is_array() || row.size() < 4 || !row[0].is_string() || !row[1].is_number_integer() ||
+        !row[2].is_number_integer() || !row[3].is_number_integer()) {
       refuse(file, "rows[" + std::to_string(index - 1) + "]", "expected [action, address, bytes, stream, ...]");
     }
     const auto& action = row[0].get_ref<const std::string&>();
     const std::int64_t address = row[1], bytes = row[2];
+    if (bytes < 0 || bytes > (std::int64_t{1} << 46)) {
+      refuse(file, "rows[" + std::to_string(index - 1) + "]", std::to_string(bytes) + " is not a size");
+    }
     if (action == "alloc") {
       const auto block = allocator.allocate(bytes, static_cast<std::int32_t>(row[3].get<std::int64_t>() & 0x7fffffff));
       if (block) live[address] = *block;

@@ -15,11 +15,8 @@
 //              returns; the wait handle that cool-down pops until the function returns
 #include <algorithm>
 #include <array>
-#include <deque>
-#include <functional>
-#include <map>
 
-#include "pipewright/memory.hpp"
+#include "heap.hpp"
 
 namespace pipewright::memory {
 namespace {
@@ -30,12 +27,6 @@ using model::Step;
 using schedule::Instruction;
 using schedule::Kind;
 using schedule::Part;
-
-constexpr std::uint32_t none = 0xffffffff;
-
-/// Launches that the host can be ahead of the GPU: the depth of a CUDA channel's queue. Recorded runs free the blocks
-/// of asynchronous transfers about as many launches late.
-constexpr std::int64_t launch_queue_depth = 1024;
 
 /// Launches behind one entry of the model, as kernel traces show them: helpers are timed with their kernel but take
 /// their own place in the queue (a GEMM clears cuBLAS's semaphores first, ...).
@@ -58,153 +49,6 @@ int launches(const profile::Key& key) {
   }
   return key.family.empty() ? 0 : 1;
 }
-
-struct Block {
-  std::int64_t bytes = 0;  ///< rounded
-  std::uint32_t owner = 0;
-  std::uint32_t holders = 0;
-  bool transferred = false;       ///< the P2P stream uses it too
-  std::uint32_t attached = none;  ///< what it names: an input its gradient, an output (by its graph) the input
-  model::Tensor::Home home = model::Tensor::Home::allocator;
-};
-
-/// Live blocks, their sum and its peak.
-class Heap {
- public:
-  /// `asynchronous`: the host does not wait for transfers.
-  Heap(std::size_t owners, bool asynchronous, const Listener& listener)
-      : by_owner_(owners), asynchronous_(asynchronous), listener_(listener) {}
-
-  std::uint32_t allocate(const model::Tensor& tensor) {
-    if (tensor.home == model::Tensor::Home::static_buffer) {
-      auto& spare = spare_[tensor.bytes];
-      if (!spare.empty()) {
-        const auto id = spare.back();
-        spare.pop_back();
-        blocks_[id].holders = 1;
-        return id;
-      }
-    }
-    std::uint32_t id = 0;
-    if (unused_.empty()) {
-      id = static_cast<std::uint32_t>(blocks_.size());
-      blocks_.emplace_back();
-    } else {
-      id = unused_.back();
-      unused_.pop_back();
-    }
-    auto& block = blocks_[id];
-    block = Block{block_bytes(tensor.bytes.value), tensor.owner, 1, false, none, tensor.home};
-    if (tensor.home == model::Tensor::Home::graph_pool) {
-      graph_live_ += block.bytes;
-      graph_peak_ = std::max(graph_peak_, graph_live_);
-      return id;
-    }
-    live_ += block.bytes;
-    by_owner_[tensor.owner] += block.bytes;
-    ++events_;
-    if (listener_) listener_({Event::Kind::allocate, id, tensor.owner, tensor.bytes});
-    if (live_ > peak_) {
-      peak_ = live_;
-      peak_event_ = events_;
-      if (events_ == stop_at_) peak_owners_ = by_owner_;
-    }
-    return id;
-  }
-  void hold(std::uint32_t id) {
-    if (id != none) ++blocks_[id].holders;
-  }
-  void drop(std::uint32_t id) {
-    if (id == none) return;
-    auto& block = blocks_[id];
-    if (block.holders == 0) throw InternalError("memory walk: a tensor is freed twice");
-    if (--block.holders > 0) return;
-    if (block.home == model::Tensor::Home::static_buffer) {
-      spare_[Bytes(block.bytes)].push_back(id);
-      return;
-    }
-    const auto attached = block.attached;
-    if (block.home == model::Tensor::Home::graph_pool) {
-      graph_live_ -= block.bytes;
-      unused_.push_back(id);
-    } else {
-      live_ -= block.bytes;
-      by_owner_[block.owner] -= block.bytes;
-      ++events_;
-      if (block.transferred && asynchronous_) {
-        tell(Event::Kind::retire, id);
-        retired_.emplace_back(launches_, id);
-      } else {
-        tell(Event::Kind::free, id);
-        unused_.push_back(id);
-      }
-    }
-    drop(attached);
-  }
-  void transfer(std::uint32_t id) {
-    if (id != none) blocks_[id].transferred = true;
-  }
-  /// Kernels are launched: the GPU has come as far as `launch_queue_depth` launches ago.
-  void launch(int count) {
-    launches_ += count;
-    while (!retired_.empty() && retired_.front().first + launch_queue_depth <= launches_) release_oldest();
-  }
-  void synchronize() {
-    while (!retired_.empty()) release_oldest();
-  }
-  void attach(std::uint32_t to, std::uint32_t named) {
-    hold(named);
-    blocks_[to].attached = named;
-  }
-
-  std::int64_t live() const { return live_; }
-  std::int64_t peak() const { return peak_; }
-  std::int64_t peak_event() const { return peak_event_; }
-  std::int64_t events() const { return events_; }
-  std::int64_t graph_pool() const { return graph_peak_; }
-  void begin_step() { peak_ = 0; }
-  void remember_owners_at(std::int64_t event) { stop_at_ = event; }
-  const std::vector<std::int64_t>& peak_owners() const { return peak_owners_; }
-
- private:
-  void tell(Event::Kind kind, std::uint32_t id) const {
-    if (listener_) listener_({kind, id, blocks_[id].owner, Bytes(blocks_[id].bytes)});
-  }
-  void release_oldest() {
-    const auto id = retired_.front().second;
-    retired_.pop_front();
-    tell(Event::Kind::free, id);
-    unused_.push_back(id);
-  }
-
-  std::vector<Block> blocks_;
-  std::vector<std::uint32_t> unused_;
-  std::vector<std::int64_t> by_owner_, peak_owners_;
-  std::map<Bytes, std::vector<std::uint32_t>> spare_;  ///< static buffers that nobody uses, by size
-  std::int64_t live_ = 0, peak_ = 0, peak_event_ = 0, events_ = 0, stop_at_ = -1;
-  std::int64_t graph_live_ = 0, graph_peak_ = 0, launches_ = 0;
-  std::deque<std::pair<std::int64_t, std::uint32_t>> retired_;  ///< launches when it was freed, block
-  const bool asynchronous_;
-  const Listener& listener_;
-};
-
-/// A variable of the schedule function: assigning it lets go of what it named.
-class Variable {
- public:
-  explicit Variable(Heap& heap) : heap_(heap) {}
-  void assign(std::uint32_t block) {
-    heap_.get().hold(block);
-    heap_.get().drop(block_);
-    block_ = block;
-  }
-  void clear() { assign(none); }
-  bool named() const { return block_ != none; }
-  std::uint32_t named_block() const { return block_; }
-
- private:
-  std::reference_wrapper<Heap> heap_;
-  std::uint32_t block_ = none;
-};
 
 /// One microbatch of one chunk between its forward and its backward.
 struct Flight {

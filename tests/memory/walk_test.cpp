@@ -1,0 +1,178 @@
+// The walk against real runs (tests/measured) and against itself. Runs in tests/memory.
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <map>
+
+#include "pipewright/memory.hpp"
+
+using namespace pipewright;
+
+namespace {
+
+scenario::Scenario measured(const std::string& name) { return scenario::read("../measured/" + name + ".yaml"); }
+
+memory::Walk walk(const scenario::Scenario& s, int rank, const memory::Listener& listener = {}) {
+  return memory::walk(model::build(s), schedule::build(schedule::config_of(s)), s, rank, listener);
+}
+
+double relative(Bytes predicted, Bytes real) {
+  return static_cast<double>(predicted.value) / static_cast<double>(real.value) - 1;
+}
+
+const std::vector<std::string> dense = {"a_mem_pp4v2_m8",
+                                        "a_mem_pp4v2_m8_expandable",
+                                        "a_mem_pp4_m8_full_block2",
+                                        "a_pp4_m8_full_block2",
+                                        "a_pp4_m8",
+                                        "a_pp4v2_m8",
+                                        "a_pp4v2_m8_nooverlap",
+                                        "a_pp4v2_m8_shm",
+                                        "a_pp4v2_m16_n8",
+                                        "a_pp4v2_m8_r_core_attn",
+                                        "a_pp4v2_m8_r_mlp",
+                                        "a_pp4v2_m8_full_uniform1",
+                                        "a_pp4v2_m8_fp8cs",
+                                        "a_pp4v2_m8_fp8cs_r_mlp",
+                                        "a_pp2dp2v2_m8_ogr",
+                                        "a3_pp4v2_m8",
+                                        "b_pp4v2_m8",
+                                        "b_tp2pp2v2_m8",
+                                        "b_tp2pp2v2_m8_fp8cs",
+                                        "w_off0"};
+
+/// A small model on many pipelines.
+scenario::Scenario small(int stages, int chunks, int microbatches, const std::string& settings) {
+  return scenario::parse(
+      "scenario: 1\n"
+      "model: {num_layers: " +
+          std::to_string(2 * stages * chunks) +
+          ", hidden_size: 512, ffn_hidden_size: 1024, "
+          "num_attention_heads: 8, num_query_groups: 4, seq_length: 512, vocab_size: 4096, gated_linear_unit: true, "
+          "normalization: RMSNorm, add_bias_linear: false, untie_embeddings_and_output_weights: true, "
+          "position_embedding_type: rope}\n"
+          "settings: {pipeline_model_parallel_size: " +
+          std::to_string(stages) +
+          (chunks > 1 ? ", virtual_pipeline_model_parallel_size: " + std::to_string(chunks) : "") +
+          ", micro_batch_size: 1, global_batch_size: " + std::to_string(microbatches) +
+          ", bf16: true, use_distributed_optimizer: true, gradient_accumulation_fusion: true, hidden_dropout: 0.0" +
+          settings + "}\ncluster: {profile: h200-sxm, num_gpus: " + std::to_string(stages) + ", gpus_per_node: 8}\n",
+      "small.yaml");
+}
+
+}  // namespace
+
+TEST_CASE("peak allocated of every dense measured run, every rank, within 0.3 %") {
+  for (const auto& name : dense) {
+    CAPTURE(name);
+    const auto s = measured(name);
+    for (const auto& real : s.measured->ranks) {
+      CAPTURE(real.rank);
+      CHECK(std::abs(relative(walk(s, static_cast<int>(real.pp_rank)).peak_allocated, real.peak_allocated_bytes)) <
+            0.003);
+    }
+  }
+}
+
+TEST_CASE("a fresh process: static bytes exactly, peak and remainder to some scalars") {
+  for (const auto& name : {"a_mem_pp4v2_m8", "a_mem_pp4v2_m8_expandable", "a_pp4_m8_full_block2"}) {
+    CAPTURE(name);
+    const auto s = measured(name);
+    for (const auto& real : s.measured->ranks) {
+      CAPTURE(real.rank);
+      const auto w = walk(s, static_cast<int>(real.pp_rank));
+      CHECK(w.static_bytes == real.static_bytes);
+      CHECK(std::abs(w.peak_allocated.value - real.peak_allocated_bytes.value) < 32 * 1024);
+      CHECK(std::abs(w.after_step.value - real.after_step_bytes.value) < 8 * 1024);
+    }
+  }
+}
+
+TEST_CASE("a later configuration of a process had Transformer Engine's workspace already") {
+  for (const auto& name : {"a_pp4_m8", "a_pp4v2_m8", "a3_pp4v2_m8", "b_tp2pp2v2_m8", "a_pp4v2_m8_fp8cs"}) {
+    CAPTURE(name);
+    const auto s = measured(name);
+    for (const auto& real : s.measured->ranks) {
+      CHECK(walk(s, static_cast<int>(real.pp_rank)).static_bytes.value - real.static_bytes.value == (32 << 20) + 1024);
+    }
+  }
+}
+
+TEST_CASE("reserved bytes of the runs that began with an empty allocator within 2 %") {
+  for (const auto& name : {"a_mem_pp4v2_m8", "a_mem_pp4v2_m8_expandable"}) {
+    CAPTURE(name);
+    const auto s = measured(name);
+    for (const auto& real : s.measured->ranks) {
+      CAPTURE(real.rank);
+      CHECK(std::abs(relative(walk(s, static_cast<int>(real.pp_rank)).peak_reserved, real.peak_reserved_bytes)) < 0.02);
+    }
+  }
+}
+
+TEST_CASE("owners add up to the peak, and the place is named") {
+  const auto w = walk(measured("a_pp4v2_m8"), 0);
+  std::int64_t sum = 0;
+  for (const auto& owner : w.peak_owners) sum += owner.bytes.value;
+  CHECK(sum == w.peak_allocated.value);
+  CHECK(w.peak_at == "B1.1");
+  CHECK(w.peak_piece == "layer 9, mlp.activation backward");
+  CHECK(w.peak_owners.front().bytes >= w.peak_owners.back().bytes);
+}
+
+TEST_CASE("every schedule frees what it allocates") {
+  const std::vector<std::string> settings = {
+      "",
+      ", overlap_p2p_comm: true, batch_p2p_comm: false",
+      ", overlap_p2p_comm: true, batch_p2p_comm: false, overlap_p2p_comm_warmup_flush: true",
+      ", deallocate_pipeline_outputs: false",
+      ", recompute_granularity: full, recompute_method: uniform, recompute_num_layers: 2",
+      ", recompute_granularity: selective, recompute_modules: [core_attn, mlp]",
+      ", cuda_graph_impl: transformer_engine, cuda_graph_modules: [mlp]",
+      ", defer_embedding_wgrad_compute: true",
+  };
+  int runs = 0;
+  for (const int stages : {1, 2, 4}) {
+    for (const int chunks : {1, 2, 3}) {
+      for (const int microbatches : {4, 8, 12}) {
+        for (const auto& setting : settings) {
+          if (chunks > 1 && stages == 1) continue;
+          const bool overlaps = setting.find("overlap_p2p_comm") != std::string::npos;
+          if (overlaps && chunks == 1) continue;
+          const auto s = small(stages, chunks, microbatches, setting);
+          CAPTURE(stages);
+          CAPTURE(chunks);
+          CAPTURE(microbatches);
+          CAPTURE(setting);
+          for (int rank = 0; rank < stages; ++rank) {
+            std::map<std::uint32_t, std::int64_t> live;
+            std::int64_t bytes = 0;
+            const auto w = walk(s, rank, [&](const memory::Event& event) {
+              if (event.kind == memory::Event::Kind::allocate) {
+                CHECK(live.emplace(event.block, event.bytes.value).second);
+                bytes += memory::block_bytes(event.bytes.value);
+              } else if (event.kind == memory::Event::Kind::free) {
+                bytes -= memory::block_bytes(live[event.block]);
+                CHECK(live.erase(event.block) == 1);
+              }
+            });
+            // Parameters, optimizer state and each chunk's last input with its gradient remain, nothing else.
+            CHECK(bytes == w.after_step.value);
+            CHECK(w.peak_allocated >= w.after_step);
+            CHECK(w.after_step > w.static_bytes);
+            CHECK(w.peak_reserved >= w.peak_allocated);
+            ++runs;
+          }
+        }
+      }
+    }
+  }
+  CHECK(runs > 300);
+}
+
+TEST_CASE("recompute never raises the peak, except core attention") {
+  const auto peak = [](const std::string& settings) { return walk(small(4, 2, 8, settings), 0).peak_allocated; };
+  const auto none = peak("");
+  CHECK(peak(", recompute_granularity: selective, recompute_modules: [mlp]") < none);
+  CHECK(peak(", recompute_granularity: full, recompute_method: uniform, recompute_num_layers: 1") < none);
+  CHECK(peak(", recompute_granularity: selective, recompute_modules: [core_attn]") > none);
+}

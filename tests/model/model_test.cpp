@@ -1,0 +1,199 @@
+// Layers, embedding and head against the formulas of reference 5.1 and against themselves: what is born dies.
+#include "pipewright/model.hpp"
+
+#include <doctest/doctest.h>
+
+#include <map>
+
+using namespace pipewright;
+using model::Piece;
+using model::Step;
+
+namespace {
+
+/// Llama 3 70B at sequence 8192 on TP 4 with sequence parallelism, bf16.
+scenario::Scenario llama70b() {
+  return scenario::parse(R"(scenario: 1
+model: {num_layers: 80, hidden_size: 8192, ffn_hidden_size: 28672, num_attention_heads: 64, num_query_groups: 8,
+  seq_length: 8192, vocab_size: 128256, gated_linear_unit: true, normalization: RMSNorm, add_bias_linear: false,
+  untie_embeddings_and_output_weights: true, position_embedding_type: rope, make_vocab_size_divisible_by: 1}
+settings: {tensor_model_parallel_size: 4, pipeline_model_parallel_size: 4, sequence_parallel: true, micro_batch_size: 1,
+  global_batch_size: 16, bf16: true, use_distributed_optimizer: true, grad_reduce_in_fp32: true,
+  gradient_accumulation_fusion: true, hidden_dropout: 0.0, attention_dropout: 0.0, apply_rope_fusion: true}
+cluster: {profile: h200-sxm, num_gpus: 32, gpus_per_node: 8}
+)",
+                         "llama70b.yaml");
+}
+
+scenario::Scenario with(scenario::Scenario s, std::initializer_list<const char*> settings) {
+  for (const auto* setting : settings) scenario::set(s, setting);
+  return s;
+}
+
+/// A layer that is neither the first nor the last of its chunk.
+const Piece& inner_layer(const model::Stages& stages) { return stages.pieces[stages.ranks[1].chunks[0].pieces[1]]; }
+
+/// Bytes that a forward pass leaves for the backward pass, the input included, the output not.
+std::int64_t saved(const Piece& piece) {
+  std::map<std::uint32_t, std::int64_t> live = {{Piece::input, piece.tensors[Piece::input].bytes.value}};
+  for (const auto& step : piece.forward) {
+    if (step.kind == Step::Kind::allocate) live[step.index] = piece.tensors[step.index].bytes.value;
+    if (step.kind == Step::Kind::free) live.erase(step.index);
+  }
+  live.erase(Piece::output);
+  std::int64_t total = 0;
+  for (const auto& [index, bytes] : live) total += bytes;
+  return total;
+}
+
+/// Every tensor of the piece is allocated before it is freed, once, and gone at the end.
+void check_balance(const Piece& piece) {
+  CAPTURE(piece.name);
+  std::map<std::uint32_t, int> holders = {{Piece::input, 1}, {Piece::output_gradient, 1}};
+  for (const auto* list : {&piece.forward, &piece.backward, &piece.weight_gradient}) {
+    for (const auto& step : *list) {
+      if (step.kind == Step::Kind::allocate) {
+        CHECK(holders[step.index] == 0);
+        ++holders[step.index];
+      } else if (step.kind == Step::Kind::free) {
+        CHECK(holders[step.index] == 1);
+        --holders[step.index];
+      } else if (step.kind == Step::Kind::launch) {
+        CHECK(step.index < piece.kernels.size());
+      }
+    }
+  }
+  for (const auto& [index, count] : holders) {
+    CAPTURE(index);
+    const bool outlives = index == Piece::output || index == Piece::input_gradient || index == Piece::output_gradient ||
+                          (index == Piece::input && piece.name == "embedding");
+    if (!outlives) CHECK(count == 0);
+  }
+}
+
+constexpr std::int64_t tokens = 8192, h = 8192, q = 8192, kv = 1024, f = 28672, heads = 64, t = 4;
+
+}  // namespace
+
+TEST_CASE("a bf16 layer saves what reference 5.1 says") {
+  const auto s = llama70b();
+  const auto stages = model::build(s);
+  const std::int64_t formula = tokens / t * (8 * h + 4 * q + 4 * kv + 6 * f + 4 * heads + 8);
+  CHECK(formula == 562577408);
+  CHECK(saved(inner_layer(stages)) == formula + 16);  // and the generator state of the attention
+}
+
+TEST_CASE("without sequence parallelism the norms keep every token") {
+  const auto stages = model::build(with(llama70b(), {"sequence_parallel=false"}));
+  const std::int64_t formula = tokens * (8 * h + 8) + tokens / t * (4 * q + 4 * kv + 6 * f + 4 * heads);
+  CHECK(saved(inner_layer(stages)) == formula + 16);
+}
+
+TEST_CASE("recompute removes what it should, core attention adds because v is a view") {
+  const auto saved_with = [](std::initializer_list<const char*> settings) {
+    return saved(inner_layer(model::build(with(llama70b(), settings))));
+  };
+  const std::int64_t none = saved_with({});
+  const std::int64_t row = tokens / t;
+  CHECK(none - saved_with({"recompute_granularity=selective", "recompute_modules=[mlp]"}) == row * (2 * h + 6 * f + 4));
+  CHECK(saved_with({"recompute_granularity=selective", "recompute_modules=[core_attn]"}) - none ==
+        row * (2 * (q + kv) - 4 * heads) - 16);
+  CHECK(saved_with({"recompute_granularity=selective", "recompute_modules=[layernorm]"}) == none);
+  CHECK(saved_with({"recompute_granularity=full", "recompute_method=uniform", "recompute_num_layers=1"}) ==
+        row * 2 * h);
+}
+
+TEST_CASE("FP8 saves norm outputs and the second linear layer's input in one byte") {
+  const auto s = with(llama70b(), {"fp8=hybrid", "fp8_recipe=tensorwise"});
+  const std::int64_t formula = tokens / t * (6 * h + 4 * q + 4 * kv + 5 * f + 4 * heads + 8);
+  CHECK(saved(inner_layer(model::build(s))) == formula + 16);
+}
+
+TEST_CASE("what is born dies, whatever the layer is made of") {
+  const std::vector<std::vector<const char*>> variants = {
+      {},
+      {"sequence_parallel=false"},
+      {"recompute_granularity=selective", "recompute_modules=[core_attn]"},
+      {"recompute_granularity=selective", "recompute_modules=[mlp, core_attn]"},
+      {"recompute_granularity=full", "recompute_method=uniform", "recompute_num_layers=3"},
+      {"recompute_granularity=full", "recompute_method=block", "recompute_num_layers=2"},
+      {"fp8=hybrid", "fp8_recipe=tensorwise"},
+      {"fp8=hybrid", "fp8_recipe=delayed", "recompute_granularity=selective", "recompute_modules=[mlp]"},
+      {"fp8=hybrid", "fp8_recipe=blockwise", "sequence_parallel=false"},
+      {"qk_layernorm=true"},
+      {"qk_layernorm=true", "position_embedding_type=none"},
+      {"position_embedding_type=none"},
+      {"position_embedding_type=learned_absolute", "max_position_embeddings=8192", "normalization=LayerNorm"},
+      {"hidden_dropout=0.1", "add_bias_linear=true", "gated_linear_unit=false"},
+      {"gradient_accumulation_fusion=false"},
+      {"tensor_model_parallel_size=1", "sequence_parallel=false", "micro_batch_size=2"},
+      {"context_parallel_size=2"},
+      {"tp_comm_overlap=true", "fp8=hybrid", "fp8_recipe=tensorwise"},
+      {"defer_embedding_wgrad_compute=true"},
+      {"cuda_graph_impl=transformer_engine", "cuda_graph_modules=[mlp]"},
+      {"cross_entropy_loss_fusion=true", "cross_entropy_fusion_impl=te"},
+  };
+  for (const auto& settings : variants) {
+    auto s = llama70b();
+    std::string all;
+    for (const auto* setting : settings) {
+      all += std::string(setting) + " ";
+      scenario::set(s, setting);
+    }
+    CAPTURE(all);
+    const auto stages = model::build(s);
+    for (const auto& piece : stages.pieces) check_balance(piece);
+  }
+}
+
+TEST_CASE("parameters of all ranks are the model's") {
+  const auto stages = model::build(llama70b());
+  std::int64_t sum = 0;
+  for (const auto& rank : stages.ranks) {
+    for (const auto& chunk : rank.chunks) sum += chunk.parameters;
+  }
+  const std::int64_t norms = (2 * 80 + 1) * h;  // every tensor-parallel rank has them whole
+  CHECK((sum - norms) * t + norms == 70553706496);
+}
+
+TEST_CASE("collectives of sequence parallelism: two gathers and two scatters a pass, half of backward's beside GEMMs") {
+  const auto stages = model::build(llama70b());
+  const auto& layer = inner_layer(stages);
+  const auto count = [&](const std::vector<Step>& steps, const std::string& family, model::Stream stream) {
+    int n = 0;
+    for (const auto& step : steps) {
+      if (step.kind != Step::Kind::launch) continue;
+      const auto& kernel = layer.kernels[step.index];
+      n += kernel.key.family.starts_with(family) && kernel.stream == stream ? 1 : 0;
+    }
+    return n;
+  };
+  CHECK(count(layer.forward, "all_gather", model::Stream::compute) == 2);
+  CHECK(count(layer.forward, "reduce_scatter", model::Stream::compute) == 2);
+  CHECK(count(layer.backward, "all_gather", model::Stream::compute) == 2);
+  CHECK(count(layer.backward, "all_gather", model::Stream::communication) == 2);
+  CHECK(count(layer.backward, "reduce_scatter", model::Stream::communication) == 2);
+  CHECK(count(layer.forward, "gemm", model::Stream::compute) == 4);
+  CHECK(count(layer.backward, "gemm", model::Stream::compute) == 8);
+}
+
+TEST_CASE("model FLOPs by Megatron's formula") {
+  // 6 x tokens x (parameters in GEMMs + causal attention): 8 sequences of 4096 through 16 layers of an 8B model.
+  auto s = llama70b();
+  for (const auto* setting : {"num_layers=16", "hidden_size=4096", "ffn_hidden_size=14336", "num_attention_heads=32",
+                              "seq_length=4096", "vocab_size=32000", "global_batch_size=8"}) {
+    scenario::set(s, setting);
+  }
+  const double weights = 16.0 * (4096.0 * (4096 + 2 * 1024) + 4096.0 * 4096 + 3.0 * 4096 * 14336) + 4096.0 * 32000;
+  const double attention = 16.0 * 4096 * 4096;  // q x s, halved by the mask, doubled by QK and PV
+  CHECK(model::step_flop(s) == doctest::Approx(6.0 * 8 * 4096 * (weights + attention)).epsilon(1e-12));
+}
+
+TEST_CASE("what is not modelled is refused with its key") {
+  CHECK_THROWS_WITH_AS(model::build(with(llama70b(), {"num_moe_experts=8"})), doctest::Contains("num_moe_experts"),
+                       UsageError);
+  CHECK_THROWS_WITH_AS(model::build(with(llama70b(), {"fp8=hybrid", "fp8_recipe=mxfp8"})),
+                       doctest::Contains("fp8_recipe"), UsageError);
+  CHECK_THROWS_WITH_AS(model::build(with(llama70b(), {"ffn_hidden_size=1001"})), doctest::Contains("ffn_hidden_size"),
+                       UsageError);
+}
