@@ -19,7 +19,8 @@ Words words_of(const Flag& flag, const std::string& value) {
     case Kind::off:
       return words;
     case Kind::value:
-      words.push_back(value);
+      // Some parsers take integers only where a scenario may hold 500000.0; every float parser takes both.
+      words.push_back(value.ends_with(".0") ? value.substr(0, value.size() - 2) : value);
       return words;
     case Kind::list:
       words.insert(words.end(), items.begin(), items.end());

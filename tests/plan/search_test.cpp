@@ -1,0 +1,283 @@
+// The search against a predictor whose answers are known: what it enumerates, rejects, prefers and says.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <atomic>
+
+#include "bases.hpp"
+#include "pipewright/plan.hpp"
+
+using namespace pipewright;
+
+namespace {
+
+constexpr std::int64_t gibibyte = std::int64_t{1} << 30;
+constexpr std::int64_t millisecond = 1'000'000;
+
+bool expandable(const scenario::Scenario& s) {
+  return scenario::variable(s, "PYTORCH_CUDA_ALLOC_CONF").find("expandable_segments:True") != std::string::npos;
+}
+
+/// Time: 1000 ms of compute, a bubble of (p - 1) / (m v), recompute by module. Memory: 40 GiB plus 2 GiB a chunk, less
+/// what recompute frees; the default allocator reserves 8 GiB more than the peak, expandable segments 1 GiB.
+predict::Prediction machine(const scenario::Scenario& s, std::int64_t limit = 80 * gibibyte) {
+  std::int64_t recompute = 0, freed = 0;
+  if (scenario::recomputes(s, "core_attn")) recompute += 24, freed -= gibibyte;
+  if (scenario::recomputes(s, "mlp")) recompute += 160, freed += 6 * gibibyte;
+  if (s.settings.recompute_granularity == "full") recompute += 300, freed += 12 * gibibyte;
+  const auto chunks = scenario::num_chunks(s);
+  const auto bubble = 1000 * (s.settings.pipeline_model_parallel_size - 1) / (16 * chunks);
+  predict::Prediction p;
+  p.forward_backward_ns = p.step_ns = (1000 + recompute + bubble) * millisecond;
+  p.tokens_per_s_per_gpu = 1e12 / static_cast<double>(p.step_ns);
+  p.memory_limit = Bytes(limit);
+  for (int rank = 0; rank < s.settings.pipeline_model_parallel_size; ++rank) {
+    predict::RankPrediction r;
+    r.pp_rank = rank;
+    r.account.busy = (1000 + recompute) * millisecond;
+    r.account.recompute = recompute * millisecond;
+    r.account.bubble = bubble * millisecond;
+    r.peak_allocated = Bytes((40 - rank) * gibibyte + 2 * gibibyte * chunks - freed);
+    r.peak_reserved = r.peak_allocated + Bytes((expandable(s) ? 1 : 8) * gibibyte);
+    r.outside_allocator = Bytes(5 * gibibyte);
+    r.fits = (r.peak_reserved + r.outside_allocator).value <= limit;
+    p.fits = p.fits && r.fits;
+    p.ranks.push_back(r);
+  }
+  return p;
+}
+
+plan::Options options(std::int64_t limit = 80 * gibibyte) {
+  plan::Options o;
+  o.predict = [limit](const scenario::Scenario& s) { return machine(s, limit); };
+  o.threads = 2;
+  o.top = 1000;
+  return o;
+}
+
+scenario::Scenario searching(const char* base, const char* open, const char* changes = "") {
+  auto s = test::scenario(base, changes);
+  std::string_view rest = open;
+  while (!rest.empty()) {
+    const auto end = rest.find(' ');
+    scenario::set(s, "search." + std::string(rest.substr(0, end)) + "=auto");
+    rest.remove_prefix(end == std::string_view::npos ? rest.size() : end + 1);
+  }
+  return s;
+}
+
+std::vector<std::string> labels(const plan::Plan& plan) {
+  std::vector<std::string> all;
+  if (plan.best) all.push_back(plan.best->label);
+  for (const auto& candidate : plan.alternatives) all.push_back(candidate.label);
+  return all;
+}
+
+bool says(const plan::Plan& plan, std::string_view text) {
+  return std::ranges::any_of(plan.why, [&](const std::string& w) { return w.find(text) != std::string::npos; });
+}
+
+}  // namespace
+
+TEST_CASE("recompute: every legal set, every full n; idle and illegal modules once") {
+  const auto plan = plan::search(searching("single", "recompute"), options());
+  // 8 layers in one chunk: {}, core_attn, mlp, both; uniform 1..8; block 1..7.
+  CHECK(plan.searched.candidates == 4 + 8 + 7);
+  CHECK(plan.searched.legal == plan.searched.candidates);
+  CHECK(plan.searched.proved_optimal);
+  REQUIRE(plan.best);
+  CHECK(plan.best->label == "no recompute");
+  CHECK(plan.alternatives.size() == 18);
+  CHECK(says(plan, "no-effect.layernorm"));
+  CHECK(std::ranges::any_of(plan.rejected, [](const auto& r) { return r.rule == "recompute.mla-up-proj-needs-mla"; }));
+  CHECK(std::ranges::count(plan.rejected, "recompute.moe-act-needs-grouped-gemm", &plan::Rejected::rule) == 1);
+}
+
+TEST_CASE("MoE: the modules of its layers, moe not beside what it contains") {
+  auto s = searching("moe", "recompute", "moe_shared_expert_intermediate_size=1024");
+  const auto plan = plan::search(s, options());
+  const auto all = labels(plan);
+  const auto has = [&](const char* label) { return std::ranges::find(all, label) != all.end(); };
+  CHECK(has("recompute core_attn, layernorm, moe_act, shared_experts"));
+  CHECK(has("recompute moe"));
+  CHECK_FALSE(has("recompute moe_act, moe"));
+  CHECK_FALSE(has("recompute mlp"));
+}
+
+TEST_CASE("graphs of single modules reject full recompute by their rule") {
+  const auto plan = plan::search(
+      searching("dense", "recompute", "cuda_graph_impl=transformer_engine; cuda_graph_modules=[mlp]"), options());
+  CHECK(plan.searched.legal == 4);
+  CHECK(std::ranges::count(plan.rejected, "graphs.full-recompute", &plan::Rejected::rule) ==
+        plan.searched.candidates - plan.searched.legal);
+  CHECK_FALSE(plan.rejected.back().reason.empty());
+}
+
+TEST_CASE("interleaving: the divisors of a rank's layers, with what hangs on them") {
+  const auto plan = plan::search(searching("dense", "pipeline"), options());
+  // 2 layers a rank: none and VPP 2.
+  CHECK(plan.searched.legal == 2);
+  REQUIRE(plan.best);
+  CHECK(plan.best->label == "VPP 2");
+  REQUIRE(plan.alternatives.size() == 1);
+  const auto& plain = plan.alternatives[0].scenario;
+  CHECK_FALSE(plain.settings.virtual_pipeline_model_parallel_size);
+  CHECK_FALSE(plain.settings.overlap_p2p_comm);
+  CHECK(plan.baseline.settings ==
+        plan::Assignments{{"virtual_pipeline_model_parallel_size", "2"}, {"overlap_p2p_comm", "true"}});
+}
+
+TEST_CASE("at equal time the larger margin of reserved memory wins") {
+  auto o = options();
+  std::atomic<int> simulated = 0, repredicted = 0;
+  o.predict = [&](const scenario::Scenario& s) { return ++simulated, machine(s); };
+  o.repredict_reserved = [&](const scenario::Scenario& s, const predict::Prediction&) {
+    return ++repredicted, machine(s);
+  };
+  const auto plan = plan::search(searching("dense", "recompute allocator"), o);
+  REQUIRE(plan.best);
+  CHECK(plan.best->label == "no recompute, expandable segments");
+  CHECK(plan.best->environment == plan::Assignments{{"PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"}});
+  CHECK(says(plan, "a tie"));
+  CHECK(says(plan, "fragmentation on rank 0: expandable segments: 45.00 GiB reserved for a peak of 44.00 GiB"));
+  // Time is simulated once for both allocator settings.
+  CHECK(plan.searched.simulated == simulated);
+  CHECK(repredicted == simulated);
+  CHECK(plan.searched.legal == 2 * plan.searched.simulated);
+  // The winner against the others, with what is replayed and what is freed.
+  CHECK(says(plan, "recompute mlp: +14."));
+  CHECK(says(plan, "replays norm, fc1, activation and fc2 of every dense layer: 160.0 ms"));
+  CHECK(says(plan, "frees 6.00 GiB on rank 0, which is not needed"));
+  CHECK(says(plan, "needs 1.00 GiB more on rank 0"));
+}
+
+TEST_CASE("fragmentation decides what fits") {
+  const auto plan = plan::search(searching("dense", "allocator"), options(52 * gibibyte));
+  REQUIRE(plan.best);
+  CHECK(plan.best->label == "expandable segments");
+  CHECK(says(plan, "expandable segments is what makes it fit"));
+  CHECK_FALSE(plan.baseline.prediction.fits);
+  CHECK(says(plan, "does not fit"));
+}
+
+TEST_CASE("a slower candidate that fits beats a faster one that does not") {
+  const auto plan = plan::search(searching("dense", "recompute"), options(52 * gibibyte));
+  REQUIRE(plan.best);
+  CHECK(plan.best->label == "recompute mlp");
+  CHECK(plan.best->prediction.fits);
+  CHECK(std::ranges::any_of(plan.alternatives, [](const auto& c) { return !c.prediction.fits; }));
+}
+
+TEST_CASE("nothing fits: no best, and the reason") {
+  const auto plan = plan::search(searching("dense", "recompute allocator"), options(10 * gibibyte));
+  CHECK_FALSE(plan.best);
+  CHECK(says(plan, "nothing fits"));
+  CHECK_FALSE(plan.alternatives.empty());
+}
+
+TEST_CASE("TE graphs with expandable segments bring NCCL_GRAPH_REGISTER=0") {
+  const auto plan = plan::search(
+      searching("dense", "allocator", "cuda_graph_impl=transformer_engine; cuda_graph_modules=[mlp]"), options());
+  REQUIRE(plan.best);
+  CHECK(plan.best->scenario.environment.at("NCCL_GRAPH_REGISTER") == "0");
+  CHECK(plan.searched.legal == 2);
+}
+
+TEST_CASE("other allocator options stay") {
+  const auto plan = plan::search(
+      searching("dense", "allocator", "$PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:512,expandable_segments:False"),
+      options());
+  REQUIRE(plan.best);
+  CHECK(plan.best->scenario.environment.at("PYTORCH_CUDA_ALLOC_CONF") ==
+        "max_split_size_mb:512,expandable_segments:True");
+}
+
+TEST_CASE("the order does not depend on the threads") {
+  auto one = options(), four = options();
+  one.threads = 1;
+  four.threads = 4;
+  const auto s = searching("dense", "recompute pipeline allocator");
+  const auto a = plan::search(s, one), b = plan::search(s, four);
+  CHECK(labels(a) == labels(b));
+  CHECK(a.why == b.why);
+  CHECK(a.pareto.size() == b.pareto.size());
+}
+
+TEST_CASE("the front has no dominated point and is sorted") {
+  const auto plan = plan::search(searching("dense", "recompute pipeline"), options());
+  REQUIRE(plan.pareto.size() > 1);
+  for (std::size_t i = 1; i < plan.pareto.size(); ++i) {
+    CHECK(plan.pareto[i].step_ns > plan.pareto[i - 1].step_ns);
+    CHECK(plan.pareto[i].peak < plan.pareto[i - 1].peak);
+  }
+}
+
+TEST_CASE("explicit values of a field") {
+  auto s = test::scenario("dense", "");
+  scenario::set(s, "search.micro_batch_size=[1, 2, 3]");
+  const auto plan = plan::search(s, options());
+  CHECK(plan.searched.candidates == 3);
+  CHECK(plan.searched.legal == 2);
+  CHECK(std::ranges::count(plan.rejected, "batch.global", &plan::Rejected::rule) == 1);
+}
+
+TEST_CASE("what the model refuses is rejected with its reason and leaves the proof open") {
+  auto o = options();
+  o.predict = [](const scenario::Scenario& s) {
+    if (s.settings.recompute_granularity == "full") throw UsageError("full recompute is not modelled");
+    return machine(s);
+  };
+  const auto plan = plan::search(searching("dense", "recompute"), o);
+  REQUIRE(plan.best);
+  CHECK(std::ranges::count(plan.rejected, "model", &plan::Rejected::rule) == 1);
+  CHECK_FALSE(plan.searched.proved_optimal);
+}
+
+TEST_CASE("an internal error is not swallowed") {
+  auto o = options();
+  o.predict = [](const scenario::Scenario&) -> predict::Prediction { throw InternalError("bug"); };
+  CHECK_THROWS_AS(plan::search(searching("dense", "recompute"), o), InternalError);
+}
+
+TEST_CASE("progress counts up; a stop gives the best so far") {
+  auto o = options();
+  std::stop_source source;
+  std::int64_t last = 0;
+  o.threads = 1;
+  o.stop = source.get_token();
+  o.progress = [&](std::int64_t done, std::int64_t total) {
+    CHECK(done == last + 1);
+    CHECK(done <= total);
+    last = done;
+    if (done == 3) source.request_stop();
+  };
+  const auto plan = plan::search(searching("single", "recompute"), o);
+  CHECK(plan.searched.interrupted);
+  CHECK_FALSE(plan.searched.proved_optimal);
+  CHECK(plan.searched.simulated == 3);
+  REQUIRE(plan.best);
+  CHECK(says(plan, "interrupted"));
+}
+
+TEST_CASE("a baseline outside the searched values is predicted by itself") {
+  const auto plan = plan::search(
+      searching("dense", "recompute", "recompute_granularity=selective; recompute_modules=[core_attn]"), options());
+  CHECK(plan.baseline.prediction.step_ns > 0);
+  CHECK(plan.baseline.settings.front() == std::pair<std::string, std::string>{"recompute_granularity", "selective"});
+  CHECK(says(plan, "against the scenario as given"));
+}
+
+TEST_CASE("sweep: rows in order, illegal ones with their rule") {
+  const auto s = test::scenario("dense", "");
+  const auto swept =
+      plan::sweep(s, {{"recompute_modules", {"[mlp]", "[mla_up_proj]"}}, {"micro_batch_size", {"1", "2"}}}, options());
+  REQUIRE(swept.rows.size() == 4);
+  CHECK(swept.rows[0].legal);
+  CHECK(swept.rows[0].settings == plan::Assignments{{"recompute_modules", "[mlp]"}, {"micro_batch_size", "1"}});
+  CHECK(swept.rows[0].relative == doctest::Approx(160.0 / 1093).epsilon(0.01));
+  CHECK_FALSE(swept.rows[2].legal);
+  CHECK(swept.rows[2].rule == "recompute.mla-up-proj-needs-mla");
+  const auto sets = plan::sweep(s, {{"recompute_modules", {}}}, options());
+  CHECK(sets.rows.size() == 4);
+  CHECK_THROWS_AS(plan::sweep(s, {{"micro_batch_size", {}}}, options()), UsageError);
+}
