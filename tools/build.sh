@@ -95,6 +95,6 @@ run_tests() {
     names="$names $found"
   done
   # shellcheck disable=SC2086  # names are words
-  meson test -C "$root/$directory" --no-rebuild --print-errorlogs $names
+  meson test -C "$root/$directory" --no-rebuild --print-errorlogs -t 4 $names
   python3 "$root/tools/count_tests.py" "$root/$directory/meson-logs/testlog.json"
 }
