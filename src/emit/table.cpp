@@ -1,3 +1,4 @@
+// The tables as included data, their look-up, and which of a scenario's fields a version can tell apart.
 #include "table.hpp"
 
 #include <algorithm>

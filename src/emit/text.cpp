@@ -1,3 +1,4 @@
+// Emitted groups as lines of text, as words, and values as shell words and Python literals.
 #include <algorithm>
 #include <charconv>
 

@@ -1,3 +1,5 @@
+// The values of each dimension. Sets of modules are enumerated over those that are legal and do something by
+// themselves; what else a choice needs (overlap with interleaving, variables with offload) comes with its value.
 #include "dimensions.hpp"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// The order of candidates: what fits, then time with its ties, then the reserved memory that is left.
 #include <algorithm>
 #include <limits>
 
