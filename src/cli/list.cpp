@@ -54,14 +54,20 @@ Listing settings() {
 }
 
 Listing versions() {
-  Table table({"software", "known versions", "default"});
-  Json rows = Json::array();
+  // Fields know the versions of Megatron Core that have them; the oldest fields are in all.
+  std::vector<std::string> known;
+  std::string standard;
   for (const auto& field : scenario::fields()) {
-    if (field.section != "software" || field.allowed.empty() || field.type == "bool") continue;
-    table.add({field.name, fmt::format("{}", fmt::join(field.allowed, ", ")), field.default_value});
-    rows.push_back({{"software", field.name}, {"versions", field.allowed}, {"default", field.default_value}});
+    if (field.versions.size() > known.size()) known = field.versions;
+    if (field.section == "software" && field.name == "megatron_core") standard = field.default_value;
   }
-  return {table.text(), {{"versions", rows}}};
+  Json rows = Json::array();
+  std::string text = "megatron_core:\n";
+  for (const auto& version : known) {
+    text += fmt::format("  {}{}\n", version, version == standard ? " (default)" : "");
+    rows.push_back({{"software", "megatron_core"}, {"version", version}, {"default", version == standard}});
+  }
+  return {text, {{"versions", rows}}};
 }
 
 Listing rules() {

@@ -46,6 +46,9 @@ void run(const Options& options, Outcome& outcome) {
     Interruptible interruptible;
     plan::Options search;
     search.predict = [&](const scenario::Scenario& candidate) { return predict::predict(candidate, profiles); };
+    search.repredict_reserved = [&](const scenario::Scenario& candidate, const predict::Prediction& same) {
+      return predict::predict_memory(candidate, profiles, same);
+    };
     search.progress = [&](std::int64_t done, std::int64_t total) {
       interruptible.poll();
       progress(done, total);

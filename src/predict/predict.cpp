@@ -2,6 +2,7 @@
 #include "pipewright/predict.hpp"
 
 #include <algorithm>
+#include <cctype>
 #include <cmath>
 
 #include "interval.hpp"
@@ -39,6 +40,9 @@ void fill_memory(Prediction& result, const scenario::Scenario& scenario, const p
     rank.peak_reserved = walk.peak_reserved;
     rank.outside_allocator = model::outside_allocator(scenario, profiles);
     rank.peak_at = walk.peak_at;
+    // "B3.1" of the program's text reads "B 3.1" in reports.
+    if (rank.peak_at.size() > 1 && std::isdigit(static_cast<unsigned char>(rank.peak_at[1])) != 0)
+      rank.peak_at.insert(1, " ");
     rank.peak_owners.clear();
     for (const auto& owner : walk.peak_owners) rank.peak_owners.push_back({owner.owner, owner.bytes});
     rank.fits = rank.peak_reserved + rank.outside_allocator + result.memory_margin <= result.memory_limit;

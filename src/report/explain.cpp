@@ -109,6 +109,11 @@ class Explainer {
   }
 
  private:
+  /// "receive of F 3.1": a transfer named by its posting.
+  std::string transfer(const timeline::Label& label) const {
+    return fmt::format("{} of {}", sends(label.part.type) ? "send" : "receive", nodes_.op(label));
+  }
+
   /// Follows what held the node up through waits to something that has a name.
   std::string cause(std::uint32_t node) const {
     const auto& labels = run_.timeline.graph.labels;
@@ -118,7 +123,10 @@ class Explainer {
     if (!at) return "the start of the step";
     const auto& label = labels[*at];
     if (label.kind == NodeKind::host) return "its host";
-    if (label.kind == NodeKind::transfer_start) return "an earlier transfer in the same queue to start";
+    if (label.kind == NodeKind::transfer_start && label.phase == 0) {
+      // CUDA_DEVICE_MAX_CONNECTIONS=1: compute queues behind transfers that cannot start yet.
+      return fmt::format("the {} posted before it in the same queue, which waited for {}", transfer(label), cause(*at));
+    }
     if (label.kind != NodeKind::transfer) return fmt::format("{} ({})", nodes_.what(label), nodes_.op(label));
     const auto other = nodes_.other_side(*at);
     const std::int64_t own = nodes_.posted(*at), peer = other ? nodes_.posted(*other) : own;

@@ -21,26 +21,27 @@ std::string headline(const predict::Prediction& p) {
       ms(p.optimizer_ns), p.tflops_per_gpu, p.tokens_per_s_per_gpu, verdict(p), p.profile, p.origin, p.megatron_core);
 }
 
-/// Shares of the step of the rank that finishes last, without what is zero.
+/// Shares of the step of the rank that finishes last, without what is too small to show.
 std::string shares(const predict::Prediction& p) {
   const auto& account = p.ranks.at(static_cast<std::size_t>(p.last_rank)).account;
   std::string out = fmt::format("rank {}, the last to finish: busy {}", p.last_rank, share(account.busy, p.step_ns));
-  if (account.recompute != 0) out += fmt::format(" (recompute {})", share(account.recompute, p.step_ns));
+  const auto shown = [&](std::int64_t ns) { return 2000 * ns >= p.step_ns; };  // from 0.05 % on
+  if (shown(account.recompute)) out += fmt::format(" (recompute {})", share(account.recompute, p.step_ns));
   for (const auto& cause : exposed_causes) {
-    if (account.*cause.member != 0) {
+    if (shown(account.*cause.member)) {
       out += fmt::format(", exposed {} {}", cause.name, share(account.*cause.member, p.step_ns));
     }
   }
-  if (account.bubble != 0) out += fmt::format(", bubble {}", share(account.bubble, p.step_ns));
-  if (account.idle != 0) out += fmt::format(", idle {}", share(account.idle, p.step_ns));
+  if (shown(account.bubble)) out += fmt::format(", bubble {}", share(account.bubble, p.step_ns));
+  if (shown(account.idle)) out += fmt::format(", idle {}", share(account.idle, p.step_ns));
   return wrapped(out) + "\n";
 }
 
-/// Which kernel families each kind of source timed.
+/// Which kernel families each kind of source timed; the page and the JSON of a profile have the details.
 std::string sources(const predict::Prediction& p) {
   if (p.time_sources.empty()) return "";
   std::map<std::string, std::vector<std::string>> families;
-  for (const auto& [family, source] : p.time_sources) families[source].push_back(family);
+  for (const auto& [family, source] : p.time_sources) families[source.substr(0, source.find(": "))].push_back(family);
   std::string out = "Where kernel times come from\n";
   for (const auto& [source, names] : families) {
     out += wrapped(fmt::format("- {}: {}", source, fmt::join(names, ", "))) + "\n";
