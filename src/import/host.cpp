@@ -1,0 +1,176 @@
+// Host time before a launch = its launch minus the launch before it, of the operations' main kernels:
+//
+//   P2P  P2P            R     G    C ...     A        P2P  P2P
+//    |----|--- begin ---|-R---|-G--|-C-      |-- end --|----|      begin: less R's own time; end: less a call's
+//     call                                              call
+//
+// An interval counts only where no launch in it was held up (a full launch queue, the profiler's own buffers).
+#include "host.hpp"
+
+#include <algorithm>
+#include <numeric>
+
+#include "statistics.hpp"
+
+namespace pipewright::traces {
+namespace {
+
+constexpr std::size_t none = static_cast<std::size_t>(-1);
+
+double us(std::int64_t ns) { return static_cast<double>(ns) / 1e3; }
+
+/// Launches of a trace in the order of the host, each with the operation that it belongs to.
+struct Event {
+  std::uint32_t activity;
+  std::size_t operation = none;
+  bool transfer = false;
+};
+
+std::vector<Event> events_of(const Trace& trace, const Mapping& mapping) {
+  std::vector<Event> events(trace.activities.size());
+  for (std::uint32_t i = 0; i < events.size(); ++i) events[i].activity = i;
+  for (std::size_t o = 0; o < mapping.operations.size(); ++o) {
+    for (const auto a : mapping.operations[o].activities) events[a].operation = o;
+  }
+  for (const auto a : mapping.pipeline) events[a].transfer = true;
+  std::erase_if(events, [&](const Event& e) { return !trace.activities[e.activity].launch.known(); });
+  std::stable_sort(events.begin(), events.end(), [&](const Event& a, const Event& b) {
+    return trace.activities[a.activity].launch.start < trace.activities[b.activity].launch.start;
+  });
+  return events;
+}
+
+/// The pass that is launched on the thread of a direction: recomputed kernels are the forward pass's code.
+const char* direction_of(const Mapped& operation) {
+  switch (operation.pattern->pass) {
+    case Pass::forward:
+      return "forward";
+    case Pass::backward:
+    case Pass::weight_gradient:
+      return operation.expected->kernel->recompute ? "recompute" : "backward";
+    case Pass::step:
+      return "optimizer";
+  }
+  throw InternalError("pass out of range");
+}
+
+}  // namespace
+
+void HostCosts::add(const Trace& trace, const Mapping& mapping) {
+  const auto events = events_of(trace, mapping);
+  if (events.empty()) return;
+  const auto launch = [&](std::uint32_t activity) -> const Launch& { return trace.activities[activity].launch; };
+  std::vector<double> calls;
+  for (const auto& e : events) calls.push_back(us(launch(e.activity).duration));
+  const double held_up = 10 * median(calls);  // a free launch takes a few us, a blocked one hundreds
+
+  std::size_t last_operation = none;  // whose launches came last, not counting unmapped ones
+  std::uint32_t last_main = 0;        // the launch from which the next interval counts
+  bool last_was_transfer = false, any = false, clean = true, unmapped_between = false;
+  for (std::size_t i = 0; i < events.size(); ++i) {
+    const Event& e = events[i];
+    const bool free = us(launch(e.activity).duration) < held_up;
+    if (e.transfer) {
+      const double interval = any ? us(launch(e.activity).start - launch(last_main).start) : 0;
+      if (any && clean && last_was_transfer) transfer_us_.push_back(interval);
+      if (any && clean && !last_was_transfer && last_operation != none) {
+        end_[direction_of(mapping.operations[last_operation])].push_back(interval);
+      }
+      last_was_transfer = any = true;
+      last_operation = none;
+      last_main = e.activity;
+      clean = free;
+      unmapped_between = false;
+      continue;
+    }
+    if (e.operation == none) {
+      clean = clean && free;
+      unmapped_between = true;
+      continue;
+    }
+    const Mapped& operation = mapping.operations[e.operation];
+    if (e.activity != operation.main) {  // a helper
+      clean = clean && free;
+      continue;
+    }
+    if (any && clean && trace.activities[operation.main].stream == mapping.compute_stream) {
+      const double interval = us(launch(e.activity).start - launch(last_main).start);
+      const std::string direction = direction_of(operation);
+      if (last_was_transfer) {
+        begin_[direction].push_back(interval);
+        first_operation_[direction] = operation.expected->operation;
+      } else if (!unmapped_between && last_operation != none &&
+                 direction == direction_of(mapping.operations[last_operation])) {
+        const auto at = static_cast<std::size_t>(operation.expected - operation.pattern->compute.data());
+        auto& position = positions_[{operation.pattern->name, at}];
+        position.direction = direction;
+        position.operation = operation.expected->operation;
+        position.us.push_back(interval);
+      }
+    }
+    any = true;
+    last_was_transfer = unmapped_between = false;
+    last_operation = e.operation;
+    last_main = e.activity;
+    clean = free;
+  }
+
+  // Idle time of the stream between two operations, the second of which had been launched long before.
+  constexpr std::int64_t ahead = 20000, most_gap = 20000;  // ns
+  const Mapped* before = nullptr;
+  for (const auto& operation : mapping.operations) {
+    const Activity& first = trace.activities[operation.activities.front()];
+    if (first.stream != mapping.compute_stream) break;
+    if (before != nullptr && first.launch.known()) {
+      const Activity& last = trace.activities[before->activities.back()];
+      const std::int64_t gap = first.start - last.end();
+      if (first.launch.start + first.launch.duration + ahead < last.end() && gap >= 0 && gap < most_gap) {
+        gap_us_.push_back(us(gap));
+      }
+    }
+    before = &operation;
+  }
+}
+
+std::map<std::string, profile::Scalar> HostCosts::scalars(double overhead, const std::string& source) const {
+  std::map<std::string, profile::Scalar> result;
+  const auto set = [&](const std::string& name, double value, double one_sigma, const std::string& from) {
+    if (value > 0) result[name + "_us"] = {value, one_sigma / value, profile::Origin::measured, from};
+  };
+  struct Sum {
+    double us = 0, deviation = 0;
+    int positions = 0;
+  };
+  std::map<std::string, Sum> families;
+  for (const auto& [where, position] : positions_) {
+    if (position.direction == "recompute") continue;
+    std::vector<std::string> names = {position.operation};
+    if (position.operation.starts_with("gemm")) names.emplace_back("gemm");
+    for (const auto& name : names) {
+      Sum& sum = families["host." + position.direction + "." + name];
+      sum.us += median(position.us);
+      sum.deviation += deviation(position.us);
+      ++sum.positions;
+    }
+  }
+  for (const auto& [name, sum] : families) {
+    set(name, sum.us / sum.positions / overhead, sum.deviation / sum.positions / overhead, source);
+  }
+  const double call = median(transfer_us_) / overhead;
+  set("host.p2p_call", call, deviation(transfer_us_) / overhead, source);
+  for (const auto& [direction, intervals] : begin_) {
+    const auto own = result.find("host." + direction + "." + first_operation_.at(direction) + "_us");
+    if (own == result.end() || direction == "optimizer") continue;
+    set("host." + direction + "_begin", median(intervals) / overhead - own->second.value,
+        deviation(intervals) / overhead, source);
+  }
+  for (const auto& [direction, intervals] : end_) {
+    if (call <= 0 || direction == "optimizer") continue;
+    set("host." + direction + "_end", median(intervals) / overhead - call, deviation(intervals) / overhead, source);
+  }
+  set("host.kernel_gap", median(gap_us_), deviation(gap_us_),
+      "idle time of the compute stream between operations that had been launched before; as traced");
+  return result;
+}
+
+}  // namespace pipewright::traces

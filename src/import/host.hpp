@@ -1,0 +1,34 @@
+// What the host spends between launches, read from the launch records of a trace.
+#pragma once
+
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "match.hpp"
+
+namespace pipewright::traces {
+
+/// Host intervals of several ranks, in us as traced.
+class HostCosts {
+ public:
+  void add(const Trace& trace, const Mapping& mapping);
+  /// The scalars host.*_us: medians over the instances of an operation, means over the operations of a family in a
+  /// layer. `overhead`: host times are divided by it.
+  std::map<std::string, profile::Scalar> scalars(double overhead, const std::string& source) const;
+
+ private:
+  struct Position {
+    std::string direction, operation;  ///< "forward", "gemm.bf16.tn"
+    std::vector<double> us;
+  };
+
+  std::map<std::pair<std::string, std::size_t>, Position> positions_;  ///< by pattern and position in it
+  /// From a transfer's launch to the first operation after it, and from the last one to a transfer's launch.
+  std::map<std::string, std::vector<double>> begin_, end_;  ///< by direction
+  std::map<std::string, std::string> first_operation_;      ///< by direction
+  std::vector<double> transfer_us_, gap_us_;
+};
+
+}  // namespace pipewright::traces

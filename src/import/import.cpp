@@ -1,0 +1,287 @@
+// Traces of all ranks into one profile: samples by key, transfers, host costs.
+#include "pipewright/import.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "host.hpp"
+#include "kinds.hpp"
+#include "match.hpp"
+#include "pipewright/timeline.hpp"
+#include "statistics.hpp"
+
+namespace pipewright::traces {
+namespace {
+
+double us(std::int64_t ns) { return static_cast<double>(ns) / 1e3; }
+
+/// Share of the time before a moment in which the rank computed; a step follows a step, so time before the trace is its
+/// end (as the timeline does when it applies a clock law).
+class Load {
+ public:
+  Load(const Trace& trace, const std::vector<std::string>& kinds) {
+    std::int64_t until = 0, total = 0;
+    for (std::size_t i = 0; i < kinds.size(); ++i) {
+      const Activity& a = trace.activities[i];
+      period_ = std::max(period_, a.end());
+      if (kinds[i] != "comp" || a.end() <= until) continue;
+      const std::int64_t start = std::max(a.start, until);
+      starts_.push_back(start);
+      before_.push_back(total);
+      total += a.end() - start;
+      until = a.end();
+    }
+    before_.push_back(total);
+  }
+
+  double share(std::int64_t t, std::int64_t window) const {
+    window = std::min(window, period_);
+    return static_cast<double>(busy_until(t) - busy_until(t - window)) / static_cast<double>(window);
+  }
+  double overall() const { return static_cast<double>(before_.back()) / static_cast<double>(period_); }
+
+ private:
+  std::int64_t busy_until(std::int64_t t) const {
+    if (t < 0) return busy_until(t + period_) - before_.back();
+    const auto next = std::upper_bound(starts_.begin(), starts_.end(), t);
+    if (next == starts_.begin()) return 0;
+    const auto i = static_cast<std::size_t>(next - starts_.begin()) - 1;
+    return std::min(before_[i] + t - starts_[i], before_[i + 1]);
+  }
+
+  std::vector<std::int64_t> starts_, before_;
+  std::int64_t period_ = 1;
+};
+
+struct Samples {
+  std::string op;
+  std::vector<double> situ_ns, cool_ns;
+  double total_us = 0;
+};
+
+class Importer {
+ public:
+  Importer(const scenario::Scenario& scenario, const Options& options, const profile::Profiles* cool)
+      : scenario_(scenario), options_(options), stages_(model::build(scenario)) {
+    if (cool == nullptr) return;
+    clocks_ = cool->clocks_for(scenario.settings.fp8 ? "fp8" : "bf16");
+    if (clocks_ == nullptr) return;
+    window_ = std::llround(cool->scalar("clocks.window_ms").value * 1e6);
+    law_ = cool->first().name;
+  }
+
+  void add(const Trace& trace) {
+    const scenario::Int world = scenario_.cluster.num_gpus, stages = scenario_.settings.pipeline_model_parallel_size;
+    if (trace.rank >= world) {
+      throw UsageError({trace.file, 0}, {}, fmt::format("rank {} of a scenario of {} GPUs", trace.rank, world));
+    }
+    RankReport report;
+    report.file = trace.file;
+    report.rank = trace.rank;
+    report.pp_rank = static_cast<int>(trace.rank / (world / stages));  // order tp-cp-ep-dp-pp
+    for (const auto& known : result_.ranks) {
+      if (known.rank == trace.rank) throw UsageError({trace.file, 0}, {}, "rank given twice, also by " + known.file);
+    }
+    const bool experts = scenario_.settings.expert_model_parallel_size > 1;
+    const auto kind = kinds(trace, experts);
+    report.summary = summarise(trace, experts);
+    const auto patterns = patterns_of(stages_, static_cast<std::size_t>(report.pp_rank));
+    const Mapping mapping = match(trace, kind, patterns);
+    const Load load(trace, kind);
+    report.duty = load.overall();
+
+    gap_ns_ = usual_gap(trace, mapping);
+    for (const auto& operation : mapping.operations) add(trace, operation, load);
+    add_transfers(trace, mapping, report);
+    for (const auto& a : trace.activities) report.kernel_us += us(a.duration);
+    report.attributed_us = report.kernel_us;
+    for (const auto i : mapping.unmapped) {
+      const Activity& a = trace.activities[i];
+      report.attributed_us -= us(a.duration);
+      auto& entry = unmapped_[trace.names[a.name]];
+      ++entry.count;
+      entry.total_us += us(a.duration);
+    }
+    check_passes(trace, mapping, report);
+    host_.add(trace, mapping);
+    result_.kernel_us += report.kernel_us;
+    result_.attributed_us += report.attributed_us;
+    if (device_.empty()) device_ = trace.device, memory_ = trace.memory;
+    for (const auto& version : trace.versions) versions_.insert(version);
+    result_.ranks.push_back(std::move(report));
+  }
+
+  Import finish() {
+    auto& p = result_.profile;
+    p.name = options_.name;
+    p.device = device_;
+    p.memory = memory_;
+    p.versions = versions_;
+    const auto& software = scenario_.software;
+    p.versions["megatron_core"] = software.megatron_core;
+    p.versions["transformer_engine"] = software.transformer_engine;
+    if (software.torch) p.versions["torch"] = *software.torch;
+    p.provenance.push_back(options_.command);
+
+    for (auto& [key, samples] : samples_) add_sample(key, samples);
+    double duty = 0;
+    for (const auto& rank : result_.ranks) duty += rank.duty / static_cast<double>(result_.ranks.size());
+    p.scalars["in_situ.duty"] = {duty, 0, profile::Origin::measured,
+                                 "share of a traced step in which a compute kernel runs, mean over the ranks"};
+    for (auto& [name, scalar] : host_.scalars(options_.host_overhead, host_source())) p.scalars[name] = scalar;
+
+    for (auto& [name, entry] : unmapped_) {
+      entry.name = name;
+      result_.unmapped.push_back(entry);
+    }
+    std::stable_sort(result_.unmapped.begin(), result_.unmapped.end(),
+                     [](const Unmapped& a, const Unmapped& b) { return a.total_us > b.total_us; });
+    p.prepare();
+    return std::move(result_);
+  }
+
+ private:
+  static constexpr std::int64_t most_gap = 20000;  // ns: longer pauses inside an operation are the host's
+
+  /// Median pause between neighbours on the compute stream, of those that are not the host's.
+  static std::int64_t usual_gap(const Trace& trace, const Mapping& mapping) {
+    std::vector<double> gaps;
+    std::int64_t end = 0;
+    for (const auto& a : trace.activities) {
+      if (a.stream != mapping.compute_stream) continue;
+      if (a.start >= end && a.start - end < most_gap) gaps.push_back(static_cast<double>(a.start - end));
+      end = a.end();
+    }
+    return std::llround(median(gaps));
+  }
+
+  void add(const Trace& trace, const Mapped& operation, const Load& load) {
+    const auto& kernel = *operation.expected->kernel;
+    std::int64_t ns = 0, end = -1;
+    double total_us = 0;
+    for (const auto i : operation.activities) {
+      const Activity& a = trace.activities[i];
+      // A pause longer than usual between an operation's kernels is the host's, not the operation's.
+      if (end >= 0) ns += std::clamp<std::int64_t>(a.start - end, 0, gap_ns_);
+      ns += a.duration;
+      end = a.end();
+      total_us += us(a.duration);
+    }
+    double slowdown = 1;
+    if (clocks_ != nullptr) {
+      const auto share = load.share(trace.activities[operation.activities.front()].start, window_);
+      slowdown = clocks_->slowdown(profile::family(kernel.key.family).load, share);
+    }
+    auto& samples = samples_[kernel.key];
+    if (samples.op.empty()) samples.op = kernel.name;
+    samples.situ_ns.push_back(static_cast<double>(ns));
+    samples.cool_ns.push_back(static_cast<double>(ns) / slowdown);
+    samples.total_us += total_us;
+  }
+
+  void add_transfers(const Trace& trace, const Mapping& mapping, RankReport& report) {
+    std::vector<double> ns;
+    for (const auto i : mapping.pipeline) ns.push_back(static_cast<double>(trace.activities[i].duration));
+    if (ns.empty()) return;
+    report.p2p_us = quantile(ns, lower_decile) / 1e3;
+    // Transfers to both neighbours are counted together, so they must go over the same link.
+    const int stages = static_cast<int>(stages_.ranks.size()), rank = report.pp_rank;
+    const auto link = timeline::link_between(scenario_, rank, (rank + 1) % stages);
+    if (timeline::link_between(scenario_, rank, (rank + stages - 1) % stages) != link) {
+      result_.notes.push_back(fmt::format(
+          "rank {}: pipeline neighbours are reached over different links; transfer times not imported", trace.rank));
+      return;
+    }
+    auto& samples = samples_[{"send_recv." + link, {stages_.boundary_bytes.value}}];
+    samples.op = "pipeline transfer";
+    for (const double each : ns) samples.total_us += each / 1e3;
+    samples.situ_ns.insert(samples.situ_ns.end(), ns.begin(), ns.end());
+    samples.cool_ns = samples.situ_ns;
+  }
+
+  /// A step runs every layer as often as there are microbatches; anything else deserves a word.
+  void check_passes(const Trace& trace, const Mapping& mapping, RankReport& report) {
+    std::size_t forward = 0, expected = 0;
+    for (const auto* pattern : mapping.instances) {
+      report.passes += pattern->pass != Pass::step;
+      forward += pattern->pass == Pass::forward;
+    }
+    for (const auto& chunk : stages_.ranks[static_cast<std::size_t>(report.pp_rank)].chunks) {
+      expected += chunk.pieces.size() * static_cast<std::size_t>(scenario::num_microbatches(scenario_));
+    }
+    if (forward % expected != 0) {
+      result_.notes.push_back(fmt::format(
+          "rank {}: {} layers run forward in the trace, {} in a step of the scenario: part of a step, or another "
+          "scenario",
+          trace.rank, forward, expected));
+    }
+    if (mapping.missing > 0) {
+      result_.notes.push_back(
+          fmt::format("rank {}: {} operations of the model are not in the trace where they should be", trace.rank,
+                      mapping.missing));
+    }
+  }
+
+  void add_sample(const profile::Key& key, const Samples& samples) {
+    const bool waits = profile::family(key.family).load == profile::Load::network;
+    const double share = waits ? lower_decile : 0.5;
+    KeyTime time;
+    time.key = key;
+    time.op = samples.op;
+    time.total_us = samples.total_us;
+    time.situ_ns = quantile(samples.situ_ns, share);
+    auto& sample = time.sample;
+    sample.dims = key.dims;
+    sample.ns = quantile(samples.cool_ns, share);
+    const double one_sigma = waits ? quantile(samples.cool_ns, 2 * lower_decile) - quantile(samples.cool_ns, 0)
+                                   : 2 * deviation(samples.cool_ns);
+    sample.spread = sample.ns > 0 ? one_sigma / 2 / sample.ns : 0;
+    sample.count = static_cast<int>(samples.cool_ns.size());
+    sample.source = waits ? "in situ: lower decile of a training step's kernels, which may wait for their peers"
+                    : clocks_ != nullptr
+                        ? "in situ: median over a training step, brought to a cool part by the clock law of " + law_
+                        : "in situ: median over a training step, at the clocks and with the contention of the run";
+    // A single marker of no dimensions is no shape that anything can be interpolated from.
+    if (sample.ns > 0) result_.profile.samples[key.family].push_back(sample);
+    result_.keys.push_back(std::move(time));
+  }
+
+  std::string host_source() const {
+    const auto& software = scenario_.software;
+    std::string text = "launch records of a traced training step (";
+    for (std::size_t i = 0; i < result_.ranks.size(); ++i) text += (i ? ", " : "") + stem(result_.ranks[i].file);
+    text += fmt::format("): torch {}, TE {}, Megatron Core {}", software.torch.value_or("of unknown version"),
+                        software.transformer_engine, software.megatron_core);
+    return text + fmt::format("; divided by {} for the profiler's own cost", options_.host_overhead);
+  }
+  static std::string stem(const std::string& file) { return file.substr(file.rfind('/') + 1); }
+
+  /// Kernels that wait for a peer are long by their wait; the tenth of them that waits least shows the transfer.
+  static constexpr double lower_decile = 0.1;
+
+  const scenario::Scenario& scenario_;
+  const Options& options_;
+  const model::Stages stages_;
+  const profile::Clocks* clocks_ = nullptr;
+  std::int64_t window_ = 0, gap_ns_ = 0;
+  std::string law_, device_;
+  Bytes memory_;
+  std::map<std::string, std::string> versions_;
+  std::map<profile::Key, Samples> samples_;
+  std::map<std::string, Unmapped> unmapped_;
+  HostCosts host_;
+  Import result_;
+};
+
+}  // namespace
+
+Import import_traces(const scenario::Scenario& scenario, const std::vector<Trace>& traces, const Options& options,
+                     const profile::Profiles* cool) {
+  Importer importer(scenario, options, cool);
+  for (const auto& trace : traces) importer.add(trace);
+  return importer.finish();
+}
+
+}  // namespace pipewright::traces

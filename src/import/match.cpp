@@ -1,0 +1,348 @@
+#include "match.hpp"
+
+#include <algorithm>
+#include <optional>
+#include <set>
+
+namespace pipewright::traces {
+namespace {
+
+/// A kernel with its helpers.
+struct Unit {
+  std::uint32_t main;
+  std::vector<std::uint32_t> activities;
+  const Meaning* meaning;
+  std::string landmark;  ///< its operation, if it is one
+};
+
+/// A row of `size` units that is one landmark (runs are many kernels).
+struct Landmark {
+  std::size_t first, size;
+  const std::string* operation;
+};
+
+class Matcher {
+ public:
+  Matcher(const Trace& trace, const std::vector<std::string>& kinds, const std::vector<Pattern>& patterns)
+      : trace_(trace), kinds_(kinds), patterns_(patterns) {
+    meanings_.reserve(trace.names.size());
+    for (const auto& name : trace.names) meanings_.push_back(meaning_of(name));
+  }
+
+  Mapping run() {
+    find_compute_stream();
+    gather_units();
+    gather_landmarks();
+    tile();
+    align();
+    map_other_streams();
+    std::sort(result_.operations.begin(), result_.operations.end(), [&](const Mapped& a, const Mapped& b) {
+      const auto& x = trace_.activities[a.main];
+      const auto& y = trace_.activities[b.main];
+      return std::make_tuple(x.stream != result_.compute_stream, a.main) <
+             std::make_tuple(y.stream != result_.compute_stream, b.main);
+    });
+    collect_unmapped();
+    return std::move(result_);
+  }
+
+ private:
+  struct Tile {
+    const Pattern* pattern;
+    std::size_t first;  ///< landmark
+  };
+
+  void find_compute_stream() {
+    std::map<std::int64_t, std::int64_t> busy;
+    for (std::size_t i = 0; i < kinds_.size(); ++i) {
+      if (kinds_[i] == "comp") busy[trace_.activities[i].stream] += trace_.activities[i].duration;
+    }
+    std::int64_t most = -1;
+    for (const auto& [stream, ns] : busy) {
+      if (ns > most) most = ns, result_.compute_stream = stream;
+    }
+  }
+
+  void gather_units() {
+    constexpr std::int64_t longest_helper = 5000;  // ns; a longer memset or fill is an operation of its own
+    std::vector<std::uint32_t> waiting;
+    for (std::uint32_t i = 0; i < trace_.activities.size(); ++i) {
+      const Activity& a = trace_.activities[i];
+      if (a.stream != result_.compute_stream || kinds_[i] == "p2p") continue;
+      const Meaning& meaning = meanings_[a.name];
+      if (meaning.role == Role::before && (a.duration < longest_helper || meaning.operations.empty())) {
+        waiting.push_back(i);
+      } else if (meaning.role == Role::after && waiting.empty() && !units_.empty()) {
+        units_.back().activities.push_back(i);
+      } else {
+        Unit unit{i, std::move(waiting), &meaning, {}};
+        unit.activities.push_back(i);
+        if (!meaning.operations.empty() && is_landmark(meaning.operations.front())) {
+          unit.landmark = meaning.operations.front();
+        }
+        units_.push_back(std::move(unit));
+        waiting.clear();
+      }
+    }
+  }
+
+  void gather_landmarks() {
+    for (std::size_t i = 0; i < units_.size(); ++i) {
+      const auto& name = units_[i].landmark;
+      if (name.empty()) continue;
+      Landmark mark{i, 1, &name};
+      if (is_run(name)) {
+        while (i + 1 < units_.size() && can_be(units_[i + 1], name)) ++i, ++mark.size;
+      }
+      landmarks_.push_back(mark);
+    }
+  }
+
+  bool can_be(const Unit& unit, const std::string& operation) const {
+    constexpr std::int64_t longest_small = 20000;  // ns
+    if (operation == "small" && trace_.activities[unit.main].duration > longest_small) return false;
+    const auto& all = unit.meaning->operations;
+    return std::find(all.begin(), all.end(), operation) != all.end();
+  }
+
+  bool fits(const Pattern& pattern, std::size_t at) const {
+    if (at + pattern.landmarks.size() > landmarks_.size()) return false;
+    for (std::size_t i = 0; i < pattern.landmarks.size(); ++i) {
+      if (pattern.compute[pattern.landmarks[i]].operation != *landmarks_[at + i].operation) return false;
+    }
+    return true;
+  }
+
+  /// covered[i]: most landmarks from i on that tiles can cover; of equal coverings the one with the fewest tiles.
+  void tile() {
+    struct Best {
+      std::size_t covered = 0, tiles = 0;
+      const Pattern* pattern = nullptr;
+    };
+    std::vector<Best> best(landmarks_.size() + 1);
+    for (std::size_t i = landmarks_.size(); i-- > 0;) {
+      best[i] = {best[i + 1].covered, best[i + 1].tiles, nullptr};
+      for (const Pattern& pattern : patterns_) {
+        if (!fits(pattern, i)) continue;
+        const Best& rest = best[i + pattern.landmarks.size()];
+        const Best with{rest.covered + pattern.landmarks.size(), rest.tiles + 1, &pattern};
+        if (with.covered > best[i].covered || (with.covered == best[i].covered && with.tiles < best[i].tiles)) {
+          best[i] = with;
+        }
+      }
+    }
+    for (std::size_t i = 0; i < landmarks_.size();) {
+      const Pattern* pattern = best[i].pattern;
+      if (pattern != nullptr) tiles_.push_back({pattern, i});
+      i += pattern != nullptr ? pattern->landmarks.size() : 1;
+    }
+    if (std::none_of(tiles_.begin(), tiles_.end(), [](const Tile& t) { return t.pattern->pass != Pass::step; })) {
+      refuse();
+    }
+  }
+
+  [[noreturn]] void refuse() const {
+    std::string wanted, found;
+    for (const std::size_t l : patterns_.front().landmarks) wanted += " " + patterns_.front().compute[l].operation;
+    for (std::size_t i = 0; i < std::min<std::size_t>(landmarks_.size(), patterns_.front().landmarks.size()); ++i) {
+      found += " " + *landmarks_[i].operation;
+    }
+    throw UsageError({trace_.file, 0}, {},
+                     "the kernels of the scenario's layers are not in the trace: " + patterns_.front().name + " runs" +
+                         wanted + "; the trace begins with" + (found.empty() ? " none of these" : found));
+  }
+
+  void map(const Expected& expected, const Tile& tile, std::size_t instance, std::size_t first, std::size_t size) {
+    Mapped mapped{&expected, tile.pattern, instance, units_[first].main, {}};
+    for (std::size_t u = first; u < first + size; ++u) {
+      const auto& a = units_[u].activities;
+      mapped.activities.insert(mapped.activities.end(), a.begin(), a.end());
+      if (trace_.activities[units_[u].main].duration > trace_.activities[mapped.main].duration) {
+        mapped.main = units_[u].main;
+      }
+    }
+    result_.operations.push_back(std::move(mapped));
+  }
+
+  /// What stands between two landmarks of the trace, and the operations that the tiles expect there.
+  struct Gap {
+    struct Wanted {
+      const Expected* expected;
+      const Tile* tile;
+      std::size_t instance;
+    };
+    std::vector<Wanted> wanted;
+    std::vector<std::size_t> units;
+  };
+
+  void align() {
+    Gap gap;
+    std::size_t unit = 0;
+    const auto units_until = [&](std::size_t end) {
+      for (; unit < end; ++unit) gap.units.push_back(unit);
+    };
+    std::size_t landmark = 0;
+    const auto unknown_landmarks_until = [&](std::size_t end) {
+      for (; landmark < end; ++landmark) {
+        units_until(landmarks_[landmark].first);
+        close(gap);
+        unit += landmarks_[landmark].size;
+      }
+    };
+    for (std::size_t t = 0; t < tiles_.size(); ++t) {
+      const Tile& tile = tiles_[t];
+      unknown_landmarks_until(tile.first);
+      const auto& compute = tile.pattern->compute;
+      for (std::size_t i = 0, l = 0; i < compute.size(); ++i) {
+        if (l == tile.pattern->landmarks.size() || i != tile.pattern->landmarks[l]) {
+          gap.wanted.push_back({&compute[i], &tile, t});
+          continue;
+        }
+        const Landmark& mark = landmarks_[tile.first + l];
+        units_until(mark.first);
+        close(gap);
+        map(compute[i], tile, t, mark.first, mark.size);
+        unit = mark.first + mark.size;
+        ++l;
+        ++landmark;
+      }
+      result_.instances.push_back(tile.pattern);
+    }
+    unknown_landmarks_until(landmarks_.size());
+    units_until(units_.size());
+    close(gap);
+  }
+
+  void close(Gap& gap) {
+    // Collectives first, among themselves: a loss over a split vocabulary is one operation with three inside.
+    const auto is_collective = [&](std::size_t unit) { return kinds_[units_[unit].main] != "comp"; };
+    const auto wants_collective = [](const Gap::Wanted& w) {
+      return w.expected->kernel->purpose != model::Purpose::compute;
+    };
+    for (const bool collective : {true, false}) {
+      Gap part;
+      for (const auto& w : gap.wanted) {
+        if (wants_collective(w) == collective) part.wanted.push_back(w);
+      }
+      for (const auto u : gap.units) {
+        if (is_collective(u) == collective) part.units.push_back(u);
+      }
+      align(part);
+    }
+    gap = {};
+  }
+
+  /// Longest common subsequence of expected operations and units, where a run takes several units in a row.
+  void align(const Gap& gap) {
+    const std::size_t n = gap.wanted.size(), m = gap.units.size();
+    if (n == 0) return;
+    struct Cell {
+      std::size_t score = 0, taken = 0;  // taken: units that operation i takes from unit j on
+      bool skip_unit = false;
+    };
+    std::vector<std::vector<Cell>> best(n + 1, std::vector<Cell>(m + 1));
+    for (std::size_t i = n; i-- > 0;) {
+      const std::string& operation = gap.wanted[i].expected->operation;
+      for (std::size_t j = m + 1; j-- > 0;) {
+        Cell cell{best[i + 1][j].score, 0, false};
+        if (j < m && best[i][j + 1].score > cell.score) cell = {best[i][j + 1].score, 0, true};
+        for (std::size_t size = 1; j + size <= m && can_be(units_[gap.units[j + size - 1]], operation) &&
+                                   same_thread(gap.units[j], gap.units[j + size - 1]);
+             ++size) {
+          const std::size_t score = best[i + 1][j + size].score + size;
+          if (score >= cell.score) cell = {score, size, false};
+          if (!is_run(operation)) break;
+        }
+        best[i][j] = cell;
+      }
+    }
+    for (std::size_t i = 0, j = 0; i < n;) {
+      const Cell& cell = best[i][j];
+      if (cell.skip_unit) {
+        ++j;
+      } else {
+        const auto& wanted = gap.wanted[i++];
+        if (cell.taken > 0) {
+          map(*wanted.expected, *wanted.tile, wanted.instance, gap.units[j], cell.taken);
+        } else {
+          ++result_.missing;
+        }
+        j += cell.taken;
+      }
+    }
+  }
+
+  /// A run does not go from the forward thread to autograd's.
+  bool same_thread(std::size_t a, std::size_t b) const {
+    return trace_.activities[units_[a].main].launch.thread == trace_.activities[units_[b].main].launch.thread;
+  }
+
+  /// Copies and collectives that go beside the compute stream: by operation and order. They are told only where the
+  /// streams' numbers of them are exactly what the tiles expect.
+  void map_other_streams() {
+    struct Slot {
+      const Expected* expected;
+      const Pattern* pattern;
+      std::size_t instance;
+    };
+    std::map<std::pair<model::Stream, std::string>, std::vector<Slot>> wanted;
+    for (std::size_t t = 0; t < tiles_.size(); ++t) {
+      for (const auto& e : tiles_[t].pattern->elsewhere) {
+        wanted[{e.kernel->stream, e.operation}].push_back({&e, tiles_[t].pattern, t});
+      }
+    }
+    std::map<std::pair<std::int64_t, std::string>, std::vector<std::uint32_t>> found;
+    for (std::uint32_t i = 0; i < trace_.activities.size(); ++i) {
+      const Activity& a = trace_.activities[i];
+      if (kinds_[i] == "p2p") {
+        result_.pipeline.push_back(i);
+      } else if (a.stream != result_.compute_stream) {
+        const auto& operations = meanings_[a.name].operations;
+        const std::string name = a.engine == Engine::d2h   ? "copy.d2h"
+                                 : a.engine == Engine::h2d ? "copy.h2d"
+                                 : operations.empty()      ? ""
+                                                           : operations.front();
+        found[{a.stream, name}].push_back(i);
+      }
+    }
+    for (const auto& [where, slots] : wanted) {
+      for (const auto& [stream, activities] : found) {
+        if (stream.second != where.second || activities.size() != slots.size()) continue;
+        for (std::size_t i = 0; i < slots.size(); ++i) {
+          result_.operations.push_back(
+              {slots[i].expected, slots[i].pattern, slots[i].instance, activities[i], {activities[i]}});
+        }
+        found.erase(stream);
+        break;
+      }
+    }
+  }
+
+  void collect_unmapped() {
+    std::vector<bool> mapped(trace_.activities.size());
+    for (const auto& o : result_.operations) {
+      for (const auto a : o.activities) mapped[a] = true;
+    }
+    for (const auto a : result_.pipeline) mapped[a] = true;
+    for (std::uint32_t i = 0; i < mapped.size(); ++i) {
+      if (!mapped[i]) result_.unmapped.push_back(i);
+    }
+  }
+
+  const Trace& trace_;
+  const std::vector<std::string>& kinds_;
+  const std::vector<Pattern>& patterns_;
+  std::vector<Meaning> meanings_;
+  std::vector<Unit> units_;
+  std::vector<Landmark> landmarks_;
+  std::vector<Tile> tiles_;
+  Mapping result_;
+};
+
+}  // namespace
+
+Mapping match(const Trace& trace, const std::vector<std::string>& kinds, const std::vector<Pattern>& patterns) {
+  return Matcher(trace, kinds, patterns).run();
+}
+
+}  // namespace pipewright::traces

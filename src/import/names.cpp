@@ -1,0 +1,146 @@
+// Names of kernels as CUDA libraries give them: cuBLASLt 12 and 13 (nvjet_sm90_<types>_..._<TNT>, xmma, cutlass), cuDNN
+// (sdpa ... fprop/bprop), FlashAttention, Transformer Engine, ATen, torch.compile (triton_<kind>_fused_<ops>), NCCL.
+#include "names.hpp"
+
+#include <array>
+#include <regex>
+
+namespace pipewright::traces {
+namespace {
+
+struct Pattern {
+  const char* regex;
+  Role role;
+  std::vector<std::string> operations;
+};
+
+/// The loss and the scatter of an embedding's gradient are chains of ATen kernels; the same kernels elsewhere are
+/// small.
+const std::vector<std::string> loss = {"cross_entropy.unfused.forward", "cross_entropy.unfused.backward", "small"};
+
+/// The first that matches counts.
+const std::vector<Pattern>& patterns() {
+  static const std::vector<Pattern> table = {
+      {"^Memset", Role::before, {"memset", "embedding.backward"}},
+      {"splitKreduce", Role::after, {}},
+      {"rmsnorm_fwd", Role::main, {"rmsnorm.forward"}},
+      {"rmsnorm_bwd_finalize", Role::after, {}},
+      {"rmsnorm_bwd", Role::main, {"rmsnorm.backward"}},
+      {"ln_fwd|layernorm_fwd", Role::main, {"layernorm.forward"}},
+      {"(ln|layernorm)_bwd_finalize", Role::after, {}},
+      {"ln_bwd|layernorm_bwd", Role::main, {"layernorm.backward"}},
+      {"fused_rope_forward", Role::main, {"rope.forward"}},
+      {"fused_rope_backward", Role::main, {"rope.backward"}},
+      {"extract_seed_and_offset|dot_do_o", Role::before, {}},
+      {"convert_dq|fmha_reduce_head|flash_bwd_convert", Role::after, {}},
+      {"sdpa.*fprop|flash_fprop|flash_fwd", Role::main, {"attention.forward"}},
+      {"sdpa.*bprop|flash_bprop|flash_bwd", Role::main, {"attention.backward"}},
+      {"zero_amax", Role::before, {}},
+      {"compute_scale_from_amax", Role::after, {}},
+      {"amax_kernel", Role::main, {"amax"}},
+      {"cast_transpose", Role::main, {"cast_transpose.fp8"}},
+      {"unary_kernel.*(fp8|__nv_fp)", Role::main, {"cast.fp8"}},
+      {"blockwise|block_scaled|quantize_transpose", Role::main, {"quantize.blockwise.fp8"}},
+      {"transformer_engine.*transpose_kernel", Role::main, {"transpose.fp8"}},
+      {"triton.*(silu|swiglu).*(sigmoid|rsub|sub)|triton.*(sigmoid|rsub).*(silu|swiglu)|dgated|dswiglu",
+       Role::main,
+       {"swiglu.backward"}},
+      {"triton.*silu|triton.*swiglu|swiglu|gated_act", Role::main, {"swiglu.forward"}},
+      {"triton.*(tanh|erf|gelu).*(backward|rsub|pow)|dgelu", Role::main, {"gelu.backward"}},
+      {"triton.*(tanh|erf|gelu)|gelu", Role::main, {"gelu.forward"}},
+      {"fused_dropout", Role::main, {"dropout.forward"}},
+      {"masked_scale", Role::main, {"dropout.backward"}},
+      {"triton_poi_fused_add|CUDAFunctor_add<c10::BFloat16>", Role::main, {"add"}},
+      {"CatArrayBatchedCopy", Role::main, {"cat", "small"}},
+      {"multi_tensor_l2norm.*cleanup", Role::after, {}},
+      {"multi_tensor_l2norm|L2NormFunctor", Role::main, {"l2norm"}},
+      {"multi_tensor_scale|ScaleFunctor|ScalePtrFunctor", Role::main, {"scale"}},
+      {"multi_tensor_adam|AdamFunctor", Role::main, {"adam"}},
+      {"DeviceRadixSort|unique_by_key|DeviceScan|DeviceCompact|krn_partial|compute_num_of_partial|compute_grad_weight|"
+       "sum_and_scatter|embedding_backward",
+       Role::main,
+       {"embedding.backward"}},
+      {"FillFunctor<c10::BFloat16>", Role::main, {"fill", "embedding.backward"}},
+      {"FillFunctor", Role::before, {"fill"}},
+      {"vectorized_gather_kernel|indexSelect|embedding_kernel", Role::main, {"embedding.forward"}},
+      {"bfloat16_copy_kernel", Role::main, {"cast.f32_bf16", "cross_entropy.unfused.backward", "small"}},
+      {"unrolled_elementwise_kernel.*direct_copy|unrolled_elementwise_kernel.*copy_kernel",
+       Role::main,
+       {"cast.bf16_f32", "cross_entropy.unfused.forward", "cross_entropy.unfused.backward", "small"}},
+      {"elementwise_kernel.*direct_copy", Role::main, {"copy.strided", "copy.d2d", "embedding.forward"}},
+      {"triton.*(log_softmax|_log_|exp|logsumexp)",
+       Role::main,
+       {"cross_entropy.native.forward", "cross_entropy.native.backward"}},
+      {"online_softmax|cross_entropy_kernel", Role::main, {"cross_entropy.te.forward"}},
+      {"element_mul_kernel", Role::main, {"cross_entropy.te.backward"}},
+      {"CUDAFunctorOnSelf_add<int>", Role::main, {"small"}},
+      {"CUDAFunctor_add<float>",
+       Role::main,
+       {"add.f32", "small", "cross_entropy.unfused.forward", "cross_entropy.unfused.backward"}},
+      {"^Memcpy.*DtoD|^Memcpy$", Role::main, {"copy.d2d", "cross_entropy.unfused.forward", "small"}},
+      {"nccl.*AllGather", Role::main, {"all_gather"}},
+      {"nccl.*ReduceScatter", Role::main, {"reduce_scatter"}},
+      {"nccl.*AllReduce", Role::main, {"all_reduce"}},
+      {"nccl.*SendRecv", Role::main, {"send_recv", "all_to_all"}},
+      {"at::native|elementwise|reduce_kernel", Role::main, loss},
+  };
+  return table;
+}
+
+/// Transposes of a GEMM, in lower case: "tn", "nn", "nt"; empty: not a GEMM.
+std::string transposes(const std::string& name) {
+  std::smatch match;
+  static const std::regex nvjet(R"(^nvjet_.*_([TN])([TN])[TN]$)");
+  static const std::regex others(R"(gemm.*_([tn])([tn])(_|$))");
+  if (!std::regex_search(name, match, nvjet) && !std::regex_search(name, match, others)) return {};
+  const auto lower = [&](std::size_t i) { return match[i].str() == "T" || match[i].str() == "t" ? 't' : 'n'; };
+  return {lower(1), lower(2)};
+}
+
+/// FP8 operands: nvjet's types begin with q (e4m3) or r (e5m2); others say it.
+bool is_fp8(const std::string& name) {
+  static const std::regex types(R"(^nvjet_sm\d+_[qr][qr])");
+  return std::regex_search(name, types) || name.find("e4m3") != std::string::npos ||
+         name.find("e5m2") != std::string::npos;
+}
+
+}  // namespace
+
+Meaning meaning_of(std::string_view kernel_name) {
+  const std::string name(kernel_name.substr(0, 1000));
+  if (const auto layout = transposes(name); !layout.empty()) {
+    return {Role::main, {is_fp8(name) ? "gemm.fp8" : "gemm.bf16." + layout}};
+  }
+  static const auto compiled = [] {
+    std::vector<std::pair<std::regex, const Pattern*>> result;
+    for (const auto& p : patterns()) result.emplace_back(std::regex(p.regex, std::regex::optimize), &p);
+    return result;
+  }();
+  for (const auto& [regex, pattern] : compiled) {
+    if (std::regex_search(name, regex)) return {pattern->role, pattern->operations};
+  }
+  return {};
+}
+
+std::string operation_of(const std::string& family) {
+  static const std::vector<std::string> stems = {
+      "gemm.fp8",   "gemm.bf16.tn",   "gemm.bf16.nn", "gemm.bf16.nt", "attention.forward", "attention.backward",
+      "all_gather", "reduce_scatter", "all_reduce",   "all_to_all",   "send_recv"};
+  for (const auto& stem : stems) {
+    if (family.starts_with(stem)) return stem;
+  }
+  return family;
+}
+
+bool is_landmark(const std::string& operation) {
+  return operation.starts_with("gemm") || operation.starts_with("attention") || operation.starts_with("rmsnorm") ||
+         operation.starts_with("layernorm") || operation == "embedding.forward" || operation == "embedding.backward" ||
+         operation == "adam" || operation == "l2norm";
+}
+
+bool is_run(const std::string& operation) {
+  return operation.starts_with("cross_entropy") || operation == "embedding.backward" || operation == "l2norm" ||
+         operation == "scale" || operation == "adam" || operation == "cast.f32_bf16" || operation == "cast.bf16_f32";
+}
+
+}  // namespace pipewright::traces

@@ -1,0 +1,30 @@
+// What a kernel's name tells: which kinds of operation it can belong to, and as what.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace pipewright::traces {
+
+/// `main` does an operation's work; `before` and `after` are its helpers (a memset of semaphores, a finalize kernel).
+enum class Role { main, before, after, other };
+
+struct Meaning {
+  Role role = Role::other;
+  std::vector<std::string> operations;  ///< families without their variants: see operation_of
+};
+
+Meaning meaning_of(std::string_view kernel_name);
+
+/// The part of a profile family that a kernel's name can tell: "gemm.bf16.nt.acc_f32" -> "gemm.bf16.nt",
+/// "attention.forward.bf16" -> "attention.forward", "all_gather.nvlink" -> "all_gather".
+std::string operation_of(const std::string& family);
+
+/// An operation that is told by its name alone, so that a layer's pattern can hang on it.
+bool is_landmark(const std::string& operation);
+
+/// An operation made of many kernels in a row (sort and sums of an embedding's gradient, a loss, an optimizer).
+bool is_run(const std::string& operation);
+
+}  // namespace pipewright::traces
