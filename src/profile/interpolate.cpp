@@ -25,6 +25,7 @@ namespace {
 
 constexpr std::size_t max_features = 5;
 constexpr double h = 0.25;      // octaves: samples closer than this count alike
+constexpr double hole = 2;      // octaves: with no sample this near, a shape lies in a hole of the grid
 constexpr double ridge = 0.02;  // octaves^2 of the total weight: below this a spread of samples says nothing of a slope
 
 double as_double(std::int64_t v) { return static_cast<double>(v); }
@@ -183,10 +184,12 @@ std::optional<Estimate> estimate(const Family& family, const std::vector<Sample>
   }
   const Features asked = features(family, dims);
   std::vector<Neighbour> all;
+  double shortest = std::numeric_limits<double>::infinity();
   all.reserve(samples.size());
   for (std::size_t i = 0; i < samples.size(); ++i) {
     if (leave_out == i || !same_group(family, samples[i].dims, dims)) continue;
     all.push_back({&samples[i], features(family, samples[i].dims), 0});
+    shortest = std::min(shortest, samples[i].ns);
   }
   if (all.empty()) return std::nullopt;
 
@@ -218,13 +221,13 @@ std::optional<Estimate> estimate(const Family& family, const std::vector<Sample>
   Estimate result;
   result.ns = work(family, dims, tiles) / std::exp(fitted_log_rate(family, near, z, tiles));
   for (const auto& n : near) result.from.push_back(n.sample);
+  const auto nearest = std::min_element(
+      near.begin(), near.end(), [](const Neighbour& a, const Neighbour& b) { return a.distance2 < b.distance2; });
+  if (nearest->distance2 > hole * hole) outside += std::sqrt(nearest->distance2);
   if (outside > 1e-9) {
     result.match = Match::outside;
     result.octaves_outside = outside;
-    // Nothing is faster than the shortest that was seen: below the box a kernel's fixed cost remains.
-    const auto shortest = std::min_element(result.from.begin(), result.from.end(),
-                                           [](const Sample* a, const Sample* b) { return a->ns < b->ns; });
-    if (family.flop(dims) <= 0) result.ns = std::max(result.ns, (*shortest)->ns);
+    result.ns = std::max(result.ns, shortest);  // below the box a kernel's fixed cost remains
     return result;
   }
   result.match = Match::inside;

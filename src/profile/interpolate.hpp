@@ -15,7 +15,7 @@ enum class Match : std::uint8_t { exact, inside, outside, formula };
 struct Estimate {
   double ns = 0;
   Match match = Match::exact;
-  double octaves_outside = 0;  ///< Match::outside: how far, in factors of two, summed over the dimensions
+  double octaves_outside = 0;  ///< Match::outside: how far from what was measured, in factors of two
   std::vector<const Sample*> from;
 };
 

@@ -46,7 +46,7 @@ Timing timing(const Profile& profile, const Family& f, const Estimate& e, double
     t.origin = Origin::derived;
     t.spread = std::hypot(noise, error * (1 + e.octaves_outside));
     t.note =
-        fmt::format("extrapolated: {:.3g} octaves outside of what was measured, from {}", e.octaves_outside, nearest);
+        fmt::format("extrapolated: {:.3g} octaves away from what was measured, from {}", e.octaves_outside, nearest);
   }
   return t;
 }

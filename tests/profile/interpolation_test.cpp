@@ -56,13 +56,24 @@ TEST_CASE("beyond the measured range it is derived, with the reason") {
   const Profile p = fabricated();
   const auto large = p.time({"fill", {std::int64_t{1} << 33}}).value();
   CHECK(large.origin == Origin::derived);
-  CHECK(large.note.starts_with("extrapolated: 3 octaves outside"));
+  CHECK(large.note.starts_with("extrapolated: 3 octaves away"));
   CHECK(large.ns == doctest::Approx(stream_ns(std::exp2(33))).epsilon(0.01));
   const auto little = p.time({"fill", {16}}).value();
   CHECK(little.origin == Origin::derived);
   CHECK(little.ns == doctest::Approx(stream_ns(4096)));  // the fixed cost remains
   CHECK(p.time({"gemm.bf16.tn", {4096, 4096, 65536}})->origin == Origin::derived);
   CHECK(p.time({"gemm.bf16.tn", {4096, 4096, 65536}})->spread > p.time({"gemm.bf16.tn", {4096, 4096, 8000}})->spread);
+}
+
+TEST_CASE("a hole in the grid is not interpolated over") {
+  Profile p;
+  for (const std::int64_t cols : {1024, 16384}) {
+    for (const std::int64_t rows : {64, 32768}) {
+      p.samples["rmsnorm.forward"].push_back(sample({rows, cols}, stream_ns(4.0 * static_cast<double>(rows * cols))));
+    }
+  }
+  CHECK(p.time({"rmsnorm.forward", {32768, 8192}})->origin == Origin::interpolated);
+  CHECK(p.time({"rmsnorm.forward", {1500, 4096}})->origin == Origin::derived);
 }
 
 TEST_CASE("more work never takes less than measured less work, where the measurements agree") {
