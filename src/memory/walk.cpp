@@ -30,7 +30,7 @@ using schedule::Part;
 
 /// Launches behind one entry of the model, as kernel traces show them: helpers are timed with their kernel but take
 /// their own place in the queue (a GEMM clears cuBLAS's semaphores first, ...).
-int launches(const profile::Key& key) {
+int launches(const model::Kernel& kernel) {
   struct Row {
     std::string_view family;
     int count;
@@ -44,10 +44,11 @@ int launches(const profile::Key& key) {
                                  {"embedding.backward", 14},
                                  {"cross_entropy.unfused.forward", 18},
                                  {"cross_entropy.unfused.backward", 12}};
-  for (const auto& row : rows) {
-    if (key.family.starts_with(row.family)) return row.count;
-  }
-  return key.family.empty() ? 0 : 1;
+  const auto& family = kernel.key.family;
+  if (kernel.graphed || family.empty()) return 0;
+  const auto row =
+      std::find_if(std::begin(rows), std::end(rows), [&](const Row& r) { return family.starts_with(r.family); });
+  return row == std::end(rows) ? 1 : row->count;
 }
 
 /// One microbatch of one chunk between its forward and its backward.
@@ -142,7 +143,7 @@ class Walker {
 void Walker::run(const std::vector<Step>& steps, const Piece& piece, int layer, int microbatch, std::uint32_t* blocks) {
   for (const auto& step : steps) {
     if (step.kind == Step::Kind::launch) {
-      heap_.launch(launches(piece.kernels[step.index].key));
+      heap_.launch(launches(piece.kernels[step.index]));
     } else if (step.kind == Step::Kind::free) {
       heap_.drop(blocks[step.index]);
       blocks[step.index] = none;
@@ -323,6 +324,8 @@ void Walker::step() {
       one.instructions.push_back(instruction);
       const auto text = schedule::text(one, true, true);
       place = text.empty() ? "" : text.front();
+      const bool computes = instruction.kind == Kind::forward || instruction.kind == Kind::backward;
+      if (computes && !place.empty()) place.insert(1, " ");  // "B 3.1"
     }
   }
   end_iteration();

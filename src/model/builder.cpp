@@ -49,6 +49,7 @@ void PieceBuilder::launch_on(Stream stream, Purpose purpose, const std::string& 
   kernel.purpose = purpose;
   kernel.link = link;
   kernel.recompute = recompute_;
+  kernel.graphed = home_ == Tensor::Home::graph_pool;
   step(Step::Kind::launch, static_cast<std::uint32_t>(piece_.kernels.size()));
   piece_.kernels.push_back(std::move(kernel));
 }

@@ -49,6 +49,7 @@ class PieceBuilder {
 
   void home(Tensor::Home home) { home_ = home; }  ///< of tensors made from now on
   void recomputing(bool on) { recompute_ = on; }
+  bool recomputes() const { return recompute_; }
   void first_microbatch_only(bool on) { first_only_ = on; }
   Piece take() { return std::move(piece_); }
 

@@ -36,9 +36,10 @@ Operand LinearWriter::quantize(const std::string& name, Int rows, Int cols, bool
   return result;
 }
 
-void LinearWriter::cast_weight(const Linear& linear, bool forward) {
-  if (!linear.fp8 || !forward) return;
+void LinearWriter::cast_weight(const Linear& linear) {
+  if (!linear.fp8) return;
   const bool every_time = !d_.fp8_cached_weights && !d_.fp8_parameters;
+  if (w_.recomputes() && !every_time) return;  // done in the forward pass
   w_.first_microbatch_only(!every_time);
   if (d_.fp8_parameters) {
     w_.launch(linear.name + " weight transpose", {"transpose.fp8", {linear.out, linear.in}});
@@ -73,7 +74,10 @@ void LinearWriter::scatter_after(const std::string& name, Int bytes) {
 
 void LinearWriter::gemm(const Linear& linear, const char* which) {
   const bool forward = which[0] == 'f';
-  const std::string family = linear.fp8 ? "gemm.fp8.tn" : forward ? "gemm.bf16.tn" : "gemm.bf16.nn";
+  // Per-tensor FP8 recipes accumulate fast in the forward pass only (TE common/recipe, MMParams).
+  const std::string family = linear.fp8 ? (forward ? "gemm.fp8.tn" : "gemm.fp8.tn.split")
+                             : forward  ? "gemm.bf16.tn"
+                                        : "gemm.bf16.nn";
   const Int m = forward ? linear.out : linear.in, k = forward ? linear.in : linear.out;
   w_.launch(linear.name + " " + which, {family, {m, d_.tokens, k}});
   if (overlapped_) w_.wait(Stream::communication);
@@ -118,7 +122,7 @@ std::uint32_t LinearWriter::norm_linear(const Linear& linear, const std::string&
     gathered = gathered_buffer(linear.name + "_gathered_input", bytes);
     gather_before(linear.name + " all-gather", bytes);
   }
-  cast_weight(linear, true);
+  cast_weight(linear);
   const auto out = w_.allocate(owner, 2 * d_.tokens * linear.out);
   gemm(linear, "forward");
   w_.free(gathered);
@@ -193,7 +197,7 @@ std::uint32_t LinearWriter::row_linear(const Linear& linear, const std::string& 
                                        bool keeps_original) {
   if (linear.fp8) {
     saved = quantize(linear.name + "_input", d_.tokens, linear.in, true, grad && !keeps_original);
-    cast_weight(linear, true);
+    cast_weight(linear);
   }
   const Int full = 2 * d_.tokens * linear.out;
   auto out = d_.sp ? gathered_buffer(linear.name + "_partial_output", full) : w_.allocate(owner, full);

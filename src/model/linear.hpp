@@ -54,7 +54,7 @@ class LinearWriter {
 
  private:
   Operand quantize(const std::string& name, Int rows, Int cols, bool row, bool transpose, bool with_amax = true);
-  void cast_weight(const Linear& linear, bool forward);
+  void cast_weight(const Linear& linear);
   void gemm(const Linear& linear, const char* which);
   void weight_gradient(const Linear& linear);
   void release(Operand& operand);

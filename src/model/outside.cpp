@@ -7,6 +7,10 @@
 //                   stock Megatron (reference 1.7): unbatched, one for each neighbour pair; batched, the group's
 //   model-parallel group (gradient norm)                    1
 //   embedding group (tied weights; first and last stage)    1
+//
+// tp_comm_overlap adds Transformer Engine's userbuffers (module/base.py initialize_ub): ten of a gathered hidden state,
+// for qkv, proj, fc1 and fc2 forward, dgrad and wgrad.
+#include "dimensions.hpp"
 #include "pipewright/model.hpp"
 
 namespace pipewright::model {
@@ -26,7 +30,9 @@ Bytes outside_allocator(const scenario::Scenario& s, const profile::Profiles& pr
   if (p > 1 && !s.model.untie_embeddings_and_output_weights) ++communicators;
   const double context = profiles.scalar("memory.outside.context_bytes").value;
   const double communicator = profiles.scalar("memory.outside.nccl_communicator_bytes").value;
-  return Bytes(static_cast<std::int64_t>(context + communicator * static_cast<double>(communicators)));
+  const Dimensions d(s);
+  const Int userbuffers = d.tp_overlap ? 10 * 2 * d.tokens * d.h : 0;
+  return Bytes(static_cast<std::int64_t>(context + communicator * static_cast<double>(communicators)) + userbuffers);
 }
 
 }  // namespace pipewright::model

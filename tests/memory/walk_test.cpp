@@ -114,7 +114,7 @@ TEST_CASE("owners add up to the peak, and the place is named") {
   std::int64_t sum = 0;
   for (const auto& owner : w.peak_owners) sum += owner.bytes.value;
   CHECK(sum == w.peak_allocated.value);
-  CHECK(w.peak_at == "B1.1");
+  CHECK(w.peak_at == "B 1.1");
   CHECK(w.peak_piece == "layer 9, mlp.activation backward");
   CHECK(w.peak_owners.front().bytes >= w.peak_owners.back().bytes);
 }

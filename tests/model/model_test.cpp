@@ -71,6 +71,15 @@ void check_balance(const Piece& piece) {
   }
 }
 
+/// The profile knows every family and its dimensions.
+void check_families(const std::vector<model::Kernel>& kernels) {
+  for (const auto& kernel : kernels) {
+    CAPTURE(kernel.key.family);
+    CHECK(profile::family(kernel.key.family).dims.size() == kernel.key.dims.size());
+    for (const auto size : kernel.key.dims) CHECK(size > 0);
+  }
+}
+
 constexpr std::int64_t tokens = 8192, h = 8192, q = 8192, kv = 1024, f = 28672, heads = 64, t = 4;
 
 }  // namespace
@@ -109,7 +118,7 @@ TEST_CASE("FP8 saves norm outputs and the second linear layer's input in one byt
   CHECK(saved(inner_layer(model::build(s))) == formula + 16);
 }
 
-TEST_CASE("what is born dies, whatever the layer is made of") {
+TEST_CASE("what is born dies, whatever the layer is made of; kernels have families") {
   const std::vector<std::vector<const char*>> variants = {
       {},
       {"sequence_parallel=false"},
@@ -143,6 +152,15 @@ TEST_CASE("what is born dies, whatever the layer is made of") {
     CAPTURE(all);
     const auto stages = model::build(s);
     for (const auto& piece : stages.pieces) check_balance(piece);
+    for (const auto& piece : stages.pieces) check_families(piece.kernels);
+    for (const auto& rank : stages.ranks) {
+      check_families(rank.finalize);
+      check_families(rank.optimizer);
+      for (const auto& chunk : rank.chunks) {
+        check_families(chunk.gradient_sync);
+        check_families(chunk.parameter_gather);
+      }
+    }
   }
 }
 
