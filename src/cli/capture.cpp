@@ -43,7 +43,8 @@ class Line {
     last_ = now;
     const char* begin = terminal ? "\r\033[K" : "";
     const char* end = terminal ? "" : "\n";
-    if (p.total == 0) std::fprintf(stderr, "%s%s%s", begin, p.what.c_str(), end);
+    if (p.total == 0)
+      std::fprintf(stderr, "%s%s%s", begin, p.what.c_str(), end);
     else
       std::fprintf(stderr, "%s%zu of %zu, about %.0f s left: %s%s", begin, p.done, p.total, p.remaining_s,
                    p.what.c_str(), end);
@@ -107,7 +108,8 @@ void add_capture(CLI::App& app, Outcome& outcome) {
   command->add_option("--out", arguments->out, "The profile to write, or - for standard output.")->required();
   command->add_flag("--force", arguments->force, "Replace an existing file.");
   command->add_option("--name", options.name, "Name of the profile (default: the device's, such as h200).");
-  command->add_option("--ops", options.ops, "Only families, links and scalars whose name matches this regular expression.");
+  command->add_option("--ops", options.ops,
+                      "Only families, links and scalars whose name matches this regular expression.");
   command->add_flag("--quick", options.quick, "Few shapes and samples, under a minute.");
   auto* sustained = command->add_flag("--sustained", options.sustained, "Also the clock law under sustained load.");
   auto* links = command->add_flag("--links", options.links, "Links between all visible GPUs instead of kernels.");

@@ -1,0 +1,48 @@
+// Measuring a machine: `pipewright capture` runs the kernels of a transformer layer, the host's calls, the copies and
+// the links, and writes what they took as a profile.
+//
+//   CLI ──► run() ──dlopen──► libpipewright_capture.so (CUDA, CUPTI, cuBLASLt, cuDNN, NCCL)
+//
+// The part that needs CUDA is a module of its own, so that no other command loads CUDA's libraries.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "pipewright/profile.hpp"
+
+namespace pipewright::capture {
+
+struct Options {
+  std::string name;                    ///< of the profile; empty: from the device ("NVIDIA H200" gives "h200")
+  std::string ops;                     ///< ECMAScript regex on family names; empty: all
+  bool quick = false;                  ///< fewer shapes and samples: under a minute
+  bool sustained = false;              ///< also the clock law under load
+  bool links = false;                  ///< instead of kernels: the links between all visible GPUs
+  std::string link = "nvlink";         ///< with links: "nvlink", or "shared host memory" (NCCL_P2P_DISABLE=1)
+  std::vector<std::string> arguments;  ///< command line, for the profile's provenance
+};
+
+struct Progress {
+  std::string what;  ///< family or step under way
+  std::size_t done = 0, total = 0;
+  double elapsed_s = 0, remaining_s = 0;
+};
+
+struct Result {
+  profile::Profile profile;
+  bool complete = true;               ///< false: stopped early; what was measured until then is valid
+  std::vector<std::string> warnings;  ///< shapes left out, clocks that stayed low, ...
+};
+
+/// Empty if this build and machine can measure, else one line that says what is missing.
+std::string unavailable();
+
+/// Measures on GPU 0 (with `links`: on all). Returns early with a partial profile once `stop` is set. Throws UsageError
+/// if it cannot measure here, std::runtime_error if a library call fails.
+Result run(const Options& options, const std::function<void(const Progress&)>& report, const std::atomic<bool>& stop);
+
+}  // namespace pipewright::capture

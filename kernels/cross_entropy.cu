@@ -1,0 +1,257 @@
+// See cross_entropy.hpp. The unfused form keeps PyTorch's access patterns: broadcasting operators one fp32 element an
+// access (elementwise_kernel<128, 2>), the cast unvectorised, row reductions and exp vectorised.
+#include "common.cuh"
+#include "cross_entropy.hpp"
+#include "elementwise.hpp"
+
+namespace pipewright::kernels {
+namespace {
+
+struct Subtract {
+  static __device__ __forceinline__ float apply(float a, float b) { return a - b; }
+};
+struct Divide {
+  static __device__ __forceinline__ float apply(float a, float b) { return a / b; }
+};
+struct Multiply {
+  static __device__ __forceinline__ float apply(float a, float b) { return a * b; }
+};
+
+// x = x op row[token], 128 threads x 2 elements, in place.
+template <class Op>
+__global__ void __launch_bounds__(128) broadcast_kernel(float* x, const float* row, std::uint32_t n, Offsets offsets) {
+  std::uint32_t i = blockIdx.x * 256u + threadIdx.x;
+#pragma unroll
+  for (int u = 0; u < 2; ++u, i += 128) {
+    if (i >= n) return;
+    std::uint32_t at[3];
+    offsets.find(i, at);
+    x[at[0]] = Op::apply(x[at[1]], row[at[2]]);
+  }
+}
+
+struct Max {
+  static __device__ __forceinline__ float start() { return -3.4e38f; }
+  static __device__ __forceinline__ float apply(float a, float b) { return a != a || a > b ? a : b; }  // NaN passes
+  static __device__ __forceinline__ float block(float x, float* scratch) { return block_max(x, scratch); }
+};
+struct Sum {
+  static __device__ __forceinline__ float start() { return 0.0f; }
+  static __device__ __forceinline__ float apply(float a, float b) { return a + b; }
+  static __device__ __forceinline__ float block(float x, float* scratch) { return block_sum(x, scratch); }
+};
+
+template <class Op>
+__global__ void __launch_bounds__(512) reduce_kernel(const float* x, float* out, std::int64_t vocab) {
+  __shared__ float scratch[32];
+  const float* row = x + blockIdx.x * vocab;
+  float result = Op::start();
+  for (std::int64_t c = threadIdx.x * 4ll; c < vocab; c += 512 * 4) {
+    const auto v = load<float, 4>(row + c);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) result = Op::apply(result, v.v[j]);
+  }
+  result = Op::block(result, scratch);
+  if (threadIdx.x == 0) out[blockIdx.x] = result;
+}
+
+__global__ void __launch_bounds__(128) exp_kernel(const float* in, float* out, std::int64_t vectors) {
+  const std::int64_t i = blockIdx.x * 128ll + threadIdx.x;
+  if (i >= vectors) return;
+  auto v = load<float, 4>(in + i * 4);
+#pragma unroll
+  for (int j = 0; j < 4; ++j) v.v[j] = __expf(v.v[j]);
+  store(out + i * 4, v);
+}
+
+// Native: rows in bf16 to fp32 with their maximum.
+__global__ void __launch_bounds__(512) cast_max_kernel(const bf16* in, float* out, float* maxima, std::int64_t vocab) {
+  __shared__ float scratch[32];
+  const std::int64_t base = blockIdx.x * vocab;
+  float most = -3.4e38f;
+  for (std::int64_t c = threadIdx.x * 8ll; c < vocab; c += 512 * 8) {
+    const auto v = load<bf16, 8>(in + base + c);
+    Vec<float, 4> low, high;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) low.v[j] = to_float(v.v[j]), high.v[j] = to_float(v.v[j + 4]);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) most = fmaxf(most, fmaxf(low.v[j], high.v[j]));
+    store(out + base + c, low);
+    store(out + base + c + 4, high);
+  }
+  most = block_max(most, scratch);
+  if (threadIdx.x == 0) maxima[blockIdx.x] = most;
+}
+
+__global__ void __launch_bounds__(512) exp_sum_kernel(float* x, const float* maxima, float* sums, std::int64_t vocab) {
+  __shared__ float scratch[32];
+  const std::int64_t base = blockIdx.x * vocab;
+  const float most = maxima[blockIdx.x];
+  float sum = 0;
+  for (std::int64_t c = threadIdx.x * 4ll; c < vocab; c += 512 * 4) {
+    auto v = load<float, 4>(x + base + c);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) sum += v.v[j] = __expf(v.v[j] - most);
+    store(x + base + c, v);
+  }
+  sum = block_sum(sum, scratch);
+  if (threadIdx.x == 0) sums[blockIdx.x] = sum;
+}
+
+__global__ void __launch_bounds__(512) row_divide_kernel(float* x, const float* sums, std::int64_t vocab) {
+  const std::int64_t base = blockIdx.x * vocab;
+  const float factor = 1.0f / sums[blockIdx.x];
+  for (std::int64_t c = threadIdx.x * 4ll; c < vocab; c += 512 * 4) {
+    auto v = load<float, 4>(x + base + c);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) v.v[j] *= factor;
+    store(x + base + c, v);
+  }
+}
+
+__global__ void __launch_bounds__(512)
+    row_scale_cast_kernel(const float* x, const float* factors, bf16* out, std::int64_t vocab) {
+  const std::int64_t base = blockIdx.x * vocab;
+  const float factor = factors[blockIdx.x];
+  for (std::int64_t c = threadIdx.x * 8ll; c < vocab; c += 512 * 8) {
+    const auto low = load<float, 4>(x + base + c), high = load<float, 4>(x + base + c + 4);
+    Vec<bf16, 8> y;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      y.v[j] = from_float<bf16>(low.v[j] * factor);
+      y.v[j + 4] = from_float<bf16>(high.v[j] * factor);
+    }
+    store(out + base + c, y);
+  }
+}
+
+// TE's Triton kernels: a program of 32 warps a row takes 32768 elements a step, 32 a thread; one program fits an SM.
+constexpr int kProgram = 1024, kParts = 4, kStep = kProgram * kParts * 8;
+
+struct Elements {
+  Vec<bf16, 8> v[kParts];
+};
+__device__ __forceinline__ Elements load_step(const bf16* row, std::int64_t start, std::int64_t vocab) {
+  Elements e;
+#pragma unroll
+  for (int p = 0; p < kParts; ++p) {
+    const std::int64_t c = start + (p * kProgram + threadIdx.x) * 8ll;
+    if (c < vocab)
+      e.v[p] = load<bf16, 8>(row + c);
+    else
+      for (int j = 0; j < 8; ++j) e.v[p].v[j] = from_float<bf16>(-3.0e38f);
+  }
+  return e;
+}
+template <class F>
+__device__ __forceinline__ void store_step(bf16* row, std::int64_t start, std::int64_t vocab, Elements e, F f) {
+#pragma unroll
+  for (int p = 0; p < kParts; ++p) {
+    const std::int64_t c = start + (p * kProgram + threadIdx.x) * 8ll;
+    if (c >= vocab) continue;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) e.v[p].v[j] = from_float<bf16>(f(to_float(e.v[p].v[j])));
+    store(row + c, e.v[p]);
+  }
+}
+
+// Maximum and sum of a row in one pass; the program agrees on both after every step.
+__global__ void __launch_bounds__(kProgram, 1)
+    online_softmax_kernel(const bf16* x, float* rows_out, std::int64_t vocab) {
+  __shared__ float scratch[32];
+  const bf16* row = x + blockIdx.x * vocab;
+  float most = -3.4e38f, sum = 0;
+  for (std::int64_t start = 0; start < vocab; start += kStep) {
+    const Elements e = load_step(row, start, vocab);
+    float here = -3.4e38f, part = 0;
+#pragma unroll
+    for (int p = 0; p < kParts; ++p)
+#pragma unroll
+      for (int j = 0; j < 8; ++j) here = fmaxf(here, to_float(e.v[p].v[j]));
+    const float next = fmaxf(most, block_max(here, scratch));
+#pragma unroll
+    for (int p = 0; p < kParts; ++p)
+#pragma unroll
+      for (int j = 0; j < 8; ++j) part += __expf(to_float(e.v[p].v[j]) - next);
+    sum = sum * __expf(most - next) + block_sum(part, scratch);
+    most = next;
+  }
+  if (threadIdx.x == 0) rows_out[2 * blockIdx.x] = most, rows_out[2 * blockIdx.x + 1] = sum;
+}
+
+__global__ void __launch_bounds__(kProgram, 1)
+    softmax_gradient_kernel(bf16* x, const float* rows_in, std::int64_t vocab) {
+  bf16* row = x + blockIdx.x * vocab;
+  const float most = rows_in[2 * blockIdx.x], total = rows_in[2 * blockIdx.x + 1];
+  for (std::int64_t start = 0; start < vocab; start += kStep) {
+    store_step(row, start, vocab, load_step(row, start, vocab), [=](float v) { return __expf(v - most) / total; });
+  }
+}
+
+__global__ void __launch_bounds__(kProgram, 1) row_scale_kernel(bf16* x, const float* factors, std::int64_t vocab) {
+  bf16* row = x + blockIdx.x * vocab;
+  const float factor = factors[blockIdx.x];
+  for (std::int64_t start = 0; start < vocab; start += kStep) {
+    store_step(row, start, vocab, load_step(row, start, vocab), [=](float v) { return v * factor; });
+  }
+}
+
+template <class Op>
+void broadcast(float* x, const float* row, std::int64_t tokens, std::int64_t vocab, Stream stream) {
+  const std::int64_t n = tokens * vocab;
+  Offsets offsets;
+  offsets.dims = 2;
+  offsets.sizes[0] = FastDivide(static_cast<std::uint32_t>(vocab));
+  offsets.sizes[1] = FastDivide(static_cast<std::uint32_t>(tokens));
+  offsets.strides[0][0] = offsets.strides[0][1] = 1;
+  offsets.strides[1][0] = offsets.strides[1][1] = static_cast<std::uint32_t>(vocab);
+  offsets.strides[1][2] = 1;
+  broadcast_kernel<Op><<<blocks_for(n, 256), 128, 0, stream>>>(x, row, static_cast<std::uint32_t>(n), offsets);
+}
+
+}  // namespace
+
+void cross_entropy_unfused_forward(const void* logits, float* work, float* exponentials, float* rows_out,
+                                   std::int64_t tokens, std::int64_t vocab, Stream stream) {
+  const unsigned rows = static_cast<unsigned>(tokens);
+  cast_bf16_f32(logits, work, tokens * vocab, stream);
+  reduce_kernel<Max><<<rows, 512, 0, stream>>>(work, rows_out, vocab);
+  broadcast<Subtract>(work, rows_out, tokens, vocab, stream);
+  exp_kernel<<<blocks_for(tokens * vocab / 4, 128), 128, 0, stream>>>(work, exponentials, tokens * vocab / 4);
+  reduce_kernel<Sum><<<rows, 512, 0, stream>>>(exponentials, rows_out, vocab);
+  broadcast<Divide>(exponentials, rows_out, tokens, vocab, stream);
+}
+
+void cross_entropy_unfused_backward(float* gradient, const float* row_gradient, void* logits_gradient,
+                                    std::int64_t tokens, std::int64_t vocab, Stream stream) {
+  broadcast<Multiply>(gradient, row_gradient, tokens, vocab, stream);
+  cast_f32_bf16(gradient, logits_gradient, tokens * vocab, stream);
+}
+
+void cross_entropy_native_forward(const void* logits, float* work, float* rows_out, std::int64_t tokens,
+                                  std::int64_t vocab, Stream stream) {
+  const unsigned rows = static_cast<unsigned>(tokens);
+  cast_max_kernel<<<rows, 512, 0, stream>>>(static_cast<const bf16*>(logits), work, rows_out, vocab);
+  exp_sum_kernel<<<rows, 512, 0, stream>>>(work, rows_out, rows_out + tokens, vocab);
+  row_divide_kernel<<<rows, 512, 0, stream>>>(work, rows_out + tokens, vocab);
+}
+
+void cross_entropy_native_backward(const float* softmax, const float* row_gradient, void* logits_gradient,
+                                   std::int64_t tokens, std::int64_t vocab, Stream stream) {
+  row_scale_cast_kernel<<<static_cast<unsigned>(tokens), 512, 0, stream>>>(softmax, row_gradient,
+                                                                           static_cast<bf16*>(logits_gradient), vocab);
+}
+
+void cross_entropy_te_forward(void* logits, float* rows_out, std::int64_t tokens, std::int64_t vocab, Stream stream) {
+  const unsigned rows = static_cast<unsigned>(tokens);
+  online_softmax_kernel<<<rows, kProgram, 0, stream>>>(static_cast<const bf16*>(logits), rows_out, vocab);
+  softmax_gradient_kernel<<<rows, kProgram, 0, stream>>>(static_cast<bf16*>(logits), rows_out, vocab);
+}
+
+void cross_entropy_te_backward(void* logits, const float* row_gradient, std::int64_t tokens, std::int64_t vocab,
+                               Stream stream) {
+  row_scale_kernel<<<static_cast<unsigned>(tokens), kProgram, 0, stream>>>(static_cast<bf16*>(logits), row_gradient,
+                                                                           vocab);
+}
+
+}  // namespace pipewright::kernels

@@ -1,0 +1,242 @@
+#include "grid.hpp"
+
+#include <algorithm>
+#include <set>
+#include <string>
+
+namespace pipewright::capture {
+namespace {
+
+using profile::Key;
+using I = std::int64_t;
+using List = std::vector<I>;
+
+/// Published configurations (config.json of each model).
+struct Model {
+  I hidden, ffn, heads, groups, dim, vocab;
+  List tensor_parallel;
+  List tokens;  ///< sequence length x microbatch
+};
+
+const std::vector<Model>& models() {
+  static const std::vector<Model> list = {
+      {4096, 14336, 32, 8, 128, 128256, {1, 2, 4}, {4096, 8192, 2048, 1024, 16384}},  // Llama 3 8B, Mistral 7B
+      {8192, 28672, 64, 8, 128, 128256, {4, 8, 2, 1}, {4096, 8192, 2048}},            // Llama 3 70B
+      {16384, 53248, 128, 8, 128, 128256, {8, 4}, {4096, 8192, 2048}},                // Llama 3.1 405B
+      {8192, 29568, 64, 8, 128, 152064, {4, 8, 2}, {4096, 8192}},                     // Qwen2.5 72B
+      {5120, 27648, 40, 8, 128, 152064, {2, 4, 1, 8}, {4096, 8192}},                  // Qwen2.5 32B
+      {5120, 25600, 64, 8, 128, 151936, {2, 4, 8}, {4096}},                           // Qwen3 32B
+      {5120, 17408, 40, 8, 128, 151936, {1, 2, 4}, {4096}},                           // Qwen3 14B
+      {5120, 13824, 40, 8, 128, 152064, {1, 2, 4}, {4096}},                           // Qwen2.5 14B
+      {4096, 12288, 32, 8, 128, 151936, {1, 2, 4}, {4096, 8192}},                     // Qwen3 8B
+      {3584, 18944, 28, 4, 128, 152064, {1, 2, 4}, {4096, 8192}},                     // Qwen2.5 7B
+      {2560, 9728, 32, 8, 128, 151936, {1, 2}, {4096, 8192}},                         // Qwen3 4B
+      {2048, 11008, 16, 2, 128, 151936, {1, 2}, {4096}},                              // Qwen2.5 3B
+      {2048, 6144, 16, 8, 128, 151936, {1, 2}, {4096, 8192}},                         // Qwen3 1.7B
+      {1536, 8960, 12, 2, 128, 151936, {1}, {4096, 8192}},                            // Qwen2.5 1.5B
+      {1024, 3072, 16, 8, 128, 151936, {1}, {4096, 8192}},                            // Qwen3 0.6B
+  };
+  return list;
+}
+
+class Grid {
+ public:
+  void add(std::string family, List dims) {
+    Key key{std::move(family), std::move(dims)};
+    if (seen_.insert(key).second) keys_.push_back(std::move(key));
+  }
+  void product(const std::string& family, const std::vector<List>& axes) { product(family, axes, {}); }
+
+  /// The three products of a linear layer; `all`: also the rarer forms of the weight gradient.
+  void linear(I in, I out, I tokens, bool fp8, bool all) {
+    add("gemm.bf16.tn", {out, tokens, in});
+    add("gemm.bf16.nn", {in, tokens, out});
+    add("gemm.bf16.nt.acc_f32", {in, out, tokens});
+    add("gemm.bf16.nt.acc_bf16", {in, out, tokens});
+    if (all) add("gemm.bf16.nt", {in, out, tokens});
+    if (!fp8) return;
+    add("gemm.fp8.tn", {out, tokens, in});
+    add("gemm.fp8.tn.split", {in, tokens, out});
+    add("gemm.fp8.tn.acc_f32", {in, out, tokens});
+    add("gemm.fp8.tn.acc_bf16", {in, out, tokens});
+    if (all) add("gemm.fp8.tn.out_bf16", {in, out, tokens});
+  }
+
+  void layer(const Model& m, I tp, I tokens, bool all) {
+    const I groups = std::max<I>(m.groups / tp, 1);
+    linear(m.hidden, 2 * m.ffn / tp, tokens, true, all);
+    linear(m.ffn / tp, m.hidden, tokens, true, all);
+    linear(m.hidden, (m.heads / tp + 2 * groups) * m.dim, tokens, true, all);
+    linear(m.heads / tp * m.dim, m.hidden, tokens, true, all);
+  }
+
+  void attention(I batch, I sequence, I heads, I groups, I dim) {
+    for (const char* pass : {"attention.forward.bf16", "attention.backward.bf16"}) {
+      add(pass, {batch, sequence, sequence, heads, groups, dim});
+    }
+  }
+
+  std::vector<Key> take() { return std::move(keys_); }
+
+ private:
+  void product(const std::string& family, const std::vector<List>& axes, List dims) {
+    if (dims.size() == axes.size()) return add(family, std::move(dims));
+    for (const I x : axes[dims.size()]) {
+      List next = dims;
+      next.push_back(x);
+      product(family, axes, std::move(next));
+    }
+  }
+
+  std::set<Key> seen_;
+  std::vector<Key> keys_;
+};
+
+List powers(I first, I last, I factor = 2) {
+  List result;
+  for (I x = first; x <= last; x *= factor) result.push_back(x);
+  return result;
+}
+
+void memory_bound(Grid& g, bool quick) {
+  const List rows = quick ? List{4096} : List{4096, 1024, 2048, 8192, 16384, 512};
+  const List widths = quick ? List{4096, 8192} : List{4096, 8192, 16384, 5120, 2048, 1024};
+  const List ffns = quick ? List{7168, 14336} : List{14336, 7168, 28672, 3584, 1792, 53248};
+  const List sizes = quick ? List{1 << 20, 1 << 24, 1 << 28} : powers(1 << 19, 1 << 30);  // bf16 elements, or bytes
+  for (const char* f : {"rmsnorm.forward", "rmsnorm.backward"}) g.product(f, {rows, widths});
+  for (const char* f : {"swiglu.forward", "swiglu.backward"}) g.product(f, {rows, ffns});
+  const List heads = quick ? List{8, 32} : List{32, 8, 16, 64, 4, 2, 1, 128};
+  for (const char* f : {"rope.forward", "rope.backward"}) {
+    g.product(f, {quick ? rows : List{4096, 2048, 8192, 16384}, heads, {128}});
+    if (!quick) g.product(f, {{4096}, {4, 16, 32}, {64}});
+  }
+  // q (heads of a group together) and v out of the fused projection: tokens x groups rows.
+  g.product("copy.strided",
+            {quick ? List{32768} : powers(2048, 131072), quick ? List{128, 512} : List{128, 512, 1024, 2048}});
+  g.product("cat", {quick ? rows : List{2048, 4096, 8192, 16384},
+                    quick ? List{6144} : List{6144, 768, 1536, 3072, 10240, 20480}});
+  for (const char* f : {"add", "cast.bf16_f32", "cast.f32_bf16", "amax", "cast.fp8"}) {
+    for (const I n : sizes)
+      if (n <= 1 << 29) g.add(f, {n});
+  }
+  for (const char* f : {"add.f32", "l2norm", "scale", "adam"}) {
+    for (const I n : sizes)
+      if (n <= 1 << 28) g.add(f, {n});
+  }
+  if (quick) g.add("adam", {20971520});
+  for (const char* f : {"fill", "memset", "copy.d2d"}) {
+    for (const I n : sizes) g.add(f, {n});
+  }
+  for (const char* f : {"copy.d2h", "copy.h2d"}) {
+    for (const I n : quick ? List{1 << 20, 1 << 25} : powers(1 << 16, 1 << 28, 4)) g.add(f, {n});
+  }
+  for (const char* f : {"cast_transpose.fp8", "transpose.fp8"}) {
+    g.product(f, {rows, quick ? List{4096, 14336} : List{4096, 8192, 14336, 28672, 6144, 2048}});
+  }
+  if (!quick) {
+    g.product("quantize.blockwise.fp8", {{4096, 1024, 16384}, {2048, 8192, 28672}});
+    for (const char* f : {"layernorm.forward", "layernorm.backward"})
+      g.product(f, {{4096, 1024, 16384}, {2048, 4096, 8192, 16384}});
+    for (const char* f : {"gelu.forward", "gelu.backward", "squared_relu.forward", "squared_relu.backward"}) {
+      g.product(f, {{4096, 1024, 16384}, {2048, 8192, 28672}});
+    }
+    for (const char* f : {"dropout.forward", "dropout.backward"}) g.product(f, {powers(1 << 19, 1 << 29, 4)});
+  }
+  const List tokens = quick ? List{4096} : List{4096, 2048, 8192, 1024};
+  const List vocabularies = quick ? List{32000} : List{32000, 128256, 32064, 16032, 152064, 64128, 19008};
+  for (const char* f :
+       {"unfused.forward", "unfused.backward", "native.forward", "native.backward", "te.forward", "te.backward"}) {
+    g.product(std::string("cross_entropy.") + f, {tokens, vocabularies});
+  }
+  g.product("embedding.forward", {tokens, quick ? List{4096} : List{4096, 1024, 2048, 8192, 16384}});
+  g.product("embedding.backward", {tokens, quick ? List{4096} : List{4096, 8192, 2048, 16384},
+                                   quick ? List{32000} : List{32000, 16032, 128256, 152064}});
+  g.add("small", {});
+}
+
+}  // namespace
+
+std::vector<Key> grid(bool quick) {
+  Grid g;
+  if (quick) {
+    g.layer(models()[0], 1, 4096, false);
+    g.layer(models()[1], 4, 4096, false);
+    for (const I vocab : {32000, 128256 / 4}) g.linear(4096, vocab, 4096, false, false);
+    g.attention(1, 4096, 32, 8, 128);
+    g.attention(1, 4096, 16, 2, 128);
+    memory_bound(g, true);
+    return g.take();
+  }
+  // Llama 8B and 70B with every form, then attention and memory-bound kernels, then the other models.
+  for (std::size_t i = 0; i < 2; ++i) {
+    const Model& m = models()[i];
+    for (const I tp : m.tensor_parallel) g.layer(m, tp, 4096, true);
+  }
+  g.linear(4096, 32000, 4096, false, true);
+  for (const I tp : {1, 2, 4, 8}) {
+    g.linear(4096, 128256 / tp, 4096, false, false);
+    g.linear(8192, 128256 / tp, 4096, false, false);
+  }
+  for (const auto& [heads, groups] : {std::pair<I, I>{32, 8},
+                                      {16, 2},
+                                      {8, 1},
+                                      {64, 8},
+                                      {16, 4},
+                                      {8, 2},
+                                      {32, 4},
+                                      {40, 8},
+                                      {20, 4},
+                                      {10, 2},
+                                      {28, 4},
+                                      {14, 2},
+                                      {7, 1},
+                                      {16, 8},
+                                      {12, 2},
+                                      {4, 1},
+                                      {16, 1}}) {
+    for (const I sequence : {4096, 8192, 2048}) g.attention(1, sequence, heads, groups, 128);
+  }
+  for (const I batch : {2, 4}) {
+    g.attention(batch, 4096, 32, 8, 128);
+    g.attention(batch, 2048, 16, 2, 128);
+  }
+  for (const I sequence : {1024, 16384, 32768}) {
+    g.attention(1, sequence, 32, 8, 128);
+    g.attention(1, sequence, 8, 1, 128);
+  }
+  g.attention(1, 4096, 14, 2, 64);
+  g.attention(1, 4096, 32, 8, 64);
+  memory_bound(g, false);
+  for (const Model& m : models()) {
+    for (const I tp : m.tensor_parallel) {
+      for (const I tokens : m.tokens) {
+        if (tokens == 16384 && tp > 1) continue;
+        g.layer(m, tp, tokens, false);
+      }
+    }
+  }
+  // Output layers: bf16 in every recipe that Megatron's defaults give.
+  for (const I hidden : {4096, 8192, 2048, 5120, 16384}) {
+    for (const I vocab : {128256, 152064, 32064, 38016, 16032, 64128}) {
+      if (hidden == 16384 && vocab > 40000) continue;
+      for (const I tokens : {4096, 2048, 8192}) {
+        if (tokens != 4096 && hidden * vocab > I{1} << 30) continue;
+        g.linear(hidden, vocab, tokens, false, false);
+      }
+    }
+  }
+  // The regular grid: out, tokens, in.
+  for (const I tokens : {1024, 2048, 4096, 8192, 16384}) {
+    for (const I out : {1024, 3072, 9216, 27648}) {
+      for (const I in : {1024, 3072, 9216, 27648}) {
+        if (2.0 * static_cast<double>(out * in) * static_cast<double>(tokens) > 8e12) continue;
+        g.linear(in, out, tokens, true, false);
+      }
+    }
+  }
+  return g.take();
+}
+
+std::vector<I> message_sizes(bool quick) { return quick ? powers(1 << 16, 1 << 28, 16) : powers(1 << 16, 1 << 30); }
+
+}  // namespace pipewright::capture

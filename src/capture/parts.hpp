@@ -1,0 +1,43 @@
+// The parts of a capture; each adds to the profile what it measured and looks at `stop` often.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <regex>
+
+#include "ops.hpp"
+#include "pipewright/capture.hpp"
+
+namespace pipewright::capture {
+
+struct Session {
+  const Options& options;
+  const std::function<void(const Progress&)>& report;
+  const std::atomic<bool>& stop;
+  Result& result;
+  std::regex wanted;
+
+  bool wants(const std::string& name) const { return options.ops.empty() || std::regex_search(name, wanted); }
+};
+
+inline profile::Sample sample_of(std::vector<std::int64_t> dims, const Summary& s) {
+  return {std::move(dims), s.median, s.spread, s.count, profile::Origin::measured, {}};
+}
+
+/// host.*_us: what calls of the runtime cost the host, and the gap between two kernels of a stream.
+void measure_host(Lab& lab, Session& session);
+
+/// Clocks: a transformer layer's kernels at several shares of busy time, against the same kernels on a cool part.
+void measure_clocks(Lab& lab, Attention& attention, const std::string& precision, Session& session);
+
+/// contention.*: slow-down of kernels beside something else, between the calls of `begin` and `end`.
+void measure_contention(Lab& lab, Attention& attention, Session& session, const std::function<void()>& begin,
+                        const std::function<void()>& end, const std::string& beside);
+
+/// Launches every kernel of a transformer layer once (bf16 and FP8), so that they are loaded.
+void load_layer_kernels(Lab& lab, Attention& attention);
+
+/// Links between all visible GPUs (2 and up to 4 of them), memory of communicators.
+void measure_links(Session& session);
+
+}  // namespace pipewright::capture
