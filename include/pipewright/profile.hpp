@@ -130,7 +130,7 @@ class Profile {
   /// nearest shapes; outside the measured range `derived`, with the note "extrapolated ...". Never silently.
   /// nullopt: the family was not measured at all.
   std::optional<Timing> time(const Key& key) const;
-  const Link* link(const std::string& link_name) const;
+  const Link* link(const std::string& link_name) const;  ///< its own, else a published one, else nullptr
   const Clocks* clocks_for(const std::string& precision) const;
   void prepare();  ///< chooses the interpolation of families that have none yet
 };
@@ -170,8 +170,8 @@ struct Difference {
 };
 std::vector<Difference> diff(const Profile& a, const Profile& b);
 
-/// A 400 Gb/s InfiniBand NDR port for each GPU, from published figures (source in the link); origin derived.
-Link infiniband_ndr400();
+/// Links that are known from publications (sources in them), for profiles that have none of that name: "infiniband".
+const std::vector<Link>& published_links();
 
 /// An H100 SXM from an H200 SXM: the same Hopper chip, HBM3 at 3.35 instead of HBM3e at 4.8 TB/s (NVIDIA data sheets).
 /// A sample's time is scaled by the share of it that memory bounds: max(compute share, memory share x 4.8/3.35).

@@ -38,6 +38,17 @@ profile::Origin weakest(const std::vector<profile::Sample>& samples) {
   return result;
 }
 
+/// The profile's own links, and the published ones that it answers with.
+std::vector<profile::Link> links_of(const profile::Profile& p) {
+  auto links = p.links;
+  for (const auto& published : profile::published_links()) {
+    const bool own =
+        std::any_of(p.links.begin(), p.links.end(), [&](const auto& l) { return l.name == published.name; });
+    if (!own) links.push_back(published);
+  }
+  return links;
+}
+
 struct FamilySummary {
   std::string name;
   const std::vector<profile::Sample>* samples;
@@ -85,9 +96,10 @@ std::string show_text(const profile::Profile& p, const std::string& only_family)
           "spread: of a shape's samples, median over the shapes; interpolation error: each shape predicted from the "
           "others, root mean square\n";
 
-  if (!p.links.empty()) {
+  const auto all_links = links_of(p);
+  if (!all_links.empty()) {
     Table links({"link", "latency us", "GB/s", "eager", "origin"});
-    for (const auto& l : p.links) {
+    for (const auto& l : all_links) {
       links.add({l.name, fmt::format("{:.1f}", l.latency_us), fmt::format("{:.1f}", l.gbytes_per_s),
                  format_bytes(Bytes(l.eager_bytes)), std::string(profile::name(l.origin))});
     }
@@ -128,7 +140,7 @@ std::string show_json(const profile::Profile& p) {
                       {"interpolation_error", s.tested.error}};
   }
   Json& links = out["links"] = Json::array();
-  for (const auto& l : p.links) {
+  for (const auto& l : links_of(p)) {
     links.push_back({{"name", l.name},
                      {"latency_us", l.latency_us},
                      {"gbytes_per_s", l.gbytes_per_s},

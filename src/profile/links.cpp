@@ -72,17 +72,19 @@ std::optional<Found> derive_network(const Profile& profile, const Key& key) {
   return Found{std::move(t), Match::formula};
 }
 
-Link infiniband_ndr400() {
-  Link link;
-  link.name = "infiniband";
-  link.latency_us = 14;    // a network step of NCCL's ring with the Simple protocol
-  link.gbytes_per_s = 47;  // of the line's 50: "you should see 46-48 GB/s per NIC"
-  link.eager_bytes = 0;
-  link.origin = Origin::derived;
-  link.source =
-      "400 Gb/s NDR, one port a GPU: latency of a network step, NCCL 5067397c src/graph/tuning.cc:171; bandwidth 46-48 "
-      "GB/s a NIC, NVIDIA/nccl-tests issue 290";
-  return link;
+const std::vector<Link>& published_links() {
+  static const std::vector<Link> links = [] {
+    Link infiniband;
+    infiniband.name = "infiniband";
+    infiniband.latency_us = 14;    // a network step of NCCL's ring with the Simple protocol
+    infiniband.gbytes_per_s = 47;  // of the line's 50: "you should see 46-48 GB/s per NIC"
+    infiniband.origin = Origin::derived;
+    infiniband.source =
+        "400 Gb/s NDR, one port a GPU: latency of a network step, NCCL 5067397c src/graph/tuning.cc:171; bandwidth "
+        "46-48 GB/s a NIC, NVIDIA/nccl-tests issue 290";
+    return std::vector<Link>{infiniband};
+  }();
+  return links;
 }
 
 }  // namespace pipewright::profile

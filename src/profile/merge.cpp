@@ -57,7 +57,9 @@ Profile merge(const std::vector<Profile>& in_order) {
       std::sort(kept.begin(), kept.end(), [](const Sample& a, const Sample& b) { return a.dims < b.dims; });
     }
     for (const auto& l : other.links) {
-      if (result.link(l.name) == nullptr) result.links.push_back(l);
+      const bool known =
+          std::any_of(result.links.begin(), result.links.end(), [&](const Link& k) { return k.name == l.name; });
+      if (!known) result.links.push_back(l);
     }
     for (const auto& c : other.clocks) {
       if (result.clocks_for(c.precision) == nullptr) result.clocks.push_back(c);

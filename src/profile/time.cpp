@@ -86,11 +86,18 @@ void Profile::prepare() {
   }
 }
 
+namespace {
+
+const Link* find_link(const std::vector<Link>& links, const std::string& link_name) {
+  const auto found = std::find_if(links.begin(), links.end(), [&](const Link& l) { return l.name == link_name; });
+  return found == links.end() ? nullptr : &*found;
+}
+
+}  // namespace
+
 const Link* Profile::link(const std::string& link_name) const {
-  for (const auto& l : links) {
-    if (l.name == link_name) return &l;
-  }
-  return nullptr;
+  const Link* own = find_link(links, link_name);
+  return own != nullptr ? own : find_link(published_links(), link_name);
 }
 
 const Clocks* Profile::clocks_for(const std::string& precision) const {
@@ -150,9 +157,11 @@ Scalar Profiles::scalar(const std::string& scalar_name) const {
 const Link& Profiles::link(const std::string& link_name) const {
   std::vector<std::string> known;
   for (const auto& profile : profiles_) {
-    if (const Link* found = profile.link(link_name)) return *found;
+    if (const Link* own = find_link(profile.links, link_name)) return *own;
     for (const auto& each : profile.links) known.push_back(each.name);
   }
+  if (const Link* published = find_link(published_links(), link_name)) return *published;
+  for (const auto& each : published_links()) known.push_back(each.name);
   throw UsageError({first().name, 0}, "links", fmt::format("the profile has no link \"{}\"", link_name), known,
                    nearest_name(link_name, known));
 }

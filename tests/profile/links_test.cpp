@@ -6,6 +6,17 @@
 using namespace pipewright;
 using namespace pipewright::profile;
 
+TEST_CASE("a profile's own link comes before a published one") {
+  Profile p;
+  CHECK(p.link("infiniband")->gbytes_per_s == published_links().front().gbytes_per_s);
+  CHECK(p.link("nvlink") == nullptr);
+  Profile own;
+  own.links = {{"infiniband", 5, 24, 0, Origin::measured, "HDR"}};
+  CHECK(own.link("infiniband")->gbytes_per_s == 24);
+  CHECK(Profiles({p, own}).link("infiniband").gbytes_per_s == 24);
+  CHECK(own.time({"send_recv.infiniband", {24'000}})->ns == doctest::Approx(6000));
+}
+
 TEST_CASE("a link of two figures: latency by steps of the ring, and bandwidth") {
   const Profile p = fabricated();
   const Link& ib = *p.link("infiniband");
