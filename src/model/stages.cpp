@@ -96,7 +96,10 @@ void add_notes(const Scenario& s, const Dimensions& d, Stages& stages) {
     note("FP8 recipe " + s.settings.fp8_recipe.value_or("delayed") +
          " follows the formulas of its code, not measurements");
   }
-  if (d.fp8_parameters) note("FP8 parameters: their transposes are taken as kept from the first step on");
+  if (d.fp8_parameters) {
+    note("FP8 parameters follow the code of TE, not measurements: a transposed copy of each is kept on Hopper" +
+         std::string(d.fp8_cached_weights ? "" : ", disable_parameter_transpose_cache does not change that"));
+  }
   const Int limit = s.settings.wgrad_deferral_limit;
   if (d.deferred_head_wgrad && limit > 0 && limit < scenario::num_microbatches(s)) {
     note("wgrad_deferral_limit is below the number of microbatches: all are taken as deferred");

@@ -117,7 +117,12 @@ void StateWriter::add_gradient_sync(Chunk& chunk, const Buffer& buffer) {
 /// Modules allocate their parameters one by one; DistributedDataParallel moves them into its buffers.
 void StateWriter::construct_module(const std::vector<Parameter>& parameters) {
   auto& made = modules_.emplace_back();
-  for (const auto& p : parameters) made.push_back(construction_.allocate("parameters", p.elements * (p.fp8 ? 1 : 2)));
+  for (const auto& p : parameters) {
+    made.push_back(construction_.allocate("parameters", p.elements * (p.fp8 ? 1 : 2)));
+    // Hopper multiplies FP8 in TN only, so FP8 parameters keep a transpose beside (TE reset_parameters,
+    // post_all_gather_processing), whatever disable_parameter_transpose_cache says.
+    if (p.fp8) hold_from_start("transposed FP8 parameters", p.elements);
+  }
   if (modules_.size() == 1) hold_from_start("workspace", te_workspace);
   if (d_.rope) hold_from_start("rotary frequencies", 4 * d_.head_dim / 2);
 }
@@ -135,7 +140,6 @@ void StateWriter::add_chunk(std::size_t index, const std::vector<Parameter>& par
   for (const auto& p : parameters) {
     chunk.parameters += p.elements;
     if (!p.fp8 && p.weight_in == 0 && p.elements <= d_.qkv() + d_.ffn_in()) norm_elements_ += p.elements;
-    if (p.fp8) hold(rank_.since_first_step, "transposed FP8 parameters", p.elements);
   }
   for (const auto& buffer : buffers) {
     const Int bytes = buffer.elements * (buffer.fp8 ? 1 : 2);
