@@ -103,14 +103,12 @@ struct Scalar {
   std::string source;
 };
 
-/// How a family is interpolated, and how well: chosen and tested by leaving out each sample that lies inside the range
-/// of the others and predicting it from them.
+/// How well a family is interpolated: every sample that lies inside the range of the others, predicted from them.
 struct Interpolation {
-  std::string tiles;  ///< matrix products: output tiles that are counted in waves over the SMs ("128x256", "" none)
-  double error = 0;   ///< relative, root mean square
-  int tests = 0;      ///< samples that could be tested
+  double error = 0;  ///< relative, root mean square
+  int tests = 0;     ///< samples that could be tested
 };
-Interpolation choose_interpolation(const std::string& family_name, const std::vector<Sample>& samples);
+Interpolation leave_one_out(const std::string& family_name, const std::vector<Sample>& samples);
 
 class Profile {
  public:
@@ -132,7 +130,7 @@ class Profile {
   std::optional<Timing> time(const Key& key) const;
   const Link* link(const std::string& link_name) const;  ///< its own, else a published one, else nullptr
   const Clocks* clocks_for(const std::string& precision) const;
-  void prepare();  ///< chooses the interpolation of families that have none yet
+  void prepare();  ///< tests the interpolation of families where that was not done yet
 };
 
 /// Looks a profile up by name (beside the program, then in $PIPEWRIGHT_PROFILES) or as a path. Throws UsageError with

@@ -61,7 +61,7 @@ FamilySummary summarise(const std::string& name, const std::vector<profile::Samp
   for (const auto& s : samples) spreads.push_back(s.spread);
   const auto middle = spreads.begin() + static_cast<std::ptrdiff_t>(spreads.size() / 2);
   if (!spreads.empty()) std::nth_element(spreads.begin(), middle, spreads.end());
-  return {name, &samples, spreads.empty() ? 0 : *middle, profile::choose_interpolation(name, samples)};
+  return {name, &samples, spreads.empty() ? 0 : *middle, profile::leave_one_out(name, samples)};
 }
 
 std::string show_text(const profile::Profile& p, const std::string& only_family) {

@@ -9,16 +9,16 @@
 // (locally weighted regression, Cleveland 1979), and the time is work(x) / exp(a). With one feature the plane is the
 // line between the two neighbours, which keeps the steps where a library switches its algorithm. The result is kept
 // between the times of the samples that are no larger and no smaller than x in every dimension.
-// A matrix product's rate also drops where its tiles fill the last wave of SMs badly: that share is divided out before
-// and multiplied in after, for the tiles that predict the family's own samples best. Outside the box that the samples
-// span, the rate is that of the nearest point of the box.
+// Outside the box that the samples span, the rate is that of the nearest point of the box.
+//
+// Matrix products: dividing out how full the last wave of tiles is, for the tiles that cuBLASLt's kernels have, made
+// the leave-one-out error on an H200 larger, not smaller: the library picks tiles and splits that fill the waves.
 #include "interpolate.hpp"
 
 #include <algorithm>
 #include <array>
 #include <cmath>
 #include <limits>
-#include <map>
 
 namespace pipewright::profile {
 namespace {
@@ -49,7 +49,7 @@ Features features(const Family& family, const std::vector<std::int64_t>& d) {
     f.add(as_double(d[5]));
   } else if (family.load == Load::network) {  // the number of ranks is matched, not interpolated
     f.add(as_double(d.back()));
-  } else if (family.load == Load::memory && (d.size() == 2 || family.name.starts_with("rope"))) {
+  } else if (family.load == Load::memory && d.size() == 2) {  // size matters most
     double elements = 1;
     for (const auto v : d) elements *= as_double(v);
     f.add(elements);
@@ -64,32 +64,10 @@ bool same_group(const Family& family, const std::vector<std::int64_t>& a, const 
   return family.load != Load::network || a.size() < 2 || a.front() == b.front();
 }
 
-struct Tile {
-  double m, n;
-};
-
-/// Output tiles of the kernels that cuBLASLt picks on Hopper (their names carry them: nvjet_sm90_tst_320x128_64x3_...),
-/// by the name under which a profile keeps the choice; with several, the one that fills its waves best counts.
-const std::map<std::string, std::vector<Tile>>& tile_choices() {
-  static const std::vector<Tile> menu = {{320, 128}, {128, 320}, {256, 192}, {192, 256}, {256, 128}, {128, 256},
-                                         {192, 192}, {192, 128}, {128, 192}, {128, 128}, {256, 64},  {64, 256}};
-  static const std::map<std::string, std::vector<Tile>> choices = {
-      {"", {}}, {"128x128", {{128, 128}}}, {"128x256", {{128, 256}}}, {"256x128", {{256, 128}}}, {"any", menu}};
-  return choices;
-}
-
-/// FLOP or bytes; for matrix products with the idle share of the last wave of tiles over the SMs, one tile an SM.
-double work(const Family& family, const std::vector<std::int64_t>& d, const std::string& tiles) {
-  constexpr double sms = 132;  // GH100 as H100 SXM and H200 have it
+/// What the rate is of: FLOP where the kernel computes, else bytes.
+double work(const Family& family, const std::vector<std::int64_t>& d) {
   const double flop = family.flop(d);
-  if (flop <= 0) return std::max(family.bytes(d), 1.0);
-  double busy = 0;
-  for (const Tile tile : tile_choices().at(tiles)) {
-    const double count = std::ceil(as_double(d[0]) / tile.m) * std::ceil(as_double(d[1]) / tile.n);
-    const double waves = std::ceil(count / sms);
-    busy = std::max(busy, as_double(d[0]) * as_double(d[1]) / (tile.m * tile.n * waves * sms));
-  }
-  return busy > 0 ? flop / busy : flop;
+  return flop > 0 ? flop : std::max(family.bytes(d), 1.0);
 }
 
 /// Solves the symmetric positive definite system in place (Cholesky, n <= max_features + 1); returns x[0].
@@ -138,22 +116,19 @@ std::vector<Neighbour> bracket(std::vector<Neighbour> all, double x) {
   return result;
 }
 
-double log_rate(const Family& family, const Sample& s, const std::string& tiles) {
-  return std::log(work(family, s.dims, tiles) / s.ns);
-}
+double log_rate(const Family& family, const Sample& s) { return std::log(work(family, s.dims) / s.ns); }
 
-double fitted_log_rate(const Family& family, const std::vector<Neighbour>& near, const Features& z,
-                       const std::string& tiles) {
+double fitted_log_rate(const Family& family, const std::vector<Neighbour>& near, const Features& z) {
   if (z.size == 1 && near.size() == 2) {
     const double share = (z[0] - near[0].z[0]) / (near[1].z[0] - near[0].z[0]);
-    return (1 - share) * log_rate(family, *near[0].sample, tiles) + share * log_rate(family, *near[1].sample, tiles);
+    return (1 - share) * log_rate(family, *near[0].sample) + share * log_rate(family, *near[1].sample);
   }
   std::array<std::array<double, max_features + 1>, max_features + 1> a{};
   std::array<double, max_features + 1> b{};
   const std::size_t n = z.size + 1;
   double total = 0;
   for (const auto& near_one : near) {
-    const double w = 1 / (near_one.distance2 + h * h), y = log_rate(family, *near_one.sample, tiles);
+    const double w = 1 / (near_one.distance2 + h * h), y = log_rate(family, *near_one.sample);
     total += w;
     std::array<double, max_features + 1> row{1};
     for (std::size_t i = 0; i < z.size; ++i) row[i + 1] = near_one.z[i] - z[i];
@@ -177,8 +152,7 @@ bool no_larger(const std::vector<std::int64_t>& a, const std::vector<std::int64_
 }  // namespace
 
 std::optional<Estimate> estimate(const Family& family, const std::vector<Sample>& samples,
-                                 const std::vector<std::int64_t>& dims, const std::string& tiles,
-                                 std::optional<std::size_t> leave_out) {
+                                 const std::vector<std::int64_t>& dims, std::optional<std::size_t> leave_out) {
   for (std::size_t i = 0; i < samples.size(); ++i) {
     if (leave_out != i && samples[i].dims == dims) return Estimate{samples[i].ns, Match::exact, 0, {&samples[i]}};
   }
@@ -219,7 +193,7 @@ std::optional<Estimate> estimate(const Family& family, const std::vector<Sample>
   }
 
   Estimate result;
-  result.ns = work(family, dims, tiles) / std::exp(fitted_log_rate(family, near, z, tiles));
+  result.ns = work(family, dims) / std::exp(fitted_log_rate(family, near, z));
   for (const auto& n : near) result.from.push_back(n.sample);
   const auto nearest = std::min_element(
       near.begin(), near.end(), [](const Neighbour& a, const Neighbour& b) { return a.distance2 < b.distance2; });
@@ -241,25 +215,18 @@ std::optional<Estimate> estimate(const Family& family, const std::vector<Sample>
   return result;
 }
 
-Interpolation choose_interpolation(const std::string& family_name, const std::vector<Sample>& samples) {
+Interpolation leave_one_out(const std::string& family_name, const std::vector<Sample>& samples) {
   const Family& f = family(family_name);
-  std::optional<Interpolation> best;
-  for (const auto& [tiles, ignored] : tile_choices()) {
-    Interpolation tried{tiles, 0, 0};
-    for (std::size_t i = 0; i < samples.size(); ++i) {
-      const auto guess = estimate(f, samples, samples[i].dims, tiles, i);
-      if (!guess || guess->match != Match::inside) continue;
-      const double error = guess->ns / samples[i].ns - 1;
-      tried.error += error * error;
-      ++tried.tests;
-    }
-    if (tried.tests > 0) tried.error = std::sqrt(tried.error / tried.tests);
-    if (!best || tried.error < best->error) best = tried;
-    if (f.load != Load::matrix) break;  // the first choice is no tiles
+  Interpolation result;
+  for (std::size_t i = 0; i < samples.size(); ++i) {
+    const auto guess = estimate(f, samples, samples[i].dims, i);
+    if (!guess || guess->match != Match::inside) continue;
+    const double error = guess->ns / samples[i].ns - 1;
+    result.error += error * error;
+    ++result.tests;
   }
-  return *best;
+  if (result.tests > 0) result.error = std::sqrt(result.error / result.tests);
+  return result;
 }
-
-bool is_tile_choice(const std::string& tiles) { return tile_choices().contains(tiles); }
 
 }  // namespace pipewright::profile

@@ -19,16 +19,13 @@ struct Estimate {
   std::vector<const Sample*> from;
 };
 
-/// nullopt: there is no sample (of the same number of ranks). `tiles` as Interpolation::tiles; `leave_out`: index of a
-/// sample that is not looked at.
+/// nullopt: there is no sample (of the same number of ranks). `leave_out`: index of a sample that is not looked at.
 std::optional<Estimate> estimate(const Family& family, const std::vector<Sample>& samples,
-                                 const std::vector<std::int64_t>& dims, const std::string& tiles,
+                                 const std::vector<std::int64_t>& dims,
                                  std::optional<std::size_t> leave_out = std::nullopt);
 
 // Where nothing tested an estimate (too few samples, a formula), no better is claimed: relative, one deviation.
 constexpr double untested_error = 0.1;
-
-bool is_tile_choice(const std::string& tiles);
 
 struct Found {
   Timing timing;

@@ -6,7 +6,6 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "interpolate.hpp"
 #include "pipewright/profile.hpp"
 
 namespace pipewright::profile {
@@ -189,10 +188,8 @@ Profile read(const Field& root) {
     entry.keys({"interpolation", "samples"});
     if (entry.has("interpolation")) {
       const Field how = entry["interpolation"];
-      how.keys({"tiles", "error", "tests"});
+      how.keys({"error", "tests"});
       Interpolation& kept = p.interpolation[key];
-      if (how.has("tiles")) kept.tiles = how["tiles"].string();
-      if (!is_tile_choice(kept.tiles)) how["tiles"].fail(fmt::format("\"{}\" is no known choice of tiles", kept.tiles));
       kept.error = how["error"].number(0, 1e6);
       kept.tests = static_cast<int>(std::min<std::int64_t>(how["tests"].integer(0), 1'000'000));
     }
@@ -287,11 +284,9 @@ std::string to_json(const Profile& p) {
     std::sort(samples.begin(), samples.end(), [](const Sample& a, const Sample& b) { return a.dims < b.dims; });
     std::vector<std::string> lines;
     for (const auto& sample : samples) lines.push_back(sample_text(sample, f, p.origin));
-    const Interpolation how = choose_interpolation(key, samples);
-    const std::string tiles = how.tiles.empty() ? "" : fmt::format("\"tiles\": \"{}\", ", how.tiles);
-    families_text.push_back(
-        fmt::format("{}: {{\"interpolation\": {{{}\"error\": {}, \"tests\": {}}}, \"samples\": {}}}", quoted(key),
-                    tiles, fixed(how.error, 5), how.tests, block('[', lines, ']', 4)));
+    const Interpolation tested = leave_one_out(key, samples);
+    families_text.push_back(fmt::format("{}: {{\"interpolation\": {{\"error\": {}, \"tests\": {}}}, \"samples\": {}}}",
+                                        quoted(key), fixed(tested.error, 5), tested.tests, block('[', lines, ']', 4)));
   }
   return fmt::format(
       "{{\n  \"profile\": 1,\n  \"name\": {},\n  \"device\": {},\n  \"origin\": \"{}\",\n  \"memory_bytes\": {},\n"

@@ -25,9 +25,7 @@ std::optional<Found> from_other_ranks(const Profile& profile, const Key& key, co
     const auto [at, added] = smallest.try_emplace(s.dims[0], s.dims[1]);
     if (!added) at->second = std::min(at->second, s.dims[1]);
   }
-  const auto time = [&](std::int64_t ranks, std::int64_t bytes) {
-    return estimate(f, samples, {ranks, bytes}, "")->ns;
-  };
+  const auto time = [&](std::int64_t ranks, std::int64_t bytes) { return estimate(f, samples, {ranks, bytes})->ns; };
   const auto [most, most_smallest] = *smallest.rbegin();
   const auto [least, least_smallest] = *smallest.begin();
   const auto n = static_cast<double>(key.dims[0]), n_most = static_cast<double>(most);

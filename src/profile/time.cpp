@@ -15,12 +15,9 @@ std::string shape(const Family& f, const std::vector<std::int64_t>& dims) {
   return fmt::format("{}", fmt::join(parts, " "));
 }
 
-/// Not prepared: no tiles and an error that nothing tested.
-Interpolation interpolation_of(const Profile& profile, const std::string& family_name) {
+double interpolation_error(const Profile& profile, const std::string& family_name) {
   const auto found = profile.interpolation.find(family_name);
-  Interpolation chosen = found != profile.interpolation.end() ? found->second : Interpolation{};
-  if (chosen.tests == 0) chosen.error = untested_error;
-  return chosen;
+  return found != profile.interpolation.end() && found->second.tests > 0 ? found->second.error : untested_error;
 }
 
 Timing timing(const Profile& profile, const Family& f, const Estimate& e, double error) {
@@ -63,9 +60,8 @@ std::optional<Found> lookup(const Profile& profile, const Key& key) {
   }
   const auto samples = profile.samples.find(key.family);
   if (samples != profile.samples.end()) {
-    const Interpolation how = interpolation_of(profile, key.family);
-    if (const auto e = estimate(f, samples->second, key.dims, how.tiles)) {
-      return Found{timing(profile, f, *e, how.error), e->match};
+    if (const auto e = estimate(f, samples->second, key.dims)) {
+      return Found{timing(profile, f, *e, interpolation_error(profile, key.family)), e->match};
     }
   }
   if (f.load == Load::network) return derive_network(profile, key);
@@ -81,7 +77,7 @@ std::optional<Timing> Profile::time(const Key& key) const {
 void Profile::prepare() {
   for (const auto& [family_name, family_samples] : samples) {
     if (!interpolation.contains(family_name)) {
-      interpolation[family_name] = choose_interpolation(family_name, family_samples);
+      interpolation[family_name] = leave_one_out(family_name, family_samples);
     }
   }
 }
