@@ -87,7 +87,7 @@ __device__ __forceinline__ float full_range_sigmoid(float x) {  // with the divi
 
 // One thread a vector of outputs of the joined gradient. As the generated kernel does, it computes the gate's and the
 // up projection's gradient for every output, each from its own (masked) loads, and selects.
-constexpr int kBackwardWidth = 4;
+constexpr int kBackwardWidth = 8;
 __global__ void __launch_bounds__(128)
     swiglu_backward_kernel(const bf16* in, const bf16* dy, bf16* dx, std::int64_t vectors, FastDivide per_row,
                            std::int64_t ffn) {

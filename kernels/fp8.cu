@@ -140,9 +140,8 @@ __global__ void __launch_bounds__(256)
 }  // namespace
 
 void amax_only(const void* in, float* amax_and_scale, std::int64_t elements, Stream stream) {
-  const unsigned blocks = blocks_for(elements / kWidth, 512 * 2);
-  amax_kernel < <<blocks<1056 ? blocks : 1056, 512, 0, stream>>>(static_cast<const bf16*>(in), amax_and_scale,
-                                                                 elements / kWidth);
+  const unsigned wanted = blocks_for(elements / kWidth, 512 * 2), blocks = wanted < 1056 ? wanted : 1056;
+  amax_kernel<<<blocks, 512, 0, stream>>>(static_cast<const bf16*>(in), amax_and_scale, elements / kWidth);
 }
 
 void amax(const void* in, float* amax_and_scale, std::int64_t elements, Stream stream) {

@@ -1,4 +1,6 @@
 // y = (x - mean) * rsigma * gamma, mean = 0 for RMSNorm. A block holds its row in registers (one pass over memory).
+#include <type_traits>
+
 #include "common.cuh"
 #include "norm.hpp"
 
@@ -47,11 +49,15 @@ __global__ void __launch_bounds__(Threads)
   }
 }
 
-constexpr int resident(int threads) { return threads >= 512 ? 1 : 768 / threads; }  // blocks an SM
+/// Blocks an SM: about 24 KB of x and dy in flight, and registers for two rows and the partial sums.
+constexpr int resident(int threads, int vecs) {
+  const int blocks = 1536 / (threads * vecs);
+  return blocks < 1 ? 1 : blocks > 6 ? 6 : blocks;
+}
 
 // Every block walks over rows and loads the next one before it finishes the current one.
 template <bool Layer, int Threads, int Vecs>
-__global__ void __launch_bounds__(Threads, resident(Threads))
+__global__ void __launch_bounds__(Threads, resident(Threads, Vecs))
     backward(const bf16* x, const bf16* dy, const bf16* gamma, const float* statistics, bf16* dx, float* partials,
              std::int64_t rows, int cols) {
   using Part = Vec<bf16, kWidth>;
@@ -131,30 +137,41 @@ __global__ void __launch_bounds__(1024) finalize(const float* partials, bf16* ou
     out[static_cast<std::int64_t>(blockIdx.y) * cols + column] = from_float<bf16>(total);
 }
 
+template <int N>
+using Int = std::integral_constant<int, N>;
+
 // Threads x vectors that hold a row of `cols` in registers.
 template <class Launch>
 void for_width(std::int64_t cols, Launch launch) {
   const std::int64_t vectors = (cols + kWidth - 1) / kWidth;
-  using std::integral_constant;
   if (vectors <= 128)
-    launch(integral_constant<int, 128>{}, integral_constant<int, 1>{});
+    launch(Int<128>{}, Int<1>{});
   else if (vectors <= 256)
-    launch(integral_constant<int, 128>{}, integral_constant<int, 2>{});
+    launch(Int<128>{}, Int<2>{});
   else if (vectors <= 512)
-    launch(integral_constant<int, 256>{}, integral_constant<int, 2>{});
+    launch(Int<256>{}, Int<2>{});
   else if (vectors <= 768)
-    launch(integral_constant<int, 256>{}, integral_constant<int, 3>{});
+    launch(Int<256>{}, Int<3>{});
   else if (vectors <= 1024)
-    launch(integral_constant<int, 512>{}, integral_constant<int, 2>{});
+    launch(Int<512>{}, Int<2>{});
   else if (vectors <= 2048)
-    launch(integral_constant<int, 512>{}, integral_constant<int, 4>{});
+    launch(Int<512>{}, Int<4>{});
   else
-    launch(integral_constant<int, 1024>{}, integral_constant<int, 4>{});
+    launch(Int<1024>{}, Int<4>{});
+}
+
+// The same for the backward pass: rows up to 4096 are narrow enough for 128 threads, three blocks an SM.
+template <class Launch>
+void for_width_backward(std::int64_t cols, Launch launch) {
+  if (cols > 256 * kWidth && cols <= 512 * kWidth)
+    launch(Int<128>{}, Int<4>{});
+  else
+    for_width(cols, launch);
 }
 
 }  // namespace
 
-std::int64_t norm_partial_rows() { return 2 * kSms * resident(128); }
+std::int64_t norm_partial_rows() { return 2 * kSms * resident(128, 1); }
 
 void norm_forward(bool layer, const void* x, const void* gamma, void* y, float* statistics, std::int64_t rows,
                   std::int64_t cols, Stream stream) {
@@ -169,8 +186,8 @@ void norm_forward(bool layer, const void* x, const void* gamma, void* y, float* 
 void norm_backward(bool layer, const void* x, const void* dy, const void* gamma, const float* statistics, void* dx,
                    float* partials, void* dgamma, std::int64_t rows, std::int64_t cols, Stream stream) {
   unsigned blocks = 0;
-  for_width(cols, [&](auto threads, auto vecs) {
-    const std::int64_t most = kSms * resident(threads.value);
+  for_width_backward(cols, [&](auto threads, auto vecs) {
+    const std::int64_t most = kSms * resident(threads.value, vecs.value);
     blocks = static_cast<unsigned>(rows < most ? rows : most);
     const auto kernel = layer ? backward<true, threads.value, vecs.value> : backward<false, threads.value, vecs.value>;
     kernel<<<blocks, threads.value, 0, stream>>>(static_cast<const bf16*>(x), static_cast<const bf16*>(dy),
