@@ -188,7 +188,6 @@ Profile read(const Field& root) {
     entry.keys({"interpolation", "samples"});
     if (entry.has("interpolation")) {
       const Field how = entry["interpolation"];  // a record of another version may hold more
-
       Interpolation& kept = p.interpolation[key];
       kept.error = how["error"].number(0, 1e6);
       kept.tests = static_cast<int>(std::min<std::int64_t>(how["tests"].integer(0), 1'000'000));
