@@ -26,7 +26,6 @@ struct Kernel {
   Stream stream = Stream::compute;
   Purpose purpose = Purpose::compute;
   std::string link;             ///< of a collective: the link class that it crosses
-  double host_us = 0;           ///< host time before this launch (framework code and the launch itself)
   bool recompute = false;       ///< runs in the backward pass only because activations were dropped
   bool graphed = false;         ///< replayed by a CUDA graph: the host launches the graph, not the kernel
   bool joins_pipeline = false;  ///< a collective over all pipeline ranks (gradient norm, tied embeddings)

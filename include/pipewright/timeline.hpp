@@ -75,7 +75,7 @@ struct Prices {
   std::vector<List> finalize, optimizer;                           ///< [pipeline rank][kernel]
 };
 /// Host costs are the profile's "host.forward.<family>_us" or "host.backward.<family>_us", the longest dotted prefix of
-/// the family that it knows, else "host.launch_us".
+/// the family that it knows, else "host.cuda_launch_us".
 Prices price(const model::Stages& stages, const profile::Profiles& profiles);
 
 /// The link class between two pipeline ranks: ranks are laid out tp-cp-dp-pp (Megatron's default order), so a stage

@@ -60,7 +60,7 @@ class Builder {
     const auto us = [&](const char* name) { return nanoseconds(profiles_.scalar(name).value); };
     gap_ = us("host.kernel_gap_us");
     p2p_call_ = us("host.p2p_call_us");
-    synchronize_ = us("host.synchronize_us");
+    synchronize_ = us("host.launch_and_synchronize_us");
     forward_begin_ = us("host.forward_begin_us");
     forward_end_ = us("host.forward_end_us");
     backward_begin_ = us("host.backward_begin_us");

@@ -25,7 +25,7 @@ class HostCosts {
       const auto dot = family.rfind('.');
       family = dot == std::string::npos ? "" : family.substr(0, dot);
     }
-    return profiles_.scalar("host.launch_us").value;
+    return profiles_.scalar("host.cuda_launch_us").value;
   }
 
   std::optional<double> scalar(const std::string& name) const {
@@ -44,7 +44,7 @@ class Pricer {
 
   Price price(const model::Kernel& kernel, const std::string& direction) {
     Price result;
-    result.host_us = kernel.host_us > 0 ? kernel.host_us : host_.us(direction, kernel.key.family);
+    if (!kernel.graphed) result.host_us = host_.us(direction, kernel.key.family);
     if (!kernel.key.family.empty()) result.time = time(kernel.key);
     return result;
   }

@@ -23,10 +23,10 @@ struct Napkin {
     p.samples["gemm.bf16.nn"] = {{{1, 1, 1}, backward_us * 1e3, 0, 10, profile::Origin::measured, ""}};
     p.samples["send_recv.nvlink"] = {{{1000}, transfer_us * 1e3, 0, 10, profile::Origin::measured, ""}};
     p.links.push_back({"nvlink", 0, 100, eager_bytes, profile::Origin::measured, "test"});
-    for (const char* name : {"host.kernel_gap_us", "host.p2p_call_us", "host.synchronize_us", "host.forward_begin_us",
+    for (const char* name : {"host.kernel_gap_us", "host.p2p_call_us", "host.launch_and_synchronize_us", "host.forward_begin_us",
                              "host.forward_end_us", "host.backward_begin_us", "host.backward_end_us"})
       p.scalars[name] = {0, 0, profile::Origin::measured, "test"};
-    p.scalars["host.launch_us"] = {host_us, 0, profile::Origin::measured, "test"};
+    p.scalars["host.cuda_launch_us"] = {host_us, 0, profile::Origin::measured, "test"};
     return profile::Profiles({p});
   }
 
