@@ -49,11 +49,7 @@ __global__ void __launch_bounds__(Threads)
   }
 }
 
-/// Blocks an SM: about 24 KB of x and dy in flight, and registers for two rows and the partial sums.
-constexpr int resident(int threads, int vecs) {
-  const int blocks = 1536 / (threads * vecs);
-  return blocks < 1 ? 1 : blocks > 6 ? 6 : blocks;
-}
+constexpr int resident(int threads, int vecs) { return vecs > 1 || threads > 512 ? 1 : 1024 / threads; }  // blocks an SM
 
 // Every block walks over rows and loads the next one before it finishes the current one.
 template <bool Layer, int Threads, int Vecs>
@@ -160,13 +156,17 @@ void for_width(std::int64_t cols, Launch launch) {
     launch(Int<1024>{}, Int<4>{});
 }
 
-// The same for the backward pass: rows up to 4096 are narrow enough for 128 threads, three blocks an SM.
+// The same for the backward pass, which holds two rows of two tensors and the partial sums: few elements a thread.
 template <class Launch>
 void for_width_backward(std::int64_t cols, Launch launch) {
-  if (cols > 256 * kWidth && cols <= 512 * kWidth)
-    launch(Int<128>{}, Int<4>{});
-  else
-    for_width(cols, launch);
+  const std::int64_t vectors = (cols + kWidth - 1) / kWidth;
+  if (vectors <= 128) launch(Int<128>{}, Int<1>{});
+  else if (vectors <= 256) launch(Int<256>{}, Int<1>{});
+  else if (vectors <= 512) launch(Int<512>{}, Int<1>{});
+  else if (vectors <= 640) launch(Int<640>{}, Int<1>{});
+  else if (vectors <= 1024) launch(Int<512>{}, Int<2>{});
+  else if (vectors <= 2048) launch(Int<1024>{}, Int<2>{});
+  else launch(Int<1024>{}, Int<4>{});
 }
 
 }  // namespace

@@ -125,7 +125,8 @@ void add_capture(CLI::App& app, Outcome& outcome) {
       line.push_back(option->get_name());
       if (option->get_expected_max() == 0) continue;
       for (const auto& value : option->results()) {
-        line.push_back(value.find(' ') == std::string::npos ? value : "'" + value + "'");
+        const bool plain = value.find_first_of(" ^$()|*?[]\\'\"") == std::string::npos;
+        line.push_back(plain ? value : "'" + value + "'");
       }
     }
     outcome.status = measure(*arguments);
