@@ -107,8 +107,12 @@ struct Options {
   int top = 10;                                                         ///< how many alternatives
 };
 
-/// Searches what scenario.search allows. A UsageError of `predict` rejects that candidate only.
+/// Searches what scenario.search allows. A UsageError of `predict` rejects that candidate only, unless the scenario as
+/// given and all candidates are refused: then it is thrown.
 Plan search(const scenario::Scenario& scenario, const Options& options);
+
+/// Rejected candidates with the same rule and reason as one: the first of them, and how many they are.
+std::vector<std::pair<Rejected, std::int64_t>> rejected_by_reason(const Plan& plan);
 
 /// `sweep`: the product of the axes, illegal rows included.
 struct Axis {

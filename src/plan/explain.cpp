@@ -128,7 +128,7 @@ std::string fragmentation(const Prediction& p) {
   const auto* r = rank_of(p, rank);
   if (r == nullptr) return {};
   const auto idle = r->peak_reserved - r->peak_allocated;
-  return fmt::format("{} reserved for a peak of {} ({} lost to fragmentation)", format_bytes(r->peak_reserved),
+  return fmt::format("{} reserved for a peak of {} ({} unused at the peak)", format_bytes(r->peak_reserved),
                      format_bytes(r->peak_allocated), format_bytes(idle));
 }
 

@@ -231,6 +231,8 @@ Plan search(const Scenario& scenario, const Options& options) {
     try {
       plan.baseline.prediction = options.predict(scenario);
     } catch (const UsageError& error) {
+      const bool none = std::ranges::none_of(trials, [](const Trial& trial) { return trial.done; });
+      if (none && !trials.empty() && !crew.interrupted()) throw;  // a profile that lacks something, not a candidate
       plan.baseline_refused = error.what();
     }
   }
@@ -260,6 +262,20 @@ Plan search(const Scenario& scenario, const Options& options) {
                    crew.interrupted()};
   plan.why = explain(plan, trials, order, opened, left_out);
   return plan;
+}
+
+std::vector<std::pair<Rejected, std::int64_t>> rejected_by_reason(const Plan& plan) {
+  std::vector<std::pair<Rejected, std::int64_t>> groups;
+  for (const auto& rejected : plan.rejected) {
+    const auto same = std::ranges::find_if(groups, [&](const auto& group) {
+      return group.first.rule == rejected.rule && group.first.reason == rejected.reason;
+    });
+    if (same == groups.end())
+      groups.emplace_back(rejected, 1);
+    else
+      ++same->second;
+  }
+  return groups;
 }
 
 }  // namespace pipewright::plan

@@ -129,10 +129,11 @@ class Page {
     for (std::size_t i = 0; i < plan.alternatives.size(); ++i) {
       candidate(fmt::format("{}", i + 1), plan.alternatives[i], "");
     }
-    for (const auto& r : plan.rejected) {
-      add("<tr><td class=\"dim\">-</td><td class=\"text\">{}</td><td class=\"text dim\" colspan=\"6\">{}: "
+    for (const auto& [r, count] : plan::rejected_by_reason(plan)) {
+      add("<tr><td class=\"dim\">-</td><td class=\"text\">{}{}</td><td class=\"text dim\" colspan=\"6\">{}: "
           "{}</td></tr>\n",
-          escaped(r.label), escaped(r.rule), escaped(r.reason));
+          escaped(r.label), count > 1 ? fmt::format(" and {} more", count - 1) : "", escaped(r.rule),
+          escaped(r.reason));
     }
     out_ += "</table></div>\n";
   }

@@ -88,8 +88,10 @@ std::string candidates(const plan::Plan& plan) {
 std::string rejected(const plan::Plan& plan) {
   if (plan.rejected.empty()) return "";
   std::string out = "Rejected\n";
-  for (const auto& r : plan.rejected) {
-    out += wrapped(fmt::format("- {}: {}: {}", r.label, r.rule.empty() ? "not modelled" : r.rule, r.reason)) + "\n";
+  for (const auto& [r, count] : plan::rejected_by_reason(plan)) {
+    const std::string more = count > 1 ? fmt::format(" and {} more", count - 1) : "";
+    out += wrapped(fmt::format("- {}{}: {}: {}", r.label, more, r.rule.empty() ? "not modelled" : r.rule, r.reason)) +
+           "\n";
   }
   return out;
 }

@@ -111,6 +111,10 @@ TEST_CASE("graphs of single modules reject full recompute by their rule") {
   CHECK(std::ranges::count(plan.rejected, "graphs.full-recompute", &plan::Rejected::rule) ==
         plan.searched.candidates - plan.searched.legal);
   CHECK_FALSE(plan.rejected.back().reason.empty());
+  const auto groups = plan::rejected_by_reason(plan);
+  const auto full = std::ranges::find_if(groups, [](const auto& g) { return g.first.rule == "graphs.full-recompute"; });
+  REQUIRE(full != groups.end());
+  CHECK(full->second == plan.searched.candidates - plan.searched.legal);
 }
 
 TEST_CASE("interleaving: the divisors of a rank's layers, with what hangs on them") {
@@ -231,6 +235,13 @@ TEST_CASE("what the model refuses is rejected with its reason and leaves the pro
   REQUIRE(plan.best);
   CHECK(std::ranges::count(plan.rejected, "model", &plan::Rejected::rule) == 1);
   CHECK_FALSE(plan.searched.proved_optimal);
+}
+
+TEST_CASE("what refuses every candidate and the scenario itself is the input's fault") {
+  auto o = options();
+  o.predict = [](const scenario::Scenario&) -> predict::Prediction { throw UsageError("the profile lacks gemm"); };
+  CHECK_THROWS_WITH_AS(plan::search(searching("dense", "recompute"), o), doctest::Contains("the profile lacks gemm"),
+                       UsageError);
 }
 
 TEST_CASE("an internal error is not swallowed") {
