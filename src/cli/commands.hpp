@@ -25,6 +25,7 @@ void add_check(CLI::App& app, Outcome& outcome);
 void add_validate(CLI::App& app, Outcome& outcome);
 void add_convert(CLI::App& app, Outcome& outcome);
 void add_replay_allocator(CLI::App& app, Outcome& outcome);
+void add_capture(CLI::App& app, Outcome& outcome);
 void add_import(CLI::App& app, Outcome& outcome);
 void add_list(CLI::App& app, Outcome& outcome);
 void add_profile(CLI::App& app, Outcome& outcome);

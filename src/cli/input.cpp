@@ -64,7 +64,11 @@ Loaded Input::load() const {
     set("cluster.gpus_per_node", std::to_string(std::min<scenario::Int>(gpus_, machine.gpus_per_node)));
     if (!profiles_.empty()) loaded.scenario.cluster.profile = profiles_.front();
   } else {
-    throw UsageError(where, {}, "--megatron and --bridge are not built in yet");
+    emit::Import import =
+        bridge_.empty() ? emit::from_megatron(megatron_, machine) : emit::from_bridge(bridge_, machine);
+    loaded.scenario = std::move(import.scenario);
+    loaded.notes = std::move(import.notes);
+    loaded.findings = std::move(import.findings);
   }
   for (const auto& text : set_) scenario::set(loaded.scenario, text);
   for (const auto& text : env_) scenario::set_env(loaded.scenario, text);
@@ -73,6 +77,9 @@ Loaded Input::load() const {
 
 Loaded Input::runnable() const {
   Loaded loaded = load();
+  if (!loaded.findings.empty()) {
+    emit::require_known_flags({loaded.scenario, loaded.notes, loaded.findings});
+  }
   scenario::check(loaded.scenario);
   return loaded;
 }

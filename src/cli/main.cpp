@@ -17,10 +17,11 @@ namespace {
 using AddCommand = void (*)(CLI::App&, Outcome&);
 
 /// In the order in which --help shows them.
-constexpr std::array commands = {
-    AddCommand{add_simulate}, AddCommand{add_sweep},    AddCommand{add_explain}, AddCommand{add_schedule},
-    AddCommand{add_check},    AddCommand{add_validate}, AddCommand{add_convert}, AddCommand{add_replay_allocator},
-    AddCommand{add_list},     AddCommand{add_profile}, AddCommand{add_import}};
+constexpr std::array commands = {AddCommand{add_plan},     AddCommand{add_simulate}, AddCommand{add_sweep},
+                                 AddCommand{add_explain},  AddCommand{add_schedule}, AddCommand{add_check},
+                                 AddCommand{add_validate}, AddCommand{add_convert},  AddCommand{add_replay_allocator},
+                                 AddCommand{add_list},     AddCommand{add_profile},  AddCommand{add_capture},
+                                 AddCommand{add_import}};
 
 /// What CLI11 refused, said with the nearest name; rethrows CLI11's own text where no name is misspelled.
 void explain(const CLI::App& program, const std::vector<std::string>& arguments, const CLI::ParseError& error) {

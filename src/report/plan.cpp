@@ -1,6 +1,7 @@
 // `plan`: the winner and why, what else was tried and why it lost, and the flags of the winner.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 
 #include "format.hpp"
@@ -85,13 +86,25 @@ std::string candidates(const plan::Plan& plan) {
          legend;
 }
 
+/// One entry a reason: a rule often refuses a whole family of candidates.
 std::string rejected(const plan::Plan& plan) {
   if (plan.rejected.empty()) return "";
+  struct Group {
+    std::string reason, first;
+    int count = 0;
+  };
+  std::vector<Group> groups;
+  for (const auto& r : plan.rejected) {
+    const std::string reason = r.rule.empty() ? r.reason : r.rule + ": " + r.reason;
+    auto group = std::find_if(groups.begin(), groups.end(), [&](const Group& g) { return g.reason == reason; });
+    if (group == groups.end()) group = groups.insert(groups.end(), {reason, r.label, 0});
+    ++group->count;
+  }
   std::string out = "Rejected\n";
-  for (const auto& [r, count] : plan::rejected_by_reason(plan)) {
-    const std::string more = count > 1 ? fmt::format(" and {} more", count - 1) : "";
-    out += wrapped(fmt::format("- {}{}: {}: {}", r.label, more, r.rule.empty() ? "not modelled" : r.rule, r.reason)) +
-           "\n";
+  for (const auto& group : groups) {
+    const std::string who =
+        group.count == 1 ? group.first : fmt::format("{} candidates, such as {}", group.count, group.first);
+    out += wrapped(fmt::format("- {} ({})", group.reason, who)) + "\n";
   }
   return out;
 }
@@ -142,7 +155,7 @@ std::string plan_text(const plan::Plan& plan, const std::vector<std::string>& em
   if (plan.best) {
     const auto& p = plan.best->prediction;
     out += fmt::format("best: {}\n", plan.best->label);
-    out += fmt::format("step {} ms (90 % interval {} to {}), {:.1f} TFLOP/s/GPU; {}\n", ms(p.step_ns),
+    out += fmt::format("step {} ms (90 % interval {} to {}), {:.1f} TFLOP/s/GPU\n{}\n", ms(p.step_ns),
                        ms(p.interval_low_ns), ms(p.interval_high_ns), p.tflops_per_gpu, verdict(p));
     out += fmt::format("profile {} ({}), Megatron Core {}\n", p.profile, p.origin, p.megatron_core);
   } else {

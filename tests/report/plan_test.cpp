@@ -1,0 +1,99 @@
+// What `plan` and `sweep` show of a handful of candidates.
+#include <doctest/doctest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "fixture.hpp"
+#include "golden.hpp"
+#include "pipewright/report.hpp"
+
+using namespace pipewright;
+using namespace pipewright::report;
+using nlohmann::json;
+
+namespace {
+
+plan::Candidate candidate(const char* modules, double step_ms, bool fits) {
+  plan::Candidate c;
+  c.label = std::string("recompute ") + modules;
+  c.settings = {{"recompute_granularity", "selective"}, {"recompute_modules", modules}};
+  c.environment = {{"PYTORCH_CUDA_ALLOC_CONF", fits ? "expandable_segments:True" : ""}};
+  auto& m = c.scenario.model;
+  m.num_layers = 8;
+  m.hidden_size = 4096;
+  m.num_attention_heads = 32;
+  m.seq_length = 4096;
+  m.vocab_size = 32000;
+  c.scenario.cluster.num_gpus = 2;
+  c.scenario.settings.pipeline_model_parallel_size = 2;
+  for (const auto& [name, value] : c.settings) scenario::set(c.scenario, name + "=" + value);
+  for (const auto& [name, value] : c.environment) scenario::set_env(c.scenario, name + "=" + value);
+  c.prediction = small_prediction();
+  c.prediction.step_ns = static_cast<std::int64_t>(step_ms * 1e6);
+  c.prediction.fits = fits;
+  if (fits) c.prediction.ranks[1].peak_reserved = c.prediction.ranks[0].peak_reserved;
+  return c;
+}
+
+plan::Plan three() {
+  plan::Plan p;
+  p.best = candidate("[core_attn]", 100, true);
+  p.baseline = candidate("[mlp]", 120, true);
+  p.alternatives = {candidate("[mlp]", 120, true), candidate("[layernorm]", 99, false)};
+  p.pareto = {{100'000'000, Bytes(30LL << 30), "recompute [core_attn]", p.best->settings, p.best->environment}};
+  p.why = {"it fits and nothing that fits is faster"};
+  p.searched = {4, 3, 3, 0, 0.04, true, false};
+  p.rejected = {{"recompute [moe]", {{"recompute_modules", "[moe]"}}, {}, "recompute.moe-dense", "the model is dense"}};
+  return p;
+}
+
+}  // namespace
+
+TEST_CASE("plan: text") {
+  auto p = three();
+  check_golden("plan.txt", plan_text(p, {}));
+  p.best.reset();
+  const auto text = plan_text(p, {});
+  CHECK(text.starts_with("nothing fits\n"));
+  CHECK(text.find("Changes") == std::string::npos);
+}
+
+TEST_CASE("plan: JSON has the contract's keys and typed settings") {
+  const auto out = json::parse(plan_json(three()));
+  CHECK(out["best"]["settings"]["recompute_modules"] == json::array({"core_attn"}));
+  CHECK(out["best"]["environment"]["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True");
+  CHECK(out["best"]["prediction"]["step_time_ms"] == 100);
+  for (const char* form : {"megatron", "bridge", "harness"}) CHECK(out["best"]["flags"][form].is_array());
+  CHECK(out["best"]["flags"]["env"].is_object());
+  CHECK(out["alternatives"].size() == 2);
+  CHECK(out["pareto"][0]["peak_bytes"] == 30LL << 30);
+  CHECK(out["searched"]["proved_optimal"] == true);
+  CHECK(out["rejected"][0]["reason"] == "recompute.moe-dense: the model is dense");
+  auto none = three();
+  none.best.reset();
+  CHECK(json::parse(plan_json(none))["best"].is_null());
+}
+
+TEST_CASE("plan: the page lists the candidates") {
+  const auto p = three();
+  const auto page = html(p.best->prediction, small_run(), &p);
+  CHECK(page.find("recompute [layernorm]") != std::string::npos);
+  CHECK(page.find("recompute.moe-dense") != std::string::npos);
+}
+
+TEST_CASE("sweep: legal and illegal rows") {
+  plan::Sweep s;
+  s.baseline = small_prediction();
+  plan::Row good, bad;
+  good.settings = {{"micro_batch_size", "1"}, {"recompute_modules", "[mlp, core_attn]"}};
+  good.prediction = small_prediction();
+  good.relative = -0.0125;
+  bad.settings = {{"micro_batch_size", "3"}, {"recompute_modules", "none"}};
+  bad.legal = false;
+  bad.rule = "batch.divides";
+  bad.reason = "global batch \"4\" does not divide, alas";
+  s.rows = {good, bad};
+  check_golden("sweep.txt", sweep_text(s));
+  check_golden("sweep.csv", sweep_csv(s));
+  check_golden("sweep.json", sweep_json(s));
+}
