@@ -49,7 +49,9 @@ __global__ void __launch_bounds__(Threads)
   }
 }
 
-constexpr int resident(int threads, int vecs) { return vecs > 1 || threads > 512 ? 1 : 1024 / threads; }  // blocks an SM
+constexpr int resident(int threads, int vecs) {
+  return vecs > 1 || threads > 512 ? 1 : 1024 / threads;
+}  // blocks an SM
 
 // Every block walks over rows and loads the next one before it finishes the current one.
 template <bool Layer, int Threads, int Vecs>
@@ -160,13 +162,20 @@ void for_width(std::int64_t cols, Launch launch) {
 template <class Launch>
 void for_width_backward(std::int64_t cols, Launch launch) {
   const std::int64_t vectors = (cols + kWidth - 1) / kWidth;
-  if (vectors <= 128) launch(Int<128>{}, Int<1>{});
-  else if (vectors <= 256) launch(Int<256>{}, Int<1>{});
-  else if (vectors <= 512) launch(Int<512>{}, Int<1>{});
-  else if (vectors <= 640) launch(Int<640>{}, Int<1>{});
-  else if (vectors <= 1024) launch(Int<512>{}, Int<2>{});
-  else if (vectors <= 2048) launch(Int<1024>{}, Int<2>{});
-  else launch(Int<1024>{}, Int<4>{});
+  if (vectors <= 128)
+    launch(Int<128>{}, Int<1>{});
+  else if (vectors <= 256)
+    launch(Int<256>{}, Int<1>{});
+  else if (vectors <= 512)
+    launch(Int<512>{}, Int<1>{});
+  else if (vectors <= 640)
+    launch(Int<640>{}, Int<1>{});
+  else if (vectors <= 1024)
+    launch(Int<512>{}, Int<2>{});
+  else if (vectors <= 2048)
+    launch(Int<1024>{}, Int<2>{});
+  else
+    launch(Int<1024>{}, Int<4>{});
 }
 
 }  // namespace

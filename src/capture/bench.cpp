@@ -74,7 +74,6 @@ Measurement measure(Lab& lab, const Op& op, const Effort& effort) {
       for (std::size_t i = 1; i < measured.size(); ++i) {
         samples.push_back(static_cast<double>(measured[i].end_ns - measured[i].start_ns));
       }
-    result.activities = measured.back().activities;
     sleep_ns(std::min(total * op.pause * (again ? 8 : 1), 4e8));
   }
   lab.activities->take();

@@ -25,9 +25,8 @@ struct Op {
 
 struct Measurement {
   Summary ns;
-  double mhz = 0;      ///< SM clock at the end of the bursts
-  bool cool = true;    ///< the clock was full
-  int activities = 0;  ///< kernels, copies and memsets of one launch
+  double mhz = 0;    ///< SM clock at the end of the bursts
+  bool cool = true;  ///< the clock was full
 };
 
 struct Effort {

@@ -190,7 +190,6 @@ bool CudnnGraph::build() {
           "workspace size");
     keep_.push_back(configurations[static_cast<std::size_t>(i)]);
     plan_ = plan;
-    engine_ = "choice " + std::to_string(i) + " of " + std::to_string(found);
     return true;
   }
   return false;

@@ -5,7 +5,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <string>
 #include <vector>
 
 namespace pipewright::capture {
@@ -44,7 +43,6 @@ class CudnnGraph {
   /// Chooses the heuristic's first engine that accepts the graph. False: none does.
   bool build();
   std::int64_t workspace_bytes() const { return workspace_bytes_; }
-  std::string engine() const { return engine_; }
   void execute(const std::vector<std::pair<std::int64_t, void*>>& data, void* workspace) const;
 
  private:
@@ -59,7 +57,6 @@ class CudnnGraph {
   Descriptor plan_;
   std::int64_t workspace_bytes_ = 0;
   std::int64_t next_id_ = 1;
-  std::string engine_;
 };
 
 }  // namespace pipewright::capture

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <stdexcept>
 
 #include "cupti.hpp"
@@ -55,14 +54,6 @@ Nvml::~Nvml() {
 
 std::optional<double> Nvml::watts() const { return library_->read("nvmlDeviceGetPowerUsage", 1e-3); }
 std::optional<double> Nvml::limit_watts() const { return library_->read("nvmlDeviceGetEnforcedPowerLimit", 1e-3); }
-
-std::optional<double> Nvml::sm_mhz() const {
-  const auto f = library_->find<int(void*, int, unsigned*)>("nvmlDeviceGetClockInfo");
-  unsigned value = 0;
-  constexpr int sm_clock = 1;  // NVML_CLOCK_SM
-  if (f == nullptr || library_->device == nullptr || f(library_->device, sm_clock, &value) != 0) return std::nullopt;
-  return value;
-}
 
 std::string Nvml::driver() const {
   const auto f = library_->find<int(char*, unsigned)>("nvmlSystemGetDriverVersion");

@@ -19,7 +19,7 @@ namespace pipewright::capture {
 void check(cudaError_t status, const char* what);
 void check(cublasStatus_t status, const char* what);
 
-/// NVML, loaded when it is there: power, clocks, reasons for lowered clocks. Every reading may be missing.
+/// NVML, loaded when it is there: power and its limit. Every reading may be missing.
 class Nvml {
  public:
   explicit Nvml(int cuda_device);
@@ -28,7 +28,6 @@ class Nvml {
   Nvml& operator=(const Nvml&) = delete;
   std::optional<double> watts() const;
   std::optional<double> limit_watts() const;
-  std::optional<double> sm_mhz() const;
   std::string driver() const;
 
  private:

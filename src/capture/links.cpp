@@ -68,7 +68,7 @@ using Call = std::function<void(int rank, Rank&, std::size_t bytes)>;
 
 class Links {
  public:
-  Links(Session& session, int devices) : session_(session), ranks_(static_cast<std::size_t>(devices)) {
+  explicit Links(int devices) : ranks_(static_cast<std::size_t>(devices)) {
     for (int r = 0; r < devices; ++r) {
       Rank& rank = ranks_[static_cast<std::size_t>(r)];
       rank.device = r;
@@ -203,7 +203,6 @@ class Links {
   }
 
  private:
-  Session& session_;
   std::vector<Rank> ranks_;
   std::unique_ptr<ActivitySource> activities_;
   int connected_ = 0;
@@ -285,7 +284,7 @@ void measure_links(Session& session) {
   };
   const auto everyone = [](int) { return true; };
   devices = std::min(devices, 4);
-  Links links(session, devices);
+  Links links(devices);
   const auto sizes = message_sizes(session.options.quick);
   const bool nvlink = link == "nvlink";
 
