@@ -57,10 +57,6 @@ void run(const Options& options, Outcome& outcome) {
     search.top = options.top;
     plan = plan::search(loaded.scenario, search);
   }
-  if (!plan.best && plan.searched.legal > 0 && plan.searched.simulated == 0 && !plan.searched.interrupted) {
-    // Not "nothing fits": nothing could be predicted at all, and one reason says it.
-    throw UsageError(plan.baseline_refused.empty() ? plan.rejected.back().reason : plan.baseline_refused);
-  }
   if (plan.best) {
     auto& notes = plan.best->prediction.notes;
     notes.insert(notes.begin(), loaded.notes.begin(), loaded.notes.end());

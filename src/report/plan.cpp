@@ -89,22 +89,11 @@ std::string candidates(const plan::Plan& plan) {
 /// One entry a reason: a rule often refuses a whole family of candidates.
 std::string rejected(const plan::Plan& plan) {
   if (plan.rejected.empty()) return "";
-  struct Group {
-    std::string reason, first;
-    int count = 0;
-  };
-  std::vector<Group> groups;
-  for (const auto& r : plan.rejected) {
-    const std::string reason = r.rule.empty() ? r.reason : r.rule + ": " + r.reason;
-    auto group = std::find_if(groups.begin(), groups.end(), [&](const Group& g) { return g.reason == reason; });
-    if (group == groups.end()) group = groups.insert(groups.end(), {reason, r.label, 0});
-    ++group->count;
-  }
   std::string out = "Rejected\n";
-  for (const auto& group : groups) {
-    const std::string who =
-        group.count == 1 ? group.first : fmt::format("{} candidates, such as {}", group.count, group.first);
-    out += wrapped(fmt::format("- {} ({})", group.reason, who)) + "\n";
+  for (const auto& [r, count] : plan::rejected_by_reason(plan)) {
+    const std::string more = count > 1 ? fmt::format(" and {} more", count - 1) : "";
+    out += wrapped(fmt::format("- {}{}: {}: {}", r.label, more, r.rule.empty() ? "not modelled" : r.rule, r.reason)) +
+           "\n";
   }
   return out;
 }
