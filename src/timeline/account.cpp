@@ -170,7 +170,7 @@ class Accountant {
       if (label.rank != r) continue;
       const std::int64_t start = times_.start[node], end = times_.end[node];
       if (label.kind == NodeKind::host && label.phase == 1) account.forward_backward_end = end;
-      if (label.kind == NodeKind::transfer) traced["p2p"].push_back({started(node), end});
+      if (label.kind == NodeKind::transfer) traced["p2p"].push_back({times_.start[own_start(graph_, node)], end});
       if (label.kind == NodeKind::transfer_start && label.phase == 2) arrival = start;
       if (label.kind == NodeKind::kernel) {
         const model::Kernel* kernel = kernel_of(label);
@@ -209,17 +209,6 @@ class Accountant {
       case model::Purpose::dp: return "coll";
       default: return "comp";
     }
-  }
-
-  // When this rank's side of a transfer began to spin.
-  std::int64_t started(std::uint32_t transfer) const {
-    for (std::uint32_t e = graph_.first_edge[transfer]; e < graph_.first_edge[transfer + 1]; ++e) {
-      const std::uint32_t from = graph_.edges[e].from;
-      const Label& label = graph_.labels[from];
-      if (label.kind == NodeKind::transfer_start && label.rank == graph_.labels[transfer].rank)
-        return times_.start[from];
-    }
-    throw InternalError("a transfer without a start");
   }
 
   void critical_path() {
@@ -287,6 +276,15 @@ class Accountant {
 };
 
 }  // namespace
+
+std::uint32_t own_start(const Graph& graph, std::uint32_t transfer) {
+  for (std::uint32_t e = graph.first_edge[transfer]; e < graph.first_edge[transfer + 1]; ++e) {
+    const std::uint32_t from = graph.edges[e].from;
+    const Label& label = graph.labels[from];
+    if (label.kind == NodeKind::transfer_start && label.rank == graph.labels[transfer].rank) return from;
+  }
+  throw InternalError("a transfer without a start");
+}
 
 void account(Result& result, const model::Stages& stages, const schedule::Program& program, std::int64_t gap_ns) {
   Accountant(result, stages, program, gap_ns).account();

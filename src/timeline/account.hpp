@@ -9,4 +9,7 @@ namespace pipewright::timeline {
 /// `gap_ns`: launch gap that every kernel's duration contains.
 void account(Result& result, const model::Stages& stages, const schedule::Program& program, std::int64_t gap_ns);
 
+/// The node at which this rank's side of a transfer began to spin.
+std::uint32_t own_start(const Graph& graph, std::uint32_t transfer);
+
 }  // namespace pipewright::timeline

@@ -1,6 +1,8 @@
-// The clock that a rank settles at depends on its load, and its load on the clock: run, read the load, run again.
-// Load of a kernel: the share of the time before it, over the window in which the power limiter averages, in which its
-// rank computed. A step follows a step, so time before the step is the step's own end.
+// Two things slow a kernel in a run that are not in its lone time, and both depend on when it runs: run, read, run again.
+// - The clock follows the load: the share of the time before a kernel, over the window in which the power limiter
+//   averages, in which its rank computed. A step follows a step, so time before the step is the step's own end.
+// - An NCCL kernel beside it, waiting or moving data, holds some of the multiprocessors; a matrix product whose tiles
+//   filled the part exactly then needs another wave.
 #include <algorithm>
 #include <cmath>
 
@@ -10,60 +12,97 @@
 namespace pipewright::timeline {
 namespace {
 
-struct Busy {
+struct Interval {
   std::int64_t start, end;
-  std::uint32_t node;
 };
 
-// Busy time of one rank up to any moment of the repeated step.
-class Load {
+// Time covered by intervals of one rank, up to any moment of the repeated step.
+class Coverage {
  public:
-  Load(std::vector<Busy> intervals, std::int64_t period) : intervals_(std::move(intervals)), period_(period) {
-    before_.reserve(intervals_.size() + 1);
-    std::int64_t total = 0;
-    for (const Busy& busy : intervals_) {
-      before_.push_back(total);
-      total += busy.end - busy.start;
+  Coverage(std::vector<Interval> intervals, std::int64_t period) : period_(period) {
+    std::sort(intervals.begin(), intervals.end(), [](auto a, auto b) { return a.start < b.start; });
+    for (const Interval& next : intervals) {
+      if (!intervals_.empty() && next.start <= intervals_.back().end)
+        intervals_.back().end = std::max(intervals_.back().end, next.end);
+      else if (next.end > next.start)
+        intervals_.push_back(next);
     }
-    before_.push_back(total);
+    before_.push_back(0);
+    for (const Interval& one : intervals_) before_.push_back(before_.back() + one.end - one.start);
   }
 
   std::int64_t until(std::int64_t t) const {
     if (t < 0) return until(t + period_) - before_.back();
-    const auto at = std::upper_bound(intervals_.begin(), intervals_.end(), t,
-                                     [](std::int64_t time, const Busy& busy) { return time < busy.start; });
-    const auto index = static_cast<std::size_t>(at - intervals_.begin());
+    const auto after = std::upper_bound(intervals_.begin(), intervals_.end(), t,
+                                        [](std::int64_t time, const Interval& one) { return time < one.start; });
+    const auto index = static_cast<std::size_t>(after - intervals_.begin());
     if (index == 0) return 0;
-    const Busy& last = intervals_[index - 1];
+    const Interval& last = intervals_[index - 1];
     return before_[index - 1] + std::min(t, last.end) - last.start;
   }
 
-  double share(std::int64_t t, std::int64_t window) const {
-    window = std::min(window, period_);
-    return static_cast<double>(until(t) - until(t - window)) / static_cast<double>(window);
+  double share(std::int64_t from, std::int64_t to) const {
+    return to > from ? static_cast<double>(until(to) - until(from)) / static_cast<double>(to - from) : 0.0;
   }
+  double share_before(std::int64_t t, std::int64_t window) const { return share(t - std::min(window, period_), t); }
   double overall() const { return static_cast<double>(before_.back()) / static_cast<double>(period_); }
-  const std::vector<Busy>& intervals() const { return intervals_; }
 
  private:
-  std::vector<Busy> intervals_;
+  std::vector<Interval> intervals_;
   std::vector<std::int64_t> before_;
   std::int64_t period_;
 };
 
-std::vector<Load> loads_of(const Graph& graph, const Times& times) {
+bool computes(const Label& label) {
+  return label.lane == Lane::compute && label.kind == NodeKind::kernel && label.purpose == model::Purpose::compute;
+}
+
+// NCCL kernels beside the compute stream: a transfer from the moment it begins to spin, collectives of other streams.
+bool occupies(const Label& label) {
+  if (label.kind == NodeKind::transfer) return true;
+  return label.kind == NodeKind::kernel && (label.lane == Lane::communication || label.lane == Lane::gradient ||
+                                            label.lane == Lane::parameter);
+}
+
+struct RankUse {
+  Coverage compute, network;
+};
+
+std::vector<RankUse> use_of(const Graph& graph, const Times& times) {
   std::int64_t step = 1;
   for (const auto end : times.end) step = std::max(step, end);
-  std::vector<std::vector<Busy>> busy(graph.ranks);
+  std::vector<std::vector<Interval>> compute(graph.ranks), network(graph.ranks);
   for (std::uint32_t node = 0; node < graph.size(); ++node) {
     const Label& label = graph.labels[node];
-    if (label.lane == Lane::compute && label.kind == NodeKind::kernel && label.purpose == model::Purpose::compute)
-      busy[label.rank].push_back({times.start[node], times.end[node], node});
+    if (computes(label)) compute[label.rank].push_back({times.start[node], times.end[node]});
+    if (!occupies(label)) continue;
+    std::int64_t start = times.start[node];
+    if (label.kind == NodeKind::transfer) start = times.end[own_start(graph, node)];
+    network[label.rank].push_back({start, times.end[node]});
   }
-  std::vector<Load> loads;
-  for (auto& intervals : busy) loads.emplace_back(std::move(intervals), step);
-  return loads;
+  std::vector<RankUse> result;
+  for (int r = 0; r < graph.ranks; ++r) result.push_back({{std::move(compute[r]), step}, {std::move(network[r]), step}});
+  return result;
 }
+
+// Relative time of a kernel while an NCCL kernel runs beside it, as capture measured it.
+struct Contention {
+  double matrix = 1, attention = 1, memory = 1;
+
+  explicit Contention(const profile::Profiles& profiles)
+      : matrix(profiles.scalar("contention.matrix").value),
+        attention(profiles.scalar("contention.attention").value),
+        memory(profiles.scalar("contention.memory").value) {}
+
+  double of(profile::Load load) const {
+    switch (load) {
+      case profile::Load::matrix: return matrix;
+      case profile::Load::attention: return attention;
+      case profile::Load::memory: return memory;
+      default: return 1;
+    }
+  }
+};
 
 }  // namespace
 
@@ -75,36 +114,39 @@ Result simulate(const scenario::Scenario& scenario, const model::Stages& stages,
   const std::vector<std::int64_t> cool = graph.duration_ns;
   const auto gap = static_cast<std::int64_t>(profiles.scalar("host.kernel_gap_us").value * 1e3 + 0.5);
   const profile::Clocks* clocks = profiles.clocks_for(scenario.settings.fp8 ? "fp8" : "bf16");
-  run(graph, result.times);
+  const auto window = static_cast<std::int64_t>(clocks ? profiles.scalar("clocks.window_ms").value * 1e6 : 0);
+  const Contention contention(profiles);
 
-  if (clocks) {
-    const auto window = static_cast<std::int64_t>(profiles.scalar("clocks.window_ms").value * 1e6);
-    constexpr int most_rounds = 12;  // the map contracts: hotter is slower is busier, but slow-down grows less than load
-    std::int64_t before = 0;
-    for (int round = 0; round < most_rounds; ++round) {
-      const auto loads = loads_of(graph, result.times);
-      for (const Load& load : loads)
-        for (const Busy& busy : load.intervals()) {
-          const double factor = clocks->slowdown(graph.loads[busy.node], load.share(busy.start, window));
-          const auto own = static_cast<double>(cool[busy.node] - gap);
-          graph.duration_ns[busy.node] = gap + static_cast<std::int64_t>(std::llround(own * factor));
-        }
-      run(graph, result.times);
-      const std::int64_t step = *std::max_element(result.times.end.begin(), result.times.end.end());
-      if (std::abs(step - before) * 10000 < step) break;  // 0.01 %
-      before = step;
+  run(graph, result.times);
+  constexpr int most_rounds = 12;
+  std::int64_t before = 0;
+  for (int round = 0; round < most_rounds; ++round) {
+    const auto use = use_of(graph, result.times);
+    for (std::uint32_t node = 0; node < graph.size(); ++node) {
+      if (!computes(graph.labels[node])) continue;
+      const RankUse& rank = use[graph.labels[node].rank];
+      const std::int64_t start = result.times.start[node];
+      const profile::Load load = graph.loads[node];
+      double factor = 1 + (contention.of(load) - 1) * rank.network.share(start, result.times.end[node]);
+      if (clocks) factor *= clocks->slowdown(load, rank.compute.share_before(start, window));
+      graph.duration_ns[node] = gap + std::llround(static_cast<double>(cool[node] - gap) * factor);
     }
+    run(graph, result.times);
+    const std::int64_t step = *std::max_element(result.times.end.begin(), result.times.end.end());
+    if (std::abs(step - before) * 10000 < step) break;  // 0.01 %
+    before = step;
   }
 
-  const auto loads = loads_of(graph, result.times);
-  for (const Load& load : loads) {
-    result.duty.push_back(load.overall());
-    std::int64_t now = 0, then = 0;
-    for (const Busy& busy : load.intervals()) {
-      now += graph.duration_ns[busy.node];
-      then += cool[busy.node];
-    }
-    result.slowdown.push_back(then ? static_cast<double>(now) / static_cast<double>(then) : 1.0);
+  const auto use = use_of(graph, result.times);
+  std::vector<std::int64_t> now(graph.ranks, 0), then(graph.ranks, 0);
+  for (std::uint32_t node = 0; node < graph.size(); ++node) {
+    if (!computes(graph.labels[node])) continue;
+    now[graph.labels[node].rank] += graph.duration_ns[node];
+    then[graph.labels[node].rank] += cool[node];
+  }
+  for (int r = 0; r < graph.ranks; ++r) {
+    result.duty.push_back(use[r].compute.overall());
+    result.slowdown.push_back(then[r] ? static_cast<double>(now[r]) / static_cast<double>(then[r]) : 1.0);
   }
   account(result, stages, program, gap);
   return result;

@@ -110,6 +110,24 @@ TEST_CASE("a busier part runs slower: the clock follows the load") {
   CHECK(result.duty[0] == doctest::Approx(1.0).epsilon(0.001));
 }
 
+TEST_CASE("a kernel beside an NCCL kernel that waits is slower, only while both run") {
+  // rank 1's asynchronous receives spin while it computes; without contention the step is known
+  Napkin napkin;
+  napkin.stages = 2;
+  napkin.chunks = 2;
+  napkin.overlap = true;
+  auto profiles = napkin.profiles().all();
+  const auto alone = simulate(napkin.scenario(), napkin.model(), napkin.program(), profile::Profiles(profiles));
+  profiles[0].scalars["contention.matrix"].value = 1.25;
+  const auto beside = simulate(napkin.scenario(), napkin.model(), napkin.program(), profile::Profiles(profiles));
+  CHECK(beside.forward_backward > alone.forward_backward);
+  for (const Account& account : beside.ranks) {
+    const auto overlapped = account.traced_busy.at("p2p") - account.traced_exposed.at("p2p");
+    const double plain = ms(alone.ranks[0].busy);
+    CHECK(ms(account.busy) == doctest::Approx(plain + ms(overlapped) * 0.2).epsilon(0.01));
+  }
+}
+
 TEST_CASE("an edge may lag: run() is the longest path") {
   Graph graph;
   graph.ranks = 1;
