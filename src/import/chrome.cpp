@@ -10,7 +10,7 @@
 namespace pipewright::traces {
 namespace {
 
-namespace ondemand = simdjson::ondemand;
+namespace dom = simdjson::dom;  // validates whole values, and picks the CPU's kernels at run time
 
 class JsonReader {
  public:
@@ -20,8 +20,7 @@ class JsonReader {
     try {
       stream_json(builder_.trace.file, [&](const std::string& key, std::string_view value, bool element) {
         // The streamer guarantees the padding.
-        auto document = parser_.iterate(value.data(), value.size(), value.size() + simdjson::SIMDJSON_PADDING);
-        handle(key, document, element);
+        handle(key, parser_.parse(value.data(), value.size(), false), element);
       });
     } catch (const simdjson::simdjson_error& error) {
       throw refuse(std::string("value number ") + std::to_string(values_) + ": " + error.what());
@@ -37,38 +36,36 @@ class JsonReader {
   }
 
  private:
-  using Document = simdjson::simdjson_result<ondemand::document>;
-
-  void handle(const std::string& key, Document& document, bool element) {
+  void handle(const std::string& key, dom::element value, bool element) {
     ++values_;
     if (key == "traceEvents" && element) {
       events_ = true;
-      event(document);
+      event(value);
     } else if (key == "names" && element) {
-      names_.emplace_back(std::string_view(document.get_string()));
+      names_.emplace_back(std::string_view(value.get_string()));
     } else if (key == "rows" && element) {
-      row(document);
+      row(value);
     } else if (key == "deviceProperties" && element) {
-      ondemand::object device = document.get_object();
+      dom::object device = value.get_object();
       if (builder_.trace.device.empty()) {
-        builder_.trace.device = std::string(std::string_view(device.find_field_unordered("name").get_string()));
-        builder_.trace.memory = Bytes(device.find_field_unordered("totalGlobalMem").get_int64());
+        builder_.trace.device = std::string(std::string_view(device.at_key("name").get_string()));
+        builder_.trace.memory = Bytes(device.at_key("totalGlobalMem").get_int64());
       }
     } else if (key == "distributedInfo") {
-      distributed(document.get_object());
+      distributed(value.get_object());
     } else if (key == "cuda_runtime_version") {
-      const std::int64_t v = document.get_int64();  // 13000: 13.0
+      const std::int64_t v = value.get_int64();  // 13000: 13.0
       builder_.trace.versions["cuda"] = std::to_string(v / 1000) + "." + std::to_string(v % 1000 / 10);
     }
   }
 
-  void distributed(ondemand::object info) {
+  void distributed(dom::object info) {
     std::int64_t rank = 0;
-    if (info.find_field_unordered("rank").get(rank) == simdjson::SUCCESS && rank >= 0 && rank < 1'000'000) {
+    if (info.at_key("rank").get(rank) == simdjson::SUCCESS && rank >= 0 && rank < 1'000'000) {
       builder_.rank = static_cast<int>(rank);
     }
     std::string_view nccl;
-    if (info.find_field_unordered("nccl_version").get(nccl) == simdjson::SUCCESS) {
+    if (info.at_key("nccl_version").get(nccl) == simdjson::SUCCESS) {
       builder_.trace.versions["nccl"] = std::string(nccl);
     }
   }
@@ -85,46 +82,46 @@ class JsonReader {
     return std::llround(us * 1e3);
   }
 
-  void event(Document& document) {
-    ondemand::object object = document.get_object();
+  void event(dom::element value) {
+    dom::object object = value.get_object();
     std::string_view category;
-    if (object.find_field_unordered("cat").get(category) != simdjson::SUCCESS) return;
+    if (object.at_key("cat").get(category) != simdjson::SUCCESS) return;
     const bool gpu = category == "kernel" || category == "gpu_memset" || category == "gpu_memcpy";
     const bool call = category == "cuda_runtime" || category == "cuda_driver";
     if (!gpu && !call) return;
-    if (std::string_view(object.find_field_unordered("ph").get_string()) != "X") return;
-    const std::int64_t start = nanoseconds(object.find_field_unordered("ts").get_double());
-    const std::int64_t duration = nanoseconds(object.find_field_unordered("dur").get_double());
+    if (std::string_view(object.at_key("ph").get_string()) != "X") return;
+    const std::int64_t start = nanoseconds(object.at_key("ts").get_double());
+    const std::int64_t duration = nanoseconds(object.at_key("dur").get_double());
     if (call) {
-      const std::int64_t thread = object.find_field_unordered("tid").get_int64();
-      ondemand::object args = object.find_field_unordered("args").get_object();
+      const std::int64_t thread = object.at_key("tid").get_int64();
+      dom::object args = object.at_key("args").get_object();
       std::int64_t correlation = 0;
-      if (args.find_field_unordered("correlation").get(correlation) != simdjson::SUCCESS) return;
+      if (args.at_key("correlation").get(correlation) != simdjson::SUCCESS) return;
       builder_.add_launch(correlation, {start, duration, thread});
       return;
     }
     Activity activity;
     activity.start = start;
     activity.duration = duration;
-    const std::string name(std::string_view(object.find_field_unordered("name").get_string()));
+    const std::string name(std::string_view(object.at_key("name").get_string()));
     activity.engine = engine(name);
-    ondemand::object args = object.find_field_unordered("args").get_object();
-    activity.stream = args.find_field_unordered("stream").get_int64();
-    const std::int64_t device = args.find_field_unordered("device").get_int64();
+    dom::object args = object.at_key("args").get_object();
+    activity.stream = args.at_key("stream").get_int64();
+    const std::int64_t device = args.at_key("device").get_int64();
     std::int64_t correlation = -1;
-    if (args.find_field_unordered("correlation").get(correlation) != simdjson::SUCCESS) correlation = -1;
+    if (args.at_key("correlation").get(correlation) != simdjson::SUCCESS) correlation = -1;
     std::string_view collective;
-    if (args.find_field_unordered("Collective name").get(collective) == simdjson::SUCCESS) {
+    if (args.at_key("Collective name").get(collective) == simdjson::SUCCESS) {
       if (collective.starts_with("all_to_all")) activity.exchange = Exchange::all_to_all;
       if (collective == "send" || collective == "recv") activity.exchange = Exchange::pipeline;
     }
     builder_.add(activity, name, device, correlation);
   }
 
-  void row(Document& document) {
+  void row(dom::element value) {
     std::array<double, 4> cells{};
     std::size_t n = 0;
-    for (auto cell : document.get_array()) {
+    for (auto cell : value.get_array()) {
       if (n < cells.size()) cells[n] = cell.get_double();
       ++n;
     }
@@ -140,7 +137,7 @@ class JsonReader {
   UsageError refuse(const std::string& why) const { return UsageError({builder_.trace.file, 0}, {}, why); }
 
   TraceBuilder builder_;
-  ondemand::parser parser_;
+  dom::parser parser_;
   std::vector<std::string> names_;
   std::vector<std::pair<std::size_t, Activity>> rows_;
   std::size_t values_ = 0;

@@ -227,15 +227,22 @@ class Matcher {
       for (const auto u : gap.units) {
         if (is_collective(u) == collective) part.units.push_back(u);
       }
-      align(part);
+      align(std::move(part));
     }
     gap = {};
   }
 
-  /// Longest common subsequence of expected operations and units, where a run takes several units in a row.
-  void align(const Gap& gap) {
+  /// Operations and units of a gap in order; what is left is aligned again, because autograd may swap neighbours.
+  void align(Gap gap) {
+    while (!gap.wanted.empty() && align_in_order(gap)) {
+    }
+    result_.missing += gap.wanted.size();
+  }
+
+  /// Maps the longest common subsequence of expected operations and units, where a run takes several units in a row,
+  /// and removes it from the gap. False: nothing in common.
+  bool align_in_order(Gap& gap) {
     const std::size_t n = gap.wanted.size(), m = gap.units.size();
-    if (n == 0) return;
     struct Cell {
       std::size_t score = 0, taken = 0;  // taken: units that operation i takes from unit j on
       bool skip_unit = false;
@@ -256,20 +263,25 @@ class Matcher {
         best[i][j] = cell;
       }
     }
-    for (std::size_t i = 0, j = 0; i < n;) {
+    Gap left;
+    std::size_t j = 0;
+    for (std::size_t i = 0; i < n;) {
       const Cell& cell = best[i][j];
       if (cell.skip_unit) {
-        ++j;
-      } else {
-        const auto& wanted = gap.wanted[i++];
-        if (cell.taken > 0) {
-          map(*wanted.expected, *wanted.tile, wanted.instance, gap.units[j], cell.taken);
-        } else {
-          ++result_.missing;
-        }
-        j += cell.taken;
+        left.units.push_back(gap.units[j++]);
+        continue;
       }
+      const auto& wanted = gap.wanted[i++];
+      if (cell.taken == 0) {
+        left.wanted.push_back(wanted);
+      } else {
+        map(*wanted.expected, *wanted.tile, wanted.instance, gap.units[j], cell.taken);
+      }
+      j += cell.taken;
     }
+    left.units.insert(left.units.end(), gap.units.begin() + static_cast<std::ptrdiff_t>(j), gap.units.end());
+    gap = std::move(left);
+    return best[0][0].score > 0;
   }
 
   /// A run does not go from the forward thread to autograd's.

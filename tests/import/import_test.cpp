@@ -1,0 +1,210 @@
+// Kernels to operations: tables of names, tilings drawn as text, real traces of a dense model, and what they yield.
+#include "pipewright/import.hpp"
+
+#include <doctest/doctest.h>
+
+#include <cmath>
+
+#include "../../src/import/match.hpp"
+#include "../../src/import/names.hpp"
+
+using namespace pipewright;
+
+namespace {
+
+const char* const layer_gemm = "nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_TNT";
+
+std::string only(const std::string& name) {
+  const auto meaning = traces::meaning_of(name);
+  return meaning.operations.empty() ? "" : meaning.operations.front();
+}
+
+scenario::Scenario dense() { return scenario::read("../measured/a_pp4v2_m8.yaml"); }
+
+scenario::TraceSummary measured(int rank) {
+  return *dense().measured->ranks.at(static_cast<std::size_t>(rank)).trace_summary;
+}
+
+const traces::KeyTime& time_of(const traces::Import& result, const std::string& family,
+                               const std::vector<std::int64_t>& dims) {
+  for (const auto& key : result.keys) {
+    if (key.key.family == family && key.key.dims == dims) return key;
+  }
+  FAIL("no " << family);
+  return result.keys.front();
+}
+
+}  // namespace
+
+TEST_CASE("names of kernels") {
+  CHECK(only(layer_gemm) == "gemm.bf16.tn");
+  CHECK(only("nvjet_sm90_tss_192x192_64x3_1x2_h_badd_coopB_NTN") == "gemm.bf16.nt");
+  CHECK(only("nvjet_sm90_tst_320x128_64x3_1x2_h_bz_coopB_NNT") == "gemm.bf16.nn");
+  CHECK(only("nvjet_sm90_qqtst_256x128_128x4_1x2_h_bz_coopA_TNT") == "gemm.fp8");
+  CHECK(only("nvjet_sm90_qrsss_144x128_128x6_1x2_h_bz_coopA_algo2_TNN") == "gemm.fp8");
+  CHECK(only("sm90_xmma_gemm_bf16bf16_bf16f32_f32_nt_n_tilesize128x128x64_cublas") == "gemm.bf16.nt");
+  CHECK(only("triton_poi_fused_add_cat_mul_rsub_sigmoid_silu_split_0") == "swiglu.backward");
+  CHECK(only("triton_poi_fused_mul_silu_split_0") == "swiglu.forward");
+  CHECK(only("triton_poi_fused_add_0") == "add");
+  CHECK(traces::meaning_of("Memset (Device)").role == traces::Role::before);
+  CHECK(traces::meaning_of("void x::rmsnorm_bwd_finalize_tuned_kernel<>").role == traces::Role::after);
+  CHECK(traces::meaning_of("my_own_kernel").role == traces::Role::other);
+  CHECK(traces::operation_of("gemm.bf16.nt.acc_f32") == "gemm.bf16.nt");
+  CHECK(traces::operation_of("all_gather.shared host memory") == "all_gather");
+}
+
+TEST_CASE("every family that the model of a measured run uses has landmarks or weak names") {
+  // Each kernel family of a piece must be reachable from some kernel name; else a layer could never be mapped whole.
+  const auto stages = model::build(dense());
+  const auto patterns = traces::patterns_of(stages, 1);
+  REQUIRE(patterns.size() >= 3);
+  for (const auto& pattern : patterns) CHECK(pattern.landmarks.size() >= 2);
+}
+
+TEST_CASE("busy and exposed: unions by kind, less what computes at that moment") {
+  //  stream 7   comp  0----10        20----30
+  //  stream 7   comp       (idle)         25 (not overlapping)
+  //  stream 9   p2p      5--------------25
+  //  stream 7   ep                               30--34 (a send/receive on a stream that computes)
+  traces::Trace trace;
+  trace.names = {"k", "ncclDevKernel_SendRecv", "ncclDevKernel_AllReduce"};
+  const auto add = [&](std::uint32_t name, int stream, std::int64_t start, std::int64_t end) {
+    traces::Activity a;
+    a.name = name;
+    a.stream = stream;
+    a.start = start * 1000;
+    a.duration = (end - start) * 1000;
+    trace.activities.push_back(a);
+  };
+  add(0, 7, 0, 10);
+  add(1, 9, 5, 25);
+  add(0, 7, 20, 30);
+  add(1, 7, 30, 34);
+  add(2, 7, 34, 36);
+  const auto with_experts = traces::summarise(trace, true);
+  CHECK(with_experts.span_us == 36);
+  CHECK(with_experts.busy_us == std::map<std::string, double>{{"coll", 2}, {"comp", 20}, {"ep", 4}, {"p2p", 20}});
+  CHECK(with_experts.exposed_us == std::map<std::string, double>{{"coll", 2}, {"ep", 4}, {"p2p", 10}});
+  CHECK(traces::summarise(trace, false).busy_us.at("p2p") == 24);
+}
+
+TEST_CASE("real kernel lists give the summaries that were recorded with them") {
+  for (const int rank : {1, 3}) {
+    const auto trace = traces::read("data/dense.r" + std::to_string(rank) + ".json.gz");
+    const auto summary = traces::summarise(trace, false);
+    const auto wanted = measured(rank);
+    CHECK(summary.span_us == doctest::Approx(wanted.span_us).epsilon(1e-6));
+    for (const auto& [kind, us] : wanted.busy_us) CHECK(std::abs(summary.busy_us.at(kind) - us) < 1);
+    for (const auto& [kind, us] : wanted.exposed_us) CHECK(std::abs(summary.exposed_us.at(kind) - us) < 1);
+  }
+}
+
+TEST_CASE("whole steps of two stages: nearly all of the kernel time belongs to operations") {
+  const auto scenario = dense();
+  const auto result =
+      traces::import_traces(scenario, {traces::read("data/dense.r1.json.gz"), traces::read("data/dense.r3.json.gz")},
+                            {"dense", 1.25, ""}, nullptr);
+  CHECK(result.attributed_us / result.kernel_us > 0.98);
+  CHECK(result.ranks[0].passes == 2 * 8 * 4);  // 8 microbatches, 2 chunks of 2 layers, both directions
+  CHECK(result.ranks[1].passes == 2 * 8 * 5);  // and the head
+  CHECK(result.notes.empty());
+  // Each of the four products of a layer, 8 microbatches x 4 layers x 2 ranks; times as seen by eye in the trace.
+  const auto& fc1 = time_of(result, "gemm.bf16.tn", {28672, 4096, 4096});
+  CHECK(fc1.sample.count == 64);
+  CHECK(fc1.situ_ns == doctest::Approx(1.28e6).epsilon(0.05));
+  CHECK(time_of(result, "gemm.bf16.tn", {32000, 4096, 4096}).sample.count == 8);
+  CHECK(time_of(result, "attention.backward.bf16", {1, 4096, 4096, 32, 8, 128}).sample.count == 64);
+  // The loss is a chain of kernels: 375 + 160 + 385 + 248 + 137 + 439 us and small ones; backward 424 + 183.
+  CHECK(time_of(result, "cross_entropy.unfused.forward", {4096, 32000}).situ_ns == doctest::Approx(1.8e6).epsilon(0.1));
+  CHECK(time_of(result, "cross_entropy.unfused.backward", {4096, 32000}).situ_ns ==
+        doctest::Approx(0.63e6).epsilon(0.1));
+  CHECK(time_of(result, "adam", {872448000}).situ_ns == doctest::Approx(7.37e6).epsilon(0.02));
+  const auto& transfer = time_of(result, "send_recv.nvlink", {33554432});
+  CHECK(transfer.sample.ns > 1.0e5);
+  CHECK(transfer.sample.ns < 1.7e5);
+  CHECK(result.profile.scalars.count("in_situ.duty") == 1);
+  CHECK(result.profile.scalars.count("host.forward_begin_us") == 0);  // kernel lists know no launches
+  // What was written can be read.
+  const auto again = profile::parse(profile::to_json(result.profile), "dense.json");
+  CHECK(again.samples.at("adam").size() == result.profile.samples.at("adam").size());
+}
+
+TEST_CASE("launch records give the host's costs, part of a step gives a note") {
+  const auto scenario = dense();
+  const auto trace = traces::read("data/dense.chrome.json.gz");
+  CHECK(trace.rank == 1);
+  CHECK(trace.device == "NVIDIA H200");
+  const auto result = traces::import_traces(scenario, {trace}, {"part", 1.25, ""}, nullptr);
+  CHECK(result.attributed_us / result.kernel_us > 0.98);
+  REQUIRE(result.notes.size() >= 1);
+  CHECK(result.notes[0].find("part of a step") != std::string::npos);
+  const auto us = [&](const std::string& name) { return result.profile.scalars.at("host." + name + "_us").value; };
+  // The whole step's: 184, 110, 129, 152 us (attention, SwiGLU, forward and backward); 65 us a transfer's call.
+  CHECK(us("forward.attention.forward") == doctest::Approx(184).epsilon(0.2));
+  CHECK(us("forward.swiglu.forward") == doctest::Approx(110).epsilon(0.2));
+  CHECK(us("backward.attention.backward") == doctest::Approx(129).epsilon(0.2));
+  CHECK(us("backward.swiglu.backward") == doctest::Approx(152).epsilon(0.2));
+  CHECK(us("p2p_call") == doctest::Approx(65).epsilon(0.2));
+  CHECK(us("kernel_gap") == doctest::Approx(1.6).epsilon(0.5));
+  // The overhead divides.
+  const auto untouched = traces::import_traces(scenario, {trace}, {"part", 1.0, ""}, nullptr);
+  CHECK(untouched.profile.scalars.at("host.p2p_call_us").value == doctest::Approx(1.25 * us("p2p_call")).epsilon(1e-6));
+}
+
+TEST_CASE("a clock law brings times in situ back to a cool part") {
+  profile::Profile lone;
+  lone.name = "lone";
+  lone.clocks = {{"bf16", 1980, 700, {{0.0, 1980, 100, 1.0, 1.0, 1.0}, {1.0, 1500, 700, 1.5, 1.25, 1.0}}}};
+  lone.scalars["clocks.window_ms"] = {20, 0, profile::Origin::measured, ""};
+  const profile::Profiles cool({lone});
+  const auto result =
+      traces::import_traces(dense(), {traces::read("data/dense.r3.json.gz")}, {"dense", 1.25, ""}, &cool);
+  const auto& gemm = time_of(result, "gemm.bf16.tn", {28672, 4096, 4096});
+  CHECK(gemm.sample.ns < gemm.situ_ns / 1.25);  // this rank computes most of the time
+  CHECK(gemm.sample.ns > gemm.situ_ns / 1.51);
+  const auto& norm = time_of(result, "rmsnorm.forward", {4096, 4096});
+  CHECK(norm.sample.ns == doctest::Approx(norm.situ_ns));
+}
+
+TEST_CASE("kernels that the model does not know are listed, never guessed") {
+  auto trace = traces::read("data/dense.r1.json.gz");
+  trace.names.emplace_back("my_own_kernel");
+  traces::Activity foreign = trace.activities.back();
+  foreign.name = static_cast<std::uint32_t>(trace.names.size() - 1);
+  foreign.start = trace.activities.back().end() + 1000;
+  foreign.duration = 123000;
+  trace.activities.push_back(foreign);
+  const auto result = traces::import_traces(dense(), {trace}, {"dense", 1.25, ""}, nullptr);
+  bool listed = false;
+  for (const auto& u : result.unmapped) listed |= u.name == "my_own_kernel" && u.count == 1 && u.total_us == 123;
+  CHECK(listed);
+}
+
+TEST_CASE("wrong scenarios are refused") {
+  const auto trace = traces::read("data/dense.r1.json.gz");
+  auto fp8 = dense();
+  scenario::set(fp8, "fp8=hybrid");
+  scenario::set(fp8, "fp8_recipe=tensorwise");
+  CHECK_THROWS_WITH_AS(traces::import_traces(fp8, {trace}, {"x", 1.25, ""}, nullptr),
+                       doctest::Contains("the kernels of the scenario's layers are not in the trace"), UsageError);
+  CHECK_THROWS_WITH_AS(traces::import_traces(dense(), {trace, trace}, {"x", 1.25, ""}, nullptr),
+                       doctest::Contains("rank given twice"), UsageError);
+  auto moved = trace;
+  moved.rank = 4;
+  CHECK_THROWS_WITH_AS(traces::import_traces(dense(), {moved}, {"x", 1.25, ""}, nullptr),
+                       doctest::Contains("rank 4 of a scenario of 4 GPUs"), UsageError);
+}
+
+TEST_CASE("reports") {
+  const auto result =
+      traces::import_traces(dense(), {traces::read("data/dense.r1.json.gz")}, {"dense", 1.25, ""}, nullptr);
+  const auto text = traces::text(result, nullptr);
+  CHECK(text.find("of the kernel time belongs to operations of the model") != std::string::npos);
+  CHECK(text.find("gemm.bf16.tn m=28672 n=4096 k=4096") != std::string::npos);
+  CHECK(text.find("not mapped") != std::string::npos);
+  CHECK(traces::json(result, nullptr).find("\"trace_summary\"") != std::string::npos);
+  CHECK(traces::json(result, nullptr) ==
+        traces::json(
+            traces::import_traces(dense(), {traces::read("data/dense.r1.json.gz")}, {"dense", 1.25, ""}, nullptr),
+            nullptr));
+}
