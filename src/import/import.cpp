@@ -185,7 +185,7 @@ class Importer {
     std::vector<double> ns;
     for (const auto i : mapping.pipeline) ns.push_back(static_cast<double>(trace.activities[i].duration));
     if (ns.empty()) return;
-    report.p2p_us = quantile(ns, lower_decile) / 1e3;
+    report.p2p_us = without_wait(ns) / 1e3;
     // Transfers to both neighbours are counted together, so they must go over the same link.
     const int stages = static_cast<int>(stages_.ranks.size()), rank = report.pp_rank;
     const auto link = timeline::link_between(scenario_, rank, (rank + 1) % stages);
@@ -226,25 +226,23 @@ class Importer {
 
   void add_sample(const profile::Key& key, const Samples& samples) {
     const bool waits = profile::family(key.family).load == profile::Load::network;
-    const double share = waits ? lower_decile : 0.5;
     KeyTime time;
     time.key = key;
     time.op = samples.op;
     time.total_us = samples.total_us;
-    time.situ_ns = quantile(samples.situ_ns, share);
+    time.situ_ns = waits ? without_wait(samples.situ_ns) : median(samples.situ_ns);
     auto& sample = time.sample;
     sample.dims = key.dims;
-    sample.ns = quantile(samples.cool_ns, share);
-    const double one_sigma = waits ? quantile(samples.cool_ns, 2 * lower_decile) - quantile(samples.cool_ns, 0)
-                                   : 2 * deviation(samples.cool_ns);
-    sample.spread = sample.ns > 0 ? one_sigma / 2 / sample.ns : 0;
+    sample.ns = waits ? without_wait(samples.cool_ns) : median(samples.cool_ns);
+    const double one_sigma = waits ? sample.ns - quantile(samples.cool_ns, 0) : deviation(samples.cool_ns);
+    sample.spread = sample.ns > 0 ? one_sigma / sample.ns : 0;
     sample.count = static_cast<int>(samples.cool_ns.size());
     sample.source = waits ? "in situ: lower decile of a training step's kernels, which may wait for their peers"
                     : clocks_ != nullptr
                         ? "in situ: median over a training step, brought to a cool part by the clock law of " + law_
                         : "in situ: median over a training step, at the clocks and with the contention of the run";
-    // A single marker of no dimensions is no shape that anything can be interpolated from.
-    if (sample.ns > 0) result_.profile.samples[key.family].push_back(sample);
+    const bool tells = sample.ns > 0 && (!waits || sample.count >= fewest_exchanges);
+    if (tells) result_.profile.samples[key.family].push_back(sample);
     result_.keys.push_back(std::move(time));
   }
 
@@ -258,8 +256,14 @@ class Importer {
   }
   static std::string stem(const std::string& file) { return file.substr(file.rfind('/') + 1); }
 
-  /// Kernels that wait for a peer are long by their wait; the tenth of them that waits least shows the transfer.
-  static constexpr double lower_decile = 0.1;
+  /// Kernels that wait for a peer are long by their wait; the tenth of them that waits least shows the exchange itself.
+  static double without_wait(std::vector<double> samples) {
+    if (samples.empty()) return 0;
+    const auto nth = samples.begin() + static_cast<std::ptrdiff_t>(samples.size() / 10);
+    std::nth_element(samples.begin(), nth, samples.end());
+    return *nth;
+  }
+  static constexpr int fewest_exchanges = 4;  ///< of fewer, all may have waited: reported, not imported
 
   const scenario::Scenario& scenario_;
   const Options& options_;

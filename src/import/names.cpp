@@ -78,6 +78,7 @@ const std::vector<Pattern>& patterns() {
        Role::main,
        {"add.f32", "small", "cross_entropy.unfused.forward", "cross_entropy.unfused.backward"}},
       {"^Memcpy.*DtoD|^Memcpy$", Role::main, {"copy.d2d", "cross_entropy.unfused.forward", "small"}},
+      {"masked_fill_kernel", Role::main, {"small", "cross_entropy.unfused.forward", "add"}},
       {"nccl.*AllGather", Role::main, {"all_gather"}},
       {"nccl.*ReduceScatter", Role::main, {"reduce_scatter"}},
       {"nccl.*AllReduce", Role::main, {"all_reduce"}},

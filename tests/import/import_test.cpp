@@ -122,6 +122,9 @@ TEST_CASE("whole steps of two stages: nearly all of the kernel time belongs to o
   const auto& transfer = time_of(result, "send_recv.nvlink", {33554432});
   CHECK(transfer.sample.ns > 1.0e5);
   CHECK(transfer.sample.ns < 1.7e5);
+  // The last to come to a collective does not wait; two ranks of four cannot show that, so nothing is imported.
+  CHECK(time_of(result, "all_reduce.nvlink", {4, 4}).sample.count == 2);
+  CHECK(result.profile.samples.count("all_reduce.nvlink") == 0);
   CHECK(result.profile.scalars.count("in_situ.duty") == 1);
   CHECK(result.profile.scalars.count("host.forward_begin_us") == 0);  // kernel lists know no launches
   // What was written can be read.
