@@ -46,12 +46,15 @@ struct Walk {
   std::string peak_piece;               ///< "layer 5, attention.core backward": the kernel launched next
   std::vector<OwnerBytes> peak_owners;  ///< who holds the peak, largest first
   std::int64_t events = 0;
+  bool retried = false;             ///< under a limit: cached blocks had to be given back to the device
+  std::string out_of_memory_at;     ///< under a limit: "B 3.1", where even that did not help; empty: the run survives
 };
 
 /// A step of one pipeline rank, after one that made the optimizer's state. `listener` sees every allocation and free
-/// from process start on.
+/// from process start on. `device`: what the allocator may take from the device, graph pools included; a run that would
+/// reserve more is replayed with that limit, and peak_reserved is what it then holds.
 Walk walk(const model::Stages& stages, const schedule::Program& program, const scenario::Scenario& scenario,
-          int pp_rank, const Listener& listener = {});
+          int pp_rank, std::optional<Bytes> device = {}, const Listener& listener = {});
 
 // ---- The allocator
 

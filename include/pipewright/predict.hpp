@@ -25,6 +25,8 @@ struct RankPrediction {
   std::string peak_at;                  ///< "B 3.1"
   std::vector<OwnerBytes> peak_owners;  ///< largest first
   bool fits = true;
+  bool retried = false;          ///< fits only because the allocator gives cached blocks back to the device
+  std::string out_of_memory_at;  ///< where it runs out under the limit; empty: it survives
 };
 
 struct Prediction {

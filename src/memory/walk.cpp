@@ -352,48 +352,75 @@ std::int64_t block_bytes(std::int64_t requested) {
   return requested < smallest ? smallest : (requested + smallest - 1) / smallest * smallest;
 }
 
+namespace {
+
+struct OutOfMemory {};
+
+// The walk's events through an allocator; throws OutOfMemory.
+class Replayer {
+ public:
+  Replayer(const AllocatorConfig& config, const Listener& also) : allocator_(config), also_(also) {}
+
+  void operator()(const Event& event) {
+    if (event.kind == Event::Kind::allocate) {
+      if (handles_.size() <= event.block) handles_.resize(event.block + 1);
+      const auto handle = allocator_.allocate(event.bytes.value);
+      if (!handle) throw OutOfMemory();
+      handles_[event.block] = *handle;
+    } else if (event.kind == Event::Kind::retire) {
+      allocator_.retire(handles_[event.block]);
+    } else {
+      allocator_.free(handles_[event.block]);
+    }
+    if (also_) also_(event);
+  }
+  Allocator& allocator() { return allocator_; }
+
+ private:
+  Allocator allocator_;
+  const Listener& also_;
+  std::vector<std::uint32_t> handles_;
+};
+
+}  // namespace
+
 Walk walk(const Stages& stages, const schedule::Program& program, const scenario::Scenario& scenario, int pp_rank,
-          const Listener& listener) {
+          std::optional<Bytes> device, const Listener& listener) {
   const auto& settings = scenario.settings;
   // Batched transfers end in torch.cuda.synchronize (reference 1.7).
   const bool asynchronous = !(scenario::batch_p2p_comm(scenario) && settings.batch_p2p_sync);
-  const std::string conf = scenario::variable(scenario, "PYTORCH_CUDA_ALLOC_CONF");
-  Allocator allocator(
-      parse_allocator_config(conf, scenario::position(scenario, "environment.PYTORCH_CUDA_ALLOC_CONF")));
-  std::vector<std::uint32_t> handles;
-  const Listener replay = [&](const Event& event) {
-    if (event.kind == Event::Kind::allocate) {
-      if (handles.size() <= event.block) handles.resize(event.block + 1);
-      handles[event.block] = allocator.allocate(event.bytes.value).value();
-    } else if (event.kind == Event::Kind::retire) {
-      allocator.retire(handles[event.block]);
-    } else {
-      allocator.free(handles[event.block]);
-    }
-    if (listener) listener(event);
-  };
+  AllocatorConfig config =
+      parse_allocator_config(scenario::variable(scenario, "PYTORCH_CUDA_ALLOC_CONF"),
+                             scenario::position(scenario, "environment.PYTORCH_CUDA_ALLOC_CONF"));
   Walk result;
-  std::int64_t peak_event = -1;
   const Listener silent;
-  for (const bool second_time : {false, true}) {  // first where the peak is, then who holds it
-    Walker walker(stages, program, pp_rank, asynchronous, second_time ? replay : silent);
-    if (second_time) walker.watch(peak_event);
-    auto& heap = walker.heap();
+
+  Walker scout(stages, program, pp_rank, asynchronous, silent);  // where the peak is
+  scout.start();
+  result.static_bytes = Bytes(scout.heap().live());
+  scout.first_step();
+  scout.heap().begin_step();
+  scout.step();
+  result.after_step = Bytes(scout.heap().live());
+  result.peak_allocated = Bytes(scout.heap().peak());
+  result.events = scout.heap().events();
+  const std::int64_t peak_event = scout.heap().peak_event();
+  const std::int64_t graph_pool = scout.heap().graph_pool();
+
+  {
+    Replayer replayer(config, listener);
+    const Listener replay = [&](const Event& event) { replayer(event); };
+    Walker walker(stages, program, pp_rank, asynchronous, replay);  // who holds it, and what is reserved
+    walker.watch(peak_event);
     walker.start();
-    result.static_bytes = Bytes(heap.live());
     walker.first_step();
-    heap.begin_step();
-    allocator.reset_peaks();
+    walker.heap().begin_step();
+    replayer.allocator().reset_peaks();
     walker.step();
-    result.after_step = Bytes(heap.live());
-    result.peak_allocated = Bytes(heap.peak());
-    result.events = heap.events();
-    peak_event = heap.peak_event();
-    if (!second_time) continue;
-    result.peak_reserved = Bytes(allocator.peak_reserved() + heap.graph_pool());
+    result.peak_reserved = Bytes(replayer.allocator().peak_reserved() + graph_pool);
     result.peak_at = walker.place;
     result.peak_piece = walker.kernel;
-    const auto& owners = heap.peak_owners();
+    const auto& owners = walker.heap().peak_owners();
     for (std::size_t i = 0; i < owners.size(); ++i) {
       if (owners[i] == 0) continue;
       const auto model_owners = stages.owners.size();
@@ -402,6 +429,30 @@ Walk walk(const Stages& stages, const schedule::Program& program, const scenario
     }
     std::stable_sort(result.peak_owners.begin(), result.peak_owners.end(),
                      [](const OwnerBytes& a, const OwnerBytes& b) { return a.bytes > b.bytes; });
+  }
+
+  if (device && result.peak_reserved > *device) {
+    config.device_bytes = device->value - graph_pool;
+    Replayer replayer(config, silent);
+    const Listener replay = [&](const Event& event) { replayer(event); };
+    Walker walker(stages, program, pp_rank, asynchronous, replay);
+    try {
+      walker.start();
+      walker.first_step();
+      walker.heap().begin_step();
+      replayer.allocator().reset_peaks();
+      walker.step();
+      result.retried = true;
+      result.peak_reserved = Bytes(replayer.allocator().peak_reserved() + graph_pool);
+    } catch (const OutOfMemory&) {
+      Walker where(stages, program, pp_rank, asynchronous, silent);
+      where.watch(walker.heap().events());
+      where.start();
+      where.first_step();
+      where.heap().begin_step();
+      where.step();
+      result.out_of_memory_at = where.place.empty() ? "the first step" : where.place;
+    }
   }
   return result;
 }

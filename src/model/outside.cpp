@@ -1,38 +1,48 @@
 // Device memory that PyTorch's caching allocator does not own: the CUDA context with the loaded kernels (cuBLAS,
-// cuDNN), and the buffers of NCCL communicators. Communicators counted are those that the step uses; NCCL 2.22 and
-// later allocates a communicator's channel buffers when they are first used:
-//   world (barriers, logging)                               1
-//   tensor, context, data parallel groups (> 1 rank)        1 each
-//   pipeline group: process group created with a device_id  1 (2 for p = 2: one direction goes through the world group)
-//                   stock Megatron (reference 1.7): unbatched, one for each neighbour pair; batched, the group's
-//   model-parallel group (gradient norm)                    1
-//   embedding group (tied weights; first and last stage)    1
+// cuDNN), and the buffers of NCCL communicators, which NCCL 2.22 and later allocates when a communicator is first used.
 //
-// tp_comm_overlap adds Transformer Engine's userbuffers (module/base.py initialize_ub): ten of a gathered hidden state,
-// for qkv, proj, fc1 and fc2 forward, dgrad and wgrad.
+//   stock Megatron: communicators are made when they are used. A step uses world (barriers, logging), tensor, context
+//     and data parallel groups of more than one rank, the model-parallel group (gradient norm), the embedding group
+//     (tied weights), and for pipeline transfers one a neighbour pair (unbatched) or the group's (batched).
+//   process group with a device_id: every group that parallel_state.initialize_model_parallel makes gets its
+//     communicator at once: 15 on every rank (core_r0.19.0 megatron/core/parallel_state.py:938-1570 and the world),
+//     the embedding group on the first and last stage, the position embedding group on the first.
+//
+// A pipeline communicator also has buffers for each neighbour. tp_comm_overlap adds Transformer Engine's userbuffers
+// (module/base.py initialize_ub): ten of a gathered hidden state, for qkv, proj, fc1 and fc2 forward, dgrad and wgrad.
+#include <algorithm>
+
 #include "dimensions.hpp"
 #include "pipewright/model.hpp"
 
 namespace pipewright::model {
+namespace {
+
+constexpr Int groups_of_every_rank = 15, groups_of_the_first_stage = 17;
+
+Int communicators(const scenario::Scenario& s) {
+  const auto& o = s.settings;
+  const Int t = o.tensor_model_parallel_size, p = o.pipeline_model_parallel_size;
+  if (s.software.process_group_device_id) return p > 1 ? groups_of_the_first_stage : groups_of_every_rank;
+  Int count = 1;
+  for (const Int size : {t, o.context_parallel_size, scenario::data_parallel_size(s)}) count += size > 1 ? 1 : 0;
+  if (p > 1) count += !scenario::batch_p2p_comm(s) && p > 2 ? 2 : 1;
+  if (t * p > 1) ++count;
+  if (p > 1 && !s.model.untie_embeddings_and_output_weights) ++count;
+  return count;
+}
+
+}  // namespace
 
 Bytes outside_allocator(const scenario::Scenario& s, const profile::Profiles& profiles) {
-  const auto& o = s.settings;
-  const scenario::Int t = o.tensor_model_parallel_size, p = o.pipeline_model_parallel_size;
-  scenario::Int communicators = 1;
-  for (const scenario::Int size : {t, o.context_parallel_size, scenario::data_parallel_size(s)}) {
-    communicators += size > 1 ? 1 : 0;
-  }
-  if (p > 1) {
-    const bool pairs = !s.software.process_group_device_id && !scenario::batch_p2p_comm(s) && p > 2;
-    communicators += pairs ? 2 : 1;
-  }
-  if (t * p > 1) ++communicators;
-  if (p > 1 && !s.model.untie_embeddings_and_output_weights) ++communicators;
-  const double context = profiles.scalar("memory.outside.context_bytes").value;
-  const double communicator = profiles.scalar("memory.outside.nccl_communicator_bytes").value;
+  const auto bytes = [&](const char* name) {
+    return static_cast<Int>(profiles.scalar(std::string("memory.outside.") + name).value);
+  };
+  const Int neighbours = std::min<Int>(s.settings.pipeline_model_parallel_size - 1, 2);
   const Dimensions d(s);
   const Int userbuffers = d.tp_overlap ? 10 * 2 * d.tokens * d.h : 0;
-  return Bytes(static_cast<std::int64_t>(context + communicator * static_cast<double>(communicators)) + userbuffers);
+  return Bytes(bytes("context_bytes") + communicators(s) * bytes("nccl_communicator_4_bytes") +
+               neighbours * bytes("nccl_peers_2_bytes") + userbuffers);
 }
 
 }  // namespace pipewright::model

@@ -34,19 +34,23 @@ void fill_memory(Prediction& result, const scenario::Scenario& scenario, const p
   result.memory_margin = margin_of(scenario, result.memory_limit);
   result.fits = true;
   for (RankPrediction& rank : result.ranks) {
-    const memory::Walk walk = memory::walk(stages, program, scenario, rank.pp_rank);
+    rank.outside_allocator = model::outside_allocator(scenario, profiles);
+    const Bytes available = result.memory_limit - rank.outside_allocator - result.memory_margin;
+    const memory::Walk walk = memory::walk(stages, program, scenario, rank.pp_rank, available);
     rank.static_bytes = walk.static_bytes;
     rank.peak_allocated = walk.peak_allocated;
     rank.peak_reserved = walk.peak_reserved;
-    rank.outside_allocator = model::outside_allocator(scenario, profiles);
     rank.peak_at = walk.peak_at;
-    // "B3.1" of the program's text reads "B 3.1" in reports.
-    if (rank.peak_at.size() > 1 && std::isdigit(static_cast<unsigned char>(rank.peak_at[1])) != 0)
-      rank.peak_at.insert(1, " ");
     rank.peak_owners.clear();
     for (const auto& owner : walk.peak_owners) rank.peak_owners.push_back({owner.owner, owner.bytes});
-    rank.fits = rank.peak_reserved + rank.outside_allocator + result.memory_margin <= result.memory_limit;
+    rank.retried = walk.retried;
+    rank.out_of_memory_at = walk.out_of_memory_at;
+    rank.fits = walk.out_of_memory_at.empty();
     result.fits = result.fits && rank.fits;
+    const std::string who = "rank " + std::to_string(rank.pp_rank);
+    if (rank.retried)
+      result.notes.push_back(who + " stays within the limit only because the allocator gives cached blocks back (retries)");
+    if (!rank.fits) result.notes.push_back(who + " runs out of memory at " + rank.out_of_memory_at);
   }
 }
 
@@ -88,8 +92,8 @@ Prediction predict(const scenario::Scenario& scenario, const profile::Profiles& 
     result.ranks.emplace_back().pp_rank = rank;
     result.ranks.back().account = run.timeline.ranks[rank];
   }
-  fill_memory(result, scenario, profiles, run.stages, run.program);
   result.notes = run.stages.notes;
+  fill_memory(result, scenario, profiles, run.stages, run.program);
   judge(result, run, profiles);
   if (run_out) *run_out = std::move(run);
   return result;
@@ -98,7 +102,9 @@ Prediction predict(const scenario::Scenario& scenario, const profile::Profiles& 
 Prediction predict_memory(const scenario::Scenario& scenario, const profile::Profiles& profiles, Prediction same) {
   scenario::check(scenario);
   same.scenario = scenario.name;
-  fill_memory(same, scenario, profiles, model::build(scenario), schedule::build(schedule::config_of(scenario)));
+  const model::Stages stages = model::build(scenario);
+  same.notes = stages.notes;
+  fill_memory(same, scenario, profiles, stages, schedule::build(schedule::config_of(scenario)));
   return same;
 }
 

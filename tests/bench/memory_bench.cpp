@@ -37,7 +37,7 @@ BENCHMARK(walk_all_ranks)->Unit(benchmark::kMillisecond);
 void allocator_events(benchmark::State& state) {
   const auto scenario = large();
   std::vector<memory::Event> events;
-  memory::walk(model::build(scenario), schedule::build(schedule::config_of(scenario)), scenario, 0,
+  memory::walk(model::build(scenario), schedule::build(schedule::config_of(scenario)), scenario, 0, {},
                [&](const memory::Event& event) { events.push_back(event); });
   std::uint32_t blocks = 0;
   for (const auto& event : events) blocks = std::max(blocks, event.block + 1);

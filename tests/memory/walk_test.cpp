@@ -13,7 +13,7 @@ namespace {
 scenario::Scenario measured(const std::string& name) { return scenario::read("../measured/" + name + ".yaml"); }
 
 memory::Walk walk(const scenario::Scenario& s, int rank, const memory::Listener& listener = {}) {
-  return memory::walk(model::build(s), schedule::build(schedule::config_of(s)), s, rank, listener);
+  return memory::walk(model::build(s), schedule::build(schedule::config_of(s)), s, rank, {}, listener);
 }
 
 double relative(Bytes predicted, Bytes real) {
@@ -175,4 +175,19 @@ TEST_CASE("recompute never raises the peak, except core attention") {
   CHECK(peak(", recompute_granularity: selective, recompute_modules: [mlp]") < none);
   CHECK(peak(", recompute_granularity: full, recompute_method: uniform, recompute_num_layers: 1") < none);
   CHECK(peak(", recompute_granularity: selective, recompute_modules: [core_attn]") > none);
+}
+
+TEST_CASE("under a limit: cached blocks are given back first, then it runs out, and says where") {
+  const auto s = measured("a_pp4v2_m8");
+  const auto stages = model::build(s);
+  const auto program = schedule::build(schedule::config_of(s));
+  const auto free = memory::walk(stages, program, s, 0);
+  CHECK(free.peak_reserved > free.peak_allocated);
+  const auto tight = memory::walk(stages, program, s, 0, free.peak_reserved - Bytes(64 << 20));
+  CHECK(tight.out_of_memory_at.empty());
+  CHECK(tight.retried);
+  CHECK(tight.peak_reserved <= free.peak_reserved - Bytes(64 << 20));
+  const auto too_tight = memory::walk(stages, program, s, 0, free.peak_allocated - Bytes(1 << 20));
+  CHECK(!too_tight.out_of_memory_at.empty());
+  CHECK(!memory::walk(stages, program, s, 0, free.peak_reserved).retried);
 }

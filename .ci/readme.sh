@@ -1,15 +1,15 @@
 #!/bin/sh
-# Puts the program's real output between the markers of README.md: tools/readme.sh [PROGRAM]
+# Puts the program's real output between the markers of README.md: .ci/readme.sh [PROGRAM]
 set -eu
 root=$(dirname "$(readlink -f "$0")")/..
 program=${1:-$root/pipewright}
 cd "$root"
 output=$(mktemp)
 trap 'rm -f "$output"' EXIT
-"$program" simulate scenarios/llama3-70b-sft-32xh100.yaml >"$output"
+"$program" plan scenarios/llama3-70b-sft-32xh100.yaml >"$output"
 awk -v output="$output" '
   /<!-- output: begin -->/ {
-    print; print ""; print "`./pipewright simulate scenarios/llama3-70b-sft-32xh100.yaml` prints:\n"; print "```"
+    print; print ""; print "`./pipewright plan scenarios/llama3-70b-sft-32xh100.yaml` prints:\n"; print "```"
     while ((getline line < output) > 0) print line
     print "```\n"; skip = 1; next
   }

@@ -96,5 +96,5 @@ run_tests() {
   done
   # shellcheck disable=SC2086  # names are words
   meson test -C "$root/$directory" --no-rebuild --print-errorlogs -t 4 $names
-  python3 "$root/tools/count_tests.py" "$root/$directory/meson-logs/testlog.json"
+  python3 "$root/.ci/count_tests.py" "$root/$directory/meson-logs/testlog.json"
 }
