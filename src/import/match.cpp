@@ -236,7 +236,7 @@ class Matcher {
   void align(Gap gap) {
     while (!gap.wanted.empty() && align_in_order(gap)) {
     }
-    result_.missing += gap.wanted.size();
+    for (const auto& w : gap.wanted) ++result_.missing[w.expected->kernel->name];
   }
 
   /// Maps the longest common subsequence of expected operations and units, where a run takes several units in a row,

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -53,7 +54,7 @@ struct Mapping {
   std::vector<std::uint32_t> pipeline;  ///< pipeline transfers
   std::vector<std::uint32_t> unmapped;
   std::vector<const Pattern*> instances;
-  std::size_t missing = 0;  ///< operations that a tile should have and has not
+  std::map<std::string, std::size_t> missing;  ///< operations that a tile should have and has not, by name
 };
 
 /// `kinds`: see kinds.hpp. Throws UsageError if no pattern of the rank is in the trace.

@@ -190,6 +190,14 @@ TEST_CASE("wrong scenarios are refused") {
   scenario::set(fp8, "fp8_recipe=tensorwise");
   CHECK_THROWS_WITH_AS(traces::import_traces(fp8, {trace}, {"x", 1.25, ""}, nullptr),
                        doctest::Contains("the kernels of the scenario's layers are not in the trace"), UsageError);
+  auto longer = dense();
+  scenario::set(longer, "global_batch_size=12");
+  CHECK_THROWS_WITH_AS(traces::import_traces(longer, {trace}, {"x", 1.25, ""}, nullptr),
+                       doctest::Contains("32 layers run forward in the trace, 48 in a step"), UsageError);
+  auto drops = dense();
+  scenario::set(drops, "hidden_dropout=0.1");
+  CHECK_THROWS_WITH_AS(traces::import_traces(drops, {trace}, {"x", 1.25, ""}, nullptr),
+                       doctest::Contains("are not in the trace where they should be"), UsageError);
   CHECK_THROWS_WITH_AS(traces::import_traces(dense(), {trace, trace}, {"x", 1.25, ""}, nullptr),
                        doctest::Contains("rank given twice"), UsageError);
   auto moved = trace;
