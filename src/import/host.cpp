@@ -143,7 +143,8 @@ std::map<std::string, profile::Scalar> HostCosts::scalars(double overhead, const
   };
   std::map<std::string, Sum> families;
   for (const auto& [where, position] : positions_) {
-    if (position.direction == "recompute") continue;
+    // The optimizer is a few long runs of launches, far ahead of the GPU: one instance each tells nothing.
+    if (position.direction == "recompute" || position.direction == "optimizer") continue;
     std::vector<std::string> names = {position.operation};
     if (position.operation.starts_with("gemm")) names.emplace_back("gemm");
     for (const auto& name : names) {
