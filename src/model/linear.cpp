@@ -1,5 +1,7 @@
 #include "linear.hpp"
 
+#include <utility>
+
 namespace pipewright::model {
 namespace {
 
@@ -56,32 +58,45 @@ std::uint32_t LinearWriter::gathered_buffer(const std::string& owner, Int bytes)
   return d_.tp_overlap ? no_tensor : w_.allocate(owner, bytes);
 }
 
-void LinearWriter::split_collective(const std::string& name, const std::string& kind, Int bytes) {
-  w_.collective(Purpose::tp, name, kind, d_.t, bytes - bytes / d_.t, d_.tp_link, Stream::communication);
-  overlapped_ = true;
-}
-
 void LinearWriter::gather_before(const std::string& name, Int bytes) {
   if (!d_.tp_overlap) return w_.collective(Purpose::tp, name, "all_gather", d_.t, bytes, d_.tp_link);
-  w_.collective(Purpose::tp, name + ", first chunk", "all_gather", d_.t, bytes / d_.t, d_.tp_link);
-  split_collective(name, "all_gather", bytes);
+  overlap_ = {Overlap::ring_gather, name, bytes};
 }
 
 void LinearWriter::scatter_after(const std::string& name, Int bytes) {
-  w_.collective(Purpose::tp, d_.tp_overlap ? name + ", last chunk" : name, "reduce_scatter", d_.t,
-                d_.tp_overlap ? bytes / d_.t : bytes, d_.tp_link);
+  if (!d_.tp_overlap) w_.collective(Purpose::tp, name, "reduce_scatter", d_.t, bytes, d_.tp_link);
 }
 
-void LinearWriter::gemm(const Linear& linear, const char* which) {
+// One of the `parts` equal parts of a matrix product over its tokens.
+void LinearWriter::gemm_part(const Linear& linear, const char* which, Int parts) {
   const bool forward = which[0] == 'f';
   // Per-tensor FP8 recipes accumulate fast in the forward pass only (TE common/recipe, MMParams).
   const std::string family = linear.fp8 ? (forward ? "gemm.fp8.tn" : "gemm.fp8.tn.split")
                              : forward  ? "gemm.bf16.tn"
                                         : "gemm.bf16.nn";
   const Int m = forward ? linear.out : linear.in, k = forward ? linear.in : linear.out;
-  w_.launch(linear.name + " " + which, {family, {m, d_.tokens, k}});
-  if (overlapped_) w_.wait(Stream::communication);
-  overlapped_ = false;
+  w_.launch(linear.name + " " + which, {family, {m, d_.tokens / parts, k}});
+}
+
+void LinearWriter::gemm(const Linear& linear, const char* which) {
+  const auto [overlap, name, bytes] = std::exchange(overlap_, {});
+  if (overlap == Overlap::none) {
+    gemm_part(linear, which, 1);
+  } else if (overlap == Overlap::ring_gather) {
+    for (Int part = 0; part < d_.t; ++part) {
+      const bool more = part + 1 < d_.t;
+      if (more)
+        w_.launch_on(Stream::communication, Purpose::tp, name, {"send_recv." + d_.tp_link, {bytes / d_.t}}, d_.tp_link);
+      gemm_part(linear, which, d_.t);
+      if (more) w_.wait(Stream::communication);
+    }
+  } else {
+    for (Int part = 0; part < pipelined_parts; ++part) {
+      gemm_part(linear, which, pipelined_parts);
+      w_.collective(Purpose::tp, name, "reduce_scatter", d_.t, bytes / pipelined_parts, d_.tp_link, Stream::communication);
+    }
+    w_.wait(Stream::communication);
+  }
 }
 
 void LinearWriter::weight_gradient(const Linear& linear) {
@@ -201,7 +216,7 @@ std::uint32_t LinearWriter::row_linear(const Linear& linear, const std::string& 
   }
   const Int full = 2 * d_.tokens * linear.out;
   auto out = d_.sp ? gathered_buffer(linear.name + "_partial_output", full) : w_.allocate(owner, full);
-  if (d_.sp && d_.tp_overlap) split_collective(linear.name + " reduce-scatter", "reduce_scatter", full);
+  if (d_.sp && d_.tp_overlap) overlap_ = {Overlap::pipelined_scatter, linear.name + " reduce-scatter", full};
   gemm(linear, "forward");
   if (d_.sp) {
     const auto partial = out;

@@ -62,9 +62,20 @@ class LinearWriter {
   /// (reference 8.17), and its buffer is a userbuffer outside the allocator.
   void gather_before(const std::string& name, Int bytes);
   void scatter_after(const std::string& name, Int bytes);
-  void split_collective(const std::string& name, const std::string& kind, Int bytes);
   std::uint32_t gathered_buffer(const std::string& owner, Int bytes);
-  bool overlapped_ = false;  ///< a split collective is under way on the communication stream
+
+  /// Userbuffers: how the next matrix product travels with its collective (TE pytorch/module/base.py:336-387): a ring of
+  /// t parts, each computed while the next one arrives (qkv, fc1 forward, proj, fc2 dgrad), or 4 parts whose results
+  /// are scattered while the next is computed (proj, fc2 forward). Bulk overlap (qkv, fc1 backward) splits nothing.
+  enum class Overlap : std::uint8_t { none, ring_gather, pipelined_scatter };
+  struct Pending {
+    Overlap overlap = Overlap::none;
+    std::string name;
+    Int bytes = 0;
+  };
+  static constexpr Int pipelined_parts = 4;
+  void gemm_part(const Linear& linear, const char* which, Int parts);
+  Pending overlap_;
 
   PieceBuilder& w_;
   const Dimensions& d_;

@@ -110,8 +110,8 @@ void add_notes(const Scenario& s, const Dimensions& d, Stages& stages) {
         std::to_string(s.settings.cuda_graph_warmup_steps) + " steps run without graphs and need more");
   }
   if (d.tp_overlap) {
-    note("tp_comm_overlap is derived: time of a linear layer = max(GEMM, communication) + one of " +
-         std::to_string(d.t) + " chunks");
+    note("tp_comm_overlap is derived from the code of TE: qkv, fc1 forward and proj, fc2 dgrad run in " +
+         std::to_string(d.t) + " parts as their input arrives, proj and fc2 forward in 4 parts");
   }
   if (d.hidden_dropout > 0) note("dropout masks follow the code (1 byte an element), not measurements");
   if (scenario::recomputes(s, "layernorm")) {
