@@ -19,6 +19,7 @@ namespace pipewright::capture {
 struct Options {
   std::string name;                    ///< of the profile; empty: from the device ("NVIDIA H200" gives "h200")
   std::string ops;                     ///< ECMAScript regex on family names; empty: all
+  std::string lacking;                 ///< name or path of a profile: only shapes that it does not have
   bool quick = false;                  ///< fewer shapes and samples: under a minute
   bool sustained = false;              ///< also the clock law under load
   bool links = false;                  ///< instead of kernels: the links between all visible GPUs

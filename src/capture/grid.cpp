@@ -70,6 +70,21 @@ class Grid {
     linear(m.heads / tp * m.dim, m.hidden, tokens, true, all);
   }
 
+  // Parts of a layer's products that tensor-parallel userbuffers split over the ranks or in four (TE
+  // pytorch/module/base.py:336-387).
+  void layer_parts(const Model& m, I tp, I tokens) {
+    const I groups = std::max<I>(m.groups / tp, 1);
+    const I qkv = (m.heads / tp + 2 * groups) * m.dim, fc1 = 2 * m.ffn / tp;
+    const I proj = m.heads / tp * m.dim, fc2 = m.ffn / tp;
+    for (const I out : {qkv, fc1}) {
+      for (const char* family : {"gemm.bf16.tn", "gemm.fp8.tn"}) add(family, {out, tokens / tp, m.hidden});
+    }
+    for (const I in : {proj, fc2}) {
+      for (const char* family : {"gemm.bf16.nn", "gemm.fp8.tn.split"}) add(family, {in, tokens / tp, m.hidden});
+      for (const char* family : {"gemm.bf16.tn", "gemm.fp8.tn"}) add(family, {m.hidden, tokens / 4, in});
+    }
+  }
+
   void attention(I batch, I sequence, I heads, I groups, I dim) {
     for (const char* pass : {"attention.forward.bf16", "attention.backward.bf16"}) {
       add(pass, {batch, sequence, sequence, heads, groups, dim});
@@ -212,6 +227,13 @@ std::vector<Key> grid(bool quick) {
       for (const I tokens : m.tokens) {
         if (tokens == 16384 && 2 * m.ffn / tp * m.hidden > I{1} << 27) continue;
         g.layer(m, tp, tokens, false);
+      }
+    }
+  }
+  for (const Model& m : models()) {
+    for (const I tp : m.tensor_parallel) {
+      for (const I tokens : m.tokens) {
+        if (tp > 1 && tokens >= 2048 && tokens <= 8192) g.layer_parts(m, tp, tokens);
       }
     }
   }

@@ -33,6 +33,14 @@ void measure_kernels(Lab& lab, Attention& attention, Session& session) {
   std::vector<profile::Key> keys;
   for (auto& key : grid(session.options.quick))
     if (session.wants(key.family)) keys.push_back(std::move(key));
+  if (!session.options.lacking.empty()) {
+    const profile::Profile have = profile::load(session.options.lacking, {"--lacking", 0});
+    std::erase_if(keys, [&](const profile::Key& key) {
+      const auto family = have.samples.find(key.family);
+      return family != have.samples.end() && std::any_of(family->second.begin(), family->second.end(),
+                                                         [&](const auto& sample) { return sample.dims == key.dims; });
+    });
+  }
   // Remaining time from the work that remains: matrix work at 650 TFLOP/s, traffic at 3 TB/s, a fixed part each.
   const auto weight = [](const profile::Key& key) {
     const auto& f = profile::family(key.family);

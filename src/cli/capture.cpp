@@ -21,6 +21,8 @@ constexpr const char* kExamples = R"(Examples:
       kernels, copies, host costs and the clock law of GPU 0 (about five minutes; nothing else may use the GPU)
   pipewright capture --out gemms.json --ops '^gemm\.fp8' --quick
       only FP8 matrix products, few shapes
+  pipewright capture --out more.json --lacking my-gpu.json --ops '^gemm'
+      only the matrix products of the grid that a profile does not have; merge the two afterwards
   pipewright capture --out links.json --links
       NCCL over NVLink between 2 and 4 GPUs, memory of communicators
   pipewright capture --out links-shm.json --links --link 'shared host memory'
@@ -110,6 +112,7 @@ void add_capture(CLI::App& app, Outcome& outcome) {
   command->add_option("--name", options.name, "Name of the profile (default: the device's, such as h200).");
   command->add_option("--ops", options.ops,
                       "Only families, links and scalars whose name matches this regular expression.");
+  command->add_option("--lacking", options.lacking, "Only shapes that this profile (name or file) does not have yet.");
   command->add_flag("--quick", options.quick, "Few shapes and samples, under a minute.");
   auto* sustained = command->add_flag("--sustained", options.sustained, "Also the clock law under sustained load.");
   auto* links = command->add_flag("--links", options.links, "Links between all visible GPUs instead of kernels.");
