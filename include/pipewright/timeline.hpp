@@ -35,6 +35,7 @@ struct Label {
   Lane lane = Lane::compute;
   NodeKind kind = NodeKind::kernel;
   model::Purpose purpose = model::Purpose::compute;
+  bool partitioned = false;    ///< has its own multiprocessors: an NCCL kernel beside it takes none of them
   std::uint8_t phase = 0;      ///< 0 schedule, 1 finalisation of gradients, 2 optimizer
   std::uint32_t instruction = none, piece = none, kernel = none;
   std::uint32_t peer = none;   ///< transfer: the other rank

@@ -36,8 +36,9 @@ void PieceBuilder::free(std::initializer_list<std::uint32_t> tensors) {
   for (const auto tensor : tensors) free(tensor);
 }
 
-void PieceBuilder::launch(const std::string& name, profile::Key key) {
+void PieceBuilder::launch(const std::string& name, profile::Key key, double sm_share) {
   launch_on(Stream::compute, Purpose::compute, name, std::move(key), {});
+  piece_.kernels.back().sm_share = sm_share;
 }
 
 void PieceBuilder::launch_on(Stream stream, Purpose purpose, const std::string& name, profile::Key key,

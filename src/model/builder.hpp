@@ -41,7 +41,7 @@ class PieceBuilder {
   void free(std::initializer_list<std::uint32_t> tensors);
   void transient(const std::string& owner, Int bytes) { free(allocate(owner, bytes)); }
 
-  void launch(const std::string& name, profile::Key key);
+  void launch(const std::string& name, profile::Key key, double sm_share = 1);
   void launch_on(Stream stream, Purpose purpose, const std::string& name, profile::Key key, const std::string& link);
   void collective(Purpose purpose, const std::string& name, const std::string& kind, Int ranks, Int bytes,
                   const std::string& link, Stream stream = Stream::compute);

@@ -20,7 +20,10 @@ void LinearWriter::norm(const std::string& name, bool forward, Int rows, Int col
             {std::string(d_.rms_norm ? "rmsnorm" : "layernorm") + (forward ? ".forward" : ".backward"), {rows, cols}});
 }
 
-Operand LinearWriter::quantize(const std::string& name, Int rows, Int cols, bool row, bool transpose, bool with_amax) {
+// `shard`: a part of a sequence-parallel tensor. Current scaling takes the maximum over all parts, so that the gathered
+// tensor has one scale (TE pytorch/module/layernorm_linear.py:234, linear.py:810-825: amax reduction group).
+Operand LinearWriter::quantize(const std::string& name, Int rows, Int cols, bool row, bool transpose, bool with_amax,
+                               bool shard) {
   Operand result;
   const Int scales = d_.recipe == Recipe::blockwise ? rows * cols / 128 * 4 : 0;  // an fp32 scale for 128 elements
   if (row) result.data = w_.allocate(name + "_fp8", rows * cols + scales);
@@ -30,6 +33,8 @@ Operand LinearWriter::quantize(const std::string& name, Int rows, Int cols, bool
     return result;
   }
   if (with_amax && d_.recipe == Recipe::tensorwise) w_.launch(name + " amax", {"amax", {rows * cols}});
+  if (shard && d_.recipe == Recipe::tensorwise)
+    w_.collective(Purpose::tp, name + " amax all-reduce", "all_reduce", d_.t, sizeof(float), d_.tp_link);
   if (transpose) {
     w_.launch(name + " cast", {"cast_transpose.fp8", {rows, cols}});
   } else {
@@ -67,6 +72,13 @@ void LinearWriter::scatter_after(const std::string& name, Int bytes) {
   if (!d_.tp_overlap) w_.collective(Purpose::tp, name, "reduce_scatter", d_.t, bytes, d_.tp_link);
 }
 
+// With userbuffers the GEMMs beside a pipelined or bulk collective run on what its 16 multiprocessors leave
+// (TE pytorch/module/base.py:384-386: num_sm, set_sm_margin). 132: H100 and H200 SXM, NVIDIA data sheets.
+LinearWriter::Margin LinearWriter::leave_multiprocessors() {
+  constexpr double multiprocessors = 132, communication = 16;
+  return Margin(sm_share_, d_.tp_overlap ? (multiprocessors - communication) / multiprocessors : 1.0);
+}
+
 // One of the `parts` equal parts of a matrix product over its tokens.
 void LinearWriter::gemm_part(const Linear& linear, const char* which, Int parts) {
   const bool forward = which[0] == 'f';
@@ -75,7 +87,7 @@ void LinearWriter::gemm_part(const Linear& linear, const char* which, Int parts)
                              : forward  ? "gemm.bf16.tn"
                                         : "gemm.bf16.nn";
   const Int m = forward ? linear.out : linear.in, k = forward ? linear.in : linear.out;
-  w_.launch(linear.name + " " + which, {family, {m, d_.tokens / parts, k}});
+  w_.launch(linear.name + " " + which, {family, {m, d_.tokens / parts, k}}, sm_share_);
 }
 
 void LinearWriter::gemm(const Linear& linear, const char* which) {
@@ -91,6 +103,7 @@ void LinearWriter::gemm(const Linear& linear, const char* which) {
       if (more) w_.wait(Stream::communication);
     }
   } else {
+    const auto margin = leave_multiprocessors();
     for (Int part = 0; part < pipelined_parts; ++part) {
       gemm_part(linear, which, pipelined_parts);
       w_.collective(Purpose::tp, name, "reduce_scatter", d_.t, bytes / pipelined_parts, d_.tp_link, Stream::communication);
@@ -103,12 +116,12 @@ void LinearWriter::weight_gradient(const Linear& linear) {
   std::string family = linear.fp8 ? "gemm.fp8.tn" : "gemm.bf16.nt";
   if (d_.fused_gradients) {
     family += d_.gradient_bytes == 4 ? ".acc_f32" : ".acc_bf16";
-    w_.launch(linear.name + " wgrad", {family, {linear.in, linear.out, d_.tokens}});
+    w_.launch(linear.name + " wgrad", {family, {linear.in, linear.out, d_.tokens}}, sm_share_);
     return;
   }
   if (linear.fp8) family += ".out_bf16";
   const auto gradient = w_.allocate("weight gradients", 2 * linear.in * linear.out);
-  w_.launch(linear.name + " wgrad", {family, {linear.in, linear.out, d_.tokens}});
+  w_.launch(linear.name + " wgrad", {family, {linear.in, linear.out, d_.tokens}}, sm_share_);
   w_.launch(linear.name + " gradient accumulation", {"add.f32", {linear.in * linear.out}});
   w_.free(gradient);
 }
@@ -129,7 +142,7 @@ std::uint32_t LinearWriter::norm_linear(const Linear& linear, const std::string&
     // with sequence parallelism the transpose is made after the gather, in the backward pass.
     const auto high_precision = w_.allocate(linear.name + "_norm_output", 2 * d_.local * d_.h);
     norm(linear.name + " norm", true, d_.local, d_.h);
-    saved.out = quantize(linear.name + "_norm_output", d_.local, d_.h, true, grad && !d_.sp, false);
+    saved.out = quantize(linear.name + "_norm_output", d_.local, d_.h, true, grad && !d_.sp, false, d_.sp);
     w_.free(high_precision);
   }
   if (d_.sp) {
@@ -163,6 +176,7 @@ std::uint32_t LinearWriter::column_backward(const Linear& linear, Operand& saved
                   Stream::communication);
   }
   auto din = w_.allocate(linear.name + "_input_gradient", 2 * d_.tokens * d_.h);
+  const auto margin = leave_multiprocessors();
   gemm(linear, "dgrad");
   std::uint32_t full = no_tensor;
   if (d_.sp) {
@@ -234,7 +248,7 @@ std::uint32_t LinearWriter::row_linear(const Linear& linear, const std::string& 
 std::uint32_t LinearWriter::row_backward(const Linear& linear, Operand& saved, bool keeps_original) {
   Operand gradient;
   const Int bytes = d_.tokens * linear.out * (linear.fp8 ? 1 : 2);
-  if (linear.fp8) gradient = quantize(linear.name + "_gradient", d_.local, linear.out, true, !d_.sp);
+  if (linear.fp8) gradient = quantize(linear.name + "_gradient", d_.local, linear.out, true, !d_.sp, true, d_.sp);
   if (d_.sp) {
     const auto local = gradient.data;
     gradient.data = gathered_buffer(linear.name + "_gathered_gradient", bytes);

@@ -53,7 +53,8 @@ class LinearWriter {
   std::uint32_t norm_statistics(Int rows) const;  ///< bytes of rsigma (and mu)
 
  private:
-  Operand quantize(const std::string& name, Int rows, Int cols, bool row, bool transpose, bool with_amax = true);
+  Operand quantize(const std::string& name, Int rows, Int cols, bool row, bool transpose, bool with_amax = true,
+                   bool shard = false);
   void cast_weight(const Linear& linear);
   void gemm(const Linear& linear, const char* which);
   void weight_gradient(const Linear& linear);
@@ -74,6 +75,19 @@ class LinearWriter {
     Int bytes = 0;
   };
   static constexpr Int pipelined_parts = 4;
+  /// While it lives, matrix products have only a share of the multiprocessors.
+  class Margin {
+   public:
+    Margin(double& share, double value) : share_(share) { share_ = value; }
+    ~Margin() { share_ = 1; }
+    Margin(const Margin&) = delete;
+    Margin& operator=(const Margin&) = delete;
+
+   private:
+    double& share_;
+  };
+  Margin leave_multiprocessors();
+  double sm_share_ = 1;
   void gemm_part(const Linear& linear, const char* which, Int parts);
   Pending overlap_;
 

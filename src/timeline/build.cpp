@@ -159,7 +159,8 @@ class Builder {
     what.purpose = kernel.purpose;
     what.piece = piece;
     what.kernel = index;
-    return launch(r, lane, what, static_cast<std::int64_t>(price.time.ns + 0.5) + gap_,
+    what.partitioned = kernel.sm_share < 1;
+    return launch(r, lane, what, static_cast<std::int64_t>(price.time.ns / kernel.sm_share + 0.5) + gap_,
                   profile::family(kernel.key.family).load);
   }
 

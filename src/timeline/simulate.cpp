@@ -127,7 +127,9 @@ Result simulate(const scenario::Scenario& scenario, const model::Stages& stages,
       const RankUse& rank = use[graph.labels[node].rank];
       const std::int64_t start = result.times.start[node];
       const profile::Load load = graph.loads[node];
-      double factor = 1 + (contention.of(load) - 1) * rank.network.share(start, result.times.end[node]);
+      double factor = 1;
+      if (!graph.labels[node].partitioned)
+        factor += (contention.of(load) - 1) * rank.network.share(start, result.times.end[node]);
       if (clocks) factor *= clocks->slowdown(load, rank.compute.share_before(start, window));
       graph.duration_ns[node] = gap + std::llround(static_cast<double>(cool[node] - gap) * factor);
     }
