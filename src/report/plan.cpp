@@ -188,7 +188,7 @@ std::string plan_json(const plan::Plan& plan) {
                    {"legal", s.legal},
                    {"simulated", s.simulated},
                    {"pruned", s.pruned},
-                   {"seconds", rounded(s.seconds, 1)},
+                   {"seconds", nullptr},  // the clock is not an input: the same input gives the same bytes
                    {"proved_optimal", s.proved_optimal}}},
                  {"rejected", rejected}});
 }

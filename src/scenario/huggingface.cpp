@@ -191,6 +191,8 @@ Scenario from_hf(const std::string& path) {
   scenario.origin = {path, 0};
   scenario.name = file.has_parent_path() ? file.parent_path().filename().string() : file.stem().string();
   scenario.settings.bf16 = apply_hf_config(path, scenario) == "bfloat16";
+  // The families read here have no hidden dropout at all and attention_dropout 0.0 in their published config.json.
+  scenario.settings.hidden_dropout = scenario.settings.attention_dropout = 0.0;
   return scenario;
 }
 

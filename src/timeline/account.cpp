@@ -215,14 +215,18 @@ class Accountant {
     std::uint32_t node = 0;
     for (std::uint32_t i = 1; i < graph_.size(); ++i)
       if (times_.end[i] > times_.end[node]) node = i;
+    // Parts of one op one after another are one step; its reason is the one that took longest.
     std::vector<CriticalStep> path;
+    std::map<std::string, std::int64_t> reasons;
     std::int64_t until = times_.end[node];
     const auto add = [&](const std::string& what, std::int64_t ns, const std::string& why) {
       if (ns <= 0) return;
-      if (!path.empty() && path.back().what == what && path.back().why == why)
-        path.back().ns += ns;
-      else
-        path.push_back({what, ns, why});
+      if (path.empty() || path.back().what != what) {
+        path.push_back({what, 0, why});
+        reasons.clear();
+      }
+      path.back().ns += ns;
+      if ((reasons[why] += ns) > reasons[path.back().why]) path.back().why = why;
     };
     while (node != none) {
       const Label& label = graph_.labels[node];
