@@ -22,6 +22,7 @@ struct RankPrediction {
   int pp_rank = 0;
   timeline::Account account;
   Bytes static_bytes, peak_allocated, peak_reserved, outside_allocator;
+  Bytes graph_pool;                     ///< part of peak_reserved: private pools of CUDA graphs
   std::string peak_at;                  ///< "B 3.1"
   std::vector<OwnerBytes> peak_owners;  ///< largest first
   bool fits = true;

@@ -406,6 +406,7 @@ Walk walk(const Stages& stages, const schedule::Program& program, const scenario
   result.events = scout.heap().events();
   const std::int64_t peak_event = scout.heap().peak_event();
   const std::int64_t graph_pool = scout.heap().graph_pool();
+  result.graph_pool = Bytes(graph_pool);
 
   {
     Replayer replayer(config, listener);

@@ -40,6 +40,7 @@ void fill_memory(Prediction& result, const scenario::Scenario& scenario, const p
     rank.static_bytes = walk.static_bytes;
     rank.peak_allocated = walk.peak_allocated;
     rank.peak_reserved = walk.peak_reserved;
+    rank.graph_pool = walk.graph_pool;
     rank.peak_at = walk.peak_at;
     rank.peak_owners.clear();
     for (const auto& owner : walk.peak_owners) rank.peak_owners.push_back({owner.owner, owner.bytes});
