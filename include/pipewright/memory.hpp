@@ -38,17 +38,17 @@ struct OwnerBytes {
 };
 
 struct Walk {
-  Bytes static_bytes;                   ///< before the first step
-  Bytes after_step;                     ///< after a step, from the second on
-  Bytes peak_allocated;                 ///< over a step in which the optimizer's state exists
-  Bytes peak_reserved;                  ///< by the allocator replay, CUDA graphs' pools included
-  Bytes graph_pool;                     ///< of which the graphs' private pools: reserved for good, used while they replay
-  std::string peak_at;                  ///< "B 3.1"
-  std::string peak_piece;               ///< "layer 5, attention.core backward": the kernel launched next
+  Bytes static_bytes;      ///< before the first step
+  Bytes after_step;        ///< after a step, from the second on
+  Bytes peak_allocated;    ///< over a step in which the optimizer's state exists
+  Bytes peak_reserved;     ///< by the allocator replay, CUDA graphs' pools included
+  Bytes graph_pool;        ///< of which the graphs' private pools: reserved for good, used while they replay
+  std::string peak_at;     ///< "B 3.1"
+  std::string peak_piece;  ///< "layer 5, attention.core backward": the kernel launched next
   std::vector<OwnerBytes> peak_owners;  ///< who holds the peak, largest first
   std::int64_t events = 0;
-  bool retried = false;             ///< under a limit: cached blocks had to be given back to the device
-  std::string out_of_memory_at;     ///< under a limit: "B 3.1", where even that did not help; empty: the run survives
+  bool retried = false;          ///< under a limit: cached blocks had to be given back to the device
+  std::string out_of_memory_at;  ///< under a limit: "B 3.1", where even that did not help; empty: the run survives
 };
 
 /// A step of one pipeline rank, after one that made the optimizer's state. `listener` sees every allocation and free

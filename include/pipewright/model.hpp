@@ -25,10 +25,10 @@ struct Kernel {
   profile::Key key;  ///< its time; empty family: takes no time on the GPU (a host cost only)
   Stream stream = Stream::compute;
   Purpose purpose = Purpose::compute;
-  std::string link;             ///< of a collective: the link class that it crosses
-  bool recompute = false;       ///< runs in the backward pass only because activations were dropped
-  bool graphed = false;         ///< replayed by a CUDA graph: the host launches the graph, not the kernel
-  double sm_share = 1;          ///< share of the multiprocessors that it may use; less than 1: the others are communication's
+  std::string link;        ///< of a collective: the link class that it crosses
+  bool recompute = false;  ///< runs in the backward pass only because activations were dropped
+  bool graphed = false;    ///< replayed by a CUDA graph: the host launches the graph, not the kernel
+  double sm_share = 1;  ///< share of the multiprocessors that it may use; less than 1: the others are communication's
   bool joins_pipeline = false;  ///< a collective over all pipeline ranks (gradient norm, tied embeddings)
 };
 

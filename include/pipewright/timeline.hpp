@@ -28,18 +28,19 @@ enum class NodeKind : std::uint8_t {
 };
 
 /// What a node is, for reports. `instruction` indexes the rank's program; `piece`/`kernel` index model::Stages
-/// (`none` where they do not apply; finalize and optimizer kernels carry `piece` == none and a kernel index of the rank).
+/// (`none` where they do not apply; finalize and optimizer kernels carry `piece` == none and a kernel index of the
+/// rank).
 struct Label {
   static constexpr std::uint32_t none = 0xffffffff;
   std::uint16_t rank = 0;
   Lane lane = Lane::compute;
   NodeKind kind = NodeKind::kernel;
   model::Purpose purpose = model::Purpose::compute;
-  bool partitioned = false;    ///< has its own multiprocessors: an NCCL kernel beside it takes none of them
-  std::uint8_t phase = 0;      ///< 0 schedule, 1 finalisation of gradients, 2 optimizer
+  bool partitioned = false;  ///< has its own multiprocessors: an NCCL kernel beside it takes none of them
+  std::uint8_t phase = 0;    ///< 0 schedule, 1 finalisation of gradients, 2 optimizer
   std::uint32_t instruction = none, piece = none, kernel = none;
-  std::uint32_t peer = none;   ///< transfer: the other rank
-  schedule::Part part{};       ///< transfer_start, transfer, wait
+  std::uint32_t peer = none;  ///< transfer: the other rank
+  schedule::Part part{};      ///< transfer_start, transfer, wait
 };
 
 /// Nodes are numbered in topological order. Row i of `edges` (first_edge[i] .. first_edge[i+1]) are its predecessors.
@@ -95,7 +96,8 @@ struct Account {
   std::int64_t p2p = 0, tp = 0, cp = 0, ep = 0, dp = 0, offload = 0, host = 0;
   std::int64_t recompute = 0;  ///< part of busy
   std::int64_t forward_backward_end = 0, end = 0;
-  std::map<std::string, std::int64_t> traced_busy, traced_exposed;  ///< as a profiler shows it (comp, p2p, ep, coll, ...)
+  std::map<std::string, std::int64_t> traced_busy,
+      traced_exposed;  ///< as a profiler shows it (comp, p2p, ep, coll, ...)
 };
 
 struct Boundary {
@@ -118,11 +120,11 @@ struct Result {
   Times times;
   std::vector<Account> ranks;
   std::vector<Boundary> boundaries;
-  std::vector<CriticalStep> critical_path;  ///< consecutive nodes of the same op merged, in time order
+  std::vector<CriticalStep> critical_path;  ///< in time order; an op is split by reason
   std::vector<double> duty;                 ///< share of forward-backward in which each rank computes
   std::vector<double> slowdown;             ///< of each rank's compute: time taken over time on a cool part
   std::int64_t forward_backward = 0, optimizer = 0;
-  int last_rank = 0;                        ///< the rank that finishes forward-backward last
+  int last_rank = 0;  ///< the rank that finishes forward-backward last
 };
 
 /// build + run, repeated until the clocks that each rank's load implies are those it was run with.

@@ -389,9 +389,8 @@ Walk walk(const Stages& stages, const schedule::Program& program, const scenario
   const auto& settings = scenario.settings;
   // Batched transfers end in torch.cuda.synchronize (reference 1.7).
   const bool asynchronous = !(scenario::batch_p2p_comm(scenario) && settings.batch_p2p_sync);
-  AllocatorConfig config =
-      parse_allocator_config(scenario::variable(scenario, "PYTORCH_CUDA_ALLOC_CONF"),
-                             scenario::position(scenario, "environment.PYTORCH_CUDA_ALLOC_CONF"));
+  AllocatorConfig config = parse_allocator_config(scenario::variable(scenario, "PYTORCH_CUDA_ALLOC_CONF"),
+                                                  scenario::position(scenario, "environment.PYTORCH_CUDA_ALLOC_CONF"));
   Walk result;
   const Listener silent;
 

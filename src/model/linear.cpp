@@ -106,7 +106,8 @@ void LinearWriter::gemm(const Linear& linear, const char* which) {
     const auto margin = leave_multiprocessors();
     for (Int part = 0; part < pipelined_parts; ++part) {
       gemm_part(linear, which, pipelined_parts);
-      w_.collective(Purpose::tp, name, "reduce_scatter", d_.t, bytes / pipelined_parts, d_.tp_link, Stream::communication);
+      w_.collective(Purpose::tp, name, "reduce_scatter", d_.t, bytes / pipelined_parts, d_.tp_link,
+                    Stream::communication);
     }
     w_.wait(Stream::communication);
   }

@@ -65,8 +65,8 @@ class LinearWriter {
   void scatter_after(const std::string& name, Int bytes);
   std::uint32_t gathered_buffer(const std::string& owner, Int bytes);
 
-  /// Userbuffers: how the next matrix product travels with its collective (TE pytorch/module/base.py:336-387): a ring of
-  /// t parts, each computed while the next one arrives (qkv, fc1 forward, proj, fc2 dgrad), or 4 parts whose results
+  /// Userbuffers: how the next matrix product travels with its collective (TE pytorch/module/base.py:336-387): a ring
+  /// of t parts, each computed while the next one arrives (qkv, fc1 forward, proj, fc2 dgrad), or 4 parts whose results
   /// are scattered while the next is computed (proj, fc2 forward). Bulk overlap (qkv, fc1 backward) splits nothing.
   enum class Overlap : std::uint8_t { none, ring_gather, pipelined_scatter };
   struct Pending {

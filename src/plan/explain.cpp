@@ -128,8 +128,8 @@ std::string fragmentation(const Prediction& p) {
   const auto* r = rank_of(p, rank);
   if (r == nullptr) return {};
   const auto idle = r->peak_reserved - r->peak_allocated - r->graph_pool;
-  std::string text = fmt::format("{} reserved for a peak of {} (", format_bytes(r->peak_reserved),
-                                 format_bytes(r->peak_allocated));
+  std::string text =
+      fmt::format("{} reserved for a peak of {} (", format_bytes(r->peak_reserved), format_bytes(r->peak_allocated));
   if (r->graph_pool > Bytes(0)) text += format_bytes(r->graph_pool) + " are the CUDA graphs' own pool, ";
   return text + format_bytes(idle) + " fragmentation" + (r->retried ? ", after giving cached blocks back)" : ")");
 }

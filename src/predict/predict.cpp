@@ -50,7 +50,8 @@ void fill_memory(Prediction& result, const scenario::Scenario& scenario, const p
     result.fits = result.fits && rank.fits;
     const std::string who = "rank " + std::to_string(rank.pp_rank);
     if (rank.retried)
-      result.notes.push_back(who + " stays within the limit only because the allocator gives cached blocks back (retries)");
+      result.notes.push_back(who +
+                             " stays within the limit only because the allocator gives cached blocks back (retries)");
     if (!rank.fits) result.notes.push_back(who + " runs out of memory at " + rank.out_of_memory_at);
   }
 }

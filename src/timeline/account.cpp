@@ -36,7 +36,9 @@ class Accountant {
     std::int64_t step = 0;
     for (const auto end : times_.end) step = std::max(step, end);
     collect_boundaries();
-    for (int r = 0; r < p; ++r) rank_account(r, step);
+    std::vector<std::vector<std::uint32_t>> nodes(p);
+    for (std::uint32_t node = 0; node < graph_.size(); ++node) nodes[graph_.labels[node].rank].push_back(node);
+    for (int r = 0; r < p; ++r) rank_account(r, nodes[r], step);
     result_.forward_backward = 0;
     for (int r = 0; r < p; ++r)
       if (result_.ranks[r].forward_backward_end > result_.forward_backward) {
@@ -73,12 +75,24 @@ class Accountant {
 
   static void book(Account& account, model::Purpose purpose, std::int64_t ns) {
     switch (purpose) {
-      case model::Purpose::compute: account.busy += ns; break;
-      case model::Purpose::tp: account.tp += ns; break;
-      case model::Purpose::cp: account.cp += ns; break;
-      case model::Purpose::ep: account.ep += ns; break;
-      case model::Purpose::dp: account.dp += ns; break;
-      case model::Purpose::offload: account.offload += ns; break;
+      case model::Purpose::compute:
+        account.busy += ns;
+        break;
+      case model::Purpose::tp:
+        account.tp += ns;
+        break;
+      case model::Purpose::cp:
+        account.cp += ns;
+        break;
+      case model::Purpose::ep:
+        account.ep += ns;
+        break;
+      case model::Purpose::dp:
+        account.dp += ns;
+        break;
+      case model::Purpose::offload:
+        account.offload += ns;
+        break;
     }
   }
 
@@ -127,7 +141,9 @@ class Accountant {
     const auto& instructions = program_.ranks[label.rank].instructions;
     for (std::size_t i = label.instruction; i < instructions.size(); ++i) {
       const auto& at = instructions[i];
-      const char* letter = at.kind == schedule::Kind::forward ? "F " : at.kind == schedule::Kind::backward ? "B " : nullptr;
+      const char* letter = at.kind == schedule::Kind::forward    ? "F "
+                           : at.kind == schedule::Kind::backward ? "B "
+                                                                 : nullptr;
       if (letter) return letter + std::to_string(at.microbatch) + "." + std::to_string(at.chunk);
     }
     return "end of the schedule";
@@ -160,14 +176,13 @@ class Accountant {
     }
   }
 
-  void rank_account(int r, std::int64_t step) {
+  void rank_account(int r, const std::vector<std::uint32_t>& nodes, std::int64_t step) {
     Account& account = result_.ranks[r];
     std::map<std::string, std::vector<Interval>> traced;
     std::int64_t reached = 0;
     std::int64_t arrival = -1;
-    for (std::uint32_t node = 0; node < graph_.size(); ++node) {
+    for (const std::uint32_t node : nodes) {
       const Label& label = graph_.labels[node];
-      if (label.rank != r) continue;
       const std::int64_t start = times_.start[node], end = times_.end[node];
       if (label.kind == NodeKind::host && label.phase == 1) account.forward_backward_end = end;
       if (label.kind == NodeKind::transfer) traced["p2p"].push_back({times_.start[own_start(graph_, node)], end});
@@ -203,11 +218,14 @@ class Accountant {
     if (label.lane == Lane::d2h) return "d2h";
     if (label.lane == Lane::h2d) return "h2d";
     switch (label.purpose) {
-      case model::Purpose::ep: return "ep";
+      case model::Purpose::ep:
+        return "ep";
       case model::Purpose::tp:
       case model::Purpose::cp:
-      case model::Purpose::dp: return "coll";
-      default: return "comp";
+      case model::Purpose::dp:
+        return "coll";
+      default:
+        return "comp";
     }
   }
 
@@ -215,18 +233,17 @@ class Accountant {
     std::uint32_t node = 0;
     for (std::uint32_t i = 1; i < graph_.size(); ++i)
       if (times_.end[i] > times_.end[node]) node = i;
-    // Parts of one op one after another are one step; its reason is the one that took longest.
-    std::vector<CriticalStep> path;
-    std::map<std::string, std::int64_t> reasons;
+    // An op's stay on the path is given by reason, not launch by launch.
+    struct Stay {
+      std::string what;
+      std::map<std::string, std::int64_t> reasons;
+    };
+    std::vector<Stay> stays;
     std::int64_t until = times_.end[node];
     const auto add = [&](const std::string& what, std::int64_t ns, const std::string& why) {
       if (ns <= 0) return;
-      if (path.empty() || path.back().what != what) {
-        path.push_back({what, 0, why});
-        reasons.clear();
-      }
-      path.back().ns += ns;
-      if ((reasons[why] += ns) > reasons[path.back().why]) path.back().why = why;
+      if (stays.empty() || stays.back().what != what) stays.push_back({what, {}});
+      stays.back().reasons[why] += ns;
     };
     while (node != none) {
       const Label& label = graph_.labels[node];
@@ -239,8 +256,9 @@ class Accountant {
       }
       node = cause;
     }
-    std::reverse(path.begin(), path.end());
-    result_.critical_path = std::move(path);
+    result_.critical_path.clear();
+    for (auto stay = stays.rbegin(); stay != stays.rend(); ++stay)
+      for (const auto& [why, ns] : stay->reasons) result_.critical_path.push_back({stay->what, ns, why});
   }
 
   std::string name_of(const Label& label) const {
@@ -253,19 +271,28 @@ class Accountant {
 
   static std::string why_of(const Label& label) {
     switch (label.kind) {
-      case NodeKind::transfer: return "transfer";
-      case NodeKind::host: return "host";
+      case NodeKind::transfer:
+        return "transfer";
+      case NodeKind::host:
+        return "host";
       case NodeKind::kernel:
         switch (label.purpose) {
-          case model::Purpose::compute: return "compute";
-          case model::Purpose::tp: return "tensor-parallel communication";
-          case model::Purpose::cp: return "context-parallel communication";
-          case model::Purpose::ep: return "expert-parallel communication";
-          case model::Purpose::dp: return "data-parallel communication";
-          case model::Purpose::offload: return "offload";
+          case model::Purpose::compute:
+            return "compute";
+          case model::Purpose::tp:
+            return "tensor-parallel communication";
+          case model::Purpose::cp:
+            return "context-parallel communication";
+          case model::Purpose::ep:
+            return "expert-parallel communication";
+          case model::Purpose::dp:
+            return "data-parallel communication";
+          case model::Purpose::offload:
+            return "offload";
         }
         [[fallthrough]];
-      default: return "wait";
+      default:
+        return "wait";
     }
   }
 

@@ -6,10 +6,11 @@
 //   peer's p2p                          [start ..][transfer]               stream as of the call have come to it
 //
 // Rules and their sources: reference of Megatron core_r0.19.0 schedules.py and p2p_communication.py; PyTorch's
-// ProcessGroupNCCL: a P2P kernel waits for the stream that was current when it was called, work.wait() makes the current
-// stream wait for it; batch_p2p_comm with batch_p2p_sync synchronises device and host (p2p_communication.py:421-424).
-// A send that fits the channels' buffers completes without its receiver; the next one must find them drained.
-// CUDA_DEVICE_MAX_CONNECTIONS=1: one hardware queue, so a compute kernel starts after every P2P kernel launched before.
+// ProcessGroupNCCL: a P2P kernel waits for the stream that was current when it was called, work.wait() makes the
+// current stream wait for it; batch_p2p_comm with batch_p2p_sync synchronises device and host
+// (p2p_communication.py:421-424). A send that fits the channels' buffers completes without its receiver; the next one
+// must find them drained. CUDA_DEVICE_MAX_CONNECTIONS=1: one hardware queue, so a compute kernel starts after every P2P
+// kernel launched before.
 #include <algorithm>
 #include <array>
 #include <map>
@@ -81,12 +82,12 @@ class Builder {
   static constexpr std::size_t lanes = static_cast<std::size_t>(Lane::p2p_second) + 1;
 
   struct RankState {
-    std::uint32_t anchor = none;             // host node from which launches are counted
-    std::int64_t host = 0;                   // host time since the anchor
-    std::array<std::uint32_t, lanes> tail;   // last node of every lane
-    std::vector<std::uint32_t> unqueued;     // P2P kernels that the next compute kernel queues behind
+    std::uint32_t anchor = none;            // host node from which launches are counted
+    std::int64_t host = 0;                  // host time since the anchor
+    std::array<std::uint32_t, lanes> tail;  // last node of every lane
+    std::vector<std::uint32_t> unqueued;    // P2P kernels that the next compute kernel queues behind
     std::map<std::tuple<int, int, int>, std::uint32_t> transfers;  // (type, microbatch, chunk) -> transfer
-    std::vector<int> backwards_left;         // by chunk
+    std::vector<int> backwards_left;                               // by chunk
     RankState() { tail.fill(none); }
   };
 
@@ -140,12 +141,18 @@ class Builder {
 
   static Lane lane_of(model::Stream stream) {
     switch (stream) {
-      case model::Stream::compute: return Lane::compute;
-      case model::Stream::communication: return Lane::communication;
-      case model::Stream::gradient: return Lane::gradient;
-      case model::Stream::parameter: return Lane::parameter;
-      case model::Stream::d2h: return Lane::d2h;
-      case model::Stream::h2d: return Lane::h2d;
+      case model::Stream::compute:
+        return Lane::compute;
+      case model::Stream::communication:
+        return Lane::communication;
+      case model::Stream::gradient:
+        return Lane::gradient;
+      case model::Stream::parameter:
+        return Lane::parameter;
+      case model::Stream::d2h:
+        return Lane::d2h;
+      case model::Stream::h2d:
+        return Lane::h2d;
     }
     throw InternalError("stream without a lane");
   }
@@ -298,9 +305,15 @@ class Builder {
     for (std::uint32_t n = 0; n < instructions.size(); ++n) {
       const auto& i = instructions[n];
       switch (i.kind) {
-        case Kind::forward: forward(r, i.microbatch, i.chunk, n); break;
-        case Kind::backward: backward(r, i.microbatch, i.chunk, n); break;
-        case Kind::p2p_async: transfer_call(r, i, n); break;
+        case Kind::forward:
+          forward(r, i.microbatch, i.chunk, n);
+          break;
+        case Kind::backward:
+          backward(r, i.microbatch, i.chunk, n);
+          break;
+        case Kind::p2p_async:
+          transfer_call(r, i, n);
+          break;
         case Kind::p2p_sync: {
           const auto done = transfer_call(r, i, n);
           if (!done.empty()) wait(r, done, n, i.parts.front());
@@ -317,12 +330,14 @@ class Builder {
         case Kind::combined:
         case Kind::combined_begin:
         case Kind::combined_end:
-        case Kind::node: throw InternalError("a combined forward and backward without a model of its nodes");
+        case Kind::node:
+          throw InternalError("a combined forward and backward without a model of its nodes");
         case Kind::deallocate:
         case Kind::no_sync_enter:
         case Kind::no_sync_exit:
         case Kind::param_sync:
-        case Kind::grad_sync: break;
+        case Kind::grad_sync:
+          break;
       }
     }
     phase_ = 1;
@@ -356,7 +371,8 @@ class Builder {
   std::int64_t transfer_ns(int r, int peer) {
     auto [entry, is_new] = transfer_times_.try_emplace({r, peer}, 0);
     if (is_new) {
-      const auto time = profiles_.time({"send_recv." + link_between(scenario_, r, peer), {stages_.boundary_bytes.value}});
+      const auto time =
+          profiles_.time({"send_recv." + link_between(scenario_, r, peer), {stages_.boundary_bytes.value}});
       entry->second = static_cast<std::int64_t>(time.ns + 0.5);
     }
     return entry->second;
@@ -378,8 +394,7 @@ class Builder {
           Label what = label(rank, Lane::compute, NodeKind::transfer_start, none);
           arrival = launch(rank, Lane::compute, what, 0, profile::Load::none);
         }
-        const auto node =
-            kernel(rank, kernels[k], prices_.optimizer[r][k], none, none, static_cast<std::uint32_t>(k));
+        const auto node = kernel(rank, kernels[k], prices_.optimizer[r][k], none, none, static_cast<std::uint32_t>(k));
         if (arrival != none) {
           auto& all = joint[ordinal++];
           all.push_back(arrival);

@@ -1,4 +1,5 @@
-// Two things slow a kernel in a run that are not in its lone time, and both depend on when it runs: run, read, run again.
+// Two things slow a kernel in a run that are not in its lone time, and both depend on when it runs: run, read, run
+// again.
 // - The clock follows the load: the share of the time before a kernel, over the window in which the power limiter
 //   averages, in which its rank computed. A step follows a step, so time before the step is the step's own end.
 // - An NCCL kernel beside it, waiting or moving data, holds some of the multiprocessors; a matrix product whose tiles
@@ -60,8 +61,8 @@ bool computes(const Label& label) {
 // NCCL kernels beside the compute stream: a transfer from the moment it begins to spin, collectives of other streams.
 bool occupies(const Label& label) {
   if (label.kind == NodeKind::transfer) return true;
-  return label.kind == NodeKind::kernel && (label.lane == Lane::communication || label.lane == Lane::gradient ||
-                                            label.lane == Lane::parameter);
+  return label.kind == NodeKind::kernel &&
+         (label.lane == Lane::communication || label.lane == Lane::gradient || label.lane == Lane::parameter);
 }
 
 struct RankUse {
@@ -81,7 +82,8 @@ std::vector<RankUse> use_of(const Graph& graph, const Times& times) {
     network[label.rank].push_back({start, times.end[node]});
   }
   std::vector<RankUse> result;
-  for (int r = 0; r < graph.ranks; ++r) result.push_back({{std::move(compute[r]), step}, {std::move(network[r]), step}});
+  for (int r = 0; r < graph.ranks; ++r)
+    result.push_back({{std::move(compute[r]), step}, {std::move(network[r]), step}});
   return result;
 }
 
@@ -96,10 +98,14 @@ struct Contention {
 
   double of(profile::Load load) const {
     switch (load) {
-      case profile::Load::matrix: return matrix;
-      case profile::Load::attention: return attention;
-      case profile::Load::memory: return memory;
-      default: return 1;
+      case profile::Load::matrix:
+        return matrix;
+      case profile::Load::attention:
+        return attention;
+      case profile::Load::memory:
+        return memory;
+      default:
+        return 1;
     }
   }
 };

@@ -32,8 +32,9 @@ double step_with(const profile::Profiles& profiles, const char* modules) {
 TEST_CASE("dense measured runs: time of forward-backward, peak memory of every rank") {
   const auto profiles = shipped("h200-sxm");
   // Runs of family b used a SwiGLU kernel 3.4 to 3.8 times slower than its lone time (README, Accuracy).
-  const std::map<std::string, double> bounds = {{"a_pp4_m8", 0.01},     {"a_pp4v2_m8", 0.015}, {"a3_pp4v2_m8", 0.05},
-                                                {"b_tp2pp2v2_m8", 0.07}, {"b_tp2pp2v2_m8_fp8cs", 0.05}, {"w_off0", 0.04}};
+  const std::map<std::string, double> bounds = {
+      {"a_pp4_m8", 0.01},      {"a_pp4v2_m8", 0.015},         {"a3_pp4v2_m8", 0.05},
+      {"b_tp2pp2v2_m8", 0.07}, {"b_tp2pp2v2_m8_fp8cs", 0.05}, {"w_off0", 0.04}};
   double sum = 0;
   int runs = 0;
   for (const auto& file : std::filesystem::directory_iterator(root + "/tests/measured")) {
@@ -43,7 +44,8 @@ TEST_CASE("dense measured runs: time of forward-backward, peak memory of every r
     const std::string name = file.path().stem().string();
     CAPTURE(name);
     const auto prediction = predict::predict(s, profiles);
-    const double error = static_cast<double>(prediction.forward_backward_ns) / 1e6 / s.measured->forward_backward_ms - 1;
+    const double error =
+        static_cast<double>(prediction.forward_backward_ns) / 1e6 / s.measured->forward_backward_ms - 1;
     CAPTURE(error);
     const auto bound = bounds.find(name);
     CHECK(std::abs(error) < (bound == bounds.end() ? 0.025 : bound->second));
@@ -51,8 +53,9 @@ TEST_CASE("dense measured runs: time of forward-backward, peak memory of every r
     ++runs;
     for (const auto& rank : s.measured->ranks) {
       const auto& predicted = prediction.ranks[static_cast<std::size_t>(rank.pp_rank)];
-      const double memory = static_cast<double>(predicted.peak_allocated.value) /
-                                static_cast<double>(rank.peak_allocated_bytes.value) - 1;
+      const double memory =
+          static_cast<double>(predicted.peak_allocated.value) / static_cast<double>(rank.peak_allocated_bytes.value) -
+          1;
       CHECK(std::abs(memory) < 0.003);
     }
   }
@@ -70,7 +73,7 @@ TEST_CASE("Llama 3 70B on 32 H100: what recompute costs, as Megatron Bridge publ
 
 TEST_CASE("a limit below the peak: out of memory, the rank and the place are named") {
   auto s = scenario::read(root + "/tests/measured/a_pp4v2_m8.yaml");
-  s.search.memory_limit = Bytes(36'000'000'000);
+  s.search.memory_limit = Bytes(38'000'000'000);
   const auto prediction = predict::predict(s, shipped("h200-sxm"));
   CHECK(!prediction.fits);
   CHECK(!prediction.ranks[0].out_of_memory_at.empty());

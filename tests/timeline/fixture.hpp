@@ -23,8 +23,9 @@ struct Napkin {
     p.samples["gemm.bf16.nn"] = {{{1, 1, 1}, backward_us * 1e3, 0, 10, profile::Origin::measured, ""}};
     p.samples["send_recv.nvlink"] = {{{1000}, transfer_us * 1e3, 0, 10, profile::Origin::measured, ""}};
     p.links.push_back({"nvlink", 0, 100, eager_bytes, profile::Origin::measured, "test"});
-    for (const char* name : {"host.kernel_gap_us", "host.p2p_call_us", "host.launch_and_synchronize_us", "host.forward_begin_us",
-                             "host.forward_end_us", "host.backward_begin_us", "host.backward_end_us"})
+    for (const char* name :
+         {"host.kernel_gap_us", "host.p2p_call_us", "host.launch_and_synchronize_us", "host.forward_begin_us",
+          "host.forward_end_us", "host.backward_begin_us", "host.backward_end_us"})
       p.scalars[name] = {0, 0, profile::Origin::measured, "test"};
     for (const char* name : {"contention.matrix", "contention.attention", "contention.memory"})
       p.scalars[name] = {1, 0, profile::Origin::measured, "test"};
