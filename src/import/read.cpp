@@ -85,10 +85,10 @@ Trace read(const std::string& path) {
   const auto status = std::filesystem::status(path, error);
   if (!std::filesystem::exists(status)) throw UsageError({path, 0}, {}, "cannot read: no such file");
   if (std::filesystem::is_directory(status)) throw UsageError({path, 0}, {}, "cannot read: this is a directory");
-  constexpr std::string_view sqlite = "SQLite format 3";  // sqlite.org/fileformat.html, 1.3: with its NUL, 16 bytes
-  std::array<char, 16> head{};
+  constexpr std::string_view sqlite("SQLite format 3", 16);  // sqlite.org/fileformat.html, 1.3: the NUL belongs to it
+  std::array<char, sqlite.size()> head{};
   std::ifstream(path, std::ios::binary).read(head.data(), head.size());
-  return sqlite == head.data() ? read_nsys(path) : read_json(path);
+  return sqlite == std::string_view(head.data(), head.size()) ? read_nsys(path) : read_json(path);
 }
 
 }  // namespace pipewright::traces
