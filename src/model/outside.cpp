@@ -5,8 +5,9 @@
 //     and data parallel groups of more than one rank, the model-parallel group (gradient norm), the embedding group
 //     (tied weights), and for pipeline transfers one a neighbour pair (unbatched) or the group's (batched).
 //   process group with a device_id: every group that parallel_state.initialize_model_parallel makes gets its
-//     communicator at once: 15 on every rank (core_r0.19.0 megatron/core/parallel_state.py:938-1570 and the world),
-//     the embedding group on the first and last stage, the position embedding group on the first.
+//     communicator at once (core_r0.19.0 megatron/core/parallel_state.py:938-1570): world, dp-cp, dp, cp, tp-pp, tp, pp,
+//     tp-dp-cp, tp-dp, tp-cp, ep, expert tp, tp-ep, tp-ep-pp, expert dp and optimizer instance on every rank, embedding
+//     on the first and last stage, position embedding on the first.
 //
 // A pipeline communicator also has buffers for each neighbour. tp_comm_overlap adds Transformer Engine's userbuffers
 // (module/base.py initialize_ub): ten of a gathered hidden state, for qkv, proj, fc1 and fc2 forward, dgrad and wgrad.
@@ -18,7 +19,7 @@
 namespace pipewright::model {
 namespace {
 
-constexpr Int groups_of_every_rank = 15, groups_of_the_first_stage = 17;
+constexpr Int groups_of_every_rank = 16, groups_of_the_first_stage = 18;
 
 Int communicators(const scenario::Scenario& s) {
   const auto& o = s.settings;
