@@ -11,6 +11,7 @@
 #include "pipewright/base.hpp"
 #include "pipewright/profile.hpp"
 #include "pipewright/scenario.hpp"
+#include "pipewright/schedule.hpp"
 
 namespace pipewright::model {
 
@@ -47,9 +48,34 @@ struct Tensor {
 /// A kernel on another stream starts not before what the compute stream holds at its launch (NCCL, copy streams); the
 /// compute stream goes on without it until a `wait` for that stream.
 struct Step {
-  enum class Kind : std::uint8_t { allocate, free, launch, wait } kind;
-  std::uint32_t index;                 ///< into Piece::tensors or Piece::kernels; wait: the Stream waited for
+  enum class Kind : std::uint8_t {
+    allocate,
+    free,
+    launch,
+    wait,         ///< the current stream waits for what a stream holds
+    synchronize,  ///< the host waits for what a stream holds
+    // Fine-grained activation offload (reference 4.3), each of a group:
+    offload_begin,   ///< forward: the group's region begins
+    offload_commit,  ///< forward: ends; D2H of its tensors waits for the current stream
+    reload_wait,     ///< backward of the commit: the current stream waits for the group's reload
+    reload_hook      ///< backward of the begin: a reload may be started
+  } kind;
+  /// Into Piece::tensors, Piece::kernels or Piece::groups; wait, synchronize: the Stream.
+  std::uint32_t index;
   bool first_microbatch_only = false;  ///< e.g. casts of weights to FP8
+};
+
+/// Tensors that fine-grained offload moves together, or a layer of whole-layer offload.
+struct OffloadGroup {
+  std::string name;  ///< the entry of offload_modules
+  std::vector<std::uint32_t> tensors;
+};
+
+/// A piece under expert-parallel overlap: one of the nodes into which a layer, embedding or head is cut
+/// (reference 2.3). Its kernels on Stream::compute mean the node's own stream.
+struct NodeSteps {
+  schedule::Node::Name name;
+  std::vector<Step> forward, backward, weight_gradient;
 };
 
 /// A layer, an embedding or an output layer with its loss. Tensors 0..3 are its borders and shared with the neighbours:
@@ -66,6 +92,9 @@ struct Piece {
   /// Only with delay_wgrad_compute; or, with defer_embedding_wgrad_compute, what the head's deferred weight gradient
   /// frees after the last backward (its kernels are in Rank::finalize).
   std::vector<Step> weight_gradient;
+  /// Only with overlap_moe_expert_parallel_comm, in forward order; forward and backward above are then empty.
+  std::vector<NodeSteps> nodes;
+  std::vector<OffloadGroup> groups;
 };
 
 /// What one virtual stage (rank, chunk) runs: indices into Stages::pieces, in forward order.

@@ -31,6 +31,20 @@ Family gemm(std::string name, double in, double out, bool accumulate, std::strin
           std::move(what)};
 }
 
+/// GEMMs of a layer's local experts, TE's multi-stream grouped GEMM on Hopper: `tokens` rows over all experts, evenly
+/// split. Forward and dgrad multiply tokens x k by every expert's n x k; wgrad gives every expert's n x k.
+Family grouped(std::string name, double in, double out, bool weights, bool accumulate, std::string what) {
+  return {std::move(name),
+          {"experts", "tokens", "n", "k"},
+          Load::matrix,
+          [](const Dims& d) { return 2 * at(d, 1) * at(d, 2) * at(d, 3); },
+          [=](const Dims& d) {
+            const double a = at(d, 1) * at(d, 3), b = at(d, 1) * at(d, 2), w = at(d, 0) * at(d, 2) * at(d, 3);
+            return weights ? in * (a + b) + out * (accumulate ? 2 : 1) * w : in * (a + w) + out * b;
+          },
+          std::move(what)};
+}
+
 /// Causal attention, aligned at the last key: query i of sq sees skv - sq + i + 1 keys. `matmuls`: 2 forward (QK', PV),
 /// 5 backward (S, dP, dV, dQ, dK), each 2 FLOP per multiply-add. `tensors` of q's and of k's shape are moved.
 Family attention(std::string name, double matmuls, double tensors, std::string what) {
@@ -44,6 +58,21 @@ Family attention(std::string name, double matmuls, double tensors, std::string w
         return 2 * matmuls * at(d, 0) * at(d, 3) * at(d, 5) * pairs;
       },
       [=](const Dims& d) { return 2 * tensors * at(d, 0) * at(d, 5) * (at(d, 1) * at(d, 3) + at(d, 2) * at(d, 4)); },
+      std::move(what)};
+}
+
+/// MLA: q and k of qk_dim, v and output of v_dim. `qk`, `v`: matmuls with either as inner or outer width.
+Family mla_attention(std::string name, double qk, double v, double tensors, std::string what) {
+  return {
+      std::move(name),
+      {"batch", "seq_q", "seq_kv", "heads", "qk_dim", "v_dim"},
+      Load::attention,
+      [=](const Dims& d) {
+        const double q = at(d, 1), kv = at(d, 2);
+        const double pairs = kv >= q ? q * kv - q * (q - 1) / 2 : q * kv / 2;
+        return 2 * at(d, 0) * at(d, 3) * pairs * (qk * at(d, 4) + v * at(d, 5));
+      },
+      [=](const Dims& d) { return 2 * tensors * at(d, 0) * at(d, 3) * (at(d, 1) + at(d, 2)) * (at(d, 4) + at(d, 5)); },
       std::move(what)};
 }
 
@@ -85,6 +114,19 @@ std::vector<Family> make_families() {
   f.push_back(attention("attention.forward.bf16", 2, 2, "cuDNN fused causal GQA attention"));
   f.push_back(attention("attention.backward.bf16", 5, 4,
                         "its backward: dot_do_o, bprop, convert_dq, reduction of dk and dv over a group's heads"));
+  f.push_back(grouped("gemm.grouped.bf16.tn", 2, 2, false, false, "experts' linear layers, forward"));
+  f.push_back(grouped("gemm.grouped.bf16.nn", 2, 2, false, false, "their dgrad"));
+  f.push_back(grouped("gemm.grouped.bf16.nt", 2, 2, true, false, "their wgrad, no gradient accumulation fusion"));
+  f.push_back(grouped("gemm.grouped.bf16.nt.acc_f32", 2, 4, true, true, "their wgrad, added to fp32 main gradients"));
+  f.push_back(grouped("gemm.grouped.bf16.nt.acc_bf16", 2, 2, true, true, "their wgrad, added to bf16 main gradients"));
+  f.push_back(grouped("gemm.grouped.fp8.tn", 1, 2, false, false, "experts' forward, e4m3 x e4m3, bf16 out"));
+  f.push_back(grouped("gemm.grouped.fp8.tn.split", 1, 2, false, false, "their dgrad, e4m3 x e5m2, bf16 out"));
+  f.push_back(grouped("gemm.grouped.fp8.tn.acc_f32", 1, 4, true, true, "their wgrad, added to fp32 main gradients"));
+  f.push_back(grouped("gemm.grouped.fp8.tn.acc_bf16", 1, 2, true, true, "their wgrad, added to bf16 main gradients"));
+  f.push_back(grouped("gemm.grouped.fp8.tn.out_bf16", 1, 2, true, false, "their wgrad, bf16 out"));
+  f.push_back(mla_attention("attention.mla.forward.bf16", 1, 1, 1,
+                            "cuDNN fused causal attention whose q and k are wider than v (MLA)"));
+  f.push_back(mla_attention("attention.mla.backward.bf16", 3, 2, 2, "its backward with its helper kernels"));
   f.push_back(streaming("rmsnorm.forward", rows_cols, 4, "bf16 in and out, fp32 rsigma"));
   f.push_back(streaming("rmsnorm.backward", rows_cols, 6, "bf16; with the finalize kernel (dgamma)"));
   f.push_back(streaming("layernorm.forward", rows_cols, 4, "bf16 in and out, fp32 mu and rsigma"));
@@ -100,6 +142,38 @@ std::vector<Family> make_families() {
   f.push_back(streaming("gelu.backward", rows_ffn, 6, "bf16: reads 2, writes 1 x rows x ffn"));
   f.push_back(streaming("squared_relu.forward", rows_ffn, 4, "bf16: rows x ffn in and out"));
   f.push_back(streaming("squared_relu.backward", rows_ffn, 6, "bf16: reads 2, writes 1 x rows x ffn"));
+  f.push_back(streaming("moe.swiglu.forward", rows_ffn, 6,
+                        "swiglu of the experts' rows times their probability (torch.compile), bf16"));
+  f.push_back(streaming("moe.swiglu.backward", rows_ffn, 16,
+                        "its backward: gradient of both halves, and of the probability (a reduction over ffn)"));
+  f.push_back({"moe.router.gemm.forward",
+               {"tokens", "hidden", "experts"},
+               Load::memory,
+               [](const Dims& d) { return 2 * product(d); },
+               [](const Dims& d) { return 2 * at(d, 0) * at(d, 1); },
+               "gating: bf16 in, fp32 logits out"});
+  f.push_back({"moe.router.gemm.backward",
+               {"tokens", "hidden", "experts"},
+               Load::memory,
+               [](const Dims& d) { return 4 * product(d); },
+               [](const Dims& d) { return 24 * at(d, 0) * at(d, 1); },
+               "dgrad and wgrad in fp32, with the casts of input and gradient"});
+  f.push_back(
+      streaming("moe.router.topk.forward", {"tokens", "experts"}, 40,
+                "scores, top-k, scatter into the routing map, token counts, auxiliary loss: many small kernels"));
+  f.push_back(streaming("moe.router.topk.backward", {"tokens", "experts"}, 40, "its backward"));
+  const V permuted = {"tokens", "hidden", "topk"};
+  const auto permute = [&](const char* name, std::string what) {
+    f.push_back({name, permuted, Load::memory, no_flop,
+                 [](const Dims& d) { return 2 * at(d, 0) * at(d, 1) * (1 + at(d, 2)); }, std::move(what)});
+  };
+  permute("moe.permute.forward", "row-id maps, and copies of tokens in the order of their experts (bf16, Triton)");
+  permute("moe.permute.backward", "gradients of the copies summed to their tokens");
+  permute("moe.unpermute.forward", "outputs of a token's experts summed");
+  permute("moe.unpermute.backward", "its gradient copied to every expert");
+  f.push_back(streaming("moe.sort_chunks", rows_cols, 4, "rows moved from source-rank order to expert order or back"));
+  f.push_back(streaming("rope.mla.forward", rope, 4, "fused MLA RoPE: bf16, heads x rotated and unrotated width"));
+  f.push_back(streaming("rope.mla.backward", rope, 4, "its backward"));
   f.push_back(streaming("dropout.forward", elements, 5, "bf16 in and out, 1 B mask out"));
   f.push_back(streaming("dropout.backward", elements, 5, "bf16 in and out, 1 B mask in"));
   f.push_back(streaming("add", elements, 6, "bf16 + bf16 -> bf16 (residual; gradient of the residual)"));
