@@ -1,4 +1,4 @@
-// One dense transformer layer (or a group of layers under one checkpoint) as a Piece.
+// One transformer layer (or a group of layers under one checkpoint) as a Piece.
 #pragma once
 
 #include "builder.hpp"

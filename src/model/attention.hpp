@@ -1,0 +1,21 @@
+// The attention of a layer, from its input norm to the output of its projection.
+#pragma once
+
+#include <memory>
+
+#include "builder.hpp"
+
+namespace pipewright::model {
+
+class Attention {
+ public:
+  virtual ~Attention() = default;
+  /// Returns the projection's output. Without `grad` nothing else is left.
+  virtual std::uint32_t forward(bool grad) = 0;
+  /// Frees what forward left; returns the gradient of the norm's input, before the residual is added.
+  virtual std::uint32_t backward() = 0;
+};
+
+std::unique_ptr<Attention> grouped_query_attention(PieceBuilder& builder, const Dimensions& dimensions, bool fp8);
+
+}  // namespace pipewright::model

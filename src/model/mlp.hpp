@@ -1,0 +1,21 @@
+// The MLP of a layer, from its input norm to the sum that is added to the residual stream.
+#pragma once
+
+#include <memory>
+
+#include "builder.hpp"
+
+namespace pipewright::model {
+
+class Mlp {
+ public:
+  virtual ~Mlp() = default;
+  /// Returns the output, without bias and residual. Without `grad` nothing else is left.
+  virtual std::uint32_t forward(bool grad) = 0;
+  /// Frees what forward left; returns the gradient of the norm's input, before the residual is added.
+  virtual std::uint32_t backward() = 0;
+};
+
+std::unique_ptr<Mlp> dense_mlp(PieceBuilder& builder, const Dimensions& dimensions, bool fp8);
+
+}  // namespace pipewright::model
