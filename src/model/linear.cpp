@@ -11,9 +11,7 @@ constexpr Int norm_workspace_rows = 3 * 132;
 
 }  // namespace
 
-std::uint32_t LinearWriter::norm_statistics(Int rows) const {
-  return static_cast<std::uint32_t>(rows * 4 * (d_.rms_norm ? 1 : 2));
-}
+Int LinearWriter::norm_statistics(Int rows) const { return rows * 4 * (d_.rms_norm ? 1 : 2); }
 
 void LinearWriter::norm(const std::string& name, bool forward, Int rows, Int cols) {
   w_.launch(name + (forward ? " forward" : " backward"),
@@ -87,7 +85,7 @@ void LinearWriter::gemm_part(const Linear& linear, const char* which, Int parts)
                              : forward  ? "gemm.bf16.tn"
                                         : "gemm.bf16.nn";
   const Int m = forward ? linear.out : linear.in, k = forward ? linear.in : linear.out;
-  w_.launch(linear.name + " " + which, {family, {m, d_.tokens / parts, k}}, sm_share_);
+  w_.launch(linear.name + " " + which, {family, {m, rows(linear) / parts, k}}, sm_share_);
 }
 
 void LinearWriter::gemm(const Linear& linear, const char* which) {
@@ -117,12 +115,12 @@ void LinearWriter::weight_gradient(const Linear& linear) {
   std::string family = linear.fp8 ? "gemm.fp8.tn" : "gemm.bf16.nt";
   if (d_.fused_gradients) {
     family += d_.gradient_bytes == 4 ? ".acc_f32" : ".acc_bf16";
-    w_.launch(linear.name + " wgrad", {family, {linear.in, linear.out, d_.tokens}}, sm_share_);
+    w_.launch(linear.name + " wgrad", {family, {linear.in, linear.out, rows(linear)}}, sm_share_);
     return;
   }
   if (linear.fp8) family += ".out_bf16";
   const auto gradient = w_.allocate("weight gradients", 2 * linear.in * linear.out);
-  w_.launch(linear.name + " wgrad", {family, {linear.in, linear.out, d_.tokens}}, sm_share_);
+  w_.launch(linear.name + " wgrad", {family, {linear.in, linear.out, rows(linear)}}, sm_share_);
   w_.launch(linear.name + " gradient accumulation", {"add.f32", {linear.in * linear.out}});
   w_.free(gradient);
 }
@@ -132,83 +130,103 @@ void LinearWriter::release(Operand& operand) {
   operand = {};
 }
 
-std::uint32_t LinearWriter::norm_linear(const Linear& linear, const std::string& owner, Normed& saved, bool grad) {
-  saved.statistics = w_.allocate(linear.name + "_norm_statistics", norm_statistics(d_.local));
+std::uint32_t LinearWriter::column_product(const Linear& linear, const std::string& owner, Operand& saved, bool grad) {
   std::uint32_t gathered = no_tensor;
-  if (!linear.fp8) {
-    saved.out.data = w_.allocate(linear.name + "_norm_output", 2 * d_.local * d_.h);
-    norm(linear.name + " norm", true, d_.local, d_.h);
-  } else {
-    // The norm kernel also takes the maximum; its bf16 output lives until the cast. FP8 gathers row-wise data only, so
-    // with sequence parallelism the transpose is made after the gather, in the backward pass.
-    const auto high_precision = w_.allocate(linear.name + "_norm_output", 2 * d_.local * d_.h);
-    norm(linear.name + " norm", true, d_.local, d_.h);
-    saved.out = quantize(linear.name + "_norm_output", d_.local, d_.h, true, grad && !d_.sp, false, d_.sp);
-    w_.free(high_precision);
-  }
-  if (d_.sp) {
-    const Int bytes = d_.tokens * d_.h * (linear.fp8 ? 1 : 2);
+  if (gathers(linear)) {
+    const Int bytes = d_.tokens * linear.in * (linear.fp8 ? 1 : 2);
     gathered = gathered_buffer(linear.name + "_gathered_input", bytes);
     gather_before(linear.name + " all-gather", bytes);
   }
   cast_weight(linear);
-  const auto out = w_.allocate(owner, 2 * d_.tokens * linear.out);
+  const auto out = w_.allocate(owner, 2 * rows(linear) * linear.out);
   gemm(linear, "forward");
   w_.free(gathered);
   if (!grad) {
-    w_.free(saved.statistics);
-    release(saved.out);
-    saved = {};
-  } else if (saved.out.transpose != no_tensor) {
-    w_.free(saved.out.data);
-    saved.out.data = no_tensor;
+    release(saved);
+  } else if (saved.transpose != no_tensor) {
+    w_.free(saved.data);
+    saved.data = no_tensor;
   }
   return out;
 }
 
-std::uint32_t LinearWriter::column_backward(const Linear& linear, Operand& saved, std::uint32_t dout) {
+std::uint32_t LinearWriter::norm_linear(const Linear& linear, const std::string& owner, Normed& saved, bool grad) {
+  const Int local = d_.local;
+  saved.statistics = w_.allocate(linear.name + "_norm_statistics", norm_statistics(local));
+  const auto normed = w_.allocate(linear.name + "_norm_output", 2 * local * linear.in);
+  norm(linear.name + " norm", true, local, linear.in);
+  if (linear.fp8) {
+    // The norm kernel also takes the maximum; its bf16 output lives until the cast. FP8 gathers row-wise data only, so
+    // with sequence parallelism the transpose is made after the gather, in the backward pass.
+    const bool shard = gathers(linear);
+    saved.out = quantize(linear.name + "_norm_output", local, linear.in, true, grad && !shard, false, shard);
+    w_.free(normed);
+  } else {
+    saved.out.data = normed;
+  }
+  const auto out = column_product(linear, owner, saved.out, grad);
+  if (!grad) {
+    w_.free(saved.statistics);
+    saved = {};
+  }
+  return out;
+}
+
+std::uint32_t LinearWriter::column_linear(const Linear& linear, const std::string& owner, Operand& saved, bool grad,
+                                          bool keeps_original) {
+  const bool shard = gathers(linear);
+  if (linear.fp8)
+    saved = quantize(linear.name + "_input", d_.local, linear.in, true, grad && !shard && !keeps_original, true, shard);
+  return column_product(linear, owner, saved, grad && !(linear.fp8 && keeps_original));
+}
+
+std::uint32_t LinearWriter::column_backward(const Linear& linear, Operand& saved, bool keeps_original) {
   Operand gradient;
-  if (linear.fp8) gradient = quantize(linear.name + "_gradient", d_.tokens, linear.out, true, true);
+  const bool shard = gathers(linear);
+  if (linear.fp8) gradient = quantize(linear.name + "_gradient", rows(linear), linear.out, true, true);
+  if (linear.fp8 && keeps_original)
+    saved = quantize(linear.name + "_input", d_.local, linear.in, shard, !shard, true, shard);
   Operand gathered;
-  const Int bytes = d_.tokens * d_.h * (linear.fp8 ? 1 : 2);
-  if (d_.sp) {
+  const Int bytes = d_.tokens * linear.in * (linear.fp8 ? 1 : 2);
+  if (shard) {
     gathered.data = w_.allocate(linear.name + "_gathered_input", bytes);
     w_.collective(Purpose::tp, linear.name + " all-gather in backward", "all_gather", d_.t, bytes, d_.tp_link,
                   Stream::communication);
   }
-  auto din = w_.allocate(linear.name + "_input_gradient", 2 * d_.tokens * d_.h);
+  const Int full_bytes = 2 * rows(linear) * linear.in;
+  auto din = w_.allocate(linear.name + "_input_gradient", full_bytes);
   const auto margin = leave_multiprocessors();
   gemm(linear, "dgrad");
   std::uint32_t full = no_tensor;
-  if (d_.sp) {
+  if (shard) {
     w_.wait(Stream::communication);
     full = din;
-    din = w_.allocate(linear.name + "_input_gradient", 2 * d_.local * d_.h);
-    w_.collective(Purpose::tp, linear.name + " reduce-scatter in backward", "reduce_scatter", d_.t,
-                  2 * d_.tokens * d_.h, d_.tp_link, Stream::communication);
+    din = w_.allocate(linear.name + "_input_gradient", 2 * d_.local * linear.in);
+    w_.collective(Purpose::tp, linear.name + " reduce-scatter in backward", "reduce_scatter", d_.t, full_bytes,
+                  d_.tp_link, Stream::communication);
     if (linear.fp8) {
       gathered.transpose = w_.allocate(linear.name + "_gathered_input", bytes);
-      w_.launch(linear.name + " input transpose", {"transpose.fp8", {d_.tokens, d_.h}});
+      w_.launch(linear.name + " input transpose", {"transpose.fp8", {d_.tokens, linear.in}});
     }
-  } else if (d_.t > 1) {
-    w_.collective(Purpose::tp, linear.name + " all-reduce in backward", "all_reduce", d_.t, 2 * d_.tokens * d_.h,
-                  d_.tp_link, Stream::communication);
+  } else if (reduces(linear)) {
+    w_.collective(Purpose::tp, linear.name + " all-reduce in backward", "all_reduce", d_.t, full_bytes, d_.tp_link,
+                  Stream::communication);
   }
   weight_gradient(linear);
   release(gathered);
   release(gradient);
   release(saved);
-  if (d_.t > 1) w_.wait(Stream::communication);
+  if (reduces(linear)) w_.wait(Stream::communication);
   w_.free(full);
-  (void)dout;
   return din;
 }
 
-std::uint32_t LinearWriter::norm_backward(const std::string& name, std::uint32_t statistics, std::uint32_t dout) {
-  const auto din = w_.allocate(name + "_input_gradient", 2 * d_.local * d_.h);
-  const auto dgamma = w_.allocate("weight gradients", 2 * d_.h * (d_.rms_norm ? 1 : 2));
-  w_.transient("workspace", norm_workspace_rows * d_.h * 4 * (d_.rms_norm ? 1 : 2));
-  norm(name, false, d_.local, d_.h);
+std::uint32_t LinearWriter::norm_backward(const std::string& name, std::uint32_t statistics, std::uint32_t dout,
+                                          Int rows, Int cols) {
+  const auto din = w_.allocate(name + "_input_gradient", 2 * rows * cols);
+  const auto dgamma = w_.allocate("weight gradients", 2 * cols * (d_.rms_norm ? 1 : 2));
+  w_.transient("workspace", norm_workspace_rows * cols * 4 * (d_.rms_norm ? 1 : 2));
+  norm(name, false, rows, cols);
   w_.launch(name + " gradient accumulation", {"small", {}});
   w_.free({statistics, dout});
   w_.free(dgamma);
@@ -216,8 +234,8 @@ std::uint32_t LinearWriter::norm_backward(const std::string& name, std::uint32_t
 }
 
 std::uint32_t LinearWriter::norm_linear_backward(const Linear& linear, Normed& saved, std::uint32_t dout) {
-  const auto dnorm = column_backward(linear, saved.out, dout);
-  const auto din = norm_backward(linear.name + " norm", saved.statistics, dnorm);
+  const auto dnorm = column_backward(linear, saved.out);
+  const auto din = norm_backward(linear.name + " norm", saved.statistics, dnorm, d_.local, linear.in);
   w_.free(dout);
   saved = {};
   return din;

@@ -15,6 +15,8 @@ struct Linear {
   std::string name;  ///< "attention.qkv"
   Int in, out;       ///< features of a tensor-parallel rank
   bool fp8 = false;
+  /// The whole weight on every tensor-parallel rank, which multiplies its own tokens (parallel_mode "duplicated").
+  bool duplicated = false;
 };
 
 /// A GEMM operand: bf16 has `data` only; FP8 on Hopper needs a row-wise and a transposed copy, because cuBLAS has only
@@ -38,9 +40,15 @@ class LinearWriter {
   /// Frees what norm_linear saved but the module's input; returns the gradient of the norm's input, before the residual
   /// is added. Frees `dout`.
   std::uint32_t norm_linear_backward(const Linear& linear, Normed& saved, std::uint32_t dout);
-  /// Only the weight and input gradient of the linear layer (the norm may be separate); frees what was saved.
-  std::uint32_t column_backward(const Linear& linear, Operand& saved, std::uint32_t dout);
-  std::uint32_t norm_backward(const std::string& name, std::uint32_t statistics, std::uint32_t dout);
+  /// Column-parallel or duplicated, without a norm: `input` stays with the caller, as in row_linear.
+  std::uint32_t column_linear(const Linear& linear, const std::string& owner, Operand& saved, bool grad,
+                              bool keeps_original = false);
+  /// Only the weight and input gradient of the linear layer (the norm may be separate); frees what was saved, not
+  /// `dout`.
+  std::uint32_t column_backward(const Linear& linear, Operand& saved, bool keeps_original = false);
+  /// Norm of `rows` x `cols`, backward. Frees statistics and `dout`.
+  std::uint32_t norm_backward(const std::string& name, std::uint32_t statistics, std::uint32_t dout, Int rows,
+                              Int cols);
 
   /// `input` stays with the caller; `saved` is what the layer keeps of it in FP8 (nothing in bf16, or when the caller
   /// keeps the original for the backward pass: `keeps_original`).
@@ -50,12 +58,17 @@ class LinearWriter {
   std::uint32_t row_backward(const Linear& linear, Operand& saved, bool keeps_original);
 
   void norm(const std::string& name, bool forward, Int rows, Int cols);
-  std::uint32_t norm_statistics(Int rows) const;  ///< bytes of rsigma (and mu)
+  Int norm_statistics(Int rows) const;  ///< bytes of rsigma (and mu)
 
  private:
   Operand quantize(const std::string& name, Int rows, Int cols, bool row, bool transpose, bool with_amax = true,
                    bool shard = false);
   void cast_weight(const Linear& linear);
+  /// The matrix product of a column-parallel layer whose (quantized) input is `saved`; keeps of it what backward needs.
+  std::uint32_t column_product(const Linear& linear, const std::string& owner, Operand& saved, bool grad);
+  Int rows(const Linear& linear) const { return linear.duplicated ? d_.local : d_.tokens; }
+  bool gathers(const Linear& linear) const { return d_.sp && !linear.duplicated; }
+  bool reduces(const Linear& linear) const { return d_.t > 1 && !linear.duplicated; }
   void gemm(const Linear& linear, const char* which);
   void weight_gradient(const Linear& linear);
   void release(Operand& operand);
