@@ -17,6 +17,7 @@
 #include <tuple>
 
 #include "pipewright/timeline.hpp"
+#include "transfers.hpp"
 
 namespace pipewright::timeline {
 namespace {
@@ -219,32 +220,9 @@ class Builder {
     host_spends(r, backward_end_);
   }
 
-  // The other end of a part: its rank, what it calls the same tensor (chunks shift where the pipeline wraps around).
-  Transfer other_end(int r, const Part& part) const {
-    const int p = static_cast<int>(ranks_.size());
-    const bool to_next = part.type == Part::Type::send_next || part.type == Part::Type::recv_next;
-    const int peer = (r + (to_next ? 1 : p - 1)) % p;
-    int chunk = part.chunk;
-    if (to_next && r == p - 1) ++chunk;
-    if (!to_next && r == 0) --chunk;
-    constexpr std::array mirror{Part::Type::recv_prev, Part::Type::send_next, Part::Type::recv_next,
-                                Part::Type::send_prev};
-    return {none, peer, mirror[static_cast<std::size_t>(part.type)], part.microbatch, chunk, none};
-  }
-
-  // Which communicator carries a part (reference 1.7).
-  Lane p2p_lane(int r, const Part& part, bool batched) const {
-    const std::size_t p = ranks_.size();
-    const bool sends = part.type == Part::Type::send_next || part.type == Part::Type::send_prev;
-    if (batched) return Lane::p2p;
-    if (p == 2) return (sends == (r % 2 == 0)) ? Lane::p2p : Lane::p2p_second;
-    if (scenario_.software.process_group_device_id) return Lane::p2p;
-    const bool next = part.type == Part::Type::send_next || part.type == Part::Type::recv_next;
-    return next ? Lane::p2p : Lane::p2p_second;
-  }
-
   std::uint32_t post(int r, const Part& part, std::uint32_t start, Lane lane, std::uint32_t instruction) {
-    Transfer transfer = other_end(r, part);
+    const OtherEnd other = other_end(static_cast<int>(ranks_.size()), r, part);
+    Transfer transfer{none, other.rank, other.part.type, other.part.microbatch, other.part.chunk, none};
     Label what = label(r, lane, NodeKind::transfer, instruction);
     what.part = part;
     what.peer = static_cast<std::uint32_t>(transfer.peer);
@@ -278,7 +256,7 @@ class Builder {
       return done;
     }
     for (const Part& part : call.parts) {
-      const Lane lane = p2p_lane(r, part, false);
+      const Lane lane = p2p_lane(scenario_, static_cast<int>(ranks_.size()), r, part, false);
       const auto start = p2p_start(r, lane, part, instruction);
       done.push_back(post(r, part, start, lane, instruction));
       tail(rank, lane) = done.back();
