@@ -12,6 +12,7 @@
 #include "pipewright/predict.hpp"
 #include "pipewright/scenario.hpp"
 #include "pipewright/schedule.hpp"
+#include "pipewright/validate.hpp"
 
 namespace pipewright::report {
 
@@ -64,29 +65,8 @@ std::string explain_op_json(const predict::Run& run, int rank, const std::string
 
 // ---- validate
 
-/// A measured run beside its prediction.
-struct Case {
-  scenario::Scenario scenario;  ///< with `measured`
-  predict::Prediction prediction;
-};
-struct Refusal {
-  std::string name, reason;
-};
-struct Errors {
-  double mean_abs = 0, max_abs = 0, bias = 0;
-};
-struct Validation {
-  std::string mode;  ///< "cold" or "calibrated"
-  std::vector<Case> cases;
-  std::vector<Refusal> refused;
-
-  Errors time() const;
-  Errors memory() const;         ///< peak allocated, over all measured ranks
-  double kendall_tau() const;    ///< order of runs that differ only in settings (same model, machine and batch)
-  double in_interval() const;    ///< share of forward-backward times inside their predicted 90 % interval
-  double largest_error() const;  ///< over times and peaks
-};
-std::string validate_text(const Validation& validation);
-std::string validate_json(const Validation& validation);
+/// `traces`: also what profilers showed on each rank.
+std::string validate_text(const validate::Validation& validation, bool traces = false);
+std::string validate_json(const validate::Validation& validation);
 
 }  // namespace pipewright::report

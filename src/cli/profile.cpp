@@ -6,10 +6,13 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
 
 #include "commands.hpp"
+#include "pipewright/predict.hpp"
+#include "pipewright/validate.hpp"
 
 namespace pipewright::cli {
 namespace {
@@ -179,9 +182,31 @@ std::string diff_json(const std::vector<profile::Difference>& differences) {
 }
 
 struct Options {
-  std::vector<std::string> profiles;
+  std::vector<std::string> profiles, runs;
   std::string json, out, family;
 };
+
+/// A profile that knows only this machine's speed, to stand before the measured one.
+profile::Profile calibrated(const Options& options) {
+  std::vector<double> factors;
+  std::string names;
+  std::optional<profile::Profiles> base;
+  for (const auto& file : options.runs) {
+    const auto run = scenario::read(file);
+    if (!run.measured) throw UsageError({file, 0}, {}, "has no section `measured`");
+    base = predict::profiles_of(run, options.profiles);
+    factors.push_back(validate::slowdown_of(run, *base));
+    names += (names.empty() ? "" : ", ") + run.name;
+  }
+  const auto full = validate::with_slowdown(*base, factors, names).first();
+  profile::Profile result;
+  result.name = std::filesystem::path(options.out).stem().string();
+  result.device = full.device;
+  result.memory = full.memory;
+  result.provenance = {"pipewright profile calibrate " + names + " on " + full.name};
+  for (const char* name : {"machine.slowdown", "machine.spread"}) result.scalars[name] = full.scalars.at(name);
+  return result;
+}
 
 }  // namespace
 
@@ -217,6 +242,16 @@ void add_profile(CLI::App& app, Outcome&) {
     if (options->json != "-") write_result("-", diff_text(differences));
     if (!options->json.empty()) write_result(options->json, diff_json(differences));
   });
+
+  auto* calibrate = command->add_subcommand(
+      "calibrate", "This machine's speed from the step times of measured runs, to stand before a measured profile");
+  calibrate->add_option("RUNS", options->runs, "scenario files with `measured:`")->required();
+  calibrate->add_option("--profile", options->profiles, "measured profile, name or file (default: the runs' own)");
+  calibrate->add_option("--out", options->out, "file of the result (-: standard output)")->required();
+  calibrate->footer(
+      "Example:\n  pipewright profile calibrate run1.yaml run2.yaml --out mine.json\n"
+      "  pipewright plan next.yaml --profile mine.json --profile h200-sxm");
+  calibrate->callback([options] { write_result(options->out, profile::to_json(calibrated(*options))); });
 
   auto* derive =
       command->add_subcommand("derive", "An H100 SXM from an H200 SXM's profile, every entry marked derived");

@@ -1,4 +1,6 @@
 // pipewright validate: measured runs beside their predictions.
+#include "pipewright/validate.hpp"
+
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -17,7 +19,7 @@ namespace {
 struct Options {
   std::vector<std::string> paths, profiles;
   double tolerance = 0;
-  bool has_tolerance = false;
+  bool has_tolerance = false, calibrate = false, traces = false;
   std::string json;
 };
 
@@ -41,28 +43,11 @@ std::vector<std::string> files(const std::vector<std::string>& paths) {
   return out;
 }
 
-void add(report::Validation& validation, const scenario::Scenario& scenario, const Options& options) {
-  const auto refuse = [&](const std::string& reason) { validation.refused.push_back({scenario.name, reason}); };
-  if (!scenario.measured) return refuse("has no section `measured`");
-  try {
-    scenario::check(scenario);
-    const auto profiles = predict::profiles_of(scenario, options.profiles);
-    for (const auto& p : profiles.all()) {
-      // A profile that was read from a real run knows this machine's behaviour, not only its kernels.
-      for (const auto& command : p.provenance) {
-        if (command.find("pipewright import") != std::string::npos) validation.mode = "calibrated";
-      }
-    }
-    auto prediction = predict::predict(scenario, profiles);
-    for (const auto& rank : scenario.measured->ranks) {
-      if (rank.pp_rank < 0 || rank.pp_rank >= static_cast<scenario::Int>(prediction.ranks.size())) {
-        return refuse(fmt::format("measured rank {} has no pipeline rank {}", rank.rank, rank.pp_rank));
-      }
-    }
-    validation.cases.push_back({scenario, std::move(prediction)});
-  } catch (const UsageError& error) {
-    refuse(error.what());
-  }
+/// A profile that was read from a real run knows this machine's behaviour, not only its kernels.
+bool from_a_real_run(const profile::Profile& p) {
+  if (p.scalars.count("machine.slowdown") > 0) return true;
+  return std::any_of(p.provenance.begin(), p.provenance.end(),
+                     [](const auto& command) { return command.find("pipewright import") != std::string::npos; });
 }
 
 void run(const Options& options, Outcome& outcome) {
@@ -71,18 +56,24 @@ void run(const Options& options, Outcome& outcome) {
   }
   std::vector<scenario::Scenario> scenarios;
   for (const auto& file : files(options.paths)) scenarios.push_back(scenario::read(file));
-  report::Validation validation;
+  validate::Validation validation;
   validation.mode = "cold";
+  std::vector<profile::Profiles> profiles;
   {
     Progress progress("validate");
     for (std::size_t i = 0; i < scenarios.size(); ++i) {
-      add(validation, scenarios[i], options);
+      auto with = predict::profiles_of(scenarios[i], options.profiles);
+      const auto& all = with.all();
+      // What capture measured comes last; a run's own profile stands before it.
+      if (std::any_of(all.begin(), all.end() - 1, from_a_real_run)) validation.mode = "calibrated";
+      if (validate::add(validation, scenarios[i], with)) profiles.push_back(std::move(with));
       progress(static_cast<std::int64_t>(i + 1), static_cast<std::int64_t>(scenarios.size()));
     }
+    if (options.calibrate) validate::calibrate_without_itself(validation, profiles);
   }
   if (options.has_tolerance && 100 * validation.largest_error() > options.tolerance) outcome.status = 1;
   if (!options.json.empty()) write_result(options.json, report::validate_json(validation));
-  if (options.json != "-") write_result("-", report::validate_text(validation));
+  if (options.json != "-") write_result("-", report::validate_text(validation, options.traces));
 }
 
 }  // namespace
@@ -94,8 +85,13 @@ void add_validate(CLI::App& app, Outcome& outcome) {
   add_profile_option(*command, options->profiles);
   auto* tolerance = command->add_option("--tolerance", options->tolerance,
                                         "exit with 1 if a time or a peak is off by more than this many percent");
+  command->add_flag("--calibrate", options->calibrate,
+                    "the machine's speed for each run from the other runs of its model, never from itself");
+  command->add_flag("--traces", options->traces, "also busy and exposed times against trace summaries, rank by rank");
   command->add_option("--json", options->json, "write JSON to this file (-: standard output, and nothing else)");
-  command->footer("Example:\n  pipewright validate measured/ --profile h200-sxm --tolerance 6");
+  command->footer(
+      "Examples:\n  pipewright validate measured/ --profile h200-sxm --tolerance 6\n"
+      "  pipewright validate measured/ --calibrate --traces");
   command->callback([options, tolerance, &outcome] {
     options->has_tolerance = tolerance->count() > 0;
     run(*options, outcome);

@@ -1,7 +1,6 @@
-// `validate`: measured runs beside their predictions. Errors are predicted / measured - 1.
+// `validate`: measured runs beside their predictions.
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <cmath>
 
 #include "format.hpp"
@@ -9,96 +8,30 @@
 #include "pipewright/report.hpp"
 
 namespace pipewright::report {
+
+using namespace validate;
+
 namespace {
 
-double predicted_ms(const Case& c) { return to_ms(c.prediction.forward_backward_ns); }
-double measured_ms(const Case& c) { return c.scenario.measured->forward_backward_ms; }
-double time_error(const Case& c) { return predicted_ms(c) / measured_ms(c) - 1; }
-
-/// The interval of the step, moved to forward-backward: the optimizer's own uncertainty stays with the step.
-double low_ms(const Case& c) { return to_ms(c.prediction.interval_low_ns - c.prediction.optimizer_ns); }
-double high_ms(const Case& c) { return to_ms(c.prediction.interval_high_ns - c.prediction.optimizer_ns); }
-
-struct RankError {
-  const scenario::MeasuredRank* measured;
-  const predict::RankPrediction* predicted;
-  double error() const {
-    return static_cast<double>(predicted->peak_allocated.value) /
-               static_cast<double>(measured->peak_allocated_bytes.value) -
-           1;
+std::string traces_text(const Validation& v) {
+  Table table({"run", "rank", "kind", "busy ms", "predicted", "difference", "exposed ms", "predicted", "difference"});
+  for (const auto& c : v.cases) {
+    for (const auto& t : traced(c)) {
+      const auto number = [](double value) { return fmt::format("{:.1f}", value); };
+      const auto change = [](double value) { return fmt::format("{:+.1f}", value); };
+      table.add({c.scenario.name, fmt::format("{}", t.rank), t.kind, number(t.measured_busy_ms),
+                 number(t.predicted_busy_ms), change(t.predicted_busy_ms - t.measured_busy_ms),
+                 t.kind == "comp" ? "" : number(t.measured_exposed_ms),
+                 t.kind == "comp" ? "" : number(t.predicted_exposed_ms),
+                 t.kind == "comp" ? "" : change(t.predicted_exposed_ms - t.measured_exposed_ms)});
+    }
   }
-};
-
-std::vector<RankError> rank_errors(const Case& c) {
-  std::vector<RankError> out;
-  for (const auto& measured : c.scenario.measured->ranks) {
-    out.push_back({&measured, &c.prediction.ranks.at(static_cast<std::size_t>(measured.pp_rank))});
-  }
-  return out;
-}
-
-Errors summary(const std::vector<double>& errors) {
-  Errors out;
-  for (const double e : errors) {
-    out.mean_abs += std::abs(e);
-    out.max_abs = std::max(out.max_abs, std::abs(e));
-    out.bias += e;
-  }
-  if (!errors.empty()) {
-    out.mean_abs /= static_cast<double>(errors.size());
-    out.bias /= static_cast<double>(errors.size());
-  }
-  return out;
-}
-
-/// Runs whose order a planner would have to get right: same model, same machine, same tokens a step.
-bool comparable(const Case& a, const Case& b) {
-  return a.scenario.model == b.scenario.model && a.scenario.cluster == b.scenario.cluster &&
-         a.scenario.settings.global_batch_size == b.scenario.settings.global_batch_size;
+  return "\nagainst traces (traced figures scaled by the untraced over the traced step)\n" + table.text();
 }
 
 }  // namespace
 
-Errors Validation::time() const {
-  std::vector<double> errors;
-  for (const auto& c : cases) errors.push_back(time_error(c));
-  return summary(errors);
-}
-
-Errors Validation::memory() const {
-  std::vector<double> errors;
-  for (const auto& c : cases) {
-    for (const auto& rank : rank_errors(c)) errors.push_back(rank.error());
-  }
-  return summary(errors);
-}
-
-double Validation::kendall_tau() const {
-  int concordant = 0, discordant = 0;
-  for (std::size_t i = 0; i < cases.size(); ++i) {
-    for (std::size_t j = 0; j < i; ++j) {
-      if (!comparable(cases[i], cases[j])) continue;
-      const double measured = measured_ms(cases[i]) - measured_ms(cases[j]);
-      const double predicted = predicted_ms(cases[i]) - predicted_ms(cases[j]);
-      if (measured * predicted > 0) ++concordant;
-      if (measured * predicted < 0) ++discordant;
-    }
-  }
-  const int pairs = concordant + discordant;
-  return pairs == 0 ? 0 : static_cast<double>(concordant - discordant) / pairs;
-}
-
-double Validation::in_interval() const {
-  if (cases.empty()) return 0;
-  const auto inside = std::count_if(cases.begin(), cases.end(), [](const Case& c) {
-    return low_ms(c) <= measured_ms(c) && measured_ms(c) <= high_ms(c);
-  });
-  return static_cast<double>(inside) / static_cast<double>(cases.size());
-}
-
-double Validation::largest_error() const { return std::max(time().max_abs, memory().max_abs); }
-
-std::string validate_text(const Validation& v) {
+std::string validate_text(const Validation& v, bool traces) {
   Table table({"run", "measured ms", "predicted ms", "90 % interval", "error", "peak error, by rank"});
   for (const auto& c : v.cases) {
     std::string peaks;
@@ -114,10 +47,16 @@ std::string validate_text(const Validation& v) {
       fmt::format("{} prediction of forward-backward time and peak allocated memory\n{}", v.mode, table.text());
   out += fmt::format(
       "time: mean |error| {:.1f} %, largest {:.1f} %, bias {:+.1f} %; order of comparable runs (Kendall's "
-      "tau) {:.2f}; {:.0f} % inside their interval\n",
-      100 * time.mean_abs, 100 * time.max_abs, 100 * time.bias, v.kendall_tau(), 100 * v.in_interval());
+      "tau) {:.2f}; {:.0f} % inside their interval (median half width {:.1f} %)\n",
+      100 * time.mean_abs, 100 * time.max_abs, 100 * time.bias, v.kendall_tau(), 100 * v.in_interval(),
+      100 * v.half_width());
   out += fmt::format("memory: mean |error| {:.1f} %, largest {:.1f} %, bias {:+.1f} %\n", 100 * memory.mean_abs,
                      100 * memory.max_abs, 100 * memory.bias);
+  for (const auto& choice : v.choices()) {
+    out += fmt::format("choice: of {} comparable runs {} is predicted fastest, {} was: {:.1f} % lost\n", choice.of,
+                       choice.chosen, choice.best, 100 * choice.regret);
+  }
+  if (traces) out += traces_text(v);
   if (!v.refused.empty()) {
     out += "\nRefused\n";
     for (const auto& [name, reason] : v.refused) out += wrapped(fmt::format("- {}: {}", name, reason)) + "\n";
@@ -144,6 +83,7 @@ std::string validate_json(const Validation& v) {
                      {"interval_ms", {low_ms(c), high_ms(c)}},
                      {"error", rounded(time_error(c), 6)},
                      {"ranks", ranks}});
+    if (!c.calibrated_by.empty()) cases.back()["calibrated_by"] = c.calibrated_by;
   }
   for (const auto& [name, reason] : v.refused) refused.push_back({{"name", name}, {"reason", reason}});
   const Errors time = v.time(), memory = v.memory();

@@ -7,6 +7,12 @@
 namespace pipewright::timeline {
 namespace {
 
+std::optional<double> find_scalar(const profile::Profiles& profiles, const std::string& name) {
+  for (const profile::Profile& profile : profiles.all())
+    if (const auto found = profile.scalars.find(name); found != profile.scalars.end()) return found->second.value;
+  return std::nullopt;
+}
+
 // Host costs are known by family and direction; a kernel of an unlisted family costs what its closest relative does.
 class HostCosts {
  public:
@@ -21,17 +27,11 @@ class HostCosts {
  private:
   double search(const std::string& direction, std::string family) const {
     while (!family.empty()) {
-      if (const auto found = scalar("host." + direction + "." + family + "_us")) return *found;
+      if (const auto found = find_scalar(profiles_, "host." + direction + "." + family + "_us")) return *found;
       const auto dot = family.rfind('.');
       family = dot == std::string::npos ? "" : family.substr(0, dot);
     }
     return profiles_.scalar("host.cuda_launch_us").value;
-  }
-
-  std::optional<double> scalar(const std::string& name) const {
-    for (const profile::Profile& profile : profiles_.all())
-      if (const auto found = profile.scalars.find(name); found != profile.scalars.end()) return found->second.value;
-    return std::nullopt;
   }
 
   const profile::Profiles& profiles_;
@@ -40,7 +40,9 @@ class HostCosts {
 
 class Pricer {
  public:
-  explicit Pricer(const profile::Profiles& profiles) : profiles_(profiles), host_(profiles) {}
+  explicit Pricer(const profile::Profiles& profiles) : profiles_(profiles), host_(profiles) {
+    if (const auto slowdown = find_scalar(profiles, "machine.slowdown")) slowdown_ = *slowdown;
+  }
 
   Price price(const model::Kernel& kernel, const std::string& direction) {
     Price result;
@@ -59,12 +61,20 @@ class Pricer {
  private:
   const profile::Timing& time(const profile::Key& key) {
     auto [entry, is_new] = times_.try_emplace(key);
-    if (is_new) entry->second = profiles_.time(key);
+    if (is_new) {
+      entry->second = profiles_.time(key);
+      if (computes(profile::family(key.family).load)) entry->second.ns *= slowdown_;
+    }
     return entry->second;
+  }
+
+  static bool computes(profile::Load load) {
+    return load == profile::Load::matrix || load == profile::Load::attention || load == profile::Load::memory;
   }
 
   const profile::Profiles& profiles_;
   HostCosts host_;
+  double slowdown_ = 1;  ///< of this machine's kernels against the profiled one's
   std::map<profile::Key, profile::Timing> times_;
 };
 

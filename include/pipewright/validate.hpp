@@ -1,0 +1,88 @@
+// Measured runs beside their predictions: errors, order, choices, what a trace showed; and calibration, the speed of a
+// machine from a few measured steps. Errors are predicted / measured - 1.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "pipewright/predict.hpp"
+#include "pipewright/profile.hpp"
+#include "pipewright/scenario.hpp"
+
+namespace pipewright::validate {
+
+/// A measured run beside its prediction.
+struct Case {
+  scenario::Scenario scenario;  ///< with `measured`
+  predict::Prediction prediction;
+  std::vector<std::string> calibrated_by;  ///< the other runs that the machine's speed came from
+};
+struct Refusal {
+  std::string name, reason;
+};
+struct Errors {
+  double mean_abs = 0, max_abs = 0, bias = 0;
+};
+
+double predicted_ms(const Case& c);  ///< forward-backward, as all times here
+double measured_ms(const Case& c);
+double time_error(const Case& c);
+/// The 90 % interval of the step, moved to forward-backward: the optimizer's own uncertainty stays with the step.
+double low_ms(const Case& c);
+double high_ms(const Case& c);
+
+/// Peak allocated bytes of one measured rank.
+struct RankError {
+  const scenario::MeasuredRank* measured;
+  const predict::RankPrediction* predicted;
+  double error() const;
+};
+std::vector<RankError> rank_errors(const Case& c);
+
+/// What a profiler showed on a rank (measured/README.md: trace_summary) and what the prediction says it would show.
+/// Traced figures are scaled by the untraced over the traced step. Exposed: no compute kernel at that moment.
+struct Traced {
+  int rank = 0;
+  std::string kind;  ///< "comp", "p2p", "ep", "coll", "d2h", "h2d"
+  double measured_busy_ms = 0, predicted_busy_ms = 0, measured_exposed_ms = 0, predicted_exposed_ms = 0;
+};
+std::vector<Traced> traced(const Case& c);
+
+/// The fastest of comparable runs by prediction, against the fastest measured one.
+struct Choice {
+  std::string chosen, best;
+  int of = 0;  ///< how many there were to choose from
+  double regret = 0;
+};
+
+struct Validation {
+  std::string mode;  ///< "cold": only the profiles; "calibrated": with a real run's knowledge of the machine
+  std::vector<Case> cases;
+  std::vector<Refusal> refused;
+
+  Errors time() const;
+  Errors memory() const;                ///< peak allocated, over all measured ranks
+  double kendall_tau() const;           ///< order of runs that differ only in settings (same model, machine and batch)
+  std::vector<Choice> choices() const;  ///< one for each group of such runs
+  double in_interval() const;           ///< share of times inside their predicted 90 % interval
+  double half_width() const;            ///< median of half that interval over the prediction
+  double largest_error() const;         ///< over times and peaks
+};
+
+/// The factor on compute kernels at which the prediction of a measured run meets its forward-backward time: how much
+/// slower this machine is than the profiled one (cooling, chip, clocks). Kernels' times only: transfers, host and the
+/// schedule stay.
+double slowdown_of(const scenario::Scenario& measured, const profile::Profiles& profiles);
+
+/// The profiles with `machine.slowdown`, the mean of the factors, in front; with its spread from four factors on.
+profile::Profiles with_slowdown(const profile::Profiles& profiles, const std::vector<double>& factors,
+                                const std::string& source);
+
+/// Every case anew, its machine's speed known from the other runs of the same model, or where there are none from all
+/// others on the same part; never from itself.
+void calibrate_without_itself(Validation& validation, const std::vector<profile::Profiles>& profiles_of_cases);
+
+/// Predicts a measured run. A run that cannot be predicted goes to `refused`; false then.
+bool add(Validation& validation, const scenario::Scenario& scenario, const profile::Profiles& profiles);
+
+}  // namespace pipewright::validate

@@ -1,0 +1,152 @@
+// The statistics of measured runs beside predictions, on figures that can be worked out by hand, and the calibration.
+#include "pipewright/validate.hpp"
+
+#include <doctest/doctest.h>
+
+#include <cmath>
+
+using namespace pipewright;
+using namespace pipewright::validate;
+
+namespace {
+
+/// A run with one measured rank; times in ms, peaks in bytes.
+Case run(const char* name, double measured_ms, double predicted_ms, std::int64_t measured_peak, std::int64_t peak) {
+  Case c;
+  c.scenario.name = name;
+  c.scenario.measured.emplace();
+  c.scenario.measured->forward_backward_ms = measured_ms;
+  c.scenario.measured->optimizer_ms = 10;
+  scenario::MeasuredRank rank;
+  rank.rank = 4;
+  rank.pp_rank = 1;
+  rank.peak_allocated_bytes = Bytes(measured_peak);
+  c.scenario.environment["NAME"] = name;  // three configurations, not three repetitions
+  c.scenario.measured->ranks = {rank};
+  c.prediction.ranks.resize(2);
+  c.prediction.forward_backward_ns = static_cast<std::int64_t>(predicted_ms * 1e6);
+  c.prediction.optimizer_ns = 10'000'000;
+  c.prediction.interval_low_ns = static_cast<std::int64_t>(predicted_ms * 0.95e6) + 10'000'000;
+  c.prediction.interval_high_ns = static_cast<std::int64_t>(predicted_ms * 1.05e6) + 10'000'000;
+  c.prediction.ranks[1].peak_allocated = Bytes(peak);
+  return c;
+}
+
+Validation three() {
+  Validation v;
+  v.mode = "cold";
+  v.cases = {run("a", 100, 102, 1000, 990), run("b", 200, 180, 1000, 1030), run("c", 150, 150, 1000, 1000)};
+  return v;
+}
+
+profile::Profiles shipped() {
+  return profile::Profiles({profile::load(std::string(SOURCE_ROOT) + "/profiles/h200-sxm.json", {"test", 0})});
+}
+
+scenario::Scenario measured(const std::string& name) {
+  return scenario::read(std::string(SOURCE_ROOT) + "/tests/measured/" + name + ".yaml");
+}
+
+}  // namespace
+
+TEST_CASE("errors are predicted over measured, less one") {
+  const auto v = three();
+  CHECK(v.time().mean_abs == doctest::Approx((0.02 + 0.1 + 0) / 3));
+  CHECK(v.time().max_abs == doctest::Approx(0.1));
+  CHECK(v.time().bias == doctest::Approx((0.02 - 0.1) / 3));
+  CHECK(v.memory().max_abs == doctest::Approx(0.03));
+  CHECK(v.memory().bias == doctest::Approx(0.02 / 3));
+  CHECK(v.largest_error() == doctest::Approx(0.1));
+}
+
+TEST_CASE("the interval is the step's, less the optimizer") {
+  CHECK(three().in_interval() == doctest::Approx(2.0 / 3));  // b: 171 to 189 does not hold 200
+}
+
+TEST_CASE("Kendall's tau counts only runs that differ in settings alone") {
+  auto v = three();
+  CHECK(v.kendall_tau() == doctest::Approx(1));
+  v.cases[1].prediction.forward_backward_ns = 120'000'000;  // now below c: one pair of three is turned around
+  CHECK(v.kendall_tau() == doctest::Approx(1.0 / 3));
+  v.cases[2].scenario.environment = v.cases[1].scenario.environment;  // repetitions have no order: a-b, a-c are right
+  CHECK(v.kendall_tau() == doctest::Approx(1));
+  v.cases[1].scenario.model.num_layers = 99;  // another model: only the pair a, c remains
+  CHECK(v.kendall_tau() == doctest::Approx(1));
+}
+
+TEST_CASE("nothing measured, nothing divided by") {
+  Validation v;
+  CHECK(v.time().mean_abs == 0);
+  CHECK(v.kendall_tau() == 0);
+  CHECK(v.in_interval() == 0);
+  CHECK(v.half_width() == 0);
+  CHECK(v.choices().empty());
+}
+
+TEST_CASE("half of the interval over the prediction, median") { CHECK(three().half_width() == doctest::Approx(0.05)); }
+
+TEST_CASE("regret: what following the predicted order costs") {
+  auto v = three();
+  REQUIRE(v.choices().size() == 1);
+  CHECK(v.choices()[0].chosen == "a");
+  CHECK(v.choices()[0].regret == 0);
+  v.cases[2].prediction.forward_backward_ns = 90'000'000;  // c is predicted fastest, but took 150 ms
+  CHECK(v.choices()[0].chosen == "c");
+  CHECK(v.choices()[0].best == "a");
+  CHECK(v.choices()[0].of == 3);
+  CHECK(v.choices()[0].regret == doctest::Approx(0.5));
+}
+
+TEST_CASE("a trace is compared at the speed of the step without profiler") {
+  auto c = run("a", 100, 102, 1000, 990);
+  auto& summary = c.scenario.measured->ranks[0].trace_summary.emplace();
+  summary.span_us = 220'000;  // 220 ms with, 110 ms without
+  summary.busy_us = {{"comp", 160'000}, {"p2p", 20'000}};
+  summary.exposed_us = {{"p2p", 10'000}};
+  c.prediction.ranks[1].account.traced_busy = {{"comp", 81'000'000}, {"coll", 1'000'000}};
+  const auto rows = traced(c);
+  REQUIRE(rows.size() == 3);
+  CHECK(rows[0].kind == "comp");
+  CHECK(rows[0].rank == 4);
+  CHECK(rows[0].measured_busy_ms == doctest::Approx(80));
+  CHECK(rows[0].predicted_busy_ms == doctest::Approx(81));
+  CHECK(rows[1].kind == "p2p");
+  CHECK(rows[1].measured_exposed_ms == doctest::Approx(5));
+  CHECK(rows[1].predicted_exposed_ms == 0);
+  CHECK(rows[2].kind == "coll");
+}
+
+TEST_CASE("a machine's speed is found again from a step that it would take") {
+  const auto profiles = shipped();
+  auto s = measured("a_pp4v2_m8");
+  const auto slower = with_slowdown(profiles, {1.06}, "test");
+  s.measured->forward_backward_ms = static_cast<double>(predict::predict(s, slower).forward_backward_ns) / 1e6;
+  CHECK(slowdown_of(s, profiles) == doctest::Approx(1.06).epsilon(0.002));
+}
+
+TEST_CASE("calibration uses the other runs of the model, and never the run itself") {
+  const auto profiles = shipped();
+  Validation v;
+  std::vector<profile::Profiles> all;
+  for (const char* name : {"a_pp4_m8", "a_pp4v2_m8", "b_pp4v2_m8"}) {
+    REQUIRE(add(v, measured(name), profiles));
+    all.push_back(profiles);
+  }
+  v.cases[0].scenario.measured->forward_backward_ms *= 2;  // no machine's speed explains this one
+  calibrate_without_itself(v, all);
+  CHECK(v.mode == "calibrated");
+  CHECK(v.cases[0].calibrated_by == std::vector<std::string>{"a_pp4v2_m8"});
+  CHECK(v.cases[1].calibrated_by == std::vector<std::string>{"a_pp4_m8"});
+  CHECK(v.cases[2].calibrated_by == std::vector<std::string>{"a_pp4_m8", "a_pp4v2_m8"});
+  CHECK(std::abs(time_error(v.cases[0])) > 0.4);  // its own figure did not help it
+  CHECK(time_error(v.cases[1]) > 0.4);            // but misled the other
+}
+
+TEST_CASE("four factors give a spread, fewer keep the profile's") {
+  const auto profiles = shipped();
+  CHECK(with_slowdown(profiles, {1, 1.1}, "t").scalar("machine.spread").value ==
+        profiles.scalar("machine.spread").value);
+  // Deviations of 1 % of four factors: sqrt(4 x 0.01^2 / 3 x (1 + 1/4)).
+  CHECK(with_slowdown(profiles, {0.99, 1.01, 0.99, 1.01}, "t").scalar("machine.spread").value ==
+        doctest::Approx(0.01 * std::sqrt(4.0 / 3 * 1.25)));
+}
