@@ -55,6 +55,7 @@ __global__ void clock_kernel(std::int64_t* out, std::int64_t ns) {
   } while (t1 - t0 < ns);
   out[0] = c1 - c0;
   out[1] = t1 - t0;
+  out[2] = t0;
 }
 
 __global__ void empty_kernel() {}

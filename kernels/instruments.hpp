@@ -15,7 +15,8 @@ void fill_normal(Format format, void* out, std::int64_t elements, std::uint64_t 
 /// Spins until *open != 0 (pinned host memory) or the time limit is over; records whether it timed out.
 void gate(const volatile int* open, int* timed_out, std::int64_t limit_ns, Stream stream);
 
-/// SM cycles and nanoseconds over about `ns` nanoseconds of spinning in one block: out[0] cycles, out[1] nanoseconds.
+/// SM cycles and nanoseconds over about `ns` nanoseconds of spinning in one block: out[0] cycles, out[1] nanoseconds,
+/// out[2] the GPU's time at its start.
 void clock_probe(std::int64_t* out, std::int64_t ns, Stream stream);
 
 void empty(Stream stream);

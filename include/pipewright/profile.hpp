@@ -66,7 +66,8 @@ struct Timing {
 };
 
 /// Slow-down of kernels by sustained load: a part at its power limit lowers its clock. Measured by `capture
-/// --sustained` with a transformer layer's kernels at several duty cycles (share of time busy over `window_ms`).
+/// --sustained` at several duty cycles (share of time busy over `window_ms`), with a transformer layer's kernels and
+/// with kernels of one kind alone: kinds draw different power.
 struct ClockRow {
   double duty = 0;       ///< share of time in which the part computes
   double mhz = 0;        ///< mean SM clock while busy
@@ -80,6 +81,10 @@ struct Clocks {
   double cool_mhz = 0;
   double limit_watts = 0;
   std::vector<ClockRow> rows;  ///< ascending duty
+  /// What ran: "layer", or kernels of one kind, "matrix", "attention", "memory", or "matrix+memory" by turns.
+  std::string kernels = "layer";
+  /// Of the busy time on a cool part, the share of each kind.
+  double matrix_share = 0, attention_share = 0, memory_share = 0;
   /// Factor on a cool kernel time at this duty, linear between rows, clamped to the first and last.
   double slowdown(Load load, double duty) const;
 };
@@ -129,7 +134,7 @@ class Profile {
   /// nullopt: the family was not measured at all.
   std::optional<Timing> time(const Key& key) const;
   const Link* link(const std::string& link_name) const;  ///< its own, else a published one, else nullptr
-  const Clocks* clocks_for(const std::string& precision) const;
+  const Clocks* clocks_for(const std::string& precision, const std::string& kernels = "layer") const;
   void prepare();  ///< tests the interpolation of families where that was not done yet
 };
 
@@ -149,7 +154,7 @@ class Profiles {
   Timing time(const Key& key) const;
   Scalar scalar(const std::string& scalar_name) const;  ///< first that has it; throws UsageError if none
   const Link& link(const std::string& link_name) const;
-  const Clocks* clocks_for(const std::string& precision) const;
+  const Clocks* clocks_for(const std::string& precision, const std::string& kernels = "layer") const;
   const Profile& first() const { return profiles_.front(); }
   const std::vector<Profile>& all() const { return profiles_; }
 

@@ -54,6 +54,12 @@ Nvml::~Nvml() {
 
 std::optional<double> Nvml::watts() const { return library_->read("nvmlDeviceGetPowerUsage", 1e-3); }
 std::optional<double> Nvml::limit_watts() const { return library_->read("nvmlDeviceGetEnforcedPowerLimit", 1e-3); }
+std::optional<double> Nvml::joules() const {
+  const auto f = library_->find<int(void*, unsigned long long*)>("nvmlDeviceGetTotalEnergyConsumption");
+  unsigned long long millijoules = 0;
+  if (f == nullptr || library_->device == nullptr || f(library_->device, &millijoules) != 0) return std::nullopt;
+  return 1e-3 * static_cast<double>(millijoules);
+}
 
 std::string Nvml::driver() const {
   const auto f = library_->find<int(char*, unsigned)>("nvmlSystemGetDriverVersion");
@@ -102,7 +108,7 @@ Lab::Lab(int device_index, double share) : device(device_index) {
   check(cudaMalloc(&workspace, workspace_bytes), "workspace");
   check(cudaMallocHost(reinterpret_cast<void**>(&gate_open), sizeof(int)), "pinned memory");
   check(cudaMallocHost(reinterpret_cast<void**>(&gate_timed_out), sizeof(int)), "pinned memory");
-  check(cudaMallocHost(reinterpret_cast<void**>(&probe_), 2 * sizeof(std::int64_t)), "pinned memory");
+  check(cudaMallocHost(reinterpret_cast<void**>(&probe_), 3 * sizeof(std::int64_t)), "pinned memory");
   check(cudaMemGetInfo(&free_bytes, &total), "memory info");
   const double bytes = std::min(kWantedBytes, share * static_cast<double>(free_bytes));
   for (const Plan& plan : kPlan) {

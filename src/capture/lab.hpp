@@ -28,6 +28,7 @@ class Nvml {
   Nvml& operator=(const Nvml&) = delete;
   std::optional<double> watts() const;
   std::optional<double> limit_watts() const;
+  std::optional<double> joules() const;  ///< since the driver was loaded
   std::string driver() const;
 
  private:
@@ -89,7 +90,7 @@ class Lab {
   void fill(Content content, Region& region, std::int64_t bytes);
   std::map<Content, Region> regions_;
   std::uint64_t seed_ = 1;
-  std::int64_t* probe_ = nullptr;  // pinned
+  std::int64_t* probe_ = nullptr;  // pinned: cycles, nanoseconds, time
 };
 
 /// Loaded versions of driver, CUDA, cuBLASLt, cuDNN.

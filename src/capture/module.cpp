@@ -126,12 +126,7 @@ extern "C" void pipewright_capture_run(const pipewright::capture::Options& optio
     }
     measure_host(lab, session);
     measure_kernels(lab, attention, session);
-    if (options.sustained) {
-      for (const char* precision : {"bf16", "fp8"}) {
-        if (!stop && session.wants(std::string("clocks.") + precision))
-          measure_clocks(lab, attention, precision, session);
-      }
-    }
+    if (options.sustained) measure_clocks(lab, attention, session);
     profile.provenance.push_back(fmt::format("cool SM clock {:.0f} MHz, power limit {:.0f} W", lab.max_mhz,
                                              lab.nvml->limit_watts().value_or(0)));
   }

@@ -27,8 +27,9 @@ inline profile::Sample sample_of(std::vector<std::int64_t> dims, const Summary& 
 /// host.*_us: what calls of the runtime cost the host, and the gap between two kernels of a stream.
 void measure_host(Lab& lab, Session& session);
 
-/// Clocks: a transformer layer's kernels at several shares of busy time, against the same kernels on a cool part.
-void measure_clocks(Lab& lab, Attention& attention, const std::string& precision, Session& session);
+/// Clocks: a transformer layer's kernels, and those of each kind alone, at several shares of busy time, against the
+/// same kernels on a cool part.
+void measure_clocks(Lab& lab, Attention& attention, Session& session);
 
 /// contention.*: slow-down of kernels beside something else, between the calls of `begin` and `end`.
 void measure_contention(Lab& lab, Attention& attention, Session& session, const std::function<void()>& begin,

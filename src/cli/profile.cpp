@@ -109,7 +109,7 @@ std::string show_text(const profile::Profile& p, const std::string& only_family)
     text += "\n" + links.text();
   }
   for (const auto& c : p.clocks) {
-    Table rows({"duty (" + c.precision + ")", "MHz", "W", "matrix", "attention", "memory"});
+    Table rows({"duty (" + c.precision + ", " + c.kernels + ")", "MHz", "W", "matrix", "attention", "memory"});
     for (const auto& r : c.rows) {
       rows.add({fmt::format("{:.2f}", r.duty), fmt::format("{:.0f}", r.mhz), fmt::format("{:.0f}", r.watts),
                 fmt::format("{:.3f}", r.matrix), fmt::format("{:.3f}", r.attention), fmt::format("{:.3f}", r.memory)});

@@ -112,9 +112,16 @@ std::vector<Sample> read_samples(const Field& list, const Family& f, Origin orig
 }
 
 Clocks read_clocks(const Field& entry) {
-  entry.keys({"precision", "cool_mhz", "limit_watts", "rows"});
+  entry.keys(
+      {"precision", "kernels", "cool_mhz", "limit_watts", "matrix_share", "attention_share", "memory_share", "rows"});
   Clocks clocks;
   clocks.precision = entry["precision"].string();
+  if (entry.has("kernels")) clocks.kernels = entry["kernels"].string();
+  if (entry.has("matrix_share")) {
+    clocks.matrix_share = entry["matrix_share"].number(0, 1);
+    clocks.attention_share = entry["attention_share"].number(0, 1);
+    clocks.memory_share = entry["memory_share"].number(0, 1);
+  }
   clocks.cool_mhz = entry["cool_mhz"].number(1, 1e5);
   clocks.limit_watts = entry["limit_watts"].number(0, 1e5);
   const Field rows = entry["rows"];
@@ -269,9 +276,11 @@ std::string to_json(const Profile& p) {
                       fixed(r.duty, 4), fixed(r.mhz, 1), fixed(r.watts, 1), fixed(r.matrix, 4), fixed(r.attention, 4),
                       fixed(r.memory, 4)));
     }
-    clocks.push_back(fmt::format("{{\"precision\": {}, \"cool_mhz\": {}, \"limit_watts\": {}, \"rows\": {}}}",
-                                 quoted(c.precision), fixed(c.cool_mhz, 1), fixed(c.limit_watts, 1),
-                                 block('[', rows, ']', 4)));
+    clocks.push_back(fmt::format(
+        "{{\"precision\": {}, \"kernels\": {}, \"cool_mhz\": {}, \"limit_watts\": {}, \"matrix_share\": {}, "
+        "\"attention_share\": {}, \"memory_share\": {}, \"rows\": {}}}",
+        quoted(c.precision), quoted(c.kernels), fixed(c.cool_mhz, 1), fixed(c.limit_watts, 1), fixed(c.matrix_share, 4),
+        fixed(c.attention_share, 4), fixed(c.memory_share, 4), block('[', rows, ']', 4)));
   }
   for (const auto& [key, s] : p.scalars) {
     scalars.push_back(fmt::format("{}: {{\"value\": {}, \"spread\": {}{}}}", quoted(key), number(s.value),

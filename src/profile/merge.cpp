@@ -27,8 +27,9 @@ std::map<std::string, double> numbers(const Profile& p) {
   }
   for (const auto& c : p.clocks) {
     for (const auto& r : c.rows) {
-      const std::string row = fmt::format("clocks {} duty={:.4g}", c.precision, r.duty);
+      const std::string row = fmt::format("clocks {} {} duty={:.4g}", c.precision, c.kernels, r.duty);
       all[row + " mhz"] = r.mhz;
+      all[row + " watts"] = r.watts;
       all[row + " matrix"] = r.matrix;
       all[row + " attention"] = r.attention;
       all[row + " memory"] = r.memory;
@@ -62,7 +63,7 @@ Profile merge(const std::vector<Profile>& in_order) {
       if (!known) result.links.push_back(l);
     }
     for (const auto& c : other.clocks) {
-      if (result.clocks_for(c.precision) == nullptr) result.clocks.push_back(c);
+      if (result.clocks_for(c.precision, c.kernels) == nullptr) result.clocks.push_back(c);
     }
     result.scalars.insert(other.scalars.begin(), other.scalars.end());
     result.versions.insert(other.versions.begin(), other.versions.end());

@@ -96,9 +96,9 @@ const Link* Profile::link(const std::string& link_name) const {
   return own != nullptr ? own : find_link(published_links(), link_name);
 }
 
-const Clocks* Profile::clocks_for(const std::string& precision) const {
+const Clocks* Profile::clocks_for(const std::string& precision, const std::string& kernels) const {
   for (const auto& c : clocks) {
-    if (c.precision == precision) return &c;
+    if (c.precision == precision && c.kernels == kernels) return &c;
   }
   return nullptr;
 }
@@ -162,9 +162,9 @@ const Link& Profiles::link(const std::string& link_name) const {
                    nearest_name(link_name, known));
 }
 
-const Clocks* Profiles::clocks_for(const std::string& precision) const {
+const Clocks* Profiles::clocks_for(const std::string& precision, const std::string& kernels) const {
   for (const auto& profile : profiles_) {
-    if (const Clocks* found = profile.clocks_for(precision)) return found;
+    if (const Clocks* found = profile.clocks_for(precision, kernels)) return found;
   }
   return nullptr;
 }

@@ -57,4 +57,20 @@ TEST_CASE("clocks: linear between the rows, held at the ends") {
   CHECK(c.slowdown(Load::network, 1) == 1);
   CHECK(Clocks{}.slowdown(Load::matrix, 1) == 1);
   CHECK(fabricated().clocks_for("fp8") == nullptr);
+  CHECK(fabricated().clocks_for("bf16", "memory") == nullptr);
+}
+
+TEST_CASE("clocks of one kind of kernels stand beside the layer's, and are merged and written on their own") {
+  Profile p = fabricated();
+  Clocks memory = *p.clocks_for("bf16");
+  memory.kernels = "memory";
+  memory.memory_share = 1;
+  memory.rows = {{0.1, 1980, 170, 1, 1, 1}, {1.0, 1980, 620, 1, 1, 1.001}};
+  Profile other = p;
+  other.clocks = {memory};
+  const Profile both = parse(to_json(merge({p, other})), "merged");
+  REQUIRE(both.clocks_for("bf16", "memory") != nullptr);
+  CHECK(both.clocks_for("bf16", "memory")->slowdown(Load::memory, 1.0) == doctest::Approx(1.001));
+  CHECK(both.clocks_for("bf16", "memory")->memory_share == 1);
+  CHECK(both.clocks_for("bf16")->kernels == "layer");
 }
