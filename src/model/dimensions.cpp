@@ -47,7 +47,6 @@ void refuse_what_is_not_modelled(const Scenario& s) {
   const auto& m = s.model;
   const auto& o = s.settings;
   if (m.num_moe_experts) refuse(s, "model.num_moe_experts", "mixture-of-experts layers are not modelled yet");
-  if (m.multi_latent_attention) refuse(s, "model.multi_latent_attention", "latent attention is not modelled yet");
   if (m.mtp_num_layers.value_or(0) > 0) refuse(s, "model.mtp_num_layers", "multi-token prediction is not modelled yet");
   if (o.transformer_impl != "transformer_engine") {
     refuse(s, "settings.transformer_impl", "only transformer_engine is modelled");
@@ -60,6 +59,27 @@ void refuse_what_is_not_modelled(const Scenario& s) {
 }
 
 }  // namespace
+
+void Dimensions::set_latent(const Scenario& sc) {
+  const auto& m = sc.model;
+  if (sc.settings.apply_rope_fusion && m.rope_type != "yarn") {
+    refuse(sc, "model.rope_type", "apply_rope_fusion for MLA only works with YARN RoPE");
+  }
+  mla = true;
+  q_rank = m.q_lora_rank.value_or(0);
+  kv_rank = m.kv_lora_rank;
+  qk_nope = m.qk_head_dim;
+  qk_rope = m.qk_pos_emb_head_dim;
+  v_dim = m.v_head_dim;
+  head_dim = qk_nope + qk_rope;
+  groups = heads;
+  fused_down = m.mla_down_proj_fusion && q_rank > 0;
+  splits_down = t > 1 && fused_down;
+  if (splits_down && (q_rank % t != 0 || (kv_rank + qk_rope) % t != 0)) {
+    refuse(sc, "model.mla_down_proj_fusion",
+           "q_lora_rank and kv_lora_rank + qk_pos_emb_head_dim must be divisible by tensor_model_parallel_size");
+  }
+}
 
 Dimensions::Dimensions(const Scenario& sc) {
   refuse_what_is_not_modelled(sc);
@@ -76,9 +96,13 @@ Dimensions::Dimensions(const Scenario& sc) {
   local = sp ? divided(sc, "model.seq_length", tokens, t) : tokens;
   h = m.hidden_size;
   f = divided(sc, "model.ffn_hidden_size", scenario::ffn_hidden_size(sc), t);
-  head_dim = scenario::kv_channels(sc);
   heads = divided(sc, "model.num_attention_heads", m.num_attention_heads, t);
-  groups = std::max<Int>(1, scenario::num_query_groups(sc) / t);
+  if (m.multi_latent_attention) {
+    set_latent(sc);
+  } else {
+    head_dim = scenario::kv_channels(sc);
+    groups = std::max<Int>(1, scenario::num_query_groups(sc) / t);
+  }
   q = heads * head_dim;
   kv = groups * head_dim;
   vocab = divided(sc, "model.vocab_size", scenario::padded_vocab_size(sc), t);
@@ -102,10 +126,14 @@ Dimensions::Dimensions(const Scenario& sc) {
   fp8_cached_weights = !o.disable_parameter_transpose_cache;
   recompute_attention = scenario::recomputes(sc, "core_attn");
   recompute_mlp = scenario::recomputes(sc, "mlp");
+  recompute_norms = scenario::recomputes(sc, "layernorm");
+  recompute_up = scenario::recomputes(sc, "mla_up_proj");
   const auto& scopes = o.cuda_graph_modules;
   graphed_mlp =
       o.cuda_graph_impl == "transformer_engine" && std::find(scopes.begin(), scopes.end(), "mlp") != scopes.end();
-  tp_overlap = o.tp_comm_overlap && sp;
+  // Linear layers whose names userbuffers do not know switch tp_comm_overlap off for all that are made after them
+  // (extensions/transformer_engine.py:922-932): MLA's down projections.
+  tp_overlap = o.tp_comm_overlap && sp && !mla;
   deferred_head_wgrad = o.defer_embedding_wgrad_compute && pp > 1 && fused_gradients;
 }
 

@@ -27,20 +27,39 @@ struct Dimensions {
   bool fused_gradients;  ///< gradient_accumulation_fusion
   Int gradient_bytes;    ///< of an element of the main gradient buffer: 4 or 2
   double hidden_dropout, attention_dropout;
-  std::string activation;  ///< kernel family: "swiglu", "gelu", ...
+  // Multi-latent attention: q and kv are then the widths of all queries and keys with their rotated parts.
+  bool mla = false;
+  Int q_rank = 0, kv_rank = 0;              ///< widths of compressed queries (0: none) and of keys with values
+  Int qk_nope = 0, qk_rope = 0, v_dim = 0;  ///< of a head: unrotated and rotated part of q and k; value
+  bool fused_down = false;                  ///< mla_down_proj_fusion
+  bool splits_down = false;                 ///< down projections are column-parallel, else whole on every rank
+  Int mtp_layers = 0;
+  bool local_spec = false;         ///< transformer_impl local
+  bool separate_norms = false;     ///< no norm is part of a linear layer, as in the local spec
+  bool unfused_attention = false;  ///< scores and probabilities are tensors
+  bool fused_softmax = false;      ///< scale, mask and softmax in one bf16 kernel
+  std::string activation;          ///< kernel family: "swiglu", "gelu", ...
   std::string tp_link, cp_link, dp_link;
   Recipe recipe = Recipe::bf16;
   bool fp8_parameters = false;       ///< linear weights are stored in FP8 (fp8_param_gather)
   bool fp8_cached_weights = true;    ///< FP8 copies of weights live from the first microbatch on
   bool recompute_attention = false;  ///< recompute_modules: core_attn
   bool recompute_mlp = false;        ///< recompute_modules: mlp
+  bool recompute_norms = false;      ///< recompute_modules: layernorm
+  bool recompute_up = false;         ///< recompute_modules: mla_up_proj
   bool graphed_mlp = false;          ///< TE CUDA graphs of scope mlp
   bool tp_overlap = false;           ///< tp_comm_overlap
   bool deferred_head_wgrad = false;  ///< defer_embedding_wgrad_compute
 
   Int ffn_in() const { return gated ? 2 * f : f; }  ///< width of fc1's output
   Int qkv() const { return q + 2 * kv; }
+  Int v_width() const { return mla ? heads * v_dim : kv; }  ///< of all values; with MLA also of attention's output
+  Int o_width() const { return heads * (mla ? v_dim : head_dim); }
+  Int kv_up() const { return heads * (qk_nope + v_dim); }
   Int boundary_bytes() const { return 2 * local * h; }
+
+ private:
+  void set_latent(const scenario::Scenario& scenario);
 };
 
 }  // namespace pipewright::model

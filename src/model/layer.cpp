@@ -9,6 +9,7 @@
 #include <algorithm>
 
 #include "attention.hpp"
+#include "mla.hpp"
 #include "mlp.hpp"
 
 namespace pipewright::model {
@@ -21,7 +22,8 @@ class LayerWriter {
   LayerWriter(PieceBuilder& builder, const Dimensions& dimensions, const LayerKind& kind)
       : w_(builder),
         d_(dimensions),
-        attention_(grouped_query_attention(builder, dimensions, kind.fp8)),
+        attention_(dimensions.mla ? latent_attention(builder, dimensions, kind.fp8)
+                                  : grouped_query_attention(builder, dimensions, kind.fp8)),
         mlp_(dense_mlp(builder, dimensions, kind.fp8)) {}
 
   void forward(std::uint32_t y, bool grad);

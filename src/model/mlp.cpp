@@ -6,7 +6,7 @@
 // Saved for backward: statistics, n2, F, G (reference 5.1).
 #include "mlp.hpp"
 
-#include "linear.hpp"
+#include "norm.hpp"
 
 namespace pipewright::model {
 namespace {
@@ -18,9 +18,10 @@ class DenseMlp : public Mlp {
         d_(dimensions),
         linear_(builder, dimensions),
         fc1_{"mlp.fc1", d_.h, d_.ffn_in(), fp8},
-        fc2_{"mlp.fc2", d_.f, d_.h, fp8} {}
+        fc2_{"mlp.fc2", d_.f, d_.h, fp8},
+        separate_norm_(builder, dimensions, "mlp.norm", dimensions.recompute_norms) {}
 
-  std::uint32_t forward(bool grad) override { return run(grad && !d_.recompute_mlp); }
+  std::uint32_t forward(bool grad) override;
   std::uint32_t backward() override;
 
  private:
@@ -32,12 +33,14 @@ class DenseMlp : public Mlp {
   Linear fc1_, fc2_;
 
   Normed norm_;
+  Norm separate_norm_;  ///< local spec: not under a checkpoint of the MLP
   Operand fc2_input_;
   std::uint32_t fc1_out_ = no_tensor, activation_ = no_tensor;
 };
 
 std::uint32_t DenseMlp::run(bool grad) {
-  fc1_out_ = linear_.norm_linear(fc1_, "mlp.fc1_output", norm_, grad);
+  fc1_out_ = d_.separate_norms ? linear_.column_linear(fc1_, "mlp.fc1_output", norm_.out, grad)
+                               : linear_.norm_linear(fc1_, "mlp.fc1_output", norm_, grad);
   activation_ = w_.allocate("mlp.activation", 2 * d_.tokens * d_.f);
   w_.launch("mlp.activation forward", {d_.activation + ".forward", {d_.tokens, d_.f}});
   if (!grad) w_.free(fc1_out_);
@@ -49,7 +52,15 @@ std::uint32_t DenseMlp::run(bool grad) {
   return out;
 }
 
+std::uint32_t DenseMlp::forward(bool grad) {
+  if (d_.separate_norms) separate_norm_.forward(grad);
+  const auto out = run(grad && !d_.recompute_mlp);
+  if (d_.separate_norms) separate_norm_.leave(grad);
+  return out;
+}
+
 std::uint32_t DenseMlp::backward() {
+  if (d_.separate_norms) separate_norm_.replay();
   std::uint32_t replayed = no_tensor;
   if (d_.recompute_mlp) {
     w_.recomputing(true);
@@ -62,7 +73,14 @@ std::uint32_t DenseMlp::backward() {
   w_.launch("mlp.activation backward", {d_.activation + ".backward", {d_.tokens, d_.f}});
   w_.free({dactivation, fc1_out_});
   activation_ = fc1_out_ = no_tensor;
-  const auto dx = linear_.norm_linear_backward(fc1_, norm_, dfc1);
+  auto dx = no_tensor;
+  if (d_.separate_norms) {
+    const auto dnorm = linear_.column_backward(fc1_, norm_.out);
+    w_.free(dfc1);
+    dx = separate_norm_.backward(dnorm);
+  } else {
+    dx = linear_.norm_linear_backward(fc1_, norm_, dfc1);
+  }
   w_.free(replayed);
   return dx;
 }

@@ -8,43 +8,110 @@ namespace {
 
 Int padded(Int value, Int divisor) { return (value + divisor - 1) / divisor * divisor; }
 
+/// Collects the parameters of modules in the order in which Megatron Core's constructors register them.
+class Modules {
+ public:
+  Modules(const Dimensions& dimensions, const scenario::Scenario& scenario) : d_(dimensions), s_(scenario) {}
+
+  void embedding() {
+    vector(d_.vocab * d_.h);
+    if (s_.model.position_embedding_type == "learned_absolute") {
+      vector(s_.model.max_position_embeddings.value_or(s_.model.seq_length) * d_.h);
+    }
+  }
+  void head() { list_.push_back({d_.vocab * d_.h, false, d_.h, d_.vocab}); }
+  void norm(Int width) {
+    replicated(width);
+    if (!d_.rms_norm) replicated(width);
+  }
+  void layer(bool fp8) {
+    if (d_.mla) {
+      latent_attention(fp8);
+    } else {
+      attention(fp8);
+    }
+    mlp(fp8);
+  }
+  /// multi_token_prediction.py, MultiTokenPredictionLayer: enorm, hnorm, eh_proj, the transformer layer, its own norm.
+  void mtp_layer(bool fp8) {
+    norm(d_.h);
+    norm(d_.h);
+    weight(2 * d_.h, d_.h / d_.t, fp8);
+    layer(fp8);
+    norm(d_.h);
+  }
+  std::vector<Parameter> take() { return std::move(list_); }
+
+ private:
+  void weight(Int in, Int out, bool fp8, bool replicated = false) {
+    list_.push_back({in * out, fp8 && d_.fp8_parameters, in, out, fp8, replicated});
+  }
+  void vector(Int elements) { list_.push_back({elements}); }
+  void replicated(Int elements) { list_.push_back({elements, false, 0, 0, false, true}); }
+
+  void attention(bool fp8) {
+    if (d_.separate_norms) norm(d_.h);
+    weight(d_.q, d_.h, fp8);
+    if (d_.bias) replicated(d_.h);
+    if (!d_.separate_norms) norm(d_.h);
+    weight(d_.h, d_.qkv(), fp8);
+    if (d_.qkv_bias) vector(d_.qkv());
+    if (d_.qk_norm) {
+      norm(d_.head_dim);
+      norm(d_.head_dim);
+    }
+  }
+  void latent_attention(bool fp8) {
+    const auto up = [&](Int rank, Int out) {
+      if (d_.qk_norm && !d_.separate_norms) norm(rank);
+      weight(rank, out, fp8);
+    };
+    norm(d_.h);
+    weight(d_.v_width(), d_.h, fp8);
+    if (d_.bias) replicated(d_.h);
+    const auto down = [&](Int out) { weight(d_.h, d_.splits_down ? out / d_.t : out, fp8, !d_.splits_down); };
+    if (d_.q_rank == 0) {
+      weight(d_.h, d_.q, fp8);
+    } else if (d_.fused_down) {
+      down(d_.q_rank + d_.kv_rank + d_.qk_rope);
+      up(d_.q_rank, d_.q);
+    } else {
+      down(d_.q_rank);
+      up(d_.q_rank, d_.q);
+    }
+    if (!d_.fused_down) down(d_.kv_rank + d_.qk_rope);
+    up(d_.kv_rank, d_.kv_up());
+    if (d_.qk_norm && d_.separate_norms) {
+      if (d_.q_rank > 0) norm(d_.q_rank);
+      norm(d_.kv_rank);
+    }
+  }
+  void mlp(bool fp8) {
+    norm(d_.h);
+    weight(d_.h, d_.ffn_in(), fp8);
+    if (d_.bias) vector(d_.ffn_in());
+    weight(d_.f, d_.h, fp8);
+    if (d_.bias) replicated(d_.h);
+  }
+
+  const Dimensions& d_;
+  const scenario::Scenario& s_;
+  std::vector<Parameter> list_;
+};
+
 }  // namespace
 
 std::vector<Parameter> chunk_parameters(const Dimensions& d, const scenario::Scenario& s, const ChunkShape& shape) {
-  std::vector<Parameter> list;
-  const auto weight = [&](Int in, Int out, bool fp8) { list.push_back({in * out, fp8 && d.fp8_parameters, in, out}); };
-  const auto vector = [&](Int elements) { list.push_back({elements}); };
-  const auto norm = [&](Int width) {
-    vector(width);
-    if (!d.rms_norm) vector(width);
-  };
-  if (shape.embedding) {
-    vector(d.vocab * d.h);
-    if (s.model.position_embedding_type == "learned_absolute") {
-      vector(s.model.max_position_embeddings.value_or(s.model.seq_length) * d.h);
-    }
-  }
-  for (const bool fp8 : shape.layer_is_fp8) {
-    weight(d.q, d.h, fp8);
-    if (d.bias) vector(d.h);
-    norm(d.h);
-    weight(d.h, d.qkv(), fp8);
-    if (d.qkv_bias) vector(d.qkv());
-    if (d.qk_norm) {
-      norm(d.head_dim);
-      norm(d.head_dim);
-    }
-    norm(d.h);
-    weight(d.h, d.ffn_in(), fp8);
-    if (d.bias) vector(d.ffn_in());
-    weight(d.f, d.h, fp8);
-    if (d.bias) vector(d.h);
-  }
-  if (shape.head) {
-    norm(d.h);
-    if (!shape.shares_embedding || !shape.embedding) list.push_back({d.vocab * d.h, false, d.h, d.vocab});
-  }
-  return list;
+  Modules modules(d, s);
+  if (shape.embedding || shape.mtp_layers > 0) modules.embedding();
+  for (const bool fp8 : shape.layer_is_fp8) modules.layer(fp8);
+  if (shape.final_norm) modules.norm(d.h);
+  // mtp_use_repeated_layer: one layer serves every depth.
+  const Int depths = s.model.mtp_use_repeated_layer ? std::min<Int>(shape.mtp_layers, 1) : shape.mtp_layers;
+  for (Int i = 0; i < depths; ++i) modules.mtp_layer(d.recipe != Recipe::bf16);
+  // gpt_model.py, skip_weight_param_allocation: only the stage that also holds the first embedding has no copy.
+  if (shape.head && !(shape.shares_embedding && shape.embedding)) modules.head();
+  return modules.take();
 }
 
 std::vector<Buffer> layout(const std::vector<Parameter>& parameters, Int bucket_size, Int ranks, bool distributed,

@@ -12,11 +12,16 @@ struct Parameter {
   Int elements;
   bool fp8 = false;                   ///< stored in FP8 (fp8_param_gather)
   Int weight_in = 0, weight_out = 0;  ///< of a weight that a linear layer multiplies by; 0: embedding, norm, bias
+  bool quantized = false;             ///< the linear layer multiplies by an FP8 copy of it
+  bool replicated =
+      false;  ///< whole on every tensor-parallel rank, each with a part of the gradient (sequence_parallel)
 };
 
 struct ChunkShape {
   std::vector<bool> layer_is_fp8;  ///< one a layer
+  Int mtp_layers = 0;
   bool embedding = false, head = false;
+  bool final_norm = false;        ///< with MTP beside the last decoder layer, else with the head
   bool shares_embedding = false;  ///< the output layer's weight is the embedding's
 };
 

@@ -84,6 +84,7 @@ Chunk build_chunk(const Scenario& s, const Dimensions& d, Pieces& pieces, const 
   for (const Int layer : stage.layers) shape.layer_is_fp8.push_back(is_fp8(s, d, layer));
   shape.embedding = stage.embedding;
   shape.head = stage.loss;
+  shape.final_norm = stage.loss;
   shape.shares_embedding = !s.model.untie_embeddings_and_output_weights;
   return chunk;
 }

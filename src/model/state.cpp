@@ -91,7 +91,7 @@ class StateWriter {
   PieceBuilder construction_;
   std::vector<std::vector<std::uint32_t>> modules_;  ///< by chunk: parameters as the modules made them
   std::vector<std::vector<Int>> owned_;              ///< [data-parallel rank] elements of each shard
-  Int elements_ = 0, norm_elements_ = 0;
+  Int elements_ = 0, replicated_elements_ = 0;
 };
 
 void StateWriter::add_gradient_sync(Chunk& chunk, const Buffer& buffer) {
@@ -139,7 +139,7 @@ void StateWriter::add_chunk(std::size_t index, const std::vector<Parameter>& par
   Int parameter_bytes = 0;
   for (const auto& p : parameters) {
     chunk.parameters += p.elements;
-    if (!p.fp8 && p.weight_in == 0 && p.elements <= d_.qkv() + d_.ffn_in()) norm_elements_ += p.elements;
+    if (p.replicated) replicated_elements_ += p.elements;
   }
   for (const auto& buffer : buffers) {
     const Int bytes = buffer.elements * (buffer.fp8 ? 1 : 2);
@@ -203,12 +203,12 @@ void StateWriter::add_deferred_head() {
 }
 
 void StateWriter::add_finalize(bool shares_embedding) {
-  if (d_.sp && norm_elements_ > 0) {
+  if (d_.sp && replicated_elements_ > 0) {
     // Norm gradients of sequence-parallel ranks are summed (finalize_model_grads.py,
     // _allreduce_non_tensor_model_parallel_grads).
     launch(rank_.finalize, "norm gradients gathered", {"small", {}});
-    collective(rank_.finalize, "norm gradients all-reduce", "all_reduce", d_.t, norm_elements_ * d_.gradient_bytes,
-               d_.tp_link, Stream::compute, Purpose::tp);
+    collective(rank_.finalize, "norm gradients all-reduce", "all_reduce", d_.t,
+               replicated_elements_ * d_.gradient_bytes, d_.tp_link, Stream::compute, Purpose::tp);
     launch(rank_.finalize, "norm gradients scattered", {"small", {}});
   }
   const bool end = pp_rank_ == 0 || pp_rank_ + 1 == d_.pp;
@@ -258,18 +258,13 @@ void StateWriter::run(const std::vector<ChunkShape>& shapes) {
     add_chunk(c, parameters);
     for (const auto& p : parameters) {
       if (p.weight_in > 0) weight_shapes.emplace(p.weight_in, p.weight_out);
+      if (!p.quantized || p.fp8) continue;
+      // Row-wise and transposed copy of a weight.
+      hold(rank_.since_first_step, "FP8 weights", p.elements);
+      hold(rank_.since_first_step, "FP8 weights", p.elements);
     }
     shares |= shapes[c].shares_embedding;
     head |= shapes[c].head;
-    if (d_.recipe == Recipe::bf16 || d_.fp8_parameters) continue;
-    for (const bool fp8 : shapes[c].layer_is_fp8) {
-      if (!fp8) continue;
-      // Row-wise and transposed copies of the layer's weights.
-      for (const Int n : {d_.q * d_.h, d_.h * d_.qkv(), d_.h * d_.ffn_in(), d_.f * d_.h}) {
-        hold(rank_.since_first_step, "FP8 weights", n);
-        hold(rank_.since_first_step, "FP8 weights", n);
-      }
-    }
   }
   add_optimizer_state(owned_);
   hold_from_start("optimizer scalars", 4);

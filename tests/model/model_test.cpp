@@ -1,84 +1,12 @@
 // Layers, embedding and head against the formulas of reference 5.1 and against themselves: what is born dies.
-#include "pipewright/model.hpp"
-
-#include <doctest/doctest.h>
-
-#include <map>
+#include "support.hpp"
 
 using namespace pipewright;
+using namespace pipewright::model::test;
 using model::Piece;
 using model::Step;
 
 namespace {
-
-/// Llama 3 70B at sequence 8192 on TP 4 with sequence parallelism, bf16.
-scenario::Scenario llama70b() {
-  return scenario::parse(R"(scenario: 1
-model: {num_layers: 80, hidden_size: 8192, ffn_hidden_size: 28672, num_attention_heads: 64, num_query_groups: 8,
-  seq_length: 8192, vocab_size: 128256, gated_linear_unit: true, normalization: RMSNorm, add_bias_linear: false,
-  untie_embeddings_and_output_weights: true, position_embedding_type: rope, make_vocab_size_divisible_by: 1}
-settings: {tensor_model_parallel_size: 4, pipeline_model_parallel_size: 4, sequence_parallel: true, micro_batch_size: 1,
-  global_batch_size: 16, bf16: true, use_distributed_optimizer: true, grad_reduce_in_fp32: true,
-  gradient_accumulation_fusion: true, hidden_dropout: 0.0, attention_dropout: 0.0, apply_rope_fusion: true}
-cluster: {profile: h200-sxm, num_gpus: 32, gpus_per_node: 8}
-)",
-                         "llama70b.yaml");
-}
-
-scenario::Scenario with(scenario::Scenario s, std::initializer_list<const char*> settings) {
-  for (const auto* setting : settings) scenario::set(s, setting);
-  return s;
-}
-
-/// A layer that is neither the first nor the last of its chunk.
-const Piece& inner_layer(const model::Stages& stages) { return stages.pieces[stages.ranks[1].chunks[0].pieces[1]]; }
-
-/// Bytes that a forward pass leaves for the backward pass, the input included, the output not.
-std::int64_t saved(const Piece& piece) {
-  std::map<std::uint32_t, std::int64_t> live = {{Piece::input, piece.tensors[Piece::input].bytes.value}};
-  for (const auto& step : piece.forward) {
-    if (step.kind == Step::Kind::allocate) live[step.index] = piece.tensors[step.index].bytes.value;
-    if (step.kind == Step::Kind::free) live.erase(step.index);
-  }
-  live.erase(Piece::output);
-  std::int64_t total = 0;
-  for (const auto& [index, bytes] : live) total += bytes;
-  return total;
-}
-
-/// Every tensor of the piece is allocated before it is freed, once, and gone at the end.
-void check_balance(const Piece& piece) {
-  CAPTURE(piece.name);
-  std::map<std::uint32_t, int> holders = {{Piece::input, 1}, {Piece::output_gradient, 1}};
-  for (const auto* list : {&piece.forward, &piece.backward, &piece.weight_gradient}) {
-    for (const auto& step : *list) {
-      if (step.kind == Step::Kind::allocate) {
-        CHECK(holders[step.index] == 0);
-        ++holders[step.index];
-      } else if (step.kind == Step::Kind::free) {
-        CHECK(holders[step.index] == 1);
-        --holders[step.index];
-      } else if (step.kind == Step::Kind::launch) {
-        CHECK(step.index < piece.kernels.size());
-      }
-    }
-  }
-  for (const auto& [index, count] : holders) {
-    CAPTURE(index);
-    const bool outlives = index == Piece::output || index == Piece::input_gradient || index == Piece::output_gradient ||
-                          (index == Piece::input && piece.name == "embedding");
-    if (!outlives) CHECK(count == 0);
-  }
-}
-
-/// The profile knows every family and its dimensions.
-void check_families(const std::vector<model::Kernel>& kernels) {
-  for (const auto& kernel : kernels) {
-    CAPTURE(kernel.key.family);
-    CHECK(profile::family(kernel.key.family).dims.size() == kernel.key.dims.size());
-    for (const auto size : kernel.key.dims) CHECK(size > 0);
-  }
-}
 
 constexpr std::int64_t tokens = 8192, h = 8192, q = 8192, kv = 1024, f = 28672, heads = 64, t = 4;
 
@@ -150,26 +78,12 @@ TEST_CASE("what is born dies, whatever the layer is made of; kernels have famili
       scenario::set(s, setting);
     }
     CAPTURE(all);
-    const auto stages = model::build(s);
-    for (const auto& piece : stages.pieces) check_balance(piece);
-    for (const auto& piece : stages.pieces) check_families(piece.kernels);
-    for (const auto& rank : stages.ranks) {
-      check_families(rank.finalize);
-      check_families(rank.optimizer);
-      for (const auto& chunk : rank.chunks) {
-        check_families(chunk.gradient_sync);
-        check_families(chunk.parameter_gather);
-      }
-    }
+    check_all(model::build(s));
   }
 }
 
 TEST_CASE("parameters of all ranks are the model's") {
-  const auto stages = model::build(llama70b());
-  std::int64_t sum = 0;
-  for (const auto& rank : stages.ranks) {
-    for (const auto& chunk : rank.chunks) sum += chunk.parameters;
-  }
+  const std::int64_t sum = parameters(model::build(llama70b()));
   const std::int64_t norms = (2 * 80 + 1) * h;  // every tensor-parallel rank has them whole
   CHECK((sum - norms) * t + norms == 70553706496);
 }

@@ -1,0 +1,225 @@
+// Core attention as one of three implementations runs it:
+//
+//   fused (cuDNN, FlashAttention)   q, k, v -> O, row statistics (fp32);   s x s scores never reach memory
+//   unfused (Megatron Core's DotProductAttention of transformer_impl local; TE with attention_backend unfused):
+//     k, v repeated for every query head;  q k' -> scores [2 b n s^2] -softmax-> P [2 b n s^2] -dropout-> P',mask
+//     P' v -> C -permute-> O;   saved: q, repeated k and v, P (P' and mask with dropout), O
+//
+// core_r0.19.0 transformer/dot_product_attention.py:189-258, fusions/fused_softmax.py. Its batched products are priced
+// as one product of the same work and the same output, its softmax as streaming kernels of the same traffic.
+#include "core_attention.hpp"
+
+#include <utility>
+
+namespace pipewright::model {
+
+std::uint32_t CoreAttention::forward(bool grad) {
+  return d_.unfused_attention ? unfused_forward(grad) : fused_forward(grad);
+}
+
+CoreAttention::Gradients CoreAttention::backward() {
+  return d_.unfused_attention ? unfused_backward() : fused_backward();
+}
+
+void CoreAttention::fused_kernel(const std::string& name, const std::string& pass) {
+  const profile::Key key =
+      d_.mla ? profile::Key{"attention.mla." + pass, {d_.b, d_.s, d_.s, d_.heads, d_.head_dim, d_.v_dim}}
+             : profile::Key{"attention." + pass, {d_.b, d_.s, d_.s, d_.heads, d_.groups, d_.head_dim}};
+  // Context parallelism (ring): each of cp steps computes queries of this rank against the keys of one rank. With the
+  // load-balanced split all but the first cover half of the square, as the causal one does.
+  for (Int step = 0; step < d_.cp; ++step) {
+    w_.launch(name, key);
+    if (step + 1 < d_.cp) {
+      w_.launch_on(Stream::communication, Purpose::cp, name + " key and value exchange",
+                   {"send_recv." + d_.cp_link, {2 * d_.tokens * (d_.kv + d_.v_width())}}, d_.cp_link);
+      w_.wait(Stream::communication);
+    }
+  }
+}
+
+std::uint32_t CoreAttention::fused_forward(bool grad) {
+  const auto out = w_.allocate("attention.core_output", 2 * d_.tokens * d_.o_width());
+  rng_ = w_.allocate("attention.rng_state", 16);
+  statistics_ = w_.allocate("attention.softmax_lse", 4 * d_.tokens * d_.heads);
+  fused_kernel("attention.core forward", "forward.bf16");
+  if (!grad) {
+    w_.free({rng_, statistics_});
+    rng_ = statistics_ = no_tensor;
+  }
+  return out;
+}
+
+CoreAttention::Gradients CoreAttention::fused_backward() {
+  Gradients g{};
+  g.q = w_.allocate("attention.q_gradient", 2 * d_.tokens * d_.q);
+  g.k = w_.allocate("attention.k_gradient", 2 * d_.tokens * d_.kv);
+  g.v = w_.allocate("attention.v_gradient", 2 * d_.tokens * d_.v_width());
+  // cuDNN: dq in fp32; dk and dv of every query head before they are summed over a group; row sums of dO x O.
+  const Int expanded = repeats() ? 2 * 2 * d_.tokens * d_.q : 0;
+  w_.transient("workspace", 4 * d_.tokens * d_.q + expanded + 4 * d_.tokens * d_.heads + 256);
+  fused_kernel("attention.core backward", "backward.bf16");
+  w_.free({statistics_, rng_});
+  statistics_ = rng_ = no_tensor;
+  return g;
+}
+
+/// A product over every head and row of queries: `m` results each, sums of `k` terms.
+void CoreAttention::product(const std::string& name, const char* family, Int m, Int k) {
+  w_.launch(name, {family, {m, d_.b * d_.heads * d_.s, k}});
+}
+
+/// From scores to probabilities, bf16. In fp32 where the fused kernel cannot run: that softmax stays for backward.
+std::uint32_t CoreAttention::softmax() {
+  const Int n = scores();
+  if (d_.fused_softmax) {
+    const auto out = w_.allocate("attention.probabilities", 2 * n);
+    w_.launch("attention.softmax forward", {"copy.d2d", {2 * n}});
+    return out;
+  }
+  const auto scores = w_.allocate("attention.scores", 4 * n);
+  w_.launch("attention.scores cast", {"cast.bf16_f32", {n}});
+  w_.launch("attention.mask", {"scale", {n}});
+  softmax_ = w_.allocate("attention.softmax", 4 * n);
+  w_.launch("attention.softmax forward", {"scale", {n}});
+  w_.free(scores);
+  const auto out = w_.allocate("attention.probabilities", 2 * n);
+  w_.launch("attention.probabilities cast", {"cast.f32_bf16", {n}});
+  return out;
+}
+
+std::uint32_t CoreAttention::unfused_forward(bool grad) {
+  const Int n = scores();
+  if (repeats()) {
+    keys_ = w_.allocate("attention.repeated_keys", 2 * d_.tokens * d_.q);
+    w_.launch("attention.keys repeated", {"copy.strided", {d_.tokens, d_.q}});
+    values_ = w_.allocate("attention.repeated_values", 2 * d_.tokens * d_.q);
+    w_.launch("attention.values repeated", {"copy.strided", {d_.tokens, d_.q}});
+  }
+  // The product's unread addend (beta = 0): the global memory buffer, which TE does not have.
+  const auto addend = d_.local_spec ? no_tensor : w_.allocate("attention.scores", 2 * n);
+  const auto scores = w_.allocate("attention.scores", 2 * n);
+  product("attention.scores", "gemm.bf16.tn", d_.s, d_.head_dim);
+  w_.free(addend);
+  probabilities_ = softmax();
+  const auto undropped = probabilities_;
+  if (d_.attention_dropout > 0) {
+    probabilities_ = w_.allocate("attention.dropped_probabilities", 2 * n);
+    mask_ = w_.allocate("attention.dropout_mask", n);
+    w_.launch("attention.dropout", {"dropout.forward", {n}});
+    if (d_.fused_softmax && grad) {
+      softmax_ = undropped;  // saved by the softmax
+    } else {
+      w_.free(undropped);
+    }
+  }
+  const auto context = w_.allocate("attention.context", 2 * d_.tokens * d_.o_width());
+  product("attention.context", "gemm.bf16.nn", d_.o_width() / d_.heads, d_.s);
+  const auto out = w_.allocate("attention.core_output", 2 * d_.tokens * d_.o_width());
+  w_.launch("attention.context permuted", {"copy.strided", {d_.tokens, d_.o_width()}});
+  w_.free({context, scores});
+  if (!grad) {
+    w_.free({keys_, values_, softmax_, probabilities_, mask_});
+    keys_ = values_ = softmax_ = probabilities_ = mask_ = no_tensor;
+  }
+  return out;
+}
+
+/// Frees or takes over `gradient`; returns that of the scores.
+std::uint32_t CoreAttention::softmax_backward(std::uint32_t gradient) {
+  const Int n = scores();
+  if (d_.fused_softmax) {  // in place
+    w_.launch("attention.softmax backward", {"add", {n}});
+    return gradient;
+  }
+  const auto wide = w_.allocate("attention.softmax_gradient", 4 * n);
+  w_.launch("attention.probabilities gradient cast", {"cast.bf16_f32", {n}});
+  w_.free(gradient);
+  const auto scores = w_.allocate("attention.softmax_gradient", 4 * n);
+  w_.launch("attention.softmax backward", {"add.f32", {n}});
+  w_.free({wide, softmax_});
+  softmax_ = no_tensor;
+  const auto masked = w_.allocate("attention.softmax_gradient", 4 * n);
+  w_.launch("attention.mask backward", {"scale", {n}});
+  w_.free(scores);
+  const auto out = w_.allocate("attention.scores_gradient", 2 * n);
+  w_.launch("attention.scores gradient cast", {"cast.f32_bf16", {n}});
+  w_.free(masked);
+  return out;
+}
+
+CoreAttention::Gradients CoreAttention::unfused_backward() {
+  const Int n = scores(), v_dim = d_.o_width() / d_.heads;
+  Gradients g{};
+  auto gradient = w_.allocate("attention.probabilities_gradient", 2 * n);
+  product("attention.probabilities gradient", "gemm.bf16.tn", d_.s, v_dim);
+  g.v = w_.allocate("attention.v_gradient", 2 * d_.tokens * d_.o_width());
+  product("attention.value gradient", "gemm.bf16.nt", v_dim, d_.s);
+  w_.free({values_, d_.attention_dropout > 0 || !d_.fused_softmax ? probabilities_ : no_tensor});
+  if (d_.attention_dropout > 0) {
+    const auto dropped = gradient;
+    gradient = w_.allocate("attention.probabilities_gradient", 2 * n);
+    w_.launch("attention.dropout backward", {"dropout.backward", {n}});
+    w_.free({dropped, mask_});
+  } else if (d_.fused_softmax) {
+    softmax_ = probabilities_;
+  }
+  const auto dscores = softmax_backward(gradient);
+  w_.free(softmax_);
+  g.q = w_.allocate("attention.q_gradient", 2 * d_.tokens * d_.q);
+  product("attention.query gradient", "gemm.bf16.nn", d_.head_dim, d_.s);
+  g.k = w_.allocate("attention.k_gradient", 2 * d_.tokens * d_.q);
+  product("attention.key gradient", "gemm.bf16.nt", d_.head_dim, d_.s);
+  w_.free({dscores, keys_});
+  if (repeats()) {
+    for (auto* repeated : {&g.v, &g.k}) {
+      const auto summed = w_.allocate("attention.k_gradient", 2 * d_.tokens * d_.kv);
+      w_.launch("attention.repeated heads summed", {"copy.strided", {d_.tokens, d_.q}});
+      w_.free(std::exchange(*repeated, summed));
+    }
+  }
+  keys_ = values_ = softmax_ = probabilities_ = mask_ = no_tensor;
+  return g;
+}
+
+std::uint32_t Rope::forward(const std::string& name, Int heads, Int width) {
+  const Int n = d_.tokens * heads * width;
+  if (d_.fused_rope) {
+    const auto out = w_.allocate(name, 2 * n);
+    w_.launch(name + " rope", {"rope.forward", {d_.tokens, heads, width}});
+    return out;
+  }
+  const auto cosine = w_.allocate(name + "_rotation", 2 * n);
+  w_.launch(name + " x cos", {"copy.d2d", {2 * n}});
+  const auto half = w_.allocate(name + "_rotation", 2 * n);
+  w_.launch(name + " rotate half", {"cat", {d_.tokens, heads * width}});
+  const auto sine = w_.allocate(name + "_rotation", 2 * n);
+  w_.launch(name + " x sin", {"copy.d2d", {2 * n}});
+  w_.free(half);
+  const auto out = w_.allocate(name, 2 * n);
+  w_.launch(name + " rotation", {"add", {n}});
+  w_.free({cosine, sine});
+  return out;
+}
+
+std::uint32_t Rope::backward(const std::string& name, Int heads, Int width, std::uint32_t gradient) {
+  const Int n = d_.tokens * heads * width;
+  if (d_.fused_rope) {
+    const auto out = w_.allocate(name + "_gradient", 2 * n);
+    w_.launch(name + " rope backward", {"rope.backward", {d_.tokens, heads, width}});
+    w_.free(gradient);
+    return out;
+  }
+  const auto half = w_.allocate(name + "_gradient", 2 * n);
+  w_.launch(name + " x sin backward", {"copy.d2d", {2 * n}});
+  const auto rotated = w_.allocate(name + "_gradient", 2 * n);
+  w_.launch(name + " rotate half backward", {"cat", {d_.tokens, heads * width}});
+  w_.free(half);
+  const auto out = w_.allocate(name + "_gradient", 2 * n);
+  w_.launch(name + " x cos backward", {"copy.d2d", {2 * n}});
+  w_.free(gradient);
+  w_.launch(name + " gradient accumulation", {"add", {n}});
+  w_.free(rotated);
+  return out;
+}
+
+}  // namespace pipewright::model

@@ -1,0 +1,57 @@
+// Core attention: softmax(q k') v over the heads of a tensor-parallel rank, and the rotation of q and k before it.
+#pragma once
+
+#include <string>
+
+#include "builder.hpp"
+
+namespace pipewright::model {
+
+/// Queries, keys and values stay with the caller, forward and backward.
+class CoreAttention {
+ public:
+  CoreAttention(PieceBuilder& builder, const Dimensions& dimensions) : w_(builder), d_(dimensions) {}
+
+  /// Returns the output, which stays with the caller too; keeps what backward needs.
+  std::uint32_t forward(bool grad);
+  struct Gradients {
+    std::uint32_t q, k, v;
+  };
+  /// Frees what forward kept.
+  Gradients backward();
+
+ private:
+  std::uint32_t fused_forward(bool grad);
+  std::uint32_t unfused_forward(bool grad);
+  Gradients fused_backward();
+  Gradients unfused_backward();
+  void fused_kernel(const std::string& name, const std::string& pass);
+  std::uint32_t softmax();
+  std::uint32_t softmax_backward(std::uint32_t gradient);
+  Int scores() const { return d_.b * d_.heads * d_.s * d_.s; }
+  bool repeats() const { return d_.groups < d_.heads; }
+  void product(const std::string& name, const char* family, Int m, Int k);
+
+  PieceBuilder& w_;
+  const Dimensions& d_;
+  std::uint32_t statistics_ = no_tensor, rng_ = no_tensor;  ///< fused
+  std::uint32_t keys_ = no_tensor, values_ = no_tensor, softmax_ = no_tensor, probabilities_ = no_tensor,
+                mask_ = no_tensor;  ///< unfused
+};
+
+/// Rotary embedding of [tokens, heads, width]: TE's one kernel, or PyTorch's t * cos + rotate_half(t) * sin
+/// (models/common/embeddings/rope_utils.py).
+class Rope {
+ public:
+  Rope(PieceBuilder& builder, const Dimensions& dimensions) : w_(builder), d_(dimensions) {}
+  /// The input stays with the caller.
+  std::uint32_t forward(const std::string& name, Int heads, Int width);
+  /// Frees `gradient`.
+  std::uint32_t backward(const std::string& name, Int heads, Int width, std::uint32_t gradient);
+
+ private:
+  PieceBuilder& w_;
+  const Dimensions& d_;
+};
+
+}  // namespace pipewright::model

@@ -1,0 +1,334 @@
+// Multi-latent attention in host order, from core_r0.19.0 transformer/multi_latent_attention.py and its specs in
+// models/gpt/gpt_layer_specs.py (S tokens, L = S/t of them with sequence parallelism):
+//
+//   X -norm-> n [L,h] -q_down-> cq [L,rq] -(norm) q_up-> q [S,n(dn+dr)] -rope, in place-> q ─┐
+//             n       -kv_down-> [ckv | kr] [L,rkv+dr]                                       ├-attention-> O -proj-> P
+//                      ckv -copy-> -(norm) kv_up-> kv [S,n(dn+dv)] ─┬-rope-> k, v ───────────┘
+//                      kr -all-gather-> [S,dr] ────────────────────-┘
+//
+// The down projections are whole on every tensor-parallel rank (TELinear "duplicated"); with mla_down_proj_fusion and
+// in the local spec they are column-parallel, their outputs gathered over the width and scattered over the sequence.
+// Saved: statistics, n (shared by both), cq, ckv and their norms' outputs, q, k, v, O, lse (reference 5.3); kv goes
+// when the rotated k and v exist. Recompute of mla_up_proj keeps cq, [ckv | kr] and the gathered kr, and drops q, k, v.
+#include "mla.hpp"
+
+#include "core_attention.hpp"
+#include "norm.hpp"
+
+namespace pipewright::model {
+namespace {
+
+class LatentAttention : public Attention {
+ public:
+  LatentAttention(PieceBuilder& builder, const Dimensions& d, bool fp8)
+      : w_(builder),
+        d_(d),
+        linear_(builder, d),
+        core_(builder, d),
+        rope_(builder, d),
+        norm_(builder, d, "attention.norm", d.recompute_norms),
+        q_down_{"attention.q_down", d.h, split(d.q_rank), fp8, !d.splits_down},
+        kv_down_{"attention.kv_down", d.h, split(d.kv_rank + d.qk_rope), fp8, !d.splits_down},
+        qkv_down_{"attention.qkv_down", d.h, split(d.q_rank + d.kv_rank + d.qk_rope), fp8, !d.splits_down},
+        q_up_{"attention.q_up", d.q_rank > 0 ? d.q_rank : d.h, d.q, fp8},
+        kv_up_{"attention.kv_up", d.kv_rank, d.kv_up(), fp8},
+        proj_{"attention.proj", d.v_width(), d.h, fp8} {}
+
+  std::uint32_t forward(bool grad) override;
+  std::uint32_t backward() override;
+
+ private:
+  /// A linear layer with or without a norm in front.
+  struct Projection {
+    Normed saved;
+    std::uint32_t input = no_tensor;  ///< what the layer keeps of the compressed tensor itself
+  };
+
+  Int split(Int width) const { return d_.splits_down ? width / d_.t : width; }
+  bool gathers_rope() const { return d_.sp && !d_.splits_down; }
+  void down(bool grad);
+  std::uint32_t whole_width(const std::string& name, Int width, bool scatters);
+  std::uint32_t whole_width_backward(const std::string& name, Int width, std::uint32_t gradient, bool scattered);
+  void up(bool grad);
+  std::uint32_t project(const Linear& linear, const std::string& owner, Projection& projection, bool grad);
+  std::uint32_t project_backward(const Linear& linear, Projection& projection, std::uint32_t gradient);
+  void rotate(std::uint32_t kv);
+  void core_backward(std::uint32_t dout);
+  /// Gradients of the compressed queries (or of n, without q_lora_rank), keys with values, and rotated key part.
+  struct Compressed {
+    std::uint32_t q, kv, rope;
+  };
+  Compressed up_backward();
+  std::uint32_t down_backward(Compressed gradients);
+  std::uint32_t normed_backward(const Linear& linear, Operand& saved, std::uint32_t gradient, std::uint32_t sum);
+  void release(std::initializer_list<std::uint32_t*> tensors) {
+    for (auto* tensor : tensors) w_.free(std::exchange(*tensor, no_tensor));
+  }
+
+  PieceBuilder& w_;
+  const Dimensions& d_;
+  LinearWriter linear_;
+  CoreAttention core_;
+  Rope rope_;
+  Norm norm_;
+  Linear q_down_, kv_down_, qkv_down_, q_up_, kv_up_, proj_;
+
+  Normed fused_norm_;
+  Operand q_down_input_, kv_down_input_, proj_input_;
+  Projection q_projection_, kv_projection_;
+  std::uint32_t mixed_ = no_tensor;  ///< output of the fused down projection
+  std::uint32_t compressed_q_ = no_tensor, compressed_kv_ = no_tensor, key_rope_ = no_tensor;
+  std::uint32_t q_ = no_tensor, k_ = no_tensor, v_ = no_tensor, o_ = no_tensor;
+};
+
+/// A width-parallel [S, width/t] becomes [S, width], and with sequence parallelism [L, width] where `scatters`
+/// (gather_from_tensor_model_parallel_region, scatter_to_sequence_parallel_region).
+std::uint32_t LatentAttention::whole_width(const std::string& name, Int width, bool scatters) {
+  const auto parts = w_.allocate(name, 2 * d_.tokens * width);
+  w_.collective(Purpose::tp, name + " all-gather", "all_gather", d_.t, 2 * d_.tokens * width, d_.tp_link);
+  auto whole = w_.allocate(name, 2 * d_.tokens * width);
+  w_.launch(name + " parts joined", {"cat", {d_.tokens, width}});
+  w_.free(parts);
+  if (!d_.sp || !scatters) return whole;
+  const auto own = w_.allocate(name, 2 * d_.local * width);
+  w_.launch(name + " scattered", {"copy.d2d", {2 * d_.local * width}});
+  w_.free(whole);
+  return own;
+}
+
+/// Frees `gradient`.
+std::uint32_t LatentAttention::whole_width_backward(const std::string& name, Int width, std::uint32_t gradient,
+                                                    bool scattered) {
+  if (d_.sp && scattered) {
+    const auto whole = w_.allocate(name + "_gradient", 2 * d_.tokens * width);
+    w_.collective(Purpose::tp, name + " all-gather in backward", "all_gather", d_.t, 2 * d_.tokens * width, d_.tp_link);
+    w_.free(std::exchange(gradient, whole));
+  }
+  const auto part = w_.allocate(name + "_gradient", 2 * d_.tokens * width / d_.t);
+  w_.launch(name + " own part of gradient", {"copy.strided", {d_.tokens, width / d_.t}});
+  w_.free(gradient);
+  return part;
+}
+
+void LatentAttention::down(bool grad) {
+  const Int kv_width = d_.kv_rank + d_.qk_rope;
+  if (d_.fused_down) {
+    mixed_ = linear_.norm_linear(qkv_down_, "attention.qkv_compressed", fused_norm_, grad);
+  } else {
+    norm_.forward(grad);
+    if (d_.q_rank > 0)
+      compressed_q_ = linear_.column_linear(q_down_, "attention.q_compressed", q_down_input_, grad, d_.recompute_norms);
+    if (d_.q_rank > 0 && d_.splits_down)
+      w_.free(std::exchange(compressed_q_, whole_width("attention.q_compressed", d_.q_rank, true)));
+    compressed_kv_ =
+        linear_.column_linear(kv_down_, "attention.kv_compressed", kv_down_input_, grad, d_.recompute_norms);
+  }
+  if (d_.splits_down) {
+    if (d_.fused_down) compressed_q_ = whole_width("attention.q_compressed", d_.q_rank, true);
+    key_rope_ = whole_width("attention.kv_compressed", kv_width, false);  // all of it, for the rotated part
+    release({&compressed_kv_, &mixed_});
+    if (d_.sp) {
+      compressed_kv_ = w_.allocate("attention.kv_compressed", 2 * d_.local * d_.kv_rank);
+      w_.launch("attention.kv_compressed scattered", {"copy.d2d", {2 * d_.local * d_.kv_rank}});
+    }
+  } else if (gathers_rope()) {
+    key_rope_ = w_.allocate("attention.key_rope", 2 * d_.tokens * d_.qk_rope);
+    w_.collective(Purpose::tp, "attention.key_rope all-gather", "all_gather", d_.t, 2 * d_.tokens * d_.qk_rope,
+                  d_.tp_link);
+  }
+}
+
+/// Compressed tensors that are views of a wider one are made contiguous by the linear layer, which keeps the copy.
+std::uint32_t LatentAttention::project(const Linear& linear, const std::string& owner, Projection& projection,
+                                       bool grad) {
+  const bool is_q = &projection == &q_projection_;
+  const bool view = is_q ? d_.fused_down && !d_.splits_down : !(d_.splits_down && d_.sp);
+  if (view) {
+    projection.input = w_.allocate(linear.name + "_input", 2 * d_.local * linear.in);
+    w_.launch(linear.name + " input copy", {"copy.strided", {d_.local, linear.in}});
+  }
+  std::uint32_t out = no_tensor;
+  if (d_.qk_norm) {
+    out = linear_.norm_linear(linear, owner, projection.saved, grad);
+  } else {
+    out = linear_.column_linear(linear, owner, projection.saved.out, grad);
+  }
+  if (!grad || (linear.fp8 && !d_.qk_norm)) release({&projection.input});
+  return out;
+}
+
+std::uint32_t LatentAttention::project_backward(const Linear& linear, Projection& projection, std::uint32_t gradient) {
+  std::uint32_t result = no_tensor;
+  if (d_.qk_norm) {
+    result = linear_.norm_linear_backward(linear, projection.saved, gradient);
+  } else {
+    result = linear_.column_backward(linear, projection.saved.out);
+    w_.free(gradient);
+  }
+  release({&projection.input});
+  return result;
+}
+
+void LatentAttention::rotate(std::uint32_t kv) {
+  if (d_.fused_rope) {
+    w_.launch("attention.q rope", {"rope.mla.forward", {d_.tokens, d_.heads, d_.qk_rope}});  // in place
+    k_ = w_.allocate("attention.k", 2 * d_.tokens * d_.kv);
+    v_ = w_.allocate("attention.v", 2 * d_.tokens * d_.v_width());
+    w_.launch("attention.kv rope", {"rope.mla.forward", {d_.tokens, d_.heads, d_.qk_nope + d_.v_dim + d_.qk_rope / 2}});
+  } else {
+    const auto q_rope = rope_.forward("attention.q_rope", d_.heads, d_.qk_rope);
+    const auto k_rope = rope_.forward("attention.k_rope", 1, d_.qk_rope);
+    const auto projected = q_;
+    q_ = w_.allocate("attention.q", 2 * d_.tokens * d_.q);
+    w_.launch("attention.q joined", {"cat", {d_.tokens, d_.q}});
+    k_ = w_.allocate("attention.k", 2 * d_.tokens * d_.kv);
+    w_.launch("attention.k joined", {"cat", {d_.tokens, d_.kv}});
+    v_ = w_.allocate("attention.v", 2 * d_.tokens * d_.v_width());
+    w_.launch("attention.v copy", {"copy.strided", {d_.tokens, d_.v_width()}});
+    w_.free({q_rope, k_rope, projected});
+  }
+  w_.free(kv);
+}
+
+void LatentAttention::up(bool grad) {
+  if (d_.q_rank > 0) {
+    q_ = project(q_up_, "attention.q", q_projection_, grad);
+  } else {
+    q_ = linear_.column_linear(q_up_, "attention.q", q_projection_.saved.out, grad);
+  }
+  rotate(project(kv_up_, "attention.kv", kv_projection_, grad));
+}
+
+std::uint32_t LatentAttention::forward(bool grad) {
+  down(grad);
+  up(grad && !d_.recompute_up);
+  if (!grad || !d_.recompute_up) {
+    if (!(d_.splits_down && !d_.sp)) release({&key_rope_});  // without sequence parallelism compressed keys view it
+  }
+  o_ = core_.forward(grad && !d_.recompute_attention);
+  if (grad && d_.recompute_up) release({&q_, &k_, &v_});
+  const auto out = linear_.row_linear(proj_, "attention.proj_output", proj_input_, grad, d_.recipe != Recipe::delayed);
+  // Frames return.
+  if (!grad) release({&q_, &k_, &v_, &o_});
+  if (!grad || !d_.recompute_up) {
+    const bool kept = grad && (!q_up_.fp8 || d_.qk_norm);  // as the up projections' inputs, where they are no views
+    release({&key_rope_, &mixed_});
+    if (!kept || !(d_.splits_down && d_.sp)) release({&compressed_kv_});
+    if (!kept) release({&compressed_q_});
+  }
+  if (!d_.fused_down) norm_.leave(grad && !q_up_.fp8);
+  return out;
+}
+
+void LatentAttention::core_backward(std::uint32_t dout) {
+  if (d_.recompute_up) {
+    w_.recomputing(true);
+    up(true);
+    w_.recomputing(false);
+  }
+  if (d_.recompute_attention) {
+    release({&o_});  // only the projection had saved it
+    w_.recomputing(true);
+    o_ = core_.forward(true);
+    w_.recomputing(false);
+  }
+  const auto g = core_.backward();
+  w_.free(dout);
+  release({&q_, &k_, &v_, &o_});
+  q_ = g.q;
+  k_ = g.k;
+  v_ = g.v;
+}
+
+/// q_, k_ and v_ hold the gradients.
+LatentAttention::Compressed LatentAttention::up_backward() {
+  Compressed result{};
+  const auto dkv = w_.allocate("attention.kv_gradient", 2 * d_.tokens * d_.kv_up());
+  result.rope = w_.allocate("attention.key_rope_gradient", 2 * d_.tokens * d_.qk_rope);
+  if (d_.fused_rope) {
+    w_.launch("attention.kv rope backward",
+              {"rope.mla.backward", {d_.tokens, d_.heads, d_.qk_nope + d_.v_dim + d_.qk_rope / 2}});
+    release({&k_, &v_});
+    w_.launch("attention.q rope backward", {"rope.mla.backward", {d_.tokens, d_.heads, d_.qk_rope}});
+  } else {
+    w_.launch("attention.kv gradient", {"cat", {d_.tokens, d_.kv_up()}});
+    w_.launch("attention.key_rope gradient of heads summed", {"copy.strided", {d_.tokens, d_.heads * d_.qk_rope}});
+    release({&k_, &v_});
+    result.rope = rope_.backward("attention.k_rope", 1, d_.qk_rope, result.rope);
+    const auto dq_rope = w_.allocate("attention.q_rope_gradient", 2 * d_.tokens * d_.heads * d_.qk_rope);
+    w_.launch("attention.q_rope gradient copy", {"copy.strided", {d_.tokens, d_.heads * d_.qk_rope}});
+    const auto rotated = rope_.backward("attention.q_rope", d_.heads, d_.qk_rope, dq_rope);
+    const auto dq = w_.allocate("attention.q_gradient", 2 * d_.tokens * d_.q);
+    w_.launch("attention.q gradient", {"cat", {d_.tokens, d_.q}});
+    w_.free({rotated, std::exchange(q_, dq)});
+  }
+  result.kv = project_backward(kv_up_, kv_projection_, dkv);
+  if (d_.q_rank > 0) {
+    result.q = project_backward(q_up_, q_projection_, std::exchange(q_, no_tensor));
+  } else {
+    result.q = linear_.column_backward(q_up_, q_projection_.saved.out);
+    release({&q_});
+  }
+  release({&compressed_q_, &compressed_kv_, &key_rope_, &mixed_});
+  return result;
+}
+
+/// The gradient of n from one of its readers, added to `sum` where there is one. Frees `gradient`.
+std::uint32_t LatentAttention::normed_backward(const Linear& linear, Operand& saved, std::uint32_t gradient,
+                                               std::uint32_t sum) {
+  const auto part = linear_.column_backward(linear, saved, linear.fp8 && d_.recompute_norms);
+  w_.free(gradient);
+  if (sum == no_tensor) return part;
+  w_.launch("gradient accumulation", {"add", {d_.local * d_.h}});
+  w_.free(part);
+  return sum;
+}
+
+std::uint32_t LatentAttention::down_backward(Compressed g) {
+  const Int kv_width = d_.kv_rank + d_.qk_rope;
+  if (d_.splits_down && d_.sp) {
+    const auto whole = w_.allocate("attention.kv_compressed_gradient", 2 * d_.tokens * d_.kv_rank);
+    w_.collective(Purpose::tp, "attention.kv_compressed all-gather in backward", "all_gather", d_.t,
+                  2 * d_.tokens * d_.kv_rank, d_.tp_link);
+    w_.free(std::exchange(g.kv, whole));
+  } else if (gathers_rope()) {
+    const auto own = w_.allocate("attention.key_rope_gradient", 2 * d_.local * d_.qk_rope);
+    w_.collective(Purpose::tp, "attention.key_rope reduce-scatter", "reduce_scatter", d_.t, 2 * d_.tokens * d_.qk_rope,
+                  d_.tp_link);
+    w_.free(std::exchange(g.rope, own));
+  }
+  const Int rows = d_.splits_down ? d_.tokens : d_.local;
+  auto dkv = w_.allocate("attention.kv_compressed_gradient", 2 * rows * kv_width);
+  w_.launch("attention.kv_compressed gradient", {"cat", {rows, kv_width}});
+  w_.free({g.kv, g.rope});
+  if (d_.splits_down) {
+    dkv = whole_width_backward("attention.kv_compressed", kv_width, dkv, false);
+    if (d_.q_rank > 0) g.q = whole_width_backward("attention.q_compressed", d_.q_rank, g.q, true);
+  }
+  if (d_.fused_down) {
+    const Int width = qkv_down_.out;
+    const auto dmixed = w_.allocate("attention.qkv_compressed_gradient", 2 * rows * width);
+    w_.launch("attention.qkv_compressed gradient", {"cat", {rows, width}});
+    w_.free({g.q, dkv});
+    return linear_.norm_linear_backward(qkv_down_, fused_norm_, dmixed);
+  }
+  auto sum = d_.q_rank > 0 ? no_tensor : g.q;
+  sum = normed_backward(kv_down_, kv_down_input_, dkv, sum);
+  if (d_.q_rank > 0) sum = normed_backward(q_down_, q_down_input_, g.q, sum);
+  return norm_.backward(sum);
+}
+
+std::uint32_t LatentAttention::backward() {
+  if (!d_.fused_down) norm_.replay();
+  const auto dout = linear_.row_backward(proj_, proj_input_, d_.recipe != Recipe::delayed);
+  core_backward(dout);
+  return down_backward(up_backward());
+}
+
+}  // namespace
+
+std::unique_ptr<Attention> latent_attention(PieceBuilder& builder, const Dimensions& dimensions, bool fp8) {
+  return std::make_unique<LatentAttention>(builder, dimensions, fp8);
+}
+
+}  // namespace pipewright::model

@@ -1,0 +1,10 @@
+// Multi-latent attention (DeepSeek-V2, V3): queries, keys and values are projected from narrow, compressed ones.
+#pragma once
+
+#include "attention.hpp"
+
+namespace pipewright::model {
+
+std::unique_ptr<Attention> latent_attention(PieceBuilder& builder, const Dimensions& dimensions, bool fp8);
+
+}  // namespace pipewright::model

@@ -1,0 +1,38 @@
+// A norm that is a module of its own (TENorm, WrappedTorchNorm): it keeps its input, which the caller owns, and fp32
+// statistics of each row. Recompute of `layernorm` drops the output once the modules that read it are done, and
+// replays the norm before their backward (CheckpointWithoutOutput, tensor_parallel/random.py).
+#pragma once
+
+#include "linear.hpp"
+
+namespace pipewright::model {
+
+class Norm {
+ public:
+  Norm(PieceBuilder& builder, const Dimensions& dimensions, std::string name, bool recompute = false)
+      : w_(builder), d_(dimensions), linear_(builder, dimensions), name_(std::move(name)), recompute_(recompute) {}
+
+  /// The output; without `grad` it is all that is left.
+  std::uint32_t forward(bool grad);
+  /// Whoever read the output has run. It goes unless a reader `keeps` it (as it is: not where quantized copies of it
+  /// were saved) or when it is to be replayed.
+  void leave(bool keeps) {
+    if (!keeps || recompute_) w_.free(std::exchange(out_, no_tensor));
+  }
+  /// Before the backward of whoever read it.
+  void replay();
+  /// The input's gradient. Frees what is left of forward, and `dout`.
+  std::uint32_t backward(std::uint32_t dout);
+
+ private:
+  void run(bool grad);
+
+  PieceBuilder& w_;
+  const Dimensions& d_;
+  LinearWriter linear_;
+  std::string name_;
+  bool recompute_;
+  std::uint32_t statistics_ = no_tensor, out_ = no_tensor;
+};
+
+}  // namespace pipewright::model

@@ -1,0 +1,126 @@
+// Multi-latent attention against hand-computed sizes of DeepSeek-V3's layers (reference 5.3).
+#include "support.hpp"
+
+using namespace pipewright;
+using namespace pipewright::model::test;
+
+namespace {
+
+constexpr std::int64_t s = 4096, t = 2, row = s / t, h = 7168, heads = 128 / t, q_rank = 1536, kv_rank = 512,
+                       nope = 128, rope = 64, v = 128, f = 18432 / t;
+
+/// Dense layers of DeepSeek-V3's shape.
+scenario::Scenario latent() {
+  return scenario::parse(R"(scenario: 1
+model: {num_layers: 8, hidden_size: 7168, ffn_hidden_size: 18432, num_attention_heads: 128, kv_channels: 128,
+  seq_length: 4096, vocab_size: 129280, gated_linear_unit: true, normalization: RMSNorm, add_bias_linear: false,
+  untie_embeddings_and_output_weights: true, position_embedding_type: rope, multi_latent_attention: true,
+  q_lora_rank: 1536, kv_lora_rank: 512, qk_head_dim: 128, qk_pos_emb_head_dim: 64, v_head_dim: 128,
+  qk_layernorm: true, rope_type: yarn}
+settings: {tensor_model_parallel_size: 2, pipeline_model_parallel_size: 4, sequence_parallel: true,
+  micro_batch_size: 1, global_batch_size: 16, bf16: true, use_distributed_optimizer: true, grad_reduce_in_fp32: true,
+  gradient_accumulation_fusion: true, hidden_dropout: 0.0, attention_dropout: 0.0, apply_rope_fusion: true}
+cluster: {profile: h200-sxm, num_gpus: 8, gpus_per_node: 8}
+)",
+                         "latent.yaml");
+}
+
+std::int64_t saved_with(std::initializer_list<const char*> settings) {
+  return saved(inner_layer(model::build(with(latent(), settings))));
+}
+
+constexpr std::int64_t heads_bytes = s * heads * (2 * 2 * (nope + rope) + 2 * 2 * v + 4);  // q, k, v, output, lse
+constexpr std::int64_t norms = 3 * 4;                                                      // rsigma of each row
+constexpr std::int64_t mlp = row * (2 * 2 * h + 4) + s * 6 * f;                            // input, norm output, F, G
+
+}  // namespace
+
+TEST_CASE("a layer saves compressed queries and keys with their norms' outputs beside q, k, v") {
+  const std::int64_t compressed = row * (2 * 2 * q_rank + 2 * 2 * kv_rank);
+  CHECK(saved_with({}) == row * (2 * 2 * h + norms) + compressed + heads_bytes + 16 + mlp);
+  // Without norms on them the linear layers keep the compressed tensors alone.
+  CHECK(saved_with({"qk_layernorm=false"}) == row * (2 * 2 * h + 4) + compressed / 2 + heads_bytes + 16 + mlp);
+  // Queries straight from the norm's output.
+  CHECK(saved_with({"q_lora_rank=none"}) == row * (2 * 2 * h + 2 * 4 + 2 * 2 * kv_rank) + heads_bytes + 16 + mlp);
+}
+
+TEST_CASE("what each recompute drops") {
+  const std::int64_t none = saved_with({});
+  const auto saving = [&](const char* module) {
+    return none - saved_with({"recompute_granularity=selective", module});
+  };
+  // q, k, v, both up projections' norms; the checkpoint keeps [ckv | kr] instead of a copy of ckv, and kr gathered.
+  CHECK(saving("recompute_modules=[mla_up_proj]") == s * heads * (2 * 2 * (nope + rope) + 2 * v) +
+                                                         row * (2 * q_rank + 4 + 2 * kv_rank + 4 + 2 * kv_rank) -
+                                                         row * 2 * (kv_rank + rope) - s * 2 * rope);
+  CHECK(saving("recompute_modules=[layernorm]") == row * (2 * h + 4));
+  CHECK(saving("recompute_modules=[core_attn]") == s * heads * 4 + 16);
+}
+
+TEST_CASE("FP8 keeps each linear layer's input in one byte, both down projections their own copy") {
+  const std::int64_t fp8 = saved_with({"fp8=hybrid", "fp8_recipe=tensorwise"});
+  // Down projections see local tokens only, so they keep transposes; up projections gather, so they keep rows. F and
+  // the rest of the MLP as in a dense layer.
+  const std::int64_t attention = row * (2 * h + 2 * h + norms + 2 * q_rank + q_rank + 2 * kv_rank + kv_rank);
+  CHECK(fp8 == attention + heads_bytes + 16 + row * (2 * h + h + 4) + s * 5 * f);
+  // Replayed norms give their bf16 output anew, from which the inputs are quantized again.
+  CHECK(fp8 - saved_with({"fp8=hybrid", "fp8_recipe=tensorwise", "recompute_granularity=selective",
+                          "recompute_modules=[layernorm]"}) ==
+        row * (2 * h + 4));
+}
+
+TEST_CASE("parameters of an attention are those of the published model") {
+  // 187,107,328: q_a, q_b, kv_a, kv_b, o and the two norms of DeepSeek-V3's config.json.
+  constexpr std::int64_t attention =
+      7168 * 1536 + 1536 + 1536 * 128 * 192 + 7168 * 576 + 512 + 512 * 128 * 256 + 128 * 128 * 7168;
+  static_assert(attention == 187107328);
+  auto whole = with(latent(), {"tensor_model_parallel_size=1", "sequence_parallel=false", "num_layers=4"});
+  const auto one = parameters(model::build(whole));
+  const auto two = parameters(model::build(with(whole, {"num_layers=8"})));
+  CHECK((two - one) / 4 == attention + 2 * h + 3 * h * 18432);
+  CHECK(parameters(model::build(with(whole, {"mla_down_proj_fusion=true"}))) == one);
+}
+
+TEST_CASE("gradients of what every tensor-parallel rank has whole are summed") {
+  const auto stages = model::build(latent());
+  const auto& finalize = stages.ranks[1].finalize;
+  const auto found = std::find_if(finalize.begin(), finalize.end(),
+                                  [](const auto& kernel) { return kernel.key.family == "all_reduce.nvlink"; });
+  REQUIRE(found != finalize.end());
+  CHECK(found->key.dims ==
+        std::vector<std::int64_t>{t, 2 * 4 * (2 * h + q_rank + kv_rank + h * (q_rank + kv_rank + rope))});
+}
+
+TEST_CASE("what is born dies, whatever latent attention is made of") {
+  const std::vector<std::vector<const char*>> kinds = {{},
+                                                       {"sequence_parallel=false"},
+                                                       {"tensor_model_parallel_size=1", "sequence_parallel=false"},
+                                                       {"q_lora_rank=none"},
+                                                       {"qk_layernorm=false"},
+                                                       {"mla_down_proj_fusion=true"},
+                                                       {"apply_rope_fusion=false"},
+                                                       {"apply_rope_fusion=false", "rope_type=rope"},
+                                                       {"fp8=hybrid", "fp8_recipe=tensorwise"},
+                                                       {"fp8=e4m3", "fp8_recipe=blockwise", "qk_layernorm=false"}};
+  const std::vector<std::vector<const char*>> recomputes = {
+      {},
+      {"recompute_granularity=selective", "recompute_modules=[mla_up_proj]"},
+      {"recompute_granularity=selective", "recompute_modules=[layernorm, mlp]"},
+      {"recompute_granularity=selective", "recompute_modules=[core_attn, mla_up_proj, layernorm]"},
+      {"recompute_granularity=full", "recompute_method=uniform", "recompute_num_layers=2"}};
+  for (const auto& kind : kinds) {
+    for (const auto& recompute : recomputes) {
+      auto scenario = latent();
+      std::string all;
+      for (const auto* list : {&kind, &recompute}) {
+        for (const auto* setting : *list) scenario::set(scenario, setting), all += std::string(setting) + " ";
+      }
+      CAPTURE(all);
+      check_all(model::build(scenario));
+    }
+  }
+}
+
+TEST_CASE("what Megatron cannot run is refused") {
+  CHECK_THROWS_WITH_AS(model::build(with(latent(), {"rope_type=rope"})), doctest::Contains("YARN"), UsageError);
+}
