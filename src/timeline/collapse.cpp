@@ -1,0 +1,201 @@
+#include "collapse.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <optional>
+
+namespace pipewright::timeline {
+namespace {
+
+constexpr double never = -std::numeric_limits<double>::infinity();
+
+using Matrix = std::array<QueueTimes, queues>;  // [to][from]
+
+Matrix identity() {
+  Matrix m;
+  for (std::size_t to = 0; to < queues; ++to) {
+    m[to].fill(never);
+    m[to][to] = 0;
+  }
+  return m;
+}
+
+void raise(QueueTimes& row, const QueueTimes& other) {
+  for (std::size_t i = 0; i < queues; ++i) row[i] = std::max(row[i], other[i]);
+}
+
+void add(QueueTimes& row, double ns) {
+  for (auto& value : row) value += ns;
+}
+
+/// Column of the factor tables; none for kernels that do not slow (network, fixed times).
+std::optional<std::size_t> column(profile::Load load) {
+  switch (load) {
+    case profile::Load::matrix:
+      return 0;
+    case profile::Load::attention:
+      return 1;
+    case profile::Load::memory:
+      return 2;
+    default:
+      return std::nullopt;
+  }
+}
+
+bool computes(const model::Kernel& kernel) {
+  return kernel.stream == model::Stream::compute && kernel.purpose == model::Purpose::compute;
+}
+
+}  // namespace
+
+double Line::mix(const double* at_points, const Slowdown& at) const {
+  const double* low = at_points + 2 * at.row;
+  const auto beside = [&](const double* row) { return row[0] + at.contended * (row[1] - row[0]); };
+  const double value = beside(low);
+  return at.towards_next > 0 ? value + at.towards_next * (beside(low + 2) - value) : value;
+}
+
+void Line::apply(QueueTimes& times, const Slowdown& at) const {
+  const QueueTimes before = times;
+  for (std::size_t e = 0; e < entries_.size();) {
+    const auto to = entries_[e].to;
+    double latest = never;
+    for (; e < entries_.size() && entries_[e].to == to; ++e)
+      latest = std::max(latest, before[entries_[e].from] + value(e, at));
+    times[to] = latest;
+  }
+}
+
+Collapser::Collapser(const profile::Profiles& profiles, const std::string& precision)
+    : gap_(std::floor(profiles.scalar("host.kernel_gap_us").value * 1e3 + 0.5)),
+      contention_{profiles.scalar("contention.matrix").value, profiles.scalar("contention.attention").value,
+                  profiles.scalar("contention.memory").value} {
+  const profile::Clocks* clocks = profiles.clocks_for(precision);
+  if (clocks == nullptr) {
+    duties_ = {0};
+    clock_factor_ = {{1, 1, 1}};
+    return;
+  }
+  window_ = static_cast<std::int64_t>(profiles.scalar("clocks.window_ms").value * 1e6);
+  for (const auto& row : clocks->rows) {
+    duties_.push_back(row.duty);
+    clock_factor_.push_back({row.matrix, row.attention, row.memory});
+  }
+}
+
+Slowdown Collapser::at_duty(double duty) const {
+  if (duty <= duties_.front()) return {};
+  if (duty >= duties_.back()) return {duties_.size() - 1, 0, 0};
+  std::size_t row = 0;
+  while (duties_[row + 1] <= duty) ++row;
+  return {row, (duty - duties_[row]) / (duties_[row + 1] - duties_[row]), 0};
+}
+
+double Collapser::duration(const Event& event, std::size_t row, double contended) const {
+  double factor = 1;
+  if (computes(*event.kernel)) {
+    if (const auto load = column(profile::family(event.kernel->key.family).load)) {
+      if (!(event.kernel->sm_share < 1))
+        factor += (contention_[*load] - 1) * (event.beside_own + (1 - event.beside_own) * contended);
+      factor *= clock_factor_[row][*load];
+    }
+  }
+  return gap_ + std::floor(event.cool_ns * factor + 0.5);
+}
+
+Collapser::Event Collapser::event(const model::Kernel& kernel, const Price& price) const {
+  return {&kernel, std::floor(price.host_us * 1e3 + 0.5), std::floor(price.time.ns / kernel.sm_share + 0.5), {}, 0};
+}
+
+/// The line alone, its host far ahead: what runs on the communication stream beside each kernel.
+void Collapser::find_own_communication(std::vector<Event>& events) const {
+  std::array<double, queues> tail{};
+  std::vector<std::pair<double, double>> beside, spans(events.size());
+  for (std::size_t i = 0; i < events.size(); ++i) {
+    const Event& e = events[i];
+    if (e.kernel == nullptr) {
+      tail[compute_queue] = std::max(tail[compute_queue], tail[queue_of(e.waits_for)]);
+      continue;
+    }
+    if (e.kernel->key.family.empty()) continue;
+    auto& queue = tail[queue_of(e.kernel->stream)];
+    const double start = std::max(queue, tail[compute_queue]);
+    queue = start + duration(e, 0, 0);
+    spans[i] = {start, queue};
+    if (e.kernel->stream == model::Stream::communication) beside.emplace_back(start, queue);
+  }
+  for (std::size_t i = 0; i < events.size(); ++i) {
+    if (events[i].kernel == nullptr || !computes(*events[i].kernel) || !(spans[i].second > spans[i].first)) continue;
+    double shared = 0;
+    for (const auto& [start, end] : beside)
+      shared += std::max(0.0, std::min(end, spans[i].second) - std::max(start, spans[i].first));
+    events[i].beside_own = shared / (spans[i].second - spans[i].first);
+  }
+}
+
+Line Collapser::collapse(std::span<const Event> events) const {
+  const std::size_t rows = clock_factor_.size();
+  Line line;
+  line.points_ = 2 * rows;
+  std::vector<Matrix> points;
+  for (std::size_t point = 0; point < line.points_; ++point) {
+    Matrix m = identity();
+    double busy = 0;
+    for (const Event& e : events) {
+      auto& compute = m[compute_queue];
+      if (e.kernel == nullptr) {
+        raise(compute, m[host_queue]);
+        raise(compute, m[queue_of(e.waits_for)]);
+        continue;
+      }
+      add(m[host_queue], e.host_ns);
+      if (e.kernel->key.family.empty()) continue;
+      auto& queue = m[queue_of(e.kernel->stream)];
+      raise(queue, m[host_queue]);
+      if (e.kernel->stream != model::Stream::compute) raise(queue, compute);
+      const double ns = duration(e, point / 2, static_cast<double>(point % 2));
+      add(queue, ns);
+      if (computes(*e.kernel)) busy += ns;
+    }
+    points.push_back(m);
+    line.busy_.push_back(busy);
+  }
+  const Matrix same = identity();
+  for (std::uint8_t to = 0; to < queues; ++to) {
+    if (std::ranges::all_of(points, [&](const Matrix& m) { return m[to] == same[to]; })) continue;
+    for (std::uint8_t from = 0; from < queues; ++from) {
+      if (points.front()[to][from] == never) continue;
+      line.entries_.push_back({to, from});
+      for (const Matrix& m : points) line.values_.push_back(m[to][from]);
+    }
+  }
+  return line;
+}
+
+std::vector<Line> Collapser::lines(const std::vector<model::Step>& steps, const model::Piece& piece,
+                                   const Prices::List& prices, bool first_microbatch) const {
+  constexpr std::size_t most = 32;  // events of a line: finer gains less than 0.1 % (measured runs of tests/measured)
+  std::vector<Event> events;
+  for (const model::Step& step : steps) {
+    if (step.first_microbatch_only && !first_microbatch) continue;
+    if (step.kind == model::Step::Kind::launch)
+      events.push_back(event(piece.kernels[step.index], prices[step.index]));
+    else if (step.kind == model::Step::Kind::wait)
+      events.push_back({nullptr, 0, 0, static_cast<model::Stream>(step.index), 0});
+  }
+  find_own_communication(events);
+  std::vector<Line> lines;
+  for (std::size_t from = 0; from < events.size(); from += most)
+    lines.push_back(collapse(std::span(events).subspan(from, std::min(most, events.size() - from))));
+  return lines;
+}
+
+Line Collapser::line(const std::vector<model::Kernel>& kernels, const Prices::List& prices, std::size_t from,
+                     std::size_t to) const {
+  std::vector<Event> events;
+  for (std::size_t k = from; k < to; ++k) events.push_back(event(kernels[k], prices[k]));
+  return collapse(events);
+}
+
+}  // namespace pipewright::timeline

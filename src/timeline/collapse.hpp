@@ -1,0 +1,88 @@
+// A straight line of host code as one map between times. Launches, waits and host costs only add and take maxima, so
+// whatever lies between two places of a program is a matrix of the (max, +) algebra over the rank's queues:
+//
+//   host     |launch|launch|launch|        end(q) = max over queues p of  begin(p) + entry(q, p)
+//   compute      [kernel][kernel][kernel]
+//                                          compute <- compute: the kernels' own time
+//                                          compute <- host:    the longest way from a launch to the end
+//
+// Entries are kept at every row of the clock table, with and without an NCCL kernel beside; between them they are
+// interpolated, as kernel times are.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "pipewright/timeline.hpp"
+
+namespace pipewright::timeline {
+
+/// Queue 0 is the host, then the streams of model::Stream.
+inline constexpr std::size_t queues = 7;
+inline constexpr std::size_t host_queue = 0, compute_queue = 1;
+inline std::size_t queue_of(model::Stream stream) { return 1 + static_cast<std::size_t>(stream); }
+
+using QueueTimes = std::array<double, queues>;  ///< ns; whole numbers, exact up to 2^53
+
+/// How kernels slow down around a place: between two rows of the clock table, and beside NCCL for a share of the time.
+struct Slowdown {
+  std::size_t row = 0;
+  double towards_next = 0, contended = 0;
+};
+
+class Line {
+ public:
+  struct Entry {
+    std::uint8_t to, from;
+  };
+  void apply(QueueTimes& times, const Slowdown& at) const;
+  double value(std::size_t entry, const Slowdown& at) const { return mix(values_.data() + entry * points_, at); }
+  /// Time in which the compute stream computes.
+  double busy(const Slowdown& at) const { return mix(busy_.data(), at); }
+  const std::vector<Entry>& entries() const { return entries_; }
+  bool empty() const { return entries_.empty(); }
+
+ private:
+  friend class Collapser;
+  double mix(const double* at_points, const Slowdown& at) const;
+
+  std::vector<Entry> entries_;  ///< by `to`; queues that nothing changes have none
+  std::size_t points_ = 0;      ///< rows x {alone, contended}
+  std::vector<double> values_, busy_;
+};
+
+/// Makes lines under the profile's clocks and contention.
+class Collapser {
+ public:
+  Collapser(const profile::Profiles& profiles, const std::string& precision);
+
+  /// Several lines one after the other, so that slowdowns change within a piece; composed they are the piece.
+  std::vector<Line> lines(const std::vector<model::Step>& steps, const model::Piece& piece, const Prices::List& prices,
+                          bool first_microbatch) const;
+  Line line(const std::vector<model::Kernel>& kernels, const Prices::List& prices, std::size_t from,
+            std::size_t to) const;
+  Slowdown at_duty(double duty) const;
+  std::int64_t window() const { return window_; }
+
+ private:
+  struct Event {
+    const model::Kernel* kernel = nullptr;  ///< null: the compute stream waits for `waits_for`
+    double host_ns = 0, cool_ns = 0;
+    model::Stream waits_for{};
+    double beside_own = 0;  ///< share of the kernel beside which the piece's own communication runs
+  };
+  Event event(const model::Kernel& kernel, const Price& price) const;
+  Line collapse(std::span<const Event> events) const;
+  void find_own_communication(std::vector<Event>& events) const;
+  double duration(const Event& event, std::size_t row, double contended) const;
+
+  double gap_ = 0;
+  std::vector<double> duties_;                       ///< of the rows
+  std::vector<std::array<double, 3>> clock_factor_;  ///< [row][matrix, attention, memory]
+  std::array<double, 3> contention_{};
+  std::int64_t window_ = 0;
+};
+
+}  // namespace pipewright::timeline
