@@ -17,32 +17,84 @@
 
 namespace pipewright::timeline {
 
-/// The queues of a rank. P2P lanes: one for each NCCL communicator that pipeline transfers use (reference 1.7).
-enum class Lane : std::uint8_t { host, compute, communication, gradient, parameter, d2h, h2d, p2p, p2p_second };
+/// The queues of a rank. `expert`: the communication stream of expert-parallel overlap (reference 2.2). P2P lanes: one
+/// for each NCCL communicator that pipeline transfers use (reference 1.7); `p2p_group`: exchange of shapes by the
+/// group's communicator where the transfers have their own.
+enum class Lane : std::uint8_t {
+  host,
+  compute,
+  communication,
+  gradient,
+  parameter,
+  d2h,
+  h2d,
+  p2p,
+  p2p_second,
+  p2p_group,
+  expert
+};
+constexpr std::size_t lanes = static_cast<std::size_t>(Lane::expert) + 1;
 
 enum class NodeKind : std::uint8_t {
   kernel,          ///< a kernel of a piece, also a collective
   transfer_start,  ///< the P2P kernel of this rank reaches the head of its stream and begins to spin
   transfer,        ///< ... ends: both sides have started and the bytes are across
-  wait,            ///< the compute stream waits for a transfer (event wait)
+  wait,            ///< a stream waits for a transfer or for another stream (event wait)
   host,            ///< the host reaches this place (start of a step, return from a synchronising call)
 };
 
-/// What a node is, for reports. `instruction` indexes the rank's program; `piece`/`kernel` index model::Stages
-/// (`none` where they do not apply; finalize and optimizer kernels carry `piece` == none and a kernel index of the
-/// rank).
-struct Label {
+/// What a node is, for reports; 16 bytes. `instruction` indexes the rank's program.
+class Label {
+ public:
   static constexpr std::uint32_t none = 0xffffffff;
+  std::uint32_t instruction = none;
   std::uint16_t rank = 0;
-  Lane lane = Lane::compute;
-  NodeKind kind = NodeKind::kernel;
-  model::Purpose purpose = model::Purpose::compute;
-  bool partitioned = false;  ///< has its own multiprocessors: an NCCL kernel beside it takes none of them
-  std::uint8_t phase = 0;    ///< 0 schedule, 1 finalisation of gradients, 2 optimizer
-  std::uint32_t instruction = none, piece = none, kernel = none;
-  std::uint32_t peer = none;  ///< transfer: the other rank
-  schedule::Part part{};      ///< transfer_start, transfer, wait
+  Lane lane : 4 = Lane::compute;
+  NodeKind kind : 3 = NodeKind::kernel;
+  model::Purpose purpose : 3 = model::Purpose::compute;
+  bool partitioned : 1 = false;  ///< has its own multiprocessors: an NCCL kernel beside it takes none of them
+  std::uint8_t phase : 2 = 0;    ///< 0 schedule, 1 finalisation of gradients, 2 optimizer
+  bool shapes : 1 = false;       ///< transfer: carries the shape of a tensor, not the tensor
+
+  /// Kernel: where it stands in model::Stages. Finalize, optimizer and collectives beside the schedule have no piece
+  /// (none) and a kernel index of the rank or chunk.
+  std::uint32_t piece() const { return first_; }
+  std::uint32_t kernel() const { return second_; }
+  void set_kernel(std::uint32_t piece, std::uint32_t kernel) { first_ = piece, second_ = kernel; }
+
+  /// Transfer_start, transfer, wait for one.
+  schedule::Part part() const {
+    return {static_cast<schedule::Part::Type>(second_ >> 16U), static_cast<int>(first_),
+            static_cast<std::int16_t>(second_ & 0xffffU)};
+  }
+  void set_part(const schedule::Part& part) {
+    first_ = static_cast<std::uint32_t>(part.microbatch);
+    second_ = static_cast<std::uint32_t>(part.type) << 16U | static_cast<std::uint16_t>(part.chunk);
+  }
+
+ private:
+  std::uint32_t first_ = none, second_ = none;
 };
+static_assert(sizeof(Label) == 16);
+
+/// The other end of a transfer: its rank, and what it calls the same tensor.
+struct OtherEnd {
+  int rank;
+  schedule::Part part;
+};
+/// Microbatches keep their number, chunks shift where the pipeline wraps around.
+OtherEnd other_end(int ranks, int rank, const schedule::Part& part);
+constexpr bool sends(schedule::Part::Type type) {
+  return type == schedule::Part::Type::send_next || type == schedule::Part::Type::send_prev;
+}
+/// Between a rank and its next.
+constexpr bool to_next(schedule::Part::Type type) {
+  return type == schedule::Part::Type::send_next || type == schedule::Part::Type::recv_next;
+}
+/// Activations, not gradients.
+constexpr bool goes_forward(schedule::Part::Type type) {
+  return type == schedule::Part::Type::send_next || type == schedule::Part::Type::recv_prev;
+}
 
 /// Nodes are numbered in topological order. Row i of `edges` (first_edge[i] .. first_edge[i+1]) are its predecessors.
 struct Graph {

@@ -30,15 +30,15 @@ std::map<std::string, FamilyTime> families_of(const Run& run, const timeline::Pr
     if (label.rank != rank || label.kind != timeline::NodeKind::kernel) continue;
     const model::Kernel* kernel = nullptr;
     const timeline::Price* price = nullptr;
-    if (label.piece != timeline::Label::none) {
-      kernel = &run.stages.pieces[label.piece].kernels[label.kernel];
-      price = &prices.pieces[label.piece][label.kernel];
+    if (label.piece() != timeline::Label::none) {
+      kernel = &run.stages.pieces[label.piece()].kernels[label.kernel()];
+      price = &prices.pieces[label.piece()][label.kernel()];
     } else if (label.phase == 1) {
-      kernel = &run.stages.ranks[rank].finalize[label.kernel];
-      price = &prices.finalize[rank][label.kernel];
+      kernel = &run.stages.ranks[rank].finalize[label.kernel()];
+      price = &prices.finalize[rank][label.kernel()];
     } else if (label.phase == 2) {
-      kernel = &run.stages.ranks[rank].optimizer[label.kernel];
-      price = &prices.optimizer[rank][label.kernel];
+      kernel = &run.stages.ranks[rank].optimizer[label.kernel()];
+      price = &prices.optimizer[rank][label.kernel()];
     } else {
       continue;  // gradient and parameter collectives beside the schedule: mostly hidden
     }

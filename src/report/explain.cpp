@@ -111,7 +111,7 @@ class Explainer {
  private:
   /// "receive of F 3.1": a transfer named by its posting.
   std::string transfer(const timeline::Label& label) const {
-    return fmt::format("{} of {}", sends(label.part.type) ? "send" : "receive", nodes_.op(label));
+    return fmt::format("{} of {}", timeline::sends(label.part().type) ? "send" : "receive", nodes_.op(label));
   }
 
   /// Follows what held the node up through waits to something that has a name.
@@ -131,7 +131,7 @@ class Explainer {
     const auto other = nodes_.other_side(*at);
     const std::int64_t own = nodes_.posted(*at), peer = other ? nodes_.posted(*other) : own;
     return fmt::format("{}: posted here at {} ms, by rank {} at {} ms, across at {} ms", nodes_.what(label), ms(own),
-                       label.peer, ms(peer), ms(times.end[*at]));
+                       nodes_.peer(label), ms(peer), ms(times.end[*at]));
   }
 
   const predict::Run& run_;

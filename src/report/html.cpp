@@ -213,7 +213,7 @@ class Page {
       timeline::Label label;
       label.rank = static_cast<std::uint16_t>(rank);
       label.instruction = block.instruction;
-      label.phase = block.phase;
+      label.phase = block.phase & 3U;
       const std::string op = nodes_.op(label);
       const char* colour = block.phase == 1   ? "finalisation"
                            : block.phase == 2 ? "optimizer"

@@ -16,14 +16,13 @@ using timeline::Label;
 using timeline::NodeKind;
 
 /// Rank, direction, microbatch and chunk of a transfer's end in one sortable number.
-std::uint64_t packed(std::uint32_t rank, const Part& part) {
-  return (static_cast<std::uint64_t>(rank) << 48U) | (static_cast<std::uint64_t>(part.type) << 44U) |
-         (static_cast<std::uint64_t>(part.microbatch) << 16U) | static_cast<std::uint64_t>(part.chunk);
+std::uint64_t packed(std::uint32_t rank, const Part& part, bool shapes) {
+  return (static_cast<std::uint64_t>(shapes) << 63U) | (static_cast<std::uint64_t>(rank) << 48U) |
+         (static_cast<std::uint64_t>(part.type) << 44U) | (static_cast<std::uint64_t>(part.microbatch) << 16U) |
+         static_cast<std::uint64_t>(part.chunk);
 }
 
 }  // namespace
-
-bool sends(Part::Type type) { return type == Part::Type::send_next || type == Part::Type::send_prev; }
 
 const char* lane_name(timeline::Lane lane) {
   using timeline::Lane;
@@ -46,6 +45,10 @@ const char* lane_name(timeline::Lane lane) {
       return "pipeline transfers";
     case Lane::p2p_second:
       return "pipeline transfers, second";
+    case Lane::p2p_group:
+      return "pipeline transfers, shapes";
+    case Lane::expert:
+      return "expert-parallel communication";
   }
   throw InternalError("lane without a name");
 }
@@ -55,7 +58,7 @@ Nodes::Nodes(const predict::Run& run) : run_(run), by_rank_(static_cast<std::siz
   for (std::uint32_t node = 0; node < labels.size(); ++node) {
     by_rank_[labels[node].rank].push_back(node);
     if (labels[node].kind == NodeKind::transfer)
-      transfers_.emplace_back(packed(labels[node].rank, labels[node].part), node);
+      transfers_.emplace_back(packed(labels[node].rank, labels[node].part(), labels[node].shapes), node);
   }
   std::sort(transfers_.begin(), transfers_.end());
   const auto& start = run.timeline.times.start;
@@ -67,20 +70,20 @@ Nodes::Nodes(const predict::Run& run) : run_(run), by_rank_(static_cast<std::siz
 const model::Kernel* Nodes::kernel(const Label& label) const {
   if (label.kind != NodeKind::kernel) return nullptr;
   const auto& stages = run_.stages;
-  if (label.piece != Label::none) return &stages.pieces[label.piece].kernels[label.kernel];
+  if (label.piece() != Label::none) return &stages.pieces[label.piece()].kernels[label.kernel()];
   const auto& rank = stages.ranks[label.rank];
-  if (label.phase == 1) return &rank.finalize[label.kernel];
-  if (label.phase == 2) return &rank.optimizer[label.kernel];
+  if (label.phase == 1) return &rank.finalize[label.kernel()];
+  if (label.phase == 2) return &rank.optimizer[label.kernel()];
   const auto& instruction = run_.program.ranks[label.rank].instructions[label.instruction];
   const auto& chunk = rank.chunks[static_cast<std::size_t>(instruction.chunk)];
-  return instruction.kind == Kind::forward ? &chunk.parameter_gather[label.kernel] : &chunk.gradient_sync[label.kernel];
+  return label.lane == timeline::Lane::parameter ? &chunk.parameter_gather[label.kernel()]
+                                                 : &chunk.gradient_sync[label.kernel()];
 }
 
 std::string Nodes::op(const Label& label) const {
   if (label.kind == NodeKind::transfer || label.kind == NodeKind::transfer_start) {
     if (label.phase != 0) return "optimizer";
-    const bool forward = label.part.type == Part::Type::send_next || label.part.type == Part::Type::recv_prev;
-    return op_name(forward ? "F" : "B", label.part.microbatch, label.part.chunk);
+    return op_name(timeline::goes_forward(label.part().type) ? "F" : "B", label.part().microbatch, label.part().chunk);
   }
   if (label.phase == 1) return "gradient finalisation";
   if (label.phase == 2) return "optimizer";
@@ -103,13 +106,18 @@ std::string Nodes::op(const Label& label) const {
 std::string Nodes::what(const Label& label) const {
   if (const auto* k = kernel(label)) return k->name;
   if (label.kind == NodeKind::transfer) {
-    const bool send = sends(label.part.type);
-    return fmt::format("{} {} {} rank {}", send ? "send" : "receive", op(label), send ? "to" : "from", label.peer);
+    const bool send = timeline::sends(label.part().type);
+    return fmt::format("{} {}{} {} rank {}", send ? "send" : "receive", label.shapes ? "shape of " : "", op(label),
+                       send ? "to" : "from", peer(label));
   }
   if (label.kind == NodeKind::transfer_start)
     return label.phase == 2 ? "collective over the pipeline" : "transfer posted";
   if (label.kind == NodeKind::host) return "host";
   return "wait";
+}
+
+int Nodes::peer(const Label& label) const {
+  return timeline::other_end(run_.timeline.graph.ranks, label.rank, label.part()).rank;
 }
 
 std::int64_t Nodes::posted(std::uint32_t transfer) const {
@@ -125,27 +133,8 @@ std::int64_t Nodes::posted(std::uint32_t transfer) const {
 
 std::optional<std::uint32_t> Nodes::other_side(std::uint32_t transfer) const {
   const Label& label = run_.timeline.graph.labels[transfer];
-  const auto last = static_cast<std::uint32_t>(run_.timeline.graph.ranks - 1);
-  Part part = label.part;
-  // Chunks shift where the pipeline wraps around: what the last rank sends on is the first rank's next chunk.
-  switch (label.part.type) {
-    case Part::Type::send_next:
-      part.type = Part::Type::recv_prev;
-      break;
-    case Part::Type::recv_prev:
-      part.type = Part::Type::send_next;
-      break;
-    case Part::Type::send_prev:
-      part.type = Part::Type::recv_next;
-      break;
-    case Part::Type::recv_next:
-      part.type = Part::Type::send_prev;
-      break;
-  }
-  const bool to_next = label.part.type == Part::Type::send_next || label.part.type == Part::Type::recv_next;
-  if (to_next && label.rank == last) ++part.chunk;
-  if (!to_next && label.rank == 0) --part.chunk;
-  const auto key = packed(label.peer, part);
+  const auto end = timeline::other_end(run_.timeline.graph.ranks, label.rank, label.part());
+  const auto key = packed(static_cast<std::uint32_t>(end.rank), end.part, label.shapes);
   const auto found = std::lower_bound(transfers_.begin(), transfers_.end(), std::pair(key, std::uint32_t{0}));
   if (found == transfers_.end() || found->first != key) return std::nullopt;
   return found->second;

@@ -27,6 +27,8 @@ class Nodes {
   std::string op(const timeline::Label& label) const;
   /// "mlp.fc1 forward", "receive F 3.1 from rank 0", "wait for ...".
   std::string what(const timeline::Label& label) const;
+  /// The rank at the other end of a transfer.
+  int peer(const timeline::Label& label) const;
   /// When the rank's P2P kernel of this transfer began to spin.
   std::int64_t posted(std::uint32_t transfer) const;
   /// The same transfer on the other rank.
@@ -44,7 +46,6 @@ class Nodes {
   std::vector<std::pair<std::uint64_t, std::uint32_t>> transfers_;  ///< (rank, part) packed -> node, sorted
 };
 
-bool sends(schedule::Part::Type type);
 const char* lane_name(timeline::Lane lane);
 
 }  // namespace pipewright::report

@@ -76,7 +76,7 @@ class Writer {
       timeline::Label label;
       label.rank = static_cast<std::uint16_t>(rank);
       label.instruction = block.instruction;
-      label.phase = block.phase;
+      label.phase = block.phase & 3U;
       slice(rank, schedule_thread, block.start, block.end, nodes_.op(label), "op", "");
     }
   }
@@ -104,7 +104,7 @@ class Writer {
   void flow(std::uint32_t receive) {
     const auto& labels = run_.timeline.graph.labels;
     const auto& times = run_.timeline.times;
-    if (sends(labels[receive].part.type)) return;
+    if (timeline::sends(labels[receive].part().type)) return;
     const auto send = nodes_.other_side(receive);
     if (!send) return;
     const auto arrow = [&](std::uint32_t node, const char* phase, std::int64_t at) {

@@ -52,10 +52,10 @@ class Accountant {
  private:
   const model::Kernel* kernel_of(const Label& label) const {
     if (label.kind != NodeKind::kernel) return nullptr;
-    if (label.piece != none) return &stages_.pieces[label.piece].kernels[label.kernel];
+    if (label.piece() != none) return &stages_.pieces[label.piece()].kernels[label.kernel()];
     const model::Rank& rank = stages_.ranks[label.rank];
-    if (label.phase == 1) return &rank.finalize[label.kernel];
-    if (label.phase == 2) return &rank.optimizer[label.kernel];
+    if (label.phase == 1) return &rank.finalize[label.kernel()];
+    if (label.phase == 2) return &rank.optimizer[label.kernel()];
     return nullptr;
   }
 
@@ -150,20 +150,16 @@ class Accountant {
   }
 
   std::size_t boundary_of(const Label& transfer) const {
-    using Type = schedule::Part::Type;
-    const int own = transfer.rank, peer = static_cast<int>(transfer.peer);
-    const bool sends = transfer.part.type == Type::send_next || transfer.part.type == Type::send_prev;
-    const bool forward = transfer.part.type == Type::send_next || transfer.part.type == Type::recv_prev;
-    return boundary_index_.at({sends ? own : peer, sends ? peer : own, forward});
+    const int own = transfer.rank, peer = other_end(graph_.ranks, own, transfer.part()).rank;
+    const bool out = sends(transfer.part().type), forward = goes_forward(transfer.part().type);
+    return boundary_index_.at({out ? own : peer, out ? peer : own, forward});
   }
 
   void collect_boundaries() {
-    using Type = schedule::Part::Type;
     for (const Label& label : graph_.labels) {
-      if (label.kind != NodeKind::transfer) continue;
-      if (label.part.type != Type::send_next && label.part.type != Type::send_prev) continue;
-      const bool forward = label.part.type == Type::send_next;
-      ++transfers_[{label.rank, static_cast<int>(label.peer), forward}];
+      if (label.kind != NodeKind::transfer || label.shapes || !sends(label.part().type)) continue;
+      const int peer = other_end(graph_.ranks, label.rank, label.part()).rank;
+      ++transfers_[{label.rank, peer, goes_forward(label.part().type)}];
     }
     result_.boundaries.clear();
     for (const auto& [key, count] : transfers_) {
@@ -186,7 +182,7 @@ class Accountant {
       const std::int64_t start = times_.start[node], end = times_.end[node];
       if (label.kind == NodeKind::host && label.phase == 1) account.forward_backward_end = end;
       if (label.kind == NodeKind::transfer) traced["p2p"].push_back({times_.start[own_start(graph_, node)], end});
-      if (label.kind == NodeKind::transfer_start && label.phase == 2) arrival = start;
+      if (label.kind == NodeKind::transfer_start && label.phase != 0) arrival = start;
       if (label.kind == NodeKind::kernel) {
         const model::Kernel* kernel = kernel_of(label);
         const bool joins = kernel && kernel->joins_pipeline;

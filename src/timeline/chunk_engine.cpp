@@ -26,8 +26,9 @@ using schedule::Part;
 constexpr double unknown = -1;
 constexpr std::int32_t nobody = -1;
 
-bool expressible(const schedule::Config& config, const model::Stages& stages) {
-  if (config.ep_overlap) return false;  // two streams take turns inside a call
+bool expressible(const scenario::Scenario& scenario, const schedule::Config& config, const model::Stages& stages) {
+  if (config.ep_overlap) return false;           // two streams take turns inside a call
+  if (exchanges_shapes(scenario)) return false;  // and synchronises before every transfer
   return std::ranges::none_of(stages.pieces, [](const model::Piece& piece) {
     return !piece.groups.empty() || !piece.nodes.empty();  // reloads are started by other pieces
   });
@@ -160,6 +161,8 @@ class Engine {
     std::array<std::int32_t, 2> p2p{nobody, nobody};  // last transfer of each communicator
     std::vector<int> backwards_left;                  // by chunk
     std::vector<double> backward_ends;                // of every backward
+    bool reduces = true;                              // not inside no_sync
+    std::vector<double> gathered;                     // by chunk: its parameters are there
     Computed computed;
     double schedule_end = 0, end = 0;
     std::vector<std::pair<double, double>> network;  // other NCCL kernels than transfers
@@ -242,6 +245,7 @@ class Engine {
     for (int r = 0; r < p_; ++r) {
       Rank& rank = ranks_[r];
       rank.backwards_left.assign(static_cast<std::size_t>(v_), m_);
+      rank.gathered.assign(static_cast<std::size_t>(v_), unknown);
       if (before.empty()) continue;
       Rank& old = before[r];
       rank.contended.reserve(old.spans.size());
@@ -404,13 +408,19 @@ class Engine {
     if (!dequeue(rank)) return false;
     rank.at[host_queue] += forward_begin_;
     if (microbatch == 0 && !rank_lines_[r].parameter_gather[c].empty()) {
-      work(rank, rank_lines_[r].parameter_gather[c]);
-      wait(rank, rank.at[queue_of(model::Stream::parameter)]);
+      if (rank.gathered[c] == unknown) gather(r, c);
+      wait(rank, rank.gathered[c]);
     }
     for (const auto piece : stages_.ranks[r].chunks[c].pieces)
       for (const Line& line : microbatch == 0 ? pieces_[piece].first_forward : pieces_[piece].forward) work(rank, line);
     rank.at[host_queue] += forward_end_;
     return true;
+  }
+
+  void gather(int r, int c) {
+    Rank& rank = ranks_[r];
+    work(rank, rank_lines_[r].parameter_gather[c]);
+    rank.gathered[c] = rank.at[queue_of(model::Stream::parameter)];
   }
 
   bool backward(int r, int microbatch, int c) {
@@ -422,7 +432,7 @@ class Engine {
       for (const Line& line : microbatch == 0 ? pieces_[*piece].first_backward : pieces_[*piece].backward)
         work(rank, line);
     rank.backward_ends.push_back(rank.at[compute_queue]);
-    if (--rank.backwards_left[c] == 0) work(rank, rank_lines_[r].gradient_sync[c]);
+    if (--rank.backwards_left[c] == 0 && rank.reduces) work(rank, rank_lines_[r].gradient_sync[c]);
     rank.at[host_queue] += backward_end_;
     return true;
   }
@@ -450,6 +460,16 @@ class Engine {
         break;
       case Kind::wait:
         if (!wait(rank, resolve(posted(r, i.parts.front())))) return false;
+        break;
+      case Kind::no_sync_enter:
+      case Kind::no_sync_exit:
+        rank.reduces = i.kind == Kind::no_sync_exit;
+        break;
+      case Kind::param_sync:
+        gather(r, i.chunk);
+        break;
+      case Kind::grad_sync:
+        work(rank, rank_lines_[r].gradient_sync[i.chunk]);
         break;
       default:
         break;
@@ -558,7 +578,7 @@ class Engine {
 std::optional<Estimate> estimate(const scenario::Scenario& scenario, const model::Stages& stages,
                                  const schedule::Config& config, const profile::Profiles& profiles,
                                  const Prices& prices) {
-  if (!expressible(config, stages)) return std::nullopt;
+  if (!expressible(scenario, config, stages)) return std::nullopt;
   return Engine(scenario, stages, config, profiles, prices).run();
 }
 

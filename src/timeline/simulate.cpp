@@ -55,14 +55,17 @@ class Coverage {
 };
 
 bool computes(const Label& label) {
-  return label.lane == Lane::compute && label.kind == NodeKind::kernel && label.purpose == model::Purpose::compute;
+  return (label.lane == Lane::compute || label.lane == Lane::expert) && label.kind == NodeKind::kernel &&
+         label.purpose == model::Purpose::compute;
 }
 
 // NCCL kernels beside the compute stream: a transfer from the moment it begins to spin, collectives of other streams.
 bool occupies(const Label& label) {
   if (label.kind == NodeKind::transfer) return true;
   return label.kind == NodeKind::kernel &&
-         (label.lane == Lane::communication || label.lane == Lane::gradient || label.lane == Lane::parameter);
+         (label.lane == Lane::communication || label.lane == Lane::gradient || label.lane == Lane::parameter ||
+          label.lane == Lane::expert) &&
+         label.purpose != model::Purpose::compute;
 }
 
 struct RankUse {

@@ -46,8 +46,7 @@ inline timeline::Label compute(int rank, std::uint32_t instruction, std::uint32_
   timeline::Label label;
   label.rank = static_cast<std::uint16_t>(rank);
   label.instruction = instruction;
-  label.piece = 0;
-  label.kernel = kernel_index;
+  label.set_kernel(0, kernel_index);
   return label;
 }
 
@@ -55,19 +54,17 @@ inline timeline::Label adam(int rank) {
   timeline::Label label;
   label.rank = static_cast<std::uint16_t>(rank);
   label.phase = 2;
-  label.kernel = 0;
+  label.set_kernel(timeline::Label::none, 0);
   return label;
 }
 
-inline timeline::Label p2p(int rank, int peer, timeline::NodeKind kind, std::uint32_t instruction,
-                           schedule::Part::Type type) {
+inline timeline::Label p2p(int rank, timeline::NodeKind kind, std::uint32_t instruction, schedule::Part::Type type) {
   timeline::Label label;
   label.rank = static_cast<std::uint16_t>(rank);
-  label.peer = static_cast<std::uint32_t>(peer);
   label.lane = timeline::Lane::p2p;
   label.kind = kind;
   label.instruction = instruction;
-  label.part = {type, 0, 0};
+  label.set_part({type, 0, 0});
   return label;
 }
 
@@ -107,10 +104,10 @@ inline predict::Run small_run() {
   maker.result.graph.ranks = 2;
   const auto f0 = maker.add(compute(0, 0, 0), 0, 100, {});
   const auto f1 = maker.add(compute(0, 0, 1), 100, 200, {f0});
-  const auto receiving = maker.add(p2p(1, 0, NodeKind::transfer_start, 0, Type::recv_prev), 10, 10, {});
-  const auto sending = maker.add(p2p(0, 1, NodeKind::transfer_start, 1, Type::send_next), 200, 200, {f1});
-  maker.add(p2p(0, 1, NodeKind::transfer, 1, Type::send_next), 200, 250, {sending, receiving});
-  const auto arrived = maker.add(p2p(1, 0, NodeKind::transfer, 0, Type::recv_prev), 200, 250, {receiving, sending});
+  const auto receiving = maker.add(p2p(1, NodeKind::transfer_start, 0, Type::recv_prev), 10, 10, {});
+  const auto sending = maker.add(p2p(0, NodeKind::transfer_start, 1, Type::send_next), 200, 200, {f1});
+  maker.add(p2p(0, NodeKind::transfer, 1, Type::send_next), 200, 250, {sending, receiving});
+  const auto arrived = maker.add(p2p(1, NodeKind::transfer, 0, Type::recv_prev), 200, 250, {receiving, sending});
   timeline::Label wait = compute(1, 0, 0);
   wait.kind = NodeKind::wait;
   const auto waited = maker.add(wait, 250, 250, {arrived});
@@ -118,10 +115,10 @@ inline predict::Run small_run() {
   const auto g1 = maker.add(compute(1, 1, 1), 350, 450, {g0});
   const auto g2 = maker.add(compute(1, 2, 2), 450, 550, {g1});
   const auto g3 = maker.add(compute(1, 2, 3), 550, 750, {g2});
-  const auto back_posted = maker.add(p2p(0, 1, NodeKind::transfer_start, 2, Type::recv_next), 260, 260, {});
-  const auto back_sent = maker.add(p2p(1, 0, NodeKind::transfer_start, 3, Type::send_prev), 750, 750, {g3});
-  maker.add(p2p(1, 0, NodeKind::transfer, 3, Type::send_prev), 750, 800, {back_sent, back_posted});
-  const auto back = maker.add(p2p(0, 1, NodeKind::transfer, 2, Type::recv_next), 750, 800, {back_posted, back_sent});
+  const auto back_posted = maker.add(p2p(0, NodeKind::transfer_start, 2, Type::recv_next), 260, 260, {});
+  const auto back_sent = maker.add(p2p(1, NodeKind::transfer_start, 3, Type::send_prev), 750, 750, {g3});
+  maker.add(p2p(1, NodeKind::transfer, 3, Type::send_prev), 750, 800, {back_sent, back_posted});
+  const auto back = maker.add(p2p(0, NodeKind::transfer, 2, Type::recv_next), 750, 800, {back_posted, back_sent});
   const auto b2 = maker.add(compute(0, 3, 2), 800, 900, {back});
   const auto b3 = maker.add(compute(0, 3, 3), 900, 1100, {b2});
   maker.add(adam(0), 1100, 1200, {b3});
