@@ -1,5 +1,6 @@
-// cuDNN's fused attention, causal, grouped queries, bf16, as Transformer Engine's fused attention runs it on layout
-// [sequence, batch, head, dim]. The graph of the forward pass (Flash Attention 2, arXiv 2307.08691):
+// cuDNN's fused attention, causal, grouped queries or MLA (q and k wider than v), bf16, as Transformer Engine's fused
+// attention runs it on layout [sequence, batch, head, dim]. The graph of the forward pass (Flash Attention 2, arXiv
+// 2307.08691):
 //
 //   Q Kᵀ ─ × scale ─ causal mask ─┬─ row max m ─ exp(S - m) ─┬─ row sum l ─ P = exp / l ─ P V = O
 //                                 └────────── stats = m + log l ┘
@@ -24,10 +25,12 @@ using Graph = CudnnGraph;
 using Tensor = CudnnGraph::Tensor;
 
 struct Shape {
-  std::int64_t batch, queries, keys, heads, groups, dim;
+  std::int64_t batch, queries, keys, heads, groups, dim, v_dim;  ///< MLA: dim of q and k, v_dim of v and the output
 
   std::int64_t q_elements() const { return batch * queries * heads * dim; }
-  std::int64_t kv_elements() const { return batch * keys * groups * dim; }
+  std::int64_t k_elements() const { return batch * keys * groups * dim; }
+  std::int64_t v_elements() const { return batch * keys * groups * v_dim; }
+  std::int64_t o_elements() const { return batch * queries * heads * v_dim; }
   Graph::Dims scores() const { return {batch, heads, queries, keys}; }
   Graph::Dims rows() const { return {batch, heads, queries, 1}; }
 };
@@ -63,7 +66,7 @@ std::shared_ptr<Forward> build_forward(cudnnHandle_t handle, const Shape& s) {
   auto f = std::make_shared<Forward>(Forward{Graph(handle), 0, 0, 0, 0, 0, 0, 0});
   Graph& g = f->graph;
   const auto q = sbhd(g, s.batch, s.queries, s.heads, s.dim), kt = sbhd(g, s.batch, s.keys, s.groups, s.dim, true),
-             v = sbhd(g, s.batch, s.keys, s.groups, s.dim), o = sbhd(g, s.batch, s.queries, s.heads, s.dim);
+             v = sbhd(g, s.batch, s.keys, s.groups, s.v_dim), o = sbhd(g, s.batch, s.queries, s.heads, s.v_dim);
   const auto stats = g.tensor(CUDNN_DATA_FLOAT, s.rows(), {s.heads * s.queries, s.queries, 1, 1});
   const auto scale = scalar(g), lowest = scalar(g);
   const auto product = g.intermediate(CUDNN_DATA_FLOAT, s.scores()),
@@ -95,10 +98,11 @@ struct Backward {
 std::shared_ptr<Backward> build_backward(cudnnHandle_t handle, const Shape& s) {
   auto f = std::make_shared<Backward>(Backward{Graph(handle), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0});
   Graph& g = f->graph;
-  const auto q = sbhd(g, s.batch, s.queries, s.heads, s.dim), o = sbhd(g, s.batch, s.queries, s.heads, s.dim),
-             d_o = sbhd(g, s.batch, s.queries, s.heads, s.dim), dq = sbhd(g, s.batch, s.queries, s.heads, s.dim),
-             kt = sbhd(g, s.batch, s.keys, s.groups, s.dim, true), vt = sbhd(g, s.batch, s.keys, s.groups, s.dim, true),
-             dk = sbhd(g, s.batch, s.keys, s.groups, s.dim), dv = sbhd(g, s.batch, s.keys, s.groups, s.dim);
+  const auto q = sbhd(g, s.batch, s.queries, s.heads, s.dim), o = sbhd(g, s.batch, s.queries, s.heads, s.v_dim),
+             d_o = sbhd(g, s.batch, s.queries, s.heads, s.v_dim), dq = sbhd(g, s.batch, s.queries, s.heads, s.dim),
+             kt = sbhd(g, s.batch, s.keys, s.groups, s.dim, true),
+             vt = sbhd(g, s.batch, s.keys, s.groups, s.v_dim, true), dk = sbhd(g, s.batch, s.keys, s.groups, s.dim),
+             dv = sbhd(g, s.batch, s.keys, s.groups, s.v_dim);
   const Graph::Dims row_strides = {s.heads * s.queries, s.queries, 1, 1};
   const auto stats = g.tensor(CUDNN_DATA_FLOAT, s.rows(), row_strides);
   const auto row_sums = g.tensor(CUDNN_DATA_FLOAT, s.rows(), row_strides);
@@ -110,10 +114,12 @@ std::shared_ptr<Backward> build_backward(cudnnHandle_t handle, const Shape& s) {
     return g.intermediate(CUDNN_DATA_BFLOAT16, {s.batch, s.heads, s.keys, s.queries},
                           {s.heads * s.queries * s.keys, s.queries * s.keys, 1, s.keys});
   };
-  const auto all_heads = [&] { return g.intermediate(CUDNN_DATA_BFLOAT16, {s.batch, s.heads, s.keys, s.dim}); };
+  const auto all_heads = [&](std::int64_t dim) {
+    return g.intermediate(CUDNN_DATA_BFLOAT16, {s.batch, s.heads, s.keys, dim});
+  };
 
-  const auto products = g.intermediate(CUDNN_DATA_FLOAT, {s.batch, s.heads, s.queries, s.dim},
-                                       {s.heads * s.queries * s.dim, s.queries * s.dim, s.heads * s.dim, 1});
+  const auto products = g.intermediate(CUDNN_DATA_FLOAT, {s.batch, s.heads, s.queries, s.v_dim},
+                                       {s.heads * s.queries * s.v_dim, s.queries * s.v_dim, s.heads * s.v_dim, 1});
   const auto dots = g.intermediate(CUDNN_DATA_FLOAT, s.rows());
   g.pointwise(CUDNN_POINTWISE_MUL, d_o, o, products);
   g.reduce(CUDNN_REDUCE_TENSOR_ADD, products, dots);
@@ -130,7 +136,7 @@ std::shared_ptr<Backward> build_backward(cudnnHandle_t handle, const Shape& s) {
   if (s.heads == s.groups) {
     g.matmul(pt, d_o, dv);
   } else {
-    const auto full = all_heads();
+    const auto full = all_heads(s.v_dim);
     g.matmul(pt, d_o, full);
     g.reduce(CUDNN_REDUCE_TENSOR_ADD, full, dv);
   }
@@ -145,7 +151,7 @@ std::shared_ptr<Backward> build_backward(cudnnHandle_t handle, const Shape& s) {
   if (s.heads == s.groups) {
     g.matmul(dst, q, dk);
   } else {
-    const auto full = all_heads();
+    const auto full = all_heads(s.dim);
     g.matmul(dst, q, full);
     g.reduce(CUDNN_REDUCE_TENSOR_ADD, full, dk);
   }
@@ -182,17 +188,21 @@ Attention::Attention(Lab& lab) : impl_(std::make_unique<Impl>(lab)) {}
 Attention::~Attention() = default;
 
 std::optional<Op> Attention::op(const profile::Key& key) {
-  const bool backward = key.family == "attention.backward.bf16";
-  if (!backward && key.family != "attention.forward.bf16") return std::nullopt;
+  const bool mla = key.family.starts_with("attention.mla.");
+  const bool backward = key.family == "attention.backward.bf16" || key.family == "attention.mla.backward.bf16";
+  if (!backward && key.family != "attention.forward.bf16" && key.family != "attention.mla.forward.bf16") {
+    return std::nullopt;
+  }
   const auto& d = key.dims;
-  const Shape s{d.at(0), d.at(1), d.at(2), d.at(3), d.at(4), d.at(5)};
+  const Shape s = mla ? Shape{d.at(0), d.at(1), d.at(2), d.at(3), d.at(3), d.at(4), d.at(5)}
+                      : Shape{d.at(0), d.at(1), d.at(2), d.at(3), d.at(4), d.at(5), d.at(5)};
   Lab& lab = impl_->lab;
   const float scale = 1.0f / std::sqrt(static_cast<float>(s.dim)), lowest = std::numeric_limits<float>::lowest(),
               one = 1;
 
   const auto q = lab.take(Content::bf16, s.q_elements());
-  auto k = lab.take(Content::bf16, s.kv_elements()), v = lab.take(Content::bf16, s.kv_elements()),
-       o = lab.take(Content::scratch, s.q_elements() * 2),
+  auto k = lab.take(Content::bf16, s.k_elements()), v = lab.take(Content::bf16, s.v_elements()),
+       o = lab.take(Content::scratch, s.o_elements() * 2),
        stats = lab.take(Content::scratch, s.batch * s.heads * s.queries * 4);
   if (!q || !k || !v || !o || !stats) return std::nullopt;
   for (auto* operand : {&k, &v, &o, &stats}) (*operand)->slots = std::min((*operand)->slots, q->slots);
@@ -219,8 +229,8 @@ std::optional<Op> Attention::op(const profile::Key& key) {
   }
   const auto graph = build_backward(impl_->handle, s);
   if (!graph) return std::nullopt;
-  const auto d_o = lab.take(Content::bf16, s.q_elements()), dq = lab.take(Content::scratch, s.q_elements() * 2),
-             dk = lab.take(Content::scratch, s.kv_elements() * 2), dv = lab.take(Content::scratch, s.kv_elements() * 2),
+  const auto d_o = lab.take(Content::bf16, s.o_elements()), dq = lab.take(Content::scratch, s.q_elements() * 2),
+             dk = lab.take(Content::scratch, s.k_elements() * 2), dv = lab.take(Content::scratch, s.v_elements() * 2),
              row_sums = lab.take(Content::scratch, s.batch * s.heads * s.queries * 4),
              dq_sums = lab.take(Content::scratch, s.q_elements() * 4),
              backward_workspace = lab.take(Content::scratch, graph->graph.workspace_bytes() + 512);

@@ -1,10 +1,22 @@
 // cuBLASLt matrix products as Transformer Engine calls them (transformer_engine/common/gemm/cublaslt_gemm.cu):
 // column-major, fp32 accumulation, the heuristic's first choice with 32 MiB of workspace, C = D. FP8: TN only, scales
-// by pointer; the forward pass accumulates fast, dgrad and wgrad with the split accumulator.
+// by pointer; the forward pass accumulates fast, dgrad and wgrad with the split accumulator. fp32 operands in TF32.
+//
+// A layer's local experts (multi_stream_cublas_gemm there) run round robin on four streams that wait for the current
+// one and it for them:
+//
+//   current ──●                          ●──►
+//   stream 0  └─ expert 0 ─ expert 4 ────┤
+//   stream 1  └─ expert 1 ─ expert 5 ────┤   ...
 #include <cublasLt.h>
 
+#include <algorithm>
+#include <array>
+#include <map>
 #include <memory>
+#include <string_view>
 
+#include "kernels/elementwise.hpp"
 #include "ops.hpp"
 
 namespace pipewright::capture {
@@ -12,46 +24,51 @@ namespace {
 
 struct Form {
   bool transpose_a = false, transpose_b = false;
-  bool fp8 = false;
-  bool gradient_b = false;  // e5m2
+  bool fp8 = false, in_f32 = false;
+  bool gradient_b = false;  ///< e5m2
   bool fast = false;
   bool out_f32 = false;
   bool accumulate = false;
+  bool weight_gradient = false;
 };
 
 std::optional<Form> form_of(const std::string& family) {
-  Form f;
-  if (family == "gemm.bf16.tn")
-    f.transpose_a = true;
-  else if (family == "gemm.bf16.nn")
-    f.transpose_a = false;
-  else if (family == "gemm.bf16.nt")
-    f.transpose_b = true;
-  else if (family == "gemm.bf16.nt.acc_f32")
-    f.transpose_b = f.accumulate = f.out_f32 = true;
-  else if (family == "gemm.bf16.nt.acc_bf16")
-    f.transpose_b = f.accumulate = true;
-  else if (family == "gemm.fp8.tn")
-    f.transpose_a = f.fp8 = f.fast = true;
-  else if (family == "gemm.fp8.tn.split")
-    f.transpose_a = f.fp8 = f.gradient_b = true;
-  else if (family == "gemm.fp8.tn.acc_f32")
-    f.transpose_a = f.fp8 = f.gradient_b = f.accumulate = f.out_f32 = true;
-  else if (family == "gemm.fp8.tn.acc_bf16")
-    f.transpose_a = f.fp8 = f.gradient_b = f.accumulate = true;
-  else if (family == "gemm.fp8.tn.out_bf16")
-    f.transpose_a = f.fp8 = f.gradient_b = true;
-  else
-    return std::nullopt;
-  return f;
+  static const std::map<std::string, Form> forms = [] {
+    const Form forward{.transpose_a = true}, dgrad{}, wgrad{.transpose_b = true, .weight_gradient = true};
+    const Form fp8{.transpose_a = true, .fp8 = true, .fast = true};
+    const Form fp8_split{.transpose_a = true, .fp8 = true, .gradient_b = true};
+    Form fp8_wgrad = fp8_split;
+    fp8_wgrad.weight_gradient = true;
+    const auto with = [](Form form, bool out_f32, bool accumulate) {
+      form.out_f32 = out_f32;
+      form.accumulate = accumulate;
+      return form;
+    };
+    return std::map<std::string, Form>{{"gemm.bf16.tn", forward},
+                                       {"gemm.bf16.nn", dgrad},
+                                       {"gemm.bf16.nt", wgrad},
+                                       {"gemm.bf16.nt.acc_f32", with(wgrad, true, true)},
+                                       {"gemm.bf16.nt.acc_bf16", with(wgrad, false, true)},
+                                       {"gemm.fp8.tn", fp8},
+                                       {"gemm.fp8.tn.split", fp8_split},
+                                       {"gemm.fp8.tn.acc_f32", with(fp8_wgrad, true, true)},
+                                       {"gemm.fp8.tn.acc_bf16", with(fp8_wgrad, false, true)},
+                                       {"gemm.fp8.tn.out_bf16", fp8_wgrad}};
+  }();
+  const auto found = forms.find(family);
+  return found == forms.end() ? std::nullopt : std::optional(found->second);
 }
 
+struct Shape {
+  std::int64_t m, n, k;
+};
+
+/// One product: its descriptors and the kernel that the library chose.
 struct Gemm {
   cublasLtMatmulDesc_t operation = nullptr;
   cublasLtMatrixLayout_t a = nullptr, b = nullptr, d = nullptr;
   cublasLtMatmulHeuristicResult_t choice{};
   float* scales = nullptr;
-  Operand a_data, b_data, d_data;
   float beta = 0;
 
   Gemm() = default;
@@ -63,6 +80,13 @@ struct Gemm {
       if (layout != nullptr) cublasLtMatrixLayoutDestroy(layout);
     cudaFree(scales);
   }
+
+  void run(Lab& lab, const void* a_data, const void* b_data, void* d_data, void* workspace, cudaStream_t stream) const {
+    const float alpha = 1;
+    check(cublasLtMatmul(lab.cublas, operation, &alpha, a_data, a, b_data, b, &beta, d_data, d, d_data, d, &choice.algo,
+                         workspace, Lab::workspace_bytes, stream),
+          "matmul");
+  }
 };
 
 template <class T>
@@ -70,46 +94,38 @@ void set(cublasLtMatmulDesc_t descriptor, cublasLtMatmulDescAttributes_t attribu
   check(cublasLtMatmulDescSetAttribute(descriptor, attribute, &value, sizeof(value)), "descriptor");
 }
 
-}  // namespace
+cudaDataType_t type_of_a(const Form& form) {
+  return form.fp8 ? CUDA_R_8F_E4M3 : form.in_f32 ? CUDA_R_32F : CUDA_R_16BF;
+}
+cudaDataType_t type_of_b(const Form& form) { return form.fp8 && form.gradient_b ? CUDA_R_8F_E5M2 : type_of_a(form); }
 
-std::optional<Op> gemm_op(Lab& lab, const profile::Key& key) {
-  const auto form = form_of(key.family);
-  if (!form) return std::nullopt;
-  const auto m = key.dims.at(0), n = key.dims.at(1), k = key.dims.at(2);
-  const auto gemm = std::make_shared<Gemm>();
-  const auto a_data = lab.take(form->fp8 ? Content::e4m3 : Content::bf16, m * k);
-  const auto b_data = lab.take(!form->fp8 ? Content::bf16 : form->gradient_b ? Content::e5m2 : Content::e4m3, n * k);
-  const auto d_data = form->out_f32      ? lab.take(Content::f32, m * n, true)
-                      : form->accumulate ? lab.take(Content::bf16, m * n, true)
-                                         : lab.take(Content::scratch, m * n * 2);
-  if (!a_data || !b_data || !d_data) return std::nullopt;
-  gemm->a_data = *a_data;
-  gemm->b_data = *b_data;
-  gemm->d_data = *d_data;
-  gemm->beta = form->accumulate ? 1.0f : 0.0f;
+void set_scales(Gemm& gemm, const Form& form) {
+  // Each scale at an address of its own 16 bytes: cuBLASLt refuses others.
+  const float inverse_scales[8] = {1.0f / 112, 0, 0, 0, 1.0f / 14336, 0, 0, 0};
+  check(cudaMalloc(reinterpret_cast<void**>(&gemm.scales), sizeof(inverse_scales)), "scales");
+  check(cudaMemcpy(gemm.scales, inverse_scales, sizeof(inverse_scales), cudaMemcpyHostToDevice), "scales");
+  set(gemm.operation, CUBLASLT_MATMUL_DESC_FAST_ACCUM, static_cast<std::int8_t>(form.fast));
+  set(gemm.operation, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, static_cast<const void*>(gemm.scales));
+  set(gemm.operation, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER,
+      static_cast<const void*>(gemm.scales + (form.gradient_b ? 4 : 0)));
+}
 
-  const auto input_a = form->fp8 ? CUDA_R_8F_E4M3 : CUDA_R_16BF;
-  const auto input_b = !form->fp8 ? CUDA_R_16BF : form->gradient_b ? CUDA_R_8F_E5M2 : CUDA_R_8F_E4M3;
+/// nullptr: the library has no kernel for it.
+std::shared_ptr<Gemm> make_gemm(Lab& lab, const Form& form, const Shape& s) {
+  auto gemm = std::make_shared<Gemm>();
+  gemm->beta = form.accumulate ? 1.0f : 0.0f;
   const auto u = [](std::int64_t x) { return static_cast<std::uint64_t>(x); };
   const auto layout = [&](cublasLtMatrixLayout_t* out, cudaDataType_t type, std::int64_t rows, std::int64_t cols) {
     check(cublasLtMatrixLayoutCreate(out, type, u(rows), u(cols), rows), "layout");
   };
-  layout(&gemm->a, input_a, form->transpose_a ? k : m, form->transpose_a ? m : k);
-  layout(&gemm->b, input_b, form->transpose_b ? n : k, form->transpose_b ? k : n);
-  layout(&gemm->d, form->out_f32 ? CUDA_R_32F : CUDA_R_16BF, m, n);
-  check(cublasLtMatmulDescCreate(&gemm->operation, CUBLAS_COMPUTE_32F, CUDA_R_32F), "descriptor");
-  set(gemm->operation, CUBLASLT_MATMUL_DESC_TRANSA, form->transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N);
-  set(gemm->operation, CUBLASLT_MATMUL_DESC_TRANSB, form->transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N);
-  if (form->fp8) {
-    // Each scale at an address of its own 16 bytes: cuBLASLt refuses others.
-    const float inverse_scales[8] = {1.0f / 112, 0, 0, 0, 1.0f / 14336, 0, 0, 0};
-    check(cudaMalloc(reinterpret_cast<void**>(&gemm->scales), sizeof(inverse_scales)), "scales");
-    check(cudaMemcpy(gemm->scales, inverse_scales, sizeof(inverse_scales), cudaMemcpyHostToDevice), "scales");
-    set(gemm->operation, CUBLASLT_MATMUL_DESC_FAST_ACCUM, static_cast<std::int8_t>(form->fast));
-    set(gemm->operation, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, static_cast<const void*>(gemm->scales));
-    set(gemm->operation, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER,
-        static_cast<const void*>(gemm->scales + (form->gradient_b ? 4 : 0)));
-  }
+  layout(&gemm->a, type_of_a(form), form.transpose_a ? s.k : s.m, form.transpose_a ? s.m : s.k);
+  layout(&gemm->b, type_of_b(form), form.transpose_b ? s.n : s.k, form.transpose_b ? s.k : s.n);
+  layout(&gemm->d, form.out_f32 ? CUDA_R_32F : CUDA_R_16BF, s.m, s.n);
+  const auto compute = form.in_f32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
+  check(cublasLtMatmulDescCreate(&gemm->operation, compute, CUDA_R_32F), "descriptor");
+  set(gemm->operation, CUBLASLT_MATMUL_DESC_TRANSA, form.transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N);
+  set(gemm->operation, CUBLASLT_MATMUL_DESC_TRANSB, form.transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N);
+  if (form.fp8) set_scales(*gemm, form);
   cublasLtMatmulPreference_t preference = nullptr;
   check(cublasLtMatmulPreferenceCreate(&preference), "preference");
   const std::size_t workspace = Lab::workspace_bytes;
@@ -120,19 +136,148 @@ std::optional<Op> gemm_op(Lab& lab, const profile::Key& key) {
   const auto status = cublasLtMatmulAlgoGetHeuristic(lab.cublas, gemm->operation, gemm->a, gemm->b, gemm->d, gemm->d,
                                                      preference, 1, &gemm->choice, &found);
   check(cublasLtMatmulPreferenceDestroy(preference), "preference");
-  if (status != CUBLAS_STATUS_SUCCESS || found == 0) return std::nullopt;
+  return status == CUBLAS_STATUS_SUCCESS && found > 0 ? gemm : nullptr;
+}
 
+struct Operands {
+  Operand a, b, d;
+};
+
+/// Inputs and output of `count` products of one shape, one behind the other in each slot.
+std::optional<Operands> take(Lab& lab, const Form& form, const Shape& s, std::int64_t count) {
+  const Content in = form.in_f32 ? Content::f32 : Content::bf16;
+  const auto a = lab.take(form.fp8 ? Content::e4m3 : in, count * s.m * s.k);
+  const auto b = lab.take(!form.fp8 ? in : form.gradient_b ? Content::e5m2 : Content::e4m3, count * s.n * s.k);
+  const auto d = form.accumulate ? lab.take(form.out_f32 ? Content::f32 : Content::bf16, count * s.m * s.n, true)
+                                 : lab.take(Content::scratch, count * s.m * s.n * (form.out_f32 ? 4 : 2));
+  if (!a || !b || !d) return std::nullopt;
+  return Operands{*a, *b, *d};
+}
+
+constexpr double kPause = 1.6;
+
+std::optional<Op> single(Lab& lab, const Form& form, const Shape& shape) {
+  const auto data = take(lab, form, shape, 1);
+  if (!data) return std::nullopt;
+  const auto gemm = make_gemm(lab, form, shape);
+  if (!gemm) return std::nullopt;
   Op op;
-  op.pause = 1.6;
-  op.launch = [&lab, gemm](int slot) {
-    const float alpha = 1;
-    void* d = gemm->d_data.at(slot);
-    check(cublasLtMatmul(lab.cublas, gemm->operation, &alpha, gemm->a_data.at(slot), gemm->a, gemm->b_data.at(slot),
-                         gemm->b, &gemm->beta, d, gemm->d, d, gemm->d, &gemm->choice.algo, lab.workspace,
-                         Lab::workspace_bytes, lab.stream),
-          "matmul");
+  op.pause = kPause;
+  op.launch = [&lab, gemm, data = *data](int slot) {
+    gemm->run(lab, data.a.at(slot), data.b.at(slot), data.d.at(slot), lab.workspace, lab.stream);
   };
   return op;
+}
+
+/// The four streams of grouped products, each with its workspace.
+struct Streams {
+  static constexpr int count = 4;  // nvte_get_num_compute_streams
+  std::array<cudaStream_t, count> streams{};
+  std::array<void*, count> workspaces{};
+  std::array<cudaEvent_t, count> events{};
+
+  Streams() {
+    for (int i = 0; i < count; ++i) {
+      check(cudaStreamCreateWithPriority(&streams[i], cudaStreamNonBlocking, -1), "stream");
+      check(cudaMalloc(&workspaces[i], Lab::workspace_bytes), "workspace");
+      check(cudaEventCreateWithFlags(&events[i], cudaEventDisableTiming), "event");
+    }
+  }
+  ~Streams() {
+    for (int i = 0; i < count; ++i) {
+      cudaStreamDestroy(streams[i]);
+      cudaFree(workspaces[i]);
+      cudaEventDestroy(events[i]);
+    }
+  }
+  Streams(const Streams&) = delete;
+  Streams& operator=(const Streams&) = delete;
+
+  /// The streams wait for `current`, run launch(i, stream, workspace) round robin, and `current` waits for them.
+  template <class Launch>
+  void run(cudaStream_t current, int launches, Launch launch) {
+    const int used = std::min(count, launches);
+    check(cudaEventRecord(events[0], current), "event");
+    for (int s = 0; s < used; ++s) check(cudaStreamWaitEvent(streams[s], events[0], 0), "event");
+    for (int i = 0; i < launches; ++i) launch(i, streams[i % count], workspaces[i % count]);
+    for (int s = 0; s < used; ++s) check(cudaEventRecord(events[s], streams[s]), "event");
+    for (int s = 0; s < used; ++s) check(cudaStreamWaitEvent(current, events[s], 0), "event");
+  }
+};
+
+/// One expert's product: forward and dgrad multiply its rows with its n x k, wgrad makes its n x k.
+Shape of_expert(const Form& form, std::int64_t rows, std::int64_t n, std::int64_t k) {
+  return form.weight_gradient ? Shape{k, n, rows} : Shape{n, rows, k};
+}
+
+std::optional<Op> grouped(Lab& lab, const Form& form, const std::vector<std::int64_t>& dims) {
+  const auto experts = dims.at(0), tokens = dims.at(1), rows = std::max<std::int64_t>(tokens / experts, 1);
+  const Shape shape = of_expert(form, rows, dims.at(2), dims.at(3));
+  const auto data = take(lab, form, shape, experts);
+  if (!data) return std::nullopt;
+  const auto gemm = make_gemm(lab, form, shape);
+  if (!gemm) return std::nullopt;
+  static Streams streams;
+  Op op;
+  op.pause = kPause;
+  const auto width = [](cudaDataType_t type) { return type == CUDA_R_32F ? 4 : type == CUDA_R_16BF ? 2 : 1; };
+  const std::int64_t a_step = shape.m * shape.k * width(type_of_a(form)),
+                     b_step = shape.n * shape.k * width(type_of_b(form)),
+                     d_step = shape.m * shape.n * (form.out_f32 ? 4 : 2);
+  op.launch = [&lab, gemm, data = *data, experts, a_step, b_step, d_step](int slot) {
+    streams.run(lab.stream, static_cast<int>(experts), [&](int i, cudaStream_t stream, void* workspace) {
+      gemm->run(lab, data.a.at<char>(slot) + i * a_step, data.b.at<char>(slot) + i * b_step,
+                data.d.at<char>(slot) + i * d_step, workspace, stream);
+    });
+  };
+  return op;
+}
+
+/// Megatron's RouterGatingLinearFunction (moe/moe_utils.py): forward bf16 to fp32 scores; backward casts the weight and
+/// the input to fp32, multiplies in TF32 and casts both gradients back.
+std::optional<Op> router(Lab& lab, const std::vector<std::int64_t>& dims, bool backward) {
+  const auto tokens = dims.at(0), hidden = dims.at(1), experts = dims.at(2);
+  Form forward_form;
+  forward_form.transpose_a = forward_form.out_f32 = true;
+  if (!backward) return single(lab, forward_form, {experts, tokens, hidden});
+  Form dgrad, wgrad;
+  dgrad.in_f32 = dgrad.out_f32 = wgrad.in_f32 = wgrad.out_f32 = wgrad.transpose_b = true;
+  const auto data_gemm = make_gemm(lab, dgrad, {hidden, tokens, experts}),
+             weight_gemm = make_gemm(lab, wgrad, {hidden, experts, tokens});
+  const auto weight = lab.take(Content::bf16, experts * hidden), input = lab.take(Content::bf16, tokens * hidden),
+             scores = lab.take(Content::f32, tokens * experts),
+             weight_f32 = lab.take(Content::f32, experts * hidden, true),
+             input_f32 = lab.take(Content::f32, tokens * hidden, true),
+             d_input = lab.take(Content::f32, tokens * hidden, true),
+             d_weight = lab.take(Content::f32, experts * hidden, true),
+             out = lab.take(Content::scratch, tokens * hidden * 2),
+             weight_out = lab.take(Content::scratch, experts * hidden * 2);
+  if (!data_gemm || !weight_gemm || !weight || !input || !scores || !weight_f32 || !input_f32 || !d_input ||
+      !d_weight || !out || !weight_out) {
+    return std::nullopt;
+  }
+  Op op;
+  op.launch = [=, &lab](int i) {
+    kernels::cast_bf16_f32(weight->at(i), weight_f32->at<float>(i), experts * hidden, lab.stream);
+    data_gemm->run(lab, weight_f32->at(i), scores->at(i), d_input->at(i), lab.workspace, lab.stream);
+    kernels::cast_bf16_f32(input->at(i), input_f32->at<float>(i), tokens * hidden, lab.stream);
+    weight_gemm->run(lab, input_f32->at(i), scores->at(i), d_weight->at(i), lab.workspace, lab.stream);
+    kernels::cast_f32_bf16(d_input->at<float>(i), out->at(i), tokens * hidden, lab.stream);
+    kernels::cast_f32_bf16(d_weight->at<float>(i), weight_out->at(i), experts * hidden, lab.stream);
+  };
+  return op;
+}
+
+}  // namespace
+
+std::optional<Op> gemm_op(Lab& lab, const profile::Key& key) {
+  if (key.family == "moe.router.gemm.forward") return router(lab, key.dims, false);
+  if (key.family == "moe.router.gemm.backward") return router(lab, key.dims, true);
+  constexpr std::string_view prefix = "gemm.grouped.";
+  const bool group = key.family.starts_with(prefix);
+  const auto form = form_of(group ? "gemm." + key.family.substr(prefix.size()) : key.family);
+  if (!form) return std::nullopt;
+  return group ? grouped(lab, *form, key.dims) : single(lab, *form, {key.dims.at(0), key.dims.at(1), key.dims.at(2)});
 }
 
 }  // namespace pipewright::capture

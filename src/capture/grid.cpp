@@ -91,6 +91,23 @@ class Grid {
     }
   }
 
+  /// The products of a layer's local experts, both linear layers of each; `all`: the rarer weight gradients, and FP8.
+  void experts(I hidden, I ffn, I experts, I rows, bool all) {
+    const auto linear = [&](I in, I out) {
+      add("gemm.grouped.bf16.tn", {experts, rows, out, in});
+      add("gemm.grouped.bf16.nn", {experts, rows, in, out});
+      add("gemm.grouped.bf16.nt.acc_f32", {experts, rows, out, in});
+      add("gemm.grouped.fp8.tn", {experts, rows, out, in});
+      add("gemm.grouped.fp8.tn.split", {experts, rows, in, out});
+      add("gemm.grouped.fp8.tn.acc_f32", {experts, rows, out, in});
+      if (!all) return;
+      for (const char* family : {"bf16.nt", "bf16.nt.acc_bf16", "fp8.tn.acc_bf16", "fp8.tn.out_bf16"})
+        add(std::string("gemm.grouped.") + family, {experts, rows, out, in});
+    };
+    linear(hidden, 2 * ffn);
+    linear(ffn, hidden);
+  }
+
   std::vector<Key> take() { return std::move(keys_); }
 
  private:
@@ -169,6 +186,70 @@ void memory_bound(Grid& g, bool quick) {
   g.add("small", {});
 }
 
+// Mixtral 8x7B; Qwen3 30B-A3B; Qwen3 235B-A22B; DeepSeek-V3 (config.json of each): local experts of usual
+// expert-parallel sizes, rows of balanced routing.
+void experts(Grid& g, bool quick) {
+  if (quick) {
+    g.experts(4096, 14336, 4, 8192, false);
+    g.experts(2048, 768, 16, 32768, false);
+  } else {
+    for (const I local : {4, 2, 1, 8})
+      for (const I rows : {8192, 4096, 16384, 32768}) g.experts(4096, 14336, local, rows, local == 4 && rows == 8192);
+    for (const I local : {16, 4, 8, 32, 1, 2})
+      for (const I rows : {32768, 8192, 16384, 4096, 65536}) {
+        g.experts(2048, 768, local, rows, local == 16 && rows == 32768);
+        g.experts(4096, 1536, local, rows, local == 16 && rows == 32768);
+        g.experts(7168, 2048, local, rows, local >= 8 && rows == 32768);
+      }
+  }
+  const List tokens = quick ? List{4096} : List{4096, 2048, 8192, 1024, 16384},
+             rows = quick ? List{8192, 32768} : powers(4096, 131072),
+             hiddens = quick ? List{2048, 4096} : List{2048, 4096, 7168}, topks = quick ? List{2, 8} : List{1, 2, 4, 8};
+  for (const char* f : {"moe.swiglu.forward", "moe.swiglu.backward"})
+    g.product(f, {rows, quick ? List{768, 14336} : List{768, 1536, 2048, 5632, 14336}});
+  for (const char* f : {"moe.router.gemm.forward", "moe.router.gemm.backward"})
+    g.product(f, {tokens, hiddens, quick ? List{8, 32} : List{8, 32, 128, 256}});
+  for (const char* f : {"moe.router.topk.forward", "moe.router.topk.backward"})
+    g.product(f, {tokens, quick ? List{8, 32} : List{8, 16, 32, 64, 128, 256}});
+  for (const char* f :
+       {"moe.permute.forward", "moe.permute.backward", "moe.unpermute.forward", "moe.unpermute.backward"})
+    g.product(f, {tokens, hiddens, topks});
+  g.product("moe.sort_chunks", {rows, hiddens});
+}
+
+// Multi-latent attention of DeepSeek-V2 and V3: q and k of 128 + 64, v of 128, heads over the tensor-parallel ranks.
+void latent_attention(Grid& g, bool quick) {
+  const List heads = quick ? List{16, 128} : List{128, 64, 32, 16},
+             tokens = quick ? List{4096} : List{4096, 2048, 8192};
+  for (const char* pass : {"attention.mla.forward.bf16", "attention.mla.backward.bf16"}) {
+    for (const I h : heads)
+      for (const I s : tokens) g.add(pass, {1, s, s, h, 192, 128});
+  }
+  for (const char* f : {"rope.mla.forward", "rope.mla.backward"})
+    g.product(f, {quick ? tokens : List{4096, 2048, 8192, 16384}, heads, {64, 288}});
+  if (quick) return;
+  for (const I s : tokens) {
+    for (const auto& [in, out] : {std::pair<I, I>{7168, 1536},  // q and kv down, q and kv up, projection of V3
+                                  {7168, 576},
+                                  {7168, 2112},
+                                  {1536, 24576},
+                                  {512, 32768},
+                                  {16384, 7168},
+                                  {7168, 4096},  // shared expert, first dense layers
+                                  {2048, 7168},
+                                  {7168, 36864},
+                                  {18432, 7168},
+                                  {2048, 3072},  // V2 Lite
+                                  {512, 4096}}) {
+      g.linear(in, out, s, true, false);
+    }
+  }
+  for (const char* f : {"rmsnorm.forward", "rmsnorm.backward"}) {
+    g.product(f, {tokens, {7168, 1536, 512}});
+    g.product(f, {{16384, 32768, 131072, 262144}, {128}});  // norms of a head's query and key
+  }
+}
+
 }  // namespace
 
 std::vector<Key> grid(bool quick) {
@@ -180,6 +261,8 @@ std::vector<Key> grid(bool quick) {
     g.attention(1, 4096, 32, 8, 128);
     g.attention(1, 4096, 16, 2, 128);
     memory_bound(g, true);
+    experts(g, true);
+    latent_attention(g, true);
     return g.take();
   }
   // Llama 8B and 70B with every form, then attention and memory-bound kernels, then the other models.
@@ -222,6 +305,14 @@ std::vector<Key> grid(bool quick) {
   g.attention(1, 4096, 14, 2, 64);
   g.attention(1, 4096, 32, 8, 64);
   memory_bound(g, false);
+  experts(g, false);
+  latent_attention(g, false);
+  // Attention blocks of Qwen3 30B-A3B and 235B-A22B.
+  for (const I tokens : {4096, 2048, 8192}) {
+    for (const auto& [in, out] : {std::pair<I, I>{2048, 5120}, {4096, 2048}, {4096, 9216}, {8192, 4096}})
+      g.linear(in, out, tokens, true, false);
+    g.attention(1, tokens, 64, 4, 128);
+  }
   for (const Model& m : models()) {
     for (const I tp : m.tensor_parallel) {
       for (const I tokens : m.tokens) {

@@ -1,8 +1,6 @@
 // Memory-bound families: own kernels (kernels/*.cu) and the runtime's copies. Inputs are cold, except where a training
 // step's kernel just before has written or read them and they are small: gradients (norms, SwiGLU, cat), amax, casts.
-#include <functional>
 #include <unordered_map>
-#include <vector>
 
 #include "kernels/cross_entropy.hpp"
 #include "kernels/elementwise.hpp"
@@ -11,46 +9,11 @@
 #include "kernels/instruments.hpp"
 #include "kernels/norm.hpp"
 #include "kernels/optimizer.hpp"
-#include "ops.hpp"
+#include "setup.hpp"
 
 namespace pipewright::capture {
 namespace {
 
-using Dims = std::vector<std::int64_t>;
-using Launch = std::function<void(int)>;
-
-/// Takes operands and notes when the part is too small; the launch is dropped then.
-class Setup {
- public:
-  explicit Setup(Lab& in) : lab(in) {}
-  Operand take(Content content, std::int64_t elements, bool written = false) {
-    const auto operand = lab.take(content, elements, written);
-    if (!operand) fits_ = false;
-    return operand.value_or(Operand{});
-  }
-  Operand bf16(std::int64_t elements) { return take(Content::bf16, elements); }
-  Operand f32(std::int64_t elements) { return take(Content::f32, elements, true); }
-  Operand out(std::int64_t bytes) { return take(Content::scratch, bytes); }
-  bool fits() const { return fits_; }
-  kernels::Stream stream() const { return lab.stream; }
-
-  Lab& lab;
-  /// The op finds this operand in the L2 cache, as far as it fits: the kernel before has just written it.
-  void just_written(const Operand& operand, std::int64_t elements) {
-    const auto source = bf16(elements);
-    before = [=, stream = stream()](int i) {
-      check(cudaMemcpyAsync(operand.at(i), source.at(i), static_cast<std::size_t>(elements * 2),
-                            cudaMemcpyDeviceToDevice, stream),
-            "copy");
-    };
-  }
-  Launch before;
-
- private:
-  bool fits_ = true;
-};
-
-using Factory = std::function<Launch(Setup&, const Dims&)>;
 using namespace kernels;
 
 Factory norm(bool layer, bool backward) {
@@ -159,9 +122,15 @@ Launch amax_of(Setup& s, const Dims& d) {
   return [=, stream = s.stream()](int i) { amax(x.at(i), scale_at.at<float>(i), n, stream); };
 }
 
+/// The input is in the L2 cache: by turns read by the amax reduction, and written by a norm that found the amax.
 Launch cast_to_fp8(Setup& s, std::int64_t n, const std::function<void(const void*, const float*, void*, void*)>& cast) {
-  const auto x = s.bf16(n), scale_at = s.f32(2), y = s.out(n), t = s.out(n);
-  s.before = [=, stream = s.stream()](int i) { amax_only(x.at(i), scale_at.at<float>(i), n, stream); };
+  const auto x = s.take(Content::bf16, n, true), source = s.bf16(n), scale_at = s.f32(2), y = s.out(n), t = s.out(n);
+  s.before = [=, stream = s.stream()](int i) {
+    amax_only(x.at(i), scale_at.at<float>(i), n, stream);
+    if (i % 2 == 0) return;
+    check(cudaMemcpyAsync(x.at(i), source.at(i), static_cast<std::size_t>(n * 2), cudaMemcpyDeviceToDevice, stream),
+          "copy");
+  };
   return [=](int i) { cast(x.at(i), scale_at.at<float>(i), y.at(i), t.at(i)); };
 }
 
@@ -328,13 +297,7 @@ const std::unordered_map<std::string, Factory>& factories() {
 std::optional<Op> memory_op(Lab& lab, const profile::Key& key) {
   const auto factory = factories().find(key.family);
   if (factory == factories().end()) return std::nullopt;
-  Setup setup(lab);
-  Op op;
-  op.launch = factory->second(setup, key.dims);
-  if (!setup.fits()) return std::nullopt;
-  op.before = setup.before;
-  op.pause = 0.6;
-  return op;
+  return set_up(lab, factory->second, key.dims);
 }
 
 }  // namespace pipewright::capture

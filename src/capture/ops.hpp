@@ -10,7 +10,7 @@
 
 namespace pipewright::capture {
 
-/// cuBLASLt as Transformer Engine calls it (gemm.*).
+/// cuBLASLt as Transformer Engine calls it (gemm.*, gemm.grouped.*, moe.router.gemm.*).
 std::optional<Op> gemm_op(Lab& lab, const profile::Key& key);
 
 /// cuDNN's fused attention through its graph API (attention.*). Plans are kept for the last shapes only.
@@ -29,11 +29,15 @@ class Attention {
 
 /// Own kernels and copies: everything that is neither a GEMM nor attention nor a link.
 std::optional<Op> memory_op(Lab& lab, const profile::Key& key);
+/// The same for mixture-of-experts layers and MLA's RoPE.
+std::optional<Op> moe_op(Lab& lab, const profile::Key& key);
 
 /// Whichever of these knows the family.
 inline std::optional<Op> make_op(Lab& lab, Attention& attention, const profile::Key& key) {
-  if (key.family.rfind("gemm.", 0) == 0) return gemm_op(lab, key);
-  if (key.family.rfind("attention.", 0) == 0) return attention.op(key);
+  const auto begins = [&](const char* prefix) { return key.family.rfind(prefix, 0) == 0; };
+  if (begins("gemm.") || begins("moe.router.gemm.")) return gemm_op(lab, key);
+  if (begins("attention.")) return attention.op(key);
+  if (begins("moe.") || begins("rope.mla.")) return moe_op(lab, key);
   return memory_op(lab, key);
 }
 
