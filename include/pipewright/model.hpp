@@ -29,6 +29,7 @@ struct Kernel {
   std::string link;        ///< of a collective: the link class that it crosses
   bool recompute = false;  ///< runs in the backward pass only because activations were dropped
   bool graphed = false;    ///< replayed by a CUDA graph: the host launches the graph, not the kernel
+  int launches = 1;     ///< kernels that the host launches for it (a grouped GEMM, a router's elementwise operations)
   double sm_share = 1;  ///< share of the multiprocessors that it may use; less than 1: the others are communication's
   bool joins_pipeline = false;  ///< a collective over all pipeline ranks (gradient norm, tied embeddings)
 };

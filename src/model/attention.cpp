@@ -30,6 +30,8 @@ class GroupedQueryAttention : public Attention {
 
   std::uint32_t forward(bool grad) override;
   std::uint32_t backward() override;
+  /// The input projection first (attention.py, backward_dw).
+  void weight_gradients() override { linear_.weight_gradients.run(true); }
 
  private:
   void queries_and_keys();
@@ -42,6 +44,9 @@ class GroupedQueryAttention : public Attention {
   bool keeps_mixed() const { return d_.recompute_attention || (d_.local_spec && d_.groups == d_.heads); }
   void release(std::initializer_list<std::uint32_t*> tensors) {
     for (auto* tensor : tensors) w_.free(std::exchange(*tensor, no_tensor));
+  }
+  void release_output() {
+    linear_.weight_gradients.put([this, output = std::exchange(o_, no_tensor)] { w_.free(output); });
   }
 
   PieceBuilder& w_;
@@ -117,14 +122,15 @@ std::uint32_t GroupedQueryAttention::backward() {
   if (d_.separate_norms) separate_norm_.replay();
   const auto dout = linear_.row_backward(proj_, proj_input_, d_.recipe != Recipe::delayed);
   if (d_.recompute_attention) {
-    release({&o_});  // only the projection had saved it
+    release_output();  // only the projection had saved it
     w_.recomputing(true);
     run_core(true);
     w_.recomputing(false);
   }
   auto [dq, dk, dv] = core_.backward();
   w_.free(dout);
-  release({&q_, &k_, &v_, &o_, &mixed_});
+  release({&q_, &k_, &v_, &mixed_});
+  release_output();
   if (d_.rope) {
     dk = rope_.backward("attention.k", d_.groups, d_.head_dim, dk);
     dq = rope_.backward("attention.q", d_.heads, d_.head_dim, dq);

@@ -14,6 +14,8 @@ class Attention {
   virtual std::uint32_t forward(bool grad) = 0;
   /// Frees what forward left; returns the gradient of the norm's input, before the residual is added.
   virtual std::uint32_t backward() = 0;
+  /// What delay_wgrad_compute left of backward.
+  virtual void weight_gradients() = 0;
 };
 
 std::unique_ptr<Attention> grouped_query_attention(PieceBuilder& builder, const Dimensions& dimensions, bool fp8);

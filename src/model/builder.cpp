@@ -1,5 +1,7 @@
 #include "builder.hpp"
 
+#include <algorithm>
+
 namespace pipewright::model {
 
 std::uint32_t Owners::operator()(const std::string& name) {
@@ -15,6 +17,21 @@ PieceBuilder::PieceBuilder(Owners& owners, std::string name) : owners_(owners), 
 
 void PieceBuilder::border(std::uint32_t which, const std::string& owner, Int bytes, Tensor::Home home) {
   piece_.tensors[which] = Tensor{owners_(owner), Bytes(bytes), Stream::compute, home};
+}
+
+void PieceBuilder::to_node(schedule::Node::Name name, schedule::Node::Pass pass) {
+  using Pass = schedule::Node::Pass;
+  auto& nodes = piece_.nodes;
+  auto node = std::find_if(nodes.begin(), nodes.end(), [&](const NodeSteps& n) { return n.name == name; });
+  if (node == nodes.end()) node = nodes.insert(node, NodeSteps{name, {}, {}, {}});
+  steps_ = pass == Pass::forward ? &node->forward : pass == Pass::backward ? &node->backward : &node->weight_gradient;
+}
+
+Piece PieceBuilder::take_as_node(schedule::Node::Name name) {
+  piece_.nodes.push_back({name, std::move(piece_.forward), std::move(piece_.backward), {}});
+  piece_.forward.clear();
+  piece_.backward.clear();
+  return take();
 }
 
 std::uint32_t PieceBuilder::tensor(const std::string& owner, Int bytes) {

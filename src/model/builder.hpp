@@ -33,6 +33,7 @@ class PieceBuilder {
   void to_forward() { steps_ = &piece_.forward; }
   void to_backward() { steps_ = &piece_.backward; }
   void to_weight_gradient() { steps_ = &piece_.weight_gradient; }
+  void to_node(schedule::Node::Name name, schedule::Node::Pass pass);
 
   void allocate(std::uint32_t tensor) { step(Step::Kind::allocate, tensor); }
   std::uint32_t tensor(const std::string& owner, Int bytes);    ///< not yet allocated
@@ -42,16 +43,20 @@ class PieceBuilder {
   void transient(const std::string& owner, Int bytes) { free(allocate(owner, bytes)); }
 
   void launch(const std::string& name, profile::Key key, double sm_share = 1);
+  void stands_for(int launches) { piece_.kernels.back().launches = launches; }  ///< the last kernel
   void launch_on(Stream stream, Purpose purpose, const std::string& name, profile::Key key, const std::string& link);
   void collective(Purpose purpose, const std::string& name, const std::string& kind, Int ranks, Int bytes,
                   const std::string& link, Stream stream = Stream::compute);
   void wait(Stream stream) { step(Step::Kind::wait, static_cast<std::uint32_t>(stream)); }
+  void synchronize(Stream stream) { step(Step::Kind::synchronize, static_cast<std::uint32_t>(stream)); }
 
   void home(Tensor::Home home) { home_ = home; }  ///< of tensors made from now on
   void recomputing(bool on) { recompute_ = on; }
   bool recomputes() const { return recompute_; }
   void first_microbatch_only(bool on) { first_only_ = on; }
   Piece take() { return std::move(piece_); }
+  /// Forward and backward become one node of expert-parallel overlap.
+  Piece take_as_node(schedule::Node::Name name);
 
  private:
   void step(Step::Kind kind, std::uint32_t index) { steps_->push_back({kind, index, first_only_}); }

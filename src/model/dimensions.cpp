@@ -46,7 +46,11 @@ Recipe recipe_of(const Scenario& s) {
 void refuse_what_is_not_modelled(const Scenario& s) {
   const auto& m = s.model;
   const auto& o = s.settings;
-  if (m.num_moe_experts) refuse(s, "model.num_moe_experts", "mixture-of-experts layers are not modelled yet");
+  if (m.moe_latent_size) refuse(s, "model.moe_latent_size", "latent projections of experts are not modelled");
+  if (o.moe_paged_stash) refuse(s, "settings.moe_paged_stash", "is not modelled");
+  if (m.num_moe_experts && o.tensor_model_parallel_size > 1 && !o.sequence_parallel) {
+    refuse(s, "settings.sequence_parallel", "experts together with tensor parallelism need it (moe_layer.py, forward)");
+  }
   if (m.mtp_num_layers.value_or(0) > 0) refuse(s, "model.mtp_num_layers", "multi-token prediction is not modelled yet");
   if (o.transformer_impl != "transformer_engine") {
     refuse(s, "settings.transformer_impl", "only transformer_engine is modelled");
@@ -56,6 +60,66 @@ void refuse_what_is_not_modelled(const Scenario& s) {
     refuse(s, "settings.fine_grained_activation_offloading", "activation offload is not modelled yet");
   }
   if (o.use_megatron_fsdp) refuse(s, "settings.use_megatron_fsdp", "FSDP is not modelled");
+}
+
+bool has(const scenario::Strings& list, const char* name) {
+  return std::find(list.begin(), list.end(), name) != list.end();
+}
+
+/// Rows of an expert are padded to a multiple of 16, of 128 for blocks (moe_utils.py get_align_size_for_quantization,
+/// TE Fp8Padding): half of that in the mean. Router padding does it before the rows are counted.
+Int alignment(Recipe recipe) { return recipe == Recipe::blockwise ? 128 : 16; }
+
+MoeDimensions moe_dimensions(const Scenario& s, const Dimensions& d) {
+  const auto& m = s.model;
+  const auto& o = s.settings;
+  MoeDimensions e;
+  if (!m.num_moe_experts) return e;
+  e.experts = *m.num_moe_experts;
+  e.topk = m.moe_router_topk;
+  e.ep = o.expert_model_parallel_size;
+  e.etp = scenario::expert_tensor_parallel_size(s);
+  e.edp = scenario::expert_data_parallel_size(s);
+  e.local = e.experts / e.ep;
+  e.f = scenario::moe_ffn_hidden_size(s) / e.etp;
+  e.routed = d.local * e.topk;
+  // No rank can receive more than all that is sent.
+  e.arrived = std::min(e.ep * e.routed, static_cast<Int>(static_cast<double>(e.routed) * o.moe_load_imbalance + 0.5));
+  e.received = e.arrived * e.etp;
+  e.padded = e.received;
+  const bool router_pads = o.moe_router_padding_for_quantization || o.moe_router_padding_for_fp8;
+  if (d.recipe != Recipe::bf16) e.padded += e.local * alignment(d.recipe) / 2;
+  if (router_pads) e.received = e.padded;
+  if (m.moe_shared_expert_intermediate_size) {
+    e.shared = divided(s, "model.moe_shared_expert_intermediate_size", *m.moe_shared_expert_intermediate_size, d.t);
+  }
+  if (!o.moe_router_dtype) e.router_bytes = 2;
+  if (o.moe_router_dtype == "fp64") e.router_bytes = 8;
+  if (o.moe_token_dispatcher_type == "allgather") e.dispatch = Dispatch::allgather;
+  if (o.moe_token_dispatcher_type == "flex") e.dispatch = Dispatch::flex;
+  e.shared_gate = m.moe_shared_expert_gate;
+  e.shared_overlap = o.moe_shared_expert_overlap && e.shared > 0;
+  e.permute_fusion = o.moe_permute_fusion;
+  e.router_fusion = o.moe_router_fusion;
+  e.sigmoid = m.moe_router_score_function != "softmax";
+  e.grouped_topk = m.moe_router_group_topk.has_value();
+  e.scaled = m.moe_router_topk_scaling_factor.has_value();
+  e.expert_bias = m.moe_router_enable_expert_bias;
+  const bool balanced = std::any_of(o.moe_router_load_balancing_type.begin(), o.moe_router_load_balancing_type.end(),
+                                    [](const std::string& type) { return type.ends_with("aux_loss"); });
+  e.aux_loss = balanced && std::any_of(o.moe_aux_loss_coeff.begin(), o.moe_aux_loss_coeff.end(),
+                                       [](double coefficient) { return coefficient > 0; });
+  e.z_loss = o.moe_z_loss_coeff.has_value();
+  e.random_logits = o.moe_router_force_load_balancing;
+  e.recompute_layer = scenario::recomputes(s, "moe");
+  e.recompute_activation = scenario::recomputes(s, "moe_act");
+  e.recompute_norm = scenario::recomputes(s, "layernorm");
+  e.recompute_shared = scenario::recomputes(s, "shared_experts");
+  e.etp_link = link_of(s, 1, e.etp);
+  e.ep_link = link_of(s, e.etp, e.ep);
+  e.group_link = link_of(s, 1, e.etp * e.ep);
+  e.edp_link = link_of(s, e.etp * e.ep, e.edp);
+  return e;
 }
 
 }  // namespace
@@ -128,12 +192,13 @@ Dimensions::Dimensions(const Scenario& sc) {
   recompute_mlp = scenario::recomputes(sc, "mlp");
   recompute_norms = scenario::recomputes(sc, "layernorm");
   recompute_up = scenario::recomputes(sc, "mla_up_proj");
-  const auto& scopes = o.cuda_graph_modules;
-  graphed_mlp =
-      o.cuda_graph_impl == "transformer_engine" && std::find(scopes.begin(), scopes.end(), "mlp") != scopes.end();
+  graphed_mlp = o.cuda_graph_impl == "transformer_engine" && has(o.cuda_graph_modules, "mlp");
   // Linear layers whose names userbuffers do not know switch tp_comm_overlap off for all that are made after them
   // (extensions/transformer_engine.py:922-932): MLA's down projections.
   tp_overlap = o.tp_comm_overlap && sp && !mla;
+  ep_overlap = o.overlap_moe_expert_parallel_comm;
+  delayed_wgrad = o.delay_wgrad_compute;
+  moe = moe_dimensions(sc, *this);
   deferred_head_wgrad = o.defer_embedding_wgrad_compute && pp > 1 && fused_gradients;
 }
 

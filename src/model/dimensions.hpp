@@ -14,6 +14,29 @@ using Int = scenario::Int;
 /// What linear layers compute in: bf16, or one of Transformer Engine's FP8 recipes (reference 5.1).
 enum class Recipe : std::uint8_t { bf16, tensorwise, delayed, blockwise };
 
+enum class Dispatch : std::uint8_t { alltoall, allgather, flex };
+
+/// Mixture-of-experts layers; `experts` = 0: there are none.
+struct MoeDimensions {
+  Int experts = 0, local = 0, topk = 0;  ///< local: experts of an expert-parallel rank
+  Int ep = 1, etp = 1, edp = 1;          ///< edp: over which experts' gradients are reduced
+  Int f = 0;                             ///< FFN width of an expert on an expert-tensor-parallel rank
+  Int routed = 0;                        ///< rows that a rank sends: its tokens x topk
+  Int arrived = 0;                       ///< rows that reach it by all-to-all, the busiest rank's
+  Int received = 0;                      ///< rows that its experts compute: those of all expert-tensor-parallel ranks
+  Int shared = 0;                        ///< shared experts' FFN width on a tensor-parallel rank
+  Int padded = 0;                        ///< received rows with what FP8 adds to every expert
+  Int router_bytes = 4;                  ///< of an element of logits and probabilities
+  Dispatch dispatch = Dispatch::alltoall;
+  bool shared_gate = false, shared_overlap = false, permute_fusion = false, router_fusion = false;
+  bool sigmoid = false, grouped_topk = false, scaled = false, expert_bias = false, aux_loss = false, z_loss = false;
+  bool random_logits = false;
+  bool recompute_layer = false, recompute_activation = false, recompute_norm = false, recompute_shared = false;
+  std::string ep_link, etp_link, edp_link, group_link;  ///< group: expert-tensor and expert parallel together
+
+  Int fc1_out(bool gated) const { return gated ? 2 * f : f; }
+};
+
 struct Dimensions {
   explicit Dimensions(const scenario::Scenario& scenario);
 
@@ -50,6 +73,9 @@ struct Dimensions {
   bool graphed_mlp = false;          ///< TE CUDA graphs of scope mlp
   bool tp_overlap = false;           ///< tp_comm_overlap
   bool deferred_head_wgrad = false;  ///< defer_embedding_wgrad_compute
+  bool ep_overlap = false;           ///< overlap_moe_expert_parallel_comm
+  bool delayed_wgrad = false;        ///< delay_wgrad_compute
+  MoeDimensions moe;
 
   Int ffn_in() const { return gated ? 2 * f : f; }  ///< width of fc1's output
   Int qkv() const { return q + 2 * kv; }

@@ -85,10 +85,10 @@ Piece embedding_piece(Owners& owners, const Dimensions& d, const scenario::Scena
   w.free({offsets, order, keys, Piece::output_gradient, gathered, ids});
   w.launch("embedding gradient accumulation", {"add.f32", {d.vocab * d.h}});
   w.free(gradient);
-  return w.take();
+  return d.ep_overlap ? w.take_as_node(schedule::Node::Name::embed) : w.take();
 }
 
-Piece head_piece(Owners& owners, const Dimensions& d, const scenario::Scenario& s) {
+Piece head_piece(Owners& owners, const Dimensions& d, const scenario::Scenario& s, bool normed_before) {
   PieceBuilder w(owners, "head");
   w.border(Piece::input, "layer input", d.boundary_bytes());
   w.border(Piece::input_gradient, "gradient of the residual stream", d.boundary_bytes());
@@ -98,9 +98,12 @@ Piece head_piece(Owners& owners, const Dimensions& d, const scenario::Scenario& 
   const bool te_loss = loss == "cross_entropy.te";
 
   w.to_forward();
-  const auto statistics = w.allocate("head.norm_statistics", linear.norm_statistics(d.local));
-  const auto normed = w.allocate("head.norm_output", d.boundary_bytes());
-  linear.norm("head norm", true, d.local, d.h);
+  auto statistics = no_tensor, normed = Piece::input;
+  if (!normed_before) {
+    statistics = w.allocate("head.norm_statistics", linear.norm_statistics(d.local));
+    normed = w.allocate("head.norm_output", d.boundary_bytes());
+    linear.norm("head norm", true, d.local, d.h);
+  }
   // Sequence parallelism: the gathered input lies in Megatron's persistent global memory buffer (state.cpp).
   if (d.sp) w.collective(Purpose::tp, "head all-gather", "all_gather", d.t, full, d.tp_link);
   const auto logits = w.allocate("head.logits", 2 * logits_count);
@@ -126,13 +129,18 @@ Piece head_piece(Owners& owners, const Dimensions& d, const scenario::Scenario& 
   if (d.sp && !d.deferred_head_wgrad) {
     w.collective(Purpose::tp, "head all-gather in backward", "all_gather", d.t, full, d.tp_link, Stream::communication);
   }
-  auto dnormed = w.allocate("head.norm_output_gradient", full);
+  const auto norm_gradient = [&](Int bytes) {
+    if (!normed_before) return w.allocate("head.norm_output_gradient", bytes);
+    w.allocate(Piece::input_gradient);
+    return std::uint32_t{Piece::input_gradient};
+  };
+  auto dnormed = d.sp ? w.allocate("head.norm_output_gradient", full) : norm_gradient(full);
   w.launch("head dgrad", {"gemm.bf16.nn", {d.h, d.tokens, d.vocab}});
   std::uint32_t whole = no_tensor;
   if (d.sp) {
     if (!d.deferred_head_wgrad) w.wait(Stream::communication);
     whole = dnormed;
-    dnormed = w.allocate("head.norm_output_gradient", d.boundary_bytes());
+    dnormed = norm_gradient(d.boundary_bytes());
     w.collective(Purpose::tp, "head reduce-scatter", "reduce_scatter", d.t, full, d.tp_link, Stream::communication);
   } else if (d.t > 1) {
     w.collective(Purpose::tp, "head all-reduce", "all_reduce", d.t, full, d.tp_link, Stream::communication);
@@ -150,16 +158,22 @@ Piece head_piece(Owners& owners, const Dimensions& d, const scenario::Scenario& 
   if (d.t > 1) w.wait(Stream::communication);
   if (!d.deferred_head_wgrad) w.free({dlogits, normed});
   w.free(whole);
-  w.allocate(Piece::input_gradient);
-  const auto dgamma = w.allocate("weight gradients", 2 * d.h * (d.rms_norm ? 1 : 2));
-  linear.norm("head norm", false, d.local, d.h);
-  w.launch("head norm gradient accumulation", {"small", {}});
-  w.free({statistics, dnormed, Piece::input, dgamma});
+  if (!normed_before) {
+    w.allocate(Piece::input_gradient);
+    const auto dgamma = w.allocate("weight gradients", 2 * d.h * (d.rms_norm ? 1 : 2));
+    linear.norm("head norm", false, d.local, d.h);
+    w.launch("head norm gradient accumulation", {"small", {}});
+    w.free({statistics, dnormed, Piece::input, dgamma});
+  }
   if (d.deferred_head_wgrad) {
     w.to_weight_gradient();
     w.free({normed, dlogits});
   }
-  return w.take();
+  if (!d.ep_overlap) return w.take();
+  // Logits and the loss of every token are one node; `loss` is the mean that the training loop takes of it.
+  auto piece = w.take_as_node(schedule::Node::Name::logits);
+  piece.nodes.push_back({schedule::Node::Name::loss, {}, {}, {}});
+  return piece;
 }
 
 }  // namespace pipewright::model

@@ -6,7 +6,8 @@
 namespace pipewright::model {
 
 Piece embedding_piece(Owners& owners, const Dimensions& dimensions, const scenario::Scenario& scenario);
-Piece head_piece(Owners& owners, const Dimensions& dimensions, const scenario::Scenario& scenario);
+/// `normed`: the last layer has applied the final norm (expert-parallel overlap).
+Piece head_piece(Owners& owners, const Dimensions& dimensions, const scenario::Scenario& scenario, bool normed);
 /// The weight gradient of the output layer, accumulated into the main gradient.
 profile::Key head_wgrad(const Dimensions& dimensions);
 

@@ -11,6 +11,7 @@
 #include "attention.hpp"
 #include "mla.hpp"
 #include "mlp.hpp"
+#include "moe.hpp"
 
 namespace pipewright::model {
 namespace {
@@ -24,7 +25,9 @@ class LayerWriter {
         d_(dimensions),
         attention_(dimensions.mla ? latent_attention(builder, dimensions, kind.fp8)
                                   : grouped_query_attention(builder, dimensions, kind.fp8)),
-        mlp_(dense_mlp(builder, dimensions, kind.fp8)) {}
+        mlp_(kind.moe ? std::make_unique<MixtureOfExperts>(builder, dimensions, kind.fp8)
+                      : dense_mlp(builder, dimensions, kind.fp8)),
+        graphed_mlp_(dimensions.graphed_mlp && !kind.moe) {}
 
   void forward(std::uint32_t y, bool grad);
   /// Adds into `dy` unless `out_of_place`; returns the gradient of the layer's input. `frees_dy`: nobody else holds it.
@@ -44,6 +47,7 @@ class LayerWriter {
   const Dimensions& d_;
   std::unique_ptr<Attention> attention_;
   std::unique_ptr<Mlp> mlp_;
+  const bool graphed_mlp_;
   std::uint32_t residual_ = no_tensor, mask1_ = no_tensor, mask2_ = no_tensor;
 };
 
@@ -74,7 +78,7 @@ void LayerWriter::forward(std::uint32_t y, bool grad) {
   residual_ = w_.allocate("attention.residual", 2 * d_.local * d_.h);
   add("attention residual");
   w_.free(attended);
-  if (d_.graphed_mlp) enter_graph();
+  if (graphed_mlp_) enter_graph();
   const auto out = mlp_->forward(grad);
   if (grad) mask2_ = dropout_mask();
   w_.allocate(y);
@@ -104,13 +108,13 @@ std::uint32_t LayerWriter::attention_backward() {
 }
 
 std::uint32_t LayerWriter::backward(std::uint32_t x, std::uint32_t dy, bool out_of_place, bool frees_dy) {
-  if (d_.graphed_mlp) {
+  if (graphed_mlp_) {
     w_.launch("CUDA graph output gradient", {"copy.d2d", {2 * d_.local * d_.h}});
     w_.home(Tensor::Home::graph_pool);
   }
   const auto dmlp = mlp_backward();
   auto total = dy;
-  if (d_.graphed_mlp) {
+  if (graphed_mlp_) {
     // The graph returns its own buffer, residual included; the sum with attention's part is a new tensor.
     add("gradient accumulation");
     leave_graph();
@@ -143,7 +147,7 @@ Piece layer_piece(Owners& owners, const Dimensions& d, const LayerKind& kind) {
   const auto n = static_cast<std::size_t>(std::max(1, kind.checkpointed));
   PieceBuilder w(owners, n > 1 ? "layer group" : "layer");
   w.border(Piece::input, "layer input", d.boundary_bytes());
-  const auto home = d.graphed_mlp ? Tensor::Home::graph_pool : Tensor::Home::allocator;
+  const auto home = d.graphed_mlp && !kind.moe ? Tensor::Home::graph_pool : Tensor::Home::allocator;
   w.border(Piece::output, "layer input", d.boundary_bytes(), home);
   w.border(Piece::output_gradient, residual_gradient, d.boundary_bytes());
   w.border(Piece::input_gradient, residual_gradient, d.boundary_bytes());

@@ -7,11 +7,15 @@ namespace pipewright::model {
 
 struct LayerKind {
   bool fp8 = false;
+  bool moe = false;         ///< a mixture of experts instead of the dense MLP
+  bool final_norm = false;  ///< its combine node ends with the decoder's final norm (expert-parallel overlap)
   bool last = false;     ///< last of its chunk: its output gradient comes from outside, so autograd adds out of place
   int checkpointed = 0;  ///< layers under one activation checkpoint (full recompute); 0: none
   friend auto operator<=>(const LayerKind&, const LayerKind&) = default;
 };
 
 Piece layer_piece(Owners& owners, const Dimensions& dimensions, const LayerKind& kind);
+/// The same cut into the nodes of expert-parallel overlap.
+Piece layer_nodes(Owners& owners, const Dimensions& dimensions, const LayerKind& kind);
 
 }  // namespace pipewright::model

@@ -111,24 +111,21 @@ void LinearWriter::gemm(const Linear& linear, const char* which) {
   }
 }
 
-void LinearWriter::weight_gradient(const Linear& linear) {
+void LinearWriter::weight_gradient(const Linear& linear, double sm_share) {
   std::string family = linear.fp8 ? "gemm.fp8.tn" : "gemm.bf16.nt";
   if (d_.fused_gradients) {
     family += d_.gradient_bytes == 4 ? ".acc_f32" : ".acc_bf16";
-    w_.launch(linear.name + " wgrad", {family, {linear.in, linear.out, rows(linear)}}, sm_share_);
+    w_.launch(linear.name + " wgrad", {family, {linear.in, linear.out, rows(linear)}}, sm_share);
     return;
   }
   if (linear.fp8) family += ".out_bf16";
   const auto gradient = w_.allocate("weight gradients", 2 * linear.in * linear.out);
-  w_.launch(linear.name + " wgrad", {family, {linear.in, linear.out, rows(linear)}}, sm_share_);
+  w_.launch(linear.name + " wgrad", {family, {linear.in, linear.out, rows(linear)}}, sm_share);
   w_.launch(linear.name + " gradient accumulation", {"add.f32", {linear.in * linear.out}});
   w_.free(gradient);
 }
 
-void LinearWriter::release(Operand& operand) {
-  w_.free({operand.data, operand.transpose});
-  operand = {};
-}
+void LinearWriter::release(Operand operand) { w_.free({operand.data, operand.transpose}); }
 
 std::uint32_t LinearWriter::column_product(const Linear& linear, const std::string& owner, Operand& saved, bool grad) {
   std::uint32_t gathered = no_tensor;
@@ -212,10 +209,12 @@ std::uint32_t LinearWriter::column_backward(const Linear& linear, Operand& saved
     w_.collective(Purpose::tp, linear.name + " all-reduce in backward", "all_reduce", d_.t, full_bytes, d_.tp_link,
                   Stream::communication);
   }
-  weight_gradient(linear);
-  release(gathered);
-  release(gradient);
-  release(saved);
+  weight_gradients.put([=, this, share = sm_share_, saved = std::exchange(saved, {})] {
+    weight_gradient(linear, share);
+    release(gathered);
+    release(gradient);
+    release(saved);
+  });
   if (reduces(linear)) w_.wait(Stream::communication);
   w_.free(full);
   return din;
@@ -236,7 +235,7 @@ std::uint32_t LinearWriter::norm_backward(const std::string& name, std::uint32_t
 std::uint32_t LinearWriter::norm_linear_backward(const Linear& linear, Normed& saved, std::uint32_t dout) {
   const auto dnorm = column_backward(linear, saved.out);
   const auto din = norm_backward(linear.name + " norm", saved.statistics, dnorm, d_.local, linear.in);
-  w_.free(dout);
+  weight_gradients.put([dout, this] { w_.free(dout); });
   saved = {};
   return din;
 }
@@ -281,9 +280,11 @@ std::uint32_t LinearWriter::row_backward(const Linear& linear, Operand& saved, b
   if (linear.fp8 && keeps_original) saved = quantize(linear.name + "_input", d_.tokens, linear.in, true, true);
   const auto din = w_.allocate(linear.name + "_input_gradient", 2 * d_.tokens * linear.in);
   gemm(linear, "dgrad");
-  weight_gradient(linear);
-  release(gradient);
-  release(saved);
+  weight_gradients.put([=, this, saved = std::exchange(saved, {})] {
+    weight_gradient(linear, 1);
+    release(gradient);
+    release(saved);
+  });
   return din;
 }
 

@@ -5,7 +5,11 @@
 //   row-parallel, sequence parallel:     x[S] --GEMM--> Y[S] --reduce-scatter--> y[S/t]  dy[S/t] --all-gather--> dY[S]
 #pragma once
 
+#include <algorithm>
+#include <functional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "builder.hpp"
 
@@ -31,9 +35,35 @@ struct Normed {
   Operand out;
 };
 
+/// Weight gradients that delay_wgrad_compute puts off until backward_dw (TE WeightGradStore); else they run at once.
+class WeightGradients {
+ public:
+  explicit WeightGradients(bool delays) : delays_(delays) {}
+  bool delays() const { return delays_; }
+  void put(std::function<void()> compute) {
+    if (delays_) {
+      waiting_.push_back(std::move(compute));
+    } else {
+      compute();
+    }
+  }
+  void run(bool latest_first = false) {
+    if (latest_first) std::reverse(waiting_.begin(), waiting_.end());
+    for (const auto& compute : waiting_) compute();
+    waiting_.clear();
+  }
+
+ private:
+  bool delays_;
+  std::vector<std::function<void()>> waiting_;
+};
+
 class LinearWriter {
  public:
-  LinearWriter(PieceBuilder& builder, const Dimensions& dimensions) : w_(builder), d_(dimensions) {}
+  LinearWriter(PieceBuilder& builder, const Dimensions& dimensions)
+      : weight_gradients(dimensions.delayed_wgrad), w_(builder), d_(dimensions) {}
+
+  WeightGradients weight_gradients;
 
   /// Norm and linear layer as one TE module; returns the output. Without `grad` nothing is left but the output.
   std::uint32_t norm_linear(const Linear& linear, const std::string& owner, Normed& saved, bool grad);
@@ -60,18 +90,19 @@ class LinearWriter {
   void norm(const std::string& name, bool forward, Int rows, Int cols);
   Int norm_statistics(Int rows) const;  ///< bytes of rsigma (and mu)
 
- private:
   Operand quantize(const std::string& name, Int rows, Int cols, bool row, bool transpose, bool with_amax = true,
                    bool shard = false);
   void cast_weight(const Linear& linear);
+  void release(Operand operand);
+
+ private:
   /// The matrix product of a column-parallel layer whose (quantized) input is `saved`; keeps of it what backward needs.
   std::uint32_t column_product(const Linear& linear, const std::string& owner, Operand& saved, bool grad);
   Int rows(const Linear& linear) const { return linear.duplicated ? d_.local : d_.tokens; }
   bool gathers(const Linear& linear) const { return d_.sp && !linear.duplicated; }
   bool reduces(const Linear& linear) const { return d_.t > 1 && !linear.duplicated; }
   void gemm(const Linear& linear, const char* which);
-  void weight_gradient(const Linear& linear);
-  void release(Operand& operand);
+  void weight_gradient(const Linear& linear, double sm_share);
   /// A collective on the compute stream; with tp_comm_overlap all but one chunk of it travels beside the GEMM
   /// (reference 8.17), and its buffer is a userbuffer outside the allocator.
   void gather_before(const std::string& name, Int bytes);

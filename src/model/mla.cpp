@@ -36,6 +36,7 @@ class LatentAttention : public Attention {
 
   std::uint32_t forward(bool grad) override;
   std::uint32_t backward() override;
+  void weight_gradients() override { linear_.weight_gradients.run(true); }
 
  private:
   /// A linear layer with or without a norm in front.

@@ -6,6 +6,8 @@
 // Saved for backward: statistics, n2, F, G (reference 5.1).
 #include "mlp.hpp"
 
+#include <utility>
+
 #include "norm.hpp"
 
 namespace pipewright::model {
@@ -23,6 +25,7 @@ class DenseMlp : public Mlp {
 
   std::uint32_t forward(bool grad) override;
   std::uint32_t backward() override;
+  void weight_gradients() override { linear_.weight_gradients.run(); }
 
  private:
   std::uint32_t run(bool grad);
@@ -68,15 +71,15 @@ std::uint32_t DenseMlp::backward() {
     w_.recomputing(false);
   }
   const auto dactivation = linear_.row_backward(fc2_, fc2_input_, false);
-  w_.free(activation_);
+  linear_.weight_gradients.put([this, activation = std::exchange(activation_, no_tensor)] { w_.free(activation); });
   const auto dfc1 = w_.allocate("mlp.fc1_output_gradient", 2 * d_.tokens * d_.ffn_in());
   w_.launch("mlp.activation backward", {d_.activation + ".backward", {d_.tokens, d_.f}});
   w_.free({dactivation, fc1_out_});
-  activation_ = fc1_out_ = no_tensor;
+  fc1_out_ = no_tensor;
   auto dx = no_tensor;
   if (d_.separate_norms) {
     const auto dnorm = linear_.column_backward(fc1_, norm_.out);
-    w_.free(dfc1);
+    linear_.weight_gradients.put([this, dfc1] { w_.free(dfc1); });
     dx = separate_norm_.backward(dnorm);
   } else {
     dx = linear_.norm_linear_backward(fc1_, norm_, dfc1);

@@ -19,6 +19,8 @@ class Norm {
   void leave(bool keeps) {
     if (!keeps || recompute_) w_.free(std::exchange(out_, no_tensor));
   }
+  /// Somebody else frees it.
+  std::uint32_t release_output() { return std::exchange(out_, no_tensor); }
   /// Before the backward of whoever read it.
   void replay();
   /// The input's gradient. Frees what is left of forward, and `dout`.

@@ -24,20 +24,25 @@ class Modules {
     replicated(width);
     if (!d_.rms_norm) replicated(width);
   }
-  void layer(bool fp8) {
+  void layer(bool fp8, bool moe) {
     if (d_.mla) {
       latent_attention(fp8);
     } else {
       attention(fp8);
     }
-    mlp(fp8);
+    norm(d_.h);
+    if (moe) {
+      experts(fp8);
+    } else {
+      mlp(fp8);
+    }
   }
   /// multi_token_prediction.py, MultiTokenPredictionLayer: enorm, hnorm, eh_proj, the transformer layer, its own norm.
-  void mtp_layer(bool fp8) {
+  void mtp_layer(bool fp8, bool moe) {
     norm(d_.h);
     norm(d_.h);
     weight(2 * d_.h, d_.h / d_.t, fp8);
-    layer(fp8);
+    layer(fp8, moe);
     norm(d_.h);
   }
   std::vector<Parameter> take() { return std::move(list_); }
@@ -86,8 +91,24 @@ class Modules {
       norm(d_.kv_rank);
     }
   }
+  void experts(bool fp8) {
+    const auto& m = d_.moe;
+    replicated(m.experts * d_.h);  // the router's weight is marked sequence_parallel
+    if (d_.bias) replicated(m.experts);
+    const auto each = [&](Int in, Int out) {
+      for (Int i = 0; i < m.local; ++i) {
+        weight(in, out, fp8);
+        list_.back().expert = m.ep > 1;  // else they are reduced with the dense ones (TE's `allreduce` attribute)
+      }
+    };
+    each(d_.h, m.fc1_out(d_.gated));
+    each(m.f, d_.h);
+    if (m.shared == 0) return;
+    if (m.shared_gate) replicated(d_.h);
+    weight(d_.h, m.shared * (d_.gated ? 2 : 1), fp8);
+    weight(m.shared, d_.h, fp8);
+  }
   void mlp(bool fp8) {
-    norm(d_.h);
     weight(d_.h, d_.ffn_in(), fp8);
     if (d_.bias) vector(d_.ffn_in());
     weight(d_.f, d_.h, fp8);
@@ -104,22 +125,25 @@ class Modules {
 std::vector<Parameter> chunk_parameters(const Dimensions& d, const scenario::Scenario& s, const ChunkShape& shape) {
   Modules modules(d, s);
   if (shape.embedding || shape.mtp_layers > 0) modules.embedding();
-  for (const bool fp8 : shape.layer_is_fp8) modules.layer(fp8);
+  for (const auto& [fp8, moe] : shape.layers) modules.layer(fp8, moe);
   if (shape.final_norm) modules.norm(d.h);
   // mtp_use_repeated_layer: one layer serves every depth.
   const Int depths = s.model.mtp_use_repeated_layer ? std::min<Int>(shape.mtp_layers, 1) : shape.mtp_layers;
-  for (Int i = 0; i < depths; ++i) modules.mtp_layer(d.recipe != Recipe::bf16);
+  for (Int i = 0; i < depths; ++i)
+    modules.mtp_layer(d.recipe != Recipe::bf16, scenario::is_moe_layer(s, s.model.num_layers - 1));
   // gpt_model.py, skip_weight_param_allocation: only the stage that also holds the first embedding has no copy.
   if (shape.head && !(shape.shares_embedding && shape.embedding)) modules.head();
   return modules.take();
 }
 
-std::vector<Buffer> layout(const std::vector<Parameter>& parameters, Int bucket_size, Int ranks, bool distributed,
-                           bool pad_for_bus_bandwidth) {
+std::vector<Buffer> layout(const std::vector<Parameter>& parameters, Int bucket_size, Int dense_ranks, Int expert_ranks,
+                           bool distributed, bool pad_for_bus_bandwidth) {
   std::vector<Buffer> buffers;
-  for (const bool fp8 : {false, true}) {
+  for (const auto& [fp8, expert] : {std::pair(false, false), {true, false}, {false, true}, {true, true}}) {
     Buffer buffer;
     buffer.fp8 = fp8;
+    buffer.expert = expert;
+    const Int ranks = expert ? expert_ranks : dense_ranks;
     Int end = 0, bucket_start = 0;
     const Int divisor = std::lcm(std::lcm(ranks, Int{128}), pad_for_bus_bandwidth ? Int{1} << 16 : Int{1});
     const auto close = [&] {
@@ -128,7 +152,7 @@ std::vector<Buffer> layout(const std::vector<Parameter>& parameters, Int bucket_
       bucket_start = end;
     };
     for (auto p = parameters.rbegin(); p != parameters.rend(); ++p) {
-      if (p->fp8 != fp8) continue;
+      if (p->fp8 != fp8 || p->expert != expert) continue;
       const Int start = distributed ? padded(end, 64) : end;
       end = start + p->elements;
       buffer.parameters.emplace_back(start, end);

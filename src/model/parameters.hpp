@@ -13,12 +13,17 @@ struct Parameter {
   bool fp8 = false;                   ///< stored in FP8 (fp8_param_gather)
   Int weight_in = 0, weight_out = 0;  ///< of a weight that a linear layer multiplies by; 0: embedding, norm, bias
   bool quantized = false;             ///< the linear layer multiplies by an FP8 copy of it
-  bool replicated =
-      false;  ///< whole on every tensor-parallel rank, each with a part of the gradient (sequence_parallel)
+  /// Whole on every tensor-parallel rank, each with a part of the gradient (sequence_parallel).
+  bool replicated = false;
+  bool expert = false;  ///< reduced over expert data parallel ranks, in a buffer of its own
+};
+
+struct LayerShape {
+  bool fp8 = false, moe = false;
 };
 
 struct ChunkShape {
-  std::vector<bool> layer_is_fp8;  ///< one a layer
+  std::vector<LayerShape> layers;
   Int mtp_layers = 0;
   bool embedding = false, head = false;
   bool final_norm = false;        ///< with MTP beside the last decoder layer, else with the head
@@ -28,9 +33,9 @@ struct ChunkShape {
 std::vector<Parameter> chunk_parameters(const Dimensions& dimensions, const scenario::Scenario& scenario,
                                         const ChunkShape& shape);
 
-/// A contiguous buffer of parameters of one type with their gradients.
+/// A contiguous buffer of parameters of one kind and type with their gradients.
 struct Buffer {
-  bool fp8 = false;
+  bool fp8 = false, expert = false;
   Int elements = 0;                             ///< padding included
   std::vector<std::pair<Int, Int>> buckets;     ///< [start, end) in elements
   std::vector<std::pair<Int, Int>> parameters;  ///< [start, end) in buffer order (reverse module order)
@@ -38,8 +43,8 @@ struct Buffer {
 
 /// param_layout.py and distrib_optimizer.py `_compute_per_buffer_param_layout`: parameters in reverse order, each start
 /// a multiple of 64 elements, each bucket's end a multiple of lcm(ranks, 128).
-std::vector<Buffer> layout(const std::vector<Parameter>& parameters, Int bucket_size, Int ranks, bool distributed,
-                           bool pad_for_bus_bandwidth);
+std::vector<Buffer> layout(const std::vector<Parameter>& parameters, Int bucket_size, Int dense_ranks, Int expert_ranks,
+                           bool distributed, bool pad_for_bus_bandwidth);
 
 /// Elements of each parameter that data-parallel rank `rank` of `ranks` owns: an equal part of every bucket.
 std::vector<Int> shards(const Buffer& buffer, Int rank, Int ranks);

@@ -38,15 +38,16 @@ class Pieces {
 
   std::uint32_t layer(const LayerKind& kind) {
     const auto [it, fresh] = layers_.try_emplace(kind, next());
-    if (fresh) stages_.pieces.push_back(layer_piece(owners_, d_, kind));
+    if (fresh)
+      stages_.pieces.push_back(d_.ep_overlap ? layer_nodes(owners_, d_, kind) : layer_piece(owners_, d_, kind));
     return it->second;
   }
   std::uint32_t embedding() {
     if (!embedding_) embedding_ = next(), stages_.pieces.push_back(embedding_piece(owners_, d_, s_));
     return *embedding_;
   }
-  std::uint32_t head() {
-    if (!head_) head_ = next(), stages_.pieces.push_back(head_piece(owners_, d_, s_));
+  std::uint32_t head(bool normed) {
+    if (!head_) head_ = next(), stages_.pieces.push_back(head_piece(owners_, d_, s_, normed));
     return *head_;
   }
 
@@ -70,18 +71,21 @@ Chunk build_chunk(const Scenario& s, const Dimensions& d, Pieces& pieces, const 
   };
   if (stage.embedding) add(pieces.embedding(), -1);
   const int count = static_cast<int>(stage.layers.size());
+  bool normed = false;
   for (int i = 0; i < count;) {
     LayerKind kind;
     const Int layer = stage.layers[static_cast<std::size_t>(i)];
     kind.fp8 = is_fp8(s, d, layer);
+    kind.moe = scenario::is_moe_layer(s, layer);
     kind.checkpointed = checkpointed(s, i, count);
     const int covers = std::max(1, kind.checkpointed);
     kind.last = kind.checkpointed == 0 && i + covers == count;
+    normed = kind.final_norm = d.ep_overlap && kind.moe && stage.loss && i + covers == count;
     add(pieces.layer(kind), static_cast<int>(layer));
     i += covers;
   }
-  if (stage.loss) add(pieces.head(), -1);
-  for (const Int layer : stage.layers) shape.layer_is_fp8.push_back(is_fp8(s, d, layer));
+  if (stage.loss) add(pieces.head(normed), -1);
+  for (const Int layer : stage.layers) shape.layers.push_back({is_fp8(s, d, layer), scenario::is_moe_layer(s, layer)});
   shape.embedding = stage.embedding;
   shape.head = stage.loss;
   shape.final_norm = stage.loss;
@@ -115,9 +119,23 @@ void add_notes(const Scenario& s, const Dimensions& d, Stages& stages) {
          std::to_string(d.t) + " parts as their input arrives, proj and fc2 forward in 4 parts");
   }
   if (d.hidden_dropout > 0) note("dropout masks follow the code (1 byte an element), not measurements");
-  if (scenario::recomputes(s, "layernorm")) {
+  if (scenario::recomputes(s, "layernorm") && d.moe.experts == 0) {
     note("recompute of layernorm changes nothing: dense layers fuse their norms into the linear layers");
   }
+  if (d.moe.experts == 0) return;
+  if (s.settings.moe_load_imbalance == 1) {
+    note("tokens are spread evenly over experts: moe_load_imbalance states by how much the busiest rank has more");
+  } else {
+    note("every expert-parallel rank is taken as the busiest one (moe_load_imbalance)");
+  }
+  if (d.moe.dispatch == Dispatch::flex) {
+    note("dispatcher flex (" + s.settings.moe_flex_dispatcher_backend +
+         ") is derived: it moves the bytes of the all-to-all dispatcher, one transfer for tokens and probabilities");
+  }
+  if (d.moe.dispatch == Dispatch::allgather) note("dispatcher allgather follows its code, not measurements");
+  if (!d.moe.permute_fusion) note("permutation is taken as fused (moe_permute_fusion)");
+  if (d.recipe != Recipe::bf16) note("experts in FP8 follow the code of TE, not measurements");
+  if (s.settings.moe_expert_capacity_factor) note("token dropping (moe_expert_capacity_factor) is not modelled");
 }
 
 }  // namespace

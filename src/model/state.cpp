@@ -1,6 +1,7 @@
 #include "state.hpp"
 
 #include <algorithm>
+#include <numeric>
 #include <set>
 
 #include "ends.hpp"
@@ -13,6 +14,8 @@ using scenario::Scenario;
 /// TE's cuBLAS workspace on Hopper and later: 32 MiB and 1024 bytes of scales (TE pytorch/cpp_extensions/gemm.py,
 /// get_cublas_workspace_size_bytes). Allocated by the first linear layer's constructor.
 constexpr Int te_workspace = (Int{32} << 20) + 1024;
+/// Streams of a grouped GEMM, each with its workspace (gemm.py get_cublas_workspace; TE common get_num_cublas_streams).
+constexpr int grouped_streams = 4;
 /// torch.matmul's cuBLAS workspace on Hopper (c10 getChosenWorkspaceSize: 32 MiB), one for each thread that calls it:
 /// the forward thread and autograd's. Megatron's output layer is the only torch GEMM of a dense model.
 constexpr Int torch_workspace = Int{32} << 20;
@@ -48,7 +51,8 @@ class StateWriter {
         pp_rank_(pp_rank),
         owners_(owners),
         rank_(rank),
-        ranks_(d_.dp * d_.cp),
+        dense_{d_.dp * d_.cp, d_.dp_link, {}},
+        experts_{d_.moe.edp, d_.moe.edp_link, {}},
         construction_(owners, "construction") {}
 
   void run(const std::vector<ChunkShape>& shapes);
@@ -74,10 +78,18 @@ class StateWriter {
     kernel.link = link;
     list.push_back(std::move(kernel));
   }
+  /// One of the optimizers that ChainedOptimizer steps: parameters reduced over the same ranks.
+  struct Optimizer {
+    Int ranks;  ///< over which gradients are reduced and the optimizer's state is sharded
+    std::string link;
+    std::vector<std::vector<Int>> owned;  ///< [data-parallel rank] elements of each shard
+    Int elements() const;
+  };
+
   void construct_module(const std::vector<Parameter>& parameters);
   void add_chunk(std::size_t chunk, const std::vector<Parameter>& parameters);
-  void add_optimizer_state(const std::vector<std::vector<Int>>& shards);
-  void add_gradient_sync(Chunk& chunk, const Buffer& buffer);
+  void add_optimizer_state(const Optimizer& optimizer);
+  void add_gradient_sync(Chunk& chunk, const Buffer& buffer, const Optimizer& optimizer);
   void add_deferred_head();
   void add_finalize(bool shares_embedding);
   void add_optimizer_step();
@@ -87,29 +99,35 @@ class StateWriter {
   const Int pp_rank_;
   Owners& owners_;
   Rank& rank_;
-  const Int ranks_;  ///< over which gradients are reduced and the optimizer's state is sharded
+  Optimizer dense_, experts_;
   PieceBuilder construction_;
   std::vector<std::vector<std::uint32_t>> modules_;  ///< by chunk: parameters as the modules made them
-  std::vector<std::vector<Int>> owned_;              ///< [data-parallel rank] elements of each shard
+  std::vector<Kernel> gathers_;                      ///< of parameters, after an optimizer's step
   Int elements_ = 0, replicated_elements_ = 0;
 };
 
-void StateWriter::add_gradient_sync(Chunk& chunk, const Buffer& buffer) {
-  if (ranks_ == 1) return;
+Int StateWriter::Optimizer::elements() const {
+  return owned.empty() ? 0 : std::accumulate(owned.front().begin(), owned.front().end(), Int{0});
+}
+
+void StateWriter::add_gradient_sync(Chunk& chunk, const Buffer& buffer, const Optimizer& optimizer) {
   const auto& o = s_.settings;
+  const Int ranks = optimizer.ranks;
   for (const auto& [start, end] : buffer.buckets) {
     const Int bytes = (end - start) * d_.gradient_bytes;
     auto& list = o.overlap_grad_reduce ? chunk.gradient_sync : rank_.finalize;
     const Stream stream = o.overlap_grad_reduce ? Stream::gradient : Stream::compute;
-    if (!o.average_in_collective && !o.calculate_per_token_loss) {
+    // Gradients of experts are divided by the data-parallel size too (distributed_data_parallel.py:212).
+    if (dense_.ranks > 1 && !o.average_in_collective && !o.calculate_per_token_loss) {
       launch(list, "gradient scaling", {"scale", {(end - start) * d_.gradient_bytes / 4}});
     }
-    collective(list, "gradient reduction", o.use_distributed_optimizer ? "reduce_scatter" : "all_reduce", ranks_, bytes,
-               d_.dp_link, stream, Purpose::dp);
+    if (ranks == 1) continue;
+    collective(list, "gradient reduction", o.use_distributed_optimizer ? "reduce_scatter" : "all_reduce", ranks, bytes,
+               optimizer.link, stream, Purpose::dp);
     if (!o.use_distributed_optimizer) continue;
     const Int gathered = (end - start) * (buffer.fp8 ? 1 : 2);
-    auto& gather = o.overlap_param_gather ? chunk.parameter_gather : rank_.optimizer;
-    collective(gather, "parameter all-gather", "all_gather", ranks_, gathered, d_.dp_link,
+    auto& gather = o.overlap_param_gather ? chunk.parameter_gather : gathers_;
+    collective(gather, "parameter all-gather", "all_gather", ranks, gathered, optimizer.link,
                o.overlap_param_gather ? Stream::parameter : Stream::compute, Purpose::dp);
   }
 }
@@ -133,9 +151,9 @@ void StateWriter::add_chunk(std::size_t index, const std::vector<Parameter>& par
   // Buckets are split on the first pipeline rank's first chunk only, and only for overlap (reference 1.6).
   const bool splits =
       o.overlap_grad_reduce && pp_rank_ == 0 && index == 0 && !o.overlap_param_gather_with_optimizer_step;
-  const Int bucket = splits ? o.bucket_size.value_or(std::max<Int>(40000000, 1000000 * ranks_)) : 0;
-  const auto buffers =
-      layout(parameters, bucket, ranks_, o.use_distributed_optimizer, o.pad_buckets_for_high_nccl_busbw);
+  const Int bucket = splits ? o.bucket_size.value_or(std::max<Int>(40000000, 1000000 * dense_.ranks)) : 0;
+  const auto buffers = layout(parameters, bucket, dense_.ranks, experts_.ranks, o.use_distributed_optimizer,
+                              o.pad_buckets_for_high_nccl_busbw);
   Int parameter_bytes = 0;
   for (const auto& p : parameters) {
     chunk.parameters += p.elements;
@@ -146,14 +164,15 @@ void StateWriter::add_chunk(std::size_t index, const std::vector<Parameter>& par
     parameter_bytes += bytes;
     hold_from_start("parameters", bytes);
     hold_from_start("gradients", buffer.elements * d_.gradient_bytes);
-    add_gradient_sync(chunk, buffer);
-    for (std::size_t r = 0; r < owned_.size(); ++r) {
-      const auto owned = o.use_distributed_optimizer ? shards(buffer, static_cast<Int>(r), ranks_) : [&] {
+    auto& optimizer = buffer.expert ? experts_ : dense_;
+    add_gradient_sync(chunk, buffer, optimizer);
+    for (std::size_t r = 0; r < optimizer.owned.size(); ++r) {
+      const auto owned = o.use_distributed_optimizer ? shards(buffer, static_cast<Int>(r), optimizer.ranks) : [&] {
         std::vector<Int> whole;
         for (const auto& [start, end] : buffer.parameters) whole.push_back(end - start);
         return whole;
       }();
-      owned_[r].insert(owned_[r].end(), owned.begin(), owned.end());
+      optimizer.owned[r].insert(optimizer.owned[r].end(), owned.begin(), owned.end());
     }
   }
   for (auto p = modules_[index].rbegin(); p != modules_[index].rend(); ++p) construction_.free(*p);
@@ -163,12 +182,13 @@ void StateWriter::add_chunk(std::size_t index, const std::vector<Parameter>& par
 }
 
 /// The state of the data-parallel rank that owns most.
-void StateWriter::add_optimizer_state(const std::vector<std::vector<Int>>& owned) {
+void StateWriter::add_optimizer_state(const Optimizer& optimizer) {
   const auto sum = [](const std::vector<Int>& list) {
     Int total = 0;
     for (const Int n : list) total += (4 * n + 511) / 512 * 512;
     return total;
   };
+  const auto& owned = optimizer.owned;
   const auto heaviest =
       std::max_element(owned.begin(), owned.end(), [&](const auto& a, const auto& b) { return sum(a) < sum(b); });
   const auto types = optimizer_types(s_);
@@ -222,35 +242,45 @@ void StateWriter::add_finalize(bool shares_embedding) {
 
 void StateWriter::add_optimizer_step() {
   const auto& o = s_.settings;
+  auto& step = rank_.optimizer;
+  std::vector<const Optimizer*> optimizers;
   Int owned = 0;
-  for (const Int n : owned_.front()) owned += n;
-  std::vector<Kernel> step;
+  for (const auto* optimizer : {&dense_, &experts_}) {
+    if (optimizer->elements() == 0) continue;
+    optimizers.push_back(optimizer);
+    owned += optimizer->elements();
+  }
   if (d_.gradient_bytes == 2 && !o.use_precision_aware_optimizer) {
     launch(step, "gradients to fp32", {"cast.bf16_f32", {owned}});
   }
   if (o.clip_grad > 0) {
     launch(step, "gradient norm", {"l2norm", {owned}});
-    const Int ranks = d_.pp * d_.t * (o.use_distributed_optimizer ? ranks_ : 1);
+    const Int ranks = d_.pp * d_.t * (o.use_distributed_optimizer ? dense_.ranks : 1);
     if (ranks > 1) {
       collective(step, "gradient norm all-reduce", "all_reduce", ranks, 4,
                  ranks > s_.cluster.gpus_per_node ? s_.cluster.inter_node_link : s_.cluster.link, Stream::compute,
                  Purpose::dp);
       step.back().joins_pipeline = d_.pp > 1;
     }
-    for (int i = 0; i < 6; ++i) launch(step, "clip coefficient", {"small", {}});
-    launch(step, "gradient clipping", {"scale", {owned}});
+    for (const auto* optimizer : optimizers) {
+      for (int i = 0; i < 6; ++i) launch(step, "clip coefficient", {"small", {}});
+      launch(step, "gradient clipping", {"scale", {optimizer->elements()}});
+    }
   }
-  launch(step, "adam", {"adam", {owned}});
-  launch(step, "parameters from main parameters", {"cast.f32_bf16", {owned}});
-  // The all-gather of the new parameters, put there with the buffers, comes last.
-  rank_.optimizer.insert(rank_.optimizer.begin(), step.begin(), step.end());
+  for (const auto* optimizer : optimizers) {
+    launch(step, "adam", {"adam", {optimizer->elements()}});
+    launch(step, "parameters from main parameters", {"cast.f32_bf16", {optimizer->elements()}});
+    // Every optimizer gathers all buffers of the model chunks (distrib_optimizer.py, step_with_ready_grads).
+    step.insert(step.end(), gathers_.begin(), gathers_.end());
+  }
 }
 
 void StateWriter::run(const std::vector<ChunkShape>& shapes) {
   const auto& o = s_.settings;
-  owned_.resize(o.use_distributed_optimizer ? static_cast<std::size_t>(ranks_) : 1);
+  for (auto* optimizer : {&dense_, &experts_})
+    optimizer->owned.resize(o.use_distributed_optimizer ? static_cast<std::size_t>(optimizer->ranks) : 1);
   std::set<std::pair<Int, Int>> weight_shapes;
-  bool shares = false, head = false;
+  bool shares = false, head = false, moe = false;
   construction_.to_forward();
   for (const auto& shape : shapes) construct_module(chunk_parameters(d_, s_, shape));
   for (std::size_t c = 0; c < shapes.size(); ++c) {
@@ -265,13 +295,18 @@ void StateWriter::run(const std::vector<ChunkShape>& shapes) {
     }
     shares |= shapes[c].shares_embedding;
     head |= shapes[c].head;
+    for (const auto& layer : shapes[c].layers) moe |= layer.moe;
   }
-  add_optimizer_state(owned_);
+  add_optimizer_state(dense_);
+  if (experts_.elements() > 0) add_optimizer_state(experts_);
   hold_from_start("optimizer scalars", 4);
   hold_from_start("optimizer scalars", 4);
   if (d_.fused_gradients) {
     // One bf16 stand-in for each distinct weight shape: autograd wants a gradient, the GEMM wrote into the main one.
     for (const auto& [in, out] : weight_shapes) hold(rank_.since_first_step, "dummy weight gradients", 2 * in * out);
+  }
+  for (int stream = 0; moe && stream < grouped_streams; ++stream) {
+    hold(rank_.since_first_step, "workspace", te_workspace);
   }
   if (head) {
     hold(rank_.since_first_step, "workspace", torch_workspace);

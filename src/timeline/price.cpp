@@ -18,24 +18,26 @@ class HostCosts {
  public:
   explicit HostCosts(const profile::Profiles& profiles) : profiles_(profiles) {}
 
-  double us(const std::string& direction, const std::string& family) {
+  /// A family that was never timed costs a bare launch for each kernel behind it.
+  double us(const std::string& direction, const std::string& family, int launches) {
     const std::string key = direction + family;
-    if (const auto known = cache_.find(key); known != cache_.end()) return known->second;
-    return cache_[key] = search(direction, family);
+    auto known = cache_.find(key);
+    if (known == cache_.end()) known = cache_.emplace(key, search(direction, family)).first;
+    return known->second.value_or(launches * profiles_.scalar("host.cuda_launch_us").value);
   }
 
  private:
-  double search(const std::string& direction, std::string family) const {
+  std::optional<double> search(const std::string& direction, std::string family) const {
     while (!family.empty()) {
-      if (const auto found = find_scalar(profiles_, "host." + direction + "." + family + "_us")) return *found;
+      if (const auto found = find_scalar(profiles_, "host." + direction + "." + family + "_us")) return found;
       const auto dot = family.rfind('.');
       family = dot == std::string::npos ? "" : family.substr(0, dot);
     }
-    return profiles_.scalar("host.cuda_launch_us").value;
+    return std::nullopt;
   }
 
   const profile::Profiles& profiles_;
-  std::map<std::string, double> cache_;
+  std::map<std::string, std::optional<double>> cache_;
 };
 
 class Pricer {
@@ -46,7 +48,7 @@ class Pricer {
 
   Price price(const model::Kernel& kernel, const std::string& direction) {
     Price result;
-    if (!kernel.graphed) result.host_us = host_.us(direction, kernel.key.family);
+    if (!kernel.graphed) result.host_us = host_.us(direction, kernel.key.family, kernel.launches);
     if (!kernel.key.family.empty()) result.time = time(kernel.key);
     return result;
   }

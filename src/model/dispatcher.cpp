@@ -1,0 +1,290 @@
+// Tensors and kernels of Megatron Core core_r0.19.0 moe/token_dispatcher.py with TE's fused permutation
+// (pytorch/permutation.py, triton/permutation.py); launches counted in kernel traces. Synchronous collectives run on
+// the compute stream. The host waits for the token counts before it can size the all-to-all.
+#include "dispatcher.hpp"
+
+#include <algorithm>
+
+namespace pipewright::model {
+
+void Dispatcher::smalls(const std::string& name, int count) {
+  for (int i = 0; i < count; ++i) w_.launch(name, {"small", {}});
+}
+
+/// MoEAlltoAllTokenDispatcher.preprocess: sums over the routing map, counts of all ranks, copies to the host.
+void Dispatcher::counts() {
+  smalls("moe token counts", 2);
+  if (group() > 1) {
+    smalls("moe token counts", 1);
+    w_.collective(Purpose::ep, "moe token counts all-gather", "all_gather", group(), 8 * m_.experts * group(),
+                  m_.group_link);
+    smalls("moe token counts", 4);
+  }
+  const int copies = group() > 1 ? 4 : 1;
+  for (int i = 0; i < copies; ++i)
+    w_.launch_on(Stream::d2h, Purpose::ep, "moe token counts to host", {"copy.d2h", {8 * m_.local}}, {});
+}
+
+void Dispatcher::permute(const char* name, Int tokens, Int rows) {
+  row_map_ = w_.allocate("moe.row_map", 4 * tokens * (2 * m_.experts + 1));
+  permuted_ = w_.allocate("moe.permuted_tokens", row() * rows);
+  permuted_probs_ = w_.allocate("moe.permuted_probs", m_.router_bytes * rows);
+  w_.launch(name, {"moe.permute.forward", {tokens, d_.h, std::max<Int>(1, rows / tokens)}});
+  w_.stands_for(4);  // three passes over the map
+}
+
+void Dispatcher::preprocess() {
+  if (gathers()) return;
+  counts();
+  permute("moe permute", d_.local, m_.routed);
+}
+
+void Dispatcher::all_to_all(const std::string& name) {
+  // Beside shared experts they use the communicator's stream (use_nccl_stream).
+  w_.collective(Purpose::ep, name, "all_to_all", m_.ep, row() * std::max(m_.routed, m_.arrived), m_.ep_link,
+                m_.shared_overlap ? Stream::communication : Stream::compute);
+}
+
+void Dispatcher::dispatch() {
+  if (gathers()) {
+    if (group() == 1) return;
+    // Into Megatron's global memory buffer; map and probabilities beside.
+    w_.collective(Purpose::ep, "moe routing map all-gather", "all_gather", group(), everyone() * m_.experts,
+                  m_.group_link);
+    w_.collective(Purpose::ep, "moe probs all-gather", "all_gather", group(), everyone() * m_.experts * m_.router_bytes,
+                  m_.group_link);
+    w_.collective(Purpose::ep, "moe dispatch all-gather", "all_gather", group(), row() * everyone(), m_.group_link);
+    return;
+  }
+  if (m_.ep == 1) {
+    arrived_ = permuted_;
+    arrived_probs_ = permuted_probs_;
+    permuted_ = permuted_probs_ = no_tensor;
+    return;
+  }
+  w_.synchronize(Stream::d2h);
+  arrived_ = w_.allocate("moe.dispatched_tokens", row() * m_.arrived);
+  all_to_all("moe dispatch all-to-all");
+  arrived_probs_ = w_.allocate("moe.dispatched_probs", m_.router_bytes * m_.arrived);
+  if (m_.dispatch == Dispatch::alltoall) {
+    w_.collective(Purpose::ep, "moe probs all-to-all", "all_to_all", m_.ep,
+                  m_.router_bytes * std::max(m_.routed, m_.arrived), m_.ep_link);
+  }
+  w_.free(permuted_probs_);
+  permuted_probs_ = no_tensor;
+}
+
+std::uint32_t Dispatcher::sort(const std::string& name, const char* before) {
+  smalls(name + before, 1);
+  const auto sorted = w_.allocate("moe.sorted_tokens", row() * m_.received);
+  w_.launch(name, {"moe.sort_chunks", {m_.received, d_.h}});
+  return sorted;
+}
+
+std::uint32_t Dispatcher::postprocess() {
+  if (gathers()) {
+    w_.launch_on(Stream::d2h, Purpose::ep, "moe token counts to host", {"copy.d2h", {8 * m_.local}}, {});
+    w_.synchronize(Stream::d2h);  // tokens_per_expert.cpu()
+    permute("moe permute", everyone(), m_.received);
+    probs_ = permuted_probs_;
+    const auto sorted = permuted_;
+    permuted_ = permuted_probs_ = no_tensor;
+    return sorted;
+  }
+  auto rows = arrived_, gathered = no_tensor;
+  if (m_.etp > 1) {
+    rows = gathered = w_.allocate("moe.gathered_tokens", row() * m_.received);
+    w_.collective(Purpose::ep, "moe expert-tensor all-gather", "all_gather", m_.etp, row() * m_.received, m_.etp_link);
+    probs_ = w_.allocate("moe.gathered_probs", m_.router_bytes * m_.received);
+    w_.collective(Purpose::ep, "moe probs all-gather", "all_gather", m_.etp, m_.router_bytes * m_.received,
+                  m_.etp_link);
+    w_.free(arrived_probs_);
+  } else {
+    probs_ = arrived_probs_;
+  }
+  arrived_probs_ = no_tensor;
+  if (sorts()) {
+    const auto unsorted_probs = probs_;
+    sort_map_ = w_.allocate("moe.sort_map", 4 * m_.received);
+    rows = sort("moe sort", " map");
+    probs_ = w_.allocate("moe.probs", m_.router_bytes * m_.received);
+    w_.free({unsorted_probs, gathered});
+  } else if (gathered == no_tensor) {
+    arrived_ = no_tensor;  // the experts' input itself
+  }
+  if (m_.ep == 1) w_.synchronize(Stream::d2h);  // "before_finish"
+  return rows;
+}
+
+void Dispatcher::release_arrived() {
+  w_.free(arrived_);
+  arrived_ = no_tensor;
+}
+
+void Dispatcher::keep_nothing() {
+  w_.free({row_map_, probs_, sort_map_, unsort_map_});
+  row_map_ = probs_ = sort_map_ = unsort_map_ = no_tensor;
+}
+
+/// Rows are reduced over ranks in the probabilities' type: cast, reduce-scatter, cast back.
+std::uint32_t Dispatcher::reduce_in_router_type(const std::string& name, std::uint32_t rows, Int from, Int to,
+                                                Int ranks, const std::string& link) {
+  const Int size = m_.router_bytes;
+  auto wide = rows;
+  if (size > 2) {
+    wide = w_.allocate("moe.cast_tokens", size * from * d_.h);
+    w_.launch(name + " cast", {"cast.bf16_f32", {from * d_.h}});
+  }
+  auto reduced = w_.allocate("moe.reduced_tokens", size * to * d_.h);
+  w_.collective(Purpose::ep, name, "reduce_scatter", ranks, size * from * d_.h, link);
+  if (size > 2) {
+    w_.free(wide);
+    const auto narrow = w_.allocate("moe.reduced_tokens", 2 * to * d_.h);
+    w_.launch(name + " cast", {"cast.f32_bf16", {to * d_.h}});
+    w_.free(reduced);
+    reduced = narrow;
+  }
+  return reduced;
+}
+
+std::uint32_t Dispatcher::combine_preprocess(std::uint32_t experts_output) {
+  auto rows = experts_output;
+  if (gathers()) {
+    rows = w_.allocate("moe.unpermuted_tokens", row() * everyone());
+    w_.launch("moe unpermute",
+              {"moe.unpermute.forward", {everyone(), d_.h, std::max<Int>(1, m_.received / everyone())}});
+    w_.free(experts_output);
+    return rows;
+  }
+  if (sorts()) {
+    smalls("moe unsort chunks", 1);
+    unsort_map_ = w_.allocate("moe.sort_map", 4 * m_.received);
+    rows = sort("moe unsort", " map");
+  }
+  if (m_.etp > 1) {
+    const auto whole = rows;
+    rows =
+        reduce_in_router_type("moe expert-tensor reduce-scatter", whole, m_.received, m_.arrived, m_.etp, m_.etp_link);
+    if (whole != experts_output) w_.free(whole);
+  }
+  if (rows != experts_output) w_.free(experts_output);
+  return rows;
+}
+
+std::uint32_t Dispatcher::combine(std::uint32_t sent) {
+  if (gathers()) {
+    if (group() == 1) return sent;
+    return reduce_in_router_type("moe combine reduce-scatter", sent, everyone(), d_.local, group(), m_.group_link);
+  }
+  if (m_.ep == 1) return sent;
+  const auto combined = w_.allocate("moe.combined_tokens", row() * m_.routed);
+  all_to_all("moe combine all-to-all");
+  return combined;
+}
+
+std::uint32_t Dispatcher::combine_postprocess(std::uint32_t combined) {
+  if (gathers()) return combined;
+  const auto output = w_.allocate("moe.output", row() * d_.local);
+  w_.launch("moe unpermute", {"moe.unpermute.forward", {d_.local, d_.h, m_.topk}});
+  w_.free(combined);
+  return output;
+}
+
+// A function's own intermediate gradients go at once; the one it was given is its caller's.
+
+std::uint32_t Dispatcher::combine_postprocess_backward(std::uint32_t gradient) {
+  if (gathers()) return gradient;
+  const auto din = w_.allocate("moe.combined_gradient", row() * m_.routed);
+  w_.launch("moe unpermute backward", {"moe.unpermute.backward", {d_.local, d_.h, m_.topk}});
+  return din;
+}
+
+std::uint32_t Dispatcher::combine_backward(std::uint32_t gradient) {
+  if (gathers()) {
+    if (group() == 1) return gradient;
+    const auto din = w_.allocate("moe.combined_gradient", row() * everyone());
+    w_.collective(Purpose::ep, "moe combine all-gather in backward", "all_gather", group(),
+                  m_.router_bytes * everyone() * d_.h, m_.group_link);
+    return din;
+  }
+  if (m_.ep == 1) return gradient;
+  const auto din = w_.allocate("moe.combined_gradient", row() * m_.arrived);
+  all_to_all("moe combine all-to-all in backward");
+  return din;
+}
+
+std::uint32_t Dispatcher::combine_preprocess_backward(std::uint32_t gradient) {
+  if (gathers()) {
+    const auto din = w_.allocate("moe.experts_output_gradient", row() * m_.received);
+    w_.launch("moe unpermute backward",
+              {"moe.unpermute.backward", {everyone(), d_.h, std::max<Int>(1, m_.received / everyone())}});
+    return din;
+  }
+  auto gathered = no_tensor;
+  if (m_.etp > 1) {
+    gathered = w_.allocate("moe.gathered_gradient", row() * m_.received);
+    w_.collective(Purpose::ep, "moe expert-tensor all-gather in backward", "all_gather", m_.etp,
+                  m_.router_bytes * m_.received * d_.h, m_.etp_link);
+  }
+  if (!sorts()) return gathered == no_tensor ? gradient : gathered;
+  const auto din = sort("moe unsort backward", ", zeros");
+  w_.free({gathered, unsort_map_});
+  unsort_map_ = no_tensor;
+  return din;
+}
+
+std::uint32_t Dispatcher::postprocess_backward(std::uint32_t gradient) {
+  if (gathers()) {
+    const auto din = w_.allocate("moe.gathered_gradient", row() * everyone());
+    w_.launch("moe permute backward",
+              {"moe.permute.backward", {everyone(), d_.h, std::max<Int>(1, m_.received / everyone())}});
+    w_.stands_for(2);
+    w_.free(row_map_);
+    row_map_ = no_tensor;
+    return din;
+  }
+  auto unsorted = no_tensor;
+  if (sorts()) {
+    unsorted = sort("moe sort backward", ", zeros");
+    w_.free(sort_map_);
+    sort_map_ = no_tensor;
+  }
+  if (m_.etp == 1) return unsorted == no_tensor ? gradient : unsorted;
+  const auto din = w_.allocate("moe.dispatched_gradient", row() * m_.arrived);
+  w_.collective(Purpose::ep, "moe expert-tensor reduce-scatter in backward", "reduce_scatter", m_.etp,
+                row() * m_.received, m_.etp_link);
+  w_.free(unsorted);
+  return din;
+}
+
+std::uint32_t Dispatcher::dispatch_backward(std::uint32_t gradient) {
+  if (gathers()) {
+    if (group() == 1) return gradient;
+    const auto din = w_.allocate("moe.dispatched_gradient", row() * d_.local);
+    w_.collective(Purpose::ep, "moe dispatch reduce-scatter in backward", "reduce_scatter", group(), row() * everyone(),
+                  m_.group_link);
+    w_.collective(Purpose::ep, "moe probs reduce-scatter in backward", "reduce_scatter", group(),
+                  everyone() * m_.experts * m_.router_bytes, m_.group_link);
+    return din;
+  }
+  if (m_.ep == 1) return gradient;
+  if (m_.dispatch == Dispatch::alltoall) {
+    w_.collective(Purpose::ep, "moe probs all-to-all in backward", "all_to_all", m_.ep,
+                  m_.router_bytes * std::max(m_.routed, m_.arrived), m_.ep_link);
+  }
+  const auto din = w_.allocate("moe.permuted_gradient", row() * m_.routed);
+  all_to_all("moe dispatch all-to-all in backward");
+  return din;
+}
+
+std::uint32_t Dispatcher::preprocess_backward(std::uint32_t gradient) {
+  if (gathers()) return gradient;
+  const auto din = w_.allocate("moe.input_gradient", row() * d_.local);
+  w_.launch("moe permute backward", {"moe.permute.backward", {d_.local, d_.h, m_.topk}});
+  w_.stands_for(2);  // zeros for the map's gradient
+  w_.free(row_map_);
+  row_map_ = no_tensor;
+  return din;
+}
+
+}  // namespace pipewright::model

@@ -1,0 +1,57 @@
+// Token dispatchers of a mixture-of-experts layer (Megatron Core moe/token_dispatcher.py), method by method.
+//
+//   alltoall   permute -> all-to-all(EP) [-> all-gather(ETP)] -> sort by expert    and back, with a reduce-scatter
+//   allgather  all-gather(EP x ETP) -> permute local experts' tokens               and back, with a reduce-scatter
+//   flex       as alltoall (DeepEP and HybridEP move at most these bytes), probabilities in the same kernel
+#pragma once
+
+#include "builder.hpp"
+
+namespace pipewright::model {
+
+class Dispatcher {
+ public:
+  Dispatcher(PieceBuilder& builder, const Dimensions& dimensions) : w_(builder), d_(dimensions), m_(dimensions.moe) {}
+
+  // Forward. Tokens that were sent and that arrived are freed by `release_*`, because Megatron's frames name them on.
+  void preprocess();            ///< counts, permutation
+  void dispatch();              ///< communication
+  std::uint32_t postprocess();  ///< rows sorted by expert; its tensor is the caller's
+  std::uint32_t combine_preprocess(std::uint32_t experts_output);  ///< frees its input
+  std::uint32_t combine(std::uint32_t sent);                       ///< may return its input, frees nothing
+  std::uint32_t combine_postprocess(std::uint32_t combined);       ///< frees its input
+  void release_sent() { w_.free(permuted_), permuted_ = no_tensor; }
+  void release_arrived();
+  std::uint32_t probs() const { return probs_; }  ///< of the sorted rows
+  void keep_nothing();                            ///< without gradient: frees the maps and probabilities
+
+  // Backward: each takes the gradient of its output and returns that of its input, which may be the same tensor.
+  std::uint32_t combine_postprocess_backward(std::uint32_t gradient);
+  std::uint32_t combine_backward(std::uint32_t gradient);
+  std::uint32_t combine_preprocess_backward(std::uint32_t gradient);
+  std::uint32_t postprocess_backward(std::uint32_t gradient);
+  std::uint32_t dispatch_backward(std::uint32_t gradient);
+  std::uint32_t preprocess_backward(std::uint32_t gradient);
+
+ private:
+  bool gathers() const { return m_.dispatch == Dispatch::allgather; }
+  bool sorts() const { return !gathers() && m_.local > 1; }
+  Int group() const { return m_.ep * m_.etp; }
+  Int everyone() const { return d_.local * group(); }  ///< tokens of the whole expert group
+  Int row() const { return 2 * d_.h; }
+  void counts();
+  void permute(const char* name, Int tokens, Int rows);
+  void all_to_all(const std::string& name);
+  std::uint32_t sort(const std::string& name, const char* before);
+  std::uint32_t reduce_in_router_type(const std::string& name, std::uint32_t rows, Int from, Int to, Int ranks,
+                                      const std::string& link);
+  void smalls(const std::string& name, int count);
+
+  PieceBuilder& w_;
+  const Dimensions& d_;
+  const MoeDimensions& m_;
+  std::uint32_t row_map_ = no_tensor, permuted_ = no_tensor, permuted_probs_ = no_tensor, arrived_ = no_tensor,
+                arrived_probs_ = no_tensor, probs_ = no_tensor, sort_map_ = no_tensor, unsort_map_ = no_tensor;
+};
+
+}  // namespace pipewright::model

@@ -1,0 +1,145 @@
+// n rows, width h, expert FFN width f, bf16. Kept for backward: rows [2 n h], fc1's output [4 n f], its activation [2 n
+// f] (not with recompute of moe_act). TE runs the GEMMs of a group on four streams; a group is one kernel here. FP8:
+// rows are padded for every expert, casts are made expert by expert.
+#include "experts.hpp"
+
+#include <utility>
+
+namespace pipewright::model {
+
+Experts::Experts(PieceBuilder& builder, const Dimensions& dimensions, bool fp8)
+    : w_(builder),
+      d_(dimensions),
+      linear_(builder, dimensions),
+      fp8_(fp8),
+      fc1_{"experts.fc1", d_.h, d_.moe.fc1_out(d_.gated)},
+      fc2_{"experts.fc2", d_.moe.f, d_.h} {}
+
+Operand Experts::input(const Group& group, bool grad) {
+  if (!fp8_) return {};
+  auto operand = linear_.quantize(group.name + "_input", rows(), group.in, true, grad);
+  for (Int expert = 0; expert < d_.moe.local; ++expert) linear_.cast_weight({group.name, group.in, group.out, true});
+  return operand;
+}
+
+void Experts::gemm(const Group& group, const char* which) {
+  const bool forward = which[0] == 'f';
+  const std::string family = fp8_      ? (forward ? "gemm.grouped.fp8.tn" : "gemm.grouped.fp8.tn.split")
+                             : forward ? "gemm.grouped.bf16.tn"
+                                       : "gemm.grouped.bf16.nn";
+  const Int n = forward ? group.out : group.in, k = forward ? group.in : group.out;
+  w_.launch(group.name + " " + which, {family, {d_.moe.local, rows(), n, k}});
+  w_.stands_for(static_cast<int>(2 * d_.moe.local));  // each clears cuBLAS's semaphores first
+}
+
+void Experts::weight_gradient(const Group& group) {
+  std::string family = fp8_ ? "gemm.grouped.fp8.tn" : "gemm.grouped.bf16.nt";
+  auto gradient = no_tensor;
+  if (d_.fused_gradients) {
+    family += d_.gradient_bytes == 4 ? ".acc_f32" : ".acc_bf16";
+  } else {
+    if (fp8_) family += ".out_bf16";
+    gradient = w_.allocate("weight gradients", 2 * d_.moe.local * group.in * group.out);
+  }
+  w_.launch(group.name + " wgrad", {family, {d_.moe.local, rows(), group.out, group.in}});
+  w_.stands_for(static_cast<int>(2 * d_.moe.local));
+  if (d_.fused_gradients) return;
+  w_.launch(group.name + " gradient accumulation", {"add.f32", {d_.moe.local * group.in * group.out}});
+  w_.stands_for(static_cast<int>(d_.moe.local));
+  w_.free(gradient);
+}
+
+void Experts::activate() {
+  activation_ = w_.allocate("experts.activation", 2 * rows() * d_.moe.f);
+  const std::string family = d_.gated ? "moe.swiglu" : d_.activation;
+  w_.launch("experts activation forward", {family + ".forward", {rows(), d_.moe.f}});
+}
+
+std::uint32_t Experts::forward(std::uint32_t rows_in, bool grad) {
+  auto padded = no_tensor;
+  if (pads()) {
+    padded = w_.allocate("experts.padded_rows", 2 * rows() * d_.h);
+    w_.launch("experts padding", {"copy.d2d", {2 * rows() * d_.h}});
+  }
+  fc1_input_ = input(fc1_, grad);
+  fc1_out_ = w_.allocate("experts.fc1_output", 2 * rows() * fc1_.out);
+  gemm(fc1_, "forward");
+  w_.free(std::exchange(fc1_input_.data, no_tensor));
+  activate();
+  const bool recomputes = d_.moe.recompute_activation;
+  fc2_input_ = input(fc2_, grad && !recomputes);
+  const auto out = w_.allocate("experts.fc2_output", 2 * rows() * fc2_.out);
+  gemm(fc2_, "forward");
+  w_.free(std::exchange(fc2_input_.data, no_tensor));
+  if (!grad || fp8_ || recomputes) w_.free(std::exchange(activation_, no_tensor));
+  auto result = out;
+  if (pads()) {
+    result = w_.allocate("experts.output", 2 * d_.moe.received * d_.h);
+    w_.launch("experts unpadding", {"copy.d2d", {2 * d_.moe.received * d_.h}});
+    w_.free({out, padded});
+  }
+  if (!grad) {
+    w_.free({rows_in, std::exchange(fc1_out_, no_tensor)});
+  } else if (fp8_) {
+    w_.free(rows_in);  // the casts are kept instead
+  } else {
+    fc1_input_.data = rows_in;
+  }
+  return result;
+}
+
+std::uint32_t Experts::backward(std::uint32_t dout) {
+  if (d_.moe.recompute_activation) {
+    w_.recomputing(true);
+    activate();
+    if (fp8_) fc2_input_ = linear_.quantize("experts.fc2_input", rows(), fc2_.in, false, true);
+    w_.recomputing(false);
+  }
+  auto padded = no_tensor;
+  if (pads()) {
+    padded = w_.allocate("experts.padded_gradient", 2 * rows() * d_.h);
+    w_.launch("experts padding", {"copy.d2d", {2 * rows() * d_.h}});
+  }
+  Operand gradient;
+  if (fp8_) gradient = linear_.quantize("experts.fc2_gradient", rows(), fc2_.out, true, true);
+  w_.free(padded);
+  const auto dactivation = w_.allocate("experts.activation_gradient", 2 * rows() * d_.moe.f);
+  gemm(fc2_, "dgrad");
+  const bool delays = linear_.weight_gradients.delays();
+  const auto activation = std::exchange(activation_, no_tensor);
+  linear_.weight_gradients.put([=, this, saved = std::exchange(fc2_input_, {})] {
+    weight_gradient(fc2_);
+    linear_.release(gradient);
+    linear_.release(saved);
+    w_.free(activation);
+    if (!(delays && fp8_)) w_.free(dout);
+  });
+  if (delays && fp8_) w_.free(dout);  // its casts are enough
+
+  auto dfc1 = w_.allocate("experts.fc1_output_gradient", 2 * rows() * fc1_.out);
+  const auto dprobs = w_.allocate("moe.probs_gradient", 4 * rows());
+  const std::string family = d_.gated ? "moe.swiglu" : d_.activation;
+  w_.launch("experts activation backward", {family + ".backward", {rows(), d_.moe.f}});
+  w_.stands_for(2);
+  w_.free({dactivation, std::exchange(fc1_out_, no_tensor), dprobs});
+
+  Operand fc1_gradient;
+  if (fp8_) fc1_gradient = linear_.quantize("experts.fc1_gradient", rows(), fc1_.out, true, true);
+  auto din = w_.allocate("experts.input_gradient", 2 * rows() * d_.h);
+  gemm(fc1_, "dgrad");
+  linear_.weight_gradients.put([=, this, saved = std::exchange(fc1_input_, {})] {
+    weight_gradient(fc1_);
+    linear_.release(fc1_gradient);
+    linear_.release(saved);
+    w_.free(dfc1);
+  });
+  if (pads()) {
+    const auto whole = din;
+    din = w_.allocate("experts.input_gradient", 2 * d_.moe.received * d_.h);
+    w_.launch("experts unpadding", {"copy.d2d", {2 * d_.moe.received * d_.h}});
+    w_.free(whole);
+  }
+  return din;
+}
+
+}  // namespace pipewright::model

@@ -1,0 +1,40 @@
+// The local experts of a mixture-of-experts layer as grouped GEMMs (Megatron Core moe/experts.py TEGroupedMLP, TE
+// pytorch/module/grouped_linear.py): fc1, activation times probability, fc2.
+#pragma once
+
+#include "linear.hpp"
+
+namespace pipewright::model {
+
+class Experts {
+ public:
+  Experts(PieceBuilder& builder, const Dimensions& dimensions, bool fp8);
+
+  /// Takes over `rows`, the tokens sorted by expert; the probabilities stay with the caller.
+  std::uint32_t forward(std::uint32_t rows, bool grad);
+  /// Gradient of the rows; takes over `dout`.
+  std::uint32_t backward(std::uint32_t dout);
+  void weight_gradients() { linear_.weight_gradients.run(); }
+
+ private:
+  struct Group {
+    std::string name;
+    Int in, out;
+  };
+  Operand input(const Group& group, bool grad);
+  void gemm(const Group& group, const char* which);
+  void weight_gradient(const Group& group);
+  void activate();
+  Int rows() const { return fp8_ ? d_.moe.padded : d_.moe.received; }
+  bool pads() const { return fp8_ && d_.moe.padded > d_.moe.received; }
+
+  PieceBuilder& w_;
+  const Dimensions& d_;
+  LinearWriter linear_;  ///< casts
+  const bool fp8_;
+  Group fc1_, fc2_;
+  Operand fc1_input_, fc2_input_;
+  std::uint32_t fc1_out_ = no_tensor, activation_ = no_tensor;
+};
+
+}  // namespace pipewright::model

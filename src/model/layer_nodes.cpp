@@ -1,0 +1,206 @@
+// A layer cut into the nodes of expert-parallel overlap (Megatron Core core_r0.19.0
+// models/gpt/fine_grained_callables.py, models/common/utils.py, pipeline_parallel/utils.py):
+//
+//   pre_dispatch_computation   X -attention-> A -norm, router, permute-> rows      compute stream
+//   moe_dispatch               rows -all-to-all-> rows, frees its input            communication stream
+//   mlp                        sort, experts, unsort, frees its input              compute stream
+//   moe_combine                all-to-all, unpermute, A + M -> Y                   communication stream
+//
+// A dense layer has pre_dispatch_computation (attention) and mlp. Inputs are detached, so every node has its own graph:
+// gradients that leave one are new tensors, named by the caller until the next node's backward has returned; sums with
+// them are out of place.
+#include <memory>
+
+#include "attention.hpp"
+#include "layer.hpp"
+#include "linear.hpp"
+#include "mla.hpp"
+#include "mlp.hpp"
+#include "moe.hpp"
+
+namespace pipewright::model {
+namespace {
+
+using Name = schedule::Node::Name;
+using Pass = schedule::Node::Pass;
+
+class NodeWriter {
+ public:
+  NodeWriter(PieceBuilder& builder, const Dimensions& dimensions, const LayerKind& kind)
+      : w_(builder),
+        d_(dimensions),
+        kind_(kind),
+        linear_(builder, dimensions),
+        attention_(dimensions.mla ? latent_attention(builder, dimensions, kind.fp8)
+                                  : grouped_query_attention(builder, dimensions, kind.fp8)) {
+    if (kind.moe) {
+      moe_ = std::make_unique<MixtureOfExperts>(builder, dimensions, kind.fp8);
+    } else {
+      mlp_ = dense_mlp(builder, dimensions, kind.fp8);
+    }
+  }
+
+  void write() {
+    if (moe_) {
+      moe_forward();
+      moe_backward();
+    } else {
+      dense_forward();
+      dense_backward();
+    }
+  }
+
+ private:
+  Int boundary() const { return d_.boundary_bytes(); }
+  void add(const std::string& name) { w_.launch(name, {"add", {d_.local * d_.h}}); }
+  std::uint32_t dropout_mask();
+  void dropout_backward(std::uint32_t mask);
+  void attention_forward();
+  void attention_backward(std::uint32_t dresidual, std::uint32_t dx, std::uint32_t drows);
+  void moe_forward();
+  void moe_backward();
+  void dense_forward();
+  void dense_backward();
+
+  PieceBuilder& w_;
+  const Dimensions& d_;
+  const LayerKind kind_;
+  LinearWriter linear_;
+  std::unique_ptr<Attention> attention_;
+  std::unique_ptr<MixtureOfExperts> moe_;
+  std::unique_ptr<Mlp> mlp_;
+  std::uint32_t residual_ = no_tensor, mask1_ = no_tensor, mask2_ = no_tensor, statistics_ = no_tensor,
+                unnormed_ = no_tensor;
+};
+
+std::uint32_t NodeWriter::dropout_mask() {
+  if (d_.hidden_dropout <= 0) return no_tensor;
+  w_.launch("dropout", {"dropout.forward", {d_.local * d_.h}});
+  return w_.allocate("dropout_mask", d_.local * d_.h);
+}
+
+void NodeWriter::dropout_backward(std::uint32_t mask) {
+  if (d_.hidden_dropout > 0) w_.launch("dropout backward", {"dropout.backward", {d_.local * d_.h}});
+  w_.free(mask);
+}
+
+void NodeWriter::attention_forward() {
+  const auto attended = attention_->forward(true);
+  mask1_ = dropout_mask();
+  residual_ = w_.allocate("attention.residual", boundary());
+  add("attention residual");
+  w_.free(attended);
+}
+
+/// The gradient of A is the sum of what came through the residual and through the MLP (`dx`). The node's output
+/// gradients, `dresidual` and `drows`, live as long as it runs.
+void NodeWriter::attention_backward(std::uint32_t dresidual, std::uint32_t dx, std::uint32_t drows) {
+  // The weight gradient of the projection holds the sum when it is delayed, so that X's gradient is another tensor.
+  auto sum = dresidual;
+  if (dx != no_tensor) {
+    sum = d_.delayed_wgrad ? w_.allocate("gradient of the residual stream", boundary()) : Piece::input_gradient;
+    if (!d_.delayed_wgrad) w_.allocate(sum);
+    add("gradient accumulation");
+    w_.free({dx, residual_});
+  }
+  dropout_backward(mask1_);
+  const auto dattention = attention_->backward();
+  w_.free(Piece::input);
+  if (sum != Piece::input_gradient) w_.allocate(Piece::input_gradient);
+  add("gradient accumulation");
+  w_.free({dattention, drows});
+  if (sum != dresidual) w_.free(dresidual);
+  w_.to_node(Name::pre_dispatch_computation, d_.delayed_wgrad ? Pass::weight_gradient : Pass::backward);
+  if (moe_ && d_.delayed_wgrad) moe_->shared_weight_gradients();
+  attention_->weight_gradients();
+  if (sum != Piece::input_gradient) w_.free(sum);
+}
+
+void NodeWriter::moe_forward() {
+  w_.to_node(Name::pre_dispatch_computation, Pass::forward);
+  attention_forward();
+  moe_->prepare();
+  w_.to_node(Name::moe_dispatch, Pass::forward);
+  moe_->dispatch_node();
+  w_.to_node(Name::mlp, Pass::forward);
+  moe_->compute_node();
+  w_.to_node(Name::moe_combine, Pass::forward);
+  const auto out = moe_->combine_node();
+  mask2_ = dropout_mask();
+  const auto y = kind_.final_norm ? w_.tensor("layer input", boundary()) : Piece::output;
+  w_.allocate(y);
+  add("mlp residual");
+  w_.free(out);
+  if (kind_.final_norm) {
+    unnormed_ = y;
+    statistics_ = w_.allocate("head.norm_statistics", linear_.norm_statistics(d_.local));
+    w_.allocate(Piece::output);
+    linear_.norm("head norm", true, d_.local, d_.h);
+  }
+  moe_->release_combined();
+}
+
+void NodeWriter::moe_backward() {
+  w_.to_node(Name::moe_combine, Pass::backward);
+  auto dy = Piece::output_gradient;
+  if (kind_.final_norm) {
+    dy = linear_.norm_backward("head norm", statistics_, no_tensor, d_.local, d_.h);
+    w_.free(unnormed_);
+  }
+  dropout_backward(mask2_);
+  const auto dresidual = w_.allocate("gradient of the residual stream", boundary());
+  w_.launch("residual gradient", {"copy.d2d", {boundary()}});
+  auto gradient = moe_->combine_backward();
+  if (dy != Piece::output_gradient) w_.free(dy);
+  w_.free(Piece::output_gradient);
+  w_.to_node(Name::mlp, Pass::backward);
+  gradient = moe_->compute_backward(gradient);
+  if (d_.delayed_wgrad) {
+    w_.to_node(Name::mlp, Pass::weight_gradient);
+    moe_->weight_gradients();
+  }
+  w_.to_node(Name::moe_dispatch, Pass::backward);
+  gradient = moe_->dispatch_backward(gradient);
+  w_.to_node(Name::pre_dispatch_computation, Pass::backward);
+  const auto dx = moe_->prepare_backward(gradient);
+  attention_backward(dresidual, dx, gradient);
+}
+
+void NodeWriter::dense_forward() {
+  w_.to_node(Name::pre_dispatch_computation, Pass::forward);
+  attention_forward();
+  w_.to_node(Name::mlp, Pass::forward);
+  const auto out = mlp_->forward(true);
+  mask2_ = dropout_mask();
+  w_.allocate(Piece::output);
+  add("mlp residual");
+  w_.free(out);
+}
+
+void NodeWriter::dense_backward() {
+  w_.to_node(Name::mlp, Pass::backward);
+  dropout_backward(mask2_);
+  const auto dmlp = mlp_->backward();
+  const auto dresidual = w_.allocate("gradient of the residual stream", boundary());
+  add("gradient accumulation");
+  w_.free({dmlp, residual_});
+  w_.to_node(Name::mlp, d_.delayed_wgrad ? Pass::weight_gradient : Pass::backward);
+  mlp_->weight_gradients();
+  w_.free(Piece::output_gradient);  // the weight gradient of fc2 needs it
+  w_.to_node(Name::pre_dispatch_computation, Pass::backward);
+  attention_backward(dresidual, no_tensor, no_tensor);
+}
+
+}  // namespace
+
+Piece layer_nodes(Owners& owners, const Dimensions& d, const LayerKind& kind) {
+  PieceBuilder w(owners, "layer");
+  w.border(Piece::input, "layer input", d.boundary_bytes());
+  w.border(Piece::output, "layer input", d.boundary_bytes());
+  w.border(Piece::output_gradient, "gradient of the residual stream", d.boundary_bytes());
+  w.border(Piece::input_gradient, "gradient of the residual stream", d.boundary_bytes());
+  NodeWriter(w, d, kind).write();
+  return w.take();
+}
+
+}  // namespace pipewright::model

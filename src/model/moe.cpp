@@ -1,0 +1,167 @@
+// A mixture-of-experts layer in host order (S tokens, n = S topk routed rows, bf16):
+//
+//   A -norm-> x -router-> probs   x -permute-> [n] -all-to-all-> [n] -sort-> [n] -experts-> [n] -unsort-> [n]
+//     -all-to-all-> [n] -unpermute-> M (+ shared experts of x)
+//
+// Kept for backward: statistics, x, what router, experts and shared experts keep, maps of the permutations. The sent
+// and the arrived rows live until the layer's function returns, because its variables name them.
+#include "moe.hpp"
+
+#include <utility>
+
+namespace pipewright::model {
+
+MixtureOfExperts::MixtureOfExperts(PieceBuilder& builder, const Dimensions& dimensions, bool fp8)
+    : w_(builder),
+      d_(dimensions),
+      m_(dimensions.moe),
+      norm_(builder, dimensions, "moe.norm", dimensions.moe.recompute_norm),
+      router_(builder, dimensions),
+      dispatcher_(builder, dimensions),
+      experts_(builder, dimensions, fp8),
+      shared_(builder, dimensions, fp8) {}
+
+void MixtureOfExperts::route(bool grad) {
+  if (m_.shared > 0 && !m_.shared_overlap) shared_output_ = shared_.forward(grad && !m_.recompute_shared);
+  router_.forward(grad);
+  dispatcher_.preprocess();
+}
+
+// With moe_shared_expert_overlap communication has its own stream and the shared experts run beside it.
+void MixtureOfExperts::dispatch(bool grad) {
+  dispatcher_.dispatch();
+  if (!m_.shared_overlap) return;
+  shared_.forward_fc1(grad);
+  w_.wait(Stream::communication);
+}
+
+void MixtureOfExperts::compute(bool grad) {
+  sent_ = dispatcher_.combine_preprocess(experts_.forward(dispatcher_.postprocess(), grad));
+}
+
+std::uint32_t MixtureOfExperts::communicate_back(bool grad) {
+  const auto combined = dispatcher_.combine(sent_);
+  if (m_.shared_overlap) {
+    shared_output_ = shared_.forward_fc2(grad);
+    w_.wait(Stream::communication);
+  }
+  if (combined == sent_) sent_ = no_tensor;
+  return combined;
+}
+
+std::uint32_t MixtureOfExperts::finish(std::uint32_t combined) {
+  auto output = dispatcher_.combine_postprocess(combined);
+  if (m_.shared > 0) {
+    const auto routed = output;
+    output = w_.allocate("moe.output", 2 * d_.local * d_.h);
+    w_.launch("moe shared experts added", {"add", {d_.local * d_.h}});
+    w_.free({routed, std::exchange(shared_output_, no_tensor)});
+  }
+  return output;
+}
+
+std::uint32_t MixtureOfExperts::run(bool grad) {
+  route(grad);
+  dispatch(grad);
+  compute(grad);
+  const auto combined = communicate_back(grad);
+  release_combined();
+  const auto output = finish(combined);
+  dispatcher_.release_sent();
+  dispatcher_.release_arrived();
+  if (!grad) dispatcher_.keep_nothing();
+  return output;
+}
+
+std::uint32_t MixtureOfExperts::forward(bool grad) {
+  norm_.forward(grad);
+  const auto output = run(grad && !m_.recompute_layer);
+  norm_.leave(grad);
+  return output;
+}
+
+void MixtureOfExperts::prepare() {
+  norm_.forward(true);
+  route(true);
+}
+
+void MixtureOfExperts::dispatch_node() {
+  dispatch(true);
+  dispatcher_.release_sent();
+}
+
+void MixtureOfExperts::compute_node() {
+  compute(true);
+  dispatcher_.release_arrived();
+  norm_.leave(true);
+}
+
+std::uint32_t MixtureOfExperts::combine_node() { return finish(communicate_back(true)); }
+
+/// `from` has served when `to` exists.
+std::uint32_t MixtureOfExperts::step(std::uint32_t from, std::uint32_t to) {
+  if (from != to) w_.free(from);
+  return to;
+}
+
+std::uint32_t MixtureOfExperts::combine_backward() {
+  const auto combined = dispatcher_.combine_postprocess_backward(no_tensor);
+  const auto sent = dispatcher_.combine_backward(combined);
+  if (m_.shared_overlap) {
+    shared_.backward_fc2();
+    w_.wait(Stream::communication);
+  }
+  return step(combined, sent);
+}
+
+std::uint32_t MixtureOfExperts::compute_backward(std::uint32_t gradient) {
+  if (d_.ep_overlap) norm_.replay();
+  const auto output = dispatcher_.combine_preprocess_backward(gradient);
+  if (!d_.ep_overlap) step(gradient, output);
+  const auto rows = experts_.backward(output);
+  const auto arrived = step(rows, dispatcher_.postprocess_backward(rows));
+  if (d_.ep_overlap) step(gradient, output);  // the node's output gradient lives as long as the node
+  return arrived;
+}
+
+std::uint32_t MixtureOfExperts::dispatch_backward(std::uint32_t gradient) {
+  const auto sent = dispatcher_.dispatch_backward(gradient);
+  if (m_.shared_overlap) {
+    shared_gradient_ = shared_.backward_fc1();
+    w_.wait(Stream::communication);
+  }
+  return step(gradient, sent);
+}
+
+std::uint32_t MixtureOfExperts::prepare_backward(std::uint32_t gradient) {
+  const auto add = [&](std::uint32_t part) {
+    w_.launch("moe input gradient accumulation", {"add", {d_.local * d_.h}});
+    w_.free(part);
+  };
+  auto input = dispatcher_.preprocess_backward(gradient);
+  if (!d_.ep_overlap) step(gradient, input);
+  add(router_.backward());
+  if (m_.shared > 0) {
+    if (m_.recompute_shared) {
+      w_.recomputing(true);
+      w_.free(shared_.forward(true));
+      w_.recomputing(false);
+    }
+    add(m_.shared_overlap ? std::exchange(shared_gradient_, no_tensor) : shared_.backward());
+  }
+  if (m_.shared > 0 && d_.delayed_wgrad) shared_.keep(norm_.release_output());
+  return norm_.backward(input);
+}
+
+std::uint32_t MixtureOfExperts::backward() {
+  auto replayed = no_tensor;
+  norm_.replay();
+  w_.recomputing(true);
+  if (m_.recompute_layer) replayed = run(true);
+  w_.recomputing(false);
+  const auto dx = prepare_backward(dispatch_backward(compute_backward(combine_backward())));
+  w_.free(replayed);
+  return dx;
+}
+
+}  // namespace pipewright::model

@@ -1,0 +1,96 @@
+// Kernels and tensors of Megatron Core core_r0.19.0 moe/router.py and moe_utils.py, S tokens, E experts, top k:
+//
+//   gating: logits [S,E] (moe_router_dtype)    top-k: indices int64 [S,k]    softmax over the chosen: probs [S,k]
+//   probs [S,E] and map [S,E] by scatter       auxiliary loss: softmax over all experts [S,E], sums
+//
+// Kept for backward: the gating's input (the caller's), indices, probs of the chosen, the auxiliary scores.
+#include "router.hpp"
+
+namespace pipewright::model {
+
+// Counted in the kernel traces of core_r0.19.0 (softmax scores, auxiliary loss, forced balancing: 32 with the token
+// counts that the dispatcher starts with); other settings: operators of the same code.
+int Router::forward_launches() const {
+  const auto& m = d_.moe;
+  int count = 0;
+  if (m.random_logits) count += 2;  // clone, normal_
+  if (m.z_loss) count += 8;         // logsumexp, square, mean, scale
+  if (m.router_fusion) {
+    ++count;  // fused_topk_with_score_function
+  } else {
+    count += 2;                      // gatherTopK, sort
+    count += m.sigmoid ? 4 : 1;      // sigmoid, sum, +, / or softmax
+    if (m.expert_bias) count += 2;   // add, gather
+    if (m.grouped_topk) count += 9;  // group_limited_topk: top-k of groups, mask, masked scores
+    if (m.scaled) ++count;
+    count += 3 + 5;  // zeros_like, clone, scatter; zeros_like, int, clone, scatter, bool
+  }
+  if (m.aux_loss) {
+    count += m.router_fusion ? 2 : (m.sigmoid ? 4 : 1) + 2 + 5 + 4;  // scores, top-k, map; sum, *, sum, *
+    count += 2 + 2;                                                  // tokens per expert; record: /, +
+  }
+  if (m.expert_bias) count += 2;  // local_tokens_per_expert += map.sum
+  return count;
+}
+
+int Router::backward_launches() const {
+  const auto& m = d_.moe;
+  if (m.router_fusion) return m.aux_loss ? 5 : 1;
+  int count = 5;               // gather, softmax backward (*, softmax), zeros, scatter
+  if (m.aux_loss) count += 8;  // scale, products, expand, softmax backward, sum of both gradients
+  if (m.sigmoid) count += 3;
+  if (m.scaled) ++count;
+  if (m.z_loss) count += 4;
+  return count;
+}
+
+void Router::forward(bool grad) {
+  const auto& m = d_.moe;
+  const auto logits = w_.allocate("router.logits", logits_bytes());
+  w_.launch("router gating forward", {"moe.router.gemm.forward", {d_.local, d_.h, m.experts}});
+  w_.stands_for(2);
+  auto random = no_tensor;
+  if (m.random_logits) {
+    random = w_.allocate("router.logits", logits_bytes());
+    w_.free(logits);
+  }
+  chosen_ = w_.allocate("router.chosen_probs", 4 * d_.local * m.topk);
+  indices_ = w_.allocate("router.indices", 8 * d_.local * m.topk);
+  if (m.aux_loss) scores_ = w_.allocate("router.scores", 4 * d_.local * m.experts);
+  w_.transient("router.scatter", 4 * d_.local * m.experts);
+  w_.launch("router top-k forward", {"moe.router.topk.forward", {d_.local, m.experts}});
+  w_.stands_for(forward_launches());
+  w_.free(random == no_tensor ? logits : random);
+  if (grad) return;
+  w_.free({chosen_, indices_, scores_});
+  chosen_ = indices_ = scores_ = no_tensor;
+}
+
+std::uint32_t Router::backward() {
+  const auto& m = d_.moe;
+  const auto dlogits = w_.allocate("router.logits_gradient", logits_bytes());
+  w_.transient("router.logits_gradient", logits_bytes());
+  w_.launch("router top-k backward", {"moe.router.topk.backward", {d_.local, m.experts}});
+  w_.stands_for(backward_launches());
+  w_.free({chosen_, indices_, scores_});
+  chosen_ = indices_ = scores_ = no_tensor;
+  // RouterGatingLinearFunction.backward: both GEMMs in the router's type, with casts of weight, input and results.
+  const Int size = m.router_bytes, inputs = size * d_.local * d_.h, weights = m.experts * d_.h;
+  const auto wide = w_.allocate("router.input_gradient", inputs);
+  w_.transient("router.cast_weight", size * weights);
+  const auto cast = size > 2 ? w_.allocate("router.cast_input", inputs) : no_tensor;
+  const auto dweight = w_.allocate("weight gradients", size * weights);
+  w_.launch("router gating backward", {"moe.router.gemm.backward", {d_.local, d_.h, m.experts}});
+  w_.stands_for(7);
+  w_.free(cast);
+  auto din = wide;
+  if (size > 2) {
+    din = w_.allocate("router.input_gradient", 2 * d_.local * d_.h);
+    w_.free(wide);
+  }
+  w_.launch("router weight gradient accumulation", {"small", {}});
+  w_.free({dweight, dlogits});
+  return din;
+}
+
+}  // namespace pipewright::model

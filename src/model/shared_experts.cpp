@@ -1,0 +1,61 @@
+// S tokens, FFN width f, bf16. Kept for backward: fc1's output [4 S f], its activation [2 S f]; the input is the norm's
+// output, which the router keeps. With a gate also the ungated output and the gate's score.
+#include "shared_experts.hpp"
+
+#include <utility>
+
+namespace pipewright::model {
+
+SharedExperts::SharedExperts(PieceBuilder& builder, const Dimensions& dimensions, bool fp8)
+    : w_(builder),
+      d_(dimensions),
+      linear_(builder, dimensions),
+      fc1_{"shared_experts.fc1", d_.h, d_.moe.shared * (d_.gated ? 2 : 1), fp8},
+      fc2_{"shared_experts.fc2", d_.moe.shared, d_.h, fp8} {}
+
+void SharedExperts::forward_fc1(bool grad) {
+  fc1_out_ = linear_.column_linear(fc1_, "shared_experts.fc1_output", fc1_input_, grad);
+  activation_ = w_.allocate("shared_experts.activation", 2 * d_.tokens * d_.moe.shared);
+  w_.launch("shared experts activation forward", {d_.activation + ".forward", {d_.tokens, d_.moe.shared}});
+  if (!grad) w_.free(std::exchange(fc1_out_, no_tensor));
+}
+
+std::uint32_t SharedExperts::forward_fc2(bool grad) {
+  const auto out = linear_.row_linear(fc2_, "shared_experts.output", fc2_input_, grad, false);
+  if (!grad || fc2_.fp8) w_.free(std::exchange(activation_, no_tensor));
+  if (!d_.moe.shared_gate) return out;
+  const auto gated = w_.allocate("shared_experts.output", 2 * d_.local * d_.h);
+  for (int i = 0; i < 2; ++i) w_.launch("shared experts gate", {"small", {}});
+  w_.launch("shared experts gating", {"add", {d_.local * d_.h}});
+  if (grad) {
+    ungated_ = out;
+  } else {
+    w_.free(out);
+  }
+  return gated;
+}
+
+void SharedExperts::backward_fc2() {
+  auto dout = no_tensor;
+  if (d_.moe.shared_gate) {
+    dout = w_.allocate("shared_experts.output_gradient", 2 * d_.local * d_.h);
+    for (int i = 0; i < 2; ++i) w_.launch("shared experts gating backward", {"add", {d_.local * d_.h}});
+    for (int i = 0; i < 3; ++i) w_.launch("shared experts gate backward", {"small", {}});
+    w_.free(std::exchange(ungated_, no_tensor));
+  }
+  dactivation_ = linear_.row_backward(fc2_, fc2_input_, false);
+  linear_.weight_gradients.put([this, dout, activation = std::exchange(activation_, no_tensor)] {
+    w_.free({activation, dout});
+  });
+}
+
+std::uint32_t SharedExperts::backward_fc1() {
+  const auto dfc1 = w_.allocate("shared_experts.fc1_output_gradient", 2 * d_.tokens * fc1_.out);
+  w_.launch("shared experts activation backward", {d_.activation + ".backward", {d_.tokens, d_.moe.shared}});
+  w_.free({std::exchange(dactivation_, no_tensor), std::exchange(fc1_out_, no_tensor)});
+  const auto din = linear_.column_backward(fc1_, fc1_input_);
+  linear_.weight_gradients.put([this, dfc1] { w_.free(dfc1); });
+  return din;
+}
+
+}  // namespace pipewright::model
