@@ -15,6 +15,7 @@
 //              returns; the wait handle that cool-down pops until the function returns
 #include <algorithm>
 #include <array>
+#include <utility>
 
 #include "heap.hpp"
 
@@ -55,6 +56,8 @@ int launches(const model::Kernel& kernel) {
 /// One microbatch of one chunk between its forward and its backward.
 struct Flight {
   std::uint32_t input = none, output = none, placeholder = none, gradient = none, input_gradient = none;
+  std::uint32_t border = none;       ///< between pieces: the activation in forward, its gradient in backward
+  bool turned = false;               ///< backward has begun
   std::vector<std::uint32_t> saved;  ///< blocks of every piece's tensors, piece after piece
 };
 
@@ -113,8 +116,23 @@ class Walker {
   }
   bool cool_down() const { return forwards_done_ == forwards_ && backwards_done_ >= steady_; }
 
+  const Piece& piece(int chunk, std::size_t index) const {
+    return stages_.pieces[rank_.chunks[static_cast<std::size_t>(chunk)].pieces[index]];
+  }
+  std::uint32_t* blocks(Flight& f, int chunk, std::size_t index) const {
+    return f.saved.data() + offsets_[static_cast<std::size_t>(chunk)][index];
+  }
+  void begin_forward(int microbatch, int chunk);
+  void end_forward(Flight& flight);
   void forward(int microbatch, int chunk);
+  void begin_backward(Flight& flight);
+  static void turn_border(Flight& flight, const std::uint32_t* blocks);
+  void end_backward(Flight& flight);
   void backward(int microbatch, int chunk);
+  void defer(int chunk, std::size_t index, const std::uint32_t* blocks);
+  std::size_t piece_of(const Instruction& instruction) const;
+  void node(const Instruction& instruction);
+  void end_combined(const Instruction& begin);
   void deallocate(Flight& flight);
   void shrink(Flight& flight);
   void end_iteration();
@@ -161,60 +179,57 @@ void Walker::run(const std::vector<Step>& steps, const Piece& piece, int layer, 
   }
 }
 
-void Walker::forward(int microbatch, int chunk) {
-  const auto& pieces = rank_.chunks[static_cast<std::size_t>(chunk)].pieces;
-  const auto& layers = rank_.chunks[static_cast<std::size_t>(chunk)].layers;
-  const auto& offsets = offsets_[static_cast<std::size_t>(chunk)];
+void Walker::begin_forward(int microbatch, int chunk) {
   auto& f = flight(microbatch, chunk);
   modules_[static_cast<std::size_t>(chunk)].assign(f.input);
   heap_.hold(f.input);  // saved by the first piece
-  f.saved.assign(offsets.back(), none);
-  auto border = f.input;
-  for (std::size_t i = 0; i < pieces.size(); ++i) {
-    const auto& piece = stages_.pieces[pieces[i]];
-    auto* blocks = f.saved.data() + offsets[i];
-    blocks[Piece::input] = border;
-    run(piece.forward, piece, layers[i], microbatch, blocks);
-    border = blocks[Piece::output];
-    blocks[Piece::output] = none;
-  }
-  f.output = border;
-  if (border == none) shrink(f);  // a loss
+  f.saved.assign(offsets_[static_cast<std::size_t>(chunk)].back(), none);
+  f.border = f.input;
+}
+
+void Walker::end_forward(Flight& f) {
+  f.output = f.border;
+  if (f.output == none) shrink(f);  // a loss
   output_.clear();
   ++forwards_done_;
 }
 
-void Walker::backward(int microbatch, int chunk) {
-  const auto& pieces = rank_.chunks[static_cast<std::size_t>(chunk)].pieces;
-  const auto& layers = rank_.chunks[static_cast<std::size_t>(chunk)].layers;
-  const auto& offsets = offsets_[static_cast<std::size_t>(chunk)];
+void Walker::forward(int microbatch, int chunk) {
+  const auto& parts = rank_.chunks[static_cast<std::size_t>(chunk)];
+  begin_forward(microbatch, chunk);
   auto& f = flight(microbatch, chunk);
-  const bool pops = !interleaved_;
-  if (pops) {  // input_tensor = input_tensors.pop(0), output_tensor = output_tensors.pop(0)
+  for (std::size_t i = 0; i < parts.pieces.size(); ++i) {
+    auto* blocks = this->blocks(f, chunk, i);
+    blocks[Piece::input] = f.border;
+    run(piece(chunk, i).forward, piece(chunk, i), parts.layers[i], microbatch, blocks);
+    f.border = std::exchange(blocks[Piece::output], none);
+  }
+  end_forward(f);
+}
+
+void Walker::begin_backward(Flight& f) {
+  if (!interleaved_) {  // input_tensor = input_tensors.pop(0), output_tensor = output_tensors.pop(0)
     input_.assign(f.input);
     heap_.drop(f.input);
     output_.assign(f.placeholder);
   }
-  auto gradient = f.gradient;
-  heap_.hold(gradient);
-  for (std::size_t i = pieces.size(); i-- > 0;) {
-    const auto& piece = stages_.pieces[pieces[i]];
-    auto* blocks = f.saved.data() + offsets[i];
-    blocks[Piece::output_gradient] = gradient;
-    run(piece.backward, piece, layers[i], microbatch, blocks);
-    if (!piece.weight_gradient.empty()) {
-      deferred_.emplace_back(pieces[i], std::vector<std::uint32_t>(blocks, blocks + piece.tensors.size()));
-    }
-    if (blocks[Piece::input_gradient] != none) {
-      gradient = blocks[Piece::input_gradient];
-    } else {
-      gradient = blocks[Piece::output_gradient];  // none if the piece has freed it
-    }
-  }
+  f.turned = true;
+  f.border = f.gradient;
+  heap_.hold(f.border);
+}
+
+/// A piece's backward is done: what its input gradient is.
+void Walker::turn_border(Flight& f, const std::uint32_t* blocks) {
+  // Without an own input gradient it added into its output gradient; none if the piece has freed that.
+  f.border = blocks[Piece::input_gradient] != none ? blocks[Piece::input_gradient] : blocks[Piece::output_gradient];
+}
+
+void Walker::end_backward(Flight& f) {
+  const auto gradient = f.border;
   if (f.input != none) heap_.attach(f.input, gradient);
   const bool steady = interleaved_ && config_.overlap_p2p && backwards_done_ < steady_;
   heap_.drop(f.placeholder);
-  if (!pops) heap_.drop(f.input);
+  if (interleaved_) heap_.drop(f.input);
   heap_.drop(f.output);  // only without deallocate_pipeline_outputs
   if (interleaved_) heap_.drop(f.gradient);
   (steady ? iteration_gradient_ : input_gradient_).assign(gradient);
@@ -222,7 +237,76 @@ void Walker::backward(int microbatch, int chunk) {
   f = Flight{};
   f.input_gradient = gradient;
   ++backwards_done_;
-  if (pops && backwards_done_ == steady_) input_.clear();
+  if (!interleaved_ && backwards_done_ == steady_) input_.clear();
+}
+
+void Walker::backward(int microbatch, int chunk) {
+  const auto& parts = rank_.chunks[static_cast<std::size_t>(chunk)];
+  auto& f = flight(microbatch, chunk);
+  begin_backward(f);
+  for (std::size_t i = parts.pieces.size(); i-- > 0;) {
+    auto* blocks = this->blocks(f, chunk, i);
+    blocks[Piece::output_gradient] = f.border;
+    run(piece(chunk, i).backward, piece(chunk, i), parts.layers[i], microbatch, blocks);
+    defer(chunk, i, blocks);
+    turn_border(f, blocks);
+  }
+  end_backward(f);
+}
+
+/// Weight gradients that wait for the end of the step.
+void Walker::defer(int chunk, std::size_t index, const std::uint32_t* blocks) {
+  const auto& what = piece(chunk, index);
+  if (what.weight_gradient.empty()) return;
+  deferred_.emplace_back(rank_.chunks[static_cast<std::size_t>(chunk)].pieces[index],
+                         std::vector<std::uint32_t>(blocks, blocks + what.tensors.size()));
+}
+
+/// Which piece of its chunk a node belongs to: layers follow the embedding, the head is last.
+std::size_t Walker::piece_of(const Instruction& instruction) const {
+  const auto& layers = rank_.chunks[static_cast<std::size_t>(instruction.chunk)].layers;
+  if (instruction.node.name == schedule::Node::Name::embed) return 0;
+  if (instruction.node.layer < 0) return layers.size() - 1;
+  return static_cast<std::size_t>(instruction.node.layer) + (layers.front() < 0 ? 1 : 0);
+}
+
+// Expert-parallel overlap: nodes of a forward and a backward call in turn.
+void Walker::node(const Instruction& instruction) {
+  using Pass = schedule::Node::Pass;
+  if (instruction.node.name == schedule::Node::Name::loss) return;  // a mean: nothing of size
+  const int chunk = instruction.chunk;
+  const auto index = piece_of(instruction);
+  const auto& what = piece(chunk, index);
+  auto& f = flight(instruction.microbatch, chunk);
+  const auto steps = std::find_if(what.nodes.begin(), what.nodes.end(),
+                                  [&](const auto& n) { return n.name == instruction.node.name; });
+  if (steps == what.nodes.end()) throw InternalError("memory walk: a piece lacks a node");
+  const auto pass = instruction.node.pass;
+  const bool first = steps == what.nodes.begin();
+  const bool last = steps + 1 == what.nodes.end() || (steps + 1)->name == schedule::Node::Name::loss;
+  if (pass == Pass::backward && !f.turned) begin_backward(f);
+  auto* blocks = this->blocks(f, chunk, index);
+  if (pass == Pass::forward && first) blocks[Piece::input] = f.border;
+  if (pass == Pass::backward && last) blocks[Piece::output_gradient] = f.border;
+  const int layer = rank_.chunks[static_cast<std::size_t>(chunk)].layers[index];
+  run(pass == Pass::forward    ? steps->forward
+      : pass == Pass::backward ? steps->backward
+                               : steps->weight_gradient,
+      what, layer, instruction.microbatch, blocks);
+  if (pass == Pass::forward && last) {
+    f.output = f.border = std::exchange(blocks[Piece::output], none);  // may be sent before the call ends
+  }
+  if (pass == Pass::backward && first) {
+    defer(chunk, index, blocks);
+    turn_border(f, blocks);
+    f.input_gradient = f.border;
+  }
+}
+
+void Walker::end_combined(const Instruction& begin) {
+  if (begin.microbatch != schedule::no_microbatch) end_forward(flight(begin.microbatch, begin.chunk));
+  if (begin.backward_microbatch != schedule::no_microbatch)
+    end_backward(flight(begin.backward_microbatch, begin.backward_chunk));
 }
 
 void Walker::deallocate(Flight& f) {
@@ -286,6 +370,7 @@ void Walker::wait(const Part& part) {
 
 void Walker::step() {
   forwards_done_ = backwards_done_ = 0;
+  const Instruction* begin = nullptr;  // of the combined call
   for (const auto& instruction : program_.instructions) {
     at_ = &instruction;
     const auto before = heap_.events();
@@ -309,11 +394,19 @@ void Walker::step() {
       case Kind::wait:
         wait(instruction.parts.front());
         break;
-      case Kind::combined:
       case Kind::combined_begin:
-      case Kind::combined_end:
+        end_iteration();
+        begin = &instruction;
+        if (begin->microbatch != schedule::no_microbatch) begin_forward(begin->microbatch, begin->chunk);
+        break;
       case Kind::node:
-        throw InternalError("memory walk: expert-parallel overlap is not walked");
+        node(instruction);
+        break;
+      case Kind::combined_end:
+        end_combined(*begin);
+        break;
+      case Kind::combined:
+        throw InternalError("memory walk: a combined call is not written out");
       case Kind::no_sync_enter:
       case Kind::no_sync_exit:
       case Kind::param_sync:
