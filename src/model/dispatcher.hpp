@@ -22,8 +22,8 @@ class Dispatcher {
   std::uint32_t combine_postprocess(std::uint32_t combined);       ///< frees its input
   void release_sent() { w_.free(permuted_), permuted_ = no_tensor; }
   void release_arrived();
-  std::uint32_t probs() const { return probs_; }  ///< of the sorted rows
-  void keep_nothing();                            ///< without gradient: frees the maps and probabilities
+  void release_probs() { w_.free(probs_), probs_ = no_tensor; }  ///< those of the sorted rows
+  void keep_nothing();                                           ///< without gradient: frees the maps and probabilities
 
   // Backward: each takes the gradient of its output and returns that of its input, which may be the same tensor.
   std::uint32_t combine_postprocess_backward(std::uint32_t gradient);

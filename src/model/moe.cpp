@@ -119,6 +119,7 @@ std::uint32_t MixtureOfExperts::compute_backward(std::uint32_t gradient) {
   const auto output = dispatcher_.combine_preprocess_backward(gradient);
   if (!d_.ep_overlap) step(gradient, output);
   const auto rows = experts_.backward(output);
+  dispatcher_.release_probs();
   const auto arrived = step(rows, dispatcher_.postprocess_backward(rows));
   if (d_.ep_overlap) step(gradient, output);  // the node's output gradient lives as long as the node
   return arrived;

@@ -3,7 +3,9 @@
 //
 //   stock Megatron: communicators are made when they are used. A step uses world (barriers, logging), tensor, context
 //     and data parallel groups of more than one rank, the model-parallel group (gradient norm), the embedding group
-//     (tied weights), and for pipeline transfers one a neighbour pair (unbatched) or the group's (batched).
+//     (tied weights), and for pipeline transfers one a neighbour pair (unbatched) or the group's (batched). Experts add
+//     ep (all-to-all), tp-ep (token counts, allgather dispatcher), expert tp and expert dp, each where it has more than
+//     one rank (token_dispatcher.py:77-86, parallel_state.py:1357-1470).
 //   process group with a device_id: every group that parallel_state.initialize_model_parallel makes gets its
 //     communicator at once (core_r0.19.0 megatron/core/parallel_state.py:938-1570): world, dp-cp, dp, cp, tp-pp, tp, pp,
 //     tp-dp-cp, tp-dp, tp-cp, ep, expert tp, tp-ep, tp-ep-pp, expert dp and optimizer instance on every rank, embedding
@@ -28,6 +30,12 @@ Int communicators(const scenario::Scenario& s) {
   Int count = 1;
   for (const Int size : {t, o.context_parallel_size, scenario::data_parallel_size(s)}) count += size > 1 ? 1 : 0;
   if (p > 1) count += !scenario::batch_p2p_comm(s) && p > 2 ? 2 : 1;
+  if (s.model.num_moe_experts) {
+    const Int ep = o.expert_model_parallel_size, etp = scenario::expert_tensor_parallel_size(s);
+    const bool all_to_all = o.moe_token_dispatcher_type != "allgather";
+    for (const Int size : {all_to_all ? ep : 1, ep * etp, etp, ep > 1 ? scenario::expert_data_parallel_size(s) : 1})
+      count += size > 1 ? 1 : 0;
+  }
   if (t * p > 1) ++count;
   if (p > 1 && !s.model.untie_embeddings_and_output_weights) ++count;
   return count;

@@ -71,7 +71,7 @@ Prediction predict(const scenario::Scenario& scenario, const profile::Profiles& 
   scenario::check(scenario);
   Run run;
   run.stages = model::build(scenario);
-  run.program = schedule::build(schedule::config_of(scenario));
+  run.program = schedule::build(schedule::config_of(scenario, true));
   run.timeline = timeline::simulate(scenario, run.stages, run.program, profiles);
 
   Prediction result;
@@ -106,7 +106,7 @@ Prediction predict_memory(const scenario::Scenario& scenario, const profile::Pro
   same.scenario = scenario.name;
   const model::Stages stages = model::build(scenario);
   same.notes = stages.notes;
-  fill_memory(same, scenario, profiles, stages, schedule::build(schedule::config_of(scenario)));
+  fill_memory(same, scenario, profiles, stages, schedule::build(schedule::config_of(scenario, true)));
   return same;
 }
 

@@ -48,7 +48,13 @@ inline std::int64_t saved(const Piece& piece) {
 inline void check_balance(const Piece& piece) {
   CAPTURE(piece.name);
   std::map<std::uint32_t, int> holders = {{Piece::input, 1}, {Piece::output_gradient, 1}};
-  for (const auto* list : {&piece.forward, &piece.backward, &piece.weight_gradient}) {
+  std::vector<const std::vector<Step>*> lists = {&piece.forward, &piece.backward, &piece.weight_gradient};
+  for (const auto& node : piece.nodes) lists.push_back(&node.forward);
+  for (auto node = piece.nodes.rbegin(); node != piece.nodes.rend(); ++node) {
+    lists.push_back(&node->backward);
+    lists.push_back(&node->weight_gradient);
+  }
+  for (const auto* list : lists) {
     for (const auto& step : *list) {
       if (step.kind == Step::Kind::allocate) {
         CHECK(holders[step.index] == 0);

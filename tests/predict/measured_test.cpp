@@ -2,6 +2,7 @@
 // figures rounded up: they may only be tightened.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <map>
@@ -61,6 +62,34 @@ TEST_CASE("dense measured runs: time of forward-backward, peak memory of every r
   }
   CHECK(runs == 21);
   CHECK(sum / runs < 0.017);
+}
+
+TEST_CASE("mixture-of-experts runs, with and without expert-parallel overlap: time and memory of every rank") {
+  const auto profiles = shipped("h200-sxm");
+  struct Bound {
+    const char* run;
+    double time, peak, fixed;  // fixed: before the first step and after the last
+  };
+  // c_base is bound by the host's launches; profiles have no host costs of a router's many small operators.
+  for (const auto& bound : {Bound{"e_base", 0.01, 0.001, 0.0005}, Bound{"c_base", 0.27, 0.003, 0.001},
+                            Bound{"e_ov_dw", 0.03, 0.002, 0.0025}, Bound{"q_base", 0.03, 0.005, 0.005}}) {
+    CAPTURE(bound.run);
+    const auto s = scenario::read(root + "/tests/measured/" + bound.run + ".yaml");
+    const auto prediction = predict::predict(s, profiles);
+    const auto error = [](auto predicted, auto measured) {
+      return static_cast<double>(predicted) / static_cast<double>(measured) - 1;
+    };
+    const double time =
+        error(static_cast<double>(prediction.forward_backward_ns) / 1e6, s.measured->forward_backward_ms);
+    CAPTURE(time);
+    CHECK(std::abs(time) < bound.time);
+    for (const auto& rank : s.measured->ranks) {
+      CAPTURE(rank.rank);
+      const auto& predicted = prediction.ranks[static_cast<std::size_t>(rank.pp_rank)];
+      CHECK(std::abs(error(predicted.peak_allocated.value, rank.peak_allocated_bytes.value)) < bound.peak);
+      CHECK(std::abs(error(predicted.static_bytes.value, rank.static_bytes.value)) < std::max(bound.fixed, 0.0012));
+    }
+  }
 }
 
 TEST_CASE("Llama 3 70B on 32 H100: what recompute costs, as Megatron Bridge published it") {

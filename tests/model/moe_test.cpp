@@ -1,0 +1,228 @@
+// Mixture-of-experts layers: tensors against formulas, kernels against counts in kernel traces of core_r0.19.0 with TE
+// 2.20, parameters against measured runs.
+#include <algorithm>
+
+#include "support.hpp"
+
+using namespace pipewright;
+using namespace pipewright::model::test;
+using model::Kernel;
+using model::NodeSteps;
+using model::Piece;
+using model::Step;
+using Name = schedule::Node::Name;
+
+namespace {
+
+constexpr std::int64_t S = 4096, h = 4096, q = 4096, kv = 1024, heads = 32, f = 14336, E = 8, k = 2, n = S * k;
+
+/// Four GPUs, PP 2 x EP 2, eight large experts of which two are chosen, as measured.
+scenario::Scenario large_experts() {
+  return scenario::parse(R"(scenario: 1
+model: {num_layers: 8, hidden_size: 4096, ffn_hidden_size: 14336, num_attention_heads: 32, num_query_groups: 8,
+  seq_length: 4096, vocab_size: 32000, num_moe_experts: 8, moe_router_topk: 2, moe_ffn_hidden_size: 14336,
+  gated_linear_unit: true, normalization: RMSNorm, add_bias_linear: false, untie_embeddings_and_output_weights: true,
+  position_embedding_type: rope, make_vocab_size_divisible_by: 1}
+settings: {pipeline_model_parallel_size: 2, expert_model_parallel_size: 2, expert_tensor_parallel_size: 1,
+  virtual_pipeline_model_parallel_size: 2, micro_batch_size: 1, global_batch_size: 16, bf16: true,
+  use_distributed_optimizer: true, grad_reduce_in_fp32: true, gradient_accumulation_fusion: true, hidden_dropout: 0.0,
+  attention_dropout: 0.0, apply_rope_fusion: true, overlap_p2p_comm: true, batch_p2p_comm: false,
+  moe_token_dispatcher_type: alltoall, moe_grouped_gemm: true, moe_permute_fusion: true, moe_router_dtype: fp32,
+  moe_router_force_load_balancing: true, moe_aux_loss_coeff: 0.001}
+cluster: {profile: h200-sxm, num_gpus: 4, gpus_per_node: 4, link: nvlink}
+)",
+                         "large_experts.yaml");
+}
+
+const Piece& layer(const model::Stages& stages) { return stages.pieces[stages.ranks[1].chunks[0].pieces[0]]; }
+
+/// Kernels that the host launches for operations of a family.
+int launched(const Piece& piece, const std::vector<Step>& steps, const std::string& family) {
+  int count = 0;
+  for (const auto& step : steps) {
+    if (step.kind != Step::Kind::launch) continue;
+    const Kernel& kernel = piece.kernels[step.index];
+    if (kernel.key.family.starts_with(family)) count += kernel.launches;
+  }
+  return count;
+}
+
+const NodeSteps& node(const Piece& piece, Name name) {
+  const auto found =
+      std::find_if(piece.nodes.begin(), piece.nodes.end(), [&](const NodeSteps& steps) { return steps.name == name; });
+  REQUIRE(found != piece.nodes.end());
+  return *found;
+}
+
+std::vector<std::string> names(const Piece& piece, const std::vector<Step>& steps) {
+  std::vector<std::string> result;
+  for (const auto& step : steps) {
+    if (step.kind == Step::Kind::launch) result.push_back(piece.kernels[step.index].name);
+  }
+  return result;
+}
+
+}  // namespace
+
+TEST_CASE("what a layer keeps: attention, norm output, router, permutation maps, rows, both activations") {
+  const std::int64_t attention = S * (2 * h + 2 * h + 4 + 2 * q + 4 * kv + 2 * q + 4 * heads) + 16;
+  const std::int64_t router = S * (8 * k + 4 * k + 4 * E) + 4 * S * (2 * E + 1);
+  const std::int64_t experts = n * (2 * h + 4 * f + 2 * f + 4 + 2 * 4);
+  CHECK(saved(layer(model::build(large_experts()))) == attention + S * (2 * h + 2 * h + 4) + router + experts);
+}
+
+TEST_CASE("recompute drops what its module says") {
+  const auto saved_with = [](std::initializer_list<const char*> settings) {
+    return saved(layer(model::build(with(large_experts(), settings))));
+  };
+  const auto none = saved_with({});
+  const auto drops = [&](const char* modules) {
+    return none - saved_with({"recompute_granularity=selective", modules});
+  };
+  CHECK(drops("recompute_modules=[moe_act]") == 2 * n * f);
+  CHECK(drops("recompute_modules=[layernorm]") == S * (2 * h + 4));
+  const std::int64_t routed = S * (8 * k + 4 * k + 4 * E) + 4 * S * (2 * E + 1) + n * (2 * h + 6 * f + 12);
+  CHECK(drops("recompute_modules=[moe]") == routed);
+  const auto shared = saved_with({"moe_shared_expert_intermediate_size=2048"});
+  CHECK(shared - none == S * 6 * 2048);
+  CHECK(saved_with({"moe_shared_expert_intermediate_size=2048", "recompute_granularity=selective",
+                    "recompute_modules=[shared_experts]"}) == none);
+}
+
+TEST_CASE("launches of a layer as the kernel trace counts them") {
+  const auto stages = model::build(large_experts());
+  const auto& piece = layer(stages);
+  CHECK(launched(piece, piece.forward, "moe.router.gemm") == 2);
+  CHECK(launched(piece, piece.forward, "moe.router.topk") == 29);
+  CHECK(launched(piece, piece.forward, "all_gather") == 1);
+  CHECK(launched(piece, piece.forward, "copy.d2h") == 4);
+  CHECK(launched(piece, piece.forward, "moe.permute") == 4);
+  CHECK(launched(piece, piece.forward, "all_to_all") == 3);
+  CHECK(launched(piece, piece.forward, "moe.sort_chunks") == 2);
+  CHECK(launched(piece, piece.forward, "gemm.grouped.bf16.tn") == 16);
+  CHECK(launched(piece, piece.forward, "moe.swiglu") == 1);
+  CHECK(launched(piece, piece.forward, "moe.unpermute") == 1);
+  CHECK(launched(piece, piece.backward, "moe.router.topk") == 13);
+  CHECK(launched(piece, piece.backward, "moe.router.gemm") == 7);
+  CHECK(launched(piece, piece.backward, "all_to_all") == 3);
+  CHECK(launched(piece, piece.backward, "gemm.grouped.bf16.nn") == 16);
+  CHECK(launched(piece, piece.backward, "gemm.grouped.bf16.nt.acc_f32") == 16);
+  CHECK(launched(piece, piece.backward, "moe.swiglu") == 2);
+  const auto waits = std::count_if(piece.forward.begin(), piece.forward.end(),
+                                   [](const Step& step) { return step.kind == Step::Kind::synchronize; });
+  CHECK(waits == 1);
+}
+
+TEST_CASE("parameters of measured runs") {
+  const auto of_rank = [](const scenario::Scenario& s, std::size_t rank) {
+    std::int64_t sum = 0;
+    const auto stages = model::build(s);
+    for (const auto& chunk : stages.ranks[rank].chunks) sum += chunk.parameters;
+    return sum;
+  };
+  CHECK(of_rank(large_experts(), 0) == 3117580288);
+  CHECK(of_rank(large_experts(), 1) == 3117584384);
+  CHECK(of_rank(with(large_experts(), {"num_layers=12"}), 0) == 4610834432);
+  const auto small =
+      with(large_experts(), {"hidden_size=2048", "ffn_hidden_size=6144", "num_query_groups=4", "num_moe_experts=32",
+                             "moe_router_topk=8", "moe_ffn_hidden_size=768", "kv_channels=128", "qk_layernorm=true"});
+  CHECK(of_rank(small, 0) == 443302912);
+  CHECK(of_rank(small, 1) == 443304960);
+}
+
+TEST_CASE("experts have buffers of their own, sharded over expert data parallel ranks") {
+  // Eight GPUs: dense gradients are reduced over 4 ranks, those of experts over 2.
+  const auto stages = model::build(with(large_experts(), {"num_gpus=8"}));
+  const auto count = [&](std::int64_t ranks) {
+    const auto& list = stages.ranks[0].finalize;
+    return std::count_if(list.begin(), list.end(), [&](const Kernel& kernel) {
+      return kernel.key.family.starts_with("reduce_scatter") && kernel.key.dims.front() == ranks;
+    });
+  };
+  CHECK(count(4) == 2);
+  CHECK(count(2) == 2);
+  CHECK(model::build(large_experts()).ranks[0].optimizer_state.size() > 0);
+}
+
+TEST_CASE("load imbalance scales the rows of the busiest rank") {
+  const auto rows = [](const char* imbalance) {
+    const auto stages = model::build(with(large_experts(), {imbalance}));
+    for (const auto& kernel : layer(stages).kernels) {
+      if (kernel.key.family == "gemm.grouped.bf16.tn") return kernel.key.dims[1];
+    }
+    return std::int64_t{0};
+  };
+  CHECK(rows("moe_load_imbalance=1") == n);
+  CHECK(rows("moe_load_imbalance=1.25") == n * 5 / 4);
+  CHECK(rows("moe_load_imbalance=3") == 2 * n);  // all rows of both ranks, no more
+}
+
+TEST_CASE("nodes of expert-parallel overlap: what runs where, weight gradients apart, input projection first") {
+  const auto stages =
+      model::build(with(large_experts(), {"overlap_moe_expert_parallel_comm=true", "delay_wgrad_compute=true"}));
+  const auto& piece = layer(stages);
+  CHECK(piece.forward.empty());
+  REQUIRE(piece.nodes.size() == 4);
+  CHECK(launched(piece, node(piece, Name::moe_dispatch).forward, "all_to_all") == 2);
+  CHECK(launched(piece, node(piece, Name::moe_combine).forward, "all_to_all") == 1);
+  CHECK(launched(piece, node(piece, Name::mlp).forward, "gemm.grouped") == 16);
+  CHECK(launched(piece, node(piece, Name::mlp).backward, "gemm.grouped.bf16.nt") == 0);
+  CHECK(names(piece, node(piece, Name::mlp).weight_gradient) ==
+        std::vector<std::string>{"experts.fc2 wgrad", "experts.fc1 wgrad"});
+  CHECK(names(piece, node(piece, Name::pre_dispatch_computation).weight_gradient) ==
+        std::vector<std::string>{"attention.qkv wgrad", "attention.proj wgrad"});
+  CHECK(node(piece, Name::moe_combine).weight_gradient.empty());
+  // The last layer of the last stage ends with the final norm, so that the head has none.
+  const auto& chunk = stages.ranks[1].chunks[1];
+  const auto& last = stages.pieces[chunk.pieces[chunk.pieces.size() - 2]];
+  CHECK(names(last, node(last, Name::moe_combine).forward).back() == "head norm forward");
+  CHECK(names(stages.pieces[chunk.pieces.back()], stages.pieces[chunk.pieces.back()].nodes.front().forward).front() ==
+        "head forward");
+}
+
+TEST_CASE("what is born dies, whatever the experts are made of; kernels have families") {
+  const std::vector<std::vector<const char*>> variants = {
+      {},
+      {"moe_token_dispatcher_type=allgather"},
+      {"moe_token_dispatcher_type=flex"},
+      {"expert_model_parallel_size=1"},
+      {"expert_model_parallel_size=1", "moe_token_dispatcher_type=allgather"},
+      {"num_moe_experts=2", "moe_router_topk=1"},
+      {"tensor_model_parallel_size=2", "sequence_parallel=true", "num_gpus=8", "expert_tensor_parallel_size=2"},
+      {"tensor_model_parallel_size=2", "sequence_parallel=true", "num_gpus=8",
+       "moe_shared_expert_intermediate_size=2048"},
+      {"moe_shared_expert_intermediate_size=2048", "moe_shared_expert_gate=true"},
+      {"moe_shared_expert_intermediate_size=2048", "moe_shared_expert_overlap=true"},
+      {"moe_layer_freq=2"},
+      {"moe_router_dtype=none", "moe_aux_loss_coeff=0"},
+      {"moe_router_score_function=sigmoid", "moe_router_enable_expert_bias=true", "moe_router_num_groups=4",
+       "moe_router_group_topk=2", "moe_router_topk_scaling_factor=2.5"},
+      {"moe_router_fusion=true", "moe_z_loss_coeff=0.001"},
+      {"fp8=hybrid", "fp8_recipe=tensorwise"},
+      {"fp8=hybrid", "fp8_recipe=delayed", "moe_router_padding_for_quantization=true"},
+      {"fp8=hybrid", "fp8_recipe=blockwise", "recompute_granularity=selective", "recompute_modules=[moe_act]"},
+      {"recompute_granularity=selective", "recompute_modules=[moe, layernorm]"},
+      {"recompute_granularity=selective", "recompute_modules=[moe_act, layernorm, core_attn, shared_experts]",
+       "moe_shared_expert_intermediate_size=2048"},
+      {"recompute_granularity=full", "recompute_method=uniform", "recompute_num_layers=1"},
+      {"gradient_accumulation_fusion=false"},
+      {"overlap_grad_reduce=true", "overlap_param_gather=true"},
+      {"overlap_moe_expert_parallel_comm=true"},
+      {"overlap_moe_expert_parallel_comm=true", "delay_wgrad_compute=true"},
+      {"overlap_moe_expert_parallel_comm=true", "delay_wgrad_compute=true", "moe_layer_freq=2"},
+      {"overlap_moe_expert_parallel_comm=true", "delay_wgrad_compute=true", "fp8=hybrid", "fp8_recipe=tensorwise",
+       "moe_shared_expert_intermediate_size=2048"},
+      {"overlap_moe_expert_parallel_comm=true", "recompute_granularity=selective",
+       "recompute_modules=[moe_act, layernorm]"},
+  };
+  for (const auto& settings : variants) {
+    auto s = large_experts();
+    std::string all;
+    for (const auto* setting : settings) {
+      all += std::string(setting) + " ";
+      scenario::set(s, setting);
+    }
+    CAPTURE(all);
+    check_all(model::build(s));
+  }
+}
