@@ -113,6 +113,8 @@ std::uint32_t GroupedQueryAttention::forward(bool grad) {
   release({&q_normed_, &k_normed_});
   if (!grad || !d_.qk_norm) release({&q_raw_, &k_raw_, &qk_statistics_});
   if (!grad || !keeps_mixed()) release({&mixed_});
+  const bool repeated = d_.unfused_attention && d_.groups < d_.heads;  // only the repeated keys are read again
+  if (repeated && !d_.recompute_attention) release({&k_});
   if (!grad) release({&q_, &k_, &o_});
   if (d_.separate_norms) separate_norm_.leave(grad);
   return out;

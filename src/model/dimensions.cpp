@@ -43,6 +43,38 @@ Recipe recipe_of(const Scenario& s) {
              "tensorwise, delayed, blockwise");
 }
 
+void refuse_multi_token_prediction(const Scenario& s) {
+  const auto& o = s.settings;
+  if (s.model.mtp_num_layers.value_or(0) == 0) return;
+  if (o.overlap_moe_expert_parallel_comm) {
+    refuse(s, "model.mtp_num_layers", "together with overlap_moe_expert_parallel_comm is not modelled");
+  }
+  if (o.recompute_granularity.value_or("") == "full" && o.recompute_method.value_or("") == "uniform" &&
+      o.recompute_num_layers.value_or(1) != 1) {
+    refuse(s, "settings.recompute_num_layers", "recompute_num_layers must be 1 for MTP recompute");
+  }
+}
+
+/// What runs a layer: Transformer Engine's modules, or Megatron Core's own ("local").
+void refuse_implementation(const Scenario& s) {
+  const auto& o = s.settings;
+  const std::string key = "settings.transformer_impl";
+  if (o.transformer_impl != "transformer_engine" && o.transformer_impl != "local") {
+    refuse(s, key, "\"" + o.transformer_impl + "\" does not train; allowed: transformer_engine, local");
+  }
+  if (o.attention_backend == "local" && o.transformer_impl != "local") {
+    refuse(s, "settings.attention_backend",
+           "\"local\" turns off every implementation that transformer_impl transformer_engine has");
+  }
+  if (o.transformer_impl == "transformer_engine") return;
+  if (s.model.num_moe_experts) refuse(s, key, "experts of the local implementation are not modelled");
+  if (o.fp8) refuse(s, "settings.fp8", "needs transformer_impl transformer_engine");
+  if (o.context_parallel_size > 1) {
+    refuse(s, "settings.context_parallel_size", "Context parallelism is only supported by TEDotProductAttention");
+  }
+  if (o.delay_wgrad_compute) refuse(s, "settings.delay_wgrad_compute", "needs transformer_impl transformer_engine");
+}
+
 void refuse_what_is_not_modelled(const Scenario& s) {
   const auto& m = s.model;
   const auto& o = s.settings;
@@ -51,10 +83,8 @@ void refuse_what_is_not_modelled(const Scenario& s) {
   if (m.num_moe_experts && o.tensor_model_parallel_size > 1 && !o.sequence_parallel) {
     refuse(s, "settings.sequence_parallel", "experts together with tensor parallelism need it (moe_layer.py, forward)");
   }
-  if (m.mtp_num_layers.value_or(0) > 0) refuse(s, "model.mtp_num_layers", "multi-token prediction is not modelled yet");
-  if (o.transformer_impl != "transformer_engine") {
-    refuse(s, "settings.transformer_impl", "only transformer_engine is modelled");
-  }
+  refuse_multi_token_prediction(s);
+  refuse_implementation(s);
   if (o.cpu_offloading) refuse(s, "settings.cpu_offloading", "whole-layer offload is not modelled yet");
   if (o.fine_grained_activation_offloading) {
     refuse(s, "settings.fine_grained_activation_offloading", "activation offload is not modelled yet");
@@ -138,11 +168,21 @@ void Dimensions::set_latent(const Scenario& sc) {
   head_dim = qk_nope + qk_rope;
   groups = heads;
   fused_down = m.mla_down_proj_fusion && q_rank > 0;
-  splits_down = t > 1 && fused_down;
+  splits_down = t > 1 && (fused_down || sc.settings.transformer_impl == "local");
   if (splits_down && (q_rank % t != 0 || (kv_rank + qk_rope) % t != 0)) {
     refuse(sc, "model.mla_down_proj_fusion",
            "q_lora_rank and kv_lora_rank + qk_pos_emb_head_dim must be divisible by tensor_model_parallel_size");
   }
+}
+
+/// Which attention and softmax run: transformer/dot_product_attention.py and fusions/fused_softmax.py
+/// (is_kernel_available), TE pytorch/attention/dot_product_attention/softmax.py.
+void Dimensions::set_implementation(const Scenario& sc) {
+  const auto& o = sc.settings;
+  local_spec = separate_norms = o.transformer_impl == "local";
+  unfused_attention = local_spec || o.attention_backend == "unfused";
+  const bool rows_fit = s % 4 == 0 && b * heads % 4 == 0 && s > 16;
+  fused_softmax = local_spec ? o.masked_softmax_fusion && rows_fit && s <= 4096 : rows_fit && s % 8 == 0 && s < 16384;
 }
 
 Dimensions::Dimensions(const Scenario& sc) {
@@ -171,6 +211,8 @@ Dimensions::Dimensions(const Scenario& sc) {
   kv = groups * head_dim;
   vocab = divided(sc, "model.vocab_size", scenario::padded_vocab_size(sc), t);
   gated = m.gated_linear_unit;
+  mtp_layers = m.mtp_num_layers.value_or(0);
+  set_implementation(sc);
   rms_norm = m.normalization == "RMSNorm";
   bias = m.add_bias_linear;
   qkv_bias = m.add_bias_linear || m.add_qkv_bias;
@@ -195,7 +237,7 @@ Dimensions::Dimensions(const Scenario& sc) {
   graphed_mlp = o.cuda_graph_impl == "transformer_engine" && has(o.cuda_graph_modules, "mlp");
   // Linear layers whose names userbuffers do not know switch tp_comm_overlap off for all that are made after them
   // (extensions/transformer_engine.py:922-932): MLA's down projections.
-  tp_overlap = o.tp_comm_overlap && sp && !mla;
+  tp_overlap = o.tp_comm_overlap && sp && !mla && !local_spec;
   ep_overlap = o.overlap_moe_expert_parallel_comm;
   delayed_wgrad = o.delay_wgrad_compute;
   moe = moe_dimensions(sc, *this);

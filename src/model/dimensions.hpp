@@ -86,6 +86,7 @@ struct Dimensions {
 
  private:
   void set_latent(const scenario::Scenario& scenario);
+  void set_implementation(const scenario::Scenario& scenario);
 };
 
 }  // namespace pipewright::model

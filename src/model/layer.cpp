@@ -8,9 +8,8 @@
 
 #include <algorithm>
 
-#include "attention.hpp"
+#include "layer_writer.hpp"
 #include "mla.hpp"
-#include "mlp.hpp"
 #include "moe.hpp"
 
 namespace pipewright::model {
@@ -18,38 +17,16 @@ namespace {
 
 const char* const residual_gradient = "gradient of the residual stream";
 
-class LayerWriter {
- public:
-  LayerWriter(PieceBuilder& builder, const Dimensions& dimensions, const LayerKind& kind)
-      : w_(builder),
-        d_(dimensions),
-        attention_(dimensions.mla ? latent_attention(builder, dimensions, kind.fp8)
-                                  : grouped_query_attention(builder, dimensions, kind.fp8)),
-        mlp_(kind.moe ? std::make_unique<MixtureOfExperts>(builder, dimensions, kind.fp8)
-                      : dense_mlp(builder, dimensions, kind.fp8)),
-        graphed_mlp_(dimensions.graphed_mlp && !kind.moe) {}
+}  // namespace
 
-  void forward(std::uint32_t y, bool grad);
-  /// Adds into `dy` unless `out_of_place`; returns the gradient of the layer's input. `frees_dy`: nobody else holds it.
-  std::uint32_t backward(std::uint32_t x, std::uint32_t dy, bool out_of_place, bool frees_dy);
-
- private:
-  void enter_graph();
-  void leave_graph() { w_.home(Tensor::Home::allocator); }
-  std::uint32_t attention_backward();
-  std::uint32_t mlp_backward();
-  void add(const std::string& name) { w_.launch(name, {"add", {d_.local * d_.h}}); }
-  std::uint32_t dropout_mask();
-  void dropout_backward();
-  void accumulate(std::uint32_t part) { add("gradient accumulation"), w_.free(part); }
-
-  PieceBuilder& w_;
-  const Dimensions& d_;
-  std::unique_ptr<Attention> attention_;
-  std::unique_ptr<Mlp> mlp_;
-  const bool graphed_mlp_;
-  std::uint32_t residual_ = no_tensor, mask1_ = no_tensor, mask2_ = no_tensor;
-};
+LayerWriter::LayerWriter(PieceBuilder& builder, const Dimensions& dimensions, const LayerKind& kind)
+    : w_(builder),
+      d_(dimensions),
+      attention_(dimensions.mla ? latent_attention(builder, dimensions, kind.fp8)
+                                : grouped_query_attention(builder, dimensions, kind.fp8)),
+      mlp_(kind.moe ? std::make_unique<MixtureOfExperts>(builder, dimensions, kind.fp8)
+                    : dense_mlp(builder, dimensions, kind.fp8)),
+      graphed_mlp_(dimensions.graphed_mlp && !kind.moe) {}
 
 std::uint32_t LayerWriter::dropout_mask() {
   if (d_.hidden_dropout <= 0) return no_tensor;
@@ -140,8 +117,6 @@ std::uint32_t LayerWriter::backward(std::uint32_t x, std::uint32_t dy, bool out_
   accumulate(dattention);
   return total;
 }
-
-}  // namespace
 
 Piece layer_piece(Owners& owners, const Dimensions& d, const LayerKind& kind) {
   const auto n = static_cast<std::size_t>(std::max(1, kind.checkpointed));

@@ -131,7 +131,7 @@ std::uint32_t LinearWriter::column_product(const Linear& linear, const std::stri
   std::uint32_t gathered = no_tensor;
   if (gathers(linear)) {
     const Int bytes = d_.tokens * linear.in * (linear.fp8 ? 1 : 2);
-    gathered = gathered_buffer(linear.name + "_gathered_input", bytes);
+    gathered = d_.local_spec ? no_tensor : gathered_buffer(linear.name + "_gathered_input", bytes);
     gather_before(linear.name + " all-gather", bytes);
   }
   cast_weight(linear);
@@ -186,7 +186,7 @@ std::uint32_t LinearWriter::column_backward(const Linear& linear, Operand& saved
   Operand gathered;
   const Int bytes = d_.tokens * linear.in * (linear.fp8 ? 1 : 2);
   if (shard) {
-    gathered.data = w_.allocate(linear.name + "_gathered_input", bytes);
+    if (!d_.local_spec) gathered.data = w_.allocate(linear.name + "_gathered_input", bytes);
     w_.collective(Purpose::tp, linear.name + " all-gather in backward", "all_gather", d_.t, bytes, d_.tp_link,
                   Stream::communication);
   }
@@ -221,8 +221,9 @@ std::uint32_t LinearWriter::column_backward(const Linear& linear, Operand& saved
 }
 
 std::uint32_t LinearWriter::norm_backward(const std::string& name, std::uint32_t statistics, std::uint32_t dout,
-                                          Int rows, Int cols) {
-  const auto din = w_.allocate(name + "_input_gradient", 2 * rows * cols);
+                                          Int rows, Int cols, std::uint32_t din) {
+  if (din == no_tensor) din = w_.tensor(name + "_input_gradient", 2 * rows * cols);
+  w_.allocate(din);
   const auto dgamma = w_.allocate("weight gradients", 2 * cols * (d_.rms_norm ? 1 : 2));
   w_.transient("workspace", norm_workspace_rows * cols * 4 * (d_.rms_norm ? 1 : 2));
   norm(name, false, rows, cols);

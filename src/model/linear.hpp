@@ -76,9 +76,9 @@ class LinearWriter {
   /// Only the weight and input gradient of the linear layer (the norm may be separate); frees what was saved, not
   /// `dout`.
   std::uint32_t column_backward(const Linear& linear, Operand& saved, bool keeps_original = false);
-  /// Norm of `rows` x `cols`, backward. Frees statistics and `dout`.
-  std::uint32_t norm_backward(const std::string& name, std::uint32_t statistics, std::uint32_t dout, Int rows,
-                              Int cols);
+  /// Norm of `rows` x `cols`, backward; returns `din`, a new one where none is given. Frees statistics and `dout`.
+  std::uint32_t norm_backward(const std::string& name, std::uint32_t statistics, std::uint32_t dout, Int rows, Int cols,
+                              std::uint32_t din = no_tensor);
 
   /// `input` stays with the caller; `saved` is what the layer keeps of it in FP8 (nothing in bf16, or when the caller
   /// keeps the original for the backward pass: `keeps_original`).

@@ -48,7 +48,7 @@ class LatentAttention : public Attention {
   Int split(Int width) const { return d_.splits_down ? width / d_.t : width; }
   bool gathers_rope() const { return d_.sp && !d_.splits_down; }
   void down(bool grad);
-  std::uint32_t whole_width(const std::string& name, Int width, bool scatters);
+  std::uint32_t whole_width(const std::string& name, Int width);
   std::uint32_t whole_width_backward(const std::string& name, Int width, std::uint32_t gradient, bool scattered);
   void up(bool grad);
   std::uint32_t project(const Linear& linear, const std::string& owner, Projection& projection, bool grad);
@@ -82,19 +82,15 @@ class LatentAttention : public Attention {
   std::uint32_t q_ = no_tensor, k_ = no_tensor, v_ = no_tensor, o_ = no_tensor;
 };
 
-/// A width-parallel [S, width/t] becomes [S, width], and with sequence parallelism [L, width] where `scatters`
-/// (gather_from_tensor_model_parallel_region, scatter_to_sequence_parallel_region).
-std::uint32_t LatentAttention::whole_width(const std::string& name, Int width, bool scatters) {
+/// A width-parallel [S, width/t] becomes [S, width] (gather_from_tensor_model_parallel_region). What
+/// scatter_to_sequence_parallel_region takes of that is a view, so the whole stays.
+std::uint32_t LatentAttention::whole_width(const std::string& name, Int width) {
   const auto parts = w_.allocate(name, 2 * d_.tokens * width);
   w_.collective(Purpose::tp, name + " all-gather", "all_gather", d_.t, 2 * d_.tokens * width, d_.tp_link);
-  auto whole = w_.allocate(name, 2 * d_.tokens * width);
+  const auto whole = w_.allocate(name, 2 * d_.tokens * width);
   w_.launch(name + " parts joined", {"cat", {d_.tokens, width}});
   w_.free(parts);
-  if (!d_.sp || !scatters) return whole;
-  const auto own = w_.allocate(name, 2 * d_.local * width);
-  w_.launch(name + " scattered", {"copy.d2d", {2 * d_.local * width}});
-  w_.free(whole);
-  return own;
+  return whole;
 }
 
 /// Frees `gradient`.
@@ -120,13 +116,13 @@ void LatentAttention::down(bool grad) {
     if (d_.q_rank > 0)
       compressed_q_ = linear_.column_linear(q_down_, "attention.q_compressed", q_down_input_, grad, d_.recompute_norms);
     if (d_.q_rank > 0 && d_.splits_down)
-      w_.free(std::exchange(compressed_q_, whole_width("attention.q_compressed", d_.q_rank, true)));
+      w_.free(std::exchange(compressed_q_, whole_width("attention.q_compressed", d_.q_rank)));
     compressed_kv_ =
         linear_.column_linear(kv_down_, "attention.kv_compressed", kv_down_input_, grad, d_.recompute_norms);
   }
   if (d_.splits_down) {
-    if (d_.fused_down) compressed_q_ = whole_width("attention.q_compressed", d_.q_rank, true);
-    key_rope_ = whole_width("attention.kv_compressed", kv_width, false);  // all of it, for the rotated part
+    if (d_.fused_down) compressed_q_ = whole_width("attention.q_compressed", d_.q_rank);
+    key_rope_ = whole_width("attention.kv_compressed", kv_width);  // all of it, for the rotated part
     release({&compressed_kv_, &mixed_});
     if (d_.sp) {
       compressed_kv_ = w_.allocate("attention.kv_compressed", 2 * d_.local * d_.kv_rank);

@@ -3,6 +3,9 @@
 // replays the norm before their backward (CheckpointWithoutOutput, tensor_parallel/random.py).
 #pragma once
 
+#include <string>
+#include <utility>
+
 #include "linear.hpp"
 
 namespace pipewright::model {
@@ -13,7 +16,8 @@ class Norm {
       : w_(builder), d_(dimensions), linear_(builder, dimensions), name_(std::move(name)), recompute_(recompute) {}
 
   /// The output; without `grad` it is all that is left.
-  std::uint32_t forward(bool grad);
+  std::uint32_t forward(bool grad) { return forward(grad, new_output()); }
+  std::uint32_t forward(bool grad, std::uint32_t out);
   /// Whoever read the output has run. It goes unless a reader `keeps` it (as it is: not where quantized copies of it
   /// were saved) or when it is to be replayed.
   void leave(bool keeps) {
@@ -23,11 +27,14 @@ class Norm {
   std::uint32_t release_output() { return std::exchange(out_, no_tensor); }
   /// Before the backward of whoever read it.
   void replay();
-  /// The input's gradient. Frees what is left of forward, and `dout`.
-  std::uint32_t backward(std::uint32_t dout);
+  /// The output becomes the caller's to free.
+  std::uint32_t give() { return std::exchange(out_, no_tensor); }
+  /// The input's gradient, in `din` where that is given (not yet allocated). Frees what is left of forward, and `dout`.
+  std::uint32_t backward(std::uint32_t dout, std::uint32_t din = no_tensor);
 
  private:
-  void run(bool grad);
+  std::uint32_t new_output() { return w_.tensor(name_ + "_output", 2 * d_.local * d_.h); }
+  void run(bool grad, std::uint32_t out);
 
   PieceBuilder& w_;
   const Dimensions& d_;

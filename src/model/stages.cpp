@@ -4,7 +4,7 @@
 #include <set>
 
 #include "ends.hpp"
-#include "layer.hpp"
+#include "mtp.hpp"
 #include "parameters.hpp"
 #include "pipewright/model.hpp"
 #include "state.hpp"
@@ -30,6 +30,18 @@ bool is_fp8(const Scenario& s, const Dimensions& d, Int layer) {
   return layer >= o.num_layers_at_start_in_bf16 && layer < s.model.num_layers - o.num_layers_at_end_in_bf16;
 }
 
+/// Layers of multi-token prediction are of the last decoder layer's kind and always in the global precision. Method
+/// uniform checkpoints them one by one, block does not (multi_token_prediction.py, _checkpointed_forward).
+LayerKind mtp_kind(const Scenario& s, const Dimensions& d) {
+  const auto& o = s.settings;
+  LayerKind kind;
+  kind.fp8 = d.recipe != Recipe::bf16;
+  kind.moe = scenario::is_moe_layer(s, s.model.num_layers - 1);
+  kind.checkpointed =
+      o.recompute_granularity.value_or("") == "full" && o.recompute_method.value_or("") == "uniform" ? 1 : 0;
+  return kind;
+}
+
 /// Pieces that are equal are shared by all chunks.
 class Pieces {
  public:
@@ -46,6 +58,14 @@ class Pieces {
     if (!embedding_) embedding_ = next(), stages_.pieces.push_back(embedding_piece(owners_, d_, s_));
     return *embedding_;
   }
+  std::uint32_t final_norm() {
+    if (!final_norm_) final_norm_ = next(), stages_.pieces.push_back(final_norm_piece(owners_, d_));
+    return *final_norm_;
+  }
+  std::uint32_t mtp(const LayerKind& kind) {
+    if (!mtp_) mtp_ = next(), stages_.pieces.push_back(mtp_piece(owners_, d_, s_, kind));
+    return *mtp_;
+  }
   std::uint32_t head(bool normed) {
     if (!head_) head_ = next(), stages_.pieces.push_back(head_piece(owners_, d_, s_, normed));
     return *head_;
@@ -59,7 +79,7 @@ class Pieces {
   Stages& stages_;
   Owners& owners_;
   std::map<LayerKind, std::uint32_t> layers_;
-  std::optional<std::uint32_t> embedding_, head_;
+  std::optional<std::uint32_t> embedding_, final_norm_, mtp_, head_;
 };
 
 Chunk build_chunk(const Scenario& s, const Dimensions& d, Pieces& pieces, const scenario::Stage& stage,
@@ -84,11 +104,17 @@ Chunk build_chunk(const Scenario& s, const Dimensions& d, Pieces& pieces, const 
     add(pieces.layer(kind), static_cast<int>(layer));
     i += covers;
   }
-  if (stage.loss) add(pieces.head(normed), -1);
+  // With multi-token prediction the final norm stands beside the last decoder layer (transformer_block.py,
+  // has_final_layernorm_in_this_stage), wherever the loss is.
+  const bool ends_decoder = d.mtp_layers > 0 && count > 0 && stage.layers.back() + 1 == s.model.num_layers;
+  if (ends_decoder && !normed) add(pieces.final_norm(), -1);
+  if (stage.mtp_layers > 0) add(pieces.mtp(mtp_kind(s, d)), -1);
+  if (stage.loss) add(pieces.head(normed || d.mtp_layers > 0), -1);
   for (const Int layer : stage.layers) shape.layers.push_back({is_fp8(s, d, layer), scenario::is_moe_layer(s, layer)});
   shape.embedding = stage.embedding;
   shape.head = stage.loss;
-  shape.final_norm = stage.loss;
+  shape.final_norm = d.mtp_layers > 0 ? ends_decoder : stage.loss;
+  shape.mtp_layers = stage.mtp_layers;
   shape.shares_embedding = !s.model.untie_embeddings_and_output_weights;
   return chunk;
 }

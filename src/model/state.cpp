@@ -1,6 +1,7 @@
 #include "state.hpp"
 
 #include <algorithm>
+#include <cstdlib>
 #include <numeric>
 #include <set>
 
@@ -91,6 +92,9 @@ class StateWriter {
   void add_optimizer_state(const Optimizer& optimizer);
   void add_gradient_sync(Chunk& chunk, const Buffer& buffer, const Optimizer& optimizer);
   void add_deferred_head();
+  std::set<Int> embedding_ranks(bool shares_embedding) const;
+  void add_latent_rotary(Int layers);
+  void add_global_buffers(bool head, bool mtp);
   void add_finalize(bool shares_embedding);
   void add_optimizer_step();
 
@@ -141,8 +145,8 @@ void StateWriter::construct_module(const std::vector<Parameter>& parameters) {
     // post_all_gather_processing), whatever disable_parameter_transpose_cache says.
     if (p.fp8) hold_from_start("transposed FP8 parameters", p.elements);
   }
-  if (modules_.size() == 1) hold_from_start("workspace", te_workspace);
-  if (d_.rope) hold_from_start("rotary frequencies", 4 * d_.head_dim / 2);
+  if (modules_.size() == 1 && !d_.local_spec) hold_from_start("workspace", te_workspace);
+  if (d_.rope && !d_.mla) hold_from_start("rotary frequencies", 4 * d_.head_dim / 2);
 }
 
 void StateWriter::add_chunk(std::size_t index, const std::vector<Parameter>& parameters) {
@@ -178,7 +182,22 @@ void StateWriter::add_chunk(std::size_t index, const std::vector<Parameter>& par
   for (auto p = modules_[index].rbegin(); p != modules_[index].rend(); ++p) construction_.free(*p);
   chunk.parameters_bytes = Bytes(parameter_bytes);
   elements_ += chunk.parameters;
-  if (d_.rope) hold(rank_.since_first_step, "rotary table", 4 * s_.model.seq_length * d_.head_dim);
+  if (d_.rope && !d_.mla) hold(rank_.since_first_step, "rotary table", 4 * s_.model.seq_length * d_.head_dim);
+}
+
+/// GlobalMemoryBuffer (core/utils.py): one tensor for a name and type, as large as the largest request. Linear layers
+/// of Megatron Core gather their inputs into it, its attention multiplies into it.
+void StateWriter::add_global_buffers(bool head, bool mtp) {
+  Int largest = 0;
+  const Int gathered = 2 * d_.tokens * d_.h;
+  if (d_.sp && (head || d_.local_spec)) largest = gathered;
+  if (d_.sp && d_.local_spec && mtp) largest = 2 * gathered;  // eh_proj reads embeddings beside hidden states
+  if (d_.local_spec) largest = std::max(largest, 2 * d_.b * d_.heads * d_.s * d_.s);
+  hold(rank_.since_first_step, "global memory buffer", largest);
+  // Deferred weight gradients gather into two more in turn.
+  for (int i = 0; head && d_.sp && d_.deferred_head_wgrad && i < 2; ++i) {
+    hold(rank_.since_first_step, "global memory buffer", gathered);
+  }
 }
 
 /// The state of the data-parallel rank that owns most.
@@ -212,7 +231,7 @@ void StateWriter::add_optimizer_state(const Optimizer& optimizer) {
 /// drain_embedding_wgrad_compute: a GEMM for each microbatch, its input gathered while the one before runs.
 void StateWriter::add_deferred_head() {
   std::vector<Kernel> drain;
-  for (Int i = 0; i < scenario::num_microbatches(s_); ++i) {
+  for (Int i = 0; i < scenario::num_microbatches(s_) * (1 + d_.mtp_layers); ++i) {
     if (d_.sp) {
       collective(drain, "head all-gather, deferred", "all_gather", d_.t, 2 * d_.tokens * d_.h, d_.tp_link,
                  i == 0 ? Stream::compute : Stream::communication, Purpose::tp);
@@ -220,6 +239,31 @@ void StateWriter::add_deferred_head() {
     launch(drain, "head wgrad, deferred", head_wgrad(d_));
   }
   rank_.finalize.insert(rank_.finalize.begin(), drain.begin(), drain.end());
+}
+
+/// Pipeline ranks that hold a copy of the word embedding (parallel_state.py, the embedding group): the first; the last
+/// where the output layer shares it; those of multi-token prediction.
+std::set<Int> StateWriter::embedding_ranks(bool shares_embedding) const {
+  std::set<Int> ranks = {0};
+  if (shares_embedding) ranks.insert(d_.pp - 1);
+  for (Int rank = 0; rank < d_.pp; ++rank) {
+    if (scenario::stage(s_, rank, scenario::num_chunks(s_) - 1).mtp_layers > 0) ranks.insert(rank);
+  }
+  return ranks;
+}
+
+/// What YarnRotaryEmbedding and RotaryEmbedding of every layer's own attention hold: frequencies, and cos and sin in
+/// fp32 from the constructor on, over the sequence for which the model was made.
+void StateWriter::add_latent_rotary(Int layers) {
+  constexpr Int default_positions = 4096;  // MLATransformerConfig.original_max_position_embeddings
+  const auto stated = s_.model.other.find("original_max_position_embeddings");
+  const Int positions = stated == s_.model.other.end() ? default_positions : std::atoll(stated->second.c_str());
+  const bool yarn = s_.model.rope_type == "yarn";
+  for (Int i = 0; i < layers; ++i) {
+    for (int half = 0; half < (yarn ? 2 : 1); ++half) hold_from_start("rotary frequencies", 4 * d_.qk_rope / 2);
+    for (int table = 0; yarn && table < 2; ++table) hold_from_start("rotary table", 4 * positions * d_.qk_rope);
+    if (!d_.fused_rope) hold(rank_.since_first_step, "rotary table", 4 * s_.model.seq_length * d_.qk_rope);
+  }
 }
 
 void StateWriter::add_finalize(bool shares_embedding) {
@@ -231,9 +275,10 @@ void StateWriter::add_finalize(bool shares_embedding) {
                replicated_elements_ * d_.gradient_bytes, d_.tp_link, Stream::compute, Purpose::tp);
     launch(rank_.finalize, "norm gradients scattered", {"small", {}});
   }
-  const bool end = pp_rank_ == 0 || pp_rank_ + 1 == d_.pp;
-  if (shares_embedding && d_.pp > 1 && end) {
-    collective(rank_.finalize, "embedding gradients all-reduce", "all_reduce", 2, d_.vocab * d_.h * d_.gradient_bytes,
+  const auto ranks = embedding_ranks(shares_embedding);
+  if (ranks.size() > 1 && ranks.contains(pp_rank_)) {
+    collective(rank_.finalize, "embedding gradients all-reduce", "all_reduce", static_cast<Int>(ranks.size()),
+               d_.vocab * d_.h * d_.gradient_bytes,
                s_.cluster.num_gpus > s_.cluster.gpus_per_node ? s_.cluster.inter_node_link : s_.cluster.link,
                Stream::compute, Purpose::dp);
     rank_.finalize.back().joins_pipeline = true;
@@ -280,9 +325,12 @@ void StateWriter::run(const std::vector<ChunkShape>& shapes) {
   for (auto* optimizer : {&dense_, &experts_})
     optimizer->owned.resize(o.use_distributed_optimizer ? static_cast<std::size_t>(optimizer->ranks) : 1);
   std::set<std::pair<Int, Int>> weight_shapes;
-  bool shares = false, head = false, moe = false;
+  bool shares = false, head = false, moe = false, mtp = false;
   construction_.to_forward();
-  for (const auto& shape : shapes) construct_module(chunk_parameters(d_, s_, shape));
+  for (const auto& shape : shapes) {
+    construct_module(chunk_parameters(d_, s_, shape));
+    if (d_.mla) add_latent_rotary(static_cast<Int>(shape.layers.size()) + shape.mtp_layers);
+  }
   for (std::size_t c = 0; c < shapes.size(); ++c) {
     const auto parameters = chunk_parameters(d_, s_, shapes[c]);
     add_chunk(c, parameters);
@@ -296,6 +344,8 @@ void StateWriter::run(const std::vector<ChunkShape>& shapes) {
     shares |= shapes[c].shares_embedding;
     head |= shapes[c].head;
     for (const auto& layer : shapes[c].layers) moe |= layer.moe;
+    mtp |= shapes[c].mtp_layers > 0;
+    moe |= mtp && scenario::is_moe_layer(s_, s_.model.num_layers - 1);
   }
   add_optimizer_state(dense_);
   if (experts_.elements() > 0) add_optimizer_state(experts_);
@@ -308,15 +358,12 @@ void StateWriter::run(const std::vector<ChunkShape>& shapes) {
   for (int stream = 0; moe && stream < grouped_streams; ++stream) {
     hold(rank_.since_first_step, "workspace", te_workspace);
   }
-  if (head) {
+  if (head || d_.unfused_attention) {
     hold(rank_.since_first_step, "workspace", torch_workspace);
     hold(rank_.since_first_step, "workspace", torch_workspace);
-    // Deferred weight gradients gather into two more buffers in turn.
-    for (int i = 0; d_.sp && i < (d_.deferred_head_wgrad ? 3 : 1); ++i) {
-      hold(rank_.since_first_step, "global memory buffer", 2 * d_.tokens * d_.h);
-    }
-    if (d_.deferred_head_wgrad) add_deferred_head();
   }
+  add_global_buffers(head, mtp);
+  if (head && d_.deferred_head_wgrad) add_deferred_head();
   hold(rank_.since_first_step, "token ids", 8 * d_.tokens);
   hold(rank_.since_first_step, "position ids", 8 * d_.tokens);
   hold(rank_.since_first_step, "rng state", 8);

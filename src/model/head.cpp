@@ -1,0 +1,115 @@
+// Output layer and vocabulary-parallel cross entropy. Sequences of allocations from the recorded events of
+// core_r0.19.0; formulas in reference 5.4.
+//
+//   forward:   GEMM -> logits bf16 [2 S V];  cast -> fp32 [4 S V], exponentiated in place and kept
+//   backward:  gradient in place in fp32, cast to bf16 [2 S V];  dgrad;  wgrad
+//
+// TE's fused loss keeps a gradient instead: in the logits themselves before TE 2.18, in fp32 since
+// (transformer_engine/pytorch/triton/cross_entropy.py, release_v2.17 and release_v2.18).
+#include "head.hpp"
+
+#include <cstdlib>
+#include <utility>
+
+namespace pipewright::model {
+namespace {
+
+std::string loss_family(const scenario::Scenario& s) {
+  if (!s.settings.cross_entropy_loss_fusion) return "cross_entropy.unfused";
+  return s.settings.cross_entropy_fusion_impl == "te" ? "cross_entropy.te" : "cross_entropy.native";
+}
+
+/// Transformer Engine before 2.18.
+bool overwrites_logits(const std::string& version) {
+  char* rest = nullptr;
+  const auto major = std::strtol(version.c_str(), &rest, 10);
+  if (rest == version.c_str()) return false;  // main, a pull request
+  const auto minor = *rest == '.' ? std::strtol(rest + 1, nullptr, 10) : 0;
+  return major < 2 || (major == 2 && minor < 18);
+}
+
+}  // namespace
+
+profile::Key head_wgrad(const Dimensions& d) {
+  return {d.gradient_bytes == 4 ? "gemm.bf16.nt.acc_f32" : "gemm.bf16.nt.acc_bf16", {d.h, d.vocab, d.tokens}};
+}
+
+OutputLayer::OutputLayer(PieceBuilder& builder, const Dimensions& dimensions, const scenario::Scenario& scenario,
+                         std::string name)
+    : w_(builder),
+      d_(dimensions),
+      name_(std::move(name)),
+      loss_(loss_family(scenario)),
+      in_place_(loss_ == "cross_entropy.te" && overwrites_logits(scenario.software.transformer_engine)) {}
+
+void OutputLayer::forward() { run(false); }
+void OutputLayer::forward_of_depth() { run(true); }
+
+void OutputLayer::run(bool counts) {
+  const Int count = d_.tokens * d_.vocab;
+  // Sequence parallelism: the gathered input lies in Megatron's persistent global memory buffer (state.cpp).
+  if (d_.sp) w_.collective(Purpose::tp, name_ + " all-gather", "all_gather", d_.t, 2 * d_.tokens * d_.h, d_.tp_link);
+  logits_ = w_.allocate(name_ + ".logits", 2 * count);
+  w_.launch(name_ + " forward", {"gemm.bf16.tn", {d_.vocab, d_.tokens, d_.h}});
+  if (!in_place_) kept_ = w_.allocate(name_ + ".softmax", 4 * count);
+  mask_ = w_.allocate(name_ + ".target_mask", d_.tokens);
+  target_ = w_.allocate(name_ + ".target", 8 * d_.tokens);
+  // A row's maximum, its index, the target's logit twice.
+  const auto maximum = w_.allocate(name_ + ".loss_rows", 4 * d_.tokens),
+             index = w_.allocate(name_ + ".loss_rows", 8 * d_.tokens),
+             predicted = w_.allocate(name_ + ".loss_rows", 2 * 4 * d_.tokens);
+  for (int i = 0; d_.t > 1 && i < 3; ++i) {  // maximum, predicted logits, sum of exponentials
+    w_.collective(Purpose::tp, "loss all-reduce", "all_reduce", d_.t, 4 * d_.tokens, d_.tp_link);
+  }
+  w_.launch("loss forward", {loss_ + ".forward", {d_.tokens, d_.vocab}});
+  if (counts) {
+    w_.launch(name_ + " most likely token", {"amax", {count}});
+    if (d_.t > 1)
+      w_.collective(Purpose::tp, name_ + " accepted", "all_gather", d_.t, 2 * 4 * d_.t * d_.tokens, d_.tp_link);
+  }
+  w_.free({maximum, index, predicted});
+  if (!in_place_) w_.free(std::exchange(logits_, no_tensor));
+}
+
+void OutputLayer::weight_gradient() {
+  if (d_.deferred_head_wgrad) return;  // finish_embedding_wgrad_compute launches it after the last backward (state.cpp)
+  if (d_.fused_gradients) {
+    w_.launch(name_ + " wgrad", head_wgrad(d_));
+    return;
+  }
+  const auto gradient = w_.allocate("weight gradients", 2 * d_.h * d_.vocab);
+  w_.launch(name_ + " wgrad", {"gemm.bf16.nt", {d_.h, d_.vocab, d_.tokens}});
+  w_.launch(name_ + " gradient accumulation", {"add.f32", {d_.h * d_.vocab}});
+  w_.free(gradient);
+}
+
+void OutputLayer::backward(std::uint32_t din) {
+  const Int full = 2 * d_.tokens * d_.h;
+  if (!in_place_) logits_ = w_.allocate(name_ + ".logits_gradient", 2 * d_.tokens * d_.vocab);
+  w_.launch("loss backward", {loss_ + ".backward", {d_.tokens, d_.vocab}});
+  w_.free({kept_, mask_, target_});
+  const bool gathers = d_.sp && !d_.deferred_head_wgrad;
+  if (gathers)
+    w_.collective(Purpose::tp, name_ + " all-gather in backward", "all_gather", d_.t, full, d_.tp_link,
+                  Stream::communication);
+  const auto whole = d_.sp ? w_.tensor(name_ + ".norm_output_gradient", full) : din;
+  w_.allocate(whole);
+  w_.launch(name_ + " dgrad", {"gemm.bf16.nn", {d_.h, d_.tokens, d_.vocab}});
+  if (d_.sp) {
+    if (gathers) w_.wait(Stream::communication);
+    w_.allocate(din);
+    w_.collective(Purpose::tp, name_ + " reduce-scatter", "reduce_scatter", d_.t, full, d_.tp_link,
+                  Stream::communication);
+  } else if (d_.t > 1) {
+    w_.collective(Purpose::tp, name_ + " all-reduce", "all_reduce", d_.t, full, d_.tp_link, Stream::communication);
+  }
+  weight_gradient();
+  if (d_.t > 1) w_.wait(Stream::communication);
+  if (d_.deferred_head_wgrad) w_.to_weight_gradient();
+  w_.free(logits_);
+  w_.to_backward();
+  if (d_.sp) w_.free(whole);
+  kept_ = mask_ = target_ = logits_ = no_tensor;
+}
+
+}  // namespace pipewright::model

@@ -1,0 +1,37 @@
+// The output layer and the loss of one prediction: the next token's, or that of a depth of multi-token prediction.
+#pragma once
+
+#include <string>
+
+#include "builder.hpp"
+
+namespace pipewright::model {
+
+class OutputLayer {
+ public:
+  OutputLayer(PieceBuilder& builder, const Dimensions& dimensions, const scenario::Scenario& scenario,
+              std::string name);
+
+  /// The input, normed hidden states, stays with the caller, forward and backward.
+  void forward();
+  /// `depth`: counts accepted predictions too (multi_token_prediction.py, _compute_mtp_acceptance_counts).
+  void forward_of_depth();
+  /// `din`, not yet allocated, becomes the input's gradient. A deferred weight gradient still reads the input.
+  void backward(std::uint32_t din);
+
+ private:
+  void run(bool counts);
+  void weight_gradient();
+
+  PieceBuilder& w_;
+  const Dimensions& d_;
+  const std::string name_, loss_;
+  /// The loss overwrites the logits with their gradient: TE's before 2.18; later it writes a new one in fp32.
+  const bool in_place_;
+  std::uint32_t logits_ = no_tensor, kept_ = no_tensor, mask_ = no_tensor, target_ = no_tensor;
+};
+
+/// The weight gradient of the output layer, accumulated into the main gradient.
+profile::Key head_wgrad(const Dimensions& dimensions);
+
+}  // namespace pipewright::model

@@ -1,0 +1,39 @@
+// One transformer layer as part of a piece.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "attention.hpp"
+#include "layer.hpp"
+#include "mlp.hpp"
+
+namespace pipewright::model {
+
+class LayerWriter {
+ public:
+  LayerWriter(PieceBuilder& builder, const Dimensions& dimensions, const LayerKind& kind);
+
+  void forward(std::uint32_t y, bool grad);
+  /// Adds into `dy` unless `out_of_place`; returns the gradient of the layer's input. `frees_dy`: nobody else holds it.
+  std::uint32_t backward(std::uint32_t x, std::uint32_t dy, bool out_of_place, bool frees_dy);
+
+ private:
+  void enter_graph();
+  void leave_graph() { w_.home(Tensor::Home::allocator); }
+  std::uint32_t attention_backward();
+  std::uint32_t mlp_backward();
+  void add(const std::string& name) { w_.launch(name, {"add", {d_.local * d_.h}}); }
+  std::uint32_t dropout_mask();
+  void dropout_backward();
+  void accumulate(std::uint32_t part) { add("gradient accumulation"), w_.free(part); }
+
+  PieceBuilder& w_;
+  const Dimensions& d_;
+  std::unique_ptr<Attention> attention_;
+  std::unique_ptr<Mlp> mlp_;
+  const bool graphed_mlp_;
+  std::uint32_t residual_ = no_tensor, mask1_ = no_tensor, mask2_ = no_tensor;
+};
+
+}  // namespace pipewright::model

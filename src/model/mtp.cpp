@@ -1,0 +1,193 @@
+// Multi-token prediction in host order, core_r0.19.0 transformer/multi_token_prediction.py. Depth k, from the hidden
+// states H(k-1) of the depth before (the decoder's, normed, for k = 1) and the token ids shifted once more:
+//
+//   ids -embedding-> E -enorm-> ┐
+//                               ├ cat [L,2h] -eh_proj [2h -> h/t]-> -all-gather, scatter-> X -layer-> Y -norm-> H(k)
+//   H(k-1)           -hnorm-> --┘
+//
+// The piece's output is H(0), ..., H(D) in one tensor. Under full recompute with method uniform a checkpoint keeps E
+// and H(k-1) only; method block does not recompute these layers.
+#include "mtp.hpp"
+
+#include <deque>
+#include <utility>
+
+#include "embedding.hpp"
+#include "layer_writer.hpp"
+#include "norm.hpp"
+
+namespace pipewright::model {
+namespace {
+
+/// One depth.
+class Depth {
+ public:
+  Depth(PieceBuilder& builder, const Dimensions& d, const scenario::Scenario& s, const LayerKind& kind)
+      : w_(builder),
+        d_(d),
+        checkpointed_(kind.checkpointed > 0),
+        linear_(builder, d),
+        embedding_(builder, d, s),
+        enorm_(builder, d, "mtp.enorm"),
+        hnorm_(builder, d, "mtp.hnorm"),
+        final_norm_(builder, d, "mtp.final_norm"),
+        eh_proj_{"mtp.eh_proj", 2 * d.h, d.h / d.t, kind.fp8},
+        layer_(builder, d, kind) {}
+
+  /// Returns H(k).
+  std::uint32_t forward();
+  /// Frees `gradient`; returns that of H(k-1).
+  std::uint32_t backward(std::uint32_t gradient);
+
+ private:
+  void run(bool grad);
+  std::uint32_t whole_width(std::uint32_t part);
+  std::uint32_t projection_backward(std::uint32_t gradient);
+
+  PieceBuilder& w_;
+  const Dimensions& d_;
+  const bool checkpointed_;
+  LinearWriter linear_;
+  EmbeddingWriter embedding_;
+  Norm enorm_, hnorm_, final_norm_;
+  Linear eh_proj_;
+  LayerWriter layer_;
+  Operand projected_input_;
+  std::uint32_t ids_ = no_tensor, embedded_ = no_tensor, joined_ = no_tensor, x_ = no_tensor, y_ = no_tensor,
+                hidden_ = no_tensor;
+};
+
+/// The layer's input is a view of the gathered whole where sequence parallelism scatters it, so the whole stays.
+std::uint32_t Depth::whole_width(std::uint32_t part) {
+  if (d_.t == 1) return part;
+  const Int bytes = 2 * d_.tokens * d_.h;
+  const auto parts = w_.allocate("mtp.projection", bytes);
+  w_.collective(Purpose::tp, "mtp.eh_proj output all-gather", "all_gather", d_.t, bytes, d_.tp_link);
+  const auto whole = w_.allocate("mtp.projection", bytes);
+  w_.launch("mtp.eh_proj parts joined", {"cat", {d_.tokens, d_.h}});
+  w_.free({parts, part});
+  return whole;
+}
+
+void Depth::run(bool grad) {
+  enorm_.forward(grad);
+  hnorm_.forward(grad);
+  joined_ = w_.allocate("mtp.joined", 2 * d_.local * 2 * d_.h);
+  w_.launch("mtp.embedding and hidden states joined", {"cat", {d_.local, 2 * d_.h}});
+  hnorm_.leave(false);
+  x_ = whole_width(linear_.column_linear(eh_proj_, "mtp.projection", projected_input_, grad));
+  enorm_.leave(false);
+  if (!grad || eh_proj_.fp8) w_.free(std::exchange(joined_, no_tensor));
+  y_ = w_.tensor("layer input", d_.boundary_bytes());
+  layer_.forward(y_, grad);
+  if (!grad) w_.free(std::exchange(x_, no_tensor));
+  hidden_ = final_norm_.forward(grad);
+  if (!grad) w_.free(std::exchange(y_, no_tensor));
+}
+
+std::uint32_t Depth::forward() {
+  ids_ = w_.allocate("mtp.token_ids", 8 * d_.tokens);
+  w_.launch("mtp.token_ids shifted", {"small", {}});
+  embedded_ = w_.tensor("mtp.embedding", d_.boundary_bytes());
+  embedding_.forward(embedded_);
+  run(!checkpointed_);
+  return final_norm_.give();
+}
+
+/// From the gradient of the layer's input to that of the joined embedding and hidden states.
+std::uint32_t Depth::projection_backward(std::uint32_t gradient) {
+  if (d_.sp) {
+    const auto whole = w_.allocate("mtp.projection_gradient", 2 * d_.tokens * d_.h);
+    w_.collective(Purpose::tp, "mtp.eh_proj output all-gather in backward", "all_gather", d_.t, 2 * d_.tokens * d_.h,
+                  d_.tp_link);
+    w_.free(std::exchange(gradient, whole));
+  }
+  if (d_.t > 1) {
+    const auto part = w_.allocate("mtp.projection_gradient", 2 * d_.tokens * eh_proj_.out);
+    w_.launch("mtp.eh_proj own part of gradient", {"copy.strided", {d_.tokens, eh_proj_.out}});
+    w_.free(std::exchange(gradient, part));
+  }
+  const auto djoined = linear_.column_backward(eh_proj_, projected_input_);
+  w_.free({gradient, std::exchange(joined_, no_tensor)});
+  return djoined;
+}
+
+std::uint32_t Depth::backward(std::uint32_t gradient) {
+  if (checkpointed_) {
+    w_.recomputing(true);
+    run(true);
+    w_.recomputing(false);
+    w_.free(final_norm_.give());
+  }
+  const auto dy = final_norm_.backward(gradient);
+  w_.free(std::exchange(y_, no_tensor));
+  const auto dx = layer_.backward(std::exchange(x_, no_tensor), dy, false, false);
+  const auto djoined = projection_backward(dx);
+  const auto half = [&](Norm& norm, const std::string& name) {
+    const auto dnorm = w_.allocate(name + "_output_gradient", d_.boundary_bytes());
+    w_.launch(name + " gradient copy", {"copy.strided", {d_.local, d_.h}});
+    return norm.backward(dnorm);
+  };
+  const auto dhidden = half(hnorm_, "mtp.hnorm");
+  const auto dembedded = half(enorm_, "mtp.enorm");
+  w_.free({djoined, std::exchange(embedded_, no_tensor)});
+  embedding_.backward(dembedded);
+  w_.free(std::exchange(ids_, no_tensor));
+  return dhidden;
+}
+
+}  // namespace
+
+Piece final_norm_piece(Owners& owners, const Dimensions& d) {
+  PieceBuilder w(owners, "final norm");
+  w.border(Piece::input, "layer input", d.boundary_bytes());
+  w.border(Piece::output, "final_norm.output", d.boundary_bytes());
+  w.border(Piece::output_gradient, "gradient of the residual stream", d.boundary_bytes());
+  w.border(Piece::input_gradient, "gradient of the residual stream", d.boundary_bytes());
+  Norm norm(w, d, "final_norm");
+  w.to_forward();
+  norm.forward(true, Piece::output);
+  norm.give();
+  w.to_backward();
+  norm.backward(Piece::output_gradient, Piece::input_gradient);
+  w.free(Piece::input);
+  return w.take();
+}
+
+Piece mtp_piece(Owners& owners, const Dimensions& d, const scenario::Scenario& s, const LayerKind& kind) {
+  PieceBuilder w(owners, "mtp");
+  const Int parts = 1 + d.mtp_layers;
+  w.border(Piece::input, "final_norm.output", d.boundary_bytes());
+  w.border(Piece::output, "mtp.hidden_states", parts * d.boundary_bytes());
+  w.border(Piece::output_gradient, "gradient of the residual stream", parts * d.boundary_bytes());
+  w.border(Piece::input_gradient, "gradient of the residual stream", d.boundary_bytes());
+  std::deque<Depth> depths;
+  for (Int i = 0; i < d.mtp_layers; ++i) depths.emplace_back(w, d, s, kind);
+
+  w.to_forward();
+  std::vector<std::uint32_t> hidden;
+  for (auto& depth : depths) hidden.push_back(depth.forward());
+  w.allocate(Piece::output);
+  w.launch("mtp.hidden_states joined", {"cat", {parts * d.local, d.h}});
+  w.free(hidden.back());  // the others are what the next depth's norm reads again
+
+  // Parts of the output's gradient are views of it, to which the gradient from the next depth cannot be added in place.
+  w.to_backward();
+  std::uint32_t from_next = no_tensor;
+  for (std::size_t k = depths.size(); k-- > 0;) {
+    auto gradient = no_tensor;
+    if (from_next != no_tensor) {
+      gradient = w.allocate("mtp.hidden_states_gradient", d.boundary_bytes());
+      w.launch("gradient accumulation", {"add", {d.local * d.h}});
+      w.free(from_next);
+    }
+    from_next = depths[k].backward(gradient);
+    if (k > 0) w.free(hidden[k - 1]);
+  }
+  w.allocate(Piece::input_gradient);
+  w.launch("gradient accumulation", {"add", {d.local * d.h}});
+  w.free({from_next, Piece::output_gradient, Piece::input});
+  return w.take();
+}
+
+}  // namespace pipewright::model

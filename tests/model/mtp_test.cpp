@@ -1,0 +1,132 @@
+// Multi-token prediction: where its pieces stand, what they save, hold and cost.
+#include "support.hpp"
+
+using namespace pipewright;
+using namespace pipewright::model::test;
+using model::Piece;
+
+namespace {
+
+constexpr std::int64_t tokens = 8192, t = 4, row = tokens / t, h = 8192, q = 8192, kv = 1024, f = 28672, heads = 64,
+                       vocab = 128256;
+constexpr std::int64_t layer = row * (8 * h + 4 * q + 4 * kv + 6 * f + 4 * heads + 8) + 16;
+
+scenario::Scenario predicting(std::initializer_list<const char*> settings = {}) {
+  return with(with(llama70b(), {"mtp_num_layers=1"}), settings);
+}
+
+const Piece* find(const model::Stages& stages, const model::Chunk& chunk, const std::string& name) {
+  for (const auto index : chunk.pieces) {
+    if (stages.pieces[index].name == name) return &stages.pieces[index];
+  }
+  return nullptr;
+}
+
+const Piece& mtp_piece(const model::Stages& stages) {
+  const auto* piece = find(stages, stages.ranks.back().chunks.back(), "mtp");
+  REQUIRE(piece != nullptr);
+  return *piece;
+}
+
+}  // namespace
+
+TEST_CASE("the last stage ends with final norm, depths, head; the loss reads all hidden states") {
+  const auto stages = model::build(predicting());
+  const auto& chunk = stages.ranks[3].chunks[0];
+  std::vector<std::string> names;
+  for (auto it = chunk.pieces.end() - 4; it != chunk.pieces.end(); ++it) names.push_back(stages.pieces[*it].name);
+  CHECK(names == std::vector<std::string>{"layer", "final norm", "mtp", "head"});
+  CHECK(mtp_piece(stages).tensors[Piece::output].bytes == 2 * stages.boundary_bytes);
+  CHECK(stages.pieces[chunk.pieces.back()].tensors[Piece::input].bytes == 2 * stages.boundary_bytes);
+}
+
+TEST_CASE("a depth saves embedding, both halves joined, the gathered projection, its layer and its output") {
+  const std::int64_t depth = row * (2 * h + 4 * h + 2 * h + 3 * 4) + 2 * tokens * h + 2 * 8 * tokens;
+  CHECK(saved(mtp_piece(model::build(predicting()))) == row * 2 * h + depth + layer - row * 2 * h);
+  // The second depth reads the first one's hidden states again.
+  CHECK(saved(mtp_piece(model::build(predicting({"mtp_num_layers=2"})))) ==
+        row * 2 * h + 2 * (depth + layer - row * 2 * h) + row * 2 * h);
+  // A checkpoint keeps the embedding alone; method block does not reach these layers.
+  CHECK(saved(mtp_piece(model::build(
+            predicting({"recompute_granularity=full", "recompute_method=uniform", "recompute_num_layers=1"})))) ==
+        row * 2 * h + row * 2 * h + 2 * 8 * tokens);
+  CHECK(saved(mtp_piece(model::build(
+            predicting({"recompute_granularity=full", "recompute_method=block", "recompute_num_layers=1"})))) ==
+        row * 2 * h + depth + layer - row * 2 * h);
+}
+
+TEST_CASE("every depth has a loss of its own, kept until the main loss is done") {
+  const auto head = [](const model::Stages& stages) {
+    return saved(stages.pieces[stages.ranks[3].chunks[0].pieces.back()]);
+  };
+  const std::int64_t loss = tokens * (4 * vocab / t + 1 + 8);
+  CHECK(head(model::build(llama70b())) == row * (4 * h + 4) + loss);
+  CHECK(head(model::build(predicting())) == 2 * row * 2 * h + 2 * loss);
+}
+
+TEST_CASE("parameters: a layer, three norms, the projection, and a copy of the embedding") {
+  const std::int64_t norms = 5 * h, share = 2 * h * q + 2 * h * 8 * kv / 4 + 3 * h * f;
+  const auto sum = [](std::initializer_list<const char*> settings) {
+    return parameters(model::build(predicting(settings)));
+  };
+  const auto none = parameters(model::build(llama70b()));
+  const std::int64_t depth = (h * (q + 2 * kv) + q * h + 3 * h * f) / t + 2 * h * h / t + norms;
+  (void)share;
+  CHECK(sum({}) - none == depth + vocab * h / t);
+  CHECK(sum({"mtp_num_layers=3"}) - none == 3 * depth + vocab * h / t);
+  CHECK(sum({"mtp_num_layers=3", "mtp_use_repeated_layer=true"}) - none == depth + vocab * h / t);
+  // Without a pipeline the first stage's embedding serves both.
+  const auto whole = [&](const char* setting) {
+    return parameters(model::build(with(llama70b(), {"pipeline_model_parallel_size=1", setting})));
+  };
+  CHECK(whole("mtp_num_layers=1") - whole("mtp_num_layers=none") == depth);
+}
+
+TEST_CASE("copies of the embedding are reduced over the stages that hold them") {
+  const auto ranks = [](const model::Stages& stages, std::size_t rank) -> std::int64_t {
+    for (const auto& kernel : stages.ranks[rank].finalize) {
+      if (kernel.name == "embedding gradients all-reduce") return kernel.key.dims[0];
+    }
+    return 1;
+  };
+  const auto stages = model::build(predicting());
+  CHECK(ranks(stages, 0) == 2);
+  CHECK(ranks(stages, 1) == 1);
+  CHECK(ranks(stages, 3) == 2);
+  // On a stage of its own, and with the output layer tied: three stages hold a copy.
+  const auto apart = model::build(predicting(
+      {"num_layers=4", "untie_embeddings_and_output_weights=false", "pipeline_model_parallel_layout=\"Ett|tt|m|L\""}));
+  CHECK(ranks(apart, 0) == 3);
+  CHECK(ranks(apart, 1) == 1);
+  CHECK(ranks(apart, 2) == 3);
+  CHECK(ranks(apart, 3) == 3);
+  CHECK(find(apart, apart.ranks[1].chunks[0], "final norm") != nullptr);
+  CHECK(find(apart, apart.ranks[2].chunks[0], "mtp") != nullptr);
+}
+
+TEST_CASE("what is born dies, whatever the depths are made of") {
+  const std::vector<std::vector<const char*>> kinds = {
+      {},
+      {"mtp_num_layers=3"},
+      {"sequence_parallel=false"},
+      {"tensor_model_parallel_size=1", "sequence_parallel=false"},
+      {"hidden_dropout=0.1", "position_embedding_type=learned_absolute", "micro_batch_size=2"},
+      {"defer_embedding_wgrad_compute=true"},
+      {"cross_entropy_loss_fusion=true", "cross_entropy_fusion_impl=te"},
+      {"fp8=hybrid", "fp8_recipe=tensorwise"},
+      {"transformer_impl=local"},
+      {"recompute_granularity=full", "recompute_method=uniform", "recompute_num_layers=1", "mtp_num_layers=2"}};
+  for (const auto& kind : kinds) {
+    auto scenario = predicting();
+    std::string all;
+    for (const auto* setting : kind) scenario::set(scenario, setting), all += std::string(setting) + " ";
+    CAPTURE(all);
+    check_all(model::build(scenario));
+  }
+}
+
+TEST_CASE("what Megatron cannot run is refused") {
+  CHECK_THROWS_WITH_AS(
+      model::build(predicting({"recompute_granularity=full", "recompute_method=uniform", "recompute_num_layers=2"})),
+      doctest::Contains("MTP recompute"), UsageError);
+}
