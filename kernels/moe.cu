@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(512)
   const std::int64_t row = blockIdx.x;
   const bf16* x = in + row * 2 * ffn;
   float sum = 0;
-  for (std::int64_t c = threadIdx.x * kWidth; c < ffn; c += 512 * kWidth) {
+  for (std::int64_t c = threadIdx.x * kWidth; c < ffn; c += blockDim.x * kWidth) {
     const auto gate = load<bf16, kWidth>(x + c), up = load<bf16, kWidth>(x + ffn + c),
                d = load<bf16, kWidth>(dy + row * ffn + c);
 #pragma unroll
@@ -241,7 +241,10 @@ void weighted_swiglu_backward(const void* in, const void* dy, const float* proba
   swiglu_gradient_kernel<<<blocks_for(vectors, 128), 128, 0, stream>>>(
       in16(in), in16(dy), probability, out16(dx), vectors, FastDivide(static_cast<std::uint32_t>(2 * ffn / kWidth)),
       ffn);
-  probability_gradient_kernel<<<static_cast<unsigned>(rows), 512, 0, stream>>>(in16(in), in16(dy), dprobability, ffn);
+  // A vector a thread for narrow rows, as the generated reduction: whole warps, at most 512 threads.
+  const std::int64_t threads = (ffn / kWidth + 31) / 32 * 32;
+  probability_gradient_kernel<<<static_cast<unsigned>(rows), static_cast<unsigned>(threads < 512 ? threads : 512), 0,
+                                stream>>>(in16(in), in16(dy), dprobability, ffn);
 }
 
 void balanced_routing(unsigned char* routing, std::int64_t tokens, std::int64_t experts, std::int64_t topk,

@@ -20,6 +20,7 @@ struct Options {
   std::string name;                    ///< of the profile; empty: from the device ("NVIDIA H200" gives "h200")
   std::string ops;                     ///< ECMAScript regex on family names; empty: all
   std::string lacking;                 ///< name or path of a profile: only shapes that it does not have
+  std::vector<profile::Key> keys;      ///< these shapes; empty: the standard grid
   bool quick = false;                  ///< fewer shapes and samples: under a minute
   bool sustained = false;              ///< also the clock law under load
   bool links = false;                  ///< instead of kernels: the links between all visible GPUs
@@ -38,6 +39,24 @@ struct Result {
   bool complete = true;               ///< false: stopped early; what was measured until then is valid
   std::vector<std::string> warnings;  ///< shapes left out, clocks that stayed low, ...
 };
+
+/// A command to run with the recorder loaded into every process of it that uses CUDA (src/capture/recorder.hpp).
+struct Attach {
+  std::vector<std::string> command;
+  int first_step = 3, last_step = 4;  ///< counted from 1; both are recorded
+  std::string step_kernel;            ///< regex: kernels that end a step; empty: those of optimizers
+  std::string step_range;             ///< NVTX range that is a step; instead of kernels
+  std::string folder;                 ///< for the recordings
+};
+struct Attached {
+  std::vector<std::string> recordings;  ///< one a process, by rank: FOLDER/rec.rR.rec, for traces::read
+  int status = 0;                       ///< of the command; 128 + number of the signal that ended it
+};
+/// Runs it to its end; Ctrl-C goes to the command, and what it recorded until then counts. Throws UsageError if this
+/// build has no recorder or the command cannot be started.
+Attached attach(const Attach& how);
+/// Names the recordings of a folder by their ranks; part of attach().
+std::vector<std::string> gather(const std::string& folder);
 
 /// Empty if this build and machine can measure, else one line that says what is missing.
 std::string unavailable();

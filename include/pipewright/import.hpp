@@ -2,9 +2,10 @@
 // how long transfers and collectives ran and were exposed. Room `import`; the namespace is `traces` because `import` is
 // a word of the language.
 //
-//   torch.profiler JSON ─┐                       kernels by name      ┌─► profile::Profile (measured in situ)
-//   Nsight Systems .sqlite ├─► Trace ─► summarise  and order, against ─┤
-//   kernel list .json    ─┘                       model::Stages       └─► report: attribution, gaps, what is unmapped
+//   torch.profiler JSON ──┐                       kernels by name      ┌─► profile::Profile (measured in situ)
+//   Nsight Systems .sqlite├─► Trace ─► summarise  and order, against ─┤
+//   kernel list .json     │                       model::Stages       └─► report: attribution, gaps, what is unmapped
+//   capture's recording  ─┘
 #pragma once
 
 #include <cstdint>
@@ -42,6 +43,12 @@ struct Activity {
   std::int64_t end() const { return start + duration; }
 };
 
+/// A range that the program marked (NVTX), as its host saw it.
+struct Range {
+  std::string name;
+  std::int64_t start = 0, end = 0;
+};
+
 struct Trace {
   std::string file;
   int rank = 0;
@@ -50,6 +57,7 @@ struct Trace {
   std::map<std::string, std::string> versions;
   std::vector<std::string> names;
   std::vector<Activity> activities;  ///< by start, then stream
+  std::vector<Range> ranges;         ///< of recordings; else empty
 };
 
 /// Reads a trace of any form (told by its content). Throws UsageError: truncated, no kernels, times that make no sense,
@@ -67,6 +75,10 @@ struct Options {
   std::string command;          ///< for the profile's provenance
 };
 
+/// The trace as a kernel list, the form of measured/traces: {"names": [...], "rows": [[name, stream, start us, us],
+/// ...]}.
+std::string kernel_list(const Trace& trace);
+
 /// Kernels of one key over all traces.
 struct KeyTime {
   profile::Key key;
@@ -76,7 +88,7 @@ struct KeyTime {
   double total_us = 0;  ///< of all its kernels, helpers included
 };
 struct Unmapped {
-  std::string name;
+  std::string name;  ///< of the kernel, and of the innermost range that launched it where there is one
   int count = 0;
   double total_us = 0;
 };

@@ -18,9 +18,9 @@ std::map<std::uint64_t, Span> spans(const Batch& batch) {
     result.try_emplace(tag.id);
   }
   for (const Activity& a : batch.activities) {
-    if (a.end_ns < a.start_ns) throw std::runtime_error("CUPTI record of " + a.name + " ends before it starts");
     const auto tag = ids.find(a.correlation);
-    if (tag == ids.end()) continue;
+    if (tag == ids.end()) continue;  // of work beside it, perhaps still running
+    if (a.end_ns < a.start_ns) throw std::runtime_error("CUPTI record of " + a.name + " ends before it starts");
     Span& span = result[tag->second];
     span.start_ns = span.activities == 0 ? a.start_ns : std::min(span.start_ns, a.start_ns);
     span.end_ns = std::max(span.end_ns, a.end_ns);

@@ -54,7 +54,23 @@ void measure_host(Lab& lab, Session& session) {
                 check(cudaStreamSynchronize(lab.stream), "synchronize");
               }),
       "empty kernel launched on an idle device until cudaStreamSynchronize returns");
+  put("host.event_synchronize_us", cost_us(lab, 100, [&] { check(cudaEventSynchronize(event), "synchronize"); }),
+      "cudaEventSynchronize of an event that has passed");
+  put("host.stream_synchronize_us", cost_us(lab, 100, [&] { check(cudaStreamSynchronize(lab.stream), "synchronize"); }),
+      "cudaStreamSynchronize of an idle stream");
   cudaEventDestroy(event);
+  if (session.wants("host.pinned_allocation_us_per_mib")) {
+    std::vector<double> per_mib;
+    for (int i = 0; i < 5; ++i) {
+      constexpr int mib = 64;
+      void* host = nullptr;
+      const auto start = Clock::now();
+      check(cudaHostAlloc(&host, std::size_t{mib} << 20, cudaHostAllocDefault), "pinned memory");
+      per_mib.push_back(microseconds_since(start) / mib);
+      check(cudaFreeHost(host), "pinned memory");
+    }
+    put("host.pinned_allocation_us_per_mib", summarize(std::move(per_mib)), "cudaHostAlloc of 64 MiB");
+  }
   lab.activities->enable(true);
 
   // Dependent kernels of 20 us each, all queued before the first starts.

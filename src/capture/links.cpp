@@ -12,6 +12,7 @@
 #include <mutex>
 #include <thread>
 
+#include "contention.hpp"
 #include "cupti.hpp"
 #include "grid.hpp"
 #include "parts.hpp"
@@ -124,6 +125,14 @@ class Links {
   void once(const Call& call, std::size_t bytes) {
     on_all(ranks_, connected_, [&](int r, Rank& rank) {
       call(r, rank, bytes);
+      check(cudaStreamSynchronize(rank.stream), "transfer");
+    });
+  }
+
+  /// A few calls without a pause.
+  void several(const Call& call, std::size_t bytes) {
+    on_all(ranks_, connected_, [&](int r, Rank& rank) {
+      for (int i = 0; i < 8; ++i) call(r, rank, bytes);
       check(cudaStreamSynchronize(rank.stream), "transfer");
     });
   }
@@ -269,6 +278,25 @@ std::vector<Collective> collectives(int n) {
            }}};
 }
 
+/// Transfers and collectives of 32 MiB beside kernels on GPU 1, and the kernels beside them. The existing communicator
+/// is that of all ranks.
+void measure_transfers(Links& links, Lab& lab, Attention& attention, int ranks, Session& session) {
+  auto exchanges = collectives(ranks);
+  exchanges.push_back({"send_recv", one_way});
+  for (const auto& [name, call] : exchanges) {
+    if (session.stop) return;
+    const bool pair = std::string(name) == "send_recv";
+    std::optional<Background> running;
+    measure_contention(
+        lab, attention, session, std::string("contention.") + name,
+        [&] { running.emplace([&] { links.several(call, hidden_state_bytes); }); }, [&] { running.reset(); },
+        std::string(name) + " of 32 MiB over NVLink runs");
+    measure_beside(lab, attention, session, name, [&] {
+      return links.time(call, hidden_state_bytes, [=](int r) { return pair ? r == 1 : true; }).median;
+    });
+  }
+}
+
 }  // namespace
 
 void measure_links(Session& session) {
@@ -361,8 +389,9 @@ void measure_links(Session& session) {
     Lab lab(1, 0.7);
     Attention attention(lab);
     measure_contention(
-        lab, attention, session, [&] { links.begin_waiting(); }, [&] { links.end_waiting(); },
+        lab, attention, session, "contention", [&] { links.begin_waiting(); }, [&] { links.end_waiting(); },
         "an NCCL receive over NVLink waits for its sender");
+    measure_transfers(links, lab, attention, most, session);
   }
 }
 

@@ -8,6 +8,7 @@
 #include <ctime>
 #include <map>
 
+#include "contention.hpp"
 #include "grid.hpp"
 #include "parts.hpp"
 
@@ -31,8 +32,8 @@ std::string short_name(std::string device) {
 
 void measure_kernels(Lab& lab, Attention& attention, Session& session) {
   std::vector<profile::Key> keys;
-  for (auto& key : grid(session.options.quick))
-    if (session.wants(key.family)) keys.push_back(std::move(key));
+  for (auto& key : session.options.keys.empty() ? grid(session.options.quick) : session.options.keys)
+    if (session.wants(key.family)) keys.push_back(key);
   if (!session.options.lacking.empty()) {
     const profile::Profile have = profile::load(session.options.lacking, {"--lacking", 0});
     std::erase_if(keys, [&](const profile::Key& key) {
@@ -126,6 +127,7 @@ extern "C" void pipewright_capture_run(const pipewright::capture::Options& optio
     }
     measure_host(lab, session);
     measure_kernels(lab, attention, session);
+    if (options.keys.empty() && !options.quick && !stop) measure_copies(lab, attention, session);
     if (options.sustained) measure_clocks(lab, attention, session);
     profile.provenance.push_back(fmt::format("cool SM clock {:.0f} MHz, power limit {:.0f} W", lab.max_mhz,
                                              lab.nvml->limit_watts().value_or(0)));

@@ -31,10 +31,6 @@ void measure_host(Lab& lab, Session& session);
 /// same kernels on a cool part.
 void measure_clocks(Lab& lab, Attention& attention, Session& session);
 
-/// contention.*: slow-down of kernels beside something else, between the calls of `begin` and `end`.
-void measure_contention(Lab& lab, Attention& attention, Session& session, const std::function<void()>& begin,
-                        const std::function<void()>& end, const std::string& beside);
-
 /// Launches every kernel of a transformer layer once (bf16 and FP8), so that they are loaded.
 void load_layer_kernels(Lab& lab, Attention& attention);
 

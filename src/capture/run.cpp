@@ -1,10 +1,7 @@
 // Loads the module that needs CUDA, only when something is to be measured.
 #include <dlfcn.h>
 
-#include <array>
-#include <filesystem>
-#include <memory>
-
+#include "beside.hpp"
 #include "pipewright/capture.hpp"
 
 namespace pipewright::capture {
@@ -18,23 +15,18 @@ struct Loaded {
   std::string problem;
 };
 
-/// Beside the program (installed), or in the build's src/capture (the program is in src/cli).
 Loaded load_module() {
-  std::error_code error;
-  const auto program = std::filesystem::read_symlink("/proc/self/exe", error).parent_path();
-  std::string problem;
-  for (const auto& folder : {program, program / ".." / "capture"}) {
-    const auto path = folder / kModule;
-    if (!std::filesystem::exists(path, error)) continue;
-    void* handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-    if (handle == nullptr) return {nullptr, std::string("capture cannot load the CUDA libraries: ") + dlerror()};
-    auto* entry = reinterpret_cast<Entry*>(dlsym(handle, "pipewright_capture_run"));
-    if (entry == nullptr) return {nullptr, std::string(kModule) + " is of another version"};
-    return {entry, {}};
+  const auto path = beside_program(kModule);
+  if (path.empty()) {
+    return {nullptr,
+            "this build cannot measure: it was configured without CUDA; install the CUDA toolkit with CUPTI, cuBLASLt, "
+            "cuDNN and NCCL and configure with -Dcapture=enabled"};
   }
-  return {nullptr,
-          "this build cannot measure: it was configured without CUDA; install the CUDA toolkit with CUPTI, cuBLASLt, "
-          "cuDNN and NCCL and configure with -Dcapture=enabled"};
+  void* handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (handle == nullptr) return {nullptr, std::string("capture cannot load the CUDA libraries: ") + dlerror()};
+  auto* entry = reinterpret_cast<Entry*>(dlsym(handle, "pipewright_capture_run"));
+  if (entry == nullptr) return {nullptr, std::string(kModule) + " is of another version"};
+  return {entry, {}};
 }
 
 const Loaded& module() {

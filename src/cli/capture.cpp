@@ -1,4 +1,4 @@
-// pipewright capture: measures this machine and writes a profile.
+// pipewright capture: measures this machine, or a command that runs on it, and writes a profile.
 #include "pipewright/capture.hpp"
 
 #include <unistd.h>
@@ -6,11 +6,15 @@
 #include <CLI/CLI.hpp>
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <memory>
 #include <regex>
+#include <set>
 
 #include "commands.hpp"
+#include "pipewright/import.hpp"
+#include "pipewright/model.hpp"
 #include "progress.hpp"
 
 namespace pipewright::cli {
@@ -27,13 +31,23 @@ constexpr const char* kExamples = R"(Examples:
       NCCL over NVLink between 2 and 4 GPUs, memory of communicators
   pipewright capture --out links-shm.json --links --link 'shared host memory'
       the same with NCCL_P2P_DISABLE=1
+  pipewright capture --out mine.json --scenario S.yaml --lacking h200-sxm
+      only what the kernels of a scenario need and a profile does not have
+  pipewright capture --out run.json --scenario S.yaml --profile h200-sxm --steps 5:6 -- torchrun ... pretrain_gpt.py ...
+      what the kernels of a real run take: its steps 5 and 6, mapped to the operations of the scenario
+  pipewright capture --out kernels.json -- ./my_program
+      without a scenario: the list of its kernels
   pipewright profile merge my-gpu.json links.json links-shm.json --out profiles/my-node.json)";
 
 struct Arguments {
-  std::string out;
+  std::string out, raw, steps = "3:4";
   bool force = false;
+  std::vector<std::string> scenarios, profiles;
   capture::Options options;
+  capture::Attach attach;
 };
+
+const Position kHere = {"command line", 0};
 
 /// One line on a terminal, else a line every few seconds.
 class Line {
@@ -61,19 +75,56 @@ class Line {
   bool used_ = false;
 };
 
-void check(const Arguments& arguments) {
-  if (!arguments.force && arguments.out != "-" && std::filesystem::exists(arguments.out)) {
-    throw UsageError({"command line", 0}, "--out", arguments.out + " exists; --force replaces it");
-  }
+void check_regex(const char* option, const std::string& text) {
   try {
-    const std::regex compiled(arguments.options.ops);
+    const std::regex compiled(text);
   } catch (const std::regex_error&) {
-    throw UsageError({"command line", 0}, "--ops", "\"" + arguments.options.ops + "\" is not a regular expression");
+    throw UsageError(kHere, option, "\"" + text + "\" is not a regular expression");
   }
 }
 
-int measure(const Arguments& arguments) {
-  check(arguments);
+void check(const Arguments& arguments) {
+  if (!arguments.force && arguments.out != "-" && std::filesystem::exists(arguments.out)) {
+    throw UsageError(kHere, "--out", arguments.out + " exists; --force replaces it");
+  }
+  check_regex("--ops", arguments.options.ops);
+  check_regex("--step-kernel", arguments.attach.step_kernel);
+}
+
+scenario::Scenario read_scenario(const std::string& path) {
+  auto result = scenario::read(path);
+  scenario::check(result);
+  return result;
+}
+
+/// Shapes of every kernel that runs on a GPU alone; links are measured by --links.
+void add_keys(std::set<profile::Key>& keys, const std::vector<model::Kernel>& kernels) {
+  for (const auto& kernel : kernels) {
+    if (!kernel.key.family.empty() && profile::family(kernel.key.family).load != profile::Load::network) {
+      keys.insert(kernel.key);
+    }
+  }
+}
+
+std::vector<profile::Key> keys_of(const std::vector<std::string>& scenarios) {
+  std::set<profile::Key> keys;
+  for (const auto& path : scenarios) {
+    const auto stages = model::build(read_scenario(path));
+    for (const auto& piece : stages.pieces) add_keys(keys, piece.kernels);
+    for (const auto& rank : stages.ranks) {
+      add_keys(keys, rank.finalize);
+      add_keys(keys, rank.optimizer);
+      for (const auto& chunk : rank.chunks) {
+        add_keys(keys, chunk.gradient_sync);
+        add_keys(keys, chunk.parameter_gather);
+      }
+    }
+  }
+  return {keys.begin(), keys.end()};
+}
+
+int measure(Arguments& arguments) {
+  if (!arguments.scenarios.empty()) arguments.options.keys = keys_of(arguments.scenarios);
   Interruptible interruptible;
   std::atomic<bool> stop{false};
   capture::Result result;
@@ -100,6 +151,97 @@ int measure(const Arguments& arguments) {
   return result.complete ? 0 : 1;
 }
 
+/// The folder of the recordings; removed again unless the user named it.
+class Folder {
+ public:
+  explicit Folder(const std::string& named) : path_(named), keep_(!named.empty()) {
+    if (keep_) {
+      std::filesystem::create_directories(path_);
+      if (!std::filesystem::is_empty(path_)) throw UsageError(kHere, "--raw", path_ + " is not empty");
+      return;
+    }
+    std::string pattern = (std::filesystem::temp_directory_path() / "pipewright-XXXXXX").string();
+    if (mkdtemp(pattern.data()) == nullptr) throw UsageError("no temporary folder can be made: " + pattern);
+    path_ = pattern;
+  }
+  ~Folder() {
+    std::error_code ignored;
+    if (!keep_) std::filesystem::remove_all(path_, ignored);
+  }
+  Folder(const Folder&) = delete;
+  Folder& operator=(const Folder&) = delete;
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+  bool keep_;
+};
+
+void parse_steps(Arguments& arguments) {
+  auto& how = arguments.attach;
+  int read = 0;
+  const bool two = std::sscanf(arguments.steps.c_str(), "%d:%d%n", &how.first_step, &how.last_step, &read) == 2 &&
+                   static_cast<std::size_t>(read) == arguments.steps.size();
+  if (!two || how.first_step < 1 || how.last_step < how.first_step) {
+    throw UsageError(kHere, "--steps", "\"" + arguments.steps + "\" is not A:B with 1 <= A <= B");
+  }
+}
+
+/// Every process's kernels; "run.json" of rank 1 of several goes to run.r1.json.
+void write_lists(const Arguments& arguments, const std::vector<traces::Trace>& all) {
+  for (const auto& trace : all) {
+    std::filesystem::path path(arguments.out);
+    if (all.size() > 1 && arguments.out != "-") {
+      path.replace_extension(".r" + std::to_string(trace.rank) + path.extension().string());
+      if (!arguments.force && std::filesystem::exists(path)) {
+        throw UsageError(kHere, "--out", path.string() + " exists; --force replaces it");
+      }
+    }
+    write_result(path.string(), traces::kernel_list(trace));
+    std::fprintf(stderr, "%s: %zu kernels and copies of rank %d\n", path.c_str(), trace.activities.size(), trace.rank);
+  }
+}
+
+void write_profile(const Arguments& arguments, const std::vector<traces::Trace>& all) {
+  std::unique_ptr<profile::Profiles> lone;
+  std::vector<profile::Profile> loaded;
+  for (const auto& name : arguments.profiles) loaded.push_back(profile::load(name, kHere));
+  if (!loaded.empty()) lone = std::make_unique<profile::Profiles>(std::move(loaded));
+  const auto scenario = read_scenario(arguments.scenarios.front());
+  std::string command;
+  for (const auto& argument : arguments.options.arguments) command += (command.empty() ? "" : " ") + argument;
+  const std::string name =
+      arguments.options.name.empty() ? std::filesystem::path(arguments.out).stem().string() : arguments.options.name;
+  const auto result = traces::import_traces(scenario, all, {name, 1.0, command}, lone.get());
+  write_result(arguments.out, profile::to_json(result.profile));
+  if (arguments.out != "-") write_result("-", traces::text(result, lone.get()));
+}
+
+int attach(Arguments& arguments) {
+  parse_steps(arguments);
+  if (arguments.scenarios.size() > 1) throw UsageError(kHere, "--scenario", "one scenario, that of the command");
+  if (!arguments.scenarios.empty()) read_scenario(arguments.scenarios.front());  // before the command runs
+  const Folder folder(arguments.raw);
+  arguments.attach.folder = folder.path();
+  const auto attached = capture::attach(arguments.attach);
+  if (attached.recordings.empty()) {
+    throw UsageError(kHere, "--",
+                     "no process of the command ran a kernel, or none let itself be recorded (exit status " +
+                         std::to_string(attached.status) + ")");
+  }
+  std::vector<traces::Trace> all;
+  for (const auto& path : attached.recordings) all.push_back(traces::read(path));
+  if (arguments.scenarios.empty())
+    write_lists(arguments, all);
+  else
+    write_profile(arguments, all);
+  if (attached.status != 0) {
+    std::fprintf(stderr, "warning: the command ended with status %d; what it recorded until then is written\n",
+                 attached.status);
+  }
+  return attached.status == 0 ? 0 : 1;
+}
+
 }  // namespace
 
 void add_capture(CLI::App& app, Outcome& outcome) {
@@ -120,19 +262,35 @@ void add_capture(CLI::App& app, Outcome& outcome) {
   command->add_option("--link", options.link, "Which link class --links measures.")
       ->check(CLI::IsMember({"nvlink", "shared host memory"}))
       ->needs(links);
+  command
+      ->add_option("--scenario", arguments->scenarios,
+                   "Only shapes that this scenario's kernels need (repeatable); of a command: what it runs.")
+      ->allow_extra_args(false);
+  command->add_option("--steps", arguments->steps, "Of a command: steps A to B, counted from 1 (default 3:4).");
+  auto* kernel = command->add_option("--step-kernel", arguments->attach.step_kernel,
+                                     "Of a command: kernels whose name matches end a step (default: optimizers).");
+  command->add_option("--step-range", arguments->attach.step_range, "Of a command: the NVTX range that is one step.")
+      ->excludes(kernel);
+  command->add_option("--raw", arguments->raw, "Of a command: keep the recordings in this folder.");
+  command
+      ->add_option("--profile", arguments->profiles,
+                   "Of a command: compare with this profile, and bring times to a cool part by its clock law.")
+      ->allow_extra_args(false);
+  command->add_option("COMMAND", arguments->attach.command, "After --: a command to run and record.");
   command->callback([arguments, command, &outcome] {
     auto& line = arguments->options.arguments;
     line = {"pipewright", "capture"};
     for (const CLI::Option* option : command->get_options()) {
       if (option->count() == 0) continue;
-      line.push_back(option->get_name());
+      line.push_back(option->get_positional() ? "--" : option->get_name());
       if (option->get_expected_max() == 0) continue;
       for (const auto& value : option->results()) {
         const bool plain = value.find_first_of(" ^$()|*?[]\\'\"") == std::string::npos;
         line.push_back(plain ? value : "'" + value + "'");
       }
     }
-    outcome.status = measure(*arguments);
+    check(*arguments);
+    outcome.status = arguments->attach.command.empty() ? measure(*arguments) : attach(*arguments);
   });
 }
 

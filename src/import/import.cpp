@@ -66,6 +66,8 @@ class Importer {
   Importer(const scenario::Scenario& scenario, const Options& options, const profile::Profiles* cool)
       : scenario_(scenario), options_(options), stages_(model::build(scenario)) {
     if (cool == nullptr) return;
+    part_ = cool->first().device;
+    part_of_ = cool->first().name;
     clocks_ = cool->clocks_for(scenario.settings.fp8 ? "fp8" : "bf16");
     if (clocks_ == nullptr) return;
     window_ = std::llround(cool->scalar("clocks.window_ms").value * 1e6);
@@ -76,6 +78,10 @@ class Importer {
     const scenario::Int world = scenario_.cluster.num_gpus, stages = scenario_.settings.pipeline_model_parallel_size;
     if (trace.rank >= world) {
       throw UsageError({trace.file, 0}, {}, fmt::format("rank {} of a scenario of {} GPUs", trace.rank, world));
+    }
+    if (!part_.empty() && !trace.device.empty() && part_ != trace.device) {
+      throw UsageError({trace.file, 0}, {},
+                       fmt::format("ran on {}; profile {} is of {}", trace.device, part_of_, part_));
     }
     RankReport report;
     report.file = trace.file;
@@ -100,7 +106,7 @@ class Importer {
     for (const auto i : mapping.unmapped) {
       const Activity& a = trace.activities[i];
       report.attributed_us -= us(a.duration);
-      auto& entry = unmapped_[trace.names[a.name]];
+      auto& entry = unmapped_[trace.names[a.name] + inside(trace, a)];
       ++entry.count;
       entry.total_us += us(a.duration);
     }
@@ -125,6 +131,7 @@ class Importer {
     if (software.torch) p.versions["torch"] = *software.torch;
     p.provenance.push_back(options_.command);
 
+    refuse_wild_clocks();
     for (auto& [key, samples] : samples_) add_sample(key, samples);
     double duty = 0;
     for (const auto& rank : result_.ranks) duty += rank.duty / static_cast<double>(result_.ranks.size());
@@ -144,6 +151,16 @@ class Importer {
 
  private:
   static constexpr std::int64_t most_gap = 20000;  // ns: longer pauses inside an operation are the host's
+
+  /// " (in RANGE)": the innermost range around the launch.
+  static std::string inside(const Trace& trace, const Activity& a) {
+    const Range* inner = nullptr;
+    for (const Range& range : trace.ranges) {
+      if (!a.launch.known() || range.start > a.launch.start || range.end < a.launch.start) continue;
+      if (inner == nullptr || range.end - range.start < inner->end - inner->start) inner = &range;
+    }
+    return inner == nullptr ? "" : " (in " + inner->name + ")";
+  }
 
   /// Median pause between neighbours on the compute stream, of those that are not the host's.
   static std::int64_t usual_gap(const Trace& trace, const Mapping& mapping) {
@@ -235,6 +252,22 @@ class Importer {
     result_.notes.push_back(fmt::format("rank {}: {}", trace.rank, found));
   }
 
+  /// Matrix products take their time from the SM clock alone. Within a step the power limit moves it by a quarter;
+  /// times that differ by more say that the part was shared, overheating, or that its clock was changed.
+  void refuse_wild_clocks() const {
+    std::vector<double> spreads;
+    for (const auto& [key, samples] : samples_) {
+      if (profile::family(key.family).load != profile::Load::matrix || samples.situ_ns.size() < 8) continue;
+      spreads.push_back(deviation(samples.situ_ns) / median(samples.situ_ns));
+    }
+    if (spreads.empty() || median(spreads) <= most_spread) return;
+    throw UsageError(
+        {result_.ranks.front().file, 0}, {},
+        fmt::format("matrix products of one shape differ by {:.0f} % in time: the SM clock varied wildly, or "
+                    "something else ran on the GPU; nothing is imported",
+                    100 * median(spreads)));
+  }
+
   void add_sample(const profile::Key& key, const Samples& samples) {
     const bool waits = profile::family(key.family).load == profile::Load::network;
     KeyTime time;
@@ -274,6 +307,7 @@ class Importer {
     std::nth_element(samples.begin(), nth, samples.end());
     return *nth;
   }
+  static constexpr double most_spread = 0.4;       ///< of matrix products of one shape, half their central 68 %
   static constexpr std::size_t most_missing = 20;  ///< one in so many; versions of libraries differ in some
   static constexpr int fewest_exchanges = 4;       ///< of fewer, all may have waited: reported, not imported
 
@@ -282,7 +316,7 @@ class Importer {
   const model::Stages stages_;
   const profile::Clocks* clocks_ = nullptr;
   std::int64_t window_ = 0, gap_ns_ = 0;
-  std::string law_, device_;
+  std::string law_, device_, part_, part_of_;
   Bytes memory_;
   std::map<std::string, std::string> versions_;
   std::map<profile::Key, Samples> samples_;

@@ -2,6 +2,7 @@
 #include "read.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -51,6 +52,7 @@ Trace TraceBuilder::finish() {
   if (last - first > an_hour) throw refuse("kernels more than an hour apart: the times make no sense");
   if (busy == 0) throw refuse("all kernels have duration 0");
 
+  for (auto& range : trace.ranges) range.start -= first, range.end -= first;
   for (std::size_t i = 0; i < all.size(); ++i) {
     if (const auto found = launches_.find(correlations_[i]); found != launches_.end()) {
       all[i].launch = found->second;
@@ -86,9 +88,12 @@ Trace read(const std::string& path) {
   if (!std::filesystem::exists(status)) throw UsageError({path, 0}, {}, "cannot read: no such file");
   if (std::filesystem::is_directory(status)) throw UsageError({path, 0}, {}, "cannot read: this is a directory");
   constexpr std::string_view sqlite("SQLite format 3", 16);  // sqlite.org/fileformat.html, 1.3: the NUL belongs to it
-  std::array<char, sqlite.size()> head{};
+  constexpr std::string_view recording = "pipewright recording 1\n";
+  std::array<char, recording.size()> head{};
   std::ifstream(path, std::ios::binary).read(head.data(), head.size());
-  return sqlite == std::string_view(head.data(), head.size()) ? read_nsys(path) : read_json(path);
+  const std::string_view begins(head.data(), head.size());
+  if (begins.starts_with(sqlite)) return read_nsys(path);
+  return begins == recording ? read_recording(path) : read_json(path);
 }
 
 }  // namespace pipewright::traces

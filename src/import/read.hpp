@@ -1,4 +1,4 @@
-// What the readers of the three forms share.
+// What the readers of the four forms share.
 #pragma once
 
 #include <string>
@@ -32,5 +32,6 @@ class TraceBuilder {
 
 Trace read_json(const std::string& path);
 Trace read_nsys(const std::string& path);
+Trace read_recording(const std::string& path);
 
 }  // namespace pipewright::traces

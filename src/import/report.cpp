@@ -128,4 +128,15 @@ std::string json(const Import& result, const profile::Profiles* lone) {
   return out.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
+std::string kernel_list(const Trace& trace) {
+  std::string out = "{\"names\": " + Json(trace.names).dump(-1, ' ', false, Json::error_handler_t::replace);
+  out += ",\n \"rows\": [";
+  for (std::size_t i = 0; i < trace.activities.size(); ++i) {
+    const Activity& a = trace.activities[i];
+    out += fmt::format("{}[{}, {}, {:.2f}, {:.2f}]", i ? ",\n  " : "\n  ", a.name, a.stream,
+                       static_cast<double>(a.start) / 1e3, static_cast<double>(a.duration) / 1e3);
+  }
+  return out + "]}\n";
+}
+
 }  // namespace pipewright::traces

@@ -183,6 +183,43 @@ TEST_CASE("kernels that the model does not know are listed, never guessed") {
   CHECK(listed);
 }
 
+TEST_CASE("a profile of another part, and clocks that vary wildly, are refused") {
+  auto trace = traces::read("data/dense.r1.json.gz");
+  trace.device = "NVIDIA H200";
+  profile::Profile other;
+  other.name = "a100";
+  other.device = "NVIDIA A100-SXM4-80GB";
+  const profile::Profiles cool({other});
+  CHECK_THROWS_WITH_AS(traces::import_traces(dense(), {trace}, {"x", 1.25, ""}, &cool),
+                       doctest::Contains("ran on NVIDIA H200; profile a100 is of NVIDIA A100-SXM4-80GB"), UsageError);
+  std::int64_t later = 0;
+  for (std::size_t i = 0; i < trace.activities.size(); ++i) {
+    auto& a = trace.activities[i];
+    a.start += later;
+    if (trace.names[a.name].find("nvjet") == std::string::npos || i % 2 == 0) continue;
+    later += 2 * a.duration;
+    a.duration *= 3;
+  }
+  CHECK_THROWS_WITH_AS(traces::import_traces(dense(), {trace}, {"x", 1.25, ""}, nullptr),
+                       doctest::Contains("the SM clock varied wildly"), UsageError);
+}
+
+TEST_CASE("what no operation explains is listed with the range that launched it") {
+  auto trace = traces::read("data/dense.r1.json.gz");
+  trace.names.emplace_back("my_own_kernel");
+  traces::Activity foreign = trace.activities.back();
+  foreign.name = static_cast<std::uint32_t>(trace.names.size() - 1);
+  foreign.start = trace.activities.back().end() + 1000;
+  foreign.launch = {foreign.start - 500, 5, 1};
+  trace.activities.push_back(foreign);
+  trace.ranges = {
+      {"step", 0, foreign.start + 1}, {"logging", foreign.start - 600, foreign.start - 400}, {"old", 0, 10}};
+  const auto result = traces::import_traces(dense(), {trace}, {"dense", 1.25, ""}, nullptr);
+  bool listed = false;
+  for (const auto& u : result.unmapped) listed |= u.name == "my_own_kernel (in logging)";
+  CHECK(listed);
+}
+
 TEST_CASE("wrong scenarios are refused") {
   const auto trace = traces::read("data/dense.r1.json.gz");
   auto fp8 = dense();

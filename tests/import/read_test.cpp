@@ -181,6 +181,45 @@ TEST_CASE("wrong input: one clear error") {
   CHECK(contains(error("two.json", two), "one trace a rank"));
 }
 
+/// Two kernels, a copy and a memset of a window of one step, launched by thread 3, in a range.
+const char* const recording =
+    "pipewright recording 1\nM\tpid\t77\nM\trank\t2\nM\tdevice\tNVIDIA H200\nM\tmemory\t150000000000\n"
+    "M\tsteps\t1\nM\tsteps_seen\t4\nM\tdropped\t0\n"
+    "N\t0\t_ZN3foo3barEi\nN\t1\tMemset (Device)\nN\t2\tMemcpy DtoH\nN\t3\tforward\n"
+    "A\t1\t1\t0\t7\t1000\t1400\t11\nA\t0\t0\t0\t7\t2000\t5000\t12\nA\t3\t2\t0\t9\t3000\t3500\t13\n"
+    "L\t12\t3\t500\t520\nR\t3\t400\t600\nE\n";
+
+TEST_CASE("a recording of an attached process") {
+  const Folder folder;
+  const auto trace = traces::read(folder.write("rec.rec", recording));
+  CHECK(trace.rank == 2);
+  CHECK(trace.device == "NVIDIA H200");
+  CHECK(trace.memory.value == 150000000000);
+  REQUIRE(trace.activities.size() == 3);
+  CHECK(trace.names[trace.activities[1].name] == "foo::bar(int)");
+  CHECK(trace.activities[1].start == 1000);
+  CHECK(trace.activities[1].duration == 3000);
+  CHECK(trace.activities[1].launch.start == -500);
+  CHECK(trace.activities[1].launch.thread == 3);
+  CHECK(trace.activities[0].engine == traces::Engine::memset);
+  CHECK(trace.activities[2].engine == traces::Engine::d2h);
+  REQUIRE(trace.ranges.size() == 1);
+  CHECK(trace.ranges[0].name == "forward");
+  CHECK(trace.ranges[0].end == -400);
+  const auto error = [&](const std::string& from, const std::string& to) {
+    std::string text = recording;
+    text.replace(text.find(from), from.size(), to);
+    return error_of(folder.write("rec.r0.rec", text));
+  };
+  CHECK(contains(error("E\n", ""), "truncated"));
+  CHECK(contains(error("dropped\t0", "dropped\t4"), "dropped 4 records"));
+  CHECK(contains(error("steps\t1", "steps\t0"), "ended after 4 steps, before the window"));
+  CHECK(contains(error("A\t0\t0\t0", "A\t0\t9\t0"), "not listed"));
+  CHECK(contains(error("A\t0\t0\t0", "A\t1\t0\t0"), "the trace has no kernels"));
+  CHECK(contains(error("\t2000\t5000", "\t2000\tx"), "rec.r0.rec:14"));
+  CHECK(contains(error("R\t3", "Q\t3"), "begins with \"Q\""));
+}
+
 TEST_CASE("truncation and flipped bytes: an answer or a UsageError, for every form") {
   const Folder folder;
   std::ifstream in("data/dense.chrome.json.gz", std::ios::binary);
@@ -204,8 +243,9 @@ TEST_CASE("truncation and flipped bytes: an answer or a UsageError, for every fo
     for (const auto& [name, whole] : {std::pair{"t.r0.json.gz", real},
                                       {"l.r0.json.gz", rows},
                                       {"n.r0.sqlite", sqlite},
-                                      {"c.r0.json", std::string(chrome)}}) {
-      const std::size_t cut = random() % whole.size();
+                                      {"c.r0.json", std::string(chrome)},
+                                      {"r.r0.rec", std::string(recording)}}) {
+      const std::size_t cut = random() % (whole.size() - 1);
       if (std::string_view(name) != "n.r0.sqlite") {
         CHECK_MESSAGE(error_of(folder.write(name, whole.substr(0, cut))) != "no error", name << " cut at " << cut);
       } else {
