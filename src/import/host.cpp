@@ -54,6 +54,14 @@ const char* direction_of(const Mapped& operation) {
   throw InternalError("pass out of range");
 }
 
+/// Under which a host cost is kept: what the model asks for.
+std::string cost_name(const Expected& expected) {
+  const auto& family = expected.kernel->key.family;
+  return family.starts_with("moe.") ? family : expected.operation;
+}
+
+constexpr std::size_t beyond_compute = 1000;  // positions of operations beside the compute stream
+
 }  // namespace
 
 void HostCosts::add(const Trace& trace, const Mapping& mapping) {
@@ -93,7 +101,8 @@ void HostCosts::add(const Trace& trace, const Mapping& mapping) {
       clean = clean && free;
       continue;
     }
-    if (any && clean && trace.activities[operation.main].stream == mapping.compute_stream) {
+    const bool counts = operation.in_order || operation.expected->operation == "copy.d2h";
+    if (any && clean && counts && !operation.expected->after_wait) {
       const double interval = us(launch(e.activity).start - launch(last_main).start);
       const std::string direction = direction_of(operation);
       if (last_was_transfer) {
@@ -101,11 +110,14 @@ void HostCosts::add(const Trace& trace, const Mapping& mapping) {
         first_operation_[direction] = operation.expected->operation;
       } else if (!unmapped_between && last_operation != none &&
                  direction == direction_of(mapping.operations[last_operation])) {
-        const auto at = static_cast<std::size_t>(operation.expected - operation.pattern->compute.data());
-        auto& position = positions_[{operation.pattern->name, at}];
+        const auto& list = operation.in_order ? operation.pattern->compute : operation.pattern->elsewhere;
+        const auto at = static_cast<std::size_t>(operation.expected - list.data());
+        auto& position = positions_[{operation.pattern->name, operation.in_order ? at : at + beyond_compute}];
         position.direction = direction;
-        position.operation = operation.expected->operation;
+        position.operation = cost_name(*operation.expected);
+        position.enters_node = operation.pattern->node && operation.in_order && at == 0;
         position.us.push_back(interval);
+        add_launches(position, trace, operation);
       }
     }
     any = true;
@@ -132,30 +144,74 @@ void HostCosts::add(const Trace& trace, const Mapping& mapping) {
   }
 }
 
+/// Grouped GEMMs and routers: as many launches as there are experts, or operators.
+void HostCosts::add_launches(Position& position, const Trace& trace, const Mapped& operation) {
+  if (operation.expected->kernel->launches < 4 || operation.activities.size() < 4) return;
+  std::int64_t first = INT64_MAX, last = INT64_MIN;
+  for (const auto a : operation.activities) {
+    first = std::min(first, trace.activities[a].launch.start);
+    last = std::max(last, trace.activities[a].launch.start);
+  }
+  const double count = static_cast<double>(operation.activities.size());
+  position.launches = operation.expected->kernel->launches;
+  position.each.push_back(traces::us(last - first) / (count - 1) * count / position.launches);
+}
+
+void HostCosts::Sum::add(const Position& position, double less) {
+  const double of_each = position.each.empty() ? 0 : median(position.each);
+  each += of_each;
+  us += std::max(median(position.us) - less - of_each * position.launches, 0.0);
+  deviation += traces::deviation(position.us);
+  ++positions;
+}
+
+/// Costs by family; `nodes`: by direction, what entering a node of expert-parallel overlap costs. The first operation
+/// of a node shows it, less what the same family costs elsewhere; a family that is always the first is corrected by it.
+std::map<std::string, HostCosts::Sum> HostCosts::families(std::map<std::string, Sum>& nodes) const {
+  std::map<std::string, Sum> result;
+  std::vector<const Position*> first;
+  const auto prefix = [](const Position& position) { return "host." + position.direction + "."; };
+  for (const auto& [where, position] : positions_) {
+    // The optimizer is a few long runs of launches, far ahead of the GPU: one instance each tells nothing.
+    if (position.direction == "recompute" || position.direction == "optimizer") continue;
+    if (position.enters_node) {
+      first.push_back(&position);
+      continue;
+    }
+    result[prefix(position) + position.operation].add(position);
+    const bool grouped = position.operation.starts_with("gemm.grouped");
+    if (grouped) result[prefix(position) + "gemm.grouped"].add(position);
+    if (!grouped && position.operation.starts_with("gemm")) result[prefix(position) + "gemm"].add(position);
+  }
+  const auto known = result;
+  const auto node_name = [](const Position& position) { return "host." + position.direction + "_node"; };
+  for (const auto* position : first) {
+    const auto same = known.find(prefix(*position) + position->operation);
+    if (same == known.end()) continue;
+    auto& node = nodes[node_name(*position)];
+    node.add(*position, same->second.us / same->second.positions);
+    node.each = 0;
+  }
+  for (const auto* position : first) {
+    const auto name = prefix(*position) + position->operation;
+    const auto node = nodes.find(node_name(*position));
+    if (known.contains(name)) continue;
+    result[name].add(*position, node == nodes.end() ? 0 : node->second.us / node->second.positions);
+  }
+  return result;
+}
+
 std::map<std::string, profile::Scalar> HostCosts::scalars(double overhead, const std::string& source) const {
   std::map<std::string, profile::Scalar> result;
   const auto set = [&](const std::string& name, double value, double one_sigma, const std::string& from) {
     if (value > 0) result[name + "_us"] = {value, one_sigma / value, profile::Origin::measured, from};
   };
-  struct Sum {
-    double us = 0, deviation = 0;
-    int positions = 0;
-  };
-  std::map<std::string, Sum> families;
-  for (const auto& [where, position] : positions_) {
-    // The optimizer is a few long runs of launches, far ahead of the GPU: one instance each tells nothing.
-    if (position.direction == "recompute" || position.direction == "optimizer") continue;
-    std::vector<std::string> names = {position.operation};
-    if (position.operation.starts_with("gemm")) names.emplace_back("gemm");
-    for (const auto& name : names) {
-      Sum& sum = families["host." + position.direction + "." + name];
-      sum.us += median(position.us);
-      sum.deviation += deviation(position.us);
-      ++sum.positions;
-    }
-  }
-  for (const auto& [name, sum] : families) {
-    set(name, sum.us / sum.positions / overhead, sum.deviation / sum.positions / overhead, source);
+  std::map<std::string, Sum> costs;
+  const auto by_family = families(costs);
+  costs.insert(by_family.begin(), by_family.end());
+  for (const auto& [name, sum] : costs) {
+    set(name, std::max(sum.us / sum.positions, 0.01) / overhead, sum.deviation / sum.positions / overhead, source);
+    if (sum.each > 0) set(name + "_each", sum.each / sum.positions / overhead, 0, source);
   }
   const double call = median(transfer_us_) / overhead;
   set("host.p2p_call", call, deviation(transfer_us_) / overhead, source);

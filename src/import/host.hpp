@@ -19,9 +19,21 @@ class HostCosts {
   std::map<std::string, profile::Scalar> scalars(double overhead, const std::string& source) const;
 
  private:
+  struct Position;
+  static void add_launches(Position& position, const Trace& trace, const Mapped& operation);
+  struct Sum {
+    double us = 0, deviation = 0, each = 0;
+    int positions = 0;
+    void add(const Position& position, double less = 0);
+  };
+  std::map<std::string, Sum> families(std::map<std::string, Sum>& nodes) const;
+
   struct Position {
     std::string direction, operation;  ///< "forward", "gemm.bf16.tn"
+    bool enters_node = false;          ///< the host has left another node of expert-parallel overlap before
     std::vector<double> us;
+    std::vector<double> each;  ///< of an operation of many launches: between two of them
+    int launches = 0;
   };
 
   std::map<std::pair<std::string, std::size_t>, Position> positions_;  ///< by pattern and position in it

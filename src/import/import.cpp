@@ -182,8 +182,8 @@ class Importer {
       const Activity& a = trace.activities[i];
       // A pause longer than usual between an operation's kernels is the host's, not the operation's.
       if (end >= 0) ns += std::clamp<std::int64_t>(a.start - end, 0, gap_ns_);
-      ns += a.duration;
-      end = a.end();
+      ns += std::max<std::int64_t>(a.end() - std::max(a.start, end), 0);  // GEMMs of a group overlap
+      end = std::max(end, a.end());
       total_us += us(a.duration);
     }
     double slowdown = 1;
@@ -224,7 +224,7 @@ class Importer {
     bool whole_step = false;
     for (const auto* pattern : mapping.instances) {
       report.passes += pattern->pass != Pass::step;
-      forward += pattern->pass == Pass::forward;
+      forward += pattern->pass == Pass::forward && pattern->enters;
       whole_step |= pattern->pass == Pass::step;
     }
     for (const auto& chunk : stages_.ranks[static_cast<std::size_t>(report.pp_rank)].chunks) {

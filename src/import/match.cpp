@@ -30,12 +30,16 @@ class Matcher {
   }
 
   Mapping run() {
-    find_compute_stream();
-    gather_units();
-    gather_landmarks();
-    tile();
-    align();
+    find_streams();
+    for (const auto& pattern : patterns_) {
+      for (const auto& e : pattern.compute) {
+        if (e.operation.starts_with("gemm.grouped")) group_ = static_cast<std::size_t>(e.kernel->key.dims.front());
+      }
+    }
+    walk(result_.compute_stream, false);
     map_other_streams();
+    if (beside_ != none) walk(beside_, true);
+    sort_exchanges();
     std::sort(result_.operations.begin(), result_.operations.end(), [&](const Mapped& a, const Mapped& b) {
       const auto& x = trace_.activities[a.main];
       const auto& y = trace_.activities[b.main];
@@ -47,20 +51,79 @@ class Matcher {
   }
 
  private:
+  static constexpr std::int64_t none = INT64_MIN;
+
   struct Tile {
     const Pattern* pattern;
     std::size_t first;  ///< landmark
   };
 
-  void find_compute_stream() {
-    std::map<std::int64_t, std::int64_t> busy;
+  /// Compute: the busiest with norms or attention. Beside it, with expert-parallel overlap, the one of all-to-alls.
+  /// Grouped GEMMs: those that run nothing but matrix products.
+  void find_streams() {
+    std::map<std::int64_t, std::int64_t> busy, landmarks;
+    std::set<std::int64_t> others, exchanges;
     for (std::size_t i = 0; i < kinds_.size(); ++i) {
-      if (kinds_[i] == "comp") busy[trace_.activities[i].stream] += trace_.activities[i].duration;
+      const Activity& a = trace_.activities[i];
+      if (kinds_[i] == "ep") exchanges.insert(a.stream);
+      if (kinds_[i] != "comp") continue;
+      busy[a.stream] += a.duration;
+      const Meaning& meaning = meanings_[a.name];
+      const std::string operation = meaning.operations.empty() ? "" : meaning.operations.front();
+      const bool product = operation.starts_with("gemm") || operation.starts_with("moe.router.gemm");
+      if (!product && meaning.role != Role::after && operation != "memset") others.insert(a.stream);
+      if (is_landmark(operation) && !product) landmarks[a.stream] += 1;
     }
     std::int64_t most = -1;
     for (const auto& [stream, ns] : busy) {
-      if (ns > most) most = ns, result_.compute_stream = stream;
+      if ((landmarks.empty() || landmarks.contains(stream)) && ns > most) most = ns, result_.compute_stream = stream;
     }
+    for (const auto& [stream, ns] : busy) {
+      if (stream != result_.compute_stream && !others.contains(stream)) grouped_.insert(stream);
+    }
+    const bool nodes = std::any_of(patterns_.begin(), patterns_.end(), [](const Pattern& p) { return p.beside; });
+    for (const auto stream : exchanges) {
+      if (nodes && stream != result_.compute_stream) beside_ = stream;
+    }
+  }
+
+  /// One stream against its patterns.
+  void walk(std::int64_t stream, bool beside) {
+    stream_ = stream;
+    on_beside_ = beside;
+    units_.clear();
+    landmarks_.clear();
+    tiles_.clear();
+    gather_units();
+    gather_landmarks();
+    tile();
+    align();
+  }
+
+  bool is_of_stream(const Activity& a) const {
+    return a.stream == stream_ || (!on_beside_ && grouped_.contains(a.stream));
+  }
+
+  /// What a kernel is; a matrix product on a stream of its own is an expert's.
+  const Meaning& meaning(const Activity& a) {
+    const Meaning& plain = meanings_[a.name];
+    if (!grouped_.contains(a.stream) || plain.role != Role::main) return plain;
+    Meaning& result = experts_[a.name];
+    if (result.operations.empty()) {
+      std::string layout = plain.operations.front();
+      if (layout == "moe.router.gemm.forward") layout = "gemm.bf16.tn";
+      result = {Role::main, {"gemm.grouped" + layout.substr(std::string("gemm").size())}};
+    }
+    return result;
+  }
+
+  std::string landmark_of(const Meaning& meaning) const {
+    for (const auto& operation : meaning.operations) {
+      if (on_beside_ ? is_beside_landmark(operation)
+                     : (&operation == meaning.operations.data() && is_landmark(operation)))
+        return operation;
+    }
+    return {};
   }
 
   void gather_units() {
@@ -68,8 +131,8 @@ class Matcher {
     std::vector<std::uint32_t> waiting;
     for (std::uint32_t i = 0; i < trace_.activities.size(); ++i) {
       const Activity& a = trace_.activities[i];
-      if (a.stream != result_.compute_stream || kinds_[i] == "p2p") continue;
-      const Meaning& meaning = meanings_[a.name];
+      if (!is_of_stream(a) || kinds_[i] == "p2p") continue;
+      const Meaning& meaning = this->meaning(a);
       if (meaning.role == Role::before && (a.duration < longest_helper || meaning.operations.empty())) {
         waiting.push_back(i);
       } else if (meaning.role == Role::after && waiting.empty() && !units_.empty()) {
@@ -77,9 +140,7 @@ class Matcher {
       } else {
         Unit unit{i, std::move(waiting), &meaning, {}};
         unit.activities.push_back(i);
-        if (!meaning.operations.empty() && is_landmark(meaning.operations.front())) {
-          unit.landmark = meaning.operations.front();
-        }
+        unit.landmark = landmark_of(meaning);
         units_.push_back(std::move(unit));
         waiting.clear();
       }
@@ -91,7 +152,9 @@ class Matcher {
       const auto& name = units_[i].landmark;
       if (name.empty()) continue;
       Landmark mark{i, 1, &name};
-      if (is_run(name)) {
+      if (name.starts_with("gemm.grouped")) {
+        while (mark.size < group_ && i + 1 < units_.size() && units_[i + 1].landmark == name) ++i, ++mark.size;
+      } else if (is_run(name)) {
         while (i + 1 < units_.size() && can_be(units_[i + 1], name)) ++i, ++mark.size;
       }
       landmarks_.push_back(mark);
@@ -106,11 +169,20 @@ class Matcher {
   }
 
   bool fits(const Pattern& pattern, std::size_t at) const {
+    if (pattern.beside != on_beside_ || pattern.landmarks.empty()) return false;
+    if (on_beside_ && !same_side(pattern, at)) return false;
     if (at + pattern.landmarks.size() > landmarks_.size()) return false;
     for (std::size_t i = 0; i < pattern.landmarks.size(); ++i) {
       if (pattern.compute[pattern.landmarks[i]].operation != *landmarks_[at + i].operation) return false;
     }
     return true;
+  }
+
+  /// Forward and backward nodes are launched by different threads.
+  bool same_side(const Pattern& pattern, std::size_t at) const {
+    if (forward_thread_ < 0) return true;
+    const bool forward = trace_.activities[units_[landmarks_[at].first].main].launch.thread == forward_thread_;
+    return forward == (pattern.pass == Pass::forward);
   }
 
   /// covered[i]: most landmarks from i on that tiles can cover; of equal coverings the one with the fewest tiles.
@@ -136,6 +208,12 @@ class Matcher {
       if (pattern != nullptr) tiles_.push_back({pattern, i});
       i += pattern != nullptr ? pattern->landmarks.size() : 1;
     }
+    if (on_beside_) return;
+    for (const auto& t : tiles_) {
+      if (t.pattern->pass == Pass::forward) {
+        forward_thread_ = trace_.activities[units_[landmarks_[t.first].first].main].launch.thread;
+      }
+    }
     if (std::none_of(tiles_.begin(), tiles_.end(), [](const Tile& t) { return t.pattern->pass != Pass::step; })) {
       refuse();
     }
@@ -154,10 +232,14 @@ class Matcher {
 
   void map(const Expected& expected, const Tile& tile, std::size_t instance, std::size_t first, std::size_t size) {
     Mapped mapped{&expected, tile.pattern, instance, units_[first].main, {}};
+    // The last launch ends what the host spends on an operation of many kernels of one size.
+    const bool ends = expected.operation.starts_with("gemm.grouped") || expected.operation.starts_with("moe.router");
     for (std::size_t u = first; u < first + size; ++u) {
       const auto& a = units_[u].activities;
       mapped.activities.insert(mapped.activities.end(), a.begin(), a.end());
-      if (trace_.activities[units_[u].main].duration > trace_.activities[mapped.main].duration) {
+      const auto& so_far = trace_.activities[mapped.main];
+      const auto& next = trace_.activities[units_[u].main];
+      if (ends ? next.launch.start > so_far.launch.start : next.duration > so_far.duration) {
         mapped.main = units_[u].main;
       }
     }
@@ -176,6 +258,7 @@ class Matcher {
   };
 
   void align() {
+    const std::size_t first_instance = result_.instances.size();
     Gap gap;
     std::size_t unit = 0;
     const auto units_until = [&](std::size_t end) {
@@ -195,13 +278,13 @@ class Matcher {
       const auto& compute = tile.pattern->compute;
       for (std::size_t i = 0, l = 0; i < compute.size(); ++i) {
         if (l == tile.pattern->landmarks.size() || i != tile.pattern->landmarks[l]) {
-          gap.wanted.push_back({&compute[i], &tile, t});
+          gap.wanted.push_back({&compute[i], &tile, first_instance + t});
           continue;
         }
         const Landmark& mark = landmarks_[tile.first + l];
         units_until(mark.first);
         close(gap);
-        map(compute[i], tile, t, mark.first, mark.size);
+        map(compute[i], tile, first_instance + t, mark.first, mark.size);
         unit = mark.first + mark.size;
         ++l;
         ++landmark;
@@ -256,7 +339,8 @@ class Matcher {
         for (std::size_t size = 1; j + size <= m && can_be(units_[gap.units[j + size - 1]], operation) &&
                                    same_thread(gap.units[j], gap.units[j + size - 1]);
              ++size) {
-          const std::size_t score = best[i + 1][j + size].score + size;
+          // Units first; of equal numbers of them, the most operations.
+          const std::size_t score = best[i + 1][j + size].score + size * (n + 1) + 1;
           if (score >= cell.score) cell = {score, size, false};
           if (!is_run(operation)) break;
         }
@@ -308,7 +392,7 @@ class Matcher {
       const Activity& a = trace_.activities[i];
       if (kinds_[i] == "p2p") {
         result_.pipeline.push_back(i);
-      } else if (a.stream != result_.compute_stream) {
+      } else if (!is_of_stream(a) && a.stream != beside_) {
         const auto& operations = meanings_[a.name].operations;
         const std::string name = a.engine == Engine::d2h   ? "copy.d2h"
                                  : a.engine == Engine::h2d ? "copy.h2d"
@@ -322,11 +406,24 @@ class Matcher {
         if (stream.second != where.second || activities.size() != slots.size()) continue;
         for (std::size_t i = 0; i < slots.size(); ++i) {
           result_.operations.push_back(
-              {slots[i].expected, slots[i].pattern, slots[i].instance, activities[i], {activities[i]}});
+              {slots[i].expected, slots[i].pattern, slots[i].instance, activities[i], {activities[i]}, false});
         }
         found.erase(stream);
         break;
       }
+    }
+  }
+
+  /// Neighbouring exchanges of a tile may come in either order: the longer is the larger.
+  void sort_exchanges() {
+    for (std::size_t i = 1; i < result_.operations.size(); ++i) {
+      Mapped &a = result_.operations[i - 1], &b = result_.operations[i];
+      if (a.instance != b.instance || a.expected->operation != "all_to_all" || b.expected->operation != "all_to_all") {
+        continue;
+      }
+      const auto bytes = [](const Mapped& m) { return m.expected->kernel->key.dims.back(); };
+      const auto ns = [&](const Mapped& m) { return trace_.activities[m.main].duration; };
+      if ((bytes(a) < bytes(b)) != (ns(a) < ns(b))) std::swap(a.expected, b.expected);
     }
   }
 
@@ -345,6 +442,11 @@ class Matcher {
   const std::vector<std::string>& kinds_;
   const std::vector<Pattern>& patterns_;
   std::vector<Meaning> meanings_;
+  std::map<std::uint32_t, Meaning> experts_;  ///< by name: of kernels on streams of grouped GEMMs
+  std::set<std::int64_t> grouped_;
+  std::size_t group_ = 1;  ///< GEMMs of a grouped one
+  std::int64_t beside_ = none, stream_ = 0, forward_thread_ = -1;
+  bool on_beside_ = false;
   std::vector<Unit> units_;
   std::vector<Landmark> landmarks_;
   std::vector<Tile> tiles_;

@@ -25,13 +25,17 @@ enum class Pass : std::uint8_t { forward, backward, weight_gradient, step };
 struct Expected {
   const model::Kernel* kernel;
   std::string operation;
+  bool after_wait = false;  ///< the host has waited for the GPU just before its launch
 };
 
 struct Pattern {
   std::string name;  ///< "layer forward"
   Pass pass;
   std::uint32_t piece = 0;
-  std::vector<Expected> compute;       ///< of the compute stream
+  bool node = false;                   ///< of expert-parallel overlap
+  bool enters = true;                  ///< a piece, or its first node
+  bool beside = false;                 ///< a node on the communication stream of expert-parallel overlap
+  std::vector<Expected> compute;       ///< of the compute stream (or the node's)
   std::vector<Expected> elsewhere;     ///< of other streams
   std::vector<std::size_t> landmarks;  ///< positions in `compute`
 };
@@ -46,6 +50,7 @@ struct Mapped {
   std::size_t instance;                   ///< which tile of the trace
   std::uint32_t main;                     ///< the activity that does the work
   std::vector<std::uint32_t> activities;  ///< with helpers, by start
+  bool in_order = true;                   ///< by its place in a tile, not by its number on a stream
 };
 
 struct Mapping {

@@ -14,15 +14,27 @@ struct Pattern {
   std::vector<std::string> operations;
 };
 
-/// The loss and the scatter of an embedding's gradient are chains of ATen kernels; the same kernels elsewhere are
-/// small.
-const std::vector<std::string> loss = {"cross_entropy.unfused.forward", "cross_entropy.unfused.backward", "small"};
+/// The loss, a router and the scatter of an embedding's gradient are chains of ATen kernels; the same kernels elsewhere
+/// are small.
+const std::vector<std::string> loss = {"cross_entropy.unfused.forward", "cross_entropy.unfused.backward",
+                                       "moe.router.topk.forward", "moe.router.topk.backward", "small"};
 
 /// The first that matches counts.
 const std::vector<Pattern>& patterns() {
   static const std::vector<Pattern> table = {
       {"^Memset", Role::before, {"memset", "embedding.backward"}},
       {"splitKreduce", Role::after, {}},
+      {"_row_id_map_pass", Role::before, {}},
+      {"_make_chunk_sort_map", Role::main, {"small"}},
+      {"_sort_chunks_by_map", Role::main, {"moe.sort_chunks"}},
+      {"_unpermute", Role::main, {"moe.unpermute"}},
+      {"_permute", Role::main, {"moe.permute"}},
+      {"gatherTopK|bitonicSort|softmax_warp_forward|_cuda_scatter_fill|normal_and_transform",
+       Role::main,
+       {"moe.router.topk.forward"}},
+      {"softmax_warp_backward", Role::main, {"moe.router.topk.backward"}},
+      {"_cuda_scatter_gather", Role::main, {"moe.router.topk.forward", "moe.router.topk.backward"}},
+      {"triton_red.*silu.*sum", Role::after, {}},
       {"rmsnorm_fwd", Role::main, {"rmsnorm.forward"}},
       {"rmsnorm_bwd_finalize", Role::after, {}},
       {"rmsnorm_bwd", Role::main, {"rmsnorm.backward"}},
@@ -63,11 +75,14 @@ const std::vector<Pattern>& patterns() {
       {"FillFunctor<c10::BFloat16>", Role::main, {"fill", "embedding.backward"}},
       {"FillFunctor", Role::before, {"fill"}},
       {"vectorized_gather_kernel|indexSelect|embedding_kernel", Role::main, {"embedding.forward"}},
-      {"bfloat16_copy_kernel", Role::main, {"cast.f32_bf16", "cross_entropy.unfused.backward", "small"}},
+      {"bfloat16_copy_kernel",
+       Role::main,
+       {"cast.f32_bf16", "cross_entropy.unfused.backward", "moe.router.gemm.backward", "small"}},
       {"unrolled_elementwise_kernel.*direct_copy|unrolled_elementwise_kernel.*copy_kernel",
        Role::main,
-       {"cast.bf16_f32", "cross_entropy.unfused.forward", "cross_entropy.unfused.backward", "small"}},
-      {"elementwise_kernel.*direct_copy", Role::main, {"copy.strided", "copy.d2d", "embedding.forward"}},
+       {"cast.bf16_f32", "cross_entropy.unfused.forward", "cross_entropy.unfused.backward", "moe.router.topk.forward",
+        "moe.router.topk.backward", "moe.router.gemm.backward", "small"}},
+      {"elementwise_kernel.*direct_copy", Role::main, {"copy.strided", "copy.d2d", "embedding.forward", "small"}},
       {"triton.*(log_softmax|_log_|exp|logsumexp)",
        Role::main,
        {"cross_entropy.native.forward", "cross_entropy.native.backward"}},
@@ -76,8 +91,11 @@ const std::vector<Pattern>& patterns() {
       {"CUDAFunctorOnSelf_add<int>", Role::main, {"small"}},
       {"CUDAFunctor_add<float>",
        Role::main,
-       {"add.f32", "small", "cross_entropy.unfused.forward", "cross_entropy.unfused.backward"}},
-      {"^Memcpy.*DtoD|^Memcpy$", Role::main, {"copy.d2d", "cross_entropy.unfused.forward", "small"}},
+       {"add.f32", "small", "cross_entropy.unfused.forward", "cross_entropy.unfused.backward",
+        "moe.router.topk.forward", "moe.router.topk.backward"}},
+      {"^Memcpy.*DtoD|^Memcpy$",
+       Role::main,
+       {"copy.d2d", "cross_entropy.unfused.forward", "moe.router.topk.forward", "small"}},
       {"masked_fill_kernel", Role::main, {"small", "cross_entropy.unfused.forward", "add"}},
       {"nccl.*AllGather", Role::main, {"all_gather"}},
       {"nccl.*ReduceScatter", Role::main, {"reduce_scatter"}},
@@ -98,6 +116,15 @@ std::string transposes(const std::string& name) {
   return {lower(1), lower(2)};
 }
 
+/// Results in fp32, not added to a main gradient: a router's logits from bf16, its gradients from fp32 (TF32).
+std::string router_gemm(const std::string& name, const std::string& layout) {
+  if (layout == "tn" && name.starts_with("nvjet") && name.find("_tss_") != std::string::npos) {
+    return "moe.router.gemm.forward";
+  }
+  const bool tf32 = name.find("s1688gemm") != std::string::npos || name.find("tf32") != std::string::npos;
+  return tf32 ? "moe.router.gemm.backward" : "";
+}
+
 /// FP8 operands: nvjet's types begin with q (e4m3) or r (e5m2); others say it.
 bool is_fp8(const std::string& name) {
   static const std::regex types(R"(^nvjet_sm\d+_[qr][qr])");
@@ -110,6 +137,7 @@ bool is_fp8(const std::string& name) {
 Meaning meaning_of(std::string_view kernel_name) {
   const std::string name(kernel_name.substr(0, 1000));
   if (const auto layout = transposes(name); !layout.empty()) {
+    if (const auto router = router_gemm(name, layout); !router.empty()) return {Role::main, {router}};
     return {Role::main, {is_fp8(name) ? "gemm.fp8" : "gemm.bf16." + layout}};
   }
   static const auto compiled = [] {
@@ -124,9 +152,14 @@ Meaning meaning_of(std::string_view kernel_name) {
 }
 
 std::string operation_of(const std::string& family) {
+  // One kernel copies rows to their experts and, in backward, gradients of their sums; the other sums.
+  if (family == "moe.permute.forward" || family == "moe.unpermute.backward") return "moe.permute";
+  if (family == "moe.unpermute.forward" || family == "moe.permute.backward") return "moe.unpermute";
+  if (family.starts_with("moe.swiglu")) return family.substr(4);
   static const std::vector<std::string> stems = {
-      "gemm.fp8",   "gemm.bf16.tn",   "gemm.bf16.nn", "gemm.bf16.nt", "attention.forward", "attention.backward",
-      "all_gather", "reduce_scatter", "all_reduce",   "all_to_all",   "send_recv"};
+      "gemm.grouped.fp8", "gemm.grouped.bf16.tn", "gemm.grouped.bf16.nn", "gemm.grouped.bf16.nt", "gemm.fp8",
+      "gemm.bf16.tn",     "gemm.bf16.nn",         "gemm.bf16.nt",         "attention.forward",    "attention.backward",
+      "all_gather",       "reduce_scatter",       "all_reduce",           "all_to_all",           "send_recv"};
   for (const auto& stem : stems) {
     if (family.starts_with(stem)) return stem;
   }
@@ -134,13 +167,19 @@ std::string operation_of(const std::string& family) {
 }
 
 bool is_landmark(const std::string& operation) {
-  return operation.starts_with("gemm") || operation.starts_with("attention") || operation.starts_with("rmsnorm") ||
-         operation.starts_with("layernorm") || operation == "embedding.forward" || operation == "embedding.backward" ||
-         operation == "adam" || operation == "l2norm";
+  return operation.starts_with("gemm") || operation.starts_with("moe.router.gemm") ||
+         operation.starts_with("attention") || operation.starts_with("rmsnorm") || operation.starts_with("layernorm") ||
+         operation == "embedding.forward" || operation == "embedding.backward" || operation == "adam" ||
+         operation == "l2norm";
+}
+
+bool is_beside_landmark(const std::string& operation) {
+  return operation == "all_to_all" || operation == "moe.permute" || operation == "moe.unpermute";
 }
 
 bool is_run(const std::string& operation) {
-  return operation.starts_with("cross_entropy") || operation == "embedding.backward" || operation == "l2norm" ||
+  return operation.starts_with("cross_entropy") || operation.starts_with("moe.router.topk") ||
+         operation == "moe.router.gemm.backward" || operation == "embedding.backward" || operation == "l2norm" ||
          operation == "scale" || operation == "adam" || operation == "cast.f32_bf16" || operation == "cast.bf16_f32";
 }
 

@@ -24,6 +24,9 @@ std::string operation_of(const std::string& family);
 /// An operation that is told by its name alone, so that a layer's pattern can hang on it.
 bool is_landmark(const std::string& operation);
 
+/// The same on the communication stream of expert-parallel overlap.
+bool is_beside_landmark(const std::string& operation);
+
 /// An operation made of many kernels in a row (sort and sums of an embedding's gradient, a loss, an optimizer).
 bool is_run(const std::string& operation);
 

@@ -1,35 +1,64 @@
 // The model's operations of a pipeline rank as patterns: pieces forward and backward, gradient finalisation with the
 // optimizer step.
 #include <set>
+#include <utility>
 
 #include "match.hpp"
 
 namespace pipewright::traces {
 namespace {
 
-void expect(Pattern& pattern, const model::Kernel& kernel) {
+void expect(Pattern& pattern, const model::Kernel& kernel, bool after_wait = false) {
   if (kernel.key.family.empty()) return;
-  Expected expected{&kernel, operation_of(kernel.key.family)};
+  Expected expected{&kernel, operation_of(kernel.key.family), after_wait};
   if (kernel.stream != model::Stream::compute) {
     pattern.elsewhere.push_back(std::move(expected));
     return;
   }
-  if (is_landmark(expected.operation)) pattern.landmarks.push_back(pattern.compute.size());
+  const auto& operation = expected.operation;
+  if (pattern.beside ? is_beside_landmark(operation) : is_landmark(operation)) {
+    pattern.landmarks.push_back(pattern.compute.size());
+  }
   pattern.compute.push_back(std::move(expected));
 }
 
-Pattern pattern_of(const model::Stages& stages, std::uint32_t piece, Pass pass) {
-  const model::Piece& p = stages.pieces[piece];
-  const bool forward = pass == Pass::forward, backward = pass == Pass::backward;
+const char* const pass_names[] = {"forward", "backward", "weight gradient"};
+
+Pattern pattern_of(const model::Piece& p, std::uint32_t piece, const std::string& name, Pass pass,
+                   const std::vector<model::Step>& steps, bool beside = false) {
   Pattern pattern;
-  pattern.name = p.name + (forward ? " forward" : backward ? " backward" : " weight gradient");
+  pattern.name = name + " " + pass_names[static_cast<std::size_t>(pass)];
   pattern.pass = pass;
   pattern.piece = piece;
-  for (const model::Step& step : forward ? p.forward : backward ? p.backward : p.weight_gradient) {
+  pattern.beside = beside;
+  bool waited = false;
+  for (const model::Step& step : steps) {
+    waited |= step.kind == model::Step::Kind::synchronize;
     // What only the first microbatch runs is no part of the pattern; it stays unmapped.
-    if (step.kind == model::Step::Kind::launch && !step.first_microbatch_only) expect(pattern, p.kernels[step.index]);
+    if (step.kind != model::Step::Kind::launch || step.first_microbatch_only) continue;
+    expect(pattern, p.kernels[step.index], std::exchange(waited, false));
   }
   return pattern;
+}
+
+void add_patterns(std::vector<Pattern>& result, const model::Stages& stages, std::uint32_t piece) {
+  using Name = schedule::Node::Name;
+  const model::Piece& p = stages.pieces[piece];
+  const auto add = [&](const std::string& name, const auto& steps, bool beside) {
+    result.push_back(pattern_of(p, piece, name, Pass::forward, steps.forward, beside));
+    result.push_back(pattern_of(p, piece, name, Pass::backward, steps.backward, beside));
+    result.push_back(pattern_of(p, piece, name, Pass::weight_gradient, steps.weight_gradient, beside));
+  };
+  if (p.nodes.empty()) return add(p.name, p, false);
+  for (const auto& node : p.nodes) {
+    const bool beside = node.name == Name::moe_dispatch || node.name == Name::moe_combine;
+    const auto number = std::to_string(static_cast<int>(node.name));
+    add(p.name + " node " + number, node, beside);
+    for (std::size_t i = result.size() - 3; i < result.size(); ++i) {
+      result[i].node = true;
+      result[i].enters = &node == &p.nodes.front();
+    }
+  }
 }
 
 }  // namespace
@@ -39,11 +68,7 @@ std::vector<Pattern> patterns_of(const model::Stages& stages, std::size_t pp_ran
   std::set<std::uint32_t> pieces;
   const model::Rank& rank = stages.ranks.at(pp_rank);
   for (const auto& chunk : rank.chunks) pieces.insert(chunk.pieces.begin(), chunk.pieces.end());
-  for (const std::uint32_t piece : pieces) {
-    for (const Pass pass : {Pass::forward, Pass::backward, Pass::weight_gradient}) {
-      result.push_back(pattern_of(stages, piece, pass));
-    }
-  }
+  for (const std::uint32_t piece : pieces) add_patterns(result, stages, piece);
   Pattern step;
   step.name = "optimizer step";
   step.pass = Pass::step;

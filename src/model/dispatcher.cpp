@@ -74,10 +74,11 @@ void Dispatcher::dispatch() {
   permuted_probs_ = no_tensor;
 }
 
-std::uint32_t Dispatcher::sort(const std::string& name, const char* before) {
-  smalls(name + before, 1);
+std::uint32_t Dispatcher::sort(const std::string& name, bool forward) {
+  if (forward) smalls(name + " map", 1);
   const auto sorted = w_.allocate("moe.sorted_tokens", row() * m_.received);
   w_.launch(name, {"moe.sort_chunks", {m_.received, d_.h}});
+  if (!forward) w_.stands_for(2);  // zeros for the map's gradient
   return sorted;
 }
 
@@ -106,7 +107,7 @@ std::uint32_t Dispatcher::postprocess() {
   if (sorts()) {
     const auto unsorted_probs = probs_;
     sort_map_ = w_.allocate("moe.sort_map", 4 * m_.received);
-    rows = sort("moe sort", " map");
+    rows = sort("moe sort", true);
     probs_ = w_.allocate("moe.probs", m_.router_bytes * m_.received);
     w_.free({unsorted_probs, gathered});
   } else if (gathered == no_tensor) {
@@ -159,7 +160,7 @@ std::uint32_t Dispatcher::combine_preprocess(std::uint32_t experts_output) {
   if (sorts()) {
     smalls("moe unsort chunks", 1);
     unsort_map_ = w_.allocate("moe.sort_map", 4 * m_.received);
-    rows = sort("moe unsort", " map");
+    rows = sort("moe unsort", true);
   }
   if (m_.etp > 1) {
     const auto whole = rows;
@@ -227,7 +228,7 @@ std::uint32_t Dispatcher::combine_preprocess_backward(std::uint32_t gradient) {
                   m_.router_bytes * m_.received * d_.h, m_.etp_link);
   }
   if (!sorts()) return gathered == no_tensor ? gradient : gathered;
-  const auto din = sort("moe unsort backward", ", zeros");
+  const auto din = sort("moe unsort backward", false);
   w_.free({gathered, unsort_map_});
   unsort_map_ = no_tensor;
   return din;
@@ -245,7 +246,7 @@ std::uint32_t Dispatcher::postprocess_backward(std::uint32_t gradient) {
   }
   auto unsorted = no_tensor;
   if (sorts()) {
-    unsorted = sort("moe sort backward", ", zeros");
+    unsorted = sort("moe sort backward", false);
     w_.free(sort_map_);
     sort_map_ = no_tensor;
   }

@@ -42,7 +42,7 @@ class Dispatcher {
   void counts();
   void permute(const char* name, Int tokens, Int rows);
   void all_to_all(const std::string& name);
-  std::uint32_t sort(const std::string& name, const char* before);
+  std::uint32_t sort(const std::string& name, bool forward);
   std::uint32_t reduce_in_router_type(const std::string& name, std::uint32_t rows, Int from, Int to, Int ranks,
                                       const std::string& link);
   void smalls(const std::string& name, int count);

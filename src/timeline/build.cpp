@@ -71,6 +71,15 @@ void follow_all(std::vector<Host>& hosts) {
 Graph build(const scenario::Scenario& scenario, const model::Stages& stages, const schedule::Program& program,
             const profile::Profiles& profiles, const Prices& prices) {
   const auto us = [&](const char* name) { return nanoseconds(profiles.scalar(name).value); };
+  // Not every profile has seen expert-parallel overlap.
+  const auto optional_us = [&](const std::string& name) -> std::int64_t {
+    for (const auto& profile : profiles.all()) {
+      if (const auto found = profile.scalars.find(name); found != profile.scalars.end()) {
+        return nanoseconds(found->second.value);
+      }
+    }
+    return 0;
+  };
   const std::int64_t gap = us("host.kernel_gap_us");
   Graph graph;
   graph.ranks = static_cast<int>(program.ranks.size());
@@ -91,7 +100,9 @@ Graph build(const scenario::Scenario& scenario, const model::Stages& stages, con
                       us("host.forward_begin_us"),
                       us("host.forward_end_us"),
                       us("host.backward_begin_us"),
-                      us("host.backward_end_us")};
+                      us("host.backward_end_us"),
+                      optional_us("host.forward_node_us"),
+                      optional_us("host.backward_node_us")};
   const std::size_t nodes = expected_nodes(shared);
   weaver.reserve(nodes, 2 * nodes + nodes / 4);
   std::vector<Host> hosts;

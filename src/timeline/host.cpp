@@ -248,6 +248,7 @@ void Host::node(const schedule::Instruction& i) {
   using Pass = schedule::Node::Pass;
   const HostLines& lines = lines_of(i).passes[static_cast<std::size_t>(i.node.pass)];
   const bool first = i.microbatch == 0;
+  streams_.host_spends(i.node.pass == Pass::forward ? shared_.forward_node : shared_.backward_node);
   // backward_dw uses no event (models/common/utils.py:323-358); the loss runs outside of the call.
   if (i.node.pass == Pass::weight_gradient || !in_combined_) return run(lines, first);
   Handle& event = chain_[i.node.pass == Pass::forward ? forward_chain : backward_chain];

@@ -39,6 +39,7 @@ struct Shared {
   const std::vector<HostPiece>& pieces;
   const Prices& prices;
   std::int64_t gap = 0, synchronize = 0, forward_begin = 0, forward_end = 0, backward_begin = 0, backward_end = 0;
+  std::int64_t forward_node = 0, backward_node = 0;  ///< to enter a node of expert-parallel overlap
 };
 
 class Host {

@@ -18,26 +18,34 @@ class HostCosts {
  public:
   explicit HostCosts(const profile::Profiles& profiles) : profiles_(profiles) {}
 
-  /// A family that was never timed costs a bare launch for each kernel behind it.
+  /// An operation's own cost, and where it was told apart ("host.<direction>.<family>_each_us") that of every launch.
   double us(const std::string& direction, const std::string& family, int launches) {
     const std::string key = direction + family;
     auto known = cache_.find(key);
     if (known == cache_.end()) known = cache_.emplace(key, search(direction, family)).first;
-    return known->second.value_or(launches * profiles_.scalar("host.cuda_launch_us").value);
+    return known->second.own + launches * known->second.each;
   }
 
  private:
-  std::optional<double> search(const std::string& direction, std::string family) const {
+  struct Cost {
+    double own, each;
+  };
+
+  /// A family that was never timed costs a bare launch for each kernel behind it.
+  Cost search(const std::string& direction, std::string family) const {
     while (!family.empty()) {
-      if (const auto found = find_scalar(profiles_, "host." + direction + "." + family + "_us")) return found;
+      const std::string name = "host." + direction + "." + family;
+      if (const auto own = find_scalar(profiles_, name + "_us")) {
+        return {*own, find_scalar(profiles_, name + "_each_us").value_or(0)};
+      }
       const auto dot = family.rfind('.');
       family = dot == std::string::npos ? "" : family.substr(0, dot);
     }
-    return std::nullopt;
+    return {0, profiles_.scalar("host.cuda_launch_us").value};
   }
 
   const profile::Profiles& profiles_;
-  std::map<std::string, std::optional<double>> cache_;
+  std::map<std::string, Cost> cache_;
 };
 
 class Pricer {
@@ -89,8 +97,12 @@ Prices price(const model::Stages& stages, const profile::Profiles& profiles) {
     // A kernel belongs to the pass that launches it; recomputed forward kernels are issued by the backward pass, but by
     // the same Python code as in the forward pass.
     std::vector<const char*> direction(piece.kernels.size(), "backward");
-    for (const model::Step& step : piece.forward)
-      if (step.kind == model::Step::Kind::launch) direction[step.index] = "forward";
+    const auto launches_forward = [&](const std::vector<model::Step>& steps) {
+      for (const model::Step& step : steps)
+        if (step.kind == model::Step::Kind::launch) direction[step.index] = "forward";
+    };
+    launches_forward(piece.forward);
+    for (const auto& node : piece.nodes) launches_forward(node.forward);
     Prices::List list;
     list.reserve(piece.kernels.size());
     for (std::size_t k = 0; k < piece.kernels.size(); ++k)
