@@ -162,7 +162,7 @@ class Matcher {
   }
 
   bool can_be(const Unit& unit, const std::string& operation) const {
-    constexpr std::int64_t longest_small = 20000;  // ns
+    constexpr std::int64_t longest_small = 30000;  // ns
     if (operation == "small" && trace_.activities[unit.main].duration > longest_small) return false;
     const auto& all = unit.meaning->operations;
     return std::find(all.begin(), all.end(), operation) != all.end();

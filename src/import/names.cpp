@@ -101,6 +101,10 @@ const std::vector<Pattern>& patterns() {
       {"nccl.*ReduceScatter", Role::main, {"reduce_scatter"}},
       {"nccl.*AllReduce", Role::main, {"all_reduce"}},
       {"nccl.*SendRecv", Role::main, {"send_recv", "all_to_all"}},
+      {"AUnaryFunctor<float.*MulFunctor",
+       Role::main,
+       {"scale", "cross_entropy.unfused.forward", "cross_entropy.unfused.backward", "moe.router.topk.forward",
+        "moe.router.topk.backward", "small"}},
       {"at::native|elementwise|reduce_kernel", Role::main, loss},
   };
   return table;

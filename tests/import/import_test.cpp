@@ -132,6 +132,31 @@ TEST_CASE("whole steps of two stages: nearly all of the kernel time belongs to o
   CHECK(again.samples.at("adam").size() == result.profile.samples.at("adam").size());
 }
 
+TEST_CASE("mixture of experts: grouped GEMMs on their own streams, routers, all-to-alls; nodes on two streams") {
+  const auto plain = scenario::read("../measured/e_base.yaml");
+  const auto step = traces::import_traces(plain, {traces::read("data/moe.r0.json.gz")}, {"moe", 1.25, ""}, nullptr);
+  CHECK(step.attributed_us / step.kernel_us > 0.98);
+  CHECK(step.ranks[0].passes == 2 * 8 * 5);  // 8 microbatches, an embedding and 2 chunks of 2 layers
+  // Four experts' GEMMs one after the other on four streams, as seen by eye in the steady phase: 2.7 ms and 1.55 ms
+  // forward.
+  const auto& fc1 = time_of(step, "gemm.grouped.bf16.tn", {4, 8192, 28672, 4096});
+  CHECK(fc1.sample.count == 32);
+  CHECK(fc1.situ_ns == doctest::Approx(2.7e6).epsilon(0.05));
+  CHECK(time_of(step, "gemm.grouped.bf16.tn", {4, 8192, 4096, 14336}).situ_ns == doctest::Approx(1.55e6).epsilon(0.05));
+  CHECK(time_of(step, "moe.sort_chunks", {8192, 4096}).sample.count == 128);
+  CHECK(time_of(step, "moe.router.topk.forward", {4096, 8}).sample.count == 32);
+
+  const auto overlapped = scenario::read("../measured/e_ov_dw.yaml");
+  const auto nodes =
+      traces::import_traces(overlapped, {traces::read("data/moe_overlap.r2.json.gz")}, {"nodes", 1.25, ""}, nullptr);
+  CHECK(nodes.attributed_us / nodes.kernel_us > 0.98);
+  // Tokens there and back, forward and backward; probabilities are the shorter ones.
+  CHECK(time_of(nodes, "all_to_all.nvlink", {2, 67108864}).sample.count == 4 * 32);
+  CHECK(time_of(nodes, "all_to_all.nvlink", {2, 32768}).sample.count == 2 * 32);
+  CHECK(time_of(nodes, "all_to_all.nvlink", {2, 32768}).situ_ns < 2e4);
+  CHECK(time_of(nodes, "gemm.grouped.bf16.nt.acc_f32", {4, 8192, 28672, 4096}).sample.count == 32);
+}
+
 TEST_CASE("launch records give the host's costs, part of a step gives a note") {
   const auto scenario = dense();
   const auto trace = traces::read("data/dense.chrome.json.gz");
