@@ -262,12 +262,18 @@ void Walker::defer(int chunk, std::size_t index, const std::uint32_t* blocks) {
                          std::vector<std::uint32_t>(blocks, blocks + what.tensors.size()));
 }
 
-/// Which piece of its chunk a node belongs to: layers follow the embedding, the head is last.
+/// Which piece of its chunk a node belongs to: the one that has it, of layers as many further on.
 std::size_t Walker::piece_of(const Instruction& instruction) const {
-  const auto& layers = rank_.chunks[static_cast<std::size_t>(instruction.chunk)].layers;
-  if (instruction.node.name == schedule::Node::Name::embed) return 0;
-  if (instruction.node.layer < 0) return layers.size() - 1;
-  return static_cast<std::size_t>(instruction.node.layer) + (layers.front() < 0 ? 1 : 0);
+  const auto& pieces = rank_.chunks[static_cast<std::size_t>(instruction.chunk)].pieces;
+  int further = instruction.node.layer;
+  for (std::size_t i = 0; i < pieces.size(); ++i) {
+    const auto& nodes = stages_.pieces[pieces[i]].nodes;
+    const bool is_layer = !nodes.empty() && nodes.front().name == schedule::Node::Name::pre_dispatch_computation;
+    if (instruction.node.layer >= 0 ? is_layer && further-- == 0
+                                    : !nodes.empty() && nodes.front().name == instruction.node.name)
+      return i;
+  }
+  throw InternalError("memory walk: no piece has a node of the schedule");
 }
 
 // Expert-parallel overlap: nodes of a forward and a backward call in turn.

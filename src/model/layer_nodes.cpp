@@ -9,14 +9,9 @@
 // A dense layer has pre_dispatch_computation (attention) and mlp. Inputs are detached, so every node has its own graph:
 // gradients that leave one are new tensors, named by the caller until the next node's backward has returned; sums with
 // them are out of place.
-#include <memory>
+#include "layer_nodes.hpp"
 
-#include "attention.hpp"
-#include "layer.hpp"
-#include "linear.hpp"
 #include "mla.hpp"
-#include "mlp.hpp"
-#include "moe.hpp"
 
 namespace pipewright::model {
 namespace {
@@ -24,67 +19,52 @@ namespace {
 using Name = schedule::Node::Name;
 using Pass = schedule::Node::Pass;
 
-class NodeWriter {
- public:
-  NodeWriter(PieceBuilder& builder, const Dimensions& dimensions, const LayerKind& kind)
-      : w_(builder),
-        d_(dimensions),
-        kind_(kind),
-        linear_(builder, dimensions),
-        attention_(dimensions.mla ? latent_attention(builder, dimensions, kind.fp8)
-                                  : grouped_query_attention(builder, dimensions, kind.fp8)) {
-    if (kind.moe) {
-      moe_ = std::make_unique<MixtureOfExperts>(builder, dimensions, kind.fp8);
-    } else {
-      mlp_ = dense_mlp(builder, dimensions, kind.fp8);
-    }
+}  // namespace
+
+LayerNodes::LayerNodes(PieceBuilder& builder, const Dimensions& dimensions, const LayerKind& kind,
+                       const Borders& borders)
+    : w_(builder),
+      d_(dimensions),
+      kind_(kind),
+      borders_(borders),
+      linear_(builder, dimensions),
+      attention_(dimensions.mla ? latent_attention(builder, dimensions, kind.fp8)
+                                : grouped_query_attention(builder, dimensions, kind.fp8)) {
+  if (kind.moe) {
+    moe_ = std::make_unique<MixtureOfExperts>(builder, dimensions, kind.fp8);
+  } else {
+    mlp_ = dense_mlp(builder, dimensions, kind.fp8);
   }
+}
 
-  void write() {
-    if (moe_) {
-      moe_forward();
-      moe_backward();
-    } else {
-      dense_forward();
-      dense_backward();
-    }
+void LayerNodes::forward() {
+  if (moe_) {
+    moe_forward();
+  } else {
+    dense_forward();
   }
+}
 
- private:
-  Int boundary() const { return d_.boundary_bytes(); }
-  void add(const std::string& name) { w_.launch(name, {"add", {d_.local * d_.h}}); }
-  std::uint32_t dropout_mask();
-  void dropout_backward(std::uint32_t mask);
-  void attention_forward();
-  void attention_backward(std::uint32_t dresidual, std::uint32_t dx, std::uint32_t drows);
-  void moe_forward();
-  void moe_backward();
-  void dense_forward();
-  void dense_backward();
+void LayerNodes::backward() {
+  if (moe_) {
+    moe_backward();
+  } else {
+    dense_backward();
+  }
+}
 
-  PieceBuilder& w_;
-  const Dimensions& d_;
-  const LayerKind kind_;
-  LinearWriter linear_;
-  std::unique_ptr<Attention> attention_;
-  std::unique_ptr<MixtureOfExperts> moe_;
-  std::unique_ptr<Mlp> mlp_;
-  std::uint32_t residual_ = no_tensor, mask1_ = no_tensor, mask2_ = no_tensor, statistics_ = no_tensor,
-                unnormed_ = no_tensor;
-};
-
-std::uint32_t NodeWriter::dropout_mask() {
+std::uint32_t LayerNodes::dropout_mask() {
   if (d_.hidden_dropout <= 0) return no_tensor;
   w_.launch("dropout", {"dropout.forward", {d_.local * d_.h}});
   return w_.allocate("dropout_mask", d_.local * d_.h);
 }
 
-void NodeWriter::dropout_backward(std::uint32_t mask) {
+void LayerNodes::dropout_backward(std::uint32_t mask) {
   if (d_.hidden_dropout > 0) w_.launch("dropout backward", {"dropout.backward", {d_.local * d_.h}});
   w_.free(mask);
 }
 
-void NodeWriter::attention_forward() {
+void LayerNodes::attention_forward() {
   const auto attended = attention_->forward(true);
   mask1_ = dropout_mask();
   residual_ = w_.allocate("attention.residual", boundary());
@@ -94,29 +74,33 @@ void NodeWriter::attention_forward() {
 
 /// The gradient of A is the sum of what came through the residual and through the MLP (`dx`). The node's output
 /// gradients, `dresidual` and `drows`, live as long as it runs.
-void NodeWriter::attention_backward(std::uint32_t dresidual, std::uint32_t dx, std::uint32_t drows) {
+void LayerNodes::attention_backward(std::uint32_t dresidual, std::uint32_t dx, std::uint32_t drows) {
   // The weight gradient of the projection holds the sum when it is delayed, so that X's gradient is another tensor.
   auto sum = dresidual;
   if (dx != no_tensor) {
-    sum = d_.delayed_wgrad ? w_.allocate("gradient of the residual stream", boundary()) : Piece::input_gradient;
+    sum = d_.delayed_wgrad ? w_.allocate("gradient of the residual stream", boundary()) : borders_.dx;
     if (!d_.delayed_wgrad) w_.allocate(sum);
     add("gradient accumulation");
     w_.free({dx, residual_});
   }
   dropout_backward(mask1_);
   const auto dattention = attention_->backward();
-  w_.free(Piece::input);
-  if (sum != Piece::input_gradient) w_.allocate(Piece::input_gradient);
+  w_.free(borders_.x);
+  if (sum != borders_.dx) w_.allocate(borders_.dx);
   add("gradient accumulation");
   w_.free({dattention, drows});
   if (sum != dresidual) w_.free(dresidual);
+  sum_ = sum == borders_.dx ? no_tensor : sum;
+}
+
+void LayerNodes::weight_gradients() {
   w_.to_node(Name::pre_dispatch_computation, d_.delayed_wgrad ? Pass::weight_gradient : Pass::backward);
   if (moe_ && d_.delayed_wgrad) moe_->shared_weight_gradients();
   attention_->weight_gradients();
-  if (sum != Piece::input_gradient) w_.free(sum);
+  w_.free(sum_);
 }
 
-void NodeWriter::moe_forward() {
+void LayerNodes::moe_forward() {
   w_.to_node(Name::pre_dispatch_computation, Pass::forward);
   attention_forward();
   moe_->prepare();
@@ -127,22 +111,22 @@ void NodeWriter::moe_forward() {
   w_.to_node(Name::moe_combine, Pass::forward);
   const auto out = moe_->combine_node();
   mask2_ = dropout_mask();
-  const auto y = kind_.final_norm ? w_.tensor("layer input", boundary()) : Piece::output;
+  const auto y = kind_.final_norm ? w_.tensor("layer input", boundary()) : borders_.y;
   w_.allocate(y);
   add("mlp residual");
   w_.free(out);
   if (kind_.final_norm) {
     unnormed_ = y;
     statistics_ = w_.allocate("head.norm_statistics", linear_.norm_statistics(d_.local));
-    w_.allocate(Piece::output);
+    w_.allocate(borders_.y);
     linear_.norm("head norm", true, d_.local, d_.h);
   }
   moe_->release_combined();
 }
 
-void NodeWriter::moe_backward() {
+void LayerNodes::moe_backward() {
   w_.to_node(Name::moe_combine, Pass::backward);
-  auto dy = Piece::output_gradient;
+  auto dy = borders_.dy;
   if (kind_.final_norm) {
     dy = linear_.norm_backward("head norm", statistics_, no_tensor, d_.local, d_.h);
     w_.free(unnormed_);
@@ -151,8 +135,8 @@ void NodeWriter::moe_backward() {
   const auto dresidual = w_.allocate("gradient of the residual stream", boundary());
   w_.launch("residual gradient", {"copy.d2d", {boundary()}});
   auto gradient = moe_->combine_backward();
-  if (dy != Piece::output_gradient) w_.free(dy);
-  w_.free(Piece::output_gradient);
+  if (dy != borders_.dy) w_.free(dy);
+  w_.free(borders_.dy);
   w_.to_node(Name::mlp, Pass::backward);
   gradient = moe_->compute_backward(gradient);
   if (d_.delayed_wgrad) {
@@ -166,18 +150,18 @@ void NodeWriter::moe_backward() {
   attention_backward(dresidual, dx, gradient);
 }
 
-void NodeWriter::dense_forward() {
+void LayerNodes::dense_forward() {
   w_.to_node(Name::pre_dispatch_computation, Pass::forward);
   attention_forward();
   w_.to_node(Name::mlp, Pass::forward);
   const auto out = mlp_->forward(true);
   mask2_ = dropout_mask();
-  w_.allocate(Piece::output);
+  w_.allocate(borders_.y);
   add("mlp residual");
   w_.free(out);
 }
 
-void NodeWriter::dense_backward() {
+void LayerNodes::dense_backward() {
   w_.to_node(Name::mlp, Pass::backward);
   dropout_backward(mask2_);
   const auto dmlp = mlp_->backward();
@@ -186,12 +170,10 @@ void NodeWriter::dense_backward() {
   w_.free({dmlp, residual_});
   w_.to_node(Name::mlp, d_.delayed_wgrad ? Pass::weight_gradient : Pass::backward);
   mlp_->weight_gradients();
-  w_.free(Piece::output_gradient);  // the weight gradient of fc2 needs it
+  w_.free(borders_.dy);  // the weight gradient of fc2 needs it
   w_.to_node(Name::pre_dispatch_computation, Pass::backward);
   attention_backward(dresidual, no_tensor, no_tensor);
 }
-
-}  // namespace
 
 Piece layer_nodes(Owners& owners, const Dimensions& d, const LayerKind& kind) {
   PieceBuilder w(owners, "layer");
@@ -199,7 +181,10 @@ Piece layer_nodes(Owners& owners, const Dimensions& d, const LayerKind& kind) {
   w.border(Piece::output, "layer input", d.boundary_bytes());
   w.border(Piece::output_gradient, "gradient of the residual stream", d.boundary_bytes());
   w.border(Piece::input_gradient, "gradient of the residual stream", d.boundary_bytes());
-  NodeWriter(w, d, kind).write();
+  LayerNodes layer(w, d, kind, {Piece::input, Piece::output, Piece::output_gradient, Piece::input_gradient});
+  layer.forward();
+  layer.backward();
+  layer.weight_gradients();
   return w.take();
 }
 

@@ -150,7 +150,7 @@ std::uint32_t MixtureOfExperts::prepare_backward(std::uint32_t gradient) {
     }
     add(m_.shared_overlap ? std::exchange(shared_gradient_, no_tensor) : shared_.backward());
   }
-  if (m_.shared > 0 && d_.delayed_wgrad) shared_.keep(norm_.release_output());
+  if (m_.shared > 0 && d_.delayed_wgrad) shared_.keep(norm_.give());
   return norm_.backward(input);
 }
 

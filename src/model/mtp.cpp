@@ -13,11 +13,45 @@
 #include <utility>
 
 #include "embedding.hpp"
+#include "layer_nodes.hpp"
 #include "layer_writer.hpp"
 #include "norm.hpp"
 
 namespace pipewright::model {
 namespace {
+
+/// What stands before a depth's layer.
+class DepthInput {
+ public:
+  DepthInput(PieceBuilder& builder, const Dimensions& d, const scenario::Scenario& s, bool fp8)
+      : w_(builder),
+        d_(d),
+        linear_(builder, d),
+        embedding_(builder, d, s),
+        enorm_(builder, d, "mtp.enorm"),
+        hnorm_(builder, d, "mtp.hnorm"),
+        eh_proj_{"mtp.eh_proj", 2 * d.h, d.h / d.t, fp8} {}
+
+  void embed();
+  /// Returns X.
+  std::uint32_t project(bool grad);
+  /// Frees the gradient of X; returns that of H(k-1).
+  std::uint32_t backward(std::uint32_t gradient);
+  void weight_gradients() { linear_.weight_gradients.run(); }
+
+ private:
+  std::uint32_t whole_width(std::uint32_t part);
+  std::uint32_t projection_backward(std::uint32_t gradient);
+
+  PieceBuilder& w_;
+  const Dimensions& d_;
+  LinearWriter linear_;
+  EmbeddingWriter embedding_;
+  Norm enorm_, hnorm_;
+  Linear eh_proj_;
+  Operand projected_input_;
+  std::uint32_t ids_ = no_tensor, embedded_ = no_tensor, joined_ = no_tensor;
+};
 
 /// One depth.
 class Depth {
@@ -26,12 +60,8 @@ class Depth {
       : w_(builder),
         d_(d),
         checkpointed_(kind.checkpointed > 0),
-        linear_(builder, d),
-        embedding_(builder, d, s),
-        enorm_(builder, d, "mtp.enorm"),
-        hnorm_(builder, d, "mtp.hnorm"),
+        input_(builder, d, s, kind.fp8),
         final_norm_(builder, d, "mtp.final_norm"),
-        eh_proj_{"mtp.eh_proj", 2 * d.h, d.h / d.t, kind.fp8},
         layer_(builder, d, kind) {}
 
   /// Returns H(k).
@@ -41,24 +71,18 @@ class Depth {
 
  private:
   void run(bool grad);
-  std::uint32_t whole_width(std::uint32_t part);
-  std::uint32_t projection_backward(std::uint32_t gradient);
 
   PieceBuilder& w_;
   const Dimensions& d_;
   const bool checkpointed_;
-  LinearWriter linear_;
-  EmbeddingWriter embedding_;
-  Norm enorm_, hnorm_, final_norm_;
-  Linear eh_proj_;
+  DepthInput input_;
+  Norm final_norm_;
   LayerWriter layer_;
-  Operand projected_input_;
-  std::uint32_t ids_ = no_tensor, embedded_ = no_tensor, joined_ = no_tensor, x_ = no_tensor, y_ = no_tensor,
-                hidden_ = no_tensor;
+  std::uint32_t x_ = no_tensor, y_ = no_tensor;
 };
 
 /// The layer's input is a view of the gathered whole where sequence parallelism scatters it, so the whole stays.
-std::uint32_t Depth::whole_width(std::uint32_t part) {
+std::uint32_t DepthInput::whole_width(std::uint32_t part) {
   if (d_.t == 1) return part;
   const Int bytes = 2 * d_.tokens * d_.h;
   const auto parts = w_.allocate("mtp.projection", bytes);
@@ -69,33 +93,42 @@ std::uint32_t Depth::whole_width(std::uint32_t part) {
   return whole;
 }
 
-void Depth::run(bool grad) {
+void DepthInput::embed() {
+  ids_ = w_.allocate("mtp.token_ids", 8 * d_.tokens);
+  w_.launch("mtp.token_ids shifted", {"small", {}});
+  embedded_ = w_.tensor("mtp.embedding", d_.boundary_bytes());
+  embedding_.forward(embedded_);
+}
+
+std::uint32_t DepthInput::project(bool grad) {
   enorm_.forward(grad);
   hnorm_.forward(grad);
   joined_ = w_.allocate("mtp.joined", 2 * d_.local * 2 * d_.h);
   w_.launch("mtp.embedding and hidden states joined", {"cat", {d_.local, 2 * d_.h}});
   hnorm_.leave(false);
-  x_ = whole_width(linear_.column_linear(eh_proj_, "mtp.projection", projected_input_, grad));
+  const auto x = whole_width(linear_.column_linear(eh_proj_, "mtp.projection", projected_input_, grad));
   enorm_.leave(false);
   if (!grad || eh_proj_.fp8) w_.free(std::exchange(joined_, no_tensor));
+  return x;
+}
+
+void Depth::run(bool grad) {
+  x_ = input_.project(grad);
   y_ = w_.tensor("layer input", d_.boundary_bytes());
   layer_.forward(y_, grad);
   if (!grad) w_.free(std::exchange(x_, no_tensor));
-  hidden_ = final_norm_.forward(grad);
+  final_norm_.forward(grad);
   if (!grad) w_.free(std::exchange(y_, no_tensor));
 }
 
 std::uint32_t Depth::forward() {
-  ids_ = w_.allocate("mtp.token_ids", 8 * d_.tokens);
-  w_.launch("mtp.token_ids shifted", {"small", {}});
-  embedded_ = w_.tensor("mtp.embedding", d_.boundary_bytes());
-  embedding_.forward(embedded_);
+  input_.embed();
   run(!checkpointed_);
   return final_norm_.give();
 }
 
 /// From the gradient of the layer's input to that of the joined embedding and hidden states.
-std::uint32_t Depth::projection_backward(std::uint32_t gradient) {
+std::uint32_t DepthInput::projection_backward(std::uint32_t gradient) {
   if (d_.sp) {
     const auto whole = w_.allocate("mtp.projection_gradient", 2 * d_.tokens * d_.h);
     w_.collective(Purpose::tp, "mtp.eh_proj output all-gather in backward", "all_gather", d_.t, 2 * d_.tokens * d_.h,
@@ -108,8 +141,25 @@ std::uint32_t Depth::projection_backward(std::uint32_t gradient) {
     w_.free(std::exchange(gradient, part));
   }
   const auto djoined = linear_.column_backward(eh_proj_, projected_input_);
-  w_.free({gradient, std::exchange(joined_, no_tensor)});
+  linear_.weight_gradients.put([this, gradient, joined = std::exchange(joined_, no_tensor)] {
+    w_.free({gradient, joined});
+  });
   return djoined;
+}
+
+std::uint32_t DepthInput::backward(std::uint32_t gradient) {
+  const auto djoined = projection_backward(gradient);
+  const auto half = [&](Norm& norm, const std::string& name) {
+    const auto dnorm = w_.allocate(name + "_output_gradient", d_.boundary_bytes());
+    w_.launch(name + " gradient copy", {"copy.strided", {d_.local, d_.h}});
+    return norm.backward(dnorm);
+  };
+  const auto dhidden = half(hnorm_, "mtp.hnorm");
+  const auto dembedded = half(enorm_, "mtp.enorm");
+  w_.free({djoined, std::exchange(embedded_, no_tensor)});
+  embedding_.backward(dembedded);
+  w_.free(std::exchange(ids_, no_tensor));
+  return dhidden;
 }
 
 std::uint32_t Depth::backward(std::uint32_t gradient) {
@@ -122,18 +172,7 @@ std::uint32_t Depth::backward(std::uint32_t gradient) {
   const auto dy = final_norm_.backward(gradient);
   w_.free(std::exchange(y_, no_tensor));
   const auto dx = layer_.backward(std::exchange(x_, no_tensor), dy, false, false);
-  const auto djoined = projection_backward(dx);
-  const auto half = [&](Norm& norm, const std::string& name) {
-    const auto dnorm = w_.allocate(name + "_output_gradient", d_.boundary_bytes());
-    w_.launch(name + " gradient copy", {"copy.strided", {d_.local, d_.h}});
-    return norm.backward(dnorm);
-  };
-  const auto dhidden = half(hnorm_, "mtp.hnorm");
-  const auto dembedded = half(enorm_, "mtp.enorm");
-  w_.free({djoined, std::exchange(embedded_, no_tensor)});
-  embedding_.backward(dembedded);
-  w_.free(std::exchange(ids_, no_tensor));
-  return dhidden;
+  return input_.backward(dx);
 }
 
 }  // namespace
@@ -151,6 +190,47 @@ Piece final_norm_piece(Owners& owners, const Dimensions& d) {
   w.to_backward();
   norm.backward(Piece::output_gradient, Piece::input_gradient);
   w.free(Piece::input);
+  return w.take();
+}
+
+// Expert-parallel overlap allows one depth (models/common/fine_grained_callables.py, build_mtp_layer_callables): what
+// stands before the layer joins its first node, the norm and the joined output are a node of their own.
+Piece mtp_nodes(Owners& owners, const Dimensions& d, const scenario::Scenario& s, const LayerKind& kind) {
+  using Name = schedule::Node::Name;
+  using Pass = schedule::Node::Pass;
+  PieceBuilder w(owners, "mtp");
+  w.border(Piece::input, "final_norm.output", d.boundary_bytes());
+  w.border(Piece::output, "mtp.hidden_states", 2 * d.boundary_bytes());
+  w.border(Piece::output_gradient, "gradient of the residual stream", 2 * d.boundary_bytes());
+  w.border(Piece::input_gradient, "gradient of the residual stream", d.boundary_bytes());
+  DepthInput input(w, d, s, kind.fp8);
+  Norm final_norm(w, d, "mtp.final_norm");
+  const auto y = w.tensor("layer input", d.boundary_bytes());
+  const auto dy = w.tensor("gradient of the residual stream", d.boundary_bytes());
+  const auto dx = w.tensor("gradient of the residual stream", d.boundary_bytes());
+
+  w.to_node(Name::pre_dispatch_computation, Pass::forward);
+  input.embed();
+  const auto x = input.project(true);
+  LayerNodes layer(w, d, kind, {x, y, dy, dx});
+  layer.forward();
+  w.to_node(Name::mtp_post_process, Pass::forward);
+  final_norm.forward(true);
+  w.allocate(Piece::output);
+  w.launch("mtp.hidden_states joined", {"cat", {2 * d.local, d.h}});
+  w.free(final_norm.give());
+
+  w.to_node(Name::mtp_post_process, Pass::backward);
+  w.allocate(Piece::input_gradient);
+  w.launch("mtp.hidden_states gradient", {"copy.d2d", {d.boundary_bytes()}});
+  final_norm.backward(no_tensor, dy);
+  w.free({y, Piece::output_gradient});
+  layer.backward();
+  const auto dhidden = input.backward(dx);
+  w.launch("gradient accumulation", {"add", {d.local * d.h}});
+  w.free({dhidden, Piece::input});
+  layer.weight_gradients();
+  input.weight_gradients();
   return w.take();
 }
 

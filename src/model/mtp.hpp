@@ -10,5 +10,8 @@ Piece final_norm_piece(Owners& owners, const Dimensions& dimensions);
 /// All depths; its output holds the decoder's hidden states and those of every depth, one after the other.
 Piece mtp_piece(Owners& owners, const Dimensions& dimensions, const scenario::Scenario& scenario,
                 const LayerKind& kind);
+/// The same, one depth, as nodes of expert-parallel overlap.
+Piece mtp_nodes(Owners& owners, const Dimensions& dimensions, const scenario::Scenario& scenario,
+                const LayerKind& kind);
 
 }  // namespace pipewright::model

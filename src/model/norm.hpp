@@ -23,8 +23,6 @@ class Norm {
   void leave(bool keeps) {
     if (!keeps || recompute_) w_.free(std::exchange(out_, no_tensor));
   }
-  /// Somebody else frees it.
-  std::uint32_t release_output() { return std::exchange(out_, no_tensor); }
   /// Before the backward of whoever read it.
   void replay();
   /// The output becomes the caller's to free.

@@ -63,7 +63,10 @@ class Pieces {
     return *final_norm_;
   }
   std::uint32_t mtp(const LayerKind& kind) {
-    if (!mtp_) mtp_ = next(), stages_.pieces.push_back(mtp_piece(owners_, d_, s_, kind));
+    if (!mtp_) {
+      mtp_ = next();
+      stages_.pieces.push_back((d_.ep_overlap ? mtp_nodes : mtp_piece)(owners_, d_, s_, kind));
+    }
     return *mtp_;
   }
   std::uint32_t head(bool normed) {
@@ -100,7 +103,8 @@ Chunk build_chunk(const Scenario& s, const Dimensions& d, Pieces& pieces, const 
     kind.checkpointed = checkpointed(s, i, count);
     const int covers = std::max(1, kind.checkpointed);
     kind.last = kind.checkpointed == 0 && i + covers == count;
-    normed = kind.final_norm = d.ep_overlap && kind.moe && stage.loss && i + covers == count;
+    const bool ends = i + covers == count && (d.mtp_layers > 0 ? layer + 1 == s.model.num_layers : stage.loss);
+    normed = kind.final_norm = d.ep_overlap && kind.moe && ends;
     add(pieces.layer(kind), static_cast<int>(layer));
     i += covers;
   }

@@ -210,6 +210,8 @@ TEST_CASE("what is born dies, whatever the experts are made of; kernels have fam
       {"overlap_moe_expert_parallel_comm=true"},
       {"overlap_moe_expert_parallel_comm=true", "delay_wgrad_compute=true"},
       {"overlap_moe_expert_parallel_comm=true", "delay_wgrad_compute=true", "moe_layer_freq=2"},
+      {"overlap_moe_expert_parallel_comm=true", "mtp_num_layers=1"},
+      {"overlap_moe_expert_parallel_comm=true", "delay_wgrad_compute=true", "mtp_num_layers=1"},
       {"overlap_moe_expert_parallel_comm=true", "delay_wgrad_compute=true", "fp8=hybrid", "fp8_recipe=tensorwise",
        "moe_shared_expert_intermediate_size=2048"},
       {"overlap_moe_expert_parallel_comm=true", "recompute_granularity=selective",
