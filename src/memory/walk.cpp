@@ -70,6 +70,7 @@ class Walker {
  public:
   Walker(const Stages& stages, const schedule::Program& program, int rank, bool asynchronous, const Listener& listener)
       : stages_(stages),
+        index_(rank),
         rank_(stages.ranks.at(static_cast<std::size_t>(rank))),
         program_(program.ranks.at(static_cast<std::size_t>(rank))),
         config_(program.config),
@@ -141,6 +142,7 @@ class Walker {
   void run(const std::vector<Step>& steps, const Piece& piece, int layer, int microbatch, std::uint32_t* blocks);
 
   const Stages& stages_;
+  const int index_;
   const model::Rank& rank_;
   const schedule::RankProgram& program_;
   const schedule::Config& config_;
@@ -342,9 +344,9 @@ void Walker::post(const Instruction& instruction) {
   for (const auto& part : instruction.parts) {
     auto& f = flight(part.microbatch, part.chunk);
     if (part.type == Part::Type::recv_prev) {
-      input = f.input = heap_.allocate({own(Own::received_input), stages_.boundary_bytes});
+      input = f.input = heap_.allocate({own(Own::received_input), stages_.carried(index_, part.chunk, false)});
     } else if (part.type == Part::Type::recv_next) {
-      gradient = f.gradient = heap_.allocate({own(Own::received_gradient), stages_.boundary_bytes});
+      gradient = f.gradient = heap_.allocate({own(Own::received_gradient), stages_.carried(index_, part.chunk, true)});
     }
     heap_.transfer(part.type == Part::Type::recv_prev   ? input
                    : part.type == Part::Type::recv_next ? gradient

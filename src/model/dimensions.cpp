@@ -31,16 +31,22 @@ std::string activation_family(const Scenario& s) {
 }
 
 Recipe recipe_of(const Scenario& s) {
-  if (s.settings.fp4) refuse(s, "settings.fp4", "FP4 is not modelled");
+  if (s.settings.fp4) {
+    refuse(
+        s, "settings.fp4",
+        "NVFP4 is refused by Transformer Engine below compute capability 10.0 (Hopper is 9.0), and no profile has its "
+        "kernels");
+  }
   if (!s.settings.fp8) return Recipe::bf16;
   const std::string name = s.settings.fp8_recipe.value_or("delayed");
   if (name == "tensorwise") return Recipe::tensorwise;
   if (name == "delayed") return Recipe::delayed;
   if (name == "blockwise") return Recipe::blockwise;
-  refuse(s, "settings.fp8_recipe",
-         "\"" + name +
-             "\" is not modelled (it needs a Blackwell part); allowed: "
-             "tensorwise, delayed, blockwise");
+  const std::string why =
+      name == "mxfp8" ? "is refused by Transformer Engine below compute capability 10.0 (Hopper is 9.0), and no "
+                        "profile has its kernels"
+                      : "is not modelled";
+  refuse(s, "settings.fp8_recipe", "\"" + name + "\" " + why + "; allowed: tensorwise, delayed, blockwise");
 }
 
 void refuse_multi_token_prediction(const Scenario& s) {
@@ -91,6 +97,9 @@ void refuse_what_is_not_modelled(const Scenario& s) {
   if (o.cpu_offloading) refuse(s, "settings.cpu_offloading", "whole-layer offload is not modelled yet");
   if (o.fine_grained_activation_offloading) {
     refuse(s, "settings.fine_grained_activation_offloading", "activation offload is not modelled yet");
+  }
+  if (o.fp32_residual_connection) {
+    refuse(s, "settings.fp32_residual_connection", "a residual stream in fp32 is not modelled");
   }
   if (o.use_megatron_fsdp) refuse(s, "settings.use_megatron_fsdp", "FSDP is not modelled");
 }
@@ -227,6 +236,7 @@ Dimensions::Dimensions(const Scenario& sc) {
   hidden_dropout = o.hidden_dropout;
   attention_dropout = o.attention_dropout;
   activation = activation_family(sc);
+  fused_activation = o.bias_activation_fusion;
   tp_link = link_of(sc, 1, t);
   cp_link = link_of(sc, t, cp);
   dp_link = link_of(sc, t * cp, dp);

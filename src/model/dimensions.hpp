@@ -61,6 +61,7 @@ struct Dimensions {
   bool separate_norms = false;     ///< no norm is part of a linear layer, as in the local spec
   bool unfused_attention = false;  ///< scores and probabilities are tensors
   bool fused_softmax = false;      ///< scale, mask and softmax in one bf16 kernel
+  bool fused_activation = true;    ///< bias_activation_fusion
   std::string activation;          ///< kernel family: "swiglu", "gelu", ...
   std::string tp_link, cp_link, dp_link;
   Recipe recipe = Recipe::bf16;

@@ -34,7 +34,9 @@ std::uint32_t LayerWriter::dropout_mask() {
   return w_.allocate("dropout_mask", d_.local * d_.h);
 }
 
+/// Of what is added to the residual stream: dropout, and the bias of the linear layer before it (a sum over tokens).
 void LayerWriter::dropout_backward() {
+  if (d_.bias) w_.launch("bias gradient", {"l2norm", {d_.local * d_.h / 2}});
   if (d_.hidden_dropout > 0) w_.launch("dropout backward", {"dropout.backward", {d_.local * d_.h}});
 }
 

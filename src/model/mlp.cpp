@@ -29,6 +29,10 @@ class DenseMlp : public Mlp {
 
  private:
   std::uint32_t run(bool grad);
+  /// Gated, without bias_activation_fusion: silu(x_gate) * (x_linear + offset), every operation a kernel.
+  bool unfused() const { return d_.gated && !d_.fused_activation; }
+  void activate(bool grad);
+  std::uint32_t activate_backward(std::uint32_t gradient);
 
   PieceBuilder& w_;
   const Dimensions& d_;
@@ -38,15 +42,60 @@ class DenseMlp : public Mlp {
   Normed norm_;
   Norm separate_norm_;  ///< local spec: not under a checkpoint of the MLP
   Operand fc2_input_;
-  std::uint32_t fc1_out_ = no_tensor, activation_ = no_tensor;
+  std::uint32_t fc1_out_ = no_tensor, gate_ = no_tensor, linear_half_ = no_tensor, activation_ = no_tensor;
 };
+
+void DenseMlp::activate(bool grad) {
+  const Int bytes = 2 * d_.tokens * d_.f;
+  if (unfused()) {
+    gate_ = w_.allocate("mlp.gate", bytes);
+    w_.launch("mlp.gate forward", {"gelu.forward", {d_.tokens, d_.f}});
+    linear_half_ = w_.allocate("mlp.linear_half", bytes);
+    w_.launch("mlp.linear_half offset", {"copy.d2d", {bytes}});
+  }
+  activation_ = w_.allocate("mlp.activation", bytes);
+  if (unfused()) {
+    w_.launch("mlp.activation forward", {"add", {d_.tokens * d_.f}});
+  } else {
+    w_.launch("mlp.activation forward", {d_.activation + ".forward", {d_.tokens, d_.f}});
+  }
+  if (!grad) {
+    w_.free({fc1_out_, gate_, linear_half_});
+    fc1_out_ = gate_ = linear_half_ = no_tensor;
+  }
+}
+
+/// Frees `gradient` and what the activation kept; returns the gradient of fc1's output.
+std::uint32_t DenseMlp::activate_backward(std::uint32_t gradient) {
+  const Int bytes = 2 * d_.tokens * d_.f;
+  std::uint32_t dgate = no_tensor, dlinear = no_tensor;
+  if (unfused()) {
+    const auto dproduct = w_.allocate("mlp.gate_gradient", bytes);
+    w_.launch("mlp.gate gradient", {"add", {d_.tokens * d_.f}});
+    dlinear = w_.allocate("mlp.linear_half_gradient", bytes);
+    w_.launch("mlp.linear_half gradient", {"add", {d_.tokens * d_.f}});
+    w_.free({std::exchange(gradient, no_tensor), gate_, linear_half_});
+    dgate = w_.allocate("mlp.gate_gradient", bytes);
+    w_.launch("mlp.gate backward", {"gelu.backward", {d_.tokens, d_.f}});
+    w_.free(dproduct);
+  }
+  const auto dfc1 = w_.allocate("mlp.fc1_output_gradient", 2 * d_.tokens * d_.ffn_in());
+  if (unfused()) {
+    w_.launch("mlp.halves joined", {"cat", {d_.tokens, d_.ffn_in()}});
+  } else {
+    w_.launch("mlp.activation backward", {d_.activation + ".backward", {d_.tokens, d_.f}});
+  }
+  w_.free({gradient, dgate, dlinear, fc1_out_});
+  fc1_out_ = gate_ = linear_half_ = no_tensor;
+  // Its bias is added in the activation; its gradient is a sum over the tokens, which reads bf16.
+  if (d_.bias) w_.launch("mlp.fc1 bias gradient", {"l2norm", {d_.tokens * d_.ffn_in() / 2}});
+  return dfc1;
+}
 
 std::uint32_t DenseMlp::run(bool grad) {
   fc1_out_ = d_.separate_norms ? linear_.column_linear(fc1_, "mlp.fc1_output", norm_.out, grad)
                                : linear_.norm_linear(fc1_, "mlp.fc1_output", norm_, grad);
-  activation_ = w_.allocate("mlp.activation", 2 * d_.tokens * d_.f);
-  w_.launch("mlp.activation forward", {d_.activation + ".forward", {d_.tokens, d_.f}});
-  if (!grad) w_.free(fc1_out_);
+  activate(grad);
   const auto out = linear_.row_linear(fc2_, "mlp.fc2_output", fc2_input_, grad, false);
   if (!grad || fc2_.fp8) {  // FP8 saved its own copy
     w_.free(activation_);
@@ -72,10 +121,7 @@ std::uint32_t DenseMlp::backward() {
   }
   const auto dactivation = linear_.row_backward(fc2_, fc2_input_, false);
   linear_.weight_gradients.put([this, activation = std::exchange(activation_, no_tensor)] { w_.free(activation); });
-  const auto dfc1 = w_.allocate("mlp.fc1_output_gradient", 2 * d_.tokens * d_.ffn_in());
-  w_.launch("mlp.activation backward", {d_.activation + ".backward", {d_.tokens, d_.f}});
-  w_.free({dactivation, fc1_out_});
-  fc1_out_ = no_tensor;
+  const auto dfc1 = activate_backward(dactivation);
   auto dx = no_tensor;
   if (d_.separate_norms) {
     const auto dnorm = linear_.column_backward(fc1_, norm_.out);

@@ -125,6 +125,27 @@ Chunk build_chunk(const Scenario& s, const Dimensions& d, Pieces& pieces, const 
 
 void add_notes(const Scenario& s, const Dimensions& d, Stages& stages) {
   const auto note = [&](const std::string& text) { stages.notes.push_back(text); };
+  if (!s.settings.bf16 && !s.settings.fp16) {
+    note("neither bf16 nor fp16 is set: tensors are taken as two bytes an element all the same");
+  }
+  if (d.unfused_attention) {
+    note(
+        "unfused attention is derived: its batched products are priced as one product of the same work and output, its "
+        "softmax as streaming kernels of the same traffic");
+  }
+  if (d.mla) {
+    note(
+        "latent attention follows the code of Megatron Core and TE, not measured runs; its kernels are measured alone");
+  }
+  if (d.mla && s.settings.tp_comm_overlap) {
+    note("tp_comm_overlap: MLA's down projections switch it off for every layer made after them");
+  }
+  if (d.mtp_layers > 0) note("multi-token prediction follows the code of Megatron Core, not measured runs");
+  if (s.settings.optimizer != "adam") {
+    note("optimizer " + s.settings.optimizer +
+         " is taken as one fp32 moment moved at Adam's rate; its own kernels are not "
+         "modelled");
+  }
   if (d.cp > 1)
     note("context parallelism is approximated: a ring of equal causal attention steps, exchanges overlapped");
   if (d.recipe == Recipe::delayed || d.recipe == Recipe::blockwise) {
@@ -149,7 +170,7 @@ void add_notes(const Scenario& s, const Dimensions& d, Stages& stages) {
          std::to_string(d.t) + " parts as their input arrives, proj and fc2 forward in 4 parts");
   }
   if (d.hidden_dropout > 0) note("dropout masks follow the code (1 byte an element), not measurements");
-  if (scenario::recomputes(s, "layernorm") && d.moe.experts == 0) {
+  if (scenario::recomputes(s, "layernorm") && d.moe.experts == 0 && !d.mla && !d.separate_norms) {
     note("recompute of layernorm changes nothing: dense layers fuse their norms into the linear layers");
   }
   if (d.moe.experts == 0) return;
@@ -169,6 +190,14 @@ void add_notes(const Scenario& s, const Dimensions& d, Stages& stages) {
 }
 
 }  // namespace
+
+Bytes Stages::carried(int rank, int chunk, bool to_next) const {
+  const auto& held = ranks.at(static_cast<std::size_t>(rank)).chunks.at(static_cast<std::size_t>(chunk)).pieces;
+  if (held.empty()) return boundary_bytes;
+  const Bytes bytes =
+      pieces[to_next ? held.back() : held.front()].tensors[to_next ? Piece::output : Piece::input].bytes;
+  return bytes.value > 0 ? bytes : boundary_bytes;
+}
 
 Stages build(const Scenario& s) {
   const Dimensions d(s);

@@ -26,21 +26,32 @@ Int type_bytes(const std::string& type) {
   return type == "fp8" ? 1 : 2;
 }
 
-/// Bytes of an element of the optimizer's state.
+/// Bytes of an element of the optimizer's state; `second` 0: it has one moment only.
 struct OptimizerTypes {
   Int main = 4, first = 4, second = 4;
-  bool main_since_first_step = false;
+  /// TE's FusedAdam holds the main parameters, made in its first step, reads bf16 gradients and writes the parameters
+  /// itself (optimizer_config.py:404, use_precision_aware_optimizer_no_fp8_or_ds_fp8).
+  bool in_adam = false;
+  bool remainders = false;  ///< main parameters are the low 16 bits beside the bf16 parameter (store_param_remainders)
+
+  /// Bytes that the optimizer's kernel moves for an element: gradient, and in and out main parameter and moments.
+  Int traffic(Int gradient) const {
+    const Int parameter = !in_adam ? 0 : remainders ? 2 * 2 : 2;
+    return (in_adam ? gradient : 4) + 2 * (main + first + second) + parameter;
+  }
 };
 
 OptimizerTypes optimizer_types(const Scenario& s) {
   const auto& o = s.settings;
   OptimizerTypes types;
+  if (o.optimizer != "adam") types.second = 0;  // momentum alone (torch SGD, Lion, Muon's matrices)
   if (!o.use_precision_aware_optimizer) return types;
   types.first = type_bytes(o.exp_avg_dtype);
-  types.second = type_bytes(o.exp_avg_sq_dtype);
-  // store_param_remainders: the low 16 bits beside the bf16 parameter make the fp32 master (optimizer_config.py).
-  types.main = o.main_params_dtype == "fp32" && o.store_param_remainders ? 2 : type_bytes(o.main_params_dtype);
-  types.main_since_first_step = true;  // TE FusedAdam makes them in its first step
+  if (types.second > 0) types.second = type_bytes(o.exp_avg_sq_dtype);
+  const bool scaled_elsewhere = o.fp8 && o.fp8_recipe.value_or("delayed") != "delayed";
+  types.in_adam = o.main_params_dtype != "fp32" || !scaled_elsewhere;
+  types.remainders = types.in_adam && o.main_params_dtype == "fp32" && o.store_param_remainders && !o.fp16;
+  types.main = types.remainders ? 2 : type_bytes(o.main_params_dtype);
   return types;
 }
 
@@ -212,7 +223,7 @@ void StateWriter::add_optimizer_state(const Optimizer& optimizer) {
       std::max_element(owned.begin(), owned.end(), [&](const auto& a, const auto& b) { return sum(a) < sum(b); });
   const auto types = optimizer_types(s_);
   for (const Int n : *heaviest) {
-    if (types.main_since_first_step) {
+    if (types.in_adam) {
       hold(rank_.optimizer_state, "main parameters", n * types.main);
     } else {
       const auto copy = construction_.allocate("parameters", 2 * n);  // shard_model_param.clone().float()
@@ -220,9 +231,9 @@ void StateWriter::add_optimizer_state(const Optimizer& optimizer) {
       construction_.free(copy);
     }
     hold(rank_.optimizer_state, "optimizer moments", n * types.first);
-    hold(rank_.optimizer_state, "optimizer moments", n * types.second);
+    hold(rank_.optimizer_state, "optimizer moments", n * types.second);  // none of zero bytes
     // bf16 gradients become fp32 ones for the step (distrib_optimizer.py, _copy_model_grads_to_main_grads).
-    if (d_.gradient_bytes == 2 && !s_.settings.use_precision_aware_optimizer) {
+    if (d_.gradient_bytes == 2 && !types.in_adam) {
       hold(rank_.during_optimizer, "fp32 gradients", 4 * n);
     }
   }
@@ -295,26 +306,35 @@ void StateWriter::add_optimizer_step() {
     optimizers.push_back(optimizer);
     owned += optimizer->elements();
   }
-  if (d_.gradient_bytes == 2 && !o.use_precision_aware_optimizer) {
+  const auto types = optimizer_types(s_);
+  if (d_.gradient_bytes == 2 && !types.in_adam) {
     launch(step, "gradients to fp32", {"cast.bf16_f32", {owned}});
+  }
+  const Int all_ranks = d_.pp * d_.t * (o.use_distributed_optimizer ? dense_.ranks : 1);
+  const auto over_all_ranks = [&](const std::string& name) {
+    if (all_ranks == 1) return;
+    collective(step, name, "all_reduce", all_ranks, 4,
+               all_ranks > s_.cluster.gpus_per_node ? s_.cluster.inter_node_link : s_.cluster.link, Stream::compute,
+               Purpose::dp);
+    step.back().joins_pipeline = d_.pp > 1;
+  };
+  if (o.fp16) {  // the loss scale is taken out again, infinities are found (optimizer.py:713-738)
+    launch(step, "gradient unscaling", {"scale", {owned}});
+    over_all_ranks("infinities all-reduce");
   }
   if (o.clip_grad > 0) {
     launch(step, "gradient norm", {"l2norm", {owned}});
-    const Int ranks = d_.pp * d_.t * (o.use_distributed_optimizer ? dense_.ranks : 1);
-    if (ranks > 1) {
-      collective(step, "gradient norm all-reduce", "all_reduce", ranks, 4,
-                 ranks > s_.cluster.gpus_per_node ? s_.cluster.inter_node_link : s_.cluster.link, Stream::compute,
-                 Purpose::dp);
-      step.back().joins_pipeline = d_.pp > 1;
-    }
+    over_all_ranks("gradient norm all-reduce");
     for (const auto* optimizer : optimizers) {
       for (int i = 0; i < 6; ++i) launch(step, "clip coefficient", {"small", {}});
       launch(step, "gradient clipping", {"scale", {optimizer->elements()}});
     }
   }
   for (const auto* optimizer : optimizers) {
-    launch(step, "adam", {"adam", {optimizer->elements()}});
-    launch(step, "parameters from main parameters", {"cast.f32_bf16", {optimizer->elements()}});
+    // The family is fp32 Adam; other types and optimizers are taken as moving their bytes at its rate.
+    const Int traffic = types.traffic(d_.gradient_bytes), fp32_adam = OptimizerTypes{}.traffic(4);
+    launch(step, o.optimizer, {"adam", {std::max<Int>(1, optimizer->elements() * traffic / fp32_adam)}});
+    if (!types.in_adam) launch(step, "parameters from main parameters", {"cast.f32_bf16", {optimizer->elements()}});
     // Every optimizer gathers all buffers of the model chunks (distrib_optimizer.py, step_with_ready_grads).
     step.insert(step.end(), gathers_.begin(), gathers_.end());
   }

@@ -58,6 +58,7 @@ Exchange::Exchange(const scenario::Scenario& scenario, const model::Stages& stag
       one_communicator_(scenario.software.process_group_device_id),
       one_queue_(one_hardware_queue(scenario)),
       call_(nanoseconds(profiles.scalar("host.p2p_call_us").value)),
+      chunks_(config.chunks.value_or(1)),
       tensors_(config.stages, config.chunks.value_or(1), config.microbatches) {
   if (ranks_ < 2) return;
   constexpr std::int64_t shape_bytes = 3 * 8;  // three int64
@@ -69,7 +70,7 @@ Exchange::Exchange(const scenario::Scenario& scenario, const model::Stages& stag
       return Wire{static_cast<std::int64_t>(profiles.time({"send_recv." + name, {bytes}}).ns + 0.5),
                   bytes <= eager_bytes};
     };
-    wires_.push_back(wire(stages.boundary_bytes.value));
+    for (int chunk = 0; chunk < chunks_; ++chunk) wires_.push_back(wire(stages.carried(rank, chunk, true).value));
     if (shapes_) shape_wires_.push_back(wire(shape_bytes));
   }
 }
@@ -93,7 +94,9 @@ Handle Exchange::post(Streams& streams, int rank, const Part& part, Handle start
   Posts& posts = shape ? *shapes_ : tensors_;
   const OtherEnd peer = other_end(ranks_, rank, part);
   const bool next = to_next(part.type);
-  const Wire& wire = (shape ? shape_wires_ : wires_)[static_cast<std::size_t>(next ? rank : peer.rank)];
+  const int from = next ? rank : peer.rank, chunk = next ? part.chunk : peer.part.chunk;
+  const Wire& wire =
+      shape ? shape_wires_[static_cast<std::size_t>(from)] : wires_[static_cast<std::size_t>(from * chunks_ + chunk)];
 
   std::array<Weaver::Arc, 3> arcs{{{start}, {Weaver::none}, {Weaver::none}}};
   if (sends(part.type) && wire.eager) {

@@ -63,10 +63,11 @@ class Exchange {
   const int ranks_;
   const bool batched_, one_communicator_, one_queue_;
   std::int64_t call_ = 0;
+  const int chunks_;
   Posts tensors_;
   std::optional<Posts> shapes_;
-  std::vector<Wire> wires_;        ///< by rank: to its next
-  std::vector<Wire> shape_wires_;  ///< the same for a shape
+  std::vector<Wire> wires_;        ///< by rank and chunk: between it and the next stage
+  std::vector<Wire> shape_wires_;  ///< by rank: the same for a shape
 };
 
 }  // namespace pipewright::timeline

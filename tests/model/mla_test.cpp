@@ -19,7 +19,8 @@ model: {num_layers: 8, hidden_size: 7168, ffn_hidden_size: 18432, num_attention_
   qk_layernorm: true, rope_type: yarn}
 settings: {tensor_model_parallel_size: 2, pipeline_model_parallel_size: 4, sequence_parallel: true,
   micro_batch_size: 1, global_batch_size: 16, bf16: true, use_distributed_optimizer: true, grad_reduce_in_fp32: true,
-  gradient_accumulation_fusion: true, hidden_dropout: 0.0, attention_dropout: 0.0, apply_rope_fusion: true}
+  gradient_accumulation_fusion: true, hidden_dropout: 0.0, attention_dropout: 0.0, apply_rope_fusion: true,
+  bias_activation_fusion: true}
 cluster: {profile: h200-sxm, num_gpus: 8, gpus_per_node: 8}
 )",
                          "latent.yaml");

@@ -1,4 +1,6 @@
 // Layers, embedding and head against the formulas of reference 5.1 and against themselves: what is born dies.
+#include <algorithm>
+
 #include "support.hpp"
 
 using namespace pipewright;
@@ -128,4 +130,77 @@ TEST_CASE("what is not modelled is refused with its key") {
                        doctest::Contains("fp8_recipe"), UsageError);
   CHECK_THROWS_WITH_AS(model::build(with(llama70b(), {"ffn_hidden_size=1001"})), doctest::Contains("ffn_hidden_size"),
                        UsageError);
+}
+
+TEST_CASE("an activation without its fused kernel keeps gate, linear half and product beside fc1's output") {
+  const auto fused = saved(inner_layer(model::build(llama70b())));
+  CHECK(saved(inner_layer(model::build(with(llama70b(), {"bias_activation_fusion=false"})))) - fused ==
+        tokens / t * 2 * 2 * f);
+  check_all(model::build(with(llama70b(), {"bias_activation_fusion=false", "recompute_granularity=selective",
+                                           "recompute_modules=[mlp]", "add_bias_linear=true"})));
+}
+
+TEST_CASE("the optimizer's state follows the types it is told") {
+  const auto state = [](std::initializer_list<const char*> settings, const std::string& owner) {
+    const auto stages = model::build(with(with(llama70b(), {"num_gpus=16"}), settings));
+    std::int64_t bytes = 0;
+    for (const auto* list : {&stages.ranks[1].optimizer_state, &stages.ranks[1].during_optimizer}) {
+      for (const auto& tensor : *list) {
+        if (stages.owners[tensor.owner] == owner) bytes += tensor.bytes.value;
+      }
+    }
+    for (const auto& tensor : stages.ranks[1].construction.tensors) {
+      if (stages.owners[tensor.owner] == owner) bytes += tensor.bytes.value;
+    }
+    return bytes;
+  };
+  const auto elements = model::build(with(llama70b(), {"num_gpus=16"})).ranks[1].chunks[0].parameters;
+  CHECK(state({}, "optimizer moments") == 8 * elements);
+  CHECK(state({}, "main parameters") == 4 * elements);
+  CHECK(state({"optimizer=sgd"}, "optimizer moments") == 4 * elements);
+  CHECK(state({"grad_reduce_in_fp32=false"}, "fp32 gradients") == 4 * elements);
+  CHECK(state({"use_distributed_optimizer=false"}, "optimizer moments") == 8 * elements);
+  const char* aware = "use_precision_aware_optimizer=true";
+  CHECK(state({aware, "exp_avg_dtype=bf16", "exp_avg_sq_dtype=fp8"}, "optimizer moments") == 3 * elements);
+  CHECK(state({aware}, "main parameters") == 2 * elements);
+  CHECK(state({aware, "store_param_remainders=false"}, "main parameters") == 4 * elements);
+  CHECK(state({aware, "grad_reduce_in_fp32=false"}, "fp32 gradients") == 0);
+  // With a recipe that scales outside of Adam the fp32 main parameters stay Megatron's.
+  CHECK(state({aware, "fp8=hybrid", "fp8_recipe=tensorwise"}, "main parameters") == 4 * elements);
+}
+
+TEST_CASE("fp16 takes the loss scale out of the gradients before the norm") {
+  const auto count = [](const model::Stages& stages, const std::string& name) {
+    const auto& list = stages.ranks[0].optimizer;
+    return std::count_if(list.begin(), list.end(), [&](const auto& kernel) { return kernel.name == name; });
+  };
+  CHECK(count(model::build(llama70b()), "gradient unscaling") == 0);
+  const auto scaled = model::build(with(llama70b(), {"bf16=false", "fp16=true"}));
+  CHECK(count(scaled, "gradient unscaling") == 1);
+  CHECK(count(scaled, "infinities all-reduce") == 1);
+}
+
+TEST_CASE("learned positions and dropout of the embedding") {
+  const auto embedding = [](std::initializer_list<const char*> settings) {
+    return model::build(with(llama70b(), settings)).pieces.front();
+  };
+  CHECK(saved(embedding({"hidden_dropout=0.1"})) - saved(embedding({})) == tokens / t * h);
+  const auto& all_reduced = embedding({"position_embedding_type=learned_absolute", "max_position_embeddings=8192"});
+  const auto named = [](const Piece& piece, const std::string& family) {
+    return std::count_if(piece.kernels.begin(), piece.kernels.end(),
+                         [&](const auto& kernel) { return kernel.key.family.starts_with(family); });
+  };
+  CHECK(named(all_reduced, "all_reduce") == 1);
+  CHECK(named(all_reduced, "reduce_scatter") == 0);
+  CHECK(named(all_reduced, "embedding.backward") == 2);
+}
+
+TEST_CASE("TE's loss keeps an fp32 gradient since 2.18, the logits before") {
+  const auto head = [](const char* version) {
+    auto s = with(llama70b(), {"cross_entropy_loss_fusion=true", "cross_entropy_fusion_impl=te"});
+    s.software.transformer_engine = version;
+    const auto stages = model::build(s);
+    return saved(stages.pieces[stages.ranks[3].chunks[0].pieces.back()]);
+  };
+  CHECK(head("2.20.2") - head("2.17.0") == tokens * 128256 / t * 2);
 }

@@ -17,7 +17,8 @@ model: {num_layers: 80, hidden_size: 8192, ffn_hidden_size: 28672, num_attention
   untie_embeddings_and_output_weights: true, position_embedding_type: rope, make_vocab_size_divisible_by: 1}
 settings: {tensor_model_parallel_size: 4, pipeline_model_parallel_size: 4, sequence_parallel: true, micro_batch_size: 1,
   global_batch_size: 16, bf16: true, use_distributed_optimizer: true, grad_reduce_in_fp32: true,
-  gradient_accumulation_fusion: true, hidden_dropout: 0.0, attention_dropout: 0.0, apply_rope_fusion: true}
+  gradient_accumulation_fusion: true, hidden_dropout: 0.0, attention_dropout: 0.0, apply_rope_fusion: true,
+  bias_activation_fusion: true}
 cluster: {profile: h200-sxm, num_gpus: 32, gpus_per_node: 8}
 )",
                          "llama70b.yaml");
