@@ -85,8 +85,19 @@ struct Clocks {
   std::string kernels = "layer";
   /// Of the busy time on a cool part, the share of each kind.
   double matrix_share = 0, attention_share = 0, memory_share = 0;
+  /// Power above idle of a part that is always busy, at full clock: the slope of watts over duty below the limit.
+  double busy_watts() const;
   /// Factor on a cool kernel time at this duty, linear between rows, clamped to the first and last.
   double slowdown(Load load, double duty) const;
+};
+
+/// How a run's recent load slows its kernels. Kinds of kernels draw different power, and the power limit acts on its sum:
+/// a busy moment counts as `weight` of one of the layer that the law was measured with (FORMAT.md, Clocks).
+struct ClockLaw {
+  const Clocks* layer = nullptr;
+  double matrix = 1, attention = 1, memory = 1;  ///< power above idle over the layer's, at full clock
+  double weight(Load load) const;                ///< of kernels that compute; others 0
+  double slowdown(Load load, double weighted_duty) const { return layer->slowdown(load, weighted_duty); }
 };
 
 /// A way between GPUs or hosts. Times by size come from families "send_recv.<link>", "all_gather.<link>", ...; a link
@@ -155,6 +166,8 @@ class Profiles {
   Scalar scalar(const std::string& scalar_name) const;  ///< first that has it; throws UsageError if none
   const Link& link(const std::string& link_name) const;
   const Clocks* clocks_for(const std::string& precision, const std::string& kernels = "layer") const;
+  /// nullopt without clocks; kinds that were not measured alone weigh as the layer does.
+  std::optional<ClockLaw> clock_law(const std::string& precision) const;
   const Profile& first() const { return profiles_.front(); }
   const std::vector<Profile>& all() const { return profiles_; }
 

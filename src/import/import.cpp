@@ -17,12 +17,13 @@ namespace {
 
 double us(std::int64_t ns) { return static_cast<double>(ns) / 1e3; }
 
-/// Share of the time before a moment in which the rank computed; a step follows a step, so time before the trace is its
-/// end (as the timeline does when it applies a clock law).
+/// Share of the time before a moment in which the rank computed, each kernel by its power; a step follows a step, so
+/// time before the trace is its end (as the timeline does when it applies a clock law).
 class Load {
  public:
-  Load(const Trace& trace, const std::vector<std::string>& kinds) {
-    std::int64_t until = 0, total = 0;
+  Load(const Trace& trace, const std::vector<std::string>& kinds, const std::vector<double>& weights) {
+    std::int64_t until = 0, busy = 0;
+    double total = 0;
     for (std::size_t i = 0; i < kinds.size(); ++i) {
       const Activity& a = trace.activities[i];
       period_ = std::max(period_, a.end());
@@ -30,29 +31,34 @@ class Load {
       const std::int64_t start = std::max(a.start, until);
       starts_.push_back(start);
       before_.push_back(total);
-      total += a.end() - start;
+      weights_.push_back(weights[i]);
+      total += weights[i] * static_cast<double>(a.end() - start);
+      busy += a.end() - start;
       until = a.end();
     }
     before_.push_back(total);
+    overall_ = static_cast<double>(busy) / static_cast<double>(period_);
   }
 
   double share(std::int64_t t, std::int64_t window) const {
     window = std::min(window, period_);
-    return static_cast<double>(busy_until(t) - busy_until(t - window)) / static_cast<double>(window);
+    return (busy_until(t) - busy_until(t - window)) / static_cast<double>(window);
   }
-  double overall() const { return static_cast<double>(before_.back()) / static_cast<double>(period_); }
+  double overall() const { return overall_; }  ///< every kernel alike
 
  private:
-  std::int64_t busy_until(std::int64_t t) const {
+  double busy_until(std::int64_t t) const {
     if (t < 0) return busy_until(t + period_) - before_.back();
     const auto next = std::upper_bound(starts_.begin(), starts_.end(), t);
     if (next == starts_.begin()) return 0;
     const auto i = static_cast<std::size_t>(next - starts_.begin()) - 1;
-    return std::min(before_[i] + t - starts_[i], before_[i + 1]);
+    return std::min(before_[i] + weights_[i] * static_cast<double>(t - starts_[i]), before_[i + 1]);
   }
 
-  std::vector<std::int64_t> starts_, before_;
+  std::vector<std::int64_t> starts_;
+  std::vector<double> before_, weights_;
   std::int64_t period_ = 1;
+  double overall_ = 0;
 };
 
 struct Samples {
@@ -68,8 +74,8 @@ class Importer {
     if (cool == nullptr) return;
     part_ = cool->first().device;
     part_of_ = cool->first().name;
-    clocks_ = cool->clocks_for(scenario.settings.fp8 ? "fp8" : "bf16");
-    if (clocks_ == nullptr) return;
+    clocks_ = cool->clock_law(scenario.settings.fp8 ? "fp8" : "bf16");
+    if (!clocks_) return;
     window_ = std::llround(cool->scalar("clocks.window_ms").value * 1e6);
     law_ = cool->first().name;
   }
@@ -95,7 +101,7 @@ class Importer {
     report.summary = summarise(trace, experts);
     const auto patterns = patterns_of(stages_, static_cast<std::size_t>(report.pp_rank));
     const Mapping mapping = match(trace, kind, patterns);
-    const Load load(trace, kind);
+    const Load load(trace, kind, power(trace, mapping));
     report.duty = load.overall();
 
     gap_ns_ = usual_gap(trace, mapping);
@@ -187,7 +193,7 @@ class Importer {
       total_us += us(a.duration);
     }
     double slowdown = 1;
-    if (clocks_ != nullptr) {
+    if (clocks_) {
       const auto share = load.share(trace.activities[operation.activities.front()].start, window_);
       slowdown = clocks_->slowdown(profile::family(kernel.key.family).load, share);
     }
@@ -196,6 +202,17 @@ class Importer {
     samples.situ_ns.push_back(static_cast<double>(ns));
     samples.cool_ns.push_back(static_cast<double>(ns) / slowdown);
     samples.total_us += total_us;
+  }
+
+  /// Of every activity; what is not mapped counts as the layer does.
+  std::vector<double> power(const Trace& trace, const Mapping& mapping) const {
+    std::vector<double> weights(trace.activities.size(), 1);
+    if (!clocks_) return weights;
+    for (const auto& operation : mapping.operations) {
+      const double weight = clocks_->weight(profile::family(operation.expected->kernel->key.family).load);
+      for (const auto a : operation.activities) weights[a] = weight;
+    }
+    return weights;
   }
 
   void add_transfers(const Trace& trace, const Mapping& mapping, RankReport& report) {
@@ -282,7 +299,7 @@ class Importer {
     sample.spread = sample.ns > 0 ? one_sigma / sample.ns : 0;
     sample.count = static_cast<int>(samples.cool_ns.size());
     sample.source = waits ? "in situ: lower decile of a training step's kernels, which may wait for their peers"
-                    : clocks_ != nullptr
+                    : clocks_
                         ? "in situ: median over a training step, brought to a cool part by the clock law of " + law_
                         : "in situ: median over a training step, at the clocks and with the contention of the run";
     const bool tells = sample.ns > 0 && (!waits || sample.count >= fewest_exchanges);
@@ -314,7 +331,7 @@ class Importer {
   const scenario::Scenario& scenario_;
   const Options& options_;
   const model::Stages stages_;
-  const profile::Clocks* clocks_ = nullptr;
+  std::optional<profile::ClockLaw> clocks_;
   std::int64_t window_ = 0, gap_ns_ = 0;
   std::string law_, device_, part_, part_of_;
   Bytes memory_;

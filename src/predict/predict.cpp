@@ -24,7 +24,12 @@ Bytes margin_of(const scenario::Scenario& scenario, Bytes limit) {
 
 Bytes limit_of(const scenario::Scenario& scenario, const profile::Profiles& profiles) {
   if (scenario.search.memory_limit) return *scenario.search.memory_limit;
-  return scenario.cluster.memory_bytes.value_or(profiles.first().memory);
+  if (scenario.cluster.memory_bytes) return *scenario.cluster.memory_bytes;
+  for (const auto& profile : profiles.all()) {
+    if (profile.memory.value > 0) return profile.memory;  // a run's own profile may not know its part's
+  }
+  throw UsageError({profiles.first().name, 0}, "memory_bytes",
+                   "no profile knows the part's memory: set cluster.memory_bytes");
 }
 
 // Peak, reserved and outside memory of every rank, and whether they fit.

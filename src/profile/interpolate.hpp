@@ -30,6 +30,7 @@ constexpr double untested_error = 0.1;
 struct Found {
   Timing timing;
   Match match;
+  double octaves_outside = 0;  ///< of an extrapolation
 };
 
 /// What a profile knows about a key; nullopt: nothing at all.

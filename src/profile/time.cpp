@@ -61,7 +61,7 @@ std::optional<Found> lookup(const Profile& profile, const Key& key) {
   const auto samples = profile.samples.find(key.family);
   if (samples != profile.samples.end()) {
     if (const auto e = estimate(f, samples->second, key.dims)) {
-      return Found{timing(profile, f, *e, interpolation_error(profile, key.family)), e->match};
+      return Found{timing(profile, f, *e, interpolation_error(profile, key.family)), e->match, e->octaves_outside};
     }
   }
   if (f.load == Load::network) return derive_network(profile, key);
@@ -127,11 +127,41 @@ double Clocks::slowdown(Load load, double duty) const {
   return (1 - share) * column(below) + share * column(*above);
 }
 
+double Clocks::busy_watts() const {
+  // From a tenth below the limit on the clock falls, and with it the slope.
+  constexpr double below_limit = 0.9;
+  double n = 0, duty = 0, watts = 0, square = 0, product = 0;
+  for (const auto& row : rows) {
+    if (limit_watts > 0 && row.watts > below_limit * limit_watts) continue;
+    n += 1, duty += row.duty, watts += row.watts, square += row.duty * row.duty, product += row.duty * row.watts;
+  }
+  const double spread = n * square - duty * duty;
+  return spread > 0 ? (n * product - duty * watts) / spread : 0;
+}
+
+double ClockLaw::weight(Load load) const {
+  switch (load) {
+    case Load::matrix:
+      return matrix;
+    case Load::attention:
+      return attention;
+    case Load::memory:
+      return memory;
+    case Load::network:
+    case Load::none:
+      return 0;
+  }
+  throw InternalError("load out of range");
+}
+
 Timing Profiles::time(const Key& key) const {
   std::optional<Found> best;
   for (const auto& profile : profiles_) {
     auto found = lookup(profile, key);
-    if (found && (!best || found->match < best->match)) best = std::move(found);
+    // Of two extrapolations the nearer one: a run's own few shapes say little about far ones.
+    if (found &&
+        (!best || std::pair(found->match, found->octaves_outside) < std::pair(best->match, best->octaves_outside)))
+      best = std::move(found);
     if (best && best->match == Match::exact) break;
   }
   if (best) return std::move(best->timing);
@@ -167,6 +197,23 @@ const Clocks* Profiles::clocks_for(const std::string& precision, const std::stri
     if (const Clocks* found = profile.clocks_for(precision, kernels)) return found;
   }
   return nullptr;
+}
+
+std::optional<ClockLaw> Profiles::clock_law(const std::string& precision) const {
+  ClockLaw law;
+  law.layer = clocks_for(precision);
+  if (law.layer == nullptr) return std::nullopt;
+  const double layer = law.layer->busy_watts();
+  const auto weight = [&](const char* kernels) {
+    const Clocks* alone = clocks_for(precision, kernels);
+    if (alone == nullptr) alone = clocks_for("bf16", kernels);  // attention and memory-bound kernels do not change
+    const double watts = alone != nullptr ? alone->busy_watts() : 0;
+    return layer > 0 && watts > 0 ? watts / layer : 1;
+  };
+  law.matrix = weight("matrix");
+  law.attention = weight("attention");
+  law.memory = weight("memory");
+  return law;
 }
 
 }  // namespace pipewright::profile

@@ -34,7 +34,7 @@ bool expressible(const scenario::Scenario& scenario, const schedule::Config& con
   });
 }
 
-/// Time computed up to a moment: linear between the ends of pieces.
+/// Time computed up to a moment, each kind of kernel by its power: linear between the ends of pieces.
 class Computed {
  public:
   void add(double start, double end, double busy) {
@@ -384,10 +384,10 @@ class Engine {
       const double period = rank.last_step > 0 ? rank.last_step : start + ahead;
       const double window = std::min(static_cast<double>(collapser_.window()), period);
       const double from = start + ahead - window;
-      double busy = rank.computed.total() + std::min(ahead, window);
-      busy -= from < 0 ? 0 : std::min(rank.computed.until(from), busy);
-      if (from < 0 && rank.last_step > 0) busy += rank.last_total - rank.last_computed.until(rank.last_step + from);
-      at = collapser_.at_duty(std::min(1.0, busy / window));
+      double load = rank.computed.total() + std::min(ahead, window) * line.load({}) / nominal;
+      load -= from < 0 ? 0 : std::min(rank.computed.until(from), load);
+      if (from < 0 && rank.last_step > 0) load += rank.last_total - rank.last_computed.until(rank.last_step + from);
+      at = collapser_.at_duty(load / window);
     }
     const std::size_t index = rank.spans.size();
     if (index < rank.contended.size()) at.contended = rank.contended[index];
@@ -397,7 +397,7 @@ class Engine {
     ++operations_;
     const double after = rank.at[compute_queue], busy = line.busy(at);
     rank.spans.emplace_back(std::max(before, after - std::max(busy, 1.0)), after);
-    rank.computed.add(rank.spans.back().first, after, busy);
+    rank.computed.add(rank.spans.back().first, after, line.load(at));
     const double side_end =
         std::max(rank.at[queue_of(model::Stream::gradient)], rank.at[queue_of(model::Stream::parameter)]);
     if (side_end > side) rank.network.emplace_back(std::max(side, before), side_end);

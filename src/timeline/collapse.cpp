@@ -71,14 +71,15 @@ Collapser::Collapser(const profile::Profiles& profiles, const std::string& preci
     : gap_(std::floor(profiles.scalar("host.kernel_gap_us").value * 1e3 + 0.5)),
       contention_{profiles.scalar("contention.matrix").value, profiles.scalar("contention.attention").value,
                   profiles.scalar("contention.memory").value} {
-  const profile::Clocks* clocks = profiles.clocks_for(precision);
-  if (clocks == nullptr) {
+  const auto law = profiles.clock_law(precision);
+  if (!law) {
     duties_ = {0};
     clock_factor_ = {{1, 1, 1}};
     return;
   }
   window_ = static_cast<std::int64_t>(profiles.scalar("clocks.window_ms").value * 1e6);
-  for (const auto& row : clocks->rows) {
+  weights_ = {law->matrix, law->attention, law->memory};
+  for (const auto& row : law->layer->rows) {
     duties_.push_back(row.duty);
     clock_factor_.push_back({row.matrix, row.attention, row.memory});
   }
@@ -141,7 +142,7 @@ Line Collapser::collapse(std::span<const Event> events) const {
   std::vector<Matrix> points;
   for (std::size_t point = 0; point < line.points_; ++point) {
     Matrix m = identity();
-    double busy = 0;
+    double busy = 0, load = 0;
     for (const Event& e : events) {
       auto& compute = m[compute_queue];
       if (e.kernel == nullptr) {
@@ -156,10 +157,13 @@ Line Collapser::collapse(std::span<const Event> events) const {
       if (e.kernel->stream != model::Stream::compute) raise(queue, compute);
       const double ns = duration(e, point / 2, static_cast<double>(point % 2));
       add(queue, ns);
-      if (computes(*e.kernel)) busy += ns;
+      if (!computes(*e.kernel)) continue;
+      busy += ns;
+      if (const auto kind = column(profile::family(e.kernel->key.family).load)) load += weights_[*kind] * ns;
     }
     points.push_back(m);
     line.busy_.push_back(busy);
+    line.load_.push_back(load);
   }
   const Matrix same = identity();
   for (std::uint8_t to = 0; to < queues; ++to) {

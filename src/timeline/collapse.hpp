@@ -39,8 +39,9 @@ class Line {
   };
   void apply(QueueTimes& times, const Slowdown& at) const;
   double value(std::size_t entry, const Slowdown& at) const { return mix(values_.data() + entry * points_, at); }
-  /// Time in which the compute stream computes.
+  /// Time in which the compute stream computes; and the same with every kind of kernel by its power.
   double busy(const Slowdown& at) const { return mix(busy_.data(), at); }
+  double load(const Slowdown& at) const { return mix(load_.data(), at); }
   const std::vector<Entry>& entries() const { return entries_; }
   bool empty() const { return entries_.empty(); }
 
@@ -50,7 +51,7 @@ class Line {
 
   std::vector<Entry> entries_;  ///< by `to`; queues that nothing changes have none
   std::size_t points_ = 0;      ///< rows x {alone, contended}
-  std::vector<double> values_, busy_;
+  std::vector<double> values_, busy_, load_;
 };
 
 /// Makes lines under the profile's clocks and contention.
@@ -81,7 +82,7 @@ class Collapser {
   double gap_ = 0;
   std::vector<double> duties_;                       ///< of the rows
   std::vector<std::array<double, 3>> clock_factor_;  ///< [row][matrix, attention, memory]
-  std::array<double, 3> contention_{};
+  std::array<double, 3> contention_{}, weights_{1, 1, 1};
   std::int64_t window_ = 0;
 };
 

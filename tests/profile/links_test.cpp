@@ -60,6 +60,26 @@ TEST_CASE("clocks: linear between the rows, held at the ends") {
   CHECK(fabricated().clocks_for("bf16", "memory") == nullptr);
 }
 
+TEST_CASE("a busy moment of memory-bound kernels loads the part less than one of a layer") {
+  Profile p = fabricated();
+  Clocks layer = *p.clocks_for("bf16");
+  layer.limit_watts = 700;
+  layer.rows = {{0.1, 1980, 200, 1, 1, 1}, {0.5, 1980, 520, 1, 1, 1}, {1.0, 1500, 690, 1.15, 1.25, 1.12}};
+  CHECK(layer.busy_watts() == doctest::Approx(800));  // the third row stands at the limit
+  Clocks memory = layer;
+  memory.kernels = "memory";
+  memory.rows = {{0.1, 1980, 170, 1, 1, 1}, {1.0, 1980, 620, 1, 1, 1}};
+  p.clocks = {layer, memory};
+  const Profiles all({p});
+  const auto law = all.clock_law("bf16");
+  REQUIRE(law);
+  CHECK(law->weight(Load::memory) == doctest::Approx(500.0 / 800));
+  CHECK(law->weight(Load::matrix) == 1);  // not measured alone: as the layer
+  CHECK(law->weight(Load::network) == 0);
+  CHECK(law->slowdown(Load::matrix, 0.75) == doctest::Approx(1.075));
+  CHECK(!all.clock_law("fp8"));
+}
+
 TEST_CASE("clocks of one kind of kernels stand beside the layer's, and are merged and written on their own") {
   Profile p = fabricated();
   Clocks memory = *p.clocks_for("bf16");
