@@ -53,7 +53,7 @@ const std::vector<Pattern>& patterns() {
       {"cast_transpose", Role::main, {"cast_transpose.fp8"}},
       {"unary_kernel.*(fp8|__nv_fp)", Role::main, {"cast.fp8"}},
       {"blockwise|block_scaled|quantize_transpose", Role::main, {"quantize.blockwise.fp8"}},
-      {"transformer_engine.*transpose_kernel", Role::main, {"transpose.fp8"}},
+      {"(^|transformer_engine.*)transpose(_optimized)?_kernel", Role::main, {"transpose.fp8"}},
       {"triton.*(silu|swiglu).*(sigmoid|rsub|sub)|triton.*(sigmoid|rsub).*(silu|swiglu)|dgated|dswiglu",
        Role::main,
        {"swiglu.backward"}},
