@@ -53,7 +53,7 @@ void refuse_multi_token_prediction(const Scenario& s) {
   const auto& o = s.settings;
   if (s.model.mtp_num_layers.value_or(0) == 0) return;
   if (o.overlap_moe_expert_parallel_comm && s.model.mtp_num_layers > 1) {
-    refuse(s, "model.mtp_num_layers", "MTP layernum only supports 1 when enabling overlap_moe_expert_parallel_comm.");
+    refuse(s, "model.mtp_num_layers", "MTP supports at most one layer when enabling overlap_moe_expert_parallel_comm.");
   }
   if (o.overlap_moe_expert_parallel_comm && !scenario::is_moe_layer(s, s.model.num_layers - 1)) {
     refuse(s, "model.mtp_num_layers", "MTP layer in a2a overlap only supports MoE layer for now");
