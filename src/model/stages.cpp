@@ -169,6 +169,14 @@ void add_notes(const Scenario& s, const Dimensions& d, Stages& stages) {
     note("tp_comm_overlap is derived from the code of TE: qkv, fc1 forward and proj, fc2 dgrad run in " +
          std::to_string(d.t) + " parts as their input arrives, proj and fc2 forward in 4 parts");
   }
+  const auto& graphs = s.settings.cuda_graph_modules;
+  const bool others = graphs.empty() || std::any_of(graphs.begin(), graphs.end(),
+                                                    [](const std::string& module) { return module != "mlp"; });
+  if (s.settings.cuda_graph_impl != "none" && others) {
+    note(
+        "CUDA graphs are modelled for TE's module mlp of dense layers only: other modules are taken as launched one by "
+        "one");
+  }
   if (d.hidden_dropout > 0) note("dropout masks follow the code (1 byte an element), not measurements");
   if (scenario::recomputes(s, "layernorm") && d.moe.experts == 0 && !d.mla && !d.separate_norms) {
     note("recompute of layernorm changes nothing: dense layers fuse their norms into the linear layers");
