@@ -52,6 +52,8 @@ Recipe recipe_of(const Scenario& s) {
 void refuse_multi_token_prediction(const Scenario& s) {
   const auto& o = s.settings;
   if (s.model.mtp_num_layers.value_or(0) == 0) return;
+  if (o.mtp_detach_heads)
+    refuse(s, "settings.mtp_detach_heads", "is not modelled: its backward pass stops at the depths");
   if (o.overlap_moe_expert_parallel_comm && s.model.mtp_num_layers > 1) {
     refuse(s, "model.mtp_num_layers", "MTP supports at most one layer when enabling overlap_moe_expert_parallel_comm.");
   }

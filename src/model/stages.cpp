@@ -177,6 +177,9 @@ void add_notes(const Scenario& s, const Dimensions& d, Stages& stages) {
         "CUDA graphs are modelled for TE's module mlp of dense layers only: other modules are taken as launched one by "
         "one");
   }
+  if (d.attention_dropout > 0 && !d.unfused_attention) {
+    note("attention_dropout: fused attention was measured without it");
+  }
   if (d.hidden_dropout > 0) note("dropout masks follow the code (1 byte an element), not measurements");
   if (scenario::recomputes(s, "layernorm") && d.moe.experts == 0 && !d.mla && !d.separate_norms) {
     note("recompute of layernorm changes nothing: dense layers fuse their norms into the linear layers");
