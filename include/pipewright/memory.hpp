@@ -45,7 +45,8 @@ struct Walk {
   Bytes graph_pool;        ///< of which the graphs' private pools: reserved for good, used while they replay
   std::string peak_at;     ///< "B 3.1"
   std::string peak_piece;  ///< "layer 5, attention.core backward": the kernel launched next
-  std::vector<OwnerBytes> peak_owners;  ///< who holds the peak, largest first
+  std::vector<OwnerBytes> peak_owners;   ///< who holds the peak, largest first
+  std::vector<Bytes> after_instruction;  ///< allocated once the host has run each instruction of the rank's program
   std::int64_t events = 0;
   bool retried = false;          ///< under a limit: cached blocks had to be given back to the device
   std::string out_of_memory_at;  ///< under a limit: "B 3.1", where even that did not help; empty: the run survives

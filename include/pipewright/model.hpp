@@ -103,6 +103,8 @@ struct Chunk {
   std::vector<std::uint32_t> pieces;
   std::vector<int> layers;            ///< global layer number of each piece that is a layer, -1 for embedding and head
   std::vector<Kernel> gradient_sync;  ///< launched after the backward of its last microbatch (overlap_grad_reduce)
+  /// For each of them: the layer (counted within the chunk; -1: the embedding) whose backward completes its bucket.
+  std::vector<int> gradient_sync_layers;
   std::vector<Kernel> parameter_gather;  ///< launched at the start of the step, before the chunk's first forward
   Bytes parameters_bytes;                ///< bf16 (or FP8) parameters of the chunk
   std::int64_t parameters = 0;

@@ -22,9 +22,11 @@ struct RankPrediction {
   int pp_rank = 0;
   timeline::Account account;
   Bytes static_bytes, peak_allocated, peak_reserved, outside_allocator;
-  Bytes graph_pool;                     ///< part of peak_reserved: private pools of CUDA graphs
-  std::string peak_at;                  ///< "B 3.1"
-  std::vector<OwnerBytes> peak_owners;  ///< largest first
+  Bytes graph_pool;                      ///< part of peak_reserved: private pools of CUDA graphs
+  std::string peak_at;                   ///< "B 3.1"
+  std::vector<OwnerBytes> peak_owners;   ///< largest first
+  std::vector<Bytes> after_instruction;  ///< allocated after each instruction of the program
+  std::int64_t slack_ns = 0;  ///< by how much its computation may be late without the step being so; find_levers
   bool fits = true;
   bool retried = false;          ///< fits only because the allocator gives cached blocks back to the device
   std::string out_of_memory_at;  ///< where it runs out under the limit; empty: it survives
@@ -41,6 +43,7 @@ struct Prediction {
   std::vector<RankPrediction> ranks;
   std::vector<timeline::Boundary> boundaries;
   std::vector<timeline::CriticalStep> critical_path;
+  std::vector<timeline::Lever> levers;  ///< what would shorten the step; find_levers
   bool fits = true;
   Bytes memory_limit, memory_margin;
   std::vector<std::string> notes;
@@ -59,6 +62,10 @@ struct Run {
 
 /// `run`, where given, receives what the prediction was made from.
 Prediction predict(const scenario::Scenario& scenario, const profile::Profiles& profiles, Run* run = nullptr);
+
+/// Fills `levers` and every rank's slack: simulates the step again for each change.
+void find_levers(Prediction& prediction, const scenario::Scenario& scenario, const profile::Profiles& profiles,
+                 const Run& run);
 
 /// The memory part anew for a scenario whose times are those of `same` (another PYTORCH_CUDA_ALLOC_CONF).
 Prediction predict_memory(const scenario::Scenario& scenario, const profile::Profiles& profiles, Prediction same);

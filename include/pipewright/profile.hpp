@@ -109,6 +109,7 @@ struct Link {
   std::int64_t eager_bytes = 0;  ///< a send up to this size completes without its receiver (channels x buffer)
   Origin origin = Origin::measured;
   std::string source;
+  std::int64_t gpus_per_port = 1;  ///< GPUs of a node that share one network port, and its bandwidth
 };
 
 /// Everything else that is one number: "host.<what>_us", "memory.<what>_bytes", ... with its source. Names: FORMAT.md.

@@ -21,11 +21,12 @@ namespace pipewright::report {
 std::string simulate_text(const predict::Prediction& prediction);
 std::string simulate_json(const predict::Prediction& prediction);
 
-/// Chrome trace (Perfetto, chrome://tracing): a process a rank, a thread a stream, arrows for transfers.
+/// Chrome trace (Perfetto, chrome://tracing): a process a rank, a thread a stream, arrows for transfers, counters
+/// for memory.
 std::string trace(const predict::Prediction& prediction, const predict::Run& run);
 
-/// Writes text to a file as a whole; packed if the name ends in ".gz".
-void write_maybe_packed(const std::string& path, std::string_view text);
+/// The same to a file; packed if its name ends in ".gz".
+void write_trace(const std::string& path, const predict::Prediction& prediction, const predict::Run& run);
 
 // ---- plan
 

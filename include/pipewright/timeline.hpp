@@ -3,6 +3,7 @@
 // plus a lag"; a run fills arrays of times in one pass over the topological order. Same input, same times.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -51,16 +52,21 @@ class Label {
   std::uint16_t rank = 0;
   Lane lane : 4 = Lane::compute;
   NodeKind kind : 3 = NodeKind::kernel;
-  model::Purpose purpose : 3 = model::Purpose::compute;
   bool partitioned : 1 = false;  ///< has its own multiprocessors: an NCCL kernel beside it takes none of them
-  std::uint8_t phase : 2 = 0;    ///< 0 schedule, 1 finalisation of gradients, 2 optimizer
-  bool shapes : 1 = false;       ///< transfer: carries the shape of a tensor, not the tensor
+  model::Purpose purpose : 3 = model::Purpose::compute;
+  std::uint8_t phase : 2 = 0;  ///< 0 schedule, 1 finalisation of gradients, 2 optimizer
+  bool shapes : 1 = false;     ///< transfer: carries the shape of a tensor, not the tensor
+  bool recompute : 1 = false;
+  bool joins_pipeline : 1 = false;  ///< a collective over several pipeline ranks
 
   /// Kernel: where it stands in model::Stages. Finalize, optimizer and collectives beside the schedule have no piece
   /// (none) and a kernel index of the rank or chunk.
   std::uint32_t piece() const { return first_; }
-  std::uint32_t kernel() const { return second_; }
-  void set_kernel(std::uint32_t piece, std::uint32_t kernel) { first_ = piece, second_ = kernel; }
+  std::uint32_t kernel() const { return second_ & 0xffffffU; }
+  std::uint32_t chunk() const { return second_ >> 24U; }  ///< only of collectives beside the schedule
+  void set_kernel(std::uint32_t piece, std::uint32_t kernel, std::uint32_t chunk = 0) {
+    first_ = piece, second_ = chunk << 24U | kernel;
+  }
 
   /// Transfer_start, transfer, wait for one.
   schedule::Part part() const {
@@ -141,17 +147,32 @@ std::string link_between(const scenario::Scenario& scenario, int pp_rank, int pe
 Graph build(const scenario::Scenario& scenario, const model::Stages& stages, const schedule::Program& program,
             const profile::Profiles& profiles, const Prices& prices);
 
-/// Where a rank's step goes: busy + exposed (by cause) + bubble + idle = step, exactly.
+/// Where time goes: busy + exposed (by cause) + bubble + idle, exactly.
 /// exposed.p2p: the compute stream waits for a transfer that both sides have posted or that is in flight; bubble: it
 /// waits for the peer to come to the transfer; host: it waits for its host; idle: done, others are not.
-struct Account {
+struct Split {
   std::int64_t busy = 0, bubble = 0, idle = 0;
   std::int64_t p2p = 0, tp = 0, cp = 0, ep = 0, dp = 0, offload = 0, host = 0;
+};
+Split& operator+=(Split& a, const Split& b);
+
+/// Of the rank whose stream waits. `end`: gradient finalisation and optimizer.
+enum class Phase : std::uint8_t { warmup, steady, cooldown, end };
+constexpr std::size_t phases = 4;
+
+/// A rank's step.
+struct Account : Split {
+  std::array<Split, phases> by_phase;
   std::int64_t recompute = 0;  ///< part of busy
   std::int64_t forward_backward_end = 0, end = 0;
   std::map<std::string, std::int64_t> traced_busy,
       traced_exposed;  ///< as a profiler shows it (comp, p2p, ep, coll, ...)
 };
+
+/// Why a transfer is exposed: the stream waits for its receive or its send; for one that this one queued behind in the
+/// communicator's FIFO; or the host synchronised the device.
+enum class TransferCause : std::uint8_t { receive, send, queue, synchronization };
+constexpr std::size_t transfer_causes = 4;
 
 struct Boundary {
   int from = 0, to = 0;
@@ -160,6 +181,7 @@ struct Boundary {
   int transfers = 0;
   std::int64_t exposed = 0, longest = 0;
   std::string longest_wait;  ///< the compute op that waited longest: "F 4.1"
+  std::array<std::array<std::int64_t, transfer_causes>, phases> by_phase{};  ///< [phase][cause]
 };
 
 struct CriticalStep {
@@ -170,6 +192,8 @@ struct CriticalStep {
 
 struct Result {
   Graph graph;
+  Prices prices;
+  std::vector<std::int64_t> cool_ns;  ///< durations on a cool part with nothing beside
   Times times;
   std::vector<Account> ranks;
   std::vector<Boundary> boundaries;
@@ -183,6 +207,23 @@ struct Result {
 /// build + run, repeated until the clocks that each rank's load implies are those it was run with.
 Result simulate(const scenario::Scenario& scenario, const model::Stages& stages, const schedule::Program& program,
                 const profile::Profiles& profiles);
+
+/// The kernel behind a node; null for transfers, waits and the host.
+const model::Kernel* kernel_of(const model::Stages& stages, const Label& label);
+
+/// By how much each node could end later without the step ending later.
+std::vector<std::int64_t> slack(const Graph& graph, const Times& times);
+
+/// A change that would shorten the step.
+struct Lever {
+  std::string what;             ///< "gemm.bf16.tn 10 % faster"
+  std::int64_t on_path_ns = 0;  ///< the most that it can gain: its share of the critical path
+  std::int64_t gain_ns = 0;     ///< what it gains when the step is simulated again
+};
+/// Kernel families 10 % faster, links twice as fast, the host's launches at half their cost, forward sends not waited
+/// for at once: those worth more than a thousandth of the step, largest first.
+std::vector<Lever> levers(const Result& result, const scenario::Scenario& scenario, const model::Stages& stages,
+                          const schedule::Program& program, const profile::Profiles& profiles);
 
 /// A step by the chunk-level engine: no graph, no accounts, a few hundred times faster than simulate. Without clocks
 /// and contention it gives simulate's times to the nanosecond; with them it takes one factor a piece where simulate

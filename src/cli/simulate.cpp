@@ -17,12 +17,12 @@ struct Options {
 void simulate(const Options& options) {
   const Loaded loaded = options.input.runnable();
   predict::Run run;
-  const bool needs_run = !options.trace.empty() || !options.html.empty();
-  auto prediction =
-      predict::predict(loaded.scenario, options.input.profiles(loaded.scenario), needs_run ? &run : nullptr);
+  const auto profiles = options.input.profiles(loaded.scenario);
+  auto prediction = predict::predict(loaded.scenario, profiles, &run);
+  predict::find_levers(prediction, loaded.scenario, profiles, run);
   prediction.notes.insert(prediction.notes.begin(), loaded.notes.begin(), loaded.notes.end());
   if (!options.json.empty()) write_result(options.json, report::simulate_json(prediction));
-  if (!options.trace.empty()) report::write_maybe_packed(options.trace, report::trace(prediction, run));
+  if (!options.trace.empty()) report::write_trace(options.trace, prediction, run);
   if (!options.html.empty()) write_file(options.html, report::html(prediction, run));
   if (options.json != "-") write_result("-", report::simulate_text(prediction));
 }

@@ -103,7 +103,8 @@ class Walker {
     watched_ = event;
     heap_.remember_owners_at(event);
   }
-  std::string place, kernel;  ///< of the watched event
+  std::string place, kernel;                    ///< of the watched event
+  std::vector<std::int64_t> after_instruction;  ///< live bytes
 
  private:
   std::uint32_t own(Own which) const {
@@ -379,6 +380,7 @@ void Walker::wait(const Part& part) {
 void Walker::step() {
   forwards_done_ = backwards_done_ = 0;
   const Instruction* begin = nullptr;  // of the combined call
+  after_instruction.clear();
   for (const auto& instruction : program_.instructions) {
     at_ = &instruction;
     const auto before = heap_.events();
@@ -421,6 +423,7 @@ void Walker::step() {
       case Kind::grad_sync:
         break;
     }
+    after_instruction.push_back(heap_.live());
     if (before < watched_ && watched_ <= heap_.events()) {
       schedule::RankProgram one;
       one.instructions.push_back(instruction);
@@ -503,6 +506,7 @@ Walk walk(const Stages& stages, const schedule::Program& program, const scenario
   scout.heap().begin_step();
   scout.step();
   result.after_step = Bytes(scout.heap().live());
+  for (const std::int64_t live : scout.after_instruction) result.after_instruction.emplace_back(live);
   result.peak_allocated = Bytes(scout.heap().peak());
   result.events = scout.heap().events();
   const std::int64_t peak_event = scout.heap().peak_event();

@@ -45,7 +45,15 @@ class Modules {
     layer(fp8, moe);
     norm(d_.h);
   }
-  std::vector<Parameter> take() { return std::move(list_); }
+  /// What is made from now on belongs to the next layer (or comes after the layers).
+  void next_layer() {
+    set_layers();
+    ++layer_;
+  }
+  std::vector<Parameter> take() {
+    set_layers();
+    return std::move(list_);
+  }
 
  private:
   void weight(Int in, Int out, bool fp8, bool replicated = false) {
@@ -115,9 +123,15 @@ class Modules {
     if (d_.bias) replicated(d_.h);
   }
 
+  void set_layers() {
+    for (; labelled_ < list_.size(); ++labelled_) list_[labelled_].layer = layer_;
+  }
+
   const Dimensions& d_;
   const scenario::Scenario& s_;
   std::vector<Parameter> list_;
+  std::size_t labelled_ = 0;
+  int layer_ = -1;
 };
 
 }  // namespace
@@ -125,7 +139,11 @@ class Modules {
 std::vector<Parameter> chunk_parameters(const Dimensions& d, const scenario::Scenario& s, const ChunkShape& shape) {
   Modules modules(d, s);
   if (shape.embedding || shape.mtp_layers > 0) modules.embedding();
-  for (const auto& [fp8, moe] : shape.layers) modules.layer(fp8, moe);
+  for (const auto& [fp8, moe] : shape.layers) {
+    modules.next_layer();
+    modules.layer(fp8, moe);
+  }
+  modules.next_layer();
   if (shape.final_norm) modules.norm(d.h);
   // mtp_use_repeated_layer: one layer serves every depth.
   const Int depths = s.model.mtp_use_repeated_layer ? std::min<Int>(shape.mtp_layers, 1) : shape.mtp_layers;
@@ -145,16 +163,19 @@ std::vector<Buffer> layout(const std::vector<Parameter>& parameters, Int bucket_
     buffer.expert = expert;
     const Int ranks = expert ? expert_ranks : dense_ranks;
     Int end = 0, bucket_start = 0;
+    int layer = -1;
     const Int divisor = std::lcm(std::lcm(ranks, Int{128}), pad_for_bus_bandwidth ? Int{1} << 16 : Int{1});
     const auto close = [&] {
       if (distributed) end = padded(end, divisor);
       buffer.buckets.emplace_back(bucket_start, end);
+      buffer.last_layers.push_back(layer);
       bucket_start = end;
     };
     for (auto p = parameters.rbegin(); p != parameters.rend(); ++p) {
       if (p->fp8 != fp8 || p->expert != expert) continue;
       const Int start = distributed ? padded(end, 64) : end;
       end = start + p->elements;
+      layer = p->layer;
       buffer.parameters.emplace_back(start, end);
       if (bucket_size > 0 && end - bucket_start >= bucket_size) close();
     }

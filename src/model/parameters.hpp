@@ -16,6 +16,7 @@ struct Parameter {
   /// Whole on every tensor-parallel rank, each with a part of the gradient (sequence_parallel).
   bool replicated = false;
   bool expert = false;  ///< reduced over expert data parallel ranks, in a buffer of its own
+  int layer = -1;       ///< of the chunk; -1: embedding, the number of layers: what comes after them
 };
 
 struct LayerShape {
@@ -38,6 +39,7 @@ struct Buffer {
   bool fp8 = false, expert = false;
   Int elements = 0;                             ///< padding included
   std::vector<std::pair<Int, Int>> buckets;     ///< [start, end) in elements
+  std::vector<int> last_layers;                 ///< of each bucket: the layer whose backward completes it
   std::vector<std::pair<Int, Int>> parameters;  ///< [start, end) in buffer order (reverse module order)
 };
 

@@ -128,7 +128,8 @@ Int StateWriter::Optimizer::elements() const {
 void StateWriter::add_gradient_sync(Chunk& chunk, const Buffer& buffer, const Optimizer& optimizer) {
   const auto& o = s_.settings;
   const Int ranks = optimizer.ranks;
-  for (const auto& [start, end] : buffer.buckets) {
+  for (std::size_t bucket = 0; bucket < buffer.buckets.size(); ++bucket) {
+    const auto& [start, end] = buffer.buckets[bucket];
     const Int bytes = (end - start) * d_.gradient_bytes;
     auto& list = o.overlap_grad_reduce ? chunk.gradient_sync : rank_.finalize;
     const Stream stream = o.overlap_grad_reduce ? Stream::gradient : Stream::compute;
@@ -136,10 +137,12 @@ void StateWriter::add_gradient_sync(Chunk& chunk, const Buffer& buffer, const Op
     if (dense_.ranks > 1 && !o.average_in_collective && !o.calculate_per_token_loss) {
       launch(list, "gradient scaling", {"scale", {(end - start) * d_.gradient_bytes / 4}});
     }
-    if (ranks == 1) continue;
-    collective(list, "gradient reduction", o.use_distributed_optimizer ? "reduce_scatter" : "all_reduce", ranks, bytes,
-               optimizer.link, stream, Purpose::dp);
-    if (!o.use_distributed_optimizer) continue;
+    if (ranks > 1) {
+      collective(list, "gradient reduction", o.use_distributed_optimizer ? "reduce_scatter" : "all_reduce", ranks,
+                 bytes, optimizer.link, stream, Purpose::dp);
+    }
+    chunk.gradient_sync_layers.resize(chunk.gradient_sync.size(), buffer.last_layers[bucket]);
+    if (ranks == 1 || !o.use_distributed_optimizer) continue;
     const Int gathered = (end - start) * (buffer.fp8 ? 1 : 2);
     auto& gather = o.overlap_param_gather ? chunk.parameter_gather : gathers_;
     collective(gather, "parameter all-gather", "all_gather", ranks, gathered, optimizer.link,

@@ -28,20 +28,16 @@ std::map<std::string, FamilyTime> families_of(const Run& run, const timeline::Pr
   for (std::size_t i = 0; i < graph.size(); ++i) {
     const timeline::Label& label = graph.labels[i];
     if (label.rank != rank || label.kind != timeline::NodeKind::kernel) continue;
-    const model::Kernel* kernel = nullptr;
+    const model::Kernel* kernel = timeline::kernel_of(run.stages, label);
     const timeline::Price* price = nullptr;
     if (label.piece() != timeline::Label::none) {
-      kernel = &run.stages.pieces[label.piece()].kernels[label.kernel()];
       price = &prices.pieces[label.piece()][label.kernel()];
     } else if (label.phase == 1) {
-      kernel = &run.stages.ranks[rank].finalize[label.kernel()];
       price = &prices.finalize[rank][label.kernel()];
     } else if (label.phase == 2) {
-      kernel = &run.stages.ranks[rank].optimizer[label.kernel()];
       price = &prices.optimizer[rank][label.kernel()];
-    } else {
-      continue;  // gradient and parameter collectives beside the schedule: mostly hidden
     }
+    if (!kernel || !price) continue;  // gradient and parameter collectives beside the schedule: mostly hidden
     FamilyTime& family = families[kernel->key.family];
     const auto ns = static_cast<double>(graph.duration_ns[i]);
     family.ns += ns;
@@ -58,8 +54,7 @@ std::map<std::string, FamilyTime> families_of(const Run& run, const timeline::Pr
 }  // namespace
 
 void judge(Prediction& prediction, const Run& run, const profile::Profiles& profiles) {
-  const auto prices = timeline::price(run.stages, profiles);
-  const auto families = families_of(run, prices, run.timeline.last_rank);
+  const auto families = families_of(run, run.timeline.prices, run.timeline.last_rank);
   const auto step = static_cast<double>(std::max<std::int64_t>(prediction.step_ns, 1));
   const double machine = profiles.scalar("machine.spread").value;
   double variance = machine * machine;

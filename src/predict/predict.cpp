@@ -49,6 +49,7 @@ void fill_memory(Prediction& result, const scenario::Scenario& scenario, const p
     rank.peak_at = walk.peak_at;
     rank.peak_owners.clear();
     for (const auto& owner : walk.peak_owners) rank.peak_owners.push_back({owner.owner, owner.bytes});
+    rank.after_instruction = walk.after_instruction;
     rank.retried = walk.retried;
     rank.out_of_memory_at = walk.out_of_memory_at;
     rank.fits = walk.out_of_memory_at.empty();
@@ -59,6 +60,24 @@ void fill_memory(Prediction& result, const scenario::Scenario& scenario, const p
                              " stays within the limit only because the allocator gives cached blocks back (retries)");
     if (!rank.fits) result.notes.push_back(who + " runs out of memory at " + rank.out_of_memory_at);
   }
+}
+
+// A step is host-bound where its critical path waits longer for hosts than for kernels, transfers and peers together.
+void note_host(Prediction& result) {
+  std::int64_t host = 0, all = 0;
+  for (const auto& step : result.critical_path) {
+    all += step.ns;
+    if (step.why == "host") host += step.ns;
+  }
+  const auto slowest = std::max_element(result.ranks.begin(), result.ranks.end(),
+                                        [](const auto& a, const auto& b) { return a.account.host < b.account.host; });
+  const auto percent = [&](std::int64_t ns) {
+    return std::to_string(std::llround(100.0 * static_cast<double>(ns) / static_cast<double>(result.step_ns)));
+  };
+  if (2 * host > all)
+    result.notes.push_back("host-bound: launches and synchronising calls are " + percent(host) +
+                           " % of the critical path; rank " + std::to_string(slowest->pp_rank) +
+                           " waits for its host " + percent(slowest->account.host) + " % of the step");
 }
 
 }  // namespace
@@ -100,10 +119,25 @@ Prediction predict(const scenario::Scenario& scenario, const profile::Profiles& 
     result.ranks.back().account = run.timeline.ranks[rank];
   }
   result.notes = run.stages.notes;
+  note_host(result);
   fill_memory(result, scenario, profiles, run.stages, run.program);
   judge(result, run, profiles);
   if (run_out) *run_out = std::move(run);
   return result;
+}
+
+void find_levers(Prediction& prediction, const scenario::Scenario& scenario, const profile::Profiles& profiles,
+                 const Run& run) {
+  const auto slack = timeline::slack(run.timeline.graph, run.timeline.times);
+  std::vector<bool> seen(prediction.ranks.size(), false);
+  for (std::size_t node = 0; node < slack.size(); ++node) {
+    const timeline::Label& label = run.timeline.graph.labels[node];
+    if (label.lane != timeline::Lane::compute || label.kind != timeline::NodeKind::kernel || label.phase != 0) continue;
+    std::int64_t& least = prediction.ranks[label.rank].slack_ns;
+    least = seen[label.rank] ? std::min(least, slack[node]) : slack[node];
+    seen[label.rank] = true;
+  }
+  prediction.levers = timeline::levers(run.timeline, scenario, run.stages, run.program, profiles);
 }
 
 Prediction predict_memory(const scenario::Scenario& scenario, const profile::Profiles& profiles, Prediction same) {

@@ -138,12 +138,13 @@ Clocks read_clocks(const Field& entry) {
 }
 
 Link read_link(const Field& entry, Origin origin) {
-  entry.keys({"name", "latency_us", "gbytes_per_s", "eager_bytes", "origin", "source"});
+  entry.keys({"name", "latency_us", "gbytes_per_s", "eager_bytes", "gpus_per_port", "origin", "source"});
   Link link;
   link.name = entry["name"].string();
   link.latency_us = entry["latency_us"].number(0, 1e6);
   link.gbytes_per_s = entry["gbytes_per_s"].number(1e-6, 1e6);
   if (entry.has("eager_bytes")) link.eager_bytes = entry["eager_bytes"].integer(0);
+  if (entry.has("gpus_per_port")) link.gpus_per_port = entry["gpus_per_port"].integer(1);
   link.origin = entry.origin(origin);
   link.source = entry.source();
   return link;
@@ -264,8 +265,9 @@ std::string to_json(const Profile& p) {
   for (const auto& [key, value] : p.versions) versions.push_back(quoted(key) + ": " + quoted(value));
   for (const auto& line : p.provenance) provenance.push_back(quoted(line));
   for (const auto& l : p.links) {
-    links.push_back(fmt::format("{{\"name\": {}, \"latency_us\": {}, \"gbytes_per_s\": {}, \"eager_bytes\": {}{}}}",
+    links.push_back(fmt::format("{{\"name\": {}, \"latency_us\": {}, \"gbytes_per_s\": {}, \"eager_bytes\": {}{}{}}}",
                                 quoted(l.name), fixed(l.latency_us, 4), fixed(l.gbytes_per_s, 4), l.eager_bytes,
+                                l.gpus_per_port == 1 ? "" : fmt::format(", \"gpus_per_port\": {}", l.gpus_per_port),
                                 origin_and_source(l.origin, p.origin, l.source)));
   }
   for (const auto& c : p.clocks) {

@@ -1,6 +1,7 @@
 // `explain`: who owns the bytes of a peak; what an op did and what its compute stream waited for.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cctype>
 #include <charconv>
 
@@ -39,37 +40,41 @@ struct Op {
   std::vector<Launched> kernels;
 };
 
-/// Index of the instruction that "F 3.1" or "B 3.1" names.
-std::uint32_t find(const predict::Run& run, int rank, const std::string& op) {
+/// "F 3.1": a forward or backward of one microbatch through one chunk.
+struct Wanted {
+  bool forward = true;
+  int microbatch = -1, chunk = 0;
+
+  /// One instruction, or with expert-parallel overlap all its nodes.
+  bool is(const schedule::Instruction& i) const {
+    if (i.microbatch != microbatch || i.chunk != chunk) return false;
+    if (i.kind == Kind::node) return forward == (i.node.pass == schedule::Node::Pass::forward);
+    return i.kind == (forward ? Kind::forward : Kind::backward);
+  }
+};
+
+Wanted find(const predict::Run& run, int rank, const std::string& op) {
   std::string text;
   for (const char c : op) {
     if (c != ' ') text += static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
   }
-  int microbatch = -1, chunk = 0;
+  Wanted wanted;
   const auto* end = text.data() + text.size();
   if (text.size() > 1 && (text[0] == 'F' || text[0] == 'B')) {
-    const auto first = std::from_chars(text.data() + 1, end, microbatch);
-    if (first.ec != std::errc()) microbatch = -1;
+    wanted.forward = text[0] == 'F';
+    const auto first = std::from_chars(text.data() + 1, end, wanted.microbatch);
+    if (first.ec != std::errc()) wanted.microbatch = -1;
     if (first.ptr != end) {
-      const auto second = *first.ptr == '.' ? std::from_chars(first.ptr + 1, end, chunk) : first;
-      if (second.ec != std::errc() || second.ptr != end) microbatch = -1;
+      const auto second = *first.ptr == '.' ? std::from_chars(first.ptr + 1, end, wanted.chunk) : first;
+      if (second.ec != std::errc() || second.ptr != end) wanted.microbatch = -1;
     }
   }
-  if (microbatch < 0) {
+  if (wanted.microbatch < 0) {
     throw UsageError({"--op", 0}, {},
                      fmt::format("\"{}\" is no op: write F or B, microbatch.chunk, like \"F 3.1\"", op));
   }
   const auto& instructions = run.program.ranks[static_cast<std::size_t>(rank)].instructions;
-  for (std::uint32_t i = 0; i < instructions.size(); ++i) {
-    const auto& one = instructions[i];
-    const bool forward = text[0] == 'F' && (one.kind == Kind::forward || one.kind == Kind::combined) &&
-                         one.microbatch == microbatch && one.chunk == chunk;
-    const bool backward =
-        text[0] == 'B' &&
-        ((one.kind == Kind::backward && one.microbatch == microbatch && one.chunk == chunk) ||
-         (one.kind == Kind::combined && one.backward_microbatch == microbatch && one.backward_chunk == chunk));
-    if (forward || backward) return i;
-  }
+  if (std::any_of(instructions.begin(), instructions.end(), [&](const auto& i) { return wanted.is(i); })) return wanted;
   const auto& config = run.program.config;
   throw UsageError({"--op", 0}, {},
                    fmt::format("rank {} has no op \"{}\": microbatches 0 to {}, chunks 0 to {}", rank, op,
@@ -81,29 +86,32 @@ class Explainer {
   explicit Explainer(const predict::Run& run) : run_(run), nodes_(run) {}
 
   Op op(int rank, const std::string& name) const {
-    const std::uint32_t index = find(run_, rank, name);
+    const Wanted wanted = find(run_, rank, name);
+    const auto& instructions = run_.program.ranks[static_cast<std::size_t>(rank)].instructions;
     const auto& labels = run_.timeline.graph.labels;
     const auto& times = run_.timeline.times;
     Op out;
     std::int64_t reached = 0;  // end of the compute stream's last kernel
     for (const auto node : nodes_.of_rank(rank)) {
       const auto& label = labels[node];
-      if (label.lane != timeline::Lane::compute || label.kind != NodeKind::kernel) continue;
-      if (label.instruction == index && label.phase == 0) {
+      const bool computes = label.lane == timeline::Lane::compute;
+      if ((!computes && label.lane != timeline::Lane::expert) || label.kind != NodeKind::kernel) continue;
+      if (label.phase == 0 && label.instruction != timeline::Label::none &&
+          wanted.is(instructions[label.instruction])) {
         if (out.kernels.empty()) {
           out.name = nodes_.op(label);
           out.start = times.start[node];
         }
-        if (times.start[node] > reached) {
+        if (computes && times.start[node] > reached) {
           out.waits.push_back({times.start[node] - reached, nodes_.what(label), cause(node)});
         }
         const auto* kernel = nodes_.kernel(label);
         out.kernels.push_back(
             {kernel->name, times.start[node], times.end[node] - times.start[node], kernel->recompute});
         out.busy += times.end[node] - times.start[node];
-        out.end = times.end[node];
+        out.end = std::max(out.end, times.end[node]);
       }
-      reached = std::max(reached, times.end[node]);
+      if (computes) reached = std::max(reached, times.end[node]);
     }
     return out;
   }

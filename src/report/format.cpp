@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 
 namespace pipewright::report {
 
@@ -69,6 +70,10 @@ std::string verdict(const predict::Prediction& prediction) {
   return left.value >= 0 ? fmt::format("fits: {} to spare on rank {} ({})", format_bytes(left), rank.pp_rank, limit)
                          : fmt::format("does not fit: {} too much on rank {} ({})", format_bytes(Bytes(-left.value)),
                                        rank.pp_rank, limit);
+}
+
+std::int64_t exposed_in(const timeline::Boundary& boundary, std::size_t phase) {
+  return std::accumulate(boundary.by_phase[phase].begin(), boundary.by_phase[phase].end(), std::int64_t{0});
 }
 
 std::vector<CriticalShare> critical_shares(const predict::Prediction& prediction) {

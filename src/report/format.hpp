@@ -40,6 +40,9 @@ struct Loss {
 };
 extern const std::vector<Loss> exposed_causes;
 
+/// Exposed time of a boundary in a phase (timeline::Phase), over all causes.
+std::int64_t exposed_in(const timeline::Boundary& boundary, std::size_t phase);
+
 /// Consecutive steps of the critical path with the same reason, added up, largest first.
 struct CriticalShare {
   std::string why;

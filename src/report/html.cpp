@@ -67,10 +67,12 @@ class Page {
     summary();
     if (plan != nullptr) alternatives(*plan);
     accounts();
+    phases();
     timeline();
     memory();
     boundaries();
     critical_path();
+    levers();
     sources();
     out_ += "</body></html>\n";
     return std::move(out_);
@@ -171,6 +173,23 @@ class Page {
       out_ += "</svg>\n";
     }
     out_ += "</svg>\n";
+  }
+
+  void phases() {
+    if (p_.ranks.size() < 2) return;
+    out_ +=
+        "<h2>Lost by phase, ms</h2>\n<div class=\"wide\"><table><tr><th>rank</th><th>warm-up p2p</th><th>bubble</th>"
+        "<th>host</th><th>steady p2p</th><th>bubble</th><th>host</th><th>cool-down p2p</th><th>bubble</th><th>host</th>"
+        "<th>slack</th></tr>\n";
+    for (const auto& rank : p_.ranks) {
+      add("<tr><td>{}</td>", rank.pp_rank);
+      for (std::size_t phase = 0; phase < 3; ++phase) {
+        const auto& split = rank.account.by_phase[phase];
+        for (const auto ns : {split.p2p, split.bubble, split.host}) add("<td>{}</td>", ms(ns));
+      }
+      add("<td>{}</td></tr>\n", ms(rank.slack_ns));
+    }
+    out_ += "</table></div>\n";
   }
 
   void timeline() {
@@ -314,11 +333,13 @@ class Page {
     if (p_.boundaries.empty()) return;
     out_ +=
         "<h2>Pipeline transfers</h2>\n<div class=\"wide\"><table><tr><th>boundary</th><th>direction</th>"
-        "<th>transfers</th><th>each</th><th>exposed ms</th><th>longest wait</th><th>ms</th></tr>\n";
+        "<th>transfers</th><th>each</th><th>exposed ms</th>"
+        "<th>warm-up</th><th>steady</th><th>cool-down</th><th>longest wait</th><th>ms</th></tr>\n";
     for (const auto& b : p_.boundaries) {
-      add("<tr><td>{} → {}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td></tr>\n", b.from, b.to,
-          b.forward ? "forward" : "backward", b.transfers, format_bytes(b.bytes), ms(b.exposed),
-          escaped(b.longest_wait), ms(b.longest));
+      add("<tr><td>{} → {}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td>", b.from, b.to,
+          b.forward ? "forward" : "backward", b.transfers, format_bytes(b.bytes), ms(b.exposed));
+      for (std::size_t phase = 0; phase < 3; ++phase) add("<td>{}</td>", ms(exposed_in(b, phase)));
+      add("<td>{}</td><td>{}</td></tr>\n", escaped(b.longest_wait), ms(b.longest));
     }
     out_ += "</table></div>\n";
   }
@@ -328,6 +349,18 @@ class Page {
     out_ += "<h2>Critical path</h2>\n<table><tr><th>because</th><th>ms</th><th>steps</th></tr>\n";
     for (const auto& s : critical_shares(p_)) {
       add("<tr><td>{}</td><td>{}</td><td>{}</td></tr>\n", escaped(s.why), ms(s.ns), s.steps);
+    }
+    out_ += "</table>\n";
+  }
+
+  void levers() {
+    if (p_.levers.empty()) return;
+    out_ +=
+        "<h2>What would shorten the step</h2>\n<table><tr><th>change, simulated again</th><th>gain ms</th>"
+        "<th>of the step</th><th>on the critical path, ms</th></tr>\n";
+    for (const auto& lever : p_.levers) {
+      add("<tr><td>{}</td><td>{}</td><td>{}</td><td>{}</td></tr>\n", escaped(lever.what), ms(lever.gain_ns),
+          share(lever.gain_ns, p_.step_ns), ms(lever.on_path_ns));
     }
     out_ += "</table>\n";
   }

@@ -2,6 +2,8 @@
 // step add up to it.
 #include "json.hpp"
 
+#include <fmt/format.h>
+
 #include <cmath>
 
 #include "format.hpp"
@@ -71,6 +73,10 @@ Json prediction_json(const predict::Prediction& p) {
   for (const auto& step : p.critical_path) {
     path.push_back({{"what", step.what}, {"ms", to_ms(step.ns)}, {"why", step.why}});
   }
+  std::vector<std::string> notes = p.notes;
+  for (const auto& lever : p.levers)
+    notes.push_back(fmt::format("what would shorten the step: {}, {} ms (on the critical path {} ms)", lever.what,
+                                ms(lever.gain_ns), ms(lever.on_path_ns)));
   return {{"scenario", p.scenario},
           {"profile", {{"name", p.profile}, {"origin", p.origin}}},
           {"software", {{"megatron_core", p.megatron_core}}},
@@ -88,7 +94,7 @@ Json prediction_json(const predict::Prediction& p) {
           {"critical_path", path},
           {"fits", p.fits},
           {"memory_limit_bytes", p.memory_limit.value},
-          {"notes", p.notes}};
+          {"notes", notes}};
 }
 
 std::string simulate_json(const predict::Prediction& prediction) { return dumped(prediction_json(prediction)); }

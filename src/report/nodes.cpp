@@ -67,18 +67,7 @@ Nodes::Nodes(const predict::Run& run) : run_(run), by_rank_(static_cast<std::siz
   }
 }
 
-const model::Kernel* Nodes::kernel(const Label& label) const {
-  if (label.kind != NodeKind::kernel) return nullptr;
-  const auto& stages = run_.stages;
-  if (label.piece() != Label::none) return &stages.pieces[label.piece()].kernels[label.kernel()];
-  const auto& rank = stages.ranks[label.rank];
-  if (label.phase == 1) return &rank.finalize[label.kernel()];
-  if (label.phase == 2) return &rank.optimizer[label.kernel()];
-  const auto& instruction = run_.program.ranks[label.rank].instructions[label.instruction];
-  const auto& chunk = rank.chunks[static_cast<std::size_t>(instruction.chunk)];
-  return label.lane == timeline::Lane::parameter ? &chunk.parameter_gather[label.kernel()]
-                                                 : &chunk.gradient_sync[label.kernel()];
-}
+const model::Kernel* Nodes::kernel(const Label& label) const { return timeline::kernel_of(run_.stages, label); }
 
 std::string Nodes::op(const Label& label) const {
   if (label.kind == NodeKind::transfer || label.kind == NodeKind::transfer_start) {

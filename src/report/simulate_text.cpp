@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <map>
 
 #include "format.hpp"
@@ -65,6 +66,27 @@ std::string rank_times(const predict::Prediction& p) {
          table.text();
 }
 
+/// What is lost when: fill and drain of the pipeline, and the steady state between.
+std::string phases(const predict::Prediction& p) {
+  if (p.ranks.size() < 2) return "";
+  constexpr std::array names = {"warm-up", "steady", "cool-down"};
+  std::vector<std::string> header = {"rank"};
+  for (const char* name : names) header.insert(header.end(), {fmt::format("{} p2p", name), "bubble", "host"});
+  header.emplace_back("slack");
+  Table table(header);
+  for (const auto& rank : p.ranks) {
+    std::vector<std::string> row = {fmt::format("{}", rank.pp_rank)};
+    for (std::size_t phase = 0; phase < names.size(); ++phase) {
+      const timeline::Split& split = rank.account.by_phase[phase];
+      for (const auto ns : {split.p2p, split.bubble, split.host}) row.push_back(ms(ns));
+    }
+    row.push_back(ms(rank.slack_ns));
+    table.add(std::move(row));
+  }
+  return "Lost by phase, ms (slack: how much later a rank's computation may be without the step being longer)\n" +
+         table.text();
+}
+
 std::string rank_memory(const predict::Prediction& p) {
   Table table({"rank", "static", "peak allocated", "at", "reserved", "outside", "in all", "to spare"});
   for (const auto& rank : p.ranks) {
@@ -77,16 +99,31 @@ std::string rank_memory(const predict::Prediction& p) {
          table.text();
 }
 
+std::string exposed_because(const predict::Prediction& p) {
+  constexpr std::array names = {"waits for receives", "waits for sends", "queued behind another transfer",
+                                "device synchronised"};
+  std::vector<std::string> parts;
+  for (std::size_t cause = 0; cause < names.size(); ++cause) {
+    std::int64_t ns = 0;
+    for (const auto& b : p.boundaries)
+      for (const auto& phase : b.by_phase) ns += phase[cause];
+    if (ns > 0) parts.push_back(fmt::format("{} {} ms", names[cause], ms(ns)));
+  }
+  return parts.empty() ? "" : wrapped(fmt::format("exposed because: {}", fmt::join(parts, ", "))) + "\n";
+}
+
 std::string boundaries(const predict::Prediction& p) {
   if (p.boundaries.empty()) return "";
-  Table table({"boundary", "direction", "transfers", "MiB each", "exposed ms", "longest wait", "ms"});
+  Table table({"boundary", "direction", "transfers", "MiB each", "exposed ms", "warm-up", "steady", "cool-down",
+               "longest wait", "ms"});
   for (const auto& b : p.boundaries) {
     table.add({fmt::format("{} -> {}", b.from, b.to), b.forward ? "forward" : "backward",
                fmt::format("{}", b.transfers), fmt::format("{:.1f}", static_cast<double>(b.bytes.value) / (1 << 20)),
-               ms(b.exposed), b.longest_wait.empty() ? "-" : b.longest_wait, ms(b.longest)});
+               ms(b.exposed), ms(exposed_in(b, 0)), ms(exposed_in(b, 1)), ms(exposed_in(b, 2)),
+               b.longest_wait.empty() ? "-" : b.longest_wait, ms(b.longest)});
   }
   return "Pipeline transfers (exposed at both ends; waiting for the peer to produce the data is bubble)\n" +
-         table.text();
+         table.text() + exposed_because(p);
 }
 
 std::string owners(const predict::Prediction& p) {
@@ -122,6 +159,17 @@ std::string critical_path(const predict::Prediction& p) {
          wrapped(fmt::format("longest step: {}, {} ms ({})", longest->what, ms(longest->ns), longest->why)) + "\n";
 }
 
+std::string levers(const predict::Prediction& p) {
+  if (p.levers.empty()) return "";
+  constexpr std::size_t shown = 10;
+  Table table({"what would shorten the step", "gain ms", "of the step", "on the critical path"});
+  for (std::size_t i = 0; i < std::min(shown, p.levers.size()); ++i) {
+    const auto& lever = p.levers[i];
+    table.add({lever.what, ms(lever.gain_ns), share(lever.gain_ns, p.step_ns), ms(lever.on_path_ns)});
+  }
+  return "Each change simulated again; it can gain at most what the critical path holds of it\n" + table.text();
+}
+
 std::string notes(const predict::Prediction& p) {
   if (p.notes.empty()) return "";
   std::string out = "Notes\n";
@@ -133,8 +181,8 @@ std::string notes(const predict::Prediction& p) {
 
 std::string simulate_text(const predict::Prediction& p) {
   std::string out = headline(p) + shares(p);
-  for (const auto& section :
-       {rank_times(p), rank_memory(p), boundaries(p), owners(p), critical_path(p), sources(p), notes(p)}) {
+  for (const auto& section : {rank_times(p), phases(p), rank_memory(p), boundaries(p), owners(p), critical_path(p),
+                              levers(p), sources(p), notes(p)}) {
     if (!section.empty()) out += "\n" + section;
   }
   return out;

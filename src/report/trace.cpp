@@ -1,8 +1,11 @@
 // Chrome trace events (https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU): a process a
-// pipeline rank, a thread a stream; thread 0 shows the ops of the schedule over the kernels of the compute stream.
+// pipeline rank, a thread a stream; thread 0 shows the ops of the schedule over the kernels of the compute stream; a
+// counter shows allocated memory.
 #include <fmt/format.h>
 #include <zlib.h>
 
+#include <algorithm>
+#include <array>
 #include <iterator>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -23,30 +26,99 @@ std::string quoted(const std::string& text) {
   return nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
+/// Where the text goes: as it is, or packed block by block, so that a large trace is never held as text. gzip with an
+/// empty header (no name, no time): the same text gives the same bytes.
+class Sink {
+ public:
+  explicit Sink(bool packs) : packs_(packs) {
+    constexpr int gzip_window = 15 + 16, memory_level = 8;
+    if (packs_ &&
+        deflateInit2(&stream_, Z_BEST_SPEED, Z_DEFLATED, gzip_window, memory_level, Z_DEFAULT_STRATEGY) != Z_OK)
+      throw InternalError("zlib cannot start");
+  }
+  ~Sink() {
+    if (packs_) deflateEnd(&stream_);
+  }
+  Sink(const Sink&) = delete;
+  Sink& operator=(const Sink&) = delete;
+
+  std::string& text() {
+    constexpr std::size_t block = std::size_t{1} << 20U;
+    if (packs_ && text_.size() > block) pack(Z_NO_FLUSH);
+    return text_;
+  }
+  std::string finish() {
+    if (!packs_) return std::move(text_);
+    pack(Z_FINISH);
+    return std::move(packed_);
+  }
+
+ private:
+  void pack(int flush) {
+    stream_.next_in = reinterpret_cast<Bytef*>(text_.data());
+    stream_.avail_in = static_cast<uInt>(text_.size());
+    int result = Z_OK;
+    do {
+      std::array<Bytef, std::size_t{1} << 16U> out;
+      stream_.next_out = out.data();
+      stream_.avail_out = static_cast<uInt>(out.size());
+      result = deflate(&stream_, flush);
+      packed_.append(reinterpret_cast<const char*>(out.data()), out.size() - stream_.avail_out);
+    } while (stream_.avail_out == 0);
+    if (flush == Z_FINISH && result != Z_STREAM_END) throw InternalError("zlib cannot pack the whole text");
+    text_.clear();
+  }
+
+  const bool packs_;
+  z_stream stream_{};
+  std::string text_, packed_;
+};
+
 class Writer {
  public:
-  Writer(const predict::Prediction& prediction, const predict::Run& run)
-      : prediction_(prediction), run_(run), nodes_(run) {}
+  Writer(const predict::Prediction& prediction, const predict::Run& run, bool packs)
+      : prediction_(prediction), run_(run), nodes_(run), sink_(packs) {}
 
   std::string text() {
-    out_ = fmt::format(
-        "{{\"displayTimeUnit\":\"ms\",\"otherData\":{{\"scenario\":{},\"profile\":{}}},\n\"traceEvents\":[\n",
-        quoted(prediction_.scenario), quoted(prediction_.profile + " (" + prediction_.origin + ")"));
+    find_limit();
+    const std::string kernels =
+        until_ < prediction_.step_ns ? fmt::format("those that begin in the first {} ms", ms(until_)) : "all";
+    fmt::format_to(std::back_inserter(sink_.text()),
+                   "{{\"displayTimeUnit\":\"ms\",\"otherData\":{{\"scenario\":{},\"profile\":{},\"kernels\":{}}},\n"
+                   "\"traceEvents\":[\n",
+                   quoted(prediction_.scenario), quoted(prediction_.profile + " (" + prediction_.origin + ")"),
+                   quoted(kernels));
     for (int rank = 0; rank < run_.timeline.graph.ranks; ++rank) {
       names(rank);
       ops(rank);
       for (const auto node : nodes_.of_rank(rank)) event(node);
     }
-    out_.erase(out_.size() - 2);  // the last comma
-    out_ += "\n]}\n";
-    return std::move(out_);
+    sink_.text() += "\n]}\n";
+    return sink_.finish();
   }
 
  private:
   template <class... T>
   void line(fmt::format_string<T...> format, T&&... values) {
-    fmt::format_to(std::back_inserter(out_), format, std::forward<T>(values)...);
-    out_ += ",\n";
+    std::string& out = sink_.text();
+    if (begun_) out += ",\n";
+    begun_ = true;
+    fmt::format_to(std::back_inserter(out), format, std::forward<T>(values)...);
+  }
+
+  /// Perfetto opens some hundred thousand events at once: beyond that, kernels are shown at the begin of the step only;
+  /// ops and transfers always.
+  void find_limit() {
+    constexpr std::size_t most_kernels = 400'000;
+    const auto& graph = run_.timeline.graph;
+    std::vector<std::int64_t> starts;
+    for (std::uint32_t node = 0; node < graph.size(); ++node) {
+      if (graph.labels[node].kind == NodeKind::kernel) starts.push_back(run_.timeline.times.start[node]);
+    }
+    if (starts.size() <= most_kernels) return;
+    const auto limit = starts.begin() + most_kernels;
+    std::nth_element(starts.begin(), limit, starts.end());
+    until_ = *limit;
   }
 
   void name(int rank, int thread, const char* text) {
@@ -78,7 +150,16 @@ class Writer {
       label.instruction = block.instruction;
       label.phase = block.phase & 3U;
       slice(rank, schedule_thread, block.start, block.end, nodes_.op(label), "op", "");
+      memory(rank, block);
     }
+  }
+
+  /// Allocated bytes follow the host; drawn where the op ends on the GPU.
+  void memory(int rank, const Block& block) {
+    const auto& after = prediction_.ranks.at(static_cast<std::size_t>(rank)).after_instruction;
+    if (block.phase != 0 || block.instruction >= after.size()) return;
+    line(R"({{"ph":"C","pid":{},"ts":{:.3f},"name":"allocated memory","args":{{"GiB":{:.3f}}}}})", rank,
+         static_cast<double>(block.end) / 1e3, gib(after[block.instruction]));
   }
 
   void event(std::uint32_t node) {
@@ -86,6 +167,7 @@ class Writer {
     const auto& times = run_.timeline.times;
     const int rank = label.rank, thread = thread_of(label.lane);
     if (const auto* kernel = nodes_.kernel(label)) {
+      if (times.start[node] >= until_) return;
       const char* kind = kernel->recompute                          ? "recompute"
                          : label.purpose == model::Purpose::compute ? "compute"
                                                                     : "communication";
@@ -119,40 +201,19 @@ class Writer {
   const predict::Prediction& prediction_;
   const predict::Run& run_;
   Nodes nodes_;
-  std::string out_;
+  Sink sink_;
+  bool begun_ = false;
+  std::int64_t until_ = INT64_MAX;
 };
-
-/// gzip with an empty header (no name, no time), so that the same text gives the same bytes.
-std::string packed(std::string_view text) {
-  z_stream stream{};
-  constexpr int gzip_window = 15 + 16, memory_level = 8;
-  if (deflateInit2(&stream, Z_BEST_SPEED, Z_DEFLATED, gzip_window, memory_level, Z_DEFAULT_STRATEGY) != Z_OK) {
-    throw InternalError("zlib cannot start");
-  }
-  std::string out(deflateBound(&stream, static_cast<uLong>(text.size())), '\0');
-  stream.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(text.data()));
-  stream.avail_in = static_cast<uInt>(text.size());
-  stream.next_out = reinterpret_cast<Bytef*>(out.data());
-  stream.avail_out = static_cast<uInt>(out.size());
-  const int result = deflate(&stream, Z_FINISH);
-  out.resize(stream.total_out);
-  deflateEnd(&stream);
-  if (result != Z_STREAM_END) throw InternalError("zlib cannot pack the whole text");
-  return out;
-}
 
 }  // namespace
 
 std::string trace(const predict::Prediction& prediction, const predict::Run& run) {
-  return Writer(prediction, run).text();
+  return Writer(prediction, run, false).text();
 }
 
-void write_maybe_packed(const std::string& path, std::string_view text) {
-  if (path.ends_with(".gz")) {
-    write_file(path, packed(text));
-  } else {
-    write_file(path, text);
-  }
+void write_trace(const std::string& path, const predict::Prediction& prediction, const predict::Run& run) {
+  write_file(path, Writer(prediction, run, path.ends_with(".gz")).text());
 }
 
 }  // namespace pipewright::report

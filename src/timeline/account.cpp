@@ -6,41 +6,99 @@
 #include "account.hpp"
 
 #include <algorithm>
+#include <array>
 #include <map>
+
+#include "coverage.hpp"
 
 namespace pipewright::timeline {
 namespace {
 
-constexpr std::uint32_t none = Label::none;
-using Interval = std::pair<std::int64_t, std::int64_t>;
+using model::Purpose;
+using schedule::Kind;
 
-std::int64_t length_of_union(std::vector<Interval> intervals) {
-  std::sort(intervals.begin(), intervals.end());
-  std::int64_t total = 0, reached = INT64_MIN;
-  for (const auto& [begin, end] : intervals) {
-    const std::int64_t from = std::max(begin, reached);
-    if (end > from) total += end - from;
-    reached = std::max(reached, end);
-  }
-  return total;
+bool is_compute_op(const schedule::Instruction& i) {
+  return i.kind == Kind::forward || i.kind == Kind::backward || i.kind == Kind::combined_begin || i.kind == Kind::node;
 }
+
+/// What a profiler would call a node.
+enum class Traced : std::uint8_t { comp, p2p, ep, coll, d2h, h2d };
+constexpr std::array<const char*, 6> traced_names = {"comp", "p2p", "ep", "coll", "d2h", "h2d"};
+
+Traced traced(const Label& label) {
+  if (label.kind == NodeKind::transfer) return Traced::p2p;
+  if (label.joins_pipeline) return Traced::coll;
+  if (label.lane == Lane::d2h) return Traced::d2h;
+  if (label.lane == Lane::h2d) return Traced::h2d;
+  switch (label.purpose) {
+    case Purpose::ep:
+      return Traced::ep;
+    case Purpose::tp:
+    case Purpose::cp:
+    case Purpose::dp:
+      return Traced::coll;
+    default:
+      return Traced::comp;
+  }
+}
+
+/// Where the steady state of a rank's program begins and ends (schedules.py: warm-up forwards come before the first
+/// backward, as many backwards are left to cool-down).
+struct Bounds {
+  std::uint32_t steady = 0, cooldown = 0;
+};
+
+Bounds bounds_of(const schedule::RankProgram& program) {
+  int forwards = 0, backwards = 0, all_backwards = 0;
+  const auto forward = [](const schedule::Instruction& i) {
+    return i.kind == Kind::forward || (i.kind == Kind::combined_begin && i.microbatch != schedule::no_microbatch);
+  };
+  const auto backward = [](const schedule::Instruction& i) {
+    return i.kind == Kind::backward ||
+           (i.kind == Kind::combined_begin && i.backward_microbatch != schedule::no_microbatch);
+  };
+  for (const auto& i : program.instructions) all_backwards += backward(i) ? 1 : 0;
+  const auto size = static_cast<std::uint32_t>(program.instructions.size());
+  Bounds bounds{size, size};
+  for (std::uint32_t n = 0; n < size; ++n) {
+    const auto& i = program.instructions[n];
+    if (bounds.steady == size && ((forward(i) && forwards == program.warmup) || backward(i))) bounds.steady = n;
+    if (bounds.cooldown == size && backward(i) && backwards == all_backwards - program.warmup) bounds.cooldown = n;
+    forwards += forward(i) ? 1 : 0;
+    backwards += backward(i) ? 1 : 0;
+  }
+  // The op's own waits belong to it.
+  for (auto* bound : {&bounds.steady, &bounds.cooldown})
+    while (*bound > 0 && *bound < size && program.instructions[*bound - 1].kind == Kind::wait &&
+           !sends(program.instructions[*bound - 1].parts.front().type))
+      --*bound;
+  bounds.steady = std::min(bounds.steady, bounds.cooldown);
+  return bounds;
+}
+
+/// What one rank has done so far, in node order.
+struct Running {
+  std::int64_t reached = 0, arrival = 0;
+  std::array<Coverage, traced_names.size()> traced;
+};
 
 class Accountant {
  public:
   Accountant(Result& result, const model::Stages& stages, const schedule::Program& program, std::int64_t gap)
-      : result_(result), graph_(result.graph), times_(result.times), stages_(stages), program_(program), gap_(gap) {}
+      : result_(result), graph_(result.graph), times_(result.times), stages_(stages), program_(program), gap_(gap) {
+    for (const auto& rank : program.ranks) bounds_.push_back(bounds_of(rank));
+  }
 
   void account() {
-    const int p = graph_.ranks;
-    result_.ranks.assign(p, {});
+    result_.ranks.assign(graph_.ranks, {});
     std::int64_t step = 0;
     for (const auto end : times_.end) step = std::max(step, end);
     collect_boundaries();
-    std::vector<std::vector<std::uint32_t>> nodes(p);
-    for (std::uint32_t node = 0; node < graph_.size(); ++node) nodes[graph_.labels[node].rank].push_back(node);
-    for (int r = 0; r < p; ++r) rank_account(r, nodes[r], step);
+    std::vector<Running> running(graph_.ranks);
+    for (std::uint32_t node = 0; node < graph_.size(); ++node) add(node, running[graph_.labels[node].rank]);
+    for (int r = 0; r < graph_.ranks; ++r) finish(r, running[r], step);
     result_.forward_backward = 0;
-    for (int r = 0; r < p; ++r)
+    for (int r = 0; r < graph_.ranks; ++r)
       if (result_.ranks[r].forward_backward_end > result_.forward_backward) {
         result_.forward_backward = result_.ranks[r].forward_backward_end;
         result_.last_rank = r;
@@ -50,103 +108,103 @@ class Accountant {
   }
 
  private:
-  const model::Kernel* kernel_of(const Label& label) const {
-    if (label.kind != NodeKind::kernel) return nullptr;
-    if (label.piece() != none) return &stages_.pieces[label.piece()].kernels[label.kernel()];
-    const model::Rank& rank = stages_.ranks[label.rank];
-    if (label.phase == 1) return &rank.finalize[label.kernel()];
-    if (label.phase == 2) return &rank.optimizer[label.kernel()];
-    return nullptr;
+  Phase phase_of(const Label& label) const {
+    if (label.phase != 0 || label.instruction == Label::none) return Phase::end;
+    const Bounds& bounds = bounds_[label.rank];
+    if (label.instruction < bounds.steady) return Phase::warmup;
+    return label.instruction < bounds.cooldown ? Phase::steady : Phase::cooldown;
   }
 
-  std::uint32_t binding(std::uint32_t node) const {
-    std::uint32_t best = none;
-    std::int64_t latest = -1;
-    for (std::uint32_t e = graph_.first_edge[node]; e < graph_.first_edge[node + 1]; ++e) {
-      const auto& edge = graph_.edges[e];
-      const std::int64_t t = times_.end[edge.from] + edge.lag_ns;
-      if (t > latest) {
-        latest = t;
-        best = edge.from;
-      }
-    }
-    return best;
-  }
-
-  static void book(Account& account, model::Purpose purpose, std::int64_t ns) {
+  static std::int64_t& share_of(Split& split, Purpose purpose) {
     switch (purpose) {
-      case model::Purpose::compute:
-        account.busy += ns;
-        break;
-      case model::Purpose::tp:
-        account.tp += ns;
-        break;
-      case model::Purpose::cp:
-        account.cp += ns;
-        break;
-      case model::Purpose::ep:
-        account.ep += ns;
-        break;
-      case model::Purpose::dp:
-        account.dp += ns;
-        break;
-      case model::Purpose::offload:
-        account.offload += ns;
-        break;
+      case Purpose::tp:
+        return split.tp;
+      case Purpose::cp:
+        return split.cp;
+      case Purpose::ep:
+        return split.ep;
+      case Purpose::dp:
+        return split.dp;
+      case Purpose::offload:
+        return split.offload;
+      default:
+        return split.busy;
     }
   }
 
   // Explains [from, start(node)) on the compute stream of `node`'s rank.
   void explain(std::uint32_t node, std::int64_t from, Account& account) {
     const Label& waiting = graph_.labels[node];
+    Split& split = account.by_phase[static_cast<std::size_t>(phase_of(waiting))];
     std::int64_t until = times_.start[node];
+    // The first transfer on the way is waited for; those before it were in its way.
+    bool queued = false, synchronized = false;
     for (std::uint32_t at = node; until > from;) {
-      const std::uint32_t cause = binding(at);
-      if (cause == none) {
-        account.idle += until - from;
+      const std::uint32_t cause = binding(graph_, times_, at);
+      if (cause == Label::none) {
+        split.idle += until - from;
         return;
       }
       const Label& label = graph_.labels[cause];
       if (label.rank != waiting.rank) {
-        (waiting.phase == 2 ? account.idle : account.bubble) += until - from;
+        (waiting.phase == 2 ? split.idle : split.bubble) += until - from;
         return;
       }
       const std::int64_t ended = std::max(from, times_.end[cause]);
-      if (until > ended) account.host += until - ended;  // a lag: launches and synchronising calls
+      if (until > ended) split.host += until - ended;  // a lag: launches and synchronising calls
       until = std::min(until, ended);
       const std::int64_t began = std::max(from, times_.start[cause]);
+      synchronized = synchronized || label.kind == NodeKind::host;
       if (until > began) {
         if (label.kind == NodeKind::transfer)
-          exposed_transfer(label, waiting, until - began, account);
+          exposed_transfer(label, waiting, until - began, split, queued, synchronized);
         else
-          book(account, label.purpose, until - began);
+          share_of(split, label.purpose) += until - began;
         until = began;
       }
+      queued = queued || label.kind == NodeKind::transfer;
       at = cause;
     }
   }
 
-  void exposed_transfer(const Label& transfer, const Label& waiting, std::int64_t ns, Account& account) {
-    account.p2p += ns;
+  void exposed_transfer(const Label& transfer, const Label& waiting, std::int64_t ns, Split& split, bool queued,
+                        bool synchronized) {
+    split.p2p += ns;
+    const auto cause = queued                        ? TransferCause::queue
+                       : synchronized                ? TransferCause::synchronization
+                       : sends(transfer.part().type) ? TransferCause::send
+                                                     : TransferCause::receive;
     Boundary& boundary = result_.boundaries[boundary_of(transfer)];
     boundary.exposed += ns;
+    boundary.by_phase[static_cast<std::size_t>(phase_of(waiting))][static_cast<std::size_t>(cause)] += ns;
     if (ns > boundary.longest) {
       boundary.longest = ns;
-      boundary.longest_wait = op_from(waiting);
+      boundary.longest_wait = op_name(waiting.rank, op_from(waiting));
     }
   }
 
   // The compute op that waits: the instruction itself or the next forward or backward after it.
-  std::string op_from(const Label& label) const {
+  std::uint32_t op_from(const Label& label) const {
     const auto& instructions = program_.ranks[label.rank].instructions;
-    for (std::size_t i = label.instruction; i < instructions.size(); ++i) {
-      const auto& at = instructions[i];
-      const char* letter = at.kind == schedule::Kind::forward    ? "F "
-                           : at.kind == schedule::Kind::backward ? "B "
-                                                                 : nullptr;
-      if (letter) return letter + std::to_string(at.microbatch) + "." + std::to_string(at.chunk);
+    for (std::uint32_t i = label.instruction; i < instructions.size(); ++i)
+      if (is_compute_op(instructions[i])) return i;
+    return Label::none;
+  }
+  std::string op_name(int rank, std::uint32_t instruction) const {
+    if (instruction == Label::none) return "end of the schedule";
+    const auto& i = program_.ranks[rank].instructions[instruction];
+    const auto name = [](const char* letter, int microbatch, int chunk) {
+      return letter + std::to_string(microbatch) + "." + std::to_string(chunk);
+    };
+    if (i.kind == Kind::combined_begin) {
+      const bool forward = i.microbatch != schedule::no_microbatch;
+      const bool both = forward && i.backward_microbatch != schedule::no_microbatch;
+      return (forward ? name("F ", i.microbatch, i.chunk) : "") + (both ? " | " : "") +
+             (!forward || both ? name("B ", i.backward_microbatch, i.backward_chunk) : "");
     }
-    return "end of the schedule";
+    const bool forward =
+        i.kind == Kind::forward || (i.kind == Kind::node && i.node.pass == schedule::Node::Pass::forward);
+    return name(forward ? "F " : "B ", i.microbatch, i.chunk);
   }
 
   std::size_t boundary_of(const Label& transfer) const {
@@ -156,13 +214,14 @@ class Accountant {
   }
 
   void collect_boundaries() {
+    std::map<std::tuple<int, int, bool>, int> transfers;
     for (const Label& label : graph_.labels) {
       if (label.kind != NodeKind::transfer || label.shapes || !sends(label.part().type)) continue;
       const int peer = other_end(graph_.ranks, label.rank, label.part()).rank;
-      ++transfers_[{label.rank, peer, goes_forward(label.part().type)}];
+      ++transfers[{label.rank, peer, goes_forward(label.part().type)}];
     }
     result_.boundaries.clear();
-    for (const auto& [key, count] : transfers_) {
+    for (const auto& [key, count] : transfers) {
       boundary_index_[key] = result_.boundaries.size();
       Boundary boundary;
       std::tie(boundary.from, boundary.to, boundary.forward) = key;
@@ -172,123 +231,124 @@ class Accountant {
     }
   }
 
-  void rank_account(int r, const std::vector<std::uint32_t>& nodes, std::int64_t step) {
-    Account& account = result_.ranks[r];
-    std::map<std::string, std::vector<Interval>> traced;
-    std::int64_t reached = 0;
-    std::int64_t arrival = -1;
-    for (const std::uint32_t node : nodes) {
-      const Label& label = graph_.labels[node];
-      const std::int64_t start = times_.start[node], end = times_.end[node];
-      if (label.kind == NodeKind::host && label.phase == 1) account.forward_backward_end = end;
-      if (label.kind == NodeKind::transfer) traced["p2p"].push_back({times_.start[own_start(graph_, node)], end});
-      if (label.kind == NodeKind::transfer_start && label.phase != 0) arrival = start;
-      if (label.kind == NodeKind::kernel) {
-        const model::Kernel* kernel = kernel_of(label);
-        const bool joins = kernel && kernel->joins_pipeline;
-        traced[traced_kind(label, joins)].push_back({joins ? arrival : start, std::max(start, end - gap_)});
-      }
-      if (label.lane != Lane::compute) continue;
-      if (start > reached) explain(node, reached, account);
-      if (label.kind == NodeKind::kernel) {
-        book(account, label.purpose, end - start);
-        const model::Kernel* kernel = kernel_of(label);
-        if (kernel && kernel->recompute) account.recompute += end - start;
-      }
-      reached = std::max(reached, end);
+  void add(std::uint32_t node, Running& rank) {
+    const Label& label = graph_.labels[node];
+    Account& account = result_.ranks[label.rank];
+    const std::int64_t start = times_.start[node], end = times_.end[node];
+    if (label.kind == NodeKind::host && label.phase == 1) account.forward_backward_end = end;
+    if (label.kind == NodeKind::transfer_start && label.phase != 0) rank.arrival = start;
+    if (label.kind == NodeKind::transfer)
+      rank.traced[static_cast<std::size_t>(Traced::p2p)].add(times_.start[own_start(graph_, node)], end);
+    if (label.kind == NodeKind::kernel)
+      rank.traced[static_cast<std::size_t>(traced(label))].add(label.joins_pipeline ? rank.arrival : start,
+                                                               std::max(start, end - gap_));
+    if (label.lane != Lane::compute) return;
+    if (start > rank.reached) explain(node, rank.reached, account);
+    if (label.kind == NodeKind::kernel) {
+      share_of(account.by_phase[static_cast<std::size_t>(phase_of(label))], label.purpose) += end - start;
+      if (label.recompute) account.recompute += end - start;
     }
-    account.end = reached;
-    account.idle += step - reached;
-    for (const auto& [kind, intervals] : traced) {
-      account.traced_busy[kind] = length_of_union(intervals);
-      if (kind == "comp") continue;
-      auto with_compute = traced["comp"];
-      const std::int64_t compute = length_of_union(with_compute);
-      with_compute.insert(with_compute.end(), intervals.begin(), intervals.end());
-      account.traced_exposed[kind] = length_of_union(with_compute) - compute;
+    rank.reached = std::max(rank.reached, end);
+  }
+
+  void finish(int r, Running& rank, std::int64_t step) {
+    Account& account = result_.ranks[r];
+    account.end = rank.reached;
+    account.by_phase[static_cast<std::size_t>(Phase::end)].idle += step - rank.reached;
+    for (const Split& split : account.by_phase) static_cast<Split&>(account) += split;
+    for (Coverage& coverage : rank.traced) coverage.finish();
+    const Coverage& compute = rank.traced[static_cast<std::size_t>(Traced::comp)];
+    for (std::size_t kind = 0; kind < traced_names.size(); ++kind) {
+      const Coverage& own = rank.traced[kind];
+      const auto total = static_cast<std::int64_t>(own.total());
+      if (total == 0 && kind != 0) continue;
+      account.traced_busy[traced_names[kind]] = total;
+      if (kind != 0) account.traced_exposed[traced_names[kind]] = total - own.shared_with(compute);
     }
   }
 
-  static std::string traced_kind(const Label& label, bool joins) {
-    if (joins) return "coll";
-    if (label.lane == Lane::d2h) return "d2h";
-    if (label.lane == Lane::h2d) return "h2d";
-    switch (label.purpose) {
-      case model::Purpose::ep:
-        return "ep";
-      case model::Purpose::tp:
-      case model::Purpose::cp:
-      case model::Purpose::dp:
-        return "coll";
-      default:
-        return "comp";
+  // ---- Critical path
+
+  enum class Why : std::uint8_t { compute, tp, cp, ep, dp, offload, transfer, host, wait };
+  static constexpr std::array<const char*, 9> why_names = {"compute",
+                                                           "tensor-parallel communication",
+                                                           "context-parallel communication",
+                                                           "expert-parallel communication",
+                                                           "data-parallel communication",
+                                                           "offload",
+                                                           "transfer",
+                                                           "host",
+                                                           "wait"};
+
+  /// An op's stay on the path is given by reason, not launch by launch.
+  struct Stay {
+    int rank;
+    std::uint8_t phase;
+    bool start;
+    std::uint32_t op;
+    std::array<std::int64_t, why_names.size()> reasons{};
+    bool same_place(const Stay& other) const {
+      return rank == other.rank && phase == other.phase && start == other.start && op == other.op;
     }
+  };
+
+  Stay stay_of(const Label& label) const {
+    const bool start = label.phase == 0 && label.instruction == Label::none;
+    return {label.rank, label.phase, start, label.phase == 0 && !start ? op_from(label) : Label::none, {}};
   }
 
   void critical_path() {
-    std::uint32_t node = 0;
-    for (std::uint32_t i = 1; i < graph_.size(); ++i)
-      if (times_.end[i] > times_.end[node]) node = i;
-    // An op's stay on the path is given by reason, not launch by launch.
-    struct Stay {
-      std::string what;
-      std::map<std::string, std::int64_t> reasons;
-    };
     std::vector<Stay> stays;
-    std::int64_t until = times_.end[node];
-    const auto add = [&](const std::string& what, std::int64_t ns, const std::string& why) {
+    const auto add = [&](const Label& label, std::int64_t ns, Why why) {
       if (ns <= 0) return;
-      if (stays.empty() || stays.back().what != what) stays.push_back({what, {}});
-      stays.back().reasons[why] += ns;
+      const Stay stay = stay_of(label);
+      if (stays.empty() || !stays.back().same_place(stay)) stays.push_back(stay);
+      stays.back().reasons[static_cast<std::size_t>(why)] += ns;
     };
-    while (node != none) {
+    std::uint32_t node = last_node(times_);
+    std::int64_t until = times_.end[node];
+    while (node != Label::none) {
       const Label& label = graph_.labels[node];
-      add(name_of(label), until - times_.start[node], why_of(label));
+      add(label, until - times_.start[node], why_of(label));
       until = times_.start[node];
-      const std::uint32_t cause = binding(node);
-      if (cause != none) {
-        add(name_of(label), until - times_.end[cause], "host");
+      const std::uint32_t cause = binding(graph_, times_, node);
+      if (cause != Label::none) {
+        add(label, until - times_.end[cause], Why::host);
         until = std::min(until, times_.end[cause]);
       }
       node = cause;
     }
     result_.critical_path.clear();
     for (auto stay = stays.rbegin(); stay != stays.rend(); ++stay)
-      for (const auto& [why, ns] : stay->reasons) result_.critical_path.push_back({stay->what, ns, why});
+      for (std::size_t why = 0; why < why_names.size(); ++why)
+        if (stay->reasons[why] > 0)
+          result_.critical_path.push_back({name_of(*stay), stay->reasons[why], why_names[why]});
   }
 
-  std::string name_of(const Label& label) const {
-    const std::string rank = "rank " + std::to_string(label.rank) + " ";
-    if (label.phase == 1) return rank + "gradient finalisation";
-    if (label.phase == 2) return rank + "optimizer";
-    if (label.instruction == none) return rank + "start";
-    return rank + op_from(label);
+  std::string name_of(const Stay& stay) const {
+    const std::string rank = "rank " + std::to_string(stay.rank) + " ";
+    if (stay.phase == 1) return rank + "gradient finalisation";
+    if (stay.phase == 2) return rank + "optimizer";
+    return rank + (stay.start ? "start" : op_name(stay.rank, stay.op));
   }
 
-  static std::string why_of(const Label& label) {
-    switch (label.kind) {
-      case NodeKind::transfer:
-        return "transfer";
-      case NodeKind::host:
-        return "host";
-      case NodeKind::kernel:
-        switch (label.purpose) {
-          case model::Purpose::compute:
-            return "compute";
-          case model::Purpose::tp:
-            return "tensor-parallel communication";
-          case model::Purpose::cp:
-            return "context-parallel communication";
-          case model::Purpose::ep:
-            return "expert-parallel communication";
-          case model::Purpose::dp:
-            return "data-parallel communication";
-          case model::Purpose::offload:
-            return "offload";
-        }
-        [[fallthrough]];
+  static Why why_of(const Label& label) {
+    if (label.kind == NodeKind::transfer) return Why::transfer;
+    if (label.kind == NodeKind::host) return Why::host;
+    if (label.kind != NodeKind::kernel) return Why::wait;
+    switch (label.purpose) {
+      case Purpose::tp:
+        return Why::tp;
+      case Purpose::cp:
+        return Why::cp;
+      case Purpose::ep:
+        return Why::ep;
+      case Purpose::dp:
+        return Why::dp;
+      case Purpose::offload:
+        return Why::offload;
       default:
-        return "wait";
+        return Why::compute;
     }
   }
 
@@ -298,11 +358,36 @@ class Accountant {
   const model::Stages& stages_;
   const schedule::Program& program_;
   const std::int64_t gap_;
-  std::map<std::tuple<int, int, bool>, int> transfers_;
+  std::vector<Bounds> bounds_;
   std::map<std::tuple<int, int, bool>, std::size_t> boundary_index_;
 };
 
 }  // namespace
+
+Split& operator+=(Split& a, const Split& b) {
+  for (const auto member : {&Split::busy, &Split::bubble, &Split::idle, &Split::p2p, &Split::tp, &Split::cp, &Split::ep,
+                            &Split::dp, &Split::offload, &Split::host})
+    a.*member += b.*member;
+  return a;
+}
+
+std::uint32_t binding(const Graph& graph, const Times& times, std::uint32_t node) {
+  std::uint32_t best = Label::none;
+  std::int64_t latest = -1;
+  for (std::uint32_t e = graph.first_edge[node]; e < graph.first_edge[node + 1]; ++e) {
+    const auto& edge = graph.edges[e];
+    const std::int64_t t = times.end[edge.from] + edge.lag_ns;
+    if (t > latest) {
+      latest = t;
+      best = edge.from;
+    }
+  }
+  return best;
+}
+
+std::uint32_t last_node(const Times& times) {
+  return static_cast<std::uint32_t>(std::max_element(times.end.begin(), times.end.end()) - times.end.begin());
+}
 
 std::uint32_t own_start(const Graph& graph, std::uint32_t transfer) {
   for (std::uint32_t e = graph.first_edge[transfer]; e < graph.first_edge[transfer + 1]; ++e) {

@@ -146,6 +146,7 @@ class Engine {
   struct Start {  // a P2P kernel reaches the head of its stream
     double base = 0;
     std::int32_t previous = nobody;  // transfer before it on its stream
+    std::int32_t queued = nobody;    // start before it in the one hardware queue
     double at = unknown;
   };
   struct Transfer {
@@ -156,8 +157,9 @@ class Engine {
   };
   struct Rank {
     QueueTimes at{};
-    std::size_t next = 0;                             // instruction
-    std::vector<std::int32_t> queued;                 // starts that the next compute kernel queues behind
+    std::size_t next = 0;              // instruction
+    std::vector<std::int32_t> queued;  // starts that the next compute kernel queues behind
+    std::int32_t last_queued = nobody;
     std::array<std::int32_t, 2> p2p{nobody, nobody};  // last transfer of each communicator
     std::vector<int> backwards_left;                  // by chunk
     std::vector<double> backward_ends;                // of every backward
@@ -275,6 +277,11 @@ class Engine {
       if (done == unknown) return unknown;
       at = std::max(at, done);
     }
+    if (start.queued != nobody) {
+      const double queued = resolve_start(start.queued);
+      if (queued == unknown) return unknown;
+      at = std::max(at, queued);
+    }
     return starts_[id].at = at;
   }
 
@@ -310,9 +317,10 @@ class Engine {
   std::int32_t new_start(int r, std::size_t stream) {
     Rank& rank = ranks_[r];
     rank.at[host_queue] += p2p_call_;
-    starts_.push_back({std::max(rank.at[host_queue], rank.at[compute_queue]), rank.p2p[stream], unknown});
+    starts_.push_back(
+        {std::max(rank.at[host_queue], rank.at[compute_queue]), rank.p2p[stream], rank.last_queued, unknown});
     const auto id = static_cast<std::int32_t>(starts_.size() - 1);
-    if (one_queue_) rank.queued.push_back(id);
+    if (one_queue_) rank.queued.push_back(id), rank.last_queued = id;
     return id;
   }
 

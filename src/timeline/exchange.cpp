@@ -1,6 +1,8 @@
 // Pipeline transfers, see exchange.hpp.
 #include "exchange.hpp"
 
+#include <algorithm>
+
 #include "lines.hpp"
 #include "transfers.hpp"
 
@@ -13,6 +15,14 @@ using Type = Part::Type;
 bool one_hardware_queue(const scenario::Scenario& scenario) {
   const auto connections = scenario.environment.find("CUDA_DEVICE_MAX_CONNECTIONS");
   return connections != scenario.environment.end() && connections->second == "1";
+}
+
+/// GPUs of a stage that send through one network port at the same time: it carries what all of them send.
+std::int64_t port_sharers(const scenario::Scenario& scenario, const profile::Link& link) {
+  const auto& cluster = scenario.cluster;
+  const std::int64_t of_stage = cluster.num_gpus / scenario.settings.pipeline_model_parallel_size;
+  return std::clamp<std::int64_t>(link.gpus_per_port, 1,
+                                  std::max<std::int64_t>(1, std::min(of_stage, cluster.gpus_per_node)));
 }
 
 }  // namespace
@@ -66,8 +76,9 @@ Exchange::Exchange(const scenario::Scenario& scenario, const model::Stages& stag
   for (int rank = 0; rank < ranks_; ++rank) {
     const std::string name = link_between(scenario, rank, (rank + 1) % ranks_);
     const std::int64_t eager_bytes = profiles.link(name).eager_bytes;
+    const std::int64_t sharers = port_sharers(scenario, profiles.link(name));
     const auto wire = [&](std::int64_t bytes) {
-      return Wire{static_cast<std::int64_t>(profiles.time({"send_recv." + name, {bytes}}).ns + 0.5),
+      return Wire{static_cast<std::int64_t>(profiles.time({"send_recv." + name, {bytes * sharers}}).ns + 0.5),
                   bytes <= eager_bytes};
     };
     for (int chunk = 0; chunk < chunks_; ++chunk) wires_.push_back(wire(stages.carried(rank, chunk, true).value));
@@ -79,8 +90,10 @@ Handle Exchange::start(Streams& streams, Lane lane, const Part& part, std::uint3
   streams.host_spends(call_);
   Label what = streams.label(lane, NodeKind::transfer_start, instruction);
   what.set_part(part);
-  const Handle start = streams.launch(what, 0, profile::Load::none);
-  if (one_queue_) streams.queue_behind(start);
+  if (!one_queue_) return streams.launch(what, 0, profile::Load::none);
+  const std::array before{streams.last_queued()};
+  const Handle start = streams.launch(what, 0, profile::Load::none, before);
+  streams.queue_behind(start);
   return start;
 }
 

@@ -4,6 +4,7 @@
 #include "host.hpp"
 
 #include <algorithm>
+#include <climits>
 
 namespace pipewright::timeline {
 namespace {
@@ -12,6 +13,16 @@ using model::Step;
 using schedule::Kind;
 using schedule::no_microbatch;
 constexpr std::size_t forward_chain = 0, backward_chain = 1;
+
+/// Places of a chunk's pieces among its layers: -1 before the first, the number of layers after the last. A piece may
+/// hold several layers (full recompute); it counts as its first.
+std::vector<int> ordinals_of(const model::Chunk& chunk) {
+  std::vector<int> ordinals;
+  const auto first = std::find_if(chunk.layers.begin(), chunk.layers.end(), [](int layer) { return layer >= 0; });
+  for (auto layer = chunk.layers.begin(); layer != chunk.layers.end(); ++layer)
+    ordinals.push_back(*layer >= 0 ? *layer - *first : layer < first ? -1 : INT_MAX);
+  return ordinals;
+}
 
 std::size_t chain_of(const schedule::Part& part) { return goes_forward(part.type) ? forward_chain : backward_chain; }
 
@@ -52,19 +63,25 @@ Host::Host(const Shared& shared, int rank)
       model_(shared.stages.ranks[static_cast<std::size_t>(rank)]),
       streams_(shared.weaver, rank, shared.synchronize),
       backwards_left_(model_.chunks.size(), 0),
+      reduced_(model_.chunks.size(), 0),
       gathered_(model_.chunks.size(), Weaver::none) {
   chain_.fill(Weaver::none);
   const auto r = static_cast<std::size_t>(rank);
-  const auto priced = [&](const std::vector<model::Kernel>& kernels, const Prices::List& prices) {
-    return timeline::lines_of(kernels, prices, shared_.gap);
-  };
-  for (std::size_t c = 0; c < model_.chunks.size(); ++c) {
+  const auto priced = [&](const std::vector<model::Kernel>& kernels, const Prices::List& prices,
+                          std::uint32_t chunk = 0) { return timeline::lines_of(kernels, prices, shared_.gap, chunk); };
+  for (std::uint32_t c = 0; c < model_.chunks.size(); ++c) {
     const model::Chunk& chunk = model_.chunks[c];
     ChunkLines& lines = chunks_.emplace_back();
-    lines.gradient_sync = priced(chunk.gradient_sync, shared_.prices.gradient_sync[r][c]);
-    lines.parameter_gather = priced(chunk.parameter_gather, shared_.prices.parameter_gather[r][c]);
+    lines.gradient_sync = priced(chunk.gradient_sync, shared_.prices.gradient_sync[r][c], c);
+    lines.parameter_gather = priced(chunk.parameter_gather, shared_.prices.parameter_gather[r][c], c);
     for (const auto piece : chunk.pieces)
       if (shared_.pieces[piece].is_layer()) lines.layers.push_back(piece);
+    lines.ordinals = ordinals_of(chunk);
+    // Buckets of several buffers (dense, experts) in the order in which backward completes them.
+    if (chunk.gradient_sync_layers.size() == lines.gradient_sync.size())
+      std::stable_sort(lines.gradient_sync.begin(), lines.gradient_sync.end(), [&](const auto& a, const auto& b) {
+        return chunk.gradient_sync_layers[a.label.kernel()] > chunk.gradient_sync_layers[b.label.kernel()];
+      });
   }
   finalize_ = priced(model_.finalize, shared_.prices.finalize[r]);
   optimizer_ = priced(model_.optimizer, shared_.prices.optimizer[r]);
@@ -127,12 +144,9 @@ void Host::follow(const schedule::Instruction& i) {
 Handle Host::launch(const HostLine& line) {
   streams_.host_spends(line.host_ns);
   if (!line.on_gpu) return Weaver::none;
-  Label what = streams_.label(line.own_stream ? streams_.current : line.label.lane, NodeKind::kernel, at_);
-  what.purpose = line.label.purpose;
-  what.partitioned = line.label.partitioned;
-  what.set_kernel(line.label.piece(), line.label.kernel());
-  if (streams_.phase != 0) what.instruction = Label::none;
-  if (!line.joins_pipeline) return streams_.launch(what, line.ns, line.load);
+  Label what = line.label;
+  streams_.place(what, line.own_stream ? streams_.current : what.lane, streams_.phase == 0 ? at_ : Label::none);
+  if (!what.joins_pipeline) return streams_.launch(what, line.ns, line.load);
   const Handle arrival =
       streams_.launch(streams_.label(what.lane, NodeKind::transfer_start, Label::none), 0, profile::Load::none);
   const auto others = shared_.joins.arrive(shared_.weaver, rank_, streams_.phase, joined_++, arrival);
@@ -184,11 +198,15 @@ void Host::forward(int microbatch, int chunk) {
 }
 
 void Host::backward(int microbatch, int chunk) {
-  const auto& pieces = model_.chunks[static_cast<std::size_t>(chunk)].pieces;
+  const auto c = static_cast<std::size_t>(chunk);
+  const auto& pieces = model_.chunks[c].pieces;
+  const bool last = backwards_left_[c] == 1 && reduces_;
   streams_.host_spends(shared_.backward_begin);
-  for (auto piece = pieces.rbegin(); piece != pieces.rend(); ++piece) {
-    run(shared_.pieces[*piece].backward, microbatch == 0);
-    run(shared_.pieces[*piece].weight_gradient, microbatch == 0);
+  for (std::size_t i = pieces.size(); i-- > 0;) {
+    const HostPiece& piece = shared_.pieces[pieces[i]];
+    run(piece.backward, microbatch == 0);
+    run(piece.weight_gradient, microbatch == 0);
+    if (last && i > 0) reduce_gradients(chunk, chunks_[c].ordinals[i]);
   }
   backward_ends(chunk);
 }
@@ -201,8 +219,15 @@ void Host::gather_parameters(int chunk) {
   }
 }
 
-void Host::reduce_gradients(int chunk) {
-  for (const HostLine& line : chunks_[static_cast<std::size_t>(chunk)].gradient_sync) launch(line);
+void Host::reduce_gradients(int chunk, int layer) {
+  const auto c = static_cast<std::size_t>(chunk);
+  const HostLines& buckets = chunks_[c].gradient_sync;
+  const std::vector<int>& complete = model_.chunks[c].gradient_sync_layers;
+  for (std::size_t& next = reduced_[c]; next < buckets.size(); ++next) {
+    const std::uint32_t bucket = buckets[next].label.kernel();
+    if (layer >= 0 && (bucket >= complete.size() || complete[bucket] < layer)) return;
+    launch(buckets[next]);
+  }
 }
 
 // ---- Pipeline transfers

@@ -53,6 +53,7 @@ class Host {
  private:
   struct ChunkLines {
     HostLines gradient_sync, parameter_gather;
+    std::vector<int> ordinals;          ///< of its pieces: layer within the chunk, -1 the embedding
     std::vector<std::uint32_t> layers;  ///< pieces that are layers of expert-parallel overlap
   };
 
@@ -67,7 +68,8 @@ class Host {
   void node(const schedule::Instruction& instruction);
   void wait_for_chain(const schedule::Part& part);
   void gather_parameters(int chunk);
-  void reduce_gradients(int chunk);
+  /// Reduces the buckets that are complete once the backward of a layer is over.
+  void reduce_gradients(int chunk, int layer = -1);
   void step_end();
 
   void run(const HostLines& lines, bool first_microbatch);
@@ -84,10 +86,11 @@ class Host {
   std::uint32_t at_ = 0;
   bool finished_ = false;
 
-  bool reduces_ = true;              ///< not inside no_sync
-  std::vector<int> backwards_left_;  ///< by chunk
-  std::vector<Handle> gathered_;     ///< by chunk: its parameters are there
-  std::size_t joined_ = 0;           ///< joint collectives so far in this phase
+  bool reduces_ = true;               ///< not inside no_sync
+  std::vector<int> backwards_left_;   ///< by chunk
+  std::vector<std::size_t> reduced_;  ///< by chunk: of gradient_sync
+  std::vector<Handle> gathered_;      ///< by chunk: its parameters are there
+  std::size_t joined_ = 0;            ///< joint collectives so far in this phase
   bool in_combined_ = false;
   schedule::Instruction combined_;
   std::array<Handle, 2> chain_;  ///< events of the forward and the backward chain

@@ -32,7 +32,6 @@ HostLine launch(const model::Kernel& kernel, const Price& price, std::uint32_t p
   line.index = index;
   line.piece = piece;
   line.host_ns = nanoseconds(price.host_us);
-  line.joins_pipeline = kernel.joins_pipeline;
   line.on_gpu = !kernel.key.family.empty();
   if (!line.on_gpu) return line;
   line.own_stream = kernel.stream == model::Stream::compute;
@@ -41,6 +40,8 @@ HostLine launch(const model::Kernel& kernel, const Price& price, std::uint32_t p
   line.label.lane = lane_of(kernel.stream);
   line.label.purpose = kernel.purpose;
   line.label.partitioned = kernel.sm_share < 1;
+  line.label.recompute = kernel.recompute;
+  line.label.joins_pipeline = kernel.joins_pipeline;
   line.label.set_kernel(piece, index);
   return line;
 }
@@ -110,10 +111,13 @@ std::vector<HostPiece> lines_of_pieces(const model::Stages& stages, const Prices
   return result;
 }
 
-HostLines lines_of(const std::vector<model::Kernel>& kernels, const Prices::List& prices, std::int64_t gap_ns) {
+HostLines lines_of(const std::vector<model::Kernel>& kernels, const Prices::List& prices, std::int64_t gap_ns,
+                   std::uint32_t chunk) {
   HostLines result;
-  for (std::uint32_t k = 0; k < kernels.size(); ++k)
+  for (std::uint32_t k = 0; k < kernels.size(); ++k) {
     result.push_back(launch(kernels[k], prices[k], Label::none, k, gap_ns));
+    result.back().label.set_kernel(Label::none, k, chunk);
+  }
   return result;
 }
 

@@ -14,7 +14,6 @@ struct HostLine {
   bool first_microbatch_only = false;
   bool own_stream = false;  ///< runs on the current stream (compute, or that of its node)
   bool on_gpu = true;       ///< false: takes the host's time only
-  bool joins_pipeline = false;
   profile::Load load = profile::Load::none;
   std::uint32_t index = 0;  ///< launch: Piece::kernels; offload_*, reload_*: Piece::groups
   std::uint32_t piece = Label::none;
@@ -38,7 +37,8 @@ struct HostPiece {
 /// `gap_ns`: the launch gap that every kernel's time on its stream contains.
 std::vector<HostPiece> lines_of_pieces(const model::Stages& stages, const Prices& prices, std::int64_t gap_ns);
 /// Kernels beside the pieces: collectives, gradient finalisation, optimizer.
-HostLines lines_of(const std::vector<model::Kernel>& kernels, const Prices::List& prices, std::int64_t gap_ns);
+HostLines lines_of(const std::vector<model::Kernel>& kernels, const Prices::List& prices, std::int64_t gap_ns,
+                   std::uint32_t chunk = 0);
 
 /// Nodes that the lines make, at most.
 std::size_t count(const HostLines& lines);

@@ -13,12 +13,16 @@ Streams::Streams(Weaver& weaver, int rank, std::int64_t synchronize_ns)
 
 Label Streams::label(Lane lane, NodeKind kind, std::uint32_t instruction) const {
   Label result;
-  result.instruction = instruction;
-  result.rank = static_cast<std::uint16_t>(rank_);
-  result.lane = lane;
   result.kind = kind;
-  result.phase = phase & 3U;
+  place(result, lane, instruction);
   return result;
+}
+
+void Streams::place(Label& label, Lane lane, std::uint32_t instruction) const {
+  label.instruction = instruction;
+  label.rank = static_cast<std::uint16_t>(rank_);
+  label.lane = lane;
+  label.phase = phase & 3U;
 }
 
 // A host node after the arcs collected so far: launches count from it.

@@ -19,6 +19,7 @@ class Streams {
   Streams(Weaver& weaver, int rank, std::int64_t synchronize_ns);
 
   Label label(Lane lane, NodeKind kind, std::uint32_t instruction) const;
+  void place(Label& label, Lane lane, std::uint32_t instruction) const;
   std::uint8_t phase = 0;
   /// torch.cuda.current_stream(): compute, or the communication stream of expert-parallel overlap.
   Lane current = Lane::compute;
@@ -33,8 +34,13 @@ class Streams {
   /// The host waits for a stream, or for all (torch.cuda.synchronize).
   void synchronize(Lane lane, std::uint32_t instruction);
   void synchronize(std::uint32_t instruction);
-  /// CUDA_DEVICE_MAX_CONNECTIONS=1: compute kernels launched from now on start after this one has started.
-  void queue_behind(Handle start) { unqueued_.push_back(start); }
+  /// CUDA_DEVICE_MAX_CONNECTIONS=1, one hardware queue: compute kernels and transfers launched from now on start after
+  /// this one has started.
+  void queue_behind(Handle start) {
+    unqueued_.push_back(start);
+    last_queued_ = start;
+  }
+  Handle last_queued() const { return last_queued_; }
 
  private:
   void host_comes_to(std::uint32_t instruction);
@@ -46,6 +52,7 @@ class Streams {
   std::int64_t host_ = 0;         // host time since the anchor
   std::array<Handle, lanes> tail_;
   std::vector<Handle> unqueued_;
+  Handle last_queued_ = Weaver::none;
   std::vector<Weaver::Arc> arcs_;  // of the node being made
 };
 

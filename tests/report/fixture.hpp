@@ -142,14 +142,15 @@ inline predict::Prediction small_prediction() {
   p.tokens_per_s_per_gpu = 4096 / 1.2e-3;
   p.ranks.resize(2);
   auto& first = p.ranks[0];
-  first.account = {.busy = 600 * us,
-                   .bubble = 550 * us,
-                   .p2p = 50 * us,
-                   .recompute = 100 * us,
-                   .forward_backward_end = 1100 * us,
-                   .end = 1200 * us,
-                   .traced_busy = {{"comp", 600 * us}},
-                   .traced_exposed = {{"p2p", 600 * us}}};
+  first.account.busy = 600 * us;
+  first.account.bubble = 550 * us;
+  first.account.p2p = 50 * us;
+  first.account.recompute = 100 * us;
+  first.account.forward_backward_end = 1100 * us;
+  first.account.end = 1200 * us;
+  first.account.traced_busy = {{"comp", 600 * us}};
+  first.account.traced_exposed = {{"p2p", 600 * us}};
+  first.account.by_phase[0] = {.busy = 600 * us, .bubble = 550 * us, .p2p = 50 * us};
   first.static_bytes = Bytes(10LL << 30);
   first.peak_allocated = Bytes(31478602752);
   first.peak_reserved = Bytes(32900120576);
@@ -163,11 +164,12 @@ inline predict::Prediction small_prediction() {
   second.account.idle = 350 * us;
   second.peak_reserved = Bytes(75LL << 30);
   second.fits = false;
-  p.boundaries = {{0, 1, true, Bytes(33554432), 1, 50 * us, 50 * us, "F 0.0"},
-                  {1, 0, false, Bytes(33554432), 1, 50 * us, 50 * us, "B 0.0"}};
+  p.boundaries = {{0, 1, true, Bytes(33554432), 1, 50 * us, 50 * us, "F 0.0", {}},
+                  {1, 0, false, Bytes(33554432), 1, 50 * us, 50 * us, "B 0.0", {}}};
   p.critical_path = {{"rank 0 F 0.0", 200 * us, "compute"},
                      {"rank 1 F 0.0", 50 * us, "transfer"},
                      {"rank 1 F 0.0", 200 * us, "compute"}};
+  p.levers = {{"nvlink twice as fast", 25 * us, 20 * us}};
   p.fits = false;
   p.memory_limit = Bytes(80LL << 30);
   p.memory_margin = Bytes(1LL << 30);

@@ -1,0 +1,101 @@
+// Clocks and contention, see clockwork.hpp.
+#include "clockwork.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "account.hpp"
+#include "lines.hpp"
+
+namespace pipewright::timeline {
+namespace {
+
+// A transfer from the moment it begins to spin; collectives of other streams than compute.
+bool occupies(const Label& label) {
+  if (label.kind == NodeKind::transfer) return true;
+  return label.kind == NodeKind::kernel && label.purpose != model::Purpose::compute &&
+         (label.lane == Lane::communication || label.lane == Lane::gradient || label.lane == Lane::parameter ||
+          label.lane == Lane::expert);
+}
+
+std::int64_t step_of(const Times& times) { return *std::max_element(times.end.begin(), times.end.end()); }
+
+/// Share of the time between two moments that is covered; moments before the step lie at the end of the one before.
+double share(const Coverage& coverage, std::int64_t from, std::int64_t to, std::int64_t step) {
+  if (to <= from) return 0;
+  const double before = from < 0 ? coverage.until(from + step) - coverage.total() : coverage.until(from);
+  return (coverage.until(to) - before) / static_cast<double>(to - from);
+}
+
+}  // namespace
+
+Clockwork::Clockwork(const scenario::Scenario& scenario, const profile::Profiles& profiles)
+    : gap_(nanoseconds(profiles.scalar("host.kernel_gap_us").value)),
+      clocks_(profiles.clock_law(scenario.settings.fp8 ? "fp8" : "bf16")),
+      matrix_(profiles.scalar("contention.matrix").value),
+      attention_(profiles.scalar("contention.attention").value),
+      memory_(profiles.scalar("contention.memory").value) {
+  if (clocks_) window_ = static_cast<std::int64_t>(profiles.scalar("clocks.window_ms").value * 1e6);
+}
+
+bool Clockwork::computes(const Label& label) {
+  return (label.lane == Lane::compute || label.lane == Lane::expert) && label.kind == NodeKind::kernel &&
+         label.purpose == model::Purpose::compute;
+}
+
+double Clockwork::contention(profile::Load load) const {
+  switch (load) {
+    case profile::Load::matrix:
+      return matrix_;
+    case profile::Load::attention:
+      return attention_;
+    case profile::Load::memory:
+      return memory_;
+    default:
+      return 1;
+  }
+}
+
+std::vector<Clockwork::Use> Clockwork::use_of(const Graph& graph, const Times& times) const {
+  std::vector<Use> use(static_cast<std::size_t>(graph.ranks));
+  for (std::uint32_t node = 0; node < graph.size(); ++node) {
+    const Label& label = graph.labels[node];
+    if (computes(label))
+      use[label.rank].compute.add(times.start[node], times.end[node], clocks_ ? clocks_->weight(graph.loads[node]) : 1);
+    if (!occupies(label)) continue;
+    const bool transfer = label.kind == NodeKind::transfer;
+    use[label.rank].network.add(transfer ? times.end[own_start(graph, node)] : times.start[node], times.end[node]);
+  }
+  for (Use& rank : use) {
+    rank.compute.finish();
+    rank.network.finish();
+  }
+  return use;
+}
+
+std::int64_t Clockwork::settle(Graph& graph, const std::vector<std::int64_t>& cool, Times& times) const {
+  run(graph, times);
+  constexpr int most_rounds = 12;
+  std::int64_t step = std::max<std::int64_t>(1, step_of(times)), before = 0;
+  for (int round = 0; round < most_rounds && std::abs(step - before) * 10000 >= step; ++round) {  // to 0.01 %
+    before = step;
+    const auto use = use_of(graph, times);
+    for (std::uint32_t node = 0; node < graph.size(); ++node) {
+      const Label& label = graph.labels[node];
+      if (!computes(label)) continue;
+      const Use& rank = use[label.rank];
+      const std::int64_t start = times.start[node];
+      const profile::Load load = graph.loads[node];
+      double factor = 1;
+      if (!label.partitioned && rank.network.total() > 0)
+        factor += (contention(load) - 1) * share(rank.network, start, times.end[node], step);
+      if (clocks_) factor *= clocks_->slowdown(load, share(rank.compute, start - std::min(window_, step), start, step));
+      graph.duration_ns[node] = gap_ + std::llround(static_cast<double>(cool[node] - gap_) * factor);
+    }
+    run(graph, times);
+    step = std::max<std::int64_t>(1, step_of(times));
+  }
+  return step;
+}
+
+}  // namespace pipewright::timeline

@@ -1,0 +1,40 @@
+// Two things slow a kernel in a run that are not in its lone time, and both depend on when it runs: run, read, run
+// again until nothing changes. The graph stays, only durations do not.
+// - The clock follows the load: the share of the time before a kernel, over the window in which the power limiter
+//   averages, in which its rank computed, each kind of kernel by its power. A step follows a step, so time before the
+//   step is the step's own end.
+// - An NCCL kernel beside it, waiting or moving data, holds some of the multiprocessors; a matrix product whose tiles
+//   filled the part exactly then needs another wave.
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "coverage.hpp"
+#include "pipewright/timeline.hpp"
+
+namespace pipewright::timeline {
+
+class Clockwork {
+ public:
+  Clockwork(const scenario::Scenario& scenario, const profile::Profiles& profiles);
+  /// Sets the durations of compute kernels from those on a cool part, and the times. Returns the step.
+  std::int64_t settle(Graph& graph, const std::vector<std::int64_t>& cool, Times& times) const;
+  std::int64_t gap() const { return gap_; }
+
+  static bool computes(const Label& label);
+
+ private:
+  /// When each rank computes, by power, and when NCCL kernels run on it beside.
+  struct Use {
+    Coverage compute, network;
+  };
+  std::vector<Use> use_of(const Graph& graph, const Times& times) const;
+  double contention(profile::Load load) const;
+
+  std::int64_t gap_ = 0, window_ = 0;
+  std::optional<profile::ClockLaw> clocks_;
+  double matrix_ = 1, attention_ = 1, memory_ = 1;  // relative time beside an NCCL kernel, as capture measured it
+};
+
+}  // namespace pipewright::timeline

@@ -1,0 +1,67 @@
+// Covered time, see coverage.hpp.
+#include "coverage.hpp"
+
+#include <algorithm>
+
+namespace pipewright::timeline {
+
+void Coverage::append(Interval next) {
+  if (!intervals_.empty()) {
+    Interval& last = intervals_.back();
+    next.start = std::max(next.start, last.end);
+    if (next.end <= next.start) return;
+    if (next.start == last.end && next.weight == last.weight) {
+      last.end = next.end;
+      return;
+    }
+  }
+  intervals_.push_back(next);
+}
+
+void Coverage::add(std::int64_t start, std::int64_t end, double weight) {
+  if (end <= start) return;
+  if (ordered_ && !intervals_.empty() && start < intervals_.back().start) ordered_ = false;
+  if (ordered_)
+    append({start, end, weight});
+  else
+    intervals_.push_back({start, end, weight});
+}
+
+void Coverage::finish() {
+  if (!ordered_) {
+    std::vector<Interval> all;
+    all.swap(intervals_);
+    std::stable_sort(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.start < b.start; });
+    for (const Interval& next : all) append(next);
+    ordered_ = true;
+  }
+  before_.reserve(intervals_.size() + 1);
+  for (const Interval& one : intervals_) before_.push_back(before_.back() + covered(one, one.end));
+}
+
+double Coverage::until(std::int64_t t) const {
+  if (cursor_ > 0 && intervals_[cursor_ - 1].start > t) {
+    const auto after = std::upper_bound(intervals_.begin(), intervals_.end(), t,
+                                        [](std::int64_t time, const Interval& one) { return time < one.start; });
+    cursor_ = static_cast<std::size_t>(after - intervals_.begin());
+  }
+  while (cursor_ < intervals_.size() && intervals_[cursor_].start <= t) ++cursor_;
+  if (cursor_ == 0) return 0;
+  const Interval& last = intervals_[cursor_ - 1];
+  return before_[cursor_ - 1] + covered(last, std::min(t, last.end));
+}
+
+std::int64_t Coverage::shared_with(const Coverage& other) const {
+  std::int64_t shared = 0;
+  auto a = intervals_.begin(), b = other.intervals_.begin();
+  while (a != intervals_.end() && b != other.intervals_.end()) {
+    shared += std::max<std::int64_t>(0, std::min(a->end, b->end) - std::max(a->start, b->start));
+    if (a->end < b->end)
+      ++a;
+    else
+      ++b;
+  }
+  return shared;
+}
+
+}  // namespace pipewright::timeline

@@ -1,0 +1,38 @@
+// Time covered by intervals, each by its weight, for questions in nearly ascending order.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace pipewright::timeline {
+
+class Coverage {
+ public:
+  /// Intervals mostly come in the order of their starts: those are merged at once. What overlaps an earlier interval
+  /// counts from the end of that one on.
+  void add(std::int64_t start, std::int64_t end, double weight = 1);
+  /// After the last add.
+  void finish();
+  double total() const { return before_.back(); }  ///< exact up to 2^53 ns where all weights are 1
+  /// Covered time before t >= 0.
+  double until(std::int64_t t) const;
+  std::int64_t shared_with(const Coverage& other) const;
+
+ private:
+  struct Interval {
+    std::int64_t start, end;
+    double weight;
+  };
+  void append(Interval next);
+  static double covered(const Interval& one, std::int64_t to) {
+    return one.weight * static_cast<double>(to - one.start);
+  }
+
+  std::vector<Interval> intervals_;
+  std::vector<double> before_{0};
+  bool ordered_ = true;
+  mutable std::size_t cursor_ = 0;  // the last question's answer is near the next one's
+};
+
+}  // namespace pipewright::timeline

@@ -1,0 +1,160 @@
+// What would shorten the step. The critical path says what a change can gain at most; then another path is the longest,
+// so every change is simulated again: the same graph with other durations or lags, under the clocks that it brings.
+#include <algorithm>
+#include <map>
+
+#include "account.hpp"
+#include "clockwork.hpp"
+
+namespace pipewright::timeline {
+namespace {
+
+std::int64_t step_of(const Times& times) { return times.end[last_node(times)]; }
+
+/// Time of the critical path by kernel family, by link class, and the host's.
+struct Path {
+  std::map<std::string, std::int64_t> families, links;
+  std::int64_t host = 0;
+};
+
+class Levers {
+ public:
+  Levers(const Result& result, const scenario::Scenario& scenario, const model::Stages& stages,
+         const schedule::Program& program, const profile::Profiles& profiles)
+      : result_(result),
+        scenario_(scenario),
+        stages_(stages),
+        program_(program),
+        profiles_(profiles),
+        clockwork_(scenario, profiles),
+        changed_(result.graph),
+        step_(step_of(result.times)) {}
+
+  std::vector<Lever> find() {
+    const Path path = critical_path();
+    for (const auto& [family, ns] : path.families) {
+      constexpr double faster = 0.9;
+      if (worth(ns / 10))
+        add(family + " 10 % faster", ns / 10, resimulate([&](std::uint32_t node) {
+              const model::Kernel* kernel = kernel_of(stages_, result_.graph.labels[node]);
+              return kernel && kernel->key.family == family ? faster : 1.0;
+            }));
+    }
+    for (const auto& [link, ns] : path.links)
+      if (worth(ns / 2))
+        add(link + " twice as fast", ns / 2,
+            resimulate([&](std::uint32_t node) { return link_of(result_.graph.labels[node]) == link ? 0.5 : 1.0; }));
+    if (worth(path.host / 2)) add("launches at half the host's cost", path.host / 2, with_faster_host());
+    without_immediate_waits();
+    std::stable_sort(found_.begin(), found_.end(),
+                     [](const Lever& a, const Lever& b) { return a.gain_ns > b.gain_ns; });
+    return std::move(found_);
+  }
+
+ private:
+  bool worth(std::int64_t ns) const { return ns * 1000 > step_; }
+  void add(const std::string& what, std::int64_t on_path, std::int64_t step) {
+    if (worth(step_ - step)) found_.push_back({what, on_path, step_ - step});
+  }
+
+  std::string link_of(const Label& label) const {
+    if (label.kind == NodeKind::transfer)
+      return link_between(scenario_, label.rank, other_end(result_.graph.ranks, label.rank, label.part()).rank);
+    const model::Kernel* kernel = kernel_of(stages_, label);
+    return kernel ? kernel->link : "";
+  }
+
+  Path critical_path() const {
+    Path path;
+    for (std::uint32_t node = last_node(result_.times); node != Label::none;) {
+      const Label& label = result_.graph.labels[node];
+      const std::int64_t ns = result_.graph.duration_ns[node];
+      if (const std::string link = link_of(label); !link.empty())
+        path.links[link] += ns;
+      else if (const model::Kernel* kernel = kernel_of(stages_, label))
+        path.families[kernel->key.family] += ns;
+      const std::uint32_t cause = binding(result_.graph, result_.times, node);
+      if (cause != Label::none) path.host += result_.times.start[node] - result_.times.end[cause];
+      node = cause;
+    }
+    return path;
+  }
+
+  /// The step when every node takes its time x factor(node); the launch gap stays.
+  template <class Factor>
+  std::int64_t resimulate(const Factor& factor) {
+    const std::int64_t gap = clockwork_.gap();
+    std::vector<std::int64_t> cool = result_.cool_ns;
+    for (std::uint32_t node = 0; node < cool.size(); ++node) {
+      const double f = factor(node);
+      if (f == 1.0) continue;
+      const std::int64_t fixed = result_.graph.labels[node].kind == NodeKind::kernel ? std::min(gap, cool[node]) : 0;
+      cool[node] = fixed + static_cast<std::int64_t>(static_cast<double>(cool[node] - fixed) * f + 0.5);
+    }
+    changed_.duration_ns = cool;
+    return clockwork_.settle(changed_, cool, times_);
+  }
+
+  std::int64_t with_faster_host() {
+    for (auto& edge : changed_.edges) edge.lag_ns /= 2;
+    changed_.duration_ns = result_.cool_ns;
+    const std::int64_t step = clockwork_.settle(changed_, result_.cool_ns, times_);
+    changed_.edges = result_.graph.edges;
+    return step;
+  }
+
+  /// Megatron 0.18 and later wait for a forward send at once so that its buffer may be freed (schedules.py:1657,1784).
+  void without_immediate_waits() {
+    if (!program_.config.overlap_p2p || !program_.config.deallocate_outputs || !program_.config.from_0_18) return;
+    schedule::Config config = program_.config;
+    config.deallocate_outputs = false;
+    Graph graph = build(scenario_, stages_, schedule::build(config), profiles_, result_.prices);
+    const std::vector<std::int64_t> cool = graph.duration_ns;
+    std::int64_t exposed = 0;
+    for (const Boundary& boundary : result_.boundaries)
+      for (const auto& phase : boundary.by_phase) exposed += phase[static_cast<std::size_t>(TransferCause::send)];
+    add("forward sends not waited for at once (deallocate_pipeline_outputs: false)", exposed,
+        clockwork_.settle(graph, cool, times_));
+  }
+
+  const Result& result_;
+  const scenario::Scenario& scenario_;
+  const model::Stages& stages_;
+  const schedule::Program& program_;
+  const profile::Profiles& profiles_;
+  const Clockwork clockwork_;
+  Graph changed_;
+  Times times_;
+  const std::int64_t step_;
+  std::vector<Lever> found_;
+};
+
+}  // namespace
+
+const model::Kernel* kernel_of(const model::Stages& stages, const Label& label) {
+  if (label.kind != NodeKind::kernel) return nullptr;
+  if (label.piece() != Label::none) return &stages.pieces[label.piece()].kernels[label.kernel()];
+  const model::Rank& rank = stages.ranks[label.rank];
+  if (label.phase == 1) return &rank.finalize[label.kernel()];
+  if (label.phase == 2) return &rank.optimizer[label.kernel()];
+  const model::Chunk& chunk = rank.chunks[label.chunk()];
+  return label.lane == Lane::parameter ? &chunk.parameter_gather[label.kernel()] : &chunk.gradient_sync[label.kernel()];
+}
+
+std::vector<std::int64_t> slack(const Graph& graph, const Times& times) {
+  std::vector<std::int64_t> latest(graph.size(), step_of(times));
+  for (auto node = static_cast<std::uint32_t>(graph.size()); node-- > 0;) {
+    const std::int64_t start = latest[node] - graph.duration_ns[node];
+    for (std::uint32_t e = graph.first_edge[node]; e < graph.first_edge[node + 1]; ++e)
+      latest[graph.edges[e].from] = std::min(latest[graph.edges[e].from], start - graph.edges[e].lag_ns);
+  }
+  for (std::uint32_t node = 0; node < graph.size(); ++node) latest[node] -= times.end[node];
+  return latest;
+}
+
+std::vector<Lever> levers(const Result& result, const scenario::Scenario& scenario, const model::Stages& stages,
+                          const schedule::Program& program, const profile::Profiles& profiles) {
+  return Levers(result, scenario, stages, program, profiles).find();
+}
+
+}  // namespace pipewright::timeline
