@@ -100,17 +100,22 @@ __global__ void __launch_bounds__(128) softmax_kernel(const float* in, float* ou
   }
 }
 
-// to[row, indices] = values, or values = to[row, indices]
+// to[row, indices] = values, or values = to[row, indices]: 8 elements a thread one after the other, so few blocks that
+// latency binds them, with divisions of 64 bits, as _scatter_gather_elementwise_kernel<128, 8>.
+constexpr int kScatterEach = 8;
 template <bool Gather>
-__global__ void __launch_bounds__(128)
-    scatter_kernel(float* values, const std::int64_t* indices, float* to, int n, int topk, int experts) {
-  const int i = blockIdx.x * 128 + threadIdx.x;
-  if (i >= n) return;
-  float& there = to[static_cast<std::int64_t>(i / topk) * experts + indices[i]];
-  if (Gather)
-    values[i] = there;
-  else
-    there = values[i];
+__global__ void __launch_bounds__(128) scatter_kernel(float* values, const std::int64_t* indices, float* to,
+                                                      std::int64_t n, std::int64_t topk, std::int64_t experts) {
+#pragma unroll 1
+  for (int u = 0; u < kScatterEach; ++u) {
+    const std::int64_t i = (blockIdx.x * static_cast<std::int64_t>(kScatterEach) + u) * 128 + threadIdx.x;
+    if (i >= n) return;
+    float& there = to[i / topk * experts + indices[i]];
+    if (Gather)
+      values[i] = there;
+    else
+      there = values[i];
+  }
 }
 
 // One element a thread between types, as unrolled_elementwise_kernel casts.

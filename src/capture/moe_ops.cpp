@@ -63,10 +63,9 @@ Launch sum_copies(Setup& s, const Dims& d) {
 Launch sorted(Setup& s, const Dims& d) {
   const auto rows = d.at(0), cols = d.at(1);
   const auto x = s.bf16(rows * cols), y = s.out(rows * cols * 2), to = s.out(rows * 4);
-  return [=, stream = s.stream()](int i) {
-    sort_map(to.at<std::int32_t>(i), rows, kSortedChunks, stream);
-    sort_chunks(x.at(i), to.at<std::int32_t>(i), y.at(i), rows, cols, stream);
-  };
+  if (s.fits())
+    for (int i = 0; i < to.slots; ++i) sort_map(to.at<std::int32_t>(i), rows, kSortedChunks, s.stream());
+  return [=, stream = s.stream()](int i) { sort_chunks(x.at(i), to.at<std::int32_t>(i), y.at(i), rows, cols, stream); };
 }
 
 Launch weighted_swiglu(Setup& s, const Dims& d, bool backward) {
