@@ -19,7 +19,7 @@ struct Large {
   Prices prices;
 
   explicit Large(int microbatches) {
-    constexpr int kernels = 40;  // of a chunk's forward, as many backward
+    constexpr int kernels = 72;  // of a chunk's forward, as many backward
     napkin.stages = 16;
     napkin.chunks = 8;
     napkin.microbatches = microbatches;
