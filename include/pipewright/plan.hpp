@@ -71,8 +71,14 @@ struct Rejected {
 };
 
 struct Searched {
-  std::int64_t candidates = 0, legal = 0, simulated = 0, pruned = 0;  ///< pruned: equal to another by a no-effect rule
+  std::int64_t candidates = 0;  ///< enumerated; structures that a bound excluded as a whole count as one each
+  std::int64_t legal = 0, simulated = 0;
+  std::int64_t pruned = 0;     ///< equal to another by a no-effect rule
+  std::int64_t estimated = 0;  ///< by the chunk-level engine
+  std::int64_t excluded = 0;   ///< structures that cannot hold the best, by a bound of time or memory
+  std::int64_t too_large = 0;  ///< of these: cannot fit whatever is recomputed
   double seconds = 0;
+  double gap = 0;  ///< the best is at most this share slower than what was not predicted exactly
   bool proved_optimal = false, interrupted = false;
 };
 
@@ -81,6 +87,13 @@ struct Point {
   Bytes peak;  ///< largest peak_allocated over the ranks
   std::string label;
   Assignments settings, environment;
+  bool exact = true;  ///< else by the quick looks, between exact ones
+};
+
+/// How sure the order of two candidates is, and which measurement would have to be wrong to turn it.
+struct Rival {
+  std::string label;
+  predict::Comparison comparison;
 };
 
 struct Plan {
@@ -89,6 +102,8 @@ struct Plan {
   std::string baseline_refused;         ///< not empty: why the scenario as given has no prediction
   std::vector<Candidate> alternatives;  ///< in order of rank, without the best; those that do not fit come last
   std::vector<Point> pareto;            ///< step time against peak, fastest first
+  std::vector<Point> ladder;            ///< from the winner down: the cheapest ways to free memory
+  std::vector<Rival> rivals;            ///< the nearest alternatives
   std::vector<std::string> why;
   Searched searched;
   std::vector<Rejected> rejected;
@@ -101,6 +116,11 @@ struct Options {
   /// The same step under another PYTORCH_CUDA_ALLOC_CONF: only reserved memory and `fits` can differ from `same`, so
   /// an implementation need not simulate time again. Optional; `predict` serves where it is empty.
   std::function<predict::Prediction(const scenario::Scenario&, const predict::Prediction& same)> repredict_reserved;
+  /// Quick looks (predict::estimate, predict::scout_memory). Optional; without them everything is predicted.
+  std::function<std::optional<predict::Prediction>(const scenario::Scenario&)> estimate;
+  std::function<void(const scenario::Scenario&, predict::Depth, predict::Prediction&)> scout;
+  /// predict::compare. Optional.
+  std::function<predict::Comparison(const scenario::Scenario&, const scenario::Scenario&)> compare;
   std::function<void(std::int64_t done, std::int64_t total)> progress;  ///< one call at a time, from any thread
   std::stop_token stop;                                                 ///< asks for the best so far
   int threads = 0;                                                      ///< 0: one a core
@@ -110,6 +130,10 @@ struct Options {
 /// Searches what scenario.search allows. A UsageError of `predict` rejects that candidate only, unless the scenario as
 /// given and all candidates are refused: then it is thrown.
 Plan search(const scenario::Scenario& scenario, const Options& options);
+
+/// A bare architecture as a run worth planning: bf16, distributed optimizer, overlap and fusions on, parallelism and
+/// everything below it searched. What the input states (Scenario::positions) stays.
+scenario::Scenario proposed(scenario::Scenario scenario);
 
 /// Rejected candidates with the same rule and reason as one: the first of them, and how many they are.
 std::vector<std::pair<Rejected, std::int64_t>> rejected_by_reason(const Plan& plan);

@@ -1,7 +1,9 @@
 // One scenario through model, schedule, timeline and memory: the prediction that every command prints or ranks.
 #pragma once
 
+#include <cmath>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -66,6 +68,33 @@ Prediction predict(const scenario::Scenario& scenario, const profile::Profiles& 
 /// Fills `levers` and every rank's slack: simulates the step again for each change.
 void find_levers(Prediction& prediction, const scenario::Scenario& scenario, const profile::Profiles& profiles,
                  const Run& run);
+
+// ---- Quick looks, for the search
+
+/// Times by the chunk-level engine: step, throughput; no accounts, memory, interval. nullopt: it cannot express this
+/// scenario. Within 1 % of predict() (tests/predict/engines_test.cpp).
+std::optional<Prediction> estimate(const scenario::Scenario& scenario, const profile::Profiles& profiles);
+
+/// How far a quick look at memory goes: what ranks hold for good; with the peak of the first and last rank; of all.
+enum class Depth : std::uint8_t { state, ends, ranks };
+/// Fills an estimate's ranks with allocated bytes. `fits` false: it certainly does not, reserved memory can only be
+/// more; otherwise predict() decides.
+void scout_memory(const scenario::Scenario& scenario, const profile::Profiles& profiles, Depth depth,
+                  Prediction& estimate);
+
+/// Two scenarios by the chunk-level engine, with every family of kernels slower by a little in turn: errors that both
+/// share cancel.
+struct Comparison {
+  double difference_ns = 0;  ///< step of the second less the first
+  double spread_ns = 0;      ///< one standard deviation of that difference, from the measurements' spreads
+  std::string family;        ///< the one whose error turns the order soonest; empty: none does
+  double error_to_turn = 0;  ///< relative error of that family's times that makes both equal
+  double family_spread = 0;  ///< the relative spread that it has
+  bool tied() const { return std::abs(difference_ns) <= 1.6449 * spread_ns; }  ///< within the 90 % interval
+};
+/// Zero difference and spread where one of them has no estimate.
+Comparison compare(const scenario::Scenario& first, const scenario::Scenario& second,
+                   const profile::Profiles& profiles);
 
 /// The memory part anew for a scenario whose times are those of `same` (another PYTORCH_CUDA_ALLOC_CONF).
 Prediction predict_memory(const scenario::Scenario& scenario, const profile::Profiles& profiles, Prediction same);

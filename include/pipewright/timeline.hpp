@@ -233,6 +233,8 @@ struct Estimate {
   std::int64_t forward_backward = 0, optimizer = 0;
   std::int64_t operations = 0;  ///< pieces run in the last round
 };
+/// The same schedule with as few microbatches as show its steady state; a rank's peak memory is that of the whole.
+schedule::Config shortened(schedule::Config config);
 std::optional<Estimate> estimate(const scenario::Scenario& scenario, const model::Stages& stages,
                                  const schedule::Config& config, const profile::Profiles& profiles,
                                  const Prices& prices);

@@ -72,6 +72,7 @@ Loaded Input::load() const {
   }
   for (const auto& text : set_) scenario::set(loaded.scenario, text);
   for (const auto& text : env_) scenario::set_env(loaded.scenario, text);
+  if (propose && !hf_.empty()) loaded.scenario = plan::proposed(std::move(loaded.scenario));
   return loaded;
 }
 
@@ -80,7 +81,7 @@ Loaded Input::runnable() const {
   if (!loaded.findings.empty()) {
     emit::require_known_flags({loaded.scenario, loaded.notes, loaded.findings});
   }
-  scenario::check(loaded.scenario);
+  if (!(propose && loaded.scenario.search.parallelism == "auto")) scenario::check(loaded.scenario);
   return loaded;
 }
 

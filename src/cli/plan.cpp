@@ -49,6 +49,13 @@ void run(const Options& options, Outcome& outcome) {
     search.repredict_reserved = [&](const scenario::Scenario& candidate, const predict::Prediction& same) {
       return predict::predict_memory(candidate, profiles, same);
     };
+    search.estimate = [&](const scenario::Scenario& candidate) { return predict::estimate(candidate, profiles); };
+    search.scout = [&](const scenario::Scenario& candidate, predict::Depth depth, predict::Prediction& into) {
+      predict::scout_memory(candidate, profiles, depth, into);
+    };
+    search.compare = [&](const scenario::Scenario& one, const scenario::Scenario& other) {
+      return predict::compare(one, other, profiles);
+    };
     search.progress = [&](std::int64_t done, std::int64_t total) {
       interruptible.poll();
       progress(done, total);
@@ -79,6 +86,7 @@ void add_plan(CLI::App& app, Outcome& outcome) {
   auto* command = app.add_subcommand("plan", "Find the best legal configuration of what `search:` leaves open");
   const auto options = std::make_shared<Options>();
   options->input.add_to(*command);
+  options->input.propose = true;
   command->add_option("--json", options->json, "write JSON to this file (-: standard output, and nothing else)");
   command->add_option("--emit", options->emit_forms, "flags to print: megatron, bridge, harness, env, all; repeatable")
       ->allow_extra_args(false);
@@ -87,6 +95,8 @@ void add_plan(CLI::App& app, Outcome& outcome) {
   command->footer(
       "Exit status 1: nothing that is legal fits.\n\nExamples:\n"
       "  pipewright plan scenarios/llama3-70b-sft-32xh100.yaml --emit all\n"
+      "  pipewright plan --hf config.json --gpus 64 --profile h100-sxm --set seq_length=4096 --set "
+      "global_batch_size=512\n"
       "  pipewright plan S.yaml --set search.recompute=auto --set search.allocator=auto --json plan.json");
   command->callback([options, &outcome] { run(*options, outcome); });
 }

@@ -489,6 +489,26 @@ class Replayer {
 
 }  // namespace
 
+Scout scout(const Stages& stages, const schedule::Program& program, const scenario::Scenario& scenario, int pp_rank,
+            bool with_step) {
+  const bool asynchronous = !(scenario::batch_p2p_comm(scenario) && scenario.settings.batch_p2p_sync);
+  const Listener silent;
+  Walker walker(stages, program, pp_rank, asynchronous, silent);
+  walker.start();
+  Scout result;
+  result.static_bytes = Bytes(walker.heap().live());
+  result.state_bytes = result.static_bytes;
+  const auto& rank = stages.ranks.at(static_cast<std::size_t>(pp_rank));
+  for (const auto* tensors : {&rank.since_first_step, &rank.optimizer_state})
+    for (const auto& tensor : *tensors) result.state_bytes += Bytes(block_bytes(tensor.bytes.value));
+  if (!with_step) return result;
+  walker.first_step();
+  walker.heap().begin_step();
+  walker.step();
+  result.peak_allocated = Bytes(walker.heap().peak());
+  return result;
+}
+
 Walk walk(const Stages& stages, const schedule::Program& program, const scenario::Scenario& scenario, int pp_rank,
           std::optional<Bytes> device, const Listener& listener) {
   const auto& settings = scenario.settings;

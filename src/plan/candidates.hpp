@@ -14,8 +14,17 @@ struct Trial {
   Candidate candidate;
   std::vector<std::string> choice;
   std::string tolerated;  ///< argument-parser rules that the scenario as given breaks too
-  bool done = false;
+  bool done = false;      ///< predicted exactly
+  std::string structure;  ///< label of the structure that it belongs to
+  std::size_t time_group = 0;
+  std::optional<predict::Prediction> quick;  ///< times by the chunk-level engine, allocated peaks where scouted
+  bool scouted = false, every_rank = false;
+  bool may_fit = true;
+  bool refused = false;  ///< the model refuses it
 };
+
+/// The trial that makes the same choices as `best` but for one dimension.
+bool differs_only_in(const Trial& best, const Trial& other, std::size_t dimension);
 
 /// Steps whose times differ by less than this share are ties. Repeating one configuration on another day or machine
 /// moves its step by 0.5 to 2 % (measured); a smaller difference of two predictions decides nothing.
@@ -31,7 +40,11 @@ int peak_rank(const predict::Prediction& prediction);
 /// milliseconds, then the order of enumeration.
 std::vector<std::size_t> ranking(const std::vector<Trial>& trials, const std::string& objective);
 
+/// Over what is predicted exactly, and over quick looks in between (their times scaled as the winner's).
 std::vector<Point> pareto_front(const std::vector<Trial>& trials);
+
+/// From the winner down: each step frees more memory at the lowest price, within the winner's structure.
+std::vector<Point> ladder(const std::vector<Trial>& trials, std::size_t winner);
 
 /// The reasons in sentences with numbers.
 std::vector<std::string> explain(const Plan& plan, const std::vector<Trial>& trials,

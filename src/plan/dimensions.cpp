@@ -20,15 +20,6 @@ void assign(scenario::Scenario& s, const std::string& name, const std::string& v
   scenario::set(s, name + "=" + value);
 }
 
-std::string optional_text(const scenario::OptInt& value) { return value ? std::to_string(*value) : "none"; }
-
-std::vector<std::int64_t> divisors(std::int64_t n) {
-  std::vector<std::int64_t> all;
-  for (std::int64_t d = 1; d <= n; ++d)
-    if (n % d == 0) all.push_back(d);
-  return all;
-}
-
 std::set<std::string> fired(const Scenario& s, Severity severity) {
   std::set<std::string> ids;
   for (const auto& rule : all_rules())
@@ -113,10 +104,13 @@ std::vector<Value> recompute_values(const Scenario& partial, LeftOut& left_out) 
                                      set.empty() ? "none" : "selective", set, "none", "none"));
   const auto layers = layers_per_chunk(partial);
   // uniform n: groups of n layers; block n: the first n of every chunk (block with all of them is uniform 1).
-  for (std::int64_t n = 1; n <= layers; ++n)
+  // Where whole layouts are searched: uniform 1 and a few shares of block.
+  const bool spread = partial.search.parallelism == "auto";
+  const std::int64_t stride = spread ? std::max<std::int64_t>(1, (layers + 3) / 4) : 1;
+  for (std::int64_t n = 1; n <= (spread ? std::min<std::int64_t>(1, layers) : layers); ++n)
     values.push_back(
         recompute_value("full recompute uniform " + std::to_string(n), "full", {}, "uniform", std::to_string(n)));
-  for (std::int64_t n = 1; n < layers; ++n)
+  for (std::int64_t n = stride; n < layers; n += stride)
     values.push_back(
         recompute_value("full recompute block " + std::to_string(n), "full", {}, "block", std::to_string(n)));
   return values;
@@ -145,53 +139,6 @@ std::vector<Value> offload_values(const Scenario& partial, LeftOut& left_out) {
   return values;
 }
 
-/// Assignments that an interleaving degree drags along, only where they differ from what stands.
-void link(Value& value, const Scenario& s, const std::string& name, const std::string& wanted) {
-  if (scenario::get(s, name) != wanted) value.settings.emplace_back(name, wanted);
-}
-
-std::vector<Value> pipeline_values(const Scenario& partial, LeftOut& left_out) {
-  const auto& settings = partial.settings;
-  const auto stages = settings.pipeline_model_parallel_size;
-  const bool even = !settings.pipeline_model_parallel_layout && !settings.num_layers_in_first_pipeline_stage &&
-                    !settings.num_layers_in_last_pipeline_stage;
-  const auto split = partial.model.num_layers + (settings.account_for_embedding_in_pipeline_split ? 1 : 0) +
-                     (settings.account_for_loss_in_pipeline_split ? 1 : 0);
-  if (stages <= 1 || !even || split % stages != 0) {
-    if (stages > 1) left_out.notes.emplace_back("pipeline: an uneven layer split keeps its interleaving as given");
-    return {};
-  }
-  std::vector<Value> values;
-  const bool interleaved = scenario::interleaved(partial);
-  for (const auto v : divisors(split / stages)) {
-    if (v == 1) {
-      Value plain{"no interleaving", {{"virtual_pipeline_model_parallel_size", "none"}}, {}};
-      link(plain, partial, "microbatch_group_size_per_vp_stage", "none");
-      link(plain, partial, "overlap_p2p_comm", "false");
-      if (settings.batch_p2p_comm) link(plain, partial, "batch_p2p_comm", "none");
-      link(plain, partial, "overlap_p2p_comm_warmup_flush", "false");
-      link(plain, partial, "align_param_gather", "false");
-      link(plain, partial, "overlap_param_gather_with_optimizer_step", "false");
-      values.push_back(std::move(plain));
-      continue;
-    }
-    Value value{"VPP " + std::to_string(v), {{"virtual_pipeline_model_parallel_size", std::to_string(v)}}, {}};
-    if (!interleaved) {
-      link(value, partial, "overlap_p2p_comm", "true");
-      if (settings.batch_p2p_comm) link(value, partial, "batch_p2p_comm", "none");
-    }
-    if (settings.microbatch_group_size_per_vp_stage) {
-      // The stated N stays one of the choices; N = PP is the other.
-      Value stated = value;
-      stated.label += ", N " + optional_text(settings.microbatch_group_size_per_vp_stage);
-      values.push_back(std::move(stated));
-      value.settings.emplace_back("microbatch_group_size_per_vp_stage", "none");
-    }
-    values.push_back(std::move(value));
-  }
-  return values;
-}
-
 std::vector<Value> wgrad_values(const Scenario& partial, LeftOut&) {
   std::vector<Value> values = {{"weight gradients in place", {{"delay_wgrad_compute", "false"}}, {}}};
   if (!partial.settings.overlap_moe_expert_parallel_comm) return values;
@@ -211,15 +158,6 @@ std::vector<Value> wgrad_values(const Scenario& partial, LeftOut&) {
         value.settings.emplace_back("overlap_p2p_with_transformer_layer_wgrad", whole ? "true" : "false");
         values.push_back(std::move(value));
       }
-  return values;
-}
-
-std::vector<Value> microbatch_values(const Scenario& partial, LeftOut&) {
-  const auto each =
-      partial.settings.global_batch_size / std::max<std::int64_t>(1, scenario::data_parallel_size(partial));
-  std::vector<Value> values;
-  for (const auto size : divisors(each))
-    values.push_back({"micro batch " + std::to_string(size), {{"micro_batch_size", std::to_string(size)}}, {}});
   return values;
 }
 
@@ -261,7 +199,7 @@ Sets recompute_sets(const Scenario& scenario, LeftOut& left_out) {
   return sets;
 }
 
-std::vector<Dimension> dimensions(const Scenario& scenario, LeftOut& left_out) {
+std::vector<Dimension> dimensions(const Scenario& scenario) {
   std::vector<Dimension> all;
   for (const auto& [field, values] : scenario.search.values)
     all.push_back({field, [field, values](const Scenario&, LeftOut&) {
@@ -270,16 +208,17 @@ std::vector<Dimension> dimensions(const Scenario& scenario, LeftOut& left_out) {
                      return list;
                    }});
   const auto& search = scenario.search;
-  for (const auto& [name, wish] :
-       {std::pair<std::string, std::string>{"parallelism", search.parallelism}, {"layout", search.layout}})
-    if (wish == "auto")
-      left_out.notes.push_back("search." + name + ": auto is not searched; " + name + " stays as given");
   const auto open = [&](const std::string& wish, std::string name, const std::vector<std::string>& fields,
                         auto values) {
     if (wish == "auto" && !any_stated(scenario, fields)) all.push_back({std::move(name), values});
   };
+  open(search.parallelism, "parallelism", {"tensor_model_parallel_size", "pipeline_model_parallel_size"},
+       parallelism_values);
   open(search.microbatch, "microbatch", {"micro_batch_size"}, microbatch_values);
-  open(search.pipeline, "pipeline", {"virtual_pipeline_model_parallel_size"}, pipeline_values);
+  // Another pipeline size needs an interleaving and a layer split of its own.
+  const bool spread = search.parallelism == "auto";
+  open(spread ? "auto" : search.pipeline, "pipeline", {"virtual_pipeline_model_parallel_size"}, pipeline_values);
+  open(layout_is_open(scenario) ? "auto" : "keep", "layout", {"pipeline_model_parallel_layout"}, layout_values);
   open(search.wgrad_delay, "wgrad_delay", {"delay_wgrad_compute"}, wgrad_values);
   open(search.recompute, "recompute",
        {"recompute_granularity", "recompute_modules", "recompute_method", "recompute_num_layers"}, recompute_values);

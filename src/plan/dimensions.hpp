@@ -28,7 +28,16 @@ struct Dimension {
 };
 
 /// The dimensions that scenario.search opens, in the order in which they are decided.
-std::vector<Dimension> dimensions(const scenario::Scenario& scenario, LeftOut& left_out);
+std::vector<Dimension> dimensions(const scenario::Scenario& scenario);
+
+/// May the layer split change? Also where the pipeline size may.
+bool layout_is_open(const scenario::Scenario& scenario);
+
+// How the model is spread (dimensions_parallel.cpp).
+std::vector<Value> parallelism_values(const scenario::Scenario& partial, LeftOut& left_out);
+std::vector<Value> microbatch_values(const scenario::Scenario& partial, LeftOut& left_out);
+std::vector<Value> pipeline_values(const scenario::Scenario& partial, LeftOut& left_out);
+std::vector<Value> layout_values(const scenario::Scenario& partial, LeftOut& left_out);
 
 void apply(const Value& value, scenario::Scenario& scenario);
 

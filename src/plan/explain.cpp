@@ -116,13 +116,6 @@ std::string against(const Trial& best, const Trial& other, std::size_t dimension
   return text;
 }
 
-/// The trial that makes the same choices as `best` but for one dimension.
-bool differs_only_in(const Trial& best, const Trial& other, std::size_t dimension) {
-  for (std::size_t d = 0; d < best.choice.size(); ++d)
-    if ((best.choice[d] != other.choice[d]) != (d == dimension)) return false;
-  return true;
-}
-
 std::string fragmentation(const Prediction& p) {
   const int rank = peak_rank(p);
   const auto* r = rank_of(p, rank);
@@ -141,7 +134,13 @@ std::vector<std::string> explain(const Plan& plan, const std::vector<Trial>& tri
                                  const LeftOut& left_out) {
   std::vector<std::string> why;
   if (order.empty()) {
-    why.emplace_back(trials.empty() ? "no candidate is legal" : "no candidate has a prediction");
+    if (trials.empty() && plan.searched.too_large > 0)
+      why.push_back(
+          fmt::format("nothing fits: {} structures exceed the memory limit whatever is recomputed (parameters, "
+                      "gradients, optimizer state and the inputs of every layer)",
+                      plan.searched.too_large));
+    else
+      why.emplace_back(trials.empty() ? "no candidate is legal" : "no candidate has a prediction");
     return why;
   }
   const Trial& best = trials[order.front()];

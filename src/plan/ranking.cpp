@@ -67,23 +67,64 @@ std::vector<std::size_t> ranking(const std::vector<Trial>& trials, const std::st
   return order;
 }
 
-std::vector<Point> pareto_front(const std::vector<Trial>& trials) {
-  std::vector<const Candidate*> all;
+bool differs_only_in(const Trial& best, const Trial& other, std::size_t dimension) {
+  for (std::size_t d = 0; d < best.choice.size(); ++d)
+    if ((best.choice[d] != other.choice[d]) != (d == dimension)) return false;
+  return true;
+}
+
+namespace {
+
+/// Exact where it was predicted; else by the quick looks, in the exact engine's measure.
+std::optional<Point> point_of(const Trial& trial, double scale) {
+  const auto& c = trial.candidate;
+  if (trial.done)
+    return Point{c.prediction.step_ns, largest_peak(c.prediction), c.label, c.settings, c.environment, true};
+  if (trial.refused || !trial.quick || !trial.every_rank || !trial.may_fit) return std::nullopt;
+  const auto ns = static_cast<std::int64_t>(static_cast<double>(trial.quick->step_ns) * scale);
+  return Point{ns, largest_peak(*trial.quick), c.label, c.settings, c.environment, false};
+}
+
+/// Exact over quick time of the fastest trial that has both.
+double scale_of(const std::vector<Trial>& trials) {
+  const Trial* fastest = nullptr;
   for (const auto& trial : trials)
-    if (trial.done) all.push_back(&trial.candidate);
-  std::ranges::stable_sort(all, [](const Candidate* a, const Candidate* b) {
-    const auto peak_a = largest_peak(a->prediction), peak_b = largest_peak(b->prediction);
-    return a->prediction.step_ns != b->prediction.step_ns ? a->prediction.step_ns < b->prediction.step_ns
-                                                          : peak_a < peak_b;
+    if (trial.done && trial.quick && trial.quick->step_ns > 0 &&
+        (fastest == nullptr || trial.candidate.prediction.step_ns < fastest->candidate.prediction.step_ns))
+      fastest = &trial;
+  if (fastest == nullptr) return 1;
+  return static_cast<double>(fastest->candidate.prediction.step_ns) / static_cast<double>(fastest->quick->step_ns);
+}
+
+std::vector<Point> front_of(std::vector<Point> all) {
+  std::ranges::stable_sort(all, [](const Point& a, const Point& b) {
+    return a.step_ns != b.step_ns ? a.step_ns < b.step_ns : a.peak < b.peak;
   });
   std::vector<Point> front;
-  for (const auto* candidate : all) {
-    const auto peak = largest_peak(candidate->prediction);
-    if (front.empty() || peak < front.back().peak)
-      front.push_back(
-          {candidate->prediction.step_ns, peak, candidate->label, candidate->settings, candidate->environment});
-  }
+  for (auto& point : all)
+    if (front.empty() || point.peak < front.back().peak) front.push_back(std::move(point));
   return front;
+}
+
+}  // namespace
+
+std::vector<Point> pareto_front(const std::vector<Trial>& trials) {
+  const double scale = scale_of(trials);
+  std::vector<Point> all;
+  for (const auto& trial : trials)
+    if (auto point = point_of(trial, scale)) all.push_back(std::move(*point));
+  return front_of(std::move(all));
+}
+
+std::vector<Point> ladder(const std::vector<Trial>& trials, std::size_t winner) {
+  const double scale = scale_of(trials);
+  const auto top = point_of(trials[winner], scale);
+  std::vector<Point> below;
+  for (const auto& trial : trials)
+    if (trial.structure == trials[winner].structure)
+      if (auto point = point_of(trial, scale); point && top && point->peak < top->peak)
+        below.push_back(std::move(*point));
+  return front_of(std::move(below));
 }
 
 }  // namespace pipewright::plan

@@ -32,6 +32,15 @@ Bytes limit_of(const scenario::Scenario& scenario, const profile::Profiles& prof
                    "no profile knows the part's memory: set cluster.memory_bytes");
 }
 
+void set_throughput(Prediction& result, const scenario::Scenario& scenario) {
+  result.step_ns = result.forward_backward_ns + result.optimizer_ns;
+  const double seconds = static_cast<double>(result.step_ns) / 1e9;
+  const auto gpus = static_cast<double>(scenario.cluster.num_gpus);
+  result.tflops_per_gpu = model::step_flop(scenario) / gpus / seconds / 1e12;
+  const auto tokens = static_cast<double>(scenario.settings.global_batch_size * scenario.model.seq_length);
+  result.tokens_per_s_per_gpu = tokens / gpus / seconds;
+}
+
 // Peak, reserved and outside memory of every rank, and whether they fit.
 void fill_memory(Prediction& result, const scenario::Scenario& scenario, const profile::Profiles& profiles,
                  const model::Stages& stages, const schedule::Program& program) {
@@ -104,15 +113,10 @@ Prediction predict(const scenario::Scenario& scenario, const profile::Profiles& 
   result.megatron_core = scenario.software.megatron_core;
   result.forward_backward_ns = run.timeline.forward_backward;
   result.optimizer_ns = run.timeline.optimizer;
-  result.step_ns = result.forward_backward_ns + result.optimizer_ns;
+  set_throughput(result, scenario);
   result.last_rank = run.timeline.last_rank;
   result.boundaries = run.timeline.boundaries;
   result.critical_path = run.timeline.critical_path;
-  const double seconds = static_cast<double>(result.step_ns) / 1e9;
-  const auto gpus = static_cast<double>(scenario.cluster.num_gpus);
-  result.tflops_per_gpu = model::step_flop(scenario) / gpus / seconds / 1e12;
-  const auto tokens = static_cast<double>(scenario.settings.global_batch_size * scenario.model.seq_length);
-  result.tokens_per_s_per_gpu = tokens / gpus / seconds;
 
   for (int rank = 0; rank < run.timeline.graph.ranks; ++rank) {
     result.ranks.emplace_back().pp_rank = rank;
@@ -138,6 +142,47 @@ void find_levers(Prediction& prediction, const scenario::Scenario& scenario, con
     seen[label.rank] = true;
   }
   prediction.levers = timeline::levers(run.timeline, scenario, run.stages, run.program, profiles);
+}
+
+std::optional<Prediction> estimate(const scenario::Scenario& scenario, const profile::Profiles& profiles) {
+  scenario::check(scenario);
+  const model::Stages stages = model::build(scenario);
+  const auto quick =
+      timeline::estimate(scenario, stages, schedule::config_of(scenario), profiles, timeline::price(stages, profiles));
+  if (!quick) return std::nullopt;
+  Prediction result;
+  result.scenario = scenario.name;
+  result.profile = profiles.first().name;
+  result.megatron_core = scenario.software.megatron_core;
+  result.forward_backward_ns = quick->forward_backward;
+  result.optimizer_ns = quick->optimizer;
+  set_throughput(result, scenario);
+  return result;
+}
+
+void scout_memory(const scenario::Scenario& scenario, const profile::Profiles& profiles, Depth depth,
+                  Prediction& estimate) {
+  const model::Stages stages = model::build(scenario);
+  const auto program = schedule::build(timeline::shortened(schedule::config_of(scenario)));
+  estimate.memory_limit = limit_of(scenario, profiles);
+  estimate.memory_margin = margin_of(scenario, estimate.memory_limit);
+  estimate.fits = true;
+  estimate.ranks.clear();
+  const int last = static_cast<int>(stages.ranks.size()) - 1;
+  for (int r = 0; r <= last; ++r) {
+    const bool end = r <= 1 || r == last;
+    const auto scouted =
+        memory::scout(stages, program, scenario, r, depth == Depth::ranks || (depth == Depth::ends && end));
+    RankPrediction& rank = estimate.ranks.emplace_back();
+    rank.pp_rank = r;
+    rank.static_bytes = scouted.static_bytes;
+    rank.peak_allocated = std::max(scouted.peak_allocated, scouted.state_bytes);
+    rank.peak_reserved = rank.peak_allocated;
+    rank.outside_allocator = model::outside_allocator(scenario, profiles);
+    rank.fits = rank.peak_allocated + rank.outside_allocator + estimate.memory_margin <= estimate.memory_limit;
+    estimate.fits = estimate.fits && rank.fits;
+    if (!rank.fits) break;  // settled
+  }
 }
 
 Prediction predict_memory(const scenario::Scenario& scenario, const profile::Profiles& profiles, Prediction same) {

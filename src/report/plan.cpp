@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 
 #include "format.hpp"
 #include "json.hpp"
@@ -120,11 +121,48 @@ std::string changes(const plan::Plan& plan) {
 }
 
 std::string searched(const plan::Searched& s) {
-  return fmt::format("searched {} candidates: {} legal, {} simulated, {} equal to another; {}\n", s.candidates, s.legal,
-                     s.simulated, s.pruned,
-                     s.interrupted      ? "interrupted: the best so far"
-                     : s.proved_optimal ? "every legal one was compared"
-                                        : "not proved optimal");
+  std::string out = fmt::format("searched {} candidates: {} legal, {} simulated, {} equal to another", s.candidates,
+                                s.legal, s.simulated, s.pruned);
+  if (s.estimated > 0) out += fmt::format(", {} estimated by chunks", s.estimated);
+  if (s.excluded > 0)
+    out += fmt::format(", {} structures excluded by a bound ({} cannot fit)", s.excluded, s.too_large);
+  out += s.interrupted      ? "; interrupted: the best so far"
+         : s.proved_optimal ? "; none that was not simulated can be faster"
+         : s.gap > 0        ? fmt::format("; what was not simulated is at most {:.1f} % faster", 100 * s.gap)
+                            : "; not proved optimal";
+  return wrapped(out) + "\n";
+}
+
+/// The cheapest ways down from the winner.
+std::string ladder(const plan::Plan& plan) {
+  if (!plan.best || plan.ladder.empty()) return "";
+  Bytes peak;
+  for (const auto& rank : plan.best->prediction.ranks) peak = std::max(peak, rank.peak_allocated);
+  Table table({"frees GiB", "costs ms", "ms per GiB", "by"});
+  for (const auto& step : plan.ladder) {
+    const double freed = static_cast<double>((peak - step.peak).value) / static_cast<double>(1LL << 30);
+    const double price = to_ms(step.step_ns - plan.best->prediction.step_ns);
+    table.add({fmt::format("{:.2f}", freed), fmt::format("{:+.1f}", price), fmt::format("{:.1f}", price / freed),
+               step.label + (step.exact ? "" : " (estimated)")});
+  }
+  return "Cheapest ways to free memory (of the largest allocated peak)\n" + table.text();
+}
+
+/// How sure the order is.
+std::string sensitivity(const plan::Plan& plan) {
+  if (plan.rivals.empty()) return "";
+  std::string out = "How sure the choice is (differences with what both share cancelled)\n";
+  for (const auto& [label, c] : plan.rivals) {
+    std::string text = fmt::format("- {}: {:+.1f} ms +- {:.1f} (90 %){}", label, c.difference_ns / 1e6,
+                                   1.6449 * c.spread_ns / 1e6, c.tied() ? ", a tie" : "");
+    if (c.family.empty())
+      text += "; no measurement can turn it alone";
+    else
+      text += fmt::format("; turned if {} took {:+.1f} % (it is known to {:.1f} %)", c.family, 100 * c.error_to_turn,
+                          100 * c.family_spread);
+    out += wrapped(text) + "\n";
+  }
+  return out;
 }
 
 }  // namespace
@@ -158,6 +196,8 @@ std::string plan_text(const plan::Plan& plan, const std::vector<std::string>& em
     for (const auto& reason : plan.why) out += wrapped("- " + reason) + "\n";
   }
   out += "\n" + candidates(plan);
+  for (const auto& section : {ladder(plan), sensitivity(plan)})
+    if (!section.empty()) out += "\n" + section;
   if (const auto text = rejected(plan); !text.empty()) out += "\n" + text;
   if (!plan.best) return out;
   out += "\n" + changes(plan);
@@ -177,18 +217,38 @@ std::string plan_json(const plan::Plan& plan) {
     rejected.push_back({{"settings", choice_json(r.settings, r.environment)},
                         {"reason", r.rule.empty() ? r.reason : r.rule + ": " + r.reason}});
   }
+  Json rivals = Json::array(), steps = Json::array();
+  for (const auto& [label, c] : plan.rivals) {
+    rivals.push_back({{"against", label},
+                      {"difference_ms", c.difference_ns / 1e6},
+                      {"half_interval_ms", 1.6449 * c.spread_ns / 1e6},
+                      {"tied", c.tied()},
+                      {"measurement", c.family},
+                      {"error_to_turn", c.error_to_turn},
+                      {"known_to", c.family_spread}});
+  }
+  for (const auto& step : plan.ladder) {
+    steps.push_back({{"step_time_ms", to_ms(step.step_ns)},
+                     {"peak_bytes", step.peak.value},
+                     {"settings", choice_json(step.settings, step.environment)}});
+  }
   const auto& s = plan.searched;
   return dumped({{"best", plan.best ? candidate_json(*plan.best) : Json()},
                  {"baseline", plan.baseline_refused.empty() ? candidate_json(plan.baseline) : Json()},
                  {"alternatives", alternatives},
                  {"pareto", pareto},
+                 {"ladder", steps},
+                 {"sensitivity", rivals},
                  {"why", plan.why},
                  {"searched",
                   {{"candidates", s.candidates},
                    {"legal", s.legal},
                    {"simulated", s.simulated},
                    {"pruned", s.pruned},
-                   {"seconds", nullptr},  // the clock is not an input: the same input gives the same bytes
+                   {"estimated", s.estimated},
+                   {"excluded", s.excluded},
+                   {"gap", s.gap},
+                   {"seconds", std::round(s.seconds * 1e3) / 1e3},
                    {"proved_optimal", s.proved_optimal}}},
                  {"rejected", rejected}});
 }

@@ -11,7 +11,6 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <map>
 
 #include "collapse.hpp"
 #include "pipewright/timeline.hpp"
@@ -33,6 +32,9 @@ bool expressible(const scenario::Scenario& scenario, const schedule::Config& con
     return !piece.groups.empty() || !piece.nodes.empty();  // reloads are started by other pieces
   });
 }
+
+/// Microbatches after which every rank does the same again.
+int period_of(const schedule::Config& config) { return config.chunks ? config.group_size.value_or(config.stages) : 1; }
 
 /// Time computed up to a moment, each kind of kernel by its power: linear between the ends of pieces.
 class Computed {
@@ -126,7 +128,7 @@ class Engine {
   std::optional<Estimate> run() {
     Estimate result;
     double before = 0;
-    constexpr int most_rounds = 6;
+    constexpr int most_rounds = 3;  // further ones move a step by less than 0.1 %
     for (int round = 0; round < most_rounds; ++round) {
       if (!one_round()) return std::nullopt;
       const double step = end_of_step();
@@ -154,6 +156,7 @@ class Engine {
     std::int32_t drained = nobody;               // eager send: the receive that must have emptied the buffers
     double ns = 0, done = unknown;
     bool eager = false;
+    int rank = 0;
   };
   struct Rank {
     QueueTimes at{};
@@ -210,26 +213,21 @@ class Engine {
     }
   }
 
-  /// As few microbatches as show the steady state twice, congruent to all of them.
-  void shorten(schedule::Config config) {
-    period_ = config.chunks ? config.group_size.value_or(p_) : 1;
-    const int all = config.microbatches;
-    // Warm-up of the first rank: 2 (p - 1) + (v - 1) N chunks; then four groups (1F1B: 12 microbatches).
-    const int settled = config.chunks ? (2 * (p_ - 1) + (v_ - 1) * period_ + v_ - 1) / v_ + 4 * period_ : 2 * p_ + 12;
-    int m = all;
-    if (all > settled) m = settled + (all - settled) % period_;
-    repeated_ = (all - m) / period_;
-    m_ = config.microbatches = m;
-    program_ = schedule::build(config);
+  void shorten(const schedule::Config& config) {
+    const auto few = shortened(config);
+    period_ = period_of(config);
+    m_ = few.microbatches;
+    repeated_ = (config.microbatches - m_) / period_;
+    program_ = schedule::build(few);
   }
 
   void find_links() {
-    for (int r = 0; r < p_; ++r)
-      for (const int peer : {(r + 1) % p_, (r + p_ - 1) % p_}) {
-        if (peer == r || links_.contains({r, peer})) continue;
-        const std::string name = link_between(scenario_, r, peer);
+    links_.resize(static_cast<std::size_t>(p_));
+    for (int r = 0; p_ > 1 && r < p_; ++r)
+      for (const bool next : {true, false}) {
+        const std::string name = link_between(scenario_, r, (r + (next ? 1 : p_ - 1)) % p_);
         const double ns = std::floor(profiles_.time({"send_recv." + name, {stages_.boundary_bytes.value}}).ns + 0.5);
-        links_[{r, peer}] = {ns, stages_.boundary_bytes.value <= profiles_.link(name).eager_bytes};
+        links_[r][next ? 0 : 1] = {ns, stages_.boundary_bytes.value <= profiles_.link(name).eager_bytes};
       }
   }
 
@@ -326,9 +324,9 @@ class Engine {
 
   void post(int r, const Part& part, std::int32_t start, std::size_t stream) {
     const OtherEnd other = other_end(p_, r, part);
-    const auto [ns, eager] = links_.at({r, other.rank});
+    const auto [ns, eager] = links_[r][to_next(part.type) ? 0 : 1];
     const auto id = static_cast<std::int32_t>(transfers_.size());
-    transfers_.push_back({start, posted(other.rank, other.part), nobody, ns, unknown, eager && sends(part.type)});
+    transfers_.push_back({start, posted(other.rank, other.part), nobody, ns, unknown, eager && sends(part.type), r});
     if (transfers_[id].peer != nobody) transfers_[transfers_[id].peer].peer = id;
     posted(r, part) = id;
     if (sends(part.type)) {
@@ -539,15 +537,10 @@ class Engine {
   }
 
   void collect_network() {
-    for (int r = 0; r < p_; ++r)
-      for (int type = 0; type < 4; ++type)
-        for (int m = 0; m < m_; ++m)
-          for (int c = 0; c < v_; ++c) {
-            const auto id = posted(r, Part(static_cast<Part::Type>(type), m, c));
-            if (id == nobody) continue;
-            const double done = resolve(id), start = resolve_start(transfers_[id].start);
-            if (done != unknown) ranks_[r].network.emplace_back(start, done);
-          }
+    for (std::int32_t id = 0; id < static_cast<std::int32_t>(transfers_.size()); ++id) {
+      const double done = resolve(id);
+      if (done != unknown) ranks_[transfers_[id].rank].network.emplace_back(resolve_start(transfers_[id].start), done);
+    }
   }
 
   double end_of_step() const {
@@ -572,7 +565,7 @@ class Engine {
   schedule::Program program_;
   std::vector<PieceLines> pieces_;
   std::vector<RankLines> rank_lines_;
-  std::map<std::pair<int, int>, LinkTime> links_;
+  std::vector<std::array<LinkTime, 2>> links_;  // [rank][to the next, to the one before]
   std::vector<Rank> ranks_;
   std::vector<Start> starts_;
   std::vector<Transfer> transfers_;
@@ -582,6 +575,14 @@ class Engine {
 };
 
 }  // namespace
+
+schedule::Config shortened(schedule::Config config) {
+  const int p = config.stages, v = config.chunks.value_or(1), n = period_of(config), all = config.microbatches;
+  // Warm-up of the first rank: 2 (p - 1) + (v - 1) N chunks; then four groups (1F1B: 12 microbatches).
+  const int settled = config.chunks ? (2 * (p - 1) + (v - 1) * n + v - 1) / v + 4 * n : 2 * p + 12;
+  if (all > settled) config.microbatches = settled + (all - settled) % n;
+  return config;
+}
 
 std::optional<Estimate> estimate(const scenario::Scenario& scenario, const model::Stages& stages,
                                  const schedule::Config& config, const profile::Profiles& profiles,

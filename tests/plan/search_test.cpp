@@ -119,16 +119,18 @@ TEST_CASE("graphs of single modules reject full recompute by their rule") {
 
 TEST_CASE("interleaving: the divisors of a rank's layers, with what hangs on them") {
   const auto plan = plan::search(searching("dense", "pipeline"), options());
-  // 2 layers a rank: none and VPP 2.
-  CHECK(plan.searched.legal == 2);
+  // 2 layers a rank: none, VPP 2, and VPP 2 with N twice the pipeline size.
+  CHECK(plan.searched.legal == 3);
   REQUIRE(plan.best);
   CHECK(plan.best->label == "VPP 2");
-  REQUIRE(plan.alternatives.size() == 1);
-  const auto& plain = plan.alternatives[0].scenario;
+  REQUIRE(plan.alternatives.size() == 2);
+  CHECK(plan.alternatives[0].label == "VPP 2, N 8");
+  const auto& plain = plan.alternatives[1].scenario;
   CHECK_FALSE(plain.settings.virtual_pipeline_model_parallel_size);
   CHECK_FALSE(plain.settings.overlap_p2p_comm);
-  CHECK(plan.baseline.settings ==
-        plan::Assignments{{"virtual_pipeline_model_parallel_size", "2"}, {"overlap_p2p_comm", "true"}});
+  CHECK(plan.baseline.settings == plan::Assignments{{"virtual_pipeline_model_parallel_size", "2"},
+                                                    {"overlap_p2p_comm", "true"},
+                                                    {"microbatch_group_size_per_vp_stage", "none"}});
 }
 
 TEST_CASE("at equal time the larger margin of reserved memory wins") {
@@ -276,6 +278,68 @@ TEST_CASE("a baseline outside the searched values is predicted by itself") {
   CHECK(plan.baseline.prediction.step_ns > 0);
   CHECK(plan.baseline.settings.front() == std::pair<std::string, std::string>{"recompute_granularity", "selective"});
   CHECK(says(plan, "against the scenario as given"));
+}
+
+TEST_CASE("quick looks lead to the same winner, with fewer exact predictions") {
+  for (const std::int64_t limit : {80 * gibibyte, 52 * gibibyte}) {
+    CAPTURE(limit);
+    const auto s = searching("dense", "recompute pipeline allocator");
+    auto quick = options(limit);
+    quick.top = 2;
+    quick.estimate = [&](const scenario::Scenario& one) {
+      auto p = machine(one, limit);
+      p.ranks.clear();
+      return std::optional(p);
+    };
+    quick.scout = [&](const scenario::Scenario& one, predict::Depth depth, predict::Prediction& into) {
+      into = machine(one, limit);
+      into.fits = true;
+      for (auto& rank : into.ranks) {
+        if (depth == predict::Depth::state) rank.peak_allocated = Bytes(20 * gibibyte);
+        rank.peak_reserved = rank.peak_allocated;
+        rank.fits = (rank.peak_allocated + rank.outside_allocator).value <= limit;
+        into.fits = into.fits && rank.fits;
+      }
+    };
+    const auto all = plan::search(s, options(limit)), led = plan::search(s, quick);
+    REQUIRE(all.best);
+    REQUIRE(led.best);
+    CHECK(led.best->label == all.best->label);
+    CHECK(led.best->prediction.step_ns == all.best->prediction.step_ns);
+    CHECK(led.searched.simulated <= all.searched.simulated);
+    CHECK(led.searched.proved_optimal);
+    CHECK(led.searched.gap == 0);
+    quick.threads = 1;
+    CHECK(labels(plan::search(s, quick)) == labels(led));
+  }
+}
+
+TEST_CASE("parallelism: legal spreads only, structures that cannot fit are excluded as a whole") {
+  auto o = options();
+  o.estimate = [](const scenario::Scenario& one) { return std::optional(machine(one)); };
+  o.scout = [](const scenario::Scenario& one, predict::Depth, predict::Prediction& into) {
+    into = machine(one);
+    into.fits = one.settings.pipeline_model_parallel_size >= 4;
+  };
+  const auto plan = plan::search(searching("dense", "parallelism recompute"), o);
+  REQUIRE(plan.best);
+  CHECK(plan.best->scenario.settings.pipeline_model_parallel_size >= 4);
+  CHECK(plan.searched.excluded > 0);
+  CHECK(plan.searched.too_large > 0);
+  for (const auto& candidate : plan.alternatives) CHECK_NOTHROW(scenario::check(candidate.scenario));
+}
+
+TEST_CASE("a bare architecture becomes a run worth planning; what is stated stays") {
+  auto s = test::scenario("single", "");
+  s.settings = {};
+  s.positions.clear();
+  scenario::set(s, "bf16=false");
+  scenario::set(s, "search.layout=keep");
+  const auto p = plan::proposed(s);
+  CHECK_FALSE(p.settings.bf16);
+  CHECK(p.settings.use_distributed_optimizer);
+  CHECK(p.search.parallelism == "auto");
+  CHECK(p.search.layout == "keep");
 }
 
 TEST_CASE("sweep: rows in order, illegal ones with their rule") {

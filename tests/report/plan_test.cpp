@@ -42,7 +42,12 @@ plan::Plan three() {
   p.alternatives = {candidate("[mlp]", 120, true), candidate("[layernorm]", 99, false)};
   p.pareto = {{100'000'000, Bytes(30LL << 30), "recompute [core_attn]", p.best->settings, p.best->environment}};
   p.why = {"it fits and nothing that fits is faster"};
-  p.searched = {4, 3, 3, 0, 0.04, true, false};
+  p.searched.candidates = 4;
+  p.searched.legal = p.searched.simulated = 3;
+  p.searched.seconds = 0.04;
+  p.searched.proved_optimal = true;
+  p.ladder = {{110'000'000, Bytes(20LL << 30), "recompute [mlp]", p.best->settings, p.best->environment, false}};
+  p.rivals = {{"recompute [mlp]", {20e6, 2e6, "gemm.bf16.tn", -0.25, 0.01}}};
   p.rejected = {{"recompute [moe]", {{"recompute_modules", "[moe]"}}, {}, "recompute.moe-dense", "the model is dense"}};
   return p;
 }
@@ -68,6 +73,10 @@ TEST_CASE("plan: JSON has the contract's keys and typed settings") {
   CHECK(out["alternatives"].size() == 2);
   CHECK(out["pareto"][0]["peak_bytes"] == 30LL << 30);
   CHECK(out["searched"]["proved_optimal"] == true);
+  CHECK(out["searched"]["seconds"] == 0.04);
+  CHECK(out["ladder"][0]["peak_bytes"] == 20LL << 30);
+  CHECK(out["sensitivity"][0]["tied"] == false);
+  CHECK(out["sensitivity"][0]["error_to_turn"] == -0.25);
   CHECK(out["rejected"][0]["reason"] == "recompute.moe-dense: the model is dense");
   auto none = three();
   none.best.reset();
