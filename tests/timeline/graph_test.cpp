@@ -216,3 +216,20 @@ TEST_CASE("GPUs that share a port send one after the other") {
   profiles[0].links.back().gpus_per_port = 8;  // but a stage has only two
   CHECK(step() == 6000000 + 2 * 2000);
 }
+
+// A measured run of 4 stages x 2 chunks x 8 microbatches hung with this option. Its process group was given a device,
+// so that both directions of both neighbours share one stream.
+TEST_CASE("overlap_p2p_comm_warmup_flush on one communicator deadlocks, and the cycle is told") {
+  Napkin n;
+  n.chunks = 2;
+  n.overlap = true;
+  n.eager_bytes = 1000;
+  auto config = n.program().config;
+  config.warmup_flush = true;
+  const auto program = schedule::build(config);
+  auto scenario = n.scenario();
+  CHECK_NOTHROW(simulate(scenario, n.model(), program, n.profiles()));
+  scenario.software.process_group_device_id = true;
+  CHECK_THROWS_WITH_AS(simulate(scenario, n.model(), program, n.profiles()),
+                       doctest::Contains("the schedule deadlocks: rank"), UsageError);
+}
