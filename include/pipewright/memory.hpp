@@ -15,6 +15,7 @@
 
 #include "pipewright/base.hpp"
 #include "pipewright/model.hpp"
+#include "pipewright/offload.hpp"
 #include "pipewright/scenario.hpp"
 #include "pipewright/schedule.hpp"
 
@@ -24,11 +25,12 @@ namespace pipewright::memory {
 
 /// A block is born, dies, can be used again. `block` is its number until it can; then numbers are used again.
 struct Event {
-  /// retire: freed, but a point-to-point transfer may still use it (record_stream); its `free` follows.
+  /// retire: freed, but a transfer or a copy may still use it (record_stream); its `free` follows.
   enum class Kind : std::uint8_t { allocate, retire, free } kind = Kind::allocate;
   std::uint32_t block = 0;
   std::uint32_t owner = 0;  ///< index into model::Stages::owners, or one of the walk's own (Walk::owner_names)
   Bytes bytes;              ///< as asked for, not rounded
+  model::Stream stream = model::Stream::compute;  ///< whose pool it comes from
 };
 using Listener = std::function<void(const Event&)>;
 
@@ -45,8 +47,10 @@ struct Walk {
   Bytes graph_pool;        ///< of which the graphs' private pools: reserved for good, used while they replay
   std::string peak_at;     ///< "B 3.1"
   std::string peak_piece;  ///< "layer 5, attention.core backward": the kernel launched next
-  std::vector<OwnerBytes> peak_owners;   ///< who holds the peak, largest first
-  std::vector<Bytes> after_instruction;  ///< allocated once the host has run each instruction of the rank's program
+  std::vector<OwnerBytes> peak_owners;    ///< who holds the peak, largest first
+  std::vector<Bytes> after_instruction;   ///< allocated once the host has run each instruction of the rank's program
+  std::vector<offload::Moved> offloaded;  ///< by activation offload, in a step
+  Bytes pinned;                           ///< host memory for that
   std::int64_t events = 0;
   bool retried = false;          ///< under a limit: cached blocks had to be given back to the device
   std::string out_of_memory_at;  ///< under a limit: "B 3.1", where even that did not help; empty: the run survives

@@ -43,6 +43,7 @@ struct Tensor {
   Bytes bytes;
   Stream stream = Stream::compute;
   Home home = Home::allocator;
+  std::uint8_t element_bytes = 2;
 };
 
 /// One line of host code: allocate or free a tensor of the piece, launch a kernel of it, let the compute stream wait.
@@ -55,21 +56,30 @@ struct Step {
     launch,
     wait,         ///< the current stream waits for what a stream holds
     synchronize,  ///< the host waits for what a stream holds
-    // Fine-grained activation offload (reference 4.3), each of a group:
-    offload_begin,   ///< forward: the group's region begins
-    offload_commit,  ///< forward: ends; D2H of its tensors waits for the current stream
-    reload_wait,     ///< backward of the commit: the current stream waits for the group's reload
-    reload_hook      ///< backward of the begin: a reload may be started
+    // Hooks of activation offload (reference 4.3, 4.4), each of a group; what happens there: offload.hpp.
+    offload_begin,   ///< forward: the group's region, or a layer, begins
+    offload_commit,  ///< forward: the region ends
+    reload_wait,     ///< backward: the group's tensors are needed
+    reload_hook      ///< backward: the group's region is done, or the layer's backward begins
   } kind;
   /// Into Piece::tensors, Piece::kernels or Piece::groups; wait, synchronize: the Stream.
   std::uint32_t index;
   bool first_microbatch_only = false;  ///< e.g. casts of weights to FP8
 };
 
-/// Tensors that fine-grained offload moves together, or a layer of whole-layer offload.
+/// Tensors that fine-grained offload moves together, or a layer of whole-layer offload. Too small ones are not listed.
 struct OffloadGroup {
-  std::string name;  ///< the entry of offload_modules
-  std::vector<std::uint32_t> tensors;
+  struct Move {
+    std::uint32_t tensor = 0;
+    std::uint32_t back = 0;         ///< where the reload puts it: another tensor if others hold the first one
+    std::uint32_t out = 0, in = 0;  ///< its copies, into Piece::kernels
+    bool releases = true;           ///< nobody else holds the tensor then
+    /// Whole layer: the kernel after which it can be copied (none: there from the start); fine-grained: not used.
+    std::uint32_t after = none;
+  };
+  static constexpr std::uint32_t none = 0xffffffff;
+  std::string name;  ///< the entry of offload_modules; "layer"
+  std::vector<Move> moves;
 };
 
 /// A piece under expert-parallel overlap: one of the nodes into which a layer, embedding or head is cut

@@ -29,6 +29,8 @@ struct RankPrediction {
   std::vector<OwnerBytes> peak_owners;   ///< largest first
   std::vector<Bytes> after_instruction;  ///< allocated after each instruction of the program
   std::int64_t slack_ns = 0;  ///< by how much its computation may be late without the step being so; find_levers
+  std::vector<offload::Moved> offloaded;  ///< by activation offload, in a step
+  Bytes pinned;                           ///< host memory for that
   bool fits = true;
   bool retried = false;          ///< fits only because the allocator gives cached blocks back to the device
   std::string out_of_memory_at;  ///< where it runs out under the limit; empty: it survives

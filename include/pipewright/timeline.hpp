@@ -204,6 +204,9 @@ struct Result {
   int last_rank = 0;  ///< the rank that finishes forward-backward last
 };
 
+/// Whether the profiles know how copies of several GPUs of a host slow each other (activation offload).
+bool knows_copy_contention(const profile::Profiles& profiles);
+
 /// build + run, repeated until the clocks that each rank's load implies are those it was run with.
 Result simulate(const scenario::Scenario& scenario, const model::Stages& stages, const schedule::Program& program,
                 const profile::Profiles& profiles);

@@ -114,6 +114,7 @@ extern "C" void pipewright_capture_run(const pipewright::capture::Options& optio
       Lab lab(0, 0.01);
       describe(lab);
     }
+    if (!stop) measure_host_copies(session, devices);
     measure_links(session);
   } else {
     Lab lab(0, 0.8);

@@ -37,4 +37,7 @@ void load_layer_kernels(Lab& lab, Attention& attention);
 /// Links between all visible GPUs (2 and up to 4 of them), memory of communicators.
 void measure_links(Session& session);
 
+/// contention.gpus_N.copy_*: copies between the first N GPUs and their host's memory at once, over one GPU's alone.
+void measure_host_copies(Session& session, int devices);
+
 }  // namespace pipewright::capture

@@ -22,9 +22,10 @@ struct Block {
   std::int64_t bytes = 0;  ///< rounded
   std::uint32_t owner = 0;
   std::uint32_t holders = 0;
-  bool transferred = false;       ///< the P2P stream uses it too
+  bool transferred = false;       ///< another stream uses it too, and the host does not wait for that
   std::uint32_t attached = none;  ///< what it names: an input its gradient, an output (by its graph) the input
   model::Tensor::Home home = model::Tensor::Home::allocator;
+  model::Stream stream = model::Stream::compute;
 };
 
 /// Live blocks, their sum and its peak.
@@ -53,7 +54,7 @@ class Heap {
       unused_.pop_back();
     }
     auto& block = blocks_[id];
-    block = Block{block_bytes(tensor.bytes.value), tensor.owner, 1, false, none, tensor.home};
+    block = Block{block_bytes(tensor.bytes.value), tensor.owner, 1, false, none, tensor.home, tensor.stream};
     if (tensor.home == model::Tensor::Home::graph_pool) {
       graph_live_ += block.bytes;
       graph_peak_ = std::max(graph_peak_, graph_live_);
@@ -62,7 +63,7 @@ class Heap {
     live_ += block.bytes;
     by_owner_[tensor.owner] += block.bytes;
     ++events_;
-    if (listener_) listener_({Event::Kind::allocate, id, tensor.owner, tensor.bytes});
+    if (listener_) listener_({Event::Kind::allocate, id, tensor.owner, tensor.bytes, tensor.stream});
     if (live_ > peak_) {
       peak_ = live_;
       peak_event_ = events_;
@@ -90,7 +91,7 @@ class Heap {
       live_ -= block.bytes;
       by_owner_[block.owner] -= block.bytes;
       ++events_;
-      if (block.transferred && asynchronous_) {
+      if (block.transferred) {
         tell(Event::Kind::retire, id);
         retired_.emplace_back(launches_, id);
       } else {
@@ -101,12 +102,18 @@ class Heap {
     drop(attached);
   }
   void transfer(std::uint32_t id) {
+    if (asynchronous_) record_stream(id);
+  }
+  void record_stream(std::uint32_t id) {
     if (id != none) blocks_[id].transferred = true;
   }
   /// Kernels are launched: the GPU has come as far as `launch_queue_depth` launches ago.
   void launch(int count) {
     launches_ += count;
     while (!retired_.empty() && retired_.front().first + launch_queue_depth <= launches_) release_oldest();
+  }
+  void after_synchronous_call() {
+    if (!asynchronous_) synchronize();
   }
   void synchronize() {
     while (!retired_.empty()) release_oldest();
@@ -127,7 +134,7 @@ class Heap {
 
  private:
   void tell(Event::Kind kind, std::uint32_t id) const {
-    if (listener_) listener_({kind, id, blocks_[id].owner, Bytes(blocks_[id].bytes)});
+    if (listener_) listener_({kind, id, blocks_[id].owner, Bytes(blocks_[id].bytes), blocks_[id].stream});
   }
   void release_oldest() {
     const auto id = retired_.front().second;

@@ -18,6 +18,7 @@
 #include <utility>
 
 #include "heap.hpp"
+#include "offload.hpp"
 
 namespace pipewright::memory {
 namespace {
@@ -68,7 +69,8 @@ constexpr std::array<const char*, static_cast<std::size_t>(Own::count)> own_name
 
 class Walker {
  public:
-  Walker(const Stages& stages, const schedule::Program& program, int rank, bool asynchronous, const Listener& listener)
+  Walker(const Stages& stages, const schedule::Program& program, const offload::Plan& plan, int rank, bool asynchronous,
+         const Listener& listener)
       : stages_(stages),
         index_(rank),
         rank_(stages.ranks.at(static_cast<std::size_t>(rank))),
@@ -76,6 +78,7 @@ class Walker {
         config_(program.config),
         interleaved_(program.config.chunks.has_value()),
         heap_(stages.owners.size() + own_names.size(), asynchronous, listener),
+        offload_(plan, stages, heap_),
         modules_(rank_.chunks.size(), Variable(heap_)),
         flights_(rank_.chunks.size() * static_cast<std::size_t>(config_.microbatches)) {
     for (const auto& chunk : rank_.chunks) {
@@ -90,10 +93,10 @@ class Walker {
     std::vector<std::uint32_t> blocks(rank_.construction.tensors.size(), none);
     run(rank_.construction.forward, rank_.construction, -1, 0, blocks.data());
   }
-  void step();
+  void step(bool first = false);
   void first_step() {
     hold(rank_.since_first_step);
-    step();
+    step(true);
     hold(rank_.optimizer_state);
   }
   Heap& heap() { return heap_; }
@@ -141,6 +144,12 @@ class Walker {
   void post(const Instruction& instruction);
   void wait(const Part& part);
   void run(const std::vector<Step>& steps, const Piece& piece, int layer, int microbatch, std::uint32_t* blocks);
+  void offload_hook() {
+    offload_.hook([&](const offload::Unit& unit) {
+      return flight(unit.microbatch, unit.chunk).saved.data() +
+             offsets_[static_cast<std::size_t>(unit.chunk)][unit.position];
+    });
+  }
 
   const Stages& stages_;
   const int index_;
@@ -149,6 +158,7 @@ class Walker {
   const schedule::Config& config_;
   const bool interleaved_;
   Heap heap_;
+  Offload offload_;
   /// input_tensor, output_tensor, input_tensor_grad, output_tensor_grad of the schedule function.
   Variable input_{heap_}, output_{heap_}, input_gradient_{heap_}, output_gradient_{heap_};
   Variable iteration_gradient_{heap_};  ///< of a steady iteration's own frame
@@ -169,6 +179,10 @@ void Walker::run(const std::vector<Step>& steps, const Piece& piece, int layer, 
     } else if (step.kind == Step::Kind::free) {
       heap_.drop(blocks[step.index]);
       blocks[step.index] = none;
+    } else if (offload::is_hook(step.kind)) {
+      offload_hook();
+    } else if (step.kind == Step::Kind::synchronize) {
+      heap_.synchronize();
     } else if (step.kind == Step::Kind::allocate) {
       if (step.first_microbatch_only && microbatch > 0) continue;
       const auto& tensor = piece.tensors[step.index];
@@ -228,6 +242,7 @@ void Walker::turn_border(Flight& f, const std::uint32_t* blocks) {
 }
 
 void Walker::end_backward(Flight& f) {
+  offload_hook();  // autograd's callbacks
   const auto gradient = f.border;
   if (f.input != none) heap_.attach(f.input, gradient);
   const bool steady = interleaved_ && config_.overlap_p2p && backwards_done_ < steady_;
@@ -355,6 +370,7 @@ void Walker::post(const Instruction& instruction) {
                                                         : f.input_gradient);
     backward |= part.type == Part::Type::recv_next || part.type == Part::Type::send_prev;
   }
+  if (synchronous) heap_.after_synchronous_call();
   if (!synchronous) {
     if (!backward) return;
     const bool first = forwards_done_ == program_.warmup && backwards_done_ == 0;
@@ -377,7 +393,8 @@ void Walker::wait(const Part& part) {
   if (part.type == Part::Type::recv_prev && forwards_done_ < program_.warmup) popped_input_.assign(f.input);
 }
 
-void Walker::step() {
+void Walker::step(bool first) {
+  offload_.begin_step(first);
   forwards_done_ = backwards_done_ = 0;
   const Instruction* begin = nullptr;  // of the combined call
   after_instruction.clear();
@@ -469,7 +486,7 @@ class Replayer {
   void operator()(const Event& event) {
     if (event.kind == Event::Kind::allocate) {
       if (handles_.size() <= event.block) handles_.resize(event.block + 1);
-      const auto handle = allocator_.allocate(event.bytes.value);
+      const auto handle = allocator_.allocate(event.bytes.value, static_cast<std::int32_t>(event.stream));
       if (!handle) throw OutOfMemory();
       handles_[event.block] = *handle;
     } else if (event.kind == Event::Kind::retire) {
@@ -516,10 +533,13 @@ Walk walk(const Stages& stages, const schedule::Program& program, const scenario
   const bool asynchronous = !(scenario::batch_p2p_comm(scenario) && settings.batch_p2p_sync);
   AllocatorConfig config = parse_allocator_config(scenario::variable(scenario, "PYTORCH_CUDA_ALLOC_CONF"),
                                                   scenario::position(scenario, "environment.PYTORCH_CUDA_ALLOC_CONF"));
+  const offload::Plan plan = offload::resolve(scenario, stages, program, pp_rank);
   Walk result;
+  result.offloaded = plan.moved;
+  result.pinned = plan.pinned;
   const Listener silent;
 
-  Walker scout(stages, program, pp_rank, asynchronous, silent);  // where the peak is
+  Walker scout(stages, program, plan, pp_rank, asynchronous, silent);  // where the peak is
   scout.start();
   result.static_bytes = Bytes(scout.heap().live());
   scout.first_step();
@@ -536,7 +556,7 @@ Walk walk(const Stages& stages, const schedule::Program& program, const scenario
   {
     Replayer replayer(config, listener);
     const Listener replay = [&](const Event& event) { replayer(event); };
-    Walker walker(stages, program, pp_rank, asynchronous, replay);  // who holds it, and what is reserved
+    Walker walker(stages, program, plan, pp_rank, asynchronous, replay);  // who holds it, and what is reserved
     walker.watch(peak_event);
     walker.start();
     walker.first_step();
@@ -561,7 +581,7 @@ Walk walk(const Stages& stages, const schedule::Program& program, const scenario
     config.device_bytes = device->value - graph_pool;
     Replayer replayer(config, silent);
     const Listener replay = [&](const Event& event) { replayer(event); };
-    Walker walker(stages, program, pp_rank, asynchronous, replay);
+    Walker walker(stages, program, plan, pp_rank, asynchronous, replay);
     try {
       walker.start();
       walker.first_step();
@@ -571,7 +591,7 @@ Walk walk(const Stages& stages, const schedule::Program& program, const scenario
       result.retried = true;
       result.peak_reserved = Bytes(replayer.allocator().peak_reserved() + graph_pool);
     } catch (const OutOfMemory&) {
-      Walker where(stages, program, pp_rank, asynchronous, silent);
+      Walker where(stages, program, plan, pp_rank, asynchronous, silent);
       where.watch(walker.heap().events());
       where.start();
       where.first_step();

@@ -12,6 +12,7 @@
 
 #include "core_attention.hpp"
 #include "norm.hpp"
+#include "offload.hpp"
 
 namespace pipewright::model {
 namespace {
@@ -24,6 +25,7 @@ class GroupedQueryAttention : public Attention {
         linear_(builder, dimensions),
         core_(builder, dimensions),
         rope_(builder, dimensions),
+        offload_(builder, dimensions),
         qkv_{"attention.qkv", d_.h, d_.qkv(), fp8},
         proj_{"attention.proj", d_.q, d_.h, fp8},
         separate_norm_(builder, dimensions, "attention.norm", dimensions.recompute_norms) {}
@@ -34,8 +36,10 @@ class GroupedQueryAttention : public Attention {
   void weight_gradients() override { linear_.weight_gradients.run(true); }
 
  private:
+  void project(bool grad);
   void queries_and_keys();
   void run_core(bool grad);
+  std::uint32_t attend_and_project(bool grad);
   /// Copies of q and k by a reshape over groups, or for a kernel that wants them contiguous.
   bool copies_q() const { return d_.groups < d_.heads || d_.qk_norm || (!d_.rope && !d_.local_spec); }
   bool copies_k() const { return d_.qk_norm || (!d_.rope && !d_.local_spec); }
@@ -54,13 +58,15 @@ class GroupedQueryAttention : public Attention {
   LinearWriter linear_;
   CoreAttention core_;
   Rope rope_;
+  OffloadWriter offload_;
   Linear qkv_, proj_;
 
   Normed norm_;
   Norm separate_norm_;
   Operand proj_input_;
   std::uint32_t mixed_ = no_tensor, q_ = no_tensor, k_ = no_tensor, v_ = no_tensor, o_ = no_tensor, q_raw_ = no_tensor,
-                k_raw_ = no_tensor, q_normed_ = no_tensor, k_normed_ = no_tensor, qk_statistics_ = no_tensor;
+                k_raw_ = no_tensor, reloaded_o_ = no_tensor, q_normed_ = no_tensor, k_normed_ = no_tensor,
+                qk_statistics_ = no_tensor;
 };
 
 /// What a core attention checkpoint replays: v made contiguous for TE, output, softmax statistics.
@@ -84,7 +90,7 @@ void GroupedQueryAttention::queries_and_keys() {
   }
   if (d_.qk_norm) {
     // The norms make their inputs contiguous and save them.
-    qk_statistics_ = w_.allocate("attention.qk_norm_statistics", 4 * d_.tokens * (d_.heads + d_.groups));
+    qk_statistics_ = w_.allocate_float("attention.qk_norm_statistics", 4 * d_.tokens * (d_.heads + d_.groups));
     q_normed_ = w_.allocate("attention.q_normed", 2 * d_.tokens * d_.q);
     linear_.norm("attention.q norm", true, d_.tokens * d_.heads, d_.head_dim);
     k_normed_ = w_.allocate("attention.k_normed", 2 * d_.tokens * d_.kv);
@@ -99,16 +105,44 @@ void GroupedQueryAttention::queries_and_keys() {
   }
 }
 
-std::uint32_t GroupedQueryAttention::forward(bool grad) {
+void GroupedQueryAttention::project(bool grad) {
+  std::uint32_t normed = no_tensor;
+  if (d_.separate_norms) normed = separate_norm_.forward(grad);
+  offload_.begin("qkv_linear", grad);
   if (d_.separate_norms) {
-    separate_norm_.forward(grad);
     mixed_ = linear_.column_linear(qkv_, "attention.qkv", norm_.out, grad);
+    if (!qkv_.fp8) offload_.saves("qkv_linear", {normed});
   } else {
     mixed_ = linear_.norm_linear(qkv_, "attention.qkv", norm_, grad);
+    offload_.saves("qkv_linear", {w_.layer_input()});
   }
+  offload_.saves("qkv_linear", {norm_.out.data, norm_.out.transpose});
+  offload_.commit("qkv_linear");
+}
+
+std::uint32_t GroupedQueryAttention::attend_and_project(bool grad) {
+  const bool keeps = grad && !d_.recompute_attention, keeps_original = d_.recipe != Recipe::delayed;
+  offload_.begin("core_attn", keeps);
+  run_core(keeps);
+  if (keeps) {
+    offload_.saves("core_attn", {q_, k_, v_});
+    offload_.saves("core_attn", core_.saved());
+    reloaded_o_ = offload_.saves_held("core_attn", o_);
+  }
+  offload_.commit("core_attn");
+  offload_.begin("attn_proj", grad);
+  const auto out = linear_.row_linear(proj_, "attention.proj_output", proj_input_, grad, keeps_original);
+  const bool saves_o = !proj_.fp8 || keeps_original;
+  if (grad) offload_.saves("attn_proj", {saves_o ? o_ : proj_input_.transpose});
+  offload_.commit("attn_proj");
+  if (keeps && saves_o) w_.saved_again(o_);
+  return out;
+}
+
+std::uint32_t GroupedQueryAttention::forward(bool grad) {
+  project(grad);
   queries_and_keys();
-  run_core(grad && !d_.recompute_attention);
-  const auto out = linear_.row_linear(proj_, "attention.proj_output", proj_input_, grad, d_.recipe != Recipe::delayed);
+  const auto out = attend_and_project(grad);
   // Frames return: copies that only the forward pass needed go.
   release({&q_normed_, &k_normed_});
   if (!grad || !d_.qk_norm) release({&q_raw_, &k_raw_, &qk_statistics_});
@@ -122,7 +156,11 @@ std::uint32_t GroupedQueryAttention::forward(bool grad) {
 
 std::uint32_t GroupedQueryAttention::backward() {
   if (d_.separate_norms) separate_norm_.replay();
+  offload_.needed("attn_proj");
   const auto dout = linear_.row_backward(proj_, proj_input_, d_.recipe != Recipe::delayed);
+  if (reloaded_o_ != no_tensor) w_.free(std::exchange(o_, std::exchange(reloaded_o_, no_tensor)));
+  offload_.done("attn_proj");
+  offload_.needed("core_attn");
   if (d_.recompute_attention) {
     release_output();  // only the projection had saved it
     w_.recomputing(true);
@@ -133,6 +171,7 @@ std::uint32_t GroupedQueryAttention::backward() {
   w_.free(dout);
   release({&q_, &k_, &v_, &mixed_});
   release_output();
+  offload_.done("core_attn");
   if (d_.rope) {
     dk = rope_.backward("attention.k", d_.groups, d_.head_dim, dk);
     dq = rope_.backward("attention.q", d_.heads, d_.head_dim, dq);
@@ -150,10 +189,16 @@ std::uint32_t GroupedQueryAttention::backward() {
   const auto dmixed = w_.allocate("attention.qkv_gradient", 2 * d_.tokens * d_.qkv());
   w_.launch("attention.qkv gradient", {"cat", {d_.tokens, d_.qkv()}});
   w_.free({dq, dk, dv});
-  if (!d_.separate_norms) return linear_.norm_linear_backward(qkv_, norm_, dmixed);
-  const auto dnorm = linear_.column_backward(qkv_, norm_.out);
-  w_.free(dmixed);
-  return separate_norm_.backward(dnorm);
+  offload_.needed("qkv_linear");
+  std::uint32_t dx = no_tensor;
+  if (d_.separate_norms) {
+    dx = linear_.column_backward(qkv_, norm_.out);
+    w_.free(dmixed);
+  } else {
+    dx = linear_.norm_linear_backward(qkv_, norm_, dmixed);
+  }
+  offload_.done("qkv_linear");
+  return d_.separate_norms ? separate_norm_.backward(dx) : dx;
 }
 
 }  // namespace

@@ -45,6 +45,12 @@ std::uint32_t PieceBuilder::allocate(const std::string& owner, Int bytes) {
   return id;
 }
 
+std::uint32_t PieceBuilder::allocate_float(const std::string& owner, Int bytes) {
+  const auto id = allocate(owner, bytes);
+  piece_.tensors[id].element_bytes = sizeof(float);
+  return id;
+}
+
 void PieceBuilder::free(std::uint32_t tensor) {
   if (tensor != no_tensor) step(Step::Kind::free, tensor);
 }

@@ -36,9 +36,10 @@ class PieceBuilder {
   void to_node(schedule::Node::Name name, schedule::Node::Pass pass);
 
   void allocate(std::uint32_t tensor) { step(Step::Kind::allocate, tensor); }
-  std::uint32_t tensor(const std::string& owner, Int bytes);    ///< not yet allocated
-  std::uint32_t allocate(const std::string& owner, Int bytes);  ///< a new tensor
-  void free(std::uint32_t tensor);                              ///< nothing for no_tensor
+  std::uint32_t tensor(const std::string& owner, Int bytes);          ///< not yet allocated
+  std::uint32_t allocate(const std::string& owner, Int bytes);        ///< a new tensor
+  std::uint32_t allocate_float(const std::string& owner, Int bytes);  ///< its elements have 4 bytes
+  void free(std::uint32_t tensor);                                    ///< nothing for no_tensor
   void free(std::initializer_list<std::uint32_t> tensors);
   void transient(const std::string& owner, Int bytes) { free(allocate(owner, bytes)); }
 
@@ -50,10 +51,19 @@ class PieceBuilder {
   void wait(Stream stream) { step(Step::Kind::wait, static_cast<std::uint32_t>(stream)); }
   void synchronize(Stream stream) { step(Step::Kind::synchronize, static_cast<std::uint32_t>(stream)); }
 
+  void hook(Step::Kind kind, std::uint32_t group) { step(kind, group); }  ///< of activation offload
+
   void home(Tensor::Home home) { home_ = home; }  ///< of tensors made from now on
   void recomputing(bool on) { recompute_ = on; }
   bool recomputes() const { return recompute_; }
   void first_microbatch_only(bool on) { first_only_ = on; }
+  /// Of the layer being written; the piece's input unless told otherwise.
+  std::uint32_t layer_input() const { return layer_input_; }
+  void layer_input(std::uint32_t tensor) { layer_input_ = tensor; }
+  /// Two autograd nodes saved it as objects of their own.
+  void saved_again(std::uint32_t tensor) { saved_again_.push_back(tensor); }
+  const std::vector<std::uint32_t>& saved_again() const { return saved_again_; }
+  Piece& piece() { return piece_; }
   Piece take() { return std::move(piece_); }
   /// Forward and backward become one node of expert-parallel overlap.
   Piece take_as_node(schedule::Node::Name name);
@@ -64,6 +74,8 @@ class PieceBuilder {
   Owners& owners_;
   Piece piece_;
   std::vector<Step>* steps_;
+  std::vector<std::uint32_t> saved_again_;
+  std::uint32_t layer_input_ = Piece::input;
   Tensor::Home home_ = Tensor::Home::allocator;
   bool recompute_ = false, first_only_ = false;
 };

@@ -40,7 +40,7 @@ void CoreAttention::fused_kernel(const std::string& name, const std::string& pas
 std::uint32_t CoreAttention::fused_forward(bool grad) {
   const auto out = w_.allocate("attention.core_output", 2 * d_.tokens * d_.o_width());
   rng_ = w_.allocate("attention.rng_state", 16);
-  statistics_ = w_.allocate("attention.softmax_lse", 4 * d_.tokens * d_.heads);
+  statistics_ = w_.allocate_float("attention.softmax_lse", 4 * d_.tokens * d_.heads);
   fused_kernel("attention.core forward", "forward.bf16");
   if (!grad) {
     w_.free({rng_, statistics_});

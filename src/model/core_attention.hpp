@@ -19,6 +19,7 @@ class CoreAttention {
   };
   /// Frees what forward kept.
   Gradients backward();
+  std::vector<std::uint32_t> saved() const { return {statistics_, keys_, values_, softmax_, probabilities_, mask_}; }
 
  private:
   std::uint32_t fused_forward(bool grad);

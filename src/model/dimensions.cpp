@@ -96,10 +96,6 @@ void refuse_what_is_not_modelled(const Scenario& s) {
   }
   refuse_multi_token_prediction(s);
   refuse_implementation(s);
-  if (o.cpu_offloading) refuse(s, "settings.cpu_offloading", "whole-layer offload is not modelled yet");
-  if (o.fine_grained_activation_offloading) {
-    refuse(s, "settings.fine_grained_activation_offloading", "activation offload is not modelled yet");
-  }
   if (o.fp32_residual_connection) {
     refuse(s, "settings.fp32_residual_connection", "a residual stream in fp32 is not modelled");
   }
@@ -257,6 +253,10 @@ Dimensions::Dimensions(const Scenario& sc) {
   delayed_wgrad = o.delay_wgrad_compute;
   moe = moe_dimensions(sc, *this);
   deferred_head_wgrad = o.defer_embedding_wgrad_compute && pp > 1 && fused_gradients;
+  whole_layer_offload = o.cpu_offloading && o.cpu_offloading_activations && o.cpu_offloading_num_layers > 0;
+  if (o.fine_grained_activation_offloading) offload_modules = o.offload_modules;
+  smallest_offload = o.min_offloaded_tensor_size;
+  if (sc.software.transformer_engine == "pr-3128") op_offload = o.te_op_offload;
 }
 
 }  // namespace pipewright::model

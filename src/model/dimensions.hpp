@@ -77,6 +77,10 @@ struct Dimensions {
   bool ep_overlap = false;           ///< overlap_moe_expert_parallel_comm
   bool delayed_wgrad = false;        ///< delay_wgrad_compute
   MoeDimensions moe;
+  bool whole_layer_offload = false;          ///< cpu_offloading of at least one layer's activations
+  std::vector<std::string> offload_modules;  ///< of fine_grained_activation_offloading; empty without it
+  Int smallest_offload = 0;                  ///< elements; min_offloaded_tensor_size
+  scenario::TeOpOffload op_offload;          ///< of a Transformer Engine that has operator markers
 
   Int ffn_in() const { return gated ? 2 * f : f; }  ///< width of fc1's output
   Int qkv() const { return q + 2 * kv; }

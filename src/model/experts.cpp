@@ -11,6 +11,7 @@ Experts::Experts(PieceBuilder& builder, const Dimensions& dimensions, bool fp8)
     : w_(builder),
       d_(dimensions),
       linear_(builder, dimensions),
+      offload_(builder, dimensions),
       fp8_(fp8),
       fc1_{"experts.fc1", d_.h, d_.moe.fc1_out(d_.gated)},
       fc2_{"experts.fc2", d_.moe.f, d_.h} {}
@@ -55,22 +56,44 @@ void Experts::activate() {
   w_.launch("experts activation forward", {family + ".forward", {rows(), d_.moe.f}});
 }
 
+/// TE's fused grouped MLP moves all three tensors; with operator markers (pull request 3128) those of marked operators,
+/// fc2's input with the activation's.
+void Experts::offload_fused(std::uint32_t fc1_input) {
+  const auto& marked = d_.op_offload;
+  const bool all = !marked.fc1_op && !marked.activation_op;
+  const auto fc2_input = fp8_ ? fc2_input_.transpose : activation_;
+  if (all || marked.fc1_op.value_or(false)) offload_.saves("fused_group_mlp", {fc1_input});
+  if (all || marked.activation_op.value_or(false)) {
+    offload_.saves("fused_group_mlp", {fc1_out_});
+    if (!d_.moe.recompute_activation) offload_.saves("fused_group_mlp", {fc2_input});
+  }
+  offload_.commit("fused_group_mlp");
+}
+
 std::uint32_t Experts::forward(std::uint32_t rows_in, bool grad) {
   auto padded = no_tensor;
   if (pads()) {
     padded = w_.allocate("experts.padded_rows", 2 * rows() * d_.h);
     w_.launch("experts padding", {"copy.d2d", {2 * rows() * d_.h}});
   }
+  offload_.begin("fused_group_mlp", grad);
+  offload_.begin("expert_fc1", grad);
   fc1_input_ = input(fc1_, grad);
   fc1_out_ = w_.allocate("experts.fc1_output", 2 * rows() * fc1_.out);
   gemm(fc1_, "forward");
   w_.free(std::exchange(fc1_input_.data, no_tensor));
+  offload_.saves("expert_fc1", {fp8_ ? fc1_input_.transpose : rows_in});
+  offload_.commit("expert_fc1");
+  offload_.begin("moe_act", grad);
   activate();
   const bool recomputes = d_.moe.recompute_activation;
   fc2_input_ = input(fc2_, grad && !recomputes);
   const auto out = w_.allocate("experts.fc2_output", 2 * rows() * fc2_.out);
   gemm(fc2_, "forward");
   w_.free(std::exchange(fc2_input_.data, no_tensor));
+  offload_.saves("moe_act", {fc1_out_});  // committed after fc2 only (experts.py:895-900)
+  offload_.commit("moe_act");
+  if (grad) offload_fused(fp8_ ? fc1_input_.transpose : rows_in);
   if (!grad || fp8_ || recomputes) w_.free(std::exchange(activation_, no_tensor));
   auto result = out;
   if (pads()) {
@@ -89,6 +112,8 @@ std::uint32_t Experts::forward(std::uint32_t rows_in, bool grad) {
 }
 
 std::uint32_t Experts::backward(std::uint32_t dout) {
+  offload_.needed("fused_group_mlp");
+  offload_.needed("moe_act");
   if (d_.moe.recompute_activation) {
     w_.recomputing(true);
     activate();
@@ -122,6 +147,8 @@ std::uint32_t Experts::backward(std::uint32_t dout) {
   w_.launch("experts activation backward", {family + ".backward", {rows(), d_.moe.f}});
   w_.stands_for(2);
   w_.free({dactivation, std::exchange(fc1_out_, no_tensor), dprobs});
+  offload_.done("moe_act");
+  offload_.needed("expert_fc1");
 
   Operand fc1_gradient;
   if (fp8_) fc1_gradient = linear_.quantize("experts.fc1_gradient", rows(), fc1_.out, true, true);
@@ -133,6 +160,8 @@ std::uint32_t Experts::backward(std::uint32_t dout) {
     linear_.release(saved);
     w_.free(dfc1);
   });
+  offload_.done("expert_fc1");
+  offload_.done("fused_group_mlp");
   if (pads()) {
     const auto whole = din;
     din = w_.allocate("experts.input_gradient", 2 * d_.moe.received * d_.h);

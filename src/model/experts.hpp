@@ -1,8 +1,10 @@
 // The local experts of a mixture-of-experts layer as grouped GEMMs (Megatron Core moe/experts.py TEGroupedMLP, TE
-// pytorch/module/grouped_linear.py): fc1, activation times probability, fc2.
+// pytorch/module/grouped_linear.py): fc1, activation times probability, fc2. Modules of activation offload: expert_fc1,
+// moe_act, fused_group_mlp.
 #pragma once
 
 #include "linear.hpp"
+#include "offload.hpp"
 
 namespace pipewright::model {
 
@@ -25,12 +27,14 @@ class Experts {
   void gemm(const Group& group, const char* which);
   void weight_gradient(const Group& group);
   void activate();
+  void offload_fused(std::uint32_t fc1_input);
   Int rows() const { return fp8_ ? d_.moe.padded : d_.moe.received; }
   bool pads() const { return fp8_ && d_.moe.padded > d_.moe.received; }
 
   PieceBuilder& w_;
   const Dimensions& d_;
   LinearWriter linear_;  ///< casts
+  OffloadWriter offload_;
   const bool fp8_;
   Group fc1_, fc2_;
   Operand fc1_input_, fc2_input_;

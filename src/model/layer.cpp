@@ -11,6 +11,7 @@
 #include "layer_writer.hpp"
 #include "mla.hpp"
 #include "moe.hpp"
+#include "offload.hpp"
 
 namespace pipewright::model {
 namespace {
@@ -26,7 +27,10 @@ LayerWriter::LayerWriter(PieceBuilder& builder, const Dimensions& dimensions, co
                                 : grouped_query_attention(builder, dimensions, kind.fp8)),
       mlp_(kind.moe ? std::make_unique<MixtureOfExperts>(builder, dimensions, kind.fp8)
                     : dense_mlp(builder, dimensions, kind.fp8)),
-      graphed_mlp_(dimensions.graphed_mlp && !kind.moe) {}
+      offload_(builder, dimensions),
+      graphed_mlp_(dimensions.graphed_mlp && !kind.moe),
+      attention_norm_(dimensions.separate_norms || (dimensions.mla && !dimensions.fused_down)),
+      mlp_norm_(dimensions.separate_norms || kind.moe) {}
 
 std::uint32_t LayerWriter::dropout_mask() {
   if (d_.hidden_dropout <= 0) return no_tensor;
@@ -52,17 +56,23 @@ void LayerWriter::enter_graph() {
 }
 
 void LayerWriter::forward(std::uint32_t y, bool grad) {
+  offload_.begin("attn_norm", grad && attention_norm_);
   const auto attended = attention_->forward(grad);
   if (grad) mask1_ = dropout_mask();
   residual_ = w_.allocate("attention.residual", 2 * d_.local * d_.h);
   add("attention residual");
   w_.free(attended);
+  offload_.saves("attn_norm", {w_.layer_input()});
+  offload_.commit("attn_norm");
   if (graphed_mlp_) enter_graph();
+  offload_.begin("mlp_norm", grad && mlp_norm_);
   const auto out = mlp_->forward(grad);
   if (grad) mask2_ = dropout_mask();
   w_.allocate(y);
   add("mlp residual");
   w_.free(out);
+  offload_.saves("mlp_norm", {residual_});
+  offload_.commit("mlp_norm");
   leave_graph();
   if (!grad) {
     w_.free(residual_);
@@ -71,16 +81,20 @@ void LayerWriter::forward(std::uint32_t y, bool grad) {
 }
 
 std::uint32_t LayerWriter::mlp_backward() {
+  offload_.needed("mlp_norm");
   dropout_backward();
   const auto dx = mlp_->backward();
+  offload_.done("mlp_norm");
   w_.free({mask2_, residual_});
   residual_ = mask2_ = no_tensor;
   return dx;
 }
 
 std::uint32_t LayerWriter::attention_backward() {
+  offload_.needed("attn_norm");
   dropout_backward();
   const auto dx = attention_->backward();
+  offload_.done("attn_norm");
   w_.free(mask1_);
   mask1_ = no_tensor;
   return dx;
@@ -136,6 +150,7 @@ Piece layer_piece(Owners& owners, const Dimensions& d, const LayerKind& kind) {
     layers[0].forward(Piece::output, true);
     w.to_backward();
     layers[0].backward(Piece::input, Piece::output_gradient, kind.last, true);
+    if (d.whole_layer_offload) offload_whole_layer(w.piece(), w.saved_again());
     return w.take();
   }
   std::uint32_t previous = no_tensor;

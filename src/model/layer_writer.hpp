@@ -7,6 +7,7 @@
 #include "attention.hpp"
 #include "layer.hpp"
 #include "mlp.hpp"
+#include "offload.hpp"
 
 namespace pipewright::model {
 
@@ -32,7 +33,9 @@ class LayerWriter {
   const Dimensions& d_;
   std::unique_ptr<Attention> attention_;
   std::unique_ptr<Mlp> mlp_;
+  OffloadWriter offload_;
   const bool graphed_mlp_;
+  const bool attention_norm_, mlp_norm_;  ///< modules of their own, so that their input can be offloaded
   std::uint32_t residual_ = no_tensor, mask1_ = no_tensor, mask2_ = no_tensor;
 };
 

@@ -149,7 +149,7 @@ std::uint32_t LinearWriter::column_product(const Linear& linear, const std::stri
 
 std::uint32_t LinearWriter::norm_linear(const Linear& linear, const std::string& owner, Normed& saved, bool grad) {
   const Int local = d_.local;
-  saved.statistics = w_.allocate(linear.name + "_norm_statistics", norm_statistics(local));
+  saved.statistics = w_.allocate_float(linear.name + "_norm_statistics", norm_statistics(local));
   const auto normed = w_.allocate(linear.name + "_norm_output", 2 * local * linear.in);
   norm(linear.name + " norm", true, local, linear.in);
   if (linear.fp8) {

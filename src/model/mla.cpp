@@ -14,6 +14,7 @@
 
 #include "core_attention.hpp"
 #include "norm.hpp"
+#include "offload.hpp"
 
 namespace pipewright::model {
 namespace {
@@ -27,6 +28,7 @@ class LatentAttention : public Attention {
         core_(builder, d),
         rope_(builder, d),
         norm_(builder, d, "attention.norm", d.recompute_norms),
+        offload_(builder, d),
         q_down_{"attention.q_down", d.h, split(d.q_rank), fp8, !d.splits_down},
         kv_down_{"attention.kv_down", d.h, split(d.kv_rank + d.qk_rope), fp8, !d.splits_down},
         qkv_down_{"attention.qkv_down", d.h, split(d.q_rank + d.kv_rank + d.qk_rope), fp8, !d.splits_down},
@@ -54,6 +56,8 @@ class LatentAttention : public Attention {
   std::uint32_t project(const Linear& linear, const std::string& owner, Projection& projection, bool grad);
   std::uint32_t project_backward(const Linear& linear, Projection& projection, std::uint32_t gradient);
   void rotate(std::uint32_t kv);
+  void attend(bool grad);
+  void offload_projections();
   void core_backward(std::uint32_t dout);
   /// Gradients of the compressed queries (or of n, without q_lora_rank), keys with values, and rotated key part.
   struct Compressed {
@@ -72,6 +76,7 @@ class LatentAttention : public Attention {
   CoreAttention core_;
   Rope rope_;
   Norm norm_;
+  OffloadWriter offload_;
   Linear q_down_, kv_down_, qkv_down_, q_up_, kv_up_, proj_;
 
   Normed fused_norm_;
@@ -80,6 +85,7 @@ class LatentAttention : public Attention {
   std::uint32_t mixed_ = no_tensor;  ///< output of the fused down projection
   std::uint32_t compressed_q_ = no_tensor, compressed_kv_ = no_tensor, key_rope_ = no_tensor;
   std::uint32_t q_ = no_tensor, k_ = no_tensor, v_ = no_tensor, o_ = no_tensor;
+  std::uint32_t normed_ = no_tensor, reloaded_normed_ = no_tensor, reloaded_o_ = no_tensor;
 };
 
 /// A width-parallel [S, width/t] becomes [S, width] (gather_from_tensor_model_parallel_region). What
@@ -110,9 +116,11 @@ std::uint32_t LatentAttention::whole_width_backward(const std::string& name, Int
 void LatentAttention::down(bool grad) {
   const Int kv_width = d_.kv_rank + d_.qk_rope;
   if (d_.fused_down) {
+    offload_.begin("qkv_linear", grad);
     mixed_ = linear_.norm_linear(qkv_down_, "attention.qkv_compressed", fused_norm_, grad);
   } else {
-    norm_.forward(grad);
+    normed_ = norm_.forward(grad);
+    offload_.begin("qkv_linear", grad);
     if (d_.q_rank > 0)
       compressed_q_ = linear_.column_linear(q_down_, "attention.q_compressed", q_down_input_, grad, d_.recompute_norms);
     if (d_.q_rank > 0 && d_.splits_down)
@@ -196,15 +204,46 @@ void LatentAttention::up(bool grad) {
   rotate(project(kv_up_, "attention.kv", kv_projection_, grad));
 }
 
+/// Module qkv_linear. Both down projections save the norm's output, each as an object of its own.
+void LatentAttention::offload_projections() {
+  if (d_.fused_down) {
+    offload_.saves("qkv_linear", {w_.layer_input(), fused_norm_.out.data});
+  } else if (!q_up_.fp8 && !d_.recompute_norms) {
+    offload_.saves("qkv_linear", {normed_});
+    if (d_.q_rank > 0) reloaded_normed_ = offload_.saves_held("qkv_linear", normed_);
+  }
+  for (const auto* projection : {&q_projection_, &kv_projection_})
+    offload_.saves("qkv_linear", {projection->input, projection->saved.out.data});
+}
+
+void LatentAttention::attend(bool grad) {
+  const bool keeps = grad && !d_.recompute_attention;
+  offload_.begin("core_attn", keeps && !d_.recompute_up);
+  o_ = core_.forward(keeps);
+  if (keeps) {
+    offload_.saves("core_attn", {q_, k_, v_});
+    offload_.saves("core_attn", core_.saved());
+    reloaded_o_ = offload_.saves_held("core_attn", o_);
+  }
+  offload_.commit("core_attn");
+}
+
 std::uint32_t LatentAttention::forward(bool grad) {
   down(grad);
   up(grad && !d_.recompute_up);
+  if (grad && !d_.recompute_up) offload_projections();
+  offload_.commit("qkv_linear");
   if (!grad || !d_.recompute_up) {
     if (!(d_.splits_down && !d_.sp)) release({&key_rope_});  // without sequence parallelism compressed keys view it
   }
-  o_ = core_.forward(grad && !d_.recompute_attention);
+  attend(grad);
   if (grad && d_.recompute_up) release({&q_, &k_, &v_});
-  const auto out = linear_.row_linear(proj_, "attention.proj_output", proj_input_, grad, d_.recipe != Recipe::delayed);
+  const bool keeps_original = d_.recipe != Recipe::delayed, saves_o = !proj_.fp8 || keeps_original;
+  offload_.begin("attn_proj", grad);
+  const auto out = linear_.row_linear(proj_, "attention.proj_output", proj_input_, grad, keeps_original);
+  if (grad) offload_.saves("attn_proj", {saves_o ? o_ : proj_input_.transpose});
+  offload_.commit("attn_proj");
+  if (grad && !d_.recompute_attention && saves_o) w_.saved_again(o_);
   // Frames return.
   if (!grad) release({&q_, &k_, &v_, &o_});
   if (!grad || !d_.recompute_up) {
@@ -307,18 +346,28 @@ std::uint32_t LatentAttention::down_backward(Compressed g) {
     const auto dmixed = w_.allocate("attention.qkv_compressed_gradient", 2 * rows * width);
     w_.launch("attention.qkv_compressed gradient", {"cat", {rows, width}});
     w_.free({g.q, dkv});
-    return linear_.norm_linear_backward(qkv_down_, fused_norm_, dmixed);
+    const auto dx = linear_.norm_linear_backward(qkv_down_, fused_norm_, dmixed);
+    offload_.done("qkv_linear");
+    return dx;
   }
   auto sum = d_.q_rank > 0 ? no_tensor : g.q;
   sum = normed_backward(kv_down_, kv_down_input_, dkv, sum);
   if (d_.q_rank > 0) sum = normed_backward(q_down_, q_down_input_, g.q, sum);
+  release({&reloaded_normed_});
+  offload_.done("qkv_linear");
   return norm_.backward(sum);
 }
 
 std::uint32_t LatentAttention::backward() {
   if (!d_.fused_down) norm_.replay();
+  offload_.needed("attn_proj");
   const auto dout = linear_.row_backward(proj_, proj_input_, d_.recipe != Recipe::delayed);
+  if (reloaded_o_ != no_tensor) w_.free(std::exchange(o_, std::exchange(reloaded_o_, no_tensor)));
+  offload_.done("attn_proj");
+  offload_.needed("core_attn");
   core_backward(dout);
+  offload_.done("core_attn");
+  offload_.needed("qkv_linear");
   return down_backward(up_backward());
 }
 

@@ -115,6 +115,7 @@ std::uint32_t DepthInput::project(bool grad) {
 void Depth::run(bool grad) {
   x_ = input_.project(grad);
   y_ = w_.tensor("layer input", d_.boundary_bytes());
+  w_.layer_input(x_);
   layer_.forward(y_, grad);
   if (!grad) w_.free(std::exchange(x_, no_tensor));
   final_norm_.forward(grad);

@@ -3,7 +3,7 @@
 namespace pipewright::model {
 
 void Norm::run(bool grad, std::uint32_t out) {
-  if (grad) statistics_ = w_.allocate(name_ + "_statistics", linear_.norm_statistics(d_.local));
+  if (grad) statistics_ = w_.allocate_float(name_ + "_statistics", linear_.norm_statistics(d_.local));
   w_.allocate(out_ = out);
   linear_.norm(name_, true, d_.local, d_.h);
 }

@@ -123,6 +123,22 @@ Chunk build_chunk(const Scenario& s, const Dimensions& d, Pieces& pieces, const 
   return chunk;
 }
 
+void add_offload_notes(const Scenario& s, const Dimensions& d, Stages& stages) {
+  if (d.offload_modules.empty()) return;
+  const auto offloads = [&](const char* module) {
+    return std::find(d.offload_modules.begin(), d.offload_modules.end(), module) != d.offload_modules.end();
+  };
+  const auto note = [&](const std::string& text) { stages.notes.push_back(text); };
+  if (s.settings.recompute_granularity.value_or("") == "full")
+    note("activation offload of fully recomputed layers is not modelled: nothing moves there");
+  if (d.ep_overlap && (offloads("attn_norm") || offloads("mlp_norm")))
+    note("offload of attn_norm and mlp_norm is not modelled together with expert-parallel overlap: they stay");
+  if (d.recipe != Recipe::bf16 && offloads("expert_fc1"))
+    note("offload of expert_fc1 in FP8 is approximated: the cast moves, where TE keeps and moves the bf16 rows");
+  if (!s.settings.cuda_graph_modules.empty())
+    note("offload of modules inside CUDA graphs is modelled as without graphs");
+}
+
 void add_notes(const Scenario& s, const Dimensions& d, Stages& stages) {
   const auto note = [&](const std::string& text) { stages.notes.push_back(text); };
   if (!s.settings.bf16 && !s.settings.fp16) {
@@ -146,6 +162,7 @@ void add_notes(const Scenario& s, const Dimensions& d, Stages& stages) {
          " is taken as one fp32 moment moved at Adam's rate; its own kernels are not "
          "modelled");
   }
+  add_offload_notes(s, d, stages);
   if (d.cp > 1)
     note("context parallelism is approximated: a ring of equal causal attention steps, exchanges overlapped");
   if (d.recipe == Recipe::delayed || d.recipe == Recipe::blockwise) {

@@ -59,6 +59,8 @@ void fill_memory(Prediction& result, const scenario::Scenario& scenario, const p
     rank.peak_owners.clear();
     for (const auto& owner : walk.peak_owners) rank.peak_owners.push_back({owner.owner, owner.bytes});
     rank.after_instruction = walk.after_instruction;
+    rank.offloaded = walk.offloaded;
+    rank.pinned = walk.pinned;
     rank.retried = walk.retried;
     rank.out_of_memory_at = walk.out_of_memory_at;
     rank.fits = walk.out_of_memory_at.empty();
@@ -125,6 +127,12 @@ Prediction predict(const scenario::Scenario& scenario, const profile::Profiles& 
   result.notes = run.stages.notes;
   note_host(result);
   fill_memory(result, scenario, profiles, run.stages, run.program);
+  const bool copies =
+      std::ranges::any_of(result.ranks, [](const RankPrediction& rank) { return !rank.offloaded.empty(); });
+  if (copies && scenario.cluster.num_gpus > 1 && !timeline::knows_copy_contention(profiles))
+    result.notes.push_back(
+        "copies of activation offload run at the speed of one GPU alone: the profile lacks contention.gpus_N.copy_d2h "
+        "(capture --links), and GPUs of a host slow each other");
   judge(result, run, profiles);
   if (run_out) *run_out = std::move(run);
   return result;

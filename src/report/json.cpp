@@ -25,19 +25,29 @@ Json rank_json(const predict::RankPrediction& rank) {
   for (const char* kind : {"p2p", "ep", "coll"}) exposed[kind] = to_ms(at(account.traced_exposed, kind));
   Json owners = Json::array();
   for (const auto& [owner, bytes] : rank.peak_owners) owners.push_back({{"owner", owner}, {"bytes", bytes.value}});
-  return {{"pp_rank", rank.pp_rank},
-          {"forward_backward_ms", to_ms(account.forward_backward_end)},
-          {"busy_ms", to_ms(account.busy)},
-          {"bubble_ms", to_ms(account.bubble)},
-          {"idle_ms", to_ms(account.idle)},
-          {"exposed_ms", exposed_json(account)},
-          {"as_traced", {{"busy_ms", busy}, {"exposed_ms", exposed}}},
-          {"static_bytes", rank.static_bytes.value},
-          {"peak_allocated_bytes", rank.peak_allocated.value},
-          {"peak_reserved_bytes", rank.peak_reserved.value},
-          {"outside_allocator_bytes", rank.outside_allocator.value},
-          {"peak_at", rank.peak_at},
-          {"peak_owners", owners}};
+  Json json = {{"pp_rank", rank.pp_rank},
+               {"forward_backward_ms", to_ms(account.forward_backward_end)},
+               {"busy_ms", to_ms(account.busy)},
+               {"bubble_ms", to_ms(account.bubble)},
+               {"idle_ms", to_ms(account.idle)},
+               {"exposed_ms", exposed_json(account)},
+               {"as_traced", {{"busy_ms", busy}, {"exposed_ms", exposed}}},
+               {"static_bytes", rank.static_bytes.value},
+               {"peak_allocated_bytes", rank.peak_allocated.value},
+               {"peak_reserved_bytes", rank.peak_reserved.value},
+               {"outside_allocator_bytes", rank.outside_allocator.value},
+               {"peak_at", rank.peak_at},
+               {"peak_owners", owners}};
+  if (rank.offloaded.empty()) return json;
+  Json moved = Json::array();
+  for (const auto& module : rank.offloaded)
+    moved.push_back({{"module", module.module},
+                     {"groups", module.groups},
+                     {"kept", module.kept},
+                     {"missed", module.missed},
+                     {"bytes", module.bytes.value}});
+  json["offload"] = {{"modules", moved}, {"pinned_host_bytes", rank.pinned.value}};
+  return json;
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <map>
+#include <utility>
 
 #include "format.hpp"
 #include "pipewright/report.hpp"
@@ -112,6 +113,28 @@ std::string exposed_because(const predict::Prediction& p) {
   return parts.empty() ? "" : wrapped(fmt::format("exposed because: {}", fmt::join(parts, ", "))) + "\n";
 }
 
+std::string offload(const predict::Prediction& p) {
+  Table table({"rank", "module", "groups moved", "kept", "missed", "GiB each way", "D2H ms", "H2D ms", "pinned GiB"});
+  bool any = false;
+  for (const auto& rank : p.ranks) {
+    const auto busy = [&](const char* kind) {
+      const auto found = rank.account.traced_busy.find(kind);
+      return found == rank.account.traced_busy.end() ? std::string("-") : ms(found->second);
+    };
+    bool first = true;
+    for (const auto& moved : rank.offloaded) {
+      any = true;
+      const bool once = std::exchange(first, false);  // copies and pinned memory are the rank's
+      table.add({fmt::format("{}", rank.pp_rank), moved.module, fmt::format("{}", moved.groups),
+                 fmt::format("{}", moved.kept), fmt::format("{}", moved.missed), gibibytes(moved.bytes),
+                 once ? busy("d2h") : "", once ? busy("h2d") : "", once ? gibibytes(rank.pinned) : ""});
+    }
+  }
+  if (!any) return "";
+  return "Activation offload of each pipeline rank in a step (missed: reloaded by the compute stream itself)\n" +
+         table.text();
+}
+
 std::string boundaries(const predict::Prediction& p) {
   if (p.boundaries.empty()) return "";
   Table table({"boundary", "direction", "transfers", "MiB each", "exposed ms", "warm-up", "steady", "cool-down",
@@ -181,8 +204,8 @@ std::string notes(const predict::Prediction& p) {
 
 std::string simulate_text(const predict::Prediction& p) {
   std::string out = headline(p) + shares(p);
-  for (const auto& section : {rank_times(p), phases(p), rank_memory(p), boundaries(p), owners(p), critical_path(p),
-                              levers(p), sources(p), notes(p)}) {
+  for (const auto& section : {rank_times(p), phases(p), rank_memory(p), offload(p), boundaries(p), owners(p),
+                              critical_path(p), levers(p), sources(p), notes(p)}) {
     if (!section.empty()) out += "\n" + section;
   }
   return out;

@@ -32,6 +32,7 @@ double share(const Coverage& coverage, std::int64_t from, std::int64_t to, std::
 Clockwork::Clockwork(const scenario::Scenario& scenario, const profile::Profiles& profiles)
     : gap_(nanoseconds(profiles.scalar("host.kernel_gap_us").value)),
       clocks_(profiles.clock_law(scenario.settings.fp8 ? "fp8" : "bf16")),
+      copies_(scenario, profiles),
       matrix_(profiles.scalar("contention.matrix").value),
       attention_(profiles.scalar("contention.attention").value),
       memory_(profiles.scalar("contention.memory").value) {
@@ -79,6 +80,7 @@ std::int64_t Clockwork::settle(Graph& graph, const std::vector<std::int64_t>& co
   std::int64_t step = std::max<std::int64_t>(1, step_of(times)), before = 0;
   for (int round = 0; round < most_rounds && std::abs(step - before) * 10000 >= step; ++round) {  // to 0.01 %
     before = step;
+    copies_.slow_down(graph, cool, times, gap_);
     const auto use = use_of(graph, times);
     for (std::uint32_t node = 0; node < graph.size(); ++node) {
       const Label& label = graph.labels[node];

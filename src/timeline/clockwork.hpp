@@ -5,11 +5,13 @@
 //   step is the step's own end.
 // - An NCCL kernel beside it, waiting or moving data, holds some of the multiprocessors; a matrix product whose tiles
 //   filled the part exactly then needs another wave.
+// Copies between host and GPU slow each other too: copies.hpp.
 #pragma once
 
 #include <optional>
 #include <vector>
 
+#include "copies.hpp"
 #include "coverage.hpp"
 #include "pipewright/timeline.hpp"
 
@@ -34,6 +36,7 @@ class Clockwork {
 
   std::int64_t gap_ = 0, window_ = 0;
   std::optional<profile::ClockLaw> clocks_;
+  CopyContention copies_;
   double matrix_ = 1, attention_ = 1, memory_ = 1;  // relative time beside an NCCL kernel, as capture measured it
 };
 

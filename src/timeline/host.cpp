@@ -62,6 +62,8 @@ Host::Host(const Shared& shared, int rank)
       program_(shared.program.ranks[static_cast<std::size_t>(rank)].instructions),
       model_(shared.stages.ranks[static_cast<std::size_t>(rank)]),
       streams_(shared.weaver, rank, shared.synchronize),
+      offload_(offload::resolve(shared.scenario, shared.stages, shared.program, rank), shared.stages, shared.prices,
+               shared.gap),
       backwards_left_(model_.chunks.size(), 0),
       reduced_(model_.chunks.size(), 0),
       gathered_(model_.chunks.size(), Weaver::none) {
@@ -159,7 +161,7 @@ void Host::run(const HostLines& lines, bool first_microbatch) {
     const Lane other = line.own_stream ? streams_.current : line.label.lane;
     switch (line.kind) {
       case Step::Kind::launch:
-        launch(line);
+        offload_.launched(line.index, launch(line));
         break;
       case Step::Kind::wait:
         streams_.wait(streams_.current, streams_.tail(other), at_);
@@ -167,7 +169,11 @@ void Host::run(const HostLines& lines, bool first_microbatch) {
       case Step::Kind::synchronize:
         streams_.synchronize(other, at_);
         break;
+      case Step::Kind::allocate:
+      case Step::Kind::free:
+        break;
       default:
+        offload_.hook(streams_, at_);
         break;
     }
   }
@@ -186,14 +192,18 @@ void Host::forward_begins(int microbatch, int chunk) {
 
 // Autograd's hooks reduce a chunk's gradients in the last backward, unless align_grad_reduce has its own place for it.
 void Host::backward_ends(int chunk) {
+  offload_.hook(streams_, at_);  // autograd's callbacks
   if (--backwards_left_[static_cast<std::size_t>(chunk)] == 0 && reduces_) reduce_gradients(chunk);
   streams_.host_spends(shared_.backward_end);
 }
 
 void Host::forward(int microbatch, int chunk) {
   forward_begins(microbatch, chunk);
-  for (const auto piece : model_.chunks[static_cast<std::size_t>(chunk)].pieces)
-    run(shared_.pieces[piece].forward, microbatch == 0);
+  const auto& pieces = model_.chunks[static_cast<std::size_t>(chunk)].pieces;
+  for (std::size_t at = 0; at < pieces.size(); ++at) {
+    offload_.enter(at, streams_.tail(Lane::compute));
+    run(shared_.pieces[pieces[at]].forward, microbatch == 0);
+  }
   streams_.host_spends(shared_.forward_end);
 }
 

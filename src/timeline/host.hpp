@@ -12,6 +12,7 @@
 
 #include "exchange.hpp"
 #include "lines.hpp"
+#include "offload.hpp"
 #include "streams.hpp"
 
 namespace pipewright::timeline {
@@ -83,6 +84,7 @@ class Host {
   std::vector<ChunkLines> chunks_;
   HostLines finalize_, optimizer_;
   Streams streams_;
+  OffloadCopies offload_;
   std::uint32_t at_ = 0;
   bool finished_ = false;
 

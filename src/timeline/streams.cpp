@@ -44,11 +44,22 @@ Handle Streams::launch(const Label& what, std::int64_t ns, profile::Load load, s
   arcs_.push_back({tail(what.lane), 0});
   arcs_.push_back({anchor_, host_});
   if (what.lane != current) arcs_.push_back({tail(current), 0});
+  return join(what, ns, load, also_after);
+}
+
+Handle Streams::launch_after(const Label& what, std::int64_t ns, profile::Load load, std::span<const Handle> after) {
+  arcs_.push_back({tail(what.lane), 0});
+  arcs_.push_back({anchor_, host_});
+  return join(what, ns, load, after);
+}
+
+// The node joins its stream, after the arcs collected so far and these.
+Handle Streams::join(const Label& what, std::int64_t ns, profile::Load load, std::span<const Handle> after) {
   if (what.lane == Lane::compute) {
     for (const Handle start : unqueued_) arcs_.push_back({start, 0});
     unqueued_.clear();
   }
-  for (const Handle node : also_after) arcs_.push_back({node, 0});
+  for (const Handle node : after) arcs_.push_back({node, 0});
   const Handle node = weaver_.add(what, ns, load, arcs_.data(), arcs_.data() + arcs_.size());
   arcs_.clear();
   set_tail(what.lane, node);

@@ -28,6 +28,8 @@ class Streams {
 
   void host_spends(std::int64_t ns);
   Handle launch(const Label& what, std::int64_t ns, profile::Load load, std::span<const Handle> also_after = {});
+  /// On another stream: after these instead of what the current stream holds.
+  Handle launch_after(const Label& what, std::int64_t ns, profile::Load load, std::span<const Handle> after);
   /// The stream waits for all of these; nothing happens if it holds them already.
   void wait(Lane lane, const std::vector<Handle>& nodes, std::uint32_t instruction, const schedule::Part& part = {});
   void wait(Lane lane, Handle node, std::uint32_t instruction);
@@ -43,6 +45,7 @@ class Streams {
   Handle last_queued() const { return last_queued_; }
 
  private:
+  Handle join(const Label& what, std::int64_t ns, profile::Load load, std::span<const Handle> after);
   void host_comes_to(std::uint32_t instruction);
 
   Weaver& weaver_;

@@ -1,0 +1,34 @@
+// What activation offload adds to a layer: groups of saved tensors, their hooks and copies.
+#pragma once
+
+#include "builder.hpp"
+
+namespace pipewright::model {
+
+/// Regions of fine_grained_activation_offloading (reference 4.2). Nothing happens for a module that is not offloaded.
+class OffloadWriter {
+ public:
+  OffloadWriter(PieceBuilder& builder, const Dimensions& dimensions) : w_(builder), d_(dimensions) {}
+
+  void begin(const std::string& module, bool grad);  ///< without `grad` autograd saves nothing
+  void saves(const std::string& module, const std::vector<std::uint32_t>& tensors);
+  /// A tensor that others hold too: it stays. Returns the one that the region's backward uses and must free.
+  std::uint32_t saves_held(const std::string& module, std::uint32_t tensor);
+  void commit(const std::string& module) { hook(module, Step::Kind::offload_commit); }
+  void needed(const std::string& module) { hook(module, Step::Kind::reload_wait); }
+  void done(const std::string& module) { hook(module, Step::Kind::reload_hook); }
+
+ private:
+  void hook(const std::string& module, Step::Kind kind);
+  void save(const std::string& module, std::uint32_t tensor, std::uint32_t back, bool releases);
+
+  PieceBuilder& w_;
+  const Dimensions& d_;
+  std::map<std::string, std::uint32_t> groups_;
+};
+
+/// Whole-layer offload (cpu_offloading) of a finished layer: all that it saved is one group. `saved_again`: tensors
+/// that two autograd nodes saved as objects of their own; each is copied.
+void offload_whole_layer(Piece& layer, const std::vector<std::uint32_t>& saved_again);
+
+}  // namespace pipewright::model

@@ -1,0 +1,98 @@
+#include "copies.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <optional>
+
+namespace pipewright::timeline {
+namespace {
+
+constexpr const char* way_names[2] = {"copy_d2h", "copy_h2d"};
+
+bool is_copy(const Label& label) {
+  return label.kind == NodeKind::kernel && label.purpose == model::Purpose::offload &&
+         (label.lane == Lane::d2h || label.lane == Lane::h2d);
+}
+
+double share(const Coverage& coverage, std::int64_t from, std::int64_t to) {
+  return to > from ? (coverage.until(to) - coverage.until(from)) / static_cast<double>(to - from) : 0;
+}
+
+std::size_t way_of(const Label& label) { return label.lane == Lane::h2d ? 1 : 0; }
+
+std::optional<double> known(const profile::Profiles& profiles, const std::string& name) {
+  for (const auto& profile : profiles.all())
+    if (const auto found = profile.scalars.find(name); found != profile.scalars.end()) return found->second.value;
+  return std::nullopt;
+}
+
+/// The most GPUs that were measured together; 1: none.
+int measured_gpus(const profile::Profiles& profiles) {
+  for (const int gpus : {8, 4, 2})
+    if (known(profiles, "contention.gpus_" + std::to_string(gpus) + ".copy_d2h")) return gpus;
+  return 1;
+}
+
+}  // namespace
+
+bool knows_copy_contention(const profile::Profiles& profiles) { return measured_gpus(profiles) > 1; }
+
+CopyContention::CopyContention(const scenario::Scenario& scenario, const profile::Profiles& profiles)
+    : offloads_(scenario.settings.cpu_offloading || scenario.settings.fine_grained_activation_offloading),
+      ranks_(static_cast<std::size_t>(scenario.settings.pipeline_model_parallel_size)),
+      neighbours_(ranks_) {
+  if (!offloads_) return;
+  const int gpus_measured = measured_gpus(profiles);
+  for (std::size_t way = 0; way < 2; ++way) {
+    const std::string copy = way_names[way];
+    Direction& direction = ways_[way];
+    direction.two_way = known(profiles, "contention.two_way." + copy).value_or(1);
+    if (gpus_measured == 1) continue;
+    const std::string all = "contention.gpus_" + std::to_string(gpus_measured);
+    const double same = known(profiles, all + "." + copy).value_or(1);
+    const double both = known(profiles, all + "_two_way." + copy).value_or(same + direction.two_way - 1);
+    direction.others = (same - 1) / (gpus_measured - 1);
+    direction.opposed = (both - same - (direction.two_way - 1)) / (gpus_measured - 1);
+  }
+  // Ranks are laid out tp-cp-dp-pp: a stage holds consecutive GPUs.
+  const auto gpus = scenario.cluster.gpus_per_node;
+  const auto stage = scenario.cluster.num_gpus / static_cast<scenario::Int>(ranks_);
+  members_ = static_cast<int>(std::min(gpus, stage));
+  const auto host_of = [&](std::size_t rank) { return static_cast<scenario::Int>(rank) * stage / gpus; };
+  for (std::size_t a = 0; a < ranks_; ++a)
+    for (std::size_t b = 0; b < ranks_; ++b)
+      if (a != b && stage < gpus && host_of(a) == host_of(b)) neighbours_[a].push_back(b);
+}
+
+double CopyContention::factor(const std::vector<Coverage>& copies, std::size_t rank, std::size_t way,
+                              std::int64_t start, std::int64_t end) const {
+  const Direction& direction = ways_[way];
+  const double own = share(copies[2 * rank + 1 - way], start, end);
+  double same = members_ - 1, opposed = (members_ - 1) * own;
+  for (const auto neighbour : neighbours_[rank]) {
+    same += members_ * share(copies[2 * neighbour + way], start, end);
+    opposed += members_ * share(copies[2 * neighbour + 1 - way], start, end);
+  }
+  return 1 + (direction.two_way - 1) * own + direction.others * same + direction.opposed * opposed;
+}
+
+void CopyContention::slow_down(Graph& graph, const std::vector<std::int64_t>& alone, const Times& times,
+                               std::int64_t gap) const {
+  if (!offloads_) return;
+  std::vector<Coverage> copies(2 * ranks_);
+  std::vector<std::uint32_t> nodes;
+  for (std::uint32_t node = 0; node < graph.size(); ++node) {
+    const Label& label = graph.labels[node];
+    if (!is_copy(label)) continue;
+    nodes.push_back(node);
+    copies[2 * label.rank + way_of(label)].add(times.start[node], times.end[node]);
+  }
+  for (Coverage& one : copies) one.finish();
+  for (const auto node : nodes) {
+    const Label& label = graph.labels[node];
+    const double slower = factor(copies, label.rank, way_of(label), times.start[node], times.end[node]);
+    graph.duration_ns[node] = gap + std::llround(static_cast<double>(alone[node] - gap) * slower);
+  }
+}
+
+}  // namespace pipewright::timeline

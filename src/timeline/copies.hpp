@@ -1,0 +1,37 @@
+// Copies of activation offload slow each other: both directions of one GPU, and the GPUs of a host, which share its
+// memory and its PCIe switches. A copy's slow-down is linear in how much of its time the others copy, between what
+// capture measured: alone (1), one GPU both ways, all GPUs one way, all GPUs both ways. GPUs of a stage copy at the
+// same time; stages as simulated.
+#pragma once
+
+#include <vector>
+
+#include "coverage.hpp"
+#include "pipewright/timeline.hpp"
+
+namespace pipewright::timeline {
+
+class CopyContention {
+ public:
+  CopyContention(const scenario::Scenario& scenario, const profile::Profiles& profiles);
+
+  /// Durations of copies under the times of the round before; `alone`: durations without others.
+  void slow_down(Graph& graph, const std::vector<std::int64_t>& alone, const Times& times, std::int64_t gap) const;
+
+ private:
+  struct Direction {
+    double two_way = 1;  ///< time while the same GPU copies the other way
+    double others = 0;   ///< what every other GPU of the host adds that copies the same way ...
+    double opposed = 0;  ///< ... or the other way
+  };
+  double factor(const std::vector<Coverage>& copies, std::size_t rank, std::size_t way, std::int64_t start,
+                std::int64_t end) const;
+
+  bool offloads_ = false;
+  Direction ways_[2];  ///< D2H, H2D
+  std::size_t ranks_ = 0;
+  int members_ = 1;                                   ///< GPUs of a stage on one host
+  std::vector<std::vector<std::size_t>> neighbours_;  ///< by rank: other stages that have GPUs on its host
+};
+
+}  // namespace pipewright::timeline
