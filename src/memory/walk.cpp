@@ -510,7 +510,8 @@ Scout scout(const Stages& stages, const schedule::Program& program, const scenar
             bool with_step) {
   const bool asynchronous = !(scenario::batch_p2p_comm(scenario) && scenario.settings.batch_p2p_sync);
   const Listener silent;
-  Walker walker(stages, program, pp_rank, asynchronous, silent);
+  const auto plan = offload::resolve(scenario, stages, program, pp_rank);
+  Walker walker(stages, program, plan, pp_rank, asynchronous, silent);
   walker.start();
   Scout result;
   result.static_bytes = Bytes(walker.heap().live());
