@@ -31,8 +31,12 @@ Operand LinearWriter::quantize(const std::string& name, Int rows, Int cols, bool
     return result;
   }
   if (with_amax && d_.recipe == Recipe::tensorwise) w_.launch(name + " amax", {"amax", {rows * cols}});
-  if (shard && d_.recipe == Recipe::tensorwise)
-    w_.collective(Purpose::tp, name + " amax all-reduce", "all_reduce", d_.t, sizeof(float), d_.tp_link);
+  if (shard && d_.recipe == Recipe::tensorwise) {
+    // quantizer.cpp of TE calls allreduce_coalesced(...)->wait(): on the communicator's own stream.
+    w_.collective(Purpose::tp, name + " amax all-reduce", "all_reduce", d_.t, sizeof(float), d_.tp_link,
+                  Stream::communication);
+    w_.wait(Stream::communication);
+  }
   if (transpose) {
     w_.launch(name + " cast", {"cast_transpose.fp8", {rows, cols}});
   } else {
