@@ -2,8 +2,10 @@
 // the machine differs from the profiled one as a whole:
 //
 //   sigma^2 = sum over families (share of the step x relative spread)^2 + (spread between machines and days)^2
+//             + (share in which GPUs wait for their hosts x spread between hosts)^2
 //
-// The share is the family's time on the rank that finishes last. Source of the machine's spread: the profile.
+// The share is the family's time on the rank that finishes last; the hosts' that of the rank that waits most. Source of
+// the spreads: the profile.
 #include "interval.hpp"
 
 #include <algorithm>
@@ -51,6 +53,15 @@ std::map<std::string, FamilyTime> families_of(const Run& run, const timeline::Pr
   return families;
 }
 
+/// Between hosts of machines with this part; 0 where no profile knows it.
+double host_spread(const profile::Profiles& profiles) {
+  for (const auto& profile : profiles.all()) {
+    if (const auto found = profile.scalars.find("host.spread"); found != profile.scalars.end())
+      return found->second.value;
+  }
+  return 0;
+}
+
 }  // namespace
 
 void judge(Prediction& prediction, const Run& run, const profile::Profiles& profiles) {
@@ -58,6 +69,10 @@ void judge(Prediction& prediction, const Run& run, const profile::Profiles& prof
   const auto step = static_cast<double>(std::max<std::int64_t>(prediction.step_ns, 1));
   const double machine = profiles.scalar("machine.spread").value;
   double variance = machine * machine;
+  std::int64_t waits_for_host = 0;
+  for (const auto& account : run.timeline.ranks) waits_for_host = std::max(waits_for_host, account.host);
+  const double host = static_cast<double>(waits_for_host) / step * host_spread(profiles);
+  variance += host * host;
   // A number that carries less than a thousandth of the step does not decide what the whole result may be called.
   constexpr double counts = 1e-3;
   profile::Origin weakest = profiles.first().origin;

@@ -25,6 +25,7 @@ Case run(const char* name, double measured_ms, double predicted_ms, std::int64_t
   rank.pp_rank = 1;
   rank.peak_allocated_bytes = Bytes(measured_peak);
   rank.peak_reserved_bytes = Bytes(measured_peak + 1);
+  c.scenario.environment["NAME"] = name;  // three configurations, not three repetitions
   c.scenario.measured->ranks = {rank};
   c.prediction = small_prediction();
   c.prediction.forward_backward_ns = static_cast<std::int64_t>(predicted_ms * 1e6);
