@@ -74,6 +74,9 @@ struct Validation {
 /// schedule stay.
 double slowdown_of(const scenario::Scenario& measured, const profile::Profiles& profiles);
 
+/// Machines with one part differ by machine.spread; what is off by more than five times that has another cause.
+bool explains_speed(double slowdown, const profile::Profiles& profiles);
+
 /// The profiles with `machine.slowdown`, the mean of the factors, in front; with its spread from four factors on.
 profile::Profiles with_slowdown(const profile::Profiles& profiles, const std::vector<double>& factors,
                                 const std::string& source);

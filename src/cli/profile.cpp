@@ -196,6 +196,13 @@ profile::Profile calibrated(const Options& options) {
     if (!run.measured) throw UsageError({file, 0}, {}, "has no section `measured`");
     base = predict::profiles_of(run, options.profiles);
     factors.push_back(validate::slowdown_of(run, *base));
+    if (!validate::explains_speed(factors.back(), *base)) {
+      throw UsageError(
+          {file, 0}, "measured.forward_backward_ms",
+          fmt::format("would mean kernels {:.2f} times as slow as the profile's: more than machines of one "
+                      "kind differ; `validate --traces` shows where the time is",
+                      factors.back()));
+    }
     names += (names.empty() ? "" : ", ") + run.name;
   }
   const auto full = validate::with_slowdown(*base, factors, names).first();

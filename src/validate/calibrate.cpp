@@ -49,6 +49,11 @@ double slowdown_of(const scenario::Scenario& measured, const profile::Profiles& 
   return factor;
 }
 
+bool explains_speed(double slowdown, const profile::Profiles& profiles) {
+  constexpr double spreads = 5;
+  return std::abs(slowdown - 1) <= spreads * profiles.scalar(spread_name).value;
+}
+
 profile::Profiles with_slowdown(const profile::Profiles& profiles, const std::vector<double>& factors,
                                 const std::string& source) {
   double mean = 0;
@@ -77,6 +82,7 @@ void calibrate_without_itself(Validation& validation, const std::vector<profile:
       cases[i].calibrated_by.clear();
       for (std::size_t j = 0; j < cases.size(); ++j) {
         if (j == i || !same_part(cases[i], cases[j]) || !related(cases[j])) continue;
+        if (!explains_speed(factors[j], profiles_of_cases[j])) continue;
         chosen.push_back(factors[j]);
         cases[i].calibrated_by.push_back(cases[j].scenario.name);
       }

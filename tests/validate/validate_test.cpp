@@ -132,14 +132,14 @@ TEST_CASE("calibration uses the other runs of the model, and never the run itsel
     REQUIRE(add(v, measured(name), profiles));
     all.push_back(profiles);
   }
-  v.cases[0].scenario.measured->forward_backward_ms *= 2;  // no machine's speed explains this one
+  v.cases[0].scenario.measured->forward_backward_ms *= 2;  // no machine's speed explains this one: not used
   calibrate_without_itself(v, all);
   CHECK(v.mode == "calibrated");
   CHECK(v.cases[0].calibrated_by == std::vector<std::string>{"a_pp4v2_m8"});
-  CHECK(v.cases[1].calibrated_by == std::vector<std::string>{"a_pp4_m8"});
-  CHECK(v.cases[2].calibrated_by == std::vector<std::string>{"a_pp4_m8", "a_pp4v2_m8"});
+  CHECK(v.cases[1].calibrated_by == std::vector<std::string>{"b_pp4v2_m8"});
+  CHECK(v.cases[2].calibrated_by == std::vector<std::string>{"a_pp4v2_m8"});
   CHECK(std::abs(time_error(v.cases[0])) > 0.4);  // its own figure did not help it
-  CHECK(time_error(v.cases[1]) > 0.4);            // but misled the other
+  CHECK(std::abs(time_error(v.cases[1])) < 0.05);
 }
 
 TEST_CASE("four factors give a spread, fewer keep the profile's") {
