@@ -15,20 +15,11 @@
 //              returns; the wait handle that cool-down pops until the function returns
 #include <algorithm>
 #include <array>
-#include <utility>
 
-#include "heap.hpp"
-#include "offload.hpp"
+#include "walker.hpp"
 
 namespace pipewright::memory {
 namespace {
-
-using model::Piece;
-using model::Stages;
-using model::Step;
-using schedule::Instruction;
-using schedule::Kind;
-using schedule::Part;
 
 /// Launches behind one entry of the model, as kernel traces show them: helpers are timed with their kernel but take
 /// their own place in the queue (a GEMM clears cuBLAS's semaphores first, ...).
@@ -54,123 +45,7 @@ int launches(const model::Kernel& kernel) {
   return row == std::end(rows) ? 1 : row->count;
 }
 
-/// One microbatch of one chunk between its forward and its backward.
-struct Flight {
-  std::uint32_t input = none, output = none, placeholder = none, gradient = none, input_gradient = none;
-  std::uint32_t border = none;       ///< between pieces: the activation in forward, its gradient in backward
-  bool turned = false;               ///< backward has begun
-  std::vector<std::uint32_t> saved;  ///< blocks of every piece's tensors, piece after piece
-};
-
-/// The walk's own tensors; their owners follow the model's.
-enum class Own : std::uint32_t { received_input, received_gradient, placeholder, count };
-constexpr std::array<const char*, static_cast<std::size_t>(Own::count)> own_names = {
-    "pipeline receive", "pipeline receive gradient", "deallocated outputs"};
-
-class Walker {
- public:
-  Walker(const Stages& stages, const schedule::Program& program, const offload::Plan& plan, int rank, bool asynchronous,
-         const Listener& listener)
-      : stages_(stages),
-        index_(rank),
-        rank_(stages.ranks.at(static_cast<std::size_t>(rank))),
-        program_(program.ranks.at(static_cast<std::size_t>(rank))),
-        config_(program.config),
-        interleaved_(program.config.chunks.has_value()),
-        heap_(stages.owners.size() + own_names.size(), asynchronous, listener),
-        offload_(plan, stages, heap_),
-        modules_(rank_.chunks.size(), Variable(heap_)),
-        flights_(rank_.chunks.size() * static_cast<std::size_t>(config_.microbatches)) {
-    for (const auto& chunk : rank_.chunks) {
-      auto& offsets = offsets_.emplace_back(1, 0);
-      for (const auto piece : chunk.pieces) offsets.push_back(offsets.back() + stages_.pieces[piece].tensors.size());
-    }
-    forwards_ = static_cast<int>(flights_.size());
-    steady_ = forwards_ - program_.warmup;
-  }
-
-  void start() {
-    std::vector<std::uint32_t> blocks(rank_.construction.tensors.size(), none);
-    run(rank_.construction.forward, rank_.construction, -1, 0, blocks.data());
-  }
-  void step(bool first = false);
-  void first_step() {
-    hold(rank_.since_first_step);
-    step(true);
-    hold(rank_.optimizer_state);
-  }
-  Heap& heap() { return heap_; }
-
-  /// Remember what happens at this event.
-  void watch(std::int64_t event) {
-    watched_ = event;
-    heap_.remember_owners_at(event);
-  }
-  std::string place, kernel;                    ///< of the watched event
-  std::vector<std::int64_t> after_instruction;  ///< live bytes
-
- private:
-  std::uint32_t own(Own which) const {
-    return static_cast<std::uint32_t>(stages_.owners.size()) + static_cast<std::uint32_t>(which);
-  }
-  Flight& flight(int microbatch, int chunk) {
-    return flights_[static_cast<std::size_t>(microbatch) * rank_.chunks.size() + static_cast<std::size_t>(chunk)];
-  }
-  void hold(const std::vector<model::Tensor>& tensors) {
-    for (const auto& tensor : tensors) heap_.allocate(tensor);
-  }
-  bool cool_down() const { return forwards_done_ == forwards_ && backwards_done_ >= steady_; }
-
-  const Piece& piece(int chunk, std::size_t index) const {
-    return stages_.pieces[rank_.chunks[static_cast<std::size_t>(chunk)].pieces[index]];
-  }
-  std::uint32_t* blocks(Flight& f, int chunk, std::size_t index) const {
-    return f.saved.data() + offsets_[static_cast<std::size_t>(chunk)][index];
-  }
-  void begin_forward(int microbatch, int chunk);
-  void end_forward(Flight& flight);
-  void forward(int microbatch, int chunk);
-  void begin_backward(Flight& flight);
-  static void turn_border(Flight& flight, const std::uint32_t* blocks);
-  void end_backward(Flight& flight);
-  void backward(int microbatch, int chunk);
-  void defer(int chunk, std::size_t index, const std::uint32_t* blocks);
-  std::size_t piece_of(const Instruction& instruction) const;
-  void node(const Instruction& instruction);
-  void end_combined(const Instruction& begin);
-  void deallocate(Flight& flight);
-  void shrink(Flight& flight);
-  void end_iteration();
-  void post(const Instruction& instruction);
-  void wait(const Part& part);
-  void run(const std::vector<Step>& steps, const Piece& piece, int layer, int microbatch, std::uint32_t* blocks);
-  void offload_hook() {
-    offload_.hook([&](const offload::Unit& unit) {
-      return flight(unit.microbatch, unit.chunk).saved.data() +
-             offsets_[static_cast<std::size_t>(unit.chunk)][unit.position];
-    });
-  }
-
-  const Stages& stages_;
-  const int index_;
-  const model::Rank& rank_;
-  const schedule::RankProgram& program_;
-  const schedule::Config& config_;
-  const bool interleaved_;
-  Heap heap_;
-  Offload offload_;
-  /// input_tensor, output_tensor, input_tensor_grad, output_tensor_grad of the schedule function.
-  Variable input_{heap_}, output_{heap_}, input_gradient_{heap_}, output_gradient_{heap_};
-  Variable iteration_gradient_{heap_};  ///< of a steady iteration's own frame
-  Variable first_gradient_{heap_}, popped_input_{heap_}, popped_gradient_{heap_};
-  std::vector<Variable> modules_;  ///< by chunk: what set_input_tensor was last given
-  std::vector<std::vector<std::size_t>> offsets_;
-  std::vector<Flight> flights_;
-  std::vector<std::pair<std::uint32_t, std::vector<std::uint32_t>>> deferred_;  ///< piece, its blocks
-  int forwards_ = 0, steady_ = 0, forwards_done_ = 0, backwards_done_ = 0;
-  const Instruction* at_ = nullptr;
-  std::int64_t watched_ = -1;
-};
+}  // namespace
 
 void Walker::run(const std::vector<Step>& steps, const Piece& piece, int layer, int microbatch, std::uint32_t* blocks) {
   for (const auto& step : steps) {
@@ -399,7 +274,6 @@ void Walker::step(bool first) {
   const Instruction* begin = nullptr;  // of the combined call
   after_instruction.clear();
   for (const auto& instruction : program_.instructions) {
-    at_ = &instruction;
     const auto before = heap_.events();
     switch (instruction.kind) {
       case Kind::forward:
@@ -465,143 +339,6 @@ void Walker::step(bool first) {
   for (const auto& tensor : rank_.during_optimizer) blocks.push_back(heap_.allocate(tensor));
   for (const auto block : blocks) heap_.drop(block);
   if (before < watched_ && watched_ <= heap_.events()) place = "optimizer step";
-}
-
-}  // namespace
-
-std::int64_t block_bytes(std::int64_t requested) {
-  constexpr std::int64_t smallest = 512;  // kMinBlockSize
-  return requested < smallest ? smallest : (requested + smallest - 1) / smallest * smallest;
-}
-
-namespace {
-
-struct OutOfMemory {};
-
-// The walk's events through an allocator; throws OutOfMemory.
-class Replayer {
- public:
-  Replayer(const AllocatorConfig& config, const Listener& also) : allocator_(config), also_(also) {}
-
-  void operator()(const Event& event) {
-    if (event.kind == Event::Kind::allocate) {
-      if (handles_.size() <= event.block) handles_.resize(event.block + 1);
-      const auto handle = allocator_.allocate(event.bytes.value, static_cast<std::int32_t>(event.stream));
-      if (!handle) throw OutOfMemory();
-      handles_[event.block] = *handle;
-    } else if (event.kind == Event::Kind::retire) {
-      allocator_.retire(handles_[event.block]);
-    } else {
-      allocator_.free(handles_[event.block]);
-    }
-    if (also_) also_(event);
-  }
-  Allocator& allocator() { return allocator_; }
-
- private:
-  Allocator allocator_;
-  const Listener& also_;
-  std::vector<std::uint32_t> handles_;
-};
-
-}  // namespace
-
-Scout scout(const Stages& stages, const schedule::Program& program, const scenario::Scenario& scenario, int pp_rank,
-            bool with_step) {
-  const bool asynchronous = !(scenario::batch_p2p_comm(scenario) && scenario.settings.batch_p2p_sync);
-  const Listener silent;
-  const auto plan = offload::resolve(scenario, stages, program, pp_rank);
-  Walker walker(stages, program, plan, pp_rank, asynchronous, silent);
-  walker.start();
-  Scout result;
-  result.static_bytes = Bytes(walker.heap().live());
-  result.state_bytes = result.static_bytes;
-  const auto& rank = stages.ranks.at(static_cast<std::size_t>(pp_rank));
-  for (const auto* tensors : {&rank.since_first_step, &rank.optimizer_state})
-    for (const auto& tensor : *tensors) result.state_bytes += Bytes(block_bytes(tensor.bytes.value));
-  if (!with_step) return result;
-  walker.first_step();
-  walker.heap().begin_step();
-  walker.step();
-  result.peak_allocated = Bytes(walker.heap().peak());
-  return result;
-}
-
-Walk walk(const Stages& stages, const schedule::Program& program, const scenario::Scenario& scenario, int pp_rank,
-          std::optional<Bytes> device, const Listener& listener) {
-  const auto& settings = scenario.settings;
-  // Batched transfers end in torch.cuda.synchronize (reference 1.7).
-  const bool asynchronous = !(scenario::batch_p2p_comm(scenario) && settings.batch_p2p_sync);
-  AllocatorConfig config = parse_allocator_config(scenario::variable(scenario, "PYTORCH_CUDA_ALLOC_CONF"),
-                                                  scenario::position(scenario, "environment.PYTORCH_CUDA_ALLOC_CONF"));
-  const offload::Plan plan = offload::resolve(scenario, stages, program, pp_rank);
-  Walk result;
-  result.offloaded = plan.moved;
-  result.pinned = plan.pinned;
-  const Listener silent;
-
-  Walker scout(stages, program, plan, pp_rank, asynchronous, silent);  // where the peak is
-  scout.start();
-  result.static_bytes = Bytes(scout.heap().live());
-  scout.first_step();
-  scout.heap().begin_step();
-  scout.step();
-  result.after_step = Bytes(scout.heap().live());
-  for (const std::int64_t live : scout.after_instruction) result.after_instruction.emplace_back(live);
-  result.peak_allocated = Bytes(scout.heap().peak());
-  result.events = scout.heap().events();
-  const std::int64_t peak_event = scout.heap().peak_event();
-  const std::int64_t graph_pool = scout.heap().graph_pool();
-  result.graph_pool = Bytes(graph_pool);
-
-  {
-    Replayer replayer(config, listener);
-    const Listener replay = [&](const Event& event) { replayer(event); };
-    Walker walker(stages, program, plan, pp_rank, asynchronous, replay);  // who holds it, and what is reserved
-    walker.watch(peak_event);
-    walker.start();
-    walker.first_step();
-    walker.heap().begin_step();
-    replayer.allocator().reset_peaks();
-    walker.step();
-    result.peak_reserved = Bytes(replayer.allocator().peak_reserved() + graph_pool);
-    result.peak_at = walker.place;
-    result.peak_piece = walker.kernel;
-    const auto& owners = walker.heap().peak_owners();
-    for (std::size_t i = 0; i < owners.size(); ++i) {
-      if (owners[i] == 0) continue;
-      const auto model_owners = stages.owners.size();
-      result.peak_owners.push_back(
-          {i < model_owners ? stages.owners[i] : own_names[i - model_owners], Bytes(owners[i])});
-    }
-    std::stable_sort(result.peak_owners.begin(), result.peak_owners.end(),
-                     [](const OwnerBytes& a, const OwnerBytes& b) { return a.bytes > b.bytes; });
-  }
-
-  if (device && result.peak_reserved > *device) {
-    config.device_bytes = device->value - graph_pool;
-    Replayer replayer(config, silent);
-    const Listener replay = [&](const Event& event) { replayer(event); };
-    Walker walker(stages, program, plan, pp_rank, asynchronous, replay);
-    try {
-      walker.start();
-      walker.first_step();
-      walker.heap().begin_step();
-      replayer.allocator().reset_peaks();
-      walker.step();
-      result.retried = true;
-      result.peak_reserved = Bytes(replayer.allocator().peak_reserved() + graph_pool);
-    } catch (const OutOfMemory&) {
-      Walker where(stages, program, plan, pp_rank, asynchronous, silent);
-      where.watch(walker.heap().events());
-      where.start();
-      where.first_step();
-      where.heap().begin_step();
-      where.step();
-      result.out_of_memory_at = where.place.empty() ? "the first step" : where.place;
-    }
-  }
-  return result;
 }
 
 }  // namespace pipewright::memory

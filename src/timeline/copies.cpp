@@ -4,6 +4,8 @@
 #include <cmath>
 #include <optional>
 
+#include "scalars.hpp"
+
 namespace pipewright::timeline {
 namespace {
 
@@ -20,16 +22,10 @@ double share(const Coverage& coverage, std::int64_t from, std::int64_t to) {
 
 std::size_t way_of(const Label& label) { return label.lane == Lane::h2d ? 1 : 0; }
 
-std::optional<double> known(const profile::Profiles& profiles, const std::string& name) {
-  for (const auto& profile : profiles.all())
-    if (const auto found = profile.scalars.find(name); found != profile.scalars.end()) return found->second.value;
-  return std::nullopt;
-}
-
 /// The most GPUs that were measured together; 1: none.
 int measured_gpus(const profile::Profiles& profiles) {
   for (const int gpus : {8, 4, 2})
-    if (known(profiles, "contention.gpus_" + std::to_string(gpus) + ".copy_d2h")) return gpus;
+    if (find_scalar(profiles, "contention.gpus_" + std::to_string(gpus) + ".copy_d2h")) return gpus;
   return 1;
 }
 
@@ -46,11 +42,11 @@ CopyContention::CopyContention(const scenario::Scenario& scenario, const profile
   for (std::size_t way = 0; way < 2; ++way) {
     const std::string copy = way_names[way];
     Direction& direction = ways_[way];
-    direction.two_way = known(profiles, "contention.two_way." + copy).value_or(1);
+    direction.two_way = find_scalar(profiles, "contention.two_way." + copy).value_or(1);
     if (gpus_measured == 1) continue;
     const std::string all = "contention.gpus_" + std::to_string(gpus_measured);
-    const double same = known(profiles, all + "." + copy).value_or(1);
-    const double both = known(profiles, all + "_two_way." + copy).value_or(same + direction.two_way - 1);
+    const double same = find_scalar(profiles, all + "." + copy).value_or(1);
+    const double both = find_scalar(profiles, all + "_two_way." + copy).value_or(same + direction.two_way - 1);
     direction.others = (same - 1) / (gpus_measured - 1);
     direction.opposed = (both - same - (direction.two_way - 1)) / (gpus_measured - 1);
   }

@@ -3,15 +3,10 @@
 #include <map>
 
 #include "pipewright/timeline.hpp"
+#include "scalars.hpp"
 
 namespace pipewright::timeline {
 namespace {
-
-std::optional<double> find_scalar(const profile::Profiles& profiles, const std::string& name) {
-  for (const profile::Profile& profile : profiles.all())
-    if (const auto found = profile.scalars.find(name); found != profile.scalars.end()) return found->second.value;
-  return std::nullopt;
-}
 
 // Host costs are known by family and direction; a kernel of an unlisted family costs what its closest relative does.
 class HostCosts {

@@ -72,16 +72,7 @@ TEST_CASE("what is born dies, whatever the layer is made of; kernels have famili
       {"cuda_graph_impl=transformer_engine", "cuda_graph_modules=[mlp]"},
       {"cross_entropy_loss_fusion=true", "cross_entropy_fusion_impl=te"},
   };
-  for (const auto& settings : variants) {
-    auto s = llama70b();
-    std::string all;
-    for (const auto* setting : settings) {
-      all += std::string(setting) + " ";
-      scenario::set(s, setting);
-    }
-    CAPTURE(all);
-    check_all(model::build(s));
-  }
+  check_variants(llama70b(), variants);
 }
 
 TEST_CASE("parameters of all ranks are the model's") {

@@ -217,14 +217,5 @@ TEST_CASE("what is born dies, whatever the experts are made of; kernels have fam
       {"overlap_moe_expert_parallel_comm=true", "recompute_granularity=selective",
        "recompute_modules=[moe_act, layernorm]"},
   };
-  for (const auto& settings : variants) {
-    auto s = large_experts();
-    std::string all;
-    for (const auto* setting : settings) {
-      all += std::string(setting) + " ";
-      scenario::set(s, setting);
-    }
-    CAPTURE(all);
-    check_all(model::build(s));
-  }
+  check_variants(large_experts(), variants);
 }

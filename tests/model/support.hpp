@@ -99,6 +99,20 @@ inline void check_all(const Stages& stages) {
   }
 }
 
+/// Every variant of a scenario, each given by the settings that differ.
+inline void check_variants(const scenario::Scenario& base, const std::vector<std::vector<const char*>>& variants) {
+  for (const auto& settings : variants) {
+    auto s = base;
+    std::string all;
+    for (const auto* setting : settings) {
+      all += std::string(setting) + " ";
+      scenario::set(s, setting);
+    }
+    CAPTURE(all);
+    check_all(model::build(s));
+  }
+}
+
 /// Parameters over all pipeline ranks, of one tensor-parallel rank.
 inline std::int64_t parameters(const Stages& stages) {
   std::int64_t sum = 0;

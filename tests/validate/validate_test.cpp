@@ -5,39 +5,14 @@
 
 #include <cmath>
 
+#include "fixture.hpp"
+
 using namespace pipewright;
 using namespace pipewright::validate;
+using validate::test::run;
+using validate::test::three;
 
 namespace {
-
-/// A run with one measured rank; times in ms, peaks in bytes.
-Case run(const char* name, double measured_ms, double predicted_ms, std::int64_t measured_peak, std::int64_t peak) {
-  Case c;
-  c.scenario.name = name;
-  c.scenario.measured.emplace();
-  c.scenario.measured->forward_backward_ms = measured_ms;
-  c.scenario.measured->optimizer_ms = 10;
-  scenario::MeasuredRank rank;
-  rank.rank = 4;
-  rank.pp_rank = 1;
-  rank.peak_allocated_bytes = Bytes(measured_peak);
-  c.scenario.environment["NAME"] = name;  // three configurations, not three repetitions
-  c.scenario.measured->ranks = {rank};
-  c.prediction.ranks.resize(2);
-  c.prediction.forward_backward_ns = static_cast<std::int64_t>(predicted_ms * 1e6);
-  c.prediction.optimizer_ns = 10'000'000;
-  c.prediction.interval_low_ns = static_cast<std::int64_t>(predicted_ms * 0.95e6) + 10'000'000;
-  c.prediction.interval_high_ns = static_cast<std::int64_t>(predicted_ms * 1.05e6) + 10'000'000;
-  c.prediction.ranks[1].peak_allocated = Bytes(peak);
-  return c;
-}
-
-Validation three() {
-  Validation v;
-  v.mode = "cold";
-  v.cases = {run("a", 100, 102, 1000, 990), run("b", 200, 180, 1000, 1030), run("c", 150, 150, 1000, 1000)};
-  return v;
-}
 
 profile::Profiles shipped() {
   return profile::Profiles({profile::load(std::string(SOURCE_ROOT) + "/profiles/h200-sxm.json", {"test", 0})});
@@ -98,7 +73,7 @@ TEST_CASE("regret: what following the predicted order costs") {
 }
 
 TEST_CASE("a trace is compared at the speed of the step without profiler") {
-  auto c = run("a", 100, 102, 1000, 990);
+  auto c = run("a", 100, 102, 1000, 990, {});
   auto& summary = c.scenario.measured->ranks[0].trace_summary.emplace();
   summary.span_us = 220'000;  // 220 ms with, 110 ms without
   summary.busy_us = {{"comp", 160'000}, {"p2p", 20'000}};
