@@ -24,20 +24,21 @@ class GroupedQueryAttention : public Attention {
         d_(dimensions),
         linear_(builder, dimensions),
         core_(builder, dimensions),
-        rope_(builder, dimensions),
+        q_rope_(builder, dimensions, "attention.q"),
+        k_rope_(builder, dimensions, "attention.k"),
         offload_(builder, dimensions),
         qkv_{"attention.qkv", d_.h, d_.qkv(), fp8},
         proj_{"attention.proj", d_.q, d_.h, fp8},
         separate_norm_(builder, dimensions, "attention.norm", dimensions.recompute_norms) {}
 
   std::uint32_t forward(bool grad) override;
-  std::uint32_t backward() override;
+  std::uint32_t backward(std::uint32_t dropped) override;
   /// The input projection first (attention.py, backward_dw).
   void weight_gradients() override { linear_.weight_gradients.run(true); }
 
  private:
   void project(bool grad);
-  void queries_and_keys();
+  void queries_and_keys(bool grad);
   void run_core(bool grad);
   std::uint32_t attend_and_project(bool grad);
   /// Copies of q and k by a reshape over groups, or for a kernel that wants them contiguous.
@@ -57,7 +58,7 @@ class GroupedQueryAttention : public Attention {
   const Dimensions& d_;
   LinearWriter linear_;
   CoreAttention core_;
-  Rope rope_;
+  Rope q_rope_, k_rope_;
   OffloadWriter offload_;
   Linear qkv_, proj_;
 
@@ -79,7 +80,7 @@ void GroupedQueryAttention::run_core(bool grad) {
   if (!grad || (d_.unfused_attention && d_.groups < d_.heads)) release({&v_});
 }
 
-void GroupedQueryAttention::queries_and_keys() {
+void GroupedQueryAttention::queries_and_keys(bool grad) {
   if (copies_q()) {
     q_raw_ = w_.allocate("attention.q_contiguous", 2 * d_.tokens * d_.q);
     w_.launch("attention.q copy", {"copy.strided", {d_.tokens, d_.q}});
@@ -97,8 +98,8 @@ void GroupedQueryAttention::queries_and_keys() {
     linear_.norm("attention.k norm", true, d_.tokens * d_.groups, d_.head_dim);
   }
   if (d_.rope) {
-    q_ = rope_.forward("attention.q", d_.heads, d_.head_dim);
-    k_ = rope_.forward("attention.k", d_.groups, d_.head_dim);
+    q_ = q_rope_.forward(d_.heads, d_.head_dim, grad);
+    k_ = k_rope_.forward(d_.groups, d_.head_dim, grad);
   } else {
     q_ = std::exchange(d_.qk_norm ? q_normed_ : q_raw_, no_tensor);
     k_ = std::exchange(d_.qk_norm ? k_normed_ : k_raw_, no_tensor);
@@ -141,7 +142,7 @@ std::uint32_t GroupedQueryAttention::attend_and_project(bool grad) {
 
 std::uint32_t GroupedQueryAttention::forward(bool grad) {
   project(grad);
-  queries_and_keys();
+  queries_and_keys(grad);
   const auto out = attend_and_project(grad);
   // Frames return: copies that only the forward pass needed go.
   release({&q_normed_, &k_normed_});
@@ -154,27 +155,36 @@ std::uint32_t GroupedQueryAttention::forward(bool grad) {
   return out;
 }
 
-std::uint32_t GroupedQueryAttention::backward() {
+std::uint32_t GroupedQueryAttention::backward(std::uint32_t dropped) {
   if (d_.separate_norms) separate_norm_.replay();
   offload_.needed("attn_proj");
   const auto dout = linear_.row_backward(proj_, proj_input_, d_.recipe != Recipe::delayed);
+  linear_.weight_gradients.put([this, dropped] { w_.free(dropped); });
   if (reloaded_o_ != no_tensor) w_.free(std::exchange(o_, std::exchange(reloaded_o_, no_tensor)));
   offload_.done("attn_proj");
   offload_.needed("core_attn");
+  if (d_.recompute_attention || d_.unfused_attention) release_output();  // only the projection had saved it
   if (d_.recompute_attention) {
-    release_output();  // only the projection had saved it
     w_.recomputing(true);
     run_core(true);
     w_.recomputing(false);
   }
-  auto [dq, dk, dv] = core_.backward();
-  w_.free(dout);
+  // A checkpoint holds its inputs and its gradient until it returns. Unrotated q and k are views of `mixed_` too.
+  CoreAttention::Gradients gradients{};
+  if (d_.recompute_attention) {
+    gradients = core_.backward({});
+    w_.free(dout);
+  } else {
+    const auto only_v = d_.rope ? std::exchange(mixed_, no_tensor) : no_tensor;
+    gradients = core_.backward({dout, std::exchange(v_, no_tensor), only_v});
+  }
+  auto [dq, dk, dv] = gradients;
   release({&q_, &k_, &v_, &mixed_});
   release_output();
   offload_.done("core_attn");
   if (d_.rope) {
-    dk = rope_.backward("attention.k", d_.groups, d_.head_dim, dk);
-    dq = rope_.backward("attention.q", d_.heads, d_.head_dim, dq);
+    dk = k_rope_.backward(d_.groups, d_.head_dim, dk);
+    dq = q_rope_.backward(d_.heads, d_.head_dim, dq);
   }
   if (d_.qk_norm) {
     const auto dk_normed = dk, dq_normed = dq;

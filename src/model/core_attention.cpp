@@ -3,10 +3,11 @@
 //   fused (cuDNN, FlashAttention)   q, k, v -> O, row statistics (fp32);   s x s scores never reach memory
 //   unfused (Megatron Core's DotProductAttention of transformer_impl local; TE with attention_backend unfused):
 //     k, v repeated for every query head;  q k' -> scores [2 b n s^2] -softmax-> P [2 b n s^2] -dropout-> P',mask
+//     (the fused kernel; without it in place of one step: mask and softmax, in fp32 or in the scores' own type)
 //     P' v -> C -permute-> O;   saved: q, repeated k and v, P (P' and mask with dropout), O
 //
-// core_r0.19.0 transformer/dot_product_attention.py:189-258, fusions/fused_softmax.py. Its batched products are priced
-// as one product of the same work and the same output, its softmax as streaming kernels of the same traffic.
+// core_r0.19.0 transformer/dot_product_attention.py:189-258, fusions/fused_softmax.py:325. Its batched products are
+// priced as one product of the same work and the same output, its softmax as streaming kernels of the same traffic.
 #include "core_attention.hpp"
 
 #include <utility>
@@ -17,8 +18,11 @@ std::uint32_t CoreAttention::forward(bool grad) {
   return d_.unfused_attention ? unfused_forward(grad) : fused_forward(grad);
 }
 
-CoreAttention::Gradients CoreAttention::backward() {
-  return d_.unfused_attention ? unfused_backward() : fused_backward();
+CoreAttention::Gradients CoreAttention::backward(std::initializer_list<std::uint32_t> until_values) {
+  if (d_.unfused_attention) return unfused_backward(until_values);
+  const auto gradients = fused_backward();
+  w_.free(until_values);
+  return gradients;
 }
 
 void CoreAttention::fused_kernel(const std::string& name, const std::string& pass) {
@@ -68,10 +72,11 @@ void CoreAttention::product(const std::string& name, const char* family, Int m, 
   w_.launch(name, {family, {m, d_.b * d_.heads * d_.s, k}});
 }
 
-/// From scores to probabilities, bf16. In fp32 where the fused kernel cannot run: that softmax stays for backward.
+/// From scores to probabilities, in 16 bits. An fp32 softmax stays for backward beside its cast.
 std::uint32_t CoreAttention::softmax() {
   const Int n = scores();
-  if (d_.fused_softmax) {
+  if (d_.softmax != Softmax::fp32) {
+    if (d_.softmax == Softmax::half) w_.launch("attention.mask", {"copy.d2d", {2 * n}});  // in place
     const auto out = w_.allocate("attention.probabilities", 2 * n);
     w_.launch("attention.softmax forward", {"copy.d2d", {2 * n}});
     return out;
@@ -81,9 +86,9 @@ std::uint32_t CoreAttention::softmax() {
   w_.launch("attention.mask", {"scale", {n}});
   softmax_ = w_.allocate("attention.softmax", 4 * n);
   w_.launch("attention.softmax forward", {"scale", {n}});
-  w_.free(scores);
   const auto out = w_.allocate("attention.probabilities", 2 * n);
   w_.launch("attention.probabilities cast", {"cast.f32_bf16", {n}});
+  w_.free(scores);  // its name lives until the function returns
   return out;
 }
 
@@ -106,7 +111,7 @@ std::uint32_t CoreAttention::unfused_forward(bool grad) {
     probabilities_ = w_.allocate("attention.dropped_probabilities", 2 * n);
     mask_ = w_.allocate("attention.dropout_mask", n);
     w_.launch("attention.dropout", {"dropout.forward", {n}});
-    if (d_.fused_softmax && grad) {
+    if (d_.softmax != Softmax::fp32 && grad) {
       softmax_ = undropped;  // saved by the softmax
     } else {
       w_.free(undropped);
@@ -124,51 +129,75 @@ std::uint32_t CoreAttention::unfused_forward(bool grad) {
   return out;
 }
 
-/// Frees or takes over `gradient`; returns that of the scores.
+/// Frees or takes over `gradient` and frees the softmax; returns the gradient of the scores.
 std::uint32_t CoreAttention::softmax_backward(std::uint32_t gradient) {
   const Int n = scores();
-  if (d_.fused_softmax) {  // in place
+  if (d_.softmax == Softmax::fused) {  // in place
     w_.launch("attention.softmax backward", {"add", {n}});
+    w_.free(std::exchange(softmax_, no_tensor));
     return gradient;
   }
-  const auto wide = w_.allocate("attention.softmax_gradient", 4 * n);
-  w_.launch("attention.probabilities gradient cast", {"cast.bf16_f32", {n}});
-  w_.free(gradient);
-  const auto scores = w_.allocate("attention.softmax_gradient", 4 * n);
-  w_.launch("attention.softmax backward", {"add.f32", {n}});
-  w_.free({wide, softmax_});
+  const bool wide = d_.softmax == Softmax::fp32;
+  const auto matrix = [&] { return w_.allocate("attention.softmax_gradient", (wide ? 4 : 2) * n); };
+  if (wide) {
+    const auto cast = matrix();
+    w_.launch("attention.probabilities gradient cast", {"cast.bf16_f32", {n}});
+    w_.free(std::exchange(gradient, cast));
+  }
+  auto result = matrix();
+  w_.free(matrix());  // gradient x output (aten/src/ATen/native/cuda/SoftMax.cu, softmax_backward_cuda_out)
+  w_.launch("attention.softmax backward", {wide ? "add.f32" : "add", {n}});
+  w_.free({gradient, softmax_});
   softmax_ = no_tensor;
-  const auto masked = w_.allocate("attention.softmax_gradient", 4 * n);
+  if (!wide) {
+    // The mask was written into a view of the product: autograd's AsStridedBackward scatters into zeros, CopySlices
+    // copies that, clones the slice and masks it (seen in recorded allocator events).
+    const auto scattered = matrix();
+    w_.free(std::exchange(result, scattered));
+    const auto copied = matrix(), slice = matrix(), masked = matrix();
+    for (int pass = 0; pass < 4; ++pass) w_.launch("attention.mask backward", {"copy.d2d", {2 * n}});
+    w_.free({slice, masked, result});
+    return copied;
+  }
+  const auto masked = matrix();
   w_.launch("attention.mask backward", {"scale", {n}});
-  w_.free(scores);
+  w_.free(result);
   const auto out = w_.allocate("attention.scores_gradient", 2 * n);
   w_.launch("attention.scores gradient cast", {"cast.f32_bf16", {n}});
   w_.free(masked);
   return out;
 }
 
-CoreAttention::Gradients CoreAttention::unfused_backward() {
+/// A batched product times a factor: autograd of baddbmm multiplies its result by alpha.
+std::uint32_t CoreAttention::scaled_product(const std::string& owner, const std::string& name, const char* family) {
+  const auto unscaled = w_.allocate(owner, 2 * d_.tokens * d_.q);
+  product(name, family, d_.head_dim, d_.s);
+  const auto out = w_.allocate(owner, 2 * d_.tokens * d_.q);
+  w_.launch(name + " x scale", {"copy.d2d", {2 * d_.tokens * d_.q}});
+  w_.free(unscaled);
+  return out;
+}
+
+CoreAttention::Gradients CoreAttention::unfused_backward(std::initializer_list<std::uint32_t> until_values) {
   const Int n = scores(), v_dim = d_.o_width() / d_.heads;
   Gradients g{};
-  auto gradient = w_.allocate("attention.probabilities_gradient", 2 * n);
-  product("attention.probabilities gradient", "gemm.bf16.tn", d_.s, v_dim);
   g.v = w_.allocate("attention.v_gradient", 2 * d_.tokens * d_.o_width());
   product("attention.value gradient", "gemm.bf16.nt", v_dim, d_.s);
-  w_.free({values_, d_.attention_dropout > 0 || !d_.fused_softmax ? probabilities_ : no_tensor});
+  auto gradient = w_.allocate("attention.probabilities_gradient", 2 * n);
+  product("attention.probabilities gradient", "gemm.bf16.tn", d_.s, v_dim);
+  w_.free(until_values);
+  const bool separate = d_.attention_dropout > 0 || d_.softmax == Softmax::fp32;
+  w_.free({values_, separate ? probabilities_ : no_tensor});
   if (d_.attention_dropout > 0) {
     const auto dropped = gradient;
     gradient = w_.allocate("attention.probabilities_gradient", 2 * n);
     w_.launch("attention.dropout backward", {"dropout.backward", {n}});
     w_.free({dropped, mask_});
-  } else if (d_.fused_softmax) {
-    softmax_ = probabilities_;
   }
+  if (!separate) softmax_ = probabilities_;
   const auto dscores = softmax_backward(gradient);
-  w_.free(softmax_);
-  g.q = w_.allocate("attention.q_gradient", 2 * d_.tokens * d_.q);
-  product("attention.query gradient", "gemm.bf16.nn", d_.head_dim, d_.s);
-  g.k = w_.allocate("attention.k_gradient", 2 * d_.tokens * d_.q);
-  product("attention.key gradient", "gemm.bf16.nt", d_.head_dim, d_.s);
+  g.q = scaled_product("attention.q_gradient", "attention.query gradient", "gemm.bf16.nn");
+  g.k = scaled_product("attention.k_gradient", "attention.key gradient", "gemm.bf16.nt");
   w_.free({dscores, keys_});
   if (repeats()) {
     for (auto* repeated : {&g.v, &g.k}) {
@@ -181,44 +210,73 @@ CoreAttention::Gradients CoreAttention::unfused_backward() {
   return g;
 }
 
-std::uint32_t Rope::forward(const std::string& name, Int heads, Int width) {
-  const Int n = d_.tokens * heads * width;
-  if (d_.fused_rope) {
-    const auto out = w_.allocate(name, 2 * n);
-    w_.launch(name + " rope", {"rope.forward", {d_.tokens, heads, width}});
-    return out;
-  }
-  const auto cosine = w_.allocate(name + "_rotation", 2 * n);
-  w_.launch(name + " x cos", {"copy.d2d", {2 * n}});
-  const auto half = w_.allocate(name + "_rotation", 2 * n);
-  w_.launch(name + " rotate half", {"cat", {d_.tokens, heads * width}});
-  const auto sine = w_.allocate(name + "_rotation", 2 * n);
-  w_.launch(name + " x sin", {"copy.d2d", {2 * n}});
-  w_.free(half);
-  const auto out = w_.allocate(name, 2 * n);
-  w_.launch(name + " rotation", {"add", {n}});
-  w_.free({cosine, sine});
+/// cos or sin of the angles in fp32, times a factor, in 16 bits: what the product with it saves.
+std::uint32_t Rope::table(const std::string& name, Int width) {
+  const auto wide = w_.allocate("rotary tables", 4 * d_.s * width),
+             scaled = w_.allocate("rotary tables", 4 * d_.s * width);
+  w_.free(wide);
+  const auto out = w_.allocate("rotary tables", 2 * d_.s * width);
+  w_.launch(name, {"cast.f32_bf16", {d_.s * width}});
+  w_.stands_for(3);
+  w_.free(scaled);
   return out;
 }
 
-std::uint32_t Rope::backward(const std::string& name, Int heads, Int width, std::uint32_t gradient) {
+std::uint32_t Rope::forward(Int heads, Int width, bool grad) {
   const Int n = d_.tokens * heads * width;
   if (d_.fused_rope) {
-    const auto out = w_.allocate(name + "_gradient", 2 * n);
-    w_.launch(name + " rope backward", {"rope.backward", {d_.tokens, heads, width}});
+    const auto out = w_.allocate(name_, 2 * n);
+    w_.launch(name_ + " rope", {"rope.forward", {d_.tokens, heads, width}});
+    return out;
+  }
+  const auto rotation = [&](Int bytes) { return w_.allocate(name_ + "_rotation", bytes); };
+  const auto together = d_.mla ? rotation(2 * n) : no_tensor;  // interleaved halves
+  cosines_ = table(name_ + " cos", width);
+  sines_ = table(name_ + " sin", width);
+  const auto cosine = rotation(2 * n);
+  w_.launch(name_ + " x cos", {"copy.d2d", {2 * n}});
+  const auto negative = rotation(n), half = rotation(2 * n);
+  w_.launch(name_ + " rotate half", {"cat", {d_.tokens, heads * width}});
+  w_.free(negative);
+  const auto sine = rotation(2 * n);
+  w_.launch(name_ + " x sin", {"copy.d2d", {2 * n}});
+  w_.free(half);
+  const auto sum = rotation(2 * n);
+  w_.launch(name_ + " rotation", {"add", {n}});
+  w_.free({cosine, sine, together});
+  const auto out = w_.allocate(name_, 2 * n);
+  w_.launch(name_ + " with what does not rotate", {"copy.d2d", {2 * n}});
+  w_.free(sum);
+  if (!grad) free_tables();
+  return out;
+}
+
+void Rope::free_tables() {
+  w_.free({cosines_, sines_});
+  cosines_ = sines_ = no_tensor;
+}
+
+std::uint32_t Rope::backward(Int heads, Int width, std::uint32_t gradient) {
+  const Int n = d_.tokens * heads * width;
+  const auto buffer = [&](Int bytes) { return w_.allocate(name_ + "_gradient", bytes); };
+  if (d_.fused_rope) {
+    const auto out = buffer(2 * n);
+    w_.launch(name_ + " rope backward", {"rope.backward", {d_.tokens, heads, width}});
     w_.free(gradient);
     return out;
   }
-  const auto half = w_.allocate(name + "_gradient", 2 * n);
-  w_.launch(name + " x sin backward", {"copy.d2d", {2 * n}});
-  const auto rotated = w_.allocate(name + "_gradient", 2 * n);
-  w_.launch(name + " rotate half backward", {"cat", {d_.tokens, heads * width}});
-  w_.free(half);
-  const auto out = w_.allocate(name + "_gradient", 2 * n);
-  w_.launch(name + " x cos backward", {"copy.d2d", {2 * n}});
+  const auto sine = buffer(2 * n);
+  w_.launch(name_ + " x sin backward", {"copy.d2d", {2 * n}});
+  const auto negative = buffer(n), rotated = buffer(2 * n);  // each half is put into a tensor of its own, then summed
+  w_.launch(name_ + " rotate half backward", {"cat", {d_.tokens, heads * width}});
+  w_.free({sine, negative});
+  w_.free(buffer(2 * n));
+  const auto out = buffer(2 * n);
+  w_.launch(name_ + " x cos backward", {"copy.d2d", {2 * n}});
   w_.free(gradient);
-  w_.launch(name + " gradient accumulation", {"add", {n}});
+  w_.launch(name_ + " gradient accumulation", {"add", {n}});
   w_.free(rotated);
+  free_tables();
   return out;
 }
 

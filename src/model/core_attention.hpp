@@ -1,7 +1,9 @@
 // Core attention: softmax(q k') v over the heads of a tensor-parallel rank, and the rotation of q and k before it.
 #pragma once
 
+#include <initializer_list>
 #include <string>
+#include <utility>
 
 #include "builder.hpp"
 
@@ -17,18 +19,20 @@ class CoreAttention {
   struct Gradients {
     std::uint32_t q, k, v;
   };
-  /// Frees what forward kept.
-  Gradients backward();
+  /// Frees what forward kept, and `until_values` (the output's gradient, what only v keeps alive) once v's gradient
+  /// exists.
+  Gradients backward(std::initializer_list<std::uint32_t> until_values);
   std::vector<std::uint32_t> saved() const { return {statistics_, keys_, values_, softmax_, probabilities_, mask_}; }
 
  private:
   std::uint32_t fused_forward(bool grad);
   std::uint32_t unfused_forward(bool grad);
   Gradients fused_backward();
-  Gradients unfused_backward();
+  Gradients unfused_backward(std::initializer_list<std::uint32_t> until_values);
   void fused_kernel(const std::string& name, const std::string& pass);
   std::uint32_t softmax();
   std::uint32_t softmax_backward(std::uint32_t gradient);
+  std::uint32_t scaled_product(const std::string& owner, const std::string& name, const char* family);
   Int scores() const { return d_.b * d_.heads * d_.s * d_.s; }
   bool repeats() const { return d_.groups < d_.heads; }
   void product(const std::string& name, const char* family, Int m, Int k);
@@ -41,18 +45,24 @@ class CoreAttention {
 };
 
 /// Rotary embedding of [tokens, heads, width]: TE's one kernel, or PyTorch's t * cos + rotate_half(t) * sin
-/// (models/common/embeddings/rope_utils.py).
+/// (models/common/embeddings/rope_utils.py:92-130), whose products save cos and sin.
 class Rope {
  public:
-  Rope(PieceBuilder& builder, const Dimensions& dimensions) : w_(builder), d_(dimensions) {}
+  Rope(PieceBuilder& builder, const Dimensions& dimensions, std::string name)
+      : w_(builder), d_(dimensions), name_(std::move(name)) {}
   /// The input stays with the caller.
-  std::uint32_t forward(const std::string& name, Int heads, Int width);
-  /// Frees `gradient`.
-  std::uint32_t backward(const std::string& name, Int heads, Int width, std::uint32_t gradient);
+  std::uint32_t forward(Int heads, Int width, bool grad);
+  /// Frees `gradient`, and what forward kept.
+  std::uint32_t backward(Int heads, Int width, std::uint32_t gradient);
 
  private:
+  std::uint32_t table(const std::string& name, Int width);
+  void free_tables();
+
   PieceBuilder& w_;
   const Dimensions& d_;
+  std::string name_;
+  std::uint32_t cosines_ = no_tensor, sines_ = no_tensor;
 };
 
 }  // namespace pipewright::model

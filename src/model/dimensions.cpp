@@ -192,7 +192,10 @@ void Dimensions::set_implementation(const Scenario& sc) {
   local_spec = separate_norms = o.transformer_impl == "local";
   unfused_attention = local_spec || o.attention_backend == "unfused";
   const bool rows_fit = s % 4 == 0 && b * heads % 4 == 0 && s > 16;
-  fused_softmax = local_spec ? o.masked_softmax_fusion && rows_fit && s <= 4096 : rows_fit && s % 8 == 0 && s < 16384;
+  const bool fused =
+      local_spec ? o.masked_softmax_fusion && rows_fit && s <= 4096 : rows_fit && s % 8 == 0 && s < 16384;
+  // TE's own never asks attention_softmax_in_fp32 (backends.py, UnfusedDotProductAttention).
+  softmax = fused ? Softmax::fused : local_spec && !o.attention_softmax_in_fp32 ? Softmax::half : Softmax::fp32;
 }
 
 Dimensions::Dimensions(const Scenario& sc) {

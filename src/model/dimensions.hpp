@@ -14,6 +14,9 @@ using Int = scenario::Int;
 /// What linear layers compute in: bf16, or one of Transformer Engine's FP8 recipes (reference 5.1).
 enum class Recipe : std::uint8_t { bf16, tensorwise, delayed, blockwise };
 
+/// Of unfused attention: scale, mask and softmax in one kernel; or one by one, in fp32 or in the scores' 16 bits.
+enum class Softmax : std::uint8_t { fused, fp32, half };
+
 enum class Dispatch : std::uint8_t { alltoall, allgather, flex };
 
 /// Mixture-of-experts layers; `experts` = 0: there are none.
@@ -60,9 +63,9 @@ struct Dimensions {
   bool local_spec = false;         ///< transformer_impl local
   bool separate_norms = false;     ///< no norm is part of a linear layer, as in the local spec
   bool unfused_attention = false;  ///< scores and probabilities are tensors
-  bool fused_softmax = false;      ///< scale, mask and softmax in one bf16 kernel
-  bool fused_activation = true;    ///< bias_activation_fusion
-  std::string activation;          ///< kernel family: "swiglu", "gelu", ...
+  Softmax softmax = Softmax::fused;
+  bool fused_activation = true;  ///< bias_activation_fusion
+  std::string activation;        ///< kernel family: "swiglu", "gelu", ...
   std::string tp_link, cp_link, dp_link;
   Recipe recipe = Recipe::bf16;
   bool fp8_parameters = false;       ///< linear weights are stored in FP8 (fp8_param_gather)

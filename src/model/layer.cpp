@@ -7,6 +7,7 @@
 #include "layer.hpp"
 
 #include <algorithm>
+#include <utility>
 
 #include "layer_writer.hpp"
 #include "mla.hpp"
@@ -39,9 +40,16 @@ std::uint32_t LayerWriter::dropout_mask() {
 }
 
 /// Of what is added to the residual stream: dropout, and the bias of the linear layer before it (a sum over tokens).
-void LayerWriter::dropout_backward() {
+/// Returns the gradient before dropout, none without it.
+std::uint32_t LayerWriter::dropout_backward(std::uint32_t& mask) {
+  auto gradient = no_tensor;
+  if (d_.hidden_dropout > 0) {
+    gradient = w_.allocate("dropout gradient", 2 * d_.local * d_.h);
+    w_.launch("dropout backward", {"dropout.backward", {d_.local * d_.h}});
+    w_.free(std::exchange(mask, no_tensor));
+  }
   if (d_.bias) w_.launch("bias gradient", {"l2norm", {d_.local * d_.h / 2}});
-  if (d_.hidden_dropout > 0) w_.launch("dropout backward", {"dropout.backward", {d_.local * d_.h}});
+  return gradient;
 }
 
 /// The MLP as a TE CUDA graph: its input is copied into a static buffer that stays until the backward pass; what it
@@ -82,21 +90,16 @@ void LayerWriter::forward(std::uint32_t y, bool grad) {
 
 std::uint32_t LayerWriter::mlp_backward() {
   offload_.needed("mlp_norm");
-  dropout_backward();
-  const auto dx = mlp_->backward();
+  const auto dx = mlp_->backward(dropout_backward(mask2_));
   offload_.done("mlp_norm");
-  w_.free({mask2_, residual_});
-  residual_ = mask2_ = no_tensor;
+  w_.free(std::exchange(residual_, no_tensor));
   return dx;
 }
 
 std::uint32_t LayerWriter::attention_backward() {
   offload_.needed("attn_norm");
-  dropout_backward();
-  const auto dx = attention_->backward();
+  const auto dx = attention_->backward(dropout_backward(mask1_));
   offload_.done("attn_norm");
-  w_.free(mask1_);
-  mask1_ = no_tensor;
   return dx;
 }
 

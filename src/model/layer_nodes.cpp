@@ -59,9 +59,12 @@ std::uint32_t LayerNodes::dropout_mask() {
   return w_.allocate("dropout_mask", d_.local * d_.h);
 }
 
-void LayerNodes::dropout_backward(std::uint32_t mask) {
-  if (d_.hidden_dropout > 0) w_.launch("dropout backward", {"dropout.backward", {d_.local * d_.h}});
+std::uint32_t LayerNodes::dropout_backward(std::uint32_t mask) {
+  if (mask == no_tensor) return no_tensor;
+  const auto gradient = w_.allocate("dropout gradient", boundary());
+  w_.launch("dropout backward", {"dropout.backward", {d_.local * d_.h}});
   w_.free(mask);
+  return gradient;
 }
 
 void LayerNodes::attention_forward() {
@@ -83,8 +86,7 @@ void LayerNodes::attention_backward(std::uint32_t dresidual, std::uint32_t dx, s
     add("gradient accumulation");
     w_.free({dx, residual_});
   }
-  dropout_backward(mask1_);
-  const auto dattention = attention_->backward();
+  const auto dattention = attention_->backward(dropout_backward(mask1_));
   w_.free(borders_.x);
   if (sum != borders_.dx) w_.allocate(borders_.dx);
   add("gradient accumulation");
@@ -131,12 +133,12 @@ void LayerNodes::moe_backward() {
     dy = linear_.norm_backward("head norm", statistics_, no_tensor, d_.local, d_.h);
     w_.free(unnormed_);
   }
-  dropout_backward(mask2_);
+  const auto dropped = dropout_backward(mask2_);
   const auto dresidual = w_.allocate("gradient of the residual stream", boundary());
   w_.launch("residual gradient", {"copy.d2d", {boundary()}});
   auto gradient = moe_->combine_backward();
   if (dy != borders_.dy) w_.free(dy);
-  w_.free(borders_.dy);
+  w_.free({borders_.dy, dropped});
   w_.to_node(Name::mlp, Pass::backward);
   gradient = moe_->compute_backward(gradient);
   if (d_.delayed_wgrad) {
@@ -163,8 +165,7 @@ void LayerNodes::dense_forward() {
 
 void LayerNodes::dense_backward() {
   w_.to_node(Name::mlp, Pass::backward);
-  dropout_backward(mask2_);
-  const auto dmlp = mlp_->backward();
+  const auto dmlp = mlp_->backward(dropout_backward(mask2_));
   const auto dresidual = w_.allocate("gradient of the residual stream", boundary());
   add("gradient accumulation");
   w_.free({dmlp, residual_});

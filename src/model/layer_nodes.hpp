@@ -28,7 +28,7 @@ class LayerNodes {
   Int boundary() const { return d_.boundary_bytes(); }
   void add(const std::string& name) { w_.launch(name, {"add", {d_.local * d_.h}}); }
   std::uint32_t dropout_mask();
-  void dropout_backward(std::uint32_t mask);
+  std::uint32_t dropout_backward(std::uint32_t mask);
   void attention_forward();
   void attention_backward(std::uint32_t dresidual, std::uint32_t dx, std::uint32_t drows);
   void moe_forward();

@@ -26,7 +26,7 @@ class LayerWriter {
   std::uint32_t mlp_backward();
   void add(const std::string& name) { w_.launch(name, {"add", {d_.local * d_.h}}); }
   std::uint32_t dropout_mask();
-  void dropout_backward();
+  std::uint32_t dropout_backward(std::uint32_t& mask);
   void accumulate(std::uint32_t part) { add("gradient accumulation"), w_.free(part); }
 
   PieceBuilder& w_;

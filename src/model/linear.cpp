@@ -1,15 +1,40 @@
 #include "linear.hpp"
 
+#include <algorithm>
 #include <utility>
 
 namespace pipewright::model {
 namespace {
 
-/// Workspace of TE's norm backward: a CTA's partial sums of dgamma (and dbeta) in fp32, three CTAs on each of Hopper's
-/// 132 SMs (TE common/normalization/*/*_bwd_semi_cuda_kernel.cu; 396 rows of 4096 in the recorded allocations).
-constexpr Int norm_workspace_rows = 3 * 132;
+/// Workspace of TE's norm backward: a CTA's partial sums of dgamma (and dbeta) in fp32, as many CTAs as fit on Hopper's
+/// 132 SMs (TE common/normalization/*/*_bwd_semi_cuda_kernel.cu): three each for RMSNorm, two for LayerNorm (396 and
+/// 2 x 264 rows of 4096 in recorded allocations).
+constexpr Int rms_workspace_rows = 3 * 132, layer_norm_workspace_rows = 2 * 2 * 132;
+
+/// Partial sums of PyTorch's reduction of `rows` x `columns` (16 bits) over its rows, fp32: blocks of 32 x 4 threads,
+/// each thread 4 columns; the rows are split over blocks to fill the GPU (aten/src/ATen/native/cuda/Reduce.cuh,
+/// setReduceConfig, global_memory_size; 142606336 B for 2048 x 16384 in recorded allocations).
+Int column_sum_workspace(Int rows, Int columns) {
+  constexpr Int width = 32, height = 4, vector = 4, resident = 132 * (2048 / (width * height));
+  const auto divide_up = [](Int a, Int b) { return (a + b - 1) / b; };
+  const Int grid = divide_up(columns / vector, width), values = divide_up(rows, height);
+  if (values < 256 || grid > resident) return 0;
+  const Int blocks = std::max(std::min(divide_up(resident, grid), divide_up(values, 16)), divide_up(values, 256));
+  return blocks > 1 ? 4 * columns * blocks * width * vector : 0;
+}
 
 }  // namespace
+
+std::uint32_t LinearWriter::bias_gradient(const std::string& name, Int rows, Int columns) {
+  const auto gradient = w_.allocate(name + "_bias_gradient", 2 * columns);
+  if (const Int workspace = column_sum_workspace(rows, columns)) {
+    const auto partial = w_.allocate("workspace", workspace);
+    w_.transient("workspace", 512);  // semaphores
+    w_.free(partial);
+  }
+  w_.launch(name + " bias gradient", {"l2norm", {rows * columns / 2}});  // reads 16 bits
+  return gradient;
+}
 
 Int LinearWriter::norm_statistics(Int rows) const { return rows * 4 * (d_.rms_norm ? 1 : 2); }
 
@@ -229,7 +254,7 @@ std::uint32_t LinearWriter::norm_backward(const std::string& name, std::uint32_t
   if (din == no_tensor) din = w_.tensor(name + "_input_gradient", 2 * rows * cols);
   w_.allocate(din);
   const auto dgamma = w_.allocate("weight gradients", 2 * cols * (d_.rms_norm ? 1 : 2));
-  w_.transient("workspace", norm_workspace_rows * cols * 4 * (d_.rms_norm ? 1 : 2));
+  w_.transient("workspace", (d_.rms_norm ? rms_workspace_rows : layer_norm_workspace_rows) * cols * 4);
   norm(name, false, rows, cols);
   w_.launch(name + " gradient accumulation", {"small", {}});
   w_.free({statistics, dout});

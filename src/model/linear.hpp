@@ -88,6 +88,8 @@ class LinearWriter {
   std::uint32_t row_backward(const Linear& linear, Operand& saved, bool keeps_original);
 
   void norm(const std::string& name, bool forward, Int rows, Int cols);
+  /// A bias that another kernel added: its gradient is PyTorch's sum over the rows of a matrix. Returns it.
+  std::uint32_t bias_gradient(const std::string& name, Int rows, Int columns);
   Int norm_statistics(Int rows) const;  ///< bytes of rsigma (and mu)
 
   Operand quantize(const std::string& name, Int rows, Int cols, bool row, bool transpose, bool with_amax = true,

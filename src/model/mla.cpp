@@ -26,7 +26,8 @@ class LatentAttention : public Attention {
         d_(d),
         linear_(builder, d),
         core_(builder, d),
-        rope_(builder, d),
+        q_rope_(builder, d, "attention.q_rope"),
+        k_rope_(builder, d, "attention.k_rope"),
         norm_(builder, d, "attention.norm", d.recompute_norms),
         offload_(builder, d),
         q_down_{"attention.q_down", d.h, split(d.q_rank), fp8, !d.splits_down},
@@ -37,7 +38,7 @@ class LatentAttention : public Attention {
         proj_{"attention.proj", d.v_width(), d.h, fp8} {}
 
   std::uint32_t forward(bool grad) override;
-  std::uint32_t backward() override;
+  std::uint32_t backward(std::uint32_t dropped) override;
   void weight_gradients() override { linear_.weight_gradients.run(true); }
 
  private:
@@ -55,7 +56,7 @@ class LatentAttention : public Attention {
   void up(bool grad);
   std::uint32_t project(const Linear& linear, const std::string& owner, Projection& projection, bool grad);
   std::uint32_t project_backward(const Linear& linear, Projection& projection, std::uint32_t gradient);
-  void rotate(std::uint32_t kv);
+  void rotate(std::uint32_t kv, bool grad);
   void attend(bool grad);
   void offload_projections();
   void core_backward(std::uint32_t dout);
@@ -74,7 +75,7 @@ class LatentAttention : public Attention {
   const Dimensions& d_;
   LinearWriter linear_;
   CoreAttention core_;
-  Rope rope_;
+  Rope q_rope_, k_rope_;
   Norm norm_;
   OffloadWriter offload_;
   Linear q_down_, kv_down_, qkv_down_, q_up_, kv_up_, proj_;
@@ -174,15 +175,15 @@ std::uint32_t LatentAttention::project_backward(const Linear& linear, Projection
   return result;
 }
 
-void LatentAttention::rotate(std::uint32_t kv) {
+void LatentAttention::rotate(std::uint32_t kv, bool grad) {
   if (d_.fused_rope) {
     w_.launch("attention.q rope", {"rope.mla.forward", {d_.tokens, d_.heads, d_.qk_rope}});  // in place
     k_ = w_.allocate("attention.k", 2 * d_.tokens * d_.kv);
     v_ = w_.allocate("attention.v", 2 * d_.tokens * d_.v_width());
     w_.launch("attention.kv rope", {"rope.mla.forward", {d_.tokens, d_.heads, d_.qk_nope + d_.v_dim + d_.qk_rope / 2}});
   } else {
-    const auto q_rope = rope_.forward("attention.q_rope", d_.heads, d_.qk_rope);
-    const auto k_rope = rope_.forward("attention.k_rope", 1, d_.qk_rope);
+    const auto q_rope = q_rope_.forward(d_.heads, d_.qk_rope, grad);
+    const auto k_rope = k_rope_.forward(1, d_.qk_rope, grad);
     const auto projected = q_;
     q_ = w_.allocate("attention.q", 2 * d_.tokens * d_.q);
     w_.launch("attention.q joined", {"cat", {d_.tokens, d_.q}});
@@ -201,7 +202,7 @@ void LatentAttention::up(bool grad) {
   } else {
     q_ = linear_.column_linear(q_up_, "attention.q", q_projection_.saved.out, grad);
   }
-  rotate(project(kv_up_, "attention.kv", kv_projection_, grad));
+  rotate(project(kv_up_, "attention.kv", kv_projection_, grad), grad);
 }
 
 /// Module qkv_linear. Both down projections save the norm's output, each as an object of its own.
@@ -262,14 +263,13 @@ void LatentAttention::core_backward(std::uint32_t dout) {
     up(true);
     w_.recomputing(false);
   }
+  if (d_.recompute_attention || d_.unfused_attention) release({&o_});  // only the projection had saved it
   if (d_.recompute_attention) {
-    release({&o_});  // only the projection had saved it
     w_.recomputing(true);
     o_ = core_.forward(true);
     w_.recomputing(false);
   }
-  const auto g = core_.backward();
-  w_.free(dout);
+  const auto g = core_.backward({dout});
   release({&q_, &k_, &v_, &o_});
   q_ = g.q;
   k_ = g.k;
@@ -290,10 +290,10 @@ LatentAttention::Compressed LatentAttention::up_backward() {
     w_.launch("attention.kv gradient", {"cat", {d_.tokens, d_.kv_up()}});
     w_.launch("attention.key_rope gradient of heads summed", {"copy.strided", {d_.tokens, d_.heads * d_.qk_rope}});
     release({&k_, &v_});
-    result.rope = rope_.backward("attention.k_rope", 1, d_.qk_rope, result.rope);
+    result.rope = k_rope_.backward(1, d_.qk_rope, result.rope);
     const auto dq_rope = w_.allocate("attention.q_rope_gradient", 2 * d_.tokens * d_.heads * d_.qk_rope);
     w_.launch("attention.q_rope gradient copy", {"copy.strided", {d_.tokens, d_.heads * d_.qk_rope}});
-    const auto rotated = rope_.backward("attention.q_rope", d_.heads, d_.qk_rope, dq_rope);
+    const auto rotated = q_rope_.backward(d_.heads, d_.qk_rope, dq_rope);
     const auto dq = w_.allocate("attention.q_gradient", 2 * d_.tokens * d_.q);
     w_.launch("attention.q gradient", {"cat", {d_.tokens, d_.q}});
     w_.free({rotated, std::exchange(q_, dq)});
@@ -358,10 +358,11 @@ std::uint32_t LatentAttention::down_backward(Compressed g) {
   return norm_.backward(sum);
 }
 
-std::uint32_t LatentAttention::backward() {
+std::uint32_t LatentAttention::backward(std::uint32_t dropped) {
   if (!d_.fused_down) norm_.replay();
   offload_.needed("attn_proj");
   const auto dout = linear_.row_backward(proj_, proj_input_, d_.recipe != Recipe::delayed);
+  linear_.weight_gradients.put([this, dropped] { w_.free(dropped); });
   if (reloaded_o_ != no_tensor) w_.free(std::exchange(o_, std::exchange(reloaded_o_, no_tensor)));
   offload_.done("attn_proj");
   offload_.needed("core_attn");

@@ -24,7 +24,7 @@ class DenseMlp : public Mlp {
         separate_norm_(builder, dimensions, "mlp.norm", dimensions.recompute_norms) {}
 
   std::uint32_t forward(bool grad) override;
-  std::uint32_t backward() override;
+  std::uint32_t backward(std::uint32_t dropped) override;
   void weight_gradients() override { linear_.weight_gradients.run(); }
 
  private:
@@ -85,10 +85,10 @@ std::uint32_t DenseMlp::activate_backward(std::uint32_t gradient) {
   } else {
     w_.launch("mlp.activation backward", {d_.activation + ".backward", {d_.tokens, d_.f}});
   }
-  w_.free({gradient, dgate, dlinear, fc1_out_});
+  // fc1's bias is added in the activation.
+  const auto dbias = d_.bias ? linear_.bias_gradient("mlp.fc1", d_.tokens, d_.ffn_in()) : no_tensor;
+  w_.free({gradient, dgate, dlinear, fc1_out_, dbias});
   fc1_out_ = gate_ = linear_half_ = no_tensor;
-  // Its bias is added in the activation; its gradient is a sum over the tokens, which reads bf16.
-  if (d_.bias) w_.launch("mlp.fc1 bias gradient", {"l2norm", {d_.tokens * d_.ffn_in() / 2}});
   return dfc1;
 }
 
@@ -111,7 +111,7 @@ std::uint32_t DenseMlp::forward(bool grad) {
   return out;
 }
 
-std::uint32_t DenseMlp::backward() {
+std::uint32_t DenseMlp::backward(std::uint32_t dropped) {
   if (d_.separate_norms) separate_norm_.replay();
   std::uint32_t replayed = no_tensor;
   if (d_.recompute_mlp) {
@@ -120,6 +120,9 @@ std::uint32_t DenseMlp::backward() {
     w_.recomputing(false);
   }
   const auto dactivation = linear_.row_backward(fc2_, fc2_input_, false);
+  if (!d_.recompute_mlp) {  // a checkpoint holds it until it returns
+    linear_.weight_gradients.put([this, gradient = std::exchange(dropped, no_tensor)] { w_.free(gradient); });
+  }
   linear_.weight_gradients.put([this, activation = std::exchange(activation_, no_tensor)] { w_.free(activation); });
   const auto dfc1 = activate_backward(dactivation);
   auto dx = no_tensor;
@@ -130,7 +133,7 @@ std::uint32_t DenseMlp::backward() {
   } else {
     dx = linear_.norm_linear_backward(fc1_, norm_, dfc1);
   }
-  w_.free(replayed);
+  w_.free({replayed, dropped});
   return dx;
 }
 

@@ -12,8 +12,9 @@ class Mlp {
   virtual ~Mlp() = default;
   /// Returns the output, without bias and residual. Without `grad` nothing else is left.
   virtual std::uint32_t forward(bool grad) = 0;
-  /// Frees what forward left; returns the gradient of the norm's input, before the residual is added.
-  virtual std::uint32_t backward() = 0;
+  /// Frees what forward left; returns the gradient of the norm's input, before the residual is added. `dropped`: the
+  /// output's gradient where dropout made it a tensor of its own; freed once it has been read.
+  virtual std::uint32_t backward(std::uint32_t dropped) = 0;
   /// What delay_wgrad_compute left of backward.
   virtual void weight_gradients() = 0;
 };

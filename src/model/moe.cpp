@@ -154,14 +154,16 @@ std::uint32_t MixtureOfExperts::prepare_backward(std::uint32_t gradient) {
   return norm_.backward(input);
 }
 
-std::uint32_t MixtureOfExperts::backward() {
+std::uint32_t MixtureOfExperts::backward(std::uint32_t dropped) {
   auto replayed = no_tensor;
   norm_.replay();
   w_.recomputing(true);
   if (m_.recompute_layer) replayed = run(true);
   w_.recomputing(false);
-  const auto dx = prepare_backward(dispatch_backward(compute_backward(combine_backward())));
-  w_.free(replayed);
+  auto gradient = combine_backward();
+  if (m_.shared == 0 && !m_.recompute_layer) w_.free(std::exchange(dropped, no_tensor));  // else read again, or held
+  const auto dx = prepare_backward(dispatch_backward(compute_backward(gradient)));
+  w_.free({replayed, dropped});
   return dx;
 }
 

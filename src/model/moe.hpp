@@ -18,7 +18,7 @@ class MixtureOfExperts : public Mlp {
   MixtureOfExperts(PieceBuilder& builder, const Dimensions& dimensions, bool fp8);
 
   std::uint32_t forward(bool grad) override;
-  std::uint32_t backward() override;
+  std::uint32_t backward(std::uint32_t dropped) override;
   void weight_gradients() override { experts_.weight_gradients(); }
 
   // The parts that nodes of expert-parallel overlap consist of, in forward order.

@@ -7,9 +7,9 @@
 //     ep (all-to-all), tp-ep (token counts, allgather dispatcher), expert tp and expert dp, each where it has more than
 //     one rank (token_dispatcher.py:77-86, parallel_state.py:1357-1470).
 //   process group with a device_id: every group that parallel_state.initialize_model_parallel makes gets its
-//     communicator at once (core_r0.19.0 megatron/core/parallel_state.py:938-1570): world, dp-cp, dp, cp, tp-pp, tp, pp,
-//     tp-dp-cp, tp-dp, tp-cp, ep, expert tp, tp-ep, tp-ep-pp, expert dp and optimizer instance on every rank, embedding
-//     on the first and last stage, position embedding on the first.
+//     communicator at once (core_r0.19.0 megatron/core/parallel_state.py:938-1570): world, dp-cp, dp, cp, tp-pp, tp,
+//     pp, tp-dp-cp, tp-dp, tp-cp, ep, expert tp, tp-ep, tp-ep-pp, expert dp and optimizer instance on every rank,
+//     embedding on the first and last stage, position embedding on the first.
 //
 // A pipeline communicator also has buffers for each neighbour. tp_comm_overlap adds Transformer Engine's userbuffers
 // (module/base.py initialize_ub): ten of a gathered hidden state, for qkv, proj, fc1 and fc2 forward, dgrad and wgrad.

@@ -388,6 +388,7 @@ void StateWriter::run(const std::vector<ChunkShape>& shapes) {
   add_global_buffers(head, mtp);
   if (head && d_.deferred_head_wgrad) add_deferred_head();
   hold(rank_.since_first_step, "token ids", 8 * d_.tokens);
+  if (d_.local_spec) hold(rank_.since_first_step, "attention mask", d_.b * d_.s * d_.s);  // of one microbatch, bool
   hold(rank_.since_first_step, "position ids", 8 * d_.tokens);
   hold(rank_.since_first_step, "rng state", 8);
   add_finalize(shares);

@@ -74,6 +74,25 @@ TEST_CASE("peak allocated of every dense measured run, every rank, within 0.3 %"
   }
 }
 
+TEST_CASE("runs with what the families above lack: biases, dropout, tied embeddings, the local spec, TP 4") {
+  // data/: configurations run in the same way as ../measured.
+  struct Bound {
+    const char* run;
+    double peak;
+  };
+  for (const auto& bound :
+       {Bound{"gpt_bias_dropout", 1e-5}, Bound{"local_spec_half_softmax", 3e-4}, Bound{"tp4_sp", 1e-4},
+        Bound{"tp2_pp2_v2", 3e-4}, Bound{"tp2_pp2_v2_fp8", 2.5e-3}, Bound{"whole_layer_unfused_gradients", 2e-3}}) {
+    CAPTURE(bound.run);
+    const auto s = scenario::read("data/" + std::string(bound.run) + ".yaml");
+    for (const auto& real : s.measured->ranks) {
+      CAPTURE(real.rank);
+      CHECK(std::abs(relative(walk(s, static_cast<int>(real.pp_rank)).peak_allocated, real.peak_allocated_bytes)) <
+            bound.peak);
+    }
+  }
+}
+
 TEST_CASE("a fresh process: static bytes exactly, peak and remainder to some scalars") {
   for (const auto& name : {"a_mem_pp4v2_m8", "a_mem_pp4v2_m8_expandable", "a_pp4_m8_full_block2"}) {
     CAPTURE(name);

@@ -27,6 +27,11 @@ TEST_CASE("unfused attention saves probabilities, and keys and values of every q
   CHECK(saved_with({}) == dense + attention + 2 * scores);
   // Softmax in fp32 and its result in bf16.
   CHECK(saved_with({"masked_softmax_fusion=false"}) == dense + attention + (4 + 2) * scores);
+  // The same without a cast: one tensor of 16 bits serves softmax and product.
+  CHECK(saved_with({"masked_softmax_fusion=false", "attention_softmax_in_fp32=false"}) ==
+        dense + attention + 2 * scores);
+  // PyTorch's rotation saves cos and sin of q and of k.
+  CHECK(saved_with({"apply_rope_fusion=false"}) - saved_with({"apply_rope_fusion=true"}) == 2 * 2 * 2 * s * 128);
   // Softmax, what dropout left of it, and a mask of a byte.
   CHECK(saved_with({"attention_dropout=0.1"}) == dense + attention + (2 + 2 + 1) * scores);
 }
