@@ -5,6 +5,7 @@
 // which variable of Megatron's schedule functions still names it (reference 1.8; src/memory/walk.cpp has the list).
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -39,6 +40,17 @@ struct OwnerBytes {
   Bytes bytes;
 };
 
+/// The first allocation that finds no room.
+struct Failure {
+  std::string at, piece;     ///< "B 3.1"; "layer 5, attention.core backward"; no place: before the first step is over
+  std::string owner;         ///< of what was asked for
+  Bytes requested, segment;  ///< as asked for; what the device had to give for it
+  Bytes allocated, reserved, graph_pool;
+  std::vector<OwnerBytes> owners;  ///< who holds what is allocated, largest first
+};
+/// torch.OutOfMemoryError's text with the numbers of the replay.
+std::string out_of_memory_message(const Failure& failure, Bytes device_total, Bytes outside_allocator, int gpu);
+
 struct Walk {
   Bytes static_bytes;      ///< before the first step
   Bytes after_step;        ///< after a step, from the second on
@@ -52,8 +64,8 @@ struct Walk {
   std::vector<offload::Moved> offloaded;  ///< by activation offload, in a step
   Bytes pinned;                           ///< host memory for that
   std::int64_t events = 0;
-  bool retried = false;          ///< under a limit: cached blocks had to be given back to the device
-  std::string out_of_memory_at;  ///< under a limit: "B 3.1", where even that did not help; empty: the run survives
+  bool retried = false;            ///< under a limit: cached blocks had to be given back to the device
+  std::optional<Failure> failure;  ///< under a limit: where even that did not help
 };
 
 /// A step of one pipeline rank, after one that made the optimizer's state. `listener` sees every allocation and free
@@ -62,8 +74,27 @@ struct Walk {
 Walk walk(const model::Stages& stages, const schedule::Program& program, const scenario::Scenario& scenario,
           int pp_rank, std::optional<Bytes> device = {}, const Listener& listener = {});
 
+/// Why reserved memory is more than allocated memory, at the moment when it grew to its peak.
+struct Fragmentation {
+  struct Pinned {
+    Bytes bytes, free;               ///< of a segment that cannot be given back
+    std::vector<OwnerBytes> owners;  ///< whose tensors are in it, largest first
+  };
+  std::string at, piece, owner;  ///< the allocation for which it grew: place, next kernel, what it is
+  Bytes requested, allocated, reserved;
+  Bytes cached;                       ///< free in cached segments
+  Bytes largest_gap;                  ///< the largest of these free blocks
+  Bytes largest_allocation;           ///< that could still succeed, cached segments given back where that helps
+  std::vector<Pinned> segments;       ///< part-used ones, most free bytes first; small allocations' left out
+  std::vector<OwnerBytes> pinned_by;  ///< free bytes of part-used segments, by owners of what is used in them, by size
+};
+/// With the scenario's PYTORCH_CUDA_ALLOC_CONF, or with expandable segments too. `device`: as for walk().
+Fragmentation fragmentation(const model::Stages& stages, const schedule::Program& program,
+                            const scenario::Scenario& scenario, int pp_rank, bool expandable, Bytes device);
+
 /// The walk without the allocator: what a rank holds for good (parameters, gradients, optimizer state), and the peak of
-/// allocated bytes that walk() finds; a few times faster. Without `with_step` only the former.
+/// the bytes asked for, of which walk() finds no fewer allocated; a few times faster. Without `with_step` only the
+/// former.
 struct Scout {
   Bytes static_bytes, state_bytes, peak_allocated;
 };
@@ -77,25 +108,53 @@ struct AllocatorConfig {
   bool expandable_segments = false;
   std::int64_t max_split_size = INT64_MAX;  ///< bytes; max_split_size_mb
   std::int64_t max_non_split_rounding = 20 << 20;
-  std::int64_t roundup_power2_divisions = 0;  ///< 0: off
-  std::int64_t device_bytes = INT64_MAX;      ///< what cudaMalloc can hand out: limit less what lies outside
+  std::int64_t large_segment = 20 << 20;                       ///< large_segment_size_mb
+  std::array<std::int64_t, 16> roundup_power2_divisions = {};  ///< of sizes from 2^(20 + i) B; 0: off
+  double garbage_collection_threshold = 0;                     ///< 0: off; without a memory fraction it does nothing
+  double per_process_memory_fraction = 1;
+  std::int64_t device_total = INT64_MAX;  ///< of which the fraction is a part
+  std::int64_t device_bytes = INT64_MAX;  ///< what cudaMalloc can hand out: limit less what lies outside
 };
 /// Throws UsageError naming an unknown key or a wrong value.
 AllocatorConfig parse_allocator_config(std::string_view conf, const Position& where);
+/// Of a scenario: PYTORCH_CUDA_ALLOC_CONF, or PYTORCH_ALLOC_CONF as newer versions call it.
+AllocatorConfig allocator_config(const scenario::Scenario& scenario);
+
+/// A stretch of memory that cudaMalloc gave, or with expandable segments one that is mapped without a hole.
+struct Segment {
+  struct Block {
+    std::uint32_t handle = 0;  ///< of allocate(), where it is in use
+    std::int64_t bytes = 0;
+    bool used = false;  ///< or freed and still used by another stream
+  };
+  std::int64_t bytes = 0, used = 0;
+  bool small = false, expandable = false;
+  std::int32_t stream = 0;
+  std::vector<Block> blocks;  ///< by address
+};
 
 /// PyTorch's c10/cuda/CUDACachingAllocator.cpp: two pools, best fit, split, merge, expandable segments. Times do not
-/// occur in it: a block that another stream still uses is retired first and freed when the caller says so.
+/// occur in it: the caller says how far other streams have come.
 class Allocator {
  public:
   explicit Allocator(const AllocatorConfig& config = {});
+  Allocator(const Allocator&);
   ~Allocator();
   Allocator(Allocator&&) noexcept;
   Allocator& operator=(Allocator&&) noexcept;
 
   /// A handle for free(), or nullopt: out of memory, even after cached segments were released.
   std::optional<std::uint32_t> allocate(std::int64_t bytes, std::int32_t stream = 0);
-  void retire(std::uint32_t handle);  ///< counts as allocated no more, but cannot be used again yet (record_stream)
-  void free(std::uint32_t handle);
+  /// Another stream uses the block: once freed it waits for an event on that stream.
+  void record_stream(std::uint32_t handle, std::int32_t stream);
+  /// Counts as allocated no more. Can be used again at once, or after passed() for every stream that recorded it; then
+  /// the result is the number of its last event, else 0.
+  std::uint64_t free(std::uint32_t handle);
+  /// The GPU has come past all events on `stream` up to this number; the next allocate() sees it.
+  void passed(std::int32_t stream, std::uint64_t event);
+  /// The same in two steps, for recordings that say when: not allocated any more; free() then frees it.
+  void retire(std::uint32_t handle);
+  void limit(std::int64_t device_bytes);
   void next_segment_at(std::int64_t address);  ///< where the driver puts the next segment; decides between equal fits
   void empty_cache();                          ///< torch.cuda.empty_cache
   void reset_peaks();
@@ -105,7 +164,13 @@ class Allocator {
   std::int64_t peak_allocated() const;
   std::int64_t peak_reserved() const;
   std::int64_t largest_free_block() const;  ///< the largest cached block that an allocation could take
+  /// The largest request that would succeed now, with everything that allocate() does to find room (not with a device
+  /// without limit).
+  std::int64_t largest_allocation(std::int32_t stream = 0) const;
+  std::int64_t segment_bytes(std::int64_t requested) const;  ///< what a new segment for it takes
   int segments() const;
+  std::int64_t retries() const;           ///< times that cached segments were released to find room
+  std::vector<Segment> snapshot() const;  ///< by address
 
  private:
   class State;

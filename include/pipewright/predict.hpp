@@ -20,6 +20,15 @@ struct OwnerBytes {
   Bytes bytes;
 };
 
+/// How near a rank comes to running out of memory, and why; find_pressure.
+struct Pressure {
+  enum class Verdict : std::uint8_t { fits, fits_expandable, does_not_fit } verdict = Verdict::fits;
+  Bytes needed;                       ///< device memory, what lies outside the allocator included
+  std::optional<double> probability;  ///< that it fits without the margin; none where no profile knows the errors
+  memory::Fragmentation as_configured, expandable;
+  std::string message;  ///< PyTorch's own words, where the step runs out of memory
+};
+
 struct RankPrediction {
   int pp_rank = 0;
   timeline::Account account;
@@ -32,8 +41,9 @@ struct RankPrediction {
   std::vector<offload::Moved> offloaded;  ///< by activation offload, in a step
   Bytes pinned;                           ///< host memory for that
   bool fits = true;
-  bool retried = false;          ///< fits only because the allocator gives cached blocks back to the device
-  std::string out_of_memory_at;  ///< where it runs out under the limit; empty: it survives
+  bool retried = false;                    ///< fits only because the allocator gives cached blocks back to the device
+  std::optional<memory::Failure> failure;  ///< where it runs out under limit and margin
+  std::optional<Pressure> pressure;        ///< find_pressure
 };
 
 struct Prediction {
@@ -70,6 +80,10 @@ Prediction predict(const scenario::Scenario& scenario, const profile::Profiles& 
 /// Fills `levers` and every rank's slack: simulates the step again for each change.
 void find_levers(Prediction& prediction, const scenario::Scenario& scenario, const profile::Profiles& profiles,
                  const Run& run);
+
+/// Fills the ranks' pressure: replays every rank's memory several times more. `only_rank`: just this one's.
+void find_pressure(Prediction& prediction, const scenario::Scenario& scenario, const profile::Profiles& profiles,
+                   const Run& run, std::optional<int> only_rank = {});
 
 // ---- Quick looks, for the search
 

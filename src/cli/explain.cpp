@@ -22,7 +22,9 @@ void explain(const Options& options) {
   }
   const Loaded loaded = options.input.runnable();
   predict::Run run;
-  const auto prediction = predict::predict(loaded.scenario, options.input.profiles(loaded.scenario), &run);
+  const auto profiles = options.input.profiles(loaded.scenario);
+  auto prediction = predict::predict(loaded.scenario, profiles, &run);
+  if (options.peak) predict::find_pressure(prediction, loaded.scenario, profiles, run, options.rank);
   if (!options.json.empty()) {
     write_result(options.json, options.peak ? report::explain_peak_json(prediction, options.rank)
                                             : report::explain_op_json(run, options.rank, options.op));

@@ -20,6 +20,7 @@ void simulate(const Options& options) {
   const auto profiles = options.input.profiles(loaded.scenario);
   auto prediction = predict::predict(loaded.scenario, profiles, &run);
   predict::find_levers(prediction, loaded.scenario, profiles, run);
+  predict::find_pressure(prediction, loaded.scenario, profiles, run);
   prediction.notes.insert(prediction.notes.begin(), loaded.notes.begin(), loaded.notes.end());
   if (!options.json.empty()) write_result(options.json, report::simulate_json(prediction));
   if (!options.trace.empty()) report::write_trace(options.trace, prediction, run);

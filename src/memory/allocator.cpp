@@ -5,7 +5,15 @@
 //
 // With expandable segments a pool has one address range per stream that is mapped in pages of 2 MiB (small) or 20 MiB
 // (large) as it is needed: the free tail grows instead of a new segment being made.
+//
+// Where nothing free fits (DeviceCachingAllocator::malloc): old cached segments are collected if a memory fraction and
+// a threshold are set; a new segment; with max_split_size oversize cached segments are given back; all cached ones are.
 #include <algorithm>
+#include <bit>
+#include <deque>
+#include <iterator>
+#include <map>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -15,28 +23,26 @@ namespace pipewright::memory {
 namespace {
 
 constexpr std::int64_t MiB = 1 << 20;
-constexpr std::int64_t small_size = MiB, small_segment = 2 * MiB;             // kSmallSize, kSmallBuffer
-constexpr std::int64_t large_segment = 20 * MiB, min_large_alloc = 10 * MiB;  // kLargeBuffer, kMinLargeAlloc
-constexpr std::int64_t large_rounding = 2 * MiB;                              // kRoundLarge
-constexpr std::int64_t smallest = 512;                                        // kMinBlockSize
+constexpr std::int64_t small_size = MiB, small_segment = 2 * MiB;  // kSmallSize, kSmallBuffer
+constexpr std::int64_t min_large_alloc = 10 * MiB;                 // kMinLargeAlloc
+constexpr std::int64_t large_rounding = 2 * MiB;                   // kRoundLarge
+constexpr std::int64_t smallest = 512;                             // kMinBlockSize
 constexpr std::uint32_t none = 0xffffffff;
 
 std::int64_t up(std::int64_t value, std::int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
-/// round_size with roundup_power2_divisions: the next of `divisions` equal steps between two powers of two.
+/// roundup_power2_next_division: the next of `divisions` equal steps between two powers of two.
 std::int64_t round_to_division(std::int64_t size, std::int64_t divisions) {
-  if (size <= 4 || divisions <= 1 || (size & (size - 1)) == 0) return size;
-  std::int64_t floor = 1;
-  while (floor * 2 <= size) floor *= 2;
-  const std::int64_t step = floor / divisions;
-  return step == 0 ? size : up(size, step);
+  return up(size, static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(size))) / divisions);
 }
 
 struct Block {
   std::int64_t address = 0, size = 0;
   std::uint32_t previous = none, next = none;  ///< neighbours in the segment
   std::int32_t stream = 0;
-  bool small = false, allocated = false, retired = false, mapped = true, expandable = false;
+  bool small = false, allocated = false, retired = false, mapped = true, expandable = false, exists = true;
+  std::int64_t base = 0;   ///< of its expandable segment: pages count from there
+  std::int64_t since = 0;  ///< its pool's searches when it became free (garbage collection)
 };
 
 /// Free blocks in the allocator's order: stream, size, address. A sorted array: some hundred entries at most, and
@@ -68,20 +74,41 @@ class FreeList {
 struct Pool {
   bool small = false;
   FreeList free, unmapped;  ///< unmapped: by address within a stream (size 0 in the key)
+  std::int64_t searches = 0;
+};
+
+/// A block that was freed while other streams used it waits for one of these on each.
+struct Pending {
+  std::uint64_t event = 0;
+  std::uint32_t block = none;
 };
 
 }  // namespace
 
 class Allocator::State {
  public:
-  explicit State(const AllocatorConfig& config) : config_(config) { pools_[1].small = true; }
+  explicit State(const AllocatorConfig& config) : config_(config) {
+    pools_[1].small = true;
+    if (config.per_process_memory_fraction < 1 && config.device_total < INT64_MAX) {
+      allowed_ =
+          static_cast<std::int64_t>(config.per_process_memory_fraction * static_cast<double>(config.device_total));
+    }
+  }
 
   std::optional<std::uint32_t> allocate(std::int64_t bytes, std::int32_t stream) {
+    if (!pending_.empty()) process_events();
     const std::int64_t size = rounded(bytes);
     auto& pool = pools_[size <= small_size ? 1 : 0];
     auto block = find_free(pool, size, stream);
+    if (block == none && collects()) collect_garbage();
     if (block == none) block = new_block(pool, size, stream);
-    if (block == none && release_cached()) block = new_block(pool, size, stream);
+    if (block == none && release_oversize(pool, size, stream)) block = new_block(pool, size, stream);
+    if (block == none) {
+      ++retries_;
+      synchronize();
+      release_cached();
+      block = new_block(pool, size, stream);
+    }
     if (block == none) return std::nullopt;
     split(pool, block, size);
     auto& b = blocks_[block];
@@ -91,6 +118,12 @@ class Allocator::State {
     return block;
   }
 
+  void record_stream(std::uint32_t block, std::int32_t stream) {
+    if (stream == blocks_[block].stream) return;  // its own stream needs no event
+    auto& streams = recorded_[block];
+    if (std::find(streams.begin(), streams.end(), stream) == streams.end()) streams.push_back(stream);
+  }
+
   void retire(std::uint32_t block) {
     auto& b = blocks_[block];
     if (b.retired) return;
@@ -98,37 +131,55 @@ class Allocator::State {
     allocated_ -= b.size;
   }
 
-  void free(std::uint32_t block) {
+  std::uint64_t free(std::uint32_t block) {
     retire(block);
-    auto& b = blocks_[block];
-    b.allocated = b.retired = false;
-    auto& pool = pool_of(block);
-    merge(pool, block, blocks_[block].previous);
-    merge(pool, block, blocks_[block].next);
-    pool.free.insert(entry(block));
+    const auto uses = recorded_.empty() ? recorded_.end() : recorded_.find(block);
+    if (uses == recorded_.end()) {
+      give_back(block);
+      return 0;
+    }
+    for (const auto stream : uses->second) pending_[stream].push_back({++events_, block});
+    outstanding_[block] = uses->second.size();
+    recorded_.erase(uses);
+    return events_;
   }
 
-  bool release_cached() {
-    bool released = false;
+  void passed(std::int32_t stream, std::uint64_t event) {
+    auto& reached = passed_[stream];
+    reached = std::max(reached, event);
+  }
+
+  /// release_cached_blocks; with fragments of segments in use nothing can be done.
+  void release_cached() {
     for (auto& pool : pools_) {
       const auto entries = pool.free.entries();
       for (const auto& e : entries) {
         const auto& b = blocks_[e.block];
         if (b.expandable) {
-          released |= unmap(pool, e.block);
-        } else if (b.previous == none && b.next == none) {
-          reserved_ -= b.size;
-          --segments_;
-          pool.free.erase(e);
-          unused_.push_back(e.block);
-          released = true;
+          unmap(pool, e.block);
+        } else if (!is_split(e.block)) {
+          release(pool, e);
         }
       }
     }
-    return released;
   }
 
+  /// synchronize_and_free_events.
+  void synchronize() {
+    for (auto& [stream, events] : pending_) {
+      for (const auto& e : events) event_over(e.block);
+    }
+    pending_.clear();
+  }
+
+  void limit(std::int64_t device_bytes) { config_.device_bytes = device_bytes; }
   void next_segment_at(std::int64_t address) { given_address_ = address; }
+
+  /// get_allocation_size.
+  std::int64_t segment_bytes(std::int64_t size) const {
+    if (size <= small_size) return small_segment;
+    return size < min_large_alloc ? config_.large_segment : up(size, large_rounding);
+  }
 
   std::int64_t largest_free() const {
     std::int64_t largest = 0;
@@ -136,18 +187,41 @@ class Allocator::State {
     return largest;
   }
 
-  std::int64_t allocated_ = 0, reserved_ = 0, peak_allocated_ = 0, peak_reserved_ = 0;
+  std::vector<Segment> snapshot() const {
+    std::vector<std::uint32_t> heads;
+    for (std::uint32_t i = 0; i < blocks_.size(); ++i) {
+      const auto& b = blocks_[i];
+      if (b.exists && b.mapped && (b.previous == none || !blocks_[b.previous].mapped)) heads.push_back(i);
+    }
+    std::sort(heads.begin(), heads.end(), [&](auto a, auto b) { return blocks_[a].address < blocks_[b].address; });
+    std::vector<Segment> result;
+    for (const auto head : heads) {
+      const auto& first = blocks_[head];
+      Segment segment{0, 0, first.small, first.expandable, first.stream, {}};
+      for (auto i = head; i != none && blocks_[i].mapped; i = blocks_[i].next) {
+        const auto& b = blocks_[i];
+        segment.bytes += b.size;
+        if (b.allocated) segment.used += b.size;
+        segment.blocks.push_back({i, b.size, b.allocated});
+      }
+      result.push_back(std::move(segment));
+    }
+    return result;
+  }
+
+  std::int64_t allocated_ = 0, reserved_ = 0, peak_allocated_ = 0, peak_reserved_ = 0, retries_ = 0;
   int segments_ = 0;
 
- private:
   std::int64_t rounded(std::int64_t bytes) const {
     if (bytes < smallest) return smallest;
-    if (config_.roundup_power2_divisions > 1 && bytes > smallest * config_.roundup_power2_divisions) {
-      return up(round_to_division(bytes, config_.roundup_power2_divisions), smallest);
-    }
-    return block_bytes(bytes);
+    const int log = static_cast<int>(std::bit_width(static_cast<std::uint64_t>(bytes))) - 1;
+    const auto divisions = config_.roundup_power2_divisions[static_cast<std::size_t>(std::clamp(log - 20, 0, 15))];
+    return divisions > 1 && bytes > smallest * divisions ? round_to_division(bytes, divisions) : block_bytes(bytes);
   }
+
+ private:
   Pool& pool_of(std::uint32_t block) { return pools_[blocks_[block].small ? 1 : 0]; }
+  bool is_split(std::uint32_t block) const { return blocks_[block].previous != none || blocks_[block].next != none; }
   FreeList::Entry entry(std::uint32_t block) const {
     const auto& b = blocks_[block];
     return {b.mapped ? b.size : 0, b.address, b.stream, block};
@@ -163,6 +237,105 @@ class Allocator::State {
     blocks_[id] = block;
     return id;
   }
+  void unmake(std::uint32_t block) {
+    blocks_[block].exists = false;
+    unused_.push_back(block);
+  }
+  void insert_free(Pool& pool, std::uint32_t block) {
+    blocks_[block].since = pool.searches;
+    pool.free.insert(entry(block));
+  }
+
+  /// Merges a freed block with its free neighbours (free_block).
+  void give_back(std::uint32_t block) {
+    auto& b = blocks_[block];
+    b.allocated = b.retired = false;
+    auto& pool = pool_of(block);
+    merge(pool, block, b.previous);
+    merge(pool, block, blocks_[block].next);
+    insert_free(pool, block);
+  }
+
+  void event_over(std::uint32_t block) {
+    const auto left = outstanding_.find(block);
+    if (--left->second > 0) return;
+    outstanding_.erase(left);
+    give_back(block);
+  }
+  /// Events are looked at in the order of each stream, up to the first that has not passed.
+  void process_events() {
+    for (auto it = pending_.begin(); it != pending_.end();) {
+      auto& events = it->second;
+      const auto reached = passed_.find(it->first);
+      while (!events.empty() && reached != passed_.end() && events.front().event <= reached->second) {
+        const auto block = events.front().block;
+        events.pop_front();
+        event_over(block);
+      }
+      it = events.empty() ? pending_.erase(it) : std::next(it);
+    }
+  }
+
+  /// Gives a cached segment back to the device.
+  void release(Pool& pool, const FreeList::Entry& e) {
+    reserved_ -= blocks_[e.block].size;
+    --segments_;
+    pool.free.erase(e);
+    unmake(e.block);
+  }
+
+  // ---- Garbage collection
+
+  bool collects() const { return allowed_ && config_.garbage_collection_threshold > 0; }
+
+  /// garbage_collect_cached_blocks: whole cached segments of the large pool that have been passed over at least as
+  /// often as the average, until the reserved memory is down to the threshold.
+  void collect_garbage() {
+    auto& pool = pools_[0];
+    const auto threshold =
+        static_cast<std::int64_t>(config_.garbage_collection_threshold * static_cast<double>(*allowed_));
+    if (reserved_ <= threshold) return;
+    const std::int64_t target = reserved_ - threshold;
+    std::vector<FreeList::Entry> whole;
+    for (const auto& e : pool.free.entries()) {
+      if (!is_split(e.block) && !blocks_[e.block].expandable) whole.push_back(e);
+    }
+    const auto age = [&](const FreeList::Entry& e) { return pool.searches - blocks_[e.block].since; };
+    std::int64_t ages = 0;
+    for (const auto& e : whole) ages += age(e);
+    for (std::int64_t reclaimed = 0; reclaimed < target && !whole.empty();) {
+      const double limit = static_cast<double>(ages) / static_cast<double>(whole.size());
+      std::erase_if(whole, [&](const FreeList::Entry& e) {
+        if (static_cast<double>(age(e)) < limit) return false;
+        reclaimed += e.size;
+        ages -= age(e);
+        release(pool, e);
+        return true;
+      });
+    }
+  }
+
+  /// release_available_cached_blocks: oversize segments are never split, so the smallest that is large enough goes,
+  /// else the largest ones until together they are.
+  bool release_oversize(Pool& pool, std::int64_t size, std::int32_t stream) {
+    if (config_.max_split_size == INT64_MAX) return false;
+    const std::int64_t wanted = std::max(size, config_.max_split_size);
+    const auto& entries = pool.free.entries();
+    auto i = pool.free.lower_bound(stream, wanted);
+    if (i < entries.size() && entries[i].stream == stream && !blocks_[entries[i].block].expandable) {
+      release(pool, FreeList::Entry(entries[i]));
+      return true;
+    }
+    std::int64_t released = 0;
+    while (i-- > 0 && released < wanted) {
+      const auto e = entries[i];
+      if (e.stream != stream || e.size < config_.max_split_size) break;
+      if (blocks_[e.block].expandable) continue;
+      released += e.size;
+      release(pool, e);
+    }
+    return released >= wanted;
+  }
 
   void reserve(std::int64_t bytes) {
     reserved_ += bytes;
@@ -170,6 +343,7 @@ class Allocator::State {
   }
 
   std::uint32_t find_free(Pool& pool, std::int64_t size, std::int32_t stream) {
+    if (collects()) ++pool.searches;
     const auto& entries = pool.free.entries();
     auto i = pool.free.lower_bound(stream, size);
     if (i == entries.size() || entries[i].stream != stream) return none;
@@ -190,10 +364,9 @@ class Allocator::State {
   }
 
   std::uint32_t new_block(Pool& pool, std::int64_t size, std::int32_t stream) {
+    const std::int64_t bytes = segment_bytes(size);
+    if (allowed_ && reserved_ + bytes > *allowed_) return none;
     if (config_.expandable_segments) return expand(pool, size, stream);
-    const std::int64_t bytes = pool.small               ? small_segment
-                               : size < min_large_alloc ? large_segment
-                                                        : up(size, large_rounding);
     if (reserved_ > config_.device_bytes - bytes) return none;
     Block block;
     block.address = given_address_ ? *std::exchange(given_address_, std::nullopt) : next_address_;
@@ -219,7 +392,7 @@ class Allocator::State {
     if (rest.next != none) blocks_[rest.next].previous = id;
     blocks_[block].size = size;
     blocks_[block].next = id;
-    pool.free.insert(entry(id));
+    insert_free(pool, id);
   }
 
   bool can_merge(std::uint32_t block, std::uint32_t with) const {
@@ -240,7 +413,7 @@ class Allocator::State {
       if (b.next != none) blocks_[b.next].previous = block;
     }
     b.size += w.size;
-    unused_.push_back(with);
+    unmake(with);
   }
 
   // ---- Expandable segments
@@ -259,7 +432,7 @@ class Allocator::State {
     }
     // A new address range; the real one spans 1 1/8 of the device's memory.
     Block range;
-    range.address = next_address_;
+    range.address = range.base = next_address_;
     range.size = std::int64_t{1} << 44;
     range.stream = stream;
     range.small = pool.small;
@@ -287,7 +460,7 @@ class Allocator::State {
 
   /// map_block: maps pages for at least `size` bytes at the block's start and merges with free neighbours.
   bool map(Pool& pool, std::uint32_t block, std::int64_t size) {
-    const std::int64_t page = pool.small ? small_segment : large_segment;
+    const std::int64_t page = pool.small ? small_segment : config_.large_segment;
     const std::int64_t bytes = std::min(up(size, page), blocks_[block].size);
     if (reserved_ > config_.device_bytes - bytes) return false;
     pool.unmapped.erase(entry(block));
@@ -306,16 +479,17 @@ class Allocator::State {
     }
     merge(pool, block, blocks_[block].previous);
     merge(pool, block, blocks_[block].next);
-    pool.free.insert(entry(block));
+    insert_free(pool, block);
     reserve(bytes);
     return true;
   }
 
   /// unmap_block: gives whole free pages back.
   bool unmap(Pool& pool, std::uint32_t block) {
-    const std::int64_t page = pool.small ? small_segment : large_segment;
+    const std::int64_t page = pool.small ? small_segment : config_.large_segment;
     const Block old = blocks_[block];
-    const std::int64_t from = up(old.address, page), to = (old.address + old.size) / page * page;
+    const std::int64_t from = old.base + up(old.address - old.base, page);
+    const std::int64_t to = old.base + (old.address + old.size - old.base) / page * page;
     if (to <= from) return false;
     pool.free.erase(entry(block));
     reserved_ -= to - from;
@@ -326,7 +500,7 @@ class Allocator::State {
       const auto id = make(before);
       if (before.previous != none) blocks_[before.previous].next = id;
       blocks_[block].previous = id;
-      pool.free.insert(entry(id));
+      insert_free(pool, id);
     }
     if (to < old.address + old.size) {
       Block after = old;
@@ -336,7 +510,7 @@ class Allocator::State {
       const auto id = make(after);
       if (after.next != none) blocks_[after.next].previous = id;
       blocks_[block].next = id;
-      pool.free.insert(entry(id));
+      insert_free(pool, id);
     }
     blocks_[block].address = from;
     blocks_[block].size = to - from;
@@ -347,15 +521,23 @@ class Allocator::State {
     return true;
   }
 
-  const AllocatorConfig config_;
+  AllocatorConfig config_;
   std::vector<Block> blocks_;
   std::vector<std::uint32_t> unused_;
   Pool pools_[2];
   std::int64_t next_address_ = std::int64_t{1} << 48;
   std::optional<std::int64_t> given_address_;
+  std::optional<std::int64_t> allowed_;  ///< by the process's memory fraction
+  // Blocks that other streams use (record_stream).
+  std::unordered_map<std::uint32_t, std::vector<std::int32_t>> recorded_;  ///< not freed yet: by whom
+  std::unordered_map<std::uint32_t, std::size_t> outstanding_;             ///< freed: events that it still waits for
+  std::map<std::int32_t, std::deque<Pending>> pending_;                    ///< by stream
+  std::map<std::int32_t, std::uint64_t> passed_;
+  std::uint64_t events_ = 0;
 };
 
 Allocator::Allocator(const AllocatorConfig& config) : state_(std::make_unique<State>(config)) {}
+Allocator::Allocator(const Allocator& other) : state_(std::make_unique<State>(*other.state_)) {}
 Allocator::~Allocator() = default;
 Allocator::Allocator(Allocator&&) noexcept = default;
 Allocator& Allocator::operator=(Allocator&&) noexcept = default;
@@ -364,9 +546,15 @@ std::optional<std::uint32_t> Allocator::allocate(std::int64_t bytes, std::int32_
   return state_->allocate(bytes, stream);
 }
 void Allocator::retire(std::uint32_t handle) { state_->retire(handle); }
-void Allocator::free(std::uint32_t handle) { state_->free(handle); }
+void Allocator::record_stream(std::uint32_t handle, std::int32_t stream) { state_->record_stream(handle, stream); }
+std::uint64_t Allocator::free(std::uint32_t handle) { return state_->free(handle); }
+void Allocator::passed(std::int32_t stream, std::uint64_t event) { state_->passed(stream, event); }
+void Allocator::limit(std::int64_t device_bytes) { state_->limit(device_bytes); }
 void Allocator::next_segment_at(std::int64_t address) { state_->next_segment_at(address); }
-void Allocator::empty_cache() { state_->release_cached(); }
+void Allocator::empty_cache() {
+  state_->synchronize();
+  state_->release_cached();
+}
 void Allocator::reset_peaks() {
   state_->peak_allocated_ = state_->allocated_;
   state_->peak_reserved_ = state_->reserved_;
@@ -376,6 +564,20 @@ std::int64_t Allocator::reserved() const { return state_->reserved_; }
 std::int64_t Allocator::peak_allocated() const { return state_->peak_allocated_; }
 std::int64_t Allocator::peak_reserved() const { return state_->peak_reserved_; }
 std::int64_t Allocator::largest_free_block() const { return state_->largest_free(); }
+std::int64_t Allocator::segment_bytes(std::int64_t requested) const {
+  return state_->segment_bytes(state_->rounded(requested));
+}
 int Allocator::segments() const { return state_->segments_; }
+std::int64_t Allocator::retries() const { return state_->retries_; }
+std::vector<Segment> Allocator::snapshot() const { return state_->snapshot(); }
+
+std::int64_t Allocator::largest_allocation(std::int32_t stream) const {
+  std::int64_t fits = 0, fails = std::int64_t{1} << 44;  // in blocks of 512 B
+  for (fails /= smallest; fails - fits > 1;) {
+    const std::int64_t middle = fits + (fails - fits) / 2;
+    (Allocator(*this).allocate(middle * smallest, stream) ? fits : fails) = middle;
+  }
+  return fits * smallest;
+}
 
 }  // namespace pipewright::memory

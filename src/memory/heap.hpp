@@ -64,10 +64,10 @@ class Heap {
     by_owner_[tensor.owner] += block.bytes;
     ++events_;
     if (listener_) listener_({Event::Kind::allocate, id, tensor.owner, tensor.bytes, tensor.stream});
+    if (events_ == stop_at_) owners_then_ = by_owner_;
     if (live_ > peak_) {
       peak_ = live_;
       peak_event_ = events_;
-      if (events_ == stop_at_) peak_owners_ = by_owner_;
     }
     return id;
   }
@@ -130,7 +130,7 @@ class Heap {
   std::int64_t graph_pool() const { return graph_peak_; }
   void begin_step() { peak_ = 0; }
   void remember_owners_at(std::int64_t event) { stop_at_ = event; }
-  const std::vector<std::int64_t>& peak_owners() const { return peak_owners_; }
+  const std::vector<std::int64_t>& owners_then() const { return owners_then_; }
 
  private:
   void tell(Event::Kind kind, std::uint32_t id) const {
@@ -145,7 +145,7 @@ class Heap {
 
   std::vector<Block> blocks_;
   std::vector<std::uint32_t> unused_;
-  std::vector<std::int64_t> by_owner_, peak_owners_;
+  std::vector<std::int64_t> by_owner_, owners_then_;
   std::map<Bytes, std::vector<std::uint32_t>> spare_;  ///< static buffers that nobody uses, by size
   std::int64_t live_ = 0, peak_ = 0, peak_event_ = 0, events_ = 0, stop_at_ = -1;
   std::int64_t graph_live_ = 0, graph_peak_ = 0, launches_ = 0;

@@ -2,7 +2,7 @@
 // and under a limit once more.
 #include <algorithm>
 
-#include "walker.hpp"
+#include "replayer.hpp"
 
 namespace pipewright::memory {
 
@@ -11,40 +11,50 @@ std::int64_t block_bytes(std::int64_t requested) {
   return requested < smallest ? smallest : (requested + smallest - 1) / smallest * smallest;
 }
 
-namespace {
-
-/// Batched transfers end in torch.cuda.synchronize (reference 1.7).
-bool transfers_are_asynchronous(const scenario::Scenario& scenario) {
-  return !(scenario::batch_p2p_comm(scenario) && scenario.settings.batch_p2p_sync);
+std::string owner_name(const Stages& stages, std::uint32_t owner) {
+  return owner < stages.owners.size() ? stages.owners[owner] : own_names[owner - stages.owners.size()];
 }
 
-struct OutOfMemory {};
-
-// The walk's events through an allocator; throws OutOfMemory.
-class Replayer {
- public:
-  Replayer(const AllocatorConfig& config, const Listener& also) : allocator_(config), also_(also) {}
-
-  void operator()(const Event& event) {
-    if (event.kind == Event::Kind::allocate) {
-      if (handles_.size() <= event.block) handles_.resize(event.block + 1);
-      const auto handle = allocator_.allocate(event.bytes.value, static_cast<std::int32_t>(event.stream));
-      if (!handle) throw OutOfMemory();
-      handles_[event.block] = *handle;
-    } else if (event.kind == Event::Kind::retire) {
-      allocator_.retire(handles_[event.block]);
-    } else {
-      allocator_.free(handles_[event.block]);
-    }
-    if (also_) also_(event);
+std::vector<OwnerBytes> by_size(const Stages& stages, const std::vector<std::int64_t>& bytes) {
+  std::vector<OwnerBytes> result;
+  for (std::uint32_t i = 0; i < bytes.size(); ++i) {
+    if (bytes[i] > 0) result.push_back({owner_name(stages, i), Bytes(bytes[i])});
   }
-  Allocator& allocator() { return allocator_; }
+  std::stable_sort(result.begin(), result.end(),
+                   [](const OwnerBytes& a, const OwnerBytes& b) { return a.bytes > b.bytes; });
+  return result;
+}
 
- private:
-  Allocator allocator_;
-  const Listener& also_;
-  std::vector<std::uint32_t> handles_;
-};
+namespace {
+
+/// Replays the process under a limit; what happened is the failure, if there is one.
+std::optional<Failure> survive(const Stages& stages, const schedule::Program& program, const offload::Plan& plan,
+                               int rank, bool asynchronous, Replayer& replayer) {
+  const Listener replay = [&](const Event& event) { replayer(event); };
+  const Listener silent;
+  Walker walker(stages, program, plan, rank, asynchronous, replay);
+  try {
+    walker.reach_second_step();
+    replayer.allocator().reset_peaks();
+    walker.step();
+    return std::nullopt;
+  } catch (const OutOfMemory& out) {
+    Walker where(stages, program, plan, rank, asynchronous, silent);
+    where.watch(walker.heap().events());
+    where.reach_second_step();
+    where.step();
+    Failure failure;
+    failure.at = where.place.empty() ? "the first step" : where.place;
+    failure.piece = where.kernel;
+    failure.owner = owner_name(stages, out.event.owner);
+    failure.requested = out.event.bytes;
+    failure.segment = Bytes(replayer.allocator().segment_bytes(out.event.bytes.value));
+    failure.allocated = Bytes(replayer.allocator().allocated());
+    failure.reserved = Bytes(replayer.allocator().reserved());
+    failure.owners = by_size(stages, where.heap().owners_then());
+    return failure;
+  }
+}
 
 }  // namespace
 
@@ -72,8 +82,7 @@ Scout scout(const Stages& stages, const schedule::Program& program, const scenar
 Walk walk(const Stages& stages, const schedule::Program& program, const scenario::Scenario& scenario, int pp_rank,
           std::optional<Bytes> device, const Listener& listener) {
   const bool asynchronous = transfers_are_asynchronous(scenario);
-  AllocatorConfig config = parse_allocator_config(scenario::variable(scenario, "PYTORCH_CUDA_ALLOC_CONF"),
-                                                  scenario::position(scenario, "environment.PYTORCH_CUDA_ALLOC_CONF"));
+  AllocatorConfig config = allocator_config(scenario);
   const offload::Plan plan = offload::resolve(scenario, stages, program, pp_rank);
   Walk result;
   result.offloaded = plan.moved;
@@ -81,12 +90,8 @@ Walk walk(const Stages& stages, const schedule::Program& program, const scenario
   const Listener silent;
 
   Walker scout(stages, program, plan, pp_rank, asynchronous, silent);  // where the peak is
-  scout.start();
-  result.static_bytes = Bytes(scout.heap().live());
-  scout.first_step();
-  scout.heap().begin_step();
+  scout.reach_second_step();
   scout.step();
-  result.after_step = Bytes(scout.heap().live());
   for (const std::int64_t live : scout.after_instruction) result.after_instruction.emplace_back(live);
   result.peak_allocated = Bytes(scout.heap().peak());
   result.events = scout.heap().events();
@@ -95,44 +100,40 @@ Walk walk(const Stages& stages, const schedule::Program& program, const scenario
   result.graph_pool = Bytes(graph_pool);
 
   {
-    Replayer replayer(config, listener);
-    const Listener replay = [&](const Event& event) { replayer(event); };
+    Replayer replayer(config);
+    const Listener replay = [&](const Event& event) {
+      replayer(event);
+      if (listener) listener(event);
+    };
     Walker walker(stages, program, plan, pp_rank, asynchronous, replay);  // who holds it, and what is reserved
     walker.watch(peak_event);
-    walker.reach_second_step();
+    walker.start();
+    result.static_bytes = Bytes(replayer.allocator().allocated());
+    walker.first_step();
+    walker.heap().begin_step();
     replayer.allocator().reset_peaks();
     walker.step();
     result.peak_reserved = Bytes(replayer.allocator().peak_reserved() + graph_pool);
     result.peak_at = walker.place;
     result.peak_piece = walker.kernel;
-    const auto& owners = walker.heap().peak_owners();
-    for (std::size_t i = 0; i < owners.size(); ++i) {
-      if (owners[i] == 0) continue;
-      const auto model_owners = stages.owners.size();
-      result.peak_owners.push_back(
-          {i < model_owners ? stages.owners[i] : own_names[i - model_owners], Bytes(owners[i])});
-    }
-    std::stable_sort(result.peak_owners.begin(), result.peak_owners.end(),
-                     [](const OwnerBytes& a, const OwnerBytes& b) { return a.bytes > b.bytes; });
+    result.peak_owners = by_size(stages, walker.heap().owners_then());
+    // A block whose rest is not worth splitting off counts as a whole: allocated bytes are the allocator's.
+    const Bytes blocks(replayer.allocator().peak_allocated());
+    result.peak_owners.push_back({"left unsplit by the allocator", blocks - result.peak_allocated});
+    if (result.peak_owners.back().bytes == Bytes()) result.peak_owners.pop_back();
+    result.peak_allocated = blocks;
+    result.after_step = Bytes(replayer.allocator().allocated());
   }
 
   if (device && result.peak_reserved > *device) {
     config.device_bytes = device->value - graph_pool;
-    Replayer replayer(config, silent);
-    const Listener replay = [&](const Event& event) { replayer(event); };
-    Walker walker(stages, program, plan, pp_rank, asynchronous, replay);
-    try {
-      walker.reach_second_step();
-      replayer.allocator().reset_peaks();
-      walker.step();
+    Replayer replayer(config);
+    result.failure = survive(stages, program, plan, pp_rank, asynchronous, replayer);
+    if (result.failure) {
+      result.failure->graph_pool = Bytes(graph_pool);
+    } else {
       result.retried = true;
       result.peak_reserved = Bytes(replayer.allocator().peak_reserved() + graph_pool);
-    } catch (const OutOfMemory&) {
-      Walker where(stages, program, plan, pp_rank, asynchronous, silent);
-      where.watch(walker.heap().events());
-      where.reach_second_step();
-      where.step();
-      result.out_of_memory_at = where.place.empty() ? "the first step" : where.place;
     }
   }
   return result;

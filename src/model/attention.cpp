@@ -151,6 +151,8 @@ std::uint32_t GroupedQueryAttention::forward(bool grad) {
   const bool repeated = d_.unfused_attention && d_.groups < d_.heads;  // only the repeated keys are read again
   if (repeated && !d_.recompute_attention) release({&k_});
   if (!grad) release({&q_, &k_, &o_});
+  // Delayed scaling: the projection keeps an FP8 copy alone, a checkpoint keeps no output.
+  if (d_.recompute_attention && proj_.fp8 && d_.recipe == Recipe::delayed) release({&o_});
   if (d_.separate_norms) separate_norm_.leave(grad);
   return out;
 }

@@ -246,7 +246,8 @@ std::uint32_t LatentAttention::forward(bool grad) {
   offload_.commit("attn_proj");
   if (grad && !d_.recompute_attention && saves_o) w_.saved_again(o_);
   // Frames return.
-  if (!grad) release({&q_, &k_, &v_, &o_});
+  if (!grad || (d_.recompute_attention && !saves_o)) release({&o_});
+  if (!grad) release({&q_, &k_, &v_});
   if (!grad || !d_.recompute_up) {
     const bool kept = grad && (!q_up_.fp8 || d_.qk_norm);  // as the up projections' inputs, where they are no views
     release({&key_rope_, &mixed_});

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <map>
 #include <numeric>
 #include <set>
 
@@ -94,7 +95,14 @@ class StateWriter {
   struct Optimizer {
     Int ranks;  ///< over which gradients are reduced and the optimizer's state is sharded
     std::string link;
-    std::vector<std::vector<Int>> owned;  ///< [data-parallel rank] elements of each shard
+    struct Shard {
+      Int elements;
+      bool fp8;
+      /// With overlap_param_gather_with_optimizer_step the first chunk has an optimizer of its own
+      /// (optimizer/__init__.py, get_megatron_optimizer).
+      bool first_chunk;
+    };
+    std::vector<std::vector<Shard>> owned;  ///< [data-parallel rank]
     Int elements() const;
   };
 
@@ -102,6 +110,7 @@ class StateWriter {
   void add_chunk(std::size_t chunk, const std::vector<Parameter>& parameters);
   void add_optimizer_state(const Optimizer& optimizer);
   void add_gradient_sync(Chunk& chunk, const Buffer& buffer, const Optimizer& optimizer);
+  void add_casts();
   void add_deferred_head();
   std::set<Int> embedding_ranks(bool shares_embedding) const;
   void add_latent_rotary(Int layers);
@@ -115,6 +124,8 @@ class StateWriter {
   Owners& owners_;
   Rank& rank_;
   Optimizer dense_, experts_;
+  std::map<std::pair<bool, bool>, std::vector<Int>>
+      casts_;  ///< FP8 shards by (experts, first chunk): an optimizer each
   PieceBuilder construction_;
   std::vector<std::vector<std::uint32_t>> modules_;  ///< by chunk: parameters as the modules made them
   std::vector<Kernel> gathers_;                      ///< of parameters, after an optimizer's step
@@ -122,7 +133,11 @@ class StateWriter {
 };
 
 Int StateWriter::Optimizer::elements() const {
-  return owned.empty() ? 0 : std::accumulate(owned.front().begin(), owned.front().end(), Int{0});
+  Int sum = 0;
+  if (!owned.empty()) {
+    for (const auto& shard : owned.front()) sum += shard.elements;
+  }
+  return sum;
 }
 
 void StateWriter::add_gradient_sync(Chunk& chunk, const Buffer& buffer, const Optimizer& optimizer) {
@@ -183,6 +198,7 @@ void StateWriter::add_chunk(std::size_t index, const std::vector<Parameter>& par
     hold_from_start("parameters", bytes);
     hold_from_start("gradients", buffer.elements * d_.gradient_bytes);
     auto& optimizer = buffer.expert ? experts_ : dense_;
+    const bool own_optimizer = o.overlap_param_gather_with_optimizer_step && index == 0;
     add_gradient_sync(chunk, buffer, optimizer);
     for (std::size_t r = 0; r < optimizer.owned.size(); ++r) {
       const auto owned = o.use_distributed_optimizer ? shards(buffer, static_cast<Int>(r), optimizer.ranks) : [&] {
@@ -190,7 +206,7 @@ void StateWriter::add_chunk(std::size_t index, const std::vector<Parameter>& par
         for (const auto& [start, end] : buffer.parameters) whole.push_back(end - start);
         return whole;
       }();
-      optimizer.owned[r].insert(optimizer.owned[r].end(), owned.begin(), owned.end());
+      for (const Int elements : owned) optimizer.owned[r].push_back({elements, buffer.fp8, own_optimizer});
     }
   }
   for (auto p = modules_[index].rbegin(); p != modules_[index].rend(); ++p) construction_.free(*p);
@@ -214,18 +230,30 @@ void StateWriter::add_global_buffers(bool head, bool mtp) {
   }
 }
 
+/// Main parameters become FP8 through 16 bits: first all of an optimizer's, then one after the other
+/// (TE pytorch/tensor/utils.py, cast_master_weights_to_fp8). Optimizers step in turn: the one with the most counts.
+void StateWriter::add_casts() {
+  const auto sum = [](const auto& list) { return std::accumulate(list.begin(), list.end(), Int{0}); };
+  const auto most = std::max_element(casts_.begin(), casts_.end(),
+                                     [&](const auto& a, const auto& b) { return sum(a.second) < sum(b.second); });
+  if (most == casts_.end()) return;
+  for (const Int n : most->second) hold(rank_.during_optimizer, "main parameters in 16 bits", 2 * n);
+  if (d_.recipe != Recipe::tensorwise) return;
+  hold(rank_.during_optimizer, "parameters cast to FP8", *std::max_element(most->second.begin(), most->second.end()));
+}
+
 /// The state of the data-parallel rank that owns most.
 void StateWriter::add_optimizer_state(const Optimizer& optimizer) {
-  const auto sum = [](const std::vector<Int>& list) {
+  const auto sum = [](const std::vector<Optimizer::Shard>& list) {
     Int total = 0;
-    for (const Int n : list) total += (4 * n + 511) / 512 * 512;
+    for (const auto& shard : list) total += (4 * shard.elements + 511) / 512 * 512;
     return total;
   };
   const auto& owned = optimizer.owned;
   const auto heaviest =
       std::max_element(owned.begin(), owned.end(), [&](const auto& a, const auto& b) { return sum(a) < sum(b); });
   const auto types = optimizer_types(s_);
-  for (const Int n : *heaviest) {
+  for (const auto& [n, fp8, first_chunk] : *heaviest) {
     if (types.in_adam) {
       hold(rank_.optimizer_state, "main parameters", n * types.main);
     } else {
@@ -239,6 +267,7 @@ void StateWriter::add_optimizer_state(const Optimizer& optimizer) {
     if (d_.gradient_bytes == 2 && !types.in_adam) {
       hold(rank_.during_optimizer, "fp32 gradients", 4 * n);
     }
+    if (fp8) casts_[{&optimizer == &experts_, first_chunk}].push_back(n);
   }
 }
 
@@ -364,6 +393,8 @@ void StateWriter::run(const std::vector<ChunkShape>& shapes) {
       hold(rank_.since_first_step, "FP8 weights", p.elements);
       hold(rank_.since_first_step, "FP8 weights", p.elements);
     }
+    // An output layer without a weight of its own multiplies by the embedding's.
+    if (shapes[c].head && shapes[c].shares_embedding) weight_shapes.emplace(d_.h, d_.vocab);
     shares |= shapes[c].shares_embedding;
     head |= shapes[c].head;
     for (const auto& layer : shapes[c].layers) moe |= layer.moe;
@@ -372,6 +403,7 @@ void StateWriter::run(const std::vector<ChunkShape>& shapes) {
   }
   add_optimizer_state(dense_);
   if (experts_.elements() > 0) add_optimizer_state(experts_);
+  add_casts();
   hold_from_start("optimizer scalars", 4);
   hold_from_start("optimizer scalars", 4);
   if (d_.fused_gradients) {

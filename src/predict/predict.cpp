@@ -62,14 +62,14 @@ void fill_memory(Prediction& result, const scenario::Scenario& scenario, const p
     rank.offloaded = walk.offloaded;
     rank.pinned = walk.pinned;
     rank.retried = walk.retried;
-    rank.out_of_memory_at = walk.out_of_memory_at;
-    rank.fits = walk.out_of_memory_at.empty();
+    rank.failure = walk.failure;
+    rank.fits = !walk.failure;
     result.fits = result.fits && rank.fits;
     const std::string who = "rank " + std::to_string(rank.pp_rank);
     if (rank.retried)
       result.notes.push_back(who +
                              " stays within the limit only because the allocator gives cached blocks back (retries)");
-    if (!rank.fits) result.notes.push_back(who + " runs out of memory at " + rank.out_of_memory_at);
+    if (!rank.fits) result.notes.push_back(who + " runs out of memory at " + rank.failure->at);
   }
 }
 

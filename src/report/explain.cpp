@@ -9,6 +9,7 @@
 #include "json.hpp"
 #include "nodes.hpp"
 #include "pipewright/report.hpp"
+#include "pressure.hpp"
 
 namespace pipewright::report {
 namespace {
@@ -165,20 +166,23 @@ std::string explain_peak_text(const predict::Prediction& p, int rank) {
   table.add({"in all", fmt::format("{}", r.peak_allocated.value), gibibytes(r.peak_allocated), ""});
   return fmt::format("rank {}: {} allocated at its peak, in {}; {} reserved, {} outside the allocator\n{}", rank,
                      format_bytes(r.peak_allocated), r.peak_at, format_bytes(r.peak_reserved),
-                     format_bytes(r.outside_allocator), table.text());
+                     format_bytes(r.outside_allocator), table.text()) +
+         fragmentation_text(r);
 }
 
 std::string explain_peak_json(const predict::Prediction& p, int rank) {
   const auto& r = rank_of(p, rank);
   Json owners = Json::array();
   for (const auto& [owner, bytes] : r.peak_owners) owners.push_back({{"owner", owner}, {"bytes", bytes.value}});
-  return dumped({{"pp_rank", r.pp_rank},
-                 {"peak_at", r.peak_at},
-                 {"static_bytes", r.static_bytes.value},
-                 {"peak_allocated_bytes", r.peak_allocated.value},
-                 {"peak_reserved_bytes", r.peak_reserved.value},
-                 {"outside_allocator_bytes", r.outside_allocator.value},
-                 {"peak_owners", owners}});
+  Json json = {{"pp_rank", r.pp_rank},
+               {"peak_at", r.peak_at},
+               {"static_bytes", r.static_bytes.value},
+               {"peak_allocated_bytes", r.peak_allocated.value},
+               {"peak_reserved_bytes", r.peak_reserved.value},
+               {"outside_allocator_bytes", r.outside_allocator.value},
+               {"peak_owners", owners}};
+  if (r.pressure) json["pressure"] = pressure_json(p, r);
+  return dumped(json);
 }
 
 std::string explain_op_text(const predict::Run& run, int rank, const std::string& name) {

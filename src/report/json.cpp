@@ -8,6 +8,7 @@
 
 #include "format.hpp"
 #include "pipewright/report.hpp"
+#include "pressure.hpp"
 
 namespace pipewright::report {
 namespace {
@@ -70,7 +71,10 @@ Json exposed_json(const timeline::Account& account) {
 Json prediction_json(const predict::Prediction& p) {
   const timeline::Account& last = p.ranks.at(static_cast<std::size_t>(p.last_rank)).account;
   Json ranks = Json::array(), boundaries = Json::array(), path = Json::array();
-  for (const auto& rank : p.ranks) ranks.push_back(rank_json(rank));
+  for (const auto& rank : p.ranks) {
+    ranks.push_back(rank_json(rank));
+    if (rank.pressure) ranks.back()["pressure"] = pressure_json(p, rank);
+  }
   for (const auto& b : p.boundaries) {
     boundaries.push_back({{"from", b.from},
                           {"to", b.to},

@@ -8,6 +8,7 @@
 
 #include "format.hpp"
 #include "pipewright/report.hpp"
+#include "pressure.hpp"
 
 namespace pipewright::report {
 namespace {
@@ -163,7 +164,8 @@ std::string owners(const predict::Prediction& p) {
     table.add({fmt::format("{} others", rank.peak_owners.size() - shown), gibibytes(rest),
                share(rest.value, rank.peak_allocated.value)});
   }
-  return fmt::format("Owners of the peak of rank {}, the tightest, at {}\n", rank.pp_rank, rank.peak_at) + table.text();
+  return fmt::format("Owners of the peak of rank {}, the tightest, at {}\n", rank.pp_rank, rank.peak_at) +
+         table.text() + fragmentation_text(rank);
 }
 
 std::string critical_path(const predict::Prediction& p) {
@@ -204,8 +206,8 @@ std::string notes(const predict::Prediction& p) {
 
 std::string simulate_text(const predict::Prediction& p) {
   std::string out = headline(p) + shares(p);
-  for (const auto& section : {rank_times(p), phases(p), rank_memory(p), offload(p), boundaries(p), owners(p),
-                              critical_path(p), levers(p), sources(p), notes(p)}) {
+  for (const auto& section : {rank_times(p), phases(p), rank_memory(p), pressure_text(p), offload(p), boundaries(p),
+                              owners(p), critical_path(p), levers(p), sources(p), notes(p)}) {
     if (!section.empty()) out += "\n" + section;
   }
   return out;

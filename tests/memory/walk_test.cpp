@@ -1,6 +1,7 @@
 // The walk against real runs (tests/measured) and against itself. Runs in tests/memory.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <map>
 
@@ -74,15 +75,20 @@ TEST_CASE("peak allocated of every dense measured run, every rank, within 0.3 %"
   }
 }
 
-TEST_CASE("runs with what the families above lack: biases, dropout, tied embeddings, the local spec, TP 4") {
-  // data/: configurations run in the same way as ../measured.
+TEST_CASE("runs that the model was not made for: peak allocated of every rank") {
+  // data/: real runs on two and four GPUs, made in the same way as ../measured. Bounds: what is left today, rounded up.
   struct Bound {
     const char* run;
     double peak;
   };
   for (const auto& bound :
-       {Bound{"gpt_bias_dropout", 1e-5}, Bound{"local_spec_half_softmax", 3e-4}, Bound{"tp4_sp", 1e-4},
-        Bound{"tp2_pp2_v2", 3e-4}, Bound{"tp2_pp2_v2_fp8", 2.5e-3}, Bound{"whole_layer_unfused_gradients", 2e-3}}) {
+       {Bound{"gpt_bias_dropout", 1e-5}, Bound{"local_spec_half_softmax", 1e-4}, Bound{"tp4_sp", 1e-4},
+        Bound{"tp2_pp2_v2", 3e-4}, Bound{"tp2_pp2_v2_fp8", 1e-3}, Bound{"whole_layer_unfused_gradients", 2e-3},
+        Bound{"tp2_sp_gpt_dropout", 1e-4}, Bound{"tp2_fp8_delayed_recompute_core_attn", 1e-3},
+        Bound{"cp2_bf16_gradients", 1e-4}, Bound{"fp8_blockwise_full_block", 1e-3},
+        Bound{"moe_allgather_recompute_norm_act", 2.5e-3}, Bound{"mla_moe_capacity_recompute_up_shared", 1e-4},
+        Bound{"moe_offload_six_modules", 1e-3}, Bound{"fp8_parameters_tp2_recompute_mlp", 1e-4},
+        Bound{"mla_64_experts", 1e-3}, Bound{"moe_128_experts_topk8", 1e-3}, Bound{"offload_attention", 1e-4}}) {
     CAPTURE(bound.run);
     const auto s = scenario::read("data/" + std::string(bound.run) + ".yaml");
     for (const auto& real : s.measured->ranks) {
@@ -91,6 +97,16 @@ TEST_CASE("runs with what the families above lack: biases, dropout, tied embeddi
             bound.peak);
     }
   }
+}
+
+TEST_CASE("allocated bytes count what is left unsplit: 11 MiB in a segment of 12 MiB are 12 MiB") {
+  const auto s = scenario::read("data/mla_64_experts.yaml");  // 32 experts' fc2: main parameters of 11 MiB each
+  const auto w = walk(s, 0);
+  const auto slack = std::find_if(w.peak_owners.begin(), w.peak_owners.end(),
+                                  [](const auto& owner) { return owner.owner == "left unsplit by the allocator"; });
+  REQUIRE(slack != w.peak_owners.end());
+  CHECK(slack->bytes > Bytes(300 << 20));
+  CHECK(slack->bytes < Bytes(480 << 20));  // one MiB for each of 160 experts' main parameters and two moments
 }
 
 TEST_CASE("a fresh process: static bytes exactly, peak and remainder to some scalars") {
@@ -175,7 +191,8 @@ TEST_CASE("every schedule frees what it allocates") {
               }
             });
             // Parameters, optimizer state and each chunk's last input with its gradient remain, nothing else.
-            CHECK(bytes == w.after_step.value);
+            CHECK(bytes <= w.after_step.value);
+            CHECK(w.after_step.value - bytes <= static_cast<std::int64_t>(live.size()) << 20);  // unsplit rests
             CHECK(w.peak_allocated >= w.after_step);
             CHECK(w.after_step > w.static_bytes);
             CHECK(w.peak_reserved >= w.peak_allocated);
@@ -203,10 +220,13 @@ TEST_CASE("under a limit: cached blocks are given back first, then it runs out, 
   const auto free = memory::walk(stages, program, s, 0);
   CHECK(free.peak_reserved > free.peak_allocated);
   const auto tight = memory::walk(stages, program, s, 0, free.peak_reserved - Bytes(64 << 20));
-  CHECK(tight.out_of_memory_at.empty());
+  CHECK(!tight.failure);
   CHECK(tight.retried);
   CHECK(tight.peak_reserved <= free.peak_reserved - Bytes(64 << 20));
   const auto too_tight = memory::walk(stages, program, s, 0, free.peak_allocated - Bytes(1 << 20));
-  CHECK(!too_tight.out_of_memory_at.empty());
+  REQUIRE(too_tight.failure);
+  CHECK(too_tight.failure->reserved <= free.peak_allocated - Bytes(1 << 20));
+  CHECK(too_tight.failure->owners.size() > 3);
+  CHECK(too_tight.failure->requested > Bytes());
   CHECK(!memory::walk(stages, program, s, 0, free.peak_reserved).retried);
 }

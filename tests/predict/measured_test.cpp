@@ -106,7 +106,7 @@ TEST_CASE("a limit below the peak: out of memory, the rank and the place are nam
   s.search.memory_limit = Bytes(38'000'000'000);
   const auto prediction = predict::predict(s, shipped("h200-sxm"));
   CHECK(!prediction.fits);
-  CHECK(!prediction.ranks[0].out_of_memory_at.empty());
+  CHECK(prediction.ranks[0].failure);
   CHECK(prediction.ranks[2].fits);
 }
 

@@ -1,0 +1,70 @@
+// Drives the allocator with the events of a walk, and knows whose block is whose.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "pipewright/memory.hpp"
+#include "walker.hpp"
+
+namespace pipewright::memory {
+
+/// Batched transfers end in torch.cuda.synchronize (reference 1.7).
+inline bool transfers_are_asynchronous(const scenario::Scenario& scenario) {
+  return !(scenario::batch_p2p_comm(scenario) && scenario.settings.batch_p2p_sync);
+}
+
+inline std::size_t owner_count(const Stages& stages) { return stages.owners.size() + own_names.size(); }
+
+/// Owners with what they have, largest first; `bytes` by owner.
+std::vector<OwnerBytes> by_size(const Stages& stages, const std::vector<std::int64_t>& bytes);
+std::string owner_name(const Stages& stages, std::uint32_t owner);
+
+struct OutOfMemory {
+  Event event;
+};
+
+class Replayer {
+ public:
+  explicit Replayer(const AllocatorConfig& config) : allocator_(config) {}
+
+  /// Throws OutOfMemory.
+  void operator()(const Event& event) {
+    if (event.kind == Event::Kind::allocate) {
+      const auto handle = allocator_.allocate(event.bytes.value, static_cast<std::int32_t>(event.stream));
+      if (!handle) throw OutOfMemory{event};
+      grow(blocks_, event.block) = {*handle, 0};
+      grow(owners_, *handle) = event.owner;
+    } else if (event.kind == Event::Kind::retire) {
+      auto& block = blocks_[event.block];
+      allocator_.record_stream(block.handle, elsewhere);
+      block.event = allocator_.free(block.handle);
+    } else if (const auto& block = blocks_[event.block]; block.event > 0) {
+      allocator_.passed(elsewhere, block.event);
+    } else {
+      allocator_.free(block.handle);
+    }
+  }
+  Allocator& allocator() { return allocator_; }
+  const Allocator& allocator() const { return allocator_; }
+  std::uint32_t owner_of(std::uint32_t handle) const { return owners_[handle]; }
+
+ private:
+  static constexpr std::int32_t elsewhere = -1;  ///< whichever stream it is, the walk says when it has passed
+  struct Live {
+    std::uint32_t handle = 0;
+    std::uint64_t event = 0;  ///< after which another stream is done with it; 0: no other uses it
+  };
+  template <class T>
+  static T& grow(std::vector<T>& list, std::uint32_t index) {
+    if (list.size() <= index) list.resize(index + 1);
+    return list[index];
+  }
+
+  Allocator allocator_;
+  std::vector<Live> blocks_;           ///< by the walk's block
+  std::vector<std::uint32_t> owners_;  ///< by the allocator's handle
+};
+
+}  // namespace pipewright::memory

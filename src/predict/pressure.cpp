@@ -1,0 +1,103 @@
+// How near each rank comes to running out of memory: does it fit, would expandable segments save it, how much device
+// memory does it need at least, how likely is it that it fits, and what stands in the way.
+//
+// What a rank needs is reserved memory and what lies outside the allocator. Where that is more than the device has, the
+// allocator gives cached segments back and tries again: then the least memory with which the step still runs is found
+// by bisection over replays. The probability is that of a normal error, from two scalars of the profile:
+// memory.error.reserved (relative to reserved memory) and memory.error.outside_bytes.
+#include <algorithm>
+#include <cmath>
+
+#include "../timeline/scalars.hpp"
+#include "pipewright/predict.hpp"
+
+namespace pipewright::predict {
+namespace {
+
+constexpr std::int64_t resolution = 16 << 20;  ///< of the bisection, bytes
+
+class Examiner {
+ public:
+  Examiner(const Prediction& prediction, const scenario::Scenario& scenario, const profile::Profiles& profiles,
+           const Run& run)
+      : prediction_(prediction), scenario_(scenario), profiles_(profiles), run_(run), expandable_(scenario) {
+    auto& conf = expandable_.environment["PYTORCH_CUDA_ALLOC_CONF"];
+    conf += conf.empty() ? "expandable_segments:True" : ",expandable_segments:True";
+  }
+
+  Pressure examine(const RankPrediction& rank) const {
+    const Bytes device = prediction_.memory_limit - rank.outside_allocator;
+    const Bytes allowed = device - prediction_.memory_margin;
+    Pressure result;
+    result.as_configured = fragmentation(rank, false, device);
+    result.expandable = fragmentation(rank, true, device);
+    const bool tight = rank.retried || rank.failure.has_value();
+    result.needed = (tight ? least(rank, device) : rank.peak_reserved) + rank.outside_allocator;
+    result.verdict = Pressure::Verdict::fits;
+    if (rank.failure) {
+      const bool saved = !walk(expandable_, rank, allowed).failure;
+      result.verdict = saved ? Pressure::Verdict::fits_expandable : Pressure::Verdict::does_not_fit;
+      // The margin is only kept free: the program itself runs out without it.
+      if (const auto failure = walk(scenario_, rank, device).failure) {
+        result.message = memory::out_of_memory_message(*failure, prediction_.memory_limit, rank.outside_allocator,
+                                                       local_gpu(rank.pp_rank));
+      }
+    }
+    result.probability = probability(rank, result.needed);
+    return result;
+  }
+
+ private:
+  memory::Walk walk(const scenario::Scenario& scenario, const RankPrediction& rank, Bytes device) const {
+    return memory::walk(run_.stages, run_.program, scenario, rank.pp_rank, device);
+  }
+  memory::Fragmentation fragmentation(const RankPrediction& rank, bool expandable, Bytes device) const {
+    return memory::fragmentation(run_.stages, run_.program, scenario_, rank.pp_rank, expandable, device);
+  }
+
+  Bytes least(const RankPrediction& rank, Bytes device) const {
+    std::int64_t fails = rank.peak_allocated.value - 1;
+    std::int64_t works = walk(scenario_, rank, Bytes(INT64_MAX)).peak_reserved.value;
+    if (rank.retried) works = std::min(works, device.value);
+    while (works - fails > resolution) {
+      const std::int64_t middle = fails + (works - fails) / 2;
+      (walk(scenario_, rank, Bytes(middle)).failure ? fails : works) = middle;
+    }
+    return Bytes(works);
+  }
+
+  /// The first GPU of a pipeline rank on its host.
+  int local_gpu(int pp_rank) const {
+    const auto gpus = scenario_.cluster.num_gpus;
+    const auto first = pp_rank * (gpus / scenario_.settings.pipeline_model_parallel_size);
+    return static_cast<int>(first % scenario_.cluster.gpus_per_node);
+  }
+
+  std::optional<double> probability(const RankPrediction& rank, Bytes needed) const {
+    const auto relative = timeline::find_scalar(profiles_, "memory.error.reserved");
+    const auto outside = timeline::find_scalar(profiles_, "memory.error.outside_bytes");
+    if (!relative || !outside) return std::nullopt;
+    const double reserved = *relative * static_cast<double>((needed - rank.outside_allocator).value);
+    const double sigma = std::hypot(reserved, *outside);
+    const auto spare = static_cast<double>((prediction_.memory_limit - needed).value);
+    return 0.5 * std::erfc(-spare / sigma / std::sqrt(2.0));
+  }
+
+  const Prediction& prediction_;
+  const scenario::Scenario& scenario_;
+  const profile::Profiles& profiles_;
+  const Run& run_;
+  scenario::Scenario expandable_;
+};
+
+}  // namespace
+
+void find_pressure(Prediction& prediction, const scenario::Scenario& scenario, const profile::Profiles& profiles,
+                   const Run& run, std::optional<int> only_rank) {
+  const Examiner examiner(prediction, scenario, profiles, run);
+  for (auto& rank : prediction.ranks) {
+    if (!only_rank || rank.pp_rank == *only_rank) rank.pressure = examiner.examine(rank);
+  }
+}
+
+}  // namespace pipewright::predict

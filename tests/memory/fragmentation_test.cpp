@@ -1,0 +1,83 @@
+// Why reserved memory is more than allocated memory: on a real configuration. Runs in tests/memory.
+#include <doctest/doctest.h>
+
+#include <numeric>
+
+#include "pipewright/memory.hpp"
+
+using namespace pipewright;
+
+namespace {
+
+struct Case {
+  scenario::Scenario scenario = scenario::read("../measured/a_pp4v2_m8.yaml");
+  model::Stages stages = model::build(scenario);
+  schedule::Program program = schedule::build(schedule::config_of(scenario));
+
+  memory::Walk walk(std::optional<Bytes> device = {}) const {
+    return memory::walk(stages, program, scenario, 0, device);
+  }
+  memory::Fragmentation fragmentation(bool expandable, Bytes device) const {
+    return memory::fragmentation(stages, program, scenario, 0, expandable, device);
+  }
+};
+
+std::int64_t sum(const std::vector<memory::OwnerBytes>& owners) {
+  return std::accumulate(owners.begin(), owners.end(), std::int64_t{0},
+                         [](std::int64_t s, const auto& o) { return s + o.bytes.value; });
+}
+
+constexpr Bytes roomy(std::int64_t{100} << 30);
+
+}  // namespace
+
+TEST_CASE("reserved memory grows because no gap is large enough, and the gaps have owners beside them") {
+  const Case c;
+  const auto f = c.fragmentation(false, roomy);
+  CHECK(f.reserved <= c.walk().peak_reserved);
+  CHECK(f.reserved.value > c.walk().peak_reserved.value - (4 << 20));  // small segments aside
+  CHECK(f.requested > f.largest_gap);
+  CHECK(f.cached >= f.largest_gap);
+  CHECK_FALSE(f.owner.empty());
+  CHECK_FALSE(f.at.empty());
+  REQUIRE_FALSE(f.segments.empty());
+  std::int64_t free = 0;
+  for (std::size_t i = 0; i < f.segments.size(); ++i) {
+    const auto& s = f.segments[i];
+    CHECK(s.free.value > 0);
+    CHECK(s.free.value + sum(s.owners) == s.bytes.value);
+    if (i > 0) CHECK(s.free <= f.segments[i - 1].free);
+    free += s.free.value;
+  }
+  CHECK(sum(f.pinned_by) >= free - static_cast<std::int64_t>(f.pinned_by.size() * f.segments.size()));
+  CHECK(sum(f.pinned_by) <= f.cached.value);
+}
+
+TEST_CASE("what could still be had: as much as the device has left, or a gap; expandable segments give more") {
+  const Case c;
+  const auto plain = c.fragmentation(false, roomy), paged = c.fragmentation(true, roomy);
+  CHECK(plain.largest_allocation >= plain.largest_gap);
+  CHECK(plain.largest_allocation >= roomy - plain.reserved);
+  CHECK(plain.largest_allocation <= roomy - plain.allocated);
+  CHECK(paged.segments.empty());
+  CHECK(paged.reserved <= plain.reserved);
+  const auto out_of_reach = [&](bool expandable) {
+    const Bytes tight = c.walk().peak_reserved;
+    const auto f = c.fragmentation(expandable, tight);
+    return tight - f.allocated - f.largest_allocation;
+  };
+  CHECK(out_of_reach(true) < out_of_reach(false));
+}
+
+TEST_CASE("the first failing allocation, and who held the memory") {
+  const Case c;
+  const auto peak = c.walk().peak_allocated;
+  const auto w = c.walk(peak - Bytes(1 << 30));
+  REQUIRE(w.failure);
+  const auto& f = *w.failure;
+  CHECK(f.reserved <= peak - Bytes(1 << 30));
+  CHECK(f.allocated + f.segment + (f.reserved - f.allocated) > peak - Bytes(1 << 30));
+  CHECK(f.requested <= f.segment);
+  CHECK(f.owners.front().bytes >= f.owners.back().bytes);
+  CHECK_FALSE(f.owner.empty());
+}
