@@ -97,9 +97,14 @@ Fragmentation fragmentation(const model::Stages& stages, const schedule::Program
 /// former.
 struct Scout {
   Bytes static_bytes, state_bytes, peak_allocated;
+  Bytes graph_pool;  ///< reserved besides, as in Walk
 };
 Scout scout(const model::Stages& stages, const schedule::Program& program, const scenario::Scenario& scenario,
             int pp_rank, bool with_step = true);
+
+/// No run of this rank allocates less at its peak: its state, and what the forwards before its first backward leave,
+/// without what activation offload may move. No walk: microseconds.
+Scout floor(const model::Stages& stages, const schedule::Config& config, int pp_rank);
 
 // ---- The allocator
 

@@ -59,6 +59,7 @@ using Assignments = std::vector<std::pair<std::string, std::string>>;
 
 struct Candidate {
   std::string label;                  ///< "recompute mlp, VPP 5, expandable segments"
+  std::vector<std::string> choices;   ///< the same, one for each dimension
   Assignments settings, environment;  ///< the searched ones, changed and kept, in the order of the dimensions
   scenario::Scenario scenario;
   predict::Prediction prediction;
@@ -71,12 +72,14 @@ struct Rejected {
 };
 
 struct Searched {
-  std::int64_t candidates = 0;  ///< enumerated; structures that a bound excluded as a whole count as one each
+  std::int64_t candidates = 0;  ///< the whole space: structures times what each leaves open below it
+  std::int64_t structures = 0;  ///< ways to spread and schedule the model that Megatron Core can run
   std::int64_t legal = 0, simulated = 0;
   std::int64_t pruned = 0;     ///< equal to another by a no-effect rule
+  std::int64_t bounded = 0;    ///< floors of time and memory computed
   std::int64_t estimated = 0;  ///< by the chunk-level engine
-  std::int64_t excluded = 0;   ///< structures that cannot hold the best, by a bound of time or memory
-  std::int64_t too_large = 0;  ///< of these: cannot fit whatever is recomputed
+  std::int64_t excluded = 0;   ///< candidates that cannot be best, by a bound of time or memory
+  std::int64_t too_large = 0;  ///< of these: in structures that cannot fit whatever is recomputed or offloaded
   double seconds = 0;
   double gap = 0;  ///< the best is at most this share slower than what was not predicted exactly
   bool proved_optimal = false, interrupted = false;
@@ -84,7 +87,8 @@ struct Searched {
 
 struct Point {
   std::int64_t step_ns = 0;
-  Bytes peak;  ///< largest peak_allocated over the ranks
+  Bytes peak;    ///< largest peak_allocated over the ranks
+  Bytes needed;  ///< most that a rank takes of the device: reserved and outside the allocator
   std::string label;
   Assignments settings, environment;
   bool exact = true;  ///< else by the quick looks, between exact ones
@@ -92,7 +96,7 @@ struct Point {
 
 /// How sure the order of two candidates is, and which measurement would have to be wrong to turn it.
 struct Rival {
-  std::string label;
+  std::string label;  ///< where it differs from the best
   predict::Comparison comparison;
 };
 
@@ -100,6 +104,7 @@ struct Plan {
   std::optional<Candidate> best;        ///< none: nothing fits
   Candidate baseline;                   ///< the scenario as given
   std::string baseline_refused;         ///< not empty: why the scenario as given has no prediction
+  bool has_baseline = true;             ///< false: a model alone was given, no run
   std::vector<Candidate> alternatives;  ///< in order of rank, without the best; those that do not fit come last
   std::vector<Point> pareto;            ///< step time against peak, fastest first
   std::vector<Point> ladder;            ///< from the winner down: the cheapest ways to free memory
@@ -116,8 +121,8 @@ struct Options {
   /// The same step under another PYTORCH_CUDA_ALLOC_CONF: only reserved memory and `fits` can differ from `same`, so
   /// an implementation need not simulate time again. Optional; `predict` serves where it is empty.
   std::function<predict::Prediction(const scenario::Scenario&, const predict::Prediction& same)> repredict_reserved;
-  /// Quick looks (predict::estimate, predict::scout_memory). Optional; without them everything is predicted.
-  std::function<std::optional<predict::Prediction>(const scenario::Scenario&)> estimate;
+  /// Quick looks (predict::floor, estimate, scout_memory). All or none; without them everything is predicted.
+  std::function<predict::Prediction(const scenario::Scenario&)> floor, estimate;
   std::function<void(const scenario::Scenario&, predict::Depth, predict::Prediction&)> scout;
   /// predict::compare. Optional.
   std::function<predict::Comparison(const scenario::Scenario&, const scenario::Scenario&)> compare;
@@ -125,6 +130,7 @@ struct Options {
   std::stop_token stop;                                                 ///< asks for the best so far
   int threads = 0;                                                      ///< 0: one a core
   int top = 10;                                                         ///< how many alternatives
+  bool has_baseline = true;                                             ///< compare with the scenario as given
 };
 
 /// Searches what scenario.search allows. A UsageError of `predict` rejects that candidate only, unless the scenario as
@@ -134,6 +140,9 @@ Plan search(const scenario::Scenario& scenario, const Options& options);
 /// A bare architecture as a run worth planning: bf16, distributed optimizer, overlap and fusions on, parallelism and
 /// everything below it searched. What the input states (Scenario::positions) stays.
 scenario::Scenario proposed(scenario::Scenario scenario);
+
+/// A candidate's choices where they differ from another's: "recompute mlp, default allocator".
+std::string beside(const std::vector<std::string>& best, const std::vector<std::string>& other);
 
 /// Rejected candidates with the same rule and reason as one: the first of them, and how many they are.
 std::vector<std::pair<Rejected, std::int64_t>> rejected_by_reason(const Plan& plan);

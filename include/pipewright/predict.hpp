@@ -87,12 +87,17 @@ void find_pressure(Prediction& prediction, const scenario::Scenario& scenario, c
 
 // ---- Quick looks, for the search
 
-/// Times by the chunk-level engine: step, throughput; no accounts, memory, interval. nullopt: it cannot express this
-/// scenario. Within 1 % of predict() (tests/predict/engines_test.cpp).
-std::optional<Prediction> estimate(const scenario::Scenario& scenario, const profile::Profiles& profiles);
+/// Times by the chunk-level engine, or where it cannot express the scenario by the exact one on a shortened schedule:
+/// step, throughput; no accounts, memory, interval. Within 1 % of predict() (tests/predict/engines_test.cpp).
+Prediction estimate(const scenario::Scenario& scenario, const profile::Profiles& profiles);
 
-/// How far a quick look at memory goes: what ranks hold for good; with the peak of the first and last rank; of all.
-enum class Depth : std::uint8_t { state, ends, ranks };
+/// What no prediction of this scenario undercuts, in a millisecond: the least step (timeline::floor) and each rank's
+/// least peak (memory::floor); `static_bytes` is the part of it that a rank holds for good. `fits` false: it certainly
+/// does not.
+Prediction floor(const scenario::Scenario& scenario, const profile::Profiles& profiles);
+
+/// How far a quick look at memory goes: the peak of the first two ranks and the last one; of all.
+enum class Depth : std::uint8_t { ends, ranks };
 /// Fills an estimate's ranks with allocated bytes. `fits` false: it certainly does not, reserved memory can only be
 /// more; otherwise predict() decides.
 void scout_memory(const scenario::Scenario& scenario, const profile::Profiles& profiles, Depth depth,

@@ -91,8 +91,8 @@ struct Clocks {
   double slowdown(Load load, double duty) const;
 };
 
-/// How a run's recent load slows its kernels. Kinds of kernels draw different power, and the power limit acts on its sum:
-/// a busy moment counts as `weight` of one of the layer that the law was measured with (FORMAT.md, Clocks).
+/// How a run's recent load slows its kernels. Kinds of kernels draw different power, and the power limit acts on its
+/// sum: a busy moment counts as `weight` of one of the layer that the law was measured with (FORMAT.md, Clocks).
 struct ClockLaw {
   const Clocks* layer = nullptr;
   double matrix = 1, attention = 1, memory = 1;  ///< power above idle over the layer's, at full clock
@@ -160,7 +160,7 @@ std::vector<std::string> known_profiles();
 /// Several profiles in order of preference (`--profile A --profile B`).
 class Profiles {
  public:
-  explicit Profiles(std::vector<Profile> in_order) : profiles_(std::move(in_order)) {}
+  explicit Profiles(std::vector<Profile> in_order);
   /// First profile that measured the shape; else the first that can interpolate; else derived. Throws UsageError naming
   /// the key if none knows the family.
   Timing time(const Key& key) const;
@@ -173,7 +173,11 @@ class Profiles {
   const std::vector<Profile>& all() const { return profiles_; }
 
  private:
+  struct Memo;  // of time(): a search asks for the same few thousand shapes again and again
+  Timing look_up(const Key& key) const;
+
   std::vector<Profile> profiles_;
+  std::shared_ptr<Memo> memo_;
 };
 
 /// All entries of several profiles; where two have the same one, the first profile wins. Name and device: the first's.

@@ -134,6 +134,9 @@ struct Program {
 /// Throws UsageError with the text of Megatron's own exception where it refuses the configuration.
 void check(const Config& config);
 
+/// schedules.py:902-959, get_pp_rank_microbatches: forward passes before the first backward.
+int warmup(const Config& config, int rank);
+
 /// check(), then every rank's program.
 Program build(const Config& config);
 

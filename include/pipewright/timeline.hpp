@@ -241,5 +241,12 @@ schedule::Config shortened(schedule::Config config);
 std::optional<Estimate> estimate(const scenario::Scenario& scenario, const model::Stages& stages,
                                  const schedule::Config& config, const profile::Profiles& profiles,
                                  const Prices& prices);
+/// For what that cannot express: simulate() on the shortened schedule and on one group of microbatches less, whose
+/// difference stands for every further group.
+Estimate extrapolate(const scenario::Scenario& scenario, const model::Stages& stages, const schedule::Config& config,
+                     const profile::Profiles& profiles);
+/// No run of this takes less (floor.cpp): what its streams have to do one after the other, on the busiest rank.
+Estimate floor(const scenario::Scenario& scenario, const model::Stages& stages, const schedule::Config& config,
+               const profile::Profiles& profiles, const Prices& prices);
 
 }  // namespace pipewright::timeline

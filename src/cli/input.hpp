@@ -34,6 +34,8 @@ class Input {
   /// The profiles to predict with: --profile, else the scenario's own.
   profile::Profiles profiles(const scenario::Scenario& scenario) const;
 
+  bool states_a_run() const { return hf_.empty(); }  ///< not only a model
+
   /// A bare architecture (--hf) becomes plan::proposed, and is not checked before the search.
   bool propose = false;
   std::string path;  ///< SCENARIO; check's --symptom hands a stray word over

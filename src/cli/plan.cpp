@@ -49,6 +49,7 @@ void run(const Options& options, Outcome& outcome) {
     search.repredict_reserved = [&](const scenario::Scenario& candidate, const predict::Prediction& same) {
       return predict::predict_memory(candidate, profiles, same);
     };
+    search.floor = [&](const scenario::Scenario& candidate) { return predict::floor(candidate, profiles); };
     search.estimate = [&](const scenario::Scenario& candidate) { return predict::estimate(candidate, profiles); };
     search.scout = [&](const scenario::Scenario& candidate, predict::Depth depth, predict::Prediction& into) {
       predict::scout_memory(candidate, profiles, depth, into);
@@ -62,6 +63,7 @@ void run(const Options& options, Outcome& outcome) {
     };
     search.stop = interruptible.token();
     search.top = options.top;
+    search.has_baseline = options.input.states_a_run();
     plan = plan::search(loaded.scenario, search);
   }
   if (plan.best) {

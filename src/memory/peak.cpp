@@ -76,6 +76,7 @@ Scout scout(const Stages& stages, const schedule::Program& program, const scenar
   walker.heap().begin_step();
   walker.step();
   result.peak_allocated = Bytes(walker.heap().peak());
+  result.graph_pool = Bytes(walker.heap().graph_pool());
   return result;
 }
 

@@ -186,19 +186,19 @@ std::vector<Buffer> layout(const std::vector<Parameter>& parameters, Int bucket_
   return buffers;
 }
 
-std::vector<Int> shards(const Buffer& buffer, Int rank, Int ranks) {
-  std::vector<Int> result;
+void for_shards(const Buffer& buffer, Int ranks, const std::function<void(std::size_t rank, Int elements)>& own) {
   std::size_t next = 0;
   for (const auto& [bucket_start, bucket_end] : buffer.buckets) {
     const Int part = (bucket_end - bucket_start) / ranks;
-    const Int from = bucket_start + rank * part, to = from + part;
     for (; next < buffer.parameters.size() && buffer.parameters[next].first < bucket_end; ++next) {
       const auto& [start, end] = buffer.parameters[next];
-      const Int owned = std::min(end, to) - std::max(start, from);
-      if (owned > 0) result.push_back(owned);
+      for (Int rank = (start - bucket_start) / part; rank < ranks; ++rank) {
+        const Int from = bucket_start + rank * part;
+        if (from >= end) break;
+        own(static_cast<std::size_t>(rank), std::min(end, from + part) - std::max(start, from));
+      }
     }
   }
-  return result;
 }
 
 }  // namespace pipewright::model

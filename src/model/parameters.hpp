@@ -2,6 +2,7 @@
 // them out: contiguous buffers, buckets, and every data-parallel rank's shard of them.
 #pragma once
 
+#include <functional>
 #include <vector>
 
 #include "dimensions.hpp"
@@ -21,6 +22,7 @@ struct Parameter {
 
 struct LayerShape {
   bool fp8 = false, moe = false;
+  friend bool operator==(const LayerShape&, const LayerShape&) = default;
 };
 
 struct ChunkShape {
@@ -29,6 +31,7 @@ struct ChunkShape {
   bool embedding = false, head = false;
   bool final_norm = false;        ///< with MTP beside the last decoder layer, else with the head
   bool shares_embedding = false;  ///< the output layer's weight is the embedding's
+  friend bool operator==(const ChunkShape&, const ChunkShape&) = default;
 };
 
 std::vector<Parameter> chunk_parameters(const Dimensions& dimensions, const scenario::Scenario& scenario,
@@ -48,7 +51,7 @@ struct Buffer {
 std::vector<Buffer> layout(const std::vector<Parameter>& parameters, Int bucket_size, Int dense_ranks, Int expert_ranks,
                            bool distributed, bool pad_for_bus_bandwidth);
 
-/// Elements of each parameter that data-parallel rank `rank` of `ranks` owns: an equal part of every bucket.
-std::vector<Int> shards(const Buffer& buffer, Int rank, Int ranks);
+/// Elements of each parameter that every data-parallel rank owns: an equal part of every bucket.
+void for_shards(const Buffer& buffer, Int ranks, const std::function<void(std::size_t rank, Int elements)>& own);
 
 }  // namespace pipewright::model

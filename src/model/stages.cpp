@@ -227,12 +227,34 @@ Bytes Stages::carried(int rank, int chunk, bool to_next) const {
   return bytes.value > 0 ? bytes : boundary_bytes;
 }
 
+namespace {
+
+/// Ranks between the first and the last with neither embedding nor head hold the same for good if their layers are
+/// alike.
+bool has_ends(const std::vector<ChunkShape>& shapes) {
+  return std::any_of(shapes.begin(), shapes.end(), [](const ChunkShape& shape) {
+    return shape.embedding || shape.head || shape.final_norm || shape.mtp_layers > 0;
+  });
+}
+
+void copy_state(const Rank& from, Rank& to) {
+  auto chunks = std::move(to.chunks);
+  to = from;
+  for (std::size_t c = 0; c < chunks.size(); ++c) {
+    to.chunks[c].pieces = std::move(chunks[c].pieces);
+    to.chunks[c].layers = std::move(chunks[c].layers);
+  }
+}
+
+}  // namespace
+
 Stages build(const Scenario& s) {
   const Dimensions d(s);
   Stages stages;
   Owners owners;
   Pieces pieces(s, d, stages, owners);
   const Int chunks = scenario::num_chunks(s);
+  std::vector<ChunkShape> before;  // of the rank before, where it is one of those between
   for (Int rank = 0; rank < d.pp; ++rank) {
     Rank result;
     std::vector<ChunkShape> shapes;
@@ -240,7 +262,12 @@ Stages build(const Scenario& s) {
       shapes.emplace_back();
       result.chunks.push_back(build_chunk(s, d, pieces, scenario::stage(s, rank, c), shapes.back()));
     }
-    add_state(s, d, rank, shapes, owners, result);
+    const bool between = rank > 0 && rank + 1 < d.pp && !has_ends(shapes);
+    if (between && !before.empty() && shapes == before)
+      copy_state(stages.ranks.back(), result);
+    else
+      add_state(s, d, rank, shapes, owners, result);
+    before = between ? std::move(shapes) : std::vector<ChunkShape>();
     stages.ranks.push_back(std::move(result));
   }
   stages.boundary_bytes = Bytes(d.boundary_bytes());

@@ -200,14 +200,14 @@ void StateWriter::add_chunk(std::size_t index, const std::vector<Parameter>& par
     auto& optimizer = buffer.expert ? experts_ : dense_;
     const bool own_optimizer = o.overlap_param_gather_with_optimizer_step && index == 0;
     add_gradient_sync(chunk, buffer, optimizer);
-    for (std::size_t r = 0; r < optimizer.owned.size(); ++r) {
-      const auto owned = o.use_distributed_optimizer ? shards(buffer, static_cast<Int>(r), optimizer.ranks) : [&] {
-        std::vector<Int> whole;
-        for (const auto& [start, end] : buffer.parameters) whole.push_back(end - start);
-        return whole;
-      }();
-      for (const Int elements : owned) optimizer.owned[r].push_back({elements, buffer.fp8, own_optimizer});
-    }
+    const auto own = [&](std::size_t r, Int elements) {
+      optimizer.owned[r].push_back({elements, buffer.fp8, own_optimizer});
+    };
+    if (o.use_distributed_optimizer)
+      for_shards(buffer, optimizer.ranks, own);
+    else
+      for (std::size_t r = 0; r < optimizer.owned.size(); ++r)
+        for (const auto& [start, end] : buffer.parameters) own(r, end - start);
   }
   for (auto p = modules_[index].rbegin(); p != modules_[index].rend(); ++p) construction_.free(*p);
   chunk.parameters_bytes = Bytes(parameter_bytes);

@@ -116,6 +116,39 @@ std::vector<Value> recompute_values(const Scenario& partial, LeftOut& left_out) 
   return values;
 }
 
+/// Shares of the groups that move; from 0.19 on (--activation-offload-fraction).
+std::vector<const char*> fractions(const Scenario& partial, bool nothing) {
+  const auto& version = partial.software.megatron_core;
+  if (nothing || version == "0.16.0" || version == "0.17.0" || version == "0.18.0") return {""};
+  return {"0.25", "0.5", "0.75", "1"};
+}
+
+Value offload_value(const std::vector<std::string>& set, const std::string& fraction) {
+  Value value{
+      set.empty() ? "no offload" : "offload " + joined(set, ", "),
+      {{"fine_grained_activation_offloading", set.empty() ? "false" : "true"}, {"offload_modules", list_text(set)}},
+      {}};
+  if (!fraction.empty()) {
+    if (fraction != "1") value.label += " of " + fraction + " of the layers";
+    value.settings.emplace_back("activation_offload_fraction", fraction);
+  }
+  if (!set.empty()) value.environment.emplace_back("NVTE_CPU_OFFLOAD_V1", "1");
+  return value;
+}
+
+/// Transformer Engine's offload of whole layers: without pipelining and recompute only (reference 3.3).
+void add_whole_layers(const Scenario& partial, std::vector<Value>& values) {
+  const auto layers = partial.model.num_layers;
+  if (partial.settings.pipeline_model_parallel_size > 1 || partial.settings.recompute_granularity) return;
+  for (std::int64_t n = 1; n < layers; n += std::max<std::int64_t>(1, layers / 8))
+    values.push_back({"offload " + std::to_string(n) + " whole layers",
+                      {{"fine_grained_activation_offloading", "false"},
+                       {"offload_modules", "[]"},
+                       {"cpu_offloading", "true"},
+                       {"cpu_offloading_num_layers", std::to_string(n)}},
+                      {}});
+}
+
 std::vector<Value> offload_values(const Scenario& partial, LeftOut& left_out) {
   std::vector<std::string> modules = {"attn_norm", "qkv_linear", "core_attn", "attn_proj",
                                       "mlp_norm",  "expert_fc1", "moe_act"};
@@ -128,14 +161,10 @@ std::vector<Value> offload_values(const Scenario& partial, LeftOut& left_out) {
     for (const bool projection : {false, true}) {
       if (projection && !attention) continue;
       if (projection) set.emplace_back("attn_proj");
-      Value value{
-          set.empty() ? "no offload" : "offload " + joined(set, ", "),
-          {{"fine_grained_activation_offloading", set.empty() ? "false" : "true"}, {"offload_modules", list_text(set)}},
-          {}};
-      if (!set.empty()) value.environment.emplace_back("NVTE_CPU_OFFLOAD_V1", "1");
-      values.push_back(std::move(value));
+      for (const auto* fraction : fractions(partial, set.empty())) values.push_back(offload_value(set, fraction));
     }
   }
+  add_whole_layers(partial, values);
   return values;
 }
 
@@ -197,6 +226,37 @@ Sets recompute_sets(const Scenario& scenario, LeftOut& left_out) {
   // moe replays the whole MoE layer: moe_act and shared_experts beside it can only add to that.
   std::erase_if(sets, [](const auto& set) { return has(set, "moe") && any_of(set, {"moe_act", "shared_experts"}); });
   return sets;
+}
+
+std::vector<Scenario> least_kept(const Scenario& partial) {
+  LeftOut ignored;
+  std::vector<Scenario> all;
+  if (partial.search.recompute == "auto") {
+    if (!graphs(partial)) {
+      all.push_back(partial);
+      apply(recompute_value("", "full", {}, "uniform", "1"), all.back());
+    }
+    // The largest sets without and with `moe`, which contains others.
+    for (const bool moe : {false, true}) {
+      auto sets = recompute_sets(partial, ignored);
+      std::erase_if(sets, [&](const auto& set) { return has(set, "moe") != moe; });
+      if (sets.empty()) continue;
+      all.push_back(partial);
+      set_recompute(all.back(), sets.back());
+    }
+  } else {
+    all.push_back(partial);
+  }
+  if (partial.search.offload != "auto") return all;
+  const auto searched = all.size();
+  for (std::size_t i = 0; i < searched; ++i) {
+    const auto values = offload_values(all[i], ignored);
+    const auto is_layers = [](const Value& value) { return value.settings.size() > 3; };
+    const auto layers = std::ranges::find_if(values, is_layers);
+    if (layers != values.begin()) all.push_back(all[i]), apply(*(layers - 1), all.back());
+    if (layers != values.end()) all.push_back(all[i]), apply(values.back(), all.back());
+  }
+  return all;
 }
 
 std::vector<Dimension> dimensions(const Scenario& scenario) {

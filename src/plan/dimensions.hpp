@@ -39,6 +39,10 @@ std::vector<Value> microbatch_values(const scenario::Scenario& partial, LeftOut&
 std::vector<Value> pipeline_values(const scenario::Scenario& partial, LeftOut& left_out);
 std::vector<Value> layout_values(const scenario::Scenario& partial, LeftOut& left_out);
 
+/// What keeps least of a structure's activations among what is searched: full recompute of every layer; whatever can be
+/// recomputed and offloaded beside each other; what is not searched stays as given.
+std::vector<scenario::Scenario> least_kept(const scenario::Scenario& partial);
+
 void apply(const Value& value, scenario::Scenario& scenario);
 
 /// Every set of recompute modules that is legal and not equal to a smaller one, the empty set first.

@@ -102,9 +102,9 @@ std::string memory_change(const Prediction& best, const Prediction& other) {
 
 std::string against(const Trial& best, const Trial& other, std::size_t dimension) {
   const auto &winner = best.candidate.prediction, &loser = other.candidate.prediction;
-  std::string text = fmt::format("{}: {:+.1f} % step ({}", other.choice[dimension], percent(winner, loser),
+  std::string text = fmt::format("{}: {:+.1f} % step ({}", other.candidate.choices[dimension], percent(winner, loser),
                                  differences(winner, loser));
-  if (const auto work = replayed(other.choice[dimension]); !work.empty())
+  if (const auto work = replayed(other.candidate.choices[dimension]); !work.empty())
     text += fmt::format("; replays {}: {:.1f} ms of recompute", work,
                         ms(accounts(loser).empty() ? 0 : accounts(loser)[0].second));
   text += "), " + memory_change(winner, loser);
@@ -136,8 +136,8 @@ std::vector<std::string> explain(const Plan& plan, const std::vector<Trial>& tri
   if (order.empty()) {
     if (trials.empty() && plan.searched.too_large > 0)
       why.push_back(
-          fmt::format("nothing fits: {} structures exceed the memory limit whatever is recomputed (parameters, "
-                      "gradients, optimizer state and the inputs of every layer)",
+          fmt::format("nothing fits: all {} candidates exceed the memory limit whatever is recomputed or offloaded "
+                      "(parameters, gradients, optimizer state and the inputs of every layer)",
                       plan.searched.too_large));
     else
       why.emplace_back(trials.empty() ? "no candidate is legal" : "no candidate has a prediction");
@@ -151,7 +151,9 @@ std::vector<std::string> explain(const Plan& plan, const std::vector<Trial>& tri
   } else {
     why.push_back(fmt::format("{}: {:.1f} ms a step; {}", best.candidate.label, ms(winner.step_ns), memory_of(winner)));
   }
-  if (plan.baseline_refused.empty()) {
+  if (!plan.has_baseline) {
+    // a model alone: nothing to compare with
+  } else if (plan.baseline_refused.empty()) {
     const auto& given = plan.baseline.prediction;
     why.push_back(fmt::format("against the scenario as given ({:.1f} ms{}): {:+.1f} % ({})", ms(given.step_ns),
                               given.fits ? "" : ", does not fit", percent(given, winner), differences(given, winner)));
@@ -161,7 +163,9 @@ std::vector<std::string> explain(const Plan& plan, const std::vector<Trial>& tri
   if (order.size() > 1) {
     const Trial& second = trials[order[1]];
     const auto& next = second.candidate.prediction;
-    std::string text = fmt::format("against the next best, {} ({:.1f} ms): ", second.candidate.label, ms(next.step_ns));
+    std::string text =
+        fmt::format("against the next best, {} ({:.1f} ms): ", beside(best.candidate.choices, second.candidate.choices),
+                    ms(next.step_ns));
     if (next.fits != winner.fits)
       text += "it does not fit";
     else if (std::abs(percent(winner, next)) <= 100 * tie_share)
@@ -182,13 +186,13 @@ std::vector<std::string> explain(const Plan& plan, const std::vector<Trial>& tri
         continue;
       }
       why.push_back(fmt::format("fragmentation on rank {}: {}: {}; {}: {}; the step time is the same",
-                                peak_rank(winner), best.choice[d], fragmentation(winner), other.choice[d],
-                                fragmentation(other.candidate.prediction)));
+                                peak_rank(winner), best.candidate.choices[d], fragmentation(winner),
+                                other.candidate.choices[d], fragmentation(other.candidate.prediction)));
       if (!other.candidate.prediction.fits && winner.fits)
-        why.push_back(
-            fmt::format("{} is what makes it fit: with {} rank {} reserves too much, although its peak is "
-                        "the same (fragmentation, not capacity)",
-                        best.choice[d], other.choice[d], tightest_rank(other.candidate.prediction)));
+        why.push_back(fmt::format(
+            "{} is what makes it fit: with {} rank {} reserves too much, although its peak is "
+            "the same (fragmentation, not capacity)",
+            best.candidate.choices[d], other.candidate.choices[d], tightest_rank(other.candidate.prediction)));
     }
   }
   for (const auto& idle : left_out.idle) why.push_back(fmt::format("not searched: {} ({})", idle.message, idle.rule));

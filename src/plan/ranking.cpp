@@ -1,5 +1,6 @@
 // The order of candidates: what fits, then time with its ties, then the reserved memory that is left.
 #include <algorithm>
+#include <functional>
 #include <limits>
 
 #include "candidates.hpp"
@@ -24,6 +25,12 @@ double cost(const predict::Prediction& prediction, const std::string& objective)
 Bytes largest_peak(const predict::Prediction& prediction) {
   Bytes most;
   for (const auto& rank : prediction.ranks) most = std::max(most, rank.peak_allocated);
+  return most;
+}
+
+Bytes largest_need(const predict::Prediction& prediction) {
+  Bytes most;
+  for (const auto& rank : prediction.ranks) most = std::max(most, rank.peak_reserved + rank.outside_allocator);
   return most;
 }
 
@@ -68,8 +75,8 @@ std::vector<std::size_t> ranking(const std::vector<Trial>& trials, const std::st
 }
 
 bool differs_only_in(const Trial& best, const Trial& other, std::size_t dimension) {
-  for (std::size_t d = 0; d < best.choice.size(); ++d)
-    if ((best.choice[d] != other.choice[d]) != (d == dimension)) return false;
+  for (std::size_t d = 0; d < best.candidate.choices.size(); ++d)
+    if ((best.candidate.choices[d] != other.candidate.choices[d]) != (d == dimension)) return false;
   return true;
 }
 
@@ -79,10 +86,16 @@ namespace {
 std::optional<Point> point_of(const Trial& trial, double scale) {
   const auto& c = trial.candidate;
   if (trial.done)
-    return Point{c.prediction.step_ns, largest_peak(c.prediction), c.label, c.settings, c.environment, true};
+    return Point{c.prediction.step_ns,
+                 largest_peak(c.prediction),
+                 largest_need(c.prediction),
+                 c.label,
+                 c.settings,
+                 c.environment,
+                 true};
   if (trial.refused || !trial.quick || !trial.every_rank || !trial.may_fit) return std::nullopt;
   const auto ns = static_cast<std::int64_t>(static_cast<double>(trial.quick->step_ns) * scale);
-  return Point{ns, largest_peak(*trial.quick), c.label, c.settings, c.environment, false};
+  return Point{ns, largest_peak(*trial.quick), largest_need(*trial.quick), c.label, c.settings, c.environment, false};
 }
 
 /// Exact over quick time of the fastest trial that has both.
@@ -96,13 +109,16 @@ double scale_of(const std::vector<Trial>& trials) {
   return static_cast<double>(fastest->candidate.prediction.step_ns) / static_cast<double>(fastest->quick->step_ns);
 }
 
-std::vector<Point> front_of(std::vector<Point> all) {
-  std::ranges::stable_sort(all, [](const Point& a, const Point& b) {
-    return a.step_ns != b.step_ns ? a.step_ns < b.step_ns : a.peak < b.peak;
+/// Ascending time, each with less memory than all before it.
+template <typename Item, typename ToPoint>
+std::vector<Item> front_of(std::vector<Item> all, const ToPoint& point, Bytes Point::*memory) {
+  std::ranges::stable_sort(all, [&](const Item& a, const Item& b) {
+    const Point &p = point(a), &q = point(b);
+    return p.step_ns != q.step_ns ? p.step_ns < q.step_ns : p.*memory < q.*memory;
   });
-  std::vector<Point> front;
-  for (auto& point : all)
-    if (front.empty() || point.peak < front.back().peak) front.push_back(std::move(point));
+  std::vector<Item> front;
+  for (auto& item : all)
+    if (front.empty() || point(item).*memory < point(front.back()).*memory) front.push_back(std::move(item));
   return front;
 }
 
@@ -113,18 +129,55 @@ std::vector<Point> pareto_front(const std::vector<Trial>& trials) {
   std::vector<Point> all;
   for (const auto& trial : trials)
     if (auto point = point_of(trial, scale)) all.push_back(std::move(*point));
-  return front_of(std::move(all));
+  return front_of(std::move(all), std::identity{}, &Point::peak);
 }
 
-std::vector<Point> ladder(const std::vector<Trial>& trials, std::size_t winner) {
+std::string beside(const std::vector<std::string>& best, const std::vector<std::string>& other) {
+  std::string text;
+  for (std::size_t d = 0; d < other.size(); ++d)
+    if (!other[d].empty() && (d >= best.size() || other[d] != best[d])) text += (text.empty() ? "" : ", ") + other[d];
+  return text;
+}
+
+std::vector<Point> ladder(const std::vector<Trial>& trials, std::size_t winner, const Reserved& reserved) {
+  struct Step {
+    Point point;
+    const Trial* trial;
+  };
   const double scale = scale_of(trials);
-  const auto top = point_of(trials[winner], scale);
-  std::vector<Point> below;
-  for (const auto& trial : trials)
-    if (trial.structure == trials[winner].structure)
-      if (auto point = point_of(trial, scale); point && top && point->peak < top->peak)
-        below.push_back(std::move(*point));
-  return front_of(std::move(below));
+  const auto& best = trials[winner];
+  const auto top = point_of(best, scale);
+  if (!top) return {};
+  std::vector<Step> steps;
+  for (const auto& trial : trials) {
+    if (trial.structure != best.structure || &trial == &best) continue;
+    auto point = point_of(trial, scale);
+    if (point && point->step_ns >= top->step_ns && point->needed < top->needed)
+      steps.push_back({std::move(*point), &trial});
+  }
+  steps = front_of(
+      std::move(steps), [](const Step& step) -> const Point& { return step.point; }, &Point::needed);
+  constexpr std::size_t most = 8;
+  if (steps.size() > most) {
+    std::vector<Step> some;  // evenly over the way down
+    for (std::size_t i = 0; i < most; ++i) some.push_back(steps[i * (steps.size() - 1) / (most - 1)]);
+    steps = std::move(some);
+  }
+  std::vector<const Trial*> guessed;
+  for (const auto& step : steps)
+    if (!step.point.exact) guessed.push_back(step.trial);
+  const auto exactly = reserved(guessed);
+  std::vector<Point> front;
+  for (auto& [point, trial] : steps) {
+    point.label = beside(best.candidate.choices, trial->candidate.choices);
+    if (const auto at = std::ranges::find(guessed, trial); at != guessed.end()) {
+      const auto& p = exactly[static_cast<std::size_t>(at - guessed.begin())];
+      point.peak = largest_peak(p);
+      point.needed = largest_need(p);
+    }
+    if (point.needed < top->needed) front.push_back(std::move(point));
+  }
+  return front_of(std::move(front), std::identity{}, &Point::needed);
 }
 
 }  // namespace pipewright::plan

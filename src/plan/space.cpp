@@ -57,20 +57,23 @@ Space::Space(const Scenario& base, const std::vector<Dimension>& dimensions, Lef
     if (name == "recompute" || name == "offload" || name == "allocator") break;
     ++structural_;
   }
+  const auto offload = std::ranges::find(dimensions_, "offload", &Dimension::name);
+  offload_ = static_cast<std::size_t>(offload - dimensions_.begin());
 }
 
 template <typename Sink>
 void Space::decide(std::size_t depth, std::size_t until, const Scenario& partial, const std::vector<Value>& chosen,
-                   const Sink& sink) {
+                   const Sink& sink, const Narrow& narrow) {
   if (depth == until) return sink(partial, chosen);
   auto values = dimensions_[depth].values(partial, left_out_);
   if (values.empty()) values.push_back({"", {}, {}});  // nothing to decide here: as given
+  if (narrow) narrow(depth, values);
   for (auto& value : values) {
     Scenario next = partial;
     auto choice = chosen;
     choice.push_back(std::move(value));
     apply(choice.back(), next);
-    decide(depth + 1, until, next, choice, sink);
+    decide(depth + 1, until, next, choice, sink, narrow);
   }
 }
 
@@ -91,18 +94,50 @@ std::vector<Structure> Space::structures() {
         return;
       }
     }
-    all.push_back({partial, chosen, label_of(chosen), {}, false});
+    all.push_back({partial, chosen, label_of(chosen), size_of(partial)});
   });
   return all;
 }
 
-std::vector<Trial> Space::candidates(const Structure& structure) {
+/// What recompute, offload and allocator leave open depends on little more than these.
+std::int64_t Space::size_of(const Scenario& partial) {
+  const auto& s = partial.settings;
+  const auto key = std::to_string(layers_per_chunk(partial)) + (s.overlap_moe_expert_parallel_comm ? " overlap" : "") +
+                   (s.delay_wgrad_compute ? " delay" : "") + (s.pipeline_model_parallel_size > 1 ? " pipeline" : "") +
+                   s.cuda_graph_impl;
+  const auto [at, fresh] = sizes_.emplace(key, 1);
+  if (fresh)
+    for (std::size_t d = structural_; d < dimensions_.size(); ++d)
+      at->second *= std::max<std::int64_t>(1, std::ssize(dimensions_[d].values(partial, left_out_)));
+  return at->second;
+}
+
+std::vector<Trial> Space::narrowed(const Structure& structure, const Narrow& narrow) {
   std::vector<Trial> trials;
-  decide(structural_, dimensions_.size(), structure.partial, structure.chosen,
-         [&](const Scenario& decided, const std::vector<Value>& chosen) {
-           if (auto trial = finished(decided, chosen)) trials.push_back(std::move(*trial));
-         });
+  decide(
+      structural_, dimensions_.size(), structure.partial, structure.chosen,
+      [&](const Scenario& decided, const std::vector<Value>& chosen) {
+        if (auto trial = finished(decided, chosen)) trials.push_back(std::move(*trial));
+      },
+      narrow);
   return trials;
+}
+
+std::vector<Trial> Space::candidates(const Structure& structure) { return narrowed(structure, {}); }
+
+std::vector<Trial> Space::without_offload(const Structure& structure) {
+  return narrowed(structure, [&](std::size_t dimension, std::vector<Value>& values) {
+    if (dimension == offload_) values.resize(1);
+  });
+}
+
+std::vector<Trial> Space::with_offload(const Structure& structure, const Trial& without) {
+  return narrowed(structure, [&](std::size_t dimension, std::vector<Value>& values) {
+    if (dimension == offload_)
+      values.erase(values.begin());
+    else if (dimension < offload_)
+      std::erase_if(values, [&](const Value& v) { return v.label != without.candidate.choices[dimension]; });
+  });
 }
 
 std::optional<Trial> Space::finished(const Scenario& decided, const std::vector<Value>& chosen) {
@@ -112,7 +147,7 @@ std::optional<Trial> Space::finished(const Scenario& decided, const std::vector<
   candidate.scenario = with_required_environment(decided);
   candidate.label = label_of(chosen);
   for (const auto& value : chosen) {
-    trial.choice.push_back(value.label);
+    candidate.choices.push_back(value.label);
     merge(candidate.settings, value.settings);
     merge(candidate.environment, value.environment);
   }

@@ -3,6 +3,8 @@
 // is a lower bound of the time of everything in it.
 #pragma once
 
+#include <functional>
+#include <map>
 #include <optional>
 #include <set>
 #include <string>
@@ -17,8 +19,7 @@ struct Structure {
   Scenario partial;
   std::vector<Value> chosen;
   std::string label;
-  std::optional<predict::Prediction> bound;  ///< of the structure without recompute and offload
-  bool impossible = false;                   ///< even its state does not fit
+  std::int64_t holds = 1;  ///< candidates in it, legal or not
 };
 
 class Space {
@@ -29,14 +30,21 @@ class Space {
   std::vector<Structure> structures();
   /// The legal candidates of a structure that are not equal to earlier ones.
   std::vector<Trial> candidates(const Structure& structure);
+  /// The same in two steps: those that offload nothing, and what offload makes of one of them.
+  std::vector<Trial> without_offload(const Structure& structure);
+  std::vector<Trial> with_offload(const Structure& structure, const Trial& without);
+  bool searches_offload() const { return offload_ < dimensions_.size(); }
 
   std::vector<Rejected> rejected;
   std::int64_t enumerated = 0, duplicates = 0;
 
  private:
+  using Narrow = std::function<void(std::size_t dimension, std::vector<Value>& values)>;
   template <typename Sink>
   void decide(std::size_t depth, std::size_t until, const Scenario& partial, const std::vector<Value>& chosen,
-              const Sink& sink);
+              const Sink& sink, const Narrow& narrow = {});
+  std::vector<Trial> narrowed(const Structure& structure, const Narrow& narrow);
+  std::int64_t size_of(const Scenario& partial);
   std::optional<Trial> finished(const Scenario& decided, const std::vector<Value>& chosen);
   std::optional<Finding> refused(const Scenario& scenario, std::string& tolerated) const;
 
@@ -44,6 +52,8 @@ class Space {
   const std::vector<Dimension>& dimensions_;
   LeftOut& left_out_;
   std::size_t structural_ = 0;  ///< dimensions that make a structure
+  std::size_t offload_ = 0;     ///< the dimension of that name, or none: their number
+  std::map<std::string, std::int64_t> sizes_;
   std::vector<std::string_view> tolerated_;
   std::set<std::string> seen_;
 };

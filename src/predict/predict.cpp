@@ -41,12 +41,29 @@ void set_throughput(Prediction& result, const scenario::Scenario& scenario) {
   result.tokens_per_s_per_gpu = tokens / gpus / seconds;
 }
 
-// Peak, reserved and outside memory of every rank, and whether they fit.
-void fill_memory(Prediction& result, const scenario::Scenario& scenario, const profile::Profiles& profiles,
-                 const model::Stages& stages, const schedule::Program& program) {
+void set_limits(Prediction& result, const scenario::Scenario& scenario, const profile::Profiles& profiles) {
   result.memory_limit = limit_of(scenario, profiles);
   result.memory_margin = margin_of(scenario, result.memory_limit);
   result.fits = true;
+}
+
+// A rank by a quick look: reserved memory is at least what is allocated. False: it certainly does not fit.
+bool add_scouted(Prediction& result, int pp_rank, const memory::Scout& scouted, Bytes outside) {
+  RankPrediction& rank = result.ranks.emplace_back();
+  rank.pp_rank = pp_rank;
+  rank.static_bytes = scouted.static_bytes;
+  rank.peak_allocated = std::max(scouted.peak_allocated, scouted.state_bytes);
+  rank.graph_pool = scouted.graph_pool;
+  rank.peak_reserved = rank.peak_allocated + rank.graph_pool;
+  rank.outside_allocator = outside;
+  rank.fits = rank.peak_reserved + outside + result.memory_margin <= result.memory_limit;
+  return rank.fits;
+}
+
+// Peak, reserved and outside memory of every rank, and whether they fit.
+void fill_memory(Prediction& result, const scenario::Scenario& scenario, const profile::Profiles& profiles,
+                 const model::Stages& stages, const schedule::Program& program) {
+  set_limits(result, scenario, profiles);
   for (RankPrediction& rank : result.ranks) {
     rank.outside_allocator = model::outside_allocator(scenario, profiles);
     const Bytes available = result.memory_limit - rank.outside_allocator - result.memory_margin;
@@ -152,44 +169,58 @@ void find_levers(Prediction& prediction, const scenario::Scenario& scenario, con
   prediction.levers = timeline::levers(run.timeline, scenario, run.stages, run.program, profiles);
 }
 
-std::optional<Prediction> estimate(const scenario::Scenario& scenario, const profile::Profiles& profiles) {
-  scenario::check(scenario);
-  const model::Stages stages = model::build(scenario);
-  const auto quick =
-      timeline::estimate(scenario, stages, schedule::config_of(scenario), profiles, timeline::price(stages, profiles));
-  if (!quick) return std::nullopt;
+namespace {
+
+Prediction quick_look(const scenario::Scenario& scenario, const profile::Profiles& profiles,
+                      const timeline::Estimate& times) {
   Prediction result;
   result.scenario = scenario.name;
   result.profile = profiles.first().name;
   result.megatron_core = scenario.software.megatron_core;
-  result.forward_backward_ns = quick->forward_backward;
-  result.optimizer_ns = quick->optimizer;
+  result.forward_backward_ns = times.forward_backward;
+  result.optimizer_ns = times.optimizer;
   set_throughput(result, scenario);
+  return result;
+}
+
+}  // namespace
+
+Prediction estimate(const scenario::Scenario& scenario, const profile::Profiles& profiles) {
+  scenario::check(scenario);
+  const model::Stages stages = model::build(scenario);
+  const auto config = schedule::config_of(scenario, true);
+  const auto quick = timeline::estimate(scenario, stages, config, profiles, timeline::price(stages, profiles));
+  return quick_look(scenario, profiles, quick ? *quick : timeline::extrapolate(scenario, stages, config, profiles));
+}
+
+Prediction floor(const scenario::Scenario& scenario, const profile::Profiles& profiles) {
+  scenario::check(scenario);
+  const model::Stages stages = model::build(scenario);
+  const auto config = schedule::config_of(scenario);
+  schedule::check(config);
+  auto result = quick_look(scenario, profiles,
+                           timeline::floor(scenario, stages, config, profiles, timeline::price(stages, profiles)));
+  set_limits(result, scenario, profiles);
+  const Bytes outside = model::outside_allocator(scenario, profiles);
+  for (int r = 0; r < static_cast<int>(stages.ranks.size()); ++r) {
+    auto least = memory::floor(stages, config, r);
+    least.static_bytes = least.state_bytes;
+    result.fits = add_scouted(result, r, least, outside) && result.fits;
+  }
   return result;
 }
 
 void scout_memory(const scenario::Scenario& scenario, const profile::Profiles& profiles, Depth depth,
                   Prediction& estimate) {
   const model::Stages stages = model::build(scenario);
-  const auto program = schedule::build(timeline::shortened(schedule::config_of(scenario)));
-  estimate.memory_limit = limit_of(scenario, profiles);
-  estimate.memory_margin = margin_of(scenario, estimate.memory_limit);
-  estimate.fits = true;
+  const auto program = schedule::build(timeline::shortened(schedule::config_of(scenario, true)));
+  set_limits(estimate, scenario, profiles);
   estimate.ranks.clear();
+  const Bytes outside = model::outside_allocator(scenario, profiles);
   const int last = static_cast<int>(stages.ranks.size()) - 1;
-  for (int r = 0; r <= last; ++r) {
-    const bool end = r <= 1 || r == last;
-    const auto scouted =
-        memory::scout(stages, program, scenario, r, depth == Depth::ranks || (depth == Depth::ends && end));
-    RankPrediction& rank = estimate.ranks.emplace_back();
-    rank.pp_rank = r;
-    rank.static_bytes = scouted.static_bytes;
-    rank.peak_allocated = std::max(scouted.peak_allocated, scouted.state_bytes);
-    rank.peak_reserved = rank.peak_allocated;
-    rank.outside_allocator = model::outside_allocator(scenario, profiles);
-    rank.fits = rank.peak_allocated + rank.outside_allocator + estimate.memory_margin <= estimate.memory_limit;
-    estimate.fits = estimate.fits && rank.fits;
-    if (!rank.fits) break;  // settled
+  for (int r = 0; r <= last && estimate.fits; ++r) {
+    const bool walks = depth == Depth::ranks || r <= 1 || r == last;
+    estimate.fits = add_scouted(estimate, r, memory::scout(stages, program, scenario, r, walks), outside);
   }
 }
 

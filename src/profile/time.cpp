@@ -3,6 +3,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
+#include <mutex>
+#include <shared_mutex>
 
 #include "interpolate.hpp"
 
@@ -154,7 +157,24 @@ double ClockLaw::weight(Load load) const {
   throw InternalError("load out of range");
 }
 
+struct Profiles::Memo {
+  std::shared_mutex mutex;
+  std::map<Key, Timing> times;
+};
+
+Profiles::Profiles(std::vector<Profile> in_order) : profiles_(std::move(in_order)), memo_(std::make_shared<Memo>()) {}
+
 Timing Profiles::time(const Key& key) const {
+  {
+    const std::shared_lock lock(memo_->mutex);
+    if (const auto known = memo_->times.find(key); known != memo_->times.end()) return known->second;
+  }
+  auto timing = look_up(key);
+  const std::unique_lock lock(memo_->mutex);
+  return memo_->times.emplace(key, std::move(timing)).first->second;
+}
+
+Timing Profiles::look_up(const Key& key) const {
   std::optional<Found> best;
   for (const auto& profile : profiles_) {
     auto found = lookup(profile, key);

@@ -78,13 +78,16 @@ std::string candidates(const plan::Plan& plan) {
   std::string legend;
   const auto add = [&](const std::string& mark, const plan::Candidate& candidate) {
     add_row(table, mark, candidate, reference);
-    legend += wrapped(fmt::format("{:>5}  {}", mark, candidate.label), 7) + "\n";
+    const auto label = plan.best && mark != "best" && !candidate.choices.empty()
+                           ? plan::beside(plan.best->choices, candidate.choices)
+                           : candidate.label;
+    legend += wrapped(fmt::format("{:>5}  {}", mark, label), 7) + "\n";
   };
   if (plan.best) add("best", *plan.best);
   if (plan.baseline_refused.empty()) add("given", plan.baseline);
   for (std::size_t i = 0; i < plan.alternatives.size(); ++i) add(fmt::format("{}", i + 1), plan.alternatives[i]);
   return "Candidates (ms and GiB; times of the rank that finishes last, memory of the worst rank)\n" + table.text() +
-         legend;
+         (plan.best && plan.alternatives.size() > 0 ? "Where they differ from the best:\n" : "") + legend;
 }
 
 /// One entry a reason: a rule often refuses a whole family of candidates.
@@ -120,12 +123,27 @@ std::string changes(const plan::Plan& plan) {
   return any ? "Changes\n" + table.text() : "Changes\n  none: the scenario as given is the best\n";
 }
 
+/// "12 345 678"
+std::string grouped(std::int64_t count) {
+  auto text = std::to_string(count);
+  for (auto at = static_cast<std::ptrdiff_t>(text.size()) - 3; at > 0; at -= 3)
+    text.insert(static_cast<std::size_t>(at), " ");
+  return text;
+}
+
+/// What was covered, and by which means.
 std::string searched(const plan::Searched& s) {
-  std::string out = fmt::format("searched {} candidates: {} legal, {} simulated, {} equal to another", s.candidates,
-                                s.legal, s.simulated, s.pruned);
-  if (s.estimated > 0) out += fmt::format(", {} estimated by chunks", s.estimated);
-  if (s.excluded > 0)
-    out += fmt::format(", {} structures excluded by a bound ({} cannot fit)", s.excluded, s.too_large);
+  std::string out =
+      fmt::format("searched {} candidates in {} structures", grouped(s.candidates), grouped(s.structures));
+  if (s.excluded > 0) {
+    out += fmt::format(": {} excluded by a bound", grouped(s.excluded));
+    if (s.too_large > 0) out += fmt::format(" ({} cannot fit)", grouped(s.too_large));
+    out += fmt::format(", {} legal ones looked at", grouped(s.legal));
+  } else {
+    out += fmt::format(": {} legal", grouped(s.legal));
+  }
+  if (s.estimated > 0) out += fmt::format(", {} estimates", grouped(s.estimated));
+  out += fmt::format(", {} simulated, {} equal to another", grouped(s.simulated), grouped(s.pruned));
   out += s.interrupted      ? "; interrupted: the best so far"
          : s.proved_optimal ? "; none that was not simulated can be faster"
          : s.gap > 0        ? fmt::format("; what was not simulated is at most {:.1f} % faster", 100 * s.gap)
@@ -136,16 +154,17 @@ std::string searched(const plan::Searched& s) {
 /// The cheapest ways down from the winner.
 std::string ladder(const plan::Plan& plan) {
   if (!plan.best || plan.ladder.empty()) return "";
-  Bytes peak;
-  for (const auto& rank : plan.best->prediction.ranks) peak = std::max(peak, rank.peak_allocated);
-  Table table({"frees GiB", "costs ms", "ms per GiB", "by"});
+  Bytes needed;
+  for (const auto& rank : plan.best->prediction.ranks)
+    needed = std::max(needed, rank.peak_reserved + rank.outside_allocator);
+  Table table({"instead", "frees GiB", "costs ms", "ms per GiB"});
   for (const auto& step : plan.ladder) {
-    const double freed = static_cast<double>((peak - step.peak).value) / static_cast<double>(1LL << 30);
+    const double freed = static_cast<double>((needed - step.needed).value) / static_cast<double>(1LL << 30);
     const double price = to_ms(step.step_ns - plan.best->prediction.step_ns);
-    table.add({fmt::format("{:.2f}", freed), fmt::format("{:+.1f}", price), fmt::format("{:.1f}", price / freed),
-               step.label + (step.exact ? "" : " (estimated)")});
+    table.add({step.label + (step.exact ? "" : " (time estimated)"), fmt::format("{:.2f}", freed),
+               fmt::format("{:+.1f}", price), fmt::format("{:.1f}", price / freed)});
   }
-  return "Cheapest ways to free memory (of the largest allocated peak)\n" + table.text();
+  return "Cheapest ways to free memory (of what the fullest rank takes of its device)\n" + table.text();
 }
 
 /// How sure the order is.
@@ -189,7 +208,7 @@ std::string plan_text(const plan::Plan& plan, const std::vector<std::string>& em
     out += "nothing fits\n";
   }
   out += searched(plan.searched);
-  if (!plan.baseline_refused.empty())
+  if (plan.has_baseline && !plan.baseline_refused.empty())
     out += wrapped("the scenario as given has no prediction: " + plan.baseline_refused) + "\n";
   if (!plan.why.empty()) {
     out += "\nWhy\n";

@@ -46,7 +46,4 @@ struct Place {
 /// N in force.
 int group_size(const Config& config);
 
-/// schedules.py:902-959, get_pp_rank_microbatches: forward passes before the first backward.
-int warmup(const Config& config, int rank);
-
 }  // namespace pipewright::schedule

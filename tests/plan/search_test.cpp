@@ -289,13 +289,18 @@ TEST_CASE("quick looks lead to the same winner, with fewer exact predictions") {
     quick.estimate = [&](const scenario::Scenario& one) {
       auto p = machine(one, limit);
       p.ranks.clear();
-      return std::optional(p);
+      return p;
     };
-    quick.scout = [&](const scenario::Scenario& one, predict::Depth depth, predict::Prediction& into) {
+    quick.floor = [&](const scenario::Scenario& one) {
+      auto p = machine(one, limit);
+      p.step_ns = p.step_ns * 9 / 10;
+      p.fits = true;
+      return p;
+    };
+    quick.scout = [&](const scenario::Scenario& one, predict::Depth, predict::Prediction& into) {
       into = machine(one, limit);
       into.fits = true;
       for (auto& rank : into.ranks) {
-        if (depth == predict::Depth::state) rank.peak_allocated = Bytes(20 * gibibyte);
         rank.peak_reserved = rank.peak_allocated;
         rank.fits = (rank.peak_allocated + rank.outside_allocator).value <= limit;
         into.fits = into.fits && rank.fits;
@@ -316,7 +321,12 @@ TEST_CASE("quick looks lead to the same winner, with fewer exact predictions") {
 
 TEST_CASE("parallelism: legal spreads only, structures that cannot fit are excluded as a whole") {
   auto o = options();
-  o.estimate = [](const scenario::Scenario& one) { return std::optional(machine(one)); };
+  o.estimate = [](const scenario::Scenario& one) { return machine(one); };
+  o.floor = [](const scenario::Scenario& one) {
+    auto p = machine(one);
+    p.fits = one.settings.pipeline_model_parallel_size >= 4;
+    return p;
+  };
   o.scout = [](const scenario::Scenario& one, predict::Depth, predict::Prediction& into) {
     into = machine(one);
     into.fits = one.settings.pipeline_model_parallel_size >= 4;

@@ -24,10 +24,9 @@ TEST_CASE("shipped scenarios: read, legal, estimated") {
       CHECK(finding.severity != plan::Severity::violation);
     }
     CHECK_FALSE(model::build(s).pieces.empty());
-    if (const auto quick = predict::estimate(s, profiles)) {
-      CHECK(quick->tflops_per_gpu > 100);
-      CHECK(quick->tflops_per_gpu < 1000);
-    }
+    const auto quick = predict::estimate(s, profiles);
+    CHECK(quick.tflops_per_gpu > 100);
+    CHECK(quick.tflops_per_gpu < 1000);
   }
   CHECK(count >= 8);
 }

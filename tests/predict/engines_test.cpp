@@ -59,3 +59,52 @@ TEST_CASE("70B: many microbatches, other interleavings and recompute within 1 %"
     CHECK(std::abs(*error) < 0.01);
   }
 }
+
+TEST_CASE("measured runs: no prediction is below its floor, in time or on any rank; the floor is not far below") {
+  const profile::Profiles profiles({profile::load(root + "/profiles/h200-sxm.json", {"test", 0})});
+  double worst_time = 1, worst_memory = 1;
+  for (const auto& file : std::filesystem::directory_iterator(root + "/tests/measured")) {
+    if (file.path().extension() != ".yaml") continue;
+    const auto s = scenario::read(file.path().string());
+    CAPTURE(file.path().stem().string());
+    const auto exact = predict::predict(s, profiles);
+    const auto floor = predict::floor(s, profiles);
+    CHECK(floor.step_ns <= exact.step_ns);
+    worst_time = std::min(worst_time, static_cast<double>(floor.step_ns) / static_cast<double>(exact.step_ns));
+    REQUIRE(floor.ranks.size() == exact.ranks.size());
+    for (std::size_t r = 0; r < exact.ranks.size(); ++r) {
+      CAPTURE(r);
+      CHECK(floor.ranks[r].peak_allocated <= exact.ranks[r].peak_allocated);
+      worst_memory = std::min(worst_memory, static_cast<double>(floor.ranks[r].peak_allocated.value) /
+                                                static_cast<double>(exact.ranks[r].peak_allocated.value));
+    }
+  }
+  CHECK(worst_time > 0.75);
+  CHECK(worst_memory > 0.7);
+}
+
+TEST_CASE("floors under other interleavings, microbatches, recompute, overlap and offload") {
+  const profile::Profiles profiles({profile::load(root + "/profiles/h100-sxm.json", {"test", 0})});
+  const auto check = [&](const std::string& file, std::initializer_list<const char*> changes) {
+    auto s = scenario::read(root + "/scenarios/" + file + ".yaml");
+    for (const char* change : changes) scenario::set(s, change);
+    CAPTURE(file);
+    CAPTURE(*changes.begin());
+    const auto exact = predict::predict(s, profiles), floor = predict::floor(s, profiles);
+    const auto quick = predict::estimate(s, profiles);
+    CHECK(floor.step_ns <= exact.step_ns);
+    CHECK(static_cast<double>(floor.step_ns) > 0.7 * static_cast<double>(exact.step_ns));
+    CHECK(std::abs(static_cast<double>(quick.step_ns) / static_cast<double>(exact.step_ns) - 1) < 0.01);
+    for (std::size_t r = 0; r < exact.ranks.size(); ++r)
+      CHECK(floor.ranks[r].peak_allocated <= exact.ranks[r].peak_allocated);
+  };
+  const std::string dense = "llama3-70b-sft-32xh100", moe = "qwen3-30b-a3b-pretrain-16xh100";
+  check(dense, {"virtual_pipeline_model_parallel_size=4", "microbatch_group_size_per_vp_stage=8"});
+  check(dense, {"recompute_modules=[mlp]"});
+  check(dense, {"cuda_graph_impl=none", "cuda_graph_modules=[]", "recompute_granularity=full",
+                "recompute_method=uniform", "recompute_num_layers=1", "recompute_modules=[]"});
+  check(moe, {"global_batch_size=512", "overlap_moe_expert_parallel_comm=true", "delay_wgrad_compute=false"});
+  check(moe, {"global_batch_size=512", "overlap_moe_expert_parallel_comm=false", "delay_wgrad_compute=false"});
+  check(moe, {"global_batch_size=512", "overlap_moe_expert_parallel_comm=false", "delay_wgrad_compute=false",
+              "fine_grained_activation_offloading=true", "offload_modules=[moe_act]", "recompute_modules=[]"});
+}

@@ -40,13 +40,15 @@ plan::Plan three() {
   p.best = candidate("[core_attn]", 100, true);
   p.baseline = candidate("[mlp]", 120, true);
   p.alternatives = {candidate("[mlp]", 120, true), candidate("[layernorm]", 99, false)};
-  p.pareto = {{100'000'000, Bytes(30LL << 30), "recompute [core_attn]", p.best->settings, p.best->environment}};
+  p.pareto = {{100'000'000, Bytes(30LL << 30), Bytes(32LL << 30), "recompute [core_attn]", p.best->settings,
+               p.best->environment}};
   p.why = {"it fits and nothing that fits is faster"};
   p.searched.candidates = 4;
   p.searched.legal = p.searched.simulated = 3;
   p.searched.seconds = 0.04;
   p.searched.proved_optimal = true;
-  p.ladder = {{110'000'000, Bytes(20LL << 30), "recompute [mlp]", p.best->settings, p.best->environment, false}};
+  p.ladder = {{110'000'000, Bytes(20LL << 30), Bytes(22LL << 30), "recompute [mlp]", p.best->settings,
+               p.best->environment, false}};
   p.rivals = {{"recompute [mlp]", {20e6, 2e6, "gemm.bf16.tn", -0.25, 0.01}}};
   p.rejected = {{"recompute [moe]", {{"recompute_modules", "[moe]"}}, {}, "recompute.moe-dense", "the model is dense"}};
   return p;

@@ -1,0 +1,222 @@
+// A step's least time, read off the kernels without running a schedule:
+//
+//   rank r   |- chunk 0 forward of ranks before -|- its own work, m microbatches -|- chunk 0 backward of ranks before
+//   -|
+//
+// Every schedule begins on rank r when chunk 0 has passed the ranks before it and ends with a backward of chunk 0 that
+// must go back through them. In between, its compute stream, its communication stream (expert-parallel overlap) and its
+// host each have at least their own work to do. Collectives of data parallelism count where nothing can hide them.
+//
+// Kernels slow with the load: the clock law rises with the duty faster than in proportion (a power limit), so the mean
+// duty over the step, the least that the load allows, gives the least slowdown.
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+
+#include "pipewright/timeline.hpp"
+
+namespace pipewright::timeline {
+namespace {
+
+constexpr std::size_t kinds = 3;  // matrix, attention, memory
+constexpr std::array<profile::Load, kinds> loads = {profile::Load::matrix, profile::Load::attention,
+                                                    profile::Load::memory};
+
+/// What must pass one after the other: kernels by kind on a cool part, others that never slow.
+struct Work {
+  std::array<double, kinds> by_kind{};
+  double fixed = 0;
+
+  void add(const Work& other, double times = 1) {
+    for (std::size_t k = 0; k < kinds; ++k) by_kind[k] += times * other.by_kind[k];
+    fixed += times * other.fixed;
+  }
+  double cool() const { return by_kind[0] + by_kind[1] + by_kind[2] + fixed; }
+};
+
+struct Pass {
+  Work compute;
+  double communication = 0, host = 0;
+  double chain = 0;  ///< one microbatch alone: nodes of expert-parallel overlap wait for each other
+  void add(const Pass& other, double times = 1) {
+    compute.add(other.compute, times);
+    communication += times * other.communication;
+    host += times * other.host;
+    chain += times * other.chain;
+  }
+  double alone() const { return std::max(chain, host); }
+};
+
+struct PiecePasses {
+  Pass forward, backward;
+};
+
+class Floor {
+ public:
+  Floor(const model::Stages& stages, const schedule::Config& config, const profile::Profiles& profiles,
+        const Prices& prices, bool fp8)
+      : stages_(stages),
+        config_(config),
+        prices_(prices),
+        law_(profiles.clock_law(fp8 ? "fp8" : "bf16")),
+        gap_(std::floor(profiles.scalar("host.kernel_gap_us").value * 1e3 + 0.5)) {
+    for (std::size_t i = 0; i < stages.pieces.size(); ++i) pieces_.push_back(passes(i));
+  }
+
+  Estimate find() const {
+    double schedule = 0, most_after = 0, least_after = std::numeric_limits<double>::max();
+    double forward_chain = 0, backward_chain = 0;  // chunk 0 of the ranks before
+    bool joined = stages_.ranks.size() == 1;
+    for (std::size_t r = 0; r < stages_.ranks.size(); ++r) {
+      const model::Rank& rank = stages_.ranks[r];
+      Pass all;
+      PiecePasses first;
+      for (std::size_t c = 0; c < rank.chunks.size(); ++c)
+        for (const auto piece : rank.chunks[c].pieces) {
+          all.add(pieces_[piece].forward, config_.microbatches);
+          all.add(pieces_[piece].backward, config_.microbatches);
+          if (c == 0) first.forward.add(pieces_[piece].forward), first.backward.add(pieces_[piece].backward);
+        }
+      const double head = std::max(gathered(r), gathered(0) + forward_chain);
+      const double tail = std::max(after_last(r), after_last(0) + backward_chain);
+      schedule =
+          std::max({schedule, slowed(all.compute, head + tail), std::max(all.host, all.communication) + head + tail});
+      forward_chain += first.forward.alone();
+      backward_chain += first.backward.alone();
+      const double after = optimizer(r, joined);
+      most_after = std::max(most_after, after);
+      least_after = std::min(least_after, after);
+    }
+    return {static_cast<std::int64_t>(schedule), static_cast<std::int64_t>(joined ? most_after : least_after), 0};
+  }
+
+ private:
+  double nanoseconds(const model::Kernel& kernel, const Price& price) const {
+    return kernel.key.family.empty() ? 0 : gap_ + price.time.ns / kernel.sm_share;
+  }
+
+  void add(Pass& pass, const model::Kernel& kernel, const Price& price, bool node, bool expert) const {
+    pass.host += price.host_us * 1e3;
+    const double ns = nanoseconds(kernel, price);
+    const bool own = kernel.stream == model::Stream::compute;
+    if (own || (node && kernel.stream == model::Stream::communication)) pass.chain += ns;
+    if (kernel.stream == model::Stream::communication || (own && expert)) pass.communication += ns;
+    if (!own || expert) return;
+    const auto kind = std::ranges::find(loads, profile::family(kernel.key.family).load);
+    if (kernel.purpose == model::Purpose::compute && kind != loads.end())
+      pass.compute.by_kind[static_cast<std::size_t>(kind - loads.begin())] += ns;
+    else
+      pass.compute.fixed += ns;
+  }
+
+  PiecePasses passes(std::size_t index) const {
+    const model::Piece& piece = stages_.pieces[index];
+    PiecePasses result;
+    const auto run = [&](Pass& pass, const std::vector<model::Step>& steps, bool expert) {
+      for (const model::Step& step : steps)
+        if (step.kind == model::Step::Kind::launch && !step.first_microbatch_only)
+          add(pass, piece.kernels[step.index], prices_.pieces[index][step.index], !piece.nodes.empty(), expert);
+    };
+    run(result.forward, piece.forward, false);
+    run(result.backward, piece.backward, false);
+    if (piece.nodes.empty()) run(result.backward, piece.weight_gradient, false);
+    for (const auto& node : piece.nodes) {
+      using Name = schedule::Node::Name;
+      const bool expert = node.name == Name::moe_dispatch || node.name == Name::moe_combine;
+      run(result.forward, node.forward, expert);
+      run(result.backward, node.backward, expert);
+      run(result.backward, node.weight_gradient, expert);
+    }
+    return result;
+  }
+
+  /// Chunk 0's first forward waits for the first bucket of its parameters at least.
+  double gathered(std::size_t r) const {
+    return least(stages_.ranks[r].chunks.front().parameter_gather, prices_.parameter_gather[r].front());
+  }
+
+  /// Chunk 0's last backward is followed by the reduction of a bucket at least, and by the finalisation of gradients.
+  double after_last(std::size_t r) const {
+    return least(stages_.ranks[r].chunks.front().gradient_sync, prices_.gradient_sync[r].front()) +
+           sum(stages_.ranks[r].finalize, prices_.finalize[r], 0);
+  }
+
+  double least(const std::vector<model::Kernel>& kernels, const Prices::List& prices) const {
+    double ns = kernels.empty() ? 0 : std::numeric_limits<double>::max();
+    for (std::size_t k = 0; k < kernels.size(); ++k) ns = std::min(ns, nanoseconds(kernels[k], prices[k]));
+    return ns;
+  }
+
+  /// On the compute stream, from a kernel on.
+  double sum(const std::vector<model::Kernel>& kernels, const Prices::List& prices, std::size_t from) const {
+    double ns = 0;
+    for (std::size_t k = from; k < kernels.size(); ++k)
+      if (kernels[k].stream == model::Stream::compute) ns += nanoseconds(kernels[k], prices[k]);
+    return ns;
+  }
+
+  /// What no rank begins before the last one has come: after the last collective over the pipeline.
+  double optimizer(std::size_t r, bool& joined) const {
+    const auto& kernels = stages_.ranks[r].optimizer;
+    std::size_t from = 0;
+    for (std::size_t k = 0; k < kernels.size(); ++k)
+      if (kernels[k].joins_pipeline) from = k + 1, joined = true;
+    return sum(kernels, prices_.optimizer[r], from);
+  }
+
+  /// The least time in which a rank that is idle for `idle` does its work: clock and duty fit each other.
+  double slowed(const Work& work, double idle) const {
+    const double cool = work.cool() + idle;
+    if (!law_) return cool;
+    const auto at = [&](double duty) {
+      double time = work.fixed + idle, load = 0;
+      for (std::size_t k = 0; k < kinds; ++k) {
+        const double ns = work.by_kind[k] * law_->slowdown(loads[k], duty);
+        time += ns;
+        load += ns * law_->weight(loads[k]);
+      }
+      return std::pair{time, time > 0 ? load / time : 0};
+    };
+    double low = 0, high = 2;  // duties: kinds may weigh more than the layer that the law was measured with
+    constexpr int halvings = 20;
+    for (int i = 0; i < halvings; ++i) {
+      const double duty = (low + high) / 2;
+      (at(duty).second > duty ? low : high) = duty;
+    }
+    return std::max(cool, at(low).first);
+  }
+
+  const model::Stages& stages_;
+  const schedule::Config& config_;
+  const Prices& prices_;
+  std::optional<profile::ClockLaw> law_;
+  double gap_;
+  std::vector<PiecePasses> pieces_;
+};
+
+}  // namespace
+
+Estimate floor(const scenario::Scenario& scenario, const model::Stages& stages, const schedule::Config& config,
+               const profile::Profiles& profiles, const Prices& prices) {
+  return Floor(stages, config, profiles, prices, scenario.settings.fp8.has_value()).find();
+}
+
+Estimate extrapolate(const scenario::Scenario& scenario, const model::Stages& stages, const schedule::Config& config,
+                     const profile::Profiles& profiles) {
+  const auto run = [&](const schedule::Config& some) {
+    const auto result = simulate(scenario, stages, schedule::build(some), profiles);
+    return Estimate{result.forward_backward, result.optimizer, static_cast<std::int64_t>(result.graph.size())};
+  };
+  auto few = shortened(config);
+  Estimate result = run(few);
+  const int left = config.microbatches - few.microbatches;
+  if (left == 0) return result;
+  const int period = config.chunks ? config.group_size.value_or(config.stages) : 1;
+  few.microbatches -= period;
+  const auto growth = static_cast<double>(result.forward_backward - run(few).forward_backward);
+  result.forward_backward += std::llround(growth * left / period);
+  return result;
+}
+
+}  // namespace pipewright::timeline
