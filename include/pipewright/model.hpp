@@ -148,7 +148,7 @@ Stages build(const scenario::Scenario& scenario);
 /// Model FLOPs of one step over all GPUs, Megatron-LM num_floating_point_operations (megatron/training/training.py).
 double step_flop(const scenario::Scenario& scenario);
 
-/// What process start and communicators hold outside the caching allocator, on one rank (reference 1.7).
-Bytes outside_allocator(const scenario::Scenario& scenario, const profile::Profiles& profiles);
+/// What process start and communicators hold outside the caching allocator on a GPU of this pipeline rank.
+Bytes outside_allocator(const scenario::Scenario& scenario, const profile::Profiles& profiles, int pp_rank);
 
 }  // namespace pipewright::model

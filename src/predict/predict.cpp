@@ -65,7 +65,7 @@ void fill_memory(Prediction& result, const scenario::Scenario& scenario, const p
                  const model::Stages& stages, const schedule::Program& program) {
   set_limits(result, scenario, profiles);
   for (RankPrediction& rank : result.ranks) {
-    rank.outside_allocator = model::outside_allocator(scenario, profiles);
+    rank.outside_allocator = model::outside_allocator(scenario, profiles, rank.pp_rank);
     const Bytes available = result.memory_limit - rank.outside_allocator - result.memory_margin;
     const memory::Walk walk = memory::walk(stages, program, scenario, rank.pp_rank, available);
     rank.static_bytes = walk.static_bytes;
@@ -171,6 +171,21 @@ void find_levers(Prediction& prediction, const scenario::Scenario& scenario, con
 
 namespace {
 
+/// Memory outside the allocator: what is between the ends is alike.
+class Outside {
+ public:
+  Outside(const scenario::Scenario& scenario, const profile::Profiles& profiles)
+      : last_(static_cast<int>(scenario.settings.pipeline_model_parallel_size) - 1) {
+    for (const int rank : {0, std::min(1, last_), last_})
+      bytes_.push_back(model::outside_allocator(scenario, profiles, rank));
+  }
+  Bytes of(int rank) const { return rank == 0 ? bytes_[0] : rank == last_ ? bytes_[2] : bytes_[1]; }
+
+ private:
+  const int last_;
+  std::vector<Bytes> bytes_;
+};
+
 Prediction quick_look(const scenario::Scenario& scenario, const profile::Profiles& profiles,
                       const timeline::Estimate& times) {
   Prediction result;
@@ -201,11 +216,11 @@ Prediction floor(const scenario::Scenario& scenario, const profile::Profiles& pr
   auto result = quick_look(scenario, profiles,
                            timeline::floor(scenario, stages, config, profiles, timeline::price(stages, profiles)));
   set_limits(result, scenario, profiles);
-  const Bytes outside = model::outside_allocator(scenario, profiles);
+  const Outside outside(scenario, profiles);
   for (int r = 0; r < static_cast<int>(stages.ranks.size()); ++r) {
     auto least = memory::floor(stages, config, r);
     least.static_bytes = least.state_bytes;
-    result.fits = add_scouted(result, r, least, outside) && result.fits;
+    result.fits = add_scouted(result, r, least, outside.of(r)) && result.fits;
   }
   return result;
 }
@@ -216,11 +231,11 @@ void scout_memory(const scenario::Scenario& scenario, const profile::Profiles& p
   const auto program = schedule::build(timeline::shortened(schedule::config_of(scenario, true)));
   set_limits(estimate, scenario, profiles);
   estimate.ranks.clear();
-  const Bytes outside = model::outside_allocator(scenario, profiles);
+  const Outside outside(scenario, profiles);
   const int last = static_cast<int>(stages.ranks.size()) - 1;
   for (int r = 0; r <= last && estimate.fits; ++r) {
     const bool walks = depth == Depth::ranks || r <= 1 || r == last;
-    estimate.fits = add_scouted(estimate, r, memory::scout(stages, program, scenario, r, walks), outside);
+    estimate.fits = add_scouted(estimate, r, memory::scout(stages, program, scenario, r, walks), outside.of(r));
   }
 }
 

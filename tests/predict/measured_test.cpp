@@ -65,6 +65,41 @@ TEST_CASE("dense measured runs: time of forward-backward, peak memory of every r
   CHECK(sum / runs < 0.019);
 }
 
+TEST_CASE("memory outside the allocator: every measured run, every rank") {
+  const auto profiles = shipped("h200-sxm");
+  double sum = 0;
+  int ranks = 0;
+  for (const char* folder : {"/tests/measured", "/tests/memory/data"}) {
+    for (const auto& file : std::filesystem::directory_iterator(root + folder)) {
+      if (file.path().extension() != ".yaml") continue;
+      const auto s = scenario::read(file.path().string());
+      const std::string name = file.path().stem().string();
+      CAPTURE(name);
+      for (const auto& rank : s.measured->ranks) {
+        if (!rank.outside_allocator_bytes) continue;
+        const auto predicted = model::outside_allocator(s, profiles, static_cast<int>(rank.pp_rank));
+        const double error =
+            static_cast<double>(predicted.value) / static_cast<double>(rank.outside_allocator_bytes->value) - 1;
+        CAPTURE(rank.rank);
+        CHECK(std::abs(error) < 0.036);
+        sum += std::abs(error);
+        ++ranks;
+      }
+    }
+  }
+  CHECK(ranks > 100);
+  CHECK(sum / ranks < 0.011);
+}
+
+TEST_CASE("a profile that knows no communicators but those in use counts every group as one") {
+  auto profile = profile::load(root + "/profiles/h200-sxm.json", {"test", 0});
+  const auto s = scenario::read(root + "/tests/measured/a_pp4v2_m8.yaml");
+  const auto all = model::outside_allocator(s, profile::Profiles({profile}), 1);
+  for (const char* name : {"nccl_group_bytes", "nccl_group_1_bytes", "nccl_collective_bytes"})
+    profile.scalars.erase(std::string("memory.outside.") + name);
+  CHECK(model::outside_allocator(s, profile::Profiles({profile}), 1) > all);
+}
+
 TEST_CASE("mixture-of-experts runs, with and without expert-parallel overlap: time and memory of every rank") {
   const auto profiles = shipped("h200-sxm");
   struct Bound {
