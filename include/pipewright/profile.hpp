@@ -87,7 +87,11 @@ struct Clocks {
   double matrix_share = 0, attention_share = 0, memory_share = 0;
   /// Power above idle of a part that is always busy, at full clock: the slope of watts over duty below the limit.
   double busy_watts() const;
-  /// Factor on a cool kernel time at this duty, linear between rows, clamped to the first and last.
+  /// Duty at which the clock falls to `mhz`: linear between the rows at the power limit, and on beyond the last.
+  /// nullopt: fewer than two such rows, or a clock above theirs.
+  std::optional<double> duty_at(double mhz) const;
+  /// Factor on a cool kernel time at this duty, linear between rows, held before the first, and on beyond the last: a
+  /// load heavier than the one measured asks for more than the whole part's power.
   double slowdown(Load load, double duty) const;
 };
 
@@ -95,8 +99,9 @@ struct Clocks {
 /// sum: a busy moment counts as `weight` of one of the layer that the law was measured with (FORMAT.md, Clocks).
 struct ClockLaw {
   const Clocks* layer = nullptr;
-  double matrix = 1, attention = 1, memory = 1;  ///< power above idle over the layer's, at full clock
-  double weight(Load load) const;                ///< of kernels that compute; others 0
+  double matrix = 1, attention = 1, memory = 1;  ///< the layer's duty over this kind's at the same clock
+  double exchange = 0;                           ///< NCCL's collectives: power above idle over the layer's
+  double weight(Load load) const;
   double slowdown(Load load, double weighted_duty) const { return layer->slowdown(load, weighted_duty); }
 };
 

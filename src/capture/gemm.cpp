@@ -1,6 +1,8 @@
 // cuBLASLt matrix products as Transformer Engine calls them (transformer_engine/common/gemm/cublaslt_gemm.cu):
 // column-major, fp32 accumulation, the heuristic's first choice with 32 MiB of workspace, C = D. FP8: TN only, scales
-// by pointer; the forward pass accumulates fast, dgrad and wgrad with the split accumulator. fp32 operands in TF32.
+// by pointer; the forward pass accumulates fast, dgrad and wgrad with the split accumulator. Block scaling
+// (cuBLAS 12.9): e4m3 throughout, a scale for 128 x 128 elements of a weight, for 1 x 128 of anything else. fp32
+// operands in TF32.
 //
 // A layer's local experts (multi_stream_cublas_gemm there) run round robin on four streams that wait for the current
 // one and it for them:
@@ -30,6 +32,7 @@ struct Form {
   bool out_f32 = false;
   bool accumulate = false;
   bool weight_gradient = false;
+  bool by_block = false;  ///< of FP8: scales for blocks instead of one for the tensor
 };
 
 std::optional<Form> form_of(const std::string& family) {
@@ -39,6 +42,9 @@ std::optional<Form> form_of(const std::string& family) {
     const Form fp8_split{.transpose_a = true, .fp8 = true, .gradient_b = true};
     Form fp8_wgrad = fp8_split;
     fp8_wgrad.weight_gradient = true;
+    const Form block{.transpose_a = true, .fp8 = true, .by_block = true};
+    Form block_wgrad = block;
+    block_wgrad.weight_gradient = true;
     const auto with = [](Form form, bool out_f32, bool accumulate) {
       form.out_f32 = out_f32;
       form.accumulate = accumulate;
@@ -53,7 +59,11 @@ std::optional<Form> form_of(const std::string& family) {
                                        {"gemm.fp8.tn.split", fp8_split},
                                        {"gemm.fp8.tn.acc_f32", with(fp8_wgrad, true, true)},
                                        {"gemm.fp8.tn.acc_bf16", with(fp8_wgrad, false, true)},
-                                       {"gemm.fp8.tn.out_bf16", fp8_wgrad}};
+                                       {"gemm.fp8.tn.out_bf16", fp8_wgrad},
+                                       {"gemm.fp8.block.tn", block},
+                                       {"gemm.fp8.block.tn.acc_f32", with(block_wgrad, true, true)},
+                                       {"gemm.fp8.block.tn.acc_bf16", with(block_wgrad, false, true)},
+                                       {"gemm.fp8.block.tn.out_bf16", block_wgrad}};
   }();
   const auto found = forms.find(family);
   return found == forms.end() ? std::nullopt : std::optional(found->second);
@@ -110,6 +120,21 @@ void set_scales(Gemm& gemm, const Form& form) {
       static_cast<const void*>(gemm.scales + (form.gradient_b ? 4 : 0)));
 }
 
+// All scales are 1: bounded by the larger of one for 1 x 128 of each operand, rows padded to 4 as TE pads them.
+void set_block_scales(Gemm& gemm, const Form& form, const Shape& s) {
+  const auto padded = [](std::int64_t rows, std::int64_t k) { return (rows + 3) / 4 * 4 * ((k + 127) / 128 + 3); };
+  const std::int64_t count_a = padded(s.m, s.k), count = count_a + padded(s.n, s.k);
+  const std::vector<float> ones(static_cast<std::size_t>(count), 1.0f);
+  check(cudaMalloc(reinterpret_cast<void**>(&gemm.scales), ones.size() * sizeof(float)), "scales");
+  check(cudaMemcpy(gemm.scales, ones.data(), ones.size() * sizeof(float), cudaMemcpyHostToDevice), "scales");
+  set(gemm.operation, CUBLASLT_MATMUL_DESC_FAST_ACCUM, std::int8_t{0});
+  set(gemm.operation, CUBLASLT_MATMUL_DESC_A_SCALE_MODE,
+      form.weight_gradient ? CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F : CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F);
+  set(gemm.operation, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F);
+  set(gemm.operation, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, static_cast<const void*>(gemm.scales));
+  set(gemm.operation, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, static_cast<const void*>(gemm.scales + count_a));
+}
+
 /// nullptr: the library has no kernel for it.
 std::shared_ptr<Gemm> make_gemm(Lab& lab, const Form& form, const Shape& s) {
   auto gemm = std::make_shared<Gemm>();
@@ -125,7 +150,11 @@ std::shared_ptr<Gemm> make_gemm(Lab& lab, const Form& form, const Shape& s) {
   check(cublasLtMatmulDescCreate(&gemm->operation, compute, CUDA_R_32F), "descriptor");
   set(gemm->operation, CUBLASLT_MATMUL_DESC_TRANSA, form.transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N);
   set(gemm->operation, CUBLASLT_MATMUL_DESC_TRANSB, form.transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N);
-  if (form.fp8) set_scales(*gemm, form);
+  if (form.by_block) {
+    set_block_scales(*gemm, form, s);
+  } else if (form.fp8) {
+    set_scales(*gemm, form);
+  }
   cublasLtMatmulPreference_t preference = nullptr;
   check(cublasLtMatmulPreferenceCreate(&preference), "preference");
   const std::size_t workspace = Lab::workspace_bytes;

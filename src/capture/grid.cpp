@@ -62,6 +62,16 @@ class Grid {
     if (all) add("gemm.fp8.tn.out_bf16", {in, out, tokens});
   }
 
+  /// A linear layer whose FP8 operands are scaled by blocks.
+  void block_scaled(I in, I out, I tokens, bool all) {
+    add("gemm.fp8.block.tn", {out, tokens, in});
+    add("gemm.fp8.block.tn", {in, tokens, out});
+    add("gemm.fp8.block.tn.acc_f32", {in, out, tokens});
+    if (!all) return;
+    add("gemm.fp8.block.tn.acc_bf16", {in, out, tokens});
+    add("gemm.fp8.block.tn.out_bf16", {in, out, tokens});
+  }
+
   void layer(const Model& m, I tp, I tokens, bool all) {
     const I groups = std::max<I>(m.groups / tp, 1);
     linear(m.hidden, 2 * m.ffn / tp, tokens, true, all);
@@ -217,6 +227,59 @@ void experts(Grid& g, bool quick) {
   g.product("moe.sort_chunks", {rows, hiddens});
 }
 
+// One group a head (GPT), and heads narrower or wider than 128.
+void other_heads(Grid& g) {
+  for (const I heads : {8, 16, 32, 40}) {
+    for (const I sequence : {2048, 4096, 8192}) g.attention(1, sequence, heads, heads, 128);
+  }
+  for (const I batch : {2, 4}) g.attention(batch, 2048, 32, 32, 128);
+  for (const auto& [heads, groups] : {std::pair<I, I>{32, 8}, {32, 4}, {32, 32}, {16, 16}, {14, 2}, {12, 12}}) {
+    for (const I sequence : {1024, 2048, 4096, 8192}) g.attention(1, sequence, heads, groups, 64);
+    for (const I batch : {4, 8}) g.attention(batch, 2048, heads, groups, 64);
+  }
+  for (const I dim : {80, 96, 256}) {
+    for (const auto& [heads, groups] : {std::pair<I, I>{16, 16}, {32, 8}}) {
+      for (const I sequence : {2048, 4096, 8192}) g.attention(1, sequence, heads, groups, dim);
+    }
+  }
+}
+
+// FP8 scaled by blocks: layers of Llama 8B and 70B and of DeepSeek-V3, and experts.
+void block_scaled(Grid& g) {
+  for (const I tokens : {2048, 4096, 8192}) {
+    const bool all = tokens == 4096;
+    for (const auto& [in, out] : {std::pair<I, I>{4096, 28672},
+                                  {14336, 4096},
+                                  {4096, 6144},
+                                  {4096, 4096},
+                                  {8192, 28672},
+                                  {14336, 8192},
+                                  {8192, 5120},
+                                  {4096, 8192},
+                                  {7168, 4096},
+                                  {2048, 7168},
+                                  {16384, 7168},
+                                  {1536, 24576},
+                                  {2048, 11264},
+                                  {5632, 2048},
+                                  {2048, 2048}})
+      g.block_scaled(in, out, tokens, all);
+  }
+  for (const I experts : {4, 16, 32}) {
+    for (const I rows : {8192, 32768}) {
+      for (const auto& [in, out] :
+           {std::pair<I, I>{4096, 28672}, {14336, 4096}, {7168, 4096}, {2048, 7168}, {2048, 1536}}) {
+        g.add("gemm.grouped.fp8.block.tn", {experts, rows, out, in});
+        g.add("gemm.grouped.fp8.block.tn", {experts, rows, in, out});
+        g.add("gemm.grouped.fp8.block.tn.acc_f32", {experts, rows, out, in});
+        if (experts != 4 || rows != 8192) continue;
+        g.add("gemm.grouped.fp8.block.tn.acc_bf16", {experts, rows, out, in});
+        g.add("gemm.grouped.fp8.block.tn.out_bf16", {experts, rows, out, in});
+      }
+    }
+  }
+}
+
 // Multi-latent attention of DeepSeek-V2 and V3: q and k of 128 + 64, v of 128, heads over the tensor-parallel ranks.
 void latent_attention(Grid& g, bool quick) {
   const List heads = quick ? List{16, 128} : List{128, 64, 32, 16},
@@ -263,6 +326,7 @@ std::vector<Key> grid(bool quick) {
     memory_bound(g, true);
     experts(g, true);
     latent_attention(g, true);
+    for (const auto& [in, out] : {std::pair<I, I>{4096, 28672}, {8192, 8192}}) g.block_scaled(in, out, 4096, true);
     return g.take();
   }
   // Llama 8B and 70B with every form, then attention and memory-bound kernels, then the other models.
@@ -302,8 +366,8 @@ std::vector<Key> grid(bool quick) {
     g.attention(1, sequence, 32, 8, 128);
     g.attention(1, sequence, 8, 1, 128);
   }
-  g.attention(1, 4096, 14, 2, 64);
-  g.attention(1, 4096, 32, 8, 64);
+  other_heads(g);
+  block_scaled(g);
   memory_bound(g, false);
   experts(g, false);
   latent_attention(g, false);

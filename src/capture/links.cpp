@@ -16,6 +16,7 @@
 #include "cupti.hpp"
 #include "grid.hpp"
 #include "parts.hpp"
+#include "power.hpp"
 
 namespace pipewright::capture {
 namespace {
@@ -129,10 +130,10 @@ class Links {
     });
   }
 
-  /// A few calls without a pause.
-  void several(const Call& call, std::size_t bytes) {
+  /// Calls without a pause.
+  void several(const Call& call, std::size_t bytes, int calls = 8) {
     on_all(ranks_, connected_, [&](int r, Rank& rank) {
-      for (int i = 0; i < 8; ++i) call(r, rank, bytes);
+      for (int i = 0; i < calls; ++i) call(r, rank, bytes);
       check(cudaStreamSynchronize(rank.stream), "transfer");
     });
   }
@@ -297,6 +298,32 @@ void measure_transfers(Links& links, Lab& lab, Attention& attention, int ranks, 
   }
 }
 
+/// What exchanges add to an idle board's power: beside kernels they take from the same limit.
+void measure_exchange_power(Links& links, const Lab& lab, int ranks, Session& session) {
+  const std::string name = "clocks.exchange_watts";
+  if (!session.wants(name)) return;
+  constexpr std::size_t bytes = 64 << 20;
+  constexpr int calls = 1000;  // some tenths of a second: what starting and joining them takes does not count
+  constexpr auto each = std::chrono::seconds(2);
+  const auto mean_power = [&](const auto& busy) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(500));
+    PowerMeter power(*lab.nvml);
+    for (const auto start = std::chrono::steady_clock::now(); std::chrono::steady_clock::now() - start < each;) busy();
+    return power.watts();
+  };
+  const double idle = mean_power([] { std::this_thread::sleep_for(std::chrono::milliseconds(10)); });
+  std::vector<double> added;
+  for (const auto& [collective, call] : collectives(ranks)) {
+    if (session.stop) return;
+    added.push_back(mean_power([&, &call = call] { links.several(call, bytes, calls); }) - idle);
+  }
+  const Summary s = summarize(std::move(added));
+  session.result.profile.scalars[name] = {
+      s.median, s.spread, profile::Origin::measured,
+      "board power while collectives of 64 MiB over NVLink run, above idle; median of " + std::to_string(s.count) +
+          " kinds"};
+}
+
 }  // namespace
 
 void measure_links(Session& session) {
@@ -392,6 +419,7 @@ void measure_links(Session& session) {
         lab, attention, session, "contention", [&] { links.begin_waiting(); }, [&] { links.end_waiting(); },
         "an NCCL receive over NVLink waits for its sender");
     measure_transfers(links, lab, attention, most, session);
+    measure_exchange_power(links, lab, most, session);
   }
 }
 

@@ -3,9 +3,10 @@
 #include <algorithm>
 #include <chrono>
 #include <deque>
-#include <numeric>
 #include <stdexcept>
 #include <thread>
+
+#include "power.hpp"
 
 namespace pipewright::capture {
 namespace {
@@ -14,44 +15,10 @@ using Clock = std::chrono::steady_clock;
 using profile::Key;
 using profile::Load;
 
-constexpr std::size_t kMostProbes = 1 << 16;
-constexpr std::uint64_t kIdStep = 1024;  // more than a sequence has kernels
-
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
-/// Energy of the board over a stretch of time; power readings where NVML has no energy counter.
-class PowerMeter {
- public:
-  explicit PowerMeter(const Nvml& nvml)
-      : nvml_(nvml), start_(Clock::now()), joules_(nvml.joules()), thread_([this] {
-          while (!done_ && !joules_) {
-            if (const auto watts = nvml_.watts()) readings_.push_back(*watts);
-            std::this_thread::sleep_for(std::chrono::milliseconds(50));
-          }
-        }) {}
-  ~PowerMeter() {
-    done_ = true;
-    if (thread_.joinable()) thread_.join();
-  }
-  PowerMeter(const PowerMeter&) = delete;
-  PowerMeter& operator=(const PowerMeter&) = delete;
-  /// 0: there are no readings.
-  double watts() {
-    if (const auto now = nvml_.joules(); now && joules_) return (*now - *joules_) / seconds_since(start_);
-    done_ = true;
-    thread_.join();
-    if (readings_.empty()) return 0;
-    return std::accumulate(readings_.begin(), readings_.end(), 0.0) / static_cast<double>(readings_.size());
-  }
-
- private:
-  const Nvml& nvml_;
-  Clock::time_point start_;
-  std::optional<double> joules_;
-  std::atomic<bool> done_{false};
-  std::vector<double> readings_;
-  std::thread thread_;
-};
+constexpr std::size_t kMostProbes = 1 << 16;
+constexpr std::uint64_t kIdStep = 1024;  // more than a sequence has kernels
 
 constexpr std::int64_t kTokens = 4096, kHidden = 4096, kFfn = 14336, kQkv = 6144;
 

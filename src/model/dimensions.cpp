@@ -164,6 +164,10 @@ MoeDimensions moe_dimensions(const Scenario& s, const Dimensions& d) {
 
 }  // namespace
 
+std::string fp8_family(Recipe recipe, const char* prefix, bool fast) {
+  return prefix + std::string(recipe == Recipe::blockwise ? "fp8.block.tn" : fast ? "fp8.tn" : "fp8.tn.split");
+}
+
 void Dimensions::set_latent(const Scenario& sc) {
   const auto& m = sc.model;
   if (sc.settings.apply_rope_fusion && m.rope_type != "yarn") {

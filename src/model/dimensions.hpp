@@ -14,6 +14,10 @@ using Int = scenario::Int;
 /// What linear layers compute in: bf16, or one of Transformer Engine's FP8 recipes (reference 5.1).
 enum class Recipe : std::uint8_t { bf16, tensorwise, delayed, blockwise };
 
+/// Family of an FP8 product, after `prefix` ("gemm." or "gemm.grouped."). Per-tensor recipes accumulate fast in the
+/// forward pass only (TE common/recipe, MMParams); scaled by blocks, forward and dgrad are the same product.
+std::string fp8_family(Recipe recipe, const char* prefix, bool fast);
+
 /// Of unfused attention: scale, mask and softmax in one kernel; or one by one, in fp32 or in the scores' 16 bits.
 enum class Softmax : std::uint8_t { fused, fp32, half };
 

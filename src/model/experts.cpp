@@ -25,7 +25,7 @@ Operand Experts::input(const Group& group, bool grad) {
 
 void Experts::gemm(const Group& group, const char* which) {
   const bool forward = which[0] == 'f';
-  const std::string family = fp8_      ? (forward ? "gemm.grouped.fp8.tn" : "gemm.grouped.fp8.tn.split")
+  const std::string family = fp8_      ? fp8_family(d_.recipe, "gemm.grouped.", forward)
                              : forward ? "gemm.grouped.bf16.tn"
                                        : "gemm.grouped.bf16.nn";
   const Int n = forward ? group.out : group.in, k = forward ? group.in : group.out;
@@ -34,7 +34,7 @@ void Experts::gemm(const Group& group, const char* which) {
 }
 
 void Experts::weight_gradient(const Group& group) {
-  std::string family = fp8_ ? "gemm.grouped.fp8.tn" : "gemm.grouped.bf16.nt";
+  std::string family = fp8_ ? fp8_family(d_.recipe, "gemm.grouped.", true) : "gemm.grouped.bf16.nt";
   auto gradient = no_tensor;
   if (d_.fused_gradients) {
     family += d_.gradient_bytes == 4 ? ".acc_f32" : ".acc_bf16";

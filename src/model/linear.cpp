@@ -109,8 +109,7 @@ LinearWriter::Margin LinearWriter::leave_multiprocessors() {
 // One of the `parts` equal parts of a matrix product over its tokens.
 void LinearWriter::gemm_part(const Linear& linear, const char* which, Int parts) {
   const bool forward = which[0] == 'f';
-  // Per-tensor FP8 recipes accumulate fast in the forward pass only (TE common/recipe, MMParams).
-  const std::string family = linear.fp8 ? (forward ? "gemm.fp8.tn" : "gemm.fp8.tn.split")
+  const std::string family = linear.fp8 ? fp8_family(d_.recipe, "gemm.", forward)
                              : forward  ? "gemm.bf16.tn"
                                         : "gemm.bf16.nn";
   const Int m = forward ? linear.out : linear.in, k = forward ? linear.in : linear.out;
@@ -141,7 +140,7 @@ void LinearWriter::gemm(const Linear& linear, const char* which) {
 }
 
 void LinearWriter::weight_gradient(const Linear& linear, double sm_share) {
-  std::string family = linear.fp8 ? "gemm.fp8.tn" : "gemm.bf16.nt";
+  std::string family = linear.fp8 ? fp8_family(d_.recipe, "gemm.", true) : "gemm.bf16.nt";
   if (d_.fused_gradients) {
     family += d_.gradient_bytes == 4 ? ".acc_f32" : ".acc_bf16";
     w_.launch(linear.name + " wgrad", {family, {linear.in, linear.out, rows(linear)}}, sm_share);

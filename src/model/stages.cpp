@@ -165,10 +165,6 @@ void add_notes(const Scenario& s, const Dimensions& d, Stages& stages) {
   add_offload_notes(s, d, stages);
   if (d.cp > 1)
     note("context parallelism is approximated: a ring of equal causal attention steps, exchanges overlapped");
-  if (d.recipe == Recipe::delayed || d.recipe == Recipe::blockwise) {
-    note("FP8 recipe " + s.settings.fp8_recipe.value_or("delayed") +
-         " follows the formulas of its code, not measurements");
-  }
   if (d.fp8_parameters) {
     note("FP8 parameters follow the code of TE, not measurements: a transposed copy of each is kept on Hopper" +
          std::string(d.fp8_cached_weights ? "" : ", disable_parameter_transpose_cache does not change that"));

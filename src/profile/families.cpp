@@ -111,6 +111,12 @@ std::vector<Family> make_families() {
   f.push_back(gemm("gemm.fp8.tn.acc_bf16", 1, 2, true, "wgrad: e4m3 x e5m2, added to a bf16 main gradient"));
   f.push_back(
       gemm("gemm.fp8.tn.out_bf16", 1, 2, false, "wgrad: e4m3 x e5m2, bf16 out (no gradient accumulation fusion)"));
+  f.push_back(
+      gemm("gemm.fp8.block.tn", 1, 2, false,
+           "forward and dgrad: e4m3, a scale for 128 x 128 of the weight and for 1 x 128 of the other, bf16 out"));
+  f.push_back(gemm("gemm.fp8.block.tn.acc_f32", 1, 4, true, "wgrad: e4m3, scales for 1 x 128, added to fp32"));
+  f.push_back(gemm("gemm.fp8.block.tn.acc_bf16", 1, 2, true, "the same, added to a bf16 main gradient"));
+  f.push_back(gemm("gemm.fp8.block.tn.out_bf16", 1, 2, false, "the same, bf16 out"));
   f.push_back(attention("attention.forward.bf16", 2, 2, "cuDNN fused causal GQA attention"));
   f.push_back(attention("attention.backward.bf16", 5, 4,
                         "its backward: dot_do_o, bprop, convert_dq, reduction of dk and dv over a group's heads"));
@@ -124,6 +130,12 @@ std::vector<Family> make_families() {
   f.push_back(grouped("gemm.grouped.fp8.tn.acc_f32", 1, 4, true, true, "their wgrad, added to fp32 main gradients"));
   f.push_back(grouped("gemm.grouped.fp8.tn.acc_bf16", 1, 2, true, true, "their wgrad, added to bf16 main gradients"));
   f.push_back(grouped("gemm.grouped.fp8.tn.out_bf16", 1, 2, true, false, "their wgrad, bf16 out"));
+  f.push_back(
+      grouped("gemm.grouped.fp8.block.tn", 1, 2, false, false, "experts' forward and dgrad, e4m3 scaled by block"));
+  f.push_back(
+      grouped("gemm.grouped.fp8.block.tn.acc_f32", 1, 4, true, true, "their wgrad, added to fp32 main gradients"));
+  f.push_back(grouped("gemm.grouped.fp8.block.tn.acc_bf16", 1, 2, true, true, "their wgrad, added to bf16 gradients"));
+  f.push_back(grouped("gemm.grouped.fp8.block.tn.out_bf16", 1, 2, true, false, "their wgrad, bf16 out"));
   f.push_back(mla_attention("attention.mla.forward.bf16", 1, 1, 1,
                             "cuDNN fused causal attention whose q and k are wider than v (MLA)"));
   f.push_back(mla_attention("attention.mla.backward.bf16", 3, 2, 2, "its backward with its helper kernels"));

@@ -106,6 +106,28 @@ const Clocks* Profile::clocks_for(const std::string& precision, const std::strin
   return nullptr;
 }
 
+namespace {
+
+// Above it the part is at its power limit, which it holds to within some percent; below, a lower clock is a single tick
+// of the controller.
+constexpr double at_limit = 0.9;
+bool limited(const Clocks& clocks, const ClockRow& row) { return row.watts > at_limit * clocks.limit_watts; }
+
+/// The layer's duty over that of other kernels at the same clock: the mean over their rows at the power limit.
+std::optional<double> weight_of(const Clocks& layer, const Clocks* kernels) {
+  double sum = 0, count = 0;
+  if (kernels != nullptr) {
+    for (const auto& row : kernels->rows) {
+      if (!limited(*kernels, row)) continue;
+      const auto duty = layer.duty_at(row.mhz);
+      if (duty) sum += *duty / row.duty, count += 1;
+    }
+  }
+  return count > 0 ? std::optional(sum / count) : std::nullopt;
+}
+
+}  // namespace
+
 double Clocks::slowdown(Load load, double duty) const {
   const auto column = [load](const ClockRow& row) {
     switch (load) {
@@ -124,22 +146,32 @@ double Clocks::slowdown(Load load, double duty) const {
   if (rows.empty()) return 1;
   const auto above = std::find_if(rows.begin(), rows.end(), [duty](const ClockRow& r) { return r.duty >= duty; });
   if (above == rows.begin()) return column(rows.front());
-  if (above == rows.end()) return column(rows.back());
-  const auto& below = *(above - 1);
-  const double share = (duty - below.duty) / (above->duty - below.duty);
-  return (1 - share) * column(below) + share * column(*above);
+  const auto& next = above == rows.end() ? rows.back() : *above;
+  const auto& below = *(&next - 1);
+  const double share = (duty - below.duty) / (next.duty - below.duty);
+  return (1 - share) * column(below) + share * column(next);
+}
+
+std::optional<double> Clocks::duty_at(double mhz) const {
+  std::vector<const ClockRow*> falling;
+  for (const auto& row : rows) {
+    if (limited(*this, row) && (falling.empty() || row.mhz < falling.back()->mhz)) falling.push_back(&row);
+  }
+  if (falling.size() < 2 || mhz > falling.front()->mhz) return std::nullopt;
+  std::size_t next = 1;
+  while (next + 1 < falling.size() && falling[next]->mhz > mhz) ++next;
+  const ClockRow &a = *falling[next - 1], &b = *falling[next];
+  return a.duty + (a.mhz - mhz) / (a.mhz - b.mhz) * (b.duty - a.duty);
 }
 
 double Clocks::busy_watts() const {
-  // From a tenth below the limit on the clock falls, and with it the slope.
-  constexpr double below_limit = 0.9;
-  double n = 0, duty = 0, watts = 0, square = 0, product = 0;
+  const ClockRow *first = nullptr, *last = nullptr;
   for (const auto& row : rows) {
-    if (limit_watts > 0 && row.watts > below_limit * limit_watts) continue;
-    n += 1, duty += row.duty, watts += row.watts, square += row.duty * row.duty, product += row.duty * row.watts;
+    if (limited(*this, row)) continue;
+    if (first == nullptr) first = &row;
+    last = &row;
   }
-  const double spread = n * square - duty * duty;
-  return spread > 0 ? (n * product - duty * watts) / spread : 0;
+  return first != last ? (last->watts - first->watts) / (last->duty - first->duty) : 0;
 }
 
 double ClockLaw::weight(Load load) const {
@@ -151,6 +183,7 @@ double ClockLaw::weight(Load load) const {
     case Load::memory:
       return memory;
     case Load::network:
+      return exchange;
     case Load::none:
       return 0;
   }
@@ -223,16 +256,32 @@ std::optional<ClockLaw> Profiles::clock_law(const std::string& precision) const 
   ClockLaw law;
   law.layer = clocks_for(precision);
   if (law.layer == nullptr) return std::nullopt;
-  const double layer = law.layer->busy_watts();
-  const auto weight = [&](const char* kernels) {
-    const Clocks* alone = clocks_for(precision, kernels);
-    if (alone == nullptr) alone = clocks_for("bf16", kernels);  // attention and memory-bound kernels do not change
-    const double watts = alone != nullptr ? alone->busy_watts() : 0;
-    return layer > 0 && watts > 0 ? watts / layer : 1;
+  const auto measured = [&](const char* kernels) {
+    const Clocks* own = clocks_for(precision, kernels);
+    return own != nullptr ? own : clocks_for("bf16", kernels);  // attention and memory-bound kernels do not change
   };
-  law.matrix = weight("matrix");
-  law.attention = weight("attention");
-  law.memory = weight("memory");
+  const Clocks *matrix = measured("matrix"), *attention = measured("attention"), *both = measured("matrix+memory");
+  law.matrix = weight_of(*law.layer, matrix).value_or(1);
+  law.attention = weight_of(*law.layer, attention).value_or(1);
+  // Alone, memory-bound kernels never meet the limit: what they add shows beside matrix kernels.
+  const auto mixed = weight_of(*law.layer, both);
+  if (mixed && both->memory_share > 0)
+    law.memory = std::max(0.0, (*mixed - both->matrix_share * law.matrix) / both->memory_share);
+  const Clocks& layer = *law.layer;
+  const double whole =
+      layer.matrix_share * law.matrix + layer.attention_share * law.attention + layer.memory_share * law.memory;
+  if (whole > 0) {  // the layer itself weighs 1
+    law.matrix /= whole;
+    law.attention /= whole;
+    law.memory /= whole;
+  }
+  const double busy = layer.busy_watts();
+  for (const auto& profile : profiles_) {
+    const auto watts = profile.scalars.find("clocks.exchange_watts");
+    if (watts == profile.scalars.end() || busy <= 0) continue;
+    law.exchange = watts->second.value / busy;
+    break;
+  }
   return law;
 }
 

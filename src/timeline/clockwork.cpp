@@ -61,8 +61,11 @@ std::vector<Clockwork::Use> Clockwork::use_of(const Graph& graph, const Times& t
   std::vector<Use> use(static_cast<std::size_t>(graph.ranks));
   for (std::uint32_t node = 0; node < graph.size(); ++node) {
     const Label& label = graph.labels[node];
-    if (computes(label))
-      use[label.rank].compute.add(times.start[node], times.end[node], clocks_ ? clocks_->weight(graph.loads[node]) : 1);
+    const double weight = clocks_ ? clocks_->weight(graph.loads[node]) : 1;
+    if (computes(label)) use[label.rank].compute.add(times.start[node], times.end[node], weight);
+    // Collectives between kernels: without the wait for the other ranks, which takes hardly any power.
+    if (label.lane == Lane::compute && label.kind == NodeKind::kernel && !computes(label) && clocks_)
+      use[label.rank].compute.add(times.end[node] - graph.duration_ns[node], times.end[node], weight);
     if (!occupies(label)) continue;
     const bool transfer = label.kind == NodeKind::transfer;
     use[label.rank].network.add(transfer ? times.end[own_start(graph, node)] : times.start[node], times.end[node]);

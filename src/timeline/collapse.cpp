@@ -79,9 +79,14 @@ Collapser::Collapser(const profile::Profiles& profiles, const std::string& preci
   }
   window_ = static_cast<std::int64_t>(profiles.scalar("clocks.window_ms").value * 1e6);
   weights_ = {law->matrix, law->attention, law->memory};
-  for (const auto& row : law->layer->rows) {
-    duties_.push_back(row.duty);
-    clock_factor_.push_back({row.matrix, row.attention, row.memory});
+  exchange_ = law->exchange;
+  for (const auto& row : law->layer->rows) duties_.push_back(row.duty);
+  constexpr double heaviest = 1.5;  // no load weighs more; beyond the last row the law goes on in a straight line
+  duties_.push_back(heaviest);
+  for (const double duty : duties_) {
+    using profile::Load;
+    clock_factor_.push_back(
+        {law->slowdown(Load::matrix, duty), law->slowdown(Load::attention, duty), law->slowdown(Load::memory, duty)});
   }
 }
 
@@ -157,7 +162,10 @@ Line Collapser::collapse(std::span<const Event> events) const {
       if (e.kernel->stream != model::Stream::compute) raise(queue, compute);
       const double ns = duration(e, point / 2, static_cast<double>(point % 2));
       add(queue, ns);
-      if (!computes(*e.kernel)) continue;
+      if (!computes(*e.kernel)) {
+        if (e.kernel->stream == model::Stream::compute) load += exchange_ * ns;
+        continue;
+      }
       busy += ns;
       if (const auto kind = column(profile::family(e.kernel->key.family).load)) load += weights_[*kind] * ns;
     }

@@ -83,6 +83,7 @@ class Collapser {
   std::vector<double> duties_;                       ///< of the rows
   std::vector<std::array<double, 3>> clock_factor_;  ///< [row][matrix, attention, memory]
   std::array<double, 3> contention_{}, weights_{1, 1, 1};
+  double exchange_ = 0;  ///< weight of collectives between kernels
   std::int64_t window_ = 0;
 };
 

@@ -47,37 +47,52 @@ TEST_CASE("8 ranks from measurements over 2 and 4") {
   CHECK_THROWS_WITH_AS(all.link("nvlnk"), doctest::Contains("did you mean \"nvlink\"?"), UsageError);
 }
 
-TEST_CASE("clocks: linear between the rows, held at the ends") {
+TEST_CASE("clocks: linear between the rows, held before the first, on beyond the last") {
   const Clocks c = *fabricated().clocks_for("bf16");
   CHECK(c.slowdown(Load::matrix, 0.1) == 1);
   CHECK(c.slowdown(Load::matrix, 0.6) == doctest::Approx(1.1));
   CHECK(c.slowdown(Load::matrix, 0.8) == doctest::Approx(1.2));
   CHECK(c.slowdown(Load::attention, 0.8) == doctest::Approx(1.125));
-  CHECK(c.slowdown(Load::memory, 1.5) == doctest::Approx(1.02));
   CHECK(c.slowdown(Load::network, 1) == 1);
   CHECK(Clocks{}.slowdown(Load::matrix, 1) == 1);
   CHECK(fabricated().clocks_for("fp8") == nullptr);
   CHECK(fabricated().clocks_for("bf16", "memory") == nullptr);
 }
 
-TEST_CASE("a busy moment of memory-bound kernels loads the part less than one of a layer") {
+TEST_CASE("a kind of kernels weighs what the layer's duty is at the same clock") {
   Profile p = fabricated();
   Clocks layer = *p.clocks_for("bf16");
   layer.limit_watts = 700;
-  layer.rows = {{0.1, 1980, 200, 1, 1, 1}, {0.5, 1980, 520, 1, 1, 1}, {1.0, 1500, 690, 1.15, 1.25, 1.12}};
-  CHECK(layer.busy_watts() == doctest::Approx(800));  // the third row stands at the limit
-  Clocks memory = layer;
+  layer.matrix_share = 0.8, layer.attention_share = 0, layer.memory_share = 0.2;
+  layer.rows = {{0.1, 1980, 200, 1, 1, 1}, {0.6, 1900, 660, 1, 1, 1}, {1.0, 1500, 690, 1.16, 1.25, 1.12}};
+  CHECK(!layer.duty_at(1950));  // above the clocks at the limit
+  CHECK(layer.duty_at(1700).value() == doctest::Approx(0.8));
+  CHECK(layer.duty_at(1400).value() == doctest::Approx(1.1));
+  CHECK(layer.slowdown(Load::matrix, 1.1) == doctest::Approx(1.2));
+  CHECK(layer.slowdown(Load::matrix, 0.01) == 1);
+  Clocks matrix = layer, both = layer, memory = layer;
+  matrix.kernels = "matrix";
+  matrix.rows = {{0.1, 1860, 300, 1, 1, 1}, {0.8, 1600, 690, 1.1, 1, 1}};  // the first: one tick of the controller
+  both.kernels = "matrix+memory";
+  both.matrix_share = both.memory_share = 0.5;
+  both.rows = {{1.0, 1600, 690, 1.1, 1, 1.1}};
   memory.kernels = "memory";
-  memory.rows = {{0.1, 1980, 170, 1, 1, 1}, {1.0, 1980, 620, 1, 1, 1}};
-  p.clocks = {layer, memory};
-  const Profiles all({p});
-  const auto law = all.clock_law("bf16");
+  memory.rows = {{0.1, 1980, 170, 1, 1, 1}, {1.0, 1980, 620, 1, 1, 1}};  // never meets the limit
+  p.clocks = {layer, matrix, both, memory};
+  const auto law = Profiles({p}).clock_law("bf16");
   REQUIRE(law);
-  CHECK(law->weight(Load::memory) == doctest::Approx(500.0 / 800));
-  CHECK(law->weight(Load::matrix) == 1);  // not measured alone: as the layer
+  // matrix 0.9 / 0.8; with it memory 2 x 0.9 - 1.125; the layer itself 0.8 and 0.2 of them.
+  const double whole = 0.8 * 1.125 + 0.2 * 0.675;
+  CHECK(law->weight(Load::matrix) == doctest::Approx(1.125 / whole));
+  CHECK(law->weight(Load::memory) == doctest::Approx(0.675 / whole));
+  CHECK(law->weight(Load::attention) == doctest::Approx(1 / whole));  // not measured alone: as the layer
   CHECK(law->weight(Load::network) == 0);
-  CHECK(law->slowdown(Load::matrix, 0.75) == doctest::Approx(1.075));
-  CHECK(!all.clock_law("fp8"));
+  CHECK(!Profiles({p}).clock_law("fp8"));
+  CHECK(layer.busy_watts() == 0);  // one row below the limit
+  p.clocks[0].rows.insert(p.clocks[0].rows.begin() + 1, {0.5, 1980, 520, 1, 1, 1});
+  CHECK(p.clocks[0].busy_watts() == doctest::Approx(800));
+  p.scalars["clocks.exchange_watts"] = {200, 0, Origin::measured, "test"};
+  CHECK(Profiles({p}).clock_law("bf16")->weight(Load::network) == doctest::Approx(0.25));
 }
 
 TEST_CASE("clocks of one kind of kernels stand beside the layer's, and are merged and written on their own") {
