@@ -26,7 +26,8 @@ struct Pressure {
   Bytes needed;                       ///< device memory, what lies outside the allocator included
   std::optional<double> probability;  ///< that it fits without the margin; none where no profile knows the errors
   memory::Fragmentation as_configured, expandable;
-  std::string message;  ///< PyTorch's own words, where the step runs out of memory
+  std::optional<memory::Failure> failure;  ///< where the step runs out of memory, the margin used up
+  std::string message;                     ///< then: PyTorch's own words
 };
 
 struct RankPrediction {

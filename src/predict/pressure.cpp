@@ -38,9 +38,10 @@ class Examiner {
       const bool saved = !walk(expandable_, rank, allowed).failure;
       result.verdict = saved ? Pressure::Verdict::fits_expandable : Pressure::Verdict::does_not_fit;
       // The margin is only kept free: the program itself runs out without it.
-      if (const auto failure = walk(scenario_, rank, device).failure) {
-        result.message = memory::out_of_memory_message(*failure, prediction_.memory_limit, rank.outside_allocator,
-                                                       local_gpu(rank.pp_rank));
+      result.failure = walk(scenario_, rank, device).failure;
+      if (result.failure) {
+        result.message = memory::out_of_memory_message(*result.failure, prediction_.memory_limit,
+                                                       rank.outside_allocator, local_gpu(rank.pp_rank));
       }
     }
     result.probability = probability(rank, result.needed);

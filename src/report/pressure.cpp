@@ -18,6 +18,10 @@ const char* name(Pressure::Verdict verdict) {
   return verdict == Pressure::Verdict::fits_expandable ? "fits with expandable segments" : "does not fit";
 }
 
+const char* short_name(Pressure::Verdict verdict) {
+  return verdict == Pressure::Verdict::fits_expandable ? "fits if expandable" : name(verdict);
+}
+
 /// "mlp.fc1_output 1.20, attention.q 0.40": at most so many.
 std::string listed(const std::vector<memory::OwnerBytes>& owners, std::size_t shown) {
   std::string out;
@@ -54,24 +58,26 @@ Json fragmentation_json(const memory::Fragmentation& f) {
 }  // namespace
 
 std::string pressure_text(const predict::Prediction& p) {
-  Table table({"rank", "verdict", "needs", "margin", "likely", "free, cached", "largest gap", "could still get",
-               "expandable: reserved", "could get"});
+  Table table(
+      {"rank", "verdict", "needs", "margin", "likely", "cached", "largest gap", "can get", "expandable", "can get"});
   std::string messages;
   for (const auto& rank : p.ranks) {
     if (!rank.pressure) return "";
-    const auto& [verdict, needed, probability, now, expandable, message] = *rank.pressure;
-    table.add({fmt::format("{}", rank.pp_rank), name(verdict), gibibytes(needed), gibibytes(p.memory_limit - needed),
-               probability ? fmt::format("{:.0f} %", 100 * *probability) : "-", gibibytes(now.cached),
-               gibibytes(now.largest_gap), gibibytes(now.largest_allocation), gibibytes(expandable.reserved),
-               gibibytes(expandable.largest_allocation)});
-    if (message.empty()) continue;
-    messages += wrapped(fmt::format("rank {} would stop in {} ({}), at {}:", rank.pp_rank, rank.failure->at,
-                                    rank.failure->piece, rank.failure->owner)) +
+    const auto& [verdict, needed, probability, now, expandable, failure, message] = *rank.pressure;
+    table.add({fmt::format("{}", rank.pp_rank), short_name(verdict), gibibytes(needed),
+               gibibytes(p.memory_limit - needed), probability ? fmt::format("{:.0f} %", 100 * *probability) : "-",
+               gibibytes(now.cached), gibibytes(now.largest_gap), gibibytes(now.largest_allocation),
+               gibibytes(expandable.reserved), gibibytes(expandable.largest_allocation)});
+    if (!failure) continue;
+    messages += wrapped(fmt::format("rank {} would stop in {}{} at {} ({} GiB):", rank.pp_rank, failure->at,
+                                    failure->piece.empty() ? "" : ", " + failure->piece + ",", failure->owner,
+                                    gibibytes(failure->requested))) +
                 "\n" + wrapped("  " + message) + "\n";
   }
-  return "Room on each pipeline rank, GiB (margin: of the device, nothing kept free; gaps: when reserved memory grew "
-         "to "
-         "its peak)\n" +
+  return "Room on each pipeline rank, GiB (margin: of the whole device; cached, largest gap, can get: as configured, "
+         "when\n"
+         "  reserved memory grew to its peak; then reserved memory and what can still be had with expandable "
+         "segments)\n" +
          table.text() + messages;
 }
 
@@ -100,8 +106,8 @@ Json pressure_json(const predict::Prediction& p, const predict::RankPrediction& 
                {"needed_bytes", pressure.needed.value},
                {"margin_bytes", (p.memory_limit - pressure.needed).value}};
   json["probability"] = pressure.probability ? Json(rounded(*pressure.probability, 4)) : Json();
-  if (rank.failure) {
-    const auto& f = *rank.failure;
+  if (const auto& failure = pressure.failure ? pressure.failure : rank.failure) {
+    const auto& f = *failure;
     json["first_failure"] = {{"at", f.at},
                              {"piece", f.piece},
                              {"owner", f.owner},
