@@ -52,7 +52,10 @@ std::string wrapped(std::string_view text, std::size_t indent) {
 }
 
 Bytes spare(const predict::Prediction& prediction, const predict::RankPrediction& rank) {
-  return prediction.memory_limit - prediction.memory_margin - rank.peak_reserved - rank.outside_allocator;
+  const Bytes room = prediction.memory_limit - prediction.memory_margin;
+  // Where it runs out, cached segments have been given back: what is missing is less than what it would like to keep.
+  if (!rank.fits && rank.pressure) return room - rank.pressure->needed;
+  return room - rank.peak_reserved - rank.outside_allocator;
 }
 
 const predict::RankPrediction& tightest_rank(const predict::Prediction& prediction) {

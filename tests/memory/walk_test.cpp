@@ -77,18 +77,35 @@ TEST_CASE("peak allocated of every dense measured run, every rank, within 0.3 %"
 
 TEST_CASE("runs that the model was not made for: peak allocated of every rank") {
   // data/: real runs on two and four GPUs, made in the same way as ../measured. Bounds: what is left today, rounded up.
+  // (t_b_tp2_fp8block is missing: its ranks differ by 1.4 GB that Python has not collected.)
   struct Bound {
     const char* run;
     double peak;
   };
-  for (const auto& bound :
-       {Bound{"gpt_bias_dropout", 1e-5}, Bound{"local_spec_half_softmax", 1e-4}, Bound{"tp4_sp", 1e-4},
-        Bound{"tp2_pp2_v2", 3e-4}, Bound{"tp2_pp2_v2_fp8", 1e-3}, Bound{"whole_layer_unfused_gradients", 2e-3},
-        Bound{"tp2_sp_gpt_dropout", 1e-4}, Bound{"tp2_fp8_delayed_recompute_core_attn", 1e-3},
-        Bound{"cp2_bf16_gradients", 1e-4}, Bound{"fp8_blockwise_full_block", 1e-3},
-        Bound{"moe_allgather_recompute_norm_act", 2.5e-3}, Bound{"mla_moe_capacity_recompute_up_shared", 1e-4},
-        Bound{"moe_offload_six_modules", 1e-3}, Bound{"fp8_parameters_tp2_recompute_mlp", 1e-4},
-        Bound{"mla_64_experts", 1e-3}, Bound{"moe_128_experts_topk8", 1e-3}, Bound{"offload_attention", 1e-4}}) {
+  for (const auto& bound : {Bound{"gpt_bias_dropout", 1e-5},
+                            Bound{"local_spec_half_softmax", 1e-4},
+                            Bound{"tp4_sp", 1e-4},
+                            Bound{"tp2_pp2_v2", 3e-4},
+                            Bound{"tp2_pp2_v2_fp8", 1e-3},
+                            Bound{"whole_layer_unfused_gradients", 2e-3},
+                            Bound{"tp2_sp_gpt_dropout", 1e-4},
+                            Bound{"tp2_fp8_delayed_recompute_core_attn", 1e-3},
+                            Bound{"cp2_bf16_gradients", 1e-4},
+                            Bound{"fp8_blockwise_full_block", 1e-3},
+                            Bound{"moe_allgather_recompute_norm_act", 2.5e-3},
+                            Bound{"mla_moe_capacity_recompute_up_shared", 1e-4},
+                            Bound{"moe_offload_six_modules", 1e-3},
+                            Bound{"fp8_parameters_tp2_recompute_mlp", 1e-4},
+                            Bound{"../../measured/t_mla", 1e-3},
+                            Bound{"../../measured/t_qwen30", 1e-3},
+                            Bound{"../../measured/t_gpt64", 1e-3},
+                            Bound{"../../measured/t_mixtral_fp8", 3e-3},
+                            Bound{"../../measured/t_v128k_full", 1e-3},
+                            Bound{"../../measured/t_mbs4_r_mlp", 1e-3},
+                            Bound{"../../measured/t_tp2", 1e-3},
+                            Bound{"../../measured/t_cp2", 1e-3},
+                            Bound{"../../measured/t_s16k", 1e-3},
+                            Bound{"../../measured/t_off_attn", 1e-4}}) {
     CAPTURE(bound.run);
     const auto s = scenario::read("data/" + std::string(bound.run) + ".yaml");
     for (const auto& real : s.measured->ranks) {
@@ -100,7 +117,7 @@ TEST_CASE("runs that the model was not made for: peak allocated of every rank") 
 }
 
 TEST_CASE("allocated bytes count what is left unsplit: 11 MiB in a segment of 12 MiB are 12 MiB") {
-  const auto s = scenario::read("data/mla_64_experts.yaml");  // 32 experts' fc2: main parameters of 11 MiB each
+  const auto s = measured("t_mla");  // 32 experts' fc2: main parameters of 11 MiB each
   const auto w = walk(s, 0);
   const auto slack = std::find_if(w.peak_owners.begin(), w.peak_owners.end(),
                                   [](const auto& owner) { return owner.owner == "left unsplit by the allocator"; });
