@@ -162,6 +162,7 @@ struct Row {
 struct Sweep {
   std::optional<predict::Prediction> baseline;
   std::vector<Row> rows;
+  std::vector<std::string> notes;  ///< what the axes set besides
 };
 Sweep sweep(const scenario::Scenario& scenario, const std::vector<Axis>& axes, const Options& options);
 

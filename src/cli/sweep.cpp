@@ -55,9 +55,14 @@ void run(const Options& options) {
   plan::Sweep sweep;
   {
     Progress progress("sweep");
+    Interruptible interruptible;
     plan::Options search;
     search.predict = [&](const scenario::Scenario& candidate) { return predict::predict(candidate, profiles); };
-    search.progress = [&](std::int64_t done, std::int64_t total) { progress(done, total); };
+    search.progress = [&](std::int64_t done, std::int64_t total) {
+      interruptible.poll();
+      progress(done, total);
+    };
+    search.stop = interruptible.token();
     sweep = plan::sweep(loaded.scenario, axes, search);
   }
   if (!options.json.empty()) write_result(options.json, report::sweep_json(sweep));

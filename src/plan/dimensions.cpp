@@ -168,14 +168,42 @@ std::vector<Value> offload_values(const Scenario& partial, LeftOut& left_out) {
   return values;
 }
 
+/// What expert-parallel overlap needs of everything else (reference 3.5).
+bool can_overlap_experts(const Scenario& s) {
+  const auto& o = s.settings;
+  return moe_model(s) && o.expert_model_parallel_size > 1 && o.moe_token_dispatcher_type != "allgather" &&
+         (o.pipeline_model_parallel_size == 1 || scenario::interleaved(s)) && (o.bf16 || o.fp16) &&
+         !o.moe_shared_expert_overlap && s.model.mtp_num_layers.value_or(0) <= 1;
+}
+
+Value overlap_value(const Scenario& partial, bool overlap, bool delay) {
+  const auto text = [](bool on) { return on ? "true" : "false"; };
+  Value value{!overlap ? "no expert overlap"
+              : delay  ? "expert overlap, delayed weight gradients"
+                       : "expert overlap",
+              {{"overlap_moe_expert_parallel_comm", text(overlap)}, {"delay_wgrad_compute", text(delay)}},
+              {}};
+  // One hardware queue would serialise the two streams (Megatron Bridge, scripts/performance/utils/overrides.py:244).
+  constexpr const char* connections = "CUDA_DEVICE_MAX_CONNECTIONS";
+  if (overlap && scenario::variable(partial, connections) == "1")
+    value.environment.emplace_back(connections, partial.settings.moe_token_dispatcher_type == "flex" ? "32" : "8");
+  return value;
+}
+
 std::vector<Value> wgrad_values(const Scenario& partial, LeftOut&) {
-  std::vector<Value> values = {{"weight gradients in place", {{"delay_wgrad_compute", "false"}}, {}}};
-  if (!partial.settings.overlap_moe_expert_parallel_comm) return values;
-  const Value delayed{"delayed weight gradients", {{"delay_wgrad_compute", "true"}}, {}};
-  if (partial.software.megatron_core != "pr-4268") {
-    values.push_back(delayed);
+  std::vector<Value> values;
+  const bool given = partial.settings.overlap_moe_expert_parallel_comm || partial.settings.delay_wgrad_compute;
+  if (!moe_model(partial) && !given) return values;
+  values.push_back(overlap_value(partial, false, false));
+  if (!can_overlap_experts(partial)) {
+    if (!given) values.front().label.clear();
     return values;
   }
+  values.push_back(overlap_value(partial, true, false));
+  values.push_back(overlap_value(partial, true, true));
+  if (partial.software.megatron_core != "pr-4268") return values;
+  const auto delayed = values.back();
+  values.pop_back();
   for (std::int64_t n = 0; n <= layers_per_chunk(partial); ++n)
     for (const bool stream : {false, true})
       for (const bool whole : {false, true}) {
@@ -279,7 +307,7 @@ std::vector<Dimension> dimensions(const Scenario& scenario) {
   const bool spread = search.parallelism == "auto";
   open(spread ? "auto" : search.pipeline, "pipeline", {"virtual_pipeline_model_parallel_size"}, pipeline_values);
   open(layout_is_open(scenario) ? "auto" : "keep", "layout", {"pipeline_model_parallel_layout"}, layout_values);
-  open(search.wgrad_delay, "wgrad_delay", {"delay_wgrad_compute"}, wgrad_values);
+  open(search.wgrad_delay, "wgrad_delay", {"delay_wgrad_compute", "overlap_moe_expert_parallel_comm"}, wgrad_values);
   open(search.recompute, "recompute",
        {"recompute_granularity", "recompute_modules", "recompute_method", "recompute_num_layers"}, recompute_values);
   open(search.offload, "offload", {"offload_modules", "fine_grained_activation_offloading"}, offload_values);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <span>
 
 #include "dimensions.hpp"
 #include "rules.hpp"
@@ -90,6 +91,8 @@ std::vector<Int> balanced(const Scenario& s, Int ranks, Int chunks) {
     ++layers[to];
     ++load[rank];
   }
+  const auto decoder = std::span(layers).first(layers.size() - 1);  // only the last stage may be without a layer
+  if (std::ranges::find(decoder, 0) != decoder.end()) return {};
   if (std::ranges::all_of(layers, [&](Int n) { return n == layers.front(); })) return {};
   return layers;
 }

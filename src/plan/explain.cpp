@@ -134,7 +134,9 @@ std::vector<std::string> explain(const Plan& plan, const std::vector<Trial>& tri
                                  const LeftOut& left_out) {
   std::vector<std::string> why;
   if (order.empty()) {
-    if (trials.empty() && plan.searched.too_large > 0)
+    if (plan.searched.interrupted)
+      why.emplace_back("interrupted before anything was found");
+    else if (trials.empty() && plan.searched.too_large > 0)
       why.push_back(
           fmt::format("nothing fits: all {} candidates exceed the memory limit whatever is recomputed or offloaded "
                       "(parameters, gradients, optimizer state and the inputs of every layer)",

@@ -10,7 +10,10 @@ namespace pipewright::plan {
 namespace {
 
 /// What quick looks by the exact engine may cost in one search, in microbatches times layers: some ten seconds' work.
-constexpr std::int64_t most_costly_work = 60'000;
+constexpr std::int64_t most_costly_work = 300'000;
+
+/// Candidates whose offload variants are looked at.
+constexpr std::size_t most_opened = 64;
 
 /// What the chunk-level engine does not express: estimate() then runs the exact one on a shortened schedule.
 bool costly(const Scenario& s) {
@@ -141,9 +144,10 @@ std::vector<Searcher::Node> Searcher::next_nodes(double limit) {
 
 /// Until nothing that is left can be faster than the fastest that may fit.
 void Searcher::look_closer() {
-  open_offload();
-  while (!interrupted_ && look(fastest() * (1 + engines_differ))) {
-  }
+  do {
+    while (!interrupted_ && look(fastest() * (1 + engines_differ))) {
+    }
+  } while (!interrupted_ && open_offload());
 }
 
 /// A little further, so that there are alternatives to show.
@@ -240,10 +244,7 @@ void Searcher::settle(std::size_t index) {
   share_with_group(index);
   const Trial& trial = trials_[index];
   if (trial.refused) return;
-  if (!trial.may_fit) {
-    open_offload();
-    return;
-  }
+  if (!trial.may_fit) return;
   if (timed(trial) && trial.scouted) return;
   const auto& s = trial.candidate.scenario;
   if (trial.scouted && costly(s)) {
@@ -255,17 +256,24 @@ void Searcher::settle(std::size_t index) {
   open_.insert({best_cost(trial), Node::Kind::trial, index});
 }
 
-/// Offload is worth a look for what does not fit without.
-void Searcher::open_offload() {
-  if (!space_.searches_offload()) return;
-  for (std::size_t i = 0; i < trials_.size(); ++i) {
+/// Offload is worth a look for what does not fit without, fastest first: once the best without offload is known, and a
+/// few at a time, since each has hundreds of variants. False: nothing that may win is left.
+bool Searcher::open_offload() {
+  if (!space_.searches_offload()) return false;
+  constexpr std::size_t most = 4;
+  std::size_t opened = 0;
+  const double limit = fastest();
+  for (const auto i : by_cost()) {
     const Trial& trial = trials_[i];
+    if (best_cost(trial) > limit || opened == most) break;
     const auto& settings = trial.candidate.scenario.settings;
     const bool offloads = settings.fine_grained_activation_offloading || settings.cpu_offloading;
     const bool fits = trial.done ? trial.candidate.prediction.fits : trial.may_fit;
-    if (fits || trial.refused || offloads || !leads(i) || !with_offload_.insert(i).second) continue;
+    if (fits || offloads || !leads(i) || !with_offload_.insert(i).second) continue;
     open_.insert({best_cost(trial), Node::Kind::offload, i});
+    ++opened;
   }
+  return opened > 0 && with_offload_.size() <= most_opened;
 }
 
 std::size_t Searcher::known_to_fit() const {
@@ -393,8 +401,10 @@ double Searcher::lower_bound() const {
     if (trial.done || trial.refused || !trial.may_fit) continue;
     least = std::min(least, best_cost(trial) / (timed(trial) ? 1 + engines_differ : 1));
   }
-  for (const Node& node : open_)
-    if (node.kind == Node::Kind::offload) least = std::min(least, node.cost);
+  if (space_.searches_offload())
+    for (std::size_t i = 0; i < trials_.size(); ++i)  // what offload might make of the others that do not fit
+      if (!trials_[i].may_fit && !trials_[i].refused && leads(i) && !with_offload_.contains(i))
+        least = std::min(least, best_cost(trials_[i]));
   return least;
 }
 

@@ -76,7 +76,7 @@ class Searcher {
   void sharpen(std::size_t structure);
   void advance(std::size_t trial);
   void settle(std::size_t trial);
-  void open_offload();
+  bool open_offload();
 
   void estimate(Trial& trial);
   void scout(Trial& trial, predict::Depth depth);
@@ -104,7 +104,7 @@ class Searcher {
   std::vector<Structure> structures_;
   std::vector<Bound> bounds_;
   std::set<Node> open_;
-  std::set<std::size_t> with_offload_;  ///< trials whose offload variants are open or expanded
+  std::set<std::size_t> with_offload_;  ///< trials whose offload variants were looked at
   std::vector<Trial> trials_;
   std::vector<std::string> refusals_;
   std::map<std::string, std::size_t> time_groups_;

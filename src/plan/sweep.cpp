@@ -1,4 +1,10 @@
 // `sweep`: every combination of the axes, predicted where it is legal and listed with its rule where it is not.
+#include <tbb/parallel_for.h>
+#include <tbb/task_arena.h>
+
+#include <algorithm>
+#include <mutex>
+
 #include "candidates.hpp"
 #include "rules.hpp"
 
@@ -29,68 +35,118 @@ std::vector<Assignments> values_of(const Axis& axis, const Scenario& scenario) {
   return values;
 }
 
-/// Modules given by hand mean selective recompute, as `--recompute-modules` on a command line does for its reader.
-void complete(Scenario& scenario, const Assignments& settings) {
-  for (const auto& [name, value] : settings)
-    if (name == "recompute_modules" && settings.size() == 1) {
-      scenario.settings.recompute_granularity =
-          scenario.settings.recompute_modules.empty() ? std::nullopt : std::optional<std::string>("selective");
-      scenario.settings.recompute_method.reset();
-      scenario.settings.recompute_num_layers.reset();
-    }
+/// What a value by hand switches on, as a command line does for its reader: modules mean selective recompute, a method
+/// full recompute, offloaded modules or layers their kind of offload (arguments.py:1950).
+Assignments switched_on(const Scenario& scenario, const Assignments& settings) {
+  if (settings.size() != 1) return {};
+  const auto& [name, value] = settings.front();
+  const auto& s = scenario.settings;
+  if (name == "recompute_modules")
+    return {{"recompute_granularity", s.recompute_modules.empty() ? "none" : "selective"},
+            {"recompute_method", "none"},
+            {"recompute_num_layers", "none"}};
+  if (name == "recompute_method" && s.recompute_method) return {{"recompute_granularity", "full"}};
+  if (name == "recompute_num_layers" && s.recompute_num_layers && s.recompute_method)
+    return {{"recompute_granularity", "full"}};
+  if (name == "offload_modules")
+    return {{"fine_grained_activation_offloading", s.offload_modules.empty() ? "false" : "true"}};
+  if (name == "cpu_offloading_num_layers")
+    return {{"cpu_offloading", s.cpu_offloading_num_layers > 0 ? "true" : "false"}};
+  return {};
+}
+
+/// Says once what was switched on beside the swept values.
+void note(std::vector<std::string>& notes, const std::string& name, const Assignments& more) {
+  std::string text;
+  for (const auto& [field, value] : more) text += (text.empty() ? name + " also sets " : ", ") + field;
+  if (!text.empty() && std::ranges::find(notes, text) == notes.end()) notes.push_back(text);
+}
+
+}  // namespace
+
+namespace {
+
+using Combination = std::pair<Assignments, Scenario>;
+
+/// The product of the axes.
+std::vector<Combination> combinations(const Scenario& scenario, const std::vector<Axis>& axes,
+                                      std::vector<std::string>& notes) {
+  std::vector<Combination> rows = {{{}, scenario}};
+  for (const auto& axis : axes) {
+    std::vector<Combination> longer;
+    for (const auto& [settings, partial] : rows)
+      for (const auto& value : values_of(axis, partial)) {
+        auto extended = Combination{settings, partial};
+        for (const auto& [name, text] : value) {
+          scenario::set(extended.second, name + "=" + text);
+          extended.first.emplace_back(name, text);
+        }
+        auto more = switched_on(extended.second, value);
+        for (const auto& [field, text] : more) scenario::set(extended.second, field + "=" + text);
+        extended.second = with_required_environment(std::move(extended.second));
+        for (const auto& [name, text] : extended.second.environment)
+          if (const auto before = partial.environment.find(name);
+              before == partial.environment.end() || before->second != text)
+            more.emplace_back(name, text);
+        note(notes, axis.name, more);
+        longer.push_back(std::move(extended));
+      }
+    rows = std::move(longer);
+  }
+  return rows;
+}
+
+Row row_of(const Combination& combination, const Scenario& given, const Sweep& sweep, const Options& options) {
+  const auto& [settings, changed] = combination;
+  Row row;
+  row.settings = settings;
+  try {
+    for (const auto& rule : all_rules())
+      if (rule.severity == Severity::violation && applies(rule, changed) && !applies(rule, given)) {
+        row.legal = false;
+        row.rule = rule.id;
+        row.reason = finding(rule, changed).message;
+        return row;
+      }
+    scenario::check(changed);
+    row.prediction = options.predict(changed);
+    if (sweep.baseline && sweep.baseline->step_ns > 0)
+      row.relative = static_cast<double>(row.prediction->step_ns) / static_cast<double>(sweep.baseline->step_ns) - 1;
+  } catch (const UsageError& error) {
+    row.legal = false;
+    row.rule = "scenario";
+    row.reason = error.what();
+  }
+  return row;
 }
 
 }  // namespace
 
 Sweep sweep(const scenario::Scenario& scenario, const std::vector<Axis>& axes, const Options& options) {
   Sweep result;
+  const auto rows = combinations(scenario, axes, result.notes);
   try {
     result.baseline = options.predict(scenario);
   } catch (const UsageError&) {
     // Rows stand for themselves; `relative` stays 0.
   }
-  std::vector<std::pair<Assignments, Scenario>> rows = {{{}, scenario}};
-  for (const auto& axis : axes) {
-    std::vector<std::pair<Assignments, Scenario>> longer;
-    for (const auto& [settings, partial] : rows)
-      for (const auto& value : values_of(axis, partial)) {
-        auto extended = std::pair{settings, partial};
-        for (const auto& [name, text] : value) {
-          scenario::set(extended.second, name + "=" + text);
-          extended.first.emplace_back(name, text);
-        }
-        complete(extended.second, value);
-        longer.push_back(std::move(extended));
-      }
-    rows = std::move(longer);
-  }
-  const auto total = std::ssize(rows);
-  for (auto& [settings, changed] : rows) {
-    Row row;
-    row.settings = settings;
-    try {
-      for (const auto& rule : all_rules())
-        if (rule.severity == Severity::violation && row.legal && applies(rule, changed) && !applies(rule, scenario)) {
-          row.legal = false;
-          row.rule = rule.id;
-          row.reason = finding(rule, changed).message;
-        }
-      if (row.legal) {
-        scenario::check(changed);
-        row.prediction = options.predict(changed);
-        if (result.baseline && result.baseline->step_ns > 0)
-          row.relative =
-              static_cast<double>(row.prediction->step_ns) / static_cast<double>(result.baseline->step_ns) - 1;
-      }
-    } catch (const UsageError& error) {
-      row.legal = false;
-      row.rule = "scenario";
-      row.reason = error.what();
-    }
-    result.rows.push_back(std::move(row));
-    if (options.progress) options.progress(std::ssize(result.rows), total);
-    if (options.stop.stop_requested()) break;
-  }
+  std::vector<std::optional<Row>> done(rows.size());
+  std::mutex mutex;
+  std::int64_t count = 0;
+  tbb::task_arena arena(options.threads > 0 ? options.threads : tbb::task_arena::automatic);
+  arena.execute([&] {
+    tbb::parallel_for(std::size_t{0}, rows.size(), [&](std::size_t i) {
+      if (options.stop.stop_requested()) return;
+      done[i] = row_of(rows[i], scenario, result, options);
+      const std::scoped_lock lock(mutex);
+      ++count;
+      if (options.progress) options.progress(count, std::ssize(rows));
+    });
+  });
+  for (auto& row : done)
+    if (row) result.rows.push_back(std::move(*row));
+  if (result.rows.size() < rows.size())
+    result.notes.push_back("interrupted: " + std::to_string(rows.size() - result.rows.size()) + " rows are missing");
   return result;
 }
 

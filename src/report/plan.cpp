@@ -205,7 +205,7 @@ std::string plan_text(const plan::Plan& plan, const std::vector<std::string>& em
                        ms(p.interval_low_ns), ms(p.interval_high_ns), p.tflops_per_gpu, verdict(p));
     out += fmt::format("profile {} ({}), Megatron Core {}\n", p.profile, p.origin, p.megatron_core);
   } else {
-    out += "nothing fits\n";
+    out += plan.searched.interrupted ? "interrupted: nothing that fits was found yet\n" : "nothing fits\n";
   }
   out += searched(plan.searched);
   if (plan.has_baseline && !plan.baseline_refused.empty())

@@ -69,6 +69,7 @@ std::string sweep_text(const plan::Sweep& sweep) {
   }
   std::string out = table.text();
   if (sweep.baseline) out += fmt::format("as given: {} ms\n", ms(sweep.baseline->step_ns));
+  for (const auto& note : sweep.notes) out += wrapped("note: " + note) + "\n";
   if (!illegal.empty()) out += "\nIllegal\n" + illegal;
   return out;
 }
@@ -93,7 +94,7 @@ std::string sweep_json(const plan::Sweep& sweep) {
     }
     rows.push_back(std::move(json));
   }
-  return dumped({{"rows", rows}});
+  return dumped({{"rows", rows}, {"notes", sweep.notes}});
 }
 
 std::string sweep_csv(const plan::Sweep& sweep) {

@@ -78,10 +78,11 @@ class Floor {
           all.add(pieces_[piece].backward, config_.microbatches);
           if (c == 0) first.forward.add(pieces_[piece].forward), first.backward.add(pieces_[piece].backward);
         }
+      const auto [communication, compute] = alone(static_cast<int>(r), rank);
       const double head = std::max(gathered(r), gathered(0) + forward_chain);
       const double tail = std::max(after_last(r), after_last(0) + backward_chain);
-      schedule =
-          std::max({schedule, slowed(all.compute, head + tail), std::max(all.host, all.communication) + head + tail});
+      schedule = std::max({schedule, slowed(all.compute, head + communication + tail), all.host + head + tail,
+                           all.communication + head + compute + tail});
       forward_chain += first.forward.alone();
       backward_chain += first.backward.alone();
       const double after = optimizer(r, joined);
@@ -92,6 +93,28 @@ class Floor {
   }
 
  private:
+  /// With expert-parallel overlap forwards of the warm-up and as many last backwards run alone: one of the two streams
+  /// is idle while the other works, but for the last layer of a pass. Idle times of compute and of communication.
+  std::pair<double, double> alone(int r, const model::Rank& rank) const {
+    if (!config_.ep_overlap) return {0, 0};
+    const int passes = config_.stages == 1 ? 1 : schedule::warmup(config_, r);
+    double communication = std::numeric_limits<double>::max(), compute = communication;
+    for (const auto& chunk : rank.chunks) {
+      Pass both;
+      double layers = 0;
+      for (const auto piece : chunk.pieces) {
+        if (stages_.pieces[piece].nodes.empty()) continue;
+        both.add(pieces_[piece].forward);
+        both.add(pieces_[piece].backward);
+        ++layers;
+      }
+      const double but_one = layers > 0 ? (layers - 1) / layers : 0;
+      communication = std::min(communication, but_one * both.communication);
+      compute = std::min(compute, but_one * both.compute.cool());
+    }
+    return {passes * communication, passes * compute};
+  }
+
   double nanoseconds(const model::Kernel& kernel, const Price& price) const {
     return kernel.key.family.empty() ? 0 : gap_ + price.time.ns / kernel.sm_share;
   }
