@@ -83,6 +83,7 @@ std::string section_of(std::string_view field) {
   if (ddp_fields.contains(field)) return "ddp";
   if (optimizer_fields.contains(field)) return "optimizer";
   if (train_fields.contains(field)) return "train";
+  if (field == "align_grad_reduce") return "dist";  // DistributedInitConfig, read by setup.py:470
   return "model";
 }
 
@@ -210,12 +211,6 @@ std::string without_comment(std::string_view line) {
       return trimmed(line.substr(0, i));
   }
   return trimmed(line);
-}
-
-std::string unquoted(const std::string& text) {
-  if (text.size() >= 2 && (text.front() == '"' || text.front() == '\'') && text.back() == text.front())
-    return text.substr(1, text.size() - 2);
-  return text;
 }
 
 /// A Python literal as a scenario writes it.

@@ -20,10 +20,10 @@ Words words_of(const Flag& flag, const std::string& value) {
       return words;
     case Kind::value:
       // Some parsers take integers only where a scenario may hold 500000.0; every float parser takes both.
-      words.push_back(value.ends_with(".0") ? value.substr(0, value.size() - 2) : value);
+      words.push_back(value.ends_with(".0") ? value.substr(0, value.size() - 2) : unquoted(value));
       return words;
     case Kind::list:
-      words.insert(words.end(), items.begin(), items.end());
+      for (const auto& item : items) words.push_back(unquoted(item));
       return words;
     case Kind::python: {
       std::string text;

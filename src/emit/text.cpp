@@ -25,6 +25,12 @@ std::string quoted(const std::string& word) {
   return text + "'";
 }
 
+std::string unquoted(const std::string& text) {
+  if (text.size() >= 2 && (text.front() == '"' || text.front() == '\'') && text.back() == text.front())
+    return text.substr(1, text.size() - 2);
+  return text;
+}
+
 std::string python_literal(const std::string& value) {
   if (value == "true") return "True";
   if (value == "false") return "False";
@@ -35,10 +41,7 @@ std::string python_literal(const std::string& value) {
     for (const auto& item : items_of(value)) text += (text.empty() ? "" : ", ") + python_literal(item);
     return "[" + text + "]";
   }
-  std::string plain = value;
-  if (plain.size() >= 2 && (plain.front() == '"' || plain.front() == '\'') && plain.back() == plain.front())
-    plain = plain.substr(1, plain.size() - 2);
-  return "\"" + plain + "\"";
+  return "\"" + unquoted(value) + "\"";
 }
 
 std::vector<std::string> words(const Groups& groups) {

@@ -108,10 +108,13 @@ std::string changes(const plan::Plan& plan) {
     const auto found = candidate.scenario.environment.find(name);
     return found == candidate.scenario.environment.end() ? std::string("(unset)") : found->second;
   };
+  const auto plain = [](const std::string& value) {
+    return value.starts_with('\'') ? value.substr(1, value.size() - 2) : value;
+  };
   bool any = false;
   const auto add = [&](const std::string& name, const std::string& given, const std::string& planned) {
     if (given == planned) return;
-    table.add({name, given, planned});
+    table.add({name, plain(given), plain(planned)});
     any = true;
   };
   for (const auto& [name, value] : plan.best->settings) {
