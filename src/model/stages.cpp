@@ -150,8 +150,7 @@ void add_notes(const Scenario& s, const Dimensions& d, Stages& stages) {
         "softmax as streaming kernels of the same traffic");
   }
   if (d.mla) {
-    note(
-        "latent attention follows the code of Megatron Core and TE, not measured runs; its kernels are measured alone");
+    note("latent attention: its memory is that of measured runs; its kernels are measured alone");
   }
   if (d.mla && s.settings.tp_comm_overlap) {
     note("tp_comm_overlap: MLA's down projections switch it off for every layer made after them");

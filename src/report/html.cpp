@@ -9,6 +9,7 @@
 #include "format.hpp"
 #include "nodes.hpp"
 #include "pipewright/report.hpp"
+#include "pressure.hpp"
 
 namespace pipewright::report {
 namespace {
@@ -327,6 +328,8 @@ class Page {
           format_bytes(rank.peak_reserved), format_bytes(rank.outside_allocator), gibibytes(spare(p_, rank)) + " GiB");
     }
     out_ += "</table></div>\n";
+    const std::string room = pressure_text(p_);
+    if (!room.empty()) add("<pre>{}\n{}</pre>\n", escaped(room), escaped(fragmentation_text(tightest_rank(p_))));
   }
 
   void boundaries() {
