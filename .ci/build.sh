@@ -4,7 +4,7 @@
 packages="g++ meson ninja-build pkg-config
   libcli11-dev libyaml-cpp-dev libboost-graph-dev libfmt-dev nlohmann-json3-dev libsimdjson-dev libtbb-dev libsqlite3-dev
   zlib1g-dev
-  doctest-dev librapidcheck-dev libbenchmark-dev"
+  doctest-dev librapidcheck-dev libbenchmark-dev coinor-libcbc-dev"
 
 say() { echo "pipewright: $*" >&2; }
 
