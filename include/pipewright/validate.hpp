@@ -77,12 +77,25 @@ double slowdown_of(const scenario::Scenario& measured, const profile::Profiles& 
 /// Machines with one part differ by machine.spread; what is off by more than five times that has another cause.
 bool explains_speed(double slowdown, const profile::Profiles& profiles);
 
-/// The profiles with `machine.slowdown`, the mean of the factors, in front; with its spread from four factors on.
-profile::Profiles with_slowdown(const profile::Profiles& profiles, const std::vector<double>& factors,
-                                const std::string& source);
+/// What one measured run says about its machine.
+struct Observation {
+  double slowdown = 1;  ///< slowdown_of the run
+  double spread = 0;    ///< relative, of its cold prediction, the machine's own part left out
+  int model = 0;        ///< runs of one model share what is wrong with its kernels' times
+};
+struct Speed {
+  double slowdown = 1, spread = 0;  ///< of the next run of that machine and model, without its kernels' own spread
+};
+/// The speed to expect of a run of `model` (of none of the observed: -1) whose kernels are known to `spread`.
+Speed expected_speed(const std::vector<Observation>& observed, int model, double spread, double machine_spread);
 
-/// Every case anew, its machine's speed known from the other runs of the same model, or where there are none from all
-/// others on the same part; never from itself.
+/// The profiles with `machine.slowdown` and `machine.spread` in front.
+profile::Profiles with_speed(const profile::Profiles& profiles, const Speed& speed, const std::string& source);
+
+/// Relative spread of a cold prediction, the machine's own part left out.
+double own_spread(const predict::Prediction& prediction, const profile::Profiles& profiles);
+
+/// Every case anew, its machine's speed known from all other runs on the same part that explain one; never from itself.
 void calibrate_without_itself(Validation& validation, const std::vector<profile::Profiles>& profiles_of_cases);
 
 /// Predicts a measured run. A run that cannot be predicted goes to `refused`; false then.

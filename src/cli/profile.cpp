@@ -188,24 +188,32 @@ struct Options {
 
 /// A profile that knows only this machine's speed, to stand before the measured one.
 profile::Profile calibrated(const Options& options) {
-  std::vector<double> factors;
+  std::vector<validate::Observation> runs;
+  std::vector<scenario::Model> models;
   std::string names;
   std::optional<profile::Profiles> base;
   for (const auto& file : options.runs) {
     const auto run = scenario::read(file);
     if (!run.measured) throw UsageError({file, 0}, {}, "has no section `measured`");
     base = predict::profiles_of(run, options.profiles);
-    factors.push_back(validate::slowdown_of(run, *base));
-    if (!validate::explains_speed(factors.back(), *base)) {
+    const double slowdown = validate::slowdown_of(run, *base);
+    if (!validate::explains_speed(slowdown, *base)) {
       throw UsageError(
           {file, 0}, "measured.forward_backward_ms",
           fmt::format("would mean kernels {:.2f} times as slow as the profile's: more than machines of one "
                       "kind differ; `validate --traces` shows where the time is",
-                      factors.back()));
+                      slowdown));
     }
+    const auto model = std::find(models.begin(), models.end(), run.model);
+    runs.push_back({slowdown, validate::own_spread(predict::predict(run, *base), *base),
+                    static_cast<int>(model - models.begin())});
+    if (model == models.end()) models.push_back(run.model);
     names += (names.empty() ? "" : ", ") + run.name;
   }
-  const auto full = validate::with_slowdown(*base, factors, names).first();
+  // What comes next is most often the first run's model in other settings.
+  const auto speed =
+      validate::expected_speed(runs, runs.front().model, runs.front().spread, base->scalar("machine.spread").value);
+  const auto full = validate::with_speed(*base, speed, names).first();
   profile::Profile result;
   result.name = std::filesystem::path(options.out).stem().string();
   result.device = full.device;

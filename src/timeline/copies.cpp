@@ -22,33 +22,34 @@ double share(const Coverage& coverage, std::int64_t from, std::int64_t to) {
 
 std::size_t way_of(const Label& label) { return label.lane == Lane::h2d ? 1 : 0; }
 
-/// The most GPUs that were measured together; 1: none.
-int measured_gpus(const profile::Profiles& profiles) {
+/// The most GPUs whose copies were measured together, "contention.gpus_N" and what follows; 1: none.
+int measured_gpus(const profile::Profiles& profiles, const std::string& what) {
   for (const int gpus : {8, 4, 2})
-    if (find_scalar(profiles, "contention.gpus_" + std::to_string(gpus) + ".copy_d2h")) return gpus;
+    if (find_scalar(profiles, "contention.gpus_" + std::to_string(gpus) + what)) return gpus;
   return 1;
 }
 
 }  // namespace
 
-bool knows_copy_contention(const profile::Profiles& profiles) { return measured_gpus(profiles) > 1; }
+bool knows_copy_contention(const profile::Profiles& profiles) { return measured_gpus(profiles, ".copy_d2h") > 1; }
 
 CopyContention::CopyContention(const scenario::Scenario& scenario, const profile::Profiles& profiles)
     : offloads_(scenario.settings.cpu_offloading || scenario.settings.fine_grained_activation_offloading),
       ranks_(static_cast<std::size_t>(scenario.settings.pipeline_model_parallel_size)),
       neighbours_(ranks_) {
   if (!offloads_) return;
-  const int gpus_measured = measured_gpus(profiles);
+  const auto slower = [&](int gpus, const std::string& what) {
+    return find_scalar(profiles, "contention.gpus_" + std::to_string(gpus) + what).value_or(1);
+  };
   for (std::size_t way = 0; way < 2; ++way) {
-    const std::string copy = way_names[way];
+    const std::string copy = std::string(".") + way_names[way];
     Direction& direction = ways_[way];
-    direction.two_way = find_scalar(profiles, "contention.two_way." + copy).value_or(1);
-    if (gpus_measured == 1) continue;
-    const std::string all = "contention.gpus_" + std::to_string(gpus_measured);
-    const double same = find_scalar(profiles, all + "." + copy).value_or(1);
-    const double both = find_scalar(profiles, all + "_two_way." + copy).value_or(same + direction.two_way - 1);
-    direction.others = (same - 1) / (gpus_measured - 1);
-    direction.opposed = (both - same - (direction.two_way - 1)) / (gpus_measured - 1);
+    direction.two_way = find_scalar(profiles, "contention.two_way" + copy).value_or(1);
+    if (const int gpus = measured_gpus(profiles, copy); gpus > 1)
+      direction.others = (slower(gpus, copy) - 1) / (gpus - 1);
+    // Copies both ways may have been measured on fewer GPUs.
+    if (const int gpus = measured_gpus(profiles, "_two_way" + copy); gpus > 1)
+      direction.opposed = (slower(gpus, "_two_way" + copy) - slower(gpus, copy) - (direction.two_way - 1)) / (gpus - 1);
   }
   // Ranks are laid out tp-cp-dp-pp: a stage holds consecutive GPUs.
   const auto gpus = scenario.cluster.gpus_per_node;

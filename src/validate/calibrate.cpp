@@ -10,14 +10,6 @@ namespace {
 const char* const slowdown_name = "machine.slowdown";
 const char* const spread_name = "machine.spread";
 
-/// What is left to the interval once the factor is a mean of n: its own error and that of the next run.
-double spread_of(const std::vector<double>& factors, double mean) {
-  double sum = 0;
-  for (const double f : factors) sum += (f / mean - 1) * (f / mean - 1);
-  const auto n = static_cast<double>(factors.size());
-  return std::sqrt(sum / (n - 1) * (1 + 1 / n));
-}
-
 profile::Profiles with_scalars(const profile::Profiles& profiles, const std::map<std::string, profile::Scalar>& set) {
   auto list = profiles.all();
   for (const auto& [name, scalar] : set) list.front().scalars[name] = scalar;
@@ -54,45 +46,46 @@ bool explains_speed(double slowdown, const profile::Profiles& profiles) {
   return std::abs(slowdown - 1) <= spreads * profiles.scalar(spread_name).value;
 }
 
-profile::Profiles with_slowdown(const profile::Profiles& profiles, const std::vector<double>& factors,
-                                const std::string& source) {
-  double mean = 0;
-  for (const double f : factors) mean += f / static_cast<double>(factors.size());
-  constexpr std::size_t enough_for_a_spread = 4;
-  std::map<std::string, profile::Scalar> set;
-  double spread = profiles.scalar(spread_name).value;
-  if (factors.size() >= enough_for_a_spread) {
-    spread = spread_of(factors, mean);
-    set[spread_name] = {spread, 0, profile::Origin::measured, "between " + source};
-  }
-  set[slowdown_name] = {mean, spread, profile::Origin::measured, "forward-backward times of " + source};
-  return with_scalars(profiles, set);
+profile::Profiles with_speed(const profile::Profiles& profiles, const Speed& speed, const std::string& source) {
+  const auto from = profile::Origin::measured;
+  return with_scalars(
+      profiles, {{slowdown_name, {speed.slowdown, speed.spread, from, "forward-backward times of " + source}},
+                 {spread_name, {speed.spread, 0, from, "what is left once the machine is known from " + source}}});
+}
+
+double own_spread(const predict::Prediction& prediction, const profile::Profiles& profiles) {
+  constexpr double sigmas_of_90_percent = 1.6449;
+  const auto step = static_cast<double>(prediction.step_ns);
+  const double whole =
+      static_cast<double>(prediction.interval_high_ns - prediction.step_ns) / sigmas_of_90_percent / step;
+  const double machine = profiles.scalar(spread_name).value;
+  constexpr double least = 0.001;  // no kernel is known better
+  return std::sqrt(std::max(whole * whole - machine * machine, least * least));
 }
 
 void calibrate_without_itself(Validation& validation, const std::vector<profile::Profiles>& profiles_of_cases) {
   validation.mode = "calibrated";
   auto& cases = validation.cases;
-  std::vector<double> factors;
+  std::vector<Observation> observations;
   for (std::size_t i = 0; i < cases.size(); ++i) {
-    factors.push_back(slowdown_of(cases[i].scenario, profiles_of_cases[i]));
+    std::size_t model = 0;
+    while (!(cases[model].scenario.model == cases[i].scenario.model)) ++model;
+    observations.push_back({slowdown_of(cases[i].scenario, profiles_of_cases[i]),
+                            own_spread(cases[i].prediction, profiles_of_cases[i]), static_cast<int>(model)});
   }
   for (std::size_t i = 0; i < cases.size(); ++i) {
-    const auto others = [&](auto&& related) {
-      std::vector<double> chosen;
-      cases[i].calibrated_by.clear();
-      for (std::size_t j = 0; j < cases.size(); ++j) {
-        if (j == i || !same_part(cases[i], cases[j]) || !related(cases[j])) continue;
-        if (!explains_speed(factors[j], profiles_of_cases[j])) continue;
-        chosen.push_back(factors[j]);
-        cases[i].calibrated_by.push_back(cases[j].scenario.name);
-      }
-      return chosen;
-    };
-    auto from = others([&](const Case& c) { return c.scenario.model == cases[i].scenario.model; });
-    if (from.empty()) from = others([](const Case&) { return true; });
-    if (from.empty()) continue;
-    const std::string source = std::to_string(from.size()) + " other measured runs";
-    cases[i].prediction = predict::predict(cases[i].scenario, with_slowdown(profiles_of_cases[i], from, source));
+    std::vector<Observation> others;
+    for (std::size_t j = 0; j < cases.size(); ++j) {
+      if (j == i || !same_part(cases[i], cases[j])) continue;
+      if (!explains_speed(observations[j].slowdown, profiles_of_cases[j])) continue;
+      others.push_back(observations[j]);
+      cases[i].calibrated_by.push_back(cases[j].scenario.name);
+    }
+    if (others.empty()) continue;
+    const auto speed = expected_speed(others, observations[i].model, observations[i].spread,
+                                      profiles_of_cases[i].scalar(spread_name).value);
+    const std::string source = std::to_string(others.size()) + " other measured runs";
+    cases[i].prediction = predict::predict(cases[i].scenario, with_speed(profiles_of_cases[i], speed, source));
   }
 }
 

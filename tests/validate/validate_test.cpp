@@ -94,12 +94,12 @@ TEST_CASE("a trace is compared at the speed of the step without profiler") {
 TEST_CASE("a machine's speed is found again from a step that it would take") {
   const auto profiles = shipped();
   auto s = measured("a_pp4v2_m8");
-  const auto slower = with_slowdown(profiles, {1.06}, "test");
+  const auto slower = with_speed(profiles, {1.06, 0.01}, "test");
   s.measured->forward_backward_ms = static_cast<double>(predict::predict(s, slower).forward_backward_ns) / 1e6;
   CHECK(slowdown_of(s, profiles) == doctest::Approx(1.06).epsilon(0.002));
 }
 
-TEST_CASE("calibration uses the other runs of the model, and never the run itself") {
+TEST_CASE("calibration uses the other runs on the part, and never the run itself") {
   const auto profiles = shipped();
   Validation v;
   std::vector<profile::Profiles> all;
@@ -110,18 +110,36 @@ TEST_CASE("calibration uses the other runs of the model, and never the run itsel
   v.cases[0].scenario.measured->forward_backward_ms *= 2;  // no machine's speed explains this one: not used
   calibrate_without_itself(v, all);
   CHECK(v.mode == "calibrated");
-  CHECK(v.cases[0].calibrated_by == std::vector<std::string>{"a_pp4v2_m8"});
+  CHECK(v.cases[0].calibrated_by == std::vector<std::string>{"a_pp4v2_m8", "b_pp4v2_m8"});
   CHECK(v.cases[1].calibrated_by == std::vector<std::string>{"b_pp4v2_m8"});
   CHECK(v.cases[2].calibrated_by == std::vector<std::string>{"a_pp4v2_m8"});
   CHECK(std::abs(time_error(v.cases[0])) > 0.4);  // its own figure did not help it
   CHECK(std::abs(time_error(v.cases[1])) < 0.05);
 }
 
-TEST_CASE("four factors give a spread, fewer keep the profile's") {
-  const auto profiles = shipped();
-  CHECK(with_slowdown(profiles, {1, 1.1}, "t").scalar("machine.spread").value ==
-        profiles.scalar("machine.spread").value);
-  // Deviations of 1 % of four factors: sqrt(4 x 0.01^2 / 3 x (1 + 1/4)).
-  CHECK(with_slowdown(profiles, {0.99, 1.01, 0.99, 1.01}, "t").scalar("machine.spread").value ==
-        doctest::Approx(0.01 * std::sqrt(4.0 / 3 * 1.25)));
+TEST_CASE("the speed of a machine: one run, two models, runs that say little, runs that disagree") {
+  const double machine = 0.02, repeats = 0.01;
+  const auto sq = [](double x) { return x * x; };
+  // Nothing observed: as the profile says, with the machine's spread and that of repeats.
+  const Speed cold = expected_speed({}, 0, 0.01, machine);
+  CHECK(cold.slowdown == 1);
+  CHECK(cold.spread == doctest::Approx(std::sqrt(sq(machine) + sq(repeats))));
+  // One run of the same model: by hand (m + k)^2 / ((m + k)^2 + repeats^2) of its deviation.
+  const double shared = sq(machine) + sq(0.01);
+  const Speed same = expected_speed({{1.02, 0.01, 0}}, 0, 0.01, machine);
+  CHECK(same.slowdown == doctest::Approx(1 + 0.02 * shared / (shared + sq(repeats))));
+  // Of another model it says less, a run known badly still less.
+  const Speed other = expected_speed({{1.02, 0.01, 1}}, 0, 0.01, machine);
+  CHECK(other.slowdown == doctest::Approx(1 + 0.02 * sq(machine) / (shared + sq(repeats))));
+  const Speed vague = expected_speed({{1.02, 0.1, 1}}, 0, 0.01, machine);
+  CHECK(vague.slowdown - 1 < 0.1 * (other.slowdown - 1));
+  CHECK(vague.spread > other.spread);
+  // A vague sibling hardly moves what a good one says.
+  const Speed both = expected_speed({{1.02, 0.01, 0}, {1.1, 0.1, 0}}, 0, 0.01, machine);
+  CHECK(both.slowdown == doctest::Approx(1.02).epsilon(0.003));
+  // Runs that scatter beyond their spreads widen the result.
+  const Speed calm = expected_speed({{1.02, 0.01, 0}, {1.02, 0.01, 0}, {1.02, 0.01, 0}}, 0, 0.01, machine);
+  const Speed wild = expected_speed({{1.08, 0.01, 0}, {0.96, 0.01, 0}, {1.02, 0.01, 0}}, 0, 0.01, machine);
+  CHECK(wild.slowdown == doctest::Approx(calm.slowdown));
+  CHECK(wild.spread > 3 * calm.spread);
 }
