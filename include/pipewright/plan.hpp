@@ -102,6 +102,7 @@ struct Rival {
 
 struct Plan {
   std::optional<Candidate> best;        ///< none: nothing fits
+  std::optional<Candidate> released;    ///< where the best needs a pull request: the best without it
   Candidate baseline;                   ///< the scenario as given
   std::string baseline_refused;         ///< not empty: why the scenario as given has no prediction
   bool has_baseline = true;             ///< false: a model alone was given, no run
@@ -140,6 +141,11 @@ Plan search(const scenario::Scenario& scenario, const Options& options);
 /// A bare architecture as a run worth planning: bf16, distributed optimizer, overlap and fusions on, parallelism and
 /// everything below it searched. What the input states (Scenario::positions) stays.
 scenario::Scenario proposed(scenario::Scenario scenario);
+
+/// Does `search` leave anything open?
+bool opens_something(const scenario::Scenario& scenario);
+/// Opens what changes a running job least: interleaving, recompute, allocator, expert overlap.
+scenario::Scenario opened(scenario::Scenario scenario);
 
 /// A candidate's choices where they differ from another's: "recompute mlp, default allocator".
 std::string beside(const std::vector<std::string>& best, const std::vector<std::string>& other);

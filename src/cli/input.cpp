@@ -72,6 +72,12 @@ Loaded Input::load() const {
   }
   for (const auto& text : set_) scenario::set(loaded.scenario, text);
   for (const auto& text : env_) scenario::set_env(loaded.scenario, text);
+  if (propose && !hf_.empty())
+    for (const char* field : {"model.seq_length", "settings.global_batch_size"})
+      if (!loaded.scenario.positions.contains(field)) {
+        const std::string name = std::string(field).substr(std::string(field).find('.') + 1);
+        throw UsageError(where, name, "missing: a model does not say it; add --set " + name + "=N");
+      }
   if (propose && !hf_.empty()) loaded.scenario = plan::proposed(std::move(loaded.scenario));
   return loaded;
 }
@@ -86,6 +92,8 @@ Loaded Input::runnable() const {
 }
 
 profile::Profiles Input::profiles(const scenario::Scenario& scenario) const {
+  if (profiles_.empty() && scenario.cluster.profile.empty())
+    throw UsageError({"command line", 0}, "--profile", "missing: name the GPU", profile::known_profiles());
   return predict::profiles_of(scenario, profiles_);
 }
 

@@ -37,7 +37,13 @@ std::vector<std::string> forms(const std::vector<std::string>& asked) {
 void run(const Options& options, Outcome& outcome) {
   const auto emit_forms = forms(options.emit_forms);
   if (options.top < 1) throw UsageError({"command line", 0}, "--top", "must be at least 1");
-  const Loaded loaded = options.input.runnable();
+  Loaded loaded = options.input.runnable();
+  if (!plan::opens_something(loaded.scenario)) {
+    loaded.scenario = plan::opened(std::move(loaded.scenario));
+    loaded.notes.push_back(
+        "nothing was said of what may change: interleaving, recompute and allocator may, parallelism stays "
+        "(--set search.parallelism=auto opens it; search.KEY=keep closes one)");
+  }
   const auto profiles = options.input.profiles(loaded.scenario);
 
   plan::Plan plan;

@@ -142,7 +142,10 @@ std::vector<Finding> diagnose(const scenario::Scenario& scenario, Symptom sympto
       slow(scenario, prediction, causes);
       break;
     case Symptom::assertion:
-      assertion(scenario, text, causes);
+      if (text.find("out of memory") != std::string_view::npos)
+        out_of_memory(scenario, prediction, causes);  // torch.OutOfMemoryError, cudaErrorMemoryAllocation
+      else
+        assertion(scenario, text, causes);
       break;
   }
   for (auto& found : plan::check(scenario))

@@ -142,7 +142,8 @@ std::vector<std::string> explain(const Plan& plan, const std::vector<Trial>& tri
                       "(parameters, gradients, optimizer state and the inputs of every layer)",
                       plan.searched.too_large));
     else
-      why.emplace_back(trials.empty() ? "no candidate is legal" : "no candidate has a prediction");
+      why.emplace_back(trials.empty() ? "no candidate is legal: what stands below is why"
+                                      : "no candidate has a prediction");
     return why;
   }
   const Trial& best = trials[order.front()];

@@ -1,5 +1,7 @@
 // From a bare architecture to a run worth planning: what nobody would leave off (Megatron-LM's argument parser turns
 // most of it on by itself: arguments.py, the fusions and gradient accumulation), and everything else searched.
+#include <algorithm>
+
 #include "rules.hpp"
 
 namespace pipewright::plan {
@@ -44,6 +46,21 @@ Scenario proposed(Scenario scenario) {
     p.set("settings", "moe_router_dtype", "fp32");
   }
   p.search({"parallelism", "microbatch", "pipeline", "layout", "recompute", "allocator"});
+  if (moe) p.search({"wgrad_delay"});
+  return p.take();
+}
+
+bool opens_something(const Scenario& scenario) {
+  const auto& search = scenario.search;
+  const auto wishes = {&search.recompute, &search.offload,   &search.wgrad_delay, &search.pipeline,
+                       &search.layout,    &search.allocator, &search.parallelism, &search.microbatch};
+  return !search.values.empty() || std::ranges::any_of(wishes, [](const auto* wish) { return *wish == "auto"; });
+}
+
+Scenario opened(Scenario scenario) {
+  const bool moe = moe_model(scenario);
+  Proposal p(std::move(scenario));
+  p.search({"pipeline", "recompute", "allocator"});
   if (moe) p.search({"wgrad_delay"});
   return p.take();
 }

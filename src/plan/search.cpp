@@ -54,6 +54,30 @@ void add_rivals(Plan& plan, const Options& options) {
   }
 }
 
+/// Settings that only a pull request knows: 4268 of Megatron-LM, 3128 of Transformer Engine.
+Scenario without_pull_requests(Scenario scenario) {
+  const Scenario released;
+  auto& s = scenario.settings;
+  s.overlap_p2p_wgrad_delayed_layer_number = released.settings.overlap_p2p_wgrad_delayed_layer_number;
+  s.overlap_p2p_backward_on_comm_stream = s.overlap_p2p_with_transformer_layer_wgrad = false;
+  s.te_op_offload = {};
+  return scenario;
+}
+
+/// The best that needs no pull request: among what was simulated, else the best itself without those settings.
+std::optional<Candidate> released(const Plan& plan, const std::vector<Trial>& trials,
+                                  const std::vector<std::size_t>& order, const Options& options) {
+  const auto needs = [](const Scenario& s) { return without_pull_requests(s).settings != s.settings; };
+  if (!plan.best || !needs(plan.best->scenario)) return std::nullopt;
+  for (const auto i : order)
+    if (const auto& c = trials[i].candidate; c.prediction.fits && !needs(c.scenario)) return c;
+  Candidate same = *plan.best;
+  same.scenario = without_pull_requests(same.scenario);
+  same.label += ", without what only a pull request has";
+  same.prediction = options.predict(same.scenario);
+  return same;
+}
+
 }  // namespace
 
 Plan search(const Scenario& scenario, const Options& options) {
@@ -84,6 +108,7 @@ Plan search(const Scenario& scenario, const Options& options) {
 
   const auto order = ranking(trials, scenario.search.objective);
   if (!order.empty() && trials[order.front()].candidate.prediction.fits) plan.best = trials[order.front()].candidate;
+  if (!searcher.interrupted()) plan.released = released(plan, trials, order, options);
   if (!order.empty() && !searcher.interrupted()) searcher.scout_structure_of(order.front());
   plan.pareto = pareto_front(trials);
   if (plan.best && !searcher.interrupted())

@@ -13,7 +13,7 @@ std::string label_of(const std::vector<Value>& chosen) {
   std::string label;
   for (const auto& value : chosen)
     if (!value.label.empty()) label += (label.empty() ? "" : ", ") + value.label;
-  return label;
+  return label.empty() ? "as given" : label;
 }
 
 }  // namespace
@@ -89,7 +89,7 @@ std::vector<Structure> Space::structures() {
         ++enumerated;
         Assignments settings, environment;
         for (const auto& value : chosen) merge(settings, value.settings), merge(environment, value.environment);
-        if (const auto refusal = refused(partial, tolerated))
+        if (const auto refusal = refused(with_required_environment(partial), tolerated))
           rejected.push_back({label_of(chosen), settings, environment, refusal->rule, refusal->message});
         return;
       }

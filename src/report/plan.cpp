@@ -148,6 +148,7 @@ std::string searched(const plan::Searched& s) {
   if (s.estimated > 0) out += fmt::format(", {} estimates", grouped(s.estimated));
   out += fmt::format(", {} simulated, {} equal to another", grouped(s.simulated), grouped(s.pruned));
   out += s.interrupted      ? "; interrupted: the best so far"
+         : s.legal == 0     ? ""
          : s.proved_optimal ? "; none that was not simulated can be faster"
          : s.gap > 0        ? fmt::format("; what was not simulated is at most {:.1f} % faster", 100 * s.gap)
                             : "; not proved optimal";
@@ -187,6 +188,22 @@ std::string sensitivity(const plan::Plan& plan) {
   return out;
 }
 
+std::string notes(const plan::Plan& plan) {
+  std::string out;
+  for (const auto& note : plan.best->prediction.notes) out += wrapped("- " + note) + "\n";
+  return out.empty() ? out : "Notes\n" + out;
+}
+
+/// What to run until the pull request that the best needs is there.
+std::string released(const plan::Plan& plan, const std::vector<std::string>& emit_forms) {
+  const auto& p = plan.released->prediction;
+  return wrapped(fmt::format(
+             "Without the pull request: {}: {} ms, {} against the best; {}", plan.released->label, ms(p.step_ns),
+             percent(static_cast<double>(p.step_ns) / static_cast<double>(plan.best->prediction.step_ns) - 1),
+             verdict(p))) +
+         "\n" + flags_text(plan.released->scenario, emit_forms);
+}
+
 }  // namespace
 
 std::string flags_text(const scenario::Scenario& scenario, const std::vector<std::string>& emit_forms) {
@@ -208,7 +225,9 @@ std::string plan_text(const plan::Plan& plan, const std::vector<std::string>& em
                        ms(p.interval_low_ns), ms(p.interval_high_ns), p.tflops_per_gpu, verdict(p));
     out += fmt::format("profile {} ({}), Megatron Core {}\n", p.profile, p.origin, p.megatron_core);
   } else {
-    out += plan.searched.interrupted ? "interrupted: nothing that fits was found yet\n" : "nothing fits\n";
+    out += plan.searched.interrupted                                  ? "interrupted: nothing that fits was found yet\n"
+           : plan.searched.legal == 0 && plan.searched.too_large == 0 ? "nothing is legal\n"
+                                                                      : "nothing fits\n";
   }
   out += searched(plan.searched);
   if (plan.has_baseline && !plan.baseline_refused.empty())
@@ -217,13 +236,15 @@ std::string plan_text(const plan::Plan& plan, const std::vector<std::string>& em
     out += "\nWhy\n";
     for (const auto& reason : plan.why) out += wrapped("- " + reason) + "\n";
   }
-  out += "\n" + candidates(plan);
+  if (plan.best || !plan.alternatives.empty() || plan.baseline_refused.empty()) out += "\n" + candidates(plan);
   for (const auto& section : {ladder(plan), sensitivity(plan)})
     if (!section.empty()) out += "\n" + section;
   if (const auto text = rejected(plan); !text.empty()) out += "\n" + text;
   if (!plan.best) return out;
+  if (const auto text = notes(plan); !text.empty()) out += "\n" + text;
   out += "\n" + changes(plan);
   if (const auto text = flags_text(plan.best->scenario, emit_forms); !text.empty()) out += "\n" + text;
+  if (plan.released) out += "\n" + released(plan, emit_forms);
   return out;
 }
 
@@ -256,6 +277,7 @@ std::string plan_json(const plan::Plan& plan) {
   }
   const auto& s = plan.searched;
   return dumped({{"best", plan.best ? candidate_json(*plan.best) : Json()},
+                 {"released", plan.released ? candidate_json(*plan.released) : Json()},
                  {"baseline", plan.baseline_refused.empty() ? candidate_json(plan.baseline) : Json()},
                  {"alternatives", alternatives},
                  {"pareto", pareto},

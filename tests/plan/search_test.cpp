@@ -339,6 +339,56 @@ TEST_CASE("parallelism: legal spreads only, structures that cannot fit are exclu
   for (const auto& candidate : plan.alternatives) CHECK_NOTHROW(scenario::check(candidate.scenario));
 }
 
+TEST_CASE("a best that needs a pull request comes with the best that does not") {
+  auto o = options();
+  o.predict = [](const scenario::Scenario& s) {
+    auto p = machine(s);
+    if (s.settings.overlap_moe_expert_parallel_comm) p.step_ns -= 10 * millisecond;
+    if (s.settings.overlap_p2p_backward_on_comm_stream) p.step_ns -= 50 * millisecond;
+    return p;
+  };
+  const auto plan = plan::search(searching("moe", "wgrad_delay", "megatron_core=pr-4268"), o);
+  REQUIRE(plan.best);
+  CHECK(plan.best->scenario.settings.overlap_p2p_backward_on_comm_stream);
+  REQUIRE(plan.released);
+  CHECK(plan.released->scenario.settings.overlap_moe_expert_parallel_comm);
+  CHECK_FALSE(plan.released->scenario.settings.overlap_p2p_backward_on_comm_stream);
+  CHECK_FALSE(plan::search(searching("moe", "wgrad_delay"), o).released);
+}
+
+TEST_CASE("expert overlap is searched where it can run; offload only for what does not fit without") {
+  const auto plan = plan::search(searching("moe", "wgrad_delay"), options());
+  const auto all = labels(plan);
+  CHECK(std::ranges::count(all, "expert overlap, delayed weight gradients") == 1);
+  CHECK(std::ranges::count(all, "no expert overlap") == 1);
+  CHECK(plan::search(searching("moe", "wgrad_delay",
+                               "moe_shared_expert_intermediate_size=1024; "
+                               "moe_shared_expert_overlap=true"),
+                     options())
+            .searched.legal == 1);
+  for (const std::int64_t limit : {80 * gibibyte, 46 * gibibyte}) {
+    auto o = options(limit);
+    const auto offloaded = [limit](const scenario::Scenario& s) {
+      auto p = machine(s, limit);
+      p.fits = true;
+      for (auto& rank : p.ranks) {
+        if (s.settings.fine_grained_activation_offloading) rank.peak_allocated -= Bytes(8 * gibibyte);
+        rank.peak_reserved = rank.peak_allocated;
+        rank.fits = (rank.peak_reserved + rank.outside_allocator).value <= limit;
+        p.fits = p.fits && rank.fits;
+      }
+      return p;
+    };
+    o.predict = o.estimate = o.floor = offloaded;
+    o.scout = [offloaded](const scenario::Scenario& s, predict::Depth, predict::Prediction& into) {
+      into = offloaded(s);
+    };
+    const auto searched = plan::search(searching("dense", "offload"), o);
+    REQUIRE(searched.best);
+    CHECK(searched.best->scenario.settings.fine_grained_activation_offloading == (limit < 80 * gibibyte));
+  }
+}
+
 TEST_CASE("a bare architecture becomes a run worth planning; what is stated stays") {
   auto s = test::scenario("single", "");
   s.settings = {};
@@ -362,6 +412,8 @@ TEST_CASE("sweep: rows in order, illegal ones with their rule") {
   CHECK(swept.rows[0].relative == doctest::Approx(160.0 / 1093).epsilon(0.01));
   CHECK_FALSE(swept.rows[2].legal);
   CHECK(swept.rows[2].rule == "recompute.mla-up-proj-needs-mla");
+  const auto layers = plan::sweep(test::scenario("single", ""), {{"cpu_offloading_num_layers", {"0", "2"}}}, options());
+  CHECK(layers.notes == std::vector<std::string>{"cpu_offloading_num_layers also sets cpu_offloading"});
   const auto sets = plan::sweep(s, {{"recompute_modules", {}}}, options());
   CHECK(sets.rows.size() == 4);
   CHECK_THROWS_AS(plan::sweep(s, {{"micro_batch_size", {}}}, options()), UsageError);
