@@ -122,7 +122,8 @@ struct AllocatorConfig {
 };
 /// Throws UsageError naming an unknown key or a wrong value.
 AllocatorConfig parse_allocator_config(std::string_view conf, const Position& where);
-/// Of a scenario: PYTORCH_CUDA_ALLOC_CONF, or PYTORCH_ALLOC_CONF as newer versions call it.
+/// Of a scenario: PYTORCH_CUDA_ALLOC_CONF, or PYTORCH_ALLOC_CONF as newer versions call it; per_process_memory_fraction
+/// of cluster.memory_bytes.
 AllocatorConfig allocator_config(const scenario::Scenario& scenario);
 
 /// A stretch of memory that cudaMalloc gave, or with expandable segments one that is mapped without a hole.

@@ -147,8 +147,10 @@ AllocatorConfig allocator_config(const scenario::Scenario& scenario) {
   // Both names are read; PyTorch refuses to start when both are set and differ.
   const char* name = "PYTORCH_CUDA_ALLOC_CONF";
   if (scenario::variable(scenario, name).empty()) name = "PYTORCH_ALLOC_CONF";
-  return parse_allocator_config(scenario::variable(scenario, name),
-                                scenario::position(scenario, std::string("environment.") + name));
+  auto config = parse_allocator_config(scenario::variable(scenario, name),
+                                       scenario::position(scenario, std::string("environment.") + name));
+  if (scenario.cluster.memory_bytes) config.device_total = scenario.cluster.memory_bytes->value;
+  return config;
 }
 
 }  // namespace pipewright::memory

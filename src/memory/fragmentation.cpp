@@ -108,7 +108,7 @@ class Finder {
 
 Fragmentation fragmentation(const Stages& stages, const schedule::Program& program, const scenario::Scenario& scenario,
                             int pp_rank, bool expandable, Bytes device) {
-  auto config = allocator_config(scenario);
+  auto config = without_limit(allocator_config(scenario));
   config.expandable_segments |= expandable;
   const Finder finder(stages, program, scenario, pp_rank, config);
   return finder.look(finder.last_growth(), device);

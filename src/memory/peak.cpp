@@ -15,6 +15,11 @@ std::string owner_name(const Stages& stages, std::uint32_t owner) {
   return owner < stages.owners.size() ? stages.owners[owner] : own_names[owner - stages.owners.size()];
 }
 
+AllocatorConfig without_limit(AllocatorConfig config) {
+  config.per_process_memory_fraction = 1;
+  return config;
+}
+
 std::vector<OwnerBytes> by_size(const Stages& stages, const std::vector<std::int64_t>& bytes) {
   std::vector<OwnerBytes> result;
   for (std::uint32_t i = 0; i < bytes.size(); ++i) {
@@ -26,6 +31,21 @@ std::vector<OwnerBytes> by_size(const Stages& stages, const std::vector<std::int
 }
 
 namespace {
+
+/// What a process may reserve: the device's memory or its share of it; up to where nothing happens to cached blocks.
+struct Limits {
+  Limits(const AllocatorConfig& config, std::optional<Bytes> bytes) : device(bytes ? bytes->value : INT64_MAX) {
+    const bool shares = config.per_process_memory_fraction < 1 && config.device_total < INT64_MAX;
+    const double allowed =
+        shares ? config.per_process_memory_fraction * static_cast<double>(config.device_total) : 9e18;
+    if (allowed < static_cast<double>(device)) device = static_cast<std::int64_t>(allowed);
+    untouched = device;
+    if (shares && config.garbage_collection_threshold > 0) {
+      untouched = static_cast<std::int64_t>(allowed * config.garbage_collection_threshold);
+    }
+  }
+  std::int64_t device, untouched = 0;
+};
 
 /// Replays the process under a limit; what happened is the failure, if there is one.
 std::optional<Failure> survive(const Stages& stages, const schedule::Program& program, const offload::Plan& plan,
@@ -84,6 +104,7 @@ Walk walk(const Stages& stages, const schedule::Program& program, const scenario
           std::optional<Bytes> device, const Listener& listener) {
   const bool asynchronous = transfers_are_asynchronous(scenario);
   AllocatorConfig config = allocator_config(scenario);
+  const Limits limits(config, device);
   const offload::Plan plan = offload::resolve(scenario, stages, program, pp_rank);
   Walk result;
   result.offloaded = plan.moved;
@@ -101,7 +122,7 @@ Walk walk(const Stages& stages, const schedule::Program& program, const scenario
   result.graph_pool = Bytes(graph_pool);
 
   {
-    Replayer replayer(config);
+    Replayer replayer(without_limit(config));
     const Listener replay = [&](const Event& event) {
       replayer(event);
       if (listener) listener(event);
@@ -126,8 +147,8 @@ Walk walk(const Stages& stages, const schedule::Program& program, const scenario
     result.after_step = Bytes(replayer.allocator().allocated());
   }
 
-  if (device && result.peak_reserved > *device) {
-    config.device_bytes = device->value - graph_pool;
+  if (result.peak_reserved.value > limits.untouched) {
+    config.device_bytes = limits.device - std::min(limits.device, graph_pool);
     Replayer replayer(config);
     result.failure = survive(stages, program, plan, pp_rank, asynchronous, replayer);
     if (result.failure) {

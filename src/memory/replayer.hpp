@@ -17,6 +17,9 @@ inline bool transfers_are_asynchronous(const scenario::Scenario& scenario) {
 
 inline std::size_t owner_count(const Stages& stages) { return stages.owners.size() + own_names.size(); }
 
+/// For replays that ask what a process would like to reserve.
+AllocatorConfig without_limit(AllocatorConfig config);
+
 /// Owners with what they have, largest first; `bytes` by owner.
 std::vector<OwnerBytes> by_size(const Stages& stages, const std::vector<std::int64_t>& bytes);
 std::string owner_name(const Stages& stages, std::uint32_t owner);

@@ -166,8 +166,9 @@ void add_notes(const Scenario& s, const Dimensions& d, Stages& stages) {
     note("context parallelism is approximated: a ring of equal causal attention steps, exchanges overlapped");
   if (d.recipe == Recipe::blockwise && d.sp) {
     note(
-        "FP8 by blocks with sequence parallelism: a measured run held 8 % more at its peak, different on every rank: "
-        "tensors that Python's garbage collector frees late");
+        "FP8 by blocks with sequence parallelism: a measured run held 8 % more at its peak, and unequally much on its "
+        "ranks "
+        "after the step: what coalesced gathers still hold is not modelled");
   }
   if (d.fp8_parameters) {
     note("FP8 parameters: a transposed copy of each is kept on Hopper" +

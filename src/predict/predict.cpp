@@ -5,6 +5,7 @@
 #include <cctype>
 #include <cmath>
 
+#include "device.hpp"
 #include "interval.hpp"
 
 namespace pipewright::predict {
@@ -143,7 +144,7 @@ Prediction predict(const scenario::Scenario& scenario, const profile::Profiles& 
   }
   result.notes = run.stages.notes;
   note_host(result);
-  fill_memory(result, scenario, profiles, run.stages, run.program);
+  fill_memory(result, with_device(scenario, profiles), profiles, run.stages, run.program);
   const bool copies =
       std::ranges::any_of(result.ranks, [](const RankPrediction& rank) { return !rank.offloaded.empty(); });
   if (copies && scenario.cluster.num_gpus > 1 && !timeline::knows_copy_contention(profiles))
@@ -244,7 +245,8 @@ Prediction predict_memory(const scenario::Scenario& scenario, const profile::Pro
   same.scenario = scenario.name;
   const model::Stages stages = model::build(scenario);
   same.notes = stages.notes;
-  fill_memory(same, scenario, profiles, stages, schedule::build(schedule::config_of(scenario, true)));
+  fill_memory(same, with_device(scenario, profiles), profiles, stages,
+              schedule::build(schedule::config_of(scenario, true)));
   return same;
 }
 

@@ -9,6 +9,7 @@
 #include <cmath>
 
 #include "../timeline/scalars.hpp"
+#include "device.hpp"
 #include "pipewright/predict.hpp"
 
 namespace pipewright::predict {
@@ -95,7 +96,8 @@ class Examiner {
 
 void find_pressure(Prediction& prediction, const scenario::Scenario& scenario, const profile::Profiles& profiles,
                    const Run& run, std::optional<int> only_rank) {
-  const Examiner examiner(prediction, scenario, profiles, run);
+  const auto device = with_device(scenario, profiles);
+  const Examiner examiner(prediction, device, profiles, run);
   for (auto& rank : prediction.ranks) {
     if (!only_rank || rank.pp_rank == *only_rank) rank.pressure = examiner.examine(rank);
   }

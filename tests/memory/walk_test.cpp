@@ -77,7 +77,7 @@ TEST_CASE("peak allocated of every dense measured run, every rank, within 0.3 %"
 
 TEST_CASE("runs that the model was not made for: peak allocated of every rank") {
   // data/: real runs on two and four GPUs, made in the same way as ../measured. Bounds: what is left today, rounded up.
-  // (t_b_tp2_fp8block is missing: its ranks differ by 1.4 GB that Python has not collected.)
+  // (t_b_tp2_fp8block is missing: its ranks differ by 1.4 GB after the step, held by coalesced gathers.)
   struct Bound {
     const char* run;
     double peak;

@@ -95,6 +95,16 @@ TEST_CASE("memory outside the allocator: every measured run, every rank") {
   CHECK(sum / ranks < 0.011);
 }
 
+TEST_CASE("a memory fraction is one of the device's memory: the step stops where PyTorch would refuse") {
+  auto s = scenario::read(root + "/tests/measured/a_pp4v2_m8.yaml");
+  s.environment["PYTORCH_CUDA_ALLOC_CONF"] = "per_process_memory_fraction:0.15";
+  const auto profiles = shipped("h200-sxm");
+  const auto prediction = predict::predict(s, profiles);
+  REQUIRE(prediction.ranks[0].failure);
+  CHECK(prediction.ranks[0].failure->reserved.value <= profiles.first().memory.value * 15 / 100);
+  CHECK_FALSE(prediction.fits);
+}
+
 TEST_CASE("a profile that knows no communicators but those in use counts every group as one") {
   auto profile = profile::load(root + "/profiles/h200-sxm.json", {"test", 0});
   const auto s = scenario::read(root + "/tests/measured/a_pp4v2_m8.yaml");
