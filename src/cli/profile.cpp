@@ -184,6 +184,7 @@ std::string diff_json(const std::vector<profile::Difference>& differences) {
 struct Options {
   std::vector<std::string> profiles, runs;
   std::string json, out, family;
+  bool force = false;
 };
 
 /// A profile that knows only this machine's speed, to stand before the measured one.
@@ -272,7 +273,10 @@ void add_profile(CLI::App& app, Outcome&) {
       command->add_subcommand("derive", "An H100 SXM from an H200 SXM's profile, every entry marked derived");
   derive->add_option("PROFILE", options->profiles, "name or file of the H200's profile")->required()->expected(1);
   derive->add_option("--out", options->out, "file of the result (-: standard output)")->required();
+  derive->add_flag("--force", options->force, "replace the file");
   derive->callback([options] {
+    if (!options->force && options->out != "-" && std::filesystem::exists(options->out))
+      throw UsageError({"command line", 0}, "--out", options->out + " exists; --force replaces it");
     write_result(options->out, profile::to_json(profile::derive_h100(load(options->profiles.front()))));
   });
 }
