@@ -200,7 +200,7 @@ std::vector<Value> pipeline_values(const Scenario& partial, LeftOut& left_out) {
     std::vector<std::pair<Int, std::string>> groups = {{stages, "none"}};
     if (const auto stated = settings.microbatch_group_size_per_vp_stage; stated && *stated != stages)
       groups.insert(groups.begin(), {*stated, optional_text(stated)});
-    if (2 * stages <= microbatches && groups.front().first != 2 * stages)
+    if ((!spread || !moe_model(partial)) && 2 * stages <= microbatches && groups.front().first != 2 * stages)
       groups.emplace_back(2 * stages, std::to_string(2 * stages));
     for (const auto& [n, text] : groups) {
       // Where whole layouts are searched, those that Megatron refuses are not listed one by one.

@@ -113,8 +113,10 @@ void Searcher::bound_structures() {
     }
     report_progress();
   });
+  // Costly ones come once something cheap sets the mark, the most promising first; the others count in the gap.
   for (std::size_t i = 0; i < structures_.size(); ++i)
-    if (!bounds_[i].impossible) open_.insert({bounds_[i].cost, Node::Kind::structure, i});
+    if (!bounds_[i].impossible)
+      (costly(stripped(structures_[i].partial)) ? later_ : open_).insert({bounds_[i].cost, Node::Kind::structure, i});
 }
 
 void Searcher::sharpen(std::size_t structure) {
@@ -145,6 +147,11 @@ std::vector<Searcher::Node> Searcher::next_nodes(double limit) {
 /// Until nothing that is left can be faster than the fastest that may fit.
 void Searcher::look_closer() {
   do {
+    while (!interrupted_ && look(fastest() * (1 + engines_differ))) {
+    }
+    constexpr std::size_t most_costly = 200;
+    for (std::size_t n = 0; n < most_costly && !later_.empty(); ++n) open_.insert(later_.extract(later_.begin()));
+    later_.clear();
     while (!interrupted_ && look(fastest() * (1 + engines_differ))) {
     }
   } while (!interrupted_ && open_offload());

@@ -103,7 +103,7 @@ class Searcher {
   tbb::task_arena arena_;
   std::vector<Structure> structures_;
   std::vector<Bound> bounds_;
-  std::set<Node> open_;
+  std::set<Node> open_, later_;
   std::set<std::size_t> with_offload_;  ///< trials whose offload variants were looked at
   std::vector<Trial> trials_;
   std::vector<std::string> refusals_;
