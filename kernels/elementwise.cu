@@ -1,8 +1,9 @@
 // See elementwise.hpp. Sources of the access patterns: Transformer Engine's fused_rope.cu (one block a token, one
 // element an access), PyTorch's elementwise kernels (CUDALoops.cuh: 128 threads x 4 elements, strided views and type
-// casts unvectorised), TorchInductor's fused SwiGLU (backward: one thread an output, gate and up halves apart).
+// casts unvectorised).
 #include "common.cuh"
 #include "elementwise.hpp"
+#include "swiglu.cuh"
 
 namespace pipewright::kernels {
 namespace {
@@ -59,62 +60,6 @@ __global__ void __launch_bounds__(128)
   const CatInput input = column < b.first ? a : column < c.first ? b : c;
   const auto from = static_cast<std::int64_t>(row) * input.vectors + (column - input.first);
   store(out + static_cast<std::int64_t>(i) * kWidth, load<bf16, kWidth>(input.in + from * kWidth));
-}
-
-__device__ __forceinline__ float sigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
-
-__global__ void __launch_bounds__(256)
-    swiglu_forward_kernel(const bf16* in, bf16* out, std::int64_t vectors, FastDivide per_row, std::int64_t ffn) {
-  const std::int64_t i = blockIdx.x * 256ll + threadIdx.x;
-  if (i >= vectors) return;
-  const std::uint32_t row = per_row.quotient(static_cast<std::uint32_t>(i));
-  const std::int64_t c = (i - static_cast<std::int64_t>(row) * per_row.divisor) * kWidth;
-  const auto gate = load<bf16, kWidth>(in + row * 2 * ffn + c), up = load<bf16, kWidth>(in + (row * 2 + 1) * ffn + c);
-  Vec<bf16, kWidth> y;
-#pragma unroll
-  for (int j = 0; j < kWidth; ++j) {
-    const float g = to_float(gate.v[j]);
-    y.v[j] = from_float<bf16>(g * sigmoid(g) * to_float(up.v[j]));
-  }
-  store(out + i * kWidth, y);
-}
-
-__device__ __forceinline__ float full_range_sigmoid(float x) {  // with the division that Triton emits
-  float result;
-  asm("div.full.f32 %0, %1, %2;" : "=f"(result) : "f"(1.0f), "f"(1.0f + __expf(-x)));
-  return result;
-}
-
-// One thread a vector of outputs of the joined gradient. As the generated kernel does, it computes the gate's and the
-// up projection's gradient for every output, each from its own (masked) loads, and selects.
-constexpr int kBackwardWidth = 8;
-__global__ void __launch_bounds__(128)
-    swiglu_backward_kernel(const bf16* in, const bf16* dy, bf16* dx, std::int64_t vectors, FastDivide per_row,
-                           std::int64_t ffn) {
-  using Part = Vec<bf16, kBackwardWidth>;
-  const std::int64_t i = blockIdx.x * 128ll + threadIdx.x;
-  if (i >= vectors) return;
-  const std::uint32_t row = per_row.quotient(static_cast<std::uint32_t>(i));
-  const std::int64_t c = (i - static_cast<std::int64_t>(row) * per_row.divisor) * kBackwardWidth;
-  const bf16 *x = in + row * 2 * ffn, *d = dy + row * ffn;
-  const bool is_gate = c < ffn;
-  Part gate_a{}, dy_a{}, up_a{}, gate_b{}, dy_b{}, out;
-  if (is_gate) {
-    gate_a = load<bf16, kBackwardWidth>(x + c);
-    dy_a = load<bf16, kBackwardWidth>(d + c);
-    up_a = load<bf16, kBackwardWidth>(x + ffn + c);
-  } else {
-    gate_b = load<bf16, kBackwardWidth>(x + c - ffn);
-    dy_b = load<bf16, kBackwardWidth>(d + c - ffn);
-  }
-#pragma unroll
-  for (int j = 0; j < kBackwardWidth; ++j) {
-    const float g = to_float(gate_a.v[j]), s = full_range_sigmoid(g), h = to_float(gate_b.v[j]);
-    const float of_gate = to_float(dy_a.v[j]) * to_float(up_a.v[j]) * s * (1.0f + g * (1.0f - s));
-    const float of_up = to_float(dy_b.v[j]) * h * full_range_sigmoid(h);
-    out.v[j] = from_float<bf16>(is_gate ? of_gate : of_up);
-  }
-  store(dx + i * kBackwardWidth, out);
 }
 
 struct Gelu {  // tanh form, as Megatron's bias_gelu
@@ -278,15 +223,11 @@ void cat(const void* const in[3], const std::int64_t cols[3], void* out, std::in
 }
 
 void swiglu_forward(const void* in, void* out, std::int64_t rows, std::int64_t ffn, Stream stream) {
-  const std::int64_t vectors = rows * ffn / kWidth;
-  swiglu_forward_kernel<<<blocks_for(vectors, 256), 256, 0, stream>>>(
-      in16(in), out16(out), vectors, FastDivide(static_cast<std::uint32_t>(ffn / kWidth)), ffn);
+  launch_swiglu(in16(in), out16(out), rows, ffn, Unweighted{}, stream);
 }
 
 void swiglu_backward(const void* in, const void* dy, void* dx, std::int64_t rows, std::int64_t ffn, Stream stream) {
-  const std::int64_t vectors = rows * 2 * ffn / kBackwardWidth;
-  swiglu_backward_kernel<<<blocks_for(vectors, 128), 128, 0, stream>>>(
-      in16(in), in16(dy), out16(dx), vectors, FastDivide(static_cast<std::uint32_t>(2 * ffn / kBackwardWidth)), ffn);
+  launch_swiglu_gradient(in16(in), in16(dy), out16(dx), rows, ffn, Unweighted{}, stream);
 }
 
 void activation_forward(Activation kind, const void* in, void* out, std::int64_t elements, Stream stream) {

@@ -1,69 +1,13 @@
 // See moe.hpp.
 #include "common.cuh"
 #include "moe.hpp"
+#include "swiglu.cuh"
 
 namespace pipewright::kernels {
 namespace {
 
 constexpr int kWidth = 8;  // bf16 in 16 bytes
 using Part = Vec<bf16, kWidth>;
-
-__device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + __expf(-x)); }
-
-__global__ void __launch_bounds__(256) swiglu_kernel(const bf16* in, const float* probability, bf16* out,
-                                                     std::int64_t vectors, FastDivide per_row, std::int64_t ffn) {
-  const std::int64_t i = blockIdx.x * 256ll + threadIdx.x;
-  if (i >= vectors) return;
-  const std::uint32_t row = per_row.quotient(static_cast<std::uint32_t>(i));
-  const std::int64_t c = (i - static_cast<std::int64_t>(row) * per_row.divisor) * kWidth;
-  const auto gate = load<bf16, kWidth>(in + row * 2 * ffn + c), up = load<bf16, kWidth>(in + (row * 2 + 1) * ffn + c);
-  const float p = probability[row];
-  Part y;
-#pragma unroll
-  for (int j = 0; j < kWidth; ++j) {
-    const float g = to_float(gate.v[j]);
-    y.v[j] = from_float<bf16>(g * sigmoid(g) * to_float(up.v[j]) * p);
-  }
-  store(out + i * kWidth, y);
-}
-
-// With the division that Triton emits. expf, where elementwise.cu has __expf, stands for the generated kernel's conversions
-// to bf16 and back between its steps: of the two it was taken because its time is the nearer to real training steps.
-__device__ __forceinline__ float full_range_sigmoid(float x) {
-  float result;
-  asm("div.full.f32 %0, %1, %2;" : "=f"(result) : "f"(1.0f), "f"(1.0f + expf(-x)));
-  return result;
-}
-
-// One thread a vector of outputs of the joined gradient; gate and up projection each from their own masked loads.
-__global__ void __launch_bounds__(128)
-    swiglu_gradient_kernel(const bf16* in, const bf16* dy, const float* probability, bf16* dx, std::int64_t vectors,
-                           FastDivide per_row, std::int64_t ffn) {
-  const std::int64_t i = blockIdx.x * 128ll + threadIdx.x;
-  if (i >= vectors) return;
-  const std::uint32_t row = per_row.quotient(static_cast<std::uint32_t>(i));
-  const std::int64_t c = (i - static_cast<std::int64_t>(row) * per_row.divisor) * kWidth;
-  const bf16 *x = in + row * 2 * ffn, *d = dy + row * ffn;
-  const float p = probability[row];
-  const bool is_gate = c < ffn;
-  Part gate_a{}, dy_a{}, up_a{}, gate_b{}, dy_b{}, out;
-  if (is_gate) {
-    gate_a = load<bf16, kWidth>(x + c);
-    dy_a = load<bf16, kWidth>(d + c);
-    up_a = load<bf16, kWidth>(x + ffn + c);
-  } else {
-    gate_b = load<bf16, kWidth>(x + c - ffn);
-    dy_b = load<bf16, kWidth>(d + c - ffn);
-  }
-#pragma unroll
-  for (int j = 0; j < kWidth; ++j) {
-    const float g = to_float(gate_a.v[j]), s = full_range_sigmoid(g), h = to_float(gate_b.v[j]);
-    const float of_gate = to_float(dy_a.v[j]) * p * to_float(up_a.v[j]) * s * (1.0f + g * (1.0f - s));
-    const float of_up = to_float(dy_b.v[j]) * p * h * full_range_sigmoid(h);
-    out.v[j] = from_float<bf16>(is_gate ? of_gate : of_up);
-  }
-  store(dx + i * kWidth, out);
-}
 
 __global__ void __launch_bounds__(512)
     probability_gradient_kernel(const bf16* in, const bf16* dy, float* out, std::int64_t ffn) {
@@ -231,17 +175,12 @@ dim3 by_rows(std::int64_t rows, std::int64_t cols) {
 
 void weighted_swiglu_forward(const void* in, const float* probability, void* out, std::int64_t rows, std::int64_t ffn,
                              Stream stream) {
-  const std::int64_t vectors = rows * ffn / kWidth;
-  swiglu_kernel<<<blocks_for(vectors, 256), 256, 0, stream>>>(
-      in16(in), probability, out16(out), vectors, FastDivide(static_cast<std::uint32_t>(ffn / kWidth)), ffn);
+  launch_swiglu(in16(in), out16(out), rows, ffn, ByRow{probability}, stream);
 }
 
 void weighted_swiglu_backward(const void* in, const void* dy, const float* probability, void* dx, float* dprobability,
                               std::int64_t rows, std::int64_t ffn, Stream stream) {
-  const std::int64_t vectors = rows * 2 * ffn / kWidth;
-  swiglu_gradient_kernel<<<blocks_for(vectors, 128), 128, 0, stream>>>(
-      in16(in), in16(dy), probability, out16(dx), vectors, FastDivide(static_cast<std::uint32_t>(2 * ffn / kWidth)),
-      ffn);
+  launch_swiglu_gradient(in16(in), in16(dy), out16(dx), rows, ffn, ByRow{probability}, stream);
   // A vector a thread for narrow rows, as the generated reduction: whole warps, at most 512 threads.
   const std::int64_t threads = (ffn / kWidth + 31) / 32 * 32;
   probability_gradient_kernel<<<static_cast<unsigned>(rows), static_cast<unsigned>(threads < 512 ? threads : 512), 0,

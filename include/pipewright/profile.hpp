@@ -101,6 +101,10 @@ struct ClockLaw {
   const Clocks* layer = nullptr;
   double matrix = 1, attention = 1, memory = 1;  ///< the layer's duty over this kind's at the same clock
   double exchange = 0;                           ///< NCCL's collectives: power above idle over the layer's
+  double fluctuation = 0;  ///< of what load adds to kernel times, from one tick of the controller to the next, relative
+  /// What load adds, for GPUs that wait for each other every few milliseconds: at any moment the slowest decides, and
+  /// clocks move apart. 1 for one GPU; else 1 + fluctuation x the expected largest of n standard normal deviates.
+  double lockstep(std::int64_t gpus) const;
   double weight(Load load) const;
   double slowdown(Load load, double weighted_duty) const { return layer->slowdown(load, weighted_duty); }
 };
@@ -170,6 +174,8 @@ class Profiles {
   /// the key if none knows the family.
   Timing time(const Key& key) const;
   Scalar scalar(const std::string& scalar_name) const;  ///< first that has it; throws UsageError if none
+  /// Of the first profile that knows it.
+  std::optional<double> find_scalar(const std::string& name) const;
   const Link& link(const std::string& link_name) const;
   const Clocks* clocks_for(const std::string& precision, const std::string& kernels = "layer") const;
   /// nullopt without clocks; kinds that were not measured alone weigh as the layer does.

@@ -389,6 +389,7 @@ bool at_least(const Software& software, std::string_view version);
 Int model_parallel_size(const Scenario&);  ///< TP x PP x CP
 Int data_parallel_size(const Scenario&);   ///< num_gpus / (TP x PP x CP)
 Int expert_tensor_parallel_size(const Scenario&);
+Int lockstep_gpus(const Scenario&);  ///< GPUs that wait for each other inside every layer: TP x CP, or ETP x EP if more
 Int expert_data_parallel_size(const Scenario&);  ///< num_gpus / (ETP x EP x PP)
 Int num_microbatches(const Scenario&);           ///< global_batch_size / (micro_batch_size x DP)
 Int num_chunks(const Scenario&);                 ///< v: model chunks of a rank; 1 without interleaving

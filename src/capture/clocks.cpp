@@ -95,13 +95,20 @@ void measure_mix(Lab& lab, Attention& attention, const std::string& precision, c
     session.result.warnings.push_back("clocks " + precision + ": the part was not at full clock even at a duty of " +
                                       std::to_string(cool.duty));
   }
+  SustainedRow fullest;
   for (const double duty : {0.4, 0.6, 0.75, 0.9, 1.0}) {
     if (session.stop) return;
     session.report({"clocks." + precision + "." + kernels + " duty " + std::to_string(duty).substr(0, 4), 0, 0, 0, 0});
     const SustainedRow row = sequence.run(duty, seconds, seconds / 3, session.stop);
     if (session.stop) return;
+    fullest = row;
     clocks.rows.push_back({row.duty, row.mhz, row.watts, ratio(row, cool, loads, Load::matrix),
                            ratio(row, cool, loads, Load::attention), ratio(row, cool, loads, Load::memory)});
+  }
+  if (kernels == "layer" && !fp8 && fullest.fluctuation > 0) {
+    session.result.profile.scalars["clocks.fluctuation"] = {
+        fullest.fluctuation, 0, profile::Origin::measured,
+        "standard deviation of a bf16 layer's kernel times over windows of 10 ms, always busy, relative"};
   }
   std::sort(clocks.rows.begin(), clocks.rows.end(), [](const auto& a, const auto& b) { return a.duty < b.duty; });
   session.result.profile.clocks.push_back(std::move(clocks));

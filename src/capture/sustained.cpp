@@ -193,11 +193,39 @@ void Sequence::launch(std::size_t b, std::uint64_t iteration) {
   }
 }
 
+namespace {
+
+/// How much faster or slower than in the mean all kernels of a window of 10 ms are: windows differ because the clock is
+/// moved at the controller's ticks.
+double fluctuation(const std::vector<std::pair<std::size_t, Span>>& spans, const std::vector<double>& mean_ns) {
+  constexpr std::int64_t window_ns = 10'000'000;
+  struct Window {
+    double ns = 0, expected_ns = 0;
+  };
+  std::map<std::int64_t, Window> windows;
+  for (const auto& [op, span] : spans) {
+    Window& window = windows[span.start_ns / window_ns];
+    window.ns += static_cast<double>(span.end_ns - span.start_ns);
+    window.expected_ns += mean_ns[op];
+  }
+  double n = 0, sum = 0, squares = 0;
+  for (const auto& [start, window] : windows) {
+    if (2 * window.expected_ns < window_ns) continue;  // the first and the last, hardly filled
+    const double ratio = window.ns / window.expected_ns;
+    n += 1, sum += ratio, squares += ratio * ratio;
+  }
+  return n > 1 ? std::sqrt(std::max(0.0, (squares - sum * sum / n) / (n - 1))) : 0;
+}
+
+}  // namespace
+
 void Sequence::collect(SustainedRow& row, std::uint64_t settled_at) {
   std::vector<double> sums(op_count_, 0), counts(op_count_, 0);
   std::int64_t busy = 0, first = 0, last = 0;
+  std::vector<std::pair<std::size_t, Span>> settled_spans;
   for (const auto& [id, span] : spans(lab_.activities->take())) {
     if (id / kIdStep + 1 < settled_at) continue;
+    settled_spans.emplace_back(id % kIdStep - 1, span);
     const std::size_t op = id % kIdStep - 1;
     sums[op] += static_cast<double>(span.end_ns - span.start_ns);
     counts[op] += 1;
@@ -207,6 +235,7 @@ void Sequence::collect(SustainedRow& row, std::uint64_t settled_at) {
   }
   for (std::size_t i = 0; i < op_count_; ++i) row.ns.push_back(counts[i] > 0 ? sums[i] / counts[i] : 0);
   row.duty = last > first ? std::min(1.0, static_cast<double>(busy) / static_cast<double>(last - first)) : 0;
+  row.fluctuation = fluctuation(settled_spans, row.ns);
   double clock = 0, settled = 0;
   for (std::size_t i = 0; i < probe_count_; ++i) {
     const std::int64_t* probe = probes_ + 3 * i;

@@ -29,6 +29,7 @@ struct ClockReading {
 struct SustainedRow {
   double duty = 0, mhz = 0, watts = 0;
   std::vector<double> ns;  ///< mean time of each kernel, once settled
+  double fluctuation = 0;  ///< standard deviation of kernel times over windows of 10 ms, relative; 0: no two windows
   std::vector<ClockReading> clock;
 };
 

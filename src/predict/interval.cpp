@@ -53,15 +53,6 @@ std::map<std::string, FamilyTime> families_of(const Run& run, const timeline::Pr
   return families;
 }
 
-/// Between hosts of machines with this part; 0 where no profile knows it.
-double host_spread(const profile::Profiles& profiles) {
-  for (const auto& profile : profiles.all()) {
-    if (const auto found = profile.scalars.find("host.spread"); found != profile.scalars.end())
-      return found->second.value;
-  }
-  return 0;
-}
-
 }  // namespace
 
 void judge(Prediction& prediction, const Run& run, const profile::Profiles& profiles) {
@@ -71,7 +62,7 @@ void judge(Prediction& prediction, const Run& run, const profile::Profiles& prof
   double variance = machine * machine;
   std::int64_t waits_for_host = 0;
   for (const auto& account : run.timeline.ranks) waits_for_host = std::max(waits_for_host, account.host);
-  const double host = static_cast<double>(waits_for_host) / step * host_spread(profiles);
+  const double host = static_cast<double>(waits_for_host) / step * profiles.find_scalar("host.spread").value_or(0);
   variance += host * host;
   // A number that carries less than a thousandth of the step does not decide what the whole result may be called.
   constexpr double counts = 1e-3;

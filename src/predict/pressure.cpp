@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "../timeline/scalars.hpp"
 #include "device.hpp"
 #include "pipewright/predict.hpp"
 
@@ -76,8 +75,8 @@ class Examiner {
   }
 
   std::optional<double> probability(const RankPrediction& rank, Bytes needed) const {
-    const auto relative = timeline::find_scalar(profiles_, "memory.error.reserved");
-    const auto outside = timeline::find_scalar(profiles_, "memory.error.outside_bytes");
+    const auto relative = profiles_.find_scalar("memory.error.reserved");
+    const auto outside = profiles_.find_scalar("memory.error.outside_bytes");
     if (!relative || !outside) return std::nullopt;
     const double reserved = *relative * static_cast<double>((needed - rank.outside_allocator).value);
     const double sigma = std::hypot(reserved, *outside);

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <map>
 #include <mutex>
+#include <numbers>
 #include <shared_mutex>
 
 #include "interpolate.hpp"
@@ -174,6 +175,19 @@ double Clocks::busy_watts() const {
   return first != last ? (last->watts - first->watts) / (last->duty - first->duty) : 0;
 }
 
+double ClockLaw::lockstep(std::int64_t gpus) const {
+  if (gpus < 2 || fluctuation <= 0) return 1;
+  // Integral of x n phi(x) Phi(x)^(n-1): the expected maximum.
+  constexpr double reach = 8, step = 0.01;
+  const auto n = static_cast<double>(gpus);
+  double largest = 0;
+  for (double x = -reach; x <= reach; x += step) {
+    const double density = std::exp(-x * x / 2) / std::sqrt(2 * std::numbers::pi);
+    largest += x * n * density * std::pow(std::erfc(-x / std::numbers::sqrt2) / 2, n - 1) * step;
+  }
+  return 1 + fluctuation * largest;
+}
+
 double ClockLaw::weight(Load load) const {
   switch (load) {
     case Load::matrix:
@@ -220,6 +234,13 @@ Timing Profiles::look_up(const Key& key) const {
   if (best) return std::move(best->timing);
   const std::string asked = fmt::format("{} {}", key.family, shape(family(key.family), key.dims));
   throw UsageError(fmt::format("profile {}: no measurement of {}; `pipewright capture` takes it", first().name, asked));
+}
+
+std::optional<double> Profiles::find_scalar(const std::string& scalar_name) const {
+  for (const auto& profile : profiles_)
+    if (const auto found = profile.scalars.find(scalar_name); found != profile.scalars.end())
+      return found->second.value;
+  return std::nullopt;
 }
 
 Scalar Profiles::scalar(const std::string& scalar_name) const {
@@ -275,12 +296,13 @@ std::optional<ClockLaw> Profiles::clock_law(const std::string& precision) const 
     law.attention /= whole;
     law.memory /= whole;
   }
-  const double busy = layer.busy_watts();
-  for (const auto& profile : profiles_) {
-    const auto watts = profile.scalars.find("clocks.exchange_watts");
-    if (watts == profile.scalars.end() || busy <= 0) continue;
-    law.exchange = watts->second.value / busy;
-    break;
+  if (const double busy = layer.busy_watts(); busy > 0)
+    law.exchange = find_scalar("clocks.exchange_watts").value_or(0) / busy;
+  if (!layer.rows.empty()) {
+    const ClockRow& full = layer.rows.back();
+    const double slowest = layer.matrix_share * full.matrix + layer.attention_share * full.attention +
+                           layer.memory_share * full.memory - 1;
+    if (slowest > 0) law.fluctuation = find_scalar("clocks.fluctuation").value_or(0) / slowest;
   }
   return law;
 }

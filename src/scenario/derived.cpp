@@ -40,6 +40,12 @@ Int expert_tensor_parallel_size(const Scenario& s) {
   return s.settings.expert_tensor_parallel_size.value_or(s.settings.tensor_model_parallel_size);
 }
 
+Int lockstep_gpus(const Scenario& s) {
+  const Int dense = s.settings.tensor_model_parallel_size * s.settings.context_parallel_size;
+  if (!s.model.num_moe_experts) return dense;
+  return std::max(dense, expert_tensor_parallel_size(s) * s.settings.expert_model_parallel_size);
+}
+
 Int expert_data_parallel_size(const Scenario& s) {
   return s.cluster.num_gpus / (expert_tensor_parallel_size(s) * s.settings.expert_model_parallel_size *
                                s.settings.pipeline_model_parallel_size);

@@ -1,7 +1,6 @@
 // From a program and its stages to the graph: the hosts of all ranks are followed in turn, each as far as it comes
 // without the others.
 #include "host.hpp"
-#include "scalars.hpp"
 
 namespace pipewright::timeline {
 namespace {
@@ -73,7 +72,7 @@ Graph build(const scenario::Scenario& scenario, const model::Stages& stages, con
             const profile::Profiles& profiles, const Prices& prices) {
   const auto us = [&](const char* name) { return nanoseconds(profiles.scalar(name).value); };
   // Not every profile has seen expert-parallel overlap.
-  const auto optional_us = [&](const char* name) { return nanoseconds(find_scalar(profiles, name).value_or(0)); };
+  const auto optional_us = [&](const char* name) { return nanoseconds(profiles.find_scalar(name).value_or(0)); };
   const std::int64_t gap = us("host.kernel_gap_us");
   Graph graph;
   graph.ranks = static_cast<int>(program.ranks.size());

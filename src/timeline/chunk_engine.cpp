@@ -108,7 +108,7 @@ class Engine {
         stages_(stages),
         profiles_(profiles),
         prices_(prices),
-        collapser_(profiles, scenario.settings.fp8 ? "fp8" : "bf16"),
+        collapser_(scenario, profiles),
         p_(config.stages),
         v_(config.chunks.value_or(1)),
         batched_(config.batched) {

@@ -36,6 +36,7 @@ Clockwork::Clockwork(const scenario::Scenario& scenario, const profile::Profiles
       matrix_(profiles.scalar("contention.matrix").value),
       attention_(profiles.scalar("contention.attention").value),
       memory_(profiles.scalar("contention.memory").value) {
+  if (clocks_) lockstep_ = clocks_->lockstep(scenario::lockstep_gpus(scenario));
   if (clocks_) window_ = static_cast<std::int64_t>(profiles.scalar("clocks.window_ms").value * 1e6);
 }
 
@@ -94,7 +95,10 @@ std::int64_t Clockwork::settle(Graph& graph, const std::vector<std::int64_t>& co
       double factor = 1;
       if (!label.partitioned && rank.network.total() > 0)
         factor += (contention(load) - 1) * share(rank.network, start, times.end[node], step);
-      if (clocks_) factor *= clocks_->slowdown(load, share(rank.compute, start - std::min(window_, step), start, step));
+      if (clocks_) {
+        const double duty = share(rank.compute, start - std::min(window_, step), start, step);
+        factor *= 1 + (clocks_->slowdown(load, duty) - 1) * lockstep_;
+      }
       graph.duration_ns[node] = gap_ + std::llround(static_cast<double>(cool[node] - gap_) * factor);
     }
     run(graph, times);

@@ -36,6 +36,7 @@ class Clockwork {
 
   std::int64_t gap_ = 0, window_ = 0;
   std::optional<profile::ClockLaw> clocks_;
+  double lockstep_ = 1;
   CopyContention copies_;
   double matrix_ = 1, attention_ = 1, memory_ = 1;  // relative time beside an NCCL kernel, as capture measured it
 };

@@ -67,11 +67,11 @@ void Line::apply(QueueTimes& times, const Slowdown& at) const {
   }
 }
 
-Collapser::Collapser(const profile::Profiles& profiles, const std::string& precision)
+Collapser::Collapser(const scenario::Scenario& scenario, const profile::Profiles& profiles)
     : gap_(std::floor(profiles.scalar("host.kernel_gap_us").value * 1e3 + 0.5)),
       contention_{profiles.scalar("contention.matrix").value, profiles.scalar("contention.attention").value,
                   profiles.scalar("contention.memory").value} {
-  const auto law = profiles.clock_law(precision);
+  const auto law = profiles.clock_law(scenario.settings.fp8 ? "fp8" : "bf16");
   if (!law) {
     duties_ = {0};
     clock_factor_ = {{1, 1, 1}};
@@ -81,12 +81,13 @@ Collapser::Collapser(const profile::Profiles& profiles, const std::string& preci
   weights_ = {law->matrix, law->attention, law->memory};
   exchange_ = law->exchange;
   for (const auto& row : law->layer->rows) duties_.push_back(row.duty);
+  const double lockstep = law->lockstep(scenario::lockstep_gpus(scenario));
   constexpr double heaviest = 1.5;  // no load weighs more; beyond the last row the law goes on in a straight line
   duties_.push_back(heaviest);
   for (const double duty : duties_) {
-    using profile::Load;
+    const auto factor = [&](profile::Load load) { return 1 + (law->slowdown(load, duty) - 1) * lockstep; };
     clock_factor_.push_back(
-        {law->slowdown(Load::matrix, duty), law->slowdown(Load::attention, duty), law->slowdown(Load::memory, duty)});
+        {factor(profile::Load::matrix), factor(profile::Load::attention), factor(profile::Load::memory)});
   }
 }
 

@@ -57,7 +57,7 @@ class Line {
 /// Makes lines under the profile's clocks and contention.
 class Collapser {
  public:
-  Collapser(const profile::Profiles& profiles, const std::string& precision);
+  Collapser(const scenario::Scenario& scenario, const profile::Profiles& profiles);
 
   /// Several lines one after the other, so that slowdowns change within a piece; composed they are the piece.
   std::vector<Line> lines(const std::vector<model::Step>& steps, const model::Piece& piece, const Prices::List& prices,

@@ -4,8 +4,6 @@
 #include <cmath>
 #include <optional>
 
-#include "scalars.hpp"
-
 namespace pipewright::timeline {
 namespace {
 
@@ -25,7 +23,7 @@ std::size_t way_of(const Label& label) { return label.lane == Lane::h2d ? 1 : 0;
 /// The most GPUs whose copies were measured together, "contention.gpus_N" and what follows; 1: none.
 int measured_gpus(const profile::Profiles& profiles, const std::string& what) {
   for (const int gpus : {8, 4, 2})
-    if (find_scalar(profiles, "contention.gpus_" + std::to_string(gpus) + what)) return gpus;
+    if (profiles.find_scalar("contention.gpus_" + std::to_string(gpus) + what)) return gpus;
   return 1;
 }
 
@@ -39,12 +37,12 @@ CopyContention::CopyContention(const scenario::Scenario& scenario, const profile
       neighbours_(ranks_) {
   if (!offloads_) return;
   const auto slower = [&](int gpus, const std::string& what) {
-    return find_scalar(profiles, "contention.gpus_" + std::to_string(gpus) + what).value_or(1);
+    return profiles.find_scalar("contention.gpus_" + std::to_string(gpus) + what).value_or(1);
   };
   for (std::size_t way = 0; way < 2; ++way) {
     const std::string copy = std::string(".") + way_names[way];
     Direction& direction = ways_[way];
-    direction.two_way = find_scalar(profiles, "contention.two_way" + copy).value_or(1);
+    direction.two_way = profiles.find_scalar("contention.two_way" + copy).value_or(1);
     if (const int gpus = measured_gpus(profiles, copy); gpus > 1)
       direction.others = (slower(gpus, copy) - 1) / (gpus - 1);
     // Copies both ways may have been measured on fewer GPUs.

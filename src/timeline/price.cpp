@@ -3,7 +3,6 @@
 #include <map>
 
 #include "pipewright/timeline.hpp"
-#include "scalars.hpp"
 
 namespace pipewright::timeline {
 namespace {
@@ -30,8 +29,8 @@ class HostCosts {
   Cost search(const std::string& direction, std::string family) const {
     while (!family.empty()) {
       const std::string name = "host." + direction + "." + family;
-      if (const auto own = find_scalar(profiles_, name + "_us")) {
-        return {*own, find_scalar(profiles_, name + "_each_us").value_or(0)};
+      if (const auto own = profiles_.find_scalar(name + "_us")) {
+        return {*own, profiles_.find_scalar(name + "_each_us").value_or(0)};
       }
       const auto dot = family.rfind('.');
       family = dot == std::string::npos ? "" : family.substr(0, dot);
@@ -46,7 +45,7 @@ class HostCosts {
 class Pricer {
  public:
   explicit Pricer(const profile::Profiles& profiles) : profiles_(profiles), host_(profiles) {
-    if (const auto slowdown = find_scalar(profiles, "machine.slowdown")) slowdown_ = *slowdown;
+    if (const auto slowdown = profiles.find_scalar("machine.slowdown")) slowdown_ = *slowdown;
   }
 
   Price price(const model::Kernel& kernel, const std::string& direction) {

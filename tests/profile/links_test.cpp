@@ -1,6 +1,9 @@
 // Links, collectives over ranks that were not measured, and clocks under load.
 #include <doctest/doctest.h>
 
+#include <cmath>
+#include <numbers>
+
 #include "fabricate.hpp"
 
 using namespace pipewright;
@@ -93,6 +96,13 @@ TEST_CASE("a kind of kernels weighs what the layer's duty is at the same clock")
   CHECK(p.clocks[0].busy_watts() == doctest::Approx(800));
   p.scalars["clocks.exchange_watts"] = {200, 0, Origin::measured, "test"};
   CHECK(Profiles({p}).clock_law("bf16")->weight(Load::network) == doctest::Approx(0.25));
+  // Full load adds 0.8 x 16 + 0.2 x 12 % to the layer. The largest of two normal deviates is 1 / sqrt(pi) in the mean.
+  p.scalars["clocks.fluctuation"] = {0.0152, 0, Origin::measured, "test"};
+  const auto moving = Profiles({p}).clock_law("bf16");
+  CHECK(moving->fluctuation == doctest::Approx(0.1));
+  CHECK(moving->lockstep(1) == 1);
+  CHECK(moving->lockstep(2) == doctest::Approx(1 + 0.1 / std::sqrt(std::numbers::pi)).epsilon(1e-4));
+  CHECK(moving->lockstep(8) == doctest::Approx(1.1424).epsilon(1e-3));
 }
 
 TEST_CASE("clocks of one kind of kernels stand beside the layer's, and are merged and written on their own") {
