@@ -78,6 +78,51 @@ bool Searcher::confirm_finalists() {
   return !finalists.empty();
 }
 
+/// Structures by their least cost, with floors of some of their candidates, until a few of those may fit.
+void Searcher::open_likely_structures() {
+  std::vector<std::size_t> order;
+  for (std::size_t i = 0; i < structures_.size(); ++i)
+    if (bounds_[i].cost > 0 && !bounds_[i].impossible) order.push_back(i);
+  std::ranges::stable_sort(order, {}, [&](std::size_t i) { return bounds_[i].cost; });
+  constexpr std::size_t most_candidates = 512, wanted = 8;
+  std::size_t fit = 0;
+  for (const auto structure : order) {
+    const std::size_t first = trials_.size();
+    if (fit >= wanted || first >= most_candidates) return;
+    add_trials(space_.without_offload(structures_[structure]), structure);
+    for (std::size_t i = first; i < trials_.size(); ++i) {
+      Trial& trial = trials_[i];
+      trial.may_fit = false;
+      if (!leads(i) || fit >= wanted) continue;
+      try {
+        trial.floor = options_.floor(trial.candidate.scenario);
+        trial.may_fit = trial.floor->fits;
+        fit += trial.may_fit ? 1 : 0;
+      } catch (const UsageError& error) {
+        refuse(i, error);
+      }
+    }
+  }
+}
+
+/// Interrupted before anything was simulated: the fastest that may fit, as far as it is known, so that there is an
+/// answer.
+void Searcher::confirm_best_so_far() {
+  const auto fits = [](const Trial& t) { return t.done && t.candidate.prediction.fits; };
+  if (std::ranges::any_of(trials_, fits)) return;
+  if (std::ranges::none_of(trials_, looked_at)) open_likely_structures();
+  constexpr int most_tries = 4;
+  int tries = 0;
+  for (const bool known : {true, false}) {
+    for (const auto i : by_cost()) {
+      const Trial& trial = trials_[i];
+      if (trial.done || trial.refused || (known ? !looked_at(trial) : !trial.may_fit || !trial.floor)) continue;
+      predict_group({i});
+      if (++tries == most_tries || fits(trials_[i])) return;
+    }
+  }
+}
+
 /// Every rank of the first few that may fit, until enough are left that pass.
 void Searcher::scout_finalists(const std::vector<std::size_t>& order) {
   std::size_t passed = 0;

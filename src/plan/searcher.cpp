@@ -48,6 +48,7 @@ void Searcher::run() {
       look_closer();
       look_wider();
     } while (confirm_finalists() && !interrupted_);
+    if (interrupted_) confirm_best_so_far();
   } else {
     for (std::size_t i = 0; i < structures_.size(); ++i) {
       bounds_[i].expanded = true;

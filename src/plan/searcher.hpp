@@ -90,6 +90,8 @@ class Searcher {
   std::vector<std::size_t> by_cost() const;
 
   bool confirm_finalists();
+  void confirm_best_so_far();
+  void open_likely_structures();
   void scout_finalists(const std::vector<std::size_t>& order);
   void confirm(const std::vector<std::size_t>& which);
   void predict_group(const std::vector<std::size_t>& members);

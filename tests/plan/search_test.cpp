@@ -339,6 +339,27 @@ TEST_CASE("parallelism: legal spreads only, structures that cannot fit are exclu
   for (const auto& candidate : plan.alternatives) CHECK_NOTHROW(scenario::check(candidate.scenario));
 }
 
+TEST_CASE("a stop while structures are still bounded gives a candidate that fits all the same") {
+  for (const std::int64_t stop_after : {1, 2, 8}) {
+    CAPTURE(stop_after);
+    auto o = options();
+    std::stop_source source;
+    o.threads = 1;
+    o.stop = source.get_token();
+    o.estimate = o.floor = [](const scenario::Scenario& one) { return machine(one); };
+    o.scout = [](const scenario::Scenario& one, predict::Depth, predict::Prediction& into) { into = machine(one); };
+    o.progress = [&](std::int64_t done, std::int64_t) {
+      if (done == stop_after) source.request_stop();
+    };
+    const auto plan = plan::search(searching("dense", "parallelism recompute"), o);
+    CHECK(plan.searched.interrupted);
+    CHECK_FALSE(plan.searched.proved_optimal);
+    CHECK(plan.searched.simulated > 0);
+    REQUIRE(plan.best);
+    CHECK(plan.best->prediction.fits);
+  }
+}
+
 TEST_CASE("a best that needs a pull request comes with the best that does not") {
   auto o = options();
   o.predict = [](const scenario::Scenario& s) {
