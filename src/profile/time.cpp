@@ -146,7 +146,7 @@ double Clocks::slowdown(Load load, double duty) const {
   };
   if (rows.empty()) return 1;
   const auto above = std::find_if(rows.begin(), rows.end(), [duty](const ClockRow& r) { return r.duty >= duty; });
-  if (above == rows.begin()) return column(rows.front());
+  if (above == rows.begin() || rows.size() == 1) return column(rows.front());
   const auto& next = above == rows.end() ? rows.back() : *above;
   const auto& below = *(&next - 1);
   const double share = (duty - below.duty) / (next.duty - below.duty);

@@ -36,8 +36,9 @@ Clockwork::Clockwork(const scenario::Scenario& scenario, const profile::Profiles
       matrix_(profiles.scalar("contention.matrix").value),
       attention_(profiles.scalar("contention.attention").value),
       memory_(profiles.scalar("contention.memory").value) {
-  if (clocks_) lockstep_ = clocks_->lockstep(scenario::lockstep_gpus(scenario));
-  if (clocks_) window_ = static_cast<std::int64_t>(profiles.scalar("clocks.window_ms").value * 1e6);
+  if (!clocks_) return;
+  lockstep_ = clocks_->lockstep(scenario::lockstep_gpus(scenario));
+  window_ = static_cast<std::int64_t>(profiles.scalar("clocks.window_ms").value * 1e6);
 }
 
 bool Clockwork::computes(const Label& label) {

@@ -10,6 +10,7 @@
 #include "../../src/emit/table.hpp"
 #include "../plan/bases.hpp"
 #include "pipewright/emit.hpp"
+#include "support.hpp"
 
 using namespace pipewright;
 
@@ -24,10 +25,6 @@ std::vector<std::string> scenario_files() {
   return files;
 }
 
-emit::Machine machine_of(const scenario::Scenario& s) {
-  return {s.cluster.num_gpus, s.cluster.gpus_per_node, s.cluster.profile, s.software.megatron_core};
-}
-
 std::string command_line(const scenario::Scenario& s) {
   std::string line;
   for (const auto& word : emit::words(emit::megatron(s))) line += emit::quoted(word) + " ";
@@ -37,19 +34,6 @@ std::string command_line(const scenario::Scenario& s) {
 std::string override_text(const scenario::Scenario& s) {
   std::string text;
   for (const auto& word : emit::words(emit::bridge(s))) text += word + "\n";
-  return text;
-}
-
-/// Fields that differ and that no comment of `groups` names.
-std::string unsaid_differences(const scenario::Scenario& a, const scenario::Scenario& b, const emit::Groups& groups) {
-  std::string text;
-  const auto remarks = emit::comments(groups);
-  for (const auto& field : scenario::fields()) {
-    if (field.section != "model" && field.section != "settings") continue;
-    if (emit::same_value(a, b, field.name) || !emit::matters(field.name, a)) continue;
-    if (std::ranges::any_of(remarks, [&](const std::string& r) { return r.starts_with(field.name + ":"); })) continue;
-    text += field.name + ": " + scenario::get(a, field.name) + " -> " + scenario::get(b, field.name) + "\n";
-  }
   return text;
 }
 

@@ -13,6 +13,7 @@
 #include "../plan/bases.hpp"
 #include "pipewright/emit.hpp"
 #include "pipewright/plan.hpp"
+#include "support.hpp"
 
 using namespace pipewright;
 
@@ -133,23 +134,6 @@ bool legal(const scenario::Scenario& s) {
     return false;
   }
   return true;
-}
-
-emit::Machine machine_of(const scenario::Scenario& s) {
-  return {s.cluster.num_gpus, s.cluster.gpus_per_node, s.cluster.profile, s.software.megatron_core};
-}
-
-/// Fields that differ and that no comment of `groups` names.
-std::string unsaid_differences(const scenario::Scenario& a, const scenario::Scenario& b, const emit::Groups& groups) {
-  std::string text;
-  const auto remarks = emit::comments(groups);
-  for (const auto& field : scenario::fields()) {
-    if (field.section != "model" && field.section != "settings") continue;
-    if (emit::same_value(a, b, field.name) || !emit::matters(field.name, a)) continue;
-    if (std::ranges::any_of(remarks, [&](const std::string& r) { return r.starts_with(field.name + ":"); })) continue;
-    text += field.name + ": " + scenario::get(a, field.name) + " -> " + scenario::get(b, field.name) + "\n";
-  }
-  return text;
 }
 
 int megatron_checked = 0;

@@ -57,6 +57,10 @@ TEST_CASE("clocks: linear between the rows, held before the first, on beyond the
   CHECK(c.slowdown(Load::matrix, 0.8) == doctest::Approx(1.2));
   CHECK(c.slowdown(Load::attention, 0.8) == doctest::Approx(1.125));
   CHECK(c.slowdown(Load::network, 1) == 1);
+  Clocks one = c;  // a single row holds everywhere
+  one.rows = {{0.5, 1900, 600, 1.05, 1, 1}};
+  CHECK(one.slowdown(Load::matrix, 0.1) == 1.05);
+  CHECK(one.slowdown(Load::matrix, 0.9) == 1.05);
   CHECK(Clocks{}.slowdown(Load::matrix, 1) == 1);
   CHECK(fabricated().clocks_for("fp8") == nullptr);
   CHECK(fabricated().clocks_for("bf16", "memory") == nullptr);
