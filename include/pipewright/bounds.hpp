@@ -1,0 +1,36 @@
+// How far predict::estimate() may be from predict::predict(), signed: what the search excludes and tests/predict hunts.
+//
+//   exact * (1 - under)  <=  estimate  <=  exact * (1 + over)        so  estimate / (1 + over) <= exact: a lower bound
+//
+// Read it as predict::estimate_bounds(scenario). predict::floor() never exceeds predict(). The figures are the largest
+// differences that tests/predict/engines_test.cpp found over generated scenarios, rounded up.
+#pragma once
+
+#include "pipewright/scenario.hpp"
+
+namespace pipewright::predict {
+
+/// Shares of the exact step time.
+struct Bounds {
+  double under = 0, over = 0;
+  /// No exact step behind this estimate is faster.
+  double least(double estimate) const { return estimate / (1 + over); }
+  /// ... or slower.
+  double most(double estimate) const { return estimate / (1 - under); }
+};
+
+/// The chunk-level engine takes one slowdown for up to 128 kernels; communication between kernels, of which mixtures of
+/// experts have most, changes the load within a piece.
+inline constexpr Bounds dense_bounds{0.015, 0.015};
+inline constexpr Bounds moe_bounds{0.03, 0.03};
+/// Expert-parallel overlap and activation offload are run by the exact engine on a shortened schedule.
+inline constexpr Bounds shortened_bounds{0.01, 0.01};
+
+inline Bounds estimate_bounds(const scenario::Scenario& s) {
+  const auto& o = s.settings;
+  if (o.overlap_moe_expert_parallel_comm || o.cpu_offloading || o.fine_grained_activation_offloading)
+    return shortened_bounds;
+  return s.model.num_moe_experts ? moe_bounds : dense_bounds;
+}
+
+}  // namespace pipewright::predict
