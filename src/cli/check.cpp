@@ -11,7 +11,7 @@
 namespace pipewright::cli {
 namespace {
 
-struct Options {
+struct CheckOptions {
   Input input;
   std::vector<std::string> symptom;
   std::string json;
@@ -20,7 +20,7 @@ struct Options {
 const std::map<std::string, plan::Symptom> symptoms = {
     {"oom", plan::Symptom::out_of_memory}, {"slow", plan::Symptom::slow}, {"assert", plan::Symptom::assertion}};
 
-std::vector<plan::Finding> diagnose(const Options& options, const Loaded& loaded) {
+std::vector<plan::Finding> diagnose(const CheckOptions& options, const Loaded& loaded) {
   const auto& words = options.symptom;
   const auto found = symptoms.find(words.front());
   if (found == symptoms.end()) {
@@ -43,7 +43,7 @@ std::vector<plan::Finding> diagnose(const Options& options, const Loaded& loaded
   return plan::diagnose(loaded.scenario, found->second, {}, prediction ? &*prediction : nullptr);
 }
 
-void run(Options options, Outcome& outcome) {
+void run(CheckOptions options, Outcome& outcome) {
   // `--symptom oom S.yaml`: the second word is the scenario, only `assert` has a text.
   if (options.symptom.size() == 2 && options.symptom.front() != "assert" && options.input.path.empty()) {
     options.input.path = options.symptom.back();
@@ -68,7 +68,7 @@ void run(Options options, Outcome& outcome) {
 
 void add_check(CLI::App& app, Outcome& outcome) {
   auto* command = app.add_subcommand("check", "Say what a configuration breaks, what has no effect, what is a trap");
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<CheckOptions>();
   options->input.add_to(*command);
   command->add_option("--symptom", options->symptom, "diagnose: oom, slow, or assert \"TEXT\"")->expected(1, 2);
   command->add_option("--json", options->json, "write JSON to this file (-: standard output, and nothing else)");

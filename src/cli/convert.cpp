@@ -9,12 +9,12 @@
 namespace pipewright::cli {
 namespace {
 
-struct Options {
+struct ConvertOptions {
   Input input;
   std::string out;
 };
 
-void convert(const Options& options) {
+void convert(const ConvertOptions& options) {
   const Loaded loaded = options.input.runnable();
   for (const auto& note : loaded.notes) std::fprintf(stderr, "note: %s\n", note.c_str());
   write_result(options.out, scenario::write(loaded.scenario));
@@ -24,7 +24,7 @@ void convert(const Options& options) {
 
 void add_convert(CLI::App& app, Outcome&) {
   auto* command = app.add_subcommand("convert", "Write a scenario file from any form of input");
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<ConvertOptions>();
   options->input.add_to(*command);
   command->add_option("--out", options->out, "scenario file to write (-: standard output)")->required();
   command->footer(

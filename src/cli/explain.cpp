@@ -9,14 +9,14 @@
 namespace pipewright::cli {
 namespace {
 
-struct Options {
+struct ExplainOptions {
   Input input;
   int rank = 0;
   bool peak = false;
   std::string op, json;
 };
 
-void explain(const Options& options) {
+void explain(const ExplainOptions& options) {
   if (options.peak == !options.op.empty()) {
     throw UsageError({"command line", 0}, {}, "say what to explain", {"--peak", "--op \"F 3.1\""});
   }
@@ -38,7 +38,7 @@ void explain(const Options& options) {
 
 void add_explain(CLI::App& app, Outcome&) {
   auto* command = app.add_subcommand("explain", "The reason behind a number: owners of a peak, waits of an op");
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<ExplainOptions>();
   options->input.add_to(*command);
   command->add_option("--rank", options->rank, "pipeline rank")->required();
   command->add_flag("--peak", options->peak, "who owns the bytes when the rank's memory peaks");

@@ -13,7 +13,7 @@
 namespace pipewright::cli {
 namespace {
 
-struct Options {
+struct ImportOptions {
   std::vector<std::string> traces, profiles, set;
   std::string scenario, out, json;
   double host_overhead = 1.25;
@@ -26,7 +26,7 @@ std::string name_of(const std::string& path) {
   return file.extension() == ".json" ? file.stem().string() : file.filename().string();
 }
 
-void import(const Options& options) {
+void import(const ImportOptions& options) {
   const Position where = {"command line", 0};
   if (!options.force && options.out != "-" && std::filesystem::exists(options.out)) {
     throw UsageError(where, "--out", options.out + " exists; --force replaces it");
@@ -65,7 +65,7 @@ void import(const Options& options) {
 
 void add_import(CLI::App& app, Outcome&) {
   auto* command = app.add_subcommand("import", "Read traces of a real run, one a rank, into a profile");
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<ImportOptions>();
   command
       ->add_option("TRACE", options->traces,
                    "torch.profiler JSON (.gz), Nsight Systems .sqlite, or a kernel list; NAME.rR.* is rank R")

@@ -11,7 +11,7 @@
 namespace pipewright::cli {
 namespace {
 
-struct Options {
+struct PlanOptions {
   Input input;
   std::string json, html;
   std::vector<std::string> emit_forms;
@@ -34,7 +34,7 @@ std::vector<std::string> forms(const std::vector<std::string>& asked) {
   return asked;
 }
 
-void run(const Options& options, Outcome& outcome) {
+void run(const PlanOptions& options, Outcome& outcome) {
   const auto emit_forms = forms(options.emit_forms);
   if (options.top < 1) throw UsageError({"command line", 0}, "--top", "must be at least 1");
   Loaded loaded = options.input.runnable();
@@ -92,7 +92,7 @@ void run(const Options& options, Outcome& outcome) {
 
 void add_plan(CLI::App& app, Outcome& outcome) {
   auto* command = app.add_subcommand("plan", "Find the best legal configuration of what `search:` leaves open");
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<PlanOptions>();
   options->input.add_to(*command);
   options->input.propose = true;
   command->add_option("--json", options->json, "write JSON to this file (-: standard output, and nothing else)");

@@ -181,14 +181,14 @@ std::string diff_json(const std::vector<profile::Difference>& differences) {
   return out.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
-struct Options {
+struct ProfileOptions {
   std::vector<std::string> profiles, runs;
   std::string json, out, family;
   bool force = false;
 };
 
 /// A profile that knows only this machine's speed, to stand before the measured one.
-profile::Profile calibrated(const Options& options) {
+profile::Profile calibrated(const ProfileOptions& options) {
   std::vector<validate::Observation> runs;
   std::vector<scenario::Model> models;
   std::string names;
@@ -229,7 +229,7 @@ profile::Profile calibrated(const Options& options) {
 void add_profile(CLI::App& app, Outcome&) {
   auto* command = app.add_subcommand("profile", "Show, merge or compare profiles");
   command->require_subcommand(1);
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<ProfileOptions>();
 
   auto* show = command->add_subcommand("show", "What a profile holds and how well it interpolates");
   show->add_option("PROFILE", options->profiles, "name or file")->required()->expected(1);

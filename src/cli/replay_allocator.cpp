@@ -12,7 +12,7 @@
 namespace pipewright::cli {
 namespace {
 
-struct Options {
+struct ReplayAllocatorOptions {
   std::string recording, json;
   std::optional<std::string> conf;
 };
@@ -29,7 +29,7 @@ std::string text(const memory::Replay& r) {
                      r.segments, r.unknown_frees, table.text());
 }
 
-void run(const Options& options) {
+void run(const ReplayAllocatorOptions& options) {
   const auto replay = memory::replay(read_file(options.recording), options.recording, options.conf);
   if (!options.json.empty()) {
     const nlohmann::ordered_json json = {{"events", replay.events},
@@ -47,7 +47,7 @@ void run(const Options& options) {
 
 void add_replay_allocator(CLI::App& app, Outcome&) {
   auto* command = app.add_subcommand("replay-allocator", "Replay recorded events of PyTorch's caching allocator");
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<ReplayAllocatorOptions>();
   command->add_option("RECORDING", options->recording, "recorded events (.mem.json, .mem.json.gz)")->required();
   command->add_option("--conf", options->conf, "another PYTORCH_CUDA_ALLOC_CONF than the recorded one");
   command->add_option("--json", options->json, "write JSON to this file (-: standard output, and nothing else)");

@@ -11,13 +11,13 @@
 namespace pipewright::cli {
 namespace {
 
-struct Options {
+struct ScheduleOptions {
   Input input;
   std::string json;
   bool detail = false, hooks = false, frees = false;
 };
 
-void print_schedule(const Options& options) {
+void print_schedule(const ScheduleOptions& options) {
   const Loaded loaded = options.input.runnable();
   const auto program = schedule::build(schedule::config_of(loaded.scenario, options.detail));
   if (!options.json.empty()) {
@@ -30,7 +30,7 @@ void print_schedule(const Options& options) {
 
 void add_schedule(CLI::App& app, Outcome&) {
   auto* command = app.add_subcommand("schedule", "Print Megatron's program of every pipeline rank");
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<ScheduleOptions>();
   options->input.add_to(*command);
   command->add_flag("--detail", options->detail, "expert-parallel overlap down to the nodes of every layer");
   command->add_flag("--hooks", options->hooks, "also no_sync, gradient and parameter synchronisation");

@@ -9,12 +9,12 @@
 namespace pipewright::cli {
 namespace {
 
-struct Options {
+struct SimulateOptions {
   Input input;
   std::string json, trace, html;
 };
 
-void simulate(const Options& options) {
+void simulate(const SimulateOptions& options) {
   const Loaded loaded = options.input.runnable();
   predict::Run run;
   const auto profiles = options.input.profiles(loaded.scenario);
@@ -32,7 +32,7 @@ void simulate(const Options& options) {
 
 void add_simulate(CLI::App& app, Outcome&) {
   auto* command = app.add_subcommand("simulate", "Predict a training step: time, exposed communication, memory");
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<SimulateOptions>();
   options->input.add_to(*command);
   command->add_option("--json", options->json, "write JSON to this file (-: standard output, and nothing else)");
   command->add_option("--trace", options->trace, "write a Chrome/Perfetto trace (packed if it ends in .gz)");

@@ -10,7 +10,7 @@
 namespace pipewright::cli {
 namespace {
 
-struct Options {
+struct SweepOptions {
   Input input;
   std::vector<std::string> over;
   std::string json, csv;
@@ -44,7 +44,7 @@ plan::Axis axis(const std::string& text) {
   return out;
 }
 
-void run(const Options& options) {
+void run(const SweepOptions& options) {
   if (options.json == "-" && options.csv == "-") {
     throw UsageError({"command line", 0}, {}, "--json - and --csv - exclude each other");
   }
@@ -74,7 +74,7 @@ void run(const Options& options) {
 
 void add_sweep(CLI::App& app, Outcome&) {
   auto* command = app.add_subcommand("sweep", "Predict every combination of some values");
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<SweepOptions>();
   options->input.add_to(*command);
   command->add_option("--over", options->over, "NAME=V1,V2: values of a setting; repeatable (all combinations)")
       ->required()

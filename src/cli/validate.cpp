@@ -16,7 +16,7 @@
 namespace pipewright::cli {
 namespace {
 
-struct Options {
+struct ValidateOptions {
   std::vector<std::string> paths, profiles;
   double tolerance = 0;
   bool has_tolerance = false, calibrate = false, traces = false;
@@ -50,7 +50,7 @@ bool from_a_real_run(const profile::Profile& p) {
                      [](const auto& command) { return command.find("pipewright import") != std::string::npos; });
 }
 
-void run(const Options& options, Outcome& outcome) {
+void run(const ValidateOptions& options, Outcome& outcome) {
   if (options.has_tolerance && options.tolerance < 0) {
     throw UsageError({"command line", 0}, "--tolerance", "a percentage of at least 0 is needed");
   }
@@ -80,7 +80,7 @@ void run(const Options& options, Outcome& outcome) {
 
 void add_validate(CLI::App& app, Outcome& outcome) {
   auto* command = app.add_subcommand("validate", "Compare predictions with measured runs");
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<ValidateOptions>();
   command->add_option("PATHS", options->paths, "scenario files with `measured:`, or directories of them")->required();
   add_profile_option(*command, options->profiles);
   auto* tolerance = command->add_option("--tolerance", options->tolerance,

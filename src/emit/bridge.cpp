@@ -228,9 +228,9 @@ std::string yaml_value(const std::string& literal) {
   return unquoted(literal);
 }
 
-class Importer {
+class OverrideImporter {
  public:
-  Importer(const std::string& file, const Machine& machine) : file_(file) {
+  OverrideImporter(const std::string& file, const Machine& machine) : file_(file) {
     s_ = provider_defaults();
     if (!machine.megatron_core.empty()) scenario::set(s_, "software.megatron_core=" + machine.megatron_core);
     s_.software.megatron_bridge = "0.7.0";  // the version whose sections and defaults these are
@@ -448,7 +448,7 @@ Groups bridge(const Scenario& scenario) {
 }
 
 Import from_bridge_text(std::string_view text, const std::string& file, const Machine& machine) {
-  return Importer(file, machine).run(text);
+  return OverrideImporter(file, machine).run(text);
 }
 
 Import from_bridge(const std::string& path, const Machine& machine) {

@@ -16,9 +16,9 @@ struct Given {
   std::vector<std::string> values;
 };
 
-class Importer {
+class FlagImporter {
  public:
-  Importer(const Machine& machine) {
+  FlagImporter(const Machine& machine) {
     if (!machine.megatron_core.empty()) scenario::set(s_, "software.megatron_core=" + machine.megatron_core);
     s_.name = "megatron";
     s_.origin = from_flags;
@@ -274,7 +274,7 @@ class Importer {
 
 }  // namespace
 
-Import from_megatron(std::string_view flags, const Machine& machine) { return Importer(machine).run(flags); }
+Import from_megatron(std::string_view flags, const Machine& machine) { return FlagImporter(machine).run(flags); }
 
 void require_known_flags(const Import& import) {
   for (const auto& finding : import.findings)

@@ -17,7 +17,6 @@ namespace {
 
 constexpr std::size_t none = static_cast<std::size_t>(-1);
 
-double us(std::int64_t ns) { return static_cast<double>(ns) / 1e3; }
 
 /// Launches of a trace in the order of the host, each with the operation that it belongs to.
 struct Event {

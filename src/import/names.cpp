@@ -8,7 +8,7 @@
 namespace pipewright::traces {
 namespace {
 
-struct Pattern {
+struct NamePattern {
   const char* regex;
   Role role;
   std::vector<std::string> operations;
@@ -20,8 +20,8 @@ const std::vector<std::string> loss = {"cross_entropy.unfused.forward", "cross_e
                                        "moe.router.topk.forward", "moe.router.topk.backward", "small"};
 
 /// The first that matches counts.
-const std::vector<Pattern>& patterns() {
-  static const std::vector<Pattern> table = {
+const std::vector<NamePattern>& patterns() {
+  static const std::vector<NamePattern> table = {
       {"^Memset", Role::before, {"memset", "embedding.backward"}},
       {"splitKreduce", Role::after, {}},
       {"_row_id_map_pass", Role::before, {}},
@@ -145,7 +145,7 @@ Meaning meaning_of(std::string_view kernel_name) {
     return {Role::main, {is_fp8(name) ? "gemm.fp8" : "gemm.bf16." + layout}};
   }
   static const auto compiled = [] {
-    std::vector<std::pair<std::regex, const Pattern*>> result;
+    std::vector<std::pair<std::regex, const NamePattern*>> result;
     for (const auto& p : patterns()) result.emplace_back(std::regex(p.regex, std::regex::optimize), &p);
     return result;
   }();

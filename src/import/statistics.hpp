@@ -1,12 +1,15 @@
-// Order statistics of a handful of samples.
+// Order statistics of a handful of samples, and the unit of traces.
 #pragma once
 
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <cstdint>
 #include <vector>
 
 namespace pipewright::traces {
+
+inline double us(std::int64_t ns) { return static_cast<double>(ns) / 1e3; }
 
 /// The value below which `share` of the samples lie, linear between neighbours. 0 for no samples.
 inline double quantile(std::vector<double> samples, double share) {

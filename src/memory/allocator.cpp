@@ -27,7 +27,7 @@ constexpr std::int64_t small_size = MiB, small_segment = 2 * MiB;  // kSmallSize
 constexpr std::int64_t min_large_alloc = 10 * MiB;                 // kMinLargeAlloc
 constexpr std::int64_t large_rounding = 2 * MiB;                   // kRoundLarge
 constexpr std::int64_t smallest = 512;                             // kMinBlockSize
-constexpr std::uint32_t none = 0xffffffff;
+constexpr std::uint32_t no_block = 0xffffffff;
 
 std::int64_t up(std::int64_t value, std::int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
@@ -38,7 +38,7 @@ std::int64_t round_to_division(std::int64_t size, std::int64_t divisions) {
 
 struct Block {
   std::int64_t address = 0, size = 0;
-  std::uint32_t previous = none, next = none;  ///< neighbours in the segment
+  std::uint32_t previous = no_block, next = no_block;  ///< neighbours in the segment
   std::int32_t stream = 0;
   bool small = false, allocated = false, retired = false, mapped = true, expandable = false, exists = true;
   std::int64_t base = 0;   ///< of its expandable segment: pages count from there
@@ -62,7 +62,7 @@ class FreeList {
   void insert(const Entry& entry) { entries_.insert(std::upper_bound(entries_.begin(), entries_.end(), entry), entry); }
   void erase(const Entry& entry) { entries_.erase(std::lower_bound(entries_.begin(), entries_.end(), entry)); }
   std::size_t lower_bound(std::int32_t stream, std::int64_t size) const {
-    const Entry key{size, 0, stream, none};
+    const Entry key{size, 0, stream, no_block};
     return static_cast<std::size_t>(std::lower_bound(entries_.begin(), entries_.end(), key) - entries_.begin());
   }
   const std::vector<Entry>& entries() const { return entries_; }
@@ -80,7 +80,7 @@ struct Pool {
 /// A block that was freed while other streams used it waits for one of these on each.
 struct Pending {
   std::uint64_t event = 0;
-  std::uint32_t block = none;
+  std::uint32_t block = no_block;
 };
 
 }  // namespace
@@ -100,16 +100,16 @@ class Allocator::State {
     const std::int64_t size = rounded(bytes);
     auto& pool = pools_[size <= small_size ? 1 : 0];
     auto block = find_free(pool, size, stream);
-    if (block == none && collects()) collect_garbage();
-    if (block == none) block = new_block(pool, size, stream);
-    if (block == none && release_oversize(pool, size, stream)) block = new_block(pool, size, stream);
-    if (block == none) {
+    if (block == no_block && collects()) collect_garbage();
+    if (block == no_block) block = new_block(pool, size, stream);
+    if (block == no_block && release_oversize(pool, size, stream)) block = new_block(pool, size, stream);
+    if (block == no_block) {
       ++retries_;
       synchronize();
       release_cached();
       block = new_block(pool, size, stream);
     }
-    if (block == none) return std::nullopt;
+    if (block == no_block) return std::nullopt;
     split(pool, block, size);
     auto& b = blocks_[block];
     b.allocated = true;
@@ -191,14 +191,14 @@ class Allocator::State {
     std::vector<std::uint32_t> heads;
     for (std::uint32_t i = 0; i < blocks_.size(); ++i) {
       const auto& b = blocks_[i];
-      if (b.exists && b.mapped && (b.previous == none || !blocks_[b.previous].mapped)) heads.push_back(i);
+      if (b.exists && b.mapped && (b.previous == no_block || !blocks_[b.previous].mapped)) heads.push_back(i);
     }
     std::sort(heads.begin(), heads.end(), [&](auto a, auto b) { return blocks_[a].address < blocks_[b].address; });
     std::vector<Segment> result;
     for (const auto head : heads) {
       const auto& first = blocks_[head];
       Segment segment{0, 0, first.small, first.expandable, first.stream, {}};
-      for (auto i = head; i != none && blocks_[i].mapped; i = blocks_[i].next) {
+      for (auto i = head; i != no_block && blocks_[i].mapped; i = blocks_[i].next) {
         const auto& b = blocks_[i];
         segment.bytes += b.size;
         if (b.allocated) segment.used += b.size;
@@ -221,7 +221,7 @@ class Allocator::State {
 
  private:
   Pool& pool_of(std::uint32_t block) { return pools_[blocks_[block].small ? 1 : 0]; }
-  bool is_split(std::uint32_t block) const { return blocks_[block].previous != none || blocks_[block].next != none; }
+  bool is_split(std::uint32_t block) const { return blocks_[block].previous != no_block || blocks_[block].next != no_block; }
   FreeList::Entry entry(std::uint32_t block) const {
     const auto& b = blocks_[block];
     return {b.mapped ? b.size : 0, b.address, b.stream, block};
@@ -346,28 +346,28 @@ class Allocator::State {
     if (collects()) ++pool.searches;
     const auto& entries = pool.free.entries();
     auto i = pool.free.lower_bound(stream, size);
-    if (i == entries.size() || entries[i].stream != stream) return none;
+    if (i == entries.size() || entries[i].stream != stream) return no_block;
     // A block at the end of what is mapped counts as the size that it can grow to.
     const auto can_grow_to = [this](std::uint32_t block) {
       const auto& b = blocks_[block];
-      return b.size + (b.next != none && !blocks_[b.next].mapped ? blocks_[b.next].size : 0);
+      return b.size + (b.next != no_block && !blocks_[b.next].mapped ? blocks_[b.next].size : 0);
     };
     while (blocks_[entries[i].block].expandable && i + 1 < entries.size() && entries[i + 1].stream == stream &&
            can_grow_to(entries[i + 1].block) < can_grow_to(entries[i].block)) {
       ++i;
     }
     const auto found = entries[i];
-    if (size < config_.max_split_size && found.size >= config_.max_split_size) return none;
-    if (size >= config_.max_split_size && found.size >= size + config_.max_non_split_rounding) return none;
+    if (size < config_.max_split_size && found.size >= config_.max_split_size) return no_block;
+    if (size >= config_.max_split_size && found.size >= size + config_.max_non_split_rounding) return no_block;
     pool.free.erase(found);
     return found.block;
   }
 
   std::uint32_t new_block(Pool& pool, std::int64_t size, std::int32_t stream) {
     const std::int64_t bytes = segment_bytes(size);
-    if (allowed_ && reserved_ + bytes > *allowed_) return none;
+    if (allowed_ && reserved_ + bytes > *allowed_) return no_block;
     if (config_.expandable_segments) return expand(pool, size, stream);
-    if (reserved_ > config_.device_bytes - bytes) return none;
+    if (reserved_ > config_.device_bytes - bytes) return no_block;
     Block block;
     block.address = given_address_ ? *std::exchange(given_address_, std::nullopt) : next_address_;
     block.size = bytes;
@@ -389,14 +389,14 @@ class Allocator::State {
     rest.size = left;
     rest.previous = block;
     const auto id = make(rest);
-    if (rest.next != none) blocks_[rest.next].previous = id;
+    if (rest.next != no_block) blocks_[rest.next].previous = id;
     blocks_[block].size = size;
     blocks_[block].next = id;
     insert_free(pool, id);
   }
 
   bool can_merge(std::uint32_t block, std::uint32_t with) const {
-    return with != none && !blocks_[with].allocated && blocks_[with].mapped == blocks_[block].mapped;
+    return with != no_block && !blocks_[with].allocated && blocks_[with].mapped == blocks_[block].mapped;
   }
   /// `block` (in no list) swallows its free neighbour `with`.
   void merge(Pool& pool, std::uint32_t block, std::uint32_t with) {
@@ -407,10 +407,10 @@ class Allocator::State {
     if (with == b.previous) {
       b.address = w.address;
       b.previous = w.previous;
-      if (b.previous != none) blocks_[b.previous].next = block;
+      if (b.previous != no_block) blocks_[b.previous].next = block;
     } else {
       b.next = w.next;
-      if (b.next != none) blocks_[b.next].previous = block;
+      if (b.next != no_block) blocks_[b.next].previous = block;
     }
     b.size += w.size;
     unmake(with);
@@ -418,7 +418,7 @@ class Allocator::State {
 
   // ---- Expandable segments
 
-  bool available(std::uint32_t block) const { return block != none && !blocks_[block].allocated; }
+  bool available(std::uint32_t block) const { return block != no_block && !blocks_[block].allocated; }
 
   /// find_expandable_block: the lowest address with room for `size` in free and unmapped blocks one after another.
   std::uint32_t find_expandable(Pool& pool, std::int64_t size, std::int32_t stream) {
@@ -447,11 +447,11 @@ class Allocator::State {
 
   std::uint32_t expand(Pool& pool, std::int64_t size, std::int32_t stream) {
     auto candidate = find_expandable(pool, size, stream);
-    if (!blocks_[candidate].mapped && !map(pool, candidate, std::min(blocks_[candidate].size, size))) return none;
+    if (!blocks_[candidate].mapped && !map(pool, candidate, std::min(blocks_[candidate].size, size))) return no_block;
     while (blocks_[candidate].size < size) {
       const auto next = blocks_[candidate].next;
       const std::int64_t missing = size - blocks_[candidate].size;
-      if (!map(pool, next, std::min(missing, blocks_[next].size))) return none;
+      if (!map(pool, next, std::min(missing, blocks_[next].size))) return no_block;
       candidate = next;
     }
     pool.free.erase(entry(candidate));
@@ -472,7 +472,7 @@ class Allocator::State {
       rest.mapped = false;
       rest.previous = block;
       const auto id = make(rest);
-      if (rest.next != none) blocks_[rest.next].previous = id;
+      if (rest.next != no_block) blocks_[rest.next].previous = id;
       blocks_[block].size = bytes;
       blocks_[block].next = id;
       pool.unmapped.insert(entry(id));
@@ -498,7 +498,7 @@ class Allocator::State {
       before.size = from - old.address;
       before.next = block;
       const auto id = make(before);
-      if (before.previous != none) blocks_[before.previous].next = id;
+      if (before.previous != no_block) blocks_[before.previous].next = id;
       blocks_[block].previous = id;
       insert_free(pool, id);
     }
@@ -508,7 +508,7 @@ class Allocator::State {
       after.size = old.address + old.size - to;
       after.previous = block;
       const auto id = make(after);
-      if (after.next != none) blocks_[after.next].previous = id;
+      if (after.next != no_block) blocks_[after.next].previous = id;
       blocks_[block].next = id;
       insert_free(pool, id);
     }

@@ -13,7 +13,7 @@ namespace pipewright::memory {
 namespace {
 
 constexpr std::size_t listed_segments = 8;
-constexpr std::int64_t small_segment = 2 << 20;  ///< growth by one says nothing
+constexpr std::int64_t telling_growth = 2 << 20;  ///< of a small segment (allocator.cpp): one says nothing
 
 class Finder {
  public:
@@ -33,7 +33,7 @@ class Finder {
     std::int64_t peak = 0, event = 0;
     const Listener listener = [&](const Event& e) {
       replayer(e);
-      if (replayer.allocator().peak_reserved() - peak <= small_segment) return;
+      if (replayer.allocator().peak_reserved() - peak <= telling_growth) return;
       peak = replayer.allocator().peak_reserved();
       event = heap->events();
     };

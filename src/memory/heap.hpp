@@ -18,7 +18,7 @@ constexpr std::uint32_t none = 0xffffffff;
 /// of asynchronous transfers about as many launches late.
 constexpr std::int64_t launch_queue_depth = 1024;
 
-struct Block {
+struct LiveBlock {
   std::int64_t bytes = 0;  ///< rounded
   std::uint32_t owner = 0;
   std::uint32_t holders = 0;
@@ -54,7 +54,7 @@ class Heap {
       unused_.pop_back();
     }
     auto& block = blocks_[id];
-    block = Block{block_bytes(tensor.bytes.value), tensor.owner, 1, false, none, tensor.home, tensor.stream};
+    block = LiveBlock{block_bytes(tensor.bytes.value), tensor.owner, 1, false, none, tensor.home, tensor.stream};
     if (tensor.home == model::Tensor::Home::graph_pool) {
       graph_live_ += block.bytes;
       graph_peak_ = std::max(graph_peak_, graph_live_);
@@ -143,7 +143,7 @@ class Heap {
     unused_.push_back(id);
   }
 
-  std::vector<Block> blocks_;
+  std::vector<LiveBlock> blocks_;
   std::vector<std::uint32_t> unused_;
   std::vector<std::int64_t> by_owner_, owners_then_;
   std::map<Bytes, std::vector<std::uint32_t>> spare_;  ///< static buffers that nobody uses, by size

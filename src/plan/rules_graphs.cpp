@@ -14,7 +14,7 @@ bool per_layer(const Scenario& s) {
 bool drop_and_pad(const Scenario& s) {
   return s.settings.moe_expert_capacity_factor.has_value() && s.settings.moe_pad_expert_input_to_capacity;
 }
-bool fine_grained(const Scenario& s) { return graphs(s) && s.settings.fine_grained_activation_offloading; }
+bool graphs_with_fine_grained(const Scenario& s) { return graphs(s) && s.settings.fine_grained_activation_offloading; }
 
 }  // namespace
 
@@ -159,7 +159,7 @@ std::vector<Rule> graph_rules() {
        source::transformer_config,
        {0, 0, 0, 2603, 3317, 2936, 0},
        [](const Scenario& s) {
-         return fine_grained(s) && s.settings.cuda_graph_impl == "local" &&
+         return graphs_with_fine_grained(s) && s.settings.cuda_graph_impl == "local" &&
                 !only_of(s.settings.offload_modules, {"expert_fc1", "moe_act", "fused_group_mlp"});
        },
        "fine-grained activation offloading with cuda_graph_impl='local' only supports offload_modules 'expert_fc1', "
@@ -172,7 +172,7 @@ std::vector<Rule> graph_rules() {
        source::transformer_config,
        {0, 0, 0, 2609, 3323, 2942, 0},
        [](const Scenario& s) {
-         return fine_grained(s) && s.settings.cuda_graph_impl == "local" && s.settings.cuda_graph_modules.empty();
+         return graphs_with_fine_grained(s) && s.settings.cuda_graph_impl == "local" && s.settings.cuda_graph_modules.empty();
        },
        "fine-grained activation offloading with cuda_graph_impl='local' is not supported with whole-layer CUDA graph "
        "capture.",
@@ -183,7 +183,7 @@ std::vector<Rule> graph_rules() {
        {"cuda_graph_impl", "fine_grained_activation_offloading"},
        source::transformer_config,
        {0, 0, 0, 0, 0, 0, 2330},
-       [](const Scenario& s) { return fine_grained(s) && s.settings.cuda_graph_impl != "transformer_engine"; },
+       [](const Scenario& s) { return graphs_with_fine_grained(s) && s.settings.cuda_graph_impl != "transformer_engine"; },
        "fine_grained_activation_offloading must be used with TE impl of cuda_graph.",
        "use cuda_graph_impl: transformer_engine"},
       {"graphs.offload-not-local",
@@ -192,7 +192,7 @@ std::vector<Rule> graph_rules() {
        {"cuda_graph_impl", "fine_grained_activation_offloading"},
        source::transformer_config,
        {0, 0, 2355, 0, 0, 0, 0},
-       [](const Scenario& s) { return fine_grained(s) && s.settings.cuda_graph_impl == "local"; },
+       [](const Scenario& s) { return graphs_with_fine_grained(s) && s.settings.cuda_graph_impl == "local"; },
        "fine-grained activation offloading is only supported with transformer_engine CUDA graph implementation or "
        "local "
        "CUDA graph implementation with full_iteration scope.",
@@ -203,7 +203,7 @@ std::vector<Rule> graph_rules() {
        {"cuda_graph_modules", "fine_grained_activation_offloading"},
        source::transformer_config,
        {0, 0, 2359, 2629, 3343, 2962, 2333},
-       [](const Scenario& s) { return fine_grained(s) && captures(s, "moe"); },
+       [](const Scenario& s) { return graphs_with_fine_grained(s) && captures(s, "moe"); },
        "Token-drop MoE is temporarily not supported with activation offloading.",
        "take moe out of cuda_graph_modules"},
       {"graphs.offload-warmup",
@@ -212,7 +212,7 @@ std::vector<Rule> graph_rules() {
        {"cuda_graph_warmup_steps", "fine_grained_activation_offloading"},
        source::transformer_config,
        {0, 0, 2361, 2631, 3345, 2964, 2335},
-       [](const Scenario& s) { return fine_grained(s) && s.settings.cuda_graph_warmup_steps <= 0; },
+       [](const Scenario& s) { return graphs_with_fine_grained(s) && s.settings.cuda_graph_warmup_steps <= 0; },
        "cuda_graph_warmup_steps must be greater than 0 when enabling fine-grained activation offloading.",
        "set cuda_graph_warmup_steps: 3"},
       {"graphs.offload-inflight",
@@ -222,7 +222,7 @@ std::vector<Rule> graph_rules() {
        source::transformer_config,
        {0, 0, 2369, 2639, 0, 2972, 0},
        [](const Scenario& s) {
-         return fine_grained(s) && s.settings.cuda_graph_impl == "full_iteration" &&
+         return graphs_with_fine_grained(s) && s.settings.cuda_graph_impl == "full_iteration" &&
                 s.settings.fine_grained_offloading_max_inflight_offloads.value_or(-1) < 0;
        },
        "fine_grained_offloading_max_inflight_offloads must be a non-negative integer when using fine-grained "

@@ -57,21 +57,21 @@ Int whole(const Value& value, const Position& where, const std::string& key) {
   return *number;
 }
 
-Map::Handler number(double& to) {
+Map::Handler number_into(double& to) {
   return [&to](const Value& v, const Position& at, const std::string& key) { to = positive(v, at, key); };
 }
-Map::Handler number(std::optional<double>& to) {
+Map::Handler number_into(std::optional<double>& to) {
   return [&to](const Value& v, const Position& at, const std::string& key) {
     if (!is_none(v)) to = positive(v, at, key);
   };
 }
-Map::Handler integer(Int& to) {
+Map::Handler integer_into(Int& to) {
   return [&to](const Value& v, const Position& at, const std::string& key) { to = whole(v, at, key); };
 }
-Map::Handler bytes(Bytes& to) {
+Map::Handler bytes_into(Bytes& to) {
   return [&to](const Value& v, const Position& at, const std::string& key) { to = Bytes(whole(v, at, key)); };
 }
-Map::Handler bytes(std::optional<Bytes>& to) {
+Map::Handler bytes_into(std::optional<Bytes>& to) {
   return [&to](const Value& v, const Position& at, const std::string& key) {
     if (!is_none(v)) to = Bytes(whole(v, at, key));
   };
@@ -98,7 +98,7 @@ void each(const Value& value, const Position& at, const std::string& key, const 
 TraceSummary read_summary(const Value& value, const std::string& file, const std::string& in) {
   TraceSummary summary;
   Map::read(value, file, in,
-            {{"span_us", true, number(summary.span_us)},
+            {{"span_us", true, number_into(summary.span_us)},
              {"busy_us", true, by_kind(summary.busy_us)},
              {"exposed_us", true, by_kind(summary.exposed_us)}});
   return summary;
@@ -107,16 +107,16 @@ TraceSummary read_summary(const Value& value, const std::string& file, const std
 MeasuredRank read_rank(const Value& value, const std::string& file, const std::string& in) {
   MeasuredRank rank;
   Map::read(value, file, in,
-            {{"rank", true, integer(rank.rank)},
-             {"pp_rank", true, integer(rank.pp_rank)},
-             {"parameters", true, integer(rank.parameters)},
-             {"forward_backward_ms", true, number(rank.forward_backward_ms)},
-             {"static_bytes", true, bytes(rank.static_bytes)},
-             {"peak_allocated_bytes", true, bytes(rank.peak_allocated_bytes)},
-             {"after_step_bytes", true, bytes(rank.after_step_bytes)},
-             {"peak_reserved_bytes", true, bytes(rank.peak_reserved_bytes)},
-             {"outside_allocator_bytes", false, bytes(rank.outside_allocator_bytes)},
-             {"sm_clock_mhz", false, number(rank.sm_clock_mhz)},
+            {{"rank", true, integer_into(rank.rank)},
+             {"pp_rank", true, integer_into(rank.pp_rank)},
+             {"parameters", true, integer_into(rank.parameters)},
+             {"forward_backward_ms", true, number_into(rank.forward_backward_ms)},
+             {"static_bytes", true, bytes_into(rank.static_bytes)},
+             {"peak_allocated_bytes", true, bytes_into(rank.peak_allocated_bytes)},
+             {"after_step_bytes", true, bytes_into(rank.after_step_bytes)},
+             {"peak_reserved_bytes", true, bytes_into(rank.peak_reserved_bytes)},
+             {"outside_allocator_bytes", false, bytes_into(rank.outside_allocator_bytes)},
+             {"sm_clock_mhz", false, number_into(rank.sm_clock_mhz)},
              {"trace_summary", false, [&](const Value& v, const Position& at, const std::string& key) {
                 rank.trace_summary = read_summary(v, at.file, key);
               }}});
@@ -134,14 +134,14 @@ std::string by_kind_text(const std::map<std::string, double>& values) {
 Measured read_measured(const Value& value, const std::string& file) {
   Measured measured;
   Map::read(value, file, "measured",
-            {{"forward_backward_ms", true, number(measured.forward_backward_ms)},
+            {{"forward_backward_ms", true, number_into(measured.forward_backward_ms)},
              {"samples_ms", false,
               [&](const Value& v, const Position& at, const std::string& key) {
                 each(v, at, key, [&](const Value& item) {
                   measured.samples_ms.push_back(positive(item, {at.file, item.line}, key));
                 });
               }},
-             {"optimizer_ms", false, number(measured.optimizer_ms)},
+             {"optimizer_ms", false, number_into(measured.optimizer_ms)},
              {"ranks", true, [&](const Value& v, const Position& at, const std::string& key) {
                 each(v, at, key, [&](const Value& item) { measured.ranks.push_back(read_rank(item, at.file, key)); });
               }}});

@@ -9,7 +9,7 @@
 namespace pipewright::timeline {
 namespace {
 
-std::int64_t step_of(const Times& times) { return times.end[last_node(times)]; }
+std::int64_t end_of(const Times& times) { return times.end[last_node(times)]; }
 
 /// Time of the critical path by kernel family, by link class, and the host's.
 struct Path {
@@ -28,7 +28,7 @@ class Levers {
         profiles_(profiles),
         clockwork_(scenario, profiles),
         changed_(result.graph),
-        step_(step_of(result.times)) {}
+        step_(end_of(result.times)) {}
 
   std::vector<Lever> find() {
     const Path path = critical_path();
@@ -153,7 +153,7 @@ const model::Kernel* kernel_of(const model::Stages& stages, const Label& label) 
 }
 
 std::vector<std::int64_t> slack(const Graph& graph, const Times& times) {
-  std::vector<std::int64_t> latest(graph.size(), step_of(times));
+  std::vector<std::int64_t> latest(graph.size(), end_of(times));
   for (auto node = static_cast<std::uint32_t>(graph.size()); node-- > 0;) {
     const std::int64_t start = latest[node] - graph.duration_ns[node];
     for (std::uint32_t e = graph.first_edge[node]; e < graph.first_edge[node + 1]; ++e)
