@@ -3,7 +3,6 @@
 
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -244,47 +243,47 @@ int attach(Arguments& arguments) {
 
 }  // namespace
 
-void add_capture(CLI::App& app, Outcome& outcome) {
+void add_capture(Command& app, Outcome& outcome) {
   auto arguments = std::make_shared<Arguments>();
-  CLI::App* command = app.add_subcommand("capture", "Measures this machine's GPUs and writes a profile.");
-  command->footer(kExamples);
+  auto& command = app.add_subcommand("capture", "Measures this machine's GPUs and writes a profile.");
+  command.footer(kExamples);
   auto& options = arguments->options;
-  command->add_option("--out", arguments->out, "The profile to write, or - for standard output.")->required();
-  command->add_flag("--force", arguments->force, "Replace an existing file.");
-  command->add_option("--name", options.name, "Name of the profile (default: the device's, such as h200).");
-  command->add_option("--ops", options.ops,
-                      "Only families, links and scalars whose name matches this regular expression.");
-  command->add_option("--lacking", options.lacking, "Only shapes that this profile (name or file) does not have yet.");
-  command->add_flag("--quick", options.quick, "Few shapes and samples, under a minute.");
-  auto* sustained = command->add_flag("--sustained", options.sustained, "Also the clock law under sustained load.");
-  auto* links = command->add_flag("--links", options.links, "Links between all visible GPUs instead of kernels.");
-  links->excludes(sustained);
-  command->add_option("--link", options.link, "Which link class --links measures.")
-      ->check(CLI::IsMember({"nvlink", "shared host memory"}))
-      ->needs(links);
+  command.add_option("--out", arguments->out, "The profile to write, or - for standard output.").required();
+  command.add_flag("--force", arguments->force, "Replace an existing file.");
+  command.add_option("--name", options.name, "Name of the profile (default: the device's, such as h200).");
+  command.add_option("--ops", options.ops,
+                     "Only families, links and scalars whose name matches this regular expression.");
+  command.add_option("--lacking", options.lacking, "Only shapes that this profile (name or file) does not have yet.");
+  command.add_flag("--quick", options.quick, "Few shapes and samples, under a minute.");
+  auto& sustained = command.add_flag("--sustained", options.sustained, "Also the clock law under sustained load.");
+  auto& links = command.add_flag("--links", options.links, "Links between all visible GPUs instead of kernels.");
+  links.excludes(sustained);
+  command.add_option("--link", options.link, "Which link class --links measures.")
+      .allowed({"nvlink", "shared host memory"})
+      .needs(links);
   command
-      ->add_option("--scenario", arguments->scenarios,
-                   "Only shapes that this scenario's kernels need (repeatable); of a command: what it runs.")
-      ->allow_extra_args(false);
-  command->add_option("--steps", arguments->steps, "Of a command: steps A to B, counted from 1 (default 3:4).");
-  auto* kernel = command->add_option("--step-kernel", arguments->attach.step_kernel,
-                                     "Of a command: kernels whose name matches end a step (default: optimizers).");
-  command->add_option("--step-range", arguments->attach.step_range, "Of a command: the NVTX range that is one step.")
-      ->excludes(kernel);
-  command->add_option("--raw", arguments->raw, "Of a command: keep the recordings in this folder.");
+      .add_option("--scenario", arguments->scenarios,
+                  "Only shapes that this scenario's kernels need (repeatable); of a command: what it runs.")
+      .repeatable();
+  command.add_option("--steps", arguments->steps, "Of a command: steps A to B, counted from 1 (default 3:4).");
+  auto& kernel = command.add_option("--step-kernel", arguments->attach.step_kernel,
+                                    "Of a command: kernels whose name matches end a step (default: optimizers).");
+  command.add_option("--step-range", arguments->attach.step_range, "Of a command: the NVTX range that is one step.")
+      .excludes(kernel);
+  command.add_option("--raw", arguments->raw, "Of a command: keep the recordings in this folder.");
   command
-      ->add_option("--profile", arguments->profiles,
-                   "Of a command: compare with this profile, and bring times to a cool part by its clock law.")
-      ->allow_extra_args(false);
-  command->add_option("COMMAND", arguments->attach.command, "After --: a command to run and record.");
-  command->callback([arguments, command, &outcome] {
+      .add_option("--profile", arguments->profiles,
+                  "Of a command: compare with this profile, and bring times to a cool part by its clock law.")
+      .repeatable();
+  command.add_option("COMMAND", arguments->attach.command, "After --: a command to run and record.");
+  command.callback([arguments, &command, &outcome] {
     auto& line = arguments->options.arguments;
     line = {"pipewright", "capture"};
-    for (const CLI::Option* option : command->get_options()) {
-      if (option->count() == 0) continue;
-      line.push_back(option->get_positional() ? "--" : option->get_name());
-      if (option->get_expected_max() == 0) continue;
-      for (const auto& value : option->results()) {
+    for (const Option& option : command.options()) {
+      if (option.given().empty()) continue;
+      line.push_back(option.positional() ? "--" : option.name());
+      if (option.flag()) continue;
+      for (const auto& value : option.given()) {
         const bool plain = value.find_first_of(" ^$()|*?[]\\'\"") == std::string::npos;
         line.push_back(plain ? value : "'" + value + "'");
       }

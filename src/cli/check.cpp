@@ -1,5 +1,4 @@
 // pipewright check: which rules a configuration breaks, what in it does nothing, what bites; or what a symptom means.
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <map>
 #include <memory>
@@ -66,19 +65,19 @@ void run(CheckOptions options, Outcome& outcome) {
 
 }  // namespace
 
-void add_check(CLI::App& app, Outcome& outcome) {
-  auto* command = app.add_subcommand("check", "Say what a configuration breaks, what has no effect, what is a trap");
+void add_check(Command& app, Outcome& outcome) {
+  auto& command = app.add_subcommand("check", "Say what a configuration breaks, what has no effect, what is a trap");
   const auto options = std::make_shared<CheckOptions>();
-  options->input.add_to(*command);
-  command->add_option("--symptom", options->symptom, "diagnose: oom, slow, or assert \"TEXT\"")->expected(1, 2);
-  command->add_option("--json", options->json, "write JSON to this file (-: standard output, and nothing else)");
-  command->footer(
+  options->input.add_to(command);
+  command.add_option("--symptom", options->symptom, "diagnose: oom, slow, or assert \"TEXT\"").expected(1, 2);
+  command.add_option("--json", options->json, "write JSON to this file (-: standard output, and nothing else)");
+  command.footer(
       "Exit status 1: a violation was found.\n\nExamples:\n"
       "  pipewright check S.yaml\n"
       "  pipewright check --megatron \"--num-layers 32 ... --recompute-granularity selective\"\n"
       "  pipewright check S.yaml --symptom oom\n"
       "  pipewright check S.yaml --symptom assert \"the text of the assertion\"");
-  command->callback([options, &outcome] { run(*options, outcome); });
+  command.callback([options, &outcome] { run(*options, outcome); });
 }
 
 }  // namespace pipewright::cli

@@ -5,9 +5,7 @@
 #include <string>
 #include <string_view>
 
-namespace CLI {
-class App;
-}
+#include "options.hpp"
 
 namespace pipewright::cli {
 
@@ -16,19 +14,19 @@ struct Outcome {
   int status = 0;
 };
 
-void add_plan(CLI::App& app, Outcome& outcome);
-void add_simulate(CLI::App& app, Outcome& outcome);
-void add_sweep(CLI::App& app, Outcome& outcome);
-void add_explain(CLI::App& app, Outcome& outcome);
-void add_schedule(CLI::App& app, Outcome& outcome);
-void add_check(CLI::App& app, Outcome& outcome);
-void add_validate(CLI::App& app, Outcome& outcome);
-void add_convert(CLI::App& app, Outcome& outcome);
-void add_replay_allocator(CLI::App& app, Outcome& outcome);
-void add_capture(CLI::App& app, Outcome& outcome);
-void add_import(CLI::App& app, Outcome& outcome);
-void add_list(CLI::App& app, Outcome& outcome);
-void add_profile(CLI::App& app, Outcome& outcome);
+void add_plan(Command& app, Outcome& outcome);
+void add_simulate(Command& app, Outcome& outcome);
+void add_sweep(Command& app, Outcome& outcome);
+void add_explain(Command& app, Outcome& outcome);
+void add_schedule(Command& app, Outcome& outcome);
+void add_check(Command& app, Outcome& outcome);
+void add_validate(Command& app, Outcome& outcome);
+void add_convert(Command& app, Outcome& outcome);
+void add_replay_allocator(Command& app, Outcome& outcome);
+void add_capture(Command& app, Outcome& outcome);
+void add_import(Command& app, Outcome& outcome);
+void add_list(Command& app, Outcome& outcome);
+void add_profile(Command& app, Outcome& outcome);
 
 /// Writes a result to a file, or to standard output for "-".
 void write_result(const std::string& path, std::string_view text);

@@ -1,5 +1,4 @@
 // pipewright convert: any form of input to a scenario file.
-#include <CLI/CLI.hpp>
 #include <cstdio>
 #include <memory>
 
@@ -22,16 +21,16 @@ void convert(const ConvertOptions& options) {
 
 }  // namespace
 
-void add_convert(CLI::App& app, Outcome&) {
-  auto* command = app.add_subcommand("convert", "Write a scenario file from any form of input");
+void add_convert(Command& app, Outcome&) {
+  auto& command = app.add_subcommand("convert", "Write a scenario file from any form of input");
   const auto options = std::make_shared<ConvertOptions>();
-  options->input.add_to(*command);
-  command->add_option("--out", options->out, "scenario file to write (-: standard output)")->required();
-  command->footer(
+  options->input.add_to(command);
+  command.add_option("--out", options->out, "scenario file to write (-: standard output)").required();
+  command.footer(
       "Example:\n"
       "  pipewright convert --hf config.json --gpus 64 --profile h100-sxm --set seq_length=4096 \\\n"
       "    --set global_batch_size=512 --out S.yaml");
-  command->callback([options] { convert(*options); });
+  command.callback([options] { convert(*options); });
 }
 
 }  // namespace pipewright::cli

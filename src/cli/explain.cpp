@@ -1,5 +1,4 @@
 // pipewright explain: who owns a rank's bytes at its peak, what one op waited for.
-#include <CLI/CLI.hpp>
 #include <memory>
 
 #include "commands.hpp"
@@ -36,19 +35,19 @@ void explain(const ExplainOptions& options) {
 
 }  // namespace
 
-void add_explain(CLI::App& app, Outcome&) {
-  auto* command = app.add_subcommand("explain", "The reason behind a number: owners of a peak, waits of an op");
+void add_explain(Command& app, Outcome&) {
+  auto& command = app.add_subcommand("explain", "The reason behind a number: owners of a peak, waits of an op");
   const auto options = std::make_shared<ExplainOptions>();
-  options->input.add_to(*command);
-  command->add_option("--rank", options->rank, "pipeline rank")->required();
-  command->add_flag("--peak", options->peak, "who owns the bytes when the rank's memory peaks");
-  command->add_option("--op", options->op, "what an op did and waited for: \"F 3.1\", \"B 0.0\"");
-  command->add_option("--json", options->json, "write JSON to this file (-: standard output, and nothing else)");
-  command->footer(
+  options->input.add_to(command);
+  command.add_option("--rank", options->rank, "pipeline rank").required();
+  command.add_flag("--peak", options->peak, "who owns the bytes when the rank's memory peaks");
+  command.add_option("--op", options->op, "what an op did and waited for: \"F 3.1\", \"B 0.0\"");
+  command.add_option("--json", options->json, "write JSON to this file (-: standard output, and nothing else)");
+  command.footer(
       "Examples:\n"
       "  pipewright explain S.yaml --rank 0 --peak\n"
       "  pipewright explain S.yaml --rank 2 --op \"F 3.1\"");
-  command->callback([options] { explain(*options); });
+  command.callback([options] { explain(*options); });
 }
 
 }  // namespace pipewright::cli

@@ -3,7 +3,6 @@
 
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <filesystem>
 #include <memory>
 
@@ -63,31 +62,30 @@ void import(const ImportOptions& options) {
 
 }  // namespace
 
-void add_import(CLI::App& app, Outcome&) {
-  auto* command = app.add_subcommand("import", "Read traces of a real run, one a rank, into a profile");
+void add_import(Command& app, Outcome&) {
+  auto& command = app.add_subcommand("import", "Read traces of a real run, one a rank, into a profile");
   const auto options = std::make_shared<ImportOptions>();
   command
-      ->add_option("TRACE", options->traces,
-                   "torch.profiler JSON (.gz), Nsight Systems .sqlite, or a kernel list; NAME.rR.* is rank R")
-      ->required()
-      ->expected(1, 100000);
-  command->add_option("--scenario", options->scenario, "scenario file (YAML) that the run followed")->required();
-  command->add_option("--out", options->out, "file of the profile (-: standard output)")->required();
-  command->add_flag("--force", options->force, "replace the file");
-  command->add_option("--set", options->set, "NAME=VALUE: any setting, overrides the scenario; repeatable")
-      ->allow_extra_args(false);
-  add_profile_option(*command, options->profiles);
-  command->add_option("--host-overhead", options->host_overhead,
-                      "host times are divided by it: the cost of the profiler itself (1.25: torch.profiler on a step "
-                      "bound by the host, 438.1 ms traced, 349.7 ms untraced; 1 for a profiler without cost)");
-  command->add_option("--json", options->json, "write the report as JSON (-: standard output)");
-  command->footer(
+      .add_option("TRACE", options->traces,
+                  "torch.profiler JSON (.gz), Nsight Systems .sqlite, or a kernel list; NAME.rR.* is rank R")
+      .required()
+      .expected(1, 100000);
+  command.add_option("--scenario", options->scenario, "scenario file (YAML) that the run followed").required();
+  command.add_option("--out", options->out, "file of the profile (-: standard output)").required();
+  command.add_flag("--force", options->force, "replace the file");
+  command.add_option("--set", options->set, "NAME=VALUE: any setting, overrides the scenario; repeatable").repeatable();
+  add_profile_option(command, options->profiles);
+  command.add_option("--host-overhead", options->host_overhead,
+                     "host times are divided by it: the cost of the profiler itself (1.25: torch.profiler on a step "
+                     "bound by the host, 438.1 ms traced, 349.7 ms untraced; 1 for a profiler without cost)");
+  command.add_option("--json", options->json, "write the report as JSON (-: standard output)");
+  command.footer(
       "With --profile, the report compares with times of lone kernels, and imported times are brought to a cool part\n"
       "by that profile's clock law, so that both can be used together.\n\n"
       "Examples:\n"
       "  pipewright import step.r0.json.gz step.r1.json.gz --scenario S.yaml --profile h200-sxm --out run.json\n"
       "  pipewright simulate S.yaml --profile run.json --profile h200-sxm");
-  command->callback([options] { import(*options); });
+  command.callback([options] { import(*options); });
 }
 
 }  // namespace pipewright::cli

@@ -3,30 +3,27 @@
 
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
-
 #include "pipewright/emit.hpp"
 
 namespace pipewright::cli {
 
-void add_profile_option(CLI::App& command, std::vector<std::string>& profiles) {
+void add_profile_option(Command& command, std::vector<std::string>& profiles) {
   command.add_option("--profile", profiles, "measured profile, name or file; repeatable, the first has precedence")
-      ->allow_extra_args(false);
+      .repeatable();
 }
 
-void Input::add_to(CLI::App& command) {
+void Input::add_to(Command& command) {
   command.add_option("SCENARIO", path, "scenario file (YAML)");
   const char* forms = "Instead of SCENARIO";
-  command.add_option("--megatron", megatron_, "a Megatron-LM command line, as one word")->group(forms);
-  command.add_option("--bridge", bridge_, "file of Megatron Bridge overrides (cfg.x.y = value)")->group(forms);
-  command.add_option("--hf", hf_, "a Hugging Face config.json")->group(forms);
-  command.add_option("--gpus", gpus_, "number of GPUs")->group(forms);
-  command.add_option("--gpus-per-node", gpus_per_node_, "GPUs of one node (8)")->group(forms);
-  command.add_option("--megatron-core", megatron_core_, "version of Megatron Core")->group(forms);
+  command.add_option("--megatron", megatron_, "a Megatron-LM command line, as one word").group(forms);
+  command.add_option("--bridge", bridge_, "file of Megatron Bridge overrides (cfg.x.y = value)").group(forms);
+  command.add_option("--hf", hf_, "a Hugging Face config.json").group(forms);
+  command.add_option("--gpus", gpus_, "number of GPUs").group(forms);
+  command.add_option("--gpus-per-node", gpus_per_node_, "GPUs of one node (8)").group(forms);
+  command.add_option("--megatron-core", megatron_core_, "version of Megatron Core").group(forms);
   add_profile_option(command, profiles_);
-  command.add_option("--set", set_, "NAME=VALUE: any setting, overrides the input; repeatable")
-      ->allow_extra_args(false);
-  command.add_option("--env", env_, "NAME=VALUE: any environment variable; repeatable")->allow_extra_args(false);
+  command.add_option("--set", set_, "NAME=VALUE: any setting, overrides the input; repeatable").repeatable();
+  command.add_option("--env", env_, "NAME=VALUE: any environment variable; repeatable").repeatable();
 }
 
 Loaded Input::load() const {

@@ -4,14 +4,11 @@
 #include <string>
 #include <vector>
 
+#include "options.hpp"
 #include "pipewright/plan.hpp"
 #include "pipewright/predict.hpp"
 #include "pipewright/profile.hpp"
 #include "pipewright/scenario.hpp"
-
-namespace CLI {
-class App;
-}
 
 namespace pipewright::cli {
 
@@ -26,7 +23,7 @@ struct Loaded {
 class Input {
  public:
   /// Declares the options on a command. Must outlive the parse (keep it in the command's shared state).
-  void add_to(CLI::App& command);
+  void add_to(Command& command);
 
   Loaded load() const;
   /// load(), refused if the version lacks a flag or Megatron Core cannot run it.
@@ -47,6 +44,6 @@ class Input {
 };
 
 /// Declares --profile where there is no scenario on the command line (validate).
-void add_profile_option(CLI::App& command, std::vector<std::string>& profiles);
+void add_profile_option(Command& command, std::vector<std::string>& profiles);
 
 }  // namespace pipewright::cli

@@ -1,7 +1,6 @@
 // pipewright list: what can be named in a scenario or on the command line.
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -90,14 +89,13 @@ Listing rules() {
 
 }  // namespace
 
-void add_list(CLI::App& app, Outcome&) {
-  auto* command = app.add_subcommand("list", "List what can be named: profiles, settings, versions, rules");
-  command->require_subcommand(1);
+void add_list(Command& app, Outcome&) {
+  auto& command = app.add_subcommand("list", "List what can be named: profiles, settings, versions, rules");
   const auto json = std::make_shared<std::string>();
   const auto add = [&](const char* name, const char* what, Listing (*listing)()) {
-    auto* list = command->add_subcommand(name, what);
-    list->add_option("--json", *json, "write JSON to this file (-: standard output, and nothing else)");
-    list->callback([json, listing] {
+    auto& list = command.add_subcommand(name, what);
+    list.add_option("--json", *json, "write JSON to this file (-: standard output, and nothing else)");
+    list.callback([json, listing] {
       const Listing result = listing();
       if (!json->empty()) {
         write_result(*json, result.json.dump(1, ' ', false, Json::error_handler_t::replace) + "\n");

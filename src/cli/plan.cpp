@@ -1,5 +1,4 @@
 // pipewright plan: the best legal configuration, why, and its flags.
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <memory>
 
@@ -90,23 +89,23 @@ void run(const PlanOptions& options, Outcome& outcome) {
 
 }  // namespace
 
-void add_plan(CLI::App& app, Outcome& outcome) {
-  auto* command = app.add_subcommand("plan", "Find the best legal configuration of what `search:` leaves open");
+void add_plan(Command& app, Outcome& outcome) {
+  auto& command = app.add_subcommand("plan", "Find the best legal configuration of what `search:` leaves open");
   const auto options = std::make_shared<PlanOptions>();
-  options->input.add_to(*command);
+  options->input.add_to(command);
   options->input.propose = true;
-  command->add_option("--json", options->json, "write JSON to this file (-: standard output, and nothing else)");
-  command->add_option("--emit", options->emit_forms, "flags to print: megatron, bridge, harness, env, all; repeatable")
-      ->allow_extra_args(false);
-  command->add_option("--top", options->top, "how many alternatives to keep (10)");
-  command->add_option("--report", options->html, "write a self-contained HTML page");
-  command->footer(
+  command.add_option("--json", options->json, "write JSON to this file (-: standard output, and nothing else)");
+  command.add_option("--emit", options->emit_forms, "flags to print: megatron, bridge, harness, env, all; repeatable")
+      .repeatable();
+  command.add_option("--top", options->top, "how many alternatives to keep (10)");
+  command.add_option("--report", options->html, "write a self-contained HTML page");
+  command.footer(
       "Exit status 1: nothing that is legal fits.\n\nExamples:\n"
       "  pipewright plan scenarios/llama3-70b-sft-32xh100.yaml --emit all\n"
       "  pipewright plan --hf config.json --gpus 64 --profile h100-sxm --set seq_length=4096 --set "
       "global_batch_size=512\n"
       "  pipewright plan S.yaml --set search.recompute=auto --set search.allocator=auto --json plan.json");
-  command->callback([options, &outcome] { run(*options, outcome); });
+  command.callback([options, &outcome] { run(*options, outcome); });
 }
 
 }  // namespace pipewright::cli

@@ -3,7 +3,6 @@
 
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
@@ -226,55 +225,53 @@ profile::Profile calibrated(const ProfileOptions& options) {
 
 }  // namespace
 
-void add_profile(CLI::App& app, Outcome&) {
-  auto* command = app.add_subcommand("profile", "Show, merge or compare profiles");
-  command->require_subcommand(1);
+void add_profile(Command& app, Outcome&) {
+  auto& command = app.add_subcommand("profile", "Show, merge or compare profiles");
   const auto options = std::make_shared<ProfileOptions>();
 
-  auto* show = command->add_subcommand("show", "What a profile holds and how well it interpolates");
-  show->add_option("PROFILE", options->profiles, "name or file")->required()->expected(1);
-  show->add_option("--family", options->family, "every shape of one kernel family");
-  show->add_option("--json", options->json, "write JSON to this file (-: standard output)");
-  show->callback([options] {
+  auto& show = command.add_subcommand("show", "What a profile holds and how well it interpolates");
+  show.add_option("PROFILE", options->profiles, "name or file").required().expected(1);
+  show.add_option("--family", options->family, "every shape of one kernel family");
+  show.add_option("--json", options->json, "write JSON to this file (-: standard output)");
+  show.callback([options] {
     const auto p = load(options->profiles.front());
     if (options->json != "-") write_result("-", show_text(p, options->family));
     if (!options->json.empty()) write_result(options->json, show_json(p));
   });
 
-  auto* merge = command->add_subcommand("merge", "All entries of several profiles; the first that has one wins");
-  merge->add_option("PROFILES", options->profiles, "names or files")->required()->expected(2, 1000);
-  merge->add_option("--out", options->out, "file of the result (-: standard output)")->required();
-  merge->callback([options] {
+  auto& merge = command.add_subcommand("merge", "All entries of several profiles; the first that has one wins");
+  merge.add_option("PROFILES", options->profiles, "names or files").required().expected(2, 1000);
+  merge.add_option("--out", options->out, "file of the result (-: standard output)").required();
+  merge.callback([options] {
     std::vector<profile::Profile> all;
     for (const auto& name : options->profiles) all.push_back(load(name));
     write_result(options->out, profile::to_json(profile::merge(all)));
   });
 
-  auto* diff = command->add_subcommand("diff", "Every number in which two profiles differ");
-  diff->add_option("PROFILES", options->profiles, "two names or files")->required()->expected(2);
-  diff->add_option("--json", options->json, "write JSON to this file (-: standard output)");
-  diff->callback([options] {
+  auto& diff = command.add_subcommand("diff", "Every number in which two profiles differ");
+  diff.add_option("PROFILES", options->profiles, "two names or files").required().expected(2);
+  diff.add_option("--json", options->json, "write JSON to this file (-: standard output)");
+  diff.callback([options] {
     const auto differences = profile::diff(load(options->profiles[0]), load(options->profiles[1]));
     if (options->json != "-") write_result("-", diff_text(differences));
     if (!options->json.empty()) write_result(options->json, diff_json(differences));
   });
 
-  auto* calibrate = command->add_subcommand(
+  auto& calibrate = command.add_subcommand(
       "calibrate", "This machine's speed from the step times of measured runs, to stand before a measured profile");
-  calibrate->add_option("RUNS", options->runs, "scenario files with `measured:`")->required();
-  calibrate->add_option("--profile", options->profiles, "measured profile, name or file (default: the runs' own)");
-  calibrate->add_option("--out", options->out, "file of the result (-: standard output)")->required();
-  calibrate->footer(
+  calibrate.add_option("RUNS", options->runs, "scenario files with `measured:`").required();
+  calibrate.add_option("--profile", options->profiles, "measured profile, name or file (default: the runs' own)");
+  calibrate.add_option("--out", options->out, "file of the result (-: standard output)").required();
+  calibrate.footer(
       "Example:\n  pipewright profile calibrate run1.yaml run2.yaml --out mine.json\n"
       "  pipewright plan next.yaml --profile mine.json --profile h200-sxm");
-  calibrate->callback([options] { write_result(options->out, profile::to_json(calibrated(*options))); });
+  calibrate.callback([options] { write_result(options->out, profile::to_json(calibrated(*options))); });
 
-  auto* derive =
-      command->add_subcommand("derive", "An H100 SXM from an H200 SXM's profile, every entry marked derived");
-  derive->add_option("PROFILE", options->profiles, "name or file of the H200's profile")->required()->expected(1);
-  derive->add_option("--out", options->out, "file of the result (-: standard output)")->required();
-  derive->add_flag("--force", options->force, "replace the file");
-  derive->callback([options] {
+  auto& derive = command.add_subcommand("derive", "An H100 SXM from an H200 SXM's profile, every entry marked derived");
+  derive.add_option("PROFILE", options->profiles, "name or file of the H200's profile").required().expected(1);
+  derive.add_option("--out", options->out, "file of the result (-: standard output)").required();
+  derive.add_flag("--force", options->force, "replace the file");
+  derive.callback([options] {
     if (!options->force && options->out != "-" && std::filesystem::exists(options->out))
       throw UsageError({"command line", 0}, "--out", options->out + " exists; --force replaces it");
     write_result(options->out, profile::to_json(profile::derive_h100(load(options->profiles.front()))));

@@ -1,7 +1,6 @@
 // pipewright replay-allocator: recorded allocator events through PyTorch's caching allocator, as it was or otherwise.
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -45,14 +44,14 @@ void run(const ReplayAllocatorOptions& options) {
 
 }  // namespace
 
-void add_replay_allocator(CLI::App& app, Outcome&) {
-  auto* command = app.add_subcommand("replay-allocator", "Replay recorded events of PyTorch's caching allocator");
+void add_replay_allocator(Command& app, Outcome&) {
+  auto& command = app.add_subcommand("replay-allocator", "Replay recorded events of PyTorch's caching allocator");
   const auto options = std::make_shared<ReplayAllocatorOptions>();
-  command->add_option("RECORDING", options->recording, "recorded events (.mem.json, .mem.json.gz)")->required();
-  command->add_option("--conf", options->conf, "another PYTORCH_CUDA_ALLOC_CONF than the recorded one");
-  command->add_option("--json", options->json, "write JSON to this file (-: standard output, and nothing else)");
-  command->footer("Example:\n  pipewright replay-allocator run.r0.mem.json.gz --conf expandable_segments:True");
-  command->callback([options] { run(*options); });
+  command.add_option("RECORDING", options->recording, "recorded events (.mem.json, .mem.json.gz)").required();
+  command.add_option("--conf", options->conf, "another PYTORCH_CUDA_ALLOC_CONF than the recorded one");
+  command.add_option("--json", options->json, "write JSON to this file (-: standard output, and nothing else)");
+  command.footer("Example:\n  pipewright replay-allocator run.r0.mem.json.gz --conf expandable_segments:True");
+  command.callback([options] { run(*options); });
 }
 
 }  // namespace pipewright::cli

@@ -1,7 +1,6 @@
 // pipewright schedule: every rank's program, in the order in which its host issues it.
 #include "pipewright/schedule.hpp"
 
-#include <CLI/CLI.hpp>
 #include <memory>
 
 #include "commands.hpp"
@@ -28,21 +27,21 @@ void print_schedule(const ScheduleOptions& options) {
 
 }  // namespace
 
-void add_schedule(CLI::App& app, Outcome&) {
-  auto* command = app.add_subcommand("schedule", "Print Megatron's program of every pipeline rank");
+void add_schedule(Command& app, Outcome&) {
+  auto& command = app.add_subcommand("schedule", "Print Megatron's program of every pipeline rank");
   const auto options = std::make_shared<ScheduleOptions>();
-  options->input.add_to(*command);
-  command->add_flag("--detail", options->detail, "expert-parallel overlap down to the nodes of every layer");
-  command->add_flag("--hooks", options->hooks, "also no_sync, gradient and parameter synchronisation");
-  command->add_flag("--frees", options->frees, "also where outputs are deallocated");
-  command->add_option("--json", options->json, "write JSON to this file (-: standard output, and nothing else)");
-  command->footer(
+  options->input.add_to(command);
+  command.add_flag("--detail", options->detail, "expert-parallel overlap down to the nodes of every layer");
+  command.add_flag("--hooks", options->hooks, "also no_sync, gradient and parameter synchronisation");
+  command.add_flag("--frees", options->frees, "also where outputs are deallocated");
+  command.add_option("--json", options->json, "write JSON to this file (-: standard output, and nothing else)");
+  command.footer(
       "F3.1: forward of microbatch 3, chunk 1. B: backward. S[...]: transfers, waited for; A[...]: not waited for; W: "
       "the wait.\nsn, rp, sp, rn: send next, receive previous, send previous, receive next.\n\n"
       "Examples:\n"
       "  pipewright schedule S.yaml\n"
       "  pipewright schedule S.yaml --set virtual_pipeline_model_parallel_size=4 --hooks --frees --json -");
-  command->callback([options] { print_schedule(*options); });
+  command.callback([options] { print_schedule(*options); });
 }
 
 }  // namespace pipewright::cli

@@ -1,5 +1,4 @@
 // pipewright simulate: one scenario, predicted.
-#include <CLI/CLI.hpp>
 #include <memory>
 
 #include "commands.hpp"
@@ -30,19 +29,19 @@ void simulate(const SimulateOptions& options) {
 
 }  // namespace
 
-void add_simulate(CLI::App& app, Outcome&) {
-  auto* command = app.add_subcommand("simulate", "Predict a training step: time, exposed communication, memory");
+void add_simulate(Command& app, Outcome&) {
+  auto& command = app.add_subcommand("simulate", "Predict a training step: time, exposed communication, memory");
   const auto options = std::make_shared<SimulateOptions>();
-  options->input.add_to(*command);
-  command->add_option("--json", options->json, "write JSON to this file (-: standard output, and nothing else)");
-  command->add_option("--trace", options->trace, "write a Chrome/Perfetto trace (packed if it ends in .gz)");
-  command->add_option("--report", options->html, "write a self-contained HTML page");
-  command->footer(
+  options->input.add_to(command);
+  command.add_option("--json", options->json, "write JSON to this file (-: standard output, and nothing else)");
+  command.add_option("--trace", options->trace, "write a Chrome/Perfetto trace (packed if it ends in .gz)");
+  command.add_option("--report", options->html, "write a self-contained HTML page");
+  command.footer(
       "Examples:\n"
       "  pipewright simulate scenarios/llama3-70b-sft-32xh100.yaml\n"
       "  pipewright simulate S.yaml --set recompute_modules=[mlp] --set recompute_granularity=selective --json -\n"
       "  pipewright simulate S.yaml --profile h200-sxm --trace step.json.gz --report step.html");
-  command->callback([options] { simulate(*options); });
+  command.callback([options] { simulate(*options); });
 }
 
 }  // namespace pipewright::cli

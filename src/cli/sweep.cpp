@@ -1,5 +1,4 @@
 // pipewright sweep: every combination of some values, predicted.
-#include <CLI/CLI.hpp>
 #include <memory>
 
 #include "commands.hpp"
@@ -72,21 +71,21 @@ void run(const SweepOptions& options) {
 
 }  // namespace
 
-void add_sweep(CLI::App& app, Outcome&) {
-  auto* command = app.add_subcommand("sweep", "Predict every combination of some values");
+void add_sweep(Command& app, Outcome&) {
+  auto& command = app.add_subcommand("sweep", "Predict every combination of some values");
   const auto options = std::make_shared<SweepOptions>();
-  options->input.add_to(*command);
-  command->add_option("--over", options->over, "NAME=V1,V2: values of a setting; repeatable (all combinations)")
-      ->required()
-      ->allow_extra_args(false);
-  command->add_option("--json", options->json, "write JSON to this file (-: standard output, and nothing else)");
-  command->add_option("--csv", options->csv, "write CSV to this file (-: standard output, and nothing else)");
-  command->footer(
+  options->input.add_to(command);
+  command.add_option("--over", options->over, "NAME=V1,V2: values of a setting; repeatable (all combinations)")
+      .required()
+      .repeatable();
+  command.add_option("--json", options->json, "write JSON to this file (-: standard output, and nothing else)");
+  command.add_option("--csv", options->csv, "write CSV to this file (-: standard output, and nothing else)");
+  command.footer(
       "Examples:\n"
       "  pipewright sweep S.yaml --over recompute_modules\n"
       "  pipewright sweep S.yaml --over virtual_pipeline_model_parallel_size=none,2,4 --over micro_batch_size=1,2\n"
       "  pipewright sweep S.yaml --over recompute_modules=[mlp],[mlp,core_attn] --csv -");
-  command->callback([options] { run(*options); });
+  command.callback([options] { run(*options); });
 }
 
 }  // namespace pipewright::cli

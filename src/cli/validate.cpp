@@ -3,7 +3,6 @@
 
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <filesystem>
 #include <memory>
@@ -78,22 +77,22 @@ void run(const ValidateOptions& options, Outcome& outcome) {
 
 }  // namespace
 
-void add_validate(CLI::App& app, Outcome& outcome) {
-  auto* command = app.add_subcommand("validate", "Compare predictions with measured runs");
+void add_validate(Command& app, Outcome& outcome) {
+  auto& command = app.add_subcommand("validate", "Compare predictions with measured runs");
   const auto options = std::make_shared<ValidateOptions>();
-  command->add_option("PATHS", options->paths, "scenario files with `measured:`, or directories of them")->required();
-  add_profile_option(*command, options->profiles);
-  auto* tolerance = command->add_option("--tolerance", options->tolerance,
-                                        "exit with 1 if a time or a peak is off by more than this many percent");
-  command->add_flag("--calibrate", options->calibrate,
-                    "the machine's speed for each run from the other runs of its model, never from itself");
-  command->add_flag("--traces", options->traces, "also busy and exposed times against trace summaries, rank by rank");
-  command->add_option("--json", options->json, "write JSON to this file (-: standard output, and nothing else)");
-  command->footer(
+  command.add_option("PATHS", options->paths, "scenario files with `measured:`, or directories of them").required();
+  add_profile_option(command, options->profiles);
+  auto& tolerance = command.add_option("--tolerance", options->tolerance,
+                                       "exit with 1 if a time or a peak is off by more than this many percent");
+  command.add_flag("--calibrate", options->calibrate,
+                   "the machine's speed for each run from the other runs of its model, never from itself");
+  command.add_flag("--traces", options->traces, "also busy and exposed times against trace summaries, rank by rank");
+  command.add_option("--json", options->json, "write JSON to this file (-: standard output, and nothing else)");
+  command.footer(
       "Examples:\n  pipewright validate measured/ --profile h200-sxm --tolerance 6\n"
       "  pipewright validate measured/ --calibrate --traces");
-  command->callback([options, tolerance, &outcome] {
-    options->has_tolerance = tolerance->count() > 0;
+  command.callback([options, &tolerance, &outcome] {
+    options->has_tolerance = !tolerance.given().empty();
     run(*options, outcome);
   });
 }

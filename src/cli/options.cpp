@@ -1,0 +1,110 @@
+// The data of options.hpp handed to CLI11.
+#include "options.hpp"
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <map>
+
+#include "pipewright/base.hpp"
+
+namespace pipewright::cli {
+namespace {
+
+using Made = std::map<const Option*, CLI::Option*>;
+
+void declare(CLI::App& app, Option& option, Made& made) {
+  CLI::Option* o = std::visit(
+      [&](auto* target) {
+        if constexpr (std::is_same_v<decltype(target), bool*>) {
+          return app.add_flag(option.name(), *target, option.help());
+        } else {
+          return app.add_option(option.name(), *target, option.help());
+        }
+      },
+      option.target());
+  made[&option] = o;
+  o->required(option.is_required());
+  if (option.is_repeatable()) o->allow_extra_args(false);
+  if (option.count()) o->expected(option.count()->first, option.count()->second);
+  if (!option.heading().empty()) o->group(option.heading());
+  if (!option.values_allowed().empty()) o->check(CLI::IsMember(option.values_allowed()));
+  if (option.needed() != nullptr) o->needs(made.at(option.needed()));
+  if (option.excluded() != nullptr) o->excludes(made.at(option.excluded()));
+}
+
+void declare(CLI::App& app, Command& command, Made& made) {
+  app.footer(command.footer());
+  for (Option& option : command.options()) declare(app, option, made);
+  if (command.callback()) {
+    app.callback([&command, &made] {
+      for (Option& option : command.options()) {
+        const CLI::Option* o = made.at(&option);
+        if (o->count() > 0) option.give(o->results());
+      }
+      command.callback()();
+    });
+  }
+  for (Command& below : command.commands()) declare(*app.add_subcommand(below.name(), below.help()), below, made);
+  if (!command.commands().empty()) app.require_subcommand(1);
+}
+
+/// What CLI11 refused, said with the nearest name; its own text where no name is misspelled.
+[[noreturn]] void refuse(const Command& program, int argc, char** argv, const CLI::ParseError& error) {
+  const Command* command = &program;
+  for (int i = 1; i < argc; ++i) {
+    const std::string argument = argv[i];
+    if (argument == "--") break;
+    if (argument.rfind("--", 0) == 0) {
+      const std::string name = argument.substr(0, argument.find('='));
+      std::vector<std::string> known{"--help"};
+      if (command == &program) known.push_back("--version");
+      const Option* found = nullptr;
+      for (const Option& option : command->options()) {
+        if (option.positional()) continue;
+        known.push_back(option.name());
+        if (option.name() == name) found = &option;
+      }
+      if (found != nullptr) {
+        if (!found->flag() && name == argument) ++i;  // its value may begin with "--"
+        continue;
+      }
+      if (name == "--help" || (command == &program && name == "--version")) continue;
+      throw UsageError({"command line", 0}, name, "unknown option", known, nearest_name(name, known));
+    }
+    if (command->commands().empty() || argument.rfind('-', 0) == 0) continue;
+    std::vector<std::string> known;
+    const Command* next = nullptr;
+    for (const Command& below : command->commands()) {
+      known.push_back(below.name());
+      if (below.name() == argument) next = &below;
+    }
+    if (next == nullptr) {
+      throw UsageError({"command line", 0}, argument, "unknown command", known, nearest_name(argument, known));
+    }
+    command = next;
+  }
+  throw UsageError({"command line", 0}, {}, error.what());
+}
+
+}  // namespace
+
+Parsed parse(Command& program, const std::string& version, int argc, char** argv) {
+  CLI::App app{program.help(), program.name()};
+  app.set_version_flag("--version", version);
+  Made made;
+  declare(app, program, made);
+  if (argc < 2) {
+    std::fputs(app.help().c_str(), stderr);
+    return {false, 2};
+  }
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::Success& success) {  // --help, --version
+    return {false, app.exit(success)};
+  } catch (const CLI::ParseError& error) {
+    refuse(program, argc, argv, error);
+  }
+  return {true, 0};
+}
+
+}  // namespace pipewright::cli
