@@ -17,7 +17,6 @@ namespace {
 
 constexpr std::size_t none = static_cast<std::size_t>(-1);
 
-
 /// Launches of a trace in the order of the host, each with the operation that it belongs to.
 struct Event {
   std::uint32_t activity;

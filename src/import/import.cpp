@@ -15,7 +15,6 @@
 namespace pipewright::traces {
 namespace {
 
-
 /// Share of the time before a moment in which the rank computed, each kernel by its power; a step follows a step, so
 /// time before the trace is its end (as the timeline does when it applies a clock law).
 class Load {

@@ -87,7 +87,7 @@ Trace read(const std::string& path) {
   const auto status = std::filesystem::status(path, error);
   if (!std::filesystem::exists(status)) throw UsageError({path, 0}, {}, "cannot read: no such file");
   if (std::filesystem::is_directory(status)) throw UsageError({path, 0}, {}, "cannot read: this is a directory");
-  constexpr std::string_view sqlite("SQLite format 3", 16);  // sqlite.org/fileformat.html, 1.3: the NUL belongs to it
+  constexpr std::string_view sqlite("SQLite format 3\0", 16);  // sqlite.org/fileformat.html, 1.3: the NUL belongs to it
   constexpr std::string_view recording = "pipewright recording 1\n";
   std::array<char, recording.size()> head{};
   std::ifstream(path, std::ios::binary).read(head.data(), head.size());

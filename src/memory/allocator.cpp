@@ -221,7 +221,9 @@ class Allocator::State {
 
  private:
   Pool& pool_of(std::uint32_t block) { return pools_[blocks_[block].small ? 1 : 0]; }
-  bool is_split(std::uint32_t block) const { return blocks_[block].previous != no_block || blocks_[block].next != no_block; }
+  bool is_split(std::uint32_t block) const {
+    return blocks_[block].previous != no_block || blocks_[block].next != no_block;
+  }
   FreeList::Entry entry(std::uint32_t block) const {
     const auto& b = blocks_[block];
     return {b.mapped ? b.size : 0, b.address, b.stream, block};

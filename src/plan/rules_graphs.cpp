@@ -172,7 +172,8 @@ std::vector<Rule> graph_rules() {
        source::transformer_config,
        {0, 0, 0, 2609, 3323, 2942, 0},
        [](const Scenario& s) {
-         return graphs_with_fine_grained(s) && s.settings.cuda_graph_impl == "local" && s.settings.cuda_graph_modules.empty();
+         return graphs_with_fine_grained(s) && s.settings.cuda_graph_impl == "local" &&
+                s.settings.cuda_graph_modules.empty();
        },
        "fine-grained activation offloading with cuda_graph_impl='local' is not supported with whole-layer CUDA graph "
        "capture.",
@@ -183,7 +184,9 @@ std::vector<Rule> graph_rules() {
        {"cuda_graph_impl", "fine_grained_activation_offloading"},
        source::transformer_config,
        {0, 0, 0, 0, 0, 0, 2330},
-       [](const Scenario& s) { return graphs_with_fine_grained(s) && s.settings.cuda_graph_impl != "transformer_engine"; },
+       [](const Scenario& s) {
+         return graphs_with_fine_grained(s) && s.settings.cuda_graph_impl != "transformer_engine";
+       },
        "fine_grained_activation_offloading must be used with TE impl of cuda_graph.",
        "use cuda_graph_impl: transformer_engine"},
       {"graphs.offload-not-local",

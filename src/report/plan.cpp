@@ -87,7 +87,7 @@ std::string candidates(const plan::Plan& plan) {
   if (plan.baseline_refused.empty()) add("given", plan.baseline);
   for (std::size_t i = 0; i < plan.alternatives.size(); ++i) add(fmt::format("{}", i + 1), plan.alternatives[i]);
   return "Candidates (ms and GiB; times of the rank that finishes last, memory of the worst rank)\n" + table.text() +
-         (plan.best && plan.alternatives.size() > 0 ? "Where they differ from the best:\n" : "") + legend;
+         (plan.best && !plan.alternatives.empty() ? "Where they differ from the best:\n" : "") + legend;
 }
 
 /// One entry a reason: a rule often refuses a whole family of candidates.

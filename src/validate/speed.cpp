@@ -17,8 +17,9 @@
 namespace pipewright::validate {
 namespace {
 
-// Runs of one model on one machine in other settings: what is left of the 17 of family a, each predicted from the others
-// (tests/measured). More than half of it is that steps do not repeat: 558.0, 558.7, 564.1 ms for a_*_full_block2.
+// Runs of one model on one machine in other settings: what is left of the 17 of family a, each predicted from the
+// others (tests/measured). More than half of it is that steps do not repeat: 558.0, 558.7, 564.1 ms for
+// a_*_full_block2.
 constexpr double repeats = 0.01;
 
 using Vector = std::vector<double>;

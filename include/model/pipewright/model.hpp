@@ -134,8 +134,8 @@ struct Rank {
 struct Stages {
   std::vector<std::string> owners;
   std::vector<Piece> pieces;
-  std::vector<Rank> ranks;         ///< by pipeline rank
-  Bytes boundary_bytes;            ///< one hidden-state tensor between stages (reference 1.1)
+  std::vector<Rank> ranks;  ///< by pipeline rank
+  Bytes boundary_bytes;     ///< one hidden-state tensor between stages (reference 1.1)
   /// What passes between a chunk and the stage after or before it: a stage of its own for multi-token prediction sends
   /// the hidden states of every depth.
   Bytes carried(int rank, int chunk, bool to_next) const;
