@@ -21,7 +21,7 @@ class Scaled {
         profiles_(profiles),
         stages_(model::build(scenario)),
         config_(schedule::config_of(scenario)),
-        prices_(timeline::price(stages_, profiles)) {
+        prices_(timeline::price(scenario, stages_, profiles)) {
     each(prices_, [&](const model::Kernel& kernel, timeline::Price& price) {
       if (!kernel.key.family.empty())
         spreads_[kernel.key.family] = std::max(spreads_[kernel.key.family], price.time.spread);

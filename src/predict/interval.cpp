@@ -55,14 +55,19 @@ std::map<std::string, FamilyTime> families_of(const Run& run, const timeline::Pr
 
 }  // namespace
 
-void judge(Prediction& prediction, const Run& run, const profile::Profiles& profiles) {
+void judge(Prediction& prediction, const scenario::Scenario& scenario, const Run& run,
+           const profile::Profiles& profiles) {
   const auto families = families_of(run, run.timeline.prices, run.timeline.last_rank);
   const auto step = static_cast<double>(std::max<std::int64_t>(prediction.step_ns, 1));
   const double machine = profiles.scalar("machine.spread").value;
   double variance = machine * machine;
   std::int64_t waits_for_host = 0;
   for (const auto& account : run.timeline.ranks) waits_for_host = std::max(waits_for_host, account.host);
-  const double host = static_cast<double>(waits_for_host) / step * profiles.find_scalar("host.spread").value_or(0);
+  // A host whose speed is known differs from run to run only.
+  const double strange = profiles.find_scalar("host.spread").value_or(0);
+  const bool known = scenario.cluster.host_time_factor || profiles.find_scalar("host.time_factor");
+  const double spread = known ? profiles.find_scalar("host.run_spread").value_or(strange) : strange;
+  const double host = static_cast<double>(waits_for_host) / step * spread;
   variance += host * host;
   // A number that carries less than a thousandth of the step does not decide what the whole result may be called.
   constexpr double counts = 1e-3;

@@ -6,6 +6,7 @@
 namespace pipewright::predict {
 
 /// Fills interval, origin and time_sources from the kernels that the busiest rank's time is made of.
-void judge(Prediction& prediction, const Run& run, const profile::Profiles& profiles);
+void judge(Prediction& prediction, const scenario::Scenario& scenario, const Run& run,
+           const profile::Profiles& profiles);
 
 }  // namespace pipewright::predict

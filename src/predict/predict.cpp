@@ -1,6 +1,8 @@
 // One way through the house: scenario, model, schedule, timeline, memory.
 #include "pipewright/predict.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cctype>
 #include <cmath>
@@ -92,7 +94,10 @@ void fill_memory(Prediction& result, const scenario::Scenario& scenario, const p
 }
 
 // A step is host-bound where its critical path waits longer for hosts than for kernels, transfers and peers together.
-void note_host(Prediction& result) {
+void note_host(Prediction& result, const scenario::Scenario& scenario, const profile::Profiles& profiles) {
+  if (const double factor = timeline::host_time_factor(scenario, profiles); factor != 1)
+    result.notes.push_back(
+        fmt::format("hosts take {:.3g} times as long as the reference host (host_time_factor)", factor));
   std::int64_t host = 0, all = 0;
   for (const auto& step : result.critical_path) {
     all += step.ns;
@@ -143,7 +148,7 @@ Prediction predict(const scenario::Scenario& scenario, const profile::Profiles& 
     result.ranks.back().account = run.timeline.ranks[rank];
   }
   result.notes = run.stages.notes;
-  note_host(result);
+  note_host(result, scenario, profiles);
   fill_memory(result, with_device(scenario, profiles), profiles, run.stages, run.program);
   const bool copies =
       std::ranges::any_of(result.ranks, [](const RankPrediction& rank) { return !rank.offloaded.empty(); });
@@ -151,7 +156,7 @@ Prediction predict(const scenario::Scenario& scenario, const profile::Profiles& 
     result.notes.push_back(
         "copies of activation offload run at the speed of one GPU alone: the profile lacks contention.gpus_N.copy_d2h "
         "(capture --links), and GPUs of a host slow each other");
-  judge(result, run, profiles);
+  judge(result, scenario, run, profiles);
   if (run_out) *run_out = std::move(run);
   return result;
 }
@@ -205,7 +210,8 @@ Prediction estimate(const scenario::Scenario& scenario, const profile::Profiles&
   scenario::check(scenario);
   const model::Stages stages = model::build(scenario);
   const auto config = schedule::config_of(scenario, true);
-  const auto quick = timeline::estimate(scenario, stages, config, profiles, timeline::price(stages, profiles));
+  const auto quick =
+      timeline::estimate(scenario, stages, config, profiles, timeline::price(scenario, stages, profiles));
   return quick_look(scenario, profiles, quick ? *quick : timeline::extrapolate(scenario, stages, config, profiles));
 }
 
@@ -214,8 +220,9 @@ Prediction floor(const scenario::Scenario& scenario, const profile::Profiles& pr
   const model::Stages stages = model::build(scenario);
   const auto config = schedule::config_of(scenario);
   schedule::check(config);
-  auto result = quick_look(scenario, profiles,
-                           timeline::floor(scenario, stages, config, profiles, timeline::price(stages, profiles)));
+  auto result =
+      quick_look(scenario, profiles,
+                 timeline::floor(scenario, stages, config, profiles, timeline::price(scenario, stages, profiles)));
   set_limits(result, scenario, profiles);
   const Outside outside(scenario, profiles);
   for (int r = 0; r < static_cast<int>(stages.ranks.size()); ++r) {

@@ -15,6 +15,9 @@ std::vector<Field> machine_fields() {
       CLUSTER(num_gpus, "GPUs of the run").between(1, most_gpus),
       CLUSTER(gpus_per_node, "GPUs of a node; the last node may be partial").between(1, most_gpus),
       CLUSTER(memory_bytes, "usable memory of a GPU; default: the profile's").from(1),
+      CLUSTER(host_time_factor,
+              "time of host code over that on the reference host, 1.4: slower; default: the profile's")
+          .between(0.1, 10),
       CLUSTER(link, "link class inside a node").in(links),
       CLUSTER(inter_node_link, "link class between nodes").in(links),
 

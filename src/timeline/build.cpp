@@ -70,10 +70,13 @@ void follow_all(std::vector<Host>& hosts) {
 
 Graph build(const scenario::Scenario& scenario, const model::Stages& stages, const schedule::Program& program,
             const profile::Profiles& profiles, const Prices& prices) {
-  const auto us = [&](const char* name) { return nanoseconds(profiles.scalar(name).value); };
+  const double factor = host_time_factor(scenario, profiles);
+  const auto us = [&](const char* name) { return nanoseconds(factor * profiles.scalar(name).value); };
   // Not every profile has seen expert-parallel overlap.
-  const auto optional_us = [&](const char* name) { return nanoseconds(profiles.find_scalar(name).value_or(0)); };
-  const std::int64_t gap = us("host.kernel_gap_us");
+  const auto optional_us = [&](const char* name) {
+    return nanoseconds(factor * profiles.find_scalar(name).value_or(0));
+  };
+  const std::int64_t gap = nanoseconds(profiles.scalar("host.kernel_gap_us").value);  // the GPU's
   Graph graph;
   graph.ranks = static_cast<int>(program.ranks.size());
   Weaver weaver(graph);

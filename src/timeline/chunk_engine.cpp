@@ -112,7 +112,8 @@ class Engine {
         p_(config.stages),
         v_(config.chunks.value_or(1)),
         batched_(config.batched) {
-    const auto ns = [&](const char* name) { return std::floor(profiles.scalar(name).value * 1e3 + 0.5); };
+    const double factor = host_time_factor(scenario, profiles);
+    const auto ns = [&](const char* name) { return std::floor(factor * profiles.scalar(name).value * 1e3 + 0.5); };
     p2p_call_ = ns("host.p2p_call_us");
     synchronize_ = ns("host.launch_and_synchronize_us");
     forward_begin_ = ns("host.forward_begin_us");

@@ -10,14 +10,15 @@ namespace {
 // Host costs are known by family and direction; a kernel of an unlisted family costs what its closest relative does.
 class HostCosts {
  public:
-  explicit HostCosts(const profile::Profiles& profiles) : profiles_(profiles) {}
+  HostCosts(const scenario::Scenario& scenario, const profile::Profiles& profiles)
+      : profiles_(profiles), factor_(host_time_factor(scenario, profiles)) {}
 
   /// An operation's own cost, and where it was told apart ("host.<direction>.<family>_each_us") that of every launch.
   double us(const std::string& direction, const std::string& family, int launches) {
     const std::string key = direction + family;
     auto known = cache_.find(key);
     if (known == cache_.end()) known = cache_.emplace(key, search(direction, family)).first;
-    return known->second.own + launches * known->second.each;
+    return factor_ * (known->second.own + launches * known->second.each);
   }
 
  private:
@@ -39,12 +40,14 @@ class HostCosts {
   }
 
   const profile::Profiles& profiles_;
+  const double factor_;
   std::map<std::string, Cost> cache_;
 };
 
 class Pricer {
  public:
-  explicit Pricer(const profile::Profiles& profiles) : profiles_(profiles), host_(profiles) {
+  Pricer(const scenario::Scenario& scenario, const profile::Profiles& profiles)
+      : profiles_(profiles), host_(scenario, profiles) {
     if (const auto slowdown = profiles.find_scalar("machine.slowdown")) slowdown_ = *slowdown;
   }
 
@@ -84,8 +87,13 @@ class Pricer {
 
 }  // namespace
 
-Prices price(const model::Stages& stages, const profile::Profiles& profiles) {
-  Pricer pricer(profiles);
+double host_time_factor(const scenario::Scenario& scenario, const profile::Profiles& profiles) {
+  if (scenario.cluster.host_time_factor) return *scenario.cluster.host_time_factor;
+  return profiles.find_scalar("host.time_factor").value_or(1);
+}
+
+Prices price(const scenario::Scenario& scenario, const model::Stages& stages, const profile::Profiles& profiles) {
+  Pricer pricer(scenario, profiles);
   Prices prices;
   for (const model::Piece& piece : stages.pieces) {
     // A kernel belongs to the pass that launches it; recomputed forward kernels are issued by the backward pass, but by

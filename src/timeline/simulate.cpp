@@ -27,7 +27,7 @@ void read_clocks(Result& result, std::int64_t step) {
 Result simulate(const scenario::Scenario& scenario, const model::Stages& stages, const schedule::Program& program,
                 const profile::Profiles& profiles) {
   Result result;
-  result.prices = price(stages, profiles);
+  result.prices = price(scenario, stages, profiles);
   result.graph = build(scenario, stages, program, profiles, result.prices);
   result.cool_ns = result.graph.duration_ns;
   const Clockwork clockwork(scenario, profiles);

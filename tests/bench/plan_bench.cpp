@@ -36,7 +36,7 @@ void step_only(benchmark::State& state) {
   const auto profiles = profiles_for(s);
   const auto stages = model::build(s);
   const auto config = schedule::config_of(s);
-  const auto prices = timeline::price(stages, profiles);
+  const auto prices = timeline::price(s, stages, profiles);
   std::int64_t operations = 0;
   for (auto _ : state) operations = timeline::estimate(s, stages, config, profiles, prices)->operations;
   state.counters["operations"] = static_cast<double>(operations);

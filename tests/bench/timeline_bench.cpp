@@ -35,7 +35,7 @@ struct Large {
     scenario = napkin.scenario();
     profiles = napkin.profiles();
     program = napkin.program();
-    prices = price(stages, profiles);
+    prices = price(scenario, stages, profiles);
   }
 };
 

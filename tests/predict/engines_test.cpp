@@ -19,7 +19,7 @@ const std::string root = SOURCE_ROOT;
 std::optional<double> difference(const scenario::Scenario& s, const profile::Profiles& profiles) {
   const auto stages = model::build(s);
   const auto config = schedule::config_of(s);
-  const auto quick = timeline::estimate(s, stages, config, profiles, timeline::price(stages, profiles));
+  const auto quick = timeline::estimate(s, stages, config, profiles, timeline::price(s, stages, profiles));
   if (!quick) return std::nullopt;
   const auto exact = timeline::simulate(s, stages, schedule::build(config), profiles);
   return static_cast<double>(quick->forward_backward + quick->optimizer) /

@@ -13,8 +13,8 @@ namespace {
 Estimate estimate(const Napkin& napkin) {
   const auto stages = napkin.model();
   const auto profiles = napkin.profiles();
-  const auto result =
-      timeline::estimate(napkin.scenario(), stages, napkin.program().config, profiles, price(stages, profiles));
+  const auto result = timeline::estimate(napkin.scenario(), stages, napkin.program().config, profiles,
+                                         price(napkin.scenario(), stages, profiles));
   REQUIRE(result.has_value());
   return *result;
 }
@@ -70,5 +70,40 @@ TEST_CASE("what the chunk-level engine does not express has no estimate") {
   auto config = n.program().config;
   config.ep_overlap = true;
   const auto profiles = n.profiles();
-  CHECK_FALSE(timeline::estimate(n.scenario(), stages, config, profiles, price(stages, profiles)).has_value());
+  CHECK_FALSE(
+      timeline::estimate(n.scenario(), stages, config, profiles, price(n.scenario(), stages, profiles)).has_value());
+}
+
+TEST_CASE("a slower host: its costs grow, the GPU's stay, and both engines see it") {
+  Napkin napkin;
+  napkin.host_us = 300;
+  const auto stages = napkin.model();
+  const auto profiles = napkin.profiles();
+  auto s = napkin.scenario();
+  const auto reference = price(s, stages, profiles);
+  s.cluster.host_time_factor = 4;
+  const auto slow = price(s, stages, profiles);
+  for (std::size_t piece = 0; piece < slow.pieces.size(); ++piece)
+    for (std::size_t k = 0; k < slow.pieces[piece].size(); ++k) {
+      CHECK(slow.pieces[piece][k].host_us == doctest::Approx(4 * reference.pieces[piece][k].host_us));
+      CHECK(slow.pieces[piece][k].time.ns == reference.pieces[piece][k].time.ns);
+    }
+  const auto quick = timeline::estimate(s, stages, napkin.program().config, profiles, slow);
+  const auto whole = timeline::simulate(s, stages, napkin.program(), profiles);
+  REQUIRE(quick.has_value());
+  CHECK(static_cast<double>(quick->forward_backward) ==
+        doctest::Approx(static_cast<double>(whole.forward_backward)).epsilon(0.01));
+  CHECK(whole.forward_backward > napkin.simulate().forward_backward);
+}
+
+TEST_CASE("a host's speed: the scenario's, else the profile's, else that of the reference host") {
+  Napkin napkin;
+  auto s = napkin.scenario();
+  CHECK(host_time_factor(s, napkin.profiles()) == 1);
+  profile::Profile measured;
+  measured.scalars["host.time_factor"] = {1.4, 0, profile::Origin::measured, "test"};
+  const profile::Profiles profiles({measured});
+  CHECK(host_time_factor(s, profiles) == 1.4);
+  s.cluster.host_time_factor = 0.8;
+  CHECK(host_time_factor(s, profiles) == 0.8);
 }

@@ -277,6 +277,9 @@ struct Cluster {
   Int num_gpus = 0;
   Int gpus_per_node = 8;
   std::optional<Bytes> memory_bytes;  ///< default: the profile's
+  /// Of the machine's host against the reference host of the profiles: 1.4 takes 1.4 times as long for the same code;
+  /// default: the profile's (scalar host.time_factor), else 1.
+  std::optional<double> host_time_factor;
   std::string link = "nvlink";        ///< inside a node
   std::string inter_node_link = "infiniband";
   std::map<std::string, double> overrides;  ///< scalars of the profile ("host.launch_us")

@@ -135,9 +135,13 @@ struct Prices {
   std::vector<std::vector<List>> gradient_sync, parameter_gather;  ///< [pipeline rank][chunk][kernel]
   std::vector<List> finalize, optimizer;                           ///< [pipeline rank][kernel]
 };
+/// How much longer this scenario's hosts take for the same code than the reference host, on which the profile's host.*
+/// costs are stated: cluster.host_time_factor, else the profile's host.time_factor, else 1.
+double host_time_factor(const scenario::Scenario& scenario, const profile::Profiles& profiles);
+
 /// Host costs are the profile's "host.forward.<family>_us" or "host.backward.<family>_us", the longest dotted prefix of
-/// the family that it knows, else "host.cuda_launch_us".
-Prices price(const model::Stages& stages, const profile::Profiles& profiles);
+/// the family that it knows, else "host.cuda_launch_us"; times host_time_factor.
+Prices price(const scenario::Scenario& scenario, const model::Stages& stages, const profile::Profiles& profiles);
 
 /// The link class between two pipeline ranks: ranks are laid out tp-cp-dp-pp (Megatron's default order), so a stage
 /// holds consecutive GPUs; `inter_node_link` as soon as one of its GPUs meets its peer on another node.
