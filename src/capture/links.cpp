@@ -324,6 +324,45 @@ void measure_exchange_power(Links& links, const Lab& lab, int ranks, Session& se
           " kinds"};
 }
 
+/// Device memory on GPU 0 of a communicator of n ranks, bytes.
+struct CommunicatorMemory {
+  std::int64_t made = 0;              ///< before its first collective
+  std::int64_t collective = 0;        ///< added by it
+  std::int64_t transfers = 0;         ///< added by sends and receives, both ways, with the neighbours of a ring
+  std::int64_t library = 0;           ///< loaded by the first collective of the process, for all communicators
+  std::int64_t transfer_library = 0;  ///< ... by its first send and receive
+};
+
+/// Leaves the n ranks connected.
+CommunicatorMemory measure_communicator(Links& links, int n) {
+  CommunicatorMemory result;
+  const Call all_reduce = collectives(n)[2].call, transfer = n > 2 ? Call(four_way) : Call(two_way);
+  auto step = [&, last = links.used_on(0)](std::int64_t& grown) mutable {
+    const std::int64_t now = links.used_on(0);
+    grown = now - last;
+    last = now;
+  };
+  std::int64_t gone = 0;
+  const auto once = [&](const Call& call, std::int64_t& stays) {
+    const std::int64_t before = links.used_on(0);
+    links.connect(n);
+    links.once(call, 1 << 20);
+    links.disconnect();
+    stays = links.used_on(0) - before;
+  };
+  links.disconnect();
+  once(all_reduce, result.library);
+  if (n > 1) once(transfer, result.transfer_library);
+  step(gone);
+  links.connect(n);
+  step(result.made);
+  links.once(all_reduce, 1 << 20);
+  step(result.collective);
+  if (n > 1) links.once(transfer, 1 << 20);
+  step(result.transfers);
+  return result;
+}
+
 }  // namespace
 
 void measure_links(Session& session) {
@@ -355,27 +394,31 @@ void measure_links(Session& session) {
   const auto receiver = [](int r) { return r == 1; };
   const int most = devices >= 4 ? 4 : 2;
   for (const int n : most == 4 ? std::vector<int>{2, 4} : std::vector<int>{2}) {
-    const auto exchange = [&] {
-      links.once(collectives(n)[2].call, 1 << 20);
-      const std::int64_t collective = links.used_on(0);
-      links.once(n == 2 ? Call(two_way) : Call(four_way), 1 << 20);
-      return collective;
-    };
-    links.connect(n);
-    exchange();  // loads NCCL's kernels, which later communicators share
-    links.disconnect();
-    const std::int64_t before = links.used_on(0);
-    links.connect(n);
-    const std::int64_t collective = exchange() - before, with_peers = links.used_on(0) - before;
+    const auto memory = measure_communicator(links, n);
     if (nvlink) {
       const std::string over = std::to_string(n) + " ranks over NVLink";
-      scalar("memory.outside.nccl_communicator_" + std::to_string(n) + "_bytes", static_cast<double>(collective),
+      const auto n_bytes = "_" + std::to_string(n) + "_bytes";
+      scalar("memory.outside.nccl_communicator" + n_bytes, static_cast<double>(memory.made + memory.collective),
              "device memory of a communicator of " + over + " after its first all-reduce");
-      scalar("memory.outside.nccl_peers_" + std::to_string(n) + "_bytes", static_cast<double>(with_peers - collective),
+      scalar("memory.outside.nccl_peers" + n_bytes, static_cast<double>(memory.transfers),
              std::string("added by the first send and receive ") +
                  (n == 2 ? "with the other rank" : "with both neighbours"));
-      scalar("memory.outside.nccl_communicator_bytes", static_cast<double>(with_peers),
+      scalar("memory.outside.nccl_communicator_bytes",
+             static_cast<double>(memory.made + memory.collective + memory.transfers),
              "device memory of a communicator of " + over + " in use: collectives and send/recv");
+      scalar("memory.outside.nccl_group_bytes", static_cast<double>(memory.made),
+             "device memory of a communicator of " + over + " before its first collective");
+      scalar("memory.outside.nccl_collective_bytes", static_cast<double>(memory.collective),
+             "added by the first all-reduce of a communicator of " + over);
+    }
+    if (nvlink && n == 2) {
+      scalar("memory.outside.nccl_library_bytes", static_cast<double>(memory.library),
+             "device memory that stays when the first communicator after its first all-reduce is gone");
+      scalar("memory.outside.nccl_transfer_library_bytes", static_cast<double>(memory.transfer_library),
+             "the same after the first send and receive");
+      scalar("memory.outside.nccl_group_1_bytes", static_cast<double>(measure_communicator(links, 1).made),
+             "device memory of a communicator of one rank");
+      links.connect(n);
     }
     for (const auto& [name, call] : collectives(n)) {
       const std::string family = name + ("." + link);

@@ -1,11 +1,15 @@
 // Output layer and vocabulary-parallel cross entropy. Sequences of allocations from the recorded events of
-// core_r0.19.0; formulas in reference 5.4.
+// core_r0.19.0, with torch.compile's kernels of torch 2.11 and TE 2.20.2; formulas in reference 5.4.
 //
 //   forward:   GEMM -> logits bf16 [2 S V];  cast -> fp32 [4 S V], exponentiated in place and kept
 //   backward:  gradient in place in fp32, cast to bf16 [2 S V];  dgrad;  wgrad
 //
-// TE's fused loss keeps a gradient instead: in the logits themselves before TE 2.18, in fp32 since
-// (transformer_engine/pytorch/triton/cross_entropy.py, release_v2.17 and release_v2.18).
+// The native fusion does the same, but torch.compile's calculate_predicted_logits and calculate_gradients
+// (fused_cross_entropy.py) each work in a second fp32 copy [4 S V], freed as the kernel returns.
+//
+// TE's fused loss keeps instead (transformer_engine/pytorch/triton/cross_entropy.py): the gradient in the logits
+// themselves before TE 2.18; an fp32 gradient in 2.18 and 2.19; since 2.20 a copy of the logits in their own type,
+// which the backward pass overwrites with the gradient.
 #include "head.hpp"
 
 #include <cstdlib>
@@ -19,13 +23,14 @@ std::string loss_family(const scenario::Scenario& s) {
   return s.settings.cross_entropy_fusion_impl == "te" ? "cross_entropy.te" : "cross_entropy.native";
 }
 
-/// Transformer Engine before 2.18.
-bool overwrites_logits(const std::string& version) {
+/// What TE's loss leaves for its backward pass. "main" and pull requests count as the newest release.
+Kept kept_by_te(const std::string& version) {
   char* rest = nullptr;
   const auto major = std::strtol(version.c_str(), &rest, 10);
-  if (rest == version.c_str()) return false;  // main, a pull request
+  if (rest == version.c_str()) return Kept::logits_copy;
   const auto minor = *rest == '.' ? std::strtol(rest + 1, nullptr, 10) : 0;
-  return major < 2 || (major == 2 && minor < 18);
+  if (major < 2 || (major == 2 && minor < 18)) return Kept::logits;
+  return major == 2 && minor < 20 ? Kept::fp32 : Kept::logits_copy;
 }
 
 }  // namespace
@@ -40,7 +45,8 @@ OutputLayer::OutputLayer(PieceBuilder& builder, const Dimensions& dimensions, co
       d_(dimensions),
       name_(std::move(name)),
       loss_(loss_family(scenario)),
-      in_place_(loss_ == "cross_entropy.te" && overwrites_logits(scenario.software.transformer_engine)) {}
+      keeps_(loss_ == "cross_entropy.te" ? kept_by_te(scenario.software.transformer_engine) : Kept::fp32),
+      works_in_copy_(loss_ == "cross_entropy.native") {}
 
 void OutputLayer::forward() { run(false); }
 void OutputLayer::forward_of_depth() { run(true); }
@@ -51,8 +57,10 @@ void OutputLayer::run(bool counts) {
   if (d_.sp) w_.collective(Purpose::tp, name_ + " all-gather", "all_gather", d_.t, 2 * d_.tokens * d_.h, d_.tp_link);
   logits_ = w_.allocate(name_ + ".logits", 2 * count);
   w_.launch(name_ + " forward", {"gemm.bf16.tn", {d_.vocab, d_.tokens, d_.h}});
-  if (!in_place_) kept_ = w_.allocate(name_ + ".softmax", 4 * count);
-  mask_ = w_.allocate(name_ + ".target_mask", d_.tokens);
+  if (keeps_ == Kept::fp32) kept_ = w_.allocate(name_ + ".softmax", 4 * count);
+  if (keeps_ == Kept::logits_copy) kept_ = w_.allocate(name_ + ".logits_copy", 2 * count);
+  // TE: maximum and sum of a row's exponentials in its place.
+  mask_ = w_.allocate(name_ + ".target_mask", keeps_ == Kept::logits_copy ? 2 * 4 * d_.tokens : d_.tokens);
   target_ = w_.allocate(name_ + ".target", 8 * d_.tokens);
   // A row's maximum, its index, the target's logit twice.
   const auto maximum = w_.allocate(name_ + ".loss_rows", 4 * d_.tokens),
@@ -61,14 +69,16 @@ void OutputLayer::run(bool counts) {
   for (int i = 0; d_.t > 1 && i < 3; ++i) {  // maximum, predicted logits, sum of exponentials
     w_.collective(Purpose::tp, "loss all-reduce", "all_reduce", d_.t, 4 * d_.tokens, d_.tp_link);
   }
+  const auto work = works_in_copy_ ? w_.allocate(name_ + ".softmax_work", 4 * count) : no_tensor;
   w_.launch("loss forward", {loss_ + ".forward", {d_.tokens, d_.vocab}});
+  w_.free(work);
   if (counts) {
     w_.launch(name_ + " most likely token", {"amax", {count}});
     if (d_.t > 1)
       w_.collective(Purpose::tp, name_ + " accepted", "all_gather", d_.t, 2 * 4 * d_.t * d_.tokens, d_.tp_link);
   }
   w_.free({maximum, index, predicted});
-  if (!in_place_) w_.free(std::exchange(logits_, no_tensor));
+  if (keeps_ != Kept::logits) w_.free(std::exchange(logits_, no_tensor));
 }
 
 void OutputLayer::weight_gradient() {
@@ -85,8 +95,11 @@ void OutputLayer::weight_gradient() {
 
 void OutputLayer::backward(std::uint32_t din) {
   const Int full = 2 * d_.tokens * d_.h;
-  if (!in_place_) logits_ = w_.allocate(name_ + ".logits_gradient", 2 * d_.tokens * d_.vocab);
+  const auto work = works_in_copy_ ? w_.allocate(name_ + ".softmax_work", 4 * d_.tokens * d_.vocab) : no_tensor;
+  if (keeps_ == Kept::fp32) logits_ = w_.allocate(name_ + ".logits_gradient", 2 * d_.tokens * d_.vocab);
+  if (keeps_ == Kept::logits_copy) logits_ = std::exchange(kept_, no_tensor);
   w_.launch("loss backward", {loss_ + ".backward", {d_.tokens, d_.vocab}});
+  w_.free(work);
   w_.free({kept_, mask_, target_});
   const bool gathers = d_.sp && !d_.deferred_head_wgrad;
   if (gathers)

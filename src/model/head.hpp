@@ -1,11 +1,15 @@
 // The output layer and the loss of one prediction: the next token's, or that of a depth of multi-token prediction.
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 #include "builder.hpp"
 
 namespace pipewright::model {
+
+/// What a loss leaves for its backward pass: the gradient in the logits' place, an fp32 tensor, a copy of the logits.
+enum class Kept : std::uint8_t { logits, fp32, logits_copy };
 
 class OutputLayer {
  public:
@@ -26,8 +30,8 @@ class OutputLayer {
   PieceBuilder& w_;
   const Dimensions& d_;
   const std::string name_, loss_;
-  /// The loss overwrites the logits with their gradient: TE's before 2.18; later it writes a new one in fp32.
-  const bool in_place_;
+  const Kept keeps_;
+  const bool works_in_copy_;  ///< its kernels work in an fp32 copy of their own
   std::uint32_t logits_ = no_tensor, kept_ = no_tensor, mask_ = no_tensor, target_ = no_tensor;
 };
 

@@ -1,19 +1,26 @@
-// Device memory that PyTorch's caching allocator does not own: the CUDA context with the loaded kernels (cuBLAS,
-// cuDNN), and the buffers of NCCL communicators.
+// Device memory that PyTorch's caching allocator does not own: what a process takes once (CUDA context with the kernels
+// of cuBLAS, cuDNN and the framework; NCCL's own kernels with its first communicator) and the NCCL communicators.
 //
-//   stock Megatron: communicators are made when they are used. A step uses world (barriers, logging), tensor, context
-//     and data parallel groups of more than one rank, the model-parallel group (gradient norm), the embedding group
-//     (tied weights), and for pipeline transfers one a neighbour pair (unbatched) or the group's (batched). Experts add
-//     ep (all-to-all), tp-ep (token counts, allgather dispatcher), expert tp and expert dp, each where it has more than
-//     one rank (token_dispatcher.py:77-86, parallel_state.py:1357-1470).
+//   a communicator of several ranks   its channels' records, and with its first collective a connection each way on
+//                                     every channel; the first send and the first receive with a peer add buffers
+//   a communicator of one rank        more channels, so more records (nothing is ever sent)
+//
+//   stock Megatron: communicators are made when they are used, those of one rank too, by every collective that Megatron
+//     calls without looking at the group's size. Seen in runs of pretrain_gpt.py on two GPUs:
+//       world (barrier); tensor parallel (the batch is broadcast; on stages that read one); data and context parallel
+//       (gradients, parameters); the model-parallel group (whether the update succeeded); the group of the gradient
+//       norm; for pipeline transfers one a neighbour pair and group (unbatched) or the group's (batched); the embedding
+//       group (tied weights). Experts add tp-ep (token counts), ep (all-to-all), expert tp where they have more than
+//       one rank, expert data parallel, the pipeline group (losses of the router are logged), and tensor-data (expert
+//       bias).
 //   process group with a device_id: every group that parallel_state.initialize_model_parallel makes gets its
 //     communicator at once (core_r0.19.0 megatron/core/parallel_state.py:938-1570), those of one rank too. What a
 //     communicator takes: something from the start, more with its first collective (NCCL 2.22 and later connect then).
 //
-// Send and receive add buffers for each peer: as many channels as NVLink has lanes, at most 32, where all ranks are of
-// one host; two where the communicator spans hosts (nccl src/graph/paths.cc, ncclTopoComputeP2pChannels: the least over
-// all ranks). tp_comm_overlap adds Transformer Engine's userbuffers (module/base.py initialize_ub): ten of a gathered
-// hidden state, for qkv, proj, fc1 and fc2 forward, dgrad and wgrad.
+// Send and receive: as many channels for each peer as NVLink has lanes, at most 32, where all ranks are of one host;
+// two where the communicator spans hosts (nccl src/graph/paths.cc, ncclTopoComputeP2pChannels: the least over all
+// ranks). tp_comm_overlap adds Transformer Engine's userbuffers (module/base.py initialize_ub): eight of a gathered
+// hidden state in the precision of the GEMMs and four in bf16 for reduce-scatters, and a communicator to set them up.
 #include <algorithm>
 #include <vector>
 
@@ -61,7 +68,7 @@ std::vector<Int> groups(const Layout& l, int rank) {
   return sizes;
 }
 
-/// Groups whose communicator runs collectives.
+/// Groups whose communicator runs collectives, of those that a device_id makes.
 Int collectives(const Layout& l, int rank) {
   Int count = 2;  // world; gradient norm
   count += (l.t > 1) + (l.d * l.c > 1);
@@ -72,18 +79,35 @@ Int collectives(const Layout& l, int rank) {
   return count;
 }
 
-/// Communicators of stock Megatron: made on use, each with a collective.
-Int made_on_use(const Layout& l, int rank) {
-  Int count = 1;
-  for (const Int size : {l.t, l.c, l.d}) count += size > 1 ? 1 : 0;
-  if (l.p > 1) count += !scenario::batch_p2p_comm(l.s) && l.p > 2 ? 2 : 1;
+/// Sizes of the groups that stock Megatron uses for collectives, each with a communicator of its own.
+std::vector<Int> used_groups(const Layout& l, int rank) {
+  const auto& o = l.s.settings;
+  std::vector<Int> sizes = {l.world, l.d * l.c, l.t * l.p};
+  const bool reads_batch = l.ends(rank) || l.s.model.mtp_num_layers.value_or(0) > 0;
+  if (reads_batch || l.t > 1) sizes.push_back(l.t);
+  if (o.clip_grad > 0) sizes.push_back(o.use_distributed_optimizer ? l.world : l.t * l.p);  // gradient norm
+  // Without sequence parallelism all-reduce of activations: another algorithm with buffers of its own.
+  if (l.t > 1 && !o.sequence_parallel) sizes.push_back(l.t);
+  if (l.c > 1) sizes.push_back(l.c);
+  if (l.tied && l.ends(rank)) sizes.push_back(2);
   if (l.experts) {
-    for (const Int size : {l.all_to_all ? l.ep : 1, l.ep * l.etp, l.etp, l.ep > 1 ? l.edp : 1})
-      count += size > 1 ? 1 : 0;
+    if (l.ep * l.etp > 1) sizes.push_back(l.ep * l.etp);
+    if (l.etp > 1) sizes.push_back(l.etp);
+    if (l.ep > 1) sizes.push_back(l.edp);
+    sizes.push_back(l.p);
+    if (l.s.model.moe_router_enable_expert_bias) sizes.push_back(l.t * l.d * l.c);
   }
-  if (l.t * l.p > 1) ++count;
-  if (l.tied && l.ends(rank)) ++count;
-  return count;
+  return sizes;
+}
+
+/// Communicators that carry only sends and receives.
+Int made_for_transfers(const Layout& l, int rank) {
+  Int count = l.all_to_all && l.ep > 1 ? 1 : 0;
+  if (l.p == 1) return count;
+  if (scenario::batch_p2p_comm(l.s)) return count + 1;
+  if (l.p == 2) return count + 2;  // the way back goes through the world group (p2p_communication.py:70-80)
+  const bool one_neighbour = l.ends(rank) && scenario::num_chunks(l.s) == 1;
+  return count + (one_neighbour ? 1 : 2);
 }
 
 /// Channels to all peers with which a rank exchanges by send and receive.
@@ -98,35 +122,44 @@ Int peer_channels(const Layout& l, int rank) {
   return channels;
 }
 
+Int userbuffers(const Layout& l) {
+  if (!l.s.settings.tp_comm_overlap) return 0;
+  const Dimensions d(l.s);
+  if (!d.tp_overlap) return 0;
+  constexpr Int gathered = 8, scattered = 4;
+  return (gathered * (l.s.settings.fp8 ? 1 : 2) + scattered * 2) * d.tokens * d.h;
+}
+
 }  // namespace
 
 Bytes outside_allocator(const scenario::Scenario& s, const profile::Profiles& profiles, int pp_rank) {
-  const auto bytes = [&](const char* name) {
-    return static_cast<Int>(profiles.scalar(std::string("memory.outside.") + name).value);
+  // What was not measured apart counts as a communicator in use.
+  const auto bytes = [&](const char* name, const char* instead) {
+    const std::string prefix = "memory.outside.";
+    const auto found = profiles.find_scalar(prefix + name);
+    return static_cast<Int>(found ? *found : instead == nullptr ? 0 : profiles.scalar(prefix + instead).value);
   };
-  // Only profiles that measured runs have served know what makes a communicator; others take it as one in use.
-  const auto knows = [&](const std::string& name) {
-    return std::any_of(profiles.all().begin(), profiles.all().end(),
-                       [&](const auto& p) { return p.scalars.contains("memory.outside." + name); });
-  };
+  constexpr const char* in_use = "nccl_communicator_4_bytes";
+  const bool apart = profiles.find_scalar("memory.outside.nccl_group_bytes").has_value();
+  const Int one = bytes("nccl_group_1_bytes", in_use), several = bytes("nccl_group_bytes", in_use),
+            connected = apart ? bytes("nccl_collective_bytes", nullptr) : 0;
   const Layout l(s);
-  const auto userbuffers = [&]() -> Int {
-    if (!s.settings.tp_comm_overlap) return 0;
-    const Dimensions d(s);
-    return d.tp_overlap ? 10 * 2 * d.tokens * d.h : 0;
-  };
-  const Int peers = peer_channels(l, pp_rank) * bytes("nccl_peers_2_bytes") / channels_in_node;
   Int communicators = 0;
-  if (s.software.process_group_device_id && !knows("nccl_group_bytes")) {
-    communicators = static_cast<Int>(groups(l, pp_rank).size()) * bytes("nccl_communicator_4_bytes");
-  } else if (s.software.process_group_device_id) {
-    for (const Int size : groups(l, pp_rank))
-      communicators += bytes(size > 1 ? "nccl_group_bytes" : "nccl_group_1_bytes");
-    communicators += collectives(l, pp_rank) * bytes("nccl_collective_bytes");
+  if (s.software.process_group_device_id) {
+    for (const Int size : groups(l, pp_rank)) communicators += size > 1 ? several : one;
+    communicators += collectives(l, pp_rank) * connected;
   } else {
-    communicators = made_on_use(l, pp_rank) * bytes("nccl_communicator_4_bytes");
+    for (const Int size : used_groups(l, pp_rank)) communicators += size > 1 ? several + connected : one;
+    communicators += made_for_transfers(l, pp_rank) * several;
   }
-  return Bytes(bytes("context_bytes") + communicators + peers + userbuffers());
+  const Int buffers = userbuffers(l);
+  if (buffers > 0) communicators += several + connected;
+  const Int channels = peer_channels(l, pp_rank);
+  const Int peers = channels * bytes("nccl_peers_2_bytes", in_use) / channels_in_node;
+  const Int once = bytes("context_bytes", "context_bytes") + bytes("framework_bytes", nullptr) +
+                   bytes("nccl_library_bytes", nullptr) +
+                   (channels > 0 ? bytes("nccl_transfer_library_bytes", nullptr) : 0);
+  return Bytes(once + communicators + peers + buffers);
 }
 
 }  // namespace pipewright::model
