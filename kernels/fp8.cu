@@ -137,6 +137,55 @@ __global__ void __launch_bounds__(256)
   }
 }
 
+// For tensors that do not fill their tiles: 128 threads take 128 rows x 64 columns, in subtiles of 4 x 2 a thread, and
+// ask of every element whether it exists (the geometry of TE's cast_transpose_general_kernel). A tensor of one row
+// keeps a 128th of each tile busy.
+constexpr int kAnyRows = 128, kAnyCols = 64, kSubRows = 4, kSubCols = 2, kWarp = 32, kWarps = 4;
+
+__global__ void __launch_bounds__(kWarp* kWarps)
+    cast_transpose_any_kernel(const bf16* __restrict__ in, const float* amax_and_scale, fp8* __restrict__ out,
+                              fp8* __restrict__ transposed, std::size_t rows, std::size_t cols) {
+  struct Column {
+    fp8 v[kSubRows];
+  };
+  __shared__ Column shared[kWarp][kWarp + 1];
+  const std::size_t tiles_down = (rows + kAnyRows - 1) / kAnyRows;
+  const std::size_t row0 = blockIdx.x % tiles_down * kAnyRows, col0 = blockIdx.x / tiles_down * kAnyCols;
+  const int lane = static_cast<int>(threadIdx.x) % kWarp, warp = static_cast<int>(threadIdx.x) / kWarp;
+  const float scale = amax_and_scale[1];
+  Column mine[kSubCols][kWarp / kWarps];
+#pragma unroll
+  for (int i = 0; i < kWarp / kWarps; ++i) {
+#pragma unroll
+    for (int r = 0; r < kSubRows; ++r) {
+      const std::size_t row = row0 + (warp + i * kWarps) * kSubRows + r, col = col0 + lane * kSubCols;
+      if (row >= rows) continue;
+#pragma unroll
+      for (int c = 0; c < kSubCols; ++c) {
+        if (col + c >= cols) continue;
+        const fp8 y = quantize(to_float(in[row * cols + col + c]) * scale);
+        out[row * cols + col + c] = y;
+        mine[c][i].v[r] = y;
+      }
+    }
+  }
+#pragma unroll
+  for (int c = 0; c < kSubCols; ++c) {
+#pragma unroll
+    for (int i = 0; i < kWarp / kWarps; ++i) shared[lane][warp + i * kWarps] = mine[c][i];
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < kWarp / kWarps; ++i) {
+      const std::size_t row = row0 + lane * kSubRows, col = col0 + (warp + i * kWarps) * kSubCols + c;
+      if (col >= cols) continue;
+#pragma unroll
+      for (int r = 0; r < kSubRows; ++r)
+        if (row + r < rows) transposed[col * rows + row + r] = shared[warp + i * kWarps][lane].v[r];
+    }
+    __syncthreads();
+  }
+}
+
 }  // namespace
 
 void amax_only(const void* in, float* amax_and_scale, std::int64_t elements, Stream stream) {
@@ -160,6 +209,14 @@ void cast_transpose_fp8(const void* in, const float* amax_and_scale, void* out, 
   const dim3 grid(static_cast<unsigned>(cols / kTileCols), static_cast<unsigned>(rows / kTileRows));
   cast_transpose_kernel<<<grid, 256, 0, stream>>>(static_cast<const bf16*>(in), amax_and_scale, static_cast<fp8*>(out),
                                                   static_cast<fp8*>(transposed), rows, cols);
+}
+
+void cast_transpose_any_fp8(const void* in, const float* amax_and_scale, void* out, void* transposed, std::int64_t rows,
+                            std::int64_t cols, Stream stream) {
+  const auto blocks = (rows + kAnyRows - 1) / kAnyRows * ((cols + kAnyCols - 1) / kAnyCols);
+  cast_transpose_any_kernel<<<static_cast<unsigned>(blocks), kWarp * kWarps, 0, stream>>>(
+      static_cast<const bf16*>(in), amax_and_scale, static_cast<fp8*>(out), static_cast<fp8*>(transposed),
+      static_cast<std::size_t>(rows), static_cast<std::size_t>(cols));
 }
 
 void transpose_fp8(const void* in, void* out, std::int64_t rows, std::int64_t cols, Stream stream) {

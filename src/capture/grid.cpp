@@ -176,6 +176,7 @@ void memory_bound(Grid& g, bool quick) {
     g.product(f, {rows, quick ? List{4096, 14336} : List{4096, 8192, 14336, 28672, 6144, 2048}});
   }
   if (!quick) {
+    g.product("cast_transpose.fp8.row", {powers(1 << 18, 1 << 27, 2)});
     g.product("quantize.blockwise.fp8", {{4096, 1024, 16384}, {2048, 8192, 28672}});
     for (const char* f : {"layernorm.forward", "layernorm.backward"})
       g.product(f, {{4096, 1024, 16384}, {2048, 4096, 8192, 16384}});

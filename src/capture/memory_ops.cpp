@@ -258,6 +258,12 @@ const std::unordered_map<std::string, Factory>& factories() {
                            cast_transpose_fp8(x, scale_at, y, transposed, d[0], d[1], stream);
                          });
     };
+    t["cast_transpose.fp8.row"] = [](Setup& s, const Dims& d) {
+      return cast_to_fp8(s, d[0],
+                         [d, stream = s.stream()](const void* x, const float* scale_at, void* y, void* transposed) {
+                           cast_transpose_any_fp8(x, scale_at, y, transposed, 1, d[0], stream);
+                         });
+    };
     t["transpose.fp8"] = [](Setup& s, const Dims& d) -> Launch {
       const auto x = s.take(Content::e4m3, d[0] * d[1]), y = s.out(d[0] * d[1]);
       return [=, stream = s.stream()](int i) { transpose_fp8(x.at(i), y.at(i), d[0], d[1], stream); };

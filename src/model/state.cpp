@@ -116,6 +116,7 @@ class StateWriter {
   void add_latent_rotary(Int layers);
   void add_global_buffers(bool head, bool mtp);
   void add_finalize(bool shares_embedding);
+  void add_shard_casts(const Optimizer& optimizer);
   void add_optimizer_step();
 
   const Scenario& s_;
@@ -328,6 +329,29 @@ void StateWriter::add_finalize(bool shares_embedding) {
   }
 }
 
+/// FP8 parameters from their main parameters (TE tensor/utils.py, cast_master_weights_to_fp8): every shard that the
+/// rank owns is cast as one row, with a transpose that nobody reads.
+void StateWriter::add_shard_casts(const Optimizer& optimizer) {
+  if (d_.recipe != Recipe::tensorwise && d_.recipe != Recipe::delayed) return;
+  std::vector<Int> shards;
+  for (const auto& [which, sizes] : casts_)
+    if (which.first == (&optimizer == &experts_)) shards.insert(shards.end(), sizes.begin(), sizes.end());
+  if (shards.empty()) return;
+  auto& step = rank_.optimizer;
+  const auto amaxes_reduced = [&] {
+    if (optimizer.ranks > 1)
+      collective(step, "parameters' amax all-reduce", "all_reduce", optimizer.ranks,
+                 4 * static_cast<Int>(shards.size()), optimizer.link, Stream::compute, Purpose::dp);
+    launch(step, "parameters' scales", {"small", {}});
+  };
+  if (d_.recipe == Recipe::tensorwise) {
+    for (const Int n : shards) launch(step, "parameter amax", {"amax", {n}});
+    amaxes_reduced();
+  }
+  for (const Int n : shards) launch(step, "parameter cast", {"cast_transpose.fp8.row", {n}});
+  if (d_.recipe == Recipe::delayed) amaxes_reduced();
+}
+
 void StateWriter::add_optimizer_step() {
   const auto& o = s_.settings;
   auto& step = rank_.optimizer;
@@ -367,6 +391,7 @@ void StateWriter::add_optimizer_step() {
     const Int traffic = types.traffic(d_.gradient_bytes), fp32_adam = OptimizerTypes{}.traffic(4);
     launch(step, o.optimizer, {"adam", {std::max<Int>(1, optimizer->elements() * traffic / fp32_adam)}});
     if (!types.in_adam) launch(step, "parameters from main parameters", {"cast.f32_bf16", {optimizer->elements()}});
+    add_shard_casts(*optimizer);
     // Every optimizer gathers all buffers of the model chunks (distrib_optimizer.py, step_with_ready_grads).
     step.insert(step.end(), gathers_.begin(), gathers_.end());
   }

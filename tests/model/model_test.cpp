@@ -186,12 +186,97 @@ TEST_CASE("learned positions and dropout of the embedding") {
   CHECK(named(all_reduced, "embedding.backward") == 2);
 }
 
-TEST_CASE("TE's loss keeps an fp32 gradient since 2.18, the logits before") {
+TEST_CASE("TE's loss keeps its gradient in the logits before 2.18, in fp32 before 2.20, then a copy of the logits") {
   const auto head = [](const char* version) {
     auto s = with(llama70b(), {"cross_entropy_loss_fusion=true", "cross_entropy_fusion_impl=te"});
     s.software.transformer_engine = version;
     const auto stages = model::build(s);
     return saved(stages.pieces[stages.ranks[3].chunks[0].pieces.back()]);
   };
-  CHECK(head("2.20.2") - head("2.17.0") == tokens * 128256 / t * 2);
+  CHECK(head("2.19.0") - head("2.17.0") == tokens * 128256 / t * 2);
+  CHECK(head("2.20.2") - head("2.17.0") == tokens * (2 * 4 - 1));  // statistics of a row instead of the target's mask
+  CHECK(head("main") == head("2.20.2"));
+}
+
+TEST_CASE("the most that the head holds, in logits: allocator events of each loss") {
+  const auto most = [](std::initializer_list<const char*> settings) {
+    const auto stages = model::build(with(llama70b(), settings));
+    const auto& piece = stages.pieces[stages.ranks[3].chunks[0].pieces.back()];
+    std::int64_t now = 0, forward = 0, backward = 0;
+    const auto walk = [&](const std::vector<model::Step>& steps, std::int64_t& peak) {
+      for (const auto& step : steps) {
+        const auto bytes = [&] { return piece.tensors[step.index].bytes.value; };
+        if (step.kind == model::Step::Kind::allocate) peak = std::max(peak, now += bytes());
+        if (step.kind == model::Step::Kind::free) now -= bytes();
+      }
+    };
+    walk(piece.forward, forward);
+    walk(piece.backward, backward);
+    const auto logits = tokens * 128256 / t;
+    return std::pair(forward / logits, backward / logits);
+  };
+  CHECK(most({}) == std::pair<std::int64_t, std::int64_t>(6, 6));
+  CHECK(most({"cross_entropy_loss_fusion=true"}) == std::pair<std::int64_t, std::int64_t>(10, 10));
+  CHECK(most({"cross_entropy_loss_fusion=true", "cross_entropy_fusion_impl=te"}) ==
+        std::pair<std::int64_t, std::int64_t>(4, 2));
+}
+
+namespace {
+
+/// Memory outside the allocator as counts: digits of the result, from the right: once (context, framework, NCCL's
+/// kernels), kernels of transfers; communicators of one rank and of several; their first collectives; peers.
+std::int64_t outside(std::initializer_list<const char*> settings, int gpus, int rank = 0) {
+  profile::Profile p;
+  const auto put = [&](const char* name, double value) {
+    p.scalars[std::string("memory.outside.") + name] = {value, 0, profile::Origin::measured, "test"};
+  };
+  put("context_bytes", 1);
+  put("framework_bytes", 1);
+  put("nccl_library_bytes", 1);
+  put("nccl_transfer_library_bytes", 10);
+  put("nccl_group_1_bytes", 100);
+  put("nccl_group_bytes", 1000);
+  put("nccl_collective_bytes", 10000);
+  put("nccl_peers_2_bytes", 100000);
+  auto s =
+      with(llama70b(), {"tensor_model_parallel_size=1", "sequence_parallel=false", "pipeline_model_parallel_size=1",
+                        "virtual_pipeline_model_parallel_size=none", "use_distributed_optimizer=true"});
+  s.cluster.num_gpus = gpus;
+  s = with(s, settings);
+  return model::outside_allocator(s, profile::Profiles({p}), rank).value;
+}
+
+}  // namespace
+
+TEST_CASE("communicators of stock Megatron on two GPUs, as runs of pretrain_gpt.py made them") {
+  // world, data parallel, gradient norm; alone: tensor parallel (the batch's broadcast), model parallel.
+  CHECK(outside({}, 2) == 33203);
+  // world, gradient norm, model parallel, and two for the two ways of the pipeline; alone: tensor, data parallel.
+  CHECK(outside({"pipeline_model_parallel_size=2", "batch_p2p_comm=false"}, 2, 1) == 135213);
+  // world, gradient norm, model parallel, tensor parallel; alone: data parallel.
+  CHECK(outside({"tensor_model_parallel_size=2", "sequence_parallel=true"}, 2) == 44103);
+  // Userbuffers: eight gathered hidden states and four for reduce-scatters, and a communicator to set them up.
+  const char* overlap = "tp_comm_overlap=true";
+  const auto buffers = tokens * h;
+  CHECK(outside({"tensor_model_parallel_size=2", "sequence_parallel=true", overlap}, 2) == 55103 + 24 * buffers);
+  CHECK(outside(
+            {"tensor_model_parallel_size=2", "sequence_parallel=true", overlap, "fp8=hybrid", "fp8_recipe=tensorwise"},
+            2) == 55103 + 16 * buffers);
+}
+
+TEST_CASE("FP8 parameters: every shard that a rank owns is cast as one row in the optimizer step") {
+  const auto step = [](std::initializer_list<const char*> settings) {
+    return model::build(
+               with(with(llama70b(), {"fp8=hybrid", "fp8_recipe=tensorwise", "use_distributed_optimizer=true"}),
+                    settings))
+        .ranks[1]
+        .optimizer;
+  };
+  const auto count = [](const auto& kernels, const std::string& family) {
+    return std::count_if(kernels.begin(), kernels.end(), [&](const auto& k) { return k.key.family == family; });
+  };
+  const auto with_parameters = step({"fp8_param=true"});
+  CHECK(count(step({}), "cast_transpose.fp8.row") == 0);
+  CHECK(count(with_parameters, "cast_transpose.fp8.row") > 0);
+  CHECK(count(with_parameters, "cast_transpose.fp8.row") == count(with_parameters, "amax"));
 }
