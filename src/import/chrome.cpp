@@ -107,7 +107,12 @@ class JsonReader {
     activity.engine = engine(name);
     dom::object args = object.at_key("args").get_object();
     activity.stream = args.at_key("stream").get_int64();
-    const std::int64_t device = args.at_key("device").get_int64();
+    // Copies between GPUs name two devices; their own is the one whose stream they are in.
+    std::int64_t device = 0;
+    if (args.at_key("device").get(device) != simdjson::SUCCESS &&
+        args.at_key("inDevice").get(device) != simdjson::SUCCESS &&
+        args.at_key("fromDevice").get(device) != simdjson::SUCCESS)
+      throw refuse("a kernel or copy without a device: " + name);
     std::int64_t correlation = -1;
     if (args.at_key("correlation").get(correlation) != simdjson::SUCCESS) correlation = -1;
     std::string_view collective;

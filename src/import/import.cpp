@@ -5,59 +5,17 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 
 #include "host.hpp"
 #include "kinds.hpp"
+#include "load.hpp"
 #include "match.hpp"
 #include "pipewright/timeline.hpp"
 #include "statistics.hpp"
 
 namespace pipewright::traces {
 namespace {
-
-/// Share of the time before a moment in which the rank computed, each kernel by its power; a step follows a step, so
-/// time before the trace is its end (as the timeline does when it applies a clock law).
-class Load {
- public:
-  Load(const Trace& trace, const std::vector<std::string>& kinds, const std::vector<double>& weights) {
-    std::int64_t until = 0, busy = 0;
-    double total = 0;
-    for (std::size_t i = 0; i < kinds.size(); ++i) {
-      const Activity& a = trace.activities[i];
-      period_ = std::max(period_, a.end());
-      if (kinds[i] != "comp" || a.end() <= until) continue;
-      const std::int64_t start = std::max(a.start, until);
-      starts_.push_back(start);
-      before_.push_back(total);
-      weights_.push_back(weights[i]);
-      total += weights[i] * static_cast<double>(a.end() - start);
-      busy += a.end() - start;
-      until = a.end();
-    }
-    before_.push_back(total);
-    overall_ = static_cast<double>(busy) / static_cast<double>(period_);
-  }
-
-  double share(std::int64_t t, std::int64_t window) const {
-    window = std::min(window, period_);
-    return (busy_until(t) - busy_until(t - window)) / static_cast<double>(window);
-  }
-  double overall() const { return overall_; }  ///< every kernel alike
-
- private:
-  double busy_until(std::int64_t t) const {
-    if (t < 0) return busy_until(t + period_) - before_.back();
-    const auto next = std::upper_bound(starts_.begin(), starts_.end(), t);
-    if (next == starts_.begin()) return 0;
-    const auto i = static_cast<std::size_t>(next - starts_.begin()) - 1;
-    return std::min(before_[i] + weights_[i] * static_cast<double>(t - starts_[i]), before_[i + 1]);
-  }
-
-  std::vector<std::int64_t> starts_;
-  std::vector<double> before_, weights_;
-  std::int64_t period_ = 1;
-  double overall_ = 0;
-};
 
 struct Samples {
   std::string op;
@@ -70,10 +28,15 @@ class Importer {
   Importer(const scenario::Scenario& scenario, const Options& options, const profile::Profiles* cool)
       : scenario_(scenario), options_(options), stages_(model::build(scenario)) {
     if (cool == nullptr) return;
+    lone_ = cool;
     part_ = cool->first().device;
     part_of_ = cool->first().name;
     clocks_ = cool->clock_law(scenario.settings.fp8 ? "fp8" : "bf16");
+    contention_ = {{profile::Load::matrix, cool->find_scalar("contention.matrix").value_or(1)},
+                   {profile::Load::attention, cool->find_scalar("contention.attention").value_or(1)},
+                   {profile::Load::memory, cool->find_scalar("contention.memory").value_or(1)}};
     if (!clocks_) return;
+    lockstep_ = clocks_->lockstep(scenario::lockstep_gpus(scenario));
     window_ = std::llround(cool->scalar("clocks.window_ms").value * 1e6);
     law_ = cool->first().name;
   }
@@ -100,10 +63,11 @@ class Importer {
     const auto patterns = patterns_of(stages_, static_cast<std::size_t>(report.pp_rank));
     const Mapping mapping = match(trace, kind, patterns);
     const Load load(trace, kind, power(trace, mapping));
+    const Beside beside(trace, kind, mapping.compute_stream);
     report.duty = load.overall();
 
     gap_ns_ = usual_gap(trace, mapping);
-    for (const auto& operation : mapping.operations) add(trace, operation, load);
+    for (const auto& operation : mapping.operations) add(trace, operation, load, beside);
     add_transfers(trace, mapping, report);
     for (const auto& a : trace.activities) report.kernel_us += us(a.duration);
     report.attributed_us = report.kernel_us;
@@ -115,6 +79,7 @@ class Importer {
       entry.total_us += us(a.duration);
     }
     check_passes(trace, mapping, report);
+    if (steps_of(mapping, report) == 1) span_us_ = std::max(span_us_, report.summary.span_us);
     host_.add(trace, mapping);
     result_.kernel_us += report.kernel_us;
     result_.attributed_us += report.attributed_us;
@@ -137,6 +102,7 @@ class Importer {
 
     refuse_wild_clocks();
     for (auto& [key, samples] : samples_) add_sample(key, samples);
+    settle();
     double duty = 0;
     for (const auto& rank : result_.ranks) duty += rank.duty / static_cast<double>(result_.ranks.size());
     p.scalars["in_situ.duty"] = {duty, 0, profile::Origin::measured,
@@ -178,7 +144,18 @@ class Importer {
     return std::llround(median(gaps));
   }
 
-  void add(const Trace& trace, const Mapped& operation, const Load& load) {
+  /// What the simulation of this run makes a cool, lone kernel take (timeline/clockwork.cpp), so that dividing by it
+  /// leaves nothing that would be charged again: contention with communication kernels, and the clock under load.
+  double slowdown(profile::Load kind, std::int64_t start, std::int64_t end, const Load& load,
+                  const Beside& beside) const {
+    double factor = 1;
+    if (const auto found = contention_.find(kind); found != contention_.end())
+      factor += (found->second - 1) * beside.share(start, end);
+    if (clocks_) factor *= 1 + (clocks_->slowdown(kind, load.share(start, window_)) - 1) * lockstep_;
+    return factor;
+  }
+
+  void add(const Trace& trace, const Mapped& operation, const Load& load, const Beside& beside) {
     const auto& kernel = *operation.expected->kernel;
     std::int64_t ns = 0, end = -1;
     double total_us = 0;
@@ -190,15 +167,12 @@ class Importer {
       end = std::max(end, a.end());
       total_us += us(a.duration);
     }
-    double slowdown = 1;
-    if (clocks_) {
-      const auto share = load.share(trace.activities[operation.activities.front()].start, window_);
-      slowdown = clocks_->slowdown(profile::family(kernel.key.family).load, share);
-    }
+    const double factor = slowdown(profile::family(kernel.key.family).load,
+                                   trace.activities[operation.activities.front()].start, end, load, beside);
     auto& samples = samples_[kernel.key];
     if (samples.op.empty()) samples.op = kernel.name;
     samples.situ_ns.push_back(static_cast<double>(ns));
-    samples.cool_ns.push_back(static_cast<double>(ns) / slowdown);
+    samples.cool_ns.push_back(static_cast<double>(ns) / factor);
     samples.total_us += total_us;
   }
 
@@ -233,17 +207,88 @@ class Importer {
     samples.cool_ns = samples.situ_ns;
   }
 
+  std::size_t passes_of_a_step(const RankReport& report) const {
+    std::size_t expected = 0;
+    for (const auto& chunk : stages_.ranks[static_cast<std::size_t>(report.pp_rank)].chunks)
+      expected += chunk.pieces.size() * static_cast<std::size_t>(scenario::num_microbatches(scenario_));
+    return expected;
+  }
+  /// How many whole steps a trace holds; 0: a part of one, or none's optimizer.
+  std::size_t steps_of(const Mapping& mapping, const RankReport& report) const {
+    std::size_t forward = 0;
+    bool whole = false;
+    for (const auto* pattern : mapping.instances) {
+      forward += pattern->pass == Pass::forward && pattern->enters;
+      whole |= pattern->pass == Pass::step;
+    }
+    const std::size_t expected = passes_of_a_step(report);
+    return whole && forward % expected == 0 ? forward / expected : 0;
+  }
+
+  static bool computes(const std::string& family) {
+    const auto load = profile::family(family).load;
+    return load != profile::Load::network && load != profile::Load::none;
+  }
+
+  /// The step simulated with the imported times must take as long as the run's did: untraced where the scenario holds
+  /// its measured times, else as traced. What is left of clocks, contention and the profiler's own cost, after every
+  /// kernel was brought to a cool part by its own moment's law, goes into one factor on all compute kernels.
+  void settle() {
+    const auto& measured = scenario_.measured;
+    double target_us = span_us_;
+    if (measured && measured->forward_backward_ms > 0 && measured->optimizer_ms)
+      target_us = 1e3 * (measured->forward_backward_ms + *measured->optimizer_ms);
+    if (lone_ == nullptr || !(target_us > 0)) return;
+    constexpr int rounds = 4;
+    constexpr double most = 0.1;  // more is no clock: the host decides, or the trace is of another machine
+    const auto before = result_;
+    double whole = 1;
+    try {
+      const auto program = schedule::build(schedule::config_of(scenario_, true));
+      for (int round = 0; round < rounds; ++round) {
+        std::vector<profile::Profile> all = {result_.profile};
+        all.insert(all.end(), lone_->all().begin(), lone_->all().end());
+        const auto run = timeline::simulate(scenario_, stages_, program, profile::Profiles(std::move(all)));
+        const double busy = us(run.ranks.at(static_cast<std::size_t>(run.last_rank)).busy);
+        const double factor = 1 + (target_us - us(run.forward_backward + run.optimizer)) / std::max(busy, 1.0);
+        whole *= factor;
+        if (std::abs(whole - 1) > most) break;
+        scale_compute(factor);
+      }
+    } catch (const UsageError& error) {
+      result_.notes.push_back(std::string("times are not settled by a simulation of the step: ") + error.what());
+      return;
+    }
+    if (std::abs(whole - 1) > most) {
+      result_ = before;
+      result_.notes.push_back(
+          fmt::format("the step simulated with these times and the run's differ by more than kernels explain (x "
+                      "{:.2f}): not settled",
+                      whole));
+      return;
+    }
+    result_.notes.push_back(
+        fmt::format("compute kernels x {:.3f}, so that the simulated step takes as long as the run's", whole));
+  }
+
+  void scale_compute(double factor) {
+    for (auto& [family, samples] : result_.profile.samples) {
+      if (!computes(family)) continue;
+      for (auto& sample : samples) sample.ns *= factor;
+    }
+    for (auto& key : result_.keys)
+      if (computes(key.key.family)) key.sample.ns *= factor;
+  }
+
   /// A step runs every layer as often as there are microbatches, and every operation of it.
   void check_passes(const Trace& trace, const Mapping& mapping, RankReport& report) {
-    std::size_t forward = 0, expected = 0;
+    std::size_t forward = 0;
+    const std::size_t expected = passes_of_a_step(report);
     bool whole_step = false;
     for (const auto* pattern : mapping.instances) {
       report.passes += pattern->pass != Pass::step;
       forward += pattern->pass == Pass::forward && pattern->enters;
       whole_step |= pattern->pass == Pass::step;
-    }
-    for (const auto& chunk : stages_.ranks[static_cast<std::size_t>(report.pp_rank)].chunks) {
-      expected += chunk.pieces.size() * static_cast<std::size_t>(scenario::num_microbatches(scenario_));
     }
     if (forward % expected != 0) {
       const auto found =
@@ -296,10 +341,11 @@ class Importer {
     const double one_sigma = waits ? sample.ns - quantile(samples.cool_ns, 0) : deviation(samples.cool_ns);
     sample.spread = sample.ns > 0 ? one_sigma / sample.ns : 0;
     sample.count = static_cast<int>(samples.cool_ns.size());
-    sample.source = waits ? "in situ: lower decile of a training step's kernels, which may wait for their peers"
-                    : clocks_
-                        ? "in situ: median over a training step, brought to a cool part by the clock law of " + law_
-                        : "in situ: median over a training step, at the clocks and with the contention of the run";
+    sample.source =
+        waits ? "in situ: lower decile of a training step's kernels, which may wait for their peers"
+        : clocks_
+            ? "in situ: median over a training step, brought to a cool part by the clock law and contention of " + law_
+            : "in situ: median over a training step, at the clocks and with the contention of the run";
     const bool tells = sample.ns > 0 && (!waits || sample.count >= fewest_exchanges);
     if (tells) result_.profile.samples[key.family].push_back(sample);
     result_.keys.push_back(std::move(time));
@@ -330,6 +376,10 @@ class Importer {
   const Options& options_;
   const model::Stages stages_;
   std::optional<profile::ClockLaw> clocks_;
+  const profile::Profiles* lone_ = nullptr;
+  double span_us_ = 0;                          ///< of a traced step, the longest over the ranks
+  std::map<profile::Load, double> contention_;  ///< beside a communication kernel, over alone
+  double lockstep_ = 1;
   std::int64_t window_ = 0, gap_ns_ = 0;
   std::string law_, device_, part_, part_of_;
   Bytes memory_;

@@ -281,3 +281,30 @@ TEST_CASE("reports") {
             traces::import_traces(dense(), {traces::read("data/dense.r1.json.gz")}, {"dense", 1.25, ""}, nullptr),
             nullptr));
 }
+
+TEST_CASE("times in situ lose what the simulation of their run charges again: contention with transfers") {
+  const auto times = [](double contention) {
+    profile::Profile lone;
+    lone.name = "lone";
+    lone.clocks = {{"bf16", 1980, 700, {{0.0, 1980, 100, 1.0, 1.0, 1.0}, {1.0, 1980, 700, 1.0, 1.0, 1.0}}}};
+    lone.scalars["clocks.window_ms"] = {20, 0, profile::Origin::measured, ""};
+    for (const char* kind : {"matrix", "attention", "memory"})
+      lone.scalars[std::string("contention.") + kind] = {contention, 0, profile::Origin::measured, ""};
+    const profile::Profiles cool({lone});
+    return traces::import_traces(dense(), {traces::read("data/dense.r1.json.gz")}, {"dense", 1.25, ""}, &cool).keys;
+  };
+  const auto alone = times(1), beside = times(1.1);
+  REQUIRE(alone.size() == beside.size());
+  double least = 1, most = 0;
+  for (std::size_t i = 0; i < alone.size(); ++i) {
+    CHECK(beside[i].situ_ns == alone[i].situ_ns);
+    if (profile::family(alone[i].key.family).load != profile::Load::matrix) continue;
+    const double ratio = beside[i].sample.ns / alone[i].sample.ns;
+    least = std::min(least, ratio);
+    most = std::max(most, ratio);
+  }
+  // Between all of the contention (a transfer beside the whole kernel) and none of it.
+  CHECK(least >= doctest::Approx(1 / 1.1));
+  CHECK(most <= 1);
+  CHECK(least < 0.99);
+}
