@@ -32,6 +32,7 @@ HOLDS = {
     "report": "text, JSON, HTML, traces",
     "capture": "kernels and machines under measurement",
     "import": "traces of real runs as profiles",
+    "trial": "candidates of a plan run for real by the user's launcher",
     "cli": "one file a command",
 }
 

@@ -19,15 +19,11 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::vector<std::string> environment(const Attach& how, const std::string& library) {
+constexpr const char* kRecorder = "libpipewright_attach.so";
+
+std::vector<std::string> environment(const Attach& how) {
   std::vector<std::string> result;
-  const std::vector<std::pair<std::string, std::string>> own = {
-      {"CUDA_INJECTION64_PATH", library},
-      {"NVTX_INJECTION64_PATH", library},
-      {"PIPEWRIGHT_ATTACH", fs::absolute(how.folder).string()},
-      {"PIPEWRIGHT_ATTACH_STEPS", std::to_string(how.first_step) + ":" + std::to_string(how.last_step)},
-      {"PIPEWRIGHT_ATTACH_KERNEL", how.step_kernel},
-      {"PIPEWRIGHT_ATTACH_RANGE", how.step_range}};
+  const auto own = recorder_environment(how);
   for (char** variable = environ; *variable != nullptr; ++variable) {
     const std::string text = *variable;
     const auto overridden = [&](const auto& each) { return text.rfind(each.first + "=", 0) == 0; };
@@ -56,9 +52,9 @@ class IgnoreInterrupts {
   void (*before_)(int);
 };
 
-int run_to_end(const Attach& how, const std::string& library) {
+int run_to_end(const Attach& how) {
   auto command = how.command;
-  auto variables = environment(how, library);
+  auto variables = environment(how);
   posix_spawnattr_t attributes;
   posix_spawnattr_init(&attributes);
   sigset_t interrupts;
@@ -128,15 +124,25 @@ std::vector<std::string> gather(const std::string& folder) {
   return result;
 }
 
+std::vector<std::pair<std::string, std::string>> recorder_environment(const Attach& how) {
+  const auto library = beside_program(kRecorder);
+  if (library.empty()) return {};
+  return {{"CUDA_INJECTION64_PATH", library},
+          {"NVTX_INJECTION64_PATH", library},
+          {"PIPEWRIGHT_ATTACH", fs::absolute(how.folder).string()},
+          {"PIPEWRIGHT_ATTACH_STEPS", std::to_string(how.first_step) + ":" + std::to_string(how.last_step)},
+          {"PIPEWRIGHT_ATTACH_KERNEL", how.step_kernel},
+          {"PIPEWRIGHT_ATTACH_RANGE", how.step_range}};
+}
+
 Attached attach(const Attach& how) {
-  const auto library = beside_program("libpipewright_attach.so");
-  if (library.empty()) {
+  if (beside_program(kRecorder).empty()) {
     throw UsageError(
         "this build cannot attach to a command: it was configured without CUDA; install the CUDA toolkit "
         "with CUPTI and configure with -Dcapture=enabled");
   }
   Attached result;
-  result.status = run_to_end(how, library);
+  result.status = run_to_end(how);
   result.recordings = gather(how.folder);
   return result;
 }

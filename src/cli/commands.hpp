@@ -27,6 +27,7 @@ void add_capture(Command& app, Outcome& outcome);
 void add_import(Command& app, Outcome& outcome);
 void add_list(Command& app, Outcome& outcome);
 void add_profile(Command& app, Outcome& outcome);
+void add_trial(Command& app, Outcome& outcome);
 
 /// Writes a result to a file, or to standard output for "-".
 void write_result(const std::string& path, std::string_view text);

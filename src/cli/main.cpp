@@ -17,7 +17,7 @@ constexpr std::array commands = {AddCommand{add_plan},     AddCommand{add_simula
                                  AddCommand{add_explain},  AddCommand{add_schedule}, AddCommand{add_check},
                                  AddCommand{add_validate}, AddCommand{add_convert},  AddCommand{add_replay_allocator},
                                  AddCommand{add_list},     AddCommand{add_profile},  AddCommand{add_capture},
-                                 AddCommand{add_import}};
+                                 AddCommand{add_import},   AddCommand{add_trial}};
 
 int run(int argc, char** argv) {
   Command program("pipewright", "Simulates and plans pipeline-parallel training with Megatron-LM and Megatron Bridge.");

@@ -38,10 +38,12 @@ Json flags_json(const scenario::Scenario& scenario) {
 }
 
 Json candidate_json(const plan::Candidate& candidate) {
-  return {{"settings", settings_json(candidate.settings)},
+  return {{"label", candidate.label},
+          {"settings", settings_json(candidate.settings)},
           {"environment", environment_json(candidate.environment)},
           {"prediction", prediction_json(candidate.prediction)},
-          {"flags", flags_json(candidate.scenario)}};
+          {"flags", flags_json(candidate.scenario)},
+          {"scenario", scenario::write(candidate.scenario)}};
 }
 
 /// The searched settings and variables as one object, where the contract has one place for both.

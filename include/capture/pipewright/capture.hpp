@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "pipewright/profile.hpp"
@@ -52,10 +53,12 @@ struct Attached {
   std::vector<std::string> recordings;  ///< one a process, by rank: FOLDER/rec.rR.rec, for traces::read
   int status = 0;                       ///< of the command; 128 + number of the signal that ended it
 };
+/// Variables that load the recorder into a process and whatever it starts; none: this build has no recorder.
+std::vector<std::pair<std::string, std::string>> recorder_environment(const Attach& how);
 /// Runs it to its end; Ctrl-C goes to the command, and what it recorded until then counts. Throws UsageError if this
 /// build has no recorder or the command cannot be started.
 Attached attach(const Attach& how);
-/// Names the recordings of a folder by their ranks; part of attach().
+/// Names the recordings of a folder by their ranks, and returns them in that order.
 std::vector<std::string> gather(const std::string& folder);
 
 /// Empty if this build and machine can measure, else one line that says what is missing.

@@ -280,7 +280,7 @@ struct Cluster {
   /// Of the machine's host against the reference host of the profiles: 1.4 takes 1.4 times as long for the same code;
   /// default: the profile's (scalar host.time_factor), else 1.
   std::optional<double> host_time_factor;
-  std::string link = "nvlink";        ///< inside a node
+  std::string link = "nvlink";  ///< inside a node
   std::string inter_node_link = "infiniband";
   std::map<std::string, double> overrides;  ///< scalars of the profile ("host.launch_us")
   friend bool operator==(const Cluster&, const Cluster&) = default;

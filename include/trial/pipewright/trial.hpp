@@ -1,0 +1,103 @@
+// The plan, run for real: candidates' flags and variables filled into a command of the user's, its step times and
+// memory read from what it prints, one step of it recorded, and all of that beside the predictions.
+//
+//   PLAN.json ─► candidates ─► fill({flags}, {env}, {name}) ─► process, log, recording ─► Run ─► text, JSON, scenarios
+#pragma once
+
+#include <optional>
+#include <stop_token>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "pipewright/predict.hpp"
+#include "pipewright/profile.hpp"
+#include "pipewright/scenario.hpp"
+
+namespace pipewright::trial {
+
+struct Candidate {
+  std::string name;   ///< "best", "alternative-1", "given": files are called so
+  std::string label;  ///< what it changes, in the plan's words
+  scenario::Scenario scenario;
+};
+
+/// Of what `plan --json` wrote: the best, the alternatives after it until there are `top` of them, and the run as given
+/// where the plan had one. Equal scenarios once. Throws UsageError: not a plan, nothing fits.
+std::vector<Candidate> candidates_of_plan(const std::string& json, const std::string& file, int top);
+
+// ---- The command
+
+enum class Form { megatron, bridge, harness };  ///< what {flags} is: pretrain_gpt.py's, run_recipe.py's, the harness's
+
+struct Command {
+  std::vector<std::string> words;
+  std::vector<std::pair<std::string, std::string>> environment;  ///< of the candidate; set for the process too
+};
+
+/// A word that is one placeholder becomes as many words as it holds; inside a longer word (a shell line) its words are
+/// quoted for a shell. {flags}, {env} (NAME=VALUE), {name}, {steps}. Throws UsageError for an unknown placeholder, and
+/// where {flags} is nowhere.
+Command fill(const std::vector<std::string>& command, const Candidate& candidate, Form form, int steps);
+/// As a shell would want it typed.
+std::string shell_line(const Command& command);
+
+// ---- What it printed
+
+struct RankMemory {
+  int rank = 0;
+  Bytes allocated, reserved;     ///< peaks so far
+  std::optional<Bytes> outside;  ///< device memory in use beyond what is reserved
+};
+struct Log {
+  std::vector<std::pair<int, double>> steps;  ///< number from 1, ms
+  std::vector<RankMemory> memory;             ///< the last line of each rank
+};
+/// Lines of Megatron-LM's and Megatron Bridge's training loops; anything else is skipped.
+Log read_log(std::string_view text);
+
+enum class Status { ok, out_of_memory, failed, timed_out, interrupted, not_run };
+std::string_view name(Status status);
+/// Why a run ended: the line of its log that says so.
+struct Failure {
+  Status status = Status::failed;
+  std::string reason;
+};
+Failure failure_of(std::string_view text, int exit_status);
+
+// ---- Running
+
+struct Options {
+  std::vector<std::string> command;
+  Form form = Form::megatron;
+  int steps = 8;
+  double limit_s = 900;  ///< of one run; then it is killed, with everything that it started
+  bool record = true;
+  std::string step_kernel, step_range;  ///< what ends a step, for the recorder (capture::Attach)
+  std::string folder;                   ///< logs, recordings and scenario files
+};
+
+/// Steps 1 to 4 are not counted: first allocations, and the one that is recorded (3) with its writing.
+constexpr int recorded_step = 3, first_counted_step = 5;
+
+struct Run {
+  Candidate candidate;
+  predict::Prediction prediction;
+  Status status = Status::not_run;
+  std::string reason;  ///< of a failure
+  std::string log;     ///< file
+  std::vector<double> samples_ms;
+  std::optional<double> step_ms;  ///< their median; of a program that prints no times, the recorded step's span
+  bool from_recording = false;    ///< ... that
+  std::vector<RankMemory> memory;
+  std::vector<std::pair<int, scenario::TraceSummary>> recorded;  ///< by rank
+  std::vector<std::string> notes;
+};
+
+/// Runs one candidate; writes NAME.log, and NAME.yaml with `measured:` where a step time came out.
+Run run(const Candidate& candidate, const profile::Profiles& profiles, const Options& options, std::stop_token stop);
+
+std::string text(const std::vector<Run>& runs);
+std::string json(const std::vector<Run>& runs);
+
+}  // namespace pipewright::trial

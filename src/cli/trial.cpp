@@ -1,0 +1,129 @@
+// pipewright trial: the plan's candidates run for real, measured beside predicted.
+#include "pipewright/trial.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+#include <thread>
+
+#include "commands.hpp"
+#include "input.hpp"
+#include "progress.hpp"
+
+namespace pipewright::cli {
+namespace {
+
+const Position trial_line = {"command line", 0};
+
+struct TrialOptions {
+  Input input;
+  trial::Options how;
+  std::string json, form = "megatron";
+  int top = 3;
+  bool dry_run = false, unrecorded = false;
+};
+
+bool is_plan(const std::string& path) { return std::filesystem::path(path).extension() == ".json"; }
+
+std::vector<trial::Candidate> candidates_of(const TrialOptions& options) {
+  if (is_plan(options.input.path))
+    return trial::candidates_of_plan(read_file(options.input.path), options.input.path, options.top);
+  auto scenario = options.input.runnable().scenario;
+  scenario::check(scenario);
+  return {{"given", "as given", std::move(scenario)}};
+}
+
+trial::Form form_of(const std::string& text) {
+  if (text == "bridge") return trial::Form::bridge;
+  return text == "harness" ? trial::Form::harness : trial::Form::megatron;
+}
+
+void check(const TrialOptions& options) {
+  if (options.how.command.empty())
+    throw UsageError(trial_line, "--", "after -- stands the command that trains, with {flags} where the flags belong");
+  if (options.top < 1) throw UsageError(trial_line, "--top", "must be at least 1");
+  constexpr int fewest = trial::first_counted_step + 1;
+  if (options.how.steps < fewest)
+    throw UsageError(trial_line, "--steps",
+                     "must be at least " + std::to_string(fewest) + ": steps before step " +
+                         std::to_string(trial::first_counted_step) + " are not counted");
+  if (!(options.how.limit_s > 0)) throw UsageError(trial_line, "--limit", "must be more than 0 seconds");
+}
+
+void run(const TrialOptions& options, Outcome& outcome) {
+  check(options);
+  const auto candidates = candidates_of(options);
+  if (options.dry_run) {
+    for (const auto& candidate : candidates)
+      std::printf(
+          "# %s: %s\n%s\n", candidate.name.c_str(), candidate.label.c_str(),
+          trial::shell_line(trial::fill(options.how.command, candidate, options.how.form, options.how.steps)).c_str());
+    return;
+  }
+  std::vector<trial::Run> runs;
+  {
+    Interruptible interruptible;
+    // The token is asked while a run waits for its process; a Ctrl-C reaches it from there.
+    std::jthread poll([&](const std::stop_token& done) {
+      while (!done.stop_requested()) {
+        interruptible.poll();
+        std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      }
+    });
+    for (const auto& candidate : candidates) {
+      if (interruptible.token().stop_requested()) break;
+      std::fprintf(stderr, "%s: running (%zu of %zu)\n", candidate.name.c_str(), runs.size() + 1, candidates.size());
+      runs.push_back(
+          trial::run(candidate, options.input.profiles(candidate.scenario), options.how, interruptible.token()));
+    }
+  }
+  const bool any = std::any_of(runs.begin(), runs.end(), [](const auto& r) { return r.step_ms.has_value(); });
+  outcome.status = any ? 0 : 1;
+  if (!options.json.empty()) write_result(options.json, trial::json(runs));
+  if (options.json != "-") write_result("-", trial::text(runs));
+}
+
+}  // namespace
+
+void add_trial(Command& app, Outcome& outcome) {
+  auto& command = app.add_subcommand("trial", "Run the plan's candidates for real, measured beside predicted");
+  const auto options = std::make_shared<TrialOptions>();
+  auto& how = options->how;
+  how.folder = "trial";
+  options->input.add_to(command);
+  command.add_option("--top", options->top, "of a plan: its best so many, and the run as given (3)");
+  command.add_option("--steps", how.steps,
+                     "training steps of a run, {steps} in COMMAND (8); from the fifth on they count");
+  command.add_option("--limit", how.limit_s, "seconds after which a run is killed (900)");
+  command.add_option("--out", how.folder, "folder for logs, recordings and measured scenarios (trial)");
+  command
+      .add_option(
+          "--form", options->form,
+          "what {flags} is: Megatron-LM's flags, Megatron Bridge's overrides, options of its harness (megatron)")
+      .allowed({"megatron", "bridge", "harness"});
+  command.add_flag("--no-record", options->unrecorded, "do not record step 3 of every run");
+  auto& kernel = command.add_option("--step-kernel", how.step_kernel, "kernels whose name matches end a step");
+  command.add_option("--step-range", how.step_range, "the NVTX range that is one step").excludes(kernel);
+  command.add_flag("--dry-run", options->dry_run, "print the commands and run nothing");
+  command.add_option("--json", options->json, "write JSON to this file (-: standard output, and nothing else)");
+  command.add_option("COMMAND", how.command, "after --: what trains, with {flags}, {env}, {name} and {steps} in it");
+  command.footer(
+      "SCENARIO may be what `plan --json` wrote. {flags} and {env} are the candidate's (its variables are set for the\n"
+      "command too). Exit status 1: nothing ran to its end.\n\nExamples:\n"
+      "  pipewright plan S.yaml --json plan.json\n"
+      "  pipewright trial plan.json --top 3 --dry-run -- torchrun --nproc-per-node 8 pretrain_gpt.py {flags} \\\n"
+      "      --mock-data --tokenizer-type NullTokenizer --train-iters {steps} --log-interval 1 --lr 1e-4\n"
+      "  pipewright trial plan.json --form bridge -- torchrun --nproc-per-node 8 run_recipe.py --recipe X {flags}\n"
+      "  pipewright trial plan.json -- srun --export=ALL,NAME={name} bash -c 'env {env} python3 pretrain_gpt.py "
+      "{flags}'\n"
+      "  pipewright validate trial/");
+  command.callback([options, &outcome] {
+    options->how.record = !options->unrecorded;
+    options->how.form = form_of(options->form);
+    run(*options, outcome);
+  });
+}
+
+}  // namespace pipewright::cli

@@ -1,0 +1,136 @@
+// Candidates of a plan, and the user's command with a candidate filled in.
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "pipewright/emit.hpp"
+#include "pipewright/trial.hpp"
+
+namespace pipewright::trial {
+namespace {
+
+using Words = std::vector<std::string>;
+
+const Position kCommand = {"command line", 0};
+
+std::string quoted(const std::string& word) {
+  constexpr std::string_view plain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+=.,:/@%";
+  if (!word.empty() && word.find_first_not_of(plain) == std::string::npos) return word;
+  std::string out = "'";
+  for (const char c : word) out += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return out + "'";
+}
+
+std::string joined(const Words& words) {
+  std::string out;
+  for (const auto& word : words) out += (out.empty() ? "" : " ") + quoted(word);
+  return out;
+}
+
+/// `cfg.model.x = 4` as an override on run_recipe.py's command line: `model.x=4`.
+std::string override_of(std::string line) {
+  constexpr std::string_view prefix = "cfg.", between = " = ";
+  if (line.starts_with(prefix)) line.erase(0, prefix.size());
+  if (const auto at = line.find(between); at != std::string::npos) line.replace(at, between.size(), "=");
+  return line;
+}
+
+Words flags_of(const scenario::Scenario& scenario, Form form) {
+  if (form == Form::megatron) return emit::words(emit::megatron(scenario));
+  if (form == Form::harness) return emit::words(emit::harness(scenario));
+  Words words = emit::words(emit::bridge(scenario));
+  std::transform(words.begin(), words.end(), words.begin(), override_of);
+  return words;
+}
+
+struct Placeholder {
+  std::string name;
+  Words words;
+};
+
+/// The placeholder that begins at `at` ("{name}"), npos-long names excluded; nullptr: braces of the command's own.
+const Placeholder* placeholder_at(const std::string& word, std::size_t at, const std::vector<Placeholder>& all) {
+  const auto end = word.find('}', at);
+  if (end == std::string::npos) return nullptr;
+  const std::string name = word.substr(at + 1, end - at - 1);
+  const auto found = std::find_if(all.begin(), all.end(), [&](const auto& p) { return p.name == name; });
+  if (found != all.end()) return &*found;
+  const bool a_name = !name.empty() && name.find_first_not_of("abcdefghijklmnopqrstuvwxyz") == std::string::npos;
+  const bool of_the_shell = at > 0 && word[at - 1] == '$';
+  if (!a_name || of_the_shell) return nullptr;
+  Words known;
+  for (const auto& p : all) known.push_back("{" + p.name + "}");
+  throw UsageError(kCommand, "{" + name + "}", "unknown placeholder", known, nearest_name("{" + name + "}", known));
+}
+
+}  // namespace
+
+std::vector<Candidate> candidates_of_plan(const std::string& json, const std::string& file, int top) {
+  const auto plan = nlohmann::json::parse(json, nullptr, false);
+  if (!plan.is_object() || !plan.contains("alternatives"))
+    throw UsageError({file, 0}, {}, "is not what `pipewright plan --json` writes");
+  std::vector<Candidate> result;
+  const auto add = [&](const nlohmann::json& entry, const std::string& name) {
+    if (!entry.is_object()) return;
+    if (!entry.contains("scenario"))
+      throw UsageError({file, 0}, name, "has no scenario: write the plan again with this version");
+    Candidate candidate{name, entry.value("label", name), scenario::parse(entry["scenario"].get<std::string>(), file)};
+    candidate.scenario.name = name;
+    const auto same = [&](const Candidate& other) { return other.scenario == candidate.scenario; };
+    if (std::none_of(result.begin(), result.end(), same)) result.push_back(std::move(candidate));
+  };
+  if (plan.contains("best")) add(plan["best"], "best");
+  for (std::size_t i = 0; i < plan["alternatives"].size() && static_cast<int>(result.size()) < top; ++i)
+    add(plan["alternatives"][i], "alternative-" + std::to_string(i + 1));
+  if (result.empty()) throw UsageError({file, 0}, "best", "the plan found nothing that fits: there is nothing to run");
+  if (plan.contains("baseline")) add(plan["baseline"], "given");
+  return result;
+}
+
+Command fill(const std::vector<std::string>& command, const Candidate& candidate, Form form, int steps) {
+  Command result;
+  Words variables;
+  for (const auto& word : emit::words(emit::environment(candidate.scenario))) {
+    const auto equals = word.find('=');
+    if (equals == std::string::npos) continue;
+    result.environment.emplace_back(word.substr(0, equals), word.substr(equals + 1));
+    variables.push_back(word);
+  }
+  const std::vector<Placeholder> placeholders = {{"flags", flags_of(candidate.scenario, form)},
+                                                 {"env", variables},
+                                                 {"name", {candidate.name}},
+                                                 {"steps", {std::to_string(steps)}}};
+  bool has_flags = false;
+  for (const auto& word : command) {
+    std::string out;
+    bool whole = false;
+    for (std::size_t at = 0; at < word.size() && !whole;) {
+      const auto* found = word[at] == '{' ? placeholder_at(word, at, placeholders) : nullptr;
+      if (found == nullptr) {
+        out += word[at++];
+        continue;
+      }
+      has_flags |= found->name == "flags";
+      const std::size_t length = found->name.size() + 2;
+      whole = length == word.size();
+      if (whole)
+        result.words.insert(result.words.end(), found->words.begin(), found->words.end());
+      else
+        out += joined(found->words);
+      at += length;
+    }
+    if (!whole) result.words.push_back(out);
+  }
+  if (!has_flags)
+    throw UsageError(kCommand, "--",
+                     "the command says nowhere where the flags belong: put {flags} there, such as "
+                     "torchrun --nproc-per-node 8 pretrain_gpt.py {flags} --mock-data");
+  return result;
+}
+
+std::string shell_line(const Command& command) {
+  std::string line;
+  for (const auto& [name, value] : command.environment) line += name + "=" + quoted(value) + " ";
+  return line + joined(command.words);
+}
+
+}  // namespace pipewright::trial

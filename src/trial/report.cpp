@@ -1,0 +1,213 @@
+// Measured beside predicted: a table of runs, where they differ, the order after measurement.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <functional>
+#include <nlohmann/json.hpp>
+
+#include "pipewright/trial.hpp"
+
+namespace pipewright::trial {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+double predicted_ms(const Run& run) { return static_cast<double>(run.prediction.step_ns) / 1e6; }
+double error(const Run& run) { return predicted_ms(run) / *run.step_ms - 1; }
+bool inside(const Run& run) {
+  const double ns = *run.step_ms * 1e6;
+  return ns >= static_cast<double>(run.prediction.interval_low_ns) &&
+         ns <= static_cast<double>(run.prediction.interval_high_ns);
+}
+std::string percent(double fraction) { return fmt::format("{:+.1f} %", 100 * fraction); }
+
+const predict::RankPrediction& rank_of(const Run& run, int rank) {
+  const auto& s = run.candidate.scenario;
+  const auto of_stage = std::max<scenario::Int>(1, s.cluster.num_gpus / s.settings.pipeline_model_parallel_size);
+  return run.prediction.ranks.at(static_cast<std::size_t>(rank / of_stage));
+}
+
+/// Of the rank that is fullest in the measurement.
+const RankMemory* fullest(const Run& run) {
+  const auto most = std::max_element(run.memory.begin(), run.memory.end(),
+                                     [](const auto& a, const auto& b) { return a.reserved < b.reserved; });
+  return most == run.memory.end() ? nullptr : &*most;
+}
+
+std::string beside(Bytes measured, Bytes predicted) {
+  return fmt::format("{:.2f} ({:.2f})", gib(measured), gib(predicted));
+}
+
+std::string wrong_verdict(const Run& run) {
+  if (run.status == Status::out_of_memory && run.prediction.fits) return "; it was predicted to fit";
+  if (run.status == Status::ok && !run.prediction.fits) return "it ran, and was predicted not to fit";
+  return "";
+}
+
+/// One kind of work on one rank; measured figures brought from the recorded to the unrecorded step.
+struct Difference {
+  int rank;
+  std::string kind;
+  double busy_ms, predicted_busy_ms, exposed_ms, predicted_exposed_ms;
+};
+
+std::vector<Difference> differences(const Run& run) {
+  std::vector<Difference> out;
+  for (const auto& [rank, summary] : run.recorded) {
+    if (!run.step_ms || summary.span_us <= 0) continue;
+    const double scale = *run.step_ms / summary.span_us;
+    const auto& account = rank_of(run, rank).account;
+    const auto measured = [&](const auto& by_kind, const char* kind) {
+      const auto found = by_kind.find(kind);
+      return found == by_kind.end() ? 0.0 : found->second * scale;
+    };
+    const auto predicted = [](const auto& by_kind, const char* kind) {
+      const auto found = by_kind.find(kind);
+      return found == by_kind.end() ? 0.0 : static_cast<double>(found->second) / 1e6;
+    };
+    for (const char* kind : {"comp", "p2p", "ep", "coll", "d2h", "h2d"}) {
+      const Difference d{rank,
+                         kind,
+                         measured(summary.busy_us, kind),
+                         predicted(account.traced_busy, kind),
+                         measured(summary.exposed_us, kind),
+                         predicted(account.traced_exposed, kind)};
+      if (d.busy_ms > 0 || d.predicted_busy_ms > 0) out.push_back(d);
+    }
+  }
+  return out;
+}
+
+std::vector<const Run*> by(const std::vector<Run>& runs, const std::function<double(const Run&)>& key) {
+  std::vector<const Run*> order;
+  for (const auto& run : runs)
+    if (run.step_ms) order.push_back(&run);
+  std::stable_sort(order.begin(), order.end(), [&](const Run* a, const Run* b) { return key(*a) < key(*b); });
+  return order;
+}
+std::vector<const Run*> measured_order(const std::vector<Run>& runs) {
+  return by(runs, [](const Run& run) { return *run.step_ms; });
+}
+std::vector<const Run*> predicted_order(const std::vector<Run>& runs) { return by(runs, predicted_ms); }
+
+std::string names(const std::vector<const Run*>& order) {
+  std::string out;
+  for (const auto* run : order) out += (out.empty() ? "" : " < ") + run->candidate.name;
+  return out;
+}
+
+std::string differences_text(const std::vector<Run>& runs) {
+  Table table({"run", "rank", "kind", "busy ms", "predicted", "exposed ms", "predicted"});
+  bool any = false;
+  for (const auto& run : runs)
+    for (const auto& d : differences(run)) {
+      any = true;
+      const bool compute = d.kind == "comp";
+      const auto number = [](double value) { return fmt::format("{:.1f}", value); };
+      table.add({run.candidate.name, std::to_string(d.rank), d.kind, number(d.busy_ms), number(d.predicted_busy_ms),
+                 compute ? "" : number(d.exposed_ms), compute ? "" : number(d.predicted_exposed_ms)});
+    }
+  return any ? fmt::format("\nStep {}, recorded, scaled to the unrecorded step (exposed: no compute kernel runs)\n{}",
+                           recorded_step, table.text())
+             : "";
+}
+
+}  // namespace
+
+std::string text(const std::vector<Run>& runs) {
+  Table table({"run", "step ms", "predicted", "error", "90 %", "allocated GiB (predicted)", "reserved GiB (predicted)",
+               "outside GiB (predicted)"});
+  std::string remarks;
+  for (const auto& run : runs) {
+    std::vector<std::string> row = {run.candidate.name,
+                                    std::string(name(run.status)),
+                                    fmt::format("{:.2f}", predicted_ms(run)),
+                                    "",
+                                    "",
+                                    "",
+                                    "",
+                                    ""};
+    if (run.step_ms) {
+      row[1] = fmt::format("{:.2f}", *run.step_ms);
+      row[3] = percent(error(run));
+      row[4] = inside(run) ? "inside" : "outside";
+    }
+    if (const auto* memory = fullest(run)) {
+      const auto& predicted = rank_of(run, memory->rank);
+      row[5] = beside(memory->allocated, predicted.peak_allocated);
+      row[6] = beside(memory->reserved, predicted.peak_reserved);
+      if (memory->outside) row[7] = beside(*memory->outside, predicted.outside_allocator);
+    }
+    table.add(std::move(row));
+    if (run.candidate.label != run.candidate.name)
+      remarks += fmt::format("- {}: {}\n", run.candidate.name, run.candidate.label);
+    if (!run.reason.empty())
+      remarks += fmt::format("- {} {}: {}{} ({})\n", run.candidate.name, name(run.status), run.reason,
+                             wrong_verdict(run), run.log);
+    else if (const auto wrong = wrong_verdict(run); !wrong.empty())
+      remarks += fmt::format("- {}: {}\n", run.candidate.name, wrong);
+    for (const auto& note : run.notes) remarks += fmt::format("- {}: {}\n", run.candidate.name, note);
+  }
+  std::string out = table.text() + (remarks.empty() ? "" : "\n" + remarks) + differences_text(runs);
+  const auto measured = measured_order(runs), predicted = predicted_order(runs);
+  if (measured.empty()) return out + "\nnothing ran to its end\n";
+  out += fmt::format("\nfastest: {} ({:.2f} ms)\n", measured.front()->candidate.name, *measured.front()->step_ms);
+  if (measured.size() > 1) {
+    out += fmt::format("order measured:  {}\norder predicted: {}\n", names(measured), names(predicted));
+    const double cost = *predicted.front()->step_ms / *measured.front()->step_ms - 1;
+    out += cost == 0 ? "the one predicted fastest is the fastest\n"
+                     : fmt::format("the one predicted fastest is {} slower than the fastest\n", percent(cost));
+  }
+  return out;
+}
+
+std::string json(const std::vector<Run>& runs) {
+  Json rows = Json::array();
+  for (const auto& run : runs) {
+    Json memory = Json::array(), recorded = Json::array();
+    for (const auto& m : run.memory) {
+      const auto& p = rank_of(run, m.rank);
+      memory.push_back({{"rank", m.rank},
+                        {"peak_allocated_bytes", m.allocated.value},
+                        {"predicted_peak_allocated_bytes", p.peak_allocated.value},
+                        {"peak_reserved_bytes", m.reserved.value},
+                        {"predicted_peak_reserved_bytes", p.peak_reserved.value},
+                        {"outside_allocator_bytes", m.outside ? Json(m.outside->value) : Json()},
+                        {"predicted_outside_allocator_bytes", p.outside_allocator.value}});
+    }
+    for (const auto& d : differences(run))
+      recorded.push_back({{"rank", d.rank},
+                          {"kind", d.kind},
+                          {"busy_ms", d.busy_ms},
+                          {"predicted_busy_ms", d.predicted_busy_ms},
+                          {"exposed_ms", d.exposed_ms},
+                          {"predicted_exposed_ms", d.predicted_exposed_ms}});
+    rows.push_back({{"name", run.candidate.name},
+                    {"label", run.candidate.label},
+                    {"status", name(run.status)},
+                    {"reason", run.reason},
+                    {"log", run.log},
+                    {"step_ms", run.step_ms ? Json(*run.step_ms) : Json()},
+                    {"samples_ms", run.samples_ms},
+                    {"from_recording", run.from_recording},
+                    {"predicted_step_ms", predicted_ms(run)},
+                    {"interval_ms",
+                     {static_cast<double>(run.prediction.interval_low_ns) / 1e6,
+                      static_cast<double>(run.prediction.interval_high_ns) / 1e6}},
+                    {"error", run.step_ms ? Json(error(run)) : Json()},
+                    {"predicted_to_fit", run.prediction.fits},
+                    {"ranks", memory},
+                    {"recorded", recorded},
+                    {"notes", run.notes}});
+  }
+  const auto list = [](const std::vector<const Run*>& order) {
+    Json out = Json::array();
+    for (const auto* run : order) out.push_back(run->candidate.name);
+    return out;
+  };
+  const Json result = {
+      {"runs", rows}, {"measured_order", list(measured_order(runs))}, {"predicted_order", list(predicted_order(runs))}};
+  return result.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+}  // namespace pipewright::trial

@@ -1,0 +1,149 @@
+// One candidate: predicted, run, read back.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <map>
+
+#include "pipewright/capture.hpp"
+#include "pipewright/import.hpp"
+#include "pipewright/trial.hpp"
+#include "process.hpp"
+
+namespace pipewright::trial {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::optional<double> median(std::vector<double> values) {
+  if (values.empty()) return std::nullopt;
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+int pp_rank_of(const scenario::Scenario& s, int rank) {  // order tp-cp-ep-dp-pp
+  return static_cast<int>(rank /
+                          std::max<scenario::Int>(1, s.cluster.num_gpus / s.settings.pipeline_model_parallel_size));
+}
+
+std::string file_text(const std::string& path) { return fs::exists(path) ? read_file(path) : std::string(); }
+
+/// What its processes recorded, rank by rank; the folder is emptied first, so that no older run's remains.
+class Recordings {
+ public:
+  Recordings(const Options& options, const std::string& name) : folder_(fs::path(options.folder) / (name + ".rec")) {
+    if (!options.record) return;
+    capture::Attach how;
+    how.first_step = how.last_step = recorded_step;
+    how.step_kernel = options.step_kernel;
+    how.step_range = options.step_range;
+    how.folder = folder_.string();
+    variables_ = capture::recorder_environment(how);
+    if (variables_.empty()) return;
+    fs::remove_all(folder_);
+    fs::create_directories(folder_);
+  }
+
+  bool can() const { return !variables_.empty(); }
+  const std::vector<std::pair<std::string, std::string>>& variables() const { return variables_; }
+
+  void read(Run& run) const {
+    if (!can()) return;
+    const bool experts = run.candidate.scenario.settings.expert_model_parallel_size > 1;
+    for (const auto& path : capture::gather(folder_.string())) {
+      try {
+        const auto trace = traces::read(path);
+        run.recorded.emplace_back(trace.rank, traces::summarise(trace, experts));
+      } catch (const UsageError& error) {
+        run.notes.push_back(error.what());
+      }
+    }
+    std::sort(run.recorded.begin(), run.recorded.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  }
+
+ private:
+  fs::path folder_;
+  std::vector<std::pair<std::string, std::string>> variables_;
+};
+
+/// Steps that count, or of a program that prints none the longest span of the recorded one.
+void time_steps(Run& run, const Log& log) {
+  for (const auto& [step, ms] : log.steps)
+    if (step >= first_counted_step) run.samples_ms.push_back(ms);
+  run.step_ms = median(run.samples_ms);
+  if (run.step_ms || run.recorded.empty()) return;
+  double longest = 0;
+  for (const auto& [rank, summary] : run.recorded) longest = std::max(longest, summary.span_us / 1e3);
+  run.step_ms = longest;
+  run.from_recording = true;
+}
+
+/// The scenario with the run's own section `measured:` (formats: a step alone, its source, peaks by pipeline rank).
+void write_scenario(const Run& run, const Options& options) {
+  auto scenario = run.candidate.scenario;
+  scenario.search = {};
+  scenario.measured.reset();
+  const std::string how = run.from_recording
+                              ? "span of a recorded step"
+                              : fmt::format("median of steps {} to {}", first_counted_step, options.steps);
+  std::string text = scenario::write(scenario);
+  text += fmt::format("measured:\n  step_ms: {:.3f}\n  source: 'pipewright trial, {}: {}'\n", *run.step_ms,
+                      run.candidate.name, how);
+  std::map<int, Bytes> peaks;
+  for (const auto& memory : run.memory) {
+    auto& peak = peaks[pp_rank_of(scenario, memory.rank)];
+    peak = std::max(peak, memory.allocated);
+  }
+  if (!peaks.empty()) text += "  peak_allocated_bytes_by_rank:\n";
+  for (const auto& [rank, peak] : peaks) text += fmt::format("    {}: {}\n", rank, peak.value);
+  write_file((fs::path(options.folder) / (run.candidate.name + ".yaml")).string(), text);
+}
+
+}  // namespace
+
+Run run(const Candidate& candidate, const profile::Profiles& profiles, const Options& options, std::stop_token stop) {
+  Run result;
+  result.candidate = candidate;
+  result.prediction = predict::predict(candidate.scenario, profiles);
+  if (stop.stop_requested()) return result;
+  fs::create_directories(options.folder);
+  result.log = (fs::path(options.folder) / (candidate.name + ".log")).string();
+  const Command command = fill(options.command, candidate, options.form, options.steps);
+  const Recordings recordings(options, candidate.name);
+  auto environment = command.environment;
+  environment.insert(environment.end(), recordings.variables().begin(), recordings.variables().end());
+  const Ended ended = run_process(command.words, environment, result.log, options.limit_s, stop);
+
+  const std::string text = file_text(result.log);
+  const Log log = read_log(text);
+  result.memory = log.memory;
+  recordings.read(result);
+  if (options.record && !recordings.can())
+    result.notes.push_back("not recorded: this build has no recorder (it was configured without CUDA)");
+  time_steps(result, log);
+  if (ended.interrupted) {
+    result.status = Status::interrupted;
+  } else if (ended.timed_out) {
+    result.status = Status::timed_out;
+    result.reason =
+        fmt::format("still running after {:.0f} s, {} steps done; killed", options.limit_s, log.steps.size());
+  } else if (ended.status != 0) {
+    const auto failure = failure_of(text, ended.status);
+    result.status = failure.status;
+    result.reason = failure.reason;
+  } else if (!result.step_ms) {
+    result.status = Status::failed;
+    result.reason = fmt::format(
+        "ended without a step time: neither \"elapsed time per iteration\" of step {} or later "
+        "in its output nor a recorded step",
+        first_counted_step);
+  } else {
+    result.status = Status::ok;
+  }
+  if (result.status != Status::ok) result.step_ms.reset();
+  if (result.step_ms) write_scenario(result, options);
+  return result;
+}
+
+}  // namespace pipewright::trial

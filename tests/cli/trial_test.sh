@@ -1,0 +1,91 @@
+#!/bin/sh
+# pipewright trial with a launcher that only prints: trial_test.sh PROGRAM DATA_FOLDER LAUNCHER
+set -u
+program=$1 data=$2 launcher=$3
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+FAKE_SEEN=$work/seen PIPEWRIGHT_PROFILES=$data/profiles
+export FAKE_SEEN PIPEWRIGHT_PROFILES
+cd "$data" || exit 1
+failed=0
+
+fail() {
+  echo "$1"
+  cat "$work/output"
+  failed=1
+}
+alive() { [ -e "/proc/$1/stat" ] && ! grep -q ") Z" "/proc/$1/stat"; }
+# expect STATUS TEXT ARGUMENTS...: exit status, and TEXT somewhere in what it prints.
+expect() {
+  status=$1 text=$2
+  shift 2
+  "$program" trial "$@" >"$work/output" 2>&1
+  got=$?
+  [ "$got" = "$status" ] && grep -q -F -e "$text" "$work/output" || fail "trial $*: status $got (expected $status), or not found: $text"
+}
+# shows TEXT...: in the output of the command before.
+shows() {
+  for text in "$@"; do
+    grep -q -F -e "$text" "$work/output" || fail "not found: $text"
+  done
+}
+
+expect 0 'Usage: ' --help
+expect 2 'error: command line: --: after -- stands the command' small.yaml
+expect 2 'put {flags} there' small.yaml -- "$launcher" ok '{steps}'
+expect 2 'did you mean "{flags}"?' small.yaml -- "$launcher" ok '{flag}'
+expect 2 '--steps: must be at least 6' small.yaml --steps 3 -- "$launcher" ok '{flags}'
+expect 2 'cannot run /nowhere/torchrun' small.yaml --out "$work/t" -- /nowhere/torchrun '{flags}'
+expect 2 'is not what `pipewright plan --json` writes' profiles/table.json -- "$launcher" '{flags}'
+
+# A dry run prints a line for a shell and runs nothing.
+expect 0 'CUDA_DEVICE_MAX_CONNECTIONS=1 ' small.yaml --dry-run -- "$launcher" ok '{steps}' '{flags}' --name={name}
+shows '# given: as given' ' ok 8 --num-layers 8 ' ' --name=given'
+[ ! -e "$work/seen.flags" ] || fail 'a dry run ran something'
+# Inside a longer word, quoted for a shell; braces of the shell's own stay.
+expect 0 "sh -c 'A=\${A} CUDA_DEVICE_MAX_CONNECTIONS=1 run --num-layers 8" small.yaml --dry-run -- \
+  sh -c 'A=${A} {env} run {flags}'
+
+# A scenario: its steps, its memory beside what was predicted, a scenario file.
+expect 0 'given   120.00' small.yaml --out "$work/t" --no-record -- "$launcher" ok '{steps}' '{flags}'
+shows '20.98 (' '25.98 (' '3.00 (' 'fastest: given (120.00 ms)'
+[ "$(cat "$work/seen.env")" = '1 unset' ] || fail 'the candidate'"'"'s variables are not set for the command'
+grep -q -e '--num-layers 8 ' "$work/seen.flags" || fail 'the command has no flags'
+grep -q 'step_ms: 120' "$work/t/given.yaml" || fail 'no measured scenario'
+grep -q '    1: 22523412480' "$work/t/given.yaml" || fail 'no peak of the second pipeline rank'
+
+# A plan: its best and the run as given; the order after measurement.
+"$program" plan search.yaml --set 'search.virtual_pipeline_model_parallel_size=[null, 2]' --json "$work/plan.json" \
+  >"$work/output" 2>&1 || fail 'plan'
+expect 0 'order measured:' "$work/plan.json" --top 2 --out "$work/p" --no-record --json "$work/p.json" -- "$launcher" ok \
+  '{steps}' '{flags}'
+shows 'order predicted:' 'best  ' 'alternative-1'
+grep -q '"measured_order"' "$work/p.json" || fail 'no JSON'
+
+# Failures are told with their reason, and kept.
+expect 1 'out of memory: [rank1]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 3.91 GiB' small.yaml \
+  --out "$work/o" --no-record -- "$launcher" oom '{steps}' '{flags}'
+shows 'it was predicted to fit' "$work/o/given.log" 'nothing ran to its end'
+expect 1 'failed: AssertionError: the layout has 7 stages' small.yaml --out "$work/a" --no-record -- "$launcher" assert \
+  '{steps}' '{flags}'
+expect 1 'ended without a step time' small.yaml --out "$work/s" --no-record -- "$launcher" silent '{steps}' '{flags}'
+expect 1 'timed out: still running after 1 s, 3 steps done; killed' small.yaml --limit 1 --out "$work/h" --no-record -- \
+  "$launcher" hang '{steps}' '{flags}'
+sleep 0.2
+! alive "$(cat "$work/seen.worker")" || fail 'a worker outlived the limit'
+
+# Ctrl-C leaves what was measured.
+"$program" trial "$work/plan.json" --top 1 --out "$work/i" --no-record -- sh -c \
+  'case {name} in best) m=ok ;; *) m=hang ;; esac; exec '"$launcher"' $m {steps} {flags}' >"$work/output" 2>&1 &
+pid=$!
+for _ in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
+  [ -e "$work/i/best.yaml" ] && [ -e "$work/i/given.log" ] && break
+  sleep 0.5
+done
+sleep 0.5
+kill -INT $pid
+wait $pid
+[ $? = 0 ] || fail 'an interrupted trial that has measured something ends with 0'
+shows 'fastest: best'
+
+exit $failed
