@@ -180,8 +180,8 @@ void add_notes(const Scenario& s, const Dimensions& d, Stages& stages) {
   }
   if (d.graphed_mlp) {
     note(
-        "CUDA graphs of the MLP follow the code of TE, not measurements: memory is that of replayed steps, the first " +
-        std::to_string(s.settings.cuda_graph_warmup_steps) + " steps run without graphs and need more");
+        "CUDA graphs of the MLP follow the code of TE; memory is the most that a step needs, the first " +
+        std::to_string(s.settings.cuda_graph_warmup_steps) + " run without graphs");
   }
   if (d.tp_overlap) {
     note("tp_comm_overlap is derived from the code of TE: qkv, fc1 forward and proj, fc2 dgrad run in " +

@@ -63,10 +63,49 @@ bool add_scouted(Prediction& result, int pp_rank, const memory::Scout& scouted, 
   return rank.fits;
 }
 
+/// The steps before graphs are captured run without them, from the same memory: their peaks count too. What they leave
+/// reserved is given back before the capture (seen in runs of pretrain_gpt.py), so that the graphs' pool comes on top
+/// of what replayed steps reserve, not of these.
+class EagerSteps {
+ public:
+  explicit EagerSteps(const scenario::Scenario& scenario) {
+    if (scenario.settings.cuda_graph_impl == "none") return;
+    scenario_ = scenario;
+    scenario_->settings.cuda_graph_impl = "none";
+    scenario_->settings.cuda_graph_modules.clear();
+    stages_ = model::build(*scenario_);
+    program_ = schedule::build(schedule::config_of(*scenario_, true));
+  }
+
+  /// Widens a rank's peaks to those of these steps.
+  void add_to(RankPrediction& rank, Bytes available) const {
+    if (!scenario_) return;
+    const memory::Walk walk = memory::walk(stages_, program_, *scenario_, rank.pp_rank, available);
+    rank.peak_reserved = std::max(rank.peak_reserved, walk.peak_reserved);
+    rank.retried |= walk.retried;
+    if (!rank.failure && walk.failure) {
+      rank.failure = walk.failure;
+      rank.failure->at += ", before the graphs are captured";
+    }
+    if (walk.peak_allocated <= rank.peak_allocated) return;
+    rank.peak_allocated = walk.peak_allocated;
+    rank.peak_at = walk.peak_at;
+    rank.peak_owners.clear();
+    for (const auto& owner : walk.peak_owners) rank.peak_owners.push_back({owner.owner, owner.bytes});
+    rank.after_instruction = walk.after_instruction;
+  }
+
+ private:
+  std::optional<scenario::Scenario> scenario_;
+  model::Stages stages_;
+  schedule::Program program_;
+};
+
 // Peak, reserved and outside memory of every rank, and whether they fit.
 void fill_memory(Prediction& result, const scenario::Scenario& scenario, const profile::Profiles& profiles,
                  const model::Stages& stages, const schedule::Program& program) {
   set_limits(result, scenario, profiles);
+  const EagerSteps eager(scenario);
   for (RankPrediction& rank : result.ranks) {
     rank.outside_allocator = model::outside_allocator(scenario, profiles, rank.pp_rank);
     const Bytes available = result.memory_limit - rank.outside_allocator - result.memory_margin;
@@ -83,7 +122,8 @@ void fill_memory(Prediction& result, const scenario::Scenario& scenario, const p
     rank.pinned = walk.pinned;
     rank.retried = walk.retried;
     rank.failure = walk.failure;
-    rank.fits = !walk.failure;
+    eager.add_to(rank, available);
+    rank.fits = !rank.failure;
     result.fits = result.fits && rank.fits;
     const std::string who = "rank " + std::to_string(rank.pp_rank);
     if (rank.retried)

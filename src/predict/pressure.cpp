@@ -32,7 +32,8 @@ class Examiner {
     result.as_configured = fragmentation(rank, false, device);
     result.expandable = fragmentation(rank, true, device);
     const bool tight = rank.retried || rank.failure.has_value();
-    result.needed = (tight ? least(rank, device) : rank.peak_reserved) + rank.outside_allocator;
+    result.needed =
+        (tight ? std::max(least(rank, device), rank.peak_allocated) : rank.peak_reserved) + rank.outside_allocator;
     result.verdict = Pressure::Verdict::fits;
     if (rank.failure) {
       const bool saved = !walk(expandable_, rank, allowed).failure;

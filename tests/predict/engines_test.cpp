@@ -108,3 +108,17 @@ TEST_CASE("floors under other interleavings, microbatches, recompute, overlap an
   check(moe, {"global_batch_size=512", "overlap_moe_expert_parallel_comm=false", "delay_wgrad_compute=false",
               "fine_grained_activation_offloading=true", "offload_modules=[moe_act]", "recompute_modules=[]"});
 }
+
+TEST_CASE("the steps before CUDA graphs are captured count: no peak is below that of the run without graphs") {
+  auto s = scenario::read(std::string(SOURCE_ROOT) + "/tests/measured/a_pp4v2_m8_fp8cs.yaml");
+  const auto profiles = predict::profiles_of(s);
+  const auto eager = predict::predict(s, profiles);
+  for (const char* setting : {"use_te_rng_tracker=true", "cuda_graph_impl=transformer_engine", "cuda_graph_modules=[mlp]"})
+    scenario::set(s, setting);
+  const auto graphed = predict::predict(s, profiles);
+  for (std::size_t r = 0; r < eager.ranks.size(); ++r) {
+    CHECK(graphed.ranks[r].graph_pool.value > 0);
+    CHECK(graphed.ranks[r].peak_allocated >= eager.ranks[r].peak_allocated);
+    CHECK(graphed.ranks[r].peak_reserved >= eager.ranks[r].peak_reserved);
+  }
+}
