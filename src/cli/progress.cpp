@@ -26,8 +26,10 @@ void Progress::operator()(std::int64_t done, std::int64_t total) {
   const double left = done == 0 ? 0 : elapsed * static_cast<double>(total - done) / static_cast<double>(done);
   constexpr double patience_s = 2;
   if (terminal_) {
-    std::fprintf(stderr, "\r\033[K%s: %lld of %lld, about %.0f s left", what_.c_str(), static_cast<long long>(done),
-                 static_cast<long long>(total), left);
+    std::fprintf(stderr, "\r\033[K%s: %lld of %lld", what_.c_str(), static_cast<long long>(done),
+                 static_cast<long long>(total));
+    if (done > 0) std::fprintf(stderr, ", about %.0f s left", left);
+    std::fflush(stderr);
     shown_ = true;
   } else if (elapsed > patience_s && total > 0 && 10 * done / total > tenth_) {
     tenth_ = 10 * done / total;

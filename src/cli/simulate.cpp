@@ -1,9 +1,11 @@
 // pipewright simulate: one scenario, predicted.
 #include <memory>
+#include <optional>
 
 #include "commands.hpp"
 #include "input.hpp"
 #include "pipewright/report.hpp"
+#include "progress.hpp"
 
 namespace pipewright::cli {
 namespace {
@@ -17,9 +19,15 @@ void simulate(const SimulateOptions& options) {
   const Loaded loaded = options.input.runnable();
   predict::Run run;
   const auto profiles = options.input.profiles(loaded.scenario);
+  std::optional<Progress> progress("simulating: the step, what would shorten it, memory");
+  constexpr std::int64_t parts = 3;
+  (*progress)(0, parts);
   auto prediction = predict::predict(loaded.scenario, profiles, &run);
+  (*progress)(1, parts);
   predict::find_levers(prediction, loaded.scenario, profiles, run);
+  (*progress)(2, parts);
   predict::find_pressure(prediction, loaded.scenario, profiles, run);
+  progress.reset();
   prediction.notes.insert(prediction.notes.begin(), loaded.notes.begin(), loaded.notes.end());
   if (!options.json.empty()) write_result(options.json, report::simulate_json(prediction));
   if (!options.trace.empty()) report::write_trace(options.trace, prediction, run);

@@ -35,7 +35,7 @@ Pattern pattern_of(const model::Piece& p, std::uint32_t piece, const std::string
   for (const model::Step& step : steps) {
     waited |= step.kind == model::Step::Kind::synchronize;
     // What only the first microbatch runs is no part of the pattern; it stays unmapped.
-    if (step.kind != model::Step::Kind::launch || step.first_microbatch_only) continue;
+    if (step.kind != model::Step::Kind::launch || step.before_microbatch == 1) continue;
     expect(pattern, p.kernels[step.index], std::exchange(waited, false));
   }
   return pattern;

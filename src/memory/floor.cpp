@@ -54,7 +54,7 @@ std::int64_t kept_by(const Piece& piece) {
 
 /// Forwards of each chunk before the first backward (schedules.py:962-989, get_schedule_table).
 std::vector<int> in_flight(const schedule::Config& config, int pp_rank) {
-  const int chunks = config.chunks.value_or(1), group = config.group_size.value_or(config.stages);
+  const int chunks = config.chunks.value_or(1), group = schedule::group_size(config);
   int left = schedule::warmup(config, pp_rank);
   // The combined call of expert-parallel overlap runs its backward beside the next forward.
   if (!config.ep_overlap || config.stages == 1) ++left;

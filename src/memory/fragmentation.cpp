@@ -6,6 +6,7 @@
 // Free pages of an expandable segment go back one by one: nothing is pinned there. Looked at where reserved memory last
 // grew to its peak: that request found no gap that was large enough.
 #include <algorithm>
+#include <deque>
 
 #include "replayer.hpp"
 
@@ -15,55 +16,69 @@ namespace {
 constexpr std::size_t listed_segments = 8;
 constexpr std::int64_t telling_growth = 2 << 20;  ///< of a small segment (allocator.cpp): one says nothing
 
+/// One way to configure the allocator, followed beside others through the same walk.
+struct Followed {
+  explicit Followed(const AllocatorConfig& config) : replayer(config) {}
+  Replayer replayer;
+  std::int64_t peak = 0, growth = 0;  ///< the event at which reserved memory last grew by more than a small segment
+  bool over = false;
+};
+
 class Finder {
  public:
-  Finder(const Stages& stages, const schedule::Program& program, const scenario::Scenario& scenario, int rank,
-         const AllocatorConfig& config)
+  Finder(const Stages& stages, const schedule::Program& program, const scenario::Scenario& scenario, int rank)
       : stages_(stages),
         program_(program),
         asynchronous_(transfers_are_asynchronous(scenario)),
         plan_(offload::resolve(scenario, stages, program, rank)),
-        rank_(rank),
-        config_(config) {}
+        rank_(rank) {}
 
-  /// The event at which reserved memory last grew by more than a small segment.
-  std::int64_t last_growth() const {
-    Replayer replayer(config_);
+  std::vector<std::int64_t> last_growths(const std::vector<AllocatorConfig>& configs) const {
+    std::deque<Followed> all(configs.begin(), configs.end());
     const Heap* heap = nullptr;
-    std::int64_t peak = 0, event = 0;
     const Listener listener = [&](const Event& e) {
-      replayer(e);
-      if (replayer.allocator().peak_reserved() - peak <= telling_growth) return;
-      peak = replayer.allocator().peak_reserved();
-      event = heap->events();
+      for (Followed& one : all) {
+        one.replayer(e);
+        if (one.replayer.allocator().peak_reserved() - one.peak <= small_segment) continue;
+        one.peak = one.replayer.allocator().peak_reserved();
+        one.growth = heap->events();
+      }
     };
     Walker walker(stages_, program_, plan_, rank_, asynchronous_, listener);
     heap = &walker.heap();
     walker.reach_second_step();
     walker.step();
-    return event;
+    std::vector<std::int64_t> events;
+    for (const Followed& one : all) events.push_back(one.growth);
+    return events;
   }
 
-  Fragmentation look(std::int64_t event, Bytes device) const {
-    Replayer replayer(config_);
+  std::vector<Fragmentation> look(const std::vector<AllocatorConfig>& configs, Bytes device) const {
+    const auto events = last_growths(configs);
+    std::deque<Followed> all(configs.begin(), configs.end());
+    std::vector<Fragmentation> results(configs.size());
     const Heap* heap = nullptr;
-    Fragmentation result;
-    bool over = false;
     const Listener listener = [&](const Event& e) {
-      if (over) return;
-      over = heap->events() == event && e.kind == Event::Kind::allocate;
-      if (over) describe(e, replayer, device - Bytes(heap->graph_pool()), result);
-      replayer(e);
-      if (over) result.reserved = Bytes(replayer.allocator().reserved() + heap->graph_pool());
+      for (std::size_t i = 0; i < all.size(); ++i) {
+        Followed& one = all[i];
+        if (one.over) continue;
+        one.over = heap->events() == events[i] && e.kind == Event::Kind::allocate;
+        if (one.over) describe(e, one.replayer, device - Bytes(heap->graph_pool()), results[i]);
+        one.replayer(e);
+        if (one.over) results[i].reserved = Bytes(one.replayer.allocator().reserved() + heap->graph_pool());
+      }
     };
     Walker walker(stages_, program_, plan_, rank_, asynchronous_, listener);
     heap = &walker.heap();
-    walker.watch(event);
+    std::vector<const Walker::Moment*> moments;
+    for (const auto event : events) moments.push_back(&walker.watch(event));
     walker.reach_second_step();
     walker.step();
-    result.at = walker.place.empty() ? "the start" : walker.place;
-    result.piece = walker.kernel;
-    return result;
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      results[i].at = moments[i]->place.empty() ? "the start" : moments[i]->place;
+      results[i].piece = moments[i]->kernel;
+    }
+    return results;
   }
 
  private:
@@ -101,17 +116,17 @@ class Finder {
   const bool asynchronous_;
   const offload::Plan plan_;
   const int rank_;
-  const AllocatorConfig config_;
 };
 
 }  // namespace
 
-Fragmentation fragmentation(const Stages& stages, const schedule::Program& program, const scenario::Scenario& scenario,
-                            int pp_rank, bool expandable, Bytes device) {
-  auto config = without_limit(allocator_config(scenario));
-  config.expandable_segments |= expandable;
-  const Finder finder(stages, program, scenario, pp_rank, config);
-  return finder.look(finder.last_growth(), device);
+Fragmentations fragmentation(const Stages& stages, const schedule::Program& program, const scenario::Scenario& scenario,
+                             int pp_rank, Bytes device) {
+  const auto config = without_limit(allocator_config(scenario));
+  std::vector<AllocatorConfig> configs = {config};
+  if (!config.expandable_segments) configs.push_back(config), configs.back().expandable_segments = true;
+  const auto found = Finder(stages, program, scenario, pp_rank).look(configs, device);
+  return {found.front(), found.back()};
 }
 
 }  // namespace pipewright::memory

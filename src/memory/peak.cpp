@@ -60,12 +60,12 @@ std::optional<Failure> survive(const Stages& stages, const schedule::Program& pr
     return std::nullopt;
   } catch (const OutOfMemory& out) {
     Walker where(stages, program, plan, rank, asynchronous, silent);
-    where.watch(walker.heap().events());
+    const auto& moment = where.watch(walker.heap().events());
     where.reach_second_step();
     where.step();
     Failure failure;
-    failure.at = where.place.empty() ? "the first step" : where.place;
-    failure.piece = where.kernel;
+    failure.at = moment.place.empty() ? "the first step" : moment.place;
+    failure.piece = moment.kernel;
     failure.owner = owner_name(stages, out.event.owner);
     failure.requested = out.event.bytes;
     failure.segment = Bytes(replayer.allocator().segment_bytes(out.event.bytes.value));
@@ -128,7 +128,7 @@ Walk walk(const Stages& stages, const schedule::Program& program, const scenario
       if (listener) listener(event);
     };
     Walker walker(stages, program, plan, pp_rank, asynchronous, replay);  // who holds it, and what is reserved
-    walker.watch(peak_event);
+    const auto& moment = walker.watch(peak_event);
     walker.start();
     result.static_bytes = Bytes(replayer.allocator().allocated());
     walker.first_step();
@@ -136,8 +136,8 @@ Walk walk(const Stages& stages, const schedule::Program& program, const scenario
     replayer.allocator().reset_peaks();
     walker.step();
     result.peak_reserved = Bytes(replayer.allocator().peak_reserved() + graph_pool);
-    result.peak_at = walker.place;
-    result.peak_piece = walker.kernel;
+    result.peak_at = moment.place;
+    result.peak_piece = moment.kernel;
     result.peak_owners = by_size(stages, walker.heap().owners_then());
     // A block whose rest is not worth splitting off counts as a whole: allocated bytes are the allocator's.
     const Bytes blocks(replayer.allocator().peak_allocated());

@@ -47,10 +47,43 @@ int launches(const model::Kernel& kernel) {
 
 }  // namespace
 
+Walker::Walker(const Stages& stages, const schedule::Program& program, const offload::Plan& plan, int rank,
+               bool asynchronous, const Listener& listener)
+    : stages_(stages),
+      index_(rank),
+      rank_(stages.ranks.at(static_cast<std::size_t>(rank))),
+      whole_(program),
+      program_(program.ranks.at(static_cast<std::size_t>(rank))),
+      config_(program.config),
+      interleaved_(program.config.chunks.has_value()),
+      heap_(stages.owners.size() + own_names.size(), asynchronous, listener),
+      offload_(plan, stages, heap_),
+      modules_(rank_.chunks.size(), Variable(heap_)),
+      flights_(rank_.chunks.size() * static_cast<std::size_t>(config_.microbatches)) {
+  for (const auto& chunk : rank_.chunks) {
+    auto& offsets = offsets_.emplace_back(1, 0);
+    for (const auto piece : chunk.pieces) offsets.push_back(offsets.back() + stages_.pieces[piece].tensors.size());
+  }
+  for (const auto& piece : stages_.pieces) {
+    auto& counts = launches_.emplace_back();
+    for (const auto& kernel : piece.kernels) counts.push_back(launches(kernel));
+  }
+  for (const auto& kernel : rank_.construction.kernels) construction_launches_.push_back(launches(kernel));
+  forwards_ = static_cast<int>(flights_.size());
+  steady_ = forwards_ - program_.warmup;
+}
+
+const std::vector<int>& Walker::launches_of(const Piece& piece) const {
+  return &piece == &rank_.construction ? construction_launches_
+                                       : launches_[static_cast<std::size_t>(&piece - stages_.pieces.data())];
+}
+
 void Walker::run(const std::vector<Step>& steps, const Piece& piece, int layer, int microbatch, std::uint32_t* blocks) {
+  const auto& launches = launches_of(piece);
   for (const auto& step : steps) {
+    if (!step.runs(microbatch)) continue;
     if (step.kind == Step::Kind::launch) {
-      heap_.launch(launches(piece.kernels[step.index]));
+      heap_.launch(launches[step.index]);
     } else if (step.kind == Step::Kind::free) {
       heap_.drop(blocks[step.index]);
       blocks[step.index] = none;
@@ -59,47 +92,54 @@ void Walker::run(const std::vector<Step>& steps, const Piece& piece, int layer, 
     } else if (step.kind == Step::Kind::synchronize) {
       heap_.synchronize();
     } else if (step.kind == Step::Kind::allocate) {
-      if (step.first_microbatch_only && microbatch > 0) continue;
       const auto& tensor = piece.tensors[step.index];
       blocks[step.index] = heap_.allocate(tensor);
-      if (heap_.events() != watched_) continue;
+      const auto moment = std::ranges::find(moments_, heap_.events(), &Moment::event);
+      if (moment == moments_.end()) continue;
       const auto next =
           std::find_if(&step, steps.data() + steps.size(), [](const Step& s) { return s.kind == Step::Kind::launch; });
-      kernel = piece.name + (layer >= 0 ? " " + std::to_string(layer) : "");
-      if (next != steps.data() + steps.size()) kernel += ", " + piece.kernels[next->index].name;
+      moment->kernel = piece.name + (layer >= 0 ? " " + std::to_string(layer) : "");
+      if (next != steps.data() + steps.size()) moment->kernel += ", " + piece.kernels[next->index].name;
     }
   }
 }
 
-void Walker::begin_forward(int microbatch, int chunk) {
-  auto& f = flight(microbatch, chunk);
-  modules_[static_cast<std::size_t>(chunk)].assign(f.input);
-  heap_.hold(f.input);  // saved by the first piece
-  f.saved.assign(offsets_[static_cast<std::size_t>(chunk)].back(), none);
-  f.border = f.input;
+void Walker::run(const std::vector<Step>& steps, model::Call call, std::size_t position, std::uint32_t* blocks) {
+  run(steps, piece(call.chunk, position), rank_.chunks[static_cast<std::size_t>(call.chunk)].layers[position],
+      call.microbatch, blocks);
 }
 
-void Walker::end_forward(Flight& f) {
+bool Walker::begin_forward(model::Call call) {
+  auto& f = flight(call);
+  modules_[static_cast<std::size_t>(call.chunk)].assign(f.input);
+  heap_.hold(f.input);  // saved by the first piece
+  f.saved.assign(offsets_[static_cast<std::size_t>(call.chunk)].back(), none);
+  f.border = f.input;
+  return true;
+}
+
+void Walker::forward(model::Call call, std::size_t position) {
+  auto& f = flight(call);
+  auto* blocks = this->blocks(f, call.chunk, position);
+  blocks[Piece::input] = f.border;
+  run(piece(call.chunk, position).forward, call, position, blocks);
+  f.border = std::exchange(blocks[Piece::output], none);
+}
+
+void Walker::end_forward(model::Call call) {
+  auto& f = flight(call);
   f.output = f.border;
   if (f.output == none) shrink(f);  // a loss
   output_.clear();
   ++forwards_done_;
 }
 
-void Walker::forward(int microbatch, int chunk) {
-  const auto& parts = rank_.chunks[static_cast<std::size_t>(chunk)];
-  begin_forward(microbatch, chunk);
-  auto& f = flight(microbatch, chunk);
-  for (std::size_t i = 0; i < parts.pieces.size(); ++i) {
-    auto* blocks = this->blocks(f, chunk, i);
-    blocks[Piece::input] = f.border;
-    run(piece(chunk, i).forward, piece(chunk, i), parts.layers[i], microbatch, blocks);
-    f.border = std::exchange(blocks[Piece::output], none);
-  }
-  end_forward(f);
+bool Walker::begin_backward(model::Call call) {
+  if (!in_combined_) turn(flight(call));  // there its gradient comes within the call
+  return true;
 }
 
-void Walker::begin_backward(Flight& f) {
+void Walker::turn(Flight& f) {
   if (!interleaved_) {  // input_tensor = input_tensors.pop(0), output_tensor = output_tensors.pop(0)
     input_.assign(f.input);
     heap_.drop(f.input);
@@ -116,8 +156,8 @@ void Walker::turn_border(Flight& f, const std::uint32_t* blocks) {
   f.border = blocks[Piece::input_gradient] != none ? blocks[Piece::input_gradient] : blocks[Piece::output_gradient];
 }
 
-void Walker::end_backward(Flight& f) {
-  offload_hook();  // autograd's callbacks
+void Walker::end_backward(model::Call call) {
+  auto& f = flight(call);
   const auto gradient = f.border;
   if (f.input != none) heap_.attach(f.input, gradient);
   const bool steady = interleaved_ && config_.overlap_p2p && backwards_done_ < steady_;
@@ -133,82 +173,47 @@ void Walker::end_backward(Flight& f) {
   if (!interleaved_ && backwards_done_ == steady_) input_.clear();
 }
 
-void Walker::backward(int microbatch, int chunk) {
-  const auto& parts = rank_.chunks[static_cast<std::size_t>(chunk)];
-  auto& f = flight(microbatch, chunk);
-  begin_backward(f);
-  for (std::size_t i = parts.pieces.size(); i-- > 0;) {
-    auto* blocks = this->blocks(f, chunk, i);
-    blocks[Piece::output_gradient] = f.border;
-    run(piece(chunk, i).backward, piece(chunk, i), parts.layers[i], microbatch, blocks);
-    defer(chunk, i, blocks);
-    turn_border(f, blocks);
-  }
-  end_backward(f);
+void Walker::backward(model::Call call, std::size_t position) {
+  auto& f = flight(call);
+  auto* blocks = this->blocks(f, call.chunk, position);
+  blocks[Piece::output_gradient] = f.border;
+  run(piece(call.chunk, position).backward, call, position, blocks);
+  turn_border(f, blocks);
 }
 
-/// Weight gradients that wait for the end of the step.
-void Walker::defer(int chunk, std::size_t index, const std::uint32_t* blocks) {
-  const auto& what = piece(chunk, index);
-  if (what.weight_gradient.empty()) return;
-  deferred_.emplace_back(rank_.chunks[static_cast<std::size_t>(chunk)].pieces[index],
-                         std::vector<std::uint32_t>(blocks, blocks + what.tensors.size()));
-}
-
-/// Which piece of its chunk a node belongs to: the one that has it, of layers as many further on.
-std::size_t Walker::piece_of(const Instruction& instruction) const {
-  const auto& pieces = rank_.chunks[static_cast<std::size_t>(instruction.chunk)].pieces;
-  int further = instruction.node.layer;
-  for (std::size_t i = 0; i < pieces.size(); ++i) {
-    const auto& nodes = stages_.pieces[pieces[i]].nodes;
-    const bool is_layer = !nodes.empty() && nodes.front().name == schedule::Node::Name::pre_dispatch_computation;
-    if (instruction.node.layer >= 0 ? is_layer && further-- == 0
-                                    : !nodes.empty() && nodes.front().name == instruction.node.name)
-      return i;
-  }
-  throw InternalError("memory walk: no piece has a node of the schedule");
+void Walker::defer_weight_gradient(model::Call call, std::size_t position) {
+  const auto* blocks = this->blocks(flight(call), call.chunk, position);
+  deferred_.push_back({rank_.chunks[static_cast<std::size_t>(call.chunk)].pieces[position],
+                       call.microbatch,
+                       {blocks, blocks + piece(call.chunk, position).tensors.size()}});
 }
 
 // Expert-parallel overlap: nodes of a forward and a backward call in turn.
-void Walker::node(const Instruction& instruction) {
+void Walker::node(const Instruction& instruction, const model::NodePlace& at) {
   using Pass = schedule::Node::Pass;
   if (instruction.node.name == schedule::Node::Name::loss) return;  // a mean: nothing of size
-  const int chunk = instruction.chunk;
-  const auto index = piece_of(instruction);
-  const auto& what = piece(chunk, index);
-  auto& f = flight(instruction.microbatch, chunk);
-  const auto steps = std::find_if(what.nodes.begin(), what.nodes.end(),
-                                  [&](const auto& n) { return n.name == instruction.node.name; });
-  if (steps == what.nodes.end()) throw InternalError("memory walk: a piece lacks a node");
+  const model::Call call{instruction.microbatch, instruction.chunk};
+  auto& f = flight(call);
   const auto pass = instruction.node.pass;
-  const bool first = steps == what.nodes.begin();
-  const bool last = steps + 1 == what.nodes.end() || (steps + 1)->name == schedule::Node::Name::loss;
-  if (pass == Pass::backward && !f.turned) begin_backward(f);
-  auto* blocks = this->blocks(f, chunk, index);
-  if (pass == Pass::forward && first) blocks[Piece::input] = f.border;
-  if (pass == Pass::backward && last) blocks[Piece::output_gradient] = f.border;
-  const int layer = rank_.chunks[static_cast<std::size_t>(chunk)].layers[index];
-  run(pass == Pass::forward    ? steps->forward
-      : pass == Pass::backward ? steps->backward
-                               : steps->weight_gradient,
-      what, layer, instruction.microbatch, blocks);
-  if (pass == Pass::forward && last) {
+  if (pass == Pass::backward && !f.turned) turn(f);
+  auto* blocks = this->blocks(f, call.chunk, at.position);
+  if (pass == Pass::forward && at.first) blocks[Piece::input] = f.border;
+  if (pass == Pass::backward && at.last) blocks[Piece::output_gradient] = f.border;
+  run(pass == Pass::forward    ? at.steps->forward
+      : pass == Pass::backward ? at.steps->backward
+                               : at.steps->weight_gradient,
+      call, at.position, blocks);
+  if (pass == Pass::forward && at.last) {
     f.output = f.border = std::exchange(blocks[Piece::output], none);  // may be sent before the call ends
   }
-  if (pass == Pass::backward && first) {
-    defer(chunk, index, blocks);
+  if (pass == Pass::backward && at.first) {
     turn_border(f, blocks);
     f.input_gradient = f.border;
   }
 }
 
-void Walker::end_combined(const Instruction& begin) {
-  if (begin.microbatch != schedule::no_microbatch) end_forward(flight(begin.microbatch, begin.chunk));
-  if (begin.backward_microbatch != schedule::no_microbatch)
-    end_backward(flight(begin.backward_microbatch, begin.backward_chunk));
-}
-
-void Walker::deallocate(Flight& f) {
+void Walker::deallocate(model::Call call) {
+  auto& f = flight(call);
   if (f.output == none) return;
   shrink(f);
   heap_.drop(f.output);
@@ -228,8 +233,7 @@ void Walker::end_iteration() {
   iteration_gradient_.clear();
 }
 
-void Walker::post(const Instruction& instruction) {
-  const bool synchronous = instruction.kind == Kind::p2p_sync;
+bool Walker::transfer(const Instruction& instruction, bool synchronous) {
   std::uint32_t input = none, gradient = none;
   bool backward = false;
   for (const auto& part : instruction.parts) {
@@ -247,12 +251,12 @@ void Walker::post(const Instruction& instruction) {
   }
   if (synchronous) heap_.after_synchronous_call();
   if (!synchronous) {
-    if (!backward) return;
+    if (!backward) return true;
     const bool first = forwards_done_ == program_.warmup && backwards_done_ == 0;
     first_gradient_.assign(first ? gradient : none);
   } else if (!interleaved_) {
     if (input != none) input_.assign(input);
-    if (gradient == none) return;
+    if (gradient == none) return true;
     output_gradient_.assign(gradient);
     heap_.drop(gradient);  // only the variable names it
   } else {
@@ -260,68 +264,36 @@ void Walker::post(const Instruction& instruction) {
     if (!ends_backward) input_.assign(input);
     if (backwards_done_ > 0 || gradient != none) output_gradient_.assign(gradient);
   }
+  return true;
 }
 
-void Walker::wait(const Part& part) {
+bool Walker::wait(const Part& part) {
   const auto& f = flight(part.microbatch, part.chunk);
   if (part.type == Part::Type::recv_next && cool_down()) popped_gradient_.assign(f.gradient);
   if (part.type == Part::Type::recv_prev && forwards_done_ < program_.warmup) popped_input_.assign(f.input);
+  return true;
 }
 
 void Walker::step(bool first) {
   offload_.begin_step(first);
   forwards_done_ = backwards_done_ = 0;
-  const Instruction* begin = nullptr;  // of the combined call
   after_instruction.clear();
+  model::Follower<Walker> follower(stages_, whole_, index_, *this);
   for (const auto& instruction : program_.instructions) {
     const auto before = heap_.events();
-    switch (instruction.kind) {
-      case Kind::forward:
-        end_iteration();
-        forward(instruction.microbatch, instruction.chunk);
-        break;
-      case Kind::backward:
-        end_iteration();
-        backward(instruction.microbatch, instruction.chunk);
-        break;
-      case Kind::deallocate:
-        end_iteration();
-        deallocate(flight(instruction.microbatch, instruction.chunk));
-        break;
-      case Kind::p2p_sync:
-      case Kind::p2p_async:
-        post(instruction);
-        break;
-      case Kind::wait:
-        wait(instruction.parts.front());
-        break;
-      case Kind::combined_begin:
-        end_iteration();
-        begin = &instruction;
-        if (begin->microbatch != schedule::no_microbatch) begin_forward(begin->microbatch, begin->chunk);
-        break;
-      case Kind::node:
-        node(instruction);
-        break;
-      case Kind::combined_end:
-        end_combined(*begin);
-        break;
-      case Kind::combined:
-        throw InternalError("memory walk: a combined call is not written out");
-      case Kind::no_sync_enter:
-      case Kind::no_sync_exit:
-      case Kind::param_sync:
-      case Kind::grad_sync:
-        break;
-    }
+    if (instruction.kind == Kind::forward || instruction.kind == Kind::backward ||
+        instruction.kind == Kind::deallocate || instruction.kind == Kind::combined_begin)
+      end_iteration();
+    follower.follow(instruction);
     after_instruction.push_back(heap_.live());
-    if (before < watched_ && watched_ <= heap_.events()) {
+    for (Moment& moment : moments_) {
+      if (moment.event <= before || moment.event > heap_.events()) continue;
       schedule::RankProgram one;
       one.instructions.push_back(instruction);
       const auto text = schedule::text(one, true, true);
-      place = text.empty() ? "" : text.front();
+      moment.place = text.empty() ? "" : text.front();
       const bool computes = instruction.kind == Kind::forward || instruction.kind == Kind::backward;
-      if (computes && !place.empty()) place.insert(1, " ");  // "B 3.1"
+      if (computes && !moment.place.empty()) moment.place.insert(1, " ");  // "B 3.1"
     }
   }
   end_iteration();
@@ -329,16 +301,16 @@ void Walker::step(bool first) {
        {&input_, &output_, &input_gradient_, &output_gradient_, &first_gradient_, &popped_input_, &popped_gradient_}) {
     variable->clear();
   }
-  for (auto& [piece, blocks] : deferred_) {
-    run(stages_.pieces[piece].weight_gradient, stages_.pieces[piece], -1, 0, blocks.data());
-  }
+  for (auto& [piece, microbatch, blocks] : deferred_)
+    run(stages_.pieces[piece].weight_gradient, stages_.pieces[piece], -1, microbatch, blocks.data());
   deferred_.clear();
   heap_.synchronize();  // the gradient norm is read by the host
   const auto before = heap_.events();
   std::vector<std::uint32_t> blocks;
   for (const auto& tensor : rank_.during_optimizer) blocks.push_back(heap_.allocate(tensor));
   for (const auto block : blocks) heap_.drop(block);
-  if (before < watched_ && watched_ <= heap_.events()) place = "optimizer step";
+  for (Moment& moment : moments_)
+    if (before < moment.event && moment.event <= heap_.events()) moment.place = "optimizer step";
 }
 
 }  // namespace pipewright::memory

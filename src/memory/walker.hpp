@@ -3,12 +3,14 @@
 
 #include <array>
 #include <cstdint>
+#include <deque>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "heap.hpp"
 #include "offload.hpp"
+#include "pipewright/follow.hpp"
 
 namespace pipewright::memory {
 
@@ -32,27 +34,10 @@ enum class Own : std::uint32_t { received_input, received_gradient, placeholder,
 constexpr std::array<const char*, static_cast<std::size_t>(Own::count)> own_names = {
     "pipeline receive", "pipeline receive gradient", "deallocated outputs"};
 
-class Walker {
+class Walker : public model::Visitor {
  public:
   Walker(const Stages& stages, const schedule::Program& program, const offload::Plan& plan, int rank, bool asynchronous,
-         const Listener& listener)
-      : stages_(stages),
-        index_(rank),
-        rank_(stages.ranks.at(static_cast<std::size_t>(rank))),
-        program_(program.ranks.at(static_cast<std::size_t>(rank))),
-        config_(program.config),
-        interleaved_(program.config.chunks.has_value()),
-        heap_(stages.owners.size() + own_names.size(), asynchronous, listener),
-        offload_(plan, stages, heap_),
-        modules_(rank_.chunks.size(), Variable(heap_)),
-        flights_(rank_.chunks.size() * static_cast<std::size_t>(config_.microbatches)) {
-    for (const auto& chunk : rank_.chunks) {
-      auto& offsets = offsets_.emplace_back(1, 0);
-      for (const auto piece : chunk.pieces) offsets.push_back(offsets.back() + stages_.pieces[piece].tensors.size());
-    }
-    forwards_ = static_cast<int>(flights_.size());
-    steady_ = forwards_ - program_.warmup;
-  }
+         const Listener& listener);
 
   void start() {
     std::vector<std::uint32_t> blocks(rank_.construction.tensors.size(), none);
@@ -72,12 +57,32 @@ class Walker {
   }
   Heap& heap() { return heap_; }
 
-  /// Remember what happens at this event.
-  void watch(std::int64_t event) {
-    watched_ = event;
-    heap_.remember_owners_at(event);
+  /// Remember what happens at this event: "B 3.1", "layer 5, attention.core backward".
+  struct Moment {
+    std::int64_t event;
+    std::string place, kernel;
+  };
+  const Moment& watch(std::int64_t event) {
+    heap_.remember_owners_at(event);  // of the last one
+    return moments_.emplace_back(Moment{event, {}, {}});
   }
-  std::string place, kernel;                    ///< of the watched event
+
+  // The program, see model::Visitor.
+  bool begin_forward(model::Call call);
+  void forward(model::Call call, std::size_t position);
+  void end_forward(model::Call call);
+  bool begin_backward(model::Call call);
+  void backward(model::Call call, std::size_t position);
+  void defer_weight_gradient(model::Call call, std::size_t position);
+  void callbacks(model::Call) { offload_hook(); }  ///< autograd's
+  void end_backward(model::Call call);
+  void begin_combined(const Instruction&) { in_combined_ = true; }
+  void node(const Instruction& instruction, const model::NodePlace& place);
+  void end_combined() { in_combined_ = false; }
+  bool transfer(const Instruction& instruction, bool synchronous);
+  bool wait(const Part& part);
+  void deallocate(model::Call call);
+
   std::vector<std::int64_t> after_instruction;  ///< live bytes
 
  private:
@@ -87,6 +92,7 @@ class Walker {
   Flight& flight(int microbatch, int chunk) {
     return flights_[static_cast<std::size_t>(microbatch) * rank_.chunks.size() + static_cast<std::size_t>(chunk)];
   }
+  Flight& flight(model::Call call) { return flight(call.microbatch, call.chunk); }
   void hold(const std::vector<model::Tensor>& tensors) {
     for (const auto& tensor : tensors) heap_.allocate(tensor);
   }
@@ -98,23 +104,13 @@ class Walker {
   std::uint32_t* blocks(Flight& f, int chunk, std::size_t index) const {
     return f.saved.data() + offsets_[static_cast<std::size_t>(chunk)][index];
   }
-  void begin_forward(int microbatch, int chunk);
-  void end_forward(Flight& flight);
-  void forward(int microbatch, int chunk);
-  void begin_backward(Flight& flight);
+  const std::vector<int>& launches_of(const Piece& piece) const;
+  void turn(Flight& flight);
   static void turn_border(Flight& flight, const std::uint32_t* blocks);
-  void end_backward(Flight& flight);
-  void backward(int microbatch, int chunk);
-  void defer(int chunk, std::size_t index, const std::uint32_t* blocks);
-  std::size_t piece_of(const Instruction& instruction) const;
-  void node(const Instruction& instruction);
-  void end_combined(const Instruction& begin);
-  void deallocate(Flight& flight);
   void shrink(Flight& flight);
   void end_iteration();
-  void post(const Instruction& instruction);
-  void wait(const Part& part);
   void run(const std::vector<Step>& steps, const Piece& piece, int layer, int microbatch, std::uint32_t* blocks);
+  void run(const std::vector<Step>& steps, model::Call call, std::size_t position, std::uint32_t* blocks);
   void offload_hook() {
     offload_.hook([&](const offload::Unit& unit) {
       return flight(unit.microbatch, unit.chunk).saved.data() +
@@ -125,6 +121,7 @@ class Walker {
   const Stages& stages_;
   const int index_;
   const model::Rank& rank_;
+  const schedule::Program& whole_;
   const schedule::RankProgram& program_;
   const schedule::Config& config_;
   const bool interleaved_;
@@ -137,9 +134,18 @@ class Walker {
   std::vector<Variable> modules_;  ///< by chunk: what set_input_tensor was last given
   std::vector<std::vector<std::size_t>> offsets_;
   std::vector<Flight> flights_;
-  std::vector<std::pair<std::uint32_t, std::vector<std::uint32_t>>> deferred_;  ///< piece, its blocks
+  /// A weight gradient that waits for the end of the step.
+  struct Deferred {
+    std::uint32_t piece;
+    int microbatch;
+    std::vector<std::uint32_t> blocks;
+  };
+  std::vector<Deferred> deferred_;
+  bool in_combined_ = false;
   int forwards_ = 0, steady_ = 0, forwards_done_ = 0, backwards_done_ = 0;
-  std::int64_t watched_ = -1;
+  std::deque<Moment> moments_;
+  std::vector<std::vector<int>> launches_;  ///< by piece and kernel
+  std::vector<int> construction_launches_;
 };
 
 }  // namespace pipewright::memory

@@ -56,7 +56,8 @@ class PieceBuilder {
   void home(Tensor::Home home) { home_ = home; }  ///< of tensors made from now on
   void recomputing(bool on) { recompute_ = on; }
   bool recomputes() const { return recompute_; }
-  void first_microbatch_only(bool on) { first_only_ = on; }
+  /// What is written from now on runs for these microbatches only; without numbers for all.
+  void microbatches(std::int32_t from = 0, std::int32_t before = INT32_MAX) { from_ = from, before_ = before; }
   /// Of the layer being written; the piece's input unless told otherwise.
   std::uint32_t layer_input() const { return layer_input_; }
   void layer_input(std::uint32_t tensor) { layer_input_ = tensor; }
@@ -69,7 +70,7 @@ class PieceBuilder {
   Piece take_as_node(schedule::Node::Name name);
 
  private:
-  void step(Step::Kind kind, std::uint32_t index) { steps_->push_back({kind, index, first_only_}); }
+  void step(Step::Kind kind, std::uint32_t index) { steps_->push_back({kind, index, from_, before_}); }
 
   Owners& owners_;
   Piece piece_;
@@ -77,7 +78,8 @@ class PieceBuilder {
   std::vector<std::uint32_t> saved_again_;
   std::uint32_t layer_input_ = Piece::input;
   Tensor::Home home_ = Tensor::Home::allocator;
-  bool recompute_ = false, first_only_ = false;
+  bool recompute_ = false;
+  std::int32_t from_ = 0, before_ = INT32_MAX;
 };
 
 }  // namespace pipewright::model

@@ -259,7 +259,8 @@ Dimensions::Dimensions(const Scenario& sc) {
   ep_overlap = o.overlap_moe_expert_parallel_comm;
   delayed_wgrad = o.delay_wgrad_compute;
   moe = moe_dimensions(sc, *this);
-  deferred_head_wgrad = o.defer_embedding_wgrad_compute && pp > 1 && fused_gradients;
+  deferred_head_wgrads = static_cast<std::int32_t>(std::min<Int>(scenario::deferred_head_wgrads(sc), INT32_MAX));
+  computes_head_wgrads = deferred_head_wgrads < scenario::num_microbatches(sc);
   whole_layer_offload = o.cpu_offloading && o.cpu_offloading_activations && o.cpu_offloading_num_layers > 0;
   if (o.fine_grained_activation_offloading) offload_modules = o.offload_modules;
   smallest_offload = o.min_offloaded_tensor_size;

@@ -72,17 +72,18 @@ struct Dimensions {
   std::string activation;        ///< kernel family: "swiglu", "gelu", ...
   std::string tp_link, cp_link, dp_link;
   Recipe recipe = Recipe::bf16;
-  bool fp8_parameters = false;       ///< linear weights are stored in FP8 (fp8_param_gather)
-  bool fp8_cached_weights = true;    ///< FP8 copies of weights live from the first microbatch on
-  bool recompute_attention = false;  ///< recompute_modules: core_attn
-  bool recompute_mlp = false;        ///< recompute_modules: mlp
-  bool recompute_norms = false;      ///< recompute_modules: layernorm
-  bool recompute_up = false;         ///< recompute_modules: mla_up_proj
-  bool graphed_mlp = false;          ///< TE CUDA graphs of scope mlp
-  bool tp_overlap = false;           ///< tp_comm_overlap
-  bool deferred_head_wgrad = false;  ///< defer_embedding_wgrad_compute
-  bool ep_overlap = false;           ///< overlap_moe_expert_parallel_comm
-  bool delayed_wgrad = false;        ///< delay_wgrad_compute
+  bool fp8_parameters = false;            ///< linear weights are stored in FP8 (fp8_param_gather)
+  bool fp8_cached_weights = true;         ///< FP8 copies of weights live from the first microbatch on
+  bool recompute_attention = false;       ///< recompute_modules: core_attn
+  bool recompute_mlp = false;             ///< recompute_modules: mlp
+  bool recompute_norms = false;           ///< recompute_modules: layernorm
+  bool recompute_up = false;              ///< recompute_modules: mla_up_proj
+  bool graphed_mlp = false;               ///< TE CUDA graphs of scope mlp
+  bool tp_overlap = false;                ///< tp_comm_overlap
+  std::int32_t deferred_head_wgrads = 0;  ///< microbatches (defer_embedding_wgrad_compute, wgrad_deferral_limit)
+  bool computes_head_wgrads = true;       ///< others compute it within their backward
+  bool ep_overlap = false;                ///< overlap_moe_expert_parallel_comm
+  bool delayed_wgrad = false;             ///< delay_wgrad_compute
   MoeDimensions moe;
   bool whole_layer_offload = false;          ///< cpu_offloading of at least one layer's activations
   std::vector<std::string> offload_modules;  ///< of fine_grained_activation_offloading; empty without it

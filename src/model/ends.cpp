@@ -51,13 +51,12 @@ Piece head_piece(Owners& owners, const Dimensions& d, const scenario::Scenario& 
   if (depths.empty()) {
     const auto dnormed = normed ? std::uint32_t{Piece::input_gradient} : part("head.norm_output_gradient");
     output.backward(dnormed);
-    const auto read_again = normed ? std::uint32_t{Piece::input} : d.deferred_head_wgrad ? norm.give() : no_tensor;
+    const auto read_again = normed ? std::uint32_t{Piece::input} : d.deferred_head_wgrads > 0 ? norm.give() : no_tensor;
+    output.done_with(read_again);
     if (!normed) {
       norm.backward(dnormed, Piece::input_gradient);
       w.free(Piece::input);
     }
-    if (d.deferred_head_wgrad) w.to_weight_gradient();
-    w.free(read_again);
     return take_head(w, d);
   }
   std::vector<std::uint32_t> gradients = {part("head.input_gradient")};
@@ -69,8 +68,7 @@ Piece head_piece(Owners& owners, const Dimensions& d, const scenario::Scenario& 
   w.allocate(Piece::input_gradient);
   w.launch("head input gradients joined", {"cat", {parts * d.local, d.h}});
   for (const auto gradient : gradients) w.free(gradient);
-  if (d.deferred_head_wgrad) w.to_weight_gradient();
-  w.free(Piece::input);
+  output.done_with(Piece::input);
   return take_head(w, d);
 }
 

@@ -82,15 +82,33 @@ void OutputLayer::run(bool counts) {
 }
 
 void OutputLayer::weight_gradient() {
-  if (d_.deferred_head_wgrad) return;  // finish_embedding_wgrad_compute launches it after the last backward (state.cpp)
+  // finish_embedding_wgrad_compute launches deferred ones after the last backward (state.cpp).
+  if (!d_.computes_head_wgrads) return;
+  w_.microbatches(d_.deferred_head_wgrads);
   if (d_.fused_gradients) {
     w_.launch(name_ + " wgrad", head_wgrad(d_));
+    w_.microbatches();
     return;
   }
   const auto gradient = w_.allocate("weight gradients", 2 * d_.h * d_.vocab);
   w_.launch(name_ + " wgrad", {"gemm.bf16.nt", {d_.h, d_.vocab, d_.tokens}});
   w_.launch(name_ + " gradient accumulation", {"add.f32", {d_.h * d_.vocab}});
   w_.free(gradient);
+  w_.microbatches();
+}
+
+void OutputLayer::done_with(std::uint32_t tensor) {
+  if (d_.computes_head_wgrads) {
+    w_.microbatches(d_.deferred_head_wgrads);
+    w_.free(tensor);
+  }
+  if (d_.deferred_head_wgrads > 0) {
+    w_.to_weight_gradient();
+    w_.microbatches(0, d_.deferred_head_wgrads);
+    w_.free(tensor);
+    w_.to_backward();
+  }
+  w_.microbatches();
 }
 
 void OutputLayer::backward(std::uint32_t din) {
@@ -101,15 +119,19 @@ void OutputLayer::backward(std::uint32_t din) {
   w_.launch("loss backward", {loss_ + ".backward", {d_.tokens, d_.vocab}});
   w_.free(work);
   w_.free({kept_, mask_, target_});
-  const bool gathers = d_.sp && !d_.deferred_head_wgrad;
+  const bool gathers = d_.sp && d_.computes_head_wgrads;
+  w_.microbatches(d_.deferred_head_wgrads);
   if (gathers)
     w_.collective(Purpose::tp, name_ + " all-gather in backward", "all_gather", d_.t, full, d_.tp_link,
                   Stream::communication);
+  w_.microbatches();
   const auto whole = d_.sp ? w_.tensor(name_ + ".norm_output_gradient", full) : din;
   w_.allocate(whole);
   w_.launch(name_ + " dgrad", {"gemm.bf16.nn", {d_.h, d_.tokens, d_.vocab}});
   if (d_.sp) {
+    w_.microbatches(d_.deferred_head_wgrads);
     if (gathers) w_.wait(Stream::communication);
+    w_.microbatches();
     w_.allocate(din);
     w_.collective(Purpose::tp, name_ + " reduce-scatter", "reduce_scatter", d_.t, full, d_.tp_link,
                   Stream::communication);
@@ -118,9 +140,7 @@ void OutputLayer::backward(std::uint32_t din) {
   }
   weight_gradient();
   if (d_.t > 1) w_.wait(Stream::communication);
-  if (d_.deferred_head_wgrad) w_.to_weight_gradient();
-  w_.free(logits_);
-  w_.to_backward();
+  done_with(logits_);
   if (d_.sp) w_.free(whole);
   kept_ = mask_ = target_ = logits_ = no_tensor;
 }

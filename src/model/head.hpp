@@ -22,6 +22,8 @@ class OutputLayer {
   void forward_of_depth();
   /// `din`, not yet allocated, becomes the input's gradient. A deferred weight gradient still reads the input.
   void backward(std::uint32_t din);
+  /// Frees what the weight gradient reads: in the backward pass, or for microbatches whose gradient waits, after it.
+  void done_with(std::uint32_t tensor);
 
  private:
   void run(bool counts);

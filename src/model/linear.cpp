@@ -74,7 +74,7 @@ void LinearWriter::cast_weight(const Linear& linear) {
   if (!linear.fp8) return;
   const bool every_time = !d_.fp8_cached_weights && !d_.fp8_parameters;
   if (w_.recomputes() && !every_time) return;  // done in the forward pass
-  w_.first_microbatch_only(!every_time);
+  if (!every_time) w_.microbatches(0, 1);
   if (d_.fp8_parameters) {
     w_.launch(linear.name + " weight transpose", {"transpose.fp8", {linear.out, linear.in}});
   } else if (d_.recipe == Recipe::blockwise) {
@@ -83,7 +83,7 @@ void LinearWriter::cast_weight(const Linear& linear) {
     if (d_.recipe == Recipe::tensorwise) w_.launch(linear.name + " weight amax", {"amax", {linear.out * linear.in}});
     w_.launch(linear.name + " weight cast", {"cast_transpose.fp8", {linear.out, linear.in}});
   }
-  w_.first_microbatch_only(false);
+  w_.microbatches();
 }
 
 std::uint32_t LinearWriter::gathered_buffer(const std::string& owner, Int bytes) {

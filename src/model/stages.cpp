@@ -174,10 +174,6 @@ void add_notes(const Scenario& s, const Dimensions& d, Stages& stages) {
     note("FP8 parameters: a transposed copy of each is kept on Hopper" +
          std::string(d.fp8_cached_weights ? "" : ", disable_parameter_transpose_cache does not change that"));
   }
-  const Int limit = s.settings.wgrad_deferral_limit;
-  if (d.deferred_head_wgrad && limit > 0 && limit < scenario::num_microbatches(s)) {
-    note("wgrad_deferral_limit is below the number of microbatches: all are taken as deferred");
-  }
   if (d.graphed_mlp) {
     note(
         "CUDA graphs of the MLP follow the code of TE; memory is the most that a step needs, the first " +

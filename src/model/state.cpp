@@ -226,7 +226,7 @@ void StateWriter::add_global_buffers(bool head, bool mtp) {
   if (d_.local_spec) largest = std::max(largest, 2 * d_.b * d_.heads * d_.s * d_.s);
   hold(rank_.since_first_step, "global memory buffer", largest);
   // Deferred weight gradients gather into two more in turn.
-  for (int i = 0; head && d_.sp && d_.deferred_head_wgrad && i < 2; ++i) {
+  for (int i = 0; head && d_.sp && d_.deferred_head_wgrads > 0 && i < 2; ++i) {
     hold(rank_.since_first_step, "global memory buffer", gathered);
   }
 }
@@ -275,7 +275,7 @@ void StateWriter::add_optimizer_state(const Optimizer& optimizer) {
 /// drain_embedding_wgrad_compute: a GEMM for each microbatch, its input gathered while the one before runs.
 void StateWriter::add_deferred_head() {
   std::vector<Kernel> drain;
-  for (Int i = 0; i < scenario::num_microbatches(s_) * (1 + d_.mtp_layers); ++i) {
+  for (Int i = 0; i < d_.deferred_head_wgrads * (1 + d_.mtp_layers); ++i) {
     if (d_.sp) {
       collective(drain, "head all-gather, deferred", "all_gather", d_.t, 2 * d_.tokens * d_.h, d_.tp_link,
                  i == 0 ? Stream::compute : Stream::communication, Purpose::tp);
@@ -443,7 +443,7 @@ void StateWriter::run(const std::vector<ChunkShape>& shapes) {
     hold(rank_.since_first_step, "workspace", torch_workspace);
   }
   add_global_buffers(head, mtp);
-  if (head && d_.deferred_head_wgrad) add_deferred_head();
+  if (head && d_.deferred_head_wgrads > 0) add_deferred_head();
   hold(rank_.since_first_step, "token ids", 8 * d_.tokens);
   if (d_.local_spec) hold(rank_.since_first_step, "attention mask", d_.b * d_.s * d_.s);  // of one microbatch, bool
   hold(rank_.since_first_step, "position ids", 8 * d_.tokens);

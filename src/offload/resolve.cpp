@@ -4,12 +4,12 @@
 #include <memory>
 
 #include "fine_grained.hpp"
+#include "pipewright/follow.hpp"
 #include "whole_layer.hpp"
 
 namespace pipewright::offload {
 
 using model::Step;
-using schedule::Instruction;
 using schedule::Node;
 
 std::uint32_t Recorder::unit(const Unit& unit) {
@@ -21,98 +21,62 @@ std::uint32_t Recorder::unit(const Unit& unit) {
 
 namespace {
 
-class Host {
+/// A step's hooks in the order in which the host comes to them.
+class Hooks : public model::Visitor {
  public:
-  Host(const model::Stages& stages, const model::Rank& rank, const schedule::RankProgram& program, Recorder& recorder,
-       Manager& manager)
-      : stages_(stages), rank_(rank), program_(program), recorder_(recorder), manager_(manager) {}
-
-  Iteration run() {
-    for (const auto& instruction : program_.instructions) issue(instruction);
+  Hooks(const model::Stages& stages, const schedule::Program& program, int rank, Recorder& recorder, Manager& manager)
+      : stages_(stages),
+        rank_(stages.ranks.at(static_cast<std::size_t>(rank))),
+        recorder_(recorder),
+        manager_(manager) {
+    model::Follower<Hooks> follower(stages, program, rank, *this);
+    for (const auto& instruction : program.ranks.at(static_cast<std::size_t>(rank)).instructions)
+      follower.follow(instruction);
     manager_.end_iteration();
-    return recorder_.take();
+  }
+
+  bool begin_forward(model::Call call) {
+    manager_.begin_forward(call.microbatch, call.chunk);
+    return true;
+  }
+  void forward(model::Call call, std::size_t position) { steps(piece(call, position).forward, call, position); }
+  void backward(model::Call call, std::size_t position) { steps(piece(call, position).backward, call, position); }
+  void node(const schedule::Instruction& i, const model::NodePlace& at) {
+    const auto pass = i.node.pass;
+    steps(pass == Node::Pass::forward    ? at.steps->forward
+          : pass == Node::Pass::backward ? at.steps->backward
+                                         : at.steps->weight_gradient,
+          {i.microbatch, i.chunk}, at.position);
+  }
+  void callbacks(model::Call call) {
+    manager_.end_backward(call.microbatch, call.chunk);
+    recorder_.end_hook();
   }
 
  private:
-  const model::Piece& piece(int chunk, std::size_t position) const {
-    return stages_.pieces[rank_.chunks[static_cast<std::size_t>(chunk)].pieces[position]];
+  std::uint32_t index(model::Call call, std::size_t position) const {
+    return rank_.chunks[static_cast<std::size_t>(call.chunk)].pieces[position];
   }
-  std::size_t pieces(int chunk) const { return rank_.chunks[static_cast<std::size_t>(chunk)].pieces.size(); }
+  const model::Piece& piece(model::Call call, std::size_t position) const {
+    return stages_.pieces[index(call, position)];
+  }
 
-  void steps(const std::vector<Step>& list, int microbatch, int chunk, std::size_t position) {
+  void steps(const std::vector<Step>& list, model::Call call, std::size_t position) {
+    const auto& owner = piece(call, position);
     for (const auto& step : list) {
       if (!is_hook(step.kind)) continue;
-      Unit unit{microbatch,
-                chunk,
-                static_cast<std::uint32_t>(position),
-                rank_.chunks[static_cast<std::size_t>(chunk)].pieces[position],
-                step.index,
-                Bytes(0)};
-      const auto& owner = piece(chunk, position);
+      Unit unit{call.microbatch,       call.chunk, static_cast<std::uint32_t>(position),
+                index(call, position), step.index, Bytes(0)};
       for (const auto& move : owner.groups[step.index].moves) unit.bytes += owner.tensors[move.tensor].bytes;
       manager_.hook(step.kind, recorder_.unit(unit));
       recorder_.end_hook();
     }
   }
 
-  void issue(const Instruction& i) {
-    switch (i.kind) {
-      case schedule::Kind::forward:
-        manager_.begin_forward(i.microbatch, i.chunk);
-        for (std::size_t at = 0; at < pieces(i.chunk); ++at)
-          steps(piece(i.chunk, at).forward, i.microbatch, i.chunk, at);
-        break;
-      case schedule::Kind::backward:
-        for (std::size_t at = pieces(i.chunk); at-- > 0;) steps(piece(i.chunk, at).backward, i.microbatch, i.chunk, at);
-        end_backward(i.microbatch, i.chunk);
-        break;
-      case schedule::Kind::combined_begin:
-        if (i.microbatch != schedule::no_microbatch) manager_.begin_forward(i.microbatch, i.chunk);
-        backward_microbatch_ = i.backward_microbatch;
-        backward_chunk_ = i.backward_chunk;
-        break;
-      case schedule::Kind::node:
-        node(i);
-        break;
-      case schedule::Kind::combined_end:
-        if (backward_microbatch_ != schedule::no_microbatch) end_backward(backward_microbatch_, backward_chunk_);
-        break;
-      default:
-        break;
-    }
-  }
-
-  /// A node of a layer under expert-parallel overlap; embedding and head have no hooks.
-  void node(const Instruction& i) {
-    if (i.node.layer < 0) return;
-    const auto at = layer_position(rank_.chunks[static_cast<std::size_t>(i.chunk)], i.node.layer);
-    for (const auto& node : piece(i.chunk, at).nodes) {
-      if (node.name != i.node.name) continue;
-      const auto pass = i.node.pass;
-      steps(pass == Node::Pass::forward    ? node.forward
-            : pass == Node::Pass::backward ? node.backward
-                                           : node.weight_gradient,
-            i.microbatch, i.chunk, at);
-    }
-  }
-
-  static std::size_t layer_position(const model::Chunk& chunk, int layer) {
-    for (std::size_t at = 0; at < chunk.layers.size(); ++at)
-      if (chunk.layers[at] >= 0 && layer-- == 0) return at;
-    throw InternalError("offload: a node of a layer that the chunk lacks");
-  }
-
-  void end_backward(int microbatch, int chunk) {
-    manager_.end_backward(microbatch, chunk);
-    recorder_.end_hook();
-  }
-
   const model::Stages& stages_;
   const model::Rank& rank_;
-  const schedule::RankProgram& program_;
   Recorder& recorder_;
   Manager& manager_;
-  int backward_microbatch_ = schedule::no_microbatch, backward_chunk_ = 0;
 };
 
 std::unique_ptr<Manager> manager_of(const scenario::Scenario& s, const model::Rank& rank, int pp_rank,
@@ -188,9 +152,10 @@ Plan resolve(const scenario::Scenario& scenario, const model::Stages& stages, co
   const auto at = static_cast<std::size_t>(pp_rank);
   Recorder recorder(stages);
   const auto manager = manager_of(scenario, stages.ranks.at(at), pp_rank, recorder);
-  Host host(stages, stages.ranks.at(at), program.ranks.at(at), recorder, *manager);
-  plan.first = host.run();
-  plan.later = host.run();
+  for (auto* iteration : {&plan.first, &plan.later}) {
+    Hooks(stages, program, pp_rank, recorder, *manager);
+    *iteration = recorder.take();
+  }
   plan.units = recorder.units();
   summarise(plan, stages);
   return plan;

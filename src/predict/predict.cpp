@@ -2,6 +2,7 @@
 #include "pipewright/predict.hpp"
 
 #include <fmt/format.h>
+#include <tbb/parallel_for.h>
 
 #include <algorithm>
 #include <cctype>
@@ -101,29 +102,37 @@ class EagerSteps {
   schedule::Program program_;
 };
 
+void fill_memory(RankPrediction& rank, const Prediction& limits, const EagerSteps& eager,
+                 const scenario::Scenario& scenario, const profile::Profiles& profiles, const model::Stages& stages,
+                 const schedule::Program& program) {
+  rank.outside_allocator = model::outside_allocator(scenario, profiles, rank.pp_rank);
+  const Bytes available = limits.memory_limit - rank.outside_allocator - limits.memory_margin;
+  const memory::Walk walk = memory::walk(stages, program, scenario, rank.pp_rank, available);
+  rank.static_bytes = walk.static_bytes;
+  rank.peak_allocated = walk.peak_allocated;
+  rank.peak_reserved = walk.peak_reserved;
+  rank.graph_pool = walk.graph_pool;
+  rank.peak_at = walk.peak_at;
+  rank.peak_owners.clear();
+  for (const auto& owner : walk.peak_owners) rank.peak_owners.push_back({owner.owner, owner.bytes});
+  rank.after_instruction = walk.after_instruction;
+  rank.offloaded = walk.offloaded;
+  rank.pinned = walk.pinned;
+  rank.retried = walk.retried;
+  rank.failure = walk.failure;
+  eager.add_to(rank, available);
+  rank.fits = !rank.failure;
+}
+
 // Peak, reserved and outside memory of every rank, and whether they fit.
 void fill_memory(Prediction& result, const scenario::Scenario& scenario, const profile::Profiles& profiles,
                  const model::Stages& stages, const schedule::Program& program) {
   set_limits(result, scenario, profiles);
   const EagerSteps eager(scenario);
-  for (RankPrediction& rank : result.ranks) {
-    rank.outside_allocator = model::outside_allocator(scenario, profiles, rank.pp_rank);
-    const Bytes available = result.memory_limit - rank.outside_allocator - result.memory_margin;
-    const memory::Walk walk = memory::walk(stages, program, scenario, rank.pp_rank, available);
-    rank.static_bytes = walk.static_bytes;
-    rank.peak_allocated = walk.peak_allocated;
-    rank.peak_reserved = walk.peak_reserved;
-    rank.graph_pool = walk.graph_pool;
-    rank.peak_at = walk.peak_at;
-    rank.peak_owners.clear();
-    for (const auto& owner : walk.peak_owners) rank.peak_owners.push_back({owner.owner, owner.bytes});
-    rank.after_instruction = walk.after_instruction;
-    rank.offloaded = walk.offloaded;
-    rank.pinned = walk.pinned;
-    rank.retried = walk.retried;
-    rank.failure = walk.failure;
-    eager.add_to(rank, available);
-    rank.fits = !rank.failure;
+  tbb::parallel_for(std::size_t{0}, result.ranks.size(), [&](std::size_t r) {
+    fill_memory(result.ranks[r], result, eager, scenario, profiles, stages, program);
+  });
+  for (const RankPrediction& rank : result.ranks) {
     result.fits = result.fits && rank.fits;
     const std::string who = "rank " + std::to_string(rank.pp_rank);
     if (rank.retried)

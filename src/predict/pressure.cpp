@@ -5,6 +5,8 @@
 // allocator gives cached segments back and tries again: then the least memory with which the step still runs is found
 // by bisection over replays. The probability is that of a normal error, from two scalars of the profile:
 // memory.error.reserved (relative to reserved memory) and memory.error.outside_bytes.
+#include <tbb/parallel_for.h>
+
 #include <algorithm>
 #include <cmath>
 
@@ -29,8 +31,9 @@ class Examiner {
     const Bytes device = prediction_.memory_limit - rank.outside_allocator;
     const Bytes allowed = device - prediction_.memory_margin;
     Pressure result;
-    result.as_configured = fragmentation(rank, false, device);
-    result.expandable = fragmentation(rank, true, device);
+    auto both = memory::fragmentation(run_.stages, run_.program, scenario_, rank.pp_rank, device);
+    result.as_configured = std::move(both.as_configured);
+    result.expandable = std::move(both.expandable);
     const bool tight = rank.retried || rank.failure.has_value();
     result.needed =
         (tight ? std::max(least(rank, device), rank.peak_allocated) : rank.peak_reserved) + rank.outside_allocator;
@@ -52,9 +55,6 @@ class Examiner {
  private:
   memory::Walk walk(const scenario::Scenario& scenario, const RankPrediction& rank, Bytes device) const {
     return memory::walk(run_.stages, run_.program, scenario, rank.pp_rank, device);
-  }
-  memory::Fragmentation fragmentation(const RankPrediction& rank, bool expandable, Bytes device) const {
-    return memory::fragmentation(run_.stages, run_.program, scenario_, rank.pp_rank, expandable, device);
   }
 
   Bytes least(const RankPrediction& rank, Bytes device) const {
@@ -98,9 +98,10 @@ void find_pressure(Prediction& prediction, const scenario::Scenario& scenario, c
                    const Run& run, std::optional<int> only_rank) {
   const auto device = with_device(scenario, profiles);
   const Examiner examiner(prediction, device, profiles, run);
-  for (auto& rank : prediction.ranks) {
+  tbb::parallel_for(std::size_t{0}, prediction.ranks.size(), [&](std::size_t r) {
+    auto& rank = prediction.ranks[r];
     if (!only_rank || rank.pp_rank == *only_rank) rank.pressure = examiner.examine(rank);
-  }
+  });
 }
 
 }  // namespace pipewright::predict

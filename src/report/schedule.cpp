@@ -11,8 +11,7 @@ std::string schedule_text(const schedule::Program& program, bool hooks, bool fre
   const auto& config = program.config;
   std::string out = fmt::format("{} stages, {} microbatches", config.stages, config.microbatches);
   if (config.chunks) {
-    out += fmt::format(", {} chunks a rank, groups of {} microbatches", *config.chunks,
-                       config.group_size.value_or(config.stages));
+    out += fmt::format(", {} chunks a rank, groups of {} microbatches", *config.chunks, schedule::group_size(config));
   }
   out += config.batched ? ", batched transfers\n" : config.overlap_p2p ? ", overlapped transfers\n" : "\n";
   for (std::size_t r = 0; r < program.ranks.size(); ++r) {
@@ -33,7 +32,7 @@ std::string schedule_json(const schedule::Program& program, bool hooks, bool fre
   Json json = {{"p", config.stages}, {"v", nullptr}, {"m", config.microbatches}, {"N", nullptr}};
   if (config.chunks) {
     json["v"] = *config.chunks;
-    json["N"] = config.group_size.value_or(config.stages);
+    json["N"] = schedule::group_size(config);
   }
   json["warmup"] = warmup;
   json["ranks"] = ranks;

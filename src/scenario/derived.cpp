@@ -74,6 +74,16 @@ Int group_size(const Scenario& s) {
   return s.settings.microbatch_group_size_per_vp_stage.value_or(s.settings.pipeline_model_parallel_size);
 }
 
+// tensor_parallel/layers.py (core_r0.19.0), LinearWithGradAccumulationAndAsyncCommunication.backward: a gradient waits
+// while the buffer holds fewer than wgrad_deferral_limit of them (0: always), else it is computed at once.
+Int deferred_head_wgrads(const Scenario& s) {
+  const Settings& c = s.settings;
+  if (!c.defer_embedding_wgrad_compute || c.pipeline_model_parallel_size == 1 || !c.gradient_accumulation_fusion)
+    return 0;
+  const Int all = num_microbatches(s), calls = 1 + s.model.mtp_num_layers.value_or(0);
+  return c.wgrad_deferral_limit > 0 ? std::min(all, c.wgrad_deferral_limit / calls) : all;
+}
+
 bool batch_p2p_comm(const Scenario& s) { return s.settings.batch_p2p_comm.value_or(!s.settings.overlap_p2p_comm); }
 
 Strings recompute_modules(const Scenario& s) {

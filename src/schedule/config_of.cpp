@@ -43,6 +43,7 @@ Config config_of(const scenario::Scenario& scenario, bool detail) {
     c.chunks = narrow(scenario::num_chunks(scenario), "virtual_pipeline_model_parallel_size");
     c.group_size = narrow(scenario::group_size(scenario), "microbatch_group_size_per_vp_stage");
   }
+  c.deferred_head_wgrads = narrow(scenario::deferred_head_wgrads(scenario), "wgrad_deferral_limit");
   c.overlap_p2p = s.overlap_p2p_comm;
   c.warmup_flush = s.overlap_p2p_comm_warmup_flush;
   c.batched = scenario::batch_p2p_comm(scenario);

@@ -25,6 +25,7 @@ Op Table::at(int virtual_microbatch, Pass pass) const {
 }
 
 int group_size(const Config& config) { return config.group_size.value_or(config.stages); }
+int period(const Config& config) { return config.chunks ? group_size(config) : 1; }
 
 int warmup(const Config& config, int rank) {
   if (config.stages == 1) return 0;

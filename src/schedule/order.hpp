@@ -43,7 +43,4 @@ struct Place {
   bool last_stage(Op op) const { return last_rank() && op.chunk == chunks - 1; }
 };
 
-/// N in force.
-int group_size(const Config& config);
-
 }  // namespace pipewright::schedule

@@ -1,5 +1,7 @@
 // From a program and its stages to the graph: the hosts of all ranks are followed in turn, each as far as it comes
 // without the others.
+#include <deque>
+
 #include "host.hpp"
 
 namespace pipewright::timeline {
@@ -31,7 +33,7 @@ std::size_t most_nodes(const std::vector<HostPiece>& pieces, const model::Chunk&
     if (kind == schedule::Kind::forward)
       nodes += count(lines.forward);
     else
-      nodes += count(lines.backward) + count(lines.weight_gradient);
+      nodes += count(lines.backward);
   }
   return nodes;
 }
@@ -50,7 +52,7 @@ std::size_t expected_nodes(const Shared& shared) {
 
 // Round after round; when everybody waits for somebody, all go on by one instruction: what they issue next may be what
 // the others wait for.
-void follow_all(std::vector<Host>& hosts) {
+void follow_all(std::deque<Host>& hosts) {
   for (bool all_finished = false, forced = false; !all_finished;) {
     bool moved = false;
     all_finished = true;
@@ -101,8 +103,7 @@ Graph build(const scenario::Scenario& scenario, const model::Stages& stages, con
                       optional_us("host.backward_node_us")};
   const std::size_t nodes = expected_nodes(shared);
   weaver.reserve(nodes, 2 * nodes + nodes / 4);
-  std::vector<Host> hosts;
-  hosts.reserve(program.ranks.size());
+  std::deque<Host> hosts;
   for (int rank = 0; rank < graph.ranks; ++rank) hosts.emplace_back(shared, rank);
   follow_all(hosts);
   if (!weaver.all_numbered()) report_deadlock(weaver, program);

@@ -20,11 +20,17 @@ bool occupies(const Label& label) {
 
 std::int64_t step_of(const Times& times) { return *std::max_element(times.end.begin(), times.end.end()); }
 
+/// Places in a coverage where the last range began and ended.
+struct Places {
+  std::size_t from = 0, to = 0;
+};
+
 /// Share of the time between two moments that is covered; moments before the step lie at the end of the one before.
-double share(const Coverage& coverage, std::int64_t from, std::int64_t to, std::int64_t step) {
+double share(const Coverage& coverage, std::int64_t from, std::int64_t to, std::int64_t step, Places& near) {
   if (to <= from) return 0;
-  const double before = from < 0 ? coverage.until(from + step) - coverage.total() : coverage.until(from);
-  return (coverage.until(to) - before) / static_cast<double>(to - from);
+  const double before =
+      from < 0 ? coverage.until(from + step, near.from) - coverage.total() : coverage.until(from, near.from);
+  return (coverage.until(to, near.to) - before) / static_cast<double>(to - from);
 }
 
 }  // namespace
@@ -87,6 +93,7 @@ std::int64_t Clockwork::settle(Graph& graph, const std::vector<std::int64_t>& co
     before = step;
     copies_.slow_down(graph, cool, times, gap_);
     const auto use = use_of(graph, times);
+    std::vector<Places> computed(use.size()), covered(use.size());
     for (std::uint32_t node = 0; node < graph.size(); ++node) {
       const Label& label = graph.labels[node];
       if (!computes(label)) continue;
@@ -95,9 +102,9 @@ std::int64_t Clockwork::settle(Graph& graph, const std::vector<std::int64_t>& co
       const profile::Load load = graph.loads[node];
       double factor = 1;
       if (!label.partitioned && rank.network.total() > 0)
-        factor += (contention(load) - 1) * share(rank.network, start, times.end[node], step);
+        factor += (contention(load) - 1) * share(rank.network, start, times.end[node], step, covered[label.rank]);
       if (clocks_) {
-        const double duty = share(rank.compute, start - std::min(window_, step), start, step);
+        const double duty = share(rank.compute, start - std::min(window_, step), start, step, computed[label.rank]);
         factor *= 1 + (clocks_->slowdown(load, duty) - 1) * lockstep_;
       }
       graph.duration_ns[node] = gap_ + std::llround(static_cast<double>(cool[node] - gap_) * factor);

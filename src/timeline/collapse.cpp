@@ -67,8 +67,11 @@ void Line::apply(QueueTimes& times, const Slowdown& at) const {
   }
 }
 
-Collapser::Collapser(const scenario::Scenario& scenario, const profile::Profiles& profiles)
+Collapser::Collapser(const scenario::Scenario& scenario, const profile::Profiles& profiles, double host)
     : gap_(std::floor(profiles.scalar("host.kernel_gap_us").value * 1e3 + 0.5)),
+      synchronize_(host * std::floor(host_time_factor(scenario, profiles) *
+                                         profiles.scalar("host.launch_and_synchronize_us").value * 1e3 +
+                                     0.5)),
       contention_{profiles.scalar("contention.matrix").value, profiles.scalar("contention.attention").value,
                   profiles.scalar("contention.memory").value} {
   const auto law = profiles.clock_law(scenario.settings.fp8 ? "fp8" : "bf16");
@@ -112,7 +115,8 @@ double Collapser::duration(const Event& event, std::size_t row, double contended
 }
 
 Collapser::Event Collapser::event(const model::Kernel& kernel, const Price& price) const {
-  return {&kernel, std::floor(price.host_us * 1e3 + 0.5), std::floor(price.time.ns / kernel.sm_share + 0.5), {}, 0};
+  return {&kernel, std::floor(price.host_us * 1e3 + 0.5), std::floor(price.time.ns / kernel.sm_share + 0.5), {}, false,
+          0};
 }
 
 /// The line alone, its host far ahead: what runs on the communication stream beside each kernel.
@@ -122,7 +126,7 @@ void Collapser::find_own_communication(std::vector<Event>& events) const {
   for (std::size_t i = 0; i < events.size(); ++i) {
     const Event& e = events[i];
     if (e.kernel == nullptr) {
-      tail[compute_queue] = std::max(tail[compute_queue], tail[queue_of(e.waits_for)]);
+      if (!e.host_waits) tail[compute_queue] = std::max(tail[compute_queue], tail[queue_of(e.waits_for)]);
       continue;
     }
     if (e.kernel->key.family.empty()) continue;
@@ -151,6 +155,12 @@ Line Collapser::collapse(std::span<const Event> events) const {
     double busy = 0, load = 0;
     for (const Event& e : events) {
       auto& compute = m[compute_queue];
+      if (e.kernel == nullptr && e.host_waits) {
+        QueueTimes over = m[queue_of(e.waits_for)];
+        add(over, synchronize_);
+        raise(m[host_queue], over);
+        continue;
+      }
       if (e.kernel == nullptr) {
         raise(compute, m[host_queue]);
         raise(compute, m[queue_of(e.waits_for)]);
@@ -187,15 +197,16 @@ Line Collapser::collapse(std::span<const Event> events) const {
 }
 
 std::vector<Line> Collapser::lines(const std::vector<model::Step>& steps, const model::Piece& piece,
-                                   const Prices::List& prices, bool first_microbatch) const {
+                                   const Prices::List& prices, int microbatch) const {
   constexpr std::size_t most = 128;  // events of a line: finer gains 0.1 to 0.3 % (runs of tests/measured)
   std::vector<Event> events;
   for (const model::Step& step : steps) {
-    if (step.first_microbatch_only && !first_microbatch) continue;
+    if (!step.runs(microbatch)) continue;
     if (step.kind == model::Step::Kind::launch)
       events.push_back(event(piece.kernels[step.index], prices[step.index]));
-    else if (step.kind == model::Step::Kind::wait)
-      events.push_back({nullptr, 0, 0, static_cast<model::Stream>(step.index), 0});
+    else if (step.kind == model::Step::Kind::wait || step.kind == model::Step::Kind::synchronize)
+      events.push_back(
+          {nullptr, 0, 0, static_cast<model::Stream>(step.index), step.kind == model::Step::Kind::synchronize, 0});
   }
   find_own_communication(events);
   std::vector<Line> lines;

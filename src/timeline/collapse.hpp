@@ -57,11 +57,12 @@ class Line {
 /// Makes lines under the profile's clocks and contention.
 class Collapser {
  public:
-  Collapser(const scenario::Scenario& scenario, const profile::Profiles& profiles);
+  /// `host`: what the host's own calls take of their time.
+  Collapser(const scenario::Scenario& scenario, const profile::Profiles& profiles, double host = 1);
 
   /// Several lines one after the other, so that slowdowns change within a piece; composed they are the piece.
   std::vector<Line> lines(const std::vector<model::Step>& steps, const model::Piece& piece, const Prices::List& prices,
-                          bool first_microbatch) const;
+                          int microbatch) const;
   Line line(const std::vector<model::Kernel>& kernels, const Prices::List& prices, std::size_t from,
             std::size_t to) const;
   Slowdown at_duty(double duty) const;
@@ -69,9 +70,10 @@ class Collapser {
 
  private:
   struct Event {
-    const model::Kernel* kernel = nullptr;  ///< null: the compute stream waits for `waits_for`
+    const model::Kernel* kernel = nullptr;  ///< null: the compute stream, or the host, waits for `waits_for`
     double host_ns = 0, cool_ns = 0;
     model::Stream waits_for{};
+    bool host_waits = false;
     double beside_own = 0;  ///< share of the kernel beside which the piece's own communication runs
   };
   Event event(const model::Kernel& kernel, const Price& price) const;
@@ -79,7 +81,7 @@ class Collapser {
   void find_own_communication(std::vector<Event>& events) const;
   double duration(const Event& event, std::size_t row, double contended) const;
 
-  double gap_ = 0;
+  double gap_ = 0, synchronize_ = 0;
   std::vector<double> duties_;                       ///< of the rows
   std::vector<std::array<double, 3>> clock_factor_;  ///< [row][matrix, attention, memory]
   std::array<double, 3> contention_{}, weights_{1, 1, 1};

@@ -39,16 +39,19 @@ void Coverage::finish() {
   for (const Interval& one : intervals_) before_.push_back(before_.back() + covered(one, one.end));
 }
 
-double Coverage::until(std::int64_t t) const {
-  if (cursor_ > 0 && intervals_[cursor_ - 1].start > t) {
+double Coverage::until(std::int64_t t, std::size_t& near) const {
+  // A few steps from the last place, else by halving.
+  constexpr std::size_t steps = 8;
+  for (std::size_t step = 0; step < steps && near > 0 && intervals_[near - 1].start > t; ++step) --near;
+  for (std::size_t step = 0; step < steps && near < intervals_.size() && intervals_[near].start <= t; ++step) ++near;
+  if ((near > 0 && intervals_[near - 1].start > t) || (near < intervals_.size() && intervals_[near].start <= t)) {
     const auto after = std::upper_bound(intervals_.begin(), intervals_.end(), t,
                                         [](std::int64_t time, const Interval& one) { return time < one.start; });
-    cursor_ = static_cast<std::size_t>(after - intervals_.begin());
+    near = static_cast<std::size_t>(after - intervals_.begin());
   }
-  while (cursor_ < intervals_.size() && intervals_[cursor_].start <= t) ++cursor_;
-  if (cursor_ == 0) return 0;
-  const Interval& last = intervals_[cursor_ - 1];
-  return before_[cursor_ - 1] + covered(last, std::min(t, last.end));
+  if (near == 0) return 0;
+  const Interval& last = intervals_[near - 1];
+  return before_[near - 1] + covered(last, std::min(t, last.end));
 }
 
 std::int64_t Coverage::shared_with(const Coverage& other) const {

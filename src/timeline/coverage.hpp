@@ -15,8 +15,13 @@ class Coverage {
   /// After the last add.
   void finish();
   double total() const { return before_.back(); }  ///< exact up to 2^53 ns where all weights are 1
-  /// Covered time before t >= 0.
-  double until(std::int64_t t) const;
+  /// Covered time before t >= 0. `near`: the last answer's place; who asks in ascending order at several distances
+  /// keeps one for each.
+  double until(std::int64_t t, std::size_t& near) const;
+  double until(std::int64_t t) const {
+    std::size_t anywhere = 0;
+    return until(t, anywhere);
+  }
   std::int64_t shared_with(const Coverage& other) const;
 
  private:
@@ -32,7 +37,6 @@ class Coverage {
   std::vector<Interval> intervals_;
   std::vector<double> before_{0};
   bool ordered_ = true;
-  mutable std::size_t cursor_ = 0;  // the last question's answer is near the next one's
 };
 
 }  // namespace pipewright::timeline

@@ -7,25 +7,8 @@
 #include "transfers.hpp"
 
 namespace pipewright::timeline {
-namespace {
 
 using schedule::Part;
-using Type = Part::Type;
-
-bool one_hardware_queue(const scenario::Scenario& scenario) {
-  const auto connections = scenario.environment.find("CUDA_DEVICE_MAX_CONNECTIONS");
-  return connections != scenario.environment.end() && connections->second == "1";
-}
-
-/// GPUs of a stage that send through one network port at the same time: it carries what all of them send.
-std::int64_t port_sharers(const scenario::Scenario& scenario, const profile::Link& link) {
-  const auto& cluster = scenario.cluster;
-  const std::int64_t of_stage = cluster.num_gpus / scenario.settings.pipeline_model_parallel_size;
-  return std::clamp<std::int64_t>(link.gpus_per_port, 1,
-                                  std::max<std::int64_t>(1, std::min(of_stage, cluster.gpus_per_node)));
-}
-
-}  // namespace
 
 bool exchanges_shapes(const scenario::Scenario& scenario) {
   if (scenario.settings.variable_seq_lengths || scenario.settings.mtp_standalone) return true;
@@ -38,6 +21,7 @@ bool exchanges_shapes(const scenario::Scenario& scenario) {
 }
 
 OtherEnd other_end(int ranks, int rank, const Part& part) {
+  using Type = Part::Type;
   constexpr std::array mirror{Type::recv_prev, Type::send_next, Type::recv_next, Type::send_prev};
   const bool next = to_next(part.type);
   int chunk = part.chunk;
@@ -74,15 +58,9 @@ Exchange::Exchange(const scenario::Scenario& scenario, const model::Stages& stag
   constexpr std::int64_t shape_bytes = 3 * 8;  // three int64
   if (exchanges_shapes(scenario)) shapes_.emplace(ranks_, config.chunks.value_or(1), config.microbatches);
   for (int rank = 0; rank < ranks_; ++rank) {
-    const std::string name = link_between(scenario, rank, (rank + 1) % ranks_);
-    const std::int64_t eager_bytes = profiles.link(name).eager_bytes;
-    const std::int64_t sharers = port_sharers(scenario, profiles.link(name));
-    const auto wire = [&](std::int64_t bytes) {
-      return Wire{static_cast<std::int64_t>(profiles.time({"send_recv." + name, {bytes * sharers}}).ns + 0.5),
-                  bytes <= eager_bytes};
-    };
-    for (int chunk = 0; chunk < chunks_; ++chunk) wires_.push_back(wire(stages.carried(rank, chunk, true).value));
-    if (shapes_) shape_wires_.push_back(wire(shape_bytes));
+    for (int chunk = 0; chunk < chunks_; ++chunk)
+      wires_.push_back(wire_after(scenario, profiles, rank, stages.carried(rank, chunk, true).value));
+    if (shapes_) shape_wires_.push_back(wire_after(scenario, profiles, rank, shape_bytes));
   }
 }
 

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "streams.hpp"
+#include "transfers.hpp"
 
 namespace pipewright::timeline {
 
@@ -48,11 +49,6 @@ class Exchange {
     std::size_t chunks_, microbatches_;
     std::vector<Post> posts_;
   };
-  struct Wire {
-    std::int64_t ns = 0;
-    bool eager = false;
-  };
-
   Handle start(Streams& streams, Lane lane, const schedule::Part& part, std::uint32_t instruction);
   Handle post(Streams& streams, int rank, const schedule::Part& part, Handle start, Lane lane,
               std::uint32_t instruction, bool shape);

@@ -1,14 +1,14 @@
 // A step's least time, read off the kernels without running a schedule:
 //
-//   rank r   |- chunk 0 forward of ranks before -|- its own work, m microbatches -|- chunk 0 backward of ranks before
-//   -|
+//   rank r   |- chunk 0 forward of ranks before -|- its own work -|- chunk 0 backward of ranks before -|
 //
 // Every schedule begins on rank r when chunk 0 has passed the ranks before it and ends with a backward of chunk 0 that
 // must go back through them. In between, its compute stream, its communication stream (expert-parallel overlap) and its
-// host each have at least their own work to do. Collectives of data parallelism count where nothing can hide them.
+// host, which may be ahead, each have at least their own work to do. Collectives of data parallelism count where
+// nothing can hide them.
 //
 // Kernels slow with the load: the clock law rises with the duty faster than in proportion (a power limit), so the mean
-// duty over the step, the least that the load allows, gives the least slowdown.
+// duty over the step, the least that the load allows, gives the least slowdown; a rank may be idle in the optimizer.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -38,14 +38,13 @@ struct Work {
 struct Pass {
   Work compute;
   double communication = 0, host = 0;
-  double chain = 0;  ///< one microbatch alone: nodes of expert-parallel overlap wait for each other
+  double chain = 0;  ///< kernels of one microbatch alone: nodes of expert-parallel overlap wait for each other
   void add(const Pass& other, double times = 1) {
     compute.add(other.compute, times);
     communication += times * other.communication;
     host += times * other.host;
     chain += times * other.chain;
   }
-  double alone() const { return std::max(chain, host); }
 };
 
 struct PiecePasses {
@@ -81,10 +80,10 @@ class Floor {
       const auto [communication, compute] = alone(static_cast<int>(r), rank);
       const double head = std::max(gathered(r), gathered(0) + forward_chain);
       const double tail = std::max(after_last(r), after_last(0) + backward_chain);
-      schedule = std::max({schedule, slowed(all.compute, head + communication + tail), all.host + head + tail,
-                           all.communication + head + compute + tail});
-      forward_chain += first.forward.alone();
-      backward_chain += first.backward.alone();
+      schedule = std::max({schedule, slowed(all.compute, head + communication + tail, whole_optimizer(r)),
+                           all.host + tail, all.communication + head + compute + tail});
+      forward_chain += first.forward.chain;
+      backward_chain += first.backward.chain;
       const double after = optimizer(r, joined);
       most_after = std::max(most_after, after);
       least_after = std::min(least_after, after);
@@ -133,17 +132,18 @@ class Floor {
       pass.compute.fixed += ns;
   }
 
+  bool runs_always(const model::Step& step) const { return step.runs(0) && step.runs(config_.microbatches - 1); }
+
   PiecePasses passes(std::size_t index) const {
     const model::Piece& piece = stages_.pieces[index];
     PiecePasses result;
     const auto run = [&](Pass& pass, const std::vector<model::Step>& steps, bool expert) {
       for (const model::Step& step : steps)
-        if (step.kind == model::Step::Kind::launch && !step.first_microbatch_only)
+        if (step.kind == model::Step::Kind::launch && runs_always(step))
           add(pass, piece.kernels[step.index], prices_.pieces[index][step.index], !piece.nodes.empty(), expert);
     };
     run(result.forward, piece.forward, false);
     run(result.backward, piece.backward, false);
-    if (piece.nodes.empty()) run(result.backward, piece.weight_gradient, false);
     for (const auto& node : piece.nodes) {
       using Name = schedule::Node::Name;
       const bool expert = node.name == Name::moe_dispatch || node.name == Name::moe_combine;
@@ -188,8 +188,16 @@ class Floor {
     return sum(kernels, prices_.optimizer[r], from);
   }
 
-  /// The least time in which a rank that is idle for `idle` does its work: clock and duty fit each other.
-  double slowed(const Work& work, double idle) const {
+  double whole_optimizer(std::size_t r) const {
+    double ns = 0;
+    for (std::size_t k = 0; k < prices_.optimizer[r].size(); ++k)
+      ns += nanoseconds(stages_.ranks[r].optimizer[k], prices_.optimizer[r][k]);
+    return ns;
+  }
+
+  /// The least time in which a rank that is idle for `idle` does its work: clock and duty fit each other. `after`: of
+  /// the step, in which it may be idle too.
+  double slowed(const Work& work, double idle, double after) const {
     const double cool = work.cool() + idle;
     if (!law_) return cool;
     const auto at = [&](double duty) {
@@ -199,7 +207,7 @@ class Floor {
         time += ns;
         load += ns * law_->weight(loads[k]);
       }
-      return std::pair{time, time > 0 ? load / time : 0};
+      return std::pair{time, time > 0 ? load / (time + after) : 0};
     };
     double low = 0, high = 2;  // duties: kinds may weigh more than the layer that the law was measured with
     constexpr int halvings = 20;
@@ -235,7 +243,7 @@ Estimate extrapolate(const scenario::Scenario& scenario, const model::Stages& st
   Estimate result = run(few);
   const int left = config.microbatches - few.microbatches;
   if (left == 0) return result;
-  const int period = config.chunks ? config.group_size.value_or(config.stages) : 1;
+  const int period = schedule::period(config);
   few.microbatches -= period;
   const auto growth = static_cast<double>(result.forward_backward - run(few).forward_backward);
   result.forward_backward += std::llround(growth * left / period);

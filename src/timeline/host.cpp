@@ -4,25 +4,12 @@
 #include "host.hpp"
 
 #include <algorithm>
-#include <climits>
 
 namespace pipewright::timeline {
 namespace {
 
 using model::Step;
-using schedule::Kind;
-using schedule::no_microbatch;
 constexpr std::size_t forward_chain = 0, backward_chain = 1;
-
-/// Places of a chunk's pieces among its layers: -1 before the first, the number of layers after the last. A piece may
-/// hold several layers (full recompute); it counts as its first.
-std::vector<int> ordinals_of(const model::Chunk& chunk) {
-  std::vector<int> ordinals;
-  const auto first = std::find_if(chunk.layers.begin(), chunk.layers.end(), [](int layer) { return layer >= 0; });
-  for (auto layer = chunk.layers.begin(); layer != chunk.layers.end(); ++layer)
-    ordinals.push_back(*layer >= 0 ? *layer - *first : layer < first ? -1 : INT_MAX);
-  return ordinals;
-}
 
 std::size_t chain_of(const schedule::Part& part) { return goes_forward(part.type) ? forward_chain : backward_chain; }
 
@@ -64,81 +51,29 @@ Host::Host(const Shared& shared, int rank)
       streams_(shared.weaver, rank, shared.synchronize),
       offload_(offload::resolve(shared.scenario, shared.stages, shared.program, rank), shared.stages, shared.prices,
                shared.gap),
-      backwards_left_(model_.chunks.size(), 0),
-      reduced_(model_.chunks.size(), 0),
-      gathered_(model_.chunks.size(), Weaver::none) {
+      gathered_(model_.chunks.size(), Weaver::none),
+      follower_(shared.stages, shared.program, rank, *this) {
   chain_.fill(Weaver::none);
   const auto r = static_cast<std::size_t>(rank);
   const auto priced = [&](const std::vector<model::Kernel>& kernels, const Prices::List& prices,
                           std::uint32_t chunk = 0) { return timeline::lines_of(kernels, prices, shared_.gap, chunk); };
   for (std::uint32_t c = 0; c < model_.chunks.size(); ++c) {
     const model::Chunk& chunk = model_.chunks[c];
-    ChunkLines& lines = chunks_.emplace_back();
-    lines.gradient_sync = priced(chunk.gradient_sync, shared_.prices.gradient_sync[r][c], c);
-    lines.parameter_gather = priced(chunk.parameter_gather, shared_.prices.parameter_gather[r][c], c);
-    for (const auto piece : chunk.pieces)
-      if (shared_.pieces[piece].is_layer()) lines.layers.push_back(piece);
-    lines.ordinals = ordinals_of(chunk);
-    // Buckets of several buffers (dense, experts) in the order in which backward completes them.
-    if (chunk.gradient_sync_layers.size() == lines.gradient_sync.size())
-      std::stable_sort(lines.gradient_sync.begin(), lines.gradient_sync.end(), [&](const auto& a, const auto& b) {
-        return chunk.gradient_sync_layers[a.label.kernel()] > chunk.gradient_sync_layers[b.label.kernel()];
-      });
+    chunks_.push_back({priced(chunk.gradient_sync, shared_.prices.gradient_sync[r][c], c),
+                       priced(chunk.parameter_gather, shared_.prices.parameter_gather[r][c], c)});
   }
   finalize_ = priced(model_.finalize, shared_.prices.finalize[r]);
   optimizer_ = priced(model_.optimizer, shared_.prices.optimizer[r]);
-  for (const auto& i : program_) {
-    if (i.kind == Kind::backward) ++backwards_left_[static_cast<std::size_t>(i.chunk)];
-    if (i.kind == Kind::combined_begin && i.backward_microbatch != no_microbatch)
-      ++backwards_left_[static_cast<std::size_t>(i.backward_chunk)];
-  }
 }
 
 void Host::next() {
-  if (at_ < program_.size())
-    follow(program_[at_]);
-  else
+  if (at_ < program_.size()) {
+    streams_.current = program_[at_].on_communication_stream ? Lane::expert : Lane::compute;
+    follower_.follow(program_[at_]);
+  } else {
     step_end();
-  ++at_;
-}
-
-void Host::follow(const schedule::Instruction& i) {
-  streams_.current = i.on_communication_stream ? Lane::expert : Lane::compute;
-  switch (i.kind) {
-    case Kind::forward:
-      return forward(i.microbatch, i.chunk);
-    case Kind::backward:
-      return backward(i.microbatch, i.chunk);
-    case Kind::combined:
-      throw InternalError("a combined call that is not written out node by node");
-    case Kind::combined_begin:
-      return combined_begin(i);
-    case Kind::combined_end:
-      return combined_end();
-    case Kind::node:
-      return node(i);
-    case Kind::p2p_async:
-      return transfer(i, false);
-    case Kind::p2p_sync:
-      return transfer(i, true);
-    case Kind::wait: {
-      const schedule::Part& part = i.parts.front();
-      wait_for_chain(part);
-      return streams_.wait(streams_.current, {shared_.exchange.posted(rank_, part)}, at_, part);
-    }
-    case Kind::no_sync_enter:
-      reduces_ = false;
-      return;
-    case Kind::no_sync_exit:
-      reduces_ = true;
-      return;
-    case Kind::param_sync:
-      return gather_parameters(i.chunk);
-    case Kind::grad_sync:
-      return reduce_gradients(i.chunk);
-    case Kind::deallocate:
-      return;
   }
+  ++at_;
 }
 
 // ---- HostLines
@@ -155,9 +90,9 @@ Handle Host::launch(const HostLine& line) {
   return streams_.launch(what, line.ns, line.load, others);
 }
 
-void Host::run(const HostLines& lines, bool first_microbatch) {
+void Host::run(const HostLines& lines, int microbatch) {
   for (const HostLine& line : lines) {
-    if (line.first_microbatch_only && !first_microbatch) continue;
+    if (microbatch < line.from_microbatch || microbatch >= line.before_microbatch) continue;
     const Lane other = line.own_stream ? streams_.current : line.label.lane;
     switch (line.kind) {
       case Step::Kind::launch:
@@ -181,44 +116,13 @@ void Host::run(const HostLines& lines, bool first_microbatch) {
 
 // ---- Forward and backward of a chunk
 
-void Host::forward_begins(int microbatch, int chunk) {
+const HostPiece& Host::piece(int chunk, std::size_t position) const {
+  return shared_.pieces[model_.chunks[static_cast<std::size_t>(chunk)].pieces[position]];
+}
+
+bool Host::begin_forward(model::Call /*call*/) {
   streams_.host_spends(shared_.forward_begin);
-  if (microbatch != 0) return;
-  // Without align_param_gather the chunk's first forward hook gathers, and waits.
-  const auto c = static_cast<std::size_t>(chunk);
-  if (gathered_[c] == Weaver::none) gather_parameters(chunk);
-  streams_.wait(streams_.current, gathered_[c], at_);
-}
-
-// Autograd's hooks reduce a chunk's gradients in the last backward, unless align_grad_reduce has its own place for it.
-void Host::backward_ends(int chunk) {
-  offload_.hook(streams_, at_);  // autograd's callbacks
-  if (--backwards_left_[static_cast<std::size_t>(chunk)] == 0 && reduces_) reduce_gradients(chunk);
-  streams_.host_spends(shared_.backward_end);
-}
-
-void Host::forward(int microbatch, int chunk) {
-  forward_begins(microbatch, chunk);
-  const auto& pieces = model_.chunks[static_cast<std::size_t>(chunk)].pieces;
-  for (std::size_t at = 0; at < pieces.size(); ++at) {
-    offload_.enter(at, streams_.tail(Lane::compute));
-    run(shared_.pieces[pieces[at]].forward, microbatch == 0);
-  }
-  streams_.host_spends(shared_.forward_end);
-}
-
-void Host::backward(int microbatch, int chunk) {
-  const auto c = static_cast<std::size_t>(chunk);
-  const auto& pieces = model_.chunks[c].pieces;
-  const bool last = backwards_left_[c] == 1 && reduces_;
-  streams_.host_spends(shared_.backward_begin);
-  for (std::size_t i = pieces.size(); i-- > 0;) {
-    const HostPiece& piece = shared_.pieces[pieces[i]];
-    run(piece.backward, microbatch == 0);
-    run(piece.weight_gradient, microbatch == 0);
-    if (last && i > 0) reduce_gradients(chunk, chunks_[c].ordinals[i]);
-  }
-  backward_ends(chunk);
+  return true;
 }
 
 void Host::gather_parameters(int chunk) {
@@ -229,20 +133,37 @@ void Host::gather_parameters(int chunk) {
   }
 }
 
-void Host::reduce_gradients(int chunk, int layer) {
-  const auto c = static_cast<std::size_t>(chunk);
-  const HostLines& buckets = chunks_[c].gradient_sync;
-  const std::vector<int>& complete = model_.chunks[c].gradient_sync_layers;
-  for (std::size_t& next = reduced_[c]; next < buckets.size(); ++next) {
-    const std::uint32_t bucket = buckets[next].label.kernel();
-    if (layer >= 0 && (bucket >= complete.size() || complete[bucket] < layer)) return;
-    launch(buckets[next]);
-  }
+void Host::wait_for_parameters(int chunk) {
+  streams_.wait(streams_.current, gathered_[static_cast<std::size_t>(chunk)], at_);
 }
+
+void Host::forward(model::Call call, std::size_t position) {
+  offload_.enter(position, streams_.tail(Lane::compute));
+  run(piece(call.chunk, position).forward, call.microbatch);
+}
+
+void Host::end_forward(model::Call /*call*/) { streams_.host_spends(shared_.forward_end); }
+
+bool Host::begin_backward(model::Call /*call*/) {
+  streams_.host_spends(shared_.backward_begin);
+  return true;
+}
+
+void Host::backward(model::Call call, std::size_t position) {
+  run(piece(call.chunk, position).backward, call.microbatch);
+}
+
+void Host::callbacks(model::Call /*call*/) { offload_.hook(streams_, at_); }
+
+void Host::reduce_gradients(int chunk, std::span<const std::uint32_t> buckets) {
+  for (const auto bucket : buckets) launch(chunks_[static_cast<std::size_t>(chunk)].gradient_sync[bucket]);
+}
+
+void Host::end_backward(model::Call /*call*/) { streams_.host_spends(shared_.backward_end); }
 
 // ---- Pipeline transfers
 
-void Host::transfer(const schedule::Instruction& call, bool synchronous) {
+bool Host::transfer(const schedule::Instruction& call, bool synchronous) {
   const schedule::Parts& parts = call.parts;
   if (!parts.empty()) wait_for_chain(parts.front());
   if (shared_.exchange.with_shapes()) {
@@ -251,27 +172,29 @@ void Host::transfer(const schedule::Instruction& call, bool synchronous) {
     streams_.synchronize(at_);
   }
   const auto done = shared_.exchange.call(streams_, rank_, parts, at_);
-  if (!synchronous) return;
+  if (!synchronous) return true;
   if (!done.empty()) streams_.wait(streams_.current, done, at_, parts.front());
   if (shared_.program.config.batched && shared_.scenario.settings.batch_p2p_sync) streams_.synchronize(at_);
+  return true;
+}
+
+bool Host::wait(const schedule::Part& part) {
+  wait_for_chain(part);
+  streams_.wait(streams_.current, {shared_.exchange.posted(rank_, part)}, at_, part);
+  return true;
 }
 
 // ---- Expert-parallel overlap
 
-void Host::combined_begin(const schedule::Instruction& call) {
+void Host::begin_combined(const schedule::Instruction& /*call*/) {
   in_combined_ = true;
-  combined_ = call;
   chain_.fill(Weaver::none);
-  if (call.microbatch != no_microbatch) forward_begins(call.microbatch, call.chunk);
-  if (call.backward_microbatch != no_microbatch) streams_.host_spends(shared_.backward_begin);
 }
 
 // plan:615-622: the compute stream waits for both chains.
-void Host::combined_end() {
+void Host::end_combined() {
   in_combined_ = false;
   for (const Handle event : chain_) streams_.wait(Lane::compute, event, at_);
-  if (combined_.microbatch != no_microbatch) streams_.host_spends(shared_.forward_end);
-  if (combined_.backward_microbatch != no_microbatch) backward_ends(combined_.backward_chunk);
 }
 
 // P2P calls inside a combined call come after what their chain has done so far (plan:596-607).
@@ -279,31 +202,18 @@ void Host::wait_for_chain(const schedule::Part& part) {
   if (in_combined_) streams_.wait(streams_.current, chain_[chain_of(part)], at_);
 }
 
-void Host::node(const schedule::Instruction& i) {
+void Host::node(const schedule::Instruction& i, const model::NodePlace& place) {
   using Pass = schedule::Node::Pass;
-  const HostLines& lines = lines_of(i).passes[static_cast<std::size_t>(i.node.pass)];
-  const bool first = i.microbatch == 0;
+  const HostLines& lines =
+      piece(i.chunk, place.position).node(i.node.name)->passes[static_cast<std::size_t>(i.node.pass)];
   streams_.host_spends(i.node.pass == Pass::forward ? shared_.forward_node : shared_.backward_node);
   // backward_dw uses no event (models/common/utils.py:323-358); the loss runs outside of the call.
-  if (i.node.pass == Pass::weight_gradient || !in_combined_) return run(lines, first);
+  if (i.node.pass == Pass::weight_gradient || !in_combined_) return run(lines, i.microbatch);
   Handle& event = chain_[i.node.pass == Pass::forward ? forward_chain : backward_chain];
   if (event == Weaver::none) event = streams_.tail(Lane::compute);  // record_current_stream (plan:536-548)
   streams_.wait(streams_.current, event, at_);
-  run(lines, first);
+  run(lines, i.microbatch);
   if (streams_.tail(streams_.current) != Weaver::none) event = streams_.tail(streams_.current);
-}
-
-const HostNode& Host::lines_of(const schedule::Instruction& i) const {
-  const auto chunk = static_cast<std::size_t>(i.chunk);
-  const HostNode* found = nullptr;
-  if (i.node.layer >= 0) {
-    found = shared_.pieces[chunks_[chunk].layers.at(static_cast<std::size_t>(i.node.layer))].node(i.node.name);
-  } else {
-    for (const auto piece : model_.chunks[chunk].pieces)
-      if (!found) found = shared_.pieces[piece].node(i.node.name);
-  }
-  if (!found) throw InternalError("the model has no piece for a node of the schedule");
-  return *found;
 }
 
 // ---- After the schedule

@@ -13,6 +13,7 @@
 #include "exchange.hpp"
 #include "lines.hpp"
 #include "offload.hpp"
+#include "pipewright/follow.hpp"
 #include "streams.hpp"
 
 namespace pipewright::timeline {
@@ -43,39 +44,42 @@ struct Shared {
   std::int64_t forward_node = 0, backward_node = 0;  ///< to enter a node of expert-parallel overlap
 };
 
-class Host {
+class Host : public model::Visitor {
  public:
   Host(const Shared& shared, int rank);
+  Host(const Host&) = delete;  // its follower knows where it is
+
   bool finished() const { return finished_; }
   /// What it would do next waits for another rank.
   bool blocked() const { return !shared_.weaver.numbered(streams_.tail(Lane::compute)); }
   void next();
 
+  bool begin_forward(model::Call call);
+  void gather_parameters(int chunk);
+  void wait_for_parameters(int chunk);
+  void forward(model::Call call, std::size_t position);
+  void end_forward(model::Call call);
+  bool begin_backward(model::Call call);
+  void backward(model::Call call, std::size_t position);
+  void callbacks(model::Call call);
+  void reduce_gradients(int chunk, std::span<const std::uint32_t> buckets);
+  void end_backward(model::Call call);
+  void begin_combined(const schedule::Instruction& call);
+  void node(const schedule::Instruction& instruction, const model::NodePlace& place);
+  void end_combined();
+  bool transfer(const schedule::Instruction& call, bool synchronous);
+  bool wait(const schedule::Part& part);
+
  private:
   struct ChunkLines {
     HostLines gradient_sync, parameter_gather;
-    std::vector<int> ordinals;          ///< of its pieces: layer within the chunk, -1 the embedding
-    std::vector<std::uint32_t> layers;  ///< pieces that are layers of expert-parallel overlap
   };
 
-  void follow(const schedule::Instruction& instruction);
-  void forward_begins(int microbatch, int chunk);
-  void backward_ends(int chunk);
-  void forward(int microbatch, int chunk);
-  void backward(int microbatch, int chunk);
-  void transfer(const schedule::Instruction& call, bool synchronous);
-  void combined_begin(const schedule::Instruction& call);
-  void combined_end();
-  void node(const schedule::Instruction& instruction);
   void wait_for_chain(const schedule::Part& part);
-  void gather_parameters(int chunk);
-  /// Reduces the buckets that are complete once the backward of a layer is over.
-  void reduce_gradients(int chunk, int layer = -1);
   void step_end();
-
-  void run(const HostLines& lines, bool first_microbatch);
+  void run(const HostLines& lines, int microbatch);
   Handle launch(const HostLine& line);
-  const HostNode& lines_of(const schedule::Instruction& instruction) const;
+  const HostPiece& piece(int chunk, std::size_t position) const;
 
   const Shared& shared_;
   const int rank_;
@@ -88,14 +92,11 @@ class Host {
   std::uint32_t at_ = 0;
   bool finished_ = false;
 
-  bool reduces_ = true;               ///< not inside no_sync
-  std::vector<int> backwards_left_;   ///< by chunk
-  std::vector<std::size_t> reduced_;  ///< by chunk: of gradient_sync
-  std::vector<Handle> gathered_;      ///< by chunk: its parameters are there
-  std::size_t joined_ = 0;            ///< joint collectives so far in this phase
+  std::vector<Handle> gathered_;  ///< by chunk: its parameters are there
+  std::size_t joined_ = 0;        ///< joint collectives so far in this phase
   bool in_combined_ = false;
-  schedule::Instruction combined_;
   std::array<Handle, 2> chain_;  ///< events of the forward and the backward chain
+  model::Follower<Host> follower_;
 };
 
 }  // namespace pipewright::timeline

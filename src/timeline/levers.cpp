@@ -1,5 +1,6 @@
 // What would shorten the step. The critical path says what a change can gain at most; then another path is the longest,
-// so every change is simulated again: the same graph with other durations or lags, under the clocks that it brings.
+// so the step is found again with every change, under the clocks that it brings: by the chunk-level engine before and
+// after, or where that does not express the scenario by the exact one, the same graph with other durations or lags.
 #include <algorithm>
 #include <map>
 
@@ -17,6 +18,16 @@ struct Path {
   std::int64_t host = 0;
 };
 
+/// What a lever changes: kernels of a family, everything that crosses a link class, the host.
+struct Change {
+  std::string family, link;
+  double factor = 1, host = 1;
+
+  double of(const model::Kernel& kernel) const {
+    return (!family.empty() && kernel.key.family == family) || (!link.empty() && kernel.link == link) ? factor : 1;
+  }
+};
+
 class Levers {
  public:
   Levers(const Result& result, const scenario::Scenario& scenario, const model::Stages& stages,
@@ -27,24 +38,16 @@ class Levers {
         program_(program),
         profiles_(profiles),
         clockwork_(scenario, profiles),
-        changed_(result.graph),
-        step_(end_of(result.times)) {}
+        step_(step_of(result.times)),
+        quick_(estimated(program.config, result.prices, {})) {}
 
   std::vector<Lever> find() {
     const Path path = critical_path();
-    for (const auto& [ns, family] : largest(path.families)) {
-      constexpr double faster = 0.9;
-      if (worth(ns / 10))
-        add(family + " 10 % faster", ns / 10, resimulate([&](std::uint32_t node) {
-              const model::Kernel* kernel = kernel_of(stages_, result_.graph.labels[node]);
-              return kernel && kernel->key.family == family ? faster : 1.0;
-            }));
-    }
+    for (const auto& [ns, family] : largest(path.families))
+      if (worth(ns / 10)) add(family + " 10 % faster", ns / 10, gain({family, "", 0.9}));
     for (const auto& [link, ns] : path.links)
-      if (worth(ns / 2))
-        add(link + " twice as fast", ns / 2,
-            resimulate([&](std::uint32_t node) { return link_of(result_.graph.labels[node]) == link ? 0.5 : 1.0; }));
-    if (worth(path.host / 2)) add("launches at half the host's cost", path.host / 2, with_faster_host());
+      if (worth(ns / 2)) add(link + " twice as fast", ns / 2, gain({"", link, 0.5}));
+    if (worth(path.host / 2)) add("launches at half the host's cost", path.host / 2, gain({"", "", 1, 0.5}));
     without_immediate_waits();
     std::stable_sort(found_.begin(), found_.end(),
                      [](const Lever& a, const Lever& b) { return a.gain_ns > b.gain_ns; });
@@ -52,7 +55,7 @@ class Levers {
   }
 
  private:
-  /// A simulation takes as long as the first one: only what takes most of the path is tried.
+  /// Only what takes most of the path is tried.
   static std::vector<std::pair<std::int64_t, std::string>> largest(const std::map<std::string, std::int64_t>& all) {
     constexpr std::size_t most = 4;
     std::vector<std::pair<std::int64_t, std::string>> out;
@@ -64,8 +67,8 @@ class Levers {
     return out;
   }
   bool worth(std::int64_t ns) const { return ns * 1000 > step_; }
-  void add(const std::string& what, std::int64_t on_path, std::int64_t step) {
-    if (worth(step_ - step)) found_.push_back({what, on_path, step_ - step});
+  void add(const std::string& what, std::int64_t on_path, std::int64_t gain) {
+    if (worth(gain)) found_.push_back({what, on_path, gain});
   }
 
   std::string link_of(const Label& label) const {
@@ -91,27 +94,59 @@ class Levers {
     return path;
   }
 
-  /// The step when every node takes its time x factor(node); the launch gap stays.
-  template <class Factor>
-  std::int64_t resimulate(const Factor& factor) {
+  /// By the chunk-level engine, before and after.
+  std::optional<std::int64_t> estimated(const schedule::Config& config, const Prices& prices,
+                                        const Changes& changes) const {
+    const auto found = estimate(scenario_, stages_, config, profiles_, prices, changes);
+    if (!found) return std::nullopt;
+    return found->forward_backward + found->optimizer;
+  }
+
+  std::int64_t gain(const Change& change) const {
+    if (!quick_) return step_ - resimulated(change);
+    return *quick_ - estimated(program_.config, changed(change), {change.link, change.factor, change.host}).value();
+  }
+
+  Prices changed(const Change& change) const {
+    Prices prices = result_.prices;
+    const auto apply = [&](const std::vector<model::Kernel>& kernels, Prices::List& list) {
+      for (std::size_t k = 0; k < list.size(); ++k) {
+        list[k].time.ns *= change.of(kernels[k]);
+        list[k].host_us *= change.host;
+      }
+    };
+    for (std::size_t i = 0; i < stages_.pieces.size(); ++i) apply(stages_.pieces[i].kernels, prices.pieces[i]);
+    for (std::size_t r = 0; r < stages_.ranks.size(); ++r) {
+      const model::Rank& rank = stages_.ranks[r];
+      for (std::size_t c = 0; c < rank.chunks.size(); ++c) {
+        apply(rank.chunks[c].gradient_sync, prices.gradient_sync[r][c]);
+        apply(rank.chunks[c].parameter_gather, prices.parameter_gather[r][c]);
+      }
+      apply(rank.finalize, prices.finalize[r]);
+      apply(rank.optimizer, prices.optimizer[r]);
+    }
+    return prices;
+  }
+
+  /// The step by the exact engine: every node that is changed takes its time x factor; the launch gap stays.
+  std::int64_t resimulated(const Change& change) const {
     const std::int64_t gap = clockwork_.gap();
     std::vector<std::int64_t> cool = result_.cool_ns;
     for (std::uint32_t node = 0; node < cool.size(); ++node) {
-      const double f = factor(node);
-      if (f == 1.0) continue;
-      const std::int64_t fixed = result_.graph.labels[node].kind == NodeKind::kernel ? std::min(gap, cool[node]) : 0;
+      const Label& label = result_.graph.labels[node];
+      const model::Kernel* kernel = kernel_of(stages_, label);
+      const bool crosses = label.kind == NodeKind::transfer && !change.link.empty() && link_of(label) == change.link;
+      const double f = kernel ? change.of(*kernel) : crosses ? change.factor : 1;
+      if (f == 1) continue;
+      const std::int64_t fixed = kernel ? std::min(gap, cool[node]) : 0;
       cool[node] = fixed + static_cast<std::int64_t>(static_cast<double>(cool[node] - fixed) * f + 0.5);
     }
-    changed_.duration_ns = cool;
-    return clockwork_.settle(changed_, cool, times_);
-  }
-
-  std::int64_t with_faster_host() {
-    for (auto& edge : changed_.edges) edge.lag_ns /= 2;
-    changed_.duration_ns = result_.cool_ns;
-    const std::int64_t step = clockwork_.settle(changed_, result_.cool_ns, times_);
-    changed_.edges = result_.graph.edges;
-    return step;
+    Graph graph = result_.graph;
+    for (auto& edge : graph.edges)
+      edge.lag_ns = static_cast<std::int32_t>(static_cast<double>(edge.lag_ns) * change.host);
+    graph.duration_ns = cool;
+    Times times;
+    return clockwork_.settle(graph, cool, times);
   }
 
   /// Megatron 0.18 and later wait for a forward send at once so that its buffer may be freed (schedules.py:1657,1784).
@@ -119,13 +154,18 @@ class Levers {
     if (!program_.config.overlap_p2p || !program_.config.deallocate_outputs || !program_.config.from_0_18) return;
     schedule::Config config = program_.config;
     config.deallocate_outputs = false;
-    Graph graph = build(scenario_, stages_, schedule::build(config), profiles_, result_.prices);
-    const std::vector<std::int64_t> cool = graph.duration_ns;
     std::int64_t exposed = 0;
     for (const Boundary& boundary : result_.boundaries)
       for (const auto& phase : boundary.by_phase) exposed += phase[static_cast<std::size_t>(TransferCause::send)];
-    add("forward sends not waited for at once (deallocate_pipeline_outputs: false)", exposed,
-        clockwork_.settle(graph, cool, times_));
+    add("forward sends not waited for at once (deallocate_pipeline_outputs: false)", exposed, gain_with(config));
+  }
+
+  std::int64_t gain_with(const schedule::Config& config) const {
+    if (quick_) return *quick_ - estimated(config, result_.prices, {}).value();
+    Graph graph = build(scenario_, stages_, schedule::build(config), profiles_, result_.prices);
+    const std::vector<std::int64_t> cool = graph.duration_ns;
+    Times times;
+    return step_ - clockwork_.settle(graph, cool, times);
   }
 
   const Result& result_;
@@ -134,9 +174,8 @@ class Levers {
   const schedule::Program& program_;
   const profile::Profiles& profiles_;
   const Clockwork clockwork_;
-  Graph changed_;
-  Times times_;
   const std::int64_t step_;
+  const std::optional<std::int64_t> quick_;
   std::vector<Lever> found_;
 };
 

@@ -56,7 +56,6 @@ class Writer {
     HostPiece result;
     result.forward = lines(index, piece.forward);
     result.backward = lines(index, piece.backward);
-    result.weight_gradient = lines(index, piece.weight_gradient);
     for (const model::NodeSteps& node : piece.nodes)
       result.nodes.push_back(
           {node.name, {lines(index, node.forward), lines(index, node.backward), lines(index, node.weight_gradient)}});
@@ -78,7 +77,8 @@ class Writer {
       line.index = step.index;
       line.piece = piece;
       line.own_stream = line.label.lane == Lane::compute;
-      line.first_microbatch_only = step.first_microbatch_only;
+      line.from_microbatch = step.from_microbatch;
+      line.before_microbatch = step.before_microbatch;
       result.push_back(line);
     }
     return result;
@@ -90,13 +90,6 @@ class Writer {
 };
 
 }  // namespace
-
-bool HostPiece::is_layer() const {
-  using Name = schedule::Node::Name;
-  return std::any_of(nodes.begin(), nodes.end(), [](const HostNode& node) {
-    return node.name != Name::embed && node.name != Name::logits && node.name != Name::loss;
-  });
-}
 
 const HostNode* HostPiece::node(schedule::Node::Name name) const {
   for (const HostNode& node : nodes)

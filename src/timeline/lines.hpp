@@ -11,10 +11,10 @@ namespace pipewright::timeline {
 
 struct HostLine {
   model::Step::Kind kind = model::Step::Kind::launch;
-  bool first_microbatch_only = false;
   bool own_stream = false;  ///< runs on the current stream (compute, or that of its node)
   bool on_gpu = true;       ///< false: takes the host's time only
   profile::Load load = profile::Load::none;
+  std::int32_t from_microbatch = 0, before_microbatch = INT32_MAX;
   std::uint32_t index = 0;  ///< launch: Piece::kernels; offload_*, reload_*: Piece::groups
   std::uint32_t piece = Label::none;
   Label label;  ///< wait, synchronize: its lane is the stream waited for
@@ -27,10 +27,8 @@ struct HostNode {
   std::array<HostLines, 3> passes;  ///< by Node::Pass
 };
 struct HostPiece {
-  HostLines forward, backward, weight_gradient;
+  HostLines forward, backward;
   std::vector<HostNode> nodes;
-  /// A layer of expert-parallel overlap; else embedding or head.
-  bool is_layer() const;
   const HostNode* node(schedule::Node::Name name) const;
 };
 

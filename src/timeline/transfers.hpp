@@ -19,4 +19,16 @@ inline Lane p2p_lane(const scenario::Scenario& scenario, int ranks, int rank, co
 /// (pipeline_parallel_layer_layout.py:137-145).
 bool exchanges_shapes(const scenario::Scenario& scenario);
 
+/// CUDA_DEVICE_MAX_CONNECTIONS=1: compute kernels and transfers are taken from one hardware queue.
+inline bool one_hardware_queue(const scenario::Scenario& scenario) {
+  return scenario::variable(scenario, "CUDA_DEVICE_MAX_CONNECTIONS") == "1";
+}
+
+/// What it takes to carry bytes from a pipeline rank to the next one, or back. `eager`: fits the channels' buffers.
+struct Wire {
+  std::int64_t ns = 0;
+  bool eager = false;
+};
+Wire wire_after(const scenario::Scenario& scenario, const profile::Profiles& profiles, int rank, std::int64_t bytes);
+
 }  // namespace pipewright::timeline

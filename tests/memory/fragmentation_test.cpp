@@ -18,7 +18,8 @@ struct Case {
     return memory::walk(stages, program, scenario, 0, device);
   }
   memory::Fragmentation fragmentation(bool expandable, Bytes device) const {
-    return memory::fragmentation(stages, program, scenario, 0, expandable, device);
+    const auto both = memory::fragmentation(stages, program, scenario, 0, device);
+    return expandable ? both.expandable : both.as_configured;
   }
 };
 

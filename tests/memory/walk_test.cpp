@@ -181,6 +181,7 @@ TEST_CASE("every schedule frees what it allocates") {
       ", recompute_granularity: selective, recompute_modules: [core_attn, mlp]",
       ", cuda_graph_impl: transformer_engine, cuda_graph_modules: [mlp]",
       ", defer_embedding_wgrad_compute: true",
+      ", defer_embedding_wgrad_compute: true, wgrad_deferral_limit: 3",
   };
   int runs = 0;
   for (const int stages : {1, 2, 4}) {
@@ -246,4 +247,19 @@ TEST_CASE("under a limit: cached blocks are given back first, then it runs out, 
   CHECK(too_tight.failure->owners.size() > 3);
   CHECK(too_tight.failure->requested > Bytes());
   CHECK(!memory::walk(stages, program, s, 0, free.peak_reserved).retried);
+}
+
+TEST_CASE("weight gradients of the head: so many wait as wgrad_deferral_limit says, and no more") {
+  constexpr int microbatches = 12, stages = 2;
+  const auto peak = [&](const std::string& settings) {
+    return walk(small(stages, 1, microbatches, settings), stages - 1).peak_allocated.value;
+  };
+  const std::string defer = ", defer_embedding_wgrad_compute: true, wgrad_deferral_limit: ";
+  constexpr std::int64_t kept = 2 * 512 * (4096 + 512);  // of each: the gradient of its logits and its normed input
+  const auto all = peak(defer + "0");
+  CHECK(peak(defer + "12") == all);
+  CHECK(peak(defer + "40") == all);
+  for (int limit = 3; limit + 1 < microbatches; ++limit)  // the last one is there at its backward in any case
+    CHECK(peak(defer + std::to_string(limit + 1)) - peak(defer + std::to_string(limit)) == kept);
+  CHECK(peak(defer + "3") - peak("") <= 3 * kept);
 }

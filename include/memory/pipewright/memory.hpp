@@ -88,9 +88,13 @@ struct Fragmentation {
   std::vector<Pinned> segments;       ///< part-used ones, most free bytes first; small allocations' left out
   std::vector<OwnerBytes> pinned_by;  ///< free bytes of part-used segments, by owners of what is used in them, by size
 };
-/// With the scenario's PYTORCH_CUDA_ALLOC_CONF, or with expandable segments too. `device`: as for walk().
-Fragmentation fragmentation(const model::Stages& stages, const schedule::Program& program,
-                            const scenario::Scenario& scenario, int pp_rank, bool expandable, Bytes device);
+/// With the scenario's PYTORCH_CUDA_ALLOC_CONF, and with expandable segments too (the same where it has them).
+struct Fragmentations {
+  Fragmentation as_configured, expandable;
+};
+/// `device`: as for walk().
+Fragmentations fragmentation(const model::Stages& stages, const schedule::Program& program,
+                             const scenario::Scenario& scenario, int pp_rank, Bytes device);
 
 /// The walk without the allocator: what a rank holds for good (parameters, gradients, optimizer state), and the peak of
 /// the bytes asked for, of which walk() finds no fewer allocated; a few times faster. Without `with_step` only the

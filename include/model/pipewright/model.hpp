@@ -64,7 +64,10 @@ struct Step {
   } kind;
   /// Into Piece::tensors, Piece::kernels or Piece::groups; wait, synchronize: the Stream.
   std::uint32_t index;
-  bool first_microbatch_only = false;  ///< e.g. casts of weights to FP8
+  /// It runs for these microbatches of a step only: the first (casts of weights to FP8), those whose weight gradients
+  /// wait for the end of the step, those after them.
+  std::int32_t from_microbatch = 0, before_microbatch = INT32_MAX;
+  constexpr bool runs(int microbatch) const { return microbatch >= from_microbatch && microbatch < before_microbatch; }
 };
 
 /// Tensors that fine-grained offload moves together, or a layer of whole-layer offload. Too small ones are not listed.
@@ -100,8 +103,8 @@ struct Piece {
   /// Frees what forward left, its input and output_gradient; allocates input_gradient. A piece that does neither of the
   /// last two adds into its output gradient: that buffer becomes the input gradient (autograd accumulates in place).
   std::vector<Step> backward;
-  /// Only with delay_wgrad_compute; or, with defer_embedding_wgrad_compute, what the head's deferred weight gradient
-  /// frees after the last backward (its kernels are in Rank::finalize).
+  /// With defer_embedding_wgrad_compute: what the head's deferred weight gradient frees after the last backward (its
+  /// kernels are in Rank::finalize).
   std::vector<Step> weight_gradient;
   /// Only with overlap_moe_expert_parallel_comm, in forward order; forward and backward above are then empty.
   std::vector<NodeSteps> nodes;
@@ -112,7 +115,7 @@ struct Piece {
 struct Chunk {
   std::vector<std::uint32_t> pieces;
   std::vector<int> layers;            ///< global layer number of each piece that is a layer, -1 for embedding and head
-  std::vector<Kernel> gradient_sync;  ///< launched after the backward of its last microbatch (overlap_grad_reduce)
+  std::vector<Kernel> gradient_sync;  ///< buckets, reduced during the last backward (overlap_grad_reduce)
   /// For each of them: the layer (counted within the chunk; -1: the embedding) whose backward completes its bucket.
   std::vector<int> gradient_sync_layers;
   std::vector<Kernel> parameter_gather;  ///< launched at the start of the step, before the chunk's first forward

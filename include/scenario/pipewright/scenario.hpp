@@ -397,7 +397,10 @@ Int expert_data_parallel_size(const Scenario&);  ///< num_gpus / (ETP x EP x PP)
 Int num_microbatches(const Scenario&);           ///< global_batch_size / (micro_batch_size x DP)
 Int num_chunks(const Scenario&);                 ///< v: model chunks of a rank; 1 without interleaving
 bool interleaved(const Scenario&);               ///< the interleaved schedule runs: PP > 1 and v is set
-Int group_size(const Scenario&);                 ///< N
+/// Microbatches whose weight gradient of the output layer waits for the end of the step (wgrad_deferral_limit; its
+/// buffers count calls of the output layer, of which multi-token prediction makes one a depth more).
+Int deferred_head_wgrads(const Scenario&);
+Int group_size(const Scenario&);  ///< N
 bool batch_p2p_comm(const Scenario&);
 Strings recompute_modules(const Scenario&);  ///< in force with granularity selective, else empty
 bool recomputes(const Scenario&, std::string_view module);

@@ -225,7 +225,7 @@ std::vector<std::int64_t> slack(const Graph& graph, const Times& times);
 struct Lever {
   std::string what;             ///< "gemm.bf16.tn 10 % faster"
   std::int64_t on_path_ns = 0;  ///< the most that it can gain: its share of the critical path
-  std::int64_t gain_ns = 0;     ///< what it gains when the step is simulated again
+  std::int64_t gain_ns = 0;     ///< what it gains: the step by the chunk-level engine (estimate) before and after
 };
 /// Kernel families 10 % faster, links twice as fast, the host's launches at half their cost, forward sends not waited
 /// for at once: those worth more than a thousandth of the step, largest first.
@@ -240,11 +240,18 @@ struct Estimate {
   std::int64_t forward_backward = 0, optimizer = 0;
   std::int64_t operations = 0;  ///< pieces run in the last round
 };
-/// The same schedule with as few microbatches as show its steady state; a rank's peak memory is that of the whole.
+/// What if: for levers. Kernels and the host's launches change in Prices.
+struct Changes {
+  std::string link;  ///< pipeline transfers over this link class take `wires` times as long
+  double wires = 1;
+  double host = 1;  ///< so do the host's own calls
+};
+/// The same schedule with as few microbatches as show its steady state; a rank's peak memory is that of the whole, but
+/// for what deferred weight gradients pile up.
 schedule::Config shortened(schedule::Config config);
 std::optional<Estimate> estimate(const scenario::Scenario& scenario, const model::Stages& stages,
                                  const schedule::Config& config, const profile::Profiles& profiles,
-                                 const Prices& prices);
+                                 const Prices& prices, const Changes& changes = {});
 /// For what that cannot express: simulate() on the shortened schedule and on one group of microbatches less, whose
 /// difference stands for every further group.
 Estimate extrapolate(const scenario::Scenario& scenario, const model::Stages& stages, const schedule::Config& config,
