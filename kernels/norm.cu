@@ -8,7 +8,6 @@ namespace pipewright::kernels {
 namespace {
 
 constexpr int kWidth = 8;  // bf16 in 16 bytes
-constexpr int kSms = 132;  // of a Hopper part
 
 template <bool Layer, int Threads, int Vecs>
 __global__ void __launch_bounds__(Threads)
@@ -128,7 +127,7 @@ __global__ void __launch_bounds__(Threads, !Ahead || Vecs > 1 || Threads > 512 ?
 }
 
 // Rows of at most 256 elements (norms of a head's query and key): half a warp a row, as TE's general kernels.
-constexpr int kNarrow = 256, kNarrowVecs = 2, kNarrowRows = 8, kNarrowPartials = 11 * kSms;
+constexpr int kNarrow = 256, kNarrowVecs = 2, kNarrowRows = 8, kNarrowResident = 11;
 
 __device__ __forceinline__ float half_warp_sum(float x) {
   for (int o = 8; o > 0; o >>= 1) x += __shfl_xor_sync(0xffffffffu, x, o);
@@ -310,7 +309,7 @@ constexpr int kMostResident = 8;  // blocks an SM of the backward pass
 
 }  // namespace
 
-std::int64_t norm_partial_rows() { return 2 * kSms * kMostResident; }
+std::int64_t norm_partial_rows(int multiprocessors) { return 2ll * multiprocessors * kMostResident; }
 
 void norm_forward(bool layer, const void* x, const void* gamma, void* y, float* statistics, std::int64_t rows,
                   std::int64_t cols, Stream stream) {
@@ -330,11 +329,13 @@ void norm_forward(bool layer, const void* x, const void* gamma, void* y, float* 
 }
 
 void norm_backward(bool layer, const void* x, const void* dy, const void* gamma, const float* statistics, void* dx,
-                   float* partials, void* dgamma, std::int64_t rows, std::int64_t cols, Stream stream) {
+                   float* partials, void* dgamma, std::int64_t rows, std::int64_t cols, int multiprocessors,
+                   Stream stream) {
   unsigned blocks = 0;
   if (cols <= kNarrow) {
     const std::int64_t needed = (rows + kNarrowRows - 1) / kNarrowRows;
-    blocks = static_cast<unsigned>(needed < kNarrowPartials ? needed : kNarrowPartials);
+    const std::int64_t most = std::int64_t{kNarrowResident} * multiprocessors;
+    blocks = static_cast<unsigned>(needed < most ? needed : most);
     const auto kernel = layer ? narrow_backward<true> : narrow_backward<false>;
     kernel<<<blocks, 128, 0, stream>>>(static_cast<const bf16*>(x), static_cast<const bf16*>(dy),
                                        static_cast<const bf16*>(gamma), statistics, static_cast<bf16*>(dx), partials,
@@ -348,7 +349,7 @@ void norm_backward(bool layer, const void* x, const void* dy, const void* gamma,
                               : backward<false, ahead.value, threads.value, vecs.value>;
     int resident = 1;
     cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, threads.value, 0);
-    const std::int64_t most = kSms * (resident < kMostResident ? resident : kMostResident);
+    const std::int64_t most = std::int64_t{multiprocessors} * (resident < kMostResident ? resident : kMostResident);
     blocks = static_cast<unsigned>(rows < most ? rows : most);
     kernel<<<blocks, threads.value, 0, stream>>>(static_cast<const bf16*>(x), static_cast<const bf16*>(dy),
                                                  static_cast<const bf16*>(gamma), statistics, static_cast<bf16*>(dx),

@@ -94,7 +94,7 @@ struct Gemm {
   void run(Lab& lab, const void* a_data, const void* b_data, void* d_data, void* workspace, cudaStream_t stream) const {
     const float alpha = 1;
     check(cublasLtMatmul(lab.cublas, operation, &alpha, a_data, a, b_data, b, &beta, d_data, d, d_data, d, &choice.algo,
-                         workspace, Lab::workspace_bytes, stream),
+                         workspace, lab.workspace_bytes, stream),
           "matmul");
   }
 };
@@ -157,7 +157,7 @@ std::shared_ptr<Gemm> make_gemm(Lab& lab, const Form& form, const Shape& s) {
   }
   cublasLtMatmulPreference_t preference = nullptr;
   check(cublasLtMatmulPreferenceCreate(&preference), "preference");
-  const std::size_t workspace = Lab::workspace_bytes;
+  const std::size_t workspace = lab.workspace_bytes;
   check(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace,
                                              sizeof(workspace)),
         "preference");
@@ -205,10 +205,10 @@ struct Streams {
   std::array<void*, count> workspaces{};
   std::array<cudaEvent_t, count> events{};
 
-  Streams() {
+  explicit Streams(const Lab& lab) {
     for (int i = 0; i < count; ++i) {
       check(cudaStreamCreateWithPriority(&streams[i], cudaStreamNonBlocking, -1), "stream");
-      check(cudaMalloc(&workspaces[i], Lab::workspace_bytes), "workspace");
+      check(cudaMalloc(&workspaces[i], lab.workspace_bytes), "workspace");
       check(cudaEventCreateWithFlags(&events[i], cudaEventDisableTiming), "event");
     }
   }
@@ -246,7 +246,7 @@ std::optional<Op> grouped(Lab& lab, const Form& form, const std::vector<std::int
   if (!data) return std::nullopt;
   const auto gemm = make_gemm(lab, form, shape);
   if (!gemm) return std::nullopt;
-  static Streams streams;
+  static Streams streams(lab);
   Op op;
   op.pause = kPause;
   const auto width = [](cudaDataType_t type) { return type == CUDA_R_32F ? 4 : type == CUDA_R_16BF ? 2 : 1; };

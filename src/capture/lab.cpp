@@ -100,7 +100,11 @@ Lab::Lab(int device_index, double share) : device(device_index) {
   check(cudaFree(nullptr), "creating a context");
   check(cudaMemGetInfo(&free_bytes, &total), "memory info");
   total_bytes = static_cast<std::int64_t>(total);
+  cudaDeviceProp properties{};
   check(cudaGetDeviceProperties(&properties, device), "properties");
+  gpu = profile::device(properties.name, properties.multiProcessorCount, properties.maxThreadsPerMultiProcessor,
+                        10 * properties.major + properties.minor, Bytes(properties.l2CacheSize));
+  workspace_bytes = static_cast<std::size_t>(gpu.te_workspace.value) & ~std::size_t{0xfffff};  // without its scales
   activities = cupti_source();
   nvml = std::make_unique<Nvml>(device);
   check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
@@ -158,7 +162,7 @@ void Lab::reset() {
 }
 
 std::optional<Operand> Lab::take(Content content, std::int64_t elements, bool written) {
-  constexpr std::int64_t cold_bytes = 160ll << 20;  // more than twice the L2 cache of a Hopper part
+  const std::int64_t cold_bytes = std::max<std::int64_t>(160ll << 20, 5 * gpu.l2.value / 2);  // more than the L2 holds
   constexpr int most_slots = 64;
   Region& region = regions_.at(content);
   Operand result;

@@ -13,6 +13,7 @@
 
 #include "activity.hpp"
 #include "kernels/instruments.hpp"
+#include "pipewright/profile.hpp"
 
 namespace pipewright::capture {
 
@@ -67,12 +68,12 @@ class Lab {
   double probe_mhz();
 
   int device = 0;
-  cudaDeviceProp properties{};
+  profile::Device gpu;
   double max_mhz = 0;  ///< SM clock right after start, idle and cool
   cudaStream_t stream = nullptr;
   cublasLtHandle_t cublas = nullptr;
   void* workspace = nullptr;
-  static constexpr std::size_t workspace_bytes = 32u << 20;  ///< as Transformer Engine on Hopper
+  std::size_t workspace_bytes = 0;  ///< of cuBLAS, as Transformer Engine's on this GPU
   /// Device memory in use that the lab did not allocate: the context and the kernels loaded so far.
   std::int64_t context_bytes() const;
   std::int64_t total_bytes = 0;

@@ -28,10 +28,11 @@ Factory norm(bool layer, bool backward) {
     }
     const auto dy = s.bf16(rows * cols);
     s.just_written(dy, rows * cols);
-    const auto partials = s.out(norm_partial_rows() * cols * 4), dgamma = s.out(cols * 4);
+    const auto multiprocessors = static_cast<int>(s.lab.gpu.multiprocessors);
+    const auto partials = s.out(norm_partial_rows(multiprocessors) * cols * 4), dgamma = s.out(cols * 4);
     return [=, stream = s.stream()](int i) {
       norm_backward(layer, x.at(i), dy.at(i), gamma.at(i), statistics.at<float>(i), y.at(i), partials.at<float>(i),
-                    dgamma.at(i), rows, cols, stream);
+                    dgamma.at(i), rows, cols, multiprocessors, stream);
     };
   };
 }

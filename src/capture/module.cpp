@@ -102,8 +102,8 @@ extern "C" void pipewright_capture_run(const pipewright::capture::Options& optio
   int nccl = 0;
   ncclGetVersion(&nccl);
   const auto describe = [&](Lab& lab) {
-    profile.device = lab.properties.name;
-    profile.name = options.name.empty() ? short_name(profile.device) : options.name;
+    profile.device = lab.gpu;
+    profile.name = options.name.empty() ? short_name(profile.device.name) : options.name;
     profile.memory = pipewright::Bytes(lab.total_bytes);
     profile.versions = library_versions(lab);
     profile.versions["nccl"] = fmt::format("{}.{}.{}", nccl / 10000, nccl / 100 % 100, nccl % 100);

@@ -108,7 +108,7 @@ void add_keys(std::set<profile::Key>& keys, const std::vector<model::Kernel>& ke
 std::vector<profile::Key> keys_of(const std::vector<std::string>& scenarios) {
   std::set<profile::Key> keys;
   for (const auto& path : scenarios) {
-    const auto stages = model::build(read_scenario(path));
+    const auto stages = model::build(read_scenario(path), profile::assumed_device());
     for (const auto& piece : stages.pieces) add_keys(keys, piece.kernels);
     for (const auto& rank : stages.ranks) {
       add_keys(keys, rank.finalize);
@@ -132,7 +132,6 @@ int measure(Arguments& arguments) {
     result = capture::run(
         arguments.options,
         [&](const capture::Progress& progress) {
-          interruptible.poll();
           if (interruptible.token().stop_requested()) stop = true;
           line(progress);
         },

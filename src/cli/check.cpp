@@ -48,7 +48,8 @@ void run(CheckOptions options, Outcome& outcome) {
     options.input.path = options.symptom.back();
     options.symptom.pop_back();
   }
-  const Loaded loaded = options.input.load();
+  Loaded loaded = options.input.load();
+  predict::name_gpu(loaded.scenario, options.input.gpu(loaded.scenario));
   std::vector<plan::Finding> findings = loaded.findings;
   const auto more = options.symptom.empty() ? plan::check(loaded.scenario) : diagnose(options, loaded);
   findings.insert(findings.end(), more.begin(), more.end());

@@ -94,4 +94,15 @@ profile::Profiles Input::profiles(const scenario::Scenario& scenario) const {
   return predict::profiles_of(scenario, profiles_);
 }
 
+profile::Device Input::gpu(const scenario::Scenario& scenario) const {
+  const std::string& name = profiles_.empty() ? scenario.cluster.profile : profiles_.front();
+  try {
+    return profiles(scenario).device();
+  } catch (const UsageError&) {  // a configuration can be checked where its profile is not
+    for (const auto& sheet : profile::data_sheets())
+      if (sheet.profile == name) return sheet.device;
+  }
+  return {};
+}
+
 }  // namespace pipewright::cli

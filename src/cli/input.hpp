@@ -31,6 +31,9 @@ class Input {
   /// The profiles to predict with: --profile, else the scenario's own.
   profile::Profiles profiles(const scenario::Scenario& scenario) const;
 
+  /// What is known of the GPU; without counts where neither a profile nor a data sheet of that name is found.
+  profile::Device gpu(const scenario::Scenario& scenario) const;
+
   bool states_a_run() const { return hf_.empty(); }  ///< not only a model
 
   /// A bare architecture (--hf) becomes plan::proposed, and is not checked before the search.

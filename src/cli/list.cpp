@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "commands.hpp"
+#include "pipewright/modules.hpp"
 #include "pipewright/plan.hpp"
 #include "pipewright/profile.hpp"
 #include "pipewright/scenario.hpp"
@@ -25,9 +26,11 @@ Listing profiles() {
   Json rows = Json::array();
   for (const auto& name : profile::known_profiles()) {
     const auto p = profile::load(name, {"list", 0});
-    table.add({name, p.device, format_bytes(p.memory), std::string(profile::name(p.origin))});
-    rows.push_back(
-        {{"name", name}, {"device", p.device}, {"memory_bytes", p.memory.value}, {"origin", profile::name(p.origin)}});
+    table.add({name, p.device.name, format_bytes(p.memory), std::string(profile::name(p.origin))});
+    rows.push_back({{"name", name},
+                    {"device", p.device.name},
+                    {"memory_bytes", p.memory.value},
+                    {"origin", profile::name(p.origin)}});
   }
   return {table.text(), {{"profiles", rows}}};
 }
@@ -47,26 +50,39 @@ Listing settings() {
                     {"default", field.default_value},
                     {"allowed", field.allowed},
                     {"doc", field.doc},
-                    {"versions", field.versions}});
+                    {"versions", scenario::stated_names(field.versions)}});
   }
   return {text, {{"settings", rows}}};
 }
 
 Listing versions() {
-  // Fields know the versions of Megatron Core that have them; the oldest fields are in all.
-  std::vector<std::string> known;
-  std::string standard;
-  for (const auto& field : scenario::fields()) {
-    if (field.versions.size() > known.size()) known = field.versions;
-    if (field.section == "software" && field.name == "megatron_core") standard = field.default_value;
-  }
+  const std::string standard = scenario::Software{}.megatron_core;
   Json rows = Json::array();
   std::string text = "megatron_core:\n";
-  for (const auto& version : known) {
+  for (const auto& version : scenario::stated_names(scenario::all_versions)) {
     text += fmt::format("  {}{}\n", version, version == standard ? " (default)" : "");
     rows.push_back({{"software", "megatron_core"}, {"version", version}, {"default", version == standard}});
   }
   return {text, {{"versions", rows}}};
+}
+
+Listing modules() {
+  Listing all{{}, {{"modules", Json::array()}}};
+  const auto add = [&](const char* setting, const char* does, const auto& catalogue) {
+    all.text += fmt::format("{}:\n", setting);
+    for (const auto& row : catalogue) {
+      const std::string what = row.what.empty() ? "not modelled" : fmt::format("{} {}", does, row.what);
+      all.text += fmt::format("  {} ({})\n      {}\n", row.name, scenario::in_words(row.versions, true), what);
+      all.json["modules"].push_back({{"setting", setting},
+                                     {"module", row.name},
+                                     {"versions", scenario::stated_names(row.versions)},
+                                     {"modelled", !row.what.empty()},
+                                     {"what", what}});
+    }
+  };
+  add("recompute_modules", "replays", scenario::recompute_catalogue());
+  add("offload_modules", "moves", scenario::offload_catalogue());
+  return all;
 }
 
 Listing rules() {
@@ -90,7 +106,7 @@ Listing rules() {
 }  // namespace
 
 void add_list(Command& app, Outcome&) {
-  auto& command = app.add_subcommand("list", "List what can be named: profiles, settings, versions, rules");
+  auto& command = app.add_subcommand("list", "List what can be named: profiles, settings, versions, modules, rules");
   const auto json = std::make_shared<std::string>();
   const auto add = [&](const char* name, const char* what, Listing (*listing)()) {
     auto& list = command.add_subcommand(name, what);
@@ -106,6 +122,7 @@ void add_list(Command& app, Outcome&) {
   add("profiles", "Profiles beside the program and in $PIPEWRIGHT_PROFILES", profiles);
   add("settings", "Every key of a scenario: type, default, allowed values", settings);
   add("versions", "Software versions whose behaviour is known", versions);
+  add("modules", "What recompute can replay and offload can move, with the versions that know it", modules);
   add("rules", "Legality rules with their sources", rules);
 }
 

@@ -13,8 +13,9 @@ namespace {
 struct PlanOptions {
   Input input;
   std::string json, html;
-  std::vector<std::string> emit_forms;
+  std::vector<std::string> emit_forms, open;
   int top = 10;
+  std::optional<double> time_limit_s;
 };
 
 const std::vector<std::string> all_forms = {"megatron", "bridge", "harness", "env"};
@@ -33,22 +34,34 @@ std::vector<std::string> forms(const std::vector<std::string>& asked) {
   return asked;
 }
 
+/// Of lists with commas.
+std::vector<std::string> names_in(const std::vector<std::string>& lists) {
+  std::vector<std::string> names;
+  for (const auto& list : lists)
+    for (std::size_t at = 0; at <= list.size();) {
+      const auto end = std::min(list.find(',', at), list.size());
+      names.push_back(list.substr(at, end - at));
+      at = end + 1;
+    }
+  return names;
+}
+
 void run(const PlanOptions& options, Outcome& outcome) {
   const auto emit_forms = forms(options.emit_forms);
   if (options.top < 1) throw UsageError({"command line", 0}, "--top", "must be at least 1");
+  if (options.time_limit_s && !(*options.time_limit_s > 0))
+    throw UsageError({"command line", 0}, "--time-limit", "must be a positive number of seconds");
   Loaded loaded = options.input.runnable();
-  if (!plan::opens_something(loaded.scenario)) {
-    loaded.scenario = plan::opened(std::move(loaded.scenario));
-    loaded.notes.push_back(
-        "nothing was said of what may change: interleaving, recompute and allocator may, parallelism stays "
-        "(--set search.parallelism=auto opens it; search.KEY=keep closes one)");
-  }
+  // A written `search:` is exact.
+  if (!plan::opens_something(loaded.scenario)) loaded.scenario = plan::opened(std::move(loaded.scenario));
+  loaded.scenario = plan::opened(std::move(loaded.scenario), names_in(options.open));
   const auto profiles = options.input.profiles(loaded.scenario);
+  predict::name_gpu(loaded.scenario, profiles.device());
 
   plan::Plan plan;
   {
     Progress progress("plan");
-    Interruptible interruptible;
+    Interruptible interruptible(options.time_limit_s);
     plan::Options search;
     search.predict = [&](const scenario::Scenario& candidate) { return predict::predict(candidate, profiles); };
     search.repredict_reserved = [&](const scenario::Scenario& candidate, const predict::Prediction& same) {
@@ -62,10 +75,10 @@ void run(const PlanOptions& options, Outcome& outcome) {
     search.compare = [&](const scenario::Scenario& one, const scenario::Scenario& other) {
       return predict::compare(one, other, profiles);
     };
-    search.progress = [&](std::int64_t done, std::int64_t total) {
-      interruptible.poll();
-      progress(done, total);
+    search.probability = [&](const predict::Prediction& prediction) {
+      return predict::probability_to_fit(prediction, profiles);
     };
+    search.progress = [&](const plan::Progress& now) { progress(now.done, now.total, now.phase); };
     search.stop = interruptible.token();
     search.top = options.top;
     search.has_baseline = options.input.states_a_run();
@@ -98,13 +111,19 @@ void add_plan(Command& app, Outcome& outcome) {
   command.add_option("--emit", options->emit_forms, "flags to print: megatron, bridge, harness, env, all; repeatable")
       .repeatable();
   command.add_option("--top", options->top, "how many alternatives to keep (10)");
+  command
+      .add_option("--open", options->open,
+                  "all or NAME,...: opens dimensions beside those that are; closes none (parallelism, microbatch, "
+                  "pipeline, layout, wgrad_delay, recompute, offload, allocator)")
+      .repeatable();
+  command.add_option("--time-limit", options->time_limit_s, "seconds after which the best so far is the answer");
   command.add_option("--report", options->html, "write a self-contained HTML page");
   command.footer(
       "Exit status 1: nothing that is legal fits.\n\nExamples:\n"
       "  pipewright plan scenarios/llama3-70b-sft-32xh100.yaml --emit all\n"
       "  pipewright plan --hf config.json --gpus 64 --profile h100-sxm --set seq_length=4096 --set "
       "global_batch_size=512\n"
-      "  pipewright plan S.yaml --set search.recompute=auto --set search.allocator=auto --json plan.json");
+      "  pipewright plan S.yaml --open parallelism,microbatch --time-limit 60 --json plan.json");
   command.callback([options, &outcome] { run(*options, outcome); });
 }
 

@@ -78,12 +78,13 @@ std::string show_text(const profile::Profile& p, const std::string& only_family)
     const auto& f = profile::family(only_family);
     Table table({"shape", "us", "spread", "samples", "rate", "origin"});
     for (const auto& s : found->second) {
-      table.add({shape(f, s), fmt::format("{:.2f}", s.ns / 1e3), fmt::format("{:.1f} %", 100 * s.spread),
+      table.add({shape(f, s), fmt::format("{:.2f}", ns_to_us(s.ns)), fmt::format("{:.1f} %", 100 * s.spread),
                  fmt::format("{}", s.count), rate(f, s), std::string(profile::name(s.origin))});
     }
     return fmt::format("{}: {}\n\n{}", only_family, f.what, table.text());
   }
-  std::string text = fmt::format("{}: {}, {}, {}\n", p.name, p.device, format_bytes(p.memory), profile::name(p.origin));
+  std::string text =
+      fmt::format("{}: {}, {}, {}\n", p.name, p.device.name, format_bytes(p.memory), profile::name(p.origin));
   for (const auto& [key, value] : p.versions) text += fmt::format("  {} {}\n", key, value);
   for (const auto& line : p.provenance) text += fmt::format("  from: {}\n", line);
 
@@ -128,7 +129,7 @@ std::string show_text(const profile::Profile& p, const std::string& only_family)
 
 std::string show_json(const profile::Profile& p) {
   Json out = {{"name", p.name},
-              {"device", p.device},
+              {"device", p.device.name},
               {"origin", profile::name(p.origin)},
               {"memory_bytes", p.memory.value},
               {"versions", p.versions},
@@ -182,7 +183,7 @@ std::string diff_json(const std::vector<profile::Difference>& differences) {
 
 struct ProfileOptions {
   std::vector<std::string> profiles, runs;
-  std::string json, out, family;
+  std::string json, out, family, gpu = "h100-sxm";
   bool force = false;
 };
 
@@ -267,14 +268,17 @@ void add_profile(Command& app, Outcome&) {
       "  pipewright plan next.yaml --profile mine.json --profile h200-sxm");
   calibrate.callback([options] { write_result(options->out, profile::to_json(calibrated(*options))); });
 
-  auto& derive = command.add_subcommand("derive", "An H100 SXM from an H200 SXM's profile, every entry marked derived");
-  derive.add_option("PROFILE", options->profiles, "name or file of the H200's profile").required().expected(1);
+  auto& derive = command.add_subcommand(
+      "derive", "A GPU from another one's profile and both data sheets, every entry marked derived");
+  derive.add_option("PROFILE", options->profiles, "name or file of the measured profile").required().expected(1);
+  derive.add_option("--gpu", options->gpu, "name of the data sheet (h100-sxm)");
   derive.add_option("--out", options->out, "file of the result (-: standard output)").required();
   derive.add_flag("--force", options->force, "replace the file");
   derive.callback([options] {
     if (!options->force && options->out != "-" && std::filesystem::exists(options->out))
       throw UsageError({"command line", 0}, "--out", options->out + " exists; --force replaces it");
-    write_result(options->out, profile::to_json(profile::derive_h100(load(options->profiles.front()))));
+    const auto& sheet = profile::data_sheet(options->gpu, {"--gpu", 0});
+    write_result(options->out, profile::to_json(profile::derive(load(options->profiles.front()), sheet)));
   });
 }
 

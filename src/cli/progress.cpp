@@ -3,53 +3,64 @@
 
 #include <unistd.h>
 
+#include <atomic>
+#include <cmath>
 #include <csignal>
 #include <cstdio>
 
 namespace pipewright::cli {
 namespace {
 
-volatile std::sig_atomic_t interrupted = 0;
+std::atomic<bool> interrupted = false;  // set by the signal's handler, read by the watch
+static_assert(std::atomic<bool>::is_always_lock_free);
 
 }  // namespace
 
 Progress::Progress(std::string what)
-    : what_(std::move(what)), terminal_(isatty(STDERR_FILENO) == 1), begin_(std::chrono::steady_clock::now()) {}
+    : what_(std::move(what)), terminal_(isatty(STDERR_FILENO) == 1), begin_(Clock::now()), phase_began_(begin_) {}
 
 Progress::~Progress() {
   if (terminal_ && shown_) std::fputs("\r\033[K", stderr);
 }
 
-void Progress::operator()(std::int64_t done, std::int64_t total) {
-  using Seconds = std::chrono::duration<double>;
-  const double elapsed = Seconds(std::chrono::steady_clock::now() - begin_).count();
-  const double left = done == 0 ? 0 : elapsed * static_cast<double>(total - done) / static_cast<double>(done);
-  constexpr double patience_s = 2;
-  if (terminal_) {
-    std::fprintf(stderr, "\r\033[K%s: %lld of %lld", what_.c_str(), static_cast<long long>(done),
-                 static_cast<long long>(total));
-    if (done > 0) std::fprintf(stderr, ", about %.0f s left", left);
-    std::fflush(stderr);
-    shown_ = true;
-  } else if (elapsed > patience_s && total > 0 && 10 * done / total > tenth_) {
-    tenth_ = 10 * done / total;
-    std::fprintf(stderr, "%s: %lld of %lld, about %.0f s left\n", what_.c_str(), static_cast<long long>(done),
-                 static_cast<long long>(total), left);
+void Progress::operator()(std::int64_t done, std::int64_t total, const std::string& phase) {
+  constexpr std::chrono::milliseconds terminal_pause(100);
+  constexpr std::chrono::seconds patience(2), file_pause(10);
+  const auto now = Clock::now();
+  if (phase != phase_) phase_ = phase, phase_began_ = now;
+  if (terminal_ ? shown_ && now - last_ < terminal_pause
+                : now - begin_ < patience || (shown_ && now - last_ < file_pause))
+    return;
+  std::string text = what_ + ": " + (phase_.empty() ? "" : phase_ + ", ") + std::to_string(done);
+  if (total > 0 && done > 0) {
+    const std::chrono::duration<double> elapsed = now - phase_began_;
+    const double left = elapsed.count() * static_cast<double>(total - done) / static_cast<double>(done);
+    text += " of " + std::to_string(total) + ", about " + std::to_string(std::llround(left)) + " s left";
+  } else {
+    text += " done in " + std::to_string(std::chrono::duration_cast<std::chrono::seconds>(now - begin_).count()) + " s";
   }
+  std::fprintf(stderr, terminal_ ? "\r\033[K%s" : "%s\n", text.c_str());
+  shown_ = true;
+  last_ = now;
 }
 
-Interruptible::Interruptible() {
-  interrupted = 0;
+Interruptible::Interruptible(std::optional<double> limit_s) {
+  interrupted = false;
   struct sigaction action = {};
-  action.sa_handler = [](int) { interrupted = 1; };
+  action.sa_handler = [](int) { interrupted = true; };
   action.sa_flags = SA_RESETHAND | SA_RESTART;
   sigaction(SIGINT, &action, nullptr);
+  watch_ = std::jthread([this, limit_s](const std::stop_token& done) {
+    constexpr std::chrono::milliseconds tick(20);
+    const auto begin = std::chrono::steady_clock::now();
+    while (!done.stop_requested() && !source_.stop_requested()) {
+      const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - begin;
+      if (interrupted || (limit_s && elapsed.count() >= *limit_s)) source_.request_stop();
+      std::this_thread::sleep_for(tick);
+    }
+  });
 }
 
 Interruptible::~Interruptible() { std::signal(SIGINT, SIG_DFL); }
-
-void Interruptible::poll() {
-  if (interrupted != 0) source_.request_stop();
-}
 
 }  // namespace pipewright::cli

@@ -3,12 +3,15 @@
 
 #include <chrono>
 #include <cstdint>
+#include <optional>
 #include <stop_token>
 #include <string>
+#include <thread>
 
 namespace pipewright::cli {
 
-/// One changing line on a terminal; elsewhere a line every tenth of the way, and only after two seconds.
+/// One changing line on a terminal, at most ten times a second; elsewhere a line every ten seconds at most, and only
+/// after two.
 class Progress {
  public:
   explicit Progress(std::string what);
@@ -16,29 +19,30 @@ class Progress {
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  void operator()(std::int64_t done, std::int64_t total);
+  /// `total` 0: nobody knows how much there is to do. The time that is left is told for a phase whose length is known.
+  void operator()(std::int64_t done, std::int64_t total, const std::string& phase = {});
 
  private:
-  std::string what_;
+  using Clock = std::chrono::steady_clock;
+  std::string what_, phase_;
   bool terminal_, shown_ = false;
-  std::int64_t tenth_ = 0;
-  std::chrono::steady_clock::time_point begin_;
+  Clock::time_point begin_, phase_began_, last_;
 };
 
-/// While it lives, the first Ctrl-C only asks to stop; a second one ends the program as always.
+/// While it lives, the first Ctrl-C only asks to stop, as the end of a time limit does; a second one ends the program
+/// as always.
 class Interruptible {
  public:
-  Interruptible();
+  explicit Interruptible(std::optional<double> limit_s = {});
   ~Interruptible();
   Interruptible(const Interruptible&) = delete;
   Interruptible& operator=(const Interruptible&) = delete;
 
   std::stop_token token() const { return source_.get_token(); }
-  /// Call now and then: hands a Ctrl-C on to the token.
-  void poll();
 
  private:
   std::stop_source source_;
+  std::jthread watch_;
 };
 
 }  // namespace pipewright::cli

@@ -49,18 +49,16 @@ void run(const SweepOptions& options) {
   }
   std::vector<plan::Axis> axes;
   for (const auto& text : options.over) axes.push_back(axis(text));
-  const Loaded loaded = options.input.runnable();
+  Loaded loaded = options.input.runnable();
   const auto profiles = options.input.profiles(loaded.scenario);
+  predict::name_gpu(loaded.scenario, profiles.device());
   plan::Sweep sweep;
   {
     Progress progress("sweep");
     Interruptible interruptible;
     plan::Options search;
     search.predict = [&](const scenario::Scenario& candidate) { return predict::predict(candidate, profiles); };
-    search.progress = [&](std::int64_t done, std::int64_t total) {
-      interruptible.poll();
-      progress(done, total);
-    };
+    search.progress = [&](const plan::Progress& now) { progress(now.done, now.total); };
     search.stop = interruptible.token();
     sweep = plan::sweep(loaded.scenario, axes, search);
   }

@@ -2,11 +2,9 @@
 #include "pipewright/trial.hpp"
 
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <filesystem>
 #include <memory>
-#include <thread>
 
 #include "commands.hpp"
 #include "input.hpp"
@@ -65,13 +63,6 @@ void run(const TrialOptions& options, Outcome& outcome) {
   std::vector<trial::Run> runs;
   {
     Interruptible interruptible;
-    // The token is asked while a run waits for its process; a Ctrl-C reaches it from there.
-    std::jthread poll([&](const std::stop_token& done) {
-      while (!done.stop_requested()) {
-        interruptible.poll();
-        std::this_thread::sleep_for(std::chrono::milliseconds(50));
-      }
-    });
     for (const auto& candidate : candidates) {
       if (interruptible.token().stop_requested()) break;
       std::fprintf(stderr, "%s: running (%zu of %zu)\n", candidate.name.c_str(), runs.size() + 1, candidates.size());

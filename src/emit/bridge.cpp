@@ -434,7 +434,7 @@ Groups bridge(const Scenario& scenario) {
                               field.name + ": " + scenario::get(scenario, field.name) +
                                   " is not a setting of Megatron Bridge; these overrides give " +
                                   scenario::get(back, field.name)});
-  if (scenario.software.megatron_core == "pr-4268")
+  if (scenario::core_version(scenario.software) == scenario::Version::pr_4268)
     unsaid.lines.push_back({{},
                             "overlap_p2p_* exist only in Megatron-LM pull request 4268: Bridge's pinned "
                             "Megatron-LM must be replaced by it"});

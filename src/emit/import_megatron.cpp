@@ -49,7 +49,8 @@ class FlagImporter {
  private:
   /// DistributedDataParallelConfig's sharding strategy defaults to no_shard up to 0.17 (flag tables).
   std::string default_of(const Flag& flag) const {
-    if (flag.field == "data_parallel_sharding_strategy" && !scenario::at_least(s_.software, "0.18.0"))
+    if (flag.field == "data_parallel_sharding_strategy" &&
+        scenario::core_version(s_.software) < scenario::Version::v0_18)
       return "no_shard";
     return std::string(flag.parser_default);
   }

@@ -2,7 +2,6 @@
 #include "table.hpp"
 
 #include <algorithm>
-#include <array>
 #include <map>
 #include <set>
 
@@ -10,15 +9,19 @@ namespace pipewright::emit {
 
 namespace {
 
+namespace rows {  // the words of the rows
+using enum scenario::Version;
+using scenario::from;
+constexpr auto all = scenario::all_versions;
 constexpr Flag table[] = {
 #include "flags/megatron.inc"
 };
+}  // namespace rows
+using rows::table;
 
 constexpr std::string_view unmodelled[] = {
 #include "flags/unmodelled.inc"
 };
-
-constexpr std::array<std::string_view, 7> version_names = {"0.16", "0.17", "0.18", "0.19", "dev", "main", "pr-4268"};
 
 constexpr Legend fictional[] = {
     {"--overlap-p2p-communication",
@@ -40,12 +43,6 @@ constexpr Legend fictional[] = {
 
 constexpr std::string_view mla_fields[] = {"q_lora_rank",         "kv_lora_rank", "qk_head_dim",
                                            "qk_pos_emb_head_dim", "v_head_dim",   "rope_type"};
-
-std::size_t version_column(const scenario::Software& software) {
-  for (std::size_t i = 0; i < version_names.size(); ++i)
-    if (software.megatron_core.starts_with(version_names[i])) return i;
-  return 3;
-}
 
 }  // namespace
 
@@ -71,15 +68,10 @@ const Flag* flag_of_field(std::string_view field, const scenario::Software& soft
 }
 
 bool has(const Flag& flag, const scenario::Software& software) {
-  return (flag.versions >> version_column(software) & 1) != 0;
+  return flag.versions.has(scenario::core_version(software));
 }
 
-std::string versions_text(const Flag& flag) {
-  std::string text;
-  for (std::size_t i = 0; i < version_names.size(); ++i)
-    if (flag.versions >> i & 1) text += (text.empty() ? "" : ", ") + std::string(version_names[i]);
-  return text;
-}
+std::string versions_text(const Flag& flag) { return scenario::in_words(flag.versions, false); }
 
 bool is_unmodelled(std::string_view name) {
   static const std::set<std::string_view> names(std::begin(unmodelled), std::end(unmodelled));

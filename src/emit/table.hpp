@@ -26,7 +26,7 @@ enum class Kind : std::uint8_t {
 struct Flag {
   std::string_view name, field;
   Kind kind;
-  std::uint8_t versions;            ///< bit 0: 0.16 ... 3: 0.19, 4: dev, 5: main, 6: pr-4268
+  scenario::Versions versions;
   std::string_view parser_default;  ///< as a scenario writes it; empty: none, or filled in later
 };
 

@@ -79,7 +79,7 @@ class JsonReader {
 
   std::int64_t nanoseconds(double us) const {
     if (!(std::abs(us) < 9e12)) throw refuse("a time that makes no sense: " + std::to_string(us) + " us");
-    return std::llround(us * 1e3);
+    return std::llround(us_to_ns(us));
   }
 
   void event(dom::element value) {

@@ -67,7 +67,7 @@ void HostCosts::add(const Trace& trace, const Mapping& mapping) {
   if (events.empty()) return;
   const auto launch = [&](std::uint32_t activity) -> const Launch& { return trace.activities[activity].launch; };
   std::vector<double> calls;
-  for (const auto& e : events) calls.push_back(us(launch(e.activity).duration));
+  for (const auto& e : events) calls.push_back(ns_to_us(launch(e.activity).duration));
   const double held_up = 10 * median(calls);  // a free launch takes a few us, a blocked one hundreds
 
   std::size_t last_operation = none;  // whose launches came last, not counting unmapped ones
@@ -75,9 +75,9 @@ void HostCosts::add(const Trace& trace, const Mapping& mapping) {
   bool last_was_transfer = false, any = false, clean = true, unmapped_between = false;
   for (std::size_t i = 0; i < events.size(); ++i) {
     const Event& e = events[i];
-    const bool free = us(launch(e.activity).duration) < held_up;
+    const bool free = ns_to_us(launch(e.activity).duration) < held_up;
     if (e.transfer) {
-      const double interval = any ? us(launch(e.activity).start - launch(last_main).start) : 0;
+      const double interval = any ? ns_to_us(launch(e.activity).start - launch(last_main).start) : 0;
       if (any && clean && last_was_transfer) transfer_us_.push_back(interval);
       if (any && clean && !last_was_transfer && last_operation != none) {
         end_[direction_of(mapping.operations[last_operation])].push_back(interval);
@@ -101,7 +101,7 @@ void HostCosts::add(const Trace& trace, const Mapping& mapping) {
     }
     const bool counts = operation.in_order || operation.expected->operation == "copy.d2h";
     if (any && clean && counts && !operation.expected->after_wait) {
-      const double interval = us(launch(e.activity).start - launch(last_main).start);
+      const double interval = ns_to_us(launch(e.activity).start - launch(last_main).start);
       const std::string direction = direction_of(operation);
       if (last_was_transfer) {
         begin_[direction].push_back(interval);
@@ -135,7 +135,7 @@ void HostCosts::add(const Trace& trace, const Mapping& mapping) {
       const Activity& last = trace.activities[before->activities.back()];
       const std::int64_t gap = first.start - last.end();
       if (first.launch.start + first.launch.duration + ahead < last.end() && gap >= 0 && gap < most_gap) {
-        gap_us_.push_back(us(gap));
+        gap_us_.push_back(ns_to_us(gap));
       }
     }
     before = &operation;
@@ -152,7 +152,7 @@ void HostCosts::add_launches(Position& position, const Trace& trace, const Mappe
   }
   const double count = static_cast<double>(operation.activities.size());
   position.launches = operation.expected->kernel->launches;
-  position.each.push_back(traces::us(last - first) / (count - 1) * count / position.launches);
+  position.each.push_back(ns_to_us(last - first) / (count - 1) * count / position.launches);
 }
 
 void HostCosts::Sum::add(const Position& position, double less) {

@@ -25,8 +25,9 @@ struct Samples {
 
 class Importer {
  public:
-  Importer(const scenario::Scenario& scenario, const Options& options, const profile::Profiles* cool)
-      : scenario_(scenario), options_(options), stages_(model::build(scenario)) {
+  Importer(const scenario::Scenario& scenario, const profile::Device& gpu, const Options& options,
+           const profile::Profiles* cool)
+      : scenario_(scenario), options_(options), stages_(model::build(scenario, gpu)) {
     if (cool == nullptr) return;
     lone_ = cool;
     part_ = cool->first().device;
@@ -36,8 +37,8 @@ class Importer {
                    {profile::Load::attention, cool->find_scalar("contention.attention").value_or(1)},
                    {profile::Load::memory, cool->find_scalar("contention.memory").value_or(1)}};
     if (!clocks_) return;
-    lockstep_ = clocks_->lockstep(scenario::lockstep_gpus(scenario));
-    window_ = std::llround(cool->scalar("clocks.window_ms").value * 1e6);
+    clocks_ = clocks_->among(scenario::lockstep_gpus(scenario));
+    window_ = std::llround(ms_to_ns(cool->scalar("clocks.window_ms").value));
     law_ = cool->first().name;
   }
 
@@ -46,9 +47,9 @@ class Importer {
     if (trace.rank >= world) {
       throw UsageError({trace.file, 0}, {}, fmt::format("rank {} of a scenario of {} GPUs", trace.rank, world));
     }
-    if (!part_.empty() && !trace.device.empty() && part_ != trace.device) {
+    if (!part_.name.empty() && !trace.device.empty() && part_.name != trace.device) {
       throw UsageError({trace.file, 0}, {},
-                       fmt::format("ran on {}; profile {} is of {}", trace.device, part_of_, part_));
+                       fmt::format("ran on {}; profile {} is of {}", trace.device, part_of_, part_.name));
     }
     RankReport report;
     report.file = trace.file;
@@ -69,14 +70,14 @@ class Importer {
     gap_ns_ = usual_gap(trace, mapping);
     for (const auto& operation : mapping.operations) add(trace, operation, load, beside);
     add_transfers(trace, mapping, report);
-    for (const auto& a : trace.activities) report.kernel_us += us(a.duration);
+    for (const auto& a : trace.activities) report.kernel_us += ns_to_us(a.duration);
     report.attributed_us = report.kernel_us;
     for (const auto i : mapping.unmapped) {
       const Activity& a = trace.activities[i];
-      report.attributed_us -= us(a.duration);
+      report.attributed_us -= ns_to_us(a.duration);
       auto& entry = unmapped_[trace.names[a.name] + inside(trace, a)];
       ++entry.count;
-      entry.total_us += us(a.duration);
+      entry.total_us += ns_to_us(a.duration);
     }
     check_passes(trace, mapping, report);
     if (steps_of(mapping, report) == 1) span_us_ = std::max(span_us_, report.summary.span_us);
@@ -91,7 +92,7 @@ class Importer {
   Import finish() {
     auto& p = result_.profile;
     p.name = options_.name;
-    p.device = device_;
+    p.device = device_ == part_.name ? part_ : profile::device_named(device_);
     p.memory = memory_;
     p.versions = versions_;
     const auto& software = scenario_.software;
@@ -151,7 +152,7 @@ class Importer {
     double factor = 1;
     if (const auto found = contention_.find(kind); found != contention_.end())
       factor += (found->second - 1) * beside.share(start, end);
-    if (clocks_) factor *= 1 + (clocks_->slowdown(kind, load.share(start, window_)) - 1) * lockstep_;
+    if (clocks_) factor *= clocks_->slowdown(kind, load.share(start, window_));
     return factor;
   }
 
@@ -165,7 +166,7 @@ class Importer {
       if (end >= 0) ns += std::clamp<std::int64_t>(a.start - end, 0, gap_ns_);
       ns += std::max<std::int64_t>(a.end() - std::max(a.start, end), 0);  // GEMMs of a group overlap
       end = std::max(end, a.end());
-      total_us += us(a.duration);
+      total_us += ns_to_us(a.duration);
     }
     const double factor = slowdown(profile::family(kernel.key.family).load,
                                    trace.activities[operation.activities.front()].start, end, load, beside);
@@ -191,7 +192,7 @@ class Importer {
     std::vector<double> ns;
     for (const auto i : mapping.pipeline) ns.push_back(static_cast<double>(trace.activities[i].duration));
     if (ns.empty()) return;
-    report.p2p_us = without_wait(ns) / 1e3;
+    report.p2p_us = ns_to_us(without_wait(ns));
     // Transfers to both neighbours are counted together, so they must go over the same link.
     const int stages = static_cast<int>(stages_.ranks.size()), rank = report.pp_rank;
     const auto link = timeline::link_between(scenario_, rank, (rank + 1) % stages);
@@ -202,7 +203,7 @@ class Importer {
     }
     auto& samples = samples_[{"send_recv." + link, {stages_.boundary_bytes.value}}];
     samples.op = "pipeline transfer";
-    for (const double each : ns) samples.total_us += each / 1e3;
+    for (const double each : ns) samples.total_us += ns_to_us(each);
     samples.situ_ns.insert(samples.situ_ns.end(), ns.begin(), ns.end());
     samples.cool_ns = samples.situ_ns;
   }
@@ -249,8 +250,8 @@ class Importer {
         std::vector<profile::Profile> all = {result_.profile};
         all.insert(all.end(), lone_->all().begin(), lone_->all().end());
         const auto run = timeline::simulate(scenario_, stages_, program, profile::Profiles(std::move(all)));
-        const double busy = us(run.ranks.at(static_cast<std::size_t>(run.last_rank)).busy);
-        const double factor = 1 + (target_us - us(run.forward_backward + run.optimizer)) / std::max(busy, 1.0);
+        const double busy = ns_to_us(run.ranks.at(static_cast<std::size_t>(run.last_rank)).busy);
+        const double factor = 1 + (target_us - ns_to_us(run.forward_backward + run.optimizer)) / std::max(busy, 1.0);
         whole *= factor;
         if (std::abs(whole - 1) > most) break;
         scale_compute(factor);
@@ -379,9 +380,9 @@ class Importer {
   const profile::Profiles* lone_ = nullptr;
   double span_us_ = 0;                          ///< of a traced step, the longest over the ranks
   std::map<profile::Load, double> contention_;  ///< beside a communication kernel, over alone
-  double lockstep_ = 1;
   std::int64_t window_ = 0, gap_ns_ = 0;
-  std::string law_, device_, part_, part_of_;
+  std::string law_, device_, part_of_;
+  profile::Device part_;  ///< of the profile that cool times come from
   Bytes memory_;
   std::map<std::string, std::string> versions_;
   std::map<profile::Key, Samples> samples_;
@@ -394,7 +395,9 @@ class Importer {
 
 Import import_traces(const scenario::Scenario& scenario, const std::vector<Trace>& traces, const Options& options,
                      const profile::Profiles* cool) {
-  Importer importer(scenario, options, cool);
+  const auto traced = profile::device_named(traces.empty() ? std::string() : traces.front().device);
+  const auto& gpu = traced.known() ? traced : cool != nullptr ? cool->device() : profile::assumed_device();
+  Importer importer(scenario, gpu, options, cool);
   for (const auto& trace : traces) importer.add(trace);
   return importer.finish();
 }

@@ -14,7 +14,7 @@ using Json = nlohmann::ordered_json;
 double lone_us(const KeyTime& key, const profile::Profiles* lone) {
   if (lone == nullptr) return 0;
   try {
-    return lone->time(key.key).ns / 1e3;
+    return ns_to_us(lone->time(key.key).ns);
   } catch (const UsageError&) {  // none of the profiles knows the family
     return 0;
   }
@@ -57,9 +57,9 @@ std::string text(const Import& result, const profile::Profiles* lone) {
   for (const auto& k : result.keys) {
     const double alone = lone_us(k, lone);
     keys.add({shape(k.key), fmt::format("{}", k.sample.count), fmt::format("{:.3f}", k.total_us / 1e3),
-              percent(k.total_us, result.kernel_us), fmt::format("{:.2f}", k.situ_ns / 1e3),
+              percent(k.total_us, result.kernel_us), fmt::format("{:.2f}", ns_to_us(k.situ_ns)),
               fmt::format("{:.1f} %", 100 * k.sample.spread), alone > 0 ? fmt::format("{:.2f}", alone) : "-",
-              alone > 0 ? fmt::format("{:.3f}", k.situ_ns / 1e3 / alone) : "-"});
+              alone > 0 ? fmt::format("{:.3f}", ns_to_us(k.situ_ns) / alone) : "-"});
   }
   std::string out =
       fmt::format("{} of the kernel time belongs to operations of the model\n\n{}\n{}\n{}",
@@ -107,12 +107,18 @@ std::string json(const Import& result, const profile::Profiles* lone) {
   }
   Json& operations = out["operations"] = Json::array();
   for (const auto& k : result.keys) {
-    Json row = {{"family", k.key.family},        {"dims", k.key.dims},        {"operation", k.op},
-                {"count", k.sample.count},       {"total_us", k.total_us},    {"share", k.total_us / result.kernel_us},
-                {"in_situ_us", k.situ_ns / 1e3}, {"spread", k.sample.spread}, {"imported_us", k.sample.ns / 1e3}};
+    Json row = {{"family", k.key.family},
+                {"dims", k.key.dims},
+                {"operation", k.op},
+                {"count", k.sample.count},
+                {"total_us", k.total_us},
+                {"share", k.total_us / result.kernel_us},
+                {"in_situ_us", ns_to_us(k.situ_ns)},
+                {"spread", k.sample.spread},
+                {"imported_us", ns_to_us(k.sample.ns)}};
     const double alone = lone_us(k, lone);
     row["lone_us"] = alone > 0 ? Json(alone) : Json();
-    row["ratio"] = alone > 0 ? Json(k.situ_ns / 1e3 / alone) : Json();
+    row["ratio"] = alone > 0 ? Json(ns_to_us(k.situ_ns) / alone) : Json();
     operations.push_back(std::move(row));
   }
   Json& scalars = out["scalars"] = Json::object();
@@ -133,8 +139,8 @@ std::string kernel_list(const Trace& trace) {
   out += ",\n \"rows\": [";
   for (std::size_t i = 0; i < trace.activities.size(); ++i) {
     const Activity& a = trace.activities[i];
-    out += fmt::format("{}[{}, {}, {:.2f}, {:.2f}]", i ? ",\n  " : "\n  ", a.name, a.stream,
-                       static_cast<double>(a.start) / 1e3, static_cast<double>(a.duration) / 1e3);
+    out += fmt::format("{}[{}, {}, {:.2f}, {:.2f}]", i ? ",\n  " : "\n  ", a.name, a.stream, ns_to_us(a.start),
+                       ns_to_us(a.duration));
   }
   return out + "]}\n";
 }

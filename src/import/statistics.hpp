@@ -1,4 +1,4 @@
-// Order statistics of a handful of samples, and the unit of traces.
+// Order statistics of a handful of samples.
 #pragma once
 
 #include <algorithm>
@@ -8,8 +8,6 @@
 #include <vector>
 
 namespace pipewright::traces {
-
-inline double us(std::int64_t ns) { return static_cast<double>(ns) / 1e3; }
 
 /// The value below which `share` of the samples lie, linear between neighbours. 0 for no samples.
 inline double quantile(std::vector<double> samples, double share) {

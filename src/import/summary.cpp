@@ -77,12 +77,11 @@ scenario::TraceSummary summarise(const Trace& trace, bool expert_parallel) {
   }
   for (auto& [name, intervals] : by_kind) intervals = united(intervals);
   scenario::TraceSummary summary;
-  summary.span_us = static_cast<double>(last) / 1e3;
+  summary.span_us = ns_to_us(last);
   for (const auto& [name, intervals] : by_kind) {
     const std::int64_t busy = length(intervals);
-    summary.busy_us[name] = static_cast<double>(busy) / 1e3;
-    if (name != "comp")
-      summary.exposed_us[name] = static_cast<double>(busy - overlap(intervals, by_kind["comp"])) / 1e3;
+    summary.busy_us[name] = ns_to_us(busy);
+    if (name != "comp") summary.exposed_us[name] = ns_to_us(busy - overlap(intervals, by_kind["comp"]));
   }
   return summary;
 }

@@ -29,7 +29,7 @@ class GroupedQueryAttention : public Attention {
         offload_(builder, dimensions),
         qkv_{"attention.qkv", d_.h, d_.qkv(), fp8},
         proj_{"attention.proj", d_.q, d_.h, fp8},
-        separate_norm_(builder, dimensions, "attention.norm", dimensions.recompute_norms) {}
+        separate_norm_(builder, dimensions, "attention.norm", dimensions.recomputes(Recompute::layernorm)) {}
 
   std::uint32_t forward(bool grad) override;
   std::uint32_t backward(std::uint32_t dropped) override;
@@ -46,7 +46,7 @@ class GroupedQueryAttention : public Attention {
   bool copies_k() const { return d_.qk_norm || (!d_.rope && !d_.local_spec); }
   /// v stays a view of the fused projection's output, which therefore stays: as a checkpoint's input, or in batched
   /// products that need no copy of it.
-  bool keeps_mixed() const { return d_.recompute_attention || (d_.local_spec && d_.groups == d_.heads); }
+  bool keeps_mixed() const { return d_.recomputes(Recompute::core_attn) || (d_.local_spec && d_.groups == d_.heads); }
   void release(std::initializer_list<std::uint32_t*> tensors) {
     for (auto* tensor : tensors) w_.free(std::exchange(*tensor, no_tensor));
   }
@@ -109,33 +109,33 @@ void GroupedQueryAttention::queries_and_keys(bool grad) {
 void GroupedQueryAttention::project(bool grad) {
   std::uint32_t normed = no_tensor;
   if (d_.separate_norms) normed = separate_norm_.forward(grad);
-  offload_.begin("qkv_linear", grad);
+  offload_.begin(Offload::qkv_linear, grad);
   if (d_.separate_norms) {
     mixed_ = linear_.column_linear(qkv_, "attention.qkv", norm_.out, grad);
-    if (!qkv_.fp8) offload_.saves("qkv_linear", {normed});
+    if (!qkv_.fp8) offload_.saves(Offload::qkv_linear, {normed});
   } else {
     mixed_ = linear_.norm_linear(qkv_, "attention.qkv", norm_, grad);
-    offload_.saves("qkv_linear", {w_.layer_input()});
+    offload_.saves(Offload::qkv_linear, {w_.layer_input()});
   }
-  offload_.saves("qkv_linear", {norm_.out.data, norm_.out.transpose});
-  offload_.commit("qkv_linear");
+  offload_.saves(Offload::qkv_linear, {norm_.out.data, norm_.out.transpose});
+  offload_.commit(Offload::qkv_linear);
 }
 
 std::uint32_t GroupedQueryAttention::attend_and_project(bool grad) {
-  const bool keeps = grad && !d_.recompute_attention, keeps_original = d_.recipe != Recipe::delayed;
-  offload_.begin("core_attn", keeps);
+  const bool keeps = grad && !d_.recomputes(Recompute::core_attn), keeps_original = d_.recipe != Recipe::delayed;
+  offload_.begin(Offload::core_attn, keeps);
   run_core(keeps);
   if (keeps) {
-    offload_.saves("core_attn", {q_, k_, v_});
-    offload_.saves("core_attn", core_.saved());
-    reloaded_o_ = offload_.saves_held("core_attn", o_);
+    offload_.saves(Offload::core_attn, {q_, k_, v_});
+    offload_.saves(Offload::core_attn, core_.saved());
+    reloaded_o_ = offload_.saves_held(Offload::core_attn, o_);
   }
-  offload_.commit("core_attn");
-  offload_.begin("attn_proj", grad);
+  offload_.commit(Offload::core_attn);
+  offload_.begin(Offload::attn_proj, grad);
   const auto out = linear_.row_linear(proj_, "attention.proj_output", proj_input_, grad, keeps_original);
   const bool saves_o = !proj_.fp8 || keeps_original;
-  if (grad) offload_.saves("attn_proj", {saves_o ? o_ : proj_input_.transpose});
-  offload_.commit("attn_proj");
+  if (grad) offload_.saves(Offload::attn_proj, {saves_o ? o_ : proj_input_.transpose});
+  offload_.commit(Offload::attn_proj);
   if (keeps && saves_o) w_.saved_again(o_);
   return out;
 }
@@ -149,31 +149,32 @@ std::uint32_t GroupedQueryAttention::forward(bool grad) {
   if (!grad || !d_.qk_norm) release({&q_raw_, &k_raw_, &qk_statistics_});
   if (!grad || !keeps_mixed()) release({&mixed_});
   const bool repeated = d_.unfused_attention && d_.groups < d_.heads;  // only the repeated keys are read again
-  if (repeated && !d_.recompute_attention) release({&k_});
+  if (repeated && !d_.recomputes(Recompute::core_attn)) release({&k_});
   if (!grad) release({&q_, &k_, &o_});
   // Delayed scaling: the projection keeps an FP8 copy alone, a checkpoint keeps no output.
-  if (d_.recompute_attention && proj_.fp8 && d_.recipe == Recipe::delayed) release({&o_});
+  if (d_.recomputes(Recompute::core_attn) && proj_.fp8 && d_.recipe == Recipe::delayed) release({&o_});
   if (d_.separate_norms) separate_norm_.leave(grad);
   return out;
 }
 
 std::uint32_t GroupedQueryAttention::backward(std::uint32_t dropped) {
   if (d_.separate_norms) separate_norm_.replay();
-  offload_.needed("attn_proj");
+  offload_.needed(Offload::attn_proj);
   const auto dout = linear_.row_backward(proj_, proj_input_, d_.recipe != Recipe::delayed);
   linear_.weight_gradients.put([this, dropped] { w_.free(dropped); });
   if (reloaded_o_ != no_tensor) w_.free(std::exchange(o_, std::exchange(reloaded_o_, no_tensor)));
-  offload_.done("attn_proj");
-  offload_.needed("core_attn");
-  if (d_.recompute_attention || d_.unfused_attention) release_output();  // only the projection had saved it
-  if (d_.recompute_attention) {
+  offload_.done(Offload::attn_proj);
+  offload_.needed(Offload::core_attn);
+  if (d_.recomputes(Recompute::core_attn) || d_.unfused_attention)
+    release_output();  // only the projection had saved it
+  if (d_.recomputes(Recompute::core_attn)) {
     w_.recomputing(true);
     run_core(true);
     w_.recomputing(false);
   }
   // A checkpoint holds its inputs and its gradient until it returns. Unrotated q and k are views of `mixed_` too.
   CoreAttention::Gradients gradients{};
-  if (d_.recompute_attention) {
+  if (d_.recomputes(Recompute::core_attn)) {
     gradients = core_.backward({});
     w_.free(dout);
   } else {
@@ -183,7 +184,7 @@ std::uint32_t GroupedQueryAttention::backward(std::uint32_t dropped) {
   auto [dq, dk, dv] = gradients;
   release({&q_, &k_, &v_, &mixed_});
   release_output();
-  offload_.done("core_attn");
+  offload_.done(Offload::core_attn);
   if (d_.rope) {
     dk = k_rope_.backward(d_.groups, d_.head_dim, dk);
     dq = q_rope_.backward(d_.heads, d_.head_dim, dq);
@@ -201,7 +202,7 @@ std::uint32_t GroupedQueryAttention::backward(std::uint32_t dropped) {
   const auto dmixed = w_.allocate("attention.qkv_gradient", 2 * d_.tokens * d_.qkv());
   w_.launch("attention.qkv gradient", {"cat", {d_.tokens, d_.qkv()}});
   w_.free({dq, dk, dv});
-  offload_.needed("qkv_linear");
+  offload_.needed(Offload::qkv_linear);
   std::uint32_t dx = no_tensor;
   if (d_.separate_norms) {
     dx = linear_.column_backward(qkv_, norm_.out);
@@ -209,7 +210,7 @@ std::uint32_t GroupedQueryAttention::backward(std::uint32_t dropped) {
   } else {
     dx = linear_.norm_linear_backward(qkv_, norm_, dmixed);
   }
-  offload_.done("qkv_linear");
+  offload_.done(Offload::qkv_linear);
   return d_.separate_norms ? separate_norm_.backward(dx) : dx;
 }
 

@@ -30,22 +30,30 @@ std::string activation_family(const Scenario& s) {
   return "gelu";
 }
 
-Recipe recipe_of(const Scenario& s) {
-  if (s.settings.fp4) {
-    refuse(
-        s, "settings.fp4",
-        "NVFP4 is refused by Transformer Engine below compute capability 10.0 (Hopper is 9.0), and no profile has its "
-        "kernels");
-  }
+/// Why a format of Blackwell's tensor cores is refused.
+std::string of_blackwell(const profile::Device& gpu) {
+  if (gpu.compute_capability >= 100) return "is not modelled: no profile has its kernels";
+  return "is refused by Transformer Engine below compute capability 10.0 (" +
+         (gpu.compute_capability == 90 ? "Hopper" : gpu.name) + " is " +
+         profile::capability_text(gpu.compute_capability) + "), and no profile has its kernels";
+}
+
+Recipe recipe_of(const Scenario& s, const profile::Device& gpu) {
+  if (s.settings.fp4) refuse(s, "settings.fp4", "NVFP4 " + of_blackwell(gpu));
   if (!s.settings.fp8) return Recipe::bf16;
+  if (gpu.fp8_layouts.empty()) refuse(s, "settings.fp8", "the tensor cores of " + gpu.name + " have no FP8");
+  if (gpu.fp8_layouts != std::vector{profile::Layout::tn}) {
+    refuse(
+        s, "settings.fp8",
+        "the tensor cores of " + gpu.name +
+            " take FP8 operands in every layout, so Transformer Engine keeps no transposed copies; only products that "
+            "need them (layout tn) are modelled");
+  }
   const std::string name = s.settings.fp8_recipe.value_or("delayed");
   if (name == "tensorwise") return Recipe::tensorwise;
   if (name == "delayed") return Recipe::delayed;
   if (name == "blockwise") return Recipe::blockwise;
-  const std::string why =
-      name == "mxfp8" ? "is refused by Transformer Engine below compute capability 10.0 (Hopper is 9.0), and no "
-                        "profile has its kernels"
-                      : "is not modelled";
+  const std::string why = name == "mxfp8" ? of_blackwell(gpu) : "is not modelled";
   refuse(s, "settings.fp8_recipe", "\"" + name + "\" " + why + "; allowed: tensorwise, delayed, blockwise");
 }
 
@@ -151,10 +159,6 @@ MoeDimensions moe_dimensions(const Scenario& s, const Dimensions& d) {
                                        [](double coefficient) { return coefficient > 0; });
   e.z_loss = o.moe_z_loss_coeff.has_value();
   e.random_logits = o.moe_router_force_load_balancing;
-  e.recompute_layer = scenario::recomputes(s, "moe");
-  e.recompute_activation = scenario::recomputes(s, "moe_act");
-  e.recompute_norm = scenario::recomputes(s, "layernorm");
-  e.recompute_shared = scenario::recomputes(s, "shared_experts");
   e.etp_link = link_of(s, 1, e.etp);
   e.ep_link = link_of(s, e.etp, e.ep);
   e.group_link = link_of(s, 1, e.etp * e.ep);
@@ -202,7 +206,7 @@ void Dimensions::set_implementation(const Scenario& sc) {
   softmax = fused ? Softmax::fused : local_spec && !o.attention_softmax_in_fp32 ? Softmax::half : Softmax::fp32;
 }
 
-Dimensions::Dimensions(const Scenario& sc) {
+Dimensions::Dimensions(const Scenario& sc, const profile::Device& device) : gpu(device) {
   refuse_what_is_not_modelled(sc);
   const auto& m = sc.model;
   const auto& o = sc.settings;
@@ -245,13 +249,9 @@ Dimensions::Dimensions(const Scenario& sc) {
   tp_link = link_of(sc, 1, t);
   cp_link = link_of(sc, t, cp);
   dp_link = link_of(sc, t * cp, dp);
-  recipe = recipe_of(sc);
+  recipe = recipe_of(sc, gpu);
   fp8_parameters = recipe != Recipe::bf16 && (o.fp8_param || o.fp8_param_gather);
   fp8_cached_weights = !o.disable_parameter_transpose_cache;
-  recompute_attention = scenario::recomputes(sc, "core_attn");
-  recompute_mlp = scenario::recomputes(sc, "mlp");
-  recompute_norms = scenario::recomputes(sc, "layernorm");
-  recompute_up = scenario::recomputes(sc, "mla_up_proj");
   graphed_mlp = o.cuda_graph_impl == "transformer_engine" && has(o.cuda_graph_modules, "mlp");
   // Linear layers whose names userbuffers do not know switch tp_comm_overlap off for all that are made after them
   // (extensions/transformer_engine.py:922-932): MLA's down projections.
@@ -262,7 +262,10 @@ Dimensions::Dimensions(const Scenario& sc) {
   deferred_head_wgrads = static_cast<std::int32_t>(std::min<Int>(scenario::deferred_head_wgrads(sc), INT32_MAX));
   computes_head_wgrads = deferred_head_wgrads < scenario::num_microbatches(sc);
   whole_layer_offload = o.cpu_offloading && o.cpu_offloading_activations && o.cpu_offloading_num_layers > 0;
-  if (o.fine_grained_activation_offloading) offload_modules = o.offload_modules;
+  for (const auto& row : scenario::recompute_catalogue())
+    if (scenario::recomputes(sc, row.module)) recomputed.push_back(row.module);
+  for (const auto& row : scenario::offload_catalogue())
+    if (scenario::offloads(sc, row.module)) offloaded.push_back(row.module);
   smallest_offload = o.min_offloaded_tensor_size;
   if (sc.software.transformer_engine == "pr-3128") op_offload = o.te_op_offload;
 }

@@ -1,15 +1,20 @@
 // Sizes of one rank's share of the model, and the choices that decide which kernels and tensors a layer has.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
 
+#include "pipewright/modules.hpp"
+#include "pipewright/profile.hpp"
 #include "pipewright/scenario.hpp"
 
 namespace pipewright::model {
 
 using Int = scenario::Int;
+using scenario::Offload;
+using scenario::Recompute;
 
 /// What linear layers compute in: bf16, or one of Transformer Engine's FP8 recipes (reference 5.1).
 enum class Recipe : std::uint8_t { bf16, tensorwise, delayed, blockwise };
@@ -38,14 +43,15 @@ struct MoeDimensions {
   bool shared_gate = false, shared_overlap = false, permute_fusion = false, router_fusion = false;
   bool sigmoid = false, grouped_topk = false, scaled = false, expert_bias = false, aux_loss = false, z_loss = false;
   bool random_logits = false;
-  bool recompute_layer = false, recompute_activation = false, recompute_norm = false, recompute_shared = false;
   std::string ep_link, etp_link, edp_link, group_link;  ///< group: expert-tensor and expert parallel together
 
   Int fc1_out(bool gated) const { return gated ? 2 * f : f; }
 };
 
 struct Dimensions {
-  explicit Dimensions(const scenario::Scenario& scenario);
+  Dimensions(const scenario::Scenario& scenario, const profile::Device& device);
+
+  profile::Device gpu;
 
   Int b, s;           ///< micro batch; sequence of one context-parallel rank
   Int tokens, local;  ///< b*s; tokens/t with sequence parallelism, else the same
@@ -74,10 +80,6 @@ struct Dimensions {
   Recipe recipe = Recipe::bf16;
   bool fp8_parameters = false;            ///< linear weights are stored in FP8 (fp8_param_gather)
   bool fp8_cached_weights = true;         ///< FP8 copies of weights live from the first microbatch on
-  bool recompute_attention = false;       ///< recompute_modules: core_attn
-  bool recompute_mlp = false;             ///< recompute_modules: mlp
-  bool recompute_norms = false;           ///< recompute_modules: layernorm
-  bool recompute_up = false;              ///< recompute_modules: mla_up_proj
   bool graphed_mlp = false;               ///< TE CUDA graphs of scope mlp
   bool tp_overlap = false;                ///< tp_comm_overlap
   std::int32_t deferred_head_wgrads = 0;  ///< microbatches (defer_embedding_wgrad_compute, wgrad_deferral_limit)
@@ -85,11 +87,14 @@ struct Dimensions {
   bool ep_overlap = false;                ///< overlap_moe_expert_parallel_comm
   bool delayed_wgrad = false;             ///< delay_wgrad_compute
   MoeDimensions moe;
-  bool whole_layer_offload = false;          ///< cpu_offloading of at least one layer's activations
-  std::vector<std::string> offload_modules;  ///< of fine_grained_activation_offloading; empty without it
-  Int smallest_offload = 0;                  ///< elements; min_offloaded_tensor_size
-  scenario::TeOpOffload op_offload;          ///< of a Transformer Engine that has operator markers
+  bool whole_layer_offload = false;   ///< cpu_offloading of at least one layer's activations
+  std::vector<Recompute> recomputed;  ///< modules in force
+  std::vector<Offload> offloaded;     ///< of fine_grained_activation_offloading; empty without it
+  Int smallest_offload = 0;           ///< elements; min_offloaded_tensor_size
+  scenario::TeOpOffload op_offload;   ///< of a Transformer Engine that has operator markers
 
+  bool recomputes(Recompute module) const { return std::ranges::find(recomputed, module) != recomputed.end(); }
+  bool offloads(Offload module) const { return std::ranges::find(offloaded, module) != offloaded.end(); }
   Int ffn_in() const { return gated ? 2 * f : f; }  ///< width of fc1's output
   Int qkv() const { return q + 2 * kv; }
   Int v_width() const { return mla ? heads * v_dim : kv; }  ///< of all values; with MLA also of attention's output

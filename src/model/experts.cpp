@@ -23,13 +23,13 @@ Operand Experts::input(const Group& group, bool grad) {
   return operand;
 }
 
-void Experts::gemm(const Group& group, const char* which) {
-  const bool forward = which[0] == 'f';
+void Experts::gemm(const Group& group, Product product) {
+  const bool forward = product == Product::forward;
   const std::string family = fp8_      ? fp8_family(d_.recipe, "gemm.grouped.", forward)
                              : forward ? "gemm.grouped.bf16.tn"
                                        : "gemm.grouped.bf16.nn";
   const Int n = forward ? group.out : group.in, k = forward ? group.in : group.out;
-  w_.launch(group.name + " " + which, {family, {d_.moe.local, rows(), n, k}});
+  w_.launch(group.name + suffix(product), {family, {d_.moe.local, rows(), n, k}});
   w_.stands_for(static_cast<int>(2 * d_.moe.local));  // each clears cuBLAS's semaphores first
 }
 
@@ -62,12 +62,12 @@ void Experts::offload_fused(std::uint32_t fc1_input) {
   const auto& marked = d_.op_offload;
   const bool all = !marked.fc1_op && !marked.activation_op;
   const auto fc2_input = fp8_ ? fc2_input_.transpose : activation_;
-  if (all || marked.fc1_op.value_or(false)) offload_.saves("fused_group_mlp", {fc1_input});
+  if (all || marked.fc1_op.value_or(false)) offload_.saves(Offload::fused_group_mlp, {fc1_input});
   if (all || marked.activation_op.value_or(false)) {
-    offload_.saves("fused_group_mlp", {fc1_out_});
-    if (!d_.moe.recompute_activation) offload_.saves("fused_group_mlp", {fc2_input});
+    offload_.saves(Offload::fused_group_mlp, {fc1_out_});
+    if (!d_.recomputes(Recompute::moe_act)) offload_.saves(Offload::fused_group_mlp, {fc2_input});
   }
-  offload_.commit("fused_group_mlp");
+  offload_.commit(Offload::fused_group_mlp);
 }
 
 std::uint32_t Experts::forward(std::uint32_t rows_in, bool grad) {
@@ -76,23 +76,23 @@ std::uint32_t Experts::forward(std::uint32_t rows_in, bool grad) {
     padded = w_.allocate("experts.padded_rows", 2 * rows() * d_.h);
     w_.launch("experts padding", {"copy.d2d", {2 * rows() * d_.h}});
   }
-  offload_.begin("fused_group_mlp", grad);
-  offload_.begin("expert_fc1", grad);
+  offload_.begin(Offload::fused_group_mlp, grad);
+  offload_.begin(Offload::expert_fc1, grad);
   fc1_input_ = input(fc1_, grad);
   fc1_out_ = w_.allocate("experts.fc1_output", 2 * rows() * fc1_.out);
-  gemm(fc1_, "forward");
+  gemm(fc1_, Product::forward);
   w_.free(std::exchange(fc1_input_.data, no_tensor));
-  offload_.saves("expert_fc1", {fp8_ ? fc1_input_.transpose : rows_in});
-  offload_.commit("expert_fc1");
-  offload_.begin("moe_act", grad);
+  offload_.saves(Offload::expert_fc1, {fp8_ ? fc1_input_.transpose : rows_in});
+  offload_.commit(Offload::expert_fc1);
+  offload_.begin(Offload::moe_act, grad);
   activate();
-  const bool recomputes = d_.moe.recompute_activation;
+  const bool recomputes = d_.recomputes(Recompute::moe_act);
   fc2_input_ = input(fc2_, grad && !recomputes);
   const auto out = w_.allocate("experts.fc2_output", 2 * rows() * fc2_.out);
-  gemm(fc2_, "forward");
+  gemm(fc2_, Product::forward);
   w_.free(std::exchange(fc2_input_.data, no_tensor));
-  offload_.saves("moe_act", {fc1_out_});  // committed after fc2 only (experts.py:895-900)
-  offload_.commit("moe_act");
+  offload_.saves(Offload::moe_act, {fc1_out_});  // committed after fc2 only (experts.py:895-900)
+  offload_.commit(Offload::moe_act);
   if (grad) offload_fused(fp8_ ? fc1_input_.transpose : rows_in);
   if (!grad || fp8_ || recomputes) w_.free(std::exchange(activation_, no_tensor));
   auto result = out;
@@ -112,9 +112,9 @@ std::uint32_t Experts::forward(std::uint32_t rows_in, bool grad) {
 }
 
 std::uint32_t Experts::backward(std::uint32_t dout) {
-  offload_.needed("fused_group_mlp");
-  offload_.needed("moe_act");
-  if (d_.moe.recompute_activation) {
+  offload_.needed(Offload::fused_group_mlp);
+  offload_.needed(Offload::moe_act);
+  if (d_.recomputes(Recompute::moe_act)) {
     w_.recomputing(true);
     activate();
     if (fp8_) fc2_input_ = linear_.quantize("experts.fc2_input", rows(), fc2_.in, false, true);
@@ -129,7 +129,7 @@ std::uint32_t Experts::backward(std::uint32_t dout) {
   if (fp8_) gradient = linear_.quantize("experts.fc2_gradient", rows(), fc2_.out, true, true);
   w_.free(padded);
   const auto dactivation = w_.allocate("experts.activation_gradient", 2 * rows() * d_.moe.f);
-  gemm(fc2_, "dgrad");
+  gemm(fc2_, Product::dgrad);
   const bool delays = linear_.weight_gradients.delays();
   const auto activation = std::exchange(activation_, no_tensor);
   linear_.weight_gradients.put([=, this, saved = std::exchange(fc2_input_, {})] {
@@ -147,21 +147,21 @@ std::uint32_t Experts::backward(std::uint32_t dout) {
   w_.launch("experts activation backward", {family + ".backward", {rows(), d_.moe.f}});
   w_.stands_for(2);
   w_.free({dactivation, std::exchange(fc1_out_, no_tensor), dprobs});
-  offload_.done("moe_act");
-  offload_.needed("expert_fc1");
+  offload_.done(Offload::moe_act);
+  offload_.needed(Offload::expert_fc1);
 
   Operand fc1_gradient;
   if (fp8_) fc1_gradient = linear_.quantize("experts.fc1_gradient", rows(), fc1_.out, true, true);
   auto din = w_.allocate("experts.input_gradient", 2 * rows() * d_.h);
-  gemm(fc1_, "dgrad");
+  gemm(fc1_, Product::dgrad);
   linear_.weight_gradients.put([=, this, saved = std::exchange(fc1_input_, {})] {
     weight_gradient(fc1_);
     linear_.release(fc1_gradient);
     linear_.release(saved);
     w_.free(dfc1);
   });
-  offload_.done("expert_fc1");
-  offload_.done("fused_group_mlp");
+  offload_.done(Offload::expert_fc1);
+  offload_.done(Offload::fused_group_mlp);
   if (pads()) {
     const auto whole = din;
     din = w_.allocate("experts.input_gradient", 2 * d_.moe.received * d_.h);

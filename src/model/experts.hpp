@@ -24,7 +24,7 @@ class Experts {
     Int in, out;
   };
   Operand input(const Group& group, bool grad);
-  void gemm(const Group& group, const char* which);
+  void gemm(const Group& group, Product product);
   void weight_gradient(const Group& group);
   void activate();
   void offload_fused(std::uint32_t fc1_input);

@@ -64,23 +64,23 @@ void LayerWriter::enter_graph() {
 }
 
 void LayerWriter::forward(std::uint32_t y, bool grad) {
-  offload_.begin("attn_norm", grad && attention_norm_);
+  offload_.begin(Offload::attn_norm, grad && attention_norm_);
   const auto attended = attention_->forward(grad);
   if (grad) mask1_ = dropout_mask();
   residual_ = w_.allocate("attention.residual", 2 * d_.local * d_.h);
   add("attention residual");
   w_.free(attended);
-  offload_.saves("attn_norm", {w_.layer_input()});
-  offload_.commit("attn_norm");
+  offload_.saves(Offload::attn_norm, {w_.layer_input()});
+  offload_.commit(Offload::attn_norm);
   if (graphed_mlp_) enter_graph();
-  offload_.begin("mlp_norm", grad && mlp_norm_);
+  offload_.begin(Offload::mlp_norm, grad && mlp_norm_);
   const auto out = mlp_->forward(grad);
   if (grad) mask2_ = dropout_mask();
   w_.allocate(y);
   add("mlp residual");
   w_.free(out);
-  offload_.saves("mlp_norm", {residual_});
-  offload_.commit("mlp_norm");
+  offload_.saves(Offload::mlp_norm, {residual_});
+  offload_.commit(Offload::mlp_norm);
   leave_graph();
   if (!grad) {
     w_.free(residual_);
@@ -89,17 +89,17 @@ void LayerWriter::forward(std::uint32_t y, bool grad) {
 }
 
 std::uint32_t LayerWriter::mlp_backward() {
-  offload_.needed("mlp_norm");
+  offload_.needed(Offload::mlp_norm);
   const auto dx = mlp_->backward(dropout_backward(mask2_));
-  offload_.done("mlp_norm");
+  offload_.done(Offload::mlp_norm);
   w_.free(std::exchange(residual_, no_tensor));
   return dx;
 }
 
 std::uint32_t LayerWriter::attention_backward() {
-  offload_.needed("attn_norm");
+  offload_.needed(Offload::attn_norm);
   const auto dx = attention_->backward(dropout_backward(mask1_));
-  offload_.done("attn_norm");
+  offload_.done(Offload::attn_norm);
   return dx;
 }
 

@@ -6,16 +6,17 @@
 namespace pipewright::model {
 namespace {
 
-/// Workspace of TE's norm backward: a CTA's partial sums of dgamma (and dbeta) in fp32, as many CTAs as fit on Hopper's
-/// 132 SMs (TE common/normalization/*/*_bwd_semi_cuda_kernel.cu): three each for RMSNorm, two for LayerNorm (396 and
-/// 2 x 264 rows of 4096 in recorded allocations).
-constexpr Int rms_workspace_rows = 3 * 132, layer_norm_workspace_rows = 2 * 2 * 132;
+/// Workspace of TE's norm backward: a CTA's partial sums of dgamma (and dbeta) in fp32, as many CTAs as fit on the
+/// multiprocessors (TE common/normalization/*/*_bwd_semi_cuda_kernel.cu): three each for RMSNorm, two for LayerNorm
+/// (396 and 2 x 264 rows of 4096 in recorded allocations of 132).
+constexpr Int rms_ctas = 3, layer_norm_ctas = 2;
 
 /// Partial sums of PyTorch's reduction of `rows` x `columns` (16 bits) over its rows, fp32: blocks of 32 x 4 threads,
 /// each thread 4 columns; the rows are split over blocks to fill the GPU (aten/src/ATen/native/cuda/Reduce.cuh,
 /// setReduceConfig, global_memory_size; 142606336 B for 2048 x 16384 in recorded allocations).
-Int column_sum_workspace(Int rows, Int columns) {
-  constexpr Int width = 32, height = 4, vector = 4, resident = 132 * (2048 / (width * height));
+Int column_sum_workspace(const profile::Device& gpu, Int rows, Int columns) {
+  constexpr Int width = 32, height = 4, vector = 4;
+  const Int resident = gpu.multiprocessors * (gpu.threads_per_multiprocessor / (width * height));
   const auto divide_up = [](Int a, Int b) { return (a + b - 1) / b; };
   const Int grid = divide_up(columns / vector, width), values = divide_up(rows, height);
   if (values < 256 || grid > resident) return 0;
@@ -27,7 +28,7 @@ Int column_sum_workspace(Int rows, Int columns) {
 
 std::uint32_t LinearWriter::bias_gradient(const std::string& name, Int rows, Int columns) {
   const auto gradient = w_.allocate(name + "_bias_gradient", 2 * columns);
-  if (const Int workspace = column_sum_workspace(rows, columns)) {
+  if (const Int workspace = column_sum_workspace(d_.gpu, rows, columns)) {
     const auto partial = w_.allocate("workspace", workspace);
     w_.transient("workspace", 512);  // semaphores
     w_.free(partial);
@@ -100,38 +101,39 @@ void LinearWriter::scatter_after(const std::string& name, Int bytes) {
 }
 
 // With userbuffers the GEMMs beside a pipelined or bulk collective run on what its 16 multiprocessors leave
-// (TE pytorch/module/base.py:384-386: num_sm, set_sm_margin). 132: H100 and H200 SXM, NVIDIA data sheets.
+// (TE pytorch/module/base.py:384-386: num_sm, set_sm_margin).
 LinearWriter::Margin LinearWriter::leave_multiprocessors() {
-  constexpr double multiprocessors = 132, communication = 16;
+  constexpr double communication = 16;
+  const auto multiprocessors = static_cast<double>(d_.gpu.multiprocessors);
   return Margin(sm_share_, d_.tp_overlap ? (multiprocessors - communication) / multiprocessors : 1.0);
 }
 
 // One of the `parts` equal parts of a matrix product over its tokens.
-void LinearWriter::gemm_part(const Linear& linear, const char* which, Int parts) {
-  const bool forward = which[0] == 'f';
+void LinearWriter::gemm_part(const Linear& linear, Product product, Int parts) {
+  const bool forward = product == Product::forward;
   const std::string family = linear.fp8 ? fp8_family(d_.recipe, "gemm.", forward)
                              : forward  ? "gemm.bf16.tn"
                                         : "gemm.bf16.nn";
   const Int m = forward ? linear.out : linear.in, k = forward ? linear.in : linear.out;
-  w_.launch(linear.name + " " + which, {family, {m, rows(linear) / parts, k}}, sm_share_);
+  w_.launch(linear.name + suffix(product), {family, {m, rows(linear) / parts, k}}, sm_share_);
 }
 
-void LinearWriter::gemm(const Linear& linear, const char* which) {
+void LinearWriter::gemm(const Linear& linear, Product product) {
   const auto [overlap, name, bytes] = std::exchange(overlap_, {});
   if (overlap == Overlap::none) {
-    gemm_part(linear, which, 1);
+    gemm_part(linear, product, 1);
   } else if (overlap == Overlap::ring_gather) {
     for (Int part = 0; part < d_.t; ++part) {
       const bool more = part + 1 < d_.t;
       if (more)
         w_.launch_on(Stream::communication, Purpose::tp, name, {"send_recv." + d_.tp_link, {bytes / d_.t}}, d_.tp_link);
-      gemm_part(linear, which, d_.t);
+      gemm_part(linear, product, d_.t);
       if (more) w_.wait(Stream::communication);
     }
   } else {
     const auto margin = leave_multiprocessors();
     for (Int part = 0; part < pipelined_parts; ++part) {
-      gemm_part(linear, which, pipelined_parts);
+      gemm_part(linear, product, pipelined_parts);
       w_.collective(Purpose::tp, name, "reduce_scatter", d_.t, bytes / pipelined_parts, d_.tp_link,
                     Stream::communication);
     }
@@ -164,7 +166,7 @@ std::uint32_t LinearWriter::column_product(const Linear& linear, const std::stri
   }
   cast_weight(linear);
   const auto out = w_.allocate(owner, 2 * rows(linear) * linear.out);
-  gemm(linear, "forward");
+  gemm(linear, Product::forward);
   w_.free(gathered);
   if (!grad) {
     release(saved);
@@ -221,7 +223,7 @@ std::uint32_t LinearWriter::column_backward(const Linear& linear, Operand& saved
   const Int full_bytes = 2 * rows(linear) * linear.in;
   auto din = w_.allocate(linear.name + "_input_gradient", full_bytes);
   const auto margin = leave_multiprocessors();
-  gemm(linear, "dgrad");
+  gemm(linear, Product::dgrad);
   std::uint32_t full = no_tensor;
   if (shard) {
     w_.wait(Stream::communication);
@@ -253,7 +255,7 @@ std::uint32_t LinearWriter::norm_backward(const std::string& name, std::uint32_t
   if (din == no_tensor) din = w_.tensor(name + "_input_gradient", 2 * rows * cols);
   w_.allocate(din);
   const auto dgamma = w_.allocate("weight gradients", 2 * cols * (d_.rms_norm ? 1 : 2));
-  w_.transient("workspace", (d_.rms_norm ? rms_workspace_rows : layer_norm_workspace_rows) * cols * 4);
+  w_.transient("workspace", (d_.rms_norm ? rms_ctas : 2 * layer_norm_ctas) * d_.gpu.multiprocessors * cols * 4);
   norm(name, false, rows, cols);
   w_.launch(name + " gradient accumulation", {"small", {}});
   w_.free({statistics, dout});
@@ -278,7 +280,7 @@ std::uint32_t LinearWriter::row_linear(const Linear& linear, const std::string& 
   const Int full = 2 * d_.tokens * linear.out;
   auto out = d_.sp ? gathered_buffer(linear.name + "_partial_output", full) : w_.allocate(owner, full);
   if (d_.sp && d_.tp_overlap) overlap_ = {Overlap::pipelined_scatter, linear.name + " reduce-scatter", full};
-  gemm(linear, "forward");
+  gemm(linear, Product::forward);
   if (d_.sp) {
     const auto partial = out;
     out = w_.allocate(owner, 2 * d_.local * linear.out);
@@ -308,7 +310,7 @@ std::uint32_t LinearWriter::row_backward(const Linear& linear, Operand& saved, b
   }
   if (linear.fp8 && keeps_original) saved = quantize(linear.name + "_input", d_.tokens, linear.in, true, true);
   const auto din = w_.allocate(linear.name + "_input_gradient", 2 * d_.tokens * linear.in);
-  gemm(linear, "dgrad");
+  gemm(linear, Product::dgrad);
   weight_gradients.put([=, this, saved = std::exchange(saved, {})] {
     weight_gradient(linear, 1);
     release(gradient);

@@ -15,6 +15,10 @@
 
 namespace pipewright::model {
 
+/// Which product of a linear layer: its output, or its input's gradient.
+enum class Product : std::uint8_t { forward, dgrad };
+inline const char* suffix(Product product) { return product == Product::forward ? " forward" : " dgrad"; }
+
 struct Linear {
   std::string name;  ///< "attention.qkv"
   Int in, out;       ///< features of a tensor-parallel rank
@@ -103,7 +107,7 @@ class LinearWriter {
   Int rows(const Linear& linear) const { return linear.duplicated ? d_.local : d_.tokens; }
   bool gathers(const Linear& linear) const { return d_.sp && !linear.duplicated; }
   bool reduces(const Linear& linear) const { return d_.t > 1 && !linear.duplicated; }
-  void gemm(const Linear& linear, const char* which);
+  void gemm(const Linear& linear, Product product);
   void weight_gradient(const Linear& linear, double sm_share);
   /// A collective on the compute stream; with tp_comm_overlap all but one chunk of it travels beside the GEMM
   /// (reference 8.17), and its buffer is a userbuffer outside the allocator.
@@ -134,7 +138,7 @@ class LinearWriter {
   };
   Margin leave_multiprocessors();
   double sm_share_ = 1;
-  void gemm_part(const Linear& linear, const char* which, Int parts);
+  void gemm_part(const Linear& linear, Product product, Int parts);
   Pending overlap_;
 
   PieceBuilder& w_;

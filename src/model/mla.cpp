@@ -28,7 +28,7 @@ class LatentAttention : public Attention {
         core_(builder, d),
         q_rope_(builder, d, "attention.q_rope"),
         k_rope_(builder, d, "attention.k_rope"),
-        norm_(builder, d, "attention.norm", d.recompute_norms),
+        norm_(builder, d, "attention.norm", d.recomputes(Recompute::layernorm)),
         offload_(builder, d),
         q_down_{"attention.q_down", d.h, split(d.q_rank), fp8, !d.splits_down},
         kv_down_{"attention.kv_down", d.h, split(d.kv_rank + d.qk_rope), fp8, !d.splits_down},
@@ -117,17 +117,18 @@ std::uint32_t LatentAttention::whole_width_backward(const std::string& name, Int
 void LatentAttention::down(bool grad) {
   const Int kv_width = d_.kv_rank + d_.qk_rope;
   if (d_.fused_down) {
-    offload_.begin("qkv_linear", grad);
+    offload_.begin(Offload::qkv_linear, grad);
     mixed_ = linear_.norm_linear(qkv_down_, "attention.qkv_compressed", fused_norm_, grad);
   } else {
     normed_ = norm_.forward(grad);
-    offload_.begin("qkv_linear", grad);
+    offload_.begin(Offload::qkv_linear, grad);
     if (d_.q_rank > 0)
-      compressed_q_ = linear_.column_linear(q_down_, "attention.q_compressed", q_down_input_, grad, d_.recompute_norms);
+      compressed_q_ = linear_.column_linear(q_down_, "attention.q_compressed", q_down_input_, grad,
+                                            d_.recomputes(Recompute::layernorm));
     if (d_.q_rank > 0 && d_.splits_down)
       w_.free(std::exchange(compressed_q_, whole_width("attention.q_compressed", d_.q_rank)));
-    compressed_kv_ =
-        linear_.column_linear(kv_down_, "attention.kv_compressed", kv_down_input_, grad, d_.recompute_norms);
+    compressed_kv_ = linear_.column_linear(kv_down_, "attention.kv_compressed", kv_down_input_, grad,
+                                           d_.recomputes(Recompute::layernorm));
   }
   if (d_.splits_down) {
     if (d_.fused_down) compressed_q_ = whole_width("attention.q_compressed", d_.q_rank);
@@ -208,47 +209,47 @@ void LatentAttention::up(bool grad) {
 /// Module qkv_linear. Both down projections save the norm's output, each as an object of its own.
 void LatentAttention::offload_projections() {
   if (d_.fused_down) {
-    offload_.saves("qkv_linear", {w_.layer_input(), fused_norm_.out.data});
-  } else if (!q_up_.fp8 && !d_.recompute_norms) {
-    offload_.saves("qkv_linear", {normed_});
-    if (d_.q_rank > 0) reloaded_normed_ = offload_.saves_held("qkv_linear", normed_);
+    offload_.saves(Offload::qkv_linear, {w_.layer_input(), fused_norm_.out.data});
+  } else if (!q_up_.fp8 && !d_.recomputes(Recompute::layernorm)) {
+    offload_.saves(Offload::qkv_linear, {normed_});
+    if (d_.q_rank > 0) reloaded_normed_ = offload_.saves_held(Offload::qkv_linear, normed_);
   }
   for (const auto* projection : {&q_projection_, &kv_projection_})
-    offload_.saves("qkv_linear", {projection->input, projection->saved.out.data});
+    offload_.saves(Offload::qkv_linear, {projection->input, projection->saved.out.data});
 }
 
 void LatentAttention::attend(bool grad) {
-  const bool keeps = grad && !d_.recompute_attention;
-  offload_.begin("core_attn", keeps && !d_.recompute_up);
+  const bool keeps = grad && !d_.recomputes(Recompute::core_attn);
+  offload_.begin(Offload::core_attn, keeps && !d_.recomputes(Recompute::mla_up_proj));
   o_ = core_.forward(keeps);
   if (keeps) {
-    offload_.saves("core_attn", {q_, k_, v_});
-    offload_.saves("core_attn", core_.saved());
-    reloaded_o_ = offload_.saves_held("core_attn", o_);
+    offload_.saves(Offload::core_attn, {q_, k_, v_});
+    offload_.saves(Offload::core_attn, core_.saved());
+    reloaded_o_ = offload_.saves_held(Offload::core_attn, o_);
   }
-  offload_.commit("core_attn");
+  offload_.commit(Offload::core_attn);
 }
 
 std::uint32_t LatentAttention::forward(bool grad) {
   down(grad);
-  up(grad && !d_.recompute_up);
-  if (grad && !d_.recompute_up) offload_projections();
-  offload_.commit("qkv_linear");
-  if (!grad || !d_.recompute_up) {
+  up(grad && !d_.recomputes(Recompute::mla_up_proj));
+  if (grad && !d_.recomputes(Recompute::mla_up_proj)) offload_projections();
+  offload_.commit(Offload::qkv_linear);
+  if (!grad || !d_.recomputes(Recompute::mla_up_proj)) {
     if (!(d_.splits_down && !d_.sp)) release({&key_rope_});  // without sequence parallelism compressed keys view it
   }
   attend(grad);
-  if (grad && d_.recompute_up) release({&q_, &k_, &v_});
+  if (grad && d_.recomputes(Recompute::mla_up_proj)) release({&q_, &k_, &v_});
   const bool keeps_original = d_.recipe != Recipe::delayed, saves_o = !proj_.fp8 || keeps_original;
-  offload_.begin("attn_proj", grad);
+  offload_.begin(Offload::attn_proj, grad);
   const auto out = linear_.row_linear(proj_, "attention.proj_output", proj_input_, grad, keeps_original);
-  if (grad) offload_.saves("attn_proj", {saves_o ? o_ : proj_input_.transpose});
-  offload_.commit("attn_proj");
-  if (grad && !d_.recompute_attention && saves_o) w_.saved_again(o_);
+  if (grad) offload_.saves(Offload::attn_proj, {saves_o ? o_ : proj_input_.transpose});
+  offload_.commit(Offload::attn_proj);
+  if (grad && !d_.recomputes(Recompute::core_attn) && saves_o) w_.saved_again(o_);
   // Frames return.
-  if (!grad || (d_.recompute_attention && !saves_o)) release({&o_});
+  if (!grad || (d_.recomputes(Recompute::core_attn) && !saves_o)) release({&o_});
   if (!grad) release({&q_, &k_, &v_});
-  if (!grad || !d_.recompute_up) {
+  if (!grad || !d_.recomputes(Recompute::mla_up_proj)) {
     const bool kept = grad && (!q_up_.fp8 || d_.qk_norm);  // as the up projections' inputs, where they are no views
     release({&key_rope_, &mixed_});
     if (!kept || !(d_.splits_down && d_.sp)) release({&compressed_kv_});
@@ -259,13 +260,13 @@ std::uint32_t LatentAttention::forward(bool grad) {
 }
 
 void LatentAttention::core_backward(std::uint32_t dout) {
-  if (d_.recompute_up) {
+  if (d_.recomputes(Recompute::mla_up_proj)) {
     w_.recomputing(true);
     up(true);
     w_.recomputing(false);
   }
-  if (d_.recompute_attention || d_.unfused_attention) release({&o_});  // only the projection had saved it
-  if (d_.recompute_attention) {
+  if (d_.recomputes(Recompute::core_attn) || d_.unfused_attention) release({&o_});  // only the projection had saved it
+  if (d_.recomputes(Recompute::core_attn)) {
     w_.recomputing(true);
     o_ = core_.forward(true);
     w_.recomputing(false);
@@ -313,7 +314,7 @@ LatentAttention::Compressed LatentAttention::up_backward() {
 /// The gradient of n from one of its readers, added to `sum` where there is one. Frees `gradient`.
 std::uint32_t LatentAttention::normed_backward(const Linear& linear, Operand& saved, std::uint32_t gradient,
                                                std::uint32_t sum) {
-  const auto part = linear_.column_backward(linear, saved, linear.fp8 && d_.recompute_norms);
+  const auto part = linear_.column_backward(linear, saved, linear.fp8 && d_.recomputes(Recompute::layernorm));
   w_.free(gradient);
   if (sum == no_tensor) return part;
   w_.launch("gradient accumulation", {"add", {d_.local * d_.h}});
@@ -348,28 +349,28 @@ std::uint32_t LatentAttention::down_backward(Compressed g) {
     w_.launch("attention.qkv_compressed gradient", {"cat", {rows, width}});
     w_.free({g.q, dkv});
     const auto dx = linear_.norm_linear_backward(qkv_down_, fused_norm_, dmixed);
-    offload_.done("qkv_linear");
+    offload_.done(Offload::qkv_linear);
     return dx;
   }
   auto sum = d_.q_rank > 0 ? no_tensor : g.q;
   sum = normed_backward(kv_down_, kv_down_input_, dkv, sum);
   if (d_.q_rank > 0) sum = normed_backward(q_down_, q_down_input_, g.q, sum);
   release({&reloaded_normed_});
-  offload_.done("qkv_linear");
+  offload_.done(Offload::qkv_linear);
   return norm_.backward(sum);
 }
 
 std::uint32_t LatentAttention::backward(std::uint32_t dropped) {
   if (!d_.fused_down) norm_.replay();
-  offload_.needed("attn_proj");
+  offload_.needed(Offload::attn_proj);
   const auto dout = linear_.row_backward(proj_, proj_input_, d_.recipe != Recipe::delayed);
   linear_.weight_gradients.put([this, dropped] { w_.free(dropped); });
   if (reloaded_o_ != no_tensor) w_.free(std::exchange(o_, std::exchange(reloaded_o_, no_tensor)));
-  offload_.done("attn_proj");
-  offload_.needed("core_attn");
+  offload_.done(Offload::attn_proj);
+  offload_.needed(Offload::core_attn);
   core_backward(dout);
-  offload_.done("core_attn");
-  offload_.needed("qkv_linear");
+  offload_.done(Offload::core_attn);
+  offload_.needed(Offload::qkv_linear);
   return down_backward(up_backward());
 }
 

@@ -21,7 +21,7 @@ class DenseMlp : public Mlp {
         linear_(builder, dimensions),
         fc1_{"mlp.fc1", d_.h, d_.ffn_in(), fp8},
         fc2_{"mlp.fc2", d_.f, d_.h, fp8},
-        separate_norm_(builder, dimensions, "mlp.norm", dimensions.recompute_norms) {}
+        separate_norm_(builder, dimensions, "mlp.norm", dimensions.recomputes(Recompute::layernorm)) {}
 
   std::uint32_t forward(bool grad) override;
   std::uint32_t backward(std::uint32_t dropped) override;
@@ -106,7 +106,7 @@ std::uint32_t DenseMlp::run(bool grad) {
 
 std::uint32_t DenseMlp::forward(bool grad) {
   if (d_.separate_norms) separate_norm_.forward(grad);
-  const auto out = run(grad && !d_.recompute_mlp);
+  const auto out = run(grad && !d_.recomputes(Recompute::mlp));
   if (d_.separate_norms) separate_norm_.leave(grad);
   return out;
 }
@@ -114,13 +114,13 @@ std::uint32_t DenseMlp::forward(bool grad) {
 std::uint32_t DenseMlp::backward(std::uint32_t dropped) {
   if (d_.separate_norms) separate_norm_.replay();
   std::uint32_t replayed = no_tensor;
-  if (d_.recompute_mlp) {
+  if (d_.recomputes(Recompute::mlp)) {
     w_.recomputing(true);
     replayed = run(true);
     w_.recomputing(false);
   }
   const auto dactivation = linear_.row_backward(fc2_, fc2_input_, false);
-  if (!d_.recompute_mlp) {  // a checkpoint holds it until it returns
+  if (!d_.recomputes(Recompute::mlp)) {  // a checkpoint holds it until it returns
     linear_.weight_gradients.put([this, gradient = std::exchange(dropped, no_tensor)] { w_.free(gradient); });
   }
   linear_.weight_gradients.put([this, activation = std::exchange(activation_, no_tensor)] { w_.free(activation); });

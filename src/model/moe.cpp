@@ -15,14 +15,15 @@ MixtureOfExperts::MixtureOfExperts(PieceBuilder& builder, const Dimensions& dime
     : w_(builder),
       d_(dimensions),
       m_(dimensions.moe),
-      norm_(builder, dimensions, "moe.norm", dimensions.moe.recompute_norm),
+      norm_(builder, dimensions, "moe.norm", dimensions.recomputes(Recompute::layernorm)),
       router_(builder, dimensions),
       dispatcher_(builder, dimensions),
       experts_(builder, dimensions, fp8),
       shared_(builder, dimensions, fp8) {}
 
 void MixtureOfExperts::route(bool grad) {
-  if (m_.shared > 0 && !m_.shared_overlap) shared_output_ = shared_.forward(grad && !m_.recompute_shared);
+  if (m_.shared > 0 && !m_.shared_overlap)
+    shared_output_ = shared_.forward(grad && !d_.recomputes(Recompute::shared_experts));
   router_.forward(grad);
   dispatcher_.preprocess();
 }
@@ -75,7 +76,7 @@ std::uint32_t MixtureOfExperts::run(bool grad) {
 
 std::uint32_t MixtureOfExperts::forward(bool grad) {
   norm_.forward(grad);
-  const auto output = run(grad && !m_.recompute_layer);
+  const auto output = run(grad && !d_.recomputes(Recompute::moe));
   norm_.leave(grad);
   return output;
 }
@@ -143,7 +144,7 @@ std::uint32_t MixtureOfExperts::prepare_backward(std::uint32_t gradient) {
   if (!d_.ep_overlap) step(gradient, input);
   add(router_.backward());
   if (m_.shared > 0) {
-    if (m_.recompute_shared) {
+    if (d_.recomputes(Recompute::shared_experts)) {
       w_.recomputing(true);
       w_.free(shared_.forward(true));
       w_.recomputing(false);
@@ -158,10 +159,11 @@ std::uint32_t MixtureOfExperts::backward(std::uint32_t dropped) {
   auto replayed = no_tensor;
   norm_.replay();
   w_.recomputing(true);
-  if (m_.recompute_layer) replayed = run(true);
+  if (d_.recomputes(Recompute::moe)) replayed = run(true);
   w_.recomputing(false);
   auto gradient = combine_backward();
-  if (m_.shared == 0 && !m_.recompute_layer) w_.free(std::exchange(dropped, no_tensor));  // else read again, or held
+  if (m_.shared == 0 && !d_.recomputes(Recompute::moe))
+    w_.free(std::exchange(dropped, no_tensor));  // else read again, or held
   const auto dx = prepare_backward(dispatch_backward(compute_backward(gradient)));
   w_.free({replayed, dropped});
   return dx;

@@ -55,26 +55,25 @@ std::vector<std::pair<std::uint32_t, std::uint32_t>> saved_by(const Piece& layer
 
 }  // namespace
 
-void OffloadWriter::begin(const std::string& module, bool grad) {
-  const auto& modules = d_.offload_modules;
+void OffloadWriter::begin(Offload module, bool grad) {
   groups_.erase(module);
-  if (!grad || w_.recomputes() || std::find(modules.begin(), modules.end(), module) == modules.end()) return;
-  groups_[module] = add_group(w_.piece(), module);
+  if (!grad || w_.recomputes() || !d_.offloads(module)) return;
+  groups_[module] = add_group(w_.piece(), std::string(scenario::name(module)));
   hook(module, Step::Kind::offload_begin);
 }
 
-void OffloadWriter::save(const std::string& module, std::uint32_t tensor, std::uint32_t back, bool releases) {
+void OffloadWriter::save(Offload module, std::uint32_t tensor, std::uint32_t back, bool releases) {
   const auto group = groups_.find(module);
   if (group == groups_.end() || elements(w_.piece().tensors[tensor]) < d_.smallest_offload) return;
   add_move(w_.piece(), group->second, tensor, back, releases);
 }
 
-void OffloadWriter::saves(const std::string& module, const std::vector<std::uint32_t>& tensors) {
+void OffloadWriter::saves(Offload module, const std::vector<std::uint32_t>& tensors) {
   for (const auto tensor : tensors)
     if (tensor != no_tensor) save(module, tensor, tensor, true);
 }
 
-std::uint32_t OffloadWriter::saves_held(const std::string& module, std::uint32_t tensor) {
+std::uint32_t OffloadWriter::saves_held(Offload module, std::uint32_t tensor) {
   if (!groups_.contains(module)) return no_tensor;
   const Tensor held = w_.piece().tensors[tensor];
   w_.piece().tensors.push_back(held);
@@ -83,7 +82,7 @@ std::uint32_t OffloadWriter::saves_held(const std::string& module, std::uint32_t
   return back;
 }
 
-void OffloadWriter::hook(const std::string& module, Step::Kind kind) {
+void OffloadWriter::hook(Offload module, Step::Kind kind) {
   if (const auto group = groups_.find(module); group != groups_.end()) w_.hook(kind, group->second);
 }
 

@@ -10,21 +10,21 @@ class OffloadWriter {
  public:
   OffloadWriter(PieceBuilder& builder, const Dimensions& dimensions) : w_(builder), d_(dimensions) {}
 
-  void begin(const std::string& module, bool grad);  ///< without `grad` autograd saves nothing
-  void saves(const std::string& module, const std::vector<std::uint32_t>& tensors);
+  void begin(Offload module, bool grad);  ///< without `grad` autograd saves nothing
+  void saves(Offload module, const std::vector<std::uint32_t>& tensors);
   /// A tensor that others hold too: it stays. Returns the one that the region's backward uses and must free.
-  std::uint32_t saves_held(const std::string& module, std::uint32_t tensor);
-  void commit(const std::string& module) { hook(module, Step::Kind::offload_commit); }
-  void needed(const std::string& module) { hook(module, Step::Kind::reload_wait); }
-  void done(const std::string& module) { hook(module, Step::Kind::reload_hook); }
+  std::uint32_t saves_held(Offload module, std::uint32_t tensor);
+  void commit(Offload module) { hook(module, Step::Kind::offload_commit); }
+  void needed(Offload module) { hook(module, Step::Kind::reload_wait); }
+  void done(Offload module) { hook(module, Step::Kind::reload_hook); }
 
  private:
-  void hook(const std::string& module, Step::Kind kind);
-  void save(const std::string& module, std::uint32_t tensor, std::uint32_t back, bool releases);
+  void hook(Offload module, Step::Kind kind);
+  void save(Offload module, std::uint32_t tensor, std::uint32_t back, bool releases);
 
   PieceBuilder& w_;
   const Dimensions& d_;
-  std::map<std::string, std::uint32_t> groups_;
+  std::map<Offload, std::uint32_t> groups_;
 };
 
 /// Whole-layer offload (cpu_offloading) of a finished layer: all that it saved is one group. `saved_again`: tensors

@@ -59,8 +59,8 @@ std::vector<Int> groups(const Layout& l, int rank) {
   std::vector<Int> sizes = {l.world,         l.d * l.c,      l.d,       l.c,  model, l.t,          l.p,
                             l.t * l.d * l.c, l.t * l.d,      l.t * l.c, l.ep, l.etp, l.etp * l.ep, experts,
                             l.edp,           experts * l.edp};  // the last: optimizer instance
-  const auto& version = l.s.software.megatron_core;
-  if (scenario::at_least(l.s.software, "0.19.0") && version != "dev" && version != "pr-4268") {
+  using scenario::Version;
+  if (scenario::from(Version::v0_19).except(Version::dev).has(scenario::core_version(l.s.software))) {
     sizes.insert(sizes.end(), {1, 1, experts});  // generalized tensor parallelism, off: of weights, experts, both
   }
   if (l.ends(rank)) sizes.push_back(std::min<Int>(l.p, 2));  // embedding
@@ -122,9 +122,9 @@ Int peer_channels(const Layout& l, int rank) {
   return channels;
 }
 
-Int userbuffers(const Layout& l) {
+Int userbuffers(const Layout& l, const profile::Device& gpu) {
   if (!l.s.settings.tp_comm_overlap) return 0;
-  const Dimensions d(l.s);
+  const Dimensions d(l.s, gpu);
   if (!d.tp_overlap) return 0;
   constexpr Int gathered = 8, scattered = 4;
   return (gathered * (l.s.settings.fp8 ? 1 : 2) + scattered * 2) * d.tokens * d.h;
@@ -152,7 +152,7 @@ Bytes outside_allocator(const scenario::Scenario& s, const profile::Profiles& pr
     for (const Int size : used_groups(l, pp_rank)) communicators += size > 1 ? several + connected : one;
     communicators += made_for_transfers(l, pp_rank) * several;
   }
-  const Int buffers = userbuffers(l);
+  const Int buffers = userbuffers(l, profiles.device());
   if (buffers > 0) communicators += several + connected;
   const Int channels = peer_channels(l, pp_rank);
   const Int peers = channels * bytes("nccl_peers_2_bytes", in_use) / channels_in_node;

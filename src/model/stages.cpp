@@ -124,16 +124,13 @@ Chunk build_chunk(const Scenario& s, const Dimensions& d, Pieces& pieces, const 
 }
 
 void add_offload_notes(const Scenario& s, const Dimensions& d, Stages& stages) {
-  if (d.offload_modules.empty()) return;
-  const auto offloads = [&](const char* module) {
-    return std::find(d.offload_modules.begin(), d.offload_modules.end(), module) != d.offload_modules.end();
-  };
+  if (d.offloaded.empty()) return;
   const auto note = [&](const std::string& text) { stages.notes.push_back(text); };
   if (s.settings.recompute_granularity.value_or("") == "full")
     note("activation offload of fully recomputed layers is not modelled: nothing moves there");
-  if (d.ep_overlap && (offloads("attn_norm") || offloads("mlp_norm")))
+  if (d.ep_overlap && (d.offloads(Offload::attn_norm) || d.offloads(Offload::mlp_norm)))
     note("offload of attn_norm and mlp_norm is not modelled together with expert-parallel overlap: they stay");
-  if (d.recipe != Recipe::bf16 && offloads("expert_fc1"))
+  if (d.recipe != Recipe::bf16 && d.offloads(Offload::expert_fc1))
     note("offload of expert_fc1 in FP8 is approximated: the cast moves, where TE keeps and moves the bf16 rows");
   if (!s.settings.cuda_graph_modules.empty())
     note("offload of modules inside CUDA graphs is modelled as without graphs");
@@ -175,9 +172,8 @@ void add_notes(const Scenario& s, const Dimensions& d, Stages& stages) {
          std::string(d.fp8_cached_weights ? "" : ", disable_parameter_transpose_cache does not change that"));
   }
   if (d.graphed_mlp) {
-    note(
-        "CUDA graphs of the MLP follow the code of TE; memory is the most that a step needs, the first " +
-        std::to_string(s.settings.cuda_graph_warmup_steps) + " run without graphs");
+    note("CUDA graphs of the MLP follow the code of TE; memory is the most that a step needs, the first " +
+         std::to_string(s.settings.cuda_graph_warmup_steps) + " run without graphs");
   }
   if (d.tp_overlap) {
     note("tp_comm_overlap is derived from the code of TE: qkv, fc1 forward and proj, fc2 dgrad run in " +
@@ -194,7 +190,7 @@ void add_notes(const Scenario& s, const Dimensions& d, Stages& stages) {
   if (d.attention_dropout > 0 && !d.unfused_attention) {
     note("attention_dropout: fused attention was measured without it");
   }
-  if (scenario::recomputes(s, "layernorm") && d.moe.experts == 0 && !d.mla && !d.separate_norms) {
+  if (scenario::recomputes(s, Recompute::layernorm) && scenario::row(Recompute::layernorm).idle.when(s)) {
     note("recompute of layernorm changes nothing: dense layers fuse their norms into the linear layers");
   }
   if (d.moe.experts == 0) return;
@@ -244,8 +240,8 @@ void copy_state(const Rank& from, Rank& to) {
 
 }  // namespace
 
-Stages build(const Scenario& s) {
-  const Dimensions d(s);
+Stages build(const Scenario& s, const profile::Device& gpu) {
+  const Dimensions d(s, gpu);
   Stages stages;
   Owners owners;
   Pieces pieces(s, d, stages, owners);

@@ -13,14 +13,8 @@ namespace {
 
 using scenario::Scenario;
 
-/// TE's cuBLAS workspace on Hopper and later: 32 MiB and 1024 bytes of scales (TE pytorch/cpp_extensions/gemm.py,
-/// get_cublas_workspace_size_bytes). Allocated by the first linear layer's constructor.
-constexpr Int te_workspace = (Int{32} << 20) + 1024;
 /// Streams of a grouped GEMM, each with its workspace (gemm.py get_cublas_workspace; TE common get_num_cublas_streams).
 constexpr int grouped_streams = 4;
-/// torch.matmul's cuBLAS workspace on Hopper (c10 getChosenWorkspaceSize: 32 MiB), one for each thread that calls it:
-/// the forward thread and autograd's. Megatron's output layer is the only torch GEMM of a dense model.
-constexpr Int torch_workspace = Int{32} << 20;
 
 Int type_bytes(const std::string& type) {
   if (type == "fp32") return 4;
@@ -175,7 +169,8 @@ void StateWriter::construct_module(const std::vector<Parameter>& parameters) {
     // post_all_gather_processing), whatever disable_parameter_transpose_cache says.
     if (p.fp8) hold_from_start("transposed FP8 parameters", p.elements);
   }
-  if (modules_.size() == 1 && !d_.local_spec) hold_from_start("workspace", te_workspace);
+  // By the first linear layer's constructor.
+  if (modules_.size() == 1 && !d_.local_spec) hold_from_start("workspace", d_.gpu.te_workspace.value);
   if (d_.rope && !d_.mla) hold_from_start("rotary frequencies", 4 * d_.head_dim / 2);
 }
 
@@ -436,11 +431,14 @@ void StateWriter::run(const std::vector<ChunkShape>& shapes) {
     for (const auto& [in, out] : weight_shapes) hold(rank_.since_first_step, "dummy weight gradients", 2 * in * out);
   }
   for (int stream = 0; moe && stream < grouped_streams; ++stream) {
-    hold(rank_.since_first_step, "workspace", te_workspace);
+    hold(rank_.since_first_step, "workspace", d_.gpu.te_workspace.value);
   }
   if (head || d_.unfused_attention) {
-    hold(rank_.since_first_step, "workspace", torch_workspace);
-    hold(rank_.since_first_step, "workspace", torch_workspace);
+    // One for each thread that calls torch.matmul: the forward thread and autograd's. Megatron's output layer is the
+    // only torch GEMM of a dense model.
+    for (int thread = 0; thread < 2; ++thread) {
+      hold(rank_.since_first_step, "workspace", d_.gpu.torch_workspace.value);
+    }
   }
   add_global_buffers(head, mtp);
   if (head && d_.deferred_head_wgrads > 0) add_deferred_head();

@@ -15,13 +15,19 @@ namespace pipewright::plan {
 struct Trial {
   Candidate candidate;
   std::string tolerated;  ///< argument-parser rules that the scenario as given breaks too
+  bool given = false;     ///< the scenario as it stands
+  int changes = 0;        ///< dimensions that it decides otherwise than the scenario as given
   bool done = false;      ///< predicted exactly
-  std::size_t structure = 0, time_group = 0;
-  std::optional<predict::Prediction> floor;  ///< what it cannot undercut
-  std::optional<predict::Prediction> quick;  ///< times by the chunk-level engine, allocated peaks where scouted
+  std::size_t structure = 0, step = 0, time_group = 0;
+  std::optional<std::size_t> without, offload;  ///< of what is offloaded by choice: the same without, the step
+  std::optional<predict::Prediction> floor;     ///< what it cannot undercut
+  std::optional<predict::Prediction> quick;     ///< times by the chunk-level engine, allocated peaks where scouted
   bool scouted = false, every_rank = false;
   bool may_fit = true;
-  bool refused = false;  ///< the model refuses it
+  bool refused = false;    ///< the model refuses it
+  bool given_up = false;   ///< too dear to look at: its floor counts in the gap
+  double least = 0;        ///< the least cost that it can have, by all that is known
+  double probability = 1;  ///< that it fits, of what is predicted exactly
 };
 
 /// The trial that makes the same choices as `best` but for one dimension.
@@ -38,8 +44,15 @@ Bytes reserved_margin(const predict::Prediction& prediction);  ///< limit - rese
 int tightest_rank(const predict::Prediction& prediction);
 int peak_rank(const predict::Prediction& prediction);
 
-/// Order of preference: what fits comes first; the fastest, but among ties the larger reserved margin, then fewer
-/// milliseconds, then the order of enumeration.
+/// Memory has a say only below this probability to fit.
+inline constexpr double sure_to_fit = 0.99;
+
+/// What decided between two candidates that tie.
+enum class Decided : std::uint8_t { probability, given, changes, time };
+Decided decided(const Trial& first, const Trial& second);
+
+/// Order of preference: what fits comes first; the fastest, but among ties what surely fits (or fits likelier), then
+/// the scenario as given, then what changes least of it, then the faster, then the order of enumeration.
 std::vector<std::size_t> ranking(const std::vector<Trial>& trials, const std::string& objective);
 
 /// Over what is predicted exactly, and over quick looks in between (their times scaled as the winner's).
@@ -50,9 +63,17 @@ std::vector<Point> pareto_front(const std::vector<Trial>& trials);
 using Reserved = std::function<std::vector<predict::Prediction>(const std::vector<const Trial*>&)>;
 std::vector<Point> ladder(const std::vector<Trial>& trials, std::size_t winner, const Reserved& reserved);
 
+/// Names of the dimensions that a scenario opens, and of the others.
+std::pair<std::vector<std::string>, std::vector<std::string>> open_and_closed(const scenario::Scenario& scenario);
+
+/// Where nothing fits: what would, tried on the scenario as given.
+std::vector<std::string> what_would_fit(const scenario::Scenario& scenario, const Options& options);
+/// The fewest GPUs, of fewer data-parallel copies, on which a candidate still fits; its own number if no fewer do.
+std::int64_t fewest_gpus(const Candidate& best, const Options& options);
+
 /// The reasons in sentences with numbers.
 std::vector<std::string> explain(const Plan& plan, const std::vector<Trial>& trials,
-                                 const std::vector<std::size_t>& order, const std::vector<Dimension>& dimensions,
-                                 const LeftOut& left_out);
+                                 const std::vector<std::size_t>& order, const std::vector<std::size_t>& others,
+                                 const std::vector<Dimension>& dimensions, const LeftOut& left_out);
 
 }  // namespace pipewright::plan

@@ -1,4 +1,5 @@
-// The exact engine's part of the search: it decides among the finalists.
+// The exact engine's part of the search: it decides among what quick looks leave, and predicts what stands beside the
+// best in the answer.
 #include <algorithm>
 
 #include "searcher.hpp"
@@ -7,179 +8,297 @@ namespace pipewright::plan {
 
 namespace {
 
-/// What the exact engine may be asked for in one search, in microbatches times layers: some ten seconds' work. The
-/// first few finalists are always confirmed.
-constexpr std::int64_t most_exact_work = 100'000;
-constexpr std::size_t always_confirmed = 2;
+/// What the exact engine may be asked for in one search, in microbatches times layers: as long as the answer may be
+/// more than `good_gap` from the best; beyond that; for what stands beside the best. 10,000 take about a second.
+constexpr std::int64_t most_exact_work = 400'000, most_polish = 60'000, most_beside = 40'000;
+constexpr double good_gap = 0.01;
 
 std::int64_t exact_work(const Scenario& s) { return scenario::num_microbatches(s) * s.model.num_layers; }
 
-bool looked_at(const Trial& trial) { return trial.scouted && trial.may_fit && trial.quick && trial.quick->step_ns > 0; }
-
 }  // namespace
 
-std::vector<std::size_t> Searcher::by_cost() const {
-  std::vector<std::size_t> order;
-  for (std::size_t i = 0; i < trials_.size(); ++i)
-    if (!trials_[i].refused) order.push_back(i);
-  std::ranges::stable_sort(order, {}, [&](std::size_t i) { return best_cost(trials_[i]); });
-  return order;
+/// Counts the work of a trial that is to be predicted, unless that were too much.
+bool Searcher::take_work(const Trial& trial, std::int64_t most) {
+  const auto work = exact_work(trial.candidate.scenario);
+  if (exact_work_ > 0 && exact_work_ + work > most) return false;
+  exact_work_ += work;
+  return true;
 }
 
-/// Confirms what may be best, what is shown beside it, and its neighbours. False: there was nothing new.
+/// Predicts some of those that may be better than the best by more than a tie. False: there is nothing left to predict.
 bool Searcher::confirm_finalists() {
-  const auto order = by_cost();
-  std::vector<std::size_t> finalists;
-  std::int64_t left = most_exact_work;
-  std::set<std::size_t> confirmed, groups;
-  for (const Trial& trial : trials_)
-    if (trial.done && confirmed.insert(trial.time_group).second) left -= exact_work(trial.candidate.scenario);
-  const bool any_fits =
-      std::ranges::any_of(trials_, [](const Trial& t) { return t.done && t.candidate.prediction.fits; });
-  const std::size_t fewest = any_fits ? 0 : always_confirmed;
-  const auto take = [&](std::size_t i) {
+  const double best = fastest_exact();
+  std::vector<std::size_t> some;
+  const auto batch = static_cast<std::size_t>(std::max(2, arena_.max_concurrency()));
+  for (const auto i : by_cost()) {
     const Trial& trial = trials_[i];
-    if (trial.done || std::ranges::find(finalists, i) != finalists.end()) return true;
-    if (!groups.contains(trial.time_group)) {
-      const auto work = exact_work(trial.candidate.scenario);
-      // Until something fits the search goes on, a few at a time.
-      if (work > left && groups.size() >= fewest) return false;
-      left -= work;
-      groups.insert(trial.time_group);
-    }
-    finalists.push_back(i);
-    return true;
-  };
-  scout_finalists(order);
-  std::size_t shown = 0;
-  std::optional<std::size_t> best;
-  for (const auto i : order) {
-    const Trial& trial = trials_[i];
-    if (trial.done ? !trial.candidate.prediction.fits : !looked_at(trial)) continue;
-    if (!best) best = i;
-    const bool may_win = best_cost(trial) <= best_cost(trials_[*best]) * (1 + engines_differ);
-    if (!may_win && shown > static_cast<std::size_t>(options_.top)) break;
-    if (!take(i)) break;
-    ++shown;
+    if (!waits(trial) || trial.least >= best * (1 - tie_share)) continue;
+    // Of equal times one; another only where that does not fit.
+    const Trial& leader = trials_[groups_[trial.time_group].front()];
+    if (!leads(i) && (!leader.done || leader.candidate.prediction.fits)) continue;
+    if (!take_work(trial, trial.least < best * (1 - good_gap) ? most_exact_work : most_polish)) continue;
+    some.push_back(i);
+    if (some.size() == batch) break;
   }
-  if (best) {
-    constexpr std::size_t most_neighbours = 5;
-    for (std::size_t d = 0; d < trials_[*best].candidate.choices.size(); ++d) {
-      std::size_t neighbours = 0;
-      for (const auto i : order)
-        if (neighbours < most_neighbours && differs_only_in(trials_[*best], trials_[i], d)) take(i), ++neighbours;
-    }
-  } else {
-    // Nothing may fit: what comes nearest, for the report.
-    for (std::size_t n = 0; n < order.size() && n <= static_cast<std::size_t>(options_.top); ++n)
-      if (!take(order[n])) break;
-  }
-  confirm(finalists);
-  return !finalists.empty();
-}
-
-/// Structures by their least cost, with floors of some of their candidates, until a few of those may fit.
-void Searcher::open_likely_structures() {
-  std::vector<std::size_t> order;
-  for (std::size_t i = 0; i < structures_.size(); ++i)
-    if (bounds_[i].cost > 0 && !bounds_[i].impossible) order.push_back(i);
-  std::ranges::stable_sort(order, {}, [&](std::size_t i) { return bounds_[i].cost; });
-  constexpr std::size_t most_candidates = 512, wanted = 8;
-  std::size_t fit = 0;
-  for (const auto structure : order) {
-    const std::size_t first = trials_.size();
-    if (fit >= wanted || first >= most_candidates) return;
-    add_trials(space_.without_offload(structures_[structure]), structure);
-    for (std::size_t i = first; i < trials_.size(); ++i) {
-      Trial& trial = trials_[i];
-      trial.may_fit = false;
-      if (!leads(i) || fit >= wanted) continue;
-      try {
-        trial.floor = options_.floor(trial.candidate.scenario);
-        trial.may_fit = trial.floor->fits;
-        fit += trial.may_fit ? 1 : 0;
-      } catch (const UsageError& error) {
-        refuse(i, error);
-      }
-    }
-  }
-}
-
-/// Interrupted before anything was simulated: the fastest that may fit, as far as it is known, so that there is an
-/// answer.
-void Searcher::confirm_best_so_far() {
-  const auto fits = [](const Trial& t) { return t.done && t.candidate.prediction.fits; };
-  if (std::ranges::any_of(trials_, fits)) return;
-  if (std::ranges::none_of(trials_, looked_at)) open_likely_structures();
-  constexpr int most_tries = 4;
-  int tries = 0;
-  for (const bool known : {true, false}) {
-    for (const auto i : by_cost()) {
-      const Trial& trial = trials_[i];
-      if (trial.done || trial.refused || (known ? !looked_at(trial) : !trial.may_fit || !trial.floor)) continue;
-      predict_group({i});
-      if (++tries == most_tries || fits(trials_[i])) return;
-    }
-  }
-}
-
-/// Every rank of the first few that may fit, until enough are left that pass.
-void Searcher::scout_finalists(const std::vector<std::size_t>& order) {
-  std::size_t passed = 0;
-  const auto wanted = static_cast<std::size_t>(options_.top) / 2;
-  for (std::size_t at = 0; at < order.size() && passed < wanted && !interrupted_;) {
-    constexpr std::size_t batch = 8;
-    std::vector<std::size_t> some;
-    for (; at < order.size() && some.size() < batch; ++at) {
-      const Trial& trial = trials_[order[at]];
-      if (trial.done || (trial.scouted && trial.every_rank))
-        passed += (trial.done ? trial.candidate.prediction.fits : trial.may_fit) ? 1 : 0;
-      else if (looked_at(trial) && leads(order[at]))
-        some.push_back(order[at]);
-    }
-    in_parallel(some.size(), [&](std::size_t n) {
-      try {
-        scout(trials_[some[n]], predict::Depth::ranks);
-      } catch (const UsageError& error) {
-        refuse(some[n], error);
-      }
-      report_progress();
-    });
-    for (const auto i : some) {
-      share_with_group(i);
-      passed += trials_[i].may_fit ? 1 : 0;
-    }
-  }
-}
-
-/// Predicts trials in groups of equal time. The first of a group is simulated, the others only where they differ.
-void Searcher::confirm(const std::vector<std::size_t>& which) {
-  std::map<std::size_t, std::vector<std::size_t>> by_group;
-  for (const auto i : which) by_group[trials_[i].time_group].push_back(i);
-  std::vector<const std::vector<std::size_t>*> groups;
-  for (const auto& [group, members] : by_group) groups.push_back(&members);
-  total_ += static_cast<std::int64_t>(which.size()) - std::ssize(groups);
-  in_parallel(groups.size(), [&](std::size_t n) { predict_group(*groups[n]); });
-}
-
-void Searcher::predict_group(const std::vector<std::size_t>& members) {
-  const predict::Prediction* first = nullptr;
-  for (const auto i : groups_[trials_[members.front()].time_group])
-    if (trials_[i].done) first = &trials_[i].candidate.prediction;
-  for (const auto i : members) {
-    Trial& trial = trials_[i];
+  if (some.empty()) return false;
+  // A walk over every rank is cheaper than a prediction, and tells most of what does not fit.
+  in_parallel(some.size(), [&](std::size_t n) {
+    if (trials_[some[n]].every_rank) return;
     try {
-      trial.candidate.prediction = first && options_.repredict_reserved
-                                       ? options_.repredict_reserved(trial.candidate.scenario, *first)
-                                       : options_.predict(trial.candidate.scenario);
-      trial.done = true;
-      if (!first) ++simulated_;
-      if (!first) first = &trial.candidate.prediction;
+      scout(trials_[some[n]], predict::Depth::ranks);
     } catch (const UsageError& error) {
-      refuse(i, error);
+      refuse(some[n], error);
     }
-    report_progress();
+  });
+  std::vector<std::size_t> left;
+  for (const auto i : some) {
+    share_with_group(i);
+    if (waits(trials_[i]))
+      left.push_back(i);
+    else
+      settle(i);
   }
+  confirm(left);
+  return true;
+}
+
+/// Of what ties with the best: what changes less, and other allocators where it is not sure that the best fits.
+void Searcher::confirm_ties() {
+  constexpr std::size_t most = 4;
+  const auto order = ranking(trials_, objective_);
+  if (order.empty() || !trials_[order.front()].candidate.prediction.fits) return;
+  const Trial& best = trials_[order.front()];
+  const double limit = fastest_exact() * (1 + tie_share);
+  if (best.given && best.probability >= sure_to_fit) return;
+  std::vector<std::size_t> some;
+  for (const auto i : by_cost()) {
+    const Trial& trial = trials_[i];
+    if (best_cost(trial) > limit || some.size() == most) break;
+    const bool may_win = trial.changes < best.changes || best.probability < sure_to_fit;
+    if (waits(trial) && may_win && (trial.time_group == best.time_group || take_work(trial, most_exact_work)))
+      some.push_back(i);
+  }
+  for (const auto i : groups_[best.time_group])
+    if (!trials_[i].done && best.probability < sure_to_fit && std::ranges::find(some, i) == some.end())
+      some.push_back(i);
+  confirm(some);
+}
+
+/// Interrupted before anything that fits was simulated: the likeliest, so that there is an answer.
+void Searcher::confirm_something() {
+  if (fastest_exact() < never / 2) return;
+  constexpr int most_tries = 3;
+  int tries = 0;
+  // Nothing was looked at: the structures that cost least, with the recompute that a floor lets fit.
+  if (std::ranges::none_of(trials_, [&](const Trial& t) { return waits(t); })) {
+    constexpr int most_looks = 64;
+    int looks = 0, found = 0;
+    while (!open_.empty() && looks < most_looks && found < most_tries) {
+      const Node node = *open_.begin();
+      open_.erase(open_.begin());
+      if (node.kind == Node::Kind::structure) known_[node.structure].sharp = true;
+      if (node.kind == Node::Kind::trial) {
+        ++found;
+        continue;
+      }
+      for (const auto i : opened(node)) {
+        ++looks;
+        floor_of(i);
+        share_with_group(i);
+        if (trials_[i].refused || !trials_[i].may_fit)
+          give_up_on(i);
+        else
+          ++found;
+      }
+    }
+  }
+  for (const auto i : by_cost()) {
+    const Trial& trial = trials_[i];
+    if (trial.done || !trial.may_fit || !leads(i) || (!trial.floor && !waits(trial))) continue;
+    predict_one(i, nullptr);
+    if (++tries == most_tries || (trials_[i].done && trials_[i].candidate.prediction.fits)) return;
+  }
+}
+
+/// Predicts trials: of those that take equal time one, then the others' memory. Where none of them fits, other
+/// allocators' settings may.
+void Searcher::confirm(const std::vector<std::size_t>& which) {
+  std::vector<std::size_t> first, others;
+  std::set<std::size_t> groups;
+  for (const auto i : which) (groups.insert(trials_[i].time_group).second ? first : others).push_back(i);
+  predict_all(first);
+  const auto fits = [&](std::size_t j) { return trials_[j].done && trials_[j].candidate.prediction.fits; };
+  for (const auto i : first) {
+    const auto& group = groups_[trials_[i].time_group];
+    if (!trials_[i].done || std::ranges::any_of(group, fits)) continue;
+    for (const auto j : group)
+      if (!trials_[j].done && std::ranges::find(others, j) == others.end()) others.push_back(j);
+  }
+  predict_all(others);
+  for (const auto i : first) {
+    const auto& group = groups_[trials_[i].time_group];
+    if (trials_[i].done)
+      for (const auto j : group) trials_[j].least = std::max(trials_[j].least, best_cost(trials_[i]));
+    const auto alive = [&](std::size_t j) {
+      return trials_[j].done ? trials_[j].candidate.prediction.fits : trials_[j].may_fit && !trials_[j].refused;
+    };
+    if (quick_ && std::ranges::none_of(group, alive)) give_up_on(group.front());
+  }
+}
+
+void Searcher::predict_all(const std::vector<std::size_t>& which) {
+  std::vector<const predict::Prediction*> same(which.size(), nullptr);
+  for (std::size_t n = 0; n < which.size(); ++n)
+    for (const auto i : groups_[trials_[which[n]].time_group])
+      if (trials_[i].done) same[n] = &trials_[i].candidate.prediction;
+  in_parallel(which.size(), [&](std::size_t n) { predict_one(which[n], same[n]); });
+}
+
+/// `same`: of a trial that takes equal time.
+void Searcher::predict_one(std::size_t index, const predict::Prediction* same) {
+  Trial& trial = trials_[index];
+  if (trial.done || trial.refused) return;
+  try {
+    auto& prediction = trial.candidate.prediction;
+    const auto& s = trial.candidate.scenario;
+    const bool again = same != nullptr && options_.repredict_reserved;
+    prediction = again ? options_.repredict_reserved(s, *same) : options_.predict(s);
+    if (!again) ++simulated_;
+    trial.probability = options_.probability ? options_.probability(prediction).value_or(1) : 1;
+    trial.done = true;
+  } catch (const UsageError& error) {
+    refuse(index, error);
+  }
+}
+
+// ---- Beside the best
+
+/// The fastest of a structure that may fit; looks for one.
+std::optional<std::size_t> Searcher::representative(std::size_t structure) {
+  constexpr int most_looks = 40;
+  for (int looks = 0; looks <= most_looks && !interrupted_; ++looks) {
+    std::optional<std::size_t> found;
+    for (std::size_t i = 0; i < trials_.size(); ++i) {
+      const Trial& trial = trials_[i];
+      if (trial.structure != structure || !(trial.done ? trial.candidate.prediction.fits : waits(trial))) continue;
+      if (!found || best_cost(trial) < best_cost(trials_[*found])) found = i;
+    }
+    if (found || !look(never / 2, structure)) return found;
+  }
+  return std::nullopt;
+}
+
+/// One line for each other parallelism, microbatch, interleaving, layout and overlap, the other choices free; and one
+/// without recompute.
+void Searcher::look_beside(std::size_t best) {
+  if (!options_.estimate) return;
+  begin("comparing", false);
+  struct Line {
+    double cost;
+    std::size_t structure;
+  };
+  const auto home = trials_[best].structure;
+  const auto& chosen = structures_[home].chosen;
+  std::vector<Line> lines;
+  for (std::size_t d = 0; d < chosen.size(); ++d) {
+    std::map<std::string, Line> by_value;
+    for (std::size_t i = 0; i < structures_.size(); ++i) {
+      const auto& other = structures_[i].chosen;
+      bool same_before = !known_[i].impossible && known_[i].bounded && other[d].label != chosen[d].label;
+      for (std::size_t e = 0; e < d && same_before; ++e) same_before = other[e].label == chosen[e].label;
+      if (!same_before) continue;
+      // N apart, an interleaving is one line.
+      const auto name = other[d].label.substr(0, other[d].label.find(", N "));
+      const Line line{known_[i].cost, i};
+      const auto [at, fresh] = by_value.emplace(name, line);
+      if (!fresh && line.cost < at->second.cost) at->second = line;
+    }
+    constexpr std::size_t most_values = 5;
+    std::vector<Line> some;
+    for (const auto& [name, line] : by_value) some.push_back(line);
+    std::ranges::stable_sort(some, {}, &Line::cost);
+    if (some.size() > most_values) some.resize(most_values);
+    std::ranges::copy(some, std::back_inserter(lines));
+  }
+  std::ranges::stable_sort(lines, {}, &Line::cost);
+  if (lines.size() > static_cast<std::size_t>(options_.top)) lines.resize(static_cast<std::size_t>(options_.top));
+  std::vector<std::size_t> wanted;
+  for (const auto& line : lines)
+    if (const auto trial = representative(line.structure)) wanted.push_back(*trial);
+  // The least recompute and the best's own, without offload: what it costs, or what they would need.
+  for (std::size_t i = 0; i < trials_.size(); ++i) {
+    const Trial& trial = trials_[i];
+    const bool least = trial.step == 0 || trial.step == trials_[best].step;
+    if (trial.structure == home && !trial.without && least && leads(i) && !trial.refused && i != best)
+      wanted.push_back(i);
+  }
+  // Where little else is open: the cheapest that frees memory.
+  constexpr std::size_t fewest = 2;
+  for (const auto i : by_cost())
+    if (wanted.size() < fewest && trials_[i].structure == home && leads(i) && waits(trials_[i])) wanted.push_back(i);
+  std::int64_t left = most_beside;
+  std::vector<std::size_t> some;
+  for (const auto i : wanted) {
+    shown_.insert(i);
+    if (trials_[i].done) continue;
+    left -= exact_work(trials_[i].candidate.scenario);
+    if (left < 0) break;
+    some.push_back(i);
+  }
+  confirm(some);
+}
+
+/// At least what is known of the steps that do less.
+double Searcher::least_of_step(std::size_t structure, std::size_t step) const {
+  double least = known_[structure].cost;
+  for (auto after = known_[structure].steps[step].after; after; after = known_[structure].steps[*after].after)
+    for (const Trial& trial : trials_)
+      if (trial.structure == structure && trial.step == *after && !trial.without) least = std::max(least, trial.least);
+  return least;
+}
+
+void Searcher::scout_structure_of(std::size_t winner) {
+  if (!options_.scout) return;
+  constexpr std::size_t most_steps = 16;
+  const auto home = trials_[winner].structure;
+  auto& known = known_[home];
+  if (known.expanded && !known.steps.empty()) {
+    const std::size_t stride = std::max<std::size_t>(1, known.steps.size() / most_steps);
+    for (std::size_t step = 0; step < known.steps.size(); step += stride) {
+      if (known.opened[step]) continue;
+      known.opened[step] = true;
+      opened({least_of_step(home, step), Node::Kind::step, home, step});
+    }
+  }
+  std::vector<std::size_t> same;
+  for (std::size_t i = 0; i < trials_.size(); ++i) {
+    const Trial& trial = trials_[i];
+    const bool quick = trial.quick && trial.quick->step_ns > 0;
+    const auto& o = trial.candidate.scenario.settings;
+    const bool cheap =
+        !o.overlap_moe_expert_parallel_comm && !o.fine_grained_activation_offloading && !o.cpu_offloading;
+    if (trial.structure == home && !trial.done && !trial.refused && leads(i) && (quick || cheap)) same.push_back(i);
+  }
+  in_parallel(same.size(), [&](std::size_t n) {
+    Trial& trial = trials_[same[n]];
+    try {
+      if (!trial.quick || trial.quick->step_ns == 0) estimate(trial);
+      if (!trial.every_rank) scout(trial, predict::Depth::ranks);
+    } catch (const UsageError& error) {
+      refuse(same[n], error);
+    }
+  });
+  for (const auto i : same) share_with_group(i);
+}
+
+std::vector<predict::Prediction> Searcher::exact_memory(const std::vector<const Trial*>& some) {
+  std::vector<predict::Prediction> predictions(some.size());
+  in_parallel(some.size(), [&](std::size_t n) {
+    const auto& s = some[n]->candidate.scenario;
+    predictions[n] =
+        options_.repredict_reserved ? options_.repredict_reserved(s, *some[n]->quick) : options_.predict(s);
+  });
+  return predictions;
 }
 
 }  // namespace pipewright::plan

@@ -28,9 +28,9 @@ void out_of_memory(const Scenario& s, const Prediction* p, std::vector<Finding>&
   if (!expandable(s)) {
     std::string message = "the allocator's fragmentation: memory is reserved in segments that no later tensor fits";
     if (p != nullptr && !p->ranks.empty()) {
-      const auto& rank = *std::ranges::max_element(p->ranks, {}, &predict::RankPrediction::peak_allocated);
-      message += fmt::format(" (rank {}: {} reserved for a peak of {})", rank.pp_rank, format_bytes(rank.peak_reserved),
-                             format_bytes(rank.peak_allocated));
+      const auto& rank = *std::ranges::max_element(p->ranks, {}, [](const auto& r) { return r.walk.peak_allocated; });
+      message += fmt::format(" (rank {}: {} reserved for a peak of {})", rank.pp_rank,
+                             format_bytes(rank.walk.peak_reserved), format_bytes(rank.walk.peak_allocated));
     }
     causes.push_back(cause("symptom.fragmentation", {"PYTORCH_CUDA_ALLOC_CONF"}, std::move(message),
                            std::string("set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True") +
@@ -38,14 +38,14 @@ void out_of_memory(const Scenario& s, const Prediction* p, std::vector<Finding>&
                                "; it costs no time, so try it before any recompute"));
   }
   if (p != nullptr && !p->ranks.empty()) {
-    const auto& rank = *std::ranges::max_element(p->ranks, {}, &predict::RankPrediction::peak_allocated);
+    const auto& rank = *std::ranges::max_element(p->ranks, {}, [](const auto& r) { return r.walk.peak_allocated; });
     std::string owners;
-    for (std::size_t i = 0; i < std::min<std::size_t>(3, rank.peak_owners.size()); ++i)
-      owners +=
-          fmt::format("{}{} {}", i ? ", " : "", rank.peak_owners[i].owner, format_bytes(rank.peak_owners[i].bytes));
+    for (std::size_t i = 0; i < std::min<std::size_t>(3, rank.walk.peak_owners.size()); ++i)
+      owners += fmt::format("{}{} {}", i ? ", " : "", rank.walk.peak_owners[i].owner,
+                            format_bytes(rank.walk.peak_owners[i].bytes));
     causes.push_back(cause("symptom.peak-owners", {"recompute_modules", "offload_modules"},
                            fmt::format("the peak of rank {} ({} at {}) is dominated by {}", rank.pp_rank,
-                                       format_bytes(rank.peak_allocated), rank.peak_at, owners),
+                                       format_bytes(rank.walk.peak_allocated), rank.walk.peak_at, owners),
                            "recompute or offload what owns the peak, not what is small; `plan` prices each choice",
                            "the prediction"));
   }
@@ -53,7 +53,7 @@ void out_of_memory(const Scenario& s, const Prediction* p, std::vector<Finding>&
     causes.push_back(cause("symptom.whole-layer-offload", {"cpu_offloading", "pipeline_model_parallel_size"},
                            "whole-layer offload cannot help here: Megatron refuses it with a pipeline",
                            "use fine_grained_activation_offloading"));
-  if (scenario::recomputes(s, "layernorm") || !s.settings.recompute_granularity)
+  if (scenario::recomputes(s, Recompute::layernorm) || !s.settings.recompute_granularity)
     causes.push_back(
         cause("symptom.layernorm-small", {"recompute_modules"},
               "layernorm recompute is too small to end an out-of-memory error: it frees one norm output a "
@@ -67,7 +67,7 @@ void out_of_memory(const Scenario& s, const Prediction* p, std::vector<Finding>&
 }
 
 void slow(const Scenario& s, const Prediction* p, std::vector<Finding>& causes) {
-  const bool mlp = scenario::recomputes(s, "mlp"), attention = scenario::recomputes(s, "core_attn");
+  const bool mlp = scenario::recomputes(s, Recompute::mlp), attention = scenario::recomputes(s, Recompute::core_attn);
   if (mlp && attention)
     causes.push_back(cause("symptom.mlp-and-core-attn", {"recompute_modules"},
                            "mlp and core_attn together are slower than mlp alone and free no more: with fused "
@@ -86,7 +86,7 @@ void slow(const Scenario& s, const Prediction* p, std::vector<Finding>& causes) 
   if (scenario::interleaved(s) && !s.settings.overlap_p2p_comm)
     causes.push_back(cause("symptom.p2p-in-line", {"overlap_p2p_comm"},
                            "pipeline transfers without overlap synchronise the whole device after each of them",
-                           "set overlap_p2p_comm: true", std::string(source::p2p)));
+                           "set overlap_p2p_comm: true", "megatron/core/pipeline_parallel/p2p_communication.py"));
   if (s.settings.pipeline_model_parallel_size > 1 && p != nullptr && !p->ranks.empty()) {
     const auto& a = p->ranks.front().account;
     const auto step = std::max<std::int64_t>(1, p->step_ns);
@@ -126,7 +126,7 @@ void assertion(const Scenario& s, std::string_view text, std::vector<Finding>& c
                            "full recompute cannot run inside graphs of single modules; there are three ways out",
                            "recompute_granularity: selective; or cuda_graph_impl: full_iteration; or "
                            "cuda_graph_impl: none",
-                           std::string(source::transformer_config)));
+                           "megatron/core/transformer/transformer_config.py"));
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include "dimensions.hpp"
 
 #include <algorithm>
+#include <array>
 #include <iterator>
 #include <set>
 
@@ -73,6 +74,21 @@ Sets subsets(const Scenario& base, const std::vector<std::string>& modules, cons
   return sets;
 }
 
+/// The rows of a catalogue that the search puts together here, in its order.
+template <typename Row>
+std::vector<Row> searched(std::span<const Row> catalogue, const Scenario& partial) {
+  std::vector<Row> rows;
+  for (const auto& row : catalogue)
+    if (row.searched > 0 && (row.offered == nullptr || row.offered(partial))) rows.push_back(row);
+  std::ranges::sort(rows, {}, &Row::searched);
+  return rows;
+}
+
+bool covers_others(const std::vector<std::string>& set) {
+  return std::ranges::any_of(scenario::recompute_catalogue(),
+                             [&](const auto& row) { return !row.covers.empty() && has(set, row.name); });
+}
+
 void set_recompute(Scenario& s, const std::vector<std::string>& modules) {
   s.settings.recompute_granularity = modules.empty() ? std::nullopt : std::optional<std::string>("selective");
   s.settings.recompute_modules = modules;
@@ -103,23 +119,20 @@ std::vector<Value> recompute_values(const Scenario& partial, LeftOut& left_out) 
     values.push_back(recompute_value(set.empty() ? "no recompute" : "recompute " + joined(set, ", "),
                                      set.empty() ? "none" : "selective", set, "none", "none"));
   const auto layers = layers_per_chunk(partial);
-  // uniform n: groups of n layers; block n: the first n of every chunk (block with all of them is uniform 1).
-  // Where whole layouts are searched: uniform 1 and a few shares of block.
-  const bool spread = partial.search.parallelism == "auto";
-  const std::int64_t stride = spread ? std::max<std::int64_t>(1, (layers + 3) / 4) : 1;
-  for (std::int64_t n = 1; n <= (spread ? std::min<std::int64_t>(1, layers) : layers); ++n)
-    values.push_back(
-        recompute_value("full recompute uniform " + std::to_string(n), "full", {}, "uniform", std::to_string(n)));
-  for (std::int64_t n = stride; n < layers; n += stride)
+  // block n: the first n layers of every chunk (block with all of them is uniform 1); uniform n: groups of n layers.
+  for (std::int64_t n = 1; n < layers; ++n)
     values.push_back(
         recompute_value("full recompute block " + std::to_string(n), "full", {}, "block", std::to_string(n)));
+  for (std::int64_t n = 1; n <= layers; ++n)
+    values.push_back(
+        recompute_value("full recompute uniform " + std::to_string(n), "full", {}, "uniform", std::to_string(n)));
   return values;
 }
 
-/// Shares of the groups that move; from 0.19 on (--activation-offload-fraction).
+/// Shares of the groups that move, where the version has --activation-offload-fraction.
 std::vector<const char*> fractions(const Scenario& partial, bool nothing) {
-  const auto& version = partial.software.megatron_core;
-  if (nothing || version == "0.16.0" || version == "0.17.0" || version == "0.18.0") return {""};
+  if (nothing || !scenario::versions_of("activation_offload_fraction").has(scenario::core_version(partial.software)))
+    return {""};
   return {"0.25", "0.5", "0.75", "1"};
 }
 
@@ -150,20 +163,23 @@ void add_whole_layers(const Scenario& partial, std::vector<Value>& values) {
 }
 
 std::vector<Value> offload_values(const Scenario& partial, LeftOut& left_out) {
-  std::vector<std::string> modules = {"attn_norm", "qkv_linear", "core_attn", "attn_proj",
-                                      "mlp_norm",  "expert_fc1", "moe_act"};
-  if (partial.settings.use_transformer_engine_op_fuser) modules.emplace_back("fused_group_mlp");
-  // attn_proj is legal only beside core_attn: it is offered as that pair.
-  std::erase(modules, "attn_proj");
+  // What is legal only beside another module is offered with that one.
+  const auto offered = searched(scenario::offload_catalogue(), partial);
+  std::vector<std::string> modules;
+  for (const auto& row : offered)
+    if (!row.beside) modules.emplace_back(row.name);
   std::vector<Value> values;
-  for (auto set : subsets(partial, modules, "offload", set_offload, left_out)) {
-    const bool attention = has(set, "core_attn");
-    for (const bool projection : {false, true}) {
-      if (projection && !attention) continue;
-      if (projection) set.emplace_back("attn_proj");
-      for (const auto* fraction : fractions(partial, set.empty())) values.push_back(offload_value(set, fraction));
+  for (const auto& alone : subsets(partial, modules, "offload", set_offload, left_out)) {
+    Sets sets = {alone};
+    for (const auto& row : offered) {
+      if (!row.beside || !lists(alone, *row.beside)) continue;
+      const auto before = sets.size();
+      for (std::size_t i = 0; i < before; ++i) sets.push_back(sets[i]), sets.back().emplace_back(row.name);
     }
+    for (const auto& set : sets)
+      for (const auto* fraction : fractions(partial, set.empty())) values.push_back(offload_value(set, fraction));
   }
+  values.front() = no_offload(partial);
   add_whole_layers(partial, values);
   return values;
 }
@@ -201,7 +217,7 @@ std::vector<Value> wgrad_values(const Scenario& partial, LeftOut&) {
   }
   values.push_back(overlap_value(partial, true, false));
   values.push_back(overlap_value(partial, true, true));
-  if (partial.software.megatron_core != "pr-4268") return values;
+  if (scenario::core_version(partial.software) != scenario::Version::pr_4268) return values;
   const auto delayed = values.back();
   values.pop_back();
   for (std::int64_t n = 0; n <= layers_per_chunk(partial); ++n)
@@ -219,18 +235,30 @@ std::vector<Value> wgrad_values(const Scenario& partial, LeftOut&) {
 }
 
 std::vector<Value> allocator_values(const Scenario& partial, LeftOut&) {
-  std::string others, conf = scenario::variable(partial, allocator_variable);
+  const std::string conf = scenario::variable(partial, allocator_variable);
+  std::string others;
+  bool expands = false;
   for (std::size_t at = 0; at < conf.size();) {
     const auto end = std::min(conf.find(',', at), conf.size());
     if (const auto option = conf.substr(at, end - at); !option.starts_with("expandable_segments"))
       others += (others.empty() ? "" : ",") + option;
+    else
+      expands = option == "expandable_segments:True";
     at = end + 1;
   }
-  Value expandable{"expandable segments",
-                   {},
-                   {{allocator_variable, (others.empty() ? "" : others + ",") + "expandable_segments:True"}}};
+  // What stands keeps its wording: a value that only says the same in other words would be a change.
+  Value fixed{"default allocator", {}, {{allocator_variable, expands ? others : conf}}};
+  const auto on = (others.empty() ? "" : others + ",") + "expandable_segments:True";
+  Value expandable{"expandable segments", {}, {{allocator_variable, expands ? conf : on}}};
   if (te_graphs(partial)) expandable.environment.emplace_back("NCCL_GRAPH_REGISTER", "0");
-  return {{"default allocator", {}, {{allocator_variable, others}}}, std::move(expandable)};
+  return {std::move(fixed), std::move(expandable)};
+}
+
+/// Opening a dimension takes no choice away: what stands is one of its values, the last if nothing else says it.
+std::vector<Value> with_given(std::vector<Value> values, const Scenario& partial, Decides what) {
+  if (!values.empty() && std::ranges::none_of(values, [&](const Value& v) { return changes_nothing(v, partial); }))
+    values.push_back({as_given(what), {}, {}});
+  return values;
 }
 
 bool any_stated(const Scenario& s, const std::vector<std::string>& fields) {
@@ -238,6 +266,20 @@ bool any_stated(const Scenario& s, const std::vector<std::string>& fields) {
 }
 
 }  // namespace
+
+std::string as_given(Decides what) {
+  constexpr std::array names = {"",           "parallelism ", "micro batch ", "pipeline ", "layout ", "wgrad delay ",
+                                "recompute ", "offload ",     "allocator "};
+  return std::string(names[static_cast<std::size_t>(what)]) + "as given";
+}
+
+Value no_offload(const Scenario& partial) {
+  Value value = offload_value({}, "");
+  if (!partial.settings.cpu_offloading) return value;
+  value.settings.emplace_back("cpu_offloading", "false");
+  value.settings.emplace_back("cpu_offloading_num_layers", "0");
+  return value;
+}
 
 std::string joined(const std::vector<std::string>& words, std::string_view between) {
   std::string text;
@@ -248,11 +290,15 @@ std::string joined(const std::vector<std::string>& words, std::string_view betwe
 std::string list_text(const std::vector<std::string>& words) { return "[" + joined(words, ", ") + "]"; }
 
 Sets recompute_sets(const Scenario& scenario, LeftOut& left_out) {
-  std::vector<std::string> modules = {"core_attn", "layernorm",      "mla_up_proj", "mlp",
-                                      "moe_act",   "shared_experts", "moe"};
+  std::vector<std::string> modules;
+  for (const auto& row : searched(scenario::recompute_catalogue(), scenario)) modules.emplace_back(row.name);
   auto sets = subsets(scenario, modules, "recompute", set_recompute, left_out);
-  // moe replays the whole MoE layer: moe_act and shared_experts beside it can only add to that.
-  std::erase_if(sets, [](const auto& set) { return has(set, "moe") && any_of(set, {"moe_act", "shared_experts"}); });
+  // What another module of the set replays anyway can only add to that.
+  std::erase_if(sets, [](const auto& set) {
+    return std::ranges::any_of(scenario::recompute_catalogue(), [&](const auto& row) {
+      return has(set, row.name) && std::ranges::any_of(row.covers, [&](Recompute part) { return lists(set, part); });
+    });
+  });
   return sets;
 }
 
@@ -260,14 +306,16 @@ std::vector<Scenario> least_kept(const Scenario& partial) {
   LeftOut ignored;
   std::vector<Scenario> all;
   if (partial.search.recompute == "auto") {
-    if (!graphs(partial)) {
-      all.push_back(partial);
-      apply(recompute_value("", "full", {}, "uniform", "1"), all.back());
-    }
-    // The largest sets without and with `moe`, which contains others.
-    for (const bool moe : {false, true}) {
+    // Every layer's input, or one of a whole chunk beside all that its layers need while they are replayed.
+    for (const auto layers : std::set<std::int64_t>{1, layers_per_chunk(partial)})
+      if (!graphs(partial) && layers > 0) {
+        all.push_back(partial);
+        apply(recompute_value("", "full", {}, "uniform", std::to_string(layers)), all.back());
+      }
+    // The largest sets without and with what contains others.
+    for (const bool whole : {false, true}) {
       auto sets = recompute_sets(partial, ignored);
-      std::erase_if(sets, [&](const auto& set) { return has(set, "moe") != moe; });
+      std::erase_if(sets, [&](const auto& set) { return covers_others(set) != whole; });
       if (sets.empty()) continue;
       all.push_back(partial);
       set_recompute(all.back(), sets.back());
@@ -290,29 +338,38 @@ std::vector<Scenario> least_kept(const Scenario& partial) {
 std::vector<Dimension> dimensions(const Scenario& scenario) {
   std::vector<Dimension> all;
   for (const auto& [field, values] : scenario.search.values)
-    all.push_back({field, [field, values](const Scenario&, LeftOut&) {
+    all.push_back({Decides::field, [field, values](const Scenario&, LeftOut&) {
                      std::vector<Value> list;
                      for (const auto& value : values) list.push_back({field + " " + value, {{field, value}}, {}});
                      return list;
                    }});
   const auto& search = scenario.search;
-  const auto open = [&](const std::string& wish, std::string name, const std::vector<std::string>& fields,
-                        auto values) {
-    if (wish == "auto" && !any_stated(scenario, fields)) all.push_back({std::move(name), values});
+  const auto open = [&](const std::string& wish, Decides what, const std::vector<std::string>& fields, auto values) {
+    if (wish != "auto" || any_stated(scenario, fields)) return;
+    all.push_back({what, [values, what](const Scenario& partial, LeftOut& left_out) {
+                     return with_given(values(partial, left_out), partial, what);
+                   }});
   };
-  open(search.parallelism, "parallelism", {"tensor_model_parallel_size", "pipeline_model_parallel_size"},
+  open(search.parallelism, Decides::parallelism, {"tensor_model_parallel_size", "pipeline_model_parallel_size"},
        parallelism_values);
-  open(search.microbatch, "microbatch", {"micro_batch_size"}, microbatch_values);
+  open(search.microbatch, Decides::microbatch, {"micro_batch_size"}, microbatch_values);
   // Another pipeline size needs an interleaving and a layer split of its own.
   const bool spread = search.parallelism == "auto";
-  open(spread ? "auto" : search.pipeline, "pipeline", {"virtual_pipeline_model_parallel_size"}, pipeline_values);
-  open(layout_is_open(scenario) ? "auto" : "keep", "layout", {"pipeline_model_parallel_layout"}, layout_values);
-  open(search.wgrad_delay, "wgrad_delay", {"delay_wgrad_compute", "overlap_moe_expert_parallel_comm"}, wgrad_values);
-  open(search.recompute, "recompute",
+  open(spread ? "auto" : search.pipeline, Decides::pipeline, {"virtual_pipeline_model_parallel_size"}, pipeline_values);
+  open(layout_is_open(scenario) ? "auto" : "keep", Decides::layout, {"pipeline_model_parallel_layout"}, layout_values);
+  open(search.wgrad_delay, Decides::wgrad_delay, {"delay_wgrad_compute", "overlap_moe_expert_parallel_comm"},
+       wgrad_values);
+  open(search.recompute, Decides::recompute,
        {"recompute_granularity", "recompute_modules", "recompute_method", "recompute_num_layers"}, recompute_values);
-  open(search.offload, "offload", {"offload_modules", "fine_grained_activation_offloading"}, offload_values);
-  open(search.allocator, "allocator", {}, allocator_values);
+  open(search.offload, Decides::offload, {"offload_modules", "fine_grained_activation_offloading"}, offload_values);
+  open(search.allocator, Decides::allocator, {}, allocator_values);
   return all;
+}
+
+bool changes_nothing(const Value& value, const Scenario& s) {
+  const auto stands = [&](const auto& setting) { return scenario::get(s, setting.first) == setting.second; };
+  const auto is_set = [&](const auto& variable) { return scenario::variable(s, variable.first) == variable.second; };
+  return std::ranges::all_of(value.settings, stands) && std::ranges::all_of(value.environment, is_set);
 }
 
 void apply(const Value& value, Scenario& scenario) {

@@ -2,6 +2,7 @@
 // dimensions see the choices of earlier ones (the layers of a chunk follow from the virtual pipeline size).
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <string>
 #include <vector>
@@ -22,8 +23,25 @@ struct LeftOut {
   std::vector<std::string> notes;  ///< asked for and not searched
 };
 
+/// What a dimension decides. How the model is spread and scheduled comes first (a structure), then what a structure
+/// leaves open.
+enum class Decides : std::uint8_t {
+  field,  ///< a field whose values search.values states
+  parallelism,
+  microbatch,
+  pipeline,
+  layout,
+  wgrad_delay,
+  recompute,
+  offload,
+  allocator
+};
+/// What a choice is called that leaves a dimension as the scenario has it: "recompute as given".
+std::string as_given(Decides what);
+constexpr bool structural(Decides what) { return what < Decides::recompute; }
+
 struct Dimension {
-  std::string name;
+  Decides what;
   std::function<std::vector<Value>(const scenario::Scenario& partial, LeftOut& left_out)> values;
 };
 
@@ -39,11 +57,16 @@ std::vector<Value> microbatch_values(const scenario::Scenario& partial, LeftOut&
 std::vector<Value> pipeline_values(const scenario::Scenario& partial, LeftOut& left_out);
 std::vector<Value> layout_values(const scenario::Scenario& partial, LeftOut& left_out);
 
+/// The first value of the dimension "offload": nothing is.
+Value no_offload(const scenario::Scenario& partial);
+
 /// What keeps least of a structure's activations among what is searched: full recompute of every layer; whatever can be
 /// recomputed and offloaded beside each other; what is not searched stays as given.
 std::vector<scenario::Scenario> least_kept(const scenario::Scenario& partial);
 
 void apply(const Value& value, scenario::Scenario& scenario);
+/// Does the scenario already say all of it?
+bool changes_nothing(const Value& value, const scenario::Scenario& scenario);
 
 /// Every set of recompute modules that is legal and not equal to a smaller one, the empty set first.
 std::vector<std::vector<std::string>> recompute_sets(const scenario::Scenario& scenario, LeftOut& left_out);

@@ -105,7 +105,20 @@ std::vector<Value> parallelism_values(const Scenario& partial, LeftOut&) {
   const Int gpus = partial.cluster.num_gpus, groups = scenario::num_query_groups(partial);
   constexpr Int fewest_tokens = 1024;  // of a context-parallel rank: shorter parts leave the tensor cores idle
   constexpr Int most_stages = 32;
-  std::vector<Value> values;
+  // What is given stays as it is, in all that hangs on it, also where nothing below would propose it.
+  const auto label = [&](Int tp, Int pp, Int cp, Int ep, Int dp) {
+    auto text = "TP " + std::to_string(tp) + " PP " + std::to_string(pp);
+    if (cp > 1) text += " CP " + std::to_string(cp);
+    if (ep > 1) text += " EP " + std::to_string(ep);
+    return text + " DP " + std::to_string(dp);
+  };
+  const Int tp_given = given.tensor_model_parallel_size, pp_given = given.pipeline_model_parallel_size,
+            cp_given = given.context_parallel_size, ep_given = given.expert_model_parallel_size;
+  std::vector<Value> values = {
+      {label(tp_given, pp_given, cp_given, ep_given, scenario::data_parallel_size(partial)), {}, {}}};
+  const bool usual = given.sequence_parallel == (tp_given > 1) &&
+                     (!m.num_moe_experts || scenario::expert_tensor_parallel_size(partial) == 1);
+  if (!usual) values.front().label += ", as given";
   for (const Int tp : divisors(gpus, partial.cluster.gpus_per_node)) {
     if (m.num_attention_heads % tp != 0 || (groups % tp != 0 && tp % groups != 0)) continue;
     for (const Int cp : divisors(gpus / tp, 16)) {
@@ -115,11 +128,9 @@ std::vector<Value> parallelism_values(const Scenario& partial, LeftOut&) {
         if (given.global_batch_size % dp != 0) continue;
         for (const Int ep : divisors(m.num_moe_experts.value_or(1), gpus / pp)) {
           if ((gpus / pp) % ep != 0) continue;
+          if (usual && tp == tp_given && pp == pp_given && cp == cp_given && ep == ep_given) continue;
           Value value;
-          value.label = "TP " + std::to_string(tp) + " PP " + std::to_string(pp);
-          if (cp > 1) value.label += " CP " + std::to_string(cp);
-          if (ep > 1) value.label += " EP " + std::to_string(ep);
-          value.label += " DP " + std::to_string(dp);
+          value.label = label(tp, pp, cp, ep, dp);
           value.settings = {{"tensor_model_parallel_size", std::to_string(tp)},
                             {"sequence_parallel", tp > 1 ? "true" : "false"},
                             {"context_parallel_size", std::to_string(cp)},
@@ -151,9 +162,10 @@ std::vector<Value> parallelism_values(const Scenario& partial, LeftOut&) {
 
 std::vector<Value> microbatch_values(const Scenario& partial, LeftOut&) {
   const Int each = partial.settings.global_batch_size / std::max<Int>(1, scenario::data_parallel_size(partial));
-  constexpr Int largest = 16;
+  // Beyond these a kernel gains nothing from more tokens, and activations grow with each.
+  constexpr Int largest = 16, most_tokens = 131'072;
   std::vector<Value> values;
-  for (const auto size : divisors(each, partial.search.parallelism == "auto" ? largest : each))
+  for (const auto size : divisors(each, std::max(largest, most_tokens / partial.model.seq_length)))
     values.push_back({"micro batch " + std::to_string(size), {{"micro_batch_size", std::to_string(size)}}, {}});
   return values;
 }
@@ -179,11 +191,10 @@ std::vector<Value> pipeline_values(const Scenario& partial, LeftOut& left_out) {
     return v <= most_by_layout && layers >= stages * v;
   };
   std::vector<Value> values;
-  const bool interleaved = scenario::interleaved(partial), spread = partial.search.parallelism == "auto";
+  const bool interleaved = scenario::interleaved(partial);
   const Int microbatches = scenario::num_microbatches(partial);
-  constexpr Int most_chunks = 12;  // where whole layouts are searched
   const Int most = std::max<Int>(1, (layers + 2) / stages);
-  for (Int v = 1; v <= (spread ? std::min(most, most_chunks) : most); ++v) {
+  for (Int v = 1; v <= most; ++v) {
     if (!possible(v)) continue;
     if (v == 1) {
       Value plain{"no interleaving", {{"virtual_pipeline_model_parallel_size", "none"}}, {}};
@@ -200,12 +211,11 @@ std::vector<Value> pipeline_values(const Scenario& partial, LeftOut& left_out) {
     std::vector<std::pair<Int, std::string>> groups = {{stages, "none"}};
     if (const auto stated = settings.microbatch_group_size_per_vp_stage; stated && *stated != stages)
       groups.insert(groups.begin(), {*stated, optional_text(stated)});
-    if ((!spread || !moe_model(partial)) && 2 * stages <= microbatches && groups.front().first != 2 * stages)
+    if (2 * stages <= microbatches && groups.front().first != 2 * stages)
       groups.emplace_back(2 * stages, std::to_string(2 * stages));
     for (const auto& [n, text] : groups) {
-      // Where whole layouts are searched, those that Megatron refuses are not listed one by one.
-      const bool runs = n <= microbatches && (microbatches % n == 0 || microbatches % n >= stages);
-      if (spread && !runs) continue;
+      // Megatron refuses the others: they are not listed one by one.
+      if (n > microbatches || (microbatches % n != 0 && microbatches % n < stages)) continue;
       Value one = value;
       if (n != stages) one.label += ", N " + text;
       link(one, partial, "microbatch_group_size_per_vp_stage", text);

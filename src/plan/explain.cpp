@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <map>
 
 #include "candidates.hpp"
 #include "rules.hpp"
@@ -15,8 +14,6 @@ namespace {
 
 using predict::Prediction;
 using predict::RankPrediction;
-
-double ms(std::int64_t ns) { return static_cast<double>(ns) / 1e6; }
 
 /// A difference that moves a step by less than this is not worth a word.
 constexpr double worth_saying_ms = 0.1;
@@ -42,7 +39,7 @@ std::string differences(const Prediction& from, const Prediction& to) {
   const auto before = accounts(from), after = accounts(to);
   std::vector<std::pair<std::string_view, double>> moved;
   for (std::size_t i = 0; i < std::min(before.size(), after.size()); ++i)
-    if (const double delta = ms(after[i].second - before[i].second); std::abs(delta) >= worth_saying_ms)
+    if (const double delta = ns_to_ms(after[i].second - before[i].second); std::abs(delta) >= worth_saying_ms)
       moved.emplace_back(after[i].first, delta);
   std::ranges::stable_sort(moved, std::greater<>(), [](const auto& m) { return std::abs(m.second); });
   std::string text;
@@ -59,32 +56,18 @@ std::string memory_of(const Prediction& p) {
   const auto* rank = rank_of(p, tightest_rank(p));
   if (rank == nullptr) return "no memory figures";
   return fmt::format("rank {} peaks at {} and reserves {} ({} outside the allocator), {} below the limit of {}",
-                     rank->pp_rank, format_bytes(rank->peak_allocated), format_bytes(rank->peak_reserved),
+                     rank->pp_rank, format_bytes(rank->walk.peak_allocated), format_bytes(rank->walk.peak_reserved),
                      format_bytes(rank->outside_allocator), format_bytes(reserved_margin(p)),
                      format_bytes(p.memory_limit));
 }
 
-/// What the backward pass runs again (reference: TransformerLayer and the modules' own forward).
-std::string replayed(const std::string& label) {
-  static const std::map<std::string, std::string_view> work = {
-      {"core_attn", "the attention kernel's forward"},
-      {"layernorm", "the norms"},
-      {"mla_up_proj", "the up-projections and the rotary embedding"},
-      {"mlp", "norm, fc1, activation and fc2 of every dense layer"},
-      {"moe_act", "the experts' activation"},
-      {"shared_experts", "the shared experts"},
-      {"moe", "router, both all-to-alls, the experts and the shared experts"},
-  };
-  if (label.starts_with("full recompute")) return "whole layers";
-  constexpr std::string_view prefix = "recompute ";
-  if (!label.starts_with(prefix)) return {};
+/// What the backward pass runs again.
+std::string replayed(const scenario::Scenario& scenario) {
+  if (full(scenario)) return "whole layers";
   std::string text;
-  for (std::size_t at = prefix.size(); at < label.size();) {
-    const auto end = std::min(label.find(", ", at), label.size());
-    if (const auto found = work.find(label.substr(at, end - at)); found != work.end())
-      text += (text.empty() ? "" : " and ") + std::string(found->second);
-    at = end + 2;
-  }
+  for (const auto& name : scenario::recompute_modules(scenario))
+    if (const auto* module = scenario::find_recompute(name); module != nullptr)
+      text += (text.empty() ? "" : " and ") + std::string(module->what);
   return text;
 }
 
@@ -93,25 +76,26 @@ std::string memory_change(const Prediction& best, const Prediction& other) {
   const int rank = peak_rank(best);
   const auto *before = rank_of(best, rank), *after = rank_of(other, rank);
   if (before == nullptr || after == nullptr) return {};
-  const auto freed = before->peak_allocated - after->peak_allocated;
+  const auto freed = before->walk.peak_allocated - after->walk.peak_allocated;
   if (freed.value > 0)
     return fmt::format("frees {} on rank {}{}", format_bytes(freed), rank, best.fits ? ", which is not needed" : "");
   if (freed.value < 0) return fmt::format("needs {} more on rank {}", format_bytes(Bytes(-freed.value)), rank);
   return fmt::format("leaves the peak of rank {} as it is", rank);
 }
 
-std::string against(const Trial& best, const Trial& other, std::size_t dimension) {
+std::string against(const Trial& best, const Trial& other, std::size_t dimension, Decides what) {
   const auto &winner = best.candidate.prediction, &loser = other.candidate.prediction;
   std::string text = fmt::format("{}: {:+.1f} % step ({}", other.candidate.choices[dimension], percent(winner, loser),
                                  differences(winner, loser));
-  if (const auto work = replayed(other.candidate.choices[dimension]); !work.empty())
+  const auto work = what == Decides::recompute ? replayed(other.candidate.scenario) : std::string();
+  if (!work.empty())
     text += fmt::format("; replays {}: {:.1f} ms of recompute", work,
-                        ms(accounts(loser).empty() ? 0 : accounts(loser)[0].second));
+                        ns_to_ms(accounts(loser).empty() ? 0 : accounts(loser)[0].second));
   text += "), " + memory_change(winner, loser);
   const auto* tightest = rank_of(loser, tightest_rank(loser));
   if (!loser.fits && tightest != nullptr)
     text += fmt::format("; does not fit: rank {} reserves {} and holds {} outside of {}", tightest->pp_rank,
-                        format_bytes(tightest->peak_reserved), format_bytes(tightest->outside_allocator),
+                        format_bytes(tightest->walk.peak_reserved), format_bytes(tightest->outside_allocator),
                         format_bytes(loser.memory_limit));
   return text;
 }
@@ -120,74 +104,96 @@ std::string fragmentation(const Prediction& p) {
   const int rank = peak_rank(p);
   const auto* r = rank_of(p, rank);
   if (r == nullptr) return {};
-  const auto idle = r->peak_reserved - r->peak_allocated - r->graph_pool;
-  std::string text =
-      fmt::format("{} reserved for a peak of {} (", format_bytes(r->peak_reserved), format_bytes(r->peak_allocated));
-  if (r->graph_pool > Bytes(0)) text += format_bytes(r->graph_pool) + " are the CUDA graphs' own pool, ";
-  return text + format_bytes(idle) + " fragmentation" + (r->retried ? ", after giving cached blocks back)" : ")");
+  const auto idle = r->walk.peak_reserved - r->walk.peak_allocated - r->walk.graph_pool;
+  std::string text = fmt::format("{} reserved for a peak of {} (", format_bytes(r->walk.peak_reserved),
+                                 format_bytes(r->walk.peak_allocated));
+  if (r->walk.graph_pool > Bytes(0)) text += format_bytes(r->walk.graph_pool) + " are the CUDA graphs' own pool, ";
+  return text + format_bytes(idle) + " fragmentation" + (r->walk.retried ? ", after giving cached blocks back)" : ")");
+}
+
+/// Of a tie, what decided.
+std::string reason_of(const Trial& best, const Trial& other) {
+  switch (decided(best, other)) {
+    case Decided::probability:
+      return fmt::format("it fits with {:.0f} % against {:.0f} %", 100 * best.probability, 100 * other.probability);
+    case Decided::given:
+      return "what is given stays";
+    case Decided::changes:
+      return fmt::format("it changes {} of what is given, the other {}", best.changes, other.changes);
+    case Decided::time:
+      break;
+  }
+  return "the faster of the two";
+}
+
+std::string nothing_fits(const Plan& plan) {
+  const auto& s = plan.searched;
+  if (s.interrupted) return "interrupted before anything that fits was found";
+  if (!plan.closest) return "no candidate is legal: what stands below is why";
+  const auto& c = *plan.closest;
+  std::string text = c.proved ? "nothing fits: every candidate was shown to exceed the memory limit"
+                              : fmt::format("nothing that was looked at fits; {} candidates were not", s.undecided);
+  return text + fmt::format("; closest is {}: rank {} lacks {}{}", c.label, c.rank, c.exact ? "" : "at least ",
+                            format_bytes(c.lacking));
 }
 
 }  // namespace
 
 std::vector<std::string> explain(const Plan& plan, const std::vector<Trial>& trials,
-                                 const std::vector<std::size_t>& order, const std::vector<Dimension>& dimensions,
-                                 const LeftOut& left_out) {
+                                 const std::vector<std::size_t>& order, const std::vector<std::size_t>& others,
+                                 const std::vector<Dimension>& dimensions, const LeftOut& left_out) {
   std::vector<std::string> why;
+  if (!plan.best) why.push_back(nothing_fits(plan));
   if (order.empty()) {
-    if (plan.searched.interrupted)
-      why.emplace_back("interrupted before anything was found");
-    else if (trials.empty() && plan.searched.too_large > 0)
-      why.push_back(
-          fmt::format("nothing fits: all {} candidates exceed the memory limit whatever is recomputed or offloaded "
-                      "(parameters, gradients, optimizer state and the inputs of every layer)",
-                      plan.searched.too_large));
-    else
-      why.emplace_back(trials.empty() ? "no candidate is legal: what stands below is why"
-                                      : "no candidate has a prediction");
+    for (const auto& note : left_out.notes) why.push_back(note);
     return why;
   }
   const Trial& best = trials[order.front()];
   const auto& winner = best.candidate.prediction;
   if (!plan.best) {
-    why.push_back(fmt::format("nothing fits; the fastest, {}, takes {:.1f} ms; {}", best.candidate.label,
-                              ms(winner.step_ns), memory_of(winner)));
+    why.push_back(fmt::format("the fastest, {}, takes {:.1f} ms; {}", best.candidate.label, ns_to_ms(winner.step_ns),
+                              memory_of(winner)));
   } else {
-    why.push_back(fmt::format("{}: {:.1f} ms a step; {}", best.candidate.label, ms(winner.step_ns), memory_of(winner)));
+    why.push_back(
+        fmt::format("{}: {:.1f} ms a step; {}", best.candidate.label, ns_to_ms(winner.step_ns), memory_of(winner)));
   }
   if (!plan.has_baseline) {
     // a model alone: nothing to compare with
   } else if (plan.baseline_refused.empty()) {
     const auto& given = plan.baseline.prediction;
-    why.push_back(fmt::format("against the scenario as given ({:.1f} ms{}): {:+.1f} % ({})", ms(given.step_ns),
-                              given.fits ? "" : ", does not fit", percent(given, winner), differences(given, winner)));
+    if (best.given && plan.best)
+      why.emplace_back("nothing is faster than the scenario as given by more than a tie");
+    else
+      why.push_back(fmt::format("against the scenario as given ({:.1f} ms{}): {:+.1f} % ({})", ns_to_ms(given.step_ns),
+                                given.fits ? "" : ", does not fit", percent(given, winner),
+                                differences(given, winner)));
   } else {
     why.push_back("the scenario as given has no prediction: " + plan.baseline_refused);
   }
-  if (order.size() > 1) {
-    const Trial& second = trials[order[1]];
+  for (const auto i : others) {
+    const Trial& second = trials[i];
     const auto& next = second.candidate.prediction;
-    std::string text =
-        fmt::format("against the next best, {} ({:.1f} ms): ", beside(best.candidate.choices, second.candidate.choices),
-                    ms(next.step_ns));
-    if (next.fits != winner.fits)
-      text += "it does not fit";
-    else if (std::abs(percent(winner, next)) <= 100 * tie_share)
-      text += fmt::format("a tie, {:+.2f} % is within {:.1f} %; decided by reserved memory, {} free against {}",
-                          percent(winner, next), 100 * tie_share, format_bytes(reserved_margin(winner)),
-                          format_bytes(reserved_margin(next)));
+    if (next.fits != winner.fits) continue;
+    const auto label = beside(best.candidate.choices, second.candidate.choices);
+    if (std::abs(percent(winner, next)) <= 100 * tie_share)
+      why.push_back(fmt::format("against {} ({:.1f} ms): a tie, {:+.2f} % is within {:.1f} %; {}", label,
+                                ns_to_ms(next.step_ns), percent(winner, next), 100 * tie_share,
+                                reason_of(best, second)));
     else
-      text += fmt::format("{:+.1f} % ({})", percent(next, winner), differences(next, winner));
-    why.push_back(std::move(text));
+      why.push_back(fmt::format("against the next best, {} ({:.1f} ms): {:+.1f} % ({})", label, ns_to_ms(next.step_ns),
+                                percent(next, winner), differences(next, winner)));
+    break;
   }
 
   for (std::size_t d = 0; d < dimensions.size(); ++d) {
+    if (dimensions[d].what != Decides::allocator) {
+      for (const auto i : others)
+        if (differs_only_in(best, trials[i], d)) why.push_back(against(best, trials[i], d, dimensions[d].what));
+      continue;
+    }
     for (const auto i : order) {
       const Trial& other = trials[i];
       if (!differs_only_in(best, other, d)) continue;
-      if (dimensions[d].name != "allocator") {
-        why.push_back(against(best, other, d));
-        continue;
-      }
       why.push_back(fmt::format("fragmentation on rank {}: {}: {}; {}: {}; the step time is the same",
                                 peak_rank(winner), best.candidate.choices[d], fragmentation(winner),
                                 other.candidate.choices[d], fragmentation(other.candidate.prediction)));

@@ -45,24 +45,53 @@ Scenario proposed(Scenario scenario) {
     p.set("settings", "moe_token_dispatcher_type", "alltoall");
     p.set("settings", "moe_router_dtype", "fp32");
   }
-  p.search({"parallelism", "microbatch", "pipeline", "layout", "recompute", "allocator"});
-  if (moe) p.search({"wgrad_delay"});
+  p.search({"parallelism", "microbatch", "pipeline", "layout", "wgrad_delay", "recompute", "offload", "allocator"});
   return p.take();
 }
 
+namespace {
+
+constexpr std::pair<const char*, std::string scenario::Search::*> wishes[] = {
+    {"recompute", &scenario::Search::recompute},     {"offload", &scenario::Search::offload},
+    {"wgrad_delay", &scenario::Search::wgrad_delay}, {"pipeline", &scenario::Search::pipeline},
+    {"layout", &scenario::Search::layout},           {"allocator", &scenario::Search::allocator},
+    {"parallelism", &scenario::Search::parallelism}, {"microbatch", &scenario::Search::microbatch}};
+
+}  // namespace
+
 bool opens_something(const Scenario& scenario) {
-  const auto& search = scenario.search;
-  const auto wishes = {&search.recompute, &search.offload,   &search.wgrad_delay, &search.pipeline,
-                       &search.layout,    &search.allocator, &search.parallelism, &search.microbatch};
-  return !search.values.empty() || std::ranges::any_of(wishes, [](const auto* wish) { return *wish == "auto"; });
+  return !scenario.search.values.empty() ||
+         std::ranges::any_of(wishes, [&](const auto& wish) { return scenario.search.*wish.second == "auto"; });
 }
 
 Scenario opened(Scenario scenario) {
-  const bool moe = moe_model(scenario);
   Proposal p(std::move(scenario));
-  p.search({"pipeline", "recompute", "allocator"});
-  if (moe) p.search({"wgrad_delay"});
+  p.search({"recompute", "offload", "wgrad_delay", "pipeline", "layout", "allocator"});
   return p.take();
+}
+
+Scenario opened(Scenario scenario, const std::vector<std::string>& names) {
+  std::vector<std::string> known = {"all"};
+  for (const auto& [name, wish] : wishes) known.emplace_back(name);
+  for (const auto& name : names) {
+    if (std::ranges::find(known, name) == known.end())
+      throw UsageError({"command line", 0}, "--open", "unknown dimension \"" + name + "\"", known,
+                       nearest_name(name, known));
+    for (const auto& [one, wish] : wishes)
+      if (name == "all" || name == one) scenario.search.*wish = "auto";
+  }
+  return scenario;
+}
+
+std::pair<std::vector<std::string>, std::vector<std::string>> open_and_closed(const Scenario& scenario) {
+  std::pair<std::vector<std::string>, std::vector<std::string>> both;
+  for (const auto& [field, values] : scenario.search.values) both.first.push_back(field);
+  const bool spread = scenario.search.parallelism == "auto";
+  for (const auto& [name, wish] : wishes) {
+    const bool implied = spread && (wish == &scenario::Search::pipeline || wish == &scenario::Search::layout);
+    (scenario.search.*wish == "auto" || implied ? both.first : both.second).emplace_back(name);
+  }
+  return both;
 }
 
 }  // namespace pipewright::plan

@@ -1,7 +1,8 @@
-// The order of candidates: what fits, then time with its ties, then the reserved memory that is left.
+// The order of candidates: what fits, then time; among ties what surely fits, what is given, what changes least.
 #include <algorithm>
 #include <functional>
 #include <limits>
+#include <tuple>
 
 #include "candidates.hpp"
 
@@ -10,8 +11,15 @@ namespace pipewright::plan {
 namespace {
 
 Bytes left_on(const predict::Prediction& p, const predict::RankPrediction& rank) {
-  return p.memory_limit - rank.peak_reserved - rank.outside_allocator;
+  return p.memory_limit - rank.walk.peak_reserved - rank.outside_allocator;
 }
+
+/// Probabilities in whole percent: smaller differences are below what the errors' spread is known to.
+int percent_to_fit(const Trial& trial) {
+  return trial.probability >= sure_to_fit ? 100 : static_cast<int>(100 * trial.probability);
+}
+
+auto preference(const Trial& t) { return std::tuple(-percent_to_fit(t), !t.given, t.changes); }
 
 }  // namespace
 
@@ -24,18 +32,18 @@ double cost(const predict::Prediction& prediction, const std::string& objective)
 
 Bytes largest_peak(const predict::Prediction& prediction) {
   Bytes most;
-  for (const auto& rank : prediction.ranks) most = std::max(most, rank.peak_allocated);
+  for (const auto& rank : prediction.ranks) most = std::max(most, rank.walk.peak_allocated);
   return most;
 }
 
 Bytes largest_need(const predict::Prediction& prediction) {
   Bytes most;
-  for (const auto& rank : prediction.ranks) most = std::max(most, rank.peak_reserved + rank.outside_allocator);
+  for (const auto& rank : prediction.ranks) most = std::max(most, rank.walk.peak_reserved + rank.outside_allocator);
   return most;
 }
 
 int peak_rank(const predict::Prediction& prediction) {
-  const auto at = std::ranges::max_element(prediction.ranks, {}, &predict::RankPrediction::peak_allocated);
+  const auto at = std::ranges::max_element(prediction.ranks, {}, [](const auto& r) { return r.walk.peak_allocated; });
   return at == prediction.ranks.end() ? 0 : at->pp_rank;
 }
 
@@ -48,6 +56,12 @@ Bytes reserved_margin(const predict::Prediction& prediction) {
   Bytes least = prediction.memory_limit;
   for (const auto& rank : prediction.ranks) least = std::min(least, left_on(prediction, rank));
   return least;
+}
+
+Decided decided(const Trial& first, const Trial& second) {
+  if (percent_to_fit(first) != percent_to_fit(second)) return Decided::probability;
+  if (first.given != second.given) return Decided::given;
+  return first.changes != second.changes ? Decided::changes : Decided::time;
 }
 
 std::vector<std::size_t> ranking(const std::vector<Trial>& trials, const std::string& objective) {
@@ -66,7 +80,7 @@ std::vector<std::size_t> ranking(const std::vector<Trial>& trials, const std::st
     for (auto at = left.begin(); at != left.end(); ++at) {
       const auto &first = trials[left.front()].candidate.prediction, &other = trials[*at].candidate.prediction;
       if (other.fits != first.fits || price(*at) > price(left.front()) * (1 + tie_share)) break;
-      if (reserved_margin(other) > reserved_margin(trials[*chosen].candidate.prediction)) chosen = at;
+      if (preference(trials[*at]) < preference(trials[*chosen])) chosen = at;
     }
     order.push_back(*chosen);
     left.erase(chosen);
@@ -140,7 +154,7 @@ std::string beside(const std::vector<std::string>& best, const std::vector<std::
 }
 
 std::vector<Point> ladder(const std::vector<Trial>& trials, std::size_t winner, const Reserved& reserved) {
-  struct Step {
+  struct Rung {
     Point point;
     const Trial* trial;
   };
@@ -148,7 +162,7 @@ std::vector<Point> ladder(const std::vector<Trial>& trials, std::size_t winner, 
   const auto& best = trials[winner];
   const auto top = point_of(best, scale);
   if (!top) return {};
-  std::vector<Step> steps;
+  std::vector<Rung> steps;
   for (const auto& trial : trials) {
     if (trial.structure != best.structure || &trial == &best) continue;
     auto point = point_of(trial, scale);
@@ -156,10 +170,10 @@ std::vector<Point> ladder(const std::vector<Trial>& trials, std::size_t winner, 
       steps.push_back({std::move(*point), &trial});
   }
   steps = front_of(
-      std::move(steps), [](const Step& step) -> const Point& { return step.point; }, &Point::needed);
+      std::move(steps), [](const Rung& step) -> const Point& { return step.point; }, &Point::needed);
   constexpr std::size_t most = 8;
   if (steps.size() > most) {
-    std::vector<Step> some;  // evenly over the way down
+    std::vector<Rung> some;  // evenly over the way down
     for (std::size_t i = 0; i < most; ++i) some.push_back(steps[i * (steps.size() - 1) / (most - 1)]);
     steps = std::move(some);
   }

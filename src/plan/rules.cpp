@@ -2,23 +2,27 @@
 #include "rules.hpp"
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <iterator>
+#include <map>
 
 namespace pipewright::plan {
 
+using scenario::OffloadRow;
+
+#include "rule_lines.inc"
+
 namespace {
 
-constexpr std::array<std::string_view, 7> version_names = {"0.16", "0.17", "0.18", "0.19", "dev", "main", "pr-4268"};
-constexpr std::array<std::string_view, 7> version_refs = {
-    "core_r0.16.0", "core_r0.17.0", "core_r0.18.0", "core_r0.19.0", "dev", "main", "pull request 4268"};
 constexpr std::string_view bridge_ref = "Megatron-Bridge main";
 
-/// Column of the scenario's version in `Lines`; an unknown release counts as the newest.
-std::size_t version_column(const Scenario& s) {
-  for (std::size_t i = 0; i < version_names.size(); ++i)
-    if (s.software.megatron_core.starts_with(version_names[i])) return i;
-  return 3;
+/// Column of a version; one whose source was not read yet stands where the one before it does.
+std::size_t cited_column(Version version) {
+  std::size_t column = 0;
+  for (std::size_t i = 0; i < lines_of.size(); ++i)
+    if (lines_of[i] <= version) column = i;
+  return column;
 }
 
 std::int64_t over(std::int64_t a, std::int64_t b) { return b > 0 ? a / b : 0; }
@@ -72,30 +76,33 @@ std::string filled(std::string_view text, const Scenario& s) {
   return out;
 }
 
-std::string cited(const Rule& rule, std::size_t column) {
-  const bool of_bridge = rule.speaker == Speaker::bridge;
-  std::string text(rule.file);
-  // Line 1 marks rules about what a version lacks as a whole.
-  if (rule.lines[column] > 1) text += ":" + std::to_string(rule.lines[column]);
-  return text + " (" + std::string(of_bridge ? bridge_ref : version_refs[column]) + ")";
+std::string cited(const Rule& rule, Version version) {
+  const auto column = cited_column(version);
+  std::string text(rule.source->file);
+  if (const auto line = rule.source->lines[column]; line != 0) text += ":" + std::to_string(line);
+  const auto source = rule.speaker == Speaker::bridge ? bridge_ref : scenario::info(lines_of[column]).source;
+  return text + " (" + std::string(source) + ")";
 }
 
-std::string versions_of(const Rule& rule) {
-  if (rule.speaker == Speaker::bridge) return "Bridge";
-  std::string text;
-  for (std::size_t i = 0; i < rule.lines.size();) {
-    if (rule.lines[i] == 0) {
-      ++i;
-      continue;
-    }
-    auto end = i;
-    while (i < 4 && end + 1 < 4 && rule.lines[end + 1] != 0) ++end;  // releases are one range
-    if (!text.empty()) text += ", ";
-    text += version_names[i];
-    if (end > i) text += "-" + std::string(version_names[end]);
-    i = end + 1;
+/// The newest release that has the rule, else the first version that does.
+Version newest_with(const Rule& rule) {
+  std::optional<Version> release, first;
+  for (const auto& row : scenario::versions()) {
+    if (!rule.versions.has(row.version)) continue;
+    if (row.kind == scenario::VersionKind::release) release = row.version;
+    if (!first) first = row.version;
   }
-  return text;
+  if (!first) throw InternalError("rule of no version: " + std::string(rule.id));
+  return release.value_or(*first);
+}
+
+std::string quoted(const auto& rows) {
+  std::map<int, std::string_view> places;
+  for (const auto& row : rows)
+    if (row.quoted > 0) places.emplace(row.quoted, row.name);
+  std::string list;
+  for (const auto& [place, name] : places) list += (list.empty() ? "" : ", ") + std::string(name);
+  return list;
 }
 
 std::vector<std::string> strings(const std::vector<std::string_view>& views) { return {views.begin(), views.end()}; }
@@ -114,12 +121,21 @@ std::string_view name(Severity severity) {
   throw InternalError("severity");
 }
 
+std::span<const Version> cited_versions() { return lines_of; }
+
+std::uint16_t line_in(const Rule& rule, Version cited) { return rule.source->lines[cited_column(cited)]; }
+
 const std::vector<Rule>& all_rules() {
   static const std::vector<Rule> table = [] {
     std::vector<Rule> rules;
     for (auto* part : {recompute_rules, offload_rules, graph_rules, overlap_rules, parallel_rules, run_rules,
                        effect_rules, trap_rules, bridge_rules})
       std::ranges::move(part(), std::back_inserter(rules));
+    for (auto& rule : rules) {
+      rule.source = std::ranges::find(citations, rule.id, &Citation::rule);
+      if (rule.source == std::end(citations)) throw InternalError("rule without a source: " + std::string(rule.id));
+    }
+    std::ranges::stable_sort(rules, {}, &Rule::source);
     return rules;
   }();
   return table;
@@ -128,13 +144,13 @@ const std::vector<Rule>& all_rules() {
 bool applies(const Rule& rule, const Scenario& scenario) {
   if (rule.speaker == Speaker::bridge && !bridge(scenario)) return false;
   if (rule.speaker == Speaker::arguments && bridge(scenario)) return false;
-  return rule.lines[version_column(scenario)] != 0 && rule.applies(scenario);
+  return rule.versions.has(scenario::core_version(scenario.software)) && rule.applies(scenario);
 }
 
 Finding finding(const Rule& rule, const Scenario& scenario) {
   return {std::string(rule.id),       rule.severity,
           strings(rule.settings),     filled(rule.message, scenario),
-          filled(rule.fix, scenario), cited(rule, version_column(scenario))};
+          filled(rule.fix, scenario), cited(rule, scenario::core_version(scenario.software))};
 }
 
 std::vector<Finding> check(const Scenario& scenario) {
@@ -147,12 +163,9 @@ std::vector<Finding> check(const Scenario& scenario) {
 std::vector<RuleInfo> rules() {
   std::vector<RuleInfo> rows;
   for (const auto& rule : all_rules()) {
-    const auto newest = std::ranges::find_if(rule.lines.rbegin() + 3, rule.lines.rend(), [](auto l) { return l; });
-    std::size_t column = newest == rule.lines.rend() ? 0 : static_cast<std::size_t>(rule.lines.rend() - newest) - 1;
-    if (newest == rule.lines.rend())
-      while (rule.lines[column] == 0) ++column;
-    rows.push_back({std::string(rule.id), versions_of(rule), rule.severity, strings(rule.settings),
-                    std::string(rule.message), std::string(rule.fix), cited(rule, column)});
+    const auto words = rule.speaker == Speaker::bridge ? "Bridge" : scenario::in_words(rule.versions, true);
+    rows.push_back({std::string(rule.id), words, rule.severity, strings(rule.settings), std::string(rule.message),
+                    std::string(rule.fix), cited(rule, newest_with(rule))});
   }
   return rows;
 }
@@ -169,6 +182,11 @@ Scenario with_required_environment(Scenario scenario) {
   return scenario;
 }
 
+std::string quoted_names(std::span<const scenario::RecomputeRow> rows) { return quoted(rows); }
+std::string quoted_names(std::span<const OffloadRow> rows) { return quoted(rows); }
+
+Versions without(const char* field) { return everywhere.except(scenario::versions_of(field)); }
+
 bool has(const scenario::Strings& list, std::string_view word) { return std::ranges::find(list, word) != list.end(); }
 bool any_of(const scenario::Strings& list, const std::vector<std::string_view>& words) {
   return std::ranges::any_of(words, [&](std::string_view word) { return has(list, word); });
@@ -177,25 +195,23 @@ bool only_of(const scenario::Strings& list, const std::vector<std::string_view>&
   return std::ranges::all_of(list,
                              [&](const std::string& word) { return std::ranges::find(words, word) != words.end(); });
 }
+bool offloads_any(const Scenario& s, OffloadRow::Part part) {
+  return std::ranges::any_of(scenario::offload_catalogue(), [&](const OffloadRow& row) {
+    return row.part == part && has(s.settings.offload_modules, row.name);
+  });
+}
+bool offloads_only(const Scenario& s, OffloadRow::Part part) {
+  return std::ranges::all_of(s.settings.offload_modules, [&](const std::string& name) {
+    const auto* row = scenario::find_offload(name);
+    return row != nullptr && row->part == part;
+  });
+}
 bool is(const std::optional<std::string>& value, std::string_view word) { return value && *value == word; }
 
 bool full(const Scenario& s) { return is(s.settings.recompute_granularity, "full"); }
 bool selective(const Scenario& s) { return is(s.settings.recompute_granularity, "selective"); }
 bool moe_model(const Scenario& s) { return s.model.num_moe_experts.has_value(); }
 
-bool has_moe_layer(const Scenario& s) {
-  for (std::int64_t layer = 0; layer < s.model.num_layers; ++layer)
-    if (scenario::is_moe_layer(s, layer)) return true;
-  return false;
-}
-bool has_dense_layer(const Scenario& s) {
-  for (std::int64_t layer = 0; layer < s.model.num_layers; ++layer)
-    if (!scenario::is_moe_layer(s, layer)) return true;
-  return false;
-}
-
-bool te_layers(const Scenario& s) { return s.settings.transformer_impl == "transformer_engine"; }
-bool norms_fused(const Scenario& s) { return te_layers(s) && !s.model.multi_latent_attention; }
 bool graphs(const Scenario& s) { return s.settings.cuda_graph_impl != "none"; }
 bool te_graphs(const Scenario& s) { return s.settings.cuda_graph_impl == "transformer_engine"; }
 bool whole_layer_graph(const Scenario& s) {
@@ -215,9 +231,8 @@ bool te_at_least(const Scenario& s, int major, int minor) {
   return have_major > major || (have_major == major && have_minor >= minor);
 }
 
-bool hopper(const Scenario& s) {
-  const std::string& profile = s.cluster.profile;
-  return !profile.starts_with("b200") && !profile.starts_with("b300") && !profile.starts_with("gb");
+bool below_capability(const Scenario& s, int capability) {
+  return s.cluster.compute_capability.value_or(0) < capability;
 }
 bool bridge(const Scenario& s) { return s.software.megatron_bridge.has_value(); }
 

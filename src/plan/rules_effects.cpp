@@ -1,6 +1,8 @@
 // Settings that change nothing where they stand. Each remedy takes the idle setting out; the search uses it to see
 // that two candidates are one.
 #include <algorithm>
+#include <type_traits>
+#include <utility>
 
 #include "rules.hpp"
 
@@ -8,19 +10,38 @@ namespace pipewright::plan {
 
 namespace {
 
-void drop(scenario::Strings& list, std::string_view word) { std::erase(list, word); }
-
 /// Taking the last module out of selective recompute means none: an empty list would stand for [core_attn].
-void drop_recompute(Scenario& s, std::string_view word) {
-  drop(s.settings.recompute_modules, word);
+void drop(Scenario& s, Recompute module) {
+  std::erase(s.settings.recompute_modules, scenario::name(module));
   if (s.settings.recompute_modules.empty()) s.settings.recompute_granularity.reset();
 }
-void drop_offload(Scenario& s, std::string_view word) {
-  drop(s.settings.offload_modules, word);
+void drop(Scenario& s, Offload module) {
+  std::erase(s.settings.offload_modules, scenario::name(module));
   if (s.settings.offload_modules.empty()) s.settings.fine_grained_activation_offloading = false;
 }
-bool offloads(const Scenario& s, std::string_view module) {
-  return s.settings.fine_grained_activation_offloading && has(s.settings.offload_modules, module);
+bool used(const Scenario& s, Recompute module) { return scenario::recomputes(s, module); }
+bool used(const Scenario& s, Offload module) { return offloads(s, module); }
+
+/// The no-effect rule of a module's row.
+template <auto module>
+void add_idle(std::vector<Rule>& rules) {
+  using Module = decltype(module);
+  const auto& row = scenario::row(module);
+  if (row.idle.when == nullptr) return;
+  constexpr bool recompute = std::is_same_v<Module, Recompute>;
+  static const auto message =
+      (recompute ? std::string(row.name) + " recompute" : "offload of " + std::string(row.name)) +
+      " does nothing: " + std::string(row.idle.reason);
+  std::vector<std::string_view> settings = {recompute ? "recompute_modules" : "offload_modules"};
+  if (!row.idle.decided_by.empty()) settings.push_back(row.idle.decided_by);
+  rules.push_back({row.idle.rule, Severity::no_effect, Speaker::core, std::move(settings), everywhere,
+                   [](const Scenario& s) { return used(s, module) && scenario::row(module).idle.when(s); }, message,
+                   row.idle.fix, [](Scenario& s) { drop(s, module); }});
+}
+
+template <typename Module, std::size_t... i>
+void add_all_idle(std::vector<Rule>& rules, std::index_sequence<i...>) {
+  (add_idle<static_cast<Module>(i)>(rules), ...);
 }
 
 }  // namespace
@@ -28,97 +49,39 @@ bool offloads(const Scenario& s, std::string_view module) {
 std::vector<Rule> effect_rules() {
   using enum Severity;
   using enum Speaker;
-  return {
-      {"no-effect.layernorm",
-       no_effect,
-       core,
-       {"recompute_modules"},
-       source::transformer_layer,
-       {384, 410, 440, 451, 475, 476, 427},
-       [](const Scenario& s) { return scenario::recomputes(s, "layernorm") && norms_fused(s) && !has_moe_layer(s); },
-       "layernorm recompute does nothing: with the Transformer Engine layer of a dense GQA model both norms live in "
-       "the linears that follow them (TELayerNormColumnParallelLinear), and there is no separate norm to recompute",
-       "take layernorm out; it acts on the pre-MLP norm of MoE layers and the input norm of MLA",
-       [](Scenario& s) { drop_recompute(s, "layernorm"); }},
+  using enum Version;
+  std::vector<Rule> rules = {
       {"no-effect.layernorm-in-graph",
        no_effect,
        core,
        {"recompute_modules", "cuda_graph_modules"},
-       source::transformer_layer,
-       {389, 415, 445, 456, 480, 481, 432},
+       everywhere,
        [](const Scenario& s) {
-         return scenario::recomputes(s, "layernorm") && norms_fused(s) && has_moe_layer(s) && te_graphs(s) &&
+         return scenario::recomputes(s, Recompute::layernorm) && norms_fused(s) && has_moe_layer(s) && te_graphs(s) &&
                 has(s.settings.cuda_graph_modules, "moe_router") &&
                 !has(s.settings.cuda_graph_modules, "moe_preprocess");
        },
        "layernorm recompute does nothing: the pre-MLP norm's recompute is turned off when the moe_router graph "
        "captures it without moe_preprocess",
        "add moe_preprocess to cuda_graph_modules (alltoall dispatcher), or take layernorm out",
-       [](Scenario& s) { drop_recompute(s, "layernorm"); }},
+       [](Scenario& s) { drop(s, Recompute::layernorm); }},
       {"no-effect.core-attn",
        no_effect,
        core,
        {"recompute_modules", "attention_backend"},
-       source::transformer_config,
-       {1228, 1408, 1618, 1808, 2254, 1987, 1554},
+       everywhere,
        [](const Scenario& s) {
-         return scenario::recomputes(s, "core_attn") && te_layers(s) && s.settings.attention_backend != "unfused" &&
-                s.settings.attention_backend != "local";
+         return scenario::recomputes(s, Recompute::core_attn) && te_layers(s) &&
+                s.settings.attention_backend != "unfused" && s.settings.attention_backend != "local";
        },
        "core_attn recompute with fused attention frees only the softmax statistics, and the checkpoint keeps the whole "
        "qkv projection alive beside them: the step gets slower and the peak is no lower",
        "take core_attn out; it pays only with attention_backend unfused or local"},
-      {"no-effect.mlp",
-       no_effect,
-       core,
-       {"recompute_modules"},
-       source::transformer_layer,
-       {445, 471, 501, 512, 536, 537, 488},
-       [](const Scenario& s) { return scenario::recomputes(s, "mlp") && !has_dense_layer(s); },
-       "mlp recompute does nothing: it acts on dense layers, and every layer of this model is MoE",
-       "use moe_act, shared_experts or moe",
-       [](Scenario& s) { drop_recompute(s, "mlp"); }},
-      {"no-effect.moe",
-       no_effect,
-       core,
-       {"recompute_modules"},
-       source::moe_layer,
-       {155, 227, 248, 248, 252, 249, 227},
-       [](const Scenario& s) { return scenario::recomputes(s, "moe") && !has_moe_layer(s); },
-       "moe recompute does nothing: the model has no MoE layer",
-       "take moe out",
-       [](Scenario& s) { drop_recompute(s, "moe"); }},
-      {"no-effect.shared-experts",
-       no_effect,
-       core,
-       {"recompute_modules", "moe_shared_expert_intermediate_size"},
-       source::moe_layer,
-       {160, 232, 253, 253, 257, 254, 232},
-       [](const Scenario& s) {
-         return scenario::recomputes(s, "shared_experts") &&
-                (!has_moe_layer(s) || !s.model.moe_shared_expert_intermediate_size);
-       },
-       "shared_experts recompute does nothing: the model has no shared experts",
-       "take shared_experts out",
-       [](Scenario& s) { drop_recompute(s, "shared_experts"); }},
-      {"no-effect.moe-act",
-       no_effect,
-       core,
-       {"recompute_modules", "num_moe_experts"},
-       source::experts,
-       {104, 232, 255, 270, 261, 271, 125},
-       [](const Scenario& s) {
-         return scenario::recomputes(s, "moe_act") && s.settings.moe_grouped_gemm && !has_moe_layer(s);
-       },
-       "moe_act recompute does nothing: the model has no MoE layer",
-       "take moe_act out",
-       [](Scenario& s) { drop_recompute(s, "moe_act"); }},
       {"no-effect.recompute-modules",
        no_effect,
        core,
        {"recompute_modules", "recompute_granularity"},
-       source::transformer_config,
-       {1196, 1376, 1586, 1766, 2195, 1943, 1521},
+       everywhere,
        [](const Scenario& s) {
          // With expert-parallel overlap the list is read whatever the granularity is (overlap.no-moe-recompute).
          return !selective(s) && !s.settings.recompute_modules.empty() && !s.settings.overlap_moe_expert_parallel_comm;
@@ -131,8 +94,7 @@ std::vector<Rule> effect_rules() {
        no_effect,
        core,
        {"recompute_method", "recompute_num_layers", "recompute_granularity"},
-       source::transformer_config,
-       {1154, 1334, 1544, 1724, 2153, 1901, 1479},
+       everywhere,
        [](const Scenario& s) {
          return !s.settings.recompute_granularity && !s.settings.overlap_moe_expert_parallel_comm &&
                 (s.settings.recompute_method || s.settings.recompute_num_layers);
@@ -144,8 +106,7 @@ std::vector<Rule> effect_rules() {
        no_effect,
        core,
        {"recompute_num_layers"},
-       source::transformer_block,
-       {326, 323, 321, 322, 341, 334, 327},
+       everywhere,
        [](const Scenario& s) {
          const auto most = layers_per_chunk(s);
          return full(s) && most > 0 && s.settings.recompute_num_layers.value_or(0) > most;
@@ -154,56 +115,36 @@ std::vector<Rule> effect_rules() {
        "means all of them",
        "set recompute_num_layers to at most {$layers_per_chunk}",
        [](Scenario& s) { s.settings.recompute_num_layers = layers_per_chunk(s); }},
-      {"no-effect.offload-norm",
-       no_effect,
-       core,
-       {"offload_modules"},
-       source::transformer_layer,
-       {448, 474, 504, 1430, 1798, 1547, 1347},
-       [](const Scenario& s) { return offloads(s, "attn_norm") && norms_fused(s); },
-       "offload of attn_norm does nothing: the norm is fused into the qkv projection (IdentityOp in its place)",
-       "take attn_norm out, or offload qkv_linear, whose region holds the norm's tensors",
-       [](Scenario& s) { drop_offload(s, "attn_norm"); }},
-      {"no-effect.offload-mlp-norm",
-       no_effect,
-       core,
-       {"offload_modules"},
-       source::transformer_layer,
-       {453, 479, 509, 1436, 1804, 1553, 1353},
-       [](const Scenario& s) { return offloads(s, "mlp_norm") && norms_fused(s) && !has_moe_layer(s); },
-       "offload of mlp_norm does nothing: the norm is fused into the MLP's first linear (IdentityOp in its place)",
-       "take mlp_norm out; the dense MLP has no offload module",
-       [](Scenario& s) { drop_offload(s, "mlp_norm"); }},
       {"no-effect.offload-recomputed-attention",
        no_effect,
        core,
        {"offload_modules", "recompute_modules"},
-       source::attention,
-       {340, 340, 385, 404, 403, 404, 341},
-       [](const Scenario& s) { return offloads(s, "core_attn") && scenario::recomputes(s, "core_attn"); },
+       everywhere,
+       [](const Scenario& s) {
+         return offloads(s, Offload::core_attn) && scenario::recomputes(s, Recompute::core_attn);
+       },
        "offload of core_attn does nothing: its recompute takes precedence",
        "take core_attn out of recompute_modules"},
       {"no-effect.offload-experts",
        no_effect,
        core,
        {"offload_modules", "num_moe_experts"},
-       source::experts,
-       {580, 222, 245, 255, 246, 256, 704},
+       everywhere,
        [](const Scenario& s) {
          return !has_moe_layer(s) && s.settings.fine_grained_activation_offloading &&
-                any_of(s.settings.offload_modules, {"expert_fc1", "moe_act", "fused_group_mlp"});
+                offloads_any(s, scenario::OffloadRow::Part::experts);
        },
        "offload of expert_fc1, moe_act or fused_group_mlp does nothing: the model has no MoE layer",
        "take them out",
        [](Scenario& s) {
-         for (const auto* module : {"expert_fc1", "moe_act", "fused_group_mlp"}) drop_offload(s, module);
+         for (const auto& row : scenario::offload_catalogue())
+           if (row.part == scenario::OffloadRow::Part::experts) drop(s, row.module);
        }},
       {"no-effect.offload-modules",
        no_effect,
        core,
        {"offload_modules", "fine_grained_activation_offloading"},
-       source::transformer_config,
-       {1268, 1448, 1658, 1848, 2403, 2045, 1672},
+       everywhere,
        [](const Scenario& s) {
          return !s.settings.fine_grained_activation_offloading && !s.settings.offload_modules.empty() &&
                 !s.settings.moe_paged_stash;
@@ -215,8 +156,7 @@ std::vector<Rule> effect_rules() {
        no_effect,
        core,
        {"cpu_offloading_weights"},
-       source::model_parallel_config,
-       {386, 378, 387, 474, 469, 474, 425},
+       everywhere,
        [](const Scenario& s) { return s.settings.cpu_offloading && s.settings.cpu_offloading_weights; },
        "cpu_offloading_weights does nothing: Transformer Engine ignores it",
        "remove it",
@@ -225,8 +165,7 @@ std::vector<Rule> effect_rules() {
        no_effect,
        core,
        {"te_op_offload"},
-       source::experts,
-       {1, 1, 1, 1, 1, 1, 1},
+       everywhere,
        [](const Scenario& s) {
          const auto& marks = s.settings.te_op_offload;
          return (marks.fc1_op || marks.activation_op) && s.software.transformer_engine != "pr-3128";
@@ -241,8 +180,7 @@ std::vector<Rule> effect_rules() {
        no_effect,
        core,
        {"overlap_p2p_wgrad_delayed_layer_number", "overlap_p2p_with_transformer_layer_wgrad", "delay_wgrad_compute"},
-       source::chunk_plan,
-       {0, 0, 0, 0, 0, 0, 1},
+       pr_4268,
        [](const Scenario& s) {
          return !s.settings.delay_wgrad_compute && (s.settings.overlap_p2p_with_transformer_layer_wgrad ||
                                                     s.settings.overlap_p2p_wgrad_delayed_layer_number != 1);
@@ -258,8 +196,7 @@ std::vector<Rule> effect_rules() {
        no_effect,
        core,
        {"overlap_p2p_backward_on_comm_stream", "overlap_moe_expert_parallel_comm"},
-       source::chunk_plan,
-       {0, 0, 0, 0, 0, 0, 1},
+       pr_4268,
        [](const Scenario& s) {
          return s.settings.overlap_p2p_backward_on_comm_stream && !s.settings.overlap_moe_expert_parallel_comm;
        },
@@ -271,8 +208,7 @@ std::vector<Rule> effect_rules() {
        no_effect,
        core,
        {"microbatch_group_size_per_vp_stage", "virtual_pipeline_model_parallel_size"},
-       source::schedules,
-       {996, 1027, 1069, 1134, 1255, 1161, 1157},
+       everywhere,
        [](const Scenario& s) { return s.settings.microbatch_group_size_per_vp_stage && !scenario::interleaved(s); },
        "microbatch_group_size_per_vp_stage does nothing without a virtual pipeline",
        "remove it",
@@ -281,8 +217,7 @@ std::vector<Rule> effect_rules() {
        no_effect,
        arguments,
        {"align_param_gather", "overlap_param_gather"},
-       source::arguments,
-       {586, 845, 992, 979, 1058, 1013, 952},
+       everywhere,
        [](const Scenario& s) {
          return s.settings.align_param_gather && (!s.settings.overlap_param_gather || !scenario::interleaved(s));
        },
@@ -293,8 +228,7 @@ std::vector<Rule> effect_rules() {
        no_effect,
        core,
        {"wgrad_deferral_limit", "defer_embedding_wgrad_compute"},
-       source::model_parallel_config,
-       {435, 432, 450, 555, 588, 555, 507},
+       everywhere,
        [](const Scenario& s) {
          return s.settings.wgrad_deferral_limit > 0 && !s.settings.defer_embedding_wgrad_compute;
        },
@@ -305,8 +239,7 @@ std::vector<Rule> effect_rules() {
        no_effect,
        core,
        {"cuda_graph_modules", "cuda_graph_impl"},
-       source::transformer_config,
-       {1716, 1958, 2241, 2465, 3194, 2798, 2216},
+       everywhere,
        [](const Scenario& s) { return !graphs(s) && !s.settings.cuda_graph_modules.empty(); },
        "cuda_graph_modules does nothing: cuda_graph_impl is none",
        "set cuda_graph_impl, or remove it",
@@ -315,8 +248,7 @@ std::vector<Rule> effect_rules() {
        no_effect,
        core,
        {"first_last_layers_bf16", "fp8"},
-       source::transformer_config,
-       {990, 1122, 1260, 1402, 1831, 1529, 1228},
+       everywhere,
        [](const Scenario& s) { return s.settings.first_last_layers_bf16 && !s.settings.fp8 && !s.settings.fp4; },
        "first_last_layers_bf16 does nothing without fp8 or fp4",
        "remove it",
@@ -325,8 +257,7 @@ std::vector<Rule> effect_rules() {
        no_effect,
        core,
        {"cross_entropy_fusion_impl", "cross_entropy_loss_fusion"},
-       source::model_parallel_config,
-       {246, 238, 238, 325, 315, 325, 256},
+       everywhere,
        [](const Scenario& s) {
          return !s.settings.cross_entropy_loss_fusion && s.settings.cross_entropy_fusion_impl != "native";
        },
@@ -337,8 +268,7 @@ std::vector<Rule> effect_rules() {
        no_effect,
        core,
        {"moe_shared_expert_overlap", "moe_shared_expert_intermediate_size"},
-       source::moe_layer,
-       {106, 174, 190, 190, 194, 191, 174},
+       everywhere,
        [](const Scenario& s) {
          return s.settings.moe_shared_expert_overlap && !s.model.moe_shared_expert_intermediate_size;
        },
@@ -348,8 +278,7 @@ std::vector<Rule> effect_rules() {
        no_effect,
        core,
        {"optimizer_cpu_offload", "optimizer_offload_fraction"},
-       source::optimizer_config,
-       {307, 323, 347, 347, 351, 350, 364},
+       everywhere,
        [](const Scenario& s) {
          return s.settings.optimizer_cpu_offload && s.settings.optimizer_offload_fraction == 0.0;
        },
@@ -357,6 +286,9 @@ std::vector<Rule> effect_rules() {
        "command line's is 1)",
        "set optimizer_offload_fraction"},
   };
+  add_all_idle<Recompute>(rules, std::make_index_sequence<scenario::recompute_modules_known>());
+  add_all_idle<Offload>(rules, std::make_index_sequence<scenario::offload_modules_known>());
+  return rules;
 }
 
 }  // namespace pipewright::plan

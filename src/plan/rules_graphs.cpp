@@ -21,13 +21,13 @@ bool graphs_with_fine_grained(const Scenario& s) { return graphs(s) && s.setting
 std::vector<Rule> graph_rules() {
   using enum Severity;
   using enum Speaker;
+  using enum Version;
   return {
       {"graphs.full-iteration-with-modules",
        violation,
        core,
        {"cuda_graph_impl", "cuda_graph_modules"},
-       source::transformer_config,
-       {0, 0, 2239, 2463, 3079, 2796, 0},
+       from(v0_18),
        [](const Scenario& s) {
          return s.settings.cuda_graph_impl == "full_iteration" && !s.settings.cuda_graph_modules.empty();
        },
@@ -37,8 +37,7 @@ std::vector<Rule> graph_rules() {
        violation,
        core,
        {"cuda_graph_impl", "cpu_offloading"},
-       source::transformer_config,
-       {1723, 1965, 2244, 2468, 3197, 2801, 2223},
+       everywhere,
        [](const Scenario& s) {
          return graphs(s) && s.settings.cpu_offloading && s.settings.cuda_graph_impl != "full_iteration";
        },
@@ -48,8 +47,7 @@ std::vector<Rule> graph_rules() {
        violation,
        core,
        {"cuda_graph_modules"},
-       source::transformer_config,
-       {1746, 1988, 2263, 2487, 3222, 2820, 2246},
+       everywhere,
        [](const Scenario& s) { return per_layer(s) && captures(s, "moe") && captures(s, "moe_router"); },
        "cuda_graph_modules must not contain both moe and moe_router.",
        "keep one of the two"},
@@ -57,8 +55,7 @@ std::vector<Rule> graph_rules() {
        violation,
        core,
        {"cuda_graph_modules"},
-       source::transformer_config,
-       {1750, 1992, 2267, 2491, 3226, 2824, 2250},
+       everywhere,
        [](const Scenario& s) {
          return s.settings.cuda_graph_impl == "transformer_engine" && captures(s, "moe_preprocess") &&
                 !captures(s, "moe_router");
@@ -69,8 +66,7 @@ std::vector<Rule> graph_rules() {
        violation,
        core,
        {"cuda_graph_modules", "num_moe_experts"},
-       source::transformer_config,
-       {1755, 1997, 2272, 2496, 3231, 2829, 2255},
+       everywhere,
        [](const Scenario& s) {
          return per_layer(s) && s.model.num_moe_experts.value_or(0) <= 1 &&
                 (captures(s, "moe") || captures(s, "moe_router"));
@@ -81,8 +77,7 @@ std::vector<Rule> graph_rules() {
        violation,
        core,
        {"cuda_graph_modules", "moe_layer_freq"},
-       source::transformer_config,
-       {1761, 2003, 2278, 2502, 3237, 2835, 2261},
+       everywhere,
        [](const Scenario& s) { return per_layer(s) && captures(s, "mlp") && moe_model(s) && !has_dense_layer(s); },
        "mlp cuda graph is only supported for dense layers, but not found in the model.",
        "take mlp out of cuda_graph_modules"},
@@ -90,8 +85,7 @@ std::vector<Rule> graph_rules() {
        violation,
        core,
        {"cuda_graph_modules", "moe_expert_capacity_factor", "moe_pad_expert_input_to_capacity"},
-       source::transformer_config,
-       {1770, 2012, 2287, 2511, 3246, 2844, 2270},
+       everywhere,
        [](const Scenario& s) { return per_layer(s) && moe_model(s) && !drop_and_pad(s) && captures(s, "moe"); },
        "moe cuda graph is only supported with drop-padding MoE.",
        "capture moe_router (and moe_preprocess) instead of moe"},
@@ -99,8 +93,7 @@ std::vector<Rule> graph_rules() {
        violation,
        core,
        {"cuda_graph_modules", "moe_token_dispatcher_type", "moe_expert_capacity_factor"},
-       source::transformer_config,
-       {1776, 2018, 2293, 2517, 3252, 2850, 2276},
+       everywhere,
        [](const Scenario& s) {
          return per_layer(s) && moe_model(s) && !drop_and_pad(s) && captures(s, "moe_preprocess") &&
                 s.settings.moe_token_dispatcher_type == "alltoall" &&
@@ -113,8 +106,7 @@ std::vector<Rule> graph_rules() {
        violation,
        core,
        {"cuda_graph_impl", "recompute_granularity"},
-       source::transformer_config,
-       {1784, 2026, 2301, 2525, 3260, 2858, 2284},
+       everywhere,
        [](const Scenario& s) { return graphs(s) && full(s) && s.settings.cuda_graph_impl != "full_iteration"; },
        "full recompute is only supported with full iteration CUDA graph.",
        "use recompute_granularity: selective, cuda_graph_impl: full_iteration, or cuda_graph_impl: none"},
@@ -122,19 +114,19 @@ std::vector<Rule> graph_rules() {
        violation,
        core,
        {"cuda_graph_modules", "recompute_modules"},
-       source::transformer_config,
-       {1794, 2036, 2311, 2535, 3270, 2868, 2294},
-       [](const Scenario& s) { return te_graphs(s) && captures(s, "moe_router") && scenario::recomputes(s, "moe"); },
+       everywhere,
+       [](const Scenario& s) {
+         return te_graphs(s) && captures(s, "moe_router") && scenario::recomputes(s, Recompute::moe);
+       },
        "moe recompute is not supported with moe_router CUDA graph with: --cuda-graph-impl transformer_engine.",
        "take moe out of recompute_modules, or moe_router out of cuda_graph_modules"},
       {"graphs.attention-dropout",
        violation,
        core,
        {"attention_dropout", "recompute_modules", "cuda_graph_modules"},
-       source::transformer_config,
-       {1809, 2051, 2326, 2550, 3285, 2883, 2309},
+       everywhere,
        [](const Scenario& s) {
-         return graphs(s) && s.settings.attention_dropout != 0 && scenario::recomputes(s, "core_attn") &&
+         return graphs(s) && s.settings.attention_dropout != 0 && scenario::recomputes(s, Recompute::core_attn) &&
                 in_graph(s, "attn");
        },
        "attention dropout is not supported with graphed attention recomputation.",
@@ -143,12 +135,11 @@ std::vector<Rule> graph_rules() {
        violation,
        core,
        {"hidden_dropout", "recompute_modules", "cuda_graph_modules"},
-       source::transformer_config,
-       {1819, 2061, 2342, 2566, 3301, 2899, 2319},
+       everywhere,
        [](const Scenario& s) {
          return graphs(s) && s.settings.hidden_dropout != 0 &&
-                ((scenario::recomputes(s, "mlp") && in_graph(s, "mlp")) ||
-                 (scenario::recomputes(s, "moe") && in_graph(s, "moe")));
+                ((scenario::recomputes(s, Recompute::mlp) && in_graph(s, "mlp")) ||
+                 (scenario::recomputes(s, Recompute::moe) && in_graph(s, "moe")));
        },
        "hidden dropout is not supported with graphed MLP/MoE recomputation.",
        "set hidden_dropout: 0"},
@@ -156,11 +147,10 @@ std::vector<Rule> graph_rules() {
        violation,
        core,
        {"cuda_graph_impl", "offload_modules"},
-       source::transformer_config,
-       {0, 0, 0, 2603, 3317, 2936, 0},
+       from(v0_19),
        [](const Scenario& s) {
          return graphs_with_fine_grained(s) && s.settings.cuda_graph_impl == "local" &&
-                !only_of(s.settings.offload_modules, {"expert_fc1", "moe_act", "fused_group_mlp"});
+                !offloads_only(s, scenario::OffloadRow::Part::experts);
        },
        "fine-grained activation offloading with cuda_graph_impl='local' only supports offload_modules 'expert_fc1', "
        "'moe_act', and 'fused_group_mlp'.",
@@ -169,8 +159,7 @@ std::vector<Rule> graph_rules() {
        violation,
        core,
        {"cuda_graph_impl", "cuda_graph_modules"},
-       source::transformer_config,
-       {0, 0, 0, 2609, 3323, 2942, 0},
+       from(v0_19),
        [](const Scenario& s) {
          return graphs_with_fine_grained(s) && s.settings.cuda_graph_impl == "local" &&
                 s.settings.cuda_graph_modules.empty();
@@ -182,8 +171,7 @@ std::vector<Rule> graph_rules() {
        violation,
        core,
        {"cuda_graph_impl", "fine_grained_activation_offloading"},
-       source::transformer_config,
-       {0, 0, 0, 0, 0, 0, 2330},
+       pr_4268,
        [](const Scenario& s) {
          return graphs_with_fine_grained(s) && s.settings.cuda_graph_impl != "transformer_engine";
        },
@@ -193,8 +181,7 @@ std::vector<Rule> graph_rules() {
        violation,
        core,
        {"cuda_graph_impl", "fine_grained_activation_offloading"},
-       source::transformer_config,
-       {0, 0, 2355, 0, 0, 0, 0},
+       v0_18,
        [](const Scenario& s) { return graphs_with_fine_grained(s) && s.settings.cuda_graph_impl == "local"; },
        "fine-grained activation offloading is only supported with transformer_engine CUDA graph implementation or "
        "local "
@@ -204,8 +191,7 @@ std::vector<Rule> graph_rules() {
        violation,
        core,
        {"cuda_graph_modules", "fine_grained_activation_offloading"},
-       source::transformer_config,
-       {0, 0, 2359, 2629, 3343, 2962, 2333},
+       from(pr_4268),
        [](const Scenario& s) { return graphs_with_fine_grained(s) && captures(s, "moe"); },
        "Token-drop MoE is temporarily not supported with activation offloading.",
        "take moe out of cuda_graph_modules"},
@@ -213,8 +199,7 @@ std::vector<Rule> graph_rules() {
        violation,
        core,
        {"cuda_graph_warmup_steps", "fine_grained_activation_offloading"},
-       source::transformer_config,
-       {0, 0, 2361, 2631, 3345, 2964, 2335},
+       from(pr_4268),
        [](const Scenario& s) { return graphs_with_fine_grained(s) && s.settings.cuda_graph_warmup_steps <= 0; },
        "cuda_graph_warmup_steps must be greater than 0 when enabling fine-grained activation offloading.",
        "set cuda_graph_warmup_steps: 3"},
@@ -222,8 +207,7 @@ std::vector<Rule> graph_rules() {
        violation,
        core,
        {"cuda_graph_impl", "fine_grained_offloading_max_inflight_offloads"},
-       source::transformer_config,
-       {0, 0, 2369, 2639, 0, 2972, 0},
+       from(v0_18).except(dev),
        [](const Scenario& s) {
          return graphs_with_fine_grained(s) && s.settings.cuda_graph_impl == "full_iteration" &&
                 s.settings.fine_grained_offloading_max_inflight_offloads.value_or(-1) < 0;
@@ -235,8 +219,7 @@ std::vector<Rule> graph_rules() {
        violation,
        arguments,
        {"cuda_graph_impl", "PYTORCH_CUDA_ALLOC_CONF", "NCCL_GRAPH_REGISTER"},
-       source::arguments,
-       {1252, 1579, 1753, 1885, 2159, 1966, 1849},
+       everywhere,
        [](const Scenario& s) {
          return te_graphs(s) &&
                 scenario::variable(s, "PYTORCH_CUDA_ALLOC_CONF").find("expandable_segments:True") !=
@@ -251,8 +234,7 @@ std::vector<Rule> graph_rules() {
        violation,
        core,
        {"nccl_ub", "PYTORCH_CUDA_ALLOC_CONF"},
-       source::ddp_config,
-       {159, 213, 250, 259, 295, 265, 219},
+       everywhere,
        [](const Scenario& s) {
          return s.settings.nccl_ub &&
                 scenario::variable(s, "PYTORCH_CUDA_ALLOC_CONF").find("expandable_segments:True") != std::string::npos;

@@ -1,4 +1,6 @@
 // Activation and optimizer offload: TransformerConfig.__post_init__ and the checks of the argument parser.
+#include <algorithm>
+
 #include "rules.hpp"
 
 namespace pipewright::plan {
@@ -6,19 +8,26 @@ namespace pipewright::plan {
 namespace {
 
 bool fine_grained(const Scenario& s) { return s.settings.fine_grained_activation_offloading; }
+bool offloads_part_of(const Scenario& s, Offload whole) {
+  return std::ranges::any_of(scenario::row(whole).covers, [&](Offload part) { return offloads(s, part); });
+}
 
 }  // namespace
 
 std::vector<Rule> offload_rules() {
   using enum Severity;
   using enum Speaker;
+  using enum Version;
+  using enum scenario::OffloadRow::Part;
+  static const std::string modules_message =
+      "Invalid choices for offload_modules: {offload_modules}. Allowed modules are: " +
+      quoted_names(scenario::offload_catalogue());
   return {
       {"offload.layers-below-all",
        violation,
        core,
        {"cpu_offloading_num_layers", "num_layers"},
-       source::transformer_config,
-       {1141, 1321, 1531, 1711, 2140, 1888, 1466},
+       everywhere,
        [](const Scenario& s) {
          return s.settings.cpu_offloading && (s.settings.cpu_offloading_num_layers < 0 ||
                                               s.settings.cpu_offloading_num_layers >= s.model.num_layers);
@@ -29,8 +38,7 @@ std::vector<Rule> offload_rules() {
        violation,
        core,
        {"cpu_offloading", "pipeline_model_parallel_size"},
-       source::transformer_config,
-       {1146, 1326, 1536, 1716, 2145, 1893, 1471},
+       everywhere,
        [](const Scenario& s) { return s.settings.cpu_offloading && s.settings.pipeline_model_parallel_size > 1; },
        "Currently there is no support for Pipeline parallelism with CPU offloading",
        "use fine_grained_activation_offloading, which works with a pipeline, or pipeline_model_parallel_size: 1"},
@@ -38,8 +46,7 @@ std::vector<Rule> offload_rules() {
        violation,
        core,
        {"cpu_offloading", "recompute_granularity"},
-       source::transformer_config,
-       {1151, 1331, 1541, 1721, 2150, 1898, 1476},
+       everywhere,
        [](const Scenario& s) { return s.settings.cpu_offloading && s.settings.recompute_granularity.has_value(); },
        "CPU offloading does not work when activation recomputation is enabled",
        "remove recompute_granularity, or cpu_offloading"},
@@ -47,8 +54,7 @@ std::vector<Rule> offload_rules() {
        violation,
        core,
        {"fine_grained_activation_offloading", "cpu_offloading"},
-       source::transformer_config,
-       {1271, 1451, 1661, 1851, 2406, 2130, 1675},
+       everywhere,
        [](const Scenario& s) { return fine_grained(s) && s.settings.cpu_offloading; },
        "fine_grained_activation_offloading cannot be enabled with cpu_offloading.",
        "keep one of the two"},
@@ -56,8 +62,7 @@ std::vector<Rule> offload_rules() {
        violation,
        core,
        {"fine_grained_activation_offloading", "offload_modules"},
-       source::transformer_config,
-       {1272, 1452, 1662, 1852, 2407, 2131, 1676},
+       everywhere,
        [](const Scenario& s) { return fine_grained(s) && s.settings.offload_modules.empty(); },
        "assert self.offload_modules is not None and len(self.offload_modules) > 0",
        "name offload_modules, or set fine_grained_activation_offloading: false"},
@@ -65,29 +70,24 @@ std::vector<Rule> offload_rules() {
        violation,
        core,
        {"offload_modules"},
-       source::transformer_config,
-       {1284, 1464, 1674, 1865, 2420, 2145, 1688},
+       everywhere,
        [](const Scenario& s) {
-         std::vector<std::string_view> known = {"core_attn", "attn_proj", "expert_fc1", "moe_act",
-                                                "attn_norm", "mlp_norm",  "qkv_linear"};
-         if (s.software.megatron_core.starts_with("0.19") || s.software.megatron_core == "dev" ||
-             s.software.megatron_core == "main")
-           known.emplace_back("fused_group_mlp");
-         if (s.software.megatron_core == "main") known.emplace_back("gdp_qkv");
-         return fine_grained(s) && !only_of(s.settings.offload_modules, known);
+         return fine_grained(s) && !std::ranges::all_of(s.settings.offload_modules, [&](const std::string& name) {
+                  const auto* module = scenario::find_offload(name);
+                  return module != nullptr && module->versions.has(scenario::core_version(s.software));
+                });
        },
-       "Invalid choices for offload_modules: {offload_modules}. Allowed modules are: core_attn, attn_proj, "
-       "expert_fc1, fused_group_mlp, moe_act, attn_norm, mlp_norm, qkv_linear",
+       modules_message,
        "use the module names of this version; the dense MLP has none and cannot be offloaded by this feature"},
       {"offload.proj-needs-core-attn",
        violation,
        core,
        {"offload_modules"},
-       source::transformer_config,
-       {1289, 1469, 1679, 1870, 2425, 2150, 1693},
+       everywhere,
        [](const Scenario& s) {
-         return fine_grained(s) && has(s.settings.offload_modules, "attn_proj") &&
-                !has(s.settings.offload_modules, "core_attn");
+         return std::ranges::any_of(scenario::offload_catalogue(), [&](const auto& row) {
+           return row.beside && offloads(s, row.module) && !offloads(s, *row.beside);
+         });
        },
        "attn_proj cannot be set to offload_modules alone without core_attn because the input of attn_proj is the "
        "output of core_attn, which is needed in core_attn.backward().",
@@ -96,11 +96,9 @@ std::vector<Rule> offload_rules() {
        violation,
        core,
        {"offload_modules", "recompute_modules"},
-       source::transformer_config,
-       {0, 0, 0, 1879, 2434, 2170, 1700},
+       pr_4268 | from(v0_19),
        [](const Scenario& s) {
-         return fine_grained(s) && scenario::recomputes(s, "moe") &&
-                any_of(s.settings.offload_modules, {"moe_act", "expert_fc1", "fused_group_mlp"});
+         return fine_grained(s) && scenario::recomputes(s, Recompute::moe) && offloads_any(s, experts);
        },
        "Cannot offload {offload_modules} while recomputing the entire MoE layer. 'moe' in recompute_modules wraps the "
        "full MoE forward in a checkpoint, so offloading activations inside it is redundant and will cause errors.",
@@ -109,11 +107,9 @@ std::vector<Rule> offload_rules() {
        violation,
        core,
        {"offload_modules", "use_transformer_engine_op_fuser"},
-       source::transformer_config,
-       {0, 0, 0, 1897, 2455, 2188, 0},
+       from(v0_19),
        [](const Scenario& s) {
-         return fine_grained(s) && has(s.settings.offload_modules, "fused_group_mlp") &&
-                !s.settings.use_transformer_engine_op_fuser;
+         return offloads(s, Offload::fused_group_mlp) && !s.settings.use_transformer_engine_op_fuser;
        },
        "fused_group_mlp requires use_transformer_engine_op_fuser.",
        "set use_transformer_engine_op_fuser: true, or offload expert_fc1 and moe_act instead"},
@@ -121,11 +117,9 @@ std::vector<Rule> offload_rules() {
        violation,
        core,
        {"offload_modules"},
-       source::transformer_config,
-       {0, 0, 0, 1901, 2459, 2192, 0},
+       from(v0_19),
        [](const Scenario& s) {
-         return fine_grained(s) && has(s.settings.offload_modules, "fused_group_mlp") &&
-                any_of(s.settings.offload_modules, {"expert_fc1", "moe_act"});
+         return offloads(s, Offload::fused_group_mlp) && offloads_part_of(s, Offload::fused_group_mlp);
        },
        "fused_group_mlp offloads the whole fused grouped MLP and cannot be combined with expert_fc1 or moe_act.",
        "keep fused_group_mlp alone"},
@@ -133,11 +127,10 @@ std::vector<Rule> offload_rules() {
        violation,
        core,
        {"offload_modules", "use_transformer_engine_op_fuser"},
-       source::experts,
-       {0, 0, 272, 289, 280, 290, 731},
+       from(pr_4268),
        [](const Scenario& s) {
          return fine_grained(s) && s.settings.use_transformer_engine_op_fuser &&
-                any_of(s.settings.offload_modules, {"expert_fc1", "moe_act"});
+                offloads_part_of(s, Offload::fused_group_mlp);
        },
        "Fused GroupedMLP is not supported for this configuration.",
        "offload fused_group_mlp (all three tensors), or set use_transformer_engine_op_fuser: false"},
@@ -145,8 +138,7 @@ std::vector<Rule> offload_rules() {
        violation,
        core,
        {"moe_paged_stash", "cpu_offloading"},
-       source::transformer_config,
-       {0, 0, 1685, 1906, 2463, 2212, 1716},
+       from(pr_4268),
        [](const Scenario& s) { return s.settings.moe_paged_stash && s.settings.cpu_offloading; },
        "moe_paged_stash cannot be enabled with cpu_offloading.",
        "keep one of the two"},
@@ -154,12 +146,8 @@ std::vector<Rule> offload_rules() {
        violation,
        core,
        {"moe_paged_stash", "offload_modules"},
-       source::transformer_config,
-       {0, 0, 1694, 1917, 2472, 2223, 1723},
-       [](const Scenario& s) {
-         return s.settings.moe_paged_stash &&
-                any_of(s.settings.offload_modules, {"expert_fc1", "moe_act", "fused_group_mlp"});
-       },
+       from(pr_4268),
+       [](const Scenario& s) { return s.settings.moe_paged_stash && offloads_any(s, experts); },
        "When moe_paged_stash is enabled, offload_modules must not include expert_fc1, moe_act, or fused_group_mlp "
        "(paged stash covers those activations).",
        "take them out of offload_modules"},
@@ -167,8 +155,7 @@ std::vector<Rule> offload_rules() {
        violation,
        arguments,
        {"fine_grained_activation_offloading", "transformer_impl"},
-       source::arguments,
-       {1224, 1549, 1724, 1856, 2129, 1937, 1816},
+       everywhere,
        [](const Scenario& s) { return fine_grained(s) && !te_layers(s); },
        "Fine-grained activation offloading is only supported with transformer_engine implementation",
        "set transformer_impl: transformer_engine"},
@@ -176,8 +163,7 @@ std::vector<Rule> offload_rules() {
        violation,
        arguments,
        {"fine_grained_activation_offloading", "NVTE_CPU_OFFLOAD_V1"},
-       source::arguments,
-       {1227, 1552, 1727, 1859, 2133, 1940, 1820},
+       everywhere,
        [](const Scenario& s) {
          return fine_grained(s) && te_at_least(s, 2, 10) && scenario::variable(s, "NVTE_CPU_OFFLOAD_V1", "0") != "1";
        },
@@ -189,8 +175,7 @@ std::vector<Rule> offload_rules() {
        violation,
        arguments,
        {"optimizer_cpu_offload", "use_precision_aware_optimizer"},
-       source::arguments,
-       {1192, 1498, 1673, 1805, 2031, 1886, 1746},
+       everywhere,
        [](const Scenario& s) { return s.settings.optimizer_cpu_offload && !s.settings.use_precision_aware_optimizer; },
        "The optimizer cpu offload must be used in conjunction with `--use-precision-aware-optimizer`, as the hybrid "
        "device optimizer reuses the code path of this flag.",
@@ -199,8 +184,7 @@ std::vector<Rule> offload_rules() {
        violation,
        arguments,
        {"optimizer_cpu_offload", "fp8_param_gather", "fp8_recipe"},
-       source::arguments,
-       {1196, 1502, 1677, 1809, 2035, 1890, 1750},
+       everywhere,
        [](const Scenario& s) {
          return s.settings.optimizer_cpu_offload && s.settings.fp8_param_gather &&
                 !is(s.settings.fp8_recipe, "delayed");

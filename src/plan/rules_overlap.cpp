@@ -20,13 +20,13 @@ bool wgrad_in_graph(const Scenario& s) {
 std::vector<Rule> overlap_rules() {
   using enum Severity;
   using enum Speaker;
+  using enum Version;
   return {
       {"overlap.needs-vpp",
        violation,
        core,
        {"overlap_moe_expert_parallel_comm", "virtual_pipeline_model_parallel_size"},
-       source::transformer_config,
-       {1859, 2101, 2406, 2676, 3386, 3009, 2371},
+       everywhere,
        [](const Scenario& s) {
          return overlap(s) && s.settings.pipeline_model_parallel_size > 1 && !scenario::interleaved(s);
        },
@@ -37,8 +37,7 @@ std::vector<Rule> overlap_rules() {
        violation,
        core,
        {"overlap_moe_expert_parallel_comm", "expert_model_parallel_size"},
-       source::transformer_config,
-       {1865, 2107, 2412, 2682, 3392, 3015, 2377},
+       everywhere,
        [](const Scenario& s) { return overlap(s) && s.settings.expert_model_parallel_size <= 1; },
        "overlap_moe_expert_parallel_comm is only supported with expert model parallelism",
        "set expert_model_parallel_size above 1, or overlap_moe_expert_parallel_comm: false"},
@@ -46,8 +45,7 @@ std::vector<Rule> overlap_rules() {
        violation,
        core,
        {"overlap_moe_expert_parallel_comm", "moe_token_dispatcher_type"},
-       source::transformer_config,
-       {1869, 2111, 2416, 2686, 3396, 3019, 2381},
+       everywhere,
        [](const Scenario& s) {
          return overlap(s) && s.settings.moe_token_dispatcher_type != "alltoall" &&
                 s.settings.moe_token_dispatcher_type != "flex";
@@ -58,8 +56,7 @@ std::vector<Rule> overlap_rules() {
        violation,
        core,
        {"overlap_moe_expert_parallel_comm", "recompute_granularity"},
-       source::transformer_config,
-       {1873, 2115, 2420, 2690, 0, 3023, 2385},
+       everywhere.except(dev),
        [](const Scenario& s) { return overlap(s) && full(s); },
        "disable full recomputation when enabling overlap_moe_expert_parallel_comm",
        "use recompute_granularity: selective; version dev allows full"},
@@ -67,8 +64,7 @@ std::vector<Rule> overlap_rules() {
        violation,
        core,
        {"overlap_moe_expert_parallel_comm", "recompute_method"},
-       source::transformer_config,
-       {1876, 2118, 2423, 2693, 0, 3026, 2388},
+       everywhere.except(dev),
        [](const Scenario& s) { return overlap(s) && s.settings.recompute_method.has_value(); },
        "disable recomputation method when enabling overlap_moe_expert_parallel_comm",
        "remove recompute_method"},
@@ -76,8 +72,7 @@ std::vector<Rule> overlap_rules() {
        violation,
        core,
        {"overlap_moe_expert_parallel_comm", "recompute_num_layers"},
-       source::transformer_config,
-       {1879, 2121, 2426, 2696, 0, 3029, 2391},
+       everywhere.except(dev),
        [](const Scenario& s) { return overlap(s) && s.settings.recompute_num_layers.has_value(); },
        "recompute_num_layers must be None when enabling overlap_moe_expert_parallel_comm",
        "remove recompute_num_layers"},
@@ -85,18 +80,16 @@ std::vector<Rule> overlap_rules() {
        violation,
        core,
        {"overlap_moe_expert_parallel_comm", "recompute_modules"},
-       source::transformer_config,
-       {0, 2124, 2429, 2699, 3454, 3032, 2394},
+       from(v0_17),
        // Checked whatever the granularity is.
-       [](const Scenario& s) { return overlap(s) && has(s.settings.recompute_modules, "moe"); },
+       [](const Scenario& s) { return overlap(s) && lists(s.settings.recompute_modules, Recompute::moe); },
        "disable moe in recompute_modules when enabling overlap_moe_expert_parallel_comm",
        "take moe out of recompute_modules; moe_act and layernorm are allowed"},
       {"overlap.precision",
        violation,
        core,
        {"overlap_moe_expert_parallel_comm", "bf16", "fp16"},
-       source::transformer_config,
-       {1884, 2129, 2434, 2704, 3459, 3037, 2399},
+       everywhere,
        [](const Scenario& s) { return overlap(s) && !s.settings.bf16 && !s.settings.fp16; },
        "overlap_moe_expert_parallel_comm is only supported with bf16 or fp16 model",
        "set bf16: true"},
@@ -104,8 +97,7 @@ std::vector<Rule> overlap_rules() {
        violation,
        core,
        {"overlap_moe_expert_parallel_comm", "moe_shared_expert_overlap"},
-       source::transformer_config,
-       {1888, 2133, 2438, 2708, 3463, 3041, 2403},
+       everywhere,
        [](const Scenario& s) { return overlap(s) && s.settings.moe_shared_expert_overlap; },
        "disable moe_shared_expert_overlap when enabling overlap_moe_expert_parallel_comm",
        "set moe_shared_expert_overlap: false"},
@@ -113,8 +105,7 @@ std::vector<Rule> overlap_rules() {
        violation,
        core,
        {"overlap_moe_expert_parallel_comm", "mtp_num_layers"},
-       source::transformer_config,
-       {1890, 2135, 2440, 2713, 3465, 3046, 2405},
+       everywhere,
        [](const Scenario& s) { return overlap(s) && s.model.mtp_num_layers.value_or(0) > 1; },
        "MTP supports at most one layer when enabling overlap_moe_expert_parallel_comm.",
        "set mtp_num_layers: 1"},
@@ -122,12 +113,10 @@ std::vector<Rule> overlap_rules() {
        violation,
        core,
        {"overlap_moe_expert_parallel_comm", "moe_flex_dispatcher_backend", "offload_modules"},
-       source::transformer_config,
-       {0, 0, 0, 2733, 3486, 3058, 0},
+       from(v0_19),
        [](const Scenario& s) {
          return overlap(s) && s.settings.moe_token_dispatcher_type == "flex" &&
-                s.settings.moe_flex_dispatcher_backend == "ncclep" && s.settings.fine_grained_activation_offloading &&
-                has(s.settings.offload_modules, "expert_fc1");
+                s.settings.moe_flex_dispatcher_backend == "ncclep" && offloads(s, Offload::expert_fc1);
        },
        "overlap_moe_expert_parallel_comm with ncclep does not support offloading 'expert_fc1': it forces expert FC1 to "
        "save the raw bf16 input, which the overlap path eagerly frees.",
@@ -136,8 +125,7 @@ std::vector<Rule> overlap_rules() {
        violation,
        core,
        {"overlap_moe_expert_parallel_comm", "cuda_graph_modules"},
-       source::transformer_config,
-       {1904, 2149, 2449, 2744, 3498, 3069, 2420},
+       everywhere,
        [](const Scenario& s) {
          return overlap(s) && te_graphs(s) && any_of(s.settings.cuda_graph_modules, {"moe", "mlp"});
        },
@@ -147,8 +135,7 @@ std::vector<Rule> overlap_rules() {
        violation,
        core,
        {"delay_wgrad_compute", "overlap_moe_expert_parallel_comm"},
-       source::transformer_config,
-       {1912, 2157, 2457, 2752, 3506, 3077, 2428},
+       everywhere,
        [](const Scenario& s) { return delayed(s) && !overlap(s); },
        "overlap_moe_expert_parallel_comm must be enabled when enabling delay_wgrad_compute",
        "delay_wgrad_compute cannot be used alone: set overlap_moe_expert_parallel_comm: true too, or remove it"},
@@ -156,8 +143,7 @@ std::vector<Rule> overlap_rules() {
        violation,
        core,
        {"delay_wgrad_compute", "cuda_graph_impl"},
-       source::transformer_config,
-       {1918, 2160, 2460, 2755, 3509, 3080, 2431},
+       everywhere,
        [](const Scenario& s) { return delayed(s) && te_graphs(s) && !te_at_least(s, 2, 10); },
        "TE version >= 2.10.0 is required for delay_wgrad_compute with partial cuda graph",
        "install Transformer Engine 2.10 or newer"},
@@ -165,8 +151,7 @@ std::vector<Rule> overlap_rules() {
        violation,
        arguments,
        {"delay_wgrad_compute", "transformer_impl"},
-       source::arguments,
-       {1211, 1517, 1692, 1824, 2096, 1905, 1783},
+       everywhere,
        [](const Scenario& s) { return delayed(s) && !te_layers(s); },
        "Delaying wgrad compute is only supported with transformer_engine implementation",
        "set transformer_impl: transformer_engine"},
@@ -174,8 +159,7 @@ std::vector<Rule> overlap_rules() {
        violation,
        arguments,
        {"delay_wgrad_compute", "overlap_grad_reduce"},
-       source::arguments,
-       {1214, 1520, 1695, 1827, 2100, 1908, 1787},
+       everywhere,
        [](const Scenario& s) { return delayed(s) && s.settings.overlap_grad_reduce && !te_at_least(s, 2, 8); },
        "overlap_grad_reduce is only supported with TE >= 2.8.0 when enabling delay_wgrad_compute",
        "install Transformer Engine 2.8 or newer, or set overlap_grad_reduce: false"},
@@ -183,8 +167,7 @@ std::vector<Rule> overlap_rules() {
        violation,
        arguments,
        {"delay_wgrad_compute", "cuda_graph_modules"},
-       source::arguments,
-       {0, 1530, 1705, 1837, 2109, 1918, 1796},
+       from(v0_17),
        [](const Scenario& s) {
          return delayed(s) && s.settings.overlap_grad_reduce && wgrad_in_graph(s) && !te_at_least(s, 2, 12);
        },
@@ -194,8 +177,7 @@ std::vector<Rule> overlap_rules() {
        violation,
        arguments,
        {"delay_wgrad_compute", "cuda_graph_modules", "gradient_accumulation_fusion"},
-       source::arguments,
-       {0, 1532, 1707, 1839, 2111, 1920, 1798},
+       from(v0_17),
        [](const Scenario& s) {
          return delayed(s) && s.settings.overlap_grad_reduce && wgrad_in_graph(s) &&
                 !s.settings.gradient_accumulation_fusion;
@@ -207,8 +189,7 @@ std::vector<Rule> overlap_rules() {
        violation,
        arguments,
        {"delay_wgrad_compute", "add_bias_linear", "add_qkv_bias"},
-       source::arguments,
-       {0, 1539, 1714, 1846, 2118, 1927, 1805},
+       from(v0_17),
        [](const Scenario& s) {
          return delayed(s) && s.settings.overlap_grad_reduce && graphs(s) &&
                 has(s.settings.cuda_graph_modules, "attn") && (s.model.add_bias_linear || s.model.add_qkv_bias);
@@ -219,8 +200,7 @@ std::vector<Rule> overlap_rules() {
        violation,
        arguments,
        {"delay_wgrad_compute", "gradient_accumulation_fusion"},
-       source::arguments,
-       {1218, 1543, 1718, 1850, 2122, 1931, 1809},
+       everywhere,
        [](const Scenario& s) {
          return delayed(s) && !s.settings.gradient_accumulation_fusion && !te_at_least(s, 2, 7);
        },
@@ -230,8 +210,7 @@ std::vector<Rule> overlap_rules() {
        violation,
        core,
        {"overlap_dispatch_backward_with_experts_wgrad", "overlap_moe_expert_parallel_comm"},
-       source::transformer_config,
-       {0, 0, 2466, 2761, 3515, 3086, 2437},
+       from(pr_4268),
        [](const Scenario& s) { return s.settings.overlap_dispatch_backward_with_experts_wgrad && overlap(s); },
        "overlap_moe_expert_parallel_comm must be disabled when enabling overlap_dispatch_backward_with_experts_wgrad.",
        "keep one of the two"},
@@ -239,8 +218,7 @@ std::vector<Rule> overlap_rules() {
        violation,
        core,
        {"overlap_dispatch_backward_with_experts_wgrad", "delay_wgrad_compute"},
-       source::transformer_config,
-       {0, 0, 2473, 2768, 3522, 3093, 2444},
+       from(pr_4268),
        [](const Scenario& s) { return s.settings.overlap_dispatch_backward_with_experts_wgrad && delayed(s); },
        "delay_wgrad_compute and overlap_dispatch_backward_with_experts_wgrad are mutually exclusive; use only one",
        "keep one of the two"},
@@ -248,8 +226,7 @@ std::vector<Rule> overlap_rules() {
        violation,
        core,
        {"ep_overlap_early_attn_memory_release", "overlap_moe_expert_parallel_comm"},
-       source::transformer_config,
-       {1925, 2167, 2480, 2775, 3529, 3100, 2451},
+       everywhere,
        [](const Scenario& s) { return s.settings.ep_overlap_early_attn_memory_release && !overlap(s); },
        "overlap_moe_expert_parallel_comm must be enabled when enabling ep_overlap_early_attn_memory_release",
        "remove ep_overlap_early_attn_memory_release"},

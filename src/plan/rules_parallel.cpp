@@ -68,13 +68,13 @@ std::int64_t layout_stages(const Scenario& s) {
 std::vector<Rule> parallel_rules() {
   using enum Severity;
   using enum Speaker;
+  using enum Version;
   return {
       {"parallel.world",
        violation,
        core,
        {"tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size", "num_gpus"},
-       source::parallel_state,
-       {741, 745, 736, 823, 735, 823, 735},
+       everywhere,
        [](const Scenario& s) { return positive_sizes(s) && !world_splits(s); },
        "world_size ({num_gpus}) is not divisible by {$model_parallel_size}",
        "choose sizes whose product divides num_gpus"},
@@ -82,8 +82,7 @@ std::vector<Rule> parallel_rules() {
        violation,
        core,
        {"expert_model_parallel_size", "expert_tensor_parallel_size", "pipeline_model_parallel_size", "num_gpus"},
-       source::parallel_state,
-       {794, 798, 789, 883, 788, 883, 788},
+       everywhere,
        [](const Scenario& s) {
          return positive_sizes(s) && s.cluster.num_gpus % (scenario::expert_tensor_parallel_size(s) *
                                                            s.settings.expert_model_parallel_size * pp(s)) !=
@@ -97,8 +96,7 @@ std::vector<Rule> parallel_rules() {
        violation,
        core,
        {"num_attention_heads", "tensor_model_parallel_size"},
-       source::transformer_config,
-       {926, 1058, 1197, 1325, 1492, 1448, 1156},
+       everywhere,
        [](const Scenario& s) { return tp(s) > 0 && s.model.num_attention_heads % tp(s) != 0; },
        "num_attention_heads ({num_attention_heads}) must be a multiple of tensor_model_parallel_size "
        "({tensor_model_parallel_size}).",
@@ -107,8 +105,7 @@ std::vector<Rule> parallel_rules() {
        violation,
        core,
        {"num_query_groups", "tensor_model_parallel_size"},
-       source::transformer_config,
-       {944, 1076, 1215, 1343, 1510, 1466, 1174},
+       everywhere,
        [](const Scenario& s) {
          const auto groups = scenario::num_query_groups(s);
          return tp(s) > 0 && groups > 0 && groups % tp(s) != 0 && tp(s) % groups != 0;
@@ -120,8 +117,7 @@ std::vector<Rule> parallel_rules() {
        violation,
        core,
        {"sequence_parallel", "tensor_model_parallel_size"},
-       source::model_parallel_config,
-       {411, 408, 417, 504, 555, 504, 483},
+       everywhere,
        [](const Scenario& s) { return s.settings.sequence_parallel && tp(s) <= 1; },
        "Cannot use sequence parallelism without tensor parallelism",
        "set sequence_parallel: false (the argument parser and Bridge do so silently)"},
@@ -129,8 +125,7 @@ std::vector<Rule> parallel_rules() {
        violation,
        core,
        {"expert_model_parallel_size", "tensor_model_parallel_size", "sequence_parallel"},
-       source::moe_layer,
-       {381, 548, 622, 631, 696, 638, 567},
+       everywhere,
        [](const Scenario& s) { return moe_model(s) && tp(s) > 1 && !s.settings.sequence_parallel; },
        "During training, performance may degrade if MoE and tensor parallelism are enabled without also enabling "
        "sequence parallelism.",
@@ -139,8 +134,7 @@ std::vector<Rule> parallel_rules() {
        violation,
        core,
        {"expert_model_parallel_size", "num_moe_experts"},
-       source::transformer_config,
-       {1049, 1181, 1327, 1469, 1898, 1596, 1287},
+       everywhere,
        [](const Scenario& s) { return s.settings.expert_model_parallel_size > 1 && !moe_model(s); },
        "num_moe_experts must be non None to use expert-parallel.",
        "set expert_model_parallel_size: 1"},
@@ -148,8 +142,7 @@ std::vector<Rule> parallel_rules() {
        violation,
        arguments,
        {"num_moe_experts", "expert_model_parallel_size"},
-       source::arguments,
-       {1028, 1319, 1489, 1603, 1717, 1658, 1534},
+       everywhere,
        [](const Scenario& s) {
          return moe_model(s) && s.settings.expert_model_parallel_size > 0 &&
                 *s.model.num_moe_experts % s.settings.expert_model_parallel_size != 0;
@@ -160,8 +153,7 @@ std::vector<Rule> parallel_rules() {
        violation,
        arguments,
        {"seq_length", "context_parallel_size"},
-       source::arguments,
-       {819, 1110, 1288, 1297, 1426, 1337, 1267},
+       everywhere,
        [](const Scenario& s) {
          return s.settings.context_parallel_size > 1 &&
                 s.model.seq_length % (2 * s.settings.context_parallel_size) != 0;
@@ -172,8 +164,7 @@ std::vector<Rule> parallel_rules() {
        violation,
        arguments,
        {"hybrid_context_parallel", "pipeline_model_parallel_size"},
-       source::arguments,
-       {919, 1210, 1390, 1405, 0, 1445, 0},
+       everywhere.except(pr_4268 | dev),
        [](const Scenario& s) { return s.settings.hybrid_context_parallel && pp(s) > 1; },
        "Hybrid context parallelism not supported with pipeline parallelism",
        "set hybrid_context_parallel: false"},
@@ -181,8 +172,7 @@ std::vector<Rule> parallel_rules() {
        violation,
        core,
        {"cp_comm_type", "num_layers"},
-       source::transformer_config,
-       {1931, 2173, 2486, 2781, 3535, 3106, 2457},
+       everywhere,
        [](const Scenario& s) {
          const auto count = static_cast<std::int64_t>(s.settings.cp_comm_type.size());
          return s.settings.context_parallel_size > 1 && count > 1 && count != s.model.num_layers;
@@ -195,8 +185,7 @@ std::vector<Rule> parallel_rules() {
        violation,
        core,
        {"num_layers", "pipeline_model_parallel_size"},
-       source::transformer_block,
-       {156, 153, 151, 152, 170, 158, 156},
+       everywhere,
        [](const Scenario& s) { return even(s) && !counted(s) && s.model.num_layers % pp(s) != 0; },
        "num_layers={num_layers} should be divisible by "
        "config.pipeline_model_parallel_size={pipeline_model_parallel_size}",
@@ -205,8 +194,7 @@ std::vector<Rule> parallel_rules() {
        violation,
        core,
        {"num_layers", "pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size"},
-       source::transformer_block,
-       {175, 171, 169, 170, 188, 176, 174},
+       everywhere,
        [](const Scenario& s) {
          return even(s) && split_layers(s) % pp(s) == 0 && !counted(s) && (split_layers(s) / pp(s)) % vpp(s) != 0;
        },
@@ -217,8 +205,7 @@ std::vector<Rule> parallel_rules() {
        violation,
        core,
        {"account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"},
-       source::transformer_config,
-       {1449, 1629, 1854, 2078, 2633, 2384, 1883},
+       everywhere,
        [](const Scenario& s) {
          return even(s) && counted(s) && (split_layers(s) % pp(s) != 0 || (split_layers(s) / pp(s)) % vpp(s) != 0);
        },
@@ -230,8 +217,7 @@ std::vector<Rule> parallel_rules() {
        violation,
        core,
        {"num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage"},
-       source::transformer_config,
-       {1369, 1549, 1774, 1998, 2553, 2304, 1803},
+       everywhere,
        [](const Scenario& s) {
          return s.settings.num_layers_in_first_pipeline_stage.value_or(1) <= 0 ||
                 s.settings.num_layers_in_last_pipeline_stage.value_or(1) <= 0;
@@ -243,8 +229,7 @@ std::vector<Rule> parallel_rules() {
        core,
        {"num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage",
         "virtual_pipeline_model_parallel_size"},
-       source::transformer_config,
-       {1378, 1558, 1783, 2007, 2562, 2313, 1812},
+       everywhere,
        [](const Scenario& s) {
          return positive_sizes(s) && (s.settings.num_layers_in_first_pipeline_stage.value_or(0) % vpp(s) != 0 ||
                                       s.settings.num_layers_in_last_pipeline_stage.value_or(0) % vpp(s) != 0);
@@ -256,8 +241,7 @@ std::vector<Rule> parallel_rules() {
        violation,
        core,
        {"num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage", "num_layers"},
-       source::transformer_config,
-       {1416, 1596, 1821, 2045, 2600, 2351, 1850},
+       everywhere,
        [](const Scenario& s) {
          if (!positive_sizes(s) || !uneven(s) || layout(s)) return false;
          const auto [layers, stages] = middle(s);
@@ -271,8 +255,7 @@ std::vector<Rule> parallel_rules() {
        violation,
        core,
        {"num_layers_in_first_pipeline_stage", "account_for_embedding_in_pipeline_split"},
-       source::transformer_config,
-       {1301, 1481, 1706, 1930, 2485, 2236, 1735},
+       everywhere,
        [](const Scenario& s) { return uneven(s) && counted(s); },
        "num_layers_in_first_pipeline_stage and num_layers_in_last_pipeline_stage cannot be set at the same time with "
        "account_for_embedding_in_pipeline_split and account_for_loss_in_pipeline_split",
@@ -282,8 +265,7 @@ std::vector<Rule> parallel_rules() {
        core,
        {"pipeline_model_parallel_layout", "num_layers_in_first_pipeline_stage",
         "account_for_embedding_in_pipeline_split"},
-       source::transformer_config,
-       {1318, 1498, 1723, 1947, 2502, 2253, 1752},
+       everywhere,
        [](const Scenario& s) { return layout(s) && (uneven(s) || counted(s)); },
        "pipeline_model_parallel_layout cannot be set with other pipeline layout arguments.",
        "say everything in pipeline_model_parallel_layout"},
@@ -291,8 +273,7 @@ std::vector<Rule> parallel_rules() {
        violation,
        core,
        {"pipeline_model_parallel_layout", "virtual_pipeline_model_parallel_size", "pipeline_model_parallel_size"},
-       source::transformer_config,
-       {1346, 1526, 1751, 1975, 2530, 2281, 1780},
+       everywhere,
        [](const Scenario& s) {
          if (!layout(s) || pp(s) <= 0) return false;
          const auto stages = layout_stages(s);
@@ -308,8 +289,7 @@ std::vector<Rule> parallel_rules() {
        violation,
        core,
        {"virtual_pipeline_model_parallel_size", "pipeline_model_parallel_size"},
-       source::parallel_state,
-       {748, 752, 743, 830, 742, 830, 742},
+       everywhere,
        [](const Scenario& s) { return s.settings.virtual_pipeline_model_parallel_size && pp(s) <= 1; },
        "pipeline-model-parallel size should be greater than 1 with interleaved schedule",
        "remove virtual_pipeline_model_parallel_size"},
@@ -317,8 +297,7 @@ std::vector<Rule> parallel_rules() {
        violation,
        arguments,
        {"virtual_pipeline_model_parallel_size", "overlap_p2p_comm", "pipeline_model_parallel_size"},
-       source::arguments,
-       {580, 839, 986, 973, 1051, 1007, 945},
+       everywhere,
        [](const Scenario& s) { return scenario::interleaved(s) && !s.settings.overlap_p2p_comm && pp(s) == 2; },
        "When interleaved schedule is used and p2p communication overlap is disabled, pipeline-model-parallel size "
        "should be greater than 2 to avoid having multiple p2p sends and recvs between same 2 ranks per communication "
@@ -328,8 +307,7 @@ std::vector<Rule> parallel_rules() {
        violation,
        core,
        {"overlap_p2p_comm", "batch_p2p_comm"},
-       source::schedules,
-       {922, 953, 995, 1060, 1181, 1087, 1083},
+       everywhere,
        [](const Scenario& s) {
          return scenario::interleaved(s) && s.settings.overlap_p2p_comm && scenario::batch_p2p_comm(s);
        },
@@ -339,8 +317,7 @@ std::vector<Rule> parallel_rules() {
        violation,
        core,
        {"overlap_p2p_comm", "virtual_pipeline_model_parallel_size"},
-       source::schedules,
-       {2006, 2043, 2091, 2156, 2315, 2183, 2211},
+       everywhere,
        [](const Scenario& s) { return pp(s) > 1 && !scenario::interleaved(s) && s.settings.overlap_p2p_comm; },
        "Non-interleaved pipeline parallelism does not support overlapping p2p communication",
        "set overlap_p2p_comm: false (the argument parser and Bridge do so silently), or a virtual pipeline"},
@@ -348,8 +325,7 @@ std::vector<Rule> parallel_rules() {
        violation,
        core,
        {"overlap_p2p_comm_warmup_flush", "overlap_p2p_comm"},
-       source::model_parallel_config,
-       {453, 450, 468, 573, 606, 573, 525},
+       everywhere,
        [](const Scenario& s) {
          return s.settings.overlap_p2p_comm_warmup_flush &&
                 (!s.settings.overlap_p2p_comm || scenario::batch_p2p_comm(s));
@@ -361,8 +337,7 @@ std::vector<Rule> parallel_rules() {
        violation,
        core,
        {"microbatch_group_size_per_vp_stage", "pipeline_model_parallel_size", "global_batch_size"},
-       source::schedules,
-       {1000, 1031, 1073, 1138, 1259, 1165, 1161},
+       everywhere,
        [](const Scenario& s) {
          if (!scenario::interleaved(s) || !batch_splits(s)) return false;
          return scenario::group_size(s) > scenario::num_microbatches(s) || scenario::group_size(s) < pp(s);
@@ -374,8 +349,7 @@ std::vector<Rule> parallel_rules() {
        violation,
        core,
        {"microbatch_group_size_per_vp_stage", "pipeline_model_parallel_size", "global_batch_size"},
-       source::schedules,
-       {1009, 1040, 1082, 1147, 1268, 1174, 1170},
+       everywhere,
        [](const Scenario& s) {
          if (!scenario::interleaved(s) || !batch_splits(s) || scenario::group_size(s) <= 0) return false;
          const auto rest = scenario::num_microbatches(s) % scenario::group_size(s);
@@ -389,8 +363,7 @@ std::vector<Rule> parallel_rules() {
        violation,
        core,
        {"pipeline_model_parallel_size", "bf16"},
-       source::model_parallel_config,
-       {419, 416, 425, 530, 563, 530, 491},
+       everywhere,
        [](const Scenario& s) { return pp(s) > 1 && s.settings.bf16 && s.settings.fp16; },
        "When using pipeline parallelism, pipeline_dtype must be specified: bf16 and fp16 are both set",
        "set one of bf16 and fp16"},
@@ -398,8 +371,7 @@ std::vector<Rule> parallel_rules() {
        violation,
        core,
        {"defer_embedding_wgrad_compute", "pipeline_model_parallel_size"},
-       source::model_parallel_config,
-       {427, 424, 442, 547, 580, 547, 499},
+       everywhere,
        [](const Scenario& s) { return s.settings.defer_embedding_wgrad_compute && pp(s) == 1; },
        "Cannot defer embedding wgrad compute when pipeline model parallel is not used",
        "set defer_embedding_wgrad_compute: false"},
@@ -407,8 +379,7 @@ std::vector<Rule> parallel_rules() {
        violation,
        core,
        {"defer_embedding_wgrad_compute", "gradient_accumulation_fusion"},
-       source::model_parallel_config,
-       {432, 429, 447, 552, 585, 552, 504},
+       everywhere,
        [](const Scenario& s) {
          return s.settings.defer_embedding_wgrad_compute && !s.settings.gradient_accumulation_fusion;
        },
@@ -418,8 +389,7 @@ std::vector<Rule> parallel_rules() {
        violation,
        core,
        {"defer_embedding_wgrad_compute", "wgrad_deferral_limit"},
-       source::model_parallel_config,
-       {437, 434, 452, 557, 590, 557, 509},
+       everywhere,
        [](const Scenario& s) {
          return s.settings.defer_embedding_wgrad_compute && s.settings.wgrad_deferral_limit < 0;
        },
@@ -429,8 +399,7 @@ std::vector<Rule> parallel_rules() {
        violation,
        core,
        {"global_batch_size", "micro_batch_size", "num_gpus"},
-       source::microbatches,
-       {341, 341, 382, 382, 382, 382, 341},
+       everywhere,
        [](const Scenario& s) { return world_splits(s) && !batch_splits(s); },
        "global batch size ({global_batch_size}) is not divisible by micro batch size ({micro_batch_size}) times data "
        "parallel size ({$data_parallel_size})",

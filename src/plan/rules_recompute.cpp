@@ -1,4 +1,6 @@
 // Activation recompute: TransformerConfig.__post_init__ and the checks of the argument parser.
+#include <algorithm>
+
 #include "rules.hpp"
 
 namespace pipewright::plan {
@@ -6,13 +8,16 @@ namespace pipewright::plan {
 std::vector<Rule> recompute_rules() {
   using enum Severity;
   using enum Speaker;
+  using enum Version;
+  static const std::string modules_message =
+      "Invalid choices for recompute_modules: {recompute_modules}. Allowed modules are: " +
+      quoted_names(scenario::recompute_catalogue());
   return {
       {"recompute.full-needs-method",
        violation,
        core,
        {"recompute_granularity", "recompute_method"},
-       source::transformer_config,
-       {1168, 1348, 1558, 1738, 2167, 1915, 1493},
+       everywhere,
        [](const Scenario& s) { return full(s) && !s.settings.recompute_method; },
        R"(Using recompute_granularity: full so recompute_method must be "block" or "uniform")",
        "add recompute_method: uniform (or block) and recompute_num_layers"},
@@ -20,8 +25,7 @@ std::vector<Rule> recompute_rules() {
        violation,
        core,
        {"recompute_granularity", "recompute_num_layers"},
-       source::transformer_config,
-       {1175, 1355, 1565, 1745, 2174, 1922, 1500},
+       everywhere,
        [](const Scenario& s) { return full(s) && !s.settings.recompute_num_layers; },
        "When using recompute_granularity: full recompute_num_layers must be between 1 and "
        "num_layers_per_pipeline_rank: {$layers_per_rank}",
@@ -30,8 +34,7 @@ std::vector<Rule> recompute_rules() {
        violation,
        core,
        {"recompute_granularity", "recompute_num_layers"},
-       source::transformer_config,
-       {1184, 1364, 1574, 1754, 2183, 1931, 1509},
+       everywhere,
        [](const Scenario& s) { return selective(s) && s.settings.recompute_num_layers.has_value(); },
        "When using recompute_granularity: selective recompute_num_layers must be None.",
        "remove recompute_num_layers: selective recompute acts on every layer"},
@@ -39,8 +42,7 @@ std::vector<Rule> recompute_rules() {
        violation,
        arguments,
        {"recompute_granularity", "recompute_method"},
-       source::arguments,
-       {901, 1192, 1372, 1387, 1522, 1427, 1355},
+       everywhere,
        [](const Scenario& s) { return selective(s) && s.settings.recompute_method.has_value(); },
        "recompute method is not yet supported for selective recomputing granularity",
        "remove recompute_method"},
@@ -48,8 +50,7 @@ std::vector<Rule> recompute_rules() {
        violation,
        core,
        {"distribute_saved_activations", "sequence_parallel"},
-       source::transformer_config,
-       {1189, 1369, 1579, 1759, 2188, 1936, 1514},
+       everywhere,
        [](const Scenario& s) {
          return s.settings.recompute_granularity && s.settings.distribute_saved_activations &&
                 s.settings.sequence_parallel;
@@ -60,8 +61,7 @@ std::vector<Rule> recompute_rules() {
        violation,
        arguments,
        {"distribute_saved_activations", "tensor_model_parallel_size"},
-       source::arguments,
-       {885, 1176, 1356, 1371, 1506, 1411, 1339},
+       everywhere,
        [](const Scenario& s) {
          return s.settings.distribute_saved_activations && s.settings.tensor_model_parallel_size <= 1;
        },
@@ -71,8 +71,7 @@ std::vector<Rule> recompute_rules() {
        violation,
        arguments,
        {"distribute_saved_activations", "recompute_granularity"},
-       source::arguments,
-       {889, 1180, 1360, 1375, 1509, 1415, 1342},
+       everywhere,
        [](const Scenario& s) { return s.settings.distribute_saved_activations && !full(s); },
        "distributed recompute activations is only application to full recompute granularity",
        "remove distribute_saved_activations, or use recompute_granularity: full"},
@@ -80,50 +79,41 @@ std::vector<Rule> recompute_rules() {
        violation,
        core,
        {"recompute_modules"},
-       source::transformer_config,
-       {1209, 1389, 1599, 1780, 2211, 1960, 1535},
+       everywhere,
        [](const Scenario& s) {
-         const auto& software = s.software;
-         std::vector<std::string_view> known = {"core_attn", "moe_act", "layernorm",     "mla_up_proj",
-                                                "mlp",       "moe",     "shared_experts"};
-         // Value tables of the versions' own allowed_modules sets.
-         if (software.megatron_core == "dev") known.insert(known.end(), {"gdn", "gdn_norm_out", "mhc"});
-         if (software.megatron_core == "main")
-           known.insert(known.end(), {"gdn_norm_out", "gdp_in_proj", "gdp_qkv", "mhc"});
-         if (software.megatron_core == "pr-4268") known.emplace_back("mhc");
-         if (software.megatron_core.starts_with("0.19")) known.emplace_back("gdn_norm_out");
-         return selective(s) && !only_of(s.settings.recompute_modules, known);
+         return selective(s) && !std::ranges::all_of(s.settings.recompute_modules, [&](const std::string& name) {
+                  const auto* module = scenario::find_recompute(name);
+                  return module != nullptr && module->versions.has(scenario::core_version(s.software));
+                });
        },
-       "Invalid choices for recompute_modules: {recompute_modules}. Allowed modules are: core_attn, moe_act, "
-       "layernorm, mla_up_proj, mlp, moe, shared_experts",
+       modules_message,
        "use the module names of this version"},
       {"recompute.moe-act-needs-grouped-gemm",
        violation,
        core,
        {"recompute_modules", "moe_grouped_gemm"},
-       source::transformer_config,
-       {1215, 1395, 1605, 1786, 2217, 1966, 1541},
-       [](const Scenario& s) { return scenario::recomputes(s, "moe_act") && !s.settings.moe_grouped_gemm; },
+       everywhere,
+       [](const Scenario& s) { return scenario::recomputes(s, Recompute::moe_act) && !s.settings.moe_grouped_gemm; },
        "moe_act in recompute_modules is only supported with moe_grouped_gemm.",
        "set moe_grouped_gemm: true, or take moe_act out"},
       {"recompute.mla-up-proj-needs-mla",
        violation,
        core,
        {"recompute_modules", "multi_latent_attention"},
-       source::transformer_config,
-       {1220, 1400, 1610, 1791, 2222, 1971, 1546},
-       [](const Scenario& s) { return scenario::recomputes(s, "mla_up_proj") && !s.model.multi_latent_attention; },
+       everywhere,
+       [](const Scenario& s) {
+         return scenario::recomputes(s, Recompute::mla_up_proj) && !s.model.multi_latent_attention;
+       },
        "mla_up_proj in recompute_modules is only supported with multi_latent_attention.",
        "take mla_up_proj out"},
       {"recompute.gdn-needs-variant",
        violation,
        core,
        {"recompute_modules"},
-       source::transformer_config,
-       {0, 0, 0, 1800, 2231, 1979, 0},
+       from(v0_19),
        [](const Scenario& s) {
          const auto variant = s.model.other.find("experimental_attention_variant");
-         return scenario::recomputes(s, "gdn_norm_out") &&
+         return scenario::recomputes(s, Recompute::gdn_norm_out) &&
                 (variant == s.model.other.end() || !variant->second.starts_with("gated_delta_net"));
        },
        "gdn_norm_out in recompute_modules is only supported with experimental_attention_variant='gated_delta_net'.",
@@ -132,10 +122,9 @@ std::vector<Rule> recompute_rules() {
        violation,
        core,
        {"recompute_modules", "moe_shared_expert_overlap", "moe_shared_expert_intermediate_size"},
-       source::transformer_config,
-       {1238, 1418, 1628, 1818, 2264, 1997, 1564},
+       everywhere,
        [](const Scenario& s) {
-         return scenario::recomputes(s, "shared_experts") && s.model.moe_shared_expert_intermediate_size &&
+         return scenario::recomputes(s, Recompute::shared_experts) && s.model.moe_shared_expert_intermediate_size &&
                 s.settings.moe_shared_expert_overlap;
        },
        "shared_experts recompute cannot work with --moe-shared-expert-overlap.",
@@ -144,11 +133,10 @@ std::vector<Rule> recompute_rules() {
        violation,
        core,
        {"recompute_modules", "fp8", "fp8_recipe"},
-       source::transformer_config,
-       {1245, 1425, 1635, 1825, 2271, 2004, 1571},
+       everywhere,
        [](const Scenario& s) {
          return s.settings.fp8 && is(s.settings.fp8_recipe, "delayed") &&
-                (scenario::recomputes(s, "moe_act") || scenario::recomputes(s, "layernorm"));
+                (scenario::recomputes(s, Recompute::moe_act) || scenario::recomputes(s, Recompute::layernorm));
        },
        "Delayed scaling does not support moe_act and layernorm recompute for fp8.",
        "use fp8_recipe: tensorwise, or take moe_act and layernorm out"},
@@ -156,10 +144,10 @@ std::vector<Rule> recompute_rules() {
        violation,
        core,
        {"recompute_modules", "fp8"},
-       source::transformer_config,
-       {1250, 1430, 1640, 1830, 2276, 2009, 1576},
+       everywhere,
        [](const Scenario& s) {
-         return s.settings.fp8 && (scenario::recomputes(s, "moe_act") || scenario::recomputes(s, "layernorm")) &&
+         return s.settings.fp8 &&
+                (scenario::recomputes(s, Recompute::moe_act) || scenario::recomputes(s, Recompute::layernorm)) &&
                 !te_at_least(s, 2, 6);
        },
        "moe_act and layernorm recompute for fp8 needs transformer-engine>=2.6.0dev0, but your version is "
@@ -169,8 +157,7 @@ std::vector<Rule> recompute_rules() {
        violation,
        core,
        {"moe_layer_recompute", "recompute_granularity"},
-       source::transformer_config,
-       {1262, 1442, 1652, 1842, 2288, 2021, 1588},
+       everywhere,
        [](const Scenario& s) { return s.settings.moe_layer_recompute && full(s); },
        "Do not set --moe-layer-recompute with full recompute granularity.",
        "remove moe_layer_recompute"},
@@ -178,8 +165,7 @@ std::vector<Rule> recompute_rules() {
        violation,
        core,
        {"recompute_num_layers", "mtp_num_layers"},
-       "megatron/core/transformer/multi_token_prediction.py",
-       {848, 1073, 1223, 1413, 2500, 1627, 1086},
+       everywhere,
        [](const Scenario& s) {
          return full(s) && s.model.mtp_num_layers.value_or(0) > 0 && is(s.settings.recompute_method, "uniform") &&
                 s.settings.recompute_num_layers.value_or(1) != 1;

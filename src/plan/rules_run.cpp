@@ -6,13 +6,13 @@ namespace pipewright::plan {
 std::vector<Rule> run_rules() {
   using enum Severity;
   using enum Speaker;
+  using enum Version;
   return {
       {"precision.one",
        violation,
        core,
        {"bf16", "fp16"},
-       source::transformer_config,
-       {917, 1049, 1188, 1316, 1483, 1434, 1147},
+       everywhere,
        [](const Scenario& s) { return s.settings.bf16 && s.settings.fp16; },
        "Only one of self.fp16: {fp16} and self.bf16 {bf16} should be True.",
        "keep bf16"},
@@ -20,8 +20,7 @@ std::vector<Rule> run_rules() {
        violation,
        core,
        {"fp4", "fp8"},
-       source::transformer_config,
-       {1035, 1167, 1313, 1455, 1884, 1582, 1273},
+       everywhere,
        [](const Scenario& s) { return s.settings.fp4 && s.settings.fp8; },
        "fp4 and fp8 cannot be used simultaneously. Please choose one.",
        "keep one of the two"},
@@ -29,8 +28,7 @@ std::vector<Rule> run_rules() {
        violation,
        core,
        {"fp8_param", "fp8"},
-       source::transformer_config,
-       {1028, 1160, 1298, 1440, 1869, 1567, 1266},
+       everywhere,
        [](const Scenario& s) { return s.settings.fp8_param && !s.settings.fp8; },
        "fp8_param must be used together with fp8 mode.",
        "set fp8, or fp8_param: false"},
@@ -38,8 +36,7 @@ std::vector<Rule> run_rules() {
        violation,
        core,
        {"first_last_layers_bf16", "fp8_recipe"},
-       source::transformer_config,
-       {991, 1123, 1261, 1403, 1832, 1530, 1229},
+       everywhere,
        [](const Scenario& s) {
          return s.settings.fp8 && s.settings.first_last_layers_bf16 && is(s.settings.fp8_recipe, "delayed");
        },
@@ -49,8 +46,7 @@ std::vector<Rule> run_rules() {
        violation,
        core,
        {"num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16", "pipeline_model_parallel_size"},
-       source::transformer_config,
-       {1005, 1137, 1275, 1417, 1846, 1544, 1243},
+       everywhere,
        [](const Scenario& s) {
          if (!s.settings.fp8 || !s.settings.first_last_layers_bf16 || s.settings.pipeline_model_parallel_size <= 0)
            return false;
@@ -65,8 +61,7 @@ std::vector<Rule> run_rules() {
        violation,
        core,
        {"fp8_output_proj", "fp8_recipe"},
-       source::transformer_config,
-       {0, 0, 1305, 1447, 1876, 1574, 0},
+       from(v0_18),
        [](const Scenario& s) { return s.settings.fp8_output_proj && !is(s.settings.fp8_recipe, "mxfp8"); },
        "fp8_output_proj requires fp8_recipe='mxfp8', got '{fp8_recipe}'.",
        "set fp8_output_proj: false"},
@@ -74,8 +69,7 @@ std::vector<Rule> run_rules() {
        violation,
        arguments,
        {"fp8_param_gather", "use_distributed_optimizer"},
-       source::arguments,
-       {657, 931, 1076, 1062, 1165, 1097, 1061},
+       everywhere,
        [](const Scenario& s) {
          return s.settings.fp8_param_gather && !s.settings.use_distributed_optimizer && !s.settings.use_megatron_fsdp;
        },
@@ -85,8 +79,7 @@ std::vector<Rule> run_rules() {
        violation,
        core,
        {"reuse_grad_buf_for_mxfp8_param_ag", "fp8_param_gather"},
-       source::ddp_config,
-       {154, 208, 245, 254, 276, 260, 214},
+       everywhere,
        [](const Scenario& s) { return s.settings.reuse_grad_buf_for_mxfp8_param_ag && !s.settings.fp8_param_gather; },
        "Reuse grad buffer only when keeping params in MXFP8.",
        "set fp8_param_gather: true"},
@@ -94,8 +87,7 @@ std::vector<Rule> run_rules() {
        violation,
        arguments,
        {"overlap_param_gather", "use_distributed_optimizer"},
-       source::arguments,
-       {599, 859, 1006, 993, 1076, 1027, 970},
+       everywhere,
        [](const Scenario& s) {
          return s.settings.overlap_param_gather && !s.settings.use_distributed_optimizer &&
                 !s.settings.use_megatron_fsdp && s.settings.optimizer != "dist_muon";
@@ -106,8 +98,7 @@ std::vector<Rule> run_rules() {
        violation,
        arguments,
        {"overlap_param_gather", "overlap_grad_reduce"},
-       source::arguments,
-       {601, 861, 1008, 995, 1079, 1029, 973},
+       everywhere,
        [](const Scenario& s) { return s.settings.overlap_param_gather && !s.settings.overlap_grad_reduce; },
        "Must use --overlap-param-gather with --overlap-grad-reduce",
        "set overlap_grad_reduce: true"},
@@ -115,8 +106,7 @@ std::vector<Rule> run_rules() {
        violation,
        arguments,
        {"overlap_param_gather_with_optimizer_step", "virtual_pipeline_model_parallel_size"},
-       source::arguments,
-       {641, 906, 1051, 1038, 1131, 1072, 1026},
+       everywhere,
        [](const Scenario& s) {
          return s.settings.overlap_param_gather_with_optimizer_step && !scenario::interleaved(s);
        },
@@ -126,8 +116,7 @@ std::vector<Rule> run_rules() {
        violation,
        arguments,
        {"overlap_param_gather_with_optimizer_step", "overlap_param_gather"},
-       source::arguments,
-       {639, 904, 1049, 1036, 1128, 1070, 1023},
+       everywhere,
        [](const Scenario& s) {
          return s.settings.overlap_param_gather_with_optimizer_step && !s.settings.overlap_param_gather;
        },
@@ -137,8 +126,7 @@ std::vector<Rule> run_rules() {
        violation,
        core,
        {"overlap_param_gather_with_optimizer_step", "reuse_grad_buf_for_mxfp8_param_ag"},
-       source::optimizer_config,
-       {0, 0, 0, 426, 515, 429, 0},
+       from(v0_19),
        [](const Scenario& s) {
          return s.settings.overlap_param_gather_with_optimizer_step && s.settings.reuse_grad_buf_for_mxfp8_param_ag;
        },
@@ -148,8 +136,7 @@ std::vector<Rule> run_rules() {
        violation,
        core,
        {"bucket_size", "num_buckets"},
-       source::ddp_config,
-       {0, 0, 261, 270, 306, 276, 0},
+       from(v0_18),
        [](const Scenario& s) { return s.settings.bucket_size && s.settings.num_buckets; },
        "Cannot specify both num_buckets and bucket_size",
        "keep one of the two"},
@@ -157,8 +144,7 @@ std::vector<Rule> run_rules() {
        violation,
        core,
        {"use_precision_aware_optimizer", "optimizer"},
-       source::optimizer_config,
-       {378, 397, 427, 433, 522, 436, 444},
+       everywhere,
        [](const Scenario& s) { return s.settings.use_precision_aware_optimizer && s.settings.optimizer != "adam"; },
        "--use-precision-aware-optimizer only supported with adam",
        "set optimizer: adam"},
@@ -166,8 +152,7 @@ std::vector<Rule> run_rules() {
        violation,
        core,
        {"use_precision_aware_optimizer", "use_distributed_optimizer"},
-       source::optimizer_config,
-       {381, 400, 430, 436, 525, 0, 447},
+       everywhere.except(main),
        [](const Scenario& s) {
          return s.settings.use_precision_aware_optimizer && !s.settings.use_distributed_optimizer;
        },
@@ -177,8 +162,7 @@ std::vector<Rule> run_rules() {
        violation,
        core,
        {"main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype", "use_precision_aware_optimizer"},
-       source::optimizer_config,
-       {423, 442, 472, 478, 567, 477, 489},
+       everywhere,
        [](const Scenario& s) {
          const auto& settings = s.settings;
          return !settings.use_precision_aware_optimizer &&
@@ -192,8 +176,7 @@ std::vector<Rule> run_rules() {
        violation,
        arguments,
        {"tp_comm_overlap", "sequence_parallel"},
-       source::arguments,
-       {916, 1207, 1387, 1402, 1539, 1442, 1372},
+       everywhere,
        [](const Scenario& s) { return s.settings.tp_comm_overlap && !s.settings.sequence_parallel; },
        "Tensor parallel communication/GEMM overlap can happen only when sequence parallelism is enabled",
        "set sequence_parallel: true, or tp_comm_overlap: false"},
@@ -201,8 +184,7 @@ std::vector<Rule> run_rules() {
        violation,
        arguments,
        {"cross_entropy_loss_fusion", "cross_entropy_fusion_impl"},
-       source::arguments,
-       {0, 0, 1531, 1645, 1823, 1700, 0},
+       from(v0_18),
        [](const Scenario& s) {
          return s.settings.cross_entropy_loss_fusion && s.settings.cross_entropy_fusion_impl == "te";
        },
@@ -213,10 +195,10 @@ std::vector<Rule> run_rules() {
        violation,
        arguments,
        {"CUDA_DEVICE_MAX_CONNECTIONS", "tensor_model_parallel_size", "context_parallel_size"},
-       source::arguments,
-       {952, 1243, 1423, 1438, 1644, 1478, 1450},
+       everywhere,
        [](const Scenario& s) {
-         return hopper(s) && (s.settings.tensor_model_parallel_size > 1 || s.settings.context_parallel_size > 1) &&
+         return below_capability(s, 100) &&
+                (s.settings.tensor_model_parallel_size > 1 || s.settings.context_parallel_size > 1) &&
                 !s.settings.use_megatron_fsdp && !s.settings.overlap_moe_expert_parallel_comm &&
                 scenario::variable(s, "CUDA_DEVICE_MAX_CONNECTIONS") != "1";
        },
@@ -228,8 +210,7 @@ std::vector<Rule> run_rules() {
        violation,
        arguments,
        {"CUDA_DEVICE_MAX_CONNECTIONS", "use_megatron_fsdp"},
-       source::arguments,
-       {623, 883, 1140, 1144, 1248, 1167, 1123},
+       everywhere,
        [](const Scenario& s) {
          return s.settings.use_megatron_fsdp && scenario::variable(s, "CUDA_DEVICE_MAX_CONNECTIONS") == "1";
        },
@@ -240,8 +221,7 @@ std::vector<Rule> run_rules() {
        violation,
        core,
        {"moe_enable_deepep", "moe_token_dispatcher_type"},
-       source::transformer_config,
-       {1065, 1245, 1442, 1591, 2020, 1745, 1378},
+       everywhere,
        [](const Scenario& s) { return s.settings.moe_enable_deepep && s.settings.moe_token_dispatcher_type != "flex"; },
        "DeepEP backend is only supported with flex token dispatcher.",
        "set moe_token_dispatcher_type: flex"},
@@ -249,8 +229,7 @@ std::vector<Rule> run_rules() {
        violation,
        core,
        {"moe_shared_expert_overlap", "moe_token_dispatcher_type"},
-       source::transformer_config,
-       {1094, 1274, 1472, 1649, 2078, 1825, 1407},
+       everywhere,
        [](const Scenario& s) {
          return s.model.moe_shared_expert_intermediate_size && s.settings.moe_shared_expert_overlap &&
                 s.settings.moe_token_dispatcher_type == "allgather";
@@ -261,8 +240,7 @@ std::vector<Rule> run_rules() {
        violation,
        core,
        {"moe_pad_expert_input_to_capacity", "moe_expert_capacity_factor"},
-       source::transformer_config,
-       {1134, 1314, 1512, 1689, 2118, 1865, 1447},
+       everywhere,
        [](const Scenario& s) {
          return s.settings.moe_pad_expert_input_to_capacity && !s.settings.moe_expert_capacity_factor;
        },
@@ -272,8 +250,7 @@ std::vector<Rule> run_rules() {
        violation,
        core,
        {"moe_token_dispatcher_type", "variable_seq_lengths"},
-       source::transformer_config,
-       {1830, 2072, 2377, 2647, 3357, 2980, 2342},
+       everywhere,
        [](const Scenario& s) {
          return moe_model(s) && s.settings.moe_token_dispatcher_type == "allgather" && s.settings.variable_seq_lengths;
        },
@@ -285,8 +262,7 @@ std::vector<Rule> run_rules() {
        core,
        {"overlap_p2p_backward_on_comm_stream", "overlap_p2p_with_transformer_layer_wgrad",
         "overlap_p2p_wgrad_delayed_layer_number"},
-       source::model_parallel_config,
-       {1, 1, 1, 1, 1, 1, 0},
+       without("overlap_p2p_backward_on_comm_stream"),
        [](const Scenario& s) {
          return s.settings.overlap_p2p_backward_on_comm_stream || s.settings.overlap_p2p_with_transformer_layer_wgrad ||
                 s.settings.overlap_p2p_wgrad_delayed_layer_number != 1;
@@ -299,8 +275,7 @@ std::vector<Rule> run_rules() {
        violation,
        core,
        {"use_transformer_engine_op_fuser"},
-       source::transformer_config,
-       {1, 1, 0, 0, 0, 0, 0},
+       without("use_transformer_engine_op_fuser"),
        [](const Scenario& s) { return s.settings.use_transformer_engine_op_fuser; },
        "use_transformer_engine_op_fuser does not exist in this version",
        "use Megatron Core 0.18 or newer"},
@@ -308,8 +283,7 @@ std::vector<Rule> run_rules() {
        violation,
        core,
        {"moe_paged_stash"},
-       source::transformer_config,
-       {1, 1, 0, 0, 0, 0, 0},
+       without("moe_paged_stash"),
        [](const Scenario& s) { return s.settings.moe_paged_stash; },
        "moe_paged_stash does not exist in this version",
        "use Megatron Core 0.18 or newer"},
@@ -317,8 +291,7 @@ std::vector<Rule> run_rules() {
        violation,
        core,
        {"overlap_dispatch_backward_with_experts_wgrad"},
-       source::model_parallel_config,
-       {1, 1, 0, 0, 0, 0, 0},
+       without("overlap_dispatch_backward_with_experts_wgrad"),
        [](const Scenario& s) { return s.settings.overlap_dispatch_backward_with_experts_wgrad; },
        "overlap_dispatch_backward_with_experts_wgrad does not exist in this version",
        "use Megatron Core 0.18 or newer"},
@@ -326,8 +299,7 @@ std::vector<Rule> run_rules() {
        violation,
        core,
        {"activation_offload_fraction", "delta_offload_bytes_across_pp_ranks", "delay_offload_until_cuda_graph"},
-       source::transformer_config,
-       {1, 1, 1, 0, 0, 0, 0},
+       without("activation_offload_fraction"),
        [](const Scenario& s) {
          return s.settings.activation_offload_fraction != 1.0 || s.settings.delta_offload_bytes_across_pp_ranks != 0 ||
                 s.settings.delay_offload_until_cuda_graph;

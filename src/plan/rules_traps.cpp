@@ -6,13 +6,13 @@ namespace pipewright::plan {
 std::vector<Rule> trap_rules() {
   using enum Severity;
   using enum Speaker;
+  using enum Version;
   return {
       {"trap.recompute-layers-per-chunk",
        trap,
        core,
        {"recompute_num_layers", "virtual_pipeline_model_parallel_size"},
-       source::transformer_block,
-       {326, 323, 321, 322, 341, 334, 327},
+       everywhere,
        [](const Scenario& s) {
          return full(s) && scenario::interleaved(s) && is(s.settings.recompute_method, "block");
        },
@@ -23,8 +23,7 @@ std::vector<Rule> trap_rules() {
        trap,
        core,
        {"recompute_granularity", "recompute_modules"},
-       source::transformer_config,
-       {1194, 1374, 1584, 1764, 2193, 1941, 1519},
+       everywhere,
        [](const Scenario& s) { return selective(s) && s.settings.recompute_modules.empty(); },
        "recompute_granularity: selective without recompute_modules recomputes core_attn",
        "name recompute_modules, or remove recompute_granularity"},
@@ -32,10 +31,9 @@ std::vector<Rule> trap_rules() {
        trap,
        core,
        {"CUDA_DEVICE_MAX_CONNECTIONS", "overlap_moe_expert_parallel_comm"},
-       source::arguments,
-       {945, 1236, 1416, 1431, 1637, 1471, 1443},
+       everywhere,
        [](const Scenario& s) {
-         return s.settings.overlap_moe_expert_parallel_comm && hopper(s) &&
+         return s.settings.overlap_moe_expert_parallel_comm && below_capability(s, 100) &&
                 scenario::variable(s, "CUDA_DEVICE_MAX_CONNECTIONS") == "1";
        },
        "overlap_moe_expert_parallel_comm requires setting a larger CUDA_DEVICE_MAX_CONNECTIONS for better "
@@ -45,8 +43,7 @@ std::vector<Rule> trap_rules() {
        trap,
        core,
        {"overlap_p2p_comm_warmup_flush", "CUDA_DEVICE_MAX_CONNECTIONS"},
-       source::schedules,
-       {1413, 1442, 1484, 1549, 1678, 1576, 1580},
+       everywhere,
        [](const Scenario& s) {
          return s.settings.overlap_p2p_comm_warmup_flush && scenario::variable(s, "CUDA_DEVICE_MAX_CONNECTIONS") == "1";
        },
@@ -57,8 +54,7 @@ std::vector<Rule> trap_rules() {
        trap,
        core,
        {"variable_seq_lengths", "pipeline_model_parallel_size"},
-       source::p2p,
-       {301, 322, 322, 322, 322, 327, 322},
+       everywhere,
        [](const Scenario& s) { return s.settings.variable_seq_lengths && s.settings.pipeline_model_parallel_size > 1; },
        "variable_seq_lengths exchanges shapes before every pipeline transfer, each with a full device "
        "synchronisation: nothing runs past it",
@@ -67,8 +63,7 @@ std::vector<Rule> trap_rules() {
        trap,
        core,
        {"mtp_standalone", "pipeline_model_parallel_layout"},
-       source::p2p,
-       {301, 322, 322, 322, 322, 327, 322},
+       everywhere,
        [](const Scenario& s) { return s.settings.mtp_standalone && s.settings.pipeline_model_parallel_size > 1; },
        "MTP layers on another pipeline rank than the last (mtp_standalone) make every pipeline transfer exchange "
        "shapes first, each with a full device synchronisation",
@@ -77,8 +72,7 @@ std::vector<Rule> trap_rules() {
        trap,
        core,
        {"min_offloaded_tensor_size"},
-       source::transformer_config,
-       {906, 1024, 1137, 1247, 1414, 1343, 1089},
+       everywhere,
        [](const Scenario& s) {
          // 1 GiB of bf16: no activation tensor of a microbatch is that large, so the number was meant in bytes.
          return s.settings.fine_grained_activation_offloading && s.settings.min_offloaded_tensor_size >= std::int64_t{1}
@@ -91,8 +85,7 @@ std::vector<Rule> trap_rules() {
        trap,
        core,
        {"cuda_graph_modules"},
-       source::transformer_config,
-       {0, 0, 2249, 2473, 3202, 2806, 0},
+       from(v0_18),
        [](const Scenario& s) {
          return s.settings.cuda_graph_impl == "local" && has(s.settings.cuda_graph_modules, "moe_router") !=
                                                              has(s.settings.cuda_graph_modules, "moe_preprocess");
@@ -103,11 +96,10 @@ std::vector<Rule> trap_rules() {
        trap,
        core,
        {"offload_modules"},
-       source::transformer_config,
-       {1284, 1464, 1674, 1865, 2420, 2145, 1688},
+       everywhere,
        [](const Scenario& s) {
          return s.settings.fine_grained_activation_offloading && !has_moe_layer(s) &&
-                any_of(s.settings.offload_modules, {"core_attn", "qkv_linear", "attn_proj"});
+                offloads_any(s, scenario::OffloadRow::Part::attention);
        },
        "fine-grained offload has no module for the dense MLP: its activations, the larger part of a dense layer, stay "
        "on the GPU",
@@ -122,8 +114,7 @@ std::vector<Rule> bridge_rules() {
        trap,
        Speaker::bridge,
        {"overlap_moe_expert_parallel_comm", "delay_wgrad_compute"},
-       source::bridge_overlap,
-       {438, 438, 438, 438, 438, 438, 438},
+       everywhere,
        [](const Scenario& s) { return s.settings.overlap_moe_expert_parallel_comm || s.settings.delay_wgrad_compute; },
        "CommOverlapConfig.setup() resets cfg.model.overlap_moe_expert_parallel_comm and cfg.model.delay_wgrad_compute "
        "to False unless they are set on cfg.comm_overlap",
@@ -132,8 +123,7 @@ std::vector<Rule> bridge_rules() {
        trap,
        Speaker::bridge,
        {"defer_embedding_wgrad_compute", "tp_comm_overlap"},
-       source::bridge_overlap,
-       {434, 434, 434, 434, 434, 434, 434},
+       everywhere,
        [](const Scenario& s) { return s.settings.defer_embedding_wgrad_compute || s.settings.tp_comm_overlap; },
        "CommOverlapConfig.setup() resets cfg.model.tp_comm_overlap and cfg.model.defer_embedding_wgrad_compute to "
        "False, and wgrad_deferral_limit to -1, unless they are set on cfg.comm_overlap",
@@ -142,8 +132,7 @@ std::vector<Rule> bridge_rules() {
        trap,
        Speaker::bridge,
        {"expert_tensor_parallel_size", "expert_model_parallel_size"},
-       source::bridge_transformer,
-       {80, 80, 80, 80, 80, 80, 80},
+       everywhere,
        [](const Scenario& s) {
          return s.settings.expert_model_parallel_size > 1 && !s.settings.expert_tensor_parallel_size &&
                 s.settings.tensor_model_parallel_size > 1;
@@ -155,8 +144,7 @@ std::vector<Rule> bridge_rules() {
        violation,
        Speaker::bridge,
        {"fp8_recipe", "fp8_param_gather", "reuse_grad_buf_for_mxfp8_param_ag"},
-       source::bridge_config,
-       {1495, 1495, 1495, 1495, 1495, 1495, 1495},
+       everywhere,
        [](const Scenario& s) {
          return s.settings.fp8 && is(s.settings.fp8_recipe, "mxfp8") && s.settings.fp8_param_gather &&
                 !s.settings.use_megatron_fsdp && !s.settings.reuse_grad_buf_for_mxfp8_param_ag;
@@ -167,8 +155,7 @@ std::vector<Rule> bridge_rules() {
        violation,
        Speaker::bridge,
        {"fine_grained_activation_offloading", "NVTE_CPU_OFFLOAD_V1"},
-       source::bridge_config,
-       {2212, 2212, 2212, 2212, 2212, 2212, 2212},
+       everywhere,
        [](const Scenario& s) {
          return s.settings.fine_grained_activation_offloading && te_at_least(s, 2, 10) &&
                 scenario::variable(s, "NVTE_CPU_OFFLOAD_V1", "0") != "1";
@@ -181,8 +168,7 @@ std::vector<Rule> bridge_rules() {
        violation,
        Speaker::bridge,
        {"seq_length", "context_parallel_size"},
-       source::bridge_config,
-       {1575, 1575, 1575, 1575, 1575, 1575, 1575},
+       everywhere,
        [](const Scenario& s) {
          return s.settings.context_parallel_size > 1 &&
                 s.model.seq_length % (2 * s.settings.context_parallel_size) != 0;
@@ -193,8 +179,7 @@ std::vector<Rule> bridge_rules() {
        no_effect,
        Speaker::bridge,
        {"tp_comm_overlap", "tensor_model_parallel_size", "sequence_parallel"},
-       source::bridge_overlap,
-       {442, 442, 442, 442, 442, 442, 442},
+       everywhere,
        [](const Scenario& s) {
          return s.settings.tp_comm_overlap &&
                 (s.settings.tensor_model_parallel_size < 2 || !s.settings.sequence_parallel);
@@ -206,10 +191,10 @@ std::vector<Rule> bridge_rules() {
        trap,
        Speaker::bridge,
        {"CUDA_DEVICE_MAX_CONNECTIONS"},
-       "scripts/performance/utils/overrides.py",
-       {244, 244, 244, 244, 244, 244, 244},
+       everywhere,
        [](const Scenario& s) {
-         return hopper(s) && (s.settings.tensor_model_parallel_size > 1 || s.settings.context_parallel_size > 1) &&
+         return below_capability(s, 100) &&
+                (s.settings.tensor_model_parallel_size > 1 || s.settings.context_parallel_size > 1) &&
                 !s.settings.overlap_moe_expert_parallel_comm &&
                 scenario::variable(s, "CUDA_DEVICE_MAX_CONNECTIONS") != "1";
        },

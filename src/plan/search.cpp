@@ -2,6 +2,8 @@
 // was covered.
 #include <algorithm>
 #include <chrono>
+#include <cmath>
+#include <tuple>
 
 #include "searcher.hpp"
 
@@ -23,13 +25,11 @@ void describe_baseline(Plan& plan, const Scenario& scenario, const std::vector<T
   }
 }
 
-void predict_baseline(Plan& plan, const Scenario& scenario, const Options& options, Searcher& searcher) {
+void predict_baseline(Plan& plan, const Scenario& scenario, const Options& options, const Searcher& searcher) {
   const auto& trials = searcher.trials();
-  const auto given = identity(scenario);
-  const auto same = std::ranges::find_if(
-      trials, [&](const Trial& trial) { return trial.done && identity(trial.candidate.scenario) == given; });
-  if (same != trials.end()) {
-    plan.baseline.prediction = same->candidate.prediction;
+  const auto given = std::ranges::find_if(trials, [](const Trial& trial) { return trial.given && trial.done; });
+  if (given != trials.end()) {
+    plan.baseline.prediction = given->candidate.prediction;
     return;
   }
   try {
@@ -42,16 +42,59 @@ void predict_baseline(Plan& plan, const Scenario& scenario, const Options& optio
   }
 }
 
-/// The nearest alternatives that differ in more than the allocator.
+/// In order of rank, without the best and without those that only another allocator sets apart. First what stands for a
+/// line of its own, then what is left.
+std::vector<std::size_t> alternatives(const Searcher& searcher, const std::vector<std::size_t>& order, bool has_best,
+                                      std::size_t most) {
+  const auto& trials = searcher.trials();
+  std::set<std::size_t> groups;
+  if (has_best) groups.insert(trials[order.front()].time_group);
+  std::vector<std::size_t> places;  // in `order`
+  std::set<std::size_t> lines;
+  for (const auto i : searcher.shown()) lines.insert(trials[i].time_group);
+  for (const bool lines_first : {true, false})
+    for (std::size_t place = 0; place < order.size() && places.size() < most; ++place) {
+      const auto group = trials[order[place]].time_group;
+      if (lines_first && !lines.contains(group)) continue;
+      if (groups.insert(group).second) places.push_back(place);
+    }
+  std::ranges::sort(places);
+  std::vector<std::size_t> all;
+  for (const auto place : places) all.push_back(order[place]);
+  return all;
+}
+
+/// The nearest alternatives. How far they are is what both predictions say; how sure that is, what the errors that they
+/// do not share leave.
 void add_rivals(Plan& plan, const Options& options) {
   constexpr std::size_t most = 3;
-  std::int64_t last = plan.best->prediction.step_ns;
   for (const auto& other : plan.alternatives) {
-    if (!other.prediction.fits || other.prediction.step_ns == last || plan.rivals.size() == most) continue;
-    last = other.prediction.step_ns;
-    const auto comparison = options.compare(plan.best->scenario, other.scenario);
-    if (comparison.spread_ns > 0) plan.rivals.push_back({beside(plan.best->choices, other.choices), comparison});
+    if (!other.prediction.fits || plan.rivals.size() == most) continue;
+    auto comparison = options.compare(plan.best->scenario, other.scenario);
+    if (comparison.spread_ns <= 0) continue;
+    const auto exact = static_cast<double>(other.prediction.step_ns - plan.best->prediction.step_ns);
+    if (comparison.difference_ns != 0) comparison.error_to_turn *= exact / comparison.difference_ns;
+    if (comparison.difference_ns == 0 || std::abs(comparison.error_to_turn) >= 1) comparison.family.clear();
+    comparison.difference_ns = exact;
+    plan.rivals.push_back({beside(plan.best->choices, other.choices), comparison});
   }
+}
+
+/// Of what was predicted that which lacks least; else the structure of the least floor.
+std::optional<Closest> closest(const Searcher& searcher, const Plan& plan) {
+  std::optional<Closest> nearest;
+  const auto look = [&](const std::string& label, const predict::Prediction& p) {
+    const auto lacking = p.memory_margin - reserved_margin(p);
+    if (!nearest || lacking < nearest->lacking) nearest = {label, tightest_rank(p), lacking, true, true};
+  };
+  for (const Trial& trial : searcher.trials())
+    if (trial.done) look(trial.given ? "the scenario as given" : trial.candidate.label, trial.candidate.prediction);
+  if (!nearest && plan.has_baseline && plan.baseline_refused.empty())
+    look("the scenario as given", plan.baseline.prediction);
+  if (const auto structure = searcher.nearest_structure();
+      structure && (!nearest || structure->second < nearest->lacking))
+    nearest = {structure->first, 0, structure->second, false, true};
+  return nearest;
 }
 
 /// Settings that only a pull request knows: 4268 of Megatron-LM, 3128 of Transformer Engine.
@@ -78,6 +121,26 @@ std::optional<Candidate> released(const Plan& plan, const std::vector<Trial>& tr
   return same;
 }
 
+/// What the best is slower than the least that any structure costs with all open that moves no parameter: a bound.
+std::optional<double> rest_at_most(const Scenario& scenario, const Options& options, double fastest) {
+  if (!options.floor || !options.estimate) return std::nullopt;
+  auto all = opened(scenario, {"recompute", "offload", "wgrad_delay", "pipeline", "layout", "allocator"});
+  all.search.parallelism = all.search.microbatch = "keep";
+  LeftOut ignored;
+  const auto dimensions_of_all = dimensions(all);
+  Space space(all, dimensions_of_all, ignored);
+  double least = fastest;
+  for (const auto& structure : space.structures()) {
+    if (options.stop.stop_requested()) return std::nullopt;
+    try {
+      least = std::min(least, cost(options.floor(space.bare(structure.partial)), scenario.search.objective));
+    } catch (const UsageError&) {
+      // nothing in it can run
+    }
+  }
+  return 1 - least / fastest;
+}
+
 }  // namespace
 
 Plan search(const Scenario& scenario, const Options& options) {
@@ -85,10 +148,18 @@ Plan search(const Scenario& scenario, const Options& options) {
   if (!options.predict) throw InternalError("search without a predictor");
   Plan plan;
   LeftOut left_out;
+  const auto& objective = scenario.search.objective;
   const auto opened = dimensions(scenario);
   Searcher searcher(scenario, options, opened, left_out);
   searcher.run();
-  auto& trials = searcher.trials();
+  const auto& trials = searcher.trials();
+  auto order = ranking(trials, objective);
+  const auto any_fits = [&] { return !order.empty() && trials[order.front()].candidate.prediction.fits; };
+  if (any_fits() && !searcher.interrupted()) {
+    searcher.scout_structure_of(order.front());
+    searcher.look_beside(order.front());
+    order = ranking(trials, objective);
+  }
   describe_baseline(plan, scenario, trials);
   plan.has_baseline = options.has_baseline;
   if (plan.has_baseline)
@@ -106,30 +177,51 @@ Plan search(const Scenario& scenario, const Options& options) {
     plan.rejected.push_back({c.label, c.settings, c.environment, "model", searcher.refusals()[i]});
   }
 
-  const auto order = ranking(trials, scenario.search.objective);
-  if (!order.empty() && trials[order.front()].candidate.prediction.fits) plan.best = trials[order.front()].candidate;
+  const auto candidate = [&](std::size_t i) {
+    Candidate c = trials[i].candidate;
+    c.given = trials[i].given;
+    c.probability = trials[i].probability;
+    return c;
+  };
+  if (any_fits()) plan.best = candidate(order.front());
   if (!searcher.interrupted()) plan.released = released(plan, trials, order, options);
-  if (!order.empty() && !searcher.interrupted()) searcher.scout_structure_of(order.front());
   plan.pareto = pareto_front(trials);
   if (plan.best && !searcher.interrupted())
     plan.ladder = ladder(trials, order.front(),
                          [&](const std::vector<const Trial*>& some) { return searcher.exact_memory(some); });
-  for (std::size_t place = plan.best ? 1 : 0; place < order.size() && std::ssize(plan.alternatives) < options.top;
-       ++place)
-    plan.alternatives.push_back(trials[order[place]].candidate);
+  const auto others = alternatives(searcher, order, plan.best.has_value(), static_cast<std::size_t>(options.top));
+  for (const auto i : others) plan.alternatives.push_back(candidate(i));
   if (plan.best && options.compare && !searcher.interrupted()) add_rivals(plan, options);
 
+  double fastest = never;
+  for (const Trial& trial : trials)
+    if (trial.done && trial.candidate.prediction.fits)
+      fastest = std::min(fastest, cost(trial.candidate.prediction, objective));
   auto& s = plan.searched;
-  s = searcher.counts();
-  s.legal = std::ssize(trials);
-  s.pruned = searcher.space().duplicates;
-  s.interrupted = searcher.interrupted();
+  s = searcher.counts(fastest * (1 - tie_share));
   const double least = searcher.lower_bound();
-  const double best = plan.best ? cost(plan.best->prediction, scenario.search.objective) : never;
-  s.gap = least < best && plan.best ? 1 - least / best : 0;
-  s.proved_optimal = all_predicted && !s.interrupted && left_out.notes.empty() && s.gap == 0;
+  s.gap = plan.best && least < fastest ? 1 - least / fastest : 0;
+  s.proved_optimal = plan.best && all_predicted && !s.interrupted && left_out.notes.empty() && s.gap <= tie_share;
+  std::tie(s.open, s.closed) = open_and_closed(scenario);
+  const auto moves = [](const std::string& name) { return name == "parallelism" || name == "microbatch"; };
+  if (plan.best && !std::ranges::all_of(s.closed, moves)) s.rest = rest_at_most(scenario, options, fastest);
+  if (!plan.best) {
+    plan.closest = closest(searcher, plan);
+    if (plan.closest) plan.closest->proved = s.undecided == 0 && s.not_modelled == 0 && !s.interrupted;
+  }
+  plan.why = explain(plan, trials, order, others, opened, left_out);
+  if (!plan.best && plan.has_baseline && !s.interrupted)
+    std::ranges::move(what_would_fit(scenario, options), std::back_inserter(plan.why));
+  // Fewer copies walk through more microbatches each: where that is quick.
+  constexpr std::int64_t most_work = 20'000;
+  if (plan.best && !s.interrupted &&
+      scenario::num_microbatches(plan.best->scenario) * scenario.model.num_layers <= most_work) {
+    plan.fewest_gpus = fewest_gpus(*plan.best, options);
+    if (*plan.fewest_gpus < plan.best->scenario.cluster.num_gpus)
+      plan.why.push_back("the best fits on " + std::to_string(*plan.fewest_gpus) +
+                         " GPUs, too, with fewer copies of it");
+  }
   s.seconds = std::chrono::duration<double>(Clock::now() - begin).count();
-  plan.why = explain(plan, trials, order, opened, left_out);
   return plan;
 }
 

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 
+#include "pipewright/bounds.hpp"
+
 namespace pipewright::plan {
 
 namespace {
@@ -12,8 +14,8 @@ namespace {
 /// What quick looks by the exact engine may cost in one search, in microbatches times layers: some ten seconds' work.
 constexpr std::int64_t most_costly_work = 300'000;
 
-/// Candidates whose offload variants are looked at.
-constexpr std::size_t most_opened = 64;
+/// Variants of offload that are looked at.
+constexpr std::int64_t most_offload = 2000;
 
 /// What the chunk-level engine does not express: estimate() then runs the exact one on a shortened schedule.
 bool costly(const Scenario& s) {
@@ -35,36 +37,41 @@ Searcher::Searcher(const Scenario& scenario, const Options& options, const std::
                    LeftOut& left_out)
     : objective_(scenario.search.objective),
       options_(options),
+      quick_(options.floor && options.estimate && options.scout),
       space_(scenario, dimensions, left_out),
       arena_(options.threads > 0 ? options.threads : tbb::task_arena::automatic),
       structures_(space_.structures()),
-      bounds_(structures_.size()),
+      known_(structures_.size()),
       costly_left_(most_costly_work) {}
 
 void Searcher::run() {
-  if (options_.floor && options_.estimate && options_.scout) {
+  predict_given();
+  if (quick_) {
     bound_structures();
-    do {
-      look_closer();
-      look_wider();
-    } while (confirm_finalists() && !interrupted_);
-    if (interrupted_) confirm_best_so_far();
-  } else {
-    for (std::size_t i = 0; i < structures_.size(); ++i) {
-      bounds_[i].expanded = true;
-      bounds_[i].candidates = structures_[i].holds;
-      add_trials(space_.candidates(structures_[i]), i);
-    }
-    std::vector<std::size_t> all(trials_.size());
-    for (std::size_t i = 0; i < all.size(); ++i) all[i] = i;
-    confirm(all);
+    begin("looking", false);
+    do look_closer();
+    while (!interrupted_ && confirm_finalists());
+    if (interrupted_) return confirm_something();
+    confirm_ties();
+    return;
   }
+  for (std::size_t i = 0; i < structures_.size(); ++i) {
+    const auto before = space_.enumerated;
+    known_[i].expanded = true;
+    add_trials(space_.candidates(structures_[i]), i, 0, 0);
+    known_[i].candidates += space_.enumerated - before;
+  }
+  std::vector<std::size_t> all(trials_.size());
+  for (std::size_t i = 0; i < all.size(); ++i) all[i] = i;
+  begin("predicting", true);
+  confirm(all);
 }
 
 // ---- Work on all cores; results lie at their index, so their order does not depend on the threads
 
 void Searcher::in_parallel(std::size_t count, const std::function<void(std::size_t)>& function) {
-  total_ += static_cast<std::int64_t>(count);
+  if (progress_.total > 0)
+    progress_.total = std::max(progress_.total, progress_.done + static_cast<std::int64_t>(count));
   arena_.execute([&] {
     tbb::parallel_for(
         tbb::blocked_range<std::size_t>(0, count, 1),
@@ -75,58 +82,107 @@ void Searcher::in_parallel(std::size_t count, const std::function<void(std::size
               return;
             }
             function(i);
+            report_progress();
           }
         },
         tbb::simple_partitioner());
   });
 }
 
+/// A phase whose length is not known has no total.
+void Searcher::begin(const char* phase, bool known_length) {
+  progress_.phase = phase;
+  progress_.done = 0;
+  progress_.total = known_length ? 1 : 0;
+}
+
 void Searcher::report_progress() {
   const std::scoped_lock lock(mutex_);
-  ++done_;
-  if (options_.progress) options_.progress(done_, std::max(done_, total_));
+  ++progress_.done;
+  if (options_.progress) options_.progress(progress_);
 }
 
 // ---- Structures
 
-/// With the least that any candidate of the structure keeps.
-bool Searcher::can_fit(const Scenario& partial, const predict::Prediction& floor) const {
-  const auto holds = [&](const predict::RankPrediction& rank) {
-    return rank.static_bytes + rank.outside_allocator + floor.memory_margin <= floor.memory_limit;
+/// The scenario as it stands sets the mark, and is an answer whatever comes.
+void Searcher::predict_given() {
+  if (!options_.has_baseline) return;
+  auto given = space_.given();
+  if (!given) return;
+  const auto same = [&](const Structure& s) {
+    for (std::size_t d = 0; d < s.chosen.size(); ++d)
+      if (s.chosen[d].label != given->candidate.choices[d]) return false;
+    return true;
   };
-  if (!std::ranges::all_of(floor.ranks, holds)) return false;
-  return std::ranges::any_of(least_kept(partial), [&](const Scenario& least) {
-    return options_.floor(with_required_environment(least)).fits;
-  });
+  const auto home = static_cast<std::size_t>(std::ranges::find_if(structures_, same) - structures_.begin());
+  if (home == structures_.size()) {  // lists of values that leave out what is given
+    std::vector<Value> chosen;
+    for (const auto& choice : given->candidate.choices)
+      if (structures_.empty() || chosen.size() < structures_.front().chosen.size()) chosen.push_back({choice, {}, {}});
+    structures_.push_back({given->candidate.scenario, std::move(chosen), given->candidate.label, 0});
+    known_.emplace_back().bounded = known_.back().expanded = true;
+  }
+  begin("predicting the given", false);
+  std::vector<Trial> alone;
+  alone.push_back(std::move(*given));
+  ++known_[home].candidates;
+  const auto added = add_trials(std::move(alone), home, 0, 0);
+  given_ = added.front();
+  confirm(added);
+}
+
+/// What a structure lacks by the least that any of its candidates keeps; none: it may fit.
+Bytes Searcher::lacking(const Scenario& partial, const predict::Prediction& floor) const {
+  const auto over = [](const predict::Prediction& p, auto held) {
+    Bytes most;
+    for (const auto& rank : p.ranks)
+      most = std::max(most, held(rank) + rank.outside_allocator + p.memory_margin - p.memory_limit);
+    return most;
+  };
+  const auto of_state = over(floor, [](const auto& rank) { return rank.walk.static_bytes; });
+  if (of_state > Bytes(0)) return of_state;
+  std::optional<Bytes> least;
+  for (const Scenario& kept : least_kept(partial)) {
+    try {
+      const auto p = options_.floor(with_required_environment(kept));
+      if (p.fits) return Bytes(0);
+      const auto more =
+          std::max(Bytes(1), over(p, [](const auto& rank) { return rank.walk.peak_allocated + rank.walk.graph_pool; }));
+      least = std::min(least.value_or(more), more);
+    } catch (const UsageError&) {
+      return Bytes(0);  // no bound: its candidates say why
+    }
+  }
+  return least.value_or(Bytes(0));
 }
 
 void Searcher::bound_structures() {
+  begin("bounding structures", true);
   in_parallel(structures_.size(), [&](std::size_t i) {
-    Bound& bound = bounds_[i];
-    const auto bare = with_required_environment(stripped(structures_[i].partial));
+    Known& known = known_[i];
     try {
-      const auto floor = options_.floor(bare);
-      bound.cost = cost(floor, objective_);
-      bound.impossible = !floor.fits && !can_fit(structures_[i].partial, floor);
+      const auto floor = options_.floor(space_.bare(structures_[i].partial));
+      known.cost = cost(floor, objective_);
+      if (!floor.fits) known.lacking = lacking(structures_[i].partial, floor);
+      known.impossible = known.lacking > Bytes(0);
       ++bounded_;
     } catch (const UsageError&) {
-      bound.sharp = true;  // its candidates say why
+      known.sharp = true;  // its candidates say why
     }
-    report_progress();
+    known.bounded = true;
   });
-  // Costly ones come once something cheap sets the mark, the most promising first; the others count in the gap.
   for (std::size_t i = 0; i < structures_.size(); ++i)
-    if (!bounds_[i].impossible)
-      (costly(stripped(structures_[i].partial)) ? later_ : open_).insert({bounds_[i].cost, Node::Kind::structure, i});
+    if (!known_[i].impossible) open_.insert({known_[i].cost, Node::Kind::structure, i});
 }
 
 void Searcher::sharpen(std::size_t structure) {
-  Bound& bound = bounds_[structure];
-  bound.sharp = true;
-  const auto bare = with_required_environment(stripped(structures_[structure].partial));
+  Known& known = known_[structure];
+  known.sharp = true;
+  const auto bare = space_.bare(structures_[structure].partial);
   if (costly(bare)) return;
   try {
-    bound.cost = std::max(bound.cost, cost(options_.estimate(bare), objective_) / (1 + engines_differ));
+    const auto estimated = cost(options_.estimate(bare), objective_);
+    known.cost = std::max(known.cost, predict::estimate_bounds(bare).least(estimated));
     ++estimated_;
   } catch (const UsageError&) {
     // its candidates say why
@@ -135,102 +191,167 @@ void Searcher::sharpen(std::size_t structure) {
 
 // ---- Best first
 
-std::vector<Searcher::Node> Searcher::next_nodes(double limit) {
+std::vector<Searcher::Node> Searcher::next_nodes(double limit, std::size_t structure) {
   constexpr std::size_t batch = 16;
   std::vector<Node> nodes;
-  while (nodes.size() < batch && !open_.empty() && open_.begin()->cost <= limit) {
-    nodes.push_back(*open_.begin());
-    open_.erase(open_.begin());
+  for (auto at = open_.begin(); at != open_.end() && nodes.size() < batch && at->cost < limit;) {
+    if (structure != any_structure && at->structure != structure) {
+      ++at;
+      continue;
+    }
+    nodes.push_back(*at);
+    at = open_.erase(at);
   }
   return nodes;
 }
 
 /// Until nothing that is left can be faster than the fastest that may fit.
 void Searcher::look_closer() {
-  do {
-    while (!interrupted_ && look(fastest() * (1 + engines_differ))) {
-    }
-    constexpr std::size_t most_costly = 200;
-    for (std::size_t n = 0; n < most_costly && !later_.empty(); ++n) open_.insert(later_.extract(later_.begin()));
-    later_.clear();
-    while (!interrupted_ && look(fastest() * (1 + engines_differ))) {
-    }
-  } while (!interrupted_ && open_offload());
-}
-
-/// A little further, so that there are alternatives to show.
-void Searcher::look_wider() {
-  constexpr double shown = 0.1;
-  constexpr int most_looks = 8;
-  for (int looks = 0; looks < most_looks && !interrupted_; ++looks)
-    if (known_to_fit() > static_cast<std::size_t>(options_.top) + 1 || !look(fastest() * (1 + shown))) return;
-}
-
-bool Searcher::look(double limit) {
-  std::vector<Node> looks;
-  bool any = false;
-  for (const Node& node : next_nodes(limit)) {
-    any = true;
-    if (node.kind == Node::Kind::offload || (node.kind == Node::Kind::structure && bounds_[node.index].sharp))
-      expand(node);
-    else
-      looks.push_back(node);
+  while (!interrupted_ && look(fastest())) {
   }
-  in_parallel(looks.size(), [&](std::size_t n) {
-    looks[n].kind == Node::Kind::structure ? sharpen(looks[n].index) : advance(looks[n].index);
-    report_progress();
+}
+
+bool Searcher::look(double limit, std::size_t structure) {
+  const auto nodes = next_nodes(limit, structure);
+  // What is opened anew gets its floor in the same round as the others their next look.
+  std::vector<std::size_t> fresh;
+  std::vector<Node> looks;
+  for (const Node& node : nodes) {
+    if (node.kind == Node::Kind::trial || (node.kind == Node::Kind::structure && !known_[node.structure].sharp))
+      looks.push_back(node);
+    else
+      for (const auto i : opened(node)) fresh.push_back(i);
+  }
+  in_parallel(looks.size() + fresh.size(), [&](std::size_t n) {
+    if (n >= looks.size())
+      floor_of(fresh[n - looks.size()]);
+    else if (looks[n].kind == Node::Kind::structure)
+      sharpen(looks[n].structure);
+    else
+      advance(looks[n].index);
   });
   for (const Node& node : looks) {
     if (node.kind == Node::Kind::structure)
-      open_.insert({bounds_[node.index].cost, node.kind, node.index});
+      open_.insert({known_[node.structure].cost, node.kind, node.structure});
     else
       settle(node.index);
   }
-  return any;
+  for (const auto i : fresh) settle(i);
+  return !nodes.empty();
 }
 
-void Searcher::expand(const Node& node) {
-  const auto first = trials_.size();
-  const auto structure = node.kind == Node::Kind::structure ? node.index : trials_[node.index].structure;
+/// What a node holds, as nodes of its own or as trials: those that want a floor.
+std::vector<std::size_t> Searcher::opened(const Node& node) {
   const auto before = space_.enumerated;
-  add_trials(node.kind == Node::Kind::structure ? space_.without_offload(structures_[structure])
-                                                : space_.with_offload(structures_[structure], trials_[node.index]),
-             structure);
-  bounds_[structure].expanded = true;
-  bounds_[structure].candidates += space_.enumerated - before;
-  floor_from(first);
+  std::vector<Trial> trials;
+  std::size_t step = node.index;
+  switch (node.kind) {
+    case Node::Kind::structure:
+      expand(node.structure);
+      return {};
+    case Node::Kind::step:
+      trials = space_.without_offload(structures_[node.structure], known_[node.structure].steps[node.index]);
+      if (is_given(node)) {
+        trials_[*given_].step = node.index;
+        const auto& given = trials_[*given_];
+        if (trials.empty() && !(given.done && given.candidate.prediction.fits)) give_up_on(*given_);
+      } else if (trials.empty()) {
+        open_steps(node.structure, node.index, node.cost);
+      }
+      break;
+    case Node::Kind::most_offload:
+      offload_[node.index] = space_.offload_steps(trials_[node.index]);
+      open_offload(node.index, {}, node.cost);
+      return {};
+    case Node::Kind::offload: {
+      if (++offload_opened_ > most_offload) {
+        shelved_.insert(node);
+        return {};
+      }
+      step = trials_[node.index].step;
+      trials = space_.with_offload(structures_[node.structure], known_[node.structure].steps[step],
+                                   offload_[node.index][node.offload]);
+      for (Trial& trial : trials) trial.without = node.index, trial.offload = node.offload;
+      if (trials.empty()) open_offload(node.index, node.offload, node.cost);
+      break;
+    }
+    case Node::Kind::trial:
+      break;
+  }
+  known_[node.structure].candidates += space_.enumerated - before;
+  std::vector<std::size_t> fresh;
+  for (const auto i : add_trials(std::move(trials), node.structure, step, node.cost)) {
+    const Trial& leader = trials_[groups_[trials_[i].time_group].front()];
+    if (leads(i)) {
+      fresh.push_back(i);
+    } else if (leader.done) {  // only the allocator's setting is new: it waits for the exact engine
+      Trial& trial = trials_[i];
+      trial.quick = leader.candidate.prediction;
+      trial.scouted = trial.every_rank = true;
+      trial.least = std::max(trial.least, best_cost(leader));
+    }
+  }
+  return fresh;
 }
 
-void Searcher::add_trials(std::vector<Trial> trials, std::size_t structure) {
+bool Searcher::is_given(const Node& step) const {
+  if (!given_ || trials_[*given_].structure != step.structure) return false;
+  const auto& choices = trials_[*given_].candidate.choices;
+  const auto& label = known_[step.structure].steps[step.index].value.label;
+  return label.empty() || choices[structures_[step.structure].chosen.size()] == label;
+}
+
+void Searcher::expand(std::size_t structure) {
+  Known& known = known_[structure];
+  known.expanded = true;
+  known.steps = space_.steps(structures_[structure]);
+  known.opened.assign(known.steps.size(), false);
+  open_steps(structure, {}, known.cost);
+}
+
+/// Those that come after a step; without one: those that come after none.
+void Searcher::open_steps(std::size_t structure, std::optional<std::size_t> after, double cost) {
+  Known& known = known_[structure];
+  for (std::size_t i = 0; i < known.steps.size(); ++i) {
+    if (known.steps[i].after != after || known.opened[i]) continue;
+    known.opened[i] = true;
+    open_.insert({std::max(cost, known.cost), Node::Kind::step, structure, i});
+  }
+}
+
+void Searcher::open_offload(std::size_t trial, std::optional<std::size_t> after, double cost) {
+  const auto& steps = offload_[trial];
+  for (std::size_t i = 0; i < steps.size(); ++i)
+    if (steps[i].after == after) open_.insert({cost, Node::Kind::offload, trials_[trial].structure, trial, i});
+}
+
+std::vector<std::size_t> Searcher::add_trials(std::vector<Trial> trials, std::size_t structure, std::size_t step,
+                                              double least) {
+  std::vector<std::size_t> added;
   for (auto& trial : trials) {
     trial.structure = structure;
+    trial.step = step;
+    trial.least = least;
     const auto [at, fresh] = time_groups_.emplace(identity_of_time(trial.candidate.scenario), groups_.size());
     if (fresh) groups_.emplace_back();
     trial.time_group = at->second;
     groups_[at->second].push_back(trials_.size());
+    added.push_back(trials_.size());
     trials_.push_back(std::move(trial));
     refusals_.emplace_back();
   }
+  return added;
 }
 
-void Searcher::floor_from(std::size_t first) {
-  std::vector<std::size_t> leaders;
-  for (std::size_t i = first; i < trials_.size(); ++i)
-    if (leads(i)) leaders.push_back(i);
-  in_parallel(leaders.size(), [&](std::size_t n) {
-    Trial& trial = trials_[leaders[n]];
-    try {
-      trial.floor = options_.floor(trial.candidate.scenario);
-      trial.may_fit = trial.floor->fits;
-      ++bounded_;
-    } catch (const UsageError& error) {
-      refuse(leaders[n], error);
-    }
-    report_progress();
-  });
-  for (const auto i : leaders) {
-    share_with_group(i);
-    settle(i);
+void Searcher::floor_of(std::size_t index) {
+  Trial& trial = trials_[index];
+  try {
+    trial.floor = options_.floor(trial.candidate.scenario);
+    trial.may_fit = trial.floor->fits;
+    trial.least = std::max(trial.least, cost(*trial.floor, objective_));
+    ++bounded_;
+  } catch (const UsageError& error) {
+    refuse(index, error);
   }
 }
 
@@ -251,58 +372,61 @@ void Searcher::advance(std::size_t index) {
 void Searcher::settle(std::size_t index) {
   share_with_group(index);
   const Trial& trial = trials_[index];
-  if (trial.refused) return;
-  if (!trial.may_fit) return;
-  if (timed(trial) && trial.scouted) return;
+  if (trial.refused || !trial.may_fit) return give_up_on(index);
+  if (trial.done || (timed(trial) && trial.scouted)) return;
   const auto& s = trial.candidate.scenario;
   if (trial.scouted && costly(s)) {
-    if (const auto work = costly_work(s); work <= costly_left_)
+    if (const auto work = costly_work(s); work <= costly_left_) {
       costly_left_ -= work;
-    else
-      return;  // its floor counts in the gap
+    } else {
+      trials_[index].given_up = true;
+      return;
+    }
   }
-  open_.insert({best_cost(trial), Node::Kind::trial, index});
+  open_.insert({trial.least, Node::Kind::trial, trial.structure, index});
 }
 
-/// Offload is worth a look for what does not fit without, fastest first: once the best without offload is known, and a
-/// few at a time, since each has hundreds of variants. False: nothing that may win is left.
-bool Searcher::open_offload() {
-  if (!space_.searches_offload()) return false;
-  constexpr std::size_t most = 4;
-  std::size_t opened = 0;
-  const double limit = fastest();
-  for (const auto i : by_cost()) {
-    const Trial& trial = trials_[i];
-    if (best_cost(trial) > limit || opened == most) break;
-    const auto& settings = trial.candidate.scenario.settings;
-    const bool offloads = settings.fine_grained_activation_offloading || settings.cpu_offloading;
-    const bool fits = trial.done ? trial.candidate.prediction.fits : trial.may_fit;
-    if (fits || offloads || !leads(i) || !with_offload_.insert(i).second) continue;
-    open_.insert({best_cost(trial), Node::Kind::offload, i});
-    ++opened;
-  }
-  return opened > 0 && with_offload_.size() <= most_opened;
-}
-
-std::size_t Searcher::known_to_fit() const {
-  return static_cast<std::size_t>(std::ranges::count_if(trials_, [](const Trial& trial) {
-    return trial.done ? trial.candidate.prediction.fits : timed(trial) && trial.scouted && trial.may_fit;
-  }));
+/// It does not fit: more recompute and offload are worth a look.
+void Searcher::give_up_on(std::size_t index) {
+  const Trial& trial = trials_[index];
+  if (trial.without) return open_offload(*trial.without, trial.offload, trial.least);
+  if (!known_[trial.structure].expanded) return;  // the given: its structure's turn comes
+  open_steps(trial.structure, trial.step, trial.least);
+  if (space_.searches_offload() && !trial.refused)
+    open_.insert({trial.least, Node::Kind::most_offload, trial.structure, index});
 }
 
 /// Cost of the fastest candidate that fits, as far as is known.
 double Searcher::fastest() const {
   double least = never / 2;
   for (const Trial& trial : trials_)
-    if (trial.done ? trial.candidate.prediction.fits : timed(trial) && trial.scouted && trial.may_fit)
-      least = std::min(least, best_cost(trial));
+    if (trial.done ? trial.candidate.prediction.fits : waits(trial)) least = std::min(least, best_cost(trial));
   return least;
+}
+
+double Searcher::fastest_exact() const {
+  double least = never / 2;
+  for (const Trial& trial : trials_)
+    if (trial.done && trial.candidate.prediction.fits) least = std::min(least, best_cost(trial));
+  return least;
+}
+
+/// For the exact engine, which decides.
+bool Searcher::waits(const Trial& trial) const {
+  return !trial.done && !trial.refused && trial.may_fit && trial.scouted && timed(trial);
 }
 
 double Searcher::best_cost(const Trial& trial) const {
   if (trial.done) return cost(trial.candidate.prediction, objective_);
-  if (timed(trial)) return cost(*trial.quick, objective_);
-  return trial.floor ? cost(*trial.floor, objective_) : 0;
+  return timed(trial) ? cost(*trial.quick, objective_) : trial.least;
+}
+
+std::vector<std::size_t> Searcher::by_cost() const {
+  std::vector<std::size_t> order;
+  for (std::size_t i = 0; i < trials_.size(); ++i)
+    if (!trials_[i].refused) order.push_back(i);
+  std::ranges::stable_sort(order, {}, [&](std::size_t i) { return best_cost(trials_[i]); });
+  return order;
 }
 
 // ---- Quick looks
@@ -316,6 +440,8 @@ void Searcher::estimate(Trial& trial) {
     times.memory_margin = trial.quick->memory_margin;
   }
   trial.quick = std::move(times);
+  const auto bounds = predict::estimate_bounds(trial.candidate.scenario);
+  trial.least = std::max(trial.least, bounds.least(cost(*trial.quick, objective_)));
   ++estimated_;
 }
 
@@ -336,84 +462,77 @@ void Searcher::refuse(std::size_t trial, const UsageError& error) {
 void Searcher::share_with_group(std::size_t leader) {
   const Trial& from = trials_[leader];
   for (const auto i : groups_[from.time_group]) {
-    if (i == leader) continue;
+    if (i == leader || trials_[i].done) continue;
     Trial& trial = trials_[i];
     trial.floor = from.floor;
     trial.quick = from.quick;
+    trial.least = std::max(trial.least, from.least);
     trial.may_fit = from.may_fit;
     trial.scouted = from.scouted;
     trial.every_rank = from.every_rank;
     trial.refused = from.refused;
+    trial.given_up = from.given_up;
     refusals_[i] = refusals_[leader];
   }
 }
 
-void Searcher::scout_structure_of(std::size_t winner) {
-  if (!options_.scout) return;
-  std::vector<std::size_t> same;
-  for (std::size_t i = 0; i < trials_.size(); ++i) {
-    const Trial& trial = trials_[i];
-    if (trial.structure == trials_[winner].structure && !trial.done && !trial.refused && leads(i) &&
-        (timed(trial) || !costly(trial.candidate.scenario)))
-      same.push_back(i);
-  }
-  in_parallel(same.size(), [&](std::size_t n) {
-    Trial& trial = trials_[same[n]];
-    try {
-      if (!timed(trial)) estimate(trial);
-      if (!trial.every_rank) scout(trial, predict::Depth::ranks);
-    } catch (const UsageError& error) {
-      refuse(same[n], error);
-    }
-    report_progress();
-  });
-  for (const auto i : same) share_with_group(i);
-}
-
-std::vector<predict::Prediction> Searcher::exact_memory(const std::vector<const Trial*>& some) {
-  std::vector<predict::Prediction> predictions(some.size());
-  in_parallel(some.size(), [&](std::size_t n) {
-    const auto& s = some[n]->candidate.scenario;
-    predictions[n] =
-        options_.repredict_reserved ? options_.repredict_reserved(s, *some[n]->quick) : options_.predict(s);
-    report_progress();
-  });
-  return predictions;
-}
-
 // ---- What was covered
 
-Searched Searcher::counts() const {
+Searched Searcher::counts(double fastest) const {
   Searched s;
   s.structures = std::ssize(structures_);
   s.simulated = simulated_;
   s.estimated = estimated_;
   s.bounded = bounded_;
-  for (std::size_t i = 0; i < structures_.size(); ++i) {
-    const auto all = std::max(structures_[i].holds, bounds_[i].candidates);
-    s.candidates += all;
-    s.excluded += all - bounds_[i].candidates;
-    if (bounds_[i].impossible) s.too_large += all;
+  s.pruned = space_.duplicates;
+  s.illegal = space_.illegal;
+  s.legal = std::ssize(trials_);
+  s.interrupted = interrupted_;
+  // What was not enumerated counts by the least that its structure still holds.
+  std::vector<double> least(structures_.size(), never);
+  for (const auto* nodes : {&open_, &shelved_})
+    for (const Node& node : *nodes) least[node.structure] = std::min(least[node.structure], node.cost);
+  for (const Trial& trial : trials_) {
+    if (trial.done) {
+      ++s.predicted;
+    } else if (trial.refused) {
+      ++s.not_modelled;
+    } else if (!trial.may_fit) {
+      ++s.by_memory;
+    } else {
+      ++(trial.least < fastest ? s.undecided : s.by_time);
+      least[trial.structure] = std::min(least[trial.structure], trial.least);
+    }
   }
-  for (const Trial& trial : trials_)
-    if (!trial.done && !timed(trial) && !trial.refused) ++s.excluded;
+  std::int64_t seen = 0;
+  for (std::size_t i = 0; i < structures_.size(); ++i) {
+    const auto& known = known_[i];
+    const auto left = std::max<std::int64_t>(0, structures_[i].holds - known.candidates);
+    seen += known.candidates;
+    s.candidates += left;
+    (known.impossible ? s.by_memory : least[i] < fastest ? s.undecided : s.by_time) += left;
+    if (known.impossible) s.too_large += left;
+  }
+  s.candidates += space_.enumerated;
+  s.excluded = s.by_memory + s.by_time;
   return s;
 }
 
 double Searcher::lower_bound() const {
   double least = never;
-  for (std::size_t i = 0; i < structures_.size(); ++i)
-    if (!bounds_[i].expanded && !bounds_[i].impossible) least = std::min(least, bounds_[i].cost);
-  for (std::size_t i = 0; i < trials_.size(); ++i) {
-    const Trial& trial = trials_[i];
-    if (trial.done || trial.refused || !trial.may_fit) continue;
-    least = std::min(least, best_cost(trial) / (timed(trial) ? 1 + engines_differ : 1));
-  }
-  if (space_.searches_offload())
-    for (std::size_t i = 0; i < trials_.size(); ++i)  // what offload might make of the others that do not fit
-      if (!trials_[i].may_fit && !trials_[i].refused && leads(i) && !with_offload_.contains(i))
-        least = std::min(least, best_cost(trials_[i]));
+  for (const auto* nodes : {&open_, &shelved_})
+    if (!nodes->empty()) least = std::min(least, nodes->begin()->cost);
+  for (const Trial& trial : trials_)
+    if (!trial.done && !trial.refused && trial.may_fit) least = std::min(least, trial.least);
   return least;
+}
+
+std::optional<std::pair<std::string, Bytes>> Searcher::nearest_structure() const {
+  std::optional<std::size_t> nearest;
+  for (std::size_t i = 0; i < structures_.size(); ++i)
+    if (known_[i].impossible && (!nearest || known_[i].lacking < known_[*nearest].lacking)) nearest = i;
+  if (!nearest) return std::nullopt;
+  return std::pair{structures_[*nearest].label, known_[*nearest].lacking};
 }
 
 }  // namespace pipewright::plan

@@ -1,13 +1,13 @@
 // The search. Small spaces without quick looks are predicted as a whole. With them (Options::floor, estimate, scout) it
 // is best first: what may still be fastest is looked at more closely, step by step, until nothing that is left can win.
 //
-//   structure --floor--> --estimate--> candidates --floor--> --estimate--> --scout--> finalists --predict--> ranking
-//                                          |                                 |
-//                                          +--- does not fit: with offload --+
+//   structure --floor--> --estimate--> steps of recompute --floor--> --estimate--> --scout--> --predict--> ranking
+//                                        ^                                |                      |
+//                                        +---- does not fit: more of it, offload ----------------+
 //
-// A floor bounds from below: a structure's without recompute, offload and exposed transfers everything in it, a
-// candidate's without offload the same with it. Its memory rules out what cannot fit. The exact engine decides among
-// what is nearer to the best than the engines differ.
+// Every arrow raises what something costs at least: a structure without recompute and offload bounds all in it, less
+// recompute bounds more of it, an estimate its candidate (predict::estimate_bounds). What has too little memory by a
+// floor or a walk is excluded for good. The scenario as given is predicted first and sets the mark.
 #pragma once
 
 #include <tbb/task_arena.h>
@@ -26,94 +26,116 @@ namespace pipewright::plan {
 
 inline constexpr double never = std::numeric_limits<double>::max();
 
-/// Bound of the difference between the engines (tests/predict/engines_test.cpp).
-inline constexpr double engines_differ = 0.01;
-
 class Searcher {
  public:
   Searcher(const Scenario& scenario, const Options& options, const std::vector<Dimension>& dimensions,
            LeftOut& left_out);
 
   void run();
-  /// Time and peaks of every candidate of the winner's structure that is cheap to look at, for the front and the
-  /// ladder.
+  /// Predicts what stands beside the best in the answer: other parallelisms, other interleavings, no recompute.
+  void look_beside(std::size_t best);
+  /// Time and peaks of candidates of the winner's structure, for the front and the ladder.
   void scout_structure_of(std::size_t winner);
   std::vector<predict::Prediction> exact_memory(const std::vector<const Trial*>& some);
 
-  std::vector<Trial>& trials() { return trials_; }
+  const std::vector<Trial>& trials() const { return trials_; }
   Space& space() { return space_; }
   const std::vector<std::string>& refusals() const { return refusals_; }
   bool interrupted() const { return interrupted_; }
-  Searched counts() const;
+  /// What stands for a line of its own in the answer.
+  const std::set<std::size_t>& shown() const { return shown_; }
+  /// `fastest`: what the fastest that fits costs; `never` where nothing does.
+  Searched counts(double fastest) const;
   /// The least cost that something not predicted exactly may still have; `never` if nothing is left.
   double lower_bound() const;
+  /// By how much the structure that comes nearest to fitting lacks memory at least.
+  std::optional<std::pair<std::string, Bytes>> nearest_structure() const;
 
  private:
-  /// What may be looked at more closely, by the least cost that it can have.
+  /// What may be looked at more closely, by the least cost that it can have. `index`: step; trial; `offload`: step of
+  /// what is offloaded.
   struct Node {
-    enum class Kind : std::uint8_t { structure, trial, offload };
+    enum class Kind : std::uint8_t { structure, step, trial, most_offload, offload };
     double cost = 0;
     Kind kind = Kind::structure;
-    std::size_t index = 0;  ///< structure; trial
+    std::size_t structure = 0, index = 0, offload = 0;
     auto operator<=>(const Node&) const = default;
   };
   /// How much is known of a structure.
-  struct Bound {
+  struct Known {
     double cost = 0;
-    bool sharp = false, expanded = false, impossible = false;
-    std::int64_t candidates = 0;  ///< of `holds` that were expanded
+    bool bounded = false, sharp = false, expanded = false, impossible = false;
+    std::int64_t candidates = 0;  ///< of `holds` that were enumerated
+    Bytes lacking;                ///< where impossible: by how much at least
+    std::vector<Step> steps;
+    std::vector<bool> opened;
   };
+  static constexpr std::size_t any_structure = static_cast<std::size_t>(-1);
 
+  void predict_given();
   void bound_structures();
-  bool can_fit(const Scenario& partial, const predict::Prediction& floor) const;
+  Bytes lacking(const Scenario& partial, const predict::Prediction& floor) const;
   void look_closer();
-  void look_wider();
-  bool look(double limit);
-  std::vector<Node> next_nodes(double limit);
-  void expand(const Node& node);
-  void add_trials(std::vector<Trial> trials, std::size_t structure);
-  void floor_from(std::size_t first);
+  bool look(double limit, std::size_t structure = any_structure);
+  std::vector<Node> next_nodes(double limit, std::size_t structure);
+  void expand(std::size_t structure);
+  void open_steps(std::size_t structure, std::optional<std::size_t> after, double cost);
+  void open_offload(std::size_t trial, std::optional<std::size_t> after, double cost);
+  std::vector<std::size_t> opened(const Node& node);
+  bool is_given(const Node& step) const;
+  void give_up_on(std::size_t trial);
+  std::vector<std::size_t> add_trials(std::vector<Trial> trials, std::size_t structure, std::size_t step, double least);
+  void floor_of(std::size_t trial);
   void sharpen(std::size_t structure);
   void advance(std::size_t trial);
   void settle(std::size_t trial);
-  bool open_offload();
 
   void estimate(Trial& trial);
   void scout(Trial& trial, predict::Depth depth);
   void share_with_group(std::size_t leader);
   void refuse(std::size_t trial, const UsageError& error);
   bool leads(std::size_t trial) const { return groups_[trials_[trial].time_group].front() == trial; }
+  bool waits(const Trial& trial) const;
 
-  std::size_t known_to_fit() const;
   double fastest() const;
+  double fastest_exact() const;
   double best_cost(const Trial& trial) const;
   std::vector<std::size_t> by_cost() const;
 
   bool confirm_finalists();
-  void confirm_best_so_far();
-  void open_likely_structures();
-  void scout_finalists(const std::vector<std::size_t>& order);
+  void confirm_ties();
+  void confirm_something();
+  bool take_work(const Trial& trial, std::int64_t most);
   void confirm(const std::vector<std::size_t>& which);
-  void predict_group(const std::vector<std::size_t>& members);
+  void predict_all(const std::vector<std::size_t>& which);
+  void predict_one(std::size_t trial, const predict::Prediction* same);
+  double least_of_step(std::size_t structure, std::size_t step) const;
+  std::optional<std::size_t> representative(std::size_t structure);
 
   void in_parallel(std::size_t count, const std::function<void(std::size_t)>& function);
   void report_progress();
+  void begin(const char* phase, bool known_length);
 
   std::string objective_;
   const Options& options_;
+  const bool quick_;
   Space space_;
   tbb::task_arena arena_;
   std::vector<Structure> structures_;
-  std::vector<Bound> bounds_;
-  std::set<Node> open_, later_;
-  std::set<std::size_t> with_offload_;  ///< trials whose offload variants were looked at
+  std::vector<Known> known_;
+  std::set<Node> open_, shelved_;                     ///< shelved: too dear to look at; it counts in the gap
+  std::map<std::size_t, std::vector<Step>> offload_;  ///< of trials that do not fit
+  std::int64_t offload_opened_ = 0;
+  std::optional<std::size_t> given_;
+  std::set<std::size_t> shown_;
   std::vector<Trial> trials_;
   std::vector<std::string> refusals_;
   std::map<std::string, std::size_t> time_groups_;
   std::vector<std::vector<std::size_t>> groups_;
   std::atomic<std::int64_t> simulated_ = 0, estimated_ = 0, bounded_ = 0;
   std::atomic<bool> interrupted_ = false;
-  std::int64_t costly_left_, done_ = 0, total_ = 0;
+  std::int64_t costly_left_, exact_work_ = 0;
+  Progress progress_;
   std::mutex mutex_;
 };
 

@@ -9,6 +9,19 @@ namespace {
 /// Variables that change reserved memory and nothing else.
 constexpr const char* allocator_variables[] = {"PYTORCH_CUDA_ALLOC_CONF", "NCCL_GRAPH_REGISTER"};
 
+constexpr const char* share = "activation_offload_fraction";
+
+std::string assigned(const Value& value, std::string_view name) {
+  const auto at = std::ranges::find(value.settings, name, &Assignments::value_type::first);
+  return at == value.settings.end() ? std::string() : at->second;
+}
+
+/// "[mlp, core_attn]": "[mlp]".
+std::string but_last(const std::string& list) {
+  const auto comma = list.rfind(',');
+  return comma == std::string::npos ? "[]" : list.substr(0, comma) + "]";
+}
+
 std::string label_of(const std::vector<Value>& chosen) {
   std::string label;
   for (const auto& value : chosen)
@@ -25,16 +38,38 @@ std::string identity_of_time(Scenario scenario) {
   return identity(scenario);
 }
 
-Scenario stripped(Scenario scenario) {
+bool judges_structures(const Rule& rule) {
+  static const std::set<std::string_view> below = {"recompute_granularity",
+                                                   "recompute_modules",
+                                                   "recompute_method",
+                                                   "recompute_num_layers",
+                                                   "distribute_saved_activations",
+                                                   "fine_grained_activation_offloading",
+                                                   "offload_modules",
+                                                   "activation_offload_fraction",
+                                                   "cpu_offloading",
+                                                   "cpu_offloading_num_layers",
+                                                   "NVTE_CPU_OFFLOAD_V1",
+                                                   "PYTORCH_CUDA_ALLOC_CONF",
+                                                   "NCCL_GRAPH_REGISTER"};
+  return std::ranges::none_of(rule.settings, [](std::string_view name) { return below.contains(name); });
+}
+
+Scenario Space::bare(const Scenario& partial) const {
+  Scenario scenario = partial;
   auto& s = scenario.settings;
-  s.recompute_granularity.reset();
-  s.recompute_method.reset();
-  s.recompute_num_layers.reset();
-  s.recompute_modules.clear();
-  s.distribute_saved_activations = false;
-  s.fine_grained_activation_offloading = s.cpu_offloading = false;
-  s.offload_modules.clear();
-  return scenario;
+  if (recompute_ < dimensions_.size()) {
+    s.recompute_granularity.reset();
+    s.recompute_method.reset();
+    s.recompute_num_layers.reset();
+    s.recompute_modules.clear();
+    s.distribute_saved_activations = false;
+  }
+  if (offload_ < dimensions_.size()) {
+    s.fine_grained_activation_offloading = s.cpu_offloading = false;
+    s.offload_modules.clear();
+  }
+  return with_required_environment(std::move(scenario));
 }
 
 void merge(Assignments& into, const Assignments& more) {
@@ -52,22 +87,36 @@ Space::Space(const Scenario& base, const std::vector<Dimension>& dimensions, Lef
   for (const auto& rule : all_rules())
     if (rule.severity == Severity::violation && rule.speaker == Speaker::arguments && applies(rule, base))
       tolerated_.push_back(rule.id);
+  while (structural_ < dimensions_.size() && structural(dimensions_[structural_].what)) ++structural_;
+  const auto at = [&](Decides what) {
+    return static_cast<std::size_t>(std::ranges::find(dimensions_, what, &Dimension::what) - dimensions_.begin());
+  };
+  recompute_ = at(Decides::recompute);
+  offload_ = at(Decides::offload);
+}
+
+std::optional<Trial> Space::given() {
+  std::vector<Value> chosen;
   for (const auto& dimension : dimensions_) {
-    const auto& name = dimension.name;
-    if (name == "recompute" || name == "offload" || name == "allocator") break;
-    ++structural_;
+    const auto values = dimension.values(base_, left_out_);
+    const auto same = std::ranges::find_if(values, [&](const Value& v) { return changes_nothing(v, base_); });
+    chosen.push_back(same != values.end() ? *same : Value{values.empty() ? "" : as_given(dimension.what), {}, {}});
   }
-  const auto offload = std::ranges::find(dimensions_, "offload", &Dimension::name);
-  offload_ = static_cast<std::size_t>(offload - dimensions_.begin());
+  auto trial = finished(base_, chosen);
+  if (!trial) return std::nullopt;
+  given_ = identity(trial->candidate.scenario);
+  trial->given = true;
+  return trial;
 }
 
 template <typename Sink>
 void Space::decide(std::size_t depth, std::size_t until, const Scenario& partial, const std::vector<Value>& chosen,
                    const Sink& sink, const Narrow& narrow) {
   if (depth == until) return sink(partial, chosen);
-  auto values = dimensions_[depth].values(partial, left_out_);
+  std::vector<Value> values;
+  if (narrow) values = narrow(depth, partial);
+  if (values.empty()) values = dimensions_[depth].values(partial, left_out_);
   if (values.empty()) values.push_back({"", {}, {}});  // nothing to decide here: as given
-  if (narrow) narrow(depth, values);
   for (auto& value : values) {
     Scenario next = partial;
     auto choice = chosen;
@@ -80,19 +129,15 @@ void Space::decide(std::size_t depth, std::size_t until, const Scenario& partial
 std::vector<Structure> Space::structures() {
   std::vector<Structure> all;
   decide(0, structural_, base_, {}, [&](const Scenario& partial, const std::vector<Value>& chosen) {
-    try {
-      scenario::check(with_required_environment(partial));
-    } catch (const UsageError&) {
-      if (structural_ < dimensions_.size()) {
-        // One rejection for all that it would hold.
-        std::string tolerated;
-        ++enumerated;
-        Assignments settings, environment;
-        for (const auto& value : chosen) merge(settings, value.settings), merge(environment, value.environment);
-        if (const auto refusal = refused(with_required_environment(partial), tolerated))
-          rejected.push_back({label_of(chosen), settings, environment, refusal->rule, refusal->message});
-        return;
-      }
+    // One rejection for all that it would hold.
+    std::string tolerated;
+    if (const auto refusal = refused(bare(partial), tolerated, structural_ < dimensions_.size())) {
+      ++enumerated;
+      ++illegal;
+      Assignments settings, environment;
+      for (const auto& value : chosen) merge(settings, value.settings), merge(environment, value.environment);
+      rejected.push_back({label_of(chosen), settings, environment, refusal->rule, refusal->message});
+      return;
     }
     all.push_back({partial, chosen, label_of(chosen), size_of(partial)});
   });
@@ -125,18 +170,72 @@ std::vector<Trial> Space::narrowed(const Structure& structure, const Narrow& nar
 
 std::vector<Trial> Space::candidates(const Structure& structure) { return narrowed(structure, {}); }
 
-std::vector<Trial> Space::without_offload(const Structure& structure) {
-  return narrowed(structure, [&](std::size_t dimension, std::vector<Value>& values) {
-    if (dimension == offload_) values.resize(1);
+std::vector<Step> Space::steps(const Structure& structure) {
+  if (recompute_ == dimensions_.size()) return {{{"", {}, {}}, {}}};
+  std::vector<Step> steps;
+  for (auto& value : dimensions_[recompute_].values(structure.partial, left_out_))
+    steps.push_back({std::move(value), {}});
+  const auto find = [&](const std::string& modules, std::size_t before) -> std::optional<std::size_t> {
+    for (std::size_t j = 0; j < before; ++j)
+      if (assigned(steps[j].value, "recompute_modules") == modules &&
+          assigned(steps[j].value, "recompute_method") == "none")
+        return j;
+    return std::nullopt;
+  };
+  for (std::size_t i = 1; i < steps.size(); ++i) {
+    const auto& value = steps[i].value;
+    if (value.settings.empty()) continue;  // as given: related to nothing
+    const auto method = assigned(value, "recompute_method");
+    // One layer more than the last; uniform replays all of them, whatever the groups.
+    if (method == "none")
+      steps[i].after = find(but_last(assigned(value, "recompute_modules")), i);
+    else
+      steps[i].after = method == "block" && assigned(value, "recompute_num_layers") == "1" ? 0 : i - 1;
+  }
+  return steps;
+}
+
+std::vector<Step> Space::offload_steps(const Trial& without) {
+  std::vector<Step> steps;
+  for (auto& value : dimensions_[offload_].values(without.candidate.scenario, left_out_))
+    steps.push_back({std::move(value), {}});
+  if (steps.empty()) return steps;
+  steps.erase(steps.begin());  // nothing is offloaded: the candidate itself
+  const auto find = [&](const std::string& modules, const std::string& fraction, std::size_t before) {
+    std::optional<std::size_t> found;
+    for (std::size_t j = 0; j < before; ++j)
+      if (assigned(steps[j].value, "offload_modules") == modules && assigned(steps[j].value, share) == fraction)
+        found = j;
+    return found;
+  };
+  for (std::size_t i = 1; i < steps.size(); ++i) {
+    const auto &value = steps[i].value, &before = steps[i - 1].value;
+    if (value.settings.empty()) continue;
+    const auto modules = assigned(value, "offload_modules");
+    const bool layers = assigned(value, "cpu_offloading") == "true";
+    if (layers && assigned(before, "cpu_offloading") != "true") continue;
+    // More layers, a larger share of the same modules, or one module more.
+    if (layers || assigned(before, "offload_modules") == modules)
+      steps[i].after = i - 1;
+    else
+      steps[i].after = find(but_last(modules), assigned(value, share), i);
+  }
+  return steps;
+}
+
+std::vector<Trial> Space::without_offload(const Structure& structure, const Step& step) {
+  return narrowed(structure, [&](std::size_t dimension, const Scenario& partial) -> std::vector<Value> {
+    if (dimension == recompute_) return {step.value};
+    if (dimension == offload_) return {no_offload(partial)};
+    return {};
   });
 }
 
-std::vector<Trial> Space::with_offload(const Structure& structure, const Trial& without) {
-  return narrowed(structure, [&](std::size_t dimension, std::vector<Value>& values) {
-    if (dimension == offload_)
-      values.erase(values.begin());
-    else if (dimension < offload_)
-      std::erase_if(values, [&](const Value& v) { return v.label != without.candidate.choices[dimension]; });
+std::vector<Trial> Space::with_offload(const Structure& structure, const Step& recompute, const Step& offload) {
+  return narrowed(structure, [&](std::size_t dimension, const Scenario&) -> std::vector<Value> {
+    if (dimension == recompute_) return {recompute.value};
+    if (dimension == offload_) return {offload.value};
+    return {};
   });
 }
 
@@ -154,20 +253,29 @@ std::optional<Trial> Space::finished(const Scenario& decided, const std::vector<
   for (const auto& [name, value] : candidate.scenario.environment)
     if (const auto before = base_.environment.find(name); before == base_.environment.end() || before->second != value)
       merge(candidate.environment, {{name, value}});
+  for (const auto& value : chosen) trial.changes += changes_nothing(value, base_) ? 0 : 1;
   if (const auto refusal = refused(candidate.scenario, trial.tolerated)) {
+    ++illegal;
     rejected.push_back({candidate.label, candidate.settings, candidate.environment, refusal->rule, refusal->message});
     return std::nullopt;
   }
-  if (!seen_.insert(identity(candidate.scenario)).second) {
-    ++duplicates;
+  const auto same = identity(candidate.scenario);
+  if (!seen_.insert(same).second) {
+    // The scenario as given was counted when it was asked for.
+    if (same == given_)
+      --enumerated, given_.clear();
+    else
+      ++duplicates;
     return std::nullopt;
   }
   return trial;
 }
 
-std::optional<Finding> Space::refused(const Scenario& scenario, std::string& tolerated) const {
+/// `structural`: by what does not change with the choices below a structure.
+std::optional<Finding> Space::refused(const Scenario& scenario, std::string& tolerated, bool structural) const {
   for (const auto& rule : all_rules()) {
-    if (rule.severity != Severity::violation || !applies(rule, scenario)) continue;
+    if (rule.severity != Severity::violation || (structural && !judges_structures(rule)) || !applies(rule, scenario))
+      continue;
     // A run that does not pass through the argument parser may break its rules; then so may the candidates.
     if (std::ranges::find(tolerated_, rule.id) == tolerated_.end()) return finding(rule, scenario);
     tolerated += (tolerated.empty() ? "" : ", ") + std::string(rule.id);

@@ -22,47 +22,64 @@ struct Structure {
   std::int64_t holds = 1;  ///< candidates in it, legal or not
 };
 
+/// A choice of recompute or offload. It does the work of `after`, and more, so it is worth a look only where that does
+/// not fit.
+struct Step {
+  Value value;
+  std::optional<std::size_t> after;
+};
+
 class Space {
  public:
   Space(const Scenario& base, const std::vector<Dimension>& dimensions, LeftOut& left_out);
+
+  /// The scenario as it stands; none where a rule refuses it.
+  std::optional<Trial> given();
 
   /// All structures that Megatron Core can run; the others go to `rejected`.
   std::vector<Structure> structures();
   /// The legal candidates of a structure that are not equal to earlier ones.
   std::vector<Trial> candidates(const Structure& structure);
-  /// The same in two steps: those that offload nothing, and what offload makes of one of them.
-  std::vector<Trial> without_offload(const Structure& structure);
-  std::vector<Trial> with_offload(const Structure& structure, const Trial& without);
+  /// The same bit by bit: the choices of recompute, the candidates of one that offload nothing, what may be offloaded
+  /// of one of those, and the candidates of that.
+  std::vector<Step> steps(const Structure& structure);
+  std::vector<Trial> without_offload(const Structure& structure, const Step& step);
+  std::vector<Step> offload_steps(const Trial& without);
+  std::vector<Trial> with_offload(const Structure& structure, const Step& recompute, const Step& offload);
   bool searches_offload() const { return offload_ < dimensions_.size(); }
+  /// Without what is searched below a structure: nothing in the structure does less.
+  Scenario bare(const Scenario& partial) const;
 
   std::vector<Rejected> rejected;
-  std::int64_t enumerated = 0, duplicates = 0;
+  std::int64_t enumerated = 0, duplicates = 0, illegal = 0;
 
  private:
-  using Narrow = std::function<void(std::size_t dimension, std::vector<Value>& values)>;
+  /// The values of a dimension that are wanted; empty: all.
+  using Narrow = std::function<std::vector<Value>(std::size_t dimension, const Scenario& partial)>;
   template <typename Sink>
   void decide(std::size_t depth, std::size_t until, const Scenario& partial, const std::vector<Value>& chosen,
               const Sink& sink, const Narrow& narrow = {});
   std::vector<Trial> narrowed(const Structure& structure, const Narrow& narrow);
   std::int64_t size_of(const Scenario& partial);
   std::optional<Trial> finished(const Scenario& decided, const std::vector<Value>& chosen);
-  std::optional<Finding> refused(const Scenario& scenario, std::string& tolerated) const;
+  std::optional<Finding> refused(const Scenario& scenario, std::string& tolerated, bool structural = false) const;
 
   const Scenario& base_;
   const std::vector<Dimension>& dimensions_;
   LeftOut& left_out_;
-  std::size_t structural_ = 0;  ///< dimensions that make a structure
-  std::size_t offload_ = 0;     ///< the dimension of that name, or none: their number
+  std::size_t structural_ = 0;               ///< dimensions that make a structure
+  std::size_t recompute_ = 0, offload_ = 0;  ///< the dimensions of these names, or none: their number
   std::map<std::string, std::int64_t> sizes_;
   std::vector<std::string_view> tolerated_;
   std::set<std::string> seen_;
+  std::string given_;  ///< identity of the scenario as it stands, until its place in the space was reached
 };
 
 std::string identity(const Scenario& scenario);
 /// Equal for scenarios that differ in the allocator's configuration only.
 std::string identity_of_time(Scenario scenario);
-/// Without recompute and offload: nothing of the same structure is faster.
-Scenario stripped(Scenario scenario);
+/// May a rule's verdict change with recompute, offload or allocator? By the settings that it names.
+bool judges_structures(const Rule& rule);
 /// Keeps the last assignment of every name, in the order of first mention.
 void merge(Assignments& into, const Assignments& more);
 

@@ -140,7 +140,7 @@ Sweep sweep(const scenario::Scenario& scenario, const std::vector<Axis>& axes, c
       done[i] = row_of(rows[i], scenario, result, options);
       const std::scoped_lock lock(mutex);
       ++count;
-      if (options.progress) options.progress(count, std::ssize(rows));
+      if (options.progress) options.progress({"", count, std::ssize(rows)});
     });
   });
   for (auto& row : done)

@@ -19,7 +19,7 @@ class Scaled {
   Scaled(const scenario::Scenario& scenario, const profile::Profiles& profiles)
       : scenario_(scenario),
         profiles_(profiles),
-        stages_(model::build(scenario)),
+        stages_(model::build(scenario, profiles.device())),
         config_(schedule::config_of(scenario)),
         prices_(timeline::price(scenario, stages_, profiles)) {
     each(prices_, [&](const model::Kernel& kernel, timeline::Price& price) {

@@ -15,8 +15,6 @@
 namespace pipewright::predict {
 namespace {
 
-constexpr double sigmas_of_90_percent = 1.6449;
-
 struct FamilyTime {
   double ns = 0;
   double spread_ns = 0;  // sum of time x spread: errors inside a family do not cancel

@@ -55,12 +55,12 @@ void set_limits(Prediction& result, const scenario::Scenario& scenario, const pr
 bool add_scouted(Prediction& result, int pp_rank, const memory::Scout& scouted, Bytes outside) {
   RankPrediction& rank = result.ranks.emplace_back();
   rank.pp_rank = pp_rank;
-  rank.static_bytes = scouted.static_bytes;
-  rank.peak_allocated = std::max(scouted.peak_allocated, scouted.state_bytes);
-  rank.graph_pool = scouted.graph_pool;
-  rank.peak_reserved = rank.peak_allocated + rank.graph_pool;
+  rank.walk.static_bytes = scouted.static_bytes;
+  rank.walk.peak_allocated = std::max(scouted.peak_allocated, scouted.state_bytes);
+  rank.walk.graph_pool = scouted.graph_pool;
+  rank.walk.peak_reserved = rank.walk.peak_allocated + rank.walk.graph_pool;
   rank.outside_allocator = outside;
-  rank.fits = rank.peak_reserved + outside + result.memory_margin <= result.memory_limit;
+  rank.fits = rank.walk.peak_reserved + outside + result.memory_margin <= result.memory_limit;
   return rank.fits;
 }
 
@@ -69,19 +69,19 @@ bool add_scouted(Prediction& result, int pp_rank, const memory::Scout& scouted, 
 /// of what replayed steps reserve, not of these.
 class EagerSteps {
  public:
-  explicit EagerSteps(const scenario::Scenario& scenario) {
+  EagerSteps(const scenario::Scenario& scenario, const profile::Profiles& profiles) {
     if (scenario.settings.cuda_graph_impl == "none") return;
     scenario_ = scenario;
     scenario_->settings.cuda_graph_impl = "none";
     scenario_->settings.cuda_graph_modules.clear();
-    stages_ = model::build(*scenario_);
+    stages_ = model::build(*scenario_, profiles.device());
     program_ = schedule::build(schedule::config_of(*scenario_, true));
   }
 
   /// Widens a rank's peaks to those of these steps.
-  void add_to(RankPrediction& rank, Bytes available) const {
+  void add_to(memory::Walk& rank, int pp_rank, Bytes available) const {
     if (!scenario_) return;
-    const memory::Walk walk = memory::walk(stages_, program_, *scenario_, rank.pp_rank, available);
+    memory::Walk walk = memory::walk(stages_, program_, *scenario_, pp_rank, available);
     rank.peak_reserved = std::max(rank.peak_reserved, walk.peak_reserved);
     rank.retried |= walk.retried;
     if (!rank.failure && walk.failure) {
@@ -91,9 +91,8 @@ class EagerSteps {
     if (walk.peak_allocated <= rank.peak_allocated) return;
     rank.peak_allocated = walk.peak_allocated;
     rank.peak_at = walk.peak_at;
-    rank.peak_owners.clear();
-    for (const auto& owner : walk.peak_owners) rank.peak_owners.push_back({owner.owner, owner.bytes});
-    rank.after_instruction = walk.after_instruction;
+    rank.peak_owners = std::move(walk.peak_owners);
+    rank.after_instruction = std::move(walk.after_instruction);
   }
 
  private:
@@ -102,43 +101,31 @@ class EagerSteps {
   schedule::Program program_;
 };
 
-void fill_memory(RankPrediction& rank, const Prediction& limits, const EagerSteps& eager,
-                 const scenario::Scenario& scenario, const profile::Profiles& profiles, const model::Stages& stages,
-                 const schedule::Program& program) {
+void fill_memory(RankPrediction& rank, const Prediction& limits, const scenario::Scenario& scenario,
+                 const profile::Profiles& profiles, const model::Stages& stages, const schedule::Program& program,
+                 const EagerSteps& eager) {
   rank.outside_allocator = model::outside_allocator(scenario, profiles, rank.pp_rank);
   const Bytes available = limits.memory_limit - rank.outside_allocator - limits.memory_margin;
-  const memory::Walk walk = memory::walk(stages, program, scenario, rank.pp_rank, available);
-  rank.static_bytes = walk.static_bytes;
-  rank.peak_allocated = walk.peak_allocated;
-  rank.peak_reserved = walk.peak_reserved;
-  rank.graph_pool = walk.graph_pool;
-  rank.peak_at = walk.peak_at;
-  rank.peak_owners.clear();
-  for (const auto& owner : walk.peak_owners) rank.peak_owners.push_back({owner.owner, owner.bytes});
-  rank.after_instruction = walk.after_instruction;
-  rank.offloaded = walk.offloaded;
-  rank.pinned = walk.pinned;
-  rank.retried = walk.retried;
-  rank.failure = walk.failure;
-  eager.add_to(rank, available);
-  rank.fits = !rank.failure;
+  rank.walk = memory::walk(stages, program, scenario, rank.pp_rank, available);
+  eager.add_to(rank.walk, rank.pp_rank, available);
+  rank.fits = !rank.walk.failure;
 }
 
 // Peak, reserved and outside memory of every rank, and whether they fit.
 void fill_memory(Prediction& result, const scenario::Scenario& scenario, const profile::Profiles& profiles,
                  const model::Stages& stages, const schedule::Program& program) {
   set_limits(result, scenario, profiles);
-  const EagerSteps eager(scenario);
+  const EagerSteps eager(scenario, profiles);
   tbb::parallel_for(std::size_t{0}, result.ranks.size(), [&](std::size_t r) {
-    fill_memory(result.ranks[r], result, eager, scenario, profiles, stages, program);
+    fill_memory(result.ranks[r], result, scenario, profiles, stages, program, eager);
   });
   for (const RankPrediction& rank : result.ranks) {
     result.fits = result.fits && rank.fits;
     const std::string who = "rank " + std::to_string(rank.pp_rank);
-    if (rank.retried)
+    if (rank.walk.retried)
       result.notes.push_back(who +
                              " stays within the limit only because the allocator gives cached blocks back (retries)");
-    if (!rank.fits) result.notes.push_back(who + " runs out of memory at " + rank.failure->at);
+    if (!rank.fits) result.notes.push_back(who + " runs out of memory at " + rank.walk.failure->at);
   }
 }
 
@@ -150,7 +137,7 @@ void note_host(Prediction& result, const scenario::Scenario& scenario, const pro
   std::int64_t host = 0, all = 0;
   for (const auto& step : result.critical_path) {
     all += step.ns;
-    if (step.why == "host") host += step.ns;
+    if (step.why == timeline::Why::host) host += step.ns;
   }
   const auto slowest = std::max_element(result.ranks.begin(), result.ranks.end(),
                                         [](const auto& a, const auto& b) { return a.account.host < b.account.host; });
@@ -174,10 +161,14 @@ profile::Profiles profiles_of(const scenario::Scenario& scenario, const std::vec
   return profile::Profiles(std::move(list));
 }
 
+void name_gpu(scenario::Scenario& scenario, const profile::Device& gpu) {
+  if (gpu.known()) scenario.cluster.compute_capability = gpu.compute_capability;
+}
+
 Prediction predict(const scenario::Scenario& scenario, const profile::Profiles& profiles, Run* run_out) {
   scenario::check(scenario);
   Run run;
-  run.stages = model::build(scenario);
+  run.stages = model::build(scenario, profiles.device());
   run.program = schedule::build(schedule::config_of(scenario, true));
   run.timeline = timeline::simulate(scenario, run.stages, run.program, profiles);
 
@@ -197,10 +188,15 @@ Prediction predict(const scenario::Scenario& scenario, const profile::Profiles& 
     result.ranks.back().account = run.timeline.ranks[rank];
   }
   result.notes = run.stages.notes;
+  if (!profiles.knows_device())
+    result.notes.push_back(
+        "no profile says what its GPU is (key `gpu`): multiprocessors, workspaces and FP8 layouts are "
+        "taken as those of " +
+        profiles.device().name);
   note_host(result, scenario, profiles);
   fill_memory(result, with_device(scenario, profiles), profiles, run.stages, run.program);
   const bool copies =
-      std::ranges::any_of(result.ranks, [](const RankPrediction& rank) { return !rank.offloaded.empty(); });
+      std::ranges::any_of(result.ranks, [](const RankPrediction& rank) { return !rank.walk.offloaded.empty(); });
   if (copies && scenario.cluster.num_gpus > 1 && !timeline::knows_copy_contention(profiles))
     result.notes.push_back(
         "copies of activation offload run at the speed of one GPU alone: the profile lacks contention.gpus_N.copy_d2h "
@@ -257,7 +253,7 @@ Prediction quick_look(const scenario::Scenario& scenario, const profile::Profile
 
 Prediction estimate(const scenario::Scenario& scenario, const profile::Profiles& profiles) {
   scenario::check(scenario);
-  const model::Stages stages = model::build(scenario);
+  const model::Stages stages = model::build(scenario, profiles.device());
   const auto config = schedule::config_of(scenario, true);
   const auto quick =
       timeline::estimate(scenario, stages, config, profiles, timeline::price(scenario, stages, profiles));
@@ -266,7 +262,7 @@ Prediction estimate(const scenario::Scenario& scenario, const profile::Profiles&
 
 Prediction floor(const scenario::Scenario& scenario, const profile::Profiles& profiles) {
   scenario::check(scenario);
-  const model::Stages stages = model::build(scenario);
+  const model::Stages stages = model::build(scenario, profiles.device());
   const auto config = schedule::config_of(scenario);
   schedule::check(config);
   auto result =
@@ -284,7 +280,7 @@ Prediction floor(const scenario::Scenario& scenario, const profile::Profiles& pr
 
 void scout_memory(const scenario::Scenario& scenario, const profile::Profiles& profiles, Depth depth,
                   Prediction& estimate) {
-  const model::Stages stages = model::build(scenario);
+  const model::Stages stages = model::build(scenario, profiles.device());
   const auto program = schedule::build(timeline::shortened(schedule::config_of(scenario, true)));
   set_limits(estimate, scenario, profiles);
   estimate.ranks.clear();
@@ -299,7 +295,7 @@ void scout_memory(const scenario::Scenario& scenario, const profile::Profiles& p
 Prediction predict_memory(const scenario::Scenario& scenario, const profile::Profiles& profiles, Prediction same) {
   scenario::check(scenario);
   same.scenario = scenario.name;
-  const model::Stages stages = model::build(scenario);
+  const model::Stages stages = model::build(scenario, profiles.device());
   same.notes = stages.notes;
   fill_memory(same, with_device(scenario, profiles), profiles, stages,
               schedule::build(schedule::config_of(scenario, true)));

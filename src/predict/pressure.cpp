@@ -34,11 +34,11 @@ class Examiner {
     auto both = memory::fragmentation(run_.stages, run_.program, scenario_, rank.pp_rank, device);
     result.as_configured = std::move(both.as_configured);
     result.expandable = std::move(both.expandable);
-    const bool tight = rank.retried || rank.failure.has_value();
-    result.needed =
-        (tight ? std::max(least(rank, device), rank.peak_allocated) : rank.peak_reserved) + rank.outside_allocator;
+    const bool tight = rank.walk.retried || rank.walk.failure.has_value();
+    result.needed = (tight ? std::max(least(rank, device), rank.walk.peak_allocated) : rank.walk.peak_reserved) +
+                    rank.outside_allocator;
     result.verdict = Pressure::Verdict::fits;
-    if (rank.failure) {
+    if (rank.walk.failure) {
       const bool saved = !walk(expandable_, rank, allowed).failure;
       result.verdict = saved ? Pressure::Verdict::fits_expandable : Pressure::Verdict::does_not_fit;
       // The margin is only kept free: the program itself runs out without it.
@@ -48,7 +48,8 @@ class Examiner {
                                                        rank.outside_allocator, local_gpu(rank.pp_rank));
       }
     }
-    result.probability = probability(rank, result.needed);
+    result.probability =
+        probability_to_fit(result.needed - rank.outside_allocator, prediction_.memory_limit - result.needed, profiles_);
     return result;
   }
 
@@ -58,9 +59,9 @@ class Examiner {
   }
 
   Bytes least(const RankPrediction& rank, Bytes device) const {
-    std::int64_t fails = rank.peak_allocated.value - 1;
+    std::int64_t fails = rank.walk.peak_allocated.value - 1;
     std::int64_t works = walk(scenario_, rank, Bytes(INT64_MAX)).peak_reserved.value;
-    if (rank.retried) works = std::min(works, device.value);
+    if (rank.walk.retried) works = std::min(works, device.value);
     while (works - fails > resolution) {
       const std::int64_t middle = fails + (works - fails) / 2;
       (walk(scenario_, rank, Bytes(middle)).failure ? fails : works) = middle;
@@ -75,16 +76,6 @@ class Examiner {
     return static_cast<int>(first % scenario_.cluster.gpus_per_node);
   }
 
-  std::optional<double> probability(const RankPrediction& rank, Bytes needed) const {
-    const auto relative = profiles_.find_scalar("memory.error.reserved");
-    const auto outside = profiles_.find_scalar("memory.error.outside_bytes");
-    if (!relative || !outside) return std::nullopt;
-    const double reserved = *relative * static_cast<double>((needed - rank.outside_allocator).value);
-    const double sigma = std::hypot(reserved, *outside);
-    const auto spare = static_cast<double>((prediction_.memory_limit - needed).value);
-    return 0.5 * std::erfc(-spare / sigma / std::sqrt(2.0));
-  }
-
   const Prediction& prediction_;
   const scenario::Scenario& scenario_;
   const profile::Profiles& profiles_;
@@ -93,6 +84,24 @@ class Examiner {
 };
 
 }  // namespace
+
+std::optional<double> probability_to_fit(Bytes reserved, Bytes spare, const profile::Profiles& profiles) {
+  const auto relative = profiles.find_scalar("memory.error.reserved");
+  const auto outside = profiles.find_scalar("memory.error.outside_bytes");
+  if (!relative || !outside) return std::nullopt;
+  const double sigma = std::hypot(*relative * static_cast<double>(reserved.value), *outside);
+  return 0.5 * std::erfc(-static_cast<double>(spare.value) / sigma / std::sqrt(2.0));
+}
+
+std::optional<double> probability_to_fit(const Prediction& prediction, const profile::Profiles& profiles) {
+  std::optional<double> least;
+  for (const auto& rank : prediction.ranks) {
+    const auto spare = prediction.memory_limit - rank.walk.peak_reserved - rank.outside_allocator;
+    const auto likely = probability_to_fit(rank.walk.peak_reserved, spare, profiles);
+    if (likely) least = std::min(least.value_or(1), *likely);
+  }
+  return least;
+}
 
 void find_pressure(Prediction& prediction, const scenario::Scenario& scenario, const profile::Profiles& profiles,
                    const Run& run, std::optional<int> only_rank) {

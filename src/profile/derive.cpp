@@ -1,13 +1,19 @@
-// An H100 SXM from the measurements of an H200 SXM, sample by sample.
+// A GPU that was not measured from one that was, sample by sample, by their data sheets.
 //
-// Both are the same GH100 die with 132 SMs, the same L2, NVLink 4 and 700 W (NVIDIA H100 and H200 data sheets): what
-// computes, and what crosses NVLink or PCIe, takes equal times. Memory differs: HBM3 at 3.35 TB/s against HBM3e at
-// 4.8 TB/s. A kernel that moves B bytes in t is bound by memory for the share
+// A kernel that moves B bytes and computes F FLOP in t is bound by memory for the share s of its time and by the tensor
+// cores for the share c,
 //
-//     s = B / (t x sustained),    sustained: the best that the measured kernels reach
+//     s = B / (t x sustained bytes/ns)     c = F / (t x sustained FLOP/ns),     sustained: the best that is measured,
 //
-// of its time, and takes t x max(1, s x 4.8/3.35) on the slower memory: it hides its traffic behind computing until
-// that alone lasts longer.
+// and neither bounds what is left: launch, latencies, edges of tiles. With memory slower by m and tensor cores by r
+// (below 1: faster) it takes
+//
+//     t x max(1 + max(c r, s min(m, 1)) - max(c, s),  s m)
+//
+// Slower memory is first hidden behind what it did not bound, until its traffic alone lasts longer; what is faster
+// shortens only its own share, down to the other's; what neither bounds keeps its time. Transfers between GPUs and with
+// the host are scaled alike by the bandwidth of their link. What a data sheet does not tell stays as measured: host
+// costs, clocks under load, contention, latencies.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -18,59 +24,136 @@
 namespace pipewright::profile {
 namespace {
 
-constexpr double h200_bytes_per_ns = 4800, h100_bytes_per_ns = 3350;  // NVIDIA data sheets
-// total_memory=81089MB: torch 2.7's device properties of an "NVIDIA H100 80GB HBM3" under CUDA 12.8, as printed in
-// published logs (81082 to 81090 MiB by driver); what cudaMemGetInfo calls the total.
-constexpr std::int64_t h100_memory = std::int64_t{81089} * 1024 * 1024;
 // A family that stays below this share of the peak for every size is bound by something else than memory.
 constexpr double streams_from = 0.5;
-// Buffers that fit into the L2 of 50 MB may not travel to memory at all: they say nothing of its speed.
-constexpr double beyond_l2 = 4 * 50e6;
+// Buffers that fit into the L2 (of 50 to 126 MB) may not travel to memory at all: they say nothing of its speed.
+constexpr double beyond_l2 = 200e6;
 
-/// The best bandwidth (B/ns) over the samples of one family that are too large for the L2.
-double best_rate(const Family& f, const std::vector<Sample>& samples) {
+/// How the source's data sheet compares: times as long on the GPU that is derived.
+struct Slower {
+  double memory = 1, bf16 = 1, fp8 = 1, nvlink = 1, host = 1;
+};
+
+/// 0: the derived GPU has none of it.
+double slower(const Figure& from, const Figure& to) { return to.value > 0 ? from.value / to.value : 0; }
+
+/// The best rate (per ns) over the samples of one family; `least`: only of samples with so much work.
+double best_rate(const std::vector<Sample>& samples,
+                 const std::function<double(const std::vector<std::int64_t>&)>& work, double least) {
   double best = 0;
-  for (const auto& s : samples) {
-    const double bytes = f.bytes(s.dims);
-    if (bytes >= beyond_l2) best = std::max(best, bytes / s.ns);
+  for (const auto& s : samples)
+    if (const double w = work(s.dims); w >= least) best = std::max(best, w / s.ns);
+  return best;
+}
+
+bool in_fp8(const Family& f) { return f.load == Load::matrix && f.name.find(".fp8") != std::string::npos; }
+bool copies_to_host(const Family& f) { return f.name == "copy.d2h" || f.name == "copy.h2d"; }
+
+class Deriver {
+ public:
+  Deriver(const Profile& source, const DataSheet& from, const DataSheet& to)
+      : source_(source), peak_(from.memory_gbytes_per_s.value), memory_(to.memory_gbytes_per_s.value) {
+    slower_ = {slower(from.memory_gbytes_per_s, to.memory_gbytes_per_s), slower(from.bf16_tflops, to.bf16_tflops),
+               slower(from.fp8_tflops, to.fp8_tflops), slower(from.nvlink_gbytes_per_s, to.nvlink_gbytes_per_s),
+               slower(from.host_gbytes_per_s, to.host_gbytes_per_s)};
+    for (const auto& [name, samples] : source.samples) {
+      const Family& f = family(name);
+      if (f.load == Load::memory) streamed_ = std::max(streamed_, memory_rate(f, samples));
+    }
+    if (streamed_ <= 0) streamed_ = peak_;
   }
-  return std::min(best, h200_bytes_per_ns);
+
+  const Slower& ratios() const { return slower_; }
+
+  /// The samples of a family on the derived GPU; none where its tensor cores lack the precision.
+  std::vector<Sample> samples(const std::string& name, std::vector<Sample> list) const {
+    const Family& f = family(name);
+    const double cores = in_fp8(f) ? slower_.fp8 : slower_.bf16;
+    const bool computes = f.load == Load::matrix || f.load == Load::attention;
+    if (computes && cores <= 0) return {};
+    const double wire = f.load == Load::network && name.ends_with(".nvlink") ? slower_.nvlink
+                        : copies_to_host(f)                                  ? slower_.host
+                                                                             : 1;
+    const double own = f.load == Load::memory ? memory_rate(f, list) : 0;
+    const double sustained = own >= streams_from * peak_ ? own : streamed_;
+    const double flops = computes ? best_rate(list, f.flop, 0) : 0;
+    const double carried = wire != 1 ? best_rate(list, f.bytes, 0) : 0;
+    for (auto& s : list) {
+      double factor = 1;
+      if (computes || f.load == Load::memory) {
+        const double memory = std::min(1.0, f.bytes(s.dims) / (s.ns * sustained));
+        const double tensor = flops > 0 ? std::min(1.0, f.flop(s.dims) / (s.ns * flops)) : 0;
+        const double kept =
+            1 + (std::max(tensor * cores, memory * std::min(slower_.memory, 1.0)) - std::max(tensor, memory));
+        factor = std::max(kept, memory * peak_ / memory_);
+      } else if (carried > 0) {
+        const double share = std::min(1.0, f.bytes(s.dims) / (s.ns * carried));
+        factor = 1 + share * (wire - 1);
+      }
+      s.ns *= factor;
+      s.origin = Origin::derived;
+      s.source = factor != 1 ? fmt::format("{} x {:.3f}", source_.name, factor) : source_.name;
+    }
+    return list;
+  }
+
+ private:
+  double memory_rate(const Family& f, const std::vector<Sample>& samples) const {
+    return std::min(best_rate(samples, f.bytes, beyond_l2), peak_);
+  }
+
+  const Profile& source_;
+  double peak_, memory_;  ///< B/ns of the device memory, source and derived
+  double streamed_ = 0;   ///< best of all families, B/ns
+  Slower slower_;
+};
+
+/// "memory at 3.35 instead of 4.8 TB/s", and so on for what differs.
+std::string differences(const DataSheet& from, const DataSheet& to) {
+  std::string text;
+  const auto add = [&](const char* what, const Figure& a, const Figure& b, double unit, const char* unit_name) {
+    if (a.value == b.value) return;
+    if (!text.empty()) text += ", ";
+    text += b.value > 0 ? fmt::format("{} at {:g} instead of {:g} {}", what, b.value / unit, a.value / unit, unit_name)
+                        : fmt::format("no {}", what);
+  };
+  add("memory", from.memory_gbytes_per_s, to.memory_gbytes_per_s, 1000, "TB/s");
+  add("bf16", from.bf16_tflops, to.bf16_tflops, 1, "TFLOP/s");
+  add("FP8", from.fp8_tflops, to.fp8_tflops, 1, "TFLOP/s");
+  add("NVLink", from.nvlink_gbytes_per_s, to.nvlink_gbytes_per_s, 1, "GB/s");
+  add("host link", from.host_gbytes_per_s, to.host_gbytes_per_s, 1, "GB/s");
+  const bool same_die = from.device.compute_capability == to.device.compute_capability &&
+                        from.device.multiprocessors == to.device.multiprocessors;
+  return (same_die ? "the same die" : "by their data sheets") + (text.empty() ? text : "; " + text);
 }
 
 }  // namespace
 
-Profile derive_h100(const Profile& h200) {
-  Profile p = h200;
-  p.name = "h100-sxm";
-  p.device = "NVIDIA H100 80GB HBM3";
+Profile derive(const Profile& source, const DataSheet& to) {
+  if (const DataSheet* from = find_data_sheet(source.device.name)) return derive(source, *from, to);
+  std::vector<std::string> known;
+  for (const auto& sheet : data_sheets()) known.push_back(sheet.device.name);
+  throw UsageError({source.name, 0}, "device",
+                   "no data sheet of \"" + source.device.name + "\": what it is faster or slower than is not known",
+                   known, nearest_name(source.device.name, known));
+}
+
+Profile derive(const Profile& source, const DataSheet& from, const DataSheet& to) {
+  const Deriver deriver(source, from, to);
+  Profile p = source;
+  p.name = to.profile;
+  p.device = to.device;
   p.origin = Origin::derived;
-  p.memory = Bytes(h100_memory);
+  p.memory = Bytes(static_cast<std::int64_t>(to.memory_bytes.value));
   p.interpolation.clear();
-  p.provenance.insert(
-      p.provenance.begin(),
-      fmt::format("derived from {} ({}): the same die; memory at 3.35 instead of 4.8 TB/s", h200.name, h200.device));
-
-  double best_of_all = 0;
-  for (const auto& [name, samples] : h200.samples) {
-    const Family& f = family(name);
-    if (f.load == Load::memory) best_of_all = std::max(best_of_all, best_rate(f, samples));
+  p.provenance.insert(p.provenance.begin(),
+                      fmt::format("derived from {} ({}): {}", source.name, source.device.name, differences(from, to)));
+  for (auto& [name, samples] : p.samples) samples = deriver.samples(name, std::move(samples));
+  std::erase_if(p.samples, [](const auto& each) { return each.second.empty(); });
+  for (auto& l : p.links) {
+    l.origin = Origin::derived;
+    if (l.name == "nvlink" && deriver.ratios().nvlink > 0) l.gbytes_per_s /= deriver.ratios().nvlink;
   }
-  if (best_of_all <= 0) best_of_all = h200_bytes_per_ns;
-
-  for (auto& [name, samples] : p.samples) {
-    const Family& f = family(name);
-    const double own = f.load == Load::memory ? best_rate(f, samples) : 0;
-    const double sustained = own >= streams_from * h200_bytes_per_ns ? own : best_of_all;
-    const bool uses_memory = f.load == Load::memory || f.load == Load::matrix || f.load == Load::attention;
-    for (auto& s : samples) {
-      const double share = uses_memory ? std::min(1.0, f.bytes(s.dims) / (s.ns * sustained)) : 0;
-      const double factor = std::max(1.0, share * h200_bytes_per_ns / h100_bytes_per_ns);
-      s.ns *= factor;
-      s.origin = Origin::derived;
-      s.source = factor > 1 ? fmt::format("{} x {:.3f}", h200.name, factor) : h200.name;
-    }
-  }
-  for (auto& l : p.links) l.origin = Origin::derived;
   for (auto& [name, s] : p.scalars) s.origin = Origin::derived;
   p.prepare();
   return p;

@@ -97,7 +97,7 @@ std::vector<Sample> read_samples(const Field& list, const Family& f, Origin orig
     entry.keys(known);
     Sample sample;
     for (const auto& dim : f.dims) sample.dims.push_back(entry[dim].integer(1));
-    sample.ns = entry["time_us"].number(1e-3, 1e12) * 1e3;
+    sample.ns = us_to_ns(entry["time_us"].number(1e-3, 1e12));
     sample.spread = entry["spread"].number(0, 1e6);
     sample.count = static_cast<int>(std::min<std::int64_t>(entry["count"].integer(1), 1'000'000'000));
     sample.origin = entry.origin(origin);
@@ -150,13 +150,55 @@ Link read_link(const Field& entry, Origin origin) {
   return link;
 }
 
+int read_capability(const Field& field) {
+  const std::string text = field.string();
+  const auto dot = text.find('.');
+  const auto digits = [](std::string_view part) {
+    return !part.empty() && part.size() < 3 && part.find_first_not_of("0123456789") == std::string_view::npos;
+  };
+  const std::string_view whole = text;
+  if (dot == std::string::npos || !digits(whole.substr(0, dot)) || !digits(whole.substr(dot + 1)) ||
+      text.size() != dot + 2)
+    field.fail("must be a compute capability such as \"9.0\"");
+  return 10 * std::stoi(text.substr(0, dot)) + (text.back() - '0');
+}
+
+Layout read_layout(const Field& field) {
+  const std::string text = field.string();
+  std::vector<std::string> known;
+  for (const Layout each : {Layout::tn, Layout::nn, Layout::nt}) {
+    if (text == name(each)) return each;
+    known.emplace_back(name(each));
+  }
+  field.fail(fmt::format("\"{}\" is no layout", text), known, nearest_name(text, known));
+}
+
+/// What the file says; in files from before they said it, the data sheet of a GPU of this name.
+Device read_device(const Field& root) {
+  const std::string name = root["device"].string();
+  if (!root.has("gpu")) return device_named(name);
+  const Field gpu = root["gpu"];
+  gpu.keys({"multiprocessors", "threads_per_multiprocessor", "compute_capability", "l2_bytes", "fp8_layouts",
+            "te_workspace_bytes", "torch_workspace_bytes"});
+  Device d = device(name, gpu["multiprocessors"].integer(1), gpu["threads_per_multiprocessor"].integer(32),
+                    read_capability(gpu["compute_capability"]), Bytes(gpu["l2_bytes"].integer(0)));
+  if (gpu.has("fp8_layouts")) {
+    const Field layouts = gpu["fp8_layouts"];
+    d.fp8_layouts.clear();
+    for (std::size_t i = 0; i < layouts.size(); ++i) d.fp8_layouts.push_back(read_layout(layouts[i]));
+  }
+  if (gpu.has("te_workspace_bytes")) d.te_workspace = Bytes(gpu["te_workspace_bytes"].integer(0));
+  if (gpu.has("torch_workspace_bytes")) d.torch_workspace = Bytes(gpu["torch_workspace_bytes"].integer(0));
+  return d;
+}
+
 Profile read(const Field& root) {
-  root.keys({"profile", "name", "device", "origin", "memory_bytes", "versions", "provenance", "links", "clocks",
+  root.keys({"profile", "name", "device", "gpu", "origin", "memory_bytes", "versions", "provenance", "links", "clocks",
              "scalars", "families"});
   if (root["profile"].integer(0) != 1) root["profile"].fail("unknown format version", {"1"});
   Profile p;
   p.name = root["name"].string();
-  p.device = root["device"].string();
+  p.device = read_device(root);
   p.origin = root.origin(Origin::measured);
   p.memory = Bytes(root["memory_bytes"].integer(0));
   if (root.has("versions")) {
@@ -239,7 +281,7 @@ std::string block(char open, const std::vector<std::string>& lines, char close, 
 std::string sample_text(const Sample& sample, const Family& f, Origin usual) {
   std::string text = "{";
   for (std::size_t i = 0; i < f.dims.size(); ++i) text += fmt::format("\"{}\": {}, ", f.dims[i], sample.dims.at(i));
-  return text + fmt::format("\"time_us\": {}, \"spread\": {}, \"count\": {}{}}}", fixed(sample.ns / 1e3, 4),
+  return text + fmt::format("\"time_us\": {}, \"spread\": {}, \"count\": {}{}}}", fixed(ns_to_us(sample.ns), 4),
                             fixed(sample.spread, 5), sample.count,
                             origin_and_source(sample.origin, usual, sample.source));
 }
@@ -259,6 +301,22 @@ Profile parse(const std::string& json, const std::string& file) {
     throw UsageError({file, 0}, {}, fmt::format("cannot be read: {}", error.what()));
   }
 }
+
+namespace {
+
+/// A line of its own, or nothing where the GPU is not known.
+std::string device_text(const Device& d) {
+  if (!d.known()) return "";
+  std::vector<std::string> layouts;
+  for (const Layout each : d.fp8_layouts) layouts.push_back(fmt::format("\"{}\"", name(each)));
+  return fmt::format(
+      "  \"gpu\": {{\"multiprocessors\": {}, \"threads_per_multiprocessor\": {}, \"compute_capability\": \"{}\", "
+      "\"l2_bytes\": {}, \"fp8_layouts\": [{}], \"te_workspace_bytes\": {}, \"torch_workspace_bytes\": {}}},\n",
+      d.multiprocessors, d.threads_per_multiprocessor, capability_text(d.compute_capability), d.l2.value,
+      fmt::join(layouts, ", "), d.te_workspace.value, d.torch_workspace.value);
+}
+
+}  // namespace
 
 std::string to_json(const Profile& p) {
   std::vector<std::string> versions, provenance, links, clocks, scalars, families_text;
@@ -299,12 +357,12 @@ std::string to_json(const Profile& p) {
                                         quoted(key), fixed(tested.error, 5), tested.tests, block('[', lines, ']', 4)));
   }
   return fmt::format(
-      "{{\n  \"profile\": 1,\n  \"name\": {},\n  \"device\": {},\n  \"origin\": \"{}\",\n  \"memory_bytes\": {},\n"
+      "{{\n  \"profile\": 1,\n  \"name\": {},\n  \"device\": {},\n{}  \"origin\": \"{}\",\n  \"memory_bytes\": {},\n"
       "  \"versions\": {},\n  \"provenance\": {},\n  \"links\": {},\n  \"clocks\": {},\n  \"scalars\": {},\n"
       "  \"families\": {}\n}}\n",
-      quoted(p.name), quoted(p.device), name(p.origin), p.memory.value, block('{', versions, '}', 2),
-      block('[', provenance, ']', 2), block('[', links, ']', 2), block('[', clocks, ']', 2),
-      block('{', scalars, '}', 2), block('{', families_text, '}', 2));
+      quoted(p.name), quoted(p.device.name), device_text(p.device), name(p.origin), p.memory.value,
+      block('{', versions, '}', 2), block('[', provenance, ']', 2), block('[', links, ']', 2),
+      block('[', clocks, ']', 2), block('{', scalars, '}', 2), block('{', families_text, '}', 2));
 }
 
 }  // namespace pipewright::profile

@@ -61,7 +61,7 @@ std::optional<Found> derive_network(const Profile& profile, const Key& key) {
     steps = ranks > 1 ? moved / (shares(ranks) * bytes) * (ranks - 1) : 0;
   }
   Timing t;
-  t.ns = steps * link->latency_us * 1e3 + moved / link->gbytes_per_s;  // B / (GB/s) = ns
+  t.ns = steps * us_to_ns(link->latency_us) + moved / link->gbytes_per_s;  // B / (GB/s) = ns
   t.spread = untested_error;
   t.origin = Origin::derived;
   t.profile = profile.name;

@@ -18,7 +18,7 @@ std::string sample_name(const Family& f, const std::string& family_name, const S
 std::map<std::string, double> numbers(const Profile& p) {
   std::map<std::string, double> all;
   for (const auto& [name, samples] : p.samples) {
-    for (const auto& s : samples) all[sample_name(family(name), name, s) + " (us)"] = s.ns / 1e3;
+    for (const auto& s : samples) all[sample_name(family(name), name, s) + " (us)"] = ns_to_us(s.ns);
   }
   for (const auto& l : p.links) {
     all[fmt::format("link {} latency_us", l.name)] = l.latency_us;
@@ -36,6 +36,11 @@ std::map<std::string, double> numbers(const Profile& p) {
     }
   }
   for (const auto& [name, s] : p.scalars) all["scalar " + name] = s.value;
+  if (p.device.known()) {
+    all["gpu multiprocessors"] = static_cast<double>(p.device.multiprocessors);
+    all["gpu compute_capability"] = p.device.compute_capability / 10.0;
+    all["gpu l2_bytes"] = static_cast<double>(p.device.l2.value);
+  }
   all["memory_bytes"] = static_cast<double>(p.memory.value);
   return all;
 }
@@ -67,7 +72,8 @@ Profile merge(const std::vector<Profile>& in_order) {
     }
     result.scalars.insert(other.scalars.begin(), other.scalars.end());
     result.versions.insert(other.versions.begin(), other.versions.end());
-    result.provenance.push_back(fmt::format("merged: {} ({})", other.name, other.device));
+    if (!result.device.known() && result.device.name == other.device.name) result.device = other.device;
+    result.provenance.push_back(fmt::format("merged: {} ({})", other.name, other.device.name));
     result.provenance.insert(result.provenance.end(), other.provenance.begin(), other.provenance.end());
   }
   result.prepare();

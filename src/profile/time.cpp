@@ -188,6 +188,12 @@ double ClockLaw::lockstep(std::int64_t gpus) const {
   return 1 + fluctuation * largest;
 }
 
+ClockLaw ClockLaw::among(std::int64_t gpus) const {
+  ClockLaw law = *this;
+  law.together = lockstep(gpus);
+  return law;
+}
+
 double ClockLaw::weight(Load load) const {
   switch (load) {
     case Load::matrix:
@@ -264,6 +270,15 @@ const Link& Profiles::link(const std::string& link_name) const {
   for (const auto& each : published_links()) known.push_back(each.name);
   throw UsageError({first().name, 0}, "links", fmt::format("the profile has no link \"{}\"", link_name), known,
                    nearest_name(link_name, known));
+}
+
+bool Profiles::knows_device() const {
+  return std::ranges::any_of(profiles_, [](const Profile& p) { return p.device.known(); });
+}
+
+const Device& Profiles::device() const {
+  const auto first_known = std::ranges::find_if(profiles_, [](const Profile& p) { return p.device.known(); });
+  return first_known != profiles_.end() ? first_known->device : assumed_device();
 }
 
 const Clocks* Profiles::clocks_for(const std::string& precision, const std::string& kernels) const {

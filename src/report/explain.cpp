@@ -160,12 +160,13 @@ Op explained(const predict::Run& run, int rank, const std::string& op) {
 std::string explain_peak_text(const predict::Prediction& p, int rank) {
   const auto& r = rank_of(p, rank);
   Table table({"owner", "bytes", "GiB", "share"});
-  for (const auto& [owner, bytes] : r.peak_owners) {
-    table.add({owner, fmt::format("{}", bytes.value), gibibytes(bytes), share(bytes.value, r.peak_allocated.value)});
+  for (const auto& [owner, bytes] : r.walk.peak_owners) {
+    table.add(
+        {owner, fmt::format("{}", bytes.value), gibibytes(bytes), share(bytes.value, r.walk.peak_allocated.value)});
   }
-  table.add({"in all", fmt::format("{}", r.peak_allocated.value), gibibytes(r.peak_allocated), ""});
+  table.add({"in all", fmt::format("{}", r.walk.peak_allocated.value), gibibytes(r.walk.peak_allocated), ""});
   return fmt::format("rank {}: {} allocated at its peak, in {}; {} reserved, {} outside the allocator\n{}", rank,
-                     format_bytes(r.peak_allocated), r.peak_at, format_bytes(r.peak_reserved),
+                     format_bytes(r.walk.peak_allocated), r.walk.peak_at, format_bytes(r.walk.peak_reserved),
                      format_bytes(r.outside_allocator), table.text()) +
          fragmentation_text(r);
 }
@@ -173,12 +174,12 @@ std::string explain_peak_text(const predict::Prediction& p, int rank) {
 std::string explain_peak_json(const predict::Prediction& p, int rank) {
   const auto& r = rank_of(p, rank);
   Json owners = Json::array();
-  for (const auto& [owner, bytes] : r.peak_owners) owners.push_back({{"owner", owner}, {"bytes", bytes.value}});
+  for (const auto& [owner, bytes] : r.walk.peak_owners) owners.push_back({{"owner", owner}, {"bytes", bytes.value}});
   Json json = {{"pp_rank", r.pp_rank},
-               {"peak_at", r.peak_at},
-               {"static_bytes", r.static_bytes.value},
-               {"peak_allocated_bytes", r.peak_allocated.value},
-               {"peak_reserved_bytes", r.peak_reserved.value},
+               {"peak_at", r.walk.peak_at},
+               {"static_bytes", r.walk.static_bytes.value},
+               {"peak_allocated_bytes", r.walk.peak_allocated.value},
+               {"peak_reserved_bytes", r.walk.peak_reserved.value},
                {"outside_allocator_bytes", r.outside_allocator.value},
                {"peak_owners", owners}};
   if (r.pressure) json["pressure"] = pressure_json(p, r);
@@ -195,8 +196,8 @@ std::string explain_op_text(const predict::Run& run, int rank, const std::string
   }
   Table table({"kernel", "start ms", "us", ""});
   for (const auto& kernel : op.kernels) {
-    table.add({kernel.name, fmt::format("{:.3f}", to_ms(kernel.start)),
-               fmt::format("{:.1f}", static_cast<double>(kernel.ns) / 1e3), kernel.recompute ? "recompute" : ""});
+    table.add({kernel.name, fmt::format("{:.3f}", ns_to_ms(kernel.start)), fmt::format("{:.1f}", ns_to_us(kernel.ns)),
+               kernel.recompute ? "recompute" : ""});
   }
   return out + "\n" + table.text();
 }
@@ -205,19 +206,19 @@ std::string explain_op_json(const predict::Run& run, int rank, const std::string
   const Op op = explained(run, rank, name);
   Json waits = Json::array(), kernels = Json::array();
   for (const auto& wait : op.waits) {
-    waits.push_back({{"before", wait.before}, {"ms", to_ms(wait.ns)}, {"for", wait.cause}});
+    waits.push_back({{"before", wait.before}, {"ms", ns_to_ms(wait.ns)}, {"for", wait.cause}});
   }
   for (const auto& kernel : op.kernels) {
     kernels.push_back({{"name", kernel.name},
-                       {"start_ms", to_ms(kernel.start)},
-                       {"ms", to_ms(kernel.ns)},
+                       {"start_ms", ns_to_ms(kernel.start)},
+                       {"ms", ns_to_ms(kernel.ns)},
                        {"recompute", kernel.recompute}});
   }
   return dumped({{"pp_rank", rank},
                  {"op", op.name},
-                 {"start_ms", to_ms(op.start)},
-                 {"end_ms", to_ms(op.end)},
-                 {"busy_ms", to_ms(op.busy)},
+                 {"start_ms", ns_to_ms(op.start)},
+                 {"end_ms", ns_to_ms(op.end)},
+                 {"busy_ms", ns_to_ms(op.busy)},
                  {"waited", waits},
                  {"kernels", kernels}});
 }

@@ -15,7 +15,7 @@ const std::vector<Loss> exposed_causes = {
     {"host", &timeline::Account::host},
 };
 
-std::string ms(std::int64_t ns) { return fmt::format("{:.2f}", to_ms(ns)); }
+std::string ms(std::int64_t ns) { return fmt::format("{:.2f}", ns_to_ms(ns)); }
 
 std::string gibibytes(Bytes bytes) { return fmt::format("{:.2f}", gib(bytes)); }
 
@@ -55,7 +55,7 @@ Bytes spare(const predict::Prediction& prediction, const predict::RankPrediction
   const Bytes room = prediction.memory_limit - prediction.memory_margin;
   // Where it runs out, cached segments have been given back: what is missing is less than what it would like to keep.
   if (!rank.fits && rank.pressure) return room - rank.pressure->needed;
-  return room - rank.peak_reserved - rank.outside_allocator;
+  return room - rank.walk.peak_reserved - rank.outside_allocator;
 }
 
 const predict::RankPrediction& tightest_rank(const predict::Prediction& prediction) {
@@ -80,9 +80,9 @@ std::int64_t exposed_in(const timeline::Boundary& boundary, std::size_t phase) {
 }
 
 std::vector<CriticalShare> critical_shares(const predict::Prediction& prediction) {
-  std::map<std::string, CriticalShare> by_reason;
+  std::map<std::string_view, CriticalShare> by_reason;  // equal shares by name
   for (const auto& step : prediction.critical_path) {
-    auto& sum = by_reason[step.why];
+    auto& sum = by_reason[timeline::name(step.why)];
     sum.why = step.why;
     sum.ns += step.ns;
     ++sum.steps;

@@ -13,8 +13,6 @@ namespace pipewright::report {
 
 constexpr int line_width = 120;
 
-constexpr double to_ms(std::int64_t ns) { return static_cast<double>(ns) / 1e6; }
-
 std::string ms(std::int64_t ns);                                        ///< "437.72"
 std::string gibibytes(Bytes bytes);                                     ///< "29.32", for tables whose header says GiB
 std::string percent(double fraction);                                   ///< "-1.4 %", always with its sign
@@ -46,7 +44,7 @@ std::int64_t exposed_in(const timeline::Boundary& boundary, std::size_t phase);
 
 /// Consecutive steps of the critical path with the same reason, added up, largest first.
 struct CriticalShare {
-  std::string why;
+  timeline::Why why = timeline::Why::compute;
   std::int64_t ns = 0;
   int steps = 0;
 };

@@ -116,8 +116,8 @@ class Page {
     const auto& tightest = tightest_rank(p);
     add("<tr class=\"{}\"><td>{}</td><td class=\"text\">{}</td><td>{}</td><td>{:.1f}</td><td>{}</td><td>{}</td>"
         "<td>{}</td><td class=\"{}\">{}</td></tr>\n",
-        row_class, mark, escaped(c.label), ms(p.step_ns), p.tflops_per_gpu, gibibytes(tightest.peak_allocated),
-        gibibytes(tightest.peak_reserved), gibibytes(spare(p, tightest)), p.fits ? "good" : "bad",
+        row_class, mark, escaped(c.label), ms(p.step_ns), p.tflops_per_gpu, gibibytes(tightest.walk.peak_allocated),
+        gibibytes(tightest.walk.peak_reserved), gibibytes(spare(p, tightest)), p.fits ? "good" : "bad",
         p.fits ? "fits" : "does not fit");
   }
 
@@ -235,10 +235,10 @@ class Page {
       label.instruction = block.instruction;
       label.phase = block.phase & 3U;
       const std::string op = nodes_.op(label);
-      const char* colour = block.phase == 1   ? "finalisation"
-                           : block.phase == 2 ? "optimizer"
-                           : op[0] == 'B'     ? "backward"
-                                              : "forward";
+      const char* colour = block.phase == 1         ? "finalisation"
+                           : block.phase == 2       ? "optimizer"
+                           : nodes_.backward(label) ? "backward"
+                                                    : "forward";
       const double width = at(std::min(block.end, until) - block.start);
       rect(at(block.start), width, y, 20, colour,
            fmt::format("rank {} {}: {} to {} ms", rank, op, ms(block.start), ms(block.end)));
@@ -260,7 +260,7 @@ class Page {
   void ticks(std::int64_t until, int y) {
     constexpr int count = 10;
     for (int i = 0; i < count; ++i) {
-      add("<text x=\"{}%\" y=\"{}\">{:.0f} ms</text>\n", 100 * i / count, y + 12, to_ms(until) * i / count);
+      add("<text x=\"{}%\" y=\"{}\">{:.0f} ms</text>\n", 100 * i / count, y + 12, ns_to_ms(until) * i / count);
     }
   }
 
@@ -269,9 +269,9 @@ class Page {
                                                     "tp",      "recompute", "dp",       "ep"};
     out_ += "<h2>Who owns the memory at each rank's peak</h2>\n";
     // Colours go to the owners that are largest over all ranks.
-    std::vector<predict::OwnerBytes> largest;
+    std::vector<memory::OwnerBytes> largest;
     for (const auto& rank : p_.ranks) {
-      for (const auto& owner : rank.peak_owners) {
+      for (const auto& owner : rank.walk.peak_owners) {
         const auto same =
             std::find_if(largest.begin(), largest.end(), [&](const auto& o) { return o.owner == owner.owner; });
         if (same == largest.end()) {
@@ -290,7 +290,7 @@ class Page {
     key("outside", "outside the allocator");
     constexpr int height = 20, pitch = 26;
     Bytes most = p_.memory_limit;
-    for (const auto& rank : p_.ranks) most = std::max(most, rank.peak_reserved + rank.outside_allocator);
+    for (const auto& rank : p_.ranks) most = std::max(most, rank.walk.peak_reserved + rank.outside_allocator);
     const auto width = [&](Bytes b) { return 100 * static_cast<double>(b.value) / static_cast<double>(most.value); };
     add("</p>\n<svg width=\"100%\" height=\"{}\">\n", pitch * p_.ranks.size() + 4);
     for (std::size_t r = 0; r < p_.ranks.size(); ++r) {
@@ -303,16 +303,16 @@ class Page {
         rect(x, width(bytes), y, height, colour, fmt::format("{}: {}", name, format_bytes(bytes)));
         x += width(bytes);
       };
-      Bytes rest = rank.peak_allocated;
+      Bytes rest = rank.walk.peak_allocated;
       for (std::size_t i = 0; i < largest.size(); ++i) {
-        for (const auto& owner : rank.peak_owners) {
+        for (const auto& owner : rank.walk.peak_owners) {
           if (owner.owner != largest[i].owner) continue;
           piece(owner.bytes, colours[i], owner.owner);
           rest -= owner.bytes;
         }
       }
       piece(rest, "rest", "other owners");
-      piece(rank.peak_reserved - rank.peak_allocated, "reserved", "reserved, not allocated");
+      piece(rank.walk.peak_reserved - rank.walk.peak_allocated, "reserved", "reserved, not allocated");
       piece(rank.outside_allocator, "outside", "outside the allocator");
       out_ += "</svg>\n";
     }
@@ -324,8 +324,9 @@ class Page {
         "<th>outside</th><th>to spare</th></tr>\n";
     for (const auto& rank : p_.ranks) {
       add("<tr><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td></tr>\n", rank.pp_rank,
-          format_bytes(rank.static_bytes), format_bytes(rank.peak_allocated), escaped(rank.peak_at),
-          format_bytes(rank.peak_reserved), format_bytes(rank.outside_allocator), gibibytes(spare(p_, rank)) + " GiB");
+          format_bytes(rank.walk.static_bytes), format_bytes(rank.walk.peak_allocated), escaped(rank.walk.peak_at),
+          format_bytes(rank.walk.peak_reserved), format_bytes(rank.outside_allocator),
+          gibibytes(spare(p_, rank)) + " GiB");
     }
     out_ += "</table></div>\n";
     const std::string room = pressure_text(p_);
@@ -351,7 +352,7 @@ class Page {
     if (p_.critical_path.empty()) return;
     out_ += "<h2>Critical path</h2>\n<table><tr><th>because</th><th>ms</th><th>steps</th></tr>\n";
     for (const auto& s : critical_shares(p_)) {
-      add("<tr><td>{}</td><td>{}</td><td>{}</td></tr>\n", escaped(s.why), ms(s.ns), s.steps);
+      add("<tr><td>{}</td><td>{}</td><td>{}</td></tr>\n", escaped(timeline::name(s.why)), ms(s.ns), s.steps);
     }
     out_ += "</table>\n";
   }

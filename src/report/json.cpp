@@ -22,32 +22,32 @@ Json rank_json(const predict::RankPrediction& rank) {
   const timeline::Account& account = rank.account;
   Json busy = Json::object(), exposed = Json::object();
   for (const char* kind : {"comp", "p2p", "ep", "coll", "d2h", "h2d"})
-    busy[kind] = to_ms(at(account.traced_busy, kind));
-  for (const char* kind : {"p2p", "ep", "coll"}) exposed[kind] = to_ms(at(account.traced_exposed, kind));
+    busy[kind] = ns_to_ms(at(account.traced_busy, kind));
+  for (const char* kind : {"p2p", "ep", "coll"}) exposed[kind] = ns_to_ms(at(account.traced_exposed, kind));
   Json owners = Json::array();
-  for (const auto& [owner, bytes] : rank.peak_owners) owners.push_back({{"owner", owner}, {"bytes", bytes.value}});
+  for (const auto& [owner, bytes] : rank.walk.peak_owners) owners.push_back({{"owner", owner}, {"bytes", bytes.value}});
   Json json = {{"pp_rank", rank.pp_rank},
-               {"forward_backward_ms", to_ms(account.forward_backward_end)},
-               {"busy_ms", to_ms(account.busy)},
-               {"bubble_ms", to_ms(account.bubble)},
-               {"idle_ms", to_ms(account.idle)},
+               {"forward_backward_ms", ns_to_ms(account.forward_backward_end)},
+               {"busy_ms", ns_to_ms(account.busy)},
+               {"bubble_ms", ns_to_ms(account.bubble)},
+               {"idle_ms", ns_to_ms(account.idle)},
                {"exposed_ms", exposed_json(account)},
                {"as_traced", {{"busy_ms", busy}, {"exposed_ms", exposed}}},
-               {"static_bytes", rank.static_bytes.value},
-               {"peak_allocated_bytes", rank.peak_allocated.value},
-               {"peak_reserved_bytes", rank.peak_reserved.value},
+               {"static_bytes", rank.walk.static_bytes.value},
+               {"peak_allocated_bytes", rank.walk.peak_allocated.value},
+               {"peak_reserved_bytes", rank.walk.peak_reserved.value},
                {"outside_allocator_bytes", rank.outside_allocator.value},
-               {"peak_at", rank.peak_at},
+               {"peak_at", rank.walk.peak_at},
                {"peak_owners", owners}};
-  if (rank.offloaded.empty()) return json;
+  if (rank.walk.offloaded.empty()) return json;
   Json moved = Json::array();
-  for (const auto& module : rank.offloaded)
+  for (const auto& module : rank.walk.offloaded)
     moved.push_back({{"module", module.module},
                      {"groups", module.groups},
                      {"kept", module.kept},
                      {"missed", module.missed},
                      {"bytes", module.bytes.value}});
-  json["offload"] = {{"modules", moved}, {"pinned_host_bytes", rank.pinned.value}};
+  json["offload"] = {{"modules", moved}, {"pinned_host_bytes", rank.walk.pinned.value}};
   return json;
 }
 
@@ -64,7 +64,7 @@ std::string dumped(const Json& json) {
 
 Json exposed_json(const timeline::Account& account) {
   Json json = Json::object();
-  for (const auto& cause : exposed_causes) json[cause.name] = to_ms(account.*cause.member);
+  for (const auto& cause : exposed_causes) json[cause.name] = ns_to_ms(account.*cause.member);
   return json;
 }
 
@@ -81,11 +81,11 @@ Json prediction_json(const predict::Prediction& p) {
                           {"direction", b.forward ? "forward" : "backward"},
                           {"bytes", b.bytes.value},
                           {"transfers", b.transfers},
-                          {"exposed_ms", to_ms(b.exposed)},
+                          {"exposed_ms", ns_to_ms(b.exposed)},
                           {"longest_wait", b.longest_wait}});
   }
   for (const auto& step : p.critical_path) {
-    path.push_back({{"what", step.what}, {"ms", to_ms(step.ns)}, {"why", step.why}});
+    path.push_back({{"what", step.what}, {"ms", ns_to_ms(step.ns)}, {"why", timeline::name(step.why)}});
   }
   std::vector<std::string> notes = p.notes;
   for (const auto& lever : p.levers)
@@ -94,15 +94,15 @@ Json prediction_json(const predict::Prediction& p) {
   return {{"scenario", p.scenario},
           {"profile", {{"name", p.profile}, {"origin", p.origin}}},
           {"software", {{"megatron_core", p.megatron_core}}},
-          {"forward_backward_ms", to_ms(p.forward_backward_ns)},
-          {"optimizer_ms", to_ms(p.optimizer_ns)},
-          {"step_time_ms", to_ms(p.step_ns)},
-          {"interval_ms", {to_ms(p.interval_low_ns), to_ms(p.interval_high_ns)}},
+          {"forward_backward_ms", ns_to_ms(p.forward_backward_ns)},
+          {"optimizer_ms", ns_to_ms(p.optimizer_ns)},
+          {"step_time_ms", ns_to_ms(p.step_ns)},
+          {"interval_ms", {ns_to_ms(p.interval_low_ns), ns_to_ms(p.interval_high_ns)}},
           {"tflops_per_gpu", rounded(p.tflops_per_gpu, 3)},
           {"tokens_per_s_per_gpu", rounded(p.tokens_per_s_per_gpu, 3)},
           {"exposed_ms", exposed_json(last)},
-          {"bubble_ms", to_ms(last.bubble)},
-          {"recompute_ms", to_ms(last.recompute)},
+          {"bubble_ms", ns_to_ms(last.bubble)},
+          {"recompute_ms", ns_to_ms(last.recompute)},
           {"ranks", ranks},
           {"boundaries", boundaries},
           {"critical_path", path},

@@ -92,6 +92,12 @@ std::string Nodes::op(const Label& label) const {
   }
 }
 
+bool Nodes::backward(const Label& label) const {
+  if (label.instruction == Label::none) return false;
+  const auto& i = run_.program.ranks[label.rank].instructions[label.instruction];
+  return i.kind == Kind::backward || (i.kind == Kind::node && i.node.pass != schedule::Node::Pass::forward);
+}
+
 std::string Nodes::what(const Label& label) const {
   if (const auto* k = kernel(label)) return k->name;
   if (label.kind == NodeKind::transfer) {

@@ -25,6 +25,8 @@ class Nodes {
   /// "F 3.1", "B 0.0", "gradient finalisation", "optimizer", ""; of a transfer the op that makes or consumes its
   /// tensor.
   std::string op(const timeline::Label& label) const;
+  /// Does the node belong to a backward pass alone?
+  bool backward(const timeline::Label& label) const;
   /// "mlp.fc1 forward", "receive F 3.1 from rank 0", "wait for ...".
   std::string what(const timeline::Label& label) const;
   /// The rank at the other end of a transfer.

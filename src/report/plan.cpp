@@ -1,5 +1,6 @@
 // `plan`: the winner and why, what else was tried and why it lost, and the flags of the winner.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>
@@ -39,6 +40,8 @@ Json flags_json(const scenario::Scenario& scenario) {
 
 Json candidate_json(const plan::Candidate& candidate) {
   return {{"label", candidate.label},
+          {"as_given", candidate.given},
+          {"probability_to_fit", rounded(candidate.probability, 4)},
           {"settings", settings_json(candidate.settings)},
           {"environment", environment_json(candidate.environment)},
           {"prediction", prediction_json(candidate.prediction)},
@@ -61,8 +64,8 @@ void add_row(Table& table, const std::string& mark, const plan::Candidate& candi
   for (const auto& cause : exposed_causes) exposed += last.*cause.member;
   Bytes peak, reserved;
   for (const auto& rank : p.ranks) {
-    peak = std::max(peak, rank.peak_allocated);
-    reserved = std::max(reserved, rank.peak_reserved);
+    peak = std::max(peak, rank.walk.peak_allocated);
+    reserved = std::max(reserved, rank.walk.peak_reserved);
   }
   table.add({mark, ms(p.step_ns), percent(static_cast<double>(p.step_ns) / static_cast<double>(best_ns) - 1),
              fmt::format("{:.1f}", p.tflops_per_gpu), ms(last.recompute), ms(exposed), ms(last.bubble), gibibytes(peak),
@@ -87,7 +90,9 @@ std::string candidates(const plan::Plan& plan) {
   };
   if (plan.best) add("best", *plan.best);
   if (plan.baseline_refused.empty()) add("given", plan.baseline);
-  for (std::size_t i = 0; i < plan.alternatives.size(); ++i) add(fmt::format("{}", i + 1), plan.alternatives[i]);
+  int number = 0;
+  for (const auto& other : plan.alternatives)
+    if (!(other.given && plan.baseline_refused.empty())) add(fmt::format("{}", ++number), other);
   return "Candidates (ms and GiB; times of the rank that finishes last, memory of the worst rank)\n" + table.text() +
          (plan.best && !plan.alternatives.empty() ? "Where they differ from the best:\n" : "") + legend;
 }
@@ -136,25 +141,34 @@ std::string grouped(std::int64_t count) {
   return text;
 }
 
-/// What was covered, and by which means.
+/// What was covered, and what became of it: the counts add up.
 std::string searched(const plan::Searched& s) {
   std::string out =
-      fmt::format("searched {} candidates in {} structures", grouped(s.candidates), grouped(s.structures));
-  if (s.excluded > 0) {
-    out += fmt::format(": {} excluded by a bound", grouped(s.excluded));
-    if (s.too_large > 0) out += fmt::format(" ({} cannot fit)", grouped(s.too_large));
-    out += fmt::format(", {} legal ones looked at", grouped(s.legal));
-  } else {
-    out += fmt::format(": {} legal", grouped(s.legal));
-  }
-  if (s.estimated > 0) out += fmt::format(", {} estimates", grouped(s.estimated));
-  out += fmt::format(", {} simulated, {} equal to another", grouped(s.simulated), grouped(s.pruned));
-  out += s.interrupted      ? "; interrupted: the best so far"
-         : s.legal == 0     ? ""
-         : s.proved_optimal ? "; none that was not simulated can be faster"
-         : s.gap > 0        ? fmt::format("; what was not simulated is at most {:.1f} % faster", 100 * s.gap)
-                            : "; not proved optimal";
-  return wrapped(out) + "\n";
+      fmt::format("searched {} candidates in {} structures:", grouped(s.candidates), grouped(s.structures));
+  const auto part = [&](std::int64_t count, const std::string& what) {
+    if (count > 0) out += fmt::format("{} {} {}", out.ends_with(':') ? "" : ",", grouped(count), what);
+  };
+  part(s.predicted, s.predicted == s.simulated ? "simulated" : fmt::format("predicted ({} simulated)", s.simulated));
+  part(s.by_time, "cannot be faster");
+  part(s.by_memory,
+       s.too_large > 0 ? fmt::format("cannot fit ({} whatever is recomputed)", grouped(s.too_large)) : "cannot fit");
+  part(s.illegal, "illegal");
+  part(s.pruned, "equal to another");
+  part(s.not_modelled, "not modelled");
+  part(s.undecided, "left undecided");
+  if (s.interrupted) out += "; stopped early";
+  if (s.predicted > 0 && s.gap > 0)
+    out += fmt::format("; what was not simulated is at most {:.1f} % faster", 100 * s.gap);
+  else if (s.proved_optimal)
+    out += "; none that was not simulated can be faster";
+  out = wrapped(out) + "\n";
+  if (!s.open.empty()) out += wrapped("open: " + fmt::format("{}", fmt::join(s.open, ", "))) + "\n";
+  if (!s.closed.empty())
+    out += wrapped(fmt::format(
+               "as given: {} (--open NAME,... opens them, too){}", fmt::join(s.closed, ", "),
+               s.rest ? fmt::format("; opening what moves no parameter brings at most {:.1f} %", 100 * *s.rest) : "")) +
+           "\n";
+  return out;
 }
 
 /// The cheapest ways down from the winner.
@@ -162,11 +176,11 @@ std::string ladder(const plan::Plan& plan) {
   if (!plan.best || plan.ladder.empty()) return "";
   Bytes needed;
   for (const auto& rank : plan.best->prediction.ranks)
-    needed = std::max(needed, rank.peak_reserved + rank.outside_allocator);
+    needed = std::max(needed, rank.walk.peak_reserved + rank.outside_allocator);
   Table table({"instead", "frees GiB", "costs ms", "ms per GiB"});
   for (const auto& step : plan.ladder) {
-    const double freed = static_cast<double>((needed - step.needed).value) / static_cast<double>(1LL << 30);
-    const double price = to_ms(step.step_ns - plan.best->prediction.step_ns);
+    const double freed = gib(needed - step.needed);
+    const double price = ns_to_ms(step.step_ns - plan.best->prediction.step_ns);
     table.add({step.label + (step.exact ? "" : " (time estimated)"), fmt::format("{:.2f}", freed),
                fmt::format("{:+.1f}", price), fmt::format("{:.1f}", price / freed)});
   }
@@ -178,8 +192,8 @@ std::string sensitivity(const plan::Plan& plan) {
   if (plan.rivals.empty()) return "";
   std::string out = "How sure the choice is (differences with what both share cancelled)\n";
   for (const auto& [label, c] : plan.rivals) {
-    std::string text = fmt::format("- {}: {:+.1f} ms +- {:.1f} (90 %){}", label, c.difference_ns / 1e6,
-                                   1.6449 * c.spread_ns / 1e6, c.tied() ? ", a tie" : "");
+    std::string text = fmt::format("- {}: {:+.1f} ms +- {:.1f} (90 %){}", label, ns_to_ms(c.difference_ns),
+                                   ns_to_ms(c.half_interval_ns()), c.tied() ? ", a tie" : "");
     if (c.family.empty())
       text += "; no measurement can turn it alone";
     else
@@ -222,14 +236,16 @@ std::string plan_text(const plan::Plan& plan, const std::vector<std::string>& em
   std::string out;
   if (plan.best) {
     const auto& p = plan.best->prediction;
-    out += fmt::format("best: {}\n", plan.best->label);
+    out += fmt::format("best: {}{}\n", plan.best->given ? "as given: " : "", plan.best->label);
     out += fmt::format("step {} ms (90 % interval {} to {}), {:.1f} TFLOP/s/GPU\n{}\n", ms(p.step_ns),
                        ms(p.interval_low_ns), ms(p.interval_high_ns), p.tflops_per_gpu, verdict(p));
     out += fmt::format("profile {} ({}), Megatron Core {}\n", p.profile, p.origin, p.megatron_core);
   } else {
-    out += plan.searched.interrupted                                  ? "interrupted: nothing that fits was found yet\n"
-           : plan.searched.legal == 0 && plan.searched.too_large == 0 ? "nothing is legal\n"
-                                                                      : "nothing fits\n";
+    const bool proved = plan.closest && plan.closest->proved;
+    out += !plan.closest               ? "nothing is legal\n"
+           : proved                    ? "nothing fits\n"
+           : plan.searched.interrupted ? "stopped before anything that fits was found\n"
+                                       : "nothing that fits was found\n";
   }
   out += searched(plan.searched);
   if (plan.has_baseline && !plan.baseline_refused.empty())
@@ -254,7 +270,7 @@ std::string plan_json(const plan::Plan& plan) {
   Json alternatives = Json::array(), pareto = Json::array(), rejected = Json::array();
   for (const auto& candidate : plan.alternatives) alternatives.push_back(candidate_json(candidate));
   for (const auto& point : plan.pareto) {
-    pareto.push_back({{"step_time_ms", to_ms(point.step_ns)},
+    pareto.push_back({{"step_time_ms", ns_to_ms(point.step_ns)},
                       {"peak_bytes", point.peak.value},
                       {"settings", choice_json(point.settings, point.environment)}});
   }
@@ -265,19 +281,26 @@ std::string plan_json(const plan::Plan& plan) {
   Json rivals = Json::array(), steps = Json::array();
   for (const auto& [label, c] : plan.rivals) {
     rivals.push_back({{"against", label},
-                      {"difference_ms", c.difference_ns / 1e6},
-                      {"half_interval_ms", 1.6449 * c.spread_ns / 1e6},
+                      {"difference_ms", ns_to_ms(c.difference_ns)},
+                      {"half_interval_ms", ns_to_ms(c.half_interval_ns())},
                       {"tied", c.tied()},
                       {"measurement", c.family},
                       {"error_to_turn", c.error_to_turn},
                       {"known_to", c.family_spread}});
   }
   for (const auto& step : plan.ladder) {
-    steps.push_back({{"step_time_ms", to_ms(step.step_ns)},
+    steps.push_back({{"step_time_ms", ns_to_ms(step.step_ns)},
                      {"peak_bytes", step.peak.value},
                      {"settings", choice_json(step.settings, step.environment)}});
   }
   const auto& s = plan.searched;
+  Json closest;
+  if (plan.closest)
+    closest = {{"label", plan.closest->label},
+               {"pp_rank", plan.closest->rank},
+               {"lacking_bytes", plan.closest->lacking.value},
+               {"exact", plan.closest->exact},
+               {"proved_that_nothing_fits", plan.closest->proved}};
   return dumped({{"best", plan.best ? candidate_json(*plan.best) : Json()},
                  {"released", plan.released ? candidate_json(*plan.released) : Json()},
                  {"baseline", plan.baseline_refused.empty() ? candidate_json(plan.baseline) : Json()},
@@ -293,9 +316,24 @@ std::string plan_json(const plan::Plan& plan) {
                    {"pruned", s.pruned},
                    {"estimated", s.estimated},
                    {"excluded", s.excluded},
+                   {"illegal", s.illegal},
+                   {"by_time", s.by_time},
+                   {"by_memory", s.by_memory},
+                   {"by_memory_as_a_structure", s.too_large},
+                   {"not_modelled", s.not_modelled},
+                   {"undecided", s.undecided},
+                   {"predicted", s.predicted},
+                   {"structures", s.structures},
+                   {"floors", s.bounded},
+                   {"interrupted", s.interrupted},
+                   {"open", s.open},
+                   {"closed", s.closed},
+                   {"rest_at_most", s.rest ? Json(*s.rest) : Json()},
                    {"gap", s.gap},
                    {"seconds", std::round(s.seconds * 1e3) / 1e3},
                    {"proved_optimal", s.proved_optimal}}},
+                 {"closest", closest},
+                 {"fewest_gpus", plan.fewest_gpus ? Json(*plan.fewest_gpus) : Json()},
                  {"rejected", rejected}});
 }
 

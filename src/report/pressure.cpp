@@ -106,7 +106,7 @@ Json pressure_json(const predict::Prediction& p, const predict::RankPrediction& 
                {"needed_bytes", pressure.needed.value},
                {"margin_bytes", (p.memory_limit - pressure.needed).value}};
   json["probability"] = pressure.probability ? Json(rounded(*pressure.probability, 4)) : Json();
-  if (const auto& failure = pressure.failure ? pressure.failure : rank.failure) {
+  if (const auto& failure = pressure.failure ? pressure.failure : rank.walk.failure) {
     const auto& f = *failure;
     json["first_failure"] = {{"at", f.at},
                              {"piece", f.piece},

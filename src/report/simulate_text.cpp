@@ -92,9 +92,9 @@ std::string phases(const predict::Prediction& p) {
 std::string rank_memory(const predict::Prediction& p) {
   Table table({"rank", "static", "peak allocated", "at", "reserved", "outside", "in all", "to spare"});
   for (const auto& rank : p.ranks) {
-    table.add({fmt::format("{}", rank.pp_rank), gibibytes(rank.static_bytes), gibibytes(rank.peak_allocated),
-               rank.peak_at, gibibytes(rank.peak_reserved), gibibytes(rank.outside_allocator),
-               gibibytes(rank.peak_reserved + rank.outside_allocator), gibibytes(spare(p, rank))});
+    table.add({fmt::format("{}", rank.pp_rank), gibibytes(rank.walk.static_bytes), gibibytes(rank.walk.peak_allocated),
+               rank.walk.peak_at, gibibytes(rank.walk.peak_reserved), gibibytes(rank.outside_allocator),
+               gibibytes(rank.walk.peak_reserved + rank.outside_allocator), gibibytes(spare(p, rank))});
   }
   return fmt::format("Memory of each pipeline rank, GiB (limit {}, margin {})\n", gibibytes(p.memory_limit),
                      gibibytes(p.memory_margin)) +
@@ -123,12 +123,12 @@ std::string offload(const predict::Prediction& p) {
       return found == rank.account.traced_busy.end() ? std::string("-") : ms(found->second);
     };
     bool first = true;
-    for (const auto& moved : rank.offloaded) {
+    for (const auto& moved : rank.walk.offloaded) {
       any = true;
       const bool once = std::exchange(first, false);  // copies and pinned memory are the rank's
       table.add({fmt::format("{}", rank.pp_rank), moved.module, fmt::format("{}", moved.groups),
                  fmt::format("{}", moved.kept), fmt::format("{}", moved.missed), gibibytes(moved.bytes),
-                 once ? busy("d2h") : "", once ? busy("h2d") : "", once ? gibibytes(rank.pinned) : ""});
+                 once ? busy("d2h") : "", once ? busy("h2d") : "", once ? gibibytes(rank.walk.pinned) : ""});
     }
   }
   if (!any) return "";
@@ -154,17 +154,17 @@ std::string owners(const predict::Prediction& p) {
   constexpr std::size_t shown = 12;
   const auto& rank = tightest_rank(p);
   Table table({"owner", "GiB", "of the peak"});
-  for (std::size_t i = 0; i < std::min(shown, rank.peak_owners.size()); ++i) {
-    const auto& [owner, bytes] = rank.peak_owners[i];
-    table.add({owner, gibibytes(bytes), share(bytes.value, rank.peak_allocated.value)});
+  for (std::size_t i = 0; i < std::min(shown, rank.walk.peak_owners.size()); ++i) {
+    const auto& [owner, bytes] = rank.walk.peak_owners[i];
+    table.add({owner, gibibytes(bytes), share(bytes.value, rank.walk.peak_allocated.value)});
   }
-  if (rank.peak_owners.size() > shown) {
+  if (rank.walk.peak_owners.size() > shown) {
     Bytes rest;
-    for (std::size_t i = shown; i < rank.peak_owners.size(); ++i) rest += rank.peak_owners[i].bytes;
-    table.add({fmt::format("{} others", rank.peak_owners.size() - shown), gibibytes(rest),
-               share(rest.value, rank.peak_allocated.value)});
+    for (std::size_t i = shown; i < rank.walk.peak_owners.size(); ++i) rest += rank.walk.peak_owners[i].bytes;
+    table.add({fmt::format("{} others", rank.walk.peak_owners.size() - shown), gibibytes(rest),
+               share(rest.value, rank.walk.peak_allocated.value)});
   }
-  return fmt::format("Owners of the peak of rank {}, the tightest, at {}\n", rank.pp_rank, rank.peak_at) +
+  return fmt::format("Owners of the peak of rank {}, the tightest, at {}\n", rank.pp_rank, rank.walk.peak_at) +
          table.text() + fragmentation_text(rank);
 }
 
@@ -176,12 +176,15 @@ std::string critical_path(const predict::Prediction& p) {
   const auto shares = critical_shares(p);
   Table table({"on the critical path because", "ms", "share", "steps"});
   for (std::size_t i = 0; i < std::min(shown, shares.size()); ++i) {
-    table.add({shares[i].why, ms(shares[i].ns), share(shares[i].ns, length), fmt::format("{}", shares[i].steps)});
+    table.add({timeline::name(shares[i].why), ms(shares[i].ns), share(shares[i].ns, length),
+               fmt::format("{}", shares[i].steps)});
   }
   const auto longest = std::max_element(p.critical_path.begin(), p.critical_path.end(),
                                         [](const auto& a, const auto& b) { return a.ns < b.ns; });
   return "Critical path\n" + table.text() +
-         wrapped(fmt::format("longest step: {}, {} ms ({})", longest->what, ms(longest->ns), longest->why)) + "\n";
+         wrapped(fmt::format("longest step: {}, {} ms ({})", longest->what, ms(longest->ns),
+                             timeline::name(longest->why))) +
+         "\n";
 }
 
 std::string levers(const predict::Prediction& p) {

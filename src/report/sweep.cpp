@@ -13,13 +13,13 @@ std::string reason(const plan::Row& row) { return row.rule.empty() ? row.reason 
 
 Bytes peak_allocated(const predict::Prediction& p) {
   Bytes peak;
-  for (const auto& rank : p.ranks) peak = std::max(peak, rank.peak_allocated);
+  for (const auto& rank : p.ranks) peak = std::max(peak, rank.walk.peak_allocated);
   return peak;
 }
 
 Bytes peak_reserved(const predict::Prediction& p) {
   Bytes peak;
-  for (const auto& rank : p.ranks) peak = std::max(peak, rank.peak_reserved);
+  for (const auto& rank : p.ranks) peak = std::max(peak, rank.walk.peak_reserved);
   return peak;
 }
 
@@ -80,7 +80,7 @@ std::string sweep_json(const plan::Sweep& sweep) {
     Json json = {{"settings", settings_json(row.settings)}, {"legal", row.legal}, {"reason", reason(row)}};
     if (row.prediction) {
       const auto& p = *row.prediction;
-      json["step_time_ms"] = to_ms(p.step_ns);
+      json["step_time_ms"] = ns_to_ms(p.step_ns);
       json["relative"] = rounded(row.relative, 6);
       json["peak_allocated_bytes"] = peak_allocated(p).value;
       json["peak_reserved_bytes"] = peak_reserved(p).value;
@@ -108,9 +108,9 @@ std::string sweep_csv(const plan::Sweep& sweep) {
     out += fmt::format("{},{}", row.legal, csv(reason(row)));
     if (row.prediction) {
       const auto& p = *row.prediction;
-      out += fmt::format(",{:.6f},{:.6f},{},{},{}", to_ms(p.step_ns), row.relative, peak_allocated(p).value,
+      out += fmt::format(",{:.6f},{:.6f},{},{},{}", ns_to_ms(p.step_ns), row.relative, peak_allocated(p).value,
                          peak_reserved(p).value, p.fits);
-      for (const auto& cause : exposed_causes) out += fmt::format(",{:.6f}", to_ms(last(p).*cause.member));
+      for (const auto& cause : exposed_causes) out += fmt::format(",{:.6f}", ns_to_ms(last(p).*cause.member));
     } else {
       out += std::string(5 + exposed_causes.size(), ',');
     }

@@ -140,7 +140,7 @@ class Writer {
   void slice(int rank, int thread, std::int64_t start, std::int64_t end, const std::string& what, const char* kind,
              const std::string& arguments) {
     line(R"({{"ph":"X","pid":{},"tid":{},"ts":{:.3f},"dur":{:.3f},"name":{},"cat":"{}","args":{{{}}}}})", rank, thread,
-         static_cast<double>(start) / 1e3, static_cast<double>(end - start) / 1e3, quoted(what), kind, arguments);
+         ns_to_us(start), ns_to_us(end - start), quoted(what), kind, arguments);
   }
 
   void ops(int rank) {
@@ -156,10 +156,10 @@ class Writer {
 
   /// Allocated bytes follow the host; drawn where the op ends on the GPU.
   void memory(int rank, const Block& block) {
-    const auto& after = prediction_.ranks.at(static_cast<std::size_t>(rank)).after_instruction;
+    const auto& after = prediction_.ranks.at(static_cast<std::size_t>(rank)).walk.after_instruction;
     if (block.phase != 0 || block.instruction >= after.size()) return;
     line(R"({{"ph":"C","pid":{},"ts":{:.3f},"name":"allocated memory","args":{{"GiB":{:.3f}}}}})", rank,
-         static_cast<double>(block.end) / 1e3, gib(after[block.instruction]));
+         ns_to_us(block.end), gib(after[block.instruction]));
   }
 
   void event(std::uint32_t node) {
@@ -176,8 +176,7 @@ class Writer {
     } else if (label.kind == NodeKind::transfer) {
       const std::int64_t posted = nodes_.posted(node);
       slice(rank, thread, posted, times.end[node], nodes_.what(label), "p2p",
-            fmt::format(R"("waits for the other side us":{:.3f})",
-                        static_cast<double>(times.start[node] - posted) / 1e3));
+            fmt::format(R"("waits for the other side us":{:.3f})", ns_to_us(times.start[node] - posted)));
       flow(node);
     }
   }
@@ -191,8 +190,7 @@ class Writer {
     if (!send) return;
     const auto arrow = [&](std::uint32_t node, const char* phase, std::int64_t at) {
       line(R"({{"ph":"{}","pid":{},"tid":{},"ts":{:.3f},"id":{},"name":"transfer","cat":"p2p"{}}})", phase,
-           labels[node].rank, thread_of(labels[node].lane), static_cast<double>(at) / 1e3, receive,
-           *phase == 'f' ? R"(,"bp":"e")" : "");
+           labels[node].rank, thread_of(labels[node].lane), ns_to_us(at), receive, *phase == 'f' ? R"(,"bp":"e")" : "");
     };
     arrow(*send, "s", times.start[*send]);
     arrow(receive, "f", times.end[receive]);

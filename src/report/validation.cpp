@@ -72,10 +72,10 @@ std::string validate_json(const Validation& v) {
       ranks.push_back({{"rank", rank.measured->rank},
                        {"pp_rank", rank.measured->pp_rank},
                        {"measured_peak_bytes", rank.measured->peak_allocated_bytes.value},
-                       {"predicted_peak_bytes", rank.predicted->peak_allocated.value},
+                       {"predicted_peak_bytes", rank.predicted->walk.peak_allocated.value},
                        {"error", rounded(rank.error(), 6)},
                        {"measured_reserved_bytes", rank.measured->peak_reserved_bytes.value},
-                       {"predicted_reserved_bytes", rank.predicted->peak_reserved.value}});
+                       {"predicted_reserved_bytes", rank.predicted->walk.peak_reserved.value}});
     }
     cases.push_back({{"name", c.scenario.name},
                      {"measured_ms", measured_ms(c)},

@@ -190,13 +190,12 @@ void check_software(const Software& software, const std::function<Position(const
     throw UsageError(where(key), key, fmt::format("unknown version \"{}\"", value), allowed,
                      word ? nearest_name(value, allowed) : "");
   };
-  static const std::regex core("0\\.1[6-9]\\.[0-9]{1,3}|dev|main|pr-4268");
   static const std::regex number("[0-9]{1,4}(\\.[0-9]{1,4}){0,3}[-+._a-zA-Z0-9]{0,40}");
-  static const Strings releases(std::begin(version_names), std::end(version_names));
   const auto is = [](const std::string& text, const std::regex& pattern) {
     return text.size() <= 60 && std::regex_match(text, pattern);
   };
-  require(is(software.megatron_core, core), "megatron_core", software.megatron_core, releases);
+  require(parse_version(software.megatron_core).has_value(), "megatron_core", software.megatron_core,
+          stated_names(all_versions));
   const std::string& te = software.transformer_engine;
   require(is(te, number) || te == "pr-3128" || te == "main", "transformer_engine", te,
           {"a release such as 2.20.2", "main", "pr-3128"});

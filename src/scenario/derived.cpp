@@ -1,34 +1,10 @@
 // Values in force: what Megatron fills in for fields that were left None, and what follows from several fields.
 #include <algorithm>
-#include <array>
-#include <charconv>
 
 #include "layout.hpp"
+#include "pipewright/modules.hpp"
 
 namespace pipewright::scenario {
-namespace {
-
-// "0.18.3" -> {0, 18, 3}; missing parts are 0.
-std::array<int, 3> numbers(std::string_view version) {
-  std::array<int, 3> parts = {0, 0, 0};
-  const char* at = version.data();
-  const char* const end = at + version.size();
-  for (int& part : parts) {
-    const auto [next, error] = std::from_chars(at, end, part);
-    if (error != std::errc() || next == end) break;
-    at = next + 1;
-  }
-  return parts;
-}
-
-}  // namespace
-
-bool at_least(const Software& software, std::string_view version) {
-  const std::string& core = software.megatron_core;
-  if (core == "dev" || core == "main") return true;
-  return numbers(core == "pr-4268" ? "0.17.99" : std::string_view(core)) >= numbers(version);
-}
-
 Int model_parallel_size(const Scenario& s) {
   return s.settings.tensor_model_parallel_size * s.settings.pipeline_model_parallel_size *
          s.settings.context_parallel_size;
@@ -90,16 +66,9 @@ Strings recompute_modules(const Scenario& s) {
   const bool older_flag = s.settings.moe_layer_recompute && s.settings.recompute_granularity != "full";
   if (s.settings.recompute_granularity != "selective" && !older_flag) return {};
   Strings modules = s.settings.recompute_modules;
-  if (modules.empty()) modules = {"core_attn"};
-  if (older_flag && std::find(modules.begin(), modules.end(), "moe") == modules.end()) {
-    modules.emplace_back("moe");
-  }
+  if (modules.empty()) modules.emplace_back(name(Recompute::core_attn));
+  if (older_flag && !lists(modules, Recompute::moe)) modules.emplace_back(name(Recompute::moe));
   return modules;
-}
-
-bool recomputes(const Scenario& s, std::string_view module) {
-  const Strings modules = recompute_modules(s);
-  return std::find(modules.begin(), modules.end(), module) != modules.end();
 }
 
 Int ffn_hidden_size(const Scenario& s) { return s.model.ffn_hidden_size.value_or(4 * s.model.hidden_size); }
@@ -128,6 +97,20 @@ bool is_moe_layer(const Scenario& s, Int layer) {
   if (frequency.size() == 1) return frequency[0] > 0 && layer % frequency[0] == 0;
   return static_cast<std::size_t>(layer) < frequency.size() && frequency[static_cast<std::size_t>(layer)] != 0;
 }
+
+bool has_moe_layer(const Scenario& s) {
+  for (Int layer = 0; layer < s.model.num_layers; ++layer)
+    if (is_moe_layer(s, layer)) return true;
+  return false;
+}
+bool has_dense_layer(const Scenario& s) {
+  for (Int layer = 0; layer < s.model.num_layers; ++layer)
+    if (!is_moe_layer(s, layer)) return true;
+  return false;
+}
+
+bool te_layers(const Scenario& s) { return s.settings.transformer_impl == "transformer_engine"; }
+bool norms_fused(const Scenario& s) { return te_layers(s) && !s.model.multi_latent_attention; }
 
 std::string variable(const Scenario& s, const std::string& name, const std::string& otherwise) {
   const auto found = s.environment.find(name);

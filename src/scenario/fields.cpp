@@ -274,10 +274,11 @@ Scenario defaults(const Software& software) {
   scenario.software = software;
   Settings& s = scenario.settings;
   // The only fields of the table whose default differs between versions (TransformerConfig of each branch).
-  const bool fork = software.megatron_core == "pr-4268";
-  if (!at_least(software, "0.18.0")) s.cuda_graph_use_single_mempool = false;
-  if (!at_least(software, "0.19.0")) s.moe_deepep_num_sms = 20;
-  if (!at_least(software, "0.17.0") || fork) s.moe_hybridep_num_sms = 16;
+  using enum Version;
+  const Version version = core_version(software);
+  if (version < v0_18) s.cuda_graph_use_single_mempool = false;
+  if (version < v0_19) s.moe_deepep_num_sms = 20;
+  if ((up_to(v0_16) | pr_4268).has(version)) s.moe_hybridep_num_sms = 16;
   return scenario;
 }
 
@@ -303,16 +304,17 @@ void assign_other(const KnownField& field, std::map<std::string, std::string>& o
   other[field.name] = yaml_text(value);
 }
 
+Versions versions_of(const std::string& field) {
+  if (const KnownField* known = known_field(field)) return known->versions;
+  throw InternalError("no field of Megatron Core: " + field);
+}
+
 std::vector<FieldInfo> fields() {
   const Scenario empty;
   std::vector<FieldInfo> all;
   for (const Field& field : table()) {
     FieldInfo info{field.section, field.name, type_name(field), text(field, empty), field.allowed, field.doc, {}};
-    if (const KnownField* known = known_field(field.name)) {
-      for (unsigned bit = 0; bit < std::size(version_names); ++bit) {
-        if ((known->versions >> bit & 1U) != 0) info.versions.emplace_back(version_names[bit]);
-      }
-    }
+    if (const KnownField* known = known_field(field.name)) info.versions = known->versions;
     all.push_back(std::move(info));
   }
   return all;

@@ -60,17 +60,15 @@ inline constexpr std::pair<const char*, const char*> required_fields[] = {
 /// An empty scenario with the defaults of this version.
 Scenario defaults(const Software& software);
 
-/// A field of Megatron Core's configuration classes and the versions that have it (bits in the order of
-/// `version_names`).
+/// A field of Megatron Core's configuration classes and the versions that have it.
 struct KnownField {
   enum class Type : unsigned char { integer, number, boolean, any };
   const char* name;
   Type type;
-  unsigned versions;
+  Versions versions;
 };
 const std::vector<KnownField>& known_fields();
 const KnownField* known_field(const std::string& name);
-inline constexpr const char* version_names[] = {"0.16.0", "0.17.0", "0.18.0", "0.19.0", "pr-4268", "dev", "main"};
 
 /// Puts a field that pipewright does not use into `other`, with the check that its type allows.
 void assign_other(const KnownField& field, std::map<std::string, std::string>& other, const Value& value,

@@ -1,6 +1,7 @@
 // settings: what Megatron is told for a run. Documentation follows ModelParallelConfig, TransformerConfig,
 // DistributedDataParallelConfig and OptimizerConfig of core_r0.19.0.
 #include "fields.hpp"
+#include "pipewright/modules.hpp"
 
 namespace pipewright::scenario {
 namespace {
@@ -143,9 +144,7 @@ std::vector<Field> memory() {
       SETTING(recompute_granularity, "full: whole layers; selective: recompute_modules").in({"full", "selective"}),
       SETTING(recompute_method, "of full: uniform over all layers, or a block of them").in({"uniform", "block"}),
       SETTING(recompute_num_layers, "layers of a unit (uniform) or of a chunk's block").between(1, most_layers),
-      SETTING(recompute_modules, "of selective; default core_attn")
-          .in({"core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts", "gdn",
-               "gdn_norm_out", "gdp_in_proj", "gdp_qkv", "mhc"}),
+      SETTING(recompute_modules, "of selective; default core_attn").in(recompute_names()),
       SETTING(distribute_saved_activations, "TP ranks share the saved inputs of full recompute"),
       SETTING(moe_layer_recompute, "older name of the recompute module moe"),
       SETTING(cpu_offloading, "TE moves activations of whole layers to the host"),
@@ -155,9 +154,7 @@ std::vector<Field> memory() {
       SETTING(cpu_offloading_double_buffering, "two buffers take turns when they come back"),
       SETTING(cpu_offloading_retain_pinned_cpu_buffers, "pinned buffers are kept"),
       SETTING(fine_grained_activation_offloading, "inputs of single modules move to the host"),
-      SETTING(offload_modules, "of which modules")
-          .in({"attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "expert_fc1", "moe_act",
-               "fused_group_mlp", "gdp_qkv"}),
+      SETTING(offload_modules, "of which modules").in(offload_names()),
       SETTING(min_offloaded_tensor_size, "smaller tensors stay (elements)"),
       SETTING(activation_offload_fraction, "share of the groups that move").between(0, 1),
       SETTING(delta_offload_bytes_across_pp_ranks, "less to move on each later stage (bytes)"),

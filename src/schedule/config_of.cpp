@@ -11,11 +11,6 @@ int narrow(scenario::Int value, const char* key) {
   return static_cast<int>(value);
 }
 
-/// Pull request 4268 was cut from `dev` before what 0.18 brought.
-bool from_0_18(const scenario::Software& software) {
-  return software.megatron_core != "pr-4268" && scenario::at_least(software, "0.18.0");
-}
-
 /// Off in Megatron Core's class, but Megatron-LM (argument_utils.py:305) and Bridge (gpt_provider.py:162) always turn
 /// it on: it is off only where a scenario says so.
 bool deallocates_outputs(const scenario::Scenario& scenario) {
@@ -48,7 +43,7 @@ Config config_of(const scenario::Scenario& scenario, bool detail) {
   c.warmup_flush = s.overlap_p2p_comm_warmup_flush;
   c.batched = scenario::batch_p2p_comm(scenario);
   c.ep_overlap = s.overlap_moe_expert_parallel_comm;
-  c.from_0_18 = from_0_18(scenario.software);
+  c.from_0_18 = scenario::core_version(scenario.software) >= scenario::Version::v0_18;
   c.deallocate_outputs = deallocates_outputs(scenario);
   // training.py:3532-3545
   c.overlap_grad_reduce = s.overlap_grad_reduce;
@@ -57,7 +52,7 @@ Config config_of(const scenario::Scenario& scenario, bool detail) {
 
   c.delay_wgrad_compute = s.delay_wgrad_compute;
   c.ep_overlap_early_attn_memory_release = s.ep_overlap_early_attn_memory_release;
-  if (scenario.software.megatron_core == "pr-4268") {
+  if (scenario::core_version(scenario.software) == scenario::Version::pr_4268) {
     c.overlap_p2p_backward_on_comm_stream = s.overlap_p2p_backward_on_comm_stream;
     c.overlap_p2p_with_transformer_layer_wgrad = s.overlap_p2p_with_transformer_layer_wgrad;
     c.overlap_p2p_wgrad_delayed_layer_number =

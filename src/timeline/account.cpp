@@ -269,24 +269,13 @@ class Accountant {
 
   // ---- Critical path
 
-  enum class Why : std::uint8_t { compute, tp, cp, ep, dp, offload, transfer, host, wait };
-  static constexpr std::array<const char*, 9> why_names = {"compute",
-                                                           "tensor-parallel communication",
-                                                           "context-parallel communication",
-                                                           "expert-parallel communication",
-                                                           "data-parallel communication",
-                                                           "offload",
-                                                           "transfer",
-                                                           "host",
-                                                           "wait"};
-
   /// An op's stay on the path is given by reason, not launch by launch.
   struct Stay {
     int rank;
     std::uint8_t phase;
     bool start;
     std::uint32_t op;
-    std::array<std::int64_t, why_names.size()> reasons{};
+    std::array<std::int64_t, whys> reasons{};
     bool same_place(const Stay& other) const {
       return rank == other.rank && phase == other.phase && start == other.start && op == other.op;
     }
@@ -320,9 +309,9 @@ class Accountant {
     }
     result_.critical_path.clear();
     for (auto stay = stays.rbegin(); stay != stays.rend(); ++stay)
-      for (std::size_t why = 0; why < why_names.size(); ++why)
+      for (std::size_t why = 0; why < whys; ++why)
         if (stay->reasons[why] > 0)
-          result_.critical_path.push_back({name_of(*stay), stay->reasons[why], why_names[why]});
+          result_.critical_path.push_back({name_of(*stay), stay->reasons[why], static_cast<Why>(why)});
   }
 
   std::string name_of(const Stay& stay) const {
@@ -363,6 +352,19 @@ class Accountant {
 };
 
 }  // namespace
+
+const char* name(Why why) {
+  constexpr std::array<const char*, whys> names = {"compute",
+                                                   "tensor-parallel communication",
+                                                   "context-parallel communication",
+                                                   "expert-parallel communication",
+                                                   "data-parallel communication",
+                                                   "offload",
+                                                   "transfer",
+                                                   "host",
+                                                   "wait"};
+  return names[static_cast<std::size_t>(why)];
+}
 
 Split& operator+=(Split& a, const Split& b) {
   for (const auto member : {&Split::busy, &Split::bubble, &Split::idle, &Split::p2p, &Split::tp, &Split::cp, &Split::ep,

@@ -14,6 +14,7 @@
 #include "chunk_transfers.hpp"
 #include "chunk_use.hpp"
 #include "collapse.hpp"
+#include "lines.hpp"
 #include "pipewright/follow.hpp"
 #include "pipewright/timeline.hpp"
 
@@ -284,12 +285,12 @@ class Engine {
          const profile::Profiles& profiles, const Prices& prices, const Changes& changes)
       : stages_(stages),
         prices_(prices),
-        collapser_(scenario, profiles, changes.host),
+        collapser_(scenario, profiles, changes.host * host_time_factor(scenario, profiles)),
         transfers_(scenario, stages, config, profiles, changes),
         machine_{scenario, stages, program_, collapser_, pieces_, rank_lines_, transfers_} {
     const double factor = host_time_factor(scenario, profiles);
     const auto ns = [&](const char* name) {
-      return changes.host * std::floor(factor * profiles.scalar(name).value * 1e3 + 0.5);
+      return changes.host * static_cast<double>(nanoseconds(factor * profiles.scalar(name).value));
     };
     machine_.p2p_call = ns("host.p2p_call_us");
     machine_.synchronize = ns("host.launch_and_synchronize_us");
@@ -354,7 +355,7 @@ class Engine {
       if (!kernels[k].joins_pipeline) continue;
       result.between.push_back(collapser_.line(kernels, prices, from, k));
       result.joints.push_back(collapser_.line(kernels, prices, k, k + 1));
-      result.calls.push_back(std::floor(prices[k].host_us * 1e3 + 0.5));
+      result.calls.push_back(static_cast<double>(nanoseconds(prices[k].host_us)));
       from = k + 1;
     }
     result.between.push_back(collapser_.line(kernels, prices, from, kernels.size()));

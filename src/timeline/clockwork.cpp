@@ -5,7 +5,6 @@
 #include <cmath>
 
 #include "account.hpp"
-#include "lines.hpp"
 
 namespace pipewright::timeline {
 namespace {
@@ -36,43 +35,21 @@ double share(const Coverage& coverage, std::int64_t from, std::int64_t to, std::
 }  // namespace
 
 Clockwork::Clockwork(const scenario::Scenario& scenario, const profile::Profiles& profiles)
-    : gap_(nanoseconds(profiles.scalar("host.kernel_gap_us").value)),
-      clocks_(profiles.clock_law(scenario.settings.fp8 ? "fp8" : "bf16")),
-      copies_(scenario, profiles),
-      matrix_(profiles.scalar("contention.matrix").value),
-      attention_(profiles.scalar("contention.attention").value),
-      memory_(profiles.scalar("contention.memory").value) {
-  if (!clocks_) return;
-  lockstep_ = clocks_->lockstep(scenario::lockstep_gpus(scenario));
-  window_ = static_cast<std::int64_t>(profiles.scalar("clocks.window_ms").value * 1e6);
-}
+    : pace_(scenario, profiles), copies_(scenario, profiles) {}
 
 bool Clockwork::computes(const Label& label) {
   return (label.lane == Lane::compute || label.lane == Lane::expert) && label.kind == NodeKind::kernel &&
          label.purpose == model::Purpose::compute;
 }
 
-double Clockwork::contention(profile::Load load) const {
-  switch (load) {
-    case profile::Load::matrix:
-      return matrix_;
-    case profile::Load::attention:
-      return attention_;
-    case profile::Load::memory:
-      return memory_;
-    default:
-      return 1;
-  }
-}
-
 std::vector<Clockwork::Use> Clockwork::use_of(const Graph& graph, const Times& times) const {
   std::vector<Use> use(static_cast<std::size_t>(graph.ranks));
   for (std::uint32_t node = 0; node < graph.size(); ++node) {
     const Label& label = graph.labels[node];
-    const double weight = clocks_ ? clocks_->weight(graph.loads[node]) : 1;
+    const double weight = pace_.clocks ? pace_.clocks->weight(graph.loads[node]) : 1;
     if (computes(label)) use[label.rank].compute.add(times.start[node], times.end[node], weight);
     // Collectives between kernels: without the wait for the other ranks, which takes hardly any power.
-    if (label.lane == Lane::compute && label.kind == NodeKind::kernel && !computes(label) && clocks_)
+    if (label.lane == Lane::compute && label.kind == NodeKind::kernel && !computes(label) && pace_.clocks)
       use[label.rank].compute.add(times.end[node] - graph.duration_ns[node], times.end[node], weight);
     if (!occupies(label)) continue;
     const bool transfer = label.kind == NodeKind::transfer;
@@ -91,7 +68,7 @@ std::int64_t Clockwork::settle(Graph& graph, const std::vector<std::int64_t>& co
   std::int64_t step = std::max<std::int64_t>(1, step_of(times)), before = 0;
   for (int round = 0; round < most_rounds && std::abs(step - before) * 10000 >= step; ++round) {  // to 0.01 %
     before = step;
-    copies_.slow_down(graph, cool, times, gap_);
+    copies_.slow_down(graph, cool, times, pace_.gap_ns);
     const auto use = use_of(graph, times);
     std::vector<Places> computed(use.size()), covered(use.size());
     for (std::uint32_t node = 0; node < graph.size(); ++node) {
@@ -102,12 +79,13 @@ std::int64_t Clockwork::settle(Graph& graph, const std::vector<std::int64_t>& co
       const profile::Load load = graph.loads[node];
       double factor = 1;
       if (!label.partitioned && rank.network.total() > 0)
-        factor += (contention(load) - 1) * share(rank.network, start, times.end[node], step, covered[label.rank]);
-      if (clocks_) {
-        const double duty = share(rank.compute, start - std::min(window_, step), start, step, computed[label.rank]);
-        factor *= 1 + (clocks_->slowdown(load, duty) - 1) * lockstep_;
+        factor += (pace_.contention(load) - 1) * share(rank.network, start, times.end[node], step, covered[label.rank]);
+      if (pace_.clocks) {
+        const double duty =
+            share(rank.compute, start - std::min(pace_.window_ns, step), start, step, computed[label.rank]);
+        factor *= pace_.clocks->slowdown(load, duty);
       }
-      graph.duration_ns[node] = gap_ + std::llround(static_cast<double>(cool[node] - gap_) * factor);
+      graph.duration_ns[node] = pace_.gap_ns + std::llround(static_cast<double>(cool[node] - pace_.gap_ns) * factor);
     }
     run(graph, times);
     step = std::max<std::int64_t>(1, step_of(times));

@@ -8,11 +8,11 @@
 // Copies between host and GPU slow each other too: copies.hpp.
 #pragma once
 
-#include <optional>
 #include <vector>
 
 #include "copies.hpp"
 #include "coverage.hpp"
+#include "pace.hpp"
 #include "pipewright/timeline.hpp"
 
 namespace pipewright::timeline {
@@ -22,7 +22,7 @@ class Clockwork {
   Clockwork(const scenario::Scenario& scenario, const profile::Profiles& profiles);
   /// Sets the durations of compute kernels from those on a cool part, and the times. Returns the step.
   std::int64_t settle(Graph& graph, const std::vector<std::int64_t>& cool, Times& times) const;
-  std::int64_t gap() const { return gap_; }
+  std::int64_t gap() const { return pace_.gap_ns; }
 
   static bool computes(const Label& label);
 
@@ -32,13 +32,9 @@ class Clockwork {
     Coverage compute, network;
   };
   std::vector<Use> use_of(const Graph& graph, const Times& times) const;
-  double contention(profile::Load load) const;
 
-  std::int64_t gap_ = 0, window_ = 0;
-  std::optional<profile::ClockLaw> clocks_;
-  double lockstep_ = 1;
+  Pace pace_;
   CopyContention copies_;
-  double matrix_ = 1, attention_ = 1, memory_ = 1;  // relative time beside an NCCL kernel, as capture measured it
 };
 
 }  // namespace pipewright::timeline

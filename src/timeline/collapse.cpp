@@ -5,6 +5,9 @@
 #include <limits>
 #include <optional>
 
+#include "lines.hpp"
+#include "pace.hpp"
+
 namespace pipewright::timeline {
 namespace {
 
@@ -68,30 +71,25 @@ void Line::apply(QueueTimes& times, const Slowdown& at) const {
 }
 
 Collapser::Collapser(const scenario::Scenario& scenario, const profile::Profiles& profiles, double host)
-    : gap_(std::floor(profiles.scalar("host.kernel_gap_us").value * 1e3 + 0.5)),
-      synchronize_(host * std::floor(host_time_factor(scenario, profiles) *
-                                         profiles.scalar("host.launch_and_synchronize_us").value * 1e3 +
-                                     0.5)),
-      contention_{profiles.scalar("contention.matrix").value, profiles.scalar("contention.attention").value,
-                  profiles.scalar("contention.memory").value} {
-  const auto law = profiles.clock_law(scenario.settings.fp8 ? "fp8" : "bf16");
-  if (!law) {
+    : synchronize_(host * static_cast<double>(nanoseconds(profiles.scalar("host.launch_and_synchronize_us").value))) {
+  const Pace pace(scenario, profiles);
+  gap_ = static_cast<double>(pace.gap_ns);
+  window_ = pace.window_ns;
+  contention_ = {pace.matrix, pace.attention, pace.memory};
+  if (!pace.clocks) {
     duties_ = {0};
     clock_factor_ = {{1, 1, 1}};
     return;
   }
-  window_ = static_cast<std::int64_t>(profiles.scalar("clocks.window_ms").value * 1e6);
-  weights_ = {law->matrix, law->attention, law->memory};
-  exchange_ = law->exchange;
-  for (const auto& row : law->layer->rows) duties_.push_back(row.duty);
-  const double lockstep = law->lockstep(scenario::lockstep_gpus(scenario));
+  const profile::ClockLaw& law = *pace.clocks;
+  weights_ = {law.matrix, law.attention, law.memory};
+  exchange_ = law.exchange;
+  for (const auto& row : law.layer->rows) duties_.push_back(row.duty);
   constexpr double heaviest = 1.5;  // no load weighs more; beyond the last row the law goes on in a straight line
   duties_.push_back(heaviest);
-  for (const double duty : duties_) {
-    const auto factor = [&](profile::Load load) { return 1 + (law->slowdown(load, duty) - 1) * lockstep; };
-    clock_factor_.push_back(
-        {factor(profile::Load::matrix), factor(profile::Load::attention), factor(profile::Load::memory)});
-  }
+  for (const double duty : duties_)
+    clock_factor_.push_back({law.slowdown(profile::Load::matrix, duty), law.slowdown(profile::Load::attention, duty),
+                             law.slowdown(profile::Load::memory, duty)});
 }
 
 Slowdown Collapser::at_duty(double duty) const {
@@ -115,7 +113,11 @@ double Collapser::duration(const Event& event, std::size_t row, double contended
 }
 
 Collapser::Event Collapser::event(const model::Kernel& kernel, const Price& price) const {
-  return {&kernel, std::floor(price.host_us * 1e3 + 0.5), std::floor(price.time.ns / kernel.sm_share + 0.5), {}, false,
+  return {&kernel,
+          static_cast<double>(nanoseconds(price.host_us)),
+          static_cast<double>(whole_ns(price.time.ns / kernel.sm_share)),
+          {},
+          false,
           0};
 }
 

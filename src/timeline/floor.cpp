@@ -14,6 +14,7 @@
 #include <cmath>
 #include <limits>
 
+#include "lines.hpp"
 #include "pipewright/timeline.hpp"
 
 namespace pipewright::timeline {
@@ -59,7 +60,7 @@ class Floor {
         config_(config),
         prices_(prices),
         law_(profiles.clock_law(fp8 ? "fp8" : "bf16")),
-        gap_(std::floor(profiles.scalar("host.kernel_gap_us").value * 1e3 + 0.5)) {
+        gap_(static_cast<double>(nanoseconds(profiles.scalar("host.kernel_gap_us").value))) {
     for (std::size_t i = 0; i < stages.pieces.size(); ++i) pieces_.push_back(passes(i));
   }
 
@@ -114,13 +115,13 @@ class Floor {
     return {passes * communication, passes * compute};
   }
 
-  double nanoseconds(const model::Kernel& kernel, const Price& price) const {
+  double duration(const model::Kernel& kernel, const Price& price) const {
     return kernel.key.family.empty() ? 0 : gap_ + price.time.ns / kernel.sm_share;
   }
 
   void add(Pass& pass, const model::Kernel& kernel, const Price& price, bool node, bool expert) const {
-    pass.host += price.host_us * 1e3;
-    const double ns = nanoseconds(kernel, price);
+    pass.host += us_to_ns(price.host_us);
+    const double ns = duration(kernel, price);
     const bool own = kernel.stream == model::Stream::compute;
     if (own || (node && kernel.stream == model::Stream::communication)) pass.chain += ns;
     if (kernel.stream == model::Stream::communication || (own && expert)) pass.communication += ns;
@@ -167,7 +168,7 @@ class Floor {
 
   double least(const std::vector<model::Kernel>& kernels, const Prices::List& prices) const {
     double ns = kernels.empty() ? 0 : std::numeric_limits<double>::max();
-    for (std::size_t k = 0; k < kernels.size(); ++k) ns = std::min(ns, nanoseconds(kernels[k], prices[k]));
+    for (std::size_t k = 0; k < kernels.size(); ++k) ns = std::min(ns, duration(kernels[k], prices[k]));
     return ns;
   }
 
@@ -175,7 +176,7 @@ class Floor {
   double sum(const std::vector<model::Kernel>& kernels, const Prices::List& prices, std::size_t from) const {
     double ns = 0;
     for (std::size_t k = from; k < kernels.size(); ++k)
-      if (kernels[k].stream == model::Stream::compute) ns += nanoseconds(kernels[k], prices[k]);
+      if (kernels[k].stream == model::Stream::compute) ns += duration(kernels[k], prices[k]);
     return ns;
   }
 
@@ -191,7 +192,7 @@ class Floor {
   double whole_optimizer(std::size_t r) const {
     double ns = 0;
     for (std::size_t k = 0; k < prices_.optimizer[r].size(); ++k)
-      ns += nanoseconds(stages_.ranks[r].optimizer[k], prices_.optimizer[r][k]);
+      ns += duration(stages_.ranks[r].optimizer[k], prices_.optimizer[r][k]);
     return ns;
   }
 

@@ -139,7 +139,7 @@ class Levers {
       const double f = kernel ? change.of(*kernel) : crosses ? change.factor : 1;
       if (f == 1) continue;
       const std::int64_t fixed = kernel ? std::min(gap, cool[node]) : 0;
-      cool[node] = fixed + static_cast<std::int64_t>(static_cast<double>(cool[node] - fixed) * f + 0.5);
+      cool[node] = fixed + whole_ns(static_cast<double>(cool[node] - fixed) * f);
     }
     Graph graph = result_.graph;
     for (auto& edge : graph.edges)

@@ -36,7 +36,7 @@ HostLine launch(const model::Kernel& kernel, const Price& price, std::uint32_t p
   if (!line.on_gpu) return line;
   line.own_stream = kernel.stream == model::Stream::compute;
   line.load = profile::family(kernel.key.family).load;
-  line.ns = static_cast<std::int64_t>(price.time.ns / kernel.sm_share + 0.5) + gap_ns;
+  line.ns = whole_ns(price.time.ns / kernel.sm_share) + gap_ns;
   line.label.lane = lane_of(kernel.stream);
   line.label.purpose = kernel.purpose;
   line.label.partitioned = kernel.sm_share < 1;

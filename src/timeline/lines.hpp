@@ -41,6 +41,7 @@ HostLines lines_of(const std::vector<model::Kernel>& kernels, const Prices::List
 /// Nodes that the lines make, at most.
 std::size_t count(const HostLines& lines);
 
-constexpr std::int64_t nanoseconds(double microseconds) { return static_cast<std::int64_t>(microseconds * 1e3 + 0.5); }
+/// A cost of the host, or the launch gap, as a duration of a node.
+constexpr std::int64_t nanoseconds(double us) { return whole_ns(us_to_ns(us)); }
 
 }  // namespace pipewright::timeline

@@ -65,7 +65,7 @@ Handle OffloadCopies::copy(Streams& streams, Lane lane, std::uint32_t unit, std:
   Label what = streams.label(lane, NodeKind::kernel, instruction);
   what.purpose = model::Purpose::offload;
   what.set_kernel(piece, kernel);
-  const auto ns = static_cast<std::int64_t>(price.time.ns + 0.5) + gap_;
+  const auto ns = whole_ns(price.time.ns) + gap_;
   return streams.launch_after(what, ns, profile::Load::none, after);
 }
 

@@ -134,8 +134,8 @@ std::string text(const std::vector<Run>& runs) {
     }
     if (const auto* memory = fullest(run)) {
       const auto& predicted = rank_of(run, memory->rank);
-      row[5] = beside(memory->allocated, predicted.peak_allocated);
-      row[6] = beside(memory->reserved, predicted.peak_reserved);
+      row[5] = beside(memory->allocated, predicted.walk.peak_allocated);
+      row[6] = beside(memory->reserved, predicted.walk.peak_reserved);
       if (memory->outside) row[7] = beside(*memory->outside, predicted.outside_allocator);
     }
     table.add(std::move(row));
@@ -169,9 +169,9 @@ std::string json(const std::vector<Run>& runs) {
       const auto& p = rank_of(run, m.rank);
       memory.push_back({{"rank", m.rank},
                         {"peak_allocated_bytes", m.allocated.value},
-                        {"predicted_peak_allocated_bytes", p.peak_allocated.value},
+                        {"predicted_peak_allocated_bytes", p.walk.peak_allocated.value},
                         {"peak_reserved_bytes", m.reserved.value},
-                        {"predicted_peak_reserved_bytes", p.peak_reserved.value},
+                        {"predicted_peak_reserved_bytes", p.walk.peak_reserved.value},
                         {"outside_allocator_bytes", m.outside ? Json(m.outside->value) : Json()},
                         {"predicted_outside_allocator_bytes", p.outside_allocator.value}});
     }

@@ -25,7 +25,7 @@ double slowdown_of(const scenario::Scenario& measured, const profile::Profiles& 
   const auto at = [&](double factor) {
     const auto set =
         with_scalars(profiles, {{slowdown_name, {factor, 0, profile::Origin::derived, "trial of the calibration"}}});
-    return static_cast<double>(predict::predict(measured, set).forward_backward_ns) / 1e6;
+    return ns_to_ms(predict::predict(measured, set).forward_backward_ns);
   };
   // The step grows almost linearly with the factor: two secant steps leave less than 0.1 %.
   constexpr double least = 0.5, most = 2;
@@ -54,7 +54,6 @@ profile::Profiles with_speed(const profile::Profiles& profiles, const Speed& spe
 }
 
 double own_spread(const predict::Prediction& prediction, const profile::Profiles& profiles) {
-  constexpr double sigmas_of_90_percent = 1.6449;
   const auto step = static_cast<double>(prediction.step_ns);
   const double whole =
       static_cast<double>(prediction.interval_high_ns - prediction.step_ns) / sigmas_of_90_percent / step;

@@ -7,8 +7,6 @@
 namespace pipewright::validate {
 namespace {
 
-double ms(std::int64_t ns) { return static_cast<double>(ns) / 1e6; }
-
 Errors summary(const std::vector<double>& errors) {
   Errors out;
   for (const double e : errors) {
@@ -31,14 +29,14 @@ bool comparable(const Case& a, const Case& b) {
 
 }  // namespace
 
-double predicted_ms(const Case& c) { return ms(c.prediction.forward_backward_ns); }
+double predicted_ms(const Case& c) { return ns_to_ms(c.prediction.forward_backward_ns); }
 double measured_ms(const Case& c) { return c.scenario.measured->forward_backward_ms; }
 double time_error(const Case& c) { return predicted_ms(c) / measured_ms(c) - 1; }
-double low_ms(const Case& c) { return ms(c.prediction.interval_low_ns - c.prediction.optimizer_ns); }
-double high_ms(const Case& c) { return ms(c.prediction.interval_high_ns - c.prediction.optimizer_ns); }
+double low_ms(const Case& c) { return ns_to_ms(c.prediction.interval_low_ns - c.prediction.optimizer_ns); }
+double high_ms(const Case& c) { return ns_to_ms(c.prediction.interval_high_ns - c.prediction.optimizer_ns); }
 
 double RankError::error() const {
-  return static_cast<double>(predicted->peak_allocated.value) /
+  return static_cast<double>(predicted->walk.peak_allocated.value) /
              static_cast<double>(measured->peak_allocated_bytes.value) -
          1;
 }
@@ -65,7 +63,7 @@ std::vector<Traced> traced(const Case& c) {
     };
     const auto predicted = [](const auto& by_kind, const std::string& kind) {
       const auto found = by_kind.find(kind);
-      return found == by_kind.end() ? 0 : ms(found->second);
+      return found == by_kind.end() ? 0 : ns_to_ms(found->second);
     };
     for (const char* kind : {"comp", "p2p", "ep", "coll", "d2h", "h2d"}) {
       Traced row{static_cast<int>(rank.rank),        kind,

@@ -2,6 +2,7 @@
 // job with one layer a chunk (about two million allocations) under a second.
 #include <benchmark/benchmark.h>
 
+#include "../on_h200.hpp"
 #include "pipewright/memory.hpp"
 
 using namespace pipewright;
@@ -24,7 +25,7 @@ cluster: {profile: h200-sxm, num_gpus: 128, gpus_per_node: 8}
 
 void walk_all_ranks(benchmark::State& state) {
   const auto scenario = large();
-  const auto stages = model::build(scenario);
+  const auto stages = test::build(scenario);
   const auto program = schedule::build(schedule::config_of(scenario));
   std::int64_t events = 0;
   for (auto _ : state) {
@@ -37,7 +38,7 @@ BENCHMARK(walk_all_ranks)->Unit(benchmark::kMillisecond);
 void allocator_events(benchmark::State& state) {
   const auto scenario = large();
   std::vector<memory::Event> events;
-  memory::walk(model::build(scenario), schedule::build(schedule::config_of(scenario)), scenario, 0, {},
+  memory::walk(test::build(scenario), schedule::build(schedule::config_of(scenario)), scenario, 0, {},
                [&](const memory::Event& event) { events.push_back(event); });
   std::uint32_t blocks = 0;
   for (const auto& event : events) blocks = std::max(blocks, event.block + 1);

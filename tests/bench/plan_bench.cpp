@@ -3,6 +3,7 @@
 // alone, with candidates decided a second.
 #include <benchmark/benchmark.h>
 
+#include "../on_h200.hpp"
 #include "pipewright/plan.hpp"
 
 namespace {
@@ -34,7 +35,7 @@ void whole_estimate(benchmark::State& state) {
 void step_only(benchmark::State& state) {
   const auto s = large();
   const auto profiles = profiles_for(s);
-  const auto stages = model::build(s);
+  const auto stages = test::build(s);
   const auto config = schedule::config_of(s);
   const auto prices = timeline::price(s, stages, profiles);
   std::int64_t operations = 0;

@@ -43,10 +43,10 @@ expect 2 'did you mean "tiny"?' profile show tine
 
 expect 0 '' profile merge tiny "$data/tiny.json" --out "$work/merged.json"
 expect 0 'no difference' profile diff tiny "$work/merged.json"
-expect 0 '' profile derive tiny --out "$work/derived.json"
-expect 2 '--force' profile derive tiny --out "$work/derived.json"
-expect 0 '' profile derive tiny --out "$work/derived.json" --force
-expect 0 'fill bytes=1073741824 (us)' profile diff tiny "$work/derived.json"
+expect 0 '' profile derive h200-sxm --gpu h100-sxm --out "$work/derived.json"
+expect 2 '--force' profile derive h200-sxm --gpu h100-sxm --out "$work/derived.json"
+expect 0 '' profile derive h200-sxm --gpu h100-sxm --out "$work/derived.json" --force
+expect 0 'fill bytes=1073741824 (us)' profile diff h200-sxm "$work/derived.json"
 expect 0 'derived' profile show "$work/derived.json"
 expect 2 'cannot' profile merge tiny tiny --out "$work/no/such/folder.json"
 

@@ -1,7 +1,7 @@
 #!/bin/sh
 # pipewright trial with a launcher that only prints: trial_test.sh PROGRAM DATA_FOLDER LAUNCHER
 set -u
-program=$1 data=$2 launcher=$3
+program=$(readlink -f -- "$1") data=$2 launcher=$3
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 FAKE_SEEN=$work/seen PIPEWRIGHT_PROFILES=$data/profiles

@@ -65,14 +65,14 @@ TEST_CASE("Bridge overrides read back as the scenario") {
 }
 
 TEST_CASE("every flag printed exists in the version it is printed for") {
-  for (const auto* version : {"0.16.0", "0.17.0", "0.18.0", "0.19.0", "dev", "main", "pr-4268"}) {
+  for (const auto& version : scenario::stated_names(scenario::all_versions)) {
     auto s = test::scenario("moe",
                             "overlap_moe_expert_parallel_comm=true; delay_wgrad_compute=true; "
                             "cuda_graph_impl=transformer_engine; cuda_graph_modules=[attn, moe_router]; "
                             "recompute_granularity=selective; recompute_modules=[moe_act, layernorm]; "
                             "moe_layer_freq=[0, 1, 1, 1, 1, 1, 1, 1]; overlap_p2p_wgrad_delayed_layer_number=2");
-    scenario::set(s, std::string("megatron_core=") + version);
-    CAPTURE(std::string(version));
+    scenario::set(s, "megatron_core=" + version);
+    CAPTURE(version);
     const auto words = emit::words(emit::megatron(s));
     for (const auto& word : words) {
       if (!word.starts_with("--")) continue;
@@ -81,7 +81,7 @@ TEST_CASE("every flag printed exists in the version it is printed for") {
       REQUIRE(flag != nullptr);
       CHECK(emit::has(*flag, s.software));
     }
-    const bool pull_request = std::string(version) == "pr-4268";
+    const bool pull_request = version == "pr-4268";
     CHECK(std::ranges::count(words, "--overlap-p2p-wgrad-delayed-layer-number") == (pull_request ? 1 : 0));
     const bool modules = s.software.megatron_core != "0.16.0" && s.software.megatron_core != "0.17.0" && !pull_request;
     CHECK(std::ranges::count(words, modules ? "--cuda-graph-modules" : "--cuda-graph-scope") == 1);

@@ -119,8 +119,7 @@ scenario::Scenario random_scenario() {
   const int count = *rc::gen::inRange(0, 6);
   for (int i = 0; i < count; ++i) chosen += (chosen.empty() ? "" : "; ") + std::string(*rc::gen::elementOf(changes));
   auto s = test::scenario(base == "mla" ? "moe" : base, chosen);
-  scenario::set(s, "megatron_core=" + *rc::gen::elementOf(std::vector<std::string>{
-                                          "0.16.0", "0.17.0", "0.18.0", "0.19.0", "dev", "main", "pr-4268"}));
+  scenario::set(s, "megatron_core=" + *rc::gen::elementOf(scenario::stated_names(scenario::all_versions)));
   return s;
 }
 

@@ -7,6 +7,7 @@
 
 #include "../../src/import/match.hpp"
 #include "../../src/import/names.hpp"
+#include "../on_h200.hpp"
 
 using namespace pipewright;
 
@@ -55,7 +56,7 @@ TEST_CASE("names of kernels") {
 
 TEST_CASE("every family that the model of a measured run uses has landmarks or weak names") {
   // Each kernel family of a piece must be reachable from some kernel name; else a layer could never be mapped whole.
-  const auto stages = model::build(dense());
+  const auto stages = test::build(dense());
   const auto patterns = traces::patterns_of(stages, 1);
   REQUIRE(patterns.size() >= 3);
   for (const auto& pattern : patterns) CHECK(pattern.landmarks.size() >= 2);
@@ -213,7 +214,7 @@ TEST_CASE("a profile of another part, and clocks that vary wildly, are refused")
   trace.device = "NVIDIA H200";
   profile::Profile other;
   other.name = "a100";
-  other.device = "NVIDIA A100-SXM4-80GB";
+  other.device.name = "NVIDIA A100-SXM4-80GB";
   const profile::Profiles cool({other});
   CHECK_THROWS_WITH_AS(traces::import_traces(dense(), {trace}, {"x", 1.25, ""}, &cool),
                        doctest::Contains("ran on NVIDIA H200; profile a100 is of NVIDIA A100-SXM4-80GB"), UsageError);

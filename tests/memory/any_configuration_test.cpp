@@ -5,6 +5,7 @@
 #include <optional>
 #include <random>
 
+#include "../on_h200.hpp"
 #include "pipewright/memory.hpp"
 
 using namespace pipewright;
@@ -100,7 +101,7 @@ TEST_CASE("any configuration: what the quick looks promise, the walk keeps; 2 % 
     try {
       s = scenario::parse(text, "drawn.yaml");
       scenario::check(*s);
-      stages = model::build(*s);
+      stages = test::build(*s);
     } catch (const UsageError&) {  // Megatron would refuse it too, or it is not modelled
       ++refused;
       continue;

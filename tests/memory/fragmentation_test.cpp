@@ -3,6 +3,7 @@
 
 #include <numeric>
 
+#include "../on_h200.hpp"
 #include "pipewright/memory.hpp"
 
 using namespace pipewright;
@@ -11,7 +12,7 @@ namespace {
 
 struct Case {
   scenario::Scenario scenario = scenario::read("../measured/a_pp4v2_m8.yaml");
-  model::Stages stages = model::build(scenario);
+  model::Stages stages = test::build(scenario);
   schedule::Program program = schedule::build(schedule::config_of(scenario));
 
   memory::Walk walk(std::optional<Bytes> device = {}) const {

@@ -14,7 +14,7 @@ scenario::Scenario local(std::initializer_list<const char*> settings = {}) {
 }
 
 std::int64_t saved_with(std::initializer_list<const char*> settings) {
-  return saved(inner_layer(model::build(local(settings))));
+  return saved(inner_layer(test::build(local(settings))));
 }
 
 /// Norms and MLP as with Transformer Engine; rotated q, repeated k and v, output.
@@ -49,7 +49,7 @@ TEST_CASE("recompute works on modules of their own") {
 
 TEST_CASE("gathered inputs and scores share the global memory buffer") {
   const auto buffer = [](const scenario::Scenario& scenario) {
-    const auto stages = model::build(scenario);
+    const auto stages = test::build(scenario);
     std::int64_t bytes = 0;
     for (const auto& tensor : stages.ranks[1].since_first_step) {
       if (stages.owners[tensor.owner] == "global memory buffer") bytes += tensor.bytes.value;
@@ -63,7 +63,7 @@ TEST_CASE("gathered inputs and scores share the global memory buffer") {
 
 TEST_CASE("Transformer Engine's unfused attention keeps no more than its kernels need") {
   const auto te = [](std::initializer_list<const char*> settings) {
-    return saved(inner_layer(model::build(with(local({"transformer_impl=transformer_engine"}), settings))));
+    return saved(inner_layer(test::build(with(local({"transformer_impl=transformer_engine"}), settings))));
   };
   const std::int64_t fused = te({});
   CHECK(te({"attention_backend=flash"}) == fused);
@@ -90,14 +90,14 @@ TEST_CASE("what is born dies in the local spec") {
     std::string all;
     for (const auto* setting : kind) scenario::set(scenario, setting), all += std::string(setting) + " ";
     CAPTURE(all);
-    check_all(model::build(scenario));
+    check_all(test::build(scenario));
   }
 }
 
 TEST_CASE("what the local spec cannot do is refused") {
-  CHECK_THROWS_WITH_AS(model::build(local({"fp8=hybrid"})), doctest::Contains("transformer_engine"), UsageError);
-  CHECK_THROWS_WITH_AS(model::build(local({"context_parallel_size=2"})), doctest::Contains("TEDotProductAttention"),
+  CHECK_THROWS_WITH_AS(test::build(local({"fp8=hybrid"})), doctest::Contains("transformer_engine"), UsageError);
+  CHECK_THROWS_WITH_AS(test::build(local({"context_parallel_size=2"})), doctest::Contains("TEDotProductAttention"),
                        UsageError);
-  CHECK_THROWS_WITH_AS(model::build(with(llama70b(), {"attention_backend=local"})),
+  CHECK_THROWS_WITH_AS(test::build(with(llama70b(), {"attention_backend=local"})),
                        doctest::Contains("attention_backend"), UsageError);
 }

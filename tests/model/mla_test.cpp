@@ -27,7 +27,7 @@ cluster: {profile: h200-sxm, num_gpus: 8, gpus_per_node: 8}
 }
 
 std::int64_t saved_with(std::initializer_list<const char*> settings) {
-  return saved(inner_layer(model::build(with(latent(), settings))));
+  return saved(inner_layer(test::build(with(latent(), settings))));
 }
 
 constexpr std::int64_t heads_bytes = s * heads * (2 * 2 * (nope + rope) + 2 * 2 * v + 4);  // q, k, v, output, lse
@@ -76,14 +76,14 @@ TEST_CASE("parameters of an attention are those of the published model") {
       7168 * 1536 + 1536 + 1536 * 128 * 192 + 7168 * 576 + 512 + 512 * 128 * 256 + 128 * 128 * 7168;
   static_assert(attention == 187107328);
   auto whole = with(latent(), {"tensor_model_parallel_size=1", "sequence_parallel=false", "num_layers=4"});
-  const auto one = parameters(model::build(whole));
-  const auto two = parameters(model::build(with(whole, {"num_layers=8"})));
+  const auto one = parameters(test::build(whole));
+  const auto two = parameters(test::build(with(whole, {"num_layers=8"})));
   CHECK((two - one) / 4 == attention + 2 * h + 3 * h * 18432);
-  CHECK(parameters(model::build(with(whole, {"mla_down_proj_fusion=true"}))) == one);
+  CHECK(parameters(test::build(with(whole, {"mla_down_proj_fusion=true"}))) == one);
 }
 
 TEST_CASE("gradients of what every tensor-parallel rank has whole are summed") {
-  const auto stages = model::build(latent());
+  const auto stages = test::build(latent());
   const auto& finalize = stages.ranks[1].finalize;
   const auto found = std::find_if(finalize.begin(), finalize.end(),
                                   [](const auto& kernel) { return kernel.key.family == "all_reduce.nvlink"; });
@@ -117,11 +117,11 @@ TEST_CASE("what is born dies, whatever latent attention is made of") {
         for (const auto* setting : *list) scenario::set(scenario, setting), all += std::string(setting) + " ";
       }
       CAPTURE(all);
-      check_all(model::build(scenario));
+      check_all(test::build(scenario));
     }
   }
 }
 
 TEST_CASE("what Megatron cannot run is refused") {
-  CHECK_THROWS_WITH_AS(model::build(with(latent(), {"rope_type=rope"})), doctest::Contains("YARN"), UsageError);
+  CHECK_THROWS_WITH_AS(test::build(with(latent(), {"rope_type=rope"})), doctest::Contains("YARN"), UsageError);
 }

@@ -16,21 +16,21 @@ constexpr std::int64_t tokens = 8192, h = 8192, q = 8192, kv = 1024, f = 28672, 
 
 TEST_CASE("a bf16 layer saves what reference 5.1 says") {
   const auto s = llama70b();
-  const auto stages = model::build(s);
+  const auto stages = test::build(s);
   const std::int64_t formula = tokens / t * (8 * h + 4 * q + 4 * kv + 6 * f + 4 * heads + 8);
   CHECK(formula == 562577408);
   CHECK(saved(inner_layer(stages)) == formula + 16);  // and the generator state of the attention
 }
 
 TEST_CASE("without sequence parallelism the norms keep every token") {
-  const auto stages = model::build(with(llama70b(), {"sequence_parallel=false"}));
+  const auto stages = test::build(with(llama70b(), {"sequence_parallel=false"}));
   const std::int64_t formula = tokens * (8 * h + 8) + tokens / t * (4 * q + 4 * kv + 6 * f + 4 * heads);
   CHECK(saved(inner_layer(stages)) == formula + 16);
 }
 
 TEST_CASE("recompute removes what it should, core attention adds because v is a view") {
   const auto saved_with = [](std::initializer_list<const char*> settings) {
-    return saved(inner_layer(model::build(with(llama70b(), settings))));
+    return saved(inner_layer(test::build(with(llama70b(), settings))));
   };
   const std::int64_t none = saved_with({});
   const std::int64_t row = tokens / t;
@@ -45,7 +45,7 @@ TEST_CASE("recompute removes what it should, core attention adds because v is a 
 TEST_CASE("FP8 saves norm outputs and the second linear layer's input in one byte") {
   const auto s = with(llama70b(), {"fp8=hybrid", "fp8_recipe=tensorwise"});
   const std::int64_t formula = tokens / t * (6 * h + 4 * q + 4 * kv + 5 * f + 4 * heads + 8);
-  CHECK(saved(inner_layer(model::build(s))) == formula + 16);
+  CHECK(saved(inner_layer(test::build(s))) == formula + 16);
 }
 
 TEST_CASE("what is born dies, whatever the layer is made of; kernels have families") {
@@ -76,13 +76,13 @@ TEST_CASE("what is born dies, whatever the layer is made of; kernels have famili
 }
 
 TEST_CASE("parameters of all ranks are the model's") {
-  const std::int64_t sum = parameters(model::build(llama70b()));
+  const std::int64_t sum = parameters(test::build(llama70b()));
   const std::int64_t norms = (2 * 80 + 1) * h;  // every tensor-parallel rank has them whole
   CHECK((sum - norms) * t + norms == 70553706496);
 }
 
 TEST_CASE("collectives of sequence parallelism: two gathers and two scatters a pass, half of backward's beside GEMMs") {
-  const auto stages = model::build(llama70b());
+  const auto stages = test::build(llama70b());
   const auto& layer = inner_layer(stages);
   const auto count = [&](const std::vector<Step>& steps, const std::string& family, model::Stream stream) {
     int n = 0;
@@ -115,25 +115,25 @@ TEST_CASE("model FLOPs by Megatron's formula") {
 }
 
 TEST_CASE("what is not modelled is refused with its key") {
-  CHECK_THROWS_WITH_AS(model::build(with(llama70b(), {"num_moe_experts=8", "moe_latent_size=1024"})),
+  CHECK_THROWS_WITH_AS(test::build(with(llama70b(), {"num_moe_experts=8", "moe_latent_size=1024"})),
                        doctest::Contains("moe_latent_size"), UsageError);
-  CHECK_THROWS_WITH_AS(model::build(with(llama70b(), {"fp8=hybrid", "fp8_recipe=mxfp8"})),
+  CHECK_THROWS_WITH_AS(test::build(with(llama70b(), {"fp8=hybrid", "fp8_recipe=mxfp8"})),
                        doctest::Contains("fp8_recipe"), UsageError);
-  CHECK_THROWS_WITH_AS(model::build(with(llama70b(), {"ffn_hidden_size=1001"})), doctest::Contains("ffn_hidden_size"),
+  CHECK_THROWS_WITH_AS(test::build(with(llama70b(), {"ffn_hidden_size=1001"})), doctest::Contains("ffn_hidden_size"),
                        UsageError);
 }
 
 TEST_CASE("an activation without its fused kernel keeps gate, linear half and product beside fc1's output") {
-  const auto fused = saved(inner_layer(model::build(llama70b())));
-  CHECK(saved(inner_layer(model::build(with(llama70b(), {"bias_activation_fusion=false"})))) - fused ==
+  const auto fused = saved(inner_layer(test::build(llama70b())));
+  CHECK(saved(inner_layer(test::build(with(llama70b(), {"bias_activation_fusion=false"})))) - fused ==
         tokens / t * 2 * 2 * f);
-  check_all(model::build(with(llama70b(), {"bias_activation_fusion=false", "recompute_granularity=selective",
-                                           "recompute_modules=[mlp]", "add_bias_linear=true"})));
+  check_all(test::build(with(llama70b(), {"bias_activation_fusion=false", "recompute_granularity=selective",
+                                          "recompute_modules=[mlp]", "add_bias_linear=true"})));
 }
 
 TEST_CASE("the optimizer's state follows the types it is told") {
   const auto state = [](std::initializer_list<const char*> settings, const std::string& owner) {
-    const auto stages = model::build(with(with(llama70b(), {"num_gpus=16"}), settings));
+    const auto stages = test::build(with(with(llama70b(), {"num_gpus=16"}), settings));
     std::int64_t bytes = 0;
     for (const auto* list : {&stages.ranks[1].optimizer_state, &stages.ranks[1].during_optimizer}) {
       for (const auto& tensor : *list) {
@@ -145,7 +145,7 @@ TEST_CASE("the optimizer's state follows the types it is told") {
     }
     return bytes;
   };
-  const auto elements = model::build(with(llama70b(), {"num_gpus=16"})).ranks[1].chunks[0].parameters;
+  const auto elements = test::build(with(llama70b(), {"num_gpus=16"})).ranks[1].chunks[0].parameters;
   CHECK(state({}, "optimizer moments") == 8 * elements);
   CHECK(state({}, "main parameters") == 4 * elements);
   CHECK(state({"optimizer=sgd"}, "optimizer moments") == 4 * elements);
@@ -165,15 +165,15 @@ TEST_CASE("fp16 takes the loss scale out of the gradients before the norm") {
     const auto& list = stages.ranks[0].optimizer;
     return std::count_if(list.begin(), list.end(), [&](const auto& kernel) { return kernel.name == name; });
   };
-  CHECK(count(model::build(llama70b()), "gradient unscaling") == 0);
-  const auto scaled = model::build(with(llama70b(), {"bf16=false", "fp16=true"}));
+  CHECK(count(test::build(llama70b()), "gradient unscaling") == 0);
+  const auto scaled = test::build(with(llama70b(), {"bf16=false", "fp16=true"}));
   CHECK(count(scaled, "gradient unscaling") == 1);
   CHECK(count(scaled, "infinities all-reduce") == 1);
 }
 
 TEST_CASE("learned positions and dropout of the embedding") {
   const auto embedding = [](std::initializer_list<const char*> settings) {
-    return model::build(with(llama70b(), settings)).pieces.front();
+    return test::build(with(llama70b(), settings)).pieces.front();
   };
   CHECK(saved(embedding({"hidden_dropout=0.1"})) - saved(embedding({})) == tokens / t * h);
   const auto& all_reduced = embedding({"position_embedding_type=learned_absolute", "max_position_embeddings=8192"});
@@ -190,7 +190,7 @@ TEST_CASE("TE's loss keeps its gradient in the logits before 2.18, in fp32 befor
   const auto head = [](const char* version) {
     auto s = with(llama70b(), {"cross_entropy_loss_fusion=true", "cross_entropy_fusion_impl=te"});
     s.software.transformer_engine = version;
-    const auto stages = model::build(s);
+    const auto stages = test::build(s);
     return saved(stages.pieces[stages.ranks[3].chunks[0].pieces.back()]);
   };
   CHECK(head("2.19.0") - head("2.17.0") == tokens * 128256 / t * 2);
@@ -200,7 +200,7 @@ TEST_CASE("TE's loss keeps its gradient in the logits before 2.18, in fp32 befor
 
 TEST_CASE("the most that the head holds, in logits: allocator events of each loss") {
   const auto most = [](std::initializer_list<const char*> settings) {
-    const auto stages = model::build(with(llama70b(), settings));
+    const auto stages = test::build(with(llama70b(), settings));
     const auto& piece = stages.pieces[stages.ranks[3].chunks[0].pieces.back()];
     std::int64_t now = 0, forward = 0, backward = 0;
     const auto walk = [&](const std::vector<model::Step>& steps, std::int64_t& peak) {
@@ -266,9 +266,8 @@ TEST_CASE("communicators of stock Megatron on two GPUs, as runs of pretrain_gpt.
 
 TEST_CASE("FP8 parameters: every shard that a rank owns is cast as one row in the optimizer step") {
   const auto step = [](std::initializer_list<const char*> settings) {
-    return model::build(
-               with(with(llama70b(), {"fp8=hybrid", "fp8_recipe=tensorwise", "use_distributed_optimizer=true"}),
-                    settings))
+    return test::build(with(with(llama70b(), {"fp8=hybrid", "fp8_recipe=tensorwise", "use_distributed_optimizer=true"}),
+                            settings))
         .ranks[1]
         .optimizer;
   };

@@ -68,12 +68,12 @@ TEST_CASE("what a layer keeps: attention, norm output, router, permutation maps,
   const std::int64_t attention = S * (2 * h + 2 * h + 4 + 2 * q + 4 * kv + 2 * q + 4 * heads) + 16;
   const std::int64_t router = S * (8 * k + 4 * k + 4 * E) + 4 * S * (2 * E + 1);
   const std::int64_t experts = n * (2 * h + 4 * f + 2 * f + 4 + 2 * 4);
-  CHECK(saved(layer(model::build(large_experts()))) == attention + S * (2 * h + 2 * h + 4) + router + experts);
+  CHECK(saved(layer(test::build(large_experts()))) == attention + S * (2 * h + 2 * h + 4) + router + experts);
 }
 
 TEST_CASE("recompute drops what its module says") {
   const auto saved_with = [](std::initializer_list<const char*> settings) {
-    return saved(layer(model::build(with(large_experts(), settings))));
+    return saved(layer(test::build(with(large_experts(), settings))));
   };
   const auto none = saved_with({});
   const auto drops = [&](const char* modules) {
@@ -90,7 +90,7 @@ TEST_CASE("recompute drops what its module says") {
 }
 
 TEST_CASE("launches of a layer as the kernel trace counts them") {
-  const auto stages = model::build(large_experts());
+  const auto stages = test::build(large_experts());
   const auto& piece = layer(stages);
   CHECK(launched(piece, piece.forward, "moe.router.gemm") == 2);
   CHECK(launched(piece, piece.forward, "moe.router.topk") == 29);
@@ -116,7 +116,7 @@ TEST_CASE("launches of a layer as the kernel trace counts them") {
 TEST_CASE("parameters of measured runs") {
   const auto of_rank = [](const scenario::Scenario& s, std::size_t rank) {
     std::int64_t sum = 0;
-    const auto stages = model::build(s);
+    const auto stages = test::build(s);
     for (const auto& chunk : stages.ranks[rank].chunks) sum += chunk.parameters;
     return sum;
   };
@@ -132,7 +132,7 @@ TEST_CASE("parameters of measured runs") {
 
 TEST_CASE("experts have buffers of their own, sharded over expert data parallel ranks") {
   // Eight GPUs: dense gradients are reduced over 4 ranks, those of experts over 2.
-  const auto stages = model::build(with(large_experts(), {"num_gpus=8"}));
+  const auto stages = test::build(with(large_experts(), {"num_gpus=8"}));
   const auto count = [&](std::int64_t ranks) {
     const auto& list = stages.ranks[0].finalize;
     return std::count_if(list.begin(), list.end(), [&](const Kernel& kernel) {
@@ -141,12 +141,12 @@ TEST_CASE("experts have buffers of their own, sharded over expert data parallel 
   };
   CHECK(count(4) == 2);
   CHECK(count(2) == 2);
-  CHECK(model::build(large_experts()).ranks[0].optimizer_state.size() > 0);
+  CHECK(test::build(large_experts()).ranks[0].optimizer_state.size() > 0);
 }
 
 TEST_CASE("load imbalance scales the rows of the busiest rank") {
   const auto rows = [](const char* imbalance) {
-    const auto stages = model::build(with(large_experts(), {imbalance}));
+    const auto stages = test::build(with(large_experts(), {imbalance}));
     for (const auto& kernel : layer(stages).kernels) {
       if (kernel.key.family == "gemm.grouped.bf16.tn") return kernel.key.dims[1];
     }
@@ -159,7 +159,7 @@ TEST_CASE("load imbalance scales the rows of the busiest rank") {
 
 TEST_CASE("nodes of expert-parallel overlap: what runs where, weight gradients apart, input projection first") {
   const auto stages =
-      model::build(with(large_experts(), {"overlap_moe_expert_parallel_comm=true", "delay_wgrad_compute=true"}));
+      test::build(with(large_experts(), {"overlap_moe_expert_parallel_comm=true", "delay_wgrad_compute=true"}));
   const auto& piece = layer(stages);
   CHECK(piece.forward.empty());
   REQUIRE(piece.nodes.size() == 4);

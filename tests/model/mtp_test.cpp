@@ -31,7 +31,7 @@ const Piece& mtp_piece(const model::Stages& stages) {
 }  // namespace
 
 TEST_CASE("the last stage ends with final norm, depths, head; the loss reads all hidden states") {
-  const auto stages = model::build(predicting());
+  const auto stages = test::build(predicting());
   const auto& chunk = stages.ranks[3].chunks[0];
   std::vector<std::string> names;
   for (auto it = chunk.pieces.end() - 4; it != chunk.pieces.end(); ++it) names.push_back(stages.pieces[*it].name);
@@ -42,15 +42,15 @@ TEST_CASE("the last stage ends with final norm, depths, head; the loss reads all
 
 TEST_CASE("a depth saves embedding, both halves joined, the gathered projection, its layer and its output") {
   const std::int64_t depth = row * (2 * h + 4 * h + 2 * h + 3 * 4) + 2 * tokens * h + 2 * 8 * tokens;
-  CHECK(saved(mtp_piece(model::build(predicting()))) == row * 2 * h + depth + layer - row * 2 * h);
+  CHECK(saved(mtp_piece(test::build(predicting()))) == row * 2 * h + depth + layer - row * 2 * h);
   // The second depth reads the first one's hidden states again.
-  CHECK(saved(mtp_piece(model::build(predicting({"mtp_num_layers=2"})))) ==
+  CHECK(saved(mtp_piece(test::build(predicting({"mtp_num_layers=2"})))) ==
         row * 2 * h + 2 * (depth + layer - row * 2 * h) + row * 2 * h);
   // A checkpoint keeps the embedding alone; method block does not reach these layers.
-  CHECK(saved(mtp_piece(model::build(
+  CHECK(saved(mtp_piece(test::build(
             predicting({"recompute_granularity=full", "recompute_method=uniform", "recompute_num_layers=1"})))) ==
         row * 2 * h + row * 2 * h + 2 * 8 * tokens);
-  CHECK(saved(mtp_piece(model::build(
+  CHECK(saved(mtp_piece(test::build(
             predicting({"recompute_granularity=full", "recompute_method=block", "recompute_num_layers=1"})))) ==
         row * 2 * h + depth + layer - row * 2 * h);
 }
@@ -60,16 +60,16 @@ TEST_CASE("every depth has a loss of its own, kept until the main loss is done")
     return saved(stages.pieces[stages.ranks[3].chunks[0].pieces.back()]);
   };
   const std::int64_t loss = tokens * (4 * vocab / t + 1 + 8);
-  CHECK(head(model::build(llama70b())) == row * (4 * h + 4) + loss);
-  CHECK(head(model::build(predicting())) == 2 * row * 2 * h + 2 * loss);
+  CHECK(head(test::build(llama70b())) == row * (4 * h + 4) + loss);
+  CHECK(head(test::build(predicting())) == 2 * row * 2 * h + 2 * loss);
 }
 
 TEST_CASE("parameters: a layer, three norms, the projection, and a copy of the embedding") {
   const std::int64_t norms = 5 * h, share = 2 * h * q + 2 * h * 8 * kv / 4 + 3 * h * f;
   const auto sum = [](std::initializer_list<const char*> settings) {
-    return parameters(model::build(predicting(settings)));
+    return parameters(test::build(predicting(settings)));
   };
-  const auto none = parameters(model::build(llama70b()));
+  const auto none = parameters(test::build(llama70b()));
   const std::int64_t depth = (h * (q + 2 * kv) + q * h + 3 * h * f) / t + 2 * h * h / t + norms;
   (void)share;
   CHECK(sum({}) - none == depth + vocab * h / t);
@@ -77,7 +77,7 @@ TEST_CASE("parameters: a layer, three norms, the projection, and a copy of the e
   CHECK(sum({"mtp_num_layers=3", "mtp_use_repeated_layer=true"}) - none == depth + vocab * h / t);
   // Without a pipeline the first stage's embedding serves both.
   const auto whole = [&](const char* setting) {
-    return parameters(model::build(with(llama70b(), {"pipeline_model_parallel_size=1", setting})));
+    return parameters(test::build(with(llama70b(), {"pipeline_model_parallel_size=1", setting})));
   };
   CHECK(whole("mtp_num_layers=1") - whole("mtp_num_layers=none") == depth);
 }
@@ -89,12 +89,12 @@ TEST_CASE("copies of the embedding are reduced over the stages that hold them") 
     }
     return 1;
   };
-  const auto stages = model::build(predicting());
+  const auto stages = test::build(predicting());
   CHECK(ranks(stages, 0) == 2);
   CHECK(ranks(stages, 1) == 1);
   CHECK(ranks(stages, 3) == 2);
   // On a stage of its own, and with the output layer tied: three stages hold a copy.
-  const auto apart = model::build(predicting(
+  const auto apart = test::build(predicting(
       {"num_layers=4", "untie_embeddings_and_output_weights=false", "pipeline_model_parallel_layout=\"Ett|tt|m|L\""}));
   CHECK(ranks(apart, 0) == 3);
   CHECK(ranks(apart, 1) == 1);
@@ -121,12 +121,12 @@ TEST_CASE("what is born dies, whatever the depths are made of") {
     std::string all;
     for (const auto* setting : kind) scenario::set(scenario, setting), all += std::string(setting) + " ";
     CAPTURE(all);
-    check_all(model::build(scenario));
+    check_all(test::build(scenario));
   }
 }
 
 TEST_CASE("what Megatron cannot run is refused") {
   CHECK_THROWS_WITH_AS(
-      model::build(predicting({"recompute_granularity=full", "recompute_method=uniform", "recompute_num_layers=2"})),
+      test::build(predicting({"recompute_granularity=full", "recompute_method=uniform", "recompute_num_layers=2"})),
       doctest::Contains("MTP recompute"), UsageError);
 }

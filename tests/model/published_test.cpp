@@ -8,14 +8,14 @@ using namespace pipewright::model::test;
 namespace {
 
 std::int64_t counted(const std::string& architecture) {
-  return parameters(model::build(scenario::parse("scenario: 1\nmodel: {" + architecture + R"(,
+  return parameters(test::build(scenario::parse("scenario: 1\nmodel: {" + architecture + R"(,
   gated_linear_unit: true, normalization: RMSNorm, add_bias_linear: false, untie_embeddings_and_output_weights: true,
   position_embedding_type: rope, make_vocab_size_divisible_by: 1}
 settings: {bf16: true, micro_batch_size: 1, global_batch_size: 1, moe_grouped_gemm: true, bias_activation_fusion: true,
   moe_token_dispatcher_type: alltoall, apply_rope_fusion: true, hidden_dropout: 0.0, attention_dropout: 0.0}
 cluster: {profile: h200-sxm, num_gpus: 1}
 )",
-                                                 "published.yaml")));
+                                                "published.yaml")));
 }
 
 const std::string deepseek_v3 =
@@ -69,17 +69,17 @@ TEST_CASE("recompute keeps no more, but for core attention whose checkpoint sees
     std::string all;
     for (const auto* setting : kind) scenario::set(plain, setting), all += std::string(setting) + " ";
     CAPTURE(all);
-    const auto none = saved(inner_layer(model::build(plain)));
+    const auto none = saved(inner_layer(test::build(plain)));
     for (const std::string module :
          {"layernorm", "mlp", "mla_up_proj", "moe_act", "moe", "shared_experts", "core_attn"}) {
       CAPTURE(module);
-      const auto replayed = saved(inner_layer(model::build(
+      const auto replayed = saved(inner_layer(test::build(
           with(plain, {"recompute_granularity=selective", ("recompute_modules=[" + module + "]").c_str()}))));
       const bool view =
           module == "core_attn" && !plain.model.multi_latent_attention && plain.settings.transformer_impl != "local";
       if (!view) CHECK(replayed <= none);
     }
-    const auto full = saved(inner_layer(model::build(
+    const auto full = saved(inner_layer(test::build(
         with(plain, {"recompute_granularity=full", "recompute_method=uniform", "recompute_num_layers=1"}))));
     CHECK(full < none / 4);
   }

@@ -5,6 +5,7 @@
 
 #include <map>
 
+#include "../on_h200.hpp"
 #include "pipewright/model.hpp"
 
 namespace pipewright::model::test {
@@ -109,7 +110,7 @@ inline void check_variants(const scenario::Scenario& base, const std::vector<std
       scenario::set(s, setting);
     }
     CAPTURE(all);
-    check_all(model::build(s));
+    check_all(pipewright::test::build(s));
   }
 }
 

@@ -44,26 +44,28 @@ class Instance {
   }
 
   predict::Prediction operator()(const scenario::Scenario& s) const {
-    const auto k = static_cast<std::size_t>(std::ranges::find_if(structures,
-                                                                 [&](const Structure& one) {
-                                                                   return one.chunks == scenario::num_chunks(s) &&
-                                                                          (one.chunks == 1 ||
-                                                                           one.group == scenario::group_size(s));
-                                                                 }) -
-                                            std::begin(structures));
-    REQUIRE(k < std::size(structures));
+    auto k = static_cast<std::size_t>(std::ranges::find_if(structures,
+                                                           [&](const Structure& one) {
+                                                             return one.chunks == scenario::num_chunks(s) &&
+                                                                    (one.chunks == 1 ||
+                                                                     one.group == scenario::group_size(s));
+                                                           }) -
+                                      std::begin(structures));
+    // What is not open has a floor, too: what opening it could bring is bounded by that.
+    if (k == std::size(structures)) k = 0;
     const bool full = s.settings.recompute_granularity == "full";  // never worth it here
     predict::Prediction p;
     p.memory_limit = Bytes(limit * mebibyte);
     for (int r = 0; r < ranks; ++r) {
       std::int64_t ms = base[k][r] + (full ? 100'000 : 0), held_mib = held[k][r];
+      const auto recomputed = scenario::recompute_modules(s);
       for (std::size_t m = 0; m < modules.size(); ++m)
-        if (scenario::recomputes(s, modules[m])) ms += cost[m][r], held_mib -= freed[m][r];
+        if (std::ranges::find(recomputed, modules[m]) != recomputed.end()) ms += cost[m][r], held_mib -= freed[m][r];
       p.step_ns = std::max(p.step_ns, ms * millisecond);
       auto& rank = p.ranks.emplace_back();
       rank.pp_rank = r;
-      rank.peak_allocated = rank.peak_reserved = Bytes((full ? 2 * limit : held_mib) * mebibyte);
-      rank.fits = rank.peak_allocated <= p.memory_limit;
+      rank.walk.peak_allocated = rank.walk.peak_reserved = Bytes((full ? 2 * limit : held_mib) * mebibyte);
+      rank.fits = rank.walk.peak_allocated <= p.memory_limit;
       p.fits = p.fits && rank.fits;
     }
     p.forward_backward_ns = p.step_ns;
@@ -125,8 +127,8 @@ plan::Options options(const Instance& instance, bool quick) {
   o.floor = [&](const scenario::Scenario& s) {
     auto p = instance(s);
     p.step_ns = p.step_ns * 19 / 20;
-    for (auto& rank : p.ranks) rank.peak_allocated = Bytes(rank.peak_allocated.value * 19 / 20);
-    p.fits = std::ranges::all_of(p.ranks, [&](const auto& r) { return r.peak_allocated <= p.memory_limit; });
+    for (auto& rank : p.ranks) rank.walk.peak_allocated = Bytes(rank.walk.peak_allocated.value * 19 / 20);
+    p.fits = std::ranges::all_of(p.ranks, [&](const auto& r) { return r.walk.peak_allocated <= p.memory_limit; });
     return p;
   };
   o.scout = [&](const scenario::Scenario& s, predict::Depth, predict::Prediction& into) {
@@ -153,11 +155,11 @@ TEST_CASE("the search finds what CBC proves to be the best") {
       const auto plan = plan::search(s, options(instance, quick));
       CHECK(plan.best.has_value() == oracle.has_value());
       if (!oracle || !plan.best) continue;
-      // At nearly equal times the winner is the one with more memory to spare: the fastest of all shown is compared.
-      std::int64_t fastest = plan.best->prediction.step_ns;
-      for (const auto& other : plan.alternatives)
-        if (other.prediction.fits) fastest = std::min(fastest, other.prediction.step_ns);
-      CHECK(static_cast<double>(fastest) / millisecond == doctest::Approx(*oracle).epsilon(1e-6));
+      // Among ties (0.5 %) the winner is what is given or changes less, and what is left may be a tie faster.
+      const double ms = static_cast<double>(plan.best->prediction.step_ns) / millisecond;
+      CHECK(ms >= *oracle * (1 - 1e-6));
+      CHECK(ms <= *oracle * 1.005 / (1 - plan.searched.gap) * (1 + 1e-6));
+      CHECK(plan.searched.gap <= 0.005);
       CHECK(plan.searched.proved_optimal);
       feasible += quick;
       bound += quick && plan.searched.simulated < plan.searched.candidates / 2;

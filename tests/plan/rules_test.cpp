@@ -1,5 +1,7 @@
 // Every rule of the table fires where it should and stays quiet where it should not. A row: the rule, a base
 // scenario, what makes it fire, and a close relative of that which must not.
+#include "../../src/plan/rules.hpp"
+
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -432,6 +434,20 @@ TEST_CASE("versions of a rule are those whose source has it") {
   const auto at = std::ranges::find(table, "overlap.no-full-recompute", &plan::RuleInfo::id);
   REQUIRE(at != table.end());
   CHECK(at->versions == "0.16-0.19, main, pr-4268");
+}
+
+TEST_CASE("a rule holds in the versions that have a line of it, and in no other") {
+  using scenario::Version;
+  for (const auto& rule : plan::all_rules()) {
+    const auto lines = plan::cited_versions();
+    const auto has_line = [&](Version version) { return plan::line_in(rule, version) != 0; };
+    if (std::ranges::none_of(lines, has_line)) continue;  // about what a version lacks
+    for (const auto version : lines) {
+      CAPTURE(rule.id);
+      CAPTURE(scenario::info(version).name);
+      CHECK(rule.versions.has(version) == has_line(version));
+    }
+  }
 }
 
 TEST_CASE("symptoms: likeliest cause first") {

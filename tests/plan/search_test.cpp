@@ -4,7 +4,9 @@
 #include <algorithm>
 #include <atomic>
 
+#include "../../src/plan/space.hpp"
 #include "bases.hpp"
+#include "pipewright/modules.hpp"
 #include "pipewright/plan.hpp"
 
 using namespace pipewright;
@@ -22,8 +24,8 @@ bool expandable(const scenario::Scenario& s) {
 /// what recompute frees; the default allocator reserves 8 GiB more than the peak, expandable segments 1 GiB.
 predict::Prediction machine(const scenario::Scenario& s, std::int64_t limit = 80 * gibibyte) {
   std::int64_t recompute = 0, freed = 0;
-  if (scenario::recomputes(s, "core_attn")) recompute += 24, freed -= gibibyte;
-  if (scenario::recomputes(s, "mlp")) recompute += 160, freed += 6 * gibibyte;
+  if (scenario::recomputes(s, scenario::Recompute::core_attn)) recompute += 24, freed -= gibibyte;
+  if (scenario::recomputes(s, scenario::Recompute::mlp)) recompute += 160, freed += 6 * gibibyte;
   if (s.settings.recompute_granularity == "full") recompute += 300, freed += 12 * gibibyte;
   const auto chunks = scenario::num_chunks(s);
   const auto bubble = 1000 * (s.settings.pipeline_model_parallel_size - 1) / (16 * chunks);
@@ -37,10 +39,10 @@ predict::Prediction machine(const scenario::Scenario& s, std::int64_t limit = 80
     r.account.busy = (1000 + recompute) * millisecond;
     r.account.recompute = recompute * millisecond;
     r.account.bubble = bubble * millisecond;
-    r.peak_allocated = Bytes((40 - rank) * gibibyte + 2 * gibibyte * chunks - freed);
-    r.peak_reserved = r.peak_allocated + Bytes((expandable(s) ? 1 : 8) * gibibyte);
+    r.walk.peak_allocated = Bytes((40 - rank) * gibibyte + 2 * gibibyte * chunks - freed);
+    r.walk.peak_reserved = r.walk.peak_allocated + Bytes((expandable(s) ? 1 : 8) * gibibyte);
     r.outside_allocator = Bytes(5 * gibibyte);
-    r.fits = (r.peak_reserved + r.outside_allocator).value <= limit;
+    r.fits = (r.walk.peak_reserved + r.outside_allocator).value <= limit;
     p.fits = p.fits && r.fits;
     p.ranks.push_back(r);
   }
@@ -73,6 +75,12 @@ std::vector<std::string> labels(const plan::Plan& plan) {
   return all;
 }
 
+/// Every candidate has one fate.
+void check_counts(const plan::Searched& s) {
+  CHECK(s.candidates == s.illegal + s.pruned + s.by_memory + s.by_time + s.not_modelled + s.undecided + s.predicted);
+  CHECK(s.excluded == s.by_memory + s.by_time);
+}
+
 bool says(const plan::Plan& plan, std::string_view text) {
   return std::ranges::any_of(plan.why, [&](const std::string& w) { return w.find(text) != std::string::npos; });
 }
@@ -88,6 +96,7 @@ TEST_CASE("recompute: every legal set, every full n; idle and illegal modules on
   REQUIRE(plan.best);
   CHECK(plan.best->label == "no recompute");
   CHECK(plan.alternatives.size() == 18);
+  check_counts(plan.searched);
   CHECK(says(plan, "no-effect.layernorm"));
   CHECK(std::ranges::any_of(plan.rejected, [](const auto& r) { return r.rule == "recompute.mla-up-proj-needs-mla"; }));
   CHECK(std::ranges::count(plan.rejected, "recompute.moe-act-needs-grouped-gemm", &plan::Rejected::rule) == 1);
@@ -133,7 +142,7 @@ TEST_CASE("interleaving: the divisors of a rank's layers, with what hangs on the
                                                     {"microbatch_group_size_per_vp_stage", "none"}});
 }
 
-TEST_CASE("at equal time the larger margin of reserved memory wins") {
+TEST_CASE("ties: memory decides only while it is not sure that both fit") {
   auto o = options();
   std::atomic<int> simulated = 0, repredicted = 0;
   o.predict = [&](const scenario::Scenario& s) { return ++simulated, machine(s); };
@@ -142,19 +151,53 @@ TEST_CASE("at equal time the larger margin of reserved memory wins") {
   };
   const auto plan = plan::search(searching("dense", "recompute allocator"), o);
   REQUIRE(plan.best);
-  CHECK(plan.best->label == "no recompute, expandable segments");
-  CHECK(plan.best->environment == plan::Assignments{{"PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"}});
-  CHECK(says(plan, "a tie"));
-  CHECK(says(plan, "fragmentation on rank 0: expandable segments: 45.00 GiB reserved for a peak of 44.00 GiB"));
+  // Both allocators fit for sure: what is given stays.
+  CHECK(plan.best->given);
+  CHECK(plan.best->label == "no recompute, default allocator");
+  CHECK(says(plan, "nothing is faster than the scenario as given"));
   // Time is simulated once for both allocator settings.
   CHECK(plan.searched.simulated == simulated);
-  CHECK(repredicted == simulated);
-  CHECK(plan.searched.legal == 2 * plan.searched.simulated);
+  CHECK(plan.searched.predicted == 2 * plan.searched.simulated);
+  // Variants of the allocator are one line.
+  CHECK(std::ssize(plan.alternatives) == plan.searched.simulated - 1);
   // The winner against the others, with what is replayed and what is freed.
   CHECK(says(plan, "recompute mlp: +14."));
   CHECK(says(plan, "replays norm, fc1, activation and fc2 of every dense layer: 160.0 ms"));
   CHECK(says(plan, "frees 6.00 GiB on rank 0, which is not needed"));
   CHECK(says(plan, "needs 1.00 GiB more on rank 0"));
+  o.probability = [](const predict::Prediction& p) {
+    return p.ranks.front().walk.peak_reserved > Bytes(50 * gibibyte) ? 0.8 : 0.98;
+  };
+  const auto unsure = plan::search(searching("dense", "recompute allocator"), o);
+  REQUIRE(unsure.best);
+  CHECK(unsure.best->label == "no recompute, expandable segments");
+  CHECK(unsure.best->environment == plan::Assignments{{"PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"}});
+  CHECK(says(unsure, "fragmentation on rank 0: expandable segments: 45.00 GiB reserved for a peak of 44.00 GiB"));
+}
+
+TEST_CASE("ties: fewest changes, then speed; no recompute for memory that nobody needs") {
+  auto o = options();
+  o.predict = [](const scenario::Scenario& s) {
+    auto p = machine(s);
+    p.step_ns = 1000 * millisecond;
+    if (scenario::num_chunks(s) != 2) p.step_ns -= 3 * millisecond;  // a tie
+    if (s.settings.recompute_granularity) p.step_ns += millisecond;
+    if (scenario::recomputes(s, scenario::Recompute::core_attn))
+      p.step_ns -= 2 * millisecond;  // faster, but a change more
+    return p;
+  };
+  const auto stays = plan::search(searching("dense", "recompute pipeline"), o);
+  REQUIRE(stays.best);
+  CHECK(stays.best->given);
+  o.predict = [&](const scenario::Scenario& s) {
+    auto p = machine(s);
+    p.step_ns = (scenario::num_chunks(s) == 2 ? 1100 : 1000) * millisecond;
+    if (scenario::recomputes(s, scenario::Recompute::core_attn)) p.step_ns -= millisecond;
+    return p;
+  };
+  const auto changed = plan::search(searching("dense", "recompute pipeline"), o);
+  REQUIRE(changed.best);
+  CHECK(changed.best->label == "no interleaving, no recompute");
 }
 
 TEST_CASE("fragmentation decides what fits") {
@@ -182,8 +225,9 @@ TEST_CASE("nothing fits: no best, and the reason") {
 }
 
 TEST_CASE("TE graphs with expandable segments bring NCCL_GRAPH_REGISTER=0") {
-  const auto plan = plan::search(
-      searching("dense", "allocator", "cuda_graph_impl=transformer_engine; cuda_graph_modules=[mlp]"), options());
+  const auto plan =
+      plan::search(searching("dense", "allocator", "cuda_graph_impl=transformer_engine; cuda_graph_modules=[mlp]"),
+                   options(52 * gibibyte));
   REQUIRE(plan.best);
   CHECK(plan.best->scenario.environment.at("NCCL_GRAPH_REGISTER") == "0");
   CHECK(plan.searched.legal == 2);
@@ -192,7 +236,7 @@ TEST_CASE("TE graphs with expandable segments bring NCCL_GRAPH_REGISTER=0") {
 TEST_CASE("other allocator options stay") {
   const auto plan = plan::search(
       searching("dense", "allocator", "$PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:512,expandable_segments:False"),
-      options());
+      options(52 * gibibyte));
   REQUIRE(plan.best);
   CHECK(plan.best->scenario.environment.at("PYTORCH_CUDA_ALLOC_CONF") ==
         "max_split_size_mb:512,expandable_segments:True");
@@ -258,18 +302,20 @@ TEST_CASE("progress counts up; a stop gives the best so far") {
   std::int64_t last = 0;
   o.threads = 1;
   o.stop = source.get_token();
-  o.progress = [&](std::int64_t done, std::int64_t total) {
-    CHECK(done == last + 1);
-    CHECK(done <= total);
-    last = done;
-    if (done == 3) source.request_stop();
+  o.progress = [&](const plan::Progress& now) {
+    if (std::string_view(now.phase) != "predicting") return;
+    CHECK(now.done == last + 1);
+    CHECK(now.done <= now.total);
+    last = now.done;
+    if (now.done == 3) source.request_stop();
   };
   const auto plan = plan::search(searching("single", "recompute"), o);
   CHECK(plan.searched.interrupted);
   CHECK_FALSE(plan.searched.proved_optimal);
-  CHECK(plan.searched.simulated == 3);
+  CHECK(plan.searched.simulated == 3);  // the given was first
   REQUIRE(plan.best);
   CHECK(says(plan, "interrupted"));
+  check_counts(plan.searched);
 }
 
 TEST_CASE("a baseline outside the searched values is predicted by itself") {
@@ -301,8 +347,8 @@ TEST_CASE("quick looks lead to the same winner, with fewer exact predictions") {
       into = machine(one, limit);
       into.fits = true;
       for (auto& rank : into.ranks) {
-        rank.peak_reserved = rank.peak_allocated;
-        rank.fits = (rank.peak_allocated + rank.outside_allocator).value <= limit;
+        rank.walk.peak_reserved = rank.walk.peak_allocated;
+        rank.fits = (rank.walk.peak_allocated + rank.outside_allocator).value <= limit;
         into.fits = into.fits && rank.fits;
       }
     };
@@ -312,6 +358,8 @@ TEST_CASE("quick looks lead to the same winner, with fewer exact predictions") {
     CHECK(led.best->label == all.best->label);
     CHECK(led.best->prediction.step_ns == all.best->prediction.step_ns);
     CHECK(led.searched.simulated <= all.searched.simulated);
+    check_counts(all.searched);
+    check_counts(led.searched);
     CHECK(led.searched.proved_optimal);
     CHECK(led.searched.gap == 0);
     quick.threads = 1;
@@ -334,6 +382,7 @@ TEST_CASE("parallelism: legal spreads only, structures that cannot fit are exclu
   const auto plan = plan::search(searching("dense", "parallelism recompute"), o);
   REQUIRE(plan.best);
   CHECK(plan.best->scenario.settings.pipeline_model_parallel_size >= 4);
+  check_counts(plan.searched);
   CHECK(plan.searched.excluded > 0);
   CHECK(plan.searched.too_large > 0);
   for (const auto& candidate : plan.alternatives) CHECK_NOTHROW(scenario::check(candidate.scenario));
@@ -348,12 +397,13 @@ TEST_CASE("a stop while structures are still bounded gives a candidate that fits
     o.stop = source.get_token();
     o.estimate = o.floor = [](const scenario::Scenario& one) { return machine(one); };
     o.scout = [](const scenario::Scenario& one, predict::Depth, predict::Prediction& into) { into = machine(one); };
-    o.progress = [&](std::int64_t done, std::int64_t) {
-      if (done == stop_after) source.request_stop();
+    o.progress = [&, seen = std::int64_t{0}](const plan::Progress&) mutable {
+      if (++seen == stop_after) source.request_stop();
     };
     const auto plan = plan::search(searching("dense", "parallelism recompute"), o);
     CHECK(plan.searched.interrupted);
     CHECK_FALSE(plan.searched.proved_optimal);
+    check_counts(plan.searched);
     CHECK(plan.searched.simulated > 0);
     REQUIRE(plan.best);
     CHECK(plan.best->prediction.fits);
@@ -393,9 +443,9 @@ TEST_CASE("expert overlap is searched where it can run; offload only for what do
       auto p = machine(s, limit);
       p.fits = true;
       for (auto& rank : p.ranks) {
-        if (s.settings.fine_grained_activation_offloading) rank.peak_allocated -= Bytes(8 * gibibyte);
-        rank.peak_reserved = rank.peak_allocated;
-        rank.fits = (rank.peak_reserved + rank.outside_allocator).value <= limit;
+        if (s.settings.fine_grained_activation_offloading) rank.walk.peak_allocated -= Bytes(8 * gibibyte);
+        rank.walk.peak_reserved = rank.walk.peak_allocated;
+        rank.fits = (rank.walk.peak_reserved + rank.outside_allocator).value <= limit;
         p.fits = p.fits && rank.fits;
       }
       return p;
@@ -408,6 +458,74 @@ TEST_CASE("expert overlap is searched where it can run; offload only for what do
     REQUIRE(searched.best);
     CHECK(searched.best->scenario.settings.fine_grained_activation_offloading == (limit < 80 * gibibyte));
   }
+}
+
+TEST_CASE("opening adds and closes nothing; a name that is none is the input's fault") {
+  auto s = searching("dense", "recompute");
+  s = plan::opened(std::move(s), {"parallelism"});
+  CHECK(s.search.recompute == "auto");
+  CHECK(s.search.parallelism == "auto");
+  CHECK(s.search.offload == "keep");
+  CHECK(plan::opened(s, {"all"}).search.offload == "auto");
+  CHECK_THROWS_WITH_AS(plan::opened(s, {"recompte"}), doctest::Contains("did you mean \"recompute\""), UsageError);
+  CHECK_FALSE(plan::opens_something(test::scenario("dense", "")));
+  const auto all = plan::opened(test::scenario("dense", ""));
+  CHECK(all.search.offload == "auto");
+  CHECK(all.search.parallelism == "keep");
+}
+
+TEST_CASE("the given is a candidate, also where no dimension would propose it") {
+  auto o = options();
+  // EP 4 in one node, TP 4 over nodes of one GPU: nothing of the kind is proposed.
+  const auto s = searching("tensor", "parallelism", "gpus_per_node=1");
+  const auto plan = plan::search(s, o);
+  REQUIRE(plan.best);
+  CHECK(plan.baseline_refused.empty());
+  auto labels_of_all = labels(plan);
+  CHECK(std::ranges::any_of(labels_of_all, [](const auto& label) { return label.starts_with("TP 2 PP 2"); }));
+}
+
+TEST_CASE("nothing fits: what comes nearest, and whether that is proved") {
+  auto o = options(10 * gibibyte);
+  o.estimate = [](const scenario::Scenario& one) { return machine(one, 10 * gibibyte); };
+  o.floor = o.estimate;
+  o.scout = [](const scenario::Scenario& one, predict::Depth, predict::Prediction& into) {
+    into = machine(one, 10 * gibibyte);
+  };
+  const auto plan = plan::search(searching("dense", "recompute allocator"), o);
+  CHECK_FALSE(plan.best);
+  REQUIRE(plan.closest);
+  CHECK(plan.closest->proved);
+  CHECK(plan.closest->lacking > Bytes(20 * gibibyte));
+  check_counts(plan.searched);
+}
+
+TEST_CASE("structural rules do not look at what is decided below a structure") {
+  const std::vector<const char*> below = {
+      "recompute_granularity=selective; recompute_modules=[core_attn]",
+      "recompute_granularity=full; recompute_method=uniform; recompute_num_layers=1",
+      "recompute_granularity=full; recompute_method=block; recompute_num_layers=1",
+      "fine_grained_activation_offloading=true; offload_modules=[core_attn]",
+      "cpu_offloading=true; cpu_offloading_num_layers=1",
+      "$PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"};
+  for (const char* base : {"dense", "tensor", "single", "moe"})
+    for (const char* more : {"", "cuda_graph_impl=transformer_engine; cuda_graph_modules=[attn]",
+                             "overlap_moe_expert_parallel_comm=true", "fp8=hybrid", "micro_batch_size=3"})
+      for (const char* change : below) {
+        const auto before = plan::check(test::scenario(base, more));
+        std::string all = more;
+        all += (all.empty() ? "" : "; ") + std::string(change);
+        const auto after = plan::check(test::scenario(base, all));
+        for (const auto& rule : plan::all_rules()) {
+          if (rule.severity != plan::Severity::violation || !plan::judges_structures(rule)) continue;
+          CAPTURE(rule.id);
+          CAPTURE(all);
+          const auto fires = [&](const auto& findings) {
+            return std::ranges::any_of(findings, [&](const auto& f) { return f.rule == rule.id; });
+          };
+          CHECK(fires(before) == fires(after));
+        }
+      }
 }
 
 TEST_CASE("a bare architecture becomes a run worth planning; what is stated stays") {

@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <string>
 
+#include "../on_h200.hpp"
 #include "pipewright/plan.hpp"
 
 using namespace pipewright;
@@ -23,7 +24,7 @@ TEST_CASE("shipped scenarios: read, legal, estimated") {
       CAPTURE(finding.message);
       CHECK(finding.severity != plan::Severity::violation);
     }
-    CHECK_FALSE(model::build(s).pieces.empty());
+    CHECK_FALSE(test::build(s).pieces.empty());
     const auto quick = predict::estimate(s, profiles);
     CHECK(quick.tflops_per_gpu > 100);
     CHECK(quick.tflops_per_gpu < 1000);

@@ -10,6 +10,7 @@
 #include <optional>
 #include <random>
 
+#include "../on_h200.hpp"
 #include "pipewright/bounds.hpp"
 #include "pipewright/predict.hpp"
 
@@ -21,7 +22,7 @@ namespace {
 class Drawn {
  public:
   explicit Drawn(unsigned seed) : engine_(seed) {}
-  unsigned below(unsigned n) { return engine_() % n; }
+  unsigned below(unsigned n) { return static_cast<unsigned>(engine_() % n); }
   bool chance(unsigned percent) { return below(100) < percent; }
   int one_of(std::initializer_list<int> values) { return values.begin()[below(static_cast<unsigned>(values.size()))]; }
   std::string word(std::initializer_list<const char*> values) {
@@ -124,7 +125,7 @@ std::optional<scenario::Scenario> accepted(const std::string& text) {
   try {
     auto s = scenario::parse(text, "drawn.yaml");
     scenario::check(s);
-    model::build(s);
+    test::build(s);
     return s;
   } catch (const UsageError&) {
     return std::nullopt;
@@ -171,7 +172,7 @@ TEST_CASE("any scenario: the estimate is within its bounds, the floor below the 
     if (!s) continue;
     CAPTURE(seed);
     CAPTURE(text);
-    const auto stages = model::build(*s);
+    const auto stages = test::build(*s);
     const auto config = schedule::config_of(*s, true);
     const auto prices = timeline::price(*s, stages, profiles);
     const auto exact = timeline::simulate(*s, stages, schedule::build(config), profiles);
@@ -208,7 +209,7 @@ TEST_CASE("without clocks and contention the chunk-level engine gives the exact 
     if (!s) continue;
     CAPTURE(seed);
     CAPTURE(text);
-    const auto stages = model::build(*s);
+    const auto stages = test::build(*s);
     const auto config = schedule::config_of(*s, true);
     const auto quick = timeline::estimate(*s, stages, config, profiles, timeline::price(*s, stages, profiles));
     if (!quick) continue;

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <string>
 
+#include "../on_h200.hpp"
 #include "pipewright/bounds.hpp"
 #include "pipewright/predict.hpp"
 
@@ -16,7 +17,7 @@ const std::string root = SOURCE_ROOT;
 
 /// Estimated over exact step, - 1.
 double difference(const scenario::Scenario& s, const profile::Profiles& profiles) {
-  const auto stages = model::build(s);
+  const auto stages = test::build(s);
   const auto exact = timeline::simulate(s, stages, schedule::build(schedule::config_of(s, true)), profiles);
   return static_cast<double>(predict::estimate(s, profiles).step_ns) /
              static_cast<double>(exact.forward_backward + exact.optimizer) -
@@ -74,9 +75,9 @@ TEST_CASE("measured runs: no prediction is below its floor, in time or on any ra
     REQUIRE(floor.ranks.size() == exact.ranks.size());
     for (std::size_t r = 0; r < exact.ranks.size(); ++r) {
       CAPTURE(r);
-      CHECK(floor.ranks[r].peak_allocated <= exact.ranks[r].peak_allocated);
-      worst_memory = std::min(worst_memory, static_cast<double>(floor.ranks[r].peak_allocated.value) /
-                                                static_cast<double>(exact.ranks[r].peak_allocated.value));
+      CHECK(floor.ranks[r].walk.peak_allocated <= exact.ranks[r].walk.peak_allocated);
+      worst_memory = std::min(worst_memory, static_cast<double>(floor.ranks[r].walk.peak_allocated.value) /
+                                                static_cast<double>(exact.ranks[r].walk.peak_allocated.value));
     }
   }
   CHECK(worst_time > 0.7);
@@ -99,7 +100,7 @@ TEST_CASE("floors under other interleavings, microbatches, recompute, overlap an
     CHECK(error >= -predict::estimate_bounds(s).under);
     CHECK(error <= predict::estimate_bounds(s).over);
     for (std::size_t r = 0; r < exact.ranks.size(); ++r)
-      CHECK(floor.ranks[r].peak_allocated <= exact.ranks[r].peak_allocated);
+      CHECK(floor.ranks[r].walk.peak_allocated <= exact.ranks[r].walk.peak_allocated);
   };
   const std::string dense = "llama3-70b-sft-32xh100", moe = "qwen3-30b-a3b-pretrain-16xh100";
   check(dense, {"virtual_pipeline_model_parallel_size=4", "microbatch_group_size_per_vp_stage=8"});
@@ -116,12 +117,13 @@ TEST_CASE("the steps before CUDA graphs are captured count: no peak is below tha
   auto s = scenario::read(std::string(SOURCE_ROOT) + "/tests/measured/a_pp4v2_m8_fp8cs.yaml");
   const auto profiles = predict::profiles_of(s);
   const auto eager = predict::predict(s, profiles);
-  for (const char* setting : {"use_te_rng_tracker=true", "cuda_graph_impl=transformer_engine", "cuda_graph_modules=[mlp]"})
+  for (const char* setting :
+       {"use_te_rng_tracker=true", "cuda_graph_impl=transformer_engine", "cuda_graph_modules=[mlp]"})
     scenario::set(s, setting);
   const auto graphed = predict::predict(s, profiles);
   for (std::size_t r = 0; r < eager.ranks.size(); ++r) {
-    CHECK(graphed.ranks[r].graph_pool.value > 0);
-    CHECK(graphed.ranks[r].peak_allocated >= eager.ranks[r].peak_allocated);
-    CHECK(graphed.ranks[r].peak_reserved >= eager.ranks[r].peak_reserved);
+    CHECK(graphed.ranks[r].walk.graph_pool.value > 0);
+    CHECK(graphed.ranks[r].walk.peak_allocated >= eager.ranks[r].walk.peak_allocated);
+    CHECK(graphed.ranks[r].walk.peak_reserved >= eager.ranks[r].walk.peak_reserved);
   }
 }

@@ -6,6 +6,7 @@
 #include <numeric>
 #include <string>
 
+#include "../on_h200.hpp"
 #include "pipewright/predict.hpp"
 
 using namespace pipewright;
@@ -24,7 +25,7 @@ scenario::Scenario measured(const std::string& name) {
 }
 
 memory::Walk walk(const scenario::Scenario& s, int rank) {
-  return memory::walk(model::build(s), schedule::build(schedule::config_of(s, true)), s, rank);
+  return memory::walk(test::build(s), schedule::build(schedule::config_of(s, true)), s, rank);
 }
 
 }  // namespace
@@ -43,20 +44,20 @@ TEST_CASE("measured runs with activation offload: time and peak memory of every 
     CHECK(std::abs(time) < bound.time);
     for (const auto& rank : s.measured->ranks) {
       const auto& predicted = prediction.ranks[static_cast<std::size_t>(rank.pp_rank)];
-      const double peak =
-          static_cast<double>(predicted.peak_allocated.value) / static_cast<double>(rank.peak_allocated_bytes.value) -
-          1;
+      const double peak = static_cast<double>(predicted.walk.peak_allocated.value) /
+                              static_cast<double>(rank.peak_allocated_bytes.value) -
+                          1;
       CAPTURE(peak);
       CHECK(std::abs(peak) < bound.peak);
       CHECK(predicted.account.offload > 0);
-      CHECK(!predicted.offloaded.empty());
+      CHECK(!predicted.walk.offloaded.empty());
     }
   }
 }
 
 TEST_CASE("a layer's copies: both saved objects of the attention output, nothing below the size limit") {
   const auto s = measured("w_off4");
-  const auto stages = model::build(s);
+  const auto stages = test::build(s);
   const auto& piece = stages.pieces[stages.ranks[0].chunks[0].pieces[1]];
   REQUIRE(piece.groups.size() == 1);
   std::int64_t bytes = 0;
@@ -98,9 +99,9 @@ TEST_CASE("more is offloaded, less is allocated; copies take the time of their b
   for (const char* fraction : {"0.5", "1.0"}) {
     scenario::set(s, std::string("activation_offload_fraction=") + fraction);
     const auto prediction = predict::predict(s, shipped());
-    CHECK(prediction.ranks[0].peak_allocated.value < last);
-    last = prediction.ranks[0].peak_allocated.value;
-    const auto& moved = prediction.ranks[0].offloaded.at(0);
+    CHECK(prediction.ranks[0].walk.peak_allocated.value < last);
+    last = prediction.ranks[0].walk.peak_allocated.value;
+    const auto& moved = prediction.ranks[0].walk.offloaded.at(0);
     const std::int64_t group = 2ll * 8192 * 2 * 14336;
     CHECK(moved.bytes.value == moved.groups * group);
     CHECK(moved.groups + moved.kept == 32);
@@ -114,7 +115,7 @@ TEST_CASE("the fused grouped MLP moves three tensors, or those of marked operato
   scenario::set(s, "use_transformer_engine_op_fuser=true");
   scenario::set(s, "offload_modules=[fused_group_mlp]");
   const auto moves = [&] {
-    const auto stages = model::build(s);
+    const auto stages = test::build(s);
     return stages.pieces[stages.ranks[0].chunks[1].pieces[0]].groups.at(0).moves.size();
   };
   CHECK(moves() == 3);

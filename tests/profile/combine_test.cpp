@@ -48,7 +48,7 @@ TEST_CASE("diff names every number that differs") {
 
 TEST_CASE("an H100: computing keeps its time, streaming waits for the slower memory, nothing claims to be measured") {
   const Profile h200 = fabricated();
-  const Profile h100 = derive_h100(h200);
+  const Profile h100 = derive(h200, data_sheet("h200-sxm"), data_sheet("h100-sxm"));
   CHECK(h100.name == "h100-sxm");
   CHECK(h100.origin == Origin::derived);
   CHECK(h100.memory.value > 84'000'000'000);

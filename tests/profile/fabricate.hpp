@@ -45,7 +45,7 @@ inline std::vector<Sample> gemm_samples() {
 inline Profile fabricated() {
   Profile p;
   p.name = "fabricated";
-  p.device = "a formula";
+  p.device.name = "a formula";
   p.memory = Bytes(150'000'000'000);
   p.versions = {{"driver", "1.2"}, {"nccl", "2.28"}};
   p.provenance = {"formulas of fabricate.hpp"};

@@ -3,6 +3,7 @@
 #include <rapidcheck.h>
 
 #include <random>
+#include <set>
 
 #include "fabricate.hpp"
 
@@ -52,7 +53,7 @@ TEST_CASE("any samples survive the way through JSON") {
   const bool passed = rc::check("round trip", [] {
     Profile p;
     p.name = *rc::gen::arbitrary<std::string>();
-    p.device = "d";
+    p.device.name = "d";
     const auto sizes =
         *rc::gen::unique<std::vector<std::int64_t>>(rc::gen::inRange<std::int64_t>(1, 1'000'000'000'000));
     for (const auto bytes : sizes) {
@@ -118,4 +119,48 @@ TEST_CASE("damaged files are refused or read, never worse") {
     }
   }
   CHECK(refused > 1000);  // every cut file, and most of the others
+}
+
+TEST_CASE("what the GPU is: written, read back, from the data sheet in files that do not say it, else not known") {
+  Profile p = fabricated();
+  p.device = device("NVIDIA X500", 160, 1536, 121, Bytes(96 << 20));
+  CHECK(p.device.fp8_layouts == std::vector{Layout::tn});
+  p.device.torch_workspace = Bytes(7);
+  CHECK(parse(to_json(p), "p.json").device == p.device);
+
+  const std::string plain = R"("device": "d")";
+  CHECK(parse(with(plain, R"("device": "NVIDIA H200")"), "old.json").device == data_sheet("h200-sxm").device);
+  CHECK(!parse(with(plain, plain), "old.json").device.known());
+  CHECK(to_json(parse(with(plain, plain), "old.json")).find("\"gpu\"") == std::string::npos);
+
+  const auto gpu = [&](const std::string& more) {
+    return with(plain,
+                plain + R"(, "gpu": {"multiprocessors": 100, "threads_per_multiprocessor": 2048, )" + more + "}");
+  };
+  const std::string rest = R"("l2_bytes": 1000)";
+  CHECK(error_of(gpu(R"("compute_capability": "8.0", )" + rest)) == "accepted");
+  for (const char* wrong : {"9", "9.", ".0", "9.10", "nine.0", "-9.0", "900.0"})
+    CHECK(error_of(gpu(R"("compute_capability": ")" + std::string(wrong) + "\", " + rest))
+              .starts_with("p.json: gpu.compute_capability: must be a compute capability"));
+  CHECK(error_of(gpu(rest)) == "p.json: gpu.compute_capability: is missing");
+  CHECK(error_of(gpu(R"("compute_capability": "9.0", "fp8_layouts": ["nm"], )" + rest))
+            .starts_with("p.json: gpu.fp8_layouts[0]: \"nm\" is no layout; allowed: tn, nn, nt; did you mean"));
+  CHECK(error_of(gpu(R"("compute_capability": "9.0", "l2": 3, )" + rest)).starts_with("p.json: gpu.l2: unknown key"));
+}
+
+TEST_CASE("data sheets: every figure has a source, every name is its own, and the shipped profiles agree") {
+  std::set<std::string> names;
+  for (const auto& sheet : data_sheets()) {
+    CAPTURE(sheet.profile);
+    CHECK(names.insert(sheet.profile).second);
+    CHECK(names.insert(sheet.device.name).second);
+    CHECK(sheet.device.known());
+    for (const Figure& figure : {sheet.memory_bytes, sheet.memory_gbytes_per_s, sheet.bf16_tflops, sheet.fp8_tflops,
+                                 sheet.nvlink_gbytes_per_s, sheet.host_gbytes_per_s})
+      CHECK(!figure.source.empty());
+    CHECK(find_data_sheet(sheet.device.name) == &sheet);
+    CHECK((sheet.fp8_tflops.value > 0) == !sheet.device.fp8_layouts.empty());
+  }
+  CHECK_THROWS_WITH_AS(data_sheet("h200-smx", {"--gpu", 0}), doctest::Contains("did you mean \"h200-sxm\"?"),
+                       UsageError);
 }

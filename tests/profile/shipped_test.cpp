@@ -19,7 +19,8 @@ Profile shipped(const std::string& name) {
 }  // namespace
 
 TEST_CASE("h100-sxm.json is what `pipewright profile derive h200-sxm` writes") {
-  const auto differences = diff(parse(to_json(derive_h100(shipped("h200-sxm"))), "derived"), shipped("h100-sxm"));
+  const auto differences =
+      diff(parse(to_json(derive(shipped("h200-sxm"), data_sheet("h100-sxm"))), "derived"), shipped("h100-sxm"));
   CHECK_MESSAGE(differences.empty(), differences.size() << " entries differ, first " << differences.front().what);
 }
 
@@ -41,4 +42,8 @@ TEST_CASE("matrix products of the H200 are predicted from one another within som
     CHECK(how.tests > 100);
     CHECK(how.error < 0.05);
   }
+}
+
+TEST_CASE("shipped profiles say what their GPU is, as its data sheet does") {
+  for (const auto& sheet : data_sheets()) CHECK(shipped(sheet.profile).device == sheet.device);
 }

@@ -151,24 +151,24 @@ inline predict::Prediction small_prediction() {
   first.account.traced_busy = {{"comp", 600 * us}};
   first.account.traced_exposed = {{"p2p", 600 * us}};
   first.account.by_phase[0] = {.busy = 600 * us, .bubble = 550 * us, .p2p = 50 * us};
-  first.static_bytes = Bytes(10LL << 30);
-  first.peak_allocated = Bytes(31478602752);
-  first.peak_reserved = Bytes(32900120576);
+  first.walk.static_bytes = Bytes(10LL << 30);
+  first.walk.peak_allocated = Bytes(31478602752);
+  first.walk.peak_reserved = Bytes(32900120576);
   first.outside_allocator = Bytes(8LL << 30);
-  first.peak_at = "B 0.0";
-  first.peak_owners = {{"parameters", Bytes(20LL << 30)}, {"mlp.fc1_output", Bytes(10003766272)}};
+  first.walk.peak_at = "B 0.0";
+  first.walk.peak_owners = {{"parameters", Bytes(20LL << 30)}, {"mlp.fc1_output", Bytes(10003766272)}};
   auto& second = p.ranks[1];
   second = first;
   second.pp_rank = 1;
   second.account.bubble = 200 * us;
   second.account.idle = 350 * us;
-  second.peak_reserved = Bytes(75LL << 30);
+  second.walk.peak_reserved = Bytes(75LL << 30);
   second.fits = false;
   p.boundaries = {{0, 1, true, Bytes(33554432), 1, 50 * us, 50 * us, "F 0.0", {}},
                   {1, 0, false, Bytes(33554432), 1, 50 * us, 50 * us, "B 0.0", {}}};
-  p.critical_path = {{"rank 0 F 0.0", 200 * us, "compute"},
-                     {"rank 1 F 0.0", 50 * us, "transfer"},
-                     {"rank 1 F 0.0", 200 * us, "compute"}};
+  p.critical_path = {{"rank 0 F 0.0", 200 * us, timeline::Why::compute},
+                     {"rank 1 F 0.0", 50 * us, timeline::Why::transfer},
+                     {"rank 1 F 0.0", 200 * us, timeline::Why::compute}};
   p.levers = {{"nvlink twice as fast", 25 * us, 20 * us}};
   p.fits = false;
   p.memory_limit = Bytes(80LL << 30);

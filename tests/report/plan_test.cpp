@@ -31,7 +31,7 @@ plan::Candidate candidate(const char* modules, double step_ms, bool fits) {
   c.prediction = small_prediction();
   c.prediction.step_ns = static_cast<std::int64_t>(step_ms * 1e6);
   c.prediction.fits = fits;
-  if (fits) c.prediction.ranks[1].peak_reserved = c.prediction.ranks[0].peak_reserved;
+  if (fits) c.prediction.ranks[1].walk.peak_reserved = c.prediction.ranks[0].walk.peak_reserved;
   return c;
 }
 
@@ -44,7 +44,8 @@ plan::Plan three() {
                p.best->environment}};
   p.why = {"it fits and nothing that fits is faster"};
   p.searched.candidates = 4;
-  p.searched.legal = p.searched.simulated = 3;
+  p.searched.legal = p.searched.simulated = p.searched.predicted = 3;
+  p.searched.illegal = 1;
   p.searched.seconds = 0.04;
   p.searched.proved_optimal = true;
   p.ladder = {{110'000'000, Bytes(20LL << 30), Bytes(22LL << 30), "recompute [mlp]", p.best->settings,
@@ -60,6 +61,7 @@ TEST_CASE("plan: text") {
   auto p = three();
   check_golden("plan.txt", plan_text(p, {}));
   p.best.reset();
+  p.closest = plan::Closest{"recompute [mlp]", 1, Bytes(4LL << 30), true, true};
   const auto text = plan_text(p, {});
   CHECK(text.starts_with("nothing fits\n"));
   CHECK(text.find("Changes") == std::string::npos);

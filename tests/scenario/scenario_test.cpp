@@ -6,6 +6,8 @@
 #include <filesystem>
 #include <functional>
 
+#include "pipewright/modules.hpp"
+
 using namespace pipewright;
 using namespace pipewright::scenario;
 
@@ -81,8 +83,8 @@ TEST_CASE("Llama 3 70B on 32 H100") {
   CHECK(num_chunks(s) == 5);
   CHECK(padded_vocab_size(s) == 128512);  // 128256 up to a multiple of 128 x 4
   CHECK(layers_of(s, 3, 4) == Ints{76, 77, 78, 79});
-  CHECK(recomputes(s, "core_attn"));
-  CHECK_FALSE(recomputes(s, "mlp"));
+  CHECK(recomputes(s, Recompute::core_attn));
+  CHECK_FALSE(recomputes(s, Recompute::mlp));
   CHECK(s.search.recompute == "auto");
   CHECK(s.search.parallelism == "keep");
 }
@@ -104,18 +106,42 @@ TEST_CASE("an omitted field has the default of the version's class") {
 }
 
 TEST_CASE("versions compare by what they contain") {
-  const auto has = [](const char* core, const char* release) {
+  using enum Version;
+  const auto version = [](const char* core) {
     Software software;
     software.megatron_core = core;
-    return at_least(software, release);
+    return core_version(software);
   };
-  CHECK(has("0.19.0", "0.18.0"));
-  CHECK(has("0.18.3", "0.18.0"));
-  CHECK_FALSE(has("0.17.2", "0.18.0"));
-  CHECK(has("dev", "0.19.0"));
-  CHECK(has("main", "0.20.0"));
-  CHECK(has("pr-4268", "0.17.0"));
-  CHECK_FALSE(has("pr-4268", "0.18.0"));
+  CHECK(version("0.18.3") == v0_18);
+  CHECK(version("0.17.2") < v0_18);
+  CHECK(version("dev") > v0_19);
+  CHECK(version("main") == newest);
+  CHECK(version("pr-4268") > v0_17);
+  CHECK(version("pr-4268") < v0_18);
+  for (const char* none : {"", "0.18", "0.18.", "0.18.x", "0.18.1234", "0.180.1", "dev2", "mai", "v0.18.0"}) {
+    CAPTURE(none);
+    CHECK_FALSE(parse_version(none).has_value());
+  }
+}
+
+TEST_CASE("sets of versions are ranges") {
+  using enum Version;
+  CHECK(from(v0_18) == Versions(v0_18, newest));
+  CHECK(from(v0_17).has(pr_4268));
+  CHECK_FALSE(from(v0_18).has(pr_4268));
+  CHECK(up_to(v0_17) == (Versions(v0_16) | v0_17));
+  CHECK(from(v0_19).except(dev) == (v0_19 | Versions(main)));
+  CHECK(all_versions.except(all_versions).empty());
+  CHECK(in_words(all_versions, true) == "0.16-0.19, dev, main, pr-4268");
+  CHECK(in_words(v0_16 | from(v0_18).except(dev), true) == "0.16, 0.18-0.19, main");
+  CHECK(in_words(from(pr_4268), false) == "0.18, 0.19, dev, main, pr-4268");
+  CHECK(stated_names(up_to(v0_18) | dev) == Strings{"0.16.0", "0.17.0", "0.18.0", "pr-4268", "dev"});
+  // Every row reads back as itself, in any spelling that is printed.
+  std::size_t at = 0;
+  for (const auto& row : versions()) {
+    CHECK(static_cast<std::size_t>(row.version) == at++);
+    CHECK(parse_version(stated_names(row.version).front()) == row.version);
+  }
 }
 
 TEST_CASE("values in force") {
@@ -308,9 +334,9 @@ TEST_CASE("the table describes itself") {
       CHECK(f.type == "string or none");
       CHECK(f.default_value == "none");
       CHECK(f.allowed == Strings{"full", "selective"});
-      CHECK(f.versions.size() == 7);
+      CHECK(f.versions == all_versions);
     }
-    if (f.name == "overlap_p2p_backward_on_comm_stream") CHECK(f.versions == Strings{"pr-4268"});
+    if (f.name == "overlap_p2p_backward_on_comm_stream") CHECK(f.versions == Versions(Version::pr_4268));
     if (f.name == "moe_load_imbalance") CHECK(f.versions.empty());
   }
   CHECK(found);

@@ -26,7 +26,7 @@ inline Case run(const char* name, double measured_ms, double predicted_ms, std::
   c.prediction.optimizer_ns = 10'000'000;
   c.prediction.interval_low_ns = static_cast<std::int64_t>(predicted_ms * 0.95e6) + 10'000'000;
   c.prediction.interval_high_ns = static_cast<std::int64_t>(predicted_ms * 1.05e6) + 10'000'000;
-  c.prediction.ranks[1].peak_allocated = Bytes(peak);
+  c.prediction.ranks[1].walk.peak_allocated = Bytes(peak);
   return c;
 }
 

@@ -37,7 +37,20 @@ struct Quantity {
 using Bytes = Quantity<struct BytesUnit>;
 using Nanoseconds = Quantity<struct NanosecondsUnit>;
 
-constexpr double milliseconds(Nanoseconds t) { return static_cast<double>(t.value) / 1e6; }
+// Profiles and traces state microseconds, scenarios and reports milliseconds; the simulation counts nanoseconds.
+constexpr double us_to_ns(double us) { return us * 1e3; }
+constexpr double ms_to_ns(double ms) { return ms * 1e6; }
+constexpr double ns_to_us(double ns) { return ns / 1e3; }
+constexpr double ns_to_ms(double ns) { return ns / 1e6; }
+constexpr double ns_to_us(std::int64_t ns) { return ns_to_us(static_cast<double>(ns)); }
+constexpr double ns_to_ms(std::int64_t ns) { return ns_to_ms(static_cast<double>(ns)); }
+/// To the nearest whole nanosecond, of a time that is not negative.
+constexpr std::int64_t whole_ns(double ns) { return static_cast<std::int64_t>(ns + 0.5); }
+
+/// Half the width of the interval that holds 90 % of a normal distribution, in standard deviations: its 95th
+/// percentile.
+inline constexpr double sigmas_of_90_percent = 1.6449;
+
 constexpr double gib(Bytes b) { return static_cast<double>(b.value) / (1024.0 * 1024.0 * 1024.0); }
 
 /// Where in an input something stands. Line 0: not known or not a file (then `file` says what, e.g. "--set").

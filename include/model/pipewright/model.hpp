@@ -145,8 +145,9 @@ struct Stages {
   std::vector<std::string> notes;  ///< what is approximated, for the report
 };
 
-/// Throws UsageError for what Megatron refuses (splits that do not divide ...) and for what is not modelled yet.
-Stages build(const scenario::Scenario& scenario);
+/// On GPUs of this kind: workspaces, shares of the multiprocessors and FP8 layouts are its. Throws UsageError for what
+/// Megatron refuses (splits that do not divide ...) and for what is not modelled yet.
+Stages build(const scenario::Scenario& scenario, const profile::Device& gpu);
 
 /// Model FLOPs of one step over all GPUs, Megatron-LM num_floating_point_operations (megatron/training/training.py).
 double step_flop(const scenario::Scenario& scenario);

@@ -60,6 +60,8 @@ using Assignments = std::vector<std::pair<std::string, std::string>>;
 struct Candidate {
   std::string label;                  ///< "recompute mlp, VPP 5, expandable segments"
   std::vector<std::string> choices;   ///< the same, one for each dimension
+  bool given = false;                 ///< the scenario as it stands
+  double probability = 1;             ///< that it fits
   Assignments settings, environment;  ///< the searched ones, changed and kept, in the order of the dimensions
   scenario::Scenario scenario;
   predict::Prediction prediction;
@@ -71,18 +73,39 @@ struct Rejected {
   std::string rule, reason;
 };
 
+/// What became of every candidate: candidates = illegal + pruned + by_memory + by_time + not_modelled + undecided +
+/// predicted.
 struct Searched {
   std::int64_t candidates = 0;  ///< the whole space: structures times what each leaves open below it
   std::int64_t structures = 0;  ///< ways to spread and schedule the model that Megatron Core can run
-  std::int64_t legal = 0, simulated = 0;
-  std::int64_t pruned = 0;     ///< equal to another by a no-effect rule
+  std::int64_t illegal = 0;     ///< a rule refuses it; a structure that one refuses counts once
+  std::int64_t pruned = 0;      ///< equal to another by a no-effect rule
+  std::int64_t by_memory = 0;   ///< certainly does not fit, by a floor or a walk of allocated memory
+  std::int64_t too_large = 0;   ///< of these: in structures that cannot fit whatever is recomputed or offloaded
+  std::int64_t by_time = 0;     ///< certainly not faster: a floor, an estimate, or one that does less fits
+  std::int64_t excluded = 0;    ///< by_memory + by_time
+  std::int64_t not_modelled = 0;
+  std::int64_t undecided = 0;  ///< what the gap stands for
+  std::int64_t predicted = 0;  ///< exactly
+  std::int64_t legal = 0;      ///< looked at one by one
+  std::int64_t simulated = 0;  ///< predicted in time, too; others of equal time in memory only
   std::int64_t bounded = 0;    ///< floors of time and memory computed
   std::int64_t estimated = 0;  ///< by the chunk-level engine
-  std::int64_t excluded = 0;   ///< candidates that cannot be best, by a bound of time or memory
-  std::int64_t too_large = 0;  ///< of these: in structures that cannot fit whatever is recomputed or offloaded
   double seconds = 0;
-  double gap = 0;  ///< the best is at most this share slower than what was not predicted exactly
-  bool proved_optimal = false, interrupted = false;
+  double gap = 0;               ///< what was not predicted exactly is faster than the fastest by this share at most
+  bool proved_optimal = false;  ///< by no more than a tie (half a percent)
+  bool interrupted = false;
+  std::vector<std::string> open, closed;  ///< dimensions by name
+  std::optional<double> rest;  ///< what opening those of them that move no parameter could bring at most, as a share
+};
+
+/// Where nothing fits: the candidate that lacks least.
+struct Closest {
+  std::string label;
+  int rank = 0;
+  Bytes lacking;       ///< beyond limit and margin
+  bool exact = true;   ///< else at least that much, by a floor
+  bool proved = true;  ///< nothing that was searched fits, and nothing was left out
 };
 
 struct Point {
@@ -111,8 +134,16 @@ struct Plan {
   std::vector<Point> ladder;            ///< from the winner down: the cheapest ways to free memory
   std::vector<Rival> rivals;            ///< the nearest alternatives
   std::vector<std::string> why;
+  std::optional<Closest> closest;           ///< where there is no best
+  std::optional<std::int64_t> fewest_gpus;  ///< the best with fewer data-parallel copies still fits on these
   Searched searched;
   std::vector<Rejected> rejected;
+};
+
+/// How far a search is. `total` 0: nobody knows how long the phase takes.
+struct Progress {
+  const char* phase = "";
+  std::int64_t done = 0, total = 0;
 };
 
 using Predictor = std::function<predict::Prediction(const scenario::Scenario&)>;
@@ -127,11 +158,13 @@ struct Options {
   std::function<void(const scenario::Scenario&, predict::Depth, predict::Prediction&)> scout;
   /// predict::compare. Optional.
   std::function<predict::Comparison(const scenario::Scenario&, const scenario::Scenario&)> compare;
-  std::function<void(std::int64_t done, std::int64_t total)> progress;  ///< one call at a time, from any thread
-  std::stop_token stop;                                                 ///< asks for the best so far
-  int threads = 0;                                                      ///< 0: one a core
-  int top = 10;                                                         ///< how many alternatives
-  bool has_baseline = true;                                             ///< compare with the scenario as given
+  /// That a prediction fits its device. Optional; what fits is sure to without it.
+  std::function<std::optional<double>(const predict::Prediction&)> probability;
+  std::function<void(const Progress&)> progress;  ///< one call at a time, from any thread
+  std::stop_token stop;                           ///< asks for the best so far
+  int threads = 0;                                ///< 0: one a core
+  int top = 10;                                   ///< how many alternatives
+  bool has_baseline = true;                       ///< compare with the scenario as given
 };
 
 /// Searches what scenario.search allows. A UsageError of `predict` rejects that candidate only, unless the scenario as
@@ -144,8 +177,11 @@ scenario::Scenario proposed(scenario::Scenario scenario);
 
 /// Does `search` leave anything open?
 bool opens_something(const scenario::Scenario& scenario);
-/// Opens what changes a running job least: interleaving, recompute, allocator, expert overlap.
+/// Opens all that moves no parameter between GPUs: recompute, offload, delayed weight gradients, interleaving, layout,
+/// allocator.
 scenario::Scenario opened(scenario::Scenario scenario);
+/// Opens dimensions beside what is open. "all": every one. Throws for an unknown name.
+scenario::Scenario opened(scenario::Scenario scenario, const std::vector<std::string>& names);
 
 /// A candidate's choices where they differ from another's: "recompute mlp, default allocator".
 std::string beside(const std::vector<std::string>& best, const std::vector<std::string>& other);

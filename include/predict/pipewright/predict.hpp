@@ -15,11 +15,6 @@
 
 namespace pipewright::predict {
 
-struct OwnerBytes {
-  std::string owner;
-  Bytes bytes;
-};
-
 /// How near a rank comes to running out of memory, and why; find_pressure.
 struct Pressure {
   enum class Verdict : std::uint8_t { fits, fits_expandable, does_not_fit } verdict = Verdict::fits;
@@ -33,18 +28,11 @@ struct Pressure {
 struct RankPrediction {
   int pp_rank = 0;
   timeline::Account account;
-  Bytes static_bytes, peak_allocated, peak_reserved, outside_allocator;
-  Bytes graph_pool;                      ///< part of peak_reserved: private pools of CUDA graphs
-  std::string peak_at;                   ///< "B 3.1"
-  std::vector<OwnerBytes> peak_owners;   ///< largest first
-  std::vector<Bytes> after_instruction;  ///< allocated after each instruction of the program
+  memory::Walk walk;          ///< under limit and margin; of quick looks only static_bytes, peaks and graph_pool
+  Bytes outside_allocator;    ///< device memory besides
   std::int64_t slack_ns = 0;  ///< by how much its computation may be late without the step being so; find_levers
-  std::vector<offload::Moved> offloaded;  ///< by activation offload, in a step
-  Bytes pinned;                           ///< host memory for that
   bool fits = true;
-  bool retried = false;                    ///< fits only because the allocator gives cached blocks back to the device
-  std::optional<memory::Failure> failure;  ///< where it runs out under limit and margin
-  std::optional<Pressure> pressure;        ///< find_pressure
+  std::optional<Pressure> pressure;  ///< find_pressure
 };
 
 struct Prediction {
@@ -68,6 +56,9 @@ struct Prediction {
 /// Loads the profiles a scenario names (cluster.profile, or those given by --profile, first has precedence).
 profile::Profiles profiles_of(const scenario::Scenario& scenario, const std::vector<std::string>& overrides = {});
 
+/// Tells the scenario's rules what GPU it runs on (Cluster::compute_capability).
+void name_gpu(scenario::Scenario& scenario, const profile::Device& gpu);
+
 /// What stands behind a prediction: for traces, timelines and `explain`.
 struct Run {
   model::Stages stages;
@@ -85,6 +76,12 @@ void find_levers(Prediction& prediction, const scenario::Scenario& scenario, con
 /// Fills the ranks' pressure: replays every rank's memory several times more. `only_rank`: just this one's.
 void find_pressure(Prediction& prediction, const scenario::Scenario& scenario, const profile::Profiles& profiles,
                    const Run& run, std::optional<int> only_rank = {});
+
+/// That a rank fits, from the measured errors of reserved memory and of what lies outside the allocator; none where no
+/// profile knows them. `spare`: what the device has beyond both.
+std::optional<double> probability_to_fit(Bytes reserved, Bytes spare, const profile::Profiles& profiles);
+/// Of the rank that is least likely to; ranks err together.
+std::optional<double> probability_to_fit(const Prediction& prediction, const profile::Profiles& profiles);
 
 // ---- Quick looks, for the search
 
@@ -112,7 +109,8 @@ struct Comparison {
   std::string family;        ///< the one whose error turns the order soonest; empty: none does
   double error_to_turn = 0;  ///< relative error of that family's times that makes both equal
   double family_spread = 0;  ///< the relative spread that it has
-  bool tied() const { return std::abs(difference_ns) <= 1.6449 * spread_ns; }  ///< within the 90 % interval
+  double half_interval_ns() const { return sigmas_of_90_percent * spread_ns; }  ///< of 90 %, to either side
+  bool tied() const { return std::abs(difference_ns) <= half_interval_ns(); }
 };
 /// Zero difference and spread where one of them has no estimate.
 Comparison compare(const scenario::Scenario& first, const scenario::Scenario& second,

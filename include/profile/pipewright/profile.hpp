@@ -105,8 +105,14 @@ struct ClockLaw {
   /// What load adds, for GPUs that wait for each other every few milliseconds: at any moment the slowest decides, and
   /// clocks move apart. 1 for one GPU; else 1 + fluctuation x the expected largest of n standard normal deviates.
   double lockstep(std::int64_t gpus) const;
+  double together = 1;  ///< lockstep() of the GPUs that the law is applied to
+  /// The law of a GPU that waits for `gpus` - 1 others inside every layer.
+  ClockLaw among(std::int64_t gpus) const;
   double weight(Load load) const;
-  double slowdown(Load load, double weighted_duty) const { return layer->slowdown(load, weighted_duty); }
+  /// Factor on a cool kernel time: Clocks::slowdown(), what it adds taken `together`.
+  double slowdown(Load load, double weighted_duty) const {
+    return 1 + (layer->slowdown(load, weighted_duty) - 1) * together;
+  }
 };
 
 /// A way between GPUs or hosts. Times by size come from families "send_recv.<link>", "all_gather.<link>", ...; a link
@@ -136,10 +142,36 @@ struct Interpolation {
 };
 Interpolation leave_one_out(const std::string& family_name, const std::vector<Sample>& samples);
 
+/// Which of the operands A and B of a product are transposed, as cuBLAS counts.
+enum class Layout : std::uint8_t { tn, nn, nt };
+std::string_view name(Layout layout);
+
+/// What a GPU is, beside what was timed on it: libraries size their grids, buffers and copies by it.
+struct Device {
+  std::string name;                             ///< "NVIDIA H200", as CUDA gives it
+  std::int64_t multiprocessors = 0;             ///< 0: the profile does not say what the GPU is
+  std::int64_t threads_per_multiprocessor = 0;  ///< resident at most
+  int compute_capability = 0;                   ///< 10 x major + minor: 90
+  Bytes l2;
+  std::vector<Layout> fp8_layouts;      ///< that its tensor cores take FP8 operands in; none: no FP8
+  Bytes te_workspace, torch_workspace;  ///< of cuBLAS: that of Transformer Engine, and of torch.matmul
+  bool known() const { return multiprocessors > 0; }
+  friend bool operator==(const Device&, const Device&) = default;
+};
+/// The device of these counts (cudaDeviceProp), with what the libraries decide by its compute capability.
+Device device(std::string name, std::int64_t multiprocessors, std::int64_t threads_per_multiprocessor,
+              int compute_capability, Bytes l2);
+std::string capability_text(int compute_capability);  ///< 90: "9.0"
+/// The data sheet's of a GPU of this name; without counts where there is none.
+Device device_named(const std::string& name);
+/// What a GPU is taken for where nothing says what it is (a profile captured before profiles said it, on a GPU without
+/// a data sheet): an H200 SXM, from whose measurements the other rooms' constants are.
+const Device& assumed_device();
+
 class Profile {
  public:
   std::string name;                             ///< "h200-sxm"
-  std::string device;                           ///< "NVIDIA H200"
+  Device device;                                ///< a profile without one is that of its device's data sheet
   Origin origin = Origin::measured;             ///< of most entries; a derived profile says so everywhere it is used
   Bytes memory;                                 ///< usable device memory (cudaMemGetInfo's total)
   std::map<std::string, std::string> versions;  ///< driver, cuda, cublaslt, cudnn, nccl, pipewright, captured (UTC)
@@ -180,6 +212,9 @@ class Profiles {
   const Clocks* clocks_for(const std::string& precision, const std::string& kernels = "layer") const;
   /// nullopt without clocks; kinds that were not measured alone weigh as the layer does.
   std::optional<ClockLaw> clock_law(const std::string& precision) const;
+  /// Of the first profile that says what its GPU is; where none does, assumed_device().
+  const Device& device() const;
+  bool knows_device() const;
   const Profile& first() const { return profiles_.front(); }
   const std::vector<Profile>& all() const { return profiles_; }
 
@@ -205,8 +240,34 @@ std::vector<Difference> diff(const Profile& a, const Profile& b);
 /// Links that are known from publications (sources in them), for profiles that have none of that name: "infiniband".
 const std::vector<Link>& published_links();
 
-/// An H100 SXM from an H200 SXM: the same Hopper chip, HBM3 at 3.35 instead of HBM3e at 4.8 TB/s (NVIDIA data sheets).
-/// A sample's time is scaled by the share of it that memory bounds: max(compute share, memory share x 4.8/3.35).
-Profile derive_h100(const Profile& h200);
+// ---- Data sheets: what is published of a GPU, by which one that was not measured is derived from one that was
+
+/// A published number; 0: the GPU has none of it.
+struct Figure {
+  double value = 0;
+  std::string_view source;
+};
+
+/// One row a GPU (data_sheets.cpp).
+struct DataSheet {
+  std::string profile;  ///< name of its profile: "h100-sxm"
+  Device device;
+  Figure memory_bytes;             ///< what cudaMemGetInfo calls the total
+  Figure memory_gbytes_per_s;      ///< device memory
+  Figure bf16_tflops, fp8_tflops;  ///< tensor cores, dense
+  Figure nvlink_gbytes_per_s;      ///< one direction, one GPU
+  Figure host_gbytes_per_s;        ///< one direction, to the host: PCIe or NVLink-C2C
+};
+const std::vector<DataSheet>& data_sheets();
+/// By the profile's name. Throws UsageError at `where` with the known ones.
+const DataSheet& data_sheet(const std::string& profile_name, const Position& where = {});
+/// By the device's name as CUDA gives it; nullptr: none is known.
+const DataSheet* find_data_sheet(const std::string& device_name);
+
+/// A profile of a GPU that was not measured: every sample of `source` scaled by what bounds it (derive.cpp), all of it
+/// marked derived. `from`: the data sheet of the source's GPU; by default found by its device's name, else a
+/// UsageError.
+Profile derive(const Profile& source, const DataSheet& to);
+Profile derive(const Profile& source, const DataSheet& from, const DataSheet& to);
 
 }  // namespace pipewright::profile

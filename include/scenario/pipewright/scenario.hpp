@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "pipewright/base.hpp"
+#include "pipewright/versions.hpp"
 
 namespace pipewright::scenario {
 
@@ -282,12 +283,14 @@ struct Cluster {
   std::optional<double> host_time_factor;
   std::string link = "nvlink";  ///< inside a node
   std::string inter_node_link = "infiniband";
+  /// Of the profile's GPU, 10 x major + minor; none: not looked up. No input: predict::name_gpu sets it.
+  std::optional<int> compute_capability;
   std::map<std::string, double> overrides;  ///< scalars of the profile ("host.launch_us")
   friend bool operator==(const Cluster&, const Cluster&) = default;
 };
 
 struct Software {
-  std::string megatron_core = "0.19.0";  ///< 0.16.x ... 0.19.x, dev, main, pr-4268
+  std::string megatron_core = "0.19.0";  ///< a version of versions.def; read by core_version()
   std::optional<std::string> megatron_bridge;
   std::string transformer_engine = "2.20.2";  ///< a version or pr-3128
   std::optional<std::string> torch, cuda, nccl;
@@ -374,9 +377,11 @@ struct FieldInfo {
   std::string default_value;        ///< as written in YAML; "none"
   Strings allowed;                  ///< empty: any
   std::string doc;                  ///< one line
-  Strings versions;                 ///< Megatron Core versions that have it; empty: not of Megatron Core
+  Versions versions;                ///< of Megatron Core that have it; empty: not of Megatron Core
 };
 std::vector<FieldInfo> fields();
+/// Versions of Megatron Core that have this field; throws InternalError for what is no field of any.
+Versions versions_of(const std::string& field);
 std::string get(const Scenario& scenario, const std::string& name);  ///< a field's value as written in YAML
 /// Fields of `model` or `settings` that differ from their defaults, name and YAML value in the table's order.
 std::vector<std::pair<std::string, std::string>> stated(const Scenario& scenario, const std::string& section);
@@ -384,10 +389,6 @@ std::vector<std::pair<std::string, std::string>> stated(const Scenario& scenario
 Position position(const Scenario& scenario, const std::string& name);
 
 // ---- Values in force.
-
-/// Does this version have what release `version` ("0.18.0") brought? dev and main have everything; pr-4268 left dev
-/// before 0.18 was cut (it lacks 260cba7133, the wait of forward sends) and counts as 0.17.
-bool at_least(const Software& software, std::string_view version);
 
 Int model_parallel_size(const Scenario&);  ///< TP x PP x CP
 Int data_parallel_size(const Scenario&);   ///< num_gpus / (TP x PP x CP)
@@ -403,7 +404,6 @@ Int deferred_head_wgrads(const Scenario&);
 Int group_size(const Scenario&);  ///< N
 bool batch_p2p_comm(const Scenario&);
 Strings recompute_modules(const Scenario&);  ///< in force with granularity selective, else empty
-bool recomputes(const Scenario&, std::string_view module);
 Int ffn_hidden_size(const Scenario&);
 Int moe_ffn_hidden_size(const Scenario&);
 Int num_query_groups(const Scenario&);
@@ -411,6 +411,10 @@ Int kv_channels(const Scenario&);
 std::string activation_func(const Scenario&);
 Int padded_vocab_size(const Scenario&);         ///< vocab_size up to a multiple of make_vocab_size_divisible_by x TP
 bool is_moe_layer(const Scenario&, Int layer);  ///< layer counted from 0 over the whole model
+bool has_moe_layer(const Scenario&);
+bool has_dense_layer(const Scenario&);
+bool te_layers(const Scenario&);    ///< transformer_impl transformer_engine
+bool norms_fused(const Scenario&);  ///< the input norm lives in the qkv projection: TE without MLA
 std::string variable(const Scenario&, const std::string& name, const std::string& otherwise = {});  ///< environment
 
 /// What a model chunk holds. Layers are counted from 0 over the whole model (reference 1.9).

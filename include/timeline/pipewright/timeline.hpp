@@ -188,10 +188,15 @@ struct Boundary {
   std::array<std::array<std::int64_t, transfer_causes>, phases> by_phase{};  ///< [phase][cause]
 };
 
+/// What a step of the critical path does or waits for.
+enum class Why : std::uint8_t { compute, tp, cp, ep, dp, offload, transfer, host, wait };
+constexpr std::size_t whys = static_cast<std::size_t>(Why::wait) + 1;
+const char* name(Why why);  ///< "tensor-parallel communication"
+
 struct CriticalStep {
   std::string what;
   std::int64_t ns = 0;
-  std::string why;
+  Why why = Why::compute;
 };
 
 struct Result {

@@ -1,0 +1,70 @@
+// Versions of Megatron Core as an order, and sets of them as ranges of that order. What a version has (flags, fields,
+// rules, modules) is said by ranges: a version added to versions.def is in every range that is open above it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace pipewright::scenario {
+
+struct Software;
+
+enum class Version : std::uint8_t {
+#define PIPEWRIGHT_MEGATRON(version, name, kind, source, commit) version,
+#include "pipewright/versions.def"
+#undef PIPEWRIGHT_MEGATRON
+};
+
+enum class VersionKind : std::uint8_t { release, branch, pull_request };
+
+struct VersionInfo {
+  Version version;
+  std::string_view name;  ///< "0.19", "main"
+  VersionKind kind;
+  std::string_view source;  ///< "core_r0.19.0", "pull request 4268": for citations
+  std::string_view commit;  ///< of Megatron-LM, that was read
+};
+std::span<const VersionInfo> versions();  ///< oldest first
+const VersionInfo& info(Version version);
+
+/// A set of versions.
+class Versions {
+ public:
+  constexpr Versions() = default;
+  constexpr Versions(Version only) : bits_(1U << static_cast<unsigned>(only)) {}
+  /// From `first` to `last`, both included.
+  constexpr Versions(Version first, Version last)
+      : bits_((2U << static_cast<unsigned>(last)) - (1U << static_cast<unsigned>(first))) {}
+  constexpr bool has(Version version) const { return (bits_ >> static_cast<unsigned>(version) & 1U) != 0; }
+  constexpr bool empty() const { return bits_ == 0; }
+  constexpr Versions except(Versions others) const { return Versions(bits_ & ~others.bits_); }
+  friend constexpr Versions operator|(Versions a, Versions b) { return Versions(a.bits_ | b.bits_); }
+  friend constexpr bool operator==(Versions, Versions) = default;
+
+ private:
+  constexpr explicit Versions(std::uint32_t bits) : bits_(bits) {}
+  std::uint32_t bits_ = 0;
+};
+constexpr Versions operator|(Version a, Version b) { return Versions(a) | Versions(b); }
+
+inline constexpr Version newest = Version::main;
+constexpr Versions from(Version first) { return {first, newest}; }
+constexpr Versions up_to(Version last) { return {Version{}, last}; }
+constexpr Versions all_versions = from(Version{});
+
+/// "0.18.2" -> v0_18, "main" -> main; none for what is no version.
+std::optional<Version> parse_version(std::string_view text);
+/// The one place where software.megatron_core is read; what is no version counts as the newest release.
+Version core_version(const Software& software);
+
+/// As a scenario states them, releases first: {"0.18.0", "0.19.0", "pr-4268", "main"}.
+std::vector<std::string> stated_names(Versions versions);
+/// For sentences, pull requests last: "0.18, 0.19, main, pr-4268"; `ranges`: releases in a row as "0.18-0.19".
+std::string in_words(Versions versions, bool ranges);
+
+}  // namespace pipewright::scenario

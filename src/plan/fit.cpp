@@ -1,0 +1,91 @@
+// What would make a run fit, and on how few GPUs it does: questions beside the search, answered by predictions.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "candidates.hpp"
+#include "rules.hpp"
+
+namespace pipewright::plan {
+
+namespace {
+
+/// The prediction of a changed scenario; none where Megatron or the model refuses it.
+std::optional<predict::Prediction> tried(const Scenario& scenario, const Options& options) {
+  const auto changed = with_required_environment(scenario);
+  for (const auto& rule : all_rules())
+    if (rule.severity == Severity::violation && rule.speaker == Speaker::core && applies(rule, changed))
+      return std::nullopt;
+  try {
+    scenario::check(changed);
+    return options.predict(changed);
+  } catch (const UsageError&) {
+    return std::nullopt;
+  }
+}
+
+/// With another number of data-parallel copies; none where the batch does not divide.
+std::optional<Scenario> with_copies(Scenario scenario, std::int64_t copies) {
+  const auto& s = scenario.settings;
+  if (copies < 1 || s.global_batch_size % (s.micro_batch_size * copies) != 0) return std::nullopt;
+  scenario.cluster.num_gpus = scenario::model_parallel_size(scenario) * copies;
+  return scenario;
+}
+
+std::string what_it_leaves(const predict::Prediction& p) {
+  return fmt::format("{} to spare on rank {}, {:.1f} ms a step", format_bytes(reserved_margin(p)), tightest_rank(p),
+                     static_cast<double>(p.step_ns) / 1e6);
+}
+
+}  // namespace
+
+std::vector<std::string> what_would_fit(const Scenario& scenario, const Options& options) {
+  std::vector<std::string> found;
+  const auto say = [&](const std::string& what, const Scenario& changed) {
+    if (options.stop.stop_requested()) return false;
+    const auto p = tried(changed, options);
+    const bool fits = p && p->fits;
+    if (fits) found.push_back(fmt::format("would fit: {} ({})", what, what_it_leaves(*p)));
+    return fits;
+  };
+  const auto& search = scenario.search;
+  Scenario expandable = scenario;
+  scenario::set_env(expandable, "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True");
+  if (search.allocator != "auto") say("the scenario as given with expandable segments", expandable);
+  if (search.recompute != "auto") {
+    Scenario open = scenario;
+    open.search.recompute = "auto";
+    for (const auto& least : least_kept(open))
+      if (say(full(least) ? "the scenario as given with full recompute"
+                          : "the scenario as given with recompute " + joined(least.settings.recompute_modules, ", "),
+              least))
+        break;
+  }
+  constexpr std::int64_t most_times = 16;
+  const auto copies = scenario::data_parallel_size(scenario);
+  for (std::int64_t times = 2; times <= most_times; times *= 2)
+    if (const auto more = with_copies(scenario, copies * times);
+        more &&
+        say(fmt::format("the scenario as given on {} GPUs (DP {})", more->cluster.num_gpus, copies * times), *more))
+      break;
+  return found;
+}
+
+std::int64_t fewest_gpus(const Candidate& best, const Options& options) {
+  auto fewest = best.scenario.cluster.num_gpus;
+  if (!options.repredict_reserved) return fewest;
+  for (auto copies = scenario::data_parallel_size(best.scenario) / 2; copies >= 1; copies /= 2) {
+    const auto fewer = with_copies(best.scenario, copies);
+    if (!fewer || options.stop.stop_requested()) break;
+    try {
+      scenario::check(*fewer);
+      if (!options.repredict_reserved(*fewer, best.prediction).fits) break;
+    } catch (const UsageError&) {
+      break;
+    }
+    fewest = fewer->cluster.num_gpus;
+  }
+  return fewest;
+}
+
+}  // namespace pipewright::plan

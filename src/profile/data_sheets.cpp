@@ -1,0 +1,73 @@
+// What is published of GPUs. To add one: a row here, `pipewright profile derive MEASURED --gpu NAME`, and once there is
+// one to measure, `pipewright capture --name NAME`.
+#include "pipewright/profile.hpp"
+
+namespace pipewright::profile {
+namespace {
+
+DataSheet h200_sxm() {
+  constexpr std::string_view sheet = "NVIDIA H200 data sheet (SXM); tensor cores without sparsity, links one way";
+  DataSheet s;
+  s.profile = "h200-sxm";
+  // cudaDeviceProp of an H200 (driver 580, CUDA 13.0).
+  s.device = device("NVIDIA H200", 132, 2048, 90, Bytes(60 << 20));
+  s.memory_bytes = {150109880320, "cudaMemGetInfo on an H200"};
+  s.memory_gbytes_per_s = {4800, sheet};
+  s.bf16_tflops = {989.5, sheet};
+  s.fp8_tflops = {1979, sheet};
+  s.nvlink_gbytes_per_s = {450, sheet};
+  s.host_gbytes_per_s = {64, sheet};
+  return s;
+}
+
+DataSheet h100_sxm() {
+  constexpr std::string_view sheet = "NVIDIA H100 data sheet (SXM5); tensor cores without sparsity, links one way";
+  DataSheet s;
+  s.profile = "h100-sxm";
+  // torch's device properties of this name, as printed in published logs; L2: NVIDIA H100 white paper.
+  s.device = device("NVIDIA H100 80GB HBM3", 132, 2048, 90, Bytes(50 << 20));
+  s.memory_bytes = {
+      81089.0 * (1 << 20),
+      "total_memory=81089MB in torch 2.7's device properties under CUDA 12.8, as printed in published logs "
+      "(81082 to 81090 MiB by driver)"};
+  s.memory_gbytes_per_s = {3350, sheet};
+  s.bf16_tflops = {989.5, sheet};
+  s.fp8_tflops = {1979, sheet};
+  s.nvlink_gbytes_per_s = {450, sheet};
+  s.host_gbytes_per_s = {64, sheet};
+  return s;
+}
+
+}  // namespace
+
+const std::vector<DataSheet>& data_sheets() {
+  static const std::vector<DataSheet> all = {h200_sxm(), h100_sxm()};
+  return all;
+}
+
+const DataSheet& data_sheet(const std::string& profile_name, const Position& where) {
+  std::vector<std::string> known;
+  for (const auto& sheet : data_sheets()) {
+    if (sheet.profile == profile_name) return sheet;
+    known.push_back(sheet.profile);
+  }
+  throw UsageError(where, "data sheet", "none of a GPU \"" + profile_name + "\"", known,
+                   nearest_name(profile_name, known));
+}
+
+Device device_named(const std::string& name) {
+  if (const DataSheet* sheet = find_data_sheet(name)) return sheet->device;
+  Device unknown;
+  unknown.name = name;
+  return unknown;
+}
+
+const Device& assumed_device() { return data_sheet("h200-sxm").device; }
+
+const DataSheet* find_data_sheet(const std::string& device_name) {
+  for (const auto& sheet : data_sheets())
+    if (sheet.device.name == device_name) return &sheet;
+  return nullptr;
+}
+
+}  // namespace pipewright::profile

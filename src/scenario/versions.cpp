@@ -1,0 +1,81 @@
+// The table of versions, and versions as text: read once, printed at the edges.
+#include "pipewright/versions.hpp"
+
+#include <algorithm>
+#include <array>
+
+#include "pipewright/scenario.hpp"
+
+namespace pipewright::scenario {
+namespace {
+
+constexpr VersionInfo table_of_versions[] = {
+#define PIPEWRIGHT_MEGATRON(version, name, kind, source, commit) \
+  {Version::version, name, VersionKind::kind, source, commit},
+#include "pipewright/versions.def"
+#undef PIPEWRIGHT_MEGATRON
+};
+static_assert(std::size(table_of_versions) == static_cast<std::size_t>(newest) + 1, "newest names the last row");
+
+/// ".2": a patch number of up to three digits.
+bool is_patch(std::string_view rest) {
+  return rest.size() >= 2 && rest.size() <= 4 && rest[0] == '.' &&
+         std::ranges::all_of(rest.substr(1), [](char c) { return c >= '0' && c <= '9'; });
+}
+
+}  // namespace
+
+std::span<const VersionInfo> versions() { return table_of_versions; }
+
+const VersionInfo& info(Version version) { return table_of_versions[static_cast<std::size_t>(version)]; }
+
+std::optional<Version> parse_version(std::string_view text) {
+  for (const auto& row : table_of_versions) {
+    if (!text.starts_with(row.name)) continue;
+    const auto rest = text.substr(row.name.size());
+    if (row.kind == VersionKind::release ? is_patch(rest) : rest.empty()) return row.version;
+  }
+  return std::nullopt;
+}
+
+Version core_version(const Software& software) {
+  if (const auto known = parse_version(software.megatron_core)) return *known;
+  const auto release = std::ranges::find(std::rbegin(table_of_versions), std::rend(table_of_versions),
+                                         VersionKind::release, &VersionInfo::kind);
+  return release->version;
+}
+
+std::vector<std::string> stated_names(Versions versions) {
+  std::vector<std::string> names;
+  for (const bool released : {true, false})
+    for (const auto& row : table_of_versions)
+      if (versions.has(row.version) && (row.kind == VersionKind::release) == released)
+        names.push_back(std::string(row.name) + (released ? ".0" : ""));
+  return names;
+}
+
+std::string in_words(Versions versions, bool ranges) {
+  std::string list;
+  for (const auto kind : {VersionKind::release, VersionKind::branch, VersionKind::pull_request}) {
+    std::string_view begun, last;  // of releases in a row
+    const auto end_row = [&] {
+      if (last != begun) list += "-" + std::string(last);
+      begun = last = {};
+    };
+    for (const auto& row : table_of_versions) {
+      if (row.kind != kind) continue;
+      if (!versions.has(row.version)) {
+        end_row();
+      } else if (ranges && kind == VersionKind::release && !begun.empty()) {
+        last = row.name;
+      } else {
+        list += (list.empty() ? "" : ", ") + std::string(row.name);
+        begun = last = row.name;
+      }
+    }
+    end_row();
+  }
+  return list;
+}
+
+}  // namespace pipewright::scenario

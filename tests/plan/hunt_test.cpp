@@ -1,0 +1,160 @@
+// A hunt for points that the search should have found: random legal points of what a scenario leaves open, by the
+// estimate; the best of them by the exact engine. None may beat a best by more than the stated gap and a tie. And what
+// opens more finds nothing worse.
+//
+// PIPEWRIGHT_LONG=1 hunts with 500 points a case, and over scenarios that come with the program, too;
+// PIPEWRIGHT_HUNT=N with N.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <random>
+
+#include "../../src/plan/dimensions.hpp"
+#include "../../src/plan/rules.hpp"
+#include "bases.hpp"
+#include "pipewright/plan.hpp"
+
+using namespace pipewright;
+
+namespace {
+
+/// Steps of two predictions that differ by less are ties (src/plan/candidates.hpp).
+constexpr double tie = 0.005;
+
+std::size_t points() {
+  constexpr std::size_t long_form = 500;
+  const char* wanted = std::getenv("PIPEWRIGHT_HUNT");
+  if (wanted != nullptr) return static_cast<std::size_t>(std::atoi(wanted));
+  return std::getenv("PIPEWRIGHT_LONG") != nullptr ? long_form : 0;
+}
+
+const profile::Profiles& profiles() {
+  static const profile::Profiles all({profile::load(SOURCE_ROOT "/profiles/h100-sxm.json", {"test", 0})});
+  return all;
+}
+
+plan::Options real() {
+  plan::Options o;
+  o.predict = [](const scenario::Scenario& s) { return predict::predict(s, profiles()); };
+  o.repredict_reserved = [](const scenario::Scenario& s, const predict::Prediction& same) {
+    return predict::predict_memory(s, profiles(), same);
+  };
+  o.floor = [](const scenario::Scenario& s) { return predict::floor(s, profiles()); };
+  o.estimate = [](const scenario::Scenario& s) { return predict::estimate(s, profiles()); };
+  o.scout = [](const scenario::Scenario& s, predict::Depth depth, predict::Prediction& into) {
+    predict::scout_memory(s, profiles(), depth, into);
+  };
+  o.probability = [](const predict::Prediction& p) { return predict::probability_to_fit(p, profiles()); };
+  o.threads = 2;
+  o.top = 3;
+  return o;
+}
+
+/// A value of every dimension at random; none where a rule refuses them together.
+std::optional<scenario::Scenario> drawn(const scenario::Scenario& s, const std::vector<plan::Dimension>& dimensions,
+                                        std::mt19937& random) {
+  plan::LeftOut ignored;
+  scenario::Scenario point = s;
+  for (const auto& dimension : dimensions) {
+    const auto values = dimension.values(point, ignored);
+    if (!values.empty()) plan::apply(values[random() % values.size()], point);
+  }
+  point = plan::with_required_environment(point);
+  for (const auto& finding : plan::check(point))
+    if (finding.severity == plan::Severity::violation) return std::nullopt;
+  try {
+    scenario::check(point);
+  } catch (const UsageError&) {
+    return std::nullopt;
+  }
+  return point;
+}
+
+void hunt(const scenario::Scenario& s, std::size_t wanted, unsigned seed) {
+  CAPTURE(s.name);
+  const auto plan = plan::search(s, real());
+  const auto& c = plan.searched;
+  CHECK(c.candidates == c.illegal + c.pruned + c.by_memory + c.by_time + c.not_modelled + c.undecided + c.predicted);
+  if (plan.best) CHECK(plan.best->prediction.fits);
+  std::mt19937 random(seed);
+  const auto dimensions = plan::dimensions(s);
+  std::vector<std::pair<std::int64_t, scenario::Scenario>> found;
+  for (std::size_t tries = 0; tries < 40 * wanted && found.size() < wanted; ++tries) {
+    const auto point = drawn(s, dimensions, random);
+    if (!point) continue;
+    try {
+      found.emplace_back(predict::estimate(*point, profiles()).step_ns, *point);
+    } catch (const UsageError&) {
+      // not modelled
+    }
+  }
+  std::ranges::stable_sort(found, {}, [](const auto& one) { return one.first; });
+  const std::size_t exactly = std::max<std::size_t>(3, wanted / 100);
+  std::size_t looked = 0;
+  for (const auto& [estimate, point] : found) {
+    if (looked == exactly) break;
+    const auto floor = predict::floor(point, profiles());
+    CHECK(floor.step_ns <= static_cast<std::int64_t>(1.04 * static_cast<double>(estimate)));
+    if (!floor.fits) continue;
+    ++looked;
+    const auto exact = predict::predict(point, profiles());
+    CHECK(floor.step_ns <= exact.step_ns);
+    if (!exact.fits) continue;
+    INFO(scenario::write(point));
+    REQUIRE(plan.best);  // else "nothing fits" was false
+    const auto best = static_cast<double>(plan.best->prediction.step_ns);
+    CHECK(static_cast<double>(exact.step_ns) >= best * (1 - c.gap - tie));
+  }
+}
+
+scenario::Scenario opened(scenario::Scenario s, const std::vector<std::string>& names) {
+  return plan::opened(std::move(s), names);
+}
+
+/// Small enough for minutes, large enough that memory matters under `limit`.
+scenario::Scenario small(const char* base, const char* limit) {
+  auto s = test::scenario(base, "global_batch_size=32");
+  s.name = base;
+  scenario::set(s, std::string("search.memory_limit=") + limit);
+  return s;
+}
+
+}  // namespace
+
+TEST_CASE("no random legal point beats a best by more than its gap and a tie") {
+  const auto wanted = std::max<std::size_t>(points(), 40);
+  hunt(opened(small("dense", "24GiB"), {"recompute", "pipeline", "layout", "allocator"}), wanted, 1);
+  hunt(opened(small("dense", "18GiB"), {"parallelism", "microbatch", "recompute", "allocator"}), wanted, 2);
+  hunt(opened(small("moe", "40GiB"), {"recompute", "pipeline", "allocator"}), wanted, 3);
+  if (points() == 0) return;
+  hunt(opened(small("moe", "40GiB"), {"all"}), wanted, 4);
+  for (const char* file : {"llama3-8b-pretrain-8xh100", "llama3-70b-sft-32xh100", "mixtral-8x7b-pretrain-32xh100",
+                           "qwen3-30b-a3b-pretrain-16xh100", "llama3-70b-pretrain-64xh100"})
+    hunt(opened(scenario::read(std::string(SOURCE_ROOT "/scenarios/") + file + ".yaml"),
+                {"parallelism", "microbatch", "recompute", "allocator"}),
+         wanted, 5);
+}
+
+TEST_CASE("opening more never makes the best worse") {
+  const std::vector<std::string> names = {"recompute", "pipeline", "layout", "allocator", "parallelism", "microbatch"};
+  std::mt19937 random(7);
+  const std::size_t rounds = points() > 0 ? 12 : 2;
+  for (std::size_t round = 0; round < rounds; ++round) {
+    // A subset, and the same with more.
+    std::vector<std::string> some, more;
+    for (const auto& name : names) {
+      const auto draw = random() % 3;
+      if (draw == 0) some.push_back(name);
+      if (draw <= 1) more.push_back(name);
+    }
+    if (some.empty()) some = {"recompute"}, more.emplace_back("recompute");
+    const auto base = small(round % 2 == 0 ? "dense" : "tensor", round % 3 == 0 ? "22GiB" : "30GiB");
+    const auto less = plan::search(opened(base, some), real()), all = plan::search(opened(base, more), real());
+    CAPTURE(round);
+    if (!less.best) continue;
+    REQUIRE(all.best);
+    CHECK(static_cast<double>(all.best->prediction.step_ns) <=
+          static_cast<double>(less.best->prediction.step_ns) * (1 + all.searched.gap + tie));
+  }
+}
