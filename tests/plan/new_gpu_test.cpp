@@ -78,7 +78,7 @@ TEST_CASE("a derived profile is the chip's: its properties, its memory, and it i
   CHECK(large_product > 0.5);
   CHECK(large_product < 0.6);
   CHECK(ratio({"fill", {std::int64_t{1} << 30}}) == doctest::Approx(4800.0 / 7200).epsilon(0.03));
-  CHECK(ratio({"fill", {4096}}) > 0.9);  // most of it is a fixed cost, which stays
+  CHECK(ratio({"fill", {4096}}) > 0.9);  // as the smallest measured, 512 KiB: a fifth of it is bandwidth
   CHECK(ratio({"send_recv.nvlink", {std::int64_t{1} << 30}}) == doctest::Approx(0.5).epsilon(0.05));
   CHECK(x500.link("nvlink")->gbytes_per_s == doctest::Approx(2 * h200.link("nvlink")->gbytes_per_s));
   CHECK(x500.scalars.at("host.cuda_launch_us").value == h200.scalars.at("host.cuda_launch_us").value);
