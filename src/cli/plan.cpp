@@ -4,6 +4,7 @@
 
 #include "commands.hpp"
 #include "input.hpp"
+#include "page.hpp"
 #include "pipewright/report.hpp"
 #include "progress.hpp"
 
@@ -92,10 +93,12 @@ void run(const PlanOptions& options, Outcome& outcome) {
 
   if (!options.json.empty()) write_result(options.json, report::plan_json(plan));
   if (!options.html.empty()) {
-    const plan::Candidate& shown = plan.best ? *plan.best : plan.baseline;
+    const plan::Candidate& shown_candidate = plan.best ? *plan.best : plan.baseline;
     predict::Run details;
-    const auto prediction = predict::predict(shown.scenario, profiles, &details);
-    write_file(options.html, report::html(prediction, details, &plan));
+    const auto prediction = predict::predict(shown_candidate.scenario, profiles, &details);
+    report::Page page{shown_candidate.label, "plan", {{"plan", report::plan_json(plan)}}, {}, {}};
+    page.runs.push_back(shown("best", shown_candidate.scenario, profiles, prediction, details));
+    write_file(options.html, report::html(page));
   }
   if (options.json != "-") write_result("-", report::plan_text(plan, emit_forms));
 }

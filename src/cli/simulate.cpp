@@ -4,6 +4,7 @@
 
 #include "commands.hpp"
 #include "input.hpp"
+#include "page.hpp"
 #include "pipewright/report.hpp"
 #include "progress.hpp"
 
@@ -31,7 +32,11 @@ void simulate(const SimulateOptions& options) {
   prediction.notes.insert(prediction.notes.begin(), loaded.notes.begin(), loaded.notes.end());
   if (!options.json.empty()) write_result(options.json, report::simulate_json(prediction));
   if (!options.trace.empty()) report::write_trace(options.trace, prediction, run);
-  if (!options.html.empty()) write_file(options.html, report::html(prediction, run));
+  if (!options.html.empty()) {
+    report::Page page{prediction.scenario, "simulate", {{"simulate", report::simulate_json(prediction)}}, {}, {}};
+    page.runs.push_back(shown("simulated", loaded.scenario, profiles, prediction, run));
+    write_file(options.html, report::html(page));
+  }
   if (options.json != "-") write_result("-", report::simulate_text(prediction));
 }
 

@@ -127,6 +127,7 @@ class Heap {
   std::int64_t peak() const { return peak_; }
   std::int64_t peak_event() const { return peak_event_; }
   std::int64_t events() const { return events_; }
+  std::int64_t launches() const { return launches_; }
   std::int64_t graph_pool() const { return graph_peak_; }
   void begin_step() { peak_ = 0; }
   void remember_owners_at(std::int64_t event) { stop_at_ = event; }

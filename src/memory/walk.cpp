@@ -286,6 +286,7 @@ void Walker::step(bool first) {
       end_iteration();
     follower.follow(instruction);
     after_instruction.push_back(heap_.live());
+    if (on_instruction) on_instruction(static_cast<std::uint32_t>(after_instruction.size() - 1));
     for (Moment& moment : moments_) {
       if (moment.event <= before || moment.event > heap_.events()) continue;
       schedule::RankProgram one;

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -83,7 +84,8 @@ class Walker : public model::Visitor {
   bool wait(const Part& part);
   void deallocate(model::Call call);
 
-  std::vector<std::int64_t> after_instruction;  ///< live bytes
+  std::vector<std::int64_t> after_instruction;        ///< live bytes
+  std::function<void(std::uint32_t)> on_instruction;  ///< where set: told the index of each one that is done
 
  private:
   std::uint32_t own(Own which) const {

@@ -8,8 +8,10 @@
 #include <algorithm>
 #include <array>
 #include <map>
+#include <tuple>
 
 #include "coverage.hpp"
+#include "pipewright/reading.hpp"
 
 namespace pipewright::timeline {
 namespace {
@@ -42,40 +44,6 @@ Traced traced(const Label& label) {
   }
 }
 
-/// Where the steady state of a rank's program begins and ends (schedules.py: warm-up forwards come before the first
-/// backward, as many backwards are left to cool-down).
-struct Bounds {
-  std::uint32_t steady = 0, cooldown = 0;
-};
-
-Bounds bounds_of(const schedule::RankProgram& program) {
-  int forwards = 0, backwards = 0, all_backwards = 0;
-  const auto forward = [](const schedule::Instruction& i) {
-    return i.kind == Kind::forward || (i.kind == Kind::combined_begin && i.microbatch != schedule::no_microbatch);
-  };
-  const auto backward = [](const schedule::Instruction& i) {
-    return i.kind == Kind::backward ||
-           (i.kind == Kind::combined_begin && i.backward_microbatch != schedule::no_microbatch);
-  };
-  for (const auto& i : program.instructions) all_backwards += backward(i) ? 1 : 0;
-  const auto size = static_cast<std::uint32_t>(program.instructions.size());
-  Bounds bounds{size, size};
-  for (std::uint32_t n = 0; n < size; ++n) {
-    const auto& i = program.instructions[n];
-    if (bounds.steady == size && ((forward(i) && forwards == program.warmup) || backward(i))) bounds.steady = n;
-    if (bounds.cooldown == size && backward(i) && backwards == all_backwards - program.warmup) bounds.cooldown = n;
-    forwards += forward(i) ? 1 : 0;
-    backwards += backward(i) ? 1 : 0;
-  }
-  // The op's own waits belong to it.
-  for (auto* bound : {&bounds.steady, &bounds.cooldown})
-    while (*bound > 0 && *bound < size && program.instructions[*bound - 1].kind == Kind::wait &&
-           !sends(program.instructions[*bound - 1].parts.front().type))
-      --*bound;
-  bounds.steady = std::min(bounds.steady, bounds.cooldown);
-  return bounds;
-}
-
 /// What one rank has done so far, in node order.
 struct Running {
   std::int64_t reached = 0, arrival = 0;
@@ -84,9 +52,17 @@ struct Running {
 
 class Accountant {
  public:
-  Accountant(Result& result, const model::Stages& stages, const schedule::Program& program, std::int64_t gap)
-      : result_(result), graph_(result.graph), times_(result.times), stages_(stages), program_(program), gap_(gap) {
-    for (const auto& rank : program.ranks) bounds_.push_back(bounds_of(rank));
+  /// Reads `of`, writes to `result` (the same, or another) and, where it is given, `gaps`.
+  Accountant(Result& result, const Result& of, const model::Stages& stages, const schedule::Program& program,
+             std::int64_t gap, std::vector<Gap>* gaps = nullptr)
+      : result_(result),
+        graph_(of.graph),
+        times_(of.times),
+        stages_(stages),
+        program_(program),
+        gap_(gap),
+        gaps_(gaps) {
+    for (const auto& rank : program.ranks) bounds_.push_back(phase_bounds(rank));
   }
 
   void account() {
@@ -110,7 +86,7 @@ class Accountant {
  private:
   Phase phase_of(const Label& label) const {
     if (label.phase != 0 || label.instruction == Label::none) return Phase::end;
-    const Bounds& bounds = bounds_[label.rank];
+    const PhaseBounds& bounds = bounds_[label.rank];
     if (label.instruction < bounds.steady) return Phase::warmup;
     return label.instruction < bounds.cooldown ? Phase::steady : Phase::cooldown;
   }
@@ -143,15 +119,20 @@ class Accountant {
       const std::uint32_t cause = binding(graph_, times_, at);
       if (cause == Label::none) {
         split.idle += until - from;
+        note(node, cause, Cause::idle, from, until);
         return;
       }
       const Label& label = graph_.labels[cause];
       if (label.rank != waiting.rank) {
         (waiting.phase == 2 ? split.idle : split.bubble) += until - from;
+        note(node, cause, waiting.phase == 2 ? Cause::idle : Cause::bubble, from, until);
         return;
       }
       const std::int64_t ended = std::max(from, times_.end[cause]);
-      if (until > ended) split.host += until - ended;  // a lag: launches and synchronising calls
+      if (until > ended) {  // a lag: launches and synchronising calls
+        split.host += until - ended;
+        note(node, cause, Cause::host, ended, until);
+      }
       until = std::min(until, ended);
       const std::int64_t began = std::max(from, times_.start[cause]);
       synchronized = synchronized || label.kind == NodeKind::host;
@@ -160,11 +141,22 @@ class Accountant {
           exposed_transfer(label, waiting, until - began, split, queued, synchronized);
         else
           share_of(split, label.purpose) += until - began;
+        note(node, cause, label.kind == NodeKind::transfer ? Cause::p2p : cause_of(label.purpose), began, until);
         until = began;
       }
       queued = queued || label.kind == NodeKind::transfer;
       at = cause;
     }
+  }
+
+  static Cause cause_of(Purpose purpose) {
+    constexpr std::array<Cause, 6> by_purpose = {Cause::compute, Cause::tp, Cause::cp,
+                                                 Cause::ep,      Cause::dp, Cause::offload};
+    return by_purpose[static_cast<std::size_t>(purpose)];
+  }
+
+  void note(std::uint32_t node, std::uint32_t by, Cause cause, std::int64_t start, std::int64_t end) {
+    if (gaps_ != nullptr && end > start) gaps_->push_back({node, by, graph_.labels[node].rank, cause, start, end});
   }
 
   void exposed_transfer(const Label& transfer, const Label& waiting, std::int64_t ns, Split& split, bool queued,
@@ -255,6 +247,8 @@ class Accountant {
     Account& account = result_.ranks[r];
     account.end = rank.reached;
     account.by_phase[static_cast<std::size_t>(Phase::end)].idle += step - rank.reached;
+    if (gaps_ != nullptr && step > rank.reached)
+      gaps_->push_back({Label::none, Label::none, static_cast<std::uint16_t>(r), Cause::idle, rank.reached, step});
     for (const Split& split : account.by_phase) static_cast<Split&>(account) += split;
     for (Coverage& coverage : rank.traced) coverage.finish();
     const Coverage& compute = rank.traced[static_cast<std::size_t>(Traced::comp)];
@@ -347,7 +341,8 @@ class Accountant {
   const model::Stages& stages_;
   const schedule::Program& program_;
   const std::int64_t gap_;
-  std::vector<Bounds> bounds_;
+  std::vector<Gap>* const gaps_;
+  std::vector<PhaseBounds> bounds_;
   std::map<std::tuple<int, int, bool>, std::size_t> boundary_index_;
 };
 
@@ -364,6 +359,50 @@ const char* name(Why why) {
                                                    "host",
                                                    "wait"};
   return names[static_cast<std::size_t>(why)];
+}
+
+const char* name(Cause cause) {
+  constexpr std::array<const char*, causes> names = {"bubble", "idle", "host", "p2p",     "tp",
+                                                     "cp",     "ep",   "dp",   "offload", "compute"};
+  return names[static_cast<std::size_t>(cause)];
+}
+
+// Warm-up forwards come before the first backward, as many backwards are left to cool-down (schedules.py).
+PhaseBounds phase_bounds(const schedule::RankProgram& program) {
+  int forwards = 0, backwards = 0, all_backwards = 0;
+  const auto forward = [](const schedule::Instruction& i) {
+    return i.kind == Kind::forward || (i.kind == Kind::combined_begin && i.microbatch != schedule::no_microbatch);
+  };
+  const auto backward = [](const schedule::Instruction& i) {
+    return i.kind == Kind::backward ||
+           (i.kind == Kind::combined_begin && i.backward_microbatch != schedule::no_microbatch);
+  };
+  for (const auto& i : program.instructions) all_backwards += backward(i) ? 1 : 0;
+  const auto size = static_cast<std::uint32_t>(program.instructions.size());
+  PhaseBounds bounds{size, size};
+  for (std::uint32_t n = 0; n < size; ++n) {
+    const auto& i = program.instructions[n];
+    if (bounds.steady == size && ((forward(i) && forwards == program.warmup) || backward(i))) bounds.steady = n;
+    if (bounds.cooldown == size && backward(i) && backwards == all_backwards - program.warmup) bounds.cooldown = n;
+    forwards += forward(i) ? 1 : 0;
+    backwards += backward(i) ? 1 : 0;
+  }
+  // The op's own waits belong to it.
+  for (auto* bound : {&bounds.steady, &bounds.cooldown})
+    while (*bound > 0 && *bound < size && program.instructions[*bound - 1].kind == Kind::wait &&
+           !sends(program.instructions[*bound - 1].parts.front().type))
+      --*bound;
+  bounds.steady = std::min(bounds.steady, bounds.cooldown);
+  return bounds;
+}
+
+std::vector<Gap> gaps(const Result& result, const model::Stages& stages, const schedule::Program& program) {
+  Result accounts;
+  std::vector<Gap> found;
+  Accountant(accounts, result, stages, program, 0, &found).account();
+  std::stable_sort(found.begin(), found.end(),
+                   [](const Gap& a, const Gap& b) { return std::tie(a.rank, a.start) < std::tie(b.rank, b.start); });
+  return found;
 }
 
 Split& operator+=(Split& a, const Split& b) {
@@ -401,7 +440,7 @@ std::uint32_t own_start(const Graph& graph, std::uint32_t transfer) {
 }
 
 void account(Result& result, const model::Stages& stages, const schedule::Program& program, std::int64_t gap_ns) {
-  Accountant(result, stages, program, gap_ns).account();
+  Accountant(result, result, stages, program, gap_ns).account();
 }
 
 }  // namespace pipewright::timeline

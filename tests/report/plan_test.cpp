@@ -87,13 +87,6 @@ TEST_CASE("plan: JSON has the contract's keys and typed settings") {
   CHECK(json::parse(plan_json(none))["best"].is_null());
 }
 
-TEST_CASE("plan: the page lists the candidates") {
-  const auto p = three();
-  const auto page = html(p.best->prediction, small_run(), &p);
-  CHECK(page.find("recompute [layernorm]") != std::string::npos);
-  CHECK(page.find("recompute.moe-dense") != std::string::npos);
-}
-
 TEST_CASE("sweep: legal and illegal rows") {
   plan::Sweep s;
   s.baseline = small_prediction();

@@ -65,12 +65,6 @@ TEST_CASE("simulate without it says nothing about it") {
   CHECK_FALSE(contains(report::simulate_json(report::small_prediction()), "\"pressure\""));
 }
 
-TEST_CASE("the page has the same") {
-  const auto page = report::html(pressed(), report::small_run());
-  CHECK(contains(page, "Room on each pipeline rank"));
-  CHECK(contains(page, "free bytes pinned in part-used segments"));
-}
-
 TEST_CASE("the JSON holds verdict, margin, probability, the first failure and what pins the cache") {
   const auto json = nlohmann::json::parse(report::simulate_json(pressed()));
   const auto& fits = json["ranks"][0]["pressure"];

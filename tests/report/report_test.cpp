@@ -96,16 +96,6 @@ TEST_CASE("explain refuses ops and ranks that do not exist") {
 
 TEST_CASE("explain a peak") { check_golden("explain_peak.txt", explain_peak_text(small_prediction(), 0)); }
 
-TEST_CASE("the page stands alone and escapes what it shows") {
-  const std::string page = html(small_prediction(), small_run());
-  CHECK(page.find("http") == std::string::npos);
-  CHECK(page.find("src=") == std::string::npos);
-  CHECK(page.find("a note &lt;with&gt; markup &amp; a &quot;quote&quot;") != std::string::npos);
-  CHECK(page.find("prefers-color-scheme:dark") != std::string::npos);
-  CHECK(page.find("rank 1 F 0.0: 0.25 to 0.45 ms") != std::string::npos);
-  check_golden("page.html", page);
-}
-
 TEST_CASE("check: text and JSON") {
   const std::vector<plan::Finding> findings = {{"recompute-core-attn",
                                                 plan::Severity::trap,

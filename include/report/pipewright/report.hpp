@@ -36,9 +36,6 @@ std::string plan_json(const plan::Plan& plan);
 /// The flags of one scenario in the forms asked for, commented, ready to paste.
 std::string flags_text(const scenario::Scenario& scenario, const std::vector<std::string>& emit_forms);
 
-/// One self-contained page. `run` of the prediction shown; `plan` adds its alternatives.
-std::string html(const predict::Prediction& prediction, const predict::Run& run, const plan::Plan* plan = nullptr);
-
 // ---- sweep
 
 std::string sweep_text(const plan::Sweep& sweep);

@@ -1,0 +1,33 @@
+// One HTML page that carries everything itself: the results as JSON, and of runs the whole step and its memory. It
+// opens without a network; the browser must know DecompressionStream (Chromium 80, Firefox 113, Safari 16.4 and later).
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "pipewright/histories.hpp"
+#include "pipewright/predict.hpp"
+
+namespace pipewright::report {
+
+/// A run whose timeline and memory the page shows.
+struct RunShown {
+  std::string title;  ///< "best", "given"; what tells it from another on the same page
+  const predict::Prediction* prediction = nullptr;
+  const predict::Run* run = nullptr;
+  std::vector<predict::RankHistory> memory;
+};
+
+struct Page {
+  std::string title;
+  std::string kind;  ///< the command: decides what stands first
+  std::vector<std::pair<std::string, std::string>>
+      results;  ///< command -> what its --json writes; figures come from it
+  std::vector<RunShown> runs;
+  std::string extra;  ///< a JSON object of what the page shows beside
+};
+
+std::string html(const Page& page);
+
+}  // namespace pipewright::report

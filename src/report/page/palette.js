@@ -1,0 +1,69 @@
+// ---- Colours. Kinds of work after Paul Tol's schemes for colour-blind readers: they differ in lightness too. Waits are
+// pale versions of what is waited for.
+
+/// In the order of page_timeline.cpp's Category.
+const categories = [
+  { id: "forward", name: "forward", light: "#4477aa", dark: "#6699cc" },
+  { id: "backward", name: "backward", light: "#44aa99", dark: "#5fbfae" },
+  { id: "weight_gradient", name: "weight gradient", light: "#117733", dark: "#3a9a58" },
+  { id: "recompute", name: "recompute", light: "#aa4499", dark: "#c86dba" },
+  { id: "finalisation", name: "gradient finalisation", light: "#999933", dark: "#b3b350" },
+  { id: "optimizer", name: "optimizer", light: "#ddcc77", dark: "#d8c878" },
+  { id: "tp", name: "tensor-parallel collective", light: "#ee7733", dark: "#f08a4f" },
+  { id: "cp", name: "context-parallel exchange", light: "#cc6677", dark: "#d98593" },
+  { id: "ep", name: "expert-parallel all-to-all", light: "#bb2a14", dark: "#e0533d" },
+  { id: "dp", name: "data-parallel collective", light: "#7b4a12", dark: "#a97a3e" },
+  { id: "offload", name: "offload copy", light: "#77bfe6", dark: "#88ccee" },
+  { id: "transfer", name: "pipeline transfer", light: "#882255", dark: "#b8508a" },
+  { id: "host", name: "host issues", light: "#80868f", dark: "#8a9099" },
+  { id: "synchronisation", name: "host waits for the GPU", light: "#c3c8cf", dark: "#4b5159" },
+];
+
+/// In the order of timeline::Cause.
+const causes = [
+  { id: "bubble", name: "bubble: the peer is not ready", light: "#dfe2e6", dark: "#343a41" },
+  { id: "idle", name: "idle: this rank is done", light: "#eff1f3", dark: "#262a2f" },
+  { id: "host", name: "waits for its host", light: "#ffe08a", dark: "#6b5a1e" },
+  { id: "p2p", name: "waits for a pipeline transfer", light: "#dba9c4", dark: "#6a2c4e" },
+  { id: "tp", name: "waits for a tensor-parallel collective", light: "#f9cdb0", dark: "#7c4524" },
+  { id: "cp", name: "waits for a context-parallel exchange", light: "#ebc6cd", dark: "#6e3a44" },
+  { id: "ep", name: "waits for an expert-parallel all-to-all", light: "#eeb0a4", dark: "#6f2b1f" },
+  { id: "dp", name: "waits for a data-parallel collective", light: "#d5bfa4", dark: "#57401f" },
+  { id: "offload", name: "waits for an offload copy", light: "#d3ecfa", dark: "#2d5366" },
+  { id: "compute", name: "waits for computation on another stream", light: "#c6d5e6", dark: "#2f4359" },
+];
+
+const spinning = { id: "spin", name: "posted, waits for the other side", light: "#d9c3cf", dark: "#4d3342" };
+/// The forward and backward of every other chunk.
+const alternates = [
+  { id: "forward2", name: "forward", light: "#7099c4", dark: "#4d7ba8" },
+  { id: "backward2", name: "backward", light: "#76c2b5", dark: "#3f9787" },
+  { id: "both", name: "forward and backward together", light: "#5b6fb8", dark: "#8a97d8" },
+];
+
+/// Everything that a pixel can be, by number: categories, causes (from firstCause), the rest.
+const firstCause = categories.length;
+const spinKind = firstCause + causes.length;
+const alternateKind = spinKind + 1;
+const kinds = [...categories, ...causes, spinning, ...alternates];
+
+const ownerColours = ["#4477aa", "#ee7733", "#44aa99", "#aa4499", "#ddcc77", "#882255", "#88ccee", "#117733", "#cc6677"];
+
+const isDark = () => matchMedia("(prefers-color-scheme: dark)").matches;
+const colourOf = (kind) => (isDark() ? kind.dark : kind.light);
+
+/// "#rrggbb" as a pixel of ImageData on a little-endian machine.
+function pixel(hex) {
+  const value = parseInt(hex.slice(1), 16);
+  return (0xff000000 | ((value & 255) << 16) | (value & 0xff00) | (value >> 16)) >>> 0;
+}
+
+const cssColour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+/// Dark text on light colours and the other way round.
+function inkOn(hex) {
+  const [r, g, b] = [1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16) / 255);
+  return 0.2126 * r ** 2.2 + 0.7152 * g ** 2.2 + 0.0722 * b ** 2.2 > 0.32 ? "#14171a" : "#ffffff";
+}
+
+const key = (colour, text) => h("span", { class: "key" }, h("i", { style: `background:${colour}` }), text);
