@@ -1,4 +1,4 @@
-// pipewright import: traces of a real run, one a rank, into a profile and a report.
+// pipewright import: traces of a real run, one a rank, or published tables, into a profile and a report.
 #include "pipewright/import.hpp"
 
 #include <fmt/format.h>
@@ -8,6 +8,7 @@
 
 #include "commands.hpp"
 #include "input.hpp"
+#include "pipewright/public_tables.hpp"
 
 namespace pipewright::cli {
 namespace {
@@ -15,6 +16,8 @@ namespace {
 struct ImportOptions {
   std::vector<std::string> traces, profiles, set;
   std::string scenario, out, json;
+  std::string aiconfigurator, simumax, gpu;
+  bool published_only = false;
   double host_overhead = 1.25;
   bool force = false;
 };
@@ -25,11 +28,39 @@ std::string name_of(const std::string& path) {
   return file.extension() == ".json" ? file.stem().string() : file.filename().string();
 }
 
+const Position where = {"command line", 0};
+
+/// --aiconfigurator: tables of others. What they lack is derived from the one profile that is named.
+void import_published(const ImportOptions& options) {
+  const auto lone = [&](const std::string& option, bool given) {
+    if (given) throw UsageError(where, option, "is for traces, not for --aiconfigurator");
+  };
+  lone("TRACE", !options.traces.empty());
+  lone("--scenario", !options.scenario.empty());
+  lone("--json", !options.json.empty());
+  if (options.gpu.empty()) throw UsageError(where, "--gpu", "is missing: whose tables are to be read");
+  if (options.profiles.size() != 1)
+    throw UsageError(where, "--profile", "one measured profile is needed: what the tables lack is derived from it");
+  const auto result =
+      tables::import_tables({options.aiconfigurator, options.simumax}, profile::load(options.profiles.front(), where),
+                            profile::data_sheet(options.gpu, where));
+  const auto kept = options.published_only ? tables::published_only(result.profile) : result.profile;
+  write_result(options.out, profile::to_json(kept));
+  if (options.out != "-") write_result("-", tables::text(result));
+}
+
 void import(const ImportOptions& options) {
-  const Position where = {"command line", 0};
   if (!options.force && options.out != "-" && std::filesystem::exists(options.out)) {
     throw UsageError(where, "--out", options.out + " exists; --force replaces it");
   }
+  if (!options.aiconfigurator.empty()) return import_published(options);
+  for (const auto& [given, option] :
+       {std::pair(!options.simumax.empty(), "--simumax"), std::pair(!options.gpu.empty(), "--gpu"),
+        std::pair(options.published_only, "--public-only")}) {
+    if (given) throw UsageError(where, option, "is for --aiconfigurator");
+  }
+  if (options.traces.empty()) throw UsageError(where, "TRACE", "is missing: a trace, or --aiconfigurator DIR");
+  if (options.scenario.empty()) throw UsageError(where, "--scenario", "is missing: what the traced run followed");
   if (!(options.host_overhead >= 1 && options.host_overhead <= 10)) {
     throw UsageError(where, "--host-overhead", "a factor from 1 (a profiler that costs nothing) to 10");
   }
@@ -63,14 +94,13 @@ void import(const ImportOptions& options) {
 }  // namespace
 
 void add_import(Command& app, Outcome&) {
-  auto& command = app.add_subcommand("import", "Read traces of a real run, one a rank, into a profile");
+  auto& command = app.add_subcommand("import", "Read traces of a real run, or published kernel tables, into a profile");
   const auto options = std::make_shared<ImportOptions>();
   command
       .add_option("TRACE", options->traces,
                   "torch.profiler JSON (.gz), Nsight Systems .sqlite, or a kernel list; NAME.rR.* is rank R")
-      .required()
-      .expected(1, 100000);
-  command.add_option("--scenario", options->scenario, "scenario file (YAML) that the run followed").required();
+      .expected(0, 100000);
+  command.add_option("--scenario", options->scenario, "scenario file (YAML) that the run followed");
   command.add_option("--out", options->out, "file of the profile (-: standard output)").required();
   command.add_flag("--force", options->force, "replace the file");
   command.add_option("--set", options->set, "NAME=VALUE: any setting, overrides the scenario; repeatable").repeatable();
@@ -78,13 +108,21 @@ void add_import(Command& app, Outcome&) {
   command.add_option("--host-overhead", options->host_overhead,
                      "host times are divided by it: the cost of the profiler itself (1.25: torch.profiler on a step "
                      "bound by the host, 438.1 ms traced, 349.7 ms untraced; 1 for a profiler without cost)");
+  command.add_option(
+      "--aiconfigurator", options->aiconfigurator,
+      "folder with tables of ai-dynamo/aiconfigurator as CSV (docs/public-tables.md), instead of traces");
+  command.add_option("--simumax", options->simumax, "SimuMax's machine file of a B200, beside --aiconfigurator");
+  command.add_option("--gpu", options->gpu, "whose tables: the profile's name of a GPU with a data sheet");
+  command.add_flag("--public-only", options->published_only, "write what the tables hold, nothing derived");
   command.add_option("--json", options->json, "write the report as JSON (-: standard output)");
   command.footer(
       "With --profile, the report compares with times of lone kernels, and imported times are brought to a cool part\n"
       "by that profile's clock law, so that both can be used together.\n\n"
       "Examples:\n"
       "  pipewright import step.r0.json.gz step.r1.json.gz --scenario S.yaml --profile h200-sxm --out run.json\n"
-      "  pipewright simulate S.yaml --profile run.json --profile h200-sxm");
+      "  pipewright simulate S.yaml --profile run.json --profile h200-sxm\n"
+      "  pipewright import --aiconfigurator CSV --simumax b200_bf16_ceperm.json --gpu gb200-nvl72 --profile h200-sxm\n"
+      "      --out profiles/gb200-nvl72.json");
   command.callback([options] { import(*options); });
 }
 

@@ -17,6 +17,8 @@ DataSheet h200_sxm() {
   s.fp8_tflops = {1979, sheet};
   s.nvlink_gbytes_per_s = {450, sheet};
   s.host_gbytes_per_s = {64, sheet};
+  s.power_watts = {700, sheet};
+  s.network_gbits = {400, "NVIDIA DGX H200 data sheet: ConnectX-7"};
   return s;
 }
 
@@ -35,13 +37,70 @@ DataSheet h100_sxm() {
   s.fp8_tflops = {1979, sheet};
   s.nvlink_gbytes_per_s = {450, sheet};
   s.host_gbytes_per_s = {64, sheet};
+  s.power_watts = {700, sheet};
+  s.network_gbits = {400, "NVIDIA DGX H100 data sheet: ConnectX-7"};
+  return s;
+}
+
+DataSheet b200_sxm() {
+  constexpr std::string_view sheet =
+      "NVIDIA DGX B200 data sheet, an eighth of it; tensor cores without sparsity, links one way";
+  DataSheet s;
+  s.profile = "b200-sxm";
+  // torch's device properties and cudaDeviceProp of this name, as printed in published logs (pytorch/ao pull request
+  // 4002).
+  s.device = device("NVIDIA B200", 148, 2048, 100, Bytes(253 << 19));
+  s.memory_bytes = {182642.0 * (1 << 20), "total_memory=182642MB in torch's device properties, as printed in logs"};
+  s.memory_gbytes_per_s = {7672, "7680 bits at 3996 MHz, both edges: cudaDeviceProp and nvidia-smi, pytorch/ao 4002"};
+  s.bf16_tflops = {2250, sheet};
+  s.fp8_tflops = {4500, sheet};
+  s.nvlink_gbytes_per_s = {900, sheet};
+  s.host_gbytes_per_s = {64, sheet};
+  s.power_watts = {1000, sheet};
+  s.network_gbits = {400, "NVIDIA DGX B200 data sheet: ConnectX-7"};
+  return s;
+}
+
+DataSheet gb200_nvl72() {
+  constexpr std::string_view sheet =
+      "NVIDIA GB200 NVL72 data sheet, a 72nd of it; tensor cores without sparsity, links one way";
+  DataSheet s;
+  s.profile = "gb200-nvl72";
+  s.device = device("NVIDIA GB200", 152, 2048, 100, Bytes(253 << 19));  // multiprocessors: published logs; L2: B200's
+  s.memory_bytes = {184.31 * (1 << 30), "\"total capacity of 184.31 GiB\" in torch's messages, as printed in logs"};
+  s.memory_gbytes_per_s = {8000, sheet};
+  s.bf16_tflops = {2500, sheet};
+  s.fp8_tflops = {5000, sheet};
+  s.nvlink_gbytes_per_s = {900, sheet};
+  s.host_gbytes_per_s = {225, "NVLink-C2C of a Grace Blackwell Superchip, 900 GB/s both ways, for its two GPUs"};
+  s.power_watts = {1200, sheet};
+  s.network_gbits = {400, "NVIDIA GB200 NVL72: ConnectX-7, one a GPU"};
+  return s;
+}
+
+DataSheet gb300_nvl72() {
+  constexpr std::string_view sheet =
+      "NVIDIA GB300 NVL72 data sheet, a 72nd of it; tensor cores without sparsity, links one way";
+  DataSheet s;
+  s.profile = "gb300-nvl72";
+  s.device = device("NVIDIA GB300", 152, 2048, 103, Bytes(253 << 19));  // multiprocessors: published logs; L2: B200's
+  s.memory_bytes = {283491.0 * (1 << 20),
+                    "284208 MiB in nvidia-smi (aiconfigurator, gb300.yaml), less the 717 MiB by which torch's figure "
+                    "of a B200 is below nvidia-smi's (183359 MiB)"};
+  s.memory_gbytes_per_s = {8000, sheet};
+  s.bf16_tflops = {2500, sheet};
+  s.fp8_tflops = {5000, sheet};
+  s.nvlink_gbytes_per_s = {900, sheet};
+  s.host_gbytes_per_s = {225, "NVLink-C2C of a Grace Blackwell Superchip, 900 GB/s both ways, for its two GPUs"};
+  s.power_watts = {1400, sheet};
+  s.network_gbits = {800, "NVIDIA GB300 NVL72: ConnectX-8, one a GPU"};
   return s;
 }
 
 }  // namespace
 
 const std::vector<DataSheet>& data_sheets() {
-  static const std::vector<DataSheet> all = {h200_sxm(), h100_sxm()};
+  static const std::vector<DataSheet> all = {h200_sxm(), h100_sxm(), b200_sxm(), gb200_nvl72(), gb300_nvl72()};
   return all;
 }
 

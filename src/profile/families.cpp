@@ -93,6 +93,9 @@ Family collective(std::string name, double passes, std::string what) {
           std::move(what)};
 }
 
+// Bytes of an element with its share of a scale: one byte of E8M0 for 32, one of E4M3 for 16.
+constexpr double scaled_fp8 = 1 + 1.0 / 32, scaled_fp4 = 0.5 + 1.0 / 16;
+
 std::vector<Family> make_families() {
   using V = std::vector<std::string>;
   const V rows_cols = {"rows", "cols"}, rows_ffn = {"rows", "ffn"}, elements = {"elements"}, bytes = {"bytes"},
@@ -117,6 +120,16 @@ std::vector<Family> make_families() {
   f.push_back(gemm("gemm.fp8.block.tn.acc_f32", 1, 4, true, "wgrad: e4m3, scales for 1 x 128, added to fp32"));
   f.push_back(gemm("gemm.fp8.block.tn.acc_bf16", 1, 2, true, "the same, added to a bf16 main gradient"));
   f.push_back(gemm("gemm.fp8.block.tn.out_bf16", 1, 2, false, "the same, bf16 out"));
+  f.push_back(gemm("gemm.mxfp8.tn", scaled_fp8, 2, false,
+                   "forward and dgrad: MXFP8 (FP8 with an E8M0 scale for 32 elements along k), bf16 out"));
+  f.push_back(gemm("gemm.mxfp8.tn.acc_f32", scaled_fp8, 4, true, "wgrad: MXFP8, added to an fp32 main gradient"));
+  f.push_back(gemm("gemm.mxfp8.tn.acc_bf16", scaled_fp8, 2, true, "the same, added to a bf16 main gradient"));
+  f.push_back(gemm("gemm.mxfp8.tn.out_bf16", scaled_fp8, 2, false, "the same, bf16 out"));
+  f.push_back(gemm("gemm.nvfp4.tn", scaled_fp4, 2, false,
+                   "forward and dgrad: NVFP4 (E2M1 with an E4M3 scale for 16 elements along k), bf16 out"));
+  f.push_back(gemm("gemm.nvfp4.tn.acc_f32", scaled_fp4, 4, true, "wgrad: NVFP4, added to an fp32 main gradient"));
+  f.push_back(gemm("gemm.nvfp4.tn.acc_bf16", scaled_fp4, 2, true, "the same, added to a bf16 main gradient"));
+  f.push_back(gemm("gemm.nvfp4.tn.out_bf16", scaled_fp4, 2, false, "the same, bf16 out"));
   f.push_back(attention("attention.forward.bf16", 2, 2, "cuDNN fused causal GQA attention"));
   f.push_back(attention("attention.backward.bf16", 5, 4,
                         "its backward: dot_do_o, bprop, convert_dq, reduction of dk and dv over a group's heads"));
@@ -136,6 +149,10 @@ std::vector<Family> make_families() {
       grouped("gemm.grouped.fp8.block.tn.acc_f32", 1, 4, true, true, "their wgrad, added to fp32 main gradients"));
   f.push_back(grouped("gemm.grouped.fp8.block.tn.acc_bf16", 1, 2, true, true, "their wgrad, added to bf16 gradients"));
   f.push_back(grouped("gemm.grouped.fp8.block.tn.out_bf16", 1, 2, true, false, "their wgrad, bf16 out"));
+  f.push_back(grouped("gemm.grouped.mxfp8.tn", scaled_fp8, 2, false, false, "experts' forward and dgrad, MXFP8"));
+  f.push_back(grouped("gemm.grouped.mxfp8.tn.acc_f32", scaled_fp8, 4, true, true, "their wgrad, added to fp32"));
+  f.push_back(grouped("gemm.grouped.mxfp8.tn.acc_bf16", scaled_fp8, 2, true, true, "their wgrad, added to bf16"));
+  f.push_back(grouped("gemm.grouped.mxfp8.tn.out_bf16", scaled_fp8, 2, true, false, "their wgrad, bf16 out"));
   f.push_back(mla_attention("attention.mla.forward.bf16", 1, 1, 1,
                             "cuDNN fused causal attention whose q and k are wider than v (MLA)"));
   f.push_back(mla_attention("attention.mla.backward.bf16", 3, 2, 2, "its backward with its helper kernels"));
@@ -205,6 +222,10 @@ std::vector<Family> make_families() {
   f.push_back(streaming("transpose.fp8", rows_cols, 2, "fp8 -> fp8 transposed"));
   f.push_back(streaming("quantize.blockwise.fp8", rows_cols, 4,
                         "bf16 -> fp8 in 1x128 or 128x128 blocks, both directions, with scales"));
+  f.push_back(streaming("quantize.mxfp8", rows_cols, 2 + 2 * scaled_fp8,
+                        "bf16 -> MXFP8 row-wise and column-wise, with scales of both"));
+  f.push_back(streaming("quantize.nvfp4", rows_cols, 4 + 2 * scaled_fp4,
+                        "bf16 -> NVFP4 row-wise and column-wise: amax of the tensor, then the cast (two reads)"));
   f.push_back(streaming("embedding.forward", {"tokens", "hidden"}, 8,
                         "gather of bf16 rows, and the copy from [b,s,h] to [s,b,h]"));
   f.push_back({"embedding.backward",
@@ -265,6 +286,8 @@ std::string_view name(Origin origin) {
       return "measured";
     case Origin::interpolated:
       return "interpolated";
+    case Origin::published:
+      return "public";
     case Origin::derived:
       return "derived";
   }

@@ -71,10 +71,11 @@ struct Field {
     if (!has("origin")) return otherwise;
     const Field field = (*this)["origin"];
     const std::string text = field.string();
-    for (const Origin o : {Origin::measured, Origin::interpolated, Origin::derived}) {
+    std::vector<std::string> known;
+    for (const Origin o : {Origin::measured, Origin::interpolated, Origin::published, Origin::derived}) {
       if (text == name(o)) return o;
+      known.emplace_back(name(o));
     }
-    const std::vector<std::string> known = {"measured", "interpolated", "derived"};
     field.fail(fmt::format("\"{}\" is no origin", text), known, nearest_name(text, known));
   }
   std::string source() const { return has("source") ? (*this)["source"].string() : std::string(); }

@@ -34,6 +34,49 @@ TEST_CASE("every entry of the H100 says that it is derived") {
   CHECK(p.time({"gemm.bf16.tn", {28672, 4096, 8192}})->origin == Origin::derived);
 }
 
+TEST_CASE(
+    "Blackwell: published or derived, with source and error; what is only derived is derived from the H200 as it is "
+    "now") {
+  for (const std::string name : {"b200-sxm", "gb200-nvl72", "gb300-nvl72"}) {
+    const Profile p = shipped(name), derived = derive(shipped("h200-sxm"), data_sheet(name));
+    CHECK(p.device == data_sheet(name).device);
+    CHECK(p.versions.contains("aiconfigurator"));
+    std::size_t published = 0;
+    for (const auto& [family_name, samples] : p.samples) {
+      for (const auto& s : samples) {
+        CHECK((s.origin == Origin::published || s.origin == Origin::derived));
+        CHECK(!s.source.empty());
+        if (s.origin == Origin::published) ++published;
+      }
+    }
+    CHECK(published > 1000);
+    for (const char* untouched : {"rmsnorm.forward", "swiglu.backward", "adam", "copy.d2h"}) {
+      const auto& now = derived.samples.at(untouched);
+      REQUIRE(p.samples.at(untouched).size() == now.size());
+      for (std::size_t i = 0; i < now.size(); ++i)
+        CHECK(p.samples.at(untouched)[i].ns == doctest::Approx(now[i].ns).epsilon(1e-3));
+    }
+  }
+}
+
+TEST_CASE("a newer GPU is faster: large products, attention, memory, collectives") {
+  const Key keys[] = {{"gemm.bf16.tn", {8192, 8192, 8192}},
+                      {"gemm.fp8.tn", {8192, 8192, 8192}},
+                      {"attention.forward.bf16", {1, 8192, 8192, 64, 8, 128}},
+                      {"attention.backward.bf16", {1, 8192, 8192, 64, 8, 128}},
+                      {"rmsnorm.forward", {16384, 8192}},
+                      {"all_gather.nvlink", {4, 1 << 28}},
+                      {"gemm.grouped.bf16.tn", {8, 32768, 4096, 7168}}};
+  const Profile h200 = shipped("h200-sxm"), b200 = shipped("b200-sxm"), gb200 = shipped("gb200-nvl72"),
+                gb300 = shipped("gb300-nvl72");
+  for (const auto& key : keys) {
+    CAPTURE(key.family);
+    CHECK(b200.time(key)->ns < h200.time(key)->ns);
+    CHECK(gb200.time(key)->ns < 1.05 * b200.time(key)->ns);
+    CHECK(gb300.time(key)->ns < 1.02 * gb200.time(key)->ns);
+  }
+}
+
 TEST_CASE("matrix products of the H200 are predicted from one another within some percent") {
   const Profile p = shipped("h200-sxm");
   for (const std::string name : {"gemm.bf16.tn", "gemm.bf16.nn", "gemm.bf16.nt.acc_f32", "gemm.fp8.tn"}) {

@@ -15,8 +15,9 @@
 
 namespace pipewright::profile {
 
-/// How a number came about; a result is as weak as its weakest input (ordered from strong to weak).
-enum class Origin : std::uint8_t { measured, interpolated, derived };
+/// How a number came about; a result is as weak as its weakest input (ordered from strong to weak). `published`: taken
+/// from somebody else's published measurements (docs/public-tables.md); its name is "public".
+enum class Origin : std::uint8_t { measured, interpolated, published, derived };
 std::string_view name(Origin origin);
 
 /// What is timed: a family ("gemm.bf16.tn", "rmsnorm.forward", ...; all are listed in families()) and its dimensions in
@@ -257,6 +258,8 @@ struct DataSheet {
   Figure bf16_tflops, fp8_tflops;  ///< tensor cores, dense
   Figure nvlink_gbytes_per_s;      ///< one direction, one GPU
   Figure host_gbytes_per_s;        ///< one direction, to the host: PCIe or NVLink-C2C
+  Figure power_watts;              ///< limit of the board
+  Figure network_gbits;            ///< line of the network card of one GPU in the vendor's own systems
 };
 const std::vector<DataSheet>& data_sheets();
 /// By the profile's name. Throws UsageError at `where` with the known ones.

@@ -1,0 +1,174 @@
+// Published tables as a profile: with made-up tables whose truth is known, and theirs beside ours where both measured.
+#include "pipewright/public_tables.hpp"
+
+#include <doctest/doctest.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+
+using namespace pipewright;
+using namespace pipewright::profile;
+
+namespace {
+
+Profile h200() { return load("../../profiles/h200-sxm.json", {"test", 0}); }
+
+/// Tables of a GPU on which every product runs at `rate`, repeated for a second `full` times as long; a short run of
+/// more than half a millisecond is throttled too. A cast costs what the derived profile says.
+class Tables {
+ public:
+  static constexpr double rate = 1.5e6, full = 1.25;  // FLOP/ns
+
+  explicit Tables(const std::string& name) : root_(std::filesystem::temp_directory_path() / ("pipewright-" + name)) {
+    std::filesystem::remove_all(root_);
+    write("commit.txt", "0123456789abcdef\n");
+    for (const char* system : {"b200_sxm", "gb200"}) {
+      const std::string gemm = fmt::format("data/{}/gemm/", system);
+      write(gemm + "trtllm/1.3.0rc20/gemm_perf.csv", products(false));
+      write(gemm + "trtllm/1.3.0rc17/gemm_perf.csv", products(true));
+      write(gemm + "trtllm/1.3.0rc15/gemm_perf.csv", products(true));
+      write(gemm + "vllm/0.24.0/gemm_perf.csv", products(false));
+      write(gemm + "vllm/0.22.0/gemm_perf.csv", products(true));
+      write(gemm + "sglang/0.5.14/gemm_perf.csv", products(false));
+      write(fmt::format("data/{}/comm/nccl/2.29.2/nccl_perf.csv", system), collectives(system));
+    }
+  }
+  ~Tables() { std::filesystem::remove_all(root_); }
+  Tables(const Tables&) = delete;
+  Tables& operator=(const Tables&) = delete;
+
+  std::string folder() const { return root_.string(); }
+  void write(const std::string& name, const std::string& text) const {
+    std::filesystem::create_directories((root_ / name).parent_path());
+    std::ofstream(root_ / name) << text;
+  }
+  static double cool_ns(double m, double n, double k) { return 2 * m * n * k / rate; }
+
+ private:
+  static std::string products(bool long_run) {
+    static const Profile derived = derive(h200(), data_sheet("gb200-nvl72"));
+    std::string text = long_run ? "gemm_dtype,m,n,k,latency,power,power_limit\n" : "gemm_dtype,m,n,k,latency\n";
+    for (const char* dtype : {"bfloat16", "fp8", "fp8_block", "nvfp4"})
+      for (const double m : {256, 1024, 2048, 4096, 8192, 16384, 32768})
+        for (const double n : {512, 1024, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 65536})
+          for (const double k : {512, 1024, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 65536}) {
+            const double cool = cool_ns(m, n, k);
+            double ns = cool * (long_run || cool > 512e3 ? full : 1);
+            if (std::string(dtype) == "nvfp4") ns += derived.time({"cast.fp8", {std::llround(m * k)}})->ns;
+            text += fmt::format("{},{},{},{},{:.9g}{}\n", dtype, m, n, k, ns / 1e6, long_run ? ",1190,1200" : "");
+          }
+    return text;
+  }
+  static std::string collectives(const std::string& system) {
+    const bool tray = system == "gb200";
+    std::string text = "nccl_dtype,op_name,num_gpus,message_size,latency\n";
+    for (const char* op : {"all_gather", "reduce_scatter", "all_reduce", "alltoall"})
+      for (const int ranks : {2, 4, 8})
+        for (std::int64_t elements = 1 << 10; elements <= 1 << 28; elements *= 4)
+          if (!tray || ranks < 8)
+            text += fmt::format("half,{},{},{},{}\n", op, ranks, elements,
+                                (tray ? 1.1 : 1.0) * ranks * (10 + static_cast<double>(elements) / 1e5) / 1e3);
+    return text;
+  }
+
+  std::filesystem::path root_;
+};
+
+}  // namespace
+
+TEST_CASE("a product is taken cool, however long its short run was; its kin follow as on the measured GPU") {
+  const Tables made("tables-cool");
+  const auto result = tables::import_tables({made.folder(), ""}, h200(), data_sheet("gb200-nvl72"));
+  const Profile& p = result.profile;
+  const Profile derived = derive(h200(), data_sheet("gb200-nvl72"));
+  for (const std::int64_t size : {1024, 4096, 8192}) {
+    const auto d = static_cast<double>(size);
+    const auto time = p.time({"gemm.bf16.tn", {size, size, size}});
+    CHECK(time->ns == doctest::Approx(Tables::cool_ns(d, d, d)).epsilon(0.001));
+    CHECK(time->origin == Origin::published);
+    CHECK(time->note.find("aiconfigurator 0123456") != std::string::npos);
+    const auto ratio = [&](const Profile& of) {
+      return of.time({"gemm.bf16.nt.acc_f32", {size, size, size}})->ns /
+             of.time({"gemm.bf16.tn", {size, size, size}})->ns;
+    };
+    CHECK(ratio(p) == doctest::Approx(ratio(derived)));
+  }
+  // The cast in front of it is not the product's.
+  CHECK(p.time({"gemm.nvfp4.tn", {4096, 4096, 4096}})->ns ==
+        doctest::Approx(Tables::cool_ns(4096, 4096, 4096)).epsilon(0.01));
+}
+
+TEST_CASE("under full load a product takes what long runs took") {
+  const Tables made("tables-load");
+  const auto p = tables::import_tables({made.folder(), ""}, h200(), data_sheet("gb200-nvl72")).profile;
+  const auto* law = p.clocks_for("bf16", "matrix");
+  REQUIRE(law != nullptr);
+  CHECK(law->rows.back().matrix == doctest::Approx(Tables::full));
+  CHECK(law->limit_watts == doctest::Approx(1200));
+  CHECK(law->rows.front().matrix == doctest::Approx(h200().clocks_for("bf16", "matrix")->rows.front().matrix));
+}
+
+TEST_CASE("collectives count bytes; eight GPUs of a rack are a B200's eight, as much slower as four are") {
+  const Tables made("tables-nccl");
+  const auto p = tables::import_tables({made.folder(), ""}, h200(), data_sheet("gb200-nvl72")).profile;
+  const double elements = 1 << 20, us = 1.1 * 4 * (10 + elements / 1e5);
+  CHECK(p.time({"all_to_all.nvlink", {4, 2 << 20}})->ns == doctest::Approx(us * 1e3));
+  const auto eight = p.time({"all_gather.nvlink", {8, 2 << 20}});
+  CHECK(eight->ns == doctest::Approx(2 * us * 1e3).epsilon(0.001));
+  CHECK(eight->spread >= 0.09);  // as far as four of one are from four of the other
+}
+
+TEST_CASE("every entry is public or derived, with its source and an error") {
+  const Tables made("tables-origin");
+  const auto p = tables::import_tables({made.folder(), ""}, h200(), data_sheet("b200-sxm")).profile;
+  for (const auto& [name, samples] : p.samples)
+    for (const auto& s : samples) {
+      CHECK(!s.source.empty());
+      CHECK((s.origin == Origin::published || s.origin == Origin::derived));
+    }
+  const auto only = tables::published_only(p);
+  CHECK(only.samples.contains("gemm.bf16.tn"));
+  CHECK(!only.samples.contains("rmsnorm.forward"));
+  CHECK(parse(to_json(only), "only").samples.size() == only.samples.size());
+}
+
+TEST_CASE("what is missing or wrong in a table is named with its file and line") {
+  const Tables made("tables-wrong");
+  const auto import = [&](const char* gpu) {
+    return tables::import_tables({made.folder(), ""}, h200(), data_sheet(gpu));
+  };
+  CHECK_THROWS_WITH_AS(import("gb300-nvl72"), doctest::Contains("gb300/gemm/"), UsageError);
+  made.write("data/gb200/gemm/trtllm/1.3.0rc20/gemm_perf.csv", "gemm_dtyp,m,n,k,latency\nbfloat16,1,1,1,1\n");
+  CHECK_THROWS_WITH_AS(import("gb200-nvl72"), doctest::Contains("did you mean \"gemm_dtyp\""), UsageError);
+  made.write("data/gb200/gemm/trtllm/1.3.0rc20/gemm_perf.csv", "gemm_dtype,m,n,k,latency\nbfloat16,1,1\n");
+  CHECK_THROWS_WITH_AS(import("gb200-nvl72"), doctest::Contains("gemm_perf.csv:2"), UsageError);
+  made.write("data/gb200/gemm/trtllm/1.3.0rc20/gemm_perf.csv", "gemm_dtype,m,n,k,latency\nbfloat16,1024,x,1024,1\n");
+  CHECK_THROWS_WITH_AS(import("gb200-nvl72"), doctest::Contains("\"x\" is no number"), UsageError);
+}
+
+// Their H200 beside ours (docs/public-tables.md): if this fails, either the tables are read wrongly or a GPU is not
+// what it was.
+TEST_CASE("aiconfigurator's H200 and ours agree, kernel by kernel") {
+  const Profile theirs = load("data/aiconfigurator-h200-sxm.json", {"test", 0}), ours = h200();
+  const auto compare = [&](const std::string& family, std::int64_t least_bytes) {
+    std::vector<double> ratios;
+    for (const auto& s : theirs.samples.at(family)) {
+      if (least_bytes > 0 && s.dims.back() < least_bytes) continue;
+      ratios.push_back(s.ns / ours.time({family, s.dims})->ns);
+    }
+    std::ranges::sort(ratios);
+    return ratios;
+  };
+  const auto products = compare("gemm.bf16.tn", 0);
+  REQUIRE(products.size() > 400);
+  CHECK(products[products.size() / 2] == doctest::Approx(1).epsilon(0.02));
+  CHECK(products[products.size() / 20] > 0.88);
+  CHECK(products[products.size() * 19 / 20] < 1.12);
+  for (const char* op : {"all_gather", "reduce_scatter", "all_reduce", "all_to_all"}) {
+    const auto times = compare(std::string(op) + ".nvlink", 4 << 20);
+    CHECK_MESSAGE(times[times.size() / 2] == doctest::Approx(1).epsilon(0.06), op);
+  }
+}
