@@ -96,7 +96,7 @@ void run(const PlanOptions& options, Outcome& outcome) {
     const plan::Candidate& shown_candidate = plan.best ? *plan.best : plan.baseline;
     predict::Run details;
     const auto prediction = predict::predict(shown_candidate.scenario, profiles, &details);
-    report::Page page{shown_candidate.label, "plan", {{"plan", report::plan_json(plan)}}, {}, {}};
+    report::Page page{loaded.scenario.name, "plan", {{"plan", report::plan_json(plan)}}, {}, report::plan_extra(plan)};
     page.runs.push_back(shown("best", shown_candidate.scenario, profiles, prediction, details));
     write_file(options.html, report::html(page));
   }

@@ -3,6 +3,7 @@
 
 #include "commands.hpp"
 #include "input.hpp"
+#include "pipewright/page.hpp"
 #include "pipewright/report.hpp"
 #include "progress.hpp"
 
@@ -12,7 +13,7 @@ namespace {
 struct SweepOptions {
   Input input;
   std::vector<std::string> over;
-  std::string json, csv;
+  std::string json, csv, html;
 };
 
 /// "NAME=V1,V2": commas inside brackets belong to a value. "recompute_modules" alone: every legal set.
@@ -64,6 +65,12 @@ void run(const SweepOptions& options) {
   }
   if (!options.json.empty()) write_result(options.json, report::sweep_json(sweep));
   if (!options.csv.empty()) write_result(options.csv, report::sweep_csv(sweep));
+  if (!options.html.empty()) {
+    std::string extra = "{}";
+    if (sweep.baseline) extra = "{\"baseline\":" + report::simulate_json(*sweep.baseline) + "}";
+    write_file(options.html,
+               report::html({loaded.scenario.name, "sweep", {{"sweep", report::sweep_json(sweep)}}, {}, extra}));
+  }
   if (options.json != "-" && options.csv != "-") write_result("-", report::sweep_text(sweep));
 }
 
@@ -78,6 +85,7 @@ void add_sweep(Command& app, Outcome&) {
       .repeatable();
   command.add_option("--json", options->json, "write JSON to this file (-: standard output, and nothing else)");
   command.add_option("--csv", options->csv, "write CSV to this file (-: standard output, and nothing else)");
+  command.add_option("--report", options->html, "write a self-contained HTML page");
   command.footer(
       "Examples:\n"
       "  pipewright sweep S.yaml --over recompute_modules\n"

@@ -8,6 +8,7 @@
 
 #include "commands.hpp"
 #include "input.hpp"
+#include "pipewright/page.hpp"
 #include "progress.hpp"
 
 namespace pipewright::cli {
@@ -18,7 +19,7 @@ const Position trial_line = {"command line", 0};
 struct TrialOptions {
   Input input;
   trial::Options how;
-  std::string json, form = "megatron";
+  std::string json, html, form = "megatron";
   int top = 3;
   bool dry_run = false, unrecorded = false;
 };
@@ -73,6 +74,8 @@ void run(const TrialOptions& options, Outcome& outcome) {
   const bool any = std::any_of(runs.begin(), runs.end(), [](const auto& r) { return r.step_ms.has_value(); });
   outcome.status = any ? 0 : 1;
   if (!options.json.empty()) write_result(options.json, trial::json(runs));
+  if (!options.html.empty())
+    write_file(options.html, report::html({"Trial", "trial", {{"trial", trial::json(runs)}}, {}, {}}));
   if (options.json != "-") write_result("-", trial::text(runs));
 }
 
@@ -99,6 +102,7 @@ void add_trial(Command& app, Outcome& outcome) {
   command.add_option("--step-range", how.step_range, "the NVTX range that is one step").excludes(kernel);
   command.add_flag("--dry-run", options->dry_run, "print the commands and run nothing");
   command.add_option("--json", options->json, "write JSON to this file (-: standard output, and nothing else)");
+  command.add_option("--report", options->html, "write a self-contained HTML page");
   command.add_option("COMMAND", how.command, "after --: what trains, with {flags}, {env}, {name} and {steps} in it");
   command.footer(
       "SCENARIO may be what `plan --json` wrote. {flags} and {env} are the candidate's (its variables are set for the\n"

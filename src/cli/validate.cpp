@@ -9,6 +9,7 @@
 
 #include "commands.hpp"
 #include "input.hpp"
+#include "pipewright/page.hpp"
 #include "pipewright/report.hpp"
 #include "progress.hpp"
 
@@ -19,7 +20,7 @@ struct ValidateOptions {
   std::vector<std::string> paths, profiles;
   double tolerance = 0;
   bool has_tolerance = false, calibrate = false, traces = false;
-  std::string json;
+  std::string json, html;
 };
 
 /// Files as given, directories as the YAML files in them by name.
@@ -72,6 +73,12 @@ void run(const ValidateOptions& options, Outcome& outcome) {
   }
   if (options.has_tolerance && 100 * validation.largest_error() > options.tolerance) outcome.status = 1;
   if (!options.json.empty()) write_result(options.json, report::validate_json(validation));
+  if (!options.html.empty())
+    write_file(options.html, report::html({"Measured runs beside predictions",
+                                           "validate",
+                                           {{"validate", report::validate_json(validation)}},
+                                           {},
+                                           report::validate_extra(validation)}));
   if (options.json != "-") write_result("-", report::validate_text(validation, options.traces));
 }
 
@@ -88,6 +95,7 @@ void add_validate(Command& app, Outcome& outcome) {
                    "the machine's speed for each run from the other runs of its model, never from itself");
   command.add_flag("--traces", options->traces, "also busy and exposed times against trace summaries, rank by rank");
   command.add_option("--json", options->json, "write JSON to this file (-: standard output, and nothing else)");
+  command.add_option("--report", options->html, "write a self-contained HTML page");
   command.footer(
       "Examples:\n  pipewright validate measured/ --profile h200-sxm --tolerance 6\n"
       "  pipewright validate measured/ --calibrate --traces");

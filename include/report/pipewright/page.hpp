@@ -9,6 +9,13 @@
 #include "pipewright/histories.hpp"
 #include "pipewright/predict.hpp"
 
+namespace pipewright::plan {
+struct Plan;
+}
+namespace pipewright::validate {
+struct Validation;
+}
+
 namespace pipewright::report {
 
 /// A run whose timeline and memory the page shows.
@@ -29,5 +36,11 @@ struct Page {
 };
 
 std::string html(const Page& page);
+
+/// Page::extra of a plan: what its text says beyond its JSON (changes, flags with their comments, where candidates
+/// differ, what each takes of its device, its parallelism).
+std::string plan_extra(const plan::Plan& plan);
+/// Of a validation: what traces showed, busy and exposed, beside the predictions.
+std::string validate_extra(const validate::Validation& validation);
 
 }  // namespace pipewright::report

@@ -98,9 +98,19 @@ class Page:
         for domain in ("Page", "Runtime", "Network", "Log"):
             self.call(domain + ".enable")
         self.size(width, height, touch)
+        self.call("Emulation.setFocusEmulationEnabled", enabled=True)
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}])
         self.call("Page.navigate", url=path.as_uri())
         self.until("document.documentElement?.dataset.ready === 'true' || !!document.querySelector('#loading')?.textContent.includes('could not')")
+
+    def close(self):
+        self.call("Page.close")
+        self.socket.socket.close()
+
+    def front(self):
+        """Pages behind others draw no frames."""
+        self.call("Page.bringToFront")
+        return self
 
     def size(self, width, height, touch=False):
         self.width, self.height = width, height

@@ -20,6 +20,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 from browser import Browser, chromium  # noqa: E402
 
 PROGRAM, SCENARIOS = sys.argv[1], pathlib.Path(sys.argv[2])
+MEASURED = SCENARIOS.parent / "tests/measured"
 PICTURES = pathlib.Path(sys.argv[3]) if len(sys.argv) > 3 else None
 LONG = bool(os.environ.get("PIPEWRIGHT_LONG"))
 WIDTHS = (390, 1400, 2600)
@@ -36,8 +37,8 @@ def near(a, b, tolerance=1e-6):
     return math.isclose(a, b, rel_tol=1e-9, abs_tol=tolerance)
 
 
-def run(*words):
-    done = subprocess.run([PROGRAM, *map(str, words)], capture_output=True, text=True)
+def run(*words, environment=None):
+    done = subprocess.run([PROGRAM, *map(str, words)], capture_output=True, text=True, env={**os.environ, **(environment or {})})
     if done.returncode not in (0, 1):
         sys.exit(f"{words}: {done.stderr}")
     return done.stdout
@@ -210,6 +211,7 @@ def pictures(browser, path, name, views):
                 page.ask(script + ", 1")
                 page.settle()
                 page.photograph(PICTURES / f"{name}-{view}-{width}-{'dark' if dark else 'light'}.png")
+            page.close()
 
 
 def scroll(section):
@@ -237,6 +239,8 @@ def simulate(browser, folder, scenario, budget, views=None):
     phone = browser.open(path, width=390, height=844, dark=True, touch=True)
     fits_its_width(phone, name + " on a phone")
     quiet(phone, name + " on a phone")
+    phone.close()
+    page.close()
     pictures(browser, path, name, views or {
         "top": "scrollTo(0, 0)",
         "timeline": scroll("timeline"),
@@ -245,6 +249,115 @@ def simulate(browser, folder, scenario, budget, views=None):
         "zoomed": scroll("timeline") + ", pipewright.timeline.look(0.3 * pipewright.timeline.step, 0.34 * pipewright.timeline.step), "
                   "pipewright.timeline.find('B'.concat(' 2.0'))",
     })
+
+
+def written(browser, folder, kind, *words, views, environment=None):
+    """A command's page and its JSON; what every page must hold to."""
+    path = folder / f"{kind}.html"
+    head, tail = (words, ()) if "--" not in words else (words[: words.index("--")], words[words.index("--"):])
+    run(*head, "--report", path, "--json", folder / f"{kind}.json", *tail, environment=environment)
+    result = json.loads((folder / f"{kind}.json").read_text())
+    page = browser.open(path)
+    carried = page.ask(f"pipewright.json.results['{kind}']")
+    if kind == "plan":  # the clock's
+        carried["searched"]["seconds"] = result["searched"]["seconds"]
+    check(carried == result, f"{kind}: the page carries the JSON")
+    print(f"{kind}: {path.stat().st_size / 1e6:.2f} MB", flush=True)
+    fits_its_width(page, kind)
+    keyboard(page, kind)
+    quiet(page, kind)
+    phone = browser.open(path, width=390, height=844, touch=True)
+    fits_its_width(phone, kind + " on a phone")
+    quiet(phone, kind + " on a phone")
+    phone.close()
+    pictures(browser, path, kind, views)
+    return page.front(), result
+
+
+def exposed(prediction):
+    return sum(prediction["exposed_ms"].values())
+
+
+def tells(page, selector, words, name):
+    """Focus on a mark tells what it is."""
+    page.ask(f"document.querySelector('{selector}').focus(), 1")
+    text = page.ask("document.querySelector('#tip:not([hidden])')?.textContent ?? ''")
+    for word in words:
+        check(word in text, f"{name}: {selector} tells {word!r}, not {text!r}")
+
+
+def plan(browser, folder):
+    page, result = written(browser, folder, "plan", "plan", SCENARIOS / "llama3-70b-sft-32xh100.yaml", "--open", "parallelism",
+                           views={"top": "scrollTo(0, 0)", "candidates": scroll("candidates"), "flags": scroll("flags")})
+    best = result["best"]
+    rows = {r[0]: r for r in cells(page, "candidates")[-1]}
+    shown = [("best", best), ("given", result["baseline"])] + [(str(i + 1), a) for i, a in enumerate(a for a in result["alternatives"] if not a["as_given"])]
+    check(len(rows) == len(shown), f"plan: {len(rows)} candidates, not {len(shown)}")
+    for mark, candidate in shown:
+        p = candidate["prediction"]
+        needed = max(r["peak_reserved_bytes"] + r["outside_allocator_bytes"] for r in p["ranks"])
+        relative = p["step_time_ms"] / best["prediction"]["step_time_ms"] - 1
+        wanted = [f"{p['step_time_ms']:.2f}", f"{100 * relative:+.1f} %", f"{p['tflops_per_gpu']:.1f}", f"{p['recompute_ms']:.2f}", f"{exposed(p):.2f}", f"{p['bubble_ms']:.2f}", f"{needed / 2**30:.2f}"]
+        check([w.replace("-0.0 %", "+0.0 %") for w in rows[mark][2:9]] == [w.replace("-0.0 %", "+0.0 %") for w in wanted], f"plan {mark}: {rows[mark][2:9]} {wanted}")
+    for given, row in zip(result["sensitivity"], cells(page, "certainty")[0]):
+        check(row[0] == given["against"] and row[2] == f"{given['half_interval_ms']:.1f}", f"plan: certainty {row}")
+    for rung, row in zip(result["ladder"], cells(page, "ladder")[0]):
+        check(f"{abs(rung['step_time_ms'] - best['prediction']['step_time_ms']):.1f}" in row[2], f"plan: ladder {row}")
+    text = page.ask("document.querySelector('#flags pre').textContent")
+    check(all(word in text for word in best["flags"]["megatron"] if word.startswith("--")), "plan: flags")
+    page.ask("document.querySelectorAll('#flags [role=radio]')[1].click(), 1")
+    check("cfg." in page.ask("document.querySelector('#flags pre').textContent"), "plan: overrides")
+    page.call("Browser.grantPermissions", permissions=["clipboardReadWrite", "clipboardSanitizedWrite"])
+    page.ask("document.querySelector('#flags .copy').click(), 1")
+    page.until("document.querySelector('#flags .copy').textContent === 'copied'", 10)
+    tells(page, "#candidates .mark", ["step", "GiB"], "plan")
+    timeline_equals(page, best["prediction"], "plan")
+    memory_equals(page, best["prediction"], "plan")
+
+
+def sweep(browser, folder):
+    page, result = written(browser, folder, "sweep", "sweep", SCENARIOS / "llama3-70b-sft-32xh100.yaml", "--over",
+                           "recompute_modules=[],[core_attn],[mlp]", "--over", "micro_batch_size=1,2,3", views={"top": "scrollTo(0, 0)"})
+    shown = [c for r in page.ask("[...document.querySelectorAll('#map .heat')].map(c => c.textContent)") for c in [r]]
+    wanted = [f"{r['step_time_ms']:.2f}" + ("" if r["fits"] else " too large") if r["legal"] else "refused" for r in result["rows"]]
+    check(shown == wanted, f"sweep: map {shown}, not {wanted}")
+    for given, row in zip(result["rows"], cells(page, "rows")[0]):
+        if given["legal"]:
+            check(row[2] == f"{given['step_time_ms']:.2f}" and row[-2] == f"{given['peak_reserved_bytes'] / 2**30:.2f}", f"sweep: row {row}")
+        else:
+            check(row[2] == "refused" and row[-1] == given["reason"], f"sweep: row {row}")
+    tells(page, "#map .heat", ["step", "allocated"], "sweep")
+    page, result = written(browser, folder, "sweep", "sweep", SCENARIOS / "llama3-70b-sft-32xh100.yaml", "--over", "recompute_modules",
+                           views={"bars": "scrollTo(0, 0)"})
+    shown = page.ask("[...document.querySelectorAll('#map .bar em')].map(c => c.textContent.split(' ')[0])")
+    check(shown == [f"{r['step_time_ms']:.2f}" for r in result["rows"] if r["legal"]], f"sweep: bars {shown}")
+
+
+def validate(browser, folder):
+    page, result = written(browser, folder, "validate", "validate", MEASURED, views={"top": "scrollTo(0, 0)", "memory": scroll("memory")})
+    for case, row in zip(result["cases"], cells(page, "runs")[0]):
+        wanted = [case["name"], f"{case['measured_ms']:.2f}", f"{case['predicted_ms']:.2f}", " to ".join(f"{v:.2f}" for v in case["interval_ms"])]
+        check(row[:4] == wanted, f"validate: {row} {wanted}")
+    marks = page.ask("[...document.querySelectorAll('#times .mark')].map(m => m.getAttribute('aria-label'))")
+    check([m.split(":")[0] for m in marks] == [c["name"] for c in result["cases"]], "validate: a whisker for every run")
+    outside = [c["name"] for c in result["cases"] if not c["interval_ms"][0] <= c["measured_ms"] <= c["interval_ms"][1]]
+    check(sorted(r[0] for r in cells(page, "outliers")[0]) == sorted(outside), "validate: outliers")
+    check(page.ask("document.querySelectorAll('#memory .mark').length") == sum(len(c["ranks"]) for c in result["cases"]), "validate: a point for every rank")
+    page.ask("document.querySelectorAll('#times [role=radio]')[1].click(), 1")
+    page.settle()
+    worst = max(result["cases"], key=lambda c: abs(c["error"]))
+    check(page.ask("document.querySelector('#times .mark').getAttribute('aria-label')").startswith(worst["name"]), "validate: sorted by error")
+    tells(page, "#times .mark", ["measured", "predicted", "interval"], "validate")
+
+
+def trial(browser, folder):
+    data = pathlib.Path(__file__).resolve().parents[2] / "cli/data"
+    page, result = written(browser, folder, "trial", "trial", data / "small.yaml", "--out", folder / "t", "--no-record", "--",
+                           data.parent / "fake_launcher.sh", "ok", "{steps}", "{flags}", views={"top": "scrollTo(0, 0)"},
+                           environment={"PIPEWRIGHT_PROFILES": str(data / "profiles"), "FAKE_SEEN": str(folder / "seen")})
+    for given, row in zip(result["runs"], cells(page, "runs")[0]):
+        check(row[2] == f"{given['step_ms']:.2f}" and row[3] == f"{given['predicted_step_ms']:.2f}", f"trial: {row}")
+    check(len(cells(page, "memory")[0]) == sum(len(r["ranks"]) for r in result["runs"]), "trial: memory of every rank")
 
 
 def main():
@@ -260,6 +373,10 @@ def main():
             names += ["llama31-405b-pretrain-1024xh100", "deepseek-v3-pretrain-1024xh100"]
         for name in names:
             simulate(browser, folder, SCENARIOS / f"{name}.yaml", budget)
+        plan(browser, folder)
+        sweep(browser, folder)
+        validate(browser, folder)
+        trial(browser, folder)
     print(f"{len(failures)} failed" if failures else "all passed")
     sys.exit(1 if failures else 0)
 
