@@ -122,7 +122,8 @@ void GroupedQueryAttention::project(bool grad) {
 }
 
 std::uint32_t GroupedQueryAttention::attend_and_project(bool grad) {
-  const bool keeps = grad && !d_.recomputes(Recompute::core_attn), keeps_original = d_.recipe != Recipe::delayed;
+  const bool keeps = grad && !d_.recomputes(Recompute::core_attn),
+             keeps_original = d_.precision.recipe != Recipe::delayed;
   offload_.begin(Offload::core_attn, keeps);
   run_core(keeps);
   if (keeps) {
@@ -152,7 +153,7 @@ std::uint32_t GroupedQueryAttention::forward(bool grad) {
   if (repeated && !d_.recomputes(Recompute::core_attn)) release({&k_});
   if (!grad) release({&q_, &k_, &o_});
   // Delayed scaling: the projection keeps an FP8 copy alone, a checkpoint keeps no output.
-  if (d_.recomputes(Recompute::core_attn) && proj_.fp8 && d_.recipe == Recipe::delayed) release({&o_});
+  if (d_.recomputes(Recompute::core_attn) && proj_.fp8 && d_.precision.recipe == Recipe::delayed) release({&o_});
   if (d_.separate_norms) separate_norm_.leave(grad);
   return out;
 }
@@ -160,7 +161,7 @@ std::uint32_t GroupedQueryAttention::forward(bool grad) {
 std::uint32_t GroupedQueryAttention::backward(std::uint32_t dropped) {
   if (d_.separate_norms) separate_norm_.replay();
   offload_.needed(Offload::attn_proj);
-  const auto dout = linear_.row_backward(proj_, proj_input_, d_.recipe != Recipe::delayed);
+  const auto dout = linear_.row_backward(proj_, proj_input_, d_.precision.recipe != Recipe::delayed);
   linear_.weight_gradients.put([this, dropped] { w_.free(dropped); });
   if (reloaded_o_ != no_tensor) w_.free(std::exchange(o_, std::exchange(reloaded_o_, no_tensor)));
   offload_.done(Offload::attn_proj);

@@ -30,33 +30,6 @@ std::string activation_family(const Scenario& s) {
   return "gelu";
 }
 
-/// Why a format of Blackwell's tensor cores is refused.
-std::string of_blackwell(const profile::Device& gpu) {
-  if (gpu.compute_capability >= 100) return "is not modelled: no profile has its kernels";
-  return "is refused by Transformer Engine below compute capability 10.0 (" +
-         (gpu.compute_capability == 90 ? "Hopper" : gpu.name) + " is " +
-         profile::capability_text(gpu.compute_capability) + "), and no profile has its kernels";
-}
-
-Recipe recipe_of(const Scenario& s, const profile::Device& gpu) {
-  if (s.settings.fp4) refuse(s, "settings.fp4", "NVFP4 " + of_blackwell(gpu));
-  if (!s.settings.fp8) return Recipe::bf16;
-  if (gpu.fp8_layouts.empty()) refuse(s, "settings.fp8", "the tensor cores of " + gpu.name + " have no FP8");
-  if (gpu.fp8_layouts != std::vector{profile::Layout::tn}) {
-    refuse(
-        s, "settings.fp8",
-        "the tensor cores of " + gpu.name +
-            " take FP8 operands in every layout, so Transformer Engine keeps no transposed copies; only products that "
-            "need them (layout tn) are modelled");
-  }
-  const std::string name = s.settings.fp8_recipe.value_or("delayed");
-  if (name == "tensorwise") return Recipe::tensorwise;
-  if (name == "delayed") return Recipe::delayed;
-  if (name == "blockwise") return Recipe::blockwise;
-  const std::string why = name == "mxfp8" ? of_blackwell(gpu) : "is not modelled";
-  refuse(s, "settings.fp8_recipe", "\"" + name + "\" " + why + "; allowed: tensorwise, delayed, blockwise");
-}
-
 void refuse_multi_token_prediction(const Scenario& s) {
   const auto& o = s.settings;
   if (s.model.mtp_num_layers.value_or(0) == 0) return;
@@ -114,10 +87,6 @@ bool has(const scenario::Strings& list, const char* name) {
   return std::find(list.begin(), list.end(), name) != list.end();
 }
 
-/// Rows of an expert are padded to a multiple of 16, of 128 for blocks (moe_utils.py get_align_size_for_quantization,
-/// TE Fp8Padding): half of that in the mean. Router padding does it before the rows are counted.
-Int alignment(Recipe recipe) { return recipe == Recipe::blockwise ? 128 : 16; }
-
 MoeDimensions moe_dimensions(const Scenario& s, const Dimensions& d) {
   const auto& m = s.model;
   const auto& o = s.settings;
@@ -136,7 +105,8 @@ MoeDimensions moe_dimensions(const Scenario& s, const Dimensions& d) {
   e.received = e.arrived * e.etp;
   e.padded = e.received;
   const bool router_pads = o.moe_router_padding_for_quantization || o.moe_router_padding_for_fp8;
-  if (d.recipe != Recipe::bf16) e.padded += e.local * alignment(d.recipe) / 2;
+  // Half of what an expert's rows are padded to, in the mean. Router padding does it before the rows are counted.
+  if (d.precision.quantized()) e.padded += e.local * row_alignment(s, d.precision.recipe) / 2;
   if (router_pads) e.received = e.padded;
   if (m.moe_shared_expert_intermediate_size) {
     e.shared = divided(s, "model.moe_shared_expert_intermediate_size", *m.moe_shared_expert_intermediate_size, d.t);
@@ -167,10 +137,6 @@ MoeDimensions moe_dimensions(const Scenario& s, const Dimensions& d) {
 }
 
 }  // namespace
-
-std::string fp8_family(Recipe recipe, const char* prefix, bool fast) {
-  return prefix + std::string(recipe == Recipe::blockwise ? "fp8.block.tn" : fast ? "fp8.tn" : "fp8.tn.split");
-}
 
 void Dimensions::set_latent(const Scenario& sc) {
   const auto& m = sc.model;
@@ -249,8 +215,8 @@ Dimensions::Dimensions(const Scenario& sc, const profile::Device& device) : gpu(
   tp_link = link_of(sc, 1, t);
   cp_link = link_of(sc, t, cp);
   dp_link = link_of(sc, t * cp, dp);
-  recipe = recipe_of(sc, gpu);
-  fp8_parameters = recipe != Recipe::bf16 && (o.fp8_param || o.fp8_param_gather);
+  precision = {recipe_of(sc, gpu), gpu.fp8_layouts == std::vector{profile::Layout::tn}};
+  fp8_parameters = precision.quantized() && (o.fp8_param || o.fp8_param_gather);
   fp8_cached_weights = !o.disable_parameter_transpose_cache;
   graphed_mlp = o.cuda_graph_impl == "transformer_engine" && has(o.cuda_graph_modules, "mlp");
   // Linear layers whose names userbuffers do not know switch tp_comm_overlap off for all that are made after them

@@ -9,19 +9,13 @@
 #include "pipewright/modules.hpp"
 #include "pipewright/profile.hpp"
 #include "pipewright/scenario.hpp"
+#include "precision.hpp"
 
 namespace pipewright::model {
 
 using Int = scenario::Int;
 using scenario::Offload;
 using scenario::Recompute;
-
-/// What linear layers compute in: bf16, or one of Transformer Engine's FP8 recipes (reference 5.1).
-enum class Recipe : std::uint8_t { bf16, tensorwise, delayed, blockwise };
-
-/// Family of an FP8 product, after `prefix` ("gemm." or "gemm.grouped."). Per-tensor recipes accumulate fast in the
-/// forward pass only (TE common/recipe, MMParams); scaled by blocks, forward and dgrad are the same product.
-std::string fp8_family(Recipe recipe, const char* prefix, bool fast);
 
 /// Of unfused attention: scale, mask and softmax in one kernel; or one by one, in fp32 or in the scores' 16 bits.
 enum class Softmax : std::uint8_t { fused, fp32, half };
@@ -77,9 +71,9 @@ struct Dimensions {
   bool fused_activation = true;  ///< bias_activation_fusion
   std::string activation;        ///< kernel family: "swiglu", "gelu", ...
   std::string tp_link, cp_link, dp_link;
-  Recipe recipe = Recipe::bf16;
-  bool fp8_parameters = false;            ///< linear weights are stored in FP8 (fp8_param_gather)
-  bool fp8_cached_weights = true;         ///< FP8 copies of weights live from the first microbatch on
+  Precision precision;
+  bool fp8_parameters = false;            ///< linear weights are stored as the recipe quantizes them (fp8_param_gather)
+  bool fp8_cached_weights = true;         ///< quantized copies of weights live from the first microbatch on
   bool graphed_mlp = false;               ///< TE CUDA graphs of scope mlp
   bool tp_overlap = false;                ///< tp_comm_overlap
   std::int32_t deferred_head_wgrads = 0;  ///< microbatches (defer_embedding_wgrad_compute, wgrad_deferral_limit)

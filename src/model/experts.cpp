@@ -23,9 +23,18 @@ Operand Experts::input(const Group& group, bool grad) {
   return operand;
 }
 
+/// What the weight gradient reads: the second copy, or the only one.
+std::uint32_t Experts::kept(const Operand& operand) {
+  return operand.transpose != no_tensor ? operand.transpose : operand.data;
+}
+
+void Experts::drop_forward_copy(Operand& operand, bool grad) {
+  if (!grad || operand.transpose != no_tensor) w_.free(std::exchange(operand.data, no_tensor));
+}
+
 void Experts::gemm(const Group& group, Product product) {
   const bool forward = product == Product::forward;
-  const std::string family = fp8_      ? fp8_family(d_.recipe, "gemm.grouped.", forward)
+  const std::string family = fp8_      ? product_family(d_.precision.recipe, "gemm.grouped.", forward)
                              : forward ? "gemm.grouped.bf16.tn"
                                        : "gemm.grouped.bf16.nn";
   const Int n = forward ? group.out : group.in, k = forward ? group.in : group.out;
@@ -34,7 +43,7 @@ void Experts::gemm(const Group& group, Product product) {
 }
 
 void Experts::weight_gradient(const Group& group) {
-  std::string family = fp8_ ? fp8_family(d_.recipe, "gemm.grouped.", true) : "gemm.grouped.bf16.nt";
+  std::string family = fp8_ ? product_family(d_.precision.recipe, "gemm.grouped.", true) : "gemm.grouped.bf16.nt";
   auto gradient = no_tensor;
   if (d_.fused_gradients) {
     family += d_.gradient_bytes == 4 ? ".acc_f32" : ".acc_bf16";
@@ -61,7 +70,7 @@ void Experts::activate() {
 void Experts::offload_fused(std::uint32_t fc1_input) {
   const auto& marked = d_.op_offload;
   const bool all = !marked.fc1_op && !marked.activation_op;
-  const auto fc2_input = fp8_ ? fc2_input_.transpose : activation_;
+  const auto fc2_input = fp8_ ? kept(fc2_input_) : activation_;
   if (all || marked.fc1_op.value_or(false)) offload_.saves(Offload::fused_group_mlp, {fc1_input});
   if (all || marked.activation_op.value_or(false)) {
     offload_.saves(Offload::fused_group_mlp, {fc1_out_});
@@ -81,8 +90,8 @@ std::uint32_t Experts::forward(std::uint32_t rows_in, bool grad) {
   fc1_input_ = input(fc1_, grad);
   fc1_out_ = w_.allocate("experts.fc1_output", 2 * rows() * fc1_.out);
   gemm(fc1_, Product::forward);
-  w_.free(std::exchange(fc1_input_.data, no_tensor));
-  offload_.saves(Offload::expert_fc1, {fp8_ ? fc1_input_.transpose : rows_in});
+  drop_forward_copy(fc1_input_, grad);
+  offload_.saves(Offload::expert_fc1, {fp8_ ? kept(fc1_input_) : rows_in});
   offload_.commit(Offload::expert_fc1);
   offload_.begin(Offload::moe_act, grad);
   activate();
@@ -90,10 +99,10 @@ std::uint32_t Experts::forward(std::uint32_t rows_in, bool grad) {
   fc2_input_ = input(fc2_, grad && !recomputes);
   const auto out = w_.allocate("experts.fc2_output", 2 * rows() * fc2_.out);
   gemm(fc2_, Product::forward);
-  w_.free(std::exchange(fc2_input_.data, no_tensor));
+  drop_forward_copy(fc2_input_, grad && !recomputes);
   offload_.saves(Offload::moe_act, {fc1_out_});  // committed after fc2 only (experts.py:895-900)
   offload_.commit(Offload::moe_act);
-  if (grad) offload_fused(fp8_ ? fc1_input_.transpose : rows_in);
+  if (grad) offload_fused(fp8_ ? kept(fc1_input_) : rows_in);
   if (!grad || fp8_ || recomputes) w_.free(std::exchange(activation_, no_tensor));
   auto result = out;
   if (pads()) {

@@ -28,6 +28,8 @@ class Experts {
   void weight_gradient(const Group& group);
   void activate();
   void offload_fused(std::uint32_t fc1_input);
+  static std::uint32_t kept(const Operand& operand);
+  void drop_forward_copy(Operand& operand, bool grad);
   Int rows() const { return fp8_ ? d_.moe.padded : d_.moe.received; }
   bool pads() const { return fp8_ && d_.moe.padded > d_.moe.received; }
 

@@ -49,15 +49,20 @@ void LinearWriter::norm(const std::string& name, bool forward, Int rows, Int col
 Operand LinearWriter::quantize(const std::string& name, Int rows, Int cols, bool row, bool transpose, bool with_amax,
                                bool shard) {
   Operand result;
-  const Int scales = d_.recipe == Recipe::blockwise ? rows * cols / 128 * 4 : 0;  // an fp32 scale for 128 elements
-  if (row) result.data = w_.allocate(name + "_fp8", rows * cols + scales);
-  if (transpose) result.transpose = w_.allocate(name + "_fp8_transpose", rows * cols + scales);
-  if (d_.recipe == Recipe::blockwise) {
-    w_.launch(name + " quantize", {"quantize.blockwise.fp8", {rows, cols}});
+  const Precision& p = d_.precision;
+  const Recipe recipe = p.recipe;
+  if (!p.two_copies()) {  // one copy serves every product
+    row |= transpose;
+    transpose = false;
+  }
+  if (row) result.data = w_.allocate(name + "_fp8", p.copy_bytes(rows, cols, false));
+  if (transpose) result.transpose = w_.allocate(name + "_fp8_transpose", p.copy_bytes(rows, cols, true));
+  if (!p.per_tensor()) {
+    quantize_by_block(name + " quantize", rows, cols, row && transpose);
     return result;
   }
-  if (with_amax && d_.recipe == Recipe::tensorwise) w_.launch(name + " amax", {"amax", {rows * cols}});
-  if (shard && d_.recipe == Recipe::tensorwise) {
+  if (with_amax && recipe == Recipe::tensorwise) w_.launch(name + " amax", {"amax", {rows * cols}});
+  if (shard && recipe == Recipe::tensorwise) {
     // quantizer.cpp of TE calls allreduce_coalesced(...)->wait(): on the communicator's own stream.
     w_.collective(Purpose::tp, name + " amax all-reduce", "all_reduce", d_.t, sizeof(float), d_.tp_link,
                   Stream::communication);
@@ -71,18 +76,30 @@ Operand LinearWriter::quantize(const std::string& name, Int rows, Int cols, bool
   return result;
 }
 
+/// A kernel that makes one copy only reads as much and writes half.
+void LinearWriter::quantize_by_block(const std::string& name, Int rows, Int cols, bool both) {
+  const Recipe recipe = d_.precision.recipe;
+  if (recipe == Recipe::blockwise) return w_.launch(name, {"quantize.blockwise.fp8", {rows, cols}});
+  if (both) return w_.launch(name, {recipe == Recipe::mxfp8 ? "quantize.mxfp8" : "quantize.nvfp4", {rows, cols}});
+  if (recipe == Recipe::nvfp4) w_.launch(name + " amax", {"amax", {rows * cols}});
+  w_.launch(name, {"cast.fp8", {rows * cols}});
+}
+
 void LinearWriter::cast_weight(const Linear& linear) {
   if (!linear.fp8) return;
+  const Precision& p = d_.precision;
+  if (d_.fp8_parameters && (!p.per_tensor() || !p.two_copies())) return;  // both copies are the parameter's own
   const bool every_time = !d_.fp8_cached_weights && !d_.fp8_parameters;
   if (w_.recomputes() && !every_time) return;  // done in the forward pass
   if (!every_time) w_.microbatches(0, 1);
   if (d_.fp8_parameters) {
     w_.launch(linear.name + " weight transpose", {"transpose.fp8", {linear.out, linear.in}});
-  } else if (d_.recipe == Recipe::blockwise) {
-    w_.launch(linear.name + " weight cast", {"quantize.blockwise.fp8", {linear.out, linear.in}});
+  } else if (!p.per_tensor()) {
+    quantize_by_block(linear.name + " weight cast", linear.out, linear.in, true);
   } else {
-    if (d_.recipe == Recipe::tensorwise) w_.launch(linear.name + " weight amax", {"amax", {linear.out * linear.in}});
-    w_.launch(linear.name + " weight cast", {"cast_transpose.fp8", {linear.out, linear.in}});
+    if (p.recipe == Recipe::tensorwise) w_.launch(linear.name + " weight amax", {"amax", {linear.out * linear.in}});
+    w_.launch(linear.name + " weight cast", p.two_copies() ? profile::Key{"cast_transpose.fp8", {linear.out, linear.in}}
+                                                           : profile::Key{"cast.fp8", {linear.out * linear.in}});
   }
   w_.microbatches();
 }
@@ -111,10 +128,11 @@ LinearWriter::Margin LinearWriter::leave_multiprocessors() {
 // One of the `parts` equal parts of a matrix product over its tokens.
 void LinearWriter::gemm_part(const Linear& linear, Product product, Int parts) {
   const bool forward = product == Product::forward;
-  const std::string family = linear.fp8 ? fp8_family(d_.recipe, "gemm.", forward)
+  const std::string family = linear.fp8 ? product_family(d_.precision.recipe, "gemm.", forward)
                              : forward  ? "gemm.bf16.tn"
                                         : "gemm.bf16.nn";
   const Int m = forward ? linear.out : linear.in, k = forward ? linear.in : linear.out;
+  if (linear.fp8) swizzled_scales(m, rows(linear) / parts, k);
   w_.launch(linear.name + suffix(product), {family, {m, rows(linear) / parts, k}}, sm_share_);
 }
 
@@ -141,8 +159,19 @@ void LinearWriter::gemm(const Linear& linear, Product product) {
   }
 }
 
+/// cuBLAS takes scales of blocks in an order of its own: TE writes both operands' anew for the product
+/// (TE common/swizzle, pytorch/cpp_extensions/gemm.py).
+void LinearWriter::swizzled_scales(Int m, Int n, Int k) {
+  if (!d_.precision.scaled_by_block()) return;
+  const Int block = d_.precision.recipe == Recipe::mxfp8 ? 32 : 16;
+  w_.transient("workspace", (m + n) * k / block);
+  w_.launch("swizzled scales", {"small", {}});
+  w_.stands_for(2);
+}
+
 void LinearWriter::weight_gradient(const Linear& linear, double sm_share) {
-  std::string family = linear.fp8 ? fp8_family(d_.recipe, "gemm.", true) : "gemm.bf16.nt";
+  std::string family = linear.fp8 ? product_family(d_.precision.recipe, "gemm.", true) : "gemm.bf16.nt";
+  if (linear.fp8) swizzled_scales(linear.in, linear.out, rows(linear));
   if (d_.fused_gradients) {
     family += d_.gradient_bytes == 4 ? ".acc_f32" : ".acc_bf16";
     w_.launch(linear.name + " wgrad", {family, {linear.in, linear.out, rows(linear)}}, sm_share);
@@ -160,7 +189,7 @@ void LinearWriter::release(Operand operand) { w_.free({operand.data, operand.tra
 std::uint32_t LinearWriter::column_product(const Linear& linear, const std::string& owner, Operand& saved, bool grad) {
   std::uint32_t gathered = no_tensor;
   if (gathers(linear)) {
-    const Int bytes = d_.tokens * linear.in * (linear.fp8 ? 1 : 2);
+    const Int bytes = gathered_bytes(linear, linear.in, false);
     gathered = d_.local_spec ? no_tensor : gathered_buffer(linear.name + "_gathered_input", bytes);
     gather_before(linear.name + " all-gather", bytes);
   }
@@ -186,7 +215,8 @@ std::uint32_t LinearWriter::norm_linear(const Linear& linear, const std::string&
     // The norm kernel also takes the maximum; its bf16 output lives until the cast. FP8 gathers row-wise data only, so
     // with sequence parallelism the transpose is made after the gather, in the backward pass.
     const bool shard = gathers(linear);
-    saved.out = quantize(linear.name + "_norm_output", local, linear.in, true, grad && !shard, false, shard);
+    saved.out =
+        quantize(linear.name + "_norm_output", local, linear.in, true, grad && second_copy_now(shard), false, shard);
     w_.free(normed);
   } else {
     saved.out.data = normed;
@@ -203,7 +233,8 @@ std::uint32_t LinearWriter::column_linear(const Linear& linear, const std::strin
                                           bool keeps_original) {
   const bool shard = gathers(linear);
   if (linear.fp8)
-    saved = quantize(linear.name + "_input", d_.local, linear.in, true, grad && !shard && !keeps_original, true, shard);
+    saved = quantize(linear.name + "_input", d_.local, linear.in, true,
+                     grad && second_copy_now(shard) && !keeps_original, true, shard);
   return column_product(linear, owner, saved, grad && !(linear.fp8 && keeps_original));
 }
 
@@ -212,9 +243,10 @@ std::uint32_t LinearWriter::column_backward(const Linear& linear, Operand& saved
   const bool shard = gathers(linear);
   if (linear.fp8) gradient = quantize(linear.name + "_gradient", rows(linear), linear.out, true, true);
   if (linear.fp8 && keeps_original)
-    saved = quantize(linear.name + "_input", d_.local, linear.in, shard, !shard, true, shard);
+    saved = quantize(linear.name + "_input", d_.local, linear.in, !second_copy_now(shard), second_copy_now(shard), true,
+                     shard);
   Operand gathered;
-  const Int bytes = d_.tokens * linear.in * (linear.fp8 ? 1 : 2);
+  const Int bytes = gathered_bytes(linear, linear.in, d_.precision.gathers_second_copy());
   if (shard) {
     if (!d_.local_spec) gathered.data = w_.allocate(linear.name + "_gathered_input", bytes);
     w_.collective(Purpose::tp, linear.name + " all-gather in backward", "all_gather", d_.t, bytes, d_.tp_link,
@@ -231,7 +263,7 @@ std::uint32_t LinearWriter::column_backward(const Linear& linear, Operand& saved
     din = w_.allocate(linear.name + "_input_gradient", 2 * d_.local * linear.in);
     w_.collective(Purpose::tp, linear.name + " reduce-scatter in backward", "reduce_scatter", d_.t, full_bytes,
                   d_.tp_link, Stream::communication);
-    if (linear.fp8) {
+    if (linear.fp8 && transposes_gathered()) {
       gathered.transpose = w_.allocate(linear.name + "_gathered_input", bytes);
       w_.launch(linear.name + " input transpose", {"transpose.fp8", {d_.tokens, linear.in}});
     }
@@ -289,21 +321,26 @@ std::uint32_t LinearWriter::row_linear(const Linear& linear, const std::string& 
   } else if (d_.t > 1) {
     w_.collective(Purpose::tp, linear.name + " all-reduce", "all_reduce", d_.t, 2 * d_.tokens * linear.out, d_.tp_link);
   }
-  w_.free(saved.data);
-  saved.data = no_tensor;
+  const bool serves_backward = linear.fp8 && grad && !keeps_original && saved.transpose == no_tensor;
+  if (!serves_backward) w_.free(std::exchange(saved.data, no_tensor));
   return out;
 }
 
 std::uint32_t LinearWriter::row_backward(const Linear& linear, Operand& saved, bool keeps_original) {
   Operand gradient;
-  const Int bytes = d_.tokens * linear.out * (linear.fp8 ? 1 : 2);
-  if (linear.fp8) gradient = quantize(linear.name + "_gradient", d_.local, linear.out, true, !d_.sp, true, d_.sp);
+  const Int bytes = gathered_bytes(linear, linear.out, false);
+  if (linear.fp8)
+    gradient = quantize(linear.name + "_gradient", d_.local, linear.out, true, second_copy_now(d_.sp), true, d_.sp);
   if (d_.sp) {
-    const auto local = gradient.data;
+    const auto local = gradient;
+    // Copies scaled by blocks are gathered both (TE pytorch/distributed.py, _all_gather_mxfp8).
+    const bool both = linear.fp8 && d_.precision.gathers_second_copy();
+    const Int second = both ? gathered_bytes(linear, linear.out, true) : 0;
     gradient.data = gathered_buffer(linear.name + "_gathered_gradient", bytes);
-    gather_before(linear.name + " all-gather in backward", bytes);
-    w_.free(local);
-    if (linear.fp8) {
+    gradient.transpose = both ? w_.allocate(linear.name + "_gathered_gradient", second) : no_tensor;
+    gather_before(linear.name + " all-gather in backward", bytes + second);
+    release(local);
+    if (linear.fp8 && transposes_gathered()) {
       gradient.transpose = w_.allocate(linear.name + "_gathered_gradient", bytes);
       w_.launch(linear.name + " gradient transpose", {"transpose.fp8", {d_.tokens, linear.out}});
     }

@@ -27,8 +27,7 @@ struct Linear {
   bool duplicated = false;
 };
 
-/// A GEMM operand: bf16 has `data` only; FP8 on Hopper needs a row-wise and a transposed copy, because cuBLAS has only
-/// TN kernels in FP8.
+/// A GEMM operand: its row-wise copy and, where the recipe needs one, the transposed or column-wise (precision.hpp).
 struct Operand {
   std::uint32_t data = no_tensor, transpose = no_tensor;
 };
@@ -104,6 +103,18 @@ class LinearWriter {
  private:
   /// The matrix product of a column-parallel layer whose (quantized) input is `saved`; keeps of it what backward needs.
   std::uint32_t column_product(const Linear& linear, const std::string& owner, Operand& saved, bool grad);
+  void quantize_by_block(const std::string& name, Int rows, Int cols, bool both);
+  void swizzled_scales(Int m, Int n, Int k);
+  /// Is the second copy of a tensor (a part of a sequence-parallel one: `shard`) made with the first?
+  bool second_copy_now(bool shard) const {
+    return d_.precision.two_copies() && (!shard || d_.precision.gathers_second_copy());
+  }
+  bool transposes_gathered() const { return d_.precision.two_copies() && !d_.precision.gathers_second_copy(); }
+  Int gathered_bytes(const Linear& linear, Int width, bool columnwise) const {
+    if (!linear.fp8) return 2 * d_.tokens * width;
+    // Scales of 128 x 128 or 1 x 128 blocks are few; they travel apart.
+    return d_.precision.scaled_by_block() ? d_.precision.copy_bytes(d_.tokens, width, columnwise) : d_.tokens * width;
+  }
   Int rows(const Linear& linear) const { return linear.duplicated ? d_.local : d_.tokens; }
   bool gathers(const Linear& linear) const { return d_.sp && !linear.duplicated; }
   bool reduces(const Linear& linear) const { return d_.t > 1 && !linear.duplicated; }

@@ -240,7 +240,7 @@ std::uint32_t LatentAttention::forward(bool grad) {
   }
   attend(grad);
   if (grad && d_.recomputes(Recompute::mla_up_proj)) release({&q_, &k_, &v_});
-  const bool keeps_original = d_.recipe != Recipe::delayed, saves_o = !proj_.fp8 || keeps_original;
+  const bool keeps_original = d_.precision.recipe != Recipe::delayed, saves_o = !proj_.fp8 || keeps_original;
   offload_.begin(Offload::attn_proj, grad);
   const auto out = linear_.row_linear(proj_, "attention.proj_output", proj_input_, grad, keeps_original);
   if (grad) offload_.saves(Offload::attn_proj, {saves_o ? o_ : proj_input_.transpose});
@@ -363,7 +363,7 @@ std::uint32_t LatentAttention::down_backward(Compressed g) {
 std::uint32_t LatentAttention::backward(std::uint32_t dropped) {
   if (!d_.fused_down) norm_.replay();
   offload_.needed(Offload::attn_proj);
-  const auto dout = linear_.row_backward(proj_, proj_input_, d_.recipe != Recipe::delayed);
+  const auto dout = linear_.row_backward(proj_, proj_input_, d_.precision.recipe != Recipe::delayed);
   linear_.weight_gradients.put([this, dropped] { w_.free(dropped); });
   if (reloaded_o_ != no_tensor) w_.free(std::exchange(o_, std::exchange(reloaded_o_, no_tensor)));
   offload_.done(Offload::attn_proj);

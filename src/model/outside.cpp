@@ -127,7 +127,7 @@ Int userbuffers(const Layout& l, const profile::Device& gpu) {
   const Dimensions d(l.s, gpu);
   if (!d.tp_overlap) return 0;
   constexpr Int gathered = 8, scattered = 4;
-  return (gathered * (l.s.settings.fp8 ? 1 : 2) + scattered * 2) * d.tokens * d.h;
+  return (gathered * (d.precision.quantized() ? 1 : 2) + scattered * 2) * d.tokens * d.h;
 }
 
 }  // namespace

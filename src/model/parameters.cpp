@@ -148,7 +148,7 @@ std::vector<Parameter> chunk_parameters(const Dimensions& d, const scenario::Sce
   // mtp_use_repeated_layer: one layer serves every depth.
   const Int depths = s.model.mtp_use_repeated_layer ? std::min<Int>(shape.mtp_layers, 1) : shape.mtp_layers;
   for (Int i = 0; i < depths; ++i)
-    modules.mtp_layer(d.recipe != Recipe::bf16, scenario::is_moe_layer(s, s.model.num_layers - 1));
+    modules.mtp_layer(d.precision.recipe != Recipe::bf16, scenario::is_moe_layer(s, s.model.num_layers - 1));
   // gpt_model.py, skip_weight_param_allocation: only the stage that also holds the first embedding has no copy.
   if (shape.head && !(shape.shares_embedding && shape.embedding)) modules.head();
   return modules.take();

@@ -24,7 +24,7 @@ int checkpointed(const Scenario& s, int i, int count) {
 }
 
 bool is_fp8(const Scenario& s, const Dimensions& d, Int layer) {
-  if (d.recipe == Recipe::bf16) return false;
+  if (d.precision.recipe == Recipe::bf16) return false;
   const auto& o = s.settings;
   if (!o.first_last_layers_bf16) return true;
   return layer >= o.num_layers_at_start_in_bf16 && layer < s.model.num_layers - o.num_layers_at_end_in_bf16;
@@ -35,7 +35,7 @@ bool is_fp8(const Scenario& s, const Dimensions& d, Int layer) {
 LayerKind mtp_kind(const Scenario& s, const Dimensions& d) {
   const auto& o = s.settings;
   LayerKind kind;
-  kind.fp8 = d.recipe != Recipe::bf16;
+  kind.fp8 = d.precision.recipe != Recipe::bf16;
   kind.moe = scenario::is_moe_layer(s, s.model.num_layers - 1);
   kind.checkpointed =
       o.recompute_granularity.value_or("") == "full" && o.recompute_method.value_or("") == "uniform" ? 1 : 0;
@@ -130,7 +130,7 @@ void add_offload_notes(const Scenario& s, const Dimensions& d, Stages& stages) {
     note("activation offload of fully recomputed layers is not modelled: nothing moves there");
   if (d.ep_overlap && (d.offloads(Offload::attn_norm) || d.offloads(Offload::mlp_norm)))
     note("offload of attn_norm and mlp_norm is not modelled together with expert-parallel overlap: they stay");
-  if (d.recipe != Recipe::bf16 && d.offloads(Offload::expert_fc1))
+  if (d.precision.recipe != Recipe::bf16 && d.offloads(Offload::expert_fc1))
     note("offload of expert_fc1 in FP8 is approximated: the cast moves, where TE keeps and moves the bf16 rows");
   if (!s.settings.cuda_graph_modules.empty())
     note("offload of modules inside CUDA graphs is modelled as without graphs");
@@ -161,15 +161,23 @@ void add_notes(const Scenario& s, const Dimensions& d, Stages& stages) {
   add_offload_notes(s, d, stages);
   if (d.cp > 1)
     note("context parallelism is approximated: a ring of equal causal attention steps, exchanges overlapped");
-  if (d.recipe == Recipe::blockwise && d.sp) {
+  if (d.precision.recipe == Recipe::blockwise && d.sp) {
     note(
         "FP8 by blocks with sequence parallelism: a measured run held 8 % more at its peak, and unequally much on its "
         "ranks "
         "after the step: what coalesced gathers still hold is not modelled");
   }
+  if (d.precision.scaled_by_block())
+    note(std::string(d.precision.recipe == Recipe::mxfp8 ? "MXFP8" : "NVFP4") +
+         " follows the code of Transformer Engine; no measured run has it");
+  else if (d.precision.quantized() && !d.precision.two_copies())
+    note("FP8 on tensor cores that take every layout keeps no transposed copies: by the code of Transformer Engine");
   if (d.fp8_parameters) {
-    note("FP8 parameters: a transposed copy of each is kept on Hopper" +
-         std::string(d.fp8_cached_weights ? "" : ", disable_parameter_transpose_cache does not change that"));
+    if (d.precision.parameters_outside_buffers())
+      note("MXFP8 parameters: row-wise and column-wise copies, gathered in bf16 in the gradients' buffer");
+    else if (d.precision.two_copies())
+      note("FP8 parameters: a transposed copy of each is kept on Hopper" +
+           std::string(d.fp8_cached_weights ? "" : ", disable_parameter_transpose_cache does not change that"));
   }
   if (d.graphed_mlp) {
     note("CUDA graphs of the MLP follow the code of TE; memory is the most that a step needs, the first " +
@@ -205,7 +213,7 @@ void add_notes(const Scenario& s, const Dimensions& d, Stages& stages) {
   }
   if (d.moe.dispatch == Dispatch::allgather) note("dispatcher allgather follows its code, not measurements");
   if (!d.moe.permute_fusion) note("permutation is taken as fused (moe_permute_fusion)");
-  if (d.recipe != Recipe::bf16) note("experts in FP8 follow the code of TE, not measurements");
+  if (d.precision.recipe != Recipe::bf16) note("experts in FP8 follow the code of TE, not measurements");
   if (s.settings.moe_expert_capacity_factor) note("token dropping (moe_expert_capacity_factor) is not modelled");
 }
 

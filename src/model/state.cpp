@@ -112,6 +112,7 @@ class StateWriter {
   void add_finalize(bool shares_embedding);
   void add_shard_casts(const Optimizer& optimizer);
   void add_optimizer_step();
+  void add_quantized_parameters();
 
   const Scenario& s_;
   const Dimensions& d_;
@@ -123,7 +124,9 @@ class StateWriter {
       casts_;  ///< FP8 shards by (experts, first chunk): an optimizer each
   PieceBuilder construction_;
   std::vector<std::vector<std::uint32_t>> modules_;  ///< by chunk: parameters as the modules made them
-  std::vector<Kernel> gathers_;                      ///< of parameters, after an optimizer's step
+  std::vector<std::pair<Int, Int>>
+      casts_of_chunks_;          ///< rows and columns of parameters that are quantized after a gather
+  std::vector<Kernel> gathers_;  ///< of parameters, after an optimizer's step
   Int elements_ = 0, replicated_elements_ = 0;
 };
 
@@ -153,7 +156,7 @@ void StateWriter::add_gradient_sync(Chunk& chunk, const Buffer& buffer, const Op
     }
     chunk.gradient_sync_layers.resize(chunk.gradient_sync.size(), buffer.last_layers[bucket]);
     if (ranks == 1 || !o.use_distributed_optimizer) continue;
-    const Int gathered = (end - start) * (buffer.fp8 ? 1 : 2);
+    const Int gathered = (end - start) * d_.precision.gathered_parameter_bytes(buffer.fp8);
     auto& gather = o.overlap_param_gather ? chunk.parameter_gather : gathers_;
     collective(gather, "parameter all-gather", "all_gather", ranks, gathered, optimizer.link,
                o.overlap_param_gather ? Stream::parameter : Stream::compute, Purpose::dp);
@@ -164,10 +167,19 @@ void StateWriter::add_gradient_sync(Chunk& chunk, const Buffer& buffer, const Op
 void StateWriter::construct_module(const std::vector<Parameter>& parameters) {
   auto& made = modules_.emplace_back();
   for (const auto& p : parameters) {
-    made.push_back(construction_.allocate("parameters", p.elements * (p.fp8 ? 1 : 2)));
+    const auto copy = [&](bool columnwise) {
+      return p.fp8 ? d_.precision.weight_bytes(p.weight_out, p.weight_in, columnwise) : 2 * p.elements;
+    };
+    if (p.fp8 && d_.precision.parameters_outside_buffers()) {
+      hold_from_start("parameters", copy(false));
+      hold_from_start("column-wise parameters", copy(true));
+      casts_of_chunks_.push_back({p.weight_out, p.weight_in});
+      continue;
+    }
+    made.push_back(construction_.allocate("parameters", copy(false)));
     // Hopper multiplies FP8 in TN only, so FP8 parameters keep a transpose beside (TE reset_parameters,
     // post_all_gather_processing), whatever disable_parameter_transpose_cache says.
-    if (p.fp8) hold_from_start("transposed FP8 parameters", p.elements);
+    if (p.fp8 && d_.precision.two_copies()) hold_from_start("transposed FP8 parameters", copy(true));
   }
   // By the first linear layer's constructor.
   if (modules_.size() == 1 && !d_.local_spec) hold_from_start("workspace", d_.gpu.te_workspace.value);
@@ -187,9 +199,13 @@ void StateWriter::add_chunk(std::size_t index, const std::vector<Parameter>& par
   for (const auto& p : parameters) {
     chunk.parameters += p.elements;
     if (p.replicated) replicated_elements_ += p.elements;
+    if (p.fp8 && d_.precision.parameters_outside_buffers())
+      parameter_bytes += d_.precision.weight_bytes(p.weight_out, p.weight_in, false) +
+                         d_.precision.weight_bytes(p.weight_out, p.weight_in, true);
   }
   for (const auto& buffer : buffers) {
-    const Int bytes = buffer.elements * (buffer.fp8 ? 1 : 2);
+    const bool outside = buffer.fp8 && d_.precision.parameters_outside_buffers();
+    const Int bytes = outside ? 0 : buffer.elements * (buffer.fp8 ? 1 : 2);
     parameter_bytes += bytes;
     hold_from_start("parameters", bytes);
     hold_from_start("gradients", buffer.elements * d_.gradient_bytes);
@@ -234,7 +250,7 @@ void StateWriter::add_casts() {
                                      [&](const auto& a, const auto& b) { return sum(a.second) < sum(b.second); });
   if (most == casts_.end()) return;
   for (const Int n : most->second) hold(rank_.during_optimizer, "main parameters in 16 bits", 2 * n);
-  if (d_.recipe != Recipe::tensorwise) return;
+  if (d_.precision.recipe != Recipe::tensorwise) return;
   hold(rank_.during_optimizer, "parameters cast to FP8", *std::max_element(most->second.begin(), most->second.end()));
 }
 
@@ -263,7 +279,7 @@ void StateWriter::add_optimizer_state(const Optimizer& optimizer) {
     if (d_.gradient_bytes == 2 && !types.in_adam) {
       hold(rank_.during_optimizer, "fp32 gradients", 4 * n);
     }
-    if (fp8) casts_[{&optimizer == &experts_, first_chunk}].push_back(n);
+    if (fp8 && !d_.precision.parameters_outside_buffers()) casts_[{&optimizer == &experts_, first_chunk}].push_back(n);
   }
 }
 
@@ -327,7 +343,7 @@ void StateWriter::add_finalize(bool shares_embedding) {
 /// FP8 parameters from their main parameters (TE tensor/utils.py, cast_master_weights_to_fp8): every shard that the
 /// rank owns is cast as one row, with a transpose that nobody reads.
 void StateWriter::add_shard_casts(const Optimizer& optimizer) {
-  if (d_.recipe != Recipe::tensorwise && d_.recipe != Recipe::delayed) return;
+  if (!d_.precision.per_tensor()) return;
   std::vector<Int> shards;
   for (const auto& [which, sizes] : casts_)
     if (which.first == (&optimizer == &experts_)) shards.insert(shards.end(), sizes.begin(), sizes.end());
@@ -339,12 +355,12 @@ void StateWriter::add_shard_casts(const Optimizer& optimizer) {
                  4 * static_cast<Int>(shards.size()), optimizer.link, Stream::compute, Purpose::dp);
     launch(step, "parameters' scales", {"small", {}});
   };
-  if (d_.recipe == Recipe::tensorwise) {
+  if (d_.precision.recipe == Recipe::tensorwise) {
     for (const Int n : shards) launch(step, "parameter amax", {"amax", {n}});
     amaxes_reduced();
   }
   for (const Int n : shards) launch(step, "parameter cast", {"cast_transpose.fp8.row", {n}});
-  if (d_.recipe == Recipe::delayed) amaxes_reduced();
+  if (d_.precision.recipe == Recipe::delayed) amaxes_reduced();
 }
 
 void StateWriter::add_optimizer_step() {
@@ -390,6 +406,18 @@ void StateWriter::add_optimizer_step() {
     // Every optimizer gathers all buffers of the model chunks (distrib_optimizer.py, step_with_ready_grads).
     step.insert(step.end(), gathers_.begin(), gathers_.end());
   }
+  add_quantized_parameters();
+}
+
+/// What was gathered in bf16 is quantized into the parameters, and the gradients' buffer that held it is zeroed. With
+/// overlap_param_gather the first microbatch does it; it takes the compute stream's time all the same.
+void StateWriter::add_quantized_parameters() {
+  Int bytes = 0;
+  for (const auto& [rows, cols] : casts_of_chunks_) {
+    launch(rank_.optimizer, "parameters quantized", {"quantize.mxfp8", {rows, cols}});
+    bytes += d_.gradient_bytes * rows * cols;
+  }
+  if (bytes > 0) launch(rank_.optimizer, "gathered parameters zeroed", {"fill", {bytes}});
 }
 
 void StateWriter::run(const std::vector<ChunkShape>& shapes) {
@@ -409,9 +437,9 @@ void StateWriter::run(const std::vector<ChunkShape>& shapes) {
     for (const auto& p : parameters) {
       if (p.weight_in > 0) weight_shapes.emplace(p.weight_in, p.weight_out);
       if (!p.quantized || p.fp8) continue;
-      // Row-wise and transposed copy of a weight.
-      hold(rank_.since_first_step, "FP8 weights", p.elements);
-      hold(rank_.since_first_step, "FP8 weights", p.elements);
+      hold(rank_.since_first_step, "quantized weights", d_.precision.weight_bytes(p.weight_out, p.weight_in, false));
+      if (d_.precision.two_copies())
+        hold(rank_.since_first_step, "quantized weights", d_.precision.weight_bytes(p.weight_out, p.weight_in, true));
     }
     // An output layer without a weight of its own multiplies by the embedding's.
     if (shapes[c].head && shapes[c].shares_embedding) weight_shapes.emplace(d_.h, d_.vocab);

@@ -231,7 +231,7 @@ class Floor {
 
 Estimate floor(const scenario::Scenario& scenario, const model::Stages& stages, const schedule::Config& config,
                const profile::Profiles& profiles, const Prices& prices) {
-  return Floor(stages, config, profiles, prices, scenario.settings.fp8.has_value()).find();
+  return Floor(stages, config, profiles, prices, scenario.settings.fp8 || scenario.settings.fp4).find();
 }
 
 Estimate extrapolate(const scenario::Scenario& scenario, const model::Stages& stages, const schedule::Config& config,

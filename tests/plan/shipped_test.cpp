@@ -4,14 +4,13 @@
 #include <filesystem>
 #include <string>
 
-#include "../on_h200.hpp"
+#include "pipewright/model.hpp"
 #include "pipewright/plan.hpp"
 
 using namespace pipewright;
 
 TEST_CASE("shipped scenarios: read, legal, estimated") {
   const std::string root = SOURCE_ROOT;
-  const profile::Profiles profiles({profile::load(root + "/profiles/h100-sxm.json", {"test", 0})});
   int count = 0;
   for (const auto& file : std::filesystem::directory_iterator(root + "/scenarios")) {
     if (file.path().extension() != ".yaml") continue;
@@ -24,10 +23,13 @@ TEST_CASE("shipped scenarios: read, legal, estimated") {
       CAPTURE(finding.message);
       CHECK(finding.severity != plan::Severity::violation);
     }
-    CHECK_FALSE(test::build(s).pieces.empty());
+    const profile::Profiles profiles({profile::load(root + "/profiles/" + s.cluster.profile + ".json", {"test", 0})});
+    CHECK_FALSE(model::build(s, profiles.device()).pieces.empty());
     const auto quick = predict::estimate(s, profiles);
     CHECK(quick.tflops_per_gpu > 100);
-    CHECK(quick.tflops_per_gpu < 1000);
+    // No more than the tensor cores have in the precision of the products.
+    const auto& sheet = profile::data_sheet(s.cluster.profile);
+    CHECK(quick.tflops_per_gpu < (s.settings.fp8 ? sheet.fp8_tflops.value : sheet.bf16_tflops.value));
   }
   CHECK(count >= 8);
 }

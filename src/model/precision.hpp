@@ -1,0 +1,59 @@
+// What Transformer Engine's recipes make of an operand: which copies, of how many bytes, by which kernels.
+//
+//   per tensor   Hopper multiplies FP8 in TN only: a row-wise copy and a transposed one, FP8 gathered and transposed
+//                after. Blackwell multiplies every layout: one copy.
+//   blockwise    row-wise and transposed copy with fp32 scales, Hopper
+//   mxfp8        scales run along the product's inner dimension, so the forward's copy (row-wise) cannot serve the
+//                weight gradient: a column-wise copy beside it, made by the same kernel, gathered as it is
+//   nvfp4        as mxfp8; the column-wise copy is transposed, its tokens mixed by a random Hadamard transform
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "pipewright/profile.hpp"
+#include "pipewright/scenario.hpp"
+
+namespace pipewright::model {
+
+using Int = scenario::Int;
+
+/// What linear layers compute in: bf16, or one of Transformer Engine's recipes (reference 5.1).
+enum class Recipe : std::uint8_t { bf16, tensorwise, delayed, blockwise, mxfp8, nvfp4 };
+
+/// Throws UsageError where Transformer Engine refuses the recipe on this GPU, or where it is not modelled.
+Recipe recipe_of(const scenario::Scenario& scenario, const profile::Device& gpu);
+
+struct Precision {
+  Recipe recipe = Recipe::bf16;
+  bool tn_only = true;  ///< the tensor cores take FP8 operands in one layout
+  bool quantized() const { return recipe != Recipe::bf16; }
+  bool per_tensor() const { return recipe == Recipe::tensorwise || recipe == Recipe::delayed; }
+  /// Scales along the inner dimension: a column-wise copy is made with the row-wise one.
+  bool scaled_by_block() const { return recipe == Recipe::mxfp8 || recipe == Recipe::nvfp4; }
+  /// A second copy is needed for the weight gradient (and of weights for dgrad).
+  bool two_copies() const { return !per_tensor() || tn_only; }
+  /// It can be made before a sequence-parallel gather; else it is made of what was gathered.
+  bool gathers_second_copy() const { return scaled_by_block(); }
+  /// Bytes of a copy of a rows x cols matrix with its scales.
+  Int copy_bytes(Int rows, Int cols, bool columnwise) const;
+  /// Of a weight: by blocks of 128 x 128 its scales are none to speak of.
+  Int weight_bytes(Int rows, Int cols, bool columnwise) const {
+    return recipe == Recipe::blockwise ? rows * cols : copy_bytes(rows, cols, columnwise);
+  }
+  /// MXFP8 parameters stay outside the distributed optimizer's buffers: bf16 is gathered into the gradients' buffer and
+  /// quantized from there (Megatron core/distributed/param_and_grad_buffer.py, shared_buffer, _post_param_sync).
+  bool parameters_outside_buffers() const { return recipe == Recipe::mxfp8; }
+  Int gathered_parameter_bytes(bool stored_quantized) const {
+    return stored_quantized && !parameters_outside_buffers() ? 1 : 2;
+  }
+};
+
+/// Family of a quantized product, after `prefix` ("gemm." or "gemm.grouped."). Per-tensor recipes accumulate fast in
+/// the forward pass only (TE common/recipe, MMParams); scaled by blocks, forward and dgrad are the same product.
+std::string product_family(Recipe recipe, const char* prefix, bool fast);
+
+/// Rows of an expert are padded to a multiple of this (Megatron moe_utils.py, get_align_size_for_quantization).
+Int row_alignment(const scenario::Scenario& scenario, Recipe recipe);
+
+}  // namespace pipewright::model

@@ -1,0 +1,122 @@
+// Transformer Engine's recipes: what they keep of every operand, by GPU.
+#include <algorithm>
+#include <set>
+
+#include "support.hpp"
+
+using namespace pipewright;
+using namespace pipewright::model::test;
+using model::Step;
+
+namespace {
+
+constexpr std::int64_t tokens = 8192, h = 8192, q = 8192, kv = 1024, f = 28672, heads = 64, t = 4;
+
+model::Stages on(const char* gpu, const scenario::Scenario& s) {
+  return model::build(s, profile::data_sheet(gpu).device);
+}
+
+std::int64_t static_bytes(const model::Stages& stages, const std::string& owner) {
+  const auto& piece = stages.ranks[1].construction;
+  std::int64_t sum = 0;
+  for (const auto& step : piece.forward) {
+    const auto& tensor = piece.tensors[step.index];
+    if (step.kind == Step::Kind::launch || stages.owners[tensor.owner] != owner) continue;
+    sum += step.kind == Step::Kind::allocate ? tensor.bytes.value : -tensor.bytes.value;
+  }
+  return sum;
+}
+
+std::set<std::string> families(const model::Stages& stages) {
+  std::set<std::string> names;
+  for (const auto& piece : stages.pieces)
+    for (const auto& kernel : piece.kernels) names.insert(kernel.key.family);
+  return names;
+}
+
+const char* const mxfp8[] = {"fp8=e4m3", "fp8_recipe=mxfp8"};
+
+}  // namespace
+
+TEST_CASE("MXFP8 keeps the column-wise copy and its scales where per-tensor FP8 keeps a byte") {
+  const auto tensorwise = saved(inner_layer(on("b200-sxm", with(llama70b(), {"fp8=hybrid", "fp8_recipe=tensorwise"}))));
+  const auto blocks = saved(inner_layer(on("b200-sxm", with(llama70b(), {mxfp8[0], mxfp8[1]}))));
+  // Inputs of qkv and fc1 (local tokens) and of fc2 (all tokens of a quarter of the width): a byte of scale for 32.
+  CHECK(blocks - tensorwise == (2 * tokens / t * h + tokens * f / t) / 32);
+  // On Blackwell a per-tensor copy serves all products: as much as Hopper's transposed one.
+  const auto hopper = saved(inner_layer(on("h200-sxm", with(llama70b(), {"fp8=hybrid", "fp8_recipe=tensorwise"}))));
+  CHECK(tensorwise == hopper);
+}
+
+TEST_CASE("NVFP4 keeps half a byte and a scale for 16") {
+  const auto bf16 = saved(inner_layer(on("b200-sxm", llama70b())));
+  const auto fp4 = saved(inner_layer(on("b200-sxm", with(llama70b(), {"fp4=e2m1"}))));
+  const std::int64_t elements = 2 * tokens / t * h + tokens * f / t;
+  CHECK(bf16 - fp4 == 2 * elements - elements / 2 - elements / 16);
+}
+
+TEST_CASE("no copy is transposed on tensor cores that take every layout, nor where scales run along k") {
+  const auto hopper = families(on("h200-sxm", with(llama70b(), {"fp8=hybrid", "fp8_recipe=tensorwise"})));
+  CHECK(hopper.contains("transpose.fp8"));
+  CHECK(hopper.contains("cast_transpose.fp8"));
+  for (const char* settings : {"fp8_recipe=tensorwise", "fp8_recipe=delayed", "fp8_recipe=mxfp8"}) {
+    const auto blackwell = families(on("gb200-nvl72", with(llama70b(), {"fp8=e4m3", settings})));
+    CAPTURE(settings);
+    CHECK(!blackwell.contains("transpose.fp8"));
+    CHECK(!blackwell.contains("cast_transpose.fp8"));
+    CHECK(blackwell.contains("gemm.mxfp8.tn") == (std::string(settings) == "fp8_recipe=mxfp8"));
+  }
+  CHECK(families(on("gb200-nvl72", with(llama70b(), {"fp4=e2m1"}))).contains("quantize.nvfp4"));
+}
+
+TEST_CASE("MXFP8 parameters stay outside the buffers, gathered in bf16 where the gradients are") {
+  const auto kept =
+      with(llama70b(), {mxfp8[0], mxfp8[1], "fp8_param_gather=true", "reuse_grad_buf_for_mxfp8_param_ag=true"});
+  const auto stages = on("b200-sxm", kept), bf16 = on("b200-sxm", llama70b());
+  const std::int64_t weights = 20 * (h * (q + 2 * kv) + q * h + 3 * h * f) / t, norms = 20 * 2 * h;
+  const auto near = [](std::int64_t bytes) { return doctest::Approx(static_cast<double>(bytes)).epsilon(1e-4); };
+  CHECK(static_cast<double>(static_bytes(stages, "column-wise parameters")) == near(weights + weights / 32));
+  CHECK(static_cast<double>(static_bytes(stages, "parameters")) == near(weights + weights / 32 + 2 * norms));
+  CHECK(static_cast<double>(static_bytes(bf16, "parameters")) == near(2 * (weights + norms)));
+  CHECK(static_cast<double>(static_bytes(stages, "gradients")) == near(static_bytes(bf16, "gradients")));
+  std::int64_t gathered = 0;
+  for (const auto& kernel : stages.ranks[1].optimizer)
+    if (kernel.key.family == "quantize.mxfp8") gathered += kernel.key.dims[0] * kernel.key.dims[1];
+  CHECK(gathered == weights);
+}
+
+TEST_CASE("what is born dies in every recipe of every GPU") {
+  for (const char* gpu : {"h200-sxm", "b200-sxm", "gb300-nvl72"})
+    for (const char* precision : {"fp8=hybrid; fp8_recipe=tensorwise", "fp8=hybrid; fp8_recipe=delayed",
+                                  "fp8=e4m3; fp8_recipe=mxfp8", "fp4=e2m1"})
+      for (const char* other :
+           {"sequence_parallel=true", "sequence_parallel=false", "tp_comm_overlap=true",
+            "recompute_granularity=selective; recompute_modules=[mlp, core_attn]",
+            "num_moe_experts=8; moe_grouped_gemm=true; moe_ffn_hidden_size=4096; "
+            "expert_model_parallel_size=2; moe_router_topk=2; moe_token_dispatcher_type=alltoall"}) {
+        const std::string text = std::string(precision) + "; " + other;
+        const bool hopper = std::string(gpu) == "h200-sxm";
+        if (hopper && (text.find("mxfp8") != text.npos || text.find("fp4") != text.npos)) continue;
+        if (text.find("fp4=") != text.npos && text.find("experts") != text.npos) continue;
+        CAPTURE(gpu);
+        CAPTURE(text);
+        auto s = llama70b();
+        for (std::size_t at = 0; at < text.size();) {
+          const auto end = std::min(text.find("; ", at), text.size());
+          scenario::set(s, text.substr(at, end - at));
+          at = end + 2;
+        }
+        for (const auto& piece : on(gpu, s).pieces) check_balance(piece);
+      }
+}
+
+TEST_CASE("a recipe that the GPU or the model lacks is refused with its key") {
+  const auto refused = [](const char* gpu, std::initializer_list<const char*> settings, const char* key) {
+    CHECK_THROWS_WITH_AS(on(gpu, with(llama70b(), settings)), doctest::Contains(key), UsageError);
+  };
+  refused("h200-sxm", {"fp8=e4m3", "fp8_recipe=mxfp8"}, "compute capability 10.0");
+  refused("h200-sxm", {"fp4=e2m1"}, "settings.fp4");
+  refused("b200-sxm", {"fp8=e4m3", "fp8_recipe=blockwise"}, "computes it in MXFP8");
+  refused("b200-sxm", {"fp8=e4m3", "fp8_recipe=mxfp8", "fp8_param_gather=true"}, "reuse_grad_buf_for_mxfp8_param_ag");
+  refused("b200-sxm", {"fp4=e2m1", "fp4_param_gather=true"}, "fp4_param_gather");
+}
