@@ -5,6 +5,7 @@
 
 #include "commands.hpp"
 #include "input.hpp"
+#include "pipewright/effects.hpp"
 #include "pipewright/report.hpp"
 
 namespace pipewright::cli {
@@ -36,7 +37,10 @@ std::vector<plan::Finding> diagnose(const CheckOptions& options, const Loaded& l
   std::optional<predict::Prediction> prediction;
   try {
     scenario::check(loaded.scenario);
-    prediction = predict::predict(loaded.scenario, options.input.profiles(loaded.scenario));
+    const auto profiles = options.input.profiles(loaded.scenario);
+    predict::Run run;
+    prediction = predict::predict(loaded.scenario, profiles, &run);
+    predict::find_pressure(*prediction, loaded.scenario, profiles, run);
   } catch (const UsageError&) {
   }
   return plan::diagnose(loaded.scenario, found->second, {}, prediction ? &*prediction : nullptr);
@@ -53,15 +57,23 @@ void run(CheckOptions options, Outcome& outcome) {
   std::vector<plan::Finding> findings = loaded.findings;
   const auto more = options.symptom.empty() ? plan::check(loaded.scenario) : diagnose(options, loaded);
   findings.insert(findings.end(), more.begin(), more.end());
+  for (const auto& one : scenario::unmodelled(loaded.scenario))
+    findings.push_back({"unmodelled." + one.name,
+                        plan::Severity::trap,
+                        {one.name},
+                        one.name + (one.value.empty() ? "" : " " + one.value) + " is not modelled: " + one.missing,
+                        "predictions need --ignore " + one.name + ", and have no interval then",
+                        ""});
   const bool violated = std::any_of(findings.begin(), findings.end(), [](const plan::Finding& finding) {
     return finding.severity == plan::Severity::violation;
   });
   outcome.status = violated ? 1 : 0;
-  if (!options.json.empty()) write_result(options.json, report::check_json(findings));
+  const report::Stamp stamp{&loaded.scenario, {}};
+  if (!options.json.empty()) write_result(options.json, report::check_json(findings, &stamp));
   if (options.json == "-") return;
   std::string notes;
   for (const auto& note : loaded.notes) notes += "note: " + note + "\n";
-  write_result("-", report::check_text(findings) + notes);
+  write_result("-", report::configuration_text(loaded.scenario) + report::check_text(findings) + notes);
 }
 
 }  // namespace

@@ -2,8 +2,11 @@
 // callback that runs it; it reports failure by throwing (UsageError: status 2) and "the answer is no" by Outcome.
 #pragma once
 
+#include <stdexcept>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "options.hpp"
 
@@ -12,6 +15,12 @@ namespace pipewright::cli {
 /// Exit status of a command that ran to its end: 0 done, 1 the answer is no.
 struct Outcome {
   int status = 0;
+};
+
+/// The answer is no before anything is computed: status 1, what() on standard error.
+class Refused : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
 };
 
 void add_plan(Command& app, Outcome& outcome);
@@ -28,6 +37,12 @@ void add_import(Command& app, Outcome& outcome);
 void add_list(Command& app, Outcome& outcome);
 void add_profile(Command& app, Outcome& outcome);
 void add_trial(Command& app, Outcome& outcome);
+
+/// Is one of these outputs (option and path) standard output, "-"? Then nothing else goes there. Throws for two.
+bool on_standard_output(const std::vector<std::pair<std::string, std::string>>& outputs);
+
+/// `json`, an object's text, with a list as another member; unchanged where the list is empty.
+std::string with_list(const std::string& json, const std::string& name, const std::vector<std::string>& list);
 
 /// Writes a result to a file, or to standard output for "-".
 void write_result(const std::string& path, std::string_view text);

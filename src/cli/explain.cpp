@@ -19,18 +19,20 @@ void explain(const ExplainOptions& options) {
   if (options.peak == !options.op.empty()) {
     throw UsageError({"command line", 0}, {}, "say what to explain", {"--peak", "--op \"F 3.1\""});
   }
-  const Loaded loaded = options.input.runnable();
+  const Loaded loaded = options.input.legal();
   predict::Run run;
   const auto profiles = options.input.profiles(loaded.scenario);
   auto prediction = predict::predict(loaded.scenario, profiles, &run);
   if (options.peak) predict::find_pressure(prediction, loaded.scenario, profiles, run, options.rank);
+  const report::Stamp stamp{&loaded.scenario, {}};
   if (!options.json.empty()) {
-    write_result(options.json, options.peak ? report::explain_peak_json(prediction, options.rank)
-                                            : report::explain_op_json(run, options.rank, options.op));
+    write_result(options.json, options.peak ? report::explain_peak_json(prediction, options.rank, &stamp)
+                                            : report::explain_op_json(run, options.rank, options.op, &stamp));
   }
   if (options.json == "-") return;
-  write_result("-", options.peak ? report::explain_peak_text(prediction, options.rank)
-                                 : report::explain_op_text(run, options.rank, options.op));
+  write_result("-", report::configuration_text(loaded.scenario) +
+                        (options.peak ? report::explain_peak_text(prediction, options.rank)
+                                      : report::explain_op_text(run, options.rank, options.op)));
 }
 
 }  // namespace

@@ -3,6 +3,8 @@
 
 #include <fmt/format.h>
 
+#include "commands.hpp"
+#include "pipewright/effects.hpp"
 #include "pipewright/emit.hpp"
 
 namespace pipewright::cli {
@@ -13,17 +15,20 @@ void add_profile_option(Command& command, std::vector<std::string>& profiles) {
 }
 
 void Input::add_to(Command& command) {
-  command.add_option("SCENARIO", path, "scenario file (YAML)");
+  command.add_option("SCENARIO", path, "scenario file (YAML), launch script (.sh) or Megatron's model_config.yaml");
   const char* forms = "Instead of SCENARIO";
   command.add_option("--megatron", megatron_, "a Megatron-LM command line, as one word").group(forms);
   command.add_option("--bridge", bridge_, "file of Megatron Bridge overrides (cfg.x.y = value)").group(forms);
-  command.add_option("--hf", hf_, "a Hugging Face config.json").group(forms);
+  command.add_option("--hf", hf_, "a Hugging Face config.json, or its folder").group(forms);
   command.add_option("--gpus", gpus_, "number of GPUs").group(forms);
   command.add_option("--gpus-per-node", gpus_per_node_, "GPUs of one node (8)").group(forms);
   command.add_option("--megatron-core", megatron_core_, "version of Megatron Core").group(forms);
   add_profile_option(command, profiles_);
   command.add_option("--set", set_, "NAME=VALUE: any setting, overrides the input; repeatable").repeatable();
   command.add_option("--env", env_, "NAME=VALUE: any environment variable; repeatable").repeatable();
+  command
+      .add_option("--ignore", ignore_, "NAME: go on without what is not modelled of it; no interval then; repeatable")
+      .repeatable();
 }
 
 Loaded Input::load() const {
@@ -35,7 +40,9 @@ Loaded Input::load() const {
   if (gpus_per_node_ < 0) {
     throw UsageError(where, "--gpus-per-node", fmt::format("must be positive, not {}", gpus_per_node_));
   }
-  if (!path.empty() && (gpus_ > 0 || gpus_per_node_ > 0 || !megatron_core_.empty())) {
+  const std::string content = path.empty() ? "" : read_file(path);
+  const bool launch = !path.empty() && emit::is_launch_file(path, content);
+  if (!path.empty() && !launch && (gpus_ > 0 || gpus_per_node_ > 0 || !megatron_core_.empty())) {
     throw UsageError(where, {},
                      "a scenario file states its machine and versions itself; --set num_gpus=, "
                      "gpus_per_node= or megatron_core= overrides them");
@@ -47,36 +54,73 @@ Loaded Input::load() const {
   if (gpus_per_node_ > 0) machine.gpus_per_node = gpus_per_node_;
   if (!profiles_.empty()) machine.profile = profiles_.front();
   machine.megatron_core = megatron_core_;
-  if (!path.empty()) {
-    loaded.scenario = scenario::read(path);
+  for (const auto& name : ignore_)
+    if (scenario::effect_of(name) == nullptr) machine.ignore.push_back(name);
+  if (!path.empty() && !launch) {
+    loaded.scenario = scenario::parse(content, path);
     if (!profiles_.empty()) loaded.scenario.cluster.profile = profiles_.front();
   } else if (!hf_.empty()) {
-    loaded.scenario = scenario::from_hf(hf_);
-    const auto set = [&](const std::string& name, const std::string& value) {
-      scenario::set(loaded.scenario, name + "=" + value);
-    };
-    if (!megatron_core_.empty()) set("software.megatron_core", megatron_core_);
-    if (gpus_ == 0) throw UsageError(where, "--gpus", "missing: --hf describes a model, not a machine");
-    set("cluster.num_gpus", std::to_string(gpus_));
-    set("cluster.gpus_per_node", std::to_string(std::min<scenario::Int>(gpus_, machine.gpus_per_node)));
-    if (!profiles_.empty()) loaded.scenario.cluster.profile = profiles_.front();
+    loaded = model_alone(machine);
   } else {
-    emit::Import import =
-        bridge_.empty() ? emit::from_megatron(megatron_, machine) : emit::from_bridge(bridge_, machine);
+    emit::Import import = launch            ? emit::from_launch_file(content, path, machine, variables())
+                          : bridge_.empty() ? emit::from_megatron(megatron_, machine)
+                                            : emit::from_bridge(bridge_, machine);
     loaded.scenario = std::move(import.scenario);
     loaded.notes = std::move(import.notes);
     loaded.findings = std::move(import.findings);
+    if (launch) loaded.script = content;
   }
   for (const auto& text : set_) scenario::set(loaded.scenario, text);
   for (const auto& text : env_) scenario::set_env(loaded.scenario, text);
-  if (propose && !hf_.empty())
-    for (const char* field : {"model.seq_length", "settings.global_batch_size"})
-      if (!loaded.scenario.positions.contains(field)) {
-        const std::string name = std::string(field).substr(std::string(field).find('.') + 1);
-        throw UsageError(where, name, "missing: a model does not say it; add --set " + name + "=N");
-      }
-  if (propose && !hf_.empty()) loaded.scenario = plan::proposed(std::move(loaded.scenario));
+  const bool from_flags = !megatron_.empty() || launch;
+  for (const auto& name : ignore_)
+    if (!from_flags || scenario::effect_of(name) != nullptr) scenario::ignore(loaded.scenario, name, {"--ignore", 0});
+  if (!hf_.empty()) complete(loaded);
   return loaded;
+}
+
+Loaded Input::model_alone(const emit::Machine& machine) const {
+  Loaded loaded;
+  loaded.scenario = scenario::from_hf(hf_, &loaded.notes);
+  const auto set = [&](const std::string& name, const std::string& value) {
+    scenario::set(loaded.scenario, name + "=" + value);
+  };
+  if (!megatron_core_.empty()) set("software.megatron_core", megatron_core_);
+  if (gpus_ == 0) {
+    throw UsageError({"command line", 0}, "--gpus", "missing: --hf describes a model, not a machine");
+  }
+  set("cluster.num_gpus", std::to_string(gpus_));
+  set("cluster.gpus_per_node", std::to_string(std::min<scenario::Int>(gpus_, machine.gpus_per_node)));
+  loaded.scenario.cluster.profile = machine.profile;
+  return loaded;
+}
+
+/// What a config.json cannot say is the same in every command, and said.
+void Input::complete(Loaded& loaded) {
+  for (const char* field : {"model.seq_length", "settings.global_batch_size"}) {
+    if (loaded.scenario.positions.contains(field)) continue;
+    const std::string name = std::string(field).substr(std::string(field).find('.') + 1);
+    throw UsageError({"command line", 0}, name, "missing: a model does not say it; add --set " + name + "=N");
+  }
+  const auto before = loaded.scenario;
+  loaded.scenario = plan::proposed(std::move(loaded.scenario));
+  auto& assumed = loaded.scenario.assumed;
+  for (const auto& field : scenario::fields()) {
+    if (field.section != "settings") continue;
+    const std::string value = scenario::get(loaded.scenario, field.name);
+    if (value != scenario::get(before, field.name)) assumed.push_back(field.name + ": " + value);
+  }
+  std::string all;
+  for (const auto& one : assumed) all += (all.empty() ? "" : ", ") + one;
+  if (!all.empty()) loaded.notes.insert(loaded.notes.begin(), "assumed, as a config.json does not say: " + all);
+}
+
+std::map<std::string, std::string> Input::variables() const {
+  std::map<std::string, std::string> all;
+  for (const auto& text : env_)
+    if (const auto equals = text.find('='); equals != std::string::npos)
+      all[text.substr(0, equals)] = text.substr(equals + 1);
+  return all;
 }
 
 Loaded Input::runnable() const {
@@ -85,6 +129,18 @@ Loaded Input::runnable() const {
     emit::require_known_flags({loaded.scenario, loaded.notes, loaded.findings});
   }
   if (!(propose && loaded.scenario.search.parallelism == "auto")) scenario::check(loaded.scenario);
+  return loaded;
+}
+
+Loaded Input::legal() const {
+  Loaded loaded = runnable();
+  for (const auto& finding : plan::check(loaded.scenario)) {
+    if (finding.severity != plan::Severity::violation) continue;
+    std::string names;
+    for (const auto& name : finding.settings) names += (names.empty() ? "" : ", ") + name;
+    throw Refused(fmt::format("refused: {} ({}): {} Fix: {}. `pipewright check` lists every rule that is broken",
+                              finding.rule, names, finding.message, finding.fix));
+  }
   return loaded;
 }
 

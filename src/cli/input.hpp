@@ -1,10 +1,12 @@
 // The scenario of a command line, in any of its forms, with overrides.
 #pragma once
 
+#include <map>
 #include <string>
 #include <vector>
 
 #include "options.hpp"
+#include "pipewright/emit.hpp"
 #include "pipewright/plan.hpp"
 #include "pipewright/predict.hpp"
 #include "pipewright/profile.hpp"
@@ -17,6 +19,7 @@ struct Loaded {
   scenario::Scenario scenario;
   std::vector<std::string> notes;       ///< assumptions of the importers
   std::vector<plan::Finding> findings;  ///< flags that the stated version lacks
+  std::string script;                   ///< the text of a launch script or model_config.yaml
 };
 
 /// SCENARIO, or --megatron, --bridge or --hf with a machine; --set and --env; --profile.
@@ -28,6 +31,8 @@ class Input {
   Loaded load() const;
   /// load(), refused if the version lacks a flag or Megatron Core cannot run it.
   Loaded runnable() const;
+  /// runnable(), refused (Refused) if it breaks a rule of Megatron's: a prediction would be of what cannot run.
+  Loaded legal() const;
   /// The profiles to predict with: --profile, else the scenario's own.
   profile::Profiles profiles(const scenario::Scenario& scenario) const;
 
@@ -36,14 +41,17 @@ class Input {
 
   bool states_a_run() const { return hf_.empty(); }  ///< not only a model
 
-  /// A bare architecture (--hf) becomes plan::proposed, and is not checked before the search.
-  bool propose = false;
-  std::string path;  ///< SCENARIO; check's --symptom hands a stray word over
+  bool propose = false;  ///< what the search leaves open is not checked before it
+  std::string path;      ///< SCENARIO; check's --symptom hands a stray word over
 
  private:
+  Loaded model_alone(const emit::Machine& machine) const;
+  static void complete(Loaded& loaded);
+  std::map<std::string, std::string> variables() const;  ///< --env, as a script sees them
+
   std::string megatron_, bridge_, hf_, megatron_core_;
   long long gpus_ = 0, gpus_per_node_ = 0;
-  std::vector<std::string> profiles_, set_, env_;
+  std::vector<std::string> profiles_, set_, env_, ignore_;
 };
 
 /// Declares --profile where there is no scenario on the command line (validate).

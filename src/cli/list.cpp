@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "commands.hpp"
+#include "pipewright/effects.hpp"
 #include "pipewright/modules.hpp"
 #include "pipewright/plan.hpp"
 #include "pipewright/profile.hpp"
@@ -103,10 +104,21 @@ Listing rules() {
   return {text, {{"rules", rows}}};
 }
 
+Listing effects() {
+  std::string text;
+  Json rows = Json::array();
+  for (const auto& row : scenario::effects()) {
+    text += fmt::format("{} ({})\n  {}\n", row.name, scenario::name(row.effect), row.text);
+    rows.push_back({{"name", row.name}, {"effect", scenario::name(row.effect)}, {"text", row.text}});
+  }
+  return {text, {{"effects", rows}}};
+}
+
 }  // namespace
 
 void add_list(Command& app, Outcome&) {
-  auto& command = app.add_subcommand("list", "List what can be named: profiles, settings, versions, modules, rules");
+  auto& command =
+      app.add_subcommand("list", "List what can be named: profiles, settings, versions, modules, rules, effects");
   const auto json = std::make_shared<std::string>();
   const auto add = [&](const char* name, const char* what, Listing (*listing)()) {
     auto& list = command.add_subcommand(name, what);
@@ -124,6 +136,7 @@ void add_list(Command& app, Outcome&) {
   add("versions", "Software versions whose behaviour is known", versions);
   add("modules", "What recompute can replay and offload can move, with the versions that know it", modules);
   add("rules", "Legality rules with their sources", rules);
+  add("effects", "What every flag, field and variable does to a prediction", effects);
 }
 
 }  // namespace pipewright::cli

@@ -3,6 +3,8 @@
 #include <array>
 #include <cstdio>
 #include <exception>
+#include <filesystem>
+#include <new>
 
 #include "commands.hpp"
 #include "pipewright/base.hpp"
@@ -37,6 +39,15 @@ int main(int argc, char** argv) {
     return status;
   } catch (const pipewright::UsageError& error) {
     std::fprintf(stderr, "error: %s\n", error.what());
+    return 2;
+  } catch (const pipewright::cli::Refused& refusal) {
+    std::fprintf(stderr, "%s\n", refusal.what());
+    return 1;
+  } catch (const std::filesystem::filesystem_error& error) {  // a name too long, a folder that may not be read
+    std::fprintf(stderr, "error: %s\n", error.what());
+    return 2;
+  } catch (const std::bad_alloc&) {
+    std::fputs("error: the input asks for more memory than this machine gives\n", stderr);
     return 2;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "internal error: %s\n", error.what());

@@ -1,10 +1,30 @@
 // Where results go.
 #include <cstdio>
+#include <nlohmann/json.hpp>
 
 #include "commands.hpp"
 #include "pipewright/base.hpp"
 
 namespace pipewright::cli {
+
+bool on_standard_output(const std::vector<std::pair<std::string, std::string>>& outputs) {
+  std::string first;
+  for (const auto& [option, path] : outputs) {
+    if (path != "-") continue;
+    if (!first.empty()) {
+      throw UsageError({"command line", 0}, {}, first + " - and " + option + " - exclude each other");
+    }
+    first = option;
+  }
+  return !first.empty();
+}
+
+std::string with_list(const std::string& json, const std::string& name, const std::vector<std::string>& list) {
+  if (list.empty()) return json;
+  auto document = nlohmann::ordered_json::parse(json);
+  document[name] = list;
+  return document.dump(1) + "\n";
+}
 
 void write_result(const std::string& path, std::string_view text) {
   if (path != "-") return write_file(path, text);

@@ -7,6 +7,7 @@
 #include "page.hpp"
 #include "pipewright/report.hpp"
 #include "progress.hpp"
+#include "training.hpp"
 
 namespace pipewright::cli {
 namespace {
@@ -14,6 +15,7 @@ namespace {
 struct PlanOptions {
   Input input;
   std::string json, html;
+  Training training;
   std::vector<std::string> emit_forms, open;
   int top = 10;
   std::optional<double> time_limit_s;
@@ -52,6 +54,8 @@ void run(const PlanOptions& options, Outcome& outcome) {
   if (options.top < 1) throw UsageError({"command line", 0}, "--top", "must be at least 1");
   if (options.time_limit_s && !(*options.time_limit_s > 0))
     throw UsageError({"command line", 0}, "--time-limit", "must be a positive number of seconds");
+  const bool quiet = on_standard_output({{"--json", options.json}, {"--report", options.html}});
+  if (options.training.asked()) options.training.tokens();  // refused before the search
   Loaded loaded = options.input.runnable();
   // A written `search:` is exact.
   if (!plan::opens_something(loaded.scenario)) loaded.scenario = plan::opened(std::move(loaded.scenario));
@@ -91,16 +95,33 @@ void run(const PlanOptions& options, Outcome& outcome) {
   }
   outcome.status = plan.best ? 0 : 1;
 
-  if (!options.json.empty()) write_result(options.json, report::plan_json(plan));
+  if (!options.json.empty()) {
+    const report::Stamp stamp{&loaded.scenario, loaded.scenario.assumed};
+    const std::string json = report::plan_json(plan, &stamp);
+    const bool priced = options.training.asked() && plan.best;
+    write_result(options.json,
+                 priced ? options.training.with(json, plan.best->scenario, plan.best->prediction.step_ns) : json);
+  }
   if (!options.html.empty()) {
     const plan::Candidate& shown_candidate = plan.best ? *plan.best : plan.baseline;
     predict::Run details;
     const auto prediction = predict::predict(shown_candidate.scenario, profiles, &details);
-    report::Page page{loaded.scenario.name, "plan", {{"plan", report::plan_json(plan)}}, {}, report::plan_extra(plan)};
+    const report::Stamp stamp{&loaded.scenario, loaded.scenario.assumed};
+    report::Page page{
+        loaded.scenario.name, "plan", {{"plan", report::plan_json(plan, &stamp)}}, {}, report::plan_extra(plan)};
     page.runs.push_back(shown("best", shown_candidate.scenario, profiles, prediction, details));
-    write_file(options.html, report::html(page));
+    write_result(options.html, report::html(page));
   }
-  if (options.json != "-") write_result("-", report::plan_text(plan, emit_forms));
+  if (quiet) return;
+  write_result("-",
+               report::configuration_text(plan.best ? plan.best->scenario : loaded.scenario, loaded.scenario.assumed) +
+                   report::plan_text(plan, emit_forms));
+  if (options.training.asked() && plan.best)
+    write_result("-", "\n" + options.training.line(plan.best->scenario, plan.best->prediction.step_ns));
+  if (!loaded.script.empty() && plan.best) {
+    const std::string diff = emit::script_diff(loaded.script, loaded.scenario, plan.best->scenario);
+    write_result("-", "\nChanges to " + options.input.path + "\n" + (diff.empty() ? "  none\n" : diff));
+  }
 }
 
 }  // namespace
@@ -113,6 +134,7 @@ void add_plan(Command& app, Outcome& outcome) {
   command.add_option("--json", options->json, "write JSON to this file (-: standard output, and nothing else)");
   command.add_option("--emit", options->emit_forms, "flags to print: megatron, bridge, harness, env, all; repeatable")
       .repeatable();
+  options->training.add_to(command);
   command.add_option("--top", options->top, "how many alternatives to keep (10)");
   command
       .add_option("--open", options->open,
@@ -120,7 +142,7 @@ void add_plan(Command& app, Outcome& outcome) {
                   "pipeline, layout, wgrad_delay, recompute, offload, allocator)")
       .repeatable();
   command.add_option("--time-limit", options->time_limit_s, "seconds after which the best so far is the answer");
-  command.add_option("--report", options->html, "write a self-contained HTML page");
+  command.add_option("--report", options->html, "write a self-contained HTML page (-: standard output)");
   command.footer(
       "Exit status 1: nothing that is legal fits.\n\nExamples:\n"
       "  pipewright plan scenarios/llama3-70b-sft-32xh100.yaml --emit all\n"

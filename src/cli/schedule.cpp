@@ -17,12 +17,16 @@ struct ScheduleOptions {
 };
 
 void print_schedule(const ScheduleOptions& options) {
-  const Loaded loaded = options.input.runnable();
+  const Loaded loaded = options.input.legal();
   const auto program = schedule::build(schedule::config_of(loaded.scenario, options.detail));
+  const report::Stamp stamp{&loaded.scenario, {}};
   if (!options.json.empty()) {
-    write_result(options.json, report::schedule_json(program, options.hooks, options.frees));
+    write_result(options.json, report::schedule_json(program, options.hooks, options.frees, &stamp));
   }
-  if (options.json != "-") write_result("-", report::schedule_text(program, options.hooks, options.frees));
+  if (options.json != "-") {
+    write_result("-", report::configuration_text(loaded.scenario) +
+                          report::schedule_text(program, options.hooks, options.frees));
+  }
 }
 
 }  // namespace

@@ -1,4 +1,6 @@
 // pipewright simulate: one scenario, predicted.
+#include <fmt/format.h>
+
 #include <memory>
 #include <optional>
 
@@ -7,6 +9,7 @@
 #include "page.hpp"
 #include "pipewright/report.hpp"
 #include "progress.hpp"
+#include "training.hpp"
 
 namespace pipewright::cli {
 namespace {
@@ -14,10 +17,14 @@ namespace {
 struct SimulateOptions {
   Input input;
   std::string json, trace, html;
+  Training training;
 };
 
-void simulate(const SimulateOptions& options) {
-  const Loaded loaded = options.input.runnable();
+void simulate(const SimulateOptions& options, Outcome& outcome) {
+  const bool quiet =
+      on_standard_output({{"--json", options.json}, {"--trace", options.trace}, {"--report", options.html}});
+  if (options.training.asked()) options.training.tokens();  // refused before anything is simulated
+  const Loaded loaded = options.input.legal();
   predict::Run run;
   const auto profiles = options.input.profiles(loaded.scenario);
   std::optional<Progress> progress("simulating: the step, what would shorten it, memory");
@@ -29,32 +36,52 @@ void simulate(const SimulateOptions& options) {
   (*progress)(2, parts);
   predict::find_pressure(prediction, loaded.scenario, profiles, run);
   progress.reset();
+  if (const auto imbalance = predict::find_imbalance(prediction, loaded.scenario, profiles))
+    prediction.notes.push_back(
+        imbalance->any
+            ? "dropless experts: it fits whatever the routing is"
+            : fmt::format("dropless experts: it fits up to a load imbalance of {:.1f} (tokens of the busiest "
+                          "expert-parallel rank over the mean; moe_load_imbalance states yours)",
+                          imbalance->largest));
+  outcome.status = prediction.fits ? 0 : 1;
+  const report::Stamp stamp{&loaded.scenario, loaded.scenario.assumed};
   prediction.notes.insert(prediction.notes.begin(), loaded.notes.begin(), loaded.notes.end());
-  if (!options.json.empty()) write_result(options.json, report::simulate_json(prediction));
-  if (!options.trace.empty()) report::write_trace(options.trace, prediction, run);
-  if (!options.html.empty()) {
-    report::Page page{prediction.scenario, "simulate", {{"simulate", report::simulate_json(prediction)}}, {}, {}};
-    page.runs.push_back(shown("simulated", loaded.scenario, profiles, prediction, run));
-    write_file(options.html, report::html(page));
+  if (!options.json.empty()) {
+    const std::string json = report::simulate_json(prediction, &stamp);
+    write_result(options.json,
+                 options.training.asked() ? options.training.with(json, loaded.scenario, prediction.step_ns) : json);
   }
-  if (options.json != "-") write_result("-", report::simulate_text(prediction));
+  if (!options.trace.empty())
+    write_result(options.trace, report::trace(prediction, run, options.trace.ends_with(".gz")));
+  if (!options.html.empty()) {
+    report::Page page{
+        prediction.scenario, "simulate", {{"simulate", report::simulate_json(prediction, &stamp)}}, {}, {}};
+    page.runs.push_back(shown("simulated", loaded.scenario, profiles, prediction, run));
+    write_result(options.html, report::html(page));
+  }
+  if (quiet) return;
+  write_result(
+      "-", report::configuration_text(loaded.scenario, loaded.scenario.assumed) + report::simulate_text(prediction));
+  if (options.training.asked()) write_result("-", options.training.line(loaded.scenario, prediction.step_ns));
 }
 
 }  // namespace
 
-void add_simulate(Command& app, Outcome&) {
+void add_simulate(Command& app, Outcome& outcome) {
   auto& command = app.add_subcommand("simulate", "Predict a training step: time, exposed communication, memory");
   const auto options = std::make_shared<SimulateOptions>();
   options->input.add_to(command);
   command.add_option("--json", options->json, "write JSON to this file (-: standard output, and nothing else)");
-  command.add_option("--trace", options->trace, "write a Chrome/Perfetto trace (packed if it ends in .gz)");
-  command.add_option("--report", options->html, "write a self-contained HTML page");
+  command.add_option("--trace", options->trace,
+                     "write a Chrome/Perfetto trace (packed if it ends in .gz; -: standard output)");
+  command.add_option("--report", options->html, "write a self-contained HTML page (-: standard output)");
+  options->training.add_to(command);
   command.footer(
-      "Examples:\n"
+      "Exit status 1: it does not fit.\n\nExamples:\n"
       "  pipewright simulate scenarios/llama3-70b-sft-32xh100.yaml\n"
       "  pipewright simulate S.yaml --set recompute_modules=[mlp] --set recompute_granularity=selective --json -\n"
       "  pipewright simulate S.yaml --profile h200-sxm --trace step.json.gz --report step.html");
-  command.callback([options] { simulate(*options); });
+  command.callback([options, &outcome] { simulate(*options, outcome); });
 }
 
 }  // namespace pipewright::cli

@@ -1,4 +1,5 @@
 // pipewright sweep: every combination of some values, predicted.
+#include <algorithm>
 #include <memory>
 
 #include "commands.hpp"
@@ -44,7 +45,7 @@ plan::Axis axis(const std::string& text) {
   return out;
 }
 
-void run(const SweepOptions& options) {
+void run(const SweepOptions& options, Outcome& outcome) {
   if (options.json == "-" && options.csv == "-") {
     throw UsageError({"command line", 0}, {}, "--json - and --csv - exclude each other");
   }
@@ -63,20 +64,26 @@ void run(const SweepOptions& options) {
     search.stop = interruptible.token();
     sweep = plan::sweep(loaded.scenario, axes, search);
   }
-  if (!options.json.empty()) write_result(options.json, report::sweep_json(sweep));
+  outcome.status =
+      std::any_of(sweep.rows.begin(), sweep.rows.end(), [](const plan::Row& row) { return row.legal; }) ? 0 : 1;
+  const report::Stamp stamp{&loaded.scenario, loaded.scenario.assumed};
+  if (!options.json.empty()) write_result(options.json, report::sweep_json(sweep, &stamp));
   if (!options.csv.empty()) write_result(options.csv, report::sweep_csv(sweep));
   if (!options.html.empty()) {
     std::string extra = "{}";
     if (sweep.baseline) extra = "{\"baseline\":" + report::simulate_json(*sweep.baseline) + "}";
-    write_file(options.html,
-               report::html({loaded.scenario.name, "sweep", {{"sweep", report::sweep_json(sweep)}}, {}, extra}));
+    write_result(
+        options.html,
+        report::html({loaded.scenario.name, "sweep", {{"sweep", report::sweep_json(sweep, &stamp)}}, {}, extra}));
   }
-  if (options.json != "-" && options.csv != "-") write_result("-", report::sweep_text(sweep));
+  if (options.json != "-" && options.csv != "-" && options.html != "-") {
+    write_result("-", report::configuration_text(loaded.scenario) + report::sweep_text(sweep));
+  }
 }
 
 }  // namespace
 
-void add_sweep(Command& app, Outcome&) {
+void add_sweep(Command& app, Outcome& outcome) {
   auto& command = app.add_subcommand("sweep", "Predict every combination of some values");
   const auto options = std::make_shared<SweepOptions>();
   options->input.add_to(command);
@@ -87,11 +94,11 @@ void add_sweep(Command& app, Outcome&) {
   command.add_option("--csv", options->csv, "write CSV to this file (-: standard output, and nothing else)");
   command.add_option("--report", options->html, "write a self-contained HTML page");
   command.footer(
-      "Examples:\n"
+      "Exit status 1: no combination is legal.\n\nExamples:\n"
       "  pipewright sweep S.yaml --over recompute_modules\n"
       "  pipewright sweep S.yaml --over virtual_pipeline_model_parallel_size=none,2,4 --over micro_batch_size=1,2\n"
       "  pipewright sweep S.yaml --over recompute_modules=[mlp],[mlp,core_attn] --csv -");
-  command.callback([options] { run(*options); });
+  command.callback([options, &outcome] { run(*options, outcome); });
 }
 
 }  // namespace pipewright::cli

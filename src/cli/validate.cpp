@@ -20,7 +20,7 @@ struct ValidateOptions {
   std::vector<std::string> paths, profiles;
   double tolerance = 0;
   bool has_tolerance = false, calibrate = false, traces = false;
-  std::string json, html;
+  std::string json, html, markdown;
 };
 
 /// Files as given, directories as the YAML files in them by name.
@@ -51,11 +51,15 @@ bool from_a_real_run(const profile::Profile& p) {
 }
 
 void run(const ValidateOptions& options, Outcome& outcome) {
-  if (options.has_tolerance && options.tolerance < 0) {
+  if (options.has_tolerance && !(options.tolerance >= 0 && options.tolerance < 1e9)) {  // also NaN
     throw UsageError({"command line", 0}, "--tolerance", "a percentage of at least 0 is needed");
   }
   std::vector<scenario::Scenario> scenarios;
-  for (const auto& file : files(options.paths)) scenarios.push_back(scenario::read(file));
+  for (const auto& file : files(options.paths)) {
+    scenarios.push_back(scenario::read(file));
+    if (!scenarios.back().measured)
+      throw UsageError({file, 0}, "measured", "missing section: there is nothing to compare a prediction with");
+  }
   validate::Validation validation;
   validation.mode = "cold";
   std::vector<profile::Profiles> profiles;
@@ -72,14 +76,17 @@ void run(const ValidateOptions& options, Outcome& outcome) {
     if (options.calibrate) validate::calibrate_without_itself(validation, profiles);
   }
   if (options.has_tolerance && 100 * validation.largest_error() > options.tolerance) outcome.status = 1;
-  if (!options.json.empty()) write_result(options.json, report::validate_json(validation));
+  const report::Stamp stamp;
+  if (!options.json.empty()) write_result(options.json, report::validate_json(validation, &stamp));
+  if (!options.markdown.empty()) write_result(options.markdown, report::validate_markdown(validation));
   if (!options.html.empty())
-    write_file(options.html, report::html({"Measured runs beside predictions",
-                                           "validate",
-                                           {{"validate", report::validate_json(validation)}},
-                                           {},
-                                           report::validate_extra(validation)}));
-  if (options.json != "-") write_result("-", report::validate_text(validation, options.traces));
+    write_result(options.html, report::html({"Measured runs beside predictions",
+                                             "validate",
+                                             {{"validate", report::validate_json(validation, &stamp)}},
+                                             {},
+                                             report::validate_extra(validation)}));
+  if (options.json != "-" && options.markdown != "-" && options.html != "-")
+    write_result("-", report::validate_text(validation, options.traces));
 }
 
 }  // namespace
@@ -96,6 +103,8 @@ void add_validate(Command& app, Outcome& outcome) {
   command.add_flag("--traces", options->traces, "also busy and exposed times against trace summaries, rank by rank");
   command.add_option("--json", options->json, "write JSON to this file (-: standard output, and nothing else)");
   command.add_option("--report", options->html, "write a self-contained HTML page");
+  command.add_option("--markdown", options->markdown,
+                     "write the runs' tables as Markdown to this file (-: standard output)");
   command.footer(
       "Examples:\n  pipewright validate measured/ --profile h200-sxm --tolerance 6\n"
       "  pipewright validate measured/ --calibrate --traces");

@@ -6,6 +6,8 @@
 #include <set>
 
 #include "emitted.hpp"
+#include "pipewright/effects.hpp"
+#include "python.hpp"
 #include "table.hpp"
 
 namespace pipewright::emit {
@@ -194,38 +196,64 @@ const std::map<std::string, std::string>& functions() {
 }
 
 std::string trimmed(std::string_view text) {
-  const auto begin = text.find_first_not_of(" \t\r");
-  return begin == std::string_view::npos ? ""
-                                         : std::string(text.substr(begin, text.find_last_not_of(" \t\r") - begin + 1));
+  const auto begin = text.find_first_not_of(" \t\r\n");
+  return begin == std::string_view::npos
+             ? ""
+             : std::string(text.substr(begin, text.find_last_not_of(" \t\r\n") - begin + 1));
 }
 
-/// Cuts a comment off that no quote protects.
-std::string without_comment(std::string_view line) {
-  char quote = 0;
-  for (std::size_t i = 0; i < line.size(); ++i) {
-    if (quote != 0)
-      quote = line[i] == quote ? '\0' : quote;
-    else if (line[i] == '"' || line[i] == '\'')
-      quote = line[i];
-    else if (line[i] == '#')
-      return trimmed(line.substr(0, i));
-  }
-  return trimmed(line);
-}
+struct Statement {
+  std::string text;
+  int line = 0;
+};
 
-/// A Python literal as a scenario writes it.
-std::string yaml_value(const std::string& literal) {
-  if (literal == "True") return "true";
-  if (literal == "False") return "false";
-  if (literal == "None") return "none";
-  if (literal.starts_with('[')) {
-    std::string text;
-    for (const auto& item : items_of(literal)) text += (text.empty() ? "" : ", ") + yaml_value(item);
-    return "[" + text + "]";
+/// Python's logical lines: brackets, triple quotes and a backslash go on; comments are left out.
+std::vector<Statement> statements(std::string_view text) {
+  std::vector<Statement> all;
+  Statement now;
+  std::string quote;  // the open one: ' " or three of them
+  int line = 1, depth = 0;
+  const auto finish = [&] {
+    now.text = trimmed(now.text);
+    if (!now.text.empty()) all.push_back(std::move(now));
+    now = {};
+  };
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (now.text.empty() && (c == ' ' || c == '\t' || c == '\r' || c == '\n')) {
+      line += c == '\n';
+      continue;
+    }
+    if (now.text.empty()) now.line = line;
+    if (c == '\n') ++line;
+    if (c == '\\' && i + 1 < text.size()) {
+      if (text[i + 1] == '\n') ++line;
+      if (text[i + 1] != '\n' || !quote.empty()) (now.text += c) += text[i + 1];
+      ++i;
+    } else if (!quote.empty()) {
+      now.text += c;
+      if (quote.size() == 1 && c == '\n') {
+        quote.clear();  // said where the value is read
+      } else if (text.substr(i, quote.size()) == quote) {
+        now.text += text.substr(i + 1, quote.size() - 1);
+        i += quote.size() - 1;
+        quote.clear();
+      }
+    } else if (c == '"' || c == '\'') {
+      quote = text.substr(i, 3) == std::string(3, c) ? std::string(3, c) : std::string(1, c);
+      now.text += quote;
+      i += quote.size() - 1;
+    } else if (c == '#') {
+      i = std::min(text.find('\n', i), text.size()) - 1;
+    } else if ((c == '\n' && depth <= 0) || (c == ';' && depth <= 0)) {
+      finish();
+    } else {
+      depth += (c == '[' || c == '(' || c == '{') - (c == ']' || c == ')' || c == '}');
+      now.text += c;
+    }
   }
-  for (const auto& [name, function] : functions())
-    if (literal == function || literal.ends_with("." + name)) return name;
-  return unquoted(literal);
+  finish();
+  return all;
 }
 
 class OverrideImporter {
@@ -242,12 +270,13 @@ class OverrideImporter {
   }
 
   Import run(std::string_view text) {
-    int number = 0;
-    while (!text.empty()) {
-      const auto end = std::min(text.find('\n'), text.size());
-      ++number;
-      if (const auto line = without_comment(text.substr(0, end)); !line.empty()) read(line, {file_, number});
-      text.remove_prefix(std::min(end + 1, text.size()));
+    for (const auto& [line, number] : statements(text)) read(line, {file_, number});
+    if (const auto& [length, where] = dataset_length_; length > 0) {
+      if (s_.model.seq_length == 0) s_.model.seq_length = length;
+      if (s_.model.seq_length != length)
+        throw UsageError(where, "cfg.dataset.seq_length",
+                         "is " + std::to_string(length) + ", cfg.model.seq_length " +
+                             std::to_string(s_.model.seq_length) + ": Megatron Bridge insists on one length");
     }
     auto& settings = s_.settings;
     if (settings.expert_model_parallel_size > 1 && !settings.expert_tensor_parallel_size)
@@ -263,7 +292,7 @@ class OverrideImporter {
     if (!ignored_.empty()) {
       std::string names;
       for (const auto& name : ignored_) names += (names.empty() ? "" : " ") + name;
-      result_.notes.push_back("ignored, outside what is modelled: " + names);
+      result_.notes.push_back("without effect on time and memory, or of no section that is read: " + names);
     }
     if (s_.model.vocab_size == 0)
       throw UsageError({file_, 0}, "cfg.model.vocab_size", "the vocabulary is missing: add cfg.model.vocab_size = N");
@@ -273,26 +302,83 @@ class OverrideImporter {
 
  private:
   void read(const std::string& line, const Position& where) {
+    for (const auto* rest : {"import ", "from ", "def ", "return", "@", "\"\"\"", "pass"})
+      if (line.starts_with(rest)) return;  // of the recipe around it
     const auto equals = line.find('=');
-    if (equals == std::string::npos) throw UsageError(where, line, "expected cfg.SECTION.FIELD = VALUE");
     std::string path = trimmed(line.substr(0, equals));
+    if (equals == std::string::npos) throw UsageError(where, line.substr(0, 60), "expected cfg.SECTION.FIELD = VALUE");
     const std::string value = trimmed(line.substr(equals + 1));
     if (value.empty()) throw UsageError(where, path, "a value is missing");
-    if (path.starts_with("cfg.")) path.erase(0, 4);
+    if (path == "cfg") {
+      result_.notes.push_back("what " + value.substr(0, 60) + " sets is not known: only the overrides below it are");
+      return;
+    }
+    while (path.starts_with('+')) path.erase(0, 1);  // Hydra: a key that is new
+    const bool hydra = !path.starts_with("cfg.");
+    if (!hydra) path.erase(0, 4);
+    const Python literal = parsed(value, where, "cfg." + path, hydra);
     if (path.starts_with("env_vars[") && path.ends_with(']'))
-      return scenario::set_env(s_, unquoted(path.substr(9, path.size() - 10)) + "=" + unquoted(value));
-    if (path == "mixed_precision") return read_recipe(value, where);
-    if (path == "comm_overlap") return;  // its fields follow; CommOverlapConfig(...) itself is the recipe's
+      return variable(parse_python(path.substr(9, path.size() - 10), where, path).text, literal, where);
+    if (path.starts_with("env_vars.")) return variable(path.substr(9), literal, where);
+    if (path == "env_vars") {
+      if (literal.kind != Python::Kind::map) throw UsageError(where, "cfg.env_vars", "expected a map of variables");
+      for (const auto& [name, one] : literal.entries) variable(name, one, where);
+      return;
+    }
+    if (path == "mixed_precision") return read_recipe(literal, where);
+    if (path == "comm_overlap") return read_comm_overlap(literal, where);
+    if (path == "peft") {
+      s_.settings.other["peft"] = value == "None" ? "none" : "true";
+      s_.positions["settings.peft"] = where;
+      return;
+    }
     const auto dot = path.find('.');
     if (dot == std::string::npos) throw UsageError(where, path, "expected cfg.SECTION.FIELD = VALUE");
-    const auto section = path.substr(0, dot), field = path.substr(dot + 1);
-    set(section, field, value, where);
+    set(path.substr(0, dot), path.substr(dot + 1), literal, where);
   }
 
-  void read_recipe(const std::string& value, const Position& where) {
-    auto begin = value.find_first_of("\"'");
-    auto name =
-        begin == std::string::npos ? value : value.substr(begin + 1, value.find_first_of("\"'", begin + 1) - begin - 1);
+  /// Hydra's overrides need no quotes: model.pipeline_model_parallel_layout=E|t*3|L, model.x=null.
+  static Python parsed(const std::string& value, const Position& where, const std::string& key, bool hydra) {
+    if (!hydra) return parse_python(value, where, key);
+    if (value == "null") return {Python::Kind::none, {}, {}, {}};
+    if (value == "true" || value == "false") return {Python::Kind::boolean, value == "true" ? "True" : "False", {}, {}};
+    try {
+      return parse_python(value, where, key);
+    } catch (const UsageError&) {
+      if (value.starts_with('[') || value.starts_with('{') || value.starts_with('(')) throw;
+      return {Python::Kind::string, value, {}, {}};
+    }
+  }
+
+  void variable(const std::string& name, const Python& value, const Position& where) {
+    if (value.kind != Python::Kind::string && value.kind != Python::Kind::number && value.kind != Python::Kind::boolean)
+      throw UsageError(where, "cfg.env_vars", "expected a string, a number or a boolean for " + name);
+    try {
+      scenario::set_env(s_, name + "=" + value.text);
+    } catch (const UsageError& error) {
+      throw UsageError(where, "cfg.env_vars", name + ": " + error.message());
+    }
+  }
+
+  void read_comm_overlap(const Python& value, const Position& where) {
+    comm_overlap_.clear();
+    has_comm_overlap_ = value.kind != Python::Kind::none;
+    if (!has_comm_overlap_) return;
+    if (value.kind != Python::Kind::call || !value.text.ends_with("CommOverlapConfig"))
+      throw UsageError(where, "cfg.comm_overlap", "expected CommOverlapConfig(FIELD=VALUE, ...) or None");
+    for (const auto& [field, one] : value.entries)
+      if (field != "tp_comm_overlap_cfg") set("comm_overlap", field, one, where);
+  }
+
+  void read_recipe(const Python& value, const Position& where) {
+    const bool call = value.kind == Python::Kind::call;
+    if (call && value.text.ends_with("MixedPrecisionConfig")) {
+      precision_.clear();
+      for (const auto& [field, one] : value.entries) set("mixed_precision", field, one, where);
+      return;
+    }
+    auto name = call && value.items.size() == 1 ? value.items.front().text : value.text;
+    name.erase(0, name.rfind('.') + 1);
     std::ranges::replace(name, '-', '_');
     const auto recipe = recipes().find(name);
     if (recipe == recipes().end()) {
@@ -303,18 +389,38 @@ class OverrideImporter {
     precision_ = recipe->second;
   }
 
-  void set(const std::string& section, const std::string& field, const std::string& literal, const Position& where) {
+  /// Bridge asserts that cfg.dataset.seq_length is cfg.model.seq_length (training/config.py:1644).
+  void dataset_length(const std::string& value, const Position& where) {
+    try {
+      Scenario probe;
+      assign(probe, {"seq_length", value});
+      dataset_length_ = {probe.model.seq_length, where};
+    } catch (const UsageError& error) {
+      throw UsageError(where, "cfg.dataset.seq_length", error.message(), error.allowed());
+    }
+  }
+
+  void set(const std::string& section, const std::string& field, const Python& literal, const Position& where) {
     static const std::set<std::string> modelled = {"model", "comm_overlap", "mixed_precision",
                                                    "ddp",   "optimizer",    "train"};
+    const std::string name = "cfg." + section + "." + field;
+    if (section == "dataset" && (field == "seq_length" || field == "sequence_length"))
+      return dataset_length(yaml_of(literal, where, name), where);
     if (!modelled.contains(section)) {
-      ignored_.insert("cfg." + section + "." + field);
+      const scenario::EffectRow* effect = scenario::effect_of(field);
+      if (effect != nullptr && effect->effect == scenario::Effect::refused) {
+        s_.settings.other[effect->name] = yaml_of(literal, where, name);
+        s_.positions["settings." + effect->name] = where;
+      } else {
+        ignored_.insert(name);
+      }
       return;
     }
     if (section == "model" && field == "share_embeddings_and_output_weights") {
-      s_.model.untie_embeddings_and_output_weights = literal == "False";
+      s_.model.untie_embeddings_and_output_weights = literal.text == "False";
       return;
     }
-    const Assignment assignment = {field, yaml_value(literal)};
+    const Assignment assignment = {field, yaml_of(literal, where, name)};
     if (section == "comm_overlap") {
       has_comm_overlap_ = true;
       comm_overlap_.push_back(assignment);
@@ -325,11 +431,11 @@ class OverrideImporter {
     } catch (const UsageError& error) {
       if (section == "train" || section == "optimizer" || section == "ddp") {
         if (error.nearest().empty()) {
-          ignored_.insert("cfg." + section + "." + field);
+          ignored_.insert(name);
           return;
         }
       }
-      throw UsageError(where, "cfg." + section + "." + field, error.message(), error.allowed(), error.nearest());
+      throw UsageError(where, name, error.message(), error.allowed(), error.nearest());
     }
     if (section == "mixed_precision") {
       precision_.push_back(assignment);
@@ -352,6 +458,7 @@ class OverrideImporter {
   Import result_;
   std::vector<Assignment> precision_, comm_overlap_;
   bool has_comm_overlap_ = false;
+  std::pair<std::int64_t, Position> dataset_length_ = {0, {}};
   std::set<std::string> ignored_;
 };
 
@@ -390,8 +497,7 @@ bool structural(const Scenario& s, const std::string& field) {
                                                "sequence_parallel",
                                                "micro_batch_size",
                                                "global_batch_size",
-                                               "use_distributed_optimizer",
-                                               "tp_comm_overlap"};
+                                               "use_distributed_optimizer"};
   if (field == "expert_tensor_parallel_size") return s.settings.expert_model_parallel_size > 1;
   return always.contains(field);
 }
@@ -403,23 +509,47 @@ Groups bridge(const Scenario& scenario) {
                         scenario.software.megatron_core};
   const std::string recipe = "cfg.mixed_precision = get_mixed_precision_config(\"" + recipe_of(scenario) + "\")";
   const auto titles = fields_by_title();
-  std::string structure = recipe + "\n";
+  // Its only argument without a default.
+  const std::string comm_overlap = "cfg.comm_overlap = CommOverlapConfig(tp_comm_overlap=" +
+                                   std::string(scenario.settings.tp_comm_overlap ? "True" : "False") + ")";
+  std::string structure = recipe + "\n" + comm_overlap + "\n";
   for (const auto& [title, fields] : titles)
     for (const auto& field : fields)
       if (structural(scenario, field)) structure += line_of(scenario, field).words.front() + "\n";
   const auto base = from_bridge_text(structure, "bridge", machine).scenario;
 
-  Groups groups;
+  Groups groups = {{"Imports",
+                    {{{"import torch"}, ""},
+                     {{"from megatron.bridge.training.comm_overlap import CommOverlapConfig"}, ""},
+                     {{"from megatron.bridge.training.mixed_precision import get_mixed_precision_config"}, ""}}}};
+  const auto activation = scenario::activation_func(scenario);
+  if (activation == "quick_gelu" || activation == "squared_relu")
+    groups.front().lines.push_back({{"from megatron.core.activations import " + activation}, ""});
+  Group overlap{"Overlap", {{{comm_overlap}, "None in most recipes: its fields need it first"}}};
+  groups.push_back(std::move(overlap));
   for (const auto& [title, fields] : titles) {
     Group group{title, {}};
     if (title == "Precision") group.lines.push_back({{recipe}, ""});
     for (const auto& field : fields) {
       if (field == "moe_load_imbalance" || field.starts_with("te_op_offload")) continue;
+      if (field == "tp_comm_overlap") continue;  // said where cfg.comm_overlap is made
       if (!structural(scenario, field) && (same_value(scenario, base, field) || !matters(field, scenario))) continue;
-      // None on cfg.comm_overlap means "let setup() decide".
+      // None on cfg.comm_overlap means "let setup() decide": what Megatron Core would decide is said.
+      if (field == "batch_p2p_comm" && !scenario.settings.batch_p2p_comm) {
+        group.lines.push_back({{std::string("cfg.comm_overlap.batch_p2p_comm = ") +
+                                (scenario::batch_p2p_comm(scenario) ? "True" : "False")},
+                               ""});
+        continue;
+      }
       if (section_of(field) == "comm_overlap" && scenario::get(scenario, field) == "none") continue;
       group.lines.push_back(line_of(scenario, field));
+      if (field == "seq_length")
+        group.lines.push_back({{"cfg.dataset.seq_length = " + std::to_string(scenario.model.seq_length)}, ""});
     }
+    if (title == "Model")
+      for (const auto& [name, value] : scenario.model.other)
+        if (std::ranges::find(carried(), name, &Carried::field) != carried().end())
+          group.lines.push_back({{"cfg.model." + name + " = " + python_literal(value)}, ""});
     groups.push_back(std::move(group));
   }
 
@@ -439,10 +569,10 @@ Groups bridge(const Scenario& scenario) {
                             "overlap_p2p_* exist only in Megatron-LM pull request 4268: Bridge's pinned "
                             "Megatron-LM must be replaced by it"});
   groups.push_back(std::move(unsaid));
-  Group variables{"Environment", {}};
-  for (const auto& [name, value] : plan::with_required_environment(scenario).environment)
-    variables.lines.push_back({{"cfg.env_vars[\"" + name + "\"] = \"" + value + "\""}, ""});
-  groups.push_back(std::move(variables));
+  Group environment{"Environment", {}};
+  for (const auto& [name, value] : variables(scenario))
+    environment.lines.push_back({{"cfg.env_vars[" + python_string(name) + "] = " + python_string(value)}, ""});
+  groups.push_back(std::move(environment));
   std::erase_if(groups, [](const Group& group) { return group.lines.empty(); });
   return groups;
 }

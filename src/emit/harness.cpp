@@ -83,6 +83,15 @@ Group overlap_options(const Scenario& s) {
 
 }  // namespace
 
+std::map<std::string, std::string> variables(const Scenario& scenario) {
+  auto all = plan::with_required_environment(scenario).environment;
+  // One hardware queue would serialise the two streams: 8, or 32 with DeepEP and HybridEP (Megatron Bridge,
+  // scripts/performance/utils/overrides.py:254); without the variable a job script's habitual 1 would stand.
+  if (scenario.settings.overlap_moe_expert_parallel_comm)
+    all.try_emplace("CUDA_DEVICE_MAX_CONNECTIONS", scenario.settings.moe_token_dispatcher_type == "flex" ? "32" : "8");
+  return all;
+}
+
 Groups harness(const Scenario& s) {
   const auto& settings = s.settings;
   const auto number = [](std::int64_t n) { return std::to_string(n); };
@@ -109,20 +118,21 @@ Groups harness(const Scenario& s) {
   add(parallel, {"-gb", number(settings.global_batch_size)});
   add(parallel, {"-sl", number(s.model.seq_length)});
 
-  Group variables{"Environment", {}};
-  for (const auto& [name, value] : plan::with_required_environment(s).environment)
-    add(variables, {"--env", name + "=" + value});
-  Groups groups = {run, parallel, recompute_options(s), overlap_options(s), variables};
+  Group environment{"Environment", {}};
+  for (const auto& [name, value] : variables(s)) add(environment, {"--env", name + "=" + value});
+  Groups groups = {run, parallel, recompute_options(s), overlap_options(s), environment};
   std::erase_if(groups, [](const Group& group) { return group.lines.empty(); });
   return groups;
 }
 
 Groups environment(const Scenario& scenario) {
-  const auto complete = plan::with_required_environment(scenario);
   Group group{"Environment", {}};
-  for (const auto& [name, value] : complete.environment) {
-    Line line{{name + "=" + value}, ""};
-    if (!scenario.environment.contains(name)) line.comment = "not stated in the scenario; Megatron insists on it";
+  for (const auto& [name, value] : variables(scenario)) {
+    Line line{{name + "=" + quoted(value)}, ""};
+    if (!scenario.environment.contains(name))
+      line.comment = scenario.settings.overlap_moe_expert_parallel_comm && name == "CUDA_DEVICE_MAX_CONNECTIONS"
+                         ? "not stated in the scenario; expert-parallel overlap needs more than one queue"
+                         : "not stated in the scenario; Megatron insists on it";
     group.lines.push_back(std::move(line));
   }
   if (group.lines.empty()) return {};

@@ -3,6 +3,10 @@
 #include <algorithm>
 #include <set>
 
+#include "emitted.hpp"
+#include "launch.hpp"
+#include "pipewright/effects.hpp"
+#include "python.hpp"
 #include "table.hpp"
 
 namespace pipewright::emit {
@@ -14,11 +18,12 @@ const Position from_flags = {"--megatron", 0};
 struct Given {
   std::string name;
   std::vector<std::string> values;
+  Position where;
 };
 
 class FlagImporter {
  public:
-  FlagImporter(const Machine& machine) {
+  FlagImporter(const Machine& machine) : dropped_(machine.ignore) {
     if (!machine.megatron_core.empty()) scenario::set(s_, "software.megatron_core=" + machine.megatron_core);
     s_.name = "megatron";
     s_.origin = from_flags;
@@ -27,14 +32,15 @@ class FlagImporter {
     s_.cluster.profile = machine.profile;
   }
 
-  Import run(std::string_view text) {
-    read(split_shell(text));
+  Import run(const Launch& launch) {
+    machine(launch);
+    read(launch);
     // What the parser's defaults are worth can depend on other flags (those of MLA), so flags are read twice.
     Scenario structure = s_;
     for (const auto& given : given_) apply(given, structure);
     finish(structure);
     for (const auto& flag : flags()) {
-      if (flag.kind == Kind::special || flag.parser_default.empty() || !has(flag, s_.software)) continue;
+      if (flag.kind == Kind::special || flag.parser_default.empty() || !has(flag.versions, s_.software)) continue;
       if (!matters(flag.field, structure)) continue;
       scenario::set(s_, std::string(flag.field) + "=" + default_of(flag));
     }
@@ -55,40 +61,91 @@ class FlagImporter {
     return std::string(flag.parser_default);
   }
 
-  void read(std::vector<std::string> words) {
-    auto at = words.begin();
-    // NAME=value ... torchrun ... pretrain_gpt.py FLAGS: variables before the flags belong to the run.
-    const auto script = std::ranges::find_if(words, [](const std::string& w) { return w.ends_with(".py"); });
-    const auto begin = script == words.end()
-                           ? std::ranges::find_if(words, [](const std::string& w) { return w.starts_with("--"); })
-                           : script + 1;
-    for (; at != begin; ++at) {
-      const auto equals = at->find('=');
-      if (!at->starts_with('-') && equals != std::string::npos && equals > 0 && (std::isupper(at->front()) != 0))
-        scenario::set_env(s_, *at);
-    }
-    for (; at != words.end(); ++at) {
-      if (!at->starts_with("--")) {
-        if (given_.empty()) throw UsageError(from_flags, *at, "expected a flag (--name)");
-        given_.back().values.push_back(*at);
+  /// What was said beside the flags wins over the launcher's options.
+  void machine(const Launch& launch) {
+    s_.origin = {launch.file, 0};
+    for (const auto& [name, value] : launch.variables) scenario::set_env(s_, name + "=" + value);
+    result_.notes = launch.notes;
+    if (s_.cluster.num_gpus > 0) return;
+    if (launch.gpus_of_node && launch.nodes)
+      s_.cluster.num_gpus = *launch.gpus_of_node * *launch.nodes;
+    else if (launch.gpus)
+      s_.cluster.num_gpus = *launch.gpus;
+    else if (launch.gpus_of_node)
+      s_.cluster.num_gpus = *launch.gpus_of_node;  // torchrun's --nnodes is 1 by default
+    if (s_.cluster.num_gpus == 0) return;
+    if (launch.gpus_of_node) s_.cluster.gpus_per_node = *launch.gpus_of_node;
+    s_.cluster.gpus_per_node = std::min(s_.cluster.gpus_per_node, s_.cluster.num_gpus);
+    result_.notes.push_back("GPUs as launched: " + std::to_string(s_.cluster.num_gpus) + ", " +
+                            std::to_string(s_.cluster.gpus_per_node) + " a node");
+  }
+
+  void read(const Launch& launch) {
+    for (const auto& [word, line] : launch.words) {
+      const Position where = {launch.file, line};
+      if (!word.starts_with("--")) {
+        if (given_.empty()) throw UsageError(where, word.substr(0, 60), "expected a flag (--name)");
+        if (is_unset_variable(word) && !takes_values(given_.back().name)) {
+          result_.notes.push_back(word + " is not set: taken as empty");
+          continue;
+        }
+        given_.back().values.push_back(word);
         continue;
       }
-      const auto equals = at->find('=');
-      given_.push_back({at->substr(0, equals), {}});
+      const auto equals = word.find('=');
+      given_.push_back({word.substr(0, equals), {}, where});
       std::ranges::replace(given_.back().name, '_', '-');
-      if (equals != std::string::npos) given_.back().values.push_back(at->substr(equals + 1));
+      if (equals != std::string::npos) given_.back().values.push_back(word.substr(equals + 1));
     }
+    unite();
     std::erase_if(given_, [this](const Given& given) { return !accept(given); });
+  }
+
+  static bool takes_values(const std::string& name) {
+    const Flag* flag = find_flag(name);
+    return flag == nullptr || (flag->kind != Kind::on && flag->kind != Kind::off);
+  }
+
+  /// Of a flag that stands twice argparse keeps the last; lists as NVIDIA's YAML files write them lose their brackets.
+  void unite() {
+    std::vector<Given> kept;
+    for (auto& given : given_) {
+      const Flag* flag = find_flag(given.name);
+      if (flag != nullptr && (flag->kind == Kind::list || given.name == "--cuda-graph-scope"))
+        given.values = list_words(given.values);
+      std::erase_if(kept, [&](const Given& other) { return other.name == given.name; });
+      kept.push_back(std::move(given));
+    }
+    given_ = std::move(kept);
+  }
+
+  /// mlp core_attn, mlp,core_attn, [mlp core_attn], "[mlp, core_attn]" or ['mlp', 'core_attn'].
+  static std::vector<std::string> list_words(const std::vector<std::string>& values) {
+    std::vector<std::string> words;
+    for (const auto& value : values) {
+      std::string word;
+      for (const char c : value + " ") {
+        if (c == ' ' || c == ',' || c == '[' || c == ']') {
+          if (!word.empty()) words.push_back(unquoted(word));
+          word.clear();
+        } else {
+          word += c;
+        }
+      }
+    }
+    return words;
   }
 
   /// False for what is noted or found, and not applied.
   bool accept(const Given& given) {
     const Flag* flag = find_flag(given.name);
-    if (flag != nullptr && has(*flag, s_.software)) return true;
-    if (flag != nullptr) {
+    if (flag != nullptr && has(flag->versions, s_.software)) return true;
+    const OtherFlag* other = find_other_flag(given.name);
+    if (flag != nullptr || (other != nullptr && !has(other->versions, s_.software))) {
+      const auto versions = versions_text(flag != nullptr ? flag->versions : other->versions);
       add_finding("version.flag", given.name,
                   given.name + " does not exist in Megatron Core " + s_.software.megatron_core +
-                      "; versions with it: " + versions_text(*flag),
+                      "; versions with it: " + versions,
                   "remove it, or run a version that has it");
       return false;
     }
@@ -98,11 +155,37 @@ class FlagImporter {
                     "what exists: " + std::string(legend.instead));
         return false;
       }
-    if (!is_unmodelled(given.name))
-      if (const auto nearest = nearest_name(given.name, all_flag_names()); !nearest.empty())
-        throw UsageError(from_flags, given.name, "unknown flag", {}, nearest);
-    ignored_.insert(given.name);
+    if (carried_of_flag(given.name) != nullptr) {
+      keep(given);
+      return false;
+    }
+    if (other == nullptr) {
+      const auto same = [&](const std::string& name) {
+        return scenario::effect_name(name) == scenario::effect_name(given.name);
+      };
+      const auto nearest = nearest_name(given.name, all_flag_names());
+      if (std::ranges::none_of(dropped_, same) && !nearest.empty())
+        throw UsageError(given.where, given.name, "unknown flag", {}, nearest);
+      if (std::ranges::none_of(dropped_, same))
+        throw UsageError(given.where, given.name,
+                         "unknown to every version of Megatron-LM known here; without it: --ignore " + given.name);
+      unknown_.insert(given.name);
+      return false;
+    }
+    const scenario::EffectRow* effect = scenario::effect_of(given.name);
+    if (effect == nullptr) throw InternalError("no effect of " + given.name);
+    if (effect->effect == scenario::Effect::refused) {  // scenario::refuse_unmodelled() says so when it counts
+      s_.settings.other[effect->name] = given.values.empty() ? "true" : list(given.values, " ");
+      s_.positions["settings." + effect->name] = given.where;
+    } else {
+      silent_.insert(given.name);
+    }
     return false;
+  }
+
+  void keep(const Given& given) {
+    const Carried* row = carried_of_flag(given.name);
+    s_.model.other[std::string(row->field)] = given.values.empty() ? "true" : given.values.front();
   }
 
   void add_finding(std::string rule, const std::string& flag, std::string message, std::string fix) {
@@ -118,13 +201,13 @@ class FlagImporter {
     try {
       scenario::set(s, field + "=" + value);
     } catch (const UsageError& error) {
-      throw UsageError(from_flags, given.name, error.message(), error.allowed(), error.nearest());
+      throw UsageError(given.where, given.name, error.message(), error.allowed(), error.nearest());
     }
   }
 
   std::string one(const Given& given) const {
     if (given.values.size() != 1)
-      throw UsageError(from_flags, given.name, "takes one value, found " + std::to_string(given.values.size()));
+      throw UsageError(given.where, given.name, "takes one value, found " + std::to_string(given.values.size()));
     return given.values.front();
   }
 
@@ -132,7 +215,7 @@ class FlagImporter {
     const Flag& flag = *find_flag(given.name);
     const std::string field(flag.field);
     if ((flag.kind == Kind::on || flag.kind == Kind::off) && !given.values.empty())
-      throw UsageError(from_flags, given.name, "takes no value, found " + given.values.front());
+      throw UsageError(given.where, given.name, "takes no value, found " + given.values.front());
     switch (flag.kind) {
       case Kind::on:
         return set(s, given, field, "true");
@@ -141,21 +224,22 @@ class FlagImporter {
       case Kind::value:
         return set(s, given, field, one(given));
       case Kind::list: {
-        if (given.values.empty()) throw UsageError(from_flags, given.name, "takes at least one value");
+        if (given.values.empty()) throw UsageError(given.where, given.name, "takes at least one value");
         return set(s, given, field, list(given.values));
       }
       case Kind::python:
-        return set(s, given, field, list(python_values(one(given), given.name)));
+        return set(s, given, field, list(python_values(one(given), given.name, given.where)));
       case Kind::special:
         return apply_special(given, s);
     }
   }
 
-  static std::string list(const std::vector<std::string>& values) {
+  static std::string list(const std::vector<std::string>& values, const char* separator) {
     std::string text;
-    for (const auto& value : values) text += (text.empty() ? "" : ", ") + value;
-    return "[" + text + "]";
+    for (const auto& value : values) text += (text.empty() ? "" : separator) + value;
+    return text;
   }
+  static std::string list(const std::vector<std::string>& values) { return "[" + list(values, ", ") + "]"; }
 
   void apply_special(const Given& given, Scenario& s) const {
     const std::string& name = given.name;
@@ -208,7 +292,7 @@ class FlagImporter {
                           (settings.account_for_loss_in_pipeline_split ? 1 : 0);
       const auto of_rank = layers / std::max<std::int64_t>(1, settings.pipeline_model_parallel_size);
       if (of_rank % each != 0)
-        throw UsageError(from_flags, per_stage->name,
+        throw UsageError(per_stage->where, per_stage->name,
                          "number of layers per pipeline stage must be divisible number of layers per virtual pipeline "
                          "stage");
       settings.virtual_pipeline_model_parallel_size = of_rank / each;
@@ -247,19 +331,19 @@ class FlagImporter {
   void require() const {
     for (const auto* flag :
          {"--num-layers", "--hidden-size", "--num-attention-heads", "--seq-length", "--micro-batch-size"})
-      if (!was_given(flag)) throw UsageError(from_flags, flag, "is missing");
+      if (!was_given(flag)) throw UsageError(s_.origin, flag, "is missing");
     if (!was_given("--vocab-size") && !was_given("--padded-vocab-size"))
       throw UsageError(
-          from_flags, "--vocab-size",
+          s_.origin, "--vocab-size",
           "the vocabulary is missing: add --vocab-size N (the tokenizer's entries) or --padded-vocab-size N");
   }
 
   void note() {
-    if (!ignored_.empty()) {
-      std::string names;
-      for (const auto& name : ignored_) names += (names.empty() ? "" : " ") + name;
-      result_.notes.push_back("ignored, outside what is modelled: " + names);
-    }
+    const auto name_all = [&](const std::string& what, const std::set<std::string>& flags) {
+      if (!flags.empty()) result_.notes.push_back(what + list({flags.begin(), flags.end()}, " "));
+    };
+    name_all("without effect on time and memory: ", silent_);
+    name_all("of no version of Megatron-LM known here, and dropped: ", unknown_);
     if (!was_given("--global-batch-size"))
       result_.notes.push_back("--global-batch-size is not given: micro batch times data-parallel size, " +
                               std::to_string(s_.settings.global_batch_size));
@@ -270,12 +354,29 @@ class FlagImporter {
   Scenario s_;
   Import result_;
   std::vector<Given> given_;
-  std::set<std::string> ignored_;
+  std::vector<std::string> dropped_;
+  std::set<std::string> silent_, unknown_;
 };
 
 }  // namespace
 
-Import from_megatron(std::string_view flags, const Machine& machine) { return FlagImporter(machine).run(flags); }
+Import from_megatron(std::string_view flags, const Machine& machine) {
+  std::vector<ShellWord> words;
+  for (auto& word : split_shell(flags)) words.push_back({std::move(word), 0});
+  return FlagImporter(machine).run(launch_of_words(std::move(words), from_flags.file));
+}
+
+bool is_launch_file(const std::string& path, std::string_view text) {
+  for (const auto* end : {".sh", ".bash", ".sbatch", ".slurm"})
+    if (path.ends_with(end)) return true;
+  return text.starts_with("#!") || is_model_config(text);
+}
+
+Import from_launch_file(std::string_view text, const std::string& path, const Machine& machine,
+                        const std::map<std::string, std::string>& variables) {
+  return FlagImporter(machine).run(is_model_config(text) ? launch_of_model_config(text, path)
+                                                         : launch_of_script(text, path, variables));
+}
 
 void require_known_flags(const Import& import) {
   for (const auto& finding : import.findings)

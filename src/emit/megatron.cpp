@@ -11,6 +11,12 @@ namespace {
 
 using Words = std::vector<std::string>;
 
+/// Some parsers take integers only where a scenario may hold 500000.0; every float parser takes both.
+std::string without_point(std::string value) {
+  if (value.ends_with(".0")) value.resize(value.size() - 2);
+  return value;
+}
+
 Words words_of(const Flag& flag, const std::string& value) {
   Words words = {std::string(flag.name)};
   const auto items = items_of(value);
@@ -19,8 +25,7 @@ Words words_of(const Flag& flag, const std::string& value) {
     case Kind::off:
       return words;
     case Kind::value:
-      // Some parsers take integers only where a scenario may hold 500000.0; every float parser takes both.
-      words.push_back(value.ends_with(".0") ? value.substr(0, value.size() - 2) : unquoted(value));
+      words.push_back(without_point(unquoted(value)));
       return words;
     case Kind::list:
       for (const auto& item : items) words.push_back(unquoted(item));
@@ -54,6 +59,9 @@ std::optional<std::vector<Words>> special(const Scenario& s, const std::string& 
     when(model.gated_linear_unit && function == "quick_gelu", {"--quick-geglu"});
     return when(!model.gated_linear_unit && function == "squared_relu", {"--squared-relu"});
   }
+  if (field == "ffn_hidden_size")  // with --swiglu the parser's default is 8/3 h, the config class's 4 h
+    return when(model.ffn_hidden_size || model.gated_linear_unit,
+                {"--ffn-hidden-size", std::to_string(scenario::ffn_hidden_size(s))});
   if (field == "num_query_groups") {
     if (!model.num_query_groups || model.multi_latent_attention) return lines;
     return std::vector<Words>{{"--group-query-attention"},
@@ -134,6 +142,14 @@ Groups megatron(const Scenario& scenario) {
       if ((flag->kind == Kind::on && value != "true") || (flag->kind == Kind::off && value != "false")) continue;
       group.lines.push_back({words_of(*flag, value), ""});
     }
+    if (title == "Model")
+      for (const auto& row : carried()) {
+        const auto at = scenario.model.other.find(std::string(row.field));
+        if (at == scenario.model.other.end() || row.flag.empty() || at->second == "false") continue;
+        Words flag = {std::string(row.flag)};
+        if (at->second != "true") flag.push_back(without_point(unquoted(at->second)));
+        group.lines.push_back({std::move(flag), ""});
+      }
     groups.push_back(std::move(group));
   }
 
@@ -150,7 +166,9 @@ Groups megatron(const Scenario& scenario) {
   }
   for (const auto* others : {&scenario.model.other, &scenario.settings.other})
     for (const auto& [name, value] : *others)
-      unsaid.lines.push_back({{}, name + ": " + value + " is not modelled; pass it as before"});
+      if (const auto row = std::ranges::find(carried(), name, &Carried::field);
+          row == carried().end() || row->flag.empty())
+        unsaid.lines.push_back({{}, name + ": " + value + " is not modelled; pass it as before"});
   auto as_command = scenario;
   as_command.software.megatron_bridge.reset();
   for (const auto& finding : plan::check(as_command))

@@ -12,16 +12,17 @@ namespace {
 namespace rows {  // the words of the rows
 using enum scenario::Version;
 using scenario::from;
+using scenario::Versions;
 constexpr auto all = scenario::all_versions;
 constexpr Flag table[] = {
 #include "flags/megatron.inc"
 };
-}  // namespace rows
-using rows::table;
-
-constexpr std::string_view unmodelled[] = {
-#include "flags/unmodelled.inc"
+constexpr OtherFlag others[] = {
+#include "flags/others.inc"
 };
+}  // namespace rows
+using rows::others;
+using rows::table;
 
 constexpr Legend fictional[] = {
     {"--overlap-p2p-communication",
@@ -39,6 +40,20 @@ constexpr Legend fictional[] = {
     {"--selective-recompute", "--recompute-granularity selective --recompute-modules ..."},
     {"--disable-parameter-transpose-cache", "nothing: TransformerConfig.disable_parameter_transpose_cache has no flag"},
     {"--deallocate-pipeline-outputs", "nothing: outputs are always deallocated"},
+};
+
+// megatron/training/arguments.py (core_r0.19.0) and MLATransformerConfig; the providers of Megatron Bridge name the
+// first two as the fields here do.
+constexpr Carried carried_flags[] = {
+    {"--use-rope-scaling", "rope_scaling"},
+    {"--rope-scaling-factor", "rope_scaling_factor"},
+    {"--rotary-seq-len-interpolation-factor", "seq_len_interpolation_factor"},
+    {"--rotary-scaling-factor", "rotary_scaling_factor"},
+    {"", "original_max_position_embeddings"},  // no flag sets it: 4096
+    {"--beta-fast", "beta_fast"},
+    {"--beta-slow", "beta_slow"},
+    {"--mscale", "mscale"},
+    {"--mscale-all-dim", "mscale_all_dim"},
 };
 
 constexpr std::string_view mla_fields[] = {"q_lora_rank",         "kv_lora_rank", "qk_head_dim",
@@ -61,34 +76,49 @@ const Flag* find_flag(std::string_view name) {
 const Flag* flag_of_field(std::string_view field, const scenario::Software& software) {
   const Flag* found = nullptr;
   for (const auto& flag : table)
-    if (flag.field == field && flag.kind != Kind::special && has(flag, software) &&
+    if (flag.field == field && flag.kind != Kind::special && has(flag.versions, software) &&
         (found == nullptr || flag.name.starts_with("--no-")))
       found = &flag;
   return found;
 }
 
-bool has(const Flag& flag, const scenario::Software& software) {
-  return flag.versions.has(scenario::core_version(software));
+bool has(scenario::Versions versions, const scenario::Software& software) {
+  return versions.has(scenario::core_version(software));
 }
 
-std::string versions_text(const Flag& flag) { return scenario::in_words(flag.versions, false); }
+std::string versions_text(scenario::Versions versions) { return scenario::in_words(versions, false); }
 
-bool is_unmodelled(std::string_view name) {
-  static const std::set<std::string_view> names(std::begin(unmodelled), std::end(unmodelled));
-  return names.contains(name);
+const OtherFlag* find_other_flag(std::string_view name) {
+  static const std::map<std::string_view, const OtherFlag*> index = [] {
+    std::map<std::string_view, const OtherFlag*> map;
+    for (const auto& flag : others) map.emplace(flag.name, &flag);
+    return map;
+  }();
+  const auto at = index.find(name);
+  return at == index.end() ? nullptr : at->second;
 }
+
+std::span<const OtherFlag> other_flags() { return others; }
 
 std::vector<std::string> all_flag_names() {
   std::vector<std::string> names;
   for (const auto& flag : table) names.emplace_back(flag.name);
-  for (const auto name : unmodelled) names.emplace_back(name);
+  for (const auto& flag : others) names.emplace_back(flag.name);
   return names;
+}
+
+std::span<const Carried> carried() { return carried_flags; }
+
+const Carried* carried_of_flag(std::string_view name) {
+  const auto* at = std::ranges::find(carried_flags, name, &Carried::flag);
+  return at == std::end(carried_flags) ? nullptr : at;
 }
 
 std::span<const Legend> legends() { return fictional; }
 
 bool matters(std::string_view field, const Scenario& s) {
   if (std::ranges::find(mla_fields, field) != std::end(mla_fields)) return s.model.multi_latent_attention;
+  if (field.starts_with("moe_") && field != "moe_load_imbalance") return s.model.num_moe_experts.has_value();
   if (field == "optimizer_offload_fraction") return s.settings.optimizer_cpu_offload;
   if (field == "data_parallel_sharding_strategy") return s.settings.use_megatron_fsdp;
   if (field == "align_param_gather") return s.settings.overlap_param_gather && scenario::interleaved(s);

@@ -34,10 +34,26 @@ std::span<const Flag> flags();
 const Flag* find_flag(std::string_view name);
 /// The flag that sets `field` in this version, or null. Of two spellings the one that begins with --no-.
 const Flag* flag_of_field(std::string_view field, const scenario::Software& software);
-bool has(const Flag& flag, const scenario::Software& software);
-std::string versions_text(const Flag& flag);
-bool is_unmodelled(std::string_view name);  ///< a flag of Megatron that says nothing pipewright uses
+bool has(scenario::Versions versions, const scenario::Software& software);
+inline bool has(const Flag& flag, const scenario::Software& software) { return has(flag.versions, software); }
+std::string versions_text(scenario::Versions versions);
+inline std::string versions_text(const Flag& flag) { return versions_text(flag.versions); }
+
+/// A flag that sets no field of the scenario: what it does stands in scenario::effects().
+struct OtherFlag {
+  std::string_view name;
+  scenario::Versions versions;
+};
+std::span<const OtherFlag> other_flags();
+const OtherFlag* find_other_flag(std::string_view name);
 std::vector<std::string> all_flag_names();
+
+/// Flags on which no time or memory hangs, but which model trains: kept among scenario.model.other and printed again.
+struct Carried {
+  std::string_view flag, field;  ///< flag empty: only Megatron Bridge can say it
+};
+std::span<const Carried> carried();
+const Carried* carried_of_flag(std::string_view name);
 
 /// Flags that many documents name and no version has, with what does exist.
 struct Legend {
@@ -59,6 +75,6 @@ std::vector<std::pair<std::string, std::vector<std::string>>> fields_by_title();
 std::vector<std::string> split_shell(std::string_view text);
 std::vector<std::string> items_of(const std::string& yaml_list);    ///< "[a, b]" or "a" -> a, b
 std::string python_text(const std::vector<std::string>& integers);  ///< {"0","0","1"} -> "([0]*2+[1]*1)"
-std::vector<std::string> python_values(std::string_view text, const std::string& flag);
+std::vector<std::string> python_values(std::string_view text, const std::string& flag, const Position& where);
 
 }  // namespace pipewright::emit

@@ -1,4 +1,4 @@
-// Emitted groups as lines of text, as words, and values as shell words and Python literals.
+// Emitted groups as lines of text, as words, and values as shell words.
 #include <algorithm>
 #include <charconv>
 
@@ -9,10 +9,11 @@ namespace pipewright::emit {
 
 namespace {
 
-bool is_number(const std::string& text) {
-  double value = 0;
-  const auto* end = text.data() + text.size();
-  return std::from_chars(text.data(), end, value).ptr == end && !text.empty();
+/// A remark is one line, whatever a value in it holds: no part of it may stand outside the comment.
+std::string one_line(std::string text) {
+  std::ranges::replace_if(
+      text, [](unsigned char c) { return c < 0x20 || c == 0x7f; }, ' ');
+  return text;
 }
 
 }  // namespace
@@ -26,22 +27,26 @@ std::string quoted(const std::string& word) {
 }
 
 std::string unquoted(const std::string& text) {
-  if (text.size() >= 2 && (text.front() == '"' || text.front() == '\'') && text.back() == text.front())
-    return text.substr(1, text.size() - 2);
-  return text;
-}
-
-std::string python_literal(const std::string& value) {
-  if (value == "true") return "True";
-  if (value == "false") return "False";
-  if (value == "none") return "None";
-  if (is_number(value)) return value;
-  if (value.starts_with('[')) {
-    std::string text;
-    for (const auto& item : items_of(value)) text += (text.empty() ? "" : ", ") + python_literal(item);
-    return "[" + text + "]";
+  if (text.size() < 2 || (text.front() != '"' && text.front() != '\'') || text.back() != text.front()) return text;
+  std::string plain;
+  const bool single = text.front() == '\'';
+  for (std::size_t i = 1; i + 1 < text.size(); ++i) {
+    const char c = text[i];
+    if (single) {
+      plain += c;
+      if (c == '\'' && text[i + 1] == '\'' && i + 2 < text.size()) ++i;
+    } else if (c != '\\' || i + 2 >= text.size()) {
+      plain += c;
+    } else if (unsigned code = 0;
+               text[i + 1] == 'x' && i + 4 < text.size() &&
+               std::from_chars(text.data() + i + 2, text.data() + i + 4, code, 16).ptr == text.data() + i + 4) {
+      plain += static_cast<char>(code);
+      i += 3;
+    } else {
+      plain += text[++i];
+    }
   }
-  return "\"" + unquoted(value) + "\"";
+  return plain;
 }
 
 std::vector<std::string> words(const Groups& groups) {
@@ -70,7 +75,7 @@ std::string text(const Groups& groups, bool continued) {
     std::string lines;
     for (const auto& line : group.lines) {
       if (line.words.empty()) {
-        (continued ? remarks : lines) += "# " + line.comment + "\n";
+        (continued ? remarks : lines) += "# " + one_line(line.comment) + "\n";
         continue;
       }
       --left;
@@ -79,7 +84,7 @@ std::string text(const Groups& groups, bool continued) {
       if (continued)
         row = "  " + row + (left > 0 ? " \\" : "");
       else if (!line.comment.empty())
-        row += "  # " + line.comment;
+        row += "  # " + one_line(line.comment);
       lines += row + "\n";
     }
     if (lines.empty()) continue;

@@ -17,6 +17,7 @@ class Source {
  public:
   explicit Source(const std::string& path) : path_(path), file_(gzopen(path.c_str(), "rb"), gzclose) {
     if (!file_) throw refuse(std::string("cannot read: ") + std::strerror(errno));
+    note_input(path);
     gzbuffer(file_.get(), 1U << 18U);
   }
 
@@ -54,6 +55,10 @@ class Source {
     if (problem == Z_BUF_ERROR) throw refuse("the file ends in the middle: truncated");
     if (got < 0) throw refuse(std::string("cannot read: ") + (problem == Z_ERRNO ? std::strerror(errno) : text));
     end_ = static_cast<std::size_t>(got);
+    if (inflates_too_much(before_ + end_, gzoffset(file_.get())))
+      throw refuse("unpacks to more than 200 times its size: no trace does");
+    constexpr std::size_t longest = std::size_t{8} << 30U;  // bytes; a profiled step of a large model has some GB
+    if (before_ + end_ > longest) throw refuse("longer than 8 GiB (unpacked): profile fewer steps");
     return got > 0;
   }
 

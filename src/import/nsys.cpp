@@ -16,10 +16,13 @@ class NsysReader {
     const int result = sqlite3_open_v2(path.c_str(), &handle, SQLITE_OPEN_READONLY, nullptr);
     database_.reset(handle);
     if (result != SQLITE_OK) throw refuse();
+    note_input(path);
   }
 
   Trace read() {
     if (!has("CUPTI_ACTIVITY_KIND_KERNEL")) throw UsageError({builder_.trace.file, 0}, {}, "the trace has no kernels");
+    if (!has("StringIds"))
+      throw UsageError({builder_.trace.file, 0}, "StringIds", "no such table: kernels have no names");
     if (has("CUPTI_ACTIVITY_KIND_RUNTIME")) launches();
     rows(
         "SELECT k.start, k.end, k.streamId, k.deviceId, k.correlationId, s.value FROM CUPTI_ACTIVITY_KIND_KERNEL k "
@@ -63,8 +66,8 @@ class NsysReader {
   void rows(const char* sql, EngineOf engine_of) {
     each(sql, [&](sqlite3_stmt* row) {
       Activity activity;
-      activity.start = sqlite3_column_int64(row, 0);
-      activity.duration = sqlite3_column_int64(row, 1) - activity.start;
+      activity.start = nanoseconds(row, 0);
+      activity.duration = nanoseconds(row, 1) - activity.start;
       activity.stream = sqlite3_column_int64(row, 2);
       activity.engine = engine_of(row);
       builder_.add(activity, text(row, 5), sqlite3_column_int64(row, 3), sqlite3_column_int64(row, 4));
@@ -73,16 +76,24 @@ class NsysReader {
 
   void launches() {
     each("SELECT start, end, globalTid, correlationId FROM CUPTI_ACTIVITY_KIND_RUNTIME", [&](sqlite3_stmt* row) {
-      const std::int64_t start = sqlite3_column_int64(row, 0);
+      const std::int64_t start = nanoseconds(row, 0);
       // globalTid: the process in the upper bits, the thread in the lower 24.
       builder_.add_launch(sqlite3_column_int64(row, 3),
-                          {start, sqlite3_column_int64(row, 1) - start, sqlite3_column_int64(row, 2) & 0xffffff});
+                          {start, nanoseconds(row, 1) - start, sqlite3_column_int64(row, 2) & 0xffffff});
     });
   }
 
+  std::int64_t nanoseconds(sqlite3_stmt* row, int column) const {
+    const std::int64_t value = sqlite3_column_int64(row, column);
+    if (value < -latest_time || value > latest_time)
+      throw UsageError({builder_.trace.file, 0}, {}, "a time that makes no sense: " + std::to_string(value) + " ns");
+    return value;
+  }
+
+  /// Views do not count: what the exporter writes are tables, and a view can compute without end.
   bool has(const std::string& table) {
     bool found = false;
-    each(("SELECT 1 FROM sqlite_master WHERE type IN ('table', 'view') AND name = '" + table + "'").c_str(),
+    each(("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = '" + table + "'").c_str(),
          [&](sqlite3_stmt*) { found = true; });
     return found;
   }

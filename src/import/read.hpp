@@ -8,6 +8,8 @@
 
 namespace pipewright::traces {
 
+constexpr std::int64_t latest_time = std::int64_t{1} << 61;  ///< ns; differences of two stay within 64 bits
+
 /// A trace under construction: names once, launches by correlation id, the one GPU that the kernels ran on.
 class TraceBuilder {
  public:

@@ -28,7 +28,7 @@ std::string demangled(const std::string& name) {
 
 class RecordingReader {
  public:
-  explicit RecordingReader(const std::string& path) : path_(path), builder_(path) {}
+  explicit RecordingReader(const std::string& path) : path_(path), builder_(path) { note_input(path); }
 
   Trace read() {
     std::ifstream in(path_, std::ios::binary);
@@ -64,7 +64,8 @@ class RecordingReader {
     if (i < fields_.size()) {
       const auto& text = fields_[i];
       const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-      if (error == std::errc() && end == text.data() + text.size() && value >= least) return value;
+      if (error == std::errc() && end == text.data() + text.size() && value >= least && value <= latest_time)
+        return value;
     }
     throw refuse("field " + std::to_string(i) + " is no number");
   }
@@ -91,7 +92,7 @@ class RecordingReader {
       a.engine = static_cast<Engine>(engine);
       a.stream = number(4);
       a.start = number(5);
-      a.duration = number(6, INT64_MIN) - a.start;
+      a.duration = number(6, -latest_time) - a.start;
       builder_.add(a, name(number(2)), number(3), number(7));
     } else if (what == "L") {
       const auto start = number(3);

@@ -27,6 +27,9 @@ constexpr std::int64_t small_size = MiB, small_segment = 2 * MiB;  // kSmallSize
 constexpr std::int64_t min_large_alloc = 10 * MiB;                 // kMinLargeAlloc
 constexpr std::int64_t large_rounding = 2 * MiB;                   // kRoundLarge
 constexpr std::int64_t smallest = 512;                             // kMinBlockSize
+constexpr std::int64_t address_range = std::int64_t{1} << 50;      // of an expandable segment: no device is as large
+constexpr std::int64_t last_address = std::int64_t{1} << 62;
+constexpr std::int64_t largest_request = std::int64_t{1} << 48;  // more than any device: refused before it is rounded
 constexpr std::uint32_t no_block = 0xffffffff;
 
 std::int64_t up(std::int64_t value, std::int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
@@ -45,8 +48,8 @@ struct Block {
   std::int64_t since = 0;  ///< its pool's searches when it became free (garbage collection)
 };
 
-/// Free blocks in the allocator's order: stream, size, address. A sorted array: some hundred entries at most, and
-/// moving them costs less than a tree's pointers.
+/// Free blocks in the allocator's order: stream, size, address. Sorted arrays of a few hundred entries one after the
+/// other: moving them costs less than a tree's pointers, and with many thousand holes no more than one array moves.
 class FreeList {
  public:
   struct Entry {
@@ -59,16 +62,71 @@ class FreeList {
       return a.address < b.address;
     }
   };
-  void insert(const Entry& entry) { entries_.insert(std::upper_bound(entries_.begin(), entries_.end(), entry), entry); }
-  void erase(const Entry& entry) { entries_.erase(std::lower_bound(entries_.begin(), entries_.end(), entry)); }
-  std::size_t lower_bound(std::int32_t stream, std::int64_t size) const {
-    const Entry key{size, 0, stream, no_block};
-    return static_cast<std::size_t>(std::lower_bound(entries_.begin(), entries_.end(), key) - entries_.begin());
+
+  /// A place between entries; any change of the list invalidates it.
+  class Place {
+   public:
+    Place(const FreeList* list, std::size_t array, std::size_t at) : list_(list), array_(array), at_(at) {}
+    const Entry& operator*() const { return list_->arrays_[array_][at_]; }
+    const Entry* operator->() const { return &**this; }
+    Place& operator++() {
+      if (++at_ == list_->arrays_[array_].size()) ++array_, at_ = 0;
+      return *this;
+    }
+    Place& operator--() {
+      if (at_ == 0) at_ = list_->arrays_[--array_].size();
+      --at_;
+      return *this;
+    }
+    friend bool operator==(const Place&, const Place&) = default;
+
+   private:
+    const FreeList* list_;
+    std::size_t array_, at_;
+  };
+
+  Place begin() const { return {this, 0, 0}; }
+  Place end() const { return {this, arrays_.size(), 0}; }
+  Place lower_bound(std::int32_t stream, std::int64_t size) const { return find({size, 0, stream, no_block}); }
+
+  void insert(const Entry& entry) {
+    if (arrays_.empty()) {
+      arrays_.push_back({entry});
+      return;
+    }
+    const std::size_t i = std::min(array_of(entry), arrays_.size() - 1);
+    auto& array = arrays_[i];
+    array.insert(std::upper_bound(array.begin(), array.end(), entry), entry);
+    if (array.size() < longest) return;
+    const auto half = array.begin() + static_cast<std::ptrdiff_t>(longest / 2);
+    std::vector<Entry> rest(half, array.end());
+    array.erase(half, array.end());
+    arrays_.insert(arrays_.begin() + static_cast<std::ptrdiff_t>(i) + 1, std::move(rest));
   }
-  const std::vector<Entry>& entries() const { return entries_; }
+  void erase(const Entry& entry) {
+    const std::size_t i = array_of(entry);
+    auto& array = arrays_[i];
+    array.erase(std::lower_bound(array.begin(), array.end(), entry));
+    if (array.empty()) arrays_.erase(arrays_.begin() + static_cast<std::ptrdiff_t>(i));
+  }
 
  private:
-  std::vector<Entry> entries_;
+  static constexpr std::size_t longest = 512;  // 12 KiB: moved within the first-level cache
+
+  /// The first array that ends at or after the entry.
+  std::size_t array_of(const Entry& entry) const {
+    const auto ends_before = [](const std::vector<Entry>& array, const Entry& e) { return array.back() < e; };
+    return static_cast<std::size_t>(std::lower_bound(arrays_.begin(), arrays_.end(), entry, ends_before) -
+                                    arrays_.begin());
+  }
+  Place find(const Entry& entry) const {
+    const std::size_t i = array_of(entry);
+    if (i == arrays_.size()) return end();
+    const auto& array = arrays_[i];
+    return {this, i, static_cast<std::size_t>(std::lower_bound(array.begin(), array.end(), entry) - array.begin())};
+  }
+
+  std::vector<std::vector<Entry>> arrays_;  ///< never an empty one
 };
 
 struct Pool {
@@ -97,6 +155,7 @@ class Allocator::State {
 
   std::optional<std::uint32_t> allocate(std::int64_t bytes, std::int32_t stream) {
     if (!pending_.empty()) process_events();
+    if (bytes > largest_request) return std::nullopt;
     const std::int64_t size = rounded(bytes);
     auto& pool = pools_[size <= small_size ? 1 : 0];
     auto block = find_free(pool, size, stream);
@@ -152,8 +211,9 @@ class Allocator::State {
   /// release_cached_blocks; with fragments of segments in use nothing can be done.
   void release_cached() {
     for (auto& pool : pools_) {
-      const auto entries = pool.free.entries();
-      for (const auto& e : entries) {
+      std::vector<FreeList::Entry> all;
+      for (auto at = pool.free.begin(); at != pool.free.end(); ++at) all.push_back(*at);
+      for (const auto& e : all) {
         const auto& b = blocks_[e.block];
         if (b.expandable) {
           unmap(pool, e.block);
@@ -183,7 +243,8 @@ class Allocator::State {
 
   std::int64_t largest_free() const {
     std::int64_t largest = 0;
-    for (const auto& e : pools_[0].free.entries()) largest = std::max(largest, e.size);
+    const auto& free = pools_[0].free;
+    for (auto at = free.begin(); at != free.end(); ++at) largest = std::max(largest, at->size);
     return largest;
   }
 
@@ -299,8 +360,8 @@ class Allocator::State {
     if (reserved_ <= threshold) return;
     const std::int64_t target = reserved_ - threshold;
     std::vector<FreeList::Entry> whole;
-    for (const auto& e : pool.free.entries()) {
-      if (!is_split(e.block) && !blocks_[e.block].expandable) whole.push_back(e);
+    for (auto at = pool.free.begin(); at != pool.free.end(); ++at) {
+      if (!is_split(at->block) && !blocks_[at->block].expandable) whole.push_back(*at);
     }
     const auto age = [&](const FreeList::Entry& e) { return pool.searches - blocks_[e.block].since; };
     std::int64_t ages = 0;
@@ -322,20 +383,21 @@ class Allocator::State {
   bool release_oversize(Pool& pool, std::int64_t size, std::int32_t stream) {
     if (config_.max_split_size == INT64_MAX) return false;
     const std::int64_t wanted = std::max(size, config_.max_split_size);
-    const auto& entries = pool.free.entries();
-    auto i = pool.free.lower_bound(stream, wanted);
-    if (i < entries.size() && entries[i].stream == stream && !blocks_[entries[i].block].expandable) {
-      release(pool, FreeList::Entry(entries[i]));
+    const auto first = pool.free.lower_bound(stream, wanted);
+    if (first != pool.free.end() && first->stream == stream && !blocks_[first->block].expandable) {
+      release(pool, FreeList::Entry(*first));
       return true;
     }
+    std::vector<FreeList::Entry> go;
     std::int64_t released = 0;
-    while (i-- > 0 && released < wanted) {
-      const auto e = entries[i];
-      if (e.stream != stream || e.size < config_.max_split_size) break;
-      if (blocks_[e.block].expandable) continue;
-      released += e.size;
-      release(pool, e);
+    for (auto at = first; at != pool.free.begin() && released < wanted;) {
+      --at;
+      if (at->stream != stream || at->size < config_.max_split_size) break;
+      if (blocks_[at->block].expandable) continue;
+      released += at->size;
+      go.push_back(*at);
     }
+    for (const auto& e : go) release(pool, e);
     return released >= wanted;
   }
 
@@ -346,19 +408,20 @@ class Allocator::State {
 
   std::uint32_t find_free(Pool& pool, std::int64_t size, std::int32_t stream) {
     if (collects()) ++pool.searches;
-    const auto& entries = pool.free.entries();
-    auto i = pool.free.lower_bound(stream, size);
-    if (i == entries.size() || entries[i].stream != stream) return no_block;
+    auto at = pool.free.lower_bound(stream, size);
+    const auto end = pool.free.end();
+    if (at == end || at->stream != stream) return no_block;
     // A block at the end of what is mapped counts as the size that it can grow to.
     const auto can_grow_to = [this](std::uint32_t block) {
       const auto& b = blocks_[block];
       return b.size + (b.next != no_block && !blocks_[b.next].mapped ? blocks_[b.next].size : 0);
     };
-    while (blocks_[entries[i].block].expandable && i + 1 < entries.size() && entries[i + 1].stream == stream &&
-           can_grow_to(entries[i + 1].block) < can_grow_to(entries[i].block)) {
-      ++i;
+    while (blocks_[at->block].expandable) {
+      auto next = at;
+      if (++next == end || next->stream != stream || can_grow_to(next->block) >= can_grow_to(at->block)) break;
+      at = next;
     }
-    const auto found = entries[i];
+    const FreeList::Entry found = *at;
     if (size < config_.max_split_size && found.size >= config_.max_split_size) return no_block;
     if (size >= config_.max_split_size && found.size >= size + config_.max_non_split_rounding) return no_block;
     pool.free.erase(found);
@@ -369,7 +432,7 @@ class Allocator::State {
     const std::int64_t bytes = segment_bytes(size);
     if (allowed_ && reserved_ + bytes > *allowed_) return no_block;
     if (config_.expandable_segments) return expand(pool, size, stream);
-    if (reserved_ > config_.device_bytes - bytes) return no_block;
+    if (reserved_ > config_.device_bytes - bytes || next_address_ > last_address - 2 * bytes) return no_block;
     Block block;
     block.address = given_address_ ? *std::exchange(given_address_, std::nullopt) : next_address_;
     block.size = bytes;
@@ -424,18 +487,19 @@ class Allocator::State {
 
   /// find_expandable_block: the lowest address with room for `size` in free and unmapped blocks one after another.
   std::uint32_t find_expandable(Pool& pool, std::int64_t size, std::int32_t stream) {
-    for (const auto& e : pool.unmapped.entries()) {
-      if (e.stream != stream) continue;
-      auto start = e.block;
+    const auto end = pool.unmapped.end();
+    for (auto at = pool.unmapped.lower_bound(stream, 0); at != end && at->stream == stream; ++at) {
+      auto start = at->block;
       if (available(blocks_[start].previous)) start = blocks_[start].previous;
       std::int64_t room = 0;
       for (auto b = start; room < size && available(b); b = blocks_[b].next) room += blocks_[b].size;
       if (room >= size) return start;
     }
     // A new address range; the real one spans 1 1/8 of the device's memory.
+    if (size > address_range || next_address_ > last_address - address_range) return no_block;
     Block range;
     range.address = range.base = next_address_;
-    range.size = std::int64_t{1} << 44;
+    range.size = address_range;
     range.stream = stream;
     range.small = pool.small;
     range.mapped = false;
@@ -449,6 +513,7 @@ class Allocator::State {
 
   std::uint32_t expand(Pool& pool, std::int64_t size, std::int32_t stream) {
     auto candidate = find_expandable(pool, size, stream);
+    if (candidate == no_block) return no_block;
     if (!blocks_[candidate].mapped && !map(pool, candidate, std::min(blocks_[candidate].size, size))) return no_block;
     while (blocks_[candidate].size < size) {
       const auto next = blocks_[candidate].next;

@@ -24,7 +24,10 @@ AllocatorConfig without_limit(AllocatorConfig config);
 std::vector<OwnerBytes> by_size(const Stages& stages, const std::vector<std::int64_t>& bytes);
 std::string owner_name(const Stages& stages, std::uint32_t owner);
 
-struct OutOfMemory {
+/// Caught where there is a limit; without one the model is larger than any address range, and the input is wrong.
+struct OutOfMemory : UsageError {
+  explicit OutOfMemory(const Event& asked)
+      : UsageError({}, "memory", "a tensor of " + format_bytes(asked.bytes) + ": no device holds that"), event(asked) {}
   Event event;
 };
 
@@ -36,7 +39,7 @@ class Replayer {
   void operator()(const Event& event) {
     if (event.kind == Event::Kind::allocate) {
       const auto handle = allocator_.allocate(event.bytes.value, static_cast<std::int32_t>(event.stream));
-      if (!handle) throw OutOfMemory{event};
+      if (!handle) throw OutOfMemory(event);
       grow(blocks_, event.block) = {*handle, 0};
       grow(owners_, *handle) = event.owner;
     } else if (event.kind == Event::Kind::retire) {

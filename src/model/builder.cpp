@@ -72,6 +72,10 @@ void PieceBuilder::launch_on(Stream stream, Purpose purpose, const std::string& 
   kernel.stream = stream;
   kernel.purpose = purpose;
   kernel.link = link;
+  launch(std::move(kernel));
+}
+
+void PieceBuilder::launch(Kernel kernel) {
   kernel.recompute = recompute_;
   kernel.graphed = home_ == Tensor::Home::graph_pool;
   step(Step::Kind::launch, static_cast<std::uint32_t>(piece_.kernels.size()));
@@ -79,8 +83,44 @@ void PieceBuilder::launch_on(Stream stream, Purpose purpose, const std::string& 
 }
 
 void PieceBuilder::collective(Purpose purpose, const std::string& name, const std::string& kind, Int ranks, Int bytes,
-                              const std::string& link, Stream stream) {
-  launch_on(stream, purpose, name, {kind + "." + link, {ranks, bytes}}, link);
+                              const Way& way, Stream stream) {
+  launch(collective_kernel(purpose, name, kind, ranks, bytes, way, stream));
+}
+
+void PieceBuilder::dispatcher(const std::string& name, profile::Exchange::Kind kind, const MoeDimensions& moe,
+                              Int bytes) {
+  const Int ranks = moe.ep * moe.etp;
+  Kernel kernel = collective_kernel(Purpose::ep, name, "all_to_all", ranks, bytes, moe.group_link, Stream::compute);
+  profile::Exchange exchange;
+  exchange.kind = kind;
+  exchange.ranks = ranks;
+  exchange.bytes = static_cast<double>(bytes);
+  exchange.library = moe.library;
+  exchange.domains_a_token = moe.domains_a_token;
+  exchange.gpus_a_token = moe.gpus_a_token;
+  exchange.multiprocessors = moe.multiprocessors;
+  kernel.exchange = exchange;
+  launch(std::move(kernel));
+}
+
+Kernel collective_kernel(Purpose purpose, const std::string& name, const std::string& kind, Int ranks, Int bytes,
+                         const Way& way, Stream stream) {
+  Kernel kernel;
+  kernel.name = name;
+  kernel.key = {kind + "." + way.link, {ranks, bytes}};
+  kernel.stream = stream;
+  kernel.purpose = purpose;
+  kernel.link = way.link;
+  if (!way.leaves) return kernel;
+  using Kind = profile::Exchange::Kind;
+  profile::Exchange exchange;
+  for (const Kind each : {Kind::all_gather, Kind::reduce_scatter, Kind::all_reduce, Kind::all_to_all})
+    if (profile::name(each) == kind) exchange.kind = each;
+  exchange.ranks = ranks;
+  exchange.stride = way.stride;
+  exchange.bytes = static_cast<double>(bytes);
+  kernel.exchange = exchange;
+  return kernel;
 }
 
 }  // namespace pipewright::model

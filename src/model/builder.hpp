@@ -24,6 +24,10 @@ class Owners {
 
 constexpr std::uint32_t no_tensor = 0xffffffff;
 
+/// A collective's kernel; what moves where, if it leaves its NVLink domain.
+Kernel collective_kernel(Purpose purpose, const std::string& name, const std::string& kind, Int ranks, Int bytes,
+                         const Way& way, Stream stream);
+
 class PieceBuilder {
  public:
   PieceBuilder(Owners& owners, std::string name);
@@ -44,10 +48,13 @@ class PieceBuilder {
   void transient(const std::string& owner, Int bytes) { free(allocate(owner, bytes)); }
 
   void launch(const std::string& name, profile::Key key, double sm_share = 1);
+  void launch(Kernel kernel);
   void stands_for(int launches) { piece_.kernels.back().launches = launches; }  ///< the last kernel
   void launch_on(Stream stream, Purpose purpose, const std::string& name, profile::Key key, const std::string& link);
   void collective(Purpose purpose, const std::string& name, const std::string& kind, Int ranks, Int bytes,
-                  const std::string& link, Stream stream = Stream::compute);
+                  const Way& way, Stream stream = Stream::compute);
+  /// A token dispatcher's kernel that moves a row of `bytes` for every token.
+  void dispatcher(const std::string& name, profile::Exchange::Kind kind, const MoeDimensions& moe, Int bytes);
   void wait(Stream stream) { step(Step::Kind::wait, static_cast<std::uint32_t>(stream)); }
   void synchronize(Stream stream) { step(Step::Kind::synchronize, static_cast<std::uint32_t>(stream)); }
 

@@ -35,7 +35,7 @@ void CoreAttention::fused_kernel(const std::string& name, const std::string& pas
     w_.launch(name, key);
     if (step + 1 < d_.cp) {
       w_.launch_on(Stream::communication, Purpose::cp, name + " key and value exchange",
-                   {"send_recv." + d_.cp_link, {2 * d_.tokens * (d_.kv + d_.v_width())}}, d_.cp_link);
+                   {"send_recv." + d_.cp_link.link, {2 * d_.tokens * (d_.kv + d_.v_width())}}, d_.cp_link.link);
       w_.wait(Stream::communication);
     }
   }

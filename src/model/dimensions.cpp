@@ -1,6 +1,10 @@
 #include "dimensions.hpp"
 
 #include <algorithm>
+#include <cmath>
+
+#include "pipewright/model.hpp"
+#include "routing.hpp"
 
 namespace pipewright::model {
 namespace {
@@ -11,9 +15,10 @@ using scenario::Scenario;
   throw UsageError(scenario::position(s, key), key, message);
 }
 
-/// Groups of `size` consecutive-by-`stride` ranks stay inside a node when they span no more GPUs than a node has.
-std::string link_of(const Scenario& s, Int stride, Int size) {
-  return stride * size <= s.cluster.gpus_per_node ? s.cluster.link : s.cluster.inter_node_link;
+/// Groups of `size` ranks `stride` apart stay inside an NVLink domain when they span no more GPUs than it has.
+Way way_of(const Scenario& s, Int stride, Int size) {
+  const bool leaves = size > 1 && stride * size > scenario::nvlink_domain(s);
+  return {leaves ? s.cluster.inter_node_link : s.cluster.link, stride, leaves};
 }
 
 Int divided(const Scenario& s, const std::string& key, Int value, Int by) {
@@ -87,6 +92,59 @@ bool has(const scenario::Strings& list, const char* name) {
   return std::find(list.begin(), list.end(), name) != list.end();
 }
 
+/// Token drop (moe_utils.py get_capacity): every rank sends an expert at most, or padded exactly, `capacity` rows.
+void set_capacity(const Scenario& s, const Dimensions& d, MoeDimensions& e) {
+  const auto& o = s.settings;
+  if (!o.moe_expert_capacity_factor || *o.moe_expert_capacity_factor <= 0) return;
+  e.drops = true;
+  const auto capacity = static_cast<Int>(
+      std::ceil(static_cast<double>(e.routed) / static_cast<double>(e.experts) * *o.moe_expert_capacity_factor));
+  const Int most = capacity * e.experts;
+  e.fixed_rows = o.moe_pad_expert_input_to_capacity;
+  e.routed = e.fixed_rows ? most : std::min(e.routed, most);
+  e.arrived = e.fixed_rows ? most : std::min(e.arrived, most);
+  e.received = e.arrived * e.etp;
+  e.padded = e.received;
+  if (!d.precision.quantized()) return;
+  const Int align = row_alignment(s, d.precision.recipe), rows = capacity * e.ep * e.etp;  // of an expert
+  e.padded += e.fixed_rows ? e.local * ((rows + align - 1) / align * align - rows) : e.local * align / 2;
+}
+
+/// Which library a flex dispatcher calls, and how far its tokens go (network.md, 1 and 2: token_dispatcher.py:1278,
+/// fused_a2a.py; DeepEP csrc/hybrid_ep/config.cuh:366 for multiprocessors that nobody states).
+void set_dispatcher(const Scenario& s, const Dimensions& d, MoeDimensions& e) {
+  const auto& o = s.settings;
+  if (e.dispatch != Dispatch::flex) return;
+  using Library = profile::Exchange::Library;
+  if (o.moe_flex_dispatcher_backend == "ncclep") {
+    refuse(s, "settings.moe_flex_dispatcher_backend",
+           "\"ncclep\" is not modelled: nobody has published its rates; allowed: deepep, hybridep");
+  }
+  const bool hybrid = o.moe_flex_dispatcher_backend == "hybridep";
+  e.library = hybrid ? Library::hybridep : Library::deepep;
+  const bool several = e.etp * e.ep > scenario::nvlink_domain(s);
+  constexpr Int deepep_sms = 20, older_hybridep_sms = 16, several_nodes_sms = 8, one_node_sms = 24;
+  Int sms = deepep_sms;
+  if (hybrid) {
+    sms = several ? several_nodes_sms : one_node_sms;
+    if (scenario::core_version(s.software) < scenario::Version::v0_17) sms = older_hybridep_sms;
+  }
+  const auto older = hybrid ? o.moe_hybridep_num_sms : o.moe_deepep_num_sms;
+  e.multiprocessors = o.moe_flex_dispatcher_num_sms.value_or(older.value_or(sms));
+  e.fused_permute = hybrid && o.moe_permute_fusion_into_hybridep;
+  Routing routing{e.experts, e.topk, s.model.moe_router_num_groups.value_or(1),
+                  s.model.moe_router_group_topk.value_or(0)};
+  if (s.model.moe_router_topk_limited_devices) {  // transformer_config.py: the older name, groups are devices
+    routing.groups = e.ep;
+    routing.group_topk = *s.model.moe_router_topk_limited_devices;
+  }
+  const Int domains = (e.etp * e.ep + scenario::nvlink_domain(s) - 1) / scenario::nvlink_domain(s);
+  e.gpus_a_token = units_of_a_token(routing, e.ep) * static_cast<double>(e.etp);
+  e.domains_a_token = units_of_a_token(routing, std::min(domains, e.experts));
+  const auto rows = static_cast<double>(d.local) * e.gpus_a_token * o.moe_load_imbalance;
+  e.copies = std::min<Int>(std::llround(rows), d.local * e.ep * e.etp);
+}
+
 MoeDimensions moe_dimensions(const Scenario& s, const Dimensions& d) {
   const auto& m = s.model;
   const auto& o = s.settings;
@@ -108,6 +166,7 @@ MoeDimensions moe_dimensions(const Scenario& s, const Dimensions& d) {
   // Half of what an expert's rows are padded to, in the mean. Router padding does it before the rows are counted.
   if (d.precision.quantized()) e.padded += e.local * row_alignment(s, d.precision.recipe) / 2;
   if (router_pads) e.received = e.padded;
+  set_capacity(s, d, e);
   if (m.moe_shared_expert_intermediate_size) {
     e.shared = divided(s, "model.moe_shared_expert_intermediate_size", *m.moe_shared_expert_intermediate_size, d.t);
   }
@@ -115,6 +174,7 @@ MoeDimensions moe_dimensions(const Scenario& s, const Dimensions& d) {
   if (o.moe_router_dtype == "fp64") e.router_bytes = 8;
   if (o.moe_token_dispatcher_type == "allgather") e.dispatch = Dispatch::allgather;
   if (o.moe_token_dispatcher_type == "flex") e.dispatch = Dispatch::flex;
+  set_dispatcher(s, d, e);
   e.shared_gate = m.moe_shared_expert_gate;
   e.shared_overlap = o.moe_shared_expert_overlap && e.shared > 0;
   e.permute_fusion = o.moe_permute_fusion;
@@ -129,14 +189,37 @@ MoeDimensions moe_dimensions(const Scenario& s, const Dimensions& d) {
                                        [](double coefficient) { return coefficient > 0; });
   e.z_loss = o.moe_z_loss_coeff.has_value();
   e.random_logits = o.moe_router_force_load_balancing;
-  e.etp_link = link_of(s, 1, e.etp);
-  e.ep_link = link_of(s, e.etp, e.ep);
-  e.group_link = link_of(s, 1, e.etp * e.ep);
-  e.edp_link = link_of(s, e.etp * e.ep, e.edp);
+  e.etp_link = way_of(s, 1, e.etp);
+  e.ep_link = way_of(s, e.etp, e.ep);
+  e.group_link = way_of(s, 1, e.etp * e.ep);
+  e.edp_link = way_of(s, e.etp * e.ep, e.edp);
   return e;
 }
 
 }  // namespace
+
+std::int64_t dispatcher_multiprocessors(const Scenario& s, const profile::Device& gpu) {
+  const bool flex = s.model.num_moe_experts && s.settings.moe_token_dispatcher_type == "flex";
+  return flex ? Dimensions(s, gpu).moe.multiprocessors : 0;
+}
+
+profile::Topology topology(const Scenario& s) {
+  const auto& c = s.cluster;
+  profile::Topology t;
+  t.gpus_per_node = c.gpus_per_node;
+  t.domain = scenario::nvlink_domain(s);
+  t.inside = c.link;
+  t.between = c.inter_node_link;
+  t.nics_per_node = c.nics_per_node;
+  t.nic_gbits = c.nic_gbits;
+  t.latency_us = c.network.latency_us;
+  t.gbytes_per_s = c.network.bandwidth_gbytes_per_s;
+  for (std::size_t i = 0; i < c.network.levels.size(); ++i) {
+    const auto& less = c.network.oversubscription;
+    t.switches.push_back({c.network.levels[i], i < less.size() ? less[i] : 1});
+  }
+  return t;
+}
 
 void Dimensions::set_latent(const Scenario& sc) {
   const auto& m = sc.model;
@@ -212,9 +295,9 @@ Dimensions::Dimensions(const Scenario& sc, const profile::Device& device) : gpu(
   attention_dropout = o.attention_dropout;
   activation = activation_family(sc);
   fused_activation = o.bias_activation_fusion;
-  tp_link = link_of(sc, 1, t);
-  cp_link = link_of(sc, t, cp);
-  dp_link = link_of(sc, t * cp, dp);
+  tp_link = way_of(sc, 1, t);
+  cp_link = way_of(sc, t, cp);
+  dp_link = way_of(sc, t, cp * dp);
   precision = {recipe_of(sc, gpu), gpu.fp8_layouts == std::vector{profile::Layout::tn}};
   fp8_parameters = precision.quantized() && (o.fp8_param || o.fp8_param_gather);
   fp8_cached_weights = !o.disable_parameter_transpose_cache;

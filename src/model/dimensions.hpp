@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "pipewright/modules.hpp"
+#include "pipewright/network.hpp"
 #include "pipewright/profile.hpp"
 #include "pipewright/scenario.hpp"
 #include "precision.hpp"
@@ -22,6 +23,13 @@ enum class Softmax : std::uint8_t { fused, fp32, half };
 
 enum class Dispatch : std::uint8_t { alltoall, allgather, flex };
 
+/// Between the ranks of a group, which stand `stride` GPUs apart.
+struct Way {
+  std::string link;
+  Int stride = 1;
+  bool leaves = false;  ///< its NVLink domain
+};
+
 /// Mixture-of-experts layers; `experts` = 0: there are none.
 struct MoeDimensions {
   Int experts = 0, local = 0, topk = 0;  ///< local: experts of an expert-parallel rank
@@ -34,10 +42,18 @@ struct MoeDimensions {
   Int padded = 0;                        ///< received rows with what FP8 adds to every expert
   Int router_bytes = 4;                  ///< of an element of logits and probabilities
   Dispatch dispatch = Dispatch::alltoall;
+  // Dispatchers that send a token once to each GPU with one of its experts (flex).
+  profile::Exchange::Library library = profile::Exchange::Library::nccl;
+  Int copies = 0;                                ///< rows that reach a rank, each token once
+  double domains_a_token = 1, gpus_a_token = 1;  ///< to which a token goes on the average
+  Int multiprocessors = 0;                       ///< that the dispatcher's kernels hold
+  bool fused_permute = false;                    ///< HybridEP writes rows by expert at once
+  bool fixed_rows = false;  ///< token drop, padded to capacity: no rank tells another how much it sends
+  bool drops = false;       ///< moe_expert_capacity_factor
   bool shared_gate = false, shared_overlap = false, permute_fusion = false, router_fusion = false;
   bool sigmoid = false, grouped_topk = false, scaled = false, expert_bias = false, aux_loss = false, z_loss = false;
   bool random_logits = false;
-  std::string ep_link, etp_link, edp_link, group_link;  ///< group: expert-tensor and expert parallel together
+  Way ep_link, etp_link, edp_link, group_link;  ///< group: expert-tensor and expert parallel together
 
   Int fc1_out(bool gated) const { return gated ? 2 * f : f; }
 };
@@ -70,7 +86,7 @@ struct Dimensions {
   Softmax softmax = Softmax::fused;
   bool fused_activation = true;  ///< bias_activation_fusion
   std::string activation;        ///< kernel family: "swiglu", "gelu", ...
-  std::string tp_link, cp_link, dp_link;
+  Way tp_link, cp_link, dp_link;
   Precision precision;
   bool fp8_parameters = false;            ///< linear weights are stored as the recipe quantizes them (fp8_param_gather)
   bool fp8_cached_weights = true;         ///< quantized copies of weights live from the first microbatch on

@@ -4,6 +4,7 @@
 #include "dispatcher.hpp"
 
 #include <algorithm>
+#include <utility>
 
 namespace pipewright::model {
 
@@ -13,6 +14,7 @@ void Dispatcher::smalls(const std::string& name, int count) {
 
 /// MoEAlltoAllTokenDispatcher.preprocess: sums over the routing map, counts of all ranks, copies to the host.
 void Dispatcher::counts() {
+  if (m_.fixed_rows) return;
   smalls("moe token counts", 2);
   if (group() > 1) {
     smalls("moe token counts", 1);
@@ -35,6 +37,7 @@ void Dispatcher::permute(const char* name, Int tokens, Int rows) {
 
 void Dispatcher::preprocess() {
   if (gathers()) return;
+  if (sends_once()) return smalls("moe top-k", 2);  // of the probabilities
   counts();
   permute("moe permute", d_.local, m_.routed);
 }
@@ -45,7 +48,43 @@ void Dispatcher::all_to_all(const std::string& name) {
                 m_.shared_overlap ? Stream::communication : Stream::compute);
 }
 
+/// fused_a2a.py: layout and counts, which the host waits for, then a copy of each token to each GPU with an expert of
+/// it. HybridEP gathers the routing map instead and, between nodes, first copies its input.
+void Dispatcher::send_once() {
+  if (group() > 1) {
+    if (m_.library == profile::Exchange::Library::hybridep) {
+      w_.collective(Purpose::ep, "moe routing map all-gather", "all_gather", group(), everyone() * m_.experts,
+                    m_.group_link);
+      smalls("moe routing map scan", 1);
+      if (m_.group_link.leaves) w_.launch("moe dispatch buffer", {"copy.d2d", {row() * d_.local}});
+    } else {
+      smalls("moe dispatch layout", 1);
+    }
+    w_.launch_on(Stream::d2h, Purpose::ep, "moe token counts to host", {"copy.d2h", {8 * m_.local}}, {});
+    w_.synchronize(Stream::d2h);
+    arrived_ = w_.allocate("moe.dispatched_tokens", row() * m_.copies);
+    arrived_probs_ = w_.allocate("moe.dispatched_probs", 4 * m_.copies * m_.topk);
+    w_.dispatcher("moe dispatch", profile::Exchange::Kind::dispatch, m_, row() * d_.local);
+  }
+}
+
+/// Rows by expert from what arrived.
+std::uint32_t Dispatcher::spread() {
+  if (m_.library == profile::Exchange::Library::deepep) smalls("moe routing map", 2);  // indices to multihot
+  const Int rows = group() > 1 ? m_.copies : d_.local;
+  row_map_ = w_.allocate("moe.row_map", 4 * rows * (2 * m_.local + 1));
+  permuted_ = w_.allocate("moe.permuted_tokens", row() * m_.received);
+  probs_ = w_.allocate("moe.permuted_probs", 4 * m_.received);
+  if (!m_.fused_permute) {
+    w_.launch("moe permute", {"moe.permute.forward", {rows, d_.h, std::max<Int>(1, m_.received / rows)}});
+    w_.stands_for(4);
+  }
+  w_.free(std::exchange(arrived_probs_, no_tensor));
+  return std::exchange(permuted_, no_tensor);
+}
+
 void Dispatcher::dispatch() {
+  if (sends_once()) return send_once();
   if (gathers()) {
     if (group() == 1) return;
     // Into Megatron's global memory buffer; map and probabilities beside.
@@ -62,14 +101,12 @@ void Dispatcher::dispatch() {
     permuted_ = permuted_probs_ = no_tensor;
     return;
   }
-  w_.synchronize(Stream::d2h);
+  if (!m_.fixed_rows) w_.synchronize(Stream::d2h);
   arrived_ = w_.allocate("moe.dispatched_tokens", row() * m_.arrived);
   all_to_all("moe dispatch all-to-all");
   arrived_probs_ = w_.allocate("moe.dispatched_probs", m_.router_bytes * m_.arrived);
-  if (m_.dispatch == Dispatch::alltoall) {
-    w_.collective(Purpose::ep, "moe probs all-to-all", "all_to_all", m_.ep,
-                  m_.router_bytes * std::max(m_.routed, m_.arrived), m_.ep_link);
-  }
+  w_.collective(Purpose::ep, "moe probs all-to-all", "all_to_all", m_.ep,
+                m_.router_bytes * std::max(m_.routed, m_.arrived), m_.ep_link);
   w_.free(permuted_probs_);
   permuted_probs_ = no_tensor;
 }
@@ -83,6 +120,7 @@ std::uint32_t Dispatcher::sort(const std::string& name, bool forward) {
 }
 
 std::uint32_t Dispatcher::postprocess() {
+  if (sends_once()) return spread();
   if (gathers()) {
     w_.launch_on(Stream::d2h, Purpose::ep, "moe token counts to host", {"copy.d2h", {8 * m_.local}}, {});
     w_.synchronize(Stream::d2h);  // tokens_per_expert.cpu()
@@ -113,7 +151,7 @@ std::uint32_t Dispatcher::postprocess() {
   } else if (gathered == no_tensor) {
     arrived_ = no_tensor;  // the experts' input itself
   }
-  if (m_.ep == 1) w_.synchronize(Stream::d2h);  // "before_finish"
+  if (m_.ep == 1 && !m_.fixed_rows) w_.synchronize(Stream::d2h);  // "before_finish"
   return rows;
 }
 
@@ -129,7 +167,7 @@ void Dispatcher::keep_nothing() {
 
 /// Rows are reduced over ranks in the probabilities' type: cast, reduce-scatter, cast back.
 std::uint32_t Dispatcher::reduce_in_router_type(const std::string& name, std::uint32_t rows, Int from, Int to,
-                                                Int ranks, const std::string& link) {
+                                                Int ranks, const Way& way) {
   const Int size = m_.router_bytes;
   auto wide = rows;
   if (size > 2) {
@@ -137,7 +175,7 @@ std::uint32_t Dispatcher::reduce_in_router_type(const std::string& name, std::ui
     w_.launch(name + " cast", {"cast.bf16_f32", {from * d_.h}});
   }
   auto reduced = w_.allocate("moe.reduced_tokens", size * to * d_.h);
-  w_.collective(Purpose::ep, name, "reduce_scatter", ranks, size * from * d_.h, link);
+  w_.collective(Purpose::ep, name, "reduce_scatter", ranks, size * from * d_.h, way);
   if (size > 2) {
     w_.free(wide);
     const auto narrow = w_.allocate("moe.reduced_tokens", 2 * to * d_.h);
@@ -150,10 +188,11 @@ std::uint32_t Dispatcher::reduce_in_router_type(const std::string& name, std::ui
 
 std::uint32_t Dispatcher::combine_preprocess(std::uint32_t experts_output) {
   auto rows = experts_output;
-  if (gathers()) {
-    rows = w_.allocate("moe.unpermuted_tokens", row() * everyone());
-    w_.launch("moe unpermute",
-              {"moe.unpermute.forward", {everyone(), d_.h, std::max<Int>(1, m_.received / everyone())}});
+  if (gathers() || sends_once()) {
+    const Int tokens = gathers() ? everyone() : copies();
+    rows = w_.allocate("moe.unpermuted_tokens", row() * tokens);
+    if (!m_.fused_permute)
+      w_.launch("moe unpermute", {"moe.unpermute.forward", {tokens, d_.h, std::max<Int>(1, m_.received / tokens)}});
     w_.free(experts_output);
     return rows;
   }
@@ -177,6 +216,12 @@ std::uint32_t Dispatcher::combine(std::uint32_t sent) {
     if (group() == 1) return sent;
     return reduce_in_router_type("moe combine reduce-scatter", sent, everyone(), d_.local, group(), m_.group_link);
   }
+  if (sends_once()) {
+    if (group() == 1) return sent;
+    const auto combined = w_.allocate("moe.combined_tokens", row() * d_.local);
+    w_.dispatcher("moe combine", profile::Exchange::Kind::combine, m_, row() * d_.local);
+    return combined;
+  }
   if (m_.ep == 1) return sent;
   const auto combined = w_.allocate("moe.combined_tokens", row() * m_.routed);
   all_to_all("moe combine all-to-all");
@@ -184,7 +229,7 @@ std::uint32_t Dispatcher::combine(std::uint32_t sent) {
 }
 
 std::uint32_t Dispatcher::combine_postprocess(std::uint32_t combined) {
-  if (gathers()) return combined;
+  if (gathers() || sends_once()) return combined;  // one row a token
   const auto output = w_.allocate("moe.output", row() * d_.local);
   w_.launch("moe unpermute", {"moe.unpermute.forward", {d_.local, d_.h, m_.topk}});
   w_.free(combined);
@@ -194,7 +239,7 @@ std::uint32_t Dispatcher::combine_postprocess(std::uint32_t combined) {
 // A function's own intermediate gradients go at once; the one it was given is its caller's.
 
 std::uint32_t Dispatcher::combine_postprocess_backward(std::uint32_t gradient) {
-  if (gathers()) return gradient;
+  if (gathers() || sends_once()) return gradient;
   const auto din = w_.allocate("moe.combined_gradient", row() * m_.routed);
   w_.launch("moe unpermute backward", {"moe.unpermute.backward", {d_.local, d_.h, m_.topk}});
   return din;
@@ -208,6 +253,12 @@ std::uint32_t Dispatcher::combine_backward(std::uint32_t gradient) {
                   m_.router_bytes * everyone() * d_.h, m_.group_link);
     return din;
   }
+  if (sends_once()) {
+    if (group() == 1) return gradient;
+    const auto din = w_.allocate("moe.combined_gradient", row() * m_.copies);
+    w_.dispatcher("moe dispatch in backward", profile::Exchange::Kind::dispatch, m_, row() * d_.local);  // counts known
+    return din;
+  }
   if (m_.ep == 1) return gradient;
   const auto din = w_.allocate("moe.combined_gradient", row() * m_.arrived);
   all_to_all("moe combine all-to-all in backward");
@@ -215,10 +266,12 @@ std::uint32_t Dispatcher::combine_backward(std::uint32_t gradient) {
 }
 
 std::uint32_t Dispatcher::combine_preprocess_backward(std::uint32_t gradient) {
-  if (gathers()) {
+  if (gathers() || sends_once()) {
+    const Int tokens = gathers() ? everyone() : copies();
     const auto din = w_.allocate("moe.experts_output_gradient", row() * m_.received);
-    w_.launch("moe unpermute backward",
-              {"moe.unpermute.backward", {everyone(), d_.h, std::max<Int>(1, m_.received / everyone())}});
+    if (!m_.fused_permute)
+      w_.launch("moe unpermute backward",
+                {"moe.unpermute.backward", {tokens, d_.h, std::max<Int>(1, m_.received / tokens)}});
     return din;
   }
   auto gathered = no_tensor;
@@ -235,11 +288,14 @@ std::uint32_t Dispatcher::combine_preprocess_backward(std::uint32_t gradient) {
 }
 
 std::uint32_t Dispatcher::postprocess_backward(std::uint32_t gradient) {
-  if (gathers()) {
-    const auto din = w_.allocate("moe.gathered_gradient", row() * everyone());
-    w_.launch("moe permute backward",
-              {"moe.permute.backward", {everyone(), d_.h, std::max<Int>(1, m_.received / everyone())}});
-    w_.stands_for(2);
+  if (gathers() || sends_once()) {
+    const Int tokens = gathers() ? everyone() : copies();
+    const auto din = w_.allocate("moe.gathered_gradient", row() * tokens);
+    if (!m_.fused_permute) {
+      w_.launch("moe permute backward",
+                {"moe.permute.backward", {tokens, d_.h, std::max<Int>(1, m_.received / tokens)}});
+      w_.stands_for(2);
+    }
     w_.free(row_map_);
     row_map_ = no_tensor;
     return din;
@@ -268,18 +324,22 @@ std::uint32_t Dispatcher::dispatch_backward(std::uint32_t gradient) {
                   everyone() * m_.experts * m_.router_bytes, m_.group_link);
     return din;
   }
-  if (m_.ep == 1) return gradient;
-  if (m_.dispatch == Dispatch::alltoall) {
-    w_.collective(Purpose::ep, "moe probs all-to-all in backward", "all_to_all", m_.ep,
-                  m_.router_bytes * std::max(m_.routed, m_.arrived), m_.ep_link);
+  if (sends_once()) {
+    if (group() == 1) return gradient;
+    const auto din = w_.allocate("moe.dispatched_gradient", row() * d_.local);
+    w_.dispatcher("moe combine in backward", profile::Exchange::Kind::combine, m_, row() * d_.local);
+    return din;
   }
+  if (m_.ep == 1) return gradient;
+  w_.collective(Purpose::ep, "moe probs all-to-all in backward", "all_to_all", m_.ep,
+                m_.router_bytes * std::max(m_.routed, m_.arrived), m_.ep_link);
   const auto din = w_.allocate("moe.permuted_gradient", row() * m_.routed);
   all_to_all("moe dispatch all-to-all in backward");
   return din;
 }
 
 std::uint32_t Dispatcher::preprocess_backward(std::uint32_t gradient) {
-  if (gathers()) return gradient;
+  if (gathers() || sends_once()) return gradient;
   const auto din = w_.allocate("moe.input_gradient", row() * d_.local);
   w_.launch("moe permute backward", {"moe.permute.backward", {d_.local, d_.h, m_.topk}});
   w_.stands_for(2);  // zeros for the map's gradient

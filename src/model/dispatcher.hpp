@@ -2,7 +2,8 @@
 //
 //   alltoall   permute -> all-to-all(EP) [-> all-gather(ETP)] -> sort by expert    and back, with a reduce-scatter
 //   allgather  all-gather(EP x ETP) -> permute local experts' tokens               and back, with a reduce-scatter
-//   flex       as alltoall (DeepEP and HybridEP move at most these bytes), probabilities in the same kernel
+//   flex       dispatch (DeepEP, HybridEP): a token once to each GPU with one of its experts -> permute    and back,
+//              reduced to one row a token on the way
 #pragma once
 
 #include "builder.hpp"
@@ -35,16 +36,20 @@ class Dispatcher {
 
  private:
   bool gathers() const { return m_.dispatch == Dispatch::allgather; }
-  bool sorts() const { return !gathers() && m_.local > 1; }
+  bool sends_once() const { return m_.dispatch == Dispatch::flex; }
+  bool sorts() const { return m_.dispatch == Dispatch::alltoall && m_.local > 1; }
+  Int copies() const { return group() > 1 ? m_.copies : d_.local; }  ///< rows before the permutation
   Int group() const { return m_.ep * m_.etp; }
   Int everyone() const { return d_.local * group(); }  ///< tokens of the whole expert group
   Int row() const { return 2 * d_.h; }
   void counts();
+  void send_once();
+  std::uint32_t spread();
   void permute(const char* name, Int tokens, Int rows);
   void all_to_all(const std::string& name);
   std::uint32_t sort(const std::string& name, bool forward);
   std::uint32_t reduce_in_router_type(const std::string& name, std::uint32_t rows, Int from, Int to, Int ranks,
-                                      const std::string& link);
+                                      const Way& way);
   void smalls(const std::string& name, int count);
 
   PieceBuilder& w_;

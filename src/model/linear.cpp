@@ -144,7 +144,8 @@ void LinearWriter::gemm(const Linear& linear, Product product) {
     for (Int part = 0; part < d_.t; ++part) {
       const bool more = part + 1 < d_.t;
       if (more)
-        w_.launch_on(Stream::communication, Purpose::tp, name, {"send_recv." + d_.tp_link, {bytes / d_.t}}, d_.tp_link);
+        w_.launch_on(Stream::communication, Purpose::tp, name, {"send_recv." + d_.tp_link.link, {bytes / d_.t}},
+                     d_.tp_link.link);
       gemm_part(linear, product, d_.t);
       if (more) w_.wait(Stream::communication);
     }

@@ -142,6 +142,8 @@ std::uint32_t MixtureOfExperts::prepare_backward(std::uint32_t gradient) {
   };
   auto input = dispatcher_.preprocess_backward(gradient);
   if (!d_.ep_overlap) step(gradient, input);
+  // The node's output gradient lives as long as the node: the sum with the router's part is another tensor.
+  if (d_.ep_overlap && input == gradient) input = w_.allocate("moe.input_gradient", 2 * d_.local * d_.h);
   add(router_.backward());
   if (m_.shared > 0) {
     if (d_.recomputes(Recompute::shared_experts)) {

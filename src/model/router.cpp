@@ -29,6 +29,7 @@ int Router::forward_launches() const {
     count += m.router_fusion ? 2 : (m.sigmoid ? 4 : 1) + 2 + 5 + 4;  // scores, top-k, map; sum, *, sum, *
     count += 2 + 2;                                                  // tokens per expert; record: /, +
   }
+  if (m.drops) count += 8;        // apply_router_token_dropping: top-k of each expert, mask, scatter, products
   if (m.expert_bias) count += 2;  // local_tokens_per_expert += map.sum
   return count;
 }

@@ -209,12 +209,15 @@ void add_notes(const Scenario& s, const Dimensions& d, Stages& stages) {
   }
   if (d.moe.dispatch == Dispatch::flex) {
     note("dispatcher flex (" + s.settings.moe_flex_dispatcher_backend +
-         ") is derived: it moves the bytes of the all-to-all dispatcher, one transfer for tokens and probabilities");
+         ") takes the time of its published benchmarks: a token goes once to each node and from there to each GPU");
   }
   if (d.moe.dispatch == Dispatch::allgather) note("dispatcher allgather follows its code, not measurements");
   if (!d.moe.permute_fusion) note("permutation is taken as fused (moe_permute_fusion)");
   if (d.precision.recipe != Recipe::bf16) note("experts in FP8 follow the code of TE, not measurements");
-  if (s.settings.moe_expert_capacity_factor) note("token dropping (moe_expert_capacity_factor) is not modelled");
+  if (d.moe.drops) {
+    note(d.moe.fixed_rows ? "token drop: every expert gets its capacity of rows; choosing them is taken as free"
+                          : "token drop: rows are cut at the experts' capacity; choosing them is taken as free");
+  }
 }
 
 }  // namespace

@@ -76,19 +76,18 @@ class StateWriter {
     list.push_back(std::move(kernel));
   }
   void collective(std::vector<Kernel>& list, const std::string& name, const std::string& kind, Int ranks, Int bytes,
-                  const std::string& link, Stream stream, Purpose purpose) {
-    Kernel kernel;
-    kernel.name = name;
-    kernel.key = {kind + "." + link, {ranks, bytes}};
-    kernel.stream = stream;
-    kernel.purpose = purpose;
-    kernel.link = link;
-    list.push_back(std::move(kernel));
+                  const Way& way, Stream stream, Purpose purpose) {
+    list.push_back(collective_kernel(purpose, name, kind, ranks, bytes, way, stream));
+  }
+  /// Between ranks so far apart; of all GPUs with a distance of 1.
+  Way way(Int stride, Int ranks) const {
+    const bool leaves = stride * ranks > scenario::nvlink_domain(s_) && ranks > 1;
+    return {leaves ? s_.cluster.inter_node_link : s_.cluster.link, stride, leaves};
   }
   /// One of the optimizers that ChainedOptimizer steps: parameters reduced over the same ranks.
   struct Optimizer {
     Int ranks;  ///< over which gradients are reduced and the optimizer's state is sharded
-    std::string link;
+    Way link;
     struct Shard {
       Int elements;
       bool fp8;
@@ -334,7 +333,7 @@ void StateWriter::add_finalize(bool shares_embedding) {
   if (ranks.size() > 1 && ranks.contains(pp_rank_)) {
     collective(rank_.finalize, "embedding gradients all-reduce", "all_reduce", static_cast<Int>(ranks.size()),
                d_.vocab * d_.h * d_.gradient_bytes,
-               s_.cluster.num_gpus > s_.cluster.gpus_per_node ? s_.cluster.inter_node_link : s_.cluster.link,
+               way(s_.cluster.num_gpus / static_cast<Int>(ranks.size()), static_cast<Int>(ranks.size())),
                Stream::compute, Purpose::dp);
     rank_.finalize.back().joins_pipeline = true;
   }
@@ -380,8 +379,7 @@ void StateWriter::add_optimizer_step() {
   const Int all_ranks = d_.pp * d_.t * (o.use_distributed_optimizer ? dense_.ranks : 1);
   const auto over_all_ranks = [&](const std::string& name) {
     if (all_ranks == 1) return;
-    collective(step, name, "all_reduce", all_ranks, 4,
-               all_ranks > s_.cluster.gpus_per_node ? s_.cluster.inter_node_link : s_.cluster.link, Stream::compute,
+    collective(step, name, "all_reduce", all_ranks, 4, way(s_.cluster.num_gpus / all_ranks, all_ranks), Stream::compute,
                Purpose::dp);
     step.back().joins_pipeline = d_.pp > 1;
   };

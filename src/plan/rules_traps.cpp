@@ -59,6 +59,33 @@ std::vector<Rule> trap_rules() {
        "variable_seq_lengths exchanges shapes before every pipeline transfer, each with a full device "
        "synchronisation: nothing runs past it",
        "pad to a fixed length and set variable_seq_lengths: false"},
+      {"trap.shapes-can-hang",
+       trap,
+       core,
+       {"variable_seq_lengths", "mtp_standalone", "pipeline_model_parallel_size"},
+       everywhere,
+       [](const Scenario& s) {
+         return (s.settings.variable_seq_lengths || s.settings.mtp_standalone) &&
+                s.settings.pipeline_model_parallel_size >= 4;
+       },
+       "the exchange of shapes uses communicators of its own, made when they are first used: with PP "
+       "{pipeline_model_parallel_size} neighbours meet there in different orders, and runs have hung in the first step",
+       "pad to a fixed length, or use every pair once before training (NCCL makes its communicators then)"},
+      {"trap.pairs-can-hang",
+       trap,
+       core,
+       {"overlap_p2p_comm", "virtual_pipeline_model_parallel_size", "pipeline_model_parallel_size"},
+       everywhere,
+       [](const Scenario& s) {
+         return scenario::interleaved(s) && !scenario::batch_p2p_comm(s) &&
+                s.settings.pipeline_model_parallel_size > 2 && !s.software.process_group_device_id;
+       },
+       "unbatched transfers make a communicator for each pair of neighbours when the pair first meets, in the middle "
+       "of "
+       "the first interleaved step: while one is made its two hosts stand still, and a third that waits for either "
+       "can wait for good",
+       "if the first step hangs: pass device_id to init_process_group (one communicator a group), or use every pair "
+       "once before training"},
       {"trap.mtp-standalone",
        trap,
        core,

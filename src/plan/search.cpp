@@ -26,6 +26,11 @@ void describe_baseline(Plan& plan, const Scenario& scenario, const std::vector<T
 }
 
 void predict_baseline(Plan& plan, const Scenario& scenario, const Options& options, const Searcher& searcher) {
+  for (const auto& finding : plan::check(scenario)) {
+    if (finding.severity != Severity::violation) continue;
+    plan.baseline_refused = finding.rule + ": " + finding.message;
+    return;
+  }
   const auto& trials = searcher.trials();
   const auto given = std::ranges::find_if(trials, [](const Trial& trial) { return trial.given && trial.done; });
   if (given != trials.end()) {
@@ -146,6 +151,14 @@ std::optional<double> rest_at_most(const Scenario& scenario, const Options& opti
 Plan search(const Scenario& scenario, const Options& options) {
   const auto begin = Clock::now();
   if (!options.predict) throw InternalError("search without a predictor");
+  constexpr std::size_t most = 50'000;  // lists of search: multiply, and every combination is a structure in memory
+  std::size_t combinations = 1;
+  for (const auto& [name, values] : scenario.search.values) {
+    if (values.size() > most / combinations)
+      throw UsageError(scenario::position(scenario, "search." + name), "search." + name,
+                       "the lists of search: have more than " + std::to_string(most) + " combinations");
+    combinations *= std::max<std::size_t>(1, values.size());
+  }
   Plan plan;
   LeftOut left_out;
   const auto& objective = scenario.search.objective;

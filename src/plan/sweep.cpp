@@ -71,9 +71,13 @@ using Combination = std::pair<Assignments, Scenario>;
 /// The product of the axes.
 std::vector<Combination> combinations(const Scenario& scenario, const std::vector<Axis>& axes,
                                       std::vector<std::string>& notes) {
+  constexpr std::size_t most = 20'000;  // some 100 kB each, and a millisecond or more
   std::vector<Combination> rows = {{{}, scenario}};
   for (const auto& axis : axes) {
     std::vector<Combination> longer;
+    if (axis.values.size() > most / rows.size())
+      throw UsageError({"--over", 0}, axis.name,
+                       "more than " + std::to_string(most) + " combinations: sweep fewer values, or a part at a time");
     for (const auto& [settings, partial] : rows)
       for (const auto& value : values_of(axis, partial)) {
         auto extended = Combination{settings, partial};
@@ -96,18 +100,27 @@ std::vector<Combination> combinations(const Scenario& scenario, const std::vecto
   return rows;
 }
 
+/// The first rule that the scenario breaks. A run that does not pass through the argument parser (`given`) may break
+/// its rules; then so may the rows.
+const Rule* broken_rule(const Scenario& scenario, const Scenario& given) {
+  for (const auto& rule : all_rules())
+    if (rule.severity == Severity::violation && applies(rule, scenario) &&
+        !(rule.speaker == Speaker::arguments && applies(rule, given)))
+      return &rule;
+  return nullptr;
+}
+
 Row row_of(const Combination& combination, const Scenario& given, const Sweep& sweep, const Options& options) {
   const auto& [settings, changed] = combination;
   Row row;
   row.settings = settings;
   try {
-    for (const auto& rule : all_rules())
-      if (rule.severity == Severity::violation && applies(rule, changed) && !applies(rule, given)) {
-        row.legal = false;
-        row.rule = rule.id;
-        row.reason = finding(rule, changed).message;
-        return row;
-      }
+    if (const Rule* rule = broken_rule(changed, given)) {
+      row.legal = false;
+      row.rule = rule->id;
+      row.reason = finding(*rule, changed).message;
+      return row;
+    }
     scenario::check(changed);
     row.prediction = options.predict(changed);
     if (sweep.baseline && sweep.baseline->step_ns > 0)
@@ -126,7 +139,8 @@ Sweep sweep(const scenario::Scenario& scenario, const std::vector<Axis>& axes, c
   Sweep result;
   const auto rows = combinations(scenario, axes, result.notes);
   try {
-    result.baseline = options.predict(scenario);
+    scenario::check(scenario);
+    if (broken_rule(scenario, scenario) == nullptr) result.baseline = options.predict(scenario);
   } catch (const UsageError&) {
     // Rows stand for themselves; `relative` stays 0.
   }

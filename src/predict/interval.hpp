@@ -1,11 +1,12 @@
-// How far a prediction can be off, and how weak its weakest number is.
+// How far a prediction can be off, and where its times come from.
 #pragma once
 
 #include "pipewright/predict.hpp"
 
 namespace pipewright::predict {
 
-/// Fills interval, origin and time_sources from the kernels that the busiest rank's time is made of.
+/// Fills interval, origins and time_sources from the kernels that the busiest rank's time is made of, and says in the
+/// notes where the step hangs on what was not measured.
 void judge(Prediction& prediction, const scenario::Scenario& scenario, const Run& run,
            const profile::Profiles& profiles);
 

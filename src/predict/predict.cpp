@@ -10,6 +10,7 @@
 
 #include "device.hpp"
 #include "interval.hpp"
+#include "pipewright/effects.hpp"
 
 namespace pipewright::predict {
 namespace {
@@ -43,6 +44,13 @@ void set_throughput(Prediction& result, const scenario::Scenario& scenario) {
   result.tflops_per_gpu = model::step_flop(scenario) / gpus / seconds / 1e12;
   const auto tokens = static_cast<double>(scenario.settings.global_batch_size * scenario.model.seq_length);
   result.tokens_per_s_per_gpu = tokens / gpus / seconds;
+}
+
+/// Dense bf16 TFLOP/s of a part, NVIDIA's data sheets (without sparsity); none: unknown.
+std::optional<double> peak_tflops(const profile::Profiles& profiles) {
+  for (const auto& profile : profiles.all())
+    if (const auto* sheet = profile::find_data_sheet(profile.device.name)) return sheet->bf16_tflops.value;
+  return {};
 }
 
 void set_limits(Prediction& result, const scenario::Scenario& scenario, const profile::Profiles& profiles) {
@@ -150,14 +158,59 @@ void note_host(Prediction& result, const scenario::Scenario& scenario, const pro
                            " waits for its host " + percent(slowest->account.host) + " % of the step");
 }
 
+/// Every pass of a microbatch through a layer is simulated kernel by kernel and tensor by tensor, some 0.3 ms each; the
+/// largest published runs have a tenth of this limit.
+void require_affordable(const scenario::Scenario& scenario) {
+  constexpr std::int64_t most = 200'000;
+  const std::int64_t layers = scenario.model.num_layers + scenario.model.mtp_num_layers.value_or(0);
+  const std::int64_t microbatches = scenario::num_microbatches(scenario);
+  if (microbatches <= most / layers) return;
+  throw UsageError(scenario::position(scenario, "settings.global_batch_size"), "settings.global_batch_size",
+                   "too large to simulate: " + std::to_string(microbatches) + " microbatches of " +
+                       std::to_string(layers) + " layers, the limit is " + std::to_string(most) +
+                       " passes through a layer; simulate fewer microbatches, every further one adds the same time");
+}
+
+// A node's GPUs hold consecutive ranks: those of one pipeline stage before those of the next.
+void note_pinned(Prediction& result, const scenario::Scenario& scenario) {
+  Bytes most;
+  for (const auto& rank : result.ranks) most = std::max(most, rank.walk.pinned);
+  if (most.value == 0) return;
+  const auto gpus = std::min(scenario.cluster.gpus_per_node, scenario.cluster.num_gpus);
+  const auto of_stage = std::max<std::int64_t>(
+      1, scenario.cluster.num_gpus / std::max<std::int64_t>(1, scenario.settings.pipeline_model_parallel_size));
+  Bytes node, fullest;
+  for (std::int64_t gpu = 0; gpu < scenario.cluster.num_gpus; ++gpu) {
+    if (gpu % gpus == 0) node = Bytes();
+    node += result
+                .ranks[static_cast<std::size_t>(
+                    std::min<std::int64_t>(gpu / of_stage, static_cast<std::int64_t>(result.ranks.size()) - 1))]
+                .walk.pinned;
+    fullest = std::max(fullest, node);
+  }
+  result.notes.push_back("offload needs " + format_bytes(fullest) + " of pinned host memory on a node of " +
+                         std::to_string(gpus) + " GPUs (" + format_bytes(most) + " for the busiest GPU)");
+}
+
 }  // namespace
 
 profile::Profiles profiles_of(const scenario::Scenario& scenario, const std::vector<std::string>& overrides) {
   std::vector<profile::Profile> list;
   for (const std::string& name : overrides) list.push_back(profile::load(name, {"--profile", 0}));
   if (list.empty()) list.push_back(profile::load(scenario.cluster.profile, scenario.origin));
-  for (const auto& [name, value] : scenario.cluster.overrides)
+  for (const auto& [name, value] : scenario.cluster.overrides) {
+    std::vector<std::string> known;
+    for (const auto& one : list)
+      for (const auto& [scalar, unused] : one.scalars) known.push_back(scalar);
+    if (std::find(known.begin(), known.end(), name) == known.end())
+      throw UsageError(scenario::position(scenario, "cluster.overrides"), "cluster.overrides." + name,
+                       "the profile has no such number (`pipewright profile show` lists them)", {},
+                       nearest_name(name, known));
+    if (!(value >= 0))
+      throw UsageError(scenario::position(scenario, "cluster.overrides"), "cluster.overrides." + name,
+                       "must be at least 0");
     list.front().scalars[name] = {value, 0, profile::Origin::derived, "cluster.overrides of the scenario"};
+  }
   return profile::Profiles(std::move(list));
 }
 
@@ -167,6 +220,8 @@ void name_gpu(scenario::Scenario& scenario, const profile::Device& gpu) {
 
 Prediction predict(const scenario::Scenario& scenario, const profile::Profiles& profiles, Run* run_out) {
   scenario::check(scenario);
+  require_affordable(scenario);
+  scenario::refuse_unmodelled(scenario);
   Run run;
   run.stages = model::build(scenario, profiles.device());
   run.program = schedule::build(schedule::config_of(scenario, true));
@@ -179,6 +234,7 @@ Prediction predict(const scenario::Scenario& scenario, const profile::Profiles& 
   result.forward_backward_ns = run.timeline.forward_backward;
   result.optimizer_ns = run.timeline.optimizer;
   set_throughput(result, scenario);
+  if (const auto peak = peak_tflops(profiles)) result.mfu = result.tflops_per_gpu / *peak;
   result.last_rank = run.timeline.last_rank;
   result.boundaries = run.timeline.boundaries;
   result.critical_path = run.timeline.critical_path;
@@ -201,6 +257,7 @@ Prediction predict(const scenario::Scenario& scenario, const profile::Profiles& 
     result.notes.push_back(
         "copies of activation offload run at the speed of one GPU alone: the profile lacks contention.gpus_N.copy_d2h "
         "(capture --links), and GPUs of a host slow each other");
+  note_pinned(result, scenario);
   judge(result, scenario, run, profiles);
   if (run_out) *run_out = std::move(run);
   return result;

@@ -176,7 +176,8 @@ double Clocks::busy_watts() const {
 }
 
 double ClockLaw::lockstep(std::int64_t gpus) const {
-  if (gpus < 2 || fluctuation <= 0) return 1;
+  const double spread = std::hypot(fluctuation, chips);
+  if (gpus < 2 || spread <= 0) return 1;
   // Integral of x n phi(x) Phi(x)^(n-1): the expected maximum.
   constexpr double reach = 8, step = 0.01;
   const auto n = static_cast<double>(gpus);
@@ -185,7 +186,7 @@ double ClockLaw::lockstep(std::int64_t gpus) const {
     const double density = std::exp(-x * x / 2) / std::sqrt(2 * std::numbers::pi);
     largest += x * n * density * std::pow(std::erfc(-x / std::numbers::sqrt2) / 2, n - 1) * step;
   }
-  return 1 + fluctuation * largest;
+  return 1 + spread * largest;
 }
 
 ClockLaw ClockLaw::among(std::int64_t gpus) const {
@@ -317,7 +318,10 @@ std::optional<ClockLaw> Profiles::clock_law(const std::string& precision) const 
     const ClockRow& full = layer.rows.back();
     const double slowest = layer.matrix_share * full.matrix + layer.attention_share * full.attention +
                            layer.memory_share * full.memory - 1;
-    if (slowest > 0) law.fluctuation = find_scalar("clocks.fluctuation").value_or(0) / slowest;
+    if (slowest > 0) {
+      law.fluctuation = find_scalar("clocks.fluctuation").value_or(0) / slowest;
+      law.chips = find_scalar("clocks.chips").value_or(0) / slowest;
+    }
   }
   return law;
 }

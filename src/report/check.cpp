@@ -19,7 +19,7 @@ std::string check_text(const std::vector<plan::Finding>& findings) {
   return out;
 }
 
-std::string check_json(const std::vector<plan::Finding>& findings) {
+std::string check_json(const std::vector<plan::Finding>& findings, const Stamp* stamp) {
   Json list = Json::array();
   for (const auto& f : findings) {
     list.push_back({{"rule", f.rule},
@@ -29,7 +29,7 @@ std::string check_json(const std::vector<plan::Finding>& findings) {
                     {"fix", f.fix},
                     {"source", f.source}});
   }
-  return dumped({{"findings", list}});
+  return dumped({{"findings", list}}, stamp);
 }
 
 }  // namespace pipewright::report

@@ -171,7 +171,7 @@ std::string explain_peak_text(const predict::Prediction& p, int rank) {
          fragmentation_text(r);
 }
 
-std::string explain_peak_json(const predict::Prediction& p, int rank) {
+std::string explain_peak_json(const predict::Prediction& p, int rank, const Stamp* stamp) {
   const auto& r = rank_of(p, rank);
   Json owners = Json::array();
   for (const auto& [owner, bytes] : r.walk.peak_owners) owners.push_back({{"owner", owner}, {"bytes", bytes.value}});
@@ -183,7 +183,7 @@ std::string explain_peak_json(const predict::Prediction& p, int rank) {
                {"outside_allocator_bytes", r.outside_allocator.value},
                {"peak_owners", owners}};
   if (r.pressure) json["pressure"] = pressure_json(p, r);
-  return dumped(json);
+  return dumped(json, stamp);
 }
 
 std::string explain_op_text(const predict::Run& run, int rank, const std::string& name) {
@@ -202,7 +202,7 @@ std::string explain_op_text(const predict::Run& run, int rank, const std::string
   return out + "\n" + table.text();
 }
 
-std::string explain_op_json(const predict::Run& run, int rank, const std::string& name) {
+std::string explain_op_json(const predict::Run& run, int rank, const std::string& name, const Stamp* stamp) {
   const Op op = explained(run, rank, name);
   Json waits = Json::array(), kernels = Json::array();
   for (const auto& wait : op.waits) {
@@ -220,7 +220,8 @@ std::string explain_op_json(const predict::Run& run, int rank, const std::string
                  {"end_ms", ns_to_ms(op.end)},
                  {"busy_ms", ns_to_ms(op.busy)},
                  {"waited", waits},
-                 {"kernels", kernels}});
+                 {"kernels", kernels}},
+                stamp);
 }
 
 }  // namespace pipewright::report

@@ -63,6 +63,16 @@ const predict::RankPrediction& tightest_rank(const predict::Prediction& predicti
                            [&](const auto& a, const auto& b) { return spare(prediction, a) < spare(prediction, b); });
 }
 
+std::string interval(const predict::Prediction& p) {
+  if (p.ignored.empty()) return fmt::format("90 % interval {} to {}", ms(p.interval_low_ns), ms(p.interval_high_ns));
+  return fmt::format("no interval: {} not modelled", fmt::join(p.ignored, ", "));
+}
+
+std::string throughput(const predict::Prediction& p) {
+  const std::string mfu = p.mfu ? fmt::format(", MFU {:.1f} %", 100 * *p.mfu) : "";
+  return fmt::format("{:.1f} TFLOP/s/GPU{}", p.tflops_per_gpu, mfu);
+}
+
 std::string verdict(const predict::Prediction& prediction) {
   const auto& rank = tightest_rank(prediction);
   const Bytes left = spare(prediction, rank);

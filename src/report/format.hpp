@@ -29,6 +29,11 @@ Bytes spare(const predict::Prediction& prediction, const predict::RankPrediction
 /// The rank with the least to spare.
 const predict::RankPrediction& tightest_rank(const predict::Prediction& prediction);
 
+/// "90 % interval 427.1 to 441.9" or why there is none.
+std::string interval(const predict::Prediction& prediction);
+/// "709.1 TFLOP/s/GPU, MFU 71.7 %"
+std::string throughput(const predict::Prediction& prediction);
+
 /// "fits: 4.13 GiB to spare on rank 0 ..." or "does not fit: ...".
 std::string verdict(const predict::Prediction& prediction);
 

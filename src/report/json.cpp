@@ -92,13 +92,21 @@ Json prediction_json(const predict::Prediction& p) {
     notes.push_back(fmt::format("what would shorten the step: {}, {} ms (on the critical path {} ms)", lever.what,
                                 ms(lever.gain_ns), ms(lever.on_path_ns)));
   return {{"scenario", p.scenario},
-          {"profile", {{"name", p.profile}, {"origin", p.origin}}},
+          {"profile", {{"name", p.profile}, {"origin", p.origins.weakest()}}},
+          {"origins",
+           {{"measured", rounded(p.origins.measured, 4)},
+            {"interpolated", rounded(p.origins.interpolated, 4)},
+            {"derived", rounded(p.origins.derived, 4)},
+            {"public", rounded(p.origins.published, 4)}}},
           {"software", {{"megatron_core", p.megatron_core}}},
           {"forward_backward_ms", ns_to_ms(p.forward_backward_ns)},
           {"optimizer_ms", ns_to_ms(p.optimizer_ns)},
           {"step_time_ms", ns_to_ms(p.step_ns)},
-          {"interval_ms", {ns_to_ms(p.interval_low_ns), ns_to_ms(p.interval_high_ns)}},
+          {"interval_ms",
+           p.ignored.empty() ? Json{ns_to_ms(p.interval_low_ns), ns_to_ms(p.interval_high_ns)} : Json(nullptr)},
+          {"ignored", p.ignored},
           {"tflops_per_gpu", rounded(p.tflops_per_gpu, 3)},
+          {"mfu", p.mfu ? Json(rounded(*p.mfu, 4)) : Json(nullptr)},
           {"tokens_per_s_per_gpu", rounded(p.tokens_per_s_per_gpu, 3)},
           {"exposed_ms", exposed_json(last)},
           {"bubble_ms", ns_to_ms(last.bubble)},
@@ -111,6 +119,8 @@ Json prediction_json(const predict::Prediction& p) {
           {"notes", notes}};
 }
 
-std::string simulate_json(const predict::Prediction& prediction) { return dumped(prediction_json(prediction)); }
+std::string simulate_json(const predict::Prediction& prediction, const Stamp* stamp) {
+  return dumped(prediction_json(prediction), stamp);
+}
 
 }  // namespace pipewright::report

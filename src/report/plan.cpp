@@ -28,10 +28,7 @@ constexpr std::array<Form, 4> forms = {{
 
 Json flags_json(const scenario::Scenario& scenario) {
   Json variables = Json::object();
-  for (const auto& word : emit::words(emit::environment(scenario))) {
-    const auto equals = word.find('=');
-    variables[word.substr(0, equals)] = equals == std::string::npos ? "" : word.substr(equals + 1);
-  }
+  for (const auto& [name, value] : emit::variables(scenario)) variables[name] = value;
   return {{"megatron", emit::words(emit::megatron(scenario))},
           {"bridge", emit::words(emit::bridge(scenario))},
           {"harness", emit::words(emit::harness(scenario))},
@@ -237,9 +234,9 @@ std::string plan_text(const plan::Plan& plan, const std::vector<std::string>& em
   if (plan.best) {
     const auto& p = plan.best->prediction;
     out += fmt::format("best: {}{}\n", plan.best->given ? "as given: " : "", plan.best->label);
-    out += fmt::format("step {} ms (90 % interval {} to {}), {:.1f} TFLOP/s/GPU\n{}\n", ms(p.step_ns),
-                       ms(p.interval_low_ns), ms(p.interval_high_ns), p.tflops_per_gpu, verdict(p));
-    out += fmt::format("profile {} ({}), Megatron Core {}\n", p.profile, p.origin, p.megatron_core);
+    out += wrapped(fmt::format("step {} ms ({}), {}", ms(p.step_ns), interval(p), throughput(p))) + "\n" + verdict(p) +
+           "\n";
+    out += fmt::format("profile {} ({}), Megatron Core {}\n", p.profile, p.origins.text(), p.megatron_core);
   } else {
     const bool proved = plan.closest && plan.closest->proved;
     out += !plan.closest               ? "nothing is legal\n"
@@ -266,7 +263,7 @@ std::string plan_text(const plan::Plan& plan, const std::vector<std::string>& em
   return out;
 }
 
-std::string plan_json(const plan::Plan& plan) {
+std::string plan_json(const plan::Plan& plan, const Stamp* stamp) {
   Json alternatives = Json::array(), pareto = Json::array(), rejected = Json::array();
   for (const auto& candidate : plan.alternatives) alternatives.push_back(candidate_json(candidate));
   for (const auto& point : plan.pareto) {
@@ -334,7 +331,8 @@ std::string plan_json(const plan::Plan& plan) {
                    {"proved_optimal", s.proved_optimal}}},
                  {"closest", closest},
                  {"fewest_gpus", plan.fewest_gpus ? Json(*plan.fewest_gpus) : Json()},
-                 {"rejected", rejected}});
+                 {"rejected", rejected}},
+                stamp);
 }
 
 }  // namespace pipewright::report

@@ -22,7 +22,7 @@ std::string schedule_text(const schedule::Program& program, bool hooks, bool fre
   return out;
 }
 
-std::string schedule_json(const schedule::Program& program, bool hooks, bool frees) {
+std::string schedule_json(const schedule::Program& program, bool hooks, bool frees, const Stamp* stamp) {
   const auto& config = program.config;
   Json warmup = Json::array(), ranks = Json::array();
   for (const auto& rank : program.ranks) {
@@ -38,6 +38,10 @@ std::string schedule_json(const schedule::Program& program, bool hooks, bool fre
   json["ranks"] = ranks;
   // One rank a line: readable, and diffs stay small.
   std::string out = "{";
+  if (stamp != nullptr) {
+    const Json head = stamped(Json::object(), *stamp);
+    for (const auto& [key, value] : head.items()) out += fmt::format("\"{}\": {}, ", key, value.dump());
+  }
   for (const char* key : {"p", "v", "m", "N", "warmup"}) out += fmt::format("\"{}\": {}, ", key, json[key].dump());
   out += "\"ranks\": [";
   for (std::size_t r = 0; r < ranks.size(); ++r) out += (r == 0 ? "\n" : ",\n") + ranks[r].dump();

@@ -14,14 +14,10 @@ namespace pipewright::report {
 namespace {
 
 std::string headline(const predict::Prediction& p) {
-  return fmt::format(
-      "{}\n"
-      "step {} ms (90 % interval {} to {}): forward-backward {}, optimizer {}\n"
-      "{:.1f} TFLOP/s/GPU, {:.1f} tokens/s/GPU\n"
-      "{}\n"
-      "profile {} ({}), Megatron Core {}\n",
-      p.scenario, ms(p.step_ns), ms(p.interval_low_ns), ms(p.interval_high_ns), ms(p.forward_backward_ns),
-      ms(p.optimizer_ns), p.tflops_per_gpu, p.tokens_per_s_per_gpu, verdict(p), p.profile, p.origin, p.megatron_core);
+  return fmt::format("{}\n{}\n{}, {:.1f} tokens/s/GPU\n{}\nprofile {} ({}), Megatron Core {}\n", p.scenario,
+                     wrapped(fmt::format("step {} ms ({}): forward-backward {}, optimizer {}", ms(p.step_ns),
+                                         interval(p), ms(p.forward_backward_ns), ms(p.optimizer_ns))),
+                     throughput(p), p.tokens_per_s_per_gpu, verdict(p), p.profile, p.origins.text(), p.megatron_core);
 }
 
 /// Shares of the step of the rank that finishes last, without what is too small to show.

@@ -74,7 +74,7 @@ std::string sweep_text(const plan::Sweep& sweep) {
   return out;
 }
 
-std::string sweep_json(const plan::Sweep& sweep) {
+std::string sweep_json(const plan::Sweep& sweep, const Stamp* stamp) {
   Json rows = Json::array();
   for (const auto& row : sweep.rows) {
     Json json = {{"settings", settings_json(row.settings)}, {"legal", row.legal}, {"reason", reason(row)}};
@@ -94,7 +94,7 @@ std::string sweep_json(const plan::Sweep& sweep) {
     }
     rows.push_back(std::move(json));
   }
-  return dumped({{"rows", rows}, {"notes", sweep.notes}});
+  return dumped({{"rows", rows}, {"notes", sweep.notes}}, stamp);
 }
 
 std::string sweep_csv(const plan::Sweep& sweep) {

@@ -86,7 +86,7 @@ class Writer {
     fmt::format_to(std::back_inserter(sink_.text()),
                    "{{\"displayTimeUnit\":\"ms\",\"otherData\":{{\"scenario\":{},\"profile\":{},\"kernels\":{}}},\n"
                    "\"traceEvents\":[\n",
-                   quoted(prediction_.scenario), quoted(prediction_.profile + " (" + prediction_.origin + ")"),
+                   quoted(prediction_.scenario), quoted(prediction_.profile + " (" + prediction_.origins.text() + ")"),
                    quoted(kernels));
     for (int rank = 0; rank < run_.timeline.graph.ranks; ++rank) {
       names(rank);
@@ -206,12 +206,8 @@ class Writer {
 
 }  // namespace
 
-std::string trace(const predict::Prediction& prediction, const predict::Run& run) {
-  return Writer(prediction, run, false).text();
-}
-
-void write_trace(const std::string& path, const predict::Prediction& prediction, const predict::Run& run) {
-  write_file(path, Writer(prediction, run, path.ends_with(".gz")).text());
+std::string trace(const predict::Prediction& prediction, const predict::Run& run, bool packed) {
+  return Writer(prediction, run, packed).text();
 }
 
 }  // namespace pipewright::report

@@ -1,6 +1,7 @@
 // `validate`: measured runs beside their predictions.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "format.hpp"
@@ -29,27 +30,69 @@ std::string traces_text(const Validation& v) {
   return "\nagainst traces (traced figures scaled by the untraced over the traced step)\n" + table.text();
 }
 
+std::string group_text(const char* name, const Group& group) {
+  if (group.runs == 0) return "";
+  std::string out = fmt::format(
+      "{}: {} runs, mean |error| {:.1f} %, largest {:.1f} %, bias {:+.1f} %; {:.0f} % inside their interval (median "
+      "half width {:.1f} %)",
+      name, group.runs, 100 * group.time.mean_abs, 100 * group.time.max_abs, 100 * group.time.bias,
+      100 * group.in_interval, 100 * group.half_width);
+  if (group.tau_of_tflops)
+    out += fmt::format("; order of TFLOP/s over configurations (Kendall's tau) {:.2f}", *group.tau_of_tflops);
+  return out + "\n";
+}
+
+Json group_json(const Group& group) {
+  Json out = {{"runs", group.runs},
+              {"mean_abs_error", rounded(group.time.mean_abs, 6)},
+              {"max_abs_error", rounded(group.time.max_abs, 6)},
+              {"bias", rounded(group.time.bias, 6)},
+              {"in_interval", rounded(group.in_interval, 6)},
+              {"median_half_width", rounded(group.half_width, 6)}};
+  out["tau_of_tflops"] = group.tau_of_tflops ? Json(rounded(*group.tau_of_tflops, 6)) : Json(nullptr);
+  return out;
+}
+
 }  // namespace
 
 std::string validate_text(const Validation& v, bool traces) {
-  Table table({"run", "measured ms", "predicted ms", "90 % interval", "error", "peak error, by rank"});
+  // Where whole steps were measured the use of the GPUs can be compared, too.
+  const bool published =
+      std::any_of(v.cases.begin(), v.cases.end(), [](const Case& c) { return !!measured_tflops(c); });
+  std::vector<std::string> header{"run", "measured ms", "predicted ms", "90 % interval", "error"};
+  if (published) header.insert(header.end(), {"TFLOP/s", "predicted", "fits"});
+  header.emplace_back("peak error, by rank");
+  Table table(header);
   for (const auto& c : v.cases) {
     std::string peaks;
     for (const auto& rank : rank_errors(c)) {
       if (!peaks.empty()) peaks += " ";
       peaks += fmt::format("{:+.1f}", 100 * rank.error());
     }
-    table.add({c.scenario.name, fmt::format("{:.2f}", measured_ms(c)), fmt::format("{:.2f}", predicted_ms(c)),
-               fmt::format("{:.1f} to {:.1f}", low_ms(c), high_ms(c)), percent(time_error(c)), peaks + " %"});
+    std::vector<std::string> row{
+        c.scenario.name, fmt::format("{:.2f}", measured_ms(c)), fmt::format("{:.2f}", predicted_ms(c)),
+        c.prediction.ignored.empty() ? fmt::format("{:.1f} to {:.1f}", low_ms(c), high_ms(c)) : "none",
+        percent(time_error(c))};
+    if (published) {
+      const auto tflops = measured_tflops(c);
+      row.push_back(tflops ? fmt::format("{:.0f}", *tflops) : "");
+      row.push_back(fmt::format("{:.0f}", c.prediction.tflops_per_gpu));
+      row.emplace_back(c.prediction.fits ? "yes" : "no");
+    }
+    row.push_back(peaks.empty() ? "" : peaks + " %");
+    table.add(row);
   }
-  const Errors time = v.time(), memory = v.memory();
+  const Group all = v.all();
+  const Errors time = all.time, memory = v.memory();
   std::string out =
       fmt::format("{} prediction of forward-backward time and peak allocated memory\n{}", v.mode, table.text());
+  if (published) out += "Where no forward-backward time was measured the whole step is compared.\n";
   out += fmt::format(
       "time: mean |error| {:.1f} %, largest {:.1f} %, bias {:+.1f} %; order of comparable runs (Kendall's "
       "tau) {:.2f}; {:.0f} % inside their interval (median half width {:.1f} %)\n",
-      100 * time.mean_abs, 100 * time.max_abs, 100 * time.bias, v.kendall_tau(), 100 * v.in_interval(),
-      100 * v.half_width());
+      100 * time.mean_abs, 100 * time.max_abs, 100 * time.bias, v.kendall_tau(), 100 * all.in_interval,
+      100 * all.half_width);
+  if (published) out += group_text("dense models", v.dense()) + group_text("mixtures of experts", v.mixtures());
   out += fmt::format("memory: mean |error| {:.1f} %, largest {:.1f} %, bias {:+.1f} %\n", 100 * memory.mean_abs,
                      100 * memory.max_abs, 100 * memory.bias);
   for (const auto& choice : v.choices()) {
@@ -64,29 +107,61 @@ std::string validate_text(const Validation& v, bool traces) {
   return out;
 }
 
-std::string validate_json(const Validation& v) {
+std::string validate_markdown(const Validation& v) {
+  std::string out;
+  const auto table = [&](const char* title, const Group& group, bool mixtures) {
+    if (group.runs == 0) return;
+    out += fmt::format("**{}**\n\n", title);
+    out += "| run | GPUs | measured ms | predicted ms | error | 90 % interval | TFLOP/s | predicted | fits |\n";
+    out += "|---|---|---|---|---|---|---|---|---|\n";
+    for (const auto& c : v.cases) {
+      if (is_mixture(c) != mixtures) continue;
+      const auto tflops = measured_tflops(c);
+      out += fmt::format("| `{}` | {} | {:.0f} | {:.0f} | {} | {:.0f} to {:.0f} | {} | {:.0f} | {} |\n",
+                         c.scenario.name, c.scenario.cluster.num_gpus, measured_ms(c), predicted_ms(c),
+                         percent(time_error(c)), low_ms(c), high_ms(c), tflops ? fmt::format("{:.0f}", *tflops) : "",
+                         c.prediction.tflops_per_gpu, c.prediction.fits ? "yes" : "no");
+    }
+    out += "\n" + group_text(title, group) + "\n";
+  };
+  table("Dense models", v.dense(), false);
+  table("Mixtures of experts", v.mixtures(), true);
+  for (const auto& [name, reason] : v.refused) out += fmt::format("- refused `{}`: {}\n", name, reason);
+  return out;
+}
+
+std::string validate_json(const Validation& v, const Stamp* stamp) {
   Json cases = Json::array(), refused = Json::array();
   for (const auto& c : v.cases) {
     Json ranks = Json::array();
     for (const auto& rank : rank_errors(c)) {
-      ranks.push_back({{"rank", rank.measured->rank},
-                       {"pp_rank", rank.measured->pp_rank},
-                       {"measured_peak_bytes", rank.measured->peak_allocated_bytes.value},
-                       {"predicted_peak_bytes", rank.predicted->walk.peak_allocated.value},
-                       {"error", rounded(rank.error(), 6)},
-                       {"measured_reserved_bytes", rank.measured->peak_reserved_bytes.value},
-                       {"predicted_reserved_bytes", rank.predicted->walk.peak_reserved.value}});
+      ranks.push_back({{"rank", rank.rank},
+                       {"pp_rank", rank.pp_rank},
+                       {"measured_peak_bytes", rank.measured_peak.value},
+                       {"predicted_peak_bytes", rank.predicted_peak.value},
+                       {"error", rounded(rank.error(), 6)}});
+      auto& row = ranks.back();
+      row["measured_reserved_bytes"] = rank.measured_reserved ? Json(rank.measured_reserved->value) : Json(nullptr);
+      row["predicted_reserved_bytes"] = rank.predicted_reserved.value;
     }
     cases.push_back({{"name", c.scenario.name},
                      {"measured_ms", measured_ms(c)},
                      {"predicted_ms", predicted_ms(c)},
-                     {"interval_ms", {low_ms(c), high_ms(c)}},
+                     {"interval_ms", c.prediction.ignored.empty() ? Json{low_ms(c), high_ms(c)} : Json(nullptr)},
                      {"error", rounded(time_error(c), 6)},
                      {"ranks", ranks}});
+    if (c.scenario.measured->step_alone()) cases.back()["compared"] = "step";
+    if (const auto tflops = measured_tflops(c)) {
+      cases.back()["measured_tflops_per_gpu"] = rounded(*tflops, 3);
+      cases.back()["predicted_tflops_per_gpu"] = rounded(c.prediction.tflops_per_gpu, 3);
+      cases.back()["fits"] = c.prediction.fits;
+      cases.back()["source"] = c.scenario.measured->source;
+    }
     if (!c.calibrated_by.empty()) cases.back()["calibrated_by"] = c.calibrated_by;
   }
   for (const auto& [name, reason] : v.refused) refused.push_back({{"name", name}, {"reason", reason}});
-  const Errors time = v.time(), memory = v.memory();
+  const Group all = v.all();
+  const Errors time = all.time, memory = v.memory();
   return dumped({{"mode", v.mode},
                  {"cases", cases},
                  {"refused", refused},
@@ -95,11 +170,14 @@ std::string validate_json(const Validation& v) {
                    {"max_abs_error", rounded(time.max_abs, 6)},
                    {"bias", rounded(time.bias, 6)},
                    {"kendall_tau", rounded(v.kendall_tau(), 6)},
-                   {"in_interval", rounded(v.in_interval(), 6)}}},
+                   {"in_interval", rounded(all.in_interval, 6)}}},
+                 {"dense", group_json(v.dense())},
+                 {"mixtures", group_json(v.mixtures())},
                  {"memory",
                   {{"mean_abs_error", rounded(memory.mean_abs, 6)},
                    {"max_abs_error", rounded(memory.max_abs, 6)},
-                   {"bias", rounded(memory.bias, 6)}}}});
+                   {"bias", rounded(memory.bias, 6)}}}},
+                stamp);
 }
 
 }  // namespace pipewright::report

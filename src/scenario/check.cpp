@@ -18,6 +18,8 @@ class Checker {
 
   void all() const {
     required();
+    sizes();
+    machine();
     parallelism();
     batch();
     shapes();
@@ -38,6 +40,43 @@ class Checker {
       const std::string key = fmt::format("{}.{}", section, name);
       require(text(*find(section, name), s_) != "0", key, add);
     }
+  }
+
+  /// Sizes that no machine has would leave 64 bits somewhere in bytes, operations or nanoseconds. Rough upper estimates
+  /// of the whole model, as floating-point numbers, stay some powers of two below that.
+  void sizes() const {
+    const auto at_most = [this](double found, double limit, const std::string& key, const char* what) {
+      require(found <= limit, key, fmt::format("too large: {:.1e} {}, the limit is {:.0e}", found, what, limit));
+    };
+    const auto number = [](auto value) { return static_cast<double>(value); };
+    const double h = number(m_.hidden_size), heads = number(m_.num_attention_heads), s = number(m_.seq_length);
+    const double layers = number(m_.num_layers + m_.mtp_num_layers.value_or(0)), vocabulary = number(m_.vocab_size);
+    const double head = m_.multi_latent_attention
+                            ? number(m_.qk_head_dim) + number(m_.qk_pos_emb_head_dim) + number(m_.v_head_dim)
+                            : number(kv_channels(s_));
+    const double ranks = number(m_.q_lora_rank.value_or(0)) + number(m_.kv_lora_rank);
+    const double attention = heads * head + number(num_query_groups(s_)) * head;
+    const double experts = number(m_.num_moe_experts.value_or(0)),
+                 expert = experts > 0 ? number(moe_ffn_hidden_size(s_)) : 0;
+    const double shared = number(m_.moe_shared_expert_intermediate_size.value_or(0)), ffn = number(ffn_hidden_size(s_));
+    const double chosen = experts > 0 ? number(m_.moe_router_topk) : 0;
+
+    // Weights of a layer: attention's four matrices, three of each MLP; all of them in one buffer of 4 B gradients.
+    const double weights = layers * (2 * h * attention + (m_.multi_latent_attention ? ranks * (h + heads * head) : 0) +
+                                     3 * h * (ffn + experts * expert + shared) + experts * h) +
+                           2 * vocabulary * h;
+    at_most(weights, 7e13, "model.hidden_size", "parameters");  // x 4 B: 2^48
+    // What a layer keeps for a token: twenty tensors of hidden size and three of each width are more than all.
+    const double width = 20 * (h + attention + ranks) + 3 * (ffn + shared + chosen * (h + expert));
+    const double tokens = s * number(c_.micro_batch_size);
+    at_most(4 * tokens * width, 1e14, "model.seq_length", "bytes of a layer's activations in one microbatch");
+    at_most(4 * tokens * vocabulary, 1e14, "model.vocab_size", "bytes of logits");
+    const bool scores = c_.attention_backend == "unfused" || c_.attention_backend == "local";
+    at_most(6 * tokens * s * heads, scores ? 1e14 : 1e17, "model.seq_length", "bytes of attention scores");
+    at_most(4 * layers * (tokens * width + 8 * weights / layers), 2e17, "model.num_layers", "bytes in all layers");
+    const double batch = s * number(c_.global_batch_size);
+    at_most(6 * batch * (weights + layers * 2 * s * heads * head), 1e24, "settings.global_batch_size",
+            "floating-point operations a step");
   }
 
   void parallelism() const {
@@ -61,6 +100,19 @@ class Checker {
     require(
         dp % shard == 0, "settings.num_distributed_optimizer_instances",
         fmt::format("Data parallel size should be divisible by partial DistOpt shard factor ({} by {})", dp, shard));
+  }
+
+  void machine() const {
+    const auto& network = s_.cluster.network;
+    require(
+        network.oversubscription.size() <= network.levels.size(), "cluster.network.oversubscription",
+        fmt::format("has {} values for {} levels of switches", network.oversubscription.size(), network.levels.size()));
+    for (std::size_t i = 0; i < network.levels.size(); ++i) {
+      const Int below = i == 0 ? nvlink_domain(s_) : network.levels[i - 1];
+      require(network.levels[i] % below == 0, "cluster.network.levels",
+              fmt::format("{} GPUs below a switch are not a multiple of the {} of the level below", network.levels[i],
+                          below));
+    }
   }
 
   void batch() const {

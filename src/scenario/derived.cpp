@@ -5,6 +5,8 @@
 #include "pipewright/modules.hpp"
 
 namespace pipewright::scenario {
+Int nvlink_domain(const Scenario& s) { return s.cluster.nvlink_domain.value_or(s.cluster.gpus_per_node); }
+
 Int model_parallel_size(const Scenario& s) {
   return s.settings.tensor_model_parallel_size * s.settings.pipeline_model_parallel_size *
          s.settings.context_parallel_size;

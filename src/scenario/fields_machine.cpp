@@ -4,6 +4,10 @@
 namespace pipewright::scenario {
 
 #define CLUSTER(name, doc) PIPEWRIGHT_FIELD(cluster, name, doc)
+#define NETWORK(name, doc)                                                                          \
+  Field {                                                                                           \
+    "cluster", "network." #name, [](Scenario& s) -> Member { return &s.cluster.network.name; }, doc \
+  }
 #define SOFTWARE(name, doc) PIPEWRIGHT_FIELD(software, name, doc)
 #define SEARCH(name, doc) PIPEWRIGHT_FIELD(search, name, doc).in({"auto", "keep"})
 
@@ -20,6 +24,16 @@ std::vector<Field> machine_fields() {
           .between(0.1, 10),
       CLUSTER(link, "link class inside a node").in(links),
       CLUSTER(inter_node_link, "link class between nodes").in(links),
+      CLUSTER(nics_per_node, "network cards of a node; default: the link class's (one a GPU)").between(1, most_gpus),
+      CLUSTER(nic_gbits, "line rate of a network card (Gb/s); default: the link class's").between(0.1, 1e5),
+      CLUSTER(nvlink_domain, "GPUs joined by NVLink; default gpus_per_node").between(1, most_gpus),
+      NETWORK(levels, "GPUs below a switch of each height, ascending; none: one switch for all").between(1, most_gpus),
+      NETWORK(oversubscription, "by how much less a switch carries upwards than its GPUs can send, level by level")
+          .between(1, 1e4)
+          .or_scalar(),
+      NETWORK(latency_us, "of a network step, measured; default: the link class's").between(0, 1e6),
+      NETWORK(bandwidth_gbytes_per_s, "what one network card moves one way, measured; default 0.94 of its line")
+          .between(0.001, 1e5),
 
       SOFTWARE(megatron_core, "version of Megatron Core"),
       SOFTWARE(megatron_bridge, "version of Megatron Bridge"),
@@ -43,6 +57,7 @@ std::vector<Field> machine_fields() {
 }
 
 #undef CLUSTER
+#undef NETWORK
 #undef SOFTWARE
 #undef SEARCH
 

@@ -8,6 +8,8 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "value.hpp"
+
 namespace pipewright::scenario {
 namespace {
 
@@ -15,13 +17,35 @@ using Json = nlohmann::json;
 
 const Strings families = {"llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "deepseek_v3"};
 
+struct UnmodelledFamily {
+  const char* name;
+  std::vector<const char*> missing;
+};
+const std::vector<UnmodelledFamily>& unmodelled_families() {
+  static const std::vector<UnmodelledFamily> list = {
+#include "families.inc"
+  };
+  return list;
+}
+
 class Config {
  public:
-  Config(const std::string& path, const Json& json) : path_(path), json_(json) {}
+  Config(const std::string& path, const std::string& text, const Json& json) : path_(path), text_(text), json_(json) {}
 
   UsageError error(const std::string& key, const std::string& message, const Strings& allowed = {},
                    const std::string& nearest = {}) const {
-    return {{path_, 0}, key, message, allowed, nearest};
+    return {{path_, line_of(key)}, key, message, allowed, nearest};
+  }
+  /// The key's first line in the text: the parser keeps none. 0: the key is missing.
+  int line_of(const std::string& key) const {
+    const auto at = json_.contains(key) ? text_.find('"' + key + '"') : std::string::npos;
+    if (at == std::string::npos) return 0;
+    return 1 + static_cast<int>(std::count(text_.begin(), text_.begin() + static_cast<std::ptrdiff_t>(at), '\n'));
+  }
+  const Json* object(const std::string& key) const {
+    if (!has(key)) return nullptr;
+    if (!json_.at(key).is_object()) throw error(key, "expected an object, found " + json_.at(key).dump().substr(0, 60));
+    return &json_.at(key);
   }
   bool has(const std::string& key) const { return json_.contains(key) && !json_.at(key).is_null(); }
   Int integer(const std::string& key, Int least = 1, Int most = Int{1} << 30) const {
@@ -60,8 +84,37 @@ class Config {
 
  private:
   const std::string& path_;
+  const std::string& text_;
   const Json& json_;
 };
+
+/// rope_scaling says how positions beyond those of pretraining are reached: no time or memory hangs on it, but the
+/// flags that come out must train the same model. Fields of Megatron's providers and of MLATransformerConfig.
+void rope_scaling(const Config& config, const std::string& path, const std::string& text, Model& m, Strings& notes) {
+  const Json* found = config.object("rope_scaling");
+  if (found == nullptr) found = config.object("rope_parameters");
+  if (found == nullptr) return;
+  const Config rope(path, text, *found);
+  const std::string type = rope.string("rope_type", rope.string("type", "default"));
+  const auto number = [&](const char* key, const char* field) {
+    if (rope.has(key)) m.other[field] = yaml_number(rope.number(key, 1));
+  };
+  if (type == "llama3") {  // Megatron's --use-rope-scaling is Llama 3.1's, with its three other constants
+    m.other["rope_scaling"] = "true";
+    number("factor", "rope_scaling_factor");
+  } else if (type == "yarn" && m.multi_latent_attention) {
+    number("factor", "rotary_scaling_factor");
+    for (const char* name : {"beta_fast", "beta_slow", "mscale", "mscale_all_dim"}) number(name, name);
+    if (const auto length = rope.optional_integer("original_max_position_embeddings"))
+      m.other["original_max_position_embeddings"] = std::to_string(*length);
+  } else if (type == "linear") {
+    number("factor", "seq_len_interpolation_factor");
+  } else if (type != "default") {
+    notes.push_back(fmt::format(
+        "rope_scaling of type {} is not in the flags that come out: no time or memory hangs on it, add it yourself",
+        type));
+  }
+}
 
 std::string activation(const Config& config) {
   const std::map<std::string, std::string> names = {{"silu", "silu"},
@@ -148,15 +201,22 @@ void deepseek(const Config& config, Model& m) {
   m.moe_router_score_function = config.string("scoring_func", "sigmoid") == "softmax" ? "softmax" : "sigmoid";
   m.moe_router_pre_softmax = m.moe_router_score_function == "softmax";
   m.moe_router_enable_expert_bias = config.string("topk_method", "noaux_tc") == "noaux_tc";
-  m.mtp_num_layers = config.optional_integer("num_nextn_predict_layers");
+  if (const Int mtp = config.optional_integer("num_nextn_predict_layers", 0).value_or(0); mtp > 0)
+    m.mtp_num_layers = mtp;
 }
 
 }  // namespace
 
-std::string apply_hf_config(const std::string& path, Scenario& scenario) {
+std::string apply_hf_config(const std::string& given, Scenario& scenario, Strings* notes) {
+  // A model's folder as it was downloaded: what describes it is config.json.
+  std::error_code error;
+  const std::filesystem::path folder(given);
+  const std::string path = is_directory(folder, error) ? (folder / "config.json").string() : given;
+  constexpr std::size_t largest = std::size_t{4} << 20U;  // bytes; a config.json has some thousand
+  const std::string text = read_file(path, largest);
   Json json;
   try {
-    json = Json::parse(read_file(path));
+    json = Json::parse(text);
   } catch (const Json::exception& e) {
     throw UsageError({path, 0}, {}, std::string("not JSON: ") + e.what());
   }
@@ -166,9 +226,16 @@ std::string apply_hf_config(const std::string& path, Scenario& scenario) {
     const Json rope = json.at("rope_parameters");  // where transformers 5 keeps it
     if (rope.contains("rope_theta")) json["rope_theta"] = rope.at("rope_theta");
   }
-  const Config config(path, json);
+  const Config config(path, text, json);
   const std::string family = config.string("model_type", "");
   if (family.empty()) throw config.error("model_type", "missing", families);
+  for (const auto& other : unmodelled_families())
+    if (family == other.name)
+      throw config.error(
+          "model_type",
+          fmt::format("\"{}\" is not modelled; what is missing: {}", family, fmt::join(other.missing, "; ")), families);
+  for (const char* key : {"attn_logit_softcapping", "final_logit_softcapping"})
+    if (config.has(key)) throw config.error(key, "soft-capping is not modelled");
   if (std::find(families.begin(), families.end(), family) == families.end()) {
     throw config.error("model_type", fmt::format("unknown family \"{}\"", family), families,
                        nearest_name(family, families));
@@ -178,6 +245,9 @@ std::string apply_hf_config(const std::string& path, Scenario& scenario) {
   if (family == "mixtral") mixtral(config, m);
   if (family == "qwen2_moe" || family == "qwen3_moe") qwen_moe(config, m, family);
   if (family == "deepseek_v3") deepseek(config, m);
+  Strings all;
+  rope_scaling(config, path, text, m, all);
+  if (notes != nullptr) *notes = std::move(all);
   scenario.model = std::move(m);
   for (const char* name : {"num_layers", "hidden_size", "num_attention_heads", "vocab_size"}) {
     scenario.positions[std::string("model.") + name] = {path, 0};
@@ -185,12 +255,13 @@ std::string apply_hf_config(const std::string& path, Scenario& scenario) {
   return config.string("torch_dtype", config.string("dtype", ""));
 }
 
-Scenario from_hf(const std::string& path) {
+Scenario from_hf(const std::string& path, Strings* notes) {
   Scenario scenario;
-  const std::filesystem::path file(path);
-  scenario.origin = {path, 0};
+  std::filesystem::path file(path);
+  if (std::error_code error; std::filesystem::is_directory(file, error)) file /= "config.json";
+  scenario.origin = {file.string(), 0};
   scenario.name = file.has_parent_path() ? file.parent_path().filename().string() : file.stem().string();
-  scenario.settings.bf16 = apply_hf_config(path, scenario) == "bfloat16";
+  scenario.settings.bf16 = apply_hf_config(path, scenario, notes) == "bfloat16";
   // The families read here have no hidden dropout at all and attention_dropout 0.0 in their published config.json.
   scenario.settings.hidden_dropout = scenario.settings.attention_dropout = 0.0;
   return scenario;

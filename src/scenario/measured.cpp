@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <functional>
 
 namespace pipewright::scenario {
@@ -41,6 +42,12 @@ class Map {
     }
   }
 };
+
+/// "58.8GiB" or a whole number.
+Bytes sized(const Value& value, const Position& where, const std::string& key) {
+  if (value.kind != Value::Kind::scalar) throw UsageError(where, key, "expected bytes, found " + describe(value));
+  return parse_bytes(value.text, where, key);
+}
 
 double positive(const Value& value, const Position& where, const std::string& key) {
   const auto number = as_double(value);
@@ -124,17 +131,48 @@ MeasuredRank read_rank(const Value& value, const std::string& file, const std::s
 }
 
 std::string by_kind_text(const std::map<std::string, double>& values) {
-  std::string all;
-  for (const auto& [kind, us] : values) all += fmt::format("{}{}: {}", all.empty() ? "" : ", ", kind, yaml_number(us));
-  return "{" + all + "}";
+  std::string text;
+  for (const auto& [kind, us] : values)
+    text += fmt::format("{}{}: {}", text.empty() ? "" : ", ", kind, yaml_number(us));
+  return "{" + text + "}";
+}
+
+Map::Handler by_rank(std::map<Int, Bytes>& to) {
+  return [&to](const Value& v, const Position& at, const std::string& key) {
+    if (v.kind != Value::Kind::map) {
+      throw UsageError(at, key, "expected a map of pipeline ranks and bytes, found " + describe(v));
+    }
+    for (const auto& [rank, line, item] : v.entries) {
+      Value text;
+      text.kind = Value::Kind::scalar;
+      text.text = rank;
+      to[whole(text, {at.file, line}, key)] = sized(item, {at.file, line}, key + "." + rank);
+    }
+  };
+}
+
+bool states(const Value& value, const char* key) {
+  return value.kind == Value::Kind::map &&
+         std::any_of(value.entries.begin(), value.entries.end(), [&](const auto& entry) { return entry.key == key; });
 }
 
 }  // namespace
 
 Measured read_measured(const Value& value, const std::string& file) {
   Measured measured;
+  const bool published = states(value, "step_ms");
   Map::read(value, file, "measured",
-            {{"forward_backward_ms", true, number_into(measured.forward_backward_ms)},
+            {{"forward_backward_ms", !published, number_into(measured.forward_backward_ms)},
+             {"step_ms", false, number_into(measured.step_ms)},
+             {"source", published,
+              [&](const Value& v, const Position& at, const std::string& key) {
+                if (v.kind != Value::Kind::scalar || v.text.empty()) {
+                  throw UsageError(at, key, "expected the place where the run is published, found " + describe(v));
+                }
+                measured.source = v.text;
+              }},
+             {"tokens_per_s_per_gpu", false, number_into(measured.tokens_per_s_per_gpu)},
+             {"peak_allocated_bytes_by_rank", false, by_rank(measured.peak_allocated_bytes_by_rank)},
              {"samples_ms", false,
               [&](const Value& v, const Position& at, const std::string& key) {
                 each(v, at, key, [&](const Value& item) {
@@ -142,14 +180,25 @@ Measured read_measured(const Value& value, const std::string& file) {
                 });
               }},
              {"optimizer_ms", false, number_into(measured.optimizer_ms)},
-             {"ranks", true, [&](const Value& v, const Position& at, const std::string& key) {
+             {"ranks", !published, [&](const Value& v, const Position& at, const std::string& key) {
                 each(v, at, key, [&](const Value& item) { measured.ranks.push_back(read_rank(item, at.file, key)); });
               }}});
+  if (published && !(*measured.step_ms > 0)) {
+    throw UsageError({file, value.line}, "measured.step_ms", "a step takes more than 0 ms");
+  }
   return measured;
 }
 
 std::string write_measured(const Measured& measured) {
   std::string out = "measured:\n";
+  if (measured.step_ms) out += fmt::format("  step_ms: {}\n", yaml_number(*measured.step_ms));
+  if (!measured.source.empty()) out += fmt::format("  source: {}\n", yaml_scalar(measured.source));
+  if (measured.tokens_per_s_per_gpu)
+    out += fmt::format("  tokens_per_s_per_gpu: {}\n", yaml_number(*measured.tokens_per_s_per_gpu));
+  if (!measured.peak_allocated_bytes_by_rank.empty()) out += "  peak_allocated_bytes_by_rank:\n";
+  for (const auto& [rank, bytes] : measured.peak_allocated_bytes_by_rank)
+    out += fmt::format("    {}: {}\n", rank, bytes.value);
+  if (measured.step_alone()) return out;
   out += fmt::format("  forward_backward_ms: {}\n", yaml_number(measured.forward_backward_ms));
   std::string samples;
   for (const double sample : measured.samples_ms) samples += (samples.empty() ? "" : ", ") + yaml_number(sample);

@@ -8,11 +8,13 @@
 #include "fields.hpp"
 #include "huggingface.hpp"
 #include "measured.hpp"
+#include "pipewright/effects.hpp"
 
 namespace pipewright::scenario {
 namespace {
 
-const Strings sections = {"scenario", "model", "settings", "environment", "cluster", "software", "search", "measured"};
+const Strings sections = {"scenario", "model",  "settings", "environment", "cluster",
+                          "software", "search", "ignore",   "measured"};
 constexpr const char* modules = "recompute_modules";
 constexpr std::size_t longest_list = 12;  // more names than this do not help in an error
 
@@ -40,6 +42,7 @@ class Reader {
     environment();
     cluster();
     search();
+    ignored();
     if (const Value* measured = entry("measured")) scenario_.measured = read_measured(*measured, file_);
     required();
     return std::move(scenario_);
@@ -108,6 +111,12 @@ class Reader {
       if (const KnownField* known = known_field(key)) {
         assign_other(*known, in == "model" ? scenario_.model.other : scenario_.settings.other, e.value, {file_, e.line},
                      name);
+        state(name, e.line);
+        return;
+      }
+      if (const EffectRow* row = effect_of(key); row != nullptr && row->name == key) {  // a flag without a field
+        assign_other({key.c_str(), KnownField::Type::any, {}},
+                     in == "model" ? scenario_.model.other : scenario_.settings.other, e.value, {file_, e.line}, name);
         state(name, e.line);
         return;
       }
@@ -195,8 +204,9 @@ class Reader {
       }
       std::filesystem::path path = e.value.text;
       if (path.is_relative()) path = std::filesystem::path(file_).parent_path() / path;
-      if (!std::filesystem::is_regular_file(path)) {
-        throw error(e.line, "model.hf_config", fmt::format("no such file: {}", path.string()));
+      std::error_code error;  // a name that is too long is no file either
+      if (!is_regular_file(path, error) && !is_regular_file(path / "config.json", error)) {
+        throw this->error(e.line, "model.hf_config", fmt::format("no such file: {}", path.string()));
       }
       apply_hf_config(path.string(), scenario_);
     }
@@ -247,6 +257,18 @@ class Reader {
     for (const auto& e : value->entries) read_search(scenario_, e.key, e.value, {file_, e.line});
   }
 
+  void ignored() {
+    const Value* value = entry("ignore");
+    if (value == nullptr || value->kind == Value::Kind::none) return;
+    if (value->kind != Value::Kind::list)
+      throw error(value->line, "ignore", "expected a list of names, found " + describe(*value));
+    for (const Value& item : value->items) {
+      if (item.kind != Value::Kind::scalar)
+        throw error(item.line, "ignore", "expected a name, found " + describe(item));
+      ignore(scenario_, item.text, {file_, item.line});
+    }
+  }
+
   int line_of(const std::string& name) const {
     for (const auto& e : root_.entries) {
       if (e.key == name) return e.line;
@@ -286,9 +308,9 @@ class Reader {
     if (field == nullptr) {
       Strings known = names_of("search");
       known.emplace_back("memory_margin");
-      Strings all = known;
-      for (const std::string& other : names_of("settings")) all.push_back(other);
-      throw UsageError(where, name, "unknown key: neither a search key nor a setting", known, nearest_name(key, all));
+      Strings near = known;
+      for (const std::string& other : names_of("settings")) near.push_back(other);
+      throw UsageError(where, name, "unknown key: neither a search key nor a setting", known, nearest_name(key, near));
     }
     if (value.kind != Value::Kind::list || value.items.empty()) {
       throw UsageError(where, name, fmt::format("expected a list of values to try, found {}", describe(value)));
@@ -347,6 +369,7 @@ void set(Scenario& scenario, std::string_view name_is_value) {
   }
   std::string name(name_is_value.substr(0, equals));
   const std::string key = name;
+  check_utf8(name_is_value, where.file);
   const Value value = parse_setting(name_is_value.substr(equals + 1), key);
 
   std::string section;
@@ -370,8 +393,11 @@ void set(Scenario& scenario, std::string_view name_is_value) {
     scenario.cluster.overrides[name.substr(overrides.size())] = *number;
     return;
   }
-  const KnownField* known =
-      section.empty() || section == "settings" || section == "model" ? known_field(name) : nullptr;
+  const bool megatron = section.empty() || section == "settings" || section == "model";
+  const KnownField* known = megatron ? known_field(name) : nullptr;
+  const EffectRow* effect = effect_of(name);
+  const KnownField flag = {name.c_str(), KnownField::Type::any, {}};  // without a field
+  if (known == nullptr && megatron && effect != nullptr && effect->name == name) known = &flag;
   if (field == nullptr && known == nullptr) {
     Strings names;
     for (const Field& row : table()) {
@@ -416,6 +442,7 @@ void set_env(Scenario& scenario, std::string_view name_is_value) {
   }
   const std::string name(name_is_value.substr(0, equals)), value(name_is_value.substr(equals + 1));
   Reader::check_variable(name, where);
+  check_utf8(value, where.file);
   if (value.empty()) {
     scenario.environment.erase(name);
   } else {

@@ -102,22 +102,12 @@ class Builder : public YAML::EventHandler {
   std::vector<Open> open_;
 };
 
-// yaml-cpp reads bytes; what is no UTF-8 would come out as something else.
-void check_utf8(std::string_view text, const std::string& file) {
+void check_no_controls(std::string_view text, const std::string& file) {
   int line = 1;
-  for (std::size_t i = 0; i < text.size();) {
-    const auto c = static_cast<unsigned char>(text[i]);
-    std::size_t more = 0;
-    if (c >= 0x80) more = (c & 0xE0U) == 0xC0U ? 1 : (c & 0xF0U) == 0xE0U ? 2 : (c & 0xF8U) == 0xF0U ? 3 : 9;
-    if (more == 9 || c == 0xC0 || c == 0xC1 || i + more >= text.size()) throw UsageError({file, line}, {}, "not UTF-8");
-    for (std::size_t k = 1; k <= more; ++k) {
-      if ((static_cast<unsigned char>(text[i + k]) & 0xC0U) != 0x80U) throw UsageError({file, line}, {}, "not UTF-8");
-    }
-    if ((c < 0x20 && c != '\n' && c != '\r' && c != '\t') || c == 0x7F) {
+  for (const char c : text) {
+    if ((static_cast<unsigned char>(c) < 0x20 && c != '\n' && c != '\r' && c != '\t') || c == 0x7F)
       throw UsageError({file, line}, {}, "control character in the text: not a scenario file");
-    }
     if (c == '\n') ++line;
-    i += more + 1;
   }
 }
 
@@ -133,9 +123,26 @@ bool looks_numeric(const std::string& text) {
 
 }  // namespace
 
+// yaml-cpp reads bytes; what is no UTF-8 would come out as something else.
+void check_utf8(std::string_view text, const std::string& file) {
+  int line = 1;
+  for (std::size_t i = 0; i < text.size();) {
+    const auto c = static_cast<unsigned char>(text[i]);
+    std::size_t more = 0;
+    if (c >= 0x80) more = (c & 0xE0U) == 0xC0U ? 1 : (c & 0xF0U) == 0xE0U ? 2 : (c & 0xF8U) == 0xF0U ? 3 : 9;
+    if (more == 9 || c == 0xC0 || c == 0xC1 || i + more >= text.size()) throw UsageError({file, line}, {}, "not UTF-8");
+    for (std::size_t k = 1; k <= more; ++k) {
+      if ((static_cast<unsigned char>(text[i + k]) & 0xC0U) != 0x80U) throw UsageError({file, line}, {}, "not UTF-8");
+    }
+    if (c == '\n') ++line;
+    i += more + 1;
+  }
+}
+
 Value parse_yaml(std::string_view text, const std::string& file) {
   if (text.size() > largest_text) throw UsageError({file, 0}, {}, "larger than 4 MiB: not a scenario file");
   check_utf8(text, file);
+  check_no_controls(text, file);
   Value root;
   try {
     std::istringstream stream{std::string(text)};
@@ -270,7 +277,9 @@ std::string yaml_text(const Value& value) {
     case Value::Kind::none:
       return "none";
     case Value::Kind::scalar:
-      return value.quoted ? yaml_scalar(value.text) : value.text;
+      // A plain number, boolean or none stays one; other words may need quotes in a list or beside a colon.
+      return !value.quoted && (looks_numeric(value.text) || as_bool(value) || is_none(value)) ? value.text
+                                                                                              : yaml_scalar(value.text);
     case Value::Kind::list:
       for (const Value& item : value.items) text += (text.empty() ? "" : ", ") + yaml_text(item);
       return "[" + text + "]";

@@ -31,6 +31,9 @@ struct Value::Entry {
 /// (anchors, tags, several documents) and for sizes and depths that only a broken file has.
 Value parse_yaml(std::string_view text, const std::string& file);
 
+/// Throws UsageError at `file` for bytes that are no UTF-8.
+void check_utf8(std::string_view text, const std::string& file);
+
 /// The value on the right of --set NAME=VALUE. A list may be written without brackets: a,b,c.
 Value parse_setting(std::string_view text, const std::string& key);
 
@@ -43,8 +46,6 @@ bool is_none(const Value& value);  ///< null, ~, none, None or nothing
 /// "the integer 4", "the list [..]", "a map": for messages.
 std::string describe(const Value& value);
 
-/// Text as a YAML scalar, quoted where another reader would take it for something else than a string.
-std::string yaml_scalar(std::string_view text);
 std::string yaml_number(double number);     ///< shortest text that reads back as the same double
 std::string yaml_text(const Value& value);  ///< flow style, one line
 

@@ -72,6 +72,7 @@ std::string write(const Scenario& scenario) {
   section("cluster", cluster);
   section("software", section_text(scenario, unstated, "software"));
   section("search", search_text(scenario, empty));
+  if (!scenario.ignore.empty()) out += fmt::format("ignore: [{}]\n", fmt::join(scenario.ignore, ", "));
   if (scenario.measured) out += write_measured(*scenario.measured);
   return out;
 }

@@ -1,4 +1,7 @@
 // From a scenario's settings to what decides the schedule.
+#include <algorithm>
+#include <string>
+
 #include "pipewright/base.hpp"
 #include "pipewright/scenario.hpp"
 #include "pipewright/schedule.hpp"
@@ -39,6 +42,12 @@ Config config_of(const scenario::Scenario& scenario, bool detail) {
     c.group_size = narrow(scenario::group_size(scenario), "microbatch_group_size_per_vp_stage");
   }
   c.deferred_head_wgrads = narrow(scenario::deferred_head_wgrads(scenario), "wgrad_deferral_limit");
+  constexpr std::int64_t most = 8'000'000;  // some 100 B each; published runs have 0.1 million
+  if (std::int64_t{2} * c.stages * c.chunks.value_or(1) > most / c.microbatches)
+    throw UsageError(scenario::position(scenario, "settings.global_batch_size"), "settings.global_batch_size",
+                     "too long a schedule: " + std::to_string(c.microbatches) + " microbatches over " +
+                         std::to_string(c.stages) + " stages of " + std::to_string(c.chunks.value_or(1)) +
+                         " chunks, the limit is " + std::to_string(most) + " forwards and backwards in all");
   c.overlap_p2p = s.overlap_p2p_comm;
   c.warmup_flush = s.overlap_p2p_comm_warmup_flush;
   c.batched = scenario::batch_p2p_comm(scenario);

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <string>
+#include <utility>
 
 #include "account.hpp"
 
@@ -15,6 +17,19 @@ bool occupies(const Label& label) {
   return label.kind == NodeKind::kernel && label.purpose != model::Purpose::compute &&
          (label.lane == Lane::communication || label.lane == Lane::gradient || label.lane == Lane::parameter ||
           label.lane == Lane::expert);
+}
+
+std::optional<std::size_t> kind_of(profile::Load load) {
+  switch (load) {
+    case profile::Load::matrix:
+      return 0;
+    case profile::Load::attention:
+      return 1;
+    case profile::Load::memory:
+      return 2;
+    default:
+      return std::nullopt;
+  }
 }
 
 std::int64_t step_of(const Times& times) { return *std::max_element(times.end.begin(), times.end.end()); }
@@ -35,7 +50,19 @@ double share(const Coverage& coverage, std::int64_t from, std::int64_t to, std::
 }  // namespace
 
 Clockwork::Clockwork(const scenario::Scenario& scenario, const profile::Profiles& profiles)
-    : pace_(scenario, profiles), copies_(scenario, profiles) {}
+    : pace_(scenario, profiles), copies_(scenario, profiles) {
+  // What a kernel beside loses grows with the multiprocessors that are taken; capture measured NCCL's.
+  if (const auto held = model::dispatcher_multiprocessors(scenario, profiles.device()); held > 0 && pace_.matrix > 1) {
+    const auto all = static_cast<double>(profiles.device().multiprocessors);
+    const auto taken = static_cast<double>(held);
+    dispatcher_ = taken / std::max(1.0, all - taken) / (pace_.matrix - 1);
+  }
+  slows_exchanges_ = scenario.settings.overlap_moe_expert_parallel_comm;
+  for (const auto& [kind, name] : {std::pair{0, "matrix"}, {1, "attention"}, {2, "memory"}}) {
+    const auto found = profiles.find_scalar(std::string("contention.beside_") + name + ".all_to_all");
+    beside_[static_cast<std::size_t>(kind)] = std::max(1.0, found.value_or(1));
+  }
+}
 
 bool Clockwork::computes(const Label& label) {
   return (label.lane == Lane::compute || label.lane == Lane::expert) && label.kind == NodeKind::kernel &&
@@ -47,17 +74,23 @@ std::vector<Clockwork::Use> Clockwork::use_of(const Graph& graph, const Times& t
   for (std::uint32_t node = 0; node < graph.size(); ++node) {
     const Label& label = graph.labels[node];
     const double weight = pace_.clocks ? pace_.clocks->weight(graph.loads[node]) : 1;
-    if (computes(label)) use[label.rank].compute.add(times.start[node], times.end[node], weight);
+    if (computes(label)) {
+      use[label.rank].compute.add(times.start[node], times.end[node], weight);
+      if (const auto kind = kind_of(graph.loads[node]); kind && slows_exchanges_ && label.lane == Lane::compute)
+        use[label.rank].kinds[*kind].add(times.start[node], times.end[node]);
+    }
     // Collectives between kernels: without the wait for the other ranks, which takes hardly any power.
     if (label.lane == Lane::compute && label.kind == NodeKind::kernel && !computes(label) && pace_.clocks)
       use[label.rank].compute.add(times.end[node] - graph.duration_ns[node], times.end[node], weight);
     if (!occupies(label)) continue;
     const bool transfer = label.kind == NodeKind::transfer;
-    use[label.rank].network.add(transfer ? times.end[own_start(graph, node)] : times.start[node], times.end[node]);
+    use[label.rank].network.add(transfer ? times.end[own_start(graph, node)] : times.start[node], times.end[node],
+                                label.lane == Lane::expert ? dispatcher_ : 1);
   }
   for (Use& rank : use) {
     rank.compute.finish();
     rank.network.finish();
+    for (Coverage& kind : rank.kinds) kind.finish();
   }
   return use;
 }
@@ -71,10 +104,20 @@ std::int64_t Clockwork::settle(Graph& graph, const std::vector<std::int64_t>& co
     copies_.slow_down(graph, cool, times, pace_.gap_ns);
     const auto use = use_of(graph, times);
     std::vector<Places> computed(use.size()), covered(use.size());
+    std::vector<std::array<Places, 3>> exchanged(use.size());
     for (std::uint32_t node = 0; node < graph.size(); ++node) {
       const Label& label = graph.labels[node];
-      if (!computes(label)) continue;
       const Use& rank = use[label.rank];
+      if (slows_exchanges_ && label.lane == Lane::expert && label.purpose == model::Purpose::ep &&
+          label.kind == NodeKind::kernel) {
+        // The other way round: what the experts' exchange shares with the kernels beside it, memory above all.
+        double factor = 1;
+        for (std::size_t kind = 0; kind < beside_.size(); ++kind)
+          factor += (beside_[kind] - 1) *
+                    share(rank.kinds[kind], times.start[node], times.end[node], step, exchanged[label.rank][kind]);
+        graph.duration_ns[node] = pace_.gap_ns + std::llround(static_cast<double>(cool[node] - pace_.gap_ns) * factor);
+      }
+      if (!computes(label)) continue;
       const std::int64_t start = times.start[node];
       const profile::Load load = graph.loads[node];
       double factor = 1;

@@ -8,6 +8,7 @@
 // Copies between host and GPU slow each other too: copies.hpp.
 #pragma once
 
+#include <array>
 #include <vector>
 
 #include "copies.hpp"
@@ -30,11 +31,15 @@ class Clockwork {
   /// When each rank computes, by power, and when NCCL kernels run on it beside.
   struct Use {
     Coverage compute, network;
+    std::array<Coverage, 3> kinds;  ///< when it computes by matrix, attention and memory kernels
   };
   std::vector<Use> use_of(const Graph& graph, const Times& times) const;
 
   Pace pace_;
   CopyContention copies_;
+  bool slows_exchanges_ = false;  ///< exchanges of experts run beside kernels
+  double dispatcher_ = 1;  ///< what a token dispatcher takes from kernels beside it, over what NCCL's kernels take
+  std::array<double, 3> beside_{1, 1, 1};  ///< an exchange of experts beside kernels of a kind, over its time alone
 };
 
 }  // namespace pipewright::timeline

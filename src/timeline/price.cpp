@@ -47,14 +47,19 @@ class HostCosts {
 class Pricer {
  public:
   Pricer(const scenario::Scenario& scenario, const profile::Profiles& profiles)
-      : profiles_(profiles), host_(scenario, profiles) {
+      : profiles_(profiles),
+        network_(profile::network(model::topology(scenario), profiles)),
+        host_(scenario, profiles) {
     if (const auto slowdown = profiles.find_scalar("machine.slowdown")) slowdown_ = *slowdown;
   }
 
   Price price(const model::Kernel& kernel, const std::string& direction) {
     Price result;
     if (!kernel.graphed) result.host_us = host_.us(direction, kernel.key.family, kernel.launches);
-    if (!kernel.key.family.empty()) result.time = time(kernel.key);
+    if (kernel.exchange)
+      result.time = profile::time(profiles_, network_, *kernel.exchange);
+    else if (!kernel.key.family.empty())
+      result.time = time(kernel.key);
     return result;
   }
 
@@ -80,6 +85,7 @@ class Pricer {
   }
 
   const profile::Profiles& profiles_;
+  const profile::Network network_;
   HostCosts host_;
   double slowdown_ = 1;  ///< of this machine's kernels against the profiled one's
   std::map<profile::Key, profile::Timing> times_;

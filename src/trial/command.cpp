@@ -38,6 +38,11 @@ Words flags_of(const scenario::Scenario& scenario, Form form) {
   if (form == Form::megatron) return emit::words(emit::megatron(scenario));
   if (form == Form::harness) return emit::words(emit::harness(scenario));
   Words words = emit::words(emit::bridge(scenario));
+  // Statements around the overrides (imports, cfg.comm_overlap's making) are Python: a launcher's words are fields
+  // only.
+  std::erase_if(words, [](const std::string& word) {
+    return !word.starts_with("cfg.") || word.find(" = CommOverlapConfig(") != std::string::npos;
+  });
   std::transform(words.begin(), words.end(), words.begin(), override_of);
   return words;
 }
@@ -89,11 +94,9 @@ std::vector<Candidate> candidates_of_plan(const std::string& json, const std::st
 Command fill(const std::vector<std::string>& command, const Candidate& candidate, Form form, int steps) {
   Command result;
   Words variables;
-  for (const auto& word : emit::words(emit::environment(candidate.scenario))) {
-    const auto equals = word.find('=');
-    if (equals == std::string::npos) continue;
-    result.environment.emplace_back(word.substr(0, equals), word.substr(equals + 1));
-    variables.push_back(word);
+  for (const auto& [name, value] : emit::variables(candidate.scenario)) {
+    result.environment.emplace_back(name, value);
+    variables.push_back(name + "=" + value);
   }
   const std::vector<Placeholder> placeholders = {{"flags", flags_of(candidate.scenario, form)},
                                                  {"env", variables},

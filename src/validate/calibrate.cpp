@@ -21,17 +21,19 @@ bool same_part(const Case& a, const Case& b) { return a.scenario.cluster.profile
 }  // namespace
 
 double slowdown_of(const scenario::Scenario& measured, const profile::Profiles& profiles) {
-  const double target = measured.measured->forward_backward_ms;
+  const bool step = measured.measured->step_alone();
+  const double target = step ? *measured.measured->step_ms : measured.measured->forward_backward_ms;
   const auto at = [&](double factor) {
     const auto set =
         with_scalars(profiles, {{slowdown_name, {factor, 0, profile::Origin::derived, "trial of the calibration"}}});
-    return ns_to_ms(predict::predict(measured, set).forward_backward_ns);
+    const auto predicted = predict::predict(measured, set);
+    return ns_to_ms(step ? predicted.step_ns : predicted.forward_backward_ns);
   };
   // The step grows almost linearly with the factor: two secant steps leave less than 0.1 %.
   constexpr double least = 0.5, most = 2;
   double before = 1, time_before = at(before);
   double factor = std::clamp(target / time_before, least, most);
-  for (int step = 0; step < 2 && factor != before; ++step) {
+  for (int trial = 0; trial < 2 && factor != before; ++trial) {
     const double time = at(factor);
     if (time == time_before) break;
     const double next = factor + (target - time) * (factor - before) / (time - time_before);
@@ -94,6 +96,11 @@ bool add(Validation& validation, const scenario::Scenario& scenario, const profi
     return false;
   };
   if (!scenario.measured) return refuse("has no section `measured`");
+  for (const auto& [pp_rank, bytes] : scenario.measured->peak_allocated_bytes_by_rank) {
+    if (pp_rank >= scenario.settings.pipeline_model_parallel_size) {
+      return refuse("measured.peak_allocated_bytes_by_rank has no pipeline rank " + std::to_string(pp_rank));
+    }
+  }
   try {
     auto prediction = predict::predict(scenario, profiles);
     for (const auto& rank : scenario.measured->ranks) {

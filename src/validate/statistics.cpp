@@ -21,6 +21,53 @@ Errors summary(const std::vector<double>& errors) {
   return out;
 }
 
+/// What stands between the step's interval and that of the compared time.
+double optimizer_ms(const Case& c) {
+  return c.scenario.measured->step_alone() ? 0 : ns_to_ms(c.prediction.optimizer_ns);
+}
+
+bool same_configuration(const Case& a, const Case& b) {
+  return a.scenario.model == b.scenario.model && a.scenario.settings == b.scenario.settings &&
+         a.scenario.cluster == b.scenario.cluster;
+}
+
+template <class Belongs>
+Group group_of(const std::vector<Case>& cases, const Belongs& belongs) {
+  Group group;
+  std::vector<double> errors, widths;
+  std::vector<const Case*> configurations;
+  double inside = 0;
+  for (const auto& c : cases) {
+    if (!belongs(c)) continue;
+    errors.push_back(time_error(c));
+    widths.push_back((high_ms(c) - low_ms(c)) / 2 / predicted_ms(c));
+    if (low_ms(c) <= measured_ms(c) && measured_ms(c) <= high_ms(c)) ++inside;
+    const bool first = std::none_of(configurations.begin(), configurations.end(),
+                                    [&](const Case* other) { return same_configuration(*other, c); });
+    if (measured_tflops(c) && first) configurations.push_back(&c);
+  }
+  group.runs = static_cast<int>(errors.size());
+  if (errors.empty()) return group;
+  group.time = summary(errors);
+  group.in_interval = inside / static_cast<double>(errors.size());
+  const auto middle = widths.begin() + static_cast<std::ptrdiff_t>(widths.size() / 2);
+  std::nth_element(widths.begin(), middle, widths.end());
+  group.half_width = *middle;
+  int concordant = 0, discordant = 0;
+  for (std::size_t i = 0; i < configurations.size(); ++i) {
+    for (std::size_t j = 0; j < i; ++j) {
+      const Case &a = *configurations[i], &b = *configurations[j];
+      const double order =
+          (a.prediction.tflops_per_gpu - b.prediction.tflops_per_gpu) * (*measured_tflops(a) - *measured_tflops(b));
+      concordant += order > 0 ? 1 : 0;
+      discordant += order < 0 ? 1 : 0;
+    }
+  }
+  const int pairs = concordant + discordant;
+  if (pairs > 0) group.tau_of_tflops = static_cast<double>(concordant - discordant) / pairs;
+  return group;
+}
+
 /// Runs whose order a planner would have to get right: same model, same machine, same tokens a step.
 bool comparable(const Case& a, const Case& b) {
   return a.scenario.model == b.scenario.model && a.scenario.cluster == b.scenario.cluster &&
@@ -29,23 +76,40 @@ bool comparable(const Case& a, const Case& b) {
 
 }  // namespace
 
-double predicted_ms(const Case& c) { return ns_to_ms(c.prediction.forward_backward_ns); }
-double measured_ms(const Case& c) { return c.scenario.measured->forward_backward_ms; }
+double predicted_ms(const Case& c) {
+  return ns_to_ms(c.scenario.measured->step_alone() ? c.prediction.step_ns : c.prediction.forward_backward_ns);
+}
+double measured_ms(const Case& c) {
+  const auto& measured = *c.scenario.measured;
+  return measured.step_alone() ? *measured.step_ms : measured.forward_backward_ms;
+}
 double time_error(const Case& c) { return predicted_ms(c) / measured_ms(c) - 1; }
-double low_ms(const Case& c) { return ns_to_ms(c.prediction.interval_low_ns - c.prediction.optimizer_ns); }
-double high_ms(const Case& c) { return ns_to_ms(c.prediction.interval_high_ns - c.prediction.optimizer_ns); }
+double low_ms(const Case& c) { return ns_to_ms(c.prediction.interval_low_ns) - optimizer_ms(c); }
+double high_ms(const Case& c) { return ns_to_ms(c.prediction.interval_high_ns) - optimizer_ms(c); }
+
+std::optional<double> measured_tflops(const Case& c) {
+  const auto& step = c.scenario.measured->step_ms;
+  if (!step) return std::nullopt;
+  return c.prediction.tflops_per_gpu * ns_to_ms(c.prediction.step_ns) / *step;
+}
+
+bool is_mixture(const Case& c) { return c.scenario.model.num_moe_experts.has_value(); }
 
 double RankError::error() const {
-  return static_cast<double>(predicted->walk.peak_allocated.value) /
-             static_cast<double>(measured->peak_allocated_bytes.value) -
-         1;
+  return static_cast<double>(predicted_peak.value) / static_cast<double>(measured_peak.value) - 1;
 }
 
 std::vector<RankError> rank_errors(const Case& c) {
   std::vector<RankError> out;
-  for (const auto& measured : c.scenario.measured->ranks) {
-    out.push_back({&measured, &c.prediction.ranks.at(static_cast<std::size_t>(measured.pp_rank))});
-  }
+  const auto add = [&](std::int64_t rank, std::int64_t pp_rank, Bytes peak, std::optional<Bytes> reserved) {
+    const auto& predicted = c.prediction.ranks.at(static_cast<std::size_t>(pp_rank));
+    out.push_back({rank, pp_rank, peak, predicted.walk.peak_allocated, predicted.walk.peak_reserved, reserved});
+  };
+  const auto& measured = *c.scenario.measured;
+  for (const auto& rank : measured.ranks)
+    add(rank.rank, rank.pp_rank, rank.peak_allocated_bytes, rank.peak_reserved_bytes);
+  const auto gpus = c.scenario.cluster.num_gpus / c.scenario.settings.pipeline_model_parallel_size;
+  for (const auto& [pp_rank, peak] : measured.peak_allocated_bytes_by_rank) add(pp_rank * gpus, pp_rank, peak, {});
   return out;
 }
 
@@ -129,22 +193,13 @@ std::vector<Choice> Validation::choices() const {
   return out;
 }
 
-double Validation::in_interval() const {
-  if (cases.empty()) return 0;
-  const auto inside = std::count_if(cases.begin(), cases.end(), [](const Case& c) {
-    return low_ms(c) <= measured_ms(c) && measured_ms(c) <= high_ms(c);
-  });
-  return static_cast<double>(inside) / static_cast<double>(cases.size());
+Group Validation::all() const {
+  return group_of(cases, [](const Case&) { return true; });
 }
-
-double Validation::half_width() const {
-  std::vector<double> widths;
-  for (const auto& c : cases) widths.push_back((high_ms(c) - low_ms(c)) / 2 / predicted_ms(c));
-  if (widths.empty()) return 0;
-  const auto middle = widths.begin() + static_cast<std::ptrdiff_t>(widths.size() / 2);
-  std::nth_element(widths.begin(), middle, widths.end());
-  return *middle;
+Group Validation::dense() const {
+  return group_of(cases, [](const Case& c) { return !is_mixture(c); });
 }
+Group Validation::mixtures() const { return group_of(cases, is_mixture); }
 
 double Validation::largest_error() const { return std::max(time().max_abs, memory().max_abs); }
 

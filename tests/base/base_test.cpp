@@ -106,12 +106,59 @@ TEST_CASE("columns line up") {
         "10 µs       7\n");
 }
 
+std::string content_of(const std::string& path) {  // not read_file: what that has read is never replaced
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+TEST_CASE("a file that was read is not replaced, by whatever name") {
+  const Folder folder;
+  const std::string path = folder.file("input.yaml");
+  write_file(path, "mine");
+  CHECK(read_file(path) == "mine");
+  std::filesystem::create_symlink(path, folder.file("link"));
+  std::filesystem::create_hard_link(path, folder.file("hard"));
+  std::filesystem::create_directory(folder.file("sub"));
+  for (const std::string& name : {path, folder.file("link"), folder.file("hard"), folder.file("sub/../input.yaml")}) {
+    CAPTURE(name);
+    CHECK_THROWS_WITH_AS(write_file(name, "x"), doctest::Contains("is an input of the same command"), UsageError);
+  }
+  CHECK(content_of(path) == "mine");
+  write_file(folder.file("other"), "x");
+}
+
+TEST_CASE("a replaced file keeps who may read it; names may be as long as names can be") {
+  const Folder folder;
+  const std::string path = folder.file("secret"), longest = folder.file(std::string(255, 'n').c_str());
+  write_file(path, "one");
+  std::filesystem::permissions(path, std::filesystem::perms::owner_read | std::filesystem::perms::owner_write);
+  write_file(path, "two");
+  CHECK(std::filesystem::status(path).permissions() ==
+        (std::filesystem::perms::owner_read | std::filesystem::perms::owner_write));
+  write_file(longest, "x");
+  CHECK(content_of(longest) == "x");
+  CHECK(std::distance(std::filesystem::directory_iterator(folder.path), {}) == 2);
+}
+
+TEST_CASE("files that never end, and small ones that unpack to large ones") {
+  const Folder folder;
+  CHECK_THROWS_WITH_AS(read_file("/dev/zero", 1 << 20), doctest::Contains("larger than 1.0 MiB"), UsageError);
+  const std::string bomb = folder.file("bomb.gz");
+  gzFile file = gzopen(bomb.c_str(), "wb9");
+  const std::string zeros(std::size_t{16} << 20U, '0');
+  for (int i = 0; i < 5; ++i) gzwrite(file, zeros.data(), static_cast<unsigned>(zeros.size()));
+  gzclose(file);
+  CHECK_THROWS_WITH_AS(read_file(bomb), doctest::Contains("200 times its size"), UsageError);
+  CHECK(inflates_too_much(std::size_t{1} << 30U, 1 << 20));
+  CHECK_FALSE(inflates_too_much(std::size_t{1} << 30U, 50 << 20));
+}
+
 TEST_CASE("files") {
   const Folder folder;
   const std::string path = folder.file("a.txt");
   write_file(path, "one\ntwo\n");
   write_file(path, "three");
-  CHECK(read_file(path) == "three");
+  CHECK(content_of(path) == "three");
   CHECK(std::distance(std::filesystem::directory_iterator(folder.path), {}) == 1);  // no temporary is left
 
   SUBCASE("gzip") {
@@ -136,7 +183,7 @@ TEST_CASE("files") {
     std::filesystem::create_symlink(path, folder.file("link"));
     write_file(folder.file("link"), "four");
     CHECK(std::filesystem::is_symlink(folder.file("link")));
-    CHECK(read_file(path) == "four");
+    CHECK(content_of(path) == "four");
     write_file("/dev/null", "x");
     CHECK(std::filesystem::is_character_file("/dev/null"));
   }

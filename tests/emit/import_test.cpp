@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "../../src/emit/table.hpp"
+#include "pipewright/effects.hpp"
 #include "pipewright/emit.hpp"
 
 using namespace pipewright;
@@ -82,6 +83,128 @@ TEST_CASE("what stands before the script belongs to the run") {
   CHECK(s.settings.tensor_model_parallel_size == 2);
 }
 
+TEST_CASE("the launcher says how many GPUs there are") {
+  const auto gpus = [](const std::string& launcher, std::int64_t said = 0) {
+    const auto s = emit::from_megatron(launcher + " pretrain_gpt.py " + llama, {said, 8, "h100-sxm", ""}).scenario;
+    return std::pair(s.cluster.num_gpus, s.cluster.gpus_per_node);
+  };
+  using Pair = std::pair<std::int64_t, std::int64_t>;
+  CHECK(gpus("torchrun --nproc_per_node 8 --nnodes 1") == Pair{8, 8});
+  CHECK(gpus("torchrun --nproc-per-node=4 --nnodes=2") == Pair{8, 4});
+  CHECK(gpus("python -m torch.distributed.run --nproc_per_node 8") == Pair{8, 8});
+  CHECK(gpus("python -m torch.distributed.launch --nproc_per_node 8 --nnodes 4:4") == Pair{32, 8});
+  CHECK(gpus("srun -N 16 --ntasks-per-node=8 python") == Pair{128, 8});
+  CHECK(gpus("srun --nodes 2 torchrun --nproc_per_node 4") == Pair{8, 4});
+  CHECK(gpus("mpirun -np 16 python") == Pair{16, 8});
+  CHECK(gpus("torchrun --nproc_per_node 8", 64) == Pair{64, 8});  // --gpus wins
+  CHECK(gpus("torchrun --nproc_per_node gpu") == Pair{1, 8});
+}
+
+TEST_CASE("lists in the spellings of NVIDIA's files") {
+  for (const auto* list : {"mlp core_attn", "'[mlp core_attn]'", "\"[mlp, core_attn]\"", "[mlp core_attn]",
+                           "mlp,core_attn", "\"['mlp', 'core_attn']\""}) {
+    CAPTURE(std::string(list));
+    const auto s = import(std::string("--recompute-granularity selective --recompute-modules ") + list).scenario;
+    CHECK(s.settings.recompute_modules == scenario::Strings{"mlp", "core_attn"});
+  }
+  // As argparse does, the last of two counts.
+  CHECK(import("--micro-batch-size 4").scenario.settings.micro_batch_size == 4);
+}
+
+TEST_CASE("a launch script: variables, arrays, conditions, loops and the launcher's options") {
+  const std::string text = R"(#!/bin/bash
+#SBATCH --nodes=4
+set -euo pipefail
+export CUDA_DEVICE_MAX_CONNECTIONS=${CUDA_DEVICE_MAX_CONNECTIONS:-1}
+GPUS_PER_NODE=8
+TP=${TP:-2}; PP=4
+SEQ="${SEQ_LENGTH:-4096}"
+if [ ! -f pretrain_gpt.py ]; then echo missing; exit 1; fi
+MODEL_ARGS=(
+    --num-layers $((8 * PP))   # thirty-two
+    --hidden-size 4096
+    --num-attention-heads 32
+    --seq-length $SEQ
+    "--vocab-size 128256"
+)
+if [[ $TP -gt 1 ]]; then
+  MODEL_ARGS+=(--tensor-model-parallel-size $TP --sequence-parallel)
+fi
+OPTS="     --bf16     --swiglu     --recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
+case "$PP" in
+  1) ;;
+  *) OPTS="$OPTS --pipeline-model-parallel-size $PP" ;;
+esac
+for flag in disable-bias-linear use-distributed-optimizer; do OPTS+=" --$flag"; done
+launch() {
+  cmd="torchrun --nproc_per_node $GPUS_PER_NODE --nnodes $SLURM_NNODES pretrain_gpt.py ${MODEL_ARGS[*]} $OPTS"
+  srun -N 2 bash -c "$cmd --micro-batch-size $1"
+}
+launch 2
+)";
+  const auto import_of = [&](const std::map<std::string, std::string>& variables) {
+    return emit::from_launch_file(text, "train.sh", {0, 8, "h100-sxm", ""}, variables);
+  };
+  const auto s = import_of({}).scenario;
+  CHECK(s.model.num_layers == 32);
+  CHECK(s.model.vocab_size == 128256);
+  CHECK(s.settings.tensor_model_parallel_size == 2);
+  CHECK(s.settings.pipeline_model_parallel_size == 4);
+  CHECK(s.settings.sequence_parallel);
+  CHECK(s.settings.micro_batch_size == 2);
+  CHECK(s.settings.recompute_granularity == "full");
+  CHECK(s.settings.use_distributed_optimizer);
+  CHECK_FALSE(s.model.add_bias_linear);
+  CHECK(s.cluster.num_gpus == 16);
+  CHECK(s.environment.at("CUDA_DEVICE_MAX_CONNECTIONS") == "1");
+  const auto other = import_of({{"TP", "1"}, {"SLURM_NNODES", "8"}}).scenario;
+  CHECK(other.settings.tensor_model_parallel_size == 1);
+  CHECK_FALSE(other.settings.sequence_parallel);
+  CHECK(other.cluster.num_gpus == 64);
+}
+
+TEST_CASE("a script's faults are named with its line") {
+  const auto error = [](const std::string& text) -> std::string {
+    try {
+      emit::from_launch_file(text, "t.sh", {8, 8, "h100-sxm", ""});
+    } catch (const UsageError& e) {
+      return e.what();
+    }
+    return "";
+  };
+  const std::string head = "A=(\n --num-layers 2\n --hidden-size 64\n --num-attention-heads 2\n --seq-length 64\n";
+  CHECK(error(head + " --vocab-size many\n)\ntorchrun p.py ${A[@]} --micro-batch-size 1\n")
+            .starts_with("t.sh:6: --vocab-size: expected an integer"));
+  CHECK(error(head + " --recompute-module mlp\n)\ntorchrun p.py ${A[@]} --micro-batch-size 1\n") ==
+        "t.sh:6: --recompute-module: unknown flag; did you mean \"--recompute-modules\"?");
+  CHECK(error(head).starts_with("t.sh:1: A: the array's bracket ( is not closed"));
+  CHECK(error("echo 'x\n").starts_with("t.sh:1: a quote ' is not closed"));
+  CHECK(error("if true; then\necho\n").find("the script ends before \"") != std::string::npos);
+  CHECK(error("echo hello\n").find("no training command found") != std::string::npos);
+  CHECK(error(head + " --vocab-size 9\n)\ntorchrun p.py ${A[@]} --micro-batch-size $MBS\n")
+            .starts_with("t.sh:8: --micro-batch-size: expected an integer, found the string \"${MBS}\""));
+  CHECK(error("f() { f; }\nf\n").find("without end") != std::string::npos);
+}
+
+TEST_CASE("model_config.yaml of Megatron's functional tests") {
+  const std::string text =
+      "ENV_VARS:\n  CUDA_DEVICE_MAX_CONNECTIONS: 1\n  CUBLAS: \":4096:8\"\nTEST_TYPE: regular\n"
+      "BASE: &BASE\n  x: y\nBASE_MODEL_ARGS: &B\n  --bf16: true\n  --num-layers: 2\n"
+      "MODEL_ARGS:\n  <<: *B\n  # a comment\n  --num-layers: 16 # another\n  --hidden-size: 1024\n"
+      "  --num-attention-heads: 32\n  --seq-length: 4096\n  --micro-batch-size: 4\n  --vocab-size: 51200\n"
+      "  --recompute-granularity: selective\n  --recompute-modules: \"[layernorm mlp]\"\n  --num-experts: 32\n"
+      "  --moe-layer-freq: ([0]*1+[1]*15)\n  --swiglu: true\n";
+  CHECK(emit::is_launch_file("model_config.yaml", text));
+  CHECK_FALSE(emit::is_launch_file("s.yaml", "scenario: 1\nmodel: {}\n"));
+  const auto s = emit::from_launch_file(text, "model_config.yaml", {0, 8, "h100-sxm", ""}).scenario;
+  CHECK(s.model.num_layers == 16);
+  CHECK(s.settings.bf16);
+  CHECK(s.settings.recompute_modules == scenario::Strings{"layernorm", "mlp"});
+  CHECK(s.model.moe_layer_freq.size() == 16);
+  CHECK(s.cluster.num_gpus == 8);
+  CHECK(s.environment.at("CUBLAS") == ":4096:8");
+}
+
 TEST_CASE("without a GPU count the fewest that the parallelism needs") {
   const auto s = import("--tensor-model-parallel-size 4 --pipeline-model-parallel-size 2", "", 0).scenario;
   CHECK(s.cluster.num_gpus == 8);
@@ -90,8 +213,31 @@ TEST_CASE("without a GPU count the fewest that the parallelism needs") {
 TEST_CASE("flags outside what is modelled are noted") {
   const auto result = import("--save /ckpt --num-workers 4 --log-interval 10 --tokenizer-type NullTokenizer");
   REQUIRE(result.notes.size() == 2);
-  CHECK(result.notes[0] == "ignored, outside what is modelled: --log-interval --num-workers --save --tokenizer-type");
+  CHECK(result.notes[0] == "without effect on time and memory: --log-interval --num-workers --save --tokenizer-type");
   CHECK(result.findings.empty());
+}
+
+TEST_CASE("every flag of every version sets a field or has an effect") {
+  for (const auto& flag : emit::flags()) {
+    CAPTURE(flag.name);
+    CHECK(scenario::effect_of(flag.field.empty() ? flag.name : flag.field) != nullptr);
+  }
+  for (const auto& flag : emit::other_flags()) {
+    CAPTURE(flag.name);
+    CHECK(scenario::effect_of(flag.name) != nullptr);
+    CHECK(emit::find_flag(flag.name) == nullptr);
+  }
+  CHECK(emit::flags().size() + emit::other_flags().size() > 950);
+}
+
+TEST_CASE("flags that are not modelled stay in the scenario, to be refused or ignored") {
+  const auto result = import("--use-torch-fsdp2 --spec local --hybrid-layer-pattern M-M-", "0.19.0");
+  CHECK(result.findings.empty());
+  const auto& other = result.scenario.settings.other;
+  CHECK(other.at("use_torch_fsdp2") == "true");
+  CHECK(other.at("spec") == "local");
+  const auto found = scenario::unmodelled(result.scenario);
+  CHECK(found.size() == 3);
 }
 
 TEST_CASE("flags that no version or not this version has") {
@@ -122,6 +268,33 @@ TEST_CASE("errors") {
             .find("the vocabulary is missing: add --vocab-size N") != std::string::npos);
   CHECK(error_of(std::string(llama) + "--moe-layer-freq ([1]*999999*999999)").find("--moe-layer-freq") !=
         std::string::npos);
+}
+
+TEST_CASE("Bridge: Python's lists, several lines, calls, Hydra's spelling, and lengths that must agree") {
+  const std::string head =
+      "from megatron.bridge import x\ncfg.model.num_layers = 32\ncfg.model.hidden_size = 4096\n"
+      "cfg.model.num_attention_heads = 32\ncfg.model.seq_length = 4096\ncfg.model.vocab_size = 128256\n";
+  const auto s =
+      emit::from_bridge_text(head +
+                                 "cfg.model.num_moe_experts = 8\n"
+                                 "cfg.model.moe_layer_freq = [0]*3+[1]*29\n"
+                                 "cfg.model.recompute_modules = [  # which\n    \"mlp\",\n    'core_attn',\n]\n"
+                                 "cfg.comm_overlap = CommOverlapConfig(tp_comm_overlap=False,\n"
+                                 "    overlap_grad_reduce=False)\n"
+                                 "model.recompute_granularity=selective\n++model.mtp_num_layers=null\n",
+                             "run.py", {8, 8, "h100-sxm", ""})
+          .scenario;
+  REQUIRE(s.model.moe_layer_freq.size() == 32);
+  CHECK(s.model.moe_layer_freq[2] == 0);
+  CHECK(s.model.moe_layer_freq[3] == 1);
+  CHECK(s.settings.recompute_modules == scenario::Strings{"mlp", "core_attn"});
+  CHECK_FALSE(s.settings.overlap_grad_reduce);
+  CHECK_THROWS_WITH_AS(
+      emit::from_bridge_text(head + "cfg.dataset.seq_length = 8192\n", "run.py", {8, 8, "h100-sxm", ""}),
+      "run.py:7: cfg.dataset.seq_length: is 8192, cfg.model.seq_length 4096: Megatron Bridge insists on one length",
+      UsageError);
+  CHECK_THROWS_WITH_AS(emit::from_bridge_text(head + "cfg.model.moe_layer_freq = [0]*\n", "run.py", {}),
+                       doctest::Contains("run.py:7: cfg.model.moe_layer_freq: expected a number"), UsageError);
 }
 
 TEST_CASE("Bridge: comments, quotes, recipes and what CommOverlapConfig makes of them") {

@@ -157,6 +157,40 @@ TEST_CASE("load imbalance scales the rows of the busiest rank") {
   CHECK(rows("moe_load_imbalance=3") == 2 * n);  // all rows of both ranks, no more
 }
 
+TEST_CASE("token drop: every expert gets its capacity, whatever the imbalance, and nobody counts") {
+  const auto stages =
+      test::build(with(large_experts(), {"moe_expert_capacity_factor=1.5", "moe_pad_expert_input_to_capacity=true",
+                                         "moe_load_imbalance=2"}));
+  for (const auto& kernel : layer(stages).kernels) {
+    if (kernel.key.family == "gemm.grouped.bf16.tn") CHECK(kernel.key.dims[1] == n * 3 / 2);
+    CHECK(kernel.name.find("counts") == std::string::npos);
+  }
+}
+
+TEST_CASE("a flex dispatcher sends a token once to each GPU that has an expert of it") {
+  const auto of = [](std::initializer_list<const char*> settings) {
+    const auto stages = test::build(with(with(large_experts(), {"moe_token_dispatcher_type=flex"}), settings));
+    std::vector<profile::Exchange> found;
+    for (const auto& kernel : layer(stages).kernels)
+      if (kernel.exchange && kernel.exchange->multiprocessors > 0) found.push_back(*kernel.exchange);
+    return found;
+  };
+  const auto plain = of({});
+  REQUIRE(plain.size() == 4);  // dispatch and combine, forward and backward
+  using Kind = profile::Exchange::Kind;
+  CHECK(std::count_if(plain.begin(), plain.end(), [](const auto& e) { return e.kind == Kind::dispatch; }) == 2);
+  CHECK(plain[0].multiprocessors == 20);
+  CHECK(plain[0].gpus_a_token > 1);
+  CHECK(plain[0].gpus_a_token <= 2);  // expert parallel size
+  CHECK(plain[0].domains_a_token == 1);
+  CHECK(of({"gpus_per_node=1"})[0].domains_a_token == plain[0].gpus_a_token);
+  CHECK(of({"moe_flex_dispatcher_backend=hybridep"})[0].multiprocessors == 24);
+  CHECK(of({"moe_flex_dispatcher_backend=hybridep", "gpus_per_node=1"})[0].multiprocessors == 8);
+  CHECK(of({"moe_flex_dispatcher_num_sms=32"})[0].multiprocessors == 32);
+  CHECK_THROWS_WITH_AS(of({"moe_flex_dispatcher_backend=ncclep"}), doctest::Contains("nobody has published"),
+                       UsageError);
+}
+
 TEST_CASE("nodes of expert-parallel overlap: what runs where, weight gradients apart, input projection first") {
   const auto stages =
       test::build(with(large_experts(), {"overlap_moe_expert_parallel_comm=true", "delay_wgrad_compute=true"}));
@@ -185,6 +219,15 @@ TEST_CASE("what is born dies, whatever the experts are made of; kernels have fam
       {},
       {"moe_token_dispatcher_type=allgather"},
       {"moe_token_dispatcher_type=flex"},
+      {"moe_token_dispatcher_type=flex", "expert_model_parallel_size=1"},
+      {"moe_token_dispatcher_type=flex", "moe_flex_dispatcher_backend=hybridep"},
+      {"moe_token_dispatcher_type=flex", "moe_flex_dispatcher_backend=hybridep",
+       "moe_permute_fusion_into_hybridep=true"},
+      {"moe_token_dispatcher_type=flex", "overlap_moe_expert_parallel_comm=true", "delay_wgrad_compute=true"},
+      {"moe_token_dispatcher_type=flex", "gpus_per_node=1"},
+      {"gpus_per_node=1"},
+      {"moe_expert_capacity_factor=1.0", "moe_pad_expert_input_to_capacity=true"},
+      {"moe_expert_capacity_factor=1.0", "fp8=hybrid", "fp8_recipe=tensorwise"},
       {"expert_model_parallel_size=1"},
       {"expert_model_parallel_size=1", "moe_token_dispatcher_type=allgather"},
       {"num_moe_experts=2", "moe_router_topk=1"},

@@ -45,7 +45,8 @@ inline std::string base(std::string_view name) {
         "  moe_grouped_gemm: true\n";
   }
   return model + settings + environment +
-         "cluster:\n  profile: h100-sxm\n  num_gpus: 8\nsoftware:\n  megatron_core: 0.19.0\n";
+         "cluster:\n  profile: h100-sxm\n  num_gpus: 8\nsoftware:\n  megatron_core: 0.19.0\n"
+         "  process_group_device_id: true\n";
 }
 
 inline scenario::Scenario scenario(std::string_view name, std::string_view changes) {

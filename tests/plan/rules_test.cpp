@@ -348,6 +348,9 @@ const Row rows[] = {
     {"trap.flush-one-connection", "dense", "overlap_p2p_comm_warmup_flush=true; $CUDA_DEVICE_MAX_CONNECTIONS=1",
      "overlap_p2p_comm_warmup_flush=true; $CUDA_DEVICE_MAX_CONNECTIONS=8"},
     {"trap.shape-exchange", "dense", "variable_seq_lengths=true", "variable_seq_lengths=false"},
+    {"trap.shapes-can-hang", "dense", "variable_seq_lengths=true",
+     "variable_seq_lengths=true; pipeline_model_parallel_size=2"},
+    {"trap.pairs-can-hang", "dense", "process_group_device_id=false", "process_group_device_id=true"},
     {"trap.mtp-standalone", "dense", "mtp_standalone=true", "mtp_standalone=false"},
     {"trap.min-offload-elements", "dense", FINE "[core_attn]; min_offloaded_tensor_size=1073741824",
      FINE "[core_attn]; min_offloaded_tensor_size=1048576"},
@@ -467,4 +470,20 @@ TEST_CASE("symptoms: likeliest cause first") {
   CHECK(first("dense", "", Symptom::assertion,
               "ValueError: Currently there is no support for Pipeline parallelism with CPU offloading") ==
         "offload.no-pipeline");
+}
+
+TEST_CASE("symptoms: a text that no rule has, and one of a rule that this configuration does not break") {
+  const auto causes = [](const char* text) {
+    return plan::diagnose(test::scenario("dense", ""), plan::Symptom::assertion, text);
+  };
+  for (const char* text : {"AssertionError: 20 should be divisible by 5", "RuntimeError: CUDA error", ""}) {
+    CAPTURE(text);
+    const auto found = causes(text);
+    REQUIRE(found.size() == 1);
+    CHECK(found.front().rule == "symptom.no-rule");
+    CHECK(found.front().severity == plan::Severity::trap);
+  }
+  for (const auto& finding :
+       causes("ValueError: Currently there is no support for Pipeline parallelism with CPU offloading"))
+    CHECK(finding.severity != plan::Severity::violation);
 }

@@ -131,7 +131,7 @@ inline predict::Prediction small_prediction() {
   predict::Prediction p;
   p.scenario = "two-ranks";
   p.profile = "example";
-  p.origin = "interpolated";
+  p.origins = {0.25, 0.75, 0};
   p.megatron_core = "0.19.0";
   p.forward_backward_ns = 1100 * us;
   p.optimizer_ns = 100 * us;

@@ -1,5 +1,9 @@
 // Architectures from Hugging Face's config.json.
 #include <doctest/doctest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
 
 #include "pipewright/scenario.hpp"
 
@@ -93,13 +97,74 @@ TEST_CASE("hf_config in a scenario: fields beside it override, the path is relat
                        "here.yaml:4: model.seq_length: missing", UsageError);
 }
 
+TEST_CASE("how positions are scaled is kept, whatever it costs nothing") {
+  const auto folder = std::filesystem::temp_directory_path() / ("pipewright_hf_" + std::to_string(getpid()));
+  std::filesystem::create_directories(folder);
+  const auto with = [&](const std::string& more) {
+    std::string text = read_file("data/llama-3-70b.json");
+    text.erase(text.rfind('}'));
+    std::ofstream(folder / "config.json") << text << ", " << more << "}";
+    Strings notes;
+    const Scenario s = from_hf(folder.string(), &notes);  // a folder holds its config.json
+    CHECK(s.origin.file == (folder / "config.json").string());
+    std::string all;
+    for (const auto& [name, value] : s.model.other) all += name + "=" + value + " ";
+    for (const auto& note : notes) all += note.substr(0, 30);
+    return all;
+  };
+  CHECK(with(R"("rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0})") ==
+        "rope_scaling=true rope_scaling_factor=8.0 ");
+  CHECK(with(R"("rope_scaling": {"type": "linear", "factor": 4})") == "seq_len_interpolation_factor=4.0 ");
+  CHECK(with(R"("rope_scaling": null)").empty());
+  CHECK(with(R"("rope_scaling": {"rope_type": "longrope"})") == "rope_scaling of type longrope ");
+  CHECK_THROWS_WITH_AS(with(R"("rope_scaling": 8)"), doctest::Contains("rope_scaling: expected an object, found 8"),
+                       UsageError);
+  std::filesystem::remove_all(folder);
+  CHECK_THROWS_WITH_AS(from_hf(folder.string()), doctest::Contains("no such file"), UsageError);
+  CHECK(from_hf("data/deepseek-v3.json").model.other.at("rotary_scaling_factor") == "40.0");
+}
+
+TEST_CASE("no next-token layers are none") {
+  std::string text = read_file("data/deepseek-v3.json");
+  const auto at = text.find("\"num_nextn_predict_layers\": 1");
+  REQUIRE(at != std::string::npos);
+  text.replace(at, 29, "\"num_nextn_predict_layers\": 0");
+  const auto path = std::filesystem::temp_directory_path() / ("pipewright_mtp_" + std::to_string(getpid()) + ".json");
+  std::ofstream(path) << text;
+  CHECK_FALSE(from_hf(path.string()).model.mtp_num_layers);
+  std::filesystem::remove(path);
+}
+
 TEST_CASE("what is missing or wrong is named with its file") {
   CHECK_THROWS_WITH_AS(from_hf("data/no-heads.json"), "data/no-heads.json: num_attention_heads: missing", UsageError);
   CHECK_THROWS_WITH_AS(from_hf("data/text-width.json"),
-                       "data/text-width.json: hidden_size: expected an integer, found \"4096\"", UsageError);
+                       "data/text-width.json:2: hidden_size: expected an integer, found \"4096\"", UsageError);
   CHECK_THROWS_WITH_AS(from_hf("data/unknown-family.json"), doctest::Contains("did you mean \"qwen2\"?"), UsageError);
   CHECK_THROWS_WITH_AS(from_hf("data/not-json.json"), doctest::Contains("not JSON"), UsageError);
   CHECK_THROWS_WITH_AS(from_hf("data/none.json"), doctest::Contains("no such file"), UsageError);
   CHECK_THROWS_WITH_AS(check(from_hf("data/qwen3-8b.json")), doctest::Contains("model.seq_length: missing"),
                        UsageError);
+}
+
+TEST_CASE("families that are not modelled are refused part by part") {
+  for (const auto& [family, part] :
+       std::initializer_list<std::pair<const char*, const char*>>{{"gemma2", "soft-capping"},
+                                                                  {"gpt_oss", "attention sinks"},
+                                                                  {"phi3", "sliding windows"},
+                                                                  {"llama4", "chunked attention"},
+                                                                  {"nemotron_h", "Mamba-2"}}) {
+    CAPTURE(family);
+    const auto path = std::filesystem::temp_directory_path() / (std::string("pipewright_family_") + family + ".json");
+    std::ofstream(path) << "{\"model_type\": \"" << family << "\"}";
+    std::string said;
+    try {
+      from_hf(path.string());
+    } catch (const UsageError& error) {
+      said = error.what();
+    }
+    std::filesystem::remove(path);
+    CAPTURE(said);
+    CHECK(said.find("is not modelled; what is missing") != std::string::npos);
+    CHECK(said.find(part) != std::string::npos);
+  }
 }

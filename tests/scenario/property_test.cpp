@@ -60,6 +60,12 @@ Measured random_measured() {
   m.forward_backward_ms = random_double(0, 1e5);
   m.samples_ms = {random_double(0, 1e5), random_double(0, 1e5)};
   randomise(m.optimizer_ms, any);
+  if (*rc::gen::arbitrary<bool>()) {  // published figures beside one's own
+    m.forward_backward_ms += 1;
+    m.step_ms = random_double(1, 1e5);
+    m.source = random_name();
+    m.peak_allocated_bytes_by_rank[3] = Bytes(12345);
+  }
   for (int n = *rc::gen::inRange(0, 3); n > 0; --n) {
     MeasuredRank rank;
     randomise(rank.parameters, any);

@@ -66,6 +66,49 @@ TEST_CASE("a measured run, figure by figure") {
   CHECK(read("../measured/a_pp4v2_m8_shm.yaml").cluster.link == "shared host memory");
 }
 
+TEST_CASE("published runs: the step and its source are enough; memory by pipeline rank, if any") {
+  for (const auto& entry : std::filesystem::directory_iterator("../published")) {
+    if (entry.path().extension() != ".yaml") continue;
+    CAPTURE(entry.path().string());
+    const Scenario s = read(entry.path().string());
+    CHECK_NOTHROW(check(s));
+    REQUIRE(s.measured);
+    CHECK(s.measured->step_alone());
+    CHECK(parse(write(s), "written") == s);
+  }
+  const auto mlperf = read("../published/mlperf-llama31-405b_512.yaml");
+  CHECK(mlperf.measured->peak_allocated_bytes_by_rank.at(0).value == 63154272862);  // 58.817 GiB
+  const auto with = [](const std::string& measured) { return parse(std::string(small) + measured, "p.yaml"); };
+  CHECK_THROWS_WITH_AS(with("measured: {step_ms: 100}\n"), doctest::Contains("measured.source: missing"), UsageError);
+  CHECK_THROWS_WITH_AS(with("measured: {step_ms: 0, source: log}\n"), doctest::Contains("more than 0 ms"), UsageError);
+  CHECK_THROWS_WITH_AS(with("measured: {source: log}\n"), doctest::Contains("forward_backward_ms"), UsageError);
+  CHECK_THROWS_WITH_AS(with("measured: {step_ms: 1, source: log, peak_allocated_bytes_by_rank: [1]}\n"),
+                       doctest::Contains("a map of pipeline ranks"), UsageError);
+  CHECK_THROWS_WITH_AS(with("measured: {step_ms: 1, source: log, stepms: 1}\n"),
+                       doctest::Contains("did you mean \"step_ms\""), UsageError);
+}
+
+TEST_CASE("a cluster's network: levels of switches, cards; what cannot be is refused with its key") {
+  auto s = parse(std::string(small), "n.yaml");
+  const auto refused = [&](const char* setting, const char* key) {
+    Scenario copy = s;
+    set(copy, setting);
+    CHECK_THROWS_WITH_AS(check(copy), doctest::Contains(key), UsageError);
+  };
+  CHECK(nvlink_domain(s) == s.cluster.gpus_per_node);
+  for (const char* setting : {"nics_per_node=4", "nic_gbits=200", "nvlink_domain=72",
+                              "cluster.network.levels=[144, 1152]", "cluster.network.oversubscription=2",
+                              "cluster.network.latency_us=20", "cluster.network.bandwidth_gbytes_per_s=23.5"})
+    set(s, setting);
+  CHECK_NOTHROW(check(s));
+  CHECK(nvlink_domain(s) == 72);
+  CHECK(s.cluster.network.oversubscription == std::vector<double>{2});
+  CHECK(parse(write(s), "written") == s);
+  refused("cluster.network.levels=[100]", "cluster.network.levels");
+  refused("cluster.network.levels=[]", "cluster.network.oversubscription");
+  CHECK_THROWS_AS(set(s, "nic_gbits=0"), UsageError);
+}
+
 TEST_CASE("the shipped scenarios can run") {
   for (const auto& entry : std::filesystem::directory_iterator("../../scenarios")) {
     if (entry.path().extension() != ".yaml") continue;

@@ -35,7 +35,7 @@ TEST_CASE("errors are predicted over measured, less one") {
 }
 
 TEST_CASE("the interval is the step's, less the optimizer") {
-  CHECK(three().in_interval() == doctest::Approx(2.0 / 3));  // b: 171 to 189 does not hold 200
+  CHECK(three().all().in_interval == doctest::Approx(2.0 / 3));  // b: 171 to 189 does not hold 200
 }
 
 TEST_CASE("Kendall's tau counts only runs that differ in settings alone") {
@@ -53,12 +53,14 @@ TEST_CASE("nothing measured, nothing divided by") {
   Validation v;
   CHECK(v.time().mean_abs == 0);
   CHECK(v.kendall_tau() == 0);
-  CHECK(v.in_interval() == 0);
-  CHECK(v.half_width() == 0);
+  CHECK(v.all().in_interval == 0);
+  CHECK(v.all().half_width == 0);
   CHECK(v.choices().empty());
 }
 
-TEST_CASE("half of the interval over the prediction, median") { CHECK(three().half_width() == doctest::Approx(0.05)); }
+TEST_CASE("half of the interval over the prediction, median") {
+  CHECK(three().all().half_width == doctest::Approx(0.05));
+}
 
 TEST_CASE("regret: what following the predicted order costs") {
   auto v = three();

@@ -107,10 +107,20 @@ class Table {
   std::vector<std::vector<std::string>> rows_;
 };
 
-/// Writes a file as a whole or not at all: to a temporary beside it, then renamed. Throws UsageError if it cannot.
+/// Writes a file as a whole or not at all: to a temporary beside it, then renamed; permissions stay as they were.
+/// Throws UsageError if it cannot, or if the file is one that this process has read (also through a link).
 void write_file(const std::string& path, std::string_view content);
+/// What write_file() refuses first, for writers of their own.
+void require_no_input(const std::string& path);
+/// Tells that `path` is read by other means than read_file().
+void note_input(const std::string& path);
 
-/// The whole content of a file; a ".gz" is unpacked. Throws UsageError if it cannot be read.
-std::string read_file(const std::string& path);
+/// Is this what a small gzip made to fill memory looks like? Sizes in bytes.
+bool inflates_too_much(std::size_t unpacked, std::int64_t packed);
+
+inline constexpr std::size_t largest_input = std::size_t{256} << 20U;  ///< bytes, unpacked; real ones have some MB
+
+/// The whole content of a file; a ".gz" is unpacked. Throws UsageError if it cannot be read or is larger.
+std::string read_file(const std::string& path, std::size_t largest = largest_input);
 
 }  // namespace pipewright

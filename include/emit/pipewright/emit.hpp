@@ -2,6 +2,7 @@
 // Bridge performance harness, environment variables; and the way back from flags and overrides to a scenario.
 #pragma once
 
+#include <map>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -28,7 +29,9 @@ Groups megatron(const scenario::Scenario& scenario);
 Groups bridge(const scenario::Scenario& scenario);
 /// Options of scripts/performance of Megatron Bridge; what it has no option for are overrides (`model.x=...`).
 Groups harness(const scenario::Scenario& scenario);
-/// NAME=value.
+/// The scenario's variables, those that Megatron insists on, and the queues that expert-parallel overlap needs.
+std::map<std::string, std::string> variables(const scenario::Scenario& scenario);
+/// The same as NAME=value, the value quoted as for a shell.
 Groups environment(const scenario::Scenario& scenario);
 
 std::vector<std::string> words(const Groups& groups);     ///< all words in order (JSON); a bridge override is one
@@ -43,7 +46,8 @@ struct Machine {
   scenario::Int num_gpus = 0;  ///< 0: the fewest that the parallelism needs
   scenario::Int gpus_per_node = 8;
   std::string profile;
-  std::string megatron_core;  ///< empty: the default version
+  std::string megatron_core;             ///< empty: the default version
+  std::vector<std::string> ignore = {};  ///< flags that no version has, dropped as asked
 };
 
 struct Import {
@@ -52,9 +56,18 @@ struct Import {
   std::vector<plan::Finding> findings;  ///< flags that this version lacks: violations
 };
 
-/// The words after `pretrain_gpt.py`, quoted as for a shell. Throws UsageError for a near miss of a known flag, a
+/// A command line, quoted as for a shell: the words after `pretrain_gpt.py`, and of torchrun or srun before it the
+/// number of GPUs. Throws UsageError for a near miss of a known flag, a
 /// value of the wrong type, a missing vocabulary.
 Import from_megatron(std::string_view flags, const Machine& machine);
+/// A launch script of bash, or a model_config.yaml of Megatron's functional tests, by its text. `variables`: those that
+/// the script takes from outside. Errors name the script's line.
+Import from_launch_file(std::string_view text, const std::string& path, const Machine& machine,
+                        const std::map<std::string, std::string>& variables = {});
+bool is_launch_file(const std::string& path, std::string_view text);
+/// The lines of such a file that differ for `planned`, "-" and "+" before them under "@@ line N @@"; what no line says
+/// is a remark ("# ...") in front. `given`: what from_launch_file made of it.
+std::string script_diff(std::string_view script, const scenario::Scenario& given, const scenario::Scenario& planned);
 /// A file of lines `cfg.section.field = value`.
 Import from_bridge(const std::string& path, const Machine& machine);
 Import from_bridge_text(std::string_view text, const std::string& file, const Machine& machine);

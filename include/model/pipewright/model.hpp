@@ -5,10 +5,12 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "pipewright/base.hpp"
+#include "pipewright/network.hpp"
 #include "pipewright/profile.hpp"
 #include "pipewright/scenario.hpp"
 #include "pipewright/schedule.hpp"
@@ -26,7 +28,9 @@ struct Kernel {
   profile::Key key;  ///< its time; empty family: takes no time on the GPU (a host cost only)
   Stream stream = Stream::compute;
   Purpose purpose = Purpose::compute;
-  std::string link;        ///< of a collective: the link class that it crosses
+  std::string link;  ///< of a collective: the link class that it crosses
+  /// Of a collective that leaves its NVLink domain and of token dispatchers: what moves between whom.
+  std::optional<profile::Exchange> exchange;
   bool recompute = false;  ///< runs in the backward pass only because activations were dropped
   bool graphed = false;    ///< replayed by a CUDA graph: the host launches the graph, not the kernel
   int launches = 1;     ///< kernels that the host launches for it (a grouped GEMM, a router's elementwise operations)
@@ -148,6 +152,12 @@ struct Stages {
 /// On GPUs of this kind: workspaces, shares of the multiprocessors and FP8 layouts are its. Throws UsageError for what
 /// Megatron refuses (splits that do not divide ...) and for what is not modelled yet.
 Stages build(const scenario::Scenario& scenario, const profile::Device& gpu);
+
+/// Multiprocessors that the kernels of a flex token dispatcher hold; 0: there is none.
+std::int64_t dispatcher_multiprocessors(const scenario::Scenario& scenario, const profile::Device& gpu);
+
+/// NVLink domains, cards and switches as the cluster states them.
+profile::Topology topology(const scenario::Scenario& scenario);
 
 /// Model FLOPs of one step over all GPUs, Megatron-LM num_floating_point_operations (megatron/training/training.py).
 double step_flop(const scenario::Scenario& scenario);

@@ -35,13 +35,22 @@ struct RankPrediction {
   std::optional<Pressure> pressure;  ///< find_pressure
 };
 
+/// Shares of time by where it comes from; they add up to 1.
+struct OriginShares {
+  double measured = 0, interpolated = 0, published = 0, derived = 0;
+  std::string text() const;          ///< "96 % measured, 4 % derived"
+  std::string_view weakest() const;  ///< "derived": the weakest that makes up a thousandth
+};
+
 struct Prediction {
   std::string scenario;
-  std::string profile, origin;  ///< name and weakest origin of the times used
+  std::string profile;
+  OriginShares origins;  ///< of the kernels' time on the rank that finishes last
   std::string megatron_core;
   std::int64_t forward_backward_ns = 0, optimizer_ns = 0, step_ns = 0;
   std::int64_t interval_low_ns = 0, interval_high_ns = 0;  ///< 90 % interval of the step
   double tflops_per_gpu = 0, tokens_per_s_per_gpu = 0;
+  std::optional<double> mfu;  ///< of the part's dense bf16 peak; none where that is not known
   int last_rank = 0;
   std::vector<RankPrediction> ranks;
   std::vector<timeline::Boundary> boundaries;
@@ -49,6 +58,7 @@ struct Prediction {
   std::vector<timeline::Lever> levers;  ///< what would shorten the step; find_levers
   bool fits = true;
   Bytes memory_limit, memory_margin;
+  std::vector<std::string> ignored;  ///< names that are not modelled and were let through: the interval does not hold
   std::vector<std::string> notes;
   std::vector<std::pair<std::string, std::string>> time_sources;  ///< kernel family -> profile, origin (for reports)
 };
@@ -82,6 +92,15 @@ void find_pressure(Prediction& prediction, const scenario::Scenario& scenario, c
 std::optional<double> probability_to_fit(Bytes reserved, Bytes spare, const profile::Profiles& profiles);
 /// Of the rank that is least likely to; ranks err together.
 std::optional<double> probability_to_fit(const Prediction& prediction, const profile::Profiles& profiles);
+
+/// The largest moe_load_imbalance with which a mixture still fits; `any`: whatever the routing.
+struct Imbalance {
+  double largest = 1;
+  bool any = false;
+};
+/// Nothing for models without experts on several ranks, with a capacity, or that do not fit as they are.
+std::optional<Imbalance> find_imbalance(const Prediction& prediction, const scenario::Scenario& scenario,
+                                        const profile::Profiles& profiles);
 
 // ---- Quick looks, for the search
 

@@ -103,8 +103,10 @@ struct ClockLaw {
   double matrix = 1, attention = 1, memory = 1;  ///< the layer's duty over this kind's at the same clock
   double exchange = 0;                           ///< NCCL's collectives: power above idle over the layer's
   double fluctuation = 0;  ///< of what load adds to kernel times, from one tick of the controller to the next, relative
-  /// What load adds, for GPUs that wait for each other every few milliseconds: at any moment the slowest decides, and
-  /// clocks move apart. 1 for one GPU; else 1 + fluctuation x the expected largest of n standard normal deviates.
+  double chips = 0;        ///< the same from one chip to the next
+  /// What load adds, for GPUs that wait for each other every few milliseconds: at any moment the slowest decides. Its
+  /// clock is low for the moment, or its chip is slower all the time: both spreads are one. 1 for one GPU; else 1 +
+  /// spread x the expected largest of n standard normal deviates.
   double lockstep(std::int64_t gpus) const;
   double together = 1;  ///< lockstep() of the GPUs that the law is applied to
   /// The law of a GPU that waits for `gpus` - 1 others inside every layer.

@@ -285,6 +285,17 @@ struct Cluster {
   std::string inter_node_link = "infiniband";
   /// Of the profile's GPU, 10 x major + minor; none: not looked up. No input: predict::name_gpu sets it.
   std::optional<int> compute_capability;
+  OptInt nics_per_node;             ///< network cards; default: the link class's (one a GPU)
+  std::optional<double> nic_gbits;  ///< of a card's line, Gb/s; default: the link class's
+  OptInt nvlink_domain;             ///< GPUs joined by NVLink; default gpus_per_node
+  /// Beyond the nodes. levels: GPUs below a switch of each height, ascending; oversubscription: by how much less such a
+  /// switch carries upwards than those GPUs can send, level by level (the rest 1).
+  struct Network {
+    Ints levels;
+    std::vector<double> oversubscription;
+    std::optional<double> latency_us, bandwidth_gbytes_per_s;  ///< measured: of a step; of one card one way
+    friend bool operator==(const Network&, const Network&) = default;
+  } network;
   std::map<std::string, double> overrides;  ///< scalars of the profile ("host.launch_us")
   friend bool operator==(const Cluster&, const Cluster&) = default;
 };
@@ -331,11 +342,17 @@ struct MeasuredRank {
   std::optional<TraceSummary> trace_summary;
   friend bool operator==(const MeasuredRank&, const MeasuredRank&) = default;
 };
+/// Of one's own runs forward-backward and every rank; of other people's often the step alone.
 struct Measured {
-  double forward_backward_ms = 0;
+  double forward_backward_ms = 0;  ///< 0: only the step is known
   std::vector<double> samples_ms;
   std::optional<double> optimizer_ms;
   std::vector<MeasuredRank> ranks;
+  std::optional<double> step_ms;  ///< a published step
+  std::string source;             ///< of a published run: where it stands
+  std::optional<double> tokens_per_s_per_gpu;
+  std::map<Int, Bytes> peak_allocated_bytes_by_rank;  ///< of a published run, by pipeline rank
+  bool step_alone() const { return forward_backward_ms == 0 && step_ms.has_value(); }
   friend bool operator==(const Measured&, const Measured&) = default;
 };
 
@@ -349,11 +366,13 @@ struct Scenario {
   Cluster cluster;
   Software software;
   Search search;
+  Strings assumed;  ///< "moe_grouped_gemm: true": what the input could not say and was taken so
+  Strings ignore;   ///< names that are not modelled and let through (effects.hpp): no interval holds then
   std::optional<Measured> measured;
   /// Same content; where it came from does not count.
   friend bool operator==(const Scenario& a, const Scenario& b) {
     return a.model == b.model && a.settings == b.settings && a.environment == b.environment && a.cluster == b.cluster &&
-           a.software == b.software && a.search == b.search && a.measured == b.measured;
+           a.software == b.software && a.search == b.search && a.ignore == b.ignore && a.measured == b.measured;
   }
 };
 
@@ -363,7 +382,7 @@ struct Scenario {
 Scenario read(const std::string& path);                          ///< a YAML file
 Scenario parse(std::string_view yaml, const std::string& file);  ///< its text; `file` for messages
 /// The architecture of a Hugging Face config.json; the caller supplies seq_length, cluster and settings.
-Scenario from_hf(const std::string& path);
+Scenario from_hf(const std::string& path, Strings* notes = nullptr);
 std::string write(const Scenario& scenario);  ///< YAML of all that is not default; parse() reads it back
 void set(Scenario& scenario, std::string_view name_is_value);  ///< --set NAME=VALUE (also SECTION.NAME); not checked
 void set_env(Scenario& scenario, std::string_view name_is_value);  ///< --env NAME=VALUE; an empty value removes it
@@ -383,6 +402,8 @@ std::vector<FieldInfo> fields();
 /// Versions of Megatron Core that have this field; throws InternalError for what is no field of any.
 Versions versions_of(const std::string& field);
 std::string get(const Scenario& scenario, const std::string& name);  ///< a field's value as written in YAML
+/// Text as a YAML scalar, quoted where another reader would take it for something else than a string.
+std::string yaml_scalar(std::string_view text);
 /// Fields of `model` or `settings` that differ from their defaults, name and YAML value in the table's order.
 std::vector<std::pair<std::string, std::string>> stated(const Scenario& scenario, const std::string& section);
 /// Where `name` ("settings.bf16") was stated; the scenario's origin if it was not.
@@ -390,6 +411,7 @@ Position position(const Scenario& scenario, const std::string& name);
 
 // ---- Values in force.
 
+Int nvlink_domain(const Scenario&);        ///< GPUs joined by NVLink (or by a host's memory)
 Int model_parallel_size(const Scenario&);  ///< TP x PP x CP
 Int data_parallel_size(const Scenario&);   ///< num_gpus / (TP x PP x CP)
 Int expert_tensor_parallel_size(const Scenario&);

@@ -144,7 +144,7 @@ double host_time_factor(const scenario::Scenario& scenario, const profile::Profi
 Prices price(const scenario::Scenario& scenario, const model::Stages& stages, const profile::Profiles& profiles);
 
 /// The link class between two pipeline ranks: ranks are laid out tp-cp-dp-pp (Megatron's default order), so a stage
-/// holds consecutive GPUs; `inter_node_link` as soon as one of its GPUs meets its peer on another node.
+/// holds consecutive GPUs; `inter_node_link` as soon as one of its GPUs meets its peer in another NVLink domain.
 std::string link_between(const scenario::Scenario& scenario, int pp_rank, int peer);
 
 /// Builds the graph. Throws UsageError with the cycle of waits if the schedule deadlocks.

@@ -2,6 +2,8 @@
 // machine from a few measured steps. Errors are predicted / measured - 1.
 #pragma once
 
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -24,17 +26,22 @@ struct Errors {
   double mean_abs = 0, max_abs = 0, bias = 0;
 };
 
-double predicted_ms(const Case& c);  ///< forward-backward, as all times here
+/// Forward-backward; the whole step where the measured run tells no more (published runs). All times here are that.
+double predicted_ms(const Case& c);
 double measured_ms(const Case& c);
 double time_error(const Case& c);
-/// The 90 % interval of the step, moved to forward-backward: the optimizer's own uncertainty stays with the step.
+/// The 90 % interval of the step; of forward-backward it is moved there: the optimizer's own uncertainty stays with it.
 double low_ms(const Case& c);
 double high_ms(const Case& c);
+/// Model TFLOP/s of a GPU in a whole step, Megatron's count; nullopt where only forward-backward was measured.
+std::optional<double> measured_tflops(const Case& c);
+bool is_mixture(const Case& c);  ///< of experts
 
-/// Peak allocated bytes of one measured rank.
+/// Peak allocated bytes of one measured rank; reserved ones where they were measured.
 struct RankError {
-  const scenario::MeasuredRank* measured;
-  const predict::RankPrediction* predicted;
+  std::int64_t rank = 0, pp_rank = 0;
+  Bytes measured_peak, predicted_peak, predicted_reserved;
+  std::optional<Bytes> measured_reserved;
   double error() const;
 };
 std::vector<RankError> rank_errors(const Case& c);
@@ -55,6 +62,17 @@ struct Choice {
   double regret = 0;
 };
 
+/// Times of some of the runs.
+struct Group {
+  int runs = 0;
+  Errors time;
+  double in_interval = 0;  ///< share of times inside their predicted 90 % interval
+  double half_width = 0;   ///< median of half that interval over the prediction
+  /// Kendall's tau of the TFLOP/s of different configurations, each once (its first run): which is the better use of
+  /// a GPU. nullopt: fewer than two configurations whose step was measured.
+  std::optional<double> tau_of_tflops;
+};
+
 struct Validation {
   std::string mode;  ///< "cold": only the profiles; "calibrated": with a real run's knowledge of the machine
   std::vector<Case> cases;
@@ -64,9 +82,10 @@ struct Validation {
   Errors memory() const;                ///< peak allocated, over all measured ranks
   double kendall_tau() const;           ///< order of runs that differ only in settings (same model, machine and batch)
   std::vector<Choice> choices() const;  ///< one for each group of such runs
-  double in_interval() const;           ///< share of times inside their predicted 90 % interval
-  double half_width() const;            ///< median of half that interval over the prediction
-  double largest_error() const;         ///< over times and peaks
+  Group all() const;
+  Group dense() const;
+  Group mixtures() const;
+  double largest_error() const;  ///< over times and peaks
 };
 
 /// The factor on compute kernels at which the prediction of a measured run meets its forward-backward time: how much

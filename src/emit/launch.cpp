@@ -1,0 +1,231 @@
+// Launchers and their options: torchrun (torch.distributed.run and .launch), srun and sbatch, mpirun.
+#include "launch.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <charconv>
+
+#include "emitted.hpp"
+#include "table.hpp"
+
+namespace pipewright::emit {
+
+namespace {
+
+using scenario::Int;
+using ShellWords = std::vector<ShellWord>;
+
+enum class Count : unsigned char { nodes, of_node, all };
+struct LauncherOption {
+  std::string_view name;  ///< underscores count as dashes
+  Count what;
+};
+// torch/distributed/run.py; srun and sbatch of Slurm 24; Open MPI's mpirun.
+constexpr std::array launcher_options = {LauncherOption{"--nproc-per-node", Count::of_node},
+                                         LauncherOption{"--nnodes", Count::nodes},
+                                         LauncherOption{"--nodes", Count::nodes},
+                                         LauncherOption{"-N", Count::nodes},
+                                         LauncherOption{"--ntasks-per-node", Count::of_node},
+                                         LauncherOption{"--gpus-per-node", Count::of_node},
+                                         LauncherOption{"--gres", Count::of_node},
+                                         LauncherOption{"--ntasks", Count::all},
+                                         LauncherOption{"-n", Count::all},
+                                         LauncherOption{"-np", Count::all},
+                                         LauncherOption{"--np", Count::all}};
+
+/// "8", "gpu:8", "gpu:h100:8", "4:4" (elastic, the same number twice).
+std::optional<Int> count(std::string_view text) {
+  std::optional<Int> found;
+  if (const auto colon = text.rfind(':'); colon != std::string_view::npos) {
+    const auto first = text.substr(0, colon);
+    if (!first.empty() && std::isdigit(static_cast<unsigned char>(first.front())) != 0 &&
+        first != text.substr(colon + 1))
+      return {};
+    text.remove_prefix(colon + 1);
+  }
+  Int number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error == std::errc() && end == text.data() + text.size() && number > 0 && number <= 10'000'000) found = number;
+  return found;
+}
+
+/// Reads GPU counts from a launcher's words; what stands later is nearer to the training program and wins.
+void read_counts(const ShellWords& words, std::size_t begin, std::size_t end, Launch& launch) {
+  for (std::size_t i = begin; i < end; ++i) {
+    const auto equals = words[i].text.find('=');
+    std::string name = words[i].text.substr(0, equals);
+    if (!name.starts_with('-')) continue;
+    std::replace(name.begin(), name.end(), '_', '-');
+    const auto option = std::ranges::find(launcher_options, name, &LauncherOption::name);
+    if (option == launcher_options.end()) continue;
+    const bool here = equals != std::string::npos;
+    if (!here && i + 1 >= end) continue;
+    const std::string& value = here ? words[i].text.substr(equals + 1) : words[i + 1].text;
+    const auto number = count(value);
+    if (!number && !is_unset_variable(value)) {
+      launch.notes.push_back(name + " " + value + " is no number of GPUs or nodes: say it with --gpus");
+      continue;
+    }
+    if (!number) continue;
+    (option->what == Count::nodes     ? launch.nodes
+     : option->what == Count::of_node ? launch.gpus_of_node
+                                      : launch.gpus) = number;
+  }
+}
+
+bool is_program(const std::string& word) { return word.ends_with(".py"); }
+
+bool trains(const ShellWords& words) {
+  return std::ranges::any_of(words, [](const ShellWord& word) {
+    std::string name = word.text.substr(0, word.text.find('='));
+    std::replace(name.begin(), name.end(), '_', '-');
+    return name == "--num-layers" || name == "--hidden-size" || name == "--micro-batch-size";
+  });
+}
+
+/// bash -c "torchrun ... pretrain_gpt.py ...": the command within the word, split again.
+ShellWords unfolded(const ShellWords& words, int depth = 0) {
+  ShellWords all;
+  for (const auto& word : words) {
+    const bool command = word.text.find(' ') != std::string::npos && word.text.find(".py") != std::string::npos &&
+                         word.text.find("--") != std::string::npos;
+    if (!command || depth > 3) {
+      all.push_back(word);
+      continue;
+    }
+    ShellWords inner;
+    for (auto& text : split_shell(word.text)) inner.push_back({std::move(text), word.line});
+    for (auto& one : unfolded(inner, depth + 1)) all.push_back(std::move(one));
+  }
+  return all;
+}
+
+std::string trimmed_value(std::string_view text) {
+  while (!text.empty() && std::isspace(static_cast<unsigned char>(text.front())) != 0) text.remove_prefix(1);
+  // A comment begins after a blank; quotes protect.
+  char quote = 0;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    if (quote != 0)
+      quote = text[i] == quote ? '\0' : quote;
+    else if ((text[i] == '"' || text[i] == '\'') && i == 0)
+      quote = text[i];
+    else if (text[i] == '#' && (i == 0 || text[i - 1] == ' '))
+      text = text.substr(0, i);
+  }
+  while (!text.empty() && std::isspace(static_cast<unsigned char>(text.back())) != 0) text.remove_suffix(1);
+  return unquoted(std::string(text));
+}
+
+}  // namespace
+
+Launch launch_of_words(std::vector<ShellWord> given, const std::string& file) {
+  Launch launch;
+  launch.file = file;
+  const ShellWords words = unfolded(given);
+  // The program: the first NAME.py, or what -m names where it trains; a .py after training flags is their value.
+  auto script = std::ranges::find_if(words, [](const ShellWord& w) { return is_program(w.text); });
+  if (script != words.end() && trains({words.begin(), script})) script = words.end();
+  for (auto at = words.begin(); script == words.end() && at + 1 < words.end(); ++at)
+    if (at->text == "-m" && !(at + 1)->text.starts_with("torch.distributed")) script = at + 1;
+  const auto begin = script == words.end()
+                         ? std::ranges::find_if(words, [](const ShellWord& w) { return w.text.starts_with("--"); })
+                         : script + 1;
+  for (auto at = words.begin(); at != begin; ++at) {
+    const auto equals = at->text.find('=');
+    if (!at->text.starts_with('-') && equals != std::string::npos && equals > 0 &&
+        std::isupper(static_cast<unsigned char>(at->text.front())) != 0)
+      launch.variables[at->text.substr(0, equals)] = at->text.substr(equals + 1);
+  }
+  read_counts(words, 0, static_cast<std::size_t>(begin - words.begin()), launch);
+  launch.words.assign(begin, words.end());
+  return launch;
+}
+
+Launch launch_of_script(std::string_view text, const std::string& file,
+                        const std::map<std::string, std::string>& variables) {
+  ShellRun run = run_shell(text, file, variables);
+  const ShellCommand* training = nullptr;
+  for (auto& command : run.commands) {
+    command.words = unfolded(command.words);
+    const bool program = std::ranges::any_of(command.words, [](const ShellWord& w) {
+      return is_program(w.text) || w.text == "-m" || w.text.ends_with("torchrun");
+    });
+    if (program && trains(command.words)) training = &command;
+  }
+  if (training == nullptr)
+    throw UsageError({file, 0}, {},
+                     "no training command found: a call of torchrun, srun or python with --num-layers, --hidden-size "
+                     "or --micro-batch-size. Variables that the script takes from outside are given with --env");
+  Launch launch;
+  read_counts(run.directives, 0, run.directives.size(), launch);
+  Launch command = launch_of_words(training->words, file);
+  command.nodes = command.nodes ? command.nodes : launch.nodes;
+  command.gpus_of_node = command.gpus_of_node ? command.gpus_of_node : launch.gpus_of_node;
+  command.gpus = command.gpus ? command.gpus : launch.gpus;
+  command.variables.insert(training->variables.begin(), training->variables.end());
+  for (const auto& [name, value] : variables) command.variables.erase(name);  // those of --env are set anyway
+  command.notes.insert(command.notes.begin(), run.notes.begin(), run.notes.end());
+  return command;
+}
+
+bool is_model_config(std::string_view text) {
+  return text.starts_with("MODEL_ARGS:") || text.find("\nMODEL_ARGS:") != std::string_view::npos;
+}
+
+Launch launch_of_model_config(std::string_view text, const std::string& file) {
+  Launch launch;
+  launch.file = file;
+  std::map<std::string, std::vector<std::pair<std::string, ShellWord>>> sections;
+  std::map<std::string, std::string> anchors;
+  std::string section;
+  int number = 0;
+  while (!text.empty()) {
+    const auto end = std::min(text.find('\n'), text.size());
+    const std::string_view row = text.substr(0, end);
+    text.remove_prefix(std::min(end + 1, text.size()));
+    ++number;
+    const auto first = row.find_first_not_of(" \t\r");
+    if (first == std::string_view::npos || row[first] == '#') continue;
+    const auto colon = row.find(':', first);
+    const auto key = colon == std::string_view::npos ? std::string_view() : row.substr(first, colon - first);
+    if (first == 0) {
+      section = std::string(key);
+      if (colon != std::string_view::npos)
+        if (const auto rest = trimmed_value(row.substr(colon + 1)); rest.starts_with('&'))
+          anchors[rest.substr(1)] = section;
+      continue;
+    }
+    if (section != "ENV_VARS" && section.find("MODEL_ARGS") == std::string::npos) continue;
+    if (colon == std::string_view::npos) throw UsageError({file, number}, section, "expected NAME: VALUE");
+    const std::string value = trimmed_value(row.substr(colon + 1));
+    if (key == "<<") {  // another section's entries
+      const auto anchor = value.starts_with('*') ? anchors.find(value.substr(1)) : anchors.end();
+      if (anchor == anchors.end()) throw UsageError({file, number}, section, "no such anchor: " + value);
+      const auto merged = sections[anchor->second];
+      auto& into = sections[section];
+      into.insert(into.end(), merged.begin(), merged.end());
+      continue;
+    }
+    sections[section].emplace_back(key, ShellWord{value, number});
+  }
+  for (const auto& [name, value] : sections["ENV_VARS"]) launch.variables[name] = value.text;
+  for (const auto& [name, value] : sections["MODEL_ARGS"]) {
+    launch.words.push_back({name, value.line});
+    if (value.text == "true" || value.text.empty()) continue;
+    if (value.text.starts_with('[') && value.text.ends_with(']')) {  // the script takes the brackets off
+      for (const auto& word : split_shell(std::string_view(value.text).substr(1, value.text.size() - 2)))
+        launch.words.push_back({word, value.line});
+    } else {
+      launch.words.push_back({value.text, value.line});
+    }
+  }
+  if (launch.words.empty()) throw UsageError({file, 0}, "MODEL_ARGS", "no flags in it");
+  constexpr Int default_gpus = 8;  // _run_training.sh: GPUS_PER_NODE=${GPUS_PER_NODE:-8}, one node
+  launch.gpus_of_node = default_gpus;
+  launch.nodes = 1;
+  launch.notes.emplace_back("assumed 8 GPUs of one node, as Megatron's functional tests run");
+  return launch;
+}
+
+}  // namespace pipewright::emit

@@ -1,0 +1,34 @@
+// The training command in what users have: a line for the shell, a launch script, a model_config.yaml of Megatron's
+// functional tests. Also how many GPUs its launcher starts it on.
+#pragma once
+
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "pipewright/scenario.hpp"
+#include "shell.hpp"
+
+namespace pipewright::emit {
+
+struct Launch {
+  std::string file;                                        ///< for messages
+  std::vector<ShellWord> words;                            ///< flags of the training program
+  std::map<std::string, std::string> variables;            ///< its environment
+  std::optional<scenario::Int> nodes, gpus_of_node, gpus;  ///< as torchrun, srun, mpirun and #SBATCH lines say
+  std::vector<std::string> notes;
+};
+
+/// Words as a shell split them: [NAME=value]... [srun ...] torchrun ... pretrain_gpt.py FLAGS, or FLAGS alone.
+Launch launch_of_words(std::vector<ShellWord> words, const std::string& file);
+/// Throws UsageError where no command of the script trains.
+Launch launch_of_script(std::string_view text, const std::string& file,
+                        const std::map<std::string, std::string>& variables);
+/// MODEL_ARGS and ENV_VARS, as tests/functional_tests/shell_test_utils/_run_training.sh passes them on.
+Launch launch_of_model_config(std::string_view text, const std::string& file);
+/// Does a YAML text look like one?
+bool is_model_config(std::string_view text);
+
+}  // namespace pipewright::emit

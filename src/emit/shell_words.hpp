@@ -1,0 +1,92 @@
+// Words of a shell script: cut out of the text with their quotes, and expanded with the variables known so far.
+#pragma once
+
+#include <cctype>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "shell.hpp"
+
+namespace pipewright::emit {
+
+/// A word as it is written, quotes and expansions included.
+struct Raw {
+  std::string text;
+  int line = 0;
+};
+
+struct ShellState {
+  static constexpr std::size_t longest = std::size_t{1} << 20U;  ///< bytes of a script and of a value
+  std::map<std::string, ShellWord> scalars;
+  std::map<std::string, std::vector<ShellWord>> arrays;
+  std::set<std::string> exported;
+  std::size_t words = 0;  ///< made so far
+};
+
+inline bool name_char(char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_'; }
+inline bool blank(char c) { return c == ' ' || c == '\t' || c == '\r'; }
+inline bool ends_word(char c) {
+  return c == '\0' || blank(c) || std::string_view("\n;&|()<>").find(c) != std::string_view::npos;
+}
+
+class ShellReader {
+ public:
+  struct Place {
+    std::size_t at = 0;
+    int line = 1;
+  };
+
+  ShellReader(std::string_view text, const std::string& file);
+
+  std::string_view text() const { return text_; }
+  const std::string& file() const { return file_; }
+  int line() const { return now_.line; }
+  Place place() const { return now_; }
+  void go_to(const Place& place) { now_ = place; }
+  bool at_end();
+  UsageError error(const std::string& why) const { return {{file_, now_.line}, {}, why}; }
+
+  std::string_view peek_word();  ///< the next word or bracket without its meaning; "" at the end of a command
+  std::string_view take_word();
+  std::string_view take_operator();  ///< && || | & ; or a newline; "" if none stands there
+  void skip_separators();            ///< newlines and semicolons
+  void skip_redirections();
+  bool at_function();
+  std::string take_function_name();
+  std::string take_arithmetic();                   ///< of (( .. ))
+  std::vector<Raw> take_patterns();                ///< of a case: a|b)
+  std::optional<Raw> next_raw(bool test = false);  ///< nullopt: the command ends here; test: within [[ ]]
+  /// The words of NAME=( .. ) where one follows.
+  std::optional<std::vector<Raw>> array_after(const Raw& name, std::size_t equals);
+
+ private:
+  char at(std::size_t ahead = 0) const { return now_.at + ahead < text_.size() ? text_[now_.at + ahead] : '\0'; }
+  void advance(std::size_t n = 1);
+  void skip_blanks();
+  void take_quoted(std::string& out);
+  void take_balanced(std::string& out, char open, char close);
+  bool redirection();
+
+  std::string_view text_;
+  std::string file_;
+  Place now_;
+  std::vector<std::string> here_documents_;  ///< delimiters of those that begin at the next newline
+};
+
+/// Appends the words that `raw` becomes.
+void expand(const Raw& raw, ShellState& state, const ShellReader& reader, std::vector<ShellWord>& out);
+/// The same as one word, as on the right of an assignment.
+ShellWord joined(const Raw& raw, ShellState& state, const ShellReader& reader);
+/// nullopt: it depends on what is not known, or is no integer expression.
+std::optional<std::int64_t> arithmetic(std::string_view expression, const ShellState& state);
+/// Where the "=" of NAME=... or NAME+=... stands; npos: the word is no assignment.
+std::size_t assignment(std::string_view word);
+/// Words of a line as a shell splits them; an open quote ends with the line.
+std::vector<std::string> split_words(std::string_view line);
+
+}  // namespace pipewright::emit

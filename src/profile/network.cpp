@@ -1,0 +1,274 @@
+// Collectives over several NVLink domains, and token dispatchers.
+//
+// NCCL (NVIDIA/nccl 2.30.7, 5067397c): ncclTopoGetAlgoTime takes   t = latency + moved / bandwidth   and the best of
+// the protocols and algorithms (src/graph/tuning.cc:653). Rings of n ranks in d domains pass every byte through all
+// ranks: of n edges d cross the network, and as many rings run as there are cards, so that each rank of a domain sends
+// moved x d/n through its own card. An all-to-all sends its own domain's part over NVLink and the rest through the
+// card, at once; with PXN a message first goes over NVLink to the GPU on whose card it leaves.
+//
+// DeepEP and HybridEP send a token once to each domain that one of its experts lives in, and from there over NVLink to
+// every GPU that has one. Three things bound them: the card, NVLink, and the multiprocessors that copy.
+#include "pipewright/network.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+
+#include "interpolate.hpp"
+
+namespace pipewright::profile {
+namespace {
+
+using Kind = Exchange::Kind;
+using Library = Exchange::Library;
+
+std::int64_t over(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+/// Ranks of a group among `gpus` neighbours.
+std::int64_t ranks_among(std::int64_t gpus, const Exchange& e) {
+  return std::clamp<std::int64_t>(gpus / e.stride, 1, e.ranks);
+}
+
+double passes(Kind kind) { return kind == Kind::all_reduce ? 2 : 1; }
+
+/// What every rank of a ring passes on.
+double moved(const Exchange& e) {
+  const auto n = static_cast<double>(e.ranks);
+  return passes(e.kind) * (n - 1) / n * e.bytes;
+}
+
+// ---- NCCL's model of rings and trees between nodes, src/graph/tuning.cc
+
+/// Protocols LL, LL128, Simple. Base latencies and those of a step, us (:151-174); a step over NVLink costs no less
+/// than the network's own overhead (Intel hosts: 1 us, three times that with Simple, :228-233 and :404-412).
+constexpr std::size_t protocols = 3;
+struct Algorithm {
+  std::array<double, protocols> base, inside, network, share;  ///< share: of the bus bandwidth (:327-336)
+};
+constexpr double simple_step_us = 14;  ///< what `latency_us` of a link or a cluster stands for
+constexpr Algorithm ring = {{6.6, 14, 8.4}, {1, 1.9, 3.4}, {2.7, 4.0, simple_step_us}, {0.5, 0.92, 1}};
+constexpr Algorithm tree = {{6.8, 14, 8.4}, {0.6, 1.25, 4.0}, {5, 8.5, simple_step_us}, {1 / 3.8, 0.92, 0.92}};
+
+double nccl_ns(const Exchange& e, const Network& network, double domains, double bus) {
+  const auto n = static_cast<double>(e.ranks);
+  const double slower = network.latency_us / simple_step_us;  // than the network that NCCL's figures stand for
+  double best = std::numeric_limits<double>::max();
+  for (std::size_t p = 0; p < protocols; ++p) {
+    const double ring_us =
+        ring.base[p] + passes(e.kind) * ((n - domains) * ring.inside[p] + (domains - 1) * ring.network[p] * slower);
+    best = std::min(best, ring_us * 1e3 + moved(e) / (bus * ring.share[p]));
+    if (e.kind != Kind::all_reduce) continue;
+    const double tree_us =
+        tree.base[p] + 2 * ((n / domains - 1) * tree.inside[p] + std::log2(domains) * tree.network[p] * slower);
+    best = std::min(best, tree_us * 1e3 + 2 * e.bytes / (bus * tree.share[p]));
+  }
+  return best;
+}
+
+// ---- Dispatchers
+
+/// GB/s of one multiprocessor are of rows written (a token's copies, one each GPU); shares are of what the profile's
+/// links move. By direction: dispatch, combine.
+struct DispatcherRates {
+  std::array<double, 2> multiprocessor, nvlink, nvlink_alone;
+  double multiprocessor_alone, nic;  ///< alone: in one domain
+  double start_us;                   ///< barrier and counts before the copies
+};
+// ai-dynamo/aiconfigurator 095f58a, systems/data/h100_sxm/comm/sglang/0.5.6.post2/wideep_deepep_normal_perf.parquet:
+// 4096 tokens of 7168, 8 of 256 experts, dispatch FP8 with scales (7392 B a row), combine bf16. 2 nodes, 20 SMs, 844
+// and 2099 us for 26.9e3 rows: 11.8 and 9.2 GB/s an SM (4 to 24 SMs: time x SMs is constant to 12 %). 4 nodes from 16
+// SMs on: 45.4 GB/s of the card in combine, whose line the profile takes as 47. One node, 8 SMs: 18.8; from 20 SMs on
+// 281 GB/s over NVLink (of 369). notify kernels: 56, 50, 62, 119 us, mean 72.
+constexpr DispatcherRates deepep = {{11.8, 9.2}, {0.76, 0.76}, {0.76, 0.76}, 18.8, 0.966, 72};
+// deepseek-ai/DeepEP 5fbafce, docs/README_Hybrid-EP.md, H100, kernel only, bf16, 4096 tokens of 7168, 8 experts a GPU,
+// "algorithm bandwidth" (the own node's copy counted). 16 GPUs with 4 SMs: 44.4 and 52.0 GB/s, 36.7 and 42.9 an SM;
+// with 8 and 16: 214 and 189 GB/s over NVLink. 32 GPUs with 16 SMs and 64 with 8 and 16: 43.7 +- 0.5 GB/s of the card.
+// One domain (B200, 16 SMs): 735 and 674 GB/s of NVLink's 2 x 369.
+constexpr DispatcherRates hybridep = {{36.7, 42.9}, {0.58, 0.51}, {0.87, 0.80}, 40, 0.93, 0};
+
+double dispatcher_ns(const Exchange& e, const Network& network, const Traffic& t, double nvlink, bool one_domain) {
+  const DispatcherRates& rates = e.library == Library::deepep ? deepep : hybridep;
+  const std::size_t way = e.kind == Kind::dispatch ? 0 : 1;
+  const double copied = e.bytes * e.gpus_a_token;
+  const double an_sm = one_domain ? rates.multiprocessor_alone : rates.multiprocessor[way];
+  const double share = one_domain ? rates.nvlink_alone[way] : rates.nvlink[way];
+  double ns = std::max(copied / (an_sm * static_cast<double>(std::max<std::int64_t>(1, e.multiprocessors))),
+                       t.bytes[0] / (share * nvlink));
+  ns = std::max(ns, t.bytes[1] / (rates.nic * network.nic_gbytes_per_s));
+  for (std::size_t up = 2; up < t.bytes.size(); ++up) {
+    ns = std::max(ns, t.bytes[up] * network.topology.switches[up - 2].oversubscription / network.nic_gbytes_per_s);
+  }
+  return ns + rates.start_us * 1e3 + (one_domain ? 0 : network.latency_us * 1e3);
+}
+
+/// Did a profile measure this family, over whatever shapes?
+bool measured(const Profiles& profiles, const std::string& family) {
+  return std::any_of(profiles.all().begin(), profiles.all().end(), [&](const Profile& p) {
+    const auto found = p.samples.find(family);
+    return found != p.samples.end() && !found->second.empty();
+  });
+}
+
+Key in_family(Kind kind, const std::string& link, std::int64_t ranks, double bytes) {
+  return {std::string(name(kind)) + "." + link, {ranks, std::llround(bytes)}};
+}
+
+}  // namespace
+
+std::string_view name(Exchange::Kind kind) {
+  constexpr std::array<std::string_view, 6> names = {"all_gather", "reduce_scatter", "all_reduce",
+                                                     "all_to_all", "dispatch",       "combine"};
+  return names.at(static_cast<std::size_t>(kind));
+}
+
+Network network(const Topology& topology, const Profiles& profiles) {
+  const Link& link = profiles.link(topology.between);
+  constexpr double line_gbits = 400, bits = 8;  // of the cards that a link class without a figure stands for
+  const auto gpus = static_cast<double>(topology.gpus_per_node);
+  Network n;
+  n.topology = topology;
+  n.card_gbytes_per_s = link.gbytes_per_s;
+  // A line carries 46 to 48 GB/s of its 50 (NVIDIA/nccl-tests issue 290): the link's figure, or 0.94 of the stated
+  // line.
+  constexpr double of_the_line = 47 / (line_gbits / bits);
+  if (topology.nic_gbits) n.card_gbytes_per_s = *topology.nic_gbits / bits * of_the_line;
+  if (topology.gbytes_per_s) n.card_gbytes_per_s = *topology.gbytes_per_s;
+  const double cards = topology.nics_per_node ? static_cast<double>(*topology.nics_per_node)
+                                              : gpus / static_cast<double>(link.gpus_per_port);
+  n.nic_gbytes_per_s = n.card_gbytes_per_s * cards / gpus;
+  n.latency_us = topology.latency_us.value_or(link.latency_us);
+  return n;
+}
+
+std::int64_t ranks_in_domain(const Topology& topology, const Exchange& e) { return ranks_among(topology.domain, e); }
+
+std::int64_t domains(const Topology& topology, const Exchange& e) {
+  return over(e.ranks, ranks_in_domain(topology, e));
+}
+
+Traffic traffic(const Topology& topology, const Exchange& e) {
+  const auto n = static_cast<double>(e.ranks), m = static_cast<double>(ranks_in_domain(topology, e));
+  const auto d = static_cast<double>(domains(topology, e));
+  Traffic t;
+  t.bytes.assign(2 + topology.switches.size(), 0);
+  if (e.ranks < 2) return t;
+  // Of what crosses the cards, the part that goes beyond a switch with `k` of the group's ranks.
+  const auto beyond = [&](const auto& part) {
+    for (std::size_t s = 0; s < topology.switches.size(); ++s) {
+      const auto k = ranks_among(topology.switches[s].gpus, e);
+      if (d > 1 && k < e.ranks) t.bytes[2 + s] = part(static_cast<double>(k));
+    }
+  };
+  switch (e.kind) {
+    case Kind::all_gather:
+    case Kind::reduce_scatter:
+    case Kind::all_reduce: {
+      const double crossing = d > 1 ? d : 0;  // edges of the ring
+      t.bytes[0] = moved(e) * (n - crossing) / n;
+      t.bytes[1] = moved(e) * crossing / n;
+      beyond([&](double k) { return moved(e) * std::ceil(n / k) / n; });
+      return t;
+    }
+    case Kind::all_to_all:
+      t.bytes[0] = e.bytes * (m - 1) / n;
+      t.bytes[1] = e.bytes * (n - m) / n;
+      t.relayed = t.bytes[1] * (m - 1) / m;
+      beyond([&](double k) { return e.bytes * (n - std::max(k, m)) / n; });
+      return t;
+    case Kind::dispatch:
+    case Kind::combine:
+      t.bytes[1] = e.bytes * e.domains_a_token * (d - 1) / d;
+      t.bytes[0] = e.bytes * e.gpus_a_token * (m - 1) / m;
+      beyond([&](double k) { return d > 1 ? t.bytes[1] * (d - std::max(1.0, k / m)) / (d - 1) : 0; });
+      return t;
+  }
+  throw InternalError("kind of exchange out of range");
+}
+
+Timing time(const Profiles& profiles, const Network& network, const Exchange& e) {
+  const Topology& topology = network.topology;
+  const std::int64_t here = ranks_in_domain(topology, e), d = domains(topology, e);
+  const bool dispatches = e.kind == Kind::dispatch || e.kind == Kind::combine;
+  if (d == 1 && !dispatches) return profiles.time(in_family(e.kind, topology.inside, e.ranks, e.bytes));
+  const bool whole_domains = e.stride == 1 && e.ranks % topology.domain == 0;
+  if (!dispatches && whole_domains && measured(profiles, std::string(name(e.kind)) + "." + topology.between)) {
+    return profiles.time(in_family(e.kind, topology.between, e.ranks, e.bytes));
+  }
+  const Traffic t = traffic(topology, e);
+  const double nvlink = profiles.link(topology.inside).gbytes_per_s;
+  // The slowest level of a ring bounds what it moves; each carries the part of the edges that it has.
+  double slowest = 0;
+  for (std::size_t up = 1; up < t.bytes.size(); ++up) {
+    const double less = up == 1 ? 1 : topology.switches[up - 2].oversubscription;
+    slowest = std::max(slowest, t.bytes[up] * less / network.nic_gbytes_per_s);
+  }
+  Timing result;
+  result.spread = untested_error;
+  result.origin = Origin::derived;
+  result.profile = profiles.first().name;
+  if (dispatches) {
+    result.ns = dispatcher_ns(e, network, t, nvlink, d == 1);
+    result.note = fmt::format("{} by its published rates: {:.0f} MB over NVLink, {:.0f} MB through the card, {} SMs",
+                              e.library == Library::deepep ? "DeepEP" : "HybridEP", t.bytes[0] / 1e6, t.bytes[1] / 1e6,
+                              e.multiprocessors);
+    return result;
+  }
+  result.note = fmt::format("NCCL's model over {} domains of {}: {:.0f} MB over NVLink, {:.0f} MB through the card", d,
+                            here, (t.bytes[0] + t.relayed) / 1e6, t.bytes[1] / 1e6);
+  if (e.kind == Kind::all_to_all) {
+    // Peers are served eight at a time (src/include/device.h:391), each batch a network step behind the one before.
+    constexpr std::int64_t batch = 8;
+    const double steps = static_cast<double>(over(e.ranks, batch)) * network.latency_us * 1e3;
+    double inside = t.relayed / nvlink;
+    if (here > 1) {
+      inside += profiles
+                    .time(in_family(e.kind, topology.inside, here,
+                                    e.bytes * static_cast<double>(here) / static_cast<double>(e.ranks)))
+                    .ns;
+    }
+    result.ns = std::max(inside, ring.base[protocols - 1] * 1e3 + steps + slowest);
+    return result;
+  }
+  double bus = slowest > 0 ? moved(e) / slowest : std::numeric_limits<double>::max();
+  if (here > 1) {  // rings pass everything over NVLink, at the rate that they reach inside a domain
+    constexpr double large = 256 << 20;
+    Exchange inside = e;
+    inside.ranks = here;
+    inside.bytes = large;
+    bus = std::min(bus, moved(inside) / profiles.time(in_family(e.kind, topology.inside, here, large)).ns);
+  }
+  result.ns = nccl_ns(e, network, static_cast<double>(d), bus);
+  return result;
+}
+
+Timing transfer_time(const Profiles& profiles, const Network& network, std::int64_t first_gpu, std::int64_t gpus,
+                     std::int64_t distance, std::int64_t bytes) {
+  const Topology& topology = network.topology;
+  const auto crosses = [&](std::int64_t size) {  // does a GPU of the stage have its peer beyond a group of this size?
+    for (std::int64_t gpu = first_gpu; gpu < first_gpu + gpus; ++gpu)
+      if (gpu / size != (gpu + distance) / size) return true;
+    return false;
+  };
+  if (!crosses(topology.domain)) return profiles.time({"send_recv." + topology.inside, {bytes}});
+  // All GPUs of the stage send at once: those of a node share its cards, those below a switch its way up.
+  const double sharers =
+      std::clamp(network.card_gbytes_per_s / network.nic_gbytes_per_s, 1.0,
+                 static_cast<double>(std::max<std::int64_t>(1, std::min(gpus, topology.gpus_per_node))));
+  double slower = sharers;
+  for (const Switches& s : topology.switches) {
+    if (!crosses(s.gpus)) continue;
+    const double senders = std::min(1.0, static_cast<double>(gpus) / static_cast<double>(s.gpus));
+    slower = std::max(slower, sharers * s.oversubscription * senders);
+  }
+  Timing t = profiles.time({"send_recv." + topology.between, {bytes}});
+  const Link& link = profiles.link(topology.between);
+  const double wire = static_cast<double>(bytes) / link.gbytes_per_s;
+  t.ns += (network.latency_us - link.latency_us) * 1e3 +
+          static_cast<double>(bytes) * slower / network.card_gbytes_per_s - wire;
+  return t;
+}
+
+}  // namespace pipewright::profile

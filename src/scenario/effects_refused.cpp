@@ -1,0 +1,196 @@
+#include "effects_refused.hpp"
+
+#include <algorithm>
+
+namespace pipewright::scenario {
+namespace {
+
+bool has_experts(const Scenario& s) { return s.model.num_moe_experts.has_value(); }
+bool uses_graphs(const Scenario& s) { return s.settings.cuda_graph_impl != "none"; }
+bool uses_flex(const Scenario& s) { return has_experts(s) && s.settings.moe_token_dispatcher_type == "flex"; }
+bool uses_context(const Scenario& s) { return s.settings.context_parallel_size > 1; }
+bool local_norms(const Scenario& s) { return s.settings.transformer_impl == "local"; }
+bool host_optimizer(const Scenario& s) { return s.settings.optimizer_cpu_offload; }
+
+bool never(const Scenario&) { return false; }  // the model refuses it
+
+constexpr RefusedField refused_rows[] = {
+    // Model
+    {"window_size", "sliding windows: attention's time, and which layers have it",
+     [](const Scenario& s) {
+       return !s.model.window_size.empty() && s.model.window_size != Ints{-1, -1};
+     }},
+    {"window_attn_skip_freq", "layers with and without a sliding window",
+     [](const Scenario& s) { return !s.model.window_attn_skip_freq.empty() && !s.model.window_size.empty(); }},
+    {"softmax_type", "attention sinks: another attention kernel and its gradient",
+     [](const Scenario& s) { return s.model.softmax_type != "vanilla"; }},
+    {"no_rope_freq", "layers without rotary embedding",
+     [](const Scenario& s) { return !s.model.no_rope_freq.empty(); }},
+    {"attention_output_gate", "the gate on attention's output",
+     [](const Scenario& s) { return s.model.attention_output_gate; }},
+    {"qk_l2_norm", "the norm of queries and keys without weights",
+     [](const Scenario& s) { return s.model.qk_l2_norm; }},
+    {"apply_residual_connection_post_layernorm", "a residual that branches off after the norm",
+     [](const Scenario& s) { return s.model.apply_residual_connection_post_layernorm; }},
+    {"activation_func", "the kernels of a gated activation other than silu and gelu",
+     [](const Scenario& s) {
+       return s.model.gated_linear_unit && s.model.activation_func && *s.model.activation_func != "silu" &&
+              *s.model.activation_func != "gelu";
+     }},
+    {"normalization", "L2 normalisation", [](const Scenario& s) { return s.model.normalization == "L2Norm"; }},
+    {"position_embedding_type", "this position embedding",
+     [](const Scenario& s) {
+       return s.model.position_embedding_type == "mrope" || s.model.position_embedding_type == "relative";
+     }},
+    {"moe_router_topk_limited_devices", "the older spelling of group-limited routing (state moe_router_group_topk)",
+     [](const Scenario& s) {
+       return s.model.moe_router_topk_limited_devices.has_value() && !s.model.moe_router_group_topk;
+     }},
+    {"moe_latent_size", "experts that work in a latent space",
+     [](const Scenario& s) { return s.model.moe_latent_size.has_value(); }},
+    // Parallelism and schedule
+    {"cp_comm_type", "context parallelism other than by a ring (p2p)",
+     [](const Scenario& s) {
+       return uses_context(s) && std::ranges::any_of(s.settings.cp_comm_type, [](const auto& t) { return t != "p2p"; });
+     }},
+    {"hierarchical_context_parallel_sizes", "context parallelism in two levels",
+     [](const Scenario& s) { return uses_context(s) && !s.settings.hierarchical_context_parallel_sizes.empty(); }},
+    {"hybrid_context_parallel", "context-parallel groups that change with every sequence",
+     [](const Scenario& s) { return s.settings.hybrid_context_parallel; }},
+    {"mtp_detach_heads", "a backward pass that stops at the depths of multi-token prediction",
+     [](const Scenario& s) { return s.settings.mtp_detach_heads && s.model.mtp_num_layers.value_or(0) > 0; }},
+    {"use_ring_exchange_p2p", "transfers of a PyTorch with ring_exchange",
+     [](const Scenario& s) { return s.settings.use_ring_exchange_p2p; }},
+    {"num_microbatches_with_partial_activation_checkpoints", "microbatches that are recomputed in part",
+     [](const Scenario& s) { return s.settings.num_microbatches_with_partial_activation_checkpoints.has_value(); }},
+    // Precision
+    {"bf16", "training in fp32 (neither bf16 nor fp16 is set)",
+     [](const Scenario& s) { return !s.settings.bf16 && !s.settings.fp16; }},
+    {"fp32_residual_connection", "a residual stream in fp32",
+     [](const Scenario& s) { return s.settings.fp32_residual_connection; }},
+    {"fp4", "NVFP4: no profile has its kernels (--ignore does not help)", never},
+    {"fp8_wgrad", "weight gradients in bf16 beside FP8 products",
+     [](const Scenario& s) { return s.settings.fp8.has_value() && !s.settings.fp8_wgrad; }},
+    {"fp8_output_proj", "an output layer in FP8", [](const Scenario& s) { return s.settings.fp8_output_proj; }},
+    {"fp8_dot_product_attention", "attention in FP8",
+     [](const Scenario& s) { return s.settings.fp8_dot_product_attention; }},
+    {"fp8_multi_head_attention", "attention in FP8 from its projections on",
+     [](const Scenario& s) { return s.settings.fp8_multi_head_attention; }},
+    {"activation_func_fp8_input_store", "inputs of the activation kept in FP8",
+     [](const Scenario& s) { return s.settings.activation_func_fp8_input_store; }},
+    // Kernels
+    {"bias_dropout_fusion", "bias, dropout and residual one by one",
+     [](const Scenario& s) {
+       return !s.settings.bias_dropout_fusion && s.positions.contains("settings.bias_dropout_fusion") &&
+              (s.settings.hidden_dropout > 0 || s.model.add_bias_linear);
+     }},
+    {"fused_single_qkv_rope", "rotation of queries and keys before they are split",
+     [](const Scenario& s) { return s.settings.fused_single_qkv_rope; }},
+    {"fused_residual_rmsnorm", "the residual added inside the norm",
+     [](const Scenario& s) { return s.settings.fused_residual_rmsnorm; }},
+    {"memory_efficient_layer_norm", "a norm that keeps its output instead of its input",
+     [](const Scenario& s) { return s.settings.memory_efficient_layer_norm && local_norms(s); }},
+    {"use_transformer_engine_op_fuser", "the MLP as a TE operator sequence",
+     [](const Scenario& s) { return s.settings.use_transformer_engine_op_fuser; }},
+    {"cross_entropy_fusion_impl", "the loss fused with the output layer",
+     [](const Scenario& s) {
+       return s.settings.cross_entropy_loss_fusion && s.settings.cross_entropy_fusion_impl == "linear";
+     }},
+    {"deterministic_mode", "deterministic kernels of attention's backward and of the experts",
+     [](const Scenario& s) { return s.settings.deterministic_mode; }},
+    {"mlp_chunks_for_training", "an MLP in pieces of the sequence",
+     [](const Scenario& s) { return s.settings.mlp_chunks_for_training > 1; }},
+    {"tp_comm_bulk_wgrad", "weight gradients with their collective apart",
+     [](const Scenario& s) { return s.settings.tp_comm_overlap && !s.settings.tp_comm_bulk_wgrad; }},
+    {"tp_comm_bulk_dgrad", "input gradients with their collective apart",
+     [](const Scenario& s) { return s.settings.tp_comm_overlap && !s.settings.tp_comm_bulk_dgrad; }},
+    {"tp_comm_overlap_ag", "an all-gather in one piece beside others in several",
+     [](const Scenario& s) { return s.settings.tp_comm_overlap && !s.settings.tp_comm_overlap_ag; }},
+    {"tp_comm_overlap_rs", "a reduce-scatter in one piece beside others in several",
+     [](const Scenario& s) { return s.settings.tp_comm_overlap && !s.settings.tp_comm_overlap_rs; }},
+    {"tp_comm_overlap_rs_dgrad", "a reduce-scatter in pieces beside the input gradient",
+     [](const Scenario& s) { return s.settings.tp_comm_overlap && s.settings.tp_comm_overlap_rs_dgrad; }},
+    {"tp_comm_split_ag", "an all-gather in one piece beside others in several",
+     [](const Scenario& s) { return s.settings.tp_comm_overlap && !s.settings.tp_comm_split_ag; }},
+    {"tp_comm_split_rs", "a reduce-scatter in one piece beside others in several",
+     [](const Scenario& s) { return s.settings.tp_comm_overlap && !s.settings.tp_comm_split_rs; }},
+    {"tp_comm_atomic_ag", "an all-gather with an atomic GEMM",
+     [](const Scenario& s) { return s.settings.tp_comm_overlap && s.settings.tp_comm_atomic_ag; }},
+    {"tp_comm_atomic_rs", "a reduce-scatter with an atomic GEMM",
+     [](const Scenario& s) { return s.settings.tp_comm_overlap && s.settings.tp_comm_atomic_rs; }},
+    {"tp_comm_overlap_disable_qkv", "overlap at some GEMMs only",
+     [](const Scenario& s) { return s.settings.tp_comm_overlap && s.settings.tp_comm_overlap_disable_qkv; }},
+    {"tp_comm_overlap_disable_fc1", "overlap at some GEMMs only",
+     [](const Scenario& s) { return s.settings.tp_comm_overlap && s.settings.tp_comm_overlap_disable_fc1; }},
+    // Memory
+    {"distribute_saved_activations", "checkpoints shared by the tensor-parallel ranks, and their gathers",
+     [](const Scenario& s) { return s.settings.distribute_saved_activations; }},
+    {"cpu_offloading_double_buffering", "two buffers for what comes back",
+     [](const Scenario& s) { return s.settings.cpu_offloading && s.settings.cpu_offloading_double_buffering; }},
+    {"delay_offload_until_cuda_graph", "copies that are issued after a graph",
+     [](const Scenario& s) {
+       return s.settings.fine_grained_activation_offloading && s.settings.delay_offload_until_cuda_graph;
+     }},
+    // Experts
+    {"moe_grouped_gemm", "experts of a rank one after the other (SequentialMLP)",
+     [](const Scenario& s) {
+       return has_experts(s) && !s.settings.moe_grouped_gemm &&
+              *s.model.num_moe_experts > s.settings.expert_model_parallel_size;
+     }},
+    {"moe_permute_fusion_into_hybridep", "a dispatcher that sorts the tokens itself",
+     [](const Scenario& s) { return uses_flex(s) && s.settings.moe_permute_fusion_into_hybridep; }},
+    {"moe_apply_probs_on_input", "routing weights applied before the experts",
+     [](const Scenario& s) { return has_experts(s) && s.settings.moe_apply_probs_on_input; }},
+    {"moe_token_dropping", "dropped tokens", [](const Scenario& s) { return s.settings.moe_token_dropping; }},
+    {"moe_expert_capacity_factor", "experts padded to another capacity than their fair share",
+     [](const Scenario& s) {
+       return has_experts(s) && s.settings.moe_pad_expert_input_to_capacity &&
+              s.settings.moe_expert_capacity_factor.value_or(1) != 1;
+     }},
+    {"moe_paged_stash", "expert activations in pages", [](const Scenario& s) { return s.settings.moe_paged_stash; }},
+    {"moe_enable_deepep", "the older spelling of the DeepEP backend (state moe_token_dispatcher_type: flex)",
+     [](const Scenario& s) { return has_experts(s) && s.settings.moe_enable_deepep && !uses_flex(s); }},
+    {"overlap_dispatch_backward_with_experts_wgrad", "experts' weight gradients beside the dispatch",
+     [](const Scenario& s) { return s.settings.overlap_dispatch_backward_with_experts_wgrad; }},
+    {"high_priority_a2a_comm_stream", "a communication stream of higher priority",
+     [](const Scenario& s) {
+       return s.settings.overlap_moe_expert_parallel_comm && s.settings.high_priority_a2a_comm_stream;
+     }},
+    {"moe_load_imbalance", "an imbalance beyond what the expert-parallel ranks can send",
+     [](const Scenario& s) { return s.settings.moe_load_imbalance < 1; }},
+    // CUDA graphs
+    {"cuda_graph_impl", "CUDA graphs of whole layers, of a whole step, and Megatron's own (local)",
+     [](const Scenario& s) { return uses_graphs(s) && s.settings.cuda_graph_impl != "transformer_engine"; }},
+    {"cuda_graph_modules", "CUDA graphs of modules other than the dense MLP",
+     [](const Scenario& s) {
+       return s.settings.cuda_graph_impl == "transformer_engine" && s.settings.cuda_graph_modules != Strings{"mlp"};
+     }},
+    {"cuda_graph_retain_backward_graph", "autograd's graph kept at capture",
+     [](const Scenario& s) { return uses_graphs(s) && s.settings.cuda_graph_retain_backward_graph; }},
+    {"cuda_graph_use_single_mempool", "a memory pool for each graph",
+     [](const Scenario& s) {
+       return uses_graphs(s) && !s.settings.cuda_graph_use_single_mempool && s.settings.cuda_graph_impl == "local";
+     }},
+    {"optimizer_cuda_graph", "a captured optimizer step",
+     [](const Scenario& s) { return s.settings.optimizer_cuda_graph; }},
+    // Data parallel and optimizer
+    {"num_distributed_optimizer_instances", "several groups that each hold all optimizer states",
+     [](const Scenario& s) { return s.settings.num_distributed_optimizer_instances > 1; }},
+    {"num_buckets", "a number of buckets instead of their size",
+     [](const Scenario& s) { return s.settings.num_buckets.has_value() && s.settings.overlap_grad_reduce; }},
+    {"reduce_scatter_with_fp32_accumulation", "an all-to-all and a sum in place of a reduce-scatter",
+     [](const Scenario& s) { return s.settings.reduce_scatter_with_fp32_accumulation; }},
+    {"gradient_reduce_div_fusion", "a pass that divides the gradients before they are reduced",
+     [](const Scenario& s) { return !s.settings.gradient_reduce_div_fusion; }},
+    {"nccl_ub", "buffers registered with NCCL", [](const Scenario& s) { return s.settings.nccl_ub; }},
+    {"use_megatron_fsdp", "fully sharded data parallelism",
+     [](const Scenario& s) { return s.settings.use_megatron_fsdp; }},
+    {"optimizer", "the kernels of this optimizer", [](const Scenario& s) { return s.settings.optimizer != "adam"; }},
+    {"optimizer_cpu_offload", "an optimizer on the host: its time, its copies and its memory", host_optimizer},
+};
+
+}  // namespace
+
+std::span<const RefusedField> refused_fields() { return refused_rows; }
+
+}  // namespace pipewright::scenario

@@ -1,0 +1,17 @@
+// Fields with values that change time or memory and are not modelled: what is missing, and when it is in use.
+#pragma once
+
+#include <span>
+
+#include "pipewright/scenario.hpp"
+
+namespace pipewright::scenario {
+
+struct RefusedField {
+  const char *name, *missing;
+  bool (*in_use)(const Scenario &);
+};
+
+std::span<const RefusedField> refused_fields();
+
+}  // namespace pipewright::scenario

@@ -1,0 +1,180 @@
+// Every name that is modelled moves what its row states; nothing that is refused passes without being ignored.
+#include "pipewright/effects.hpp"
+
+#include <doctest/doctest.h>
+
+#include <map>
+#include <set>
+
+#include "../plan/bases.hpp"
+#include "pipewright/predict.hpp"
+
+using namespace pipewright;
+
+namespace {
+
+const std::string root = SOURCE_ROOT;
+
+const profile::Profiles& profiles_of(const scenario::Scenario& s) {
+  static std::map<std::string, profile::Profiles> loaded;
+  const std::string& name = s.cluster.profile;
+  auto found = loaded.find(name);
+  if (found == loaded.end())
+    found = loaded.emplace(name, profile::Profiles({profile::load(root + "/profiles/" + name + ".json", {"test", 0})}))
+                .first;
+  return found->second;
+}
+
+/// "a=b; $VARIABLE=c; ignore=d", one after the other.
+void change(scenario::Scenario& s, std::string_view changes) {
+  while (!changes.empty()) {
+    const auto end = changes.find("; ");
+    const std::string_view one = changes.substr(0, end);
+    if (one.starts_with("ignore="))
+      scenario::ignore(s, one.substr(7), {"test", 0});
+    else if (one.starts_with('$'))
+      scenario::set_env(s, one.substr(1));
+    else
+      scenario::set(s, one);
+    changes.remove_prefix(end == std::string_view::npos ? changes.size() : end + 2);
+  }
+}
+
+scenario::Scenario base_of(std::string_view name) {
+  const bool latent = name == "mla", combined = name == "combined";
+  auto s = test::scenario(latent || combined ? "moe" : name, "");
+  change(s,
+         "profile=h200-sxm; bias_activation_fusion=true; apply_rope_fusion=true; bias_dropout_fusion=true; "
+         "moe_permute_fusion=true");
+  if (latent) change(s, "multi_latent_attention=true; q_lora_rank=1536; num_query_groups=none");
+  if (combined) change(s, "overlap_moe_expert_parallel_comm=true");
+  return s;
+}
+
+double of_ranks(const predict::Prediction& p, double (*value)(const predict::RankPrediction&), bool sum) {
+  double all = 0;
+  for (const auto& rank : p.ranks) all = sum ? all + value(rank) : std::max(all, value(rank));
+  return all;
+}
+
+double quantity(const predict::Prediction& p, const std::string& name) {
+  using Rank = predict::RankPrediction;
+  static const std::map<std::string, double (*)(const Rank&)> bytes = {
+      {"peak", [](const Rank& r) { return static_cast<double>(r.walk.peak_allocated.value); }},
+      {"static", [](const Rank& r) { return static_cast<double>(r.walk.static_bytes.value); }},
+      {"reserved", [](const Rank& r) { return static_cast<double>(r.walk.peak_reserved.value); }},
+      {"outside", [](const Rank& r) { return static_cast<double>(r.outside_allocator.value); }},
+      {"pinned", [](const Rank& r) { return static_cast<double>(r.walk.pinned.value); }},
+  };
+  static const std::map<std::string, double (*)(const Rank&)> times = {
+      {"p2p", [](const Rank& r) { return static_cast<double>(r.account.p2p); }},
+      {"tp", [](const Rank& r) { return static_cast<double>(r.account.tp); }},
+      {"ep", [](const Rank& r) { return static_cast<double>(r.account.ep); }},
+      {"dp", [](const Rank& r) { return static_cast<double>(r.account.dp); }},
+      {"host", [](const Rank& r) { return static_cast<double>(r.account.host); }},
+      {"bubble", [](const Rank& r) { return static_cast<double>(r.account.bubble); }},
+      {"recompute", [](const Rank& r) { return static_cast<double>(r.account.recompute); }},
+  };
+  if (name == "step") return static_cast<double>(p.step_ns);
+  if (name == "optimizer") return static_cast<double>(p.optimizer_ns);
+  if (name == "limit") return static_cast<double>(p.memory_limit.value);
+  if (name == "interval")
+    return static_cast<double>(p.interval_high_ns - p.interval_low_ns) / static_cast<double>(p.step_ns);
+  if (name.ends_with('0')) return bytes.at(name.substr(0, name.size() - 1))(p.ranks.front());
+  if (const auto found = bytes.find(name); found != bytes.end()) return of_ranks(p, found->second, false);
+  return of_ranks(p, times.at(name), true);
+}
+
+void assign(scenario::Scenario& s, const std::string& name, const std::string& value) {
+  const auto* row = scenario::effect_of(name);
+  const bool variable = name.find_first_of("abcdefghijklmnopqrstuvwxyz") == std::string::npos && row != nullptr;
+  change(s, (variable ? "$" : "") + name + "=" + value);
+}
+
+}  // namespace
+
+TEST_CASE("a modelled name moves what its row says") {
+  for (const scenario::Move& move : scenario::moves()) {
+    CAPTURE(std::string(move.name));
+    CAPTURE(std::string(move.quantity));
+    CAPTURE(move.up);
+    std::vector<double> found;
+    for (const char* value : {move.from, move.to}) {
+      CAPTURE(std::string(value));
+      auto s = base_of(move.base);
+      try {
+        change(s, move.setup);
+        assign(s, move.name, value);
+        found.push_back(quantity(predict::predict(s, profiles_of(s)), move.quantity));
+      } catch (const UsageError& error) {
+        FAIL_CHECK(std::string(error.what()));
+      }
+    }
+    if (found.size() < 2) continue;
+    CAPTURE(found[0]);
+    CAPTURE(found[1]);
+    CHECK((move.up ? found[1] > found[0] : found[1] < found[0]));
+  }
+}
+
+TEST_CASE("variables that tune NCCL widen the interval") {
+  const auto plain = base_of("tensor");
+  const double width = quantity(predict::predict(plain, profiles_of(plain)), "interval");
+  int tried = 0;
+  for (const auto& row : scenario::effects()) {
+    if (row.effect != scenario::Effect::modelled || !row.text.starts_with("widens the interval")) continue;
+    CAPTURE(row.name);
+    auto s = plain;
+    std::string name = row.name;
+    if (name.ends_with('*')) name.back() = 'X';
+    scenario::set_env(s, name + "=1");
+    CHECK(quantity(predict::predict(s, profiles_of(s)), "interval") > width);
+    ++tried;
+  }
+  CHECK(tried > 10);
+}
+
+TEST_CASE("what is refused stops a prediction; ignored, it voids the interval") {
+  struct Case {
+    const char *base, *change, *name;
+  };
+  for (const auto& [base, changes, name] : std::initializer_list<Case>{
+           {"dense", "window_size=[127, 0]", "window_size"},
+           {"dense", "softmax_type=learnable", "softmax_type"},
+           {"dense", "activation_func=quick_gelu", "activation_func"},
+           {"dense", "deterministic_mode=true", "deterministic_mode"},
+           {"dense", "optimizer_cpu_offload=true", "optimizer_cpu_offload"},
+           {"dense", "offload_optimizer_states=true", "offload_optimizer_states"},
+           {"dense", "tensor_parallel_num_weight_shards=2", "tensor_parallel_num_weight_shards"},
+           {"dense", "use_torch_fsdp2=true", "use_torch_fsdp2"},
+           {"dense", "spec=[a, b]", "spec"},
+           {"dense", "$NVTE_ALLOW_NONDETERMINISTIC_ALGO=0", "NVTE_ALLOW_NONDETERMINISTIC_ALGO"},
+           {"single", "context_parallel_size=2; cp_comm_type=a2a", "cp_comm_type"},
+           {"single", "num_distributed_optimizer_instances=2", "num_distributed_optimizer_instances"}}) {
+    CAPTURE(std::string(changes));
+    auto s = base_of(base);
+    change(s, changes);
+    std::string said;
+    try {
+      predict::predict(s, profiles_of(s));
+    } catch (const UsageError& error) {
+      said = error.what();
+    }
+    CAPTURE(said);
+    CHECK(said.find("--ignore " + std::string(name)) != std::string::npos);
+    scenario::ignore(s, name, {"test", 0});
+    const auto prediction = predict::predict(s, profiles_of(s));
+    CHECK(prediction.ignored == scenario::Strings{name});
+  }
+}
+
+TEST_CASE("a neutral value is not refused") {
+  for (const char* changes : {"softmax_type=vanilla", "window_size=[-1, -1]", "use_torch_fsdp2=false",
+                              "pipeline_model_parallel_comm_backend=nccl", "cp_comm_type=a2a",
+                              "$NVTE_ALLOW_NONDETERMINISTIC_ALGO=1", "spec=none"}) {
+    CAPTURE(std::string(changes));
+    auto s = base_of("dense");
+    change(s, changes);
+    CHECK_NOTHROW(predict::predict(s, profiles_of(s)));
+  }
+}

@@ -1,0 +1,71 @@
+// Sizes inside each field's range, together far outside of any machine: a prediction or a UsageError, soon.
+#include <doctest/doctest.h>
+
+#include <chrono>
+
+#include "../mutate.hpp"
+#include "../plan/bases.hpp"
+#include "pipewright/predict.hpp"
+
+using namespace pipewright;
+
+TEST_CASE("extreme sizes are predicted or refused") {
+  const auto folder = std::string(SOURCE_ROOT) + "/profiles/";
+  const profile::Profiles profiles({profile::load(folder + "h200-sxm.json", {})});
+  const std::vector<std::string> names = {"hidden_size",
+                                          "ffn_hidden_size",
+                                          "num_attention_heads",
+                                          "num_query_groups",
+                                          "kv_channels",
+                                          "seq_length",
+                                          "vocab_size",
+                                          "micro_batch_size",
+                                          "global_batch_size",
+                                          "num_layers",
+                                          "num_moe_experts",
+                                          "moe_ffn_hidden_size",
+                                          "moe_router_topk",
+                                          "moe_shared_expert_intermediate_size",
+                                          "make_vocab_size_divisible_by",
+                                          "recompute_num_layers",
+                                          "bucket_size",
+                                          "num_gpus",
+                                          "gpus_per_node",
+                                          "pipeline_model_parallel_size",
+                                          "tensor_model_parallel_size",
+                                          "context_parallel_size",
+                                          "expert_model_parallel_size"};
+  const std::vector<std::string> values = {"1",     "2",      "3",       "16",       "64",        "1000",
+                                           "65536", "131072", "1000000", "10000000", "500000000", "1000000000"};
+  int predicted = 0, refused = 0;
+  for (unsigned round = 0; round < 400; ++round) {
+    test::Mutator random(round);
+    std::string changes;
+    for (std::size_t n = 1 + random.below(3); n > 0; --n)
+      changes +=
+          (changes.empty() ? "" : "; ") + names[random.below(names.size())] + "=" + values[random.below(values.size())];
+    const char* base = round % 2 == 0 ? "moe" : "dense";
+    CAPTURE(changes);
+    CAPTURE(std::string(base));
+    const auto begin = std::chrono::steady_clock::now();
+    try {
+      const auto s = test::scenario(base, changes);
+      const auto prediction = predict::predict(s, profiles);
+      CHECK(prediction.step_ns > 0);
+      for (const auto& rank : prediction.ranks) {
+        CHECK(rank.walk.static_bytes.value > 0);
+        CHECK(rank.walk.peak_allocated >= rank.walk.static_bytes);
+        CHECK(rank.walk.peak_reserved.value > 0);
+      }
+      ++predicted;
+    } catch (const UsageError&) {
+      ++refused;
+    } catch (const std::exception& error) {
+      FAIL(error.what());
+    }
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+    CHECK(took.count() < 120);
+  }
+  CHECK(predicted > 10);
+  CHECK(refused > 10);
+}

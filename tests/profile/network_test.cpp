@@ -1,0 +1,196 @@
+// Levels of the network: what crosses them is conserved, faster is never slower, one domain is what was measured.
+#include "pipewright/network.hpp"
+
+#include <doctest/doctest.h>
+#include <rapidcheck.h>
+
+#include <cmath>
+#include <numeric>
+
+#include "fabricate.hpp"
+
+using namespace pipewright;
+using namespace pipewright::profile;
+using Kind = Exchange::Kind;
+
+namespace {
+
+Exchange exchange(Kind kind, std::int64_t ranks, double bytes, std::int64_t stride = 1) {
+  Exchange e;
+  e.kind = kind;
+  e.ranks = ranks;
+  e.stride = stride;
+  e.bytes = bytes;
+  return e;
+}
+
+Exchange dispatch(std::int64_t ranks, double domains, double gpus, double bytes, std::int64_t sms = 20) {
+  Exchange e = exchange(Kind::dispatch, ranks, bytes);
+  e.library = Exchange::Library::deepep;
+  e.domains_a_token = domains;
+  e.gpus_a_token = gpus;
+  e.multiprocessors = sms;
+  return e;
+}
+
+Topology nodes_of_8() { return {}; }
+
+const Profiles& shipped() {
+  static const Profiles profiles({load(std::string(std::getenv("PROFILES")) + "/h200-sxm.json", {"test", 0})});
+  return profiles;
+}
+
+double ns(const Exchange& e, const Topology& t = nodes_of_8()) { return time(shipped(), network(t, shipped()), e).ns; }
+
+Exchange any_exchange() {
+  const auto kind = *rc::gen::element(Kind::all_gather, Kind::reduce_scatter, Kind::all_reduce, Kind::all_to_all);
+  const auto ranks = std::int64_t{1} << *rc::gen::inRange(1, 9);
+  const auto stride = std::int64_t{1} << *rc::gen::inRange(0, 5);
+  return exchange(kind, ranks, std::pow(2.0, *rc::gen::inRange(10, 30)), stride);
+}
+
+}  // namespace
+
+TEST_CASE("what leaves a GPU is shared out over NVLink and card, and switches carry a part of the card's") {
+  rc::check([] {
+    const Exchange e = any_exchange();
+    Topology t;
+    t.switches = {{64, 1}, {512, 2}};
+    const Traffic moved = traffic(t, e);
+    const auto n = static_cast<double>(e.ranks);
+    const double leaves = (e.kind == Kind::all_reduce ? 2 : 1) * (n - 1) / n * e.bytes;
+    RC_ASSERT(std::abs(moved.bytes[0] + moved.bytes[1] - leaves) <= 1e-9 * leaves);
+    for (std::size_t level = 2; level < moved.bytes.size(); ++level) {
+      RC_ASSERT(moved.bytes[level] >= 0);
+      RC_ASSERT(moved.bytes[level] <= moved.bytes[level - 1] * (1 + 1e-9));
+    }
+    if (e.ranks * e.stride <= t.domain) RC_ASSERT(moved.bytes[1] == 0);
+  });
+}
+
+TEST_CASE("one domain takes what was measured there") {
+  for (const Kind kind : {Kind::all_gather, Kind::reduce_scatter, Kind::all_reduce, Kind::all_to_all}) {
+    const auto e = exchange(kind, 4, 1 << 24);
+    CHECK(ns(e) == shipped().time({std::string(name(kind)) + ".nvlink", {4, 1 << 24}}).ns);
+  }
+}
+
+TEST_CASE("faster cards, more of them, less oversubscription, less latency: never slower") {
+  rc::check([] {
+    const Exchange e = any_exchange();
+    Topology t;
+    t.switches = {{64, 2.0}};
+    t.nic_gbits = 200;
+    const double before = ns(e, t);
+    Topology faster = t;
+    faster.nic_gbits = 400;
+    RC_ASSERT(ns(e, faster) <= before);
+    Topology more = t;
+    more.nics_per_node = 16;
+    RC_ASSERT(ns(e, more) <= before);
+    Topology flat = t;
+    flat.switches[0].oversubscription = 1;
+    RC_ASSERT(ns(e, flat) <= before);
+    Topology nearer = t;
+    nearer.latency_us = 5;
+    RC_ASSERT(ns(e, nearer) <= before);
+    Topology wider = t;
+    wider.domain = 64;
+    wider.gpus_per_node = 8;
+    // A larger NVLink domain takes work off the cards; small messages of many ranks may prefer the card's protocol.
+    if (e.bytes > 1e8 && e.kind != Kind::all_reduce) RC_ASSERT(ns(e, wider) <= before * 1.05);
+  });
+}
+
+TEST_CASE("rings: a group with one GPU a node has one card, one with all GPUs of its nodes has eight") {
+  const double large = 1 << 30;
+  const double lone = ns(exchange(Kind::reduce_scatter, 16, large, 8)),
+               whole = ns(exchange(Kind::reduce_scatter, 16, large));
+  const double card = shipped().link("infiniband").gbytes_per_s;
+  CHECK(lone == doctest::Approx(15.0 / 16 * large / card).epsilon(0.02));
+  CHECK(whole < lone / 6);
+  // 128 GPUs on 16 nodes measured 300 GB/s of bus bandwidth, on 4 nodes 360 (NVIDIA/nccl issue 1229).
+  CHECK(127.0 / 128 * large / ns(exchange(Kind::reduce_scatter, 128, large)) == doctest::Approx(300).epsilon(0.2));
+  // All-reduce of 8 bytes over 16 nodes: about 62 us (NVIDIA/nccl issue 1469).
+  CHECK(ns(exchange(Kind::all_reduce, 128, 8)) / 1e3 == doctest::Approx(62).epsilon(0.25));
+}
+
+TEST_CASE("all-to-all: its own node's part over NVLink, the rest through the card") {
+  const double bytes = 134e6, card = shipped().link("infiniband").gbytes_per_s;
+  const auto e = exchange(Kind::all_to_all, 16, bytes);
+  const Traffic moved = traffic(nodes_of_8(), e);
+  CHECK(moved.bytes[0] == doctest::Approx(bytes * 7 / 16));
+  CHECK(moved.bytes[1] == doctest::Approx(bytes / 2));
+  CHECK(ns(e) == doctest::Approx(bytes / 2 / card).epsilon(0.05));
+  // 8 MiB among 64 H800: 338 us (NVIDIA/nccl issue 1531); batches of eight peers, a network step each.
+  CHECK(ns(exchange(Kind::all_to_all, 64, 8 << 20)) / 1e3 == doctest::Approx(338).epsilon(0.25));
+}
+
+TEST_CASE("oversubscription slows what goes beyond the switch, by hand") {
+  Topology t;
+  const double bytes = 1e9;
+  const auto far = exchange(Kind::all_to_all, 64, bytes);
+  const double flat = ns(far, t);
+  t.switches = {{32, 4}};  // half of the peers are beyond it
+  const double card = shipped().link("infiniband").gbytes_per_s;
+  CHECK(ns(far, t) - flat == doctest::Approx(bytes * (32.0 / 64 * 4 - 56.0 / 64) / card).epsilon(0.01));
+  CHECK(ns(exchange(Kind::all_to_all, 32, bytes), t) == ns(exchange(Kind::all_to_all, 32, bytes)));
+}
+
+TEST_CASE("DeepEP against the benchmarks that its figures come from, and against others") {
+  // aiconfigurator: 4096 tokens of 7168, 8 of 256 experts, combine bf16, us; units by routing_test's formula.
+  const double row = 4096.0 * 7168 * 2;
+  const auto combine = [&](std::int64_t ranks, double domains, double gpus, std::int64_t sms) {
+    Exchange e = dispatch(ranks, domains, gpus, row, sms);
+    e.kind = Kind::combine;
+    return ns(e) / 1e3;
+  };
+  CHECK(combine(8, 1, 5.28, 20) == doctest::Approx(973).epsilon(0.1));
+  CHECK(combine(8, 1, 5.28, 8) == doctest::Approx(2031).epsilon(0.1));
+  for (const auto& [sms, us] : {std::pair{4, 9394}, {8, 4867}, {16, 2560}, {20, 2099}, {24, 1777}})
+    CHECK(combine(16, 1.994, 6.56, sms) == doctest::Approx(us).epsilon(0.13));
+  for (const auto& [sms, us] : {std::pair{8, 6078}, {16, 3545}, {20, 3528}, {24, 3522}})
+    CHECK(combine(32, 3.629, 7.3, sms) == doctest::Approx(us).epsilon(0.13));
+  // DeepEP's own table, 64 H800, four groups: 50 GB/s counting the own node.
+  CHECK(combine(64, 3.96, 7.48, 20) == doctest::Approx(row * 3.96 / 50e3).epsilon(0.1));
+  // More multiprocessors never slow it; more nodes a token never speed it up.
+  CHECK(combine(16, 1.994, 6.56, 32) <= combine(16, 1.994, 6.56, 20));
+  CHECK(combine(64, 5.295, 7.68, 20) > combine(64, 3.96, 7.48, 20));
+}
+
+TEST_CASE("HybridEP against its README") {
+  const double row = 4096.0 * 7168 * 2;
+  const auto gbytes = [&](Kind kind, std::int64_t ranks, double domains, double gpus, std::int64_t sms) {
+    Exchange e = dispatch(ranks, domains, gpus, row, sms);
+    e.kind = kind;
+    e.library = Exchange::Library::hybridep;
+    return row * domains / ns(e);
+  };
+  for (const auto& [sms, out, back] : {std::tuple{4, 44.40, 52.0}, {8, 76.8, 68.0}, {16, 71.71, 62.95}}) {
+    CHECK(gbytes(Kind::dispatch, 16, 1.994, 6.6, sms) == doctest::Approx(out).epsilon(0.1));
+    CHECK(gbytes(Kind::combine, 16, 1.994, 6.6, sms) == doctest::Approx(back).epsilon(0.1));
+  }
+  for (const auto& [ranks, domains, gpus, out, back] :
+       {std::tuple{32, 3.62, 7.24, 57.69, 57.46}, {64, 5.25, 7.6, 49.97, 49.77}}) {
+    CHECK(gbytes(Kind::dispatch, ranks, domains, gpus, 16) == doctest::Approx(out).epsilon(0.05));
+    CHECK(gbytes(Kind::combine, ranks, domains, gpus, 16) == doctest::Approx(back).epsilon(0.05));
+  }
+}
+
+TEST_CASE("a pipeline transfer: NVLink inside, a share of the cards outside, oversubscribed above") {
+  const auto ns_of = [](const Topology& t, std::int64_t gpus, std::int64_t bytes) {
+    return transfer_time(shipped(), network(t, shipped()), 0, gpus, gpus, bytes).ns;
+  };
+  const std::int64_t bytes = 64 << 20;
+  const double card = shipped().link("infiniband").gbytes_per_s,
+               latency = shipped().link("infiniband").latency_us * 1e3;
+  CHECK(ns_of({}, 4, bytes) == shipped().time({"send_recv.nvlink", {bytes}}).ns);
+  CHECK(ns_of({}, 8, bytes) == doctest::Approx(latency + static_cast<double>(bytes) / card));
+  Topology two_cards;
+  two_cards.nics_per_node = 2;
+  CHECK(ns_of(two_cards, 8, bytes) == doctest::Approx(latency + 4 * static_cast<double>(bytes) / card));
+  Topology switches;
+  switches.switches = {{32, 4}};  // the eight GPUs below it that send upwards are a quarter: just enough
+  CHECK(ns_of(switches, 8, bytes) == doctest::Approx(latency + static_cast<double>(bytes) / card));
+  CHECK(ns_of(switches, 32, bytes) == doctest::Approx(latency + 4 * static_cast<double>(bytes) / card));
+}

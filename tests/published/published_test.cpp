@@ -1,0 +1,94 @@
+// Everybody's published runs (tests/published/*.yaml): each error may only fall. bounds.txt holds what this version
+// reached, in percent; after an improvement run this test with PIPEWRIGHT_ACCEPT=1, which writes it anew, and
+// `pipewright validate tests/published --markdown docs/accuracy-published.md`.
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <set>
+
+#include "pipewright/report.hpp"
+#include "pipewright/validate.hpp"
+
+using namespace pipewright;
+
+namespace {
+
+const std::string folder = std::string(SOURCE_ROOT) + "/tests/published/";
+constexpr double slack = 0.3;  // points: what a change elsewhere may move a run
+
+std::map<std::string, double> read_bounds() {
+  std::map<std::string, double> bounds;
+  std::ifstream in(folder + "bounds.txt");
+  std::string name;
+  double percent = 0;
+  while (in >> name >> percent) bounds[name] = percent;
+  return bounds;
+}
+
+const validate::Validation& all() {
+  static const validate::Validation validation = [] {
+    validate::Validation v;
+    v.mode = "cold";
+    std::set<std::filesystem::path> files;
+    for (const auto& file : std::filesystem::directory_iterator(folder))
+      if (file.path().extension() == ".yaml") files.insert(file.path());
+    const profile::Profiles h100({profile::load(std::string(SOURCE_ROOT) + "/profiles/h100-sxm.json", {"test", 0})});
+    for (const auto& file : files) validate::add(v, scenario::read(file.string()), h100);
+    return v;
+  }();
+  return validation;
+}
+
+}  // namespace
+
+TEST_CASE("no published run is further off than it was") {
+  const auto& v = all();
+  const bool accept = std::getenv("PIPEWRIGHT_ACCEPT") != nullptr;
+  std::map<std::string, double> reached;
+  for (const auto& c : v.cases) reached[c.scenario.name] = 100 * std::abs(validate::time_error(c));
+  reached["dense_mean"] = 100 * v.dense().time.mean_abs;
+  reached["mixtures_mean"] = 100 * v.mixtures().time.mean_abs;
+  reached["mixtures_disorder"] = 100 * (1 - v.mixtures().tau_of_tflops.value_or(-1));
+  if (accept) {
+    std::ofstream out(folder + "bounds.txt");
+    for (const auto& [name, percent] : reached) out << name << ' ' << std::round(100 * percent) / 100 << '\n';
+    MESSAGE("bounds.txt was written: look at its difference");
+    return;
+  }
+  const auto bounds = read_bounds();
+  for (const auto& [name, percent] : reached) {
+    CAPTURE(name);
+    REQUIRE(bounds.contains(name));
+    CHECK(percent <= bounds.at(name) + slack);
+  }
+  for (const auto& [name, percent] : bounds) {
+    CAPTURE(name);
+    CHECK(reached.contains(name));  // a run that was predicted must stay so
+  }
+}
+
+TEST_CASE("every published run says where it stands, and what was measured is what its throughput says") {
+  for (const auto& c : all().cases) {
+    CAPTURE(c.scenario.name);
+    const auto& measured = *c.scenario.measured;
+    CHECK_FALSE(measured.source.empty());
+    REQUIRE(measured.tokens_per_s_per_gpu);
+    const double tokens = static_cast<double>(c.scenario.settings.global_batch_size * c.scenario.model.seq_length);
+    const double step_ms =
+        1e3 * tokens / *measured.tokens_per_s_per_gpu / static_cast<double>(c.scenario.cluster.num_gpus);
+    CHECK(step_ms == doctest::Approx(*measured.step_ms).epsilon(0.002));
+  }
+}
+
+TEST_CASE("the table in docs names every run") {
+  std::ifstream in(std::string(SOURCE_ROOT) + "/docs/accuracy-published.md");
+  const std::string text((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
+  for (const auto& c : all().cases) {
+    CAPTURE(c.scenario.name);
+    CHECK(text.find("`" + c.scenario.name + "`") != std::string::npos);
+  }
+}
