@@ -25,7 +25,10 @@ TEST_CASE("every kernel family is measured, by the quick grid all that a Llama l
   for (const Key& key : capture::grid(false)) full.insert(key.family);
   for (const Key& key : capture::grid(true)) quick.insert(key.family);
   for (const auto& family : profile::families()) {
-    if (family.load != profile::Load::network) CHECK_MESSAGE(full.count(family.name) == 1, family.name);
+    if (family.load == profile::Load::network) continue;
+    // What only Blackwell multiplies is not in Hopper's grid.
+    if (family.name.find("mxfp8") != std::string::npos || family.name.find("nvfp4") != std::string::npos) continue;
+    CHECK_MESSAGE(full.count(family.name) == 1, family.name);
   }
   for (const char* name : {"gemm.bf16.tn", "gemm.fp8.tn.split", "attention.backward.bf16", "rmsnorm.backward",
                            "swiglu.backward", "rope.forward", "cast_transpose.fp8", "adam", "copy.d2h"}) {
