@@ -14,6 +14,7 @@
 #include "commands.hpp"
 #include "pipewright/import.hpp"
 #include "pipewright/model.hpp"
+#include "pipewright/scenario/io.hpp"
 #include "progress.hpp"
 
 namespace pipewright::cli {

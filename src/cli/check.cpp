@@ -7,6 +7,7 @@
 #include "input.hpp"
 #include "pipewright/effects.hpp"
 #include "pipewright/report.hpp"
+#include "pipewright/scenario/io.hpp"
 
 namespace pipewright::cli {
 namespace {

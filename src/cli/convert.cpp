@@ -4,6 +4,7 @@
 
 #include "commands.hpp"
 #include "input.hpp"
+#include "pipewright/scenario/io.hpp"
 
 namespace pipewright::cli {
 namespace {

@@ -9,6 +9,7 @@
 #include "commands.hpp"
 #include "input.hpp"
 #include "pipewright/public_tables.hpp"
+#include "pipewright/scenario/io.hpp"
 
 namespace pipewright::cli {
 namespace {

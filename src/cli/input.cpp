@@ -6,6 +6,8 @@
 #include "commands.hpp"
 #include "pipewright/effects.hpp"
 #include "pipewright/emit.hpp"
+#include "pipewright/scenario/fields.hpp"
+#include "pipewright/scenario/io.hpp"
 
 namespace pipewright::cli {
 

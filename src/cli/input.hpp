@@ -10,7 +10,7 @@
 #include "pipewright/plan.hpp"
 #include "pipewright/predict.hpp"
 #include "pipewright/profile.hpp"
-#include "pipewright/scenario.hpp"
+#include "pipewright/scenario/types.hpp"
 
 namespace pipewright::cli {
 

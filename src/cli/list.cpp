@@ -9,7 +9,7 @@
 #include "pipewright/modules.hpp"
 #include "pipewright/plan.hpp"
 #include "pipewright/profile.hpp"
-#include "pipewright/scenario.hpp"
+#include "pipewright/scenario/fields.hpp"
 
 namespace pipewright::cli {
 namespace {

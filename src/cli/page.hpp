@@ -5,7 +5,7 @@
 
 #include "pipewright/page.hpp"
 #include "pipewright/profile.hpp"
-#include "pipewright/scenario.hpp"
+#include "pipewright/scenario/types.hpp"
 
 namespace pipewright::cli {
 

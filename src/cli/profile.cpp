@@ -11,6 +11,7 @@
 
 #include "commands.hpp"
 #include "pipewright/predict.hpp"
+#include "pipewright/scenario/io.hpp"
 #include "pipewright/validate.hpp"
 
 namespace pipewright::cli {

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "options.hpp"
-#include "pipewright/scenario.hpp"
+#include "pipewright/scenario/types.hpp"
 
 namespace pipewright::cli {
 

@@ -9,6 +9,7 @@
 #include "commands.hpp"
 #include "input.hpp"
 #include "pipewright/page.hpp"
+#include "pipewright/scenario/io.hpp"
 #include "progress.hpp"
 
 namespace pipewright::cli {

@@ -7,6 +7,9 @@
 
 #include "emitted.hpp"
 #include "pipewright/effects.hpp"
+#include "pipewright/scenario/derived.hpp"
+#include "pipewright/scenario/fields.hpp"
+#include "pipewright/scenario/io.hpp"
 #include "python.hpp"
 #include "table.hpp"
 

@@ -3,6 +3,8 @@
 #include <algorithm>
 
 #include "emitted.hpp"
+#include "pipewright/scenario/derived.hpp"
+#include "pipewright/scenario/fields.hpp"
 #include "table.hpp"
 
 namespace pipewright::emit {

@@ -6,6 +6,8 @@
 #include "emitted.hpp"
 #include "launch.hpp"
 #include "pipewright/effects.hpp"
+#include "pipewright/scenario/derived.hpp"
+#include "pipewright/scenario/io.hpp"
 #include "python.hpp"
 #include "table.hpp"
 

@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "pipewright/scenario.hpp"
+#include "pipewright/scenario/types.hpp"
 #include "shell.hpp"
 
 namespace pipewright::emit {

@@ -3,6 +3,9 @@
 #include <algorithm>
 
 #include "emitted.hpp"
+#include "pipewright/scenario/derived.hpp"
+#include "pipewright/scenario/fields.hpp"
+#include "pipewright/scenario/io.hpp"
 #include "table.hpp"
 
 namespace pipewright::emit {

@@ -13,7 +13,7 @@
 #include <cmath>
 
 #include "emitted.hpp"
-#include "pipewright/scenario.hpp"
+#include "pipewright/scenario/fields.hpp"
 #include "table.hpp"
 
 namespace pipewright::emit {

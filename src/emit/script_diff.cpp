@@ -10,6 +10,7 @@
 
 #include "emitted.hpp"
 #include "launch.hpp"
+#include "pipewright/scenario/fields.hpp"
 #include "table.hpp"
 
 namespace pipewright::emit {

@@ -11,6 +11,7 @@
 #include "kinds.hpp"
 #include "load.hpp"
 #include "match.hpp"
+#include "pipewright/scenario/derived.hpp"
 #include "pipewright/timeline.hpp"
 #include "statistics.hpp"
 

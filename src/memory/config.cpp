@@ -5,6 +5,8 @@
 #include <utility>
 
 #include "pipewright/memory.hpp"
+#include "pipewright/scenario/derived.hpp"
+#include "pipewright/scenario/fields.hpp"
 
 namespace pipewright::memory {
 namespace {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "pipewright/memory.hpp"
+#include "pipewright/scenario/derived.hpp"
 #include "walker.hpp"
 
 namespace pipewright::memory {

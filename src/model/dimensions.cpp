@@ -4,6 +4,8 @@
 #include <cmath>
 
 #include "pipewright/model.hpp"
+#include "pipewright/scenario/derived.hpp"
+#include "pipewright/scenario/fields.hpp"
 #include "routing.hpp"
 
 namespace pipewright::model {

@@ -9,7 +9,7 @@
 #include "pipewright/modules.hpp"
 #include "pipewright/network.hpp"
 #include "pipewright/profile.hpp"
-#include "pipewright/scenario.hpp"
+#include "pipewright/scenario/types.hpp"
 #include "precision.hpp"
 
 namespace pipewright::model {

@@ -1,6 +1,7 @@
 // Megatron-LM core_r0.19.0 megatron/training/training.py, num_floating_point_operations (transformer_flops): model
 // FLOPs, a fused multiply-add counted twice, forward + dgrad + wgrad, causal attention by half.
 #include "pipewright/model.hpp"
+#include "pipewright/scenario/derived.hpp"
 
 namespace pipewright::model {
 

@@ -26,6 +26,7 @@
 
 #include "dimensions.hpp"
 #include "pipewright/model.hpp"
+#include "pipewright/scenario/derived.hpp"
 
 namespace pipewright::model {
 namespace {

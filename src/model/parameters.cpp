@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "pipewright/scenario/derived.hpp"
+
 namespace pipewright::model {
 namespace {
 

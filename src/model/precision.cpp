@@ -1,5 +1,7 @@
 #include "precision.hpp"
 
+#include "pipewright/scenario/fields.hpp"
+
 namespace pipewright::model {
 namespace {
 

@@ -12,7 +12,7 @@
 #include <string>
 
 #include "pipewright/profile.hpp"
-#include "pipewright/scenario.hpp"
+#include "pipewright/scenario/types.hpp"
 
 namespace pipewright::model {
 

@@ -1,7 +1,7 @@
 // To how many units (GPUs, nodes) the experts of one token belong.
 #pragma once
 
-#include "pipewright/scenario.hpp"
+#include "pipewright/scenario/types.hpp"
 
 namespace pipewright::model {
 

@@ -7,6 +7,7 @@
 #include "mtp.hpp"
 #include "parameters.hpp"
 #include "pipewright/model.hpp"
+#include "pipewright/scenario/derived.hpp"
 #include "state.hpp"
 
 namespace pipewright::model {

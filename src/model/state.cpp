@@ -7,6 +7,7 @@
 #include <set>
 
 #include "ends.hpp"
+#include "pipewright/scenario/derived.hpp"
 
 namespace pipewright::model {
 namespace {

@@ -2,6 +2,7 @@
 // best in the answer.
 #include <algorithm>
 
+#include "pipewright/scenario/derived.hpp"
 #include "searcher.hpp"
 
 namespace pipewright::plan {

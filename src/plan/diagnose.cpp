@@ -5,6 +5,7 @@
 #include <cctype>
 
 #include "candidates.hpp"
+#include "pipewright/scenario/derived.hpp"
 #include "rules.hpp"
 
 namespace pipewright::plan {

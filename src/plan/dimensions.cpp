@@ -7,6 +7,9 @@
 #include <iterator>
 #include <set>
 
+#include "pipewright/scenario/derived.hpp"
+#include "pipewright/scenario/fields.hpp"
+#include "pipewright/scenario/io.hpp"
 #include "rules.hpp"
 
 namespace pipewright::plan {

@@ -6,6 +6,8 @@
 #include <span>
 
 #include "dimensions.hpp"
+#include "pipewright/scenario/derived.hpp"
+#include "pipewright/scenario/fields.hpp"
 #include "rules.hpp"
 
 namespace pipewright::plan {

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "candidates.hpp"
+#include "pipewright/scenario/derived.hpp"
 #include "rules.hpp"
 
 namespace pipewright::plan {

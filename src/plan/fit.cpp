@@ -4,6 +4,8 @@
 #include <algorithm>
 
 #include "candidates.hpp"
+#include "pipewright/scenario/derived.hpp"
+#include "pipewright/scenario/io.hpp"
 #include "rules.hpp"
 
 namespace pipewright::plan {

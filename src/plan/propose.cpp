@@ -2,6 +2,7 @@
 // most of it on by itself: arguments.py, the fusions and gradient accumulation), and everything else searched.
 #include <algorithm>
 
+#include "pipewright/scenario/io.hpp"
 #include "rules.hpp"
 
 namespace pipewright::plan {

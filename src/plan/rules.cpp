@@ -11,6 +11,9 @@ namespace pipewright::plan {
 
 using scenario::OffloadRow;
 
+#include "pipewright/scenario/derived.hpp"
+#include "pipewright/scenario/fields.hpp"
+#include "pipewright/scenario/io.hpp"
 #include "rule_lines.inc"
 
 namespace {

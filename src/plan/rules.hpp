@@ -9,7 +9,7 @@
 
 #include "pipewright/modules.hpp"
 #include "pipewright/plan.hpp"
-#include "pipewright/scenario.hpp"
+#include "pipewright/scenario/derived.hpp"
 
 namespace pipewright::plan {
 

@@ -4,6 +4,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "pipewright/scenario/derived.hpp"
 #include "rules.hpp"
 
 namespace pipewright::plan {

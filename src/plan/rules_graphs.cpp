@@ -1,4 +1,5 @@
 // CUDA graphs: TransformerConfig.__post_init__ and the checks of the argument parser.
+#include "pipewright/scenario/derived.hpp"
 #include "rules.hpp"
 
 namespace pipewright::plan {

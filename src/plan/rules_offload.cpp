@@ -1,6 +1,7 @@
 // Activation and optimizer offload: TransformerConfig.__post_init__ and the checks of the argument parser.
 #include <algorithm>
 
+#include "pipewright/scenario/derived.hpp"
 #include "rules.hpp"
 
 namespace pipewright::plan {

@@ -1,4 +1,5 @@
 // Expert-parallel overlap and delayed weight gradients: TransformerConfig.__post_init__ and the argument parser.
+#include "pipewright/scenario/derived.hpp"
 #include "rules.hpp"
 
 namespace pipewright::plan {

@@ -1,4 +1,5 @@
 // Parallelism, layer split, pipeline schedule and batch.
+#include "pipewright/scenario/derived.hpp"
 #include "rules.hpp"
 
 namespace pipewright::plan {

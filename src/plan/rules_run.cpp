@@ -1,4 +1,5 @@
 // Precision, data parallel, optimizer, loss, mixture of experts and what the process needs from its environment.
+#include "pipewright/scenario/derived.hpp"
 #include "rules.hpp"
 
 namespace pipewright::plan {

@@ -1,4 +1,5 @@
 // Traps: legal, in force, and not what the name suggests; and what Megatron Bridge does differently.
+#include "pipewright/scenario/derived.hpp"
 #include "rules.hpp"
 
 namespace pipewright::plan {

@@ -5,6 +5,9 @@
 #include <cmath>
 #include <tuple>
 
+#include "pipewright/scenario/derived.hpp"
+#include "pipewright/scenario/fields.hpp"
+#include "pipewright/scenario/io.hpp"
 #include "searcher.hpp"
 
 namespace pipewright::plan {

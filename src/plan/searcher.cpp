@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "pipewright/bounds.hpp"
+#include "pipewright/scenario/derived.hpp"
 
 namespace pipewright::plan {
 

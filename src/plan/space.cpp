@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "pipewright/scenario/io.hpp"
+
 namespace pipewright::plan {
 
 namespace {

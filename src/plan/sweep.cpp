@@ -6,6 +6,7 @@
 #include <mutex>
 
 #include "candidates.hpp"
+#include "pipewright/scenario/io.hpp"
 #include "rules.hpp"
 
 namespace pipewright::plan {

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "pipewright/profile.hpp"
-#include "pipewright/scenario.hpp"
+#include "pipewright/scenario/types.hpp"
 
 namespace pipewright::predict {
 

@@ -11,6 +11,9 @@
 #include "device.hpp"
 #include "interval.hpp"
 #include "pipewright/effects.hpp"
+#include "pipewright/scenario/derived.hpp"
+#include "pipewright/scenario/fields.hpp"
+#include "pipewright/scenario/io.hpp"
 
 namespace pipewright::predict {
 namespace {

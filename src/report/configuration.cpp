@@ -4,6 +4,7 @@
 #include "format.hpp"
 #include "json.hpp"
 #include "pipewright/report.hpp"
+#include "pipewright/scenario/derived.hpp"
 
 namespace pipewright::report {
 namespace {

@@ -7,6 +7,8 @@
 #include "json.hpp"
 #include "pipewright/page.hpp"
 #include "pipewright/report.hpp"
+#include "pipewright/scenario/derived.hpp"
+#include "pipewright/scenario/fields.hpp"
 #include "value.hpp"
 
 namespace pipewright::report {

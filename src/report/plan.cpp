@@ -9,6 +9,8 @@
 #include "format.hpp"
 #include "json.hpp"
 #include "pipewright/report.hpp"
+#include "pipewright/scenario/fields.hpp"
+#include "pipewright/scenario/io.hpp"
 #include "value.hpp"
 
 namespace pipewright::report {

@@ -8,6 +8,9 @@
 
 #include "fields.hpp"
 #include "layout.hpp"
+#include "pipewright/scenario/derived.hpp"
+#include "pipewright/scenario/fields.hpp"
+#include "pipewright/scenario/io.hpp"
 
 namespace pipewright::scenario {
 namespace {

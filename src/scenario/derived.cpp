@@ -1,8 +1,11 @@
 // Values in force: what Megatron fills in for fields that were left None, and what follows from several fields.
+#include "pipewright/scenario/derived.hpp"
+
 #include <algorithm>
 
 #include "layout.hpp"
 #include "pipewright/modules.hpp"
+#include "pipewright/scenario/fields.hpp"
 
 namespace pipewright::scenario {
 Int nvlink_domain(const Scenario& s) { return s.cluster.nvlink_domain.value_or(s.cluster.gpus_per_node); }

@@ -42,6 +42,7 @@ struct VariableRow {
 };
 constexpr VariableRow variables[] = {
 #include "effects/variables.inc"
+#include "pipewright/scenario/fields.hpp"
 };
 constexpr const char* tuning = "widens the interval: ";
 

@@ -3,7 +3,7 @@
 
 #include <span>
 
-#include "pipewright/scenario.hpp"
+#include "pipewright/scenario/types.hpp"
 
 namespace pipewright::scenario {
 

@@ -7,6 +7,8 @@
 #include <type_traits>
 #include <unordered_map>
 
+#include "pipewright/scenario/fields.hpp"
+
 namespace pipewright::scenario {
 namespace {
 

@@ -7,7 +7,7 @@
 #include <variant>
 #include <vector>
 
-#include "pipewright/scenario.hpp"
+#include "pipewright/scenario/types.hpp"
 #include "value.hpp"
 
 namespace pipewright::scenario {

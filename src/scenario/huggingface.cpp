@@ -24,6 +24,7 @@ struct UnmodelledFamily {
 const std::vector<UnmodelledFamily>& unmodelled_families() {
   static const std::vector<UnmodelledFamily> list = {
 #include "families.inc"
+#include "pipewright/scenario/io.hpp"
   };
   return list;
 }

@@ -1,7 +1,7 @@
 // The architecture that a Hugging Face config.json describes.
 #pragma once
 
-#include "pipewright/scenario.hpp"
+#include "pipewright/scenario/types.hpp"
 
 namespace pipewright::scenario {
 

@@ -6,6 +6,9 @@
 #include <charconv>
 #include <numeric>
 
+#include "pipewright/scenario/derived.hpp"
+#include "pipewright/scenario/fields.hpp"
+
 namespace pipewright::scenario {
 namespace {
 

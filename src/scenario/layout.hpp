@@ -5,7 +5,7 @@
 //                               rank 1: chunk 0 = 2 3, chunk 1 = 6 7
 #pragma once
 
-#include "pipewright/scenario.hpp"
+#include "pipewright/scenario/types.hpp"
 
 namespace pipewright::scenario {
 

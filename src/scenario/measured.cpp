@@ -5,6 +5,9 @@
 #include <algorithm>
 #include <functional>
 
+#include "pipewright/scenario/fields.hpp"
+#include "pipewright/scenario/io.hpp"
+
 namespace pipewright::scenario {
 namespace {
 

@@ -1,7 +1,7 @@
 // measured: what a real run showed (only in measured runs).
 #pragma once
 
-#include "pipewright/scenario.hpp"
+#include "pipewright/scenario/types.hpp"
 #include "value.hpp"
 
 namespace pipewright::scenario {

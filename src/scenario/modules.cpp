@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <array>
 
-#include "pipewright/scenario.hpp"
+#include "pipewright/scenario/derived.hpp"
 
 namespace pipewright::scenario {
 namespace {

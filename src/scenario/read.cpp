@@ -9,6 +9,8 @@
 #include "huggingface.hpp"
 #include "measured.hpp"
 #include "pipewright/effects.hpp"
+#include "pipewright/scenario/fields.hpp"
+#include "pipewright/scenario/io.hpp"
 
 namespace pipewright::scenario {
 namespace {

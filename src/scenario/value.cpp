@@ -14,6 +14,9 @@
 #include <set>
 #include <sstream>
 
+#include "pipewright/scenario/fields.hpp"
+#include "pipewright/scenario/io.hpp"
+
 namespace pipewright::scenario {
 namespace {
 

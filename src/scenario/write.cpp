@@ -3,6 +3,8 @@
 
 #include "fields.hpp"
 #include "measured.hpp"
+#include "pipewright/scenario/fields.hpp"
+#include "pipewright/scenario/io.hpp"
 
 namespace pipewright::scenario {
 namespace {

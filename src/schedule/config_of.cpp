@@ -3,7 +3,8 @@
 #include <string>
 
 #include "pipewright/base.hpp"
-#include "pipewright/scenario.hpp"
+#include "pipewright/scenario/derived.hpp"
+#include "pipewright/scenario/fields.hpp"
 #include "pipewright/schedule.hpp"
 
 namespace pipewright::schedule {

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "lines.hpp"
+#include "pipewright/scenario/derived.hpp"
 #include "transfers.hpp"
 
 namespace pipewright::timeline {

@@ -1,4 +1,5 @@
 // Which GPUs a pipeline transfer joins, and over what.
+#include "pipewright/scenario/derived.hpp"
 #include "transfers.hpp"
 
 namespace pipewright::timeline {

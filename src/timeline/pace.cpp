@@ -1,6 +1,7 @@
 #include "pace.hpp"
 
 #include "lines.hpp"
+#include "pipewright/scenario/derived.hpp"
 
 namespace pipewright::timeline {
 

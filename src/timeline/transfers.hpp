@@ -1,7 +1,7 @@
 // What both engines know of transfers: which communicator carries one, whether shapes are exchanged before it.
 #pragma once
 
-#include "pipewright/scenario.hpp"
+#include "pipewright/scenario/derived.hpp"
 #include "pipewright/timeline.hpp"
 
 namespace pipewright::timeline {

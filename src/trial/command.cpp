@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "pipewright/emit.hpp"
+#include "pipewright/scenario/io.hpp"
 #include "pipewright/trial.hpp"
 
 namespace pipewright::trial {

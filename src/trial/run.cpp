@@ -7,6 +7,7 @@
 
 #include "pipewright/capture.hpp"
 #include "pipewright/import.hpp"
+#include "pipewright/scenario/io.hpp"
 #include "pipewright/trial.hpp"
 #include "process.hpp"
 

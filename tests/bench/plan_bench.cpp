@@ -5,6 +5,7 @@
 
 #include "../on_h200.hpp"
 #include "pipewright/plan.hpp"
+#include "pipewright/scenario/io.hpp"
 
 namespace {
 

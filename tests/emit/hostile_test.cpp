@@ -13,6 +13,7 @@
 #include "../mutate.hpp"
 #include "../plan/bases.hpp"
 #include "pipewright/emit.hpp"
+#include "pipewright/scenario/fields.hpp"
 
 using namespace pipewright;
 

@@ -6,6 +6,7 @@
 #include "../../src/emit/table.hpp"
 #include "pipewright/effects.hpp"
 #include "pipewright/emit.hpp"
+#include "pipewright/scenario/derived.hpp"
 
 using namespace pipewright;
 

@@ -7,6 +7,7 @@
 #include "../../src/emit/emitted.hpp"
 #include "../../src/emit/table.hpp"
 #include "pipewright/emit.hpp"
+#include "pipewright/scenario/fields.hpp"
 
 namespace pipewright {
 

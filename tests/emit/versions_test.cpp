@@ -13,6 +13,7 @@
 #include "../plan/bases.hpp"
 #include "pipewright/emit.hpp"
 #include "pipewright/plan.hpp"
+#include "pipewright/scenario/io.hpp"
 #include "support.hpp"
 
 using namespace pipewright;

@@ -12,7 +12,7 @@
 #include "pipewright/memory.hpp"
 #include "pipewright/plan.hpp"
 #include "pipewright/profile.hpp"
-#include "pipewright/scenario.hpp"
+#include "pipewright/scenario/io.hpp"
 
 namespace pipewright::fuzz {
 

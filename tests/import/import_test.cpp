@@ -8,6 +8,7 @@
 #include "../../src/import/match.hpp"
 #include "../../src/import/names.hpp"
 #include "../on_h200.hpp"
+#include "pipewright/scenario/io.hpp"
 
 using namespace pipewright;
 

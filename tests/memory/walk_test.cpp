@@ -7,6 +7,7 @@
 
 #include "../on_h200.hpp"
 #include "pipewright/memory.hpp"
+#include "pipewright/scenario/io.hpp"
 
 using namespace pipewright;
 

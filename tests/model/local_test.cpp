@@ -1,4 +1,5 @@
 // Megatron Core's own modules (transformer_impl local) and unfused attention: scores and probabilities are tensors.
+#include "pipewright/scenario/io.hpp"
 #include "support.hpp"
 
 using namespace pipewright;

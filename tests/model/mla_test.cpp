@@ -1,4 +1,5 @@
 // Multi-latent attention against hand-computed sizes of DeepSeek-V3's layers (reference 5.3).
+#include "pipewright/scenario/io.hpp"
 #include "support.hpp"
 
 using namespace pipewright;

@@ -1,6 +1,7 @@
 // Layers, embedding and head against the formulas of reference 5.1 and against themselves: what is born dies.
 #include <algorithm>
 
+#include "pipewright/scenario/io.hpp"
 #include "support.hpp"
 
 using namespace pipewright;

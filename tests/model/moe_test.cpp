@@ -2,6 +2,7 @@
 // 2.20, parameters against measured runs.
 #include <algorithm>
 
+#include "pipewright/scenario/io.hpp"
 #include "support.hpp"
 
 using namespace pipewright;

@@ -1,4 +1,5 @@
 // Multi-token prediction: where its pieces stand, what they save, hold and cost.
+#include "pipewright/scenario/io.hpp"
 #include "support.hpp"
 
 using namespace pipewright;

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <set>
 
+#include "pipewright/scenario/io.hpp"
 #include "support.hpp"
 
 using namespace pipewright;

@@ -1,5 +1,6 @@
 // Parameter counts of published models, from their config.json, against what their model cards count; and properties
 // that hold for every choice of recompute.
+#include "pipewright/scenario/io.hpp"
 #include "support.hpp"
 
 using namespace pipewright;

@@ -7,6 +7,7 @@
 
 #include "../on_h200.hpp"
 #include "pipewright/model.hpp"
+#include "pipewright/scenario/io.hpp"
 
 namespace pipewright::model::test {
 

@@ -4,7 +4,7 @@
 #include <string>
 #include <string_view>
 
-#include "pipewright/scenario.hpp"
+#include "pipewright/scenario/io.hpp"
 
 namespace pipewright::test {
 

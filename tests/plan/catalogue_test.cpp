@@ -10,6 +10,8 @@
 #include "bases.hpp"
 #include "pipewright/model.hpp"
 #include "pipewright/modules.hpp"
+#include "pipewright/scenario/derived.hpp"
+#include "pipewright/scenario/fields.hpp"
 
 using namespace pipewright;
 

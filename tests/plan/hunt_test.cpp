@@ -14,6 +14,7 @@
 #include "../../src/plan/rules.hpp"
 #include "bases.hpp"
 #include "pipewright/plan.hpp"
+#include "pipewright/scenario/io.hpp"
 
 using namespace pipewright;
 

@@ -14,6 +14,8 @@
 
 #include "bases.hpp"
 #include "pipewright/plan.hpp"
+#include "pipewright/scenario/derived.hpp"
+#include "pipewright/scenario/io.hpp"
 
 using namespace pipewright;
 

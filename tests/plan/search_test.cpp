@@ -8,6 +8,8 @@
 #include "bases.hpp"
 #include "pipewright/modules.hpp"
 #include "pipewright/plan.hpp"
+#include "pipewright/scenario/derived.hpp"
+#include "pipewright/scenario/io.hpp"
 
 using namespace pipewright;
 

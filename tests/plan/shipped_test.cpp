@@ -6,6 +6,7 @@
 
 #include "pipewright/model.hpp"
 #include "pipewright/plan.hpp"
+#include "pipewright/scenario/io.hpp"
 
 using namespace pipewright;
 

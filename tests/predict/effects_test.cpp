@@ -8,6 +8,7 @@
 
 #include "../plan/bases.hpp"
 #include "pipewright/predict.hpp"
+#include "pipewright/scenario/io.hpp"
 
 using namespace pipewright;
 

@@ -8,6 +8,7 @@
 #include "../on_h200.hpp"
 #include "pipewright/bounds.hpp"
 #include "pipewright/predict.hpp"
+#include "pipewright/scenario/io.hpp"
 
 using namespace pipewright;
 

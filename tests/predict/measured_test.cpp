@@ -9,6 +9,7 @@
 #include <string>
 
 #include "pipewright/predict.hpp"
+#include "pipewright/scenario/io.hpp"
 
 using namespace pipewright;
 

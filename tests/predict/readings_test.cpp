@@ -9,6 +9,7 @@
 #include "pipewright/histories.hpp"
 #include "pipewright/predict.hpp"
 #include "pipewright/reading.hpp"
+#include "pipewright/scenario/io.hpp"
 
 using namespace pipewright;
 using timeline::Cause;

@@ -11,6 +11,7 @@
 #include <set>
 
 #include "pipewright/report.hpp"
+#include "pipewright/scenario/io.hpp"
 #include "pipewright/validate.hpp"
 
 using namespace pipewright;

@@ -6,6 +6,7 @@
 #include "fixture.hpp"
 #include "golden.hpp"
 #include "pipewright/report.hpp"
+#include "pipewright/scenario/io.hpp"
 
 using namespace pipewright;
 using namespace pipewright::report;

@@ -8,7 +8,9 @@
 #include <random>
 #include <set>
 
-#include "pipewright/scenario.hpp"
+#include "pipewright/scenario/derived.hpp"
+#include "pipewright/scenario/fields.hpp"
+#include "pipewright/scenario/io.hpp"
 
 using namespace pipewright;
 using namespace pipewright::scenario;

@@ -6,6 +6,7 @@
 #include <set>
 
 #include "../../src/scenario/fields.hpp"
+#include "pipewright/scenario/io.hpp"
 
 using namespace pipewright;
 using scenario::Effect;

@@ -5,7 +5,8 @@
 #include <filesystem>
 #include <fstream>
 
-#include "pipewright/scenario.hpp"
+#include "pipewright/scenario/derived.hpp"
+#include "pipewright/scenario/io.hpp"
 
 using namespace pipewright;
 using namespace pipewright::scenario;

@@ -1,7 +1,8 @@
 // Which layers stand where; each case is a drawing of ranks (rows) and chunks (columns).
 #include <doctest/doctest.h>
 
-#include "pipewright/scenario.hpp"
+#include "pipewright/scenario/derived.hpp"
+#include "pipewright/scenario/io.hpp"
 
 using namespace pipewright;
 using namespace pipewright::scenario;

@@ -4,6 +4,8 @@
 #include <cstdio>
 
 #include "fields.hpp"
+#include "pipewright/scenario/fields.hpp"
+#include "pipewright/scenario/io.hpp"
 
 using namespace pipewright;
 using namespace pipewright::scenario;

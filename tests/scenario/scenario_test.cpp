@@ -1,12 +1,13 @@
 // Reading, defaults, overrides, writing, values in force. Runs in tests/scenario.
-#include "pipewright/scenario.hpp"
-
 #include <doctest/doctest.h>
 
 #include <filesystem>
 #include <functional>
 
 #include "pipewright/modules.hpp"
+#include "pipewright/scenario/derived.hpp"
+#include "pipewright/scenario/fields.hpp"
+#include "pipewright/scenario/io.hpp"
 
 using namespace pipewright;
 using namespace pipewright::scenario;

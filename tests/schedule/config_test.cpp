@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "pipewright/scenario.hpp"
+#include "pipewright/scenario/io.hpp"
 #include "pipewright/schedule.hpp"
 
 using namespace pipewright;

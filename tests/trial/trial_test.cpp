@@ -5,6 +5,8 @@
 
 #include <algorithm>
 
+#include "pipewright/scenario/io.hpp"
+
 using namespace pipewright;
 using namespace pipewright::trial;
 

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "fixture.hpp"
+#include "pipewright/scenario/io.hpp"
 
 using namespace pipewright;
 using namespace pipewright::validate;

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "pipewright/plan.hpp"
-#include "pipewright/scenario.hpp"
+#include "pipewright/scenario/types.hpp"
 
 namespace pipewright::emit {
 

@@ -16,7 +16,7 @@
 
 #include "pipewright/base.hpp"
 #include "pipewright/profile.hpp"
-#include "pipewright/scenario.hpp"
+#include "pipewright/scenario/types.hpp"
 
 namespace pipewright::traces {
 

@@ -17,7 +17,7 @@
 #include "pipewright/base.hpp"
 #include "pipewright/model.hpp"
 #include "pipewright/offload.hpp"
-#include "pipewright/scenario.hpp"
+#include "pipewright/scenario/types.hpp"
 #include "pipewright/schedule.hpp"
 
 namespace pipewright::memory {

@@ -12,7 +12,7 @@
 #include "pipewright/base.hpp"
 #include "pipewright/network.hpp"
 #include "pipewright/profile.hpp"
-#include "pipewright/scenario.hpp"
+#include "pipewright/scenario/types.hpp"
 #include "pipewright/schedule.hpp"
 
 namespace pipewright::model {

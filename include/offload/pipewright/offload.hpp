@@ -13,7 +13,7 @@
 
 #include "pipewright/base.hpp"
 #include "pipewright/model.hpp"
-#include "pipewright/scenario.hpp"
+#include "pipewright/scenario/types.hpp"
 #include "pipewright/schedule.hpp"
 
 namespace pipewright::offload {

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "pipewright/predict.hpp"
-#include "pipewright/scenario.hpp"
+#include "pipewright/scenario/types.hpp"
 
 namespace pipewright::plan {
 

@@ -7,7 +7,7 @@
 // dense -0.21 to +0.76 %, mixtures of experts -0.05 to +1.05 %, the others -0.001 to +0.02 %.
 #pragma once
 
-#include "pipewright/scenario.hpp"
+#include "pipewright/scenario/types.hpp"
 
 namespace pipewright::predict {
 

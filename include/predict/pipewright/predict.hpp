@@ -10,7 +10,7 @@
 #include "pipewright/base.hpp"
 #include "pipewright/memory.hpp"
 #include "pipewright/profile.hpp"
-#include "pipewright/scenario.hpp"
+#include "pipewright/scenario/types.hpp"
 #include "pipewright/timeline.hpp"
 
 namespace pipewright::predict {

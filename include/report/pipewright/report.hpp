@@ -10,7 +10,7 @@
 #include "pipewright/emit.hpp"
 #include "pipewright/plan.hpp"
 #include "pipewright/predict.hpp"
-#include "pipewright/scenario.hpp"
+#include "pipewright/scenario/types.hpp"
 #include "pipewright/schedule.hpp"
 #include "pipewright/validate.hpp"
 

@@ -17,7 +17,7 @@
 #include <string_view>
 #include <vector>
 
-#include "pipewright/scenario.hpp"
+#include "pipewright/scenario/types.hpp"
 
 namespace pipewright::scenario {
 

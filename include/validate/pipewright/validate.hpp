@@ -9,7 +9,7 @@
 
 #include "pipewright/predict.hpp"
 #include "pipewright/profile.hpp"
-#include "pipewright/scenario.hpp"
+#include "pipewright/scenario/types.hpp"
 
 namespace pipewright::validate {
 

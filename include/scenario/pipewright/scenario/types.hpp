@@ -3,8 +3,8 @@
 // DistributedDataParallelConfig, OptimizerConfig); initial values are the defaults of those classes in core_r0.19.0.
 // Fields that another version defaults differently are corrected after reading (src/scenario/fields.cpp).
 //
-// A field that Megatron leaves None and fills in later is optional here and never filled in: the functions below give
-// the value in force, so that changing one setting of a Scenario can never leave a stale derived value behind.
+// A field that Megatron leaves None and fills in later is optional here and never filled in: derived.hpp gives the
+// value in force, so that changing one setting of a Scenario can never leave a stale derived value behind.
 #pragma once
 
 #include <cstdint>
@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "pipewright/base.hpp"
+#include "pipewright/scenario/measured.hpp"
 #include "pipewright/versions.hpp"
 
 namespace pipewright::scenario {
@@ -327,35 +328,6 @@ struct Search {
   friend bool operator==(const Search&, const Search&) = default;
 };
 
-/// What a real run showed.
-struct TraceSummary {
-  double span_us = 0;
-  std::map<std::string, double> busy_us, exposed_us;  ///< by comp, p2p, ep, coll, d2h, h2d
-  friend bool operator==(const TraceSummary&, const TraceSummary&) = default;
-};
-struct MeasuredRank {
-  Int rank = 0, pp_rank = 0, parameters = 0;
-  double forward_backward_ms = 0;
-  Bytes static_bytes, peak_allocated_bytes, after_step_bytes, peak_reserved_bytes;
-  std::optional<Bytes> outside_allocator_bytes;
-  std::optional<double> sm_clock_mhz;
-  std::optional<TraceSummary> trace_summary;
-  friend bool operator==(const MeasuredRank&, const MeasuredRank&) = default;
-};
-/// Of one's own runs forward-backward and every rank; of other people's often the step alone.
-struct Measured {
-  double forward_backward_ms = 0;  ///< 0: only the step is known
-  std::vector<double> samples_ms;
-  std::optional<double> optimizer_ms;
-  std::vector<MeasuredRank> ranks;
-  std::optional<double> step_ms;  ///< a published step
-  std::string source;             ///< of a published run: where it stands
-  std::optional<double> tokens_per_s_per_gpu;
-  std::map<Int, Bytes> peak_allocated_bytes_by_rank;  ///< of a published run, by pipeline rank
-  bool step_alone() const { return forward_backward_ms == 0 && step_ms.has_value(); }
-  friend bool operator==(const Measured&, const Measured&) = default;
-};
-
 struct Scenario {
   std::string name;  ///< stem of the file
   Position origin;
@@ -375,77 +347,5 @@ struct Scenario {
            a.software == b.software && a.search == b.search && a.ignore == b.ignore && a.measured == b.measured;
   }
 };
-
-// ---- Reading and writing. Everything throws UsageError for wrong input. Values are checked one by one when they are
-// read; what they make together is checked by check(), which whoever uses a scenario calls after the last override.
-
-Scenario read(const std::string& path);                          ///< a YAML file
-Scenario parse(std::string_view yaml, const std::string& file);  ///< its text; `file` for messages
-/// The architecture of a Hugging Face config.json; the caller supplies seq_length, cluster and settings.
-Scenario from_hf(const std::string& path, Strings* notes = nullptr);
-std::string write(const Scenario& scenario);  ///< YAML of all that is not default; parse() reads it back
-void set(Scenario& scenario, std::string_view name_is_value);  ///< --set NAME=VALUE (also SECTION.NAME); not checked
-void set_env(Scenario& scenario, std::string_view name_is_value);  ///< --env NAME=VALUE; an empty value removes it
-/// Throws for what Megatron Core itself cannot run: splits that do not divide, GPU counts, ... (reference 1.1, 3.6).
-void check(const Scenario& scenario);
-
-// ---- The table of fields: drives reading, writing, --set, defaults, `list settings` and suggestions.
-
-struct FieldInfo {
-  std::string section, name, type;  ///< type: int, bool, float, string, list, bytes; "int or none"
-  std::string default_value;        ///< as written in YAML; "none"
-  Strings allowed;                  ///< empty: any
-  std::string doc;                  ///< one line
-  Versions versions;                ///< of Megatron Core that have it; empty: not of Megatron Core
-};
-std::vector<FieldInfo> fields();
-/// Versions of Megatron Core that have this field; throws InternalError for what is no field of any.
-Versions versions_of(const std::string& field);
-std::string get(const Scenario& scenario, const std::string& name);  ///< a field's value as written in YAML
-/// Text as a YAML scalar, quoted where another reader would take it for something else than a string.
-std::string yaml_scalar(std::string_view text);
-/// Fields of `model` or `settings` that differ from their defaults, name and YAML value in the table's order.
-std::vector<std::pair<std::string, std::string>> stated(const Scenario& scenario, const std::string& section);
-/// Where `name` ("settings.bf16") was stated; the scenario's origin if it was not.
-Position position(const Scenario& scenario, const std::string& name);
-
-// ---- Values in force.
-
-Int nvlink_domain(const Scenario&);        ///< GPUs joined by NVLink (or by a host's memory)
-Int model_parallel_size(const Scenario&);  ///< TP x PP x CP
-Int data_parallel_size(const Scenario&);   ///< num_gpus / (TP x PP x CP)
-Int expert_tensor_parallel_size(const Scenario&);
-Int lockstep_gpus(const Scenario&);  ///< GPUs that wait for each other inside every layer: TP x CP, or ETP x EP if more
-Int expert_data_parallel_size(const Scenario&);  ///< num_gpus / (ETP x EP x PP)
-Int num_microbatches(const Scenario&);           ///< global_batch_size / (micro_batch_size x DP)
-Int num_chunks(const Scenario&);                 ///< v: model chunks of a rank; 1 without interleaving
-bool interleaved(const Scenario&);               ///< the interleaved schedule runs: PP > 1 and v is set
-/// Microbatches whose weight gradient of the output layer waits for the end of the step (wgrad_deferral_limit; its
-/// buffers count calls of the output layer, of which multi-token prediction makes one a depth more).
-Int deferred_head_wgrads(const Scenario&);
-Int group_size(const Scenario&);  ///< N
-bool batch_p2p_comm(const Scenario&);
-Strings recompute_modules(const Scenario&);  ///< in force with granularity selective, else empty
-Int ffn_hidden_size(const Scenario&);
-Int moe_ffn_hidden_size(const Scenario&);
-Int num_query_groups(const Scenario&);
-Int kv_channels(const Scenario&);
-std::string activation_func(const Scenario&);
-Int padded_vocab_size(const Scenario&);         ///< vocab_size up to a multiple of make_vocab_size_divisible_by x TP
-bool is_moe_layer(const Scenario&, Int layer);  ///< layer counted from 0 over the whole model
-bool has_moe_layer(const Scenario&);
-bool has_dense_layer(const Scenario&);
-bool te_layers(const Scenario&);    ///< transformer_impl transformer_engine
-bool norms_fused(const Scenario&);  ///< the input norm lives in the qkv projection: TE without MLA
-std::string variable(const Scenario&, const std::string& name, const std::string& otherwise = {});  ///< environment
-
-/// What a model chunk holds. Layers are counted from 0 over the whole model (reference 1.9).
-struct Stage {
-  Ints layers;
-  bool embedding = false, loss = false;
-  Int mtp_layers = 0;
-};
-Stage stage(const Scenario&, Int pp_rank, Int chunk);
-Ints layers_of(const Scenario&, Int pp_rank, Int chunk);
 
 }  // namespace pipewright::scenario

@@ -1,0 +1,48 @@
+// Values in force: what Megatron makes of a scenario where a field is left to it, and what follows from several.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "pipewright/scenario/types.hpp"
+
+namespace pipewright::scenario {
+
+Int nvlink_domain(const Scenario&);        ///< GPUs joined by NVLink (or by a host's memory)
+Int model_parallel_size(const Scenario&);  ///< TP x PP x CP
+Int data_parallel_size(const Scenario&);   ///< num_gpus / (TP x PP x CP)
+Int expert_tensor_parallel_size(const Scenario&);
+Int lockstep_gpus(const Scenario&);  ///< GPUs that wait for each other inside every layer: TP x CP, or ETP x EP if more
+Int expert_data_parallel_size(const Scenario&);  ///< num_gpus / (ETP x EP x PP)
+Int num_microbatches(const Scenario&);           ///< global_batch_size / (micro_batch_size x DP)
+Int num_chunks(const Scenario&);                 ///< v: model chunks of a rank; 1 without interleaving
+bool interleaved(const Scenario&);               ///< the interleaved schedule runs: PP > 1 and v is set
+/// Microbatches whose weight gradient of the output layer waits for the end of the step (wgrad_deferral_limit; its
+/// buffers count calls of the output layer, of which multi-token prediction makes one a depth more).
+Int deferred_head_wgrads(const Scenario&);
+Int group_size(const Scenario&);  ///< N
+bool batch_p2p_comm(const Scenario&);
+Strings recompute_modules(const Scenario&);  ///< in force with granularity selective, else empty
+Int ffn_hidden_size(const Scenario&);
+Int moe_ffn_hidden_size(const Scenario&);
+Int num_query_groups(const Scenario&);
+Int kv_channels(const Scenario&);
+std::string activation_func(const Scenario&);
+Int padded_vocab_size(const Scenario&);         ///< vocab_size up to a multiple of make_vocab_size_divisible_by x TP
+bool is_moe_layer(const Scenario&, Int layer);  ///< layer counted from 0 over the whole model
+bool has_moe_layer(const Scenario&);
+bool has_dense_layer(const Scenario&);
+bool te_layers(const Scenario&);    ///< transformer_impl transformer_engine
+bool norms_fused(const Scenario&);  ///< the input norm lives in the qkv projection: TE without MLA
+std::string variable(const Scenario&, const std::string& name, const std::string& otherwise = {});  ///< environment
+
+/// What a model chunk holds. Layers are counted from 0 over the whole model (reference 1.9).
+struct Stage {
+  Ints layers;
+  bool embedding = false, loss = false;
+  Int mtp_layers = 0;
+};
+Stage stage(const Scenario&, Int pp_rank, Int chunk);
+Ints layers_of(const Scenario&, Int pp_rank, Int chunk);
+
+}  // namespace pipewright::scenario
