@@ -36,6 +36,7 @@ void add_capture(Command& app, Outcome& outcome);
 void add_import(Command& app, Outcome& outcome);
 void add_list(Command& app, Outcome& outcome);
 void add_profile(Command& app, Outcome& outcome);
+void add_diff(Command& app, Outcome& outcome);
 void add_trial(Command& app, Outcome& outcome);
 
 /// Is one of these outputs (option and path) standard output, "-"? Then nothing else goes there. Throws for two.

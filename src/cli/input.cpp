@@ -26,7 +26,10 @@ void Input::add_to(Command& command) {
   command.add_option("--gpus-per-node", gpus_per_node_, "GPUs of one node (8)").group(forms);
   command.add_option("--megatron-core", megatron_core_, "version of Megatron Core").group(forms);
   add_profile_option(command, profiles_);
-  command.add_option("--set", set_, "NAME=VALUE: any setting, overrides the input; repeatable").repeatable();
+  command
+      .add_option("--set", set_,
+                  "NAME=VALUE: any setting (also tp, pp, vpp, cp, ep, mbs, gbs), overrides the input; repeatable")
+      .repeatable();
   command.add_option("--env", env_, "NAME=VALUE: any environment variable; repeatable").repeatable();
   command
       .add_option("--ignore", ignore_, "NAME: go on without what is not modelled of it; no interval then; repeatable")

@@ -1,8 +1,11 @@
 // pipewright list: what can be named in a scenario or on the command line.
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cctype>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "commands.hpp"
 #include "pipewright/effects.hpp"
@@ -114,17 +117,84 @@ Listing effects() {
   return {text, {{"effects", rows}}};
 }
 
+std::string lowered(std::string_view text) {
+  std::string out(text);
+  for (char& c : out) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  return out;
+}
+
+bool has_all(const std::string& text, const std::vector<std::string>& words) {
+  const std::string low = lowered(text);
+  return std::all_of(words.begin(), words.end(),
+                     [&](const auto& word) { return low.find(lowered(word)) != std::string::npos; });
+}
+
+/// Entries that contain all words: an entry is a line and what is indented below it; titles of sections stay with their
+/// entries, so does a table's head.
+std::string filtered(const std::string& text, const std::vector<std::string>& words) {
+  std::vector<std::string> lines;
+  for (std::size_t from = 0; from < text.size();) {
+    const auto to = std::min(text.find('\n', from), text.size());
+    lines.push_back(text.substr(from, to - from));
+    from = to + 1;
+  }
+  const auto indent = [](const std::string& line) { return std::min(line.find_first_not_of(' '), line.size()); };
+  const bool sections = !lines.empty() && lines.front().ends_with(':');  // "settings:" and entries below
+  const std::size_t level = sections ? 2 : 0;
+  std::string out, title;
+  for (std::size_t i = 0; i < lines.size();) {
+    if (i == 0 && lines.size() > 1 && lines[1].starts_with("---")) {
+      out += lines[0] + "\n" + lines[1] + "\n";
+      i = 2;
+      continue;
+    }
+    if (sections && (lines[i].empty() || indent(lines[i]) < level)) {
+      if (!lines[i].empty())
+        title = lines[i++] + "\n";
+      else
+        ++i;
+      continue;
+    }
+    std::string entry = lines[i++] + "\n";
+    while (i < lines.size() && !lines[i].empty() && indent(lines[i]) > level) entry += lines[i++] + "\n";
+    if (has_all(entry, words)) out += std::exchange(title, {}) + entry;
+  }
+  return out;
+}
+
+/// The same of the JSON's only array.
+Json filtered(Json json, const std::vector<std::string>& words) {
+  for (auto& [name, rows] : json.items()) {
+    Json kept = Json::array();
+    for (const auto& row : rows)
+      if (has_all(row.dump(-1, ' ', false, Json::error_handler_t::replace), words)) kept.push_back(row);
+    rows = kept;
+  }
+  return json;
+}
+
 }  // namespace
 
-void add_list(Command& app, Outcome&) {
+void add_list(Command& app, Outcome& outcome) {
   auto& command =
       app.add_subcommand("list", "List what can be named: profiles, settings, versions, modules, rules, effects");
   const auto json = std::make_shared<std::string>();
+  const auto words = std::make_shared<std::vector<std::string>>();
+  command.footer(
+      "Exit status 1: nothing contains the words.\n\nExamples:\n  pipewright list rules recompute mla\n  pipewright "
+      "list settings overlap --json -");
   const auto add = [&](const char* name, const char* what, Listing (*listing)()) {
     auto& list = command.add_subcommand(name, what);
     list.add_option("--json", *json, "write JSON to this file (-: standard output, and nothing else)");
-    list.callback([json, listing] {
-      const Listing result = listing();
+    list.add_option("FILTER", *words, "only entries that contain all of these words");
+    list.callback([json, words, listing, &outcome] {
+      Listing result = listing();
+      if (!words->empty()) {
+        result.json = filtered(result.json, *words);
+        result.text = filtered(result.text, *words);
+        if (std::all_of(result.json.begin(), result.json.end(), [](const auto& rows) { return rows.empty(); }))
+          outcome.status = 1;
+      }
       if (!json->empty()) {
         write_result(*json, result.json.dump(1, ' ', false, Json::error_handler_t::replace) + "\n");
       }

@@ -8,6 +8,8 @@
 
 #include "commands.hpp"
 #include "pipewright/base.hpp"
+#include "pipewright/report.hpp"
+#include "terminal.hpp"
 
 namespace pipewright::cli {
 namespace {
@@ -19,12 +21,14 @@ constexpr std::array commands = {AddCommand{add_plan},     AddCommand{add_simula
                                  AddCommand{add_explain},  AddCommand{add_schedule}, AddCommand{add_check},
                                  AddCommand{add_validate}, AddCommand{add_convert},  AddCommand{add_replay_allocator},
                                  AddCommand{add_list},     AddCommand{add_profile},  AddCommand{add_capture},
-                                 AddCommand{add_import},   AddCommand{add_trial}};
+                                 AddCommand{add_import},   AddCommand{add_trial},    AddCommand{add_diff}};
 
 int run(int argc, char** argv) {
   Command program("pipewright", "Simulates and plans pipeline-parallel training with Megatron-LM and Megatron Bridge.");
   Outcome outcome;
   for (const AddCommand add : commands) add(program, outcome);
+  for (Command& command : program.commands()) add_color_option(command);
+  if (const int columns = terminal_width(); columns > 0) report::set_line_width(columns);
   const Parsed parsed = parse(program, "pipewright " PIPEWRIGHT_VERSION, argc, argv);
   return parsed.ran ? outcome.status : parsed.status;
 }
@@ -38,7 +42,7 @@ int main(int argc, char** argv) {
     if (std::fflush(stdout) != 0) throw pipewright::UsageError("standard output cannot be written");
     return status;
   } catch (const pipewright::UsageError& error) {
-    std::fprintf(stderr, "error: %s\n", error.what());
+    std::fprintf(stderr, "%s\n", pipewright::cli::dressed_message(std::string("error: ") + error.what(), true).c_str());
     return 2;
   } catch (const pipewright::cli::Refused& refusal) {
     std::fprintf(stderr, "%s\n", refusal.what());

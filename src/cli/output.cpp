@@ -4,6 +4,7 @@
 
 #include "commands.hpp"
 #include "pipewright/base.hpp"
+#include "terminal.hpp"
 
 namespace pipewright::cli {
 
@@ -28,7 +29,10 @@ std::string with_list(const std::string& json, const std::string& name, const st
 
 void write_result(const std::string& path, std::string_view text) {
   if (path != "-") return write_file(path, text);
-  if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size()) {
+  // JSON, pages and packed traces are for programs.
+  const bool plain = text.empty() || std::string_view("{[<\x1f").find(text.front()) != std::string_view::npos;
+  const std::string shown = plain ? std::string(text) : dressed(text);
+  if (std::fwrite(shown.data(), 1, shown.size(), stdout) != shown.size()) {
     throw UsageError("standard output cannot be written");
   }
 }

@@ -1,13 +1,15 @@
 // pipewright simulate: one scenario, predicted.
 #include <fmt/format.h>
 
+#include <cstdio>
 #include <memory>
 #include <optional>
 
 #include "commands.hpp"
 #include "input.hpp"
-#include "page.hpp"
+#include "pipewright/page.hpp"
 #include "pipewright/report.hpp"
+#include "pipewright/trace.hpp"
 #include "progress.hpp"
 #include "training.hpp"
 
@@ -51,12 +53,19 @@ void simulate(const SimulateOptions& options, Outcome& outcome) {
     write_result(options.json,
                  options.training.asked() ? options.training.with(json, loaded.scenario, prediction.step_ns) : json);
   }
-  if (!options.trace.empty())
-    write_result(options.trace, report::trace(prediction, run, options.trace.ends_with(".gz")));
+  std::vector<predict::RankHistory> memory;
+  if (!options.trace.empty() || !options.html.empty())
+    memory = predict::histories(prediction, loaded.scenario, profiles, run);
+  if (!options.trace.empty()) {
+    const auto trace = report::trace(prediction, run, memory, options.trace.ends_with(".gz"));
+    write_result(options.trace, trace.text);
+    if (!trace.left_out.empty())
+      std::fprintf(stderr, "%s: without %s\n", options.trace.c_str(), trace.left_out.c_str());
+  }
   if (!options.html.empty()) {
     report::Page page{
         prediction.scenario, "simulate", {{"simulate", report::simulate_json(prediction, &stamp)}}, {}, {}};
-    page.runs.push_back(shown("simulated", loaded.scenario, profiles, prediction, run));
+    page.runs.push_back({"simulated", &prediction, &run, std::move(memory)});
     write_result(options.html, report::html(page));
   }
   if (quiet) return;

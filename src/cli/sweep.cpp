@@ -21,7 +21,7 @@ struct SweepOptions {
 plan::Axis axis(const std::string& text) {
   const Position where = {"--over", 0};
   const auto equals = text.find('=');
-  plan::Axis out{text.substr(0, equals), {}};
+  plan::Axis out{scenario::full_name(text.substr(0, equals)), {}};
   if (out.name.empty()) throw UsageError(where, text, "expected NAME=V1,V2");
   if (equals == std::string::npos) {
     if (out.name != "recompute_modules") throw UsageError(where, text, "expected NAME=V1,V2", {"recompute_modules"});

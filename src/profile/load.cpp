@@ -1,7 +1,9 @@
 // Where profiles are found: beside the program, in $PIPEWRIGHT_PROFILES, or at a path.
 #include <algorithm>
+#include <cctype>
 #include <cstdlib>
 #include <filesystem>
+#include <iterator>
 #include <set>
 
 #include "pipewright/profile.hpp"
@@ -53,8 +55,21 @@ Profile load(const std::string& name_or_path, const Position& where) {
   }
   if (fs::is_regular_file(name_or_path, error)) return parse(read_file(name_or_path), name_or_path);
   const auto known = known_profiles();
+  // Another letter or another number is another GPU, not a misspelling: an A100 is no H100.
+  const auto digits = [](const std::string& name) {
+    std::string out;
+    std::copy_if(name.begin(), name.end(), std::back_inserter(out), [](char c) { return c >= '0' && c <= '9'; });
+    return out;
+  };
+  std::vector<std::string> alike;
+  for (const auto& name : known)
+    if (digits(name) == digits(name_or_path) &&
+        std::tolower(name[0]) == std::tolower(name_or_path.empty() ? 0 : name_or_path.front()))
+      alike.push_back(name);
+  const auto begun =
+      std::find_if(alike.begin(), alike.end(), [&](const auto& name) { return name.starts_with(name_or_path); });
   throw UsageError(where, "profile", "there is no profile \"" + name_or_path + "\", neither by name nor as a file",
-                   known, nearest_name(name_or_path, known));
+                   known, begun == alike.end() ? nearest_name(name_or_path, alike) : *begun);
 }
 
 }  // namespace pipewright::profile

@@ -7,6 +7,8 @@
 #include <map>
 #include <numeric>
 
+#include "pipewright/report.hpp"
+
 namespace pipewright::report {
 
 const std::vector<Loss> exposed_causes = {
@@ -14,6 +16,13 @@ const std::vector<Loss> exposed_causes = {
     {"ep", &timeline::Account::ep},     {"dp", &timeline::Account::dp}, {"offload", &timeline::Account::offload},
     {"host", &timeline::Account::host},
 };
+
+namespace {
+std::size_t columns = 120;
+}  // namespace
+
+std::size_t line_width() { return columns; }
+void set_line_width(int width) { columns = static_cast<std::size_t>(width); }
 
 std::string ms(std::int64_t ns) { return fmt::format("{:.2f}", ns_to_ms(ns)); }
 
@@ -37,7 +46,7 @@ std::string wrapped(std::string_view text, std::size_t indent) {
   while (!text.empty()) {
     const std::size_t end = std::min(text.find(' '), text.size());
     const std::string_view word = text.substr(0, end);
-    if (column > indent && column + 1 + word.size() > line_width) {
+    if (column > indent && column + 1 + word.size() > line_width()) {
       out += '\n' + std::string(indent, ' ');
       column = indent;
     } else if (column > first) {

@@ -11,7 +11,7 @@
 
 namespace pipewright::report {
 
-constexpr int line_width = 120;
+std::size_t line_width();  ///< columns: 120, or what set_line_width() said
 
 std::string ms(std::int64_t ns);                                        ///< "437.72"
 std::string gibibytes(Bytes bytes);                                     ///< "29.32", for tables whose header says GiB

@@ -5,54 +5,13 @@
 #include <algorithm>
 #include <map>
 
-#include "nodes.hpp"
+#include "memory_clock.hpp"
 #include "page_run.hpp"
 
 namespace pipewright::report {
 namespace {
 
 constexpr std::size_t drawn_owners = 9;  ///< the largest of all ranks; the others are drawn as one
-
-using memory::History;
-
-/// When the kernels of each instruction run.
-class Clock {
- public:
-  Clock(const predict::Run& run, int rank)
-      : spans_(run.program.ranks[static_cast<std::size_t>(rank)].instructions.size()) {
-    const auto& graph = run.timeline.graph;
-    const auto& times = run.timeline.times;
-    for (std::uint32_t node = 0; node < graph.size(); ++node) {
-      const auto& label = graph.labels[node];
-      if (label.rank != rank || label.kind != timeline::NodeKind::kernel || label.lane != timeline::Lane::compute)
-        continue;
-      if (label.phase == 0 && label.instruction < spans_.size())
-        spans_[label.instruction].add(times.start[node], times.end[node]);
-      if (label.phase == 2) optimizer_.add(times.start[node], times.end[node]);
-    }
-  }
-
-  /// Never goes back: an instruction without kernels is where the one before it ended.
-  std::int64_t of(const History::Sample& sample) {
-    if (sample.instruction == History::start) return now_ = 0;
-    const Span* span = sample.instruction == History::optimizer ? &optimizer_
-                       : sample.instruction < spans_.size()     ? &spans_[sample.instruction]
-                                                                : nullptr;
-    if (span == nullptr || span->end == 0) return now_;
-    const auto at =
-        span->start + static_cast<std::int64_t>(static_cast<double>(span->end - span->start) * sample.place);
-    return now_ = std::max(now_, at);
-  }
-
- private:
-  struct Span {
-    std::int64_t start = INT64_MAX, end = 0;
-    void add(std::int64_t from, std::int64_t to) { start = std::min(start, from), end = std::max(end, to); }
-  };
-  std::vector<Span> spans_;
-  Span optimizer_;
-  std::int64_t now_ = 0;
-};
 
 /// Owners of all ranks, the largest first.
 std::vector<std::string> owners_of(const std::vector<predict::RankHistory>& ranks) {
@@ -81,7 +40,7 @@ Json memory_columns(const RunShown& shown, const std::string& prefix, Pack& pack
       return pack.column(fmt::format("{}M{}.{}", prefix, r, name));
     };
     auto &at = column("at"), &allocated = column("allocated"), &reserved = column("reserved");
-    Clock clock(*shown.run, static_cast<int>(r));
+    MemoryClock clock(*shown.run, static_cast<int>(r));
     for (const auto& sample : history.samples) {
       at.put_delta(clock.of(sample));
       allocated.put_delta(sample.allocated.value);

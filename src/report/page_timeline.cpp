@@ -6,6 +6,7 @@
 #include <map>
 #include <tuple>
 
+#include "facts.hpp"
 #include "nodes.hpp"
 #include "page_run.hpp"
 #include "pipewright/reading.hpp"
@@ -101,21 +102,6 @@ class TimelineColumns {
 
   // ---- Kernels
 
-  /// Null where a run was put together without prices.
-  const timeline::Price* price_of(const Label& label) const {
-    const auto& prices = run_.timeline.prices;
-    const auto in = [](const auto& lists, std::size_t i) { return i < lists.size() ? &lists[i] : nullptr; };
-    const timeline::Prices::List* list = nullptr;
-    if (label.piece() != Label::none)
-      list = in(prices.pieces, label.piece());
-    else if (label.phase != 0)
-      list = in(label.phase == 1 ? prices.finalize : prices.optimizer, label.rank);
-    else if (const auto* chunks =
-                 in(label.lane == Lane::parameter ? prices.parameter_gather : prices.gradient_sync, label.rank))
-      list = in(*chunks, label.chunk());
-    return list == nullptr ? nullptr : in(*list, label.kernel());
-  }
-
   Category category(const Label& label, const model::Kernel& kernel) const {
     switch (label.purpose) {
       case model::Purpose::tp:
@@ -137,31 +123,20 @@ class TimelineColumns {
     return nodes_.backward(label) ? Category::backward : Category::forward;
   }
 
-  /// "m=4096 n=8192 k=1024"
-  static std::string shape(const profile::Key& key) {
-    const auto* family = key.family.empty() ? nullptr : profile::find_family(key.family);
-    std::string text;
-    for (std::size_t i = 0; i < key.dims.size(); ++i)
-      text += fmt::format("{}{}{}", i == 0 ? "" : " ",
-                          family != nullptr && i < family->dims.size() ? family->dims[i] + "=" : "", key.dims[i]);
-    return text;
-  }
-
   std::uint32_t kernel_entry(const Label& label) {
     const auto& kernel = *nodes_.kernel(label);
     const Category kind = category(label, kernel);
     const auto [known, is_new] = kernel_index_.try_emplace({&kernel, kind}, 0);
     if (!is_new) return known->second;
-    const auto* price = price_of(label);
-    const auto* family = kernel.key.family.empty() ? nullptr : profile::find_family(kernel.key.family);
-    const auto dims_fit = family != nullptr && family->dims.size() == kernel.key.dims.size();
+    const auto* price = price_of(run_, label);
+    const auto bytes = bytes_of(kernel.key), flop = flop_of(kernel.key);
     Json entry = Json::array();
     entry.push_back(kernel.name);
     entry.push_back(static_cast<int>(kind));
     entry.push_back(kernel.key.family);
-    entry.push_back(shape(kernel.key));
-    entry.push_back(dims_fit ? Json(static_cast<std::int64_t>(family->bytes(kernel.key.dims))) : Json());
-    entry.push_back(dims_fit ? Json(family->flop(kernel.key.dims)) : Json());
+    entry.push_back(shape_text(kernel.key));
+    entry.push_back(bytes ? Json(static_cast<std::int64_t>(*bytes)) : Json());
+    entry.push_back(flop ? Json(*flop) : Json());
     entry.push_back(price != nullptr ? Json(std::string(profile::name(price->time.origin))) : Json());
     entry.push_back(price != nullptr ? Json(price->time.profile) : Json());
     entry.push_back(price != nullptr ? Json(price->time.note) : Json());
@@ -248,35 +223,19 @@ class TimelineColumns {
     }
   }
 
-  /// When the host issues which op, and where it waits for the GPU.
   void host(int rank, Json& lanes) {
     struct Moment {
       std::int64_t from, to;
       std::uint32_t op;
       bool synchronises;
     };
-    std::vector<Moment> moments;
-    for (const auto node : nodes_.of_rank(rank)) {
-      const Label& label = graph_.labels[node];
-      std::int64_t launched = -1;
-      for (auto e = graph_.first_edge[node]; e < graph_.first_edge[node + 1]; ++e) {
-        const auto& edge = graph_.edges[e];
-        const Label& from = graph_.labels[edge.from];
-        if (from.lane == Lane::host && from.rank == label.rank)
-          launched = std::max(launched, times_.end[edge.from] + edge.lag_ns);
-      }
-      if (launched < 0) continue;
-      const bool waits = label.kind == NodeKind::host && times_.start[node] > launched;
-      if (label.kind != NodeKind::host || waits)
-        moments.push_back({launched, waits ? times_.start[node] : launched, op_of(label), waits});
-    }
-    std::stable_sort(moments.begin(), moments.end(), [](const auto& a, const auto& b) { return a.from < b.from; });
-    std::vector<Moment> merged;
-    for (const Moment& moment : moments) {
-      if (!merged.empty() && !moment.synchronises && !merged.back().synchronises && merged.back().op == moment.op)
-        merged.back().to = moment.to;
+    std::vector<Moment> merged;  // the stays of one op in a row
+    for (const auto& stay : host_stays(run_, nodes_, rank)) {
+      const auto op = op_of(stay.label);
+      if (!merged.empty() && !stay.synchronises && !merged.back().synchronises && merged.back().op == op)
+        merged.back().to = stay.to;
       else
-        merged.push_back(moment);
+        merged.push_back({stay.from, stay.to, op, stay.synchronises});
     }
     lanes.push_back(Json::array({rank, lane_name(Lane::host), static_cast<int>(Lane::host), merged.size()}));
     const std::string of = fmt::format("L{}.", lanes.size() - 1);

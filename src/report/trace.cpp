@@ -1,26 +1,31 @@
-// Chrome trace events (https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU): a process a
-// pipeline rank, a thread a stream; thread 0 shows the ops of the schedule over the kernels of the compute stream; a
-// counter shows allocated memory.
+// Chrome trace events (https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU), as Perfetto
+// reads them: slices of one thread may nest, never overlap; arrows begin and end inside slices; counters are a
+// process's.
+#include "pipewright/trace.hpp"
+
 #include <fmt/format.h>
 #include <zlib.h>
 
 #include <algorithm>
 #include <array>
 #include <iterator>
+#include <map>
 #include <nlohmann/json.hpp>
-#include <set>
 
+#include "facts.hpp"
 #include "format.hpp"
+#include "memory_clock.hpp"
 #include "nodes.hpp"
-#include "pipewright/report.hpp"
+#include "pipewright/reading.hpp"
 
 namespace pipewright::report {
 namespace {
 
 using timeline::NodeKind;
 
-constexpr int schedule_thread = 0;
-int thread_of(timeline::Lane lane) { return static_cast<int>(lane) + 1; }
+/// Threads of a rank from top to bottom. A stream whose slices overlap (transfers issued as a group) gets further ones.
+constexpr int schedule_thread = 0, host_thread = 1, waits_thread = 2, first_stream = 10, threads_of_stream = 10;
+int thread_of(timeline::Lane lane) { return first_stream + threads_of_stream * static_cast<int>(lane); }
 
 std::string quoted(const std::string& text) {
   return nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
@@ -76,25 +81,38 @@ class Sink {
 
 class Writer {
  public:
-  Writer(const predict::Prediction& prediction, const predict::Run& run, bool packs)
-      : prediction_(prediction), run_(run), nodes_(run), sink_(packs) {}
+  Writer(const predict::Prediction& prediction, const predict::Run& run,
+         const std::vector<predict::RankHistory>& memory, bool packs)
+      : prediction_(prediction),
+        run_(run),
+        memory_(memory),
+        nodes_(run),
+        sink_(packs),
+        threads_(run.timeline.graph.size()) {}
 
-  std::string text() {
-    find_limit();
-    const std::string kernels =
-        until_ < prediction_.step_ns ? fmt::format("those that begin in the first {} ms", ms(until_)) : "all";
+  Trace make(std::size_t most_kernels) {
+    Trace trace;
+    trace.left_out = thin(most_kernels);
     fmt::format_to(std::back_inserter(sink_.text()),
-                   "{{\"displayTimeUnit\":\"ms\",\"otherData\":{{\"scenario\":{},\"profile\":{},\"kernels\":{}}},\n"
+                   "{{\"displayTimeUnit\":\"ms\",\"otherData\":{{\"scenario\":{},\"profile\":{},\"left out\":{}}},\n"
                    "\"traceEvents\":[\n",
                    quoted(prediction_.scenario), quoted(prediction_.profile + " (" + prediction_.origins.text() + ")"),
-                   quoted(kernels));
+                   quoted(trace.left_out.empty() ? "nothing" : trace.left_out));
+    const auto gaps = timeline::gaps(run_.timeline, run_.stages, run_.program);
     for (int rank = 0; rank < run_.timeline.graph.ranks; ++rank) {
-      names(rank);
+      spread(rank);
+      names(rank, trace.left_out);
       ops(rank);
+      host(rank);
+    }
+    for (const auto& gap : gaps) wait(gap);
+    for (int rank = 0; rank < run_.timeline.graph.ranks; ++rank) {
       for (const auto node : nodes_.of_rank(rank)) event(node);
+      counters(rank);
     }
     sink_.text() += "\n]}\n";
-    return sink_.finish();
+    trace.text = sink_.finish();
+    return trace;
   }
 
  private:
@@ -106,35 +124,77 @@ class Writer {
     fmt::format_to(std::back_inserter(out), format, std::forward<T>(values)...);
   }
 
-  /// Perfetto opens some hundred thousand events at once: beyond that, kernels are shown at the begin of the step only;
-  /// ops and transfers always.
-  void find_limit() {
-    constexpr std::size_t most_kernels = 400'000;
+  /// The shortest kernels go until there are few enough; what is left is spread over the whole step.
+  std::string thin(std::size_t most) {
     const auto& graph = run_.timeline.graph;
-    std::vector<std::int64_t> starts;
-    for (std::uint32_t node = 0; node < graph.size(); ++node) {
-      if (graph.labels[node].kind == NodeKind::kernel) starts.push_back(run_.timeline.times.start[node]);
+    const auto& times = run_.timeline.times;
+    std::vector<std::int64_t> lengths;
+    for (std::uint32_t node = 0; node < graph.size(); ++node)
+      if (graph.labels[node].kind == NodeKind::kernel) lengths.push_back(times.end[node] - times.start[node]);
+    if (lengths.size() <= most) return "";
+    std::nth_element(lengths.begin(), lengths.end() - static_cast<std::ptrdiff_t>(most), lengths.end());
+    least_ns_ = lengths[lengths.size() - most] + 1;
+    std::int64_t left = 0, left_ns = 0, all_ns = 0;
+    for (const auto ns : lengths) {
+      all_ns += ns;
+      if (ns < least_ns_) ++left, left_ns += ns;
     }
-    if (starts.size() <= most_kernels) return;
-    const auto limit = starts.begin() + most_kernels;
-    std::nth_element(starts.begin(), limit, starts.end());
-    until_ = *limit;
+    return fmt::format(
+        "kernels shorter than {:.3f} us: {} of {}, {} of the kernels' time (ops, waits, transfers and hosts "
+        "are all there; --report shows every kernel)",
+        ns_to_us(least_ns_), left, lengths.size(), share(left_ns, all_ns));
   }
 
-  void name(int rank, int thread, const char* text) {
-    line(R"({{"ph":"M","pid":{},"tid":{},"name":"thread_name","args":{{"name":"{}"}}}})", rank, thread, text);
+  bool shown(std::uint32_t node) const {
+    const auto& times = run_.timeline.times;
+    return run_.timeline.graph.labels[node].kind == NodeKind::transfer ||
+           times.end[node] - times.start[node] >= least_ns_;
+  }
+
+  std::int64_t begin(std::uint32_t node) const {
+    return run_.timeline.graph.labels[node].kind == NodeKind::transfer ? nodes_.posted(node)
+                                                                       : run_.timeline.times.start[node];
+  }
+
+  /// Every slice of a stream to the first of its threads that is free.
+  void spread(int rank) {
+    std::map<timeline::Lane, std::vector<std::uint32_t>> streams;
+    for (const auto node : nodes_.of_rank(rank)) {
+      const auto& label = run_.timeline.graph.labels[node];
+      if ((label.kind == NodeKind::kernel || label.kind == NodeKind::transfer) && shown(node))
+        streams[label.lane].push_back(node);
+    }
+    used_.clear();
+    for (auto& [lane, slices] : streams) {
+      std::stable_sort(slices.begin(), slices.end(), [&](auto a, auto b) { return begin(a) < begin(b); });
+      std::vector<std::int64_t> ends;
+      for (const auto node : slices) {
+        std::size_t thread = 0;
+        while (thread < ends.size() && ends[thread] > begin(node)) ++thread;
+        if (thread == ends.size()) ends.push_back(0);
+        ends[thread] = run_.timeline.times.end[node];
+        threads_[node] = thread_of(lane) + static_cast<int>(std::min<std::size_t>(thread, threads_of_stream - 1));
+        used_.emplace(threads_[node], lane_name(lane) + (thread == 0 ? "" : fmt::format(" ({})", thread + 1)));
+      }
+    }
+  }
+
+  void name(int rank, int thread, const std::string& text) {
+    line(R"({{"ph":"M","pid":{},"tid":{},"name":"thread_name","args":{{"name":{}}}}})", rank, thread, quoted(text));
     line(R"({{"ph":"M","pid":{},"tid":{},"name":"thread_sort_index","args":{{"sort_index":{}}}}})", rank, thread,
          thread);
   }
 
-  void names(int rank) {
+  void names(int rank, const std::string& left_out) {
     line(R"({{"ph":"M","pid":{},"name":"process_name","args":{{"name":"pipeline rank {}"}}}})", rank, rank);
     line(R"({{"ph":"M","pid":{},"name":"process_sort_index","args":{{"sort_index":{}}}}})", rank, rank);
+    if (!left_out.empty())
+      line(R"({{"ph":"M","pid":{},"name":"process_labels","args":{{"labels":{}}}}})", rank,
+           quoted("without " + left_out));
     name(rank, schedule_thread, "schedule");
-    std::set<timeline::Lane> used;
-    for (const auto node : nodes_.of_rank(rank)) used.insert(run_.timeline.graph.labels[node].lane);
-    used.erase(timeline::Lane::host);
-    for (const auto lane : used) name(rank, thread_of(lane), lane_name(lane));
+    name(rank, host_thread, "host");
+    name(rank, waits_thread, "compute waits for");
+    for (const auto& [thread, text] : used_) name(rank, thread, text);
   }
 
   void slice(int rank, int thread, std::int64_t start, std::int64_t end, const std::string& what, const char* kind,
@@ -150,38 +210,79 @@ class Writer {
       label.instruction = block.instruction;
       label.phase = block.phase & 3U;
       slice(rank, schedule_thread, block.start, block.end, nodes_.op(label), "op", "");
-      memory(rank, block);
     }
   }
 
-  /// Allocated bytes follow the host; drawn where the op ends on the GPU.
-  void memory(int rank, const Block& block) {
-    const auto& after = prediction_.ranks.at(static_cast<std::size_t>(rank)).walk.after_instruction;
-    if (block.phase != 0 || block.instruction >= after.size()) return;
-    line(R"({{"ph":"C","pid":{},"ts":{:.3f},"name":"allocated memory","args":{{"GiB":{:.3f}}}}})", rank,
-         ns_to_us(block.end), gib(after[block.instruction]));
+  void host(int rank) {
+    for (const auto& stay : host_stays(run_, nodes_, rank)) {
+      const std::string op = nodes_.op(stay.label);
+      slice(rank, host_thread, stay.from, stay.to,
+            stay.synchronises ? "waits for the GPU"
+            : op.empty()      ? "issues"
+                              : "issues " + op,
+            "host", op.empty() ? "" : R"("op":)" + quoted(op));
+    }
+  }
+
+  /// Follows what held a node up to something that has a name.
+  std::string cause(std::uint32_t node, int rank) const {
+    const auto& labels = run_.timeline.graph.labels;
+    std::optional<std::uint32_t> at = node;
+    for (int steps = 0; at && steps < 64; at = nodes_.binding(*at), ++steps) {
+      const auto& label = labels[*at];
+      if (label.kind != NodeKind::kernel && label.kind != NodeKind::transfer) continue;
+      const std::string op = nodes_.op(label);
+      return fmt::format("{}{}{}", label.rank == rank ? "" : fmt::format("rank {}: ", label.rank), nodes_.what(label),
+                         op.empty() || label.kind == NodeKind::transfer ? "" : " (" + op + ")");
+    }
+    return "";
+  }
+
+  void wait(const timeline::Gap& gap) {
+    const bool named = gap.by != timeline::Label::none && gap.cause != timeline::Cause::host;
+    const std::string by = named ? cause(gap.by, gap.rank) : "";
+    slice(gap.rank, waits_thread, gap.start, gap.end, timeline::name(gap.cause), "wait",
+          by.empty() ? "" : R"("for":)" + quoted(by));
+  }
+
+  /// The same for every slice of a kernel but for its op.
+  const std::string& arguments(const timeline::Label& label, const model::Kernel& kernel) {
+    auto& text = arguments_[&kernel];
+    if (!text.empty()) return text;
+    text = fmt::format(R"("family":{},"shape":{})", quoted(kernel.key.family), quoted(shape_text(kernel.key)));
+    if (const auto bytes = bytes_of(kernel.key)) text += fmt::format(R"(,"bytes":{:.0f})", *bytes);
+    if (const auto flop = flop_of(kernel.key); flop && *flop > 0) text += fmt::format(R"(,"flop":{:.0f})", *flop);
+    if (!kernel.link.empty()) text += R"(,"link":)" + quoted(kernel.link);
+    if (const auto* price = price_of(run_, label))
+      text += fmt::format(R"(,"alone us":{:.3f},"time from":{})", ns_to_us(price->time.ns),
+                          quoted(fmt::format("{}, {}{}{}", price->time.profile, profile::name(price->time.origin),
+                                             price->time.note.empty() ? "" : ": ", price->time.note)));
+    return text;
   }
 
   void event(std::uint32_t node) {
     const auto& label = run_.timeline.graph.labels[node];
     const auto& times = run_.timeline.times;
-    const int rank = label.rank, thread = thread_of(label.lane);
+    const int rank = label.rank;
     if (const auto* kernel = nodes_.kernel(label)) {
-      if (times.start[node] >= until_) return;
+      if (!shown(node)) return;
       const char* kind = kernel->recompute                          ? "recompute"
                          : label.purpose == model::Purpose::compute ? "compute"
                                                                     : "communication";
-      slice(rank, thread, times.start[node], times.end[node], kernel->name, kind,
-            fmt::format(R"("op":{})", quoted(nodes_.op(label))));
+      slice(rank, threads_[node], times.start[node], times.end[node], kernel->name, kind,
+            fmt::format(R"("op":{},{})", quoted(nodes_.op(label)), arguments(label, *kernel)));
     } else if (label.kind == NodeKind::transfer) {
       const std::int64_t posted = nodes_.posted(node);
-      slice(rank, thread, posted, times.end[node], nodes_.what(label), "p2p",
-            fmt::format(R"("waits for the other side us":{:.3f})", ns_to_us(times.start[node] - posted)));
+      const bool to_next = timeline::to_next(label.part().type);
+      const Bytes bytes = label.shapes ? Bytes() : run_.stages.carried(rank, label.part().chunk, to_next);
+      slice(rank, threads_[node], posted, times.end[node], nodes_.what(label), "p2p",
+            fmt::format(R"("op":{},"bytes":{},"waits for the other side us":{:.3f})", quoted(nodes_.op(label)),
+                        bytes.value, ns_to_us(times.start[node] - posted)));
       flow(node);
     }
   }
 
-  /// An arrow from the sender's slice to the receiver's, drawn when the receiver is met.
+  /// An arrow from the sender's slice to the receiver's, drawn when the receiver is met; inside both.
   void flow(std::uint32_t receive) {
     const auto& labels = run_.timeline.graph.labels;
     const auto& times = run_.timeline.times;
@@ -190,24 +291,50 @@ class Writer {
     if (!send) return;
     const auto arrow = [&](std::uint32_t node, const char* phase, std::int64_t at) {
       line(R"({{"ph":"{}","pid":{},"tid":{},"ts":{:.3f},"id":{},"name":"transfer","cat":"p2p"{}}})", phase,
-           labels[node].rank, thread_of(labels[node].lane), ns_to_us(at), receive, *phase == 'f' ? R"(,"bp":"e")" : "");
+           labels[node].rank, threads_[node], ns_to_us(at), receive, *phase == 'f' ? R"(,"bp":"e")" : "");
     };
     arrow(*send, "s", times.start[*send]);
-    arrow(receive, "f", times.end[receive]);
+    arrow(receive, "f", std::max(nodes_.posted(receive), times.end[receive] - 1));
+  }
+
+  void counter(int rank, const char* what, std::int64_t at, Bytes bytes) {
+    line(R"({{"ph":"C","pid":{},"ts":{:.3f},"name":"{}","args":{{"GiB":{:.4f}}}}})", rank, ns_to_us(at), what,
+         gib(bytes));
+  }
+
+  void counters(int rank) {
+    const auto r = static_cast<std::size_t>(rank);
+    const auto& predicted = prediction_.ranks.at(r);
+    const Bytes limit = prediction_.memory_limit - predicted.outside_allocator;
+    for (const std::int64_t at : {std::int64_t{0}, prediction_.step_ns})
+      counter(rank, "limit of the allocator", at, limit);
+    if (r >= memory_.size()) return;
+    MemoryClock clock(run_, rank);
+    Bytes reserved(-1);
+    for (const auto& sample : memory_[r].samples) {
+      const auto at = clock.of(sample);
+      counter(rank, "allocated memory", at, sample.allocated);
+      if (sample.reserved != reserved) counter(rank, "reserved memory", at, reserved = sample.reserved);
+    }
   }
 
   const predict::Prediction& prediction_;
   const predict::Run& run_;
+  const std::vector<predict::RankHistory>& memory_;
   Nodes nodes_;
   Sink sink_;
+  std::vector<int> threads_;  ///< by node
+  std::map<int, std::string> used_;
+  std::map<const model::Kernel*, std::string> arguments_;
   bool begun_ = false;
-  std::int64_t until_ = INT64_MAX;
+  std::int64_t least_ns_ = 0;
 };
 
 }  // namespace
 
-std::string trace(const predict::Prediction& prediction, const predict::Run& run, bool packed) {
-  return Writer(prediction, run, packed).text();
+Trace trace(const predict::Prediction& prediction, const predict::Run& run,
+            const std::vector<predict::RankHistory>& memory, bool packed, std::size_t most_kernels) {
+  return Writer(prediction, run, memory, packed).make(most_kernels);
 }
 
 }  // namespace pipewright::report

@@ -363,6 +363,24 @@ Scenario parse(std::string_view yaml, const std::string& file) {
 
 Scenario read(const std::string& path) { return parse(read_file(path), path); }
 
+std::string full_name(std::string_view name) {
+  static constexpr std::pair<std::string_view, std::string_view> aliases[] = {
+      {"tp", "tensor_model_parallel_size"},
+      {"pp", "pipeline_model_parallel_size"},
+      {"vpp", "virtual_pipeline_model_parallel_size"},
+      {"cp", "context_parallel_size"},
+      {"ep", "expert_model_parallel_size"},
+      {"etp", "expert_tensor_parallel_size"},
+      {"sp", "sequence_parallel"},
+      {"mbs", "micro_batch_size"},
+      {"gbs", "global_batch_size"},
+      {"seq", "seq_length"},
+      {"gpus", "num_gpus"}};
+  for (const auto& [alias, full] : aliases)
+    if (alias == name) return std::string(full);
+  return std::string(name);
+}
+
 void set(Scenario& scenario, std::string_view name_is_value) {
   const Position where = {"--set", 0};
   const std::size_t equals = name_is_value.find('=');
@@ -382,6 +400,7 @@ void set(Scenario& scenario, std::string_view name_is_value) {
       break;
     }
   }
+  name = full_name(name);
   if (name == "cuda_graph_scope") name = "cuda_graph_modules";
   if (section == "environment") return set_env(scenario, name_is_value.substr(section.size() + 1));
   const Field* field = section.empty() ? find(name) : find(section, name);

@@ -10,6 +10,7 @@
 
 #include "fixture.hpp"
 #include "golden.hpp"
+#include "pipewright/trace.hpp"
 
 using namespace pipewright;
 using namespace pipewright::report;
@@ -39,18 +40,18 @@ TEST_CASE("text that is not UTF-8 does not stop a report") {
   auto p = small_prediction();
   p.scenario = "caf\xe9";
   CHECK_NOTHROW(json::parse(simulate_json(p)));
-  CHECK_NOTHROW(json::parse(trace(p, small_run())));
+  CHECK_NOTHROW(json::parse(trace(p, small_run()).text));
 }
 
 TEST_CASE("trace: slices, names and one arrow a transfer") {
-  const auto out = json::parse(trace(small_prediction(), small_run()));
+  const auto out = json::parse(trace(small_prediction(), small_run()).text);
   int kernels = 0, transfers = 0, ops = 0;
   std::map<int, json> begun;
   for (const auto& event : out["traceEvents"]) {
     const std::string phase = event["ph"];
     if (phase == "X" && event["cat"] == "op") ++ops;
     if (phase == "X" && event["cat"] == "p2p") ++transfers;
-    if (phase == "X" && event.contains("args") && event["args"].contains("op")) ++kernels;
+    if (phase == "X" && event["args"].contains("shape")) ++kernels;
     if (phase == "s") begun[event["id"]] = event;
     if (phase == "f") {
       const auto& send = begun.at(event["id"]);
@@ -64,10 +65,33 @@ TEST_CASE("trace: slices, names and one arrow a transfer") {
   CHECK(ops == 6);  // F, B and optimizer on each rank
 }
 
+TEST_CASE("trace: what does not fit is left out by length, over the whole step, and that is said") {
+  const auto all = trace(small_prediction(), small_run()), some = trace(small_prediction(), small_run(), {}, false, 4);
+  CHECK(all.left_out.empty());
+  CHECK(some.left_out.starts_with("kernels shorter than 100.001 us: "));
+  const auto out = json::parse(some.text);
+  CHECK(out["otherData"]["left out"] == some.left_out);
+  double last = 0;
+  int kernels = 0, ops = 0;
+  for (const auto& event : out["traceEvents"]) {
+    if (event["ph"] != "X") continue;
+    ops += event["cat"] == "op" ? 1 : 0;
+    if (!event["args"].contains("shape")) continue;
+    ++kernels;
+    CHECK(event["dur"].get<double>() > 100);
+    last = std::max(last, event["ts"].get<double>());
+  }
+  CHECK(kernels == 2);
+  CHECK(last == 900);
+  CHECK(ops == 6);
+}
+
 TEST_CASE("a packed trace holds the same text, and the same bytes every time") {
   const std::string path = (std::filesystem::temp_directory_path() / "pipewright_report_test.json.gz").string();
-  const std::string text = trace(small_prediction(), small_run());
-  write_file(path, trace(small_prediction(), small_run(), path.ends_with(".gz")));
+  const std::string text = trace(small_prediction(), small_run()).text;
+  const auto packed = trace(small_prediction(), small_run(), {}, true);
+  CHECK(packed.text == trace(small_prediction(), small_run(), {}, true).text);
+  write_file(path, packed.text);
   CHECK(read_file(path) == text);
   std::filesystem::remove(path);
 }

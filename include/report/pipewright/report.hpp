@@ -32,15 +32,13 @@ struct Stamp {
   std::vector<std::string> assumed;
 };
 
+/// Prose is broken at this column (120 unless a terminal is narrower or wider).
+void set_line_width(int columns);
+
 // ---- simulate
 
 std::string simulate_text(const predict::Prediction& prediction);
 std::string simulate_json(const predict::Prediction& prediction, const Stamp* stamp = nullptr);
-
-/// Chrome trace (Perfetto, chrome://tracing): a process a rank, a thread a stream, arrows for transfers, counters
-/// for memory.
-/// `packed`: as gzip.
-std::string trace(const predict::Prediction& prediction, const predict::Run& run, bool packed = false);
 
 // ---- plan
 

@@ -360,6 +360,38 @@ def trial(browser, folder):
     check(len(cells(page, "memory")[0]) == sum(len(r["ranks"]) for r in result["runs"]), "trial: memory of every rank")
 
 
+def diff(browser, folder):
+    scenario = SCENARIOS / "llama3-70b-sft-32xh100.yaml"
+    page, result = written(browser, folder, "diff", "diff", scenario, scenario, "--set-b", "recompute_modules=[mlp]",
+                           views={"top": "scrollTo(0, 0)", "timeline": scroll("timeline")})
+    check(near(sum(r["difference_ms"] for r in result["time"]), result["step_ms"]["difference"], 1e-5), "diff: causes add up to the step")
+    shown = {r[0]: r[1:3] for r in cells(page, "time")[0]}
+    for row in result["time"]:
+        if row["a_ms"] or row["b_ms"]:
+            check(shown[row["cause"]] == [f"{row['a_ms']:.2f}", f"{row['b_ms']:.2f}"], f"diff: {row}")
+    for given, row in zip(result["ranks"], cells(page, "peaks")[0]):
+        check(row[1:3] == [f"{given['peak_allocated_bytes'][side] / 2**30:.2f}" for side in "ab"], f"diff: memory {row}")
+    check([s["name"] for s in result["settings"]] == ["recompute_modules"], f"diff: settings {result['settings']}")
+    owners = result["owners"]["bytes"]
+    rank = result["ranks"][result["owners"]["pp_rank"]]["peak_allocated_bytes"]
+    check(all(sum(o[side + "_bytes"] for o in owners) == rank[side] for side in "ab"), "diff: owners add up")
+    for which, name in enumerate("AB"):
+        prediction = page.ask(f"pipewright.json.results.{name}")
+        check(prediction["step_time_ms"] == result["step_ms"][name.lower()], f"diff: step of {name}")
+        timeline_equals(page, prediction, f"diff {name}", which)
+        memory_equals(page, prediction, f"diff {name}", which)
+    check(page.ask("pipewright.timeline.groups.map(g => g.run.title + g.rank).join(' ')") == "A0 B0 A1 B1 A2 B2 A3 B3", "diff: ranks of both side by side")
+    # A prediction written before, and a trace.
+    run("simulate", scenario, "--json", folder / "before.json")
+    again = json.loads(run("diff", folder / "before.json", scenario, "--json", "-"))
+    check(again["step_ms"]["difference"] == 0 and all(r["difference_ms"] == 0 for r in again["time"]), "diff: a prediction against itself")
+    trace = SCENARIOS.parent / "tests/import/data/dense.r1.json.gz"
+    traced = json.loads(run("diff", MEASURED / "a_pp4v2_m8.yaml", trace, "--json", "-"))["traced"]
+    check([t["pp_rank"] for t in traced] == [1] and {"comp", "p2p", "coll"} <= set(traced[0]["busy_ms"]), f"diff: trace {traced}")
+    swapped = json.loads(run("diff", trace, MEASURED / "a_pp4v2_m8.yaml", "--json", "-"))["traced"]
+    check(near(swapped[0]["busy_ms"]["comp"]["difference"], -traced[0]["busy_ms"]["comp"]["difference"]), "diff: swapped")
+
+
 def main():
     if chromium() is None:
         print("skipped: no Chromium here (Debian: apt-get install chromium)")
@@ -377,6 +409,7 @@ def main():
         sweep(browser, folder)
         validate(browser, folder)
         trial(browser, folder)
+        diff(browser, folder)
     print(f"{len(failures)} failed" if failures else "all passed")
     sys.exit(1 if failures else 0)
 

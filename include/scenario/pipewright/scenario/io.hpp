@@ -15,6 +15,8 @@ Scenario parse(std::string_view yaml, const std::string& file);  ///< its text; 
 /// The architecture of a Hugging Face config.json; the caller supplies seq_length, cluster and settings.
 Scenario from_hf(const std::string& path, Strings* notes = nullptr);
 std::string write(const Scenario& scenario);  ///< YAML of all that is not default; parse() reads it back
+/// "tp" -> "tensor_model_parallel_size": what people type for a setting's name; other names as they are.
+std::string full_name(std::string_view name);
 void set(Scenario& scenario, std::string_view name_is_value);  ///< --set NAME=VALUE (also SECTION.NAME); not checked
 void set_env(Scenario& scenario, std::string_view name_is_value);  ///< --env NAME=VALUE; an empty value removes it
 /// Throws for what Megatron Core itself cannot run: splits that do not divide, GPU counts, ... (reference 1.1, 3.6).
