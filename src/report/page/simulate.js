@@ -16,7 +16,9 @@ function verdictOf(result, run) {
   return h("p", { class: "verdict " + (result.fits ? "good" : "bad") }, text);
 }
 
-const configurationNames = { gpus: "GPUs", nodes: "nodes", tp: "TP", pp: "PP", vpp: "VPP", cp: "CP", ep: "EP", etp: "ETP", dp: "DP" };
+const configurationNames = { gpus: "GPUs", tensor_parallel: "TP", pipeline_parallel: "PP", virtual_pipeline: "VPP", context_parallel: "CP",
+  expert_parallel: "EP", expert_tensor_parallel: "ETP", data_parallel: "DP", seq_length: "sequence", megatron_core: "Megatron Core",
+  megatron_bridge: "Megatron Bridge", transformer_engine: "Transformer Engine" };
 
 /// The configuration header of the JSON, whatever it holds.
 function configuration(result) {
@@ -24,7 +26,7 @@ function configuration(result) {
   const parts = [];
   if (of) {
     const walk = (value, name) => {
-      if (value === null || value === undefined) return;
+      if (value === null || value === undefined || name === "scenario" || (Array.isArray(value) && !value.length)) return;
       if (Array.isArray(value)) return void parts.push([name, value.join(", ")]);
       if (typeof value === "object") return Object.entries(value).forEach(([k, v]) => walk(v, k));
       parts.push([configurationNames[name] ?? name.replaceAll("_", " "), String(value)]);
