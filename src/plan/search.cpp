@@ -38,11 +38,14 @@ void predict_baseline(Plan& plan, const Scenario& scenario, const Options& optio
   const auto given = std::ranges::find_if(trials, [](const Trial& trial) { return trial.given && trial.done; });
   if (given != trials.end()) {
     plan.baseline.prediction = given->candidate.prediction;
+    plan.baseline.probability = given->probability;
     return;
   }
   try {
     scenario::check(scenario);
     plan.baseline.prediction = options.predict(scenario);
+    if (options.probability)
+      plan.baseline.probability = options.probability(plan.baseline.prediction).value_or(plan.baseline.probability);
   } catch (const UsageError& error) {
     const bool none = std::ranges::none_of(trials, [](const Trial& trial) { return trial.done; });
     if (none && !trials.empty() && !searcher.interrupted()) throw;  // a profile that lacks something, not a candidate

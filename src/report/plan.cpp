@@ -236,8 +236,11 @@ std::string plan_text(const plan::Plan& plan, const std::vector<std::string>& em
   if (plan.best) {
     const auto& p = plan.best->prediction;
     out += fmt::format("best: {}{}\n", plan.best->given ? "as given: " : "", plan.best->label);
-    out += wrapped(fmt::format("step {} ms ({}), {}", ms(p.step_ns), interval(p), throughput(p))) + "\n" + verdict(p) +
-           "\n";
+    const double likely = plan.best->probability;
+    const std::string sure =
+        likely < 0.99 ? fmt::format("; {:.0f} % likely, as reserved memory was predicted so far", 100 * likely) : "";
+    out += wrapped(fmt::format("step {} ms ({}), {}", ms(p.step_ns), interval(p), throughput(p))) + "\n" +
+           wrapped(verdict(p) + sure) + "\n";
     out += fmt::format("profile {} ({}), Megatron Core {}\n", p.profile, p.origins.text(), p.megatron_core);
   } else {
     const bool proved = plan.closest && plan.closest->proved;
