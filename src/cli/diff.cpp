@@ -84,6 +84,18 @@ void summarise(Side& traced, const Side& other) {
   traced.shown.traced[rank] = traces::summarise(*traced.trace, s.settings.expert_model_parallel_size > 1);
 }
 
+report::RunTraced traced_run(const std::string& title, const Side& traced, const Side& other) {
+  report::RunTraced out{title, 0, {}};
+  const auto kinds = traces::kinds(*traced.trace, other.scenario->settings.expert_model_parallel_size > 1);
+  auto& slices = out.ranks[traced.shown.traced.begin()->first];
+  for (std::size_t i = 0; i < kinds.size(); ++i) {
+    const auto& activity = traced.trace->activities[i];
+    slices.push_back({traced.trace->names[activity.name], kinds[i], activity.start, activity.duration});
+    out.step_ns = std::max(out.step_ns, activity.end());
+  }
+  return out;
+}
+
 void run(const DiffOptions& options) {
   Side a, b;
   {
@@ -107,6 +119,8 @@ void run(const DiffOptions& options) {
       if (side->has_run)
         page.runs.push_back(shown(name, *side->scenario, *side->profiles, side->prediction, side->run));
     }
+    if (a.trace) page.traced.push_back(traced_run("A", a, b));
+    if (b.trace) page.traced.push_back(traced_run("B", b, a));
     write_file(options.html, report::html(page));
   }
   if (options.json != "-") write_result("-", report::diff_text(json));

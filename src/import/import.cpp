@@ -8,7 +8,6 @@
 #include <map>
 
 #include "host.hpp"
-#include "kinds.hpp"
 #include "load.hpp"
 #include "match.hpp"
 #include "pipewright/scenario/derived.hpp"

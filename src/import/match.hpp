@@ -62,7 +62,7 @@ struct Mapping {
   std::map<std::string, std::size_t> missing;  ///< operations that a tile should have and has not, by name
 };
 
-/// `kinds`: see kinds.hpp. Throws UsageError if no pattern of the rank is in the trace.
+/// `kinds`: kinds() of it. Throws UsageError if no pattern of the rank is in the trace.
 Mapping match(const Trace& trace, const std::vector<std::string>& kinds, const std::vector<Pattern>& patterns);
 
 }  // namespace pipewright::traces

@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <set>
 
-#include "kinds.hpp"
 #include "pipewright/import.hpp"
 
 namespace pipewright::traces {

@@ -74,6 +74,11 @@ std::string html(const Page& page) {
     if (!shown.memory.empty()) run["memory"] = memory_columns(shown, prefix, pack);
     runs += (i == 0 ? "" : ",") + dumped_line(run);
   }
+  for (const auto& traced : page.traced) {
+    const std::string prefix = fmt::format("T{}.", runs.size());
+    const Json run = {{"title", traced.title}, {"traced", true}, {"timeline", traced_columns(traced, prefix, pack)}};
+    runs += (runs.empty() ? "" : ",") + dumped_line(run);
+  }
   std::string json =
       fmt::format("\"kind\":{},\"title\":{},\"results\":{{", dumped_line(page.kind), dumped_line(page.title));
   for (std::size_t i = 0; i < page.results.size(); ++i)

@@ -13,6 +13,7 @@ namespace pipewright::report {
 /// Adds columns whose names begin with `prefix`; the result describes them.
 Json timeline_columns(const predict::Prediction& prediction, const predict::Run& run, const std::string& prefix,
                       Pack& pack);
+Json traced_columns(const RunTraced& traced, const std::string& prefix, Pack& pack);
 Json memory_columns(const RunShown& shown, const std::string& prefix, Pack& pack);
 
 }  // namespace pipewright::report

@@ -64,6 +64,9 @@ struct Trace {
 /// kernels of several GPUs, rank in neither the file's name (`.r3.`) nor its metadata.
 Trace read(const std::string& path);
 
+/// Of every activity: comp, p2p, ep, coll, d2h or h2d; see summarise().
+std::vector<std::string> kinds(const Trace& trace, bool expert_parallel);
+
 /// Busy time by kind (union of intervals) and exposed time (the part in which no compute kernel runs), as measured/
 /// traces are summarised: comp, p2p, ep, coll, d2h, h2d. Where the trace does not tell an all-to-all from a pipeline
 /// transfer and experts are spread over ranks, send/receive kernels on a stream that also computes are all-to-alls.

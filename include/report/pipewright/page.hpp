@@ -2,6 +2,8 @@
 // opens without a network; the browser must know DecompressionStream (Chromium 80, Firefox 113, Safari 16.4 and later).
 #pragma once
 
+#include <cstdint>
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -26,6 +28,17 @@ struct RunShown {
   std::vector<predict::RankHistory> memory;
 };
 
+/// A real run's streams, rank by rank, beside a prediction's.
+struct RunTraced {
+  struct Slice {
+    std::string name, kind;  ///< of what it ran; comp, p2p, ep, coll, d2h, h2d
+    std::int64_t start = 0, ns = 0;
+  };
+  std::string title;
+  std::int64_t step_ns = 0;
+  std::map<int, std::vector<Slice>> ranks;  ///< by pipeline rank, each by start
+};
+
 struct Page {
   std::string title;
   std::string kind;  ///< the command: decides what stands first
@@ -33,6 +46,7 @@ struct Page {
       results;  ///< command -> what its --json writes; figures come from it
   std::vector<RunShown> runs;
   std::string extra;  ///< a JSON object of what the page shows beside
+  std::vector<RunTraced> traced = {};
 };
 
 std::string html(const Page& page);

@@ -59,10 +59,10 @@ function facts(slice, timeline) {
     const by = waitedFor(slice);
     add("for", by ? jump(by.text, by.lane, by.n) : "nothing that has a slice");
   }
-  if (slice.kind === "kernel" && slice.type === "compute") add("before it", ...waitsBefore(slice, jump));
+  if (slice.kind === "kernel" && slice.type === "compute" && !run.json.traced) add("before it", ...waitsBefore(slice, jump));
   if (slice.kind === "op") opFacts(slice, add, jump);
   const on = onPath(run, rank, start, start + length);
-  add("critical path", on > 0 ? `${span(on)} of it` : "not on it");
+  if (!run.json.traced) add("critical path", on > 0 ? `${span(on)} of it` : "not on it");
   return [h("h3", {}, slice.title), h("dl", {}, rows)];
 }
 

@@ -39,7 +39,7 @@ const spinning = { id: "spin", name: "posted, waits for the other side", light: 
 const alternates = [
   { id: "forward2", name: "forward", light: "#7099c4", dark: "#5470ba" },
   { id: "backward2", name: "backward", light: "#83d0c4", dark: "#2f8f7c" },
-  { id: "both", name: "forward and backward together", light: "#5b6fb8", dark: "#8a97d8" },
+  { id: "both", name: "forward and backward together, or as traced", light: "#5b6fb8", dark: "#8a97d8" },
 ];
 
 /// Everything that a pixel can be, by number: categories, causes (from firstCause), the rest.

@@ -35,7 +35,8 @@ class Run {
     this.kernels = t.kernels.map(([name, category, family, shape, bytes, flop, origin, profile, note, link, priced]) =>
       ({ name, category, family, shape, bytes, flop, origin, profile, note, link, priced }));
     this.prefix = t.prefix;
-    const read = (name) => pack.numbers(this.prefix + name);
+    // What a trace does not tell has no column.
+    const read = (name) => (pack.has(this.prefix + name) ? pack.numbers(this.prefix + name) : new Float64Array(0));
     this.ranks = t.ranks.map((phases, r) => ({
       rank: r, phases,
       ops: { kind: read(`O${r}.kind`), mb: summed(read(`O${r}.mb`)), chunk: summed(read(`O${r}.chunk`)),

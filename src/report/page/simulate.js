@@ -147,7 +147,7 @@ function runSections(runs, results) {
   timeline.select(null);
   const panels = runs.map((run, i) => (run.memory ? new MemoryPanel(run, timeline, results[i].ranks) : null)).filter(Boolean);
   timeline.listeners.push(...panels);
-  if (panels.length) out.push(section("memory", "Memory", ...panels.map((p, i) => [runs.length > 1 ? h("h3", {}, runs[i].title) : null, p.element]).flat(), ...results.map(memoryByRank)));
+  if (panels.length) out.push(section("memory", "Memory", ...panels.map((p, i) => [runs.length > 1 ? h("h3", {}, runs[i].title) : null, p.element]).flat(), ...results.filter(Boolean).map(memoryByRank)));
   window.pipewright.timeline = timeline;
   window.pipewright.memory = panels;
   return out;

@@ -83,7 +83,7 @@ class Timeline {
     let y = 4;
     for (let rank = 0; rank < most; rank++)
       this.runs.forEach((run, which) => {
-        if (!run.ranks[rank]) return;
+        if (!run.ranks[rank]?.streams.length) return;
         const group = { id: `${which}.${rank}`, run, which, rank, y, rows: [] };
         const add = (row) => {
           Object.assign(row, { group, run, rank, y });
@@ -92,7 +92,7 @@ class Timeline {
           this.rows.push(row);
         };
         const { streams, compute, blocks } = run.ranks[rank];
-        add({ type: "ops", height: rowHeights.ops, track: blocks, name: "ops" });
+        if (blocks.n || !run.json.traced) add({ type: "ops", height: rowHeights.ops, track: blocks, name: "ops" });
         if (compute) add({ type: "compute", height: rowHeights.compute, track: compute.track, stream: compute, name: "compute" });
         const open = this.expanded.has(group.id);
         for (const stream of streams) {
@@ -103,7 +103,7 @@ class Timeline {
         const label = this.runs.length > 1 ? `${run.title} ${rank}` : `rank ${rank}`;
         this.gutter.append(h("button", { type: "button", class: "tl-rank", style: `top:${group.y}px`, "aria-expanded": open ? "true" : "false",
           title: "streams of this rank", onclick: () => this.expand(group.id) }, (open ? "▾ " : "▸ ") + label));
-        if (open) for (const row of group.rows.slice(1)) this.gutter.append(h("span", { class: "tl-stream dim", style: `top:${row.y - 2}px` }, streamNames[row.name] ?? row.name));
+        if (open) for (const row of group.rows.filter((r) => r.y > group.y)) this.gutter.append(h("span", { class: "tl-stream dim", style: `top:${row.y - 2}px` }, streamNames[row.name] ?? row.name));
         group.bottom = y;
         y += rowHeights.gap;
         this.groups.push(group);

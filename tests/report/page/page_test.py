@@ -388,6 +388,18 @@ def diff(browser, folder):
     trace = SCENARIOS.parent / "tests/import/data/dense.r1.json.gz"
     traced = json.loads(run("diff", MEASURED / "a_pp4v2_m8.yaml", trace, "--json", "-"))["traced"]
     check([t["pp_rank"] for t in traced] == [1] and {"comp", "p2p", "coll"} <= set(traced[0]["busy_ms"]), f"diff: trace {traced}")
+    path = folder / "traced.html"
+    run("diff", MEASURED / "a_pp4v2_m8.yaml", trace, "--report", path)
+    page = browser.open(path)
+    fits_its_width(page, "diff with a trace")
+    keyboard(page, "diff with a trace")
+    about = page.ask("(r => ({ step: r.step, title: r.title, ns: r.ranks[1].compute.length.reduce((a, b) => a + b, 0), names: r.kernels.length }))(pipewright.runs[1])")
+    check(about["title"] == "B" and near(about["step"] / 1e6, traced[0]["step_ms"]["b"], 1e-3), f"diff: traced step {about}")
+    check(about["ns"] / 1e6 >= traced[0]["busy_ms"]["comp"]["b"] - 1e-3 and about["names"] > 5, f"diff: traced kernels {about}")
+    check(page.ask("pipewright.timeline.groups.map(g => g.run.title + g.rank).join(' ')") == "A0 A1 B1 A2 A3", "diff: the trace under its rank")
+    page.ask("pipewright.timeline.find('gemm'), pipewright.timeline.find('elementwise'), 1")
+    quiet(page, "diff with a trace")
+    pictures(browser, path, "diff-traced", {"timeline": scroll("timeline")})
     swapped = json.loads(run("diff", trace, MEASURED / "a_pp4v2_m8.yaml", "--json", "-"))["traced"]
     check(near(swapped[0]["busy_ms"]["comp"]["difference"], -traced[0]["busy_ms"]["comp"]["difference"]), "diff: swapped")
 
