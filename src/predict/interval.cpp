@@ -99,9 +99,8 @@ std::string whole_percent(double share) { return std::to_string(std::llround(100
 
 std::string OriginShares::text() const {
   std::string text;
-  for (const auto& [share, name] :
-       {std::pair(measured, "measured"), std::pair(interpolated, "interpolated"), std::pair(published, "public"),
-        std::pair(derived, "derived")}) {
+  for (const auto& [share, name] : {std::pair(measured, "measured"), std::pair(interpolated, "interpolated"),
+                                    std::pair(published, "public"), std::pair(derived, "derived")}) {
     if (std::llround(100 * share) > 0) text += (text.empty() ? "" : ", ") + whole_percent(share) + " " + name;
   }
   return text;
