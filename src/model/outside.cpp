@@ -19,8 +19,9 @@
 //
 // Send and receive: as many channels for each peer as NVLink has lanes, at most 32, where all ranks are of one host;
 // two where the communicator spans hosts (nccl src/graph/paths.cc, ncclTopoComputeP2pChannels: the least over all
-// ranks). tp_comm_overlap adds Transformer Engine's userbuffers (module/base.py initialize_ub): eight of a gathered
-// hidden state in the precision of the GEMMs and four in bf16 for reduce-scatters, and a communicator to set them up.
+// ranks). HybridEP exchanges through buffers of its own instead. tp_comm_overlap adds Transformer Engine's userbuffers
+// (module/base.py initialize_ub): eight of a gathered hidden state in the precision of the GEMMs and four in bf16 for
+// reduce-scatters, and a communicator to set them up.
 #include <algorithm>
 #include <vector>
 
@@ -46,11 +47,13 @@ struct Layout {
         edp(scenario::expert_data_parallel_size(scenario)),
         tied(p > 1 && !scenario.model.untie_embeddings_and_output_weights),
         experts(scenario.model.num_moe_experts.has_value()),
-        all_to_all(experts && scenario.settings.moe_token_dispatcher_type != "allgather") {}
+        hybridep(experts && scenario.settings.moe_token_dispatcher_type == "flex" &&
+                 scenario.settings.moe_flex_dispatcher_backend == "hybridep"),
+        all_to_all(experts && scenario.settings.moe_token_dispatcher_type != "allgather" && !hybridep) {}
 
   const scenario::Scenario& s;
   const Int world, t, p, c, d, ep, etp, edp;
-  const bool tied, experts, all_to_all;
+  const bool tied, experts, hybridep, all_to_all;
   bool ends(int rank) const { return rank == 0 || rank == p - 1; }
 };
 
@@ -114,7 +117,7 @@ Int made_for_transfers(const Layout& l, int rank) {
 /// Channels to all peers with which a rank exchanges by send and receive.
 Int peer_channels(const Layout& l, int rank) {
   const auto to = [&](Int peers, Int span) {  // in a group whose ranks lie within `span` GPUs
-    return peers * (span > l.s.cluster.gpus_per_node ? channels_between_nodes : channels_in_node);
+    return peers * (span > scenario::nvlink_domain(l.s) ? channels_between_nodes : channels_in_node);
   };
   const bool one_neighbour = l.p == 2 || (l.ends(rank) && scenario::num_chunks(l.s) == 1);
   Int channels = l.p > 1 ? to(one_neighbour ? 1 : 2, l.world) : 0;  // a pipeline's ranks are world / PP apart
@@ -129,6 +132,19 @@ Int userbuffers(const Layout& l, const profile::Device& gpu) {
   if (!d.tp_overlap) return 0;
   constexpr Int gathered = 8, scattered = 4;
   return (gathered * (d.precision.quantized() ? 1 : 2) + scattered * 2) * d.tokens * d.h;
+}
+
+/// HybridEP's own buffers, for the case that every token of the group comes to one rank (DeepEP, branch hybrid-ep,
+/// csrc/hybrid_ep/hybrid_ep.cu, allocate_buffer): what a dispatch writes (bf16; scales of FP8 all the same), what a
+/// combine reads, each with a probability for every expert of the NVLink domain; and what crosses to other domains.
+Int hybridep_buffers(const Layout& l, const profile::Device& gpu) {
+  if (!l.hybridep || l.ep == 1) return 0;
+  const Dimensions d(l.s, gpu);
+  const Int ranks = l.ep * l.etp, here = std::min(ranks, scenario::nvlink_domain(l.s)),
+            domains = (ranks + here - 1) / here;
+  const Int probabilities = 4 * d.moe.local * here, row = 2 * d.h + probabilities, scales = 4 * (d.h / 128);
+  const Int whole = d.local * ranks, remote = d.local * (domains - 1);
+  return whole * (row + scales) + remote * (row + scales) + whole * row + 2 * remote * row;
 }
 
 }  // namespace
@@ -160,7 +176,7 @@ Bytes outside_allocator(const scenario::Scenario& s, const profile::Profiles& pr
   const Int once = bytes("context_bytes", "context_bytes") + bytes("framework_bytes", nullptr) +
                    bytes("nccl_library_bytes", nullptr) +
                    (channels > 0 ? bytes("nccl_transfer_library_bytes", nullptr) : 0);
-  return Bytes(once + communicators + peers + buffers);
+  return Bytes(once + communicators + peers + buffers + hybridep_buffers(l, profiles.device()));
 }
 
 }  // namespace pipewright::model

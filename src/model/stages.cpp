@@ -189,9 +189,16 @@ void add_notes(const Scenario& s, const Dimensions& d, Stages& stages) {
          std::to_string(d.t) + " parts as their input arrives, proj and fc2 forward in 4 parts");
   }
   const auto& graphs = s.settings.cuda_graph_modules;
+  const bool full_iteration = s.settings.cuda_graph_impl == "full_iteration";
+  if (full_iteration) {
+    note("one CUDA graph replays forward and backward: the host launches nothing there; memory is that of the " +
+         std::to_string(s.settings.cuda_graph_warmup_steps) +
+         " steps before the capture, whose cache the graph's pool replaces; gaps between kernels stay those of "
+         "launches");
+  }
   const bool others = graphs.empty() || std::any_of(graphs.begin(), graphs.end(),
                                                     [](const std::string& module) { return module != "mlp"; });
-  if (s.settings.cuda_graph_impl != "none" && others) {
+  if (s.settings.cuda_graph_impl != "none" && !full_iteration && others) {
     note(
         "CUDA graphs are modelled for TE's module mlp of dense layers only: other modules are taken as launched one by "
         "one");

@@ -12,8 +12,6 @@ bool uses_context(const Scenario& s) { return s.settings.context_parallel_size >
 bool local_norms(const Scenario& s) { return s.settings.transformer_impl == "local"; }
 bool host_optimizer(const Scenario& s) { return s.settings.optimizer_cpu_offload; }
 
-bool never(const Scenario&) { return false; }  // the model refuses it
-
 constexpr RefusedField refused_rows[] = {
     // Model
     {"window_size", "sliding windows: attention's time, and which layers have it",
@@ -68,7 +66,6 @@ constexpr RefusedField refused_rows[] = {
      [](const Scenario& s) { return !s.settings.bf16 && !s.settings.fp16; }},
     {"fp32_residual_connection", "a residual stream in fp32",
      [](const Scenario& s) { return s.settings.fp32_residual_connection; }},
-    {"fp4", "NVFP4: no profile has its kernels (--ignore does not help)", never},
     {"fp8_wgrad", "weight gradients in bf16 beside FP8 products",
      [](const Scenario& s) { return s.settings.fp8.has_value() && !s.settings.fp8_wgrad; }},
     {"fp8_output_proj", "an output layer in FP8", [](const Scenario& s) { return s.settings.fp8_output_proj; }},
@@ -159,8 +156,8 @@ constexpr RefusedField refused_rows[] = {
     {"moe_load_imbalance", "an imbalance beyond what the expert-parallel ranks can send",
      [](const Scenario& s) { return s.settings.moe_load_imbalance < 1; }},
     // CUDA graphs
-    {"cuda_graph_impl", "CUDA graphs of whole layers, of a whole step, and Megatron's own (local)",
-     [](const Scenario& s) { return uses_graphs(s) && s.settings.cuda_graph_impl != "transformer_engine"; }},
+    {"cuda_graph_impl", "CUDA graphs of whole layers, and Megatron's own (local)",
+     [](const Scenario& s) { return s.settings.cuda_graph_impl == "local"; }},
     {"cuda_graph_modules", "CUDA graphs of modules other than the dense MLP",
      [](const Scenario& s) {
        return s.settings.cuda_graph_impl == "transformer_engine" && s.settings.cuda_graph_modules != Strings{"mlp"};

@@ -72,7 +72,7 @@ void follow_all(std::deque<Host>& hosts) {
 
 Graph build(const scenario::Scenario& scenario, const model::Stages& stages, const schedule::Program& program,
             const profile::Profiles& profiles, const Prices& prices) {
-  const double factor = host_time_factor(scenario, profiles);
+  const double factor = replayed_host_factor(scenario, profiles);
   const auto us = [&](const char* name) { return nanoseconds(factor * profiles.scalar(name).value); };
   // Not every profile has seen expert-parallel overlap.
   const auto optional_us = [&](const char* name) {

@@ -52,7 +52,7 @@ Exchange::Exchange(const scenario::Scenario& scenario, const model::Stages& stag
       batched_(config.batched),
       one_communicator_(scenario.software.process_group_device_id),
       one_queue_(one_hardware_queue(scenario)),
-      call_(nanoseconds(host_time_factor(scenario, profiles) * profiles.scalar("host.p2p_call_us").value)),
+      call_(nanoseconds(replayed_host_factor(scenario, profiles) * profiles.scalar("host.p2p_call_us").value)),
       chunks_(config.chunks.value_or(1)),
       tensors_(config.stages, config.chunks.value_or(1), config.microbatches) {
   if (ranks_ < 2) return;

@@ -11,14 +11,17 @@ namespace {
 class HostCosts {
  public:
   HostCosts(const scenario::Scenario& scenario, const profile::Profiles& profiles)
-      : profiles_(profiles), factor_(host_time_factor(scenario, profiles)) {}
+      : profiles_(profiles),
+        factor_(replayed_host_factor(scenario, profiles)),
+        optimizer_factor_(host_time_factor(scenario, profiles)) {}
 
   /// An operation's own cost, and where it was told apart ("host.<direction>.<family>_each_us") that of every launch.
   double us(const std::string& direction, const std::string& family, int launches) {
     const std::string key = direction + family;
     auto known = cache_.find(key);
     if (known == cache_.end()) known = cache_.emplace(key, search(direction, family)).first;
-    return factor_ * (known->second.own + launches * known->second.each);
+    return (direction == "optimizer" ? optimizer_factor_ : factor_) *
+           (known->second.own + launches * known->second.each);
   }
 
  private:
@@ -40,7 +43,7 @@ class HostCosts {
   }
 
   const profile::Profiles& profiles_;
-  const double factor_;
+  const double factor_, optimizer_factor_;
   std::map<std::string, Cost> cache_;
 };
 
@@ -96,6 +99,10 @@ class Pricer {
 double host_time_factor(const scenario::Scenario& scenario, const profile::Profiles& profiles) {
   if (scenario.cluster.host_time_factor) return *scenario.cluster.host_time_factor;
   return profiles.find_scalar("host.time_factor").value_or(1);
+}
+
+double replayed_host_factor(const scenario::Scenario& scenario, const profile::Profiles& profiles) {
+  return scenario.settings.cuda_graph_impl == "full_iteration" ? 0 : host_time_factor(scenario, profiles);
 }
 
 Prices price(const scenario::Scenario& scenario, const model::Stages& stages, const profile::Profiles& profiles) {

@@ -37,8 +37,16 @@ const validate::Validation& all() {
     std::set<std::filesystem::path> files;
     for (const auto& file : std::filesystem::directory_iterator(folder))
       if (file.path().extension() == ".yaml") files.insert(file.path());
-    const profile::Profiles h100({profile::load(std::string(SOURCE_ROOT) + "/profiles/h100-sxm.json", {"test", 0})});
-    for (const auto& file : files) validate::add(v, scenario::read(file.string()), h100);
+    std::map<std::string, profile::Profiles> loaded;
+    for (const auto& file : files) {
+      const auto run = scenario::read(file.string());
+      const std::string& name = run.cluster.profile;
+      if (!loaded.contains(name))
+        loaded.emplace(
+            name,
+            profile::Profiles({profile::load(std::string(SOURCE_ROOT) + "/profiles/" + name + ".json", {"test", 0})}));
+      validate::add(v, run, loaded.at(name));
+    }
     return v;
   }();
   return validation;

@@ -138,6 +138,9 @@ struct Prices {
 /// How much longer this scenario's hosts take for the same code than the reference host, on which the profile's host.*
 /// costs are stated: cluster.host_time_factor, else the profile's host.time_factor, else 1.
 double host_time_factor(const scenario::Scenario& scenario, const profile::Profiles& profiles);
+/// The same of forward, backward and gradient finalisation: 0 where one CUDA graph replays them (Megatron
+/// core/full_cuda_graph.py), for the host then launches no kernel of theirs.
+double replayed_host_factor(const scenario::Scenario& scenario, const profile::Profiles& profiles);
 
 /// Host costs are the profile's "host.forward.<family>_us" or "host.backward.<family>_us", the longest dotted prefix of
 /// the family that it knows, else "host.cuda_launch_us"; times host_time_factor.
