@@ -49,7 +49,7 @@ Interruptible::Interruptible(std::optional<double> limit_s) {
   struct sigaction action = {};
   action.sa_handler = [](int) { interrupted = true; };
   action.sa_flags = SA_RESETHAND | SA_RESTART;
-  sigaction(SIGINT, &action, nullptr);
+  for (const int signal : {SIGINT, SIGTERM}) sigaction(signal, &action, nullptr);
   watch_ = std::jthread([this, limit_s](const std::stop_token& done) {
     constexpr std::chrono::milliseconds tick(20);
     const auto begin = std::chrono::steady_clock::now();
@@ -61,6 +61,8 @@ Interruptible::Interruptible(std::optional<double> limit_s) {
   });
 }
 
-Interruptible::~Interruptible() { std::signal(SIGINT, SIG_DFL); }
+Interruptible::~Interruptible() {
+  for (const int signal : {SIGINT, SIGTERM}) std::signal(signal, SIG_DFL);
+}
 
 }  // namespace pipewright::cli

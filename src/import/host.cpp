@@ -8,6 +8,7 @@
 #include "host.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 
 #include "statistics.hpp"
@@ -226,6 +227,30 @@ std::map<std::string, profile::Scalar> HostCosts::scalars(double overhead, const
   set("host.kernel_gap", median(gap_us_), deviation(gap_us_),
       "idle time of the compute stream between operations that had been launched before; as traced");
   return result;
+}
+
+std::optional<double> HostCosts::pace(const profile::Profiles& reference, double overhead) const {
+  static const char* const dense[] = {"add",           "attention.forward", "attention.backward", "copy.strided",
+                                      "cat",           "gemm.bf16.tn",      "gemm.bf16.nn",       "rope.forward",
+                                      "rope.backward", "swiglu.forward",    "swiglu.backward"};
+  constexpr int fewest = 3;  // of fewer, one odd operation decides
+  const auto costs = scalars(overhead, {});
+  double sum = 0;
+  for (const char* direction : {"forward", "backward"}) {
+    double logs = 0;
+    int count = 0;
+    for (const char* operation : dense) {
+      const std::string name = std::string("host.") + direction + "." + operation + "_us";
+      const auto here = costs.find(name);
+      const auto known = reference.find_scalar(name);
+      if (here == costs.end() || !known || !(*known > 0)) continue;
+      logs += std::log(here->second.value / *known);
+      ++count;
+    }
+    if (count < fewest) return std::nullopt;
+    sum += std::exp(logs / count);
+  }
+  return sum / 2;
 }
 
 }  // namespace pipewright::traces

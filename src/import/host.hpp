@@ -2,6 +2,7 @@
 #pragma once
 
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -17,6 +18,10 @@ class HostCosts {
   /// The scalars host.*_us: medians over the instances of an operation, means over the operations of a family in a
   /// layer. `overhead`: host times are divided by it.
   std::map<std::string, profile::Scalar> scalars(double overhead, const std::string& source) const;
+  /// How much longer these hosts took for the operations of a dense layer than the reference that a profile's costs are
+  /// stated for: the geometric mean, forward and backward alike. Other operations differ by more than the host
+  /// (experts, what overlaps). nullopt: too few of them.
+  std::optional<double> pace(const profile::Profiles& reference, double overhead) const;
 
  private:
   struct Position;

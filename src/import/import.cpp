@@ -82,6 +82,7 @@ class Importer {
     check_passes(trace, mapping, report);
     if (steps_of(mapping, report) == 1) span_us_ = std::max(span_us_, report.summary.span_us);
     host_.add(trace, mapping);
+    add_host_pace(trace, mapping);
     result_.kernel_us += report.kernel_us;
     result_.attributed_us += report.attributed_us;
     if (device_.empty()) device_ = trace.device, memory_ = trace.memory;
@@ -109,6 +110,7 @@ class Importer {
     p.scalars["in_situ.duty"] = {duty, 0, profile::Origin::measured,
                                  "share of a traced step in which a compute kernel runs, mean over the ranks"};
     for (auto& [name, scalar] : host_.scalars(options_.host_overhead, host_source())) p.scalars[name] = scalar;
+    note_host_pace();
 
     for (auto& [name, entry] : unmapped_) {
       entry.name = name;
@@ -352,6 +354,27 @@ class Importer {
     result_.keys.push_back(std::move(time));
   }
 
+  void add_host_pace(const Trace& trace, const Mapping& mapping) {
+    if (lone_ == nullptr) return;
+    HostCosts own;
+    own.add(trace, mapping);
+    if (const auto pace = own.pace(*lone_, options_.host_overhead)) host_pace_[trace.rank] = *pace;
+  }
+
+  void note_host_pace() {
+    if (host_pace_.empty()) return;
+    double mean = 0;
+    std::string each;
+    for (const auto& [rank, pace] : host_pace_) {
+      mean += pace / static_cast<double>(host_pace_.size());
+      each += fmt::format("{}{} {:.2f}", each.empty() ? "rank " : ", ", rank, pace);
+    }
+    result_.notes.push_back(
+        fmt::format("hosts take {:.2f} times as long as the reference host for a dense layer's operations ({}): "
+                    "cluster.host_time_factor of other runs on this machine",
+                    mean, each));
+  }
+
   std::string host_source() const {
     const auto& software = scenario_.software;
     std::string text = "launch records of a traced training step (";
@@ -388,6 +411,7 @@ class Importer {
   std::map<profile::Key, Samples> samples_;
   std::map<std::string, Unmapped> unmapped_;
   HostCosts host_;
+  std::map<std::int64_t, double> host_pace_;  ///< by rank
   Import result_;
 };
 

@@ -50,6 +50,7 @@ class PieceBuilder {
   void launch(const std::string& name, profile::Key key, double sm_share = 1);
   void launch(Kernel kernel);
   void stands_for(int launches) { piece_.kernels.back().launches = launches; }  ///< the last kernel
+  void completes(int parameters) { piece_.kernels.back().parameters = parameters; }
   void launch_on(Stream stream, Purpose purpose, const std::string& name, profile::Key key, const std::string& link);
   void collective(Purpose purpose, const std::string& name, const std::string& kind, Int ranks, Int bytes,
                   const Way& way, Stream stream = Stream::compute);

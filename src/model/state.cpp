@@ -98,6 +98,7 @@ class StateWriter {
     };
     std::vector<std::vector<Shard>> owned;  ///< [data-parallel rank]
     Int elements() const;
+    int shards() const;  ///< of the rank that owns most
   };
 
   void construct_module(const std::vector<Parameter>& parameters);
@@ -129,6 +130,12 @@ class StateWriter {
   std::vector<Kernel> gathers_;  ///< of parameters, after an optimizer's step
   Int elements_ = 0, replicated_elements_ = 0;
 };
+
+int StateWriter::Optimizer::shards() const {
+  std::size_t most = 0;
+  for (const auto& list : owned) most = std::max(most, list.size());
+  return static_cast<int>(most);
+}
 
 Int StateWriter::Optimizer::elements() const {
   Int sum = 0;
@@ -368,14 +375,19 @@ void StateWriter::add_optimizer_step() {
   auto& step = rank_.optimizer;
   std::vector<const Optimizer*> optimizers;
   Int owned = 0;
+  int shards = 0;
   for (const auto* optimizer : {&dense_, &experts_}) {
     if (optimizer->elements() == 0) continue;
     optimizers.push_back(optimizer);
     owned += optimizer->elements();
+    shards += optimizer->shards();
   }
+  // One kernel here is one for each shard, or lists of all of them that Python makes.
+  const auto stands_for = [&](int launches) { step.back().launches = launches; };
   const auto types = optimizer_types(s_);
   if (d_.gradient_bytes == 2 && !types.in_adam) {
     launch(step, "gradients to fp32", {"cast.bf16_f32", {owned}});
+    stands_for(shards);
   }
   const Int all_ranks = d_.pp * d_.t * (o.use_distributed_optimizer ? dense_.ranks : 1);
   const auto over_all_ranks = [&](const std::string& name) {
@@ -390,6 +402,7 @@ void StateWriter::add_optimizer_step() {
   }
   if (o.clip_grad > 0) {
     launch(step, "gradient norm", {"l2norm", {owned}});
+    stands_for(shards);
     over_all_ranks("gradient norm all-reduce");
     for (const auto* optimizer : optimizers) {
       for (int i = 0; i < 6; ++i) launch(step, "clip coefficient", {"small", {}});
@@ -400,7 +413,11 @@ void StateWriter::add_optimizer_step() {
     // The family is fp32 Adam; other types and optimizers are taken as moving their bytes at its rate.
     const Int traffic = types.traffic(d_.gradient_bytes), fp32_adam = OptimizerTypes{}.traffic(4);
     launch(step, o.optimizer, {"adam", {std::max<Int>(1, optimizer->elements() * traffic / fp32_adam)}});
-    if (!types.in_adam) launch(step, "parameters from main parameters", {"cast.f32_bf16", {optimizer->elements()}});
+    stands_for(optimizer->shards());
+    if (!types.in_adam) {
+      launch(step, "parameters from main parameters", {"cast.f32_bf16", {optimizer->elements()}});
+      stands_for(optimizer->shards());
+    }
     add_shard_casts(*optimizer);
     // Every optimizer gathers all buffers of the model chunks (distrib_optimizer.py, step_with_ready_grads).
     step.insert(step.end(), gathers_.begin(), gathers_.end());

@@ -175,18 +175,21 @@ double Clocks::busy_watts() const {
   return first != last ? (last->watts - first->watts) / (last->duty - first->duty) : 0;
 }
 
-double ClockLaw::lockstep(std::int64_t gpus) const {
-  const double spread = std::hypot(fluctuation, chips);
-  if (gpus < 2 || spread <= 0) return 1;
-  // Integral of x n phi(x) Phi(x)^(n-1): the expected maximum.
+double expected_largest(std::int64_t count) {
+  if (count < 2) return 0;
+  // Integral of x n phi(x) Phi(x)^(n-1).
   constexpr double reach = 8, step = 0.01;
-  const auto n = static_cast<double>(gpus);
+  const auto n = static_cast<double>(count);
   double largest = 0;
   for (double x = -reach; x <= reach; x += step) {
     const double density = std::exp(-x * x / 2) / std::sqrt(2 * std::numbers::pi);
     largest += x * n * density * std::pow(std::erfc(-x / std::numbers::sqrt2) / 2, n - 1) * step;
   }
-  return 1 + spread * largest;
+  return largest;
+}
+
+double ClockLaw::lockstep(std::int64_t gpus) const {
+  return 1 + std::hypot(fluctuation, chips) * expected_largest(gpus);
 }
 
 ClockLaw ClockLaw::among(std::int64_t gpus) const {

@@ -285,7 +285,7 @@ class Engine {
          const profile::Profiles& profiles, const Prices& prices, const Changes& changes)
       : stages_(stages),
         prices_(prices),
-        collapser_(scenario, profiles, changes.host * replayed_host_factor(scenario, profiles)),
+        collapser_(scenario, profiles, changes.host),
         transfers_(scenario, stages, config, profiles, changes),
         machine_{scenario, stages, program_, collapser_, pieces_, rank_lines_, transfers_} {
     const double factor = replayed_host_factor(scenario, profiles);

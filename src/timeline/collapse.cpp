@@ -71,7 +71,8 @@ void Line::apply(QueueTimes& times, const Slowdown& at) const {
 }
 
 Collapser::Collapser(const scenario::Scenario& scenario, const profile::Profiles& profiles, double host)
-    : synchronize_(host * static_cast<double>(nanoseconds(profiles.scalar("host.launch_and_synchronize_us").value))) {
+    : synchronize_(host * static_cast<double>(nanoseconds(replayed_host_factor(scenario, profiles) *
+                                                          profiles.scalar("host.launch_and_synchronize_us").value))) {
   const Pace pace(scenario, profiles);
   gap_ = static_cast<double>(pace.gap_ns);
   window_ = pace.window_ns;

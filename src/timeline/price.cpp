@@ -1,5 +1,6 @@
 // The time of every kernel from the profiles, and the host's time before its launch.
 #include <algorithm>
+#include <cmath>
 #include <map>
 
 #include "pipewright/timeline.hpp"
@@ -13,15 +14,17 @@ class HostCosts {
   HostCosts(const scenario::Scenario& scenario, const profile::Profiles& profiles)
       : profiles_(profiles),
         factor_(replayed_host_factor(scenario, profiles)),
-        optimizer_factor_(host_time_factor(scenario, profiles)) {}
+        optimizer_factor_(host_time_factor(scenario, profiles)),
+        fp8_(scenario.settings.fp8.has_value()),
+        parameter_us_(profiles.find_scalar("host.backward.parameter_us").value_or(0)) {}
 
   /// An operation's own cost, and where it was told apart ("host.<direction>.<family>_each_us") that of every launch.
-  double us(const std::string& direction, const std::string& family, int launches) {
-    const std::string key = direction + family;
+  double us(const std::string& direction, const model::Kernel& kernel) {
+    const std::string key = direction + kernel.key.family;
     auto known = cache_.find(key);
-    if (known == cache_.end()) known = cache_.emplace(key, search(direction, family)).first;
+    if (known == cache_.end()) known = cache_.emplace(key, search(direction, kernel.key.family)).first;
     return (direction == "optimizer" ? optimizer_factor_ : factor_) *
-           (known->second.own + launches * known->second.each);
+           (known->second.own + kernel.launches * known->second.each + kernel.parameters * parameter_us_);
   }
 
  private:
@@ -32,9 +35,11 @@ class HostCosts {
   /// A family that was never timed costs a bare launch for each kernel behind it.
   Cost search(const std::string& direction, std::string family) const {
     while (!family.empty()) {
-      const std::string name = "host." + direction + "." + family;
-      if (const auto own = profiles_.find_scalar(name + "_us")) {
-        return {*own, profiles_.find_scalar(name + "_each_us").value_or(0)};
+      for (const char* precision : {"fp8.", ""}) {
+        if (*precision != '\0' && !fp8_) continue;
+        const std::string name = "host." + direction + "." + precision + family;
+        if (const auto own = profiles_.find_scalar(name + "_us"))
+          return {*own, profiles_.find_scalar(name + "_each_us").value_or(0)};
       }
       const auto dot = family.rfind('.');
       family = dot == std::string::npos ? "" : family.substr(0, dot);
@@ -44,6 +49,8 @@ class HostCosts {
 
   const profile::Profiles& profiles_;
   const double factor_, optimizer_factor_;
+  const bool fp8_;
+  const double parameter_us_;
   std::map<std::string, Cost> cache_;
 };
 
@@ -58,7 +65,7 @@ class Pricer {
 
   Price price(const model::Kernel& kernel, const std::string& direction) {
     Price result;
-    if (!kernel.graphed) result.host_us = host_.us(direction, kernel.key.family, kernel.launches);
+    if (!kernel.graphed) result.host_us = host_.us(direction, kernel);
     if (kernel.exchange)
       result.time = profile::time(profiles_, network_, *kernel.exchange);
     else if (!kernel.key.family.empty())
@@ -101,8 +108,18 @@ double host_time_factor(const scenario::Scenario& scenario, const profile::Profi
   return profiles.find_scalar("host.time_factor").value_or(1);
 }
 
+double host_pace(const scenario::Scenario& scenario, const profile::Profiles& profiles) {
+  const auto spread = [&](const char* name) { return profiles.find_scalar(name).value_or(0); };
+  // Where the host waits for the counts of tokens, no host can run ahead of another's slow layer.
+  const bool meets = scenario.model.num_moe_experts && !scenario.settings.moe_pad_expert_input_to_capacity;
+  const double apart = std::hypot(spread("host.rank_spread"), meets ? spread("host.layer_spread") : 0);
+  return host_time_factor(scenario, profiles) *
+         (1 + apart * profile::expected_largest(scenario::lockstep_gpus(scenario)));
+}
+
+
 double replayed_host_factor(const scenario::Scenario& scenario, const profile::Profiles& profiles) {
-  return scenario.settings.cuda_graph_impl == "full_iteration" ? 0 : host_time_factor(scenario, profiles);
+  return scenario.settings.cuda_graph_impl == "full_iteration" ? 0 : host_pace(scenario, profiles);
 }
 
 Prices price(const scenario::Scenario& scenario, const model::Stages& stages, const profile::Profiles& profiles) {

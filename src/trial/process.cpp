@@ -51,6 +51,7 @@ class Child {
     sigset_t usual;
     sigemptyset(&usual);
     sigaddset(&usual, SIGINT);
+    sigaddset(&usual, SIGTERM);
     posix_spawnattr_setsigdefault(&attributes, &usual);
     posix_spawnattr_setpgroup(&attributes, 0);
     posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETPGROUP);

@@ -4,6 +4,7 @@
 #include <doctest/doctest.h>
 
 #include <cmath>
+#include <cstdio>
 
 #include "../../src/import/match.hpp"
 #include "../../src/import/names.hpp"
@@ -179,6 +180,22 @@ TEST_CASE("launch records give the host's costs, part of a step gives a note") {
   // The overhead divides.
   const auto untouched = traces::import_traces(scenario, {trace}, {"part", 1.0, ""}, nullptr);
   CHECK(untouched.profile.scalars.at("host.p2p_call_us").value == doctest::Approx(1.25 * us("p2p_call")).epsilon(1e-6));
+}
+
+TEST_CASE("a host's speed is told against the profile's reference: its own trace is 1, and what slows it divides") {
+  const auto scenario = dense();
+  const auto trace = traces::read("data/dense.chrome.json.gz");
+  const profile::Profiles h200({profile::load("../../profiles/h200-sxm.json", {"test", 0})});
+  const auto told = [&](double overhead) {
+    const auto result = traces::import_traces(scenario, {trace}, {"part", overhead, ""}, &h200);
+    for (const auto& note : result.notes) {
+      double times = 0;
+      if (std::sscanf(note.c_str(), "hosts take %lf times", &times) == 1) return times;
+    }
+    return 0.0;
+  };
+  CHECK(told(1.25) == doctest::Approx(1).epsilon(0.1));
+  CHECK(told(0.625) == doctest::Approx(2 * told(1.25)).epsilon(0.01));
 }
 
 TEST_CASE("a clock law brings times in situ back to a cool part") {

@@ -263,3 +263,25 @@ TEST_CASE("what is born dies, whatever the experts are made of; kernels have fam
   };
   check_variants(large_experts(), variants);
 }
+
+TEST_CASE("the optimizer step's loops run over shards, gradients' hooks over the weights of a group") {
+  auto s = large_experts();
+  s.settings.grad_reduce_in_fp32 = false;
+  const auto stages = pipewright::test::build(s);
+  // A stage has four layers: 32 weights of experts, all this rank's, and 5 others each, which two ranks share.
+  for (const auto& rank : stages.ranks) {
+    bool experts = false;
+    for (const auto& kernel : rank.optimizer) {
+      if (kernel.name == "gradients to fp32") CHECK((kernel.launches >= 32 + 10 && kernel.launches <= 32 + 24));
+      experts |= kernel.name == "adam" && kernel.launches == 32;
+    }
+    CHECK(experts);
+  }
+  int groups = 0;
+  for (const auto& kernel : layer(stages).kernels) {
+    if (!kernel.name.starts_with("experts.fc") || !kernel.name.ends_with("wgrad")) continue;
+    CHECK(kernel.parameters == 4);
+    ++groups;
+  }
+  CHECK(groups == 2);
+}

@@ -107,3 +107,53 @@ TEST_CASE("a host's speed: the scenario's, else the profile's, else that of the 
   s.cluster.host_time_factor = 0.8;
   CHECK(host_time_factor(s, profiles) == 0.8);
 }
+
+namespace {
+
+profile::Profiles with(const Napkin& napkin, const std::map<std::string, double>& scalars) {
+  auto list = napkin.profiles().all();
+  for (const auto& [name, value] : scalars) list.front().scalars[name] = {value, 0, profile::Origin::measured, "test"};
+  return profile::Profiles(std::move(list));
+}
+
+}  // namespace
+
+TEST_CASE("hosts of GPUs that wait for each other go at the pace of the slowest; where they meet, layers differ, too") {
+  Napkin napkin;
+  auto s = napkin.scenario();
+  const auto profiles = with(napkin, {{"host.rank_spread", 0.3}, {"host.layer_spread", 0.4}});
+  s.cluster.host_time_factor = 2;
+  CHECK(host_pace(s, profiles) == 2);  // a host of its own
+  double before = 2;
+  for (const std::int64_t gpus : {2, 4, 8}) {
+    s.settings.tensor_model_parallel_size = gpus;
+    CHECK(host_pace(s, profiles) == doctest::Approx(2 * (1 + 0.3 * profile::expected_largest(gpus))));
+    CHECK(host_pace(s, profiles) > before);
+    before = host_pace(s, profiles);
+  }
+  CHECK(host_pace(s, napkin.profiles()) == 2);  // a profile without spreads
+  s.model.num_moe_experts = 8;                  // hosts wait for the counts of tokens
+  CHECK(host_pace(s, profiles) == doctest::Approx(2 * (1 + 0.5 * profile::expected_largest(8))));
+  s.settings.moe_pad_expert_input_to_capacity = true;  // they know them
+  CHECK(host_pace(s, profiles) == doctest::Approx(before));
+}
+
+TEST_CASE("a group's weights cost a hook each; FP8 has costs of its own where they are known") {
+  Napkin napkin;
+  auto s = napkin.scenario();
+  auto stages = napkin.model();
+  auto& kernel = stages.pieces.front().kernels.front();
+  const auto cost = [&](const profile::Profiles& profiles) {
+    return price(s, stages, profiles).pieces.front().front().host_us;
+  };
+  const std::string own = "host.forward." + kernel.key.family + "_us",
+                    fp8 = "host.forward.fp8." + kernel.key.family + "_us";
+  const auto profiles = with(napkin, {{own, 10}, {fp8, 17}, {"host.backward.parameter_us", 3}});
+  const double alone = cost(profiles);
+  kernel.parameters = 4;
+  CHECK(cost(profiles) == doctest::Approx(alone + 12));
+  CHECK(cost(with(napkin, {{own, 10}})) == doctest::Approx(alone));
+  s.settings.fp8 = "hybrid";
+  CHECK(cost(profiles) == doctest::Approx(alone + 12 + 7));
+  CHECK(cost(with(napkin, {{own, 10}})) == doctest::Approx(alone));
+}

@@ -96,6 +96,9 @@ struct Clocks {
   double slowdown(Load load, double duty) const;
 };
 
+/// Expected largest of `count` standard normal deviates; 0 for one.
+double expected_largest(std::int64_t count);
+
 /// How a run's recent load slows its kernels. Kinds of kernels draw different power, and the power limit acts on its
 /// sum: a busy moment counts as `weight` of one of the layer that the law was measured with (FORMAT.md, Clocks).
 struct ClockLaw {

@@ -142,8 +142,14 @@ double host_time_factor(const scenario::Scenario& scenario, const profile::Profi
 /// core/full_cuda_graph.py), for the host then launches no kernel of theirs.
 double replayed_host_factor(const scenario::Scenario& scenario, const profile::Profiles& profiles);
 
+/// The same of the host that decides: GPUs that wait for each other inside every layer go at the pace of their slowest
+/// host. Hosts of one machine differ by host.rank_spread, and where they meet in every layer (mixtures that wait for
+/// the counts of tokens) layers by host.layer_spread: times 1 + both x the expected largest of as many deviates.
+double host_pace(const scenario::Scenario& scenario, const profile::Profiles& profiles);
+
 /// Host costs are the profile's "host.forward.<family>_us" or "host.backward.<family>_us", the longest dotted prefix of
-/// the family that it knows, else "host.cuda_launch_us"; times host_time_factor.
+/// the family that it knows, else "host.cuda_launch_us"; with FP8 "host.forward.fp8.<family>_us" where it is known. A
+/// weight whose gradient is complete costs "host.backward.parameter_us" more. All times host_pace.
 Prices price(const scenario::Scenario& scenario, const model::Stages& stages, const profile::Profiles& profiles);
 
 /// The link class between two pipeline ranks: ranks are laid out tp-cp-dp-pp (Megatron's default order), so a stage
