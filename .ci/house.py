@@ -2,8 +2,8 @@
 """The house: rooms, what they hold and what they may know (src/meson.build), as docs/house.md shows them.
 
   .ci/house.py           writes the picture and the table between the markers of docs/house.md
-  .ci/house.py --check   exit 1 if an include goes through a wall, or docs/house.md
-                         is not what this program would write
+  .ci/house.py --check   exit 1 if an include goes through a wall, two files have one name, or docs/house.md is not
+                         what this program would write
 """
 
 import ast
@@ -55,6 +55,16 @@ def includes():
                         yield room, header.relative_to(ROOT / "include").parts[0], path.relative_to(ROOT), number
 
 
+def equal_names():
+    """File names that stand twice, a name apart from its folder being what an editor, a debugger and a search show."""
+    seen = {}
+    for folder in ("src", "include", "kernels"):
+        for path in sorted((ROOT / folder).glob("**/*.[ch]*")):
+            if path.suffix in (".cpp", ".hpp", ".cu", ".cuh"):
+                seen.setdefault(path.name, []).append(str(path.relative_to(ROOT)))
+    return [f"{' and '.join(paths)} have one name: say in it what differs" for paths in seen.values() if len(paths) > 1]
+
+
 def direct(list_of_rooms):
     """What a room knows beyond what those already know that it names: the arrows of the picture."""
     return {room: [k for k in knows if not any(k in list_of_rooms[other] for other in knows)]
@@ -75,6 +85,7 @@ def page_part(list_of_rooms):
 def main():
     house = rooms()
     problems = [f"{room} is in src/meson.build but not in HOLDS" for room in house if room not in HOLDS]
+    problems += equal_names()
     used = {room: set() for room in house}
     for room, known, path, number in includes():
         if room == known:

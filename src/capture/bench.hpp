@@ -11,7 +11,7 @@
 #include <optional>
 
 #include "lab.hpp"
-#include "statistics.hpp"
+#include "sample_statistics.hpp"
 
 namespace pipewright::capture {
 

@@ -4,10 +4,10 @@
 
 #include "kernels/cross_entropy.hpp"
 #include "kernels/elementwise.hpp"
-#include "kernels/embedding.hpp"
+#include "kernels/embedding_kernels.hpp"
 #include "kernels/fp8.hpp"
 #include "kernels/instruments.hpp"
-#include "kernels/norm.hpp"
+#include "kernels/norm_kernels.hpp"
 #include "kernels/optimizer.hpp"
 #include "setup.hpp"
 

@@ -11,7 +11,7 @@
 #include "pipewright/scenario/fields.hpp"
 #include "pipewright/scenario/io.hpp"
 #include "python.hpp"
-#include "table.hpp"
+#include "field_table.hpp"
 
 namespace pipewright::emit {
 

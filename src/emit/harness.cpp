@@ -5,7 +5,7 @@
 #include "emitted.hpp"
 #include "pipewright/scenario/derived.hpp"
 #include "pipewright/scenario/fields.hpp"
-#include "table.hpp"
+#include "field_table.hpp"
 
 namespace pipewright::emit {
 

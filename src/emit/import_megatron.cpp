@@ -9,7 +9,7 @@
 #include "pipewright/scenario/derived.hpp"
 #include "pipewright/scenario/io.hpp"
 #include "python.hpp"
-#include "table.hpp"
+#include "field_table.hpp"
 
 namespace pipewright::emit {
 

@@ -7,7 +7,7 @@
 #include <charconv>
 
 #include "emitted.hpp"
-#include "table.hpp"
+#include "field_table.hpp"
 
 namespace pipewright::emit {
 

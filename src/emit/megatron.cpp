@@ -6,7 +6,7 @@
 #include "pipewright/scenario/derived.hpp"
 #include "pipewright/scenario/fields.hpp"
 #include "pipewright/scenario/io.hpp"
-#include "table.hpp"
+#include "field_table.hpp"
 
 namespace pipewright::emit {
 

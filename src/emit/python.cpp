@@ -14,7 +14,7 @@
 
 #include "emitted.hpp"
 #include "pipewright/scenario/fields.hpp"
-#include "table.hpp"
+#include "field_table.hpp"
 
 namespace pipewright::emit {
 

@@ -11,7 +11,7 @@
 #include "emitted.hpp"
 #include "launch.hpp"
 #include "pipewright/scenario/fields.hpp"
-#include "table.hpp"
+#include "field_table.hpp"
 
 namespace pipewright::emit {
 

@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "python.hpp"
-#include "table.hpp"
+#include "field_table.hpp"
 
 namespace pipewright::emit {
 

@@ -5,7 +5,7 @@
 #include <cmath>
 
 #include "json_stream.hpp"
-#include "read.hpp"
+#include "read_trace.hpp"
 
 namespace pipewright::traces {
 namespace {

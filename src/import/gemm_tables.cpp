@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "csv_table.hpp"
-#include "statistics.hpp"
+#include "robust_statistics.hpp"
 
 namespace pipewright::tables {
 namespace {

@@ -4,7 +4,7 @@
 
 #include <memory>
 
-#include "read.hpp"
+#include "read_trace.hpp"
 
 namespace pipewright::traces {
 namespace {

@@ -13,7 +13,7 @@
 #include "csv_table.hpp"
 #include "gemm_tables.hpp"
 #include "simumax.hpp"
-#include "statistics.hpp"
+#include "robust_statistics.hpp"
 
 namespace pipewright::tables {
 namespace {

@@ -14,7 +14,7 @@
 #include <fstream>
 #include <memory>
 
-#include "read.hpp"
+#include "read_trace.hpp"
 
 namespace pipewright::traces {
 namespace {

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "heap.hpp"
-#include "offload.hpp"
+#include "offload_memory.hpp"
 #include "pipewright/follow.hpp"
 
 namespace pipewright::memory {

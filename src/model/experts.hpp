@@ -4,7 +4,7 @@
 #pragma once
 
 #include "linear.hpp"
-#include "offload.hpp"
+#include "offload_groups.hpp"
 
 namespace pipewright::model {
 

@@ -12,7 +12,7 @@
 #include "layer_writer.hpp"
 #include "mla.hpp"
 #include "moe.hpp"
-#include "offload.hpp"
+#include "offload_groups.hpp"
 
 namespace pipewright::model {
 namespace {

@@ -7,7 +7,7 @@
 #include "attention.hpp"
 #include "layer.hpp"
 #include "mlp.hpp"
-#include "offload.hpp"
+#include "offload_groups.hpp"
 
 namespace pipewright::model {
 

@@ -14,7 +14,7 @@
 
 #include "core_attention.hpp"
 #include "norm.hpp"
-#include "offload.hpp"
+#include "offload_groups.hpp"
 
 namespace pipewright::model {
 namespace {

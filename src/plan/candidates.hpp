@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "dimensions.hpp"
+#include "search_dimensions.hpp"
 #include "pipewright/plan.hpp"
 
 namespace pipewright::plan {

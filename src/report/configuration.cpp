@@ -2,7 +2,7 @@
 #include <fmt/format.h>
 
 #include "format.hpp"
-#include "json.hpp"
+#include "to_json.hpp"
 #include "pipewright/report.hpp"
 #include "pipewright/scenario/derived.hpp"
 

@@ -4,12 +4,12 @@
 #include <map>
 
 #include "format.hpp"
-#include "json.hpp"
+#include "to_json.hpp"
 #include "pipewright/page.hpp"
 #include "pipewright/report.hpp"
 #include "pipewright/scenario/derived.hpp"
 #include "pipewright/scenario/fields.hpp"
-#include "value.hpp"
+#include "json_value.hpp"
 
 namespace pipewright::report {
 namespace {

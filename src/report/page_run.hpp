@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "json.hpp"
+#include "to_json.hpp"
 #include "pack.hpp"
 #include "pipewright/page.hpp"
 

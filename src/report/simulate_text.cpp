@@ -8,7 +8,7 @@
 
 #include "format.hpp"
 #include "pipewright/report.hpp"
-#include "pressure.hpp"
+#include "pressure_text.hpp"
 
 namespace pipewright::report {
 namespace {

@@ -5,7 +5,7 @@
 #include <cmath>
 
 #include "format.hpp"
-#include "json.hpp"
+#include "to_json.hpp"
 #include "pipewright/report.hpp"
 
 namespace pipewright::report {

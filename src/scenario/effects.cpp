@@ -9,7 +9,7 @@
 #include <sstream>
 
 #include "effects_refused.hpp"
-#include "fields.hpp"
+#include "field_rows.hpp"
 
 namespace pipewright::scenario {
 namespace {

@@ -1,5 +1,5 @@
 // cluster, software, search: where the scenario runs and what may be changed.
-#include "fields.hpp"
+#include "field_rows.hpp"
 
 namespace pipewright::scenario {
 

@@ -1,5 +1,5 @@
 // model: the architecture. Documentation follows TransformerConfig and MLATransformerConfig of core_r0.19.0.
-#include "fields.hpp"
+#include "field_rows.hpp"
 
 namespace pipewright::scenario {
 

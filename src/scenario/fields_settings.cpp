@@ -1,6 +1,6 @@
 // settings: what Megatron is told for a run. Documentation follows ModelParallelConfig, TransformerConfig,
 // DistributedDataParallelConfig and OptimizerConfig of core_r0.19.0.
-#include "fields.hpp"
+#include "field_rows.hpp"
 #include "pipewright/modules.hpp"
 
 namespace pipewright::scenario {

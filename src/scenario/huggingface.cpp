@@ -8,7 +8,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
-#include "value.hpp"
+#include "yaml_value.hpp"
 
 namespace pipewright::scenario {
 namespace {

@@ -2,7 +2,7 @@
 // and which version has them. From the dataclasses ModelParallelConfig, TransformerConfig, MLATransformerConfig,
 // DistributedDataParallelConfig and OptimizerConfig of core_r0.16.0 to core_r0.19.0, dev d48bd6be0a, main d98e8a64dd
 // and pull request 4268 7d69fbb8a7; the last rows are fields of Megatron-LM's and Bridge's training configuration.
-#include "fields.hpp"
+#include "field_rows.hpp"
 
 namespace pipewright::scenario {
 

@@ -1,8 +1,8 @@
 // A scenario as YAML: what differs from the stated version's defaults, in the table's order.
 #include <fmt/format.h>
 
-#include "fields.hpp"
-#include "measured.hpp"
+#include "field_rows.hpp"
+#include "read_measured.hpp"
 #include "pipewright/scenario/fields.hpp"
 #include "pipewright/scenario/io.hpp"
 

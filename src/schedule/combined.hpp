@@ -9,7 +9,7 @@
 #include <functional>
 #include <optional>
 
-#include "host.hpp"
+#include "host_order.hpp"
 #include "order.hpp"
 
 namespace pipewright::schedule {

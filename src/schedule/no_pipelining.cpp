@@ -1,7 +1,7 @@
 // One stage: forward and backward of every microbatch in turn (schedules.py:696-864); with expert-parallel overlap
 // F(i+1) runs together with B(i) (combined_1f1b.py:35-135). Only the last backward synchronises gradients.
 #include "combined.hpp"
-#include "host.hpp"
+#include "host_order.hpp"
 #include "rank.hpp"
 
 namespace pipewright::schedule {

@@ -8,7 +8,7 @@
 #include <deque>
 
 #include "combined.hpp"
-#include "host.hpp"
+#include "host_order.hpp"
 #include "rank.hpp"
 
 namespace pipewright::schedule {

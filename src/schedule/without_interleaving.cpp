@@ -5,7 +5,7 @@
 //   rank 2       F F B F B F B F B F B   B      (p = 4, m = 6)
 //   rank 3         F B F B F B F B F B F B
 //           warm-up | steady         | cool-down
-#include "host.hpp"
+#include "host_order.hpp"
 #include "rank.hpp"
 
 namespace pipewright::schedule {

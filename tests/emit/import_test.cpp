@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "../../src/emit/table.hpp"
+#include "../../src/emit/field_table.hpp"
 #include "pipewright/effects.hpp"
 #include "pipewright/emit.hpp"
 #include "pipewright/scenario/derived.hpp"

@@ -7,7 +7,7 @@
 #include <set>
 
 #include "../../src/emit/emitted.hpp"
-#include "../../src/emit/table.hpp"
+#include "../../src/emit/field_table.hpp"
 #include "../plan/bases.hpp"
 #include "pipewright/emit.hpp"
 #include "pipewright/scenario/io.hpp"

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "../../src/emit/emitted.hpp"
-#include "../../src/emit/table.hpp"
+#include "../../src/emit/field_table.hpp"
 #include "pipewright/emit.hpp"
 #include "pipewright/scenario/fields.hpp"
 

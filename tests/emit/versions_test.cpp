@@ -9,7 +9,7 @@
 #include <sstream>
 
 #include "../../src/emit/emitted.hpp"
-#include "../../src/emit/table.hpp"
+#include "../../src/emit/field_table.hpp"
 #include "../plan/bases.hpp"
 #include "pipewright/emit.hpp"
 #include "pipewright/plan.hpp"

@@ -10,7 +10,7 @@
 #include <cstdlib>
 #include <random>
 
-#include "../../src/plan/dimensions.hpp"
+#include "../../src/plan/search_dimensions.hpp"
 #include "../../src/plan/rules.hpp"
 #include "bases.hpp"
 #include "pipewright/plan.hpp"

@@ -5,7 +5,7 @@
 
 #include <set>
 
-#include "../../src/scenario/fields.hpp"
+#include "../../src/scenario/field_rows.hpp"
 #include "pipewright/scenario/io.hpp"
 
 using namespace pipewright;

@@ -1,7 +1,7 @@
 // A scenario: one training configuration with its machine. Members are named as the keys of the YAML file, which are
 // Megatron Core's own field names (TransformerConfig, MLATransformerConfig, ModelParallelConfig,
 // DistributedDataParallelConfig, OptimizerConfig); initial values are the defaults of those classes in core_r0.19.0.
-// Fields that another version defaults differently are corrected after reading (src/scenario/fields.cpp).
+// Fields that another version defaults differently are corrected after reading (src/scenario/field_rows.cpp).
 //
 // A field that Megatron leaves None and fills in later is optional here and never filled in: derived.hpp gives the
 // value in force, so that changing one setting of a Scenario can never leave a stale derived value behind.

@@ -1,0 +1,153 @@
+// pipewright diff: two scenarios, two predictions, or a prediction and a trace.
+#include "pipewright/diff.hpp"
+
+#include <algorithm>
+#include <filesystem>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "commands.hpp"
+#include "input.hpp"
+#include "page_output.hpp"
+#include "pipewright/import.hpp"
+#include "pipewright/report.hpp"
+#include "pipewright/scenario/io.hpp"
+#include "progress.hpp"
+
+namespace pipewright::cli {
+namespace {
+
+struct DiffOptions {
+  std::vector<std::string> sides, profiles, set_a, set_b;
+  std::string json, html;
+};
+
+const Position diff_line = {"command line", 0};
+
+/// One side, with all that it was made from.
+struct Side {
+  report::DiffSide shown;
+  std::optional<scenario::Scenario> scenario;
+  std::optional<profile::Profiles> profiles;
+  predict::Prediction prediction;
+  predict::Run run;
+  bool has_run = false;
+  std::optional<traces::Trace> trace;
+};
+
+void predict_side(Side& side, const DiffOptions& options, const std::vector<std::string>& settings) {
+  for (const auto& text : settings) scenario::set(*side.scenario, text);
+  scenario::check(*side.scenario);
+  side.profiles.emplace(predict::profiles_of(*side.scenario, options.profiles));
+  side.prediction = predict::predict(*side.scenario, *side.profiles, &side.run);
+  predict::find_pressure(side.prediction, *side.scenario, *side.profiles, side.run);
+  side.has_run = true;
+  side.shown.prediction = report::simulate_json(side.prediction);
+}
+
+/// A JSON of ours holds its prediction; a plan its best one, with the scenario.
+bool read_json(Side& side, const std::string& path) {
+  const auto json = nlohmann::ordered_json::parse(read_file(path), nullptr, false);
+  if (!json.is_object()) return false;
+  if (json.contains("step_time_ms") && json.contains("ranks")) {
+    side.shown.prediction = json.dump();
+    return true;
+  }
+  if (!json.contains("best") || !json.contains("searched")) return false;
+  if (json["best"].is_null()) throw UsageError({path, 0}, {}, "this plan has no best: nothing fits");
+  side.shown.prediction = json["best"]["prediction"].dump();
+  side.scenario = scenario::parse(json["best"]["scenario"].get<std::string>(), path);
+  return true;
+}
+
+void read_side(Side& side, const std::string& path, const DiffOptions& options,
+               const std::vector<std::string>& settings) {
+  const std::filesystem::path file(path);
+  side.shown.name = path;
+  const auto extension = file.extension();
+  if (extension == ".yaml" || extension == ".yml") {
+    side.scenario = scenario::read(path);
+    if (!options.profiles.empty()) side.scenario->cluster.profile = options.profiles.front();
+    return predict_side(side, options, settings);
+  }
+  if (!settings.empty()) throw UsageError(diff_line, "--set-a", "and --set-b are for scenarios; " + path + " is none");
+  if (extension == ".json" && read_json(side, path)) return;
+  side.trace = traces::read(path);
+}
+
+/// Ranks are laid out tp-cp-dp-pp.
+void summarise(Side& traced, const Side& other) {
+  if (!other.scenario) throw UsageError(diff_line, "A, B", "beside a trace stands the scenario that it followed");
+  const auto& s = *other.scenario;
+  const auto stages = s.settings.pipeline_model_parallel_size;
+  const auto rank = static_cast<int>(traced.trace->rank / std::max<std::int64_t>(1, s.cluster.num_gpus / stages));
+  traced.shown.traced[rank] = traces::summarise(*traced.trace, s.settings.expert_model_parallel_size > 1);
+}
+
+report::RunTraced traced_run(const std::string& title, const Side& traced, const Side& other) {
+  report::RunTraced out{title, 0, {}};
+  const auto kinds = traces::kinds(*traced.trace, other.scenario->settings.expert_model_parallel_size > 1);
+  auto& slices = out.ranks[traced.shown.traced.begin()->first];
+  for (std::size_t i = 0; i < kinds.size(); ++i) {
+    const auto& activity = traced.trace->activities[i];
+    slices.push_back({traced.trace->names[activity.name], kinds[i], activity.start, activity.duration});
+    out.step_ns = std::max(out.step_ns, activity.end());
+  }
+  return out;
+}
+
+void run(const DiffOptions& options) {
+  Side a, b;
+  {
+    Progress progress("diff");
+    progress(0, 2);
+    read_side(a, options.sides.at(0), options, options.set_a);
+    progress(1, 2);
+    read_side(b, options.sides.at(1), options, options.set_b);
+  }
+  for (Side* side : {&a, &b})
+    if (side->scenario) side->shown.scenario = &*side->scenario;
+  if (a.trace && !b.trace) summarise(a, b);
+  if (b.trace && !a.trace) summarise(b, a);
+  if (options.sides.at(0) == options.sides.at(1)) a.shown.name += " (A)", b.shown.name += " (B)";
+  const std::string json = report::diff_json(a.shown, b.shown);
+  if (!options.json.empty()) write_result(options.json, json);
+  if (!options.html.empty()) {
+    report::Page page{"A against B", "diff", {{"diff", json}}, {}, {}};
+    for (const auto& [side, name] : {std::pair(&a, "A"), {&b, "B"}}) {
+      if (!side->shown.prediction.empty()) page.results.emplace_back(name, side->shown.prediction);
+      if (side->has_run)
+        page.runs.push_back(shown(name, *side->scenario, *side->profiles, side->prediction, side->run));
+    }
+    if (a.trace) page.traced.push_back(traced_run("A", a, b));
+    if (b.trace) page.traced.push_back(traced_run("B", b, a));
+    write_file(options.html, report::html(page));
+  }
+  if (options.json != "-") write_result("-", report::diff_text(json));
+}
+
+}  // namespace
+
+void add_diff(Command& app, Outcome&) {
+  auto& command = app.add_subcommand("diff", "Two scenarios, two predictions, or a prediction and a trace, by cause");
+  const auto options = std::make_shared<DiffOptions>();
+  command
+      .add_option(
+          "A B", options->sides,
+          "scenarios (.yaml), what simulate --json or plan --json wrote, or a trace of a run beside its scenario")
+      .required()
+      .expected(2);
+  add_profile_option(command, options->profiles);
+  command.add_option("--set-a", options->set_a, "NAME=VALUE: a setting of scenario A; repeatable").repeatable();
+  command.add_option("--set-b", options->set_b, "NAME=VALUE: a setting of scenario B; repeatable").repeatable();
+  command.add_option("--json", options->json, "write JSON to this file (-: standard output, and nothing else)");
+  command.add_option("--report", options->html, "write a self-contained HTML page, timelines on one axis");
+  command.footer(
+      "Examples:\n"
+      "  pipewright diff S.yaml S.yaml --set-b recompute_modules=[mlp]\n"
+      "  pipewright diff before.json after.json\n"
+      "  pipewright diff S.yaml trace.r0.json.gz --report diff.html");
+  command.callback([options] { run(*options); });
+}
+
+}  // namespace pipewright::cli

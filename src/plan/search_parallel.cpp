@@ -1,0 +1,257 @@
+// How a model can be spread over the machine: TP x CP x PP x EP (the rest is data parallel), microbatch size,
+// interleaving with its group size N, and which layers a stage holds.
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <span>
+
+#include "search_dimensions.hpp"
+#include "pipewright/scenario/derived.hpp"
+#include "pipewright/scenario/fields.hpp"
+#include "rules.hpp"
+
+namespace pipewright::plan {
+
+namespace {
+
+using Int = std::int64_t;
+
+std::vector<Int> divisors(Int n, Int most) {
+  std::vector<Int> all;
+  for (Int d = 1; d <= std::min(n, most); ++d)
+    if (n % d == 0) all.push_back(d);
+  return all;
+}
+
+std::string optional_text(const scenario::OptInt& value) { return value ? std::to_string(*value) : "none"; }
+
+/// Assignments that a choice drags along, only where they differ from what stands.
+void link(Value& value, const Scenario& s, const std::string& name, const std::string& wanted) {
+  if (scenario::get(s, name) != wanted) value.settings.emplace_back(name, wanted);
+}
+
+void without_interleaving(Value& value, const Scenario& s) {
+  link(value, s, "microbatch_group_size_per_vp_stage", "none");
+  link(value, s, "overlap_p2p_comm", "false");
+  if (s.settings.batch_p2p_comm) link(value, s, "batch_p2p_comm", "none");
+  link(value, s, "overlap_p2p_comm_warmup_flush", "false");
+  link(value, s, "align_param_gather", "false");
+  link(value, s, "overlap_param_gather_with_optimizer_step", "false");
+}
+
+/// Layers' worth of the output layer: its matrix product against the parameters that a token meets in a layer.
+double loss_in_layers(const Scenario& s) {
+  const auto& m = s.model;
+  const auto h = static_cast<double>(m.hidden_size);
+  const auto kv = static_cast<double>(scenario::num_query_groups(s) * scenario::kv_channels(s));
+  const auto q = static_cast<double>(m.num_attention_heads * scenario::kv_channels(s));
+  const double matrices = m.gated_linear_unit ? 3 : 2;
+  const double ffn = m.num_moe_experts ? static_cast<double>(scenario::moe_ffn_hidden_size(s) * m.moe_router_topk +
+                                                             m.moe_shared_expert_intermediate_size.value_or(0))
+                                       : static_cast<double>(scenario::ffn_hidden_size(s));
+  return h * static_cast<double>(m.vocab_size) / (h * (2 * q + 2 * kv) + matrices * h * ffn);
+}
+
+std::string letters(char letter, Int count) {
+  if (count <= 2) return std::string(static_cast<std::size_t>(count), letter);
+  return std::string(1, letter) + "*" + std::to_string(count);
+}
+
+/// "Et*3|(t*4|)*6,t*2L" for the layers of every stage.
+std::string layout_text(const std::vector<Int>& layers, Int mtp) {
+  std::string text = "E" + letters('t', layers.front());
+  for (std::size_t i = 1; i + 1 < layers.size();) {
+    auto same = i;
+    while (same + 1 < layers.size() && layers[same] == layers[i]) ++same;
+    const auto run = same - i;
+    if (text.back() != '|' && text.back() != ',') text += '|';
+    text += run == 1 ? letters('t', layers[i]) : "(" + letters('t', layers[i]) + "|)*" + std::to_string(run) + ",";
+    i = same;
+  }
+  if (text.back() != ',' && text.back() != '|') text += '|';
+  return text + letters('t', layers.back()) + letters('m', mtp) + "L";
+}
+
+/// Layers for every virtual stage so that ranks take equally long: the last one also has the loss. Empty: even anyway.
+std::vector<Int> balanced(const Scenario& s, Int ranks, Int chunks) {
+  const Int stages = ranks * chunks, all = s.model.num_layers;
+  const double loss = loss_in_layers(s) + static_cast<double>(s.model.mtp_num_layers.value_or(0));
+  if (all < stages || stages < 2) return {};
+  std::vector<Int> layers(static_cast<std::size_t>(stages), 0);
+  std::vector<double> load(static_cast<std::size_t>(ranks), 0);
+  load.back() = loss;
+  // Each layer goes to the rank with least to do, there to its emptiest chunk; the last stage counts the loss.
+  for (Int layer = 0; layer < all; ++layer) {
+    const auto rank = static_cast<std::size_t>(std::ranges::min_element(load) - load.begin());
+    double least = INFINITY;
+    std::size_t to = 0;
+    for (Int c = 0; c < chunks; ++c) {
+      const auto stage = static_cast<std::size_t>(c * ranks) + rank;
+      const double held = static_cast<double>(layers[stage]) + (stage + 1 == layers.size() ? loss : 0);
+      if (held < least) least = held, to = stage;
+    }
+    ++layers[to];
+    ++load[rank];
+  }
+  const auto decoder = std::span(layers).first(layers.size() - 1);  // only the last stage may be without a layer
+  if (std::ranges::find(decoder, 0) != decoder.end()) return {};
+  if (std::ranges::all_of(layers, [&](Int n) { return n == layers.front(); })) return {};
+  return layers;
+}
+
+}  // namespace
+
+std::vector<Value> parallelism_values(const Scenario& partial, LeftOut&) {
+  const auto& m = partial.model;
+  const auto& given = partial.settings;
+  const Int gpus = partial.cluster.num_gpus, groups = scenario::num_query_groups(partial);
+  constexpr Int fewest_tokens = 1024;  // of a context-parallel rank: shorter parts leave the tensor cores idle
+  constexpr Int most_stages = 32;
+  // What is given stays as it is, in all that hangs on it, also where nothing below would propose it.
+  const auto label = [&](Int tp, Int pp, Int cp, Int ep, Int dp) {
+    auto text = "TP " + std::to_string(tp) + " PP " + std::to_string(pp);
+    if (cp > 1) text += " CP " + std::to_string(cp);
+    if (ep > 1) text += " EP " + std::to_string(ep);
+    return text + " DP " + std::to_string(dp);
+  };
+  const Int tp_given = given.tensor_model_parallel_size, pp_given = given.pipeline_model_parallel_size,
+            cp_given = given.context_parallel_size, ep_given = given.expert_model_parallel_size;
+  std::vector<Value> values = {
+      {label(tp_given, pp_given, cp_given, ep_given, scenario::data_parallel_size(partial)), {}, {}}};
+  const bool usual = given.sequence_parallel == (tp_given > 1) &&
+                     (!m.num_moe_experts || scenario::expert_tensor_parallel_size(partial) == 1);
+  if (!usual) values.front().label += ", as given";
+  for (const Int tp : divisors(gpus, partial.cluster.gpus_per_node)) {
+    if (m.num_attention_heads % tp != 0 || (groups % tp != 0 && tp % groups != 0)) continue;
+    for (const Int cp : divisors(gpus / tp, 16)) {
+      if (cp > 1 && (m.seq_length % (2 * cp) != 0 || m.seq_length / cp < fewest_tokens)) continue;
+      for (const Int pp : divisors(gpus / (tp * cp), std::min(most_stages, m.num_layers))) {
+        const Int dp = gpus / (tp * cp * pp);
+        if (given.global_batch_size % dp != 0) continue;
+        for (const Int ep : divisors(m.num_moe_experts.value_or(1), gpus / pp)) {
+          if ((gpus / pp) % ep != 0) continue;
+          if (usual && tp == tp_given && pp == pp_given && cp == cp_given && ep == ep_given) continue;
+          Value value;
+          value.label = label(tp, pp, cp, ep, dp);
+          value.settings = {{"tensor_model_parallel_size", std::to_string(tp)},
+                            {"sequence_parallel", tp > 1 ? "true" : "false"},
+                            {"context_parallel_size", std::to_string(cp)},
+                            {"pipeline_model_parallel_size", std::to_string(pp)}};
+          if (m.num_moe_experts) {
+            value.settings.emplace_back("expert_model_parallel_size", std::to_string(ep));
+            value.settings.emplace_back("expert_tensor_parallel_size", "1");
+          }
+          if (pp != given.pipeline_model_parallel_size || given.pipeline_model_parallel_layout) {
+            for (const char* name : {"virtual_pipeline_model_parallel_size", "num_layers_in_first_pipeline_stage",
+                                     "num_layers_in_last_pipeline_stage", "pipeline_model_parallel_layout"})
+              link(value, partial, name, "none");
+            link(value, partial, "account_for_embedding_in_pipeline_split", "false");
+            link(value, partial, "account_for_loss_in_pipeline_split", "false");
+          }
+          if (pp == 1) {
+            without_interleaving(value, partial);
+            link(value, partial, "defer_embedding_wgrad_compute", "false");
+            link(value, partial, "wgrad_deferral_limit", "0");
+          }
+          if (tp == 1) link(value, partial, "tp_comm_overlap", "false");
+          values.push_back(std::move(value));
+        }
+      }
+    }
+  }
+  return values;
+}
+
+std::vector<Value> microbatch_values(const Scenario& partial, LeftOut&) {
+  const Int each = partial.settings.global_batch_size / std::max<Int>(1, scenario::data_parallel_size(partial));
+  // Beyond these a kernel gains nothing from more tokens, and activations grow with each.
+  constexpr Int largest = 16, most_tokens = 131'072;
+  std::vector<Value> values;
+  for (const auto size : divisors(each, std::max(largest, most_tokens / partial.model.seq_length)))
+    values.push_back({"micro batch " + std::to_string(size), {{"micro_batch_size", std::to_string(size)}}, {}});
+  return values;
+}
+
+std::vector<Value> pipeline_values(const Scenario& partial, LeftOut& left_out) {
+  const auto& settings = partial.settings;
+  const Int stages = settings.pipeline_model_parallel_size, layers = partial.model.num_layers;
+  const bool free_layout = layout_is_open(partial);
+  const bool even = !settings.pipeline_model_parallel_layout && !settings.num_layers_in_first_pipeline_stage &&
+                    !settings.num_layers_in_last_pipeline_stage;
+  const Int split = layers + (settings.account_for_embedding_in_pipeline_split ? 1 : 0) +
+                    (settings.account_for_loss_in_pipeline_split ? 1 : 0);
+  if (stages <= 1) return {};
+  if (!free_layout && (!even || split % stages != 0)) {
+    left_out.notes.emplace_back("pipeline: an uneven layer split keeps its interleaving as given");
+    return {};
+  }
+  constexpr Int most_by_layout = 4;  // chunks a rank where only a written layout splits the layers
+  const auto possible = [&](Int v) {
+    if (!free_layout) return split % (stages * v) == 0;
+    for (const Int counted : {0, 1, 2})
+      if ((layers + counted) % (stages * v) == 0) return true;
+    return v <= most_by_layout && layers >= stages * v;
+  };
+  std::vector<Value> values;
+  const bool interleaved = scenario::interleaved(partial);
+  const Int microbatches = scenario::num_microbatches(partial);
+  const Int most = std::max<Int>(1, (layers + 2) / stages);
+  for (Int v = 1; v <= most; ++v) {
+    if (!possible(v)) continue;
+    if (v == 1) {
+      Value plain{"no interleaving", {{"virtual_pipeline_model_parallel_size", "none"}}, {}};
+      without_interleaving(plain, partial);
+      values.push_back(std::move(plain));
+      continue;
+    }
+    Value value{"VPP " + std::to_string(v), {{"virtual_pipeline_model_parallel_size", std::to_string(v)}}, {}};
+    if (!interleaved) {
+      link(value, partial, "overlap_p2p_comm", "true");
+      if (settings.batch_p2p_comm) link(value, partial, "batch_p2p_comm", "none");
+    }
+    // N: as stated, PP (the default) and twice that: fewer exposed transfers for more activations.
+    std::vector<std::pair<Int, std::string>> groups = {{stages, "none"}};
+    if (const auto stated = settings.microbatch_group_size_per_vp_stage; stated && *stated != stages)
+      groups.insert(groups.begin(), {*stated, optional_text(stated)});
+    if (2 * stages <= microbatches && groups.front().first != 2 * stages)
+      groups.emplace_back(2 * stages, std::to_string(2 * stages));
+    for (const auto& [n, text] : groups) {
+      // Megatron refuses the others: they are not listed one by one.
+      if (n > microbatches || (microbatches % n != 0 && microbatches % n < stages)) continue;
+      Value one = value;
+      if (n != stages) one.label += ", N " + text;
+      link(one, partial, "microbatch_group_size_per_vp_stage", text);
+      values.push_back(std::move(one));
+    }
+  }
+  return values;
+}
+
+bool layout_is_open(const Scenario& s) { return s.search.layout == "auto" || s.search.parallelism == "auto"; }
+
+std::vector<Value> layout_values(const Scenario& partial, LeftOut&) {
+  const Int ranks = partial.settings.pipeline_model_parallel_size, chunks = scenario::num_chunks(partial);
+  const Int layers = partial.model.num_layers, stages = ranks * chunks;
+  if (ranks == 1) return {};
+  std::vector<Value> values;
+  const auto add = [&](const std::string& label, bool embedding, bool loss, const std::string& layout) {
+    Value value{label, {}, {}};
+    link(value, partial, "num_layers_in_first_pipeline_stage", "none");
+    link(value, partial, "num_layers_in_last_pipeline_stage", "none");
+    link(value, partial, "account_for_embedding_in_pipeline_split", embedding ? "true" : "false");
+    link(value, partial, "account_for_loss_in_pipeline_split", loss ? "true" : "false");
+    link(value, partial, "pipeline_model_parallel_layout", layout);
+    values.push_back(std::move(value));
+  };
+  const bool mtp = partial.model.mtp_num_layers.value_or(0) > 0;
+  if (layers % stages == 0) add("even layers", false, false, "none");
+  if ((layers + 2) % stages == 0) add("embedding and loss count as layers", true, true, "none");
+  if ((layers + 1) % stages == 0) add("loss counts as a layer", false, true, "none");
+  if (const auto split = balanced(partial, ranks, chunks); !split.empty()) {
+    const auto text = layout_text(split, mtp ? *partial.model.mtp_num_layers : 0);
+    add("layout " + text, false, false, text);
+  }
+  return values;
+}
+
+}  // namespace pipewright::plan

@@ -1,0 +1,16 @@
+// What find_pressure found, as text and as JSON.
+#pragma once
+
+#include <string>
+
+#include "to_json.hpp"
+#include "pipewright/predict.hpp"
+
+namespace pipewright::report {
+
+std::string pressure_text(const predict::Prediction& prediction);  ///< a table over ranks; empty without any
+/// Which blocks pin a rank's cached memory.
+std::string fragmentation_text(const predict::RankPrediction& rank);
+Json pressure_json(const predict::Prediction& prediction, const predict::RankPrediction& rank);
+
+}  // namespace pipewright::report

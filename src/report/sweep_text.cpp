@@ -1,0 +1,122 @@
+// `sweep`: one row a combination, illegal ones with the rule that refuses them.
+#include <fmt/format.h>
+
+#include "format.hpp"
+#include "to_json.hpp"
+#include "pipewright/report.hpp"
+#include "json_value.hpp"
+
+namespace pipewright::report {
+namespace {
+
+std::string reason(const plan::Row& row) { return row.rule.empty() ? row.reason : row.rule + ": " + row.reason; }
+
+Bytes peak_allocated(const predict::Prediction& p) {
+  Bytes peak;
+  for (const auto& rank : p.ranks) peak = std::max(peak, rank.walk.peak_allocated);
+  return peak;
+}
+
+Bytes peak_reserved(const predict::Prediction& p) {
+  Bytes peak;
+  for (const auto& rank : p.ranks) peak = std::max(peak, rank.walk.peak_reserved);
+  return peak;
+}
+
+const timeline::Account& last(const predict::Prediction& p) {
+  return p.ranks.at(static_cast<std::size_t>(p.last_rank)).account;
+}
+
+/// A field of a CSV line, quoted where it must be (RFC 4180).
+std::string csv(const std::string& text) {
+  if (text.find_first_of(",\"\n") == std::string::npos) return text;
+  std::string out = "\"";
+  for (const char c : text) {
+    if (c == '"') out += '"';
+    out += c;
+  }
+  return out + "\"";
+}
+
+std::vector<std::string> names(const plan::Sweep& sweep) {
+  std::vector<std::string> out;
+  if (!sweep.rows.empty()) {
+    for (const auto& [name, value] : sweep.rows.front().settings) out.push_back(name);
+  }
+  return out;
+}
+
+}  // namespace
+
+std::string sweep_text(const plan::Sweep& sweep) {
+  auto header = names(sweep);
+  header.insert(header.end(), {"step ms", "to given", "p2p", "tp", "bubble", "peak GiB", "reserved", "fits"});
+  Table table(header);
+  std::string illegal;
+  for (const auto& row : sweep.rows) {
+    std::vector<std::string> cells;
+    for (const auto& [name, value] : row.settings) cells.push_back(value);
+    if (row.prediction) {
+      const auto& p = *row.prediction;
+      cells.insert(cells.end(), {ms(p.step_ns), sweep.baseline ? percent(row.relative) : "-", ms(last(p).p2p),
+                                 ms(last(p).tp), ms(last(p).bubble), gibibytes(peak_allocated(p)),
+                                 gibibytes(peak_reserved(p)), p.fits ? "yes" : "no"});
+    } else {
+      illegal += wrapped(fmt::format("- {}: {}", fmt::join(cells, " "), reason(row))) + "\n";
+      cells.insert(cells.end(), {"-", "-", "-", "-", "-", "-", "-", "illegal"});
+    }
+    table.add(std::move(cells));
+  }
+  std::string out = table.text();
+  if (sweep.baseline) out += fmt::format("as given: {} ms\n", ms(sweep.baseline->step_ns));
+  for (const auto& note : sweep.notes) out += wrapped("note: " + note) + "\n";
+  if (!illegal.empty()) out += "\nIllegal\n" + illegal;
+  return out;
+}
+
+std::string sweep_json(const plan::Sweep& sweep, const Stamp* stamp) {
+  Json rows = Json::array();
+  for (const auto& row : sweep.rows) {
+    Json json = {{"settings", settings_json(row.settings)}, {"legal", row.legal}, {"reason", reason(row)}};
+    if (row.prediction) {
+      const auto& p = *row.prediction;
+      json["step_time_ms"] = ns_to_ms(p.step_ns);
+      json["relative"] = rounded(row.relative, 6);
+      json["peak_allocated_bytes"] = peak_allocated(p).value;
+      json["peak_reserved_bytes"] = peak_reserved(p).value;
+      json["fits"] = p.fits;
+      json["exposed_ms"] = exposed_json(last(p));
+    } else {
+      for (const char* key :
+           {"step_time_ms", "relative", "peak_allocated_bytes", "peak_reserved_bytes", "fits", "exposed_ms"}) {
+        json[key] = nullptr;
+      }
+    }
+    rows.push_back(std::move(json));
+  }
+  return dumped({{"rows", rows}, {"notes", sweep.notes}}, stamp);
+}
+
+std::string sweep_csv(const plan::Sweep& sweep) {
+  std::string out;
+  for (const auto& name : names(sweep)) out += csv(name) + ",";
+  out += "legal,reason,step_time_ms,relative,peak_allocated_bytes,peak_reserved_bytes,fits";
+  for (const auto& cause : exposed_causes) out += fmt::format(",exposed_{}_ms", cause.name);
+  out += "\n";
+  for (const auto& row : sweep.rows) {
+    for (const auto& [name, value] : row.settings) out += csv(value) + ",";
+    out += fmt::format("{},{}", row.legal, csv(reason(row)));
+    if (row.prediction) {
+      const auto& p = *row.prediction;
+      out += fmt::format(",{:.6f},{:.6f},{},{},{}", ns_to_ms(p.step_ns), row.relative, peak_allocated(p).value,
+                         peak_reserved(p).value, p.fits);
+      for (const auto& cause : exposed_causes) out += fmt::format(",{:.6f}", ns_to_ms(last(p).*cause.member));
+    } else {
+      out += std::string(5 + exposed_causes.size(), ',');
+    }
+    out += "\n";
+  }
+  return out;
+}
+
+}  // namespace pipewright::report

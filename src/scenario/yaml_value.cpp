@@ -1,0 +1,298 @@
+// YAML events to values. Building from events instead of YAML::Node keeps every line number, sees repeated keys and
+// cannot be made to copy anchors without end.
+#include "yaml_value.hpp"
+
+#include <fmt/format.h>
+#include <yaml-cpp/eventhandler.h>
+#include <yaml-cpp/exceptions.h>
+#include <yaml-cpp/parser.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cmath>
+#include <set>
+#include <sstream>
+
+#include "pipewright/scenario/fields.hpp"
+#include "pipewright/scenario/io.hpp"
+
+namespace pipewright::scenario {
+namespace {
+
+constexpr std::size_t largest_text = std::size_t{4} << 20U;  // bytes; real scenarios have some thousand
+constexpr std::size_t deepest = 16;                          // measured: ranks: [{trace_summary: {busy_us: ..}}] is 6
+
+class Builder : public YAML::EventHandler {
+ public:
+  Builder(const std::string& file, Value& root) : file_(file) { open_.push_back({&root, {}, 0, false}); }
+
+  void OnDocumentStart(const YAML::Mark&) override {}
+  void OnDocumentEnd() override {}
+  void OnNull(const YAML::Mark& mark, YAML::anchor_t anchor) override { add(mark, anchor, {}, Value::Kind::none); }
+  void OnAlias(const YAML::Mark& mark, YAML::anchor_t) override {
+    throw refuse(mark, "aliases are not supported here");
+  }
+  void OnScalar(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
+                const std::string& text) override {
+    if (open_.back().in_map && !open_.back().has_key) {
+      check(mark, tag, anchor);
+      key(mark, text);
+      return;
+    }
+    Value& value = add(mark, anchor, tag, Value::Kind::scalar);
+    value.text = text;
+    value.quoted = tag == "!";
+  }
+  void OnSequenceStart(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
+                       YAML::EmitterStyle::value) override {
+    push(add(mark, anchor, tag, Value::Kind::list), mark);
+  }
+  void OnSequenceEnd() override { open_.pop_back(); }
+  void OnMapStart(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
+                  YAML::EmitterStyle::value) override {
+    push(add(mark, anchor, tag, Value::Kind::map), mark);
+    open_.back().in_map = true;
+  }
+  void OnMapEnd() override { open_.pop_back(); }
+
+ private:
+  struct Open {
+    Value* value;
+    std::string pending;
+    int line;
+    bool has_key;
+    bool in_map = false;
+    std::set<std::string> keys = {};
+  };
+
+  UsageError refuse(const YAML::Mark& mark, const std::string& message, const std::string& name = {}) const {
+    return {{file_, mark.line + 1}, name, message};
+  }
+  void check(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor) const {
+    if (anchor != 0) throw refuse(mark, "anchors are not supported here");
+    if (!tag.empty() && tag != "?" && tag != "!") throw refuse(mark, "tags are not supported here", tag);
+  }
+  void key(const YAML::Mark& mark, const std::string& name) {
+    Open& map = open_.back();
+    if (!map.keys.insert(name).second) throw refuse(mark, "this key stands twice", name);
+    map.pending = name;
+    map.line = mark.line + 1;
+    map.has_key = true;
+  }
+  Value& add(const YAML::Mark& mark, YAML::anchor_t anchor, const std::string& tag, Value::Kind kind) {
+    check(mark, tag, anchor);
+    Open& parent = open_.back();
+    Value* value = parent.value;  // the document itself
+    if (parent.in_map) {
+      if (!parent.has_key) throw refuse(mark, "a key must be a word");
+      value = &parent.value->entries.emplace_back(Value::Entry{parent.pending, parent.line, {}}).value;
+      parent.has_key = false;
+    } else if (parent.value->kind == Value::Kind::list) {
+      value = &parent.value->items.emplace_back();
+    }
+    value->kind = kind;
+    // Nothing after a key: yaml-cpp marks the next token, which may stand in another section.
+    value->line = kind == Value::Kind::none && parent.in_map ? parent.line : mark.line + 1;
+    return *value;
+  }
+  void push(Value& value, const YAML::Mark& mark) {
+    if (open_.size() > deepest) throw refuse(mark, fmt::format("nested deeper than {} levels", deepest));
+    open_.push_back({&value, {}, 0, false});
+  }
+
+  std::string file_;
+  std::vector<Open> open_;
+};
+
+void check_no_controls(std::string_view text, const std::string& file) {
+  int line = 1;
+  for (const char c : text) {
+    if ((static_cast<unsigned char>(c) < 0x20 && c != '\n' && c != '\r' && c != '\t') || c == 0x7F)
+      throw UsageError({file, line}, {}, "control character in the text: not a scenario file");
+    if (c == '\n') ++line;
+  }
+}
+
+bool number_text(const std::string& text) {
+  return !text.empty() && text.find_first_not_of("+-.0123456789eE") == std::string::npos;
+}
+
+// Would another YAML reader take this for a number? "0.19.0" is none; "1_000" and "0x10" are numbers of YAML 1.1.
+bool looks_numeric(const std::string& text) {
+  return text.find_first_not_of("+-._0123456789abcdefABCDEFxo") == std::string::npos &&
+         text.find_first_of("0123456789") != std::string::npos && std::count(text.begin(), text.end(), '.') <= 1;
+}
+
+}  // namespace
+
+// yaml-cpp reads bytes; what is no UTF-8 would come out as something else.
+void check_utf8(std::string_view text, const std::string& file) {
+  int line = 1;
+  for (std::size_t i = 0; i < text.size();) {
+    const auto c = static_cast<unsigned char>(text[i]);
+    std::size_t more = 0;
+    if (c >= 0x80) more = (c & 0xE0U) == 0xC0U ? 1 : (c & 0xF0U) == 0xE0U ? 2 : (c & 0xF8U) == 0xF0U ? 3 : 9;
+    if (more == 9 || c == 0xC0 || c == 0xC1 || i + more >= text.size()) throw UsageError({file, line}, {}, "not UTF-8");
+    for (std::size_t k = 1; k <= more; ++k) {
+      if ((static_cast<unsigned char>(text[i + k]) & 0xC0U) != 0x80U) throw UsageError({file, line}, {}, "not UTF-8");
+    }
+    if (c == '\n') ++line;
+    i += more + 1;
+  }
+}
+
+Value parse_yaml(std::string_view text, const std::string& file) {
+  if (text.size() > largest_text) throw UsageError({file, 0}, {}, "larger than 4 MiB: not a scenario file");
+  check_utf8(text, file);
+  check_no_controls(text, file);
+  Value root;
+  try {
+    std::istringstream stream{std::string(text)};
+    YAML::Parser parser(stream);
+    Builder builder(file, root);
+    if (!parser.HandleNextDocument(builder) || root.kind == Value::Kind::none) {
+      throw UsageError({file, 0}, {}, "empty: a scenario begins with \"scenario: 1\"");
+    }
+    Value more;
+    Builder rest(file, more);
+    if (parser.HandleNextDocument(rest)) throw UsageError({file, more.line}, {}, "a second document in one file");
+  } catch (const YAML::Exception& e) {
+    const bool tab = text.starts_with('\t') || text.find("\n\t") != std::string_view::npos;
+    throw UsageError({file, e.mark.line + 1}, {},
+                     "not YAML: " + e.msg + (tab ? "; a tab cannot indent, use spaces" : ""));
+  }
+  return root;
+}
+
+Value parse_setting(std::string_view text, const std::string& key) {
+  if (text.empty()) throw UsageError({"--set", 0}, key, "no value");
+  // `a,b` and `a` are YAML scalars; inside brackets the comma separates.
+  const bool list_without_brackets =
+      text.find(',') != std::string_view::npos && text.find_first_of("[{\"'|(") == std::string_view::npos;
+  std::string yaml = "value: ";
+  yaml += list_without_brackets ? "[" + std::string(text) + "]" : std::string(text);
+  try {
+    Value root = parse_yaml(yaml, "--set");
+    if (root.kind == Value::Kind::map && root.entries.size() == 1) return std::move(root.entries[0].value);
+  } catch (const UsageError&) {
+    // Not YAML (a layout such as E|t*3|L, a path with a colon): taken as it stands.
+  }
+  Value value;
+  value.kind = Value::Kind::scalar;
+  value.text = std::string(text);
+  return value;
+}
+
+std::optional<std::int64_t> as_int(const Value& value) {
+  if (value.kind != Value::Kind::scalar || value.quoted) return {};
+  std::string_view text = value.text;
+  if (text.starts_with('+')) text.remove_prefix(1);
+  std::int64_t number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc() || end != text.data() + text.size()) return {};
+  return number;
+}
+
+std::optional<bool> as_bool(const Value& value) {
+  if (value.kind != Value::Kind::scalar || value.quoted) return {};
+  for (const auto* yes : {"true", "True", "TRUE"}) {
+    if (value.text == yes) return true;
+  }
+  for (const auto* no : {"false", "False", "FALSE"}) {
+    if (value.text == no) return false;
+  }
+  return {};
+}
+
+std::optional<double> as_double(const Value& value) {
+  if (value.kind != Value::Kind::scalar || value.quoted || !number_text(value.text)) return {};
+  std::string_view text = value.text;
+  if (text.starts_with('+')) text.remove_prefix(1);
+  double number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc() || end != text.data() + text.size() || !std::isfinite(number)) return {};
+  return number;
+}
+
+bool is_none(const Value& value) {
+  if (value.kind == Value::Kind::none) return true;
+  return value.kind == Value::Kind::scalar && !value.quoted &&
+         (value.text == "none" || value.text == "None" || value.text == "null" || value.text == "~" ||
+          value.text.empty());
+}
+
+std::string describe(const Value& value) {
+  switch (value.kind) {
+    case Value::Kind::none:
+      return "nothing";
+    case Value::Kind::list:
+      return value.items.empty() ? "an empty list" : "a list";
+    case Value::Kind::map:
+      return "a map";
+    case Value::Kind::scalar:
+      break;
+  }
+  const std::string text = value.text.size() > 60 ? value.text.substr(0, 57) + "..." : value.text;
+  if (as_int(value)) return "the integer " + text;
+  if (as_double(value) || (!value.quoted && number_text(value.text))) return "the number " + text;
+  if (as_bool(value)) return "the boolean " + text;
+  return "the string \"" + text + "\"";
+}
+
+std::string yaml_scalar(std::string_view text) {
+  Value as_plain;
+  as_plain.kind = Value::Kind::scalar;
+  as_plain.text = std::string(text);
+  static constexpr std::string_view safe = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_./+-*()| ";
+  static constexpr std::string_view first = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_./";
+  static constexpr std::array<std::string_view, 8> words = {"yes", "no", "on", "off", "y", "n", "nan", "inf"};
+  std::string lower(text);
+  std::transform(lower.begin(), lower.end(), lower.begin(), [](unsigned char c) { return std::tolower(c); });
+  const bool plain = !text.empty() && first.find(text.front()) != std::string_view::npos &&
+                     text.find_first_not_of(safe) == std::string_view::npos && text.back() != ' ' &&
+                     !looks_numeric(as_plain.text) && !as_bool(as_plain) && !is_none(as_plain) &&
+                     std::find(words.begin(), words.end(), lower) == words.end();
+  if (plain) return as_plain.text;
+  const bool control = std::any_of(text.begin(), text.end(), [](unsigned char c) { return c < 0x20 || c == 0x7F; });
+  std::string quoted(1, control ? '"' : '\'');
+  for (const char c : text) {
+    if (control && (static_cast<unsigned char>(c) < 0x20 || c == 0x7F)) {
+      quoted += fmt::format("\\x{:02x}", static_cast<unsigned char>(c));
+    } else if (control ? c == '"' || c == '\\' : c == '\'') {
+      quoted += {control ? '\\' : '\'', c};
+    } else {
+      quoted += c;
+    }
+  }
+  return quoted + quoted.front();
+}
+
+std::string yaml_number(double number) {
+  std::string text = fmt::format("{}", number);
+  if (text.find_first_of(".e") == std::string::npos) text += ".0";
+  return text;
+}
+
+std::string yaml_text(const Value& value) {
+  std::string text;
+  switch (value.kind) {
+    case Value::Kind::none:
+      return "none";
+    case Value::Kind::scalar:
+      // A plain number, boolean or none stays one; other words may need quotes in a list or beside a colon.
+      return !value.quoted && (looks_numeric(value.text) || as_bool(value) || is_none(value)) ? value.text
+                                                                                              : yaml_scalar(value.text);
+    case Value::Kind::list:
+      for (const Value& item : value.items) text += (text.empty() ? "" : ", ") + yaml_text(item);
+      return "[" + text + "]";
+    case Value::Kind::map:
+      for (const auto& [key, line, item] : value.entries) {
+        text += (text.empty() ? "" : ", ") + yaml_scalar(key) + ": " + yaml_text(item);
+      }
+      return "{" + text + "}";
+  }
+  return text;
+}
+
+}  // namespace pipewright::scenario
