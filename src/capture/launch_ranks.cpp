@@ -1,11 +1,6 @@
 // Runs a command with the recorder in its environment and gathers what its processes recorded.
-#include <spawn.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <csignal>
-#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -13,6 +8,7 @@
 
 #include "beside.hpp"
 #include "pipewright/capture.hpp"
+#include "pipewright/process.hpp"
 
 namespace pipewright::capture {
 namespace {
@@ -20,25 +16,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kRecorder = "libpipewright_attach.so";
-
-std::vector<std::string> environment(const Attach& how) {
-  std::vector<std::string> result;
-  const auto own = recorder_environment(how);
-  for (char** variable = environ; *variable != nullptr; ++variable) {
-    const std::string text = *variable;
-    const auto overridden = [&](const auto& each) { return text.rfind(each.first + "=", 0) == 0; };
-    if (std::none_of(own.begin(), own.end(), overridden)) result.push_back(text);
-  }
-  for (const auto& [name, value] : own) result.push_back(name + "=" + value);
-  return result;
-}
-
-std::vector<char*> pointers(std::vector<std::string>& strings) {
-  std::vector<char*> result;
-  for (auto& each : strings) result.push_back(each.data());
-  result.push_back(nullptr);
-  return result;
-}
 
 /// While it lives, Ctrl-C is the command's alone.
 class IgnoreInterrupts {
@@ -53,27 +30,10 @@ class IgnoreInterrupts {
 };
 
 int run_to_end(const Attach& how) {
-  auto command = how.command;
-  auto variables = environment(how);
-  posix_spawnattr_t attributes;
-  posix_spawnattr_init(&attributes);
-  sigset_t interrupts;
-  sigemptyset(&interrupts);
-  sigaddset(&interrupts, SIGINT);
-  posix_spawnattr_setsigdefault(&attributes, &interrupts);
-  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGDEF);
   const IgnoreInterrupts ours;
-  pid_t child = 0;
-  const int problem = posix_spawnp(&child, command.front().c_str(), nullptr, &attributes, pointers(command).data(),
-                                   pointers(variables).data());
-  posix_spawnattr_destroy(&attributes);
-  if (problem != 0) {
-    throw UsageError({"command line", 0}, "--", "cannot run " + command.front() + ": " + std::strerror(problem));
-  }
-  int status = 0;
-  while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
-  }
-  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  Process process({how.command, recorder_environment(how), {}});
+  process.wait();
+  return process.status();
 }
 
 struct Head {

@@ -96,7 +96,7 @@ extern "C" void pipewright_capture_run(const pipewright::capture::Options& optio
   if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
     throw pipewright::UsageError("capture needs an NVIDIA GPU and its driver; none was found");
   }
-  Session session{options, report, stop, result, std::regex(options.ops)};
+  Session session{options, report, stop, result, Regex(options.ops)};
   auto& profile = result.profile;
   const auto began = std::chrono::steady_clock::now();
   int nccl = 0;

@@ -1,6 +1,7 @@
-// Memory-bound families of mixture-of-experts layers and MLA (kernels/moe_kernels.cu, kernels/router_kernels.cu). Tokens go to experts
-// evenly. What the families' dimensions leave open: 8 experts where a token has one or two of them (Mixtral), else 16
-// for each (128 and top 8: Qwen3 MoE); rows come from two expert-parallel ranks of 16 experts together.
+// Memory-bound families of mixture-of-experts layers and MLA (kernels/moe_kernels.cu, kernels/router_kernels.cu).
+// Tokens go to experts evenly. What the families' dimensions leave open: 8 experts where a token has one or two of them
+// (Mixtral), else 16 for each (128 and top 8: Qwen3 MoE); rows come from two expert-parallel ranks of 16 experts
+// together.
 #include <unordered_map>
 
 #include "kernels/moe_kernels.hpp"

@@ -3,10 +3,10 @@
 
 #include <atomic>
 #include <functional>
-#include <regex>
 
 #include "ops.hpp"
 #include "pipewright/capture.hpp"
+#include "pipewright/regex.hpp"
 
 namespace pipewright::capture {
 
@@ -15,9 +15,9 @@ struct Session {
   const std::function<void(const Progress&)>& report;
   const std::atomic<bool>& stop;
   Result& result;
-  std::regex wanted;
+  Regex wanted;
 
-  bool wants(const std::string& name) const { return options.ops.empty() || std::regex_search(name, wanted); }
+  bool wants(const std::string& name) const { return options.ops.empty() || wanted.found_in(name); }
 };
 
 inline profile::Sample sample_of(std::vector<std::int64_t> dims, const Summary& s) {

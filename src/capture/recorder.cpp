@@ -13,7 +13,7 @@ constexpr const char* kMatrixProducts = "gemm|nvjet|cutlass|xmma|gemv|matmul";
 // After the optimizer's kernels: copies of parameters to bf16, sums and all-gathers over data-parallel ranks.
 constexpr const char* kTail = "copy|memcpy|allgather|allreduce|broadcast|reducescatter|multi_tensor|cast";
 
-std::regex pattern(const std::string& text) { return std::regex(text, std::regex::icase | std::regex::optimize); }
+Regex pattern(const std::string& text) { return Regex(text, Regex::Case::ignored); }
 
 }  // namespace
 
@@ -33,14 +33,14 @@ std::uint32_t Recorder::intern(std::string_view name) {
 Recorder::Kind Recorder::kind_of(std::uint32_t name) {
   auto& kind = kinds_[name];
   if (kind) return *kind;
-  static const std::regex between = pattern(kMatrixProducts), tail = pattern(kTail);
+  static const Regex between = pattern(kMatrixProducts), tail = pattern(kTail);
   const std::string& text = names_[name];
-  if (std::regex_search(text, step_kernel_))
+  if (step_kernel_.found_in(text))
     kind = Kind::ends_step;
-  else if (!window_.step_kernel.empty() || std::regex_search(text, between))
+  else if (!window_.step_kernel.empty() || between.found_in(text))
     kind = Kind::between;
   else
-    kind = std::regex_search(text, tail) ? Kind::tail : Kind::other;
+    kind = tail.found_in(text) ? Kind::tail : Kind::other;
   return *kind;
 }
 

@@ -11,11 +11,12 @@
 #include <cstdint>
 #include <map>
 #include <optional>
-#include <regex>
 #include <string>
 #include <string_view>
 #include <unordered_map>
 #include <vector>
+
+#include "pipewright/regex.hpp"
 
 namespace pipewright::capture {
 
@@ -70,7 +71,7 @@ class Recorder {
   std::int64_t begin() const;
 
   Window window_;
-  std::regex step_kernel_;
+  Regex step_kernel_;
   std::vector<std::string> names_;
   std::vector<std::optional<Kind>> kinds_;
   std::unordered_map<std::string, std::uint32_t> index_;

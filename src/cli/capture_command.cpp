@@ -1,6 +1,4 @@
 // pipewright capture: measures this machine, or a command that runs on it, and writes a profile.
-#include "pipewright/capture.hpp"
-
 #include <unistd.h>
 
 #include <chrono>
@@ -8,12 +6,13 @@
 #include <cstdlib>
 #include <filesystem>
 #include <memory>
-#include <regex>
 #include <set>
 
 #include "commands.hpp"
+#include "pipewright/capture.hpp"
 #include "pipewright/import.hpp"
 #include "pipewright/model.hpp"
+#include "pipewright/regex.hpp"
 #include "pipewright/scenario/io.hpp"
 #include "progress.hpp"
 
@@ -77,8 +76,8 @@ class Line {
 
 void check_regex(const char* option, const std::string& text) {
   try {
-    const std::regex compiled(text);
-  } catch (const std::regex_error&) {
+    const Regex compiled(text);
+  } catch (const std::invalid_argument&) {
     throw UsageError(kHere, option, "\"" + text + "\" is not a regular expression");
   }
 }

@@ -1,6 +1,4 @@
 // pipewright diff: two scenarios, two predictions, or a prediction and a trace.
-#include "pipewright/diff.hpp"
-
 #include <algorithm>
 #include <filesystem>
 #include <memory>
@@ -9,6 +7,7 @@
 #include "commands.hpp"
 #include "input.hpp"
 #include "page_output.hpp"
+#include "pipewright/diff.hpp"
 #include "pipewright/import.hpp"
 #include "pipewright/report.hpp"
 #include "pipewright/scenario/io.hpp"

@@ -1,6 +1,4 @@
 // pipewright import: traces of a real run, one a rank, or published tables, into a profile and a report.
-#include "pipewright/import.hpp"
-
 #include <fmt/format.h>
 
 #include <filesystem>
@@ -8,6 +6,7 @@
 
 #include "commands.hpp"
 #include "input.hpp"
+#include "pipewright/import.hpp"
 #include "pipewright/public_tables.hpp"
 #include "pipewright/scenario/io.hpp"
 

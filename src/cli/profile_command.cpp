@@ -1,6 +1,4 @@
 // pipewright profile show|merge|diff|derive: what a profile knows, and profiles made of others.
-#include "pipewright/profile.hpp"
-
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -11,6 +9,7 @@
 
 #include "commands.hpp"
 #include "pipewright/predict.hpp"
+#include "pipewright/profile.hpp"
 #include "pipewright/scenario/io.hpp"
 #include "pipewright/validate.hpp"
 

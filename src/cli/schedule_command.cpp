@@ -1,11 +1,10 @@
 // pipewright schedule: every rank's program, in the order in which its host issues it.
-#include "pipewright/schedule.hpp"
-
 #include <memory>
 
 #include "commands.hpp"
 #include "input.hpp"
 #include "pipewright/report.hpp"
+#include "pipewright/schedule.hpp"
 
 namespace pipewright::cli {
 namespace {

@@ -1,6 +1,4 @@
 // pipewright trial: the plan's candidates run for real, measured beside predicted.
-#include "pipewright/trial.hpp"
-
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
@@ -10,6 +8,7 @@
 #include "input.hpp"
 #include "pipewright/page.hpp"
 #include "pipewright/scenario/io.hpp"
+#include "pipewright/trial.hpp"
 #include "progress.hpp"
 
 namespace pipewright::cli {

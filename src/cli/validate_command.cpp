@@ -1,6 +1,4 @@
 // pipewright validate: measured runs beside their predictions.
-#include "pipewright/validate.hpp"
-
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -12,6 +10,7 @@
 #include "pipewright/page.hpp"
 #include "pipewright/report.hpp"
 #include "pipewright/scenario/io.hpp"
+#include "pipewright/validate.hpp"
 #include "progress.hpp"
 
 namespace pipewright::cli {

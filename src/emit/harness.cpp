@@ -3,9 +3,9 @@
 #include <algorithm>
 
 #include "emitted.hpp"
+#include "field_table.hpp"
 #include "pipewright/scenario/derived.hpp"
 #include "pipewright/scenario/fields.hpp"
-#include "field_table.hpp"
 
 namespace pipewright::emit {
 

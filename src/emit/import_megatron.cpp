@@ -4,12 +4,12 @@
 #include <set>
 
 #include "emitted.hpp"
+#include "field_table.hpp"
 #include "launch.hpp"
 #include "pipewright/effects.hpp"
 #include "pipewright/scenario/derived.hpp"
 #include "pipewright/scenario/io.hpp"
 #include "python.hpp"
-#include "field_table.hpp"
 
 namespace pipewright::emit {
 

@@ -3,10 +3,10 @@
 #include <algorithm>
 
 #include "emitted.hpp"
+#include "field_table.hpp"
 #include "pipewright/scenario/derived.hpp"
 #include "pipewright/scenario/fields.hpp"
 #include "pipewright/scenario/io.hpp"
-#include "field_table.hpp"
 
 namespace pipewright::emit {
 

@@ -13,8 +13,8 @@
 #include <cmath>
 
 #include "emitted.hpp"
-#include "pipewright/scenario/fields.hpp"
 #include "field_table.hpp"
+#include "pipewright/scenario/fields.hpp"
 
 namespace pipewright::emit {
 

@@ -9,9 +9,9 @@
 #include <set>
 
 #include "emitted.hpp"
+#include "field_table.hpp"
 #include "launch.hpp"
 #include "pipewright/scenario/fields.hpp"
-#include "field_table.hpp"
 
 namespace pipewright::emit {
 

@@ -1,8 +1,8 @@
 // Shell words, YAML lists in one line, and the Python list expressions that some flags take.
 #include <algorithm>
 
-#include "python.hpp"
 #include "field_table.hpp"
+#include "python.hpp"
 
 namespace pipewright::emit {
 

@@ -1,6 +1,4 @@
 // Traces of all ranks into one profile: samples by key, transfers, host costs.
-#include "pipewright/import.hpp"
-
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -10,6 +8,7 @@
 #include "host_factor.hpp"
 #include "load.hpp"
 #include "match.hpp"
+#include "pipewright/import.hpp"
 #include "pipewright/scenario/derived.hpp"
 #include "pipewright/timeline.hpp"
 #include "robust_statistics.hpp"

@@ -3,13 +3,14 @@
 #include "names.hpp"
 
 #include <array>
-#include <regex>
+
+#include "pipewright/regex.hpp"
 
 namespace pipewright::traces {
 namespace {
 
 struct NamePattern {
-  const char* regex;
+  const char* expression;
   Role role;
   std::vector<std::string> operations;
 };
@@ -114,11 +115,12 @@ const std::vector<NamePattern>& patterns() {
 
 /// Transposes of a GEMM, in lower case: "tn", "nn", "nt"; empty: not a GEMM.
 std::string transposes(const std::string& name) {
-  std::smatch match;
-  static const std::regex nvjet(R"(^nvjet_.*_([TN])([TN])[TN]$)");
-  static const std::regex others(R"(gemm.*_([tn])([tn])(_|$))");
-  if (!std::regex_search(name, match, nvjet) && !std::regex_search(name, match, others)) return {};
-  const auto lower = [&](std::size_t i) { return match[i].str() == "T" || match[i].str() == "t" ? 't' : 'n'; };
+  static const Regex nvjet(R"(^nvjet_.*_([TN])([TN])[TN]$)");
+  static const Regex others(R"(gemm.*_([tn])([tn])(_|$))");
+  auto match = nvjet.first_in(name);
+  if (match.empty()) match = others.first_in(name);
+  if (match.empty()) return {};
+  const auto lower = [&](std::size_t i) { return match[i] == "T" || match[i] == "t" ? 't' : 'n'; };
   return {lower(1), lower(2)};
 }
 
@@ -133,9 +135,8 @@ std::string router_gemm(const std::string& name, const std::string& layout) {
 
 /// FP8 operands: nvjet's types begin with q (e4m3) or r (e5m2); others say it.
 bool is_fp8(const std::string& name) {
-  static const std::regex types(R"(^nvjet_sm\d+_[qr][qr])");
-  return std::regex_search(name, types) || name.find("e4m3") != std::string::npos ||
-         name.find("e5m2") != std::string::npos;
+  static const Regex types(R"(^nvjet_sm\d+_[qr][qr])");
+  return types.found_in(name) || name.find("e4m3") != std::string::npos || name.find("e5m2") != std::string::npos;
 }
 
 }  // namespace
@@ -147,12 +148,12 @@ Meaning meaning_of(std::string_view kernel_name) {
     return {Role::main, {is_fp8(name) ? "gemm.fp8" : "gemm.bf16." + layout}};
   }
   static const auto compiled = [] {
-    std::vector<std::pair<std::regex, const NamePattern*>> result;
-    for (const auto& p : patterns()) result.emplace_back(std::regex(p.regex, std::regex::optimize), &p);
+    std::vector<std::pair<Regex, const NamePattern*>> result;
+    for (const auto& p : patterns()) result.emplace_back(Regex(p.expression), &p);
     return result;
   }();
-  for (const auto& [regex, pattern] : compiled) {
-    if (std::regex_search(name, regex)) return {pattern->role, pattern->operations};
+  for (const auto& [pattern, row] : compiled) {
+    if (pattern.found_in(name)) return {row->role, row->operations};
   }
   return {};
 }

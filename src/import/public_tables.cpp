@@ -12,8 +12,8 @@
 
 #include "csv_table.hpp"
 #include "gemm_tables.hpp"
-#include "simumax.hpp"
 #include "robust_statistics.hpp"
+#include "simumax.hpp"
 
 namespace pipewright::tables {
 namespace {

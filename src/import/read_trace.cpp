@@ -7,7 +7,8 @@
 #include <filesystem>
 #include <fstream>
 #include <numeric>
-#include <regex>
+
+#include "pipewright/regex.hpp"
 
 namespace pipewright::traces {
 
@@ -74,9 +75,8 @@ Trace TraceBuilder::finish() {
   }
   if (overlapping * 100 > all.size()) throw refuse("kernels of one stream overlap: the times make no sense");
 
-  std::smatch match;
   const std::string stem = std::filesystem::path(trace.file).filename().string();
-  if (std::regex_search(stem, match, std::regex(R"(\.r(\d{1,6})\.)"))) rank = std::stoi(match[1]);
+  if (const auto found = Regex(R"(\.r(\d{1,6})\.)").first_in(stem); !found.empty()) rank = std::stoi(found[1]);
   if (!rank) throw refuse("the rank is in neither the trace nor its name; name it like NAME.r0.json.gz");
   trace.rank = *rank;
   return std::move(trace);

@@ -318,7 +318,7 @@ Dimensions::Dimensions(const Scenario& sc, const profile::Device& device) : gpu(
   for (const auto& row : scenario::offload_catalogue())
     if (scenario::offloads(sc, row.module)) offloaded.push_back(row.module);
   smallest_offload = o.min_offloaded_tensor_size;
-  if (sc.software.transformer_engine == "pr-3128") op_offload = o.te_op_offload;
+  if (scenario::te_version(sc.software).per_op_offload) op_offload = o.te_op_offload;
 }
 
 }  // namespace pipewright::model

@@ -12,7 +12,6 @@
 // which the backward pass overwrites with the gradient.
 #include "head.hpp"
 
-#include <cstdlib>
 #include <utility>
 
 namespace pipewright::model {
@@ -23,14 +22,10 @@ std::string loss_family(const scenario::Scenario& s) {
   return s.settings.cross_entropy_fusion_impl == "te" ? "cross_entropy.te" : "cross_entropy.native";
 }
 
-/// What TE's loss leaves for its backward pass. "main" and pull requests count as the newest release.
-Kept kept_by_te(const std::string& version) {
-  char* rest = nullptr;
-  const auto major = std::strtol(version.c_str(), &rest, 10);
-  if (rest == version.c_str()) return Kept::logits_copy;
-  const auto minor = *rest == '.' ? std::strtol(rest + 1, nullptr, 10) : 0;
-  if (major < 2 || (major == 2 && minor < 18)) return Kept::logits;
-  return major == 2 && minor < 20 ? Kept::fp32 : Kept::logits_copy;
+/// What TE's loss leaves for its backward pass.
+Kept kept_by_te(scenario::TeVersion version) {
+  if (!version.at_least(2, 18)) return Kept::logits;
+  return version.at_least(2, 20) ? Kept::logits_copy : Kept::fp32;
 }
 
 }  // namespace
@@ -45,7 +40,7 @@ OutputLayer::OutputLayer(PieceBuilder& builder, const Dimensions& dimensions, co
       d_(dimensions),
       name_(std::move(name)),
       loss_(loss_family(scenario)),
-      keeps_(loss_ == "cross_entropy.te" ? kept_by_te(scenario.software.transformer_engine) : Kept::fp32),
+      keeps_(loss_ == "cross_entropy.te" ? kept_by_te(scenario::te_version(scenario.software)) : Kept::fp32),
       works_in_copy_(loss_ == "cross_entropy.native") {}
 
 void OutputLayer::forward() { run(false); }

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "search_dimensions.hpp"
 #include "pipewright/plan.hpp"
+#include "search_dimensions.hpp"
 
 namespace pipewright::plan {
 

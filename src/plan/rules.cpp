@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <iterator>
 #include <map>
 
@@ -225,13 +224,7 @@ bool in_graph(const Scenario& s, std::string_view module) {
 }
 
 bool te_at_least(const Scenario& s, int major, int minor) {
-  const std::string& text = s.software.transformer_engine;
-  int have_major = 0, have_minor = 0;
-  const auto* end = text.data() + text.size();
-  const auto [dot, error] = std::from_chars(text.data(), end, have_major);
-  if (error != std::errc()) return true;  // "pr-3128": newer than the releases that rules ask for
-  if (dot != end) std::from_chars(dot + 1, end, have_minor);
-  return have_major > major || (have_major == major && have_minor >= minor);
+  return scenario::te_version(s.software).at_least(major, minor);
 }
 
 bool below_capability(const Scenario& s, int capability) {

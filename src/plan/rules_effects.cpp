@@ -169,7 +169,7 @@ std::vector<Rule> effect_rules() {
        everywhere,
        [](const Scenario& s) {
          const auto& marks = s.settings.te_op_offload;
-         return (marks.fc1_op || marks.activation_op) && s.software.transformer_engine != "pr-3128";
+         return (marks.fc1_op || marks.activation_op) && !scenario::te_version(s.software).per_op_offload;
        },
        "te_op_offload does nothing: no released Transformer Engine reads the mark; with fused_group_mlp the fused "
        "grouped MLP moves all three tensors (fc1 input, activation input, fc2 input)",

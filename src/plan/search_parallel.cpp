@@ -5,10 +5,10 @@
 #include <numeric>
 #include <span>
 
-#include "search_dimensions.hpp"
 #include "pipewright/scenario/derived.hpp"
 #include "pipewright/scenario/fields.hpp"
 #include "rules.hpp"
+#include "search_dimensions.hpp"
 
 namespace pipewright::plan {
 

@@ -2,8 +2,8 @@
 #include <fmt/format.h>
 
 #include "format.hpp"
-#include "to_json.hpp"
 #include "pipewright/report.hpp"
+#include "to_json.hpp"
 
 namespace pipewright::report {
 

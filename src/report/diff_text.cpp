@@ -1,14 +1,13 @@
 // `diff`: everything is computed once, as JSON; text and page read that.
-#include "pipewright/diff.hpp"
-
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
 
 #include "format.hpp"
-#include "to_json.hpp"
+#include "pipewright/diff.hpp"
 #include "pipewright/scenario/fields.hpp"
+#include "to_json.hpp"
 
 namespace pipewright::report {
 namespace {

@@ -6,10 +6,10 @@
 #include <charconv>
 
 #include "format.hpp"
-#include "to_json.hpp"
 #include "nodes.hpp"
 #include "pipewright/report.hpp"
 #include "pressure_text.hpp"
+#include "to_json.hpp"
 
 namespace pipewright::report {
 namespace {

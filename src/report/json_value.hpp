@@ -1,8 +1,8 @@
 // Values of settings as --set takes them, turned into JSON of their own type.
 #pragma once
 
-#include "to_json.hpp"
 #include "pipewright/plan.hpp"
+#include "to_json.hpp"
 
 namespace pipewright::report {
 

@@ -4,12 +4,12 @@
 #include <map>
 
 #include "format.hpp"
-#include "to_json.hpp"
+#include "json_value.hpp"
 #include "pipewright/page.hpp"
 #include "pipewright/report.hpp"
 #include "pipewright/scenario/derived.hpp"
 #include "pipewright/scenario/fields.hpp"
-#include "json_value.hpp"
+#include "to_json.hpp"
 
 namespace pipewright::report {
 namespace {

@@ -4,9 +4,9 @@
 
 #include <string>
 
-#include "to_json.hpp"
 #include "pack.hpp"
 #include "pipewright/page.hpp"
+#include "to_json.hpp"
 
 namespace pipewright::report {
 

@@ -7,11 +7,11 @@
 #include <cmath>
 
 #include "format.hpp"
-#include "to_json.hpp"
+#include "json_value.hpp"
 #include "pipewright/report.hpp"
 #include "pipewright/scenario/fields.hpp"
 #include "pipewright/scenario/io.hpp"
-#include "json_value.hpp"
+#include "to_json.hpp"
 
 namespace pipewright::report {
 namespace {

@@ -3,8 +3,8 @@
 
 #include <string>
 
-#include "to_json.hpp"
 #include "pipewright/predict.hpp"
+#include "to_json.hpp"
 
 namespace pipewright::report {
 

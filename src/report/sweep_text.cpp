@@ -2,9 +2,9 @@
 #include <fmt/format.h>
 
 #include "format.hpp"
-#include "to_json.hpp"
-#include "pipewright/report.hpp"
 #include "json_value.hpp"
+#include "pipewright/report.hpp"
+#include "to_json.hpp"
 
 namespace pipewright::report {
 namespace {

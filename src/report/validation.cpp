@@ -5,8 +5,8 @@
 #include <cmath>
 
 #include "format.hpp"
-#include "to_json.hpp"
 #include "pipewright/report.hpp"
+#include "to_json.hpp"
 
 namespace pipewright::report {
 

@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <cctype>
-#include <regex>
 
 #include "field_rows.hpp"
 #include "layout.hpp"
@@ -245,21 +244,16 @@ void check_software(const Software& software, const std::function<Position(const
     throw UsageError(where(key), key, fmt::format("unknown version \"{}\"", value), allowed,
                      word ? nearest_name(value, allowed) : "");
   };
-  static const std::regex number("[0-9]{1,4}(\\.[0-9]{1,4}){0,3}[-+._a-zA-Z0-9]{0,40}");
-  const auto is = [](const std::string& text, const std::regex& pattern) {
-    return text.size() <= 60 && std::regex_match(text, pattern);
-  };
   require(parse_version(software.megatron_core).has_value(), "megatron_core", software.megatron_core,
           stated_names(all_versions));
   const std::string& te = software.transformer_engine;
-  require(is(te, number) || te == "pr-3128" || te == "main", "transformer_engine", te,
-          {"a release such as 2.20.2", "main", "pr-3128"});
+  require(parse_te_version(te).has_value(), "transformer_engine", te, {"a release such as 2.20.2", "main", "pr-3128"});
   const std::pair<const char*, const OptString*> others[] = {{"megatron_bridge", &software.megatron_bridge},
                                                              {"torch", &software.torch},
                                                              {"cuda", &software.cuda},
                                                              {"nccl", &software.nccl}};
   for (const auto& [name, value] : others) {
-    if (*value) require(is(**value, number) || **value == "main", name, **value, {"a release number", "main"});
+    if (*value) require(is_release_number(**value) || **value == "main", name, **value, {"a release number", "main"});
   }
 }
 

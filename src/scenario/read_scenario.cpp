@@ -7,10 +7,10 @@
 
 #include "field_rows.hpp"
 #include "huggingface.hpp"
-#include "read_measured.hpp"
 #include "pipewright/effects.hpp"
 #include "pipewright/scenario/fields.hpp"
 #include "pipewright/scenario/io.hpp"
+#include "read_measured.hpp"
 
 namespace pipewright::scenario {
 namespace {

@@ -3,7 +3,10 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
+#include <climits>
 
+#include "pipewright/regex.hpp"
 #include "pipewright/scenario/types.hpp"
 
 namespace pipewright::scenario {
@@ -43,6 +46,26 @@ Version core_version(const Software& software) {
   const auto release = std::ranges::find(std::rbegin(table_of_versions), std::rend(table_of_versions),
                                          VersionKind::release, &VersionInfo::kind);
   return release->version;
+}
+
+bool is_release_number(std::string_view text) {
+  static const Regex number("^[0-9]{1,4}(\\.[0-9]{1,4}){0,3}[-+._a-zA-Z0-9]{0,40}$");
+  return text.size() <= 60 && number.found_in(text);
+}
+
+std::optional<TeVersion> parse_te_version(std::string_view text) {
+  TeVersion version{INT_MAX, INT_MAX, text == "pr-3128"};
+  if (version.per_op_offload || text == "main") return version;
+  if (!is_release_number(text)) return std::nullopt;
+  version.minor = 0;
+  const char* end = text.data() + text.size();
+  const auto dot = std::from_chars(text.data(), end, version.major).ptr;
+  if (dot != end && *dot == '.') std::from_chars(dot + 1, end, version.minor);
+  return version;
+}
+
+TeVersion te_version(const Software& software) {
+  return parse_te_version(software.transformer_engine).value_or(TeVersion{INT_MAX, INT_MAX, false});
 }
 
 std::vector<std::string> stated_names(Versions versions) {

@@ -2,9 +2,9 @@
 #include <fmt/format.h>
 
 #include "field_rows.hpp"
-#include "read_measured.hpp"
 #include "pipewright/scenario/fields.hpp"
 #include "pipewright/scenario/io.hpp"
+#include "read_measured.hpp"
 
 namespace pipewright::scenario {
 namespace {

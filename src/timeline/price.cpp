@@ -117,7 +117,6 @@ double host_pace(const scenario::Scenario& scenario, const profile::Profiles& pr
          (1 + apart * profile::expected_largest(scenario::lockstep_gpus(scenario)));
 }
 
-
 double replayed_host_factor(const scenario::Scenario& scenario, const profile::Profiles& profiles) {
   return scenario.settings.cuda_graph_impl == "full_iteration" ? 0 : host_pace(scenario, profiles);
 }

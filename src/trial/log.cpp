@@ -1,8 +1,8 @@
 // What a training loop prints: step times and memory (megatron/training/training.py, training_log; utils,
 // report_memory), and the line that says why it ended.
 #include <algorithm>
-#include <regex>
 
+#include "pipewright/regex.hpp"
 #include "pipewright/trial.hpp"
 
 namespace pipewright::trial {
@@ -23,24 +23,23 @@ Bytes of_mebibytes(const std::string& text) {
   return Bytes(static_cast<std::int64_t>(std::stod(text) * 1024 * 1024 + 0.5));
 }
 
-void read_step(const std::string& line, Log& log) {
-  static const std::regex megatron(R"(iteration\s+(\d+)\s*/.*elapsed time per iteration \(ms\): ([0-9.]+))"),
+void read_step(std::string_view line, Log& log) {
+  static const Regex megatron(R"(iteration\s+(\d+)\s*/.*elapsed time per iteration \(ms\): ([0-9.]+))"),
       bridge(R"(Step Time : ([0-9.]+)s)");
-  std::smatch m;
-  if (std::regex_search(line, m, megatron))
+  if (const auto m = megatron.first_in(line); !m.empty())
     log.steps.emplace_back(std::stoi(m[1]), std::stod(m[2]));
-  else if (std::regex_search(line, m, bridge))
-    log.steps.emplace_back(log.steps.empty() ? 1 : log.steps.back().first + 1, 1e3 * std::stod(m[1]));
+  else if (const auto s = bridge.first_in(line); !s.empty())
+    log.steps.emplace_back(log.steps.empty() ? 1 : log.steps.back().first + 1, 1e3 * std::stod(s[1]));
 }
 
-void read_memory(const std::string& line, Log& log) {
-  static const std::regex pattern(
+void read_memory(std::string_view line, Log& log) {
+  static const Regex pattern(
       R"(\[Rank (\d+)\].*max allocated: ([0-9.]+) \| reserved: ([0-9.]+) \| max reserved: ([0-9.]+))"
       R"((?: \| total device memory used: ([0-9.]+))?)");
-  std::smatch m;
-  if (!std::regex_search(line, m, pattern)) return;
+  const auto m = pattern.first_in(line);
+  if (m.empty()) return;
   RankMemory memory{std::stoi(m[1]), of_mebibytes(m[2]), of_mebibytes(m[4]), {}};
-  if (m[5].matched) memory.outside = of_mebibytes(m[5]) - of_mebibytes(m[3]);
+  if (!m[5].empty()) memory.outside = of_mebibytes(m[5]) - of_mebibytes(m[3]);
   const auto known =
       std::find_if(log.memory.begin(), log.memory.end(), [&](const auto& r) { return r.rank == memory.rank; });
   if (known == log.memory.end())
@@ -67,8 +66,8 @@ std::string_view name(Status status) {
 Log read_log(std::string_view text) {
   Log log;
   each_line(text, [&](std::string_view line) {
-    if (holds(line, "elapsed time per iteration") || holds(line, "Step Time :")) read_step(std::string(line), log);
-    if (holds(line, "max reserved:")) read_memory(std::string(line), log);
+    if (holds(line, "elapsed time per iteration") || holds(line, "Step Time :")) read_step(line, log);
+    if (holds(line, "max reserved:")) read_memory(line, log);
   });
   return log;
 }
@@ -83,8 +82,8 @@ Failure failure_of(std::string_view text, int exit_status) {
                              holds(said, "======") || holds(said, "traceback :");
     if (!of_launcher) last = said;
     if (memory.empty() && (holds(said, "CUDA out of memory") || holds(said, "OutOfMemoryError"))) memory = said;
-    static const std::regex raised(R"(^(\[rank\d+\]: ?)?[A-Za-z_.]*(Error|Exception|Interrupt)\b)");
-    if (error.empty() && !of_launcher && std::regex_search(said, raised)) error = said;
+    static const Regex raised(R"(^(\[rank\d+\]: ?)?[A-Za-z_.]*(Error|Exception|Interrupt)\b)");
+    if (error.empty() && !of_launcher && raised.found_in(said)) error = said;
   });
   if (!memory.empty()) return {Status::out_of_memory, memory};
   if (!error.empty()) return {Status::failed, error};

@@ -7,9 +7,9 @@
 
 #include "pipewright/capture.hpp"
 #include "pipewright/import.hpp"
+#include "pipewright/process.hpp"
 #include "pipewright/scenario/io.hpp"
 #include "pipewright/trial.hpp"
-#include "process.hpp"
 
 namespace pipewright::trial {
 namespace {
@@ -114,7 +114,7 @@ Run run(const Candidate& candidate, const profile::Profiles& profiles, const Opt
   const Recordings recordings(options, candidate.name);
   auto environment = command.environment;
   environment.insert(environment.end(), recordings.variables().begin(), recordings.variables().end());
-  const Ended ended = run_process(command.words, environment, result.log, options.limit_s, stop);
+  const Ended ended = run_process({command.words, environment, result.log}, options.limit_s, stop);
 
   const std::string text = file_text(result.log);
   const Log log = read_log(text);

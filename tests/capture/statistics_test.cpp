@@ -1,6 +1,6 @@
-#include "statistics.hpp"
-
 #include <doctest/doctest.h>
+
+#include "sample_statistics.hpp"
 
 using namespace pipewright::capture;
 

@@ -7,9 +7,9 @@
 #include <functional>
 
 #include "../../src/emit/emitted.hpp"
+#include "../../src/emit/field_table.hpp"
 #include "../../src/emit/python.hpp"
 #include "../../src/emit/shell_words.hpp"
-#include "../../src/emit/field_table.hpp"
 #include "../mutate.hpp"
 #include "../plan/bases.hpp"
 #include "pipewright/emit.hpp"

@@ -10,8 +10,8 @@
 #include <cstdlib>
 #include <random>
 
-#include "../../src/plan/search_dimensions.hpp"
 #include "../../src/plan/rules.hpp"
+#include "../../src/plan/search_dimensions.hpp"
 #include "bases.hpp"
 #include "pipewright/plan.hpp"
 #include "pipewright/scenario/io.hpp"

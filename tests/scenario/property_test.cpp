@@ -3,7 +3,7 @@
 
 #include <cstdio>
 
-#include "fields.hpp"
+#include "field_rows.hpp"
 #include "pipewright/scenario/fields.hpp"
 #include "pipewright/scenario/io.hpp"
 

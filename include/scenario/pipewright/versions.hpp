@@ -62,6 +62,21 @@ std::optional<Version> parse_version(std::string_view text);
 /// The one place where software.megatron_core is read; what is no version counts as the newest release.
 Version core_version(const Software& software);
 
+/// Transformer Engine: releases in their order, then "main", then pull request 3128, which stands on main.
+struct TeVersion {
+  int major = 0, minor = 0;     ///< of a release; beyond all of them for the others
+  bool per_op_offload = false;  ///< pull request 3128: ops read the mark fine_grained_activation_offloading
+  constexpr bool at_least(int first_major, int first_minor) const {
+    return major != first_major ? major > first_major : minor >= first_minor;
+  }
+};
+/// "2.20.2", "2.20.0+cu13", "main", "pr-3128"; none for what is no version.
+std::optional<TeVersion> parse_te_version(std::string_view text);
+/// The one place where software.transformer_engine is read; what is no version counts as main.
+TeVersion te_version(const Software& software);
+/// Whether the text is a number of a release: up to four numbers with dots, then what a build adds.
+bool is_release_number(std::string_view text);
+
 /// As a scenario states them, releases first: {"0.18.0", "0.19.0", "pr-4268", "main"}.
 std::vector<std::string> stated_names(Versions versions);
 /// For sentences, pull requests last: "0.18, 0.19, main, pr-4268"; `ranges`: releases in a row as "0.18-0.19".
