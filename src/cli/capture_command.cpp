@@ -90,8 +90,8 @@ void check(const Arguments& arguments) {
   check_regex("--step-kernel", arguments.attach.step_kernel);
 }
 
-scenario::Scenario read_scenario(const std::string& path) {
-  auto result = scenario::read(path);
+scenario::Scenario checked_scenario(const std::string& path) {
+  auto result = read_scenario(path, {});
   scenario::check(result);
   return result;
 }
@@ -108,7 +108,7 @@ void add_keys(std::set<profile::Key>& keys, const std::vector<model::Kernel>& ke
 std::vector<profile::Key> keys_of(const std::vector<std::string>& scenarios) {
   std::set<profile::Key> keys;
   for (const auto& path : scenarios) {
-    const auto stages = model::build(read_scenario(path), profile::assumed_device());
+    const auto stages = model::build(checked_scenario(path), profile::assumed_device());
     for (const auto& piece : stages.pieces) add_keys(keys, piece.kernels);
     for (const auto& rank : stages.ranks) {
       add_keys(keys, rank.finalize);
@@ -205,7 +205,7 @@ void write_profile(const Arguments& arguments, const std::vector<traces::Trace>&
   std::vector<profile::Profile> loaded;
   for (const auto& name : arguments.profiles) loaded.push_back(profile::load(name, kHere));
   if (!loaded.empty()) lone = std::make_unique<profile::Profiles>(std::move(loaded));
-  const auto scenario = read_scenario(arguments.scenarios.front());
+  const auto scenario = checked_scenario(arguments.scenarios.front());
   std::string command;
   for (const auto& argument : arguments.options.arguments) command += (command.empty() ? "" : " ") + argument;
   const std::string name =
@@ -218,7 +218,7 @@ void write_profile(const Arguments& arguments, const std::vector<traces::Trace>&
 int attach(Arguments& arguments) {
   parse_steps(arguments);
   if (arguments.scenarios.size() > 1) throw UsageError(kHere, "--scenario", "one scenario, that of the command");
-  if (!arguments.scenarios.empty()) read_scenario(arguments.scenarios.front());  // before the command runs
+  if (!arguments.scenarios.empty()) checked_scenario(arguments.scenarios.front());  // before the command runs
   const Folder folder(arguments.raw);
   arguments.attach.folder = folder.path();
   const auto attached = capture::attach(arguments.attach);
@@ -274,7 +274,7 @@ void add_capture(Command& app, Outcome& outcome) {
       .add_option("--profile", arguments->profiles,
                   "Of a command: compare with this profile, and bring times to a cool part by its clock law.")
       .repeatable();
-  command.add_option("COMMAND", arguments->attach.command, "After --: a command to run and record.");
+  command.add_option("COMMAND", arguments->attach.command, "After --: a command to run and record.").after_dashes();
   command.callback([arguments, &command, &outcome] {
     auto& line = arguments->options.arguments;
     line = {"pipewright", "capture"};

@@ -64,9 +64,8 @@ void read_side(Side& side, const std::string& path, const DiffOptions& options,
   const std::filesystem::path file(path);
   side.shown.name = path;
   const auto extension = file.extension();
-  if (extension == ".yaml" || extension == ".yml") {
-    side.scenario = scenario::read(path);
-    if (!options.profiles.empty()) side.scenario->cluster.profile = options.profiles.front();
+  if (extension == ".yaml" || extension == ".yml" || emit::is_launch_file(path, "")) {
+    side.scenario = read_scenario(path, options.profiles);
     return predict_side(side, options, settings);
   }
   if (!settings.empty()) throw UsageError(diff_line, "--set-a", "and --set-b are for scenarios; " + path + " is none");
@@ -96,6 +95,7 @@ report::RunTraced traced_run(const std::string& title, const Side& traced, const
 }
 
 void run(const DiffOptions& options) {
+  const bool quiet = on_standard_output({{"--json", options.json}, {"--report", options.html}});
   Side a, b;
   {
     Progress progress("diff");
@@ -120,9 +120,9 @@ void run(const DiffOptions& options) {
     }
     if (a.trace) page.traced.push_back(traced_run("A", a, b));
     if (b.trace) page.traced.push_back(traced_run("B", b, a));
-    write_file(options.html, report::html(page));
+    write_result(options.html, report::html(page));
   }
-  if (options.json != "-") write_result("-", report::diff_text(json));
+  if (!quiet) write_result("-", report::diff_text(json));
 }
 
 }  // namespace
@@ -133,14 +133,15 @@ void add_diff(Command& app, Outcome&) {
   command
       .add_option(
           "A B", options->sides,
-          "scenarios (.yaml), what simulate --json or plan --json wrote, or a trace of a run beside its scenario")
+          "scenarios (.yaml, .sh), what simulate --json or plan --json wrote, or a trace of a run beside its scenario")
       .required()
       .expected(2);
   add_profile_option(command, options->profiles);
   command.add_option("--set-a", options->set_a, "NAME=VALUE: a setting of scenario A; repeatable").repeatable();
   command.add_option("--set-b", options->set_b, "NAME=VALUE: a setting of scenario B; repeatable").repeatable();
   command.add_option("--json", options->json, "write JSON to this file (-: standard output, and nothing else)");
-  command.add_option("--report", options->html, "write a self-contained HTML page, timelines on one axis");
+  command.add_option("--report", options->html,
+                     "write a self-contained HTML page, timelines on one axis (-: standard output)");
   command.footer(
       "Examples:\n"
       "  pipewright diff S.yaml S.yaml --set-b recompute_modules=[mlp]\n"

@@ -53,6 +53,7 @@ void import(const ImportOptions& options) {
   if (!options.force && options.out != "-" && std::filesystem::exists(options.out)) {
     throw UsageError(where, "--out", options.out + " exists; --force replaces it");
   }
+  const bool quiet = on_standard_output({{"--out", options.out}, {"--json", options.json}});
   if (!options.aiconfigurator.empty()) return import_published(options);
   for (const auto& [given, option] :
        {std::pair(!options.simumax.empty(), "--simumax"), std::pair(!options.gpu.empty(), "--gpu"),
@@ -64,7 +65,7 @@ void import(const ImportOptions& options) {
   if (!(options.host_overhead >= 1 && options.host_overhead <= 10)) {
     throw UsageError(where, "--host-overhead", "a factor from 1 (a profiler that costs nothing) to 10");
   }
-  auto scenario = scenario::read(options.scenario);
+  auto scenario = read_scenario(options.scenario, {});
   for (const auto& assignment : options.set) scenario::set(scenario, assignment);
   scenario::check(scenario);
 
@@ -88,7 +89,7 @@ void import(const ImportOptions& options) {
   const auto result = traces::import_traces(scenario, read, how, lone.get());
   write_result(options.out, profile::to_json(result.profile));
   if (!options.json.empty()) write_result(options.json, traces::json(result, lone.get()));
-  if (options.json != "-" && options.out != "-") write_result("-", traces::text(result, lone.get()));
+  if (!quiet) write_result("-", traces::text(result, lone.get()));
 }
 
 }  // namespace
@@ -100,7 +101,7 @@ void add_import(Command& app, Outcome&) {
       .add_option("TRACE", options->traces,
                   "torch.profiler JSON (.gz), Nsight Systems .sqlite, or a kernel list; NAME.rR.* is rank R")
       .expected(0, 100000);
-  command.add_option("--scenario", options->scenario, "scenario file (YAML) that the run followed");
+  command.add_option("--scenario", options->scenario, "scenario file (YAML) or launch script that the run followed");
   command.add_option("--out", options->out, "file of the profile (-: standard output)").required();
   command.add_flag("--force", options->force, "replace the file");
   command.add_option("--set", options->set, "NAME=VALUE: any setting, overrides the scenario; repeatable").repeatable();

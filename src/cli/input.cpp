@@ -16,6 +16,20 @@ void add_profile_option(Command& command, std::vector<std::string>& profiles) {
       .repeatable();
 }
 
+scenario::Scenario read_scenario(const std::string& path, const std::vector<std::string>& profiles) {
+  const std::string content = read_file(path);
+  if (!emit::is_launch_file(path, content)) {
+    auto read = scenario::parse(content, path);
+    if (!profiles.empty()) read.cluster.profile = profiles.front();
+    return read;
+  }
+  emit::Machine machine;
+  if (!profiles.empty()) machine.profile = profiles.front();
+  auto import = emit::from_launch_file(content, path, machine);
+  emit::require_known_flags(import);
+  return std::move(import.scenario);
+}
+
 void Input::add_to(Command& command) {
   command.add_option("SCENARIO", path, "scenario file (YAML), launch script (.sh) or Megatron's model_config.yaml");
   const char* forms = "Instead of SCENARIO";
@@ -61,6 +75,14 @@ Loaded Input::load() const {
   machine.megatron_core = megatron_core_;
   for (const auto& name : ignore_)
     if (scenario::effect_of(name) == nullptr) machine.ignore.push_back(name);
+  // Flags may only name the tokenizer.
+  for (const auto& text : set_) {
+    const auto name = text.substr(0, text.find('='));
+    if (name != "vocab_size" && name != "model.vocab_size") continue;
+    scenario::Scenario stated;
+    scenario::set(stated, text);
+    machine.vocab_size = stated.model.vocab_size;
+  }
   if (!path.empty() && !launch) {
     loaded.scenario = scenario::parse(content, path);
     if (!profiles_.empty()) loaded.scenario.cluster.profile = profiles_.front();

@@ -2,8 +2,10 @@
 #include "options.hpp"
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdio>
 #include <map>
+#include <string_view>
 
 #include "pipewright/base.hpp"
 
@@ -86,6 +88,20 @@ void declare(CLI::App& app, Command& command, Made& made) {
   throw UsageError({"command line", 0}, {}, error.what());
 }
 
+/// The option of the named command to which everything after "--" belongs, or null.
+Option* taker_of_rest(Command& program, int argc, char** argv) {
+  Command* command = &program;
+  for (int i = 1; i < argc && !command->commands().empty(); ++i)
+    for (Command& below : command->commands())
+      if (below.name() == argv[i]) {
+        command = &below;
+        break;
+      }
+  for (Option& option : command->options())
+    if (option.is_after_dashes()) return &option;
+  return nullptr;
+}
+
 }  // namespace
 
 Parsed parse(Command& program, const std::string& version, int argc, char** argv) {
@@ -96,6 +112,14 @@ Parsed parse(Command& program, const std::string& version, int argc, char** argv
   if (argc < 2) {
     std::fputs(app.help().c_str(), stderr);
     return {false, 2};
+  }
+  const int dashes = static_cast<int>(
+      std::find_if(argv + 1, argv + argc, [](const char* word) { return std::string_view(word) == "--"; }) - argv);
+  if (Option* rest = dashes < argc ? taker_of_rest(program, dashes, argv) : nullptr) {
+    auto& words = *std::get<std::vector<std::string>*>(rest->target());
+    words.assign(argv + dashes + 1, argv + argc);
+    rest->give(words);
+    argc = dashes;
   }
   try {
     app.parse(argc, argv);

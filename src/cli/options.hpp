@@ -35,6 +35,8 @@ class Option {
   Option& allowed(std::vector<std::string> values) { return allowed_ = std::move(values), *this; }
   Option& needs(const Option& other) { return needs_ = &other, *this; }
   Option& excludes(const Option& other) { return excludes_ = &other, *this; }
+  /// A command line of its own: all that stands after "--", and nothing of it goes to another argument.
+  Option& after_dashes() { return after_dashes_ = true, *this; }
 
   const std::string& name() const { return name_; }
   const std::string& help() const { return help_; }
@@ -43,6 +45,7 @@ class Option {
   bool flag() const { return std::holds_alternative<bool*>(target_); }
   bool is_required() const { return required_; }
   bool is_repeatable() const { return repeatable_; }
+  bool is_after_dashes() const { return after_dashes_; }
   const std::optional<std::pair<int, int>>& count() const { return count_; }
   const std::string& heading() const { return group_; }
   const std::vector<std::string>& values_allowed() const { return allowed_; }
@@ -55,7 +58,7 @@ class Option {
  private:
   std::string name_, help_, group_;
   Target target_;
-  bool required_ = false, repeatable_ = false;
+  bool required_ = false, repeatable_ = false, after_dashes_ = false;
   std::optional<std::pair<int, int>> count_;
   std::vector<std::string> allowed_, given_;
   const Option* needs_ = nullptr;

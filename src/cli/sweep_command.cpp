@@ -46,9 +46,7 @@ plan::Axis axis(const std::string& text) {
 }
 
 void run(const SweepOptions& options, Outcome& outcome) {
-  if (options.json == "-" && options.csv == "-") {
-    throw UsageError({"command line", 0}, {}, "--json - and --csv - exclude each other");
-  }
+  const bool quiet = on_standard_output({{"--json", options.json}, {"--csv", options.csv}, {"--report", options.html}});
   std::vector<plan::Axis> axes;
   for (const auto& text : options.over) axes.push_back(axis(text));
   Loaded loaded = options.input.runnable();
@@ -76,7 +74,7 @@ void run(const SweepOptions& options, Outcome& outcome) {
         options.html,
         report::html({loaded.scenario.name, "sweep", {{"sweep", report::sweep_json(sweep, &stamp)}}, {}, extra}));
   }
-  if (options.json != "-" && options.csv != "-" && options.html != "-") {
+  if (!quiet) {
     write_result("-", report::configuration_text(loaded.scenario) + report::sweep_text(sweep));
   }
 }
@@ -92,7 +90,7 @@ void add_sweep(Command& app, Outcome& outcome) {
       .repeatable();
   command.add_option("--json", options->json, "write JSON to this file (-: standard output, and nothing else)");
   command.add_option("--csv", options->csv, "write CSV to this file (-: standard output, and nothing else)");
-  command.add_option("--report", options->html, "write a self-contained HTML page");
+  command.add_option("--report", options->html, "write a self-contained HTML page (-: standard output)");
   command.footer(
       "Exit status 1: no combination is legal.\n\nExamples:\n"
       "  pipewright sweep S.yaml --over recompute_modules\n"

@@ -53,6 +53,7 @@ void check(const TrialOptions& options) {
 
 void run(const TrialOptions& options, Outcome& outcome) {
   check(options);
+  const bool quiet = on_standard_output({{"--json", options.json}, {"--report", options.html}});
   const auto candidates = candidates_of(options);
   if (options.dry_run) {
     for (const auto& candidate : candidates)
@@ -75,8 +76,8 @@ void run(const TrialOptions& options, Outcome& outcome) {
   outcome.status = any ? 0 : 1;
   if (!options.json.empty()) write_result(options.json, trial::json(runs));
   if (!options.html.empty())
-    write_file(options.html, report::html({"Trial", "trial", {{"trial", trial::json(runs)}}, {}, {}}));
-  if (options.json != "-") write_result("-", trial::text(runs));
+    write_result(options.html, report::html({"Trial", "trial", {{"trial", trial::json(runs)}}, {}, {}}));
+  if (!quiet) write_result("-", trial::text(runs));
 }
 
 }  // namespace
@@ -102,8 +103,9 @@ void add_trial(Command& app, Outcome& outcome) {
   command.add_option("--step-range", how.step_range, "the NVTX range that is one step").excludes(kernel);
   command.add_flag("--dry-run", options->dry_run, "print the commands and run nothing");
   command.add_option("--json", options->json, "write JSON to this file (-: standard output, and nothing else)");
-  command.add_option("--report", options->html, "write a self-contained HTML page");
-  command.add_option("COMMAND", how.command, "after --: what trains, with {flags}, {env}, {name} and {steps} in it");
+  command.add_option("--report", options->html, "write a self-contained HTML page (-: standard output)");
+  command.add_option("COMMAND", how.command, "after --: what trains, with {flags}, {env}, {name} and {steps} in it")
+      .after_dashes();
   command.footer(
       "SCENARIO may be what `plan --json` wrote. {flags} and {env} are the candidate's (its variables are set for the\n"
       "command too). Exit status 1: nothing ran to its end.\n\nExamples:\n"

@@ -54,6 +54,8 @@ void run(const ValidateOptions& options, Outcome& outcome) {
   if (options.has_tolerance && !(options.tolerance >= 0 && options.tolerance < 1e9)) {  // also NaN
     throw UsageError({"command line", 0}, "--tolerance", "a percentage of at least 0 is needed");
   }
+  const bool quiet =
+      on_standard_output({{"--json", options.json}, {"--report", options.html}, {"--markdown", options.markdown}});
   std::vector<scenario::Scenario> scenarios;
   for (const auto& file : files(options.paths)) {
     scenarios.push_back(scenario::read(file));
@@ -85,8 +87,7 @@ void run(const ValidateOptions& options, Outcome& outcome) {
                                              {{"validate", report::validate_json(validation, &stamp)}},
                                              {},
                                              report::validate_extra(validation)}));
-  if (options.json != "-" && options.markdown != "-" && options.html != "-")
-    write_result("-", report::validate_text(validation, options.traces));
+  if (!quiet) write_result("-", report::validate_text(validation, options.traces));
 }
 
 }  // namespace
@@ -102,7 +103,7 @@ void add_validate(Command& app, Outcome& outcome) {
                    "the machine's speed for each run from the other runs of its model, never from itself");
   command.add_flag("--traces", options->traces, "also busy and exposed times against trace summaries, rank by rank");
   command.add_option("--json", options->json, "write JSON to this file (-: standard output, and nothing else)");
-  command.add_option("--report", options->html, "write a self-contained HTML page");
+  command.add_option("--report", options->html, "write a self-contained HTML page (-: standard output)");
   command.add_option("--markdown", options->markdown,
                      "write the runs' tables as Markdown to this file (-: standard output)");
   command.footer(

@@ -23,9 +23,11 @@ struct Given {
   Position where;
 };
 
+constexpr std::string_view gpt2_tokenizer = "GPT2BPETokenizer";
+
 class FlagImporter {
  public:
-  FlagImporter(const Machine& machine) : dropped_(machine.ignore) {
+  FlagImporter(const Machine& machine) : dropped_(machine.ignore), vocabulary_(machine.vocab_size) {
     if (!machine.megatron_core.empty()) scenario::set(s_, "software.megatron_core=" + machine.megatron_core);
     s_.name = "megatron";
     s_.origin = from_flags;
@@ -100,6 +102,10 @@ class FlagImporter {
       if (equals != std::string::npos) given_.back().values.push_back(word.substr(equals + 1));
     }
     unite();
+    if (const Given* type = given("--tokenizer-type"); type != nullptr && type->values.size() == 1)
+      tokenizer_ = type->values.front();
+    else if (was_given("--merge-file"))
+      tokenizer_ = gpt2_tokenizer;  // what pretrain_gpt.py takes where none is named
     std::erase_if(given_, [this](const Given& given) { return !accept(given); });
   }
 
@@ -284,9 +290,22 @@ class FlagImporter {
     return at == given_.end() ? nullptr : &*at;
   }
 
+  bool states_vocabulary() const { return was_given("--vocab-size") || was_given("--padded-vocab-size"); }
+
+  /// The tokenizer's entries. Up to 0.17 NullTokenizer adds one for the end of a document (null_tokenizer.py).
+  void count_vocabulary(Scenario& s) const {
+    if (!states_vocabulary())
+      s.model.vocab_size = vocabulary_ == 0 && tokenizer_ == gpt2_tokenizer ? 50257 : vocabulary_;
+    if (was_given("--vocab-size") && adds_an_entry()) ++s.model.vocab_size;
+  }
+  bool adds_an_entry() const {
+    return tokenizer_ == "NullTokenizer" && scenario::core_version(s_.software) < scenario::Version::v0_18;
+  }
+
   void finish(Scenario& s) const {
     auto& settings = s.settings;
     auto& model = s.model;
+    count_vocabulary(s);
     if (const auto* per_stage = given("--num-layers-per-virtual-pipeline-stage")) {
       set(s, *per_stage, "virtual_pipeline_model_parallel_size", one(*per_stage));
       const auto each = std::max<std::int64_t>(1, *settings.virtual_pipeline_model_parallel_size);
@@ -334,13 +353,21 @@ class FlagImporter {
     for (const auto* flag :
          {"--num-layers", "--hidden-size", "--num-attention-heads", "--seq-length", "--micro-batch-size"})
       if (!was_given(flag)) throw UsageError(s_.origin, flag, "is missing");
-    if (!was_given("--vocab-size") && !was_given("--padded-vocab-size"))
-      throw UsageError(
-          s_.origin, "--vocab-size",
-          "the vocabulary is missing: add --vocab-size N (the tokenizer's entries) or --padded-vocab-size N");
+    if (s_.model.vocab_size == 0 && !states_vocabulary())
+      throw UsageError(s_.origin, "--vocab-size",
+                       "the vocabulary is missing: add --vocab-size N (the tokenizer's entries) or --padded-vocab-size "
+                       "N to the flags, or --set vocab_size=N");
   }
 
   void note() {
+    if (!states_vocabulary() && vocabulary_ == 0) {
+      s_.assumed.push_back("vocab_size: " + std::to_string(s_.model.vocab_size));
+      result_.notes.push_back("assumed: vocab_size " + std::to_string(s_.model.vocab_size) + ", GPT-2's, for " +
+                              std::string(gpt2_tokenizer) + "; --set vocab_size=N says another");
+    }
+    if (was_given("--vocab-size") && adds_an_entry())
+      result_.notes.push_back("NullTokenizer of Megatron Core " + s_.software.megatron_core +
+                              " adds an entry to --vocab-size: " + std::to_string(s_.model.vocab_size));
     const auto name_all = [&](const std::string& what, const std::set<std::string>& flags) {
       if (!flags.empty()) result_.notes.push_back(what + list({flags.begin(), flags.end()}, " "));
     };
@@ -357,6 +384,8 @@ class FlagImporter {
   Import result_;
   std::vector<Given> given_;
   std::vector<std::string> dropped_;
+  scenario::Int vocabulary_;
+  std::string tokenizer_;
   std::set<std::string> silent_, unknown_;
 };
 

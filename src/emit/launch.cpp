@@ -21,6 +21,11 @@ struct LauncherOption {
   std::string_view name;  ///< underscores count as dashes
   Count what;
 };
+// Of Megatron-LM's repository, beside pretrain_gpt.py: they build other models.
+constexpr std::array<std::string_view, 12> other_programs = {
+    "pretrain_bert.py",   "pretrain_t5.py",          "pretrain_ict.py",  "pretrain_retro.py",
+    "pretrain_vlm.py",    "pretrain_mamba.py",       "pretrain_mimo.py", "pretrain_vision_classify.py",
+    "pretrain_hybrid.py", "pretrain_vision_dino.py", "train_rl.py",      "pretrain_vision_inpaint.py"};
 // torch/distributed/run.py; srun and sbatch of Slurm 24; Open MPI's mpirun.
 constexpr std::array launcher_options = {LauncherOption{"--nproc-per-node", Count::of_node},
                                          LauncherOption{"--nnodes", Count::nodes},
@@ -101,6 +106,15 @@ ShellWords unfolded(const ShellWords& words, int depth = 0) {
   return all;
 }
 
+/// What does not train a decoder as pretrain_gpt.py does is refused, what is not known is said.
+void judge_program(const ShellWord& script, Launch& launch) {
+  const std::string program = script.text.substr(script.text.rfind('/') + 1);
+  if (std::ranges::find(other_programs, program) != other_programs.end())
+    throw UsageError({launch.file, script.line}, program,
+                     "trains another kind of model: only that of pretrain_gpt.py is modelled");
+  if (program != "pretrain_gpt.py") launch.notes.push_back(program + " is taken to train as pretrain_gpt.py does");
+}
+
 std::string trimmed_value(std::string_view text) {
   while (!text.empty() && std::isspace(static_cast<unsigned char>(text.front())) != 0) text.remove_prefix(1);
   // A comment begins after a blank; quotes protect.
@@ -137,6 +151,7 @@ Launch launch_of_words(std::vector<ShellWord> given, const std::string& file) {
         std::isupper(static_cast<unsigned char>(at->text.front())) != 0)
       launch.variables[at->text.substr(0, equals)] = at->text.substr(equals + 1);
   }
+  if (script != words.end()) judge_program(*script, launch);
   read_counts(words, 0, static_cast<std::size_t>(begin - words.begin()), launch);
   launch.words.assign(begin, words.end());
   return launch;
@@ -197,7 +212,12 @@ Launch launch_of_model_config(std::string_view text, const std::string& file) {
       continue;
     }
     if (section != "ENV_VARS" && section.find("MODEL_ARGS") == std::string::npos) continue;
-    if (colon == std::string_view::npos) throw UsageError({file, number}, section, "expected NAME: VALUE");
+    if (colon == std::string_view::npos) {  // a value that begins or goes on in a line of its own
+      if (sections[section].empty()) throw UsageError({file, number}, section, "expected NAME: VALUE");
+      std::string& begun = sections[section].back().second.text;
+      begun += (begun.empty() ? "" : " ") + trimmed_value(row);
+      continue;
+    }
     const std::string value = trimmed_value(row.substr(colon + 1));
     if (key == "<<") {  // another section's entries
       const auto anchor = value.starts_with('*') ? anchors.find(value.substr(1)) : anchors.end();

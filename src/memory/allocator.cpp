@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "free_list.hpp"
 #include "pipewright/memory.hpp"
 
 namespace pipewright::memory {
@@ -46,87 +47,6 @@ struct Block {
   bool small = false, allocated = false, retired = false, mapped = true, expandable = false, exists = true;
   std::int64_t base = 0;   ///< of its expandable segment: pages count from there
   std::int64_t since = 0;  ///< its pool's searches when it became free (garbage collection)
-};
-
-/// Free blocks in the allocator's order: stream, size, address. Sorted arrays of a few hundred entries one after the
-/// other: moving them costs less than a tree's pointers, and with many thousand holes no more than one array moves.
-class FreeList {
- public:
-  struct Entry {
-    std::int64_t size, address;
-    std::int32_t stream;
-    std::uint32_t block;
-    friend bool operator<(const Entry& a, const Entry& b) {
-      if (a.stream != b.stream) return a.stream < b.stream;
-      if (a.size != b.size) return a.size < b.size;
-      return a.address < b.address;
-    }
-  };
-
-  /// A place between entries; any change of the list invalidates it.
-  class Place {
-   public:
-    Place(const FreeList* list, std::size_t array, std::size_t at) : list_(list), array_(array), at_(at) {}
-    const Entry& operator*() const { return list_->arrays_[array_][at_]; }
-    const Entry* operator->() const { return &**this; }
-    Place& operator++() {
-      if (++at_ == list_->arrays_[array_].size()) ++array_, at_ = 0;
-      return *this;
-    }
-    Place& operator--() {
-      if (at_ == 0) at_ = list_->arrays_[--array_].size();
-      --at_;
-      return *this;
-    }
-    friend bool operator==(const Place&, const Place&) = default;
-
-   private:
-    const FreeList* list_;
-    std::size_t array_, at_;
-  };
-
-  Place begin() const { return {this, 0, 0}; }
-  Place end() const { return {this, arrays_.size(), 0}; }
-  Place lower_bound(std::int32_t stream, std::int64_t size) const { return find({size, 0, stream, no_block}); }
-
-  void insert(const Entry& entry) {
-    if (arrays_.empty()) {
-      arrays_.push_back({entry});
-      return;
-    }
-    const std::size_t i = std::min(array_of(entry), arrays_.size() - 1);
-    auto& array = arrays_[i];
-    array.insert(std::upper_bound(array.begin(), array.end(), entry), entry);
-    if (array.size() < longest) return;
-    const auto half = array.begin() + static_cast<std::ptrdiff_t>(longest / 2);
-    std::vector<Entry> rest(half, array.end());
-    array.erase(half, array.end());
-    arrays_.insert(arrays_.begin() + static_cast<std::ptrdiff_t>(i) + 1, std::move(rest));
-  }
-  void erase(const Entry& entry) {
-    const std::size_t i = array_of(entry);
-    auto& array = arrays_[i];
-    array.erase(std::lower_bound(array.begin(), array.end(), entry));
-    if (array.empty()) arrays_.erase(arrays_.begin() + static_cast<std::ptrdiff_t>(i));
-  }
-
- private:
-  static constexpr std::size_t longest = 512;  // 12 KiB: moved within the first-level cache
-
-  /// The first array that ends at or after the entry.
-  std::size_t array_of(const Entry& entry) const {
-    const auto ends_before = [](const std::vector<Entry>& array, const Entry& e) { return array.back() < e; };
-    return static_cast<std::size_t>(std::lower_bound(arrays_.begin(), arrays_.end(), entry, ends_before) -
-                                    arrays_.begin());
-  }
-  Place find(const Entry& entry) const {
-    const std::size_t i = array_of(entry);
-    if (i == arrays_.size()) return end();
-    const auto& array = arrays_[i];
-    return {this, i, static_cast<std::size_t>(std::lower_bound(array.begin(), array.end(), entry) - array.begin())};
-  }
-
-  std::vector<std::vector<Entry>> arrays_;  ///< never an empty one
 };
 
 struct Pool {

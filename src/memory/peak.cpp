@@ -47,6 +47,12 @@ struct Limits {
   std::int64_t device, untouched = 0;
 };
 
+/// What the allocator may take from the device.
+AllocatorConfig with_limit(AllocatorConfig config, std::int64_t device, Bytes graph_pool) {
+  config.device_bytes = device - std::min(device, graph_pool.value);
+  return config;
+}
+
 /// Replays the process under a limit; what happened is the failure, if there is one.
 std::optional<Failure> survive(const Stages& stages, const schedule::Program& program, const offload::Plan& plan,
                                int rank, bool asynchronous, Replayer& replayer) {
@@ -103,7 +109,7 @@ Scout scout(const Stages& stages, const schedule::Program& program, const scenar
 Walk walk(const Stages& stages, const schedule::Program& program, const scenario::Scenario& scenario, int pp_rank,
           std::optional<Bytes> device, const Listener& listener) {
   const bool asynchronous = transfers_are_asynchronous(scenario);
-  AllocatorConfig config = allocator_config(scenario);
+  const AllocatorConfig config = allocator_config(scenario);
   const Limits limits(config, device);
   const offload::Plan plan = offload::resolve(scenario, stages, program, pp_rank);
   Walk result;
@@ -148,8 +154,7 @@ Walk walk(const Stages& stages, const schedule::Program& program, const scenario
   }
 
   if (result.peak_reserved.value > limits.untouched) {
-    config.device_bytes = limits.device - std::min(limits.device, graph_pool);
-    Replayer replayer(config);
+    Replayer replayer(with_limit(config, limits.device, result.graph_pool));
     result.failure = survive(stages, program, plan, pp_rank, asynchronous, replayer);
     if (result.failure) {
       result.failure->graph_pool = Bytes(graph_pool);
@@ -159,6 +164,22 @@ Walk walk(const Stages& stages, const schedule::Program& program, const scenario
     }
   }
   return result;
+}
+
+bool runs_within(const Stages& stages, const schedule::Program& program, const scenario::Scenario& scenario,
+                 int pp_rank, Bytes graph_pool, Bytes device) {
+  const AllocatorConfig config = allocator_config(scenario);
+  Replayer replayer(with_limit(config, Limits(config, device).device, graph_pool));
+  const Listener replay = [&](const Event& event) { replayer(event); };
+  const auto plan = offload::resolve(scenario, stages, program, pp_rank);
+  Walker walker(stages, program, plan, pp_rank, transfers_are_asynchronous(scenario), replay);
+  try {
+    walker.reach_second_step();
+    walker.step();
+    return true;
+  } catch (const OutOfMemory&) {
+    return false;
+  }
 }
 
 }  // namespace pipewright::memory

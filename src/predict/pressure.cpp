@@ -39,10 +39,10 @@ class Examiner {
                     rank.outside_allocator;
     result.verdict = Pressure::Verdict::fits;
     if (rank.walk.failure) {
-      const bool saved = !walk(expandable_, rank, allowed).failure;
-      result.verdict = saved ? Pressure::Verdict::fits_expandable : Pressure::Verdict::does_not_fit;
+      result.verdict =
+          runs(expandable_, rank, allowed) ? Pressure::Verdict::fits_expandable : Pressure::Verdict::does_not_fit;
       // The margin is only kept free: the program itself runs out without it.
-      result.failure = walk(scenario_, rank, device).failure;
+      result.failure = memory::walk(run_.stages, run_.program, scenario_, rank.pp_rank, device).failure;
       if (result.failure) {
         result.message = memory::out_of_memory_message(*result.failure, prediction_.memory_limit,
                                                        rank.outside_allocator, local_gpu(rank.pp_rank));
@@ -54,17 +54,16 @@ class Examiner {
   }
 
  private:
-  memory::Walk walk(const scenario::Scenario& scenario, const RankPrediction& rank, Bytes device) const {
-    return memory::walk(run_.stages, run_.program, scenario, rank.pp_rank, device);
+  bool runs(const scenario::Scenario& scenario, const RankPrediction& rank, Bytes device) const {
+    return memory::runs_within(run_.stages, run_.program, scenario, rank.pp_rank, rank.walk.graph_pool, device);
   }
 
   Bytes least(const RankPrediction& rank, Bytes device) const {
     std::int64_t fails = rank.walk.peak_allocated.value - 1;
-    std::int64_t works = walk(scenario_, rank, Bytes(INT64_MAX)).peak_reserved.value;
-    if (rank.walk.retried) works = std::min(works, device.value);
+    std::int64_t works = rank.walk.failure ? rank.walk.peak_reserved.value : device.value;  // without a limit; retried
     while (works - fails > resolution) {
       const std::int64_t middle = fails + (works - fails) / 2;
-      (walk(scenario_, rank, Bytes(middle)).failure ? fails : works) = middle;
+      (runs(scenario_, rank, Bytes(middle)) ? works : fails) = middle;
     }
     return Bytes(works);
   }

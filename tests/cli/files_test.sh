@@ -39,6 +39,49 @@ long=$(printf 'n%.0s' $(seq 1 250)).json
 head -c 1 out | grep -q '{' || say "--trace - did not print a trace"
 "$program" simulate base.yaml --trace - --json - >out 2>err && say "two results on standard output"
 
+# "-" is standard output, for one output of a command: whatever its --help calls an output.
+"$program" simulate base.yaml --json measured.json >out 2>err
+sed '$a measured: {step_ms: 12.0, source: a test}' base.yaml >measured.yaml
+while read -r command; do
+  outputs=$("$program" ${command%% *} --help | grep -E '^ +--(json|report|trace|csv|markdown|out) ' | grep -v folder | awk '{ print $1 }')
+  [ -n "$outputs" ] || say "no outputs in the help of $command"
+  for output in $outputs; do
+    rm -f out ./-
+    case $command in *' -- '*) set -- ${command%% -- *} "$output" - -- ${command##* -- } ;; *) set -- $command "$output" - ;; esac
+    "$program" "$@" >out 2>err
+    [ $? -le 1 ] || say "$*: $(cat err)"
+    [ ! -e ./- ] || say "a file named - was written: $*"
+    [ -s out ] || say "nothing was printed: $*"
+    for other in $outputs; do
+      [ "$other" = "$output" ] && continue
+      case $command in *' -- '*) set -- ${command%% -- *} "$output" - "$other" - -- ${command##* -- } ;; *) set -- $command "$output" - "$other" - ;; esac
+      "$program" "$@" >out 2>err
+      [ $? = 2 ] || say "two results on standard output: $*"
+    done
+  done
+done <<'COMMANDS'
+plan base.yaml
+simulate base.yaml
+sweep base.yaml --over micro_batch_size=1,2
+explain base.yaml --rank 0 --peak
+schedule base.yaml
+check base.yaml
+validate measured.yaml
+convert base.yaml
+trial base.yaml -- echo {flags}
+diff base.yaml base.yaml --set-b micro_batch_size=2
+COMMANDS
+
+# What stands after -- is the command's and nobody else's.
+cat >config.json <<'JSON'
+{"model_type": "llama", "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 4, "num_attention_heads": 8,
+ "num_key_value_heads": 8, "vocab_size": 32000, "max_position_embeddings": 4096, "rms_norm_eps": 1e-05,
+ "tie_word_embeddings": false, "hidden_act": "silu"}
+JSON
+"$program" trial --hf config.json --gpus 1 --profile h200-sxm --set seq_length=1024 --set global_batch_size=8 --dry-run \
+  -- torchrun --report pretrain_gpt.py {flags} >out 2>err || say "the command after -- was taken for something else: $(cat err)"
+grep -q -e 'pretrain_gpt.py --' out || say "no flags: $(cat out)"
+
 # Odd values that a setting may hold, through convert and back.
 for value in 'a: b' "it's" '"q"' 'x #y' '- z' '{a' '[b' '&c' '*d' '!e' '%f' '@g' '`h' 'yes' 'null' '~' '0x10' '1_000' '1e3' \
   ' lead' 'trail ' 'tab	tab' 'a,b' 'a\b' 'ümlaut' '.5' '-1' '=' '<<'; do

@@ -206,6 +206,56 @@ TEST_CASE("model_config.yaml of Megatron's functional tests") {
   CHECK(s.environment.at("CUBLAS") == ":4096:8");
 }
 
+TEST_CASE("a value of model_config.yaml may begin in the next line") {
+  const std::string text =
+      "MODEL_ARGS:\n  --num-layers:\n    2\n  --hidden-size: 64\n  --bf16:\n    true\n    # a comment\n  --swiglu: "
+      "true\n"
+      "  --num-attention-heads: 4\n  --seq-length: 64\n  --micro-batch-size: 1\n  --vocab-size: 64\n";
+  const auto s = emit::from_launch_file(text, "model_config.yaml", {0, 8, "h100-sxm", ""}).scenario;
+  CHECK(s.model.num_layers == 2);
+  CHECK(s.settings.bf16);
+  CHECK(s.model.gated_linear_unit);
+}
+
+TEST_CASE("the vocabulary: stated, GPT-2's where its tokenizer is meant, or said beside the flags") {
+  const std::string flags =
+      "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 64 --micro-batch-size 1 ";
+  emit::Machine machine{8, 8, "h100-sxm", ""};
+  const auto vocabulary = [&](const std::string& more) {
+    return emit::from_megatron(flags + more, machine).scenario.model.vocab_size;
+  };
+  CHECK_THROWS_WITH_AS(vocabulary(""), doctest::Contains("--set vocab_size=N"), UsageError);
+  CHECK_THROWS_AS(vocabulary("--tokenizer-type HuggingFaceTokenizer --merge-file m"), UsageError);
+  CHECK_THROWS_AS(vocabulary("--vocab-file vocab.txt"), UsageError);  // BERT's has no merges
+  CHECK(vocabulary("--tokenizer-type GPT2BPETokenizer") == 50257);
+  CHECK(vocabulary("--vocab-file v --merge-file m") == 50257);
+  CHECK(emit::from_megatron(flags + "--merge-file m", machine).scenario.assumed.size() == 1);
+  CHECK(vocabulary("--tokenizer-type GPT2BPETokenizer --vocab-size 100") == 100);
+  CHECK(vocabulary("--tokenizer-type NullTokenizer --vocab-size 131072") == 131072);
+  machine.megatron_core = "0.17.0";  // NullTokenizer added an entry for the end of a document
+  CHECK(vocabulary("--tokenizer-type NullTokenizer --vocab-size 131072") == 131073);
+  CHECK(vocabulary("--tokenizer-type NullTokenizer --padded-vocab-size 131072") == 131072);
+  machine.vocab_size = 777;
+  CHECK(vocabulary("") == 777);
+  CHECK(vocabulary("--tokenizer-type GPT2BPETokenizer") == 777);
+}
+
+TEST_CASE("programs that train other models are refused by name, unknown ones are named") {
+  const auto run = [](const std::string& program) {
+    return emit::from_megatron("torchrun --nproc_per_node 8 " + program +
+                                   " --num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 64 "
+                                   "--micro-batch-size 1 --vocab-size 64",
+                               {0, 8, "h100-sxm", ""})
+        .notes;
+  };
+  CHECK_THROWS_WITH_AS(run("/opt/megatron/pretrain_t5.py"), doctest::Contains("pretrain_t5.py"), UsageError);
+  CHECK_THROWS_AS(run("pretrain_vlm.py"), UsageError);
+  const std::string note = "mine.py is taken to train as pretrain_gpt.py does";
+  const auto mine = run("mine.py"), gpt = run("./pretrain_gpt.py");
+  CHECK(std::ranges::find(mine, note) != mine.end());
+  CHECK(std::ranges::none_of(gpt, [](const auto& n) { return n.find("taken to train") != std::string::npos; }));
+}
+
 TEST_CASE("without a GPU count the fewest that the parallelism needs") {
   const auto s = import("--tensor-model-parallel-size 4 --pipeline-model-parallel-size 2", "", 0).scenario;
   CHECK(s.cluster.num_gpus == 8);

@@ -74,6 +74,11 @@ struct Walk {
 Walk walk(const model::Stages& stages, const schedule::Program& program, const scenario::Scenario& scenario,
           int pp_rank, std::optional<Bytes> device = {}, const Listener& listener = {});
 
+/// Whether the process survives its first two steps with so much of the device; `graph_pool` as walk() found it. One
+/// replay, where walk() takes up to four to tell what happens.
+bool runs_within(const model::Stages& stages, const schedule::Program& program, const scenario::Scenario& scenario,
+                 int pp_rank, Bytes graph_pool, Bytes device);
+
 /// Why reserved memory is more than allocated memory, at the moment when it grew to its peak.
 struct Fragmentation {
   struct Pinned {
