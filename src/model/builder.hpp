@@ -50,6 +50,7 @@ class PieceBuilder {
   void launch(const std::string& name, profile::Key key, double sm_share = 1);
   void launch(Kernel kernel);
   void stands_for(int launches) { piece_.kernels.back().launches = launches; }  ///< the last kernel
+  void within_call(int launches) { stands_for(launches), piece_.kernels.back().within_call = true; }
   void completes(int parameters) { piece_.kernels.back().parameters = parameters; }
   void launch_on(Stream stream, Purpose purpose, const std::string& name, profile::Key key, const std::string& link);
   void collective(Purpose purpose, const std::string& name, const std::string& kind, Int ranks, Int bytes,

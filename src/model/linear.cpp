@@ -143,18 +143,23 @@ void LinearWriter::gemm(const Linear& linear, Product product) {
   } else if (overlap == Overlap::ring_gather) {
     for (Int part = 0; part < d_.t; ++part) {
       const bool more = part + 1 < d_.t;
-      if (more)
+      if (more) {
         w_.launch_on(Stream::communication, Purpose::tp, name, {"send_recv." + d_.tp_link.link, {bytes / d_.t}},
                      d_.tp_link.link);
+        w_.within_call(launches_of_transfer);
+      }
       gemm_part(linear, product, d_.t);
+      if (part > 0) w_.within_call(launches_of_product);
       if (more) w_.wait(Stream::communication);
     }
   } else {
     const auto margin = leave_multiprocessors();
     for (Int part = 0; part < pipelined_parts; ++part) {
       gemm_part(linear, product, pipelined_parts);
+      if (part > 0) w_.within_call(launches_of_product);
       w_.collective(Purpose::tp, name, "reduce_scatter", d_.t, bytes / pipelined_parts, d_.tp_link,
                     Stream::communication);
+      w_.within_call(1);
     }
     w_.wait(Stream::communication);
   }
@@ -252,6 +257,7 @@ std::uint32_t LinearWriter::column_backward(const Linear& linear, Operand& saved
     if (!d_.local_spec) gathered.data = w_.allocate(linear.name + "_gathered_input", bytes);
     w_.collective(Purpose::tp, linear.name + " all-gather in backward", "all_gather", d_.t, bytes, d_.tp_link,
                   Stream::communication);
+    if (d_.tp_overlap) w_.within_call(launches_of_bulk_gather);
   }
   const Int full_bytes = 2 * rows(linear) * linear.in;
   auto din = w_.allocate(linear.name + "_input_gradient", full_bytes);
@@ -264,6 +270,7 @@ std::uint32_t LinearWriter::column_backward(const Linear& linear, Operand& saved
     din = w_.allocate(linear.name + "_input_gradient", 2 * d_.local * linear.in);
     w_.collective(Purpose::tp, linear.name + " reduce-scatter in backward", "reduce_scatter", d_.t, full_bytes,
                   d_.tp_link, Stream::communication);
+    if (d_.tp_overlap) w_.within_call(1);
     if (linear.fp8 && transposes_gathered()) {
       gathered.transpose = w_.allocate(linear.name + "_gathered_input", bytes);
       w_.launch(linear.name + " input transpose", {"transpose.fp8", {d_.tokens, linear.in}});

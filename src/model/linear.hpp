@@ -136,6 +136,9 @@ class LinearWriter {
     Int bytes = 0;
   };
   static constexpr Int pipelined_parts = 4;
+  // What TE launches for a part, in its own loop (launch records of a step with userbuffers, TE 2.20.2): the product
+  // and a memset of its workspace; send, receive and the copy of a chunk; the copy into a buffer and the gather.
+  static constexpr int launches_of_product = 2, launches_of_transfer = 3, launches_of_bulk_gather = 2;
   /// While it lives, matrix products have only a share of the multiprocessors.
   class Margin {
    public:

@@ -16,10 +16,12 @@ class HostCosts {
         factor_(replayed_host_factor(scenario, profiles)),
         optimizer_factor_(host_time_factor(scenario, profiles)),
         fp8_(scenario.settings.fp8.has_value()),
-        parameter_us_(profiles.find_scalar("host.backward.parameter_us").value_or(0)) {}
+        parameter_us_(profiles.find_scalar("host.backward.parameter_us").value_or(0)),
+        launch_us_(profiles.scalar("host.cuda_launch_us").value) {}
 
   /// An operation's own cost, and where it was told apart ("host.<direction>.<family>_each_us") that of every launch.
   double us(const std::string& direction, const model::Kernel& kernel) {
+    if (kernel.within_call) return factor_ * kernel.launches * launch_us_;
     const std::string key = direction + kernel.key.family;
     auto known = cache_.find(key);
     if (known == cache_.end()) known = cache_.emplace(key, search(direction, kernel.key.family)).first;
@@ -44,13 +46,13 @@ class HostCosts {
       const auto dot = family.rfind('.');
       family = dot == std::string::npos ? "" : family.substr(0, dot);
     }
-    return {0, profiles_.scalar("host.cuda_launch_us").value};
+    return {0, launch_us_};
   }
 
   const profile::Profiles& profiles_;
   const double factor_, optimizer_factor_;
   const bool fp8_;
-  const double parameter_us_;
+  const double parameter_us_, launch_us_;
   std::map<std::string, Cost> cache_;
 };
 

@@ -33,7 +33,9 @@ struct Kernel {
   std::optional<profile::Exchange> exchange;
   bool recompute = false;  ///< runs in the backward pass only because activations were dropped
   bool graphed = false;    ///< replayed by a CUDA graph: the host launches the graph, not the kernel
-  int launches = 1;     ///< kernels that the host launches for it (a grouped GEMM, a router's elementwise operations)
+  int launches = 1;  ///< kernels that the host launches for it (a grouped GEMM, a router's elementwise operations)
+  /// Launched from C++ inside the call of the kernel before it (loops of userbuffers): costs its bare launches.
+  bool within_call = false;
   int parameters = 0;   ///< weights of a group whose gradients are then complete: autograd and DDP call hooks for each
   double sm_share = 1;  ///< share of the multiprocessors that it may use; less than 1: the others are communication's
   bool joins_pipeline = false;  ///< a collective over all pipeline ranks (gradient norm, tied embeddings)
