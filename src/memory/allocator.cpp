@@ -24,11 +24,11 @@ namespace pipewright::memory {
 namespace {
 
 constexpr std::int64_t MiB = 1 << 20;
-constexpr std::int64_t small_size = MiB, small_segment = 2 * MiB;  // kSmallSize, kSmallBuffer
-constexpr std::int64_t min_large_alloc = 10 * MiB;                 // kMinLargeAlloc
-constexpr std::int64_t large_rounding = 2 * MiB;                   // kRoundLarge
-constexpr std::int64_t smallest = 512;                             // kMinBlockSize
-constexpr std::int64_t address_range = std::int64_t{1} << 50;      // of an expandable segment: no device is as large
+constexpr std::int64_t small_size = MiB;                       // kSmallSize
+constexpr std::int64_t min_large_alloc = 10 * MiB;             // kMinLargeAlloc
+constexpr std::int64_t large_rounding = 2 * MiB;               // kRoundLarge
+constexpr std::int64_t smallest = 512;                         // kMinBlockSize
+constexpr std::int64_t address_range = std::int64_t{1} << 50;  // of an expandable segment: no device is as large
 constexpr std::int64_t last_address = std::int64_t{1} << 62;
 constexpr std::int64_t largest_request = std::int64_t{1} << 48;  // more than any device: refused before it is rounded
 constexpr std::uint32_t no_block = 0xffffffff;
@@ -157,7 +157,7 @@ class Allocator::State {
 
   /// get_allocation_size.
   std::int64_t segment_bytes(std::int64_t size) const {
-    if (size <= small_size) return small_segment;
+    if (size <= small_size) return config_.small_segment;
     return size < min_large_alloc ? config_.large_segment : up(size, large_rounding);
   }
 
@@ -447,7 +447,7 @@ class Allocator::State {
 
   /// map_block: maps pages for at least `size` bytes at the block's start and merges with free neighbours.
   bool map(Pool& pool, std::uint32_t block, std::int64_t size) {
-    const std::int64_t page = pool.small ? small_segment : config_.large_segment;
+    const std::int64_t page = pool.small ? config_.small_segment : config_.large_segment;
     const std::int64_t bytes = std::min(up(size, page), blocks_[block].size);
     if (reserved_ > config_.device_bytes - bytes) return false;
     pool.unmapped.erase(entry(block));
@@ -473,7 +473,7 @@ class Allocator::State {
 
   /// unmap_block: gives whole free pages back.
   bool unmap(Pool& pool, std::uint32_t block) {
-    const std::int64_t page = pool.small ? small_segment : config_.large_segment;
+    const std::int64_t page = pool.small ? config_.small_segment : config_.large_segment;
     const Block old = blocks_[block];
     const std::int64_t from = old.base + up(old.address - old.base, page);
     const std::int64_t to = old.base + (old.address + old.size - old.base) / page * page;

@@ -39,7 +39,7 @@ class Finder {
     const Listener listener = [&](const Event& e) {
       for (Followed& one : all) {
         one.replayer(e);
-        if (one.replayer.allocator().peak_reserved() - one.peak <= small_segment) continue;
+        if (one.replayer.allocator().peak_reserved() - one.peak <= AllocatorConfig::small_segment) continue;
         one.peak = one.replayer.allocator().peak_reserved();
         one.growth = heap->events();
       }

@@ -10,6 +10,7 @@
 
 #include "effects_refused.hpp"
 #include "field_rows.hpp"
+#include "pipewright/scenario/fields.hpp"
 
 namespace pipewright::scenario {
 namespace {
@@ -42,7 +43,6 @@ struct VariableRow {
 };
 constexpr VariableRow variables[] = {
 #include "effects/variables.inc"
-#include "pipewright/scenario/fields.hpp"
 };
 constexpr const char* tuning = "widens the interval: ";
 

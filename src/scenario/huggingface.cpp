@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "pipewright/scenario/io.hpp"
 #include "yaml_value.hpp"
 
 namespace pipewright::scenario {
@@ -24,7 +25,6 @@ struct UnmodelledFamily {
 const std::vector<UnmodelledFamily>& unmodelled_families() {
   static const std::vector<UnmodelledFamily> list = {
 #include "families.inc"
-#include "pipewright/scenario/io.hpp"
   };
   return list;
 }

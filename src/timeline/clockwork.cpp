@@ -32,8 +32,6 @@ std::optional<std::size_t> kind_of(profile::Load load) {
   }
 }
 
-std::int64_t step_of(const Times& times) { return *std::max_element(times.end.begin(), times.end.end()); }
-
 /// Places in a coverage where the last range began and ended.
 struct Places {
   std::size_t from = 0, to = 0;
@@ -48,6 +46,8 @@ double share(const Coverage& coverage, std::int64_t from, std::int64_t to, std::
 }
 
 }  // namespace
+
+std::int64_t step_of(const Times& times) { return *std::max_element(times.end.begin(), times.end.end()); }
 
 Clockwork::Clockwork(const scenario::Scenario& scenario, const profile::Profiles& profiles)
     : pace_(scenario, profiles), copies_(scenario, profiles) {

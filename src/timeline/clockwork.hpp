@@ -18,6 +18,9 @@
 
 namespace pipewright::timeline {
 
+/// When the last node of all ranks ends, ns.
+std::int64_t step_of(const Times& times);
+
 class Clockwork {
  public:
   Clockwork(const scenario::Scenario& scenario, const profile::Profiles& profiles);

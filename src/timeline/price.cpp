@@ -3,6 +3,7 @@
 #include <cmath>
 #include <map>
 
+#include "pipewright/scenario/derived.hpp"
 #include "pipewright/timeline.hpp"
 
 namespace pipewright::timeline {

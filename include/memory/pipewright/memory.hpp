@@ -122,6 +122,7 @@ struct AllocatorConfig {
   bool expandable_segments = false;
   std::int64_t max_split_size = INT64_MAX;  ///< bytes; max_split_size_mb
   std::int64_t max_non_split_rounding = 20 << 20;
+  static constexpr std::int64_t small_segment = 2 << 20;       ///< bytes; kSmallBuffer
   std::int64_t large_segment = 20 << 20;                       ///< large_segment_size_mb
   std::array<std::int64_t, 16> roundup_power2_divisions = {};  ///< of sizes from 2^(20 + i) B; 0: off
   double garbage_collection_threshold = 0;                     ///< 0: off; without a memory fraction it does nothing
