@@ -17,7 +17,7 @@ BEGIN, END = "<!-- rooms: begin (.ci/house.py writes this) -->", "<!-- rooms: en
 
 # What a room holds, in a line; the list of rooms itself is src/meson.build's.
 HOLDS = {
-    "base": "units, errors with a position, tables, files",
+    "base": "units, errors with a position, tables, files, regular expressions, other programs",
     "scenario": "the scenario type, its reader, writer and checks; Hugging Face configurations; values in force",
     "profile": "measured kernels, links, clocks, host costs, the device; interpolation",
     "schedule": "Megatron's program of every rank",
