@@ -3,6 +3,7 @@
 #include <map>
 #include <memory>
 
+#include "baseline.hpp"
 #include "commands.hpp"
 #include "input.hpp"
 #include "pipewright/effects.hpp"
@@ -15,7 +16,8 @@ namespace {
 struct CheckOptions {
   Input input;
   std::vector<std::string> symptom;
-  std::string json;
+  std::string json, baseline, markdown, memory_budget;
+  double step_budget = report::Budget{}.step_percent;
 };
 
 const std::map<std::string, plan::Symptom> symptoms = {
@@ -47,7 +49,23 @@ std::vector<plan::Finding> diagnose(const CheckOptions& options, const Loaded& l
   return plan::diagnose(loaded.scenario, found->second, {}, prediction ? &*prediction : nullptr);
 }
 
+void compare(const CheckOptions& options, Outcome& outcome) {
+  on_standard_output({{"--json", options.json}, {"--markdown", options.markdown}});
+  report::Budget budget;
+  if (!(options.step_budget >= 0 && options.step_budget < 1e9))
+    throw UsageError({"command line", 0}, "--step-budget", "a percentage of at least 0 is needed");
+  budget.step_percent = options.step_budget;
+  if (!options.memory_budget.empty())
+    budget.memory = parse_bytes(options.memory_budget, {"command line", 0}, "--memory-budget");
+  const auto json = report::change_json(recipe_changes(options.input, options.baseline, options.input.path), budget);
+  outcome.status = report::within_budget(json) ? 0 : 1;
+  if (!options.json.empty()) write_result(options.json, json);
+  if (!options.markdown.empty()) write_result(options.markdown, report::change_markdown(json));
+  if (options.json != "-" && options.markdown != "-") write_result("-", report::change_text(json));
+}
+
 void run(CheckOptions options, Outcome& outcome) {
+  if (!options.baseline.empty()) return compare(options, outcome);
   // `--symptom oom S.yaml`: the second word is the scenario, only `assert` has a text.
   if (options.symptom.size() == 2 && options.symptom.front() != "assert" && options.input.path.empty()) {
     options.input.path = options.symptom.back();
@@ -83,14 +101,33 @@ void add_check(Command& app, Outcome& outcome) {
   auto& command = app.add_subcommand("check", "Say what a configuration breaks, what has no effect, what is a trap");
   const auto options = std::make_shared<CheckOptions>();
   options->input.add_to(command);
-  command.add_option("--symptom", options->symptom, "diagnose: oom, slow, or assert \"TEXT\"").expected(1, 2);
+  auto& symptom = command.add_option("--symptom", options->symptom, "diagnose: oom, slow, or assert \"TEXT\"")
+                      .expected(1, 2)
+                      .suggested({"oom", "slow", "assert"});
+  auto& baseline =
+      command
+          .add_option("--baseline", options->baseline,
+                      "SCENARIO as it was before: says what the change does to step, memory and verdict; two folders: "
+                      "every recipe of the same name")
+          .excludes(symptom);
+  command.add_option("--step-budget", options->step_budget, "of --baseline: percent more time a token (0.5)")
+      .needs(baseline);
+  command
+      .add_option("--memory-budget", options->memory_budget,
+                  "of --baseline: bytes more on a rank (1GiB); without it, what fits is allowed")
+      .needs(baseline);
+  command
+      .add_option("--markdown", options->markdown,
+                  "of --baseline: write it as Markdown to this file (-: standard output)")
+      .needs(baseline);
   command.add_option("--json", options->json, "write JSON to this file (-: standard output, and nothing else)");
   command.footer(
-      "Exit status 1: a violation was found.\n\nExamples:\n"
+      "Exit status 1: a violation was found, or the change exceeds the budget.\n\nExamples:\n"
       "  pipewright check S.yaml\n"
       "  pipewright check --megatron \"--num-layers 32 ... --recompute-granularity selective\"\n"
       "  pipewright check S.yaml --symptom oom\n"
-      "  pipewright check S.yaml --symptom assert \"the text of the assertion\"");
+      "  pipewright check S.yaml --symptom assert \"the text of the assertion\"\n"
+      "  pipewright check --baseline before/ after/ --step-budget 1 --markdown comment.md");
   command.callback([options, &outcome] { run(*options, outcome); });
 }
 

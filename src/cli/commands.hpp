@@ -38,6 +38,9 @@ void add_list(Command& app, Outcome& outcome);
 void add_profile(Command& app, Outcome& outcome);
 void add_diff(Command& app, Outcome& outcome);
 void add_trial(Command& app, Outcome& outcome);
+void add_merge(Command& app, Outcome& outcome);
+void add_man(Command& app, Outcome& outcome);
+void add_completion(Command& app, Outcome& outcome);
 
 /// Is one of these outputs (option and path) standard output, "-"? Then nothing else goes there. Throws for two.
 bool on_standard_output(const std::vector<std::pair<std::string, std::string>>& outputs);

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include "commands.hpp"
+#include "embedded.hpp"
 #include "pipewright/effects.hpp"
 #include "pipewright/emit.hpp"
 #include "pipewright/scenario/fields.hpp"
@@ -17,7 +18,7 @@ void add_profile_option(Command& command, std::vector<std::string>& profiles) {
 }
 
 scenario::Scenario read_scenario(const std::string& path, const std::vector<std::string>& profiles) {
-  const std::string content = read_file(path);
+  const std::string content = content_of(path);
   if (!emit::is_launch_file(path, content)) {
     auto read = scenario::parse(content, path);
     if (!profiles.empty()) read.cluster.profile = profiles.front();
@@ -59,7 +60,7 @@ Loaded Input::load() const {
   if (gpus_per_node_ < 0) {
     throw UsageError(where, "--gpus-per-node", fmt::format("must be positive, not {}", gpus_per_node_));
   }
-  const std::string content = path.empty() ? "" : read_file(path);
+  const std::string content = path.empty() ? "" : content_of(path);
   const bool launch = !path.empty() && emit::is_launch_file(path, content);
   if (!path.empty() && !launch && (gpus_ > 0 || gpus_per_node_ > 0 || !megatron_core_.empty())) {
     throw UsageError(where, {},

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "commands.hpp"
+#include "describe.hpp"
 #include "pipewright/effects.hpp"
 #include "pipewright/modules.hpp"
 #include "pipewright/plan.hpp"
@@ -176,14 +177,14 @@ Json filtered(Json json, const std::vector<std::string>& words) {
 }  // namespace
 
 void add_list(Command& app, Outcome& outcome) {
-  auto& command =
-      app.add_subcommand("list", "List what can be named: profiles, settings, versions, modules, rules, effects");
+  auto& command = app.add_subcommand(
+      "list", "List what can be named: profiles, settings, versions, modules, rules, effects, commands");
   const auto json = std::make_shared<std::string>();
   const auto words = std::make_shared<std::vector<std::string>>();
   command.footer(
       "Exit status 1: nothing contains the words.\n\nExamples:\n  pipewright list rules recompute mla\n  pipewright "
       "list settings overlap --json -");
-  const auto add = [&](const char* name, const char* what, Listing (*listing)()) {
+  const auto add = [&](const char* name, const char* what, std::function<Listing()> listing) {
     auto& list = command.add_subcommand(name, what);
     list.add_option("--json", *json, "write JSON to this file (-: standard output, and nothing else)");
     list.add_option("FILTER", *words, "only entries that contain all of these words");
@@ -207,6 +208,9 @@ void add_list(Command& app, Outcome& outcome) {
   add("modules", "What recompute can replay and offload can move, with the versions that know it", modules);
   add("rules", "Legality rules with their sources", rules);
   add("effects", "What every flag, field and variable does to a prediction", effects);
+  add("commands", "Every command with its options, as manual pages and completions are made of", [&app] {
+    return Listing{commands_text(app), {{"commands", commands_json(app)}}};
+  });
 }
 
 }  // namespace pipewright::cli

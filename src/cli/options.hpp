@@ -33,6 +33,8 @@ class Option {
   /// The heading of --help under which it stands.
   Option& group(std::string heading) { return group_ = std::move(heading), *this; }
   Option& allowed(std::vector<std::string> values) { return allowed_ = std::move(values), *this; }
+  /// What shells offer where other values are allowed, too.
+  Option& suggested(std::vector<std::string> values) { return suggested_ = std::move(values), *this; }
   Option& needs(const Option& other) { return needs_ = &other, *this; }
   Option& excludes(const Option& other) { return excludes_ = &other, *this; }
   /// A command line of its own: all that stands after "--", and nothing of it goes to another argument.
@@ -49,6 +51,7 @@ class Option {
   const std::optional<std::pair<int, int>>& count() const { return count_; }
   const std::string& heading() const { return group_; }
   const std::vector<std::string>& values_allowed() const { return allowed_; }
+  const std::vector<std::string>& values_suggested() const { return suggested_.empty() ? allowed_ : suggested_; }
   const Option* needed() const { return needs_; }
   const Option* excluded() const { return excludes_; }
   /// What the command line gave, after parsing; empty for a flag that is not set or an option that is not named.
@@ -60,7 +63,7 @@ class Option {
   Target target_;
   bool required_ = false, repeatable_ = false, after_dashes_ = false;
   std::optional<std::pair<int, int>> count_;
-  std::vector<std::string> allowed_, given_;
+  std::vector<std::string> allowed_, suggested_, given_;
   const Option* needs_ = nullptr;
   const Option* excludes_ = nullptr;
 };

@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "commands.hpp"
+#include "embedded.hpp"
 #include "pipewright/base.hpp"
 #include "terminal.hpp"
 
@@ -29,6 +30,10 @@ std::string with_list(const std::string& json, const std::string& name, const st
 
 void write_result(const std::string& path, std::string_view text) {
   if (path != "-") return write_file(path, text);
+  if (Embedding* const host = embedding(); host != nullptr) {
+    host->output += text;
+    return;
+  }
   // JSON, pages and packed traces are for programs.
   const bool plain = text.empty() || std::string_view("{[<\x1f").find(text.front()) != std::string_view::npos;
   const std::string shown = plain ? std::string(text) : dressed(text);

@@ -3,6 +3,7 @@
 #include <memory>
 
 #include "commands.hpp"
+#include "embedded.hpp"
 #include "input.hpp"
 #include "page_output.hpp"
 #include "pipewright/report.hpp"
@@ -68,12 +69,22 @@ void run(const PlanOptions& options, Outcome& outcome) {
     Progress progress("plan");
     Interruptible interruptible(options.time_limit_s);
     plan::Options search;
-    search.predict = [&](const scenario::Scenario& candidate) { return predict::predict(candidate, profiles); };
+    const StopCheck stop_check;
+    search.predict = [&](const scenario::Scenario& candidate) {
+      stop_check();
+      return predict::predict(candidate, profiles);
+    };
     search.repredict_reserved = [&](const scenario::Scenario& candidate, const predict::Prediction& same) {
       return predict::predict_memory(candidate, profiles, same);
     };
-    search.floor = [&](const scenario::Scenario& candidate) { return predict::floor(candidate, profiles); };
-    search.estimate = [&](const scenario::Scenario& candidate) { return predict::estimate(candidate, profiles); };
+    search.floor = [&](const scenario::Scenario& candidate) {
+      stop_check();
+      return predict::floor(candidate, profiles);
+    };
+    search.estimate = [&](const scenario::Scenario& candidate) {
+      stop_check();
+      return predict::estimate(candidate, profiles);
+    };
     search.scout = [&](const scenario::Scenario& candidate, predict::Depth depth, predict::Prediction& into) {
       predict::scout_memory(candidate, profiles, depth, into);
     };
@@ -133,6 +144,7 @@ void add_plan(Command& app, Outcome& outcome) {
   options->input.propose = true;
   command.add_option("--json", options->json, "write JSON to this file (-: standard output, and nothing else)");
   command.add_option("--emit", options->emit_forms, "flags to print: megatron, bridge, harness, env, all; repeatable")
+      .suggested({"megatron", "bridge", "harness", "env", "all"})
       .repeatable();
   options->training.add_to(command);
   command.add_option("--top", options->top, "how many alternatives to keep (10)");

@@ -8,6 +8,8 @@
 #include <csignal>
 #include <cstdio>
 
+#include "embedded.hpp"
+
 namespace pipewright::cli {
 namespace {
 
@@ -17,13 +19,18 @@ static_assert(std::atomic<bool>::is_always_lock_free);
 }  // namespace
 
 Progress::Progress(std::string what)
-    : what_(std::move(what)), terminal_(isatty(STDERR_FILENO) == 1), begin_(Clock::now()), phase_began_(begin_) {}
+    : what_(std::move(what)),
+      quiet_(embedding() != nullptr),
+      terminal_(!quiet_ && isatty(STDERR_FILENO) == 1),
+      begin_(Clock::now()),
+      phase_began_(begin_) {}
 
 Progress::~Progress() {
   if (terminal_ && shown_) std::fputs("\r\033[K", stderr);
 }
 
 void Progress::operator()(std::int64_t done, std::int64_t total, const std::string& phase) {
+  if (quiet_) return;
   constexpr std::chrono::milliseconds terminal_pause(100);
   constexpr std::chrono::seconds patience(2), file_pause(10);
   const auto now = Clock::now();
@@ -44,25 +51,29 @@ void Progress::operator()(std::int64_t done, std::int64_t total, const std::stri
   last_ = now;
 }
 
-Interruptible::Interruptible(std::optional<double> limit_s) {
-  interrupted = false;
-  struct sigaction action = {};
-  action.sa_handler = [](int) { interrupted = true; };
-  action.sa_flags = SA_RESETHAND | SA_RESTART;
-  for (const int signal : {SIGINT, SIGTERM}) sigaction(signal, &action, nullptr);
-  watch_ = std::jthread([this, limit_s](const std::stop_token& done) {
+Interruptible::Interruptible(std::optional<double> limit_s) : host_(embedding()) {
+  if (host_ == nullptr) {
+    interrupted = false;
+    struct sigaction action = {};
+    action.sa_handler = [](int) { interrupted = true; };
+    action.sa_flags = SA_RESETHAND | SA_RESTART;
+    for (const int signal : {SIGINT, SIGTERM}) sigaction(signal, &action, nullptr);
+  }
+  const std::atomic<bool>& asked = host_ == nullptr ? interrupted : host_->stop;
+  watch_ = std::jthread([this, limit_s, &asked](const std::stop_token& done) {
     constexpr std::chrono::milliseconds tick(20);
     const auto begin = std::chrono::steady_clock::now();
     while (!done.stop_requested() && !source_.stop_requested()) {
       const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - begin;
-      if (interrupted || (limit_s && elapsed.count() >= *limit_s)) source_.request_stop();
+      if (asked || (limit_s && elapsed.count() >= *limit_s)) source_.request_stop();
       std::this_thread::sleep_for(tick);
     }
   });
 }
 
 Interruptible::~Interruptible() {
-  for (const int signal : {SIGINT, SIGTERM}) std::signal(signal, SIG_DFL);
+  if (host_ == nullptr)
+    for (const int signal : {SIGINT, SIGTERM}) std::signal(signal, SIG_DFL);
 }
 
 }  // namespace pipewright::cli

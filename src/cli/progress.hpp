@@ -10,6 +10,8 @@
 
 namespace pipewright::cli {
 
+struct Embedding;
+
 /// One changing line on a terminal, at most ten times a second; elsewhere a line every ten seconds at most, and only
 /// after two.
 class Progress {
@@ -25,7 +27,7 @@ class Progress {
  private:
   using Clock = std::chrono::steady_clock;
   std::string what_, phase_;
-  bool terminal_, shown_ = false;
+  bool quiet_, terminal_, shown_ = false;  ///< quiet: called as a function
   Clock::time_point begin_, phase_began_, last_;
 };
 
@@ -41,6 +43,7 @@ class Interruptible {
   std::stop_token token() const { return source_.get_token(); }
 
  private:
+  Embedding* host_;  ///< whose flag asks instead of Ctrl-C; null: a program
   std::stop_source source_;
   std::jthread watch_;
 };

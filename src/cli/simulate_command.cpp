@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "commands.hpp"
+#include "embedded.hpp"
 #include "input.hpp"
 #include "pipewright/page.hpp"
 #include "pipewright/report.hpp"
@@ -34,8 +35,10 @@ void simulate(const SimulateOptions& options, Outcome& outcome) {
   (*progress)(0, parts);
   auto prediction = predict::predict(loaded.scenario, profiles, &run);
   (*progress)(1, parts);
+  stop_if_asked();
   predict::find_levers(prediction, loaded.scenario, profiles, run);
   (*progress)(2, parts);
+  stop_if_asked();
   predict::find_pressure(prediction, loaded.scenario, profiles, run);
   progress.reset();
   if (const auto imbalance = predict::find_imbalance(prediction, loaded.scenario, profiles))

@@ -1,5 +1,6 @@
 // pipewright sweep: every combination of some values, predicted.
 #include <algorithm>
+#include <cstdio>
 #include <memory>
 
 #include "commands.hpp"
@@ -14,7 +15,7 @@ namespace {
 struct SweepOptions {
   Input input;
   std::vector<std::string> over;
-  std::string json, csv, html;
+  std::string json, csv, html, part;
 };
 
 /// "NAME=V1,V2": commas inside brackets belong to a value. "recompute_modules" alone: every legal set.
@@ -45,7 +46,18 @@ plan::Axis axis(const std::string& text) {
   return out;
 }
 
+/// "3/16" -> the third of 16.
+std::optional<plan::Part> part_of(const std::string& text) {
+  if (text.empty()) return {};
+  long long number = 0, of = 0;
+  char more = 0;
+  if (std::sscanf(text.c_str(), "%lld/%lld%c", &number, &of, &more) != 2 || number < 1 || number > of || of > 20'000)
+    throw UsageError({"command line", 0}, "--part", "\"" + text + "\" is no part", {"1/N to N/N"});
+  return plan::Part{number - 1, of};
+}
+
 void run(const SweepOptions& options, Outcome& outcome) {
+  const auto part = part_of(options.part);
   const bool quiet = on_standard_output({{"--json", options.json}, {"--csv", options.csv}, {"--report", options.html}});
   std::vector<plan::Axis> axes;
   for (const auto& text : options.over) axes.push_back(axis(text));
@@ -60,12 +72,13 @@ void run(const SweepOptions& options, Outcome& outcome) {
     search.predict = [&](const scenario::Scenario& candidate) { return predict::predict(candidate, profiles); };
     search.progress = [&](const plan::Progress& now) { progress(now.done, now.total); };
     search.stop = interruptible.token();
-    sweep = plan::sweep(loaded.scenario, axes, search);
+    sweep = plan::sweep(loaded.scenario, axes, search, part.value_or(plan::Part{}));
   }
-  outcome.status =
-      std::any_of(sweep.rows.begin(), sweep.rows.end(), [](const plan::Row& row) { return row.legal; }) ? 0 : 1;
+  const bool any_legal =
+      std::any_of(sweep.rows.begin(), sweep.rows.end(), [](const plan::Row& row) { return row.legal; });
+  outcome.status = any_legal || part ? 0 : 1;  // a part does not know of the others
   const report::Stamp stamp{&loaded.scenario, loaded.scenario.assumed};
-  if (!options.json.empty()) write_result(options.json, report::sweep_json(sweep, &stamp));
+  if (!options.json.empty()) write_result(options.json, report::sweep_json(sweep, &stamp, part));
   if (!options.csv.empty()) write_result(options.csv, report::sweep_csv(sweep));
   if (!options.html.empty()) {
     std::string extra = "{}";
@@ -88,6 +101,8 @@ void add_sweep(Command& app, Outcome& outcome) {
   command.add_option("--over", options->over, "NAME=V1,V2: values of a setting; repeatable (all combinations)")
       .required()
       .repeatable();
+  command.add_option("--part", options->part,
+                     "only every Nth combination from the Kth on, for several machines; `merge` puts parts together");
   command.add_option("--json", options->json, "write JSON to this file (-: standard output, and nothing else)");
   command.add_option("--csv", options->csv, "write CSV to this file (-: standard output, and nothing else)");
   command.add_option("--report", options->html, "write a self-contained HTML page (-: standard output)");
@@ -95,7 +110,8 @@ void add_sweep(Command& app, Outcome& outcome) {
       "Exit status 1: no combination is legal.\n\nExamples:\n"
       "  pipewright sweep S.yaml --over recompute_modules\n"
       "  pipewright sweep S.yaml --over virtual_pipeline_model_parallel_size=none,2,4 --over micro_batch_size=1,2\n"
-      "  pipewright sweep S.yaml --over recompute_modules=[mlp],[mlp,core_attn] --csv -");
+      "  pipewright sweep S.yaml --over recompute_modules=[mlp],[mlp,core_attn] --csv -\n"
+      "  pipewright sweep S.yaml --over recompute_modules --part 3/16 --json part3.json");
   command.callback([options, &outcome] { run(*options, outcome); });
 }
 

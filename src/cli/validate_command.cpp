@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "commands.hpp"
+#include "embedded.hpp"
 #include "input.hpp"
 #include "pipewright/page.hpp"
 #include "pipewright/report.hpp"
@@ -58,7 +59,7 @@ void run(const ValidateOptions& options, Outcome& outcome) {
       on_standard_output({{"--json", options.json}, {"--report", options.html}, {"--markdown", options.markdown}});
   std::vector<scenario::Scenario> scenarios;
   for (const auto& file : files(options.paths)) {
-    scenarios.push_back(scenario::read(file));
+    scenarios.push_back(scenario::parse(content_of(file), file));
     if (!scenarios.back().measured)
       throw UsageError({file, 0}, "measured", "missing section: there is nothing to compare a prediction with");
   }
@@ -73,6 +74,7 @@ void run(const ValidateOptions& options, Outcome& outcome) {
       // What capture measured comes last; a run's own profile stands before it.
       if (std::any_of(all.begin(), all.end() - 1, from_a_real_run)) validation.mode = "calibrated";
       if (validate::add(validation, scenarios[i], with)) profiles.push_back(std::move(with));
+      stop_if_asked();
       progress(static_cast<std::int64_t>(i + 1), static_cast<std::int64_t>(scenarios.size()));
     }
     if (options.calibrate) validate::calibrate_without_itself(validation, profiles);

@@ -136,9 +136,16 @@ Row row_of(const Combination& combination, const Scenario& given, const Sweep& s
 
 }  // namespace
 
-Sweep sweep(const scenario::Scenario& scenario, const std::vector<Axis>& axes, const Options& options) {
+Sweep sweep(const scenario::Scenario& scenario, const std::vector<Axis>& axes, const Options& options, Part part) {
   Sweep result;
-  const auto rows = combinations(scenario, axes, result.notes);
+  auto rows = combinations(scenario, axes, result.notes);
+  result.combinations = std::ssize(rows);
+  if (part.of > 1) {
+    std::vector<Combination> some;
+    for (std::int64_t i = part.first; i < result.combinations; i += part.of)
+      some.push_back(std::move(rows[static_cast<std::size_t>(i)]));
+    rows = std::move(some);
+  }
   try {
     scenario::check(scenario);
     if (broken_rule(scenario, scenario) == nullptr) result.baseline = options.predict(scenario);

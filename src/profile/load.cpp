@@ -4,38 +4,55 @@
 #include <cstdlib>
 #include <filesystem>
 #include <iterator>
+#include <mutex>
 #include <set>
 
 #include "pipewright/profile.hpp"
+#include "pipewright/profile_folders.hpp"
 
 namespace pipewright::profile {
 namespace {
 
 namespace fs = std::filesystem;
 
-/// The folder profiles/ of the checkout or installation that the program lies in: the nearest above it.
-std::vector<fs::path> folders() {
-  std::vector<fs::path> result;
+/// The profiles of the checkout (profiles/) or installation (PREFIX/share/pipewright/profiles) that the program lies
+/// in: the nearest above it.
+std::vector<std::string> beside_the_program() {
   std::error_code error;
   for (fs::path at = fs::read_symlink("/proc/self/exe", error).parent_path(); !error && at.has_relative_path();
        at = at.parent_path()) {
-    if (fs::is_directory(at / "profiles", error)) {
-      result.push_back(at / "profiles");
-      break;
-    }
+    for (const char* below : {"profiles", "share/pipewright/profiles"})
+      if (fs::is_directory(at / below, error)) return {(at / below).string()};
     error.clear();
   }
-  if (const char* given = std::getenv("PIPEWRIGHT_PROFILES"); given != nullptr && *given != '\0') {
-    result.emplace_back(given);
-  }
-  return result;
+  return {};
 }
+
+std::mutex own_mutex;
+std::string own_folder;  // instead of the program's, by use_profiles_of
 
 }  // namespace
 
+void use_profiles_of(const std::string& folder) {
+  const std::lock_guard lock(own_mutex);
+  own_folder = folder;
+}
+
+std::vector<std::string> profile_folders() {
+  std::vector<std::string> result;
+  {
+    const std::lock_guard lock(own_mutex);
+    if (!own_folder.empty()) result.push_back(own_folder);
+  }
+  if (result.empty()) result = beside_the_program();
+  if (const char* given = std::getenv("PIPEWRIGHT_PROFILES"); given != nullptr && *given != '\0')
+    result.emplace_back(given);
+  return result;
+}
+
 std::vector<std::string> known_profiles() {
   std::set<std::string> names;
-  for (const auto& folder : folders()) {
+  for (const auto& folder : profile_folders()) {
     std::error_code error;
     for (const auto& entry : fs::directory_iterator(folder, error)) {
       if (entry.path().extension() == ".json") names.insert(entry.path().stem().string());
@@ -48,8 +65,8 @@ Profile load(const std::string& name_or_path, const Position& where) {
   const bool plain = name_or_path.find('/') == std::string::npos;
   std::error_code error;
   if (plain && !name_or_path.empty()) {
-    for (const auto& folder : folders()) {
-      const fs::path path = folder / (name_or_path + ".json");
+    for (const auto& folder : profile_folders()) {
+      const fs::path path = fs::path(folder) / (name_or_path + ".json");
       if (fs::is_regular_file(path, error)) return parse(read_file(path.string()), path.string());
     }
   }

@@ -1,6 +1,8 @@
 // `sweep`: one row a combination, illegal ones with the rule that refuses them.
 #include <fmt/format.h>
 
+#include <deque>
+
 #include "format.hpp"
 #include "json_value.hpp"
 #include "pipewright/report.hpp"
@@ -74,7 +76,7 @@ std::string sweep_text(const plan::Sweep& sweep) {
   return out;
 }
 
-std::string sweep_json(const plan::Sweep& sweep, const Stamp* stamp) {
+std::string sweep_json(const plan::Sweep& sweep, const Stamp* stamp, const std::optional<plan::Part>& part) {
   Json rows = Json::array();
   for (const auto& row : sweep.rows) {
     Json json = {{"settings", settings_json(row.settings)}, {"legal", row.legal}, {"reason", reason(row)}};
@@ -94,7 +96,57 @@ std::string sweep_json(const plan::Sweep& sweep, const Stamp* stamp) {
     }
     rows.push_back(std::move(json));
   }
-  return dumped({{"rows", rows}, {"notes", sweep.notes}}, stamp);
+  Json body = {{"rows", rows}, {"notes", sweep.notes}};
+  if (part) body["part"] = {{"number", part->first + 1}, {"of", part->of}, {"combinations", sweep.combinations}};
+  return dumped(body, stamp);
+}
+
+namespace {
+
+/// Puts a part's rows at their places; `whole` is what all parts must share.
+void place(const std::string& file, Json& json, std::size_t parts, Json& whole, std::vector<const Json*>& rows) {
+  const auto refuse = [&](const std::string& why) { throw UsageError({file, 0}, {}, why); };
+  if (!json.contains("rows") || !json.contains("part"))
+    refuse("no part of a sweep: sweep --part K/N --json writes them");
+  const std::size_t number = json.at("part").at("number"), of = json.at("part").at("of"),
+                    all = json.at("part").at("combinations");
+  if (of != parts || number < 1 || number > of)
+    refuse(fmt::format("is part {} of {}, given are {}", number, of, parts));
+  const std::size_t expected = number > all ? 0 : (all - number) / of + 1;
+  Json& own = json.at("rows");
+  if (own.size() != expected) refuse(fmt::format("has {} of its {} rows: it was interrupted", own.size(), expected));
+  Json rest = json;
+  rest.erase("rows"), rest["part"].erase("number");
+  if (whole.is_null()) whole = rest, rows.resize(all);
+  if (rest != whole) refuse("is of another sweep than the first file: scenario, values or version differ");
+  for (std::size_t i = 0; i < expected; ++i) {
+    const Json*& row = rows.at(number - 1 + i * of);
+    if (row != nullptr) refuse(fmt::format("part {} is given twice", number));
+    row = &own.at(i);
+  }
+}
+
+}  // namespace
+
+std::string merged_sweeps(const std::vector<std::pair<std::string, std::string>>& files) {
+  Json whole;
+  std::vector<const Json*> rows;
+  std::deque<Json> parts;  // rows point into them
+  for (const auto& [name, text] : files) {
+    try {
+      place(name, parts.emplace_back(Json::parse(text)), files.size(), whole, rows);
+    } catch (const Json::exception&) {
+      throw UsageError({name, 0}, {}, "no part of a sweep: sweep --part K/N --json writes them");
+    }
+  }
+  Json list = Json::array(), out = Json::object();
+  for (const Json* row : rows) list.push_back(*row);
+  for (const auto& [key, value] : whole.items()) {
+    if (key == "part") continue;
+    if (key == "notes") out["rows"] = list;  // where they stand in a sweep's own
+    out[key] = value;
+  }
+  return dumped(out);
 }
 
 std::string sweep_csv(const plan::Sweep& sweep) {

@@ -65,7 +65,7 @@ simulate base.yaml
 sweep base.yaml --over micro_batch_size=1,2
 explain base.yaml --rank 0 --peak
 schedule base.yaml
-check base.yaml
+check base.yaml --baseline base.yaml
 validate measured.yaml
 convert base.yaml
 trial base.yaml -- echo {flags}

@@ -204,8 +204,13 @@ struct Row {
 struct Sweep {
   std::optional<predict::Prediction> baseline;
   std::vector<Row> rows;
+  std::int64_t combinations = 0;   ///< of the whole sweep
   std::vector<std::string> notes;  ///< what the axes set besides
 };
-Sweep sweep(const scenario::Scenario& scenario, const std::vector<Axis>& axes, const Options& options);
+/// Which of the combinations: the first, and from there every `of`th. Neighbours take like time, so parts do, too.
+struct Part {
+  std::int64_t first = 0, of = 1;
+};
+Sweep sweep(const scenario::Scenario& scenario, const std::vector<Axis>& axes, const Options& options, Part part = {});
 
 }  // namespace pipewright::plan

@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "pipewright/emit.hpp"
@@ -51,7 +52,12 @@ std::string flags_text(const scenario::Scenario& scenario, const std::vector<std
 // ---- sweep
 
 std::string sweep_text(const plan::Sweep& sweep);
-std::string sweep_json(const plan::Sweep& sweep, const Stamp* stamp = nullptr);
+/// `part`: of a sweep over several machines, for merged_sweeps().
+std::string sweep_json(const plan::Sweep& sweep, const Stamp* stamp = nullptr,
+                       const std::optional<plan::Part>& part = {});
+/// What one process would have written, from the JSON of all parts (name and text). Throws UsageError where one is
+/// missing, was interrupted or is of another sweep.
+std::string merged_sweeps(const std::vector<std::pair<std::string, std::string>>& files);
 std::string sweep_csv(const plan::Sweep& sweep);
 
 // ---- check
