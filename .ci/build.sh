@@ -8,11 +8,12 @@ packages="g++ meson ninja-build pkg-config
 
 say() { echo "pipewright: $*" >&2; }
 
-# Installs the packages that are missing; on another distribution, leaves it to meson to name what is not found.
+# install_packages PACKAGE...: those of the list and these that are missing; on another distribution, leaves it to meson to
+# name what is not found.
 install_packages() {
   command -v dpkg-query >/dev/null 2>&1 || return 0
   missing=
-  for package in $packages; do
+  for package in $packages "$@"; do
     [ "$(dpkg-query -W -f='${db:Status-Status}' "$package" 2>/dev/null)" = installed ] || missing="$missing $package"
   done
   [ -n "$missing" ] || return 0

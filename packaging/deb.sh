@@ -6,7 +6,7 @@ set -eu
 root=$(dirname "$(dirname "$(readlink -f -- "$0")")")
 . "$root/.ci/build.sh"
 cd "$root"
-configure build-deb --prefix=/usr -Dwerror=false -Dtests=false -Dcapture=disabled -Dpython=disabled
+configure build-deb --prefix=/usr -Dwerror="${PIPEWRIGHT_WERROR:-false}" -Dtests=false -Dcapture=disabled -Dpython=disabled
 build build-deb
 version=$(meson introspect build-deb --projectinfo | python3 -c 'import json, sys; print(json.load(sys.stdin)["version"])')
 architecture=$(dpkg --print-architecture)

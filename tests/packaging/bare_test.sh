@@ -10,7 +10,7 @@ bare=$(mktemp -d)
 trap "rm -rf '$bare'" EXIT
 fail() { echo "FAILED: $*"; exit 1; }
 
-command -v debootstrap >/dev/null && [ -e /usr/include/pybind11 ] && command -v dpkg-shlibdeps >/dev/null ||
+command -v debootstrap >/dev/null && command -v dpkg-shlibdeps >/dev/null ||
   DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends debootstrap dpkg-dev python3-dev python3-venv
 cd "$root"
 rm -rf dist
@@ -23,7 +23,7 @@ debootstrap --variant=minbase bookworm "$bare" "${PIPEWRIGHT_MIRROR:-http://deb.
 cp dist/*.deb dist/*.whl "$bare/tmp/"
 cp /etc/resolv.conf "$bare/etc/" 2>/dev/null || true
 # A chroot whose mounts and processes end with it.
-inside() { unshare --mount --pid --fork chroot "$bare" /usr/bin/env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root bash -euc "$1"; }
+inside() { unshare --mount --pid --fork --mount-proc="$bare/proc" chroot "$bare" /usr/bin/env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root bash -euc "$1"; }
 example=/usr/share/pipewright/scenarios/llama3-8b-pretrain-8xh100.yaml
 
 inside "test -z \"\$(command -v python3 gcc)\"; export DEBIAN_FRONTEND=noninteractive
