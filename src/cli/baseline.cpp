@@ -61,7 +61,7 @@ std::optional<double> half_interval_ms(const Input& input, const report::RecipeC
   if (change.before.prediction.empty() || change.after.prediction.empty()) return {};
   const auto &a = *change.before.scenario, &b = *change.after.scenario;
   if (a.cluster.profile != b.cluster.profile) return {};
-  const auto comparison = predict::compare(a, b, input.profiles(b));
+  const auto comparison = predict::compare(a, {&b}, input.profiles(b)).front();
   if (comparison.spread_ns == 0 && comparison.difference_ns == 0) return {};
   return comparison.half_interval_ns() / 1e6;
 }

@@ -81,6 +81,10 @@ void run(const PlanOptions& options, Outcome& outcome) {
       stop_check();
       return predict::floor(candidate, profiles);
     };
+    search.floor_of_any_split = [&](const scenario::Scenario& candidate, bool any_size) {
+      stop_check();
+      return predict::floor_of_any_split(candidate, profiles, any_size);
+    };
     search.estimate = [&](const scenario::Scenario& candidate) {
       stop_check();
       return predict::estimate(candidate, profiles);
@@ -88,8 +92,8 @@ void run(const PlanOptions& options, Outcome& outcome) {
     search.scout = [&](const scenario::Scenario& candidate, predict::Depth depth, predict::Prediction& into) {
       predict::scout_memory(candidate, profiles, depth, into);
     };
-    search.compare = [&](const scenario::Scenario& one, const scenario::Scenario& other) {
-      return predict::compare(one, other, profiles);
+    search.compare = [&](const scenario::Scenario& one, const std::vector<const scenario::Scenario*>& others) {
+      return predict::compare(one, others, profiles);
     };
     search.probability = [&](const predict::Prediction& prediction) {
       return predict::probability_to_fit(prediction, profiles);

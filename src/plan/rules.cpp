@@ -235,9 +235,20 @@ bool bridge(const Scenario& s) { return s.software.megatron_bridge.has_value(); 
 std::int64_t layers_per_chunk(const Scenario& s) {
   try {
     scenario::check(s);
+    const auto last = s.settings.pipeline_model_parallel_size - 1, last_chunk = scenario::num_chunks(s) - 1;
     std::size_t most = 0;
-    for (std::int64_t rank = 0; rank < s.settings.pipeline_model_parallel_size; ++rank)
-      for (std::int64_t chunk = 0; chunk < scenario::num_chunks(s); ++chunk)
+    if (const auto& layout = s.settings.pipeline_model_parallel_layout) {
+      thread_local std::map<std::string, std::int64_t> known;  // reading one takes as long as all rules
+      const auto [at, fresh] = known.emplace(*layout, 0);
+      if (!fresh) return at->second;
+      for (std::int64_t rank = 0; rank <= last; ++rank)
+        for (std::int64_t chunk = 0; chunk <= last_chunk; ++chunk)
+          most = std::max(most, scenario::layers_of(s, rank, chunk).size());
+      return at->second = static_cast<std::int64_t>(most);
+    }
+    // Between the ends all are alike.
+    for (const auto rank : {std::int64_t{0}, std::min<std::int64_t>(1, last), last})
+      for (const auto chunk : {std::int64_t{0}, last_chunk})
         most = std::max(most, scenario::layers_of(s, rank, chunk).size());
     return static_cast<std::int64_t>(most);
   } catch (const UsageError&) {

@@ -109,8 +109,9 @@ std::vector<Rule> effect_rules() {
        {"recompute_num_layers"},
        everywhere,
        [](const Scenario& s) {
+         if (!full(s) || s.settings.recompute_num_layers.value_or(0) <= 0) return false;
          const auto most = layers_per_chunk(s);
-         return full(s) && most > 0 && s.settings.recompute_num_layers.value_or(0) > most;
+         return most > 0 && *s.settings.recompute_num_layers > most;
        },
        "recompute_num_layers {recompute_num_layers} is beyond the {$layers_per_chunk} layers of a model chunk: it "
        "means all of them",

@@ -79,9 +79,17 @@ std::vector<std::size_t> alternatives(const Searcher& searcher, const std::vecto
 /// do not share leave.
 void add_rivals(Plan& plan, const Options& options) {
   constexpr std::size_t most = 3;
+  std::vector<const Candidate*> nearest;
+  std::vector<const Scenario*> scenarios;
   for (const auto& other : plan.alternatives) {
-    if (!other.prediction.fits || plan.rivals.size() == most) continue;
-    auto comparison = options.compare(plan.best->scenario, other.scenario);
+    if (!other.prediction.fits || nearest.size() == most) continue;
+    nearest.push_back(&other);
+    scenarios.push_back(&other.scenario);
+  }
+  const auto comparisons = options.compare(plan.best->scenario, scenarios);
+  for (std::size_t n = 0; n < nearest.size(); ++n) {
+    const Candidate& other = *nearest[n];
+    auto comparison = comparisons[n];
     if (comparison.spread_ns <= 0) continue;
     const auto exact = static_cast<double>(other.prediction.step_ns - plan.best->prediction.step_ns);
     if (comparison.difference_ns != 0) comparison.error_to_turn *= exact / comparison.difference_ns;

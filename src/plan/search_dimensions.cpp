@@ -24,23 +24,23 @@ void assign(scenario::Scenario& s, const std::string& name, const std::string& v
   scenario::set(s, name + "=" + value);
 }
 
-std::set<std::string> fired(const Scenario& s, Severity severity) {
-  std::set<std::string> ids;
+/// Rules of a severity, in the table's order; whether each fires.
+std::vector<std::pair<const Rule*, bool>> fired(const Scenario& s, Severity severity) {
+  std::vector<std::pair<const Rule*, bool>> all;
   for (const auto& rule : all_rules())
-    if (rule.severity == severity && (severity != Severity::no_effect || rule.remedy) && applies(rule, s))
-      ids.emplace(rule.id);
-  return ids;
+    if (rule.severity == severity && (severity != Severity::no_effect || rule.remedy))
+      all.emplace_back(&rule, applies(rule, s));
+  return all;
 }
 
 void say_once(std::vector<Finding>& list, const Finding& finding) {
   if (std::ranges::none_of(list, [&](const Finding& f) { return f.rule == finding.rule; })) list.push_back(finding);
 }
 
-/// The first finding of `severity` that `changed` has and `base` has not, if any.
-std::optional<Finding> news(const Scenario& base, const Scenario& changed, Severity severity) {
-  const auto before = fired(base, severity), after = fired(changed, severity);
-  for (const auto& rule : all_rules())
-    if (after.contains(std::string(rule.id)) && !before.contains(std::string(rule.id))) return finding(rule, changed);
+/// The first finding that `changed` has and what fired `before` has not, if any.
+std::optional<Finding> news(const std::vector<std::pair<const Rule*, bool>>& before, const Scenario& changed) {
+  for (const auto& [rule, fires] : before)
+    if (!fires && applies(*rule, changed)) return finding(*rule, changed);
   return std::nullopt;
 }
 
@@ -51,14 +51,15 @@ Sets subsets(const Scenario& base, const std::vector<std::string>& modules, cons
   std::vector<std::string> useful;
   Scenario none = base;
   with(none, {});
+  const auto violations = fired(none, Severity::violation), idles = fired(none, Severity::no_effect);
   for (const auto& module : modules) {
     Scenario alone = none;
     with(alone, {module});
-    if (const auto forbidden = news(none, alone, Severity::violation)) {
+    if (const auto forbidden = news(violations, alone)) {
       const std::string label = prefix + " " + module;
       if (std::ranges::none_of(left_out.rejected, [&](const Rejected& r) { return r.label == label; }))
         left_out.rejected.push_back({label, {}, {}, forbidden->rule, forbidden->message});
-    } else if (const auto idle = news(none, alone, Severity::no_effect)) {
+    } else if (const auto idle = news(idles, alone)) {
       say_once(left_out.idle, *idle);
     } else {
       useful.push_back(module);

@@ -20,8 +20,7 @@ constexpr std::int64_t most_offload = 2000;
 
 /// What the chunk-level engine does not express: estimate() then runs the exact one on a shortened schedule.
 bool costly(const Scenario& s) {
-  return s.settings.overlap_moe_expert_parallel_comm || s.settings.fine_grained_activation_offloading ||
-         s.settings.cpu_offloading;
+  return s.settings.fine_grained_activation_offloading || s.settings.cpu_offloading;
 }
 
 bool timed(const Trial& trial) { return trial.quick && trial.quick->step_ns > 0; }
@@ -41,14 +40,14 @@ Searcher::Searcher(const Scenario& scenario, const Options& options, const std::
       quick_(options.floor && options.estimate && options.scout),
       space_(scenario, dimensions, left_out),
       arena_(options.threads > 0 ? options.threads : tbb::task_arena::automatic),
-      structures_(space_.structures()),
-      known_(structures_.size()),
+      spreads_(space_.spreads()),
+      known_spreads_(spreads_.size()),
       costly_left_(most_costly_work) {}
 
 void Searcher::run() {
   predict_given();
   if (quick_) {
-    bound_structures();
+    bound_spreads();
     begin("looking", false);
     do look_closer();
     while (!interrupted_ && confirm_finalists());
@@ -56,6 +55,8 @@ void Searcher::run() {
     confirm_ties();
     return;
   }
+  for (std::size_t i = 0; i < spreads_.size(); ++i)
+    if (!known_spreads_[i].open) add(i, open(i));
   for (std::size_t i = 0; i < structures_.size(); ++i) {
     const auto before = space_.enumerated;
     known_[i].expanded = true;
@@ -110,16 +111,20 @@ void Searcher::predict_given() {
   if (!options_.has_baseline) return;
   auto given = space_.given();
   if (!given) return;
-  const auto same = [&](const Structure& s) {
-    for (std::size_t d = 0; d < s.chosen.size(); ++d)
-      if (s.chosen[d].label != given->candidate.choices[d]) return false;
+  const auto same = [&](const auto& one) {
+    for (std::size_t d = 0; d < one.chosen.size(); ++d)
+      if (one.chosen[d].label != given->candidate.choices[d]) return false;
     return true;
   };
+  if (const auto spread = std::ranges::find_if(spreads_, same); spread != spreads_.end()) {
+    const auto i = static_cast<std::size_t>(spread - spreads_.begin());
+    add(i, open(i));
+  }
   const auto home = static_cast<std::size_t>(std::ranges::find_if(structures_, same) - structures_.begin());
   if (home == structures_.size()) {  // lists of values that leave out what is given
     std::vector<Value> chosen;
     for (const auto& choice : given->candidate.choices)
-      if (structures_.empty() || chosen.size() < structures_.front().chosen.size()) chosen.push_back({choice, {}, {}});
+      if (chosen.size() < space_.structural()) chosen.push_back({choice, {}, {}});
     structures_.push_back({given->candidate.scenario, std::move(chosen), given->candidate.label, 0});
     known_.emplace_back().bounded = known_.back().expanded = true;
   }
@@ -133,14 +138,14 @@ void Searcher::predict_given() {
 }
 
 /// What a structure lacks by the least that any of its candidates keeps; none: it may fit.
-Bytes Searcher::lacking(const Scenario& partial, const predict::Prediction& floor) const {
+Bytes Searcher::lacking(const Scenario& partial) const {
   const auto over = [](const predict::Prediction& p, auto held) {
     Bytes most;
     for (const auto& rank : p.ranks)
       most = std::max(most, held(rank) + rank.outside_allocator + p.memory_margin - p.memory_limit);
     return most;
   };
-  const auto of_state = over(floor, [](const auto& rank) { return rank.walk.static_bytes; });
+  const auto of_state = over(options_.floor(space_.bare(partial)), [](const auto& r) { return r.walk.static_bytes; });
   if (of_state > Bytes(0)) return of_state;
   std::optional<Bytes> least;
   for (const Scenario& kept : least_kept(partial)) {
@@ -157,28 +162,96 @@ Bytes Searcher::lacking(const Scenario& partial, const predict::Prediction& floo
   return least.value_or(Bytes(0));
 }
 
-void Searcher::bound_structures() {
-  begin("bounding structures", true);
-  in_parallel(structures_.size(), [&](std::size_t i) {
-    Known& known = known_[i];
-    try {
-      const auto floor = options_.floor(space_.bare(structures_[i].partial));
-      known.cost = cost(floor, objective_);
-      if (!floor.fits) known.lacking = lacking(structures_[i].partial, floor);
-      known.impossible = known.lacking > Bytes(0);
-      ++bounded_;
-    } catch (const UsageError&) {
-      known.sharp = true;  // its candidates say why
-    }
-    known.bounded = true;
+/// Work a GPU has is the same whatever the pipeline's size, so spreads that differ only in that share a first bound.
+void Searcher::bound_spreads() {
+  begin("bounding", true);
+  std::map<std::string, std::vector<std::size_t>> alike;  // the shortest pipeline first
+  if (options_.floor_of_any_split)
+    for (std::size_t i = 0; i < spreads_.size(); ++i)
+      if (!known_spreads_[i].open) alike[space_.work_of(spreads_[i])].push_back(i);
+  std::vector<const std::vector<std::size_t>*> groups;
+  for (const auto& [key, group] : alike) groups.push_back(&group);
+  in_parallel(groups.size(), [&](std::size_t n) {
+    const auto floors = floors_of_any_split(groups[n]->front(), true);
+    double least = floors.empty() ? 0 : never;
+    for (const auto& floor : floors) least = std::min(least, cost(floor, objective_));
+    for (const auto i : *groups[n]) known_spreads_[i].cost = least;
   });
-  for (std::size_t i = 0; i < structures_.size(); ++i)
-    if (!known_[i].impossible) open_.insert({known_[i].cost, Node::Kind::structure, i});
+  for (std::size_t i = 0; i < spreads_.size(); ++i)
+    if (!known_spreads_[i].open) open_.insert({known_spreads_[i].cost, Node::Kind::spread, i});
+}
+
+/// By the kernels of its structures, which are those with or without expert overlap.
+std::vector<predict::Prediction> Searcher::floors_of_any_split(std::size_t spread, bool any_size) {
+  std::vector<predict::Prediction> floors;
+  for (const bool overlap : {false, true})
+    space_.example(spreads_[spread], overlap, [&](const Scenario& example) {
+      try {
+        floors.push_back(options_.floor_of_any_split(example, any_size));
+        ++bounded_;
+        return true;
+      } catch (const UsageError&) {
+        return false;  // another one says as much
+      }
+    });
+  return floors;
+}
+
+void Searcher::bound(std::size_t spread) {
+  KnownSpread& known = known_spreads_[spread];
+  known.bounded = true;
+  if (!options_.floor_of_any_split) return;
+  const auto floors = floors_of_any_split(spread, false);
+  if (floors.empty()) return;
+  double least = never;
+  known.impossible = true;
+  for (const auto& floor : floors) {
+    least = std::min(least, cost(floor, objective_));
+    known.impossible = known.impossible && !floor.fits;
+    for (const auto& rank : floor.ranks)
+      known.lacking = rank.walk.peak_allocated + rank.outside_allocator + floor.memory_margin - floor.memory_limit;
+  }
+  known.cost = std::max(known.cost, least);
+}
+
+Searcher::Fresh Searcher::open(std::size_t spread) {
+  Fresh fresh{space_.open(spreads_[spread]), {}};
+  for (const auto& structure : fresh.opened.structures) fresh.known.push_back(floor_of(structure));
+  return fresh;
+}
+
+Searcher::Known Searcher::floor_of(const Structure& structure) {
+  Known known;
+  known.bounded = true;
+  if (!quick_) return known;
+  try {
+    const auto floor = options_.floor(space_.bare(structure.partial));
+    known.cost = cost(floor, objective_);
+    known.tight = !floor.fits;
+    ++bounded_;
+  } catch (const UsageError&) {
+    known.sharp = true;  // its candidates say why
+  }
+  return known;
+}
+
+void Searcher::add(std::size_t spread, Fresh fresh) {
+  known_spreads_[spread].open = true;
+  space_.add(fresh.opened);
+  for (std::size_t n = 0; n < fresh.known.size(); ++n) {
+    fresh.known[n].cost = std::max(fresh.known[n].cost, known_spreads_[spread].cost);
+    if (quick_) open_.insert({fresh.known[n].cost, Node::Kind::structure, structures_.size()});
+    structures_.push_back(std::move(fresh.opened.structures[n]));
+    known_.push_back(std::move(fresh.known[n]));
+  }
 }
 
 void Searcher::sharpen(std::size_t structure) {
   Known& known = known_[structure];
   known.sharp = true;
+  if (known.tight) known.lacking = lacking(structures_[structure].partial);
+  known.impossible = known.lacking > Bytes(0);
+  if (known.impossible) return;
   const auto bare = space_.bare(structures_[structure].partial);
   if (costly(bare)) return;
   try {
@@ -196,7 +269,7 @@ std::vector<Searcher::Node> Searcher::next_nodes(double limit, std::size_t struc
   constexpr std::size_t batch = 16;
   std::vector<Node> nodes;
   for (auto at = open_.begin(); at != open_.end() && nodes.size() < batch && at->cost < limit;) {
-    if (structure != any_structure && at->structure != structure) {
+    if (structure != any_structure && (at->kind == Node::Kind::spread || at->structure != structure)) {
       ++at;
       continue;
     }
@@ -218,23 +291,35 @@ bool Searcher::look(double limit, std::size_t structure) {
   std::vector<std::size_t> fresh;
   std::vector<Node> looks;
   for (const Node& node : nodes) {
-    if (node.kind == Node::Kind::trial || (node.kind == Node::Kind::structure && !known_[node.structure].sharp))
+    if (node.kind == Node::Kind::trial || node.kind == Node::Kind::spread ||
+        (node.kind == Node::Kind::structure && !known_[node.structure].sharp))
       looks.push_back(node);
     else
       for (const auto i : opened(node)) fresh.push_back(i);
   }
+  std::vector<std::optional<Fresh>> spreads(looks.size());
   in_parallel(looks.size() + fresh.size(), [&](std::size_t n) {
     if (n >= looks.size())
       floor_of(fresh[n - looks.size()]);
+    else if (looks[n].kind == Node::Kind::spread && !known_spreads_[looks[n].structure].bounded)
+      bound(looks[n].structure);
+    else if (looks[n].kind == Node::Kind::spread)
+      spreads[n] = open(looks[n].structure);
     else if (looks[n].kind == Node::Kind::structure)
       sharpen(looks[n].structure);
     else
       advance(looks[n].index);
   });
-  for (const Node& node : looks) {
-    if (node.kind == Node::Kind::structure)
+  for (std::size_t n = 0; n < looks.size(); ++n) {
+    const Node& node = looks[n];
+    const KnownSpread* spread = node.kind == Node::Kind::spread ? &known_spreads_[node.structure] : nullptr;
+    if (spread != nullptr && spreads[n])
+      add(node.structure, std::move(*spreads[n]));
+    else if (spread != nullptr && !spread->impossible)
+      open_.insert({spread->cost, node.kind, node.structure});
+    else if (node.kind == Node::Kind::structure && !known_[node.structure].impossible)
       open_.insert({known_[node.structure].cost, node.kind, node.structure});
-    else
+    else if (node.kind == Node::Kind::trial)
       settle(node.index);
   }
   for (const auto i : fresh) settle(i);
@@ -247,6 +332,9 @@ std::vector<std::size_t> Searcher::opened(const Node& node) {
   std::vector<Trial> trials;
   std::size_t step = node.index;
   switch (node.kind) {
+    case Node::Kind::spread:
+      add(node.structure, open(node.structure));
+      return {};
     case Node::Kind::structure:
       expand(node.structure);
       return {};
@@ -489,19 +577,33 @@ Searched Searcher::counts(double fastest) const {
   s.illegal = space_.illegal;
   s.legal = std::ssize(trials_);
   s.interrupted = interrupted_;
+  enum By : std::size_t { any_split, of_structure, estimate_of_structure, less_work, of_candidate, estimate, walk };
+  s.bounds = {{"kernels however they are split"},
+              {"floor of the structure"},
+              {"estimate of the structure"},
+              {"more work than one that fits"},
+              {"floor"},
+              {"estimate"},
+              {"walk of allocated memory"}};
+  const auto by_memory = [&](By by, std::int64_t count) { s.by_memory += count, s.bounds[by].memory += count; };
+  const auto by_time = [&](By by, std::int64_t count) { s.by_time += count, s.bounds[by].time += count; };
   // What was not enumerated counts by the least that its structure still holds.
   std::vector<double> least(structures_.size(), never);
   for (const auto* nodes : {&open_, &shelved_})
-    for (const Node& node : *nodes) least[node.structure] = std::min(least[node.structure], node.cost);
+    for (const Node& node : *nodes)
+      if (node.kind != Node::Kind::spread) least[node.structure] = std::min(least[node.structure], node.cost);
   for (const Trial& trial : trials_) {
     if (trial.done) {
       ++s.predicted;
     } else if (trial.refused) {
       ++s.not_modelled;
     } else if (!trial.may_fit) {
-      ++s.by_memory;
+      by_memory(trial.scouted ? walk : of_candidate, 1);
     } else {
-      ++(trial.least < fastest ? s.undecided : s.by_time);
+      if (trial.least < fastest)
+        ++s.undecided;
+      else
+        by_time(timed(trial) ? estimate : of_candidate, 1);
       least[trial.structure] = std::min(least[trial.structure], trial.least);
     }
   }
@@ -511,8 +613,24 @@ Searched Searcher::counts(double fastest) const {
     const auto left = std::max<std::int64_t>(0, structures_[i].holds - known.candidates);
     seen += known.candidates;
     s.candidates += left;
-    (known.impossible ? s.by_memory : least[i] < fastest ? s.undecided : s.by_time) += left;
-    if (known.impossible) s.too_large += left;
+    if (known.impossible)
+      by_memory(of_structure, left), s.too_large += left;
+    else if (least[i] < fastest)
+      s.undecided += left;
+    else
+      by_time(known.expanded ? less_work : known.sharp ? estimate_of_structure : of_structure, left);
+  }
+  for (std::size_t i = 0; i < spreads_.size(); ++i) {
+    const auto& known = known_spreads_[i];
+    if (known.open) continue;
+    s.structures += spreads_[i].structures;
+    s.candidates += spreads_[i].holds;
+    if (known.impossible)
+      by_memory(any_split, spreads_[i].holds), s.too_large += spreads_[i].holds;
+    else if (known.cost < fastest)
+      s.undecided += spreads_[i].holds;
+    else
+      by_time(any_split, spreads_[i].holds);
   }
   s.candidates += space_.enumerated;
   s.excluded = s.by_memory + s.by_time;
@@ -532,8 +650,14 @@ std::optional<std::pair<std::string, Bytes>> Searcher::nearest_structure() const
   std::optional<std::size_t> nearest;
   for (std::size_t i = 0; i < structures_.size(); ++i)
     if (known_[i].impossible && (!nearest || known_[i].lacking < known_[*nearest].lacking)) nearest = i;
-  if (!nearest) return std::nullopt;
-  return std::pair{structures_[*nearest].label, known_[*nearest].lacking};
+  std::optional<std::pair<std::string, Bytes>> found;
+  if (nearest) found = {structures_[*nearest].label, known_[*nearest].lacking};
+  for (std::size_t i = 0; i < spreads_.size(); ++i) {
+    const auto& known = known_spreads_[i];
+    if (!known.open && known.impossible && (!found || known.lacking < found->second))
+      found = {spreads_[i].label, known.lacking};
+  }
+  return found;
 }
 
 }  // namespace pipewright::plan

@@ -1,13 +1,14 @@
 // The search. Small spaces without quick looks are predicted as a whole. With them (Options::floor, estimate, scout) it
 // is best first: what may still be fastest is looked at more closely, step by step, until nothing that is left can win.
 //
-//   structure --floor--> --estimate--> steps of recompute --floor--> --estimate--> --scout--> --predict--> ranking
-//                                        ^                                |                      |
-//                                        +---- does not fit: more of it, offload ----------------+
+//   spread --> structure --floor--> --estimate--> steps of recompute --floor--> --estimate--> --scout--> --predict-->
+//                                                  ^                               |                      |
+//                                                  +---- does not fit: more of it, offload ---------------+
 //
-// Every arrow raises what something costs at least: a structure without recompute and offload bounds all in it, less
-// recompute bounds more of it, an estimate its candidate (predict::estimate_bounds). What has too little memory by a
-// floor or a walk is excluded for good. The scenario as given is predicted first and sets the mark.
+// Every arrow raises what something costs at least: a spread's kernels however they are split bound its structures, one
+// of those without recompute and offload all in it, less recompute more of it, an estimate its candidate
+// (predict::estimate_bounds). What has too little memory by a floor or a walk is excluded for good. The scenario as
+// given is predicted first and sets the mark.
 #pragma once
 
 #include <tbb/task_arena.h>
@@ -52,19 +53,27 @@ class Searcher {
   std::optional<std::pair<std::string, Bytes>> nearest_structure() const;
 
  private:
-  /// What may be looked at more closely, by the least cost that it can have. `index`: step; trial; `offload`: step of
-  /// what is offloaded.
+  /// What may be looked at more closely, by the least cost that it can have. `structure`: of a spread its own number;
+  /// `index`: step; trial; `offload`: step of what is offloaded.
   struct Node {
-    enum class Kind : std::uint8_t { structure, step, trial, most_offload, offload };
+    enum class Kind : std::uint8_t { spread, structure, step, trial, most_offload, offload };
     double cost = 0;
     Kind kind = Kind::structure;
     std::size_t structure = 0, index = 0, offload = 0;
     auto operator<=>(const Node&) const = default;
   };
+  /// How much is known of a spread; once it is open, its structures say more.
+  struct KnownSpread {
+    double cost = 0;
+    bool bounded = false;  ///< by its own kernels, not only by those of its parallelism at any pipeline size
+    bool open = false, impossible = false;
+    Bytes lacking;
+  };
   /// How much is known of a structure.
   struct Known {
     double cost = 0;
     bool bounded = false, sharp = false, expanded = false, impossible = false;
+    bool tight = false;           ///< it does not fit without recompute and offload
     std::int64_t candidates = 0;  ///< of `holds` that were enumerated
     Bytes lacking;                ///< where impossible: by how much at least
     std::vector<Step> steps;
@@ -73,8 +82,18 @@ class Searcher {
   static constexpr std::size_t any_structure = static_cast<std::size_t>(-1);
 
   void predict_given();
-  void bound_structures();
-  Bytes lacking(const Scenario& partial, const predict::Prediction& floor) const;
+  void bound_spreads();
+  void bound(std::size_t spread);
+  std::vector<predict::Prediction> floors_of_any_split(std::size_t spread, bool any_size);
+  /// A spread's structures with their floors; add() takes them over.
+  struct Fresh {
+    Space::Opened opened;
+    std::vector<Known> known;
+  };
+  Fresh open(std::size_t spread);
+  void add(std::size_t spread, Fresh fresh);
+  Known floor_of(const Structure& structure);
+  Bytes lacking(const Scenario& partial) const;
   void look_closer();
   bool look(double limit, std::size_t structure = any_structure);
   std::vector<Node> next_nodes(double limit, std::size_t structure);
@@ -121,6 +140,8 @@ class Searcher {
   const bool quick_;
   Space space_;
   tbb::task_arena arena_;
+  std::vector<Spread> spreads_;
+  std::vector<KnownSpread> known_spreads_;
   std::vector<Structure> structures_;
   std::vector<Known> known_;
   std::set<Node> open_, shelved_;                     ///< shelved: too dear to look at; it counts in the gap

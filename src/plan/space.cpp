@@ -1,7 +1,9 @@
 #include "space.hpp"
 
 #include <algorithm>
+#include <tuple>
 
+#include "pipewright/scenario/derived.hpp"
 #include "pipewright/scenario/io.hpp"
 
 namespace pipewright::plan {
@@ -57,20 +59,34 @@ bool judges_structures(const Rule& rule) {
   return std::ranges::none_of(rule.settings, [](std::string_view name) { return below.contains(name); });
 }
 
+namespace {
+
+void without_recompute(scenario::Settings& s) {
+  s.recompute_granularity.reset();
+  s.recompute_method.reset();
+  s.recompute_num_layers.reset();
+  s.recompute_modules.clear();
+  s.distribute_saved_activations = false;
+}
+
+void without_moves(scenario::Settings& s) {
+  s.fine_grained_activation_offloading = s.cpu_offloading = false;
+  s.offload_modules.clear();
+}
+
+/// How much of a given recompute there is depends on the layer split.
+Scenario without_work(Scenario scenario) {
+  without_recompute(scenario.settings);
+  without_moves(scenario.settings);
+  return with_required_environment(std::move(scenario));
+}
+
+}  // namespace
+
 Scenario Space::bare(const Scenario& partial) const {
   Scenario scenario = partial;
-  auto& s = scenario.settings;
-  if (recompute_ < dimensions_.size()) {
-    s.recompute_granularity.reset();
-    s.recompute_method.reset();
-    s.recompute_num_layers.reset();
-    s.recompute_modules.clear();
-    s.distribute_saved_activations = false;
-  }
-  if (offload_ < dimensions_.size()) {
-    s.fine_grained_activation_offloading = s.cpu_offloading = false;
-    s.offload_modules.clear();
-  }
+  if (recompute_ < dimensions_.size()) without_recompute(scenario.settings);
+  if (offload_ < dimensions_.size()) without_moves(scenario.settings);
   return with_required_environment(std::move(scenario));
 }
 
@@ -89,7 +105,9 @@ Space::Space(const Scenario& base, const std::vector<Dimension>& dimensions, Lef
   for (const auto& rule : all_rules())
     if (rule.severity == Severity::violation && rule.speaker == Speaker::arguments && applies(rule, base))
       tolerated_.push_back(rule.id);
-  while (structural_ < dimensions_.size() && structural(dimensions_[structural_].what)) ++structural_;
+  while (spread_ < dimensions_.size() && dimensions_[spread_].what < Decides::pipeline) ++spread_;
+  structural_ = spread_;
+  while (structural_ < dimensions_.size() && plan::structural(dimensions_[structural_].what)) ++structural_;
   const auto at = [&](Decides what) {
     return static_cast<std::size_t>(std::ranges::find(dimensions_, what, &Dimension::what) - dimensions_.begin());
   };
@@ -112,59 +130,149 @@ std::optional<Trial> Space::given() {
 }
 
 template <typename Sink>
-void Space::decide(std::size_t depth, std::size_t until, const Scenario& partial, const std::vector<Value>& chosen,
-                   const Sink& sink, const Narrow& narrow) {
+bool Space::decide(std::size_t depth, std::size_t until, const Scenario& partial, const std::vector<Value>& chosen,
+                   LeftOut& left_out, const Sink& sink, const Narrow& narrow) const {
   if (depth == until) return sink(partial, chosen);
   std::vector<Value> values;
   if (narrow) values = narrow(depth, partial);
-  if (values.empty()) values = dimensions_[depth].values(partial, left_out_);
+  if (values.empty()) values = dimensions_[depth].values(partial, left_out);
   if (values.empty()) values.push_back({"", {}, {}});  // nothing to decide here: as given
-  for (auto& value : values) {
+  return std::ranges::all_of(values, [&](Value& value) {
     Scenario next = partial;
     auto choice = chosen;
     choice.push_back(std::move(value));
     apply(choice.back(), next);
-    decide(depth + 1, until, next, choice, sink, narrow);
+    return decide(depth + 1, until, next, choice, left_out, sink, narrow);
+  });
+}
+
+std::vector<Spread> Space::spreads() {
+  std::vector<Spread> all;
+  decide(0, spread_, base_, {}, left_out_, [&](const Scenario& partial, const std::vector<Value>& chosen) {
+    all.push_back({partial, chosen, label_of(chosen), 1, 1});
+    return true;
+  });
+  // How many structures there are depends on the pipeline, its microbatches and on whether experts are spread.
+  std::map<std::string, std::pair<std::int64_t, std::int64_t>> sizes;
+  for (Spread& spread : all) {
+    const auto& s = spread.partial.settings;
+    const auto pp = s.pipeline_model_parallel_size, m = scenario::num_microbatches(spread.partial);
+    std::string key = std::to_string(pp) + (s.expert_model_parallel_size > 1 ? " experts " : " ");
+    // Groups of N = PP and twice that: their remainders, and whether there are enough microbatches.
+    key += std::to_string(s.microbatch_group_size_per_vp_stage || m < 2 * pp ? m : 2 * pp + m % (2 * pp));
+    for (std::size_t d = 0; d < spread_; ++d) {
+      if (dimensions_[d].what == Decides::field) key += " " + spread.chosen[d].label;
+      if (dimensions_[d].what == Decides::parallelism && spread.chosen[d].settings.empty()) key += " given";
+    }
+    auto [at, fresh] = sizes.try_emplace(key);
+    if (fresh) at->second = size_of_spread(spread.partial);
+    std::tie(spread.structures, spread.holds) = at->second;
   }
+  return all;
+}
+
+std::pair<std::int64_t, std::int64_t> Space::size_of_spread(const Scenario& partial) const {
+  std::pair<std::int64_t, std::int64_t> size{0, 0};
+  LeftOut ignored;
+  decide(spread_, structural_, partial, {}, ignored, [&](const Scenario& decided, const std::vector<Value>&) {
+    ++size.first;
+    size.second += size_of(decided);
+    return true;
+  });
+  return size;
+}
+
+Space::Opened Space::open(const Spread& spread) const {
+  Opened opened;
+  decide(spread_, structural_, spread.partial, spread.chosen, opened.left_out,
+         [&](const Scenario& partial, const std::vector<Value>& chosen) {
+           const auto holds = size_of(partial);
+           // One rejection for all that it would hold.
+           std::string tolerated;
+           if (const auto refusal = refused(bare(partial), tolerated, structural_ < dimensions_.size())) {
+             opened.illegal += holds;
+             Assignments settings, environment;
+             for (const auto& value : chosen) merge(settings, value.settings), merge(environment, value.environment);
+             opened.rejected.push_back({label_of(chosen), settings, environment, refusal->rule, refusal->message});
+             return true;
+           }
+           opened.structures.push_back({partial, chosen, label_of(chosen), holds});
+           return true;
+         });
+  return opened;
+}
+
+void Space::add(Opened& opened) {
+  enumerated += opened.illegal;
+  illegal += opened.illegal;
+  std::ranges::move(opened.rejected, std::back_inserter(rejected));
+  for (auto& note : opened.left_out.notes)
+    if (std::ranges::find(left_out_.notes, note) == left_out_.notes.end()) left_out_.notes.push_back(std::move(note));
 }
 
 std::vector<Structure> Space::structures() {
   std::vector<Structure> all;
-  decide(0, structural_, base_, {}, [&](const Scenario& partial, const std::vector<Value>& chosen) {
-    // One rejection for all that it would hold.
-    std::string tolerated;
-    if (const auto refusal = refused(bare(partial), tolerated, structural_ < dimensions_.size())) {
-      ++enumerated;
-      ++illegal;
-      Assignments settings, environment;
-      for (const auto& value : chosen) merge(settings, value.settings), merge(environment, value.environment);
-      rejected.push_back({label_of(chosen), settings, environment, refusal->rule, refusal->message});
-      return;
-    }
-    all.push_back({partial, chosen, label_of(chosen), size_of(partial)});
-  });
+  for (const Spread& spread : spreads()) {
+    auto opened = open(spread);
+    add(opened);
+    std::ranges::move(opened.structures, std::back_inserter(all));
+  }
   return all;
 }
 
+std::string Space::work_of(const Spread& spread) const {
+  const auto& s = spread.partial.settings;
+  std::string key;
+  for (const auto size : {s.tensor_model_parallel_size, s.context_parallel_size, s.expert_model_parallel_size,
+                          scenario::expert_tensor_parallel_size(spread.partial), s.micro_batch_size})
+    key += std::to_string(size) + " ";
+  key += s.sequence_parallel ? "sequence" : "";
+  for (std::size_t d = 0; d < spread_; ++d)
+    if (dimensions_[d].what == Decides::field) key += " " + spread.chosen[d].label;
+  return key;
+}
+
+bool Space::example(const Spread& spread, bool overlap, const std::function<bool(const Scenario&)>& take) const {
+  LeftOut ignored;
+  const auto interleaved_alone = [&](std::size_t dimension, const Scenario& partial) -> std::vector<Value> {
+    if (!overlap || dimensions_[dimension].what != Decides::pipeline) return {};
+    auto values = dimensions_[dimension].values(partial, ignored);
+    std::erase_if(values, [](const Value& value) { return value.label == "no interleaving"; });
+    return values;
+  };
+  return !decide(
+      spread_, structural_, spread.partial, {}, ignored,
+      [&](const Scenario& partial, const std::vector<Value>&) {
+        return partial.settings.overlap_moe_expert_parallel_comm != overlap || !take(without_work(partial));
+      },
+      interleaved_alone);
+}
+
 /// What recompute, offload and allocator leave open depends on little more than these.
-std::int64_t Space::size_of(const Scenario& partial) {
+std::int64_t Space::size_of(const Scenario& partial) const {
   const auto& s = partial.settings;
   const auto key = std::to_string(layers_per_chunk(partial)) + (s.overlap_moe_expert_parallel_comm ? " overlap" : "") +
                    (s.delay_wgrad_compute ? " delay" : "") + (s.pipeline_model_parallel_size > 1 ? " pipeline" : "") +
                    s.cuda_graph_impl;
-  const auto [at, fresh] = sizes_.emplace(key, 1);
-  if (fresh)
-    for (std::size_t d = structural_; d < dimensions_.size(); ++d)
-      at->second *= std::max<std::int64_t>(1, std::ssize(dimensions_[d].values(partial, left_out_)));
-  return at->second;
+  {
+    const std::scoped_lock lock(mutex_);
+    if (const auto at = sizes_.find(key); at != sizes_.end()) return at->second;
+  }
+  std::int64_t size = 1;
+  LeftOut ignored;
+  for (std::size_t d = structural_; d < dimensions_.size(); ++d)
+    size *= std::max<std::int64_t>(1, std::ssize(dimensions_[d].values(partial, ignored)));
+  const std::scoped_lock lock(mutex_);
+  return sizes_.emplace(key, size).first->second;
 }
 
 std::vector<Trial> Space::narrowed(const Structure& structure, const Narrow& narrow) {
   std::vector<Trial> trials;
   decide(
-      structural_, dimensions_.size(), structure.partial, structure.chosen,
+      structural_, dimensions_.size(), structure.partial, structure.chosen, left_out_,
       [&](const Scenario& decided, const std::vector<Value>& chosen) {
         if (auto trial = finished(decided, chosen)) trials.push_back(std::move(*trial));
+        return true;
       },
       narrow);
   return trials;

@@ -1,10 +1,12 @@
-// The space of candidates in two levels: structures (how the model is spread and scheduled) and, within one, the
-// choices that only add work or move memory (recompute, offload, allocator). A structure without recompute and offload
-// is a lower bound of the time of everything in it.
+// The space of candidates in three levels: spreads (parallelism, micro batch and stated fields), in one of them
+// structures (interleaving, layer split, expert overlap) and, within one of those, the choices that only add work or
+// move memory (recompute, offload, allocator). A structure without recompute and offload is a lower bound of the time
+// of everything in it; the kernels of a spread's model, however they are split, one of all its structures.
 #pragma once
 
 #include <functional>
 #include <map>
+#include <mutex>
 #include <optional>
 #include <set>
 #include <string>
@@ -14,6 +16,13 @@
 #include "rules.hpp"
 
 namespace pipewright::plan {
+
+struct Spread {
+  Scenario partial;
+  std::vector<Value> chosen;
+  std::string label;
+  std::int64_t structures = 1, holds = 1;  ///< of it, and candidates in those, legal or not
+};
 
 struct Structure {
   Scenario partial;
@@ -36,8 +45,24 @@ class Space {
   /// The scenario as it stands; none where a rule refuses it.
   std::optional<Trial> given();
 
-  /// All structures that Megatron Core can run; the others go to `rejected`.
+  std::vector<Spread> spreads();
+  /// A spread's structures: those that Megatron Core can run, and the others. Many may be opened at a time.
+  struct Opened {
+    std::vector<Structure> structures;
+    std::vector<Rejected> rejected;
+    std::int64_t illegal = 0;  ///< candidates of those
+    LeftOut left_out;
+  };
+  Opened open(const Spread& spread) const;
+  /// Equal for spreads that give a GPU the same work: they differ in the pipeline's size alone.
+  std::string work_of(const Spread& spread) const;
+  /// ... what that leaves out and rejects.
+  void add(Opened& opened);
+  /// All structures of all spreads.
   std::vector<Structure> structures();
+  /// Offers structures of a spread with or without expert overlap, no recompute and no offload, until one is taken:
+  /// all of them run the same kernels. False: there is none.
+  bool example(const Spread& spread, bool overlap, const std::function<bool(const Scenario&)>& take) const;
   /// The legal candidates of a structure that are not equal to earlier ones.
   std::vector<Trial> candidates(const Structure& structure);
   /// The same bit by bit: the choices of recompute, the candidates of one that offload nothing, what may be offloaded
@@ -46,6 +71,7 @@ class Space {
   std::vector<Trial> without_offload(const Structure& structure, const Step& step);
   std::vector<Step> offload_steps(const Trial& without);
   std::vector<Trial> with_offload(const Structure& structure, const Step& recompute, const Step& offload);
+  std::size_t structural() const { return structural_; }  ///< dimensions that make a structure
   bool searches_offload() const { return offload_ < dimensions_.size(); }
   /// Without what is searched below a structure: nothing in the structure does less.
   Scenario bare(const Scenario& partial) const;
@@ -56,20 +82,23 @@ class Space {
  private:
   /// The values of a dimension that are wanted; empty: all.
   using Narrow = std::function<std::vector<Value>(std::size_t dimension, const Scenario& partial)>;
+  /// Stops where `sink` returns false.
   template <typename Sink>
-  void decide(std::size_t depth, std::size_t until, const Scenario& partial, const std::vector<Value>& chosen,
-              const Sink& sink, const Narrow& narrow = {});
+  bool decide(std::size_t depth, std::size_t until, const Scenario& partial, const std::vector<Value>& chosen,
+              LeftOut& left_out, const Sink& sink, const Narrow& narrow = {}) const;
   std::vector<Trial> narrowed(const Structure& structure, const Narrow& narrow);
-  std::int64_t size_of(const Scenario& partial);
+  std::int64_t size_of(const Scenario& partial) const;
+  std::pair<std::int64_t, std::int64_t> size_of_spread(const Scenario& partial) const;
   std::optional<Trial> finished(const Scenario& decided, const std::vector<Value>& chosen);
   std::optional<Finding> refused(const Scenario& scenario, std::string& tolerated, bool structural = false) const;
 
   const Scenario& base_;
   const std::vector<Dimension>& dimensions_;
   LeftOut& left_out_;
-  std::size_t structural_ = 0;               ///< dimensions that make a structure
+  std::size_t spread_ = 0, structural_ = 0;  ///< dimensions that make a spread, a structure
   std::size_t recompute_ = 0, offload_ = 0;  ///< the dimensions of these names, or none: their number
-  std::map<std::string, std::int64_t> sizes_;
+  mutable std::mutex mutex_;
+  mutable std::map<std::string, std::int64_t> sizes_;
   std::vector<std::string_view> tolerated_;
   std::set<std::string> seen_;
   std::string given_;  ///< identity of the scenario as it stands, until its place in the space was reached

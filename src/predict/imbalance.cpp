@@ -1,18 +1,24 @@
 // Dropless experts: how uneven the routing may be until a rank runs out of memory.
 #include <algorithm>
 #include <cmath>
+#include <functional>
+#include <numeric>
 
-#include "pipewright/predict.hpp"
+#include "rank_fits.hpp"
 
 namespace pipewright::predict {
 namespace {
 
 constexpr double imbalance_step = 0.1;  ///< of the answer
 
-bool fits_with_imbalance(const Prediction& same, scenario::Scenario scenario, const profile::Profiles& profiles,
-                         double imbalance) {
-  scenario.settings.moe_load_imbalance = imbalance;
-  return predict_memory(scenario, profiles, same).fits;
+/// Ranks, those that come nearest to their limit first: one of them decides.
+std::vector<std::size_t> tightest_first(const Prediction& prediction) {
+  std::vector<std::size_t> order(prediction.ranks.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::ranges::stable_sort(order, std::greater(), [&](std::size_t r) {
+    return prediction.ranks[r].walk.peak_reserved + prediction.ranks[r].outside_allocator;
+  });
+  return order;
 }
 
 }  // namespace
@@ -26,13 +32,24 @@ std::optional<Imbalance> find_imbalance(const Prediction& prediction, const scen
   const auto most = static_cast<double>(settings.expert_model_parallel_size);
   const double stated = settings.moe_load_imbalance;
   if (most <= stated) return {};
-  if (fits_with_imbalance(prediction, scenario, profiles, most)) return Imbalance{most, true};
-  double works = stated, fails = most;
-  while (fails - works > imbalance_step) {
-    const double middle = (works + fails) / 2;
-    (fits_with_imbalance(prediction, scenario, profiles, middle) ? works : fails) = middle;
+  const auto fits = [&](std::size_t rank, double imbalance) {
+    auto uneven = scenario;
+    uneven.settings.moe_load_imbalance = imbalance;
+    return rank_fits(prediction, rank, uneven, profiles);
+  };
+  // Each rank in turn narrows what those before it left.
+  double largest = most;
+  for (const auto rank : tightest_first(prediction)) {
+    if (fits(rank, largest)) continue;
+    double works = stated, fails = largest;
+    while (fails - works > imbalance_step) {
+      const double middle = (works + fails) / 2;
+      (fits(rank, middle) ? works : fails) = middle;
+    }
+    largest = works;
   }
-  return Imbalance{std::floor(works / imbalance_step) * imbalance_step, false};
+  if (largest == most) return Imbalance{most, true};
+  return Imbalance{std::floor(largest / imbalance_step) * imbalance_step, false};
 }
 
 }  // namespace pipewright::predict

@@ -14,6 +14,7 @@
 #include "pipewright/scenario/derived.hpp"
 #include "pipewright/scenario/fields.hpp"
 #include "pipewright/scenario/io.hpp"
+#include "rank_fits.hpp"
 
 namespace pipewright::predict {
 namespace {
@@ -338,6 +339,28 @@ Prediction floor(const scenario::Scenario& scenario, const profile::Profiles& pr
   return result;
 }
 
+Prediction floor_of_any_split(const scenario::Scenario& scenario, const profile::Profiles& profiles, bool any_size) {
+  scenario::check(scenario);
+  const model::Stages stages = model::build(scenario, profiles.device());
+  const auto config = schedule::config_of(scenario);
+  auto result = quick_look(scenario, profiles,
+                           timeline::floor_of_any_split(scenario, stages, config, profiles,
+                                                        timeline::price(scenario, stages, profiles), any_size));
+  if (any_size) return result;
+  set_limits(result, scenario, profiles);
+  const Outside outside(scenario, profiles);
+  const auto ranks = static_cast<int>(stages.ranks.size());
+  memory::Scout mean;
+  Bytes least_outside = outside.of(0);
+  for (int r = 0; r < ranks; ++r) {
+    mean.state_bytes += memory::floor(stages, config, r).state_bytes;
+    least_outside = std::min(least_outside, outside.of(r));
+  }
+  mean.static_bytes = mean.state_bytes = Bytes(mean.state_bytes.value / ranks);
+  result.fits = add_scouted(result, 0, mean, least_outside);
+  return result;
+}
+
 void scout_memory(const scenario::Scenario& scenario, const profile::Profiles& profiles, Depth depth,
                   Prediction& estimate) {
   const model::Stages stages = model::build(scenario, profiles.device());
@@ -350,6 +373,20 @@ void scout_memory(const scenario::Scenario& scenario, const profile::Profiles& p
     const bool walks = depth == Depth::ranks || r <= 1 || r == last;
     estimate.fits = add_scouted(estimate, r, memory::scout(stages, program, scenario, r, walks), outside.of(r));
   }
+}
+
+bool rank_fits(const Prediction& same, std::size_t rank, const scenario::Scenario& scenario,
+               const profile::Profiles& profiles) {
+  const model::Stages stages = model::build(scenario, profiles.device());
+  const auto config = schedule::config_of(scenario, true);
+  RankPrediction one = same.ranks[rank];
+  // What is allocated tells most of what does not fit.
+  const auto least = memory::scout(stages, schedule::build(timeline::shortened(config)), scenario, one.pp_rank);
+  const Bytes outside = model::outside_allocator(scenario, profiles, one.pp_rank);
+  if (least.peak_allocated + least.graph_pool + outside + same.memory_margin > same.memory_limit) return false;
+  fill_memory(one, same, with_device(scenario, profiles), profiles, stages, schedule::build(config),
+              EagerSteps(scenario, profiles));
+  return one.fits;
 }
 
 Prediction predict_memory(const scenario::Scenario& scenario, const profile::Profiles& profiles, Prediction same) {

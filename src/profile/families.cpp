@@ -1,6 +1,8 @@
 // The kernel families: their dimensions, their work in FLOP and their traffic in bytes, each tensor counted once.
 // The table is also the source of the list in FORMAT.md (tests/profile/families_test.cpp holds both together).
 #include <algorithm>
+#include <string_view>
+#include <unordered_map>
 
 #include "pipewright/profile.hpp"
 
@@ -266,13 +268,17 @@ const std::vector<Family>& families() {
 }
 
 const Family* find_family(const std::string& name) {
+  static const auto by_name = [] {
+    std::unordered_map<std::string_view, const Family*> all;
+    for (const auto& f : families()) all.emplace(f.name, &f);
+    return all;
+  }();
+  if (const auto found = by_name.find(name); found != by_name.end()) return found->second;
   // "all_gather.nvlink" -> "all_gather.<link>": the link's name may be any, and contains no dot before it.
   const auto dot = name.find('.');
-  const std::string with_link = dot == std::string::npos ? name : name.substr(0, dot) + ".<link>";
-  for (const auto& f : families()) {
-    if (f.name == name || (f.name == with_link && dot + 1 < name.size())) return &f;
-  }
-  return nullptr;
+  if (dot == std::string::npos || dot + 1 >= name.size()) return nullptr;
+  const auto found = by_name.find(name.substr(0, dot) + ".<link>");
+  return found == by_name.end() ? nullptr : found->second;
 }
 
 const Family& family(const std::string& name) {

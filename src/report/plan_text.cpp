@@ -43,6 +43,8 @@ Json candidate_json(const plan::Candidate& candidate) {
           {"probability_to_fit", rounded(candidate.probability, 4)},
           {"settings", settings_json(candidate.settings)},
           {"environment", environment_json(candidate.environment)},
+          {"configuration", configuration_json(candidate.scenario)},
+          {"assumed", candidate.scenario.assumed},
           {"prediction", prediction_json(candidate.prediction)},
           {"flags", flags_json(candidate.scenario)},
           {"scenario", scenario::write(candidate.scenario)}};
@@ -296,6 +298,9 @@ std::string plan_json(const plan::Plan& plan, const Stamp* stamp) {
                      {"settings", choice_json(step.settings, step.environment)}});
   }
   const auto& s = plan.searched;
+  Json bounds = Json::array();
+  for (const auto& bound : s.bounds)
+    bounds.push_back({{"by", bound.by}, {"memory", bound.memory}, {"time", bound.time}});
   Json closest;
   if (plan.closest)
     closest = {{"label", plan.closest->label},
@@ -322,6 +327,7 @@ std::string plan_json(const plan::Plan& plan, const Stamp* stamp) {
                    {"by_time", s.by_time},
                    {"by_memory", s.by_memory},
                    {"by_memory_as_a_structure", s.too_large},
+                   {"bounds", bounds},
                    {"not_modelled", s.not_modelled},
                    {"undecided", s.undecided},
                    {"predicted", s.predicted},

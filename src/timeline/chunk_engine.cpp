@@ -22,10 +22,10 @@ namespace pipewright::timeline {
 namespace {
 
 bool expressible(const scenario::Scenario& scenario, const schedule::Config& config, const model::Stages& stages) {
-  if (config.ep_overlap) return false;           // two streams take turns inside a call
+  if (config.ep_overlap && config.layers.empty()) return false;  // combined calls that are not written out
   if (exchanges_shapes(scenario)) return false;  // and synchronises before every transfer
   return std::ranges::none_of(stages.pieces, [](const model::Piece& piece) {
-    return !piece.groups.empty() || !piece.nodes.empty();  // reloads are started by other pieces
+    return !piece.groups.empty();  // reloads are started by other pieces
   });
 }
 
@@ -34,6 +34,7 @@ struct PieceLines {
   struct Stretch {
     int from = 0;  ///< its first microbatch
     std::vector<Line> forward, backward;
+    std::vector<std::array<std::vector<Line>, 3>> nodes;  ///< of expert-parallel overlap, by pass
   };
   std::vector<Stretch> stretches;
 
@@ -67,12 +68,14 @@ struct Machine {
   ChunkTransfers& transfers;
   bool one_queue = false;
   double p2p_call = 0, synchronize = 0, forward_begin = 0, forward_end = 0, backward_begin = 0, backward_end = 0;
+  double forward_node = 0, backward_node = 0;
 };
 
-/// What a round leaves for the next one.
+/// What a round leaves for the next one. Spans: of every line run, by stream.
 struct Before {
-  std::vector<std::pair<double, double>> spans, network;
-  Computed computed;
+  std::array<std::vector<std::pair<double, double>>, 2> spans;
+  std::vector<std::pair<double, double>> network;
+  ChunkUse use;
   double step = 0;
 };
 
@@ -85,19 +88,20 @@ class ChunkRank : public model::Visitor {
         lines_(machine.ranks[rank]),
         instructions_(machine.program.ranks[rank].instructions),
         batched_(machine.program.config.batched),
+        overlaps_(machine.program.config.ep_overlap),
         gathered_(lines_.buckets.size(), unknown),
-        last_(std::move(before.computed)),
+        last_(std::move(before.use)),
         last_step_(before.step),
         follower_(machine.stages, machine.program, rank, *this) {
-    contended_.reserve(before.spans.size());
-    Covered covered(std::move(before.network));
-    for (const auto& [from, to] : before.spans) contended_.push_back(covered.share(from, to));
+    slow_down(before);
   }
   ChunkRank(const ChunkRank&) = delete;  // its follower knows where it is
 
   /// One instruction; false: it must wait for another rank first, or there is none left.
   bool step() {
-    if (finished() || !follower_.follow(instructions_[next_])) return false;
+    if (finished()) return false;
+    own_ = instructions_[next_].on_communication_stream ? expert_queue : compute_queue;
+    if (!follower_.follow(instructions_[next_])) return false;
     ++next_;
     return true;
   }
@@ -105,6 +109,7 @@ class ChunkRank : public model::Visitor {
 
   /// The schedule is over: the gradients' stream is waited for.
   void drain() {
+    own_ = compute_queue;
     dequeue();
     if (const double gradient = at_[queue_of(model::Stream::gradient)]; gradient > 0) wait_until(gradient);
   }
@@ -116,9 +121,9 @@ class ChunkRank : public model::Visitor {
   double arrival(double call) const { return std::max(at_[compute_queue], at_[host_queue] + call); }
   void meet(double last) { at_[compute_queue] = std::max(at_[compute_queue], last); }
   double end() const { return *std::ranges::max_element(at_); }
-  std::int64_t operations() const { return static_cast<std::int64_t>(spans_.size()); }
+  std::int64_t operations() const { return std::ssize(spans_[0]) + std::ssize(spans_[1]); }
   void network(double from, double to) { network_.emplace_back(from, to); }
-  Before leave() { return {std::move(spans_), std::move(network_), std::move(computed_), end()}; }
+  Before leave() { return {std::move(spans_), std::move(network_), std::move(use_), end()}; }
 
   // The program, see model::Visitor.
   bool begin_forward(model::Call /*call*/) {
@@ -149,18 +154,37 @@ class ChunkRank : public model::Visitor {
     for (const auto bucket : buckets) work(lines_.buckets[chunk][bucket]);
   }
   void end_backward(model::Call /*call*/) { at_[host_queue] += machine_.backward_end; }
+  bool ready(const schedule::Instruction& /*call*/) { return own_ != compute_queue || dequeue(); }
+  void begin_combined(const schedule::Instruction& /*call*/) {
+    in_combined_ = true;
+    chain_.fill(unknown);
+  }
+  void node(const schedule::Instruction& i, const model::NodePlace& place);
+  void end_combined() {
+    in_combined_ = false;
+    for (const double event : chain_)
+      if (event != unknown) at_[compute_queue] = std::max({at_[compute_queue], at_[host_queue], event});
+  }
   bool transfer(const schedule::Instruction& call, bool synchronous);
   bool wait(const schedule::Part& part) {
-    return wait_until(machine_.transfers.done(machine_.transfers.posted(rank_, part)));
+    return wait_for_chain(part) && wait_until(machine_.transfers.done(machine_.transfers.posted(rank_, part)));
   }
 
  private:
+  static constexpr std::size_t forward_chain = 0, backward_chain = 1;
   const PieceLines::Stretch& stretch(model::Call call, std::size_t position) const {
     return machine_.pieces[machine_.stages.ranks[rank_].chunks[call.chunk].pieces[position]].of(call.microbatch);
   }
   double side() const {
     return std::max(at_[queue_of(model::Stream::gradient)], at_[queue_of(model::Stream::parameter)]);
   }
+  std::size_t stream() const { return own_ == expert_queue ? 1 : 0; }
+  /// P2P calls inside a combined call come after what their chain of nodes has done so far.
+  bool wait_for_chain(const schedule::Part& part) {
+    const double event = chain_[goes_forward(part.type) ? forward_chain : backward_chain];
+    return !in_combined_ || event == unknown || wait_until(event);
+  }
+  void slow_down(Before& before);
   Slowdown slowdown(const Line& line);
   void post(const schedule::Instruction& call);
   bool dequeue();
@@ -171,18 +195,22 @@ class ChunkRank : public model::Visitor {
   const int rank_;
   const RankLines& lines_;
   const std::vector<schedule::Instruction>& instructions_;
-  const bool batched_;
+  const bool batched_, overlaps_;
   QueueTimes at_{};
+  std::size_t own_ = compute_queue;  ///< of the current instruction
+  bool in_combined_ = false;
+  std::array<double, 2> chain_{unknown, unknown};  ///< events of the forward and the backward chain of nodes
   std::size_t next_ = 0;
   std::vector<std::int32_t> queued_;  ///< starts that the next compute kernel queues behind
   std::int32_t last_queued_ = nobody;
   std::array<std::int32_t, 2> p2p_{nobody, nobody};  ///< last transfer of each communicator
   std::vector<double> gathered_;                     ///< by chunk: its parameters are there
-  Computed computed_;
-  std::vector<std::pair<double, double>> network_;  ///< NCCL kernels beside computation
-  std::vector<std::pair<double, double>> spans_;    ///< of every line run
-  std::vector<double> contended_;                   ///< share of each span, by the round before
-  Computed last_;                                   ///< of the round before
+  ChunkUse use_;
+  std::vector<std::pair<double, double>> network_;               ///< NCCL kernels beside computation
+  std::array<std::vector<std::pair<double, double>>, 2> spans_;  ///< of every line run, by stream
+  std::array<std::vector<double>, 2> contended_;                 ///< share of each span, by the round before
+  std::vector<double> exchanged_;                                ///< the same for the second stream's exchanges
+  ChunkUse last_;                                                ///< of the round before
   double last_step_;
   model::Follower<ChunkRank> follower_;
 };
@@ -201,8 +229,8 @@ bool ChunkRank::dequeue() {
 }
 
 bool ChunkRank::wait_until(double done) {
-  if (done == unknown || !dequeue()) return false;
-  at_[compute_queue] = std::max({at_[compute_queue], at_[host_queue], done});
+  if (done == unknown || (own_ == compute_queue && !dequeue())) return false;
+  at_[own_] = std::max({at_[own_], at_[host_queue], done});
   return true;
 }
 
@@ -225,7 +253,7 @@ void ChunkRank::post(const schedule::Instruction& call) {
     const std::size_t stream = lane == Lane::p2p ? 0 : 1;
     if (start == nobody || !batched_) {
       at_[host_queue] += machine_.p2p_call;
-      start = machine_.transfers.start(std::max(at_[host_queue], at_[compute_queue]), p2p_[stream], last_queued_);
+      start = machine_.transfers.start(std::max(at_[host_queue], at_[own_]), p2p_[stream], last_queued_);
       if (machine_.one_queue) queued_.push_back(start), last_queued_ = start;
     }
     p2p_[stream] = machine_.transfers.post(rank_, part, start);
@@ -233,11 +261,11 @@ void ChunkRank::post(const schedule::Instruction& call) {
 }
 
 bool ChunkRank::transfer(const schedule::Instruction& call, bool synchronous) {
-  if (!synchronous) {
+  if (!call.parts.empty() && machine_.transfers.posted(rank_, call.parts.front()) == nobody) {
+    if (!wait_for_chain(call.parts.front())) return false;
     post(call);
-    return true;
   }
-  if (!call.parts.empty() && machine_.transfers.posted(rank_, call.parts.front()) == nobody) post(call);
+  if (!synchronous) return true;
   double last = 0;
   for (const schedule::Part& part : call.parts) {
     const double done = machine_.transfers.done(machine_.transfers.posted(rank_, part));
@@ -248,21 +276,49 @@ bool ChunkRank::transfer(const schedule::Instruction& call, bool synchronous) {
   return !batched_ || !machine_.scenario.settings.batch_p2p_sync || synchronize();
 }
 
+/// What ran beside the lines of the round before.
+void ChunkRank::slow_down(Before& before) {
+  for (std::size_t stream = 0; stream < before.spans.size(); ++stream) {
+    auto& contended = contended_[stream];
+    contended.reserve(before.spans[stream].size());
+    Covered covered(before.network);
+    for (const auto& [from, to] : before.spans[stream]) {
+      double share = covered.share(from, to);
+      if (overlaps_ && stream == 0)
+        share = std::min(1.0, share + machine_.collapser.dispatcher() * last_.exchanges.share(from, to));
+      contended.push_back(share);
+    }
+  }
+  for (const auto& [from, to] : before.spans[1]) {
+    double more = 0;
+    for (std::size_t kind = 0; kind < last_.kinds.size(); ++kind)
+      more += machine_.collapser.beside()[kind] * last_.kinds[kind].share(from, to);
+    exchanged_.push_back(more);
+  }
+}
+
 /// At the clock that the middle of the line will have.
 Slowdown ChunkRank::slowdown(const Line& line) {
   Slowdown at;
   const double nominal = line.busy({});
   if (nominal > 0 && machine_.collapser.window() > 0) {
-    const double ahead = nominal / 2, start = std::max(at_[compute_queue], at_[host_queue]);
+    const double ahead = nominal / 2, start = std::max(at_[own_], at_[host_queue]);
     const double period = last_step_ > 0 ? last_step_ : start + ahead;
     const double window = std::min(static_cast<double>(machine_.collapser.window()), period);
     const double from = start + ahead - window;
-    double load = computed_.total() + std::min(ahead, window) * line.load({}) / nominal;
-    load -= from < 0 ? 0 : std::min(computed_.until(from), load);
-    if (from < 0 && last_step_ > 0) load += last_.total() - last_.until(last_step_ + from);
-    at = machine_.collapser.at_duty(load / window);
+    double load = std::min(ahead, window) * line.load({}) / nominal;
+    for (std::size_t stream = 0; stream < (overlaps_ ? 2 : 1); ++stream) {
+      Computed &now = use_.computed[stream], &before = last_.computed[stream];
+      load += now.total() - (from < 0 ? 0 : now.until(from));
+      if (from < 0 && last_step_ > 0) load += before.total() - before.until(last_step_ + from);
+    }
+    at = machine_.collapser.at_duty(std::max(0.0, load) / window);
   }
-  if (spans_.size() < contended_.size()) at.contended = contended_[spans_.size()];
+  const auto& contended = contended_[stream()];
+  if (const auto n = spans_[stream()].size(); n < contended.size()) {
+    at.contended = contended[n];
+    if (own_ == expert_queue) at.exchanged = exchanged_[n];
+  }
   return at;
 }
 
@@ -270,13 +326,39 @@ Slowdown ChunkRank::slowdown(const Line& line) {
 void ChunkRank::work(const Line& line) {
   if (line.empty()) return;
   const Slowdown at = slowdown(line);
-  const double before = at_[compute_queue], side_before = side();
-  line.apply(at_, at);
-  const double after = at_[compute_queue], busy = line.busy(at);
-  spans_.emplace_back(std::max(before, after - std::max(busy, 1.0)), after);
-  computed_.add(spans_.back().first, after, line.load(at));
+  const double before = at_[own_], side_before = side();
+  line.apply(at_, at, own_);
+  const double after = at_[own_], busy = line.busy(at);
+  auto& spans = spans_[stream()];
+  const double exchanges = own_ == expert_queue ? line.exchanges() : 0;
+  spans.emplace_back(std::max(before, after - std::max(busy + exchanges * (1 + at.exchanged), 1.0)), after);
+  const double start = spans.back().first;
+  use_.computed[stream()].add(start, after, line.load(at));
+  if (own_ == expert_queue)
+    use_.exchanges.add(start, after, exchanges * (1 + at.exchanged));
+  else if (overlaps_)
+    for (std::size_t kind = 0; kind < use_.kinds.size(); ++kind) use_.kinds[kind].add(start, after, line.kinds()[kind]);
   if (const double side_end = side(); side_end > side_before)
     network_.emplace_back(std::max(side_before, before), side_end);
+}
+
+/// A node waits for the one before it of its chain, on whichever stream that ran (plan:536-548); weight gradients use
+/// no event, and the loss runs outside of the call.
+void ChunkRank::node(const schedule::Instruction& i, const model::NodePlace& place) {
+  using Pass = schedule::Node::Pass;
+  at_[host_queue] += i.node.pass == Pass::forward ? machine_.forward_node : machine_.backward_node;
+  const auto piece = machine_.stages.ranks[rank_].chunks[i.chunk].pieces[place.position];
+  const auto node = static_cast<std::size_t>(place.steps - machine_.stages.pieces[piece].nodes.data());
+  const auto& lines = machine_.pieces[piece].of(i.microbatch).nodes[node][static_cast<std::size_t>(i.node.pass)];
+  if (i.node.pass == Pass::weight_gradient || !in_combined_) {
+    for (const Line& line : lines) work(line);
+    return;
+  }
+  double& event = chain_[i.node.pass == Pass::forward ? forward_chain : backward_chain];
+  if (event == unknown) event = at_[compute_queue];
+  at_[own_] = std::max(at_[own_], event);
+  for (const Line& line : lines) work(line);
+  event = at_[own_];
 }
 
 class Engine {
@@ -298,6 +380,12 @@ class Engine {
     machine_.forward_end = ns("host.forward_end_us");
     machine_.backward_begin = ns("host.backward_begin_us");
     machine_.backward_end = ns("host.backward_end_us");
+    // Not every profile has seen expert-parallel overlap.
+    const auto optional_ns = [&](const char* name) {
+      return changes.host * static_cast<double>(nanoseconds(factor * profiles.find_scalar(name).value_or(0)));
+    };
+    machine_.forward_node = optional_ns("host.forward_node_us");
+    machine_.backward_node = optional_ns("host.backward_node_us");
     machine_.one_queue = one_hardware_queue(scenario);
     collapse(config.microbatches);
   }
@@ -317,20 +405,38 @@ class Engine {
   }
 
  private:
+  /// First microbatches of the stretches that run the same steps of a piece.
+  static std::vector<int> stretches(const model::Piece& piece, int microbatches) {
+    std::vector<int> begins = {0};
+    const auto look = [&](const std::vector<model::Step>& steps) {
+      for (const model::Step& step : steps)
+        for (const int bound : {step.from_microbatch, step.before_microbatch})
+          if (bound > 0 && bound < microbatches) begins.push_back(bound);
+    };
+    look(piece.forward), look(piece.backward);
+    for (const auto& node : piece.nodes) look(node.forward), look(node.backward), look(node.weight_gradient);
+    std::ranges::sort(begins);
+    begins.erase(std::unique(begins.begin(), begins.end()), begins.end());
+    return begins;
+  }
+
   void collapse(int microbatches) {
     for (std::size_t i = 0; i < stages_.pieces.size(); ++i) {
       const model::Piece& piece = stages_.pieces[i];
-      std::vector<int> begins = {0};
-      for (const auto* steps : {&piece.forward, &piece.backward})
-        for (const model::Step& step : *steps)
-          for (const int bound : {step.from_microbatch, step.before_microbatch})
-            if (bound > 0 && bound < microbatches) begins.push_back(bound);
-      std::ranges::sort(begins);
-      begins.erase(std::unique(begins.begin(), begins.end()), begins.end());
       PieceLines& lines = pieces_.emplace_back();
-      for (const int begin : begins)
-        lines.stretches.push_back({begin, collapser_.lines(piece.forward, piece, prices_.pieces[i], begin),
-                                   collapser_.lines(piece.backward, piece, prices_.pieces[i], begin)});
+      for (const int begin : stretches(piece, microbatches)) {
+        const auto of = [&](const std::vector<model::Step>& steps, bool second = false) {
+          return collapser_.lines(steps, piece, prices_.pieces[i], begin, second);
+        };
+        auto& stretch =
+            lines.stretches.emplace_back(PieceLines::Stretch{begin, of(piece.forward), of(piece.backward), {}});
+        for (const auto& node : piece.nodes) {
+          using Name = schedule::Node::Name;
+          const bool second = node.name == Name::moe_dispatch || node.name == Name::moe_combine;
+          stretch.nodes.push_back(
+              {of(node.forward, second), of(node.backward, second), of(node.weight_gradient, second)});
+        }
+      }
     }
     for (std::size_t r = 0; r < stages_.ranks.size(); ++r) {
       const model::Rank& rank = stages_.ranks[r];

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <utility>
 #include <vector>
 
@@ -18,12 +19,13 @@ class Computed {
   double until(double t) {
     if (t <= 0) return 0;
     if (t >= times_.back()) return total_.back();
-    if (times_[cursor_] > t) cursor_ = 0;
+    while (times_[cursor_] > t) --cursor_;
     while (times_[cursor_ + 1] <= t) ++cursor_;
     const double share = (t - times_[cursor_]) / (times_[cursor_ + 1] - times_[cursor_]);
     return total_[cursor_] + share * (total_[cursor_ + 1] - total_[cursor_]);
   }
   double total() const { return total_.back(); }
+  double share(double from, double to) { return to > from ? (until(to) - until(from)) / (to - from) : 0; }
 
  private:
   void push(double t, double total) {
@@ -32,6 +34,13 @@ class Computed {
   }
   std::vector<double> times_ = {0}, total_ = {0};
   std::size_t cursor_ = 0;
+};
+
+/// What a rank computed. Two streams under expert-parallel overlap; else the first.
+struct ChunkUse {
+  std::array<Computed, 2> computed;  ///< by stream, each kind of kernel by its power
+  Computed exchanges;                ///< experts' exchanges on the second stream ...
+  std::array<Computed, 3> kinds;     ///< ... and the first one's matrix, attention and memory kernels, which slow those
 };
 
 /// Union of intervals, asked for ranges in ascending order.

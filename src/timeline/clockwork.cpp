@@ -50,19 +50,7 @@ double share(const Coverage& coverage, std::int64_t from, std::int64_t to, std::
 std::int64_t step_of(const Times& times) { return *std::max_element(times.end.begin(), times.end.end()); }
 
 Clockwork::Clockwork(const scenario::Scenario& scenario, const profile::Profiles& profiles)
-    : pace_(scenario, profiles), copies_(scenario, profiles) {
-  // What a kernel beside loses grows with the multiprocessors that are taken; capture measured NCCL's.
-  if (const auto held = model::dispatcher_multiprocessors(scenario, profiles.device()); held > 0 && pace_.matrix > 1) {
-    const auto all = static_cast<double>(profiles.device().multiprocessors);
-    const auto taken = static_cast<double>(held);
-    dispatcher_ = taken / std::max(1.0, all - taken) / (pace_.matrix - 1);
-  }
-  slows_exchanges_ = scenario.settings.overlap_moe_expert_parallel_comm;
-  for (const auto& [kind, name] : {std::pair{0, "matrix"}, {1, "attention"}, {2, "memory"}}) {
-    const auto found = profiles.find_scalar(std::string("contention.beside_") + name + ".all_to_all");
-    beside_[static_cast<std::size_t>(kind)] = std::max(1.0, found.value_or(1));
-  }
-}
+    : pace_(scenario, profiles), copies_(scenario, profiles) {}
 
 bool Clockwork::computes(const Label& label) {
   return (label.lane == Lane::compute || label.lane == Lane::expert) && label.kind == NodeKind::kernel &&
@@ -76,7 +64,7 @@ std::vector<Clockwork::Use> Clockwork::use_of(const Graph& graph, const Times& t
     const double weight = pace_.clocks ? pace_.clocks->weight(graph.loads[node]) : 1;
     if (computes(label)) {
       use[label.rank].compute.add(times.start[node], times.end[node], weight);
-      if (const auto kind = kind_of(graph.loads[node]); kind && slows_exchanges_ && label.lane == Lane::compute)
+      if (const auto kind = kind_of(graph.loads[node]); kind && pace_.slows_exchanges && label.lane == Lane::compute)
         use[label.rank].kinds[*kind].add(times.start[node], times.end[node]);
     }
     // Collectives between kernels: without the wait for the other ranks, which takes hardly any power.
@@ -85,7 +73,7 @@ std::vector<Clockwork::Use> Clockwork::use_of(const Graph& graph, const Times& t
     if (!occupies(label)) continue;
     const bool transfer = label.kind == NodeKind::transfer;
     use[label.rank].network.add(transfer ? times.end[own_start(graph, node)] : times.start[node], times.end[node],
-                                label.lane == Lane::expert ? dispatcher_ : 1);
+                                label.lane == Lane::expert ? pace_.dispatcher : 1);
   }
   for (Use& rank : use) {
     rank.compute.finish();
@@ -108,12 +96,12 @@ std::int64_t Clockwork::settle(Graph& graph, const std::vector<std::int64_t>& co
     for (std::uint32_t node = 0; node < graph.size(); ++node) {
       const Label& label = graph.labels[node];
       const Use& rank = use[label.rank];
-      if (slows_exchanges_ && label.lane == Lane::expert && label.purpose == model::Purpose::ep &&
+      if (pace_.slows_exchanges && label.lane == Lane::expert && label.purpose == model::Purpose::ep &&
           label.kind == NodeKind::kernel) {
         // The other way round: what the experts' exchange shares with the kernels beside it, memory above all.
         double factor = 1;
-        for (std::size_t kind = 0; kind < beside_.size(); ++kind)
-          factor += (beside_[kind] - 1) *
+        for (std::size_t kind = 0; kind < pace_.beside.size(); ++kind)
+          factor += (pace_.beside[kind] - 1) *
                     share(rank.kinds[kind], times.start[node], times.end[node], step, exchanged[label.rank][kind]);
         graph.duration_ns[node] = pace_.gap_ns + std::llround(static_cast<double>(cool[node] - pace_.gap_ns) * factor);
       }

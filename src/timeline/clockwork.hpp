@@ -40,9 +40,6 @@ class Clockwork {
 
   Pace pace_;
   CopyContention copies_;
-  bool slows_exchanges_ = false;  ///< exchanges of experts run beside kernels
-  double dispatcher_ = 1;  ///< what a token dispatcher takes from kernels beside it, over what NCCL's kernels take
-  std::array<double, 3> beside_{1, 1, 1};  ///< an exchange of experts beside kernels of a kind, over its time alone
 };
 
 }  // namespace pipewright::timeline

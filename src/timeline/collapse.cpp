@@ -13,22 +13,23 @@ namespace {
 
 constexpr double never = -std::numeric_limits<double>::infinity();
 
-using Matrix = std::array<QueueTimes, queues>;  // [to][from]
+using Row = std::array<double, line_queues>;
+using Matrix = std::array<Row, line_queues>;  // [to][from]
 
 Matrix identity() {
   Matrix m;
-  for (std::size_t to = 0; to < queues; ++to) {
+  for (std::size_t to = 0; to < line_queues; ++to) {
     m[to].fill(never);
     m[to][to] = 0;
   }
   return m;
 }
 
-void raise(QueueTimes& row, const QueueTimes& other) {
-  for (std::size_t i = 0; i < queues; ++i) row[i] = std::max(row[i], other[i]);
+void raise(Row& row, const Row& other) {
+  for (std::size_t i = 0; i < line_queues; ++i) row[i] = std::max(row[i], other[i]);
 }
 
-void add(QueueTimes& row, double ns) {
+void add(Row& row, double ns) {
   for (auto& value : row) value += ns;
 }
 
@@ -53,13 +54,21 @@ bool computes(const model::Kernel& kernel) {
 }  // namespace
 
 double Line::mix(const double* at_points, const Slowdown& at) const {
-  const double* low = at_points + 2 * at.row;
-  const auto beside = [&](const double* row) { return row[0] + at.contended * (row[1] - row[0]); };
+  const double* low = at_points + columns_ * at.row;
+  const auto beside = [&](const double* row) {
+    const double value = row[0] + at.contended * (row[1] - row[0]);
+    return columns_ > 2 ? value + at.exchanged * (row[2] - row[0]) : value;
+  };
   const double value = beside(low);
-  return at.towards_next > 0 ? value + at.towards_next * (beside(low + 2) - value) : value;
+  return at.towards_next > 0 ? value + at.towards_next * (beside(low + columns_) - value) : value;
 }
 
-void Line::apply(QueueTimes& times, const Slowdown& at) const {
+void Line::apply(QueueTimes& times, const Slowdown& at, std::size_t own) const {
+  if (own != compute_queue) {
+    std::swap(times[compute_queue], times[own]);
+    apply(times, at);
+    return std::swap(times[compute_queue], times[own]);
+  }
   const QueueTimes before = times;
   for (std::size_t e = 0; e < entries_.size();) {
     const auto to = entries_[e].to;
@@ -77,6 +86,9 @@ Collapser::Collapser(const scenario::Scenario& scenario, const profile::Profiles
   gap_ = static_cast<double>(pace.gap_ns);
   window_ = pace.window_ns;
   contention_ = {pace.matrix, pace.attention, pace.memory};
+  slows_exchanges_ = pace.slows_exchanges;
+  dispatcher_ = pace.dispatcher;
+  for (std::size_t kind = 0; kind < beside_.size(); ++kind) beside_[kind] = pace.beside[kind] - 1;
   if (!pace.clocks) {
     duties_ = {0};
     clock_factor_ = {{1, 1, 1}};
@@ -101,25 +113,26 @@ Slowdown Collapser::at_duty(double duty) const {
   return {row, (duty - duties_[row]) / (duties_[row + 1] - duties_[row]), 0};
 }
 
-double Collapser::duration(const Event& event, std::size_t row, double contended) const {
-  double factor = 1;
-  if (computes(*event.kernel)) {
-    if (const auto load = column(profile::family(event.kernel->key.family).load)) {
-      if (!(event.kernel->sm_share < 1))
-        factor += (contention_[*load] - 1) * (event.beside_own + (1 - event.beside_own) * contended);
-      factor *= clock_factor_[row][*load];
-    }
+double Collapser::duration(const Event& event, std::size_t row, double contended, bool exchanged) const {
+  double factor = event.exchanges && exchanged ? 2 : 1;
+  if (event.kind) {
+    if (!(event.kernel->sm_share < 1))
+      factor += (contention_[*event.kind] - 1) * (event.beside_own + (1 - event.beside_own) * contended);
+    factor *= clock_factor_[row][*event.kind];
   }
   return gap_ + std::floor(event.cool_ns * factor + 0.5);
 }
 
 Collapser::Event Collapser::event(const model::Kernel& kernel, const Price& price) const {
-  return {&kernel,
-          static_cast<double>(nanoseconds(price.host_us)),
-          static_cast<double>(whole_ns(price.time.ns / kernel.sm_share)),
-          {},
-          false,
-          0};
+  Event event;
+  event.kernel = &kernel;
+  event.on_gpu = !kernel.key.family.empty();
+  event.computes = computes(kernel);
+  if (event.computes && event.on_gpu) event.kind = column(profile::family(kernel.key.family).load);
+  event.exchanges = slows_exchanges_ && kernel.stream == model::Stream::compute && kernel.purpose == model::Purpose::ep;
+  event.host_ns = static_cast<double>(nanoseconds(price.host_us));
+  event.cool_ns = static_cast<double>(whole_ns(price.time.ns / kernel.sm_share));
+  return event;
 }
 
 /// The line alone, its host far ahead: what runs on the communication stream beside each kernel.
@@ -132,7 +145,7 @@ void Collapser::find_own_communication(std::vector<Event>& events) const {
       if (!e.host_waits) tail[compute_queue] = std::max(tail[compute_queue], tail[queue_of(e.waits_for)]);
       continue;
     }
-    if (e.kernel->key.family.empty()) continue;
+    if (!e.on_gpu) continue;
     auto& queue = tail[queue_of(e.kernel->stream)];
     const double start = std::max(queue, tail[compute_queue]);
     queue = start + duration(e, 0, 0);
@@ -140,7 +153,7 @@ void Collapser::find_own_communication(std::vector<Event>& events) const {
     if (e.kernel->stream == model::Stream::communication) beside.emplace_back(start, queue);
   }
   for (std::size_t i = 0; i < events.size(); ++i) {
-    if (events[i].kernel == nullptr || !computes(*events[i].kernel) || !(spans[i].second > spans[i].first)) continue;
+    if (events[i].kernel == nullptr || !events[i].computes || !(spans[i].second > spans[i].first)) continue;
     double shared = 0;
     for (const auto& [start, end] : beside)
       shared += std::max(0.0, std::min(end, spans[i].second) - std::max(start, spans[i].first));
@@ -148,10 +161,15 @@ void Collapser::find_own_communication(std::vector<Event>& events) const {
   }
 }
 
-Line Collapser::collapse(std::span<const Event> events) const {
+Line Collapser::collapse(std::span<const Event> events, bool second) const {
   const std::size_t rows = clock_factor_.size();
   Line line;
-  line.points_ = 2 * rows;
+  for (const Event& e : events) {
+    if (second && e.exchanges && e.on_gpu) line.exchanges_ += duration(e, 0, 0);
+    if (e.kind) line.kinds_[*e.kind] += duration(e, 0, 0);
+  }
+  line.columns_ = line.exchanges_ > 0 ? 3 : 2;
+  line.points_ = line.columns_ * rows;
   std::vector<Matrix> points;
   for (std::size_t point = 0; point < line.points_; ++point) {
     Matrix m = identity();
@@ -159,7 +177,7 @@ Line Collapser::collapse(std::span<const Event> events) const {
     for (const Event& e : events) {
       auto& compute = m[compute_queue];
       if (e.kernel == nullptr && e.host_waits) {
-        QueueTimes over = m[queue_of(e.waits_for)];
+        Row over = m[queue_of(e.waits_for)];
         add(over, synchronize_);
         raise(m[host_queue], over);
         continue;
@@ -170,27 +188,28 @@ Line Collapser::collapse(std::span<const Event> events) const {
         continue;
       }
       add(m[host_queue], e.host_ns);
-      if (e.kernel->key.family.empty()) continue;
+      if (!e.on_gpu) continue;
       auto& queue = m[queue_of(e.kernel->stream)];
       raise(queue, m[host_queue]);
       if (e.kernel->stream != model::Stream::compute) raise(queue, compute);
-      const double ns = duration(e, point / 2, static_cast<double>(point % 2));
+      const auto column_of = point % line.columns_;
+      const double ns = duration(e, point / line.columns_, column_of == 1 ? 1 : 0, column_of == 2);
       add(queue, ns);
-      if (!computes(*e.kernel)) {
-        if (e.kernel->stream == model::Stream::compute) load += exchange_ * ns;
+      if (!e.computes) {
+        if (e.kernel->stream == model::Stream::compute && !second) load += exchange_ * ns;
         continue;
       }
       busy += ns;
-      if (const auto kind = column(profile::family(e.kernel->key.family).load)) load += weights_[*kind] * ns;
+      if (e.kind) load += weights_[*e.kind] * ns;
     }
     points.push_back(m);
     line.busy_.push_back(busy);
     line.load_.push_back(load);
   }
   const Matrix same = identity();
-  for (std::uint8_t to = 0; to < queues; ++to) {
+  for (std::uint8_t to = 0; to < line_queues; ++to) {
     if (std::ranges::all_of(points, [&](const Matrix& m) { return m[to] == same[to]; })) continue;
-    for (std::uint8_t from = 0; from < queues; ++from) {
+    for (std::uint8_t from = 0; from < line_queues; ++from) {
       if (points.front()[to][from] == never) continue;
       line.entries_.push_back({to, from});
       for (const Matrix& m : points) line.values_.push_back(m[to][from]);
@@ -200,21 +219,23 @@ Line Collapser::collapse(std::span<const Event> events) const {
 }
 
 std::vector<Line> Collapser::lines(const std::vector<model::Step>& steps, const model::Piece& piece,
-                                   const Prices::List& prices, int microbatch) const {
+                                   const Prices::List& prices, int microbatch, bool second) const {
   constexpr std::size_t most = 128;  // events of a line: finer gains 0.1 to 0.3 % (runs of tests/measured)
   std::vector<Event> events;
   for (const model::Step& step : steps) {
     if (!step.runs(microbatch)) continue;
     if (step.kind == model::Step::Kind::launch)
       events.push_back(event(piece.kernels[step.index], prices[step.index]));
-    else if (step.kind == model::Step::Kind::wait || step.kind == model::Step::Kind::synchronize)
-      events.push_back(
-          {nullptr, 0, 0, static_cast<model::Stream>(step.index), step.kind == model::Step::Kind::synchronize, 0});
+    else if (step.kind == model::Step::Kind::wait || step.kind == model::Step::Kind::synchronize) {
+      Event& wait = events.emplace_back();
+      wait.waits_for = static_cast<model::Stream>(step.index);
+      wait.host_waits = step.kind == model::Step::Kind::synchronize;
+    }
   }
   find_own_communication(events);
   std::vector<Line> lines;
   for (std::size_t from = 0; from < events.size(); from += most)
-    lines.push_back(collapse(std::span(events).subspan(from, std::min(most, events.size() - from))));
+    lines.push_back(collapse(std::span(events).subspan(from, std::min(most, events.size() - from)), second));
   return lines;
 }
 

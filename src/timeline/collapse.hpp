@@ -6,12 +6,14 @@
 //                                          compute <- compute: the kernels' own time
 //                                          compute <- host:    the longest way from a launch to the end
 //
-// Entries are kept at every row of the clock table, with and without an NCCL kernel beside; between them they are
-// interpolated, as kernel times are.
+// Entries are kept at every row of the clock table, with and without an NCCL kernel beside, and where experts'
+// exchanges run beside kernels with those slowed by them; between them they are interpolated, as kernel times are. A
+// node of expert-parallel overlap may run on the second stream: its line is then applied with that in place of compute.
 #pragma once
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -19,9 +21,9 @@
 
 namespace pipewright::timeline {
 
-/// Queue 0 is the host, then the streams of model::Stream.
-inline constexpr std::size_t queues = 7;
-inline constexpr std::size_t host_queue = 0, compute_queue = 1;
+/// Queue 0 is the host, then the streams of model::Stream; the second stream of expert-parallel overlap is no line's.
+inline constexpr std::size_t line_queues = 7, queues = 8;
+inline constexpr std::size_t host_queue = 0, compute_queue = 1, expert_queue = 7;
 inline std::size_t queue_of(model::Stream stream) { return 1 + static_cast<std::size_t>(stream); }
 
 using QueueTimes = std::array<double, queues>;  ///< ns; whole numbers, exact up to 2^53
@@ -30,6 +32,7 @@ using QueueTimes = std::array<double, queues>;  ///< ns; whole numbers, exact up
 struct Slowdown {
   std::size_t row = 0;
   double towards_next = 0, contended = 0;
+  double exchanged = 0;  ///< what kernels beside add to the time of experts' exchanges
 };
 
 class Line {
@@ -37,8 +40,12 @@ class Line {
   struct Entry {
     std::uint8_t to, from;
   };
-  void apply(QueueTimes& times, const Slowdown& at) const;
+  /// `own`: the queue that stands for compute.
+  void apply(QueueTimes& times, const Slowdown& at, std::size_t own = compute_queue) const;
   double value(std::size_t entry, const Slowdown& at) const { return mix(values_.data() + entry * points_, at); }
+  /// Time of experts' exchanges on the own stream, nothing beside; and of every kind of kernel on a cool part.
+  double exchanges() const { return exchanges_; }
+  const std::array<double, 3>& kinds() const { return kinds_; }
   /// Time in which the compute stream computes; and the same with every kind of kernel by its power.
   double busy(const Slowdown& at) const { return mix(busy_.data(), at); }
   double load(const Slowdown& at) const { return mix(load_.data(), at); }
@@ -50,8 +57,11 @@ class Line {
   double mix(const double* at_points, const Slowdown& at) const;
 
   std::vector<Entry> entries_;  ///< by `to`; queues that nothing changes have none
-  std::size_t points_ = 0;      ///< rows x {alone, contended}
+  std::size_t columns_ = 2;     ///< alone, contended, and with exchanges: these at twice their time
+  std::size_t points_ = 0;      ///< rows x columns
   std::vector<double> values_, busy_, load_;
+  double exchanges_ = 0;
+  std::array<double, 3> kinds_{};
 };
 
 /// Makes lines under the profile's clocks and contention.
@@ -61,30 +71,40 @@ class Collapser {
   Collapser(const scenario::Scenario& scenario, const profile::Profiles& profiles, double host = 1);
 
   /// Several lines one after the other, so that slowdowns change within a piece; composed they are the piece.
+  /// `second`: on the second stream of expert-parallel overlap.
   std::vector<Line> lines(const std::vector<model::Step>& steps, const model::Piece& piece, const Prices::List& prices,
-                          int microbatch) const;
+                          int microbatch, bool second = false) const;
   Line line(const std::vector<model::Kernel>& kernels, const Prices::List& prices, std::size_t from,
             std::size_t to) const;
   Slowdown at_duty(double duty) const;
   std::int64_t window() const { return window_; }
+  /// Expert-parallel overlap: what all of an exchange's time beside a kind of kernel adds to it.
+  const std::array<double, 3>& beside() const { return beside_; }
+  bool slows_exchanges() const { return slows_exchanges_; }
+  /// What a token dispatcher counts as, beside a kernel, where NCCL counts 1.
+  double dispatcher() const { return dispatcher_; }
 
  private:
   struct Event {
     const model::Kernel* kernel = nullptr;  ///< null: the compute stream, or the host, waits for `waits_for`
+    std::optional<std::size_t> kind;        ///< of kernels that slow: matrix, attention, memory
+    bool on_gpu = false, computes = false, exchanges = false;
     double host_ns = 0, cool_ns = 0;
     model::Stream waits_for{};
     bool host_waits = false;
     double beside_own = 0;  ///< share of the kernel beside which the piece's own communication runs
   };
   Event event(const model::Kernel& kernel, const Price& price) const;
-  Line collapse(std::span<const Event> events) const;
+  Line collapse(std::span<const Event> events, bool second = false) const;
   void find_own_communication(std::vector<Event>& events) const;
-  double duration(const Event& event, std::size_t row, double contended) const;
+  double duration(const Event& event, std::size_t row, double contended, bool exchanged = false) const;
 
   double gap_ = 0, synchronize_ = 0;
   std::vector<double> duties_;                       ///< of the rows
   std::vector<std::array<double, 3>> clock_factor_;  ///< [row][matrix, attention, memory]
-  std::array<double, 3> contention_{}, weights_{1, 1, 1};
+  std::array<double, 3> contention_{}, weights_{1, 1, 1}, beside_{};
+  bool slows_exchanges_ = false;
+  double dispatcher_ = 1;
   double exchange_ = 0;  ///< weight of collectives between kernels
   std::int64_t window_ = 0;
 };

@@ -1,5 +1,9 @@
 #include "pace.hpp"
 
+#include <algorithm>
+#include <string>
+#include <utility>
+
 #include "lines.hpp"
 #include "pipewright/scenario/derived.hpp"
 
@@ -10,7 +14,18 @@ Pace::Pace(const scenario::Scenario& scenario, const profile::Profiles& profiles
       clocks(profiles.clock_law(scenario.settings.fp8 || scenario.settings.fp4 ? "fp8" : "bf16")),
       matrix(profiles.scalar("contention.matrix").value),
       attention(profiles.scalar("contention.attention").value),
-      memory(profiles.scalar("contention.memory").value) {
+      memory(profiles.scalar("contention.memory").value),
+      slows_exchanges(scenario.settings.overlap_moe_expert_parallel_comm) {
+  // What a kernel beside loses grows with the multiprocessors that are taken.
+  if (const auto held = model::dispatcher_multiprocessors(scenario, profiles.device()); held > 0 && matrix > 1) {
+    const auto all = static_cast<double>(profiles.device().multiprocessors);
+    const auto taken = static_cast<double>(held);
+    dispatcher = taken / std::max(1.0, all - taken) / (matrix - 1);
+  }
+  for (const auto& [kind, name] : {std::pair{0, "matrix"}, {1, "attention"}, {2, "memory"}}) {
+    const auto found = profiles.find_scalar(std::string("contention.beside_") + name + ".all_to_all");
+    beside[static_cast<std::size_t>(kind)] = std::max(1.0, found.value_or(1));
+  }
   if (!clocks) return;
   clocks = clocks->among(scenario::lockstep_gpus(scenario));
   window_ns = static_cast<std::int64_t>(ms_to_ns(profiles.scalar("clocks.window_ms").value));

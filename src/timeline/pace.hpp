@@ -2,6 +2,7 @@
 // beside. The exact engine (clockwork.cpp) and the chunk-level one (collapse.cpp) apply the same.
 #pragma once
 
+#include <array>
 #include <optional>
 
 #include "pipewright/timeline.hpp"
@@ -16,6 +17,12 @@ struct Pace {
   std::int64_t gap_ns, window_ns = 0;            ///< launch gap; time over which the power limit averages
   std::optional<profile::ClockLaw> clocks;       ///< of GPUs in lockstep; none: the profile has no clocks
   double matrix = 1, attention = 1, memory = 1;  ///< contention() of each kind
+  /// What a flex dispatcher's multiprocessors count beside NCCL's, which capture measured.
+  double dispatcher = 1;
+  /// Under expert-parallel overlap, the other way round: relative time of an experts' exchange beside a kernel of each
+  /// kind (matrix, attention, memory) all the while; what they share is memory above all.
+  bool slows_exchanges = false;
+  std::array<double, 3> beside{1, 1, 1};
 };
 
 }  // namespace pipewright::timeline

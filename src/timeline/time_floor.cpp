@@ -52,6 +52,47 @@ struct PiecePasses {
   Pass forward, backward;
 };
 
+/// Nodes of a layer of experts under expert-parallel overlap, each its own stream's kernels. In a combined call forward
+/// and backward layers take turns (schedule/combined.cpp):
+///
+///   compute   [f attn][b mlp][w mlp]          [f mlp][b attn][w attn]        host order is FIFO order on a stream;
+///   experts'  [b comb]       [f disp][b disp]        [f comb]                f and b are chains of events besides
+///
+/// A call starts when all of the one before is over, and as many pairs in one call take no longer than in several, so
+/// none takes less a pair than ever more of them in one call.
+struct LayerPair {
+  enum Node : std::size_t { attention, dispatch, mlp, combine, nodes };
+  std::array<Work, nodes> forward, backward, weight;
+
+  /// `ns`: of a node's kernels.
+  template <class Time>
+  double least(bool early_attention, const Time& ns) const {
+    std::array<double, nodes> f{}, b{}, w{};
+    for (std::size_t n = 0; n < nodes; ++n) f[n] = ns(forward[n]), b[n] = ns(backward[n]), w[n] = ns(weight[n]);
+    double compute = 0, experts = 0, f_chain = 0, b_chain = 0;
+    const auto run = [](double& stream, double& chain, double time) {
+      stream = chain = std::max(stream, chain) + time;
+    };
+    constexpr int settled = 8;
+    double before = 0;
+    for (int pair = 0; pair < 2 * settled; ++pair) {
+      run(experts, b_chain, b[combine]);
+      run(compute, f_chain, f[attention]);
+      run(compute, b_chain, b[mlp]);
+      run(experts, f_chain, f[dispatch]);
+      compute += w[mlp];
+      run(experts, b_chain, b[dispatch]);
+      if (early_attention) run(compute, b_chain, b[attention]);
+      run(compute, f_chain, f[mlp]);
+      run(experts, f_chain, f[combine]);
+      if (!early_attention) run(compute, b_chain, b[attention]);
+      compute += w[attention];
+      if (pair + 1 == settled) before = std::max(compute, experts);
+    }
+    return (std::max(compute, experts) - before) / settled;
+  }
+};
+
 class Floor {
  public:
   Floor(const model::Stages& stages, const schedule::Config& config, const profile::Profiles& profiles,
@@ -62,6 +103,12 @@ class Floor {
         law_(profiles.clock_law(fp8 ? "fp8" : "bf16")),
         gap_(static_cast<double>(nanoseconds(profiles.scalar("host.kernel_gap_us").value))) {
     for (std::size_t i = 0; i < stages.pieces.size(); ++i) pieces_.push_back(passes(i));
+    // What the pull request defers runs at another place.
+    if (!config.ep_overlap || config.overlap_p2p_backward_on_comm_stream ||
+        config.overlap_p2p_with_transformer_layer_wgrad || config.overlap_p2p_wgrad_delayed_layer_number != 1)
+      return;
+    for (std::size_t i = 0; i < stages.pieces.size(); ++i)
+      if (of_experts(i)) pairs_.push_back(layer_pair(i));
   }
 
   Estimate find() const {
@@ -81,8 +128,9 @@ class Floor {
       const auto [communication, compute] = alone(static_cast<int>(r), rank);
       const double head = std::max(gathered(r), gathered(0) + forward_chain);
       const double tail = std::max(after_last(r), after_last(0) + backward_chain);
-      schedule = std::max({schedule, slowed(all.compute, head + communication + tail, whole_optimizer(r)),
-                           all.host + tail, all.communication + head + compute + tail});
+      schedule = std::max(
+          {schedule, slowed(all.compute, head + communication + tail, whole_optimizer(r), pairs_on(rank), head + tail),
+           all.host + tail, all.communication + head + compute + tail});
       forward_chain += first.forward.chain;
       backward_chain += first.backward.chain;
       const double after = optimizer(r, joined);
@@ -90,6 +138,46 @@ class Floor {
       least_after = std::min(least_after, after);
     }
     return {static_cast<std::int64_t>(schedule), static_cast<std::int64_t>(joined ? most_after : least_after), 0};
+  }
+
+  /// However the layers are spread over these ranks and interleaved: the mean of all ranks, of which one takes as long.
+  /// A rank's first forward comes after the embedding and a layer of every rank between, its last backward goes back
+  /// through them.
+  /// `any_size`: of other pipelines over as many GPUs, too; what they share is work.
+  Estimate find_for_any_split(bool any_size) const {
+    const auto ranks = static_cast<double>(stages_.ranks.size());
+    Pass all;
+    PiecePasses embedding, layer;
+    layer.forward.chain = layer.backward.chain = std::numeric_limits<double>::max();
+    double after = 0, whole = 0, finalize = 0, pairs = 0;
+    for (std::size_t r = 0; r < stages_.ranks.size(); ++r) {
+      for (const auto& chunk : stages_.ranks[r].chunks)
+        for (std::size_t n = 0; n < chunk.pieces.size(); ++n) {
+          const PiecePasses& piece = pieces_[chunk.pieces[n]];
+          all.add(piece.forward, config_.microbatches);
+          all.add(piece.backward, config_.microbatches);
+          if (chunk.layers[n] >= 0 &&
+              piece.forward.chain + piece.backward.chain < layer.forward.chain + layer.backward.chain)
+            layer = piece;
+          else if (chunk.layers[n] < 0 && r == 0 && n == 0)
+            embedding = piece;
+        }
+      pairs += pairs_on(stages_.ranks[r]) / ranks;
+      bool joined = false;
+      after += optimizer(r, joined) / ranks;
+      whole += whole_optimizer(r) / ranks;
+      finalize += sum(stages_.ranks[r].finalize, prices_.finalize[r], 0) / ranks;
+    }
+    Pass mean;
+    mean.add(all, 1 / ranks);
+    double before = 0;  // of the mean rank
+    if (any_size) after = finalize = 0;
+    if (ranks > 1 && !any_size)
+      before = (ranks - 1) / ranks * (embedding.forward.chain + embedding.backward.chain) +
+               (ranks - 1) * (ranks - 2) / 2 / ranks * (layer.forward.chain + layer.backward.chain);
+    const double schedule = std::max({slowed(mean.compute, before + finalize, whole, pairs, before + finalize),
+                                      mean.host + finalize, mean.communication + before + finalize});
+    return {static_cast<std::int64_t>(schedule), static_cast<std::int64_t>(after), 0};
   }
 
  private:
@@ -155,6 +243,58 @@ class Floor {
     return result;
   }
 
+  bool of_experts(std::size_t piece) const {
+    return std::ranges::any_of(stages_.pieces[piece].nodes, [](const model::NodeSteps& node) {
+      return node.name == schedule::Node::Name::moe_dispatch;
+    });
+  }
+
+  LayerPair layer_pair(std::size_t index) const {
+    using Name = schedule::Node::Name;
+    const model::Piece& piece = stages_.pieces[index];
+    LayerPair pair;
+    for (const auto& node : piece.nodes) {
+      const auto at = node.name == Name::moe_dispatch  ? LayerPair::dispatch
+                      : node.name == Name::mlp         ? LayerPair::mlp
+                      : node.name == Name::moe_combine ? LayerPair::combine
+                                                       : LayerPair::attention;
+      if (at == LayerPair::attention && node.name != Name::pre_dispatch_computation) continue;
+      const auto sum_of = [&](const std::vector<model::Step>& steps) {
+        Pass pass;
+        for (const model::Step& step : steps)
+          if (step.kind == model::Step::Kind::launch && runs_always(step) &&
+              piece.kernels[step.index].stream == model::Stream::compute)
+            add(pass, piece.kernels[step.index], prices_.pieces[index][step.index], true, false);
+        return pass.compute;
+      };
+      pair.forward[at] = sum_of(node.forward);
+      pair.backward[at] = sum_of(node.backward);
+      pair.weight[at] = sum_of(node.weight_gradient);
+    }
+    return pair;
+  }
+
+  /// Of a forward and a backward of a layer of experts in a step, those that surely meet another such in their call.
+  double pairs_on(const model::Rank& rank) const {
+    if (pairs_.empty()) return 0;
+    double pairs = 0;
+    for (const auto& chunk : rank.chunks)
+      for (std::size_t n = 0; n < chunk.pieces.size(); ++n)
+        if (chunk.layers[n] >= 0) pairs += of_experts(chunk.pieces[n]) ? 1 : -1;
+    return std::max(0.0, pairs) * config_.microbatches;
+  }
+
+  double least_pair(double duty) const {
+    double least = pairs_.empty() ? 0 : std::numeric_limits<double>::max();
+    for (const LayerPair& pair : pairs_)
+      least = std::min(least, pair.least(config_.ep_overlap_early_attn_memory_release, [&](const Work& work) {
+        double ns = work.fixed;
+        for (std::size_t k = 0; k < kinds; ++k) ns += work.by_kind[k] * (law_ ? law_->slowdown(loads[k], duty) : 1);
+        return ns;
+      }));
+    return least;
+  }
+
   /// Chunk 0's first forward waits for the first bucket of its parameters at least.
   double gathered(std::size_t r) const {
     return least(stages_.ranks[r].chunks.front().parameter_gather, prices_.parameter_gather[r].front());
@@ -197,9 +337,9 @@ class Floor {
   }
 
   /// The least time in which a rank that is idle for `idle` does its work: clock and duty fit each other. `after`: of
-  /// the step, in which it may be idle too.
-  double slowed(const Work& work, double idle, double after) const {
-    const double cool = work.cool() + idle;
+  /// the step, in which it may be idle too. `pairs` of layers one after the other with that much beside bound it, too.
+  double slowed(const Work& work, double idle, double after, double pairs = 0, double beside_pairs = 0) const {
+    const double cool = std::max(work.cool() + idle, pairs > 0 ? pairs * least_pair(0) + beside_pairs : 0);
     if (!law_) return cool;
     const auto at = [&](double duty) {
       double time = work.fixed + idle, load = 0;
@@ -208,6 +348,7 @@ class Floor {
         time += ns;
         load += ns * law_->weight(loads[k]);
       }
+      if (pairs > 0) time = std::max(time, pairs * least_pair(duty) + beside_pairs);
       return std::pair{time, time > 0 ? load / (time + after) : 0};
     };
     double low = 0, high = 2;  // duties: kinds may weigh more than the layer that the law was measured with
@@ -225,6 +366,7 @@ class Floor {
   std::optional<profile::ClockLaw> law_;
   double gap_;
   std::vector<PiecePasses> pieces_;
+  std::vector<LayerPair> pairs_;  ///< of every kind of layer of experts
 };
 
 }  // namespace
@@ -232,6 +374,13 @@ class Floor {
 Estimate floor(const scenario::Scenario& scenario, const model::Stages& stages, const schedule::Config& config,
                const profile::Profiles& profiles, const Prices& prices) {
   return Floor(stages, config, profiles, prices, scenario.settings.fp8 || scenario.settings.fp4).find();
+}
+
+Estimate floor_of_any_split(const scenario::Scenario& scenario, const model::Stages& stages,
+                            const schedule::Config& config, const profile::Profiles& profiles, const Prices& prices,
+                            bool any_size) {
+  return Floor(stages, config, profiles, prices, scenario.settings.fp8 || scenario.settings.fp4)
+      .find_for_any_split(any_size);
 }
 
 Estimate extrapolate(const scenario::Scenario& scenario, const model::Stages& stages, const schedule::Config& config,

@@ -81,6 +81,10 @@ std::vector<std::string> labels(const plan::Plan& plan) {
 void check_counts(const plan::Searched& s) {
   CHECK(s.candidates == s.illegal + s.pruned + s.by_memory + s.by_time + s.not_modelled + s.undecided + s.predicted);
   CHECK(s.excluded == s.by_memory + s.by_time);
+  std::int64_t memory = 0, time = 0;
+  for (const auto& bound : s.bounds) memory += bound.memory, time += bound.time;
+  CHECK(memory == s.by_memory);
+  CHECK(time == s.by_time);
 }
 
 bool says(const plan::Plan& plan, std::string_view text) {

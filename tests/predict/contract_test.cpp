@@ -13,6 +13,8 @@
 #include "../on_h200.hpp"
 #include "pipewright/bounds.hpp"
 #include "pipewright/predict.hpp"
+#include "pipewright/scenario/derived.hpp"
+#include "pipewright/scenario/fields.hpp"
 #include "pipewright/scenario/io.hpp"
 
 using namespace pipewright;
@@ -133,6 +135,29 @@ std::optional<scenario::Scenario> accepted(const std::string& text) {
   }
 }
 
+/// The same with another interleaving, without recompute and offload; nullopt where that is another model of experts.
+std::optional<scenario::Scenario> otherwise_split(const std::string& text, const char* chunks) {
+  try {
+    auto s = scenario::parse(text, "drawn.yaml");
+    const bool overlaps = s.settings.overlap_moe_expert_parallel_comm;
+    for (const auto& change :
+         {std::string("virtual_pipeline_model_parallel_size=") + chunks,
+          std::string("microbatch_group_size_per_vp_stage=none"), std::string("recompute_granularity=none"),
+          std::string("recompute_modules=[]"), std::string("recompute_method=none"),
+          std::string("recompute_num_layers=none"), std::string("fine_grained_activation_offloading=false"),
+          std::string("offload_modules=[]"), std::string("cpu_offloading=false"),
+          std::string("cpu_offloading_num_layers=0")})
+      scenario::set(s, change);
+    if (!scenario::interleaved(s) && s.settings.overlap_p2p_comm) scenario::set(s, "overlap_p2p_comm=false");
+    if (overlaps && s.settings.pipeline_model_parallel_size > 1 && !scenario::interleaved(s)) return std::nullopt;
+    scenario::check(s);
+    test::build(s);
+    return s;
+  } catch (const UsageError&) {
+    return std::nullopt;
+  }
+}
+
 profile::Profile h200() { return profile::load(SOURCE_ROOT "/profiles/h200-sxm.json", {"test", 0}); }
 
 /// Clocks never fall and nothing slows beside communication.
@@ -185,6 +210,11 @@ TEST_CASE("any scenario: the estimate is within its bounds, the floor below the 
     CHECK(error >= -bounds.under);
     CHECK(error <= bounds.over);
     CHECK(floor.forward_backward + floor.optimizer <= exact.forward_backward + exact.optimizer);
+    for (const bool any_size : {false, true})
+      for (const char* chunks : {"none", "1", "2", "3"}) {
+        if (const auto other = otherwise_split(text, chunks); other)
+          CHECK(static_cast<double>(predict::floor_of_any_split(*other, profiles, any_size).step_ns) <= step);
+      }
     Worst& of = worst[kind_of(*s)];
     ++of.count;
     if (-error > of.under) of.under = -error, of.under_at = seed;

@@ -47,6 +47,7 @@ plan::Plan three() {
   p.searched.candidates = 4;
   p.searched.legal = p.searched.simulated = p.searched.predicted = 3;
   p.searched.illegal = 1;
+  p.searched.bounds = {{"floor", 0, 1}};
   p.searched.seconds = 0.04;
   p.searched.proved_optimal = true;
   p.ladder = {{110'000'000, Bytes(20LL << 30), Bytes(22LL << 30), "recompute [mlp]", p.best->settings,
@@ -73,6 +74,10 @@ TEST_CASE("plan: JSON has the contract's keys and typed settings") {
   CHECK(out["best"]["settings"]["recompute_modules"] == json::array({"core_attn"}));
   CHECK(out["best"]["environment"]["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True");
   CHECK(out["best"]["prediction"]["step_time_ms"] == 100);
+  CHECK(out["best"]["configuration"]["pipeline_parallel"] == 2);
+  CHECK(out["alternatives"][0]["configuration"]["gpus"] == 2);
+  CHECK(out["best"]["assumed"].is_array());
+  CHECK(out["searched"]["bounds"][0] == json{{"by", "floor"}, {"memory", 0}, {"time", 1}});
   for (const char* form : {"megatron", "bridge", "harness"}) CHECK(out["best"]["flags"][form].is_array());
   CHECK(out["best"]["flags"]["env"].is_object());
   CHECK(out["alternatives"].size() == 2);

@@ -9,6 +9,7 @@
 //   { .. }    begin_combined begin_forward.. begin_backward, node .., end_combined, then as after forward and backward
 #pragma once
 
+#include <optional>
 #include <span>
 
 #include "pipewright/model.hpp"
@@ -55,6 +56,8 @@ struct Visitor {
   void reduce_gradients(int /*chunk*/, std::span<const std::uint32_t> /*buckets*/) {}
   void end_backward(Call) {}
 
+  /// Before a node, and before a combined call begins or ends.
+  bool ready(const Instruction&) { return true; }
   void begin_combined(const Instruction&) {}
   void node(const Instruction&, const NodePlace&) {}
   void end_combined() {}
@@ -87,12 +90,15 @@ class Follower {
       case schedule::Kind::combined:
         throw InternalError("a combined call that is not written out node by node");
       case schedule::Kind::combined_begin:
+        if (!visitor_.ready(i)) return false;
         begin_combined(i);
         break;
       case schedule::Kind::combined_end:
+        if (!visitor_.ready(i)) return false;
         end_combined();
         break;
       case schedule::Kind::node:
+        if (!visitor_.ready(i)) return false;
         node(i);
         break;
       case schedule::Kind::p2p_async:
@@ -124,6 +130,7 @@ class Follower {
     int backwards_left = 0;
     std::size_t reduced = 0;  ///< of order.buckets
     bool gathered = false;
+    std::vector<std::optional<NodePlace>> places{};  ///< of the nodes that came so far, by layer and name
   };
 
   OfChunk& at(int chunk) { return chunks_[static_cast<std::size_t>(chunk)]; }
@@ -182,6 +189,14 @@ class Follower {
     of.reduced = until;
   }
 
+  const NodePlace& place_in(int chunk, const schedule::Node& node) {
+    constexpr auto names = static_cast<std::size_t>(schedule::Node::Name::loss) + 1;
+    auto& places = at(chunk).places;
+    const auto index = static_cast<std::size_t>(node.layer + 1) * names + static_cast<std::size_t>(node.name);
+    if (places.size() <= index) places.resize(index + 1);
+    if (!places[index]) places[index] = place_of(stages_, rank_.chunks[static_cast<std::size_t>(chunk)], node);
+    return *places[index];
+  }
   void begin_combined(const schedule::Instruction& i) {
     combined_ = i;
     visitor_.begin_combined(i);
@@ -194,7 +209,7 @@ class Follower {
       visitor_.begin_backward({i.backward_microbatch, i.backward_chunk});
   }
   void node(const schedule::Instruction& i) {
-    const NodePlace place = place_of(stages_, rank_.chunks[static_cast<std::size_t>(i.chunk)], i.node);
+    const NodePlace place = place_in(i.chunk, i.node);
     visitor_.node(i, place);
     if (i.node.pass == schedule::Node::Pass::backward && place.first) defer({i.microbatch, i.chunk}, place.position);
   }

@@ -90,6 +90,12 @@ struct Searched {
   std::int64_t legal = 0;      ///< looked at one by one
   std::int64_t simulated = 0;  ///< predicted in time, too; others of equal time in memory only
   std::int64_t bounded = 0;    ///< floors of time and memory computed
+  /// What excluded by_memory and by_time, which are their sums.
+  struct Bound {
+    const char* by = "";
+    std::int64_t memory = 0, time = 0;
+  };
+  std::vector<Bound> bounds;
   std::int64_t estimated = 0;  ///< by the chunk-level engine
   double seconds = 0;
   double gap = 0;               ///< what was not predicted exactly is faster than the fastest by this share at most
@@ -155,9 +161,13 @@ struct Options {
   std::function<predict::Prediction(const scenario::Scenario&, const predict::Prediction& same)> repredict_reserved;
   /// Quick looks (predict::floor, estimate, scout_memory). All or none; without them everything is predicted.
   std::function<predict::Prediction(const scenario::Scenario&)> floor, estimate;
+  /// predict::floor_of_any_split: bounds of many structures at a time. Optional.
+  std::function<predict::Prediction(const scenario::Scenario&, bool any_size)> floor_of_any_split;
   std::function<void(const scenario::Scenario&, predict::Depth, predict::Prediction&)> scout;
   /// predict::compare. Optional.
-  std::function<predict::Comparison(const scenario::Scenario&, const scenario::Scenario&)> compare;
+  std::function<std::vector<predict::Comparison>(const scenario::Scenario&,
+                                                 const std::vector<const scenario::Scenario*>&)>
+      compare;
   /// That a prediction fits its device. Optional; what fits is sure to without it.
   std::function<std::optional<double>(const predict::Prediction&)> probability;
   std::function<void(const Progress&)> progress;  ///< one call at a time, from any thread

@@ -113,6 +113,12 @@ Prediction estimate(const scenario::Scenario& scenario, const profile::Profiles&
 /// does not.
 Prediction floor(const scenario::Scenario& scenario, const profile::Profiles& profiles);
 
+/// What no prediction undercuts that differs from this one in how layers are spread over the pipeline's ranks, chunks
+/// and groups of microbatches, without recompute and offload; a rank's state is the mean of all, of which one has as
+/// much. `any_size`: nor one with longer pipelines and fewer copies of them; its times only.
+Prediction floor_of_any_split(const scenario::Scenario& scenario, const profile::Profiles& profiles,
+                              bool any_size = false);
+
 /// How far a quick look at memory goes: the peak of the first two ranks and the last one; of all.
 enum class Depth : std::uint8_t { ends, ranks };
 /// Fills an estimate's ranks with allocated bytes. `fits` false: it certainly does not, reserved memory can only be
@@ -131,9 +137,9 @@ struct Comparison {
   double half_interval_ns() const { return sigmas_of_90_percent * spread_ns; }  ///< of 90 %, to either side
   bool tied() const { return std::abs(difference_ns) <= half_interval_ns(); }
 };
-/// Zero difference and spread where one of them has no estimate.
-Comparison compare(const scenario::Scenario& first, const scenario::Scenario& second,
-                   const profile::Profiles& profiles);
+/// One with each of some others. Zero difference and spread where one of them has no estimate.
+std::vector<Comparison> compare(const scenario::Scenario& first, const std::vector<const scenario::Scenario*>& others,
+                                const profile::Profiles& profiles);
 
 /// The memory part anew for a scenario whose times are those of `same` (another PYTORCH_CUDA_ALLOC_CONF).
 Prediction predict_memory(const scenario::Scenario& scenario, const profile::Profiles& profiles, Prediction same);

@@ -249,7 +249,7 @@ std::vector<Lever> levers(const Result& result, const scenario::Scenario& scenar
 /// A step by the chunk-level engine: no graph, no accounts, a few hundred times faster than simulate. Without clocks
 /// and contention it gives simulate's times to the nanosecond; with them it takes one factor a piece where simulate
 /// takes one a kernel (within 0.5 %). Its cost does not grow with the number of microbatches. nullopt: what it does not
-/// express (calls cut into nodes, fine-grained offload) and schedules that deadlock.
+/// express (combined calls not written out, offload, shapes sent ahead) and schedules that deadlock.
 struct Estimate {
   std::int64_t forward_backward = 0, optimizer = 0;
   std::int64_t operations = 0;  ///< pieces run in the last round
@@ -273,5 +273,10 @@ Estimate extrapolate(const scenario::Scenario& scenario, const model::Stages& st
 /// No run of this takes less (floor.cpp): what its streams have to do one after the other, on the busiest rank.
 Estimate floor(const scenario::Scenario& scenario, const model::Stages& stages, const schedule::Config& config,
                const profile::Profiles& profiles, const Prices& prices);
+/// The same for any split of these layers over as many ranks, in any number of chunks; `any_size`: or over more ranks,
+/// of as many GPUs in all.
+Estimate floor_of_any_split(const scenario::Scenario& scenario, const model::Stages& stages,
+                            const schedule::Config& config, const profile::Profiles& profiles, const Prices& prices,
+                            bool any_size = false);
 
 }  // namespace pipewright::timeline
