@@ -9,9 +9,12 @@
 //
 //   dV = Pᵀ dO     dP = dO Vᵀ     dS = scale · P ∘ (dP - D)     dQ = dS K (through fp32)     dK = dSᵀ Q
 //
-// dK and dV of all query heads are summed over the heads of a group.
+// dK and dV of all query heads are summed over the heads of a group. A sliding window of w keys is a second mask, key +
+// w > query, as cudnn-frontend's sliding_window_mask orders them. A sink is one more score of every row that takes part
+// in m and l only; its gradient is the sum of exp(sink - stats) D over rows.
+#include <fmt/format.h>
+
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <limits>
 
@@ -26,6 +29,8 @@ using Tensor = CudnnGraph::Tensor;
 
 struct Shape {
   std::int64_t batch, queries, keys, heads, groups, dim, v_dim;  ///< MLA: dim of q and k, v_dim of v and the output
+  std::int64_t window = 0;                                       ///< keys that a query sees; 0: all before it
+  bool sink = false;
 
   std::int64_t q_elements() const { return batch * queries * heads * dim; }
   std::int64_t k_elements() const { return batch * keys * groups * dim; }
@@ -45,58 +50,97 @@ Tensor sbhd(Graph& g, std::int64_t batch, std::int64_t sequence, std::int64_t he
 
 Tensor scalar(Graph& g) { return g.tensor(CUDNN_DATA_FLOAT, {1, 1, 1, 1}, {1, 1, 1, 1}, true); }
 
-// Scores with everything above the diagonal set to `lowest`.
-Tensor masked(Graph& g, const Tensor& x, const Tensor& lowest, const Shape& s) {
-  const auto row = g.intermediate(CUDNN_DATA_INT32, s.scores()), column = g.intermediate(CUDNN_DATA_INT32, s.scores());
-  const auto keep = g.intermediate(CUDNN_DATA_BOOLEAN, s.scores());
-  const auto y = g.intermediate(CUDNN_DATA_FLOAT, s.scores());
-  g.index(x, 2, row);
-  g.index(x, 3, column);
-  g.compare(CUDNN_POINTWISE_CMP_GE, row, column, keep);
-  g.select(x, lowest, keep, y);
-  return y;
+/// What masks and sinks need beside q, k and v; ids of what is absent are 0.
+struct Extras {
+  std::int64_t lowest = 0, window = 0, sink = 0, sink_gradient = 0;
+};
+
+// Scores with everything above the diagonal set to `lowest`, and everything left of the window.
+Tensor masked(Graph& g, const Tensor& x, const Shape& s, Extras& extras) {
+  const auto lowest = scalar(g);
+  extras.lowest = lowest.id;
+  const auto kept = [&](const Tensor& scores, cudnnPointwiseMode_t mode, const Tensor& a, const Tensor& b) {
+    const auto keep = g.intermediate(CUDNN_DATA_BOOLEAN, s.scores());
+    const auto y = g.intermediate(CUDNN_DATA_FLOAT, s.scores());
+    g.compare(mode, a, b, keep);
+    g.select(scores, lowest, keep, y);
+    return y;
+  };
+  const auto index = [&](const Tensor& scores, std::int64_t axis) {
+    const auto y = g.intermediate(CUDNN_DATA_INT32, s.scores());
+    g.index(scores, axis, y);
+    return y;
+  };
+  const auto row = index(x, 2), column = index(x, 3);
+  const auto causal = kept(x, CUDNN_POINTWISE_CMP_GE, row, column);
+  if (s.window == 0) return causal;
+  const auto window = scalar(g);
+  extras.window = window.id;
+  const auto query = index(causal, 2), key = index(causal, 3);
+  const auto end = g.intermediate(CUDNN_DATA_FLOAT, s.scores());
+  g.pointwise(CUDNN_POINTWISE_ADD, key, window, end);
+  return kept(causal, CUDNN_POINTWISE_CMP_GT, end, query);
 }
+
+/// One number a head.
+Tensor of_heads(Graph& g, const Shape& s) { return g.tensor(CUDNN_DATA_FLOAT, {1, s.heads, 1, 1}, {s.heads, 1, 1, 1}); }
 
 struct Forward {
   Graph graph;
-  std::int64_t q, k, v, o, stats, scale, lowest;
+  std::int64_t q = 0, k = 0, v = 0, o = 0, stats = 0, scale = 0;
+  Extras extras = {};
 };
 
 std::shared_ptr<Forward> build_forward(cudnnHandle_t handle, const Shape& s) {
-  auto f = std::make_shared<Forward>(Forward{Graph(handle), 0, 0, 0, 0, 0, 0, 0});
+  auto f = std::make_shared<Forward>(Forward{Graph(handle)});
   Graph& g = f->graph;
   const auto q = sbhd(g, s.batch, s.queries, s.heads, s.dim), kt = sbhd(g, s.batch, s.keys, s.groups, s.dim, true),
              v = sbhd(g, s.batch, s.keys, s.groups, s.v_dim), o = sbhd(g, s.batch, s.queries, s.heads, s.v_dim);
   const auto stats = g.tensor(CUDNN_DATA_FLOAT, s.rows(), {s.heads * s.queries, s.queries, 1, 1});
-  const auto scale = scalar(g), lowest = scalar(g);
+  const auto scale = scalar(g);
   const auto product = g.intermediate(CUDNN_DATA_FLOAT, s.scores()),
              scaled = g.intermediate(CUDNN_DATA_FLOAT, s.scores());
   g.matmul(q, kt, product);
   g.pointwise(CUDNN_POINTWISE_MUL, product, scale, scaled);
-  const auto x = masked(g, scaled, lowest, s);
-  const auto most = g.intermediate(CUDNN_DATA_FLOAT, s.rows()), sum = g.intermediate(CUDNN_DATA_FLOAT, s.rows()),
-             log = g.intermediate(CUDNN_DATA_FLOAT, s.rows());
+  const auto x = masked(g, scaled, s, f->extras);
+  const auto row = [&] { return g.intermediate(CUDNN_DATA_FLOAT, s.rows()); };
+  const auto most = row(), sum = row(), log = row();
   const auto shifted = g.intermediate(CUDNN_DATA_FLOAT, s.scores()), e = g.intermediate(CUDNN_DATA_FLOAT, s.scores()),
              p = g.intermediate(CUDNN_DATA_BFLOAT16, s.scores());
-  g.reduce(CUDNN_REDUCE_TENSOR_MAX, x, most);
-  g.pointwise(CUDNN_POINTWISE_SUB, x, most, shifted);
-  g.pointwise(CUDNN_POINTWISE_EXP, shifted, e);
-  g.reduce(CUDNN_REDUCE_TENSOR_ADD, e, sum);
+  if (s.sink) {
+    const auto sink = of_heads(g, s), scores_most = row(), sink_shifted = row(), sink_e = row(), scores_sum = row();
+    f->extras.sink = sink.id;
+    g.reduce(CUDNN_REDUCE_TENSOR_MAX, x, scores_most);
+    g.pointwise(CUDNN_POINTWISE_MAX, scores_most, sink, most);
+    g.pointwise(CUDNN_POINTWISE_SUB, x, most, shifted);
+    g.pointwise(CUDNN_POINTWISE_EXP, shifted, e);
+    g.pointwise(CUDNN_POINTWISE_SUB, sink, most, sink_shifted);
+    g.pointwise(CUDNN_POINTWISE_EXP, sink_shifted, sink_e);
+    g.reduce(CUDNN_REDUCE_TENSOR_ADD, e, scores_sum);
+    g.pointwise(CUDNN_POINTWISE_ADD, scores_sum, sink_e, sum);
+  } else {
+    g.reduce(CUDNN_REDUCE_TENSOR_MAX, x, most);
+    g.pointwise(CUDNN_POINTWISE_SUB, x, most, shifted);
+    g.pointwise(CUDNN_POINTWISE_EXP, shifted, e);
+    g.reduce(CUDNN_REDUCE_TENSOR_ADD, e, sum);
+  }
   g.pointwise(CUDNN_POINTWISE_LOG, sum, log);
   g.pointwise(CUDNN_POINTWISE_ADD, most, log, stats);
   g.pointwise(CUDNN_POINTWISE_DIV, e, sum, p);
   g.matmul(p, v, o);
-  f->q = q.id, f->k = kt.id, f->v = v.id, f->o = o.id, f->stats = stats.id, f->scale = scale.id, f->lowest = lowest.id;
+  f->q = q.id, f->k = kt.id, f->v = v.id, f->o = o.id, f->stats = stats.id, f->scale = scale.id;
   return g.build() ? f : nullptr;
 }
 
 struct Backward {
   Graph graph;
-  std::int64_t q, k, v, o, stats, d_o, dq, dk, dv, row_sums, dq_sums, scale, lowest, one;
+  std::int64_t q = 0, k = 0, v = 0, o = 0, stats = 0, d_o = 0, dq = 0, dk = 0, dv = 0, row_sums = 0, dq_sums = 0,
+               scale = 0, one = 0;
+  Extras extras = {};
 };
 
 std::shared_ptr<Backward> build_backward(cudnnHandle_t handle, const Shape& s) {
-  auto f = std::make_shared<Backward>(Backward{Graph(handle), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0});
+  auto f = std::make_shared<Backward>(Backward{Graph(handle)});
   Graph& g = f->graph;
   const auto q = sbhd(g, s.batch, s.queries, s.heads, s.dim), o = sbhd(g, s.batch, s.queries, s.heads, s.v_dim),
              d_o = sbhd(g, s.batch, s.queries, s.heads, s.v_dim), dq = sbhd(g, s.batch, s.queries, s.heads, s.dim),
@@ -108,7 +152,7 @@ std::shared_ptr<Backward> build_backward(cudnnHandle_t handle, const Shape& s) {
   const auto row_sums = g.tensor(CUDNN_DATA_FLOAT, s.rows(), row_strides);
   const auto dq_sums = g.tensor(CUDNN_DATA_FLOAT, {s.batch, s.heads, s.queries, s.dim},
                                 {s.heads * s.queries * s.dim, s.queries * s.dim, s.dim, 1});
-  const auto scale = scalar(g), lowest = scalar(g), one = scalar(g);
+  const auto scale = scalar(g), one = scalar(g);
   const auto scores = [&] { return g.intermediate(CUDNN_DATA_FLOAT, s.scores()); };
   const auto transposed_scores = [&] {
     return g.intermediate(CUDNN_DATA_BFLOAT16, {s.batch, s.heads, s.keys, s.queries},
@@ -123,13 +167,23 @@ std::shared_ptr<Backward> build_backward(cudnnHandle_t handle, const Shape& s) {
   const auto dots = g.intermediate(CUDNN_DATA_FLOAT, s.rows());
   g.pointwise(CUDNN_POINTWISE_MUL, d_o, o, products);
   g.reduce(CUDNN_REDUCE_TENSOR_ADD, products, dots);
+  if (s.sink) {
+    const auto sink = of_heads(g, s), gradient = of_heads(g, s);
+    const auto row = [&] { return g.intermediate(CUDNN_DATA_FLOAT, s.rows()); };
+    const auto sink_shifted = row(), sink_e = row(), parts = row();
+    f->extras.sink = sink.id, f->extras.sink_gradient = gradient.id;
+    g.pointwise(CUDNN_POINTWISE_SUB, sink, stats, sink_shifted);
+    g.pointwise(CUDNN_POINTWISE_EXP, sink_shifted, sink_e);
+    g.pointwise(CUDNN_POINTWISE_MUL, sink_e, dots, parts);
+    g.reduce(CUDNN_REDUCE_TENSOR_ADD, parts, gradient);
+  }
   g.pointwise(CUDNN_POINTWISE_MUL, dots, one, row_sums);
 
   const auto product = scores(), scaled = scores(), shifted = scores(), p = scores();
   g.matmul(q, kt, product);
   g.pointwise(CUDNN_POINTWISE_MUL, product, scale, scaled);
   g.pointwise(CUDNN_POINTWISE_SUB, scaled, stats, shifted);
-  const auto x = masked(g, shifted, lowest, s);
+  const auto x = masked(g, shifted, s, f->extras);
   g.pointwise(CUDNN_POINTWISE_EXP, x, p);
   const auto pt = transposed_scores();
   g.reshape(p, pt);
@@ -163,7 +217,7 @@ std::shared_ptr<Backward> build_backward(cudnnHandle_t handle, const Shape& s) {
 
   f->q = q.id, f->k = kt.id, f->v = vt.id, f->o = o.id, f->stats = stats.id, f->d_o = d_o.id, f->dq = dq.id;
   f->dk = dk.id, f->dv = dv.id, f->row_sums = row_sums.id, f->dq_sums = dq_sums.id;
-  f->scale = scale.id, f->lowest = lowest.id, f->one = one.id;
+  f->scale = scale.id, f->one = one.id;
   return g.build() ? f : nullptr;
 }
 
@@ -187,39 +241,61 @@ struct Attention::Impl {
 Attention::Attention(Lab& lab) : impl_(std::make_unique<Impl>(lab)) {}
 Attention::~Attention() = default;
 
-std::optional<Op> Attention::op(const profile::Key& key) {
-  const bool mla = key.family.starts_with("attention.mla.");
-  const bool backward = key.family == "attention.backward.bf16" || key.family == "attention.mla.backward.bf16";
-  if (!backward && key.family != "attention.forward.bf16" && key.family != "attention.mla.forward.bf16") {
-    return std::nullopt;
-  }
+namespace {
+
+/// attention[.mla|.window|.sink].forward.bf16 or backward; nullopt: another family.
+std::optional<Shape> shape_of(const profile::Key& key) {
   const auto& d = key.dims;
-  const Shape s = mla ? Shape{d.at(0), d.at(1), d.at(2), d.at(3), d.at(3), d.at(4), d.at(5)}
-                      : Shape{d.at(0), d.at(1), d.at(2), d.at(3), d.at(4), d.at(5), d.at(5)};
+  const auto is = [&](const char* kind) {
+    return key.family == fmt::format("attention.{}forward.bf16", kind) ||
+           key.family == fmt::format("attention.{}backward.bf16", kind);
+  };
+  if (is("mla.")) return Shape{d.at(0), d.at(1), d.at(2), d.at(3), d.at(3), d.at(4), d.at(5)};
+  if (!is("") && !is("window.") && !is("sink.")) return std::nullopt;
+  Shape s{d.at(0), d.at(1), d.at(2), d.at(3), d.at(4), d.at(5), d.at(5)};
+  if (!is("")) s.window = d.at(6) < s.keys ? d.at(6) : 0;
+  s.sink = is("sink.");
+  return s;
+}
+
+}  // namespace
+
+std::optional<Op> Attention::op(const profile::Key& key) {
+  const auto shape = shape_of(key);
+  if (!shape) return std::nullopt;
+  const Shape& s = *shape;
+  const bool backward = key.family.ends_with("backward.bf16");
   Lab& lab = impl_->lab;
-  const float scale = 1.0f / std::sqrt(static_cast<float>(s.dim)), lowest = std::numeric_limits<float>::lowest(),
-              one = 1;
+  struct Numbers {
+    float scale, lowest, window, one;
+  };
+  const Numbers numbers = {1.0f / std::sqrt(static_cast<float>(s.dim)), std::numeric_limits<float>::lowest(),
+                           static_cast<float>(s.window), 1};
 
   const auto q = lab.take(Content::bf16, s.q_elements());
   auto k = lab.take(Content::bf16, s.k_elements()), v = lab.take(Content::bf16, s.v_elements()),
        o = lab.take(Content::scratch, s.o_elements() * 2),
        stats = lab.take(Content::scratch, s.batch * s.heads * s.queries * 4);
-  if (!q || !k || !v || !o || !stats) return std::nullopt;
+  const auto sink = lab.take(Content::f32, s.heads), sink_gradient = lab.take(Content::scratch, s.heads * 4);
+  if (!q || !k || !v || !o || !stats || !sink || !sink_gradient) return std::nullopt;
   for (auto* operand : {&k, &v, &o, &stats}) (*operand)->slots = std::min((*operand)->slots, q->slots);
   const auto forward = build_forward(impl_->handle, s);
   if (!forward) return std::nullopt;
   const auto workspace = lab.take(Content::scratch, forward->graph.workspace_bytes() + 512);
   if (!workspace) return std::nullopt;
+  using Bound = std::vector<std::pair<std::int64_t, void*>>;
+  const auto bind_extras = [=](Bound& bound, const Extras& extras, Numbers& values) {
+    bound.emplace_back(extras.lowest, &values.lowest);
+    if (extras.window != 0) bound.emplace_back(extras.window, &values.window);
+    if (extras.sink != 0) bound.emplace_back(extras.sink, sink->base);
+    if (extras.sink_gradient != 0) bound.emplace_back(extras.sink_gradient, sink_gradient->base);
+  };
   const auto run_forward = [=](int slot) {
-    std::array<float, 2> values = {scale, lowest};
-    forward->graph.execute({{forward->q, q->at(slot)},
-                            {forward->k, k->at(slot)},
-                            {forward->v, v->at(slot)},
-                            {forward->o, o->at(slot)},
-                            {forward->stats, stats->at(slot)},
-                            {forward->scale, &values[0]},
-                            {forward->lowest, &values[1]}},
-                           workspace->base);
+    Numbers values = numbers;
+    Bound bound = {{forward->q, q->at(slot)}, {forward->k, k->at(slot)},         {forward->v, v->at(slot)},
+                   {forward->o, o->at(slot)}, {forward->stats, stats->at(slot)}, {forward->scale, &values.scale}};
+    bind_extras(bound, forward->extras, values);
+    forward->graph.execute(bound, workspace->base);
   };
   Op op;
   op.pause = 1.6;
@@ -238,22 +314,22 @@ std::optional<Op> Attention::op(const profile::Key& key) {
   // Real statistics of every slot first: exp(S - stats) of random ones would overflow.
   for (int slot = 0; slot < q->slots; ++slot) run_forward(slot);
   op.launch = [=](int slot) {
-    std::array<float, 3> values = {scale, lowest, one};
-    graph->graph.execute({{graph->q, q->at(slot)},
-                          {graph->k, k->at(slot)},
-                          {graph->v, v->at(slot)},
-                          {graph->o, o->at(slot)},
-                          {graph->stats, stats->at(slot)},
-                          {graph->d_o, d_o->at(slot)},
-                          {graph->dq, dq->at(slot)},
-                          {graph->dk, dk->at(slot)},
-                          {graph->dv, dv->at(slot)},
-                          {graph->row_sums, row_sums->at(slot)},
-                          {graph->dq_sums, dq_sums->at(slot)},
-                          {graph->scale, &values[0]},
-                          {graph->lowest, &values[1]},
-                          {graph->one, &values[2]}},
-                         backward_workspace->base);
+    Numbers values = numbers;
+    Bound bound = {{graph->q, q->at(slot)},
+                   {graph->k, k->at(slot)},
+                   {graph->v, v->at(slot)},
+                   {graph->o, o->at(slot)},
+                   {graph->stats, stats->at(slot)},
+                   {graph->d_o, d_o->at(slot)},
+                   {graph->dq, dq->at(slot)},
+                   {graph->dk, dk->at(slot)},
+                   {graph->dv, dv->at(slot)},
+                   {graph->row_sums, row_sums->at(slot)},
+                   {graph->dq_sums, dq_sums->at(slot)},
+                   {graph->scale, &values.scale},
+                   {graph->one, &values.one}};
+    bind_extras(bound, graph->extras, values);
+    graph->graph.execute(bound, backward_workspace->base);
   };
   return op;
 }

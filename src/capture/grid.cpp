@@ -1,6 +1,9 @@
 #include "grid.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <array>
 #include <set>
 #include <string>
 
@@ -98,6 +101,13 @@ class Grid {
   void attention(I batch, I sequence, I heads, I groups, I dim) {
     for (const char* pass : {"attention.forward.bf16", "attention.backward.bf16"}) {
       add(pass, {batch, sequence, sequence, heads, groups, dim});
+    }
+  }
+
+  void windowed(const char* kind, I sequence, I heads, I groups, I dim, I window) {
+    for (const char* pass : {"forward", "backward"}) {
+      add(fmt::format("attention.{}.{}.bf16", kind, pass),
+          {1, sequence, sequence, heads, groups, dim, std::min(window, sequence)});
     }
   }
 
@@ -212,6 +222,8 @@ void experts(Grid& g, bool quick) {
         g.experts(4096, 1536, local, rows, local == 16 && rows == 32768);
         g.experts(7168, 2048, local, rows, local >= 8 && rows == 32768);
       }
+    for (const I local : {32, 16, 8, 4, 2})  // GPT-OSS 20B (32 experts) and 120B (128)
+      for (const I rows : {16384, 8192, 32768, 65536}) g.experts(2880, 2880, local, rows, local == 32 && rows == 16384);
   }
   const List tokens = quick ? List{4096} : List{4096, 2048, 8192, 1024, 16384},
              rows = quick ? List{8192, 32768} : powers(4096, 131072),
@@ -241,6 +253,39 @@ void other_heads(Grid& g) {
   for (const I dim : {80, 96, 256}) {
     for (const auto& [heads, groups] : {std::pair<I, I>{16, 16}, {32, 8}}) {
       for (const I sequence : {2048, 4096, 8192}) g.attention(1, sequence, heads, groups, dim);
+    }
+  }
+}
+
+// Sliding windows and sinks (config.json of each model): GPT-OSS at its tensor-parallel sizes, with and without a
+// window; Mistral and Mixtral (32 heads of 128, 4096 keys), Phi-3 mini (32 of 96, 2047), Gemma 2 and 3 (256 wide but
+// for 27B).
+void windows(Grid& g) {
+  for (const auto& [heads, groups] : {std::pair<I, I>{64, 8}, {32, 4}, {16, 2}, {8, 1}}) {
+    for (const I sequence : {4096, 8192, 2048, 16384, 32768}) {
+      if (heads < 32 && sequence > 8192) continue;
+      for (const I window : {I{128}, sequence}) g.windowed("sink", sequence, heads, groups, 64, window);
+    }
+  }
+  for (const I window : {512, 1024, 4096}) g.windowed("sink", 8192, 64, 8, 64, window);
+  for (const auto& [heads, groups] : {std::pair<I, I>{32, 8}, {16, 4}, {8, 2}, {32, 16}}) {
+    for (const I sequence : {4096, 8192, 16384}) {
+      for (const I window : {128, 512, 1024, 2048, 4096}) {
+        if (window < sequence && (heads == 32 || window != 512))
+          g.windowed("window", sequence, heads, groups, 128, window);
+      }
+    }
+  }
+  for (const auto& [heads, groups] : {std::pair<I, I>{16, 8}, {8, 4}, {4, 1}}) {
+    for (const I sequence : {4096, 8192, 16384}) {
+      for (const I window : {512, 1024, 4096}) {
+        if (window < sequence) g.windowed("window", sequence, heads, groups, 256, window);
+      }
+    }
+  }
+  for (const auto& [heads, groups, dim] : {std::array<I, 3>{32, 32, 96}, {32, 8, 64}}) {
+    for (const I sequence : {4096, 8192}) {
+      for (const I window : {128, 512, 2048}) g.windowed("window", sequence, heads, groups, dim, window);
     }
   }
 }
@@ -324,6 +369,8 @@ std::vector<Key> grid(bool quick) {
     for (const I vocab : {32000, 128256 / 4}) g.linear(4096, vocab, 4096, false, false);
     g.attention(1, 4096, 32, 8, 128);
     g.attention(1, 4096, 16, 2, 128);
+    g.windowed("window", 4096, 32, 8, 128, 1024);
+    g.windowed("sink", 4096, 64, 8, 64, 128);
     memory_bound(g, true);
     experts(g, true);
     latent_attention(g, true);
@@ -368,11 +415,16 @@ std::vector<Key> grid(bool quick) {
     g.attention(1, sequence, 8, 1, 128);
   }
   other_heads(g);
+  windows(g);
   block_scaled(g);
   memory_bound(g, false);
   experts(g, false);
   latent_attention(g, false);
-  // Attention blocks of Qwen3 30B-A3B and 235B-A22B.
+  // Attention blocks and output layer of GPT-OSS, attention blocks of Qwen3 30B-A3B and 235B-A22B.
+  for (const I tokens : {4096, 2048, 8192}) {
+    for (const auto& [in, out] : {std::pair<I, I>{2880, 5120}, {4096, 2880}}) g.linear(in, out, tokens, true, false);
+    g.linear(2880, 201088, tokens, false, false);
+  }
   for (const I tokens : {4096, 2048, 8192}) {
     for (const auto& [in, out] : {std::pair<I, I>{2048, 5120}, {4096, 2048}, {4096, 9216}, {8192, 4096}})
       g.linear(in, out, tokens, true, false);

@@ -163,10 +163,13 @@ std::string operation_of(const std::string& family) {
   if (family == "moe.permute.forward" || family == "moe.unpermute.backward") return "moe.permute";
   if (family == "moe.unpermute.forward" || family == "moe.permute.backward") return "moe.unpermute";
   if (family.starts_with("moe.swiglu")) return family.substr(4);
+  if (family.starts_with("attention."))  // latent, windowed, with sinks: kernels of one name
+    return family.find(".forward") != std::string::npos ? "attention.forward" : "attention.backward";
   static const std::vector<std::string> stems = {
-      "gemm.grouped.fp8", "gemm.grouped.bf16.tn", "gemm.grouped.bf16.nn", "gemm.grouped.bf16.nt", "gemm.fp8",
-      "gemm.bf16.tn",     "gemm.bf16.nn",         "gemm.bf16.nt",         "attention.forward",    "attention.backward",
-      "all_gather",       "reduce_scatter",       "all_reduce",           "all_to_all",           "send_recv"};
+      "gemm.grouped.fp8", "gemm.grouped.bf16.tn", "gemm.grouped.bf16.nn", "gemm.grouped.bf16.nt",
+      "gemm.fp8",         "gemm.bf16.tn",         "gemm.bf16.nn",         "gemm.bf16.nt",
+      "all_gather",       "reduce_scatter",       "all_reduce",           "all_to_all",
+      "send_recv"};
   for (const auto& stem : stems) {
     if (family.starts_with(stem)) return stem;
   }

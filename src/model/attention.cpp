@@ -19,16 +19,17 @@ namespace {
 
 class GroupedQueryAttention : public Attention {
  public:
-  GroupedQueryAttention(PieceBuilder& builder, const Dimensions& dimensions, bool fp8)
+  GroupedQueryAttention(PieceBuilder& builder, const Dimensions& dimensions, const LayerKind& kind)
       : w_(builder),
         d_(dimensions),
+        rotates_(dimensions.rope && kind.rotary),
         linear_(builder, dimensions),
-        core_(builder, dimensions),
+        core_(builder, dimensions, kind.window),
         q_rope_(builder, dimensions, "attention.q"),
         k_rope_(builder, dimensions, "attention.k"),
         offload_(builder, dimensions),
-        qkv_{"attention.qkv", d_.h, d_.qkv(), fp8},
-        proj_{"attention.proj", d_.q, d_.h, fp8},
+        qkv_{"attention.qkv", d_.h, d_.qkv(), kind.fp8},
+        proj_{"attention.proj", d_.q, d_.h, kind.fp8},
         separate_norm_(builder, dimensions, "attention.norm", dimensions.recomputes(Recompute::layernorm)) {}
 
   std::uint32_t forward(bool grad) override;
@@ -42,8 +43,8 @@ class GroupedQueryAttention : public Attention {
   void run_core(bool grad);
   std::uint32_t attend_and_project(bool grad);
   /// Copies of q and k by a reshape over groups, or for a kernel that wants them contiguous.
-  bool copies_q() const { return d_.groups < d_.heads || d_.qk_norm || (!d_.rope && !d_.local_spec); }
-  bool copies_k() const { return d_.qk_norm || (!d_.rope && !d_.local_spec); }
+  bool copies_q() const { return d_.groups < d_.heads || d_.qk_norm || (!rotates_ && !d_.local_spec); }
+  bool copies_k() const { return d_.qk_norm || (!rotates_ && !d_.local_spec); }
   /// v stays a view of the fused projection's output, which therefore stays: as a checkpoint's input, or in batched
   /// products that need no copy of it.
   bool keeps_mixed() const { return d_.recomputes(Recompute::core_attn) || (d_.local_spec && d_.groups == d_.heads); }
@@ -56,6 +57,7 @@ class GroupedQueryAttention : public Attention {
 
   PieceBuilder& w_;
   const Dimensions& d_;
+  const bool rotates_;
   LinearWriter linear_;
   CoreAttention core_;
   Rope q_rope_, k_rope_;
@@ -97,7 +99,7 @@ void GroupedQueryAttention::queries_and_keys(bool grad) {
     k_normed_ = w_.allocate("attention.k_normed", 2 * d_.tokens * d_.kv);
     linear_.norm("attention.k norm", true, d_.tokens * d_.groups, d_.head_dim);
   }
-  if (d_.rope) {
+  if (rotates_) {
     q_ = q_rope_.forward(d_.heads, d_.head_dim, grad);
     k_ = k_rope_.forward(d_.groups, d_.head_dim, grad);
   } else {
@@ -179,14 +181,14 @@ std::uint32_t GroupedQueryAttention::backward(std::uint32_t dropped) {
     gradients = core_.backward({});
     w_.free(dout);
   } else {
-    const auto only_v = d_.rope ? std::exchange(mixed_, no_tensor) : no_tensor;
+    const auto only_v = rotates_ ? std::exchange(mixed_, no_tensor) : no_tensor;
     gradients = core_.backward({dout, std::exchange(v_, no_tensor), only_v});
   }
   auto [dq, dk, dv] = gradients;
   release({&q_, &k_, &v_, &mixed_});
   release_output();
   offload_.done(Offload::core_attn);
-  if (d_.rope) {
+  if (rotates_) {
     dk = k_rope_.backward(d_.groups, d_.head_dim, dk);
     dq = q_rope_.backward(d_.heads, d_.head_dim, dq);
   }
@@ -217,8 +219,9 @@ std::uint32_t GroupedQueryAttention::backward(std::uint32_t dropped) {
 
 }  // namespace
 
-std::unique_ptr<Attention> grouped_query_attention(PieceBuilder& builder, const Dimensions& dimensions, bool fp8) {
-  return std::make_unique<GroupedQueryAttention>(builder, dimensions, fp8);
+std::unique_ptr<Attention> grouped_query_attention(PieceBuilder& builder, const Dimensions& dimensions,
+                                                   const LayerKind& kind) {
+  return std::make_unique<GroupedQueryAttention>(builder, dimensions, kind);
 }
 
 }  // namespace pipewright::model

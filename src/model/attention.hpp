@@ -3,7 +3,7 @@
 
 #include <memory>
 
-#include "builder.hpp"
+#include "layer.hpp"
 
 namespace pipewright::model {
 
@@ -19,6 +19,7 @@ class Attention {
   virtual void weight_gradients() = 0;
 };
 
-std::unique_ptr<Attention> grouped_query_attention(PieceBuilder& builder, const Dimensions& dimensions, bool fp8);
+std::unique_ptr<Attention> grouped_query_attention(PieceBuilder& builder, const Dimensions& dimensions,
+                                                   const LayerKind& kind);
 
 }  // namespace pipewright::model

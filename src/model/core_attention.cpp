@@ -25,10 +25,15 @@ CoreAttention::Gradients CoreAttention::backward(std::initializer_list<std::uint
   return gradients;
 }
 
+profile::Key CoreAttention::fused_key(const std::string& pass) const {
+  if (d_.mla) return {"attention.mla." + pass, {d_.b, d_.s, d_.s, d_.heads, d_.head_dim, d_.v_dim}};
+  if (!d_.sinks && window_ == 0) return {"attention." + pass, {d_.b, d_.s, d_.s, d_.heads, d_.groups, d_.head_dim}};
+  return {(d_.sinks ? "attention.sink." : "attention.window.") + pass,
+          {d_.b, d_.s, d_.s, d_.heads, d_.groups, d_.head_dim, window_ == 0 ? d_.s : window_}};
+}
+
 void CoreAttention::fused_kernel(const std::string& name, const std::string& pass) {
-  const profile::Key key =
-      d_.mla ? profile::Key{"attention.mla." + pass, {d_.b, d_.s, d_.s, d_.heads, d_.head_dim, d_.v_dim}}
-             : profile::Key{"attention." + pass, {d_.b, d_.s, d_.s, d_.heads, d_.groups, d_.head_dim}};
+  const profile::Key key = fused_key(pass);
   // Context parallelism (ring): each of cp steps computes queries of this rank against the keys of one rank. With the
   // load-balanced split all but the first cover half of the square, as the causal one does.
   for (Int step = 0; step < d_.cp; ++step) {
@@ -44,11 +49,15 @@ void CoreAttention::fused_kernel(const std::string& name, const std::string& pas
 std::uint32_t CoreAttention::fused_forward(bool grad) {
   const auto out = w_.allocate("attention.core_output", 2 * d_.tokens * d_.o_width());
   rng_ = w_.allocate("attention.rng_state", 16);
+  if (d_.sinks) {  // the parameter in fp32
+    sinks_ = w_.allocate_float("attention.sinks", 4 * d_.heads);
+    w_.launch("attention.sinks cast", {"small", {}});
+  }
   statistics_ = w_.allocate_float("attention.softmax_lse", 4 * d_.tokens * d_.heads);
   fused_kernel("attention.core forward", "forward.bf16");
   if (!grad) {
-    w_.free({rng_, statistics_});
-    rng_ = statistics_ = no_tensor;
+    w_.free({rng_, statistics_, sinks_});
+    rng_ = statistics_ = sinks_ = no_tensor;
   }
   return out;
 }
@@ -62,8 +71,13 @@ CoreAttention::Gradients CoreAttention::fused_backward() {
   const Int expanded = repeats() ? 2 * 2 * d_.tokens * d_.q : 0;
   w_.transient("workspace", 4 * d_.tokens * d_.q + expanded + 4 * d_.tokens * d_.heads + 256);
   fused_kernel("attention.core backward", "backward.bf16");
-  w_.free({statistics_, rng_});
-  statistics_ = rng_ = no_tensor;
+  if (d_.sinks) {
+    const auto gradient = w_.allocate_float("attention.sinks_gradient", 4 * d_.heads);
+    w_.launch("attention.sinks gradient cast", {"small", {}});
+    w_.free(gradient);
+  }
+  w_.free({statistics_, rng_, sinks_});
+  statistics_ = rng_ = sinks_ = no_tensor;
   return g;
 }
 

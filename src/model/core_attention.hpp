@@ -12,7 +12,9 @@ namespace pipewright::model {
 /// Queries, keys and values stay with the caller, forward and backward.
 class CoreAttention {
  public:
-  CoreAttention(PieceBuilder& builder, const Dimensions& dimensions) : w_(builder), d_(dimensions) {}
+  /// `window`: keys that a query sees; 0: all before it.
+  CoreAttention(PieceBuilder& builder, const Dimensions& dimensions, Int window)
+      : w_(builder), d_(dimensions), window_(window) {}
 
   /// Returns the output, which stays with the caller too; keeps what backward needs.
   std::uint32_t forward(bool grad);
@@ -22,13 +24,16 @@ class CoreAttention {
   /// Frees what forward kept, and `until_values` (the output's gradient, what only v keeps alive) once v's gradient
   /// exists.
   Gradients backward(std::initializer_list<std::uint32_t> until_values);
-  std::vector<std::uint32_t> saved() const { return {statistics_, keys_, values_, softmax_, probabilities_, mask_}; }
+  std::vector<std::uint32_t> saved() const {
+    return {statistics_, sinks_, keys_, values_, softmax_, probabilities_, mask_};
+  }
 
  private:
   std::uint32_t fused_forward(bool grad);
   std::uint32_t unfused_forward(bool grad);
   Gradients fused_backward();
   Gradients unfused_backward(std::initializer_list<std::uint32_t> until_values);
+  profile::Key fused_key(const std::string& pass) const;
   void fused_kernel(const std::string& name, const std::string& pass);
   std::uint32_t softmax();
   std::uint32_t softmax_backward(std::uint32_t gradient);
@@ -39,7 +44,8 @@ class CoreAttention {
 
   PieceBuilder& w_;
   const Dimensions& d_;
-  std::uint32_t statistics_ = no_tensor, rng_ = no_tensor;  ///< fused
+  const Int window_;
+  std::uint32_t statistics_ = no_tensor, rng_ = no_tensor, sinks_ = no_tensor;  ///< fused
   std::uint32_t keys_ = no_tensor, values_ = no_tensor, softmax_ = no_tensor, probabilities_ = no_tensor,
                 mask_ = no_tensor;  ///< unfused
 };

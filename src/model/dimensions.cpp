@@ -74,6 +74,16 @@ void refuse_implementation(const Scenario& s) {
   if (o.delay_wgrad_compute) refuse(s, "settings.delay_wgrad_compute", "needs transformer_impl transformer_engine");
 }
 
+/// What Megatron Core cannot run: mlp.py:283-300, moe/experts.py:829-847.
+void refuse_activation(const Scenario& s) {
+  const std::string name = scenario::activation_func(s), key = "settings.bias_activation_fusion";
+  if (!s.settings.bias_activation_fusion || !s.model.gated_linear_unit) return;
+  if (name == "quick_gelu" && scenario::has_dense_layer(s))
+    refuse(s, key, "Only support fusion of gelu and swiglu: a dense MLP has no fused quick_gelu");
+  if (name == "gelu" && scenario::has_moe_layer(s))
+    refuse(s, key, "Only support fusion of swiglu and quick_gelu in TEGroupedMLP.");
+}
+
 void refuse_what_is_not_modelled(const Scenario& s) {
   const auto& m = s.model;
   const auto& o = s.settings;
@@ -84,6 +94,7 @@ void refuse_what_is_not_modelled(const Scenario& s) {
   }
   refuse_multi_token_prediction(s);
   refuse_implementation(s);
+  refuse_activation(s);
   if (o.fp32_residual_connection) {
     refuse(s, "settings.fp32_residual_connection", "a residual stream in fp32 is not modelled");
   }
@@ -297,6 +308,11 @@ Dimensions::Dimensions(const Scenario& sc, const profile::Device& device) : gpu(
   attention_dropout = o.attention_dropout;
   activation = activation_family(sc);
   fused_activation = o.bias_activation_fusion;
+  // The fused SwiGLU and GeGLU read no clamp (fused_bias_swiglu.py, fused_bias_geglu.py).
+  clamped = gated && m.activation_func_clamp_value.has_value() &&
+            (!fused_activation || scenario::activation_func(sc) == "quick_gelu");
+  fused_residual = o.bias_dropout_fusion;
+  sinks = scenario::has_sinks(sc);
   tp_link = way_of(sc, 1, t);
   cp_link = way_of(sc, t, cp);
   dp_link = way_of(sc, t, cp * dp);

@@ -83,8 +83,11 @@ struct Dimensions {
   bool local_spec = false;         ///< transformer_impl local
   bool separate_norms = false;     ///< no norm is part of a linear layer, as in the local spec
   bool unfused_attention = false;  ///< scores and probabilities are tensors
+  bool sinks = false;              ///< a score of every head that no key has (softmax_type)
   Softmax softmax = Softmax::fused;
   bool fused_activation = true;  ///< bias_activation_fusion
+  bool clamped = false;          ///< activation_func_clamp_value
+  bool fused_residual = true;    ///< a bias is added together with the residual (bias_dropout_fusion)
   std::string activation;        ///< kernel family: "swiglu", "gelu", ...
   Way tp_link, cp_link, dp_link;
   Precision precision;

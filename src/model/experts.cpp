@@ -1,5 +1,9 @@
 // n rows, width h, expert FFN width f, bf16. Kept for backward: rows [2 n h], fc1's output [4 n f], its activation [2 n
-// f] (not with recompute of moe_act). TE runs the GEMMs of a group on four streams; a group is one kernel here. FP8:
+// f] and what that keeps (not with recompute of moe_act). fc1's bias is added by its GEMM, its gradient made by that of
+// the weight gradient; fc2's is multiplied by the probability (experts.py:313):
+//
+//   out [2 n h] -expert by expert, fp32-> out + b p [4 n h] -joined-> [4 n h] -cast-> [2 n h]
+// TE runs the GEMMs of a group on four streams; a group is one kernel here. FP8:
 // rows are padded for every expert, casts are made expert by expert.
 #include "experts.hpp"
 
@@ -13,6 +17,7 @@ Experts::Experts(PieceBuilder& builder, const Dimensions& dimensions, bool fp8)
       linear_(builder, dimensions),
       offload_(builder, dimensions),
       fp8_(fp8),
+      act_(builder, dimensions, fp8 ? dimensions.moe.padded : dimensions.moe.received),
       fc1_{"experts.fc1", d_.h, d_.moe.fc1_out(d_.gated)},
       fc2_{"experts.fc2", d_.moe.f, d_.h} {}
 
@@ -54,16 +59,44 @@ void Experts::weight_gradient(const Group& group) {
   w_.launch(group.name + " wgrad", {family, {d_.moe.local, rows(), group.out, group.in}});
   w_.stands_for(static_cast<int>(2 * d_.moe.local));
   w_.completes(static_cast<int>(d_.moe.local));
+  if (d_.bias) accumulate_bias(group);
   if (d_.fused_gradients) return;
   w_.launch(group.name + " gradient accumulation", {"add.f32", {d_.moe.local * group.in * group.out}});
   w_.stands_for(static_cast<int>(d_.moe.local));
   w_.free(gradient);
 }
 
-void Experts::activate() {
-  activation_ = w_.allocate("experts.activation", 2 * rows() * d_.moe.f);
-  const std::string family = d_.gated ? "moe.swiglu" : d_.activation;
-  w_.launch("experts activation forward", {family + ".forward", {rows(), d_.moe.f}});
+/// Takes over `out`.
+std::uint32_t Experts::add_bias(std::uint32_t out) {
+  const Int n = rows() * d_.h;
+  const auto sums = w_.allocate("experts.biased_output", 4 * n), joined = w_.allocate("experts.biased_output", 4 * n);
+  w_.launch("experts.fc2 bias", {"moe.bias.forward", {d_.moe.local, rows(), d_.h}});
+  w_.stands_for(static_cast<int>(2 * d_.moe.local + 2));
+  w_.free(sums);
+  const auto biased = w_.allocate("experts.fc2_output", 2 * n);
+  w_.free({joined, out});
+  return biased;
+}
+
+/// The hook of each bias adds its gradient to the main one; fc2's have waited for the weight gradients' turn.
+void Experts::accumulate_bias(const Group& group) {
+  w_.launch(group.name + " bias gradient accumulation", {"moe.bias.accumulate", {d_.moe.local, group.out}});
+  w_.stands_for(static_cast<int>(d_.moe.local));
+}
+
+/// Takes over `dout`; one expert's products in fp32 at a time.
+std::uint32_t Experts::bias_backward(std::uint32_t dout) {
+  const Int n = rows() * d_.h, of_one = 4 * n / d_.moe.local;
+  const auto wide = w_.allocate("experts.fc2_gradient", 4 * n);
+  w_.free(dout);
+  const auto parts = w_.allocate("experts.fc2_gradient", 2 * n);
+  w_.launch("experts.fc2 bias backward", {"moe.bias.backward", {d_.moe.local, rows(), d_.h}});
+  w_.stands_for(static_cast<int>(6 * d_.moe.local + 2));
+  w_.transient("experts.fc2_bias_gradient", 2 * of_one);
+  w_.free(wide);
+  const auto joined = w_.allocate("experts.fc2_gradient", 2 * n);
+  w_.free(parts);
+  return joined;
 }
 
 /// TE's fused grouped MLP moves all three tensors; with operator markers (pull request 3128) those of marked operators,
@@ -95,7 +128,7 @@ std::uint32_t Experts::forward(std::uint32_t rows_in, bool grad) {
   offload_.saves(Offload::expert_fc1, {fp8_ ? kept(fc1_input_) : rows_in});
   offload_.commit(Offload::expert_fc1);
   offload_.begin(Offload::moe_act, grad);
-  activate();
+  activation_ = act_.forward(grad && !d_.recomputes(Recompute::moe_act));
   const bool recomputes = d_.recomputes(Recompute::moe_act);
   fc2_input_ = input(fc2_, grad && !recomputes);
   const auto out = w_.allocate("experts.fc2_output", 2 * rows() * fc2_.out);
@@ -105,11 +138,12 @@ std::uint32_t Experts::forward(std::uint32_t rows_in, bool grad) {
   offload_.commit(Offload::moe_act);
   if (grad) offload_fused(fp8_ ? kept(fc1_input_) : rows_in);
   if (!grad || fp8_ || recomputes) w_.free(std::exchange(activation_, no_tensor));
-  auto result = out;
+  auto result = d_.bias ? add_bias(out) : out;
   if (pads()) {
-    result = w_.allocate("experts.output", 2 * d_.moe.received * d_.h);
+    const auto unpadded = w_.allocate("experts.output", 2 * d_.moe.received * d_.h);
     w_.launch("experts unpadding", {"copy.d2d", {2 * d_.moe.received * d_.h}});
-    w_.free({out, padded});
+    w_.free({result, padded});
+    result = unpadded;
   }
   if (!grad) {
     w_.free({rows_in, std::exchange(fc1_out_, no_tensor)});
@@ -126,7 +160,7 @@ std::uint32_t Experts::backward(std::uint32_t dout) {
   offload_.needed(Offload::moe_act);
   if (d_.recomputes(Recompute::moe_act)) {
     w_.recomputing(true);
-    activate();
+    activation_ = act_.forward(true);
     if (fp8_) fc2_input_ = linear_.quantize("experts.fc2_input", rows(), fc2_.in, false, true);
     w_.recomputing(false);
   }
@@ -134,6 +168,10 @@ std::uint32_t Experts::backward(std::uint32_t dout) {
   if (pads()) {
     padded = w_.allocate("experts.padded_gradient", 2 * rows() * d_.h);
     w_.launch("experts padding", {"copy.d2d", {2 * rows() * d_.h}});
+  }
+  if (d_.bias) {
+    auto& biased = pads() ? padded : dout;
+    biased = bias_backward(biased);
   }
   Operand gradient;
   if (fp8_) gradient = linear_.quantize("experts.fc2_gradient", rows(), fc2_.out, true, true);
@@ -151,12 +189,7 @@ std::uint32_t Experts::backward(std::uint32_t dout) {
   });
   if (delays && fp8_) w_.free(dout);  // its casts are enough
 
-  auto dfc1 = w_.allocate("experts.fc1_output_gradient", 2 * rows() * fc1_.out);
-  const auto dprobs = w_.allocate("moe.probs_gradient", 4 * rows());
-  const std::string family = d_.gated ? "moe.swiglu" : d_.activation;
-  w_.launch("experts activation backward", {family + ".backward", {rows(), d_.moe.f}});
-  w_.stands_for(2);
-  w_.free({dactivation, std::exchange(fc1_out_, no_tensor), dprobs});
+  const auto dfc1 = act_.backward(dactivation, std::exchange(fc1_out_, no_tensor));
   offload_.done(Offload::moe_act);
   offload_.needed(Offload::expert_fc1);
 

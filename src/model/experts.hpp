@@ -3,6 +3,7 @@
 // moe_act, fused_group_mlp.
 #pragma once
 
+#include "expert_activation.hpp"
 #include "linear.hpp"
 #include "offload_groups.hpp"
 
@@ -26,7 +27,9 @@ class Experts {
   Operand input(const Group& group, bool grad);
   void gemm(const Group& group, Product product);
   void weight_gradient(const Group& group);
-  void activate();
+  std::uint32_t add_bias(std::uint32_t out);
+  std::uint32_t bias_backward(std::uint32_t dout);
+  void accumulate_bias(const Group& group);
   void offload_fused(std::uint32_t fc1_input);
   static std::uint32_t kept(const Operand& operand);
   void drop_forward_copy(Operand& operand, bool grad);
@@ -38,6 +41,7 @@ class Experts {
   LinearWriter linear_;  ///< casts
   OffloadWriter offload_;
   const bool fp8_;
+  ExpertActivation act_;
   Group fc1_, fc2_;
   Operand fc1_input_, fc2_input_;
   std::uint32_t fc1_out_ = no_tensor, activation_ = no_tensor;

@@ -25,32 +25,15 @@ LayerWriter::LayerWriter(PieceBuilder& builder, const Dimensions& dimensions, co
     : w_(builder),
       d_(dimensions),
       attention_(dimensions.mla ? latent_attention(builder, dimensions, kind.fp8)
-                                : grouped_query_attention(builder, dimensions, kind.fp8)),
+                                : grouped_query_attention(builder, dimensions, kind)),
       mlp_(kind.moe ? std::make_unique<MixtureOfExperts>(builder, dimensions, kind.fp8)
                     : dense_mlp(builder, dimensions, kind.fp8)),
       offload_(builder, dimensions),
+      attention_add_(builder, dimensions, "attention residual", dimensions.bias),
+      mlp_add_(builder, dimensions, "mlp residual", dimensions.bias && !kind.moe),
       graphed_mlp_(dimensions.graphed_mlp && !kind.moe),
       attention_norm_(dimensions.separate_norms || (dimensions.mla && !dimensions.fused_down)),
       mlp_norm_(dimensions.separate_norms || kind.moe) {}
-
-std::uint32_t LayerWriter::dropout_mask() {
-  if (d_.hidden_dropout <= 0) return no_tensor;
-  w_.launch("dropout", {"dropout.forward", {d_.local * d_.h}});
-  return w_.allocate("dropout_mask", d_.local * d_.h);
-}
-
-/// Of what is added to the residual stream: dropout, and the bias of the linear layer before it (a sum over tokens).
-/// Returns the gradient before dropout, none without it.
-std::uint32_t LayerWriter::dropout_backward(std::uint32_t& mask) {
-  auto gradient = no_tensor;
-  if (d_.hidden_dropout > 0) {
-    gradient = w_.allocate("dropout gradient", 2 * d_.local * d_.h);
-    w_.launch("dropout backward", {"dropout.backward", {d_.local * d_.h}});
-    w_.free(std::exchange(mask, no_tensor));
-  }
-  if (d_.bias) w_.launch("bias gradient", {"l2norm", {d_.local * d_.h / 2}});
-  return gradient;
-}
 
 /// The MLP as a TE CUDA graph: its input is copied into a static buffer that stays until the backward pass; what it
 /// makes lives in the graphs' private pool, its output too.
@@ -66,19 +49,14 @@ void LayerWriter::enter_graph() {
 void LayerWriter::forward(std::uint32_t y, bool grad) {
   offload_.begin(Offload::attn_norm, grad && attention_norm_);
   const auto attended = attention_->forward(grad);
-  if (grad) mask1_ = dropout_mask();
-  residual_ = w_.allocate("attention.residual", 2 * d_.local * d_.h);
-  add("attention residual");
-  w_.free(attended);
+  residual_ = w_.tensor("attention.residual", 2 * d_.local * d_.h);
+  attention_add_.forward(residual_, attended, grad);
   offload_.saves(Offload::attn_norm, {w_.layer_input()});
   offload_.commit(Offload::attn_norm);
   if (graphed_mlp_) enter_graph();
   offload_.begin(Offload::mlp_norm, grad && mlp_norm_);
   const auto out = mlp_->forward(grad);
-  if (grad) mask2_ = dropout_mask();
-  w_.allocate(y);
-  add("mlp residual");
-  w_.free(out);
+  mlp_add_.forward(y, out, grad);
   offload_.saves(Offload::mlp_norm, {residual_});
   offload_.commit(Offload::mlp_norm);
   leave_graph();
@@ -90,7 +68,7 @@ void LayerWriter::forward(std::uint32_t y, bool grad) {
 
 std::uint32_t LayerWriter::mlp_backward() {
   offload_.needed(Offload::mlp_norm);
-  const auto dx = mlp_->backward(dropout_backward(mask2_));
+  const auto dx = mlp_->backward(mlp_add_.backward());
   offload_.done(Offload::mlp_norm);
   w_.free(std::exchange(residual_, no_tensor));
   return dx;
@@ -98,7 +76,7 @@ std::uint32_t LayerWriter::mlp_backward() {
 
 std::uint32_t LayerWriter::attention_backward() {
   offload_.needed(Offload::attn_norm);
-  const auto dx = attention_->backward(dropout_backward(mask1_));
+  const auto dx = attention_->backward(attention_add_.backward());
   offload_.done(Offload::attn_norm);
   return dx;
 }
@@ -137,8 +115,9 @@ std::uint32_t LayerWriter::backward(std::uint32_t x, std::uint32_t dy, bool out_
   return total;
 }
 
-Piece layer_piece(Owners& owners, const Dimensions& d, const LayerKind& kind) {
-  const auto n = static_cast<std::size_t>(std::max(1, kind.checkpointed));
+Piece layer_piece(Owners& owners, const Dimensions& d, const std::vector<LayerKind>& kinds) {
+  const std::size_t n = kinds.size();
+  const LayerKind& kind = kinds.back();
   PieceBuilder w(owners, n > 1 ? "layer group" : "layer");
   w.border(Piece::input, "layer input", d.boundary_bytes());
   const auto home = d.graphed_mlp && !kind.moe ? Tensor::Home::graph_pool : Tensor::Home::allocator;
@@ -146,7 +125,7 @@ Piece layer_piece(Owners& owners, const Dimensions& d, const LayerKind& kind) {
   w.border(Piece::output_gradient, residual_gradient, d.boundary_bytes());
   w.border(Piece::input_gradient, residual_gradient, d.boundary_bytes());
   std::vector<LayerWriter> layers;
-  for (std::size_t i = 0; i < n; ++i) layers.emplace_back(w, d, kind);
+  for (const LayerKind& each : kinds) layers.emplace_back(w, d, each);
 
   w.to_forward();
   if (!kind.checkpointed) {

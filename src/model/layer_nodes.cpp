@@ -29,7 +29,9 @@ LayerNodes::LayerNodes(PieceBuilder& builder, const Dimensions& dimensions, cons
       borders_(borders),
       linear_(builder, dimensions),
       attention_(dimensions.mla ? latent_attention(builder, dimensions, kind.fp8)
-                                : grouped_query_attention(builder, dimensions, kind.fp8)) {
+                                : grouped_query_attention(builder, dimensions, kind)),
+      attention_add_(builder, dimensions, "attention residual", dimensions.bias),
+      mlp_add_(builder, dimensions, "mlp residual", dimensions.bias && !kind.moe) {
   if (kind.moe) {
     moe_ = std::make_unique<MixtureOfExperts>(builder, dimensions, kind.fp8);
   } else {
@@ -53,26 +55,10 @@ void LayerNodes::backward() {
   }
 }
 
-std::uint32_t LayerNodes::dropout_mask() {
-  if (d_.hidden_dropout <= 0) return no_tensor;
-  w_.launch("dropout", {"dropout.forward", {d_.local * d_.h}});
-  return w_.allocate("dropout_mask", d_.local * d_.h);
-}
-
-std::uint32_t LayerNodes::dropout_backward(std::uint32_t mask) {
-  if (mask == no_tensor) return no_tensor;
-  const auto gradient = w_.allocate("dropout gradient", boundary());
-  w_.launch("dropout backward", {"dropout.backward", {d_.local * d_.h}});
-  w_.free(mask);
-  return gradient;
-}
-
 void LayerNodes::attention_forward() {
   const auto attended = attention_->forward(true);
-  mask1_ = dropout_mask();
-  residual_ = w_.allocate("attention.residual", boundary());
-  add("attention residual");
-  w_.free(attended);
+  residual_ = w_.tensor("attention.residual", boundary());
+  attention_add_.forward(residual_, attended, true);
 }
 
 /// The gradient of A is the sum of what came through the residual and through the MLP (`dx`). The node's output
@@ -86,7 +72,7 @@ void LayerNodes::attention_backward(std::uint32_t dresidual, std::uint32_t dx, s
     add("gradient accumulation");
     w_.free({dx, residual_});
   }
-  const auto dattention = attention_->backward(dropout_backward(mask1_));
+  const auto dattention = attention_->backward(attention_add_.backward());
   w_.free(borders_.x);
   if (sum != borders_.dx) w_.allocate(borders_.dx);
   add("gradient accumulation");
@@ -112,11 +98,8 @@ void LayerNodes::moe_forward() {
   moe_->compute_node();
   w_.to_node(Name::moe_combine, Pass::forward);
   const auto out = moe_->combine_node();
-  mask2_ = dropout_mask();
   const auto y = kind_.final_norm ? w_.tensor("layer input", boundary()) : borders_.y;
-  w_.allocate(y);
-  add("mlp residual");
-  w_.free(out);
+  mlp_add_.forward(y, out, true);
   if (kind_.final_norm) {
     unnormed_ = y;
     statistics_ = w_.allocate("head.norm_statistics", linear_.norm_statistics(d_.local));
@@ -133,7 +116,7 @@ void LayerNodes::moe_backward() {
     dy = linear_.norm_backward("head norm", statistics_, no_tensor, d_.local, d_.h);
     w_.free(unnormed_);
   }
-  const auto dropped = dropout_backward(mask2_);
+  const auto dropped = mlp_add_.backward();
   const auto dresidual = w_.allocate("gradient of the residual stream", boundary());
   w_.launch("residual gradient", {"copy.d2d", {boundary()}});
   auto gradient = moe_->combine_backward();
@@ -157,15 +140,12 @@ void LayerNodes::dense_forward() {
   attention_forward();
   w_.to_node(Name::mlp, Pass::forward);
   const auto out = mlp_->forward(true);
-  mask2_ = dropout_mask();
-  w_.allocate(borders_.y);
-  add("mlp residual");
-  w_.free(out);
+  mlp_add_.forward(borders_.y, out, true);
 }
 
 void LayerNodes::dense_backward() {
   w_.to_node(Name::mlp, Pass::backward);
-  const auto dmlp = mlp_->backward(dropout_backward(mask2_));
+  const auto dmlp = mlp_->backward(mlp_add_.backward());
   const auto dresidual = w_.allocate("gradient of the residual stream", boundary());
   add("gradient accumulation");
   w_.free({dmlp, residual_});

@@ -9,6 +9,7 @@
 #include "linear.hpp"
 #include "mlp.hpp"
 #include "moe.hpp"
+#include "residual.hpp"
 
 namespace pipewright::model {
 
@@ -27,8 +28,6 @@ class LayerNodes {
  private:
   Int boundary() const { return d_.boundary_bytes(); }
   void add(const std::string& name) { w_.launch(name, {"add", {d_.local * d_.h}}); }
-  std::uint32_t dropout_mask();
-  std::uint32_t dropout_backward(std::uint32_t mask);
   void attention_forward();
   void attention_backward(std::uint32_t dresidual, std::uint32_t dx, std::uint32_t drows);
   void moe_forward();
@@ -44,8 +43,8 @@ class LayerNodes {
   std::unique_ptr<Attention> attention_;
   std::unique_ptr<MixtureOfExperts> moe_;
   std::unique_ptr<Mlp> mlp_;
-  std::uint32_t residual_ = no_tensor, mask1_ = no_tensor, mask2_ = no_tensor, statistics_ = no_tensor,
-                unnormed_ = no_tensor, sum_ = no_tensor;
+  ResidualAdd attention_add_, mlp_add_;
+  std::uint32_t residual_ = no_tensor, statistics_ = no_tensor, unnormed_ = no_tensor, sum_ = no_tensor;
 };
 
 }  // namespace pipewright::model

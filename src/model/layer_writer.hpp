@@ -8,6 +8,7 @@
 #include "layer.hpp"
 #include "mlp.hpp"
 #include "offload_groups.hpp"
+#include "residual.hpp"
 
 namespace pipewright::model {
 
@@ -25,8 +26,6 @@ class LayerWriter {
   std::uint32_t attention_backward();
   std::uint32_t mlp_backward();
   void add(const std::string& name) { w_.launch(name, {"add", {d_.local * d_.h}}); }
-  std::uint32_t dropout_mask();
-  std::uint32_t dropout_backward(std::uint32_t& mask);
   void accumulate(std::uint32_t part) { add("gradient accumulation"), w_.free(part); }
 
   PieceBuilder& w_;
@@ -34,9 +33,10 @@ class LayerWriter {
   std::unique_ptr<Attention> attention_;
   std::unique_ptr<Mlp> mlp_;
   OffloadWriter offload_;
+  ResidualAdd attention_add_, mlp_add_;
   const bool graphed_mlp_;
   const bool attention_norm_, mlp_norm_;  ///< modules of their own, so that their input can be offloaded
-  std::uint32_t residual_ = no_tensor, mask1_ = no_tensor, mask2_ = no_tensor;
+  std::uint32_t residual_ = no_tensor;
 };
 
 }  // namespace pipewright::model

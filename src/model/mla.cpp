@@ -25,7 +25,7 @@ class LatentAttention : public Attention {
       : w_(builder),
         d_(d),
         linear_(builder, d),
-        core_(builder, d),
+        core_(builder, d, 0),
         q_rope_(builder, d, "attention.q_rope"),
         k_rope_(builder, d, "attention.k_rope"),
         norm_(builder, d, "attention.norm", d.recomputes(Recompute::layernorm)),

@@ -42,11 +42,19 @@ class DenseMlp : public Mlp {
   Normed norm_;
   Norm separate_norm_;  ///< local spec: not under a checkpoint of the MLP
   Operand fc2_input_;
-  std::uint32_t fc1_out_ = no_tensor, gate_ = no_tensor, linear_half_ = no_tensor, activation_ = no_tensor;
+  std::uint32_t fc1_out_ = no_tensor, clamped_gate_ = no_tensor, gate_ = no_tensor, linear_half_ = no_tensor,
+                activation_ = no_tensor;
 };
 
 void DenseMlp::activate(bool grad) {
   const Int bytes = 2 * d_.tokens * d_.f;
+  auto clamped_half = no_tensor;
+  if (d_.clamped) {
+    clamped_gate_ = w_.allocate("mlp.clamped_gate", bytes);
+    clamped_half = w_.allocate("mlp.clamped_half", bytes);
+    w_.launch("mlp.clamp forward", {"clamp.forward", {d_.tokens, d_.f}});
+    w_.stands_for(2);
+  }
   if (unfused()) {
     gate_ = w_.allocate("mlp.gate", bytes);
     w_.launch("mlp.gate forward", {"gelu.forward", {d_.tokens, d_.f}});
@@ -56,12 +64,13 @@ void DenseMlp::activate(bool grad) {
   activation_ = w_.allocate("mlp.activation", bytes);
   if (unfused()) {
     w_.launch("mlp.activation forward", {"add", {d_.tokens * d_.f}});
+    w_.free(clamped_half);
   } else {
     w_.launch("mlp.activation forward", {d_.activation + ".forward", {d_.tokens, d_.f}});
   }
   if (!grad) {
-    w_.free({fc1_out_, gate_, linear_half_});
-    fc1_out_ = gate_ = linear_half_ = no_tensor;
+    w_.free({fc1_out_, clamped_gate_, gate_, linear_half_});
+    fc1_out_ = clamped_gate_ = gate_ = linear_half_ = no_tensor;
   }
 }
 
@@ -77,7 +86,16 @@ std::uint32_t DenseMlp::activate_backward(std::uint32_t gradient) {
     w_.free({std::exchange(gradient, no_tensor), gate_, linear_half_});
     dgate = w_.allocate("mlp.gate_gradient", bytes);
     w_.launch("mlp.gate backward", {"gelu.backward", {d_.tokens, d_.f}});
-    w_.free(dproduct);
+    w_.free({dproduct, std::exchange(clamped_gate_, no_tensor)});
+  }
+  if (d_.clamped) {  // masks of one byte, and each half's gradient anew
+    w_.launch("mlp.clamp backward", {"clamp.backward", {d_.tokens, d_.f}});
+    w_.stands_for(6);
+    for (auto* half : {&dlinear, &dgate}) {
+      const auto masks = w_.allocate("mlp.clamp_mask", bytes);
+      const auto unclamped = w_.allocate("mlp.clamped_gradient", bytes);
+      w_.free({masks, std::exchange(*half, unclamped)});
+    }
   }
   const auto dfc1 = w_.allocate("mlp.fc1_output_gradient", 2 * d_.tokens * d_.ffn_in());
   if (unfused()) {

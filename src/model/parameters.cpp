@@ -66,6 +66,7 @@ class Modules {
 
   void attention(bool fp8) {
     if (d_.separate_norms) norm(d_.h);
+    if (d_.sinks && s_.model.softmax_type == "learnable") vector(d_.heads);
     weight(d_.q, d_.h, fp8);
     if (d_.bias) replicated(d_.h);
     if (!d_.separate_norms) norm(d_.h);
@@ -109,6 +110,9 @@ class Modules {
       for (Int i = 0; i < m.local; ++i) {
         weight(in, out, fp8);
         list_.back().expert = m.ep > 1;  // else they are reduced with the dense ones (TE's `allreduce` attribute)
+        if (!d_.bias) continue;
+        vector(out);
+        list_.back().expert = m.ep > 1;
       }
     };
     each(d_.h, m.fc1_out(d_.gated));

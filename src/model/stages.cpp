@@ -31,11 +31,20 @@ bool is_fp8(const Scenario& s, const Dimensions& d, Int layer) {
   return layer >= o.num_layers_at_start_in_bf16 && layer < s.model.num_layers - o.num_layers_at_end_in_bf16;
 }
 
+LayerKind kind_of(const Scenario& s, const Dimensions& d, Int layer) {
+  LayerKind kind;
+  kind.fp8 = is_fp8(s, d, layer);
+  kind.moe = scenario::is_moe_layer(s, layer);
+  kind.window = scenario::attention_window(s, layer);
+  kind.rotary = scenario::has_rotary_embedding(s, layer);
+  return kind;
+}
+
 /// Layers of multi-token prediction are of the last decoder layer's kind and always in the global precision. Method
 /// uniform checkpoints them one by one, block does not (multi_token_prediction.py, _checkpointed_forward).
 LayerKind mtp_kind(const Scenario& s, const Dimensions& d) {
   const auto& o = s.settings;
-  LayerKind kind;
+  LayerKind kind = kind_of(s, d, 0);  // of attention: depths count from 1 like layers
   kind.fp8 = d.precision.recipe != Recipe::bf16;
   kind.moe = scenario::is_moe_layer(s, s.model.num_layers - 1);
   kind.checkpointed =
@@ -49,10 +58,11 @@ class Pieces {
   Pieces(const Scenario& scenario, const Dimensions& dimensions, Stages& stages, Owners& owners)
       : s_(scenario), d_(dimensions), stages_(stages), owners_(owners) {}
 
-  std::uint32_t layer(const LayerKind& kind) {
-    const auto [it, fresh] = layers_.try_emplace(kind, next());
+  std::uint32_t layers(const std::vector<LayerKind>& kinds) {
+    const auto [it, fresh] = layers_.try_emplace(kinds, next());
     if (fresh)
-      stages_.pieces.push_back(d_.ep_overlap ? layer_nodes(owners_, d_, kind) : layer_piece(owners_, d_, kind));
+      stages_.pieces.push_back(d_.ep_overlap ? layer_nodes(owners_, d_, kinds.front())
+                                             : layer_piece(owners_, d_, kinds));
     return it->second;
   }
   std::uint32_t embedding() {
@@ -82,7 +92,7 @@ class Pieces {
   const Dimensions& d_;
   Stages& stages_;
   Owners& owners_;
-  std::map<LayerKind, std::uint32_t> layers_;
+  std::map<std::vector<LayerKind>, std::uint32_t> layers_;
   std::optional<std::uint32_t> embedding_, final_norm_, mtp_, head_;
 };
 
@@ -97,16 +107,16 @@ Chunk build_chunk(const Scenario& s, const Dimensions& d, Pieces& pieces, const 
   const int count = static_cast<int>(stage.layers.size());
   bool normed = false;
   for (int i = 0; i < count;) {
-    LayerKind kind;
-    const Int layer = stage.layers[static_cast<std::size_t>(i)];
-    kind.fp8 = is_fp8(s, d, layer);
-    kind.moe = scenario::is_moe_layer(s, layer);
-    kind.checkpointed = checkpointed(s, i, count);
-    const int covers = std::max(1, kind.checkpointed);
-    kind.last = kind.checkpointed == 0 && i + covers == count;
-    const bool ends = i + covers == count && (d.mtp_layers > 0 ? layer + 1 == s.model.num_layers : stage.loss);
-    normed = kind.final_norm = d.ep_overlap && kind.moe && ends;
-    add(pieces.layer(kind), static_cast<int>(layer));
+    const int group = checkpointed(s, i, count), covers = std::max(1, group);
+    const auto own = stage.layers.begin() + i;
+    std::vector<LayerKind> kinds;
+    for (auto layer = own; layer != own + covers; ++layer) kinds.push_back(kind_of(s, d, *layer));
+    for (LayerKind& kind : kinds) kind.checkpointed = group;
+    LayerKind& last = kinds.back();
+    last.last = group == 0 && i + covers == count;
+    const bool ends = i + covers == count && (d.mtp_layers > 0 ? *own + 1 == s.model.num_layers : stage.loss);
+    normed = last.final_norm = d.ep_overlap && last.moe && ends;
+    add(pieces.layers(kinds), static_cast<int>(*own));
     i += covers;
   }
   // With multi-token prediction the final norm stands beside the last decoder layer (transformer_block.py,

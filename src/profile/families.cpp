@@ -47,16 +47,26 @@ Family grouped(std::string name, double in, double out, bool weights, bool accum
           std::move(what)};
 }
 
-/// Causal attention, aligned at the last key: query i of sq sees skv - sq + i + 1 keys. `matmuls`: 2 forward (QK', PV),
-/// 5 backward (S, dP, dV, dQ, dK), each 2 FLOP per multiply-add. `tensors` of q's and of k's shape are moved.
-Family attention(std::string name, double matmuls, double tensors, std::string what) {
+/// Pairs of a query and a key that it sees in causal attention aligned at the last key: query i of q sees kv - q + i +
+/// 1 keys, of which the last `window`.
+double causal_pairs(double q, double kv, double window) {
+  if (kv < q) return q * kv / 2;
+  const double full = kv - q + 1;  // keys of the first query
+  const double growing = std::clamp(window - full, 0.0, q);
+  return growing * full + growing * (growing - 1) / 2 + (q - growing) * std::min(window, kv);
+}
+
+/// Causal attention. `matmuls`: 2 forward (QK', PV), 5 backward (S, dP, dV, dQ, dK), each 2 FLOP per multiply-add.
+/// `tensors` of q's and of k's shape are moved. `windowed`: a last dimension says how many keys a query sees at most.
+Family attention(std::string name, bool windowed, double matmuls, double tensors, std::string what) {
+  std::vector<std::string> dims = {"batch", "seq_q", "seq_kv", "heads", "groups", "head_dim"};
+  if (windowed) dims.emplace_back("window");
   return {
       std::move(name),
-      {"batch", "seq_q", "seq_kv", "heads", "groups", "head_dim"},
+      std::move(dims),
       Load::attention,
       [=](const Dims& d) {
-        const double q = at(d, 1), kv = at(d, 2);
-        const double pairs = kv >= q ? q * kv - q * (q - 1) / 2 : q * kv / 2;
+        const double pairs = causal_pairs(at(d, 1), at(d, 2), windowed ? at(d, 6) : at(d, 2));
         return 2 * matmuls * at(d, 0) * at(d, 3) * at(d, 5) * pairs;
       },
       [=](const Dims& d) { return 2 * tensors * at(d, 0) * at(d, 5) * (at(d, 1) * at(d, 3) + at(d, 2) * at(d, 4)); },
@@ -70,8 +80,7 @@ Family mla_attention(std::string name, double qk, double v, double tensors, std:
       {"batch", "seq_q", "seq_kv", "heads", "qk_dim", "v_dim"},
       Load::attention,
       [=](const Dims& d) {
-        const double q = at(d, 1), kv = at(d, 2);
-        const double pairs = kv >= q ? q * kv - q * (q - 1) / 2 : q * kv / 2;
+        const double pairs = causal_pairs(at(d, 1), at(d, 2), at(d, 2));
         return 2 * at(d, 0) * at(d, 3) * pairs * (qk * at(d, 4) + v * at(d, 5));
       },
       [=](const Dims& d) { return 2 * tensors * at(d, 0) * at(d, 3) * (at(d, 1) + at(d, 2)) * (at(d, 4) + at(d, 5)); },
@@ -132,9 +141,15 @@ std::vector<Family> make_families() {
   f.push_back(gemm("gemm.nvfp4.tn.acc_f32", scaled_fp4, 4, true, "wgrad: NVFP4, added to an fp32 main gradient"));
   f.push_back(gemm("gemm.nvfp4.tn.acc_bf16", scaled_fp4, 2, true, "the same, added to a bf16 main gradient"));
   f.push_back(gemm("gemm.nvfp4.tn.out_bf16", scaled_fp4, 2, false, "the same, bf16 out"));
-  f.push_back(attention("attention.forward.bf16", 2, 2, "cuDNN fused causal GQA attention"));
-  f.push_back(attention("attention.backward.bf16", 5, 4,
+  f.push_back(attention("attention.forward.bf16", false, 2, 2, "cuDNN fused causal GQA attention"));
+  f.push_back(attention("attention.backward.bf16", false, 5, 4,
                         "its backward: dot_do_o, bprop, convert_dq, reduction of dk and dv over a group's heads"));
+  f.push_back(attention("attention.window.forward.bf16", true, 2, 2,
+                        "the same with a sliding window: a query sees the last `window` keys"));
+  f.push_back(attention("attention.window.backward.bf16", true, 5, 4, "its backward"));
+  f.push_back(attention("attention.sink.forward.bf16", true, 2, 2,
+                        "the same with a sink a head (softmax_type learnable, off-by-one); window seq_kv: none"));
+  f.push_back(attention("attention.sink.backward.bf16", true, 5, 4, "its backward, with the sinks' gradient"));
   f.push_back(grouped("gemm.grouped.bf16.tn", 2, 2, false, false, "experts' linear layers, forward"));
   f.push_back(grouped("gemm.grouped.bf16.nn", 2, 2, false, false, "their dgrad"));
   f.push_back(grouped("gemm.grouped.bf16.nt", 2, 2, true, false, "their wgrad, no gradient accumulation fusion"));
@@ -177,6 +192,18 @@ std::vector<Family> make_families() {
                         "swiglu of the experts' rows times their probability (torch.compile), bf16"));
   f.push_back(streaming("moe.swiglu.backward", rows_ffn, 16,
                         "its backward: gradient of both halves, and of the probability (a reduction over ffn)"));
+  f.push_back(streaming("clamp.forward", rows_ffn, 8, "torch.clamp of both halves of rows x 2 ffn, one by one, bf16"));
+  f.push_back(streaming("clamp.backward", rows_ffn, 22,
+                        "its backward: three comparisons, one conjunction, two selections (masks of one byte)"));
+  const V of_experts = {"experts", "rows", "hidden"};
+  f.push_back(
+      {"moe.bias.forward", of_experts, Load::memory, no_flop, [](const Dims& d) { return 28 * at(d, 1) * at(d, 2); },
+       "fc2's bias times the probability, expert by expert in fp32 (torch: mul, add), joined and cast to bf16"});
+  f.push_back({"moe.bias.backward", of_experts, Load::memory, no_flop,
+               [](const Dims& d) { return 34 * at(d, 1) * at(d, 2); },
+               "its backward: cast to fp32, products and sums for bias and probability, expert by expert"});
+  f.push_back(streaming("moe.bias.accumulate", {"experts", "width"}, 10,
+                        "bias gradients (bf16) added to fp32 main gradients, expert by expert (DDP's hook)"));
   f.push_back({"moe.router.gemm.forward",
                {"tokens", "hidden", "experts"},
                Load::memory,

@@ -23,7 +23,7 @@
 namespace pipewright::profile {
 namespace {
 
-constexpr std::size_t max_features = 5;
+constexpr std::size_t max_features = 6;
 constexpr double h = 0.25;      // octaves: samples closer than this count alike
 constexpr double hole = 2;      // octaves: with no sample this near, a shape lies in a hole of the grid
 constexpr double ridge = 0.02;  // octaves^2 of the total weight: below this a spread of samples says nothing of a slope
@@ -47,6 +47,7 @@ Features features(const Family& family, const std::vector<std::int64_t>& d) {
     f.add(as_double(d[2]) / as_double(d[1]));
     f.add(as_double(d[3]) / as_double(d[4]));
     f.add(as_double(d[5]));
+    if (d.size() > 6) f.add(as_double(std::min(d[6], d[2])));
   } else if (family.load == Load::network) {  // the number of ranks is matched, not interpolated
     f.add(as_double(d.back()));
   } else if (family.load == Load::memory && d.size() == 2) {  // size matters most

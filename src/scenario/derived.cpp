@@ -103,6 +103,39 @@ bool is_moe_layer(const Scenario& s, Int layer) {
   return static_cast<std::size_t>(layer) < frequency.size() && frequency[static_cast<std::size_t>(layer)] != 0;
 }
 
+// transformer/utils.py is_layer_window_attention, layers counted from 1; TE takes [left, right] beside the query
+// itself.
+Int attention_window(const Scenario& s, Int layer) {
+  const Ints &window = s.model.window_size, &pattern = s.model.window_attn_skip_freq;
+  if (!grouped_fused_attention(s) || s.settings.context_parallel_size > 1) return 0;
+  if (window.empty() || window[0] < 0 || window[0] + 1 >= s.model.seq_length) return 0;
+  const auto own = static_cast<std::size_t>(layer);
+  const bool windowed = pattern.empty()       ? true
+                        : pattern.size() == 1 ? pattern[0] > 0 && (layer + 1) % pattern[0] != 0
+                                              : own < pattern.size() && pattern[own] != 0;
+  return windowed ? window[0] + 1 : 0;
+}
+
+// transformer_config.py: no_rope_freq n stands for n - 1 rotated layers and one that is not, over and over.
+bool has_rotary_embedding(const Scenario& s, Int layer) {
+  const std::string& position = s.model.position_embedding_type;
+  if (position != "rope" && position != "yarn") return false;
+  const Ints& without = s.model.no_rope_freq;
+  if (without.empty()) return true;
+  if (without.size() == 1) return without[0] == 0 || (layer + 1) % without[0] != 0;
+  return static_cast<std::size_t>(layer) >= without.size() || without[static_cast<std::size_t>(layer)] == 0;
+}
+
+bool has_sinks(const Scenario& s) {
+  return s.model.softmax_type != "vanilla" && grouped_fused_attention(s) && s.settings.context_parallel_size == 1;
+}
+
+bool grouped_fused_attention(const Scenario& s) {
+  const auto& o = s.settings;
+  return !s.model.multi_latent_attention && o.transformer_impl == "transformer_engine" &&
+         o.attention_backend != "unfused";
+}
+
 bool has_moe_layer(const Scenario& s) {
   for (Int layer = 0; layer < s.model.num_layers; ++layer)
     if (is_moe_layer(s, layer)) return true;

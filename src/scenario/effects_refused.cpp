@@ -1,6 +1,9 @@
 #include "effects_refused.hpp"
 
 #include <algorithm>
+#include <array>
+
+#include "pipewright/scenario/derived.hpp"
 
 namespace pipewright::scenario {
 namespace {
@@ -10,30 +13,28 @@ bool uses_graphs(const Scenario& s) { return s.settings.cuda_graph_impl != "none
 bool uses_flex(const Scenario& s) { return has_experts(s) && s.settings.moe_token_dispatcher_type == "flex"; }
 bool uses_context(const Scenario& s) { return s.settings.context_parallel_size > 1; }
 bool local_norms(const Scenario& s) { return s.settings.transformer_impl == "local"; }
+bool plain_kernel(const Scenario& s) { return grouped_fused_attention(s) && !uses_context(s); }
 bool host_optimizer(const Scenario& s) { return s.settings.optimizer_cpu_offload; }
 
 constexpr RefusedField refused_rows[] = {
     // Model
-    {"window_size", "sliding windows: attention's time, and which layers have it",
-     [](const Scenario& s) {
-       return !s.model.window_size.empty() && s.model.window_size != Ints{-1, -1};
-     }},
-    {"window_attn_skip_freq", "layers with and without a sliding window",
-     [](const Scenario& s) { return !s.model.window_attn_skip_freq.empty() && !s.model.window_size.empty(); }},
-    {"softmax_type", "attention sinks: another attention kernel and its gradient",
-     [](const Scenario& s) { return s.model.softmax_type != "vanilla"; }},
-    {"no_rope_freq", "layers without rotary embedding",
-     [](const Scenario& s) { return !s.model.no_rope_freq.empty(); }},
+    {"window_size", "a sliding window of latent or unfused attention, or with context parallelism",
+     [](const Scenario& s) { return !s.model.window_size.empty() && s.model.window_size[0] >= 0 && !plain_kernel(s); }},
+    {"softmax_type", "attention sinks of latent or unfused attention, or with context parallelism",
+     [](const Scenario& s) { return s.model.softmax_type != "vanilla" && !plain_kernel(s); }},
+    {"no_rope_freq", "latent attention in layers without rotary embedding",
+     [](const Scenario& s) { return !s.model.no_rope_freq.empty() && s.model.multi_latent_attention; }},
     {"attention_output_gate", "the gate on attention's output",
      [](const Scenario& s) { return s.model.attention_output_gate; }},
     {"qk_l2_norm", "the norm of queries and keys without weights",
      [](const Scenario& s) { return s.model.qk_l2_norm; }},
     {"apply_residual_connection_post_layernorm", "a residual that branches off after the norm",
      [](const Scenario& s) { return s.model.apply_residual_connection_post_layernorm; }},
-    {"activation_func", "the kernels of a gated activation other than silu and gelu",
+    {"activation_func", "the kernels of a gated activation other than silu, gelu and quick_gelu",
      [](const Scenario& s) {
-       return s.model.gated_linear_unit && s.model.activation_func && *s.model.activation_func != "silu" &&
-              *s.model.activation_func != "gelu";
+       constexpr std::array known = {"silu", "gelu", "quick_gelu"};
+       return s.model.gated_linear_unit && s.model.activation_func &&
+              std::ranges::find(known, *s.model.activation_func) == known.end();
      }},
     {"normalization", "L2 normalisation", [](const Scenario& s) { return s.model.normalization == "L2Norm"; }},
     {"position_embedding_type", "this position embedding",
@@ -76,10 +77,10 @@ constexpr RefusedField refused_rows[] = {
     {"activation_func_fp8_input_store", "inputs of the activation kept in FP8",
      [](const Scenario& s) { return s.settings.activation_func_fp8_input_store; }},
     // Kernels
-    {"bias_dropout_fusion", "bias, dropout and residual one by one",
+    {"bias_dropout_fusion", "dropout apart from the residual",
      [](const Scenario& s) {
        return !s.settings.bias_dropout_fusion && s.positions.contains("settings.bias_dropout_fusion") &&
-              (s.settings.hidden_dropout > 0 || s.model.add_bias_linear);
+              s.settings.hidden_dropout > 0;
      }},
     {"fused_single_qkv_rope", "rotation of queries and keys before they are split",
      [](const Scenario& s) { return s.settings.fused_single_qkv_rope; }},

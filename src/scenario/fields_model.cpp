@@ -33,6 +33,9 @@ std::vector<Field> model_fields() {
       MODEL(gated_linear_unit, "the MLP is gated (SwiGLU, GeGLU)"),
       MODEL(activation_func, "activation of the MLP; default silu with gated_linear_unit, else gelu")
           .in({"gelu", "silu", "relu", "squared_relu", "quick_gelu"}),
+      MODEL(activation_func_clamp_value, "the gate is clamped to this from above, the linear half both ways")
+          .between(0, 1e6),
+      MODEL(glu_linear_offset, "added to the linear half of a gated activation").between(-1e6, 1e6),
       MODEL(qk_layernorm, "queries and keys are normalised"),
       MODEL(qk_l2_norm, "queries and keys are normalised without weights"),
       MODEL(attention_output_gate, "the attention output is gated"),

@@ -16,7 +16,8 @@ namespace {
 
 using Json = nlohmann::json;
 
-const Strings families = {"llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "deepseek_v3"};
+const Strings families = {"llama",     "mistral",     "mixtral", "qwen2",   "qwen2_moe", "qwen3",
+                          "qwen3_moe", "deepseek_v3", "kimi_k2", "gpt_oss", "phi3"};
 
 struct UnmodelledFamily {
   const char* name;
@@ -77,6 +78,20 @@ class Config {
       throw error(key, "expected true or false, found " + json_.at(key).dump().substr(0, 60));
     return json_.at(key).get<bool>();
   }
+  /// A list of these words; empty where the key is missing.
+  Strings strings(const std::string& key, const Strings& allowed) const {
+    Strings result;
+    if (!has(key)) return result;
+    const Json& list = json_.at(key);
+    if (!list.is_array()) throw error(key, "expected a list, found " + list.dump().substr(0, 60));
+    for (const Json& each : list) {
+      const std::string word = each.is_string() ? each.get<std::string>() : each.dump().substr(0, 60);
+      if (std::ranges::find(allowed, word) == allowed.end())
+        throw error(key, "\"" + word + "\" is not modelled", allowed, nearest_name(word, allowed));
+      result.push_back(word);
+    }
+    return result;
+  }
   std::string string(const std::string& key, const std::string& otherwise) const {
     if (!has(key)) return otherwise;
     if (!json_.at(key).is_string()) throw error(key, "expected a string, found " + json_.at(key).dump().substr(0, 60));
@@ -133,6 +148,42 @@ std::string activation(const Config& config) {
   throw config.error("hidden_act", fmt::format("unknown activation \"{}\"", name), known);
 }
 
+/// The shortest pattern that says which layers see the whole sequence: none, every n-th, or one number a layer.
+Ints skip_pattern(const std::vector<bool>& windowed) {
+  const auto full = std::ranges::find(windowed, false);
+  if (full == windowed.end()) return {};
+  const auto n = static_cast<std::size_t>(full - windowed.begin()) + 1;
+  bool regular = true;
+  for (std::size_t layer = 0; layer < windowed.size(); ++layer)
+    regular = regular && windowed[layer] == ((layer + 1) % n != 0);
+  if (regular) return {static_cast<Int>(n)};
+  return {windowed.begin(), windowed.end()};
+}
+
+/// Transformers' window counts the query itself, Megatron's stands beside it.
+void sliding_window(const Config& config, Model& m, const std::string& family) {
+  const bool always = family == "mistral" || family == "mixtral" || family == "gpt_oss" || family == "phi3";
+  const OptInt width = config.optional_integer("sliding_window");
+  if (!width || !(always || config.boolean("use_sliding_window", false))) return;
+  m.window_size = {*width - 1, 0};
+  const Strings kinds = config.strings("layer_types", {"sliding_attention", "full_attention"});
+  std::vector<bool> windowed;
+  if (!kinds.empty()) {
+    if (static_cast<Int>(kinds.size()) != m.num_layers)
+      throw config.error("layer_types", fmt::format("{} entries for {} layers", kinds.size(), m.num_layers));
+    for (const auto& kind : kinds) windowed.push_back(kind == "sliding_attention");
+  } else if (family.starts_with("qwen")) {  // configuration_qwen2.py: layers from max_window_layers on
+    const Int first = config.optional_integer("max_window_layers", 0).value_or(28);
+    for (Int layer = 0; layer < m.num_layers; ++layer) windowed.push_back(layer >= first);
+  } else if (family == "gpt_oss") {  // configuration_gpt_oss.py: every other layer
+    for (Int layer = 0; layer < m.num_layers; ++layer) windowed.push_back(layer % 2 == 0);
+  }
+  if (std::ranges::find(windowed, true) == windowed.end() && !windowed.empty())
+    m.window_size.clear();
+  else
+    m.window_attn_skip_freq = skip_pattern(windowed);
+}
+
 void dense(const Config& config, Model& m, const std::string& family) {
   m.num_layers = config.integer("num_hidden_layers", 1, 1'000'000);
   m.hidden_size = config.integer("hidden_size");
@@ -152,13 +203,25 @@ void dense(const Config& config, Model& m, const std::string& family) {
   m.add_bias_linear = config.boolean("mlp_bias", false);
   m.add_qkv_bias = config.boolean("attention_bias", false) || family == "qwen2" || family == "qwen2_moe";
   m.qk_layernorm = family == "qwen3" || family == "qwen3_moe";
-  const bool window = family == "mistral" || family == "mixtral" || config.boolean("use_sliding_window", false);
-  if (const OptInt width = config.optional_integer("sliding_window"); width && window) m.window_size = {*width - 1, 0};
+  m.rotary_percent = config.number("partial_rotary_factor", 1);
+  sliding_window(config, m, family);
 }
 
 void mixtral(const Config& config, Model& m) {
   m.num_moe_experts = config.integer("num_local_experts");
   m.moe_router_topk = config.integer("num_experts_per_tok");
+}
+
+// Megatron Bridge's models/gpt_oss/gpt_oss_bridge.py: what config.json does not say is fixed there too.
+void gpt_oss(const Config& config, Model& m) {
+  mixtral(config, m);
+  m.moe_ffn_hidden_size = m.ffn_hidden_size;
+  m.add_bias_linear = m.add_qkv_bias = true;
+  m.activation_func = "quick_gelu";
+  m.activation_func_clamp_value = config.number("swiglu_limit", 7);
+  m.glu_linear_offset = 1;
+  m.softmax_type = "learnable";
+  m.position_embedding_type = "yarn";
 }
 
 void qwen_moe(const Config& config, Model& m, const std::string& family) {
@@ -245,7 +308,8 @@ std::string apply_hf_config(const std::string& given, Scenario& scenario, String
   dense(config, m, family);
   if (family == "mixtral") mixtral(config, m);
   if (family == "qwen2_moe" || family == "qwen3_moe") qwen_moe(config, m, family);
-  if (family == "deepseek_v3") deepseek(config, m);
+  if (family == "gpt_oss") gpt_oss(config, m);
+  if (family == "deepseek_v3" || family == "kimi_k2") deepseek(config, m);
   Strings all;
   rope_scaling(config, path, text, m, all);
   if (notes != nullptr) *notes = std::move(all);

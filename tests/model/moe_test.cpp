@@ -29,7 +29,7 @@ settings: {pipeline_model_parallel_size: 2, expert_model_parallel_size: 2, exper
   use_distributed_optimizer: true, grad_reduce_in_fp32: true, gradient_accumulation_fusion: true, hidden_dropout: 0.0,
   attention_dropout: 0.0, apply_rope_fusion: true, overlap_p2p_comm: true, batch_p2p_comm: false,
   moe_token_dispatcher_type: alltoall, moe_grouped_gemm: true, moe_permute_fusion: true, moe_router_dtype: fp32,
-  moe_router_force_load_balancing: true, moe_aux_loss_coeff: 0.001}
+  moe_router_force_load_balancing: true, moe_aux_loss_coeff: 0.001, bias_activation_fusion: true}
 cluster: {profile: h200-sxm, num_gpus: 4, gpus_per_node: 4, link: nvlink}
 )",
                          "large_experts.yaml");

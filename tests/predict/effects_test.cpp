@@ -140,9 +140,9 @@ TEST_CASE("what is refused stops a prediction; ignored, it voids the interval") 
     const char *base, *change, *name;
   };
   for (const auto& [base, changes, name] : std::initializer_list<Case>{
-           {"dense", "window_size=[127, 0]", "window_size"},
-           {"dense", "softmax_type=learnable", "softmax_type"},
-           {"dense", "activation_func=quick_gelu", "activation_func"},
+           {"single", "context_parallel_size=2; window_size=[127, 0]", "window_size"},
+           {"dense", "attention_backend=unfused; softmax_type=learnable", "softmax_type"},
+           {"dense", "activation_func=squared_relu", "activation_func"},
            {"dense", "deterministic_mode=true", "deterministic_mode"},
            {"dense", "optimizer_cpu_offload=true", "optimizer_cpu_offload"},
            {"dense", "offload_optimizer_states=true", "offload_optimizer_states"},

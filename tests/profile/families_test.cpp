@@ -1,6 +1,7 @@
 // The table of kernel families: names, formulas, and its copy in FORMAT.md.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <set>
 
@@ -40,6 +41,24 @@ TEST_CASE("collectives move (n-1)/n of the buffer, an all-reduce twice") {
   CHECK(family("all_gather.nvlink").bytes({4, 1000}) == 750);
   CHECK(family("all_reduce.nvlink").bytes({4, 1000}) == 1500);
   CHECK(family("send_recv.nvlink").bytes({1000}) == 1000);
+}
+
+TEST_CASE("a window counts the pairs of its band; one that sees all is none") {
+  for (const std::int64_t queries : {1, 5, 64}) {
+    for (const std::int64_t before : {0, 3, 40}) {
+      const std::int64_t keys = queries + before;
+      for (std::int64_t window = 1; window <= keys + 2; ++window) {
+        double pairs = 0;
+        for (std::int64_t q = 0; q < queries; ++q) pairs += static_cast<double>(std::min(window, before + q + 1));
+        CAPTURE(queries);
+        CAPTURE(before);
+        CAPTURE(window);
+        CHECK(family("attention.window.forward.bf16").flop({1, queries, keys, 1, 1, 1, window}) == 4.0 * pairs);
+        CHECK(family("attention.sink.backward.bf16").flop({1, queries, keys, 1, 1, 1, window}) == 10.0 * pairs);
+        if (window >= keys) CHECK(family("attention.forward.bf16").flop({1, queries, keys, 1, 1, 1}) == 4.0 * pairs);
+      }
+    }
+  }
 }
 
 TEST_CASE("FORMAT.md lists every family with its dimensions and meaning") {

@@ -41,7 +41,7 @@ TEST_CASE("every move is of a name that can be set") {
 }
 
 TEST_CASE("names: flags, negations, fields and variables") {
-  CHECK(scenario::effect_of("--window-size")->effect == Effect::refused);
+  CHECK(scenario::effect_of("--deterministic-mode")->effect == Effect::refused);
   CHECK(scenario::effect_of("--no-save-optim")->effect == Effect::none);
   CHECK(scenario::effect_of("--tensor-model-parallel-size")->effect == Effect::modelled);
   CHECK(scenario::effect_of("NCCL_DEBUG_SUBSYS")->effect == Effect::none);

@@ -50,6 +50,37 @@ TEST_CASE("Qwen 3 normalises queries and keys") {
   CHECK(moe.qk_layernorm);
 }
 
+TEST_CASE("GPT-OSS: windows in every other layer, sinks, clamped quick GEGLU, biases") {
+  Scenario s = from_hf("data/gpt-oss-20b.json");
+  s.model.seq_length = 4096;
+  const Model& m = s.model;
+  CHECK(m.num_moe_experts == 32);
+  CHECK(m.moe_router_topk == 4);
+  CHECK(moe_ffn_hidden_size(s) == 2880);
+  CHECK(kv_channels(s) == 64);
+  CHECK(m.window_size == Ints{127, 0});
+  CHECK(m.window_attn_skip_freq == Ints{2});
+  CHECK(m.softmax_type == "learnable");
+  CHECK(m.activation_func == "quick_gelu");
+  CHECK(m.activation_func_clamp_value == 7.0);
+  CHECK(m.glu_linear_offset == 1.0);
+  CHECK((m.add_bias_linear && m.add_qkv_bias));
+  Scenario shipped = read("../../scenarios/gpt-oss-120b-pretrain-64xgb200.yaml");
+  for (Int layer = 0; layer < 24; ++layer) CHECK(attention_window(s, layer) == (layer % 2 == 0 ? 128 : 0));
+  CHECK(shipped.ignore.empty());
+}
+
+TEST_CASE("Phi 3 has a window, Phi 4 none") {
+  const Model mini = from_hf("data/phi-3-mini.json").model;
+  CHECK(mini.window_size == Ints{2046, 0});
+  CHECK(mini.window_attn_skip_freq.empty());
+  CHECK(mini.num_query_groups == 32);
+  const Scenario four = from_hf("data/phi-4.json");
+  CHECK(four.model.window_size.empty());
+  CHECK(kv_channels(four) == 128);
+  CHECK(four.model.num_query_groups == 10);
+}
+
 TEST_CASE("Mistral and Mixtral") {
   const Model m = from_hf("data/mistral-7b.json").model;
   CHECK(m.window_size == Ints{4095, 0});
@@ -150,8 +181,7 @@ TEST_CASE("what is missing or wrong is named with its file") {
 TEST_CASE("families that are not modelled are refused part by part") {
   for (const auto& [family, part] :
        std::initializer_list<std::pair<const char*, const char*>>{{"gemma2", "soft-capping"},
-                                                                  {"gpt_oss", "attention sinks"},
-                                                                  {"phi3", "sliding windows"},
+                                                                  {"phimoe", "sparse mixer routing"},
                                                                   {"llama4", "chunked attention"},
                                                                   {"nemotron_h", "Mamba-2"}}) {
     CAPTURE(family);

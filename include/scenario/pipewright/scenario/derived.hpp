@@ -31,6 +31,11 @@ std::string activation_func(const Scenario&);
 Int padded_vocab_size(const Scenario&);         ///< vocab_size up to a multiple of make_vocab_size_divisible_by x TP
 bool is_moe_layer(const Scenario&, Int layer);  ///< layer counted from 0 over the whole model
 bool has_moe_layer(const Scenario&);
+/// Keys that a query of this layer sees, itself included (window_size, window_attn_skip_freq); 0: all before it.
+Int attention_window(const Scenario&, Int layer);
+bool has_rotary_embedding(const Scenario&, Int layer);  ///< no_rope_freq; of a model whose positions are rotary
+bool has_sinks(const Scenario&);                        ///< softmax_type learnable or off-by-one
+bool grouped_fused_attention(const Scenario&);  ///< neither latent nor unfused: has kernels with windows and sinks
 bool has_dense_layer(const Scenario&);
 bool te_layers(const Scenario&);    ///< transformer_impl transformer_engine
 bool norms_fused(const Scenario&);  ///< the input norm lives in the qkv projection: TE without MLA

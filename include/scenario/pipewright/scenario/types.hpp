@@ -50,13 +50,15 @@ struct Model {
   bool add_bias_linear = true;
   bool add_qkv_bias = false;
   bool gated_linear_unit = false;
-  std::optional<std::string> activation_func;  ///< default silu with gated_linear_unit, else gelu
+  std::optional<std::string> activation_func;         ///< default silu with gated_linear_unit, else gelu
+  std::optional<double> activation_func_clamp_value;  ///< of the gate from above, of the linear half both ways
+  double glu_linear_offset = 0;                       ///< added to the linear half
   bool qk_layernorm = false;
   bool qk_l2_norm = false;
   bool attention_output_gate = false;
   Ints window_size;            ///< [left, right]; empty: full attention
   Ints window_attn_skip_freq;  ///< [n]: every n-th layer has full attention; several values: a pattern of 0 and 1
-  Ints no_rope_freq;
+  Ints no_rope_freq;           ///< [n]: every n-th layer has no rotary embedding; several values: a pattern of 0 and 1
   std::string softmax_type = "vanilla";
   std::optional<double> softmax_scale;
 

@@ -1,0 +1,38 @@
+#include "residual.hpp"
+
+#include <utility>
+
+namespace pipewright::model {
+
+void ResidualAdd::forward(std::uint32_t sum, std::uint32_t out, bool grad) {
+  const Int elements = d_.local * d_.h;
+  if (grad && d_.hidden_dropout > 0) {
+    w_.launch("dropout", {"dropout.forward", {elements}});
+    mask_ = w_.allocate("dropout_mask", elements);
+  }
+  auto biased = no_tensor;
+  if (adds_bias()) {
+    biased = w_.allocate(name_ + " with bias", 2 * elements);
+    w_.launch(name_ + " bias", {"copy.d2d", {2 * elements}});
+  }
+  w_.allocate(sum);
+  w_.launch(name_, {"add", {elements}});
+  w_.free({biased, out});
+}
+
+std::uint32_t ResidualAdd::backward() {
+  const Int elements = d_.local * d_.h;
+  auto gradient = no_tensor;
+  if (d_.hidden_dropout > 0) {
+    gradient = w_.allocate("dropout gradient", 2 * elements);
+    w_.launch("dropout backward", {"dropout.backward", {elements}});
+    w_.free(std::exchange(mask_, no_tensor));
+  }
+  if (adds_bias())
+    w_.free(linear_.bias_gradient(name_, d_.local, d_.h));
+  else if (biased_)
+    w_.launch("bias gradient", {"l2norm", {elements / 2}});
+  return gradient;
+}
+
+}  // namespace pipewright::model

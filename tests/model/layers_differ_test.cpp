@@ -1,0 +1,126 @@
+// Layers of one stage that are not alike: sliding windows, layers without rotary embedding, biases and clamps of
+// experts. Byte counts follow recorded allocations of GPT-OSS layers (tests/measured/f_gptoss*.yaml).
+#include <set>
+
+#include "pipewright/scenario/derived.hpp"
+#include "support.hpp"
+
+using namespace pipewright;
+using namespace pipewright::model::test;
+using model::Piece;
+using model::Step;
+
+namespace {
+
+/// GPT-OSS' layer, 8 of them on one GPU; 8 experts.
+scenario::Scenario gpt_oss() {
+  return scenario::parse(R"(scenario: 1
+model: {num_layers: 8, hidden_size: 2880, ffn_hidden_size: 2880, num_attention_heads: 64, num_query_groups: 8,
+  kv_channels: 64, seq_length: 4096, vocab_size: 32768, num_moe_experts: 8, moe_router_topk: 4, gated_linear_unit: true,
+  activation_func: quick_gelu, activation_func_clamp_value: 7.0, softmax_type: learnable, window_size: [127, 0],
+  window_attn_skip_freq: [2], normalization: RMSNorm, add_bias_linear: true, untie_embeddings_and_output_weights: true,
+  position_embedding_type: rope}
+settings: {micro_batch_size: 1, global_batch_size: 4, bf16: true, use_distributed_optimizer: true,
+  gradient_accumulation_fusion: true, hidden_dropout: 0.0, attention_dropout: 0.0, apply_rope_fusion: true,
+  bias_activation_fusion: true, moe_grouped_gemm: true, moe_permute_fusion: true, moe_router_dtype: fp32,
+  moe_aux_loss_coeff: 0.0}
+cluster: {profile: h200-sxm, num_gpus: 1, gpus_per_node: 1}
+)",
+                         "gpt_oss.yaml");
+}
+
+/// Windows that a piece's attention kernels see in the forward pass, in order; 0: a family without.
+std::vector<std::int64_t> windows(const Piece& piece) {
+  std::vector<std::int64_t> found;
+  for (const auto& step : piece.forward) {
+    if (step.kind != Step::Kind::launch) continue;
+    const auto& key = piece.kernels[step.index].key;
+    if (key.family.starts_with("attention.")) found.push_back(key.dims.size() > 6 ? key.dims[6] : 0);
+  }
+  return found;
+}
+
+std::vector<std::int64_t> windows_of_chunk(const model::Stages& stages) {
+  std::vector<std::int64_t> all;
+  for (const auto piece : stages.ranks[0].chunks[0].pieces)
+    for (const auto window : windows(stages.pieces[piece])) all.push_back(window);
+  return all;
+}
+
+int kernels(const Piece& piece, const std::string& family) {
+  int count = 0;
+  for (const auto& kernel : piece.kernels) count += kernel.key.family == family ? 1 : 0;
+  return count;
+}
+
+const Piece& first_layer(const model::Stages& stages) { return stages.pieces[stages.ranks[0].chunks[0].pieces[1]]; }
+
+}  // namespace
+
+TEST_CASE("every layer has its own window, also under a checkpoint of several") {
+  const auto base = gpt_oss();
+  const std::vector<std::int64_t> every_other = {128, 4096, 128, 4096, 128, 4096, 128, 4096};
+  CHECK(windows_of_chunk(pipewright::test::build(base)) == every_other);
+  for (const char* layers : {"recompute_num_layers=1", "recompute_num_layers=2", "recompute_num_layers=3"}) {
+    CAPTURE(std::string(layers));
+    const auto stages =
+        pipewright::test::build(with(base, {"recompute_granularity=full", "recompute_method=uniform", layers}));
+    CHECK(windows_of_chunk(stages) == every_other);
+    for (const auto& piece : stages.pieces) check_balance(piece);
+  }
+  const auto pattern = with(base, {"window_attn_skip_freq=[1, 1, 0, 0, 1, 0, 1, 1]", "softmax_type=vanilla"});
+  CHECK(windows_of_chunk(pipewright::test::build(pattern)) ==
+        std::vector<std::int64_t>{128, 128, 0, 0, 128, 0, 128, 128});
+}
+
+TEST_CASE("dense and sparse layers under one checkpoint stay what they are") {
+  const auto mixed =
+      with(gpt_oss(), {"bias_activation_fusion=false", "moe_layer_freq=[0, 1, 1, 1, 0, 1, 0, 1]",
+                       "recompute_granularity=full", "recompute_method=uniform", "recompute_num_layers=4"});
+  const auto stages = pipewright::test::build(mixed);
+  std::vector<int> sparse;
+  for (const auto piece : stages.ranks[0].chunks[0].pieces) {
+    if (!windows(stages.pieces[piece]).empty())
+      sparse.push_back(kernels(stages.pieces[piece], "moe.permute.forward"));  // forward and replayed
+    check_balance(stages.pieces[piece]);
+  }
+  CHECK(sparse == std::vector<int>{6, 4});
+}
+
+TEST_CASE("a window that holds the sequence is none") {
+  const auto plain = with(gpt_oss(), {"window_size=[]", "window_attn_skip_freq=[]"});
+  const auto wide = with(gpt_oss(), {"window_size=[4095, 0]"});
+  CHECK(windows_of_chunk(pipewright::test::build(plain)) == windows_of_chunk(pipewright::test::build(wide)));
+  for (scenario::Int layer = 0; layer < 8; ++layer) CHECK(scenario::attention_window(wide, layer) == 0);
+}
+
+TEST_CASE("layers without rotary embedding launch no rotation") {
+  const auto stages =
+      pipewright::test::build(with(gpt_oss(), {"no_rope_freq=[4]", "window_size=[]", "window_attn_skip_freq=[]"}));
+  std::vector<int> rotations;
+  for (const auto piece : stages.ranks[0].chunks[0].pieces) {
+    if (windows(stages.pieces[piece]).empty()) continue;
+    rotations.push_back(kernels(stages.pieces[piece], "rope.forward"));
+    check_balance(stages.pieces[piece]);
+  }
+  CHECK(rotations == std::vector<int>{2, 2, 2, 0, 2, 2, 2, 0});
+}
+
+TEST_CASE("what clamp, bias and one-by-one kernels of experts keep") {
+  constexpr std::int64_t rows = 4096 * 4, U = 2 * rows * 2880;  // an activation of the experts' width
+  const auto kept = [](const scenario::Scenario& s) { return saved(first_layer(pipewright::test::build(s))); };
+  const auto base = with(gpt_oss(), {"activation_func_clamp_value=none"});
+  CHECK(kept(gpt_oss()) - kept(base) == 2 * U);  // both clamped halves
+  const auto plain = with(base, {"bias_activation_fusion=false"});
+  CHECK(kept(plain) - kept(base) == 3 * U);  // gate, linear half, their product
+  CHECK(kept(with(gpt_oss(), {"bias_activation_fusion=false"})) - kept(plain) == U);  // the clamped gate
+  for (const auto& s : {gpt_oss(), base, plain, with(gpt_oss(), {"bias_activation_fusion=false"}),
+                        with(gpt_oss(), {"recompute_granularity=selective", "recompute_modules=[moe_act]"})})
+    for (const auto& piece : pipewright::test::build(s).pieces) check_balance(piece);
+}
+
+TEST_CASE("parameters are those of the measured run (f_gptoss): sinks, biases of experts and of the router") {
+  const auto stages =
+      pipewright::test::build(with(gpt_oss(), {"num_layers=4", "num_moe_experts=32", "vocab_size=201088"}));
+  CHECK(stages.ranks[0].chunks[0].parameters == 4451017664);
+}
