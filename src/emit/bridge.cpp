@@ -546,6 +546,10 @@ Groups bridge(const Scenario& scenario) {
       }
       if (section_of(field) == "comm_overlap" && scenario::get(scenario, field) == "none") continue;
       group.lines.push_back(line_of(scenario, field));
+      if (field == "use_distributed_optimizer")  // where one of the two is True, Bridge sets both
+        group.lines.push_back({{std::string("cfg.optimizer.use_distributed_optimizer = ") +
+                                (scenario.settings.use_distributed_optimizer ? "True" : "False")},
+                               ""});
       if (field == "seq_length")
         group.lines.push_back({{"cfg.dataset.seq_length = " + std::to_string(scenario.model.seq_length)}, ""});
     }

@@ -83,6 +83,14 @@ std::optional<std::vector<Words>> special(const Scenario& s, const std::string& 
     when(model.gated_linear_unit, {"--no-bias-swiglu-fusion"});
     return when(!model.gated_linear_unit && model.add_bias_linear, {"--no-bias-gelu-fusion"});
   }
+  if (field == "overlap_param_gather_with_optimizer_step") {  // refused with distributed checkpoints, the default
+    when(settings.overlap_param_gather_with_optimizer_step, {"--overlap-param-gather-with-optimizer-step"});
+    return when(settings.overlap_param_gather_with_optimizer_step, {"--ckpt-format", "torch"});
+  }
+  if (field == "use_megatron_fsdp") {  // which has a format of its own for checkpoints
+    when(settings.use_megatron_fsdp, {"--use-megatron-fsdp"});
+    return when(settings.use_megatron_fsdp, {"--ckpt-format", "fsdp_dtensor"});
+  }
   if (field == "persist_layer_norm") return when(!settings.persist_layer_norm, {"--no-persist-layer-norm"});
   if (field == "grad_reduce_in_fp32") {
     when(settings.bf16 && !settings.grad_reduce_in_fp32, {"--grad-reduce-in-bf16"});

@@ -289,11 +289,13 @@ std::vector<Rule> parallel_rules() {
       {"schedule.virtual-needs-pipeline",
        violation,
        core,
-       {"virtual_pipeline_model_parallel_size", "pipeline_model_parallel_size"},
+       {"virtual_pipeline_model_parallel_size", "pipeline_model_parallel_layout", "pipeline_model_parallel_size"},
        everywhere,
-       [](const Scenario& s) { return s.settings.virtual_pipeline_model_parallel_size && pp(s) <= 1; },
+       [](const Scenario& s) {
+         return pp(s) <= 1 && (s.settings.virtual_pipeline_model_parallel_size || (layout(s) && layout_stages(s) > 1));
+       },
        "pipeline-model-parallel size should be greater than 1 with interleaved schedule",
-       "remove virtual_pipeline_model_parallel_size"},
+       "remove virtual_pipeline_model_parallel_size, or the layout of several stages"},
       {"schedule.virtual-without-overlap",
        violation,
        arguments,

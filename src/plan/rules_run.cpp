@@ -247,6 +247,18 @@ std::vector<Rule> run_rules() {
        },
        "moe_expert_capacity_factor must be set to use moe_pad_expert_input_to_capacity",
        "set moe_expert_capacity_factor"},
+      {"moe.one-expert-pre-softmax",
+       violation,
+       core,
+       {"moe_router_topk", "moe_router_pre_softmax"},
+       everywhere,
+       [](const Scenario& s) {
+         const auto& balanced = s.settings.moe_router_load_balancing_type;
+         return moe_model(s) && s.model.moe_router_topk == 1 && s.model.moe_router_score_function == "softmax" &&
+                !s.model.moe_router_pre_softmax && balanced != scenario::Strings{"sinkhorn"};
+       },
+       "Please use --moe-router-pre-softmax when topk is 1.",
+       "set moe_router_pre_softmax: true"},
       {"moe.allgather-variable",
        violation,
        core,

@@ -6,11 +6,14 @@
 #include <map>
 #include <set>
 
-#include "../plan/bases.hpp"
+#include "moves.hpp"
 #include "pipewright/predict.hpp"
 #include "pipewright/scenario/io.hpp"
 
 using namespace pipewright;
+using test::assign;
+using test::base_of;
+using test::change;
 
 namespace {
 
@@ -24,32 +27,6 @@ const profile::Profiles& profiles_of(const scenario::Scenario& s) {
     found = loaded.emplace(name, profile::Profiles({profile::load(root + "/profiles/" + name + ".json", {"test", 0})}))
                 .first;
   return found->second;
-}
-
-/// "a=b; $VARIABLE=c; ignore=d", one after the other.
-void change(scenario::Scenario& s, std::string_view changes) {
-  while (!changes.empty()) {
-    const auto end = changes.find("; ");
-    const std::string_view one = changes.substr(0, end);
-    if (one.starts_with("ignore="))
-      scenario::ignore(s, one.substr(7), {"test", 0});
-    else if (one.starts_with('$'))
-      scenario::set_env(s, one.substr(1));
-    else
-      scenario::set(s, one);
-    changes.remove_prefix(end == std::string_view::npos ? changes.size() : end + 2);
-  }
-}
-
-scenario::Scenario base_of(std::string_view name) {
-  const bool latent = name == "mla", combined = name == "combined";
-  auto s = test::scenario(latent || combined ? "moe" : name, "");
-  change(s,
-         "profile=h200-sxm; bias_activation_fusion=true; apply_rope_fusion=true; bias_dropout_fusion=true; "
-         "moe_permute_fusion=true");
-  if (latent) change(s, "multi_latent_attention=true; q_lora_rank=1536; num_query_groups=none");
-  if (combined) change(s, "overlap_moe_expert_parallel_comm=true");
-  return s;
 }
 
 double of_ranks(const predict::Prediction& p, double (*value)(const predict::RankPrediction&), bool sum) {
@@ -84,12 +61,6 @@ double quantity(const predict::Prediction& p, const std::string& name) {
   if (name.ends_with('0')) return bytes.at(name.substr(0, name.size() - 1))(p.ranks.front());
   if (const auto found = bytes.find(name); found != bytes.end()) return of_ranks(p, found->second, false);
   return of_ranks(p, times.at(name), true);
-}
-
-void assign(scenario::Scenario& s, const std::string& name, const std::string& value) {
-  const auto* row = scenario::effect_of(name);
-  const bool variable = name.find_first_of("abcdefghijklmnopqrstuvwxyz") == std::string::npos && row != nullptr;
-  change(s, (variable ? "$" : "") + name + "=" + value);
 }
 
 }  // namespace
