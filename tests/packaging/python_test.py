@@ -263,7 +263,7 @@ class Stub(unittest.TestCase):
 class Notebook(unittest.TestCase):
     def test_the_example(self):
         """Its cells in order; pandas, which its last ones draw with, may be missing."""
-        cells = json.loads((ROOT / "examples/sweep.ipynb").read_text())["cells"]
+        cells = json.loads((ROOT / "docs/examples/sweep.ipynb").read_text())["cells"]
         code = ["".join(c["source"]) for c in cells if c["cell_type"] == "code"]
         self.assertGreater(len(code), 3)
         try:
@@ -272,7 +272,7 @@ class Notebook(unittest.TestCase):
             code = [c for c in code if "pd." not in c and "frame" not in c and "pandas" not in c]
         space = {}
         folder = os.getcwd()
-        os.chdir(ROOT / "examples")
+        os.chdir(ROOT / "docs/examples")
         try:
             for cell in code:
                 exec(compile(cell, "sweep.ipynb", "exec"), space)  # noqa: S102

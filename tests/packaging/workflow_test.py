@@ -20,7 +20,7 @@ work = pathlib.Path(tempfile.mkdtemp())
 def steps():
     """name -> shell text, as the workflow's YAML has them (read by hand: Python knows no YAML)."""
     out, name, text, indent = {}, None, None, 0
-    for row in (ROOT / "examples/recipe-check.yml").read_text().splitlines():
+    for row in (ROOT / "docs/examples/recipe-check.yml").read_text().splitlines():
         if text is not None and (not row.strip() or len(row) - len(row.lstrip()) > indent):
             text.append(row[indent + 2:])
             continue
