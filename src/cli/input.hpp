@@ -54,7 +54,8 @@ class Input {
   std::vector<std::string> profiles_, set_, env_, ignore_;
 };
 
-/// A scenario file, a launch script or a model_config.yaml, where a command takes scenarios as options; not yet checked.
+/// A scenario file, a launch script or a model_config.yaml, where a command takes scenarios as options; not yet
+/// checked.
 scenario::Scenario read_scenario(const std::string& path, const std::vector<std::string>& profiles);
 
 /// Declares --profile where there is no scenario on the command line (validate).

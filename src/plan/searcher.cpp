@@ -19,9 +19,7 @@ constexpr std::int64_t most_costly_work = 300'000;
 constexpr std::int64_t most_offload = 2000;
 
 /// What the chunk-level engine does not express: estimate() then runs the exact one on a shortened schedule.
-bool costly(const Scenario& s) {
-  return s.settings.fine_grained_activation_offloading || s.settings.cpu_offloading;
-}
+bool costly(const Scenario& s) { return s.settings.fine_grained_activation_offloading || s.settings.cpu_offloading; }
 
 bool timed(const Trial& trial) { return trial.quick && trial.quick->step_ns > 0; }
 
