@@ -7,6 +7,7 @@
 #include "input.hpp"
 #include "pipewright/page.hpp"
 #include "pipewright/report.hpp"
+#include "pipewright/scenario/io.hpp"
 #include "progress.hpp"
 
 namespace pipewright::cli {
