@@ -28,6 +28,8 @@ TEST_CASE("every kernel family is measured, by the quick grid all that a Llama l
     if (family.load == profile::Load::network) continue;
     // What only Blackwell multiplies is not in Hopper's grid.
     if (family.name.find("mxfp8") != std::string::npos || family.name.find("nvfp4") != std::string::npos) continue;
+    // Loops of PyTorch operations around a mixture's products are read from traced steps, not measured alone.
+    if (family.name.starts_with("clamp.") || family.name.starts_with("moe.bias.")) continue;
     CHECK_MESSAGE(full.count(family.name) == 1, family.name);
   }
   for (const char* name : {"gemm.bf16.tn", "gemm.fp8.tn.split", "attention.backward.bf16", "rmsnorm.backward",

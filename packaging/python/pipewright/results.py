@@ -102,6 +102,8 @@ class Candidate(TypedDict, total=False):
     probability_to_fit: Optional[float]
     settings: Dict[str, Any]
     environment: Dict[str, str]
+    configuration: Dict[str, Any]
+    assumed: List[str]
     prediction: Prediction
     flags: Flags
     scenario: str
