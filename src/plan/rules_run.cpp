@@ -247,6 +247,17 @@ std::vector<Rule> run_rules() {
        },
        "moe_expert_capacity_factor must be set to use moe_pad_expert_input_to_capacity",
        "set moe_expert_capacity_factor"},
+      {"moe.clamp-needs-experts",
+       violation,
+       core,
+       {"activation_func_clamp_value", "gated_linear_unit"},
+       from(Version::dev),
+       [](const Scenario& s) {
+         return s.model.activation_func_clamp_value && s.model.gated_linear_unit &&
+                s.model.activation_func.value_or("silu") == "silu" && !moe_model(s);
+       },
+       "activation_func_clamp_value for SwiGLU is only supported with MoE.",
+       "remove activation_func_clamp_value"},
       {"moe.one-expert-pre-softmax",
        violation,
        core,

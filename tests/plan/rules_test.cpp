@@ -49,6 +49,7 @@ const Row rows[] = {
     {"recompute.distribute-needs-full", "tensor", SELECTIVE "[mlp]; distribute_saved_activations=true",
      FULL "recompute_method=uniform; recompute_num_layers=1; distribute_saved_activations=true"},
     {"recompute.modules", "dense", SELECTIVE "[mlp, gdp_qkv]", "megatron_core=main; " SELECTIVE "[mlp, gdp_qkv]"},
+    {"moe.clamp-needs-experts", "dense", "megatron_core=main; activation_func_clamp_value=7", "megatron_core=main"},
     {"moe.one-expert-pre-softmax", "moe", "moe_router_topk=1", "moe_router_topk=1; moe_router_pre_softmax=true"},
     {"recompute.moe-act-needs-grouped-gemm", "moe", "moe_grouped_gemm=false; " SELECTIVE "[moe_act]",
      SELECTIVE "[moe_act]"},
