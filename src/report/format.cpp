@@ -107,7 +107,7 @@ std::vector<CriticalShare> critical_shares(const predict::Prediction& prediction
     ++sum.steps;
   }
   std::vector<CriticalShare> shares;
-  for (auto& [why, sum] : by_reason) shares.push_back(std::move(sum));
+  for (const auto& [why, sum] : by_reason) shares.push_back(sum);
   std::stable_sort(shares.begin(), shares.end(), [](const auto& a, const auto& b) { return a.ns > b.ns; });
   return shares;
 }
