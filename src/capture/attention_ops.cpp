@@ -158,8 +158,12 @@ std::shared_ptr<Backward> build_backward(cudnnHandle_t handle, const Shape& s) {
     return g.intermediate(CUDNN_DATA_BFLOAT16, {s.batch, s.heads, s.keys, s.queries},
                           {s.heads * s.queries * s.keys, s.queries * s.keys, 1, s.keys});
   };
-  const auto all_heads = [&](std::int64_t dim) {
-    return g.intermediate(CUDNN_DATA_BFLOAT16, {s.batch, s.heads, s.keys, dim});
+  /// A product of every head, summed over the heads of a group.
+  const auto of_groups = [&](const auto& a, const auto& b, std::int64_t dim, const auto& sum) {
+    if (s.heads == s.groups) return g.matmul(a, b, sum);
+    const auto all_heads = g.intermediate(CUDNN_DATA_BFLOAT16, {s.batch, s.heads, s.keys, dim});
+    g.matmul(a, b, all_heads);
+    g.reduce(CUDNN_REDUCE_TENSOR_ADD, all_heads, sum);
   };
 
   const auto products = g.intermediate(CUDNN_DATA_FLOAT, {s.batch, s.heads, s.queries, s.v_dim},
@@ -187,13 +191,7 @@ std::shared_ptr<Backward> build_backward(cudnnHandle_t handle, const Shape& s) {
   g.pointwise(CUDNN_POINTWISE_EXP, x, p);
   const auto pt = transposed_scores();
   g.reshape(p, pt);
-  if (s.heads == s.groups) {
-    g.matmul(pt, d_o, dv);
-  } else {
-    const auto full = all_heads(s.v_dim);
-    g.matmul(pt, d_o, full);
-    g.reduce(CUDNN_REDUCE_TENSOR_ADD, full, dv);
-  }
+  of_groups(pt, d_o, s.v_dim, dv);
 
   const auto dp = scores(), centred = scores(), weighted = scores(), ds = scores();
   g.matmul(d_o, vt, dp);
@@ -202,13 +200,7 @@ std::shared_ptr<Backward> build_backward(cudnnHandle_t handle, const Shape& s) {
   g.pointwise(CUDNN_POINTWISE_MUL, weighted, scale, ds);
   const auto dst = transposed_scores();
   g.reshape(ds, dst);
-  if (s.heads == s.groups) {
-    g.matmul(dst, q, dk);
-  } else {
-    const auto full = all_heads(s.dim);
-    g.matmul(dst, q, full);
-    g.reduce(CUDNN_REDUCE_TENSOR_ADD, full, dk);
-  }
+  of_groups(dst, q, s.dim, dk);
   const auto k = g.intermediate(CUDNN_DATA_BFLOAT16, {s.batch, s.groups, s.keys, s.dim},
                                 {s.groups * s.dim, s.dim, s.batch * s.groups * s.dim, 1});
   g.reshape(kt, k);

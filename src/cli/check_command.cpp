@@ -120,7 +120,7 @@ void add_check(Command& app, Outcome& outcome) {
       .add_option("--markdown", options->markdown,
                   "of --baseline: write it as Markdown to this file (-: standard output)")
       .needs(baseline);
-  command.add_option("--json", options->json, "write JSON to this file (-: standard output, and nothing else)");
+  add_json_option(command, options->json);
   command.footer(
       "Exit status 1: a violation was found, or the change exceeds the budget.\n\nExamples:\n"
       "  pipewright check S.yaml\n"

@@ -1,5 +1,6 @@
-// The commands of the program, one file each (src/cli/<name>.cpp). A command adds its options to the application and a
-// callback that runs it; it reports failure by throwing (UsageError: status 2) and "the answer is no" by Outcome.
+// The commands of the program, one file each (src/cli/<name>_command.cpp). A command adds its options to the
+// application and a callback that runs it; it reports failure by throwing (UsageError: status 2) and "the answer is no"
+// by Outcome.
 #pragma once
 
 #include <stdexcept>
@@ -41,6 +42,10 @@ void add_trial(Command& app, Outcome& outcome);
 void add_merge(Command& app, Outcome& outcome);
 void add_man(Command& app, Outcome& outcome);
 void add_completion(Command& app, Outcome& outcome);
+
+/// Outputs that many commands have: --json and --report, each a file's path.
+void add_json_option(Command& command, std::string& file);
+void add_report_option(Command& command, std::string& file);
 
 /// Is one of these outputs (option and path) standard output, "-"? Then nothing else goes there. Throws for two.
 bool on_standard_output(const std::vector<std::pair<std::string, std::string>>& outputs);

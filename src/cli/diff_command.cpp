@@ -139,7 +139,7 @@ void add_diff(Command& app, Outcome&) {
   add_profile_option(command, options->profiles);
   command.add_option("--set-a", options->set_a, "NAME=VALUE: a setting of scenario A; repeatable").repeatable();
   command.add_option("--set-b", options->set_b, "NAME=VALUE: a setting of scenario B; repeatable").repeatable();
-  command.add_option("--json", options->json, "write JSON to this file (-: standard output, and nothing else)");
+  add_json_option(command, options->json);
   command.add_option("--report", options->html,
                      "write a self-contained HTML page, timelines on one axis (-: standard output)");
   command.footer(

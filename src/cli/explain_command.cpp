@@ -44,7 +44,7 @@ void add_explain(Command& app, Outcome&) {
   command.add_option("--rank", options->rank, "pipeline rank").required();
   command.add_flag("--peak", options->peak, "who owns the bytes when the rank's memory peaks");
   command.add_option("--op", options->op, "what an op did and waited for: \"F 3.1\", \"B 0.0\"");
-  command.add_option("--json", options->json, "write JSON to this file (-: standard output, and nothing else)");
+  add_json_option(command, options->json);
   command.footer(
       "Examples:\n"
       "  pipewright explain S.yaml --rank 0 --peak\n"

@@ -186,7 +186,7 @@ void add_list(Command& app, Outcome& outcome) {
       "list settings overlap --json -");
   const auto add = [&](const char* name, const char* what, std::function<Listing()> listing) {
     auto& list = command.add_subcommand(name, what);
-    list.add_option("--json", *json, "write JSON to this file (-: standard output, and nothing else)");
+    add_json_option(list, *json);
     list.add_option("FILTER", *words, "only entries that contain all of these words");
     list.callback([json, words, listing, &outcome] {
       Listing result = listing();

@@ -9,6 +9,14 @@
 
 namespace pipewright::cli {
 
+void add_json_option(Command& command, std::string& file) {
+  command.add_option("--json", file, "write JSON to this file (-: standard output, and nothing else)");
+}
+
+void add_report_option(Command& command, std::string& file) {
+  command.add_option("--report", file, "write a self-contained HTML page (-: standard output)");
+}
+
 bool on_standard_output(const std::vector<std::pair<std::string, std::string>>& outputs) {
   std::string first;
   for (const auto& [option, path] : outputs) {

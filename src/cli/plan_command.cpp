@@ -146,7 +146,7 @@ void add_plan(Command& app, Outcome& outcome) {
   const auto options = std::make_shared<PlanOptions>();
   options->input.add_to(command);
   options->input.propose = true;
-  command.add_option("--json", options->json, "write JSON to this file (-: standard output, and nothing else)");
+  add_json_option(command, options->json);
   command.add_option("--emit", options->emit_forms, "flags to print: megatron, bridge, harness, env, all; repeatable")
       .suggested({"megatron", "bridge", "harness", "env", "all"})
       .repeatable();
@@ -158,7 +158,7 @@ void add_plan(Command& app, Outcome& outcome) {
                   "pipeline, layout, wgrad_delay, recompute, offload, allocator)")
       .repeatable();
   command.add_option("--time-limit", options->time_limit_s, "seconds after which the best so far is the answer");
-  command.add_option("--report", options->html, "write a self-contained HTML page (-: standard output)");
+  add_report_option(command, options->html);
   command.footer(
       "Exit status 1: nothing that is legal fits.\n\nExamples:\n"
       "  pipewright plan scenarios/llama3-70b-sft-32xh100.yaml --emit all\n"

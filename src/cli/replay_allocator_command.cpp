@@ -49,7 +49,7 @@ void add_replay_allocator(Command& app, Outcome&) {
   const auto options = std::make_shared<ReplayAllocatorOptions>();
   command.add_option("RECORDING", options->recording, "recorded events (.mem.json, .mem.json.gz)").required();
   command.add_option("--conf", options->conf, "another PYTORCH_CUDA_ALLOC_CONF than the recorded one");
-  command.add_option("--json", options->json, "write JSON to this file (-: standard output, and nothing else)");
+  add_json_option(command, options->json);
   command.footer("Example:\n  pipewright replay-allocator run.r0.mem.json.gz --conf expandable_segments:True");
   command.callback([options] { run(*options); });
 }

@@ -37,7 +37,7 @@ void add_schedule(Command& app, Outcome&) {
   command.add_flag("--detail", options->detail, "expert-parallel overlap down to the nodes of every layer");
   command.add_flag("--hooks", options->hooks, "also no_sync, gradient and parameter synchronisation");
   command.add_flag("--frees", options->frees, "also where outputs are deallocated");
-  command.add_option("--json", options->json, "write JSON to this file (-: standard output, and nothing else)");
+  add_json_option(command, options->json);
   command.footer(
       "F3.1: forward of microbatch 3, chunk 1. B: backward. S[...]: transfers, waited for; A[...]: not waited for; W: "
       "the wait.\nsn, rp, sp, rn: send next, receive previous, send previous, receive next.\n\n"

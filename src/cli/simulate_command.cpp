@@ -83,10 +83,10 @@ void add_simulate(Command& app, Outcome& outcome) {
   auto& command = app.add_subcommand("simulate", "Predict a training step: time, exposed communication, memory");
   const auto options = std::make_shared<SimulateOptions>();
   options->input.add_to(command);
-  command.add_option("--json", options->json, "write JSON to this file (-: standard output, and nothing else)");
+  add_json_option(command, options->json);
   command.add_option("--trace", options->trace,
                      "write a Chrome/Perfetto trace (packed if it ends in .gz; -: standard output)");
-  command.add_option("--report", options->html, "write a self-contained HTML page (-: standard output)");
+  add_report_option(command, options->html);
   options->training.add_to(command);
   command.footer(
       "Exit status 1: it does not fit.\n\nExamples:\n"

@@ -104,9 +104,9 @@ void add_sweep(Command& app, Outcome& outcome) {
       .repeatable();
   command.add_option("--part", options->part,
                      "only every Nth combination from the Kth on, for several machines; `merge` puts parts together");
-  command.add_option("--json", options->json, "write JSON to this file (-: standard output, and nothing else)");
+  add_json_option(command, options->json);
   command.add_option("--csv", options->csv, "write CSV to this file (-: standard output, and nothing else)");
-  command.add_option("--report", options->html, "write a self-contained HTML page (-: standard output)");
+  add_report_option(command, options->html);
   command.footer(
       "Exit status 1: no combination is legal.\n\nExamples:\n"
       "  pipewright sweep S.yaml --over recompute_modules\n"

@@ -102,8 +102,8 @@ void add_trial(Command& app, Outcome& outcome) {
   auto& kernel = command.add_option("--step-kernel", how.step_kernel, "kernels whose name matches end a step");
   command.add_option("--step-range", how.step_range, "the NVTX range that is one step").excludes(kernel);
   command.add_flag("--dry-run", options->dry_run, "print the commands and run nothing");
-  command.add_option("--json", options->json, "write JSON to this file (-: standard output, and nothing else)");
-  command.add_option("--report", options->html, "write a self-contained HTML page (-: standard output)");
+  add_json_option(command, options->json);
+  add_report_option(command, options->html);
   command.add_option("COMMAND", how.command, "after --: what trains, with {flags}, {env}, {name} and {steps} in it")
       .after_dashes();
   command.footer(

@@ -104,8 +104,8 @@ void add_validate(Command& app, Outcome& outcome) {
   command.add_flag("--calibrate", options->calibrate,
                    "the machine's speed for each run from the other runs of its model, never from itself");
   command.add_flag("--traces", options->traces, "also busy and exposed times against trace summaries, rank by rank");
-  command.add_option("--json", options->json, "write JSON to this file (-: standard output, and nothing else)");
-  command.add_option("--report", options->html, "write a self-contained HTML page (-: standard output)");
+  add_json_option(command, options->json);
+  add_report_option(command, options->html);
   command.add_option("--markdown", options->markdown,
                      "write the runs' tables as Markdown to this file (-: standard output)");
   command.footer(

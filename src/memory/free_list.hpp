@@ -1,8 +1,8 @@
 // Free blocks in the allocator's order: stream, size, address.
 //
-//   keys_    [ last of leaf 3 | last of leaf 0 | last of leaf 5 | ... ]   one array: the search touches a few lines of
-//   it order_   [       3        |       0        |       5        | ... ] leaves_  fixed arrays of up to 64
-//   entries, 1.5 KiB: what an insertion moves stays in a few lines, too
+//   keys_    [ last of leaf 3 | last of leaf 0 | last of leaf 5 | ... ]   one array: a search touches few lines of it
+//   order_   [       3        |       0        |       5        | ... ]
+//   leaves_  fixed arrays of up to 64 entries, 1.5 KiB: what an insertion moves stays in a few lines, too
 //
 // A hundred thousand holes are two thousand leaves; a new leaf, every 32 insertions at most, moves 28 B for each.
 #pragma once

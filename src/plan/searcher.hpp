@@ -27,6 +27,12 @@ namespace pipewright::plan {
 
 inline constexpr double never = std::numeric_limits<double>::max();
 
+/// What the chunk-level engine does not express: estimate() then runs the exact one on a shortened schedule.
+inline bool costly(const Scenario& s) {
+  return s.settings.fine_grained_activation_offloading || s.settings.cpu_offloading;
+}
+inline bool timed(const Trial& trial) { return trial.quick && trial.quick->step_ns > 0; }
+
 class Searcher {
  public:
   Searcher(const Scenario& scenario, const Options& options, const std::vector<Dimension>& dimensions,

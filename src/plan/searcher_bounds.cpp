@@ -1,0 +1,172 @@
+// What the search knows before it looks closer: the given, spreads and structures with their floors.
+#include <algorithm>
+
+#include "pipewright/bounds.hpp"
+#include "searcher.hpp"
+
+namespace pipewright::plan {
+namespace {
+
+/// What the rank that lacks most lacks if it holds what `held` says; none: all have enough.
+template <class Held>
+Bytes lacking_with(const predict::Prediction& p, Held held) {
+  Bytes most;
+  for (const auto& rank : p.ranks)
+    most = std::max(most, held(rank) + rank.outside_allocator + p.memory_margin - p.memory_limit);
+  return most;
+}
+
+}  // namespace
+
+/// The scenario as it stands sets the mark, and is an answer whatever comes.
+void Searcher::predict_given() {
+  if (!options_.has_baseline) return;
+  auto given = space_.given();
+  if (!given) return;
+  const auto same = [&](const auto& one) {
+    for (std::size_t d = 0; d < one.chosen.size(); ++d)
+      if (one.chosen[d].label != given->candidate.choices[d]) return false;
+    return true;
+  };
+  if (const auto spread = std::ranges::find_if(spreads_, same); spread != spreads_.end()) {
+    const auto i = static_cast<std::size_t>(spread - spreads_.begin());
+    add(i, open(i));
+  }
+  const auto home = static_cast<std::size_t>(std::ranges::find_if(structures_, same) - structures_.begin());
+  if (home == structures_.size()) {  // lists of values that leave out what is given
+    std::vector<Value> chosen;
+    for (const auto& choice : given->candidate.choices)
+      if (chosen.size() < space_.structural()) chosen.push_back({choice, {}, {}});
+    structures_.push_back({given->candidate.scenario, std::move(chosen), given->candidate.label, 0});
+    known_.emplace_back().bounded = known_.back().expanded = true;
+  }
+  begin("predicting the given", false);
+  std::vector<Trial> alone;
+  alone.push_back(std::move(*given));
+  ++known_[home].candidates;
+  const auto added = add_trials(std::move(alone), home, 0, 0);
+  given_ = added.front();
+  confirm(added);
+}
+
+/// What a structure lacks by the least that any of its candidates keeps; none: it may fit.
+Bytes Searcher::lacking(const Scenario& partial) const {
+  const auto of_state =
+      lacking_with(options_.floor(space_.bare(partial)), [](const auto& rank) { return rank.walk.static_bytes; });
+  if (of_state > Bytes(0)) return of_state;
+  std::optional<Bytes> least;
+  for (const Scenario& kept : least_kept(partial)) {
+    try {
+      const auto p = options_.floor(with_required_environment(kept));
+      if (p.fits) return Bytes(0);
+      const auto more = std::max(Bytes(1), lacking_with(p, [](const auto& rank) { return rank.walk.peak_reserved; }));
+      least = std::min(least.value_or(more), more);
+    } catch (const UsageError&) {
+      return Bytes(0);  // no bound: its candidates say why
+    }
+  }
+  return least.value_or(Bytes(0));
+}
+
+/// Work a GPU has is the same whatever the pipeline's size, so spreads that differ only in that share a first bound.
+void Searcher::bound_spreads() {
+  begin("bounding", true);
+  std::map<std::string, std::vector<std::size_t>> alike;  // the shortest pipeline first
+  if (options_.floor_of_any_split)
+    for (std::size_t i = 0; i < spreads_.size(); ++i)
+      if (!known_spreads_[i].open) alike[space_.work_of(spreads_[i])].push_back(i);
+  std::vector<const std::vector<std::size_t>*> groups;
+  for (const auto& [key, group] : alike) groups.push_back(&group);
+  in_parallel(groups.size(), [&](std::size_t n) {
+    const auto floors = floors_of_any_split(groups[n]->front(), true);
+    double least = floors.empty() ? 0 : never;
+    for (const auto& floor : floors) least = std::min(least, cost(floor, objective_));
+    for (const auto i : *groups[n]) known_spreads_[i].cost = least;
+  });
+  for (std::size_t i = 0; i < spreads_.size(); ++i)
+    if (!known_spreads_[i].open) open_.insert({known_spreads_[i].cost, Node::Kind::spread, i});
+}
+
+/// By the kernels of its structures, which are those with or without expert overlap.
+std::vector<predict::Prediction> Searcher::floors_of_any_split(std::size_t spread, bool any_size) {
+  std::vector<predict::Prediction> floors;
+  for (const bool overlap : {false, true})
+    space_.example(spreads_[spread], overlap, [&](const Scenario& example) {
+      try {
+        floors.push_back(options_.floor_of_any_split(example, any_size));
+        ++bounded_;
+        return true;
+      } catch (const UsageError&) {
+        return false;  // another one says as much
+      }
+    });
+  return floors;
+}
+
+void Searcher::bound(std::size_t spread) {
+  KnownSpread& known = known_spreads_[spread];
+  known.bounded = true;
+  if (!options_.floor_of_any_split) return;
+  const auto floors = floors_of_any_split(spread, false);
+  if (floors.empty()) return;
+  double least = never;
+  Bytes lacking(INT64_MAX);
+  for (const auto& floor : floors) {
+    least = std::min(least, cost(floor, objective_));
+    lacking = std::min(lacking, lacking_with(floor, [](const auto& rank) { return rank.walk.peak_reserved; }));
+  }
+  known.lacking = lacking;
+  known.impossible = lacking > Bytes(0);
+  known.cost = std::max(known.cost, least);
+}
+
+Searcher::Fresh Searcher::open(std::size_t spread) {
+  Fresh fresh{space_.open(spreads_[spread]), {}};
+  for (const auto& structure : fresh.opened.structures) fresh.known.push_back(floor_of(structure));
+  return fresh;
+}
+
+Searcher::Known Searcher::floor_of(const Structure& structure) {
+  Known known;
+  known.bounded = true;
+  if (!quick_) return known;
+  try {
+    const auto floor = options_.floor(space_.bare(structure.partial));
+    known.cost = cost(floor, objective_);
+    known.tight = !floor.fits;
+    ++bounded_;
+  } catch (const UsageError&) {
+    known.sharp = true;  // its candidates say why
+  }
+  return known;
+}
+
+void Searcher::add(std::size_t spread, Fresh fresh) {
+  known_spreads_[spread].open = true;
+  space_.add(fresh.opened);
+  for (std::size_t n = 0; n < fresh.known.size(); ++n) {
+    fresh.known[n].cost = std::max(fresh.known[n].cost, known_spreads_[spread].cost);
+    if (quick_) open_.insert({fresh.known[n].cost, Node::Kind::structure, structures_.size()});
+    structures_.push_back(std::move(fresh.opened.structures[n]));
+    known_.push_back(std::move(fresh.known[n]));
+  }
+}
+
+void Searcher::sharpen(std::size_t structure) {
+  Known& known = known_[structure];
+  known.sharp = true;
+  if (known.tight) known.lacking = lacking(structures_[structure].partial);
+  known.impossible = known.lacking > Bytes(0);
+  if (known.impossible) return;
+  const auto bare = space_.bare(structures_[structure].partial);
+  if (costly(bare)) return;
+  try {
+    const auto estimated = cost(options_.estimate(bare), objective_);
+    known.cost = std::max(known.cost, predict::estimate_bounds(bare).least(estimated));
+    ++estimated_;
+  } catch (const UsageError&) {
+    // its candidates say why
+  }
+}
+
+}  // namespace pipewright::plan
