@@ -2,8 +2,8 @@
 """The house: rooms, what they hold and what they may know (src/meson.build), as docs/house.md shows them.
 
   .ci/house.py           writes the picture and the table between the markers of docs/house.md
-  .ci/house.py --check   exit 1 if an include goes through a wall, two files have one name, or docs/house.md is not
-                         what this program would write
+  .ci/house.py --check   exit 1 if an include goes through a wall, two files have one name, a merge left a mark, or
+                         docs/house.md is not what this program would write
 """
 
 import ast
@@ -65,6 +65,16 @@ def equal_names():
     return [f"{' and '.join(paths)} have one name: say in it what differs" for paths in seen.values() if len(paths) > 1]
 
 
+def merge_marks():
+    """Lines that a merge left behind."""
+    texts = [p for folder in ("src", "include", "kernels", "tests", "docs", ".ci") for p in (ROOT / folder).glob("**/*")]
+    for path in sorted([*texts, *ROOT.glob("*.md")]):
+        if path.suffix in (".md", ".cpp", ".hpp", ".cu", ".py", ".js", ".build", ".yaml", ".txt"):
+            for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
+                if re.match(r"(<{7}|\|{7}|>{7})( |$)", line):
+                    yield f"{path.relative_to(ROOT)}:{number}: left behind by a merge"
+
+
 def direct(list_of_rooms):
     """What a room knows beyond what those already know that it names: the arrows of the picture."""
     return {room: [k for k in knows if not any(k in list_of_rooms[other] for other in knows)]
@@ -85,7 +95,7 @@ def page_part(list_of_rooms):
 def main():
     house = rooms()
     problems = [f"{room} is in src/meson.build but not in HOLDS" for room in house if room not in HOLDS]
-    problems += equal_names()
+    problems += [*equal_names(), *merge_marks()]
     used = {room: set() for room in house}
     for room, known, path, number in includes():
         if room == known:

@@ -14,6 +14,9 @@
 // shortens only its own share, down to the other's; what neither bounds keeps its time. Transfers between GPUs and with
 // the host are scaled alike by the bandwidth of their link. What a data sheet does not tell stays as measured: host
 // costs, clocks under load, contention, latencies.
+//
+// FP8 products of dgrad and wgrad switch cuBLASLt's fast accumulation off. That "has an effect on Ada, Hopper" only
+// (cuBLAS, CUBLASLT_MATMUL_DESC_FAST_ACCUM): other tensor cores keep full sums and pay nothing for them.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -108,6 +111,19 @@ class Deriver {
   Slower slower_;
 };
 
+bool promotes_sums(const Device& gpu) { return gpu.compute_capability == 89 || gpu.compute_capability == 90; }
+
+/// The samples of an FP8 family without what the split accumulator costs; what it does not concern stays as it is.
+std::vector<Sample> without_promotion(const Profile& source, const std::string& name, std::vector<Sample> list) {
+  const auto at = name.find(".fp8.tn.");
+  if (at == std::string::npos) return list;
+  const std::string plain = name.substr(0, at + std::string_view(".fp8.tn").size()), split = plain + ".split";
+  if (!source.samples.contains(plain) || !source.samples.contains(split)) return list;
+  if (name == split) return source.samples.at(plain);
+  for (auto& s : list) s.ns *= std::min(1.0, source.time({plain, s.dims})->ns / source.time({split, s.dims})->ns);
+  return list;
+}
+
 /// "memory at 3.35 instead of 4.8 TB/s", and so on for what differs.
 std::string differences(const DataSheet& from, const DataSheet& to) {
   std::string text;
@@ -148,7 +164,11 @@ Profile derive(const Profile& source, const DataSheet& from, const DataSheet& to
   p.interpolation.clear();
   p.provenance.insert(p.provenance.begin(),
                       fmt::format("derived from {} ({}): {}", source.name, source.device.name, differences(from, to)));
-  for (auto& [name, samples] : p.samples) samples = deriver.samples(name, std::move(samples));
+  const bool fewer_sums = promotes_sums(source.device) && !promotes_sums(to.device);
+  for (auto& [name, samples] : p.samples) {
+    if (fewer_sums) samples = without_promotion(source, name, std::move(samples));
+    samples = deriver.samples(name, std::move(samples));
+  }
   std::erase_if(p.samples, [](const auto& each) { return each.second.empty(); });
   for (auto& l : p.links) {
     l.origin = Origin::derived;

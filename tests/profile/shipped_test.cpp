@@ -56,7 +56,40 @@ TEST_CASE(
       for (std::size_t i = 0; i < now.size(); ++i)
         CHECK(p.samples.at(untouched)[i].ns == doctest::Approx(now[i].ns).epsilon(1e-3));
     }
+    // Published products: dgrad and wgrad take as much longer than the forward one as is derived now.
+    for (const std::string plain : {"gemm.bf16.tn", "gemm.fp8.tn"}) {
+      const bool bf16 = plain == "gemm.bf16.tn";
+      for (const char* variant : {".split", ".nn", ".nt", ".nt.acc_f32", ".nt.acc_bf16", ".acc_f32", ".acc_bf16"}) {
+        const std::string other = bf16 ? "gemm.bf16" + std::string(variant) : plain + variant;
+        if (!p.samples.contains(other)) continue;
+        CAPTURE(other);
+        for (std::size_t i = 0; i < p.samples.at(plain).size(); i += 7) {
+          const auto& forward = p.samples.at(plain)[i];
+          const auto& longer = p.samples.at(other)[i];
+          REQUIRE(forward.dims == longer.dims);
+          CHECK(longer.ns / forward.ns ==
+                doctest::Approx(derived.time({other, forward.dims})->ns / derived.time({plain, forward.dims})->ns)
+                    .epsilon(1e-3));
+        }
+      }
+    }
   }
+}
+
+TEST_CASE("the split accumulator costs nothing on tensor cores that keep full sums") {
+  const Profile h200 = shipped("h200-sxm");
+  profile::DataSheet newer = data_sheet("h200-sxm");
+  newer.device.compute_capability = 100;
+  const Profile full_sums = derive(h200, newer);
+  const auto ns = [](const Profile& p, const char* family) { return p.time({family, {8192, 8192, 8192}})->ns; };
+  CHECK(ns(full_sums, "gemm.fp8.tn") == doctest::Approx(ns(h200, "gemm.fp8.tn")));
+  CHECK(ns(full_sums, "gemm.fp8.tn.split") == doctest::Approx(ns(h200, "gemm.fp8.tn")));
+  for (const char* wgrad : {"gemm.fp8.tn.acc_f32", "gemm.fp8.tn.acc_bf16"}) {
+    const double less = ns(h200, "gemm.fp8.tn") / ns(h200, "gemm.fp8.tn.split");
+    CHECK(less < 0.97);
+    CHECK(ns(full_sums, wgrad) == doctest::Approx(ns(h200, wgrad) * less).epsilon(0.01));
+  }
+  CHECK(ns(derive(h200, data_sheet("h100-sxm")), "gemm.fp8.tn.split") > 1.03 * ns(h200, "gemm.fp8.tn"));
 }
 
 TEST_CASE("a newer GPU is faster: large products, attention, memory, collectives") {
