@@ -22,7 +22,7 @@ struct LiveBlock {
   std::int64_t bytes = 0;  ///< rounded
   std::uint32_t owner = 0;
   std::uint32_t holders = 0;
-  bool transferred = false;       ///< another stream uses it too, and the host does not wait for that
+  bool transferred = false;       ///< another stream uses it too, and the host does not wait for that: record_stream
   std::uint32_t attached = none;  ///< what it names: an input its gradient, an output (by its graph) the input
   model::Tensor::Home home = model::Tensor::Home::allocator;
   model::Stream stream = model::Stream::compute;
@@ -31,9 +31,12 @@ struct LiveBlock {
 /// Live blocks, their sum and its peak.
 class Heap {
  public:
-  /// `asynchronous`: the host does not wait for transfers.
-  Heap(std::size_t owners, bool asynchronous, const Listener& listener)
-      : by_owner_(owners), asynchronous_(asynchronous), listener_(listener) {}
+  /// `asynchronous`: the host does not wait for transfers; `gradients_elsewhere`: as in Stages.
+  Heap(std::size_t owners, bool asynchronous, bool gradients_elsewhere, const Listener& listener)
+      : by_owner_(owners),
+        asynchronous_(asynchronous),
+        gradients_elsewhere_(gradients_elsewhere),
+        listener_(listener) {}
 
   std::uint32_t allocate(const model::Tensor& tensor) {
     if (tensor.home == model::Tensor::Home::static_buffer) {
@@ -54,7 +57,9 @@ class Heap {
       unused_.pop_back();
     }
     auto& block = blocks_[id];
-    block = LiveBlock{block_bytes(tensor.bytes.value), tensor.owner, 1, false, none, tensor.home, tensor.stream};
+    const bool used_elsewhere = tensor.gradient && gradients_elsewhere_;
+    block =
+        LiveBlock{block_bytes(tensor.bytes.value), tensor.owner, 1, used_elsewhere, none, tensor.home, tensor.stream};
     if (tensor.home == model::Tensor::Home::graph_pool) {
       graph_live_ += block.bytes;
       graph_peak_ = std::max(graph_peak_, graph_live_);
@@ -151,7 +156,7 @@ class Heap {
   std::int64_t live_ = 0, peak_ = 0, peak_event_ = 0, events_ = 0, stop_at_ = -1;
   std::int64_t graph_live_ = 0, graph_peak_ = 0, launches_ = 0;
   std::deque<std::pair<std::int64_t, std::uint32_t>> retired_;  ///< launches when it was freed, block
-  const bool asynchronous_;
+  const bool asynchronous_, gradients_elsewhere_;
   const Listener& listener_;
 };
 

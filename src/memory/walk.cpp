@@ -60,7 +60,7 @@ Walker::Walker(const Stages& stages, const schedule::Program& program, const off
       program_(program.ranks.at(static_cast<std::size_t>(rank))),
       config_(program.config),
       interleaved_(program.config.chunks.has_value()),
-      heap_(stages.owners.size() + own_names.size(), asynchronous, listener),
+      heap_(stages.owners.size() + own_names.size(), asynchronous, stages.gradients_elsewhere, listener),
       offload_(plan, stages, heap_),
       modules_(rank_.chunks.size(), Variable(heap_)),
       flights_(rank_.chunks.size() * static_cast<std::size_t>(config_.microbatches)) {
@@ -313,6 +313,8 @@ void Walker::step(bool first) {
   const auto before = heap_.events();
   std::vector<std::uint32_t> blocks;
   for (const auto& tensor : rank_.during_optimizer) blocks.push_back(heap_.allocate(tensor));
+  if (first) hold(rank_.optimizer_state);  // the first update makes it, beside fp32 gradients
+  for (const auto& tensor : rank_.after_update) blocks.push_back(heap_.allocate(tensor));
   for (const auto block : blocks) heap_.drop(block);
   for (Moment& moment : moments_)
     if (before < moment.event && moment.event <= heap_.events()) moment.place = "optimizer step";

@@ -48,7 +48,6 @@ class Walker : public model::Visitor {
   void first_step() {
     hold(rank_.since_first_step);
     step(true);
-    hold(rank_.optimizer_state);
   }
   /// From process start to the begin of a step in which the optimizer's state exists.
   void reach_second_step() {

@@ -51,6 +51,12 @@ std::uint32_t PieceBuilder::allocate_float(const std::string& owner, Int bytes) 
   return id;
 }
 
+std::uint32_t PieceBuilder::allocate_gradient(Int bytes) {
+  const auto id = allocate("weight gradients", bytes);
+  piece_.tensors[id].gradient = true;
+  return id;
+}
+
 void PieceBuilder::free(std::uint32_t tensor) {
   if (tensor != no_tensor) step(Step::Kind::free, tensor);
 }

@@ -43,6 +43,7 @@ class PieceBuilder {
   std::uint32_t tensor(const std::string& owner, Int bytes);          ///< not yet allocated
   std::uint32_t allocate(const std::string& owner, Int bytes);        ///< a new tensor
   std::uint32_t allocate_float(const std::string& owner, Int bytes);  ///< its elements have 4 bytes
+  std::uint32_t allocate_gradient(Int bytes);                         ///< of a weight, for its hook to add
   void free(std::uint32_t tensor);                                    ///< nothing for no_tensor
   void free(std::initializer_list<std::uint32_t> tensors);
   void transient(const std::string& owner, Int bytes) { free(allocate(owner, bytes)); }

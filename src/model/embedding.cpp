@@ -71,7 +71,7 @@ void EmbeddingWriter::forward(std::uint32_t out, bool grad) {
 void EmbeddingWriter::lookup_backward(const std::string& name, std::uint32_t gradient, Int rows) {
   const Int sorted = 8 * d_.tokens;
   const auto keys = w_.allocate("embedding.sorted_ids", sorted), order = w_.allocate("embedding.sorted_ids", sorted);
-  const auto table = w_.allocate("weight gradients", 2 * rows * d_.h);
+  const auto table = w_.allocate_gradient(2 * rows * d_.h);
   const Int segments = d_.tokens / rows_per_segment + std::min(d_.tokens, rows);
   const auto offsets = w_.allocate("workspace", 8 * segments);
   w_.transient("workspace", 4 * segments * d_.h);

@@ -54,7 +54,7 @@ void Experts::weight_gradient(const Group& group) {
     family += d_.gradient_bytes == 4 ? ".acc_f32" : ".acc_bf16";
   } else {
     if (fp8_) family += ".out_bf16";
-    gradient = w_.allocate("weight gradients", 2 * d_.moe.local * group.in * group.out);
+    gradient = w_.allocate_gradient(2 * d_.moe.local * group.in * group.out);
   }
   w_.launch(group.name + " wgrad", {family, {d_.moe.local, rows(), group.out, group.in}});
   w_.stands_for(static_cast<int>(2 * d_.moe.local));

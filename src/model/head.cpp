@@ -85,7 +85,7 @@ void OutputLayer::weight_gradient() {
     w_.microbatches();
     return;
   }
-  const auto gradient = w_.allocate("weight gradients", 2 * d_.h * d_.vocab);
+  const auto gradient = w_.allocate_gradient(2 * d_.h * d_.vocab);
   w_.launch(name_ + " wgrad", {"gemm.bf16.nt", {d_.h, d_.vocab, d_.tokens}});
   w_.launch(name_ + " gradient accumulation", {"add.f32", {d_.h * d_.vocab}});
   w_.free(gradient);

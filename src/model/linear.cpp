@@ -184,7 +184,7 @@ void LinearWriter::weight_gradient(const Linear& linear, double sm_share) {
     return;
   }
   if (linear.fp8) family += ".out_bf16";
-  const auto gradient = w_.allocate("weight gradients", 2 * linear.in * linear.out);
+  const auto gradient = w_.allocate_gradient(2 * linear.in * linear.out);
   w_.launch(linear.name + " wgrad", {family, {linear.in, linear.out, rows(linear)}}, sm_share);
   w_.launch(linear.name + " gradient accumulation", {"add.f32", {linear.in * linear.out}});
   w_.free(gradient);
@@ -294,7 +294,7 @@ std::uint32_t LinearWriter::norm_backward(const std::string& name, std::uint32_t
                                           Int rows, Int cols, std::uint32_t din) {
   if (din == no_tensor) din = w_.tensor(name + "_input_gradient", 2 * rows * cols);
   w_.allocate(din);
-  const auto dgamma = w_.allocate("weight gradients", 2 * cols * (d_.rms_norm ? 1 : 2));
+  const auto dgamma = w_.allocate_gradient(2 * cols * (d_.rms_norm ? 1 : 2));
   w_.transient("workspace", (d_.rms_norm ? rms_ctas : 2 * layer_norm_ctas) * d_.gpu.multiprocessors * cols * 4);
   norm(name, false, rows, cols);
   w_.launch(name + " gradient accumulation", {"small", {}});

@@ -80,7 +80,7 @@ std::uint32_t Router::backward() {
   const auto wide = w_.allocate("router.input_gradient", inputs);
   w_.transient("router.cast_weight", size * weights);
   const auto cast = size > 2 ? w_.allocate("router.cast_input", inputs) : no_tensor;
-  const auto dweight = w_.allocate("weight gradients", size * weights);
+  const auto dweight = w_.allocate_gradient(size * weights);
   w_.launch("router gating backward", {"moe.router.gemm.backward", {d_.local, d_.h, m.experts}});
   w_.stands_for(7);
   w_.free(cast);

@@ -292,6 +292,8 @@ Stages build(const Scenario& s, const profile::Device& gpu) {
     stages.ranks.push_back(std::move(result));
   }
   stages.boundary_bytes = Bytes(d.boundary_bytes());
+  // Bridge wraps its models on the default stream, and so do programs of one's own: stock Megatron gives no device id.
+  stages.gradients_elsewhere = !s.software.megatron_bridge && !s.software.process_group_device_id;
   add_notes(s, d, stages);
   stages.owners = owners.take();
   return stages;

@@ -256,9 +256,9 @@ void StateWriter::add_casts() {
   const auto most = std::max_element(casts_.begin(), casts_.end(),
                                      [&](const auto& a, const auto& b) { return sum(a.second) < sum(b.second); });
   if (most == casts_.end()) return;
-  for (const Int n : most->second) hold(rank_.during_optimizer, "main parameters in 16 bits", 2 * n);
+  for (const Int n : most->second) hold(rank_.after_update, "main parameters in 16 bits", 2 * n);
   if (d_.precision.recipe != Recipe::tensorwise) return;
-  hold(rank_.during_optimizer, "parameters cast to FP8", *std::max_element(most->second.begin(), most->second.end()));
+  hold(rank_.after_update, "parameters cast to FP8", *std::max_element(most->second.begin(), most->second.end()));
 }
 
 /// The state of the data-parallel rank that owns most.

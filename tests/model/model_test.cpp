@@ -136,7 +136,8 @@ TEST_CASE("the optimizer's state follows the types it is told") {
   const auto state = [](std::initializer_list<const char*> settings, const std::string& owner) {
     const auto stages = test::build(with(with(llama70b(), {"num_gpus=16"}), settings));
     std::int64_t bytes = 0;
-    for (const auto* list : {&stages.ranks[1].optimizer_state, &stages.ranks[1].during_optimizer}) {
+    for (const auto* list :
+         {&stages.ranks[1].optimizer_state, &stages.ranks[1].during_optimizer, &stages.ranks[1].after_update}) {
       for (const auto& tensor : *list) {
         if (stages.owners[tensor.owner] == owner) bytes += tensor.bytes.value;
       }

@@ -51,6 +51,7 @@ struct Tensor {
   Stream stream = Stream::compute;
   Home home = Home::allocator;
   std::uint8_t element_bytes = 2;
+  bool gradient = false;  ///< a parameter's .grad until its hook has added it to the main gradient
 };
 
 /// One line of host code: allocate or free a tensor of the piece, launch a kernel of it, let the compute stream wait.
@@ -135,7 +136,8 @@ struct Rank {
   Piece construction;  ///< its `forward` builds model and optimizer; what it does not free stays alive
   std::vector<Tensor> since_first_step;  ///< alive from the first step on: dummy gradients, workspaces, FP8 weights
   std::vector<Tensor> optimizer_state;   ///< alive from the first optimizer step on: Adam moments
-  std::vector<Tensor> during_optimizer;  ///< alive during the optimizer step only
+  std::vector<Tensor> during_optimizer;  ///< alive during the optimizer step only: fp32 gradients
+  std::vector<Tensor> after_update;      ///< beside these once the parameters are updated: casts to FP8
   std::vector<Kernel> finalize;          ///< gradient finalisation, inside forward-backward
   std::vector<Kernel> optimizer;         ///< gradient norm, clip, Adam, copies, parameter gather
 };
@@ -146,6 +148,9 @@ struct Stages {
   std::vector<Piece> pieces;
   std::vector<Rank> ranks;  ///< by pipeline rank
   Bytes boundary_bytes;     ///< one hidden-state tensor between stages (reference 1.1)
+  /// Gradients are added on a stream of their own, which the allocator waits for before it gives their memory again:
+  /// megatron/training/training.py, get_model, makes DistributedDataParallel on one, and autograd accumulates there.
+  bool gradients_elsewhere = false;
   /// What passes between a chunk and the stage after or before it: a stage of its own for multi-token prediction sends
   /// the hidden states of every depth.
   Bytes carried(int rank, int chunk, bool to_next) const;
