@@ -20,7 +20,11 @@ constexpr std::int64_t telling_growth = 2 << 20;  ///< of a small segment (alloc
 struct Followed {
   explicit Followed(const AllocatorConfig& config) : replayer(config) {}
   Replayer replayer;
-  std::int64_t peak = 0, growth = 0;  ///< the event at which reserved memory last grew by more than a small segment
+  std::int64_t peak = 0;
+  struct Growth {
+    std::int64_t told = 0, event = 0;  ///< how many events were told before; the walker's count of its own
+    bool eager = false;                ///< before CUDA graphs were captured
+  } growth;                            ///< where reserved memory last grew by more than a small segment
   bool over = false;
 };
 
@@ -33,49 +37,54 @@ class Finder {
         plan_(offload::resolve(scenario, stages, program, rank)),
         rank_(rank) {}
 
-  std::vector<std::int64_t> last_growths(const std::vector<AllocatorConfig>& configs) const {
+  std::vector<Followed::Growth> last_growths(const std::vector<AllocatorConfig>& configs) const {
     std::deque<Followed> all(configs.begin(), configs.end());
-    const Heap* heap = nullptr;
+    Walker* walking = nullptr;
+    std::int64_t told = 0;
     const Listener listener = [&](const Event& e) {
       for (Followed& one : all) {
         one.replayer(e);
-        if (one.replayer.allocator().peak_reserved() - one.peak <= AllocatorConfig::small_segment) continue;
-        one.peak = one.replayer.allocator().peak_reserved();
-        one.growth = heap->events();
+        if (one.replayer.peak_reserved() - one.peak <= AllocatorConfig::small_segment) continue;
+        one.peak = one.replayer.peak_reserved();
+        const bool eager = walking->in_eager();
+        one.growth = {told, (eager ? *walking->eager() : *walking).heap().events(), eager};
       }
+      ++told;
     };
     Walker walker(stages_, program_, plan_, rank_, asynchronous_, listener);
-    heap = &walker.heap();
+    walking = &walker;
     walker.reach_second_step();
     walker.step();
-    std::vector<std::int64_t> events;
-    for (const Followed& one : all) events.push_back(one.growth);
-    return events;
+    std::vector<Followed::Growth> growths;
+    for (const Followed& one : all) growths.push_back(one.growth);
+    return growths;
   }
 
   std::vector<Fragmentation> look(const std::vector<AllocatorConfig>& configs, Bytes device) const {
-    const auto events = last_growths(configs);
+    const auto growths = last_growths(configs);
     std::deque<Followed> all(configs.begin(), configs.end());
     std::vector<Fragmentation> results(configs.size());
-    const Heap* heap = nullptr;
+    std::int64_t told = 0;
     const Listener listener = [&](const Event& e) {
       for (std::size_t i = 0; i < all.size(); ++i) {
         Followed& one = all[i];
         if (one.over) continue;
-        one.over = heap->events() == events[i] && e.kind == Event::Kind::allocate;
-        if (one.over) describe(e, one.replayer, device - Bytes(heap->graph_pool()), results[i]);
+        one.over = told == growths[i].told;
+        if (one.over) describe(e, one.replayer, device - Bytes(one.replayer.graph_pool()), results[i]);
         one.replayer(e);
-        if (one.over) results[i].reserved = Bytes(one.replayer.allocator().reserved() + heap->graph_pool());
+        if (one.over) results[i].reserved = Bytes(one.replayer.reserved());
       }
+      ++told;
     };
     Walker walker(stages_, program_, plan_, rank_, asynchronous_, listener);
-    heap = &walker.heap();
     std::vector<const Walker::Moment*> moments;
-    for (const auto event : events) moments.push_back(&walker.watch(event));
+    for (const auto& growth : growths)
+      moments.push_back(&(growth.eager ? *walker.eager() : walker).watch(growth.event));
     walker.reach_second_step();
     walker.step();
     for (std::size_t i = 0; i < all.size(); ++i) {
       results[i].at = moments[i]->place.empty() ? "the start" : moments[i]->place;
+      if (growths[i].eager) results[i].at += ", before the graphs are captured";
       results[i].piece = moments[i]->kernel;
     }
     return results;

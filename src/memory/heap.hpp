@@ -26,6 +26,7 @@ struct LiveBlock {
   std::uint32_t attached = none;  ///< what it names: an input its gradient, an output (by its graph) the input
   model::Tensor::Home home = model::Tensor::Home::allocator;
   model::Stream stream = model::Stream::compute;
+  bool told = true;  ///< to the listener
 };
 
 /// Live blocks, their sum and its peak.
@@ -58,17 +59,21 @@ class Heap {
     }
     auto& block = blocks_[id];
     const bool used_elsewhere = tensor.gradient && gradients_elsewhere_;
-    block =
-        LiveBlock{block_bytes(tensor.bytes.value), tensor.owner, 1, used_elsewhere, none, tensor.home, tensor.stream};
-    if (tensor.home == model::Tensor::Home::graph_pool) {
+    const auto home = capturing_ ? model::Tensor::Home::graph_pool : tensor.home;
+    block = LiveBlock{block_bytes(tensor.bytes.value), tensor.owner, 1, used_elsewhere, none, home, tensor.stream};
+    const bool graph = home == model::Tensor::Home::graph_pool;
+    if (graph) {
       graph_live_ += block.bytes;
       graph_peak_ = std::max(graph_peak_, graph_live_);
-      return id;
+    } else {
+      live_ += block.bytes;
+      by_owner_[tensor.owner] += block.bytes;
+      ++events_;
     }
-    live_ += block.bytes;
-    by_owner_[tensor.owner] += block.bytes;
-    ++events_;
-    if (listener_) listener_({Event::Kind::allocate, id, tensor.owner, tensor.bytes, tensor.stream});
+    block.told = graph || !silent_ || home == model::Tensor::Home::static_buffer;
+    if (listener_ && block.told)
+      listener_({Event::Kind::allocate, told_from_ + id, tensor.owner, tensor.bytes, tensor.stream, graph});
+    if (graph) return id;
     if (events_ == stop_at_) owners_then_ = by_owner_;
     if (live_ > peak_) {
       peak_ = live_;
@@ -90,8 +95,10 @@ class Heap {
     }
     const auto attached = block.attached;
     if (block.home == model::Tensor::Home::graph_pool) {
-      graph_live_ -= block.bytes;
-      unused_.push_back(id);
+      if (block.transferred && capturing_)
+        held_by_capture_.push_back(id);
+      else
+        free_in_graph(id);
     } else {
       live_ -= block.bytes;
       by_owner_[block.owner] -= block.bytes;
@@ -123,6 +130,21 @@ class Heap {
   void synchronize() {
     while (!retired_.empty()) release_oldest();
   }
+  /// All that is allocated lives in the graphs' pool; no other stream is waited for there before the capture ends.
+  void capture(bool on) {
+    capturing_ = on;
+    for (const auto id : std::exchange(held_by_capture_, {})) free_in_graph(id);
+  }
+  /// What lives for good was told by another heap, and keeps its numbers: nothing is told until speak() but what CUDA
+  /// graphs allocate, their pool and static buffers.
+  void go_on_after(const Heap& other) {
+    told_from_ = static_cast<std::uint32_t>(other.blocks_.size());
+    silent_ = true;
+  }
+  void speak() { silent_ = false; }
+  void empty_cache() const {
+    if (listener_) listener_({Event::Kind::empty_cache, 0, 0, Bytes(), model::Stream::compute, false});
+  }
   void attach(std::uint32_t to, std::uint32_t named) {
     hold(named);
     blocks_[to].attached = named;
@@ -140,7 +162,14 @@ class Heap {
 
  private:
   void tell(Event::Kind kind, std::uint32_t id) const {
-    if (listener_) listener_({kind, id, blocks_[id].owner, Bytes(blocks_[id].bytes), blocks_[id].stream});
+    if (listener_ && blocks_[id].told)
+      listener_({kind, told_from_ + id, blocks_[id].owner, Bytes(blocks_[id].bytes), blocks_[id].stream, false});
+  }
+  void free_in_graph(std::uint32_t id) {
+    const auto& block = blocks_[id];
+    graph_live_ -= block.bytes;
+    if (listener_) listener_({Event::Kind::free, told_from_ + id, block.owner, Bytes(block.bytes), block.stream, true});
+    unused_.push_back(id);
   }
   void release_oldest() {
     const auto id = retired_.front().second;
@@ -156,6 +185,9 @@ class Heap {
   std::int64_t live_ = 0, peak_ = 0, peak_event_ = 0, events_ = 0, stop_at_ = -1;
   std::int64_t graph_live_ = 0, graph_peak_ = 0, launches_ = 0;
   std::deque<std::pair<std::int64_t, std::uint32_t>> retired_;  ///< launches when it was freed, block
+  std::vector<std::uint32_t> held_by_capture_;
+  bool capturing_ = false, silent_ = false;
+  std::uint32_t told_from_ = 0;  ///< number of the first block, to the listener
   const bool asynchronous_, gradients_elsewhere_;
   const Listener& listener_;
 };

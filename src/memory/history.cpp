@@ -40,40 +40,38 @@ class Historian {
     const Heap* heap = nullptr;
     const Listener listener = [&](const Event& e) {
       replayer(e);
+      if (e.graph || e.kind == Event::Kind::empty_cache) return;
       // A block that waits for a transfer is nobody's any more.
       if (e.kind == Event::Kind::free && waiting_.erase(e.block) > 0) return;
       if (e.kind == Event::Kind::retire) waiting_.insert(e.block);
       const std::int64_t bytes = block_bytes(e.bytes.value);
       changes_.push_back({e.owner, e.kind == Event::Kind::allocate ? bytes : -bytes, heap->launches(),
-                          replayer.allocator().allocated(), replayer.allocator().reserved(), heap->events()});
+                          replayer.allocator().allocated(), replayer.reserved(), heap->events()});
     };
     Walker walker(stages_, program_, plan_, rank_, asynchronous_, listener);
     heap = &walker.heap();
     walker.reach_second_step();
-    walker.on_instruction = [&](std::uint32_t instruction) {
-      settle(instruction, replayer.allocator(), heap->launches());
-    };
-    settle(History::start, replayer.allocator(), heap->launches());
+    walker.on_instruction = [&](std::uint32_t instruction) { settle(instruction, replayer, heap->launches()); };
+    settle(History::start, replayer, heap->launches());
     walker.step();
-    settle(History::optimizer, replayer.allocator(), heap->launches());
-    const std::int64_t pool = heap->graph_pool();
-    for (auto& sample : result_.samples) sample.reserved += Bytes(pool);
+    settle(History::optimizer, replayer, heap->launches());
     name_owners();
     return peak_event_;
   }
 
   /// What an instruction did, in at most two samples.
-  void settle(std::uint32_t instruction, const Allocator& now, std::int64_t launches) {
+  void settle(std::uint32_t instruction, const Replayer& now, std::int64_t launches) {
+    const std::int64_t allocated = now.allocator().allocated();
     const bool begins = instruction == History::start;
     if (begins) {
       for (const Change& c : changes_) held_[c.owner] += c.bytes;
-      most_ = now.allocated();
+      most_ = allocated;
       peak_event_ = changes_.empty() ? 0 : changes_.back().event;
-      add(instruction, 0, now.allocated(), now.reserved());
+      add(instruction, 0, allocated, now.reserved());
     } else if (!changes_.empty()) {
       const auto most = std::max_element(changes_.begin(), changes_.end(),
                                          [](const Change& a, const Change& b) { return a.allocated < b.allocated; });
-      const bool within = most->allocated > now.allocated() && most->allocated > result_.samples.back().allocated.value;
+      const bool within = most->allocated > allocated && most->allocated > result_.samples.back().allocated.value;
       for (auto c = changes_.begin(); c != changes_.end(); ++c) {
         held_[c->owner] += c->bytes;
         if (c != most) continue;
@@ -82,8 +80,8 @@ class Historian {
         if (within) add(instruction, place, c->allocated, c->reserved);
         if (c->allocated > most_) most_ = c->allocated, peak_event_ = c->event;
       }
-      if (!within || instruction != History::optimizer || now.allocated() != most->allocated)
-        add(instruction, 1, now.allocated(), now.reserved());
+      if (!within || instruction != History::optimizer || allocated != most->allocated)
+        add(instruction, 1, allocated, now.reserved());
     }
     launches_ = launches;
     changes_.clear();

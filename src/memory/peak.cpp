@@ -48,8 +48,8 @@ struct Limits {
 };
 
 /// What the allocator may take from the device.
-AllocatorConfig with_limit(AllocatorConfig config, std::int64_t device, Bytes graph_pool) {
-  config.device_bytes = device - std::min(device, graph_pool.value);
+AllocatorConfig with_limit(AllocatorConfig config, std::int64_t device) {
+  config.device_bytes = device;
   return config;
 }
 
@@ -60,24 +60,28 @@ std::optional<Failure> survive(const Stages& stages, const schedule::Program& pr
   const Listener silent;
   Walker walker(stages, program, plan, rank, asynchronous, replay);
   try {
-    walker.reach_second_step();
-    replayer.allocator().reset_peaks();
+    walker.reach_second_step({}, [&] { replayer.reset_peaks(); });
     walker.step();
     return std::nullopt;
   } catch (const OutOfMemory& out) {
+    const bool eager = walker.in_eager();
     Walker where(stages, program, plan, rank, asynchronous, silent);
-    const auto& moment = where.watch(walker.heap().events());
+    Walker& there = eager ? *where.eager() : where;
+    const auto& moment = there.watch((eager ? *walker.eager() : walker).heap().events());
     where.reach_second_step();
     where.step();
     Failure failure;
     failure.at = moment.place.empty() ? "the first step" : moment.place;
+    if (eager) failure.at += ", before the graphs are captured";
+    if (out.event.graph) failure.at = "the capture of CUDA graphs";
     failure.piece = moment.kernel;
     failure.owner = owner_name(stages, out.event.owner);
     failure.requested = out.event.bytes;
     failure.segment = Bytes(replayer.allocator().segment_bytes(out.event.bytes.value));
     failure.allocated = Bytes(replayer.allocator().allocated());
     failure.reserved = Bytes(replayer.allocator().reserved());
-    failure.owners = by_size(stages, where.heap().owners_then());
+    failure.graph_pool = Bytes(replayer.graph_pool());
+    failure.owners = by_size(stages, there.heap().owners_then());
     return failure;
   }
 }
@@ -120,12 +124,12 @@ Walk walk(const Stages& stages, const schedule::Program& program, const scenario
   Walker scout(stages, program, plan, pp_rank, asynchronous, silent);  // where the peak is
   scout.reach_second_step();
   scout.step();
-  for (const std::int64_t live : scout.after_instruction) result.after_instruction.emplace_back(live);
-  result.peak_allocated = Bytes(scout.heap().peak());
   result.events = scout.heap().events();
-  const std::int64_t peak_event = scout.heap().peak_event();
-  const std::int64_t graph_pool = scout.heap().graph_pool();
-  result.graph_pool = Bytes(graph_pool);
+  // Graphs replay in their pool: the steps before their capture allocate more.
+  const bool eager = scout.eager() != nullptr && scout.eager()->heap().peak() > scout.heap().peak();
+  const Walker& highest = eager ? *scout.eager() : scout;
+  for (const std::int64_t live : highest.after_instruction) result.after_instruction.emplace_back(live);
+  result.peak_allocated = Bytes(highest.heap().peak());
 
   {
     Replayer replayer(without_limit(config));
@@ -134,17 +138,16 @@ Walk walk(const Stages& stages, const schedule::Program& program, const scenario
       if (listener) listener(event);
     };
     Walker walker(stages, program, plan, pp_rank, asynchronous, replay);  // who holds it, and what is reserved
-    const auto& moment = walker.watch(peak_event);
-    walker.start();
-    result.static_bytes = Bytes(replayer.allocator().allocated());
-    walker.first_step();
-    walker.heap().begin_step();
-    replayer.allocator().reset_peaks();
+    Walker& there = eager ? *walker.eager() : walker;
+    const auto& moment = there.watch(highest.heap().peak_event());
+    walker.reach_second_step([&] { result.static_bytes = Bytes(replayer.allocator().allocated()); },
+                             [&] { replayer.reset_peaks(); });
     walker.step();
-    result.peak_reserved = Bytes(replayer.allocator().peak_reserved() + graph_pool);
+    result.peak_reserved = Bytes(replayer.peak_reserved());
+    result.graph_pool = Bytes(replayer.graph_pool());
     result.peak_at = moment.place;
     result.peak_piece = moment.kernel;
-    result.peak_owners = by_size(stages, walker.heap().owners_then());
+    result.peak_owners = by_size(stages, there.heap().owners_then());
     // A block whose rest is not worth splitting off counts as a whole: allocated bytes are the allocator's.
     const Bytes blocks(replayer.allocator().peak_allocated());
     result.peak_owners.push_back({"left unsplit by the allocator", blocks - result.peak_allocated});
@@ -154,22 +157,20 @@ Walk walk(const Stages& stages, const schedule::Program& program, const scenario
   }
 
   if (result.peak_reserved.value > limits.untouched) {
-    Replayer replayer(with_limit(config, limits.device, result.graph_pool));
+    Replayer replayer(with_limit(config, limits.device));
     result.failure = survive(stages, program, plan, pp_rank, asynchronous, replayer);
-    if (result.failure) {
-      result.failure->graph_pool = Bytes(graph_pool);
-    } else {
+    if (!result.failure) {
       result.retried = true;
-      result.peak_reserved = Bytes(replayer.allocator().peak_reserved() + graph_pool);
+      result.peak_reserved = Bytes(replayer.peak_reserved());
     }
   }
   return result;
 }
 
 bool runs_within(const Stages& stages, const schedule::Program& program, const scenario::Scenario& scenario,
-                 int pp_rank, Bytes graph_pool, Bytes device) {
+                 int pp_rank, Bytes device) {
   const AllocatorConfig config = allocator_config(scenario);
-  Replayer replayer(with_limit(config, Limits(config, device).device, graph_pool));
+  Replayer replayer(with_limit(config, Limits(config, device).device));
   const Listener replay = [&](const Event& event) { replayer(event); };
   const auto plan = offload::resolve(scenario, stages, program, pp_rank);
   Walker walker(stages, program, plan, pp_rank, transfers_are_asynchronous(scenario), replay);

@@ -32,13 +32,19 @@ struct OutOfMemory : UsageError {
   Event event;
 };
 
+/// The allocator, and beside it the private pool of CUDA graphs: it takes from the same device and keeps what it has.
 class Replayer {
  public:
-  explicit Replayer(const AllocatorConfig& config) : allocator_(config) {}
+  explicit Replayer(const AllocatorConfig& config)
+      : allocator_(config), graph_pool_(config), device_(config.device_bytes) {}
 
   /// Throws OutOfMemory.
   void operator()(const Event& event) {
-    if (event.kind == Event::Kind::allocate) {
+    if (event.kind == Event::Kind::empty_cache) {
+      allocator_.empty_cache();
+    } else if (event.graph) {
+      in_graph_pool(event);
+    } else if (event.kind == Event::Kind::allocate) {
       const auto handle = allocator_.allocate(event.bytes.value, static_cast<std::int32_t>(event.stream));
       if (!handle) throw OutOfMemory(event);
       grow(blocks_, event.block) = {*handle, 0};
@@ -52,6 +58,14 @@ class Replayer {
     } else {
       allocator_.free(block.handle);
     }
+    peak_reserved_ = std::max(peak_reserved_, reserved());
+  }
+  std::int64_t graph_pool() const { return graph_pool_.reserved(); }
+  std::int64_t reserved() const { return allocator_.reserved() + graph_pool_.reserved(); }
+  std::int64_t peak_reserved() const { return peak_reserved_; }
+  void reset_peaks() {
+    allocator_.reset_peaks();
+    peak_reserved_ = reserved();
   }
   Allocator& allocator() { return allocator_; }
   const Allocator& allocator() const { return allocator_; }
@@ -69,9 +83,30 @@ class Replayer {
     return list[index];
   }
 
-  Allocator allocator_;
-  std::vector<Live> blocks_;           ///< by the walk's block
-  std::vector<std::uint32_t> owners_;  ///< by the allocator's handle
+  void in_graph_pool(const Event& event) {
+    if (event.kind == Event::Kind::free) {
+      graph_pool_.free(grow(graph_blocks_, event.block));
+      return;
+    }
+    const auto stream = static_cast<std::int32_t>(event.stream);
+    const bool limited = device_ < INT64_MAX;
+    if (limited) graph_pool_.limit(device_ - allocator_.reserved());
+    auto handle = graph_pool_.allocate(event.bytes.value, stream);
+    if (!handle) {
+      allocator_.empty_cache();
+      graph_pool_.limit(device_ - allocator_.reserved());
+      handle = graph_pool_.allocate(event.bytes.value, stream);
+    }
+    if (!handle) throw OutOfMemory(event);
+    grow(graph_blocks_, event.block) = *handle;
+    if (limited) allocator_.limit(device_ - graph_pool_.reserved());
+  }
+
+  Allocator allocator_, graph_pool_;
+  std::int64_t device_, peak_reserved_ = 0;
+  std::vector<std::uint32_t> graph_blocks_;  ///< by the walk's block
+  std::vector<Live> blocks_;                 ///< by the walk's block
+  std::vector<std::uint32_t> owners_;        ///< by the allocator's handle
 };
 
 }  // namespace pipewright::memory

@@ -53,7 +53,10 @@ int launches(const model::Kernel& kernel) {
 
 Walker::Walker(const Stages& stages, const schedule::Program& program, const offload::Plan& plan, int rank,
                bool asynchronous, const Listener& listener)
-    : stages_(stages),
+    : eager_(stages.eager ? std::make_unique<Walker>(*stages.eager, program, *plan.eager, rank, asynchronous, listener)
+                          : nullptr),
+      in_eager_(stages.eager != nullptr),
+      stages_(stages),
       index_(rank),
       rank_(stages.ranks.at(static_cast<std::size_t>(rank))),
       whole_(program),
@@ -282,6 +285,7 @@ void Walker::step(bool first) {
   offload_.begin_step(first);
   forwards_done_ = backwards_done_ = 0;
   after_instruction.clear();
+  heap_.capture(stages_.full_iteration_graph);
   model::Follower<Walker> follower(stages_, whole_, index_, *this);
   for (const auto& instruction : program_.instructions) {
     const auto before = heap_.events();
@@ -309,6 +313,7 @@ void Walker::step(bool first) {
   for (auto& [piece, microbatch, blocks] : deferred_)
     run(stages_.pieces[piece].weight_gradient, stages_.pieces[piece], -1, microbatch, blocks.data());
   deferred_.clear();
+  heap_.capture(false);
   heap_.synchronize();  // the gradient norm is read by the host
   const auto before = heap_.events();
   std::vector<std::uint32_t> blocks;

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -49,13 +50,28 @@ class Walker : public model::Visitor {
     hold(rank_.since_first_step);
     step(true);
   }
-  /// From process start to the begin of a step in which the optimizer's state exists.
-  void reach_second_step() {
+  /// From process start to the begin of a step in which the optimizer's state exists; with CUDA graphs on through a
+  /// step without and the capture. `started` is called before the first step, `with_state` before the second one.
+  void reach_second_step(const std::function<void()>& started = {}, const std::function<void()>& with_state = {}) {
+    if (eager_) {
+      eager_->reach_second_step(started, with_state);
+      eager_->step();
+      in_eager_ = false;
+      heap_.empty_cache();
+      heap_.go_on_after(eager_->heap());
+    }
     start();
+    if (!eager_ && started) started();
     first_step();
+    heap_.speak();
+    if (!eager_ && with_state) with_state();
     heap_.begin_step();
   }
   Heap& heap() { return heap_; }
+  const Heap& heap() const { return heap_; }
+  /// Walks the steps before the capture; none without CUDA graphs.
+  Walker* eager() { return eager_.get(); }
+  bool in_eager() const { return in_eager_; }
 
   /// Remember what happens at this event: "B 3.1", "layer 5, attention.core backward".
   struct Moment {
@@ -119,6 +135,8 @@ class Walker : public model::Visitor {
     });
   }
 
+  std::unique_ptr<Walker> eager_;
+  bool in_eager_ = false;
   const Stages& stages_;
   const int index_;
   const model::Rank& rank_;

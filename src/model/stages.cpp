@@ -191,8 +191,10 @@ void add_notes(const Scenario& s, const Dimensions& d, Stages& stages) {
            std::string(d.fp8_cached_weights ? "" : ", disable_parameter_transpose_cache does not change that"));
   }
   if (d.graphed_mlp) {
-    note("CUDA graphs of the MLP follow the code of TE; memory is the most that a step needs, the first " +
-         std::to_string(s.settings.cuda_graph_warmup_steps) + " run without graphs");
+    note(
+        "CUDA graphs of the MLP follow the code of TE; memory is the most that any step needs, of those before the "
+        "capture too: the first " +
+        std::to_string(s.settings.cuda_graph_warmup_steps) + " run without graphs");
   }
   if (d.tp_overlap) {
     note("tp_comm_overlap is derived from the code of TE: qkv, fc1 forward and proj, fc2 dgrad run in " +
@@ -201,10 +203,9 @@ void add_notes(const Scenario& s, const Dimensions& d, Stages& stages) {
   const auto& graphs = s.settings.cuda_graph_modules;
   const bool full_iteration = s.settings.cuda_graph_impl == "full_iteration";
   if (full_iteration) {
-    note("one CUDA graph replays forward and backward: the host launches nothing there; memory is that of the " +
+    note("one CUDA graph replays forward and backward: the host launches nothing there; memory is that of " +
          std::to_string(s.settings.cuda_graph_warmup_steps) +
-         " steps before the capture, whose cache the graph's pool replaces; gaps between kernels stay those of "
-         "launches");
+         " steps before the capture and of a step that replays; gaps between kernels stay those of launches");
   }
   const bool others = graphs.empty() || std::any_of(graphs.begin(), graphs.end(),
                                                     [](const std::string& module) { return module != "mlp"; });
@@ -269,10 +270,11 @@ void copy_state(const Rank& from, Rank& to) {
 
 }  // namespace
 
-Stages build(const Scenario& s, const profile::Device& gpu) {
+namespace {
+
+Stages build(const Scenario& s, const profile::Device& gpu, Owners& owners) {
   const Dimensions d(s, gpu);
   Stages stages;
-  Owners owners;
   Pieces pieces(s, d, stages, owners);
   const Int chunks = scenario::num_chunks(s);
   std::vector<ChunkShape> before;  // of the rank before, where it is one of those between
@@ -294,8 +296,26 @@ Stages build(const Scenario& s, const profile::Device& gpu) {
   stages.boundary_bytes = Bytes(d.boundary_bytes());
   // Bridge wraps its models on the default stream, and so do programs of one's own: stock Megatron gives no device id.
   stages.gradients_elsewhere = !s.software.megatron_bridge && !s.software.process_group_device_id;
+  stages.full_iteration_graph = s.settings.cuda_graph_impl == "full_iteration";
   add_notes(s, d, stages);
+  return stages;
+}
+
+}  // namespace
+
+Stages build(const Scenario& s, const profile::Device& gpu) {
+  Owners owners;
+  std::shared_ptr<Stages> eager;
+  if (s.settings.cuda_graph_impl != "none" && s.settings.cuda_graph_warmup_steps > 0) {
+    Scenario before = s;
+    before.settings.cuda_graph_impl = "none";
+    before.settings.cuda_graph_modules.clear();
+    eager = std::make_shared<Stages>(build(before, gpu, owners));
+  }
+  Stages stages = build(s, gpu, owners);
   stages.owners = owners.take();
+  if (eager) eager->owners = stages.owners;
+  stages.eager = std::move(eager);
   return stages;
 }
 

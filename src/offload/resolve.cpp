@@ -147,6 +147,7 @@ Plan resolve(const scenario::Scenario& scenario, const model::Stages& stages, co
              int pp_rank) {
   Plan plan;
   const auto& settings = scenario.settings;
+  if (stages.eager) plan.eager = std::make_shared<Plan>(resolve(scenario, *stages.eager, program, pp_rank));
   plan.whole_layer = settings.cpu_offloading;
   if (!settings.cpu_offloading && !settings.fine_grained_activation_offloading) return plan;
   const auto at = static_cast<std::size_t>(pp_rank);

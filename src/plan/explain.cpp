@@ -105,11 +105,13 @@ std::string fragmentation(const Prediction& p) {
   const int rank = peak_rank(p);
   const auto* r = rank_of(p, rank);
   if (r == nullptr) return {};
-  const auto idle = r->walk.peak_reserved - r->walk.peak_allocated - r->walk.graph_pool;
-  std::string text = fmt::format("{} reserved for a peak of {} (", format_bytes(r->walk.peak_reserved),
-                                 format_bytes(r->walk.peak_allocated));
-  if (r->walk.graph_pool > Bytes(0)) text += format_bytes(r->walk.graph_pool) + " are the CUDA graphs' own pool, ";
-  return text + format_bytes(idle) + " fragmentation" + (r->walk.retried ? ", after giving cached blocks back)" : ")");
+  // Most is allocated before CUDA graphs are captured, most is reserved after that: their difference says nothing.
+  const bool graphs = r->walk.graph_pool > Bytes(0);
+  return fmt::format("{} reserved for a peak of {} ({}{})", format_bytes(r->walk.peak_reserved),
+                     format_bytes(r->walk.peak_allocated),
+                     graphs ? format_bytes(r->walk.graph_pool) + " are the CUDA graphs' own pool"
+                            : format_bytes(r->walk.peak_reserved - r->walk.peak_allocated) + " fragmentation",
+                     r->walk.retried ? ", after giving cached blocks back" : "");
 }
 
 /// Of a tie, what decided.

@@ -76,50 +76,11 @@ bool add_scouted(Prediction& result, int pp_rank, const memory::Scout& scouted, 
   return rank.fits;
 }
 
-/// The steps before graphs are captured run without them, from the same memory: their peaks count too. What they leave
-/// reserved is given back before the capture (seen in runs of pretrain_gpt.py), so that the graphs' pool comes on top
-/// of what replayed steps reserve, not of these.
-class EagerSteps {
- public:
-  EagerSteps(const scenario::Scenario& scenario, const profile::Profiles& profiles) {
-    if (scenario.settings.cuda_graph_impl == "none") return;
-    scenario_ = scenario;
-    scenario_->settings.cuda_graph_impl = "none";
-    scenario_->settings.cuda_graph_modules.clear();
-    stages_ = model::build(*scenario_, profiles.device());
-    program_ = schedule::build(schedule::config_of(*scenario_, true));
-  }
-
-  /// Widens a rank's peaks to those of these steps.
-  void add_to(memory::Walk& rank, int pp_rank, Bytes available) const {
-    if (!scenario_) return;
-    memory::Walk walk = memory::walk(stages_, program_, *scenario_, pp_rank, available);
-    rank.peak_reserved = std::max(rank.peak_reserved, walk.peak_reserved);
-    rank.retried |= walk.retried;
-    if (!rank.failure && walk.failure) {
-      rank.failure = walk.failure;
-      rank.failure->at += ", before the graphs are captured";
-    }
-    if (walk.peak_allocated <= rank.peak_allocated) return;
-    rank.peak_allocated = walk.peak_allocated;
-    rank.peak_at = walk.peak_at;
-    rank.peak_owners = std::move(walk.peak_owners);
-    rank.after_instruction = std::move(walk.after_instruction);
-  }
-
- private:
-  std::optional<scenario::Scenario> scenario_;
-  model::Stages stages_;
-  schedule::Program program_;
-};
-
 void fill_memory(RankPrediction& rank, const Prediction& limits, const scenario::Scenario& scenario,
-                 const profile::Profiles& profiles, const model::Stages& stages, const schedule::Program& program,
-                 const EagerSteps& eager) {
+                 const profile::Profiles& profiles, const model::Stages& stages, const schedule::Program& program) {
   rank.outside_allocator = model::outside_allocator(scenario, profiles, rank.pp_rank);
   const Bytes available = limits.memory_limit - rank.outside_allocator - limits.memory_margin;
   rank.walk = memory::walk(stages, program, scenario, rank.pp_rank, available);
-  eager.add_to(rank.walk, rank.pp_rank, available);
   rank.fits = !rank.walk.failure;
 }
 
@@ -127,10 +88,8 @@ void fill_memory(RankPrediction& rank, const Prediction& limits, const scenario:
 void fill_memory(Prediction& result, const scenario::Scenario& scenario, const profile::Profiles& profiles,
                  const model::Stages& stages, const schedule::Program& program) {
   set_limits(result, scenario, profiles);
-  const EagerSteps eager(scenario, profiles);
-  tbb::parallel_for(std::size_t{0}, result.ranks.size(), [&](std::size_t r) {
-    fill_memory(result.ranks[r], result, scenario, profiles, stages, program, eager);
-  });
+  tbb::parallel_for(std::size_t{0}, result.ranks.size(),
+                    [&](std::size_t r) { fill_memory(result.ranks[r], result, scenario, profiles, stages, program); });
   for (const RankPrediction& rank : result.ranks) {
     result.fits = result.fits && rank.fits;
     const std::string who = "rank " + std::to_string(rank.pp_rank);
@@ -384,8 +343,7 @@ bool rank_fits(const Prediction& same, std::size_t rank, const scenario::Scenari
   const auto least = memory::scout(stages, schedule::build(timeline::shortened(config)), scenario, one.pp_rank);
   const Bytes outside = model::outside_allocator(scenario, profiles, one.pp_rank);
   if (least.peak_allocated + least.graph_pool + outside + same.memory_margin > same.memory_limit) return false;
-  fill_memory(one, same, with_device(scenario, profiles), profiles, stages, schedule::build(config),
-              EagerSteps(scenario, profiles));
+  fill_memory(one, same, with_device(scenario, profiles), profiles, stages, schedule::build(config));
   return one.fits;
 }
 

@@ -55,7 +55,7 @@ class Examiner {
 
  private:
   bool runs(const scenario::Scenario& scenario, const RankPrediction& rank, Bytes device) const {
-    return memory::runs_within(run_.stages, run_.program, scenario, rank.pp_rank, rank.walk.graph_pool, device);
+    return memory::runs_within(run_.stages, run_.program, scenario, rank.pp_rank, device);
   }
 
   Bytes least(const RankPrediction& rank, Bytes device) const {

@@ -26,12 +26,14 @@ namespace pipewright::memory {
 
 /// A block is born, dies, can be used again. `block` is its number until it can; then numbers are used again.
 struct Event {
-  /// retire: freed, but a transfer or a copy may still use it (record_stream); its `free` follows.
-  enum class Kind : std::uint8_t { allocate, retire, free } kind = Kind::allocate;
+  /// retire: freed, but a transfer or a copy may still use it (record_stream); its `free` follows. empty_cache: of no
+  /// block; cached segments go back to the device before CUDA graphs are captured.
+  enum class Kind : std::uint8_t { allocate, retire, free, empty_cache } kind = Kind::allocate;
   std::uint32_t block = 0;
   std::uint32_t owner = 0;  ///< index into model::Stages::owners, or one of the walk's own (Walk::owner_names)
   Bytes bytes;              ///< as asked for, not rounded
   model::Stream stream = model::Stream::compute;  ///< whose pool it comes from
+  bool graph = false;                             ///< in the private pool of CUDA graphs
 };
 using Listener = std::function<void(const Event&)>;
 
@@ -68,16 +70,18 @@ struct Walk {
   std::optional<Failure> failure;  ///< under a limit: where even that did not help
 };
 
-/// A step of one pipeline rank, after one that made the optimizer's state. `listener` sees every allocation and free
+/// A step of one pipeline rank, after one that made the optimizer's state. With CUDA graphs: the process as it runs,
+/// steps without graphs, the cache given back, the capture, a step that replays; peaks are over all but the first.
+/// `listener` sees every allocation and free
 /// from process start on. `device`: what the allocator may take from the device, graph pools included; a run that would
 /// reserve more is replayed with that limit, and peak_reserved is what it then holds.
 Walk walk(const model::Stages& stages, const schedule::Program& program, const scenario::Scenario& scenario,
           int pp_rank, std::optional<Bytes> device = {}, const Listener& listener = {});
 
-/// Whether the process survives its first two steps with so much of the device; `graph_pool` as walk() found it. One
-/// replay, where walk() takes up to four to tell what happens.
+/// Whether the process survives its first steps with so much of the device. One replay, where walk() takes up to four
+/// to tell what happens.
 bool runs_within(const model::Stages& stages, const schedule::Program& program, const scenario::Scenario& scenario,
-                 int pp_rank, Bytes graph_pool, Bytes device);
+                 int pp_rank, Bytes device);
 
 /// Why reserved memory is more than allocated memory, at the moment when it grew to its peak.
 struct Fragmentation {

@@ -151,6 +151,10 @@ struct Stages {
   /// Gradients are added on a stream of their own, which the allocator waits for before it gives their memory again:
   /// megatron/training/training.py, get_model, makes DistributedDataParallel on one, and autograd accumulates there.
   bool gradients_elsewhere = false;
+  /// One CUDA graph holds forward and backward of a step: what they allocate lives in its private pool.
+  bool full_iteration_graph = false;
+  /// With CUDA graphs: the stages of the steps before the capture, which run without. Its owners are a part of these.
+  std::shared_ptr<const Stages> eager;
   /// What passes between a chunk and the stage after or before it: a stage of its own for multi-token prediction sends
   /// the hidden states of every depth.
   Bytes carried(int rank, int chunk, bool to_next) const;

@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -65,6 +66,7 @@ struct Plan {
   Iteration later;
   std::vector<Moved> moved;  ///< of a later step
   Bytes pinned;              ///< host memory that the tensors of a later step take at most at once
+  std::shared_ptr<const Plan> eager;  ///< of Stages::eager
 
   bool empty() const { return units.empty(); }
   const model::OffloadGroup& group(const model::Stages& stages, std::uint32_t unit) const {
