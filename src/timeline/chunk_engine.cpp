@@ -3,9 +3,10 @@
 // (chunk_transfers.hpp), and both follow the same reading of the program (pipewright/follow.hpp).
 //
 // In the steady state every rank repeats the same instructions with every group of microbatches (N with interleaving, 1
-// without), so the program is run for as many microbatches as warm-up, some groups and cool-down need, and for some
-// groups less: each further group adds what those did. The clock follows the load in the window before a piece
-// (evaluated for the middle of it); NCCL kernels beside a piece are those of the round before.
+// without), so the program is run for as many microbatches as warm-up, some groups and cool-down need, and for more
+// until all ranks keep one pace: each further group adds what the last one did (rhythm.hpp). The clock follows the load
+// in the window before a piece (evaluated for the middle of it); NCCL kernels beside a piece are those of the round
+// before.
 #include <algorithm>
 #include <cmath>
 #include <deque>
@@ -15,8 +16,10 @@
 #include "chunk_use.hpp"
 #include "collapse.hpp"
 #include "lines.hpp"
+#include "pace.hpp"
 #include "pipewright/follow.hpp"
 #include "pipewright/timeline.hpp"
+#include "rhythm.hpp"
 
 namespace pipewright::timeline {
 namespace {
@@ -75,6 +78,8 @@ struct Machine {
 struct Before {
   std::array<std::vector<std::pair<double, double>>, 2> spans;
   std::vector<std::pair<double, double>> network;
+  std::array<std::vector<double>, 2> contended;  ///< what it was run with
+  std::vector<double> exchanged;
   ChunkUse use;
   double step = 0;
 };
@@ -122,12 +127,20 @@ class ChunkRank : public model::Visitor {
   void meet(double last) { at_[compute_queue] = std::max(at_[compute_queue], last); }
   double end() const { return *std::ranges::max_element(at_); }
   std::int64_t operations() const { return std::ssize(spans_[0]) + std::ssize(spans_[1]); }
+  const Beats& beats() const { return beats_; }
   void network(double from, double to) { network_.emplace_back(from, to); }
-  Before leave() { return {std::move(spans_), std::move(network_), std::move(use_), end()}; }
+  Before leave() {
+    return {std::move(spans_),     std::move(network_), std::move(contended_),
+            std::move(exchanged_), std::move(use_),     end()};
+  }
 
   // The program, see model::Visitor.
-  bool begin_forward(model::Call /*call*/) {
+  bool begin_forward(model::Call call) {
     if (!dequeue()) return false;
+    if (call.chunk == 0) {
+      beats_.compute.push_back(at_[compute_queue]);
+      beats_.host.push_back(at_[host_queue]);
+    }
     at_[host_queue] += machine_.forward_begin;
     return true;
   }
@@ -205,6 +218,7 @@ class ChunkRank : public model::Visitor {
   std::int32_t last_queued_ = nobody;
   std::array<std::int32_t, 2> p2p_{nobody, nobody};  ///< last transfer of each communicator
   std::vector<double> gathered_;                     ///< by chunk: its parameters are there
+  Beats beats_;
   ChunkUse use_;
   std::vector<std::pair<double, double>> network_;               ///< NCCL kernels beside computation
   std::array<std::vector<std::pair<double, double>>, 2> spans_;  ///< of every line run, by stream
@@ -276,8 +290,12 @@ bool ChunkRank::transfer(const schedule::Instruction& call, bool synchronous) {
   return !batched_ || !machine_.scenario.settings.batch_p2p_sync || synchronize();
 }
 
-/// What ran beside the lines of the round before.
+/// What ran beside the lines of the round before, some of the way there from what it was run with.
 void ChunkRank::slow_down(Before& before) {
+  const auto settle = [](std::vector<double>& list, const std::vector<double>& then, double now) {
+    const auto n = list.size();
+    list.push_back(n < then.size() ? then[n] + towards_next_round * (now - then[n]) : now);
+  };
   for (std::size_t stream = 0; stream < before.spans.size(); ++stream) {
     auto& contended = contended_[stream];
     contended.reserve(before.spans[stream].size());
@@ -286,14 +304,14 @@ void ChunkRank::slow_down(Before& before) {
       double share = covered.share(from, to);
       if (overlaps_ && stream == 0)
         share = std::min(1.0, share + machine_.collapser.dispatcher() * last_.exchanges.share(from, to));
-      contended.push_back(share);
+      settle(contended, before.contended[stream], share);
     }
   }
   for (const auto& [from, to] : before.spans[1]) {
     double more = 0;
     for (std::size_t kind = 0; kind < last_.kinds.size(); ++kind)
       more += machine_.collapser.beside()[kind] * last_.kinds[kind].share(from, to);
-    exchanged_.push_back(more);
+    settle(exchanged_, before.exchanged, more);
   }
 }
 
@@ -390,15 +408,20 @@ class Engine {
     collapse(config.microbatches);
   }
 
+  Rhythm rhythm() const {
+    std::vector<Beats> beats;
+    for (const ChunkRank& rank : ranks_) beats.push_back(rank.beats());
+    return timeline::rhythm(program_.config, beats);
+  }
+
   /// Settled in rounds. nullopt: it deadlocks.
   std::optional<Estimate> run(const schedule::Config& config) {
     program_ = schedule::build(config);
     ranks_.clear();
     double before = 0;
-    constexpr int most_rounds = 3;  // further ones move a step by less than 0.1 %
-    for (int round = 0; round < most_rounds; ++round) {
+    for (int round = 0; round <= most_rounds; ++round) {  // the first runs without anything beside
       if (!one_round()) return std::nullopt;
-      if (std::abs(end_ - before) * 5000 < end_) break;  // 0.02 %
+      if (settled(before, end_)) break;
       before = end_;
     }
     return Estimate{std::llround(schedule_end_), std::llround(end_ - schedule_end_), operations_};
@@ -536,31 +559,22 @@ class Engine {
 
 }  // namespace
 
-schedule::Config shortened(schedule::Config config) {
-  const int p = config.stages, v = config.chunks.value_or(1), n = schedule::period(config), all = config.microbatches;
-  // Warm-up of the first rank: 2 (p - 1) + (v - 1) N chunks; then four groups (1F1B: 12 microbatches).
-  int settled = config.chunks ? (2 * (p - 1) + (v - 1) * n + v - 1) / v + 4 * n : 2 * p + 12;
-  // Where weight gradients of the head stop to wait, the last rank takes another rhythm.
-  if (config.deferred_head_wgrads < all) settled += config.deferred_head_wgrads;
-  if (all > settled) config.microbatches = settled + (all - settled) % n;
-  return config;
-}
-
 std::optional<Estimate> estimate(const scenario::Scenario& scenario, const model::Stages& stages,
                                  const schedule::Config& config, const profile::Profiles& profiles,
                                  const Prices& prices, const Changes& changes) {
   if (!expressible(scenario, config, stages)) return std::nullopt;
   auto few = shortened(config);
-  Engine engine(scenario, stages, few, profiles, prices, changes);
-  auto result = engine.run(few);
-  const int left = config.microbatches - few.microbatches, apart = (config.chunks ? 2 : 4) * schedule::period(config);
-  if (left == 0 || !result) return result;
-  few.microbatches -= apart;
-  const auto shorter = engine.run(few);
-  if (!shorter) return std::nullopt;
-  const auto growth = static_cast<double>(result->forward_backward - shorter->forward_backward);
-  result->forward_backward += std::llround(growth * left / apart);
-  return result;
+  Engine engine(scenario, stages, config, profiles, prices, changes);
+  for (;;) {
+    auto result = engine.run(few);
+    const int left = config.microbatches - few.microbatches;
+    if (left == 0 || !result) return result;
+    if (const auto rhythm = engine.rhythm(); rhythm.settled) {
+      result->forward_backward += std::llround(rhythm.growth * left / rhythm.apart);
+      return result;
+    }
+    few = prolonged(few, config.microbatches);
+  }
 }
 
 }  // namespace pipewright::timeline

@@ -85,9 +85,18 @@ std::vector<Clockwork::Use> Clockwork::use_of(const Graph& graph, const Times& t
 
 std::int64_t Clockwork::settle(Graph& graph, const std::vector<std::int64_t>& cool, Times& times) const {
   run(graph, times);
-  constexpr int most_rounds = 12;
   std::int64_t step = std::max<std::int64_t>(1, step_of(times)), before = 0;
-  for (int round = 0; round < most_rounds && std::abs(step - before) * 10000 >= step; ++round) {  // to 0.01 %
+  const auto slow_down = [&](std::uint32_t node, double factor) {
+    graph.duration_ns[node] = pace_.gap_ns + std::llround(static_cast<double>(cool[node] - pace_.gap_ns) * factor);
+  };
+  std::vector<float> beside(graph.size(), 0);  ///< what runs beside a node adds to its time
+  const auto towards = [&](std::uint32_t node, int round, double now) {
+    const auto then = static_cast<double>(beside[node]);
+    beside[node] = static_cast<float>(round == 0 ? now : then + towards_next_round * (now - then));
+    return 1 + static_cast<double>(beside[node]);
+  };
+  for (int round = 0; round < most_rounds && !settled(static_cast<double>(before), static_cast<double>(step));
+       ++round) {
     before = step;
     copies_.slow_down(graph, cool, times, pace_.gap_ns);
     const auto use = use_of(graph, times);
@@ -99,24 +108,26 @@ std::int64_t Clockwork::settle(Graph& graph, const std::vector<std::int64_t>& co
       if (pace_.slows_exchanges && label.lane == Lane::expert && label.purpose == model::Purpose::ep &&
           label.kind == NodeKind::kernel) {
         // The other way round: what the experts' exchange shares with the kernels beside it, memory above all.
-        double factor = 1;
+        double more = 0;
         for (std::size_t kind = 0; kind < pace_.beside.size(); ++kind)
-          factor += (pace_.beside[kind] - 1) *
-                    share(rank.kinds[kind], times.start[node], times.end[node], step, exchanged[label.rank][kind]);
-        graph.duration_ns[node] = pace_.gap_ns + std::llround(static_cast<double>(cool[node] - pace_.gap_ns) * factor);
+          more += (pace_.beside[kind] - 1) *
+                  share(rank.kinds[kind], times.start[node], times.end[node], step, exchanged[label.rank][kind]);
+        slow_down(node, towards(node, round, more));
       }
       if (!computes(label)) continue;
       const std::int64_t start = times.start[node];
       const profile::Load load = graph.loads[node];
       double factor = 1;
       if (!label.partitioned && rank.network.total() > 0)
-        factor += (pace_.contention(load) - 1) * share(rank.network, start, times.end[node], step, covered[label.rank]);
+        factor = towards(
+            node, round,
+            (pace_.contention(load) - 1) * share(rank.network, start, times.end[node], step, covered[label.rank]));
       if (pace_.clocks) {
         const double duty =
             share(rank.compute, start - std::min(pace_.window_ns, step), start, step, computed[label.rank]);
         factor *= pace_.clocks->slowdown(load, duty);
       }
-      graph.duration_ns[node] = pace_.gap_ns + std::llround(static_cast<double>(cool[node] - pace_.gap_ns) * factor);
+      slow_down(node, factor);
     }
     run(graph, times);
     step = std::max<std::int64_t>(1, step_of(times));

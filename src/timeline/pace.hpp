@@ -3,11 +3,20 @@
 #pragma once
 
 #include <array>
+#include <cmath>
 #include <optional>
 
 #include "pipewright/timeline.hpp"
 
 namespace pipewright::timeline {
+
+/// What runs beside what follows from the times, and these from that: both engines go round after round, each this far
+/// towards what the one before says; at 1 waiting jumps to and fro between ranks, as who waits slows who does not.
+inline constexpr double towards_next_round = 0.6;
+/// As many in both engines, so that what still moves then moves alike (a step by 0.1 % a round at most, where a long
+/// pipeline waits much and matrix products lose much beside a waiting transfer).
+inline constexpr int most_rounds = 8;
+inline bool settled(double before, double step) { return std::abs(step - before) * 10000 < step; }
 
 struct Pace {
   Pace(const scenario::Scenario& scenario, const profile::Profiles& profiles);

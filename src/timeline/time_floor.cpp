@@ -383,21 +383,4 @@ Estimate floor_of_any_split(const scenario::Scenario& scenario, const model::Sta
       .find_for_any_split(any_size);
 }
 
-Estimate extrapolate(const scenario::Scenario& scenario, const model::Stages& stages, const schedule::Config& config,
-                     const profile::Profiles& profiles) {
-  const auto run = [&](const schedule::Config& some) {
-    const auto result = simulate(scenario, stages, schedule::build(some), profiles);
-    return Estimate{result.forward_backward, result.optimizer, static_cast<std::int64_t>(result.graph.size())};
-  };
-  auto few = shortened(config);
-  Estimate result = run(few);
-  const int left = config.microbatches - few.microbatches;
-  if (left == 0) return result;
-  const int period = schedule::period(config);
-  few.microbatches -= period;
-  const auto growth = static_cast<double>(result.forward_backward - run(few).forward_backward);
-  result.forward_backward += std::llround(growth * left / period);
-  return result;
-}
-
 }  // namespace pipewright::timeline

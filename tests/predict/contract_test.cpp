@@ -5,6 +5,7 @@
 #include <doctest/doctest.h>
 
 #include <cstdlib>
+#include <filesystem>
 #include <iostream>
 #include <map>
 #include <optional>
@@ -160,11 +161,12 @@ std::optional<scenario::Scenario> otherwise_split(const std::string& text, const
 
 profile::Profile h200() { return profile::load(SOURCE_ROOT "/profiles/h200-sxm.json", {"test", 0}); }
 
-/// Clocks never fall and nothing slows beside communication.
+/// Clocks never fall and nothing slows what runs beside it.
 profile::Profile cool() {
   auto p = h200();
   p.clocks.clear();
-  for (const char* kind : {"contention.matrix", "contention.attention", "contention.memory"}) p.scalars[kind].value = 1;
+  for (auto& [name, scalar] : p.scalars)
+    if (name.starts_with("contention.")) scalar.value = 1;
   return p;
 }
 
@@ -192,7 +194,7 @@ TEST_CASE("any scenario: the estimate is within its bounds, the floor below the 
     int count = 0;
   };
   std::map<std::string, Worst> worst;
-  for (unsigned seed = 0; seed < draws(60); ++seed) {
+  for (unsigned seed = 0; seed < draws(320); ++seed) {
     const std::string text = drawn(seed);
     const auto s = accepted(text);
     if (!s) continue;
@@ -231,10 +233,35 @@ TEST_CASE("any scenario: the estimate is within its bounds, the floor below the 
   }
 }
 
+// Real models are larger than what is drawn: their pipelines wait longer, and GPUs lose more beside what waits.
+TEST_CASE("scenarios that come with the program: the estimate is within its bounds") {
+  std::vector<std::string> names = {"llama3-70b-sft-32xh100", "mixtral-8x7b-pretrain-32xh100",
+                                    "llama3-70b-pretrain-64xh100"};
+  if (std::getenv("PIPEWRIGHT_CONTRACT") != nullptr || std::getenv("PIPEWRIGHT_LONG") != nullptr) {
+    names.clear();
+    for (const auto& file : std::filesystem::directory_iterator(SOURCE_ROOT "/scenarios"))
+      if (file.path().extension() == ".yaml") names.push_back(file.path().stem());
+  }
+  for (const auto& name : names) {
+    CAPTURE(name);
+    auto s = scenario::read(SOURCE_ROOT "/scenarios/" + name + ".yaml");
+    const profile::Profiles profiles(
+        {profile::load(SOURCE_ROOT "/profiles/" + s.cluster.profile + ".json", {"test", 0})});
+    predict::name_gpu(s, profiles.device());
+    const auto step = static_cast<double>(predict::predict(s, profiles).step_ns);
+    const double error = static_cast<double>(predict::estimate(s, profiles).step_ns) / step - 1;
+    const auto bounds = predict::estimate_bounds(s);
+    CHECK(error >= -bounds.under);
+    CHECK(error <= bounds.over);
+    CHECK(static_cast<double>(predict::floor(s, profiles).step_ns) <= step);
+    if (std::getenv("PIPEWRIGHT_CONTRACT") != nullptr) std::cout << name << ": " << 100 * error << " %\n";
+  }
+}
+
 TEST_CASE("without clocks and contention the chunk-level engine gives the exact engine's nanoseconds") {
   const profile::Profiles profiles({cool()});
   int compared = 0;
-  for (unsigned seed = 0; seed < draws(60); ++seed) {
+  for (unsigned seed = 0; seed < draws(320); ++seed) {
     const std::string text = drawn(seed);
     const auto s = accepted(text);
     if (!s) continue;
@@ -250,7 +277,7 @@ TEST_CASE("without clocks and contention the chunk-level engine gives the exact 
     if (timeline::shortened(config).microbatches == config.microbatches) {
       CHECK(quick->forward_backward == exact.forward_backward);
       CHECK(quick->optimizer == exact.optimizer);
-    } else {  // further groups add what one adds
+    } else {  // further groups add what one adds, once all ranks keep one pace (seed 285 takes seven groups to that)
       CHECK(std::abs(static_cast<double>(quick->forward_backward) / static_cast<double>(exact.forward_backward) - 1) <
             1e-3);
     }

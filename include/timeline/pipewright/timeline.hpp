@@ -266,11 +266,11 @@ schedule::Config shortened(schedule::Config config);
 std::optional<Estimate> estimate(const scenario::Scenario& scenario, const model::Stages& stages,
                                  const schedule::Config& config, const profile::Profiles& profiles,
                                  const Prices& prices, const Changes& changes = {});
-/// For what that cannot express: simulate() on the shortened schedule and on one group of microbatches less, whose
-/// difference stands for every further group.
+/// For what that cannot express: simulate() on the shortened schedule; its last group of microbatches stands for every
+/// further one.
 Estimate extrapolate(const scenario::Scenario& scenario, const model::Stages& stages, const schedule::Config& config,
                      const profile::Profiles& profiles);
-/// No run of this takes less (floor.cpp): what its streams have to do one after the other, on the busiest rank.
+/// No run of this takes less (time_floor.cpp): what its streams have to do one after the other, on the busiest rank.
 Estimate floor(const scenario::Scenario& scenario, const model::Stages& stages, const schedule::Config& config,
                const profile::Profiles& profiles, const Prices& prices);
 /// The same for any split of these layers over as many ranks, in any number of chunks; `any_size`: or over more ranks,
