@@ -89,6 +89,10 @@ void run(const PlanOptions& options, Outcome& outcome) {
       stop_check();
       return predict::estimate(candidate, profiles);
     };
+    search.glance = [&](const scenario::Scenario& candidate) {
+      stop_check();
+      return predict::glance(candidate, profiles);
+    };
     search.scout = [&](const scenario::Scenario& candidate, predict::Depth depth, predict::Prediction& into) {
       predict::scout_memory(candidate, profiles, depth, into);
     };

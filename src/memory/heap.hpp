@@ -78,6 +78,7 @@ class Heap {
     if (live_ > peak_) {
       peak_ = live_;
       peak_event_ = events_;
+      at_peak_ = true;
     }
     return id;
   }
@@ -100,6 +101,7 @@ class Heap {
       else
         free_in_graph(id);
     } else {
+      if (at_peak_) peak_owners_ = by_owner_, at_peak_ = false;
       live_ -= block.bytes;
       by_owner_[block.owner] -= block.bytes;
       ++events_;
@@ -156,7 +158,9 @@ class Heap {
   std::int64_t events() const { return events_; }
   std::int64_t launches() const { return launches_; }
   std::int64_t graph_pool() const { return graph_peak_; }
-  void begin_step() { peak_ = 0; }
+  void begin_step() { peak_ = 0, at_peak_ = false; }
+  /// Who holds the peak.
+  const std::vector<std::int64_t>& peak_owners() const { return at_peak_ ? by_owner_ : peak_owners_; }
   void remember_owners_at(std::int64_t event) { stop_at_ = event; }
   const std::vector<std::int64_t>& owners_then() const { return owners_then_; }
 
@@ -180,7 +184,8 @@ class Heap {
 
   std::vector<LiveBlock> blocks_;
   std::vector<std::uint32_t> unused_;
-  std::vector<std::int64_t> by_owner_, owners_then_;
+  std::vector<std::int64_t> by_owner_, owners_then_, peak_owners_;
+  bool at_peak_ = false;                               ///< since the last event that raised it nothing was freed
   std::map<Bytes, std::vector<std::uint32_t>> spare_;  ///< static buffers that nobody uses, by size
   std::int64_t live_ = 0, peak_ = 0, peak_event_ = 0, events_ = 0, stop_at_ = -1;
   std::int64_t graph_live_ = 0, graph_peak_ = 0, launches_ = 0;

@@ -1,5 +1,5 @@
-// What a rank holds: its program is walked to find the peak, again to see who holds it and what the allocator reserves,
-// and under a limit once more.
+// What a rank holds: its program is walked to find the peak, who holds it and what the allocator reserves, and under a
+// limit once more.
 #include <algorithm>
 
 #include "replayer.hpp"
@@ -119,35 +119,27 @@ Walk walk(const Stages& stages, const schedule::Program& program, const scenario
   Walk result;
   result.offloaded = plan.moved;
   result.pinned = plan.pinned;
-  const Listener silent;
-
-  Walker scout(stages, program, plan, pp_rank, asynchronous, silent);  // where the peak is
-  scout.reach_second_step();
-  scout.step();
-  result.events = scout.heap().events();
-  // Graphs replay in their pool: the steps before their capture allocate more.
-  const bool eager = scout.eager() != nullptr && scout.eager()->heap().peak() > scout.heap().peak();
-  const Walker& highest = eager ? *scout.eager() : scout;
-  for (const std::int64_t live : highest.after_instruction) result.after_instruction.emplace_back(live);
-  result.peak_allocated = Bytes(highest.heap().peak());
-
   {
     Replayer replayer(without_limit(config));
     const Listener replay = [&](const Event& event) {
       replayer(event);
       if (listener) listener(event);
     };
-    Walker walker(stages, program, plan, pp_rank, asynchronous, replay);  // who holds it, and what is reserved
-    Walker& there = eager ? *walker.eager() : walker;
-    const auto& moment = there.watch(highest.heap().peak_event());
+    Walker walker(stages, program, plan, pp_rank, asynchronous, replay);
     walker.reach_second_step([&] { result.static_bytes = Bytes(replayer.allocator().allocated()); },
                              [&] { replayer.reset_peaks(); });
     walker.step();
-    result.peak_reserved = Bytes(replayer.peak_reserved());
+    // Graphs replay in their pool: the steps before their capture allocate more.
+    const bool eager = walker.eager() != nullptr && walker.eager()->heap().peak() > walker.heap().peak();
+    const Walker& highest = eager ? *walker.eager() : walker;
+    const auto moment = highest.peak();
+    result.peak_allocated = Bytes(highest.heap().peak());
+    result.events = walker.heap().events();
     result.graph_pool = Bytes(replayer.graph_pool());
+    result.peak_reserved = Bytes(replayer.peak_reserved());
     result.peak_at = moment.place;
     result.peak_piece = moment.kernel;
-    result.peak_owners = by_size(stages, there.heap().owners_then());
+    result.peak_owners = by_size(stages, highest.heap().peak_owners());
     // A block whose rest is not worth splitting off counts as a whole: allocated bytes are the allocator's.
     const Bytes blocks(replayer.allocator().peak_allocated());
     result.peak_owners.push_back({"left unsplit by the allocator", blocks - result.peak_allocated});

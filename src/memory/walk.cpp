@@ -101,14 +101,29 @@ void Walker::run(const std::vector<Step>& steps, const Piece& piece, int layer, 
     } else if (step.kind == Step::Kind::allocate) {
       const auto& tensor = piece.tensors[step.index];
       blocks[step.index] = heap_.allocate(tensor);
+      const Step* end = steps.data() + steps.size();
+      if (heap_.peak_event() == heap_.events()) peak_step_ = {heap_.events(), nullptr, &piece, layer, &step, end};
       const auto moment = std::ranges::find(moments_, heap_.events(), &Moment::event);
-      if (moment == moments_.end()) continue;
-      const auto next =
-          std::find_if(&step, steps.data() + steps.size(), [](const Step& s) { return s.kind == Step::Kind::launch; });
-      moment->kernel = piece.name + (layer >= 0 ? " " + std::to_string(layer) : "");
-      if (next != steps.data() + steps.size()) moment->kernel += ", " + piece.kernels[next->index].name;
+      if (moment != moments_.end()) moment->kernel = kernel(piece, layer, &step, end);
     }
   }
+}
+
+/// "layer 5, attention.core backward": the next kernel.
+std::string Walker::kernel(const Piece& piece, int layer, const Step* step, const Step* end) {
+  const auto* next = std::find_if(step, end, [](const Step& s) { return s.kind == Step::Kind::launch; });
+  std::string text = piece.name + (layer >= 0 ? " " + std::to_string(layer) : "");
+  if (next != end) text += ", " + piece.kernels[next->index].name;
+  return text;
+}
+
+Walker::Moment Walker::peak() const {
+  Moment moment{heap_.peak_event(), {}, {}};
+  if (peak_step_.event == moment.event)
+    moment.kernel = kernel(*peak_step_.piece, peak_step_.layer, peak_step_.step, peak_step_.end);
+  if (peak_instruction_.event == moment.event)
+    moment.place = peak_instruction_.instruction == nullptr ? "optimizer step" : place(*peak_instruction_.instruction);
+  return moment;
 }
 
 void Walker::run(const std::vector<Step>& steps, model::Call call, std::size_t position, std::uint32_t* blocks) {
@@ -284,8 +299,8 @@ bool Walker::wait(const Part& part) {
 void Walker::step(bool first) {
   offload_.begin_step(first);
   forwards_done_ = backwards_done_ = 0;
-  after_instruction.clear();
   heap_.capture(stages_.full_iteration_graph);
+  std::uint32_t done = 0;
   model::Follower<Walker> follower(stages_, whole_, index_, *this);
   for (const auto& instruction : program_.instructions) {
     const auto before = heap_.events();
@@ -293,16 +308,12 @@ void Walker::step(bool first) {
         instruction.kind == Kind::deallocate || instruction.kind == Kind::combined_begin)
       end_iteration();
     follower.follow(instruction);
-    after_instruction.push_back(heap_.live());
-    if (on_instruction) on_instruction(static_cast<std::uint32_t>(after_instruction.size() - 1));
+    if (on_instruction) on_instruction(done);
+    ++done;
+    if (heap_.peak_event() > before) peak_instruction_ = {heap_.peak_event(), &instruction};
     for (Moment& moment : moments_) {
       if (moment.event <= before || moment.event > heap_.events()) continue;
-      schedule::RankProgram one;
-      one.instructions.push_back(instruction);
-      const auto text = schedule::text(one, true, true);
-      moment.place = text.empty() ? "" : text.front();
-      const bool computes = instruction.kind == Kind::forward || instruction.kind == Kind::backward;
-      if (computes && !moment.place.empty()) moment.place.insert(1, " ");  // "B 3.1"
+      moment.place = place(instruction);
     }
   }
   end_iteration();
@@ -323,6 +334,17 @@ void Walker::step(bool first) {
   for (const auto block : blocks) heap_.drop(block);
   for (Moment& moment : moments_)
     if (before < moment.event && moment.event <= heap_.events()) moment.place = "optimizer step";
+  if (heap_.peak_event() > before) peak_instruction_ = {heap_.peak_event(), nullptr};
+}
+
+std::string Walker::place(const Instruction& instruction) {
+  schedule::RankProgram one;
+  one.instructions.push_back(instruction);
+  const auto text = schedule::text(one, true, true);
+  std::string place = text.empty() ? "" : text.front();
+  const bool computes = instruction.kind == Kind::forward || instruction.kind == Kind::backward;
+  if (computes && !place.empty()) place.insert(1, " ");  // "B 3.1"
+  return place;
 }
 
 }  // namespace pipewright::memory

@@ -83,6 +83,9 @@ class Walker : public model::Visitor {
     return moments_.emplace_back(Moment{event, {}, {}});
   }
 
+  /// The same of the peak since the heap's last begin_step().
+  Moment peak() const;
+
   // The program, see model::Visitor.
   bool begin_forward(model::Call call);
   void forward(model::Call call, std::size_t position);
@@ -99,7 +102,6 @@ class Walker : public model::Visitor {
   bool wait(const Part& part);
   void deallocate(model::Call call);
 
-  std::vector<std::int64_t> after_instruction;        ///< live bytes
   std::function<void(std::uint32_t)> on_instruction;  ///< where set: told the index of each one that is done
 
  private:
@@ -126,6 +128,8 @@ class Walker : public model::Visitor {
   static void turn_border(Flight& flight, const std::uint32_t* blocks);
   void shrink(Flight& flight);
   void end_iteration();
+  static std::string place(const Instruction& instruction);
+  static std::string kernel(const Piece& piece, int layer, const Step* step, const Step* end);
   void run(const std::vector<Step>& steps, const Piece& piece, int layer, int microbatch, std::uint32_t* blocks);
   void run(const std::vector<Step>& steps, model::Call call, std::size_t position, std::uint32_t* blocks);
   void offload_hook() {
@@ -163,6 +167,14 @@ class Walker : public model::Visitor {
   bool in_combined_ = false;
   int forwards_ = 0, steady_ = 0, forwards_done_ = 0, backwards_done_ = 0;
   std::deque<Moment> moments_;
+  struct At {
+    std::int64_t event = 0;
+    const Instruction* instruction = nullptr;  ///< none: the optimizer
+    const Piece* piece = nullptr;
+    int layer = 0;
+    const Step *step = nullptr, *end = nullptr;
+  };
+  At peak_step_, peak_instruction_;         ///< the last that raised the peak
   std::vector<std::vector<int>> launches_;  ///< by piece and kernel
   std::vector<int> construction_launches_;
 };

@@ -22,7 +22,7 @@ struct Trial {
   std::optional<std::size_t> without, offload;  ///< of what is offloaded by choice: the same without, the step
   std::optional<predict::Prediction> floor;     ///< what it cannot undercut
   std::optional<predict::Prediction> quick;     ///< times by the chunk-level engine, allocated peaks where scouted
-  bool scouted = false, every_rank = false;
+  bool glanced = false, scouted = false, every_rank = false;
   bool may_fit = true;
   bool refused = false;    ///< the model refuses it
   bool given_up = false;   ///< too dear to look at: its floor counts in the gap
@@ -59,7 +59,7 @@ std::vector<std::size_t> ranking(const std::vector<Trial>& trials, const std::st
 std::vector<Point> pareto_front(const std::vector<Trial>& trials);
 
 /// From the winner down: each step needs less of the device at the lowest price, within the winner's structure.
-/// `reserved` gives candidates' memory exactly.
+/// `reserved` gives candidates' memory exactly, or nothing where that is too dear.
 using Reserved = std::function<std::vector<predict::Prediction>(const std::vector<const Trial*>&)>;
 std::vector<Point> ladder(const std::vector<Trial>& trials, std::size_t winner, const Reserved& reserved);
 

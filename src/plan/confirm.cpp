@@ -292,6 +292,9 @@ void Searcher::scout_structure_of(std::size_t winner) {
 }
 
 std::vector<predict::Prediction> Searcher::exact_memory(const std::vector<const Trial*>& some) {
+  std::int64_t work = 0;
+  for (const Trial* trial : some) work += exact_work(trial->candidate.scenario);
+  if (work > most_beside) return {};
   std::vector<predict::Prediction> predictions(some.size());
   in_parallel(some.size(), [&](std::size_t n) {
     const auto& s = some[n]->candidate.scenario;

@@ -181,10 +181,16 @@ std::vector<Point> ladder(const std::vector<Trial>& trials, std::size_t winner, 
   for (const auto& step : steps)
     if (!step.point.exact) guessed.push_back(step.trial);
   const auto exactly = reserved(guessed);
+  // Else what the winner needs beyond what a quick look sees of it.
+  const double unseen = best.quick && best.every_rank ? static_cast<double>(top->needed.value) /
+                                                            static_cast<double>(largest_need(*best.quick).value)
+                                                      : 1;
   std::vector<Point> front;
   for (auto& [point, trial] : steps) {
     point.label = beside(best.candidate.choices, trial->candidate.choices);
-    if (const auto at = std::ranges::find(guessed, trial); at != guessed.end()) {
+    if (exactly.empty() && !point.exact) {
+      point.needed = Bytes(static_cast<std::int64_t>(static_cast<double>(point.needed.value) * unseen));
+    } else if (const auto at = std::ranges::find(guessed, trial); at != guessed.end()) {
       const auto& p = exactly[static_cast<std::size_t>(at - guessed.begin())];
       point.peak = largest_peak(p);
       point.needed = largest_need(p);

@@ -113,9 +113,9 @@ std::vector<Searcher::Node> Searcher::next_nodes(double limit, std::size_t struc
   return nodes;
 }
 
-/// Until nothing that is left can be faster than the fastest that may fit.
+/// Until nothing that is left can be faster than the fastest that may fit by more than a tie.
 void Searcher::look_closer() {
-  while (!interrupted_ && look(fastest())) {
+  while (!interrupted_ && look(fastest() * (1 - tie_share))) {
   }
 }
 
@@ -282,7 +282,10 @@ void Searcher::floor_of(std::size_t index) {
 void Searcher::advance(std::size_t index) {
   Trial& trial = trials_[index];
   try {
-    if (costly(trial.candidate.scenario) ? trial.scouted : !timed(trial))
+    const bool dear = costly(trial.candidate.scenario);
+    if (options_.glance && !dear && !trial.glanced && !timed(trial))
+      glance(trial);
+    else if (dear ? trial.scouted : !timed(trial))
       estimate(trial);
     else
       scout(trial, predict::Depth::ends);
@@ -368,6 +371,14 @@ void Searcher::estimate(Trial& trial) {
   ++estimated_;
 }
 
+void Searcher::glance(Trial& trial) {
+  trial.glanced = true;
+  const auto quick = options_.glance(trial.candidate.scenario);
+  if (quick.step_ns == 0) return;
+  const auto bounds = predict::estimate_bounds(trial.candidate.scenario);
+  trial.least = std::max(trial.least, bounds.least(cost(quick, objective_)));
+}
+
 void Searcher::scout(Trial& trial, predict::Depth depth) {
   predict::Prediction seen = trial.quick.value_or(predict::Prediction{});
   options_.scout(trial.candidate.scenario, depth, seen);
@@ -391,6 +402,7 @@ void Searcher::share_with_group(std::size_t leader) {
     trial.quick = from.quick;
     trial.least = std::max(trial.least, from.least);
     trial.may_fit = from.may_fit;
+    trial.glanced = from.glanced;
     trial.scouted = from.scouted;
     trial.every_rank = from.every_rank;
     trial.refused = from.refused;

@@ -1,7 +1,8 @@
 // The search. Small spaces without quick looks are predicted as a whole. With them (Options::floor, estimate, scout) it
 // is best first: what may still be fastest is looked at more closely, step by step, until nothing that is left can win.
 //
-//   spread --> structure --floor--> --estimate--> steps of recompute --floor--> --estimate--> --scout--> --predict-->
+//   spread --> structure --floor--> --glance--> --estimate--> steps of recompute --floor--> .. --> --scout-->
+//   --predict-->
 //                                                  ^                               |                      |
 //                                                  +---- does not fit: more of it, offload ---------------+
 //
@@ -78,7 +79,7 @@ class Searcher {
   /// How much is known of a structure.
   struct Known {
     double cost = 0;
-    bool bounded = false, sharp = false, expanded = false, impossible = false;
+    bool bounded = false, glanced = false, sharp = false, expanded = false, impossible = false;
     bool tight = false;           ///< it does not fit without recompute and offload
     std::int64_t candidates = 0;  ///< of `holds` that were enumerated
     Bytes lacking;                ///< where impossible: by how much at least
@@ -116,6 +117,7 @@ class Searcher {
   void settle(std::size_t trial);
 
   void estimate(Trial& trial);
+  void glance(Trial& trial);
   void scout(Trial& trial, predict::Depth depth);
   void share_with_group(std::size_t leader);
   void refuse(std::size_t trial, const UsageError& error);

@@ -152,17 +152,29 @@ void Searcher::add(std::size_t spread, Fresh fresh) {
   }
 }
 
+/// The next closer look at a structure: a glance, then what its least candidate takes and keeps.
 void Searcher::sharpen(std::size_t structure) {
   Known& known = known_[structure];
+  const auto bare = space_.bare(structures_[structure].partial);
+  const auto raise = [&](const predict::Prediction& quick) {
+    if (quick.step_ns > 0)
+      known.cost = std::max(known.cost, predict::estimate_bounds(bare).least(cost(quick, objective_)));
+  };
+  const bool dear = costly(bare);
+  try {
+    if (options_.glance && !dear && !known.glanced) {
+      known.glanced = true;
+      return raise(options_.glance(bare));
+    }
+  } catch (const UsageError&) {
+    // its candidates say why
+  }
   known.sharp = true;
   if (known.tight) known.lacking = lacking(structures_[structure].partial);
   known.impossible = known.lacking > Bytes(0);
-  if (known.impossible) return;
-  const auto bare = space_.bare(structures_[structure].partial);
-  if (costly(bare)) return;
+  if (known.impossible || dear) return;
   try {
-    const auto estimated = cost(options_.estimate(bare), objective_);
-    known.cost = std::max(known.cost, predict::estimate_bounds(bare).least(estimated));
+    raise(options_.estimate(bare));
     ++estimated_;
   } catch (const UsageError&) {
     // its candidates say why

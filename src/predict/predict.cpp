@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 #include <tbb/parallel_for.h>
+#include <tbb/parallel_invoke.h>
 
 #include <algorithm>
 #include <cctype>
@@ -188,9 +189,29 @@ Prediction predict(const scenario::Scenario& scenario, const profile::Profiles& 
   Run run;
   run.stages = model::build(scenario, profiles.device());
   run.program = schedule::build(schedule::config_of(scenario, true));
-  run.timeline = timeline::simulate(scenario, run.stages, run.program, profiles);
 
-  Prediction result;
+  // Times and bytes know nothing of each other. Of two errors the first is the one that is told.
+  Prediction result, memory;
+  for (std::size_t rank = 0; rank < run.program.ranks.size(); ++rank)
+    memory.ranks.emplace_back().pp_rank = static_cast<int>(rank);
+  std::exception_ptr of_time, of_memory;
+  tbb::parallel_invoke(
+      [&] {
+        try {
+          run.timeline = timeline::simulate(scenario, run.stages, run.program, profiles);
+        } catch (...) {
+          of_time = std::current_exception();
+        }
+      },
+      [&] {
+        try {
+          fill_memory(memory, with_device(scenario, profiles), profiles, run.stages, run.program);
+        } catch (...) {
+          of_memory = std::current_exception();
+        }
+      });
+  for (const auto& error : {of_time, of_memory})
+    if (error) std::rethrow_exception(error);
   result.scenario = scenario.name;
   result.profile = profiles.first().name;
   result.megatron_core = scenario.software.megatron_core;
@@ -202,10 +223,11 @@ Prediction predict(const scenario::Scenario& scenario, const profile::Profiles& 
   result.boundaries = run.timeline.boundaries;
   result.critical_path = run.timeline.critical_path;
 
-  for (int rank = 0; rank < run.timeline.graph.ranks; ++rank) {
-    result.ranks.emplace_back().pp_rank = rank;
-    result.ranks.back().account = run.timeline.ranks[rank];
-  }
+  result.ranks = std::move(memory.ranks);
+  result.fits = memory.fits;
+  result.memory_limit = memory.memory_limit;
+  result.memory_margin = memory.memory_margin;
+  for (std::size_t rank = 0; rank < result.ranks.size(); ++rank) result.ranks[rank].account = run.timeline.ranks[rank];
   result.notes = run.stages.notes;
   if (!profiles.knows_device())
     result.notes.push_back(
@@ -213,7 +235,7 @@ Prediction predict(const scenario::Scenario& scenario, const profile::Profiles& 
         "taken as those of " +
         profiles.device().name);
   note_host(result, scenario, profiles);
-  fill_memory(result, with_device(scenario, profiles), profiles, run.stages, run.program);
+  std::ranges::move(memory.notes, std::back_inserter(result.notes));
   const bool copies =
       std::ranges::any_of(result.ranks, [](const RankPrediction& rank) { return !rank.walk.offloaded.empty(); });
   if (copies && scenario.cluster.num_gpus > 1 && !timeline::knows_copy_contention(profiles))
@@ -278,6 +300,14 @@ Prediction estimate(const scenario::Scenario& scenario, const profile::Profiles&
   const auto quick =
       timeline::estimate(scenario, stages, config, profiles, timeline::price(scenario, stages, profiles));
   return quick_look(scenario, profiles, quick ? *quick : timeline::extrapolate(scenario, stages, config, profiles));
+}
+
+Prediction glance(const scenario::Scenario& scenario, const profile::Profiles& profiles) {
+  scenario::check(scenario);
+  const model::Stages stages = model::build(scenario, profiles.device());
+  const auto quick = timeline::estimate(scenario, stages, schedule::config_of(scenario, true), profiles,
+                                        timeline::price(scenario, stages, profiles), {}, true);
+  return quick ? quick_look(scenario, profiles, *quick) : Prediction{};
 }
 
 Prediction floor(const scenario::Scenario& scenario, const profile::Profiles& profiles) {

@@ -408,24 +408,28 @@ class Engine {
     collapse(config.microbatches);
   }
 
-  Rhythm rhythm() const {
+  Rhythm rhythm(double same) const {
     std::vector<Beats> beats;
     for (const ChunkRank& rank : ranks_) beats.push_back(rank.beats());
-    return timeline::rhythm(program_.config, beats);
+    return timeline::rhythm(program_.config, beats, same);
   }
 
-  /// Settled in rounds. nullopt: it deadlocks.
-  std::optional<Estimate> run(const schedule::Config& config) {
+  /// The first round of a schedule runs without anything beside; false: it deadlocks.
+  bool begin(const schedule::Config& config) {
     program_ = schedule::build(config);
     ranks_.clear();
-    double before = 0;
-    for (int round = 0; round <= most_rounds; ++round) {  // the first runs without anything beside
-      if (!one_round()) return std::nullopt;
-      if (settled(before, end_)) break;
-      before = end_;
-    }
-    return Estimate{std::llround(schedule_end_), std::llround(end_ - schedule_end_), operations_};
+    return one_round();
   }
+  /// Further rounds, until nothing changes.
+  bool settle() {
+    double before = 0;
+    for (int round = 0; round < most_rounds && !settled(before, end_, 3e-4); ++round) {
+      before = end_;
+      if (!one_round()) return false;
+    }
+    return true;
+  }
+  Estimate estimate() const { return {std::llround(schedule_end_), std::llround(end_ - schedule_end_), operations_}; }
 
  private:
   /// First microbatches of the stretches that run the same steps of a piece.
@@ -561,16 +565,24 @@ class Engine {
 
 std::optional<Estimate> estimate(const scenario::Scenario& scenario, const model::Stages& stages,
                                  const schedule::Config& config, const profile::Profiles& profiles,
-                                 const Prices& prices, const Changes& changes) {
+                                 const Prices& prices, const Changes& changes, bool glance) {
   if (!expressible(scenario, config, stages)) return std::nullopt;
   auto few = shortened(config);
   Engine engine(scenario, stages, config, profiles, prices, changes);
-  for (;;) {
-    auto result = engine.run(few);
+  for (bool glanced = false;;) {
+    if (!engine.begin(few)) return std::nullopt;
     const int left = config.microbatches - few.microbatches;
-    if (left == 0 || !result) return result;
-    if (const auto rhythm = engine.rhythm(); rhythm.settled) {
-      result->forward_backward += std::llround(rhythm.growth * left / rhythm.apart);
+    // Whether the pace is settled shows without what runs beside, too.
+    if (!glanced && left > 0 && !engine.rhythm(same_alone).settled) {
+      few = prolonged(few, config.microbatches);
+      continue;
+    }
+    glanced = true;
+    if (!glance && !engine.settle()) return std::nullopt;
+    auto result = engine.estimate();
+    if (left == 0) return result;
+    if (const auto rhythm = engine.rhythm(same_beside); glance || rhythm.settled) {
+      result.forward_backward += std::llround(rhythm.growth * left / rhythm.apart);
       return result;
     }
     few = prolonged(few, config.microbatches);

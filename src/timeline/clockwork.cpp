@@ -95,7 +95,7 @@ std::int64_t Clockwork::settle(Graph& graph, const std::vector<std::int64_t>& co
     beside[node] = static_cast<float>(round == 0 ? now : then + towards_next_round * (now - then));
     return 1 + static_cast<double>(beside[node]);
   };
-  for (int round = 0; round < most_rounds && !settled(static_cast<double>(before), static_cast<double>(step));
+  for (int round = 0; round < most_rounds && !settled(static_cast<double>(before), static_cast<double>(step), 1e-4);
        ++round) {
     before = step;
     copies_.slow_down(graph, cool, times, pace_.gap_ns);

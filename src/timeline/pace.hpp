@@ -16,7 +16,8 @@ inline constexpr double towards_next_round = 0.6;
 /// As many in both engines, so that what still moves then moves alike (a step by 0.1 % a round at most, where a long
 /// pipeline waits much and matrix products lose much beside a waiting transfer).
 inline constexpr int most_rounds = 8;
-inline bool settled(double before, double step) { return std::abs(step - before) * 10000 < step; }
+/// `share`: of the step.
+inline bool settled(double before, double step, double share) { return std::abs(step - before) < share * step; }
 
 struct Pace {
   Pace(const scenario::Scenario& scenario, const profile::Profiles& profiles);

@@ -10,13 +10,11 @@ namespace pipewright::timeline {
 
 namespace {
 
-/// Paces that differ by less are one: clocks still move a little from group to group.
-constexpr double same_pace = 5e-4;
 constexpr int group_without_interleaving = 4;  ///< microbatches: waits may alternate from one to the next
 
 }  // namespace
 
-Rhythm rhythm(const schedule::Config& config, const std::vector<Beats>& ranks) {
+Rhythm rhythm(const schedule::Config& config, const std::vector<Beats>& ranks, double same) {
   const int period = schedule::period(config);
   Rhythm result;
   result.apart = config.chunks ? period : group_without_interleaving;
@@ -33,7 +31,7 @@ Rhythm rhythm(const schedule::Config& config, const std::vector<Beats>& ranks) {
     result.growth = std::max(result.growth, pace(beats.compute));
     if (!beats.host.empty()) result.growth = std::max(result.growth, pace(beats.host));
   }
-  result.settled = slowest >= result.growth * (1 - same_pace);
+  result.settled = slowest >= result.growth * (1 - same);
   return result;
 }
 
@@ -75,7 +73,7 @@ Estimate extrapolate(const scenario::Scenario& scenario, const model::Stages& st
       auto& beat = ranks[label.rank].compute[static_cast<std::size_t>(i.microbatch)];
       beat = std::min(beat, static_cast<double>(run.times.start[node]));
     }
-    if (const auto found = rhythm(few, ranks); found.settled) {
+    if (const auto found = rhythm(few, ranks, same_beside); found.settled) {
       result.forward_backward += std::llround(found.growth * left / found.apart);
       return result;
     }

@@ -24,7 +24,11 @@ struct Rhythm {
   int apart = 1;         ///< microbatches
   bool settled = false;  ///< every rank keeps that pace
 };
-Rhythm rhythm(const schedule::Config& config, const std::vector<Beats>& ranks);
+/// Paces that differ by less than `same`, a share, are one.
+Rhythm rhythm(const schedule::Config& config, const std::vector<Beats>& ranks, double same);
+/// Where nothing slows what runs beside it, clocks still move a little from group to group; else who waits slows
+/// itself.
+inline constexpr double same_alone = 5e-4, same_beside = 5e-3;
 
 /// The next larger run to read from: some groups more, `all` at most.
 schedule::Config prolonged(schedule::Config few, int all);

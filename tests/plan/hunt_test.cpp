@@ -43,6 +43,10 @@ plan::Options real() {
   };
   o.floor = [](const scenario::Scenario& s) { return predict::floor(s, profiles()); };
   o.estimate = [](const scenario::Scenario& s) { return predict::estimate(s, profiles()); };
+  o.glance = [](const scenario::Scenario& s) { return predict::glance(s, profiles()); };
+  o.floor_of_any_split = [](const scenario::Scenario& s, bool any_size) {
+    return predict::floor_of_any_split(s, profiles(), any_size);
+  };
   o.scout = [](const scenario::Scenario& s, predict::Depth depth, predict::Prediction& into) {
     predict::scout_memory(s, profiles(), depth, into);
   };

@@ -62,7 +62,6 @@ struct Walk {
   std::string peak_at;     ///< "B 3.1"
   std::string peak_piece;  ///< "layer 5, attention.core backward": the kernel launched next
   std::vector<OwnerBytes> peak_owners;    ///< who holds the peak, largest first
-  std::vector<Bytes> after_instruction;   ///< allocated once the host has run each instruction of the rank's program
   std::vector<offload::Moved> offloaded;  ///< by activation offload, in a step
   Bytes pinned;                           ///< host memory for that
   std::int64_t events = 0;
@@ -78,7 +77,7 @@ struct Walk {
 Walk walk(const model::Stages& stages, const schedule::Program& program, const scenario::Scenario& scenario,
           int pp_rank, std::optional<Bytes> device = {}, const Listener& listener = {});
 
-/// Whether the process survives its first steps with so much of the device. One replay, where walk() takes up to four
+/// Whether the process survives its first steps with so much of the device. One replay, where walk() takes up to three
 /// to tell what happens.
 bool runs_within(const model::Stages& stages, const schedule::Program& program, const scenario::Scenario& scenario,
                  int pp_rank, Bytes device);

@@ -161,6 +161,8 @@ struct Options {
   std::function<predict::Prediction(const scenario::Scenario&, const predict::Prediction& same)> repredict_reserved;
   /// Quick looks (predict::floor, estimate, scout_memory). All or none; without them everything is predicted.
   std::function<predict::Prediction(const scenario::Scenario&)> floor, estimate;
+  /// predict::glance: excludes before estimate has to. Optional.
+  std::function<predict::Prediction(const scenario::Scenario&)> glance;
   /// predict::floor_of_any_split: bounds of many structures at a time. Optional.
   std::function<predict::Prediction(const scenario::Scenario&, bool any_size)> floor_of_any_split;
   std::function<void(const scenario::Scenario&, predict::Depth, predict::Prediction&)> scout;

@@ -105,8 +105,11 @@ std::optional<Imbalance> find_imbalance(const Prediction& prediction, const scen
 // ---- Quick looks, for the search
 
 /// Times by the chunk-level engine, or where it cannot express the scenario by the exact one on a shortened schedule:
-/// step, throughput; no accounts, memory, interval. Within 1 % of predict() (tests/predict/engines_test.cpp).
+/// step, throughput; no accounts, memory, interval. Within estimate_bounds() of predict() (bounds.hpp).
 Prediction estimate(const scenario::Scenario& scenario, const profile::Profiles& profiles);
+/// The same where nothing slows what runs beside it: within estimate_bounds() no more than predict(), several times
+/// faster. step_ns 0: the chunk-level engine does not express it.
+Prediction glance(const scenario::Scenario& scenario, const profile::Profiles& profiles);
 
 /// What no prediction of this scenario undercuts, in a millisecond: the least step (timeline::floor) and each rank's
 /// least peak (memory::floor); `static_bytes` is the part of it that a rank holds for good. `fits` false: it certainly

@@ -263,9 +263,10 @@ struct Changes {
 /// The same schedule with as few microbatches as show its steady state; a rank's peak memory is that of the whole, but
 /// for what deferred weight gradients pile up.
 schedule::Config shortened(schedule::Config config);
+/// `glance`: the first of its rounds, in which nothing slows what runs beside it; several times faster, and no more.
 std::optional<Estimate> estimate(const scenario::Scenario& scenario, const model::Stages& stages,
                                  const schedule::Config& config, const profile::Profiles& profiles,
-                                 const Prices& prices, const Changes& changes = {});
+                                 const Prices& prices, const Changes& changes = {}, bool glance = false);
 /// For what that cannot express: simulate() on the shortened schedule; its last group of microbatches stands for every
 /// further one.
 Estimate extrapolate(const scenario::Scenario& scenario, const model::Stages& stages, const schedule::Config& config,
