@@ -175,8 +175,7 @@ void Searcher::predict_one(std::size_t index, const predict::Prediction* same) {
 // ---- Beside the best
 
 /// The fastest of a structure that may fit; looks for one.
-std::optional<std::size_t> Searcher::representative(std::size_t structure) {
-  constexpr int most_looks = 40;
+std::optional<std::size_t> Searcher::representative(std::size_t structure, int most_looks) {
   for (int looks = 0; looks <= most_looks && !interrupted_; ++looks) {
     std::optional<std::size_t> found;
     for (std::size_t i = 0; i < trials_.size(); ++i) {
@@ -187,6 +186,32 @@ std::optional<std::size_t> Searcher::representative(std::size_t structure) {
     if (found || !look(never / 2, structure)) return found;
   }
   return std::nullopt;
+}
+
+/// Bounds alone come to what is good last: now and then what looks best of another spread is followed to a candidate.
+/// It excludes more, and is the answer of a search that is stopped.
+void Searcher::dive() {
+  constexpr int most_looks = 6;
+  const double fast = fastest() * (1 - tie_share);
+  const auto home = [&](std::size_t i) {
+    const auto& chosen = structures_[i].chosen;
+    return chosen.empty() ? std::string() : chosen.front().label;
+  };
+  std::optional<std::size_t> found;
+  const auto rank = [&](std::size_t i) { return std::pair(dives_[home(i)], known_[i].cost); };
+  for (std::size_t i = 0; i < structures_.size(); ++i) {
+    const Known& known = known_[i];
+    if (known.impossible || !known.bounded || known.dived || known.cost >= fast) continue;
+    if (!found || rank(i) < rank(*found)) found = i;
+  }
+  if (!found) return;
+  known_[*found].dived = true;
+  ++dives_[home(*found)];
+  const auto trial = representative(*found, most_looks);
+  if (!trial || !waits(trials_[*trial])) return;
+  // By more than the estimate may be wrong.
+  if (best_cost(trials_[*trial]) < fastest_exact() * (1 - 2 * good_gap) && take_work(trials_[*trial], most_exact_work))
+    confirm({*trial});
 }
 
 /// One line for each other parallelism, microbatch, interleaving, layout and overlap, the other choices free; and one

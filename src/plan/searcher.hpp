@@ -79,7 +79,7 @@ class Searcher {
   /// How much is known of a structure.
   struct Known {
     double cost = 0;
-    bool bounded = false, glanced = false, sharp = false, expanded = false, impossible = false;
+    bool bounded = false, glanced = false, sharp = false, dived = false, expanded = false, impossible = false;
     bool tight = false;           ///< it does not fit without recompute and offload
     std::int64_t candidates = 0;  ///< of `holds` that were enumerated
     Bytes lacking;                ///< where impossible: by how much at least
@@ -137,7 +137,8 @@ class Searcher {
   void predict_all(const std::vector<std::size_t>& which);
   void predict_one(std::size_t trial, const predict::Prediction* same);
   double least_of_step(std::size_t structure, std::size_t step) const;
-  std::optional<std::size_t> representative(std::size_t structure);
+  std::optional<std::size_t> representative(std::size_t structure, int most_looks = 40);
+  void dive();
 
   void in_parallel(std::size_t count, const std::function<void(std::size_t)>& function);
   void report_progress();
@@ -155,6 +156,7 @@ class Searcher {
   std::set<Node> open_, shelved_;                     ///< shelved: too dear to look at; it counts in the gap
   std::map<std::size_t, std::vector<Step>> offload_;  ///< of trials that do not fit
   std::int64_t offload_opened_ = 0;
+  std::map<std::string, int> dives_;  ///< by parallelism
   std::optional<std::size_t> given_;
   std::set<std::size_t> shown_;
   std::vector<Trial> trials_;

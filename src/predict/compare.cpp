@@ -61,7 +61,8 @@ class Scaled {
       each(prices, [&](const model::Kernel& kernel, timeline::Price& price) {
         if (kernel.key.family == family) price.time.ns *= factor;
       });
-    const auto estimate = timeline::estimate(scenario_, stages_, config_, profiles_, prices);
+    // A glance: further rounds still move a little, which is more than a small change of times does.
+    const auto estimate = timeline::estimate(scenario_, stages_, config_, profiles_, prices, {}, true);
     if (!estimate) return std::nullopt;
     return static_cast<double>(estimate->forward_backward + estimate->optimizer);
   }

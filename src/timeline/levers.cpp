@@ -97,7 +97,8 @@ class Levers {
   /// By the chunk-level engine, before and after.
   std::optional<std::int64_t> estimated(const schedule::Config& config, const Prices& prices,
                                         const Changes& changes) const {
-    const auto found = estimate(scenario_, stages_, config, profiles_, prices, changes);
+    // A glance: further rounds still move a little, which is more than a small change of times does.
+    const auto found = estimate(scenario_, stages_, config, profiles_, prices, changes, true);
     if (!found) return std::nullopt;
     return found->forward_backward + found->optimizer;
   }

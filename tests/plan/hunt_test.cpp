@@ -132,7 +132,10 @@ TEST_CASE("no random legal point beats a best by more than its gap and a tie") {
   hunt(opened(small("dense", "24GiB"), {"recompute", "pipeline", "layout", "allocator"}), wanted, 1);
   hunt(opened(small("dense", "18GiB"), {"parallelism", "microbatch", "recompute", "allocator"}), wanted, 2);
   hunt(opened(small("moe", "40GiB"), {"recompute", "pipeline", "allocator"}), wanted, 3);
+  hunt(opened(small("dense", "14GiB"), {"recompute", "offload", "allocator"}), wanted, 6);
+  hunt(opened(small("moe", "36GiB"), {"recompute", "wgrad_delay", "pipeline"}), wanted, 7);
   if (points() == 0) return;
+  hunt(opened(small("tensor", "20GiB"), {"parallelism", "recompute", "offload"}), wanted, 8);
   hunt(opened(small("moe", "40GiB"), {"all"}), wanted, 4);
   for (const char* file : {"llama3-8b-pretrain-8xh100", "llama3-70b-sft-32xh100", "mixtral-8x7b-pretrain-32xh100",
                            "qwen3-30b-a3b-pretrain-16xh100", "llama3-70b-pretrain-64xh100"})

@@ -416,6 +416,82 @@ TEST_CASE("a stop while structures are still bounded gives a candidate that fits
   }
 }
 
+TEST_CASE("whenever a stop comes, hardly anything is begun after it") {
+  // Asked for within the nth call of what the search calls.
+  for (int stop_at = 1; stop_at < 400; stop_at += stop_at < 40 ? 1 : 23) {
+    CAPTURE(stop_at);
+    auto o = options();
+    std::stop_source source;
+    o.threads = 1;
+    o.stop = source.get_token();
+    int calls = 0, quick_after = 0, predicted_after = 0;
+    const auto counted = [&](int& after) {
+      if (source.stop_requested()) ++after;
+      if (++calls == stop_at) source.request_stop();
+    };
+    o.predict = [&](const scenario::Scenario& one) {
+      counted(predicted_after);
+      return machine(one);
+    };
+    o.repredict_reserved = [&](const scenario::Scenario& one, const predict::Prediction&) {
+      counted(predicted_after);
+      return machine(one);
+    };
+    o.estimate = o.floor = o.glance = [&](const scenario::Scenario& one) {
+      counted(quick_after);
+      return machine(one);
+    };
+    o.floor_of_any_split = [&](const scenario::Scenario& one, bool) {
+      counted(quick_after);
+      auto p = machine(one);
+      p.step_ns /= 4;
+      return p;
+    };
+    o.scout = [&](const scenario::Scenario& one, predict::Depth, predict::Prediction& into) {
+      counted(quick_after);
+      into = machine(one);
+    };
+    const auto plan = plan::search(searching("dense", "parallelism recompute"), o);
+    if (calls < stop_at) break;  // the search is over before
+    CHECK(predicted_after <= 4);
+    CHECK(quick_after <= 100);
+    check_counts(plan.searched);
+    REQUIRE(plan.best);
+    CHECK(plan.best->prediction.fits);
+    if (!plan.searched.interrupted) continue;
+    CHECK_FALSE(plan.searched.proved_optimal);
+    CHECK(plan.searched.gap >= 0);
+  }
+}
+
+// A shortage is the least that a structure has, whichever of its floors says it.
+TEST_CASE("where no spread fits, the closest lacks the least that any of its kernels' floors lacks") {
+  const std::int64_t limit = 20 * gibibyte;
+  auto o = options(limit);
+  o.has_baseline = false;
+  o.estimate = o.floor = [&](const scenario::Scenario& one) { return machine(one, limit); };
+  o.scout = [&](const scenario::Scenario& one, predict::Depth, predict::Prediction& into) {
+    into = machine(one, limit);
+  };
+  // With expert overlap, which is looked at last, more is lacking than without.
+  const auto lacks = [&](Bytes more) {
+    predict::Prediction p = machine(test::scenario("moe", ""), limit);
+    p.ranks.resize(1);
+    p.memory_limit = Bytes(limit);
+    p.ranks[0].outside_allocator = Bytes();
+    p.ranks[0].walk.peak_reserved = p.memory_limit - p.memory_margin + more;
+    p.fits = false;
+    return p;
+  };
+  o.floor_of_any_split = [&](const scenario::Scenario& one, bool) {
+    return lacks(one.settings.overlap_moe_expert_parallel_comm ? Bytes(9 * gibibyte) : Bytes(3 * gibibyte));
+  };
+  const auto plan = plan::search(searching("moe", "parallelism wgrad_delay"), o);
+  REQUIRE(!plan.best);
+  REQUIRE(plan.closest);
+  CHECK(plan.closest->lacking == Bytes(3 * gibibyte));
+}
+
 TEST_CASE("a best that needs a pull request comes with the best that does not") {
   auto o = options();
   o.predict = [](const scenario::Scenario& s) {
