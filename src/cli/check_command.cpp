@@ -49,6 +49,20 @@ std::vector<plan::Finding> diagnose(const CheckOptions& options, const Loaded& l
   return plan::diagnose(loaded.scenario, found->second, {}, prediction ? &*prediction : nullptr);
 }
 
+bool is_violation(const plan::Finding& finding) { return finding.severity == plan::Severity::violation; }
+
+plan::Finding refusal(const UsageError& error) {
+  const std::string name = error.key().substr(error.key().rfind('.') + 1);
+  std::string allowed;
+  for (const auto& one : error.allowed()) allowed += (allowed.empty() ? "" : ", ") + one;
+  return {"refused." + name,
+          plan::Severity::violation,
+          {name},
+          error.message(),
+          allowed.empty() ? "change " + name + ": no command predicts it as it is" : "allowed: " + allowed,
+          ""};
+}
+
 void compare(const CheckOptions& options, Outcome& outcome) {
   on_standard_output({{"--json", options.json}, {"--markdown", options.markdown}});
   report::Budget budget;
@@ -66,8 +80,11 @@ void compare(const CheckOptions& options, Outcome& outcome) {
 
 void run(CheckOptions options, Outcome& outcome) {
   if (!options.baseline.empty()) return compare(options, outcome);
-  // `--symptom oom S.yaml`: the second word is the scenario, only `assert` has a text.
-  if (options.symptom.size() == 2 && options.symptom.front() != "assert" && options.input.path.empty()) {
+  // `--symptom oom S.yaml`, `--symptom assert TEXT S.yaml`: what stands behind the symptom's own words is the scenario.
+  const std::size_t own = !options.symptom.empty() && options.symptom.front() == "assert" ? 2 : 1;
+  if (options.symptom.size() > own + (options.input.path.empty() ? 1 : 0))
+    throw UsageError({"command line", 0}, "--symptom", "too many words: " + options.symptom.back());
+  if (options.symptom.size() > own) {
     options.input.path = options.symptom.back();
     options.symptom.pop_back();
   }
@@ -83,9 +100,15 @@ void run(CheckOptions options, Outcome& outcome) {
                         one.name + (one.value.empty() ? "" : " " + one.value) + " is not modelled: " + one.missing,
                         "predictions need --ignore " + one.name + ", and have no interval then",
                         ""});
-  const bool violated = std::any_of(findings.begin(), findings.end(), [](const plan::Finding& finding) {
-    return finding.severity == plan::Severity::violation;
-  });
+  // What no rule has, but Megatron Core cannot run: other commands refuse it with the same words.
+  if (options.symptom.empty() && std::ranges::none_of(findings, is_violation)) {
+    try {
+      scenario::check(loaded.scenario);
+    } catch (const UsageError& error) {
+      findings.push_back(refusal(error));
+    }
+  }
+  const bool violated = std::ranges::any_of(findings, is_violation);
   outcome.status = violated ? 1 : 0;
   const report::Stamp stamp{&loaded.scenario, {}};
   if (!options.json.empty()) write_result(options.json, report::check_json(findings, &stamp));
@@ -102,7 +125,7 @@ void add_check(Command& app, Outcome& outcome) {
   const auto options = std::make_shared<CheckOptions>();
   options->input.add_to(command);
   auto& symptom = command.add_option("--symptom", options->symptom, "diagnose: oom, slow, or assert \"TEXT\"")
-                      .expected(1, 2)
+                      .expected(1, 3)
                       .suggested({"oom", "slow", "assert"});
   auto& baseline =
       command

@@ -48,6 +48,8 @@ class FlagImporter {
       if (!matters(flag.field, structure)) continue;
       scenario::set(s_, std::string(flag.field) + "=" + default_of(flag));
     }
+    std::erase_if(s_.positions,
+                  [](const auto& one) { return one.second.file == "--set"; });  // the parser's, not stated
     for (const auto& given : given_) apply(given, s_);
     finish(s_);
     require();
@@ -211,6 +213,8 @@ class FlagImporter {
     } catch (const UsageError& error) {
       throw UsageError(given.where, given.name, error.message(), error.allowed(), error.nearest());
     }
+    for (const char* section : {"model.", "settings."})
+      if (const auto at = s.positions.find(section + field); at != s.positions.end()) at->second = given.where;
   }
 
   std::string one(const Given& given) const {
@@ -302,10 +306,22 @@ class FlagImporter {
     return tokenizer_ == "NullTokenizer" && scenario::core_version(s_.software) < scenario::Version::v0_18;
   }
 
+  /// A written list stands for itself whatever its length; as a field one element means every n-th layer.
+  void check_pattern(const Scenario& s) const {
+    const Given* pattern = given("--moe-layer-freq");
+    if (pattern == nullptr || pattern->values.size() != 1 || pattern->values[0].find('[') == std::string::npos) return;
+    const auto layers = python_values(pattern->values[0], pattern->name, pattern->where).size();
+    if (s.model.num_moe_experts && layers != static_cast<std::size_t>(s.model.num_layers))
+      throw UsageError(pattern->where, pattern->name,
+                       "Invalid length of moe_layer_pattern: " + std::to_string(layers) + ", expected " +
+                           std::to_string(s.model.num_layers));
+  }
+
   void finish(Scenario& s) const {
     auto& settings = s.settings;
     auto& model = s.model;
     count_vocabulary(s);
+    check_pattern(s);
     if (const auto* per_stage = given("--num-layers-per-virtual-pipeline-stage")) {
       set(s, *per_stage, "virtual_pipeline_model_parallel_size", one(*per_stage));
       const auto each = std::max<std::int64_t>(1, *settings.virtual_pipeline_model_parallel_size);

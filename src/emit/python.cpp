@@ -172,7 +172,7 @@ class PythonReader {
       if (key.kind != Python::Kind::string || !take(':')) fail("");
       if (all.entries.size() >= longest) fail("too many entries");
       Python value = expression(depth + 1);
-      all.entries.emplace_back(std::move(key.text), std::move(value));
+      all.entries.push_back({std::move(key.text), std::move(value)});
       if (!take(',')) break;
     }
     if (!take('}')) fail("a bracket { is not closed");
@@ -260,7 +260,7 @@ class PythonReader {
     while (peek() != ')') {
       Python argument = expression(depth + 1);
       if (argument.kind == Python::Kind::name && take('='))
-        call.entries.emplace_back(argument.text, expression(depth + 1));
+        call.entries.push_back({argument.text, expression(depth + 1)});
       else
         add(call, std::move(argument));
       if (!take(',')) break;

@@ -3,7 +3,6 @@
 
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "pipewright/base.hpp"
@@ -14,7 +13,12 @@ struct Python {
   enum class Kind : unsigned char { none, boolean, number, string, list, map, name, call } kind = Kind::none;
   std::string text;           ///< of a number, a string (without quotes), a name ("torch.bfloat16"), a call's function
   std::vector<Python> items;  ///< of a list or tuple; a call's positional arguments
-  std::vector<std::pair<std::string, Python>> entries;  ///< of a map; a call's named arguments
+  struct Entry;
+  std::vector<Entry> entries;  ///< of a map; a call's named arguments
+};
+struct Python::Entry {
+  std::string name;
+  Python value;
 };
 
 /// One expression. Throws UsageError at `where` naming `key`: not such an expression, nested deeper than 20, a list of

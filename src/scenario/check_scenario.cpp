@@ -215,6 +215,12 @@ class Checker {
         m_.moe_layer_freq.size() <= 1 || static_cast<Int>(m_.moe_layer_freq.size()) == m_.num_layers,
         "model.moe_layer_freq",
         fmt::format("Invalid length of moe_layer_pattern: {}, expected {}", m_.moe_layer_freq.size(), m_.num_layers));
+    // gpt_layer_specs.py: n stands for layers i with i % n == 0, a pattern for itself.
+    require(m_.moe_layer_freq.size() != 1 || m_.moe_layer_freq[0] > 0 || m_.num_layers == 1, "model.moe_layer_freq",
+            "integer division or modulo by zero: a number of layers is at least 1");
+    for (const Int one : m_.moe_layer_freq)
+      require(m_.moe_layer_freq.size() == 1 || one == 0 || one == 1, "model.moe_layer_freq",
+              fmt::format("Invalid layer pattern: {}, a layer is 1 (experts) or 0 (dense)", one));
     if (!m_.moe_router_group_topk) return;
     require(m_.moe_router_num_groups.has_value(), "model.moe_router_group_topk",
             "When using group limited routing, moe_router_num_groups must be specified.");
