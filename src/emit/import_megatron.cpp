@@ -9,6 +9,7 @@
 #include "pipewright/effects.hpp"
 #include "pipewright/scenario/derived.hpp"
 #include "pipewright/scenario/io.hpp"
+#include "programs.hpp"
 #include "python.hpp"
 
 namespace pipewright::emit {
@@ -108,7 +109,26 @@ class FlagImporter {
       tokenizer_ = type->values.front();
     else if (was_given("--merge-file"))
       tokenizer_ = gpt2_tokenizer;  // what pretrain_gpt.py takes where none is named
+    if (!launch.trains_gpt) judge_model();
     std::erase_if(given_, [this](const Given& given) { return !accept(given); });
+  }
+
+  /// Without a program's name the flags say whether they are pretrain_gpt.py's.
+  void judge_model() const {
+    const auto refuse = [](const Given& given, const std::string& why) {
+      throw UsageError(given.where, given.name,
+                       why +
+                           ", and what trains is not said: only what pretrain_gpt.py trains is modelled (where it "
+                           "does, name it before the flags)");
+    };
+    for (const auto& given : given_)
+      if (const auto model = other_model_of_flag(given.name); !model.empty())
+        refuse(given, "is read where " + std::string(model) + " are trained");
+    const Given* type = given("--tokenizer-type");
+    if (tokenizer_.starts_with("BertWordPiece")) refuse(*type, tokenizer_ + " is BERT's and T5's tokenizer");
+    const Given* entries = given("--vocab-file");
+    if (entries != nullptr && tokenizer_.empty())
+      refuse(*entries, "a file of entries without --merge-file is BERT's vocabulary");
   }
 
   static bool takes_values(const std::string& name) {

@@ -8,6 +8,7 @@
 
 #include "emitted.hpp"
 #include "field_table.hpp"
+#include "programs.hpp"
 
 namespace pipewright::emit {
 
@@ -21,11 +22,7 @@ struct LauncherOption {
   std::string_view name;  ///< underscores count as dashes
   Count what;
 };
-// Of Megatron-LM's repository, beside pretrain_gpt.py: they build other models.
-constexpr std::array<std::string_view, 12> other_programs = {
-    "pretrain_bert.py",   "pretrain_t5.py",          "pretrain_ict.py",  "pretrain_retro.py",
-    "pretrain_vlm.py",    "pretrain_mamba.py",       "pretrain_mimo.py", "pretrain_vision_classify.py",
-    "pretrain_hybrid.py", "pretrain_vision_dino.py", "train_rl.py",      "pretrain_vision_inpaint.py"};
+constexpr std::string_view gpt_program = "pretrain_gpt.py";
 // torch/distributed/run.py; srun and sbatch of Slurm 24; Open MPI's mpirun.
 constexpr std::array launcher_options = {LauncherOption{"--nproc-per-node", Count::of_node},
                                          LauncherOption{"--nnodes", Count::nodes},
@@ -109,10 +106,21 @@ ShellWords unfolded(const ShellWords& words, int depth = 0) {
 /// What does not train a decoder as pretrain_gpt.py does is refused, what is not known is said.
 void judge_program(const ShellWord& script, Launch& launch) {
   const std::string program = script.text.substr(script.text.rfind('/') + 1);
-  if (std::ranges::find(other_programs, program) != other_programs.end())
+  if (const auto work = other_work(script.text); !work.empty())
     throw UsageError({launch.file, script.line}, program,
-                     "trains another kind of model: only that of pretrain_gpt.py is modelled");
-  if (program != "pretrain_gpt.py") launch.notes.push_back(program + " is taken to train as pretrain_gpt.py does");
+                     std::string(work) + ": only what pretrain_gpt.py trains is modelled");
+  launch.trains_gpt = program == gpt_program;
+  if (!launch.trains_gpt) launch.notes.push_back(program + " is taken to train as pretrain_gpt.py does");
+}
+
+/// What runs the functional tests of this file's folder.
+void judge_folder(Launch& launch) {
+  const auto program = program_of_test(launch.file);
+  if (const auto work = other_work(program); !work.empty())
+    throw UsageError(
+        {launch.file, 0}, std::string(program),
+        "runs the tests of this folder and " + std::string(work) + ": only what pretrain_gpt.py trains is modelled");
+  launch.trains_gpt = program == gpt_program;
 }
 
 std::string trimmed_value(std::string_view text) {
@@ -140,7 +148,7 @@ Launch launch_of_words(std::vector<ShellWord> given, const std::string& file) {
   // The program: the first NAME.py, or what -m names where it trains; a .py after training flags is their value.
   auto script = std::ranges::find_if(words, [](const ShellWord& w) { return is_program(w.text); });
   if (script != words.end() && trains({words.begin(), script})) script = words.end();
-  for (auto at = words.begin(); script == words.end() && at + 1 < words.end(); ++at)
+  for (auto at = words.begin(); script == words.end() && words.end() - at > 1; ++at)
     if (at->text == "-m" && !(at + 1)->text.starts_with("torch.distributed")) script = at + 1;
   const auto begin = script == words.end()
                          ? std::ranges::find_if(words, [](const ShellWord& w) { return w.text.starts_with("--"); })
@@ -191,6 +199,7 @@ bool is_model_config(std::string_view text) {
 Launch launch_of_model_config(std::string_view text, const std::string& file) {
   Launch launch;
   launch.file = file;
+  judge_folder(launch);
   std::map<std::string, std::vector<std::pair<std::string, ShellWord>>> sections;
   std::map<std::string, std::string> anchors;
   std::string section;
@@ -206,9 +215,10 @@ Launch launch_of_model_config(std::string_view text, const std::string& file) {
     const auto key = colon == std::string_view::npos ? std::string_view() : row.substr(first, colon - first);
     if (first == 0) {
       section = std::string(key);
-      if (colon != std::string_view::npos)
-        if (const auto rest = trimmed_value(row.substr(colon + 1)); rest.starts_with('&'))
-          anchors[rest.substr(1)] = section;
+      const std::string rest = colon == std::string_view::npos ? "" : trimmed_value(row.substr(colon + 1));
+      if (section == "MODE" && rest != "pretraining")
+        throw UsageError({file, number}, section, rest + " is not modelled: only training by pretrain_gpt.py is");
+      if (rest.starts_with('&')) anchors[rest.substr(1)] = section;
       continue;
     }
     if (section != "ENV_VARS" && section.find("MODEL_ARGS") == std::string::npos) continue;

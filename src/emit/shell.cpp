@@ -33,7 +33,10 @@ class Shell {
       state_.scalars[name] = {value, 0};
       state_.exported.insert(name);
     }
+    state_.output = [this](std::string_view command, int line) { return printed(command, line); };
   }
+  Shell(const Shell&) = delete;
+  Shell& operator=(const Shell&) = delete;
 
   ShellRun run() {
     directives();
@@ -94,6 +97,7 @@ class Shell {
       in_.take_word();
       list({"done"}, false);
       finish("done");
+      in_.skip_redirections();
       if (active) note(line, "a loop of unknown length is not followed");
       return Truth::unknown;
     }
@@ -154,6 +158,7 @@ class Shell {
       finish("do");
       list({"done"}, false);
       finish("done");
+      in_.skip_redirections();
       if (active) note(line, "a counting loop is not followed");
       return Truth::unknown;
     }
@@ -200,6 +205,7 @@ class Shell {
       if (in_.peek_word() == ";;") in_.take_word();
     }
     finish("esac");
+    in_.skip_redirections();
     return Truth::yes;
   }
 
@@ -252,8 +258,19 @@ class Shell {
     if (equals == std::string::npos) return false;
     const bool append = raw.text[equals - 1] == '+';
     const std::string name = raw.text.substr(0, equals - (append ? 1 : 0));
+    if (raw.text[equals - 1] == ']') {  // NAME[KEY]=word
+      const auto open = raw.text.find('[');
+      if (active) enter(raw.text.substr(0, open), raw.text.substr(open), raw.line);
+      return true;
+    }
     if (const auto elements = in_.array_after(raw, equals)) {
       if (!active) return true;
+      if (!append) state_.tables.erase(name);
+      if (!elements->empty() && elements->front().text.starts_with('[') &&
+          elements->front().text.find("]=") != std::string::npos) {
+        for (const Raw& element : *elements) enter(name, element.text, element.line);
+        return true;
+      }
       auto& array = state_.arrays[name];
       std::vector<ShellWord> values;
       for (const Raw& element : *elements) expand(element, state_, in_, values);
@@ -271,6 +288,62 @@ class Shell {
     state_.arrays.erase(name);
     assigned[name] = std::move(value);
     return true;
+  }
+
+  /// [KEY]=word of NAME.
+  void enter(const std::string& name, const std::string& entry, int line) {
+    const auto close = entry.find("]=");
+    if (!entry.starts_with('[') || close == std::string::npos) return;
+    const std::string key = joined(Raw{entry.substr(1, close - 1), line}, state_, in_).text;
+    auto& table = state_.tables[name];
+    if (table.size() > 10'000) throw in_.error(name + " has more than 10,000 entries");
+    table[key] = joined(Raw{entry.substr(close + 2), line}, state_, in_);
+  }
+
+  /// echo WORDS, expr NUMBERS, a function of the script that only echoes; of anything else nothing is known.
+  std::optional<std::string> printed(std::string_view text, int line) {
+    constexpr std::size_t most = 10'000;
+    if (++outputs_ > most) throw in_.error("more than 10,000 commands within words");
+    ShellReader reader(text, in_.file());
+    ShellCommand command;
+    while (const auto raw = reader.next_raw()) expand(Raw{raw->text, line}, state_, reader, command.words);
+    if (!reader.at_end() || command.words.empty()) return std::nullopt;
+    const std::string name = command.words.front().text;
+    if (functions_.contains(name)) {
+      const auto before = result_.commands.size();
+      call(command, line);
+      std::string all;
+      bool known = true;
+      for (std::size_t i = before; i < result_.commands.size(); ++i) {
+        const auto one = echoed(result_.commands[i].words);
+        known = known && one.has_value();
+        all += (all.empty() ? "" : "\n") + one.value_or("");
+      }
+      result_.commands.resize(before);
+      return known ? std::optional(all) : std::nullopt;
+    }
+    if (name == "expr") {
+      std::string expression;
+      for (std::size_t i = 1; i < command.words.size(); ++i) expression += command.words[i].text + " ";
+      const auto value = arithmetic(expression, state_);
+      return value ? std::optional(std::to_string(*value)) : std::nullopt;
+    }
+    return echoed(command.words);
+  }
+  static std::optional<std::string> echoed(const std::vector<ShellWord>& words) {
+    if (words.empty() || words.front().text != "echo") return std::nullopt;
+    std::string text;
+    std::size_t first = 1;
+    while (first < words.size() && (words[first].text == "-n" || words[first].text == "-e")) ++first;
+    for (std::size_t i = first; i < words.size(); ++i) text += (i == first ? "" : " ") + words[i].text;
+    return text;
+  }
+
+  /// read NAME << END: the text, its lines apart from each other.
+  void read(const ShellCommand& command) {
+    const auto document = in_.coming_document();
+    if (!document || command.words.size() < 2) return;
+    state_.scalars[command.words.back().text] = joined(*document, state_, in_);
   }
 
   Truth built_in(ShellCommand command, const std::map<std::string, ShellWord>& assigned, const std::vector<Raw>& raws,
@@ -292,14 +365,22 @@ class Shell {
       note(line, (words.size() > 1 ? words[1].text : "a file") + " is not read: give its variables with --env");
       return Truth::yes;
     }
+    if (name == "read") {
+      read(command);
+      return Truth::unknown;
+    }
     if (name == "eval" || functions_.contains(name)) return call(command, line);
+    for (const auto& [variable, value] : assigned) command.variables[variable] = value.text;
+    add(std::move(command));
+    return Truth::unknown;
+  }
+
+  void add(ShellCommand command) {
     for (const auto& variable : state_.exported)
       if (const auto at = state_.scalars.find(variable); at != state_.scalars.end())
-        command.variables[variable] = at->second.text;
-    for (const auto& [variable, value] : assigned) command.variables[variable] = value.text;
+        command.variables.emplace(variable, at->second.text);
     if (result_.commands.size() >= 10'000) throw in_.error("more than 10,000 commands");
     result_.commands.push_back(std::move(command));
-    return Truth::unknown;
   }
 
   Truth call(const ShellCommand& command, int line) {
@@ -325,7 +406,7 @@ class Shell {
       for (std::size_t i = 1; i < command.words.size(); ++i) text += command.words[i].text + " ";
       ShellCommand inner;
       for (const auto& word : split_words(text)) inner.words.push_back({word, line});
-      if (!inner.words.empty()) result_.commands.push_back(std::move(inner));
+      if (!inner.words.empty()) add(std::move(inner));
     }
     in_.go_to(back);
     --depth_;
@@ -404,6 +485,7 @@ class Shell {
   ShellRun result_;
   std::map<std::string, ShellReader::Place> functions_;
   int depth_ = 0;
+  std::size_t outputs_ = 0;  ///< of $( ) so far
   bool stopped_ = false;
 };
 

@@ -18,7 +18,7 @@ void ShellReader::advance(std::size_t n) {
     now_.line += newline;
     if (!newline || here_documents_.empty()) continue;
     const auto documents = std::exchange(here_documents_, {});
-    for (const auto& delimiter : documents) {
+    for (const auto& [delimiter, expands] : documents) {
       for (bool found = false; !found && now_.at < text_.size(); ++now_.line) {
         const auto end = std::min(text_.find('\n', now_.at), text_.size());
         auto row = text_.substr(now_.at, end - now_.at);
@@ -106,10 +106,32 @@ bool ShellReader::redirection() {
   Raw target{"", now_.line};
   while (!ends_word(at())) take_quoted(target.text);
   if (here) {
-    std::erase_if(target.text, [](char c) { return c == '\'' || c == '"' || c == '\\'; });
-    here_documents_.push_back(target.text);
+    const auto quotes = std::erase_if(target.text, [](char c) { return c == '\'' || c == '"' || c == '\\'; });
+    here_documents_.push_back({target.text, quotes == 0});
   }
   return true;
+}
+
+std::optional<Raw> ShellReader::coming_document() const {
+  if (here_documents_.empty()) return std::nullopt;
+  const auto& [delimiter, expands] = here_documents_.front();
+  const auto newline = text_.find('\n', now_.at);
+  if (newline == std::string_view::npos) return std::nullopt;
+  Raw document{expands ? "\"" : "'", now_.line + 1};
+  for (auto at = newline + 1; at < text_.size();) {
+    const auto end = std::min(text_.find('\n', at), text_.size());
+    auto row = text_.substr(at, end - at);
+    while (row.starts_with('\t')) row.remove_prefix(1);
+    if (row == delimiter) break;
+    for (const char c : row) {
+      if (expands && c == '"') document.text += '\\';
+      document.text += !expands && c == '\'' ? ' ' : c;
+    }
+    document.text += '\n';
+    at = end + 1;
+  }
+  document.text += expands ? '"' : '\'';
+  return document;
 }
 
 void ShellReader::skip_redirections() {

@@ -30,8 +30,7 @@ class Expander {
       } else if (c == '"') {
         i = quoted(text, i + 1);
       } else if (c == '`') {
-        put("${command}");
-        i = std::min(text.find('`', i + 1), text.size()) + 1;
+        i = backquoted(text, i, !splits_);
       } else if (c == '$') {
         i = dollar(text, i, !splits_);
       } else {
@@ -84,14 +83,29 @@ class Expander {
       } else if (text[i] == '$') {
         i = dollar(text, i, true);
       } else if (text[i] == '`') {
-        put("${command}");
-        i = std::min(text.find('`', i + 1), text.size()) + 1;
+        i = backquoted(text, i, true);
       } else {
         put(text[i++]);
       }
     }
     if (nothing_ && now_.text.empty()) open_ = was_open;  // "$@" and "${NONE[@]}" are no word at all
     return i + 1;
+  }
+
+  std::size_t backquoted(std::string_view text, std::size_t i, bool in_quotes) {
+    const auto end = std::min(text.find('`', i + 1), text.size());
+    output(text.substr(i + 1, end - std::min(end, i + 1)), in_quotes);
+    return end + 1;
+  }
+  /// What the command prints; that of one that would have to run stays unknown.
+  void output(std::string_view command, bool in_quotes) {
+    const auto printed = state_.output ? state_.output(command, line_) : std::nullopt;
+    if (!printed)
+      put("${command}");
+    else if (in_quotes)
+      put(*printed);
+    else
+      put_split({*printed, line_});
   }
 
   static std::size_t closing(std::string_view text, std::size_t i, char open, char close) {
@@ -126,7 +140,7 @@ class Expander {
         const auto value = arithmetic(inner, state_);
         put(value ? std::to_string(*value) : "${arithmetic}");
       } else {
-        put("${command}");
+        output(text.substr(i + 2, end - std::min(end, i + 2)), in_quotes);
       }
       return end + 1;
     }
@@ -195,6 +209,15 @@ class Expander {
     if (array != state_.arrays.end()) values = array->second;
     if (scalar != state_.scalars.end()) values = {scalar->second};
     bool all = index == "@" || index == "*";
+    if (const auto table = state_.tables.find(name); table != state_.tables.end() && !index.empty()) {
+      std::string key;
+      for (const auto& word : Expander(state_, reader_, line_, false, depth_ + 1).run(index)) key += word.text;
+      values.clear();
+      for (const auto& [one, value] : table->second)
+        if (all || one == key) values.push_back(value);
+      if (values.empty() && !all) return;
+      return insert(values, all, index == "@", in_quotes);
+    }
     if (!index.empty() && !all) {
       const auto number = arithmetic(index, state_);
       if (!number) return unknown();
@@ -367,6 +390,8 @@ std::size_t assignment(std::string_view word) {
   std::size_t n = 0;
   while (n < word.size() && name_char(word[n])) ++n;
   if (n == 0 || std::isdigit(static_cast<unsigned char>(word[0])) != 0) return std::string_view::npos;
+  if (n < word.size() && word[n] == '[')
+    if (const auto close = word.find("]=", n); close != std::string_view::npos) return close + 1;
   if (n < word.size() && word[n] == '+') ++n;
   return n < word.size() && word[n] == '=' ? n : std::string_view::npos;
 }

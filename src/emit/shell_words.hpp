@@ -3,6 +3,7 @@
 
 #include <cctype>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <set>
@@ -24,8 +25,11 @@ struct ShellState {
   static constexpr std::size_t longest = std::size_t{1} << 20U;  ///< bytes of a script and of a value
   std::map<std::string, ShellWord> scalars;
   std::map<std::string, std::vector<ShellWord>> arrays;
+  std::map<std::string, std::map<std::string, ShellWord>> tables;  ///< arrays whose keys are words (declare -A)
   std::set<std::string> exported;
   std::size_t words = 0;  ///< made so far
+  /// What a command in $( ) prints, where that is known without running anything.
+  std::function<std::optional<std::string>(std::string_view command, int line)> output;
 };
 
 inline bool name_char(char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_'; }
@@ -56,6 +60,8 @@ class ShellReader {
   std::string_view take_operator();  ///< && || | & ; or a newline; "" if none stands there
   void skip_separators();            ///< newlines and semicolons
   void skip_redirections();
+  /// The text of the here-document that begins at the next newline, as a raw word; nullopt: there is none.
+  std::optional<Raw> coming_document() const;
   bool at_function();
   std::string take_function_name();
   std::string take_arithmetic();                   ///< of (( .. ))
@@ -75,7 +81,11 @@ class ShellReader {
   std::string_view text_;
   std::string file_;
   Place now_;
-  std::vector<std::string> here_documents_;  ///< delimiters of those that begin at the next newline
+  struct HereDocument {
+    std::string delimiter;
+    bool expands;  ///< the delimiter is not quoted
+  };
+  std::vector<HereDocument> here_documents_;  ///< those that begin at the next newline
 };
 
 /// Appends the words that `raw` becomes.
@@ -84,7 +94,7 @@ void expand(const Raw& raw, ShellState& state, const ShellReader& reader, std::v
 ShellWord joined(const Raw& raw, ShellState& state, const ShellReader& reader);
 /// nullopt: it depends on what is not known, or is no integer expression.
 std::optional<std::int64_t> arithmetic(std::string_view expression, const ShellState& state);
-/// Where the "=" of NAME=... or NAME+=... stands; npos: the word is no assignment.
+/// Where the "=" of NAME=..., NAME+=... or NAME[KEY]=... stands; npos: the word is no assignment.
 std::size_t assignment(std::string_view word);
 /// Words of a line as a shell splits them; an open quote ends with the line.
 std::vector<std::string> split_words(std::string_view line);
