@@ -93,13 +93,6 @@ void run(CheckOptions options, Outcome& outcome) {
   std::vector<plan::Finding> findings = loaded.findings;
   const auto more = options.symptom.empty() ? plan::check(loaded.scenario) : diagnose(options, loaded);
   findings.insert(findings.end(), more.begin(), more.end());
-  for (const auto& one : scenario::unmodelled(loaded.scenario))
-    findings.push_back({"unmodelled." + one.name,
-                        plan::Severity::trap,
-                        {one.name},
-                        one.name + (one.value.empty() ? "" : " " + one.value) + " is not modelled: " + one.missing,
-                        "predictions need --ignore " + one.name + ", and have no interval then",
-                        ""});
   // What no rule has, but Megatron Core cannot run: other commands refuse it with the same words.
   if (options.symptom.empty() && std::ranges::none_of(findings, is_violation)) {
     try {
@@ -108,6 +101,13 @@ void run(CheckOptions options, Outcome& outcome) {
       findings.push_back(refusal(error));
     }
   }
+  for (const auto& one : scenario::unmodelled(loaded.scenario))
+    findings.push_back({"unmodelled." + one.name,
+                        plan::Severity::trap,
+                        {one.name},
+                        one.name + (one.value.empty() ? "" : " " + one.value) + " is not modelled: " + one.missing,
+                        "predictions need --ignore " + one.name + ", and have no interval then",
+                        ""});
   const bool violated = std::ranges::any_of(findings, is_violation);
   outcome.status = violated ? 1 : 0;
   const report::Stamp stamp{&loaded.scenario, {}};

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "pipewright/scenario/io.hpp"
 #include "yaml_value.hpp"
@@ -49,7 +50,11 @@ class Config {
     if (!json_.at(key).is_object()) throw error(key, "expected an object, found " + json_.at(key).dump().substr(0, 60));
     return &json_.at(key);
   }
-  bool has(const std::string& key) const { return json_.contains(key) && !json_.at(key).is_null(); }
+  bool has(const std::string& key) const {
+    read_.insert(key);
+    return json_.contains(key) && !json_.at(key).is_null();
+  }
+  const std::set<std::string>& read() const { return read_; }  ///< keys asked for so far
   Int integer(const std::string& key, Int least = 1, Int most = Int{1} << 30) const {
     if (!has(key)) throw error(key, "missing");
     const Json& value = json_.at(key);
@@ -102,6 +107,7 @@ class Config {
   const std::string& path_;
   const std::string& text_;
   const Json& json_;
+  mutable std::set<std::string> read_;
 };
 
 /// rope_scaling says how positions beyond those of pretraining are reached: no time or memory hangs on it, but the
@@ -312,6 +318,10 @@ std::string apply_hf_config(const std::string& given, Scenario& scenario, String
   if (family == "deepseek_v3" || family == "kimi_k2") deepseek(config, m);
   Strings all;
   rope_scaling(config, path, text, m, all);
+  const auto unknown = judge_keys(
+      text, config.read(), [&](const std::string& key, const std::string& why) { return config.error(key, why); });
+  if (!unknown.empty())
+    all.push_back("keys that are not known, and taken to change neither time nor memory: " + unknown);
   if (notes != nullptr) *notes = std::move(all);
   scenario.model = std::move(m);
   for (const char* name : {"num_layers", "hidden_size", "num_attention_heads", "vocab_size"}) {

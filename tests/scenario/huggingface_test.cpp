@@ -178,6 +178,55 @@ TEST_CASE("what is missing or wrong is named with its file") {
                        UsageError);
 }
 
+namespace {
+
+/// A Llama with `more` in its config.json; what is said of it.
+std::string said_of(const std::string& more, Strings* notes = nullptr) {
+  static int number = 0;
+  const auto path = std::filesystem::temp_directory_path() /
+                    ("pipewright_keys_" + std::to_string(getpid()) + "_" + std::to_string(++number) + ".json");
+  const std::string inner =
+      R"("model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4,
+      "num_hidden_layers": 2, "vocab_size": 100)";
+  std::ofstream(path) << (more.starts_with("{")
+                              ? more.substr(0, more.size() - 1) + ", \"text_config\": {" + inner + "}}"
+                              : "{" + inner + (more.empty() ? "" : ", " + more) + "}");
+  std::string said;
+  try {
+    from_hf(path.string(), notes);
+  } catch (const UsageError& error) {
+    said = error.what();
+  }
+  std::filesystem::remove(path);
+  return said;
+}
+
+}  // namespace
+
+TEST_CASE("keys of a config.json: parts of a model are refused, what nobody knows is said") {
+  for (const char* neutral : {"", "\"use_cache\": true, \"initializer_range\": 0.02, \"quantization_config\": {}",
+                              "\"attention_dropout\": 0.0", "\"num_local_experts\": 1", "\"alibi\": false",
+                              "\"embedding_multiplier\": 1.0", "\"vision_config\": null", "\"mlp_only_layers\": []"}) {
+    CAPTURE(neutral);
+    Strings notes;
+    CHECK(said_of(neutral, &notes).empty());
+    CHECK(notes.empty());
+  }
+  for (const char* part :
+       {"\"vision_config\": {}", "\"num_local_experts\": 8", "\"n_routed_experts\": 64", "\"kv_lora_rank\": 512",
+        "\"attention_dropout\": 0.1", "\"resid_pdrop\": 0.1", "\"alibi\": true", "\"use_parallel_residual\": true",
+        "\"clip_qkv\": 8", "\"embedding_multiplier\": 12", "\"mlp_only_layers\": [0]",
+        "\"final_logit_softcapping\": 30", "{\"vision_config\": {}}",
+        "{\"model_type\": \"llava\", \"vision_config\": {\"hidden_size\": 1}}", "{\"audio_config\": {}}"}) {
+    CAPTURE(part);
+    CHECK(said_of(part).find("not modelled") != std::string::npos);
+  }
+  Strings notes;
+  CHECK(said_of("\"frobnicate\": 3, \"use_cache\": true, \"other_thing\": [1]", &notes).empty());
+  REQUIRE(notes.size() == 1);
+  CHECK(notes.front().ends_with(": frobnicate other_thing"));
+}
+
 TEST_CASE("families that are not modelled are refused part by part") {
   for (const auto& [family, part] :
        std::initializer_list<std::pair<const char*, const char*>>{{"gemma2", "soft-capping"},

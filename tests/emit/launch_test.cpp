@@ -1,0 +1,144 @@
+// What trains, and what a launch script would run: programs that train other models are refused by name, whatever the
+// input; a script's own words for the same command give the same scenario.
+#include <doctest/doctest.h>
+
+#include "../../src/emit/field_table.hpp"
+#include "../../src/emit/programs.hpp"
+#include "pipewright/effects.hpp"
+#include "pipewright/emit.hpp"
+#include "pipewright/scenario/io.hpp"
+
+using namespace pipewright;
+
+namespace {
+
+const emit::Machine machine{0, 8, "h100-sxm", ""};
+const std::string flags =
+    "--num-layers 8 --hidden-size 1024 --num-attention-heads 16 --seq-length 2048 --max-position-embeddings 2048 "
+    "--micro-batch-size 1 --global-batch-size 64 --vocab-size 32000 --bf16 --tensor-model-parallel-size 2 "
+    "--sequence-parallel --use-distributed-optimizer";
+
+scenario::Scenario of_script(const std::string& text) {
+  return emit::from_launch_file(text, "train.sh", machine).scenario;
+}
+std::string refusal(const std::string& command) {
+  try {
+    emit::from_megatron(command, machine);
+  } catch (const UsageError& error) {
+    return error.what();
+  }
+  return {};
+}
+
+}  // namespace
+
+TEST_CASE("a program that trains something else is refused by its name and what it does") {
+  for (const char* program :
+       {"pretrain_bert.py", "/opt/megatron/pretrain_t5.py", "pretrain_vlm.py", "examples/multimodal/train.py",
+        "./examples/mimo/train.py", "pretrain_mamba.py", "pretrain_hybrid.py", "train_rl.py", "pretrain_vision_dino.py",
+        "tools/run_text_generation_server.py", "examples/inference/advanced/gpt_static_inference.py"}) {
+    CAPTURE(program);
+    REQUIRE_FALSE(emit::other_work(program).empty());
+    const std::string name = std::string(program).substr(std::string(program).rfind('/') + 1);
+    const auto said = refusal(std::string("torchrun --nproc_per_node 8 ") + program + " " + flags);
+    CHECK(said.find(name) != std::string::npos);
+    CHECK(said.find(emit::other_work(program)) != std::string::npos);
+  }
+  CHECK(refusal("torchrun --nproc_per_node 8 pretrain_gpt.py " + flags).empty());
+  CHECK(refusal("torchrun --nproc_per_node 8 my/train.py " + flags).empty());  // a note says what it is taken for
+}
+
+TEST_CASE("flags that only other programs read say so where no program is named") {
+  int tried = 0;
+  for (const auto& flag : emit::other_flags()) {
+    const auto* effect = scenario::effect_of(flag.name);
+    REQUIRE(effect != nullptr);
+    if (!effect->text.starts_with("read by programs other than pretrain_gpt.py")) continue;
+    CAPTURE(std::string(flag.name));
+    CHECK_FALSE(emit::other_model_of_flag(flag.name).empty());
+    const std::string with = flags + " " + std::string(flag.name) + " 1";
+    CHECK(refusal(with).find(flag.name) != std::string::npos);
+    CHECK(refusal("pretrain_gpt.py " + with).empty());
+    ++tried;
+  }
+  CHECK(tried > 30);
+  CHECK(refusal(flags + " --tokenizer-type BertWordPieceLowerCase").find("BERT") != std::string::npos);
+  CHECK(refusal(flags + " --vocab-file vocab.txt").find("BERT") != std::string::npos);
+  CHECK(refusal(flags + " --vocab-file vocab.json --merge-file merges.txt").empty());
+}
+
+TEST_CASE("the folder of a functional test says what runs it, and its MODE whether it trains") {
+  const auto read = [](const std::string& folder, const std::string& head) {
+    const std::string text = head +
+                             "MODEL_ARGS:\n  --num-layers: 8\n  --hidden-size: 1024\n  --num-attention-heads: 16\n"
+                             "  --seq-length: 2048\n  --micro-batch-size: 1\n  --vocab-size: 32000\n  --bf16: true\n";
+    return emit::from_launch_file(text, "tests/functional_tests/test_cases/" + folder + "/x/model_config.yaml", machine)
+        .scenario.model.num_layers;
+  };
+  for (const char* folder : {"gpt", "moe", "mixtral", "of-ones-own"}) CHECK(read(folder, "") == 8);
+  CHECK(read("gpt", "MODE: pretraining\n") == 8);
+  for (const char* folder : {"bert", "t5", "multimodal-llava", "mimo", "hybrid", "nemotron", "gpt-nemo"}) {
+    CAPTURE(folder);
+    CHECK_THROWS_AS(read(folder, ""), UsageError);
+  }
+  CHECK_THROWS_WITH_AS(read("gpt", "MODE: inference\n"), doctest::Contains("MODE: inference is not modelled"),
+                       UsageError);
+}
+
+TEST_CASE("one command in a script's many spellings") {
+  const auto said = of_script("torchrun --nproc_per_node 8 pretrain_gpt.py " + flags + "\n");
+  CHECK(said.cluster.num_gpus == 8);
+  const std::string run = "torchrun --nproc_per_node 8 pretrain_gpt.py ";
+  for (const std::string& script : {
+           "CMD=\"" + run + flags + "\"\necho $CMD\neval $CMD\n",
+           "read -r -d '' ARGS <<EOF\n" + flags + "\nEOF\n" + run + "$ARGS\n",
+           "read -r -d '' ARGS << 'END'\n" + flags + "\nEND\n" + run + "${ARGS} 2>&1 | tee log\n",
+           "args() { echo \"" + flags + "\"; }\n" + run + "$(args)\n",
+           "args() {\n  local tp=$1\n  echo " + flags.substr(0, flags.find("--tensor")) +
+               "\n  echo --tensor-model-parallel-size $tp --sequence-parallel --use-distributed-optimizer\n}\nX=$(args "
+               "2)\n" +
+               run + "$X\n",
+           "declare -A OF=([7B]=\"" + flags + "\" [70B]=\"--num-layers 80\")\nSIZE=7B\n" + run + "${OF[$SIZE]}\n",
+           "declare -A OF\nOF[small]=\"" + flags + "\"\n" + run + "${OF[small]}\n",
+           "N=`expr 4 \\* 2`\ntorchrun --nproc_per_node $N pretrain_gpt.py " + flags + "\n",
+           "while read line; do echo $line; done <<< \"$LIST\"\n" + run + flags + "\n",
+           "cat <<'PY' > x.py\nif (: \"\nPY\n" + run + flags + "\n",
+       }) {
+    CAPTURE(script);
+    CHECK(of_script(script) == said);
+  }
+  const auto exported = of_script("export NCCL_DEBUG=WARN\nCMD=\"" + run + flags + "\"\neval ${CMD}\n");
+  CHECK(exported.environment.at("NCCL_DEBUG") == "WARN");
+}
+
+TEST_CASE("commands within words end") {
+  CHECK_THROWS_AS(of_script("f() { echo $(f)$(f); }\n$(f)\n"), UsageError);
+  CHECK_THROWS_AS(of_script("f() { echo 1; }\nX=$(g)\ntorchrun pretrain_gpt.py --num-layers $X\n"), UsageError);
+}
+
+TEST_CASE("what a flag's value breaks is said with the flag's line") {
+  const std::string script = "ARGS=\"--deterministic-mode\"\ntorchrun --nproc_per_node 8 pretrain_gpt.py \\\n  " +
+                             flags + " \\\n  --num-distributed-optimizer-instances 3 $ARGS\n";
+  const auto s = of_script(script);
+  CHECK(s.positions.at("settings.num_distributed_optimizer_instances").line == 4);
+  CHECK(s.positions.at("settings.deterministic_mode").line == 1);
+  CHECK(s.positions.at("settings.deterministic_mode").file == "train.sh");
+  for (const auto& [name, where] : s.positions) CHECK(where.file != "--set");
+  CHECK_THROWS_WITH_AS(scenario::check(s),
+                       doctest::Contains("train.sh:4: settings.num_distributed_optimizer_instances"), UsageError);
+}
+
+TEST_CASE("patterns of MoE layers are Megatron's") {
+  const auto layers = [](const std::string& pattern) {
+    const auto s =
+        emit::from_megatron(flags + " --num-experts 8 --moe-layer-freq \"" + pattern + "\"", machine).scenario;
+    scenario::check(s);
+    return s.model.moe_layer_freq;
+  };
+  CHECK(layers("2") == scenario::Ints{2});
+  CHECK(layers("([0]*3+[1]*5)") == scenario::Ints{0, 0, 0, 1, 1, 1, 1, 1});
+  for (const char* wrong : {"[]", "[1]", "[1]*7", "[0]*9", "0", "[0]*7+[2]", "-1"}) {
+    CAPTURE(wrong);
+    CHECK_THROWS_AS(layers(wrong), UsageError);
+  }
+}
