@@ -156,7 +156,8 @@ std::string recipe_of(const Scenario& s) {
 
 void assign(Scenario& s, const Assignment& assignment) { scenario::set(s, assignment.first + "=" + assignment.second); }
 
-/// Defaults of GPTModelProvider (models/gpt_provider.py:137-206) that differ from TransformerConfig's.
+/// Defaults of GPTModelProvider (models/gpt_provider.py:137-206) that differ from TransformerConfig's. Those of
+/// MLAModelProvider do not: of its two parents MLATransformerConfig's fields count (models/mla_provider.py).
 Scenario provider_defaults() {
   Scenario s;
   s.settings.deallocate_pipeline_outputs = true;
@@ -274,6 +275,14 @@ class OverrideImporter {
 
   Import run(std::string_view text) {
     for (const auto& [line, number] : statements(text)) read(line, {file_, number});
+    if (s_.model.multi_latent_attention) {
+      const Scenario plain;
+      const Scenario provider = provider_defaults();
+      for (const auto& field : scenario::fields())
+        if (field.section == "settings" && !s_.positions.contains("settings." + field.name) &&
+            scenario::get(provider, field.name) != scenario::get(plain, field.name))
+          assign(s_, {field.name, scenario::get(plain, field.name)});
+    }
     if (const auto& [length, where] = dataset_length_; length > 0) {
       if (s_.model.seq_length == 0) s_.model.seq_length = length;
       if (s_.model.seq_length != length)
@@ -468,8 +477,13 @@ class OverrideImporter {
 std::string literal_of(const Scenario& s, const std::string& field) {
   const auto value = scenario::get(s, field);
   if (field == "activation_func") return functions().at(scenario::activation_func(s));
-  if (field == "moe_layer_freq" || field == "window_attn_skip_freq")
-    if (const auto items = items_of(value); items.size() == 1) return items.front();
+  static const std::set<std::string, std::less<>> scalars = {"moe_layer_freq", "window_attn_skip_freq", "no_rope_freq",
+                                                             "moe_aux_loss_coeff", "moe_router_load_balancing_type"};
+  if (scalars.contains(field)) {  // a list of one is a pattern of one layer, or needs a list of coefficients
+    const auto items = items_of(value);
+    if (items.size() == 1) return python_literal(items.front());
+    if (items.empty() && field == "moe_router_load_balancing_type") return python_literal("\"none\"");
+  }
   return python_literal(value);
 }
 
@@ -502,6 +516,9 @@ bool structural(const Scenario& s, const std::string& field) {
                                                "global_batch_size",
                                                "use_distributed_optimizer"};
   if (field == "expert_tensor_parallel_size") return s.settings.expert_model_parallel_size > 1;
+  // CommOverlapConfig.setup() starts it at -1, which Megatron Core refuses.
+  if (field == "wgrad_deferral_limit") return s.settings.defer_embedding_wgrad_compute;
+  if (field == "multi_latent_attention") return s.model.multi_latent_attention;
   return always.contains(field);
 }
 
@@ -526,8 +543,11 @@ Groups bridge(const Scenario& scenario) {
                      {{"from megatron.bridge.training.comm_overlap import CommOverlapConfig"}, ""},
                      {{"from megatron.bridge.training.mixed_precision import get_mixed_precision_config"}, ""}}}};
   const auto activation = scenario::activation_func(scenario);
-  if (activation == "quick_gelu" || activation == "squared_relu")
-    groups.front().lines.push_back({{"from megatron.core.activations import " + activation}, ""});
+  // TransformerConfig knows these two by identity: each is the object that it imports itself.
+  if (activation == "quick_gelu")
+    groups.front().lines.push_back({{"from megatron.core.fusions.fused_bias_geglu import quick_gelu"}, ""});
+  if (activation == "squared_relu")
+    groups.front().lines.push_back({{"from megatron.core.activations import squared_relu"}, ""});
   Group overlap{"Overlap", {{{comm_overlap}, "None in most recipes: its fields need it first"}}};
   groups.push_back(std::move(overlap));
   for (const auto& [title, fields] : titles) {

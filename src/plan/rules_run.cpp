@@ -247,6 +247,44 @@ std::vector<Rule> run_rules() {
        },
        "moe_expert_capacity_factor must be set to use moe_pad_expert_input_to_capacity",
        "set moe_expert_capacity_factor"},
+      {"model.fused-activation",
+       violation,
+       core,
+       {"bias_activation_fusion", "activation_func"},
+       everywhere,
+       [](const Scenario& s) {
+         const auto activation = scenario::activation_func(s);
+         return s.settings.bias_activation_fusion && activation != "gelu" && activation != "silu" &&
+                activation != "quick_gelu";
+       },
+       "When bias_activation_fusion is True, activation function should be either gelu, swiglu, or quick_geglu",
+       "set bias_activation_fusion: false",
+       [](Scenario& s) { s.settings.bias_activation_fusion = false; }},
+      {"model.fused-gelu-needs-bias",
+       violation,
+       core,
+       {"bias_activation_fusion", "add_bias_linear", "gated_linear_unit", "activation_func"},
+       everywhere,
+       [](const Scenario& s) {
+         return s.settings.bias_activation_fusion && scenario::activation_func(s) == "gelu" &&
+                !s.model.gated_linear_unit && !s.model.add_bias_linear;
+       },
+       "When bias_activation_fusion is True, gated_linear_unit is False and activation function is gelu, "
+       "add_bias_linear must also be True.",
+       "set bias_activation_fusion: false",
+       [](Scenario& s) { s.settings.bias_activation_fusion = false; }},
+      {"model.fused-quick-gelu-needs-gate",
+       violation,
+       core,
+       {"bias_activation_fusion", "gated_linear_unit", "activation_func"},
+       everywhere,
+       [](const Scenario& s) {
+         return s.settings.bias_activation_fusion && scenario::activation_func(s) == "quick_gelu" &&
+                !s.model.gated_linear_unit;
+       },
+       "When bias_activation_fusion is True and activation function is quick_gelu, gated_linear_unit must be True.",
+       "set bias_activation_fusion: false",
+       [](Scenario& s) { s.settings.bias_activation_fusion = false; }},
       {"moe.clamp-needs-experts",
        violation,
        core,
@@ -275,8 +313,8 @@ std::vector<Rule> run_rules() {
        core,
        {"moe_token_dispatcher_type", "variable_seq_lengths"},
        everywhere,
-       [](const Scenario& s) {
-         return moe_model(s) && s.settings.moe_token_dispatcher_type == "allgather" && s.settings.variable_seq_lengths;
+       [](const Scenario& s) {  // asked of dense models, too
+         return s.settings.moe_token_dispatcher_type == "allgather" && s.settings.variable_seq_lengths;
        },
        "Token dispatcher type: allgather does not support variable sequence length, please use alltoall dispatcher "
        "instead.",
