@@ -131,6 +131,7 @@ std::uint32_t GroupedQueryAttention::attend_and_project(bool grad) {
   if (keeps) {
     offload_.saves(Offload::core_attn, {q_, k_, v_});
     offload_.saves(Offload::core_attn, core_.saved());
+    core_.holds(offload_.saves_held(Offload::core_attn, core_.saved_twice()));
     reloaded_o_ = offload_.saves_held(Offload::core_attn, o_);
   }
   offload_.commit(Offload::core_attn);

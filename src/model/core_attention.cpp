@@ -200,15 +200,14 @@ CoreAttention::Gradients CoreAttention::unfused_backward(std::initializer_list<s
   auto gradient = w_.allocate("attention.probabilities_gradient", 2 * n);
   product("attention.probabilities gradient", "gemm.bf16.tn", d_.s, v_dim);
   w_.free(until_values);
-  const bool separate = d_.attention_dropout > 0 || d_.softmax == Softmax::fp32;
-  w_.free({values_, separate ? probabilities_ : no_tensor});
+  w_.free({values_, separate() ? probabilities_ : std::exchange(of_product_, no_tensor)});
   if (d_.attention_dropout > 0) {
     const auto dropped = gradient;
     gradient = w_.allocate("attention.probabilities_gradient", 2 * n);
     w_.launch("attention.dropout backward", {"dropout.backward", {n}});
     w_.free({dropped, mask_});
   }
-  if (!separate) softmax_ = probabilities_;
+  if (!separate()) softmax_ = probabilities_;
   const auto dscores = softmax_backward(gradient);
   g.q = scaled_product("attention.q_gradient", "attention.query gradient", "gemm.bf16.nn");
   g.k = scaled_product("attention.k_gradient", "attention.key gradient", "gemm.bf16.nt");

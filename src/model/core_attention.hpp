@@ -27,6 +27,10 @@ class CoreAttention {
   std::vector<std::uint32_t> saved() const {
     return {statistics_, sinks_, keys_, values_, softmax_, probabilities_, mask_};
   }
+  /// Unfused: the probabilities that the softmax and the product with the values save as objects of their own, so that
+  /// offload brings back two. `reloaded`: the second, from then on this class's.
+  std::uint32_t saved_twice() const { return separate() ? no_tensor : probabilities_; }
+  void holds(std::uint32_t reloaded) { of_product_ = reloaded; }
 
  private:
   std::uint32_t fused_forward(bool grad);
@@ -40,6 +44,7 @@ class CoreAttention {
   std::uint32_t scaled_product(const std::string& owner, const std::string& name, const char* family);
   Int scores() const { return d_.b * d_.heads * d_.s * d_.s; }
   bool repeats() const { return d_.groups < d_.heads; }
+  bool separate() const { return d_.attention_dropout > 0 || d_.softmax == Softmax::fp32; }
   void product(const std::string& name, const char* family, Int m, Int k);
 
   PieceBuilder& w_;
@@ -47,7 +52,7 @@ class CoreAttention {
   const Int window_;
   std::uint32_t statistics_ = no_tensor, rng_ = no_tensor, sinks_ = no_tensor;  ///< fused
   std::uint32_t keys_ = no_tensor, values_ = no_tensor, softmax_ = no_tensor, probabilities_ = no_tensor,
-                mask_ = no_tensor;  ///< unfused
+                mask_ = no_tensor, of_product_ = no_tensor;  ///< unfused
 };
 
 /// Rotary embedding of [tokens, heads, width]: TE's one kernel, or PyTorch's t * cos + rotate_half(t) * sin

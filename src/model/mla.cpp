@@ -58,6 +58,7 @@ class LatentAttention : public Attention {
   std::uint32_t project_backward(const Linear& linear, Projection& projection, std::uint32_t gradient);
   void rotate(std::uint32_t kv, bool grad);
   void attend(bool grad);
+  void discard_up();
   void offload_projections();
   void core_backward(std::uint32_t dout);
   /// Gradients of the compressed queries (or of n, without q_lora_rank), keys with values, and rotated key part.
@@ -87,6 +88,7 @@ class LatentAttention : public Attention {
   std::uint32_t compressed_q_ = no_tensor, compressed_kv_ = no_tensor, key_rope_ = no_tensor;
   std::uint32_t q_ = no_tensor, k_ = no_tensor, v_ = no_tensor, o_ = no_tensor;
   std::uint32_t normed_ = no_tensor, reloaded_normed_ = no_tensor, reloaded_o_ = no_tensor;
+  std::vector<std::uint32_t> reloaded_up_;
 };
 
 /// A width-parallel [S, width/t] becomes [S, width] (gather_from_tensor_model_parallel_region). What
@@ -220,14 +222,26 @@ void LatentAttention::offload_projections() {
 
 void LatentAttention::attend(bool grad) {
   const bool keeps = grad && !d_.recomputes(Recompute::core_attn);
-  offload_.begin(Offload::core_attn, keeps && !d_.recomputes(Recompute::mla_up_proj));
+  offload_.begin(Offload::core_attn, keeps);
   o_ = core_.forward(keeps);
   if (keeps) {
     offload_.saves(Offload::core_attn, {q_, k_, v_});
     offload_.saves(Offload::core_attn, core_.saved());
+    core_.holds(offload_.saves_held(Offload::core_attn, core_.saved_twice()));
     reloaded_o_ = offload_.saves_held(Offload::core_attn, o_);
   }
   offload_.commit(Offload::core_attn);
+}
+
+/// CheckpointWithoutOutput empties queries, keys and values, and fills them again in backward. What core_attn has
+/// copied to the host before that comes back beside them: autograd holds the copies.
+void LatentAttention::discard_up() {
+  for (auto* tensor : {&q_, &k_, &v_}) {
+    if (offload_.moves(Offload::core_attn, *tensor))
+      reloaded_up_.push_back(std::exchange(*tensor, no_tensor));
+    else
+      release({tensor});
+  }
 }
 
 std::uint32_t LatentAttention::forward(bool grad) {
@@ -239,7 +253,7 @@ std::uint32_t LatentAttention::forward(bool grad) {
     if (!(d_.splits_down && !d_.sp)) release({&key_rope_});  // without sequence parallelism compressed keys view it
   }
   attend(grad);
-  if (grad && d_.recomputes(Recompute::mla_up_proj)) release({&q_, &k_, &v_});
+  if (grad && d_.recomputes(Recompute::mla_up_proj)) discard_up();
   const bool keeps_original = d_.precision.recipe != Recipe::delayed, saves_o = !proj_.fp8 || keeps_original;
   offload_.begin(Offload::attn_proj, grad);
   const auto out = linear_.row_linear(proj_, "attention.proj_output", proj_input_, grad, keeps_original);
@@ -260,11 +274,6 @@ std::uint32_t LatentAttention::forward(bool grad) {
 }
 
 void LatentAttention::core_backward(std::uint32_t dout) {
-  if (d_.recomputes(Recompute::mla_up_proj)) {
-    w_.recomputing(true);
-    up(true);
-    w_.recomputing(false);
-  }
   if (d_.recomputes(Recompute::core_attn) || d_.unfused_attention) release({&o_});  // only the projection had saved it
   if (d_.recomputes(Recompute::core_attn)) {
     w_.recomputing(true);
@@ -273,6 +282,7 @@ void LatentAttention::core_backward(std::uint32_t dout) {
   }
   const auto g = core_.backward({dout});
   release({&q_, &k_, &v_, &o_});
+  for (const auto tensor : std::exchange(reloaded_up_, {})) w_.free(tensor);
   q_ = g.q;
   k_ = g.k;
   v_ = g.v;
@@ -367,6 +377,11 @@ std::uint32_t LatentAttention::backward(std::uint32_t dropped) {
   linear_.weight_gradients.put([this, dropped] { w_.free(dropped); });
   if (reloaded_o_ != no_tensor) w_.free(std::exchange(o_, std::exchange(reloaded_o_, no_tensor)));
   offload_.done(Offload::attn_proj);
+  if (d_.recomputes(Recompute::mla_up_proj)) {  // a hook on the attention's output, before core_attn's
+    w_.recomputing(true);
+    up(true);
+    w_.recomputing(false);
+  }
   offload_.needed(Offload::core_attn);
   core_backward(dout);
   offload_.done(Offload::core_attn);

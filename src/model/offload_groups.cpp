@@ -62,10 +62,12 @@ void OffloadWriter::begin(Offload module, bool grad) {
   hook(module, Step::Kind::offload_begin);
 }
 
+bool OffloadWriter::moves(Offload module, std::uint32_t tensor) const {
+  return groups_.contains(module) && elements(w_.piece().tensors[tensor]) >= d_.smallest_offload;
+}
+
 void OffloadWriter::save(Offload module, std::uint32_t tensor, std::uint32_t back, bool releases) {
-  const auto group = groups_.find(module);
-  if (group == groups_.end() || elements(w_.piece().tensors[tensor]) < d_.smallest_offload) return;
-  add_move(w_.piece(), group->second, tensor, back, releases);
+  if (moves(module, tensor)) add_move(w_.piece(), groups_.at(module), tensor, back, releases);
 }
 
 void OffloadWriter::saves(Offload module, const std::vector<std::uint32_t>& tensors) {
@@ -74,7 +76,7 @@ void OffloadWriter::saves(Offload module, const std::vector<std::uint32_t>& tens
 }
 
 std::uint32_t OffloadWriter::saves_held(Offload module, std::uint32_t tensor) {
-  if (!groups_.contains(module)) return no_tensor;
+  if (tensor == no_tensor || !moves(module, tensor)) return no_tensor;
   const Tensor held = w_.piece().tensors[tensor];
   w_.piece().tensors.push_back(held);
   const auto back = static_cast<std::uint32_t>(w_.piece().tensors.size() - 1);

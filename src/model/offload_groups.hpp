@@ -14,6 +14,8 @@ class OffloadWriter {
   void saves(Offload module, const std::vector<std::uint32_t>& tensors);
   /// A tensor that others hold too: it stays. Returns the one that the region's backward uses and must free.
   std::uint32_t saves_held(Offload module, std::uint32_t tensor);
+  /// Is a tensor that the region saves copied to the host?
+  bool moves(Offload module, std::uint32_t tensor) const;
   void commit(Offload module) { hook(module, Step::Kind::offload_commit); }
   void needed(Offload module) { hook(module, Step::Kind::reload_wait); }
   void done(Offload module) { hook(module, Step::Kind::reload_hook); }
