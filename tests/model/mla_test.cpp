@@ -1,4 +1,6 @@
 // Multi-latent attention against hand-computed sizes of DeepSeek-V3's layers (reference 5.3).
+#include <map>
+
 #include "pipewright/scenario/io.hpp"
 #include "support.hpp"
 
@@ -103,6 +105,7 @@ TEST_CASE("what is born dies, whatever latent attention is made of") {
                                                        {"apply_rope_fusion=false"},
                                                        {"apply_rope_fusion=false", "rope_type=rope"},
                                                        {"fp8=hybrid", "fp8_recipe=tensorwise"},
+                                                       {"attention_backend=unfused"},
                                                        {"fp8=e4m3", "fp8_recipe=blockwise", "qk_layernorm=false"}};
   const std::vector<std::vector<const char*>> recomputes = {
       {},
@@ -121,6 +124,31 @@ TEST_CASE("what is born dies, whatever latent attention is made of") {
       check_all(test::build(scenario));
     }
   }
+}
+
+TEST_CASE("offload of the attention's core moves all that its autograd nodes save, recomputed up projections or not") {
+  const auto moved = [](std::vector<const char*> more) {
+    auto scenario = latent();
+    for (const auto* setting : {"fine_grained_activation_offloading=true", "offload_modules=[core_attn]"})
+      scenario::set(scenario, setting);
+    for (const auto* setting : more) scenario::set(scenario, setting);
+    std::map<std::string, int> owners;
+    const auto stages = test::build(scenario);
+    const auto& layer = inner_layer(stages);
+    for (const auto& group : layer.groups)
+      for (const auto& move : group.moves) ++owners[stages.owners[layer.tensors[move.tensor].owner]];
+    return owners;
+  };
+  const char *selective = "recompute_granularity=selective", *up = "recompute_modules=[mla_up_proj]";
+  const auto fused = moved({});
+  CHECK(fused.at("attention.q") == 1);
+  CHECK(moved({selective, up}) == fused);
+  // The softmax and the product with the values each save the probabilities: two copies, two that come back.
+  auto unfused = moved({"attention_backend=unfused"});
+  CHECK(unfused.at("attention.probabilities") == 2);
+  CHECK(moved({"attention_backend=unfused", selective, up}) == unfused);
+  // A dropped copy and a mask stand between them: each is saved once.
+  CHECK(moved({"attention_backend=unfused", "attention_dropout=0.1"}).at("attention.dropped_probabilities") == 1);
 }
 
 TEST_CASE("what Megatron cannot run is refused") {
