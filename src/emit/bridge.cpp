@@ -1,6 +1,8 @@
 // Megatron Bridge overrides, out and in. A field goes to the section whose value survives: CommOverlapConfig.setup()
 // and the mixed precision recipe write over cfg.model, cfg.ddp and cfg.optimizer
 // (Megatron-Bridge src/megatron/bridge/training/comm_overlap.py:353-643, mixed_precision.py).
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <map>
 #include <set>
@@ -191,11 +193,9 @@ void apply_comm_overlap(Scenario& s, const std::vector<Assignment>& user) {
 }
 
 const std::map<std::string, std::string>& functions() {
-  static const std::map<std::string, std::string> table = {{"silu", "torch.nn.functional.silu"},
-                                                           {"gelu", "torch.nn.functional.gelu"},
-                                                           {"relu", "torch.nn.functional.relu"},
-                                                           {"quick_gelu", "quick_gelu"},
-                                                           {"squared_relu", "squared_relu"}};
+  static const std::map<std::string, std::string> table = {
+      {"silu", "torch.nn.functional.silu"}, {"gelu", "torch.nn.functional.gelu"}, {"relu", "torch.nn.functional.relu"},
+      {"fast_gelu", "fast_gelu"},           {"quick_gelu", "quick_gelu"},         {"squared_relu", "squared_relu"}};
   return table;
 }
 
@@ -339,11 +339,8 @@ class OverrideImporter {
     }
     if (path == "mixed_precision") return read_recipe(literal, where);
     if (path == "comm_overlap") return read_comm_overlap(literal, where);
-    if (path == "peft") {
-      s_.settings.other["peft"] = value == "None" ? "none" : "true";
-      s_.positions["settings.peft"] = where;
-      return;
-    }
+    if (path == "peft") return read_peft(literal, where);
+    if (path.starts_with("peft.")) return read_adapter(path.substr(5), literal, where);
     const auto dot = path.find('.');
     if (dot == std::string::npos) throw UsageError(where, path, "expected cfg.SECTION.FIELD = VALUE");
     set(path.substr(0, dot), path.substr(dot + 1), literal, where);
@@ -380,6 +377,36 @@ class OverrideImporter {
       throw UsageError(where, "cfg.comm_overlap", "expected CommOverlapConfig(FIELD=VALUE, ...) or None");
     for (const auto& [field, one] : value.entries)
       if (field != "tp_comm_overlap_cfg") set("comm_overlap", field, one, where);
+  }
+
+  /// Bridge's LoRA class: without target_modules it adapts every linear layer.
+  void read_peft(const Python& value, const Position& where) {
+    auto name = value.text;
+    name.erase(0, name.rfind('.') + 1);
+    s_.settings.lora_target_modules.clear();
+    s_.settings.other.erase("peft");
+    if (value.kind == Python::Kind::none) return;
+    if (value.kind != Python::Kind::call || name != "LoRA") {
+      s_.settings.other["peft"] = "true";
+      s_.positions["settings.peft"] = where;
+      return;
+    }
+    s_.settings.lora_target_modules = {"linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"};
+    s_.positions["settings.lora_target_modules"] = where;
+    for (const auto& [field, one] : value.entries) read_adapter(field, one, where);
+  }
+
+  void read_adapter(const std::string& field, const Python& value, const Position& where) {
+    const std::vector<std::string> numbers = {"alpha", "lora_A_init_method", "lora_B_init_method", "dropout_position"};
+    if (std::ranges::find(numbers, field) != numbers.end()) return;  // numbers change, the work does not
+    const std::vector<std::string> known = {"target_modules", "dim", "dropout"};
+    if (std::ranges::find(known, field) == known.end()) {
+      s_.settings.other["peft"] = "true";
+      s_.positions["settings.peft"] = where;
+      return;
+    }
+    assign(s_, {"lora_" + field, yaml_of(value, where, "cfg.peft." + field)});
+    s_.positions["settings.lora_" + field] = where;
   }
 
   void read_recipe(const Python& value, const Position& where) {
@@ -543,18 +570,26 @@ Groups bridge(const Scenario& scenario) {
                      {{"from megatron.bridge.training.comm_overlap import CommOverlapConfig"}, ""},
                      {{"from megatron.bridge.training.mixed_precision import get_mixed_precision_config"}, ""}}}};
   const auto activation = scenario::activation_func(scenario);
-  // TransformerConfig knows these two by identity: each is the object that it imports itself.
+  // TransformerConfig knows these by identity: each is the object that it imports itself.
   if (activation == "quick_gelu")
     groups.front().lines.push_back({{"from megatron.core.fusions.fused_bias_geglu import quick_gelu"}, ""});
-  if (activation == "squared_relu")
-    groups.front().lines.push_back({{"from megatron.core.activations import squared_relu"}, ""});
+  if (activation == "fast_gelu" || activation == "squared_relu")
+    groups.front().lines.push_back({{"from megatron.core.activations import " + activation}, ""});
+  if (const auto& targets = scenario.settings.lora_target_modules; !targets.empty()) {
+    groups.front().lines.push_back({{"from megatron.bridge.peft.lora import LoRA"}, ""});
+    groups.push_back(
+        {"Adapters",
+         {{{fmt::format("cfg.peft = LoRA(target_modules=[\"{}\"], dim={}, dropout={})", fmt::join(targets, "\", \""),
+                        scenario.settings.lora_dim, scenario.settings.lora_dropout)},
+           ""}}});
+  }
   Group overlap{"Overlap", {{{comm_overlap}, "None in most recipes: its fields need it first"}}};
   groups.push_back(std::move(overlap));
   for (const auto& [title, fields] : titles) {
     Group group{title, {}};
     if (title == "Precision") group.lines.push_back({{recipe}, ""});
     for (const auto& field : fields) {
-      if (field == "moe_load_imbalance" || field.starts_with("te_op_offload")) continue;
+      if (is_ours(field)) continue;
       if (field == "tp_comm_overlap") continue;  // said where cfg.comm_overlap is made
       if (!structural(scenario, field) && (same_value(scenario, base, field) || !matters(field, scenario))) continue;
       // None on cfg.comm_overlap means "let setup() decide": what Megatron Core would decide is said.

@@ -2,6 +2,7 @@
 #include "field_table.hpp"
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <set>
 
@@ -118,7 +119,15 @@ const Carried* carried_of_flag(std::string_view name) {
 
 std::span<const Legend> legends() { return fictional; }
 
+bool is_ours(std::string_view field) {
+  constexpr std::array names = {"moe_load_imbalance", "post_layernorm", "apply_embedding_scaling",
+                                "attention_chunk_size"};
+  return std::ranges::find(names, field) != names.end() || field.starts_with("te_op_offload") ||
+         field.starts_with("lora_");
+}
+
 bool matters(std::string_view field, const Scenario& s) {
+  if (field.starts_with("lora_")) return !s.settings.lora_target_modules.empty();
   if (std::ranges::find(mla_fields, field) != std::end(mla_fields)) return s.model.multi_latent_attention;
   if (field == "moe_token_dispatcher_type" && s.settings.variable_seq_lengths) return true;  // asked of any model
   if (field == "moe_aux_loss_coeff" && s.settings.moe_router_load_balancing_type.empty()) return false;

@@ -61,6 +61,9 @@ struct Legend {
 };
 std::span<const Legend> legends();
 
+/// Fields of pipewright's own, which neither Megatron's flags nor Bridge's cfg.model have.
+bool is_ours(std::string_view field);
+
 /// Does the parser's default for this field matter in this scenario? (Ranks of MLA in a model without it do not.)
 bool matters(std::string_view field, const Scenario& scenario);
 

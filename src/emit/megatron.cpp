@@ -80,7 +80,8 @@ std::optional<std::vector<Words>> special(const Scenario& s, const std::string& 
          std::to_string(settings.virtual_pipeline_model_parallel_size.value_or(1))});
   if (field == "bias_activation_fusion") {
     if (settings.bias_activation_fusion) return lines;
-    when(model.gated_linear_unit, {"--no-bias-swiglu-fusion"});
+    const auto function = scenario::activation_func(s);  // other gates have no flag that could be followed by this one
+    when(model.gated_linear_unit && (function == "silu" || function == "quick_gelu"), {"--no-bias-swiglu-fusion"});
     return when(!model.gated_linear_unit && model.add_bias_linear, {"--no-bias-gelu-fusion"});
   }
   if (field == "overlap_param_gather_with_optimizer_step") {  // refused with distributed checkpoints, the default
@@ -123,7 +124,11 @@ std::string missing_comment(const Scenario& s, const std::string& field, const s
   if (elsewhere != flags().end() && !has(*elsewhere, s.software))
     return field + ": " + value + " cannot be said: Megatron Core " + s.software.megatron_core + " has no " +
            std::string(elsewhere->name) + " (versions with it: " + versions_text(*elsewhere) + ")";
-  if (field == "moe_load_imbalance" || field.starts_with("te_op_offload"))
+  if (field.starts_with("lora_"))
+    return field + ": " + value + " has no flag: Megatron Bridge has adapters (--emit bridge)";
+  if (field == "post_layernorm" || field == "apply_embedding_scaling")
+    return field + ": " + value + " has no flag: Megatron Bridge's Gemma providers build it";
+  if (is_ours(field))
     return field + ": " + value + " is not a setting of Megatron" +
            (field.starts_with("te_op_offload")
                 ? "; with Transformer Engine pull request 3128 set the attribute fine_grained_activation_offloading on "

@@ -28,9 +28,22 @@ class GroupedQueryAttention : public Attention {
         q_rope_(builder, dimensions, "attention.q"),
         k_rope_(builder, dimensions, "attention.k"),
         offload_(builder, dimensions),
-        qkv_{"attention.qkv", d_.h, d_.qkv(), kind.fp8},
-        proj_{"attention.proj", d_.q, d_.h, kind.fp8},
-        separate_norm_(builder, dimensions, "attention.norm", dimensions.recomputes(Recompute::layernorm)) {}
+        qkv_{.name = "attention.qkv",
+             .in = d_.h,
+             .out = d_.qkv(),
+             .fp8 = kind.fp8,
+             .frozen = d_.frozen(),
+             .rank = d_.lora.qkv,
+             .ends = kind.ends},
+        proj_{.name = "attention.proj",
+              .in = d_.q,
+              .out = d_.h,
+              .fp8 = kind.fp8,
+              .row = true,
+              .frozen = d_.frozen(),
+              .rank = d_.lora.proj},
+        separate_norm_(builder, dimensions, "attention.norm", dimensions.recomputes(Recompute::layernorm)),
+        post_norm_(builder, dimensions, "attention.post_norm") {}
 
   std::uint32_t forward(bool grad) override;
   std::uint32_t backward(std::uint32_t dropped) override;
@@ -38,16 +51,25 @@ class GroupedQueryAttention : public Attention {
   void weight_gradients() override { linear_.weight_gradients.run(true); }
 
  private:
+  using Gradients = CoreAttention::Gradients;
   void project(bool grad);
   void queries_and_keys(bool grad);
   void run_core(bool grad);
   std::uint32_t attend_and_project(bool grad);
   /// Copies of q and k by a reshape over groups, or for a kernel that wants them contiguous.
-  bool copies_q() const { return d_.groups < d_.heads || d_.qk_norm || (!rotates_ && !d_.local_spec); }
-  bool copies_k() const { return d_.qk_norm || (!rotates_ && !d_.local_spec); }
+  bool copies_q() const {
+    return d_.groups < d_.heads || d_.qk_norm || (!rotates_ && !d_.local_spec && !d_.qk_l2_norm);
+  }
+  bool copies_k() const { return d_.qk_norm || (!rotates_ && !d_.local_spec && !d_.qk_l2_norm); }
+  bool normalises() const { return d_.qk_norm || d_.qk_l2_norm; }
+  void l2_norms();
+  Gradients l2_norms_backward(Gradients gradients);
   /// v stays a view of the fused projection's output, which therefore stays: as a checkpoint's input, or in batched
-  /// products that need no copy of it.
-  bool keeps_mixed() const { return d_.recomputes(Recompute::core_attn) || (d_.local_spec && d_.groups == d_.heads); }
+  /// products that need no copy of it. An L2 norm keeps k, which is such a view, too.
+  bool keeps_mixed() const {
+    return d_.qk_l2_norm || d_.caps_scores || d_.recomputes(Recompute::core_attn) ||
+           (d_.local_spec && d_.groups == d_.heads);
+  }
   void release(std::initializer_list<std::uint32_t*> tensors) {
     for (auto* tensor : tensors) w_.free(std::exchange(*tensor, no_tensor));
   }
@@ -66,7 +88,9 @@ class GroupedQueryAttention : public Attention {
 
   Normed norm_;
   Norm separate_norm_;
+  PostNorm post_norm_;
   Operand proj_input_;
+  Adapted proj_adapted_;
   std::uint32_t mixed_ = no_tensor, q_ = no_tensor, k_ = no_tensor, v_ = no_tensor, o_ = no_tensor, q_raw_ = no_tensor,
                 k_raw_ = no_tensor, reloaded_o_ = no_tensor, q_normed_ = no_tensor, k_normed_ = no_tensor,
                 qk_statistics_ = no_tensor;
@@ -74,7 +98,7 @@ class GroupedQueryAttention : public Attention {
 
 /// What a core attention checkpoint replays: v made contiguous for TE, output, softmax statistics.
 void GroupedQueryAttention::run_core(bool grad) {
-  if (!d_.local_spec) {
+  if (!d_.local_spec && !d_.caps_scores) {
     v_ = w_.allocate("attention.v", 2 * d_.tokens * d_.kv);
     w_.launch("attention.v copy", {"copy.strided", {d_.tokens, d_.kv}});
   }
@@ -99,13 +123,37 @@ void GroupedQueryAttention::queries_and_keys(bool grad) {
     k_normed_ = w_.allocate("attention.k_normed", 2 * d_.tokens * d_.kv);
     linear_.norm("attention.k norm", true, d_.tokens * d_.groups, d_.head_dim);
   }
+  if (d_.qk_l2_norm) l2_norms();
   if (rotates_) {
     q_ = q_rope_.forward(d_.heads, d_.head_dim, grad);
     k_ = k_rope_.forward(d_.groups, d_.head_dim, grad);
   } else {
-    q_ = std::exchange(d_.qk_norm ? q_normed_ : q_raw_, no_tensor);
-    k_ = std::exchange(d_.qk_norm ? k_normed_ : k_raw_, no_tensor);
+    q_ = std::exchange(normalises() ? q_normed_ : q_raw_, no_tensor);
+    k_ = std::exchange(normalises() ? k_normed_ : k_raw_, no_tensor);
   }
+}
+
+/// torch_norm.py, L2Norm under torch.compile: keeps its input and 1/rms of every head in fp32.
+void GroupedQueryAttention::l2_norms() {
+  qk_statistics_ = w_.allocate_float("attention.qk_norm_statistics", 4 * d_.tokens * (d_.heads + d_.groups));
+  q_normed_ = w_.allocate("attention.q_normed", 2 * d_.tokens * d_.q);
+  const char* form = copies_q() ? "qk_l2_norm.forward" : "qk_l2_norm.strided.forward";
+  w_.launch("attention.q norm forward", {form, {d_.tokens * d_.heads, d_.head_dim}});
+  k_normed_ = w_.allocate("attention.k_normed", 2 * d_.tokens * d_.kv);
+  w_.launch("attention.k norm forward", {"qk_l2_norm.strided.forward", {d_.tokens * d_.groups, d_.head_dim}});
+}
+
+CoreAttention::Gradients GroupedQueryAttention::l2_norms_backward(Gradients normed) {
+  Gradients g = normed;
+  g.k = w_.allocate("attention.k_gradient", 2 * d_.tokens * d_.kv);
+  w_.launch("attention.k norm backward", {"qk_l2_norm.strided.backward", {d_.tokens * d_.groups, d_.head_dim}});
+  w_.free(normed.k);
+  g.q = w_.allocate("attention.q_gradient", 2 * d_.tokens * d_.q);
+  const char* form = copies_q() ? "qk_l2_norm.backward" : "qk_l2_norm.strided.backward";
+  w_.launch("attention.q norm backward", {form, {d_.tokens * d_.heads, d_.head_dim}});
+  w_.free(normed.q);
+  release({&q_raw_, &qk_statistics_, &mixed_});
+  return g;
 }
 
 void GroupedQueryAttention::project(bool grad) {
@@ -136,7 +184,9 @@ std::uint32_t GroupedQueryAttention::attend_and_project(bool grad) {
   }
   offload_.commit(Offload::core_attn);
   offload_.begin(Offload::attn_proj, grad);
-  const auto out = linear_.row_linear(proj_, "attention.proj_output", proj_input_, grad, keeps_original);
+  auto out = linear_.row_linear(proj_, "attention.proj_output", proj_input_, grad, keeps_original);
+  out = linear_.adapt(proj_, out, "attention.proj_output", no_tensor, proj_adapted_, grad);
+  out = post_norm_.forward(out, grad);
   const bool saves_o = !proj_.fp8 || keeps_original;
   if (grad) offload_.saves(Offload::attn_proj, {saves_o ? o_ : proj_input_.transpose});
   offload_.commit(Offload::attn_proj);
@@ -150,7 +200,7 @@ std::uint32_t GroupedQueryAttention::forward(bool grad) {
   const auto out = attend_and_project(grad);
   // Frames return: copies that only the forward pass needed go.
   release({&q_normed_, &k_normed_});
-  if (!grad || !d_.qk_norm) release({&q_raw_, &k_raw_, &qk_statistics_});
+  if (!grad || !normalises()) release({&q_raw_, &k_raw_, &qk_statistics_});
   if (!grad || !keeps_mixed()) release({&mixed_});
   const bool repeated = d_.unfused_attention && d_.groups < d_.heads;  // only the repeated keys are read again
   if (repeated && !d_.recomputes(Recompute::core_attn)) release({&k_});
@@ -164,8 +214,14 @@ std::uint32_t GroupedQueryAttention::forward(bool grad) {
 std::uint32_t GroupedQueryAttention::backward(std::uint32_t dropped) {
   if (d_.separate_norms) separate_norm_.replay();
   offload_.needed(Offload::attn_proj);
+  const auto dprojected = post_norm_.backward(dropped);
+  const auto through_adapter = linear_.adapt_backward(proj_, proj_adapted_);
   const auto dout = linear_.row_backward(proj_, proj_input_, d_.precision.recipe != Recipe::delayed);
-  linear_.weight_gradients.put([this, dropped] { w_.free(dropped); });
+  if (through_adapter != no_tensor) {
+    w_.launch("attention.proj adapter gradient added", {"add", {d_.tokens * d_.q}});
+    w_.free(through_adapter);
+  }
+  linear_.weight_gradients.put([this, dprojected] { w_.free(dprojected); });
   if (reloaded_o_ != no_tensor) w_.free(std::exchange(o_, std::exchange(reloaded_o_, no_tensor)));
   offload_.done(Offload::attn_proj);
   offload_.needed(Offload::core_attn);
@@ -182,16 +238,21 @@ std::uint32_t GroupedQueryAttention::backward(std::uint32_t dropped) {
     gradients = core_.backward({});
     w_.free(dout);
   } else {
-    const auto only_v = rotates_ ? std::exchange(mixed_, no_tensor) : no_tensor;
+    const auto only_v = rotates_ && !d_.qk_l2_norm ? std::exchange(mixed_, no_tensor) : no_tensor;
     gradients = core_.backward({dout, std::exchange(v_, no_tensor), only_v});
   }
   auto [dq, dk, dv] = gradients;
-  release({&q_, &k_, &v_, &mixed_});
+  release({&q_, &k_, &v_});
+  if (!d_.qk_l2_norm) release({&mixed_});
   release_output();
   offload_.done(Offload::core_attn);
   if (rotates_) {
     dk = k_rope_.backward(d_.groups, d_.head_dim, dk);
     dq = q_rope_.backward(d_.heads, d_.head_dim, dq);
+  }
+  if (d_.qk_l2_norm) {
+    const auto raw = l2_norms_backward({dq, dk, dv});
+    dq = raw.q, dk = raw.k;
   }
   if (d_.qk_norm) {
     const auto dk_normed = dk, dq_normed = dq;

@@ -1,6 +1,8 @@
 // Core attention as one of three implementations runs it:
 //
 //   fused (cuDNN, FlashAttention)   q, k, v -> O, row statistics (fp32);   s x s scores never reach memory
+//   soft-capped (attn_logit_softcapping; FlexAttention, as Bridge's gemma2_provider.py calls it): the same, v stays a
+//     view of the fused projection's output
 //   unfused (Megatron Core's DotProductAttention of transformer_impl local; TE with attention_backend unfused):
 //     k, v repeated for every query head;  q k' -> scores [2 b n s^2] -softmax-> P [2 b n s^2] -dropout-> P',mask
 //     (the fused kernel; without it in place of one step: mask and softmax, in fp32 or in the scores' own type)
@@ -27,6 +29,9 @@ CoreAttention::Gradients CoreAttention::backward(std::initializer_list<std::uint
 
 profile::Key CoreAttention::fused_key(const std::string& pass) const {
   if (d_.mla) return {"attention.mla." + pass, {d_.b, d_.s, d_.s, d_.heads, d_.head_dim, d_.v_dim}};
+  if (d_.caps_scores)
+    return {"attention.softcap." + pass,
+            {d_.b, d_.s, d_.s, d_.heads, d_.groups, d_.head_dim, window_ == 0 ? d_.s : window_}};
   if (!d_.sinks && window_ == 0) return {"attention." + pass, {d_.b, d_.s, d_.s, d_.heads, d_.groups, d_.head_dim}};
   return {(d_.sinks ? "attention.sink." : "attention.window.") + pass,
           {d_.b, d_.s, d_.s, d_.heads, d_.groups, d_.head_dim, window_ == 0 ? d_.s : window_}};
@@ -48,7 +53,7 @@ void CoreAttention::fused_kernel(const std::string& name, const std::string& pas
 
 std::uint32_t CoreAttention::fused_forward(bool grad) {
   const auto out = w_.allocate("attention.core_output", 2 * d_.tokens * d_.o_width());
-  rng_ = w_.allocate("attention.rng_state", 16);
+  if (!d_.caps_scores) rng_ = w_.allocate("attention.rng_state", 16);
   if (d_.sinks) {  // the parameter in fp32
     sinks_ = w_.allocate_float("attention.sinks", 4 * d_.heads);
     w_.launch("attention.sinks cast", {"small", {}});
@@ -67,9 +72,11 @@ CoreAttention::Gradients CoreAttention::fused_backward() {
   g.q = w_.allocate("attention.q_gradient", 2 * d_.tokens * d_.q);
   g.k = w_.allocate("attention.k_gradient", 2 * d_.tokens * d_.kv);
   g.v = w_.allocate("attention.v_gradient", 2 * d_.tokens * d_.v_width());
+  // FlexAttention: the output's gradient made contiguous; row sums of dO x O.
+  if (d_.caps_scores) w_.transient("workspace", 2 * d_.tokens * d_.q + 4 * d_.tokens * d_.heads);
   // cuDNN: dq in fp32; dk and dv of every query head before they are summed over a group; row sums of dO x O.
   const Int expanded = repeats() ? 2 * 2 * d_.tokens * d_.q : 0;
-  w_.transient("workspace", 4 * d_.tokens * d_.q + expanded + 4 * d_.tokens * d_.heads + 256);
+  if (!d_.caps_scores) w_.transient("workspace", 4 * d_.tokens * d_.q + expanded + 4 * d_.tokens * d_.heads + 256);
   fused_kernel("attention.core backward", "backward.bf16");
   if (d_.sinks) {
     const auto gradient = w_.allocate_float("attention.sinks_gradient", 4 * d_.heads);

@@ -30,11 +30,16 @@ Int divided(const Scenario& s, const std::string& key, Int value, Int by) {
   return value / by;
 }
 
+/// Of the gate alone, where the activation is not fused.
+std::string gate_family(const Scenario& s) {
+  return scenario::activation_func(s) == "fast_gelu" ? "fast_gelu" : "gelu";
+}
+
 std::string activation_family(const Scenario& s) {
   const std::string name = scenario::activation_func(s);
   if (s.model.gated_linear_unit) return "swiglu";  // the other gated ones move the same bytes
   if (name == "squared_relu") return "squared_relu";
-  return "gelu";
+  return gate_family(s);
 }
 
 void refuse_multi_token_prediction(const Scenario& s) {
@@ -78,9 +83,9 @@ void refuse_implementation(const Scenario& s) {
 void refuse_activation(const Scenario& s) {
   const std::string name = scenario::activation_func(s), key = "settings.bias_activation_fusion";
   if (!s.settings.bias_activation_fusion || !s.model.gated_linear_unit) return;
-  if (name == "quick_gelu" && scenario::has_dense_layer(s))
-    refuse(s, key, "Only support fusion of gelu and swiglu: a dense MLP has no fused quick_gelu");
-  if (name == "gelu" && scenario::has_moe_layer(s))
+  if ((name == "quick_gelu" || name == "fast_gelu") && scenario::has_dense_layer(s))
+    refuse(s, key, "Only support fusion of gelu and swiglu: a dense MLP has no fused " + name);
+  if ((name == "gelu" || name == "fast_gelu") && scenario::has_moe_layer(s))
     refuse(s, key, "Only support fusion of swiglu and quick_gelu in TEGroupedMLP.");
 }
 
@@ -202,6 +207,7 @@ MoeDimensions moe_dimensions(const Scenario& s, const Dimensions& d) {
                                        [](double coefficient) { return coefficient > 0; });
   e.z_loss = o.moe_z_loss_coeff.has_value();
   e.random_logits = o.moe_router_force_load_balancing;
+  e.probs_on_input = o.moe_apply_probs_on_input;
   e.etp_link = way_of(s, 1, e.etp);
   e.ep_link = way_of(s, e.etp, e.ep);
   e.group_link = way_of(s, 1, e.etp * e.ep);
@@ -299,7 +305,12 @@ Dimensions::Dimensions(const Scenario& sc, const profile::Device& device) : gpu(
   rms_norm = m.normalization == "RMSNorm";
   bias = m.add_bias_linear;
   qkv_bias = m.add_bias_linear || m.add_qkv_bias;
-  qk_norm = m.qk_layernorm;
+  qk_l2_norm = m.qk_l2_norm;
+  qk_norm = m.qk_layernorm && !qk_l2_norm;  // attention.py: the L2 norm comes first
+  post_norms = m.post_layernorm;
+  scales_embeddings = m.apply_embedding_scaling;
+  caps_scores = m.attn_logit_softcapping.value_or(0) > 0;
+  caps_logits = m.final_logit_softcapping.value_or(0) > 0;
   rope = m.position_embedding_type == "rope" || m.position_embedding_type == "yarn";
   fused_rope = o.apply_rope_fusion;
   fused_gradients = o.gradient_accumulation_fusion;
@@ -307,6 +318,7 @@ Dimensions::Dimensions(const Scenario& sc, const profile::Device& device) : gpu(
   hidden_dropout = o.hidden_dropout;
   attention_dropout = o.attention_dropout;
   activation = activation_family(sc);
+  gate = gate_family(sc);
   fused_activation = o.bias_activation_fusion;
   // The fused SwiGLU and GeGLU read no clamp (fused_bias_swiglu.py, fused_bias_geglu.py).
   clamped = gated && m.activation_func_clamp_value.has_value() &&
@@ -326,6 +338,12 @@ Dimensions::Dimensions(const Scenario& sc, const profile::Device& device) : gpu(
   ep_overlap = o.overlap_moe_expert_parallel_comm;
   delayed_wgrad = o.delay_wgrad_compute;
   moe = moe_dimensions(sc, *this);
+  for (const auto& [name, rank] : {std::pair("linear_qkv", &lora.qkv), std::pair("linear_proj", &lora.proj),
+                                   std::pair("linear_fc1", &lora.fc1), std::pair("linear_fc2", &lora.fc2)})
+    if (has(o.lora_target_modules, name)) {
+      divided(sc, "settings.lora_dim", o.lora_dim, t);
+      *rank = o.lora_dim;
+    }
   deferred_head_wgrads = static_cast<std::int32_t>(std::min<Int>(scenario::deferred_head_wgrads(sc), INT32_MAX));
   computes_head_wgrads = deferred_head_wgrads < scenario::num_microbatches(sc);
   whole_layer_offload = o.cpu_offloading && o.cpu_offloading_activations && o.cpu_offloading_num_layers > 0;

@@ -53,9 +53,15 @@ struct MoeDimensions {
   bool shared_gate = false, shared_overlap = false, permute_fusion = false, router_fusion = false;
   bool sigmoid = false, grouped_topk = false, scaled = false, expert_bias = false, aux_loss = false, z_loss = false;
   bool random_logits = false;
+  bool probs_on_input = false;                  ///< moe_apply_probs_on_input
   Way ep_link, etp_link, edp_link, group_link;  ///< group: expert-tensor and expert parallel together
 
   Int fc1_out(bool gated) const { return gated ? 2 * f : f; }
+};
+
+/// Ranks of the adapters beside a layer's linear layers; 0: none.
+struct Lora {
+  Int qkv = 0, proj = 0, fc1 = 0, fc2 = 0;
 };
 
 struct Dimensions {
@@ -83,12 +89,18 @@ struct Dimensions {
   bool local_spec = false;         ///< transformer_impl local
   bool separate_norms = false;     ///< no norm is part of a linear layer, as in the local spec
   bool unfused_attention = false;  ///< scores and probabilities are tensors
+  bool qk_l2_norm = false;         ///< queries and keys are normalised without weights, after the rotation
+  bool post_norms = false;         ///< norms on the outputs of attention and MLP (post_layernorm)
+  bool scales_embeddings = false;  ///< apply_embedding_scaling
+  bool caps_scores = false;        ///< attn_logit_softcapping: FlexAttention instead of TE's attention
+  bool caps_logits = false;        ///< final_logit_softcapping
   bool sinks = false;              ///< a score of every head that no key has (softmax_type)
   Softmax softmax = Softmax::fused;
   bool fused_activation = true;  ///< bias_activation_fusion
   bool clamped = false;          ///< activation_func_clamp_value
   bool fused_residual = true;    ///< a bias is added together with the residual (bias_dropout_fusion)
   std::string activation;        ///< kernel family: "swiglu", "gelu", ...
+  std::string gate;              ///< of a gate whose activation is not fused: "gelu", "fast_gelu"
   Way tp_link, cp_link, dp_link;
   Precision precision;
   bool fp8_parameters = false;            ///< linear weights are stored as the recipe quantizes them (fp8_param_gather)
@@ -100,12 +112,14 @@ struct Dimensions {
   bool ep_overlap = false;                ///< overlap_moe_expert_parallel_comm
   bool delayed_wgrad = false;             ///< delay_wgrad_compute
   MoeDimensions moe;
+  Lora lora;
   bool whole_layer_offload = false;   ///< cpu_offloading of at least one layer's activations
   std::vector<Recompute> recomputed;  ///< modules in force
   std::vector<Offload> offloaded;     ///< of fine_grained_activation_offloading; empty without it
   Int smallest_offload = 0;           ///< elements; min_offloaded_tensor_size
   scenario::TeOpOffload op_offload;   ///< of a Transformer Engine that has operator markers
 
+  bool frozen() const { return lora.qkv > 0; }  ///< the base model's parameters have no gradient
   bool recomputes(Recompute module) const { return std::ranges::find(recomputed, module) != recomputed.end(); }
   bool offloads(Offload module) const { return std::ranges::find(offloaded, module) != offloaded.end(); }
   Int ffn_in() const { return gated ? 2 * f : f; }  ///< width of fc1's output

@@ -27,13 +27,14 @@ std::uint32_t EmbeddingWriter::last(bool is_last, std::uint32_t out, Int bytes) 
 
 void EmbeddingWriter::forward(std::uint32_t out, bool grad) {
   const Int full = 2 * d_.tokens * d_.h, count = d_.tokens * d_.h;
-  const bool drops = d_.hidden_dropout > 0, split = d_.t > 1;
+  const bool scales = d_.scales_embeddings, dropped = d_.hidden_dropout > 0, split = d_.t > 1;
+  const bool goes_on = dropped || scales;
   if (split) {
     ids_ = w_.allocate("embedding.token_ids", 8 * d_.tokens);
     w_.launch("embedding mask", {"small", {}});
   }
   const bool transposes = d_.b > 1;
-  auto rows = last(!learned_ && !transposes && !d_.sp && !drops, out, full);
+  auto rows = last(!learned_ && !transposes && !d_.sp && !goes_on, out, full);
   w_.launch("embedding forward", {"embedding.forward", {d_.tokens, d_.h}});
   if (split) w_.launch("embedding mask", {"add", {count / 2}});  // masked_fill: half of an add's traffic
   const auto next = [&](bool is_last, const std::string& name, profile::Key key, Int bytes) {
@@ -45,10 +46,10 @@ void EmbeddingWriter::forward(std::uint32_t out, bool grad) {
     if (split) w_.collective(Purpose::tp, "embedding all-reduce", "all_reduce", d_.t, full, d_.tp_link);
     const auto positions = w_.allocate("embedding.rows", full);
     w_.launch("position embedding", {"embedding.forward", {d_.tokens, d_.h}});
-    next(!transposes && !d_.sp && !drops, "position embedding added", {"add", {count}}, full);
+    next(!transposes && !d_.sp && !goes_on, "position embedding added", {"add", {count}}, full);
     w_.free(positions);
   }
-  if (transposes) next(!d_.sp && !drops, "embedding transpose", {"copy.d2d", {full}}, full);
+  if (transposes) next(!d_.sp && !goes_on, "embedding transpose", {"copy.d2d", {full}}, full);
   if (d_.sp) {
     if (!learned_) {
       const auto scattered = w_.allocate("embedding.rows", d_.boundary_bytes());
@@ -56,14 +57,15 @@ void EmbeddingWriter::forward(std::uint32_t out, bool grad) {
       w_.free(std::exchange(rows, scattered));
     }
     // The scattered part is cloned so that the whole can go (clone_scatter_output_in_embedding).
-    next(!drops, "embedding clone", {"copy.d2d", {d_.boundary_bytes()}}, d_.boundary_bytes());
+    next(!goes_on, "embedding clone", {"copy.d2d", {d_.boundary_bytes()}}, d_.boundary_bytes());
   } else if (split && !learned_) {
     w_.collective(Purpose::tp, "embedding all-reduce", "all_reduce", d_.t, full, d_.tp_link);
   }
-  if (drops) {
+  if (dropped) {
     if (grad) mask_ = w_.allocate("dropout_mask", d_.local * d_.h);
-    next(true, "embedding dropout", {"dropout.forward", {d_.local * d_.h}}, d_.boundary_bytes());
+    next(!scales, "embedding dropout", {"dropout.forward", {d_.local * d_.h}}, d_.boundary_bytes());
   }
+  if (scales) next(true, "embedding scale", {"copy.d2d", {d_.boundary_bytes()}}, d_.boundary_bytes());
   if (!grad) w_.free(std::exchange(ids_, no_tensor));
 }
 
@@ -82,6 +84,12 @@ void EmbeddingWriter::lookup_backward(const std::string& name, std::uint32_t gra
 }
 
 void EmbeddingWriter::backward(std::uint32_t gradient) {
+  if (d_.frozen()) return w_.free({gradient, std::exchange(ids_, no_tensor), std::exchange(mask_, no_tensor)});
+  if (d_.scales_embeddings) {
+    const auto unscaled = w_.allocate("embedding.rows_gradient", d_.boundary_bytes());
+    w_.launch("embedding scale backward", {"copy.d2d", {d_.boundary_bytes()}});
+    w_.free(std::exchange(gradient, unscaled));
+  }
   if (mask_ != no_tensor) {
     const auto undropped = w_.allocate("embedding.rows_gradient", d_.boundary_bytes());
     w_.launch("embedding dropout backward", {"dropout.backward", {d_.local * d_.h}});

@@ -46,6 +46,7 @@ Piece head_piece(Owners& owners, const Dimensions& d, const scenario::Scenario& 
   if (!normed) norm.forward(true);
   for (auto& depth : depths) depth.forward_of_depth();
   output.forward();
+  if (d.frozen() && !normed) w.free(norm.give());  // layers.py, linear_with_frozen_weight keeps no input
 
   w.to_backward();
   if (depths.empty()) {

@@ -78,11 +78,11 @@ void ExpertActivation::plain_forward(bool grad) {
     w_.stands_for(2);
   }
   gate_ = w_.allocate("experts.gate", half());
-  w_.launch("experts gate forward", {d_.gated ? "gelu.forward" : d_.activation + ".forward", {rows_, d_.moe.f}});
+  w_.launch("experts gate forward", {(d_.gated ? d_.gate : d_.activation) + ".forward", {rows_, d_.moe.f}});
   auto result = gate_;
   if (d_.gated) {
     linear_ = w_.allocate("experts.linear_half", half());
-    w_.launch("experts linear half offset", {"copy.d2d", {half()}});
+    w_.launch("experts linear half offset", {"glu.offset", {rows_, d_.moe.f}});
     result = w_.allocate("experts.product", half());
     w_.launch("experts gate x linear half", {"add", {n}});
     w_.free(clamped_half);
@@ -126,7 +126,7 @@ std::uint32_t ExpertActivation::plain_backward(std::uint32_t gradient, std::uint
   w_.launch("experts gate gradient", {"add", {n}});
   w_.free({product, std::exchange(linear_, no_tensor), std::exchange(gate_, no_tensor)});
   auto gate = w_.allocate("experts.gate_gradient", half());
-  w_.launch("experts gate backward", {"gelu.backward", {rows_, d_.moe.f}});
+  w_.launch("experts gate backward", {d_.gate + ".backward", {rows_, d_.moe.f}});
   w_.free({std::exchange(clamped_, no_tensor), dgate});
   if (d_.clamped) {
     const auto unclamped = clamp_backward("experts.linear_half_gradient", 2);

@@ -113,7 +113,40 @@ void Experts::offload_fused(std::uint32_t fc1_input) {
   offload_.commit(Offload::fused_group_mlp);
 }
 
+/// experts.py:770-793: rows times their probability, in fp32, cast back; both are kept.
+std::uint32_t Experts::weigh_input(std::uint32_t rows_in, bool grad) {
+  const Int n = rows() * d_.h;
+  const auto wide = w_.allocate("experts.weighted_input", 4 * n);
+  w_.launch("experts input x probability", {"cast.bf16_f32", {n}});
+  const auto weighted = w_.allocate("experts.weighted_input", 2 * n);
+  w_.launch("experts weighted input cast", {"cast.f32_bf16", {n}});
+  w_.free(wide);
+  if (grad)
+    unweighted_ = rows_in;
+  else
+    w_.free(rows_in);
+  return weighted;
+}
+
+std::uint32_t Experts::weigh_input_backward(std::uint32_t gradient) {
+  const Int n = rows() * d_.h;
+  const auto wide = w_.allocate("experts.weighted_input_gradient", 4 * n);
+  w_.launch("experts weighted input cast backward", {"cast.bf16_f32", {n}});
+  w_.free(gradient);
+  const auto scaled = w_.allocate("experts.weighted_input_gradient", 4 * n);
+  w_.launch("experts input x probability backward", {"scale", {n}});
+  const auto products = w_.allocate("moe.probs_gradient", 4 * n);
+  w_.launch("experts probability gradient", {"add.f32", {n}});
+  w_.launch("experts probability gradient sum", {"l2norm", {n}});
+  w_.free({products, wide});
+  const auto rows_gradient = w_.allocate("experts.input_gradient", 2 * n);
+  w_.launch("experts input gradient cast", {"cast.f32_bf16", {n}});
+  w_.free({scaled, std::exchange(unweighted_, no_tensor)});
+  return rows_gradient;
+}
+
 std::uint32_t Experts::forward(std::uint32_t rows_in, bool grad) {
+  if (d_.moe.probs_on_input) rows_in = weigh_input(rows_in, grad);
   auto padded = no_tensor;
   if (pads()) {
     padded = w_.allocate("experts.padded_rows", 2 * rows() * d_.h);
@@ -205,6 +238,7 @@ std::uint32_t Experts::backward(std::uint32_t dout) {
   });
   offload_.done(Offload::expert_fc1);
   offload_.done(Offload::fused_group_mlp);
+  if (d_.moe.probs_on_input) din = weigh_input_backward(din);
   if (pads()) {
     const auto whole = din;
     din = w_.allocate("experts.input_gradient", 2 * d_.moe.received * d_.h);

@@ -30,6 +30,8 @@ class Experts {
   std::uint32_t add_bias(std::uint32_t out);
   std::uint32_t bias_backward(std::uint32_t dout);
   void accumulate_bias(const Group& group);
+  std::uint32_t weigh_input(std::uint32_t rows_in, bool grad);
+  std::uint32_t weigh_input_backward(std::uint32_t gradient);
   void offload_fused(std::uint32_t fc1_input);
   static std::uint32_t kept(const Operand& operand);
   void drop_forward_copy(Operand& operand, bool grad);
@@ -44,7 +46,7 @@ class Experts {
   ExpertActivation act_;
   Group fc1_, fc2_;
   Operand fc1_input_, fc2_input_;
-  std::uint32_t fc1_out_ = no_tensor, activation_ = no_tensor;
+  std::uint32_t fc1_out_ = no_tensor, activation_ = no_tensor, unweighted_ = no_tensor;
 };
 
 }  // namespace pipewright::model

@@ -46,12 +46,39 @@ OutputLayer::OutputLayer(PieceBuilder& builder, const Dimensions& dimensions, co
 void OutputLayer::forward() { run(false); }
 void OutputLayer::forward_of_depth() { run(true); }
 
+/// Bridge's gemma2_provider.py, logit_softcapping: c tanh(x / c), every operation a kernel; tanh keeps its result.
+void OutputLayer::cap_logits() {
+  const Int bytes = 2 * d_.tokens * d_.vocab;
+  const auto scaled = w_.allocate(name_ + ".capped_logits", bytes);
+  w_.launch(name_ + " logits scaled", {"copy.d2d", {bytes}});
+  tanh_ = w_.allocate(name_ + ".logits_tanh", bytes);
+  w_.launch(name_ + " logits tanh", {"copy.d2d", {bytes}});
+  w_.free(scaled);
+  const auto capped = w_.allocate(name_ + ".logits", bytes);
+  w_.launch(name_ + " logits capped", {"copy.d2d", {bytes}});
+  w_.free(std::exchange(logits_, capped));
+}
+
+void OutputLayer::cap_logits_backward() {
+  const Int bytes = 2 * d_.tokens * d_.vocab;
+  const auto step = [&](const char* what, profile::Key key) {
+    const auto gradient = w_.allocate(name_ + ".logits_gradient", bytes);
+    w_.launch(name_ + what, std::move(key));
+    w_.free(std::exchange(logits_, gradient));
+  };
+  step(" logits capped backward", {"copy.d2d", {bytes}});
+  step(" logits tanh backward", {"add", {bytes / 2}});
+  w_.free(std::exchange(tanh_, no_tensor));
+  step(" logits scaled backward", {"copy.d2d", {bytes}});
+}
+
 void OutputLayer::run(bool counts) {
   const Int count = d_.tokens * d_.vocab;
   // Sequence parallelism: the gathered input lies in Megatron's persistent global memory buffer (state.cpp).
   if (d_.sp) w_.collective(Purpose::tp, name_ + " all-gather", "all_gather", d_.t, 2 * d_.tokens * d_.h, d_.tp_link);
   logits_ = w_.allocate(name_ + ".logits", 2 * count);
   w_.launch(name_ + " forward", {"gemm.bf16.tn", {d_.vocab, d_.tokens, d_.h}});
+  if (d_.caps_logits) cap_logits();
   if (keeps_ == Kept::fp32) kept_ = w_.allocate(name_ + ".softmax", 4 * count);
   if (keeps_ == Kept::logits_copy) kept_ = w_.allocate(name_ + ".logits_copy", 2 * count);
   // TE: maximum and sum of a row's exponentials in its place.
@@ -78,7 +105,7 @@ void OutputLayer::run(bool counts) {
 
 void OutputLayer::weight_gradient() {
   // finish_embedding_wgrad_compute launches deferred ones after the last backward (state.cpp).
-  if (!d_.computes_head_wgrads) return;
+  if (!d_.computes_head_wgrads || d_.frozen()) return;
   w_.microbatches(d_.deferred_head_wgrads);
   if (d_.fused_gradients) {
     w_.launch(name_ + " wgrad", head_wgrad(d_));
@@ -114,7 +141,8 @@ void OutputLayer::backward(std::uint32_t din) {
   w_.launch("loss backward", {loss_ + ".backward", {d_.tokens, d_.vocab}});
   w_.free(work);
   w_.free({kept_, mask_, target_});
-  const bool gathers = d_.sp && d_.computes_head_wgrads;
+  if (d_.caps_logits) cap_logits_backward();
+  const bool gathers = d_.sp && d_.computes_head_wgrads && !d_.frozen();
   w_.microbatches(d_.deferred_head_wgrads);
   if (gathers)
     w_.collective(Purpose::tp, name_ + " all-gather in backward", "all_gather", d_.t, full, d_.tp_link,

@@ -34,6 +34,10 @@ class OutputLayer {
   const std::string name_, loss_;
   const Kept keeps_;
   const bool works_in_copy_;  ///< its kernels work in an fp32 copy of their own
+  void cap_logits();
+  void cap_logits_backward();
+
+  std::uint32_t tanh_ = no_tensor;  ///< of capped logits
   std::uint32_t logits_ = no_tensor, kept_ = no_tensor, mask_ = no_tensor, target_ = no_tensor;
 };
 

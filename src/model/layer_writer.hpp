@@ -26,7 +26,9 @@ class LayerWriter {
   std::uint32_t attention_backward();
   std::uint32_t mlp_backward();
   void add(const std::string& name) { w_.launch(name, {"add", {d_.local * d_.h}}); }
-  void accumulate(std::uint32_t part) { add("gradient accumulation"), w_.free(part); }
+  void accumulate(std::uint32_t part) {
+    if (part != no_tensor) add("gradient accumulation"), w_.free(part);
+  }
 
   PieceBuilder& w_;
   const Dimensions& d_;

@@ -176,6 +176,7 @@ void LinearWriter::swizzled_scales(Int m, Int n, Int k) {
 }
 
 void LinearWriter::weight_gradient(const Linear& linear, double sm_share) {
+  if (linear.frozen) return;
   std::string family = linear.fp8 ? product_family(d_.precision.recipe, "gemm.", true) : "gemm.bf16.nt";
   if (linear.fp8) swizzled_scales(linear.in, linear.out, rows(linear));
   if (d_.fused_gradients) {
@@ -221,17 +222,17 @@ std::uint32_t LinearWriter::norm_linear(const Linear& linear, const std::string&
     // The norm kernel also takes the maximum; its bf16 output lives until the cast. FP8 gathers row-wise data only, so
     // with sequence parallelism the transpose is made after the gather, in the backward pass.
     const bool shard = gathers(linear);
-    saved.out =
-        quantize(linear.name + "_norm_output", local, linear.in, true, grad && second_copy_now(shard), false, shard);
-    w_.free(normed);
-  } else {
+    saved.out = quantize(linear.name + "_norm_output", local, linear.in, true,
+                         grad && !linear.frozen && second_copy_now(shard), false, shard);
+    if (linear.rank == 0) w_.free(normed);
+  } else if (linear.rank == 0) {
     saved.out.data = normed;
   }
-  const auto out = column_product(linear, owner, saved.out, grad);
-  if (!grad) {
-    w_.free(saved.statistics);
-    saved = {};
-  }
+  auto out = column_product(linear, owner, saved.out, grad && !linear.frozen);
+  if (!grad || linear.frozen) saved.out = {};
+  out = adapt(linear, out, owner, normed, saved.adapted, grad);
+  if (!grad || linear.ends) w_.free(std::exchange(saved.statistics, no_tensor));
+  if (!grad) saved = {};
   return out;
 }
 
@@ -247,13 +248,13 @@ std::uint32_t LinearWriter::column_linear(const Linear& linear, const std::strin
 std::uint32_t LinearWriter::column_backward(const Linear& linear, Operand& saved, bool keeps_original) {
   Operand gradient;
   const bool shard = gathers(linear);
-  if (linear.fp8) gradient = quantize(linear.name + "_gradient", rows(linear), linear.out, true, true);
-  if (linear.fp8 && keeps_original)
+  if (linear.fp8) gradient = quantize(linear.name + "_gradient", rows(linear), linear.out, true, !linear.frozen);
+  if (linear.fp8 && keeps_original && !linear.frozen)
     saved = quantize(linear.name + "_input", d_.local, linear.in, !second_copy_now(shard), second_copy_now(shard), true,
                      shard);
   Operand gathered;
   const Int bytes = gathered_bytes(linear, linear.in, d_.precision.gathers_second_copy());
-  if (shard) {
+  if (shard && !linear.frozen) {  // for the weight gradient
     if (!d_.local_spec) gathered.data = w_.allocate(linear.name + "_gathered_input", bytes);
     w_.collective(Purpose::tp, linear.name + " all-gather in backward", "all_gather", d_.t, bytes, d_.tp_link,
                   Stream::communication);
@@ -265,13 +266,13 @@ std::uint32_t LinearWriter::column_backward(const Linear& linear, Operand& saved
   gemm(linear, Product::dgrad);
   std::uint32_t full = no_tensor;
   if (shard) {
-    w_.wait(Stream::communication);
+    if (!linear.frozen) w_.wait(Stream::communication);
     full = din;
     din = w_.allocate(linear.name + "_input_gradient", 2 * d_.local * linear.in);
     w_.collective(Purpose::tp, linear.name + " reduce-scatter in backward", "reduce_scatter", d_.t, full_bytes,
                   d_.tp_link, Stream::communication);
     if (d_.tp_overlap) w_.within_call(1);
-    if (linear.fp8 && transposes_gathered()) {
+    if (linear.fp8 && !linear.frozen && transposes_gathered()) {
       gathered.transpose = w_.allocate(linear.name + "_gathered_input", bytes);
       w_.launch(linear.name + " input transpose", {"transpose.fp8", {d_.tokens, linear.in}});
     }
@@ -297,14 +298,25 @@ std::uint32_t LinearWriter::norm_backward(const std::string& name, std::uint32_t
   const auto dgamma = w_.allocate_gradient(2 * cols * (d_.rms_norm ? 1 : 2));
   w_.transient("workspace", (d_.rms_norm ? rms_ctas : 2 * layer_norm_ctas) * d_.gpu.multiprocessors * cols * 4);
   norm(name, false, rows, cols);
-  w_.launch(name + " gradient accumulation", {"small", {}});
+  if (!d_.frozen()) w_.launch(name + " gradient accumulation", {"small", {}});
   w_.free({statistics, dout});
   w_.free(dgamma);
   return din;
 }
 
 std::uint32_t LinearWriter::norm_linear_backward(const Linear& linear, Normed& saved, std::uint32_t dout) {
-  const auto dnorm = column_backward(linear, saved.out);
+  const auto through_adapter = adapt_backward(linear, saved.adapted);
+  if (linear.ends) {
+    w_.free(dout);
+    saved = {};
+    return no_tensor;
+  }
+  auto dnorm = column_backward(linear, saved.out);
+  if (through_adapter != no_tensor) {
+    const auto sum = w_.allocate(linear.name + "_input_gradient", 2 * d_.local * linear.in);
+    w_.launch(linear.name + " adapter gradient added", {"add", {d_.local * linear.in}});
+    w_.free({std::exchange(dnorm, sum), through_adapter});
+  }
   const auto din = norm_backward(linear.name + " norm", saved.statistics, dnorm, d_.local, linear.in);
   weight_gradients.put([dout, this] { w_.free(dout); });
   saved = {};
@@ -314,7 +326,7 @@ std::uint32_t LinearWriter::norm_linear_backward(const Linear& linear, Normed& s
 std::uint32_t LinearWriter::row_linear(const Linear& linear, const std::string& owner, Operand& saved, bool grad,
                                        bool keeps_original) {
   if (linear.fp8) {
-    saved = quantize(linear.name + "_input", d_.tokens, linear.in, true, grad && !keeps_original);
+    saved = quantize(linear.name + "_input", d_.tokens, linear.in, true, grad && !keeps_original && !linear.frozen);
     cast_weight(linear);
   }
   const Int full = 2 * d_.tokens * linear.out;
@@ -329,7 +341,7 @@ std::uint32_t LinearWriter::row_linear(const Linear& linear, const std::string& 
   } else if (d_.t > 1) {
     w_.collective(Purpose::tp, linear.name + " all-reduce", "all_reduce", d_.t, 2 * d_.tokens * linear.out, d_.tp_link);
   }
-  const bool serves_backward = linear.fp8 && grad && !keeps_original && saved.transpose == no_tensor;
+  const bool serves_backward = linear.fp8 && grad && !keeps_original && !linear.frozen && saved.transpose == no_tensor;
   if (!serves_backward) w_.free(std::exchange(saved.data, no_tensor));
   return out;
 }
@@ -338,7 +350,8 @@ std::uint32_t LinearWriter::row_backward(const Linear& linear, Operand& saved, b
   Operand gradient;
   const Int bytes = gathered_bytes(linear, linear.out, false);
   if (linear.fp8)
-    gradient = quantize(linear.name + "_gradient", d_.local, linear.out, true, second_copy_now(d_.sp), true, d_.sp);
+    gradient = quantize(linear.name + "_gradient", d_.local, linear.out, true, !linear.frozen && second_copy_now(d_.sp),
+                        true, d_.sp);
   if (d_.sp) {
     const auto local = gradient;
     // Copies scaled by blocks are gathered both (TE pytorch/distributed.py, _all_gather_mxfp8).
@@ -348,12 +361,13 @@ std::uint32_t LinearWriter::row_backward(const Linear& linear, Operand& saved, b
     gradient.transpose = both ? w_.allocate(linear.name + "_gathered_gradient", second) : no_tensor;
     gather_before(linear.name + " all-gather in backward", bytes + second);
     release(local);
-    if (linear.fp8 && transposes_gathered()) {
+    if (linear.fp8 && !linear.frozen && transposes_gathered()) {
       gradient.transpose = w_.allocate(linear.name + "_gathered_gradient", bytes);
       w_.launch(linear.name + " gradient transpose", {"transpose.fp8", {d_.tokens, linear.out}});
     }
   }
-  if (linear.fp8 && keeps_original) saved = quantize(linear.name + "_input", d_.tokens, linear.in, true, true);
+  if (linear.fp8 && keeps_original && !linear.frozen)
+    saved = quantize(linear.name + "_input", d_.tokens, linear.in, true, true);
   const auto din = w_.allocate(linear.name + "_input_gradient", 2 * d_.tokens * linear.in);
   gemm(linear, Product::dgrad);
   weight_gradients.put([=, this, saved = std::exchange(saved, {})] {

@@ -25,6 +25,16 @@ struct Linear {
   bool fp8 = false;
   /// The whole weight on every tensor-parallel rank, which multiplies its own tokens (parallel_mode "duplicated").
   bool duplicated = false;
+  bool row = false;     ///< row-parallel
+  bool frozen = false;  ///< its weight has no gradient
+  Int rank = 0;         ///< of its adapter; 0: none
+  bool ends = false;    ///< its input needs no gradient: nothing before it trains
+};
+
+/// What an adapter keeps for its backward pass.
+struct Adapted {
+  std::uint32_t input = no_tensor;  ///< none: the caller's tensor
+  std::uint32_t low = no_tensor;
 };
 
 /// A GEMM operand: its row-wise copy and, where the recipe needs one, the transposed or column-wise (precision.hpp).
@@ -36,6 +46,7 @@ struct Operand {
 struct Normed {
   std::uint32_t statistics = no_tensor;
   Operand out;
+  Adapted adapted;
 };
 
 /// Weight gradients that delay_wgrad_compute puts off until backward_dw (TE WeightGradStore); else they run at once.
@@ -90,6 +101,13 @@ class LinearWriter {
   /// Returns the gradient of the input; `input` is the bf16 tensor where nothing was saved. Frees `saved`.
   std::uint32_t row_backward(const Linear& linear, Operand& saved, bool keeps_original);
 
+  /// y plus the output of the layer's adapter, if it has one; frees y. `normed`: the input of a column-parallel layer,
+  /// taken over. The input of a row-parallel one stays with the caller until backward.
+  std::uint32_t adapt(const Linear& linear, std::uint32_t y, const std::string& owner, std::uint32_t normed,
+                      Adapted& saved, bool grad);
+  /// The input's gradient through the adapter; none without one.
+  std::uint32_t adapt_backward(const Linear& linear, Adapted& saved);
+
   void norm(const std::string& name, bool forward, Int rows, Int cols);
   /// A bias that another kernel added: its gradient is PyTorch's sum over the rows of a matrix. Returns it.
   std::uint32_t bias_gradient(const std::string& name, Int rows, Int columns);
@@ -112,6 +130,7 @@ class LinearWriter {
   bool transposes_gathered() const { return d_.precision.two_copies() && !d_.precision.gathers_second_copy(); }
   Int gathered_bytes(const Linear& linear, Int width, bool columnwise) const {
     if (!linear.fp8) return 2 * d_.tokens * width;
+    if (!linear.row && linear.rank > 0 && !d_.tp_overlap) return 2 * d_.tokens * width;  // TE returns it to the adapter
     // Scales of 128 x 128 or 1 x 128 blocks are few; they travel apart.
     return d_.precision.scaled_by_block() ? d_.precision.copy_bytes(d_.tokens, width, columnwise) : d_.tokens * width;
   }
@@ -120,6 +139,7 @@ class LinearWriter {
   bool reduces(const Linear& linear) const { return d_.t > 1 && !linear.duplicated; }
   void gemm(const Linear& linear, Product product);
   void weight_gradient(const Linear& linear, double sm_share);
+  void adapter_wgrad(const Linear& linear, Int in, Int out);
   /// A collective on the compute stream; with tp_comm_overlap all but one chunk of it travels beside the GEMM
   /// (reference 8.17), and its buffer is a userbuffer outside the allocator.
   void gather_before(const std::string& name, Int bytes);

@@ -19,9 +19,16 @@ class DenseMlp : public Mlp {
       : w_(builder),
         d_(dimensions),
         linear_(builder, dimensions),
-        fc1_{"mlp.fc1", d_.h, d_.ffn_in(), fp8},
-        fc2_{"mlp.fc2", d_.f, d_.h, fp8},
-        separate_norm_(builder, dimensions, "mlp.norm", dimensions.recomputes(Recompute::layernorm)) {}
+        fc1_{.name = "mlp.fc1", .in = d_.h, .out = d_.ffn_in(), .fp8 = fp8, .frozen = d_.frozen(), .rank = d_.lora.fc1},
+        fc2_{.name = "mlp.fc2",
+             .in = d_.f,
+             .out = d_.h,
+             .fp8 = fp8,
+             .row = true,
+             .frozen = d_.frozen(),
+             .rank = d_.lora.fc2},
+        separate_norm_(builder, dimensions, "mlp.norm", dimensions.recomputes(Recompute::layernorm)),
+        post_norm_(builder, dimensions, "mlp.post_norm") {}
 
   std::uint32_t forward(bool grad) override;
   std::uint32_t backward(std::uint32_t dropped) override;
@@ -41,7 +48,9 @@ class DenseMlp : public Mlp {
 
   Normed norm_;
   Norm separate_norm_;  ///< local spec: not under a checkpoint of the MLP
+  PostNorm post_norm_;
   Operand fc2_input_;
+  Adapted fc2_adapted_;
   std::uint32_t fc1_out_ = no_tensor, clamped_gate_ = no_tensor, gate_ = no_tensor, linear_half_ = no_tensor,
                 activation_ = no_tensor;
 };
@@ -57,9 +66,9 @@ void DenseMlp::activate(bool grad) {
   }
   if (unfused()) {
     gate_ = w_.allocate("mlp.gate", bytes);
-    w_.launch("mlp.gate forward", {"gelu.forward", {d_.tokens, d_.f}});
+    w_.launch("mlp.gate forward", {d_.gate + ".forward", {d_.tokens, d_.f}});
     linear_half_ = w_.allocate("mlp.linear_half", bytes);
-    w_.launch("mlp.linear_half offset", {"copy.d2d", {bytes}});
+    w_.launch("mlp.linear_half offset", {"glu.offset", {d_.tokens, d_.f}});
   }
   activation_ = w_.allocate("mlp.activation", bytes);
   if (unfused()) {
@@ -85,7 +94,7 @@ std::uint32_t DenseMlp::activate_backward(std::uint32_t gradient) {
     w_.launch("mlp.linear_half gradient", {"add", {d_.tokens * d_.f}});
     w_.free({std::exchange(gradient, no_tensor), gate_, linear_half_});
     dgate = w_.allocate("mlp.gate_gradient", bytes);
-    w_.launch("mlp.gate backward", {"gelu.backward", {d_.tokens, d_.f}});
+    w_.launch("mlp.gate backward", {d_.gate + ".backward", {d_.tokens, d_.f}});
     w_.free({dproduct, std::exchange(clamped_gate_, no_tensor)});
   }
   if (d_.clamped) {  // masks of one byte, and each half's gradient anew
@@ -114,12 +123,14 @@ std::uint32_t DenseMlp::run(bool grad) {
   fc1_out_ = d_.separate_norms ? linear_.column_linear(fc1_, "mlp.fc1_output", norm_.out, grad)
                                : linear_.norm_linear(fc1_, "mlp.fc1_output", norm_, grad);
   activate(grad);
-  const auto out = linear_.row_linear(fc2_, "mlp.fc2_output", fc2_input_, grad, false);
-  if (!grad || fc2_.fp8) {  // FP8 saved its own copy
+  auto out = linear_.row_linear(fc2_, "mlp.fc2_output", fc2_input_, grad, false);
+  out = linear_.adapt(fc2_, out, "mlp.fc2_output", no_tensor, fc2_adapted_, grad);
+  // FP8 saved its own copy, a frozen layer none; an adapter reads the original.
+  if (!grad || ((fc2_.fp8 || fc2_.frozen) && fc2_.rank == 0)) {
     w_.free(activation_);
     activation_ = no_tensor;
   }
-  return out;
+  return post_norm_.forward(out, grad);
 }
 
 std::uint32_t DenseMlp::forward(bool grad) {
@@ -137,10 +148,15 @@ std::uint32_t DenseMlp::backward(std::uint32_t dropped) {
     replayed = run(true);
     w_.recomputing(false);
   }
+  const bool held = d_.recomputes(Recompute::mlp);  // a checkpoint holds its gradient until it returns
+  const auto dout = post_norm_.backward(held ? no_tensor : std::exchange(dropped, no_tensor));
+  const auto through_adapter = linear_.adapt_backward(fc2_, fc2_adapted_);
   const auto dactivation = linear_.row_backward(fc2_, fc2_input_, false);
-  if (!d_.recomputes(Recompute::mlp)) {  // a checkpoint holds it until it returns
-    linear_.weight_gradients.put([this, gradient = std::exchange(dropped, no_tensor)] { w_.free(gradient); });
+  if (through_adapter != no_tensor) {
+    w_.launch("mlp.fc2 adapter gradient added", {"add", {d_.tokens * d_.f}});
+    w_.free(through_adapter);
   }
+  linear_.weight_gradients.put([this, dout] { w_.free(dout); });
   linear_.weight_gradients.put([this, activation = std::exchange(activation_, no_tensor)] { w_.free(activation); });
   const auto dfc1 = activate_backward(dactivation);
   auto dx = no_tensor;

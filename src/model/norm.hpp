@@ -42,4 +42,33 @@ class Norm {
   std::uint32_t statistics_ = no_tensor, out_ = no_tensor;
 };
 
+/// A norm on what a linear layer puts out, before the residual (post_layernorm): out -> TENorm -> out'. It keeps `out`.
+class PostNorm {
+ public:
+  PostNorm(PieceBuilder& builder, const Dimensions& dimensions, const std::string& name)
+      : w_(builder), on_(dimensions.post_norms), norm_(builder, dimensions, name) {}
+
+  /// Takes over `out`; returns it, or its normed successor.
+  std::uint32_t forward(std::uint32_t out, bool grad) {
+    if (!on_) return out;
+    input_ = out;
+    norm_.forward(grad);
+    if (!grad) w_.free(std::exchange(input_, no_tensor));
+    return norm_.give();
+  }
+  /// The gradient of what forward took. Frees `dout`; none: it belongs to somebody else.
+  std::uint32_t backward(std::uint32_t dout) {
+    if (!on_) return dout;
+    const auto din = norm_.backward(dout);
+    w_.free(std::exchange(input_, no_tensor));
+    return din;
+  }
+
+ private:
+  PieceBuilder& w_;
+  const bool on_;
+  Norm norm_;
+  std::uint32_t input_ = no_tensor;
+};
+
 }  // namespace pipewright::model

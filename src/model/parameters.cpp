@@ -54,6 +54,8 @@ class Modules {
   }
   std::vector<Parameter> take() {
     set_layers();
+    if (d_.frozen())
+      for (auto& p : list_) p.frozen = !p.adapter;
     return std::move(list_);
   }
 
@@ -62,15 +64,26 @@ class Modules {
     list_.push_back({in * out, fp8 && d_.fp8_parameters, in, out, fp8, replicated});
   }
   void vector(Int elements) { list_.push_back({elements}); }
+  /// The two weights of an adapter beside a linear layer; `row`: beside a row-parallel one.
+  void adapter(Int rank, Int in, Int out, bool row) {
+    if (rank == 0) return;
+    for (const Int elements : {row ? rank * in : rank / d_.t * in, row ? rank * (out / d_.t) : rank * out}) {
+      vector(elements);
+      list_.back().adapter = true;
+    }
+  }
   void replicated(Int elements) { list_.push_back({elements, false, 0, 0, false, true}); }
 
   void attention(bool fp8) {
     if (d_.separate_norms) norm(d_.h);
     if (d_.sinks && s_.model.softmax_type == "learnable") vector(d_.heads);
     weight(d_.q, d_.h, fp8);
+    adapter(d_.lora.proj, d_.q, d_.h, true);
     if (d_.bias) replicated(d_.h);
+    if (d_.post_norms) norm(d_.h);
     if (!d_.separate_norms) norm(d_.h);
     weight(d_.h, d_.qkv(), fp8);
+    adapter(d_.lora.qkv, d_.h, d_.qkv(), false);
     if (d_.qkv_bias) vector(d_.qkv());
     if (d_.qk_norm) {
       norm(d_.head_dim);
@@ -124,9 +137,12 @@ class Modules {
   }
   void mlp(bool fp8) {
     weight(d_.h, d_.ffn_in(), fp8);
+    adapter(d_.lora.fc1, d_.h, d_.ffn_in(), false);
     if (d_.bias) vector(d_.ffn_in());
     weight(d_.f, d_.h, fp8);
+    adapter(d_.lora.fc2, d_.f, d_.h, true);
     if (d_.bias) replicated(d_.h);
+    if (d_.post_norms) norm(d_.h);
   }
 
   void set_layers() {
@@ -178,7 +194,7 @@ std::vector<Buffer> layout(const std::vector<Parameter>& parameters, Int bucket_
       bucket_start = end;
     };
     for (auto p = parameters.rbegin(); p != parameters.rend(); ++p) {
-      if (p->fp8 != fp8 || p->expert != expert) continue;
+      if (p->fp8 != fp8 || p->expert != expert || p->frozen) continue;
       const Int start = distributed ? padded(end, 64) : end;
       end = start + p->elements;
       layer = p->layer;

@@ -16,6 +16,8 @@ struct Parameter {
   bool quantized = false;             ///< the linear layer multiplies by an FP8 copy of it
   /// Whole on every tensor-parallel rank, each with a part of the gradient (sequence_parallel).
   bool replicated = false;
+  bool frozen = false;  ///< has no gradient
+  bool adapter = false;
   bool expert = false;  ///< reduced over expert data parallel ranks, in a buffer of its own
   int layer = -1;       ///< of the chunk; -1: embedding, the number of layers: what comes after them
 };

@@ -112,6 +112,7 @@ Chunk build_chunk(const Scenario& s, const Dimensions& d, Pieces& pieces, const 
     std::vector<LayerKind> kinds;
     for (auto layer = own; layer != own + covers; ++layer) kinds.push_back(kind_of(s, d, *layer));
     for (LayerKind& kind : kinds) kind.checkpointed = group;
+    kinds.front().ends = d.frozen() && stage.embedding && i == 0 && group == 0;
     LayerKind& last = kinds.back();
     last.last = group == 0 && i + covers == count;
     const bool ends = i + covers == count && (d.mtp_layers > 0 ? *own + 1 == s.model.num_layers : stage.loss);
@@ -169,6 +170,7 @@ void add_notes(const Scenario& s, const Dimensions& d, Stages& stages) {
          " is taken as one fp32 moment moved at Adam's rate; its own kernels are not "
          "modelled");
   }
+  if (d.frozen() && d.t > 1) note("LoRA with tensor parallelism follows the code of Bridge, not measured runs");
   add_offload_notes(s, d, stages);
   if (d.cp > 1)
     note("context parallelism is approximated: a ring of equal causal attention steps, exchanges overlapped");

@@ -183,7 +183,10 @@ void StateWriter::construct_module(const std::vector<Parameter>& parameters) {
       casts_of_chunks_.push_back({p.weight_out, p.weight_in});
       continue;
     }
-    made.push_back(construction_.allocate("parameters", copy(false)));
+    if (p.frozen)  // stays what the module made
+      hold_from_start("frozen parameters", copy(false));
+    else
+      made.push_back(construction_.allocate("parameters", copy(false)));
     // Hopper multiplies FP8 in TN only, so FP8 parameters keep a transpose beside (TE reset_parameters,
     // post_all_gather_processing), whatever disable_parameter_transpose_cache says.
     if (p.fp8 && d_.precision.two_copies()) hold_from_start("transposed FP8 parameters", copy(true));
@@ -205,7 +208,9 @@ void StateWriter::add_chunk(std::size_t index, const std::vector<Parameter>& par
   Int parameter_bytes = 0;
   for (const auto& p : parameters) {
     chunk.parameters += p.elements;
-    if (p.replicated) replicated_elements_ += p.elements;
+    if (p.replicated && !p.frozen) replicated_elements_ += p.elements;
+    if (p.frozen)
+      parameter_bytes += p.fp8 ? d_.precision.weight_bytes(p.weight_out, p.weight_in, false) : 2 * p.elements;
     if (p.fp8 && d_.precision.parameters_outside_buffers())
       parameter_bytes += d_.precision.weight_bytes(p.weight_out, p.weight_in, false) +
                          d_.precision.weight_bytes(p.weight_out, p.weight_in, true);
@@ -338,6 +343,7 @@ void StateWriter::add_finalize(bool shares_embedding) {
     launch(rank_.finalize, "norm gradients scattered", {"small", {}});
   }
   const auto ranks = embedding_ranks(shares_embedding);
+  if (d_.frozen()) return;
   if (ranks.size() > 1 && ranks.contains(pp_rank_)) {
     collective(rank_.finalize, "embedding gradients all-reduce", "all_reduce", static_cast<Int>(ranks.size()),
                d_.vocab * d_.h * d_.gradient_bytes,
@@ -451,14 +457,14 @@ void StateWriter::run(const std::vector<ChunkShape>& shapes) {
     const auto parameters = chunk_parameters(d_, s_, shapes[c]);
     add_chunk(c, parameters);
     for (const auto& p : parameters) {
-      if (p.weight_in > 0) weight_shapes.emplace(p.weight_in, p.weight_out);
+      if (p.weight_in > 0 && !p.frozen) weight_shapes.emplace(p.weight_in, p.weight_out);
       if (!p.quantized || p.fp8) continue;
       hold(rank_.since_first_step, "quantized weights", d_.precision.weight_bytes(p.weight_out, p.weight_in, false));
       if (d_.precision.two_copies())
         hold(rank_.since_first_step, "quantized weights", d_.precision.weight_bytes(p.weight_out, p.weight_in, true));
     }
     // An output layer without a weight of its own multiplies by the embedding's.
-    if (shapes[c].head && shapes[c].shares_embedding) weight_shapes.emplace(d_.h, d_.vocab);
+    if (shapes[c].head && shapes[c].shares_embedding && !d_.frozen()) weight_shapes.emplace(d_.h, d_.vocab);
     shares |= shapes[c].shares_embedding;
     head |= shapes[c].head;
     for (const auto& layer : shapes[c].layers) moe |= layer.moe;

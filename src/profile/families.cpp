@@ -117,6 +117,9 @@ std::vector<Family> make_families() {
   f.push_back(gemm("gemm.bf16.nt", 2, 2, false, "bf16 in and out; wgrad without gradient accumulation fusion"));
   f.push_back(gemm("gemm.bf16.nt.acc_f32", 2, 4, true, "wgrad, added to an fp32 main gradient (beta = 1)"));
   f.push_back(gemm("gemm.bf16.nt.acc_bf16", 2, 2, true, "wgrad, added to a bf16 main gradient (beta = 1)"));
+  f.push_back(gemm("gemm.lora.bf16.tn", 2, 2, false, "forward of an adapter's linear layers (torch.matmul)"));
+  f.push_back(gemm("gemm.lora.bf16.nn", 2, 2, false, "their dgrad"));
+  f.push_back(gemm("gemm.lora.bf16.nt", 2, 4, true, "their wgrad, added to main gradients"));
   f.push_back(gemm("gemm.fp8.tn", 1, 2, false,
                    "forward: e4m3 x e4m3, per-tensor scales, bf16 out, fast accumulation as TE calls it"));
   f.push_back(gemm("gemm.fp8.tn.split", 1, 2, false,
@@ -150,6 +153,10 @@ std::vector<Family> make_families() {
   f.push_back(attention("attention.sink.forward.bf16", true, 2, 2,
                         "the same with a sink a head (softmax_type learnable, off-by-one); window seq_kv: none"));
   f.push_back(attention("attention.sink.backward.bf16", true, 5, 4, "its backward, with the sinks' gradient"));
+  f.push_back(attention("attention.softcap.forward.bf16", true, 2, 2,
+                        "FlexAttention (torch.compile) with soft-capped scores; window seq_kv: none"));
+  f.push_back(attention("attention.softcap.backward.bf16", true, 5, 4,
+                        "its backward: the output's gradient made contiguous, row sums, dq, dk and dv"));
   f.push_back(grouped("gemm.grouped.bf16.tn", 2, 2, false, false, "experts' linear layers, forward"));
   f.push_back(grouped("gemm.grouped.bf16.nn", 2, 2, false, false, "their dgrad"));
   f.push_back(grouped("gemm.grouped.bf16.nt", 2, 2, true, false, "their wgrad, no gradient accumulation fusion"));
@@ -177,6 +184,10 @@ std::vector<Family> make_families() {
   f.push_back(streaming("rmsnorm.backward", rows_cols, 6, "bf16; with the finalize kernel (dgamma)"));
   f.push_back(streaming("layernorm.forward", rows_cols, 4, "bf16 in and out, fp32 mu and rsigma"));
   f.push_back(streaming("layernorm.backward", rows_cols, 6, "bf16; with the finalize kernel (dgamma, dbeta)"));
+  f.push_back(streaming("qk_l2_norm.forward", rows_cols, 4, "L2 norm of contiguous queries (torch.compile), bf16"));
+  f.push_back(streaming("qk_l2_norm.backward", rows_cols, 6, "its backward"));
+  f.push_back(streaming("qk_l2_norm.strided.forward", rows_cols, 4, "the same of keys inside the fused projection"));
+  f.push_back(streaming("qk_l2_norm.strided.backward", rows_cols, 6, "its backward"));
   f.push_back(streaming("rope.forward", rope, 4, "TE's fused RoPE of one tensor (q or k), bf16, contiguous out"));
   f.push_back(streaming("rope.backward", rope, 4, "its backward"));
   f.push_back(streaming("copy.strided", rows_cols, 4,
@@ -188,6 +199,10 @@ std::vector<Family> make_families() {
   f.push_back(streaming("gelu.backward", rows_ffn, 6, "bf16: reads 2, writes 1 x rows x ffn"));
   f.push_back(streaming("squared_relu.forward", rows_ffn, 4, "bf16: rows x ffn in and out"));
   f.push_back(streaming("squared_relu.backward", rows_ffn, 6, "bf16: reads 2, writes 1 x rows x ffn"));
+  f.push_back(streaming("fast_gelu.forward", rows_ffn, 4,
+                        "tanh GELU (torch.compile): the gating half of rows x 2 ffn in, rows x ffn out, bf16"));
+  f.push_back(streaming("fast_gelu.backward", rows_ffn, 6, "its backward"));
+  f.push_back(streaming("glu.offset", rows_ffn, 4, "linear half of rows x 2 ffn plus a number (ATen), bf16"));
   f.push_back(streaming("moe.swiglu.forward", rows_ffn, 6,
                         "swiglu of the experts' rows times their probability (torch.compile), bf16"));
   f.push_back(streaming("moe.swiglu.backward", rows_ffn, 16,

@@ -26,13 +26,32 @@ constexpr RefusedField refused_rows[] = {
      [](const Scenario& s) { return !s.model.no_rope_freq.empty() && s.model.multi_latent_attention; }},
     {"attention_output_gate", "the gate on attention's output",
      [](const Scenario& s) { return s.model.attention_output_gate; }},
-    {"qk_l2_norm", "the norm of queries and keys without weights",
-     [](const Scenario& s) { return s.model.qk_l2_norm; }},
+    {"qk_l2_norm", "L2 norms in latent or unfused attention",
+     [](const Scenario& s) { return s.model.qk_l2_norm && !grouped_fused_attention(s); }},
+    {"post_layernorm", "norms on the outputs of experts, of latent attention, and before a bias is added",
+     [](const Scenario& s) {
+       return s.model.post_layernorm && (has_experts(s) || s.model.multi_latent_attention || s.model.add_bias_linear);
+     }},
+    {"attn_logit_softcapping",
+     "soft-capping in latent or unfused attention, with sinks, dropout or context parallelism",
+     [](const Scenario& s) {
+       return s.model.attn_logit_softcapping.value_or(0) > 0 &&
+              (!plain_kernel(s) || s.model.softmax_type != "vanilla" || s.settings.attention_dropout > 0);
+     }},
+    {"final_logit_softcapping", "capped logits of multi-token prediction",
+     [](const Scenario& s) {
+       return s.model.final_logit_softcapping.value_or(0) > 0 && s.model.mtp_num_layers.value_or(0) > 0;
+     }},
+    {"attention_chunk_size",
+     "chunked attention (no version of Megatron has it; inside one chunk it is causal attention)",
+     [](const Scenario& s) {
+       return s.model.attention_chunk_size && *s.model.attention_chunk_size < s.model.seq_length;
+     }},
     {"apply_residual_connection_post_layernorm", "a residual that branches off after the norm",
      [](const Scenario& s) { return s.model.apply_residual_connection_post_layernorm; }},
-    {"activation_func", "the kernels of a gated activation other than silu, gelu and quick_gelu",
+    {"activation_func", "the kernels of a gated activation other than silu, gelu, fast_gelu and quick_gelu",
      [](const Scenario& s) {
-       constexpr std::array known = {"silu", "gelu", "quick_gelu"};
+       constexpr std::array known = {"silu", "gelu", "quick_gelu", "fast_gelu"};
        return s.model.gated_linear_unit && s.model.activation_func &&
               std::ranges::find(known, *s.model.activation_func) == known.end();
      }},
@@ -137,8 +156,11 @@ constexpr RefusedField refused_rows[] = {
      }},
     {"moe_permute_fusion_into_hybridep", "a dispatcher that sorts the tokens itself",
      [](const Scenario& s) { return uses_flex(s) && s.settings.moe_permute_fusion_into_hybridep; }},
-    {"moe_apply_probs_on_input", "routing weights applied before the experts",
-     [](const Scenario& s) { return has_experts(s) && s.settings.moe_apply_probs_on_input; }},
+    {"moe_apply_probs_on_input", "routing weights applied before experts in FP8, and before more than one expert",
+     [](const Scenario& s) {
+       return has_experts(s) && s.settings.moe_apply_probs_on_input &&
+              (s.settings.fp8 || s.settings.fp4 || s.model.moe_router_topk != 1);
+     }},
     {"moe_token_dropping", "dropped tokens", [](const Scenario& s) { return s.settings.moe_token_dropping; }},
     {"moe_expert_capacity_factor", "experts padded to another capacity than their fair share",
      [](const Scenario& s) {
@@ -156,6 +178,23 @@ constexpr RefusedField refused_rows[] = {
      }},
     {"moe_load_imbalance", "an imbalance beyond what the expert-parallel ranks can send",
      [](const Scenario& s) { return s.settings.moe_load_imbalance < 1; }},
+    // Adapters
+    {"lora_target_modules",
+     "adapters beside experts, latent or local layers; with MTP, offload, CUDA graphs, delayed weight "
+     "gradients or TP without SP; none beside linear_qkv, where the first layer's backward begins "
+     "inside it",
+     [](const Scenario& s) {
+       const auto& o = s.settings;
+       const auto& targets = o.lora_target_modules;
+       if (targets.empty()) return false;
+       return has_experts(s) || s.model.multi_latent_attention || !te_layers(s) ||
+              s.model.mtp_num_layers.value_or(0) > 0 || o.cpu_offloading || o.fine_grained_activation_offloading ||
+              uses_graphs(s) || o.delay_wgrad_compute || uses_context(s) ||
+              (o.tensor_model_parallel_size > 1 && !o.sequence_parallel) ||
+              std::ranges::find(targets, "linear_qkv") == targets.end();
+     }},
+    {"lora_dropout", "dropout before the adapters",
+     [](const Scenario& s) { return s.settings.lora_dropout > 0 && !s.settings.lora_target_modules.empty(); }},
     // CUDA graphs
     {"cuda_graph_impl", "CUDA graphs of whole layers, and Megatron's own (local)",
      [](const Scenario& s) { return s.settings.cuda_graph_impl == "local"; }},

@@ -28,11 +28,17 @@ std::vector<Field> model_fields() {
       MODEL(layernorm_epsilon, "epsilon of the normalisation").between(0, 1),
       MODEL(layernorm_zero_centered_gamma, "normalisation weights are stored minus 1"),
       MODEL(apply_residual_connection_post_layernorm, "the residual branches off after the normalisation"),
+      MODEL(post_layernorm, "norms on the outputs of attention and MLP (Bridge's Gemma providers)"),
+      MODEL(apply_embedding_scaling, "embeddings times sqrt(hidden_size) (Bridge's Gemma providers)"),
+      MODEL(attn_logit_softcapping, "attention scores s become c tanh(s / c) (Bridge's Gemma 2)").between(0, 1e6),
+      MODEL(final_logit_softcapping, "logits s become c tanh(s / c) (Bridge's Gemma 2)").between(0, 1e6),
+      MODEL(attention_chunk_size, "a query sees keys of its own chunk (Llama 4; no Megatron has it)")
+          .between(1, most_width),
       MODEL(add_bias_linear, "linear layers have biases"),
       MODEL(add_qkv_bias, "the qkv projection has a bias"),
       MODEL(gated_linear_unit, "the MLP is gated (SwiGLU, GeGLU)"),
       MODEL(activation_func, "activation of the MLP; default silu with gated_linear_unit, else gelu")
-          .in({"gelu", "silu", "relu", "squared_relu", "quick_gelu"}),
+          .in({"gelu", "silu", "relu", "squared_relu", "quick_gelu", "fast_gelu"}),
       MODEL(activation_func_clamp_value, "the gate is clamped to this from above, the linear half both ways")
           .between(0, 1e6),
       MODEL(glu_linear_offset, "added to the linear half of a gated activation").between(-1e6, 1e6),

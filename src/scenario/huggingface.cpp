@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -17,8 +18,27 @@ namespace {
 
 using Json = nlohmann::json;
 
-const Strings families = {"llama",     "mistral",     "mixtral", "qwen2",   "qwen2_moe", "qwen3",
-                          "qwen3_moe", "deepseek_v3", "kimi_k2", "gpt_oss", "phi3"};
+const Strings families = {"llama", "mistral",   "mixtral",     "qwen2",       "qwen2_moe",
+                          "qwen3", "qwen3_moe", "deepseek_v3", "kimi_k2",     "gpt_oss",
+                          "phi3",  "gemma",     "gemma2",      "gemma3_text", "llama4_text"};
+
+/// What a published config.json leaves to the defaults of its class (transformers' configuration_gemma*.py).
+const char* defaults_of(const std::string& family) {
+  if (family == "gemma")
+    return R"({"vocab_size": 256000, "hidden_size": 3072, "intermediate_size": 24576, "num_hidden_layers": 28,
+      "num_attention_heads": 16, "num_key_value_heads": 16, "head_dim": 256, "max_position_embeddings": 8192,
+      "tie_word_embeddings": true, "rope_theta": 10000.0})";
+  if (family == "gemma2")
+    return R"({"vocab_size": 256000, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
+      "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 8192,
+      "tie_word_embeddings": true, "rope_theta": 10000.0, "sliding_window": 4096, "query_pre_attn_scalar": 256,
+      "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0})";
+  if (family == "gemma3_text")
+    return R"({"vocab_size": 262208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
+      "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 131072,
+      "tie_word_embeddings": true, "rope_theta": 1000000.0, "sliding_window": 4096, "query_pre_attn_scalar": 256})";
+  return "{}";
+}
 
 struct UnmodelledFamily {
   const char* name;
@@ -83,6 +103,20 @@ class Config {
       throw error(key, "expected true or false, found " + json_.at(key).dump().substr(0, 60));
     return json_.at(key).get<bool>();
   }
+  /// A list of `count` numbers; empty where the key is missing or the list is.
+  Ints integers(const std::string& key, Int count) const {
+    Ints result;
+    if (!has(key)) return result;
+    const Json& list = json_.at(key);
+    if (!list.is_array()) throw error(key, "expected a list, found " + list.dump().substr(0, 60));
+    for (const Json& each : list) {
+      if (!each.is_number_integer()) throw error(key, "expected integers, found " + each.dump().substr(0, 60));
+      result.push_back(each.get<Int>());
+    }
+    if (!result.empty() && static_cast<Int>(result.size()) != count)
+      throw error(key, fmt::format("{} entries for {} layers", result.size(), count));
+    return result;
+  }
   /// A list of these words; empty where the key is missing.
   Strings strings(const std::string& key, const Strings& allowed) const {
     Strings result;
@@ -146,7 +180,7 @@ std::string activation(const Config& config) {
                                                     {"gelu_new", "gelu"},
                                                     {"relu2", "squared_relu"},
                                                     {"gelu_pytorch_tanh", "gelu"}};
-  const std::string name = config.string("hidden_act", "silu");
+  const std::string name = config.string("hidden_act", config.string("hidden_activation", "silu"));
   const auto found = names.find(name);
   if (found != names.end()) return found->second;
   Strings known;
@@ -168,7 +202,8 @@ Ints skip_pattern(const std::vector<bool>& windowed) {
 
 /// Transformers' window counts the query itself, Megatron's stands beside it.
 void sliding_window(const Config& config, Model& m, const std::string& family) {
-  const bool always = family == "mistral" || family == "mixtral" || family == "gpt_oss" || family == "phi3";
+  const bool always = family == "mistral" || family == "mixtral" || family == "gpt_oss" || family == "phi3" ||
+                      family.starts_with("gemma");
   const OptInt width = config.optional_integer("sliding_window");
   if (!width || !(always || config.boolean("use_sliding_window", false))) return;
   m.window_size = {*width - 1, 0};
@@ -181,8 +216,11 @@ void sliding_window(const Config& config, Model& m, const std::string& family) {
   } else if (family.starts_with("qwen")) {  // configuration_qwen2.py: layers from max_window_layers on
     const Int first = config.optional_integer("max_window_layers", 0).value_or(28);
     for (Int layer = 0; layer < m.num_layers; ++layer) windowed.push_back(layer >= first);
-  } else if (family == "gpt_oss") {  // configuration_gpt_oss.py: every other layer
+  } else if (family == "gpt_oss" || family == "gemma2") {  // every other layer
     for (Int layer = 0; layer < m.num_layers; ++layer) windowed.push_back(layer % 2 == 0);
+  } else if (family == "gemma3_text") {  // all but every sixth
+    const Int pattern = config.optional_integer("sliding_window_pattern").value_or(6);
+    for (Int layer = 0; layer < m.num_layers; ++layer) windowed.push_back((layer + 1) % pattern != 0);
   }
   if (std::ranges::find(windowed, true) == windowed.end() && !windowed.empty())
     m.window_size.clear();
@@ -211,6 +249,42 @@ void dense(const Config& config, Model& m, const std::string& family) {
   m.qk_layernorm = family == "qwen3" || family == "qwen3_moe";
   m.rotary_percent = config.number("partial_rotary_factor", 1);
   sliding_window(config, m, family);
+}
+
+// Megatron Bridge's models/gemma: tanh GELU, embeddings times sqrt(hidden_size); from Gemma 2 on norms on the outputs
+// of attention and MLP.
+void gemma(const Config& config, Model& m, const std::string& family) {
+  m.activation_func = "fast_gelu";
+  m.apply_embedding_scaling = true;
+  m.layernorm_zero_centered_gamma = true;
+  if (family == "gemma") return;
+  m.post_layernorm = true;
+  m.softmax_scale = 1 / std::sqrt(config.number("query_pre_attn_scalar", 256));
+  m.qk_layernorm = family == "gemma3_text";
+  for (const auto& [key, field] : {std::pair("attn_logit_softcapping", &m.attn_logit_softcapping),
+                                   std::pair("final_logit_softcapping", &m.final_logit_softcapping)})
+    if (config.has(key)) *field = config.number(key, 0);
+}
+
+// Transformers' configuration_llama4.py. Sequences of one attention chunk see what causal attention sees.
+void llama4(const Config& config, Scenario& scenario, Model& m) {
+  m.moe_ffn_hidden_size = m.ffn_hidden_size;
+  m.moe_shared_expert_intermediate_size = m.ffn_hidden_size;
+  m.ffn_hidden_size = config.integer("intermediate_size_mlp");
+  m.num_moe_experts = config.integer("num_local_experts");
+  m.moe_router_topk = config.integer("num_experts_per_tok");
+  m.moe_router_score_function = "sigmoid";
+  scenario.settings.moe_apply_probs_on_input = true;
+  m.qk_l2_norm = config.boolean("use_qk_norm", true);
+  m.attention_chunk_size = config.optional_integer("attention_chunk_size");
+  const Int step = config.optional_integer("interleave_moe_layer_step").value_or(1);
+  if (step > 1) {
+    m.moe_layer_freq.clear();  // the last of every `step` layers
+    for (Int layer = 0; layer < m.num_layers; ++layer) m.moe_layer_freq.push_back((layer + 1) % step == 0 ? 1 : 0);
+  }
+  m.no_rope_freq = config.integers("no_rope_layers", m.num_layers);
+  for (Int& rotates : m.no_rope_freq) rotates = rotates == 0 ? 1 : 0;  // Megatron's 1: no rotation
+  if (m.no_rope_freq.empty()) m.no_rope_freq = {config.optional_integer("no_rope_layer_interval", 0).value_or(4)};
 }
 
 void mixtral(const Config& config, Model& m) {
@@ -291,7 +365,13 @@ std::string apply_hf_config(const std::string& given, Scenario& scenario, String
     throw UsageError({path, 0}, {}, std::string("not JSON: ") + e.what());
   }
   if (!json.is_object()) throw UsageError({path, 0}, {}, "not a Hugging Face configuration: expected an object");
+  const bool sees = json.contains("vision_config");
   if (json.contains("text_config") && json.at("text_config").is_object()) json = Json(json.at("text_config"));
+  if (json.contains("model_type") && json.at("model_type").is_string()) {
+    const Json defaults = Json::parse(defaults_of(json.at("model_type").get<std::string>()));
+    for (const auto& [key, value] : defaults.items())
+      if (!json.contains(key)) json[key] = value;
+  }
   if (json.contains("rope_parameters") && json.at("rope_parameters").is_object() && !json.contains("rope_theta")) {
     const Json rope = json.at("rope_parameters");  // where transformers 5 keeps it
     if (rope.contains("rope_theta")) json["rope_theta"] = rope.at("rope_theta");
@@ -304,8 +384,6 @@ std::string apply_hf_config(const std::string& given, Scenario& scenario, String
       throw config.error(
           "model_type",
           fmt::format("\"{}\" is not modelled; what is missing: {}", family, fmt::join(other.missing, "; ")), families);
-  for (const char* key : {"attn_logit_softcapping", "final_logit_softcapping"})
-    if (config.has(key)) throw config.error(key, "soft-capping is not modelled");
   if (std::find(families.begin(), families.end(), family) == families.end()) {
     throw config.error("model_type", fmt::format("unknown family \"{}\"", family), families,
                        nearest_name(family, families));
@@ -315,13 +393,20 @@ std::string apply_hf_config(const std::string& given, Scenario& scenario, String
   if (family == "mixtral") mixtral(config, m);
   if (family == "qwen2_moe" || family == "qwen3_moe") qwen_moe(config, m, family);
   if (family == "gpt_oss") gpt_oss(config, m);
+  if (family.starts_with("gemma")) gemma(config, m, family);
+  if (family == "llama4_text") llama4(config, scenario, m);
   if (family == "deepseek_v3" || family == "kimi_k2") deepseek(config, m);
   Strings all;
   rope_scaling(config, path, text, m, all);
-  const auto unknown = judge_keys(
-      text, config.read(), [&](const std::string& key, const std::string& why) { return config.error(key, why); });
+  auto read = config.read();
+  const bool tower =
+      sees && (family == "gemma3_text" || family == "llama4_text");  // published with one, trained without
+  if (tower) read.insert("vision_config");
+  const auto unknown =
+      judge_keys(text, read, [&](const std::string& key, const std::string& why) { return config.error(key, why); });
   if (!unknown.empty())
     all.push_back("keys that are not known, and taken to change neither time nor memory: " + unknown);
+  if (tower) all.emplace_back("the language model alone: the vision tower is left out");
   if (notes != nullptr) *notes = std::move(all);
   scenario.model = std::move(m);
   for (const char* name : {"num_layers", "hidden_size", "num_attention_heads", "vocab_size"}) {

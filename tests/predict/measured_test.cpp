@@ -34,13 +34,15 @@ double step_with(const profile::Profiles& profiles, const char* modules) {
 TEST_CASE("dense measured runs: time of forward-backward, peak memory of every rank") {
   const auto profiles = shipped("h200-sxm");
   // Runs of family b used a SwiGLU kernel 3.4 to 3.8 times slower than its lone time (README, Accuracy). t_tp2 is bound
-  // by the hosts of another machine.
+  // by the hosts of another machine. f_lora_all and f_lora_qkv ran on a chip whose products were 8 to 10 % faster.
+  // Predicted before they ran: f_gemma2_tp2 (+4.0 %), f_gemma3_tp2 (-6.5 %), f_lora_pp2v2 (-0.3 %).
   const std::map<std::string, double> bounds = {
       {"a_pp4v2_m8", 0.005},   {"a3_pp4v2_m8", 0.025},  {"b_tp2pp2v2_m8", 0.055}, {"b_tp2pp2v2_m8_fp8cs", 0.02},
       {"w_off0", 0.02},        {"t_mbs2", 0.01},        {"t_s8192_v128k", 0.03},  {"t_pp2v2", 0.005},
       {"t_mbs4_r_mlp", 0.005}, {"t_v128k_full", 0.005}, {"t_fp8_block", 0.02},    {"t_h2048", 0.015},
       {"t_b_tp2", 0.065},      {"t_gpt", 0.04},         {"f_nemotron", 0.04},     {"t_b_tp2_fp8block", 0.035},
-      {"t_tp2", 0.28}};
+      {"t_tp2", 0.28},         {"f_lora_all", 0.055},   {"f_lora_qkv", 0.03},     {"f_gemma2_tp2", 0.045},
+      {"f_gemma3_tp2", 0.07}};
   double sum = 0;
   int runs = 0;
   for (const auto& file : std::filesystem::directory_iterator(root + "/tests/measured")) {
@@ -64,11 +66,12 @@ TEST_CASE("dense measured runs: time of forward-backward, peak memory of every r
                             1;
       // With block scaling under sequence parallelism 1 to 4 GB more stay alive, not the same on both ranks:
       // unexplained.
-      CHECK(std::abs(memory) < (name == "t_b_tp2_fp8block" ? 0.082 : 0.003));
+      // Embeddings that need no gradient go before their microbatch's backward, all but the latest: kept here.
+      CHECK(std::abs(memory) < (name == "t_b_tp2_fp8block" ? 0.082 : name == "f_lora_pp2v2" ? 0.0095 : 0.003));
     }
   }
-  CHECK(runs == 42);
-  CHECK(sum / (runs - 1) < 0.016);
+  CHECK(runs == 49);
+  CHECK(sum / (runs - 1) < 0.018);
 }
 
 TEST_CASE("memory outside the allocator: every measured run, every rank") {
@@ -124,13 +127,15 @@ TEST_CASE("mixture-of-experts runs, with and without expert-parallel overlap: ti
   };
   // c_base is bound by the host's launches; t_mixtral_fp8, t_qwen30 and t_mla too, on a machine whose host is 1.4 times
   // slower than the one that the profile's host costs come from.
-  // f_gptoss*: loops over experts in Python, bound by the host (kernels alone: within 2 % of the traces).
+  // f_gptoss*: loops over experts in Python, bound by the host (kernels alone: within 2 % of the traces). f_llama4*:
+  // 120 ms of kernels in 300 ms of launches.
   for (const auto& bound : {Bound{"e_base", 0.015, 0.001, 0.0005}, Bound{"c_base", 0.03, 0.003, 0.001},
                             Bound{"e_ov_dw", 0.03, 0.002, 0.0025}, Bound{"q_base", 0.04, 0.005, 0.005},
                             Bound{"t_e_ep2", 0.05, 0.001, 0.001}, Bound{"t_e_ov", 0.05, 0.003, 0.003},
                             Bound{"t_mixtral_fp8", 0.16, 0.001, 0.001}, Bound{"t_qwen30", 0.25, 0.002, 0.002},
                             Bound{"t_mla", 0.27, 0.02, 0.02}, Bound{"f_gptoss", 0.22, 0.001, 0.001},
-                            Bound{"f_gptoss_s8k", 0.15, 0.001, 0.001}, Bound{"f_gptoss_plain", 0.3, 0.001, 0.001}}) {
+                            Bound{"f_gptoss_s8k", 0.15, 0.001, 0.001}, Bound{"f_gptoss_plain", 0.3, 0.001, 0.001},
+                            Bound{"f_llama4", 0.4, 0.001, 0.001}, Bound{"f_llama4_qk", 0.57, 0.001, 0.001}}) {
     CAPTURE(bound.run);
     const auto s = scenario::read(root + "/tests/measured/" + bound.run + ".yaml");
     const auto prediction = predict::predict(s, profiles);

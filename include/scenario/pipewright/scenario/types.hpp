@@ -47,6 +47,12 @@ struct Model {
   double layernorm_epsilon = 1e-5;
   bool layernorm_zero_centered_gamma = false;
   bool apply_residual_connection_post_layernorm = false;
+  /// Not Megatron fields: what Megatron Bridge's providers build. A norm on the outputs of attention and MLP before the
+  /// residual (TERowParallelLinearLayerNorm of Gemma 2 and 3); embeddings times sqrt(hidden_size).
+  bool post_layernorm = false;
+  bool apply_embedding_scaling = false;
+  std::optional<double> attn_logit_softcapping, final_logit_softcapping;  ///< Bridge's Gemma 2 provider
+  OptInt attention_chunk_size;  ///< Llama 4's: keys of the query's own chunk; Hugging Face's name, Megatron has none
   bool add_bias_linear = true;
   bool add_qkv_bias = false;
   bool gated_linear_unit = false;
@@ -271,6 +277,11 @@ struct Settings {
   double optimizer_offload_fraction = 0.0;
   bool overlap_cpu_optimizer_d2h_h2d = false, use_torch_optimizer_for_cpu_offload = false;
   bool pin_cpu_grads = true, pin_cpu_params = true;
+
+  // Adapters: Megatron Bridge's LoRA, whose base model is frozen. Not Megatron fields.
+  Strings lora_target_modules;  ///< of linear_qkv, linear_proj, linear_fc1, linear_fc2; empty: all parameters train
+  Int lora_dim = 32;            ///< rank
+  double lora_dropout = 0;
 
   std::map<std::string, std::string> other;  ///< fields that Megatron knows and pipewright does not use
   friend bool operator==(const Settings&, const Settings&) = default;

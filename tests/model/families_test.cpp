@@ -1,0 +1,105 @@
+// Norms on outputs, soft caps, L2 norms, routing weights on the input, adapters: what layers keep and launch. Byte
+// counts follow recorded allocations (tests/measured/f_gemma*.yaml, f_llama4*.yaml, f_lora*.yaml).
+#include "support.hpp"
+
+using namespace pipewright;
+using namespace pipewright::model::test;
+using model::Piece;
+
+namespace {
+
+constexpr std::int64_t tokens = 4096, hidden = 4096, ffn = 14336, queries = 4096, keys = 1024;
+
+scenario::Scenario llama() {
+  return scenario::parse(R"(scenario: 1
+model: {num_layers: 4, hidden_size: 4096, ffn_hidden_size: 14336, num_attention_heads: 32, num_query_groups: 8,
+  seq_length: 4096, vocab_size: 32000, gated_linear_unit: true, normalization: RMSNorm, add_bias_linear: false,
+  untie_embeddings_and_output_weights: true, position_embedding_type: rope, make_vocab_size_divisible_by: 1}
+settings: {micro_batch_size: 1, global_batch_size: 4, bf16: true, use_distributed_optimizer: true,
+  gradient_accumulation_fusion: true, grad_reduce_in_fp32: true, hidden_dropout: 0.0, attention_dropout: 0.0,
+  apply_rope_fusion: true, bias_activation_fusion: true, bias_dropout_fusion: true}
+cluster: {profile: h200-sxm, num_gpus: 1, gpus_per_node: 1}
+)",
+                         "llama.yaml");
+}
+
+const Piece& layer(const model::Stages& stages, std::size_t index) {
+  return stages.pieces[stages.ranks[0].chunks[0].pieces[index + 1]];
+}
+
+std::int64_t kept(const scenario::Scenario& s, std::size_t index = 1) {
+  return saved(layer(pipewright::test::build(s), index));
+}
+
+int kernels(const Piece& piece, const std::string& prefix) {
+  int count = 0;
+  for (const auto& kernel : piece.kernels) count += kernel.key.family.starts_with(prefix) ? 1 : 0;
+  return count;
+}
+
+}  // namespace
+
+TEST_CASE("a norm on an output keeps the output and a statistic of every row") {
+  CHECK(kept(with(llama(), {"post_layernorm=true"})) - kept(llama()) == 2 * (2 * tokens * hidden + 4 * tokens));
+}
+
+TEST_CASE("an L2 norm keeps q and, with k, the whole projection") {
+  const std::int64_t heads = 32 + 8, mixed = 2 * tokens * (queries + 2 * keys);
+  CHECK(kept(with(llama(), {"qk_l2_norm=true"})) - kept(llama()) == mixed + 2 * tokens * queries + 4 * tokens * heads);
+}
+
+TEST_CASE("soft-capped scores: v stays inside the projection; capped logits keep their tanh") {
+  const std::int64_t mixed = 2 * tokens * (queries + 2 * keys);
+  const std::int64_t rng_state = 512;  // of cuDNN's dropout, rounded as the allocator does or as it is
+  const auto more = kept(with(llama(), {"attn_logit_softcapping=50.0"})) - kept(llama());
+  CHECK(more <= mixed - 2 * tokens * keys);
+  CHECK(more >= mixed - 2 * tokens * keys - rng_state);
+  const auto last = [](const scenario::Scenario& s) { return saved(pipewright::test::build(s).pieces.back()); };
+  CHECK(last(with(llama(), {"final_logit_softcapping=30.0"})) - last(llama()) == 2 * tokens * 32000);
+}
+
+TEST_CASE("every tensor of these layers is freed, whatever is recomputed, split or cast") {
+  for (const char* model : {"post_layernorm=true", "qk_l2_norm=true", "attn_logit_softcapping=50.0",
+                            "final_logit_softcapping=30.0", "apply_embedding_scaling=true",
+                            "lora_target_modules=[linear_qkv]", "lora_target_modules=[linear_qkv, linear_fc2]",
+                            "lora_target_modules=[linear_qkv, linear_proj, linear_fc1, linear_fc2]"}) {
+    for (const std::vector<std::string>& more : std::vector<std::vector<std::string>>{
+             {"clip_grad=1.0"},
+             {"activation_func=fast_gelu", "bias_activation_fusion=false"},
+             {"recompute_granularity=selective", "recompute_modules=[mlp]"},
+             {"recompute_granularity=selective", "recompute_modules=[core_attn]"},
+             {"recompute_granularity=full", "recompute_method=uniform", "recompute_num_layers=2"},
+             {"fp8=hybrid", "fp8_recipe=tensorwise"},
+             {"fp8=hybrid", "fp8_recipe=delayed"},
+             {"tensor_model_parallel_size=2", "sequence_parallel=true", "num_gpus=2"},
+             {"tensor_model_parallel_size=2", "sequence_parallel=true", "num_gpus=2", "tp_comm_overlap=true"},
+             {"tensor_model_parallel_size=2", "sequence_parallel=true", "num_gpus=2", "fp8=hybrid",
+              "fp8_recipe=tensorwise"},
+             {"pipeline_model_parallel_size=2", "num_gpus=2"}}) {
+      auto s = with(llama(), {model});
+      for (const auto& setting : more) scenario::set(s, setting);
+      CAPTURE(std::string(model));
+      CAPTURE(more.back());
+      for (const auto& piece : pipewright::test::build(s).pieces) check_balance(piece);
+    }
+  }
+}
+
+TEST_CASE("frozen layers keep nothing for weights: no norm's output, no activation, no gradients, no states") {
+  const auto lora = with(llama(), {"lora_target_modules=[linear_qkv]", "lora_dim=16"});
+  // Gone: the output of fc1's norm and of the activation. The adapter reads the output of qkv's norm and keeps l.
+  CHECK(kept(llama()) - kept(lora) == 2 * tokens * hidden + 2 * tokens * ffn - 2 * tokens * 16);
+  const auto stages = pipewright::test::build(lora);
+  const auto& middle = layer(stages, 1);
+  CHECK(kernels(middle, "gemm.bf16.nt") == 0);
+  CHECK(kernels(middle, "gemm.bf16.nn") == 4);
+  CHECK(kernels(middle, "gemm.lora.bf16") == 6);
+  // The first layer's backward ends in its adapter.
+  CHECK(kernels(layer(stages, 0), "gemm.bf16.nn") == 3);
+  CHECK(kernels(layer(stages, 0), "gemm.lora.bf16") == 5);
+  const std::int64_t adapters = 4 * 16 * (4096 + 6144);
+  CHECK(stages.ranks[0].chunks[0].parameters == 1134596096 + adapters);  // f_lora_qkv
+  std::int64_t moments = 0;
+  for (const auto& tensor : stages.ranks[0].optimizer_state) moments += tensor.bytes.value;
+  CHECK(moments == 2 * 4 * adapters);
+}
