@@ -25,7 +25,7 @@ constexpr const char *forward_gemm = "gemm.lora.bf16.tn", *dgrad_gemm = "gemm.lo
 void LinearWriter::adapter_wgrad(const Linear& linear, Int in, Int out) {
   w_.launch(linear.name + " adapter wgrad", {wgrad_gemm, {in, out, d_.tokens}});
   if (d_.fused_gradients) return;
-  w_.transient("weight gradients", 2 * in * out);
+  w_.free(w_.allocate_gradient(2 * in * out));
   w_.launch(linear.name + " adapter gradient accumulation", {"add.f32", {in * out}});
 }
 
