@@ -191,7 +191,7 @@ std::optional<std::size_t> Searcher::representative(std::size_t structure, int m
 /// Bounds alone come to what is good last: now and then what looks best of another spread is followed to a candidate.
 /// It excludes more, and is the answer of a search that is stopped.
 void Searcher::dive() {
-  constexpr int most_looks = 6;
+  constexpr int most_looks = 14;  // a glance, an estimate, a step, its floor, glance, estimate and walk; some recompute
   const double fast = fastest() * (1 - tie_share);
   const auto home = [&](std::size_t i) {
     const auto& chosen = structures_[i].chosen;

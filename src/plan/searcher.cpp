@@ -115,7 +115,7 @@ std::vector<Searcher::Node> Searcher::next_nodes(double limit, std::size_t struc
 
 /// Until nothing that is left can be faster than the fastest that may fit by more than a tie.
 void Searcher::look_closer() {
-  constexpr int rounds_between = 24;
+  constexpr int rounds_between = 12;
   for (int round = 1; !interrupted_ && look(fastest() * (1 - tie_share)); ++round)
     if (round % rounds_between == rounds_between / 4) dive();
 }
