@@ -1,5 +1,6 @@
 // Megatron-LM core_r0.19.0 megatron/training/training.py, num_floating_point_operations (transformer_flops): model
-// FLOPs, a fused multiply-add counted twice, forward + dgrad + wgrad, causal attention by half.
+// FLOPs, a fused multiply-add counted twice, forward + dgrad + wgrad, causal attention by half. Of frozen layers what is
+// computed: no wgrad; their adapters are left out.
 #include "pipewright/model.hpp"
 #include "pipewright/scenario/derived.hpp"
 
@@ -41,7 +42,8 @@ double step_flop(const scenario::Scenario& s) {
   const double per_token = h * mlp + attention * layers + mtp * (3 * h + 2 * h * h) +
                            h * as_double(scenario::padded_vocab_size(s)) * (mtp + 1);
   const double sequence = as_double(m.seq_length), sequences = as_double(s.settings.global_batch_size);
-  return 3 * 2 * sequences * sequence * (per_token + sequence * core * layers);
+  const double passes = s.settings.lora_target_modules.empty() ? 3 : 2;  // frozen weights: forward and dgrad
+  return 2 * sequences * sequence * (passes * per_token + 3 * sequence * core * layers);
 }
 
 }  // namespace pipewright::model

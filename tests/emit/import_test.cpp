@@ -386,3 +386,26 @@ TEST_CASE("Bridge: comments, quotes, recipes and what CommOverlapConfig makes of
   CHECK_THROWS_WITH(emit::from_bridge_text(text + "cfg.model.num_layer = 3\n", "run.py", {8, 8, "h100-sxm", ""}),
                     doctest::Contains("run.py:21: cfg.model.num_layer"));
 }
+
+TEST_CASE("Bridge's LoRA is read, what it trains otherwise is refused") {
+  const std::string text =
+      "cfg.model.num_layers = 4\ncfg.model.hidden_size = 4096\ncfg.model.num_attention_heads = 32\n"
+      "cfg.model.seq_length = 4096\ncfg.model.vocab_size = 32000\ncfg.train.micro_batch_size = 1\n"
+      "cfg.train.global_batch_size = 8\n";
+  const auto read = [&](const std::string& more) {
+    return emit::from_bridge_text(text + more, "run.py", {8, 8, "h100-sxm", ""}).scenario.settings;
+  };
+  const auto all = read("cfg.peft = LoRA()\n");
+  CHECK(all.lora_target_modules.size() == 4);
+  CHECK(all.lora_dim == 32);
+  const auto some = read("cfg.peft = LoRA(target_modules=[\"linear_qkv\"], dim=16, alpha=32)\n");
+  CHECK(some.lora_target_modules == scenario::Strings{"linear_qkv"});
+  CHECK(some.lora_dim == 16);
+  CHECK_FALSE(some.other.contains("peft"));
+  const auto changed = read("cfg.peft = LoRA()\ncfg.peft.target_modules = [\"linear_qkv\"]\ncfg.peft.dim = 8\n");
+  CHECK(changed.lora_target_modules == scenario::Strings{"linear_qkv"});
+  CHECK(changed.lora_dim == 8);
+  CHECK(read("cfg.peft = LoRA()\ncfg.peft = None\n").lora_target_modules.empty());
+  CHECK(read("cfg.peft = DoRA()\n").other.at("peft") == "true");
+  CHECK(read("cfg.peft = LoRA(a2a_experimental=True)\n").other.at("peft") == "true");
+}
