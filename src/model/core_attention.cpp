@@ -17,17 +17,23 @@
 namespace pipewright::model {
 
 std::uint32_t CoreAttention::forward(bool grad) {
+  if (d_.exchanges_heads) return exchanged_forward(grad);
   return d_.unfused_attention ? unfused_forward(grad) : fused_forward(grad);
 }
 
 CoreAttention::Gradients CoreAttention::backward(std::initializer_list<std::uint32_t> until_values) {
   if (d_.unfused_attention) return unfused_backward(until_values);
-  const auto gradients = fused_backward();
+  const auto gradients = d_.exchanges_heads ? exchanged_backward() : fused_backward();
   w_.free(until_values);
   return gradients;
 }
 
 profile::Key CoreAttention::fused_key(const std::string& pass) const {
+  if (d_.exchanges_heads) {
+    const Int s = d_.s * d_.cp, heads = d_.heads / d_.cp, groups = d_.groups / d_.cp;
+    if (window_ == 0) return {"attention." + pass, {d_.b, s, s, heads, groups, d_.head_dim}};
+    return {"attention.window." + pass, {d_.b, s, s, heads, groups, d_.head_dim, window_}};
+  }
   if (d_.mla) return {"attention.mla." + pass, {d_.b, d_.s, d_.s, d_.heads, d_.head_dim, d_.v_dim}};
   if (d_.caps_scores)
     return {"attention.softcap." + pass,
@@ -49,6 +55,89 @@ void CoreAttention::fused_kernel(const std::string& name, const std::string& pas
       w_.wait(Stream::communication);
     }
   }
+}
+
+// TE pytorch/attention/dot_product_attention/context_parallel.py, AttnFuncWithCPAndQKVOA2A: every rank sends the parts
+// of other ranks' heads and gets the rest of the sequence of its own. Sequence of allocations and launches: recorded
+// events and kernel traces of two ranks (tests/measured/f_cp2_a2a*.yaml); the kernels beside an exchange run after all
+// three.
+void CoreAttention::exchange(const std::string& name, Int bytes) {
+  w_.collective(Purpose::cp, name, "all_to_all", d_.cp, bytes, d_.cp_link, Stream::communication);
+}
+
+std::uint32_t CoreAttention::exchanged_forward(bool grad) {
+  const Int q_bytes = 2 * d_.tokens * d_.q, kv_bytes = 2 * d_.tokens * d_.kv;
+  const char* const owner = "attention.exchange";
+  const auto send = [&](const char* what, Int width) {
+    const auto tensor = w_.allocate(owner, 2 * d_.tokens * width);
+    w_.launch(std::string("attention.") + what + " for the exchange", {"copy.strided", {d_.tokens, width}});
+    const auto received = w_.allocate(owner, 2 * d_.tokens * width);
+    exchange(std::string("attention.") + what + " all-to-all", 2 * d_.tokens * width);
+    return std::pair(tensor, received);
+  };
+  const auto [q_sent, q_got] = send("q", d_.q);
+  const auto [k_sent, k_got] = send("k", d_.kv);
+  q_ = w_.allocate("attention.q_exchanged", q_bytes);
+  const auto [v_sent, v_got] = send("v", d_.kv);
+  w_.wait(Stream::communication);
+  k_ = w_.allocate("attention.k_exchanged", kv_bytes);
+  v_ = w_.allocate("attention.v_exchanged", kv_bytes);
+  w_.launch("attention.q in order", {"copy.d2d", {q_bytes}});
+  w_.launch("attention.k in order", {"copy.d2d", {kv_bytes}});
+  w_.launch("attention.v in order", {"copy.d2d", {kv_bytes}});
+  w_.free({v_sent, k_sent, q_sent, v_got, k_got, q_got});
+  out_ = w_.allocate("attention.exchanged_output", q_bytes);
+  rng_ = w_.allocate("attention.rng_state", 16);
+  statistics_ = w_.allocate_float("attention.softmax_lse", 4 * d_.tokens * d_.heads);
+  w_.launch("attention.core forward", fused_key("forward.bf16"));
+  const auto ordered = w_.allocate(owner, q_bytes);
+  w_.launch("attention.output in order", {"copy.d2d", {q_bytes}});
+  const auto received = w_.allocate(owner, q_bytes);
+  exchange("attention.output all-to-all", q_bytes);
+  w_.wait(Stream::communication);
+  const auto out = w_.allocate("attention.core_output", q_bytes);
+  w_.launch("attention.output after the exchange", {"copy.strided", {d_.tokens, d_.q}});
+  w_.free({ordered, received});
+  if (!grad) {
+    w_.free({q_, k_, v_, out_, rng_, statistics_});
+    q_ = k_ = v_ = out_ = rng_ = statistics_ = no_tensor;
+  }
+  return out;
+}
+
+CoreAttention::Gradients CoreAttention::exchanged_backward() {
+  const Int q_bytes = 2 * d_.tokens * d_.q, kv_bytes = 2 * d_.tokens * d_.kv;
+  const char* const owner = "attention.exchange";
+  const auto allocate = [&](Int bytes) { return w_.allocate(owner, bytes); };
+  const auto sent = allocate(q_bytes), got = allocate(q_bytes);
+  w_.launch("attention.output gradient for the exchange", {"copy.strided", {d_.tokens, d_.q}});
+  exchange("attention.output gradient all-to-all", q_bytes);
+  w_.wait(Stream::communication);
+  const auto dout = w_.allocate("attention.output_gradient_exchanged", q_bytes);
+  w_.launch("attention.output gradient in order", {"copy.d2d", {q_bytes}});
+  w_.free({sent, got});
+  const auto dq = allocate(q_bytes), dk = allocate(kv_bytes), dv = allocate(kv_bytes);
+  const Int expanded = repeats() ? 2 * 2 * d_.tokens * d_.q : 0;
+  w_.transient("workspace", 4 * d_.tokens * d_.q + expanded + 4 * d_.tokens * d_.heads + 256);
+  w_.launch("attention.core backward", fused_key("backward.bf16"));
+  const auto q_order = allocate(q_bytes), q_got = allocate(q_bytes), k_order = allocate(kv_bytes),
+             k_got = allocate(kv_bytes), v_order = allocate(kv_bytes);
+  for (const auto& [name, bytes] : {std::pair("q", q_bytes), std::pair("k", kv_bytes), std::pair("v", kv_bytes)}) {
+    w_.launch(std::string("attention.") + name + " gradient in order", {"copy.d2d", {bytes}});
+    exchange(std::string("attention.") + name + " gradient all-to-all", bytes);
+  }
+  w_.wait(Stream::communication);
+  Gradients g{};
+  g.q = w_.allocate("attention.q_gradient", q_bytes);
+  const auto v_got = allocate(kv_bytes);
+  g.k = w_.allocate("attention.k_gradient", kv_bytes);
+  g.v = w_.allocate("attention.v_gradient", kv_bytes);
+  for (const Int width : {d_.q, d_.kv, d_.kv})
+    w_.launch("attention.gradient after the exchange", {"copy.strided", {d_.tokens, width}});
+  w_.free({v_order, k_order, q_order, v_got, k_got, q_got, dq, dk, dv, dout});
+  w_.free({q_, k_, v_, out_, statistics_, rng_});
+  q_ = k_ = v_ = out_ = statistics_ = rng_ = no_tensor;
+  return g;
 }
 
 std::uint32_t CoreAttention::fused_forward(bool grad) {

@@ -36,6 +36,9 @@ class CoreAttention {
   std::uint32_t fused_forward(bool grad);
   std::uint32_t unfused_forward(bool grad);
   Gradients fused_backward();
+  std::uint32_t exchanged_forward(bool grad);
+  Gradients exchanged_backward();
+  void exchange(const std::string& name, Int bytes);
   Gradients unfused_backward(std::initializer_list<std::uint32_t> until_values);
   profile::Key fused_key(const std::string& pass) const;
   void fused_kernel(const std::string& name, const std::string& pass);
@@ -50,7 +53,8 @@ class CoreAttention {
   PieceBuilder& w_;
   const Dimensions& d_;
   const Int window_;
-  std::uint32_t statistics_ = no_tensor, rng_ = no_tensor, sinks_ = no_tensor;  ///< fused
+  std::uint32_t q_ = no_tensor, k_ = no_tensor, v_ = no_tensor, out_ = no_tensor;  ///< a2a: whole sequences
+  std::uint32_t statistics_ = no_tensor, rng_ = no_tensor, sinks_ = no_tensor;     ///< fused
   std::uint32_t keys_ = no_tensor, values_ = no_tensor, softmax_ = no_tensor, probabilities_ = no_tensor,
                 mask_ = no_tensor, of_product_ = no_tensor;  ///< unfused
 };

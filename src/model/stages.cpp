@@ -172,7 +172,7 @@ void add_notes(const Scenario& s, const Dimensions& d, Stages& stages) {
   }
   if (d.frozen() && d.t > 1) note("LoRA with tensor parallelism follows the code of Bridge, not measured runs");
   add_offload_notes(s, d, stages);
-  if (d.cp > 1)
+  if (d.cp > 1 && !d.exchanges_heads)
     note("context parallelism is approximated: a ring of equal causal attention steps, exchanges overlapped");
   if (d.precision.recipe == Recipe::blockwise && d.sp) {
     note(

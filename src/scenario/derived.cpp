@@ -107,7 +107,7 @@ bool is_moe_layer(const Scenario& s, Int layer) {
 // itself.
 Int attention_window(const Scenario& s, Int layer) {
   const Ints &window = s.model.window_size, &pattern = s.model.window_attn_skip_freq;
-  if (!grouped_fused_attention(s) || s.settings.context_parallel_size > 1) return 0;
+  if (!grouped_fused_attention(s) || (s.settings.context_parallel_size > 1 && !exchanges_heads(s))) return 0;
   if (window.empty() || window[0] < 0 || window[0] + 1 >= s.model.seq_length) return 0;
   const auto own = static_cast<std::size_t>(layer);
   const bool windowed = pattern.empty()       ? true
@@ -128,6 +128,12 @@ bool has_rotary_embedding(const Scenario& s, Int layer) {
 
 bool has_sinks(const Scenario& s) {
   return s.model.softmax_type != "vanilla" && grouped_fused_attention(s) && s.settings.context_parallel_size == 1;
+}
+
+bool exchanges_heads(const Scenario& s) {
+  const Strings& types = s.settings.cp_comm_type;
+  return s.settings.context_parallel_size > 1 && !types.empty() &&
+         std::ranges::all_of(types, [](const std::string& type) { return type == "a2a"; });
 }
 
 bool grouped_fused_attention(const Scenario& s) {

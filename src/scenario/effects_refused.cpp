@@ -18,8 +18,11 @@ bool host_optimizer(const Scenario& s) { return s.settings.optimizer_cpu_offload
 
 constexpr RefusedField refused_rows[] = {
     // Model
-    {"window_size", "a sliding window of latent or unfused attention, or with context parallelism",
-     [](const Scenario& s) { return !s.model.window_size.empty() && s.model.window_size[0] >= 0 && !plain_kernel(s); }},
+    {"window_size", "a sliding window of latent or unfused attention, or with context parallelism other than a2a",
+     [](const Scenario& s) {
+       return !s.model.window_size.empty() && s.model.window_size[0] >= 0 &&
+              (!grouped_fused_attention(s) || (uses_context(s) && !exchanges_heads(s)));
+     }},
     {"softmax_type", "attention sinks of latent or unfused attention, or with context parallelism",
      [](const Scenario& s) { return s.model.softmax_type != "vanilla" && !plain_kernel(s); }},
     {"no_rope_freq", "latent attention in layers without rotary embedding",
@@ -67,9 +70,15 @@ constexpr RefusedField refused_rows[] = {
     {"moe_latent_size", "experts that work in a latent space",
      [](const Scenario& s) { return s.model.moe_latent_size.has_value(); }},
     // Parallelism and schedule
-    {"cp_comm_type", "context parallelism other than by a ring (p2p)",
+    {"cp_comm_type",
+     "context parallelism by all_gather, in two levels or in several ways; a2a of latent or unfused attention, with "
+     "offload",
      [](const Scenario& s) {
-       return uses_context(s) && std::ranges::any_of(s.settings.cp_comm_type, [](const auto& t) { return t != "p2p"; });
+       if (!uses_context(s)) return false;
+       if (exchanges_heads(s))
+         return !grouped_fused_attention(s) || s.settings.cpu_offloading ||
+                s.settings.fine_grained_activation_offloading;
+       return std::ranges::any_of(s.settings.cp_comm_type, [](const auto& t) { return t != "p2p"; });
      }},
     {"hierarchical_context_parallel_sizes", "context parallelism in two levels",
      [](const Scenario& s) { return uses_context(s) && !s.settings.hierarchical_context_parallel_sizes.empty(); }},

@@ -85,6 +85,30 @@ TEST_CASE("every tensor of these layers is freed, whatever is recomputed, split 
   }
 }
 
+TEST_CASE("all-to-all context parallelism: whole sequences of some heads, kept instead of parts of all") {
+  const auto ring = with(llama(), {"context_parallel_size=2", "num_gpus=2"});
+  const auto heads = with(ring, {"cp_comm_type=[a2a]"});
+  CHECK(kept(heads) - kept(ring) == 2 * (tokens / 2) * queries);  // the output before and after its exchange
+  const auto windowed = with(heads, {"window_size=[1023, 0]"});
+  CHECK(kept(windowed) == kept(heads));
+  const std::vector<std::int64_t> whole = {1, tokens, tokens, 16, 4, 128};
+  int found = 0;
+  const auto stages = pipewright::test::build(heads);
+  for (const auto& kernel : layer(stages, 1).kernels) {
+    if (!kernel.key.family.starts_with("attention.")) continue;
+    CHECK(kernel.key.dims == whole);
+    ++found;
+  }
+  CHECK(found == 2);
+  for (const char* more : {"clip_grad=1.0", "qk_layernorm=true", "qk_l2_norm=true", "no_rope_freq=[2]"})
+    for (const auto& s : {with(heads, {more}), with(windowed, {more})})
+      for (const auto& piece : pipewright::test::build(s).pieces) check_balance(piece);
+  const auto replayed = with(windowed, {"recompute_granularity=selective", "recompute_modules=[core_attn]"});
+  for (const auto& piece : pipewright::test::build(replayed).pieces) check_balance(piece);
+  CHECK_THROWS_WITH_AS(pipewright::test::build(with(heads, {"num_query_groups=1"})),
+                       doctest::Contains("must be divisible by context_parallel_size"), UsageError);
+}
+
 TEST_CASE("frozen layers keep nothing for weights: no norm's output, no activation, no gradients, no states") {
   const auto lora = with(llama(), {"lora_target_modules=[linear_qkv]", "lora_dim=16"});
   // Gone: the output of fc1's norm and of the activation. The adapter reads the output of qkv's norm and keeps l.
