@@ -327,8 +327,9 @@ Dimensions::Dimensions(const Scenario& sc, const profile::Device& device) : gpu(
   sinks = scenario::has_sinks(sc);
   exchanges_heads = scenario::exchanges_heads(sc);
   if (exchanges_heads && (heads % cp != 0 || groups % cp != 0))
-    refuse(sc, "settings.cp_comm_type",
-           "a2a: attention heads and query groups of a tensor-parallel rank must be divisible by context_parallel_size");
+    refuse(
+        sc, "settings.cp_comm_type",
+        "a2a: attention heads and query groups of a tensor-parallel rank must be divisible by context_parallel_size");
   tp_link = way_of(sc, 1, t);
   cp_link = way_of(sc, t, cp);
   dp_link = way_of(sc, t, cp * dp);

@@ -94,7 +94,7 @@ struct Dimensions {
   bool scales_embeddings = false;  ///< apply_embedding_scaling
   bool caps_scores = false;        ///< attn_logit_softcapping: FlexAttention instead of TE's attention
   bool caps_logits = false;        ///< final_logit_softcapping
-  bool exchanges_heads = false;  ///< cp_comm_type a2a: whole sequences of some heads instead of parts of all
+  bool exchanges_heads = false;    ///< cp_comm_type a2a: whole sequences of some heads instead of parts of all
   bool sinks = false;              ///< a score of every head that no key has (softmax_type)
   Softmax softmax = Softmax::fused;
   bool fused_activation = true;  ///< bias_activation_fusion

@@ -1,6 +1,6 @@
 // Megatron-LM core_r0.19.0 megatron/training/training.py, num_floating_point_operations (transformer_flops): model
-// FLOPs, a fused multiply-add counted twice, forward + dgrad + wgrad, causal attention by half. Of frozen layers what is
-// computed: no wgrad; their adapters are left out.
+// FLOPs, a fused multiply-add counted twice, forward + dgrad + wgrad, causal attention by half. Of frozen layers what
+// is computed: no wgrad; their adapters are left out.
 #include "pipewright/model.hpp"
 #include "pipewright/scenario/derived.hpp"
 

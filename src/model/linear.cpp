@@ -89,7 +89,7 @@ void LinearWriter::cast_weight(const Linear& linear) {
   if (!linear.fp8) return;
   const Precision& p = d_.precision;
   if (d_.fp8_parameters && (!p.per_tensor() || !p.two_copies())) return;  // both copies are the parameter's own
-  if (d_.fp8_parameters && linear.frozen) return;  // transposed once, before the first step
+  if (d_.fp8_parameters && linear.frozen) return;                         // transposed once, before the first step
   const bool every_time = !d_.fp8_cached_weights && !d_.fp8_parameters;
   if (w_.recomputes() && !every_time) return;  // done in the forward pass
   if (!every_time) w_.microbatches(0, 1);

@@ -35,7 +35,7 @@ bool has_moe_layer(const Scenario&);
 Int attention_window(const Scenario&, Int layer);
 bool has_rotary_embedding(const Scenario&, Int layer);  ///< no_rope_freq; of a model whose positions are rotary
 bool has_sinks(const Scenario&);                        ///< softmax_type learnable or off-by-one
-bool exchanges_heads(const Scenario&);  ///< context parallelism by all-to-all in every layer (cp_comm_type a2a)
+bool exchanges_heads(const Scenario&);          ///< context parallelism by all-to-all in every layer (cp_comm_type a2a)
 bool grouped_fused_attention(const Scenario&);  ///< neither latent nor unfused: has kernels with windows and sinks
 bool has_dense_layer(const Scenario&);
 bool te_layers(const Scenario&);    ///< transformer_impl transformer_engine
