@@ -130,7 +130,7 @@ Walk walk(const Stages& stages, const schedule::Program& program, const scenario
                              [&] { replayer.reset_peaks(); });
     walker.step();
     // Graphs replay in their pool: the steps before their capture allocate more.
-    const bool eager = walker.eager() != nullptr && walker.eager()->heap().peak() > walker.heap().peak();
+    const bool eager = replayer.eager_peak() > replayer.allocator().peak_allocated();
     const Walker& highest = eager ? *walker.eager() : walker;
     const auto moment = highest.peak();
     result.peak_allocated = Bytes(highest.heap().peak());
@@ -141,7 +141,7 @@ Walk walk(const Stages& stages, const schedule::Program& program, const scenario
     result.peak_piece = moment.kernel;
     result.peak_owners = by_size(stages, highest.heap().peak_owners());
     // A block whose rest is not worth splitting off counts as a whole: allocated bytes are the allocator's.
-    const Bytes blocks(replayer.allocator().peak_allocated());
+    const Bytes blocks(replayer.peak_allocated());
     result.peak_owners.push_back({"left unsplit by the allocator", blocks - result.peak_allocated});
     if (result.peak_owners.back().bytes == Bytes()) result.peak_owners.pop_back();
     result.peak_allocated = blocks;

@@ -1,6 +1,7 @@
 // Drives the allocator with the events of a walk, and knows whose block is whose.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -42,6 +43,8 @@ class Replayer {
   void operator()(const Event& event) {
     if (event.kind == Event::Kind::empty_cache) {
       allocator_.empty_cache();
+      eager_peak_ = allocator_.peak_allocated();
+      allocator_.reset_peaks();
     } else if (event.graph) {
       in_graph_pool(event);
     } else if (event.kind == Event::Kind::allocate) {
@@ -63,6 +66,9 @@ class Replayer {
   std::int64_t graph_pool() const { return graph_pool_.reserved(); }
   std::int64_t reserved() const { return allocator_.reserved() + graph_pool_.reserved(); }
   std::int64_t peak_reserved() const { return peak_reserved_; }
+  /// Most that was allocated before CUDA graphs were captured; 0 without them.
+  std::int64_t eager_peak() const { return eager_peak_; }
+  std::int64_t peak_allocated() const { return std::max(eager_peak_, allocator_.peak_allocated()); }
   void reset_peaks() {
     allocator_.reset_peaks();
     peak_reserved_ = reserved();
@@ -103,7 +109,7 @@ class Replayer {
   }
 
   Allocator allocator_, graph_pool_;
-  std::int64_t device_, peak_reserved_ = 0;
+  std::int64_t device_, peak_reserved_ = 0, eager_peak_ = 0;
   std::vector<std::uint32_t> graph_blocks_;  ///< by the walk's block
   std::vector<Live> blocks_;                 ///< by the walk's block
   std::vector<std::uint32_t> owners_;        ///< by the allocator's handle

@@ -16,7 +16,7 @@ using Json = nlohmann::json;
 
 // What huggingface.cpp reads only beside other keys.
 constexpr const char* read_keys =
-    "attention_bias attn_logit_softcapping dtype experts_per_token final_logit_softcapping first_k_dense_replace "
+    "attention_bias dtype experts_per_token first_k_dense_replace "
     "head_dim "
     "hidden_act hidden_activation hidden_size intermediate_size kv_lora_rank layer_types max_position_embeddings "
     "max_window_layers "
@@ -85,7 +85,9 @@ constexpr std::pair<const char*, const char*> owned[] = {{"num_local_experts", "
                                                          {"num_experts", "experts"},
                                                          {"n_routed_experts", "experts"},
                                                          {"moe_num_experts", "experts"},
-                                                         {"kv_lora_rank", "latent attention"}};
+                                                         {"kv_lora_rank", "latent attention"},
+                                                         {"attn_logit_softcapping", "soft-capped scores"},
+                                                         {"final_logit_softcapping", "soft-capped logits"}};
 
 bool among(const char* names, const std::string& name) {
   std::istringstream words(names);

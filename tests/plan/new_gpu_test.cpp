@@ -92,7 +92,9 @@ TEST_CASE("no kernel gains more than what bounds it, and none where nothing diff
     for (std::size_t i = 0; i < samples.size(); ++i) {
       CHECK(same.samples.at(name)[i].ns == samples[i].ns);
       const double factor = x500.samples.at(name)[i].ns / samples[i].ns;
-      const double least = profile::family(name).name.starts_with("copy.") ? 64.0 / 450 : 0.5;
+      double least = profile::family(name).name.starts_with("copy.") ? 64.0 / 450 : 0.5;
+      // Where full sums are kept anyway nothing is paid for the split accumulator.
+      if (name.find(".fp8.tn.") != std::string::npos) least /= 1.25;
       if (factor > 1 || factor < least - 1e-9) FAIL_CHECK(name << " is scaled by " << factor);
     }
 }
