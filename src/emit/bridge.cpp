@@ -262,7 +262,7 @@ std::vector<Statement> statements(std::string_view text) {
 
 class OverrideImporter {
  public:
-  OverrideImporter(const std::string& file, const Machine& machine) : file_(file) {
+  OverrideImporter(const std::string& file, const Machine& machine) : file_(file), dropped_(machine.ignore) {
     s_ = provider_defaults();
     if (!machine.megatron_core.empty()) scenario::set(s_, "software.megatron_core=" + machine.megatron_core);
     s_.software.megatron_bridge = "0.7.0";  // the version whose sections and defaults these are
@@ -328,7 +328,9 @@ class OverrideImporter {
     while (path.starts_with('+')) path.erase(0, 1);  // Hydra: a key that is new
     const bool hydra = !path.starts_with("cfg.");
     if (!hydra) path.erase(0, 4);
-    const Python literal = parsed(value, where, "cfg." + path, hydra);
+    Python literal = parsed(value, where, "cfg." + path, hydra);
+    if (literal.kind == Python::Kind::name)
+      if (const auto variable = variables_.find(literal.text); variable != variables_.end()) literal = variable->second;
     if (path.starts_with("env_vars[") && path.ends_with(']'))
       return variable(parse_python(path.substr(9, path.size() - 10), where, path).text, literal, where);
     if (path.starts_with("env_vars.")) return variable(path.substr(9), literal, where);
@@ -342,8 +344,25 @@ class OverrideImporter {
     if (path == "peft") return read_peft(literal, where);
     if (path.starts_with("peft.")) return read_adapter(path.substr(5), literal, where);
     const auto dot = path.find('.');
-    if (dot == std::string::npos) throw UsageError(where, path, "expected cfg.SECTION.FIELD = VALUE");
+    if (dot == std::string::npos && hydra) {  // seq_length = 4096 above the overrides
+      variables_[path] = std::move(literal);
+      return;
+    }
+    if (dot == std::string::npos) return whole_section(path, literal, value, where);
     set(path.substr(0, dot), path.substr(dot + 1), literal, where);
+  }
+
+  /// cfg.model = AutoBridge.from_hf_pretrained(...).to_megatron_provider(), cfg.ddp =
+  /// DistributedDataParallelConfig(x=1): what is named in the call is read, what the object brings itself is not known.
+  void whole_section(const std::string& section, const Python& object, const std::string& value,
+                     const Position& where) {
+    if (object.kind != Python::Kind::call && object.kind != Python::Kind::name && object.kind != Python::Kind::none)
+      throw UsageError(where, section, "expected cfg.SECTION.FIELD = VALUE");
+    for (const auto& [field, one] : object.entries) set(section, field, one, where);
+    if (section == "model")
+      result_.notes.push_back("what " + value.substr(0, 60) + " sets is not known: only what is said beside it is");
+    else
+      ignored_.insert("cfg." + section);
   }
 
   /// Hydra's overrides need no quotes: model.pipeline_model_parallel_layout=E|t*3|L, model.x=null.
@@ -459,6 +478,12 @@ class OverrideImporter {
       s_.model.untie_embeddings_and_output_weights = literal.text == "False";
       return;
     }
+    const auto* known = scenario::effect_of(field);
+    if ((known != nullptr && known->effect == scenario::Effect::none && section != "model") ||
+        std::ranges::find(dropped_, field) != dropped_.end()) {
+      ignored_.insert(name);
+      return;
+    }
     const Assignment assignment = {field, yaml_of(literal, where, name)};
     if (section == "comm_overlap") {
       has_comm_overlap_ = true;
@@ -474,8 +499,17 @@ class OverrideImporter {
           return;
         }
       }
-      throw UsageError(where, name, error.message(), error.allowed(), error.nearest());
+      if (literal.kind == Python::Kind::none &&
+          scenario::effect_of(field) != nullptr) {  // what the class decides itself
+        const auto usual = scenario::get(provider_defaults(), field);
+        if (usual != scenario::get(s_, field) && usual != "0") assign(s_, {field, usual});
+        return;
+      }
+      const std::string without = scenario::effect_of(field) == nullptr ? "; without it: --ignore " + field : "";
+      throw UsageError(where, name, error.message() + without, error.allowed(), error.nearest());
     }
+    for (const char* home : {"model.", "settings."})
+      if (const auto at = s_.positions.find(home + field); at != s_.positions.end()) at->second = where;
     if (section == "mixed_precision") {
       precision_.push_back(assignment);
       // MixedPrecisionConfig keeps the two in step.
@@ -499,6 +533,8 @@ class OverrideImporter {
   bool has_comm_overlap_ = false;
   std::pair<std::int64_t, Position> dataset_length_ = {0, {}};
   std::set<std::string> ignored_;
+  std::vector<std::string> dropped_;         ///< names to go on without
+  std::map<std::string, Python> variables_;  ///< of the recipe around the overrides
 };
 
 std::string literal_of(const Scenario& s, const std::string& field) {

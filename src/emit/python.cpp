@@ -168,6 +168,12 @@ class PythonReader {
     ++at_;
     Python all{Python::Kind::map, {}, {}, {}};
     while (peek() != '}') {
+      if (take('*')) {  // **NAME: entries that are not known
+        if (!take('*')) fail("");
+        expression(depth + 1);
+        if (!take(',')) break;
+        continue;
+      }
       Python key = expression(depth + 1);
       if (key.kind != Python::Kind::string || !take(':')) fail("");
       if (all.entries.size() >= longest) fail("too many entries");
@@ -266,7 +272,17 @@ class PythonReader {
       if (!take(',')) break;
     }
     if (!take(')')) fail("a bracket ( is not closed");
-    return call;
+    if ((call.text == "float" || call.text == "int") && call.items.size() == 1 &&
+        call.items.front().kind == Python::Kind::number)
+      return std::move(call.items.front());
+    if (peek() != '.' || depth > deepest) return call;
+    ++at_;  // a method of what the call gives: its name goes on, the arguments belong to another object
+    Python method = word(depth + 1);
+    method.text = call.text + "()." + method.text;
+    method.kind = Python::Kind::call;
+    method.entries.clear();
+    method.items.clear();
+    return method;
   }
 
   std::string_view text_;

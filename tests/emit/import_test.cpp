@@ -409,3 +409,40 @@ TEST_CASE("Bridge's LoRA is read, what it trains otherwise is refused") {
   CHECK(read("cfg.peft = DoRA()\n").other.at("peft") == "true");
   CHECK(read("cfg.peft = LoRA(a2a_experimental=True)\n").other.at("peft") == "true");
 }
+
+TEST_CASE("a recipe's body: objects made by calls, its own variables, None for what the class decides") {
+  const std::string model =
+      "cfg.model.num_layers = 8\ncfg.model.hidden_size = 1024\ncfg.model.num_attention_heads = 16\n"
+      "cfg.model.seq_length = 4096\ncfg.model.vocab_size = 32000\ncfg.train.micro_batch_size = 1\n"
+      "cfg.train.global_batch_size = 64\n";
+  const auto read = [&](const std::string& text, std::vector<std::string> ignore = {}) {
+    emit::Machine machine{8, 8, "h100-sxm", ""};
+    machine.ignore = std::move(ignore);
+    return emit::from_bridge_text(text, "recipe.py", machine);
+  };
+  const auto plain = read(model);
+  for (const char* more : {
+           "cfg = _pretrain_common()\ncfg.model = AutoBridge.from_hf_pretrained(\"meta-llama/Meta-Llama-3-8B\")"
+           ".to_megatron_provider(load_weights=False)\n",
+           "cfg.model = provider\n",
+           "cfg.dataset = HFDatasetConfig(path=\"x\", seed=1)\ncfg.tokenizer = TokenizerConfig(a=1)\n",
+           "cfg.env_vars = {**COMMON, }\n",
+           "cfg.model.attention_backend = None\ncfg.model.vocab_size = None\n",
+           "cfg.optimizer.lr = float(3)\n",
+       }) {
+    CAPTURE(std::string(more));
+    auto both = read(more + model);
+    CHECK(both.scenario == plain.scenario);
+  }
+  CHECK(read(model + "length = 8192\ncfg.model.seq_length = length\n").scenario.model.seq_length == 8192);
+  CHECK(read("cfg.model = GPTModelProvider(num_layers=8, hidden_size=1024, num_attention_heads=16, seq_length=4096, "
+             "vocab_size=32000)\ncfg.train = TrainingConfig(micro_batch_size=1, global_batch_size=64)\n")
+            .scenario == plain.scenario);
+  CHECK(read(model + "cfg.env_vars = {**COMMON, \"NCCL_DEBUG\": \"WARN\"}\n")
+            .scenario.environment.contains("NCCL_DEBUG"));
+  CHECK_THROWS_WITH_AS(read(model + "cfg.model.frobnicate = 3\n"), doctest::Contains("--ignore frobnicate"),
+                       UsageError);
+  CHECK(read(model + "cfg.model.frobnicate = 3\n", {"frobnicate"}).scenario == plain.scenario);
+  CHECK_THROWS_WITH_AS(read(model + "cfg.model.seq_length = LENGTH\n"), doctest::Contains("recipe.py:8"), UsageError);
+  CHECK_THROWS_AS(read(model + "cfg.model.pipeline_model_parallel_layout = _layout(4, 1)\n"), UsageError);
+}
