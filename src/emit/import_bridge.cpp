@@ -1,0 +1,458 @@
+// Megatron Bridge overrides in: Python statements, or Hydra's, onto the defaults of the model's provider; then what
+// CommOverlapConfig.setup() and the mixed precision recipe make of them
+// (Megatron-Bridge src/megatron/bridge/training/comm_overlap.py:353-643, mixed_precision.py).
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "emitted.hpp"
+#include "field_table.hpp"
+#include "pipewright/effects.hpp"
+#include "pipewright/scenario/derived.hpp"
+#include "pipewright/scenario/fields.hpp"
+#include "pipewright/scenario/io.hpp"
+#include "python.hpp"
+
+namespace pipewright::emit {
+
+namespace {
+
+using Assignment = std::pair<std::string, std::string>;
+
+/// What a recipe of MixedPrecisionConfig sets beyond the class's defaults (mixed_precision.py).
+const std::map<std::string, std::vector<Assignment>>& recipes() {
+  static const std::map<std::string, std::vector<Assignment>> table = [] {
+    const std::vector<Assignment> plain = {{"fp8", "none"},
+                                           {"fp8_recipe", "tensorwise"},
+                                           {"first_last_layers_bf16", "false"},
+                                           {"fp8_margin", "0"},
+                                           {"fp8_amax_history_len", "1"},
+                                           {"fp8_amax_compute_algo", "most_recent"},
+                                           {"fp8_wgrad", "true"},
+                                           {"fp8_param", "false"},
+                                           {"fp8_param_gather", "false"},
+                                           {"fp4", "none"},
+                                           {"fp4_param", "false"},
+                                           {"fp4_param_gather", "false"},
+                                           {"num_layers_at_start_in_bf16", "0"},
+                                           {"num_layers_at_end_in_bf16", "0"},
+                                           {"reuse_grad_buf_for_mxfp8_param_ag", "false"}};
+    const auto with = [](std::vector<Assignment> base, const std::vector<Assignment>& more) {
+      base.insert(base.end(), more.begin(), more.end());
+      return base;
+    };
+    const std::vector<Assignment> gather = {{"fp8_param", "true"}, {"fp8_param_gather", "true"}};
+    const auto delayed = with({{"fp8", "hybrid"},
+                               {"fp8_recipe", "delayed"},
+                               {"fp8_amax_history_len", "1024"},
+                               {"fp8_amax_compute_algo", "max"}},
+                              gather);
+    const auto current = with({{"fp8", "hybrid"},
+                               {"fp8_recipe", "tensorwise"},
+                               {"first_last_layers_bf16", "true"},
+                               {"num_layers_at_start_in_bf16", "1"},
+                               {"num_layers_at_end_in_bf16", "1"}},
+                              gather);
+    const auto mxfp8 =
+        with({{"fp8", "e4m3"}, {"fp8_recipe", "mxfp8"}, {"reuse_grad_buf_for_mxfp8_param_ag", "true"}}, gather);
+    const std::vector<Assignment> subchannel = {{"fp8", "hybrid"}, {"fp8_recipe", "blockwise"}};
+    const auto bf16 = with(plain, {{"bf16", "true"}, {"fp16", "false"}, {"grad_reduce_in_fp32", "true"}});
+    const auto fp16 = with(plain, {{"bf16", "false"}, {"fp16", "true"}, {"grad_reduce_in_fp32", "false"}});
+    std::map<std::string, std::vector<Assignment>> map;
+    for (const auto& [prefix, base] : {std::pair{std::string("bf16"), bf16}, std::pair{std::string("fp16"), fp16}}) {
+      map[prefix + "_mixed"] = base;
+      map[prefix + "_with_fp8_delayed_scaling_mixed"] = with(base, delayed);
+      map[prefix + "_with_fp8_current_scaling_mixed"] = with(base, current);
+      map[prefix + "_with_mxfp8_mixed"] = with(base, mxfp8);
+      map[prefix + "_with_fp8_subchannel_scaling_mixed"] = with(base, subchannel);
+    }
+    return map;
+  }();
+  return table;
+}
+
+void assign(Scenario& s, const Assignment& assignment) { scenario::set(s, assignment.first + "=" + assignment.second); }
+
+/// Defaults of GPTModelProvider (models/gpt_provider.py:137-206) that differ from TransformerConfig's. Those of
+/// MLAModelProvider do not: of its two parents MLATransformerConfig's fields count (models/mla_provider.py).
+Scenario provider_defaults() {
+  Scenario s;
+  s.settings.deallocate_pipeline_outputs = true;
+  s.settings.masked_softmax_fusion = true;
+  s.settings.cross_entropy_loss_fusion = true;
+  s.settings.gradient_accumulation_fusion = true;
+  s.settings.attention_softmax_in_fp32 = false;
+  return s;
+}
+
+/// CommOverlapConfig.setup(): everything it owns is reset, then what the user set on cfg.comm_overlap is applied.
+void apply_comm_overlap(Scenario& s, const std::vector<Assignment>& user) {
+  auto& settings = s.settings;
+  const bool pipeline = settings.pipeline_model_parallel_size > 1;
+  const bool interleaved = pipeline && settings.virtual_pipeline_model_parallel_size.value_or(1) > 1;
+  settings.tp_comm_overlap = settings.defer_embedding_wgrad_compute = false;
+  settings.wgrad_deferral_limit = 0;
+  settings.overlap_moe_expert_parallel_comm = settings.delay_wgrad_compute = false;
+  settings.overlap_p2p_comm = interleaved;
+  settings.batch_p2p_comm = pipeline && !interleaved;
+  if (settings.use_distributed_optimizer) {
+    const bool data_parallel = s.cluster.num_gpus > 0 && scenario::data_parallel_size(s) > 1;
+    settings.bucket_size = data_parallel ? scenario::OptInt(128 * 1024 * 1024) : std::nullopt;
+    settings.overlap_grad_reduce = settings.overlap_param_gather = data_parallel;
+    settings.overlap_param_gather_with_optimizer_step = false;
+    settings.align_param_gather = data_parallel && interleaved;
+  }
+  for (const auto& assignment : user)
+    if (assignment.second != "none") assign(s, assignment);
+  if (settings.tensor_model_parallel_size < 2 || !settings.sequence_parallel) settings.tp_comm_overlap = false;
+}
+
+std::string trimmed(std::string_view text) {
+  const auto begin = text.find_first_not_of(" \t\r\n");
+  return begin == std::string_view::npos
+             ? ""
+             : std::string(text.substr(begin, text.find_last_not_of(" \t\r\n") - begin + 1));
+}
+
+struct Statement {
+  std::string text;
+  int line = 0;
+};
+
+/// Python's logical lines: brackets, triple quotes and a backslash go on; comments are left out.
+std::vector<Statement> statements(std::string_view text) {
+  std::vector<Statement> all;
+  Statement now;
+  std::string quote;  // the open one: ' " or three of them
+  int line = 1, depth = 0;
+  const auto finish = [&] {
+    now.text = trimmed(now.text);
+    if (!now.text.empty()) all.push_back(std::move(now));
+    now = {};
+  };
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (now.text.empty() && (c == ' ' || c == '\t' || c == '\r' || c == '\n')) {
+      line += c == '\n';
+      continue;
+    }
+    if (now.text.empty()) now.line = line;
+    if (c == '\n') ++line;
+    if (c == '\\' && i + 1 < text.size()) {
+      if (text[i + 1] == '\n') ++line;
+      if (text[i + 1] != '\n' || !quote.empty()) (now.text += c) += text[i + 1];
+      ++i;
+    } else if (!quote.empty()) {
+      now.text += c;
+      if (quote.size() == 1 && c == '\n') {
+        quote.clear();  // said where the value is read
+      } else if (text.substr(i, quote.size()) == quote) {
+        now.text += text.substr(i + 1, quote.size() - 1);
+        i += quote.size() - 1;
+        quote.clear();
+      }
+    } else if (c == '"' || c == '\'') {
+      quote = text.substr(i, 3) == std::string(3, c) ? std::string(3, c) : std::string(1, c);
+      now.text += quote;
+      i += quote.size() - 1;
+    } else if (c == '#') {
+      i = std::min(text.find('\n', i), text.size()) - 1;
+    } else if ((c == '\n' && depth <= 0) || (c == ';' && depth <= 0)) {
+      finish();
+    } else {
+      depth += (c == '[' || c == '(' || c == '{') - (c == ']' || c == ')' || c == '}');
+      now.text += c;
+    }
+  }
+  finish();
+  return all;
+}
+
+class OverrideImporter {
+ public:
+  OverrideImporter(const std::string& file, const Machine& machine) : file_(file), dropped_(machine.ignore) {
+    s_ = provider_defaults();
+    if (!machine.megatron_core.empty()) scenario::set(s_, "software.megatron_core=" + machine.megatron_core);
+    s_.software.megatron_bridge = "0.7.0";  // the version whose sections and defaults these are
+    s_.name = "bridge";
+    s_.origin = {file, 0};
+    s_.cluster.num_gpus = machine.num_gpus;
+    s_.cluster.gpus_per_node = machine.gpus_per_node;
+    s_.cluster.profile = machine.profile;
+  }
+
+  Import run(std::string_view text) {
+    for (const auto& [line, number] : statements(text)) read(line, {file_, number});
+    if (s_.model.multi_latent_attention) {
+      const Scenario plain;
+      const Scenario provider = provider_defaults();
+      for (const auto& field : scenario::fields())
+        if (field.section == "settings" && !s_.positions.contains("settings." + field.name) &&
+            scenario::get(provider, field.name) != scenario::get(plain, field.name))
+          assign(s_, {field.name, scenario::get(plain, field.name)});
+    }
+    if (const auto& [length, where] = dataset_length_; length > 0) {
+      if (s_.model.seq_length == 0) s_.model.seq_length = length;
+      if (s_.model.seq_length != length)
+        throw UsageError(where, "cfg.dataset.seq_length",
+                         "is " + std::to_string(length) + ", cfg.model.seq_length " +
+                             std::to_string(s_.model.seq_length) + ": Megatron Bridge insists on one length");
+    }
+    auto& settings = s_.settings;
+    if (settings.expert_model_parallel_size > 1 && !settings.expert_tensor_parallel_size)
+      settings.expert_tensor_parallel_size = 1;  // models/transformer_config.py:80
+    if (settings.tensor_model_parallel_size == 1) settings.sequence_parallel = false;
+    if (settings.virtual_pipeline_model_parallel_size == 1) settings.virtual_pipeline_model_parallel_size.reset();
+    if (s_.cluster.num_gpus == 0)
+      s_.cluster.num_gpus = settings.pipeline_model_parallel_size *
+                            std::max(settings.tensor_model_parallel_size * settings.context_parallel_size,
+                                     settings.expert_model_parallel_size * scenario::expert_tensor_parallel_size(s_));
+    for (const auto& assignment : precision_) assign(s_, assignment);
+    if (has_comm_overlap_) apply_comm_overlap(s_, comm_overlap_);
+    if (!ignored_.empty()) {
+      std::string names;
+      for (const auto& name : ignored_) names += (names.empty() ? "" : " ") + name;
+      result_.notes.push_back("without effect on time and memory, or of no section that is read: " + names);
+    }
+    if (s_.model.vocab_size == 0)
+      throw UsageError({file_, 0}, "cfg.model.vocab_size", "the vocabulary is missing: add cfg.model.vocab_size = N");
+    result_.scenario = std::move(s_);
+    return std::move(result_);
+  }
+
+ private:
+  void read(const std::string& line, const Position& where) {
+    for (const auto* rest : {"import ", "from ", "def ", "return", "@", "\"\"\"", "pass"})
+      if (line.starts_with(rest)) return;  // of the recipe around it
+    const auto equals = line.find('=');
+    std::string path = trimmed(line.substr(0, equals));
+    if (equals == std::string::npos) throw UsageError(where, line.substr(0, 60), "expected cfg.SECTION.FIELD = VALUE");
+    const std::string value = trimmed(line.substr(equals + 1));
+    if (value.empty()) throw UsageError(where, path, "a value is missing");
+    if (path == "cfg") {
+      result_.notes.push_back("what " + value.substr(0, 60) + " sets is not known: only the overrides below it are");
+      return;
+    }
+    while (path.starts_with('+')) path.erase(0, 1);  // Hydra: a key that is new
+    const bool hydra = !path.starts_with("cfg.");
+    if (!hydra) path.erase(0, 4);
+    Python literal = parsed(value, where, "cfg." + path, hydra);
+    if (literal.kind == Python::Kind::name)
+      if (const auto variable = variables_.find(literal.text); variable != variables_.end()) literal = variable->second;
+    if (path.starts_with("env_vars[") && path.ends_with(']'))
+      return variable(parse_python(path.substr(9, path.size() - 10), where, path).text, literal, where);
+    if (path.starts_with("env_vars.")) return variable(path.substr(9), literal, where);
+    if (path == "env_vars") {
+      if (literal.kind != Python::Kind::map) throw UsageError(where, "cfg.env_vars", "expected a map of variables");
+      for (const auto& [name, one] : literal.entries) variable(name, one, where);
+      return;
+    }
+    if (path == "mixed_precision") return read_recipe(literal, where);
+    if (path == "comm_overlap") return read_comm_overlap(literal, where);
+    if (path == "peft") return read_peft(literal, where);
+    if (path.starts_with("peft.")) return read_adapter(path.substr(5), literal, where);
+    const auto dot = path.find('.');
+    if (dot == std::string::npos && hydra) {  // seq_length = 4096 above the overrides
+      variables_[path] = std::move(literal);
+      return;
+    }
+    if (dot == std::string::npos) return whole_section(path, literal, value, where);
+    set(path.substr(0, dot), path.substr(dot + 1), literal, where);
+  }
+
+  /// cfg.model = AutoBridge.from_hf_pretrained(...).to_megatron_provider(), cfg.ddp =
+  /// DistributedDataParallelConfig(x=1): what is named in the call is read, what the object brings itself is not known.
+  void whole_section(const std::string& section, const Python& object, const std::string& value,
+                     const Position& where) {
+    if (object.kind != Python::Kind::call && object.kind != Python::Kind::name && object.kind != Python::Kind::none)
+      throw UsageError(where, section, "expected cfg.SECTION.FIELD = VALUE");
+    for (const auto& [field, one] : object.entries) set(section, field, one, where);
+    if (section == "model")
+      result_.notes.push_back("what " + value.substr(0, 60) + " sets is not known: only what is said beside it is");
+    else
+      ignored_.insert("cfg." + section);
+  }
+
+  /// Hydra's overrides need no quotes: model.pipeline_model_parallel_layout=E|t*3|L, model.x=null.
+  static Python parsed(const std::string& value, const Position& where, const std::string& key, bool hydra) {
+    if (!hydra) return parse_python(value, where, key);
+    if (value == "null") return {Python::Kind::none, {}, {}, {}};
+    if (value == "true" || value == "false") return {Python::Kind::boolean, value == "true" ? "True" : "False", {}, {}};
+    try {
+      return parse_python(value, where, key);
+    } catch (const UsageError&) {
+      if (value.starts_with('[') || value.starts_with('{') || value.starts_with('(')) throw;
+      return {Python::Kind::string, value, {}, {}};
+    }
+  }
+
+  void variable(const std::string& name, const Python& value, const Position& where) {
+    if (value.kind != Python::Kind::string && value.kind != Python::Kind::number && value.kind != Python::Kind::boolean)
+      throw UsageError(where, "cfg.env_vars", "expected a string, a number or a boolean for " + name);
+    try {
+      scenario::set_env(s_, name + "=" + value.text);
+    } catch (const UsageError& error) {
+      throw UsageError(where, "cfg.env_vars", name + ": " + error.message());
+    }
+  }
+
+  void read_comm_overlap(const Python& value, const Position& where) {
+    comm_overlap_.clear();
+    has_comm_overlap_ = value.kind != Python::Kind::none;
+    if (!has_comm_overlap_) return;
+    if (value.kind != Python::Kind::call || !value.text.ends_with("CommOverlapConfig"))
+      throw UsageError(where, "cfg.comm_overlap", "expected CommOverlapConfig(FIELD=VALUE, ...) or None");
+    for (const auto& [field, one] : value.entries)
+      if (field != "tp_comm_overlap_cfg") set("comm_overlap", field, one, where);
+  }
+
+  /// Bridge's LoRA class: without target_modules it adapts every linear layer.
+  void read_peft(const Python& value, const Position& where) {
+    auto name = value.text;
+    name.erase(0, name.rfind('.') + 1);
+    s_.settings.lora_target_modules.clear();
+    s_.settings.other.erase("peft");
+    if (value.kind == Python::Kind::none) return;
+    if (value.kind != Python::Kind::call || name != "LoRA") {
+      s_.settings.other["peft"] = "true";
+      s_.positions["settings.peft"] = where;
+      return;
+    }
+    s_.settings.lora_target_modules = {"linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"};
+    s_.positions["settings.lora_target_modules"] = where;
+    for (const auto& [field, one] : value.entries) read_adapter(field, one, where);
+  }
+
+  void read_adapter(const std::string& field, const Python& value, const Position& where) {
+    const std::vector<std::string> numbers = {"alpha", "lora_A_init_method", "lora_B_init_method", "dropout_position"};
+    if (std::ranges::find(numbers, field) != numbers.end()) return;  // numbers change, the work does not
+    const std::vector<std::string> known = {"target_modules", "dim", "dropout"};
+    if (std::ranges::find(known, field) == known.end()) {
+      s_.settings.other["peft"] = "true";
+      s_.positions["settings.peft"] = where;
+      return;
+    }
+    assign(s_, {"lora_" + field, yaml_of(value, where, "cfg.peft." + field)});
+    s_.positions["settings.lora_" + field] = where;
+  }
+
+  void read_recipe(const Python& value, const Position& where) {
+    const bool call = value.kind == Python::Kind::call;
+    if (call && value.text.ends_with("MixedPrecisionConfig")) {
+      precision_.clear();
+      for (const auto& [field, one] : value.entries) set("mixed_precision", field, one, where);
+      return;
+    }
+    auto name = call && value.items.size() == 1 ? value.items.front().text : value.text;
+    name.erase(0, name.rfind('.') + 1);
+    std::ranges::replace(name, '-', '_');
+    const auto recipe = recipes().find(name);
+    if (recipe == recipes().end()) {
+      std::vector<std::string> names;
+      for (const auto& [known, fields] : recipes()) names.push_back(known);
+      throw UsageError(where, "cfg.mixed_precision", "unknown recipe " + name, names, nearest_name(name, names));
+    }
+    precision_ = recipe->second;
+  }
+
+  /// Bridge asserts that cfg.dataset.seq_length is cfg.model.seq_length (training/config.py:1644).
+  void dataset_length(const std::string& value, const Position& where) {
+    try {
+      Scenario probe;
+      assign(probe, {"seq_length", value});
+      dataset_length_ = {probe.model.seq_length, where};
+    } catch (const UsageError& error) {
+      throw UsageError(where, "cfg.dataset.seq_length", error.message(), error.allowed());
+    }
+  }
+
+  void set(const std::string& section, const std::string& field, const Python& literal, const Position& where) {
+    static const std::set<std::string> modelled = {"model", "comm_overlap", "mixed_precision",
+                                                   "ddp",   "optimizer",    "train"};
+    const std::string name = "cfg." + section + "." + field;
+    if (section == "dataset" && (field == "seq_length" || field == "sequence_length"))
+      return dataset_length(yaml_of(literal, where, name), where);
+    if (!modelled.contains(section)) {
+      const scenario::EffectRow* effect = scenario::effect_of(field);
+      if (effect != nullptr && effect->effect == scenario::Effect::refused) {
+        s_.settings.other[effect->name] = yaml_of(literal, where, name);
+        s_.positions["settings." + effect->name] = where;
+      } else {
+        ignored_.insert(name);
+      }
+      return;
+    }
+    if (section == "model" && field == "share_embeddings_and_output_weights") {
+      s_.model.untie_embeddings_and_output_weights = literal.text == "False";
+      return;
+    }
+    const auto* known = scenario::effect_of(field);
+    if ((known != nullptr && known->effect == scenario::Effect::none && section != "model") ||
+        std::ranges::find(dropped_, field) != dropped_.end()) {
+      ignored_.insert(name);
+      return;
+    }
+    const Assignment assignment = {field, yaml_of(literal, where, name)};
+    if (section == "comm_overlap") {
+      has_comm_overlap_ = true;
+      comm_overlap_.push_back(assignment);
+    }
+    try {
+      Scenario probe = s_;
+      assign(section == "comm_overlap" || section == "mixed_precision" ? probe : s_, assignment);
+    } catch (const UsageError& error) {
+      if (section == "train" || section == "optimizer" || section == "ddp") {
+        if (error.nearest().empty()) {
+          ignored_.insert(name);
+          return;
+        }
+      }
+      if (literal.kind == Python::Kind::none &&
+          scenario::effect_of(field) != nullptr) {  // what the class decides itself
+        const auto usual = scenario::get(provider_defaults(), field);
+        if (usual != scenario::get(s_, field) && usual != "0") assign(s_, {field, usual});
+        return;
+      }
+      const std::string without = scenario::effect_of(field) == nullptr ? "; without it: --ignore " + field : "";
+      throw UsageError(where, name, error.message() + without, error.allowed(), error.nearest());
+    }
+    for (const char* home : {"model.", "settings."})
+      if (const auto at = s_.positions.find(home + field); at != s_.positions.end()) at->second = where;
+    if (section == "mixed_precision") {
+      precision_.push_back(assignment);
+      // MixedPrecisionConfig keeps the two in step.
+      if (field == "fp8_param") precision_.emplace_back("fp8_param_gather", assignment.second);
+      if (field == "fp8_param_gather") precision_.emplace_back("fp8_param", assignment.second);
+    }
+    if (section == "model" && (field == "overlap_moe_expert_parallel_comm" || field == "delay_wgrad_compute"))
+      result_.findings.push_back(
+          {"bridge.comm-overlap-resets",
+           plan::Severity::trap,
+           {"cfg.model." + field},
+           "CommOverlapConfig.setup() resets cfg.model." + field + " to False where cfg.comm_overlap is set",
+           "set cfg.comm_overlap." + field,
+           "src/megatron/bridge/training/comm_overlap.py:438 (Megatron-Bridge main)"});
+  }
+
+  std::string file_;
+  Scenario s_;
+  Import result_;
+  std::vector<Assignment> precision_, comm_overlap_;
+  bool has_comm_overlap_ = false;
+  std::pair<std::int64_t, Position> dataset_length_ = {0, {}};
+  std::set<std::string> ignored_;
+  std::vector<std::string> dropped_;         ///< names to go on without
+  std::map<std::string, Python> variables_;  ///< of the recipe around the overrides
+};
+
+}  // namespace
+
+Import from_bridge_text(std::string_view text, const std::string& file, const Machine& machine) {
+  return OverrideImporter(file, machine).run(text);
+}
+
+Import from_bridge(const std::string& path, const Machine& machine) {
+  return from_bridge_text(read_file(path), path, machine);
+}
+
+}  // namespace pipewright::emit
