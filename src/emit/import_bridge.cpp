@@ -386,9 +386,7 @@ class OverrideImporter {
       s_.model.untie_embeddings_and_output_weights = literal.text == "False";
       return;
     }
-    const auto* known = scenario::effect_of(field);
-    if ((known != nullptr && known->effect == scenario::Effect::none && section != "model") ||
-        std::ranges::find(dropped_, field) != dropped_.end()) {
+    if (std::ranges::find(dropped_, field) != dropped_.end()) {
       ignored_.insert(name);
       return;
     }
@@ -402,7 +400,8 @@ class OverrideImporter {
       assign(section == "comm_overlap" || section == "mixed_precision" ? probe : s_, assignment);
     } catch (const UsageError& error) {
       if (section == "train" || section == "optimizer" || section == "ddp") {
-        if (error.nearest().empty()) {
+        const auto* known = scenario::effect_of(field);
+        if (error.nearest().empty() || (known != nullptr && known->effect == scenario::Effect::none)) {
           ignored_.insert(name);
           return;
         }
