@@ -428,7 +428,7 @@ TEST_CASE("a recipe's body: objects made by calls, its own variables, None for w
            "cfg.dataset = HFDatasetConfig(path=\"x\", seed=1)\ncfg.tokenizer = TokenizerConfig(a=1)\n",
            "cfg.env_vars = {**COMMON, }\n",
            "cfg.model.attention_backend = None\ncfg.model.vocab_size = None\n",
-           "cfg.optimizer.lr = float(3)\n",
+           "cfg.scheduler.lr_decay_iters = float(3)\ncfg.train.manual_gc_eval = 3\n",
        }) {
     CAPTURE(std::string(more));
     auto both = read(more + model);
