@@ -428,12 +428,13 @@ TEST_CASE("a recipe's body: objects made by calls, its own variables, None for w
            "cfg.dataset = HFDatasetConfig(path=\"x\", seed=1)\ncfg.tokenizer = TokenizerConfig(a=1)\n",
            "cfg.env_vars = {**COMMON, }\n",
            "cfg.model.attention_backend = None\ncfg.model.vocab_size = None\n",
-           "cfg.scheduler.lr_decay_iters = float(3)\ncfg.train.manual_gc_eval = 3\n",
+           "cfg.scheduler.lr_decay_iters = float(3)\n",
        }) {
     CAPTURE(std::string(more));
     auto both = read(more + model);
     CHECK(both.scenario == plain.scenario);
   }
+  CHECK_NOTHROW(read(model + "cfg.train.manual_gc_eval = 3\n"));
   CHECK(read(model + "length = 8192\ncfg.model.seq_length = length\n").scenario.model.seq_length == 8192);
   CHECK(read("cfg.model = GPTModelProvider(num_layers=8, hidden_size=1024, num_attention_heads=16, seq_length=4096, "
              "vocab_size=32000)\ncfg.train = TrainingConfig(micro_batch_size=1, global_batch_size=64)\n")
