@@ -1,6 +1,8 @@
 // Megatron Bridge overrides out. A field goes to the section whose value survives: CommOverlapConfig.setup() and the
 // mixed precision recipe write over cfg.model, cfg.ddp and cfg.optimizer (Megatron-Bridge
 // src/megatron/bridge/training/comm_overlap.py:353-643, mixed_precision.py).
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <map>
 #include <set>
