@@ -1,6 +1,7 @@
 // What a rank holds: its program is walked to find the peak, who holds it and what the allocator reserves, and under a
 // limit once more.
 #include <algorithm>
+#include <numeric>
 
 #include "replayer.hpp"
 
@@ -31,6 +32,10 @@ std::vector<OwnerBytes> by_size(const Stages& stages, const std::vector<std::int
 }
 
 namespace {
+
+Bytes sum(const std::vector<std::int64_t>& bytes) {
+  return Bytes(std::accumulate(bytes.begin(), bytes.end(), std::int64_t{0}));
+}
 
 /// What a process may reserve: the device's memory or its share of it; up to where nothing happens to cached blocks.
 struct Limits {
@@ -121,30 +126,47 @@ Walk walk(const Stages& stages, const schedule::Program& program, const scenario
   result.pinned = plan.pinned;
   {
     Replayer replayer(without_limit(config));
+    Walker* walking = nullptr;
+    struct {
+      std::int64_t allocated = 0, event = 0;
+      bool eager = false;
+    } most;  // a block whose rest is not worth splitting off counts as a whole: by the allocator's bytes
     const Listener replay = [&](const Event& event) {
       replayer(event);
+      const auto allocated = replayer.allocator().allocated();
+      const bool eager = walking->in_eager();
+      if (allocated > most.allocated || (most.eager && !eager && allocated == most.allocated))
+        most = {allocated, (eager ? *walking->eager() : *walking).heap().events(), eager};
       if (listener) listener(event);
     };
     Walker walker(stages, program, plan, pp_rank, asynchronous, replay);
+    walking = &walker;
     walker.reach_second_step([&] { result.static_bytes = Bytes(replayer.allocator().allocated()); },
-                             [&] { replayer.reset_peaks(); });
+                             [&] { replayer.reset_peaks(), most = {}; });
     walker.step();
     // Graphs replay in their pool: the steps before their capture allocate more.
-    const bool eager = replayer.eager_peak() > replayer.allocator().peak_allocated();
-    const Walker& highest = eager ? *walker.eager() : walker;
-    const auto moment = highest.peak();
-    result.peak_allocated = Bytes(highest.heap().peak());
+    const Walker& highest = most.eager ? *walker.eager() : walker;
+    auto moment = highest.peak();
+    auto owners = highest.heap().peak_owners();
+    if (moment.event != most.event) {  // what is left unsplit put the peak elsewhere
+      const Listener silent;
+      Walker again(stages, program, plan, pp_rank, asynchronous, silent);
+      Walker& there = most.eager ? *again.eager() : again;
+      const auto& then = there.watch(most.event);
+      again.reach_second_step();
+      again.step();
+      moment = then;
+      owners = there.heap().owners_then();
+    }
+    result.peak_at = moment.place;
+    result.peak_piece = moment.kernel;
     result.events = walker.heap().events();
     result.graph_pool = Bytes(replayer.graph_pool());
     result.peak_reserved = Bytes(replayer.peak_reserved());
-    result.peak_at = moment.place;
-    result.peak_piece = moment.kernel;
-    result.peak_owners = by_size(stages, highest.heap().peak_owners());
-    // A block whose rest is not worth splitting off counts as a whole: allocated bytes are the allocator's.
-    const Bytes blocks(replayer.peak_allocated());
-    result.peak_owners.push_back({"left unsplit by the allocator", blocks - result.peak_allocated});
+    result.peak_allocated = Bytes(replayer.peak_allocated());
+    result.peak_owners = by_size(stages, owners);
+    result.peak_owners.push_back({"left unsplit by the allocator", result.peak_allocated - sum(owners)});
     if (result.peak_owners.back().bytes == Bytes()) result.peak_owners.pop_back();
-    result.peak_allocated = blocks;
     result.after_step = Bytes(replayer.allocator().allocated());
   }
 

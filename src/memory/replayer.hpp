@@ -66,8 +66,6 @@ class Replayer {
   std::int64_t graph_pool() const { return graph_pool_.reserved(); }
   std::int64_t reserved() const { return allocator_.reserved() + graph_pool_.reserved(); }
   std::int64_t peak_reserved() const { return peak_reserved_; }
-  /// Most that was allocated before CUDA graphs were captured; 0 without them.
-  std::int64_t eager_peak() const { return eager_peak_; }
   std::int64_t peak_allocated() const { return std::max(eager_peak_, allocator_.peak_allocated()); }
   void reset_peaks() {
     allocator_.reset_peaks();
@@ -109,10 +107,10 @@ class Replayer {
   }
 
   Allocator allocator_, graph_pool_;
-  std::int64_t device_, peak_reserved_ = 0, eager_peak_ = 0;
-  std::vector<std::uint32_t> graph_blocks_;  ///< by the walk's block
-  std::vector<Live> blocks_;                 ///< by the walk's block
-  std::vector<std::uint32_t> owners_;        ///< by the allocator's handle
+  std::int64_t device_, peak_reserved_ = 0, eager_peak_ = 0;  ///< allocated before CUDA graphs were captured
+  std::vector<std::uint32_t> graph_blocks_;                   ///< by the walk's block
+  std::vector<Live> blocks_;                                  ///< by the walk's block
+  std::vector<std::uint32_t> owners_;                         ///< by the allocator's handle
 };
 
 }  // namespace pipewright::memory

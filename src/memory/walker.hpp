@@ -56,6 +56,7 @@ class Walker : public model::Visitor {
     if (eager_) {
       eager_->reach_second_step(started, with_state);
       eager_->step();
+      for (auto& module : eager_->modules_) module.clear();  // the next forward lets go of its last input
       in_eager_ = false;
       heap_.empty_cache();
       heap_.go_on_after(eager_->heap());

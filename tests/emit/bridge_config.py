@@ -93,6 +93,8 @@ def try_all(trees, lines):
             with contextlib.redirect_stdout(io.StringIO()):
                 cfg = container(any("multi_latent_attention = True" in s for s in text))
                 exec("\n".join(text), {"cfg": cfg})
+                if cfg.peft is not None:
+                    cfg.checkpoint.pretrained_checkpoint = str(HERE)  # as the override's comment asks
                 runtime_config_update(cfg)
             verdicts.append(None)
         except Exception as error:  # whatever Bridge raises is its refusal
