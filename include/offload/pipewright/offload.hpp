@@ -64,8 +64,8 @@ struct Plan {
   std::vector<Unit> units;
   Iteration first;  ///< fine-grained offload learns the order of backward passes and offloads everything
   Iteration later;
-  std::vector<Moved> moved;  ///< of a later step
-  Bytes pinned;              ///< host memory that the tensors of a later step take at most at once
+  std::vector<Moved> moved;           ///< of a later step
+  Bytes pinned;                       ///< host memory that the tensors of a later step take at most at once
   std::shared_ptr<const Plan> eager;  ///< of Stages::eager
 
   bool empty() const { return units.empty(); }
