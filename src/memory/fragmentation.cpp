@@ -47,7 +47,7 @@ class Finder {
         if (one.replayer.peak_reserved() - one.peak <= AllocatorConfig::small_segment) continue;
         one.peak = one.replayer.peak_reserved();
         const bool eager = walking->in_eager();
-        one.growth = {told, (eager ? *walking->eager() : *walking).heap().events(), eager};
+        one.growth = {told, walking->part(eager).heap().events(), eager};
       }
       ++told;
     };
@@ -78,8 +78,7 @@ class Finder {
     };
     Walker walker(stages_, program_, plan_, rank_, asynchronous_, listener);
     std::vector<const Walker::Moment*> moments;
-    for (const auto& growth : growths)
-      moments.push_back(&(growth.eager ? *walker.eager() : walker).watch(growth.event));
+    for (const auto& growth : growths) moments.push_back(&walker.part(growth.eager).watch(growth.event));
     walker.reach_second_step();
     walker.step();
     for (std::size_t i = 0; i < all.size(); ++i) {

@@ -71,8 +71,8 @@ std::optional<Failure> survive(const Stages& stages, const schedule::Program& pr
   } catch (const OutOfMemory& out) {
     const bool eager = walker.in_eager();
     Walker where(stages, program, plan, rank, asynchronous, silent);
-    Walker& there = eager ? *where.eager() : where;
-    const auto& moment = there.watch((eager ? *walker.eager() : walker).heap().events());
+    Walker& there = where.part(eager);
+    const auto& moment = there.watch(walker.part(eager).heap().events());
     where.reach_second_step();
     where.step();
     Failure failure;
@@ -136,7 +136,7 @@ Walk walk(const Stages& stages, const schedule::Program& program, const scenario
       const auto allocated = replayer.allocator().allocated();
       const bool eager = walking->in_eager();
       if (allocated > most.allocated || (most.eager && !eager && allocated == most.allocated))
-        most = {allocated, (eager ? *walking->eager() : *walking).heap().events(), eager};
+        most = {allocated, walking->part(eager).heap().events(), eager};
       if (listener) listener(event);
     };
     Walker walker(stages, program, plan, pp_rank, asynchronous, replay);
@@ -145,13 +145,13 @@ Walk walk(const Stages& stages, const schedule::Program& program, const scenario
                              [&] { replayer.reset_peaks(), most = {}; });
     walker.step();
     // Graphs replay in their pool: the steps before their capture allocate more.
-    const Walker& highest = most.eager ? *walker.eager() : walker;
+    const Walker& highest = walker.part(most.eager);
     auto moment = highest.peak();
     auto owners = highest.heap().peak_owners();
     if (moment.event != most.event) {  // what is left unsplit put the peak elsewhere
       const Listener silent;
       Walker again(stages, program, plan, pp_rank, asynchronous, silent);
-      Walker& there = most.eager ? *again.eager() : again;
+      Walker& there = again.part(most.eager);
       const auto& then = there.watch(most.event);
       again.reach_second_step();
       again.step();

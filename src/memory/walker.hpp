@@ -70,9 +70,9 @@ class Walker : public model::Visitor {
   }
   Heap& heap() { return heap_; }
   const Heap& heap() const { return heap_; }
-  /// Walks the steps before the capture; none without CUDA graphs.
-  Walker* eager() { return eager_.get(); }
+  /// Whether this is still in the steps before CUDA graphs are captured, which a walker of their own walks.
   bool in_eager() const { return in_eager_; }
+  Walker& part(bool eager) { return eager ? *eager_ : *this; }
 
   /// Remember what happens at this event: "B 3.1", "layer 5, attention.core backward".
   struct Moment {

@@ -98,11 +98,7 @@ def try_all(trees, lines):
                 runtime_config_update(cfg)
             verdicts.append(None)
         except Exception as error:  # whatever Bridge raises is its refusal
-            frame = error.__traceback__
-            while frame.tb_next:
-                frame = frame.tb_next
-            at = f"{os.path.basename(frame.tb_frame.f_code.co_filename)}:{frame.tb_lineno}"
-            verdicts.append(f"{type(error).__name__}: {error} ({at})")
+            verdicts.append(parsers.refusal(error))
     return verdicts
 
 

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <algorithm>
+#include <set>
+#include <string>
 #include <vector>
 
 #include "pipewright/plan.hpp"
@@ -62,6 +64,16 @@ inline const std::vector<const char*> changes = {
 inline constexpr const char* mla =
     "multi_latent_attention=true; q_lora_rank=512; kv_lora_rank=256; qk_head_dim=64; qk_pos_emb_head_dim=32; "
     "v_head_dim=64; num_query_groups=none";
+
+/// What `now` has more and less than `base`: "\t+..." each, then "\t-..."; empty where nothing differs.
+inline std::string difference(const std::set<std::string>& base, const std::set<std::string>& now) {
+  std::string text;
+  for (const auto& one : now)
+    if (!base.contains(one)) text += "\t+" + one;
+  for (const auto& one : base)
+    if (!now.contains(one)) text += "\t-" + one;
+  return text;
+}
 
 inline bool legal(const scenario::Scenario& s) {
   const auto findings = plan::check(s);

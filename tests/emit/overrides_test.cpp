@@ -48,12 +48,7 @@ std::set<std::string> emitted() {
       return;
     }
     if (s.software.megatron_bridge != version || !test::legal(s)) return;
-    const auto now = statements(s);
-    std::string delta;
-    for (const auto& line : now)
-      if (!of_base[base].contains(line)) delta += "\t+" + line;
-    for (const auto& line : of_base[base])
-      if (!now.contains(line)) delta += "\t-" + line;
+    const auto delta = test::difference(of_base[base], statements(s));
     if (!delta.empty()) lines.insert("change\t" + base + "\t" + version + delta);
   };
   for (const scenario::Move& move : scenario::moves())

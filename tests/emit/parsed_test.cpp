@@ -150,11 +150,7 @@ Emitted emit_all() {
     const auto add = [&](const std::string& base, const scenario::Scenario& s) {
       if (s.software.megatron_core != version || !test::legal(s)) return;
       const auto now = items(s);
-      std::string delta;
-      for (const auto& item : now)
-        if (!of_base[base].contains(item)) delta += "\t+" + item;
-      for (const auto& item : of_base[base])
-        if (!now.contains(item)) delta += "\t-" + item;
+      const auto delta = test::difference(of_base[base], now);
       if (delta.empty()) return;
       keep(now);
       auto& versions = rows[{base, delta}];

@@ -96,6 +96,14 @@ def stand_in(*packages):
         TRANSFORMER_ENGINE if name.replace("-", "_") in packages else version(name))
 
 
+def refusal(error):
+    """What was raised, and where."""
+    frame = error.__traceback__
+    while frame.tb_next:
+        frame = frame.tb_next
+    return f"{type(error).__name__}: {error} ({os.path.basename(frame.tb_frame.f_code.co_filename)}:{frame.tb_lineno})"
+
+
 def try_all(tree, lines):
     """In a process of its own: the refusal of every line, or None."""
     import contextlib
@@ -144,11 +152,7 @@ def try_all(tree, lines):
         except SystemExit:
             verdicts.append(said.getvalue().strip().splitlines()[-1])
         except Exception as error:  # whatever a version raises is its refusal
-            frame = error.__traceback__
-            while frame.tb_next:
-                frame = frame.tb_next
-            at = f"{os.path.basename(frame.tb_frame.f_code.co_filename)}:{frame.tb_lineno}"
-            verdicts.append(f"{type(error).__name__}: {error} ({at})")
+            verdicts.append(refusal(error))
     return verdicts
 
 

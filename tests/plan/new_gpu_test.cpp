@@ -89,9 +89,9 @@ TEST_CASE("no kernel gains more than what bounds it, and none where nothing diff
   const auto same = profile::derive(h200, profile::data_sheet("h200-sxm"));
   const auto x500 = profile::derive(h200, made_up());
   for (const auto& [name, samples] : h200.samples) {
+    for (std::size_t i = 0; i < samples.size(); ++i) CHECK(same.samples.at(name)[i].ns == samples[i].ns);
     if (name.find(".fp8.tn.") != std::string::npos) continue;  // with the sums that the GPU keeps: profile/shipped
     for (std::size_t i = 0; i < samples.size(); ++i) {
-      CHECK(same.samples.at(name)[i].ns == samples[i].ns);
       const double factor = x500.samples.at(name)[i].ns / samples[i].ns;
       const double least = profile::family(name).name.starts_with("copy.") ? 64.0 / 450 : 0.5;
       if (factor > 1 || factor < least - 1e-9) FAIL_CHECK(name << " is scaled by " << factor);
