@@ -1,8 +1,12 @@
 // What calls of the CUDA runtime cost the host (without CUPTI, which would slow them), and how long the GPU idles
 // between two kernels of one stream (with CUPTI, from the kernels' own times).
+#include <fmt/format.h>
+
 #include <chrono>
+#include <string>
 #include <vector>
 
+#include "host_speed.hpp"
 #include "parts.hpp"
 
 namespace pipewright::capture {
@@ -28,13 +32,39 @@ Summary cost_us(Lab& lab, int calls, Call call) {
   return summarize(std::move(rounds));
 }
 
+/// Sets the scalars of the hosts' speed; their factor, 1 where it is not wanted.
+double measure_speed(Session& session, int devices) {
+  if (!session.wants("host.time_factor")) return 1;
+  constexpr std::chrono::milliseconds quickly{500}, usually{3000};
+  constexpr double proportional = 0.1;  // PyTorch's host code need not follow this program's exactly
+  const HostSpeed speed = measure_host_speed(2 * devices, session.options.quick ? quickly : usually);
+  const double factor = host_time_factor(speed);
+  auto& scalars = session.result.profile.scalars;
+  const auto set = [&](const char* name, double value, double spread, const std::string& source) {
+    scalars[name] = {value, spread, profile::Origin::measured, source};
+  };
+  const std::string how = fmt::format(
+      "an interpreter in C++ on {} threads, windows of 10 ms: calm {:.1f} us (reference host {:.1f}), {:.0f} % of {} "
+      "windows {:.2f} times as long, in stretches of {:.0f} ms",
+      2 * devices, speed.calm_us, reference_host_us(), 100 * speed.slow_share, speed.windows, speed.slow_factor,
+      speed.slow_ms);
+  set("host.time_factor", factor, proportional, how);
+  set("host.slow_share", speed.slow_share, 0, how);
+  if (devices > 1) set("host.rank_spread", speed.spread, 0, "standard deviation of the threads' means: " + how);
+  return factor;
+}
+
 }  // namespace
 
-void measure_host(Lab& lab, Session& session) {
-  const auto put = [&](const char* name, const Summary& s, const char* source) {
-    if (session.wants(name)) {
-      session.result.profile.scalars[name] = {s.median, s.spread, profile::Origin::measured, source};
-    }
+void measure_host(Lab& lab, Session& session, int devices) {
+  const double factor = measure_speed(session, devices);
+  const auto put = [&](const std::string& name, const Summary& s, const char* source) {
+    if (!session.wants(name)) return;
+    const bool gpu = name == "host.kernel_gap_us";  // the GPU's own
+    session.result.profile.scalars[name] = {
+        gpu ? s.median : s.median / factor, s.spread, profile::Origin::measured,
+        gpu || factor == 1 ? std::string(source)
+                           : fmt::format("{}; divided by {:.3f}, host.time_factor", source, factor)};
   };
   lab.activities->enable(false);
   cudaEvent_t event = nullptr;

@@ -126,7 +126,7 @@ extern "C" void pipewright_capture_run(const pipewright::capture::Options& optio
           static_cast<double>(lab.context_bytes()), 0, pipewright::profile::Origin::measured,
           "CUDA context, cuBLASLt and cuDNN after the kernels of a layer in bf16 and FP8 have run (cudaMemGetInfo)"};
     }
-    measure_host(lab, session);
+    measure_host(lab, session, devices);
     measure_kernels(lab, attention, session);
     if (options.keys.empty() && !options.quick && !stop) measure_copies(lab, attention, session);
     if (options.sustained) measure_clocks(lab, attention, session);

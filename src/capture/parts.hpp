@@ -24,8 +24,10 @@ inline profile::Sample sample_of(std::vector<std::int64_t> dims, const Summary& 
   return {std::move(dims), s.median, s.spread, s.count, profile::Origin::measured, {}};
 }
 
-/// host.*_us: what calls of the runtime cost the host, and the gap between two kernels of a stream.
-void measure_host(Lab& lab, Session& session);
+/// host.time_factor, host.slow_share, host.rank_spread: how fast hosts are (host_speed.hpp); host.*_us: what calls of
+/// the runtime cost the host, stated for a host of factor 1, and the gap between two kernels of a stream. `devices`:
+/// GPUs of this machine, each with two busy threads (forward and backward pass).
+void measure_host(Lab& lab, Session& session, int devices);
 
 /// Clocks: a transformer layer's kernels, and those of each kind alone, at several shares of busy time, against the
 /// same kernels on a cool part.

@@ -187,40 +187,60 @@ struct ProfileOptions {
   bool force = false;
 };
 
-/// A profile that knows only this machine's speed, to stand before the measured one.
+std::string listed(const std::string& before, const std::string& name) {
+  return before.empty() ? name : before + ", " + name;
+}
+
+/// A profile that knows only this machine's speed, to stand before the measured one: that of its hosts from runs that
+/// wait for them, that of its GPUs from the others.
 profile::Profile calibrated(const ProfileOptions& options) {
   std::vector<validate::Observation> runs;
   std::vector<scenario::Model> models;
-  std::string names;
+  std::vector<double> hosts;
+  std::string by_kernels, by_hosts;
   std::optional<profile::Profiles> base;
   for (const auto& file : options.runs) {
     const auto run = scenario::read(file);
     if (!run.measured) throw UsageError({file, 0}, {}, "has no section `measured`");
     base = predict::profiles_of(run, options.profiles);
+    if (const auto host = validate::host_factor_of(run, *base)) {
+      hosts.push_back(*host);
+      by_hosts = listed(by_hosts, run.name);
+      continue;
+    }
     const double slowdown = validate::slowdown_of(run, *base);
     if (!validate::explains_speed(slowdown, *base)) {
       throw UsageError(
           {file, 0}, "measured.forward_backward_ms",
-          fmt::format("would mean kernels {:.2f} times as slow as the profile's: more than machines of one "
-                      "kind differ; `validate --traces` shows where the time is",
-                      slowdown));
+          fmt::format(
+              "would mean kernels {:.2f} times as slow as the profile's: more than machines of one kind differ, "
+              "and no host explains it; `validate --traces` shows where the time is",
+              slowdown));
     }
     const auto model = std::find(models.begin(), models.end(), run.model);
     runs.push_back({slowdown, validate::own_spread(predict::predict(run, *base), *base),
                     static_cast<int>(model - models.begin())});
     if (model == models.end()) models.push_back(run.model);
-    names += (names.empty() ? "" : ", ") + run.name;
+    by_kernels = listed(by_kernels, run.name);
   }
-  // What comes next is most often the first run's model in other settings.
-  const auto speed =
-      validate::expected_speed(runs, runs.front().model, runs.front().spread, base->scalar("machine.spread").value);
-  const auto full = validate::with_speed(*base, speed, names).first();
+  const auto& measured = base->first();
   profile::Profile result;
   result.name = std::filesystem::path(options.out).stem().string();
-  result.device = full.device;
-  result.memory = full.memory;
-  result.provenance = {"pipewright profile calibrate " + names + " on " + full.name};
-  for (const char* name : {"machine.slowdown", "machine.spread"}) result.scalars[name] = full.scalars.at(name);
+  result.device = measured.device;
+  result.memory = measured.memory;
+  result.provenance = {"pipewright profile calibrate " +
+                       (by_kernels.empty() ? by_hosts
+                        : by_hosts.empty() ? by_kernels
+                                           : by_kernels + ", " + by_hosts) +
+                       " on " + measured.name};
+  if (!runs.empty()) {
+    // What comes next is most often the first run's model in other settings.
+    const auto speed =
+        validate::expected_speed(runs, runs.front().model, runs.front().spread, base->scalar("machine.spread").value);
+    const auto full = validate::with_speed(*base, speed, by_kernels).first();
+    for (const char* name : {"machine.slowdown", "machine.spread"}) result.scalars[name] = full.scalars.at(name);
+  }
+  if (!hosts.empty()) result.scalars["host.time_factor"] = validate::host_factor(hosts, *base, by_hosts);
   return result;
 }
 
@@ -259,7 +279,8 @@ void add_profile(Command& app, Outcome&) {
   });
 
   auto& calibrate = command.add_subcommand(
-      "calibrate", "This machine's speed from the step times of measured runs, to stand before a measured profile");
+      "calibrate",
+      "This machine's speed, GPUs and hosts, from the step times of measured runs, to stand before a measured profile");
   calibrate.add_option("RUNS", options->runs, "scenario files with `measured:`").required();
   calibrate.add_option("--profile", options->profiles, "measured profile, name or file (default: the runs' own)");
   calibrate.add_option("--out", options->out, "file of the result (-: standard output)").required();

@@ -233,18 +233,27 @@ std::optional<double> HostCosts::pace(const profile::Profiles& reference, double
   static const char* const dense[] = {"add",           "attention.forward", "attention.backward", "copy.strided",
                                       "cat",           "gemm.bf16.tn",      "gemm.bf16.nn",       "rope.forward",
                                       "rope.backward", "swiglu.forward",    "swiglu.backward"};
-  constexpr int fewest = 3;  // of fewer, one odd operation decides
-  const auto costs = scalars(overhead, {});
+  constexpr int fewest = 3;    // of fewer, one odd operation decides
+  constexpr double most = 20;  // times its median: a collector's pause or a compilation, no host's pace
   double sum = 0;
-  for (const char* direction : {"forward", "backward"}) {
+  for (const std::string direction : {"forward", "backward"}) {
+    std::map<std::string, std::pair<double, double>> by_operation;  // sum and count of means of positions
+    for (const auto& [where, position] : positions_) {
+      if (position.direction != direction || position.enters_node || position.us.empty()) continue;
+      const double limit = most * median(position.us);
+      double total = 0;
+      for (const double us : position.us) total += std::min(us, limit);
+      auto& [means, count] = by_operation[position.operation];
+      means += total / static_cast<double>(position.us.size());
+      ++count;
+    }
     double logs = 0;
     int count = 0;
     for (const char* operation : dense) {
-      const std::string name = std::string("host.") + direction + "." + operation + "_us";
-      const auto here = costs.find(name);
-      const auto known = reference.find_scalar(name);
-      if (here == costs.end() || !known || !(*known > 0)) continue;
-      logs += std::log(here->second.value / *known);
+      const auto here = by_operation.find(operation);
+      const auto known = reference.find_scalar("host." + direction + "." + operation + "_us");
+      if (here == by_operation.end() || !known || !(*known > 0)) continue;
+      logs += std::log(here->second.first / here->second.second / overhead / *known);
       ++count;
     }
     if (count < fewest) return std::nullopt;

@@ -19,8 +19,9 @@ class HostCosts {
   /// layer. `overhead`: host times are divided by it.
   std::map<std::string, profile::Scalar> scalars(double overhead, const std::string& source) const;
   /// How much longer these hosts took for the operations of a dense layer than the reference that a profile's costs are
-  /// stated for: the geometric mean, forward and backward alike. Other operations differ by more than the host
-  /// (experts, what overlaps). nullopt: too few of them.
+  /// stated for: the geometric mean over operations of their mean times (a shared core is slow in stretches, which a
+  /// median does not see), forward and backward alike. Other operations differ by more than the host (experts, what
+  /// overlaps). nullopt: too few of them.
   std::optional<double> pace(const profile::Profiles& reference, double overhead) const;
 
  private:

@@ -3,23 +3,26 @@
 //
 //   sigma^2 = sum over families (share of the step x relative spread)^2 + (spread between machines and days)^2
 //
-// The share is the family's time on the rank that finishes last. Source of the spreads: the profile.
+// The share is the family's time on the rank that finishes last. Source of the spreads: the profile. On either side
+// comes what the step is with a host that is faster or slower by its own spread.
 //
-// Hosts differ by more than that, and to one side: those measured were 1.0 to 1.6 times as slow as the profile's
-// (docs/hosts.md). Where the scenario does not state its host (cluster.host_time_factor), the upper end
-// also covers the step with the slowest of them, the lower end the spread between runs on one host.
+// Hosts differ by more than that, and upwards: the slowest measured took host.slowest_factor times as long as the
+// profile's (docs/hosts.md). Where nothing states the host (cluster.host_time_factor), the upper end also covers the
+// step with that one.
 #include "interval.hpp"
+
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <optional>
 
 #include "pipewright/effects.hpp"
 
 namespace pipewright::predict {
 namespace {
 
-constexpr double slowest_host = 1.6;
 /// Collectives under another tuning of NCCL than the profile's: two builds' tables of one machine differed by 1 to 13 %
 /// in time (nccl-tests of this profile and of NVIDIA's aiconfigurator, 4 MB and more).
 constexpr double untold_tuning = 0.1;
@@ -82,15 +85,36 @@ bool permutes(const std::string& family) {
   return family.starts_with("moe.permute") || family.starts_with("moe.unpermute") || family.starts_with("moe.sort");
 }
 
-/// How much longer the step is on the slowest of the hosts that were measured, by the chunk-level engine.
-double slow_host_ns(const Prediction& prediction, const scenario::Scenario& scenario,
-                    const profile::Profiles& profiles) {
-  if (scenario.cluster.host_time_factor || profiles.find_scalar("host.time_factor")) return 0;
-  scenario::Scenario slow = scenario;
-  slow.cluster.host_time_factor = slowest_host;
-  const auto reference = static_cast<double>(std::max<std::int64_t>(1, estimate(scenario, profiles).step_ns));
-  const double longer = static_cast<double>(estimate(slow, profiles).step_ns) / reference - 1;
-  return std::max(0.0, longer) * static_cast<double>(prediction.step_ns);
+/// How the step depends on its host, by the chunk-level engine: one that hides behind the GPU may not when it is
+/// slower.
+struct HostEffect {
+  double faster = 0, slower = 0;  ///< the step's relative change with a host of one standard deviation less, more
+  double slowest = 0;             ///< with the slowest of the hosts that were measured
+  std::optional<double> slowest_factor;  ///< its factor, where nothing says which host this is
+};
+
+HostEffect host_effect(const scenario::Scenario& scenario, const profile::Profiles& profiles) {
+  // A host whose factor is stated or measured differs from run to run only. A derived profile's factor is a guess.
+  const auto factor = profiles.find_scalar("host.time_factor");
+  const bool stated = scenario.cluster.host_time_factor.has_value();
+  const bool known = stated || (factor && profiles.scalar("host.time_factor").origin == profile::Origin::measured);
+  const double strange = profiles.find_scalar("host.spread").value_or(0);
+  const double spread = known ? profiles.find_scalar("host.run_spread").value_or(strange) : strange;
+  const double own = timeline::host_time_factor(scenario, profiles);
+  const auto step_ns = [&](double host) {
+    scenario::Scenario other = scenario;
+    other.cluster.host_time_factor = host;
+    return static_cast<double>(estimate(other, profiles).step_ns);
+  };
+  HostEffect effect;
+  const double reference = std::max(1.0, step_ns(own));
+  if (spread > 0) {
+    effect.slower = std::max(0.0, step_ns(own * (1 + spread)) / reference - 1);
+    effect.faster = std::max(0.0, 1 - step_ns(own * std::max(0.0, 1 - spread)) / reference);
+  }
+  if (!stated && !factor) effect.slowest_factor = profiles.find_scalar("host.slowest_factor");
+  if (effect.slowest_factor) effect.slowest = std::max(0.0, step_ns(*effect.slowest_factor) / reference - 1);
+  return effect;
 }
 
 std::string whole_percent(double share) { return std::to_string(std::llround(100 * share)) + " %"; }
@@ -120,17 +144,6 @@ void judge(Prediction& prediction, const scenario::Scenario& scenario, const Run
   const auto step = static_cast<double>(std::max<std::int64_t>(prediction.step_ns, 1));
   const double machine = profiles.scalar("machine.spread").value;
   double variance = machine * machine;
-  std::int64_t waits_for_host = 0;
-  for (const auto& account : run.timeline.ranks) waits_for_host = std::max(waits_for_host, account.host);
-  // A host whose speed is known differs from run to run only; others are judged below, and upwards only. A derived
-  // profile's factor is a guess.
-  const double strange = profiles.find_scalar("host.spread").value_or(0);
-  const bool measured = profiles.find_scalar("host.time_factor") &&
-                        profiles.scalar("host.time_factor").origin == profile::Origin::measured;
-  const bool known = scenario.cluster.host_time_factor || measured;
-  const double spread = known ? profiles.find_scalar("host.run_spread").value_or(strange) : strange;
-  const double host = static_cast<double>(waits_for_host) / step * spread;
-  variance += host * host;
   const auto tuned = scenario::tunings(scenario);
   std::vector<std::pair<double, std::string>> order;
   double tuned_ns = 0, unfused_ns = 0;
@@ -150,10 +163,12 @@ void judge(Prediction& prediction, const scenario::Scenario& scenario, const Run
     if (!family.note.empty()) text += ": " + family.note;
     prediction.time_sources.push_back({name, text});
   }
-  const double half = sigmas_of_90_percent * std::sqrt(variance) * step;
-  const double longer = slow_host_ns(prediction, scenario, profiles);
-  prediction.interval_low_ns = std::llround(step - half);
-  prediction.interval_high_ns = std::llround(step + std::hypot(half, longer));
+  const HostEffect host = host_effect(scenario, profiles);
+  const auto half = [&](double by_host) {
+    return sigmas_of_90_percent * std::sqrt(variance + by_host * by_host) * step;
+  };
+  prediction.interval_low_ns = std::llround(step - half(host.faster));
+  prediction.interval_high_ns = std::llround(step + std::hypot(half(host.slower), host.slowest * step));
   prediction.origins = shares_of(kernels);
   prediction.ignored = scenario::let_through(scenario);
 
@@ -161,10 +176,11 @@ void judge(Prediction& prediction, const scenario::Scenario& scenario, const Run
     prediction.notes.push_back(whole_percent(prediction.origins.derived) +
                                " of the kernels' time is derived, not measured on this part: capture it before "
                                "deciding by a few percent");
-  if (longer > half)
-    prediction.notes.push_back("hosts decide: on one " + std::to_string(slowest_host).substr(0, 3) +
-                               " times as slow as the profile's the step takes " + whole_percent(longer / step) +
-                               " longer; cluster.host_time_factor states yours");
+  if (host.slowest * step > half(host.slower))
+    prediction.notes.push_back(fmt::format(
+        "hosts decide: on one {:.1f} times as slow as the profile's the step takes {} longer; cluster.host_time_factor "
+        "states yours",
+        *host.slowest_factor, whole_percent(host.slowest)));
   std::string names;
   for (const auto& name : prediction.ignored) names += (names.empty() ? "" : ", ") + name;
   if (!names.empty()) prediction.notes.push_back("no interval holds: not modelled, and ignored as asked: " + names);

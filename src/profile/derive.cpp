@@ -181,7 +181,8 @@ Profile derive(const Profile& source, const DataSheet& from, const DataSheet& to
   p.scalars["host.time_factor"] = {mean_host, 0, Origin::derived,
                                    "mean of two hosts that differ by 1.38 (host.spread)"};
   // How hosts of one machine differ was measured on virtual machines of the measured part.
-  for (const char* name : {"host.rank_spread", "host.layer_spread"}) p.scalars.erase(name);
+  for (const char* name : {"host.rank_spread", "host.slow_share", "host.slow_factor", "host.slowest_factor"})
+    p.scalars.erase(name);
   p.prepare();
   return p;
 }

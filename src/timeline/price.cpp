@@ -112,12 +112,16 @@ double host_time_factor(const scenario::Scenario& scenario, const profile::Profi
 }
 
 double host_pace(const scenario::Scenario& scenario, const profile::Profiles& profiles) {
-  const auto spread = [&](const char* name) { return profiles.find_scalar(name).value_or(0); };
-  // Where the host waits for the counts of tokens, no host can run ahead of another's slow layer.
+  const double factor = host_time_factor(scenario, profiles);
+  const std::int64_t gpus = scenario::lockstep_gpus(scenario);
   const bool meets = scenario.model.num_moe_experts && !scenario.settings.moe_pad_expert_input_to_capacity;
-  const double apart = std::hypot(spread("host.rank_spread"), meets ? spread("host.layer_spread") : 0);
-  return host_time_factor(scenario, profiles) *
-         (1 + apart * profile::expected_largest(scenario::lockstep_gpus(scenario)));
+  if (!meets)
+    return factor * (1 + profiles.find_scalar("host.rank_spread").value_or(0) * profile::expected_largest(gpus));
+  // A host's mean holds its own slow stretches; a layer is slow as soon as one host of the group is in one.
+  const double share = profiles.find_scalar("host.slow_share").value_or(0);
+  const double longer = profiles.find_scalar("host.slow_factor").value_or(1) - 1;
+  const double some = 1 - std::pow(1 - share, static_cast<double>(gpus));
+  return factor * (1 + some * longer) / (1 + share * longer);
 }
 
 double replayed_host_factor(const scenario::Scenario& scenario, const profile::Profiles& profiles) {

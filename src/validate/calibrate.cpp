@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "pipewright/timeline.hpp"
 #include "pipewright/validate.hpp"
 
 namespace pipewright::validate {
@@ -18,16 +19,22 @@ profile::Profiles with_scalars(const profile::Profiles& profiles, const std::map
 
 bool same_part(const Case& a, const Case& b) { return a.scenario.cluster.profile == b.scenario.cluster.profile; }
 
+double target_ms(const scenario::Scenario& measured) {
+  return measured.measured->step_alone() ? *measured.measured->step_ms : measured.measured->forward_backward_ms;
+}
+
+double predicted_ms_of(const scenario::Scenario& measured, const predict::Prediction& predicted) {
+  return ns_to_ms(measured.measured->step_alone() ? predicted.step_ns : predicted.forward_backward_ns);
+}
+
 }  // namespace
 
 double slowdown_of(const scenario::Scenario& measured, const profile::Profiles& profiles) {
-  const bool step = measured.measured->step_alone();
-  const double target = step ? *measured.measured->step_ms : measured.measured->forward_backward_ms;
+  const double target = target_ms(measured);
   const auto at = [&](double factor) {
     const auto set =
         with_scalars(profiles, {{slowdown_name, {factor, 0, profile::Origin::derived, "trial of the calibration"}}});
-    const auto predicted = predict::predict(measured, set);
-    return ns_to_ms(step ? predicted.step_ns : predicted.forward_backward_ns);
+    return predicted_ms_of(measured, predict::predict(measured, set));
   };
   // The step grows almost linearly with the factor: two secant steps leave less than 0.1 %.
   constexpr double least = 0.5, most = 2;
@@ -41,6 +48,39 @@ double slowdown_of(const scenario::Scenario& measured, const profile::Profiles& 
     factor = std::clamp(next, least, most);
   }
   return factor;
+}
+
+std::optional<double> host_factor_of(const scenario::Scenario& measured, const profile::Profiles& profiles) {
+  const auto at = [&](double factor) {
+    scenario::Scenario other = measured;
+    other.cluster.host_time_factor = factor;
+    return predicted_ms_of(measured, predict::estimate(other, profiles));
+  };
+  constexpr double least = 0.25, most = 4;  // hosts beyond have other troubles
+  const double own = timeline::host_time_factor(measured, profiles);
+  // The quick engine tells how the step depends on its host, the exact one where it stands.
+  const double goal = target_ms(measured) * at(own) / predicted_ms_of(measured, predict::predict(measured, profiles));
+  if (at(least) > goal || at(most) < goal) return std::nullopt;
+  double low = least, high = most;
+  for (int i = 0; i < 20; ++i) {
+    const double middle = std::sqrt(low * high);
+    (at(middle) < goal ? low : high) = middle;
+  }
+  const double factor = std::sqrt(low * high);
+  // A step that a host of 10 % more hardly changes says nothing of its host.
+  constexpr double more = 1.1, least_dependence = 0.4;
+  const double dependence = std::log(at(factor * more) / at(factor / more)) / (2 * std::log(more));
+  return dependence < least_dependence ? std::nullopt : std::optional(factor);
+}
+
+profile::Scalar host_factor(const std::vector<double>& factors, const profile::Profiles& profiles,
+                            const std::string& source) {
+  double logs = 0, squares = 0;
+  const auto count = static_cast<double>(factors.size());
+  for (const double factor : factors) logs += std::log(factor) / count;
+  for (const double factor : factors) squares += std::pow(std::log(factor) - logs, 2) / count;
+  const double run = profiles.find_scalar("host.run_spread").value_or(0);
+  return {std::exp(logs), std::max(std::sqrt(squares), run), profile::Origin::measured, "step times of " + source};
 }
 
 bool explains_speed(double slowdown, const profile::Profiles& profiles) {

@@ -2,6 +2,8 @@
 #include <doctest/doctest.h>
 #include <rapidcheck.h>
 
+#include <cmath>
+
 #include "fixture.hpp"
 
 using namespace pipewright;
@@ -118,24 +120,31 @@ profile::Profiles with(const Napkin& napkin, const std::map<std::string, double>
 
 }  // namespace
 
-TEST_CASE("hosts of GPUs that wait for each other go at the pace of the slowest; where they meet, layers differ, too") {
+TEST_CASE("hosts of GPUs that wait for each other go at the pace of the slowest; where they meet, in every layer") {
   Napkin napkin;
   auto s = napkin.scenario();
-  const auto profiles = with(napkin, {{"host.rank_spread", 0.3}, {"host.layer_spread", 0.4}});
+  const auto profiles = with(napkin, {{"host.rank_spread", 0.1}, {"host.slow_share", 0.25}, {"host.slow_factor", 1.8}});
   s.cluster.host_time_factor = 2;
   CHECK(host_pace(s, profiles) == 2);  // a host of its own
   double before = 2;
   for (const std::int64_t gpus : {2, 4, 8}) {
     s.settings.tensor_model_parallel_size = gpus;
-    CHECK(host_pace(s, profiles) == doctest::Approx(2 * (1 + 0.3 * profile::expected_largest(gpus))));
+    s.model.num_moe_experts.reset();
+    const double lockstep = host_pace(s, profiles);
+    CHECK(lockstep == doctest::Approx(2 * (1 + 0.1 * profile::expected_largest(gpus))));
+    s.model.num_moe_experts = 8;  // hosts wait for the counts of tokens
+    CHECK(host_pace(s, profiles) == doctest::Approx(2 * (1 + 0.8 * (1 - std::pow(0.75, gpus))) / 1.2));
     CHECK(host_pace(s, profiles) > before);
     before = host_pace(s, profiles);
+    s.settings.moe_pad_expert_input_to_capacity = true;  // they know them
+    CHECK(host_pace(s, profiles) == lockstep);
+    s.settings.moe_pad_expert_input_to_capacity = false;
   }
-  CHECK(host_pace(s, napkin.profiles()) == 2);  // a profile without spreads
-  s.model.num_moe_experts = 8;                  // hosts wait for the counts of tokens
-  CHECK(host_pace(s, profiles) == doctest::Approx(2 * (1 + 0.5 * profile::expected_largest(8))));
-  s.settings.moe_pad_expert_input_to_capacity = true;  // they know them
-  CHECK(host_pace(s, profiles) == doctest::Approx(before));
+  CHECK(host_pace(s, napkin.profiles()) == 2);  // a profile without slow stretches
+  for (const double share : {0.0, 1.0}) {       // never or always slow: no host differs from another
+    const auto alike = with(napkin, {{"host.slow_share", share}, {"host.slow_factor", 1.8}});
+    CHECK(host_pace(s, alike) == doctest::Approx(2));
+  }
 }
 
 TEST_CASE("a group's weights cost a hook each; FP8 has costs of its own where they are known") {

@@ -102,6 +102,27 @@ TEST_CASE("a machine's speed is found again from a step that it would take") {
   CHECK(slowdown_of(s, profiles) == doctest::Approx(1.06).epsilon(0.002));
 }
 
+TEST_CASE("a machine's hosts are found again from a step that waits for them; a step that does not tells nothing") {
+  const auto profiles = shipped();
+  for (const double factor : {0.6, 1.3, 2.2}) {
+    auto s = measured("t_qwen30");
+    s.cluster.host_time_factor = factor;
+    s.measured->forward_backward_ms = static_cast<double>(predict::predict(s, profiles).forward_backward_ns) / 1e6;
+    s.cluster.host_time_factor.reset();
+    const auto found = host_factor_of(s, profiles);
+    REQUIRE(found.has_value());
+    CHECK(*found == doctest::Approx(factor).epsilon(0.03));
+  }
+  CHECK_FALSE(host_factor_of(measured("a_pp4v2_m8"), profiles));  // the GPUs decide
+  auto never = measured("t_qwen30");
+  never.measured->forward_backward_ms *= 10;  // no host is so slow
+  CHECK_FALSE(host_factor_of(never, profiles));
+  const auto both = host_factor({1.2, 1.8}, profiles, "two runs");
+  CHECK(both.value == doctest::Approx(std::sqrt(1.2 * 1.8)));
+  CHECK(both.spread == doctest::Approx(std::log(1.8 / 1.2) / 2));
+  CHECK(host_factor({1.5}, profiles, "one").spread == profiles.scalar("host.run_spread").value);
+}
+
 TEST_CASE("calibration uses the other runs on the part, and never the run itself") {
   const auto profiles = shipped();
   Validation v;

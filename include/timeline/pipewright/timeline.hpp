@@ -143,8 +143,11 @@ double host_time_factor(const scenario::Scenario& scenario, const profile::Profi
 double replayed_host_factor(const scenario::Scenario& scenario, const profile::Profiles& profiles);
 
 /// The same of the host that decides: GPUs that wait for each other inside every layer go at the pace of their slowest
-/// host. Hosts of one machine differ by host.rank_spread, and where they meet in every layer (mixtures that wait for
-/// the counts of tokens) layers by host.layer_spread: times 1 + both x the expected largest of as many deviates.
+/// host. A rank's host runs at 1 / host.slow_factor of its speed for host.slow_share of the time, in stretches longer
+/// than a layer (cores shared with others; docs/hosts.md). Where the hosts of n GPUs meet in every layer (mixtures that
+/// wait for the counts of tokens) a layer takes (1 + (1 - (1 - share)^n) (factor - 1)) / (1 + share (factor - 1)) times
+/// the mean host's time; where only the GPUs meet, the slowest of n means decides: 1 + host.rank_spread x the expected
+/// largest of n deviates.
 double host_pace(const scenario::Scenario& scenario, const profile::Profiles& profiles);
 
 /// Host costs are the profile's "host.forward.<family>_us" or "host.backward.<family>_us", the longest dotted prefix of

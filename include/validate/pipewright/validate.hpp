@@ -96,6 +96,13 @@ double slowdown_of(const scenario::Scenario& measured, const profile::Profiles& 
 /// Machines with one part differ by machine.spread; what is off by more than five times that has another cause.
 bool explains_speed(double slowdown, const profile::Profiles& profiles);
 
+/// cluster.host_time_factor at which the prediction of a measured run meets its time. nullopt: none between 1/4 and 4
+/// does, or the step hardly depends on its host (less than 0.4 % a percent) and so tells nothing of it.
+std::optional<double> host_factor_of(const scenario::Scenario& measured, const profile::Profiles& profiles);
+/// host.time_factor from such runs (one at least): the geometric mean; its spread is theirs, host.run_spread at least.
+profile::Scalar host_factor(const std::vector<double>& factors, const profile::Profiles& profiles,
+                            const std::string& source);
+
 /// What one measured run says about its machine.
 struct Observation {
   double slowdown = 1;  ///< slowdown_of the run
