@@ -32,11 +32,12 @@ struct LiveBlock {
 /// Live blocks, their sum and its peak.
 class Heap {
  public:
-  /// `asynchronous`: the host does not wait for transfers; `gradients_elsewhere`: as in Stages.
-  Heap(std::size_t owners, bool asynchronous, bool gradients_elsewhere, const Listener& listener)
+  /// `asynchronous`: the host does not wait for transfers; `gradients_elsewhere`, `capture_reuses`: as in Stages.
+  Heap(std::size_t owners, bool asynchronous, bool gradients_elsewhere, bool capture_reuses, const Listener& listener)
       : by_owner_(owners),
         asynchronous_(asynchronous),
         gradients_elsewhere_(gradients_elsewhere),
+        capture_reuses_(capture_reuses),
         listener_(listener) {}
 
   std::uint32_t allocate(const model::Tensor& tensor) {
@@ -96,7 +97,7 @@ class Heap {
     }
     const auto attached = block.attached;
     if (block.home == model::Tensor::Home::graph_pool) {
-      if (block.transferred && capturing_)
+      if (block.transferred && capturing_ && !capture_reuses_)
         held_by_capture_.push_back(id);
       else
         free_in_graph(id);
@@ -132,7 +133,8 @@ class Heap {
   void synchronize() {
     while (!retired_.empty()) release_oldest();
   }
-  /// All that is allocated lives in the graphs' pool; no other stream is waited for there before the capture ends.
+  /// All that is allocated lives in the graphs' pool; no other stream is waited for there before the capture ends,
+  /// unless the allocator finds it joined (taken as soon as it is dropped).
   void capture(bool on) {
     capturing_ = on;
     for (const auto id : std::exchange(held_by_capture_, {})) free_in_graph(id);
@@ -193,7 +195,7 @@ class Heap {
   std::vector<std::uint32_t> held_by_capture_;
   bool capturing_ = false, silent_ = false;
   std::uint32_t told_from_ = 0;  ///< number of the first block, to the listener
-  const bool asynchronous_, gradients_elsewhere_;
+  const bool asynchronous_, gradients_elsewhere_, capture_reuses_;
   const Listener& listener_;
 };
 

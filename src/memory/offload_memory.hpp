@@ -15,6 +15,8 @@ class Offload {
   Offload(const offload::Plan& plan, const model::Stages& stages, Heap& heap)
       : plan_(plan), stages_(stages), heap_(heap) {}
 
+  const offload::Plan& plan() const { return plan_; }
+
   void begin_step(bool first) {
     iteration_ = first ? &plan_.first : &plan_.later;
     next_ = 0;
@@ -41,7 +43,8 @@ class Offload {
       switch (action.kind) {
         case Kind::copy_out:
           // TE keeps the tensor until a stream wait makes its reuse safe; Megatron lets go of it at once.
-          if (!plan_.whole_layer && move.releases) heap_.record_stream(block);
+          // Of a paged stash, the compute stream waits before it lets go.
+          if (fine_grained() && move.releases) heap_.record_stream(block);
           break;
         case Kind::release:
           if (move.releases) heap_.drop(std::exchange(block, none));
@@ -54,11 +57,19 @@ class Offload {
         case Kind::copy_in:
         case Kind::reload_now: {
           auto tensor = tensors[move.back];
-          if (action.kind == Kind::copy_in && !plan_.whole_layer) tensor.stream = model::Stream::h2d;
+          if (action.kind == Kind::copy_in && fine_grained()) tensor.stream = model::Stream::h2d;
           blocks[move.back] = heap_.allocate(tensor);
           if (!plan_.whole_layer) break;
           heap_.hold(blocks[move.back]);
           reloaded_[action.unit].push_back(blocks[move.back]);
+          break;
+        }
+        case Kind::pack:
+        case Kind::unpack: {
+          auto tensor = tensors[move.tensor];
+          if (action.kind == Kind::pack) tensor.bytes = move.packed;
+          const auto copy = heap_.allocate(tensor);
+          heap_.drop(std::exchange(block, copy));
           break;
         }
         default:
@@ -66,6 +77,7 @@ class Offload {
       }
     }
   }
+  bool fine_grained() const { return !plan_.whole_layer && !plan_.stash; }
 
   const offload::Plan& plan_;
   const model::Stages& stages_;

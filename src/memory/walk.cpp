@@ -63,7 +63,8 @@ Walker::Walker(const Stages& stages, const schedule::Program& program, const off
       program_(program.ranks.at(static_cast<std::size_t>(rank))),
       config_(program.config),
       interleaved_(program.config.chunks.has_value()),
-      heap_(stages.owners.size() + own_names.size(), asynchronous, stages.gradients_elsewhere, listener),
+      heap_(stages.owners.size() + own_names.size(), asynchronous, stages.gradients_elsewhere, stages.capture_reuses,
+            listener),
       offload_(plan, stages, heap_),
       modules_(rank_.chunks.size(), Variable(heap_)),
       flights_(rank_.chunks.size() * static_cast<std::size_t>(config_.microbatches)) {
@@ -297,7 +298,9 @@ bool Walker::wait(const Part& part) {
 }
 
 void Walker::step(bool first) {
-  offload_.begin_step(first);
+  const bool learns = first && !(eager_ && offload_.plan().stash);  // steps before a capture have learned for it
+  if (!learns && !std::exchange(made_stash_, true)) hold(offload_.plan().stash_buffers);
+  offload_.begin_step(learns);
   forwards_done_ = backwards_done_ = 0;
   heap_.capture(stages_.full_iteration_graph);
   std::uint32_t done = 0;

@@ -166,6 +166,7 @@ class Walker : public model::Visitor {
   };
   std::vector<Deferred> deferred_;
   bool in_combined_ = false;
+  bool made_stash_ = false;  ///< the pages of a paged stash
   int forwards_ = 0, steady_ = 0, forwards_done_ = 0, backwards_done_ = 0;
   std::deque<Moment> moments_;
   struct At {

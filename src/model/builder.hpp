@@ -39,6 +39,7 @@ class PieceBuilder {
   void to_weight_gradient() { steps_ = &piece_.weight_gradient; }
   void to_node(schedule::Node::Name name, schedule::Node::Pass pass);
 
+  std::uint32_t owner(const std::string& name) { return owners_(name); }
   void allocate(std::uint32_t tensor) { step(Step::Kind::allocate, tensor); }
   std::uint32_t tensor(const std::string& owner, Int bytes);          ///< not yet allocated
   std::uint32_t allocate(const std::string& owner, Int bytes);        ///< a new tensor

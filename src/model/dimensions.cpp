@@ -93,7 +93,6 @@ void refuse_what_is_not_modelled(const Scenario& s) {
   const auto& m = s.model;
   const auto& o = s.settings;
   if (m.moe_latent_size) refuse(s, "model.moe_latent_size", "latent projections of experts are not modelled");
-  if (o.moe_paged_stash) refuse(s, "settings.moe_paged_stash", "is not modelled");
   if (m.num_moe_experts && o.tensor_model_parallel_size > 1 && !o.sequence_parallel) {
     refuse(s, "settings.sequence_parallel", "experts together with tensor parallelism need it (moe_layer.py, forward)");
   }
@@ -163,6 +162,25 @@ void set_dispatcher(const Scenario& s, const Dimensions& d, MoeDimensions& e) {
   e.copies = std::min<Int>(std::llround(rows), d.local * e.ep * e.etp);
 }
 
+/// token_dispatcher.py, _HybridEPManager.setup_metadata: rows that exceed the budget of a rank are dropped, and then
+/// PagedStashRunner runs the step once more without it.
+void set_budget(const Scenario& s, const Dimensions& d, MoeDimensions& e) {
+  const auto& o = s.settings;
+  e.held = d.precision.quantized() ? std::max(e.received, e.padded) : e.received;
+  if (!o.moe_expert_rank_capacity_factor) return;
+  const Int align = row_alignment(s, d.precision.recipe);
+  const double factor = *o.moe_expert_rank_capacity_factor;
+  const auto budget = static_cast<Int>(static_cast<double>(d.local * e.topk) * factor);
+  const Int needed = e.held;
+  e.held = (budget + align - 1) / align * align;
+  e.expected = static_cast<Int>(std::floor(static_cast<double>(e.held) / factor));
+  e.budget = true;
+  if (needed > e.held)
+    refuse(s, "settings.moe_expert_rank_capacity_factor",
+           "a rank receives " + std::to_string(needed) + " rows and has room for " + std::to_string(e.held) +
+               ": every step would run twice");
+}
+
 MoeDimensions moe_dimensions(const Scenario& s, const Dimensions& d) {
   const auto& m = s.model;
   const auto& o = s.settings;
@@ -183,8 +201,14 @@ MoeDimensions moe_dimensions(const Scenario& s, const Dimensions& d) {
   const bool router_pads = o.moe_router_padding_for_quantization || o.moe_router_padding_for_fp8;
   // Half of what an expert's rows are padded to, in the mean. Router padding does it before the rows are counted.
   if (d.precision.quantized()) e.padded += e.local * row_alignment(s, d.precision.recipe) / 2;
-  if (router_pads) e.received = e.padded;
+  // moe_utils.py, skip_routed_expert_padding: HybridEP pads while it sorts.
+  const bool sorts_padded = o.moe_token_dispatcher_type == "flex" && o.moe_flex_dispatcher_backend == "hybridep" &&
+                            scenario::core_version(s.software) >= scenario::Version::v0_18;
+  if (router_pads || sorts_padded) e.received = e.padded;
   set_capacity(s, d, e);
+  set_budget(s, d, e);
+  e.fused = scenario::fuses_grouped_mlp(s) && d.gpu.compute_capability >= 100 && d.gpu.compute_capability < 110;
+  e.stashes = o.moe_paged_stash && e.budget && e.fused;
   if (m.moe_shared_expert_intermediate_size) {
     e.shared = divided(s, "model.moe_shared_expert_intermediate_size", *m.moe_shared_expert_intermediate_size, d.t);
   }

@@ -40,6 +40,8 @@ struct MoeDimensions {
   Int received = 0;                      ///< rows that its experts compute: those of all expert-tensor-parallel ranks
   Int shared = 0;                        ///< shared experts' FFN width on a tensor-parallel rank
   Int padded = 0;                        ///< received rows with what FP8 adds to every expert
+  Int held = 0;                          ///< rows of the tensors that hold them: received, or a fixed budget
+  Int expected = 0;                      ///< of such a budget, with balanced routing (paged stash)
   Int router_bytes = 4;                  ///< of an element of logits and probabilities
   Dispatch dispatch = Dispatch::alltoall;
   // Dispatchers that send a token once to each GPU with one of its experts (flex).
@@ -50,6 +52,9 @@ struct MoeDimensions {
   bool fused_permute = false;                    ///< HybridEP writes rows by expert at once
   bool fixed_rows = false;  ///< token drop, padded to capacity: no rank tells another how much it sends
   bool drops = false;       ///< moe_expert_capacity_factor
+  bool budget = false;      ///< moe_expert_rank_capacity_factor: the host waits for no counts
+  bool fused = false;       ///< TE's fused grouped MLP
+  bool stashes = false;     ///< moe_paged_stash
   bool shared_gate = false, shared_overlap = false, permute_fusion = false, router_fusion = false;
   bool sigmoid = false, grouped_topk = false, scaled = false, expert_bias = false, aux_loss = false, z_loss = false;
   bool random_logits = false;

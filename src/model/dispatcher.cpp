@@ -60,8 +60,10 @@ void Dispatcher::send_once() {
     } else {
       smalls("moe dispatch layout", 1);
     }
-    w_.launch_on(Stream::d2h, Purpose::ep, "moe token counts to host", {"copy.d2h", {8 * m_.local}}, {});
-    w_.synchronize(Stream::d2h);
+    if (!m_.budget) {
+      w_.launch_on(Stream::d2h, Purpose::ep, "moe token counts to host", {"copy.d2h", {8 * m_.local}}, {});
+      w_.synchronize(Stream::d2h);
+    }
     arrived_ = w_.allocate("moe.dispatched_tokens", row() * m_.copies);
     arrived_probs_ = w_.allocate("moe.dispatched_probs", 4 * m_.copies * m_.topk);
     w_.dispatcher("moe dispatch", profile::Exchange::Kind::dispatch, m_, row() * d_.local);
@@ -73,8 +75,8 @@ std::uint32_t Dispatcher::spread() {
   if (m_.library == profile::Exchange::Library::deepep) smalls("moe routing map", 2);  // indices to multihot
   const Int rows = group() > 1 ? m_.copies : d_.local;
   row_map_ = w_.allocate("moe.row_map", 4 * rows * (2 * m_.local + 1));
-  permuted_ = w_.allocate("moe.permuted_tokens", row() * m_.received);
-  probs_ = w_.allocate("moe.permuted_probs", 4 * m_.received);
+  permuted_ = w_.allocate("moe.permuted_tokens", row() * spread_rows());
+  probs_ = w_.allocate("moe.permuted_probs", 4 * spread_rows());
   if (!m_.fused_permute) {
     w_.launch("moe permute", {"moe.permute.forward", {rows, d_.h, std::max<Int>(1, m_.received / rows)}});
     w_.stands_for(4);
@@ -268,7 +270,7 @@ std::uint32_t Dispatcher::combine_backward(std::uint32_t gradient) {
 std::uint32_t Dispatcher::combine_preprocess_backward(std::uint32_t gradient) {
   if (gathers() || sends_once()) {
     const Int tokens = gathers() ? everyone() : copies();
-    const auto din = w_.allocate("moe.experts_output_gradient", row() * m_.received);
+    const auto din = w_.allocate("moe.experts_output_gradient", row() * (gathers() ? m_.received : spread_rows()));
     if (!m_.fused_permute)
       w_.launch("moe unpermute backward",
                 {"moe.unpermute.backward", {tokens, d_.h, std::max<Int>(1, m_.received / tokens)}});

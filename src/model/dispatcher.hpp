@@ -42,6 +42,8 @@ class Dispatcher {
   Int group() const { return m_.ep * m_.etp; }
   Int everyone() const { return d_.local * group(); }  ///< tokens of the whole expert group
   Int row() const { return 2 * d_.h; }
+  /// Of the tensors that hold the rows of a rank's experts.
+  Int spread_rows() const { return m_.budget ? m_.held : m_.received; }
   void counts();
   void send_once();
   std::uint32_t spread();

@@ -99,18 +99,13 @@ std::uint32_t Experts::bias_backward(std::uint32_t dout) {
   return joined;
 }
 
-/// TE's fused grouped MLP moves all three tensors; with operator markers (pull request 3128) those of marked operators,
-/// fc2's input with the activation's.
-void Experts::offload_fused(std::uint32_t fc1_input) {
-  const auto& marked = d_.op_offload;
+void offload_fused(OffloadWriter& offload, const Dimensions& d, std::uint32_t fc1_input, std::uint32_t fc1_out,
+                   std::uint32_t fc2_input) {
+  const auto& marked = d.op_offload;
   const bool all = !marked.fc1_op && !marked.activation_op;
-  const auto fc2_input = fp8_ ? kept(fc2_input_) : activation_;
-  if (all || marked.fc1_op.value_or(false)) offload_.saves(Offload::fused_group_mlp, {fc1_input});
-  if (all || marked.activation_op.value_or(false)) {
-    offload_.saves(Offload::fused_group_mlp, {fc1_out_});
-    if (!d_.recomputes(Recompute::moe_act)) offload_.saves(Offload::fused_group_mlp, {fc2_input});
-  }
-  offload_.commit(Offload::fused_group_mlp);
+  if (all || marked.fc1_op.value_or(false)) offload.saves(Offload::fused_group_mlp, {fc1_input});
+  if (all || marked.activation_op.value_or(false)) offload.saves(Offload::fused_group_mlp, {fc1_out, fc2_input});
+  offload.commit(Offload::fused_group_mlp);
 }
 
 /// experts.py:770-793: rows times their probability, in fp32, cast back; both are kept.
@@ -169,7 +164,11 @@ std::uint32_t Experts::forward(std::uint32_t rows_in, bool grad) {
   drop_forward_copy(fc2_input_, grad && !recomputes);
   offload_.saves(Offload::moe_act, {fc1_out_});  // committed after fc2 only (experts.py:895-900)
   offload_.commit(Offload::moe_act);
-  if (grad) offload_fused(fp8_ ? kept(fc1_input_) : rows_in);
+  if (grad)
+    offload_fused(offload_, d_, fp8_ ? kept(fc1_input_) : rows_in, fc1_out_,
+                  recomputes ? no_tensor
+                  : fp8_     ? kept(fc2_input_)
+                             : activation_);
   if (!grad || fp8_ || recomputes) w_.free(std::exchange(activation_, no_tensor));
   auto result = d_.bias ? add_bias(out) : out;
   if (pads()) {

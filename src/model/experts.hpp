@@ -3,21 +3,39 @@
 // moe_act, fused_group_mlp.
 #pragma once
 
+#include <memory>
+
 #include "expert_activation.hpp"
 #include "linear.hpp"
 #include "offload_groups.hpp"
 
 namespace pipewright::model {
 
-class Experts {
+/// The local experts of a layer.
+class LocalExperts {
+ public:
+  virtual ~LocalExperts() = default;
+  /// Takes over `rows`, the tokens sorted by expert; the probabilities stay with the caller.
+  virtual std::uint32_t forward(std::uint32_t rows, bool grad) = 0;
+  /// Gradient of the rows; takes over `dout`.
+  virtual std::uint32_t backward(std::uint32_t dout) = 0;
+  virtual void weight_gradients() = 0;
+};
+
+std::unique_ptr<LocalExperts> local_experts(PieceBuilder& builder, const Dimensions& dimensions, bool fp8);
+
+/// TE's fused grouped MLP moves all three tensors; with operator markers (pull request 3128) those of marked operators,
+/// fc2's input with the activation's. Ends the region.
+void offload_fused(OffloadWriter& offload, const Dimensions& dimensions, std::uint32_t fc1_input, std::uint32_t fc1_out,
+                   std::uint32_t fc2_input);
+
+class Experts : public LocalExperts {
  public:
   Experts(PieceBuilder& builder, const Dimensions& dimensions, bool fp8);
 
-  /// Takes over `rows`, the tokens sorted by expert; the probabilities stay with the caller.
-  std::uint32_t forward(std::uint32_t rows, bool grad);
-  /// Gradient of the rows; takes over `dout`.
-  std::uint32_t backward(std::uint32_t dout);
-  void weight_gradients() { linear_.weight_gradients.run(); }
+  std::uint32_t forward(std::uint32_t rows, bool grad) override;
+  std::uint32_t backward(std::uint32_t dout) override;
+  void weight_gradients() override { linear_.weight_gradients.run(); }
 
  private:
   struct Group {
@@ -32,7 +50,6 @@ class Experts {
   void accumulate_bias(const Group& group);
   std::uint32_t weigh_input(std::uint32_t rows_in, bool grad);
   std::uint32_t weigh_input_backward(std::uint32_t gradient);
-  void offload_fused(std::uint32_t fc1_input);
   static std::uint32_t kept(const Operand& operand);
   void drop_forward_copy(Operand& operand, bool grad);
   Int rows() const { return fp8_ ? d_.moe.padded : d_.moe.received; }

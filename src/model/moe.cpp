@@ -18,7 +18,7 @@ MixtureOfExperts::MixtureOfExperts(PieceBuilder& builder, const Dimensions& dime
       norm_(builder, dimensions, "moe.norm", dimensions.recomputes(Recompute::layernorm)),
       router_(builder, dimensions),
       dispatcher_(builder, dimensions),
-      experts_(builder, dimensions, fp8),
+      experts_(local_experts(builder, dimensions, fp8)),
       shared_(builder, dimensions, fp8) {}
 
 void MixtureOfExperts::route(bool grad) {
@@ -37,7 +37,7 @@ void MixtureOfExperts::dispatch(bool grad) {
 }
 
 void MixtureOfExperts::compute(bool grad) {
-  sent_ = dispatcher_.combine_preprocess(experts_.forward(dispatcher_.postprocess(), grad));
+  sent_ = dispatcher_.combine_preprocess(experts_->forward(dispatcher_.postprocess(), grad));
 }
 
 std::uint32_t MixtureOfExperts::communicate_back(bool grad) {
@@ -119,7 +119,7 @@ std::uint32_t MixtureOfExperts::compute_backward(std::uint32_t gradient) {
   if (d_.ep_overlap) norm_.replay();
   const auto output = dispatcher_.combine_preprocess_backward(gradient);
   if (!d_.ep_overlap) step(gradient, output);
-  const auto rows = experts_.backward(output);
+  const auto rows = experts_->backward(output);
   dispatcher_.release_probs();
   const auto arrived = step(rows, dispatcher_.postprocess_backward(rows));
   if (d_.ep_overlap) step(gradient, output);  // the node's output gradient lives as long as the node

@@ -19,7 +19,7 @@ class MixtureOfExperts : public Mlp {
 
   std::uint32_t forward(bool grad) override;
   std::uint32_t backward(std::uint32_t dropped) override;
-  void weight_gradients() override { experts_.weight_gradients(); }
+  void weight_gradients() override { experts_->weight_gradients(); }
 
   // The parts that nodes of expert-parallel overlap consist of, in forward order.
   void prepare();                ///< norm, shared experts, router, permutation
@@ -49,7 +49,7 @@ class MixtureOfExperts : public Mlp {
   Norm norm_;
   Router router_;
   Dispatcher dispatcher_;
-  Experts experts_;
+  std::unique_ptr<LocalExperts> experts_;
   SharedExperts shared_;
   std::uint32_t shared_output_ = no_tensor, shared_gradient_ = no_tensor, sent_ = no_tensor;
 };

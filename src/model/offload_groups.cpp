@@ -29,11 +29,12 @@ OffloadGroup::Move& add_move(Piece& piece, std::uint32_t group, std::uint32_t te
   const Bytes bytes = piece.tensors[tensor].bytes;
   const auto out = add_copy(piece, Stream::d2h, piece.groups[group].name + " offload", bytes);
   const auto in = add_copy(piece, Stream::h2d, piece.groups[group].name + " reload", bytes);
-  return piece.groups[group].moves.emplace_back(tensor, back, out, in, releases);
+  return piece.groups[group].moves.emplace_back(
+      OffloadGroup::Move{tensor, back, out, in, releases, OffloadGroup::none, {}});
 }
 
 std::uint32_t add_group(Piece& piece, const std::string& name) {
-  piece.groups.push_back({name, {}});
+  piece.groups.push_back({name, {}, {}});
   return static_cast<std::uint32_t>(piece.groups.size() - 1);
 }
 
@@ -86,6 +87,41 @@ std::uint32_t OffloadWriter::saves_held(Offload module, std::uint32_t tensor) {
 
 void OffloadWriter::hook(Offload module, Step::Kind kind) {
   if (const auto group = groups_.find(module); group != groups_.end()) w_.hook(kind, group->second);
+}
+
+void StashWriter::begin(bool grad) {
+  group_ = OffloadGroup::none;
+  if (!grad || !d_.moe.stashes) return;
+  group_ = add_group(w_.piece(), "paged stash");
+  hook(Step::Kind::offload_begin);
+}
+
+void StashWriter::hook(Step::Kind kind) {
+  if (group_ != OffloadGroup::none) w_.hook(kind, group_);
+}
+
+/// Copies are the Triton kernels of ops/paged_stash.py: they read and write the rows that are tokens.
+void StashWriter::saves(std::uint32_t tensor, const std::vector<OffloadGroup::Pages>& pages) {
+  if (group_ == OffloadGroup::none) return;
+  Piece& piece = w_.piece();
+  const Bytes packed(piece.tensors[tensor].bytes.value * d_.moe.padded / d_.moe.held);
+  const auto copy = [&](const char* what) {
+    Kernel kernel;
+    kernel.name = std::string("paged stash ") + what;
+    kernel.key = {"copy.d2d", {packed.value}};
+    kernel.stream = Stream::d2h;
+    kernel.purpose = Purpose::offload;
+    kernel.launches = static_cast<int>(pages.size());
+    piece.kernels.push_back(std::move(kernel));
+    return static_cast<std::uint32_t>(piece.kernels.size() - 1);
+  };
+  const auto out = copy("into pages"), in = copy("out of pages");
+  auto& group = piece.groups[group_];
+  group.moves.push_back({tensor, tensor, out, in, true, OffloadGroup::none, packed});
+  for (auto one : pages) {
+    one.owner = w_.owner("experts.stash_pages");
+    group.pages.push_back(one);
+  }
 }
 
 void offload_whole_layer(Piece& layer, const std::vector<std::uint32_t>& saved_again) {

@@ -29,6 +29,27 @@ class OffloadWriter {
   std::map<Offload, std::uint32_t> groups_;
 };
 
+/// The region of moe_paged_stash around a layer's experts (experts.py, paged_stash_group_start and _commit). Nothing
+/// happens without it.
+class StashWriter {
+ public:
+  StashWriter(PieceBuilder& builder, const Dimensions& dimensions) : w_(builder), d_(dimensions) {}
+
+  void begin(bool grad);
+  /// A tensor whose first dimension is the rows of the budget, and the pages that it fills.
+  void saves(std::uint32_t tensor, const std::vector<OffloadGroup::Pages>& pages);
+  void commit() { hook(Step::Kind::offload_commit); }
+  void needed() { hook(Step::Kind::reload_wait); }
+  void done() { hook(Step::Kind::reload_hook); }
+
+ private:
+  void hook(Step::Kind kind);
+
+  PieceBuilder& w_;
+  const Dimensions& d_;
+  std::uint32_t group_ = OffloadGroup::none;
+};
+
 /// Whole-layer offload (cpu_offloading) of a finished layer: all that it saved is one group. `saved_again`: tensors
 /// that two autograd nodes saved as objects of their own; each is copied.
 void offload_whole_layer(Piece& layer, const std::vector<std::uint32_t>& saved_again);

@@ -235,6 +235,17 @@ void add_notes(const Scenario& s, const Dimensions& d, Stages& stages) {
   if (d.moe.dispatch == Dispatch::allgather) note("dispatcher allgather follows its code, not measurements");
   if (!d.moe.permute_fusion) note("permutation is taken as fused (moe_permute_fusion)");
   if (d.precision.recipe != Recipe::bf16) note("experts in FP8 follow the code of TE, not measurements");
+  if (d.moe.fused)
+    note(
+        "experts are TE's fused grouped MLP, by its code: a product with activation and casts in its epilogue takes the "
+        "time of the product; recompute of moe_act changes nothing there");
+  if (d.moe.budget)
+    note("buffers of experts have " + std::to_string(d.moe.held) + " rows a layer, of which " +
+         std::to_string(d.moe.padded) + " are used: no step is taken to run out of them and run again");
+  if (d.moe.stashes)
+    note(
+        "paged stash by its code: copies into pages and back take the time of copies on the device, beside computation "
+        "that they do not slow");
   if (d.moe.drops) {
     note(d.moe.fixed_rows ? "token drop: every expert gets its capacity of rows; choosing them is taken as free"
                           : "token drop: rows are cut at the experts' capacity; choosing them is taken as free");
@@ -298,6 +309,10 @@ Stages build(const Scenario& s, const profile::Device& gpu, Owners& owners) {
   stages.boundary_bytes = Bytes(d.boundary_bytes());
   // Bridge wraps its models on the default stream, and so do programs of one's own: stock Megatron gives no device id.
   stages.gradients_elsewhere = !s.software.megatron_bridge && !s.software.process_group_device_id;
+  for (const char* name : {"PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"})
+    stages.capture_reuses |=
+        scenario::variable(s, name).find("graph_capture_record_stream_reuse:True") != std::string::npos;
+  stages.paged_stash = d.moe.stashes;
   stages.full_iteration_graph = s.settings.cuda_graph_impl == "full_iteration";
   add_notes(s, d, stages);
   return stages;

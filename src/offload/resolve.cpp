@@ -1,9 +1,11 @@
 // Walks a rank's program in host order and asks the kind of offload in force what happens at every hook.
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <memory>
 
 #include "fine_grained.hpp"
+#include "paged_stash.hpp"
 #include "pipewright/follow.hpp"
 #include "whole_layer.hpp"
 
@@ -141,6 +143,34 @@ void summarise(Plan& plan, const model::Stages& stages) {
   }
 }
 
+/// PagedStashManager.allocate_stash_buffers: one buffer of whole pages for each type and width.
+void add_buffers(const scenario::Scenario& s, const std::vector<PageUse>& use, Plan& plan) {
+  const auto page = s.settings.moe_paged_stash_page_size;
+  const auto bytes = [&](const PageUse& one, double factor) {
+    const auto most = static_cast<double>(factor < 0 ? one.most_rows : one.most_expected);
+    const auto rows = static_cast<std::int64_t>(most * std::abs(factor));
+    return Bytes((rows + page - 1) / page * page * one.kind.row_bytes);
+  };
+  for (const PageUse& one : use) {
+    plan.stash_buffers.push_back({one.kind.owner, bytes(one, s.settings.moe_paged_stash_buffer_size_factor_cuda)});
+    plan.pinned += bytes(one, s.settings.moe_paged_stash_buffer_size_factor_cpu);
+  }
+}
+
+/// Paged stash: what a rank copies into pages in a step.
+void summarise_stash(Plan& plan, const model::Stages& stages) {
+  Moved moved;
+  for (const auto& action : plan.later.actions) {
+    if (action.kind == Action::Kind::keep) ++moved.kept;
+    if (action.kind != Action::Kind::copy_out) continue;
+    const auto& group = plan.group(stages, action.unit);
+    moved.module = group.name;
+    ++moved.groups;
+    for (const auto& move : group.moves) moved.bytes += move.packed;
+  }
+  if (moved.groups > 0) plan.moved.push_back(std::move(moved));
+}
+
 }  // namespace
 
 Plan resolve(const scenario::Scenario& scenario, const model::Stages& stages, const schedule::Program& program,
@@ -149,16 +179,25 @@ Plan resolve(const scenario::Scenario& scenario, const model::Stages& stages, co
   const auto& settings = scenario.settings;
   if (stages.eager) plan.eager = std::make_shared<Plan>(resolve(scenario, *stages.eager, program, pp_rank));
   plan.whole_layer = settings.cpu_offloading;
-  if (!settings.cpu_offloading && !settings.fine_grained_activation_offloading) return plan;
   const auto at = static_cast<std::size_t>(pp_rank);
   Recorder recorder(stages);
-  const auto manager = manager_of(scenario, stages.ranks.at(at), pp_rank, recorder);
-  for (auto* iteration : {&plan.first, &plan.later}) {
-    Hooks(stages, program, pp_rank, recorder, *manager);
-    *iteration = recorder.take();
+  const auto follow = [&](Manager& manager) {
+    for (auto* iteration : {&plan.first, &plan.later}) {
+      Hooks(stages, program, pp_rank, recorder, manager);
+      *iteration = recorder.take();
+    }
+    plan.units = recorder.units();
+  };
+  if (stages.paged_stash) {
+    PagedStash manager(recorder);
+    follow(manager);
+    plan.stash = true;
+    add_buffers(scenario, manager.use(), plan);
+    summarise_stash(plan, stages);
+  } else if (settings.cpu_offloading || settings.fine_grained_activation_offloading) {
+    follow(*manager_of(scenario, stages.ranks.at(at), pp_rank, recorder));
+    summarise(plan, stages);
   }
-  plan.units = recorder.units();
-  summarise(plan, stages);
   return plan;
 }
 

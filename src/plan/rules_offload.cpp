@@ -152,6 +152,56 @@ std::vector<Rule> offload_rules() {
        "When moe_paged_stash is enabled, offload_modules must not include expert_fc1, moe_act, or fused_group_mlp "
        "(paged stash covers those activations).",
        "take them out of offload_modules"},
+      {"moe.paged-stash-needs-budget",
+       violation,
+       core,
+       {"moe_paged_stash", "moe_expert_rank_capacity_factor"},
+       from(pr_4268),
+       [](const Scenario& s) { return s.settings.moe_paged_stash && !s.settings.moe_expert_rank_capacity_factor; },
+       "moe_paged_stash requires moe_expert_rank_capacity_factor to be set; there is no need to use paged stashing "
+       "without it.",
+       "set moe_expert_rank_capacity_factor: 1.5"},
+      {"moe.budget-needs-hybridep",
+       violation,
+       core,
+       {"moe_expert_rank_capacity_factor", "moe_flex_dispatcher_backend"},
+       from(pr_4268),
+       [](const Scenario& s) {
+         const auto& o = s.settings;
+         return o.moe_expert_rank_capacity_factor && o.moe_flex_dispatcher_backend != "hybridep" &&
+                (o.moe_flex_dispatcher_backend != "ncclep" || scenario::core_version(s.software) < v0_19);
+       },
+       "moe_expert_rank_capacity_factor requires moe_flex_dispatcher_backend to be 'hybridep'.",
+       "set moe_token_dispatcher_type: flex, moe_flex_dispatcher_backend: hybridep"},
+      {"moe.budget-needs-op-fuser",
+       violation,
+       core,
+       {"moe_expert_rank_capacity_factor", "use_transformer_engine_op_fuser"},
+       from(pr_4268),
+       [](const Scenario& s) {
+         return s.settings.moe_expert_rank_capacity_factor && !s.settings.use_transformer_engine_op_fuser &&
+                !s.settings.other.contains("moe_use_grouped_tensor");
+       },
+       "moe_expert_rank_capacity_factor with the 'hybridep' backend requires use_transformer_engine_op_fuser to be "
+       "enabled.",
+       "set use_transformer_engine_op_fuser: true"},
+      {"moe.fused-experts",
+       violation,
+       core,
+       {"use_transformer_engine_op_fuser", "NVTE_CUTEDSL_FUSED_GROUPED_MLP", "moe_apply_probs_on_input",
+        "expert_tensor_parallel_size"},
+       from(pr_4268),
+       [](const Scenario& s) {
+         const bool asks = scenario::core_version(s.software) >= v0_19;  // the older ones warn only
+         const std::string enabled = scenario::variable(s, "NVTE_CUTEDSL_FUSED_GROUPED_MLP", "0");
+         return moe_model(s) && s.settings.moe_grouped_gemm && s.settings.use_transformer_engine_op_fuser &&
+                (scenario::expert_tensor_parallel_size(s) > 1 || s.settings.moe_apply_probs_on_input ||
+                 (s.model.gated_linear_unit && asks && enabled == "0"));
+       },
+       "Fused GroupedMLP is not supported for this configuration.",
+       "set the environment variable NVTE_CUTEDSL_FUSED_GROUPED_MLP=1, expert_tensor_parallel_size: 1 and "
+       "moe_apply_probs_on_input: false",
+       [](Scenario& s) { s.environment.emplace("NVTE_CUTEDSL_FUSED_GROUPED_MLP", "1"); }},
       {"offload.needs-te",
        violation,
        arguments,

@@ -30,7 +30,7 @@ inline constexpr double never = std::numeric_limits<double>::max();
 
 /// What the chunk-level engine does not express: estimate() then runs the exact one on a shortened schedule.
 inline bool costly(const Scenario& s) {
-  return s.settings.fine_grained_activation_offloading || s.settings.cpu_offloading;
+  return s.settings.fine_grained_activation_offloading || s.settings.cpu_offloading || s.settings.moe_paged_stash;
 }
 inline bool timed(const Trial& trial) { return trial.quick && trial.quick->step_ns > 0; }
 

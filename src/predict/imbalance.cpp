@@ -27,7 +27,7 @@ std::optional<Imbalance> find_imbalance(const Prediction& prediction, const scen
                                         const profile::Profiles& profiles) {
   const auto& settings = scenario.settings;
   if (!scenario.model.num_moe_experts || settings.expert_model_parallel_size == 1 || !prediction.fits) return {};
-  if (settings.moe_expert_capacity_factor.value_or(-1) >= 0) return {};
+  if (settings.moe_expert_capacity_factor.value_or(-1) >= 0 || settings.moe_expert_rank_capacity_factor) return {};
   // The busiest rank cannot get more than all that its group sends.
   const auto most = static_cast<double>(settings.expert_model_parallel_size);
   const double stated = settings.moe_load_imbalance;

@@ -147,6 +147,15 @@ bool has_moe_layer(const Scenario& s) {
     if (is_moe_layer(s, layer)) return true;
   return false;
 }
+bool fuses_grouped_mlp(const Scenario& s) {
+  const auto& o = s.settings;
+  if (!o.use_transformer_engine_op_fuser || !s.model.num_moe_experts || !o.moe_grouped_gemm) return false;
+  const std::string name = activation_func(s), enabled = variable(s, "NVTE_CUTEDSL_FUSED_GROUPED_MLP");
+  return o.fp8 && o.fp8_recipe.value_or("") == "mxfp8" && s.model.gated_linear_unit &&
+         (name == "silu" || name == "quick_gelu") && o.moe_mlp_glu_interleave_size == 32 && !enabled.empty() &&
+         enabled != "0";
+}
+
 bool has_dense_layer(const Scenario& s) {
   for (Int layer = 0; layer < s.model.num_layers; ++layer)
     if (!is_moe_layer(s, layer)) return true;

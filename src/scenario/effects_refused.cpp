@@ -116,8 +116,24 @@ constexpr RefusedField refused_rows[] = {
      [](const Scenario& s) { return s.settings.fused_residual_rmsnorm; }},
     {"memory_efficient_layer_norm", "a norm that keeps its output instead of its input",
      [](const Scenario& s) { return s.settings.memory_efficient_layer_norm && local_norms(s); }},
-    {"use_transformer_engine_op_fuser", "the MLP as a TE operator sequence",
-     [](const Scenario& s) { return s.settings.use_transformer_engine_op_fuser; }},
+    {"use_transformer_engine_op_fuser",
+     "the MLP as a TE operator sequence but for experts as its fused grouped MLP (gated, in MXFP8, "
+     "moe_mlp_glu_interleave_size 32, NVTE_CUTEDSL_FUSED_GROUPED_MLP=1); that with parameters kept in bf16, which it "
+     "casts anew for every microbatch, or with layers in bf16",
+     [](const Scenario& s) {
+       const auto& o = s.settings;
+       return o.use_transformer_engine_op_fuser &&
+              (!fuses_grouped_mlp(s) || !(o.fp8_param || o.fp8_param_gather) || o.first_last_layers_bf16);
+     }},
+    {"moe_mlp_glu_interleave_size", "interleaved gates that are put in order for a plain activation",
+     [](const Scenario& s) {
+       return has_experts(s) && s.settings.moe_mlp_glu_interleave_size && s.model.gated_linear_unit &&
+              !fuses_grouped_mlp(s);
+     }},
+    {"moe_expert_rank_capacity_factor", "a budget of rows for other experts than the fused grouped MLP",
+     [](const Scenario& s) {
+       return has_experts(s) && s.settings.moe_expert_rank_capacity_factor && !fuses_grouped_mlp(s);
+     }},
     {"cross_entropy_fusion_impl", "the loss fused with the output layer",
      [](const Scenario& s) {
        return s.settings.cross_entropy_loss_fusion && s.settings.cross_entropy_fusion_impl == "linear";
@@ -176,15 +192,19 @@ constexpr RefusedField refused_rows[] = {
        return has_experts(s) && s.settings.moe_pad_expert_input_to_capacity &&
               s.settings.moe_expert_capacity_factor.value_or(1) != 1;
      }},
-    {"moe_paged_stash", "expert activations in pages", [](const Scenario& s) { return s.settings.moe_paged_stash; }},
+    {"moe_paged_stash",
+     "expert activations in pages beside activation offload or recompute of the MoE layer, or of other experts than "
+     "the "
+     "fused grouped MLP",
+     [](const Scenario& s) {
+       const auto& o = s.settings;
+       return o.moe_paged_stash && (o.fine_grained_activation_offloading || o.cpu_offloading || !fuses_grouped_mlp(s) ||
+                                    o.recompute_granularity.value_or("") == "full" || recomputes(s, Recompute::moe));
+     }},
     {"moe_enable_deepep", "the older spelling of the DeepEP backend (state moe_token_dispatcher_type: flex)",
      [](const Scenario& s) { return has_experts(s) && s.settings.moe_enable_deepep && !uses_flex(s); }},
     {"overlap_dispatch_backward_with_experts_wgrad", "experts' weight gradients beside the dispatch",
      [](const Scenario& s) { return s.settings.overlap_dispatch_backward_with_experts_wgrad; }},
-    {"high_priority_a2a_comm_stream", "a communication stream of higher priority",
-     [](const Scenario& s) {
-       return s.settings.overlap_moe_expert_parallel_comm && s.settings.high_priority_a2a_comm_stream;
-     }},
     {"moe_load_imbalance", "an imbalance beyond what the expert-parallel ranks can send",
      [](const Scenario& s) { return s.settings.moe_load_imbalance < 1; }},
     // Adapters

@@ -202,7 +202,14 @@ std::vector<Field> experts() {
       SETTING(moe_flex_dispatcher_num_sms, "SMs of the flex dispatcher").between(1, 1024),
       SETTING(moe_deepep_num_sms, "SMs of DeepEP").between(1, 1024),
       SETTING(moe_hybridep_num_sms, "SMs of HybridEP").between(1, 1024),
+      SETTING(moe_expert_rank_capacity_factor, "a rank's buffers hold this factor x its fair share of rows")
+          .between(0, 1e6),
+      SETTING(moe_mlp_glu_interleave_size, "gates and linear units of experts alternate in blocks").between(1, 1e6),
       SETTING(moe_paged_stash, "expert activations live in pages"),
+      SETTING(moe_paged_stash_page_size, "rows of a page").between(1, 1e9),
+      SETTING(moe_paged_stash_buffer_size_factor_cuda, "pages on the GPU over what balanced rows need; < 0: real rows")
+          .between(-1e6, 1e6),
+      SETTING(moe_paged_stash_buffer_size_factor_cpu, "pages in host memory; 0: none").between(-1e6, 1e6),
       SETTING(moe_load_imbalance, "tokens of the busiest EP rank over the mean (pipewright's own)").between(1, 1e6),
       SETTING(cuda_graph_impl, "who captures CUDA graphs")
           .in({"none", "local", "transformer_engine", "full_iteration"}),

@@ -52,6 +52,8 @@ void OffloadCopies::hook(Streams& streams, std::uint32_t instruction) {
       case Kind::keep:
       case Kind::release:
       case Kind::let_go:
+      case Kind::pack:
+      case Kind::unpack:
         break;
     }
   }
@@ -83,7 +85,7 @@ void OffloadCopies::copy_out(Streams& streams, std::uint32_t unit, std::uint32_t
 
 void OffloadCopies::copy_in(Streams& streams, std::uint32_t unit, std::uint32_t instruction) {
   for (const auto& move : plan_.group(stages_, unit).moves) {
-    in_[unit] = copy(streams, Lane::h2d, unit, move.in, instruction,
+    in_[unit] = copy(streams, plan_.stash ? Lane::d2h : Lane::h2d, unit, move.in, instruction,
                      {streams.tail(streams.current), plan_.whole_layer ? streams.tail(Lane::d2h) : out_[unit]});
   }
 }

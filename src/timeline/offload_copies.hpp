@@ -3,6 +3,8 @@
 //   compute  |layer 0      |layer 1      |...        |wait D2H 0|layer L-n|        fine-grained: D2H after the commit
 //   d2h         |a|b|...|D2H of layer 0  |D2H of layer 1 |                         whole layer: each tensor when it is
 //   h2d                                     (the same stream for whole layers)     there, once the next layer begins
+//
+// A paged stash copies on the device: into pages and back on the lane d2h.
 #pragma once
 
 #include <vector>

@@ -29,7 +29,7 @@ model::Piece layer(const std::vector<std::string>& modules) {
   for (std::uint32_t g = 0; g < modules.size(); ++g) {
     piece.tensors.push_back({0, Bytes(group_bytes)});
     const auto tensor = static_cast<std::uint32_t>(piece.tensors.size() - 1);
-    piece.groups.push_back({modules[g], {{tensor, tensor, 0, 0, true}}});
+    piece.groups.push_back({modules[g], {{tensor, tensor, 0, 0, true, model::OffloadGroup::none, {}}}, {}});
     piece.forward.push_back({Step::Kind::offload_begin, g});
     piece.forward.push_back({Step::Kind::offload_commit, g});
   }
@@ -45,6 +45,7 @@ struct Case {
   int layers = 2;
   std::vector<std::string> modules = {"a"};
   scenario::Scenario scenario;
+  bool stash = false;  ///< paged stash instead: 256 rows expected in a layer, 300 there
 
   Case() {
     config.batched = false;
@@ -53,6 +54,11 @@ struct Case {
   model::Stages stages() const {
     model::Stages stages;
     stages.pieces.push_back(layer(modules));
+    stages.paged_stash = stash;
+    if (stash)
+      for (auto& group : stages.pieces[0].groups)
+        group.pages = {{model::OffloadGroup::Pages::Type::bf16, 1000, 0, 256, 300},
+                       {model::OffloadGroup::Pages::Type::bytes, 10, 0, 8, 9}};
     for (int r = 0; r < config.stages; ++r) {
       auto& rank = stages.ranks.emplace_back();
       for (int c = 0; c < config.chunks.value_or(1); ++c) {
@@ -83,6 +89,10 @@ std::string name(Kind kind) {
       return "let go ";
     case Kind::reload_now:
       return "now ";
+    case Kind::pack:
+      return "pack ";
+    case Kind::unpack:
+      return "unpack ";
   }
   return "?";
 }
@@ -130,6 +140,45 @@ TEST_CASE("a pipeline's first stage: kept groups of the first backward chunk giv
                                               "in 0.0 a0", "wait 0.0 a0",
                                               "in 1.0 a1",  // the last hook of B0 reaches into B1
                                               "wait 1.0 a1", "in 1.0 a0", "wait 1.0 a0"});
+}
+
+TEST_CASE("paged stash: the first step packs, later ones copy but where a layer's own backward comes next") {
+  Case one;
+  one.stash = true;
+  one.config.stages = 2;
+  one.config.microbatches = 2;
+  const auto first = one.plan(0);  // F0 F1 B0 B1
+  CHECK(words(first, first.first, one) == Words{"pack 0.0 a0", "pack 0.0 a1", "pack 1.0 a0", "pack 1.0 a1",  //
+                                                "unpack 0.0 a1", "unpack 0.0 a0", "unpack 1.0 a1", "unpack 1.0 a0"});
+  CHECK(words(first, first.later, one, true) ==
+        Words{"out 0.0 a0",      "wait out 0.0 a0", "release 0.0 a0",               // at the next layer's experts
+              "out 0.0 a1",      "wait out 0.0 a1", "release 0.0 a1",               //
+              "out 1.0 a0",      "wait out 1.0 a0", "release 1.0 a0",               //
+              "out 1.0 a1",      "in 0.0 a1",                                       // the backward that comes next
+              "wait out 1.0 a1", "release 1.0 a1",  "wait 0.0 a1",    "in 0.0 a0",  //
+              "wait 0.0 a0",     "in 1.0 a1",       "wait 1.0 a1",    "in 1.0 a0", "wait 1.0 a0"});
+  const auto last = one.plan(1);  // F0 B0 F1 B1
+  CHECK(words(last, last.later, one) == Words{"out 0.0 a0", "wait out 0.0 a0", "keep 0.0 a1", "in 0.0 a0",
+                                              "wait 0.0 a0", "out 1.0 a0", "wait out 1.0 a0", "keep 1.0 a1",
+                                              "in 1.0 a0", "wait 1.0 a0"});
+}
+
+TEST_CASE("pages of a paged stash hold the most rows at once, times the factor, by whole pages") {
+  Case one;
+  one.stash = true;
+  one.config.stages = 2;
+  one.config.microbatches = 3;
+  auto& o = one.scenario.settings;
+  o.moe_paged_stash_page_size = 100;
+  o.moe_paged_stash_buffer_size_factor_cuda = 1.2;
+  const auto bytes = [&](std::size_t i) { return one.plan(0).stash_buffers.at(i).bytes.value; };
+  // Rank 0 runs F0 F1 B0 F2 B1 B2: two microbatches of two layers live at once, 1024 rows; times 1.2, 13 pages.
+  CHECK(bytes(0) == 1300 * 1000);
+  CHECK(bytes(1) == 100 * 10);  // 32 rows
+  o.moe_paged_stash_buffer_size_factor_cuda = -1;
+  CHECK(bytes(0) == 1200 * 1000);  // the rows that came
+  o.moe_paged_stash_buffer_size_factor_cpu = 0.5;
+  CHECK(one.plan(0).pinned.value == 600 * 1000 + 100 * 10);  // 512 expected rows
 }
 
 TEST_CASE("activation_offload_fraction keeps the later groups of every chunk") {

@@ -87,10 +87,19 @@ struct OffloadGroup {
     bool releases = true;           ///< nobody else holds the tensor then
     /// Whole layer: the kernel after which it can be copied (none: there from the start); fine-grained: not used.
     std::uint32_t after = none;
+    Bytes packed;  ///< paged stash: of its rows that are tokens
+  };
+  /// Paged stash: rows that go to the pages of one kind, which hold rows of one type and width.
+  struct Pages {
+    enum class Type : std::uint8_t { bytes, e4m3, e8m0, bf16, fp32 } type;
+    std::int64_t row_bytes = 0;
+    std::uint32_t owner = 0;              ///< of the buffer
+    std::int64_t expected = 0, rows = 0;  ///< with balanced routing; as routed, with what aligns experts
   };
   static constexpr std::uint32_t none = 0xffffffff;
-  std::string name;  ///< the entry of offload_modules; "layer"
+  std::string name;  ///< the entry of offload_modules; "layer"; "paged stash"
   std::vector<Move> moves;
+  std::vector<Pages> pages;
 };
 
 /// A piece under expert-parallel overlap: one of the nodes into which a layer, embedding or head is cut
@@ -153,6 +162,10 @@ struct Stages {
   bool gradients_elsewhere = false;
   /// One CUDA graph holds forward and backward of a step: what they allocate lives in its private pool.
   bool full_iteration_graph = false;
+  /// What another stream used is given again within the capture, once that stream has joined (PyTorch 2.10's
+  /// graph_capture_record_stream_reuse); else when the capture ends.
+  bool capture_reuses = false;
+  bool paged_stash = false;  ///< groups of the pieces are those of moe_paged_stash
   /// With CUDA graphs: the stages of the steps before the capture, which run without. Its owners are a part of these.
   std::shared_ptr<const Stages> eager;
   /// What passes between a chunk and the stage after or before it: a stage of its own for multi-token prediction sends

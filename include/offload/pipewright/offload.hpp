@@ -3,6 +3,7 @@
 //
 // Fine-grained: Megatron-LM core_r0.19.0 megatron/core/pipeline_parallel/fine_grained_activation_offload.py,
 // PipelineOffloadManager. Whole layers: Transformer Engine 2.19 pytorch/cpu_offload.py, DefaultOffloadSynchronizer.
+// Paged stash: megatron/core/transformer/moe/paged_stash.py, PagedStashManager.
 #pragma once
 
 #include <cstddef>
@@ -29,14 +30,16 @@ struct Unit {
 
 struct Action {
   enum class Kind : std::uint8_t {
-    copy_out,   ///< D2H starts, once what is copied is there
-    keep,       ///< the group stays on the device
-    wait_out,   ///< the compute stream waits for the unit's D2H
-    release,    ///< the host lets go of the copied tensors
-    copy_in,    ///< H2D starts: new tensors are allocated
-    wait_in,    ///< the compute stream waits for the unit's H2D
-    let_go,     ///< whole layer: the host no longer names the reloaded tensors
-    reload_now  ///< H2D on the compute stream itself: its reload was missed
+    copy_out,    ///< D2H starts, once what is copied is there
+    keep,        ///< the group stays on the device
+    wait_out,    ///< the compute stream waits for the unit's D2H
+    release,     ///< the host lets go of the copied tensors
+    copy_in,     ///< H2D starts: new tensors are allocated
+    wait_in,     ///< the compute stream waits for the unit's H2D
+    let_go,      ///< whole layer: the host no longer names the reloaded tensors
+    reload_now,  ///< H2D on the compute stream itself: its reload was missed
+    pack,        ///< paged stash, first step: tensors are replaced by their rows that are tokens
+    unpack       ///< and padded again
   } kind;
   std::uint32_t unit;
 };
@@ -61,6 +64,8 @@ struct Moved {
 
 struct Plan {
   bool whole_layer = false;
+  bool stash = false;                        ///< paged stash: copies on the device, both ways on one stream
+  std::vector<model::Tensor> stash_buffers;  ///< made when the second step begins
   std::vector<Unit> units;
   Iteration first;  ///< fine-grained offload learns the order of backward passes and offloads everything
   Iteration later;

@@ -31,6 +31,8 @@ std::string activation_func(const Scenario&);
 Int padded_vocab_size(const Scenario&);         ///< vocab_size up to a multiple of make_vocab_size_divisible_by x TP
 bool is_moe_layer(const Scenario&, Int layer);  ///< layer counted from 0 over the whole model
 bool has_moe_layer(const Scenario&);
+/// Experts run as Transformer Engine's fused grouped MLP (use_transformer_engine_op_fuser, ops/fused/grouped_mlp.py).
+bool fuses_grouped_mlp(const Scenario&);
 /// Keys that a query of this layer sees, itself included (window_size, window_attn_skip_freq); 0: all before it.
 Int attention_window(const Scenario&, Int layer);
 bool has_rotary_embedding(const Scenario&, Int layer);  ///< no_rope_freq; of a model whose positions are rotary

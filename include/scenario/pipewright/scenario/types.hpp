@@ -236,11 +236,14 @@ struct Settings {
   std::optional<double> moe_z_loss_coeff;
   bool moe_router_force_load_balancing = false;
   bool moe_router_padding_for_quantization = false, moe_router_padding_for_fp8 = false;
-  std::optional<double> moe_expert_capacity_factor;
+  std::optional<double> moe_expert_capacity_factor, moe_expert_rank_capacity_factor;
+  OptInt moe_mlp_glu_interleave_size;
   bool moe_pad_expert_input_to_capacity = false, moe_token_dropping = false;
   std::string moe_token_drop_policy = "probs";
   OptInt moe_flex_dispatcher_num_sms, moe_deepep_num_sms, moe_hybridep_num_sms;
   bool moe_paged_stash = false;
+  Int moe_paged_stash_page_size = 64;  ///< rows
+  double moe_paged_stash_buffer_size_factor_cuda = 1.10, moe_paged_stash_buffer_size_factor_cpu = 0;
   double moe_load_imbalance = 1.0;  ///< not a Megatron field: busiest expert-parallel rank's tokens over the mean
 
   // CUDA graphs

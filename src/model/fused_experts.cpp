@@ -1,0 +1,147 @@
+// n rows of which the products compute those that are tokens, width h, expert FFN width f. An MXFP8 copy of n x w has
+// n w bytes and n w / 32 of scales; R by rows, C by columns:
+//
+//   forward    rows [2 n h] -quantize-> R, C(h) -fc1, activation, quantize-> fc1_out [4 n f], R, C(f) -fc2-> [2 n h]
+//              kept: C(h), fc1_out, C(f)
+//   backward   dout [2 n h] -quantize-> R, C(h) -fc2 dgrad, activation, quantize-> R, C(2 f) -fc1 dgrad-> [2 n h]
+//
+// A product with its epilogue takes the time of the product. The scales of the experts' weights are swizzled into a
+// buffer before each product.
+#include "fused_experts.hpp"
+
+#include <utility>
+
+namespace pipewright::model {
+namespace {
+
+constexpr Int scaled_together = 32;
+
+}  // namespace
+
+FusedExperts::FusedExperts(PieceBuilder& builder, const Dimensions& dimensions)
+    : w_(builder),
+      d_(dimensions),
+      linear_(builder, dimensions),
+      offload_(builder, dimensions),
+      stash_(builder, dimensions),
+      fc1_{"experts.fc1", d_.h, d_.moe.fc1_out(d_.gated)},
+      fc2_{"experts.fc2", d_.moe.f, d_.h} {}
+
+Operand FusedExperts::both(const std::string& name, Int width) {
+  Operand result;
+  result.data = w_.allocate(name + "_fp8", d_.precision.copy_bytes(held(), width, false));
+  result.transpose = w_.allocate(name + "_fp8_transpose", d_.precision.copy_bytes(held(), width, true));
+  return result;
+}
+
+/// swizzle_scales_and_pack_ptrs_for_discrete_weights, then the product.
+void FusedExperts::gemm(const Group& group, Product product) {
+  const bool forward = product == Product::forward;
+  const Int n = forward ? group.out : group.in, k = forward ? group.in : group.out;
+  const auto scales = w_.allocate("workspace", d_.moe.local * group.in * group.out / scaled_together);
+  w_.launch("swizzled scales", {"small", {}});
+  w_.launch(group.name + suffix(product),
+            {product_family(d_.precision.recipe, "gemm.grouped.", forward), {d_.moe.local, rows(), n, k}});
+  w_.free(scales);
+}
+
+void FusedExperts::weight_gradient(const Group& group) {
+  std::string family = product_family(d_.precision.recipe, "gemm.grouped.", true);
+  auto gradient = no_tensor;
+  if (d_.fused_gradients) {
+    family += d_.gradient_bytes == 4 ? ".acc_f32" : ".acc_bf16";
+  } else {
+    family += ".out_bf16";
+    gradient = w_.allocate_gradient(2 * d_.moe.local * group.in * group.out);
+  }
+  w_.launch(group.name + " wgrad", {family, {d_.moe.local, rows(), group.out, group.in}});
+  w_.completes(static_cast<int>(d_.moe.local));
+  if (d_.bias) accumulate_bias(group);
+  if (d_.fused_gradients) return;
+  w_.launch(group.name + " gradient accumulation", {"add.f32", {d_.moe.local * group.in * group.out}});
+  w_.stands_for(static_cast<int>(d_.moe.local));
+  w_.free(gradient);
+}
+
+void FusedExperts::accumulate_bias(const Group& group) {
+  w_.launch(group.name + " bias gradient accumulation", {"moe.bias.accumulate", {d_.moe.local, group.out}});
+  w_.stands_for(static_cast<int>(d_.moe.local));
+}
+
+/// mark_grouped_tensor: these have rows that are no tokens. The probabilities (4 bytes a row) stay where they are.
+void FusedExperts::stash() {
+  using Type = OffloadGroup::Pages::Type;
+  const Int expected = d_.moe.expected;
+  const auto data = [&](Type type, Int row_bytes) { return OffloadGroup::Pages{type, row_bytes, 0, expected, rows()}; };
+  const auto scales = [&](Type type, Int row_bytes) {
+    return OffloadGroup::Pages{type, row_bytes, 0, expected / scaled_together, rows() / scaled_together};
+  };
+  stash_.saves(fc1_input_, {data(Type::bytes, d_.h), scales(Type::bytes, d_.h)});
+  stash_.saves(fc1_out_, {data(Type::bf16, 2 * fc1_.out)});
+  stash_.saves(fc2_input_, {data(Type::e4m3, d_.moe.f), scales(Type::e8m0, d_.moe.f)});
+  stash_.commit();
+}
+
+std::uint32_t FusedExperts::forward(std::uint32_t rows_in, bool grad) {
+  stash_.begin(grad);
+  offload_.begin(Offload::fused_group_mlp, grad);
+  auto input = both("experts.fc1_input", d_.h);
+  w_.launch("experts.fc1_input quantize", {"quantize.mxfp8", {rows(), d_.h}});
+  fc1_out_ = w_.allocate("experts.fc1_output", 2 * held() * fc1_.out);
+  auto activation = both("experts.fc2_input", d_.moe.f);
+  gemm(fc1_, Product::forward);
+  const auto out = w_.allocate("experts.fc2_output", 2 * held() * d_.h);
+  gemm(fc2_, Product::forward);
+  w_.free({input.data, activation.data});
+  fc1_input_ = input.transpose;
+  fc2_input_ = activation.transpose;
+  w_.free(rows_in);
+  if (!grad) {
+    w_.free({std::exchange(fc1_input_, no_tensor), std::exchange(fc2_input_, no_tensor)});
+    w_.free(std::exchange(fc1_out_, no_tensor));
+    return out;
+  }
+  offload_fused(offload_, d_, fc1_input_, fc1_out_, fc2_input_);
+  stash();
+  return out;
+}
+
+std::uint32_t FusedExperts::backward(std::uint32_t dout) {
+  stash_.needed();
+  offload_.needed(Offload::fused_group_mlp);
+  const auto gradient = both("experts.fc2_gradient", d_.h);
+  w_.launch("experts.fc2_gradient quantize", {"quantize.mxfp8", {rows(), d_.h}});
+  if (d_.bias) {  // compute_grouped_dbias_dscales reads the gradient once more, 16 bits
+    w_.launch("experts.fc2 bias gradient", {"l2norm", {rows() * d_.h / 2}});
+    w_.transient("experts.fc2_bias_gradient", 4 * d_.moe.local * d_.h);
+  }
+  const auto dprobs = w_.allocate("moe.probs_gradient", 4 * held());
+  const auto fc1_gradient = both("experts.fc1_gradient", fc1_.out);
+  gemm(fc2_, Product::dgrad);
+  const bool delays = linear_.weight_gradients.delays();
+  linear_.weight_gradients.put([=, this, saved = std::exchange(fc2_input_, no_tensor)] {
+    weight_gradient(fc2_);
+    w_.free(saved);
+    if (delays) linear_.release(gradient);
+  });
+  const auto din = w_.allocate("experts.input_gradient", 2 * held() * d_.h);
+  gemm(fc1_, Product::dgrad);
+  linear_.weight_gradients.put([=, this, saved = std::exchange(fc1_input_, no_tensor)] {
+    weight_gradient(fc1_);
+    w_.free(saved);
+    linear_.release(fc1_gradient);
+  });
+  // The function's variables live until it returns.
+  if (!delays) linear_.release(gradient);
+  w_.free({std::exchange(fc1_out_, no_tensor), dprobs, dout});
+  stash_.done();
+  offload_.done(Offload::fused_group_mlp);
+  return din;
+}
+
+std::unique_ptr<LocalExperts> local_experts(PieceBuilder& builder, const Dimensions& d, bool fp8) {
+  if (d.moe.fused && fp8) return std::make_unique<FusedExperts>(builder, d);
+  return std::make_unique<Experts>(builder, d, fp8);
+}
+
+}  // namespace pipewright::model
