@@ -1,8 +1,8 @@
 // cuBLASLt matrix products as Transformer Engine calls them (transformer_engine/common/gemm/cublaslt_gemm.cu):
 // column-major, fp32 accumulation, the heuristic's first choice with 32 MiB of workspace, C = D. FP8: TN only, scales
 // by pointer; the forward pass accumulates fast, dgrad and wgrad with the split accumulator. Block scaling
-// (cuBLAS 12.9): e4m3 throughout, a scale for 128 x 128 elements of a weight, for 1 x 128 of anything else. fp32
-// operands in TF32.
+// (cuBLAS 12.9): e4m3 throughout, a scale for 128 x 128 elements of a weight, for 1 x 128 of anything else. MXFP8 and
+// NVFP4 (Blackwell): TN, scales of both operands along k (block_scales.hpp). fp32 operands in TF32.
 //
 // A layer's local experts (multi_stream_cublas_gemm there) run round robin on four streams that wait for the current
 // one and it for them:
@@ -18,6 +18,7 @@
 #include <memory>
 #include <string_view>
 
+#include "block_scales.hpp"
 #include "kernels/elementwise.hpp"
 #include "ops.hpp"
 
@@ -32,7 +33,8 @@ struct Form {
   bool out_f32 = false;
   bool accumulate = false;
   bool weight_gradient = false;
-  bool by_block = false;  ///< of FP8: scales for blocks instead of one for the tensor
+  bool by_block = false;                  ///< of FP8: scales for blocks instead of one for the tensor
+  std::optional<BlockScaling> scaling{};  ///< MXFP8 or NVFP4
 };
 
 std::optional<Form> form_of(const std::string& family) {
@@ -50,20 +52,31 @@ std::optional<Form> form_of(const std::string& family) {
       form.accumulate = accumulate;
       return form;
     };
-    return std::map<std::string, Form>{{"gemm.bf16.tn", forward},
-                                       {"gemm.bf16.nn", dgrad},
-                                       {"gemm.bf16.nt", wgrad},
-                                       {"gemm.bf16.nt.acc_f32", with(wgrad, true, true)},
-                                       {"gemm.bf16.nt.acc_bf16", with(wgrad, false, true)},
-                                       {"gemm.fp8.tn", fp8},
-                                       {"gemm.fp8.tn.split", fp8_split},
-                                       {"gemm.fp8.tn.acc_f32", with(fp8_wgrad, true, true)},
-                                       {"gemm.fp8.tn.acc_bf16", with(fp8_wgrad, false, true)},
-                                       {"gemm.fp8.tn.out_bf16", fp8_wgrad},
-                                       {"gemm.fp8.block.tn", block},
-                                       {"gemm.fp8.block.tn.acc_f32", with(block_wgrad, true, true)},
-                                       {"gemm.fp8.block.tn.acc_bf16", with(block_wgrad, false, true)},
-                                       {"gemm.fp8.block.tn.out_bf16", block_wgrad}};
+    std::map<std::string, Form> map;
+    for (const auto& [name, scaling] : {std::pair("gemm.mxfp8.tn", mxfp8), std::pair("gemm.nvfp4.tn", nvfp4)}) {
+      const Form scaled{.transpose_a = true, .scaling = scaling};
+      Form scaled_wgrad = scaled;
+      scaled_wgrad.weight_gradient = true;
+      map[name] = scaled;
+      map[std::string(name) + ".out_bf16"] = scaled_wgrad;
+      map[std::string(name) + ".acc_f32"] = with(scaled_wgrad, true, true);
+      map[std::string(name) + ".acc_bf16"] = with(scaled_wgrad, false, true);
+    }
+    map.insert({{"gemm.bf16.tn", forward},
+                {"gemm.bf16.nn", dgrad},
+                {"gemm.bf16.nt", wgrad},
+                {"gemm.bf16.nt.acc_f32", with(wgrad, true, true)},
+                {"gemm.bf16.nt.acc_bf16", with(wgrad, false, true)},
+                {"gemm.fp8.tn", fp8},
+                {"gemm.fp8.tn.split", fp8_split},
+                {"gemm.fp8.tn.acc_f32", with(fp8_wgrad, true, true)},
+                {"gemm.fp8.tn.acc_bf16", with(fp8_wgrad, false, true)},
+                {"gemm.fp8.tn.out_bf16", fp8_wgrad},
+                {"gemm.fp8.block.tn", block},
+                {"gemm.fp8.block.tn.acc_f32", with(block_wgrad, true, true)},
+                {"gemm.fp8.block.tn.acc_bf16", with(block_wgrad, false, true)},
+                {"gemm.fp8.block.tn.out_bf16", block_wgrad}});
+    return map;
   }();
   const auto found = forms.find(family);
   return found == forms.end() ? std::nullopt : std::optional(found->second);
@@ -78,7 +91,7 @@ struct Gemm {
   cublasLtMatmulDesc_t operation = nullptr;
   cublasLtMatrixLayout_t a = nullptr, b = nullptr, d = nullptr;
   cublasLtMatmulHeuristicResult_t choice{};
-  float* scales = nullptr;
+  void* scales = nullptr;
   float beta = 0;
 
   Gemm() = default;
@@ -105,6 +118,7 @@ void set(cublasLtMatmulDesc_t descriptor, cublasLtMatmulDescAttributes_t attribu
 }
 
 cudaDataType_t type_of_a(const Form& form) {
+  if (form.scaling) return form.scaling->bits == 4 ? CUDA_R_4F_E2M1 : CUDA_R_8F_E4M3;
   return form.fp8 ? CUDA_R_8F_E4M3 : form.in_f32 ? CUDA_R_32F : CUDA_R_16BF;
 }
 cudaDataType_t type_of_b(const Form& form) { return form.fp8 && form.gradient_b ? CUDA_R_8F_E5M2 : type_of_a(form); }
@@ -112,12 +126,26 @@ cudaDataType_t type_of_b(const Form& form) { return form.fp8 && form.gradient_b 
 void set_scales(Gemm& gemm, const Form& form) {
   // Each scale at an address of its own 16 bytes: cuBLASLt refuses others.
   const float inverse_scales[8] = {1.0f / 112, 0, 0, 0, 1.0f / 14336, 0, 0, 0};
-  check(cudaMalloc(reinterpret_cast<void**>(&gemm.scales), sizeof(inverse_scales)), "scales");
+  check(cudaMalloc(&gemm.scales, sizeof(inverse_scales)), "scales");
   check(cudaMemcpy(gemm.scales, inverse_scales, sizeof(inverse_scales), cudaMemcpyHostToDevice), "scales");
   set(gemm.operation, CUBLASLT_MATMUL_DESC_FAST_ACCUM, static_cast<std::int8_t>(form.fast));
   set(gemm.operation, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, static_cast<const void*>(gemm.scales));
   set(gemm.operation, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER,
-      static_cast<const void*>(gemm.scales + (form.gradient_b ? 4 : 0)));
+      static_cast<const void*>(static_cast<const float*>(gemm.scales) + (form.gradient_b ? 4 : 0)));
+}
+
+/// Scales of 1 in every place: how they are ordered makes no difference then, how many bytes are read does.
+void set_scales_along_k(Gemm& gemm, const BlockScaling& scaling, const Shape& s) {
+  const auto of_a = scale_bytes(scaling, s.m, s.k), of_b = scale_bytes(scaling, s.n, s.k);
+  check(cudaMalloc(&gemm.scales, static_cast<std::size_t>(of_a + of_b)), "scales");
+  check(cudaMemset(gemm.scales, scaling.one, static_cast<std::size_t>(of_a + of_b)), "scales");
+  const auto mode =
+      scaling.bits == 4 ? CUBLASLT_MATMUL_MATRIX_SCALE_VEC16_UE4M3 : CUBLASLT_MATMUL_MATRIX_SCALE_VEC32_UE8M0;
+  set(gemm.operation, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, mode);
+  set(gemm.operation, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, mode);
+  set(gemm.operation, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, static_cast<const void*>(gemm.scales));
+  set(gemm.operation, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER,
+      static_cast<const void*>(static_cast<const char*>(gemm.scales) + of_a));
 }
 
 // All scales are 1: bounded by the larger of one for 1 x 128 of each operand, rows padded to 4 as TE pads them.
@@ -125,18 +153,20 @@ void set_block_scales(Gemm& gemm, const Form& form, const Shape& s) {
   const auto padded = [](std::int64_t rows, std::int64_t k) { return (rows + 3) / 4 * 4 * ((k + 127) / 128 + 3); };
   const std::int64_t count_a = padded(s.m, s.k), count = count_a + padded(s.n, s.k);
   const std::vector<float> ones(static_cast<std::size_t>(count), 1.0f);
-  check(cudaMalloc(reinterpret_cast<void**>(&gemm.scales), ones.size() * sizeof(float)), "scales");
+  check(cudaMalloc(&gemm.scales, ones.size() * sizeof(float)), "scales");
   check(cudaMemcpy(gemm.scales, ones.data(), ones.size() * sizeof(float), cudaMemcpyHostToDevice), "scales");
   set(gemm.operation, CUBLASLT_MATMUL_DESC_FAST_ACCUM, std::int8_t{0});
   set(gemm.operation, CUBLASLT_MATMUL_DESC_A_SCALE_MODE,
       form.weight_gradient ? CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F : CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F);
   set(gemm.operation, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F);
   set(gemm.operation, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, static_cast<const void*>(gemm.scales));
-  set(gemm.operation, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, static_cast<const void*>(gemm.scales + count_a));
+  set(gemm.operation, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER,
+      static_cast<const void*>(static_cast<const float*>(gemm.scales) + count_a));
 }
 
 /// nullptr: the library has no kernel for it.
 std::shared_ptr<Gemm> make_gemm(Lab& lab, const Form& form, const Shape& s) {
+  if (form.scaling && !takes(*form.scaling, s.m, s.n, s.k)) return nullptr;
   auto gemm = std::make_shared<Gemm>();
   gemm->beta = form.accumulate ? 1.0f : 0.0f;
   const auto u = [](std::int64_t x) { return static_cast<std::uint64_t>(x); };
@@ -150,7 +180,9 @@ std::shared_ptr<Gemm> make_gemm(Lab& lab, const Form& form, const Shape& s) {
   check(cublasLtMatmulDescCreate(&gemm->operation, compute, CUDA_R_32F), "descriptor");
   set(gemm->operation, CUBLASLT_MATMUL_DESC_TRANSA, form.transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N);
   set(gemm->operation, CUBLASLT_MATMUL_DESC_TRANSB, form.transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N);
-  if (form.by_block) {
+  if (form.scaling) {
+    set_scales_along_k(*gemm, *form.scaling, s);
+  } else if (form.by_block) {
     set_block_scales(*gemm, form, s);
   } else if (form.fp8) {
     set_scales(*gemm, form);
@@ -175,8 +207,12 @@ struct Operands {
 /// Inputs and output of `count` products of one shape, one behind the other in each slot.
 std::optional<Operands> take(Lab& lab, const Form& form, const Shape& s, std::int64_t count) {
   const Content in = form.in_f32 ? Content::f32 : Content::bf16;
-  const auto a = lab.take(form.fp8 ? Content::e4m3 : in, count * s.m * s.k);
-  const auto b = lab.take(!form.fp8 ? in : form.gradient_b ? Content::e5m2 : Content::e4m3, count * s.n * s.k);
+  const bool bytes = form.fp8 || form.scaling;  // random bytes are random e2m1, two by two
+  const auto of = [&](std::int64_t rows) {
+    return count * (form.scaling ? operand_bytes(*form.scaling, rows, s.k) : rows * s.k);
+  };
+  const auto a = lab.take(bytes ? Content::e4m3 : in, of(s.m));
+  const auto b = lab.take(!bytes ? in : form.gradient_b ? Content::e5m2 : Content::e4m3, of(s.n));
   const auto d = form.accumulate ? lab.take(form.out_f32 ? Content::f32 : Content::bf16, count * s.m * s.n, true)
                                  : lab.take(Content::scratch, count * s.m * s.n * (form.out_f32 ? 4 : 2));
   if (!a || !b || !d) return std::nullopt;
@@ -249,9 +285,11 @@ std::optional<Op> grouped(Lab& lab, const Form& form, const std::vector<std::int
   static Streams streams(lab);
   Op op;
   op.pause = kPause;
-  const auto width = [](cudaDataType_t type) { return type == CUDA_R_32F ? 4 : type == CUDA_R_16BF ? 2 : 1; };
-  const std::int64_t a_step = shape.m * shape.k * width(type_of_a(form)),
-                     b_step = shape.n * shape.k * width(type_of_b(form)),
+  const auto bytes = [&](cudaDataType_t type, std::int64_t lines) {
+    if (form.scaling) return operand_bytes(*form.scaling, lines, shape.k);
+    return lines * shape.k * (type == CUDA_R_32F ? 4 : type == CUDA_R_16BF ? 2 : 1);
+  };
+  const std::int64_t a_step = bytes(type_of_a(form), shape.m), b_step = bytes(type_of_b(form), shape.n),
                      d_step = shape.m * shape.n * (form.out_f32 ? 4 : 2);
   op.launch = [&lab, gemm, data = *data, experts, a_step, b_step, d_step](int slot) {
     streams.run(lab.stream, static_cast<int>(experts), [&](int i, cudaStream_t stream, void* workspace) {

@@ -75,6 +75,18 @@ class Grid {
     add("gemm.fp8.block.tn.out_bf16", {in, out, tokens});
   }
 
+  /// MXFP8 and NVFP4: the three products of a layer, all TN.
+  void scaled_along_k(I in, I out, I tokens, bool all) {
+    for (const char* family : {"gemm.mxfp8.tn", "gemm.nvfp4.tn"}) {
+      const std::string name = family;
+      add(name, {out, tokens, in});
+      add(name, {in, tokens, out});
+      add(name + ".acc_f32", {in, out, tokens});
+      add(name + ".acc_bf16", {in, out, tokens});
+      if (all) add(name + ".out_bf16", {in, out, tokens});
+    }
+  }
+
   void layer(const Model& m, I tp, I tokens, bool all) {
     const I groups = std::max<I>(m.groups / tp, 1);
     linear(m.hidden, 2 * m.ffn / tp, tokens, true, all);
@@ -290,6 +302,33 @@ void windows(Grid& g) {
   }
 }
 
+// What Blackwell's tensor cores take: layers of Llama 8B, 70B and 405B and of DeepSeek-V3, experts of it and of Qwen3,
+// casts of their inputs.
+void scaled_along_k(Grid& g, bool quick) {
+  for (const I tokens : quick ? List{4096} : List{4096, 2048, 8192, 16384})
+    for (const auto& [in, out] :
+         quick ? std::vector<std::pair<I, I>>{{4096, 28672}, {8192, 8192}}
+               : std::vector<std::pair<I, I>>{
+                     {4096, 28672},  {14336, 4096},  {4096, 6144},   {4096, 4096},   {8192, 14336}, {7168, 8192},
+                     {8192, 28672},  {14336, 8192},  {8192, 5120},   {8192, 8192},   {8192, 57344}, {28672, 8192},
+                     {16384, 26624}, {13312, 16384}, {16384, 18432}, {16384, 16384}, {16384, 5120}, {4096, 16384},
+                     {7168, 2112},   {1536, 24576},  {512, 32768},   {16384, 7168},  {7168, 4096},  {2048, 7168}})
+      g.scaled_along_k(in, out, tokens, tokens == 4096);
+  for (const I experts : quick ? List{8} : List{4, 8, 16, 32})
+    for (const I rows : quick ? List{32768} : List{8192, 16384, 32768, 65536})
+      for (const auto& [in, out] : {std::pair<I, I>{7168, 4096}, {2048, 7168}, {4096, 3072}, {1536, 4096}})
+        for (const I forward : {0, 1}) {
+          g.add("gemm.grouped.mxfp8.tn", {experts, rows, forward ? out : in, forward ? in : out});
+          if (!forward) continue;
+          g.add("gemm.grouped.mxfp8.tn.acc_f32", {experts, rows, out, in});
+          g.add("gemm.grouped.mxfp8.tn.acc_bf16", {experts, rows, out, in});
+          if (rows == 32768) g.add("gemm.grouped.mxfp8.tn.out_bf16", {experts, rows, out, in});
+        }
+  for (const char* f : {"quantize.mxfp8", "quantize.nvfp4"})
+    g.product(
+        f, {quick ? List{4096} : List{4096, 1024, 16384, 65536}, quick ? List{8192} : List{4096, 2048, 8192, 28672}});
+}
+
 // FP8 scaled by blocks: layers of Llama 8B and 70B and of DeepSeek-V3, and experts.
 void block_scaled(Grid& g) {
   for (const I tokens : {2048, 4096, 8192}) {
@@ -375,6 +414,7 @@ std::vector<Key> grid(bool quick) {
     experts(g, true);
     latent_attention(g, true);
     for (const auto& [in, out] : {std::pair<I, I>{4096, 28672}, {8192, 8192}}) g.block_scaled(in, out, 4096, true);
+    scaled_along_k(g, true);
     return g.take();
   }
   // Llama 8B and 70B with every form, then attention and memory-bound kernels, then the other models.
@@ -417,6 +457,7 @@ std::vector<Key> grid(bool quick) {
   other_heads(g);
   windows(g);
   block_scaled(g);
+  scaled_along_k(g, false);
   memory_bound(g, false);
   experts(g, false);
   latent_attention(g, false);

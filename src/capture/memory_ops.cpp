@@ -2,6 +2,8 @@
 // step's kernel just before has written or read them and they are small: gradients (norms, SwiGLU, cat), amax, casts.
 #include <unordered_map>
 
+#include "block_scales.hpp"
+#include "kernels/block_scaled.hpp"
 #include "kernels/cross_entropy.hpp"
 #include "kernels/elementwise.hpp"
 #include "kernels/embedding_kernels.hpp"
@@ -143,6 +145,24 @@ Launch quantize_blockwise(Setup& s, const Dims& d) {
   };
 }
 
+Launch quantize_mx(Setup& s, const Dims& d) {
+  const auto rows = d.at(0), cols = d.at(1), n = rows * cols;
+  const auto x = s.bf16(n), y = s.out(n), z = s.out(n), a = s.out(n / mxfp8.elements), b = s.out(n / mxfp8.elements);
+  return [=, stream = s.stream()](int i) {
+    quantize_mxfp8(x.at(i), y.at(i), a.at(i), z.at(i), b.at(i), rows, cols, stream);
+  };
+}
+
+Launch quantize_nv(Setup& s, const Dims& d) {
+  const auto rows = d.at(0), cols = d.at(1), n = rows * cols;
+  const auto x = s.bf16(n), y = s.out(n / 2), z = s.out(n / 2), a = s.out(n / nvfp4.elements),
+             b = s.out(n / nvfp4.elements), most = s.f32(2);
+  return [=, stream = s.stream()](int i) {
+    amax(x.at(i), most.at<float>(i), n, stream);
+    quantize_nvfp4(x.at(i), most.at<float>(i), y.at(i), a.at(i), z.at(i), b.at(i), rows, cols, stream);
+  };
+}
+
 Launch embedding(Setup& s, const Dims& d, bool backward) {
   const auto tokens = d.at(0), hidden = d.at(1);
   const auto vocab = backward ? d.at(2) : std::int64_t{32000};
@@ -270,6 +290,8 @@ const std::unordered_map<std::string, Factory>& factories() {
       return [=, stream = s.stream()](int i) { transpose_fp8(x.at(i), y.at(i), d[0], d[1], stream); };
     };
     t["quantize.blockwise.fp8"] = quantize_blockwise;
+    t["quantize.mxfp8"] = quantize_mx;
+    t["quantize.nvfp4"] = quantize_nv;
     t["embedding.forward"] = [](Setup& s, const Dims& d) { return embedding(s, d, false); };
     t["embedding.backward"] = [](Setup& s, const Dims& d) { return embedding(s, d, true); };
     for (const char* form :

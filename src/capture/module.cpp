@@ -7,7 +7,9 @@
 #include <chrono>
 #include <ctime>
 #include <map>
+#include <set>
 
+#include "block_scales.hpp"
 #include "contention.hpp"
 #include "grid.hpp"
 #include "parts.hpp"
@@ -54,14 +56,19 @@ void measure_kernels(Lab& lab, Attention& attention, Session& session) {
   const auto start = std::chrono::steady_clock::now();
   int warm = 0;
   std::size_t done = 0;
+  std::set<std::string> without;
   for (const auto& key : keys) {
     if (session.stop) {
       session.result.complete = false;
       break;
     }
     lab.reset();
-    const auto op = make_op(lab, attention, key);
-    if (!op) {
+    const auto lacking = lacks(lab.gpu, key.family);
+    const auto op = lacking ? std::nullopt : make_op(lab, attention, key);
+    if (lacking) {
+      if (without.insert(key.family).second)
+        session.result.warnings.push_back(fmt::format("{}: left out, {}", key.family, *lacking));
+    } else if (!op) {
       session.result.warnings.push_back(fmt::format("{} {}: left out (memory too small, or no kernel in the library)",
                                                     key.family, fmt::join(key.dims, "x")));
     } else {
@@ -96,7 +103,7 @@ extern "C" void pipewright_capture_run(const pipewright::capture::Options& optio
   if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
     throw pipewright::UsageError("capture needs an NVIDIA GPU and its driver; none was found");
   }
-  Session session{options, report, stop, result, Regex(options.ops)};
+  Session session{options, report, stop, result, pipewright::Regex(options.ops)};
   auto& profile = result.profile;
   const auto began = std::chrono::steady_clock::now();
   int nccl = 0;

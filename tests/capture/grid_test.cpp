@@ -26,8 +26,6 @@ TEST_CASE("every kernel family is measured, by the quick grid all that a Llama l
   for (const Key& key : capture::grid(true)) quick.insert(key.family);
   for (const auto& family : profile::families()) {
     if (family.load == profile::Load::network) continue;
-    // What only Blackwell multiplies is not in Hopper's grid.
-    if (family.name.find("mxfp8") != std::string::npos || family.name.find("nvfp4") != std::string::npos) continue;
     // Loops of PyTorch operations around a mixture's products are read from traced steps, not measured alone.
     if (family.name.starts_with("clamp.") || family.name.starts_with("moe.bias.")) continue;
     // What PyTorch chooses or compiles (adapters' products, FlexAttention, loops around scores) was timed in Python.
