@@ -1,12 +1,15 @@
-// pipewright import: traces of a real run, one a rank, or published tables, into a profile and a report.
+// pipewright import: traces of a real run, one a rank, output of nccl-tests, or published tables, into a profile and a
+// report.
 #include <fmt/format.h>
 
 #include <filesystem>
 #include <memory>
+#include <optional>
 
 #include "commands.hpp"
 #include "input.hpp"
 #include "pipewright/import.hpp"
+#include "pipewright/nccl_tests.hpp"
 #include "pipewright/public_tables.hpp"
 #include "pipewright/scenario/io.hpp"
 
@@ -17,6 +20,7 @@ struct ImportOptions {
   std::vector<std::string> traces, profiles, set;
   std::string scenario, out, json;
   std::string aiconfigurator, simumax, gpu;
+  std::optional<int> nvlink_domain;
   bool published_only = false;
   double host_overhead = 1.25;
   bool force = false;
@@ -49,6 +53,32 @@ void import_published(const ImportOptions& options) {
   if (options.out != "-") write_result("-", tables::text(result));
 }
 
+/// Every file is told by its content; all must be of one kind.
+bool of_nccl_tests(const ImportOptions& options) {
+  std::size_t tables = 0;
+  for (const auto& file : options.traces) tables += nccl_tests::recognise(file) ? 1 : 0;
+  if (tables == 0) return false;
+  for (const auto& file : options.traces) {
+    if (!nccl_tests::recognise(file))
+      throw UsageError({file, 0}, {}, "is not output of nccl-tests, as the other files are: import them apart");
+  }
+  for (const auto& [given, option] :
+       {std::pair(!options.scenario.empty(), "--scenario"), std::pair(!options.set.empty(), "--set"),
+        std::pair(!options.profiles.empty(), "--profile")}) {
+    if (given) throw UsageError(where, option, "is for traces, not for output of nccl-tests");
+  }
+  return true;
+}
+
+void import_benchmarks(const ImportOptions& options, bool quiet) {
+  std::string command = "pipewright import";
+  for (const auto& path : options.traces) command += " " + std::filesystem::path(path).filename().string();
+  const auto result = nccl_tests::import_files(options.traces, {name_of(options.out), command, options.nvlink_domain});
+  write_result(options.out, profile::to_json(result.profile));
+  if (!options.json.empty()) write_result(options.json, nccl_tests::json(result));
+  if (!quiet) write_result("-", nccl_tests::text(result));
+}
+
 void import(const ImportOptions& options) {
   if (!options.force && options.out != "-" && std::filesystem::exists(options.out)) {
     throw UsageError(where, "--out", options.out + " exists; --force replaces it");
@@ -60,6 +90,8 @@ void import(const ImportOptions& options) {
         std::pair(options.published_only, "--public-only")}) {
     if (given) throw UsageError(where, option, "is for --aiconfigurator");
   }
+  if (of_nccl_tests(options)) return import_benchmarks(options, quiet);
+  if (options.nvlink_domain) throw UsageError(where, "--nvlink-domain", "is for output of nccl-tests");
   if (options.traces.empty()) throw UsageError(where, "TRACE", "is missing: a trace, or --aiconfigurator DIR");
   if (options.scenario.empty()) throw UsageError(where, "--scenario", "is missing: what the traced run followed");
   if (!(options.host_overhead >= 1 && options.host_overhead <= 10)) {
@@ -95,11 +127,13 @@ void import(const ImportOptions& options) {
 }  // namespace
 
 void add_import(Command& app, Outcome&) {
-  auto& command = app.add_subcommand("import", "Read traces of a real run, or published kernel tables, into a profile");
+  auto& command = app.add_subcommand(
+      "import", "Read traces of a real run, benchmarks of a network, or published kernel tables, into a profile");
   const auto options = std::make_shared<ImportOptions>();
   command
       .add_option("TRACE", options->traces,
-                  "torch.profiler JSON (.gz), Nsight Systems .sqlite, or a kernel list; NAME.rR.* is rank R")
+                  "torch.profiler JSON (.gz), Nsight Systems .sqlite, or a kernel list; NAME.rR.* is rank R. Or output "
+                  "of nccl-tests: what the programs print, or the file of their -J")
       .expected(0, 100000);
   command.add_option("--scenario", options->scenario, "scenario file (YAML) or launch script that the run followed");
   command.add_option("--out", options->out, "file of the profile (-: standard output)").required();
@@ -115,6 +149,8 @@ void add_import(Command& app, Outcome&) {
   command.add_option("--simumax", options->simumax, "SimuMax's machine file of a B200, beside --aiconfigurator");
   command.add_option("--gpu", options->gpu, "whose tables: the profile's name of a GPU with a data sheet");
   command.add_flag("--public-only", options->published_only, "write what the tables hold, nothing derived");
+  command.add_option("--nvlink-domain", options->nvlink_domain,
+                     "of nccl-tests' output: GPUs that NVLink joins (default: those of a host; 72 in an NVL72 rack)");
   command.add_option("--json", options->json, "write the report as JSON (-: standard output)");
   command.footer(
       "With --profile, the report compares with times of lone kernels, and imported times are brought to a cool part\n"
@@ -122,6 +158,8 @@ void add_import(Command& app, Outcome&) {
       "Examples:\n"
       "  pipewright import step.r0.json.gz step.r1.json.gz --scenario S.yaml --profile h200-sxm --out run.json\n"
       "  pipewright simulate S.yaml --profile run.json --profile h200-sxm\n"
+      "  pipewright import all_gather.txt alltoall.json sendrecv.txt --out links.json\n"
+      "  pipewright simulate S.yaml --profile links.json --profile h100-sxm\n"
       "  pipewright import --aiconfigurator CSV --simumax b200_bf16_ceperm.json --gpu gb200-nvl72 --profile h200-sxm\n"
       "      --out profiles/gb200-nvl72.json");
   command.callback([options] { import(*options); });

@@ -52,9 +52,9 @@ constexpr double simple_step_us = 14;  ///< what `latency_us` of a link or a clu
 constexpr Algorithm ring = {{6.6, 14, 8.4}, {1, 1.9, 3.4}, {2.7, 4.0, simple_step_us}, {0.5, 0.92, 1}};
 constexpr Algorithm tree = {{6.8, 14, 8.4}, {0.6, 1.25, 4.0}, {5, 8.5, simple_step_us}, {1 / 3.8, 0.92, 0.92}};
 
-double nccl_ns(const Exchange& e, const Network& network, double domains, double bus) {
+double nccl_ns(const Exchange& e, double latency_us, double domains, double bus) {
   const auto n = static_cast<double>(e.ranks);
-  const double slower = network.latency_us / simple_step_us;  // than the network that NCCL's figures stand for
+  const double slower = latency_us / simple_step_us;  // than the network that NCCL's figures stand for
   double best = std::numeric_limits<double>::max();
   for (std::size_t p = 0; p < protocols; ++p) {
     const double ring_us =
@@ -67,6 +67,10 @@ double nccl_ns(const Exchange& e, const Network& network, double domains, double
   }
   return best;
 }
+
+/// Peers of an all-to-all are served eight at a time (src/include/device.h:391), each batch a network step behind the
+/// one before.
+double batches(std::int64_t ranks) { return static_cast<double>(over(ranks, 8)); }
 
 // ---- Dispatchers
 
@@ -104,12 +108,19 @@ double dispatcher_ns(const Exchange& e, const Network& network, const Traffic& t
   return ns + rates.start_us * 1e3 + (one_domain ? 0 : network.latency_us * 1e3);
 }
 
-/// Did a profile measure this family, over whatever shapes?
-bool measured(const Profiles& profiles, const std::string& family) {
-  return std::any_of(profiles.all().begin(), profiles.all().end(), [&](const Profile& p) {
+/// Of the numbers of ranks that a profile measured this family with, the nearest one by ratio; 0: none.
+std::int64_t nearest_measured(const Profiles& profiles, const std::string& family, std::int64_t ranks) {
+  std::int64_t nearest = 0;
+  const auto apart = [&](std::int64_t n) {
+    return std::abs(std::log(static_cast<double>(n) / static_cast<double>(ranks)));
+  };
+  for (const Profile& p : profiles.all()) {
     const auto found = p.samples.find(family);
-    return found != p.samples.end() && !found->second.empty();
-  });
+    if (found == p.samples.end()) continue;
+    for (const Sample& s : found->second)
+      if (nearest == 0 || apart(s.dims[0]) < apart(nearest)) nearest = s.dims[0];
+  }
+  return nearest;
 }
 
 Key in_family(Kind kind, const std::string& link, std::int64_t ranks, double bytes) {
@@ -188,15 +199,12 @@ Traffic traffic(const Topology& topology, const Exchange& e) {
   throw InternalError("kind of exchange out of range");
 }
 
-Timing time(const Profiles& profiles, const Network& network, const Exchange& e) {
+namespace {
+
+Timing model_time(const Profiles& profiles, const Network& network, const Exchange& e) {
   const Topology& topology = network.topology;
   const std::int64_t here = ranks_in_domain(topology, e), d = domains(topology, e);
   const bool dispatches = e.kind == Kind::dispatch || e.kind == Kind::combine;
-  if (d == 1 && !dispatches) return profiles.time(in_family(e.kind, topology.inside, e.ranks, e.bytes));
-  const bool whole_domains = e.stride == 1 && e.ranks % topology.domain == 0;
-  if (!dispatches && whole_domains && measured(profiles, std::string(name(e.kind)) + "." + topology.between)) {
-    return profiles.time(in_family(e.kind, topology.between, e.ranks, e.bytes));
-  }
   const Traffic t = traffic(topology, e);
   const double nvlink = profiles.link(topology.inside).gbytes_per_s;
   // The slowest level of a ring bounds what it moves; each carries the part of the edges that it has.
@@ -219,9 +227,7 @@ Timing time(const Profiles& profiles, const Network& network, const Exchange& e)
   result.note = fmt::format("NCCL's model over {} domains of {}: {:.0f} MB over NVLink, {:.0f} MB through the card", d,
                             here, (t.bytes[0] + t.relayed) / 1e6, t.bytes[1] / 1e6);
   if (e.kind == Kind::all_to_all) {
-    // Peers are served eight at a time (src/include/device.h:391), each batch a network step behind the one before.
-    constexpr std::int64_t batch = 8;
-    const double steps = static_cast<double>(over(e.ranks, batch)) * network.latency_us * 1e3;
+    const double steps = batches(e.ranks) * network.latency_us * 1e3;
     double inside = t.relayed / nvlink;
     if (here > 1) {
       inside += profiles
@@ -240,8 +246,44 @@ Timing time(const Profiles& profiles, const Network& network, const Exchange& e)
     inside.bytes = large;
     bus = std::min(bus, moved(inside) / profiles.time(in_family(e.kind, topology.inside, here, large)).ns);
   }
-  result.ns = nccl_ns(e, network, static_cast<double>(d), bus);
+  result.ns = nccl_ns(e, network.latency_us, static_cast<double>(d), bus);
   return result;
+}
+
+}  // namespace
+
+Timing time(const Profiles& profiles, const Network& network, const Exchange& e) {
+  const Topology& topology = network.topology;
+  const bool dispatches = e.kind == Kind::dispatch || e.kind == Kind::combine;
+  if (dispatches) return model_time(profiles, network, e);
+  if (domains(topology, e) == 1) return profiles.time(in_family(e.kind, topology.inside, e.ranks, e.bytes));
+  if (e.stride != 1 || e.ranks % topology.domain != 0) return model_time(profiles, network, e);
+  const std::string family = fmt::format("{}.{}", name(e.kind), topology.between);
+  const std::int64_t nearest = nearest_measured(profiles, family, e.ranks);
+  if (nearest == e.ranks) return profiles.time({family, {e.ranks, std::llround(e.bytes)}});
+  Timing result = model_time(profiles, network, e);
+  if (nearest == 0) return result;
+  Exchange there = e;
+  there.ranks = nearest;
+  const double off =
+      profiles.time({family, {nearest, std::llround(e.bytes)}}).ns / model_time(profiles, network, there).ns;
+  result.ns *= off;
+  result.note += fmt::format(", times {:.2f}: what {} ranks were measured to take over it", off, nearest);
+  return result;
+}
+
+std::optional<double> step_latency_us(const Topology& topology, const Exchange& e, double ns) {
+  const double d = static_cast<double>(domains(topology, e));
+  const auto at = [&](double us) {
+    if (e.kind == Kind::all_to_all) return ring.base[protocols - 1] * 1e3 + batches(e.ranks) * us * 1e3;
+    Exchange empty = e;
+    empty.bytes = 0;
+    return nccl_ns(empty, us, d, 1);
+  };
+  double low = 0, high = 1e4;  // us
+  if (d < 2 || at(low) >= ns || at(high) <= ns) return std::nullopt;
+  for (int halvings = 0; halvings < 60; ++halvings) (at((low + high) / 2) < ns ? low : high) = (low + high) / 2;
+  return low;
 }
 
 Timing transfer_time(const Profiles& profiles, const Network& network, std::int64_t first_gpu, std::int64_t gpus,

@@ -82,6 +82,8 @@ def fixtures(line):
     shutil.copy(ROOT / "profiles/h200-sxm.json", work / "profiles/ours.json")
     for rank in (1, 3):
         shutil.copy(ROOT / f"tests/import/data/dense.r{rank}.json.gz", work / f"step.r{rank}.json.gz")
+    for table in (ROOT / "tests/import/data/nccl-tests").iterdir():
+        shutil.copy(table, work / table.name)
     if "before.json" in line:
         for name in ("before", "after"):
             assert run(f"pipewright simulate S.yaml --json {name}.json").returncode in (0, 1)

@@ -73,8 +73,14 @@ struct Traffic {
 Traffic traffic(const Topology& topology, const Exchange& exchange);
 
 /// The exchange's time. Inside a domain NCCL's collectives are the profile's families (one node: what capture
-/// measured); else NCCL's own model, or the dispatcher's published rates (network.cpp).
+/// measured), and between whole domains those of the link between, where a profile has them; other numbers of ranks
+/// follow the model by what it was off at the nearest measured one. Else NCCL's own model, or the dispatcher's
+/// published rates (network.cpp).
 Timing time(const Profiles& profiles, const Network& network, const Exchange& exchange);
+
+/// The latency of a network step at which NCCL's model takes `ns` for so short a message of this collective between
+/// domains that its bytes do not count; nullopt: the time is less than what the model takes without any.
+std::optional<double> step_latency_us(const Topology& topology, const Exchange& exchange, double ns);
 
 /// A pipeline transfer from every GPU of a stage of `gpus` to its peer, `distance` GPUs on.
 Timing transfer_time(const Profiles& profiles, const Network& network, std::int64_t first_gpu, std::int64_t gpus,
