@@ -2,8 +2,6 @@
 //
 // A sample is the kernel's own time (CUPTI) on the rank that finishes the transfer: every collective follows another
 // one, so that all ranks are ready when it starts. NCCL reads NCCL_P2P_DISABLE once: one link class a process.
-#include <nccl.h>
-
 #include <algorithm>
 #include <barrier>
 #include <chrono>
@@ -15,29 +13,14 @@
 #include "contention.hpp"
 #include "cupti.hpp"
 #include "grid.hpp"
+#include "nccl_calls.hpp"
 #include "parts.hpp"
 #include "power.hpp"
 
 namespace pipewright::capture {
 namespace {
 
-using capture::check;
-
-void check(ncclResult_t status, const char* what) {
-  if (status != ncclSuccess) throw std::runtime_error(std::string("NCCL: ") + what + ": " + ncclGetErrorString(status));
-}
-
-constexpr std::int64_t kLargest = 1ll << 30;
 constexpr std::size_t hidden_state_bytes = 32 << 20;  // 4096 tokens x 4096 in bf16
-
-/// One GPU of the group: its stream, its buffers, its communicators.
-struct Rank {
-  int device = 0;
-  cudaStream_t stream = nullptr;
-  char *in = nullptr, *out = nullptr, *tiny = nullptr;
-  int* gate = nullptr;  ///< pinned: opened, timed out
-  ncclComm_t communicator = nullptr;
-};
 
 std::int64_t used_bytes() {
   std::size_t free_bytes = 0, total = 0;
@@ -66,25 +49,11 @@ void on_all(std::vector<Rank>& ranks, int n, Body body) {
   if (failure) std::rethrow_exception(failure);
 }
 
-using Call = std::function<void(int rank, Rank&, std::size_t bytes)>;
-
 class Links {
  public:
   explicit Links(int devices) : ranks_(static_cast<std::size_t>(devices)) {
     for (int r = 0; r < devices; ++r) {
-      Rank& rank = ranks_[static_cast<std::size_t>(r)];
-      rank.device = r;
-      check(cudaSetDevice(r), "selecting the device");
-      check(cudaStreamCreateWithFlags(&rank.stream, cudaStreamNonBlocking), "stream");
-      check(cudaMalloc(reinterpret_cast<void**>(&rank.in), kLargest), "buffer");
-      check(cudaMalloc(reinterpret_cast<void**>(&rank.out), kLargest), "buffer");
-      check(cudaMalloc(reinterpret_cast<void**>(&rank.tiny), 256), "buffer");
-      check(cudaMallocHost(reinterpret_cast<void**>(&rank.gate), 2 * sizeof(int)), "pinned memory");
-      kernels::fill_normal(kernels::Format::bf16, rank.in, kLargest / 2, static_cast<std::uint64_t>(r) + 7,
-                           rank.stream);
-      kernels::fill_normal(kernels::Format::bf16, rank.out, kLargest / 2, static_cast<std::uint64_t>(r) + 17,
-                           rank.stream);
-      check(cudaStreamSynchronize(rank.stream), "random data");
+      ranks_[static_cast<std::size_t>(r)] = make_rank(r, r);
     }
     activities_ = cupti_source();
     activities_->take();
@@ -92,12 +61,7 @@ class Links {
   ~Links() {
     disconnect();
     for (const Rank& rank : ranks_) {
-      cudaSetDevice(rank.device);
-      cudaFree(rank.in);
-      cudaFree(rank.out);
-      cudaFree(rank.tiny);
-      cudaFreeHost(rank.gate);
-      cudaStreamDestroy(rank.stream);
+      free_rank(rank);
     }
   }
   Links(const Links&) = delete;
@@ -141,7 +105,7 @@ class Links {
   /// Times `call`. Everything is queued before a gate opens, and a tiny all-reduce lines the ranks up before each
   /// repetition; its sample is the least over the ranks that `timed` names: that of the rank that started last.
   Summary time(const Call& call, std::size_t bytes, const std::function<bool(int)>& timed) {
-    const int repetitions = bytes >= (256u << 20) ? 6 : bytes >= (16u << 20) ? 10 : 16;
+    const int repetitions = repetitions_of(bytes);
     constexpr int warm_up = 2;
     once(call, bytes);  // NCCL connects what this size needs
     activities_->take();
@@ -218,11 +182,6 @@ class Links {
   int connected_ = 0;
 };
 
-void one_way(int r, Rank& rank, std::size_t bytes) {
-  if (r == 0) check(ncclSend(rank.in, bytes, ncclInt8, 1, rank.communicator, rank.stream), "send");
-  if (r == 1) check(ncclRecv(rank.out, bytes, ncclInt8, 0, rank.communicator, rank.stream), "receive");
-}
-
 void two_way(int r, Rank& rank, std::size_t bytes) {
   if (r > 1) return;
   check(ncclGroupStart(), "group");
@@ -233,7 +192,7 @@ void two_way(int r, Rank& rank, std::size_t bytes) {
 
 /// Each rank with both neighbours of a ring, both ways: interleaved pipelines in the steady state.
 void four_way(int r, Rank& rank, std::size_t bytes) {
-  const std::size_t half = static_cast<std::size_t>(kLargest) / 2;
+  const std::size_t half = static_cast<std::size_t>(largest_transfer) / 2;
   int n = 0;
   check(ncclCommCount(rank.communicator, &n), "ranks");
   const int next = (r + 1) % n, previous = (r + n - 1) % n;
@@ -243,40 +202,6 @@ void four_way(int r, Rank& rank, std::size_t bytes) {
   check(ncclSend(rank.in + half, bytes, ncclInt8, previous, rank.communicator, rank.stream), "send");
   check(ncclRecv(rank.out + half, bytes, ncclInt8, next, rank.communicator, rank.stream), "receive");
   check(ncclGroupEnd(), "group");
-}
-
-struct Collective {
-  const char* name;
-  Call call;
-};
-
-std::vector<Collective> collectives(int n) {
-  const auto share = static_cast<std::size_t>(n);
-  return {{"all_gather",
-           [=](int, Rank& r, std::size_t bytes) {
-             check(ncclAllGather(r.in, r.out, bytes / share / 2, ncclBfloat16, r.communicator, r.stream), "all-gather");
-           }},
-          {"reduce_scatter",
-           [=](int, Rank& r, std::size_t bytes) {
-             check(ncclReduceScatter(r.in, r.out, bytes / share / 2, ncclBfloat16, ncclSum, r.communicator, r.stream),
-                   "reduce-scatter");
-           }},
-          {"all_reduce",
-           [](int, Rank& r, std::size_t bytes) {
-             check(ncclAllReduce(r.in, r.out, bytes / 2, ncclBfloat16, ncclSum, r.communicator, r.stream),
-                   "all-reduce");
-           }},
-          {"all_to_all", [=](int, Rank& r, std::size_t bytes) {
-             check(ncclGroupStart(), "group");
-             for (std::size_t peer = 0; peer < share; ++peer) {
-               const std::size_t piece = bytes / share;
-               check(ncclSend(r.in + peer * piece, piece, ncclInt8, static_cast<int>(peer), r.communicator, r.stream),
-                     "send");
-               check(ncclRecv(r.out + peer * piece, piece, ncclInt8, static_cast<int>(peer), r.communicator, r.stream),
-                     "receive");
-             }
-             check(ncclGroupEnd(), "group");
-           }}};
 }
 
 /// Transfers and collectives of 32 MiB beside kernels on GPU 1, and the kernels beside them. The existing communicator

@@ -116,7 +116,13 @@ extern "C" void pipewright_capture_run(const pipewright::capture::Options& optio
     profile.versions["nccl"] = fmt::format("{}.{}.{}", nccl / 10000, nccl / 100 % 100, nccl % 100);
     profile.versions["captured"] = utc_now();
   };
-  if (options.links) {
+  if (options.links && options.seat) {
+    measure_links_between_hosts(session);
+    if (result.written_here) {
+      Lab lab(0, 0.01);
+      describe(lab);
+    }
+  } else if (options.links) {
     {
       Lab lab(0, 0.01);
       describe(lab);
@@ -146,9 +152,9 @@ extern "C" void pipewright_capture_run(const pipewright::capture::Options& optio
   }
   std::string command;
   for (const auto& argument : options.arguments) command += (command.empty() ? "" : " ") + argument;
+  const int gpus = !options.links ? 1 : options.seat ? options.seat->ranks : devices;
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
-  profile.provenance.insert(
-      profile.provenance.begin(),
-      fmt::format("{} ({}, {} GPU{}, {:.0f} s{})", command, profile.versions["captured"], options.links ? devices : 1,
-                  options.links ? "s" : "", seconds, result.complete ? "" : ", stopped early"));
+  profile.provenance.insert(profile.provenance.begin(),
+                            fmt::format("{} ({}, {} GPU{}, {:.0f} s{})", command, profile.versions["captured"], gpus,
+                                        gpus > 1 ? "s" : "", seconds, result.complete ? "" : ", stopped early"));
 }

@@ -7,6 +7,7 @@
 #include "ops.hpp"
 #include "pipewright/capture.hpp"
 #include "pipewright/regex.hpp"
+#include "seats.hpp"
 
 namespace pipewright::capture {
 
@@ -38,6 +39,9 @@ void load_layer_kernels(Lab& lab, Attention& attention);
 
 /// Links between all visible GPUs (2 and up to 4 of them), memory of communicators.
 void measure_links(Session& session);
+
+/// Links between the GPUs of all processes that a launcher started, over NVLink and the network between hosts.
+void measure_links_between_hosts(Session& session);
 
 /// contention.gpus_N.copy_*: copies between the first N GPUs and their host's memory at once, over one GPU's alone.
 void measure_host_copies(Session& session, int devices);

@@ -28,6 +28,8 @@ constexpr const char* kExamples = R"(Examples:
       only the matrix products of the grid that a profile does not have; merge the two afterwards
   pipewright capture --out links.json --links
       NCCL over NVLink between 2 and 4 GPUs, memory of communicators
+  srun --ntasks-per-node 8 pipewright capture --out /shared/links.json --links
+      NCCL between hosts, too: one process a GPU, by srun, mpirun or torchrun
   pipewright capture --out links-shm.json --links --link 'shared host memory'
       the same with NCCL_P2P_DISABLE=1
   pipewright capture --out mine.json --scenario S.yaml --lacking h200-sxm
@@ -122,7 +124,24 @@ std::vector<profile::Key> keys_of(const std::vector<std::string>& scenarios) {
   return {keys.begin(), keys.end()};
 }
 
+/// Started by mpirun, srun or torchrun, --links is one measurement of all its processes.
+void take_seat(Arguments& arguments) {
+  auto& options = arguments.options;
+  if (options.links) options.seat = capture::seat([](const char* name) { return std::getenv(name); });
+  if (!options.seat) {
+    for (const auto& [given, option] : {std::pair(!options.meet.empty(), "--meet"),
+                                        std::pair(options.nvlink_domain.has_value(), "--nvlink-domain")}) {
+      if (given) throw UsageError(kHere, option, "is for --links in several processes: mpirun, srun or torchrun");
+    }
+    return;
+  }
+  if (options.meet.empty() && arguments.out == "-")
+    throw UsageError(kHere, "--meet", "is needed with --out -: a folder that all ranks see");
+  if (options.meet.empty()) options.meet = arguments.out + ".ranks";
+}
+
 int measure(Arguments& arguments) {
+  take_seat(arguments);
   if (!arguments.scenarios.empty()) arguments.options.keys = keys_of(arguments.scenarios);
   Interruptible interruptible;
   std::atomic<bool> stop{false};
@@ -137,6 +156,7 @@ int measure(Arguments& arguments) {
         },
         stop);
   }
+  if (!result.written_here) return result.complete ? 0 : 1;
   for (const auto& warning : result.warnings) std::fprintf(stderr, "warning: %s\n", warning.c_str());
   std::size_t samples = 0;
   for (const auto& [family, list] : result.profile.samples) samples += list.size();
@@ -259,6 +279,15 @@ void add_capture(Command& app, Outcome& outcome) {
   links.excludes(sustained);
   command.add_option("--link", options.link, "Which link class --links measures.")
       .allowed({"nvlink", "shared host memory"})
+      .needs(links);
+  command
+      .add_option("--meet", options.meet,
+                  "Of --links in several processes: a folder that all of them see, to find each other in (default: "
+                  "OUT.ranks; removed at the end).")
+      .needs(links);
+  command
+      .add_option("--nvlink-domain", options.nvlink_domain,
+                  "Of --links in several processes: GPUs that NVLink joins (default: those of a host; 72 in a rack).")
       .needs(links);
   command
       .add_option("--scenario", arguments->scenarios,

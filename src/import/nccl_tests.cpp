@@ -136,6 +136,7 @@ Table table_of(const Run& run) {
     m.operation = table.operation;
     m.ranks = table.ranks;
     m.stride = table.stride;
+    m.alone = table.stride == 1;  // the last GPU of a host sends to the next one's first
     m.bytes = row.bytes;
     m.ns = us_to_ns(row.us.front());
     const auto [least, most] = std::minmax_element(row.us.begin(), row.us.end());

@@ -92,7 +92,7 @@ MeasuredNetwork add_exchanges(Profile& to, const Topology& topology, const std::
     const Exchange e = exchange(m);
     const bool crosses = domains(topology, e) > 1;
     const double rate = static_cast<double>(m.bytes) / m.ns;
-    if (!crosses || pair || (m.stride == 1 && m.ranks % topology.domain == 0)) {
+    if (!crosses || (pair ? m.alone : m.stride == 1 && m.ranks % topology.domain == 0)) {
       const std::string family = m.operation + "." + (crosses ? topology.between : topology.inside);
       shapes[pair ? Key{family, {m.bytes}} : Key{family, {m.ranks, m.bytes}}].push_back(&m);
     } else {
@@ -108,7 +108,7 @@ MeasuredNetwork add_exchanges(Profile& to, const Topology& topology, const std::
     if (least == nullptr || m.bytes < least->bytes) least = &m;
     if (m.bytes < large_bytes) continue;
     if (pair) {
-      most(m.stride == 1 ? result.alone_gbytes_per_s : result.gbytes_per_s, rate);
+      most(m.alone ? result.alone_gbytes_per_s : result.gbytes_per_s, rate);
     } else if (e.kind == Exchange::Kind::all_reduce) {
       reduced = std::max(reduced, traffic(topology, e).bytes[1] / m.ns);
     } else {

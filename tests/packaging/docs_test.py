@@ -21,7 +21,7 @@ failures, ran = [], 0
 WORDS = {"NAME": "gb200-nvl72", "DIR": "runs", "RUN.yaml ...": "runs/run.yaml", "...": ""}
 # Other programs' lines, and ours that build the project anew: tests/packaging and .ci/run run them.
 OTHERS = ("tests/run", ".ci/", "git ", "pip ", "meson ", "ninja ", "packaging/", "g++ ", "parallel ", "source ", "#SBATCH",
-          "torchrun", "apt", "docker ", "sudo ")
+          "torchrun", "srun ", "mpirun ", "apt", "docker ", "sudo ")
 
 
 def commands():

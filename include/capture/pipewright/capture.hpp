@@ -9,6 +9,7 @@
 #include <atomic>
 #include <cstddef>
 #include <functional>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -16,6 +17,14 @@
 #include "pipewright/profile.hpp"
 
 namespace pipewright::capture {
+
+/// One of several processes that mpirun, srun or torchrun started.
+struct Seat {
+  int rank = 0, ranks = 1;
+  std::string launcher;  ///< whose variables said so: "torchrun", "Open MPI", ...
+};
+/// `variable`: getenv. nullopt: started alone. Throws UsageError naming the variable that makes no sense.
+std::optional<Seat> seat(const std::function<const char*(const char*)>& variable);
 
 struct Options {
   std::string name;                    ///< of the profile; empty: from the device ("NVIDIA H200" gives "h200")
@@ -26,6 +35,9 @@ struct Options {
   bool sustained = false;              ///< also the clock law under load
   bool links = false;                  ///< instead of kernels: the links between all visible GPUs
   std::string link = "nvlink";         ///< with links: "nvlink", or "shared host memory" (NCCL_P2P_DISABLE=1)
+  std::optional<Seat> seat;            ///< with links: this process is one of several, each with a GPU of its own
+  std::string meet;                    ///< with a seat: a folder that all of them see, to find each other in
+  std::optional<int> nvlink_domain;    ///< with a seat: GPUs that NVLink joins, if more than those of a host
   std::vector<std::string> arguments;  ///< command line, for the profile's provenance
 };
 
@@ -37,6 +49,7 @@ struct Progress {
 
 struct Result {
   profile::Profile profile;
+  bool written_here = true;           ///< false: another rank has the profile
   bool complete = true;               ///< false: stopped early; what was measured until then is valid
   std::vector<std::string> warnings;  ///< shapes left out, clocks that stayed low, ...
 };

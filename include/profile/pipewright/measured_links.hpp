@@ -10,10 +10,11 @@
 
 namespace pipewright::profile {
 
-/// One size of one exchange: `ranks` GPUs `stride` apart; where the stride is above 1, all groups of that kind at once.
+/// One size of one exchange: `ranks` GPUs `stride` apart; all groups of that kind at once unless `alone`.
 struct MeasuredExchange {
   std::string operation;  ///< "all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send_recv"
   std::int64_t ranks = 2, stride = 1;
+  bool alone = false;      ///< send_recv: of the GPUs of a host one sends to another host
   std::int64_t bytes = 0;  ///< as in the operation's family (FORMAT.md)
   double ns = 0;
   double spread = 0;  ///< relative
