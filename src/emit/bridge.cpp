@@ -191,13 +191,24 @@ Groups bridge(const Scenario& scenario) {
                         scenario.settings.lora_dim, scenario.settings.lora_dropout)},
            "asks for a cfg.checkpoint.pretrained_checkpoint of yours"}}});
   }
+  if (scenario.settings.sft) {
+    groups.front().lines.push_back({{"from megatron.bridge.data.packing import PackedSequenceSpecs"}, ""});
+    const auto cp = scenario.settings.context_parallel_size;
+    groups.push_back({"Packed sequences",
+                      {{{"cfg.dataset.enable_offline_packing = True"},
+                        "of a dataset configuration that packs (GPTSFTDatasetConfig)"},
+                       {{fmt::format("cfg.dataset.offline_packing_specs = PackedSequenceSpecs(packed_sequence_size={}, "
+                                     "pad_seq_to_mult={})",
+                                     scenario.model.seq_length, cp > 1 ? 2 * cp : 1)},
+                        ""}}});
+  }
   Group overlap{"Overlap", {{{comm_overlap}, "None in most recipes: its fields need it first"}}};
   groups.push_back(std::move(overlap));
   for (const auto& [title, fields] : titles) {
     Group group{title, {}};
     if (title == "Precision") group.lines.push_back({{recipe}, ""});
     for (const auto& field : fields) {
-      if (is_ours(field)) continue;
+      if (is_ours(field) || field == "sft") continue;
       if (field == "tp_comm_overlap") continue;  // said where cfg.comm_overlap is made
       if (!structural(scenario, field) && (same_value(scenario, base, field) || !matters(field, scenario))) continue;
       // None on cfg.comm_overlap means "let setup() decide": what Megatron Core would decide is said.

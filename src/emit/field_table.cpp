@@ -120,13 +120,15 @@ const Carried* carried_of_flag(std::string_view name) {
 std::span<const Legend> legends() { return fictional; }
 
 bool is_ours(std::string_view field) {
-  constexpr std::array names = {"moe_load_imbalance", "post_layernorm", "apply_embedding_scaling",
-                                "attention_chunk_size"};
+  constexpr std::array names = {
+      "moe_load_imbalance", "post_layernorm", "apply_embedding_scaling", "attention_chunk_size", "sequence_lengths",
+      "packing_algorithm",  "pack_order"};
   return std::ranges::find(names, field) != names.end() || field.starts_with("te_op_offload") ||
          field.starts_with("lora_");
 }
 
 bool matters(std::string_view field, const Scenario& s) {
+  if (field == "packing_algorithm" || field == "pack_order") return !s.settings.sequence_lengths.empty();
   if (field.starts_with("lora_")) return !s.settings.lora_target_modules.empty();
   if (std::ranges::find(mla_fields, field) != std::end(mla_fields)) return s.model.multi_latent_attention;
   if (field == "moe_token_dispatcher_type" && s.settings.variable_seq_lengths) return true;  // asked of any model

@@ -198,6 +198,11 @@ class OverrideImporter {
                          "is " + std::to_string(length) + ", cfg.model.seq_length " +
                              std::to_string(s_.model.seq_length) + ": Megatron Bridge insists on one length");
     }
+    if (const auto& [length, where] = row_length_;
+        s_.settings.sft && length > 0 && s_.model.seq_length > 0 && length != s_.model.seq_length)
+      throw UsageError(where, "packed_sequence_size",
+                       "is " + std::to_string(length) + ", cfg.model.seq_length " +
+                           std::to_string(s_.model.seq_length) + ": rows of another length are not modelled");
     auto& settings = s_.settings;
     if (settings.expert_model_parallel_size > 1 && !settings.expert_tensor_parallel_size)
       settings.expert_tensor_parallel_size = 1;  // models/transformer_config.py:80
@@ -366,12 +371,37 @@ class OverrideImporter {
     }
   }
 
+  /// Packing by PackedSequenceSpecs (data/packing/config.py), the older name of the field, or one of its fields.
+  bool packs(const std::string& field, const Python& value, const Position& where) {
+    const auto dot = field.find('.');
+    const std::string name = field.substr(0, dot);
+    if (name != "enable_offline_packing" && name != "offline_packing_specs" && name != "packed_sequence_specs")
+      return false;
+    s_.positions["settings.sft"] = where;
+    if (dot == std::string::npos) {
+      s_.settings.sft = value.kind != Python::Kind::none && value.text != "False";
+      for (const auto& [one, size] : value.entries)
+        if (one == "packed_sequence_size") row_length_ = {number(size, where), where};
+    } else if (field.substr(dot + 1) == "packed_sequence_size") {
+      s_.settings.sft = true;
+      row_length_ = {number(value, where), where};
+    }
+    return true;
+  }
+
+  static std::int64_t number(const Python& value, const Position& where) {
+    Scenario probe;
+    assign(probe, {"seq_length", yaml_of(value, where, "packed_sequence_size")});
+    return probe.model.seq_length;
+  }
+
   void set(const std::string& section, const std::string& field, const Python& literal, const Position& where) {
     static const std::set<std::string> modelled = {"model", "comm_overlap", "mixed_precision",
                                                    "ddp",   "optimizer",    "train"};
     const std::string name = "cfg." + section + "." + field;
     if (section == "dataset" && (field == "seq_length" || field == "sequence_length"))
       return dataset_length(yaml_of(literal, where, name), where);
+    if (section == "dataset" && packs(field, literal, where)) return;
     if (!modelled.contains(section)) {
       const scenario::EffectRow* effect = scenario::effect_of(field);
       if (effect != nullptr && effect->effect == scenario::Effect::refused) {
@@ -438,7 +468,7 @@ class OverrideImporter {
   Import result_;
   std::vector<Assignment> precision_, comm_overlap_;
   bool has_comm_overlap_ = false;
-  std::pair<std::int64_t, Position> dataset_length_ = {0, {}};
+  std::pair<std::int64_t, Position> dataset_length_ = {0, {}}, row_length_ = {0, {}};
   std::set<std::string> ignored_;
   std::vector<std::string> dropped_;         ///< names to go on without
   std::map<std::string, Python> variables_;  ///< of the recipe around the overrides

@@ -88,6 +88,16 @@ void PieceBuilder::launch(Kernel kernel) {
   piece_.kernels.push_back(std::move(kernel));
 }
 
+void PieceBuilder::launch(Kernel kernel, const std::vector<std::pair<std::int32_t, std::int32_t>>& microbatches) {
+  launch(std::move(kernel));
+  const Step all = steps_->back();
+  steps_->pop_back();
+  for (const auto& [from, before] : microbatches)
+    if (std::max(from, all.from_microbatch) < std::min(before, all.before_microbatch))
+      steps_->push_back(
+          {all.kind, all.index, std::max(from, all.from_microbatch), std::min(before, all.before_microbatch)});
+}
+
 void PieceBuilder::collective(Purpose purpose, const std::string& name, const std::string& kind, Int ranks, Int bytes,
                               const Way& way, Stream stream) {
   launch(collective_kernel(purpose, name, kind, ranks, bytes, way, stream));

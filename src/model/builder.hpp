@@ -51,6 +51,8 @@ class PieceBuilder {
 
   void launch(const std::string& name, profile::Key key, double sm_share = 1);
   void launch(Kernel kernel);
+  /// For these microbatches only (from, before).
+  void launch(Kernel kernel, const std::vector<std::pair<std::int32_t, std::int32_t>>& microbatches);
   void stands_for(int launches) { piece_.kernels.back().launches = launches; }  ///< the last kernel
   void within_call(int launches) { stands_for(launches), piece_.kernels.back().within_call = true; }
   void completes(int parameters) { piece_.kernels.back().parameters = parameters; }

@@ -43,12 +43,25 @@ profile::Key CoreAttention::fused_key(const std::string& pass) const {
           {d_.b, d_.s, d_.s, d_.heads, d_.groups, d_.head_dim, window_ == 0 ? d_.s : window_}};
 }
 
-void CoreAttention::fused_kernel(const std::string& name, const std::string& pass) {
+/// The kernel of every microbatch, or those of microbatches with packed sequences.
+void CoreAttention::causal_kernel(const std::string& name, const std::string& pass) {
   const profile::Key key = fused_key(pass);
+  if (d_.packed.empty()) return w_.launch(name, key);
+  for (const PackedRows& rows : d_.packed) {
+    Kernel kernel;
+    kernel.name = name;
+    kernel.key = {key.family, {rows.batch, rows.length, rows.length, d_.heads, d_.groups, d_.head_dim}};
+    kernel.share = rows.share;
+    kernel.packed = true;
+    w_.launch(std::move(kernel), rows.microbatches);
+  }
+}
+
+void CoreAttention::fused_kernel(const std::string& name, const std::string& pass) {
   // Context parallelism (ring): each of cp steps computes queries of this rank against the keys of one rank. With the
   // load-balanced split all but the first cover half of the square, as the causal one does.
   for (Int step = 0; step < d_.cp; ++step) {
-    w_.launch(name, key);
+    causal_kernel(name, pass);
     if (step + 1 < d_.cp) {
       w_.launch_on(Stream::communication, Purpose::cp, name + " key and value exchange",
                    {"send_recv." + d_.cp_link.link, {2 * d_.tokens * (d_.kv + d_.v_width())}}, d_.cp_link.link);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "packed_rows.hpp"
 #include "pipewright/model.hpp"
 #include "pipewright/scenario/derived.hpp"
 #include "pipewright/scenario/fields.hpp"
@@ -349,6 +350,7 @@ Dimensions::Dimensions(const Scenario& sc, const profile::Device& device) : gpu(
             (!fused_activation || scenario::activation_func(sc) == "quick_gelu");
   fused_residual = o.bias_dropout_fusion;
   sinks = scenario::has_sinks(sc);
+  packed = packed_rows(sc, tokens);
   exchanges_heads = scenario::exchanges_heads(sc);
   if (exchanges_heads && (heads % cp != 0 || groups % cp != 0))
     refuse(

@@ -69,6 +69,14 @@ struct Lora {
   Int qkv = 0, proj = 0, fc1 = 0, fc2 = 0;
 };
 
+/// Microbatches whose packed sequences are timed alike, and one kernel of attention for them: `batch` sequences of
+/// `length` tokens (of a context-parallel rank), whose work times `share` is theirs.
+struct PackedRows {
+  std::vector<std::pair<std::int32_t, std::int32_t>> microbatches;  ///< from, before
+  Int batch = 1, length = 1;
+  double share = 1;
+};
+
 struct Dimensions {
   Dimensions(const scenario::Scenario& scenario, const profile::Device& device);
 
@@ -99,6 +107,7 @@ struct Dimensions {
   bool scales_embeddings = false;  ///< apply_embedding_scaling
   bool caps_scores = false;        ///< attn_logit_softcapping: FlexAttention instead of TE's attention
   bool caps_logits = false;        ///< final_logit_softcapping
+  std::vector<PackedRows> packed;  ///< packed sequences; empty: every sequence fills its row
   bool exchanges_heads = false;    ///< cp_comm_type a2a: whole sequences of some heads instead of parts of all
   bool sinks = false;              ///< a score of every head that no key has (softmax_type)
   Softmax softmax = Softmax::fused;

@@ -3,6 +3,7 @@
 // is computed: no wgrad; their adapters are left out.
 #include "pipewright/model.hpp"
 #include "pipewright/scenario/derived.hpp"
+#include "pipewright/scenario/packing.hpp"
 
 namespace pipewright::model {
 
@@ -42,8 +43,10 @@ double step_flop(const scenario::Scenario& s) {
   const double per_token = h * mlp + attention * layers + mtp * (3 * h + 2 * h * h) +
                            h * as_double(scenario::padded_vocab_size(s)) * (mtp + 1);
   const double sequence = as_double(m.seq_length), sequences = as_double(s.settings.global_batch_size);
+  const auto rows = scenario::packing(s);  // training.py: seqlen_squared_sum of what is packed, from 0.18 on
+  const double seen = rows ? rows->mean_length : sequence;
   const double passes = s.settings.lora_target_modules.empty() ? 3 : 2;  // frozen weights: forward and dgrad
-  return 2 * sequences * sequence * (passes * per_token + 3 * sequence * core * layers);
+  return 2 * sequences * sequence * (passes * per_token + 3 * seen * core * layers);
 }
 
 }  // namespace pipewright::model

@@ -1,4 +1,6 @@
 // Puts the pieces together: which chunk of which pipeline rank runs what, and what every rank holds for good.
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <map>
 #include <set>
@@ -8,6 +10,7 @@
 #include "parameters.hpp"
 #include "pipewright/model.hpp"
 #include "pipewright/scenario/derived.hpp"
+#include "pipewright/scenario/packing.hpp"
 #include "state.hpp"
 
 namespace pipewright::model {
@@ -148,6 +151,23 @@ void add_offload_notes(const Scenario& s, const Dimensions& d, Stages& stages) {
     note("offload of modules inside CUDA graphs is modelled as without graphs");
 }
 
+void add_packing_notes(const Scenario& s, const scenario::Packing& packing, Stages& stages) {
+  const auto [least, most] = std::ranges::minmax(packing.lengths);
+  const Int dp = scenario::data_parallel_size(s);
+  std::string text = fmt::format(
+      "packed sequences: {} of them fill {} rows of {} tokens to {:.1f} %; attention of a row is that of sequences of "
+      "{:.0f} "
+      "to {:.0f} tokens, mean {:.0f}",
+      packing.sequences, packing.rows, s.model.seq_length, 100 * packing.fill, least, most, packing.mean_length);
+  if (packing.too_long > 0)
+    text += fmt::format("; {} do not fit a row and are {}", packing.too_long,
+                        s.software.megatron_bridge ? "left out" : "cut");
+  if (dp > 1)
+    text += fmt::format("; simulated is the busiest of {} data-parallel ranks, with {:.3f} times the mean attention",
+                        dp, packing.busiest);
+  stages.notes.push_back(text);
+}
+
 void add_notes(const Scenario& s, const Dimensions& d, Stages& stages) {
   const auto note = [&](const std::string& text) { stages.notes.push_back(text); };
   if (!s.settings.bf16 && !s.settings.fp16) {
@@ -170,6 +190,7 @@ void add_notes(const Scenario& s, const Dimensions& d, Stages& stages) {
          " is taken as one fp32 moment moved at Adam's rate; its own kernels are not "
          "modelled");
   }
+  if (const auto packing = scenario::packing(s)) add_packing_notes(s, *packing, stages);
   if (d.frozen() && d.t > 1) note("LoRA with tensor parallelism follows the code of Bridge, not measured runs");
   add_offload_notes(s, d, stages);
   if (d.cp > 1 && !d.exchanges_heads)

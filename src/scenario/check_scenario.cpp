@@ -10,6 +10,7 @@
 #include "pipewright/scenario/derived.hpp"
 #include "pipewright/scenario/fields.hpp"
 #include "pipewright/scenario/io.hpp"
+#include "pipewright/scenario/packing.hpp"
 
 namespace pipewright::scenario {
 namespace {
@@ -29,6 +30,7 @@ class Checker {
     pipeline();
     precision();
     experts();
+    packing(s_);
   }
 
  private:

@@ -4,6 +4,7 @@
 #include <array>
 
 #include "pipewright/scenario/derived.hpp"
+#include "pipewright/scenario/packing.hpp"
 
 namespace pipewright::scenario {
 namespace {
@@ -14,6 +15,17 @@ bool uses_flex(const Scenario& s) { return has_experts(s) && s.settings.moe_toke
 bool uses_context(const Scenario& s) { return s.settings.context_parallel_size > 1; }
 bool local_norms(const Scenario& s) { return s.settings.transformer_impl == "local"; }
 bool plain_kernel(const Scenario& s) { return grouped_fused_attention(s) && !uses_context(s); }
+/// Rows of packed sequences: TE's kernels of variable lengths (thd), which Megatron calls with fused attention only.
+bool packs_as_modelled(const Scenario& s) {
+  const auto& o = s.settings;
+  const bool plain = grouped_fused_attention(s) && s.model.softmax_type == "vanilla" &&
+                     s.model.attn_logit_softcapping.value_or(0) == 0 && o.attention_dropout == 0 &&
+                     (s.model.window_size.empty() || s.model.window_size[0] < 0);
+  const bool rotates = s.model.position_embedding_type == "rope" || s.model.position_embedding_type == "yarn";
+  return o.micro_batch_size == 1 && plain && s.model.mtp_num_layers.value_or(0) == 0 &&
+         (!rotates || o.apply_rope_fusion) && !(uses_context(s) && exchanges_heads(s)) &&
+         (!uses_graphs(s) || o.cuda_graph_modules == Strings{"mlp"});
+}
 bool host_optimizer(const Scenario& s) { return s.settings.optimizer_cpu_offload; }
 
 constexpr RefusedField refused_rows[] = {
@@ -84,6 +96,13 @@ constexpr RefusedField refused_rows[] = {
      [](const Scenario& s) { return uses_context(s) && !s.settings.hierarchical_context_parallel_sizes.empty(); }},
     {"hybrid_context_parallel", "context-parallel groups that change with every sequence",
      [](const Scenario& s) { return s.settings.hybrid_context_parallel; }},
+    {"sft", "packed sequences of unknown lengths (sequence_lengths states them, or a file of them)",
+     [](const Scenario& s) { return s.settings.sft && s.settings.sequence_lengths.empty(); }},
+    {"sequence_lengths",
+     "packed sequences in microbatches of several rows, with latent or unfused attention, windows, sinks, soft caps, "
+     "attention dropout, multi-token prediction, unfused rotary embedding, context parallelism other than p2p, or "
+     "graphed attention",
+     [](const Scenario& s) { return packing(s) && !packs_as_modelled(s); }},
     {"mtp_detach_heads", "a backward pass that stops at the depths of multi-token prediction",
      [](const Scenario& s) { return s.settings.mtp_detach_heads && s.model.mtp_num_layers.value_or(0) > 0; }},
     {"use_ring_exchange_p2p", "transfers of a PyTorch with ring_exchange",

@@ -7,6 +7,7 @@
 #include <type_traits>
 #include <unordered_map>
 
+#include "lengths.hpp"
 #include "pipewright/scenario/fields.hpp"
 
 namespace pipewright::scenario {
@@ -221,6 +222,8 @@ void assign(const Field& field, Scenario& scenario, const Value& value, const Po
   if (field.name == std::string_view("cuda_graph_modules") && scenario.settings.cuda_graph_modules == Strings{"full"}) {
     scenario.settings.cuda_graph_modules.clear();  // TransformerConfig.__post_init__ does the same
   }
+  if (field.name == std::string_view("sequence_lengths"))
+    scenario.settings.sequence_lengths = read_lengths(scenario.settings.sequence_lengths, where, key);
 }
 
 Value fitted(const Field& field, Value value) {

@@ -42,6 +42,13 @@ std::vector<Field> parallelism() {
       SETTING(mtp_detach_heads, "MTP heads send no gradient into the decoder"),
       SETTING(micro_batch_size, "MBS: sequences of a microbatch").between(1, most_batch),
       SETTING(global_batch_size, "GBS: sequences of a step over all data-parallel ranks").between(1, most_batch),
+      SETTING(sft, "sequences are packed into rows of seq_length (Bridge's enable_offline_packing)"),
+      SETTING(sequence_lengths, "their lengths in tokens: LENGTH*COUNT, a ready row LENGTH+LENGTH, or a file of these")
+          .or_scalar(),
+      SETTING(packing_algorithm, "how they are packed; none: each is padded to a row of its own")
+          .in({"first_fit_shuffle", "first_fit_decreasing", "none"}),
+      SETTING(pack_order, "how rows are dealt to data-parallel ranks: by chance, or by equal attention")
+          .in({"shuffled", "balanced"}),
   };
 }
 

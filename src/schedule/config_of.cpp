@@ -5,6 +5,7 @@
 #include "pipewright/base.hpp"
 #include "pipewright/scenario/derived.hpp"
 #include "pipewright/scenario/fields.hpp"
+#include "pipewright/scenario/packing.hpp"
 #include "pipewright/schedule.hpp"
 
 namespace pipewright::schedule {
@@ -52,6 +53,7 @@ Config config_of(const scenario::Scenario& scenario, bool detail) {
   c.overlap_p2p = s.overlap_p2p_comm;
   c.warmup_flush = s.overlap_p2p_comm_warmup_flush;
   c.batched = scenario::batch_p2p_comm(scenario);
+  c.varied = scenario::rows_differ(scenario);
   c.ep_overlap = s.overlap_moe_expert_parallel_comm;
   c.from_0_18 = scenario::core_version(scenario.software) >= scenario::Version::v0_18;
   c.deallocate_outputs = deallocates_outputs(scenario);

@@ -11,6 +11,7 @@
 #include <cmath>
 #include <deque>
 #include <limits>
+#include <map>
 
 #include "chunk_transfers.hpp"
 #include "chunk_use.hpp"
@@ -447,11 +448,31 @@ class Engine {
     return begins;
   }
 
+  using Ran = std::pair<model::Step::Kind, std::uint32_t>;
+  static std::vector<Ran> steps_that_run(const model::Piece& piece, int microbatch) {
+    std::vector<Ran> runs;
+    const auto look = [&](const std::vector<model::Step>& steps) {
+      for (const model::Step& step : steps)
+        if (step.runs(microbatch)) runs.emplace_back(step.kind, step.index);
+    };
+    look(piece.forward), look(piece.backward);
+    for (const auto& node : piece.nodes) look(node.forward), look(node.backward), look(node.weight_gradient);
+    return runs;
+  }
+
   void collapse(int microbatches) {
     for (std::size_t i = 0; i < stages_.pieces.size(); ++i) {
       const model::Piece& piece = stages_.pieces[i];
       PieceLines& lines = pieces_.emplace_back();
+      std::map<std::vector<Ran>, std::size_t> known;  // stretches that run the same steps have the same lines
       for (const int begin : stretches(piece, microbatches)) {
+        const auto [same, fresh] = known.emplace(steps_that_run(piece, begin), lines.stretches.size());
+        if (!fresh) {
+          PieceLines::Stretch again = lines.stretches[same->second];
+          again.from = begin;
+          lines.stretches.push_back(std::move(again));
+          continue;
+        }
         const auto of = [&](const std::vector<model::Step>& steps, bool second = false) {
           return collapser_.lines(steps, piece, prices_.pieces[i], begin, second);
         };

@@ -36,6 +36,7 @@ Rhythm rhythm(const schedule::Config& config, const std::vector<Beats>& ranks, d
 }
 
 schedule::Config shortened(schedule::Config config) {
+  if (config.varied) return config;
   const int p = config.stages, v = config.chunks.value_or(1), n = schedule::period(config), all = config.microbatches;
   // Warm-up of the first rank: 2 (p - 1) + (v - 1) N chunks; then four groups (1F1B: 12 microbatches).
   int settled = config.chunks ? (2 * (p - 1) + (v - 1) * n + v - 1) / v + 4 * n : 2 * p + 12;

@@ -207,11 +207,12 @@ class Floor {
     return kernel.key.family.empty() ? 0 : gap_ + price.time.ns / kernel.sm_share;
   }
 
-  void add(Pass& pass, const model::Kernel& kernel, const Price& price, bool node, bool expert) const {
-    pass.host += us_to_ns(price.host_us);
-    const double ns = duration(kernel, price);
+  /// `part`: of the microbatches that run it; what not all run is in no chain.
+  void add(Pass& pass, const model::Kernel& kernel, const Price& price, bool node, bool expert, double part = 1) const {
+    pass.host += part * us_to_ns(price.host_us);
+    const double ns = part * duration(kernel, price);
     const bool own = kernel.stream == model::Stream::compute;
-    if (own || (node && kernel.stream == model::Stream::communication)) pass.chain += ns;
+    if (part == 1 && (own || (node && kernel.stream == model::Stream::communication))) pass.chain += ns;
     if (kernel.stream == model::Stream::communication || (own && expert)) pass.communication += ns;
     if (!own || expert) return;
     const auto kind = std::ranges::find(loads, profile::family(kernel.key.family).load);
@@ -221,15 +222,20 @@ class Floor {
       pass.compute.fixed += ns;
   }
 
-  bool runs_always(const model::Step& step) const { return step.runs(0) && step.runs(config_.microbatches - 1); }
+  double part_of_microbatches(const model::Step& step) const {
+    const int runs = std::min(step.before_microbatch, config_.microbatches) - std::max(step.from_microbatch, 0);
+    return std::max(0, runs) / static_cast<double>(config_.microbatches);
+  }
+  bool runs_always(const model::Step& step) const { return part_of_microbatches(step) == 1; }
 
   PiecePasses passes(std::size_t index) const {
     const model::Piece& piece = stages_.pieces[index];
     PiecePasses result;
     const auto run = [&](Pass& pass, const std::vector<model::Step>& steps, bool expert) {
       for (const model::Step& step : steps)
-        if (step.kind == model::Step::Kind::launch && runs_always(step))
-          add(pass, piece.kernels[step.index], prices_.pieces[index][step.index], !piece.nodes.empty(), expert);
+        if (step.kind == model::Step::Kind::launch)
+          add(pass, piece.kernels[step.index], prices_.pieces[index][step.index], !piece.nodes.empty(), expert,
+              part_of_microbatches(step));
     };
     run(result.forward, piece.forward, false);
     run(result.backward, piece.backward, false);

@@ -387,6 +387,38 @@ TEST_CASE("Bridge: comments, quotes, recipes and what CommOverlapConfig makes of
                     doctest::Contains("run.py:21: cfg.model.num_layer"));
 }
 
+TEST_CASE("packed sequences: --sft, Bridge's specifications in its older and newer spelling, and back") {
+  const auto flags = import("--sft").scenario;
+  CHECK(flags.settings.sft);
+  CHECK(scenario::unmodelled(flags).size() == 1);  // no lengths yet
+  const std::string text =
+      "cfg.model.num_layers = 4\ncfg.model.hidden_size = 4096\ncfg.model.num_attention_heads = 32\n"
+      "cfg.model.seq_length = 4096\ncfg.model.vocab_size = 32000\ncfg.train.micro_batch_size = 1\n"
+      "cfg.train.global_batch_size = 8\n";
+  const auto read = [&](const std::string& more) {
+    return emit::from_bridge_text(text + more, "run.py", {8, 8, "h100-sxm", ""}).scenario;
+  };
+  CHECK_FALSE(read("").settings.sft);
+  for (const char* more : {"cfg.dataset.enable_offline_packing = True\n",
+                           "cfg.dataset.offline_packing_specs.packed_sequence_size = 4096\n",
+                           "cfg.dataset.packed_sequence_specs = PackedSequenceSpecs(packed_sequence_size=4096)\n"}) {
+    CAPTURE(more);
+    CHECK(read(more).settings.sft);
+  }
+  CHECK_FALSE(read("cfg.dataset.offline_packing_specs = None\n").settings.sft);
+  CHECK_THROWS_AS(read("cfg.dataset.offline_packing_specs.packed_sequence_size = 2048\n"), UsageError);
+
+  auto packed = read("cfg.dataset.enable_offline_packing = True\n");
+  packed.settings.sequence_lengths = {"512*40"};
+  std::string printed;
+  for (const auto& word : emit::words(emit::bridge(packed))) printed += word + "\n";
+  CHECK(printed.find("PackedSequenceSpecs(packed_sequence_size=4096, pad_seq_to_mult=1)") != std::string::npos);
+  const auto back = emit::from_bridge_text(printed, "back.py", {8, 8, "h100-sxm", ""}).scenario;
+  CHECK(back.settings.sft);
+  const auto words = emit::words(emit::megatron(packed));
+  CHECK(std::ranges::find(words, "--sft") != words.end());
+}
+
 TEST_CASE("Bridge's LoRA is read, what it trains otherwise is refused") {
   const std::string text =
       "cfg.model.num_layers = 4\ncfg.model.hidden_size = 4096\ncfg.model.num_attention_heads = 32\n"

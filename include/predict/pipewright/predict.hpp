@@ -102,6 +102,14 @@ struct Imbalance {
 std::optional<Imbalance> find_imbalance(const Prediction& prediction, const scenario::Scenario& scenario,
                                         const profile::Profiles& profiles);
 
+/// Packed sequences by other rules, by the chunk-level engine.
+struct PackingGain {
+  double balanced = 0;  ///< change of the step with pack_order balanced, relative
+  double padded = 1;    ///< time for the same sequences, each padded to a row of its own, over that of the packed ones
+};
+/// Nothing where no sequences are packed.
+std::optional<PackingGain> find_packing(const scenario::Scenario& scenario, const profile::Profiles& profiles);
+
 // ---- Quick looks, for the search
 
 /// Times by the chunk-level engine, or where it cannot express the scenario by the exact one on a shortened schedule:

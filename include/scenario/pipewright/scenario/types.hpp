@@ -130,6 +130,10 @@ struct Settings {
   // Batch
   Int micro_batch_size = 1;
   Int global_batch_size = 1;
+  bool sft = false;          ///< sequences are packed (--sft; Bridge's enable_offline_packing)
+  Strings sequence_lengths;  ///< not a Megatron field: of the data, "512*40" or "512+1024" (lengths.cpp)
+  std::string packing_algorithm = "first_fit_shuffle";  ///< not a field of Megatron Core: Bridge's
+  std::string pack_order = "shuffled";                  ///< not a Megatron field
 
   // Pipeline transfers and schedule
   bool overlap_p2p_comm = false;

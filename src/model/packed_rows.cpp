@@ -1,0 +1,63 @@
+// A kernel of attention whose sequences have several lengths (thd) does the work of all its pairs of query and key. It
+// is timed as one of equal sequences with as many pairs, so at the rate that was measured near that length:
+//
+//   row       |--a--|----------b----------|-c-|        pairs = a(a+1)/2 + b(b+1)/2 + c(c+1)/2
+//   timed as  |----L----|----L----|----L----|          L from  tokens (L + 1) / 2 = pairs
+//
+// With a ring of context parallelism every step of it has its share of every sequence.
+#include "packed_rows.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "pipewright/scenario/packing.hpp"
+
+namespace pipewright::model {
+namespace {
+
+constexpr std::size_t most_kinds = 16;  ///< of microbatches: each is another kernel to time
+
+std::vector<std::pair<std::int32_t, std::int32_t>> runs_of(std::vector<std::int32_t> microbatches) {
+  std::ranges::sort(microbatches);
+  std::vector<std::pair<std::int32_t, std::int32_t>> runs;
+  for (const std::int32_t m : microbatches) {
+    if (!runs.empty() && runs.back().second == m)
+      ++runs.back().second;
+    else
+      runs.emplace_back(m, m + 1);
+  }
+  return runs;
+}
+
+}  // namespace
+
+std::vector<PackedRows> packed_rows(const scenario::Scenario& scenario, Int tokens) {
+  const auto packing = scenario::packing(scenario);
+  if (!packing) return {};
+  const auto& lengths = packing->lengths;
+  std::vector<std::int32_t> order(lengths.size());
+  std::iota(order.begin(), order.end(), 0);
+  const auto of = [&](std::int32_t m) { return lengths[static_cast<std::size_t>(m)]; };
+  std::ranges::stable_sort(order, {}, of);
+  const std::size_t kinds = std::min(most_kinds, order.size());
+  std::vector<PackedRows> result;
+  for (std::size_t k = 0; k < kinds; ++k) {
+    const auto from = order.begin() + static_cast<std::ptrdiff_t>(k * order.size() / kinds);
+    const auto to = order.begin() + static_cast<std::ptrdiff_t>((k + 1) * order.size() / kinds);
+    double length = 0;
+    for (auto m = from; m != to; ++m) length += of(*m);
+    length /= static_cast<double>(to - from) * static_cast<double>(scenario.settings.context_parallel_size);
+    PackedRows rows;
+    rows.length = std::max<Int>(1, std::llround(length));
+    rows.batch = std::max<Int>(1, std::llround(static_cast<double>(tokens) / static_cast<double>(rows.length)));
+    rows.share =
+        static_cast<double>(tokens) * (length + 1) /
+        (static_cast<double>(rows.batch) * static_cast<double>(rows.length) * static_cast<double>(rows.length + 1));
+    rows.microbatches = runs_of({from, to});
+    result.push_back(std::move(rows));
+  }
+  return result;
+}
+
+}  // namespace pipewright::model

@@ -1,0 +1,277 @@
+// Rows of a step, see packing.hpp.
+#include "pipewright/scenario/packing.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+#include <numeric>
+#include <tuple>
+
+#include "lengths.hpp"
+#include "pipewright/scenario/derived.hpp"
+#include "pipewright/scenario/io.hpp"
+
+namespace pipewright::scenario {
+namespace {
+
+/// More sequences than this stand for all: every n-th of the sorted ones.
+constexpr Int most_sequences = 65'536;
+constexpr int deals = 101;
+
+/// The same numbers on every machine (splitmix64, Steele, Lea and Flood 2014).
+class Chance {
+ public:
+  std::uint64_t next() {
+    std::uint64_t z = state_ += 0x9e3779b97f4a7c15;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111eb;
+    return z ^ (z >> 31);
+  }
+  template <class T>
+  void shuffle(std::vector<T>& list) {
+    for (std::size_t left = list.size(); left > 1; --left) std::swap(list[left - 1], list[next() % left]);
+  }
+
+ private:
+  std::uint64_t state_ = 1;
+};
+
+double pairs_of(Int length) { return static_cast<double>(length) * static_cast<double>(length + 1) / 2; }
+
+/// What of a scenario decides its rows.
+struct Question {
+  Int tokens, multiple, batch, ranks, microbatches, together;
+  bool separate_padding, cuts, whole_padding;
+  std::string algorithm, order;
+  Strings lengths;
+  friend auto operator<=>(const Question&, const Question&) = default;
+};
+
+Question question(const Scenario& s) {
+  const auto& o = s.settings;
+  const Int cp = o.context_parallel_size, dp = std::max<Int>(1, data_parallel_size(s));
+  Question q;
+  q.tokens = s.model.seq_length;
+  q.multiple = cp > 1 ? 2 * cp : 1;
+  q.batch = o.global_batch_size;
+  q.ranks = dp;
+  q.microbatches = num_microbatches(s);
+  // Inside every layer of experts all ranks of their group wait for each other.
+  q.together = s.model.num_moe_experts ? std::clamp<Int>(expert_tensor_parallel_size(s) * o.expert_model_parallel_size /
+                                                             (o.tensor_model_parallel_size * cp),
+                                                         1, dp)
+                                       : 1;
+  q.separate_padding = s.software.megatron_bridge.has_value();
+  q.cuts = !q.separate_padding;
+  q.whole_padding = o.packing_algorithm == "none";
+  q.algorithm = o.packing_algorithm;
+  q.order = o.pack_order;
+  q.lengths = o.sequence_lengths;
+  return q;
+}
+
+struct Row {
+  double pairs = 0;
+  Int filled = 0;
+};
+
+class Packer {
+ public:
+  Packer(const Question& q, Packing& result) : q_(q), result_(result) {}
+
+  std::vector<Row> rows() {
+    std::vector<Ints> ready;
+    Ints single;
+    for (Ints& row : sampled()) {
+      if (row.size() > 1)
+        ready.push_back(std::move(row));
+      else if (row.front() <= q_.tokens || q_.cuts)
+        single.push_back(std::min(row.front(), q_.tokens));
+      if (row.size() == 1 && row.front() > q_.tokens) ++result_.too_long;
+    }
+    if (q_.algorithm == "none") {
+      for (const Int length : single) ready.push_back({length});
+    } else {
+      if (q_.algorithm == "first_fit_shuffle") Chance().shuffle(single);
+      if (q_.algorithm == "first_fit_decreasing") std::ranges::sort(single, std::greater());
+      for (Ints& row : first_fit(single)) ready.push_back(std::move(row));
+    }
+    std::vector<Row> rows;
+    for (const Ints& row : ready) rows.push_back(filled(row));
+    return rows;
+  }
+
+ private:
+  std::vector<Ints> sampled() {
+    const auto counts = length_counts(q_.lengths);
+    Int all = 0;
+    for (const auto& [row, count] : counts) all += count;
+    const Int taken = std::min(all, most_sequences);
+    std::vector<Ints> list;
+    Int before = 0;  // the i-th taken stands in the middle of its share
+    auto at = counts.begin();
+    for (Int i = 0; i < taken; ++i) {
+      const auto place =
+          static_cast<Int>((static_cast<double>(i) + 0.5) / static_cast<double>(taken) * static_cast<double>(all));
+      while (before + at->second <= place) before += at->second, ++at;
+      list.push_back(at->first);
+      result_.sequences += std::ssize(at->first);
+    }
+    return list;
+  }
+
+  Int padded(Int length) const { return (length + q_.multiple - 1) / q_.multiple * q_.multiple; }
+
+  /// Each into the first row with room: a tree of the room that the rows below a node have at most.
+  std::vector<Ints> first_fit(const Ints& lengths) const {
+    std::size_t leaves = 1;
+    while (leaves < lengths.size()) leaves *= 2;
+    Ints room(2 * leaves, q_.tokens);
+    std::vector<Ints> rows;
+    for (const Int length : lengths) {
+      const Int needs = std::min(padded(length), q_.tokens);
+      std::size_t node = 1;
+      while (node < leaves) node = room[2 * node] >= needs ? 2 * node : 2 * node + 1;
+      const std::size_t row = node - leaves;
+      if (row == rows.size()) rows.emplace_back();
+      rows[row].push_back(length);
+      room[node] -= needs;
+      while (node > 1) node /= 2, room[node] = std::max(room[2 * node], room[2 * node + 1]);
+    }
+    return rows;
+  }
+
+  Row filled(const Ints& lengths) {
+    Row row;
+    Int left = q_.tokens, last = 0;
+    for (const Int length : lengths) {
+      if (length > left && !q_.cuts)
+        throw UsageError({}, "settings.sequence_lengths",
+                         fmt::format("a row that is packed already has more than seq_length ({}) tokens", q_.tokens));
+      if (length > left) ++result_.too_long;
+      last = std::min(padded(length), left);
+      row.filled += std::min(length, left);
+      row.pairs += pairs_of(last);
+      left -= last;
+      if (left == 0) break;
+    }
+    if (q_.whole_padding && lengths.size() == 1)
+      row.pairs = pairs_of(q_.tokens);
+    else if (!q_.separate_padding)
+      row.pairs += pairs_of(last + left) - pairs_of(last);
+    else if (q_.multiple == 1)
+      row.pairs += pairs_of(left);
+    return row;
+  }
+
+  const Question& q_;
+  Packing& result_;
+};
+
+/// Pairs by data-parallel rank and microbatch.
+using Deal = std::vector<std::vector<double>>;
+
+/// What a group of ranks that wait for each other takes, microbatch by microbatch; of the busiest group.
+std::vector<double> busiest(const Deal& deal, std::size_t together) {
+  std::vector<double> most;
+  for (std::size_t first = 0; first < deal.size(); first += together) {
+    std::vector<double> slowest = deal[first];
+    for (std::size_t r = first + 1; r < std::min(first + together, deal.size()); ++r)
+      for (std::size_t m = 0; m < slowest.size(); ++m) slowest[m] = std::max(slowest[m], deal[r][m]);
+    const auto sum = [](const std::vector<double>& all) { return std::accumulate(all.begin(), all.end(), 0.0); };
+    if (most.empty() || sum(slowest) > sum(most)) most = std::move(slowest);
+  }
+  return most;
+}
+
+std::vector<double> dealt(std::vector<double> rows, const Question& q) {
+  const auto ranks = static_cast<std::size_t>(q.ranks), each = static_cast<std::size_t>(q.microbatches);
+  const auto together = static_cast<std::size_t>(q.together);
+  if (q.order == "balanced") {
+    std::ranges::sort(rows, std::greater());
+    Deal deal(ranks);
+    std::vector<double> sums(ranks, 0);
+    for (const double row : rows) {  // to the rank with the least so far that has room
+      std::size_t to = ranks;
+      for (std::size_t r = 0; r < ranks; ++r)
+        if (deal[r].size() < each && (to == ranks || sums[r] < sums[to])) to = r;
+      deal[to].push_back(row);
+      sums[to] += row;
+    }
+    return busiest(deal, together);
+  }
+  Chance chance;
+  std::vector<std::pair<double, std::vector<double>>> found;
+  for (int i = 0; i < deals; ++i) {
+    chance.shuffle(rows);
+    Deal deal(ranks);
+    for (std::size_t r = 0; r < ranks; ++r)
+      deal[r].assign(rows.begin() + static_cast<std::ptrdiff_t>(r * each),
+                     rows.begin() + static_cast<std::ptrdiff_t>((r + 1) * each));
+    auto most = busiest(deal, together);
+    found.emplace_back(std::accumulate(most.begin(), most.end(), 0.0), std::move(most));
+  }
+  const auto median = found.begin() + deals / 2;
+  std::ranges::nth_element(found, median);
+  return median->second;
+}
+
+Packing answer(const Question& q) {
+  Packing result;
+  const auto rows = Packer(q, result).rows();
+  result.rows = std::ssize(rows);
+  if (rows.empty())
+    throw UsageError({}, "settings.sequence_lengths", fmt::format("no sequence has at most {} tokens", q.tokens));
+  std::vector<double> pairs;
+  double filled = 0;
+  for (const Row& row : rows) {
+    pairs.push_back(row.pairs);
+    filled += static_cast<double>(row.filled);
+  }
+  result.fill = filled / static_cast<double>(rows.size()) / static_cast<double>(q.tokens);
+  std::ranges::sort(pairs);
+  const auto slots = static_cast<std::size_t>(q.ranks * q.microbatches);
+  std::vector<double> step;
+  double sum = 0;
+  for (std::size_t i = 0; i < slots; ++i) {
+    const double place = (static_cast<double>(i) + 0.5) / static_cast<double>(slots);
+    step.push_back(pairs[static_cast<std::size_t>(place * static_cast<double>(pairs.size()))]);
+    sum += step.back();
+  }
+  const auto length = [&](double of_row) { return 2 * of_row / static_cast<double>(q.tokens) - 1; };
+  result.mean_length = length(sum / static_cast<double>(slots));
+  const auto simulated = dealt(std::move(step), q);
+  for (const double row : simulated) result.lengths.push_back(length(row));
+  result.busiest = std::accumulate(simulated.begin(), simulated.end(), 0.0) / (sum / static_cast<double>(q.ranks));
+  return result;
+}
+
+}  // namespace
+
+std::shared_ptr<const Packing> packing(const Scenario& scenario) {
+  if (!scenario.settings.sft || scenario.settings.sequence_lengths.empty()) return nullptr;
+  static std::mutex mutex;
+  static std::map<Question, std::shared_ptr<const Packing>> known;  // a search asks the same again and again
+  constexpr std::size_t most_known = 64;
+  const Question asked = question(scenario);
+  const std::scoped_lock lock(mutex);
+  auto found = known.find(asked);
+  if (found == known.end()) {
+    if (known.size() == most_known) known.clear();
+    try {
+      found = known.emplace(asked, std::make_shared<const Packing>(answer(asked))).first;
+    } catch (const UsageError& error) {
+      throw UsageError(position(scenario, "settings.sequence_lengths"), "settings.sequence_lengths", error.message());
+    }
+  }
+  return found->second;
+}
+
+bool rows_differ(const Scenario& scenario) {
+  const auto rows = packing(scenario);
+  return rows && std::ranges::any_of(rows->lengths, [&](double one) { return one != rows->lengths.front(); });
+}
+
+}  // namespace pipewright::scenario

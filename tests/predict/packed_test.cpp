@@ -1,0 +1,139 @@
+// Packed sequences in predictions: what must be alike, what must be less, and both engines.
+#include "pipewright/scenario/packing.hpp"
+
+#include <doctest/doctest.h>
+
+#include "../plan/bases.hpp"
+#include "pipewright/bounds.hpp"
+#include "pipewright/effects.hpp"
+#include "pipewright/predict.hpp"
+
+using namespace pipewright;
+
+namespace {
+
+const profile::Profiles& h200() {
+  static const profile::Profiles loaded(
+      {profile::load(std::string(SOURCE_ROOT) + "/profiles/h200-sxm.json", {"test", 0})});
+  return loaded;
+}
+
+scenario::Scenario packed(std::string_view base, const std::string& lengths, const std::string& more = "") {
+  return test::scenario(base,
+                        "profile=h200-sxm; apply_rope_fusion=true; bias_activation_fusion=true; "
+                        "bias_dropout_fusion=true; moe_permute_fusion=true; sft=true; sequence_lengths=[" +
+                            lengths + "]" + (more.empty() ? "" : "; " + more));
+}
+
+/// Of attention in a microbatch of the first layer there is.
+double attention_ns(const predict::Run& run, int microbatch) {
+  const auto& graph = run.timeline.graph;
+  double ns = 0;
+  for (std::size_t i = 0; i < graph.size(); ++i) {
+    const auto& label = graph.labels[i];
+    if (label.rank != 0 || label.kind != timeline::NodeKind::kernel || label.instruction == timeline::Label::none)
+      continue;
+    const auto* kernel = timeline::kernel_of(run.stages, label);
+    const auto& instruction = run.program.ranks[0].instructions[label.instruction];
+    if (kernel != nullptr && kernel->key.family == "attention.forward.bf16" && instruction.microbatch == microbatch)
+      ns += static_cast<double>(run.timeline.cool_ns[i]);
+  }
+  return ns;
+}
+
+}  // namespace
+
+TEST_CASE("sequences that fill their rows are predicted as unpacked ones") {
+  for (const char* base : {"dense", "tensor", "single"}) {
+    CAPTURE(base);
+    const auto full = predict::predict(packed(base, "4096*20"), h200());
+    const auto plain = predict::predict(packed(base, "4096*20", "sft=false"), h200());
+    CHECK(full.step_ns == plain.step_ns);
+    CHECK(full.tflops_per_gpu == doctest::Approx(plain.tflops_per_gpu));
+    for (std::size_t r = 0; r < full.ranks.size(); ++r) {
+      CHECK(full.ranks[r].walk.peak_allocated == plain.ranks[r].walk.peak_allocated);
+      CHECK(full.ranks[r].walk.peak_reserved == plain.ranks[r].walk.peak_reserved);
+    }
+    CHECK(full.interval_high_ns - full.interval_low_ns > plain.interval_high_ns - plain.interval_low_ns);
+  }
+}
+
+TEST_CASE("attention of a packed row is timed by its pairs at the rate of its length") {
+  // Two rows a rank: 4 x 1024 and 2 x 2048 tokens (first fit keeps ready rows).
+  predict::Run run;
+  predict::predict(packed("single", "1024+1024+1024+1024*8, 2048+2048*8", "pack_order=balanced"), h200(), &run);
+  const auto time = [](std::int64_t batch, std::int64_t length) {
+    return h200().time({"attention.forward.bf16", {batch, length, length, 32, 8, 128}}).ns;
+  };
+  const double layers = 8, gap = 1e3 * h200().scalar("host.kernel_gap_us").value;
+  // Balanced deals the longest rows first.
+  CHECK(attention_ns(run, 0) == doctest::Approx(layers * (time(2, 2048) + gap)).epsilon(1e-4));
+  CHECK(attention_ns(run, 1) == doctest::Approx(layers * (time(4, 1024) + gap)).epsilon(1e-4));
+  CHECK(attention_ns(run, 0) > attention_ns(run, 1));
+}
+
+TEST_CASE("shorter sequences take less time, and memory stays") {
+  for (const char* base : {"dense", "tensor", "moe"}) {
+    CAPTURE(base);
+    std::int64_t before = INT64_MAX;
+    Bytes peak;
+    for (const char* lengths : {"4096*40", "2048*80", "1024*160", "512*320"}) {
+      CAPTURE(lengths);
+      const auto p = predict::predict(packed(base, lengths), h200());
+      CHECK(p.step_ns < before);
+      before = p.step_ns;
+      if (peak.value > 0) CHECK(p.ranks[0].walk.peak_allocated == peak);
+      peak = p.ranks[0].walk.peak_allocated;
+    }
+  }
+}
+
+TEST_CASE("both engines agree on microbatches that differ, and the floor stays below") {
+  const std::string lengths = "200*900, 700*300, 1500*100, 4096*30";
+  struct Case {
+    const char *base, *more;
+  };
+  for (const auto& [base, more] : std::initializer_list<Case>{
+           {"dense", "global_batch_size=256"},
+           {"dense", "overlap_p2p_comm=false; virtual_pipeline_model_parallel_size=none; global_batch_size=96"},
+           {"tensor", "global_batch_size=64; overlap_grad_reduce=true; overlap_param_gather=true"},
+           {"tensor", "pack_order=balanced; global_batch_size=64; fp8=hybrid; fp8_recipe=tensorwise"},
+           {"single", "global_batch_size=64; cp=2; $CUDA_DEVICE_MAX_CONNECTIONS=1"},
+           {"single", "recompute_granularity=full; recompute_method=uniform; recompute_num_layers=1"},
+           {"moe", "global_batch_size=64"},
+           {"moe", "global_batch_size=64; overlap_moe_expert_parallel_comm=true"}}) {
+    CAPTURE(base);
+    CAPTURE(more);
+    const auto s = packed(base, lengths, more);
+    REQUIRE(scenario::rows_differ(s));
+    const auto exact = predict::predict(s, h200());
+    const double ratio =
+        static_cast<double>(predict::estimate(s, h200()).step_ns) / static_cast<double>(exact.step_ns) - 1;
+    const auto bounds = predict::estimate_bounds(s);
+    CHECK(ratio <= bounds.over);
+    CHECK(ratio >= -bounds.under);
+    const auto floor = predict::floor(s, h200());
+    CHECK(floor.step_ns <= exact.step_ns);
+    CHECK(static_cast<double>(floor.step_ns) > 0.5 * static_cast<double>(exact.step_ns));
+  }
+}
+
+TEST_CASE("what another packing would change") {
+  const auto gain = predict::find_packing(packed("single", "256*800, 4096*20", "global_batch_size=64"), h200());
+  REQUIRE(gain);
+  CHECK(gain->balanced < 0);
+  CHECK(gain->balanced > -0.5);
+  CHECK(gain->padded > 800.0 / 90);  // 820 rows instead of some 70, and each takes longer
+  CHECK_FALSE(predict::find_packing(packed("single", "256*800", "sft=false"), h200()));
+}
+
+TEST_CASE("what packs otherwise than modelled is refused") {
+  for (const char* more :
+       {"micro_batch_size=2", "apply_rope_fusion=false", "attention_dropout=0.1", "window_size=[127, 0]",
+        "attention_backend=unfused", "mtp_num_layers=1", "cp=2; cp_comm_type=a2a; $CUDA_DEVICE_MAX_CONNECTIONS=1"}) {
+    CAPTURE(more);
+    CHECK_THROWS_AS(scenario::refuse_unmodelled(packed("single", "512*100", more)), UsageError);
+  }
+  CHECK_THROWS_AS(scenario::refuse_unmodelled(test::scenario("single", "sft=true")), UsageError);
+  CHECK_NOTHROW(scenario::refuse_unmodelled(packed("single", "512*100")));
+}
