@@ -7,6 +7,7 @@
 #include "embedded.hpp"
 #include "pipewright/effects.hpp"
 #include "pipewright/emit.hpp"
+#include "pipewright/rack.hpp"
 #include "pipewright/scenario/fields.hpp"
 #include "pipewright/scenario/io.hpp"
 
@@ -71,8 +72,9 @@ Loaded Input::load() const {
   Loaded loaded;
   emit::Machine machine;
   machine.num_gpus = gpus_;
-  if (gpus_per_node_ > 0) machine.gpus_per_node = gpus_per_node_;
   if (!profiles_.empty()) machine.profile = profiles_.front();
+  if (const auto rack = profile::rack_of(machine.profile)) machine.gpus_per_node = rack->gpus_per_node;
+  if (gpus_per_node_ > 0) machine.gpus_per_node = gpus_per_node_;
   machine.megatron_core = megatron_core_;
   for (const auto& name : ignore_)
     if (scenario::effect_of(name) == nullptr) machine.ignore.push_back(name);
@@ -99,6 +101,7 @@ Loaded Input::load() const {
     if (launch) loaded.script = content;
   }
   for (const auto& text : set_) scenario::set(loaded.scenario, text);
+  stand_in_racks(loaded);
   for (const auto& text : env_) scenario::set_env(loaded.scenario, text);
   const bool from_flags = !megatron_.empty() || launch;
   for (const auto& name : ignore_)
@@ -121,6 +124,22 @@ Loaded Input::model_alone(const emit::Machine& machine) const {
   set("cluster.gpus_per_node", std::to_string(std::min<scenario::Int>(gpus_, machine.gpus_per_node)));
   loaded.scenario.cluster.profile = machine.profile;
   return loaded;
+}
+
+/// Where nobody states them, nodes and NVLink domain of GPUs that are sold as racks are the rack's.
+void Input::stand_in_racks(Loaded& loaded) {
+  auto& s = loaded.scenario;
+  const auto rack = profile::rack_of(s.cluster.profile);
+  if (!rack || s.cluster.nvlink_domain) return;
+  const auto assume = [&](const char* name, scenario::Int value) {
+    scenario::set(s, fmt::format("cluster.{}={}", name, value));
+    s.assumed.push_back(fmt::format("{}: {}", name, value));
+  };
+  // A file's own default is a server of eight; what an import says is the launcher's or --gpus-per-node.
+  const bool stated = s.positions.contains("cluster.gpus_per_node") || s.cluster.gpus_per_node != 8;
+  if (!stated) assume("gpus_per_node", std::min(rack->gpus_per_node, s.cluster.num_gpus));
+  if (s.cluster.num_gpus > s.cluster.gpus_per_node)
+    assume("nvlink_domain", std::min(rack->nvlink_domain, s.cluster.num_gpus));
 }
 
 /// What a config.json cannot say is the same in every command, and said.

@@ -46,6 +46,7 @@ class Input {
 
  private:
   Loaded model_alone(const emit::Machine& machine) const;
+  static void stand_in_racks(Loaded& loaded);
   static void complete(Loaded& loaded);
   std::map<std::string, std::string> variables() const;  ///< --env, as a script sees them
 

@@ -1,6 +1,7 @@
 // What is published of GPUs. To add one: a row here, `pipewright profile derive MEASURED --gpu NAME`, and once there is
 // one to measure, `pipewright capture --name NAME`.
 #include "pipewright/profile.hpp"
+#include "pipewright/rack.hpp"
 
 namespace pipewright::profile {
 namespace {
@@ -102,6 +103,12 @@ DataSheet gb300_nvl72() {
 const std::vector<DataSheet>& data_sheets() {
   static const std::vector<DataSheet> all = {h200_sxm(), h100_sxm(), b200_sxm(), gb200_nvl72(), gb300_nvl72()};
   return all;
+}
+
+/// NVIDIA GB200 and GB300 NVL72 data sheets: 18 compute trays of two Grace CPUs and four GPUs.
+std::optional<Rack> rack_of(const std::string& profile_name) {
+  if (profile_name == "gb200-nvl72" || profile_name == "gb300-nvl72") return Rack{4, 72};
+  return std::nullopt;
 }
 
 const DataSheet& data_sheet(const std::string& profile_name, const Position& where) {

@@ -174,7 +174,13 @@ Profile derive(const Profile& source, const DataSheet& from, const DataSheet& to
     l.origin = Origin::derived;
     if (l.name == "nvlink" && deriver.ratios().nvlink > 0) l.gbytes_per_s /= deriver.ratios().nvlink;
   }
-  for (auto& [name, s] : p.scalars) s.origin = Origin::derived;
+  for (auto& [name, s] : p.scalars) {
+    s.origin = Origin::derived;
+    s.source = fmt::format("as on {}: {}", source.name, s.source);
+  }
+  // How much GPUs of a host slow each other's copies belongs to the way to its memory: another link, another way.
+  if (from.host_gbytes_per_s.value != to.host_gbytes_per_s.value)
+    std::erase_if(p.scalars, [](const auto& each) { return each.first.starts_with("contention.gpus_"); });
   // Another part stands in another host, and nothing says in which. Two were measured, 1 and 1.38 in the same costs:
   // the mean of both ratios.
   constexpr double mean_host = 1.175;
