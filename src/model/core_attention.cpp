@@ -166,7 +166,15 @@ std::uint32_t CoreAttention::fused_forward(bool grad) {
     w_.free({rng_, statistics_, sinks_});
     rng_ = statistics_ = sinks_ = no_tensor;
   }
-  return out;
+  // FlashAttention saves its output by batch; TE copies it into the order of the sequence (backends.py, "sbhd").
+  if (!d_.flash2 || d_.b == 1) return out;
+  const auto ordered = w_.allocate("attention.core_output", 2 * d_.tokens * d_.o_width());
+  w_.launch("attention.output in order", {"copy.strided", {d_.tokens, d_.o_width()}});
+  if (grad)
+    out_ = out;
+  else
+    w_.free(out);
+  return ordered;
 }
 
 CoreAttention::Gradients CoreAttention::fused_backward() {
@@ -178,8 +186,12 @@ CoreAttention::Gradients CoreAttention::fused_backward() {
   if (d_.caps_scores) w_.transient("workspace", 2 * d_.tokens * d_.q + 4 * d_.tokens * d_.heads);
   // cuDNN: dq in fp32; dk and dv of every query head before they are summed over a group; row sums of dO x O.
   const Int expanded = repeats() ? 2 * 2 * d_.tokens * d_.q : 0;
-  if (!d_.caps_scores) w_.transient("workspace", 4 * d_.tokens * d_.q + expanded + 4 * d_.tokens * d_.heads + 256);
+  // FlashAttention 2, deterministic: dq in fp32 once for each of the blocks that fill the GPU (flash_api.cpp, nsplits).
+  const Int blocks = d_.b * d_.heads, splits = d_.flash2 ? (d_.gpu.multiprocessors + blocks - 1) / blocks : 1;
+  if (!d_.caps_scores)
+    w_.transient("workspace", splits * 4 * d_.tokens * d_.q + expanded + 4 * d_.tokens * d_.heads + 256);
   fused_kernel("attention.core backward", "backward.bf16");
+  w_.free(std::exchange(out_, no_tensor));
   if (d_.sinks) {
     const auto gradient = w_.allocate_float("attention.sinks_gradient", 4 * d_.heads);
     w_.launch("attention.sinks gradient cast", {"small", {}});

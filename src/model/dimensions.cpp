@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <sstream>
 
 #include "packed_rows.hpp"
 #include "pipewright/model.hpp"
@@ -299,8 +300,18 @@ void Dimensions::set_implementation(const Scenario& sc) {
   softmax = fused ? Softmax::fused : local_spec && !o.attention_softmax_in_fp32 ? Softmax::half : Softmax::fp32;
 }
 
+/// PyTorch's parseChosenWorkspaceSize: pairs of KiB and counts.
+void Dimensions::set_workspace(const Scenario& sc) {
+  std::istringstream words(scenario::variable(sc, "CUBLAS_WORKSPACE_CONFIG"));
+  char colon = 0;
+  Int bytes = 0;
+  for (Int size = 0, count = 0; words >> colon >> size >> colon >> count;) bytes += 1024 * size * count;
+  if (bytes > 0) gpu.torch_workspace = Bytes(bytes);
+}
+
 Dimensions::Dimensions(const Scenario& sc, const profile::Device& device) : gpu(device) {
   refuse_what_is_not_modelled(sc);
+  set_workspace(sc);
   const auto& m = sc.model;
   const auto& o = sc.settings;
   t = o.tensor_model_parallel_size;
@@ -351,6 +362,8 @@ Dimensions::Dimensions(const Scenario& sc, const profile::Device& device) : gpu(
   fused_residual = o.bias_dropout_fusion;
   sinks = scenario::has_sinks(sc);
   packed = packed_rows(sc, tokens);
+  flash2 = gpu.compute_capability >= 100 && !unfused_attention && !mla && attention_dropout > 0 &&
+           scenario::variable(sc, "NVTE_ALLOW_NONDETERMINISTIC_ALGO") == "0";
   exchanges_heads = scenario::exchanges_heads(sc);
   if (exchanges_heads && (heads % cp != 0 || groups % cp != 0))
     refuse(

@@ -109,7 +109,10 @@ struct Dimensions {
   bool caps_logits = false;        ///< final_logit_softcapping
   std::vector<PackedRows> packed;  ///< packed sequences; empty: every sequence fills its row
   bool exchanges_heads = false;    ///< cp_comm_type a2a: whole sequences of some heads instead of parts of all
-  bool sinks = false;              ///< a score of every head that no key has (softmax_type)
+  /// FlashAttention 2 instead of cuDNN: deterministic kernels with dropout on Blackwell (TE common/fused_attn/
+  /// fused_attn.cpp, "determinism on Blackwell").
+  bool flash2 = false;
+  bool sinks = false;  ///< a score of every head that no key has (softmax_type)
   Softmax softmax = Softmax::fused;
   bool fused_activation = true;  ///< bias_activation_fusion
   bool clamped = false;          ///< activation_func_clamp_value
@@ -147,6 +150,7 @@ struct Dimensions {
  private:
   void set_latent(const scenario::Scenario& scenario);
   void set_implementation(const scenario::Scenario& scenario);
+  void set_workspace(const scenario::Scenario& scenario);
 };
 
 }  // namespace pipewright::model

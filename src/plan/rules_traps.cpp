@@ -51,6 +51,20 @@ std::vector<Rule> trap_rules() {
        "overlap_p2p_comm_warmup_flush with CUDA_DEVICE_MAX_CONNECTIONS=1 has been seen to hang (PP 4, VPP 2, 8 "
        "microbatches): receives posted ahead can block the one hardware queue",
        "set CUDA_DEVICE_MAX_CONNECTIONS=8 or more, or overlap_p2p_comm_warmup_flush: false"},
+      {"trap.capture-waits",
+       trap,
+       core,
+       {"cuda_graph_impl", "moe_expert_rank_capacity_factor"},
+       everywhere,
+       [](const Scenario& s) {
+         const auto& o = s.settings;
+         return o.cuda_graph_impl == "full_iteration" && has_moe_layer(s) && !o.moe_expert_rank_capacity_factor &&
+                !(o.moe_expert_capacity_factor && o.moe_pad_expert_input_to_capacity);
+       },
+       "cuda_graph_impl full_iteration captures forward and backward, in which the host waits for the counts of tokens of "
+       "every layer's experts: CUDA refuses that while it captures",
+       "set moe_expert_rank_capacity_factor (with HybridEP and use_transformer_engine_op_fuser), or "
+       "moe_expert_capacity_factor with moe_pad_expert_input_to_capacity"},
       {"trap.shape-exchange",
        trap,
        core,

@@ -139,6 +139,9 @@ TEST_CASE("of functional tests half are met within 1 %, nine in ten within 5 %")
   CHECK(runs(h100).size() >= 44);
   CHECK(median(h100) < 1);
   CHECK(share_within(h100, 0.05) >= 90);
+  CHECK(runs(gb200).size() >= 50);
+  CHECK(median(gb200) < 1);
+  CHECK(share_within(gb200, 0.05) >= 90);
 }
 
 TEST_CASE("unfused attention without dropout holds neither dropped probabilities nor a mask") {

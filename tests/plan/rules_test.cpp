@@ -367,6 +367,8 @@ const Row rows[] = {
      OVERLAP "$CUDA_DEVICE_MAX_CONNECTIONS=32"},
     {"trap.flush-one-connection", "dense", "overlap_p2p_comm_warmup_flush=true; $CUDA_DEVICE_MAX_CONNECTIONS=1",
      "overlap_p2p_comm_warmup_flush=true; $CUDA_DEVICE_MAX_CONNECTIONS=8"},
+    {"trap.capture-waits", "moe", "cuda_graph_impl=full_iteration",
+     "cuda_graph_impl=full_iteration; moe_expert_rank_capacity_factor=1.5"},
     {"trap.shape-exchange", "dense", "variable_seq_lengths=true", "variable_seq_lengths=false"},
     {"trap.shapes-can-hang", "dense", "variable_seq_lengths=true",
      "variable_seq_lengths=true; pipeline_model_parallel_size=2"},

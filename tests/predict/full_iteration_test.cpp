@@ -2,6 +2,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "pipewright/predict.hpp"
 #include "pipewright/scenario/io.hpp"
@@ -64,4 +65,80 @@ TEST_CASE("HybridEP holds what all tokens of the group take, not NCCL's buffers 
   const std::int64_t expected = tokens * (2 * (2 * h + probabilities) + 4 * (h / 128));
   const auto outside = [&](const scenario::Scenario& s) { return model::outside_allocator(s, profiles, 0).value; };
   CHECK(outside(hybridep) - outside(none) == expected);
+}
+
+namespace {
+
+/// Experts over the four GPUs of a tray in a fixed budget of rows, fused and in MXFP8, one graph for the iteration.
+scenario::Scenario fused(std::initializer_list<const char*> settings) {
+  auto s = small({"num_moe_experts=16",
+                  "moe_router_topk=4",
+                  "moe_ffn_hidden_size=1024",
+                  "moe_grouped_gemm=true",
+                  "expert_model_parallel_size=2",
+                  "expert_tensor_parallel_size=1",
+                  "seq_length=4096",
+                  "global_batch_size=32",
+                  "moe_token_dispatcher_type=flex",
+                  "moe_flex_dispatcher_backend=hybridep",
+                  "fp8=e4m3",
+                  "fp8_recipe=mxfp8",
+                  "fp8_param=true",
+                  "fp8_param_gather=true",
+                  "reuse_grad_buf_for_mxfp8_param_ag=true",
+                  "use_transformer_engine_op_fuser=true",
+                  "moe_mlp_glu_interleave_size=32",
+                  "moe_expert_rank_capacity_factor=2",
+                  "overlap_p2p_comm=true",
+                  "batch_p2p_comm=false",
+                  "cuda_graph_impl=full_iteration",
+                  "gradient_accumulation_fusion=true"});
+  scenario::set_env(s, "NVTE_CUTEDSL_FUSED_GROUPED_MLP=1");
+  scenario::set_env(s, "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True,graph_capture_record_stream_reuse:True");
+  for (const auto* setting : settings) scenario::set(s, setting);
+  return s;
+}
+
+}  // namespace
+
+TEST_CASE("a capture keeps what other streams used until it ends, unless the allocator reuses it") {
+  const auto profiles = gb200();
+  auto s = fused({});
+  const auto reused = predict::predict(s, profiles);
+  scenario::set_env(s, "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True");
+  const auto kept = predict::predict(s, profiles);
+  CHECK(kept.step_ns == reused.step_ns);
+  for (std::size_t r = 0; r < kept.ranks.size(); ++r) {
+    CAPTURE(r);
+    // Each of 16 microbatches' transfers of 8 MiB, by chunk and direction, where a few live at once otherwise.
+    CHECK(kept.ranks[r].walk.graph_pool > reused.ranks[r].walk.graph_pool + Bytes(16 * (8 << 20)));
+  }
+}
+
+TEST_CASE("the paged stash holds expected rows where a budget holds its padding, in a graph and without") {
+  const auto profiles = gb200();
+  for (const char* graphs : {"cuda_graph_impl=none", "cuda_graph_impl=full_iteration"})
+    for (const char* overlap : {"overlap_moe_expert_parallel_comm=false", "overlap_moe_expert_parallel_comm=true"}) {
+      CAPTURE(std::string(graphs));
+      CAPTURE(std::string(overlap));
+      const auto padded = predict::predict(fused({graphs, overlap}), profiles);
+      const auto paged = predict::predict(fused({graphs, overlap, "moe_paged_stash=true"}), profiles);
+      for (std::size_t r = 0; r < paged.ranks.size(); ++r) {
+        CAPTURE(r);
+        const auto& walk = paged.ranks[r].walk;
+        CHECK(walk.peak_allocated < padded.ranks[r].walk.peak_allocated);
+        const auto pages = std::ranges::find(walk.peak_owners, std::string("experts.stash_pages"),
+                                             [](const auto& one) { return one.owner; });
+        REQUIRE(pages != walk.peak_owners.end());
+        // A layer keeps h (1 + 1/32) + 4 f + f (1 + 1/32) bytes a row, h = f = 1024; 4 x 4096 rows are expected, 1.1
+        // of them have room. The last rank's first layers of each microbatch live at least.
+        const std::int64_t layer = 4 * 4096 * (1024 + 32 + 4096 + 1024 + 32) / 10 * 11;
+        const double layers = static_cast<double>(pages->bytes.value) / static_cast<double>(layer);
+        CAPTURE(layers);
+        CHECK(layers > 1.95);
+        CHECK(std::abs(layers - std::round(layers)) < 0.01);
+      }
+      CHECK(static_cast<double>(paged.step_ns) == doctest::Approx(static_cast<double>(padded.step_ns)).epsilon(0.1));
+      CHECK(paged.step_ns >= padded.step_ns);
+    }
 }
