@@ -3,12 +3,10 @@
 //
 //   sigma^2 = sum over families (share of the step x relative spread)^2 + (spread between machines and days)^2
 //
-// The share is the family's time on the rank that finishes last. Source of the spreads: the profile. On either side
-// comes what the step is with a host that is faster or slower by its own spread.
+// The share is the family's time on the rank that finishes last. Source of the spreads: the profile.
 //
-// Hosts differ by more than that, and upwards: the slowest measured took host.slowest_factor times as long as the
-// profile's (docs/hosts.md). Where nothing states the host (cluster.host_time_factor), the upper end also covers the
-// step with that one.
+// Hosts differ by more than that, and not in proportion: a step that hides its host's work waits for a slower one. The
+// ends also cover the step with a slower and with a faster host (docs/hosts.md).
 #include "interval.hpp"
 
 #include <fmt/format.h>
@@ -85,36 +83,46 @@ bool permutes(const std::string& family) {
   return family.starts_with("moe.permute") || family.starts_with("moe.unpermute") || family.starts_with("moe.sort");
 }
 
-/// How the step depends on its host, by the chunk-level engine: one that hides behind the GPU may not when it is
-/// slower.
-struct HostEffect {
-  double faster = 0, slower = 0;  ///< the step's relative change with a host of one standard deviation less, more
-  double slowest = 0;             ///< with the slowest of the hosts that were measured
-  std::optional<double> slowest_factor;  ///< its factor, where nothing says which host this is
+/// None that was measured is faster than the reference host.
+constexpr double fastest_host = 1;
+
+/// The step on other hosts, by the chunk-level engine at a glance: one that just hides its host's work waits for a
+/// slower one. As far off as 90 % of them are: one machine from run to run where the host is stated or was measured
+/// (host.run_spread), any machine otherwise (host.spread, and at least the slowest that was measured).
+struct OtherHosts {
+  double longer_ns = 0, shorter_ns = 0;
+  double slow_factor = 1;
+  bool known = false;
 };
 
-HostEffect host_effect(const scenario::Scenario& scenario, const profile::Profiles& profiles) {
-  // A host whose factor is stated or measured differs from run to run only. A derived profile's factor is a guess.
-  const auto factor = profiles.find_scalar("host.time_factor");
-  const bool stated = scenario.cluster.host_time_factor.has_value();
-  const bool known = stated || (factor && profiles.scalar("host.time_factor").origin == profile::Origin::measured);
-  const double strange = profiles.find_scalar("host.spread").value_or(0);
-  const double spread = known ? profiles.find_scalar("host.run_spread").value_or(strange) : strange;
-  const double own = timeline::host_time_factor(scenario, profiles);
-  const auto step_ns = [&](double host) {
-    scenario::Scenario other = scenario;
-    other.cluster.host_time_factor = host;
-    return static_cast<double>(estimate(other, profiles).step_ns);
+OtherHosts other_hosts(const Prediction& prediction, const scenario::Scenario& scenario,
+                       const profile::Profiles& profiles) {
+  const auto look = [&](double factor) {
+    scenario::Scenario with = scenario;
+    with.cluster.host_time_factor = factor;
+    auto step = glance(with, profiles).step_ns;
+    if (step == 0) step = estimate(with, profiles).step_ns;
+    return static_cast<double>(std::max<std::int64_t>(1, step));
   };
-  HostEffect effect;
-  const double reference = std::max(1.0, step_ns(own));
-  if (spread > 0) {
-    effect.slower = std::max(0.0, step_ns(own * (1 + spread)) / reference - 1);
-    effect.faster = std::max(0.0, 1 - step_ns(own * std::max(0.0, 1 - spread)) / reference);
+  OtherHosts result;
+  // A derived profile's factor is a guess.
+  const bool measured = profiles.find_scalar("host.time_factor") &&
+                        profiles.scalar("host.time_factor").origin == profile::Origin::measured;
+  result.known = scenario.cluster.host_time_factor || measured;
+  const double strange = profiles.find_scalar("host.spread").value_or(0);
+  const double spread = result.known ? profiles.find_scalar("host.run_spread").value_or(strange) : strange;
+  const double own = timeline::host_time_factor(scenario, profiles), off = sigmas_of_90_percent * spread;
+  double fast = own * std::max(0.0, 1 - off);
+  result.slow_factor = own * (1 + off);
+  if (!result.known) {
+    fast = std::min(own, std::max(fast, fastest_host));
+    result.slow_factor = std::max(result.slow_factor, profiles.find_scalar("host.slowest_factor").value_or(0));
   }
-  if (!stated && !factor) effect.slowest_factor = profiles.find_scalar("host.slowest_factor");
-  if (effect.slowest_factor) effect.slowest = std::max(0.0, step_ns(*effect.slowest_factor) / reference - 1);
-  return effect;
+  if (result.slow_factor == own) return result;
+  const double reference = look(own), step = static_cast<double>(prediction.step_ns);
+  result.longer_ns = std::max(0.0, look(result.slow_factor) / reference - 1) * step;
+  if (fast < own) result.shorter_ns = std::max(0.0, 1 - look(fast) / reference) * step;
+  return result;
 }
 
 std::string whole_percent(double share) { return std::to_string(std::llround(100 * share)) + " %"; }
@@ -163,12 +171,10 @@ void judge(Prediction& prediction, const scenario::Scenario& scenario, const Run
     if (!family.note.empty()) text += ": " + family.note;
     prediction.time_sources.push_back({name, text});
   }
-  const HostEffect host = host_effect(scenario, profiles);
-  const auto half = [&](double by_host) {
-    return sigmas_of_90_percent * std::sqrt(variance + by_host * by_host) * step;
-  };
-  prediction.interval_low_ns = std::llround(step - half(host.faster));
-  prediction.interval_high_ns = std::llround(step + std::hypot(half(host.slower), host.slowest * step));
+  const double half = sigmas_of_90_percent * std::sqrt(variance) * step;
+  const OtherHosts others = other_hosts(prediction, scenario, profiles);
+  prediction.interval_low_ns = std::llround(step - std::hypot(half, others.shorter_ns));
+  prediction.interval_high_ns = std::llround(step + std::hypot(half, others.longer_ns));
   prediction.origins = shares_of(kernels);
   prediction.ignored = scenario::let_through(scenario);
 
@@ -176,11 +182,11 @@ void judge(Prediction& prediction, const scenario::Scenario& scenario, const Run
     prediction.notes.push_back(whole_percent(prediction.origins.derived) +
                                " of the kernels' time is derived, not measured on this part: capture it before "
                                "deciding by a few percent");
-  if (host.slowest * step > half(host.slower))
-    prediction.notes.push_back(fmt::format(
-        "hosts decide: on one {:.1f} times as slow as the profile's the step takes {} longer; cluster.host_time_factor "
-        "states yours",
-        *host.slowest_factor, whole_percent(host.slowest)));
+  if (!others.known && others.longer_ns > half)
+    prediction.notes.push_back(
+        fmt::format("hosts decide: on one {:.2g} times as slow as the reference host the step takes {} longer; "
+                    "cluster.host_time_factor states yours",
+                    others.slow_factor, whole_percent(others.longer_ns / step)));
   std::string names;
   for (const auto& name : prediction.ignored) names += (names.empty() ? "" : ", ") + name;
   if (!names.empty()) prediction.notes.push_back("no interval holds: not modelled, and ignored as asked: " + names);
