@@ -5,6 +5,7 @@
 #include <deque>
 #include <functional>
 #include <map>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -26,6 +27,7 @@ struct LiveBlock {
   std::uint32_t attached = none;  ///< what it names: an input its gradient, an output (by its graph) the input
   model::Tensor::Home home = model::Tensor::Home::allocator;
   model::Stream stream = model::Stream::compute;
+  std::uint32_t shape = 0;
   bool told = true;  ///< to the listener
 };
 
@@ -41,8 +43,8 @@ class Heap {
         listener_(listener) {}
 
   std::uint32_t allocate(const model::Tensor& tensor) {
-    if (tensor.home == model::Tensor::Home::static_buffer) {
-      auto& spare = spare_[Bytes(block_bytes(tensor.bytes.value))];
+    if (keeps(tensor.home)) {
+      auto& spare = spare_[{tensor.owner, tensor.shape, block_bytes(tensor.bytes.value)}];
       if (!spare.empty()) {
         const auto id = spare.back();
         spare.pop_back();
@@ -60,9 +62,17 @@ class Heap {
     }
     auto& block = blocks_[id];
     const bool used_elsewhere = tensor.gradient && gradients_elsewhere_;
-    const auto home = capturing_ ? model::Tensor::Home::graph_pool : tensor.home;
-    block = LiveBlock{block_bytes(tensor.bytes.value), tensor.owner, 1, used_elsewhere, none, home, tensor.stream};
-    const bool graph = home == model::Tensor::Home::graph_pool;
+    const auto home = capturing_ && !keeps(tensor.home) ? model::Tensor::Home::graph_pool : tensor.home;
+    const bool view = home == model::Tensor::Home::view;
+    block = LiveBlock{view ? 0 : block_bytes(tensor.bytes.value),
+                      tensor.owner,
+                      1,
+                      used_elsewhere,
+                      none,
+                      home,
+                      tensor.stream,
+                      tensor.shape};
+    const bool graph = is_graphs(home);
     if (graph) {
       graph_live_ += block.bytes;
       graph_peak_ = std::max(graph_peak_, graph_live_);
@@ -71,7 +81,7 @@ class Heap {
       by_owner_[tensor.owner] += block.bytes;
       ++events_;
     }
-    block.told = graph || !silent_ || home == model::Tensor::Home::static_buffer;
+    block.told = !view && (graph ? !captured_ : !silent_ || home == model::Tensor::Home::static_buffer);
     if (listener_ && block.told)
       listener_({Event::Kind::allocate, told_from_ + id, tensor.owner, tensor.bytes, tensor.stream, graph});
     if (graph) return id;
@@ -83,6 +93,8 @@ class Heap {
     }
     return id;
   }
+  /// A cached tensor that nobody has made yet.
+  void make(const model::Tensor& tensor) { drop(allocate(tensor)); }
   void hold(std::uint32_t id) {
     if (id != none) ++blocks_[id].holders;
   }
@@ -91,12 +103,14 @@ class Heap {
     auto& block = blocks_[id];
     if (block.holders == 0) throw InternalError("memory walk: a tensor is freed twice");
     if (--block.holders > 0) return;
-    if (block.home == model::Tensor::Home::static_buffer) {
-      spare_[Bytes(block.bytes)].push_back(id);
+    if (keeps(block.home)) {
+      spare_[{block.owner, block.shape, block.bytes}].push_back(id);
       return;
     }
     const auto attached = block.attached;
-    if (block.home == model::Tensor::Home::graph_pool) {
+    if (block.home == model::Tensor::Home::graph_gradient) {
+      if (const auto before = std::exchange(last_gradient_, id); before != none) free_in_graph(before);
+    } else if (block.home == model::Tensor::Home::graph_pool) {
       if (block.transferred && capturing_ && !capture_reuses_)
         held_by_capture_.push_back(id);
       else
@@ -146,6 +160,8 @@ class Heap {
     silent_ = true;
   }
   void speak() { silent_ = false; }
+  /// All graphs exist: replays find their pool as it is, and nothing more is told of it.
+  void end_capture() { captured_ = true; }
   void empty_cache() const {
     if (listener_) listener_({Event::Kind::empty_cache, 0, 0, Bytes(), model::Stream::compute, false});
   }
@@ -167,6 +183,12 @@ class Heap {
   const std::vector<std::int64_t>& owners_then() const { return owners_then_; }
 
  private:
+  static bool keeps(model::Tensor::Home home) {
+    return home == model::Tensor::Home::static_buffer || home == model::Tensor::Home::cached;
+  }
+  static bool is_graphs(model::Tensor::Home home) {
+    return home == model::Tensor::Home::graph_pool || home == model::Tensor::Home::graph_gradient;
+  }
   void tell(Event::Kind kind, std::uint32_t id) const {
     if (listener_ && blocks_[id].told)
       listener_({kind, told_from_ + id, blocks_[id].owner, Bytes(blocks_[id].bytes), blocks_[id].stream, false});
@@ -174,7 +196,8 @@ class Heap {
   void free_in_graph(std::uint32_t id) {
     const auto& block = blocks_[id];
     graph_live_ -= block.bytes;
-    if (listener_) listener_({Event::Kind::free, told_from_ + id, block.owner, Bytes(block.bytes), block.stream, true});
+    if (listener_ && block.told && !captured_)
+      listener_({Event::Kind::free, told_from_ + id, block.owner, Bytes(block.bytes), block.stream, true});
     unused_.push_back(id);
   }
   void release_oldest() {
@@ -187,13 +210,15 @@ class Heap {
   std::vector<LiveBlock> blocks_;
   std::vector<std::uint32_t> unused_;
   std::vector<std::int64_t> by_owner_, owners_then_, peak_owners_;
-  bool at_peak_ = false;                               ///< since the last event that raised it nothing was freed
-  std::map<Bytes, std::vector<std::uint32_t>> spare_;  ///< static buffers that nobody uses, by size
+  bool at_peak_ = false;  ///< since the last event that raised it nothing was freed
+  /// What is kept for good and nobody uses, by owner, shape and size.
+  std::map<std::tuple<std::uint32_t, std::uint32_t, std::int64_t>, std::vector<std::uint32_t>> spare_;
   std::int64_t live_ = 0, peak_ = 0, peak_event_ = 0, events_ = 0, stop_at_ = -1;
   std::int64_t graph_live_ = 0, graph_peak_ = 0, launches_ = 0;
   std::deque<std::pair<std::int64_t, std::uint32_t>> retired_;  ///< launches when it was freed, block
   std::vector<std::uint32_t> held_by_capture_;
-  bool capturing_ = false, silent_ = false;
+  std::uint32_t last_gradient_ = none;  ///< that a graph has returned
+  bool capturing_ = false, captured_ = false, silent_ = false;
   std::uint32_t told_from_ = 0;  ///< number of the first block, to the listener
   const bool asynchronous_, gradients_elsewhere_, capture_reuses_;
   const Listener& listener_;

@@ -43,7 +43,7 @@ class Replayer {
   void operator()(const Event& event) {
     if (event.kind == Event::Kind::empty_cache) {
       allocator_.empty_cache();
-      eager_peak_ = allocator_.peak_allocated();
+      eager_peak_ = std::max(eager_peak_, allocator_.peak_allocated());
       allocator_.reset_peaks();
     } else if (event.graph) {
       in_graph_pool(event);

@@ -152,7 +152,11 @@ void Walker::forward(model::Call call, std::size_t position) {
 void Walker::end_forward(model::Call call) {
   auto& f = flight(call);
   f.output = f.border;
-  if (f.output == none) shrink(f);  // a loss
+  if (f.output == none) {  // a loss
+    shrink(f);
+    // pretrain_gpt.py, loss_func: check_for_nan_in_loss_and_grad reads it, so the host waits for all before it.
+    if (stages_.gradients_elsewhere && !stages_.full_iteration_graph) heap_.synchronize();
+  }
   output_.clear();
   ++forwards_done_;
 }
@@ -194,6 +198,8 @@ void Walker::end_backward(model::Call call) {
   f.input_gradient = gradient;
   ++backwards_done_;
   if (!interleaved_ && backwards_done_ == steady_) input_.clear();
+  // Without pipeline stages one microbatch is captured and serves all (cuda_graphs.py, _get_cuda_graph_input_data).
+  if (whole_.ranks.size() == 1 && !stages_.full_iteration_graph) heap_.end_capture();
 }
 
 void Walker::backward(model::Call call, std::size_t position) {
@@ -327,11 +333,14 @@ void Walker::step(bool first) {
   for (auto& [piece, microbatch, blocks] : deferred_)
     run(stages_.pieces[piece].weight_gradient, stages_.pieces[piece], -1, microbatch, blocks.data());
   deferred_.clear();
+  for (const auto& tensor : rank_.since_first_step)
+    if (first && tensor.home == model::Tensor::Home::cached) heap_.make(tensor);  // where no piece has needed it yet
   heap_.capture(false);
   heap_.synchronize();  // the gradient norm is read by the host
   const auto before = heap_.events();
   std::vector<std::uint32_t> blocks;
-  for (const auto& tensor : rank_.during_optimizer) blocks.push_back(heap_.allocate(tensor));
+  auto& gradients = holds_gradients_ ? gradients_ : blocks;
+  for (const auto& tensor : rank_.during_optimizer) gradients.push_back(heap_.allocate(tensor));
   if (first) hold(rank_.optimizer_state);  // the first update makes it, beside fp32 gradients
   for (const auto& tensor : rank_.after_update) blocks.push_back(heap_.allocate(tensor));
   for (const auto block : blocks) heap_.drop(block);

@@ -55,6 +55,7 @@ class Walker : public model::Visitor {
   void reach_second_step(const std::function<void()>& started = {}, const std::function<void()>& with_state = {}) {
     if (eager_) {
       eager_->reach_second_step(started, with_state);
+      eager_->holds_gradients_ = true;  // zero_grad comes after the capture
       eager_->step();
       for (auto& module : eager_->modules_) module.clear();  // the next forward lets go of its last input
       in_eager_ = false;
@@ -64,6 +65,11 @@ class Walker : public model::Visitor {
     start();
     if (!eager_ && started) started();
     first_step();
+    heap_.end_capture();
+    if (eager_) {
+      for (const auto block : std::exchange(eager_->gradients_, {})) eager_->heap_.drop(block);
+      heap_.empty_cache();
+    }
     heap_.speak();
     if (!eager_ && with_state) with_state();
     heap_.begin_step();
@@ -114,7 +120,8 @@ class Walker : public model::Visitor {
   }
   Flight& flight(model::Call call) { return flight(call.microbatch, call.chunk); }
   void hold(const std::vector<model::Tensor>& tensors) {
-    for (const auto& tensor : tensors) heap_.allocate(tensor);
+    for (const auto& tensor : tensors)
+      if (tensor.home != model::Tensor::Home::cached) heap_.allocate(tensor);
   }
   bool cool_down() const { return forwards_done_ == forwards_ && backwards_done_ >= steady_; }
 
@@ -165,6 +172,8 @@ class Walker : public model::Visitor {
     std::vector<std::uint32_t> blocks;
   };
   std::vector<Deferred> deferred_;
+  bool holds_gradients_ = false;
+  std::vector<std::uint32_t> gradients_;  ///< fp32 ones of the last step, until the next begins
   bool in_combined_ = false;
   bool made_stash_ = false;  ///< the pages of a paged stash
   int forwards_ = 0, steady_ = 0, forwards_done_ = 0, backwards_done_ = 0;

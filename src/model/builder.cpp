@@ -10,6 +10,12 @@ std::uint32_t Owners::operator()(const std::string& name) {
   return it->second;
 }
 
+Tensor dummy_gradient(Owners& owners, Int in, Int out) {
+  Tensor tensor{owners("dummy weight gradients"), Bytes(2 * in * out), Stream::compute, Tensor::Home::cached};
+  tensor.shape = static_cast<std::uint32_t>(out);
+  return tensor;
+}
+
 PieceBuilder::PieceBuilder(Owners& owners, std::string name) : owners_(owners), steps_(&piece_.forward) {
   piece_.name = std::move(name);
   piece_.tensors.resize(4);
@@ -34,8 +40,8 @@ Piece PieceBuilder::take_as_node(schedule::Node::Name name) {
   return take();
 }
 
-std::uint32_t PieceBuilder::tensor(const std::string& owner, Int bytes) {
-  piece_.tensors.push_back(Tensor{owners_(owner), Bytes(bytes), Stream::compute, home_});
+std::uint32_t PieceBuilder::tensor(const std::string& owner, Int bytes, Tensor::Home home) {
+  piece_.tensors.push_back(Tensor{owners_(owner), Bytes(bytes), Stream::compute, home});
   return static_cast<std::uint32_t>(piece_.tensors.size() - 1);
 }
 
@@ -43,6 +49,29 @@ std::uint32_t PieceBuilder::allocate(const std::string& owner, Int bytes) {
   const auto id = tensor(owner, bytes);
   allocate(id);
   return id;
+}
+
+std::uint32_t PieceBuilder::view(std::uint32_t tensor) {
+  Tensor same = piece_.tensors[tensor];
+  same.home = Tensor::Home::view;
+  piece_.tensors.push_back(same);
+  const auto id = static_cast<std::uint32_t>(piece_.tensors.size() - 1);
+  allocate(id);
+  return id;
+}
+
+void PieceBuilder::dummy_gradient(Int in, Int out) {
+  piece_.tensors.push_back(model::dummy_gradient(owners_, in, out));
+  const auto id = static_cast<std::uint32_t>(piece_.tensors.size() - 1);
+  allocate(id);
+  free(id);
+}
+
+void PieceBuilder::returns(Int bytes, const std::string& name, profile::Key key) {
+  Returned returned{bytes, {}};
+  returned.accumulation.name = name;
+  returned.accumulation.key = std::move(key);
+  returned_.push_back(std::move(returned));
 }
 
 std::uint32_t PieceBuilder::allocate_float(const std::string& owner, Int bytes) {
@@ -83,7 +112,7 @@ void PieceBuilder::launch_on(Stream stream, Purpose purpose, const std::string& 
 
 void PieceBuilder::launch(Kernel kernel) {
   kernel.recompute = recompute_;
-  kernel.graphed = home_ == Tensor::Home::graph_pool;
+  kernel.graphed = graphed();
   step(Step::Kind::launch, static_cast<std::uint32_t>(piece_.kernels.size()));
   piece_.kernels.push_back(std::move(kernel));
 }

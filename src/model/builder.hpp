@@ -24,6 +24,9 @@ class Owners {
 
 constexpr std::uint32_t no_tensor = 0xffffffff;
 
+/// One bf16 stand-in for each distinct weight shape (TE pytorch/module/base.py, get_dummy_wgrad).
+Tensor dummy_gradient(Owners& owners, Int in, Int out);
+
 /// A collective's kernel; what moves where, if it leaves its NVLink domain.
 Kernel collective_kernel(Purpose purpose, const std::string& name, const std::string& kind, Int ranks, Int bytes,
                          const Way& way, Stream stream);
@@ -41,11 +44,12 @@ class PieceBuilder {
 
   std::uint32_t owner(const std::string& name) { return owners_(name); }
   void allocate(std::uint32_t tensor) { step(Step::Kind::allocate, tensor); }
-  std::uint32_t tensor(const std::string& owner, Int bytes);          ///< not yet allocated
-  std::uint32_t allocate(const std::string& owner, Int bytes);        ///< a new tensor
-  std::uint32_t allocate_float(const std::string& owner, Int bytes);  ///< its elements have 4 bytes
-  std::uint32_t allocate_gradient(Int bytes);                         ///< of a weight, for its hook to add
-  void free(std::uint32_t tensor);                                    ///< nothing for no_tensor
+  std::uint32_t tensor(const std::string& owner, Int bytes) { return tensor(owner, bytes, home_); }
+  std::uint32_t tensor(const std::string& owner, Int bytes, Tensor::Home home);  ///< not yet allocated
+  std::uint32_t allocate(const std::string& owner, Int bytes);                   ///< a new tensor
+  std::uint32_t allocate_float(const std::string& owner, Int bytes);             ///< its elements have 4 bytes
+  std::uint32_t allocate_gradient(Int bytes);                                    ///< of a weight, for its hook to add
+  void free(std::uint32_t tensor);                                               ///< nothing for no_tensor
   void free(std::initializer_list<std::uint32_t> tensors);
   void transient(const std::string& owner, Int bytes) { free(allocate(owner, bytes)); }
 
@@ -67,6 +71,19 @@ class PieceBuilder {
   void hook(Step::Kind kind, std::uint32_t group) { step(kind, group); }  ///< of activation offload
 
   void home(Tensor::Home home) { home_ = home; }  ///< of tensors made from now on
+  bool graphed() const { return home_ == Tensor::Home::graph_pool; }
+  std::uint32_t view(std::uint32_t tensor);  ///< of another tensor, as large
+  /// A weight gradient's stand-in for autograd, where the product has added into the main gradient.
+  void dummy_gradient(Int in, Int out);
+
+  /// What a parameter gets from a backward graph, and the kernel that adds it to its main gradient (without a name: the
+  /// product has done that, the gradient is a dummy).
+  struct Returned {
+    Int bytes = 0;
+    Kernel accumulation;
+  };
+  void returns(Int bytes, const std::string& name, profile::Key key);
+  std::vector<Returned> take_returned() { return std::exchange(returned_, {}); }
   void recomputing(bool on) { recompute_ = on; }
   bool recomputes() const { return recompute_; }
   /// What is written from now on runs for these microbatches only; without numbers for all.
@@ -89,6 +106,7 @@ class PieceBuilder {
   Piece piece_;
   std::vector<Step>* steps_;
   std::vector<std::uint32_t> saved_again_;
+  std::vector<Returned> returned_;
   std::uint32_t layer_input_ = Piece::input;
   Tensor::Home home_ = Tensor::Home::allocator;
   bool recompute_ = false;

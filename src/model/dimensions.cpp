@@ -111,6 +111,25 @@ bool has(const scenario::Strings& list, const char* name) {
   return std::find(list.begin(), list.end(), name) != list.end();
 }
 
+Graphs graphs_of(const Scenario& s) {
+  const auto& modules = s.settings.cuda_graph_modules;
+  const auto holds = [&](const char* name) { return modules.empty() || has(modules, name); };
+  Graphs g;
+  if (s.settings.cuda_graph_impl != "transformer_engine") return g;
+  g.clones_gradients = scenario::te_version(s.software).at_least(2, 19);
+  g.mlp = holds("mlp");
+  // Refused (effects_refused.cpp); where that is ignored, all but MLPs is launched one by one.
+  const auto& o = s.settings;
+  if (o.overlap_moe_expert_parallel_comm || s.model.mtp_num_layers.value_or(0) > 0 ||
+      o.fine_grained_activation_offloading)
+    return g;
+  g.attention = holds("attn");
+  g.experts = holds("moe") && o.moe_pad_expert_input_to_capacity;
+  g.router = !g.experts && has(modules, "moe_router");
+  g.preprocess = g.router && has(modules, "moe_preprocess");
+  return g;
+}
+
 /// Token drop (moe_utils.py get_capacity): every rank sends an expert at most, or padded exactly, `capacity` rows.
 void set_capacity(const Scenario& s, const Dimensions& d, MoeDimensions& e) {
   const auto& o = s.settings;
@@ -375,7 +394,7 @@ Dimensions::Dimensions(const Scenario& sc, const profile::Device& device) : gpu(
   precision = {recipe_of(sc, gpu), gpu.fp8_layouts == std::vector{profile::Layout::tn}};
   fp8_parameters = precision.quantized() && (o.fp8_param || o.fp8_param_gather);
   fp8_cached_weights = !o.disable_parameter_transpose_cache;
-  graphed_mlp = o.cuda_graph_impl == "transformer_engine" && has(o.cuda_graph_modules, "mlp");
+  graphs = graphs_of(sc);
   // Linear layers whose names userbuffers do not know switch tp_comm_overlap off for all that are made after them
   // (extensions/transformer_engine.py:922-932): MLA's down projections.
   tp_overlap = o.tp_comm_overlap && sp && !mla && !local_spec;

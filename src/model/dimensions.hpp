@@ -77,6 +77,15 @@ struct PackedRows {
   double share = 1;
 };
 
+/// What Transformer Engine's CUDA graphs hold of a layer (cuda_graph_modules).
+struct Graphs {
+  bool attention = false, mlp = false;      ///< mlp: of dense layers
+  bool experts = false;                     ///< a whole mixture
+  bool router = false, preprocess = false;  ///< norm, shared experts and router of a mixture; its permutation, too
+  bool clones_gradients = false;            ///< parameters' gradients leave as clones: TE 2.19 (pull request 2937)
+  bool any() const { return attention || mlp || experts || router; }
+};
+
 struct Dimensions {
   Dimensions(const scenario::Scenario& scenario, const profile::Device& device);
 
@@ -121,9 +130,9 @@ struct Dimensions {
   std::string gate;              ///< of a gate whose activation is not fused: "gelu", "fast_gelu"
   Way tp_link, cp_link, dp_link;
   Precision precision;
-  bool fp8_parameters = false;            ///< linear weights are stored as the recipe quantizes them (fp8_param_gather)
-  bool fp8_cached_weights = true;         ///< quantized copies of weights live from the first microbatch on
-  bool graphed_mlp = false;               ///< TE CUDA graphs of scope mlp
+  bool fp8_parameters = false;     ///< linear weights are stored as the recipe quantizes them (fp8_param_gather)
+  bool fp8_cached_weights = true;  ///< quantized copies of weights live from the first microbatch on
+  Graphs graphs;
   bool tp_overlap = false;                ///< tp_comm_overlap
   std::int32_t deferred_head_wgrads = 0;  ///< microbatches (defer_embedding_wgrad_compute, wgrad_deferral_limit)
   bool computes_head_wgrads = true;       ///< others compute it within their backward

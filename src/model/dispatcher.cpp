@@ -22,6 +22,10 @@ void Dispatcher::counts() {
                   m_.group_link);
     smalls("moe token counts", 4);
   }
+  if (!d_.graphs.preprocess) counts_to_host();
+}
+
+void Dispatcher::counts_to_host() {
   const int copies = group() > 1 ? 4 : 1;
   for (int i = 0; i < copies; ++i)
     w_.launch_on(Stream::d2h, Purpose::ep, "moe token counts to host", {"copy.d2h", {8 * m_.local}}, {});
@@ -97,6 +101,7 @@ void Dispatcher::dispatch() {
     w_.collective(Purpose::ep, "moe dispatch all-gather", "all_gather", group(), row() * everyone(), m_.group_link);
     return;
   }
+  if (d_.graphs.preprocess && !m_.fixed_rows) counts_to_host();  // cuda_dtoh_point: before_ep_alltoall
   if (m_.ep == 1) {
     arrived_ = permuted_;
     arrived_probs_ = permuted_probs_;

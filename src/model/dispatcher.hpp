@@ -6,7 +6,7 @@
 //              reduced to one row a token on the way
 #pragma once
 
-#include "builder.hpp"
+#include "graph_writer.hpp"
 
 namespace pipewright::model {
 
@@ -21,6 +21,9 @@ class Dispatcher {
   std::uint32_t combine_preprocess(std::uint32_t experts_output);  ///< frees its input
   std::uint32_t combine(std::uint32_t sent);                       ///< may return its input, frees nothing
   std::uint32_t combine_postprocess(std::uint32_t combined);       ///< frees its input
+  /// What preprocess() has made, as a captured graph puts it out.
+  void put_out(GraphWriter& graph) { graph.put_out({&permuted_, &permuted_probs_}); }
+  bool permutes_first() const { return m_.dispatch == Dispatch::alltoall; }  ///< before it sends
   void release_sent() { w_.free(permuted_), permuted_ = no_tensor; }
   void release_arrived();
   void release_probs() { w_.free(probs_), probs_ = no_tensor; }  ///< those of the sorted rows
@@ -45,6 +48,7 @@ class Dispatcher {
   /// Of the tensors that hold the rows of a rank's experts.
   Int spread_rows() const { return m_.budget ? m_.held : m_.received; }
   void counts();
+  void counts_to_host();
   void send_once();
   std::uint32_t spread();
   void permute(const char* name, Int tokens, Int rows);

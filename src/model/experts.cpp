@@ -59,6 +59,7 @@ void Experts::weight_gradient(const Group& group) {
   w_.launch(group.name + " wgrad", {family, {d_.moe.local, rows(), group.out, group.in}});
   w_.stands_for(static_cast<int>(2 * d_.moe.local));
   w_.completes(static_cast<int>(d_.moe.local));
+  if (d_.fused_gradients) w_.dummy_gradient(group.in, group.out);
   if (d_.bias) accumulate_bias(group);
   if (d_.fused_gradients) return;
   w_.launch(group.name + " gradient accumulation", {"add.f32", {d_.moe.local * group.in * group.out}});

@@ -109,6 +109,7 @@ void OutputLayer::weight_gradient() {
   w_.microbatches(d_.deferred_head_wgrads);
   if (d_.fused_gradients) {
     w_.launch(name_ + " wgrad", head_wgrad(d_));
+    w_.dummy_gradient(d_.h, d_.vocab);
     w_.microbatches();
     return;
   }

@@ -31,35 +31,43 @@ LayerWriter::LayerWriter(PieceBuilder& builder, const Dimensions& dimensions, co
       offload_(builder, dimensions),
       attention_add_(builder, dimensions, "attention residual", dimensions.bias),
       mlp_add_(builder, dimensions, "mlp residual", dimensions.bias && !kind.moe),
-      graphed_mlp_(dimensions.graphed_mlp && !kind.moe),
+      graph_(builder, dimensions),
+      graphs_attention_(dimensions.graphs.attention),
+      graphs_mlp_(kind.moe ? dimensions.graphs.experts : dimensions.graphs.mlp),
+      graphs_router_(kind.moe && dimensions.graphs.router),
       attention_norm_(dimensions.separate_norms || (dimensions.mla && !dimensions.fused_down)),
-      mlp_norm_(dimensions.separate_norms || kind.moe) {}
-
-/// The MLP as a TE CUDA graph: its input is copied into a static buffer that stays until the backward pass; what it
-/// makes lives in the graphs' private pool, its output too.
-void LayerWriter::enter_graph() {
-  w_.home(Tensor::Home::static_buffer);
-  const auto buffer = w_.allocate("CUDA graph inputs", 2 * d_.local * d_.h);
-  w_.launch("CUDA graph input", {"copy.d2d", {2 * d_.local * d_.h}});
-  w_.free(residual_);
-  residual_ = buffer;
-  w_.home(Tensor::Home::graph_pool);
+      mlp_norm_(dimensions.separate_norms || kind.moe) {
+  if (graphs_router_) static_cast<MixtureOfExperts&>(*mlp_).begin_in(graph_);
 }
 
-void LayerWriter::forward(std::uint32_t y, bool grad) {
+void LayerWriter::attention_forward(bool grad) {
+  if (graphs_attention_) kept_input_ = graph_.enter(true);
   offload_.begin(Offload::attn_norm, grad && attention_norm_);
   const auto attended = attention_->forward(grad);
   residual_ = w_.tensor("attention.residual", 2 * d_.local * d_.h);
   attention_add_.forward(residual_, attended, grad);
   offload_.saves(Offload::attn_norm, {w_.layer_input()});
   offload_.commit(Offload::attn_norm);
-  if (graphed_mlp_) enter_graph();
+}
+
+void LayerWriter::forward(std::uint32_t y, bool grad) {
+  attention_forward(grad);
+  auto replaced = no_tensor;  // what a graph has copied; a frame names it until the layer returns
+  if (graphs_attention_) {
+    replaced = w_.layer_input();
+    if (!graphs_mlp_) graph_.put_out({&residual_});
+    if (!graphs_mlp_ && !graphs_router_) graph_.leave();
+  } else if (graphs()) {
+    replaced = std::exchange(residual_, graph_.enter(false));
+  }
   offload_.begin(Offload::mlp_norm, grad && mlp_norm_);
   const auto out = mlp_->forward(grad);
-  mlp_add_.forward(y, out, grad);
+  const auto sum = graphs_mlp_ ? graph_.output() : y;
+  mlp_add_.forward(sum, out, grad);
   offload_.saves(Offload::mlp_norm, {residual_});
   offload_.commit(Offload::mlp_norm);
-  leave_graph();
+  if (graphs_mlp_) graph_.leave_with(sum, y);
+  w_.free(replaced);
   if (!grad) {
     w_.free(residual_);
     residual_ = no_tensor;
@@ -81,25 +89,51 @@ std::uint32_t LayerWriter::attention_backward() {
   return dx;
 }
 
-std::uint32_t LayerWriter::backward(std::uint32_t x, std::uint32_t dy, bool out_of_place, bool frees_dy) {
-  if (graphed_mlp_) {
-    w_.launch("CUDA graph output gradient", {"copy.d2d", {2 * d_.local * d_.h}});
-    w_.home(Tensor::Home::graph_pool);
+/// Static gradients are not added to in place, nor those that a graph returns: each sum with one is a new tensor.
+std::uint32_t LayerWriter::graphed_backward(std::uint32_t x, std::uint32_t dy, bool frees_dy) {
+  const bool begins_in_mlp = graphs_mlp_ || graphs_router_;
+  const auto dx = x == Piece::input   ? Piece::input_gradient
+                  : graphs_attention_ ? graph_.input_gradient(false)
+                                      : w_.tensor(residual_gradient, d_.boundary_bytes());
+  const auto given = frees_dy ? dy : no_tensor;
+  const auto finish = [&](std::uint32_t dresidual) {
+    const auto dattention = attention_backward();
+    w_.allocate(dx);
+    add("gradient accumulation");
+    w_.free({dattention, dresidual});
+  };
+  if (begins_in_mlp) graph_.copy(given, d_.boundary_bytes());
+  if (graphs_mlp_) graph_.enter_backward();
+  const auto dmlp = mlp_backward();
+  graph_.mlp_done();
+  auto sum = dx;
+  if (!begins_in_mlp)
+    sum = w_.tensor(residual_gradient, d_.boundary_bytes());
+  else if (!graphs_attention_)
+    sum = graph_.input_gradient(graphs_router_);
+  w_.allocate(sum);
+  add("gradient accumulation");
+  w_.free(dmlp);
+  if (begins_in_mlp && graphs_attention_) {  // one graph: the sum is its own
+    accumulate(attention_backward());
+  } else if (graphs_attention_) {
+    w_.free(given);
+    graph_.copy(sum, d_.boundary_bytes());
+    graph_.enter_backward();
+    finish(no_tensor);
   }
+  graph_.leave_backward();
+  w_.free(std::exchange(kept_input_, no_tensor));
+  if (graphs_attention_) return dx;
+  finish(sum);
+  w_.free(x);
+  return dx;
+}
+
+std::uint32_t LayerWriter::backward(std::uint32_t x, std::uint32_t dy, bool out_of_place, bool frees_dy) {
+  if (graphs()) return graphed_backward(x, dy, frees_dy);
   const auto dmlp = mlp_backward();
   auto total = dy;
-  if (graphed_mlp_) {
-    // The graph returns its own buffer, residual included; the sum with attention's part is a new tensor.
-    add("gradient accumulation");
-    leave_graph();
-    if (frees_dy) w_.free(dy);
-    const auto dattention = attention_backward();
-    w_.free(x);
-    w_.allocate(Piece::input_gradient);
-    add("gradient accumulation");
-    w_.free({dmlp, dattention});
-    return Piece::input_gradient;
-  }
   if (out_of_place) {
     total = Piece::input_gradient;
     w_.allocate(total);
@@ -120,10 +154,12 @@ Piece layer_piece(Owners& owners, const Dimensions& d, const std::vector<LayerKi
   const LayerKind& kind = kinds.back();
   PieceBuilder w(owners, n > 1 ? "layer group" : "layer");
   w.border(Piece::input, "layer input", d.boundary_bytes());
-  const auto home = d.graphed_mlp && !kind.moe ? Tensor::Home::graph_pool : Tensor::Home::allocator;
-  w.border(Piece::output, "layer input", d.boundary_bytes(), home);
+  using Home = Tensor::Home;
+  const bool output_graphed = kind.moe ? d.graphs.experts : d.graphs.mlp;
+  w.border(Piece::output, "layer input", d.boundary_bytes(), output_graphed ? Home::view : Home::allocator);
   w.border(Piece::output_gradient, residual_gradient, d.boundary_bytes());
-  w.border(Piece::input_gradient, residual_gradient, d.boundary_bytes());
+  w.border(Piece::input_gradient, residual_gradient, d.boundary_bytes(),
+           d.graphs.attention ? Home::graph_gradient : Home::allocator);
   std::vector<LayerWriter> layers;
   for (const LayerKind& each : kinds) layers.emplace_back(w, d, each);
 

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "attention.hpp"
+#include "graph_writer.hpp"
 #include "layer.hpp"
 #include "mlp.hpp"
 #include "offload_groups.hpp"
@@ -21,8 +22,9 @@ class LayerWriter {
   std::uint32_t backward(std::uint32_t x, std::uint32_t dy, bool out_of_place, bool frees_dy);
 
  private:
-  void enter_graph();
-  void leave_graph() { w_.home(Tensor::Home::allocator); }
+  void attention_forward(bool grad);
+  bool graphs() const { return graphs_attention_ || graphs_mlp_ || graphs_router_; }
+  std::uint32_t graphed_backward(std::uint32_t x, std::uint32_t dy, bool frees_dy);
   std::uint32_t attention_backward();
   std::uint32_t mlp_backward();
   void add(const std::string& name) { w_.launch(name, {"add", {d_.local * d_.h}}); }
@@ -36,9 +38,10 @@ class LayerWriter {
   std::unique_ptr<Mlp> mlp_;
   OffloadWriter offload_;
   ResidualAdd attention_add_, mlp_add_;
-  const bool graphed_mlp_;
+  GraphWriter graph_;
+  const bool graphs_attention_, graphs_mlp_, graphs_router_;  ///< router: the norm up to the dispatch
   const bool attention_norm_, mlp_norm_;  ///< modules of their own, so that their input can be offloaded
-  std::uint32_t residual_ = no_tensor;
+  std::uint32_t residual_ = no_tensor, kept_input_ = no_tensor;
 };
 
 }  // namespace pipewright::model

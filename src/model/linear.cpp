@@ -183,12 +183,19 @@ void LinearWriter::weight_gradient(const Linear& linear, double sm_share) {
   if (d_.fused_gradients) {
     family += d_.gradient_bytes == 4 ? ".acc_f32" : ".acc_bf16";
     w_.launch(linear.name + " wgrad", {family, {linear.in, linear.out, rows(linear)}}, sm_share);
+    w_.dummy_gradient(linear.in, linear.out);
+    if (w_.graphed()) w_.returns(2 * linear.in * linear.out, "", {});
     return;
   }
   if (linear.fp8) family += ".out_bf16";
   const auto gradient = w_.allocate_gradient(2 * linear.in * linear.out);
   w_.launch(linear.name + " wgrad", {family, {linear.in, linear.out, rows(linear)}}, sm_share);
-  w_.launch(linear.name + " gradient accumulation", {"add.f32", {linear.in * linear.out}});
+  if (w_.graphed()) {
+    w_.returns(2 * linear.in * linear.out, linear.name + " gradient accumulation",
+               {"add.f32", {linear.in * linear.out}});
+  } else {
+    w_.launch(linear.name + " gradient accumulation", {"add.f32", {linear.in * linear.out}});
+  }
   w_.free(gradient);
 }
 
@@ -299,7 +306,10 @@ std::uint32_t LinearWriter::norm_backward(const std::string& name, std::uint32_t
   const auto dgamma = w_.allocate_gradient(2 * cols * (d_.rms_norm ? 1 : 2));
   w_.transient("workspace", (d_.rms_norm ? rms_ctas : 2 * layer_norm_ctas) * d_.gpu.multiprocessors * cols * 4);
   norm(name, false, rows, cols);
-  if (!d_.frozen()) w_.launch(name + " gradient accumulation", {"small", {}});
+  if (w_.graphed())
+    w_.returns(2 * cols * (d_.rms_norm ? 1 : 2), name + " gradient accumulation", {"small", {}});
+  else if (!d_.frozen())
+    w_.launch(name + " gradient accumulation", {"small", {}});
   w_.free({statistics, dout});
   w_.free(dgamma);
   return din;

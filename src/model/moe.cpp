@@ -25,7 +25,29 @@ void MixtureOfExperts::route(bool grad) {
   if (m_.shared > 0 && !m_.shared_overlap)
     shared_output_ = shared_.forward(grad && !d_.recomputes(Recompute::shared_experts));
   router_.forward(grad);
+  if (graph_ != nullptr && !d_.graphs.preprocess) leave_graph();
   dispatcher_.preprocess();
+  if (graph_ != nullptr && d_.graphs.preprocess) leave_graph();
+}
+
+void MixtureOfExperts::leave_graph() {
+  if (d_.graphs.preprocess) dispatcher_.put_out(*graph_);
+  graph_->put_out({&shared_output_});
+  graph_->leave();
+}
+
+/// Copies the gradients of what the graph has put out: rows or hidden states, their probabilities, the shared experts'
+/// output. `gradient` is the first; returns that of what the router has read.
+std::uint32_t MixtureOfExperts::enter_graph(std::uint32_t gradient) {
+  const bool rows = d_.graphs.preprocess && dispatcher_.permutes_first();
+  const Int size = 2 * d_.h, count = rows ? m_.routed : d_.local;
+  const auto given = graph_->copy(gradient, size * count);
+  graph_->copy(no_tensor, m_.router_bytes * (rows ? m_.routed : d_.local * m_.experts));
+  if (m_.shared > 0 && !m_.shared_overlap) graph_->copy(no_tensor, d_.boundary_bytes());
+  graph_->enter_backward();
+  norm_.replay();
+  if (rows) return dispatcher_.preprocess_backward(given);
+  return w_.allocate("moe.input_gradient", d_.boundary_bytes());  // a static gradient is not added to in place
 }
 
 // With moe_shared_expert_overlap communication has its own stream and the shared experts run beside it.
@@ -136,14 +158,19 @@ std::uint32_t MixtureOfExperts::dispatch_backward(std::uint32_t gradient) {
 }
 
 std::uint32_t MixtureOfExperts::prepare_backward(std::uint32_t gradient) {
-  const auto add = [&](std::uint32_t part) {
-    w_.launch("moe input gradient accumulation", {"add", {d_.local * d_.h}});
-    w_.free(part);
-  };
   auto input = dispatcher_.preprocess_backward(gradient);
   if (!d_.ep_overlap) step(gradient, input);
   // The node's output gradient lives as long as the node: the sum with the router's part is another tensor.
   if (d_.ep_overlap && input == gradient) input = w_.allocate("moe.input_gradient", 2 * d_.local * d_.h);
+  return inputs_backward(input);
+}
+
+/// Shared experts, router and norm; adds into `input`.
+std::uint32_t MixtureOfExperts::inputs_backward(std::uint32_t input) {
+  const auto add = [&](std::uint32_t part) {
+    w_.launch("moe input gradient accumulation", {"add", {d_.local * d_.h}});
+    w_.free(part);
+  };
   add(router_.backward());
   if (m_.shared > 0) {
     if (d_.recomputes(Recompute::shared_experts)) {
@@ -159,14 +186,17 @@ std::uint32_t MixtureOfExperts::prepare_backward(std::uint32_t gradient) {
 
 std::uint32_t MixtureOfExperts::backward(std::uint32_t dropped) {
   auto replayed = no_tensor;
-  norm_.replay();
+  if (graph_ == nullptr) norm_.replay();
   w_.recomputing(true);
   if (d_.recomputes(Recompute::moe)) replayed = run(true);
   w_.recomputing(false);
   auto gradient = combine_backward();
   if (m_.shared == 0 && !d_.recomputes(Recompute::moe))
     w_.free(std::exchange(dropped, no_tensor));  // else read again, or held
-  const auto dx = prepare_backward(dispatch_backward(compute_backward(gradient)));
+  gradient = dispatch_backward(compute_backward(gradient));
+  if (graph_ != nullptr && !(d_.graphs.preprocess && dispatcher_.permutes_first()))
+    gradient = step(gradient, dispatcher_.preprocess_backward(gradient));
+  const auto dx = graph_ != nullptr ? inputs_backward(enter_graph(gradient)) : prepare_backward(gradient);
   w_.free({replayed, dropped});
   return dx;
 }

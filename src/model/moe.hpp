@@ -20,6 +20,8 @@ class MixtureOfExperts : public Mlp {
   std::uint32_t forward(bool grad) override;
   std::uint32_t backward(std::uint32_t dropped) override;
   void weight_gradients() override { experts_->weight_gradients(); }
+  /// A graph holds what comes before the dispatch: forward() begins inside it, backward() ends there.
+  void begin_in(GraphWriter& graph) { graph_ = &graph; }
 
   // The parts that nodes of expert-parallel overlap consist of, in forward order.
   void prepare();                ///< norm, shared experts, router, permutation
@@ -36,6 +38,9 @@ class MixtureOfExperts : public Mlp {
 
  private:
   std::uint32_t run(bool grad);
+  void leave_graph();
+  std::uint32_t enter_graph(std::uint32_t gradient);
+  std::uint32_t inputs_backward(std::uint32_t input);
   void route(bool grad);
   void dispatch(bool grad);
   void compute(bool grad);
@@ -51,6 +56,7 @@ class MixtureOfExperts : public Mlp {
   Dispatcher dispatcher_;
   std::unique_ptr<LocalExperts> experts_;
   SharedExperts shared_;
+  GraphWriter* graph_ = nullptr;
   std::uint32_t shared_output_ = no_tensor, shared_gradient_ = no_tensor, sent_ = no_tensor;
 };
 

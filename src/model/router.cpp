@@ -2,6 +2,7 @@
 //
 //   gating: logits [S,E] (moe_router_dtype)    top-k: indices int64 [S,k]    softmax over the chosen: probs [S,k]
 //   probs [S,E] and map [S,E] by scatter       auxiliary loss: softmax over all experts [S,E], sums
+//   moe_router_fusion: probs, map and scores [S,E] from one kernel
 //
 // Kept for backward: the gating's input (the caller's), indices, probs of the chosen, the auxiliary scores.
 #include "router.hpp"
@@ -55,16 +56,25 @@ void Router::forward(bool grad) {
     random = w_.allocate("router.logits", logits_bytes());
     w_.free(logits);
   }
-  chosen_ = w_.allocate("router.chosen_probs", 4 * d_.local * m.topk);
-  indices_ = w_.allocate("router.indices", 8 * d_.local * m.topk);
+  if (m.router_fusion) {  // te fused_router.cpp: probabilities, map and scores of all experts
+    probs_ = w_.allocate("router.probs", 4 * d_.local * m.experts);
+    indices_ = w_.allocate("router.map", d_.local * m.experts);
+    chosen_ = w_.allocate("router.chosen_scores", 4 * d_.local * m.experts);
+  } else {
+    chosen_ = w_.allocate("router.chosen_probs", 4 * d_.local * m.topk);
+    indices_ = w_.allocate("router.indices", 8 * d_.local * m.topk);
+  }
   if (m.aux_loss) scores_ = w_.allocate("router.scores", 4 * d_.local * m.experts);
-  w_.transient("router.scatter", 4 * d_.local * m.experts);
+  if (!m.router_fusion) w_.transient("router.scatter", 4 * d_.local * m.experts);
   w_.launch("router top-k forward", {"moe.router.topk.forward", {d_.local, m.experts}});
   w_.stands_for(forward_launches());
   w_.free(random == no_tensor ? logits : random);
-  if (grad) return;
-  w_.free({chosen_, indices_, scores_});
-  chosen_ = indices_ = scores_ = no_tensor;
+  if (!grad) release();
+}
+
+void Router::release() {
+  w_.free({chosen_, indices_, scores_, probs_});
+  chosen_ = indices_ = scores_ = probs_ = no_tensor;
 }
 
 std::uint32_t Router::backward() {
@@ -73,8 +83,7 @@ std::uint32_t Router::backward() {
   w_.transient("router.logits_gradient", logits_bytes());
   w_.launch("router top-k backward", {"moe.router.topk.backward", {d_.local, m.experts}});
   w_.stands_for(backward_launches());
-  w_.free({chosen_, indices_, scores_});
-  chosen_ = indices_ = scores_ = no_tensor;
+  release();
   // RouterGatingLinearFunction.backward: both GEMMs in the router's type, with casts of weight, input and results.
   const Int size = m.router_bytes, inputs = size * d_.local * d_.h, weights = m.experts * d_.h;
   const auto wide = w_.allocate("router.input_gradient", inputs);
@@ -89,7 +98,10 @@ std::uint32_t Router::backward() {
     din = w_.allocate("router.input_gradient", 2 * d_.local * d_.h);
     w_.free(wide);
   }
-  w_.launch("router weight gradient accumulation", {"small", {}});
+  if (w_.graphed())
+    w_.returns(size * weights, "router weight gradient accumulation", {"small", {}});
+  else
+    w_.launch("router weight gradient accumulation", {"small", {}});
   w_.free({dweight, dlogits});
   return din;
 }

@@ -18,11 +18,12 @@ class Router {
  private:
   int forward_launches() const;
   int backward_launches() const;
+  void release();
   Int logits_bytes() const { return d_.moe.router_bytes * d_.local * d_.moe.experts; }
 
   PieceBuilder& w_;
   const Dimensions& d_;
-  std::uint32_t indices_ = no_tensor, chosen_ = no_tensor, scores_ = no_tensor;
+  std::uint32_t indices_ = no_tensor, chosen_ = no_tensor, scores_ = no_tensor, probs_ = no_tensor;
 };
 
 }  // namespace pipewright::model

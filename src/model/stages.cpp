@@ -213,29 +213,23 @@ void add_notes(const Scenario& s, const Dimensions& d, Stages& stages) {
       note("FP8 parameters: a transposed copy of each is kept on Hopper" +
            std::string(d.fp8_cached_weights ? "" : ", disable_parameter_transpose_cache does not change that"));
   }
-  if (d.graphed_mlp) {
+  if (d.graphs.any()) {
     note(
-        "CUDA graphs of the MLP follow the code of TE; memory is the most that any step needs, of those before the "
-        "capture too: the first " +
-        std::to_string(s.settings.cuda_graph_warmup_steps) + " run without graphs");
+        "CUDA graphs follow the code of TE; memory is the most that any step needs, of those before the capture too: "
+        "the "
+        "first " +
+        std::to_string(s.settings.cuda_graph_warmup_steps) +
+        " run without graphs; a replay costs the host a call of a module, not timed");
   }
   if (d.tp_overlap) {
     note("tp_comm_overlap is derived from the code of TE: qkv, fc1 forward and proj, fc2 dgrad run in " +
          std::to_string(d.t) + " parts as their input arrives, proj and fc2 forward in 4 parts");
   }
-  const auto& graphs = s.settings.cuda_graph_modules;
   const bool full_iteration = s.settings.cuda_graph_impl == "full_iteration";
   if (full_iteration) {
     note("one CUDA graph replays forward and backward: the host launches nothing there; memory is that of " +
          std::to_string(s.settings.cuda_graph_warmup_steps) +
          " steps before the capture and of a step that replays; gaps between kernels stay those of launches");
-  }
-  const bool others = graphs.empty() || std::any_of(graphs.begin(), graphs.end(),
-                                                    [](const std::string& module) { return module != "mlp"; });
-  if (s.settings.cuda_graph_impl != "none" && !full_iteration && others) {
-    note(
-        "CUDA graphs are modelled for TE's module mlp of dense layers only: other modules are taken as launched one by "
-        "one");
   }
   if (d.attention_dropout > 0 && !d.unfused_attention) {
     note("attention_dropout: fused attention was measured without it");

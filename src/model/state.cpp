@@ -477,8 +477,7 @@ void StateWriter::run(const std::vector<ChunkShape>& shapes) {
   hold_from_start("optimizer scalars", 4);
   hold_from_start("optimizer scalars", 4);
   if (d_.fused_gradients) {
-    // One bf16 stand-in for each distinct weight shape: autograd wants a gradient, the GEMM wrote into the main one.
-    for (const auto& [in, out] : weight_shapes) hold(rank_.since_first_step, "dummy weight gradients", 2 * in * out);
+    for (const auto& [in, out] : weight_shapes) rank_.since_first_step.push_back(dummy_gradient(owners_, in, out));
   }
   for (int stream = 0; moe && stream < grouped_streams; ++stream) {
     hold(rank_.since_first_step, "workspace", d_.gpu.te_workspace.value);

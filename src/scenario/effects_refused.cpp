@@ -246,9 +246,20 @@ constexpr RefusedField refused_rows[] = {
     // CUDA graphs
     {"cuda_graph_impl", "CUDA graphs of whole layers, and Megatron's own (local)",
      [](const Scenario& s) { return s.settings.cuda_graph_impl == "local"; }},
-    {"cuda_graph_modules", "CUDA graphs of modules other than the dense MLP",
+    {"cuda_graph_modules",
+     "graphs of mamba layers, of whole mixtures whose rows vary, beside expert-parallel overlap, MTP or offload",
      [](const Scenario& s) {
-       return s.settings.cuda_graph_impl == "transformer_engine" && s.settings.cuda_graph_modules != Strings{"mlp"};
+       const auto& o = s.settings;
+       if (o.cuda_graph_impl != "transformer_engine" || o.cuda_graph_modules == Strings{"mlp"}) return false;
+       const auto holds = [&](const char* module) {
+         return o.cuda_graph_modules.empty() ||
+                std::ranges::find(o.cuda_graph_modules, module) != o.cuda_graph_modules.end();
+       };
+       const bool varies =
+           has_experts(s) && holds("moe") && !(o.moe_pad_expert_input_to_capacity && o.moe_expert_capacity_factor);
+       const bool mamba = std::ranges::find(o.cuda_graph_modules, "mamba") != o.cuda_graph_modules.end();
+       return mamba || varies || o.overlap_moe_expert_parallel_comm || s.model.mtp_num_layers.value_or(0) > 0 ||
+              o.fine_grained_activation_offloading;
      }},
     {"cuda_graph_retain_backward_graph", "autograd's graph kept at capture",
      [](const Scenario& s) { return uses_graphs(s) && s.settings.cuda_graph_retain_backward_graph; }},

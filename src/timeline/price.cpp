@@ -28,9 +28,10 @@ class HostCosts {
   /// An operation's own cost, and where it was told apart ("host.<direction>.<family>_each_us") that of every launch.
   double us(const std::string& direction, const model::Kernel& kernel) {
     if (kernel.within_call) return factor_ * kernel.launches * launch_us_;
-    const std::string key = direction + kernel.key.family;
+    const auto& family = kernel.host_family.empty() ? kernel.key.family : kernel.host_family;
+    const std::string key = direction + family;
     auto known = cache_.find(key);
-    if (known == cache_.end()) known = cache_.emplace(key, search(direction, kernel.key.family)).first;
+    if (known == cache_.end()) known = cache_.emplace(key, search(direction, family)).first;
     return (direction == "optimizer" ? optimizer_factor_ : factor_) *
            (known->second.own + kernel.launches * known->second.each + kernel.parameters * parameter_us_);
   }

@@ -122,17 +122,21 @@ TEST_CASE("stock pretrain_gpt.py from its start: eager steps, the cache given ba
   struct Recorded {
     const char* run;
     Bytes reserved, graph_pool;  ///< reserved_bytes.all.peak; segment_pool_id (0, 1) of torch.cuda.memory._snapshot()
+    double reserved_bound, pool_bound;
   };
   for (const auto& recorded :
-       {Recorded{"stock_one_gpu", Bytes(72318189568), Bytes(0)},
-        Recorded{"stock_one_gpu_graphed_mlp", Bytes(72746008576), Bytes(7484735488)},
-        Recorded{"stock_one_gpu_full_iteration_graph", Bytes(84116766720), Bytes(24014487552)}}) {
+       {Recorded{"stock_one_gpu", Bytes(72318189568), Bytes(0), 0.003, 0},
+        Recorded{"stock_one_gpu_graphed_mlp", Bytes(72746008576), Bytes(7484735488), 0.001, 1e-9},
+        Recorded{"stock_one_gpu_graphed_attention", Bytes(72255275008), Bytes(2864709632), 0.003, 0.008},
+        Recorded{"stock_one_gpu_graphed_router", Bytes(69912756224), Bytes(2998927360), 0.004, 0.02},
+        Recorded{"stock_one_gpu_full_iteration_graph", Bytes(84116766720), Bytes(24014487552), 0.025, 2e-4}}) {
     CAPTURE(recorded.run);
     const auto s = scenario::read("data/" + std::string(recorded.run) + ".yaml");
     const auto w = walk(s, 0);
     CHECK(std::abs(relative(w.peak_allocated, s.measured->peak_allocated_bytes_by_rank.at(0))) < 1.1e-3);
-    CHECK(std::abs(relative(w.peak_reserved, recorded.reserved)) < 0.03);
-    CHECK(std::abs(w.graph_pool.value - recorded.graph_pool.value) < (4 << 20));
+    CHECK(std::abs(relative(w.peak_reserved, recorded.reserved)) < recorded.reserved_bound);
+    const auto off = static_cast<double>(std::abs(w.graph_pool.value - recorded.graph_pool.value));
+    CHECK(off <= recorded.pool_bound * static_cast<double>(recorded.graph_pool.value));
     // What does not fit is told so, whichever step it is in.
     CHECK(memory::runs_within(test::build(s), schedule::build(schedule::config_of(s)), s, 0, w.peak_reserved));
     CHECK_FALSE(memory::runs_within(test::build(s), schedule::build(schedule::config_of(s)), s, 0,
@@ -213,6 +217,8 @@ TEST_CASE("every schedule frees what it allocates") {
       ", recompute_granularity: full, recompute_method: uniform, recompute_num_layers: 2",
       ", recompute_granularity: selective, recompute_modules: [core_attn, mlp]",
       ", cuda_graph_impl: transformer_engine, cuda_graph_modules: [mlp]",
+      ", cuda_graph_impl: transformer_engine, cuda_graph_modules: [attn]",
+      ", cuda_graph_impl: transformer_engine, cuda_graph_modules: [attn, mlp]",
       ", defer_embedding_wgrad_compute: true",
       ", defer_embedding_wgrad_compute: true, wgrad_deferral_limit: 3",
   };
@@ -233,6 +239,7 @@ TEST_CASE("every schedule frees what it allocates") {
             std::map<std::uint32_t, std::int64_t> live;
             std::int64_t bytes = 0;
             const auto w = walk(s, rank, [&](const memory::Event& event) {
+              if (event.graph) return;  // the pool keeps what it has
               if (event.kind == memory::Event::Kind::allocate) {
                 CHECK(live.emplace(event.block, event.bytes.value).second);
                 bytes += memory::block_bytes(event.bytes.value);

@@ -31,8 +31,9 @@ struct Kernel {
   std::string link;  ///< of a collective: the link class that it crosses
   /// Of a collective that leaves its NVLink domain and of token dispatchers: what moves between whom.
   std::optional<profile::Exchange> exchange;
-  bool recompute = false;  ///< runs in the backward pass only because activations were dropped
-  bool graphed = false;    ///< replayed by a CUDA graph: the host launches the graph, not the kernel
+  bool recompute = false;   ///< runs in the backward pass only because activations were dropped
+  bool graphed = false;     ///< replayed by a CUDA graph: the host launches the graph, not the kernel
+  std::string host_family;  ///< whose host cost it has; empty: the key's
   int launches = 1;  ///< kernels that the host launches for it (a grouped GEMM, a router's elementwise operations)
   /// Launched from C++ inside the call of the kernel before it (loops of userbuffers): costs its bare launches.
   bool within_call = false;
@@ -46,14 +47,17 @@ struct Kernel {
 /// A tensor that the caching allocator sees. `owner` indexes Stages::owners ("mlp.fc1_output").
 struct Tensor {
   /// Where it lives: in the caching allocator; in the private pool of CUDA graphs (reserved for good, not allocated
-  /// while the graph is replayed); in a static buffer, made when there is none to spare and kept for good.
-  enum class Home : std::uint8_t { allocator, graph_pool, static_buffer };
+  /// while the graph is replayed), there as the gradient that a graph returns (it stays until the next one returns
+  /// its own); in a static buffer, made when there is none to spare and kept for good; in a cache of the process, made
+  /// by the first that needs one of this size and shape; a view of another tensor.
+  enum class Home : std::uint8_t { allocator, graph_pool, graph_gradient, static_buffer, cached, view };
   std::uint32_t owner = 0;
   Bytes bytes;
   Stream stream = Stream::compute;
   Home home = Home::allocator;
   std::uint8_t element_bytes = 2;
-  bool gradient = false;  ///< a parameter's .grad until its hook has added it to the main gradient
+  std::uint32_t shape = 0;  ///< rows: tells cached tensors of one size apart
+  bool gradient = false;    ///< a parameter's .grad until its hook has added it to the main gradient
 };
 
 /// One line of host code: allocate or free a tensor of the piece, launch a kernel of it, let the compute stream wait.
@@ -145,7 +149,9 @@ struct Chunk {
 struct Rank {
   std::vector<Chunk> chunks;
   Piece construction;  ///< its `forward` builds model and optimizer; what it does not free stays alive
-  std::vector<Tensor> since_first_step;  ///< alive from the first step on: dummy gradients, workspaces, FP8 weights
+  /// Alive from the first step on: workspaces, FP8 weights; cached ones from where a piece makes them (dummy
+  /// gradients).
+  std::vector<Tensor> since_first_step;
   std::vector<Tensor> optimizer_state;   ///< alive from the first optimizer step on: Adam moments
   std::vector<Tensor> during_optimizer;  ///< alive during the optimizer step only: fp32 gradients
   std::vector<Tensor> after_update;      ///< beside these once the parameters are updated: casts to FP8

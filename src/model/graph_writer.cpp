@@ -1,0 +1,100 @@
+#include "graph_writer.hpp"
+
+#include <algorithm>
+#include <utility>
+
+namespace pipewright::model {
+
+std::uint32_t GraphWriter::static_buffer(const std::string& owner, Int bytes) {
+  w_.home(Tensor::Home::static_buffer);
+  const auto buffer = w_.allocate(owner, bytes);
+  w_.home(Tensor::Home::allocator);
+  return buffer;
+}
+
+/// What the host does for a graph: a call of an autograd function with all parameters, one launch.
+void GraphWriter::replay(const std::string& direction) {
+  Kernel kernel;
+  kernel.name = "CUDA graph " + direction;
+  kernel.host_family = "cuda_graph";
+  w_.launch(std::move(kernel));
+  w_.home(Tensor::Home::graph_pool);
+}
+
+std::uint32_t GraphWriter::enter(bool attention) {
+  const Int bytes = d_.boundary_bytes();
+  const auto input = static_buffer("CUDA graph inputs", bytes);
+  if (attention) {
+    // transformer_layer.py, _get_te_cuda_graph_replay_args: zeros of all pairs, anew for every layer.
+    const Int mask = d_.b * d_.s * d_.s * d_.cp;
+    kept_.push_back(static_buffer("CUDA graph attention masks", mask));
+    const auto zeros = w_.allocate("CUDA graph attention mask", mask);
+    w_.launch("CUDA graph attention mask", {"copy.d2d", {mask / 2}});  // written, not read
+    w_.launch("CUDA graph input", {"copy.d2d", {bytes}});
+    w_.launch("CUDA graph mask", {"copy.d2d", {mask}});
+    if (d_.rope && !d_.mla) w_.launch("CUDA graph rotary table", {"copy.d2d", {4 * d_.s * d_.head_dim}});
+    w_.free(zeros);
+  } else {
+    w_.launch("CUDA graph input", {"copy.d2d", {bytes}});
+  }
+  replay("forward");
+  return input;
+}
+
+void GraphWriter::put_out(std::initializer_list<std::uint32_t*> outputs) {
+  for (auto* output : outputs) {
+    if (*output == no_tensor) continue;
+    kept_.push_back(*output);
+    *output = w_.view(*output);
+  }
+}
+
+std::uint32_t GraphWriter::output() { return w_.tensor("CUDA graph outputs", d_.boundary_bytes()); }
+
+void GraphWriter::leave_with(std::uint32_t output, std::uint32_t y) {
+  kept_.push_back(output);
+  leave();
+  w_.allocate(y);
+}
+
+std::uint32_t GraphWriter::copy(std::uint32_t gradient, Int bytes) {
+  given_.push_back(gradient);
+  given_.push_back(static_buffer("CUDA graph output gradients", bytes));
+  w_.launch("CUDA graph output gradient", {"copy.d2d", {bytes}});
+  return given_.back();
+}
+
+void GraphWriter::enter_backward() { replay("backward"); }
+
+void GraphWriter::mlp_done() {
+  of_mlp_ = w_.take_returned();
+  std::reverse(of_mlp_.begin(), of_mlp_.end());
+}
+
+std::uint32_t GraphWriter::input_gradient(bool is_output) {
+  const auto gradient = w_.tensor("CUDA graph input gradient", d_.boundary_bytes(), Tensor::Home::graph_gradient);
+  if (is_output) w_.piece().tensors[gradient].stream = Stream::gradient;
+  return gradient;
+}
+
+void GraphWriter::leave_backward() {
+  leave();
+  auto returned = w_.take_returned();
+  returned.insert(returned.end(), of_mlp_.begin(), of_mlp_.end());
+  of_mlp_.clear();
+  std::vector<std::uint32_t> clones;
+  if (d_.graphs.clones_gradients) {
+    for (const auto& each : returned) {
+      clones.push_back(w_.allocate_gradient(each.bytes));
+      w_.launch("CUDA graph weight gradient", {"copy.d2d", {each.bytes}});
+    }
+  }
+  for (const auto& each : returned)
+    if (!each.accumulation.name.empty()) w_.launch(each.accumulation);
+  for (auto* list : {&clones, &given_, &kept_}) {
+    for (const auto tensor : *list) w_.free(tensor);
+    list->clear();
+  }
+}
+
+}  // namespace pipewright::model

@@ -1,0 +1,54 @@
+// A part of a layer that Transformer Engine's make_graphed_callables has captured (pytorch/graph.py of 2.20):
+//
+//   forward:   inputs are copied into static buffers   replay   outputs leave as views of the pool's tensors
+//   backward:  gradients of the outputs are copied     replay   the input's gradient leaves as a view, those of
+//              into static buffers                              parameters as clones (from TE 2.19 on)
+//
+// Static inputs serve a microbatch until its backward, gradients of outputs one graph after the other. Outputs stay
+// until the backward graph is captured, the input's gradient until the next graph has returned its own.
+#pragma once
+
+#include <vector>
+
+#include "builder.hpp"
+
+namespace pipewright::model {
+
+class GraphWriter {
+ public:
+  GraphWriter(PieceBuilder& builder, const Dimensions& dimensions) : w_(builder), d_(dimensions) {}
+
+  /// Copies a layer's stream into a static buffer, which is returned, and begins the graph. `attention`: with a mask
+  /// and the rotary table.
+  std::uint32_t enter(bool attention);
+  /// What the graph puts out: these become views of it.
+  void put_out(std::initializer_list<std::uint32_t*> outputs);
+  void leave() { w_.home(Tensor::Home::allocator); }
+  /// The layer's output, not yet allocated; `y` is its view.
+  std::uint32_t output();
+  void leave_with(std::uint32_t output, std::uint32_t y);
+
+  /// Copies the gradient of an output into a static buffer, which is returned. `gradient` is freed when the graph has
+  /// run.
+  std::uint32_t copy(std::uint32_t gradient, Int bytes);
+  void enter_backward();
+  /// The MLP is done; its parameters come after attention's, first to last (torch.nn.Module.parameters).
+  void mlp_done();
+  /// Frees outputs and static gradients, and clones what parameters got.
+  void leave_backward();
+  /// The gradient of the graph's input, not yet allocated. `is_output`: the input leaves as an output, too; autograd
+  /// then adds on the stream of the warm-up (seen in recorded allocations).
+  std::uint32_t input_gradient(bool is_output);
+
+ private:
+  std::uint32_t static_buffer(const std::string& owner, Int bytes);
+  void replay(const std::string& direction);
+
+  PieceBuilder& w_;
+  const Dimensions& d_;
+  std::vector<PieceBuilder::Returned> of_mlp_;
+  std::vector<std::uint32_t> kept_;   ///< until the backward graph has run
+  std::vector<std::uint32_t> given_;  ///< gradients of outputs, and their copies
+};
+
+}  // namespace pipewright::model
