@@ -77,6 +77,8 @@ Walker::Walker(const Stages& stages, const schedule::Program& program, const off
     for (const auto& kernel : piece.kernels) counts.push_back(launches(kernel));
   }
   for (const auto& kernel : rank_.construction.kernels) construction_launches_.push_back(launches(kernel));
+  checks_loss_ = stages.gradients_elsewhere && !stages.full_iteration_graph;
+  if (eager_) eager_->checks_loss_ = checks_loss_;  // one flag for all steps; a graph of the iteration refuses it
   forwards_ = static_cast<int>(flights_.size());
   steady_ = forwards_ - program_.warmup;
 }
@@ -155,7 +157,7 @@ void Walker::end_forward(model::Call call) {
   if (f.output == none) {  // a loss
     shrink(f);
     // pretrain_gpt.py, loss_func: check_for_nan_in_loss_and_grad reads it, so the host waits for all before it.
-    if (stages_.gradients_elsewhere && !stages_.full_iteration_graph) heap_.synchronize();
+    if (checks_loss_) heap_.synchronize();
   }
   output_.clear();
   ++forwards_done_;

@@ -12,10 +12,12 @@ std::uint32_t GraphWriter::static_buffer(const std::string& owner, Int bytes) {
   return buffer;
 }
 
-/// What the host does for a graph: a call of an autograd function with all parameters, one launch.
+/// What the host does for a graph: a call of an autograd function with all parameters, one launch. The GPU is taken to
+/// begin it as it begins a small kernel.
 void GraphWriter::replay(const std::string& direction) {
   Kernel kernel;
   kernel.name = "CUDA graph " + direction;
+  kernel.key = {"small", {}};
   kernel.host_family = "cuda_graph";
   w_.launch(std::move(kernel));
   w_.home(Tensor::Home::graph_pool);

@@ -111,6 +111,9 @@ TEST_CASE("floors under other interleavings, microbatches, recompute, overlap an
   check(moe, {"global_batch_size=512", "overlap_moe_expert_parallel_comm=true", "delay_wgrad_compute=false"});
   check(moe, {"global_batch_size=512", "overlap_moe_expert_parallel_comm=false", "delay_wgrad_compute=false"});
   check(moe, {"global_batch_size=512", "overlap_moe_expert_parallel_comm=false", "delay_wgrad_compute=false",
+              "use_te_rng_tracker=true", "cuda_graph_impl=transformer_engine",
+              "cuda_graph_modules=[attn,moe_router,moe_preprocess]"});
+  check(moe, {"global_batch_size=512", "overlap_moe_expert_parallel_comm=false", "delay_wgrad_compute=false",
               "fine_grained_activation_offloading=true", "offload_modules=[moe_act]", "recompute_modules=[]"});
 }
 
@@ -131,4 +134,17 @@ TEST_CASE("the steps before CUDA graphs are captured count: no peak is below tha
       CHECK(graphed.ranks[r].walk.peak_reserved >= eager.ranks[r].walk.peak_reserved);
     }
   }
+}
+
+TEST_CASE("graphs take launches from the host: a step that hosts bind is shorter with them, and the same kernels run") {
+  auto s = scenario::read(root + "/tests/real/q_ep4_graph.yaml");
+  const auto profiles = predict::profiles_of(s);
+  const auto graphed = predict::predict(s, profiles);
+  scenario::set(s, "cuda_graph_modules=[attn,moe_router,moe_preprocess]");
+  const auto with_attention = predict::predict(s, profiles);
+  for (const char* setting : {"cuda_graph_impl=none", "cuda_graph_modules=[]"}) scenario::set(s, setting);
+  const auto eager = predict::predict(s, profiles);
+  CHECK(graphed.step_ns < eager.step_ns);
+  CHECK(with_attention.step_ns < graphed.step_ns);
+  CHECK(graphed.ranks[0].account.busy > eager.ranks[0].account.busy);  // copies into static buffers, clones
 }
