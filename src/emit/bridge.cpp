@@ -65,6 +65,9 @@ const std::set<std::string, std::less<>> ddp_fields = {"use_distributed_optimize
                                                        "fsdp_double_buffer",
                                                        "keep_fp8_transpose_cache"};
 const std::set<std::string, std::less<>> optimizer_fields = {"optimizer",
+                                                             "muon_num_ns_steps",
+                                                             "muon_split_qkv",
+                                                             "muon_nesterov",
                                                              "clip_grad",
                                                              "use_precision_aware_optimizer",
                                                              "main_grads_dtype",

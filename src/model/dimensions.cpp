@@ -409,6 +409,11 @@ Dimensions::Dimensions(const Scenario& sc, const profile::Device& device) : gpu(
     }
   deferred_head_wgrads = static_cast<std::int32_t>(std::min<Int>(scenario::deferred_head_wgrads(sc), INT32_MAX));
   computes_head_wgrads = deferred_head_wgrads < scenario::num_microbatches(sc);
+  muon = o.optimizer == "muon";
+  muon_whole = muon && o.use_distributed_optimizer;
+  muon_splits_qkv = o.muon_split_qkv;
+  muon_nesterov = o.muon_nesterov;
+  muon_steps = o.muon_num_ns_steps;
   whole_layer_offload = o.cpu_offloading && o.cpu_offloading_activations && o.cpu_offloading_num_layers > 0;
   for (const auto& row : scenario::recompute_catalogue())
     if (scenario::recomputes(sc, row.module)) recomputed.push_back(row.module);

@@ -140,6 +140,10 @@ struct Dimensions {
   bool delayed_wgrad = false;             ///< delay_wgrad_compute
   MoeDimensions moe;
   Lora lora;
+  bool muon = false;        ///< optimizer muon
+  bool muon_whole = false;  ///< with the distributed optimizer: every matrix is one data-parallel rank's (layer-wise)
+  bool muon_splits_qkv = true, muon_nesterov = false;
+  Int muon_steps = 5;
   bool whole_layer_offload = false;   ///< cpu_offloading of at least one layer's activations
   std::vector<Recompute> recomputed;  ///< modules in force
   std::vector<Offload> offloaded;     ///< of fine_grained_activation_offloading; empty without it

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "muon.hpp"
 #include "pipewright/scenario/derived.hpp"
 
 namespace pipewright::model {
@@ -62,7 +63,10 @@ class Modules {
  private:
   void weight(Int in, Int out, bool fp8, bool replicated = false) {
     list_.push_back({in * out, fp8 && d_.fp8_parameters, in, out, fp8, replicated});
+    matrix(out, in);
   }
+  /// The last parameter is one.
+  void matrix(Int rows, Int cols) { list_.back().rows = rows, list_.back().cols = cols; }
   void vector(Int elements) { list_.push_back({elements}); }
   /// The two weights of an adapter beside a linear layer; `row`: beside a row-parallel one.
   void adapter(Int rank, Int in, Int out, bool row) {
@@ -83,6 +87,7 @@ class Modules {
     if (d_.post_norms) norm(d_.h);
     if (!d_.separate_norms) norm(d_.h);
     weight(d_.h, d_.qkv(), fp8);
+    list_.back().qkv = true;
     adapter(d_.lora.qkv, d_.h, d_.qkv(), false);
     if (d_.qkv_bias) vector(d_.qkv());
     if (d_.qk_norm) {
@@ -118,6 +123,7 @@ class Modules {
   void experts(bool fp8) {
     const auto& m = d_.moe;
     replicated(m.experts * d_.h);  // the router's weight is marked sequence_parallel
+    matrix(m.experts, d_.h);
     if (d_.bias) replicated(m.experts);
     const auto each = [&](Int in, Int out) {
       for (Int i = 0; i < m.local; ++i) {
@@ -131,7 +137,10 @@ class Modules {
     each(d_.h, m.fc1_out(d_.gated));
     each(m.f, d_.h);
     if (m.shared == 0) return;
-    if (m.shared_gate) replicated(d_.h);
+    if (m.shared_gate) {
+      replicated(d_.h);
+      matrix(1, d_.h);
+    }
     weight(d_.h, m.shared * (d_.gated ? 2 : 1), fp8);
     weight(m.shared, d_.h, fp8);
   }
@@ -177,9 +186,20 @@ std::vector<Parameter> chunk_parameters(const Dimensions& d, const scenario::Sce
 }
 
 std::vector<Buffer> layout(const std::vector<Parameter>& parameters, Int bucket_size, Int dense_ranks, Int expert_ranks,
-                           bool distributed, bool pad_for_bus_bandwidth) {
+                           bool distributed, bool pad_for_bus_bandwidth, bool whole) {
   std::vector<Buffer> buffers;
-  for (const auto& [fp8, expert] : {std::pair(false, false), {true, false}, {false, true}, {true, true}}) {
+  struct Kind {
+    bool fp8, expert, matrices;
+  };
+  for (const auto& [fp8, expert, matrices] : {Kind{false, false, false},
+                                              {true, false, false},
+                                              {false, true, false},
+                                              {true, true, false},
+                                              {false, false, true},
+                                              {true, false, true},
+                                              {false, true, true},
+                                              {true, true, true}}) {
+    if (matrices && !whole) break;
     Buffer buffer;
     buffer.fp8 = fp8;
     buffer.expert = expert;
@@ -187,18 +207,28 @@ std::vector<Buffer> layout(const std::vector<Parameter>& parameters, Int bucket_
     Int end = 0, bucket_start = 0;
     int layer = -1;
     const Int divisor = std::lcm(std::lcm(ranks, Int{128}), pad_for_bus_bandwidth ? Int{1} << 16 : Int{1});
+    std::vector<std::size_t> which;
+    for (std::size_t p = parameters.size(); p-- > 0;)
+      if (parameters[p].fp8 == fp8 && parameters[p].expert == expert && !parameters[p].frozen &&
+          (!whole || (parameters[p].rows > 0) == matrices))
+        which.push_back(p);
+    if (matrices) {
+      lay_out_whole(buffer, parameters, which, bucket_size, ranks, divisor);
+      if (buffer.elements > 0) buffers.push_back(std::move(buffer));
+      continue;
+    }
     const auto close = [&] {
       if (distributed) end = padded(end, divisor);
       buffer.buckets.emplace_back(bucket_start, end);
       buffer.last_layers.push_back(layer);
       bucket_start = end;
     };
-    for (auto p = parameters.rbegin(); p != parameters.rend(); ++p) {
-      if (p->fp8 != fp8 || p->expert != expert || p->frozen) continue;
+    for (const std::size_t p : which) {
       const Int start = distributed ? padded(end, 64) : end;
-      end = start + p->elements;
-      layer = p->layer;
+      end = start + parameters[p].elements;
+      layer = parameters[p].layer;
       buffer.parameters.emplace_back(start, end);
+      buffer.of.push_back(p);
       if (bucket_size > 0 && end - bucket_start >= bucket_size) close();
     }
     if (end > bucket_start) close();

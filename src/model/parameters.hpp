@@ -18,8 +18,10 @@ struct Parameter {
   bool replicated = false;
   bool frozen = false;  ///< has no gradient
   bool adapter = false;
-  bool expert = false;  ///< reduced over expert data parallel ranks, in a buffer of its own
-  int layer = -1;       ///< of the chunk; -1: embedding, the number of layers: what comes after them
+  bool expert = false;     ///< reduced over expert data parallel ranks, in a buffer of its own
+  Int rows = 0, cols = 0;  ///< of a matrix that is neither embedding nor output layer
+  bool qkv = false;        ///< the fused projection of queries, keys and values
+  int layer = -1;          ///< of the chunk; -1: embedding, the number of layers: what comes after them
 };
 
 struct LayerShape {
@@ -46,12 +48,15 @@ struct Buffer {
   std::vector<std::pair<Int, Int>> buckets;     ///< [start, end) in elements
   std::vector<int> last_layers;                 ///< of each bucket: the layer whose backward completes it
   std::vector<std::pair<Int, Int>> parameters;  ///< [start, end) in buffer order (reverse module order)
+  std::vector<std::size_t> of;                  ///< which parameter each of them is
+  std::vector<Int> owners;                      ///< of parameters that are whole on one data-parallel rank: which
 };
 
 /// param_layout.py and distrib_optimizer.py `_compute_per_buffer_param_layout`: parameters in reverse order, each start
-/// a multiple of 64 elements, each bucket's end a multiple of lcm(ranks, 128).
+/// a multiple of 64 elements, each bucket's end a multiple of lcm(ranks, 128). `whole`: matrices in buffers of their
+/// own, each on one rank (Muon's layer-wise distributed optimizer).
 std::vector<Buffer> layout(const std::vector<Parameter>& parameters, Int bucket_size, Int dense_ranks, Int expert_ranks,
-                           bool distributed, bool pad_for_bus_bandwidth);
+                           bool distributed, bool pad_for_bus_bandwidth, bool whole = false);
 
 /// Elements of each parameter that every data-parallel rank owns: an equal part of every bucket.
 void for_shards(const Buffer& buffer, Int ranks, const std::function<void(std::size_t rank, Int elements)>& own);

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "ends.hpp"
+#include "muon.hpp"
 #include "pipewright/scenario/derived.hpp"
 
 namespace pipewright::model {
@@ -40,7 +41,7 @@ struct OptimizerTypes {
 OptimizerTypes optimizer_types(const Scenario& s) {
   const auto& o = s.settings;
   OptimizerTypes types;
-  if (o.optimizer != "adam") types.second = 0;  // momentum alone (torch SGD, Lion, Muon's matrices)
+  if (o.optimizer != "adam" && o.optimizer != "muon") types.second = 0;  // momentum alone (torch SGD, Lion)
   if (!o.use_precision_aware_optimizer) return types;
   types.first = type_bytes(o.exp_avg_dtype);
   if (types.second > 0) types.second = type_bytes(o.exp_avg_sq_dtype);
@@ -95,10 +96,13 @@ class StateWriter {
       /// With overlap_param_gather_with_optimizer_step the first chunk has an optimizer of its own
       /// (optimizer/__init__.py, get_megatron_optimizer).
       bool first_chunk;
+      Matrix matrix = {};  ///< that Muon updates; no elements: Adam does
     };
     std::vector<std::vector<Shard>> owned;  ///< [data-parallel rank]
     Int elements() const;
-    int shards() const;  ///< of the rank that owns most
+    Int adam_elements() const;
+    std::vector<Matrix> matrices(const Dimensions& d) const;  ///< of the rank whose matrices take longest
+    int shards() const;                                       ///< of the rank that owns most
   };
 
   void construct_module(const std::vector<Parameter>& parameters);
@@ -143,6 +147,30 @@ Int StateWriter::Optimizer::elements() const {
     for (const auto& shard : owned.front()) sum += shard.elements;
   }
   return sum;
+}
+
+Int StateWriter::Optimizer::adam_elements() const {
+  Int sum = 0;
+  if (!owned.empty()) {
+    for (const auto& shard : owned.front()) sum += shard.matrix.elements() > 0 ? 0 : shard.elements;
+  }
+  return sum;
+}
+
+std::vector<Matrix> StateWriter::Optimizer::matrices(const Dimensions& d) const {
+  std::vector<Matrix> busiest;
+  double most = 0;
+  for (const auto& rank : owned) {
+    std::vector<Matrix> list;
+    double flop = 0;
+    for (const auto& shard : rank) {
+      if (shard.matrix.elements() == 0) continue;
+      list.push_back(shard.matrix);
+      flop += orthogonalization_flop(d, shard.matrix);
+    }
+    if (flop > most) most = flop, busiest = std::move(list);
+  }
+  return busiest;
 }
 
 void StateWriter::add_gradient_sync(Chunk& chunk, const Buffer& buffer, const Optimizer& optimizer) {
@@ -204,7 +232,7 @@ void StateWriter::add_chunk(std::size_t index, const std::vector<Parameter>& par
       o.overlap_grad_reduce && pp_rank_ == 0 && index == 0 && !o.overlap_param_gather_with_optimizer_step;
   const Int bucket = splits ? o.bucket_size.value_or(std::max<Int>(40000000, 1000000 * dense_.ranks)) : 0;
   const auto buffers = layout(parameters, bucket, dense_.ranks, experts_.ranks, o.use_distributed_optimizer,
-                              o.pad_buckets_for_high_nccl_busbw);
+                              o.pad_buckets_for_high_nccl_busbw, d_.muon_whole);
   Int parameter_bytes = 0;
   for (const auto& p : parameters) {
     chunk.parameters += p.elements;
@@ -227,11 +255,18 @@ void StateWriter::add_chunk(std::size_t index, const std::vector<Parameter>& par
     const auto own = [&](std::size_t r, Int elements) {
       optimizer.owned[r].push_back({elements, buffer.fp8, own_optimizer});
     };
-    if (o.use_distributed_optimizer)
+    const auto own_whole = [&](std::size_t r, std::size_t i) {
+      const Parameter& p = parameters[buffer.of[i]];
+      own(r, p.elements);
+      if (d_.muon) optimizer.owned[r].back().matrix = {p.rows, p.cols, p.qkv};
+    };
+    if (!o.use_distributed_optimizer)
+      for (std::size_t r = 0; r < optimizer.owned.size(); ++r)
+        for (std::size_t i = 0; i < buffer.of.size(); ++i) own_whole(r, i);
+    else if (buffer.owners.empty())
       for_shards(buffer, optimizer.ranks, own);
     else
-      for (std::size_t r = 0; r < optimizer.owned.size(); ++r)
-        for (const auto& [start, end] : buffer.parameters) own(r, end - start);
+      for (std::size_t i = 0; i < buffer.of.size(); ++i) own_whole(static_cast<std::size_t>(buffer.owners[i]), i);
   }
   for (auto p = modules_[index].rbegin(); p != modules_[index].rend(); ++p) construction_.free(*p);
   chunk.parameters_bytes = Bytes(parameter_bytes);
@@ -270,14 +305,15 @@ void StateWriter::add_casts() {
 void StateWriter::add_optimizer_state(const Optimizer& optimizer) {
   const auto sum = [](const std::vector<Optimizer::Shard>& list) {
     Int total = 0;
-    for (const auto& shard : list) total += (4 * shard.elements + 511) / 512 * 512;
+    for (const auto& shard : list)  // main parameter and moments, of which Muon's matrices have one less
+      total += (4 * shard.elements + 511) / 512 * 512 * (shard.matrix.elements() > 0 ? 2 : 3);
     return total;
   };
   const auto& owned = optimizer.owned;
   const auto heaviest =
       std::max_element(owned.begin(), owned.end(), [&](const auto& a, const auto& b) { return sum(a) < sum(b); });
   const auto types = optimizer_types(s_);
-  for (const auto& [n, fp8, first_chunk] : *heaviest) {
+  for (const auto& [n, fp8, first_chunk, matrix] : *heaviest) {
     if (types.in_adam) {
       hold(rank_.optimizer_state, "main parameters", n * types.main);
     } else {
@@ -286,7 +322,8 @@ void StateWriter::add_optimizer_state(const Optimizer& optimizer) {
       construction_.free(copy);
     }
     hold(rank_.optimizer_state, "optimizer moments", n * types.first);
-    hold(rank_.optimizer_state, "optimizer moments", n * types.second);  // none of zero bytes
+    if (matrix.elements() == 0)
+      hold(rank_.optimizer_state, "optimizer moments", n * types.second);  // none of zero bytes
     // bf16 gradients become fp32 ones for the step (distrib_optimizer.py, _copy_model_grads_to_main_grads).
     if (d_.gradient_bytes == 2 && !types.in_adam) {
       hold(rank_.during_optimizer, "fp32 gradients", 4 * n);
@@ -418,8 +455,11 @@ void StateWriter::add_optimizer_step() {
   for (const auto* optimizer : optimizers) {
     // The family is fp32 Adam; other types and optimizers are taken as moving their bytes at its rate.
     const Int traffic = types.traffic(d_.gradient_bytes), fp32_adam = OptimizerTypes{}.traffic(4);
-    launch(step, o.optimizer, {"adam", {std::max<Int>(1, optimizer->elements() * traffic / fp32_adam)}});
-    stands_for(optimizer->shards());
+    if (const Int elements = d_.muon ? optimizer->adam_elements() : optimizer->elements(); elements > 0) {
+      launch(step, d_.muon ? "adam" : o.optimizer, {"adam", {std::max<Int>(1, elements * traffic / fp32_adam)}});
+      stands_for(optimizer->shards());
+    }
+    for (auto& kernel : orthogonalization(d_, optimizer->matrices(d_))) step.push_back(std::move(kernel));
     if (!types.in_adam) {
       launch(step, "parameters from main parameters", {"cast.f32_bf16", {optimizer->elements()}});
       stands_for(optimizer->shards());
@@ -474,6 +514,10 @@ void StateWriter::run(const std::vector<ChunkShape>& shapes) {
   add_optimizer_state(dense_);
   if (experts_.elements() > 0) add_optimizer_state(experts_);
   add_casts();
+  // Their matrices are updated one after the other.
+  if (d_.muon)
+    hold(rank_.during_optimizer, "orthogonalization",
+         std::max(orthogonalization_bytes(dense_.matrices(d_)), orthogonalization_bytes(experts_.matrices(d_))));
   hold_from_start("optimizer scalars", 4);
   hold_from_start("optimizer scalars", 4);
   if (d_.fused_gradients) {

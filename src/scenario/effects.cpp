@@ -168,7 +168,8 @@ std::vector<Unmodelled> unmodelled(const Scenario& s) {
   for (const auto& row : refused_fields()) {
     if (!row.in_use(s)) continue;
     const Field* field = find(row.name);
-    const std::string key = field == nullptr ? row.name : fmt::format("{}.{}", field->section, field->name);
+    const std::string key =
+        field == nullptr ? fmt::format("settings.{}", row.name) : fmt::format("{}.{}", field->section, field->name);
     found.push_back({row.name, field == nullptr ? "" : text(*field, s), key, row.missing});
   }
   for (const auto& [section, other] : {std::pair("model", &s.model.other), std::pair("settings", &s.settings.other)}) {

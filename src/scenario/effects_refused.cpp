@@ -26,6 +26,16 @@ bool packs_as_modelled(const Scenario& s) {
          (!rotates || o.apply_rope_fusion) && !(uses_context(s) && exchanges_heads(s)) &&
          (!uses_graphs(s) || o.cuda_graph_modules == Strings{"mlp"});
 }
+/// Muon as modelled: emerging_optimizers.py and layer_wise_optimizer.py of core_r0.19.0.
+bool is_plain_muon(const Scenario& s) {
+  const auto& o = s.settings;
+  const bool layer_wise = core_version(s.software) >= Version::v0_18;
+  return o.optimizer == "muon" && !o.fp16 && !o.fp8_param && !o.fp8_param_gather && !o.fp4_param &&
+         !o.fp4_param_gather && o.lora_target_modules.empty() && !o.use_precision_aware_optimizer &&
+         !o.overlap_param_gather_with_optimizer_step && (layer_wise || !o.use_distributed_optimizer) &&
+         (layer_wise || !o.overlap_grad_reduce) &&
+         !(o.use_distributed_optimizer && s.model.num_moe_experts && s.model.add_bias_linear);
+}
 bool host_optimizer(const Scenario& s) { return s.settings.optimizer_cpu_offload; }
 
 constexpr RefusedField refused_rows[] = {
@@ -281,7 +291,18 @@ constexpr RefusedField refused_rows[] = {
     {"nccl_ub", "buffers registered with NCCL", [](const Scenario& s) { return s.settings.nccl_ub; }},
     {"use_megatron_fsdp", "fully sharded data parallelism",
      [](const Scenario& s) { return s.settings.use_megatron_fsdp; }},
-    {"optimizer", "the kernels of this optimizer", [](const Scenario& s) { return s.settings.optimizer != "adam"; }},
+    {"optimizer",
+     "the kernels of this optimizer; of Muon: fp16, FP8 parameters, adapters, precision-aware states, the gather in "
+     "the "
+     "optimizer step, the distributed optimizer before 0.18 and beside experts with biases, overlapped reduction "
+     "before "
+     "0.18 (dist_muon is muon with use_distributed_optimizer)",
+     [](const Scenario& s) { return s.settings.optimizer != "adam" && !is_plain_muon(s); }},
+    {"muon_coefficient_type", "steps of Muon without the product A A",
+     [](const Scenario& s) {
+       const auto type = s.settings.other.find("muon_coefficient_type");
+       return s.settings.optimizer == "muon" && type != s.settings.other.end() && type->second == "cubic5";
+     }},
     {"optimizer_cpu_offload", "an optimizer on the host: its time, its copies and its memory", host_optimizer},
 };
 

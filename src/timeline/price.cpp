@@ -79,8 +79,8 @@ class Pricer {
       result.time = profile::time(profiles_, network_, *kernel.exchange);
     else if (!kernel.key.family.empty())
       result.time = time(kernel.key);
+    result.time.ns *= kernel.share;
     if (kernel.packed) {
-      result.time.ns *= kernel.share;
       result.time.spread = std::hypot(result.time.spread, unlike_lengths);
       result.time.origin = profile::Origin::derived;
       result.time.note = "sequences of several lengths, timed as ones of a single length with the same work";

@@ -27,13 +27,11 @@ inline void change(scenario::Scenario& s, std::string_view changes) {
 
 inline scenario::Scenario base_of(std::string_view name) {
   const bool latent = name == "mla", combined = name == "combined";
-  const bool packed = name == "packed";
-  auto s = test::scenario(latent || combined ? "moe" : packed ? "single" : name, "");
+  auto s = test::scenario(latent || combined ? "moe" : name, "");
   change(s,
          "profile=h200-sxm; bias_activation_fusion=true; apply_rope_fusion=true; bias_dropout_fusion=true; "
          "moe_permute_fusion=true");
   if (latent) change(s, "multi_latent_attention=true; q_lora_rank=1536; num_query_groups=none");
-  if (packed) change(s, "micro_batch_size=1; sequence_lengths=[256*500, 1024*80, 4096*4]");
   if (combined) change(s, "overlap_moe_expert_parallel_comm=true");
   return s;
 }

@@ -165,6 +165,24 @@ TEST_CASE("DeepSeek V3: latent attention, three dense layers, groups of experts,
   CHECK(parse(write(s), "written") == s);
 }
 
+TEST_CASE("Kimi K2's config.json: DeepSeek-V3's architecture, more experts without groups, one dense layer, no MTP") {
+  const Scenario s = from_hf("data/kimi-k2.json");
+  CHECK(s.model.multi_latent_attention);
+  CHECK(s.model.num_layers == 61);
+  CHECK(s.model.num_attention_heads == 64);
+  CHECK(s.model.num_moe_experts == 384);
+  CHECK(s.model.moe_router_topk == 8);
+  CHECK(s.model.moe_router_topk_scaling_factor == 2.827);
+  CHECK(s.model.moe_router_score_function == "sigmoid");
+  CHECK(s.model.moe_router_enable_expert_bias);
+  CHECK(s.model.moe_layer_freq.size() == 61);
+  CHECK(s.model.moe_layer_freq[0] == 0);
+  CHECK(s.model.moe_layer_freq[1] == 1);
+  CHECK(s.model.mtp_num_layers.value_or(0) == 0);
+  CHECK(s.model.q_lora_rank == 1536);
+  CHECK(s.model.other.at("rotary_scaling_factor") == "32.0");
+}
+
 TEST_CASE("hf_config in a scenario: fields beside it override, the path is relative to the file") {
   const std::string rest =
       "settings: {micro_batch_size: 1, global_batch_size: 8}\ncluster: {num_gpus: 8}\nscenario: 1\n";

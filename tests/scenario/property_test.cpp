@@ -4,6 +4,7 @@
 #include <cstdio>
 
 #include "field_rows.hpp"
+#include "lengths.hpp"
 #include "pipewright/scenario/fields.hpp"
 #include "pipewright/scenario/io.hpp"
 
@@ -53,6 +54,17 @@ void randomise(std::vector<T>& value, const Field& field) {
   value.clear();
   for (int n = *rc::gen::inRange(0, 4); n > 0; --n) value.push_back(random_scalar<T>(field));
 }
+/// Rows and how many of each.
+Strings random_lengths() {
+  Strings written;
+  for (int n = *rc::gen::inRange(0, 4); n > 0; --n) {
+    std::string row;
+    for (int i = *rc::gen::inRange(1, 4); i > 0; --i)
+      row += (row.empty() ? "" : "+") + std::to_string(*rc::gen::inRange(1, 100'000));
+    written.push_back(row + "*" + std::to_string(*rc::gen::inRange(1, 1000)));
+  }
+  return read_lengths(written, {}, "sequence_lengths");
+}
 
 std::string random_name() { return "V" + std::to_string(*rc::gen::inRange(0, 1000)); }
 
@@ -89,7 +101,10 @@ Scenario random_scenario() {
     bool required = false;
     for (const auto& [section, name] : required_fields) required = required || field.name == std::string_view(name);
     if (std::string_view(field.section) == "software" || (!required && *rc::gen::inRange(0, 4) != 0)) continue;
-    std::visit([&](auto* member) { randomise(*member, field); }, field.member(s));
+    if (field.name == std::string_view("sequence_lengths"))
+      s.settings.sequence_lengths = random_lengths();
+    else
+      std::visit([&](auto* member) { randomise(*member, field); }, field.member(s));
   }
   if (s.settings.cuda_graph_modules == Strings{"full"})
     s.settings.cuda_graph_modules.clear();  // two spellings of one value

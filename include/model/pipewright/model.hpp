@@ -37,8 +37,10 @@ struct Kernel {
   int launches = 1;  ///< kernels that the host launches for it (a grouped GEMM, a router's elementwise operations)
   /// Launched from C++ inside the call of the kernel before it (loops of userbuffers): costs its bare launches.
   bool within_call = false;
-  int parameters = 0;   ///< weights of a group whose gradients are then complete: autograd and DDP call hooks for each
-  double share = 1;     ///< of the key's time: attention of packed sequences has a part of its key's work
+  int parameters = 0;  ///< weights of a group whose gradients are then complete: autograd and DDP call hooks for each
+  /// Of the key's time: attention of packed sequences has a part of its key's work, equal matrices of Muon several
+  /// times.
+  double share = 1;
   bool packed = false;  ///< sequences of several lengths, timed as ones of a single length
   double sm_share = 1;  ///< share of the multiprocessors that it may use; less than 1: the others are communication's
   bool joins_pipeline = false;  ///< a collective over all pipeline ranks (gradient norm, tied embeddings)

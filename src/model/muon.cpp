@@ -1,0 +1,138 @@
+// A matrix of m x n elements, m the smaller (newton_schulz, 2D):
+//
+//   X = momentum / |momentum|, in bf16       then muon_num_ns_steps times
+//   A = X X'            m x m x n
+//   B = b A + c A A     m x m x m
+//   X = a X + B X       m x n x m
+//
+// muon_fp32_matmul_prec medium is bf16 in and out; tensor-parallel ranks orthogonalise their own parts (muon_tp_mode
+// blockwise, the default).
+#include "muon.hpp"
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+#include <tuple>
+
+namespace pipewright::model {
+namespace {
+
+/// What is orthogonalised of a matrix: itself, or its queries, keys and values.
+std::vector<Matrix> parts(const Dimensions& d, const Matrix& matrix) {
+  if (!matrix.qkv || !d.muon_splits_qkv) return {{matrix.rows, matrix.cols}};
+  return {{d.q, matrix.cols}, {d.kv, matrix.cols}, {d.kv, matrix.cols}};
+}
+
+std::pair<Int, Int> by_size(const Matrix& matrix) { return std::minmax(matrix.rows, matrix.cols); }
+
+Int padded_to(Int value, Int divisor) { return (value + divisor - 1) / divisor * divisor; }
+
+class Kernels {
+ public:
+  /// `count` matrices one after the other.
+  void add(const std::string& what, profile::Key key, Int count, int launches = 1) {
+    Kernel kernel;
+    kernel.name = "muon " + what;
+    kernel.key = std::move(key);
+    kernel.share = static_cast<double>(count);
+    kernel.launches = static_cast<int>(std::min<Int>(count * launches, 1'000'000));
+    list_.push_back(std::move(kernel));
+  }
+  std::vector<Kernel> take() { return std::move(list_); }
+
+ private:
+  std::vector<Kernel> list_;
+};
+
+}  // namespace
+
+double orthogonalization_flop(const Dimensions& d, const Matrix& matrix) {
+  double sum = 0;
+  for (const Matrix& part : parts(d, matrix)) {
+    const auto [m, n] = by_size(part);
+    sum +=
+        2.0 * static_cast<double>(m) * static_cast<double>(m) * (2 * static_cast<double>(n) + static_cast<double>(m));
+  }
+  return sum * static_cast<double>(d.muon_steps);
+}
+
+std::vector<Kernel> orthogonalization(const Dimensions& d, const std::vector<Matrix>& matrices) {
+  std::map<std::tuple<Int, Int, bool>, Int> counts;
+  for (const Matrix& matrix : matrices) ++counts[{matrix.rows, matrix.cols, matrix.qkv}];
+  Kernels kernels;
+  for (const auto& [shape, count] : counts) {
+    const Matrix matrix{std::get<0>(shape), std::get<1>(shape), std::get<2>(shape)};
+    const Int all = matrix.elements();
+    kernels.add("weight decay", {"scale", {all}}, count);
+    kernels.add("momentum", {"add.f32", {all}}, count);
+    if (d.muon_nesterov) kernels.add("nesterov", {"add.f32", {all}}, count);
+    const auto pieces = parts(d, matrix);
+    for (const Matrix& part : pieces) {
+      const auto [m, n] = by_size(part);
+      const Int elements = part.elements(), times = count * d.muon_steps;
+      if (pieces.size() > 1) kernels.add("split", {"scale", {elements}}, count);
+      kernels.add("norm", {"l2norm", {elements}}, count, 2);
+      kernels.add("normalization", {"scale", {elements}}, count);
+      kernels.add("cast", {"cast.f32_bf16", {elements}}, count);
+      kernels.add("X X'", {"gemm.bf16.tn", {m, m, n}}, times);
+      kernels.add("A A", {"gemm.bf16.nn", {m, m, m}}, times);
+      kernels.add("B X", {"gemm.bf16.nn", {n, m, m}}, times);
+      kernels.add("cast back", {"cast.bf16_f32", {elements}}, count);
+      kernels.add("scaling", {"scale", {elements}}, 2 * count);
+    }
+    if (pieces.size() > 1) kernels.add("joined", {"scale", {all}}, count);
+    kernels.add("update", {"add.f32", {all}}, count);
+  }
+  return kernels.take();
+}
+
+Int orthogonalization_bytes(const std::vector<Matrix>& matrices) {
+  Int most = 0;
+  for (const Matrix& matrix : matrices) most = std::max(most, matrix.elements());
+  return 3 * 4 * most;
+}
+
+void lay_out_whole(Buffer& buffer, const std::vector<Parameter>& parameters, const std::vector<std::size_t>& which,
+                   Int bucket_size, Int ranks, Int divisor) {
+  constexpr double padding_floor = 0.9;  // PADDING_FLOOR
+  const Int shard_divisor = std::lcm(Int{64}, divisor / ranks);
+  std::vector<std::size_t> chunk;
+  Int elements = 0, largest = 0;
+  const auto emit = [&] {
+    if (chunk.empty()) return;
+    std::ranges::stable_sort(chunk, std::greater(), [&](std::size_t i) { return parameters[i].elements; });
+    std::vector<std::vector<std::pair<std::size_t, Int>>> shards(static_cast<std::size_t>(ranks));  // parameter, start
+    std::vector<Int> ends(static_cast<std::size_t>(ranks), 0);
+    int layer = parameters[chunk.front()].layer;
+    for (const std::size_t i : chunk) {
+      const auto shard = static_cast<std::size_t>(std::ranges::min_element(ends) - ends.begin());
+      const Int start = padded_to(ends[shard], 64);
+      shards[shard].emplace_back(i, start);
+      ends[shard] = start + parameters[i].elements;
+      layer = std::min(layer, parameters[i].layer);  // the backward of the first layer is the last
+    }
+    const Int shard_size = padded_to(*std::ranges::max_element(ends), shard_divisor), begin = buffer.elements;
+    for (std::size_t shard = 0; shard < shards.size(); ++shard)
+      for (const auto& [i, start] : shards[shard]) {
+        const Int at = begin + static_cast<Int>(shard) * shard_size + start;
+        buffer.parameters.emplace_back(at, at + parameters[i].elements);
+        buffer.of.push_back(i);
+        buffer.owners.push_back(static_cast<Int>(shard));
+      }
+    buffer.elements = begin + ranks * shard_size;
+    buffer.buckets.emplace_back(begin, buffer.elements);
+    buffer.last_layers.push_back(layer);
+    chunk.clear();
+    elements = largest = 0;
+  };
+  for (const std::size_t i : which) {
+    chunk.push_back(i);
+    elements += parameters[i].elements;
+    largest = std::max(largest, parameters[i].elements);
+    const auto floor = static_cast<Int>(static_cast<double>(ranks * largest) * padding_floor);
+    if (bucket_size > 0 && elements >= std::max(bucket_size, floor)) emit();
+  }
+  emit();
+}
+
+}  // namespace pipewright::model
