@@ -7,6 +7,7 @@
 #include <map>
 #include <mutex>
 #include <numeric>
+#include <queue>
 #include <tuple>
 
 #include "lengths.hpp"
@@ -18,7 +19,7 @@ namespace {
 
 /// More sequences than this stand for all: every n-th of the sorted ones.
 constexpr Int most_sequences = 65'536;
-constexpr int deals = 101;
+constexpr std::size_t many_rows = 100'000, most_rows = 1'000'000;  ///< of a step
 
 /// The same numbers on every machine (splitmix64, Steele, Lea and Flood 2014).
 class Chance {
@@ -192,18 +193,20 @@ std::vector<double> dealt(std::vector<double> rows, const Question& q) {
   if (q.order == "balanced") {
     std::ranges::sort(rows, std::greater());
     Deal deal(ranks);
-    std::vector<double> sums(ranks, 0);
-    for (const double row : rows) {  // to the rank with the least so far that has room
-      std::size_t to = ranks;
-      for (std::size_t r = 0; r < ranks; ++r)
-        if (deal[r].size() < each && (to == ranks || sums[r] < sums[to])) to = r;
+    using Load = std::pair<double, std::size_t>;  // of a rank with room
+    std::priority_queue<Load, std::vector<Load>, std::greater<>> loads;
+    for (std::size_t r = 0; r < ranks; ++r) loads.emplace(0, r);
+    for (const double row : rows) {  // to the rank with the least so far
+      const auto [load, to] = loads.top();
+      loads.pop();
       deal[to].push_back(row);
-      sums[to] += row;
+      if (deal[to].size() < each) loads.emplace(load + row, to);
     }
     return busiest(deal, together);
   }
   Chance chance;
   std::vector<std::pair<double, std::vector<double>>> found;
+  const int deals = rows.size() > many_rows ? 11 : 101;
   for (int i = 0; i < deals; ++i) {
     chance.shuffle(rows);
     Deal deal(ranks);
@@ -233,6 +236,9 @@ Packing answer(const Question& q) {
   result.fill = filled / static_cast<double>(rows.size()) / static_cast<double>(q.tokens);
   std::ranges::sort(pairs);
   const auto slots = static_cast<std::size_t>(q.ranks * q.microbatches);
+  if (slots > most_rows)
+    throw UsageError({}, "settings.sequence_lengths",
+                     fmt::format("a step of {} packed rows is too large, the limit is {}", slots, most_rows));
   std::vector<double> step;
   double sum = 0;
   for (std::size_t i = 0; i < slots; ++i) {

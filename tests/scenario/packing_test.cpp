@@ -145,6 +145,15 @@ TEST_CASE("a file holds sequences, counts and ready rows; what it may not hold i
         std::string::npos);
 }
 
+TEST_CASE("steps of very many rows are dealt in seconds or refused") {
+  Scenario s = with({"sequence_lengths=[100*1000000, 1000*10000]", "num_gpus=1000", "global_batch_size=1000000"});
+  CHECK(scenario::packing(s)->lengths.size() == 1000);
+  scenario::set(s, "pack_order=balanced");
+  CHECK(scenario::packing(s)->busiest < 1.01);
+  scenario::set(s, "global_batch_size=1000000000");
+  CHECK_THROWS_AS(scenario::packing(s), UsageError);
+}
+
 TEST_CASE("of any lengths: rows hold what they can, deals keep the attention, balance never loses to chance") {
   std::mt19937 chance(7);
   const auto draw = [&](int least, int most) { return std::uniform_int_distribution<int>(least, most)(chance); };
