@@ -237,7 +237,6 @@ TEST_CASE("every flag that can be emitted was tried in every version that has it
                                          "--ddp-reduce-scatter-with-fp32-accumulation",
                                          "--fp4-recipe",
                                          "--data-parallel-sharding-strategy",
-                                         "--moe-paged-stash",
                                          "--use-nccl-ub",
                                          "--moe-flex-dispatcher-num-sms",
                                          "--moe-deepep-num-sms",
