@@ -154,6 +154,8 @@ constexpr RefusedField refused_rows[] = {
        return o.use_transformer_engine_op_fuser &&
               (!fuses_grouped_mlp(s) || !(o.fp8_param || o.fp8_param_gather) || o.first_last_layers_bf16);
      }},
+    {"recompute_modules", "the activation recomputed inside the fused grouped MLP (moe_act)",
+     [](const Scenario& s) { return fuses_grouped_mlp(s) && recomputes(s, Recompute::moe_act); }},
     {"moe_mlp_glu_interleave_size", "interleaved gates that are put in order for a plain activation",
      [](const Scenario& s) {
        return has_experts(s) && s.settings.moe_mlp_glu_interleave_size && s.model.gated_linear_unit &&
