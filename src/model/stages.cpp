@@ -256,7 +256,8 @@ void add_notes(const Scenario& s, const Dimensions& d, Stages& stages) {
   if (d.precision.recipe != Recipe::bf16) note("experts in FP8 follow the code of TE, not measurements");
   if (d.moe.fused)
     note(
-        "experts are TE's fused grouped MLP, by its code: a product with activation and casts in its epilogue takes the "
+        "experts are TE's fused grouped MLP, by its code: a product with activation and casts in its epilogue takes "
+        "the "
         "time of the product; recompute of moe_act changes nothing there");
   if (d.moe.budget)
     note("buffers of experts have " + std::to_string(d.moe.held) + " rows a layer, of which " +

@@ -61,7 +61,8 @@ std::vector<Rule> trap_rules() {
          return o.cuda_graph_impl == "full_iteration" && has_moe_layer(s) && !o.moe_expert_rank_capacity_factor &&
                 !(o.moe_expert_capacity_factor && o.moe_pad_expert_input_to_capacity);
        },
-       "cuda_graph_impl full_iteration captures forward and backward, in which the host waits for the counts of tokens of "
+       "cuda_graph_impl full_iteration captures forward and backward, in which the host waits for the counts of tokens "
+       "of "
        "every layer's experts: CUDA refuses that while it captures",
        "set moe_expert_rank_capacity_factor (with HybridEP and use_transformer_engine_op_fuser), or "
        "moe_expert_capacity_factor with moe_pad_expert_input_to_capacity"},

@@ -1,12 +1,11 @@
 // Packed sequences in predictions: what must be alike, what must be less, and both engines.
-#include "pipewright/scenario/packing.hpp"
-
 #include <doctest/doctest.h>
 
 #include "../plan/bases.hpp"
 #include "pipewright/bounds.hpp"
 #include "pipewright/effects.hpp"
 #include "pipewright/predict.hpp"
+#include "pipewright/scenario/packing.hpp"
 
 using namespace pipewright;
 

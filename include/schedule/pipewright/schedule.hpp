@@ -35,7 +35,7 @@ struct Config {
   bool deallocate_outputs = true;                              ///< deallocate_pipeline_outputs
   bool align_grad_reduce = false, align_param_gather = false;  ///< grad_sync_func, param_sync_func are set
   bool overlap_grad_reduce = false;                            ///< no_sync_func is set
-  bool varied = false;          ///< microbatches differ in time: the schedule has no steady state
+  bool varied = false;           ///< microbatches differ in time: the schedule has no steady state
   int deferred_head_wgrads = 0;  ///< microbatches whose head weight gradient waits for the end of the step
   /// From 0.18 on a forward send is waited for at once (commit 260cba7133), a combined backward of chunk 0 runs its
   /// data-parallel hooks and mtp_post_process follows the backward of attention. False: 0.16, 0.17, PR 4268.
