@@ -86,11 +86,12 @@ class Packer {
     std::vector<Ints> ready;
     Ints single;
     for (Ints& row : sampled()) {
-      if (row.size() > 1)
+      if (row.size() > 1) {
         ready.push_back(std::move(row));
-      else if (row.front() <= q_.tokens || q_.cuts)
-        single.push_back(std::min(row.front(), q_.tokens));
-      if (row.size() == 1 && row.front() > q_.tokens) ++result_.too_long;
+        continue;
+      }
+      if (row.front() <= q_.tokens || q_.cuts) single.push_back(std::min(row.front(), q_.tokens));
+      if (row.front() > q_.tokens) ++result_.too_long;
     }
     if (q_.algorithm == "none") {
       for (const Int length : single) ready.push_back({length});
