@@ -4,7 +4,7 @@
 // (allocation, reference counts, names in hash tables, chains of pointers, calls through tables into more code than the
 // first instruction cache holds). Times are means over windows of 10 ms. A core that another thread of the machine
 // shares is slower for a while (on rented virtual machines 1.5 to 2 times, for 0.1 s to many seconds), so that a median
-// or a minimum tells nothing: what counts is the mean, and how it comes about.
+// or a minimum alone tells nothing: what counts is how fast calm windows are and how many are not.
 #pragma once
 
 #include <chrono>

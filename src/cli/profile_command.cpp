@@ -1,5 +1,6 @@
 // pipewright profile show|merge|diff|derive: what a profile knows, and profiles made of others.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
@@ -187,17 +188,13 @@ struct ProfileOptions {
   bool force = false;
 };
 
-std::string listed(const std::string& before, const std::string& name) {
-  return before.empty() ? name : before + ", " + name;
-}
-
 /// A profile that knows only this machine's speed, to stand before the measured one: that of its hosts from runs that
 /// wait for them, that of its GPUs from the others.
 profile::Profile calibrated(const ProfileOptions& options) {
   std::vector<validate::Observation> runs;
   std::vector<scenario::Model> models;
   std::vector<double> hosts;
-  std::string by_kernels, by_hosts;
+  std::vector<std::string> by_kernels, by_hosts;
   std::optional<profile::Profiles> base;
   for (const auto& file : options.runs) {
     const auto run = scenario::read(file);
@@ -205,7 +202,7 @@ profile::Profile calibrated(const ProfileOptions& options) {
     base = predict::profiles_of(run, options.profiles);
     if (const auto host = validate::host_factor_of(run, *base)) {
       hosts.push_back(*host);
-      by_hosts = listed(by_hosts, run.name);
+      by_hosts.push_back(run.name);
       continue;
     }
     const double slowdown = validate::slowdown_of(run, *base);
@@ -221,26 +218,26 @@ profile::Profile calibrated(const ProfileOptions& options) {
     runs.push_back({slowdown, validate::own_spread(predict::predict(run, *base), *base),
                     static_cast<int>(model - models.begin())});
     if (model == models.end()) models.push_back(run.model);
-    by_kernels = listed(by_kernels, run.name);
+    by_kernels.push_back(run.name);
   }
   const auto& measured = base->first();
   profile::Profile result;
   result.name = std::filesystem::path(options.out).stem().string();
   result.device = measured.device;
   result.memory = measured.memory;
-  result.provenance = {"pipewright profile calibrate " +
-                       (by_kernels.empty() ? by_hosts
-                        : by_hosts.empty() ? by_kernels
-                                           : by_kernels + ", " + by_hosts) +
-                       " on " + measured.name};
+  auto all = by_kernels;
+  all.insert(all.end(), by_hosts.begin(), by_hosts.end());
+  result.provenance = {fmt::format("pipewright profile calibrate {} on {}", fmt::join(all, ", "), measured.name)};
   if (!runs.empty()) {
     // What comes next is most often the first run's model in other settings.
     const auto speed =
         validate::expected_speed(runs, runs.front().model, runs.front().spread, base->scalar("machine.spread").value);
-    const auto full = validate::with_speed(*base, speed, by_kernels).first();
+    const auto full = validate::with_speed(*base, speed, fmt::format("{}", fmt::join(by_kernels, ", "))).first();
     for (const char* name : {"machine.slowdown", "machine.spread"}) result.scalars[name] = full.scalars.at(name);
   }
-  if (!hosts.empty()) result.scalars["host.time_factor"] = validate::host_factor(hosts, *base, by_hosts);
+  if (!hosts.empty())
+    result.scalars["host.time_factor"] =
+        validate::host_factor(hosts, *base, fmt::format("{}", fmt::join(by_hosts, ", ")));
   return result;
 }
 

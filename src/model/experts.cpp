@@ -11,15 +11,38 @@
 
 namespace pipewright::model {
 
-Experts::Experts(PieceBuilder& builder, const Dimensions& dimensions, bool fp8)
+LocalExperts::LocalExperts(PieceBuilder& builder, const Dimensions& dimensions)
     : w_(builder),
       d_(dimensions),
       linear_(builder, dimensions),
       offload_(builder, dimensions),
-      fp8_(fp8),
-      act_(builder, dimensions, fp8 ? dimensions.moe.padded : dimensions.moe.received),
       fc1_{"experts.fc1", d_.h, d_.moe.fc1_out(d_.gated)},
       fc2_{"experts.fc2", d_.moe.f, d_.h} {}
+
+std::uint32_t LocalExperts::make_gradient(const Group& group, std::string& family, bool fp8) {
+  if (d_.fused_gradients) {
+    family += d_.gradient_bytes == 4 ? ".acc_f32" : ".acc_bf16";
+    return no_tensor;
+  }
+  if (fp8) family += ".out_bf16";
+  return w_.allocate_gradient(2 * d_.moe.local * group.in * group.out);
+}
+
+void LocalExperts::accumulate(const Group& group, std::uint32_t gradient) {
+  if (d_.bias) {
+    w_.launch(group.name + " bias gradient accumulation", {"moe.bias.accumulate", {d_.moe.local, group.out}});
+    w_.stands_for(static_cast<int>(d_.moe.local));
+  }
+  if (gradient == no_tensor) return;
+  w_.launch(group.name + " gradient accumulation", {"add.f32", {d_.moe.local * group.in * group.out}});
+  w_.stands_for(static_cast<int>(d_.moe.local));
+  w_.free(gradient);
+}
+
+Experts::Experts(PieceBuilder& builder, const Dimensions& dimensions, bool fp8)
+    : LocalExperts(builder, dimensions),
+      fp8_(fp8),
+      act_(builder, dimensions, fp8 ? dimensions.moe.padded : dimensions.moe.received) {}
 
 Operand Experts::input(const Group& group, bool grad) {
   if (!fp8_) return {};
@@ -49,22 +72,12 @@ void Experts::gemm(const Group& group, Product product) {
 
 void Experts::weight_gradient(const Group& group) {
   std::string family = fp8_ ? product_family(d_.precision.recipe, "gemm.grouped.", true) : "gemm.grouped.bf16.nt";
-  auto gradient = no_tensor;
-  if (d_.fused_gradients) {
-    family += d_.gradient_bytes == 4 ? ".acc_f32" : ".acc_bf16";
-  } else {
-    if (fp8_) family += ".out_bf16";
-    gradient = w_.allocate_gradient(2 * d_.moe.local * group.in * group.out);
-  }
+  const auto gradient = make_gradient(group, family, fp8_);
   w_.launch(group.name + " wgrad", {family, {d_.moe.local, rows(), group.out, group.in}});
   w_.stands_for(static_cast<int>(2 * d_.moe.local));
   w_.completes(static_cast<int>(d_.moe.local));
   if (d_.fused_gradients) w_.dummy_gradient(group.in, group.out);
-  if (d_.bias) accumulate_bias(group);
-  if (d_.fused_gradients) return;
-  w_.launch(group.name + " gradient accumulation", {"add.f32", {d_.moe.local * group.in * group.out}});
-  w_.stands_for(static_cast<int>(d_.moe.local));
-  w_.free(gradient);
+  accumulate(group, gradient);
 }
 
 /// Takes over `out`.
@@ -80,11 +93,6 @@ std::uint32_t Experts::add_bias(std::uint32_t out) {
 }
 
 /// The hook of each bias adds its gradient to the main one; fc2's have waited for the weight gradients' turn.
-void Experts::accumulate_bias(const Group& group) {
-  w_.launch(group.name + " bias gradient accumulation", {"moe.bias.accumulate", {d_.moe.local, group.out}});
-  w_.stands_for(static_cast<int>(d_.moe.local));
-}
-
 /// Takes over `dout`; one expert's products in fp32 at a time.
 std::uint32_t Experts::bias_backward(std::uint32_t dout) {
   const Int n = rows() * d_.h, of_one = 4 * n / d_.moe.local;

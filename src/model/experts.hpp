@@ -11,7 +11,7 @@
 
 namespace pipewright::model {
 
-/// The local experts of a layer.
+/// The local experts of a layer: two grouped products, fc1 and fc2.
 class LocalExperts {
  public:
   virtual ~LocalExperts() = default;
@@ -19,7 +19,25 @@ class LocalExperts {
   virtual std::uint32_t forward(std::uint32_t rows, bool grad) = 0;
   /// Gradient of the rows; takes over `dout`.
   virtual std::uint32_t backward(std::uint32_t dout) = 0;
-  virtual void weight_gradients() = 0;
+  void weight_gradients() { linear_.weight_gradients.run(); }
+
+ protected:
+  struct Group {
+    std::string name;
+    Int in, out;
+  };
+  LocalExperts(PieceBuilder& builder, const Dimensions& dimensions);
+  /// The weight gradient of one group: appends to its product's family where the product puts it, and makes it unless
+  /// it is added to the main gradient.
+  std::uint32_t make_gradient(const Group& group, std::string& family, bool fp8);
+  /// After the product: the biases' gradients, and adds `gradient` to the main one.
+  void accumulate(const Group& group, std::uint32_t gradient);
+
+  PieceBuilder& w_;
+  const Dimensions& d_;
+  LinearWriter linear_;  ///< casts, delayed weight gradients
+  OffloadWriter offload_;
+  Group fc1_, fc2_;
 };
 
 std::unique_ptr<LocalExperts> local_experts(PieceBuilder& builder, const Dimensions& dimensions, bool fp8);
@@ -35,19 +53,13 @@ class Experts : public LocalExperts {
 
   std::uint32_t forward(std::uint32_t rows, bool grad) override;
   std::uint32_t backward(std::uint32_t dout) override;
-  void weight_gradients() override { linear_.weight_gradients.run(); }
 
  private:
-  struct Group {
-    std::string name;
-    Int in, out;
-  };
   Operand input(const Group& group, bool grad);
   void gemm(const Group& group, Product product);
   void weight_gradient(const Group& group);
   std::uint32_t add_bias(std::uint32_t out);
   std::uint32_t bias_backward(std::uint32_t dout);
-  void accumulate_bias(const Group& group);
   std::uint32_t weigh_input(std::uint32_t rows_in, bool grad);
   std::uint32_t weigh_input_backward(std::uint32_t gradient);
   static std::uint32_t kept(const Operand& operand);
@@ -55,13 +67,8 @@ class Experts : public LocalExperts {
   Int rows() const { return fp8_ ? d_.moe.padded : d_.moe.received; }
   bool pads() const { return fp8_ && d_.moe.padded > d_.moe.received; }
 
-  PieceBuilder& w_;
-  const Dimensions& d_;
-  LinearWriter linear_;  ///< casts
-  OffloadWriter offload_;
   const bool fp8_;
   ExpertActivation act_;
-  Group fc1_, fc2_;
   Operand fc1_input_, fc2_input_;
   std::uint32_t fc1_out_ = no_tensor, activation_ = no_tensor, unweighted_ = no_tensor;
 };

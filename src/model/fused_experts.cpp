@@ -19,13 +19,7 @@ constexpr Int scaled_together = 32;
 }  // namespace
 
 FusedExperts::FusedExperts(PieceBuilder& builder, const Dimensions& dimensions)
-    : w_(builder),
-      d_(dimensions),
-      linear_(builder, dimensions),
-      offload_(builder, dimensions),
-      stash_(builder, dimensions),
-      fc1_{"experts.fc1", d_.h, d_.moe.fc1_out(d_.gated)},
-      fc2_{"experts.fc2", d_.moe.f, d_.h} {}
+    : LocalExperts(builder, dimensions), stash_(builder, dimensions) {}
 
 Operand FusedExperts::both(const std::string& name, Int width) {
   Operand result;
@@ -47,25 +41,10 @@ void FusedExperts::gemm(const Group& group, Product product) {
 
 void FusedExperts::weight_gradient(const Group& group) {
   std::string family = product_family(d_.precision.recipe, "gemm.grouped.", true);
-  auto gradient = no_tensor;
-  if (d_.fused_gradients) {
-    family += d_.gradient_bytes == 4 ? ".acc_f32" : ".acc_bf16";
-  } else {
-    family += ".out_bf16";
-    gradient = w_.allocate_gradient(2 * d_.moe.local * group.in * group.out);
-  }
+  const auto gradient = make_gradient(group, family, true);
   w_.launch(group.name + " wgrad", {family, {d_.moe.local, rows(), group.out, group.in}});
   w_.completes(static_cast<int>(d_.moe.local));
-  if (d_.bias) accumulate_bias(group);
-  if (d_.fused_gradients) return;
-  w_.launch(group.name + " gradient accumulation", {"add.f32", {d_.moe.local * group.in * group.out}});
-  w_.stands_for(static_cast<int>(d_.moe.local));
-  w_.free(gradient);
-}
-
-void FusedExperts::accumulate_bias(const Group& group) {
-  w_.launch(group.name + " bias gradient accumulation", {"moe.bias.accumulate", {d_.moe.local, group.out}});
-  w_.stands_for(static_cast<int>(d_.moe.local));
+  accumulate(group, gradient);
 }
 
 /// mark_grouped_tensor: these have rows that are no tokens. The probabilities (4 bytes a row) stay where they are.

@@ -13,28 +13,17 @@ class FusedExperts : public LocalExperts {
 
   std::uint32_t forward(std::uint32_t rows, bool grad) override;
   std::uint32_t backward(std::uint32_t dout) override;
-  void weight_gradients() override { linear_.weight_gradients.run(); }
 
  private:
-  struct Group {
-    std::string name;
-    Int in, out;
-  };
   /// Both copies of a matrix of the rows.
   Operand both(const std::string& name, Int width);
   void gemm(const Group& group, Product product);
   void weight_gradient(const Group& group);
-  void accumulate_bias(const Group& group);
   void stash();
   Int rows() const { return d_.moe.padded; }
   Int held() const { return d_.moe.held; }
 
-  PieceBuilder& w_;
-  const Dimensions& d_;
-  LinearWriter linear_;  ///< delayed weight gradients
-  OffloadWriter offload_;
   StashWriter stash_;
-  Group fc1_, fc2_;
   std::uint32_t fc1_input_ = no_tensor, fc1_out_ = no_tensor, fc2_input_ = no_tensor;
 };
 

@@ -10,8 +10,9 @@ namespace pipewright::timeline {
 namespace {
 
 // Attention of unlike sequences in one kernel against like ones of the same work: its blocks end at different times.
-// Not measured; for the same work, attention of half and of twice the length differs by 5 to 15 % (H200 profile, 8192
-// tokens, 32 heads of 128: 620 TFLOP/s forward in one sequence, 592 in two, 533 in four; 529, 475, 402 backward).
+// For the same work, attention of half and of twice the length differs by 5 to 15 % (H200 profile, 8192 tokens, 32
+// heads of 128: 620 TFLOP/s forward in one sequence, 592 in two, 533 in four; 529, 475, 402 backward); timed once,
+// kernels of unlike lengths took -6 to +12 % forward and +3 to +19 % backward (docs/packed-sequences.md).
 constexpr double unlike_lengths = 0.1;
 
 // Host costs are known by family and direction; a kernel of an unlisted family costs what its closest relative does.

@@ -19,22 +19,14 @@ profile::Profiles with_scalars(const profile::Profiles& profiles, const std::map
 
 bool same_part(const Case& a, const Case& b) { return a.scenario.cluster.profile == b.scenario.cluster.profile; }
 
-double target_ms(const scenario::Scenario& measured) {
-  return measured.measured->step_alone() ? *measured.measured->step_ms : measured.measured->forward_backward_ms;
-}
-
-double predicted_ms_of(const scenario::Scenario& measured, const predict::Prediction& predicted) {
-  return ns_to_ms(measured.measured->step_alone() ? predicted.step_ns : predicted.forward_backward_ns);
-}
-
 }  // namespace
 
 double slowdown_of(const scenario::Scenario& measured, const profile::Profiles& profiles) {
-  const double target = target_ms(measured);
+  const double target = measured_ms(measured);
   const auto at = [&](double factor) {
     const auto set =
         with_scalars(profiles, {{slowdown_name, {factor, 0, profile::Origin::derived, "trial of the calibration"}}});
-    return predicted_ms_of(measured, predict::predict(measured, set));
+    return predicted_ms(measured, predict::predict(measured, set));
   };
   // The step grows almost linearly with the factor: two secant steps leave less than 0.1 %.
   constexpr double least = 0.5, most = 2;
@@ -54,12 +46,12 @@ std::optional<double> host_factor_of(const scenario::Scenario& measured, const p
   const auto at = [&](double factor) {
     scenario::Scenario other = measured;
     other.cluster.host_time_factor = factor;
-    return predicted_ms_of(measured, predict::estimate(other, profiles));
+    return predicted_ms(measured, predict::estimate(other, profiles));
   };
   constexpr double least = 0.25, most = 4;  // hosts beyond have other troubles
   const double own = timeline::host_time_factor(measured, profiles);
   // The quick engine tells how the step depends on its host, the exact one where it stands.
-  const double goal = target_ms(measured) * at(own) / predicted_ms_of(measured, predict::predict(measured, profiles));
+  const double goal = measured_ms(measured) * at(own) / predicted_ms(measured, predict::predict(measured, profiles));
   if (at(least) > goal || at(most) < goal) return std::nullopt;
   double low = least, high = most;
   for (int i = 0; i < 20; ++i) {

@@ -76,13 +76,14 @@ bool comparable(const Case& a, const Case& b) {
 
 }  // namespace
 
-double predicted_ms(const Case& c) {
-  return ns_to_ms(c.scenario.measured->step_alone() ? c.prediction.step_ns : c.prediction.forward_backward_ns);
+double predicted_ms(const scenario::Scenario& run, const predict::Prediction& prediction) {
+  return ns_to_ms(run.measured->step_alone() ? prediction.step_ns : prediction.forward_backward_ns);
 }
-double measured_ms(const Case& c) {
-  const auto& measured = *c.scenario.measured;
-  return measured.step_alone() ? *measured.step_ms : measured.forward_backward_ms;
+double measured_ms(const scenario::Scenario& run) {
+  return run.measured->step_alone() ? *run.measured->step_ms : run.measured->forward_backward_ms;
 }
+double predicted_ms(const Case& c) { return predicted_ms(c.scenario, c.prediction); }
+double measured_ms(const Case& c) { return measured_ms(c.scenario); }
 double time_error(const Case& c) { return predicted_ms(c) / measured_ms(c) - 1; }
 double low_ms(const Case& c) { return ns_to_ms(c.prediction.interval_low_ns) - optimizer_ms(c); }
 double high_ms(const Case& c) { return ns_to_ms(c.prediction.interval_high_ns) - optimizer_ms(c); }

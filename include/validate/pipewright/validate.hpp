@@ -27,6 +27,8 @@ struct Errors {
 };
 
 /// Forward-backward; the whole step where the measured run tells no more (published runs). All times here are that.
+double predicted_ms(const scenario::Scenario& run, const predict::Prediction& prediction);
+double measured_ms(const scenario::Scenario& run);
 double predicted_ms(const Case& c);
 double measured_ms(const Case& c);
 double time_error(const Case& c);
