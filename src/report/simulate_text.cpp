@@ -85,6 +85,35 @@ std::string phases(const predict::Prediction& p) {
          table.text();
 }
 
+/// Exchanges inside and beside layers, of the rank that finishes last.
+std::string communication(const predict::Prediction& p) {
+  constexpr std::size_t shown = 16;
+  const auto& rank = p.ranks.at(static_cast<std::size_t>(p.last_rank));
+  const auto& rows = rank.account.communication;
+  if (rows.empty()) return "";
+  Table table({"exchange", "times", "ms each", "exposed each", "exposed", "warm-up", "steady", "cool-down", "end"});
+  const auto row = [&](const std::string& what, const timeline::Communication& c) {
+    const auto each = [&](std::int64_t ns) { return fmt::format("{:.3f}", static_cast<double>(ns) / 1e6 / c.times); };
+    const std::int64_t exposed = c.exposed_in_all();
+    std::vector<std::string> cells = {what, fmt::format("{}", c.times), each(c.busy), each(exposed),
+                                      share(exposed, c.busy)};
+    for (const auto ns : c.exposed) cells.push_back(ms(ns));
+    table.add(std::move(cells));
+  };
+  timeline::Communication rest;
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    if (i < shown)
+      row(rows[i].what, rows[i]);
+    else
+      rest += rows[i];
+  }
+  if (rest.times > 0) row(fmt::format("{} others", rows.size() - shown), rest);
+  return fmt::format(
+             "Communication of rank {}, the last to finish (exposed: its compute stream waits for it), ms by phase\n",
+             rank.pp_rank) +
+         table.text();
+}
+
 std::string rank_memory(const predict::Prediction& p) {
   Table table({"rank", "static", "peak allocated", "at", "reserved", "outside", "in all", "to spare"});
   for (const auto& rank : p.ranks) {
@@ -205,8 +234,8 @@ std::string notes(const predict::Prediction& p) {
 
 std::string simulate_text(const predict::Prediction& p) {
   std::string out = headline(p) + shares(p);
-  for (const auto& section : {rank_times(p), phases(p), rank_memory(p), pressure_text(p), offload(p), boundaries(p),
-                              owners(p), critical_path(p), levers(p), sources(p), notes(p)}) {
+  for (const auto& section : {rank_times(p), phases(p), communication(p), rank_memory(p), pressure_text(p), offload(p),
+                              boundaries(p), owners(p), critical_path(p), levers(p), sources(p), notes(p)}) {
     if (!section.empty()) out += "\n" + section;
   }
   return out;

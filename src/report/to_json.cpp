@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "format.hpp"
+#include "pipewright/reading.hpp"
 #include "pipewright/report.hpp"
 #include "pressure_text.hpp"
 
@@ -16,6 +17,20 @@ namespace {
 std::int64_t at(const std::map<std::string, std::int64_t>& times, const char* kind) {
   const auto found = times.find(kind);
   return found == times.end() ? 0 : found->second;
+}
+
+Json communication_json(const timeline::Communication& c) {
+  const auto& [warmup, steady, cooldown, end] = c.exposed;
+  return {{"what", c.what},
+          {"purpose", timeline::name(timeline::cause_of(c.purpose))},
+          {"times", c.times},
+          {"busy_ms", ns_to_ms(c.busy)},
+          {"exposed_ms", ns_to_ms(c.exposed_in_all())},
+          {"exposed_by_phase_ms",
+           {{"warmup", ns_to_ms(warmup)},
+            {"steady", ns_to_ms(steady)},
+            {"cooldown", ns_to_ms(cooldown)},
+            {"end", ns_to_ms(end)}}}};
 }
 
 Json rank_json(const predict::RankPrediction& rank) {
@@ -39,6 +54,8 @@ Json rank_json(const predict::RankPrediction& rank) {
                {"outside_allocator_bytes", rank.outside_allocator.value},
                {"peak_at", rank.walk.peak_at},
                {"peak_owners", owners}};
+  json["communication"] = Json::array();
+  for (const auto& c : account.communication) json["communication"].push_back(communication_json(c));
   if (rank.walk.offloaded.empty()) return json;
   Json moved = Json::array();
   for (const auto& module : rank.walk.offloaded)

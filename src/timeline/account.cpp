@@ -8,9 +8,12 @@
 #include <algorithm>
 #include <array>
 #include <map>
+#include <numeric>
 #include <tuple>
+#include <unordered_map>
 
 #include "coverage.hpp"
+#include "critical_path.hpp"
 #include "pipewright/reading.hpp"
 
 namespace pipewright::timeline {
@@ -18,10 +21,6 @@ namespace {
 
 using model::Purpose;
 using schedule::Kind;
-
-bool is_compute_op(const schedule::Instruction& i) {
-  return i.kind == Kind::forward || i.kind == Kind::backward || i.kind == Kind::combined_begin || i.kind == Kind::node;
-}
 
 /// What a profiler would call a node.
 enum class Traced : std::uint8_t { comp, p2p, ep, coll, d2h, h2d };
@@ -47,6 +46,7 @@ Traced traced(const Label& label) {
 /// What one rank has done so far, in node order.
 struct Running {
   std::int64_t reached = 0, arrival = 0;
+  std::unordered_map<const model::Kernel*, Communication> communication;
   std::array<Coverage, traced_names.size()> traced;
 };
 
@@ -55,13 +55,7 @@ class Accountant {
   /// Reads `of`, writes to `result` (the same, or another) and, where it is given, `gaps`.
   Accountant(Result& result, const Result& of, const model::Stages& stages, const schedule::Program& program,
              std::int64_t gap, std::vector<Gap>* gaps = nullptr)
-      : result_(result),
-        graph_(of.graph),
-        times_(of.times),
-        stages_(stages),
-        program_(program),
-        gap_(gap),
-        gaps_(gaps) {
+      : result_(result), graph_(of.graph), times_(of.times), stages_(stages), ops_(program), gap_(gap), gaps_(gaps) {
     for (const auto& rank : program.ranks) bounds_.push_back(phase_bounds(rank));
   }
 
@@ -70,9 +64,9 @@ class Accountant {
     std::int64_t step = 0;
     for (const auto end : times_.end) step = std::max(step, end);
     collect_boundaries();
-    std::vector<Running> running(graph_.ranks);
-    for (std::uint32_t node = 0; node < graph_.size(); ++node) add(node, running[graph_.labels[node].rank]);
-    for (int r = 0; r < graph_.ranks; ++r) finish(r, running[r], step);
+    running_.assign(graph_.ranks, {});
+    for (std::uint32_t node = 0; node < graph_.size(); ++node) add(node, running_[graph_.labels[node].rank]);
+    for (int r = 0; r < graph_.ranks; ++r) finish(r, running_[r], step);
     result_.forward_backward = 0;
     for (int r = 0; r < graph_.ranks; ++r)
       if (result_.ranks[r].forward_backward_end > result_.forward_backward) {
@@ -80,7 +74,7 @@ class Accountant {
         result_.last_rank = r;
       }
     result_.optimizer = step - result_.forward_backward;
-    critical_path();
+    result_.critical_path = critical_path(graph_, times_, ops_);
   }
 
  private:
@@ -106,6 +100,18 @@ class Accountant {
       default:
         return split.busy;
     }
+  }
+
+  Communication* communication(const Label& label) {
+    if (label.kind != NodeKind::kernel || label.purpose == Purpose::compute || label.purpose == Purpose::offload)
+      return nullptr;
+    return &running_[label.rank].communication[kernel_of(stages_, label)];
+  }
+
+  // The compute stream does this kernel, or waits for it.
+  void exposed(const Label& label, Phase phase, std::int64_t ns, Split& split) {
+    share_of(split, label.purpose) += ns;
+    if (Communication* own = communication(label)) own->exposed[static_cast<std::size_t>(phase)] += ns;
   }
 
   // Explains [from, start(node)) on the compute stream of `node`'s rank.
@@ -140,19 +146,13 @@ class Accountant {
         if (label.kind == NodeKind::transfer)
           exposed_transfer(label, waiting, until - began, split, queued, synchronized);
         else
-          share_of(split, label.purpose) += until - began;
+          exposed(label, phase_of(waiting), until - began, split);
         note(node, cause, label.kind == NodeKind::transfer ? Cause::p2p : cause_of(label.purpose), began, until);
         until = began;
       }
       queued = queued || label.kind == NodeKind::transfer;
       at = cause;
     }
-  }
-
-  static Cause cause_of(Purpose purpose) {
-    constexpr std::array<Cause, 6> by_purpose = {Cause::compute, Cause::tp, Cause::cp,
-                                                 Cause::ep,      Cause::dp, Cause::offload};
-    return by_purpose[static_cast<std::size_t>(purpose)];
   }
 
   void note(std::uint32_t node, std::uint32_t by, Cause cause, std::int64_t start, std::int64_t end) {
@@ -171,32 +171,8 @@ class Accountant {
     boundary.by_phase[static_cast<std::size_t>(phase_of(waiting))][static_cast<std::size_t>(cause)] += ns;
     if (ns > boundary.longest) {
       boundary.longest = ns;
-      boundary.longest_wait = op_name(waiting.rank, op_from(waiting));
+      boundary.longest_wait = ops_.name(waiting.rank, ops_.from(waiting));
     }
-  }
-
-  // The compute op that waits: the instruction itself or the next forward or backward after it.
-  std::uint32_t op_from(const Label& label) const {
-    const auto& instructions = program_.ranks[label.rank].instructions;
-    for (std::uint32_t i = label.instruction; i < instructions.size(); ++i)
-      if (is_compute_op(instructions[i])) return i;
-    return Label::none;
-  }
-  std::string op_name(int rank, std::uint32_t instruction) const {
-    if (instruction == Label::none) return "end of the schedule";
-    const auto& i = program_.ranks[rank].instructions[instruction];
-    const auto name = [](const char* letter, int microbatch, int chunk) {
-      return letter + std::to_string(microbatch) + "." + std::to_string(chunk);
-    };
-    if (i.kind == Kind::combined_begin) {
-      const bool forward = i.microbatch != schedule::no_microbatch;
-      const bool both = forward && i.backward_microbatch != schedule::no_microbatch;
-      return (forward ? name("F ", i.microbatch, i.chunk) : "") + (both ? " | " : "") +
-             (!forward || both ? name("B ", i.backward_microbatch, i.backward_chunk) : "");
-    }
-    const bool forward =
-        i.kind == Kind::forward || (i.kind == Kind::node && i.node.pass == schedule::Node::Pass::forward);
-    return name(forward ? "F " : "B ", i.microbatch, i.chunk);
   }
 
   std::size_t boundary_of(const Label& transfer) const {
@@ -234,13 +210,32 @@ class Accountant {
     if (label.kind == NodeKind::kernel)
       rank.traced[static_cast<std::size_t>(traced(label))].add(label.joins_pipeline ? rank.arrival : start,
                                                                std::max(start, end - gap_));
+    if (Communication* own = communication(label)) {
+      ++own->times;
+      own->busy += end - start;
+    }
     if (label.lane != Lane::compute) return;
     if (start > rank.reached) explain(node, rank.reached, account);
     if (label.kind == NodeKind::kernel) {
-      share_of(account.by_phase[static_cast<std::size_t>(phase_of(label))], label.purpose) += end - start;
+      exposed(label, phase_of(label), end - start, account.by_phase[static_cast<std::size_t>(phase_of(label))]);
       if (label.recompute) account.recompute += end - start;
     }
     rank.reached = std::max(rank.reached, end);
+  }
+
+  // Layers whose kernels have one name are one row.
+  static std::vector<Communication> by_name(const std::unordered_map<const model::Kernel*, Communication>& kernels) {
+    std::map<std::pair<std::string, Purpose>, Communication> rows;
+    for (const auto& [kernel, one] : kernels) {
+      Communication& row = rows[{kernel->name, kernel->purpose}];
+      row.what = kernel->name, row.purpose = kernel->purpose;
+      row += one;
+    }
+    std::vector<Communication> sorted;
+    for (auto& [name, row] : rows) sorted.push_back(std::move(row));
+    std::stable_sort(sorted.begin(), sorted.end(),
+                     [](const auto& a, const auto& b) { return a.exposed_in_all() > b.exposed_in_all(); });
+    return sorted;
   }
 
   void finish(int r, Running& rank, std::int64_t step) {
@@ -250,6 +245,7 @@ class Accountant {
     if (gaps_ != nullptr && step > rank.reached)
       gaps_->push_back({Label::none, Label::none, static_cast<std::uint16_t>(r), Cause::idle, rank.reached, step});
     for (const Split& split : account.by_phase) static_cast<Split&>(account) += split;
+    account.communication = by_name(rank.communication);
     for (Coverage& coverage : rank.traced) coverage.finish();
     const Coverage& compute = rank.traced[static_cast<std::size_t>(Traced::comp)];
     for (std::size_t kind = 0; kind < traced_names.size(); ++kind) {
@@ -261,104 +257,24 @@ class Accountant {
     }
   }
 
-  // ---- Critical path
-
-  /// An op's stay on the path is given by reason, not launch by launch.
-  struct Stay {
-    int rank;
-    std::uint8_t phase;
-    bool start;
-    std::uint32_t op;
-    std::array<std::int64_t, whys> reasons{};
-    bool same_place(const Stay& other) const {
-      return rank == other.rank && phase == other.phase && start == other.start && op == other.op;
-    }
-  };
-
-  Stay stay_of(const Label& label) const {
-    const bool start = label.phase == 0 && label.instruction == Label::none;
-    return {label.rank, label.phase, start, label.phase == 0 && !start ? op_from(label) : Label::none, {}};
-  }
-
-  void critical_path() {
-    std::vector<Stay> stays;
-    const auto add = [&](const Label& label, std::int64_t ns, Why why) {
-      if (ns <= 0) return;
-      const Stay stay = stay_of(label);
-      if (stays.empty() || !stays.back().same_place(stay)) stays.push_back(stay);
-      stays.back().reasons[static_cast<std::size_t>(why)] += ns;
-    };
-    std::uint32_t node = last_node(times_);
-    std::int64_t until = times_.end[node];
-    while (node != Label::none) {
-      const Label& label = graph_.labels[node];
-      add(label, until - times_.start[node], why_of(label));
-      until = times_.start[node];
-      const std::uint32_t cause = binding(graph_, times_, node);
-      if (cause != Label::none) {
-        add(label, until - times_.end[cause], Why::host);
-        until = std::min(until, times_.end[cause]);
-      }
-      node = cause;
-    }
-    result_.critical_path.clear();
-    for (auto stay = stays.rbegin(); stay != stays.rend(); ++stay)
-      for (std::size_t why = 0; why < whys; ++why)
-        if (stay->reasons[why] > 0)
-          result_.critical_path.push_back({name_of(*stay), stay->reasons[why], static_cast<Why>(why)});
-  }
-
-  std::string name_of(const Stay& stay) const {
-    const std::string rank = "rank " + std::to_string(stay.rank) + " ";
-    if (stay.phase == 1) return rank + "gradient finalisation";
-    if (stay.phase == 2) return rank + "optimizer";
-    return rank + (stay.start ? "start" : op_name(stay.rank, stay.op));
-  }
-
-  static Why why_of(const Label& label) {
-    if (label.kind == NodeKind::transfer) return Why::transfer;
-    if (label.kind == NodeKind::host) return Why::host;
-    if (label.kind != NodeKind::kernel) return Why::wait;
-    switch (label.purpose) {
-      case Purpose::tp:
-        return Why::tp;
-      case Purpose::cp:
-        return Why::cp;
-      case Purpose::ep:
-        return Why::ep;
-      case Purpose::dp:
-        return Why::dp;
-      case Purpose::offload:
-        return Why::offload;
-      default:
-        return Why::compute;
-    }
-  }
-
   Result& result_;
   const Graph& graph_;
   const Times& times_;
   const model::Stages& stages_;
-  const schedule::Program& program_;
+  const OpNames ops_;
   const std::int64_t gap_;
   std::vector<Gap>* const gaps_;
   std::vector<PhaseBounds> bounds_;
   std::map<std::tuple<int, int, bool>, std::size_t> boundary_index_;
+  std::vector<Running> running_;
 };
 
 }  // namespace
 
-const char* name(Why why) {
-  constexpr std::array<const char*, whys> names = {"compute",
-                                                   "tensor-parallel communication",
-                                                   "context-parallel communication",
-                                                   "expert-parallel communication",
-                                                   "data-parallel communication",
-                                                   "offload",
-                                                   "transfer",
-                                                   "host",
-                                                   "wait"};
-  return names[static_cast<std::size_t>(why)];
+Cause cause_of(Purpose purpose) {
+  constexpr std::array<Cause, 6> by_purpose = {Cause::compute, Cause::tp, Cause::cp,
+                                               Cause::ep,      Cause::dp, Cause::offload};
+  return by_purpose[static_cast<std::size_t>(purpose)];
 }
 
 const char* name(Cause cause) {
@@ -403,6 +319,17 @@ std::vector<Gap> gaps(const Result& result, const model::Stages& stages, const s
   std::stable_sort(found.begin(), found.end(),
                    [](const Gap& a, const Gap& b) { return std::tie(a.rank, a.start) < std::tie(b.rank, b.start); });
   return found;
+}
+
+std::int64_t Communication::exposed_in_all() const {
+  return std::accumulate(exposed.begin(), exposed.end(), std::int64_t{0});
+}
+
+Communication& Communication::operator+=(const Communication& other) {
+  times += other.times;
+  busy += other.busy;
+  for (std::size_t phase = 0; phase < phases; ++phase) exposed[phase] += other.exposed[phase];
+  return *this;
 }
 
 Split& operator+=(Split& a, const Split& b) {

@@ -5,6 +5,7 @@
 #include <array>
 #include <map>
 #include <numeric>
+#include <set>
 
 #include "pipewright/histories.hpp"
 #include "pipewright/predict.hpp"
@@ -71,8 +72,7 @@ TEST_CASE("gaps of the compute streams and their kernels are the accounts, to th
     for (std::uint32_t node = 0; node < graph.size(); ++node) {
       const auto& label = graph.labels[node];
       if (label.lane != timeline::Lane::compute || label.kind != timeline::NodeKind::kernel) continue;
-      constexpr Cause of[] = {Cause::compute, Cause::tp, Cause::cp, Cause::ep, Cause::dp, Cause::offload};
-      sums[label.rank][static_cast<std::size_t>(of[static_cast<std::size_t>(label.purpose)])] +=
+      sums[label.rank][static_cast<std::size_t>(timeline::cause_of(label.purpose))] +=
           times.end[node] - times.start[node];
     }
     for (std::size_t r = 0; r < sums.size(); ++r) {
@@ -85,6 +85,34 @@ TEST_CASE("gaps of the compute streams and their kernels are the accounts, to th
       for (const auto& [cause, ns] : wanted)
         CHECK_MESSAGE(sums[r][static_cast<std::size_t>(cause)] == ns, file, " rank ", r, " ", timeline::name(cause));
       CHECK(std::accumulate(sums[r].begin(), sums[r].end(), std::int64_t{0}) == p.prediction.step_ns);
+    }
+  }
+}
+
+TEST_CASE("exchanges are told one by one, and add up to what every rank exposes of each kind and phase") {
+  for (const auto& file : files()) {
+    CAPTURE(file);
+    const Predicted p(file);
+    for (const auto& rank : p.prediction.ranks) {
+      std::map<model::Purpose, std::int64_t> sums;
+      std::array<std::int64_t, timeline::phases> by_phase{};
+      std::set<std::string> names;
+      for (const auto& c : rank.account.communication) {
+        CHECK(names.insert(c.what + timeline::name(timeline::cause_of(c.purpose))).second);
+        CHECK(c.times > 0);
+        CHECK(c.exposed_in_all() <= c.busy);
+        sums[c.purpose] += c.exposed_in_all();
+        for (std::size_t phase = 0; phase < timeline::phases; ++phase) by_phase[phase] += c.exposed[phase];
+      }
+      const timeline::Account& all = rank.account;
+      CHECK(sums[model::Purpose::tp] == all.tp);
+      CHECK(sums[model::Purpose::cp] == all.cp);
+      CHECK(sums[model::Purpose::ep] == all.ep);
+      CHECK(sums[model::Purpose::dp] == all.dp);
+      for (std::size_t phase = 0; phase < timeline::phases; ++phase) {
+        const auto& split = all.by_phase[phase];
+        CHECK(by_phase[phase] == split.tp + split.cp + split.ep + split.dp);
+      }
     }
   }
 }

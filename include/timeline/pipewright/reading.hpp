@@ -13,6 +13,9 @@ enum class Cause : std::uint8_t { bubble, idle, host, p2p, tp, cp, ep, dp, offlo
 constexpr std::size_t causes = static_cast<std::size_t>(Cause::compute) + 1;
 const char* name(Cause cause);  ///< "bubble", "p2p", ...
 
+/// What a kernel of that purpose is waited for as.
+Cause cause_of(model::Purpose purpose);
+
 /// A stretch in which the compute stream of `rank` stands still before `node` (none: nothing comes any more).
 struct Gap {
   std::uint32_t node = Label::none;

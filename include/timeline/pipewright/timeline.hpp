@@ -176,11 +176,24 @@ Split& operator+=(Split& a, const Split& b);
 enum class Phase : std::uint8_t { warmup, steady, cooldown, end };
 constexpr std::size_t phases = 4;
 
+/// An exchange inside layers or beside them, all its executions in a step: what it takes, and for how much of that the
+/// compute stream waits, by phase. Over all rows of a rank `exposed` adds up to the account's tp + cp + ep + dp.
+struct Communication {
+  std::string what;  ///< "experts dispatch forward"
+  model::Purpose purpose = model::Purpose::ep;
+  int times = 0;
+  std::int64_t busy = 0;
+  std::array<std::int64_t, phases> exposed{};
+  std::int64_t exposed_in_all() const;
+  Communication& operator+=(const Communication& other);  ///< keeps its name
+};
+
 /// A rank's step.
 struct Account : Split {
   std::array<Split, phases> by_phase;
   std::int64_t recompute = 0;  ///< part of busy
   std::int64_t forward_backward_end = 0, end = 0;
+  std::vector<Communication> communication;  ///< most exposed first
   std::map<std::string, std::int64_t> traced_busy,
       traced_exposed;  ///< as a profiler shows it (comp, p2p, ep, coll, ...)
 };
