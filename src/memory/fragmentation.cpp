@@ -6,26 +6,23 @@
 // Free pages of an expandable segment go back one by one: nothing is pinned there. Looked at where reserved memory last
 // grew to its peak: that request found no gap that was large enough.
 #include <algorithm>
+#include <array>
 #include <deque>
 
-#include "replayer.hpp"
+#include "rewind.hpp"
 
 namespace pipewright::memory {
 namespace {
 
 constexpr std::size_t listed_segments = 8;
-constexpr std::int64_t telling_growth = 2 << 20;  ///< of a small segment (allocator.cpp): one says nothing
 
 /// One way to configure the allocator, followed beside others through the same walk.
 struct Followed {
-  explicit Followed(const AllocatorConfig& config) : replayer(config) {}
+  explicit Followed(const AllocatorConfig& config) : replayer(config), rewind(replayer) {}
   Replayer replayer;
+  Rewind rewind;  ///< marked where reserved memory last grew by more than a small segment
   std::int64_t peak = 0;
-  struct Growth {
-    std::int64_t told = 0, event = 0;  ///< how many events were told before; the walker's count of its own
-    bool eager = false;                ///< before CUDA graphs were captured
-  } growth;                            ///< where reserved memory last grew by more than a small segment
-  bool over = false;
+  bool eager = false;  ///< that was before CUDA graphs were captured
 };
 
 class Finder {
@@ -37,54 +34,41 @@ class Finder {
         plan_(offload::resolve(scenario, stages, program, rank)),
         rank_(rank) {}
 
-  std::vector<Followed::Growth> last_growths(const std::vector<AllocatorConfig>& configs) const {
-    std::deque<Followed> all(configs.begin(), configs.end());
-    Walker* walking = nullptr;
-    std::int64_t told = 0;
-    const Listener listener = [&](const Event& e) {
-      for (Followed& one : all) {
-        one.replayer(e);
-        if (one.replayer.peak_reserved() - one.peak <= AllocatorConfig::small_segment) continue;
-        one.peak = one.replayer.peak_reserved();
-        const bool eager = walking->in_eager();
-        one.growth = {told, walking->part(eager).heap().events(), eager};
-      }
-      ++told;
-    };
-    Walker walker(stages_, program_, plan_, rank_, asynchronous_, listener);
-    walking = &walker;
-    walker.reach_second_step();
-    walker.step();
-    std::vector<Followed::Growth> growths;
-    for (const Followed& one : all) growths.push_back(one.growth);
-    return growths;
-  }
-
   std::vector<Fragmentation> look(const std::vector<AllocatorConfig>& configs, Bytes device) const {
-    const auto growths = last_growths(configs);
     std::deque<Followed> all(configs.begin(), configs.end());
-    std::vector<Fragmentation> results(configs.size());
-    std::int64_t told = 0;
+    std::vector<std::array<Walker::Moment*, 2>> moments(configs.size());
+    Walker* walking = nullptr;
     const Listener listener = [&](const Event& e) {
       for (std::size_t i = 0; i < all.size(); ++i) {
         Followed& one = all[i];
-        if (one.over) continue;
-        one.over = told == growths[i].told;
-        if (one.over) describe(e, one.replayer, device - Bytes(one.replayer.graph_pool()), results[i]);
+        one.rewind.record(e, one.replayer);
         one.replayer(e);
-        if (one.over) results[i].reserved = Bytes(one.replayer.reserved());
+        if (one.replayer.peak_reserved() - one.peak <= AllocatorConfig::small_segment) continue;
+        one.peak = one.replayer.peak_reserved();
+        one.rewind.mark();
+        one.eager = walking->in_eager();
+        *moments[i][one.eager ? 1 : 0] = {walking->part(one.eager).heap().events(), {}, {}, true};
       }
-      ++told;
     };
     Walker walker(stages_, program_, plan_, rank_, asynchronous_, listener);
-    std::vector<const Walker::Moment*> moments;
-    for (const auto& growth : growths) moments.push_back(&walker.part(growth.eager).watch(growth.event));
+    walking = &walker;
+    for (auto& of : moments)
+      of = {&walker.part(false).watch(Walker::never), &walker.part(walker.in_eager()).watch(Walker::never)};
     walker.reach_second_step();
     walker.step();
+    std::vector<Fragmentation> results;
     for (std::size_t i = 0; i < all.size(); ++i) {
-      results[i].at = moments[i]->place.empty() ? "the start" : moments[i]->place;
-      if (growths[i].eager) results[i].at += ", before the graphs are captured";
-      results[i].piece = moments[i]->kernel;
+      const Followed& one = all[i];
+      auto& result = results.emplace_back();
+      const auto& moment = *moments[i][one.eager ? 1 : 0];
+      result.at = moment.place.empty() ? "the start" : moment.place;
+      if (one.eager) result.at += ", before the graphs are captured";
+      result.piece = moment.kernel;
+      if (!one.rewind.marked()) continue;
+      Replayer then = one.rewind.state();
+      describe(one.rewind.event(), then, device - Bytes(then.graph_pool()), result);
+      then(one.rewind.event());
+      result.reserved = Bytes(then.reserved());
     }
     return results;
   }

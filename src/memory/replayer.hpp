@@ -71,6 +71,11 @@ class Replayer {
     allocator_.reset_peaks();
     peak_reserved_ = reserved();
   }
+  /// Of the device, from now on; so far no more than that was reserved.
+  void limit(std::int64_t device_bytes) {
+    device_ = device_bytes;
+    allocator_.limit(device_ - graph_pool_.reserved());
+  }
   Allocator& allocator() { return allocator_; }
   const Allocator& allocator() const { return allocator_; }
   std::uint32_t owner_of(std::uint32_t handle) const { return owners_[handle]; }

@@ -106,8 +106,8 @@ void Walker::run(const std::vector<Step>& steps, const Piece& piece, int layer, 
       blocks[step.index] = heap_.allocate(tensor);
       const Step* end = steps.data() + steps.size();
       if (heap_.peak_event() == heap_.events()) peak_step_ = {heap_.events(), nullptr, &piece, layer, &step, end};
-      const auto moment = std::ranges::find(moments_, heap_.events(), &Moment::event);
-      if (moment != moments_.end()) moment->kernel = kernel(piece, layer, &step, end);
+      for (Moment& moment : moments_)
+        if (moment.event == heap_.events()) moment.kernel = kernel(piece, layer, &step, end);
     }
   }
 }
@@ -311,6 +311,7 @@ void Walker::step(bool first) {
   offload_.begin_step(learns);
   forwards_done_ = backwards_done_ = 0;
   heap_.capture(stages_.full_iteration_graph);
+  for (Moment& moment : moments_) moment.now = false;  // outside of all instructions
   std::uint32_t done = 0;
   model::Follower<Walker> follower(stages_, whole_, index_, *this);
   for (const auto& instruction : program_.instructions) {
@@ -322,10 +323,8 @@ void Walker::step(bool first) {
     if (on_instruction) on_instruction(done);
     ++done;
     if (heap_.peak_event() > before) peak_instruction_ = {heap_.peak_event(), &instruction};
-    for (Moment& moment : moments_) {
-      if (moment.event <= before || moment.event > heap_.events()) continue;
-      moment.place = place(instruction);
-    }
+    for (Moment& moment : moments_)
+      if (happened(moment, before)) moment.place = place(instruction);
   }
   end_iteration();
   for (auto* variable :
@@ -347,8 +346,12 @@ void Walker::step(bool first) {
   for (const auto& tensor : rank_.after_update) blocks.push_back(heap_.allocate(tensor));
   for (const auto block : blocks) heap_.drop(block);
   for (Moment& moment : moments_)
-    if (before < moment.event && moment.event <= heap_.events()) moment.place = "optimizer step";
+    if (happened(moment, before)) moment.place = "optimizer step";
   if (heap_.peak_event() > before) peak_instruction_ = {heap_.peak_event(), nullptr};
+}
+
+bool Walker::happened(Moment& moment, std::int64_t before) const {
+  return std::exchange(moment.now, false) || (before < moment.event && moment.event <= heap_.events());
 }
 
 std::string Walker::place(const Instruction& instruction) {

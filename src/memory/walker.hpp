@@ -84,10 +84,13 @@ class Walker : public model::Visitor {
   struct Moment {
     std::int64_t event;
     std::string place, kernel;
+    bool now = false;  ///< it happens, and its instruction is not over
   };
-  const Moment& watch(std::int64_t event) {
+  static constexpr std::int64_t never = -1;
+  /// `never`: none yet; who listens sets it while it happens.
+  Moment& watch(std::int64_t event) {
     heap_.remember_owners_at(event);  // of the last one
-    return moments_.emplace_back(Moment{event, {}, {}});
+    return moments_.emplace_back(Moment{event, {}, {}, false});
   }
 
   /// The same of the peak since the heap's last begin_step().
@@ -136,6 +139,7 @@ class Walker : public model::Visitor {
   static void turn_border(Flight& flight, const std::uint32_t* blocks);
   void shrink(Flight& flight);
   void end_iteration();
+  bool happened(Moment& moment, std::int64_t before) const;  ///< since that event
   static std::string place(const Instruction& instruction);
   static std::string kernel(const Piece& piece, int layer, const Step* step, const Step* end);
   void run(const std::vector<Step>& steps, const Piece& piece, int layer, int microbatch, std::uint32_t* blocks);

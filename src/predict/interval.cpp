@@ -94,14 +94,17 @@ struct OtherHosts {
   bool known = false;
 };
 
-OtherHosts other_hosts(const Prediction& prediction, const scenario::Scenario& scenario,
+OtherHosts other_hosts(const Prediction& prediction, const scenario::Scenario& scenario, const Run& run,
                        const profile::Profiles& profiles) {
+  // Stages and program are the same on every host.
   const auto look = [&](double factor) {
     scenario::Scenario with = scenario;
     with.cluster.host_time_factor = factor;
-    auto step = glance(with, profiles).step_ns;
-    if (step == 0) step = estimate(with, profiles).step_ns;
-    return static_cast<double>(std::max<std::int64_t>(1, step));
+    const auto& config = run.program.config;
+    const auto quick =
+        timeline::estimate(with, run.stages, config, profiles, timeline::price(with, run.stages, profiles), {}, true);
+    const auto step = quick ? *quick : timeline::extrapolate(with, run.stages, config, profiles);
+    return static_cast<double>(std::max<std::int64_t>(1, step.forward_backward + step.optimizer));
   };
   OtherHosts result;
   // A derived profile's factor is a guess.
@@ -171,7 +174,7 @@ void judge(Prediction& prediction, const scenario::Scenario& scenario, const Run
     prediction.time_sources.push_back({name, text});
   }
   const double half = sigmas_of_90_percent * std::sqrt(variance) * step;
-  const OtherHosts others = other_hosts(prediction, scenario, profiles);
+  const OtherHosts others = other_hosts(prediction, scenario, run, profiles);
   prediction.interval_low_ns = std::llround(step - std::hypot(half, others.shorter_ns));
   prediction.interval_high_ns = std::llround(step + std::hypot(half, others.longer_ns));
   prediction.origins = shares_of(kernels);

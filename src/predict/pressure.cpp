@@ -16,7 +16,7 @@
 namespace pipewright::predict {
 namespace {
 
-constexpr std::int64_t resolution = 16 << 20;  ///< of the bisection, bytes
+constexpr Bytes resolution{16 << 20};  ///< of the bisection
 
 class Examiner {
  public:
@@ -59,13 +59,9 @@ class Examiner {
   }
 
   Bytes least(const RankPrediction& rank, Bytes device) const {
-    std::int64_t fails = rank.walk.peak_allocated.value - 1;
-    std::int64_t works = rank.walk.failure ? rank.walk.peak_reserved.value : device.value;  // without a limit; retried
-    while (works - fails > resolution) {
-      const std::int64_t middle = fails + (works - fails) / 2;
-      (runs(scenario_, rank, Bytes(middle)) ? works : fails) = middle;
-    }
-    return Bytes(works);
+    const Bytes enough = rank.walk.failure ? rank.walk.peak_reserved : device;  // without a limit; retried
+    return memory::least_to_run(run_.stages, run_.program, scenario_, rank.pp_rank, rank.walk.peak_allocated - Bytes(1),
+                                enough, resolution);
   }
 
   /// The first GPU of a pipeline rank on its host.

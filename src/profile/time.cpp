@@ -175,8 +175,9 @@ double Clocks::busy_watts() const {
   return first != last ? (last->watts - first->watts) / (last->duty - first->duty) : 0;
 }
 
-double expected_largest(std::int64_t count) {
-  if (count < 2) return 0;
+namespace {
+
+double integral_of_largest(std::int64_t count) {
   // Integral of x n phi(x) Phi(x)^(n-1).
   constexpr double reach = 8, step = 0.01;
   const auto n = static_cast<double>(count);
@@ -186,6 +187,17 @@ double expected_largest(std::int64_t count) {
     largest += x * n * density * std::pow(std::erfc(-x / std::numbers::sqrt2) / 2, n - 1) * step;
   }
   return largest;
+}
+
+}  // namespace
+
+double expected_largest(std::int64_t count) {
+  if (count < 2) return 0;
+  // A search asks for the same few counts with every candidate.
+  thread_local std::map<std::int64_t, double> known;
+  const auto [place, is_new] = known.try_emplace(count);
+  if (is_new) place->second = integral_of_largest(count);
+  return place->second;
 }
 
 double ClockLaw::lockstep(std::int64_t gpus) const {

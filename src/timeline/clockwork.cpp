@@ -57,30 +57,38 @@ bool Clockwork::computes(const Label& label) {
          label.purpose == model::Purpose::compute;
 }
 
-std::vector<Clockwork::Use> Clockwork::use_of(const Graph& graph, const Times& times) const {
-  std::vector<Use> use(static_cast<std::size_t>(graph.ranks));
+void Clockwork::find_use(const Graph& graph, const Times& times, std::vector<Use>& use) const {
+  for (Use& rank : use) {
+    rank.compute.clear();
+    rank.network.clear();
+    for (Coverage& kind : rank.kinds) kind.clear();
+  }
+  std::array<double, static_cast<std::size_t>(profile::Load::none) + 1> weights{};
+  for (std::size_t load = 0; load < weights.size(); ++load)
+    weights[load] = pace_.clocks ? pace_.clocks->weight(static_cast<profile::Load>(load)) : 1;
   for (std::uint32_t node = 0; node < graph.size(); ++node) {
     const Label& label = graph.labels[node];
-    const double weight = pace_.clocks ? pace_.clocks->weight(graph.loads[node]) : 1;
+    const double weight = weights[static_cast<std::size_t>(graph.loads[node])];
+    Use& rank = use[label.rank];
     if (computes(label)) {
-      use[label.rank].compute.add(times.start[node], times.end[node], weight);
+      rank.compute.add(times.start[node], times.end[node], weight);
       if (const auto kind = kind_of(graph.loads[node]); kind && pace_.slows_exchanges && label.lane == Lane::compute)
-        use[label.rank].kinds[*kind].add(times.start[node], times.end[node]);
+        rank.kinds[*kind].add(times.start[node], times.end[node]);
+      continue;
     }
     // Collectives between kernels: without the wait for the other ranks, which takes hardly any power.
-    if (label.lane == Lane::compute && label.kind == NodeKind::kernel && !computes(label) && pace_.clocks)
-      use[label.rank].compute.add(times.end[node] - graph.duration_ns[node], times.end[node], weight);
+    if (label.lane == Lane::compute && label.kind == NodeKind::kernel && pace_.clocks)
+      rank.compute.add(times.end[node] - graph.duration_ns[node], times.end[node], weight);
     if (!occupies(label)) continue;
     const bool transfer = label.kind == NodeKind::transfer;
-    use[label.rank].network.add(transfer ? times.end[own_start(graph, node)] : times.start[node], times.end[node],
-                                label.lane == Lane::expert ? pace_.dispatcher : 1);
+    rank.network.add(transfer ? times.end[own_start(graph, node)] : times.start[node], times.end[node],
+                     label.lane == Lane::expert ? pace_.dispatcher : 1);
   }
   for (Use& rank : use) {
     rank.compute.finish();
     rank.network.finish();
     for (Coverage& kind : rank.kinds) kind.finish();
   }
-  return use;
 }
 
 std::int64_t Clockwork::settle(Graph& graph, const std::vector<std::int64_t>& cool, Times& times) const {
@@ -89,6 +97,7 @@ std::int64_t Clockwork::settle(Graph& graph, const std::vector<std::int64_t>& co
   const auto slow_down = [&](std::uint32_t node, double factor) {
     graph.duration_ns[node] = pace_.gap_ns + std::llround(static_cast<double>(cool[node] - pace_.gap_ns) * factor);
   };
+  std::vector<Use> use(static_cast<std::size_t>(graph.ranks));
   std::vector<float> beside(graph.size(), 0);  ///< what runs beside a node adds to its time
   const auto towards = [&](std::uint32_t node, int round, double now) {
     const auto then = static_cast<double>(beside[node]);
@@ -99,7 +108,7 @@ std::int64_t Clockwork::settle(Graph& graph, const std::vector<std::int64_t>& co
        ++round) {
     before = step;
     copies_.slow_down(graph, cool, times, pace_.gap_ns);
-    const auto use = use_of(graph, times);
+    find_use(graph, times, use);
     std::vector<Places> computed(use.size()), covered(use.size());
     std::vector<std::array<Places, 3>> exchanged(use.size());
     for (std::uint32_t node = 0; node < graph.size(); ++node) {

@@ -36,7 +36,8 @@ class Clockwork {
     Coverage compute, network;
     std::array<Coverage, 3> kinds;  ///< when it computes by matrix, attention and memory kernels
   };
-  std::vector<Use> use_of(const Graph& graph, const Times& times) const;
+  /// Fills `use`, one a rank, anew.
+  void find_use(const Graph& graph, const Times& times, std::vector<Use>& use) const;
 
   Pace pace_;
   CopyContention copies_;

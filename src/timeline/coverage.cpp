@@ -5,34 +5,29 @@
 
 namespace pipewright::timeline {
 
-void Coverage::append(Interval next) {
-  if (!intervals_.empty()) {
-    Interval& last = intervals_.back();
-    next.start = std::max(next.start, last.end);
-    if (next.end <= next.start) return;
-    if (next.start == last.end && next.weight == last.weight) {
-      last.end = next.end;
-      return;
-    }
-  }
-  intervals_.push_back(next);
+bool Coverage::joins(Interval& last, Interval& next) {
+  next.start = std::max(next.start, last.end);
+  if (next.end <= next.start) return true;
+  if (next.start != last.end || next.weight != last.weight) return false;
+  last.end = next.end;
+  return true;
 }
 
 void Coverage::add(std::int64_t start, std::int64_t end, double weight) {
   if (end <= start) return;
   if (ordered_ && !intervals_.empty() && start < intervals_.back().start) ordered_ = false;
-  if (ordered_)
-    append({start, end, weight});
-  else
-    intervals_.push_back({start, end, weight});
+  Interval next{start, end, weight};
+  if (!ordered_ || intervals_.empty() || !joins(intervals_.back(), next)) intervals_.push_back(next);
 }
 
 void Coverage::finish() {
   if (!ordered_) {
-    std::vector<Interval> all;
-    all.swap(intervals_);
-    std::stable_sort(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.start < b.start; });
-    for (const Interval& next : all) append(next);
+    std::stable_sort(intervals_.begin(), intervals_.end(),
+                     [](const auto& a, const auto& b) { return a.start < b.start; });
+    std::size_t last = 0;
+    for (std::size_t i = 1; i < intervals_.size(); ++i)
+      if (!joins(intervals_[last], intervals_[i])) intervals_[++last] = intervals_[i];
+    intervals_.resize(last + 1);
     ordered_ = true;
   }
   before_.reserve(intervals_.size() + 1);

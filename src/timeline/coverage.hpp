@@ -14,6 +14,12 @@ class Coverage {
   void add(std::int64_t start, std::int64_t end, double weight = 1);
   /// After the last add.
   void finish();
+  /// Empty, with the memory that it has: times are covered anew in every round.
+  void clear() {
+    intervals_.clear();
+    before_.resize(1);
+    ordered_ = true;
+  }
   double total() const { return before_.back(); }  ///< exact up to 2^53 ns where all weights are 1
   /// Covered time before t >= 0. `near`: the last answer's place; who asks in ascending order at several distances
   /// keeps one for each.
@@ -29,7 +35,8 @@ class Coverage {
     std::int64_t start, end;
     double weight;
   };
-  void append(Interval next);
+  /// Cuts off what the last one covers; true: it has become part of that, or nothing is left.
+  static bool joins(Interval& last, Interval& next);
   static double covered(const Interval& one, std::int64_t to) {
     return one.weight * static_cast<double>(to - one.start);
   }

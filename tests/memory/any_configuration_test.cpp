@@ -119,6 +119,16 @@ TEST_CASE("any configuration: what the quick looks promise, the walk keeps; 2 % 
       CHECK(w.after_step <= w.peak_allocated);
       CHECK(w.peak_allocated <= w.peak_reserved);
       CHECK(memory::walk(*stages, program, *s, rank, Bytes(w.peak_allocated.value / 50 * 49)).failure);
+      if (seed % 4 == 0) {  // the same halving with the whole process replayed for every limit
+        constexpr Bytes resolution{1 << 20};
+        Bytes fails = w.peak_allocated - Bytes(1), works = w.peak_reserved + Bytes(1 << 20);
+        const Bytes least = memory::least_to_run(*stages, program, *s, rank, fails, works, resolution);
+        while (works - fails > resolution) {
+          const Bytes middle(fails.value + (works - fails).value / 2);
+          (memory::runs_within(*stages, program, *s, rank, middle) ? works : fails) = middle;
+        }
+        CHECK(least == works);
+      }
     }
     ++walked;
   }

@@ -82,6 +82,11 @@ Walk walk(const model::Stages& stages, const schedule::Program& program, const s
 bool runs_within(const model::Stages& stages, const schedule::Program& program, const scenario::Scenario& scenario,
                  int pp_rank, Bytes device);
 
+/// The least of the device with which it survives them, by halving between one that is too little (no more than the
+/// peak of what is allocated) and one that is enough.
+Bytes least_to_run(const model::Stages& stages, const schedule::Program& program, const scenario::Scenario& scenario,
+                   int pp_rank, Bytes too_little, Bytes enough, Bytes resolution);
+
 /// Why reserved memory is more than allocated memory, at the moment when it grew to its peak.
 struct Fragmentation {
   struct Pinned {

@@ -1,0 +1,52 @@
+// The least memory with which a process still runs. Up to where it would reserve more than the least that is tried it
+// is the same under every limit: only what follows is replayed for each, from recorded events.
+#include "limits.hpp"
+#include "rewind.hpp"
+
+namespace pipewright::memory {
+namespace {
+
+bool survives(const Rewind& recorded, std::int64_t device) {
+  Replayer replayer = recorded.start();
+  replayer.limit(device);
+  try {
+    for (const Event& event : recorded.events()) replayer(event);
+    return true;
+  } catch (const OutOfMemory&) {
+    return false;
+  }
+}
+
+}  // namespace
+
+Bytes least_to_run(const Stages& stages, const schedule::Program& program, const scenario::Scenario& scenario,
+                   int pp_rank, Bytes too_little, Bytes enough, Bytes resolution) {
+  AllocatorConfig config = allocator_config(scenario);
+  config.device_bytes = INT64_MAX;
+  Replayer replayer(config);
+  Rewind recorded(replayer);
+  const std::int64_t smallest_limit = Limits(config, too_little).device;
+  bool alike = true;
+  const Listener listener = [&](const Event& event) {
+    if (!alike) return recorded.record(event);
+    recorded.record(event, replayer);
+    try {
+      replayer(event);
+      alike = replayer.reserved() <= smallest_limit;
+    } catch (const OutOfMemory&) {  // a share of the device, less than the limits
+      alike = false;
+    }
+  };
+  const auto plan = offload::resolve(scenario, stages, program, pp_rank);
+  Walker walker(stages, program, plan, pp_rank, transfers_are_asynchronous(scenario), listener);
+  walker.reach_second_step();
+  walker.step();
+  std::int64_t fails = too_little.value, works = enough.value;
+  while (works - fails > resolution.value) {
+    const std::int64_t middle = fails + (works - fails) / 2;
+    (survives(recorded, Limits(config, Bytes(middle)).device) ? works : fails) = middle;
+  }
+  return Bytes(works);
+}
+
+}  // namespace pipewright::memory
