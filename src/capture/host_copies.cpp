@@ -3,8 +3,13 @@
 //   GPU 0       [c][c]|c c c c c c c c|[c][c]     timed by events on GPU 0, in the middle
 //   GPU 1..N-1  [c][c][c][c][c][c][c][c][c][c]    the same way, or both ways on two streams
 #include <array>
+#include <barrier>
+#include <chrono>
 #include <memory>
+#include <mutex>
+#include <thread>
 
+#include "host_adam.hpp"
 #include "parts.hpp"
 
 namespace pipewright::capture {
@@ -105,6 +110,57 @@ void measure_host_copies(Session& session, int devices) {
       put(n + "_two_way." + copy, together(gpus, count, outwards, true) / alone,
           "time of 64 MiB while this many GPUs of the host copy both ways, over time alone");
     }
+  }
+}
+
+namespace {
+
+/// Until the host may go on, by a process for each of the first `count` GPUs at once: one figure a round, their mean.
+std::vector<double> pageable_copies(int count, std::size_t bytes, int rounds) {
+  std::vector<double> sums(static_cast<std::size_t>(rounds), 0);
+  std::mutex mutex;
+  std::barrier together(count);
+  std::vector<std::thread> processes;
+  for (int device = 0; device < count; ++device) {
+    processes.emplace_back([&, device] {
+      check(cudaSetDevice(device), "selecting the device");
+      std::vector<char> host(bytes, 1);
+      void* memory = nullptr;
+      check(cudaMalloc(&memory, bytes), "copy");
+      for (int round = -1; round < rounds; ++round) {  // the first one is not counted
+        check(cudaDeviceSynchronize(), "copies");
+        together.arrive_and_wait();
+        const auto start = std::chrono::steady_clock::now();
+        check(cudaMemcpyAsync(memory, host.data(), bytes, cudaMemcpyHostToDevice, cudaStreamPerThread), "copy");
+        const std::chrono::duration<double, std::nano> took = std::chrono::steady_clock::now() - start;
+        const std::scoped_lock lock(mutex);
+        if (round >= 0) sums[static_cast<std::size_t>(round)] += took.count() / count;
+      }
+      check(cudaDeviceSynchronize(), "copies");
+      cudaFree(memory);
+    });
+  }
+  for (auto& process : processes) process.join();
+  return sums;
+}
+
+}  // namespace
+
+void measure_host_optimizer(Session& session, int devices) {
+  constexpr std::size_t elements = 64 << 20;  // 1 GiB of arrays: beyond any cache of a host
+  constexpr int rounds = 7;
+  auto& samples = session.result.profile.samples;
+  for (const int processes : devices > 1 ? std::vector{1, devices} : std::vector{1}) {
+    for (const int threads : {1, 4, 8, 16}) {
+      if (!session.wants("adam.host") || session.stop) break;
+      if (processes * threads > static_cast<int>(std::thread::hardware_concurrency())) break;
+      samples["adam.host"].push_back(sample_of({processes, threads, static_cast<std::int64_t>(elements)},
+                                               summarize(measure_host_adam(processes, threads, elements, rounds))));
+    }
+    if (!session.wants("copy.h2d.pageable") || session.stop) continue;
+    for (const std::size_t bytes : {std::size_t{1} << 24, std::size_t{1} << 28})
+      samples["copy.h2d.pageable"].push_back(sample_of({processes, static_cast<std::int64_t>(bytes)},
+                                                       summarize(pageable_copies(processes, bytes, rounds))));
   }
 }
 

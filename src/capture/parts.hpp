@@ -46,4 +46,7 @@ void measure_links_between_hosts(Session& session);
 /// contention.gpus_N.copy_*: copies between the first N GPUs and their host's memory at once, over one GPU's alone.
 void measure_host_copies(Session& session, int devices);
 
+/// adam.host, copy.h2d.pageable: an optimizer on the host, by one process and by one for each GPU at once.
+void measure_host_optimizer(Session& session, int devices);
+
 }  // namespace pipewright::capture

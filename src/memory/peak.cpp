@@ -109,7 +109,9 @@ Walk walk(const Stages& stages, const schedule::Program& program, const scenario
   const offload::Plan plan = offload::resolve(scenario, stages, program, pp_rank);
   Walk result;
   result.offloaded = plan.moved;
-  result.pinned = plan.pinned;
+  const auto& held = stages.ranks.at(static_cast<std::size_t>(pp_rank));
+  result.pinned = plan.pinned + held.pinned;
+  result.pageable = held.pageable;
   {
     Replayer replayer(without_limit(config));
     Walker* walking = nullptr;

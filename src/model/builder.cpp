@@ -148,6 +148,11 @@ void PieceBuilder::dispatcher(const std::string& name, profile::Exchange::Kind k
   launch(std::move(kernel));
 }
 
+profile::Key accumulation(const Dimensions& d, Int elements) {
+  if (d.fsdp) return {"copy.d2d", {2 * elements}};
+  return {"add.f32", {elements}};
+}
+
 Kernel collective_kernel(Purpose purpose, const std::string& name, const std::string& kind, Int ranks, Int bytes,
                          const Way& way, Stream stream) {
   Kernel kernel;

@@ -31,6 +31,9 @@ Tensor dummy_gradient(Owners& owners, Int in, Int out);
 Kernel collective_kernel(Purpose purpose, const std::string& name, const std::string& kind, Int ranks, Int bytes,
                          const Way& way, Stream stream);
 
+/// A finished weight gradient joins the main gradient; Megatron-FSDP copies it into the bucket that is reduced.
+profile::Key accumulation(const Dimensions& dimensions, Int elements);
+
 class PieceBuilder {
  public:
   PieceBuilder(Owners& owners, std::string name);

@@ -104,7 +104,6 @@ void refuse_what_is_not_modelled(const Scenario& s) {
   if (o.fp32_residual_connection) {
     refuse(s, "settings.fp32_residual_connection", "a residual stream in fp32 is not modelled");
   }
-  if (o.use_megatron_fsdp) refuse(s, "settings.use_megatron_fsdp", "FSDP is not modelled");
 }
 
 bool has(const scenario::Strings& list, const char* name) {
@@ -369,7 +368,13 @@ Dimensions::Dimensions(const Scenario& sc, const profile::Device& device) : gpu(
   rope = m.position_embedding_type == "rope" || m.position_embedding_type == "yarn";
   fused_rope = o.apply_rope_fusion;
   fused_gradients = o.gradient_accumulation_fusion;
-  gradient_bytes = o.grad_reduce_in_fp32 ? 4 : 2;
+  fsdp = o.use_megatron_fsdp && o.data_parallel_sharding_strategy == "optim_grads_params" &&
+         !has(sc.ignore, "use_megatron_fsdp");
+  fsdp_buffers = fsdp && (o.fsdp_double_buffer || o.nccl_ub);
+  // From 0.17 on Megatron-FSDP reads --megatron-fsdp-main-grads-dtype alone, by default the parameters' type.
+  const bool by_parameters = fsdp && scenario::core_version(sc.software) >= scenario::Version::v0_17;
+  gradient_bytes = o.grad_reduce_in_fp32 && !by_parameters ? 4 : 2;
+  fsdp_scales = fsdp && gradient_bytes == 2 && !o.average_in_collective && !o.calculate_per_token_loss;
   hidden_dropout = o.hidden_dropout;
   attention_dropout = o.attention_dropout;
   activation = activation_family(sc);

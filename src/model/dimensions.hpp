@@ -98,8 +98,11 @@ struct Dimensions {
   Int vocab;          ///< of a tensor-parallel rank
   Int t, cp, dp, pp;  ///< dp: data-parallel size without context parallelism
   bool sp, gated, rms_norm, bias, qkv_bias, qk_norm, rope, fused_rope;
-  bool fused_gradients;  ///< gradient_accumulation_fusion
-  Int gradient_bytes;    ///< of an element of the main gradient buffer: 4 or 2
+  bool fused_gradients;       ///< gradient_accumulation_fusion
+  bool fsdp = false;          ///< use_megatron_fsdp: parameters, gradients and states are shared (fsdp.hpp)
+  bool fsdp_scales = false;   ///< bf16 gradients are divided before they are reduced (gradient_reduce_preprocessing)
+  bool fsdp_buffers = false;  ///< fsdp_double_buffer: two units' buffers for gathers, two for gradients, for good
+  Int gradient_bytes;         ///< of an element of the main gradient buffer: 4 or 2
   double hidden_dropout, attention_dropout;
   // Multi-latent attention: q and kv are then the widths of all queries and keys with their rotated parts.
   bool mla = false;

@@ -79,7 +79,7 @@ void EmbeddingWriter::lookup_backward(const std::string& name, std::uint32_t gra
   w_.transient("workspace", 4 * segments * d_.h);
   w_.launch(name + " backward", {"embedding.backward", {d_.tokens, d_.h, rows}});
   w_.free({offsets, order, keys, gradient});
-  w_.launch(name + " gradient accumulation", {"add.f32", {rows * d_.h}});
+  w_.launch(name + " gradient accumulation", accumulation(d_, rows * d_.h));
   w_.free(table);
 }
 

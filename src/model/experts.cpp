@@ -21,7 +21,7 @@ LocalExperts::LocalExperts(PieceBuilder& builder, const Dimensions& dimensions)
 
 std::uint32_t LocalExperts::make_gradient(const Group& group, std::string& family, bool fp8) {
   if (d_.fused_gradients) {
-    family += d_.gradient_bytes == 4 ? ".acc_f32" : ".acc_bf16";
+    family += d_.fsdp ? fp8 ? ".out_bf16" : "" : d_.gradient_bytes == 4 ? ".acc_f32" : ".acc_bf16";
     return no_tensor;
   }
   if (fp8) family += ".out_bf16";
@@ -34,7 +34,7 @@ void LocalExperts::accumulate(const Group& group, std::uint32_t gradient) {
     w_.stands_for(static_cast<int>(d_.moe.local));
   }
   if (gradient == no_tensor) return;
-  w_.launch(group.name + " gradient accumulation", {"add.f32", {d_.moe.local * group.in * group.out}});
+  w_.launch(group.name + " gradient accumulation", accumulation(d_, d_.moe.local * group.in * group.out));
   w_.stands_for(static_cast<int>(d_.moe.local));
   w_.free(gradient);
 }

@@ -31,6 +31,7 @@ Kept kept_by_te(scenario::TeVersion version) {
 }  // namespace
 
 profile::Key head_wgrad(const Dimensions& d) {
+  if (d.fsdp) return {"gemm.bf16.nt", {d.h, d.vocab, d.tokens}};
   return {d.gradient_bytes == 4 ? "gemm.bf16.nt.acc_f32" : "gemm.bf16.nt.acc_bf16", {d.h, d.vocab, d.tokens}};
 }
 
@@ -115,7 +116,7 @@ void OutputLayer::weight_gradient() {
   }
   const auto gradient = w_.allocate_gradient(2 * d_.h * d_.vocab);
   w_.launch(name_ + " wgrad", {"gemm.bf16.nt", {d_.h, d_.vocab, d_.tokens}});
-  w_.launch(name_ + " gradient accumulation", {"add.f32", {d_.h * d_.vocab}});
+  w_.launch(name_ + " gradient accumulation", accumulation(d_, d_.h * d_.vocab));
   w_.free(gradient);
   w_.microbatches();
 }

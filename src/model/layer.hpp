@@ -7,6 +7,20 @@
 
 namespace pipewright::model {
 
+/// A layer as a unit of Megatron-FSDP; elements of its parameters, and what is alive beside them. See fsdp.hpp.
+struct Unit {
+  struct Elements {
+    Int dense = 0, experts = 0;
+    Int sum() const { return dense + experts; }
+    friend auto operator<=>(const Elements&, const Elements&) = default;
+  };
+  Elements own, next, previous;  ///< previous: none below the first layer
+  bool first = false, last = false;
+  Int ahead = 0, below = 0;  ///< gathered ahead: elements beside its own in forward and in backward
+  Int queued = 0;            ///< gradients of units above that are being reduced
+  friend auto operator<=>(const Unit&, const Unit&) = default;
+};
+
 struct LayerKind {
   bool fp8 = false;
   bool moe = false;         ///< a mixture of experts instead of the dense MLP
@@ -16,6 +30,7 @@ struct LayerKind {
   bool final_norm = false;  ///< its combine node ends with the decoder's final norm (expert-parallel overlap)
   bool last = false;     ///< last of its chunk: its output gradient comes from outside, so autograd adds out of place
   int checkpointed = 0;  ///< layers under one activation checkpoint (full recompute); 0: none
+  Unit unit;             ///< of Megatron-FSDP
   friend auto operator<=>(const LayerKind&, const LayerKind&) = default;
 };
 

@@ -181,7 +181,7 @@ void LinearWriter::weight_gradient(const Linear& linear, double sm_share) {
   std::string family = linear.fp8 ? product_family(d_.precision.recipe, "gemm.", true) : "gemm.bf16.nt";
   if (linear.fp8) swizzled_scales(linear.in, linear.out, rows(linear));
   if (d_.fused_gradients) {
-    family += d_.gradient_bytes == 4 ? ".acc_f32" : ".acc_bf16";
+    family += d_.fsdp ? linear.fp8 ? ".out_bf16" : "" : d_.gradient_bytes == 4 ? ".acc_f32" : ".acc_bf16";
     w_.launch(linear.name + " wgrad", {family, {linear.in, linear.out, rows(linear)}}, sm_share);
     w_.dummy_gradient(linear.in, linear.out);
     if (w_.graphed()) w_.returns(2 * linear.in * linear.out, "", {});
@@ -194,7 +194,7 @@ void LinearWriter::weight_gradient(const Linear& linear, double sm_share) {
     w_.returns(2 * linear.in * linear.out, linear.name + " gradient accumulation",
                {"add.f32", {linear.in * linear.out}});
   } else {
-    w_.launch(linear.name + " gradient accumulation", {"add.f32", {linear.in * linear.out}});
+    w_.launch(linear.name + " gradient accumulation", accumulation(d_, linear.in * linear.out));
   }
   w_.free(gradient);
 }

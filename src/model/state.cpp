@@ -7,6 +7,8 @@
 #include <set>
 
 #include "ends.hpp"
+#include "fsdp.hpp"
+#include "host_optimizer.hpp"
 #include "muon.hpp"
 #include "pipewright/scenario/derived.hpp"
 
@@ -46,7 +48,7 @@ OptimizerTypes optimizer_types(const Scenario& s) {
   types.first = type_bytes(o.exp_avg_dtype);
   if (types.second > 0) types.second = type_bytes(o.exp_avg_sq_dtype);
   const bool scaled_elsewhere = o.fp8 && o.fp8_recipe.value_or("delayed") != "delayed";
-  types.in_adam = o.main_params_dtype != "fp32" || !scaled_elsewhere;
+  types.in_adam = o.main_params_dtype != "fp32" || !scaled_elsewhere || o.optimizer_cpu_offload;
   types.remainders = types.in_adam && o.main_params_dtype == "fp32" && o.store_param_remainders && !o.fp16;
   types.main = types.remainders ? 2 : type_bytes(o.main_params_dtype);
   return types;
@@ -103,11 +105,14 @@ class StateWriter {
     Int adam_elements() const;
     std::vector<Matrix> matrices(const Dimensions& d) const;  ///< of the rank whose matrices take longest
     int shards() const;                                       ///< of the rank that owns most
+    std::vector<Int> heaviest() const;                        ///< shards of the rank that owns most elements
   };
 
   void construct_module(const std::vector<Parameter>& parameters);
   void add_chunk(std::size_t chunk, const std::vector<Parameter>& parameters);
+  void hold_gathered(const std::vector<Parameter>& parameters, int layers);
   void add_optimizer_state(const Optimizer& optimizer);
+  void add_host_state(const Optimizer& optimizer);
   void add_gradient_sync(Chunk& chunk, const Buffer& buffer, const Optimizer& optimizer);
   void add_casts();
   void add_deferred_head();
@@ -139,6 +144,17 @@ int StateWriter::Optimizer::shards() const {
   std::size_t most = 0;
   for (const auto& list : owned) most = std::max(most, list.size());
   return static_cast<int>(most);
+}
+
+std::vector<Int> StateWriter::Optimizer::heaviest() const {
+  std::vector<Int> most;
+  for (const auto& rank : owned) {
+    std::vector<Int> list;
+    for (const auto& shard : rank) list.push_back(shard.elements);
+    if (std::accumulate(list.begin(), list.end(), Int{0}) > std::accumulate(most.begin(), most.end(), Int{0}))
+      most = std::move(list);
+  }
+  return most;
 }
 
 Int StateWriter::Optimizer::elements() const {
@@ -231,8 +247,9 @@ void StateWriter::add_chunk(std::size_t index, const std::vector<Parameter>& par
   const bool splits =
       o.overlap_grad_reduce && pp_rank_ == 0 && index == 0 && !o.overlap_param_gather_with_optimizer_step;
   const Int bucket = splits ? o.bucket_size.value_or(std::max<Int>(40000000, 1000000 * dense_.ranks)) : 0;
-  const auto buffers = layout(parameters, bucket, dense_.ranks, experts_.ranks, o.use_distributed_optimizer,
-                              o.pad_buckets_for_high_nccl_busbw, d_.muon_whole);
+  const auto buffers = d_.fsdp ? unit_buffers(parameters, dense_.ranks, experts_.ranks)
+                               : layout(parameters, bucket, dense_.ranks, experts_.ranks, o.use_distributed_optimizer,
+                                        o.pad_buckets_for_high_nccl_busbw, d_.muon_whole);
   Int parameter_bytes = 0;
   for (const auto& p : parameters) {
     chunk.parameters += p.elements;
@@ -245,13 +262,14 @@ void StateWriter::add_chunk(std::size_t index, const std::vector<Parameter>& par
   }
   for (const auto& buffer : buffers) {
     const bool outside = buffer.fp8 && d_.precision.parameters_outside_buffers();
-    const Int bytes = outside ? 0 : buffer.elements * (buffer.fp8 ? 1 : 2);
+    auto& optimizer = buffer.expert ? experts_ : dense_;
+    const Int share = d_.fsdp ? optimizer.ranks : 1;
+    const Int bytes = outside ? 0 : buffer.elements * (buffer.fp8 ? 1 : 2) / share;
     parameter_bytes += bytes;
     hold_from_start("parameters", bytes);
-    hold_from_start("gradients", buffer.elements * d_.gradient_bytes);
-    auto& optimizer = buffer.expert ? experts_ : dense_;
+    hold_from_start("gradients", buffer.elements * d_.gradient_bytes / share);
     const bool own_optimizer = o.overlap_param_gather_with_optimizer_step && index == 0;
-    add_gradient_sync(chunk, buffer, optimizer);
+    if (!d_.fsdp) add_gradient_sync(chunk, buffer, optimizer);
     const auto own = [&](std::size_t r, Int elements) {
       optimizer.owned[r].push_back({elements, buffer.fp8, own_optimizer});
     };
@@ -260,7 +278,7 @@ void StateWriter::add_chunk(std::size_t index, const std::vector<Parameter>& par
       own(r, p.elements);
       if (d_.muon) optimizer.owned[r].back().matrix = {p.rows, p.cols, p.qkv};
     };
-    if (!o.use_distributed_optimizer)
+    if (!o.use_distributed_optimizer && !d_.fsdp)
       for (std::size_t r = 0; r < optimizer.owned.size(); ++r)
         for (std::size_t i = 0; i < buffer.of.size(); ++i) own_whole(r, i);
     else if (buffer.owners.empty())
@@ -272,6 +290,25 @@ void StateWriter::add_chunk(std::size_t index, const std::vector<Parameter>& par
   chunk.parameters_bytes = Bytes(parameter_bytes);
   elements_ += chunk.parameters;
   if (d_.rope && !d_.mla) hold(rank_.since_first_step, "rotary table", 4 * s_.model.seq_length * d_.head_dim);
+}
+
+/// Of Megatron-FSDP: embedding and output layer, gathered once a step; fsdp_double_buffer's buffers of the largest
+/// unit.
+void StateWriter::hold_gathered(const std::vector<Parameter>& parameters, int layers) {
+  Int ends[2] = {0, 0};
+  std::vector<Int> units(static_cast<std::size_t>(layers));
+  for (const auto& p : parameters) {
+    if (p.layer >= 0 && p.layer < layers)
+      units[static_cast<std::size_t>(p.layer)] += p.elements;
+    else
+      ends[p.layer < 0 ? 0 : 1] += p.elements;
+  }
+  for (const Int elements : ends) hold(rank_.since_first_step, "gathered parameters", 2 * elements);
+  const Int largest = units.empty() ? 0 : *std::ranges::max_element(units);
+  for (int buffer = 0; d_.fsdp_buffers && buffer < 2; ++buffer) {
+    hold(rank_.since_first_step, "gathered parameters", 2 * largest);
+    hold(rank_.since_first_step, "gradient bucket", d_.gradient_bytes * largest);
+  }
 }
 
 /// GlobalMemoryBuffer (core/utils.py): one tensor for a name and type, as large as the largest request. Linear layers
@@ -330,6 +367,31 @@ void StateWriter::add_optimizer_state(const Optimizer& optimizer) {
     }
     if (fp8 && !d_.precision.parameters_outside_buffers()) casts_[{&optimizer == &experts_, first_chunk}].push_back(n);
   }
+}
+
+/// HybridDeviceOptimizer: the host's shards leave the casts of the copies' way; the GPU's have fp32 parameters from the
+/// constructor on, moments and fp32 gradients that stay from one step to the next (zero_grad reaches the bf16 ones).
+void StateWriter::add_host_state(const Optimizer& optimizer) {
+  const HostShare share = host_share(optimizer.heaviest(), s_.settings.optimizer_offload_fraction);
+  const auto largest = [](const std::vector<Int>& shards) {
+    return shards.empty() ? Int{0} : *std::max_element(shards.begin(), shards.end());
+  };
+  const bool overlaps = s_.settings.overlap_cpu_optimizer_d2h_h2d;
+  const auto in_passing = [&](const std::string& owner, Int bytes, Stream stream) {
+    if (bytes > 0)
+      rank_.during_optimizer.push_back(Tensor{owners_(owner), Bytes(bytes), overlaps ? stream : Stream::compute});
+  };
+  const HostBytes host = host_bytes(s_, share);
+  rank_.pinned += host.pinned;
+  rank_.pageable += host.pageable;
+  for (const Int n : share.gpu) {
+    hold_from_start("main parameters", 4 * n);
+    for (int moment = 0; moment < 2; ++moment) hold(rank_.optimizer_state, "optimizer moments", 4 * n);
+    hold(rank_.optimizer_state, "fp32 gradients", 4 * n);
+  }
+  if (d_.gradient_bytes == 2)
+    in_passing("fp32 gradients", 4 * std::max(largest(share.host), largest(share.gpu)), Stream::d2h);
+  if (overlaps || d_.gradient_bytes == 4) in_passing("parameters in fp32", 4 * largest(share.host), Stream::h2d);
 }
 
 /// drain_embedding_wgrad_compute: a GEMM for each microbatch, its input gathered while the one before runs.
@@ -432,7 +494,7 @@ void StateWriter::add_optimizer_step() {
     launch(step, "gradients to fp32", {"cast.bf16_f32", {owned}});
     stands_for(shards);
   }
-  const Int all_ranks = d_.pp * d_.t * (o.use_distributed_optimizer ? dense_.ranks : 1);
+  const Int all_ranks = d_.pp * d_.t * (o.use_distributed_optimizer || d_.fsdp ? dense_.ranks : 1);
   const auto over_all_ranks = [&](const std::string& name) {
     if (all_ranks == 1) return;
     collective(step, name, "all_reduce", all_ranks, 4, way(s_.cluster.num_gpus / all_ranks, all_ranks), Stream::compute,
@@ -453,6 +515,13 @@ void StateWriter::add_optimizer_step() {
     }
   }
   for (const auto* optimizer : optimizers) {
+    if (o.optimizer_cpu_offload) {
+      for (auto& kernel :
+           host_optimizer_step(s_, host_share(optimizer->heaviest(), o.optimizer_offload_fraction), d_.gradient_bytes))
+        step.push_back(std::move(kernel));
+      step.insert(step.end(), gathers_.begin(), gathers_.end());
+      continue;
+    }
     // The family is fp32 Adam; other types and optimizers are taken as moving their bytes at its rate.
     const Int traffic = types.traffic(d_.gradient_bytes), fp32_adam = OptimizerTypes{}.traffic(4);
     if (const Int elements = d_.muon ? optimizer->adam_elements() : optimizer->elements(); elements > 0) {
@@ -485,7 +554,7 @@ void StateWriter::add_quantized_parameters() {
 void StateWriter::run(const std::vector<ChunkShape>& shapes) {
   const auto& o = s_.settings;
   for (auto* optimizer : {&dense_, &experts_})
-    optimizer->owned.resize(o.use_distributed_optimizer ? static_cast<std::size_t>(optimizer->ranks) : 1);
+    optimizer->owned.resize(o.use_distributed_optimizer || d_.fsdp ? static_cast<std::size_t>(optimizer->ranks) : 1);
   std::set<std::pair<Int, Int>> weight_shapes;
   bool shares = false, head = false, moe = false, mtp = false;
   construction_.to_forward();
@@ -496,6 +565,7 @@ void StateWriter::run(const std::vector<ChunkShape>& shapes) {
   for (std::size_t c = 0; c < shapes.size(); ++c) {
     const auto parameters = chunk_parameters(d_, s_, shapes[c]);
     add_chunk(c, parameters);
+    if (d_.fsdp) hold_gathered(parameters, static_cast<int>(shapes[c].layers.size()));
     for (const auto& p : parameters) {
       if (p.weight_in > 0 && !p.frozen) weight_shapes.emplace(p.weight_in, p.weight_out);
       if (!p.quantized || p.fp8) continue;
@@ -511,8 +581,10 @@ void StateWriter::run(const std::vector<ChunkShape>& shapes) {
     mtp |= shapes[c].mtp_layers > 0;
     moe |= mtp && scenario::is_moe_layer(s_, s_.model.num_layers - 1);
   }
-  add_optimizer_state(dense_);
-  if (experts_.elements() > 0) add_optimizer_state(experts_);
+  for (const auto* optimizer : {&dense_, &experts_}) {
+    if (optimizer == &experts_ && experts_.elements() == 0) continue;
+    s_.settings.optimizer_cpu_offload ? add_host_state(*optimizer) : add_optimizer_state(*optimizer);
+  }
   add_casts();
   // Their matrices are updated one after the other.
   if (d_.muon)

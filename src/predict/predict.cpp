@@ -137,8 +137,11 @@ void require_affordable(const scenario::Scenario& scenario) {
 
 // A node's GPUs hold consecutive ranks: those of one pipeline stage before those of the next.
 void note_pinned(Prediction& result, const scenario::Scenario& scenario) {
-  Bytes most;
-  for (const auto& rank : result.ranks) most = std::max(most, rank.walk.pinned);
+  Bytes most, pageable;
+  for (const auto& rank : result.ranks) {
+    most = std::max(most, rank.walk.pinned);
+    pageable = std::max(pageable, rank.walk.pageable);
+  }
   if (most.value == 0) return;
   const auto gpus = std::min(scenario.cluster.gpus_per_node, scenario.cluster.num_gpus);
   const auto of_stage = std::max<std::int64_t>(
@@ -154,6 +157,11 @@ void note_pinned(Prediction& result, const scenario::Scenario& scenario) {
   }
   result.notes.push_back("offload needs " + format_bytes(fullest) + " of pinned host memory on a node of " +
                          std::to_string(gpus) + " GPUs (" + format_bytes(most) + " for the busiest GPU)");
+  if (pageable.value == 0) return;
+  result.notes.push_back("the optimizer on the host holds " + format_bytes(pageable) +
+                         " of pageable memory for the busiest GPU, its gradients in pinned memory beside; " +
+                         scenario::variable(scenario, "OMP_NUM_THREADS", "1") +
+                         " threads a process (OMP_NUM_THREADS; torchrun's own is 1)");
 }
 
 }  // namespace

@@ -36,7 +36,37 @@ bool is_plain_muon(const Scenario& s) {
          (layer_wise || !o.overlap_grad_reduce) &&
          !(o.use_distributed_optimizer && s.model.num_moe_experts && s.model.add_bias_linear);
 }
-bool host_optimizer(const Scenario& s) { return s.settings.optimizer_cpu_offload; }
+/// Types, sizes and buffers of Megatron-FSDP other than its own choice; none are fields of a scenario.
+bool fsdp_tuned(const Scenario& s) {
+  constexpr std::pair<const char*, const char*> usual[] = {{"megatron_fsdp_main_params_dtype", "fp32"},
+                                                           {"megatron_fsdp_main_grads_dtype", "auto"},
+                                                           {"megatron_fsdp_grad_comm_dtype", "auto"},
+                                                           {"suggested_communication_unit_size", "none"},
+                                                           {"megatron_fsdp_enable_fine_grained_param_gather", "false"},
+                                                           {"megatron_fsdp_max_pool_double_buffer", "false"},
+                                                           {"fsdp_db_use_persist_buf_on_alloc_fail", "false"},
+                                                           {"enable_full_sharding_in_hsdp", "false"}};
+  return std::ranges::any_of(usual, [&](const auto& each) {
+    const auto stated = s.settings.other.find(each.first);
+    return stated != s.settings.other.end() && stated->second != each.second && stated->second != "null" &&
+           stated->second != "None";
+  });
+}
+/// Megatron-FSDP as modelled: src/model/fsdp.hpp.
+bool fsdp_otherwise(const Scenario& s) {
+  const auto& o = s.settings;
+  if (!o.use_megatron_fsdp) return false;
+  const bool optimizer = o.optimizer == "adam" && !o.use_precision_aware_optimizer && !o.optimizer_cpu_offload;
+  const bool groups = o.recompute_granularity.value_or("") == "full" && o.recompute_method.value_or("") != "block" &&
+                      o.recompute_num_layers.value_or(1) > 1;
+  const bool parameters =
+      o.fp8_param || o.fp8_param_gather || o.fp4_param || o.fp4_param_gather || o.first_last_layers_bf16;
+  return fsdp_tuned(s) || o.pipeline_model_parallel_size > 1 || parameters || o.fp16 || !optimizer ||
+         !s.model.untie_embeddings_and_output_weights || s.model.mtp_num_layers.value_or(0) > 0 ||
+         o.overlap_moe_expert_parallel_comm || uses_graphs(s) || o.cpu_offloading ||
+         o.fine_grained_activation_offloading || !o.lora_target_modules.empty() || o.delay_wgrad_compute ||
+         o.defer_embedding_wgrad_compute || groups;
+}
 
 constexpr RefusedField refused_rows[] = {
     // Model
@@ -291,8 +321,14 @@ constexpr RefusedField refused_rows[] = {
     {"gradient_reduce_div_fusion", "a pass that divides the gradients before they are reduced",
      [](const Scenario& s) { return !s.settings.gradient_reduce_div_fusion; }},
     {"nccl_ub", "buffers registered with NCCL", [](const Scenario& s) { return s.settings.nccl_ub; }},
-    {"use_megatron_fsdp", "fully sharded data parallelism",
-     [](const Scenario& s) { return s.settings.use_megatron_fsdp; }},
+    {"data_parallel_sharding_strategy", "Megatron-FSDP that does not share the parameters, too (optim_grads_params)",
+     [](const Scenario& s) {
+       return s.settings.use_megatron_fsdp && s.settings.data_parallel_sharding_strategy != "optim_grads_params";
+     }},
+    {"use_megatron_fsdp",
+     "Megatron-FSDP with pipeline, FP8, FP4 or fp16 parameters, another optimizer than fp32 Adam on the GPU, or beside "
+     "what docs/fsdp.md lists",
+     fsdp_otherwise},
     {"optimizer",
      "the kernels of this optimizer; of Muon: fp16, FP8 parameters, adapters, precision-aware states, the gather in "
      "the "
@@ -305,7 +341,8 @@ constexpr RefusedField refused_rows[] = {
        const auto type = s.settings.other.find("muon_coefficient_type");
        return s.settings.optimizer == "muon" && type != s.settings.other.end() && type->second == "cubic5";
      }},
-    {"optimizer_cpu_offload", "an optimizer on the host: its time, its copies and its memory", host_optimizer},
+    {"optimizer_cpu_offload", "an optimizer on the host: its time and its copies, which no profile has yet",
+     [](const Scenario& s) { return s.settings.optimizer_cpu_offload; }},
 };
 
 }  // namespace

@@ -189,9 +189,6 @@ class ChunkRank : public model::Visitor {
   const PieceLines::Stretch& stretch(model::Call call, std::size_t position) const {
     return machine_.pieces[machine_.stages.ranks[rank_].chunks[call.chunk].pieces[position]].of(call.microbatch);
   }
-  double side() const {
-    return std::max(at_[queue_of(model::Stream::gradient)], at_[queue_of(model::Stream::parameter)]);
-  }
   std::size_t stream() const { return own_ == expert_queue ? 1 : 0; }
   /// P2P calls inside a combined call come after what their chain of nodes has done so far.
   bool wait_for_chain(const schedule::Part& part) {
@@ -345,7 +342,8 @@ Slowdown ChunkRank::slowdown(const Line& line) {
 void ChunkRank::work(const Line& line) {
   if (line.empty()) return;
   const Slowdown at = slowdown(line);
-  const double before = at_[own_], side_before = side();
+  const double before = at_[own_];
+  const QueueTimes then = at_;
   line.apply(at_, at, own_);
   const double after = at_[own_], busy = line.busy(at);
   auto& spans = spans_[stream()];
@@ -357,8 +355,10 @@ void ChunkRank::work(const Line& line) {
     use_.exchanges.add(start, after, exchanges * (1 + at.exchanged));
   else if (overlaps_)
     for (std::size_t kind = 0; kind < use_.kinds.size(); ++kind) use_.kinds[kind].add(start, after, line.kinds()[kind]);
-  if (const double side_end = side(); side_end > side_before)
-    network_.emplace_back(std::max(side_before, before), side_end);
+  for (const auto side : {model::Stream::gradient, model::Stream::parameter}) {
+    const double end = at_[queue_of(side)], began = then[queue_of(side)];
+    if (end > began) network_.emplace_back(std::max(began, end - line.beside(side)), end);
+  }
 }
 
 /// A node waits for the one before it of its chain, on whichever stream that ran (plan:536-548); weight gradients use

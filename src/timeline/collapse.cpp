@@ -167,6 +167,9 @@ Line Collapser::collapse(std::span<const Event> events, bool second) const {
   for (const Event& e : events) {
     if (second && e.exchanges && e.on_gpu) line.exchanges_ += duration(e, 0, 0);
     if (e.kind) line.kinds_[*e.kind] += duration(e, 0, 0);
+    if (e.kernel == nullptr || !e.on_gpu) continue;
+    if (e.kernel->stream == model::Stream::gradient) line.beside_[0] += duration(e, 0, 0);
+    if (e.kernel->stream == model::Stream::parameter) line.beside_[1] += duration(e, 0, 0);
   }
   line.columns_ = line.exchanges_ > 0 ? 3 : 2;
   line.points_ = line.columns_ * rows;

@@ -49,6 +49,8 @@ class Line {
   /// Time in which the compute stream computes; and the same with every kind of kernel by its power.
   double busy(const Slowdown& at) const { return mix(busy_.data(), at); }
   double load(const Slowdown& at) const { return mix(load_.data(), at); }
+  /// Time of collectives on the streams of gradients and of parameters.
+  double beside(model::Stream stream) const { return beside_[stream == model::Stream::parameter ? 1 : 0]; }
   const std::vector<Entry>& entries() const { return entries_; }
   bool empty() const { return entries_.empty(); }
 
@@ -62,6 +64,7 @@ class Line {
   std::vector<double> values_, busy_, load_;
   double exchanges_ = 0;
   std::array<double, 3> kinds_{};
+  std::array<double, 2> beside_{};
 };
 
 /// Makes lines under the profile's clocks and contention.

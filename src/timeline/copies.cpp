@@ -31,6 +31,14 @@ int measured_gpus(const profile::Profiles& profiles, const std::string& what) {
 
 bool knows_copy_contention(const profile::Profiles& profiles) { return measured_gpus(profiles, ".copy_d2h") > 1; }
 
+double copies_at_once(const profile::Profiles& profiles, bool outwards, std::int64_t gpus) {
+  const std::string copy = std::string(".") + way_names[outwards ? 0 : 1];
+  const int measured = measured_gpus(profiles, copy);
+  if (measured == 1) return 1;
+  const double slower = profiles.find_scalar("contention.gpus_" + std::to_string(measured) + copy).value_or(1);
+  return 1 + (slower - 1) / (measured - 1) * static_cast<double>(gpus - 1);
+}
+
 CopyContention::CopyContention(const scenario::Scenario& scenario, const profile::Profiles& profiles)
     : offloads_(scenario.settings.cpu_offloading || scenario.settings.fine_grained_activation_offloading),
       ranks_(static_cast<std::size_t>(scenario.settings.pipeline_model_parallel_size)),
@@ -43,8 +51,7 @@ CopyContention::CopyContention(const scenario::Scenario& scenario, const profile
     const std::string copy = std::string(".") + way_names[way];
     Direction& direction = ways_[way];
     direction.two_way = profiles.find_scalar("contention.two_way" + copy).value_or(1);
-    if (const int gpus = measured_gpus(profiles, copy); gpus > 1)
-      direction.others = (slower(gpus, copy) - 1) / (gpus - 1);
+    direction.others = copies_at_once(profiles, way == 0, 2) - 1;
     // Copies both ways may have been measured on fewer GPUs.
     if (const int gpus = measured_gpus(profiles, "_two_way" + copy); gpus > 1)
       direction.opposed = (slower(gpus, "_two_way" + copy) - slower(gpus, copy) - (direction.two_way - 1)) / (gpus - 1);

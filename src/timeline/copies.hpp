@@ -11,6 +11,9 @@
 
 namespace pipewright::timeline {
 
+/// Time of a copy over its time alone, while so many GPUs of a host copy that way; 1 where that was not measured.
+double copies_at_once(const profile::Profiles& profiles, bool outwards, std::int64_t gpus);
+
 class CopyContention {
  public:
   CopyContention(const scenario::Scenario& scenario, const profile::Profiles& profiles);

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <map>
 
+#include "copies.hpp"
 #include "pipewright/scenario/derived.hpp"
 #include "pipewright/timeline.hpp"
 
@@ -69,7 +70,8 @@ class Pricer {
   Pricer(const scenario::Scenario& scenario, const profile::Profiles& profiles)
       : profiles_(profiles),
         network_(profile::network(model::topology(scenario), profiles)),
-        host_(scenario, profiles) {
+        host_(scenario, profiles),
+        gpus_of_host_(std::min(scenario.cluster.gpus_per_node, scenario.cluster.num_gpus)) {
     if (const auto slowdown = profiles.find_scalar("machine.slowdown")) slowdown_ = *slowdown;
   }
 
@@ -81,6 +83,11 @@ class Pricer {
     else if (!kernel.key.family.empty())
       result.time = time(kernel.key);
     result.time.ns *= kernel.share;
+    // Of an optimizer on the host: all GPUs of the host at once, with nothing beside.
+    if (kernel.purpose == model::Purpose::offload && kernel.stream == model::Stream::compute)
+      for (const bool outwards : {true, false})
+        if (kernel.key.family == (outwards ? "copy.d2h" : "copy.h2d"))
+          result.time.ns *= copies_at_once(profiles_, outwards, gpus_of_host_);
     if (kernel.packed) {
       result.time.spread = std::hypot(result.time.spread, unlike_lengths);
       result.time.origin = profile::Origin::derived;
@@ -113,6 +120,7 @@ class Pricer {
   const profile::Profiles& profiles_;
   const profile::Network network_;
   HostCosts host_;
+  const std::int64_t gpus_of_host_;
   double slowdown_ = 1;  ///< of this machine's kernels against the profiled one's
   std::map<profile::Key, profile::Timing> times_;
 };

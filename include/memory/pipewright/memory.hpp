@@ -63,7 +63,8 @@ struct Walk {
   std::string peak_piece;  ///< "layer 5, attention.core backward": the kernel launched next
   std::vector<OwnerBytes> peak_owners;    ///< who holds the peak, largest first
   std::vector<offload::Moved> offloaded;  ///< by activation offload, in a step
-  Bytes pinned;                           ///< host memory for that
+  Bytes pinned;                           ///< host memory for that and for an optimizer on the host
+  Bytes pageable;                         ///< host memory of an optimizer there
   std::int64_t events = 0;
   bool retried = false;            ///< under a limit: cached blocks had to be given back to the device
   std::optional<Failure> failure;  ///< under a limit: where even that did not help

@@ -1,0 +1,232 @@
+#include "fsdp.hpp"
+
+#include <algorithm>
+#include <deque>
+#include <numeric>
+
+#include "ends.hpp"
+
+namespace pipewright::model {
+namespace {
+
+using Elements = Unit::Elements;
+
+Elements& operator+=(Elements& sum, const Parameter& p) {
+  (p.expert ? sum.experts : sum.dense) += p.elements;
+  return sum;
+}
+
+/// Of every layer, and last of the output layer with the final norm.
+std::vector<Elements> elements_of(const std::vector<Parameter>& parameters, std::size_t layers) {
+  std::vector<Elements> list(layers + 1);
+  for (const Parameter& p : parameters)
+    if (p.layer >= 0) list[std::min(layers, static_cast<std::size_t>(p.layer))] += p;
+  return list;
+}
+
+/// megatron_fsdp.py: twice the mean unit, at least 1e9 elements; the queue of reductions holds so many, half of it is
+/// gathered ahead.
+Int communication_unit(const std::vector<Elements>& units) {
+  Int sum = 0;
+  for (std::size_t i = 0; i + 1 < units.size(); ++i) sum += units[i].sum();
+  return std::max<Int>(1'000'000'000, units.size() > 1 ? 2 * (sum / static_cast<Int>(units.size() - 1)) : 0);
+}
+
+/// Steps around what a pass of a piece does.
+class Around {
+ public:
+  Around(Piece& piece, Owners& owners, const Dimensions& d) : piece_(piece), owners_(owners), d_(d) {}
+
+  /// Before the pass, in this order.
+  void wait(Stream stream, std::int32_t before = INT32_MAX) {
+    front_.push_back({Step::Kind::wait, static_cast<std::uint32_t>(stream), 0, before});
+  }
+  void gather(const std::string& what, const Elements& unit, std::int32_t before = INT32_MAX) {
+    const auto one = [&](Int elements, Int ranks, const Way& way) {
+      if (elements == 0 || ranks == 1) return;
+      launch(front_, collective_kernel(Purpose::dp, what, "all_gather", ranks, 2 * elements, way, Stream::parameter),
+             before);
+    };
+    one(unit.dense, d_.dp * d_.cp, d_.dp_link);
+    one(unit.experts, d_.moe.edp, d_.moe.edp_link);
+  }
+  /// From the pass' first finished weight gradient on until after it (get_main_grad).
+  void hold_gradients(const std::vector<Step>& steps, Int bytes) {
+    const std::string ending = d_.fused_gradients ? " wgrad" : " gradient accumulation";
+    const auto first = std::ranges::find_if(steps, [&](const Step& step) {
+      return step.kind == Step::Kind::launch && piece_.kernels[step.index].name.ends_with(ending);
+    });
+    const auto at = first == steps.end() ? 0 : first - steps.begin();
+    const auto before = front_.size();
+    hold("gradient bucket", bytes);
+    if (front_.size() == before) return;
+    inside_.emplace_back(at, front_.back());
+    front_.pop_back();
+  }
+  /// From before the pass until after it.
+  void hold(const std::string& owner, Int bytes) {
+    if (bytes == 0) return;
+    const auto tensor = static_cast<std::uint32_t>(piece_.tensors.size());
+    piece_.tensors.push_back(Tensor{owners_(owner), Bytes(bytes)});
+    front_.push_back({Step::Kind::allocate, tensor});
+    frees_.push_back({Step::Kind::free, tensor});
+  }
+  /// After the pass (_bucket_group_gradient_reduce): scaled in place, reduced, added to the rank's share. The scaling
+  /// runs on the stream of the reduction and takes multiprocessors from what computes: it counts there.
+  void reduce(const std::string& what, const Elements& unit) {
+    const auto one = [&](Int elements, Int ranks, const Way& way) {
+      if (elements == 0) return;
+      const Int bytes = d_.gradient_bytes * elements;
+      if (d_.fsdp_scales) launch(back_, kernel(what + " scaling", {"scale", {std::max<Int>(1, bytes / 4)}}));
+      if (ranks > 1)
+        launch(back_, collective_kernel(Purpose::dp, what, "reduce_scatter", ranks, bytes, way, Stream::gradient));
+      launch(back_, kernel(what + " addition",
+                           {d_.gradient_bytes == 4 ? "add.f32" : "add", {std::max<Int>(1, elements / ranks)}}));
+    };
+    one(unit.dense, d_.dp * d_.cp, d_.dp_link);
+    one(unit.experts, d_.moe.edp, d_.moe.edp_link);
+  }
+  void wait_after(Stream stream) { back_.push_back({Step::Kind::wait, static_cast<std::uint32_t>(stream)}); }
+
+  /// Writes them around the steps of a pass.
+  void into(std::vector<Step>& steps) {
+    for (const auto& [at, step] : inside_) steps.insert(steps.begin() + at, step);
+    steps.insert(steps.begin(), front_.begin(), front_.end());
+    steps.insert(steps.end(), back_.begin(), back_.end());
+    steps.insert(steps.end(), frees_.begin(), frees_.end());
+    front_.clear(), back_.clear(), frees_.clear(), inside_.clear();
+  }
+
+ private:
+  static Kernel kernel(const std::string& name, profile::Key key) {
+    Kernel result;
+    result.name = name;
+    result.key = std::move(key);
+    return result;
+  }
+  void launch(std::vector<Step>& steps, Kernel kernel, std::int32_t before = INT32_MAX) {
+    steps.push_back({Step::Kind::launch, static_cast<std::uint32_t>(piece_.kernels.size()), 0, before});
+    piece_.kernels.push_back(std::move(kernel));
+  }
+
+  Piece& piece_;
+  Owners& owners_;
+  const Dimensions& d_;
+  std::vector<Step> front_, back_, frees_;
+  std::vector<std::pair<std::ptrdiff_t, Step>> inside_;
+};
+
+}  // namespace
+
+void place_units(const Dimensions& d, const scenario::Scenario& s, const ChunkShape& shape,
+                 std::vector<LayerKind>& kinds) {
+  const std::size_t layers = kinds.size();
+  const auto units = elements_of(chunk_parameters(d, s, shape), layers);
+  const Int capacity = communication_unit(units);
+  const auto ahead = [&](std::size_t from, int step) {
+    Int sum = 0;
+    for (auto i = static_cast<std::ptrdiff_t>(from) + step; i >= 0 && i < static_cast<std::ptrdiff_t>(layers);
+         i += step) {
+      if (sum >= capacity / 2) break;
+      sum += units[static_cast<std::size_t>(i)].sum();
+      if (d.fsdp_buffers) break;
+    }
+    return sum;
+  };
+  std::deque<Int> queue = {units[layers].sum()};
+  for (std::size_t i = layers; i-- > 0;) {
+    Unit& unit = kinds[i].unit;
+    unit.own = units[i];
+    unit.first = i == 0;
+    unit.last = i + 1 == layers;
+    if (!unit.last) unit.next = units[i + 1];
+    if (!unit.first) unit.previous = units[i - 1];
+    unit.ahead = ahead(i, 1);
+    unit.below = ahead(i, -1);
+    unit.queued = std::accumulate(queue.begin(), queue.end(), Int{0});
+    for (Int held = unit.queued; held > capacity; held -= queue.front(), queue.pop_front()) {
+    }
+    queue.push_back(units[i].sum());
+  }
+}
+
+void shard_layer(Piece& piece, Owners& owners, const Dimensions& d, const Unit& unit) {
+  const auto gathered = [&](Around& around, Int beside) {
+    if (d.fsdp_buffers) return;
+    around.hold("gathered parameters", 2 * unit.own.sum());
+    around.hold("gathered parameters", 2 * beside);
+  };
+  Around around(piece, owners, d);
+  gathered(around, unit.ahead);
+  if (unit.first) around.gather("unit all-gather", unit.own);
+  around.wait(Stream::parameter);
+  if (!unit.last) around.gather("unit all-gather, ahead", unit.next);
+  around.into(piece.forward);
+
+  gathered(around, unit.below);
+  if (!d.fsdp_buffers) {
+    around.hold_gradients(piece.backward, d.gradient_bytes * unit.own.sum());
+    around.hold("gradient bucket", d.gradient_bytes * unit.queued);
+  }
+  if (unit.last) around.gather("unit all-gather in backward", unit.own);
+  around.wait(Stream::parameter);
+  if (!unit.first) around.gather("unit all-gather in backward, ahead", unit.previous);
+  around.reduce("unit gradient reduction", unit.own);
+  around.into(piece.backward);
+}
+
+void shard_end(Piece& piece, Owners& owners, const Dimensions& d, const scenario::Scenario& s, const ChunkShape& shape,
+               bool first) {
+  const auto parameters = chunk_parameters(d, s, shape);
+  Elements embedding;
+  for (const Parameter& p : parameters)
+    if (p.layer < 0) embedding += p;
+  const Elements head = elements_of(parameters, shape.layers.size()).back();
+  Around around(piece, owners, d);
+  if (first) {  // those of both ends stay gathered through a step
+    around.gather("embedding all-gather", embedding, 1);
+    around.wait(Stream::parameter, 1);
+    around.gather("output layer all-gather", head, 1);
+  } else {
+    around.wait(Stream::parameter, 1);
+  }
+  around.into(piece.forward);
+  const Elements& own = first ? embedding : head;
+  around.hold_gradients(piece.backward, d.gradient_bytes * own.sum());
+  around.reduce(first ? "embedding gradient reduction" : "output layer gradient reduction", own);
+  if (first) around.wait_after(Stream::gradient);
+  around.into(piece.backward);
+}
+
+std::vector<Buffer> unit_buffers(const std::vector<Parameter>& parameters, Int dense_ranks, Int expert_ranks) {
+  std::vector<Buffer> buffers;
+  for (const bool expert : {false, true}) {
+    const Int ranks = expert ? expert_ranks : dense_ranks;
+    std::vector<std::size_t> order;
+    for (std::size_t p = 0; p < parameters.size(); ++p)
+      if (parameters[p].expert == expert && !parameters[p].frozen) order.push_back(p);
+    // Within a bucket the widest rows come first (_get_parameter_groups, step 3).
+    std::ranges::stable_sort(order, [&](std::size_t a, std::size_t b) {
+      const Parameter &x = parameters[a], &y = parameters[b];
+      return std::pair(x.layer, -x.elements) < std::pair(y.layer, -y.elements);
+    });
+    Buffer buffer;
+    buffer.expert = expert;
+    for (std::size_t i = 0; i < order.size();) {
+      const int layer = parameters[order[i]].layer;
+      const Int begin = buffer.elements;
+      for (; i < order.size() && parameters[order[i]].layer == layer; ++i) {
+        buffer.parameters.emplace_back(buffer.elements, buffer.elements + parameters[order[i]].elements);
+        buffer.of.push_back(order[i]);
+        buffer.elements += parameters[order[i]].elements;
+      }
+      buffer.elements = begin + (buffer.elements - begin + ranks - 1) / ranks * ranks;
+      buffer.buckets.emplace_back(begin, buffer.elements);
+      buffer.last_layers.push_back(layer);
+    }
+    if (buffer.elements > 0) buffers.push_back(std::move(buffer));
+  }
+  return buffers;
+}
+
+}  // namespace pipewright::model

@@ -1,0 +1,34 @@
+// Megatron-FSDP, data_parallel_sharding_strategy optim_grads_params: parameters, gradients and optimizer states are a
+// data-parallel rank's share. A unit is a transformer layer; embedding and output layer with the final norm are none:
+// they are gathered once a step and stay. Sources (core_r0.19.0, core/distributed/fsdp/src/megatron_fsdp):
+// megatron_fsdp.py (_register_fsdp_hooks, suggested sizes), param_and_grad_buffer.py (AllGatherPipeline,
+// GradReducePipeline, _get_parameter_groups).
+//
+//   forward    gather |g0|g1|g2|..|     of the unit ahead, beside the layer; released after the layer
+//   compute           |  |layer 0|layer 1|layer 2| ...
+//   backward   gather |gL|..              again, downwards; reduce-scatter of each unit of every microbatch:
+//   reduce                  |rL|..|r0|re|   compute waits for the last before the next microbatch
+#pragma once
+
+#include <vector>
+
+#include "builder.hpp"
+#include "layer.hpp"
+#include "parameters.hpp"
+
+namespace pipewright::model {
+
+/// Where the units of a chunk stand, set in each of its `kinds` (one for each layer).
+void place_units(const Dimensions& dimensions, const scenario::Scenario& scenario, const ChunkShape& shape,
+                 std::vector<LayerKind>& kinds);
+
+/// Gathers, reduce-scatters and their buffers around what a piece does.
+void shard_layer(Piece& piece, Owners& owners, const Dimensions& dimensions, const Unit& unit);
+/// Of embedding (`first`: its reduction ends a microbatch) and of output layer with final norm.
+void shard_end(Piece& piece, Owners& owners, const Dimensions& dimensions, const scenario::Scenario& scenario,
+               const ChunkShape& shape, bool first);
+
+/// A chunk's parameters in buffers of a bucket for each unit and each end, dense ones and experts apart.
+std::vector<Buffer> unit_buffers(const std::vector<Parameter>& parameters, Int dense_ranks, Int expert_ranks);
+
+}  // namespace pipewright::model

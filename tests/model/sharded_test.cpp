@@ -1,0 +1,222 @@
+// Megatron-FSDP and an optimizer on the host: what ranks hold together, what moves when.
+#include <cmath>
+#include <numeric>
+#include <random>
+
+#include "fsdp.hpp"
+#include "host_optimizer.hpp"
+#include "pipewright/effects.hpp"
+#include "support.hpp"
+
+using namespace pipewright;
+using namespace pipewright::model::test;
+using model::Stream;
+using Kind = model::Step::Kind;
+
+namespace {
+
+std::int64_t bytes(const model::Stages& stages, const std::vector<model::Tensor>& list, const std::string& owner) {
+  std::int64_t sum = 0;
+  for (const auto& tensor : list)
+    if (stages.owners[tensor.owner] == owner) sum += tensor.bytes.value;
+  return sum;
+}
+
+/// Alive once the model is built.
+std::int64_t built(const model::Stages& stages, const std::string& owner) {
+  const auto& piece = stages.ranks[0].construction;
+  std::int64_t sum = 0;
+  for (const auto& step : piece.forward) {
+    const auto& tensor = piece.tensors[step.index];
+    if (stages.owners[tensor.owner] != owner) continue;
+    if (step.kind == Kind::allocate) sum += tensor.bytes.value;
+    if (step.kind == Kind::free) sum -= tensor.bytes.value;
+  }
+  return sum;
+}
+
+scenario::Scenario one_stage(std::initializer_list<const char*> more = {}) {
+  return with(
+      with(llama70b(), {"pipeline_model_parallel_size=1", "virtual_pipeline_model_parallel_size=none", "num_layers=12",
+                        "tensor_model_parallel_size=1", "sequence_parallel=false", "num_gpus=8", "fp8=none",
+                        "fp8_param=false", "fp8_param_gather=false", "defer_embedding_wgrad_compute=false",
+                        "overlap_param_gather_with_optimizer_step=false", "gradient_accumulation_fusion=false",
+                        "tp_comm_overlap=false", "grad_reduce_in_fp32=false"}),
+      more);
+}
+scenario::Scenario fsdp(std::initializer_list<const char*> more = {}) {
+  return with(with(one_stage(), {"use_megatron_fsdp=true", "data_parallel_sharding_strategy=optim_grads_params"}),
+              more);
+}
+
+/// Bytes that a microbatch's collectives move, by kind of collective.
+std::int64_t moved(const model::Stages& stages, const std::string& kind, bool forward, int microbatch) {
+  std::int64_t sum = 0;
+  for (const auto index : stages.ranks[0].chunks[0].pieces) {
+    const auto& piece = stages.pieces[index];
+    for (const auto& step : forward ? piece.forward : piece.backward)
+      if (step.kind == Kind::launch && step.runs(microbatch) &&
+          piece.kernels[step.index].key.family.starts_with(kind + "."))
+        sum += piece.kernels[step.index].key.dims[1];
+  }
+  return sum;
+}
+
+}  // namespace
+
+TEST_CASE("Megatron-FSDP: what ranks hold for good adds up to the model, whatever their number") {
+  for (const char* gpus : {"num_gpus=2", "num_gpus=4", "num_gpus=8"}) {
+    CAPTURE(std::string(gpus));
+    const auto stages = test::build(with(fsdp(), {gpus}));
+    const auto whole = stages.ranks[0].chunks[0].parameters;
+    const std::int64_t ranks = gpus[9] - '0';
+    CHECK(std::abs(ranks * built(stages, "parameters") - 2 * whole) < 2 * 64 * 200);
+    CHECK(std::abs(ranks * built(stages, "gradients") - 2 * whole) < 2 * 64 * 200);
+    CHECK(std::abs(ranks * built(stages, "main parameters") - 4 * whole) < 4 * 64 * 200);
+    CHECK(std::abs(ranks * bytes(stages, stages.ranks[0].optimizer_state, "optimizer moments") - 8 * whole) <
+          8 * 64 * 200);
+  }
+}
+
+TEST_CASE("Megatron-FSDP: units are gathered in each pass and reduced in each microbatch, both ends gathered once") {
+  const auto stages = test::build(fsdp());
+  const auto whole = stages.ranks[0].chunks[0].parameters;
+  const std::int64_t vocabulary = 128256LL * 8192, ends = 2 * vocabulary + 8192;
+  CHECK(moved(stages, "all_gather", true, 0) == 2 * whole);
+  CHECK(moved(stages, "all_gather", true, 1) == 2 * (whole - ends));
+  for (const int microbatch : {0, 1}) {
+    CHECK(moved(stages, "all_gather", false, microbatch) == 2 * (whole - ends));
+    CHECK(moved(stages, "reduce_scatter", false, microbatch) == 2 * whole);
+  }
+  CHECK(bytes(stages, stages.ranks[0].since_first_step, "gathered parameters") == 2 * ends);
+  CHECK(stages.ranks[0].chunks[0].gradient_sync.empty());
+  CHECK(stages.ranks[0].chunks[0].parameter_gather.empty());
+}
+
+TEST_CASE("Megatron-FSDP: a layer waits for its own gather, which runs beside the layer before") {
+  const auto stages = test::build(fsdp());
+  const auto& chunk = stages.ranks[0].chunks[0];
+  std::vector<const model::Piece*> layers;
+  for (const auto index : chunk.pieces)
+    if (stages.pieces[index].name == "layer") layers.push_back(&stages.pieces[index]);
+  REQUIRE(layers.size() == 12);
+  const auto gathers = [](const model::Piece& piece, const std::vector<model::Step>& steps) {
+    std::vector<bool> waited;  // for each gather: whether the layer's own was waited for before it
+    bool wait = false;
+    for (const auto& step : steps) {
+      wait |= step.kind == Kind::wait && step.index == static_cast<std::uint32_t>(Stream::parameter);
+      if (step.kind == Kind::launch && piece.kernels[step.index].stream == Stream::parameter) waited.push_back(wait);
+    }
+    CHECK(wait);
+    return waited;
+  };
+  using Waited = std::vector<bool>;
+  CHECK(gathers(*layers.front(), layers.front()->forward) == Waited{false, true});
+  CHECK(gathers(*layers[5], layers[5]->forward) == Waited{true});
+  CHECK(gathers(*layers.back(), layers.back()->forward) == Waited{});
+  CHECK(gathers(*layers.back(), layers.back()->backward) == Waited{false, true});
+  CHECK(gathers(*layers.front(), layers.front()->backward) == Waited{});
+}
+
+TEST_CASE("Megatron-FSDP: what a pass allocates it frees, and two buffers hold no more than one layer ahead") {
+  for (const char* buffers : {"fsdp_double_buffer=false", "fsdp_double_buffer=true"}) {
+    CAPTURE(std::string(buffers));
+    const auto stages = test::build(fsdp({buffers}));
+    for (const auto& piece : stages.pieces)
+      for (const auto* steps : {&piece.forward, &piece.backward}) {
+        std::int64_t held = 0, most = 0;
+        for (const auto& step : *steps) {
+          if (step.kind != Kind::allocate && step.kind != Kind::free) continue;
+          const auto& owner = stages.owners[piece.tensors[step.index].owner];
+          if (owner != "gathered parameters" && owner != "gradient bucket") continue;
+          held += (step.kind == Kind::allocate ? 1 : -1) * piece.tensors[step.index].bytes.value;
+          most = std::max(most, held);
+        }
+        CHECK(held == 0);
+        if (piece.name == "layer") CHECK((most == 0) == (buffers[19] == 't'));
+      }
+  }
+}
+
+TEST_CASE("an optimizer on the host: whole shards up to the fraction, nothing lost") {
+  std::mt19937 chance(5);
+  for (int round = 0; round < 300; ++round) {
+    std::vector<std::int64_t> shards(std::uniform_int_distribution<std::size_t>(1, 40)(chance));
+    for (auto& n : shards) n = std::uniform_int_distribution<std::int64_t>(1, 1 << 24)(chance);
+    const auto sum = [](const std::vector<std::int64_t>& list) {
+      return std::accumulate(list.begin(), list.end(), std::int64_t{0});
+    };
+    const std::int64_t all = sum(shards), largest = *std::ranges::max_element(shards);
+    std::int64_t before = 0;
+    for (const double fraction : {0.0, 0.25, 0.5, 1.0}) {
+      const auto share = model::host_share(shards, fraction);
+      CHECK(sum(share.host) + sum(share.gpu) == all);
+      CHECK(static_cast<double>(sum(share.host)) >= fraction * static_cast<double>(all));
+      CHECK(static_cast<double>(sum(share.host)) < fraction * static_cast<double>(all) + static_cast<double>(largest));
+      CHECK(sum(share.host) >= before);
+      before = sum(share.host);
+    }
+    CHECK(model::host_share(shards, 0).host.empty());
+    CHECK(model::host_share(shards, 1).gpu.empty());
+  }
+}
+
+TEST_CASE("an optimizer on the host: its shards leave the GPU, host and GPU together hold 12 bytes an element") {
+  const auto stated = [](const char* fraction) {
+    return test::build(with(one_stage(), {"optimizer_cpu_offload=true", "use_precision_aware_optimizer=true",
+                                          "overlap_cpu_optimizer_d2h_h2d=true", fraction}));
+  };
+  const auto on_gpu = [](const model::Stages& stages) {
+    return built(stages, "main parameters") + bytes(stages, stages.ranks[0].optimizer_state, "optimizer moments");
+  };
+  std::int64_t before = INT64_MAX, all = 0;
+  for (const char* fraction : {"optimizer_offload_fraction=0", "optimizer_offload_fraction=0.25",
+                               "optimizer_offload_fraction=0.5", "optimizer_offload_fraction=1"}) {
+    const auto stages = stated(fraction);
+    const auto gpu = on_gpu(stages);
+    if (before == INT64_MAX) all = gpu;
+    CHECK(gpu <= before);                                // whole shards: two fractions may move the same ones
+    CHECK(gpu + stages.ranks[0].pageable.value == all);  // gradients are pinned beside
+    CHECK(3 * stages.ranks[0].pinned.value >= stages.ranks[0].pageable.value);
+    before = gpu;
+  }
+  CHECK(before == 0);
+}
+
+TEST_CASE("an optimizer on the host: copies beside Adam are the first gradient's only; main pins the parameters") {
+  const auto step = [](std::initializer_list<const char*> more) {
+    const auto stages =
+        test::build(with(with(one_stage(), {"optimizer_cpu_offload=true", "use_precision_aware_optimizer=true",
+                                            "optimizer_offload_fraction=1"}),
+                         more));
+    std::map<std::string, std::int64_t> by_family;
+    for (const auto& kernel : stages.ranks[0].optimizer)
+      if (kernel.purpose == model::Purpose::offload) by_family[kernel.key.family] += kernel.key.dims.back();
+    return by_family;
+  };
+  const auto apart = step({}), beside = step({"overlap_cpu_optimizer_d2h_h2d=true"});
+  const auto elements = apart.at("adam.host");
+  CHECK(apart.at("copy.d2h") == 4 * elements);
+  CHECK(apart.at("copy.h2d.pageable") == 4 * elements);
+  CHECK(beside.at("copy.d2h") < apart.at("copy.d2h"));
+  CHECK(beside.at("copy.h2d.pageable") == apart.at("copy.h2d.pageable"));
+  CHECK(beside.at("adam.host") == elements);
+  const auto pinned = step({"megatron_core=main", "overlap_cpu_optimizer_d2h_h2d=true"});
+  CHECK_FALSE(pinned.contains("copy.h2d.pageable"));
+  CHECK(pinned.at("copy.h2d") < 4 * elements);
+}
+
+TEST_CASE("what is not modelled of both is refused by name") {
+  const auto refused = [](const scenario::Scenario& s, const std::string& field) {
+    return std::ranges::any_of(scenario::unmodelled(s), [&](const auto& one) { return one.name == field; });
+  };
+  CHECK_FALSE(refused(fsdp(), "use_megatron_fsdp"));
+  for (const char* other :
+       {"pipeline_model_parallel_size=2", "use_precision_aware_optimizer=true",
+        "untie_embeddings_and_output_weights=false", "suggested_communication_unit_size=100000000"}) {
+    CAPTURE(std::string(other));
+    CHECK(refused(fsdp({other}), "use_megatron_fsdp"));
+  }
+  for (const char* other : {"data_parallel_sharding_strategy=optim", "data_parallel_sharding_strategy=optim_grads"})
+    CHECK(refused(fsdp({other}), "data_parallel_sharding_strategy"));
+}
