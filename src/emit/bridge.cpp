@@ -114,9 +114,9 @@ const std::map<std::string, std::string>& functions() {
 std::string literal_of(const Scenario& s, const std::string& field) {
   const auto value = scenario::get(s, field);
   if (field == "activation_func") return functions().at(scenario::activation_func(s));
-  static const std::set<std::string, std::less<>> scalars = {"cp_comm_type",          "moe_layer_freq",
-                                                             "window_attn_skip_freq", "no_rope_freq",
-                                                             "moe_aux_loss_coeff",    "moe_router_load_balancing_type"};
+  static const std::set<std::string, std::less<>> scalars = {
+      "cp_comm_type",          "moe_layer_freq",     "window_attn_skip_freq",         "no_rope_freq",
+      "linear_attention_freq", "moe_aux_loss_coeff", "moe_router_load_balancing_type"};
   if (scalars.contains(field)) {  // a list of one is a pattern of one layer, or needs a list of coefficients
     const auto items = items_of(value);
     if (items.size() == 1) return python_literal(items.front());

@@ -63,13 +63,17 @@ class GroupedQueryAttention : public Attention {
   bool copies_k() const { return d_.qk_norm || (!rotates_ && !d_.local_spec && !d_.qk_l2_norm); }
   bool normalises() const { return d_.qk_norm || d_.qk_l2_norm; }
   void l2_norms();
+  void gate_output(bool grad);
+  std::uint32_t gate_backward(std::uint32_t gradient);
   Gradients l2_norms_backward(Gradients gradients);
   /// v stays a view of the fused projection's output, which therefore stays: as a checkpoint's input, or in batched
   /// products that need no copy of it. An L2 norm keeps k, which is such a view, too.
   bool keeps_mixed() const {
-    return d_.qk_l2_norm || d_.caps_scores || d_.recomputes(Recompute::core_attn) ||
+    return d_.qk_l2_norm || d_.caps_scores || gate_is_view() || d_.recomputes(Recompute::core_attn) ||
            (d_.local_spec && d_.groups == d_.heads);
   }
+  /// The gate of a single group lies in one piece of every row of the fused projection's output.
+  bool gate_is_view() const { return d_.output_gate && d_.groups == 1; }
   void release(std::initializer_list<std::uint32_t*> tensors) {
     for (auto* tensor : tensors) w_.free(std::exchange(*tensor, no_tensor));
   }
@@ -93,7 +97,7 @@ class GroupedQueryAttention : public Attention {
   Adapted proj_adapted_;
   std::uint32_t mixed_ = no_tensor, q_ = no_tensor, k_ = no_tensor, v_ = no_tensor, o_ = no_tensor, q_raw_ = no_tensor,
                 k_raw_ = no_tensor, reloaded_o_ = no_tensor, q_normed_ = no_tensor, k_normed_ = no_tensor,
-                qk_statistics_ = no_tensor;
+                qk_statistics_ = no_tensor, gate_ = no_tensor, gated_ = no_tensor, dgate_ = no_tensor;
 };
 
 /// What a core attention checkpoint replays: v made contiguous for TE, output, softmax statistics.
@@ -123,6 +127,10 @@ void GroupedQueryAttention::queries_and_keys(bool grad) {
     k_normed_ = w_.allocate("attention.k_normed", 2 * d_.tokens * d_.kv);
     linear_.norm("attention.k norm", true, d_.tokens * d_.groups, d_.head_dim);
   }
+  if (d_.output_gate && !gate_is_view()) {
+    gate_ = w_.allocate("attention.gate", 2 * d_.tokens * d_.q);
+    w_.launch("attention.gate copy", {"copy.strided", {d_.tokens, d_.q}});
+  }
   if (d_.qk_l2_norm) l2_norms();
   if (rotates_) {
     q_ = q_rope_.forward(d_.heads, d_.head_dim, grad);
@@ -131,6 +139,24 @@ void GroupedQueryAttention::queries_and_keys(bool grad) {
     q_ = std::exchange(normalises() ? q_normed_ : q_raw_, no_tensor);
     k_ = std::exchange(normalises() ? k_normed_ : k_raw_, no_tensor);
   }
+}
+
+/// attention.py, _apply_output_gate under torch.compile: keeps the attention's output and the gate.
+void GroupedQueryAttention::gate_output(bool grad) {
+  if (!d_.output_gate) return;
+  gated_ = w_.allocate("attention.gated_output", 2 * d_.tokens * d_.q);
+  w_.launch("attention.gate forward", {"gate.forward", {d_.tokens, d_.q}});
+  if (!grad) release({&gate_});
+}
+
+std::uint32_t GroupedQueryAttention::gate_backward(std::uint32_t gradient) {
+  if (!d_.output_gate) return gradient;
+  const auto dout = w_.allocate("attention.core_output_gradient", 2 * d_.tokens * d_.q);
+  dgate_ = w_.allocate("attention.gate_gradient", 2 * d_.tokens * d_.q);
+  w_.launch("attention.gate backward", {"gate.backward", {d_.tokens, d_.q}});
+  w_.free(gradient);
+  release({&gate_, &gated_});
+  return dout;
 }
 
 /// torch_norm.py, L2Norm under torch.compile: keeps its input and 1/rms of every head in fp32.
@@ -183,6 +209,7 @@ std::uint32_t GroupedQueryAttention::attend_and_project(bool grad) {
     reloaded_o_ = offload_.saves_held(Offload::core_attn, o_);
   }
   offload_.commit(Offload::core_attn);
+  gate_output(grad);
   offload_.begin(Offload::attn_proj, grad);
   auto out = linear_.row_linear(proj_, "attention.proj_output", proj_input_, grad, keeps_original);
   out = linear_.adapt(proj_, out, "attention.proj_output", no_tensor, proj_adapted_, grad);
@@ -190,7 +217,8 @@ std::uint32_t GroupedQueryAttention::attend_and_project(bool grad) {
   const bool saves_o = !proj_.fp8 || keeps_original;
   if (grad) offload_.saves(Offload::attn_proj, {saves_o ? o_ : proj_input_.transpose});
   offload_.commit(Offload::attn_proj);
-  if (keeps && saves_o) w_.saved_again(o_);
+  if (keeps && saves_o && !d_.output_gate) w_.saved_again(o_);
+  if (!grad || !saves_o) release({&gated_});
   return out;
 }
 
@@ -207,7 +235,8 @@ std::uint32_t GroupedQueryAttention::forward(bool grad) {
   if (d_.exchanges_heads && !d_.recomputes(Recompute::core_attn)) release({&q_, &k_});  // whole sequences are kept
   if (!grad) release({&q_, &k_, &o_});
   // Delayed scaling: the projection keeps an FP8 copy alone, a checkpoint keeps no output.
-  if (d_.recomputes(Recompute::core_attn) && proj_.fp8 && d_.precision.recipe == Recipe::delayed) release({&o_});
+  if (d_.recomputes(Recompute::core_attn) && proj_.fp8 && d_.precision.recipe == Recipe::delayed && !d_.output_gate)
+    release({&o_});
   if (d_.separate_norms) separate_norm_.leave(grad);
   return out;
 }
@@ -217,12 +246,13 @@ std::uint32_t GroupedQueryAttention::backward(std::uint32_t dropped) {
   offload_.needed(Offload::attn_proj);
   const auto dprojected = post_norm_.backward(dropped);
   const auto through_adapter = linear_.adapt_backward(proj_, proj_adapted_);
-  const auto dout = linear_.row_backward(proj_, proj_input_, d_.precision.recipe != Recipe::delayed);
+  auto dout = linear_.row_backward(proj_, proj_input_, d_.precision.recipe != Recipe::delayed);
   if (through_adapter != no_tensor) {
     w_.launch("attention.proj adapter gradient added", {"add", {d_.tokens * d_.q}});
     w_.free(through_adapter);
   }
   linear_.weight_gradients.put([this, dprojected] { w_.free(dprojected); });
+  dout = gate_backward(dout);
   if (reloaded_o_ != no_tensor) w_.free(std::exchange(o_, std::exchange(reloaded_o_, no_tensor)));
   offload_.done(Offload::attn_proj);
   offload_.needed(Offload::core_attn);
@@ -267,7 +297,7 @@ std::uint32_t GroupedQueryAttention::backward(std::uint32_t dropped) {
   }
   const auto dmixed = w_.allocate("attention.qkv_gradient", 2 * d_.tokens * d_.qkv());
   w_.launch("attention.qkv gradient", {"cat", {d_.tokens, d_.qkv()}});
-  w_.free({dq, dk, dv});
+  w_.free({dq, dk, dv, std::exchange(dgate_, no_tensor)});
   offload_.needed(Offload::qkv_linear);
   std::uint32_t dx = no_tensor;
   if (d_.separate_norms) {

@@ -22,4 +22,7 @@ class Attention {
 std::unique_ptr<Attention> grouped_query_attention(PieceBuilder& builder, const Dimensions& dimensions,
                                                    const LayerKind& kind);
 
+/// A gated delta net in attention's place.
+std::unique_ptr<Attention> gated_delta_net(PieceBuilder& builder, const Dimensions& dimensions, const LayerKind& kind);
+
 }  // namespace pipewright::model

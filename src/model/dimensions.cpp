@@ -305,6 +305,13 @@ void Dimensions::set_latent(const Scenario& sc) {
   }
 }
 
+void Dimensions::set_linear_attention(const Scenario& sc) {
+  const auto& m = sc.model;
+  linear = {divided(sc, "model.linear_num_key_heads", m.linear_num_key_heads, t),
+            divided(sc, "model.linear_num_value_heads", m.linear_num_value_heads, t), m.linear_key_head_dim,
+            m.linear_conv_kernel_dim};
+}
+
 /// Which attention and softmax run: transformer/dot_product_attention.py and fusions/fused_softmax.py
 /// (is_kernel_available), TE pytorch/attention/dot_product_attention/softmax.py.
 void Dimensions::set_implementation(const Scenario& sc) {
@@ -361,6 +368,7 @@ Dimensions::Dimensions(const Scenario& sc, const profile::Device& device) : gpu(
   qkv_bias = m.add_bias_linear || m.add_qkv_bias;
   qk_l2_norm = m.qk_l2_norm;
   qk_norm = m.qk_layernorm && !qk_l2_norm;  // attention.py: the L2 norm comes first
+  output_gate = m.attention_output_gate;
   post_norms = m.post_layernorm;
   scales_embeddings = m.apply_embedding_scaling;
   caps_scores = m.attn_logit_softcapping.value_or(0) > 0;
@@ -406,6 +414,7 @@ Dimensions::Dimensions(const Scenario& sc, const profile::Device& device) : gpu(
   ep_overlap = o.overlap_moe_expert_parallel_comm;
   delayed_wgrad = o.delay_wgrad_compute;
   moe = moe_dimensions(sc, *this);
+  if (scenario::has_linear_attention(sc)) set_linear_attention(sc);
   for (const auto& [name, rank] : {std::pair("linear_qkv", &lora.qkv), std::pair("linear_proj", &lora.proj),
                                    std::pair("linear_fc1", &lora.fc1), std::pair("linear_fc2", &lora.fc2)})
     if (has(o.lora_target_modules, name)) {

@@ -69,6 +69,16 @@ struct Lora {
   Int qkv = 0, proj = 0, fc1 = 0, fc2 = 0;
 };
 
+/// Gated delta net layers, of a tensor-parallel rank; no heads: there are none.
+struct LinearAttention {
+  Int key_heads = 0, value_heads = 0, head_dim = 0;
+  Int conv = 0;  ///< width of the causal convolution
+  Int keys() const { return key_heads * head_dim; }
+  Int values() const { return value_heads * head_dim; }
+  Int convolved() const { return 2 * keys() + values(); }
+  Int projected() const { return convolved() + values() + 2 * value_heads; }  ///< with gate, beta and alpha
+};
+
 /// Microbatches whose packed sequences are timed alike, and one kernel of attention for them: `batch` sequences of
 /// `length` tokens (of a context-parallel rank), whose work times `share` is theirs.
 struct PackedRows {
@@ -114,6 +124,7 @@ struct Dimensions {
   bool local_spec = false;         ///< transformer_impl local
   bool separate_norms = false;     ///< no norm is part of a linear layer, as in the local spec
   bool unfused_attention = false;  ///< scores and probabilities are tensors
+  bool output_gate = false;        ///< attention_output_gate: the fused projection has a gate beside every query
   bool qk_l2_norm = false;         ///< queries and keys are normalised without weights, after the rotation
   bool post_norms = false;         ///< norms on the outputs of attention and MLP (post_layernorm)
   bool scales_embeddings = false;  ///< apply_embedding_scaling
@@ -142,6 +153,7 @@ struct Dimensions {
   bool ep_overlap = false;                ///< overlap_moe_expert_parallel_comm
   bool delayed_wgrad = false;             ///< delay_wgrad_compute
   MoeDimensions moe;
+  LinearAttention linear;
   Lora lora;
   bool muon = false;        ///< optimizer muon
   bool muon_whole = false;  ///< with the distributed optimizer: every matrix is one data-parallel rank's (layer-wise)
@@ -157,7 +169,7 @@ struct Dimensions {
   bool recomputes(Recompute module) const { return std::ranges::find(recomputed, module) != recomputed.end(); }
   bool offloads(Offload module) const { return std::ranges::find(offloaded, module) != offloaded.end(); }
   Int ffn_in() const { return gated ? 2 * f : f; }  ///< width of fc1's output
-  Int qkv() const { return q + 2 * kv; }
+  Int qkv() const { return (output_gate ? 2 : 1) * q + 2 * kv; }
   Int v_width() const { return mla ? heads * v_dim : kv; }  ///< of all values; with MLA also of attention's output
   Int o_width() const { return heads * (mla ? v_dim : head_dim); }
   Int kv_up() const { return heads * (qk_nope + v_dim); }
@@ -165,6 +177,7 @@ struct Dimensions {
 
  private:
   void set_latent(const scenario::Scenario& scenario);
+  void set_linear_attention(const scenario::Scenario& scenario);
   void set_implementation(const scenario::Scenario& scenario);
   void set_workspace(const scenario::Scenario& scenario);
 };

@@ -18,6 +18,16 @@ double step_flop(const scenario::Scenario& s) {
   const double layers = as_double(m.num_layers) + mtp, dense_layers = layers - moe_layers;
   const double gemms = m.gated_linear_unit ? 3 : 2;
 
+  double linear_layers = 0;
+  for (scenario::Int layer = 0; layer < m.num_layers; ++layer)
+    linear_layers += scenario::is_linear_attention_layer(s, layer) ? 1 : 0;
+  const double qk_width = as_double(m.linear_num_key_heads * m.linear_key_head_dim),
+               v_heads = as_double(m.linear_num_value_heads), v_dim = as_double(m.linear_value_head_dim),
+               v_width = v_heads * v_dim;
+  // in_proj, convolution, the rule's four products of a state, out_proj.
+  const double linear = h * (2 * qk_width + 2 * v_width + 2 * v_heads) +
+                        as_double(m.linear_conv_kernel_dim) * (2 * qk_width + v_width) + 4 * v_heads * v_dim * v_dim +
+                        h * v_width;
   double attention = 0, core = 0;  // per layer and token; per layer and token squared
   if (m.multi_latent_attention) {
     const double qk = as_double(m.qk_head_dim), rope = as_double(m.qk_pos_emb_head_dim), v = as_double(m.v_head_dim);
@@ -40,13 +50,14 @@ double step_flop(const scenario::Scenario& s) {
     }
     mlp += (routed + as_double(m.moe_shared_expert_intermediate_size.value_or(0)) * gemms) * moe_layers;
   }
-  const double per_token = h * mlp + attention * layers + mtp * (3 * h + 2 * h * h) +
+  const double softmax_layers = layers - linear_layers;
+  const double per_token = h * mlp + attention * softmax_layers + linear * linear_layers + mtp * (3 * h + 2 * h * h) +
                            h * as_double(scenario::padded_vocab_size(s)) * (mtp + 1);
   const double sequence = as_double(m.seq_length), sequences = as_double(s.settings.global_batch_size);
   const auto rows = scenario::packing(s);  // training.py: seqlen_squared_sum of what is packed, from 0.18 on
   const double seen = rows ? rows->mean_length : sequence;
   const double passes = s.settings.lora_target_modules.empty() ? 3 : 2;  // frozen weights: forward and dgrad
-  return 2 * sequences * sequence * (passes * per_token + 3 * seen * core * layers);
+  return 2 * sequences * sequence * (passes * per_token + 3 * seen * core * softmax_layers);
 }
 
 }  // namespace pipewright::model

@@ -24,8 +24,9 @@ const char* const residual_gradient = "gradient of the residual stream";
 LayerWriter::LayerWriter(PieceBuilder& builder, const Dimensions& dimensions, const LayerKind& kind)
     : w_(builder),
       d_(dimensions),
-      attention_(dimensions.mla ? latent_attention(builder, dimensions, kind.fp8)
-                                : grouped_query_attention(builder, dimensions, kind)),
+      attention_(kind.linear      ? gated_delta_net(builder, dimensions, kind)
+                 : dimensions.mla ? latent_attention(builder, dimensions, kind.fp8)
+                                  : grouped_query_attention(builder, dimensions, kind)),
       mlp_(kind.moe ? std::make_unique<MixtureOfExperts>(builder, dimensions, kind.fp8)
                     : dense_mlp(builder, dimensions, kind.fp8)),
       offload_(builder, dimensions),

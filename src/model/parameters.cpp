@@ -27,8 +27,10 @@ class Modules {
     replicated(width);
     if (!d_.rms_norm) replicated(width);
   }
-  void layer(bool fp8, bool moe) {
-    if (d_.mla) {
+  void layer(bool fp8, bool moe, bool linear = false) {
+    if (linear) {
+      gated_delta_net(fp8);
+    } else if (d_.mla) {
       latent_attention(fp8);
     } else {
       attention(fp8);
@@ -94,6 +96,17 @@ class Modules {
       norm(d_.head_dim);
       norm(d_.head_dim);
     }
+  }
+  /// The module's own parameters come before those of its parts.
+  void gated_delta_net(bool fp8) {
+    const auto& l = d_.linear;
+    vector(l.value_heads);  // dt_bias
+    vector(l.value_heads);  // A_log
+    norm(d_.h);
+    weight(d_.h, l.projected(), fp8);
+    vector(l.convolved() * l.conv);
+    norm(l.head_dim);
+    weight(l.values(), d_.h, fp8);
   }
   void latent_attention(bool fp8) {
     const auto up = [&](Int rank, Int out) {
@@ -170,9 +183,9 @@ class Modules {
 std::vector<Parameter> chunk_parameters(const Dimensions& d, const scenario::Scenario& s, const ChunkShape& shape) {
   Modules modules(d, s);
   if (shape.embedding || shape.mtp_layers > 0) modules.embedding();
-  for (const auto& [fp8, moe] : shape.layers) {
+  for (const auto& [fp8, moe, linear] : shape.layers) {
     modules.next_layer();
-    modules.layer(fp8, moe);
+    modules.layer(fp8, moe, linear);
   }
   modules.next_layer();
   if (shape.final_norm) modules.norm(d.h);

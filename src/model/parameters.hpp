@@ -25,7 +25,7 @@ struct Parameter {
 };
 
 struct LayerShape {
-  bool fp8 = false, moe = false;
+  bool fp8 = false, moe = false, linear = false;
   friend bool operator==(const LayerShape&, const LayerShape&) = default;
 };
 

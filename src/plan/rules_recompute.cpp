@@ -112,9 +112,8 @@ std::vector<Rule> recompute_rules() {
        {"recompute_modules"},
        from(v0_19),
        [](const Scenario& s) {
-         const auto variant = s.model.other.find("experimental_attention_variant");
          return scenario::recomputes(s, Recompute::gdn_norm_out) &&
-                (variant == s.model.other.end() || !variant->second.starts_with("gated_delta_net"));
+                s.model.experimental_attention_variant.value_or("") != "gated_delta_net";
        },
        "gdn_norm_out in recompute_modules is only supported with experimental_attention_variant='gated_delta_net'.",
        "take gdn_norm_out out"},

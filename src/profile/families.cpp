@@ -107,6 +107,42 @@ Family collective(std::string name, double passes, std::string what) {
 // Bytes of an element with its share of a scale: one byte of E8M0 for 32, one of E4M3 for 16.
 constexpr double scaled_fp8 = 1 + 1.0 / 32, scaled_fp4 = 0.5 + 1.0 / 16;
 
+/// Of flash-linear-attention's gated delta rule. A chunk has 64 tokens; a head's state is head_dim x head_dim.
+void gated_delta_net(std::vector<Family>& f) {
+  using V = std::vector<std::string>;
+  constexpr double chunk = 64;
+  const V heads = {"tokens", "key_heads", "value_heads", "head_dim"}, rule = {"rows", "head_dim"},
+          chain = {"seq", "chains", "head_dim"};
+  const auto inputs = [&](const char* name, double of_keys, double of_values, std::string what) {
+    f.push_back({name, heads, Load::memory, no_flop,
+                 [=](const Dims& d) { return at(d, 0) * at(d, 3) * (of_keys * at(d, 1) + of_values * at(d, 2)); },
+                 std::move(what)});
+  };
+  const auto products = [&](const char* name, const V& dims, double chunked, double stated, double tensors,
+                            std::string what) {
+    f.push_back(
+        {name, dims, Load::matrix,
+         [=](const Dims& d) { return 2 * product(d) * (chunked * chunk + stated * static_cast<double>(d.back())); },
+         [=](const Dims& d) { return 2 * product(d) * (tensors + static_cast<double>(d.back()) / chunk); },
+         std::move(what)});
+  };
+  f.push_back(streaming("gated_delta.conv.forward", {"tokens", "channels"}, 4,
+                        "causal convolution of width 4 with SiLU (Triton), bf16, input inside the fused projection"));
+  f.push_back(streaming("gated_delta.conv.backward", {"tokens", "channels"}, 12,
+                        "its backward: the convolution again, input gradient, parts of the weight's and their sum"));
+  inputs("gated_delta.inputs.forward", 20, 12,
+         "L2 norms of q and k, both repeated for every value head, v and the gate made contiguous, decay and beta");
+  inputs("gated_delta.inputs.backward", 20, 8, "its backward up to the convolution's output");
+  products(
+      "gated_delta.chunks.forward", rule, 6, 1, 8,
+      "gated delta rule (Triton), rows: tokens x heads; sums of decays, products of a chunk's keys and their inverse, "
+      "rows and updates, output; without the states");
+  products("gated_delta.chunks.backward", rule, 14, 6, 22, "its backward without the states");
+  products("gated_delta.state.forward", chain, 0, 2, 4,
+           "states of the chunks of `chains` (sequences x heads), one after the other, and the values they correct");
+  products("gated_delta.state.backward", chain, 0, 2, 6, "their gradients, last chunk first");
+}
+
 std::vector<Family> make_families() {
   using V = std::vector<std::string>;
   const V rows_cols = {"rows", "cols"}, rows_ffn = {"rows", "ffn"}, elements = {"elements"}, bytes = {"bytes"},
@@ -210,6 +246,10 @@ std::vector<Family> make_families() {
   f.push_back(streaming("clamp.forward", rows_ffn, 8, "torch.clamp of both halves of rows x 2 ffn, one by one, bf16"));
   f.push_back(streaming("clamp.backward", rows_ffn, 22,
                         "its backward: three comparisons, one conjunction, two selections (masks of one byte)"));
+  f.push_back(streaming("gate.forward", rows_cols, 6,
+                        "what attention or a gated norm puts out times its gate (torch.compile), bf16"));
+  f.push_back(streaming("gate.backward", rows_cols, 10, "its backward: gradients of both"));
+  gated_delta_net(f);
   const V of_experts = {"experts", "rows", "hidden"};
   f.push_back(
       {"moe.bias.forward", of_experts, Load::memory, no_flop, [](const Dims& d) { return 28 * at(d, 1) * at(d, 2); },

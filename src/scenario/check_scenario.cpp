@@ -29,6 +29,7 @@ class Checker {
     check_split(s_);
     pipeline();
     precision();
+    linear_attention();
     experts();
     packing(s_);
   }
@@ -198,6 +199,29 @@ class Checker {
     }
   }
 
+  // transformer_config.py, __post_init__; experimental_attention_variant_module_specs.py, get_linear_attention_pattern.
+  void linear_attention() const {
+    if (m_.experimental_attention_variant.value_or("") != "gated_delta_net") return;
+    const std::string key = "model.linear_attention_freq";
+    const Ints& frequency = m_.linear_attention_freq;
+    require(!frequency.empty(), key, "linear_attention_freq must be set for linear gated_delta_net.");
+    require(frequency.size() != 1 || frequency[0] > 0 || m_.num_layers == 1, key,
+            "integer division or modulo by zero: a number of layers is at least 1");
+    require(
+        frequency.size() <= 1 || static_cast<Int>(frequency.size()) == m_.num_layers, key,
+        fmt::format("Invalid length of linear_attention_pattern: {}, expected {}", frequency.size(), m_.num_layers));
+    for (const Int one : frequency)
+      require(frequency.size() == 1 || one == 0 || one == 1, key,
+              fmt::format("Invalid layer pattern: {}, a layer is 1 (linear attention) or 0 (softmax)", one));
+    const Int keys = m_.linear_num_key_heads, values = m_.linear_num_value_heads;
+    require(values % keys == 0, "model.linear_num_value_heads",
+            fmt::format("linear_num_value_heads ({}) must be a multiple of linear_num_key_heads ({}).", values, keys));
+    const Int both = s_.settings.tensor_model_parallel_size * s_.settings.context_parallel_size;
+    for (const auto& [name, heads] : {std::pair("linear_num_key_heads", keys), {"linear_num_value_heads", values}})
+      require(heads % both == 0, std::string("model.") + name,
+              fmt::format("{} ({}) must be a multiple of tensor_model_parallel_size * context_parallel_size ({}).",
+                          name, heads, both));
+  }
   void experts() const {
     const Int ep = c_.expert_model_parallel_size;
     const std::string key = "settings.expert_model_parallel_size";

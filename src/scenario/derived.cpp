@@ -126,6 +126,20 @@ bool has_rotary_embedding(const Scenario& s, Int layer) {
   return static_cast<std::size_t>(layer) >= without.size() || without[static_cast<std::size_t>(layer)] == 0;
 }
 
+// experimental_attention_variant_module_specs.py, get_linear_attention_pattern.
+bool is_linear_attention_layer(const Scenario& s, Int layer) {
+  if (s.model.experimental_attention_variant.value_or("") != "gated_delta_net") return false;
+  const Ints& frequency = s.model.linear_attention_freq;
+  if (frequency.size() == 1) return frequency[0] > 0 && (layer + 1) % frequency[0] != 0;
+  return static_cast<std::size_t>(layer) < frequency.size() && frequency[static_cast<std::size_t>(layer)] != 0;
+}
+
+bool has_linear_attention(const Scenario& s) {
+  for (Int layer = 0; layer < s.model.num_layers; ++layer)
+    if (is_linear_attention_layer(s, layer)) return true;
+  return false;
+}
+
 bool has_sinks(const Scenario& s) {
   return s.model.softmax_type != "vanilla" && grouped_fused_attention(s) && s.settings.context_parallel_size == 1;
 }

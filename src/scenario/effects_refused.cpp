@@ -67,6 +67,19 @@ bool fsdp_otherwise(const Scenario& s) {
          o.fine_grained_activation_offloading || !o.lora_target_modules.empty() || o.delay_wgrad_compute ||
          o.defer_embedding_wgrad_compute || groups;
 }
+bool moves_or_graphs(const Scenario& s) {
+  return s.settings.cpu_offloading || s.settings.fine_grained_activation_offloading || uses_graphs(s);
+}
+/// A gated delta net as it was measured.
+bool plain_delta_net(const Scenario& s) {
+  const auto& o = s.settings;
+  return !uses_context(s) && !moves_or_graphs(s) && !o.overlap_moe_expert_parallel_comm && !packing(s) && !o.sft &&
+         s.model.mtp_num_layers.value_or(0) == 0 && norms_fused(s) && !s.model.add_bias_linear &&
+         !s.model.post_layernorm && o.lora_target_modules.empty() && o.optimizer == "adam" &&
+         !o.optimizer_cpu_offload && !o.use_megatron_fsdp &&
+         (o.tensor_model_parallel_size == 1 || o.sequence_parallel) &&
+         core_version(s.software) >= Version::pr_4268;  // before, other kernels, one by one
+}
 
 constexpr RefusedField refused_rows[] = {
     // Model
@@ -79,8 +92,31 @@ constexpr RefusedField refused_rows[] = {
      [](const Scenario& s) { return s.model.softmax_type != "vanilla" && !plain_kernel(s); }},
     {"no_rope_freq", "latent attention in layers without rotary embedding",
      [](const Scenario& s) { return !s.model.no_rope_freq.empty() && s.model.multi_latent_attention; }},
-    {"attention_output_gate", "the gate on attention's output",
-     [](const Scenario& s) { return s.model.attention_output_gate; }},
+    {"attention_output_gate",
+     "the gate on the output of latent, unfused or soft-capped attention, with context parallelism, activation "
+     "offload, "
+     "CUDA graphs, adapters or post-norms",
+     [](const Scenario& s) {
+       return s.model.attention_output_gate &&
+              (!plain_kernel(s) || s.model.attn_logit_softcapping.value_or(0) > 0 || s.model.post_layernorm ||
+               moves_or_graphs(s) || !s.settings.lora_target_modules.empty());
+     }},
+    {"experimental_attention_variant",
+     "linear, delta-rule and sparse attention other than gated_delta_net; that with context parallelism, activation "
+     "offload, CUDA graphs, expert-parallel overlap, multi-token prediction, packed sequences, latent or local layers, "
+     "biases, post-norms, adapters, Muon, TP without SP, or before Megatron Core 0.18",
+     [](const Scenario& s) {
+       const auto& variant = s.model.experimental_attention_variant;
+       if (!variant) return false;
+       if (*variant != "gated_delta_net") return true;
+       return has_linear_attention(s) && !plain_delta_net(s);
+     }},
+    {"linear_key_head_dim", "the delta rule's kernels of heads other than 128 wide",
+     [](const Scenario& s) { return has_linear_attention(s) && s.model.linear_key_head_dim != 128; }},
+    {"linear_value_head_dim", "the delta rule's kernels of heads other than 128 wide",
+     [](const Scenario& s) { return has_linear_attention(s) && s.model.linear_value_head_dim != 128; }},
+    {"linear_conv_kernel_dim", "convolutions of a width other than 4",
+     [](const Scenario& s) { return has_linear_attention(s) && s.model.linear_conv_kernel_dim != 4; }},
     {"qk_l2_norm", "L2 norms in latent or unfused attention",
      [](const Scenario& s) { return s.model.qk_l2_norm && !grouped_fused_attention(s); }},
     {"post_layernorm", "norms on the outputs of experts, of latent attention, and before a bias is added",

@@ -53,6 +53,17 @@ std::vector<Field> model_fields() {
       MODEL(softmax_type, "softmax of the attention").in({"vanilla", "off-by-one", "learnable"}),
       MODEL(softmax_scale, "scale of the attention scores; default 1 / sqrt(kv_channels)").between(0, 1e6),
 
+      MODEL(experimental_attention_variant, "attention other than softmax in layers that linear_attention_freq names")
+          .in({"gated_delta_net", "gdn", "gdn2", "dsa"}),
+      MODEL(linear_attention_freq, "every n-th layer has softmax attention, or a pattern of 1 (linear) and 0")
+          .between(0, most_count)
+          .or_scalar(),
+      MODEL(linear_conv_kernel_dim, "width of the causal convolution of linear attention").between(1, 64),
+      MODEL(linear_key_head_dim, "width of a head's keys in linear attention").between(1, most_count),
+      MODEL(linear_value_head_dim, "width of a head's values in linear attention").between(1, most_count),
+      MODEL(linear_num_key_heads, "heads of queries and keys in linear attention").between(1, most_count),
+      MODEL(linear_num_value_heads, "heads of values in linear attention").between(1, most_count),
+
       MODEL(num_moe_experts, "routed experts of a MoE layer").between(1, most_count),
       MODEL(moe_router_topk, "experts a token is sent to").between(1, most_count),
       MODEL(moe_ffn_hidden_size, "width of an expert; default ffn_hidden_size").between(1, most_width),

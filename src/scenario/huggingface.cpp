@@ -18,9 +18,9 @@ namespace {
 
 using Json = nlohmann::json;
 
-const Strings families = {"llama", "mistral",   "mixtral",     "qwen2",       "qwen2_moe",
-                          "qwen3", "qwen3_moe", "deepseek_v3", "kimi_k2",     "gpt_oss",
-                          "phi3",  "gemma",     "gemma2",      "gemma3_text", "llama4_text"};
+const Strings families = {"llama",     "mistral",     "mixtral",     "qwen2",     "qwen2_moe", "qwen3",
+                          "qwen3_moe", "deepseek_v3", "kimi_k2",     "gpt_oss",   "phi3",      "gemma",
+                          "gemma2",    "gemma3_text", "llama4_text", "qwen3_next"};
 
 /// What a published config.json leaves to the defaults of its class (transformers' configuration_gemma*.py).
 const char* defaults_of(const std::string& family) {
@@ -318,6 +318,32 @@ void qwen_moe(const Config& config, Model& m, const std::string& family) {
   m.moe_shared_expert_gate = true;
 }
 
+// Megatron Bridge's models/qwen/qwen3_next_bridge.py.
+void qwen3_next(const Config& config, Model& m) {
+  m.moe_shared_expert_intermediate_size = config.integer("shared_expert_intermediate_size");
+  m.moe_shared_expert_gate = true;
+  m.layernorm_zero_centered_gamma = true;
+  m.qk_layernorm = true;
+  m.attention_output_gate = true;
+  m.experimental_attention_variant = "gated_delta_net";
+  m.linear_conv_kernel_dim = config.integer("linear_conv_kernel_dim");
+  m.linear_key_head_dim = config.integer("linear_key_head_dim");
+  m.linear_value_head_dim = config.integer("linear_value_head_dim");
+  m.linear_num_key_heads = config.integer("linear_num_key_heads");
+  m.linear_num_value_heads = config.integer("linear_num_value_heads");
+  const Strings kinds = config.strings("layer_types", {"linear_attention", "full_attention"});
+  if (kinds.empty()) {
+    m.linear_attention_freq = {config.optional_integer("full_attention_interval").value_or(4)};
+    return;
+  }
+  if (static_cast<Int>(kinds.size()) != m.num_layers)
+    throw config.error("layer_types", fmt::format("{} entries for {} layers", kinds.size(), m.num_layers));
+  std::vector<bool> linear;
+  for (const auto& kind : kinds) linear.push_back(kind == "linear_attention");
+  m.linear_attention_freq = skip_pattern(linear);
+  if (m.linear_attention_freq.empty()) m.linear_attention_freq = Ints(kinds.size(), 1);
+}
+
 void deepseek(const Config& config, Model& m) {
   m.multi_latent_attention = true;
   m.qk_layernorm = true;
@@ -391,7 +417,8 @@ std::string apply_hf_config(const std::string& given, Scenario& scenario, String
   Model m;
   dense(config, m, family);
   if (family == "mixtral") mixtral(config, m);
-  if (family == "qwen2_moe" || family == "qwen3_moe") qwen_moe(config, m, family);
+  if (family == "qwen2_moe" || family == "qwen3_moe" || family == "qwen3_next") qwen_moe(config, m, family);
+  if (family == "qwen3_next") qwen3_next(config, m);
   if (family == "gpt_oss") gpt_oss(config, m);
   if (family.starts_with("gemma")) gemma(config, m, family);
   if (family == "llama4_text") llama4(config, scenario, m);

@@ -81,7 +81,12 @@ std::vector<RecomputeRow> recompute_rows() {
                  "take shared_experts out", "moe_shared_expert_intermediate_size"}}},
       // Layers of these are not modelled: the names are known, so that scenarios with them can be read and refused.
       {{.module = gdn, .name = "gdn", .versions = dev}},
-      {{.module = gdn_norm_out, .name = "gdn_norm_out", .versions = from(v0_19)}},
+      {{.module = gdn_norm_out,
+        .name = "gdn_norm_out",
+        .versions = from(v0_19),
+        .what = "the gated norm of linear attention",
+        .quoted = 8,
+        .searched = 8}},
       {{.module = gdp_in_proj, .name = "gdp_in_proj", .versions = main}},
       {{.module = gdp_qkv, .name = "gdp_qkv", .versions = main}},
       {{.module = mhc, .name = "mhc", .versions = pr_4268 | from(dev)}},

@@ -79,6 +79,12 @@ const std::vector<std::pair<const char*, const char*>> others = {
     {"dense", "fp32_residual_connection=true"},
     {"dense", "deterministic_mode=true; $NVTE_ALLOW_NONDETERMINISTIC_ALGO=0; $NCCL_ALGO=Ring"},
     {"dense", "attention_output_gate=true"},
+    {"dense",
+     "experimental_attention_variant=gated_delta_net; linear_attention_freq=4; linear_num_key_heads=8; "
+     "linear_num_value_heads=16; linear_conv_kernel_dim=3; linear_key_head_dim=64; linear_value_head_dim=64"},
+    {"dense",
+     "experimental_attention_variant=gated_delta_net; linear_attention_freq=[1, 0, 0, 1, 1, 1, 0, 1]; "
+     "recompute_granularity=selective; recompute_modules=[gdn_norm_out]"},
     {"dense", "layernorm_zero_centered_gamma=true"},
     {"dense", "apply_residual_connection_post_layernorm=true"},
     {"dense", "window_size=[128, 0]; window_attn_skip_freq=2"},

@@ -25,6 +25,7 @@ std::vector<scenario::Scenario> bases() {
       "qk_pos_emb_head_dim=64; v_head_dim=128; rope_type=rope";
   return {
       test::scenario("dense", ""), test::scenario("dense", latent),
+      test::scenario("dense", "experimental_attention_variant=gated_delta_net; linear_attention_freq=4"),
       test::scenario("moe", "moe_shared_expert_intermediate_size=4096"),
       test::scenario("moe",
                      "use_transformer_engine_op_fuser=true; moe_mlp_glu_interleave_size=32; fp8=e4m3; "

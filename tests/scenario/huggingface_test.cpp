@@ -120,6 +120,20 @@ TEST_CASE("Llama 4: one expert of many beside a shared one, L2 norms, layers wit
   CHECK_THROWS_WITH_AS(refuse_unmodelled(s), doctest::Contains("chunked attention"), UsageError);
 }
 
+TEST_CASE("Qwen3-Next: three gated delta nets for one gated attention, a gated shared expert beside 512") {
+  Scenario s = from_hf("data/qwen3-next-80b-a3b.json");
+  const Model& m = s.model;
+  CHECK(m.experimental_attention_variant == "gated_delta_net");
+  CHECK(m.linear_attention_freq == Ints{4});
+  CHECK((m.linear_num_key_heads == 16 && m.linear_num_value_heads == 32));
+  CHECK((m.linear_key_head_dim == 128 && m.linear_value_head_dim == 128 && m.linear_conv_kernel_dim == 4));
+  CHECK((m.attention_output_gate && m.qk_layernorm && m.layernorm_zero_centered_gamma && m.moe_shared_expert_gate));
+  CHECK((m.kv_channels == 256 && m.num_query_groups == 2 && m.rotary_percent == 0.25));
+  CHECK((m.num_moe_experts == 512 && m.moe_router_topk == 10 && m.moe_ffn_hidden_size == 512));
+  CHECK(m.moe_shared_expert_intermediate_size == 512);
+  for (Int layer = 0; layer < 48; ++layer) CHECK(is_linear_attention_layer(s, layer) == ((layer + 1) % 4 != 0));
+}
+
 TEST_CASE("Phi 3 has a window, Phi 4 none") {
   const Model mini = from_hf("data/phi-3-mini.json").model;
   CHECK(mini.window_size == Ints{2046, 0});
@@ -297,7 +311,7 @@ TEST_CASE("keys of a config.json: parts of a model are refused, what nobody know
 
 TEST_CASE("families that are not modelled are refused part by part") {
   for (const auto& [family, part] : std::initializer_list<std::pair<const char*, const char*>>{
-           {"phimoe", "sparse mixer routing"}, {"qwen3_next", "gated delta net"}, {"nemotron_h", "Mamba-2"}}) {
+           {"phimoe", "sparse mixer routing"}, {"qwen3_5", "vision tower"}, {"nemotron_h", "Mamba-2"}}) {
     CAPTURE(family);
     const auto path = std::filesystem::temp_directory_path() / (std::string("pipewright_family_") + family + ".json");
     std::ofstream(path) << "{\"model_type\": \"" << family << "\"}";

@@ -36,7 +36,10 @@ bool fuses_grouped_mlp(const Scenario&);
 /// Keys that a query of this layer sees, itself included (window_size, window_attn_skip_freq); 0: all before it.
 Int attention_window(const Scenario&, Int layer);
 bool has_rotary_embedding(const Scenario&, Int layer);  ///< no_rope_freq; of a model whose positions are rotary
-bool has_sinks(const Scenario&);                        ///< softmax_type learnable or off-by-one
+/// Gated delta net instead of softmax attention (experimental_attention_variant, linear_attention_freq).
+bool is_linear_attention_layer(const Scenario&, Int layer);
+bool has_linear_attention(const Scenario&);
+bool has_sinks(const Scenario&);                ///< softmax_type learnable or off-by-one
 bool exchanges_heads(const Scenario&);          ///< context parallelism by all-to-all in every layer (cp_comm_type a2a)
 bool grouped_fused_attention(const Scenario&);  ///< neither latent nor unfused: has kernels with windows and sinks
 bool has_dense_layer(const Scenario&);

@@ -68,6 +68,13 @@ struct Model {
   std::string softmax_type = "vanilla";
   std::optional<double> softmax_scale;
 
+  // Linear attention in some layers (experimental_attention_variant gated_delta_net)
+  std::optional<std::string> experimental_attention_variant;
+  Ints linear_attention_freq;  ///< [n]: every n-th layer has softmax attention; several values: 1 where it is linear
+  Int linear_conv_kernel_dim = 4;
+  Int linear_key_head_dim = 128, linear_value_head_dim = 128;
+  Int linear_num_key_heads = 16, linear_num_value_heads = 32;
+
   // Mixture of experts
   OptInt num_moe_experts;
   Int moe_router_topk = 2;
