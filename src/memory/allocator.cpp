@@ -344,7 +344,7 @@ class Allocator::State {
     const FreeList::Entry found = *at;
     if (size < config_.max_split_size && found.size >= config_.max_split_size) return no_block;
     if (size >= config_.max_split_size && found.size >= size + config_.max_non_split_rounding) return no_block;
-    pool.free.erase(found);
+    pool.free.erase(at);
     return found.block;
   }
 

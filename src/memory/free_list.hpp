@@ -21,9 +21,10 @@ class FreeList {
     std::int64_t size = 0, address = 0;
     std::int32_t stream = 0;
     std::uint32_t block = 0;
+    /// No jumps: of those in a search half would go the other way.
     friend bool operator<(const Entry& a, const Entry& b) {
-      if (a.stream != b.stream) return a.stream < b.stream;
-      return a.place() < b.place();  // as one number: of sizes in a search half would go the other way
+      return static_cast<int>(a.stream < b.stream) |
+             (static_cast<int>(a.stream == b.stream) & static_cast<int>(a.place() < b.place()));
     }
 
    private:
@@ -51,6 +52,7 @@ class FreeList {
     friend bool operator==(const Place&, const Place&) = default;
 
    private:
+    friend class FreeList;
     const FreeList* list_;
     std::size_t leaf_, at_;
   };
@@ -81,8 +83,13 @@ class FreeList {
   /// An entry that is in the list.
   void erase(const Entry& entry) {
     const std::size_t i = leaf_of(entry);
+    erase(i, place_in(leaf(i), entry));
+  }
+  void erase(const Place& place) { erase(place.leaf_, place.at_); }
+
+ private:
+  void erase(std::size_t i, std::size_t at) {
     Leaf& from = leaf(i);
-    const std::size_t at = place_in(from, entry);
     std::copy(from.begin() + at + 1, from.end(), from.begin() + at);
     if (--from.count > 0) {
       keys_[i] = from.entries[from.count - 1];
@@ -93,7 +100,6 @@ class FreeList {
     order_.erase(order_.begin() + static_cast<std::ptrdiff_t>(i));
   }
 
- private:
   static constexpr std::size_t capacity = 64;
   struct Leaf {
     std::array<Entry, capacity> entries;
@@ -111,7 +117,7 @@ class FreeList {
     const Entry* first = entries;
     while (count > 0) {
       const std::size_t half = (count + 1) / 2;
-      first += first[half - 1] < entry ? half : 0;
+      first += half * static_cast<std::size_t>(first[half - 1] < entry);
       count -= half;
     }
     return static_cast<std::size_t>(first - entries);

@@ -3,6 +3,7 @@
 
 #include <map>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -19,7 +20,7 @@ class Owners {
 
  private:
   std::vector<std::string> names_;
-  std::map<std::string, std::uint32_t> index_;
+  std::unordered_map<std::string, std::uint32_t> index_;
 };
 
 constexpr std::uint32_t no_tensor = 0xffffffff;

@@ -57,33 +57,47 @@ bool Clockwork::computes(const Label& label) {
          label.purpose == model::Purpose::compute;
 }
 
-void Clockwork::find_use(const Graph& graph, const Times& times, std::vector<Use>& use) const {
+std::vector<Clockwork::Occupation> Clockwork::occupations_of(const Graph& graph, std::vector<Use>& use) const {
+  std::vector<Occupation> result;
+  for (std::uint32_t node = 0; node < graph.size(); ++node) {
+    const Label& label = graph.labels[node];
+    Use& rank = use[label.rank];
+    if (label.kind == NodeKind::kernel && (computes(label) || label.lane == Lane::compute)) ++rank.computations;
+    if (!occupies(label)) continue;
+    ++rank.occupations;
+    result.push_back({node, label.kind == NodeKind::transfer ? own_start(graph, node) : node});
+  }
+  return result;
+}
+
+void Clockwork::find_use(const Graph& graph, const std::vector<Occupation>& occupations, const Times& times,
+                         std::vector<Use>& use) const {
   for (Use& rank : use) {
-    rank.compute.clear();
-    rank.network.clear();
-    for (Coverage& kind : rank.kinds) kind.clear();
+    rank.compute.clear(rank.computations);
+    rank.network.clear(rank.occupations);
+    for (Coverage& kind : rank.kinds) kind.clear(0);
   }
   std::array<double, static_cast<std::size_t>(profile::Load::none) + 1> weights{};
   for (std::size_t load = 0; load < weights.size(); ++load)
     weights[load] = pace_.clocks ? pace_.clocks->weight(static_cast<profile::Load>(load)) : 1;
   for (std::uint32_t node = 0; node < graph.size(); ++node) {
     const Label& label = graph.labels[node];
+    if (label.kind != NodeKind::kernel) continue;
     const double weight = weights[static_cast<std::size_t>(graph.loads[node])];
     Use& rank = use[label.rank];
     if (computes(label)) {
       rank.compute.add(times.start[node], times.end[node], weight);
       if (const auto kind = kind_of(graph.loads[node]); kind && pace_.slows_exchanges && label.lane == Lane::compute)
         rank.kinds[*kind].add(times.start[node], times.end[node]);
-      continue;
-    }
-    // Collectives between kernels: without the wait for the other ranks, which takes hardly any power.
-    if (label.lane == Lane::compute && label.kind == NodeKind::kernel && pace_.clocks)
+    } else if (label.lane == Lane::compute && pace_.clocks) {
+      // Collectives between kernels: without the wait for the other ranks, which takes hardly any power.
       rank.compute.add(times.end[node] - graph.duration_ns[node], times.end[node], weight);
-    if (!occupies(label)) continue;
-    const bool transfer = label.kind == NodeKind::transfer;
-    rank.network.add(transfer ? times.end[own_start(graph, node)] : times.start[node], times.end[node],
-                     label.lane == Lane::expert ? pace_.dispatcher : 1);
+    }
   }
+  for (const auto& [node, starts_with] : occupations)
+    use[graph.labels[node].rank].network.add(starts_with == node ? times.start[node] : times.end[starts_with],
+                                             times.end[node],
+                                             graph.labels[node].lane == Lane::expert ? pace_.dispatcher : 1);
   for (Use& rank : use) {
     rank.compute.finish();
     rank.network.finish();
@@ -98,6 +112,7 @@ std::int64_t Clockwork::settle(Graph& graph, const std::vector<std::int64_t>& co
     graph.duration_ns[node] = pace_.gap_ns + std::llround(static_cast<double>(cool[node] - pace_.gap_ns) * factor);
   };
   std::vector<Use> use(static_cast<std::size_t>(graph.ranks));
+  const auto occupations = occupations_of(graph, use);
   std::vector<float> beside(graph.size(), 0);  ///< what runs beside a node adds to its time
   const auto towards = [&](std::uint32_t node, int round, double now) {
     const auto then = static_cast<double>(beside[node]);
@@ -108,7 +123,7 @@ std::int64_t Clockwork::settle(Graph& graph, const std::vector<std::int64_t>& co
        ++round) {
     before = step;
     copies_.slow_down(graph, cool, times, pace_.gap_ns);
-    find_use(graph, times, use);
+    find_use(graph, occupations, times, use);
     std::vector<Places> computed(use.size()), covered(use.size());
     std::vector<std::array<Places, 3>> exchanged(use.size());
     for (std::uint32_t node = 0; node < graph.size(); ++node) {

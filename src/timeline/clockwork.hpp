@@ -34,10 +34,17 @@ class Clockwork {
   /// When each rank computes, by power, and when NCCL kernels run on it beside.
   struct Use {
     Coverage compute, network;
-    std::array<Coverage, 3> kinds;  ///< when it computes by matrix, attention and memory kernels
+    std::array<Coverage, 3> kinds;                  ///< when it computes by matrix, attention and memory kernels
+    std::size_t computations = 0, occupations = 0;  ///< nodes that are covered
   };
+  /// What occupies a rank's network: from the start of one node, or from the end of another, to its end.
+  struct Occupation {
+    std::uint32_t node, starts_with;
+  };
+  std::vector<Occupation> occupations_of(const Graph& graph, std::vector<Use>& use) const;
   /// Fills `use`, one a rank, anew.
-  void find_use(const Graph& graph, const Times& times, std::vector<Use>& use) const;
+  void find_use(const Graph& graph, const std::vector<Occupation>& occupations, const Times& times,
+                std::vector<Use>& use) const;
 
   Pace pace_;
   CopyContention copies_;

@@ -14,9 +14,10 @@ class Coverage {
   void add(std::int64_t start, std::int64_t end, double weight = 1);
   /// After the last add.
   void finish();
-  /// Empty, with the memory that it has: times are covered anew in every round.
-  void clear() {
+  /// Empty, with the memory that it has: times are covered anew in every round. `expected`: of so many intervals.
+  void clear(std::size_t expected) {
     intervals_.clear();
+    intervals_.reserve(expected);
     before_.resize(1);
     ordered_ = true;
   }

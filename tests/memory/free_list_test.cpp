@@ -49,9 +49,15 @@ TEST_CASE("order, best fit and neighbours are those of a sorted set") {
             held.push_back(entry);
           } else {
             std::swap(held[static_cast<std::size_t>(drawn(static_cast<int>(held.size())))], held.back());
-            list.erase(held.back());
-            all.erase(held.back());
-            held.pop_back();
+            // By its place the first of its size goes, which may be another.
+            const auto place = list.lower_bound(held.back().stream, held.back().size);
+            const Entry gone = i % 2 == 0 ? *place : held.back();
+            if (i % 2 == 0)
+              list.erase(place);
+            else
+              list.erase(gone);
+            all.erase(gone);
+            std::erase_if(held, [&](const Entry& one) { return same(one, gone); });
           }
           const std::int32_t stream = drawn(4) - 1;
           const std::int64_t size = 512LL * drawn(sizes + 2);
