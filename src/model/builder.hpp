@@ -1,7 +1,6 @@
 // Writes a Piece line by line, as the host code runs: allocations, launches, frees.
 #pragma once
 
-#include <map>
 #include <string>
 #include <unordered_map>
 #include <utility>

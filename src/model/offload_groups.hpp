@@ -1,6 +1,8 @@
 // What activation offload adds to a layer: groups of saved tensors, their hooks and copies.
 #pragma once
 
+#include <map>
+
 #include "builder.hpp"
 
 namespace pipewright::model {
