@@ -154,7 +154,7 @@ void measure_host_optimizer(Session& session, int devices) {
     for (const int threads : {1, 4, 8, 16}) {
       if (!session.wants("adam.host") || session.stop) break;
       if (processes * threads > static_cast<int>(std::thread::hardware_concurrency())) break;
-      samples["adam.host"].push_back(sample_of({processes, threads, static_cast<std::int64_t>(elements)},
+      samples["adam.host"].push_back(sample_of({processes * threads, processes * static_cast<std::int64_t>(elements)},
                                                summarize(measure_host_adam(processes, threads, elements, rounds))));
     }
     if (!session.wants("copy.h2d.pageable") || session.stop) continue;

@@ -141,7 +141,7 @@ extern "C" void pipewright_capture_run(const pipewright::capture::Options& optio
           "CUDA context, cuBLASLt and cuDNN after the kernels of a layer in bf16 and FP8 have run (cudaMemGetInfo)"};
     }
     measure_host(lab, session, devices);
-    if (!options.quick && options.keys.empty()) measure_host_optimizer(session, 1);
+    if (!options.quick) measure_host_optimizer(session, 1);
     measure_kernels(lab, attention, session);
     if (options.keys.empty() && !options.quick && !stop) measure_copies(lab, attention, session);
     if (options.sustained) measure_clocks(lab, attention, session);

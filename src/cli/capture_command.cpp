@@ -98,12 +98,13 @@ scenario::Scenario checked_scenario(const std::string& path) {
   return result;
 }
 
-/// Shapes of every kernel that runs on a GPU alone; links are measured by --links.
+/// Shapes of every kernel that runs on a GPU alone; links are measured by --links, the host's own work whatever its
+/// size.
 void add_keys(std::set<profile::Key>& keys, const std::vector<model::Kernel>& kernels) {
   for (const auto& kernel : kernels) {
-    if (!kernel.key.family.empty() && profile::family(kernel.key.family).load != profile::Load::network) {
-      keys.insert(kernel.key);
-    }
+    const std::string& family = kernel.key.family;
+    if (family.empty() || family == "adam.host" || family == "copy.h2d.pageable") continue;
+    if (profile::family(family).load != profile::Load::network) keys.insert(kernel.key);
   }
 }
 

@@ -168,7 +168,10 @@ void shard_layer(Piece& piece, Owners& owners, const Dimensions& d, const Unit& 
     around.hold_gradients(piece.backward, d.gradient_bytes * unit.own.sum());
     around.hold("gradient bucket", d.gradient_bytes * unit.queued);
   }
-  if (unit.last) around.gather("unit all-gather in backward", unit.own);
+  if (unit.last) {
+    around.wait(Stream::gradient);  // one communicator: after the output layer's reduction, which was launched before
+    around.gather("unit all-gather in backward", unit.own);
+  }
   around.wait(Stream::parameter);
   if (!unit.first) around.gather("unit all-gather in backward, ahead", unit.previous);
   around.reduce("unit gradient reduction", unit.own);

@@ -73,7 +73,8 @@ std::vector<Kernel> host_optimizer_step(const Scenario& s, const HostShare& shar
     add("parameters from main parameters", {"cast.f32_bf16", {gpu}}, share.gpu.size());
   }
   if (host == 0) return step;
-  add("adam on the host", {"adam.host", {processes(s), threads(s), host}}, share.host.size(), Purpose::offload);
+  add("adam on the host", {"adam.host", {processes(s) * threads(s), processes(s) * host}}, share.host.size(),
+      Purpose::offload);
   if (pins_parameters(s))
     add("parameters to GPU", {"copy.h2d", {4 * (overlaps ? share.host.back() : host)}},
         overlaps ? 1 : share.host.size(), Purpose::offload);

@@ -58,7 +58,9 @@ struct Buffer {
 std::vector<Buffer> layout(const std::vector<Parameter>& parameters, Int bucket_size, Int dense_ranks, Int expert_ranks,
                            bool distributed, bool pad_for_bus_bandwidth, bool whole = false);
 
-/// Elements of each parameter that every data-parallel rank owns: an equal part of every bucket.
-void for_shards(const Buffer& buffer, Int ranks, const std::function<void(std::size_t rank, Int elements)>& own);
+/// Elements of each parameter (of the buffer, in its order) that every data-parallel rank owns: an equal part of every
+/// bucket.
+void for_shards(const Buffer& buffer, Int ranks,
+                const std::function<void(std::size_t rank, Int elements, std::size_t parameter)>& own);
 
 }  // namespace pipewright::model

@@ -99,13 +99,14 @@ class StateWriter {
       /// (optimizer/__init__.py, get_megatron_optimizer).
       bool first_chunk;
       Matrix matrix = {};  ///< that Muon updates; no elements: Adam does
+      bool decays = true;  ///< weight decay: not of norms and biases, which are a group of their own
     };
     std::vector<std::vector<Shard>> owned;  ///< [data-parallel rank]
     Int elements() const;
     Int adam_elements() const;
     std::vector<Matrix> matrices(const Dimensions& d) const;  ///< of the rank whose matrices take longest
     int shards() const;                                       ///< of the rank that owns most
-    std::vector<Int> heaviest() const;                        ///< shards of the rank that owns most elements
+    std::vector<Int> heaviest() const;                        ///< of the rank that owns most, those that decay first
   };
 
   void construct_module(const std::vector<Parameter>& parameters);
@@ -150,7 +151,9 @@ std::vector<Int> StateWriter::Optimizer::heaviest() const {
   std::vector<Int> most;
   for (const auto& rank : owned) {
     std::vector<Int> list;
-    for (const auto& shard : rank) list.push_back(shard.elements);
+    for (const bool decays : {true, false})
+      for (const auto& shard : rank)
+        if (shard.decays == decays) list.push_back(shard.elements);
     if (std::accumulate(list.begin(), list.end(), Int{0}) > std::accumulate(most.begin(), most.end(), Int{0}))
       most = std::move(list);
   }
@@ -270,12 +273,14 @@ void StateWriter::add_chunk(std::size_t index, const std::vector<Parameter>& par
     hold_from_start("gradients", buffer.elements * d_.gradient_bytes / share);
     const bool own_optimizer = o.overlap_param_gather_with_optimizer_step && index == 0;
     if (!d_.fsdp) add_gradient_sync(chunk, buffer, optimizer);
-    const auto own = [&](std::size_t r, Int elements) {
+    const auto own = [&](std::size_t r, Int elements, std::size_t i) {
+      const Parameter& p = parameters[buffer.of[i]];
       optimizer.owned[r].push_back({elements, buffer.fp8, own_optimizer});
+      optimizer.owned[r].back().decays = p.rows > 0 || p.weight_in > 0 || p.layer < 0;
     };
     const auto own_whole = [&](std::size_t r, std::size_t i) {
       const Parameter& p = parameters[buffer.of[i]];
-      own(r, p.elements);
+      own(r, p.elements, i);
       if (d_.muon) optimizer.owned[r].back().matrix = {p.rows, p.cols, p.qkv};
     };
     if (!o.use_distributed_optimizer && !d_.fsdp)
@@ -350,7 +355,7 @@ void StateWriter::add_optimizer_state(const Optimizer& optimizer) {
   const auto heaviest =
       std::max_element(owned.begin(), owned.end(), [&](const auto& a, const auto& b) { return sum(a) < sum(b); });
   const auto types = optimizer_types(s_);
-  for (const auto& [n, fp8, first_chunk, matrix] : *heaviest) {
+  for (const auto& [n, fp8, first_chunk, matrix, decays] : *heaviest) {
     if (types.in_adam) {
       hold(rank_.optimizer_state, "main parameters", n * types.main);
     } else {

@@ -298,20 +298,20 @@ std::vector<Family> make_families() {
   f.push_back(streaming("copy.d2d", bytes, 2, "device to device, contiguous"));
   f.push_back(streaming("copy.d2h", bytes, 1, "to pinned host memory", Load::none));
   f.push_back(streaming("copy.h2d", bytes, 1, "from pinned host memory", Load::none));
-  f.push_back({"copy.h2d.pageable",
-               {"processes", "bytes"},
-               Load::none,
-               no_flop,
-               [](const Dims& d) { return at(d, 1); },
-               "from pageable host memory, until the host may go on; by so many processes of the host at once"});
   f.push_back(
-      {"adam.host",
-       {"processes", "threads", "parameters"},
+      {"copy.h2d.pageable",
+       {"processes", "bytes"},
        Load::none,
        no_flop,
-       [](const Dims& d) { return 28 * at(d, 2); },
-       "Adam on the host: fp32 gradient in, parameter and moments in and out; a process has so many threads, so "
-       "many processes of the host run at once"});
+       [](const Dims& d) { return at(d, 1); },
+       "from pageable host memory, until the host may go on; so many processes of the host at once, each so much"});
+  f.push_back({"adam.host",
+               {"threads", "parameters"},
+               Load::none,
+               no_flop,
+               [](const Dims& d) { return 28 * at(d, 1); },
+               "Adam on the host: fp32 gradient in, parameter and moments in and out; threads and parameters of all "
+               "processes of the host together"});
   f.push_back(streaming("amax", elements, 2, "zero_amax, amax over bf16, scale from amax (FP8 current scaling)"));
   f.push_back(streaming("cast.fp8", elements, 3, "bf16 -> e4m3 or e5m2 with a given scale, row-wise only"));
   f.push_back(streaming("cast_transpose.fp8", rows_cols, 4, "bf16 -> fp8 row-wise and transposed"));

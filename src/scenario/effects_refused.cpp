@@ -80,6 +80,12 @@ bool plain_delta_net(const Scenario& s) {
          (o.tensor_model_parallel_size == 1 || o.sequence_parallel) &&
          core_version(s.software) >= Version::pr_4268;  // before, other kernels, one by one
 }
+bool host_optimizer_otherwise(const Scenario& s) {
+  const auto& o = s.settings;
+  return o.optimizer_cpu_offload &&
+         (o.optimizer != "adam" || !o.pin_cpu_grads || o.fp8_param || o.fp8_param_gather || o.fp4_param ||
+          o.fp4_param_gather || o.fp16 || o.overlap_param_gather_with_optimizer_step);
+}
 
 constexpr RefusedField refused_rows[] = {
     // Model
@@ -377,8 +383,10 @@ constexpr RefusedField refused_rows[] = {
        const auto type = s.settings.other.find("muon_coefficient_type");
        return s.settings.optimizer == "muon" && type != s.settings.other.end() && type->second == "cubic5";
      }},
-    {"optimizer_cpu_offload", "an optimizer on the host: its time and its copies, which no profile has yet",
-     [](const Scenario& s) { return s.settings.optimizer_cpu_offload; }},
+    {"optimizer_cpu_offload",
+     "an optimizer on the host other than Adam with pinned gradients, with fp16, FP8 or FP4 parameters, or with the "
+     "gather in its step",
+     host_optimizer_otherwise},
 };
 
 }  // namespace
