@@ -11,7 +11,10 @@
 //
 // dK and dV of all query heads are summed over the heads of a group. A sliding window of w keys is a second mask, key +
 // w > query, as cudnn-frontend's sliding_window_mask orders them. A sink is one more score of every row that takes part
-// in m and l only; its gradient is the sum of exp(sink - stats) D over rows.
+// in m and l only; its gradient is the sum of exp(sink - stats) D over rows. Dropout multiplies P by a mask M of random
+// bits, drawn again in the backward pass, and by 1 / (1 - p); there D is multiplied by 1 - p, and
+// dS = scale / (1 - p) · P ∘ (dP ∘ M - (1 - p) D), as cudnn-frontend's scaled_dot_product_flash_attention.h orders
+// them.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -31,6 +34,7 @@ struct Shape {
   std::int64_t batch, queries, keys, heads, groups, dim, v_dim;  ///< MLA: dim of q and k, v_dim of v and the output
   std::int64_t window = 0;                                       ///< keys that a query sees; 0: all before it
   bool sink = false;
+  bool dropout = false;
 
   std::int64_t q_elements() const { return batch * queries * heads * dim; }
   std::int64_t k_elements() const { return batch * keys * groups * dim; }
@@ -52,8 +56,31 @@ Tensor scalar(Graph& g) { return g.tensor(CUDNN_DATA_FLOAT, {1, 1, 1, 1}, {1, 1,
 
 /// What masks and sinks need beside q, k and v; ids of what is absent are 0.
 struct Extras {
-  std::int64_t lowest = 0, window = 0, sink = 0, sink_gradient = 0;
+  std::int64_t lowest = 0, window = 0, sink = 0, sink_gradient = 0, seed = 0, offset = 0, kept_scale = 0;
 };
+
+constexpr float kDropped = 0.1f;  ///< Megatron's default; no kernel's time depends on it
+
+/// The random mask of all scores; `kept_scale` is what multiplies the kept ones.
+struct Dropout {
+  Tensor mask, kept_scale;
+};
+
+Dropout drawn(Graph& g, const Shape& s, Extras& extras) {
+  const auto number = [&] { return g.tensor(CUDNN_DATA_INT64, {1, 1, 1, 1}, {1, 1, 1, 1}); };
+  const auto seed = number(), offset = number();
+  Dropout d{g.intermediate(CUDNN_DATA_FLOAT, s.scores()), scalar(g)};
+  g.bernoulli(seed, offset, 1 - kDropped, d.mask);
+  extras.seed = seed.id, extras.offset = offset.id, extras.kept_scale = d.kept_scale.id;
+  return d;
+}
+
+/// x without what is dropped.
+Tensor without_dropped(Graph& g, const Tensor& x, const Shape& s, const Tensor& mask) {
+  const auto y = g.intermediate(CUDNN_DATA_FLOAT, s.scores());
+  g.pointwise(CUDNN_POINTWISE_MUL, x, mask, y);
+  return y;
+}
 
 // Scores with everything above the diagonal set to `lowest`, and everything left of the window.
 Tensor masked(Graph& g, const Tensor& x, const Shape& s, Extras& extras) {
@@ -126,7 +153,14 @@ std::shared_ptr<Forward> build_forward(cudnnHandle_t handle, const Shape& s) {
   }
   g.pointwise(CUDNN_POINTWISE_LOG, sum, log);
   g.pointwise(CUDNN_POINTWISE_ADD, most, log, stats);
-  g.pointwise(CUDNN_POINTWISE_DIV, e, sum, p);
+  if (s.dropout) {
+    const auto undropped = g.intermediate(CUDNN_DATA_FLOAT, s.scores());
+    g.pointwise(CUDNN_POINTWISE_DIV, e, sum, undropped);
+    const auto drop = drawn(g, s, f->extras);
+    g.pointwise(CUDNN_POINTWISE_MUL, without_dropped(g, undropped, s, drop.mask), drop.kept_scale, p);
+  } else {
+    g.pointwise(CUDNN_POINTWISE_DIV, e, sum, p);
+  }
   g.matmul(p, v, o);
   f->q = q.id, f->k = kt.id, f->v = v.id, f->o = o.id, f->stats = stats.id, f->scale = scale.id;
   return g.build() ? f : nullptr;
@@ -166,6 +200,7 @@ std::shared_ptr<Backward> build_backward(cudnnHandle_t handle, const Shape& s) {
     g.reduce(CUDNN_REDUCE_TENSOR_ADD, all_heads, sum);
   };
 
+  const auto drop = s.dropout ? std::optional(drawn(g, s, f->extras)) : std::nullopt;
   const auto products = g.intermediate(CUDNN_DATA_FLOAT, {s.batch, s.heads, s.queries, s.v_dim},
                                        {s.heads * s.queries * s.v_dim, s.queries * s.v_dim, s.heads * s.v_dim, 1});
   const auto dots = g.intermediate(CUDNN_DATA_FLOAT, s.rows());
@@ -190,14 +225,26 @@ std::shared_ptr<Backward> build_backward(cudnnHandle_t handle, const Shape& s) {
   const auto x = masked(g, shifted, s, f->extras);
   g.pointwise(CUDNN_POINTWISE_EXP, x, p);
   const auto pt = transposed_scores();
-  g.reshape(p, pt);
+  if (drop) {
+    const auto kept = scores();
+    g.pointwise(CUDNN_POINTWISE_MUL, without_dropped(g, p, s, drop->mask), drop->kept_scale, kept);
+    g.reshape(kept, pt);
+  } else {
+    g.reshape(p, pt);
+  }
   of_groups(pt, d_o, s.v_dim, dv);
 
   const auto dp = scores(), centred = scores(), weighted = scores(), ds = scores();
   g.matmul(d_o, vt, dp);
-  g.pointwise(CUDNN_POINTWISE_SUB, dp, row_sums, centred);
+  g.pointwise(CUDNN_POINTWISE_SUB, drop ? without_dropped(g, dp, s, drop->mask) : dp, row_sums, centred);
   g.pointwise(CUDNN_POINTWISE_MUL, centred, p, weighted);
-  g.pointwise(CUDNN_POINTWISE_MUL, weighted, scale, ds);
+  if (drop) {
+    const auto kept = scores();
+    g.pointwise(CUDNN_POINTWISE_MUL, weighted, drop->kept_scale, kept);
+    g.pointwise(CUDNN_POINTWISE_MUL, kept, scale, ds);
+  } else {
+    g.pointwise(CUDNN_POINTWISE_MUL, weighted, scale, ds);
+  }
   const auto dst = transposed_scores();
   g.reshape(ds, dst);
   of_groups(dst, q, s.dim, dk);
@@ -235,7 +282,7 @@ Attention::~Attention() = default;
 
 namespace {
 
-/// attention[.mla|.window|.sink].forward.bf16 or backward; nullopt: another family.
+/// attention[.mla|.window|.sink|.dropout].forward.bf16 or backward; nullopt: another family.
 std::optional<Shape> shape_of(const profile::Key& key) {
   const auto& d = key.dims;
   const auto is = [&](const char* kind) {
@@ -243,10 +290,11 @@ std::optional<Shape> shape_of(const profile::Key& key) {
            key.family == fmt::format("attention.{}backward.bf16", kind);
   };
   if (is("mla.")) return Shape{d.at(0), d.at(1), d.at(2), d.at(3), d.at(3), d.at(4), d.at(5)};
-  if (!is("") && !is("window.") && !is("sink.")) return std::nullopt;
+  if (!is("") && !is("window.") && !is("sink.") && !is("dropout.")) return std::nullopt;
   Shape s{d.at(0), d.at(1), d.at(2), d.at(3), d.at(4), d.at(5), d.at(5)};
-  if (!is("")) s.window = d.at(6) < s.keys ? d.at(6) : 0;
+  if (is("window.") || is("sink.")) s.window = d.at(6) < s.keys ? d.at(6) : 0;
   s.sink = is("sink.");
+  s.dropout = is("dropout.");
   return s;
 }
 
@@ -259,17 +307,18 @@ std::optional<Op> Attention::op(const profile::Key& key) {
   const bool backward = key.family.ends_with("backward.bf16");
   Lab& lab = impl_->lab;
   struct Numbers {
-    float scale, lowest, window, one;
+    float scale, lowest, window, one, kept_scale;
   };
   const Numbers numbers = {1.0f / std::sqrt(static_cast<float>(s.dim)), std::numeric_limits<float>::lowest(),
-                           static_cast<float>(s.window), 1};
+                           static_cast<float>(s.window), s.dropout ? 1 - kDropped : 1, 1 / (1 - kDropped)};
 
   const auto q = lab.take(Content::bf16, s.q_elements());
   auto k = lab.take(Content::bf16, s.k_elements()), v = lab.take(Content::bf16, s.v_elements()),
        o = lab.take(Content::scratch, s.o_elements() * 2),
        stats = lab.take(Content::scratch, s.batch * s.heads * s.queries * 4);
-  const auto sink = lab.take(Content::f32, s.heads), sink_gradient = lab.take(Content::scratch, s.heads * 4);
-  if (!q || !k || !v || !o || !stats || !sink || !sink_gradient) return std::nullopt;
+  const auto sink = lab.take(Content::f32, s.heads), sink_gradient = lab.take(Content::scratch, s.heads * 4),
+             random = lab.take(Content::scratch, 2 * 16);  // seed and offset: any will do
+  if (!q || !k || !v || !o || !stats || !sink || !sink_gradient || !random) return std::nullopt;
   for (auto* operand : {&k, &v, &o, &stats}) (*operand)->slots = std::min((*operand)->slots, q->slots);
   const auto forward = build_forward(impl_->handle, s);
   if (!forward) return std::nullopt;
@@ -281,6 +330,10 @@ std::optional<Op> Attention::op(const profile::Key& key) {
     if (extras.window != 0) bound.emplace_back(extras.window, &values.window);
     if (extras.sink != 0) bound.emplace_back(extras.sink, sink->base);
     if (extras.sink_gradient != 0) bound.emplace_back(extras.sink_gradient, sink_gradient->base);
+    if (extras.seed == 0) return;
+    bound.emplace_back(extras.seed, random->base);
+    bound.emplace_back(extras.offset, random->base + 16);
+    bound.emplace_back(extras.kept_scale, &values.kept_scale);
   };
   const auto run_forward = [=](int slot) {
     Numbers values = numbers;

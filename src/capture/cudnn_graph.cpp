@@ -153,6 +153,22 @@ void CudnnGraph::reshape(const Tensor& x, const Tensor& y) {
   operations_.push_back(operation.get());
 }
 
+void CudnnGraph::bernoulli(const Tensor& seed, const Tensor& offset, double probability, const Tensor& y) {
+  const cudnnRngDistribution_t distribution = CUDNN_RNG_DISTRIBUTION_BERNOULLI;
+  const auto kind = make(CUDNN_BACKEND_RNG_DESCRIPTOR);
+  set(kind, CUDNN_ATTR_RNG_DISTRIBUTION, CUDNN_TYPE_RNG_DISTRIBUTION, 1, &distribution);
+  set(kind, CUDNN_ATTR_RNG_BERNOULLI_DIST_PROBABILITY, CUDNN_TYPE_DOUBLE, 1, &probability);
+  finalize(kind, "random numbers");
+  const auto operation = make(CUDNN_BACKEND_OPERATION_RNG_DESCRIPTOR);
+  set(operation, CUDNN_ATTR_OPERATION_RNG_YDESC, y.descriptor);
+  set(operation, CUDNN_ATTR_OPERATION_RNG_DESC, kind);
+  set(operation, CUDNN_ATTR_OPERATION_RNG_SEED, seed.descriptor);
+  set(operation, CUDNN_ATTR_OPERATION_RNG_OFFSET_DESC, offset.descriptor);
+  finalize(operation, "random numbers operation");
+  keep_.insert(keep_.end(), {kind, seed.descriptor, offset.descriptor, y.descriptor, operation});
+  operations_.push_back(operation.get());
+}
+
 bool CudnnGraph::build() {
   const auto graph = make(CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR);
   set(graph, CUDNN_ATTR_OPERATIONGRAPH_HANDLE, CUDNN_TYPE_HANDLE, 1, &handle_);

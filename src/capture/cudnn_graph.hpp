@@ -39,6 +39,8 @@ class CudnnGraph {
   void select(const Tensor& x, const Tensor& b, const Tensor& mask, const Tensor& y);
   void reduce(cudnnReduceTensorOp_t operation, const Tensor& x, const Tensor& y);
   void reshape(const Tensor& x, const Tensor& y);
+  /// y = 1 with `probability`, else 0; counter-based, from a seed and an offset in memory (int64).
+  void bernoulli(const Tensor& seed, const Tensor& offset, double probability, const Tensor& y);
 
   /// Chooses the heuristic's first engine that accepts the graph. False: none does.
   bool build();

@@ -116,6 +116,12 @@ class Grid {
     }
   }
 
+  void dropped(I batch, I sequence, I heads, I groups, I dim) {
+    for (const char* pass : {"attention.dropout.forward.bf16", "attention.dropout.backward.bf16"}) {
+      add(pass, {batch, sequence, sequence, heads, groups, dim});
+    }
+  }
+
   void windowed(const char* kind, I sequence, I heads, I groups, I dim, I window) {
     for (const char* pass : {"forward", "backward"}) {
       add(fmt::format("attention.{}.{}.bf16", kind, pass),
@@ -269,6 +275,21 @@ void other_heads(Grid& g) {
   }
 }
 
+// Dropout: GPT-3 (a group a head, 128 and 64 wide) and grouped queries at their tensor-parallel sizes.
+void dropped(Grid& g) {
+  for (const auto& [heads, groups] : {std::pair<I, I>{32, 8}, {32, 32}, {16, 16}, {16, 4}, {8, 2}, {8, 8}, {64, 8}}) {
+    for (const I sequence : {4096, 2048, 8192, 1024}) g.dropped(1, sequence, heads, groups, 128);
+  }
+  for (const auto& [heads, groups] : {std::pair<I, I>{16, 16}, {32, 32}, {12, 12}, {32, 8}}) {
+    for (const I sequence : {1024, 2048, 4096}) g.dropped(1, sequence, heads, groups, 64);
+  }
+  for (const I batch : {2, 4}) {
+    g.dropped(batch, 2048, 32, 32, 128);
+    g.dropped(batch, 4096, 32, 8, 128);
+    g.dropped(2 * batch, 2048, 16, 16, 64);
+  }
+}
+
 // Sliding windows and sinks (config.json of each model): GPT-OSS at its tensor-parallel sizes, with and without a
 // window; Mistral and Mixtral (32 heads of 128, 4096 keys), Phi-3 mini (32 of 96, 2047), Gemma 2 and 3 (256 wide but
 // for 27B).
@@ -408,6 +429,7 @@ std::vector<Key> grid(bool quick) {
     for (const I vocab : {32000, 128256 / 4}) g.linear(4096, vocab, 4096, false, false);
     g.attention(1, 4096, 32, 8, 128);
     g.attention(1, 4096, 16, 2, 128);
+    g.dropped(1, 4096, 32, 8, 128);
     g.windowed("window", 4096, 32, 8, 128, 1024);
     g.windowed("sink", 4096, 64, 8, 64, 128);
     memory_bound(g, true);
@@ -455,6 +477,7 @@ std::vector<Key> grid(bool quick) {
     g.attention(1, sequence, 8, 1, 128);
   }
   other_heads(g);
+  dropped(g);
   windows(g);
   block_scaled(g);
   scaled_along_k(g, false);

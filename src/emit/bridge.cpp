@@ -221,6 +221,12 @@ Groups bridge(const Scenario& scenario) {
                                ""});
         continue;
       }
+      if (field == "check_for_nan_in_loss_and_grad") {
+        const std::string checks = *scenario.settings.check_for_nan_in_loss_and_grad ? "True" : "False";
+        group.lines.push_back({{"cfg.ddp.check_for_nan_in_grad = " + checks}, ""});
+        group.lines.push_back({{"cfg.rerun_state_machine.check_for_nan_in_loss = " + checks}, ""});
+        continue;
+      }
       if (section_of(field) == "comm_overlap" && scenario::get(scenario, field) == "none") continue;
       group.lines.push_back(line_of(scenario, field));
       if (field == "use_distributed_optimizer")  // where one of the two is True, Bridge sets both

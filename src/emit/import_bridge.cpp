@@ -402,6 +402,12 @@ class OverrideImporter {
     if (section == "dataset" && (field == "seq_length" || field == "sequence_length"))
       return dataset_length(yaml_of(literal, where, name), where);
     if (section == "dataset" && packs(field, literal, where)) return;
+    if ((section == "ddp" && field == "check_for_nan_in_grad") ||
+        (section == "rerun_state_machine" && field == "check_for_nan_in_loss")) {  // one setting: on where either is
+      auto& checks = s_.settings.check_for_nan_in_loss_and_grad;
+      checks = checks.value_or(false) || literal.text == "True";
+      return;
+    }
     if (!modelled.contains(section)) {
       const scenario::EffectRow* effect = scenario::effect_of(field);
       if (effect != nullptr && effect->effect == scenario::Effect::refused) {

@@ -67,7 +67,7 @@ const std::vector<NamePattern>& patterns() {
       {"triton_poi_fused_add|CUDAFunctor_add<c10::BFloat16>", Role::main, {"add"}},
       {"CatArrayBatchedCopy", Role::main, {"cat", "small"}},
       {"multi_tensor_l2norm.*cleanup", Role::after, {}},
-      {"multi_tensor_l2norm|L2NormFunctor", Role::main, {"l2norm"}},
+      {"multi_tensor_l2norm|L2NormFunctor|NormTwoOps", Role::main, {"l2norm"}},
       {"multi_tensor_scale|ScaleFunctor|ScalePtrFunctor", Role::main, {"scale"}},
       {"multi_tensor_adam|AdamFunctor", Role::main, {"adam"}},
       {"DeviceRadixSort|unique_by_key|DeviceScan|DeviceCompact|krn_partial|compute_num_of_partial|compute_grad_weight|"

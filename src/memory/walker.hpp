@@ -176,7 +176,7 @@ class Walker : public model::Visitor {
     std::vector<std::uint32_t> blocks;
   };
   std::vector<Deferred> deferred_;
-  bool holds_gradients_ = false, checks_loss_ = false;
+  bool holds_gradients_ = false;
   std::vector<std::uint32_t> gradients_;  ///< fp32 ones of the last step, until the next begins
   bool in_combined_ = false;
   bool made_stash_ = false;  ///< the pages of a paged stash

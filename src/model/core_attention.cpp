@@ -31,26 +31,35 @@ CoreAttention::Gradients CoreAttention::backward(std::initializer_list<std::uint
 profile::Key CoreAttention::fused_key(const std::string& pass) const {
   if (d_.exchanges_heads) {
     const Int s = d_.s * d_.cp, heads = d_.heads / d_.cp, groups = d_.groups / d_.cp;
-    if (window_ == 0) return {"attention." + pass, {d_.b, s, s, heads, groups, d_.head_dim}};
+    if (window_ == 0) return {std::string(plain()) + pass, {d_.b, s, s, heads, groups, d_.head_dim}};
     return {"attention.window." + pass, {d_.b, s, s, heads, groups, d_.head_dim, window_}};
   }
   if (d_.mla) return {"attention.mla." + pass, {d_.b, d_.s, d_.s, d_.heads, d_.head_dim, d_.v_dim}};
   if (d_.caps_scores)
     return {"attention.softcap." + pass,
             {d_.b, d_.s, d_.s, d_.heads, d_.groups, d_.head_dim, window_ == 0 ? d_.s : window_}};
-  if (!d_.sinks && window_ == 0) return {"attention." + pass, {d_.b, d_.s, d_.s, d_.heads, d_.groups, d_.head_dim}};
+  if (!d_.sinks && window_ == 0)
+    return {std::string(plain()) + pass, {d_.b, d_.s, d_.s, d_.heads, d_.groups, d_.head_dim}};
   return {(d_.sinks ? "attention.sink." : "attention.window.") + pass,
           {d_.b, d_.s, d_.s, d_.heads, d_.groups, d_.head_dim, window_ == 0 ? d_.s : window_}};
 }
 
+/// With dropout and of packed sequences the host calls what it calls without.
+Kernel CoreAttention::kernel(const std::string& name, const std::string& pass) const {
+  Kernel kernel;
+  kernel.name = name;
+  kernel.key = fused_key(pass);
+  const auto& family = kernel.key.family;
+  if (family.starts_with("attention.dropout.") || !d_.packed.empty()) kernel.host_family = "attention." + pass;
+  return kernel;
+}
+
 /// The kernel of every microbatch, or those of microbatches with packed sequences.
 void CoreAttention::causal_kernel(const std::string& name, const std::string& pass) {
-  const profile::Key key = fused_key(pass);
-  if (d_.packed.empty()) return w_.launch(name, key);
+  if (d_.packed.empty()) return w_.launch(kernel(name, pass));
   for (const PackedRows& rows : d_.packed) {
-    Kernel kernel;
-    kernel.name = name;
-    kernel.key = {key.family, {rows.batch, rows.length, rows.length, d_.heads, d_.groups, d_.head_dim}};
+    Kernel kernel = this->kernel(name, pass);
+    kernel.key = {"attention.thd." + pass, {rows.batch, rows.length, rows.length, d_.heads, d_.groups, d_.head_dim}};
     kernel.share = rows.share;
     kernel.packed = true;
     w_.launch(std::move(kernel), rows.microbatches);
@@ -102,7 +111,7 @@ std::uint32_t CoreAttention::exchanged_forward(bool grad) {
   out_ = w_.allocate("attention.exchanged_output", q_bytes);
   rng_ = w_.allocate("attention.rng_state", 16);
   statistics_ = w_.allocate_float("attention.softmax_lse", 4 * d_.tokens * d_.heads);
-  w_.launch("attention.core forward", fused_key("forward.bf16"));
+  w_.launch(kernel("attention.core forward", "forward.bf16"));
   const auto ordered = w_.allocate(owner, q_bytes);
   w_.launch("attention.output in order", {"copy.d2d", {q_bytes}});
   const auto received = w_.allocate(owner, q_bytes);
@@ -132,7 +141,7 @@ CoreAttention::Gradients CoreAttention::exchanged_backward() {
   const auto dq = allocate(q_bytes), dk = allocate(kv_bytes), dv = allocate(kv_bytes);
   const Int expanded = repeats() ? 2 * 2 * d_.tokens * d_.q : 0;
   w_.transient("workspace", 4 * d_.tokens * d_.q + expanded + 4 * d_.tokens * d_.heads + 256);
-  w_.launch("attention.core backward", fused_key("backward.bf16"));
+  w_.launch(kernel("attention.core backward", "backward.bf16"));
   const auto q_order = allocate(q_bytes), q_got = allocate(q_bytes), k_order = allocate(kv_bytes),
              k_got = allocate(kv_bytes), v_order = allocate(kv_bytes);
   for (const auto& [name, bytes] : {std::pair("q", q_bytes), std::pair("k", kv_bytes), std::pair("v", kv_bytes)}) {

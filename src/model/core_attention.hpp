@@ -41,6 +41,9 @@ class CoreAttention {
   void exchange(const std::string& name, Int bytes);
   Gradients unfused_backward(std::initializer_list<std::uint32_t> until_values);
   profile::Key fused_key(const std::string& pass) const;
+  /// Without latent heads, windows, sinks and caps.
+  const char* plain() const { return d_.attention_dropout > 0 ? "attention.dropout." : "attention."; }
+  Kernel kernel(const std::string& name, const std::string& pass) const;
   void causal_kernel(const std::string& name, const std::string& pass);
   void fused_kernel(const std::string& name, const std::string& pass);
   std::uint32_t softmax();

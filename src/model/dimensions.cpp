@@ -385,6 +385,7 @@ Dimensions::Dimensions(const Scenario& sc, const profile::Device& device) : gpu(
   fsdp_scales = fsdp && gradient_bytes == 2 && !o.average_in_collective && !o.calculate_per_token_loss;
   hidden_dropout = o.hidden_dropout;
   attention_dropout = o.attention_dropout;
+  checks_for_nan = scenario::checks_for_nan(sc);
   activation = activation_family(sc);
   gate = gate_family(sc);
   fused_activation = o.bias_activation_fusion;

@@ -114,6 +114,7 @@ struct Dimensions {
   bool fsdp_buffers = false;  ///< fsdp_double_buffer: two units' buffers for gathers, two for gradients, for good
   Int gradient_bytes;         ///< of an element of the main gradient buffer: 4 or 2
   double hidden_dropout, attention_dropout;
+  bool checks_for_nan;  ///< the host reads every loss and the norm of every bucket of gradients
   // Multi-latent attention: q and kv are then the widths of all queries and keys with their rotated parts.
   bool mla = false;
   Int q_rank = 0, kv_rank = 0;              ///< widths of compressed queries (0: none) and of keys with values

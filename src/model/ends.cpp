@@ -6,11 +6,30 @@
 namespace pipewright::model {
 namespace {
 
+/// pretrain_gpt.py, loss_func: rerun_state_machine.validate_result asks of every loss whether it is NaN, then whether
+/// it is infinite; each time the host waits for the answer.
+void check_loss(Piece& piece, std::vector<Step>& steps) {
+  for (const char* name : {"loss is NaN", "loss is infinite"}) {
+    Kernel kernel;
+    kernel.name = name;
+    kernel.key = {"small", {}};
+    kernel.host_family = "check";
+    steps.push_back({Step::Kind::launch, static_cast<std::uint32_t>(piece.kernels.size())});
+    piece.kernels.push_back(std::move(kernel));
+    steps.push_back({Step::Kind::synchronize, static_cast<std::uint32_t>(Stream::compute)});
+  }
+}
+
 /// Logits and the loss of every token are one node; `loss` is the mean that the training loop takes of it.
 Piece take_head(PieceBuilder& w, const Dimensions& d) {
-  if (!d.ep_overlap) return w.take();
+  if (!d.ep_overlap) {
+    Piece piece = w.take();
+    if (d.checks_for_nan) check_loss(piece, piece.forward);
+    return piece;
+  }
   auto piece = w.take_as_node(schedule::Node::Name::logits);
   piece.nodes.push_back({schedule::Node::Name::loss, {}, {}, {}});
+  if (d.checks_for_nan) check_loss(piece, piece.nodes.back().forward);
   return piece;
 }
 

@@ -12,6 +12,14 @@ std::uint32_t GraphWriter::static_buffer(const std::string& owner, Int bytes) {
   return buffer;
 }
 
+void GraphWriter::copied(const char* name, Int bytes, const char* host_family) {
+  Kernel kernel;
+  kernel.name = name;
+  kernel.key = {"copy.d2d", {bytes}};
+  kernel.host_family = host_family;
+  w_.launch(std::move(kernel));
+}
+
 /// What the host does for a graph: a call of an autograd function with all parameters, one launch. The GPU is taken to
 /// begin it as it begins a small kernel.
 void GraphWriter::replay(const std::string& direction) {
@@ -62,7 +70,7 @@ void GraphWriter::leave_with(std::uint32_t output, std::uint32_t y) {
 std::uint32_t GraphWriter::copy(std::uint32_t gradient, Int bytes) {
   given_.push_back(gradient);
   given_.push_back(static_buffer("CUDA graph output gradients", bytes));
-  w_.launch("CUDA graph output gradient", {"copy.d2d", {bytes}});
+  copied("CUDA graph output gradient", bytes, "graph_input");
   return given_.back();
 }
 
@@ -88,7 +96,7 @@ void GraphWriter::leave_backward() {
   if (d_.graphs.clones_gradients) {
     for (const auto& each : returned) {
       clones.push_back(w_.allocate_gradient(each.bytes));
-      w_.launch("CUDA graph weight gradient", {"copy.d2d", {each.bytes}});
+      copied("CUDA graph weight gradient", each.bytes, "graph_clone");
     }
   }
   for (const auto& each : returned)

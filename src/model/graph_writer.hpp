@@ -43,6 +43,7 @@ class GraphWriter {
  private:
   std::uint32_t static_buffer(const std::string& owner, Int bytes);
   void replay(const std::string& direction);
+  void copied(const char* name, Int bytes, const char* host_family);
 
   PieceBuilder& w_;
   const Dimensions& d_;

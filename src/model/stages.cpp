@@ -244,8 +244,7 @@ void add_notes(const Scenario& s, const Dimensions& d, Stages& stages) {
         "CUDA graphs follow the code of TE; memory is the most that any step needs, of those before the capture too: "
         "the "
         "first " +
-        std::to_string(s.settings.cuda_graph_warmup_steps) +
-        " run without graphs; a replay costs the host a call of a module, not timed");
+        std::to_string(s.settings.cuda_graph_warmup_steps) + " run without graphs");
   }
   if (d.tp_overlap) {
     note("tp_comm_overlap is derived from the code of TE: qkv, fc1 forward and proj, fc2 dgrad run in " +
@@ -257,9 +256,9 @@ void add_notes(const Scenario& s, const Dimensions& d, Stages& stages) {
          std::to_string(s.settings.cuda_graph_warmup_steps) +
          " steps before the capture and of a step that replays; gaps between kernels stay those of launches");
   }
-  if (d.attention_dropout > 0 && !d.unfused_attention) {
-    note("attention_dropout: fused attention was measured without it");
-  }
+  const bool other_attention = d.mla || d.sinks || d.caps_scores || !s.model.window_size.empty();
+  if (d.attention_dropout > 0 && !d.unfused_attention && (other_attention || d.flash2))
+    note("attention_dropout: these attention kernels were measured without it");
   if (scenario::recomputes(s, Recompute::layernorm) && scenario::row(Recompute::layernorm).idle.when(s)) {
     note("recompute of layernorm changes nothing: dense layers fuse their norms into the linear layers");
   }

@@ -200,6 +200,14 @@ void StateWriter::add_gradient_sync(Chunk& chunk, const Buffer& buffer, const Op
     const Int bytes = (end - start) * d_.gradient_bytes;
     auto& list = o.overlap_grad_reduce ? chunk.gradient_sync : rank_.finalize;
     const Stream stream = o.overlap_grad_reduce ? Stream::gradient : Stream::compute;
+    // _ParamAndGradBucketGroup.check_grads: its norm, asked whether it is NaN, then whether it is infinite.
+    if (d_.checks_for_nan) {
+      launch(list, "gradient norm of a bucket", {"l2norm", {bytes / 4}});
+      list.back().read_by_host = true;
+      launch(list, "gradient norm is infinite", {"small", {}});
+      list.back().host_family = "check";
+      list.back().read_by_host = true;
+    }
     // Gradients of experts are divided by the data-parallel size too (distributed_data_parallel.py:212).
     if (dense_.ranks > 1 && !o.average_in_collective && !o.calculate_per_token_loss) {
       launch(list, "gradient scaling", {"scale", {(end - start) * d_.gradient_bytes / 4}});

@@ -189,6 +189,13 @@ std::vector<Family> make_families() {
   f.push_back(attention("attention.sink.forward.bf16", true, 2, 2,
                         "the same with a sink a head (softmax_type learnable, off-by-one); window seq_kv: none"));
   f.push_back(attention("attention.sink.backward.bf16", true, 5, 4, "its backward, with the sinks' gradient"));
+  f.push_back(attention("attention.dropout.forward.bf16", false, 2, 2,
+                        "attention.forward.bf16 with dropout: the mask is drawn in the kernel"));
+  f.push_back(attention("attention.dropout.backward.bf16", false, 5, 4, "its backward, which draws the mask again"));
+  f.push_back(attention("attention.thd.forward.bf16", false, 2, 2,
+                        "attention of packed sequences (thd), here of one length, with what makes their offsets"));
+  f.push_back(
+      attention("attention.thd.backward.bf16", false, 5, 4, "its backward, with gradients that are zeroed first"));
   f.push_back(attention("attention.softcap.forward.bf16", true, 2, 2,
                         "FlexAttention (torch.compile) with soft-capped scores; window seq_kv: none"));
   f.push_back(attention("attention.softcap.backward.bf16", true, 5, 4,

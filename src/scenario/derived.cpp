@@ -144,6 +144,16 @@ bool has_sinks(const Scenario& s) {
   return s.model.softmax_type != "vanilla" && grouped_fused_attention(s) && s.settings.context_parallel_size == 1;
 }
 
+// megatron/training/arguments.py, validate_args: on unless --no-check-for-nan-in-loss-and-grad, off with dynamic loss
+// scaling; a full-iteration graph asks for the flag. Megatron Bridge's performance scripts switch both checks off
+// (scripts/performance/utils/overrides.py:73-76), and a program of one's own (a device id given) has none.
+bool checks_for_nan(const Scenario& s) {
+  const auto& o = s.settings;
+  if (o.check_for_nan_in_loss_and_grad) return *o.check_for_nan_in_loss_and_grad;
+  return !s.software.megatron_bridge && !s.software.process_group_device_id && !o.fp16 &&
+         o.cuda_graph_impl != "full_iteration";
+}
+
 bool exchanges_heads(const Scenario& s) {
   const Strings& types = s.settings.cp_comm_type;
   return s.settings.context_parallel_size > 1 && !types.empty() &&

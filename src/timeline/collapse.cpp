@@ -245,7 +245,13 @@ std::vector<Line> Collapser::lines(const std::vector<model::Step>& steps, const 
 Line Collapser::line(const std::vector<model::Kernel>& kernels, const Prices::List& prices, std::size_t from,
                      std::size_t to) const {
   std::vector<Event> events;
-  for (std::size_t k = from; k < to; ++k) events.push_back(event(kernels[k], prices[k]));
+  for (std::size_t k = from; k < to; ++k) {
+    events.push_back(event(kernels[k], prices[k]));
+    if (!kernels[k].read_by_host) continue;
+    Event& read = events.emplace_back();
+    read.waits_for = kernels[k].stream;
+    read.host_waits = true;
+  }
   return collapse(events);
 }
 

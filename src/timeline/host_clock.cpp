@@ -83,7 +83,11 @@ Handle Host::launch(const HostLine& line) {
   if (!line.on_gpu) return Weaver::none;
   Label what = line.label;
   streams_.place(what, line.own_stream ? streams_.current : what.lane, streams_.phase == 0 ? at_ : Label::none);
-  if (!what.joins_pipeline) return streams_.launch(what, line.ns, line.load);
+  if (!what.joins_pipeline) {
+    const Handle node = streams_.launch(what, line.ns, line.load);
+    if (line.read_by_host) streams_.synchronize(what.lane, what.instruction);
+    return node;
+  }
   const Handle arrival =
       streams_.launch(streams_.label(what.lane, NodeKind::transfer_start, Label::none), 0, profile::Load::none);
   const auto others = shared_.joins.arrive(shared_.weaver, rank_, streams_.phase, joined_++, arrival);

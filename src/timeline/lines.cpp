@@ -110,6 +110,7 @@ HostLines lines_of(const std::vector<model::Kernel>& kernels, const Prices::List
   for (std::uint32_t k = 0; k < kernels.size(); ++k) {
     result.push_back(launch(kernels[k], prices[k], Label::none, k, gap_ns));
     result.back().label.set_kernel(Label::none, k, chunk);
+    result.back().read_by_host = kernels[k].read_by_host;
   }
   return result;
 }

@@ -13,6 +13,7 @@ struct HostLine {
   model::Step::Kind kind = model::Step::Kind::launch;
   bool own_stream = false;  ///< runs on the current stream (compute, or that of its node)
   bool on_gpu = true;       ///< false: takes the host's time only
+  bool read_by_host = false;
   profile::Load load = profile::Load::none;
   std::int32_t from_microbatch = 0, before_microbatch = INT32_MAX;
   std::uint32_t index = 0;  ///< launch: Piece::kernels; offload_*, reload_*: Piece::groups

@@ -12,8 +12,8 @@ namespace {
 
 // Attention of unlike sequences in one kernel against like ones of the same work: its blocks end at different times.
 // For the same work, attention of half and of twice the length differs by 5 to 15 % (H200 profile, 8192 tokens, 32
-// heads of 128: 620 TFLOP/s forward in one sequence, 592 in two, 533 in four; 529, 475, 402 backward); timed once,
-// kernels of unlike lengths took -6 to +12 % forward and +3 to +19 % backward (docs/packed-sequences.md).
+// heads of 128: 620 TFLOP/s forward in one sequence, 592 in two, 533 in four; 529, 475, 402 backward); six
+// kinds of unlike rows were -20 to +9 % off forward and -14 to +5 % backward (docs/packed-sequences.md).
 constexpr double unlike_lengths = 0.1;
 
 // Host costs are known by family and direction; a kernel of an unlisted family costs what its closest relative does.
@@ -99,7 +99,8 @@ class Pricer {
   Prices::List prices(const std::vector<model::Kernel>& kernels, const std::string& direction) {
     Prices::List result;
     result.reserve(kernels.size());
-    for (const model::Kernel& kernel : kernels) result.push_back(price(kernel, direction));
+    for (const model::Kernel& kernel : kernels)  // gradients are checked by the same code during and after backward
+      result.push_back(price(kernel, kernel.read_by_host ? "backward" : direction));
     return result;
   }
 

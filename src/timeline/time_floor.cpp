@@ -313,9 +313,11 @@ class Floor {
   }
 
   double least(const std::vector<model::Kernel>& kernels, const Prices::List& prices) const {
-    double ns = kernels.empty() ? 0 : std::numeric_limits<double>::max();
-    for (std::size_t k = 0; k < kernels.size(); ++k) ns = std::min(ns, duration(kernels[k], prices[k]));
-    return ns;
+    constexpr double most = std::numeric_limits<double>::max();
+    double ns = most;
+    for (std::size_t k = 0; k < kernels.size(); ++k)
+      if (!kernels[k].read_by_host) ns = std::min(ns, duration(kernels[k], prices[k]));
+    return ns == most ? 0 : ns;
   }
 
   /// On the compute stream, from a kernel on.

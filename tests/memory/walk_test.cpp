@@ -144,6 +144,19 @@ TEST_CASE("stock pretrain_gpt.py from its start: eager steps, the cache given ba
   }
 }
 
+TEST_CASE(
+    "kernels of a replayed graph fill the launch queue: gradients that wait for DDP's stream pile up no further") {
+  auto s = scenario::read("../real/l_pp2v2_graph.yaml");  // recorded: 76.16 and 67.73 GiB
+  CHECK(std::abs(relative(walk(s, 0).peak_reserved, Bytes(81774247936))) < 0.025);
+  CHECK(std::abs(relative(walk(s, 1).peak_reserved, Bytes(72720842752))) < 0.03);
+  const auto reserved = [&](int microbatches) {
+    s.settings.global_batch_size = microbatches;
+    return walk(s, 0).peak_reserved.value;
+  };
+  constexpr std::int64_t layer = 2 * (6144 * 4096 + 4096 * 4096 + 3 * 14336 * 4096);  // its gradients in bf16
+  CHECK(std::abs(reserved(48) - reserved(24)) < 2 * layer);
+}
+
 TEST_CASE("a gradient's memory is given again when DDP's stream has passed, unless DDP has none") {
   auto s = scenario::read("data/stock_one_gpu.yaml");
   const auto stock = walk(s, 0);

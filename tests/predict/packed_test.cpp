@@ -34,7 +34,7 @@ double attention_ns(const predict::Run& run, int microbatch) {
       continue;
     const auto* kernel = timeline::kernel_of(run.stages, label);
     const auto& instruction = run.program.ranks[0].instructions[label.instruction];
-    if (kernel != nullptr && kernel->key.family == "attention.forward.bf16" && instruction.microbatch == microbatch)
+    if (kernel != nullptr && kernel->key.family == "attention.thd.forward.bf16" && instruction.microbatch == microbatch)
       ns += static_cast<double>(run.timeline.cool_ns[i]);
   }
   return ns;
@@ -42,18 +42,20 @@ double attention_ns(const predict::Run& run, int microbatch) {
 
 }  // namespace
 
-TEST_CASE("sequences that fill their rows are predicted as unpacked ones") {
+TEST_CASE("sequences that fill their rows are predicted as unpacked ones, but for kernels of variable lengths") {
   for (const char* base : {"dense", "tensor", "single"}) {
     CAPTURE(base);
     const auto full = predict::predict(packed(base, "4096*20"), h200());
     const auto plain = predict::predict(packed(base, "4096*20", "sft=false"), h200());
-    CHECK(full.step_ns == plain.step_ns);
-    CHECK(full.tflops_per_gpu == doctest::Approx(plain.tflops_per_gpu));
+    // One sequence of 4096: 17 % longer forward, 12 % backward (h200-sxm), of a tenth of the step.
+    CHECK(full.step_ns > plain.step_ns);
+    CHECK(static_cast<double>(full.step_ns) < 1.03 * static_cast<double>(plain.step_ns));
+    CHECK(full.tflops_per_gpu * static_cast<double>(full.step_ns) ==
+          doctest::Approx(plain.tflops_per_gpu * static_cast<double>(plain.step_ns)));
     for (std::size_t r = 0; r < full.ranks.size(); ++r) {
       CHECK(full.ranks[r].walk.peak_allocated == plain.ranks[r].walk.peak_allocated);
       CHECK(full.ranks[r].walk.peak_reserved == plain.ranks[r].walk.peak_reserved);
     }
-    CHECK(full.interval_high_ns - full.interval_low_ns > plain.interval_high_ns - plain.interval_low_ns);
   }
 }
 
@@ -62,7 +64,7 @@ TEST_CASE("attention of a packed row is timed by its pairs at the rate of its le
   predict::Run run;
   predict::predict(packed("single", "1024+1024+1024+1024*8, 2048+2048*8", "pack_order=balanced"), h200(), &run);
   const auto time = [](std::int64_t batch, std::int64_t length) {
-    return h200().time({"attention.forward.bf16", {batch, length, length, 32, 8, 128}}).ns;
+    return h200().time({"attention.thd.forward.bf16", {batch, length, length, 32, 8, 128}}).ns;
   };
   const double layers = 8, gap = 1e3 * h200().scalar("host.kernel_gap_us").value;
   // Balanced deals the longest rows first.

@@ -38,6 +38,7 @@ TEST_CASE("without clocks and contention both engines agree to the nanosecond") 
     n.eager_bytes = *rc::gen::element(0, 1000);
     n.host_us = *rc::gen::element(0, 5, 700, 2500);
     n.connections = *rc::gen::element<std::string>("1", "8");
+    n.reads = *rc::gen::arbitrary<bool>();
     const auto exact = n.simulate();
     const auto quick = estimate(n);
     RC_ASSERT(quick.forward_backward == exact.forward_backward);

@@ -15,6 +15,7 @@ struct Napkin {
   bool overlap = false;
   double host_us = 0;
   std::string connections = "1";
+  bool reads = false;  ///< the host waits for every loss, and for a kernel over the gradients of every chunk
 
   profile::Profiles profiles() const {
     profile::Profile p;
@@ -70,6 +71,10 @@ struct Napkin {
     piece.forward = {{model::Step::Kind::launch, 0}};
     piece.backward = {{model::Step::Kind::launch, 1}};
     result.pieces = {piece};
+    if (reads) {
+      piece.forward.push_back({model::Step::Kind::synchronize, static_cast<std::uint32_t>(model::Stream::compute)});
+      result.pieces.push_back(piece);
+    }
     result.boundary_bytes = Bytes(1000);
     for (int r = 0; r < stages; ++r) {
       model::Rank rank;
@@ -77,6 +82,12 @@ struct Napkin {
         model::Chunk chunk;
         chunk.pieces = {0};
         chunk.layers = {r + c * stages};
+        if (reads && r + 1 == stages && c + 1 == chunks.value_or(1)) chunk.pieces = {1};
+        if (reads) {
+          chunk.gradient_sync = {forward};
+          chunk.gradient_sync.front().read_by_host = true;
+          chunk.gradient_sync_layers = {0};
+        }
         rank.chunks.push_back(chunk);
       }
       result.ranks.push_back(rank);

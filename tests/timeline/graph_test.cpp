@@ -26,6 +26,7 @@ Napkin any_napkin() {
   n.eager_bytes = *rc::gen::element(0, 1000);
   n.host_us = *rc::gen::inRange(0, 50);
   n.connections = *rc::gen::element(std::string("1"), std::string("8"));
+  n.reads = *rc::gen::arbitrary<bool>();
   return n;
 }
 
@@ -96,6 +97,32 @@ TEST_CASE("a faster link or host is never slower") {
     RC_ASSERT(faster_link <= before);
     n.host_us /= 2;
     RC_ASSERT(step_of(n.simulate()) <= faster_link);
+  });
+}
+
+TEST_CASE("a host that reads a loss is not ahead any more: what it launches next starts a launch later") {
+  rc::check([] {
+    Napkin n;
+    n.stages = 1;
+    n.microbatches = *rc::gen::inRange(1, 9);
+    n.forward_us = *rc::gen::inRange(100, 2000);
+    n.backward_us = *rc::gen::inRange(100, 2000);
+    n.host_us = *rc::gen::inRange(0, 100);
+    const double work = n.microbatches * (n.forward_us + n.backward_us);
+    RC_ASSERT(n.simulate().forward_backward == std::llround(1e3 * (n.host_us + work)));
+    n.reads = true;  // the check of the bucket takes as long as a forward kernel
+    const double launches = n.microbatches * n.host_us;
+    RC_ASSERT(n.simulate().forward_backward == std::llround(1e3 * (n.host_us + work + launches + n.forward_us)));
+  });
+}
+
+TEST_CASE("what the host reads makes no step shorter, in any pipeline") {
+  rc::check([] {
+    Napkin n = any_napkin();
+    n.reads = false;
+    const auto without = step_of(n.simulate());
+    n.reads = true;
+    RC_ASSERT(step_of(n.simulate()) >= without);
   });
 }
 

@@ -43,6 +43,7 @@ struct Kernel {
   double share = 1;
   bool packed = false;  ///< sequences of several lengths, timed as ones of a single length
   double sm_share = 1;  ///< share of the multiprocessors that it may use; less than 1: the others are communication's
+  bool read_by_host = false;    ///< of gradient_sync, finalize: the host waits for its result
   bool joins_pipeline = false;  ///< a collective over all pipeline ranks (gradient norm, tied embeddings)
 };
 

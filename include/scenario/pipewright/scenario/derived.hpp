@@ -39,7 +39,9 @@ bool has_rotary_embedding(const Scenario&, Int layer);  ///< no_rope_freq; of a 
 /// Gated delta net instead of softmax attention (experimental_attention_variant, linear_attention_freq).
 bool is_linear_attention_layer(const Scenario&, Int layer);
 bool has_linear_attention(const Scenario&);
-bool has_sinks(const Scenario&);                ///< softmax_type learnable or off-by-one
+bool has_sinks(const Scenario&);  ///< softmax_type learnable or off-by-one
+/// The host reads every loss, and the norm of every bucket of gradients before it is reduced.
+bool checks_for_nan(const Scenario&);
 bool exchanges_heads(const Scenario&);          ///< context parallelism by all-to-all in every layer (cp_comm_type a2a)
 bool grouped_fused_attention(const Scenario&);  ///< neither latent nor unfused: has kernels with windows and sinks
 bool has_dense_layer(const Scenario&);

@@ -277,6 +277,7 @@ struct Settings {
   bool reduce_scatter_with_fp32_accumulation = false;
   bool gradient_reduce_div_fusion = true;
   bool nccl_ub = false;
+  std::optional<bool> check_for_nan_in_loss_and_grad;  ///< default: what pretrain_gpt.py does, see checks_for_nan()
   bool use_megatron_fsdp = false;
   std::string data_parallel_sharding_strategy = "no_shard";
   bool fsdp_double_buffer = false;
