@@ -2,6 +2,7 @@
 // between two kernels of one stream (with CUPTI, from the kernels' own times).
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <chrono>
 #include <string>
 #include <vector>
@@ -32,16 +33,17 @@ Summary cost_us(Lab& lab, int calls, Call call) {
   return summarize(std::move(rounds));
 }
 
-/// Sets the scalars of the hosts' speed; their factor, 1 where it is not wanted.
+/// Sets the scalars of the hosts' speed that are wanted; their factor, 1 where it is not.
 double measure_speed(Session& session, int devices) {
-  if (!session.wants("host.time_factor")) return 1;
+  const auto any_wanted = {"host.time_factor", "host.slow_share", "host.slow_factor", "host.rank_spread"};
+  if (std::ranges::none_of(any_wanted, [&](const char* name) { return session.wants(name); })) return 1;
   constexpr std::chrono::milliseconds quickly{500}, usually{3000};
   constexpr double proportional = 0.1;  // PyTorch's host code need not follow this program's exactly
   const HostSpeed speed = measure_host_speed(2 * devices, session.options.quick ? quickly : usually);
   const double factor = host_time_factor(speed);
   auto& scalars = session.result.profile.scalars;
   const auto set = [&](const char* name, double value, double spread, const std::string& source) {
-    scalars[name] = {value, spread, profile::Origin::measured, source};
+    if (session.wants(name)) scalars[name] = {value, spread, profile::Origin::measured, source};
   };
   const std::string how = fmt::format(
       "an interpreter in C++ on {} threads, windows of 10 ms: calm {:.1f} us (reference host {:.1f}), {:.0f} % of {} "
@@ -50,8 +52,9 @@ double measure_speed(Session& session, int devices) {
       speed.slow_ms);
   set("host.time_factor", factor, proportional, how);
   set("host.slow_share", speed.slow_share, 0, how);
+  set("host.slow_factor", pytorch_slow_factor, 0.12, "PyTorch's host code where this program is slow (host_speed.hpp)");
   if (devices > 1) set("host.rank_spread", speed.spread, 0, "standard deviation of the threads' means: " + how);
-  return factor;
+  return session.wants("host.time_factor") ? factor : 1;
 }
 
 }  // namespace

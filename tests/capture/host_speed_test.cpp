@@ -4,6 +4,7 @@
 #include <rapidcheck.h>
 
 #include "pipewright/base.hpp"
+#include "pipewright/profile.hpp"
 
 using namespace pipewright::capture;
 
@@ -48,4 +49,10 @@ TEST_CASE("measured for real: windows of every thread, and a speed of this centu
   CHECK(speed.calm_us > 1);
   CHECK(speed.mean_us >= speed.calm_us * 0.99);
   CHECK(speed.calm_us < 100000);
+}
+
+TEST_CASE(
+    "slow stretches slow PyTorch's host code by one factor: of a measured machine's factor and of the prediction") {
+  const auto shipped = pipewright::profile::load(std::string(SOURCE_ROOT) + "/profiles/h200-sxm.json", {"test", 0});
+  CHECK(shipped.scalars.at("host.slow_factor").value == pytorch_slow_factor);
 }

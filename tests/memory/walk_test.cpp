@@ -149,6 +149,13 @@ TEST_CASE(
   auto s = scenario::read("../real/l_pp2v2_graph.yaml");  // recorded: 76.16 and 67.73 GiB
   CHECK(std::abs(relative(walk(s, 0).peak_reserved, Bytes(81774247936))) < 0.025);
   CHECK(std::abs(relative(walk(s, 1).peak_reserved, Bytes(72720842752))) < 0.03);
+  const auto other = scenario::read("data/stock_pp2v3_graphed_layer.yaml");  // recorded: 66.81 and 63.99 GiB
+  for (const auto& [rank, bytes, bound] :
+       {std::tuple(0, Bytes(71737278464), 0.01), std::tuple(1, Bytes(68713185280), 0.02)}) {
+    const auto w = walk(other, rank);
+    CHECK(std::abs(relative(w.peak_reserved, bytes)) < bound);
+    CHECK(std::abs(relative(w.peak_allocated, other.measured->peak_allocated_bytes_by_rank.at(rank))) < 2e-4);
+  }
   const auto reserved = [&](int microbatches) {
     s.settings.global_batch_size = microbatches;
     return walk(s, 0).peak_reserved.value;
