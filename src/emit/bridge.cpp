@@ -233,6 +233,9 @@ Groups bridge(const Scenario& scenario) {
         group.lines.push_back({{std::string("cfg.optimizer.use_distributed_optimizer = ") +
                                 (scenario.settings.use_distributed_optimizer ? "True" : "False")},
                                ""});
+      if (field == "use_megatron_fsdp" &&
+          scenario.settings.use_megatron_fsdp)  // its own format of checkpoints, as flags say
+        group.lines.push_back({{"cfg.checkpoint.ckpt_format = \"fsdp_dtensor\""}, ""});
       if (field == "seq_length")
         group.lines.push_back({{"cfg.dataset.seq_length = " + std::to_string(scenario.model.seq_length)}, ""});
     }
