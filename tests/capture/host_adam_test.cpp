@@ -38,8 +38,8 @@ TEST_CASE("the arithmetic is AdamW's, for every element") {
 TEST_CASE("as many rounds as asked for, each takes time, more elements take more") {
   for (const int processes : {1, 2})
     for (const int threads : {1, 3}) {
-      const auto few = measure_host_adam(processes, threads, 1000, 3);
-      REQUIRE(few.size() == 3);
+      const auto few = measure_host_adam(processes, threads, 1000, 40);  // one of them finds its cores free
+      REQUIRE(few.size() == 40);
       for (const double ns : few) CHECK(ns > 0);
       const auto many = measure_host_adam(processes, threads, 2'000'000, 3);
       CHECK(*std::ranges::min_element(many) > *std::ranges::min_element(few));

@@ -35,6 +35,17 @@ class Owner(TypedDict):
     bytes: int
 
 
+class Communication(TypedDict):
+    """An exchange, all its executions in a step; `exposed_by_phase_ms`: warmup, steady, cooldown, end."""
+
+    what: str
+    purpose: str
+    times: int
+    busy_ms: float
+    exposed_ms: float
+    exposed_by_phase_ms: Dict[str, float]
+
+
 class Rank(TypedDict, total=False):
     pp_rank: int
     forward_backward_ms: float
@@ -49,6 +60,7 @@ class Rank(TypedDict, total=False):
     outside_allocator_bytes: int
     peak_at: str
     peak_owners: List[Owner]
+    communication: List[Communication]
     offload: Dict[str, Any]
     pressure: Dict[str, Any]
 
