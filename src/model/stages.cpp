@@ -213,10 +213,7 @@ void add_notes(const Scenario& s, const Dimensions& d, Stages& stages) {
   }
   if (const auto packing = scenario::packing(s)) add_packing_notes(s, *packing, stages);
   if (d.fsdp)
-    note(
-        "Megatron-FSDP: a unit is gathered one unit ahead in time, as many as Megatron prefetches in memory; a "
-        "measured "
-        "run (8B-like, DP 4) took 6 % longer, its peak was met");
+    note("Megatron-FSDP: a unit is gathered one unit ahead in time, as many as Megatron prefetches in memory");
   if (d.frozen() && d.t > 1) note("LoRA with tensor parallelism follows the code of Bridge, not measured runs");
   add_offload_notes(s, d, stages);
   if (d.cp > 1 && !d.exchanges_heads)

@@ -40,8 +40,10 @@ Group group_of(const std::vector<Case>& cases, const Belongs& belongs) {
   for (const auto& c : cases) {
     if (!belongs(c)) continue;
     errors.push_back(time_error(c));
-    widths.push_back((high_ms(c) - low_ms(c)) / 2 / predicted_ms(c));
-    if (low_ms(c) <= measured_ms(c) && measured_ms(c) <= high_ms(c)) ++inside;
+    if (c.prediction.ignored.empty()) {  // else no interval holds
+      widths.push_back((high_ms(c) - low_ms(c)) / 2 / predicted_ms(c));
+      if (low_ms(c) <= measured_ms(c) && measured_ms(c) <= high_ms(c)) ++inside;
+    }
     const bool first = std::none_of(configurations.begin(), configurations.end(),
                                     [&](const Case* other) { return same_configuration(*other, c); });
     if (measured_tflops(c) && first) configurations.push_back(&c);
@@ -49,10 +51,12 @@ Group group_of(const std::vector<Case>& cases, const Belongs& belongs) {
   group.runs = static_cast<int>(errors.size());
   if (errors.empty()) return group;
   group.time = summary(errors);
-  group.in_interval = inside / static_cast<double>(errors.size());
-  const auto middle = widths.begin() + static_cast<std::ptrdiff_t>(widths.size() / 2);
-  std::nth_element(widths.begin(), middle, widths.end());
-  group.half_width = *middle;
+  if (!widths.empty()) {
+    group.in_interval = inside / static_cast<double>(widths.size());
+    const auto middle = widths.begin() + static_cast<std::ptrdiff_t>(widths.size() / 2);
+    std::nth_element(widths.begin(), middle, widths.end());
+    group.half_width = *middle;
+  }
   int concordant = 0, discordant = 0;
   for (std::size_t i = 0; i < configurations.size(); ++i) {
     for (std::size_t j = 0; j < i; ++j) {

@@ -3,6 +3,7 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <map>
 #include <set>
 
@@ -139,6 +140,15 @@ TEST_CASE("what is refused stops a prediction; ignored, it voids the interval") 
     const auto prediction = predict::predict(s, profiles_of(s));
     CHECK(prediction.ignored == scenario::Strings{name});
   }
+}
+
+TEST_CASE("what a prediction is known to lack voids its interval unasked") {
+  auto s = base_of("single");
+  change(s, "use_megatron_fsdp=true; data_parallel_sharding_strategy=optim_grads_params");
+  s.environment.erase("CUDA_DEVICE_MAX_CONNECTIONS");  // which it refuses
+  const auto prediction = predict::predict(s, profiles_of(s));
+  REQUIRE(prediction.ignored.size() == 1);
+  CHECK(std::ranges::any_of(prediction.notes, [](const auto& n) { return n.starts_with("no interval holds"); }));
 }
 
 TEST_CASE("a neutral value is not refused") {

@@ -68,7 +68,7 @@ struct Choice {
 struct Group {
   int runs = 0;
   Errors time;
-  double in_interval = 0;  ///< share of times inside their predicted 90 % interval
+  double in_interval = 0;  ///< share of times inside their predicted 90 % interval, of those that have one
   double half_width = 0;   ///< median of half that interval over the prediction
   /// Kendall's tau of the TFLOP/s of different configurations, each once (its first run): which is the better use of
   /// a GPU. nullopt: fewer than two configurations whose step was measured.
