@@ -195,7 +195,8 @@ void judge(Prediction& prediction, const scenario::Scenario& scenario, const Run
   if (scenario.settings.use_megatron_fsdp) {
     prediction.ignored.emplace_back("work of Megatron-FSDP's hooks on the host");
     prediction.notes.emplace_back(
-        "no interval holds: what Megatron-FSDP's hooks cost the host is not modelled; measured runs took 6 % (DP 4) and "
+        "no interval holds: what Megatron-FSDP's hooks cost the host is not modelled; measured runs took 6 % (DP 4) "
+        "and "
         "13 % (DP 2) longer, their peaks were met");
   }
 }
