@@ -69,6 +69,13 @@ CudnnGraph::Tensor CudnnGraph::intermediate(cudnnDataType_t type, Dims dims, Dim
   return make_tensor(type, std::move(dims), std::move(strides), true, false);
 }
 
+void CudnnGraph::add(const Descriptor& operation, const char* what, std::initializer_list<Descriptor> of) {
+  finalize(operation, what);
+  keep_.insert(keep_.end(), of);
+  keep_.push_back(operation);
+  operations_.push_back(operation.get());
+}
+
 void CudnnGraph::matmul(const Tensor& a, const Tensor& b, const Tensor& c) {
   const cudnnDataType_t precision = CUDNN_DATA_FLOAT;
   const auto kind = make(CUDNN_BACKEND_MATMUL_DESCRIPTOR);
@@ -79,9 +86,7 @@ void CudnnGraph::matmul(const Tensor& a, const Tensor& b, const Tensor& c) {
   set(operation, CUDNN_ATTR_OPERATION_MATMUL_BDESC, b.descriptor);
   set(operation, CUDNN_ATTR_OPERATION_MATMUL_CDESC, c.descriptor);
   set(operation, CUDNN_ATTR_OPERATION_MATMUL_DESC, kind);
-  finalize(operation, "matmul operation");
-  keep_.insert(keep_.end(), {a.descriptor, b.descriptor, c.descriptor, kind, operation});
-  operations_.push_back(operation.get());
+  add(operation, "matmul operation", {a.descriptor, b.descriptor, c.descriptor, kind});
 }
 
 CudnnGraph::Descriptor CudnnGraph::pointwise_kind(cudnnPointwiseMode_t mode, cudnnDataType_t precision,
@@ -102,11 +107,9 @@ void CudnnGraph::add_pointwise(const Descriptor& kind, const Tensor& x, const Te
   if (b != nullptr) set(operation, CUDNN_ATTR_OPERATION_POINTWISE_BDESC, b->descriptor);
   if (mask != nullptr) set(operation, CUDNN_ATTR_OPERATION_POINTWISE_TDESC, mask->descriptor);
   set(operation, CUDNN_ATTR_OPERATION_POINTWISE_YDESC, y.descriptor);
-  finalize(operation, "pointwise operation");
-  keep_.insert(keep_.end(), {kind, x.descriptor, y.descriptor, operation});
+  add(operation, "pointwise operation", {kind, x.descriptor, y.descriptor});
   if (b != nullptr) keep_.push_back(b->descriptor);
   if (mask != nullptr) keep_.push_back(mask->descriptor);
-  operations_.push_back(operation.get());
 }
 
 void CudnnGraph::pointwise(cudnnPointwiseMode_t mode, const Tensor& x, const Tensor& y) {
@@ -139,18 +142,14 @@ void CudnnGraph::reduce(cudnnReduceTensorOp_t reduction, const Tensor& x, const 
   set(operation, CUDNN_ATTR_OPERATION_REDUCTION_XDESC, x.descriptor);
   set(operation, CUDNN_ATTR_OPERATION_REDUCTION_YDESC, y.descriptor);
   set(operation, CUDNN_ATTR_OPERATION_REDUCTION_DESC, kind);
-  finalize(operation, "reduction operation");
-  keep_.insert(keep_.end(), {kind, x.descriptor, y.descriptor, operation});
-  operations_.push_back(operation.get());
+  add(operation, "reduction operation", {kind, x.descriptor, y.descriptor});
 }
 
 void CudnnGraph::reshape(const Tensor& x, const Tensor& y) {
   const auto operation = make(CUDNN_BACKEND_OPERATION_RESHAPE_DESCRIPTOR);
   set(operation, CUDNN_ATTR_OPERATION_RESHAPE_XDESC, x.descriptor);
   set(operation, CUDNN_ATTR_OPERATION_RESHAPE_YDESC, y.descriptor);
-  finalize(operation, "reshape operation");
-  keep_.insert(keep_.end(), {x.descriptor, y.descriptor, operation});
-  operations_.push_back(operation.get());
+  add(operation, "reshape operation", {x.descriptor, y.descriptor});
 }
 
 void CudnnGraph::bernoulli(const Tensor& seed, const Tensor& offset, double probability, const Tensor& y) {
@@ -164,9 +163,7 @@ void CudnnGraph::bernoulli(const Tensor& seed, const Tensor& offset, double prob
   set(operation, CUDNN_ATTR_OPERATION_RNG_DESC, kind);
   set(operation, CUDNN_ATTR_OPERATION_RNG_SEED, seed.descriptor);
   set(operation, CUDNN_ATTR_OPERATION_RNG_OFFSET_DESC, offset.descriptor);
-  finalize(operation, "random numbers operation");
-  keep_.insert(keep_.end(), {kind, seed.descriptor, offset.descriptor, y.descriptor, operation});
-  operations_.push_back(operation.get());
+  add(operation, "random numbers operation", {kind, seed.descriptor, offset.descriptor, y.descriptor});
 }
 
 bool CudnnGraph::build() {

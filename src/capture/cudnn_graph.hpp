@@ -4,6 +4,7 @@
 #include <cudnn.h>
 
 #include <cstdint>
+#include <initializer_list>
 #include <memory>
 #include <vector>
 
@@ -49,6 +50,8 @@ class CudnnGraph {
 
  private:
   Descriptor make(cudnnBackendDescriptorType_t type) const;
+  /// Finalises an operation; it and what it is made `of` live as long as the graph.
+  void add(const Descriptor& operation, const char* what, std::initializer_list<Descriptor> of);
   Descriptor pointwise_kind(cudnnPointwiseMode_t mode, cudnnDataType_t precision, std::int64_t axis) const;
   void add_pointwise(const Descriptor& kind, const Tensor& x, const Tensor* b, const Tensor* mask, const Tensor& y);
   Tensor make_tensor(cudnnDataType_t type, Dims dims, Dims strides, bool is_virtual, bool by_value);
