@@ -96,6 +96,10 @@ void HostCosts::add(const Trace& trace, const Mapping& mapping) {
       continue;
     }
     const Mapped& operation = mapping.operations[e.operation];
+    if (operation.expected->kernel->graphed) {  // its launch is the whole graph's
+      unmapped_between = true;
+      continue;
+    }
     if (e.activity != operation.main) {  // a helper
       clean = clean && free;
       continue;

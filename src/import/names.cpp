@@ -165,6 +165,7 @@ std::string operation_of(const std::string& family) {
   if (family.starts_with("moe.swiglu")) return family.substr(4);
   if (family.starts_with("fast_gelu")) return family.substr(5);
   if (family.starts_with("gemm.lora.")) return "gemm." + family.substr(10);
+  if (family.ends_with(".general") || family.ends_with(".cudnn")) return family.substr(0, family.rfind('.'));
   if (family.starts_with("attention."))  // latent, windowed, with sinks: kernels of one name
     return family.find(".forward") != std::string::npos ? "attention.forward" : "attention.backward";
   static const std::vector<std::string> stems = {

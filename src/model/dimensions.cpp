@@ -364,6 +364,8 @@ Dimensions::Dimensions(const Scenario& sc, const profile::Device& device) : gpu(
   mtp_layers = m.mtp_num_layers.value_or(0);
   set_implementation(sc);
   rms_norm = m.normalization == "RMSNorm";
+  cudnn_norm_forward = scenario::variable(sc, "NVTE_NORM_FWD_USE_CUDNN", "0") != "0";
+  cudnn_norm_backward = scenario::variable(sc, "NVTE_NORM_BWD_USE_CUDNN", "0") != "0";
   bias = m.add_bias_linear;
   qkv_bias = m.add_bias_linear || m.add_qkv_bias;
   qk_l2_norm = m.qk_l2_norm;

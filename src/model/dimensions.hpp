@@ -108,7 +108,8 @@ struct Dimensions {
   Int vocab;          ///< of a tensor-parallel rank
   Int t, cp, dp, pp;  ///< dp: data-parallel size without context parallelism
   bool sp, gated, rms_norm, bias, qkv_bias, qk_norm, rope, fused_rope;
-  bool fused_gradients;       ///< gradient_accumulation_fusion
+  bool cudnn_norm_forward, cudnn_norm_backward;  ///< NVTE_NORM_{FWD,BWD}_USE_CUDNN
+  bool fused_gradients;                          ///< gradient_accumulation_fusion
   bool fsdp = false;          ///< use_megatron_fsdp: parameters, gradients and states are shared (fsdp.hpp)
   bool fsdp_scales = false;   ///< bf16 gradients are divided before they are reduced (gradient_reduce_preprocessing)
   bool fsdp_buffers = false;  ///< fsdp_double_buffer: two units' buffers for gathers, two for gradients, for good

@@ -114,7 +114,7 @@ void GatedDeltaNet::gated_norm(bool grad) {
   // Called from a function that torch.compile breaks there: the host takes longer than for a norm elsewhere.
   Kernel norm;
   norm.name = "linear_attention.norm forward";
-  norm.key = {d_.rms_norm ? "rmsnorm.forward" : "layernorm.forward", {rows, l_.head_dim}};
+  norm.key = linear_.norm_key(true, rows, l_.head_dim);
   norm.host_family = "gated_delta.norm";
   w_.launch(std::move(norm));
   gated_ = w_.allocate("linear_attention.gated", of_values());

@@ -39,9 +39,29 @@ std::uint32_t LinearWriter::bias_gradient(const std::string& name, Int rows, Int
 
 Int LinearWriter::norm_statistics(Int rows) const { return rows * 4 * (d_.rms_norm ? 1 : 2); }
 
+// TE has kernels tuned for these widths, where rows are a multiple of four, and general ones for any other
+// (common/normalization/{rmsnorm,layernorm}/*.cu, REGISTER_NORM_LAUNCHER; common.cpp: is_tuned). cuDNN's graphs, chosen
+// by NVTE_NORM_{FWD,BWD}_USE_CUDNN, serve all widths alike; LayerNorm's take as long as the tuned kernels (4096 wide:
+// 22.0 and 41.1 us by cuDNN for 4096 rows, 22.0 and 42.6 tuned; 7168 wide in proportion).
+profile::Key LinearWriter::norm_key(bool forward, Int rows, Int cols) const {
+  static constexpr Int rms_widths[] = {512, 768, 1024, 2048, 4096, 8192};
+  static constexpr Int layer_widths[] = {768,   1024,  1536,  2048,  2304,  3072,  3840,  4096,  5120,
+                                         6144,  8192,  10240, 12288, 12800, 15360, 16384, 18432, 20480,
+                                         24576, 25600, 30720, 32768, 40960, 49152, 65536};
+  const auto has = [cols](const auto& widths) { return std::ranges::binary_search(widths, cols); };
+  const bool tuned = rows % 4 == 0 && (d_.rms_norm ? has(rms_widths) : has(layer_widths));
+  const bool cudnn = forward ? d_.cudnn_norm_forward : d_.cudnn_norm_backward;
+  std::string family = d_.rms_norm ? "rmsnorm" : "layernorm";
+  family += forward ? ".forward" : ".backward";
+  if (cudnn)
+    family += d_.rms_norm ? ".cudnn" : "";
+  else if (!tuned)
+    family += ".general";
+  return {std::move(family), {rows, cols}};
+}
+
 void LinearWriter::norm(const std::string& name, bool forward, Int rows, Int cols) {
-  w_.launch(name + (forward ? " forward" : " backward"),
-            {std::string(d_.rms_norm ? "rmsnorm" : "layernorm") + (forward ? ".forward" : ".backward"), {rows, cols}});
+  w_.launch(name + (forward ? " forward" : " backward"), norm_key(forward, rows, cols));
 }
 
 // `shard`: a part of a sequence-parallel tensor. Current scaling takes the maximum over all parts, so that the gathered

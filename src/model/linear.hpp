@@ -108,6 +108,7 @@ class LinearWriter {
   /// The input's gradient through the adapter; none without one.
   std::uint32_t adapt_backward(const Linear& linear, Adapted& saved);
 
+  profile::Key norm_key(bool forward, Int rows, Int cols) const;  ///< which kernel of Transformer Engine a norm takes
   void norm(const std::string& name, bool forward, Int rows, Int cols);
   /// A bias that another kernel added: its gradient is PyTorch's sum over the rows of a matrix. Returns it.
   std::uint32_t bias_gradient(const std::string& name, Int rows, Int columns);

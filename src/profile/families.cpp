@@ -225,8 +225,14 @@ std::vector<Family> make_families() {
   f.push_back(mla_attention("attention.mla.backward.bf16", 3, 2, 2, "its backward with its helper kernels"));
   f.push_back(streaming("rmsnorm.forward", rows_cols, 4, "bf16 in and out, fp32 rsigma"));
   f.push_back(streaming("rmsnorm.backward", rows_cols, 6, "bf16; with the finalize kernel (dgamma)"));
+  f.push_back(streaming("rmsnorm.forward.general", rows_cols, 4, "the same by TE's kernel for any width"));
+  f.push_back(streaming("rmsnorm.backward.general", rows_cols, 6, "the same by TE's kernel for any width"));
+  f.push_back(streaming("rmsnorm.forward.cudnn", rows_cols, 4, "the same by cuDNN (NVTE_NORM_FWD_USE_CUDNN)"));
+  f.push_back(streaming("rmsnorm.backward.cudnn", rows_cols, 6, "the same by cuDNN (NVTE_NORM_BWD_USE_CUDNN)"));
   f.push_back(streaming("layernorm.forward", rows_cols, 4, "bf16 in and out, fp32 mu and rsigma"));
   f.push_back(streaming("layernorm.backward", rows_cols, 6, "bf16; with the finalize kernel (dgamma, dbeta)"));
+  f.push_back(streaming("layernorm.forward.general", rows_cols, 4, "the same by TE's kernel for any width"));
+  f.push_back(streaming("layernorm.backward.general", rows_cols, 6, "the same by TE's kernel for any width"));
   f.push_back(streaming("qk_l2_norm.forward", rows_cols, 4, "L2 norm of contiguous queries (torch.compile), bf16"));
   f.push_back(streaming("qk_l2_norm.backward", rows_cols, 6, "its backward"));
   f.push_back(streaming("qk_l2_norm.strided.forward", rows_cols, 4, "the same of keys inside the fused projection"));

@@ -20,6 +20,14 @@ std::string shape(const Family& f, const std::vector<std::int64_t>& dims) {
   return fmt::format("{}", fmt::join(parts, " "));
 }
 
+/// Norms by other kernels than those that Transformer Engine has tuned for a width; a profile may know the tuned alone.
+struct Variant {
+  std::string_view suffix;
+  double unknown;  ///< how far its time lies from the tuned kernels', relative, on an H200
+};
+constexpr Variant norms[] = {{".general", 1},   // 1.4 to 3.7 times as long (19 widths)
+                             {".cudnn", 0.3}};  // 0.7 to 1.05 times (8 widths)
+
 double interpolation_error(const Profile& profile, const std::string& family_name) {
   const auto found = profile.interpolation.find(family_name);
   return found != profile.interpolation.end() && found->second.tests > 0 ? found->second.error : untested_error;
@@ -70,6 +78,15 @@ std::optional<Found> lookup(const Profile& profile, const Key& key) {
     }
   }
   if (f.load == Load::network) return derive_network(profile, key);
+  for (const auto& [suffix, unknown] : norms) {
+    if (samples != profile.samples.end() || !key.family.ends_with(suffix)) continue;
+    auto tuned = lookup(profile, {key.family.substr(0, key.family.size() - suffix.size()), key.dims});
+    if (!tuned) return tuned;
+    tuned->timing.origin = Origin::derived;
+    tuned->timing.spread = std::hypot(tuned->timing.spread, unknown);
+    tuned->timing.note = "as fast as Transformer Engine's norm of a tuned width; the kernel itself was not measured";
+    return tuned;
+  }
   return std::nullopt;
 }
 
