@@ -201,6 +201,29 @@ void shard_end(Piece& piece, Owners& owners, const Dimensions& d, const scenario
   around.into(piece.backward);
 }
 
+std::vector<Tensor> gathered_for_good(const std::vector<Parameter>& parameters, int layers, Owners& owners,
+                                      const Dimensions& d) {
+  Int ends[2] = {0, 0};
+  std::vector<Int> units(static_cast<std::size_t>(layers));
+  for (const auto& p : parameters) {
+    if (p.layer >= 0 && p.layer < layers)
+      units[static_cast<std::size_t>(p.layer)] += p.elements;
+    else
+      ends[p.layer < 0 ? 0 : 1] += p.elements;
+  }
+  std::vector<Tensor> held;
+  const auto hold = [&](const char* owner, Int bytes) {
+    if (bytes > 0) held.push_back(Tensor{owners(owner), Bytes(bytes)});
+  };
+  for (const Int elements : ends) hold("gathered parameters", 2 * elements);
+  const Int largest = units.empty() ? 0 : *std::ranges::max_element(units);
+  for (int buffer = 0; d.fsdp_buffers && buffer < 2; ++buffer) {
+    hold("gathered parameters", 2 * largest);
+    hold("gradient bucket", d.gradient_bytes * largest);
+  }
+  return held;
+}
+
 std::vector<Buffer> unit_buffers(const std::vector<Parameter>& parameters, Int dense_ranks, Int expert_ranks) {
   std::vector<Buffer> buffers;
   for (const bool expert : {false, true}) {

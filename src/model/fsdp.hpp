@@ -28,6 +28,11 @@ void shard_layer(Piece& piece, Owners& owners, const Dimensions& dimensions, con
 void shard_end(Piece& piece, Owners& owners, const Dimensions& dimensions, const scenario::Scenario& scenario,
                const ChunkShape& shape, bool first);
 
+/// Of a chunk, from the first step on: embedding and output layer, gathered once a step; fsdp_double_buffer's buffers
+/// of the largest unit.
+std::vector<Tensor> gathered_for_good(const std::vector<Parameter>& parameters, int layers, Owners& owners,
+                                      const Dimensions& dimensions);
+
 /// A chunk's parameters in buffers of a bucket for each unit and each end, dense ones and experts apart.
 std::vector<Buffer> unit_buffers(const std::vector<Parameter>& parameters, Int dense_ranks, Int expert_ranks);
 

@@ -105,7 +105,7 @@ void OutputLayer::run(bool counts) {
 }
 
 void OutputLayer::weight_gradient() {
-  // finish_embedding_wgrad_compute launches deferred ones after the last backward (state.cpp).
+  // finish_embedding_wgrad_compute launches deferred ones after the last backward (optimizer_step.cpp).
   if (!d_.computes_head_wgrads || d_.frozen()) return;
   w_.microbatches(d_.deferred_head_wgrads);
   if (d_.fused_gradients) {

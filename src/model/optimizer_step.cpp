@@ -1,0 +1,187 @@
+#include <algorithm>
+
+#include "ends.hpp"
+#include "host_optimizer.hpp"
+#include "muon.hpp"
+#include "pipewright/scenario/derived.hpp"
+#include "state_writer.hpp"
+
+namespace pipewright::model {
+
+void StateWriter::add_gradient_sync(Chunk& chunk, const Buffer& buffer, const ShardedOptimizer& optimizer) {
+  const auto& o = s_.settings;
+  const Int ranks = optimizer.ranks;
+  for (std::size_t bucket = 0; bucket < buffer.buckets.size(); ++bucket) {
+    const auto& [start, end] = buffer.buckets[bucket];
+    const Int bytes = (end - start) * d_.gradient_bytes;
+    auto& list = o.overlap_grad_reduce ? chunk.gradient_sync : rank_.finalize;
+    const Stream stream = o.overlap_grad_reduce ? Stream::gradient : Stream::compute;
+    // _ParamAndGradBucketGroup.check_grads: its norm, asked whether it is NaN, then whether it is infinite.
+    if (d_.checks_for_nan) {
+      launch(list, "gradient norm of a bucket", {"l2norm", {bytes / 4}});
+      list.back().read_by_host = true;
+      launch(list, "gradient norm is infinite", {"small", {}});
+      list.back().host_family = "check";
+      list.back().read_by_host = true;
+    }
+    // Gradients of experts are divided by the data-parallel size too (distributed_data_parallel.py:212).
+    if (dense_.ranks > 1 && !o.average_in_collective && !o.calculate_per_token_loss) {
+      launch(list, "gradient scaling", {"scale", {(end - start) * d_.gradient_bytes / 4}});
+    }
+    if (ranks > 1) {
+      collective(list, "gradient reduction", o.use_distributed_optimizer ? "reduce_scatter" : "all_reduce", ranks,
+                 bytes, optimizer.link, stream, Purpose::dp);
+    }
+    chunk.gradient_sync_layers.resize(chunk.gradient_sync.size(), buffer.last_layers[bucket]);
+    if (ranks == 1 || !o.use_distributed_optimizer) continue;
+    const Int gathered = (end - start) * d_.precision.gathered_parameter_bytes(buffer.fp8);
+    auto& gather = o.overlap_param_gather ? chunk.parameter_gather : gathers_;
+    collective(gather, "parameter all-gather", "all_gather", ranks, gathered, optimizer.link,
+               o.overlap_param_gather ? Stream::parameter : Stream::compute, Purpose::dp);
+  }
+}
+
+/// drain_embedding_wgrad_compute: a GEMM for each microbatch, its input gathered while the one before runs.
+void StateWriter::add_deferred_head() {
+  std::vector<Kernel> drain;
+  for (Int i = 0; i < d_.deferred_head_wgrads * (1 + d_.mtp_layers); ++i) {
+    if (d_.sp) {
+      collective(drain, "head all-gather, deferred", "all_gather", d_.t, 2 * d_.tokens * d_.h, d_.tp_link,
+                 i == 0 ? Stream::compute : Stream::communication, Purpose::tp);
+    }
+    launch(drain, "head wgrad, deferred", head_wgrad(d_));
+  }
+  rank_.finalize.insert(rank_.finalize.begin(), drain.begin(), drain.end());
+}
+
+/// Pipeline ranks that hold a copy of the word embedding (parallel_state.py, the embedding group): the first; the last
+/// where the output layer shares it; those of multi-token prediction.
+std::set<Int> StateWriter::embedding_ranks(bool shares_embedding) const {
+  std::set<Int> ranks = {0};
+  if (shares_embedding) ranks.insert(d_.pp - 1);
+  for (Int rank = 0; rank < d_.pp; ++rank) {
+    if (scenario::stage(s_, rank, scenario::num_chunks(s_) - 1).mtp_layers > 0) ranks.insert(rank);
+  }
+  return ranks;
+}
+
+void StateWriter::add_finalize(bool shares_embedding) {
+  if (d_.sp && replicated_elements_ > 0) {
+    // Norm gradients of sequence-parallel ranks are summed (finalize_model_grads.py,
+    // _allreduce_non_tensor_model_parallel_grads).
+    launch(rank_.finalize, "norm gradients gathered", {"small", {}});
+    collective(rank_.finalize, "norm gradients all-reduce", "all_reduce", d_.t,
+               replicated_elements_ * d_.gradient_bytes, d_.tp_link, Stream::compute, Purpose::tp);
+    launch(rank_.finalize, "norm gradients scattered", {"small", {}});
+  }
+  const auto ranks = embedding_ranks(shares_embedding);
+  if (d_.frozen()) return;
+  if (ranks.size() > 1 && ranks.contains(pp_rank_)) {
+    collective(rank_.finalize, "embedding gradients all-reduce", "all_reduce", static_cast<Int>(ranks.size()),
+               d_.vocab * d_.h * d_.gradient_bytes,
+               way(s_.cluster.num_gpus / static_cast<Int>(ranks.size()), static_cast<Int>(ranks.size())),
+               Stream::compute, Purpose::dp);
+    rank_.finalize.back().joins_pipeline = true;
+  }
+}
+
+/// FP8 parameters from their main parameters (TE tensor/utils.py, cast_master_weights_to_fp8): every shard that the
+/// rank owns is cast as one row, with a transpose that nobody reads.
+void StateWriter::add_shard_casts(const ShardedOptimizer& optimizer) {
+  if (!d_.precision.per_tensor()) return;
+  std::vector<Int> shards;
+  for (const auto& [which, sizes] : casts_)
+    if (which.first == (&optimizer == &experts_)) shards.insert(shards.end(), sizes.begin(), sizes.end());
+  if (shards.empty()) return;
+  auto& step = rank_.optimizer;
+  const auto amaxes_reduced = [&] {
+    if (optimizer.ranks > 1)
+      collective(step, "parameters' amax all-reduce", "all_reduce", optimizer.ranks,
+                 4 * static_cast<Int>(shards.size()), optimizer.link, Stream::compute, Purpose::dp);
+    launch(step, "parameters' scales", {"small", {}});
+  };
+  if (d_.precision.recipe == Recipe::tensorwise) {
+    for (const Int n : shards) launch(step, "parameter amax", {"amax", {n}});
+    amaxes_reduced();
+  }
+  for (const Int n : shards) launch(step, "parameter cast", {"cast_transpose.fp8.row", {n}});
+  if (d_.precision.recipe == Recipe::delayed) amaxes_reduced();
+}
+
+void StateWriter::add_optimizer_step() {
+  const auto& o = s_.settings;
+  auto& step = rank_.optimizer;
+  std::vector<const ShardedOptimizer*> optimizers;
+  Int owned = 0;
+  int shards = 0;
+  for (const auto* optimizer : {&dense_, &experts_}) {
+    if (optimizer->elements() == 0) continue;
+    optimizers.push_back(optimizer);
+    owned += optimizer->elements();
+    shards += optimizer->shards();
+  }
+  // One kernel here is one for each shard, or lists of all of them that Python makes.
+  const auto stands_for = [&](int launches) { step.back().launches = launches; };
+  const auto types = optimizer_types(s_);
+  if (d_.gradient_bytes == 2 && !types.in_adam) {
+    launch(step, "gradients to fp32", {"cast.bf16_f32", {owned}});
+    stands_for(shards);
+  }
+  const Int all_ranks = d_.pp * d_.t * (o.use_distributed_optimizer || d_.fsdp ? dense_.ranks : 1);
+  const auto over_all_ranks = [&](const std::string& name) {
+    if (all_ranks == 1) return;
+    collective(step, name, "all_reduce", all_ranks, 4, way(s_.cluster.num_gpus / all_ranks, all_ranks), Stream::compute,
+               Purpose::dp);
+    step.back().joins_pipeline = d_.pp > 1;
+  };
+  if (o.fp16) {  // the loss scale is taken out again, infinities are found (optimizer.py:713-738)
+    launch(step, "gradient unscaling", {"scale", {owned}});
+    over_all_ranks("infinities all-reduce");
+  }
+  if (o.clip_grad > 0) {
+    launch(step, "gradient norm", {"l2norm", {owned}});
+    stands_for(shards);
+    over_all_ranks("gradient norm all-reduce");
+    for (const auto* optimizer : optimizers) {
+      for (int i = 0; i < 6; ++i) launch(step, "clip coefficient", {"small", {}});
+      launch(step, "gradient clipping", {"scale", {optimizer->elements()}});
+    }
+  }
+  for (const auto* optimizer : optimizers) {
+    if (o.optimizer_cpu_offload) {
+      for (auto& kernel :
+           host_optimizer_step(s_, host_share(optimizer->heaviest(), o.optimizer_offload_fraction), d_.gradient_bytes))
+        step.push_back(std::move(kernel));
+      step.insert(step.end(), gathers_.begin(), gathers_.end());
+      continue;
+    }
+    // The family is fp32 Adam; other types and optimizers are taken as moving their bytes at its rate.
+    const Int traffic = types.traffic(d_.gradient_bytes), fp32_adam = OptimizerTypes{}.traffic(4);
+    if (const Int elements = d_.muon ? optimizer->adam_elements() : optimizer->elements(); elements > 0) {
+      launch(step, d_.muon ? "adam" : o.optimizer, {"adam", {std::max<Int>(1, elements * traffic / fp32_adam)}});
+      stands_for(optimizer->shards());
+    }
+    for (auto& kernel : orthogonalization(d_, optimizer->matrices(d_))) step.push_back(std::move(kernel));
+    if (!types.in_adam) {
+      launch(step, "parameters from main parameters", {"cast.f32_bf16", {optimizer->elements()}});
+      stands_for(optimizer->shards());
+    }
+    add_shard_casts(*optimizer);
+    // Every optimizer gathers all buffers of the model chunks (distrib_optimizer.py, step_with_ready_grads).
+    step.insert(step.end(), gathers_.begin(), gathers_.end());
+  }
+  add_quantized_parameters();
+}
+
+/// What was gathered in bf16 is quantized into the parameters, and the gradients' buffer that held it is zeroed. With
+/// overlap_param_gather the first microbatch does it; it takes the compute stream's time all the same.
+void StateWriter::add_quantized_parameters() {
+  Int bytes = 0;
+  for (const auto& [rows, cols] : casts_of_chunks_) {
+    launch(rank_.optimizer, "parameters quantized", {"quantize.mxfp8", {rows, cols}});
+    bytes += d_.gradient_bytes * rows * cols;
+  }
+  if (bytes > 0) launch(rank_.optimizer, "gathered parameters zeroed", {"fill", {bytes}});
+}
+
+}  // namespace pipewright::model

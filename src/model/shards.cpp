@@ -1,0 +1,81 @@
+#include "shards.hpp"
+
+#include <algorithm>
+#include <numeric>
+
+namespace pipewright::model {
+namespace {
+
+Int type_bytes(const std::string& type) {
+  if (type == "fp32") return 4;
+  return type == "fp8" ? 1 : 2;
+}
+
+}  // namespace
+
+OptimizerTypes optimizer_types(const scenario::Scenario& s) {
+  const auto& o = s.settings;
+  OptimizerTypes types;
+  if (o.optimizer != "adam" && o.optimizer != "muon") types.second = 0;  // momentum alone (torch SGD, Lion)
+  if (!o.use_precision_aware_optimizer) return types;
+  types.first = type_bytes(o.exp_avg_dtype);
+  if (types.second > 0) types.second = type_bytes(o.exp_avg_sq_dtype);
+  const bool scaled_elsewhere = o.fp8 && o.fp8_recipe.value_or("delayed") != "delayed";
+  types.in_adam = o.main_params_dtype != "fp32" || !scaled_elsewhere || o.optimizer_cpu_offload;
+  types.remainders = types.in_adam && o.main_params_dtype == "fp32" && o.store_param_remainders && !o.fp16;
+  types.main = types.remainders ? 2 : type_bytes(o.main_params_dtype);
+  return types;
+}
+
+int ShardedOptimizer::shards() const {
+  std::size_t most = 0;
+  for (const auto& list : owned) most = std::max(most, list.size());
+  return static_cast<int>(most);
+}
+
+std::vector<Int> ShardedOptimizer::heaviest() const {
+  std::vector<Int> most;
+  for (const auto& rank : owned) {
+    std::vector<Int> list;
+    for (const bool decays : {true, false})
+      for (const auto& shard : rank)
+        if (shard.decays == decays) list.push_back(shard.elements);
+    if (std::accumulate(list.begin(), list.end(), Int{0}) > std::accumulate(most.begin(), most.end(), Int{0}))
+      most = std::move(list);
+  }
+  return most;
+}
+
+Int ShardedOptimizer::elements() const {
+  Int sum = 0;
+  if (!owned.empty()) {
+    for (const auto& shard : owned.front()) sum += shard.elements;
+  }
+  return sum;
+}
+
+Int ShardedOptimizer::adam_elements() const {
+  Int sum = 0;
+  if (!owned.empty()) {
+    for (const auto& shard : owned.front()) sum += shard.matrix.elements() > 0 ? 0 : shard.elements;
+  }
+  return sum;
+}
+
+std::vector<Matrix> ShardedOptimizer::matrices(const Dimensions& d) const {
+  std::vector<Matrix> busiest;
+  double most = 0;
+  for (const auto& rank : owned) {
+    std::vector<Matrix> list;
+    double flop = 0;
+    for (const auto& shard : rank) {
+      if (shard.matrix.elements() == 0) continue;
+      list.push_back(shard.matrix);
+      flop += orthogonalization_flop(d, shard.matrix);
+    }
+    if (flop > most) most = flop, busiest = std::move(list);
+  }
+  return busiest;
+}
+
+}  // namespace pipewright::model

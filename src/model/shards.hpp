@@ -1,0 +1,48 @@
+// Which shards of the parameters a data-parallel rank's optimizer owns, and the bytes of an element of its state.
+#pragma once
+
+#include <vector>
+
+#include "dimensions.hpp"
+#include "muon.hpp"
+
+namespace pipewright::model {
+
+/// Bytes of an element of the optimizer's state; `second` 0: it has one moment only.
+struct OptimizerTypes {
+  Int main = 4, first = 4, second = 4;
+  /// TE's FusedAdam holds the main parameters, made in its first step, reads bf16 gradients and writes the parameters
+  /// itself (optimizer_config.py:404, use_precision_aware_optimizer_no_fp8_or_ds_fp8).
+  bool in_adam = false;
+  bool remainders = false;  ///< main parameters are the low 16 bits beside the bf16 parameter (store_param_remainders)
+
+  /// Bytes that the optimizer's kernel moves for an element: gradient, and in and out main parameter and moments.
+  Int traffic(Int gradient) const {
+    const Int parameter = !in_adam ? 0 : remainders ? 2 * 2 : 2;
+    return (in_adam ? gradient : 4) + 2 * (main + first + second) + parameter;
+  }
+};
+OptimizerTypes optimizer_types(const scenario::Scenario& scenario);
+
+/// One of the optimizers that ChainedOptimizer steps: parameters reduced over the same ranks.
+struct ShardedOptimizer {
+  Int ranks;  ///< over which gradients are reduced and the optimizer's state is sharded
+  Way link;
+  struct Shard {
+    Int elements;
+    bool fp8;
+    /// With overlap_param_gather_with_optimizer_step the first chunk has an optimizer of its own
+    /// (optimizer/__init__.py, get_megatron_optimizer).
+    bool first_chunk;
+    Matrix matrix = {};  ///< that Muon updates; no elements: Adam does
+    bool decays = true;  ///< weight decay: not of norms and biases, which are a group of their own
+  };
+  std::vector<std::vector<Shard>> owned;  ///< [data-parallel rank]
+  Int elements() const;
+  Int adam_elements() const;
+  std::vector<Matrix> matrices(const Dimensions& d) const;  ///< of the rank whose matrices take longest
+  int shards() const;                                       ///< of the rank that owns most
+  std::vector<Int> heaviest() const;                        ///< of the rank that owns most, those that decay first
+};
+
+}  // namespace pipewright::model

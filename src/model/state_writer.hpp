@@ -1,0 +1,84 @@
+// Writes what a rank holds from start to end and the kernels outside the pieces. state.cpp writes modules, buffers and
+// what lives as long as the process; optimizer_state.cpp the optimizer's tensors on GPU and host; optimizer_step.cpp
+// the kernels after a backward: gradient synchronisation, finalisation, the optimizer's step.
+#pragma once
+
+#include <map>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "builder.hpp"
+#include "parameters.hpp"
+#include "shards.hpp"
+
+namespace pipewright::model {
+
+class StateWriter {
+ public:
+  StateWriter(const scenario::Scenario& scenario, const Dimensions& dimensions, Int pp_rank, Owners& owners, Rank& rank)
+      : s_(scenario),
+        d_(dimensions),
+        pp_rank_(pp_rank),
+        owners_(owners),
+        rank_(rank),
+        dense_{d_.dp * d_.cp, d_.dp_link, {}},
+        experts_{d_.moe.edp, d_.moe.edp_link, {}},
+        construction_(owners, "construction") {}
+
+  void run(const std::vector<ChunkShape>& shapes);
+
+ private:
+  void hold(std::vector<Tensor>& list, const std::string& owner, Int bytes) {
+    if (bytes > 0) list.push_back(Tensor{owners_(owner), Bytes(bytes)});
+  }
+  void hold_from_start(const std::string& owner, Int bytes) { construction_.allocate(owner, bytes); }
+  static void launch(std::vector<Kernel>& list, const std::string& name, profile::Key key) {
+    Kernel kernel;
+    kernel.name = name;
+    kernel.key = std::move(key);
+    list.push_back(std::move(kernel));
+  }
+  void collective(std::vector<Kernel>& list, const std::string& name, const std::string& kind, Int ranks, Int bytes,
+                  const Way& way, Stream stream, Purpose purpose) {
+    list.push_back(collective_kernel(purpose, name, kind, ranks, bytes, way, stream));
+  }
+  /// Between ranks so far apart; of all GPUs with a distance of 1.
+  Way way(Int stride, Int ranks) const {
+    const bool leaves = stride * ranks > scenario::nvlink_domain(s_) && ranks > 1;
+    return {leaves ? s_.cluster.inter_node_link : s_.cluster.link, stride, leaves};
+  }
+
+  void construct_module(const std::vector<Parameter>& parameters);
+  void add_chunk(std::size_t chunk, const std::vector<Parameter>& parameters);
+  void add_optimizer_state(const ShardedOptimizer& optimizer);
+  void add_host_state(const ShardedOptimizer& optimizer);
+  void add_gradient_sync(Chunk& chunk, const Buffer& buffer, const ShardedOptimizer& optimizer);
+  void add_casts();
+  void add_deferred_head();
+  std::set<Int> embedding_ranks(bool shares_embedding) const;
+  void add_latent_rotary(Int layers);
+  void add_global_buffers(bool head, bool mtp);
+  void add_finalize(bool shares_embedding);
+  void add_shard_casts(const ShardedOptimizer& optimizer);
+  void add_optimizer_step();
+  void add_quantized_parameters();
+
+  const scenario::Scenario& s_;
+  const Dimensions& d_;
+  const Int pp_rank_;
+  Owners& owners_;
+  Rank& rank_;
+  ShardedOptimizer dense_, experts_;
+  std::map<std::pair<bool, bool>, std::vector<Int>>
+      casts_;  ///< FP8 shards by (experts, first chunk): an optimizer each
+  PieceBuilder construction_;
+  std::vector<std::vector<std::uint32_t>> modules_;  ///< by chunk: parameters as the modules made them
+  std::vector<std::pair<Int, Int>>
+      casts_of_chunks_;          ///< rows and columns of parameters that are quantized after a gather
+  std::vector<Kernel> gathers_;  ///< of parameters, after an optimizer's step
+  Int replicated_elements_ = 0;
+};
+
+}  // namespace pipewright::model
