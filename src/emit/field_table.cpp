@@ -130,6 +130,7 @@ bool is_ours(std::string_view field) {
 bool matters(std::string_view field, const Scenario& s) {
   if (field == "packing_algorithm" || field == "pack_order") return !s.settings.sequence_lengths.empty();
   if (field.starts_with("muon_")) return s.settings.optimizer.ends_with("muon");
+  if (field.starts_with("mamba_")) return scenario::has_mamba_layer(s);
   if (field.starts_with("lora_")) return !s.settings.lora_target_modules.empty();
   if (std::ranges::find(mla_fields, field) != std::end(mla_fields)) return s.model.multi_latent_attention;
   if (field == "moe_token_dispatcher_type" && s.settings.variable_seq_lengths) return true;  // asked of any model

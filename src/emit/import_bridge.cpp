@@ -422,6 +422,8 @@ class OverrideImporter {
       s_.model.untie_embeddings_and_output_weights = literal.text == "False";
       return;
     }
+    if (section == "model" && field == "hybrid_override_pattern")  // HybridModelProvider.finalize
+      return set(section, "hybrid_layer_pattern", literal, where);
     if (std::ranges::find(dropped_, field) != dropped_.end()) {
       ignored_.insert(name);
       return;
@@ -453,6 +455,8 @@ class OverrideImporter {
     }
     for (const char* home : {"model.", "settings."})
       if (const auto at = s_.positions.find(home + field); at != s_.positions.end()) at->second = where;
+    if (field == "hybrid_layer_pattern" && s_.model.num_layers == 0)  // HybridModelProvider.finalize counts them
+      s_.model.num_layers = static_cast<scenario::Int>(scenario::hybrid_layers(s_).size());
     if (section == "mixed_precision") {
       precision_.push_back(assignment);
       // MixedPrecisionConfig keeps the two in step.

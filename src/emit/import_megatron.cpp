@@ -1,10 +1,12 @@
 // A Megatron-LM command line as a scenario: the argument parser's defaults, the flags, then what validate_args and
 // core_transformer_config_from_args make of them (megatron/training/arguments.py, argument_utils.py of core_r0.19.0).
 #include <algorithm>
+#include <charconv>
 #include <set>
 
 #include "emitted.hpp"
 #include "field_table.hpp"
+#include "hybrid.hpp"
 #include "launch.hpp"
 #include "pipewright/effects.hpp"
 #include "pipewright/scenario/derived.hpp"
@@ -53,6 +55,7 @@ class FlagImporter {
                   [](const auto& one) { return one.second.file == "--set"; });  // the parser's, not stated
     for (const auto& given : given_) apply(given, s_);
     finish(s_);
+    judge_program(launch);
     require();
     note();
     result_.scenario = std::move(s_);
@@ -109,7 +112,7 @@ class FlagImporter {
       tokenizer_ = type->values.front();
     else if (was_given("--merge-file"))
       tokenizer_ = gpt2_tokenizer;  // what pretrain_gpt.py takes where none is named
-    if (!launch.trains_gpt) judge_model();
+    if (!launch.trains_gpt && !launch.trains_hybrids) judge_model();
     std::erase_if(given_, [this](const Given& given) { return !accept(given); });
   }
 
@@ -129,6 +132,16 @@ class FlagImporter {
     const Given* entries = given("--vocab-file");
     if (entries != nullptr && tokenizer_.empty())
       refuse(*entries, "a file of entries without --merge-file is BERT's vocabulary");
+  }
+
+  /// The program decides which model is built, the flags which layers it has.
+  void judge_program(const Launch& launch) const {
+    const bool hybrid = scenario::is_hybrid(s_);
+    if (launch.trains_hybrids && !hybrid)
+      throw UsageError(s_.origin, "--hybrid-layer-pattern", "is missing: a hybrid is what this program trains");
+    if (launch.trains_gpt && hybrid)
+      throw UsageError(s_.origin, "--hybrid-layer-pattern",
+                       "pretrain_gpt.py builds no hybrid: pretrain_hybrid.py does (pretrain_mamba.py before 0.18)");
   }
 
   static bool takes_values(const std::string& name) {
@@ -283,6 +296,15 @@ class FlagImporter {
       set(s, given, "activation_func", "quick_gelu");
     } else if (name == "--squared-relu") {
       set(s, given, "activation_func", "squared_relu");
+    } else if (name == "--hybrid-override-pattern") {
+      if (was_given("--hybrid-layer-pattern"))
+        throw UsageError(given.where, name,
+                         "cannot be specified beside --hybrid-layer-pattern, whose deprecated name it is");
+      set(s, given, "hybrid_layer_pattern", one(given));
+    } else if (name == "--spec") {
+      if (is_hybrid_spec(given.values)) return;
+      settings.other["spec"] = list(given.values, " ");
+      s.positions["settings.spec"] = given.where;
     } else if (name == "--num-query-groups") {
       if (was_given("--group-query-attention")) set(s, given, "num_query_groups", one(given));
     } else if (name == "--recompute-activations") {
@@ -337,11 +359,35 @@ class FlagImporter {
                            std::to_string(s.model.num_layers));
   }
 
+  double ratio(const char* flag) const {
+    const Given* stated = given(flag);
+    if (stated == nullptr) return 0;
+    const std::string value = one(*stated);
+    double ratio = 0;
+    const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), ratio);
+    if (error != std::errc() || end != value.data() + value.size() || ratio < 0 || ratio > 1)
+      throw UsageError(stated->where, flag, "expected a number from 0 to 1, found \"" + value + "\"");
+    return ratio;
+  }
+
+  /// arguments.py: from 0.17 on the pattern says how many layers there are; before, ratios may stand for it.
+  void count_layers(Scenario& s) const {
+    const Given* spec = given("--spec");
+    const double attention = ratio("--hybrid-attention-ratio"), mlp = ratio("--hybrid-mlp-ratio");
+    const bool hybrid = attention + mlp > 0 || was_given("--is-hybrid-model") ||
+                        (spec != nullptr && is_hybrid_spec(spec->values));
+    if (hybrid && !s.model.hybrid_layer_pattern && scenario::core_version(s.software) < scenario::Version::v0_17)
+      s.model.hybrid_layer_pattern = pattern_from_ratios(s.model.num_layers, attention, mlp);
+    if (s.model.hybrid_layer_pattern && scenario::core_version(s.software) >= scenario::Version::v0_17)
+      s.model.num_layers = static_cast<scenario::Int>(scenario::hybrid_layers(s).size());
+  }
+
   void finish(Scenario& s) const {
     auto& settings = s.settings;
     auto& model = s.model;
     count_vocabulary(s);
     check_pattern(s);
+    count_layers(s);
     if (const auto* per_stage = given("--num-layers-per-virtual-pipeline-stage")) {
       set(s, *per_stage, "virtual_pipeline_model_parallel_size", one(*per_stage));
       const auto each = std::max<std::int64_t>(1, *settings.virtual_pipeline_model_parallel_size);
@@ -355,7 +401,8 @@ class FlagImporter {
       settings.virtual_pipeline_model_parallel_size = of_rank / each;
     }
     if (settings.virtual_pipeline_model_parallel_size == 1) settings.virtual_pipeline_model_parallel_size.reset();
-    const bool interleaved = settings.virtual_pipeline_model_parallel_size || settings.pipeline_model_parallel_layout
+    const bool interleaved = settings.virtual_pipeline_model_parallel_size || settings.pipeline_model_parallel_layout ||
+                                     scenario::is_hybrid(s)
                                  ? scenario::interleaved(s)
                                  : false;
     settings.overlap_p2p_comm = interleaved && !was_given("--no-overlap-p2p-communication");
@@ -388,7 +435,8 @@ class FlagImporter {
   void require() const {
     for (const auto* flag :
          {"--num-layers", "--hidden-size", "--num-attention-heads", "--seq-length", "--micro-batch-size"})
-      if (!was_given(flag)) throw UsageError(s_.origin, flag, "is missing");
+      if (!was_given(flag) && (s_.model.num_layers == 0 || flag != std::string_view("--num-layers")))
+        throw UsageError(s_.origin, flag, "is missing");
     if (s_.model.vocab_size == 0 && !states_vocabulary())
       throw UsageError(s_.origin, "--vocab-size",
                        "the vocabulary is missing: add --vocab-size N (the tokenizer's entries) or --padded-vocab-size "

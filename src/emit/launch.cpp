@@ -110,7 +110,8 @@ void judge_program(const ShellWord& script, Launch& launch) {
     throw UsageError({launch.file, script.line}, program,
                      std::string(work) + ": only what pretrain_gpt.py trains is modelled");
   launch.trains_gpt = program == gpt_program;
-  if (!launch.trains_gpt) launch.notes.push_back(program + " is taken to train as pretrain_gpt.py does");
+  launch.trains_hybrids = trains_hybrids(program);
+  if (!launch.trains_gpt && !launch.trains_hybrids) launch.notes.push_back(program + " is taken to train as pretrain_gpt.py does");
 }
 
 /// What runs the functional tests of this file's folder.
@@ -121,6 +122,7 @@ void judge_folder(Launch& launch) {
         {launch.file, 0}, std::string(program),
         "runs the tests of this folder and " + std::string(work) + ": only what pretrain_gpt.py trains is modelled");
   launch.trains_gpt = program == gpt_program;
+  launch.trains_hybrids = trains_hybrids(program);
 }
 
 std::string trimmed_value(std::string_view text) {

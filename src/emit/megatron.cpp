@@ -4,6 +4,7 @@
 
 #include "emitted.hpp"
 #include "field_table.hpp"
+#include "hybrid.hpp"
 #include "pipewright/scenario/derived.hpp"
 #include "pipewright/scenario/fields.hpp"
 #include "pipewright/scenario/io.hpp"
@@ -73,6 +74,18 @@ std::optional<std::vector<Words>> special(const Scenario& s, const std::string& 
   if (field == "max_position_embeddings")  // the parser compares it with --seq-length and knows no default
     return std::vector<Words>{
         {"--max-position-embeddings", std::to_string(model.max_position_embeddings.value_or(model.seq_length))}};
+  if (field == "hybrid_layer_pattern") {
+    if (!model.hybrid_layer_pattern) return lines;
+    const bool earlier = scenario::core_version(s.software) < scenario::Version::v0_17;
+    lines.push_back(
+        {earlier ? "--hybrid-override-pattern" : "--hybrid-layer-pattern", unquoted(scenario::get(s, field))});
+    lines.push_back({"--is-hybrid-model"});
+    Words spec = hybrid_spec(s.software);
+    spec.insert(spec.begin(), "--spec");
+    lines.push_back(std::move(spec));
+    return lines;
+  }
+  if (field == "virtual_pipeline_model_parallel_size" && model.hybrid_layer_pattern) return lines;  // by its pipes
   if (field == "virtual_pipeline_model_parallel_size")
     return when(
         settings.virtual_pipeline_model_parallel_size.value_or(1) > 1 && !settings.pipeline_model_parallel_layout,

@@ -10,8 +10,7 @@ namespace {
 struct Row {
   std::string_view name, text;
 };
-constexpr std::string_view hybrid = "trains a hybrid of Mamba and attention layers",
-                           llava = "trains a vision and language model", answers = "answers prompts, it does not train",
+constexpr std::string_view llava = "trains a vision and language model", answers = "answers prompts, it does not train",
                            converts = "converts a checkpoint, it does not train", vision = "trains a vision model",
                            reinforces = "trains by reinforcement learning";
 // Megatron-LM at core_r0.19.0 and main d98e8a64dd: its root, examples/, tools/.
@@ -24,9 +23,7 @@ constexpr std::array programs = {
     Row{"multimodal/train.py", llava},
     Row{"mimo/train.py", llava},
     Row{"pretrain_mimo.py", llava},
-    Row{"pretrain_mamba.py", hybrid},
-    Row{"pretrain_hybrid.py", hybrid},
-    Row{"pretrain_hybrid_flex.py", hybrid},
+    Row{"pretrain_hybrid_flex.py", "trains hybrids of several sizes at once"},
     Row{"pretrain_vision_classify.py", vision},
     Row{"pretrain_vision_dino.py", vision},
     Row{"pretrain_vision_inpaint.py", vision},
@@ -87,6 +84,10 @@ std::string_view other_work(std::string_view program) {
     return program.size() == one.name.size() || program[program.size() - one.name.size() - 1] == '/';
   });
   return row == programs.end() ? std::string_view() : row->text;
+}
+
+bool trains_hybrids(std::string_view program) {
+  return program.ends_with("pretrain_mamba.py") || program.ends_with("pretrain_hybrid.py");
 }
 
 std::string_view program_of_test(std::string_view path) {

@@ -9,6 +9,8 @@ namespace pipewright::emit {
 /// What a program of Megatron-LM's repository does other than train a decoder as pretrain_gpt.py does ("trains BERT, an
 /// encoder"); empty for pretrain_gpt.py and for what is not known. With or without its folder.
 std::string_view other_work(std::string_view program);
+/// pretrain_hybrid.py, or pretrain_mamba.py as it was called before 0.18.
+bool trains_hybrids(std::string_view program);
 /// The program that Megatron's functional tests of this file's folder run (.../test_cases/bert/NAME/model_config.yaml);
 /// empty where the folder says nothing.
 std::string_view program_of_test(std::string_view path);

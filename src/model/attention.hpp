@@ -25,4 +25,7 @@ std::unique_ptr<Attention> grouped_query_attention(PieceBuilder& builder, const 
 /// A gated delta net in attention's place.
 std::unique_ptr<Attention> gated_delta_net(PieceBuilder& builder, const Dimensions& dimensions, const LayerKind& kind);
 
+/// A Mamba-2 mixer in attention's place.
+std::unique_ptr<Attention> mamba_mixer(PieceBuilder& builder, const Dimensions& dimensions, const LayerKind& kind);
+
 }  // namespace pipewright::model

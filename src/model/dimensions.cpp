@@ -418,6 +418,9 @@ Dimensions::Dimensions(const Scenario& sc, const profile::Device& device) : gpu(
   delayed_wgrad = o.delay_wgrad_compute;
   moe = moe_dimensions(sc, *this);
   if (scenario::has_linear_attention(sc)) set_linear_attention(sc);
+  if (scenario::has_mamba_layer(sc))
+    mamba = {divided(sc, "model.mamba_num_heads", scenario::mamba_num_heads(sc), t),
+             divided(sc, "model.mamba_num_groups", m.mamba_num_groups, t), m.mamba_head_dim, m.mamba_state_dim};
   for (const auto& [name, rank] : {std::pair("linear_qkv", &lora.qkv), std::pair("linear_proj", &lora.proj),
                                    std::pair("linear_fc1", &lora.fc1), std::pair("linear_fc2", &lora.fc2)})
     if (has(o.lora_target_modules, name)) {

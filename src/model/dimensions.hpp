@@ -79,6 +79,15 @@ struct LinearAttention {
   Int projected() const { return convolved() + values() + 2 * value_heads; }  ///< with gate, beta and alpha
 };
 
+/// Mamba-2 mixers, of a tensor-parallel rank; no heads: there are none.
+struct Mamba {
+  Int heads = 0, groups = 0, head_dim = 0, state = 0;
+  static constexpr Int conv = 4, chunk = 128;  ///< mamba_mixer.py: d_conv, chunk_size
+  Int inner() const { return heads * head_dim; }
+  Int convolved() const { return inner() + 2 * groups * state; }                 ///< x, B, C
+  Int projected() const { return 2 * inner() + 2 * groups * state + heads; }  ///< z, x, B, C, dt
+};
+
 /// Microbatches whose packed sequences are timed alike, and one kernel of attention for them: `batch` sequences of
 /// `length` tokens (of a context-parallel rank), whose work times `share` is theirs.
 struct PackedRows {
@@ -156,6 +165,7 @@ struct Dimensions {
   bool delayed_wgrad = false;             ///< delay_wgrad_compute
   MoeDimensions moe;
   LinearAttention linear;
+  Mamba mamba;
   Lora lora;
   bool muon = false;        ///< optimizer muon
   bool muon_whole = false;  ///< with the distributed optimizer: every matrix is one data-parallel rank's (layer-wise)

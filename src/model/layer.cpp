@@ -19,18 +19,28 @@ namespace {
 
 const char* const residual_gradient = "gradient of the residual stream";
 
+std::unique_ptr<Attention> mixer(PieceBuilder& w, const Dimensions& d, const LayerKind& kind) {
+  if (kind.parts == Parts::mlp) return nullptr;
+  if (kind.mamba) return mamba_mixer(w, d, kind);
+  if (kind.linear) return gated_delta_net(w, d, kind);
+  return d.mla ? latent_attention(w, d, kind.fp8) : grouped_query_attention(w, d, kind);
+}
+
+std::unique_ptr<Mlp> mlp(PieceBuilder& w, const Dimensions& d, const LayerKind& kind) {
+  if (kind.parts == Parts::mixer) return nullptr;
+  if (kind.moe) return std::make_unique<MixtureOfExperts>(w, d, kind.fp8);
+  return dense_mlp(w, d, kind.fp8);
+}
+
 }  // namespace
 
 LayerWriter::LayerWriter(PieceBuilder& builder, const Dimensions& dimensions, const LayerKind& kind)
     : w_(builder),
       d_(dimensions),
-      attention_(kind.linear      ? gated_delta_net(builder, dimensions, kind)
-                 : dimensions.mla ? latent_attention(builder, dimensions, kind.fp8)
-                                  : grouped_query_attention(builder, dimensions, kind)),
-      mlp_(kind.moe ? std::make_unique<MixtureOfExperts>(builder, dimensions, kind.fp8)
-                    : dense_mlp(builder, dimensions, kind.fp8)),
+      attention_(mixer(builder, dimensions, kind)),
+      mlp_(mlp(builder, dimensions, kind)),
       offload_(builder, dimensions),
-      attention_add_(builder, dimensions, "attention residual", dimensions.bias),
+      attention_add_(builder, dimensions, kind.mamba ? "mamba residual" : "attention residual", dimensions.bias),
       mlp_add_(builder, dimensions, "mlp residual", dimensions.bias && !kind.moe),
       graph_(builder, dimensions),
       graphs_attention_(dimensions.graphs.attention),
@@ -41,18 +51,33 @@ LayerWriter::LayerWriter(PieceBuilder& builder, const Dimensions& dimensions, co
   if (graphs_router_) static_cast<MixtureOfExperts&>(*mlp_).begin_in(graph_);
 }
 
-void LayerWriter::attention_forward(bool grad) {
+void LayerWriter::attention_forward(std::uint32_t sum, bool grad) {
   if (graphs_attention_) kept_input_ = graph_.enter(true);
   offload_.begin(Offload::attn_norm, grad && attention_norm_);
   const auto attended = attention_->forward(grad);
-  residual_ = w_.tensor("attention.residual", 2 * d_.local * d_.h);
-  attention_add_.forward(residual_, attended, grad);
+  if (sum == no_tensor) sum = residual_ = w_.tensor("attention.residual", 2 * d_.local * d_.h);
+  attention_add_.forward(sum, attended, grad);
   offload_.saves(Offload::attn_norm, {w_.layer_input()});
   offload_.commit(Offload::attn_norm);
 }
 
+std::uint32_t LayerWriter::mlp_forward(std::uint32_t y, bool grad) {
+  offload_.begin(Offload::mlp_norm, grad && mlp_norm_);
+  const auto out = mlp_->forward(grad);
+  const auto sum = graphs_mlp_ ? graph_.output() : y;
+  mlp_add_.forward(sum, out, grad);
+  offload_.saves(Offload::mlp_norm, {attention_ ? residual_ : w_.layer_input()});
+  offload_.commit(Offload::mlp_norm);
+  return sum;
+}
+
 void LayerWriter::forward(std::uint32_t y, bool grad) {
-  attention_forward(grad);
+  if (!attention_) {
+    mlp_forward(y, grad);
+    return;
+  }
+  if (!mlp_) return attention_forward(y, grad);
+  attention_forward(no_tensor, grad);
   auto replaced = no_tensor;  // what a graph has copied; a frame names it until the layer returns
   if (graphs_attention_) {
     replaced = w_.layer_input();
@@ -61,12 +86,7 @@ void LayerWriter::forward(std::uint32_t y, bool grad) {
   } else if (graphs()) {
     replaced = std::exchange(residual_, graph_.enter(false));
   }
-  offload_.begin(Offload::mlp_norm, grad && mlp_norm_);
-  const auto out = mlp_->forward(grad);
-  const auto sum = graphs_mlp_ ? graph_.output() : y;
-  mlp_add_.forward(sum, out, grad);
-  offload_.saves(Offload::mlp_norm, {residual_});
-  offload_.commit(Offload::mlp_norm);
+  const auto sum = mlp_forward(y, grad);
   if (graphs_mlp_) graph_.leave_with(sum, y);
   w_.free(replaced);
   if (!grad) {
@@ -133,7 +153,7 @@ std::uint32_t LayerWriter::graphed_backward(std::uint32_t x, std::uint32_t dy, b
 
 std::uint32_t LayerWriter::backward(std::uint32_t x, std::uint32_t dy, bool out_of_place, bool frees_dy) {
   if (graphs()) return graphed_backward(x, dy, frees_dy);
-  const auto dmlp = mlp_backward();
+  const auto dmlp = mlp_ ? mlp_backward() : attention_backward();
   auto total = dy;
   if (out_of_place) {
     total = Piece::input_gradient;
@@ -143,6 +163,10 @@ std::uint32_t LayerWriter::backward(std::uint32_t x, std::uint32_t dy, bool out_
     w_.free(dmlp);
   } else {
     accumulate(dmlp);
+  }
+  if (!mlp_ || !attention_) {
+    w_.free(x);
+    return total;
   }
   const auto dattention = attention_backward();
   w_.free(x);

@@ -22,7 +22,8 @@ class LayerWriter {
   std::uint32_t backward(std::uint32_t x, std::uint32_t dy, bool out_of_place, bool frees_dy);
 
  private:
-  void attention_forward(bool grad);
+  void attention_forward(std::uint32_t sum, bool grad);        ///< no `sum`: it becomes residual_
+  std::uint32_t mlp_forward(std::uint32_t y, bool grad);  ///< returns the sum: y, or a graph's
   bool graphs() const { return graphs_attention_ || graphs_mlp_ || graphs_router_; }
   std::uint32_t graphed_backward(std::uint32_t x, std::uint32_t dy, bool frees_dy);
   std::uint32_t attention_backward();
@@ -34,8 +35,8 @@ class LayerWriter {
 
   PieceBuilder& w_;
   const Dimensions& d_;
-  std::unique_ptr<Attention> attention_;
-  std::unique_ptr<Mlp> mlp_;
+  std::unique_ptr<Attention> attention_;  ///< none: a layer that is an MLP alone
+  std::unique_ptr<Mlp> mlp_;              ///< none: a layer without one
   OffloadWriter offload_;
   ResidualAdd attention_add_, mlp_add_;
   GraphWriter graph_;

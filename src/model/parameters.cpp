@@ -27,19 +27,14 @@ class Modules {
     replicated(width);
     if (!d_.rms_norm) replicated(width);
   }
-  void layer(bool fp8, bool moe, bool linear = false) {
-    if (linear) {
-      gated_delta_net(fp8);
-    } else if (d_.mla) {
-      latent_attention(fp8);
-    } else {
-      attention(fp8);
-    }
+  void layer(const LayerShape& shape) {
+    if (shape.parts != Parts::mlp) mixer(shape);
+    if (shape.parts == Parts::mixer) return;
     norm(d_.h);
-    if (moe) {
-      experts(fp8);
+    if (shape.moe) {
+      experts(shape.fp8);
     } else {
-      mlp(fp8);
+      mlp(shape.fp8);
     }
   }
   /// multi_token_prediction.py, MultiTokenPredictionLayer: enorm, hnorm, eh_proj, the transformer layer, its own norm.
@@ -47,7 +42,7 @@ class Modules {
     norm(d_.h);
     norm(d_.h);
     weight(2 * d_.h, d_.h / d_.t, fp8);
-    layer(fp8, moe);
+    layer({.fp8 = fp8, .moe = moe});
     norm(d_.h);
   }
   /// What is made from now on belongs to the next layer (or comes after the layers).
@@ -80,6 +75,11 @@ class Modules {
   }
   void replicated(Int elements) { list_.push_back({elements, false, 0, 0, false, true}); }
 
+  void mixer(const LayerShape& shape) {
+    if (shape.mamba) return mamba_mixer(shape.fp8);
+    if (shape.linear) return gated_delta_net(shape.fp8);
+    d_.mla ? latent_attention(shape.fp8) : attention(shape.fp8);
+  }
   void attention(bool fp8) {
     if (d_.separate_norms) norm(d_.h);
     if (d_.sinks && s_.model.softmax_type == "learnable") vector(d_.heads);
@@ -107,6 +107,19 @@ class Modules {
     vector(l.convolved() * l.conv);
     norm(l.head_dim);
     weight(l.values(), d_.h, fp8);
+  }
+  /// Float16Module makes A_log and D 16-bit like the rest (Module.bfloat16).
+  void mamba_mixer(bool fp8) {
+    const auto& m = d_.mamba;
+    vector(m.convolved() * Mamba::conv);
+    vector(m.convolved());  // its bias
+    vector(m.heads);        // dt_bias
+    vector(m.heads);        // A_log
+    vector(m.heads);        // D
+    norm(d_.h);
+    weight(d_.h, m.projected(), fp8);
+    vector(m.inner());
+    weight(m.inner(), d_.h, fp8);
   }
   void latent_attention(bool fp8) {
     const auto up = [&](Int rank, Int out) {
@@ -183,9 +196,9 @@ class Modules {
 std::vector<Parameter> chunk_parameters(const Dimensions& d, const scenario::Scenario& s, const ChunkShape& shape) {
   Modules modules(d, s);
   if (shape.embedding || shape.mtp_layers > 0) modules.embedding();
-  for (const auto& [fp8, moe, linear] : shape.layers) {
+  for (const LayerShape& layer : shape.layers) {
     modules.next_layer();
-    modules.layer(fp8, moe, linear);
+    modules.layer(layer);
   }
   modules.next_layer();
   if (shape.final_norm) modules.norm(d.h);

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "dimensions.hpp"
+#include "layer.hpp"
 
 namespace pipewright::model {
 
@@ -25,7 +26,8 @@ struct Parameter {
 };
 
 struct LayerShape {
-  bool fp8 = false, moe = false, linear = false;
+  bool fp8 = false, moe = false, linear = false, mamba = false;
+  Parts parts = Parts::both;
   friend bool operator==(const LayerShape&, const LayerShape&) = default;
 };
 

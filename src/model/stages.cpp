@@ -42,7 +42,11 @@ LayerKind kind_of(const Scenario& s, const Dimensions& d, Int layer) {
   kind.window = scenario::attention_window(s, layer);
   kind.rotary = scenario::has_rotary_embedding(s, layer);
   kind.linear = scenario::is_linear_attention_layer(s, layer);
-  if (kind.linear) kind.window = 0, kind.rotary = true;  // of attention alone: equal layers stay one piece
+  kind.mamba = scenario::is_mamba_layer(s, layer);
+  if (!scenario::has_mlp(s, layer)) kind.parts = Parts::mixer;
+  if (scenario::is_hybrid(s) && !kind.mamba && !scenario::is_attention_layer(s, layer)) kind.parts = Parts::mlp;
+  // Of softmax attention alone: equal layers stay one piece.
+  if (kind.linear || kind.mamba || kind.parts == Parts::mlp) kind.window = 0, kind.rotary = true;
   return kind;
 }
 
@@ -123,9 +127,10 @@ Chunk build_chunk(const Scenario& s, const Dimensions& d, Pieces& pieces, const 
   // With multi-token prediction the final norm stands beside the last decoder layer (transformer_block.py,
   // has_final_layernorm_in_this_stage), wherever the loss is.
   const bool ends_decoder = d.mtp_layers > 0 && count > 0 && stage.layers.back() + 1 == s.model.num_layers;
-  for (const Int layer : stage.layers)
-    shape.layers.push_back(
-        {is_fp8(s, d, layer), scenario::is_moe_layer(s, layer), scenario::is_linear_attention_layer(s, layer)});
+  for (const Int layer : stage.layers) {
+    const LayerKind kind = kind_of(s, d, layer);
+    shape.layers.push_back({kind.fp8, kind.moe, kind.linear, kind.mamba, kind.parts});
+  }
   shape.embedding = stage.embedding;
   shape.head = stage.loss;
   shape.final_norm = d.mtp_layers > 0 ? ends_decoder : stage.loss;

@@ -108,6 +108,46 @@ Family collective(std::string name, double passes, std::string what) {
 constexpr double scaled_fp8 = 1 + 1.0 / 32, scaled_fp4 = 0.5 + 1.0 / 16;
 
 /// Of flash-linear-attention's gated delta rule. A chunk has 64 tokens; a head's state is head_dim x head_dim.
+void mamba(std::vector<Family>& f) {
+  using V = std::vector<std::string>;
+  constexpr double chunk = 128;
+  const V rows = {"rows", "head_dim", "state"}, chain = {"seq", "chains", "width"}, of_group = {"rows", "state"},
+          norm = {"rows", "cols"}, channels = {"tokens", "channels"};
+  const auto products = [&](const char* name, const V& dims, double chunked, double stated, double tensors,
+                            std::string what) {
+    f.push_back({name, dims, Load::matrix,
+                 [=](const Dims& d) {
+                   const double width = d.size() > 2 ? at(d, 1) : chunk;
+                   return 2 * at(d, 0) * width * (chunked * chunk + stated * static_cast<double>(d.back()));
+                 },
+                 [=](const Dims& d) {
+                   const double width = d.size() > 2 ? at(d, 1) : static_cast<double>(d.back());
+                   return 2 * at(d, 0) * width * tensors;
+                 },
+                 std::move(what)});
+  };
+  const auto states = [&](const char* name, double bytes, std::string what) {
+    f.push_back({name, chain, Load::memory, no_flop,
+                 [=](const Dims& d) { return bytes * product(d) / chunk; }, std::move(what)});
+  };
+  f.push_back(streaming("mamba.conv.forward", channels, 4,
+                        "causal convolution of width 4 with bias and SiLU (causal_conv1d), bf16, channels last"));
+  f.push_back(streaming("mamba.conv.backward", channels, 6, "its backward: gradients of input, weight and bias"));
+  products("mamba.chunks.forward", rows, 1, 2, 5,
+           "Mamba-2's scan by chunks of 128 tokens (mamba_ssm, Triton), rows: tokens x heads; sums of decays, every "
+           "chunk's state, its output times the gate");
+  products("mamba.chunks.backward", rows, 4, 7, 16, "its backward; sums and states of chunks again");
+  states("mamba.states.forward", 6, "states of `chains` (sequences x heads) passed from chunk to chunk, fp32 to bf16");
+  states("mamba.states.recompute", 8, "the same within backward, fp32 to fp32");
+  states("mamba.states.backward", 12, "their gradients, last chunk first; both to bf16");
+  products("mamba.groups.forward", of_group, 0, 1, 4,
+           "products of C and B of every chunk, rows: tokens x groups, fp32 out");
+  products("mamba.groups.backward", of_group, 0, 3, 24,
+           "those again, sums of the gradients of B, C and their products over a group's heads, gradients of B and C");
+  f.push_back(streaming("mamba.norm.forward", norm, 4, "RMSNorm by group (mamba_ssm, Triton), rows: tokens x groups"));
+  f.push_back(streaming("mamba.norm.backward", norm, 6, "its backward and the sum of the weight's gradient"));
+}
+
 void gated_delta_net(std::vector<Family>& f) {
   using V = std::vector<std::string>;
   constexpr double chunk = 64;
@@ -263,6 +303,7 @@ std::vector<Family> make_families() {
                         "what attention or a gated norm puts out times its gate (torch.compile), bf16"));
   f.push_back(streaming("gate.backward", rows_cols, 10, "its backward: gradients of both"));
   gated_delta_net(f);
+  mamba(f);
   const V of_experts = {"experts", "rows", "hidden"};
   f.push_back(
       {"moe.bias.forward", of_experts, Load::memory, no_flop, [](const Dims& d) { return 28 * at(d, 1) * at(d, 2); },

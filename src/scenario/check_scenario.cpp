@@ -30,6 +30,7 @@ class Checker {
     pipeline();
     precision();
     linear_attention();
+    hybrid();
     experts();
     packing(s_);
   }
@@ -221,6 +222,32 @@ class Checker {
       require(heads % both == 0, std::string("model.") + name,
               fmt::format("{} ({}) must be a multiple of tensor_model_parallel_size * context_parallel_size ({}).",
                           name, heads, both));
+  }
+  // models/hybrid/hybrid_layer_allocation.py, parse_hybrid_pattern; ssm/mamba_mixer.py.
+  void hybrid() const {
+    if (!is_hybrid(s_)) return;
+    const std::string key = "model.hybrid_layer_pattern", layers = hybrid_layers(s_);
+    for (const char letter : *m_.hybrid_layer_pattern)
+      require(std::string_view("MGD+*-E|/").find(letter) != std::string_view::npos, key,
+              fmt::format("'{}' is not a valid layer symbol; allowed: M, *, -, E, | between pipeline stages", letter));
+    require(static_cast<Int>(layers.size()) == m_.num_layers, key,
+            fmt::format("has {} layers, num_layers is {}", layers.size(), m_.num_layers));
+    if (layers.find('E') != std::string::npos)
+      require(m_.num_moe_experts.has_value(), key, "has layers of experts (E), num_moe_experts is not set");
+    if (!has_mamba_layer(s_)) return;
+    const Int heads = mamba_num_heads(s_), groups = m_.mamba_num_groups, t = c_.tensor_model_parallel_size;
+    require(m_.mamba_num_heads || 2 * m_.hidden_size % m_.mamba_head_dim == 0, "model.mamba_head_dim",
+            "d_inner (2 x hidden_size) must be evenly divisible by headdim");
+    require(heads % t == 0, "model.mamba_num_heads",
+            fmt::format("nheads ({}) must be evenly divisble by tp_size ({})", heads, t));
+    require(groups % t == 0, "model.mamba_num_groups",
+            fmt::format("ngroups ({}) must be evenly divisible by tp_size ({})", groups, t));
+    require(heads % groups == 0, "model.mamba_num_groups",
+            fmt::format("nheads ({}) must be evenly divisible by ngroups ({})", heads, groups));
+    require(!c_.fp8 || (2 * heads * m_.mamba_head_dim + 2 * groups * m_.mamba_state_dim + heads) % 16 == 0,
+            "settings.fp8",
+            "For FP8, the innermost dimension of the Mamba layer input projection output tensor must be a multiple of "
+            "16.");
   }
   void experts() const {
     const Int ep = c_.expert_model_parallel_size;

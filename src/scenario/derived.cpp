@@ -40,6 +40,8 @@ Int num_chunks(const Scenario& s) {
   const Settings& c = s.settings;
   if (c.pipeline_model_parallel_size == 1) return 1;
   if (c.virtual_pipeline_model_parallel_size) return *c.virtual_pipeline_model_parallel_size;
+  if (is_hybrid(s))
+    return std::max<Int>(1, static_cast<Int>(hybrid_segments(s).size()) / c.pipeline_model_parallel_size);
   if (!c.pipeline_model_parallel_layout) return 1;
   const Strings stages = unroll_layout(*c.pipeline_model_parallel_layout, position(s, layout_key));
   return static_cast<Int>(stages.size()) / c.pipeline_model_parallel_size;
@@ -95,8 +97,55 @@ Int padded_vocab_size(const Scenario& s) {
   return (s.model.vocab_size + multiple - 1) / multiple * multiple;
 }
 
+bool is_hybrid(const Scenario& s) { return s.model.hybrid_layer_pattern.has_value(); }
+
+// models/hybrid/hybrid_layer_allocation.py of core_r0.19.0, parse_hybrid_pattern: "/" begins multi-token prediction.
+Strings hybrid_segments(const Scenario& s) {
+  if (!is_hybrid(s)) return {};
+  const std::string& pattern = *s.model.hybrid_layer_pattern;
+  Strings segments(1);
+  for (const char letter : pattern.substr(0, pattern.find('/'))) {
+    if (letter == '|')
+      segments.emplace_back();
+    else
+      segments.back() += letter;
+  }
+  return segments;
+}
+
+std::string hybrid_layers(const Scenario& s) {
+  std::string all;
+  for (const auto& segment : hybrid_segments(s)) all += segment;
+  return all;
+}
+
+namespace {
+
+/// The layer's letter, if it is one of these.
+bool hybrid_layer_is(const Scenario& s, Int layer, std::string_view letters) {
+  const std::string& pattern = *s.model.hybrid_layer_pattern;
+  for (const char letter : pattern) {
+    if (letter == '/') break;
+    if (letter != '|' && layer-- == 0) return letters.find(letter) != std::string_view::npos;
+  }
+  return false;
+}
+
+}  // namespace
+
+bool is_mamba_layer(const Scenario& s, Int layer) { return is_hybrid(s) && hybrid_layer_is(s, layer, "M"); }
+bool has_mamba_layer(const Scenario& s) { return is_hybrid(s) && hybrid_layers(s).find('M') != std::string::npos; }
+bool is_attention_layer(const Scenario& s, Int layer) { return !is_hybrid(s) || hybrid_layer_is(s, layer, "*"); }
+bool has_mlp(const Scenario& s, Int layer) { return !is_hybrid(s) || hybrid_layer_is(s, layer, "-E"); }
+
+// mamba_mixer.py: the inner width is twice the hidden one unless the number of heads is given.
+Int mamba_num_heads(const Scenario& s) {
+  return s.model.mamba_num_heads.value_or(2 * s.model.hidden_size / std::max<Int>(1, s.model.mamba_head_dim));
+}
+
 bool is_moe_layer(const Scenario& s, Int layer) {
   if (!s.model.num_moe_experts) return false;
+  if (is_hybrid(s)) return hybrid_layer_is(s, layer, "E");
   const Ints& frequency = s.model.moe_layer_freq;
   if (frequency.empty()) return true;
   if (frequency.size() == 1) return frequency[0] > 0 && layer % frequency[0] == 0;
@@ -128,6 +177,7 @@ bool has_rotary_embedding(const Scenario& s, Int layer) {
 
 // experimental_attention_variant_module_specs.py, get_linear_attention_pattern.
 bool is_linear_attention_layer(const Scenario& s, Int layer) {
+  if (is_hybrid(s)) return false;
   if (s.model.experimental_attention_variant.value_or("") != "gated_delta_net") return false;
   const Ints& frequency = s.model.linear_attention_freq;
   if (frequency.size() == 1) return frequency[0] > 0 && (layer + 1) % frequency[0] != 0;
@@ -182,7 +232,7 @@ bool fuses_grouped_mlp(const Scenario& s) {
 
 bool has_dense_layer(const Scenario& s) {
   for (Int layer = 0; layer < s.model.num_layers; ++layer)
-    if (!is_moe_layer(s, layer)) return true;
+    if (has_mlp(s, layer) && !is_moe_layer(s, layer)) return true;
   return false;
 }
 

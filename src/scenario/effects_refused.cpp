@@ -80,6 +80,17 @@ bool plain_delta_net(const Scenario& s) {
          (o.tensor_model_parallel_size == 1 || o.sequence_parallel) &&
          core_version(s.software) >= Version::pr_4268;  // before, other kernels, one by one
 }
+/// Layers of one part each, as they were measured. Latent attention and its like have letters of their own (D, +).
+bool plain_hybrid(const Scenario& s) {
+  const auto& o = s.settings;
+  return !uses_context(s) && !moves_or_graphs(s) && !o.overlap_moe_expert_parallel_comm && !packing(s) && !o.sft &&
+         s.model.mtp_num_layers.value_or(0) == 0 && te_layers(s) && !s.model.multi_latent_attention &&
+         !s.model.experimental_attention_variant && !s.model.add_bias_linear && !s.model.post_layernorm &&
+         !s.model.attention_output_gate && o.lora_target_modules.empty() && o.optimizer == "adam" &&
+         !o.optimizer_cpu_offload && !o.use_megatron_fsdp && !o.tp_comm_overlap && !o.delay_wgrad_compute &&
+         !o.deterministic_mode && (o.tensor_model_parallel_size == 1 || o.sequence_parallel) &&
+         s.model.hybrid_layer_pattern->find_first_not_of("M*-E|") == std::string::npos;
+}
 bool host_optimizer_otherwise(const Scenario& s) {
   const auto& o = s.settings;
   return o.optimizer_cpu_offload &&
@@ -123,6 +134,16 @@ constexpr RefusedField refused_rows[] = {
      [](const Scenario& s) { return has_linear_attention(s) && s.model.linear_value_head_dim != 128; }},
     {"linear_conv_kernel_dim", "convolutions of a width other than 4",
      [](const Scenario& s) { return has_linear_attention(s) && s.model.linear_conv_kernel_dim != 4; }},
+    {"hybrid_layer_pattern",
+     "layers of hybrids other than M, *, - and E; hybrids with context parallelism, activation offload, CUDA graphs, "
+     "expert-parallel overlap, multi-token prediction (after /), packed sequences, local layers, biases, post-norms, "
+     "gates, adapters, other optimizers than Adam on the GPU, Megatron-FSDP, tp_comm_overlap, delay_wgrad_compute, "
+     "deterministic mode, or TP without SP",
+     [](const Scenario& s) { return is_hybrid(s) && !plain_hybrid(s); }},
+    {"mamba_head_dim", "the scan's kernels of heads other than 64 wide",
+     [](const Scenario& s) { return has_mamba_layer(s) && s.model.mamba_head_dim != 64; }},
+    {"mamba_state_dim", "the scan's kernels of states other than 128 wide",
+     [](const Scenario& s) { return has_mamba_layer(s) && s.model.mamba_state_dim != 128; }},
     {"qk_l2_norm", "L2 norms in latent or unfused attention",
      [](const Scenario& s) { return s.model.qk_l2_norm && !grouped_fused_attention(s); }},
     {"post_layernorm", "norms on the outputs of experts, of latent attention, and before a bias is added",

@@ -20,7 +20,7 @@ using Json = nlohmann::json;
 
 const Strings families = {"llama",     "mistral",     "mixtral",     "qwen2",     "qwen2_moe", "qwen3",
                           "qwen3_moe", "deepseek_v3", "kimi_k2",     "gpt_oss",   "phi3",      "gemma",
-                          "gemma2",    "gemma3_text", "llama4_text", "qwen3_next"};
+                          "gemma2",    "gemma3_text", "llama4_text", "qwen3_next",  "nemotron_h"};
 
 /// What a published config.json leaves to the defaults of its class (transformers' configuration_gemma*.py).
 const char* defaults_of(const std::string& family) {
@@ -375,6 +375,56 @@ void deepseek(const Config& config, Model& m) {
     m.mtp_num_layers = mtp;
 }
 
+/// A hybrid's layers as Megatron writes them; transformers names them one by one (layers_block_type).
+std::string hybrid_pattern(const Config& config) {
+  if (config.has("hybrid_override_pattern")) return config.string("hybrid_override_pattern", "");
+  const std::map<std::string, char> letters = {{"mamba", 'M'}, {"attention", '*'}, {"mlp", '-'}, {"moe", 'E'}};
+  std::string pattern;
+  for (const auto& kind : config.strings("layers_block_type", {"mamba", "attention", "mlp", "moe"}))
+    pattern += letters.at(kind);
+  if (pattern.empty()) throw config.error("hybrid_override_pattern", "missing");
+  return pattern;
+}
+
+// Megatron Bridge's models/nemotronh/nemotron_h_bridge.py.
+void nemotron_h(const Config& config, Scenario& scenario, Model& m) {
+  m.hybrid_layer_pattern = hybrid_pattern(config);
+  m.kv_channels = config.has("head_dim") ? config.optional_integer("head_dim")
+                                         : config.optional_integer("attention_head_dim");
+  m.position_embedding_type = "none";
+  m.layernorm_epsilon = config.number("layer_norm_epsilon", m.layernorm_epsilon);
+  m.gated_linear_unit = false;
+  m.activation_func = "squared_relu";
+  scenario.settings.bias_activation_fusion = false;  // of other activations alone
+  if (const auto name = config.string("mlp_hidden_act", "relu2"); name != "relu2")
+    throw config.error("mlp_hidden_act", "\"" + name + "\" is not modelled", {"relu2"});
+  m.add_bias_linear = config.boolean("use_bias", false) || config.boolean("mamba_proj_bias", false) ||
+                      config.boolean("mlp_bias", false);
+  if (!config.boolean("use_conv_bias", true))
+    throw config.error("use_conv_bias", "Megatron's convolution has a bias", {"true"});
+  if (const Int width = config.optional_integer("conv_kernel").value_or(4); width != 4)
+    throw config.error("conv_kernel", fmt::format("{}: Megatron's convolution is 4 wide", width), {"4"});
+  m.mamba_num_heads = config.integer("mamba_num_heads");
+  m.mamba_head_dim = config.integer("mamba_head_dim");
+  m.mamba_num_groups = config.integer("n_groups");
+  m.mamba_state_dim = config.integer("ssm_state_size");
+  if (const Int chunk = config.optional_integer("chunk_size").value_or(128); chunk != 128)
+    m.other["mamba_chunk_size"] = std::to_string(chunk);
+  if (const Int mtp = config.optional_integer("num_nextn_predict_layers", 0).value_or(0); mtp > 0)
+    m.mtp_num_layers = mtp;
+  if (m.hybrid_layer_pattern->find('E') == std::string::npos) return;
+  m.num_moe_experts = config.integer("n_routed_experts");
+  m.moe_router_topk = config.integer("num_experts_per_tok");
+  m.moe_ffn_hidden_size = config.integer("moe_intermediate_size");
+  m.moe_shared_expert_intermediate_size = config.optional_integer("moe_shared_expert_intermediate_size");
+  m.moe_latent_size = config.optional_integer("moe_latent_size");
+  m.moe_router_num_groups = config.optional_integer("n_group");
+  m.moe_router_group_topk = config.optional_integer("topk_group");
+  if (config.has("routed_scaling_factor")) m.moe_router_topk_scaling_factor = config.number("routed_scaling_factor", 1);
+  m.moe_router_score_function = "sigmoid";
+  m.moe_router_enable_expert_bias = true;
+}
+
 }  // namespace
 
 std::string apply_hf_config(const std::string& given, Scenario& scenario, Strings* notes) {
@@ -419,6 +469,7 @@ std::string apply_hf_config(const std::string& given, Scenario& scenario, String
   if (family == "mixtral") mixtral(config, m);
   if (family == "qwen2_moe" || family == "qwen3_moe" || family == "qwen3_next") qwen_moe(config, m, family);
   if (family == "qwen3_next") qwen3_next(config, m);
+  if (family == "nemotron_h") nemotron_h(config, scenario, m);
   if (family == "gpt_oss") gpt_oss(config, m);
   if (family.starts_with("gemma")) gemma(config, m, family);
   if (family == "llama4_text") llama4(config, scenario, m);

@@ -20,7 +20,9 @@ constexpr const char* read_keys =
     "head_dim "
     "hidden_act hidden_activation hidden_size intermediate_size kv_lora_rank layer_types max_position_embeddings "
     "max_window_layers "
-    "mlp_bias "
+    "mlp_bias hybrid_override_pattern layers_block_type attention_head_dim mlp_hidden_act use_bias mamba_proj_bias "
+    "use_conv_bias conv_kernel mamba_num_heads mamba_head_dim n_groups ssm_state_size chunk_size layer_norm_epsilon "
+    "moe_shared_expert_intermediate_size moe_latent_size "
     "model_type moe_intermediate_size n_group n_routed_experts n_shared_experts norm_topk_prob num_attention_heads "
     "num_experts num_experts_per_tok num_hidden_layers num_key_value_heads num_local_experts num_nextn_predict_layers "
     "partial_rotary_factor q_lora_rank qk_nope_head_dim qk_rope_head_dim rms_norm_eps rope_parameters rope_scaling "
@@ -42,6 +44,9 @@ constexpr const char* inert_keys =
     "output_router_logits output_scores pad_token_id prefix pretraining_tp problem_type pruned_heads quantization "
     "quantization_config query_pre_attn_scalar remove_invalid_values repetition_penalty return_dict "
     "return_dict_in_generate rope_interleaved router_aux_loss_coef router_jitter_noise sep_token_id seq_aux "
+    "expand mamba_hidden_act mamba_ssm_cache_dtype rescale_prenorm_residual time_step_floor "
+    "time_step_limit time_step_max time_step_min time_step_rank use_mamba_kernels mtp_hybrid_override_pattern "
+    "mtp_layers_block_type "
     "suppress_tokens task_specific_params temperature tf_legacy_loss tie_encoder_decoder tokenizer_class top_k top_p "
     "torchscript transformers_version typical_p unsloth_fixed unsloth_version use_bfloat16 use_cache use_qk_norm";
 
@@ -71,6 +76,7 @@ constexpr Part lost_parts[] = {
     {"attention_chunk_size", "chunked attention", given},
     {"mlp_only_layers", "dense layers named one by one (state moe_layer_freq in a scenario)", not_empty},
     {"moe_layer_freq", "experts in every n-th layer (state moe_layer_freq in a scenario)", not_one},
+    {"residual_in_fp32", "a residual stream in fp32", on},
     {"embedding_multiplier", "scaled embeddings", not_one},
     {"residual_multiplier", "scaled residuals", not_one},
     {"logits_scaling", "scaled logits", not_one},

@@ -131,6 +131,51 @@ void check_layout(const Scenario& s) {
   }
 }
 
+/// Of a hybrid whose pattern has pipes: models/hybrid/hybrid_layer_allocation.py, select_pipeline_segment, and the
+/// checks of training/arguments.py before it.
+void check_segments(const Scenario& s) {
+  const Settings& c = s.settings;
+  const std::string key = "model.hybrid_layer_pattern";
+  const Int segments = static_cast<Int>(hybrid_segments(s).size()), p = c.pipeline_model_parallel_size;
+  const auto refuse = [&](const std::string& message) { return UsageError(position(s, key), key, message); };
+  if (c.num_layers_in_first_pipeline_stage || c.num_layers_in_last_pipeline_stage)
+    throw refuse(
+        "cannot specify num_layers_in_first_pipeline_stage or num_layers_in_last_pipeline_stage when "
+        "hybrid_layer_pattern contains pipe ('|') separators");
+  if (p == 1)
+    throw refuse(fmt::format("{} pipeline segments, but pipeline_model_parallel_size 1 builds the first alone: leave "
+                             "the pipes out or set it",
+                             segments));
+  if (segments % p != 0)
+    throw refuse(
+        fmt::format("the number of pipe-delimited segments ({}) must be evenly divisible by "
+                    "pipeline_model_parallel_size ({})",
+                    segments, p));
+  if (c.virtual_pipeline_model_parallel_size && *c.virtual_pipeline_model_parallel_size != segments / p)
+    throw UsageError(position(s, "settings.virtual_pipeline_model_parallel_size"),
+                     "settings.virtual_pipeline_model_parallel_size",
+                     fmt::format("{} conflicts with the {} segments of hybrid_layer_pattern on {} pipeline ranks",
+                                 *c.virtual_pipeline_model_parallel_size, segments, p));
+}
+
+void check_hybrid(const Scenario& s) {
+  const Settings& c = s.settings;
+  if (c.pipeline_model_parallel_layout)
+    throw UsageError(position(s, layout_key), layout_key,
+                     "should not be used with hybrid_layer_pattern: | separators in the pattern define the stages");
+  if (c.account_for_embedding_in_pipeline_split || c.account_for_loss_in_pipeline_split) {
+    const std::string name = c.account_for_embedding_in_pipeline_split ? "account_for_embedding_in_pipeline_split"
+                                                                       : "account_for_loss_in_pipeline_split";
+    throw UsageError(position(s, "settings." + name), "settings." + name,
+                     "should not be used with hybrid_layer_pattern: | separators in the pattern define the stages");
+  }
+  if (hybrid_segments(s).size() > 1) return check_segments(s);
+  if (c.virtual_pipeline_model_parallel_size)
+    throw UsageError(position(s, "settings.virtual_pipeline_model_parallel_size"),
+                     "settings.virtual_pipeline_model_parallel_size",
+                     "a hybrid's virtual stages are the segments between | in hybrid_layer_pattern, which has none");
+}
+
 // TransformerConfig.__post_init__, "Uneven PP".
 void check_uneven(const Scenario& s) {
   const Settings& c = s.settings;
@@ -199,6 +244,8 @@ Strings unroll_layout(const std::string& layout, const Position& where) {
 
 void check_split(const Scenario& s) {
   const Settings& c = s.settings;
+  if (is_hybrid(s)) check_hybrid(s);
+  if (hybrid_segments(s).size() > 1) return;
   if (c.pipeline_model_parallel_layout) return check_layout(s);
   if (c.num_layers_in_first_pipeline_stage || c.num_layers_in_last_pipeline_stage) return check_uneven(s);
   const Int p = c.pipeline_model_parallel_size;
@@ -233,6 +280,12 @@ Stage stage(const Scenario& s, Int pp_rank, Int chunk) {
     held.embedding = count(own, 'E') > 0;
     held.loss = count(own, 'L') > 0;
     held.mtp_layers = count(own, 'm');
+  } else if (const Strings segments = hybrid_segments(s); segments.size() > 1) {
+    for (Int before = 0; before < index; ++before)
+      first += static_cast<Int>(segments.at(static_cast<std::size_t>(before)).size());
+    layers = static_cast<Int>(segments.at(static_cast<std::size_t>(index)).size());
+    held.embedding = index == 0;
+    held.loss = index == virtual_stages(s) - 1;
   } else {
     // Layers before this chunk: those of the same chunk on earlier ranks, and of all ranks in earlier chunks.
     for (Int before = 0; before <= index; ++before) {

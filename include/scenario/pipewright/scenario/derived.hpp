@@ -31,6 +31,15 @@ std::string activation_func(const Scenario&);
 Int padded_vocab_size(const Scenario&);         ///< vocab_size up to a multiple of make_vocab_size_divisible_by x TP
 bool is_moe_layer(const Scenario&, Int layer);  ///< layer counted from 0 over the whole model
 bool has_moe_layer(const Scenario&);
+/// Hybrids (hybrid_layer_pattern): a layer is one part of a transformer's or a Mamba-2 mixer.
+bool is_hybrid(const Scenario&);
+Strings hybrid_segments(const Scenario&);  ///< layers' letters between the pattern's pipes; none: not a hybrid
+std::string hybrid_layers(const Scenario&);  ///< a letter for every layer
+bool is_mamba_layer(const Scenario&, Int layer);
+bool has_mamba_layer(const Scenario&);
+bool is_attention_layer(const Scenario&, Int layer);  ///< softmax or linear attention, alone or before an MLP
+bool has_mlp(const Scenario&, Int layer);             ///< a dense MLP or experts, alone or behind attention
+Int mamba_num_heads(const Scenario&);
 /// Experts run as Transformer Engine's fused grouped MLP (use_transformer_engine_op_fuser, ops/fused/grouped_mlp.py).
 bool fuses_grouped_mlp(const Scenario&);
 /// Keys that a query of this layer sees, itself included (window_size, window_attn_skip_freq); 0: all before it.

@@ -75,6 +75,13 @@ struct Model {
   Int linear_key_head_dim = 128, linear_value_head_dim = 128;
   Int linear_num_key_heads = 16, linear_num_value_heads = 32;
 
+  // Hybrids: layers of one part each (M: Mamba-2, *: attention, -: MLP, E: experts), | between pipeline stages
+  std::optional<std::string> hybrid_layer_pattern;
+  Int mamba_state_dim = 128;
+  Int mamba_head_dim = 64;
+  Int mamba_num_groups = 8;
+  OptInt mamba_num_heads;  ///< default 2 x hidden_size / mamba_head_dim
+
   // Mixture of experts
   OptInt num_moe_experts;
   Int moe_router_topk = 2;

@@ -1,0 +1,235 @@
+// A Mamba-2 layer's mixer in host order, as Megatron Core's MambaMixer (ssm/mamba_mixer.py, _ssm_training) runs it with
+// mamba_ssm 2.3 (ops/triton/ssd_combined.py, MambaSplitConv1dScanCombinedFn) and causal_conv1d (S tokens, bf16):
+//
+//   X -norm-> n1 -in_proj-> M = z,x,B,C,dt    x,B,C -conv-> C    C,dt,A -chunk scan, times silu(z)-> Y
+//   Y -norm by group-> N -out_proj-> P
+//
+// Saved for backward: statistics, n1 (layernorm_linear.py); M and the scan's output before the gate, "out_x"
+// (ctx.save_for_backward of the Fn above); Y and 1/norm (layernorm_gated.py, LayerNormFn); N (out_proj's input); a few
+// numbers a head. Backward convolves and computes the states of all chunks anew.
+#include <utility>
+
+#include "attention.hpp"
+#include "linear.hpp"
+
+namespace pipewright::model {
+namespace {
+
+class MambaMixer : public Attention {
+ public:
+  MambaMixer(PieceBuilder& builder, const Dimensions& dimensions, const LayerKind& kind)
+      : w_(builder),
+        d_(dimensions),
+        m_(dimensions.mamba),
+        linear_(builder, dimensions),
+        in_{.name = "mamba.in_proj", .in = d_.h, .out = m_.projected(), .fp8 = kind.fp8},
+        out_{.name = "mamba.out_proj", .in = m_.inner(), .out = d_.h, .fp8 = kind.fp8, .row = true} {}
+
+  std::uint32_t forward(bool grad) override;
+  std::uint32_t backward(std::uint32_t dropped) override;
+  void weight_gradients() override { linear_.weight_gradients.run(); }
+
+ private:
+  Int of_inner() const { return 2 * d_.tokens * m_.inner(); }
+  Int of_heads() const { return 4 * d_.tokens * m_.heads; }                           ///< an fp32 number a head
+  Int of_groups() const { return 4 * d_.tokens * m_.groups * m_.state; }              ///< B or C in fp32
+  Int of_products() const { return 4 * d_.tokens * m_.groups * Mamba::chunk; }        ///< C B' of every chunk in fp32
+  Int chunks() const { return d_.b * ((d_.s + Mamba::chunk - 1) / Mamba::chunk); }
+  Int of_states(Int element) const { return element * chunks() * m_.inner() * m_.state; }
+  Int of_final_states() const { return 4 * d_.b * m_.inner() * m_.state; }
+  profile::Key rows(const char* family) const {
+    return {family, {d_.tokens * m_.heads, m_.head_dim, m_.state}};
+  }
+  profile::Key chain(const char* family) const {
+    return {family, {d_.s, d_.b * m_.heads, m_.head_dim * m_.state}};
+  }
+  profile::Key of_group(const char* family) const { return {family, {d_.tokens * m_.groups, m_.state}}; }
+  profile::Key conv(const char* family) const { return {family, {d_.tokens, m_.convolved()}}; }
+  profile::Key norm(const char* family) const {
+    return {family, {d_.tokens * m_.groups, m_.inner() / m_.groups}};
+  }
+  std::uint32_t states(Int element);
+  void scan(bool grad);
+  std::uint32_t scan_backward(std::uint32_t dout);
+  std::uint32_t norm_backward(std::uint32_t dout);
+  void parameter_gradient(const std::string& name, Int elements);
+  void decay(const std::string& name, int launches);
+  std::uint32_t in_order(const char* owner, std::uint32_t tensor, Int width);
+  void free_all(std::initializer_list<std::uint32_t*> tensors) {
+    for (auto* tensor : tensors) w_.free(std::exchange(*tensor, no_tensor));
+  }
+
+  // Kernels that an entry of the timeline stands for (a traced layer).
+  static constexpr int decay_launches = 3, chunk_launches = 3, norm_backward_launches = 3,
+                       chunk_backward_launches = 31, group_backward_launches = 6, conv_backward_launches = 5,
+                       decay_backward_launches = 4;
+
+  PieceBuilder& w_;
+  const Dimensions& d_;
+  const Mamba m_;
+  LinearWriter linear_;
+  Linear in_, out_;
+  Normed norm_;
+  Operand out_input_;
+  std::uint32_t mixed_ = no_tensor, logs_ = no_tensor, exponentials_ = no_tensor, decays_ = no_tensor,
+                dt_bias_ = no_tensor, ungated_ = no_tensor, y_ = no_tensor, statistics_ = no_tensor,
+                normed_ = no_tensor, final_states_ = no_tensor;
+};
+
+/// Sequence-first to batch-first or back: a copy where there are several sequences.
+std::uint32_t MambaMixer::in_order(const char* owner, std::uint32_t tensor, Int width) {
+  if (d_.b == 1) return tensor;
+  const auto ordered = w_.allocate(owner, 2 * d_.tokens * width);
+  w_.launch(std::string(owner) + " in order", {"copy.strided", {d_.tokens, width}});
+  w_.free(tensor);
+  return ordered;
+}
+
+/// Every chunk's state from the one before (_chunk_state_fwd, _state_passing_fwd): fp32, passed on in `element` bytes.
+std::uint32_t MambaMixer::states(Int element) {
+  const auto own = w_.allocate_float("mamba.states", of_states(4));
+  const auto passed = w_.tensor("mamba.states", of_states(element));
+  w_.allocate(passed);
+  final_states_ = w_.allocate_float("mamba.final_states", of_final_states());
+  w_.launch(element == 4 ? "mamba.states again" : "mamba.states forward",
+            chain(element == 4 ? "mamba.states.recompute" : "mamba.states.forward"));
+  w_.free(own);
+  return passed;
+}
+
+void MambaMixer::scan(bool grad) {
+  // A = -exp(A_log) and dt_bias in fp32.
+  logs_ = w_.allocate_float("mamba.decay", 4 * m_.heads);
+  exponentials_ = w_.allocate_float("mamba.decay", 4 * m_.heads);
+  decays_ = w_.allocate_float("mamba.decay", 4 * m_.heads);
+  decay("mamba.decay forward", decay_launches);
+  w_.free(std::exchange(logs_, no_tensor));
+  dt_bias_ = w_.allocate_float("mamba.dt_bias", 4 * m_.heads);
+  w_.launch("mamba.dt_bias cast", {"small", {}});
+  const auto convolved = w_.allocate("mamba.convolved", 2 * d_.tokens * m_.convolved());
+  w_.launch("mamba.conv forward", conv("mamba.conv.forward"));
+  const auto sums = w_.allocate_float("mamba.decay_sums", of_heads()), dt = w_.allocate_float("mamba.dt", of_heads());
+  const auto passed = states(2);
+  const auto products = w_.allocate_float("mamba.products", of_products());
+  w_.launch("mamba.products forward", of_group("mamba.groups.forward"));
+  y_ = w_.allocate("mamba.scanned", of_inner());
+  ungated_ = w_.allocate("mamba.ungated", of_inner());
+  w_.launch("mamba.chunks forward", rows("mamba.chunks.forward"));
+  w_.stands_for(chunk_launches);
+  w_.free({products, passed, std::exchange(final_states_, no_tensor), sums, dt, convolved});
+  if (!grad) free_all({&ungated_, &exponentials_, &decays_, &dt_bias_});
+}
+
+std::uint32_t MambaMixer::forward(bool grad) {
+  mixed_ = in_order("mamba.projected", linear_.norm_linear(in_, "mamba.projected", norm_, grad), m_.projected());
+  scan(grad);
+  y_ = in_order("mamba.scanned", y_, m_.inner());
+  normed_ = w_.allocate("mamba.normed", of_inner());
+  statistics_ = w_.allocate_float("mamba.norm_statistics", 4 * d_.tokens * m_.groups);
+  w_.launch("mamba.norm forward", norm("mamba.norm.forward"));
+  if (!grad) free_all({&statistics_, &y_});
+  const auto out = linear_.row_linear(out_, "mamba.output", out_input_, grad, false);
+  if (!grad || out_.fp8) free_all({&normed_});
+  if (!grad) free_all({&mixed_});
+  return out;
+}
+
+/// A number a head, in several steps.
+void MambaMixer::decay(const std::string& name, int launches) {
+  for (int i = 0; i < launches; ++i) {
+    Kernel kernel;
+    kernel.name = name;
+    kernel.key = {"small", {}};
+    if (i == 0) kernel.host_family = "mamba.decay";  // all of them
+    if (i > 0) kernel.within_call = true;
+    w_.launch(std::move(kernel));
+  }
+}
+
+/// A parameter's gradient in bf16, added to its main gradient by a hook.
+void MambaMixer::parameter_gradient(const std::string& name, Int elements) {
+  const auto gradient = w_.allocate_gradient(2 * elements);
+  w_.launch("mamba." + name + " gradient accumulation", {"small", {}});
+  w_.free(gradient);
+}
+
+/// _layer_norm_bwd: every program sums its rows' part of the weight's gradient. Frees `dout` and what forward kept.
+std::uint32_t MambaMixer::norm_backward(std::uint32_t dout) {
+  const auto dy = w_.allocate("mamba.scanned_gradient", of_inner());
+  const Int width = m_.inner() / m_.groups;
+  Int warps = 1;  // next_power_of_2(width) / 256, 1 to 8
+  while (warps < 8 && 256 * warps < width) warps *= 2;
+  const Int programs = (d_.gpu.multiprocessors * ((3 + warps) / warps) + m_.groups - 1) / m_.groups;
+  const auto parts = w_.allocate_float("mamba.norm_weight_gradient", 4 * programs * m_.inner());
+  w_.launch("mamba.norm backward", norm("mamba.norm.backward"));
+  w_.stands_for(norm_backward_launches);
+  w_.free({parts, dout});
+  free_all({&y_, &statistics_});
+  parameter_gradient("norm", m_.inner());
+  return dy;
+}
+
+/// MambaSplitConv1dScanCombinedFn.backward; frees `dout` and what forward kept but M. Returns the gradient of M.
+std::uint32_t MambaMixer::scan_backward(std::uint32_t dout) {
+  const auto convolved = w_.allocate("mamba.convolved", 2 * d_.tokens * m_.convolved());
+  w_.launch("mamba.conv again", conv("mamba.conv.forward"));
+  const auto dmixed = w_.allocate("mamba.projected_gradient", 2 * d_.tokens * m_.projected()),
+             dconvolved = w_.allocate("mamba.convolved_gradient", 2 * d_.tokens * m_.convolved());
+  const auto dt_in = w_.allocate("mamba.dt", 2 * d_.tokens * m_.heads);
+  const auto sums = w_.allocate_float("mamba.decay_sums", of_heads()), dt = w_.allocate_float("mamba.dt", of_heads());
+  const auto products = w_.allocate_float("mamba.products", of_products());
+  const auto passed = states(4);
+  const auto dungated = w_.allocate("mamba.ungated_gradient", of_inner());
+  const auto dpassed = w_.allocate_float("mamba.state_gradients", of_states(4));
+  const auto dstates = w_.allocate("mamba.state_gradients", of_states(2)),
+             half = w_.allocate("mamba.states", of_states(2));
+  w_.launch("mamba.states backward", chain("mamba.states.backward"));
+  w_.free({dpassed, passed});
+  const auto ddt = w_.allocate_float("mamba.dt_gradient", of_heads());
+  const auto sum_of = [&](const char* owner, Int bytes) {  // over splits of a group's heads
+    const auto parts = w_.allocate_float(owner, bytes), sum = w_.allocate_float(owner, bytes);
+    w_.free(parts);
+    return sum;
+  };
+  const auto db = sum_of("mamba.b_gradient", of_groups());
+  const auto dnext = w_.allocate_float("mamba.decay_gradient", of_heads());
+  const auto dc = sum_of("mamba.c_gradient", of_groups());
+  const auto dprevious = w_.allocate_float("mamba.decay_gradient", of_heads());
+  const auto dproducts = sum_of("mamba.products_gradient", of_products());
+  w_.launch("mamba.products backward", of_group("mamba.groups.backward"));
+  w_.stands_for(group_backward_launches);
+  const auto blocks = w_.allocate_float("mamba.decay_gradient", Mamba::chunk / 32 * of_heads()),
+             ddecay = w_.allocate_float("mamba.decay_gradient", of_heads());
+  w_.launch("mamba.chunks backward", rows("mamba.chunks.backward"));
+  w_.stands_for(chunk_backward_launches);
+  w_.free({blocks, ddecay, dproducts, dprevious, dc, dnext, db, ddt, half, dstates, dungated,
+           std::exchange(final_states_, no_tensor), products, dt, sums, dt_in});
+  w_.launch("mamba.conv backward", conv("mamba.conv.backward"));
+  w_.stands_for(conv_backward_launches);
+  w_.free({dconvolved, convolved, dout});
+  free_all({&ungated_, &mixed_});
+  for (const auto& [name, elements] : {std::pair("conv", m_.convolved() * Mamba::conv), {"conv bias", m_.convolved()},
+                                       {"dt_bias", m_.heads}, {"D", m_.heads}})
+    parameter_gradient(name, elements);
+  free_all({&dt_bias_, &decays_});
+  decay("mamba.decay backward", decay_backward_launches);
+  free_all({&exponentials_});
+  parameter_gradient("A_log", m_.heads);
+  return dmixed;
+}
+
+std::uint32_t MambaMixer::backward(std::uint32_t dropped) {
+  const auto dnormed = linear_.row_backward(out_, out_input_, false);
+  w_.free(dropped);
+  free_all({&normed_});
+  const auto dmixed = scan_backward(norm_backward(dnormed));
+  return linear_.norm_linear_backward(in_, norm_, in_order("mamba.projected_gradient", dmixed, m_.projected()));
+}
+
+}  // namespace
+
+std::unique_ptr<Attention> mamba_mixer(PieceBuilder& builder, const Dimensions& dimensions, const LayerKind& kind) {
+  return std::make_unique<MambaMixer>(builder, dimensions, kind);
+}
+
+}  // namespace pipewright::model
