@@ -1,4 +1,5 @@
-// Megatron-LM core_r0.19.0 megatron/training/training.py, num_floating_point_operations (transformer_flops): model
+// Megatron-LM core_r0.19.0 megatron/training/training.py, num_floating_point_operations (transformer_flops, and
+// hybrid_flops, whose mixers are as wide as 2 x hidden_size whatever their heads say): model
 // FLOPs, a fused multiply-add counted twice, forward + dgrad + wgrad, causal attention by half. Of frozen layers what
 // is computed: no wgrad; their adapters are left out.
 #include "pipewright/model.hpp"
@@ -12,15 +13,17 @@ double step_flop(const scenario::Scenario& s) {
   const auto as_double = [](scenario::Int value) { return static_cast<double>(value); };
   const double h = as_double(m.hidden_size), f = as_double(scenario::ffn_hidden_size(s));
   const double heads = as_double(m.num_attention_heads), mtp = as_double(m.mtp_num_layers.value_or(0));
-  double moe_layers = 0;
-  for (scenario::Int layer = 0; layer < m.num_layers; ++layer) moe_layers += scenario::is_moe_layer(s, layer) ? 1 : 0;
-  if (m.num_layers > 0 && scenario::is_moe_layer(s, m.num_layers - 1)) moe_layers += mtp;
-  const double layers = as_double(m.num_layers) + mtp, dense_layers = layers - moe_layers;
+  double moe_layers = 0, dense_layers = 0, linear_layers = 0, softmax_layers = 0, mamba_layers = 0;
+  for (scenario::Int layer = 0; layer < m.num_layers; ++layer) {
+    const bool last = layer + 1 == m.num_layers;  // multi-token prediction repeats it
+    const double times = 1 + (last ? mtp : 0);
+    (scenario::is_moe_layer(s, layer) ? moe_layers : dense_layers) += scenario::has_mlp(s, layer) ? times : 0;
+    mamba_layers += scenario::is_mamba_layer(s, layer) ? 1 : 0;
+    const bool linear = scenario::is_linear_attention_layer(s, layer);
+    linear_layers += linear ? 1 : 0;
+    softmax_layers += scenario::is_attention_layer(s, layer) ? (linear ? 0 : 1) + (last ? mtp : 0) : 0;
+  }
   const double gemms = m.gated_linear_unit ? 3 : 2;
-
-  double linear_layers = 0;
-  for (scenario::Int layer = 0; layer < m.num_layers; ++layer)
-    linear_layers += scenario::is_linear_attention_layer(s, layer) ? 1 : 0;
   const double qk_width = as_double(m.linear_num_key_heads * m.linear_key_head_dim),
                v_heads = as_double(m.linear_num_value_heads), v_dim = as_double(m.linear_value_head_dim),
                v_width = v_heads * v_dim;
@@ -28,6 +31,7 @@ double step_flop(const scenario::Scenario& s) {
   const double linear = h * (2 * qk_width + 2 * v_width + 2 * v_heads) +
                         as_double(m.linear_conv_kernel_dim) * (2 * qk_width + v_width) + 4 * v_heads * v_dim * v_dim +
                         h * v_width;
+  const auto mamba_heads = scenario::mamba_num_heads(s);
   double attention = 0, core = 0;  // per layer and token; per layer and token squared
   if (m.multi_latent_attention) {
     const double qk = as_double(m.qk_head_dim), rope = as_double(m.qk_pos_emb_head_dim), v = as_double(m.v_head_dim);
@@ -50,8 +54,11 @@ double step_flop(const scenario::Scenario& s) {
     }
     mlp += (routed + as_double(m.moe_shared_expert_intermediate_size.value_or(0)) * gemms) * moe_layers;
   }
-  const double softmax_layers = layers - linear_layers;
-  const double per_token = h * mlp + attention * softmax_layers + linear * linear_layers + mtp * (3 * h + 2 * h * h) +
+  const double state = as_double(m.mamba_state_dim);
+  const double mamba = h * (4 * h + 2 * as_double(m.mamba_num_groups) * state + as_double(mamba_heads)) +
+                       7 * h * state + 2 * h * h;
+  const double per_token = h * mlp + attention * softmax_layers + linear * linear_layers + mamba * mamba_layers +
+                           mtp * (3 * h + 2 * h * h) +
                            h * as_double(scenario::padded_vocab_size(s)) * (mtp + 1);
   const double sequence = as_double(m.seq_length), sequences = as_double(s.settings.global_batch_size);
   const auto rows = scenario::packing(s);  // training.py: seqlen_squared_sum of what is packed, from 0.18 on

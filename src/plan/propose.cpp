@@ -2,6 +2,7 @@
 // most of it on by itself: arguments.py, the fusions and gradient accumulation), and everything else searched.
 #include <algorithm>
 
+#include "pipewright/scenario/derived.hpp"
 #include "pipewright/scenario/io.hpp"
 #include "rules.hpp"
 
@@ -35,11 +36,15 @@ class Proposal {
 }  // namespace
 
 Scenario proposed(Scenario scenario) {
-  const bool moe = moe_model(scenario);
+  const bool moe = moe_model(scenario), gated = scenario.model.gated_linear_unit;
+  const std::string activation = scenario::activation_func(scenario);
+  const bool fuses = gated ? activation == "silu" || activation == "gelu" || activation == "quick_gelu"
+                           : activation == "gelu" && scenario.model.add_bias_linear;
   Proposal p(std::move(scenario));
   p.settings({"bf16", "use_distributed_optimizer", "overlap_grad_reduce", "overlap_param_gather",
-              "gradient_accumulation_fusion", "bias_activation_fusion", "bias_dropout_fusion", "masked_softmax_fusion",
+              "gradient_accumulation_fusion", "bias_dropout_fusion", "masked_softmax_fusion",
               "apply_rope_fusion", "persist_layer_norm", "cross_entropy_loss_fusion"});
+  if (fuses) p.settings({"bias_activation_fusion"});
   p.settings({"hidden_dropout", "attention_dropout"}, "0.0");
   if (moe) {
     p.settings({"moe_grouped_gemm", "moe_permute_fusion", "moe_router_fusion"});

@@ -226,7 +226,9 @@ class Checker {
   // models/hybrid/hybrid_layer_allocation.py, parse_hybrid_pattern; ssm/mamba_mixer.py.
   void hybrid() const {
     if (!is_hybrid(s_)) return;
+    constexpr std::size_t longest = 4096;  // letters; published models have up to 118
     const std::string key = "model.hybrid_layer_pattern", layers = hybrid_layers(s_);
+    require(layers.size() <= longest, key, fmt::format("has {} layers, at most {} are taken", layers.size(), longest));
     for (const char letter : *m_.hybrid_layer_pattern)
       require(std::string_view("MGD+*-E|/").find(letter) != std::string_view::npos, key,
               fmt::format("'{}' is not a valid layer symbol; allowed: M, *, -, E, | between pipeline stages", letter));

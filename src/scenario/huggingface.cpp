@@ -387,7 +387,7 @@ std::string hybrid_pattern(const Config& config) {
 }
 
 // Megatron Bridge's models/nemotronh/nemotron_h_bridge.py.
-void nemotron_h(const Config& config, Scenario& scenario, Model& m) {
+void nemotron_h(const Config& config, Model& m) {
   m.hybrid_layer_pattern = hybrid_pattern(config);
   m.kv_channels = config.has("head_dim") ? config.optional_integer("head_dim")
                                          : config.optional_integer("attention_head_dim");
@@ -395,7 +395,6 @@ void nemotron_h(const Config& config, Scenario& scenario, Model& m) {
   m.layernorm_epsilon = config.number("layer_norm_epsilon", m.layernorm_epsilon);
   m.gated_linear_unit = false;
   m.activation_func = "squared_relu";
-  scenario.settings.bias_activation_fusion = false;  // of other activations alone
   if (const auto name = config.string("mlp_hidden_act", "relu2"); name != "relu2")
     throw config.error("mlp_hidden_act", "\"" + name + "\" is not modelled", {"relu2"});
   m.add_bias_linear = config.boolean("use_bias", false) || config.boolean("mamba_proj_bias", false) ||
@@ -469,7 +468,7 @@ std::string apply_hf_config(const std::string& given, Scenario& scenario, String
   if (family == "mixtral") mixtral(config, m);
   if (family == "qwen2_moe" || family == "qwen3_moe" || family == "qwen3_next") qwen_moe(config, m, family);
   if (family == "qwen3_next") qwen3_next(config, m);
-  if (family == "nemotron_h") nemotron_h(config, scenario, m);
+  if (family == "nemotron_h") nemotron_h(config, m);
   if (family == "gpt_oss") gpt_oss(config, m);
   if (family.starts_with("gemma")) gemma(config, m, family);
   if (family == "llama4_text") llama4(config, scenario, m);
