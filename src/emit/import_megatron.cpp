@@ -112,7 +112,8 @@ class FlagImporter {
       tokenizer_ = type->values.front();
     else if (was_given("--merge-file"))
       tokenizer_ = gpt2_tokenizer;  // what pretrain_gpt.py takes where none is named
-    if (!launch.trains_gpt && !launch.trains_hybrids) judge_model();
+    trains_hybrids_ = launch.trains_hybrids;
+    if (!launch.trains_gpt && !trains_hybrids_) judge_model();
     std::erase_if(given_, [this](const Given& given) { return !accept(given); });
   }
 
@@ -137,8 +138,8 @@ class FlagImporter {
   /// The program decides which model is built, the flags which layers it has.
   void judge_program(const Launch& launch) const {
     const bool hybrid = scenario::is_hybrid(s_);
-    if (launch.trains_hybrids && !hybrid)
-      throw UsageError(s_.origin, "--hybrid-layer-pattern", "is missing: a hybrid is what this program trains");
+    if ((launch.trains_hybrids || was_given("--is-hybrid-model")) && !hybrid)
+      throw UsageError(s_.origin, "--hybrid-layer-pattern", "is missing: a hybrid is what is trained");
     if (launch.trains_gpt && hybrid)
       throw UsageError(s_.origin, "--hybrid-layer-pattern",
                        "pretrain_gpt.py builds no hybrid: pretrain_hybrid.py does (pretrain_mamba.py before 0.18)");
@@ -374,7 +375,7 @@ class FlagImporter {
   void count_layers(Scenario& s) const {
     const Given* spec = given("--spec");
     const double attention = ratio("--hybrid-attention-ratio"), mlp = ratio("--hybrid-mlp-ratio");
-    const bool hybrid = attention + mlp > 0 || was_given("--is-hybrid-model") ||
+    const bool hybrid = trains_hybrids_ || attention + mlp > 0 || was_given("--is-hybrid-model") ||
                         (spec != nullptr && is_hybrid_spec(spec->values));
     if (hybrid && !s.model.hybrid_layer_pattern && scenario::core_version(s.software) < scenario::Version::v0_17)
       s.model.hybrid_layer_pattern = pattern_from_ratios(s.model.num_layers, attention, mlp);
@@ -468,6 +469,7 @@ class FlagImporter {
   Import result_;
   std::vector<Given> given_;
   std::vector<std::string> dropped_;
+  bool trains_hybrids_ = false;
   scenario::Int vocabulary_;
   std::string tokenizer_;
   std::set<std::string> silent_, unknown_;

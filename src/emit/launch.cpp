@@ -111,7 +111,8 @@ void judge_program(const ShellWord& script, Launch& launch) {
                      std::string(work) + ": only what pretrain_gpt.py trains is modelled");
   launch.trains_gpt = program == gpt_program;
   launch.trains_hybrids = trains_hybrids(program);
-  if (!launch.trains_gpt && !launch.trains_hybrids) launch.notes.push_back(program + " is taken to train as pretrain_gpt.py does");
+  if (!launch.trains_gpt && !launch.trains_hybrids)
+    launch.notes.push_back(program + " is taken to train as pretrain_gpt.py does");
 }
 
 /// What runs the functional tests of this file's folder.

@@ -18,7 +18,7 @@ struct Launch {
   std::vector<ShellWord> words;                            ///< flags of the training program
   std::map<std::string, std::string> variables;            ///< its environment
   std::optional<scenario::Int> nodes, gpus_of_node, gpus;  ///< as torchrun, srun, mpirun and #SBATCH lines say
-  bool trains_gpt = false;  ///< pretrain_gpt.py was named, or the folder of a functional test says so
+  bool trains_gpt = false;      ///< pretrain_gpt.py was named, or the folder of a functional test says so
   bool trains_hybrids = false;  ///< likewise pretrain_hybrid.py or pretrain_mamba.py
   std::vector<std::string> notes;
 };

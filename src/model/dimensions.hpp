@@ -84,7 +84,7 @@ struct Mamba {
   Int heads = 0, groups = 0, head_dim = 0, state = 0;
   static constexpr Int conv = 4, chunk = 128;  ///< mamba_mixer.py: d_conv, chunk_size
   Int inner() const { return heads * head_dim; }
-  Int convolved() const { return inner() + 2 * groups * state; }                 ///< x, B, C
+  Int convolved() const { return inner() + 2 * groups * state; }              ///< x, B, C
   Int projected() const { return 2 * inner() + 2 * groups * state + heads; }  ///< z, x, B, C, dt
 };
 

@@ -55,11 +55,10 @@ double step_flop(const scenario::Scenario& s) {
     mlp += (routed + as_double(m.moe_shared_expert_intermediate_size.value_or(0)) * gemms) * moe_layers;
   }
   const double state = as_double(m.mamba_state_dim);
-  const double mamba = h * (4 * h + 2 * as_double(m.mamba_num_groups) * state + as_double(mamba_heads)) +
-                       7 * h * state + 2 * h * h;
+  const double mamba =
+      h * (4 * h + 2 * as_double(m.mamba_num_groups) * state + as_double(mamba_heads)) + 7 * h * state + 2 * h * h;
   const double per_token = h * mlp + attention * softmax_layers + linear * linear_layers + mamba * mamba_layers +
-                           mtp * (3 * h + 2 * h * h) +
-                           h * as_double(scenario::padded_vocab_size(s)) * (mtp + 1);
+                           mtp * (3 * h + 2 * h * h) + h * as_double(scenario::padded_vocab_size(s)) * (mtp + 1);
   const double sequence = as_double(m.seq_length), sequences = as_double(s.settings.global_batch_size);
   const auto rows = scenario::packing(s);  // training.py: seqlen_squared_sum of what is packed, from 0.18 on
   const double seen = rows ? rows->mean_length : sequence;

@@ -26,11 +26,11 @@ enum class Parts : std::uint8_t { both, mixer, mlp };
 
 struct LayerKind {
   bool fp8 = false;
-  bool moe = false;         ///< a mixture of experts instead of the dense MLP
-  Int window = 0;           ///< keys that a query sees; 0: all before it
-  bool rotary = true;       ///< queries and keys are rotated
-  bool linear = false;      ///< a gated delta net in attention's place
-  bool mamba = false;       ///< a Mamba-2 mixer in attention's place
+  bool moe = false;     ///< a mixture of experts instead of the dense MLP
+  Int window = 0;       ///< keys that a query sees; 0: all before it
+  bool rotary = true;   ///< queries and keys are rotated
+  bool linear = false;  ///< a gated delta net in attention's place
+  bool mamba = false;   ///< a Mamba-2 mixer in attention's place
   Parts parts = Parts::both;
   bool ends = false;        ///< the first layer of a frozen model: its input needs no gradient
   bool final_norm = false;  ///< its combine node ends with the decoder's final norm (expert-parallel overlap)

@@ -22,7 +22,7 @@ class LayerWriter {
   std::uint32_t backward(std::uint32_t x, std::uint32_t dy, bool out_of_place, bool frees_dy);
 
  private:
-  void attention_forward(std::uint32_t sum, bool grad);        ///< no `sum`: it becomes residual_
+  void attention_forward(std::uint32_t sum, bool grad);   ///< no `sum`: it becomes residual_
   std::uint32_t mlp_forward(std::uint32_t y, bool grad);  ///< returns the sum: y, or a graph's
   bool graphs() const { return graphs_attention_ || graphs_mlp_ || graphs_router_; }
   std::uint32_t graphed_backward(std::uint32_t x, std::uint32_t dy, bool frees_dy);

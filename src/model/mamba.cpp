@@ -31,23 +31,17 @@ class MambaMixer : public Attention {
 
  private:
   Int of_inner() const { return 2 * d_.tokens * m_.inner(); }
-  Int of_heads() const { return 4 * d_.tokens * m_.heads; }                           ///< an fp32 number a head
-  Int of_groups() const { return 4 * d_.tokens * m_.groups * m_.state; }              ///< B or C in fp32
-  Int of_products() const { return 4 * d_.tokens * m_.groups * Mamba::chunk; }        ///< C B' of every chunk in fp32
+  Int of_heads() const { return 4 * d_.tokens * m_.heads; }                     ///< an fp32 number a head
+  Int of_groups() const { return 4 * d_.tokens * m_.groups * m_.state; }        ///< B or C in fp32
+  Int of_products() const { return 4 * d_.tokens * m_.groups * Mamba::chunk; }  ///< C B' of every chunk in fp32
   Int chunks() const { return d_.b * ((d_.s + Mamba::chunk - 1) / Mamba::chunk); }
   Int of_states(Int element) const { return element * chunks() * m_.inner() * m_.state; }
   Int of_final_states() const { return 4 * d_.b * m_.inner() * m_.state; }
-  profile::Key rows(const char* family) const {
-    return {family, {d_.tokens * m_.heads, m_.head_dim, m_.state}};
-  }
-  profile::Key chain(const char* family) const {
-    return {family, {d_.s, d_.b * m_.heads, m_.head_dim * m_.state}};
-  }
+  profile::Key rows(const char* family) const { return {family, {d_.tokens * m_.heads, m_.head_dim, m_.state}}; }
+  profile::Key chain(const char* family) const { return {family, {d_.s, d_.b * m_.heads, m_.head_dim * m_.state}}; }
   profile::Key of_group(const char* family) const { return {family, {d_.tokens * m_.groups, m_.state}}; }
   profile::Key conv(const char* family) const { return {family, {d_.tokens, m_.convolved()}}; }
-  profile::Key norm(const char* family) const {
-    return {family, {d_.tokens * m_.groups, m_.inner() / m_.groups}};
-  }
+  profile::Key norm(const char* family) const { return {family, {d_.tokens * m_.groups, m_.inner() / m_.groups}}; }
   std::uint32_t states(Int element);
   void scan(bool grad);
   std::uint32_t scan_backward(std::uint32_t dout);
@@ -60,9 +54,8 @@ class MambaMixer : public Attention {
   }
 
   // Kernels that an entry of the timeline stands for (a traced layer).
-  static constexpr int decay_launches = 3, chunk_launches = 3, norm_backward_launches = 3,
-                       chunk_backward_launches = 31, group_backward_launches = 6, conv_backward_launches = 5,
-                       decay_backward_launches = 4;
+  static constexpr int decay_launches = 3, chunk_launches = 3, norm_backward_launches = 3, chunk_backward_launches = 31,
+                       group_backward_launches = 6, conv_backward_launches = 5, decay_backward_launches = 4;
 
   PieceBuilder& w_;
   const Dimensions& d_;
@@ -208,8 +201,10 @@ std::uint32_t MambaMixer::scan_backward(std::uint32_t dout) {
   w_.stands_for(conv_backward_launches);
   w_.free({dconvolved, convolved, dout});
   free_all({&ungated_, &mixed_});
-  for (const auto& [name, elements] : {std::pair("conv", m_.convolved() * Mamba::conv), {"conv bias", m_.convolved()},
-                                       {"dt_bias", m_.heads}, {"D", m_.heads}})
+  for (const auto& [name, elements] : {std::pair("conv", m_.convolved() * Mamba::conv),
+                                       {"conv bias", m_.convolved()},
+                                       {"dt_bias", m_.heads},
+                                       {"D", m_.heads}})
     parameter_gradient(name, elements);
   free_all({&dt_bias_, &decays_});
   decay("mamba.decay backward", decay_backward_launches);

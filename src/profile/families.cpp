@@ -127,8 +127,8 @@ void mamba(std::vector<Family>& f) {
                  std::move(what)});
   };
   const auto states = [&](const char* name, double bytes, std::string what) {
-    f.push_back({name, chain, Load::memory, no_flop,
-                 [=](const Dims& d) { return bytes * product(d) / chunk; }, std::move(what)});
+    f.push_back({name, chain, Load::memory, no_flop, [=](const Dims& d) { return bytes * product(d) / chunk; },
+                 std::move(what)});
   };
   f.push_back(streaming("mamba.conv.forward", channels, 4,
                         "causal convolution of width 4 with bias and SiLU (causal_conv1d), bf16, channels last"));

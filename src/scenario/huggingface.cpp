@@ -18,9 +18,9 @@ namespace {
 
 using Json = nlohmann::json;
 
-const Strings families = {"llama",     "mistral",     "mixtral",     "qwen2",     "qwen2_moe", "qwen3",
-                          "qwen3_moe", "deepseek_v3", "kimi_k2",     "gpt_oss",   "phi3",      "gemma",
-                          "gemma2",    "gemma3_text", "llama4_text", "qwen3_next",  "nemotron_h"};
+const Strings families = {"llama",     "mistral",     "mixtral",     "qwen2",      "qwen2_moe", "qwen3",
+                          "qwen3_moe", "deepseek_v3", "kimi_k2",     "gpt_oss",    "phi3",      "gemma",
+                          "gemma2",    "gemma3_text", "llama4_text", "qwen3_next", "nemotron_h"};
 
 /// What a published config.json leaves to the defaults of its class (transformers' configuration_gemma*.py).
 const char* defaults_of(const std::string& family) {
@@ -389,8 +389,8 @@ std::string hybrid_pattern(const Config& config) {
 // Megatron Bridge's models/nemotronh/nemotron_h_bridge.py.
 void nemotron_h(const Config& config, Model& m) {
   m.hybrid_layer_pattern = hybrid_pattern(config);
-  m.kv_channels = config.has("head_dim") ? config.optional_integer("head_dim")
-                                         : config.optional_integer("attention_head_dim");
+  m.kv_channels =
+      config.has("head_dim") ? config.optional_integer("head_dim") : config.optional_integer("attention_head_dim");
   m.position_embedding_type = "none";
   m.layernorm_epsilon = config.number("layer_norm_epsilon", m.layernorm_epsilon);
   m.gated_linear_unit = false;

@@ -138,14 +138,16 @@ void check_segments(const Scenario& s) {
   const std::string key = "model.hybrid_layer_pattern";
   const Int segments = static_cast<Int>(hybrid_segments(s).size()), p = c.pipeline_model_parallel_size;
   const auto refuse = [&](const std::string& message) { return UsageError(position(s, key), key, message); };
+  if (core_version(s.software) < Version::v0_17) throw refuse("pipe ('|') separators exist from Megatron Core 0.17 on");
   if (c.num_layers_in_first_pipeline_stage || c.num_layers_in_last_pipeline_stage)
     throw refuse(
         "cannot specify num_layers_in_first_pipeline_stage or num_layers_in_last_pipeline_stage when "
         "hybrid_layer_pattern contains pipe ('|') separators");
   if (p == 1)
-    throw refuse(fmt::format("{} pipeline segments, but pipeline_model_parallel_size 1 builds the first alone: leave "
-                             "the pipes out or set it",
-                             segments));
+    throw refuse(
+        fmt::format("{} pipeline segments, but pipeline_model_parallel_size 1 builds the first alone: leave "
+                    "the pipes out or set it",
+                    segments));
   if (segments % p != 0)
     throw refuse(
         fmt::format("the number of pipe-delimited segments ({}) must be evenly divisible by "

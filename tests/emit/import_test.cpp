@@ -282,13 +282,50 @@ TEST_CASE("every flag of every version sets a field or has an effect") {
 }
 
 TEST_CASE("flags that are not modelled stay in the scenario, to be refused or ignored") {
-  const auto result = import("--use-torch-fsdp2 --spec local --hybrid-layer-pattern M-M-", "0.19.0");
+  const auto result = import("--use-torch-fsdp2 --spec local --mtp-hybrid-override-pattern MM", "0.19.0");
   CHECK(result.findings.empty());
   const auto& other = result.scenario.settings.other;
   CHECK(other.at("use_torch_fsdp2") == "true");
   CHECK(other.at("spec") == "local");
   const auto found = scenario::unmodelled(result.scenario);
   CHECK(found.size() == 3);
+}
+
+TEST_CASE("a hybrid's pattern, its older names and its ratios") {
+  const auto of = [](const std::string& flags, const char* version) { return import(flags, version).scenario.model; };
+  const auto now = of("--hybrid-layer-pattern 'M-M*|M-M-' --mamba-num-heads 64 --mamba-state-dim 64", "0.19.0");
+  CHECK(now.hybrid_layer_pattern == "M-M*|M-M-");
+  CHECK(now.num_layers == 8);
+  CHECK((now.mamba_num_heads == 64 && now.mamba_state_dim == 64 && now.mamba_head_dim == 64));
+  for (const char* version : {"0.17.0", "0.19.0"}) {  // arguments.py: the pattern counts, --num-layers does not
+    CHECK(of("--hybrid-override-pattern 'M-*M'", version).num_layers == 4);
+    CHECK(of("--hybrid-override-pattern 'M-*M'", version).hybrid_layer_pattern == "M-*M");
+  }
+  CHECK_THROWS_WITH_AS(of("--hybrid-override-pattern MM --hybrid-layer-pattern MM", "0.19.0"),
+                       doctest::Contains("deprecated name"), UsageError);
+  // ssm/mamba_hybrid_layer_allocation.py of core_r0.16.0, run as Python.
+  for (const auto& [ratios, pattern] : std::initializer_list<std::pair<const char*, const char*>>{
+           {"--num-layers 48 --hybrid-attention-ratio 0.08 --hybrid-mlp-ratio 0.5",
+            "M-M-M--M-*M-M-M-M--*M-M-M-M-*M--M-M-M-*M-M--M-M-"},
+           {"--num-layers 10 --hybrid-attention-ratio 0.2", "MMM*MM*MMM"},
+           {"--num-layers 7 --hybrid-mlp-ratio 0.5", "M-M--M-"},
+           {"--num-layers 4 --is-hybrid-model", "MMMM"}}) {
+    CAPTURE(ratios);
+    CHECK(of(ratios, "0.16.0").hybrid_layer_pattern == pattern);
+  }
+  // What is emitted comes back, by the name that the version has.
+  for (const auto& [version, flag] :
+       std::initializer_list<std::pair<const char*, const char*>>{{"0.16.0", "--hybrid-override-pattern"},
+                                                                  {"0.17.0", "--hybrid-layer-pattern"},
+                                                                  {"0.19.0", "--hybrid-layer-pattern"}}) {
+    auto s = import("--hybrid-override-pattern 'M-M-M-M*' --num-layers 8", version).scenario;
+    std::string line;
+    for (const auto& word : emit::words(emit::megatron(s))) line += "'" + word + "' ";
+    CAPTURE(line);
+    CHECK(line.find(flag) != std::string::npos);
+    CHECK(line.find("--spec") != std::string::npos);
+    CHECK(import(line, version).scenario.model == s.model);
+  }
 }
 
 TEST_CASE("flags that no version or not this version has") {

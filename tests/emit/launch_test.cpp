@@ -35,7 +35,7 @@ std::string refusal(const std::string& command) {
 TEST_CASE("a program that trains something else is refused by its name and what it does") {
   for (const char* program :
        {"pretrain_bert.py", "/opt/megatron/pretrain_t5.py", "pretrain_vlm.py", "examples/multimodal/train.py",
-        "./examples/mimo/train.py", "pretrain_mamba.py", "pretrain_hybrid.py", "train_rl.py", "pretrain_vision_dino.py",
+        "./examples/mimo/train.py", "pretrain_hybrid_flex.py", "train_rl.py", "pretrain_vision_dino.py",
         "tools/run_text_generation_server.py", "examples/inference/advanced/gpt_static_inference.py"}) {
     CAPTURE(program);
     REQUIRE_FALSE(emit::other_work(program).empty());
@@ -46,6 +46,19 @@ TEST_CASE("a program that trains something else is refused by its name and what 
   }
   CHECK(refusal("torchrun --nproc_per_node 8 pretrain_gpt.py " + flags).empty());
   CHECK(refusal("torchrun --nproc_per_node 8 my/train.py " + flags).empty());  // a note says what it is taken for
+}
+
+TEST_CASE("hybrids are trained by their own program, GPT models by theirs") {
+  const std::string pattern = " --hybrid-layer-pattern 'M-M-M-M*'";
+  for (const char* program : {"pretrain_hybrid.py", "./pretrain_mamba.py"}) {
+    CAPTURE(program);
+    const std::string run = std::string("torchrun --nproc_per_node 8 ") + program + " " + flags;
+    CHECK(refusal(run + pattern).empty());
+    CHECK(refusal(run).find("--hybrid-layer-pattern: is missing") != std::string::npos);
+  }
+  CHECK(refusal("torchrun --nproc_per_node 8 pretrain_gpt.py " + flags + pattern).find("builds no hybrid") !=
+        std::string::npos);
+  CHECK(refusal(flags + pattern).empty());
 }
 
 TEST_CASE("flags that only other programs read say so where no program is named") {

@@ -85,6 +85,13 @@ const std::vector<std::pair<const char*, const char*>> others = {
     {"dense",
      "experimental_attention_variant=gated_delta_net; linear_attention_freq=[1, 0, 0, 1, 1, 1, 0, 1]; "
      "recompute_granularity=selective; recompute_modules=[gdn_norm_out]"},
+    {"single",
+     "hybrid_layer_pattern=M-M-M-M*; mamba_state_dim=64; mamba_head_dim=32; mamba_num_heads=64; mamba_num_groups=4"},
+    {"single",
+     "hybrid_layer_pattern=M-M-M-M*; gated_linear_unit=false; activation_func=squared_relu; "
+     "bias_activation_fusion=false; position_embedding_type=none"},
+    {"dense", "hybrid_layer_pattern=M|-|M|*|M|-|M|-"},
+    {"moe", "hybrid_layer_pattern=ME|*E|ME|ME"},
     {"dense", "layernorm_zero_centered_gamma=true"},
     {"dense", "apply_residual_connection_post_layernorm=true"},
     {"dense", "window_size=[128, 0]; window_attn_skip_freq=2"},

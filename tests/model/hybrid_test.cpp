@@ -42,7 +42,8 @@ std::vector<std::string> letters(const model::Stages& stages) {
       for (std::size_t i = 0; i < chunk.pieces.size(); ++i) {
         if (chunk.layers[i] < 0) continue;
         const Piece& piece = stages.pieces[chunk.pieces[i]];
-        const bool mamba = launches(piece, "mamba.chunks.forward"), attention = launches(piece, "attention.forward.bf16"),
+        const bool mamba = launches(piece, "mamba.chunks.forward"),
+                   attention = launches(piece, "attention.forward.bf16"),
                    experts = launches(piece, "moe.router.topk.forward");
         CHECK(int{mamba} + int{attention} + int{experts} <= 1);
         chunks.back() += mamba ? 'M' : attention ? '*' : experts ? 'E' : '-';
@@ -108,14 +109,14 @@ TEST_CASE("every layer is what its letter says, on the stage where Megatron puts
       flat += segment;
     }
     const int t = 1 << below(3);
-    auto s = with_all(nemotron_h(),
-                      {"hybrid_layer_pattern=\"" + pattern + "\"", "num_layers=" + std::to_string(flat.size()),
-                       "pipeline_model_parallel_size=" + std::to_string(stages), "num_moe_experts=8",
-                       "moe_ffn_hidden_size=1856", "moe_grouped_gemm=true", "moe_permute_fusion=true",
-                       "moe_router_dtype=fp32", "tensor_model_parallel_size=" + std::to_string(t),
-                       std::string("sequence_parallel=") + (t > 1 ? "true" : "false"),
-                       "num_gpus=" + std::to_string(stages * t), "gpus_per_node=" + std::to_string(stages * t),
-                       "micro_batch_size=" + std::to_string(1 + below(2)), "global_batch_size=24"});
+    auto s =
+        with_all(nemotron_h(), {"hybrid_layer_pattern=\"" + pattern + "\"", "num_layers=" + std::to_string(flat.size()),
+                                "pipeline_model_parallel_size=" + std::to_string(stages), "num_moe_experts=8",
+                                "moe_ffn_hidden_size=1856", "moe_grouped_gemm=true", "moe_permute_fusion=true",
+                                "moe_router_dtype=fp32", "tensor_model_parallel_size=" + std::to_string(t),
+                                std::string("sequence_parallel=") + (t > 1 ? "true" : "false"),
+                                "num_gpus=" + std::to_string(stages * t), "gpus_per_node=" + std::to_string(stages * t),
+                                "micro_batch_size=" + std::to_string(1 + below(2)), "global_batch_size=24"});
     CAPTURE(pattern);
     REQUIRE_NOTHROW(scenario::check(s));
     for (const auto& more : std::vector<std::vector<std::string>>{
@@ -145,13 +146,15 @@ TEST_CASE("parameters of a Mamba-2 mixer, as Megatron counted them in a recorded
             parameters(nemotron_h()) ==
         mamba);
   // Nemotron-H 8B: 52 layers (its model card: 8.1 billion).
-  const auto whole = with(nemotron_h(), {"num_layers=52", "hybrid_layer_pattern=M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-"
-                                                          "M*-M-M-M-M-M-"});
+  const auto whole = with(nemotron_h(), {"num_layers=52",
+                                         "hybrid_layer_pattern=M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-"
+                                         "M*-M-M-M-M-M-"});
   CHECK(std::abs(static_cast<double>(parameters(whole)) / 1e9 - 8.1) < 0.05);
 }
 
-// One module of Megatron's on an H200 (mamba_ssm 2.3.2, MambaMixer alone, 4096 tokens): torch.cuda.memory_allocated after
-// forward 421676544, most in backward 1239468032. The allocator leaves up to 1 MiB of a block unsplit: twice there.
+// One module of Megatron's on an H200 (mamba_ssm 2.3.2, MambaMixer alone, 4096 tokens): torch.cuda.memory_allocated
+// after forward 421676544, most in backward 1239468032. The allocator leaves up to 1 MiB of a block unsplit: twice
+// there.
 TEST_CASE("what a Mamba-2 mixer keeps and needs, against a measured module") {
   const auto stages = pipewright::test::build(nemotron_h());
   const Piece& layer = mamba_layer(stages);

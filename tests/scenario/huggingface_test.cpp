@@ -134,6 +134,31 @@ TEST_CASE("Qwen3-Next: three gated delta nets for one gated attention, a gated s
   for (Int layer = 0; layer < 48; ++layer) CHECK(is_linear_attention_layer(s, layer) == ((layer + 1) % 4 != 0));
 }
 
+TEST_CASE("Nemotron-H: Mamba-2, attention and MLP in layers of their own; experts in Nemotron 3") {
+  const Scenario dense = from_hf("data/nemotron-h-8b.json");
+  const Model& m = dense.model;
+  CHECK(m.hybrid_layer_pattern == "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-");
+  CHECK((m.mamba_num_heads == 128 && m.mamba_head_dim == 64 && m.mamba_num_groups == 8 && m.mamba_state_dim == 128));
+  CHECK((m.activation_func == "squared_relu" && !m.gated_linear_unit && m.position_embedding_type == "none"));
+  CHECK((m.kv_channels == 128 && m.num_query_groups == 8 && m.ffn_hidden_size == 21504 && !m.num_moe_experts));
+  int mamba = 0, attention = 0, mlp = 0;
+  for (Int layer = 0; layer < m.num_layers; ++layer) {
+    mamba += is_mamba_layer(dense, layer) ? 1 : 0;
+    attention += is_attention_layer(dense, layer) ? 1 : 0;
+    mlp += has_mlp(dense, layer) ? 1 : 0;
+  }
+  CHECK((mamba == 24 && attention == 4 && mlp == 24));  // Nemotron-H, arXiv 2504.03624, table 1
+  const Scenario mixed = from_hf("data/nemotron-3-nano-30b-a3b.json");
+  const Model& e = mixed.model;
+  CHECK((e.num_moe_experts == 128 && e.moe_router_topk == 6 && e.moe_ffn_hidden_size == 1856));
+  CHECK((e.moe_shared_expert_intermediate_size == 3712 && e.moe_router_score_function == "sigmoid"));
+  CHECK((e.moe_router_enable_expert_bias && e.moe_router_topk_scaling_factor == 2.5));
+  int experts = 0;
+  for (Int layer = 0; layer < e.num_layers; ++layer) experts += is_moe_layer(mixed, layer) ? 1 : 0;
+  CHECK(experts == 23);
+  CHECK_FALSE(has_dense_layer(mixed));
+}
+
 TEST_CASE("Phi 3 has a window, Phi 4 none") {
   const Model mini = from_hf("data/phi-3-mini.json").model;
   CHECK(mini.window_size == Ints{2046, 0});
@@ -311,7 +336,7 @@ TEST_CASE("keys of a config.json: parts of a model are refused, what nobody know
 
 TEST_CASE("families that are not modelled are refused part by part") {
   for (const auto& [family, part] : std::initializer_list<std::pair<const char*, const char*>>{
-           {"phimoe", "sparse mixer routing"}, {"qwen3_5", "vision tower"}, {"nemotron_h", "Mamba-2"}}) {
+           {"phimoe", "sparse mixer routing"}, {"qwen3_5", "vision tower"}, {"mamba2", "state-space"}}) {
     CAPTURE(family);
     const auto path = std::filesystem::temp_directory_path() / (std::string("pipewright_family_") + family + ".json");
     std::ofstream(path) << "{\"model_type\": \"" << family << "\"}";

@@ -33,7 +33,7 @@ bool is_moe_layer(const Scenario&, Int layer);  ///< layer counted from 0 over t
 bool has_moe_layer(const Scenario&);
 /// Hybrids (hybrid_layer_pattern): a layer is one part of a transformer's or a Mamba-2 mixer.
 bool is_hybrid(const Scenario&);
-Strings hybrid_segments(const Scenario&);  ///< layers' letters between the pattern's pipes; none: not a hybrid
+Strings hybrid_segments(const Scenario&);    ///< layers' letters between the pattern's pipes; none: not a hybrid
 std::string hybrid_layers(const Scenario&);  ///< a letter for every layer
 bool is_mamba_layer(const Scenario&, Int layer);
 bool has_mamba_layer(const Scenario&);
