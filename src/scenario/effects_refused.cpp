@@ -140,10 +140,15 @@ constexpr RefusedField refused_rows[] = {
      "gates, adapters, other optimizers than Adam on the GPU, Megatron-FSDP, tp_comm_overlap, delay_wgrad_compute, "
      "deterministic mode, or TP without SP",
      [](const Scenario& s) { return is_hybrid(s) && !plain_hybrid(s); }},
-    {"mamba_head_dim", "the scan's kernels of heads other than 64 wide",
-     [](const Scenario& s) { return has_mamba_layer(s) && s.model.mamba_head_dim != 64; }},
-    {"mamba_state_dim", "the scan's kernels of states other than 128 wide",
-     [](const Scenario& s) { return has_mamba_layer(s) && s.model.mamba_state_dim != 128; }},
+    {"mamba_head_dim", "the scan's kernels of heads other than 64 and 80 wide",
+     [](const Scenario& s) {
+       return has_mamba_layer(s) && s.model.mamba_head_dim != 64 && s.model.mamba_head_dim != 80;
+     }},
+    {"mamba_state_dim", "the scan's kernels of states other than 128, and 256 for heads 64 wide",
+     [](const Scenario& s) {
+       const bool twice = s.model.mamba_state_dim == 256 && s.model.mamba_head_dim == 64;
+       return has_mamba_layer(s) && s.model.mamba_state_dim != 128 && !twice;
+     }},
     {"qk_l2_norm", "L2 norms in latent or unfused attention",
      [](const Scenario& s) { return s.model.qk_l2_norm && !grouped_fused_attention(s); }},
     {"post_layernorm", "norms on the outputs of experts, of latent attention, and before a bias is added",

@@ -145,11 +145,47 @@ TEST_CASE("parameters of a Mamba-2 mixer, as Megatron counted them in a recorded
   CHECK(parameters(with(nemotron_h(), {"hybrid_layer_pattern=MM-M-M-M*-M-", "num_layers=12"})) -
             parameters(nemotron_h()) ==
         mamba);
-  // Nemotron-H 8B: 52 layers (its model card: 8.1 billion).
-  const auto whole = with(nemotron_h(), {"num_layers=52",
-                                         "hybrid_layer_pattern=M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-"
-                                         "M*-M-M-M-M-M-"});
-  CHECK(std::abs(static_cast<double>(parameters(whole)) / 1e9 - 8.1) < 0.05);
+}
+
+TEST_CASE("published models have as many parameters as their names and cards say") {
+  struct Published {
+    const char* pattern;
+    std::vector<const char*> sizes;
+    double billions, within;
+  };
+  for (const auto& [pattern, sizes, billions, within] : std::initializer_list<Published>{
+           // Megatron Bridge's recipes/nemotronh; Nemotron-H's report, arXiv 2504.03624: 8.1, 47.0, 56.3.
+           {"M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-", {}, 8.1, 0.05},
+           {"M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-"
+            "M*-M-"
+            "M-M-M-M-",
+            {"hidden_size=8192", "ffn_hidden_size=32768", "num_attention_heads=64", "mamba_num_heads=256",
+             "mamba_state_dim=256"},
+            56,
+            0.6},
+           {"M-M-M-MM-M-M-M*-M-M-M*-M-M-M-M*-M-M-M-M*-M-MM-M-M-M-M-M-",
+            {"hidden_size=4480", "ffn_hidden_size=15680", "num_attention_heads=40", "mamba_head_dim=80"},
+            8.9,
+            0.1},
+           {"M-M-M-M*-M-M-M-M*-M-M-M-M*-M-M-M-M*-M-M-M-M*-M-M-M-M*-M-M-M-M-",
+            {"hidden_size=5120", "ffn_hidden_size=20480", "num_attention_heads=40", "mamba_head_dim=80"},
+            12.3,
+            0.1},
+           {"MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME",
+            {"hidden_size=2688", "ffn_hidden_size=1856", "num_query_groups=2", "mamba_num_heads=64",
+             "num_moe_experts=128", "moe_ffn_hidden_size=1856", "moe_shared_expert_intermediate_size=3712",
+             "moe_router_topk=6", "moe_grouped_gemm=true"},
+            31.6,
+            0.1}}) {
+    auto s = nemotron_h();
+    scenario::set(s, "num_layers=" + std::to_string(std::string(pattern).size()));
+    scenario::set(s, "hybrid_layer_pattern=" + std::string(pattern));
+    for (const char* size : sizes) scenario::set(s, size);
+    CAPTURE(pattern);
+    REQUIRE_NOTHROW(scenario::check(s));
+    CHECK(static_cast<double>(parameters(s)) / 1e9 == doctest::Approx(billions).epsilon(within / billions));
+    CHECK_NOTHROW(scenario::refuse_unmodelled(s));
+  }
 }
 
 // One module of Megatron's on an H200 (mamba_ssm 2.3.2, MambaMixer alone, 4096 tokens): torch.cuda.memory_allocated
@@ -209,6 +245,9 @@ TEST_CASE("patterns that Megatron does not take are refused") {
 TEST_CASE("what of hybrids was not measured is refused by name") {
   using scenario::refuse_unmodelled;
   CHECK_NOTHROW(refuse_unmodelled(nemotron_h()));
+  CHECK_NOTHROW(refuse_unmodelled(with(nemotron_h(), {"mamba_head_dim=80"})));
+  CHECK_NOTHROW(refuse_unmodelled(with(nemotron_h(), {"mamba_state_dim=256"})));
+  CHECK_THROWS_AS(refuse_unmodelled(with(nemotron_h(), {"mamba_head_dim=80", "mamba_state_dim=256"})), UsageError);
   for (const char* more :
        {"hybrid_layer_pattern=M-M-M-MG-M-", "hybrid_layer_pattern=M-M-M-M+-M-", "mtp_num_layers=1", "optimizer=muon",
         "add_bias_linear=true", "transformer_impl=local", "mamba_head_dim=96", "mamba_state_dim=64",
