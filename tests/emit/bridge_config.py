@@ -5,7 +5,7 @@
 
 CLONE: git clones of NVIDIA-NeMo/Megatron-Bridge, with COMMIT, and of NVIDIA/Megatron-LM, with the commit that Bridge pins.
 PYTHON: as parsers.py needs it, and omegaconf, transformers, hydra-core, datasets, pillow and tensorboard. Every line is what a user does with it: a
-container with GPTModelProvider (MLAModelProvider for latent attention) and Bridge's own defaults, the statements below it,
+container with GPTModelProvider (MLAModelProvider for latent attention, HybridModelProvider for hybrids) and Bridge's own defaults, the statements below it,
 then runtime_config_update(): environment, mixed precision, overlap, validate(). What needs a GPU is stood in for and no
 more: Transformer Engine, the compute capability. If a line is refused, overrides.txt stays as it is.
 """
@@ -24,13 +24,14 @@ HERE = pathlib.Path(__file__).resolve().parent
 COMMIT = "067f987df"  # 0.7.0
 
 
-def container(latent):
+def container(latent, hybrid):
     from megatron.bridge.models.gpt_provider import GPTModelProvider
+    from megatron.bridge.models.hybrid.hybrid_provider import HybridModelProvider
     from megatron.bridge.models.mla_provider import MLAModelProvider
     from megatron.bridge.training import config as c
     from megatron.bridge.training.tokenizers.config import TokenizerConfig
 
-    provider = MLAModelProvider if latent else GPTModelProvider
+    provider = MLAModelProvider if latent else HybridModelProvider if hybrid else GPTModelProvider
     return c.ConfigContainer(
         train=c.TrainingConfig(train_iters=10, global_batch_size=8, micro_batch_size=1),
         model=provider(num_layers=2, hidden_size=128, num_attention_heads=4, seq_length=128),
@@ -91,7 +92,8 @@ def try_all(trees, lines):
         os.environ.update(clean, WORLD_SIZE=world, RANK="0", LOCAL_RANK="0")
         try:
             with contextlib.redirect_stdout(io.StringIO()):
-                cfg = container(any("multi_latent_attention = True" in s for s in text))
+                cfg = container(*(any(name in s for s in text)
+                                  for name in ("multi_latent_attention = True", "hybrid_layer_pattern")))
                 exec("\n".join(text), {"cfg": cfg})
                 if cfg.peft is not None:
                     cfg.checkpoint.pretrained_checkpoint = str(HERE)  # as the override's comment asks
