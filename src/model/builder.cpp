@@ -150,7 +150,7 @@ void PieceBuilder::dispatcher(const std::string& name, profile::Exchange::Kind k
 
 profile::Key accumulation(const Dimensions& d, Int elements) {
   if (d.fsdp) return {"copy.d2d", {2 * elements}};
-  return {"add.f32", {elements}};
+  return {d.gradient_bytes == 4 ? "add.f32" : "add", {elements}};
 }
 
 Kernel collective_kernel(Purpose purpose, const std::string& name, const std::string& kind, Int ranks, Int bytes,
