@@ -244,7 +244,12 @@ std::vector<Value> layout_values(const Scenario& partial, LeftOut&) {
     values.push_back(std::move(value));
   };
   const bool mtp = partial.model.mtp_num_layers.value_or(0) > 0;
+  if (scenario::hybrid_segments(partial).size() > 1) {
+    add("layers by the pattern's pipes", false, false, "none");
+    return values;
+  }
   if (layers % stages == 0) add("even layers", false, false, "none");
+  if (scenario::is_hybrid(partial)) return values;
   if ((layers + 2) % stages == 0) add("embedding and loss count as layers", true, true, "none");
   if ((layers + 1) % stages == 0) add("loss counts as a layer", false, true, "none");
   if (const auto split = balanced(partial, ranks, chunks); !split.empty()) {
