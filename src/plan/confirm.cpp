@@ -9,11 +9,6 @@ namespace pipewright::plan {
 
 namespace {
 
-/// What the exact engine may be asked for in one search, in microbatches times layers: as long as the answer may be
-/// more than `good_gap` from the best; beyond that; for what stands beside the best. 10,000 take about a second.
-constexpr std::int64_t most_exact_work = 400'000, most_polish = 60'000, most_beside = 40'000;
-constexpr double good_gap = 0.01;
-
 std::int64_t exact_work(const Scenario& s) { return scenario::num_microbatches(s) * s.model.num_layers; }
 
 }  // namespace
@@ -174,46 +169,6 @@ void Searcher::predict_one(std::size_t index, const predict::Prediction* same) {
 
 // ---- Beside the best
 
-/// The fastest of a structure that may fit; looks for one.
-std::optional<std::size_t> Searcher::representative(std::size_t structure, int most_looks) {
-  for (int looks = 0; looks <= most_looks && !interrupted_; ++looks) {
-    std::optional<std::size_t> found;
-    for (std::size_t i = 0; i < trials_.size(); ++i) {
-      const Trial& trial = trials_[i];
-      if (trial.structure != structure || !(trial.done ? trial.candidate.prediction.fits : waits(trial))) continue;
-      if (!found || best_cost(trial) < best_cost(trials_[*found])) found = i;
-    }
-    if (found || !look(never / 2, structure)) return found;
-  }
-  return std::nullopt;
-}
-
-/// Bounds alone come to what is good last: now and then what looks best of another spread is followed to a candidate.
-/// It excludes more, and is the answer of a search that is stopped.
-void Searcher::dive() {
-  constexpr int most_looks = 14;  // a glance, an estimate, a step, its floor, glance, estimate and walk; some recompute
-  const double fast = fastest() * (1 - tie_share);
-  const auto home = [&](std::size_t i) {
-    const auto& chosen = structures_[i].chosen;
-    return chosen.empty() ? std::string() : chosen.front().label;
-  };
-  std::optional<std::size_t> found;
-  const auto rank = [&](std::size_t i) { return std::pair(dives_[home(i)], known_[i].cost); };
-  for (std::size_t i = 0; i < structures_.size(); ++i) {
-    const Known& known = known_[i];
-    if (known.impossible || !known.bounded || known.dived || known.cost >= fast) continue;
-    if (!found || rank(i) < rank(*found)) found = i;
-  }
-  if (!found) return;
-  known_[*found].dived = true;
-  ++dives_[home(*found)];
-  const auto trial = representative(*found, most_looks);
-  if (!trial || !waits(trials_[*trial])) return;
-  // By more than the estimate may be wrong.
-  if (best_cost(trials_[*trial]) < fastest_exact() * (1 - 2 * good_gap) && take_work(trials_[*trial], most_exact_work))
-    confirm({*trial});
-}
-
 /// One line for each other parallelism, microbatch, interleaving, layout and overlap, the other choices free; and one
 /// without recompute.
 void Searcher::look_beside(std::size_t best) {
@@ -225,6 +180,10 @@ void Searcher::look_beside(std::size_t best) {
   };
   const auto home = trials_[best].structure;
   const auto& chosen = structures_[home].chosen;
+  std::vector<std::size_t> unbounded;  // other choices of the best's own spread
+  for (std::size_t i = 0; i < structures_.size(); ++i)
+    if (!known_[i].bounded && space_.same_spread(structures_[i], structures_[home])) unbounded.push_back(i);
+  in_parallel(unbounded.size(), [&](std::size_t n) { bound_structure(unbounded[n]); });
   std::vector<Line> lines;
   for (std::size_t d = 0; d < chosen.size(); ++d) {
     std::map<std::string, Line> by_value;

@@ -49,7 +49,7 @@ void Searcher::run() {
     return;
   }
   for (std::size_t i = 0; i < spreads_.size(); ++i)
-    if (!known_spreads_[i].open) add(i, open(i));
+    if (!known_spreads_[i].open) add(i, space_.open(spreads_[i]));
   for (std::size_t i = 0; i < structures_.size(); ++i) {
     const auto before = space_.enumerated;
     known_[i].expanded = true;
@@ -99,11 +99,11 @@ void Searcher::report_progress() {
 
 // ---- Best first
 
-std::vector<Searcher::Node> Searcher::next_nodes(double limit, std::size_t structure) {
+std::vector<Searcher::Node> Searcher::next_nodes(double limit, const std::set<std::size_t>& some) {
   constexpr std::size_t batch = 16;
   std::vector<Node> nodes;
   for (auto at = open_.begin(); at != open_.end() && nodes.size() < batch && at->cost < limit;) {
-    if (structure != any_structure && (at->kind == Node::Kind::spread || at->structure != structure)) {
+    if (!some.empty() && (at->kind == Node::Kind::spread || !some.contains(at->structure))) {
       ++at;
       continue;
     }
@@ -115,13 +115,18 @@ std::vector<Searcher::Node> Searcher::next_nodes(double limit, std::size_t struc
 
 /// Until nothing that is left can be faster than the fastest that may fit by more than a tie.
 void Searcher::look_closer() {
-  constexpr int rounds_between = 12;
-  for (int round = 1; !interrupted_ && look(fastest() * (1 - tie_share)); ++round)
-    if (round % rounds_between == rounds_between / 4) dive();
+  constexpr int between_dives = 12, between_climbs = 4, most_steps = 8;
+  for (int round = 1; !interrupted_ && look(fastest() * (1 - tie_share)); ++round) {
+    if (round % between_dives == between_dives / 4) dive();
+    if (round % between_climbs != 0) continue;
+    for (int step = 0; step < most_steps && !interrupted_ && climb();) ++step;
+    // Where the way up ends for now.
+    if (const auto best = fastest_of(any_structure); best && !interrupted_) confirm_if_better(*best);
+  }
 }
 
-bool Searcher::look(double limit, std::size_t structure) {
-  const auto nodes = next_nodes(limit, structure);
+bool Searcher::look(double limit, const std::set<std::size_t>& some) {
+  const auto nodes = next_nodes(limit, some);
   // What is opened anew gets its floor in the same round as the others their next look.
   std::vector<std::size_t> fresh;
   std::vector<Node> looks;
@@ -132,14 +137,16 @@ bool Searcher::look(double limit, std::size_t structure) {
     else
       for (const auto i : opened(node)) fresh.push_back(i);
   }
-  std::vector<std::optional<Fresh>> spreads(looks.size());
+  std::vector<std::optional<Space::Opened>> spreads(looks.size());
   in_parallel(looks.size() + fresh.size(), [&](std::size_t n) {
     if (n >= looks.size())
       floor_of(fresh[n - looks.size()]);
     else if (looks[n].kind == Node::Kind::spread && !known_spreads_[looks[n].structure].bounded)
       bound(looks[n].structure);
     else if (looks[n].kind == Node::Kind::spread)
-      spreads[n] = open(looks[n].structure);
+      spreads[n] = space_.open(spreads_[looks[n].structure]);
+    else if (looks[n].kind == Node::Kind::structure && !known_[looks[n].structure].bounded)
+      bound_structure(looks[n].structure);
     else if (looks[n].kind == Node::Kind::structure)
       sharpen(looks[n].structure);
     else
@@ -168,7 +175,7 @@ std::vector<std::size_t> Searcher::opened(const Node& node) {
   std::size_t step = node.index;
   switch (node.kind) {
     case Node::Kind::spread:
-      add(node.structure, open(node.structure));
+      add(node.structure, space_.open(spreads_[node.structure]));
       return {};
     case Node::Kind::structure:
       expand(node.structure);

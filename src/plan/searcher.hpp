@@ -28,6 +28,11 @@ namespace pipewright::plan {
 
 inline constexpr double never = std::numeric_limits<double>::max();
 
+/// What the exact engine may be asked for in one search, in microbatches times layers: as long as the answer may be
+/// more than `good_gap` from the best; beyond that; for what stands beside the best. 10,000 take about a second.
+inline constexpr std::int64_t most_exact_work = 400'000, most_polish = 60'000, most_beside = 40'000;
+inline constexpr double good_gap = 0.01;
+
 /// What the chunk-level engine does not express: estimate() then runs the exact one on a shortened schedule.
 inline bool costly(const Scenario& s) {
   return s.settings.fine_grained_activation_offloading || s.settings.cpu_offloading || s.settings.moe_paged_stash;
@@ -92,18 +97,13 @@ class Searcher {
   void bound_spreads();
   void bound(std::size_t spread);
   std::vector<predict::Prediction> floors_of_any_split(std::size_t spread, bool any_size);
-  /// A spread's structures with their floors; add() takes them over.
-  struct Fresh {
-    Space::Opened opened;
-    std::vector<Known> known;
-  };
-  Fresh open(std::size_t spread);
-  void add(std::size_t spread, Fresh fresh);
-  Known floor_of(const Structure& structure);
+  void add(std::size_t spread, Space::Opened opened);
+  void bound_structure(std::size_t structure);
   Bytes lacking(const Scenario& partial) const;
   void look_closer();
-  bool look(double limit, std::size_t structure = any_structure);
-  std::vector<Node> next_nodes(double limit, std::size_t structure);
+  /// `some`: of these structures alone.
+  bool look(double limit, const std::set<std::size_t>& some = {});
+  std::vector<Node> next_nodes(double limit, const std::set<std::size_t>& some);
   void expand(std::size_t structure);
   void open_steps(std::size_t structure, std::optional<std::size_t> after, double cost);
   void open_offload(std::size_t trial, std::optional<std::size_t> after, double cost);
@@ -137,8 +137,12 @@ class Searcher {
   void predict_all(const std::vector<std::size_t>& which);
   void predict_one(std::size_t trial, const predict::Prediction* same);
   double least_of_step(std::size_t structure, std::size_t step) const;
-  std::optional<std::size_t> representative(std::size_t structure, int most_looks = 40);
+  std::optional<std::size_t> fastest_of(std::size_t structure) const;
+  std::optional<std::size_t> representative(std::size_t structure, int looks_at_most = 40);
+  bool confirm_if_better(std::size_t trial);
   void dive();
+  std::vector<std::size_t> neighbours(std::size_t centre, double limit, std::size_t most);
+  bool climb();
 
   void in_parallel(std::size_t count, const std::function<void(std::size_t)>& function);
   void report_progress();

@@ -30,7 +30,7 @@ void Searcher::predict_given() {
   };
   if (const auto spread = std::ranges::find_if(spreads_, same); spread != spreads_.end()) {
     const auto i = static_cast<std::size_t>(spread - spreads_.begin());
-    add(i, open(i));
+    add(i, space_.open(spreads_[i]));
   }
   const auto home = static_cast<std::size_t>(std::ranges::find_if(structures_, same) - structures_.begin());
   if (home == structures_.size()) {  // lists of values that leave out what is given
@@ -120,35 +120,30 @@ void Searcher::bound(std::size_t spread) {
   known.cost = std::max(known.cost, least);
 }
 
-Searcher::Fresh Searcher::open(std::size_t spread) {
-  Fresh fresh{space_.open(spreads_[spread]), {}};
-  for (const auto& structure : fresh.opened.structures) fresh.known.push_back(floor_of(structure));
-  return fresh;
+/// Its structures cost no less than the spread; their own floors come with their turn.
+void Searcher::add(std::size_t spread, Space::Opened opened) {
+  known_spreads_[spread].open = true;
+  space_.add(opened);
+  for (auto& structure : opened.structures) {
+    Known known;
+    known.cost = known_spreads_[spread].cost;
+    known.bounded = !quick_;
+    if (quick_) open_.insert({known.cost, Node::Kind::structure, structures_.size()});
+    structures_.push_back(std::move(structure));
+    known_.push_back(std::move(known));
+  }
 }
 
-Searcher::Known Searcher::floor_of(const Structure& structure) {
-  Known known;
+void Searcher::bound_structure(std::size_t structure) {
+  Known& known = known_[structure];
   known.bounded = true;
-  if (!quick_) return known;
   try {
-    const auto floor = options_.floor(space_.bare(structure.partial));
-    known.cost = cost(floor, objective_);
+    const auto floor = options_.floor(space_.bare(structures_[structure].partial));
+    known.cost = std::max(known.cost, cost(floor, objective_));
     known.tight = !floor.fits;
     ++bounded_;
   } catch (const UsageError&) {
     known.sharp = true;  // its candidates say why
-  }
-  return known;
-}
-
-void Searcher::add(std::size_t spread, Fresh fresh) {
-  known_spreads_[spread].open = true;
-  space_.add(fresh.opened);
-  for (std::size_t n = 0; n < fresh.known.size(); ++n) {
-    fresh.known[n].cost = std::max(fresh.known[n].cost, known_spreads_[spread].cost);
-    if (quick_) open_.insert({fresh.known[n].cost, Node::Kind::structure, structures_.size()});
-    structures_.push_back(std::move(fresh.opened.structures[n]));
-    known_.push_back(std::move(fresh.known[n]));
   }
 }
 

@@ -56,7 +56,11 @@ Searched Searcher::counts(double fastest) const {
     else if (least[i] < fastest)
       s.undecided += left;
     else
-      by_time(known.expanded ? less_work : known.sharp ? estimate_of_structure : of_structure, left);
+      by_time(known.expanded  ? less_work
+              : known.sharp   ? estimate_of_structure
+              : known.bounded ? of_structure
+                              : any_split,
+              left);
   }
   for (std::size_t i = 0; i < spreads_.size(); ++i) {
     const auto& known = known_spreads_[i];

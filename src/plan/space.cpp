@@ -220,6 +220,12 @@ std::vector<Structure> Space::structures() {
   return all;
 }
 
+bool Space::same_spread(const Structure& a, const Structure& b) const {
+  for (std::size_t d = 0; d < spread_; ++d)
+    if (a.chosen[d].label != b.chosen[d].label) return false;
+  return true;
+}
+
 std::string Space::work_of(const Spread& spread) const {
   const auto& s = spread.partial.settings;
   std::string key;

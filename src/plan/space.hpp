@@ -71,6 +71,7 @@ class Space {
   std::vector<Trial> without_offload(const Structure& structure, const Step& step);
   std::vector<Step> offload_steps(const Trial& without);
   std::vector<Trial> with_offload(const Structure& structure, const Step& recompute, const Step& offload);
+  bool same_spread(const Structure& a, const Structure& b) const;
   std::size_t structural() const { return structural_; }  ///< dimensions that make a structure
   bool searches_offload() const { return offload_ < dimensions_.size(); }
   /// Without what is searched below a structure: nothing in the structure does less.

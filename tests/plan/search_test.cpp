@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 
 #include "../../src/plan/space.hpp"
 #include "bases.hpp"
@@ -414,6 +415,56 @@ TEST_CASE("a stop while structures are still bounded gives a candidate that fits
     REQUIRE(plan.best);
     CHECK(plan.best->prediction.fits);
   }
+}
+
+// Bounds that say nothing: only what is near the given leads up.
+TEST_CASE("a search that is stopped early has climbed over neighbours of the given") {
+  const auto squared = [](double x) { return x * x; };
+  const auto bowl = [&](const scenario::Scenario& one) {
+    const auto& s = one.settings;
+    const auto log = [](std::int64_t n) { return std::log2(static_cast<double>(n)); };
+    auto p = machine(one);
+    const double off = 0.08 * squared(log(s.tensor_model_parallel_size) - 2) +
+                       0.1 * squared(log(s.pipeline_model_parallel_size) - 1) +
+                       0.06 * squared(log(s.micro_batch_size) - 2) + 0.05 * squared(log(scenario::num_chunks(one)) - 1);
+    p.step_ns = static_cast<std::int64_t>(1e9 * (1 + off)) + p.ranks.front().account.recompute;
+    return p;
+  };
+  auto s = searching("dense", "parallelism microbatch recompute", "global_batch_size=512");
+  scenario::set(s, "cluster.num_gpus=256");
+  auto o = options();
+  std::stop_source source;
+  o.threads = 1;
+  int calls = 0;
+  const auto counted = [&](predict::Prediction p) {
+    constexpr int stop_at = 300;
+    if (++calls == stop_at) source.request_stop();
+    return p;
+  };
+  o.stop = source.get_token();
+  o.predict = bowl;
+  o.estimate = [&](const scenario::Scenario& one) { return counted(bowl(one)); };
+  o.floor = [&](const scenario::Scenario& one) {
+    auto p = bowl(one);
+    p.step_ns /= 4;
+    return counted(p);
+  };
+  o.floor_of_any_split = [&](const scenario::Scenario& one, bool) {
+    auto p = machine(one);
+    p.step_ns = 1;
+    return counted(p);
+  };
+  o.scout = [&](const scenario::Scenario& one, predict::Depth, predict::Prediction& into) { into = bowl(one); };
+  const auto plan = plan::search(s, o);
+  CHECK(plan.searched.interrupted);
+  CHECK(plan.searched.gap > 0.5);  // the bounds have not led it
+  check_counts(plan.searched);
+  REQUIRE(plan.best);
+  const auto& best = plan.best->scenario.settings;
+  CHECK(best.tensor_model_parallel_size == 4);
+  CHECK(best.pipeline_model_parallel_size == 2);
+  CHECK(best.micro_batch_size == 4);
+  CHECK(plan.best->prediction.step_ns < plan.baseline.prediction.step_ns * 7 / 10);
 }
 
 TEST_CASE("whenever a stop comes, hardly anything is begun after it") {
