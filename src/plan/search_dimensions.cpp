@@ -271,6 +271,11 @@ bool any_stated(const Scenario& s, const std::vector<std::string>& fields) {
 
 }  // namespace
 
+std::string Value::setting(std::string_view name) const {
+  const auto at = std::ranges::find(settings, name, &Assignments::value_type::first);
+  return at == settings.end() ? std::string() : at->second;
+}
+
 std::string as_given(Decides what) {
   constexpr std::array names = {"",           "parallelism ", "micro batch ", "pipeline ", "layout ", "wgrad delay ",
                                 "recompute ", "offload ",     "allocator "};

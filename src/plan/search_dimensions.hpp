@@ -14,6 +14,9 @@ namespace pipewright::plan {
 struct Value {
   std::string label;  ///< "recompute mlp"; what this choice is called in tables and reasons
   Assignments settings, environment;
+
+  /// What it sets a name to; empty: it says nothing of it.
+  std::string setting(std::string_view name) const;
 };
 
 /// What a dimension leaves out for every candidate alike, each said once.

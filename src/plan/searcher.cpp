@@ -99,11 +99,15 @@ void Searcher::report_progress() {
 
 // ---- Best first
 
-std::vector<Searcher::Node> Searcher::next_nodes(double limit, const std::set<std::size_t>& some) {
+std::vector<Searcher::Node> Searcher::next_nodes(double limit, const Only& only) {
   constexpr std::size_t batch = 16;
   std::vector<Node> nodes;
   for (auto at = open_.begin(); at != open_.end() && nodes.size() < batch && at->cost < limit;) {
-    if (!some.empty() && (at->kind == Node::Kind::spread || !some.contains(at->structure))) {
+    const bool offloads = at->kind == Node::Kind::most_offload || at->kind == Node::Kind::offload ||
+                          (at->kind == Node::Kind::trial && trials_[at->index].without);
+    const bool others =
+        !only.structures.empty() && (at->kind == Node::Kind::spread || !only.structures.contains(at->structure));
+    if (others || (offloads && !only.offload) || (at->kind == Node::Kind::step && !only.steps)) {
       ++at;
       continue;
     }
@@ -115,18 +119,15 @@ std::vector<Searcher::Node> Searcher::next_nodes(double limit, const std::set<st
 
 /// Until nothing that is left can be faster than the fastest that may fit by more than a tie.
 void Searcher::look_closer() {
-  constexpr int between_dives = 12, between_climbs = 4, most_steps = 8;
+  constexpr int between_dives = 12, between_climbs = 4;
   for (int round = 1; !interrupted_ && look(fastest() * (1 - tie_share)); ++round) {
     if (round % between_dives == between_dives / 4) dive();
-    if (round % between_climbs != 0) continue;
-    for (int step = 0; step < most_steps && !interrupted_ && climb();) ++step;
-    // Where the way up ends for now.
-    if (const auto best = fastest_of(any_structure); best && !interrupted_) confirm_if_better(*best);
+    if (round % between_climbs == 1) climb();
   }
 }
 
-bool Searcher::look(double limit, const std::set<std::size_t>& some) {
-  const auto nodes = next_nodes(limit, some);
+bool Searcher::look(double limit, const Only& only) {
+  const auto nodes = next_nodes(limit, only);
   // What is opened anew gets its floor in the same round as the others their next look.
   std::vector<std::size_t> fresh;
   std::vector<Node> looks;

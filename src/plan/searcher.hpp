@@ -39,6 +39,13 @@ inline bool costly(const Scenario& s) {
 }
 inline bool timed(const Trial& trial) { return trial.quick && trial.quick->step_ns > 0; }
 
+/// What is looked at now: these structures alone, or all; with choices of what is offloaded, or without; with choices
+/// of recompute that were not opened yet, or without.
+struct Only {
+  std::set<std::size_t> structures;
+  bool offload = true, steps = true;
+};
+
 class Searcher {
  public:
   Searcher(const Scenario& scenario, const Options& options, const std::vector<Dimension>& dimensions,
@@ -84,10 +91,11 @@ class Searcher {
   /// How much is known of a structure.
   struct Known {
     double cost = 0;
-    bool bounded = false, glanced = false, sharp = false, dived = false, expanded = false, impossible = false;
-    bool tight = false;           ///< it does not fit without recompute and offload
-    std::int64_t candidates = 0;  ///< of `holds` that were enumerated
-    Bytes lacking;                ///< where impossible: by how much at least
+    bool bounded = false, glanced = false, sharp = false, expanded = false, impossible = false;
+    bool dived = false, climbed = false, climbed_offload = false;  ///< followed before its turn
+    bool tight = false;                                            ///< it does not fit without recompute and offload
+    std::int64_t candidates = 0;                                   ///< of `holds` that were enumerated
+    Bytes lacking;                                                 ///< where impossible: by how much at least
     std::vector<Step> steps;
     std::vector<bool> opened;
   };
@@ -101,9 +109,8 @@ class Searcher {
   void bound_structure(std::size_t structure);
   Bytes lacking(const Scenario& partial) const;
   void look_closer();
-  /// `some`: of these structures alone.
-  bool look(double limit, const std::set<std::size_t>& some = {});
-  std::vector<Node> next_nodes(double limit, const std::set<std::size_t>& some);
+  bool look(double limit, const Only& only = {});
+  std::vector<Node> next_nodes(double limit, const Only& only);
   void expand(std::size_t structure);
   void open_steps(std::size_t structure, std::optional<std::size_t> after, double cost);
   void open_offload(std::size_t trial, std::optional<std::size_t> after, double cost);
@@ -132,6 +139,7 @@ class Searcher {
   bool confirm_finalists();
   void confirm_ties();
   void confirm_something();
+  void confirm_likeliest();
   bool take_work(const Trial& trial, std::int64_t most);
   void confirm(const std::vector<std::size_t>& which);
   void predict_all(const std::vector<std::size_t>& which);
@@ -140,9 +148,20 @@ class Searcher {
   std::optional<std::size_t> fastest_of(std::size_t structure) const;
   std::optional<std::size_t> representative(std::size_t structure, int looks_at_most = 40);
   bool confirm_if_better(std::size_t trial);
+  bool fullest_ranks_fit(const Trial& trial) const;
+  bool may_be_confirmed(std::size_t trial);
+  void confirm_best();
   void dive();
-  std::vector<std::size_t> neighbours(std::size_t centre, double limit, std::size_t most);
-  bool climb();
+  std::vector<std::size_t> neighbours(std::size_t centre, double limit);
+  std::vector<std::size_t> promising(std::size_t centre, double limit);
+  double promise_of(std::size_t spread) const;
+  std::vector<std::size_t> with_offload(std::size_t centre, double limit);
+  void open_nearest(const std::vector<std::size_t>& spreads, std::size_t centre, double limit,
+                    std::vector<std::size_t>& found);
+  std::vector<std::size_t> likely_steps(std::size_t structure) const;
+  void skip_ahead(const std::vector<std::size_t>& structures);
+  bool try_all(const std::vector<std::size_t>& structures, bool offload, double limit);
+  void climb();
 
   void in_parallel(std::size_t count, const std::function<void(std::size_t)>& function);
   void report_progress();
@@ -160,7 +179,8 @@ class Searcher {
   std::set<Node> open_, shelved_;                     ///< shelved: too dear to look at; it counts in the gap
   std::map<std::size_t, std::vector<Step>> offload_;  ///< of trials that do not fit
   std::int64_t offload_opened_ = 0;
-  std::map<std::string, int> dives_;  ///< by parallelism
+  std::map<std::string, int> dives_;        ///< by parallelism
+  std::map<std::size_t, double> promises_;  ///< of spreads: a guess at what they may come to
   std::optional<std::size_t> given_;
   std::set<std::size_t> shown_;
   std::vector<Trial> trials_;

@@ -15,11 +15,6 @@ constexpr const char* allocator_variables[] = {"PYTORCH_CUDA_ALLOC_CONF", "NCCL_
 
 constexpr const char* share = "activation_offload_fraction";
 
-std::string assigned(const Value& value, std::string_view name) {
-  const auto at = std::ranges::find(value.settings, name, &Assignments::value_type::first);
-  return at == value.settings.end() ? std::string() : at->second;
-}
-
 /// "[mlp, core_attn]": "[mlp]".
 std::string but_last(const std::string& list) {
   const auto comma = list.rfind(',');
@@ -293,20 +288,20 @@ std::vector<Step> Space::steps(const Structure& structure) {
     steps.push_back({std::move(value), {}});
   const auto find = [&](const std::string& modules, std::size_t before) -> std::optional<std::size_t> {
     for (std::size_t j = 0; j < before; ++j)
-      if (assigned(steps[j].value, "recompute_modules") == modules &&
-          assigned(steps[j].value, "recompute_method") == "none")
+      if (steps[j].value.setting("recompute_modules") == modules &&
+          steps[j].value.setting("recompute_method") == "none")
         return j;
     return std::nullopt;
   };
   for (std::size_t i = 1; i < steps.size(); ++i) {
     const auto& value = steps[i].value;
     if (value.settings.empty()) continue;  // as given: related to nothing
-    const auto method = assigned(value, "recompute_method");
+    const auto method = value.setting("recompute_method");
     // One layer more than the last; uniform replays all of them, whatever the groups.
     if (method == "none")
-      steps[i].after = find(but_last(assigned(value, "recompute_modules")), i);
+      steps[i].after = find(but_last(value.setting("recompute_modules")), i);
     else
-      steps[i].after = method == "block" && assigned(value, "recompute_num_layers") == "1" ? 0 : i - 1;
+      steps[i].after = method == "block" && value.setting("recompute_num_layers") == "1" ? 0 : i - 1;
   }
   return steps;
 }
@@ -320,21 +315,20 @@ std::vector<Step> Space::offload_steps(const Trial& without) {
   const auto find = [&](const std::string& modules, const std::string& fraction, std::size_t before) {
     std::optional<std::size_t> found;
     for (std::size_t j = 0; j < before; ++j)
-      if (assigned(steps[j].value, "offload_modules") == modules && assigned(steps[j].value, share) == fraction)
-        found = j;
+      if (steps[j].value.setting("offload_modules") == modules && steps[j].value.setting(share) == fraction) found = j;
     return found;
   };
   for (std::size_t i = 1; i < steps.size(); ++i) {
     const auto &value = steps[i].value, &before = steps[i - 1].value;
     if (value.settings.empty()) continue;
-    const auto modules = assigned(value, "offload_modules");
-    const bool layers = assigned(value, "cpu_offloading") == "true";
-    if (layers && assigned(before, "cpu_offloading") != "true") continue;
+    const auto modules = value.setting("offload_modules");
+    const bool layers = value.setting("cpu_offloading") == "true";
+    if (layers && before.setting("cpu_offloading") != "true") continue;
     // More layers, a larger share of the same modules, or one module more.
-    if (layers || assigned(before, "offload_modules") == modules)
+    if (layers || before.setting("offload_modules") == modules)
       steps[i].after = i - 1;
     else
-      steps[i].after = find(but_last(modules), assigned(value, share), i);
+      steps[i].after = find(but_last(modules), value.setting(share), i);
   }
   return steps;
 }

@@ -437,7 +437,7 @@ TEST_CASE("a search that is stopped early has climbed over neighbours of the giv
   o.threads = 1;
   int calls = 0;
   const auto counted = [&](predict::Prediction p) {
-    constexpr int stop_at = 300;
+    constexpr int stop_at = 500;
     if (++calls == stop_at) source.request_stop();
     return p;
   };
