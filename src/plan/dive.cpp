@@ -3,7 +3,6 @@
 // expert would turn one knob at a time; and what looks best of a parallelism that was not tried.
 #include <algorithm>
 #include <cmath>
-#include <functional>
 
 #include "pipewright/scenario/derived.hpp"
 #include "searcher.hpp"
@@ -60,26 +59,6 @@ struct Near {
 
 constexpr std::size_t most_at_once = 8;
 
-/// Of the rank that lacks most: bytes, negative where all have some to spare.
-double most_lacking(const predict::Prediction& p) {
-  double most = -never;
-  for (const auto& rank : p.ranks) {
-    const auto needed = rank.walk.peak_reserved + rank.outside_allocator + p.memory_margin;
-    most = std::max(most, static_cast<double>((needed - p.memory_limit).value));
-  }
-  return most;
-}
-
-Scenario without_offload(Scenario s) {
-  apply(no_offload(s), s);
-  return s;
-}
-
-Scenario without_offload_search(Scenario s) {
-  s.search.offload = "keep";
-  return s;
-}
-
 void nearest(std::vector<Near>& near, std::size_t most) {
   most = std::min(most, near.size());
   std::ranges::partial_sort(near, near.begin() + static_cast<std::ptrdiff_t>(most));
@@ -107,35 +86,6 @@ std::optional<std::size_t> Searcher::representative(std::size_t structure, int l
     if (found || !look(never / 2, {{structure}})) return found;
   }
   return std::nullopt;
-}
-
-/// Memory as it is reserved on the ranks that have least to spare: a small part of a prediction, and most of what is
-/// near the limit fails it.
-bool Searcher::fullest_ranks_fit(const Trial& trial) const {
-  if (!options_.repredict_reserved) return true;
-  constexpr std::size_t most = 2;
-  predict::Prediction some = *trial.quick;
-  std::ranges::stable_sort(some.ranks, std::greater<>(),
-                           [](const auto& rank) { return rank.walk.peak_reserved + rank.outside_allocator; });
-  if (some.ranks.size() > most) some.ranks.erase(some.ranks.begin() + most, some.ranks.end());
-  return options_.repredict_reserved(trial.candidate.scenario, some).fits;
-}
-
-/// ... by one of the allocator's settings at least. Else more recompute is worth a look.
-bool Searcher::may_be_confirmed(std::size_t trial) {
-  const auto group = groups_[trials_[trial].time_group];
-  in_parallel(group.size(), [&](std::size_t n) {
-    Trial& one = trials_[group[n]];
-    if (!waits(one)) return;
-    try {
-      one.may_fit = fullest_ranks_fit(one);
-    } catch (const UsageError& error) {
-      refuse(group[n], error);
-    }
-  });
-  if (std::ranges::any_of(group, [&](std::size_t i) { return waits(trials_[i]); })) return true;
-  give_up_on(group.front());
-  return false;
 }
 
 /// By more than an estimate may be wrong. False: it is not, or there is no time for it.
@@ -226,34 +176,6 @@ std::vector<std::size_t> Searcher::neighbours(std::size_t centre, double limit) 
   return found;
 }
 
-/// A guess, not a bound: what its kernels take if nothing is recomputed, and as much more as the share of full
-/// recompute that makes it fit.
-double Searcher::promise_of(std::size_t spread) const {
-  double promise = never;
-  space_.example(spreads_[spread], false, [&](const Scenario& example) {
-    try {
-      const auto bare = options_.floor(example);
-      const double time = std::max(cost(bare, objective_), known_spreads_[spread].cost);
-      const double lacking = most_lacking(bare);
-      if (lacking <= 0) {
-        promise = known_spreads_[spread].cost;  // with expert overlap, maybe
-        return true;
-      }
-      for (const Scenario& kept : least_kept(without_offload_search(example))) {
-        const auto least = options_.floor(with_required_environment(kept));
-        const double left = most_lacking(least);
-        if (left > 0 || left >= lacking) continue;
-        const double share = lacking / (lacking - left);
-        promise = std::min(promise, time + share * std::max(0.0, cost(least, objective_) - cost(bare, objective_)));
-      }
-      return true;
-    } catch (const UsageError&) {
-      return false;  // another one says as much
-    }
-  });
-  return promise;
-}
-
 /// Spreads that may be many turns away. What is guessed of them goes by turns from the given, TP and EP counting less:
 /// they decide over which links most bytes go; what is opened, by what was guessed.
 std::vector<std::size_t> Searcher::promising(std::size_t centre, double limit) {
@@ -306,56 +228,6 @@ std::vector<std::size_t> Searcher::with_offload(std::size_t centre, double limit
   std::vector<std::size_t> found;
   for (const Near& one : near) found.push_back(one.index);
   return found;
-}
-
-/// No recompute; where that does not fit, the largest set of modules, and as many layers in full as seem to be enough.
-std::vector<std::size_t> Searcher::likely_steps(std::size_t structure) const {
-  const auto& steps = known_[structure].steps;
-  if (steps.empty() || !known_[structure].tight) return {0};
-  std::vector<std::size_t> found = {0}, by_layers;  // in full: 1, 2, ... layers of every chunk, then all
-  std::optional<std::size_t> largest;
-  for (std::size_t i = 0; i < steps.size(); ++i) {
-    const auto method = steps[i].value.setting("recompute_method");
-    if (method == "block" || (method == "uniform" && steps[i].value.setting("recompute_num_layers") == "1"))
-      by_layers.push_back(i);
-    else if (method == "none" && i > 0)
-      largest = i;
-  }
-  if (largest) found.push_back(*largest);
-  if (by_layers.empty()) return found;
-  try {
-    Scenario all = structures_[structure].partial;
-    const auto bare = most_lacking(options_.floor(space_.bare(all)));
-    apply(steps[by_layers.back()].value, all);
-    const auto full = most_lacking(options_.floor(with_required_environment(without_offload(all))));
-    if (full > 0 || full >= bare) return found;
-    const auto count = static_cast<double>(by_layers.size());
-    const auto enough = static_cast<std::size_t>(std::clamp(std::ceil(count * bare / (bare - full)), 1.0, count));
-    for (const auto n : {enough, std::min(enough + 1, by_layers.size())})
-      if (std::ranges::find(found, by_layers[n - 1]) == found.end()) found.push_back(by_layers[n - 1]);
-  } catch (const UsageError&) {
-    // its candidates say why
-  }
-  return found;
-}
-
-/// Opens what likely fits, before what costs less was tried.
-void Searcher::skip_ahead(const std::vector<std::size_t>& structures) {
-  std::vector<std::vector<std::size_t>> likely(structures.size());
-  in_parallel(structures.size(), [&](std::size_t n) { likely[n] = likely_steps(structures[n]); });
-  std::vector<std::size_t> fresh;
-  for (std::size_t n = 0; n < structures.size() && !interrupted_; ++n)
-    for (const auto step : likely[n]) {
-      const auto structure = structures[n];
-      Known& known = known_[structure];
-      Node node{known.cost, Node::Kind::step, structure, step};
-      if (step >= known.opened.size() || (known.opened[step] && open_.erase(node) == 0)) continue;
-      known.opened[step] = true;
-      node.cost = least_of_step(structure, step);
-      std::ranges::copy(opened(node), std::back_inserter(fresh));
-    }
-  in_parallel(fresh.size(), [&](std::size_t n) { floor_of(fresh[n]); });
-  for (const auto i : fresh) settle(i);
 }
 
 /// True: something faster was found.

@@ -85,6 +85,12 @@ void Searcher::bound_spreads() {
   });
   for (std::size_t i = 0; i < spreads_.size(); ++i)
     if (!known_spreads_[i].open) open_.insert({known_spreads_[i].cost, Node::Kind::spread, i});
+  // Those of the given.
+  std::vector<std::size_t> waiting;
+  for (std::size_t i = 0; i < structures_.size(); ++i)
+    if (open_.erase({known_[i].cost, Node::Kind::structure, i}) > 0) waiting.push_back(i);
+  in_parallel(waiting.size(), [&](std::size_t n) { bound_structure(waiting[n]); });
+  for (const auto i : waiting) open_.insert({known_[i].cost, Node::Kind::structure, i});
 }
 
 /// By the kernels of its structures, which are those with or without expert overlap.
