@@ -107,7 +107,7 @@ void GroupedQueryAttention::run_core(bool grad) {
     w_.launch("attention.v copy", {"copy.strided", {d_.tokens, d_.kv}});
   }
   o_ = core_.forward(grad);
-  if (!grad || d_.exchanges_heads || (d_.unfused_attention && d_.groups < d_.heads)) release({&v_});
+  if (!grad || (d_.context.heads > 1) || (d_.unfused_attention && d_.groups < d_.heads)) release({&v_});
 }
 
 void GroupedQueryAttention::queries_and_keys(bool grad) {
@@ -232,7 +232,7 @@ std::uint32_t GroupedQueryAttention::forward(bool grad) {
   if (!grad || !keeps_mixed()) release({&mixed_});
   const bool repeated = d_.unfused_attention && d_.groups < d_.heads;  // only the repeated keys are read again
   if (repeated && !d_.recomputes(Recompute::core_attn)) release({&k_});
-  if (d_.exchanges_heads && !d_.recomputes(Recompute::core_attn)) release({&q_, &k_});  // whole sequences are kept
+  if ((d_.context.heads > 1) && !d_.recomputes(Recompute::core_attn)) release({&q_, &k_});  // whole sequences are kept
   if (!grad) release({&q_, &k_, &o_});
   // Delayed scaling: the projection keeps an FP8 copy alone, a checkpoint keeps no output.
   if (d_.recomputes(Recompute::core_attn) && proj_.fp8 && d_.precision.recipe == Recipe::delayed && !d_.output_gate)
@@ -256,7 +256,7 @@ std::uint32_t GroupedQueryAttention::backward(std::uint32_t dropped) {
   if (reloaded_o_ != no_tensor) w_.free(std::exchange(o_, std::exchange(reloaded_o_, no_tensor)));
   offload_.done(Offload::attn_proj);
   offload_.needed(Offload::core_attn);
-  if (d_.recomputes(Recompute::core_attn) || d_.unfused_attention || d_.exchanges_heads)
+  if (d_.recomputes(Recompute::core_attn) || d_.unfused_attention || (d_.context.heads > 1))
     release_output();  // only the projection had saved it
   if (d_.recomputes(Recompute::core_attn)) {
     w_.recomputing(true);

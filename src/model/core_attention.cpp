@@ -17,20 +17,23 @@
 namespace pipewright::model {
 
 std::uint32_t CoreAttention::forward(bool grad) {
-  if (d_.exchanges_heads) return exchanged_forward(grad);
+  if (exchanges_heads()) return exchanged_forward(grad);
+  if (d_.context.gathers) return gathered_forward(grad);
   return d_.unfused_attention ? unfused_forward(grad) : fused_forward(grad);
 }
 
 CoreAttention::Gradients CoreAttention::backward(std::initializer_list<std::uint32_t> until_values) {
   if (d_.unfused_attention) return unfused_backward(until_values);
-  const auto gradients = d_.exchanges_heads ? exchanged_backward() : fused_backward();
+  const auto gradients = exchanges_heads()    ? exchanged_backward()
+                         : d_.context.gathers ? gathered_backward()
+                                              : fused_backward();
   w_.free(until_values);
   return gradients;
 }
 
 profile::Key CoreAttention::fused_key(const std::string& pass) const {
-  if (d_.exchanges_heads) {
-    const Int s = d_.s * d_.cp, heads = d_.heads / d_.cp, groups = d_.groups / d_.cp;
+  if (exchanges_heads()) {
+    const Int ranks = d_.context.heads, s = d_.s * ranks, heads = d_.heads / ranks, groups = d_.groups / ranks;
     if (window_ == 0) return {std::string(plain()) + pass, {d_.b, s, s, heads, groups, d_.head_dim}};
     return {"attention.window." + pass, {d_.b, s, s, heads, groups, d_.head_dim, window_}};
   }
@@ -67,13 +70,13 @@ void CoreAttention::causal_kernel(const std::string& name, const std::string& pa
 }
 
 void CoreAttention::fused_kernel(const std::string& name, const std::string& pass) {
-  // Context parallelism (ring): each of cp steps computes queries of this rank against the keys of one rank. With the
+  // Context parallelism (ring): each of its steps computes queries of this rank against the keys of one rank. With the
   // load-balanced split all but the first cover half of the square, as the causal one does.
-  for (Int step = 0; step < d_.cp; ++step) {
+  for (Int step = 0; step < d_.context.ring; ++step) {
     causal_kernel(name, pass);
-    if (step + 1 < d_.cp) {
+    if (step + 1 < d_.context.ring) {
       w_.launch_on(Stream::communication, Purpose::cp, name + " key and value exchange",
-                   {"send_recv." + d_.cp_link.link, {2 * d_.tokens * (d_.kv + d_.v_width())}}, d_.cp_link.link);
+                   {"send_recv." + d_.ring_link.link, {2 * d_.tokens * (d_.kv + d_.v_width())}}, d_.ring_link.link);
       w_.wait(Stream::communication);
     }
   }
@@ -82,9 +85,10 @@ void CoreAttention::fused_kernel(const std::string& name, const std::string& pas
 // TE pytorch/attention/dot_product_attention/context_parallel.py, AttnFuncWithCPAndQKVOA2A: every rank sends the parts
 // of other ranks' heads and gets the rest of the sequence of its own. Sequence of allocations and launches: recorded
 // events and kernel traces of two ranks (tests/measured/f_cp2_a2a*.yaml); the kernels beside an exchange run after all
-// three.
+// three. In two levels (a2a+p2p; AttnFuncWithCPAndKVP2P, lines 1486-1502, 2032-2045, 2407-2421 and 2889-2905 of TE
+// d0067d0da) the ring runs between the exchanges, with parts of the sequence that are longer by the ranks of the first.
 void CoreAttention::exchange(const std::string& name, Int bytes) {
-  w_.collective(Purpose::cp, name, "all_to_all", d_.cp, bytes, d_.cp_link, Stream::communication);
+  w_.collective(Purpose::cp, name, "all_to_all", d_.context.heads, bytes, d_.heads_link, Stream::communication);
 }
 
 std::uint32_t CoreAttention::exchanged_forward(bool grad) {
@@ -111,7 +115,7 @@ std::uint32_t CoreAttention::exchanged_forward(bool grad) {
   out_ = w_.allocate("attention.exchanged_output", q_bytes);
   rng_ = w_.allocate("attention.rng_state", 16);
   statistics_ = w_.allocate_float("attention.softmax_lse", 4 * d_.tokens * d_.heads);
-  w_.launch(kernel("attention.core forward", "forward.bf16"));
+  fused_kernel("attention.core forward", "forward.bf16");
   const auto ordered = w_.allocate(owner, q_bytes);
   w_.launch("attention.output in order", {"copy.d2d", {q_bytes}});
   const auto received = w_.allocate(owner, q_bytes);
@@ -141,7 +145,7 @@ CoreAttention::Gradients CoreAttention::exchanged_backward() {
   const auto dq = allocate(q_bytes), dk = allocate(kv_bytes), dv = allocate(kv_bytes);
   const Int expanded = repeats() ? 2 * 2 * d_.tokens * d_.q : 0;
   w_.transient("workspace", 4 * d_.tokens * d_.q + expanded + 4 * d_.tokens * d_.heads + 256);
-  w_.launch(kernel("attention.core backward", "backward.bf16"));
+  fused_kernel("attention.core backward", "backward.bf16");
   const auto q_order = allocate(q_bytes), q_got = allocate(q_bytes), k_order = allocate(kv_bytes),
              k_got = allocate(kv_bytes), v_order = allocate(kv_bytes);
   for (const auto& [name, bytes] : {std::pair("q", q_bytes), std::pair("k", kv_bytes), std::pair("v", kv_bytes)}) {

@@ -25,7 +25,7 @@ class CoreAttention {
   /// exists.
   Gradients backward(std::initializer_list<std::uint32_t> until_values);
   std::vector<std::uint32_t> saved() const {
-    return {statistics_, sinks_, keys_, values_, softmax_, probabilities_, mask_};
+    return {statistics_, later_statistics_, sinks_, keys_, values_, softmax_, probabilities_, mask_};
   }
   /// Unfused: the probabilities that the softmax and the product with the values save as objects of their own, so that
   /// offload brings back two. `reloaded`: the second, from then on this class's.
@@ -39,6 +39,11 @@ class CoreAttention {
   std::uint32_t exchanged_forward(bool grad);
   Gradients exchanged_backward();
   void exchange(const std::string& name, Int bytes);
+  std::uint32_t gathered_forward(bool grad);
+  Gradients gathered_backward();
+  std::pair<std::uint32_t, std::uint32_t> gather();  ///< keys and values of all ranks, in order
+  void chunk_kernel(const std::string& name, const std::string& pass, Int chunks);
+  bool exchanges_heads() const { return d_.context.heads > 1; }
   Gradients unfused_backward(std::initializer_list<std::uint32_t> until_values);
   profile::Key fused_key(const std::string& pass) const;
   /// Without latent heads, windows, sinks and caps.
@@ -59,6 +64,7 @@ class CoreAttention {
   const Int window_;
   std::uint32_t q_ = no_tensor, k_ = no_tensor, v_ = no_tensor, out_ = no_tensor;  ///< a2a: whole sequences
   std::uint32_t statistics_ = no_tensor, rng_ = no_tensor, sinks_ = no_tensor;     ///< fused
+  std::uint32_t later_statistics_ = no_tensor, later_rng_ = no_tensor;             ///< all_gather: of the second chunk
   std::uint32_t keys_ = no_tensor, values_ = no_tensor, softmax_ = no_tensor, probabilities_ = no_tensor,
                 mask_ = no_tensor, of_product_ = no_tensor;  ///< unfused
 };

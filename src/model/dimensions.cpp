@@ -399,13 +399,19 @@ Dimensions::Dimensions(const Scenario& sc, const profile::Device& device) : gpu(
   packed = packed_rows(sc, tokens);
   flash2 = gpu.compute_capability >= 100 && !unfused_attention && !mla && attention_dropout > 0 &&
            scenario::variable(sc, "NVTE_ALLOW_NONDETERMINISTIC_ALGO") == "0";
-  exchanges_heads = scenario::exchanges_heads(sc);
-  if (exchanges_heads && (heads % cp != 0 || groups % cp != 0))
+  context = scenario::context_sharing(sc).value_or(scenario::ContextSharing{1, cp, false});  // others are refused
+  if (heads % context.heads != 0 || groups % context.heads != 0)
     refuse(
         sc, "settings.cp_comm_type",
-        "a2a: attention heads and query groups of a tensor-parallel rank must be divisible by context_parallel_size");
+        context.ring == 1
+            ? "a2a: attention heads and query groups of a tensor-parallel rank must be divisible by "
+              "context_parallel_size"
+            : "a2a+p2p: attention heads and query groups of a tensor-parallel rank must be divisible by the first of "
+              "hierarchical_context_parallel_sizes");
   tp_link = way_of(sc, 1, t);
   cp_link = way_of(sc, t, cp);
+  heads_link = way_of(sc, t, context.heads);
+  ring_link = way_of(sc, t * context.heads, context.ring);
   dp_link = way_of(sc, t, cp * dp);
   precision = {recipe_of(sc, gpu), gpu.fp8_layouts == std::vector{profile::Layout::tn}};
   fp8_parameters = precision.quantized() && (o.fp8_param || o.fp8_param_gather);

@@ -9,6 +9,7 @@
 #include "pipewright/modules.hpp"
 #include "pipewright/network.hpp"
 #include "pipewright/profile.hpp"
+#include "pipewright/scenario/context.hpp"
 #include "pipewright/scenario/types.hpp"
 #include "precision.hpp"
 
@@ -142,7 +143,7 @@ struct Dimensions {
   bool caps_scores = false;        ///< attn_logit_softcapping: FlexAttention instead of TE's attention
   bool caps_logits = false;        ///< final_logit_softcapping
   std::vector<PackedRows> packed;  ///< packed sequences; empty: every sequence fills its row
-  bool exchanges_heads = false;    ///< cp_comm_type a2a: whole sequences of some heads instead of parts of all
+  scenario::ContextSharing context;
   /// FlashAttention 2 instead of cuDNN: deterministic kernels with dropout on Blackwell (TE common/fused_attn/
   /// fused_attn.cpp, "determinism on Blackwell").
   bool flash2 = false;
@@ -154,6 +155,7 @@ struct Dimensions {
   std::string activation;        ///< kernel family: "swiglu", "gelu", ...
   std::string gate;              ///< of a gate whose activation is not fused: "gelu", "fast_gelu"
   Way tp_link, cp_link, dp_link;
+  Way heads_link, ring_link;  ///< levels of a2a+p2p; of a2a or p2p alone the one that is used
   Precision precision;
   bool fp8_parameters = false;     ///< linear weights are stored as the recipe quantizes them (fp8_param_gather)
   bool fp8_cached_weights = true;  ///< quantized copies of weights live from the first microbatch on

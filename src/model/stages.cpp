@@ -221,7 +221,13 @@ void add_notes(const Scenario& s, const Dimensions& d, Stages& stages) {
     note("Megatron-FSDP: a unit is gathered one unit ahead in time, as many as Megatron prefetches in memory");
   if (d.frozen() && d.t > 1) note("LoRA with tensor parallelism follows the code of Bridge, not measured runs");
   add_offload_notes(s, d, stages);
-  if (d.cp > 1 && !d.exchanges_heads)
+  if (d.context.gathers)
+    note(
+        "context parallelism by all_gather follows the code of Transformer Engine, as rank 0 runs it, with both chunks "
+        "on one stream; no measured run has it");
+  if (d.context.heads > 1 && d.context.ring > 1)
+    note("context parallelism in two levels (a2a+p2p) follows the code of Transformer Engine; no measured run has it");
+  if (d.context.ring > 1)
     note("context parallelism is approximated: a ring of equal causal attention steps, exchanges overlapped");
   if (d.precision.recipe == Recipe::blockwise && d.sp) {
     note(

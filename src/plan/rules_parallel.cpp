@@ -1,4 +1,6 @@
 // Parallelism, layer split, pipeline schedule and batch.
+#include <algorithm>
+
 #include "pipewright/scenario/derived.hpp"
 #include "rules.hpp"
 
@@ -180,6 +182,30 @@ std::vector<Rule> parallel_rules() {
        },
        "Length of cp_comm_type should equal to the total number of transformer layers ({num_layers})!",
        "give one value for all layers, or one a layer"},
+      {"parallel.context-levels",
+       violation,
+       arguments,
+       {"hierarchical_context_parallel_sizes", "context_parallel_size"},
+       everywhere,
+       [](const Scenario& s) {
+         const auto& sizes = s.settings.hierarchical_context_parallel_sizes;
+         double product = 1;  // sizes may be any
+         for (const auto size : sizes) product *= static_cast<double>(size);
+         return !sizes.empty() && product != static_cast<double>(s.settings.context_parallel_size);
+       },
+       "assert args.context_parallel_size == prod(args.hierarchical_context_parallel_sizes)",
+       "choose sizes whose product is context_parallel_size={context_parallel_size}"},
+      {"parallel.context-levels-missing",
+       violation,
+       arguments,
+       {"cp_comm_type", "hierarchical_context_parallel_sizes"},
+       everywhere,
+       [](const Scenario& s) {
+         return s.settings.hierarchical_context_parallel_sizes.empty() &&
+                std::ranges::find(s.settings.cp_comm_type, "a2a+p2p") != s.settings.cp_comm_type.end();
+       },
+       "--hierarchical-context-parallel-sizes must be set when a2a+p2p is used in cp comm",
+       "give the all-to-all's ranks and the ring's, or cp_comm_type: p2p or a2a"},
 
       // The split of the layers
       {"layers.pipeline",

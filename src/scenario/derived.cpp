@@ -5,6 +5,7 @@
 
 #include "layout.hpp"
 #include "pipewright/modules.hpp"
+#include "pipewright/scenario/context.hpp"
 #include "pipewright/scenario/fields.hpp"
 
 namespace pipewright::scenario {
@@ -205,9 +206,8 @@ bool checks_for_nan(const Scenario& s) {
 }
 
 bool exchanges_heads(const Scenario& s) {
-  const Strings& types = s.settings.cp_comm_type;
-  return s.settings.context_parallel_size > 1 && !types.empty() &&
-         std::ranges::all_of(types, [](const std::string& type) { return type == "a2a"; });
+  const auto sharing = context_sharing(s);
+  return sharing && sharing->heads > 1 && sharing->ring == 1;
 }
 
 bool grouped_fused_attention(const Scenario& s) {

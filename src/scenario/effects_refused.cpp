@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 
+#include "pipewright/scenario/context.hpp"
 #include "pipewright/scenario/derived.hpp"
 #include "pipewright/scenario/packing.hpp"
 
@@ -14,6 +15,15 @@ bool uses_graphs(const Scenario& s) { return s.settings.cuda_graph_impl != "none
 bool uses_flex(const Scenario& s) { return has_experts(s) && s.settings.moe_token_dispatcher_type == "flex"; }
 bool uses_context(const Scenario& s) { return s.settings.context_parallel_size > 1; }
 bool local_norms(const Scenario& s) { return s.settings.transformer_impl == "local"; }
+bool has_several_ways(const Scenario& s) {
+  const Strings& types = s.settings.cp_comm_type;
+  return std::ranges::any_of(types, [&](const auto& type) { return type != types.front(); });
+}
+/// Keys and values go around all ranks, or there is one.
+bool only_ring(const Scenario& s) {
+  const auto sharing = context_sharing(s);
+  return sharing && sharing->heads == 1 && !sharing->gathers;
+}
 bool plain_kernel(const Scenario& s) { return grouped_fused_attention(s) && !uses_context(s); }
 /// Rows of packed sequences: TE's kernels of variable lengths (thd), which Megatron calls with fused attention only.
 bool packs_as_modelled(const Scenario& s) {
@@ -23,7 +33,7 @@ bool packs_as_modelled(const Scenario& s) {
                      (s.model.window_size.empty() || s.model.window_size[0] < 0);
   const bool rotates = s.model.position_embedding_type == "rope" || s.model.position_embedding_type == "yarn";
   return o.micro_batch_size == 1 && plain && s.model.mtp_num_layers.value_or(0) == 0 &&
-         (!rotates || o.apply_rope_fusion) && !(uses_context(s) && exchanges_heads(s)) &&
+         (!rotates || o.apply_rope_fusion) && only_ring(s) &&
          (!uses_graphs(s) || o.cuda_graph_modules == Strings{"mlp"});
 }
 /// Muon as modelled: emerging_optimizers.py and layer_wise_optimizer.py of core_r0.19.0.
@@ -191,17 +201,17 @@ constexpr RefusedField refused_rows[] = {
      [](const Scenario& s) { return s.model.moe_latent_size.has_value(); }},
     // Parallelism and schedule
     {"cp_comm_type",
-     "context parallelism by all_gather, in two levels or in several ways; a2a of latent or unfused attention, with "
-     "offload",
+     "context parallelism that differs between layers; a2a, all_gather and a2a+p2p of latent or unfused attention, "
+     "with offload (p2p is modelled there)",
      [](const Scenario& s) {
-       if (!uses_context(s)) return false;
-       if (exchanges_heads(s))
-         return !grouped_fused_attention(s) || s.settings.cpu_offloading ||
-                s.settings.fine_grained_activation_offloading;
-       return std::ranges::any_of(s.settings.cp_comm_type, [](const auto& t) { return t != "p2p"; });
+       const auto sharing = context_sharing(s);
+       if (!sharing) return has_several_ways(s);
+       return (sharing->heads > 1 || sharing->gathers) && (!grouped_fused_attention(s) || s.settings.cpu_offloading ||
+                                                           s.settings.fine_grained_activation_offloading);
      }},
-    {"hierarchical_context_parallel_sizes", "context parallelism in two levels",
-     [](const Scenario& s) { return uses_context(s) && !s.settings.hierarchical_context_parallel_sizes.empty(); }},
+    {"hierarchical_context_parallel_sizes",
+     "a2a+p2p in other than two levels whose product is context_parallel_size (the all-to-all's ranks, the ring's)",
+     [](const Scenario& s) { return !context_sharing(s) && !has_several_ways(s); }},
     {"hybrid_context_parallel", "context-parallel groups that change with every sequence",
      [](const Scenario& s) { return s.settings.hybrid_context_parallel; }},
     {"sft", "packed sequences of unknown lengths (sequence_lengths states them, or a file of them)",

@@ -123,7 +123,11 @@ TEST_CASE("what is refused stops a prediction; ignored, it voids the interval") 
            {"dense", "use_torch_fsdp2=true", "use_torch_fsdp2"},
            {"dense", "spec=[a, b]", "spec"},
            {"dense", "$NVTE_ALLOW_NONDETERMINISTIC_ALGO=0", "NVTE_ALLOW_NONDETERMINISTIC_ALGO"},
-           {"single", "context_parallel_size=2; cp_comm_type=all_gather", "cp_comm_type"},
+           {"dense", "context_parallel_size=2; num_gpus=8; cp_comm_type=[p2p, a2a, p2p, a2a, p2p, a2a, p2p, a2a]",
+            "cp_comm_type"},
+           {"single", "context_parallel_size=2; cp_comm_type=all_gather; attention_backend=unfused", "cp_comm_type"},
+           {"single", "context_parallel_size=2; cp_comm_type=a2a+p2p; hierarchical_context_parallel_sizes=[2, 2]",
+            "hierarchical_context_parallel_sizes"},
            {"single", "num_distributed_optimizer_instances=2", "num_distributed_optimizer_instances"}}) {
     CAPTURE(std::string(changes));
     auto s = base_of(base);
