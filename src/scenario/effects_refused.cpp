@@ -200,9 +200,7 @@ constexpr RefusedField refused_rows[] = {
     {"moe_latent_size", "experts that work in a latent space",
      [](const Scenario& s) { return s.model.moe_latent_size.has_value(); }},
     // Parallelism and schedule
-    {"cp_comm_type",
-     "context parallelism that differs between layers; a2a, all_gather and a2a+p2p of latent or unfused attention, "
-     "with offload (p2p is modelled there)",
+    {"cp_comm_type", "kinds that differ between layers; all but p2p with latent or unfused attention or offload",
      [](const Scenario& s) {
        const auto sharing = context_sharing(s);
        if (!sharing) return has_several_ways(s);
