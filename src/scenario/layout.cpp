@@ -153,6 +153,11 @@ void check_segments(const Scenario& s) {
         fmt::format("the number of pipe-delimited segments ({}) must be evenly divisible by "
                     "pipeline_model_parallel_size ({})",
                     segments, p));
+  if (s.software.megatron_bridge && segments > p)  // models/hybrid/hybrid_provider.py, provide
+    throw refuse(
+        fmt::format("{} segments on {} pipeline ranks: virtual pipeline model parallelism is unsupported in Megatron "
+                    "Bridge's hybrid models",
+                    segments, p));
   if (c.virtual_pipeline_model_parallel_size && *c.virtual_pipeline_model_parallel_size != segments / p)
     throw UsageError(position(s, "settings.virtual_pipeline_model_parallel_size"),
                      "settings.virtual_pipeline_model_parallel_size",

@@ -235,6 +235,10 @@ TEST_CASE("patterns that Megatron does not take are refused") {
   scenario::set(piped, "hybrid_layer_pattern=MM-M|M-M*|M-M|-");
   CHECK_NOTHROW(scenario::check(piped));
   CHECK(scenario::num_chunks(piped) == 2);
+  CHECK_THROWS_WITH_AS(scenario::check(with(piped, {"megatron_bridge=0.7.0"})), doctest::Contains("Bridge's hybrid"),
+                       UsageError);
+  CHECK_THROWS_WITH_AS(scenario::check(with(piped, {"megatron_core=0.16.0"})),
+                       doctest::Contains("from Megatron Core 0.17"), UsageError);
   scenario::set(piped, "virtual_pipeline_model_parallel_size=3");
   CHECK_THROWS_WITH_AS(scenario::check(piped), doctest::Contains("conflicts with the 4 segments"), UsageError);
   CHECK(refused({"mamba_num_heads=12", "mamba_num_groups=8"}).find("divisible by ngroups") != std::string::npos);
