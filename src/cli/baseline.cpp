@@ -38,10 +38,7 @@ void predict_side(report::RecipeSide& side, const Input& input) {
   if (!side.violations.empty()) return;  // a prediction would be of what cannot run
   scenario::check(loaded.scenario);
   const auto profiles = input.profiles(loaded.scenario);
-  predict::Run run;
-  auto prediction = predict::predict(loaded.scenario, profiles, &run);
-  predict::find_pressure(prediction, loaded.scenario, profiles, run);
-  side.prediction = report::simulate_json(prediction);
+  side.prediction = report::simulate_json(predict::predict(loaded.scenario, profiles, nullptr, predict::every_rank));
 }
 
 /// In a folder one recipe's fault must not hide the others: it is told in its row.

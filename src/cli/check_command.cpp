@@ -41,9 +41,7 @@ std::vector<plan::Finding> diagnose(const CheckOptions& options, const Loaded& l
   try {
     scenario::check(loaded.scenario);
     const auto profiles = options.input.profiles(loaded.scenario);
-    predict::Run run;
-    prediction = predict::predict(loaded.scenario, profiles, &run);
-    predict::find_pressure(*prediction, loaded.scenario, profiles, run);
+    prediction = predict::predict(loaded.scenario, profiles, nullptr, predict::every_rank);
   } catch (const UsageError&) {
   }
   return plan::diagnose(loaded.scenario, found->second, {}, prediction ? &*prediction : nullptr);

@@ -38,8 +38,7 @@ void predict_side(Side& side, const DiffOptions& options, const std::vector<std:
   for (const auto& text : settings) scenario::set(*side.scenario, text);
   scenario::check(*side.scenario);
   side.profiles.emplace(predict::profiles_of(*side.scenario, options.profiles));
-  side.prediction = predict::predict(*side.scenario, *side.profiles, &side.run);
-  predict::find_pressure(side.prediction, *side.scenario, *side.profiles, side.run);
+  side.prediction = predict::predict(*side.scenario, *side.profiles, &side.run, predict::every_rank);
   side.has_run = true;
   side.shown.prediction = report::simulate_json(side.prediction);
 }

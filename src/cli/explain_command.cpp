@@ -22,8 +22,8 @@ void explain(const ExplainOptions& options) {
   const Loaded loaded = options.input.legal();
   predict::Run run;
   const auto profiles = options.input.profiles(loaded.scenario);
-  auto prediction = predict::predict(loaded.scenario, profiles, &run);
-  if (options.peak) predict::find_pressure(prediction, loaded.scenario, profiles, run, options.rank);
+  const auto asked = [&](int rank) { return options.peak && rank == options.rank; };
+  const auto prediction = predict::predict(loaded.scenario, profiles, &run, asked);
   const report::Stamp stamp{&loaded.scenario, {}};
   if (!options.json.empty()) {
     write_result(options.json, options.peak ? report::explain_peak_json(prediction, options.rank, &stamp)

@@ -30,16 +30,13 @@ void simulate(const SimulateOptions& options, Outcome& outcome) {
   const Loaded loaded = options.input.legal();
   predict::Run run;
   const auto profiles = options.input.profiles(loaded.scenario);
-  std::optional<Progress> progress("simulating: the step, what would shorten it, memory");
-  constexpr std::int64_t parts = 3;
+  std::optional<Progress> progress("simulating: the step and its memory, what would shorten it");
+  constexpr std::int64_t parts = 2;
   (*progress)(0, parts);
-  auto prediction = predict::predict(loaded.scenario, profiles, &run);
+  auto prediction = predict::predict(loaded.scenario, profiles, &run, predict::every_rank);
   (*progress)(1, parts);
   stop_if_asked();
   predict::find_levers(prediction, loaded.scenario, profiles, run);
-  (*progress)(2, parts);
-  stop_if_asked();
-  predict::find_pressure(prediction, loaded.scenario, profiles, run);
   progress.reset();
   if (const auto imbalance = predict::find_imbalance(prediction, loaded.scenario, profiles))
     prediction.notes.push_back(

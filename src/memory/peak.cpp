@@ -1,8 +1,10 @@
 // What a rank holds: its program is walked to find the peak, who holds it and what the allocator reserves, and under a
 // limit once more.
 #include <algorithm>
+#include <deque>
 #include <numeric>
 
+#include "fragmentation.hpp"
 #include "limits.hpp"
 #include "replayer.hpp"
 
@@ -101,8 +103,11 @@ Scout scout(const Stages& stages, const schedule::Program& program, const scenar
   return result;
 }
 
+namespace {
+
+/// `why`: follows the growth of reserved memory besides, and with expandable segments, too.
 Walk walk(const Stages& stages, const schedule::Program& program, const scenario::Scenario& scenario, int pp_rank,
-          std::optional<Bytes> device, const Listener& listener) {
+          std::optional<Bytes> device, const Listener& listener, std::optional<Bytes> whole, Fragmentations* why) {
   const bool asynchronous = transfers_are_asynchronous(scenario);
   const AllocatorConfig config = allocator_config(scenario);
   const Limits limits(config, device);
@@ -113,14 +118,20 @@ Walk walk(const Stages& stages, const schedule::Program& program, const scenario
   result.pinned = plan.pinned + held.pinned;
   result.pageable = held.pageable;
   {
-    Replayer replayer(without_limit(config));
+    AllocatorConfig roomy = without_limit(config);
+    std::deque<Replayer> replayers = {Replayer(roomy)};
+    Replayer& replayer = replayers.front();
+    if (why != nullptr && !std::exchange(roomy.expandable_segments, true)) replayers.emplace_back(roomy);
+    std::deque<Growth> growths;
     Walker* walking = nullptr;
     struct {
       std::int64_t allocated = 0, event = 0;
       bool eager = false;
     } most;  // a block whose rest is not worth splitting off counts as a whole: by the allocator's bytes
     const Listener replay = [&](const Event& event) {
-      replayer(event);
+      for (Growth& growth : growths) growth.before(event);
+      for (Replayer& each : replayers) each(event);
+      for (Growth& growth : growths) growth.after();
       const auto allocated = replayer.allocator().allocated();
       const bool eager = walking->in_eager();
       if (allocated > most.allocated || (most.eager && !eager && allocated == most.allocated))
@@ -129,9 +140,12 @@ Walk walk(const Stages& stages, const schedule::Program& program, const scenario
     };
     Walker walker(stages, program, plan, pp_rank, asynchronous, replay);
     walking = &walker;
+    if (why != nullptr)
+      for (const Replayer& each : replayers) growths.emplace_back(each, walker);
     walker.reach_second_step([&] { result.static_bytes = Bytes(replayer.allocator().allocated()); },
                              [&] { replayer.reset_peaks(), most = {}; });
     walker.step();
+    if (why != nullptr) *why = {growths.front().found(stages, *whole), growths.back().found(stages, *whole)};
     // Graphs replay in their pool: the steps before their capture allocate more.
     const Walker& highest = walker.part(most.eager);
     auto moment = highest.peak();
@@ -166,6 +180,20 @@ Walk walk(const Stages& stages, const schedule::Program& program, const scenario
       result.peak_reserved = Bytes(replayer.peak_reserved());
     }
   }
+  return result;
+}
+
+}  // namespace
+
+Walk walk(const Stages& stages, const schedule::Program& program, const scenario::Scenario& scenario, int pp_rank,
+          std::optional<Bytes> device, const Listener& listener) {
+  return walk(stages, program, scenario, pp_rank, device, listener, {}, nullptr);
+}
+
+Explained explain(const Stages& stages, const schedule::Program& program, const scenario::Scenario& scenario,
+                  int pp_rank, Bytes allowed, Bytes device) {
+  Explained result;
+  result.walk = walk(stages, program, scenario, pp_rank, allowed, {}, device, &result.why);
   return result;
 }
 

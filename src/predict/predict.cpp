@@ -15,6 +15,7 @@
 #include "pipewright/scenario/derived.hpp"
 #include "pipewright/scenario/fields.hpp"
 #include "pipewright/scenario/io.hpp"
+#include "pressure.hpp"
 #include "rank_fits.hpp"
 
 namespace pipewright::predict {
@@ -77,20 +78,14 @@ bool add_scouted(Prediction& result, int pp_rank, const memory::Scout& scouted, 
   return rank.fits;
 }
 
-void fill_memory(RankPrediction& rank, const Prediction& limits, const scenario::Scenario& scenario,
-                 const profile::Profiles& profiles, const model::Stages& stages, const schedule::Program& program) {
-  rank.outside_allocator = model::outside_allocator(scenario, profiles, rank.pp_rank);
-  const Bytes available = limits.memory_limit - rank.outside_allocator - limits.memory_margin;
-  rank.walk = memory::walk(stages, program, scenario, rank.pp_rank, available);
-  rank.fits = !rank.walk.failure;
-}
-
 // Peak, reserved and outside memory of every rank, and whether they fit.
 void fill_memory(Prediction& result, const scenario::Scenario& scenario, const profile::Profiles& profiles,
-                 const model::Stages& stages, const schedule::Program& program) {
+                 const model::Stages& stages, const schedule::Program& program, const Ranks& pressed = {}) {
   set_limits(result, scenario, profiles);
-  tbb::parallel_for(std::size_t{0}, result.ranks.size(),
-                    [&](std::size_t r) { fill_memory(result.ranks[r], result, scenario, profiles, stages, program); });
+  tbb::parallel_for(std::size_t{0}, result.ranks.size(), [&](std::size_t r) {
+    RankPrediction& rank = result.ranks[r];
+    fill_memory(rank, result, scenario, profiles, stages, program, pressed && pressed(rank.pp_rank));
+  });
   for (const RankPrediction& rank : result.ranks) {
     result.fits = result.fits && rank.fits;
     const std::string who = "rank " + std::to_string(rank.pp_rank);
@@ -190,7 +185,8 @@ void name_gpu(scenario::Scenario& scenario, const profile::Device& gpu) {
   if (gpu.known()) scenario.cluster.compute_capability = gpu.compute_capability;
 }
 
-Prediction predict(const scenario::Scenario& scenario, const profile::Profiles& profiles, Run* run_out) {
+Prediction predict(const scenario::Scenario& scenario, const profile::Profiles& profiles, Run* run_out,
+                   const Ranks& pressed) {
   scenario::check(scenario);
   require_affordable(scenario);
   scenario::refuse_unmodelled(scenario);
@@ -213,7 +209,7 @@ Prediction predict(const scenario::Scenario& scenario, const profile::Profiles& 
       },
       [&] {
         try {
-          fill_memory(memory, with_device(scenario, profiles), profiles, run.stages, run.program);
+          fill_memory(memory, with_device(scenario, profiles), profiles, run.stages, run.program, pressed);
         } catch (...) {
           of_memory = std::current_exception();
         }

@@ -22,8 +22,8 @@ std::string op_name(std::string_view kind, int microbatch, int chunk);  ///< "F 
 /// Text broken at spaces to the line width; lines after the first begin with `indent` spaces.
 std::string wrapped(std::string_view text, std::size_t indent = 2);
 
-/// Bytes still free under the limit and its margin on this rank; negative: that much too many (where find_pressure has
-/// looked, after everything cached was given back).
+/// Bytes still free under the limit and its margin on this rank; negative: that much too many (where pressure was asked
+/// for, after everything cached was given back).
 Bytes spare(const predict::Prediction& prediction, const predict::RankPrediction& rank);
 
 /// The rank with the least to spare.

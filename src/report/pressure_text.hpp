@@ -1,4 +1,4 @@
-// What find_pressure found, as text and as JSON.
+// What predict() tells of pressure, as text and as JSON.
 #pragma once
 
 #include <string>

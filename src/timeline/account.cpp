@@ -5,6 +5,9 @@
 //   p2p             [spin..........][transfer]
 #include "account.hpp"
 
+#include <tbb/enumerable_thread_specific.h>
+#include <tbb/parallel_for.h>
+
 #include <algorithm>
 #include <array>
 #include <map>
@@ -12,6 +15,7 @@
 #include <tuple>
 #include <unordered_map>
 
+#include "by_rank.hpp"
 #include "coverage.hpp"
 #include "critical_path.hpp"
 #include "pipewright/reading.hpp"
@@ -26,7 +30,7 @@ using schedule::Kind;
 enum class Traced : std::uint8_t { comp, p2p, ep, coll, d2h, h2d };
 constexpr std::array<const char*, 6> traced_names = {"comp", "p2p", "ep", "coll", "d2h", "h2d"};
 
-Traced traced(const Label& label) {
+Traced traced_as(const Label& label) {
   if (label.kind == NodeKind::transfer) return Traced::p2p;
   if (label.joins_pipeline) return Traced::coll;
   if (label.lane == Lane::d2h) return Traced::d2h;
@@ -45,9 +49,8 @@ Traced traced(const Label& label) {
 
 /// What one rank has done so far, in node order.
 struct Running {
-  std::int64_t reached = 0, arrival = 0;
+  std::int64_t reached = 0;
   std::unordered_map<const model::Kernel*, Communication> communication;
-  std::array<Coverage, traced_names.size()> traced;
 };
 
 class Accountant {
@@ -67,6 +70,7 @@ class Accountant {
     running_.assign(graph_.ranks, {});
     for (std::uint32_t node = 0; node < graph_.size(); ++node) add(node, running_[graph_.labels[node].rank]);
     for (int r = 0; r < graph_.ranks; ++r) finish(r, running_[r], step);
+    trace();
     result_.forward_backward = 0;
     for (int r = 0; r < graph_.ranks; ++r)
       if (result_.ranks[r].forward_backward_end > result_.forward_backward) {
@@ -204,12 +208,6 @@ class Accountant {
     Account& account = result_.ranks[label.rank];
     const std::int64_t start = times_.start[node], end = times_.end[node];
     if (label.kind == NodeKind::host && label.phase == 1) account.forward_backward_end = end;
-    if (label.kind == NodeKind::transfer_start && label.phase != 0) rank.arrival = start;
-    if (label.kind == NodeKind::transfer)
-      rank.traced[static_cast<std::size_t>(Traced::p2p)].add(times_.start[own_start(graph_, node)], end);
-    if (label.kind == NodeKind::kernel)
-      rank.traced[static_cast<std::size_t>(traced(label))].add(label.joins_pipeline ? rank.arrival : start,
-                                                               std::max(start, end - gap_));
     if (Communication* own = communication(label)) {
       ++own->times;
       own->busy += end - start;
@@ -246,15 +244,37 @@ class Accountant {
       gaps_->push_back({Label::none, Label::none, static_cast<std::uint16_t>(r), Cause::idle, rank.reached, step});
     for (const Split& split : account.by_phase) static_cast<Split&>(account) += split;
     account.communication = by_name(rank.communication);
-    for (Coverage& coverage : rank.traced) coverage.finish();
-    const Coverage& compute = rank.traced[static_cast<std::size_t>(Traced::comp)];
-    for (std::size_t kind = 0; kind < traced_names.size(); ++kind) {
-      const Coverage& own = rank.traced[kind];
-      const auto total = static_cast<std::int64_t>(own.total());
-      if (total == 0 && kind != 0) continue;
-      account.traced_busy[traced_names[kind]] = total;
-      if (kind != 0) account.traced_exposed[traced_names[kind]] = total - own.shared_with(compute);
-    }
+  }
+
+  /// What a profiler would show of each rank, one after the other.
+  void trace() {
+    const ByRank nodes(graph_);
+    tbb::enumerable_thread_specific<std::array<Coverage, traced_names.size()>> covered;
+    tbb::parallel_for(std::size_t{0}, nodes.ranks(), [&](std::size_t r) {
+      auto& traced = covered.local();
+      for (Coverage& coverage : traced) coverage.clear(0);
+      traced[static_cast<std::size_t>(Traced::comp)].clear(nodes.size(r));
+      std::int64_t arrival = 0;
+      nodes.each(r, [&](std::uint32_t node) {
+        const Label& label = graph_.labels[node];
+        const std::int64_t start = times_.start[node], end = times_.end[node];
+        if (label.kind == NodeKind::transfer_start && label.phase != 0) arrival = start;
+        if (label.kind == NodeKind::transfer)
+          traced[static_cast<std::size_t>(Traced::p2p)].add(times_.start[own_start(graph_, node)], end);
+        if (label.kind == NodeKind::kernel)
+          traced[static_cast<std::size_t>(traced_as(label))].add(label.joins_pipeline ? arrival : start,
+                                                                 std::max(start, end - gap_));
+      });
+      for (Coverage& coverage : traced) coverage.finish();
+      Account& account = result_.ranks[r];
+      const Coverage& compute = traced[static_cast<std::size_t>(Traced::comp)];
+      for (std::size_t kind = 0; kind < traced_names.size(); ++kind) {
+        const auto total = static_cast<std::int64_t>(traced[kind].total());
+        if (total == 0 && kind != 0) continue;
+        account.traced_busy[traced_names[kind]] = total;
+        if (kind != 0) account.traced_exposed[traced_names[kind]] = total - traced[kind].shared_with(compute);
+      }
+    });
   }
 
   Result& result_;

@@ -1,6 +1,9 @@
 // Clocks and contention, see clockwork.hpp.
 #include "clockwork.hpp"
 
+#include <tbb/enumerable_thread_specific.h>
+#include <tbb/parallel_for.h>
+
 #include <algorithm>
 #include <cmath>
 #include <string>
@@ -57,52 +60,43 @@ bool Clockwork::computes(const Label& label) {
          label.purpose == model::Purpose::compute;
 }
 
-std::vector<Clockwork::Occupation> Clockwork::occupations_of(const Graph& graph, std::vector<Use>& use) const {
-  std::vector<Occupation> result;
+std::vector<std::vector<Clockwork::Occupation>> Clockwork::occupations_of(const Graph& graph) {
+  std::vector<std::vector<Occupation>> result(static_cast<std::size_t>(graph.ranks));
   for (std::uint32_t node = 0; node < graph.size(); ++node) {
     const Label& label = graph.labels[node];
-    Use& rank = use[label.rank];
-    if (label.kind == NodeKind::kernel && (computes(label) || label.lane == Lane::compute)) ++rank.computations;
-    if (!occupies(label)) continue;
-    ++rank.occupations;
-    result.push_back({node, label.kind == NodeKind::transfer ? own_start(graph, node) : node});
+    if (occupies(label))
+      result[label.rank].push_back({node, label.kind == NodeKind::transfer ? own_start(graph, node) : node});
   }
   return result;
 }
 
-void Clockwork::find_use(const Graph& graph, const std::vector<Occupation>& occupations, const Times& times,
-                         std::vector<Use>& use) const {
-  for (Use& rank : use) {
-    rank.compute.clear(rank.computations);
-    rank.network.clear(rank.occupations);
-    for (Coverage& kind : rank.kinds) kind.clear(0);
-  }
+void Clockwork::find_use(const Graph& graph, const ByRank& nodes, std::size_t rank,
+                         const std::vector<Occupation>& occupations, const Times& times, Use& use) const {
+  use.compute.clear(nodes.size(rank));
+  use.network.clear(occupations.size());
+  for (Coverage& kind : use.kinds) kind.clear(0);
   std::array<double, static_cast<std::size_t>(profile::Load::none) + 1> weights{};
   for (std::size_t load = 0; load < weights.size(); ++load)
     weights[load] = pace_.clocks ? pace_.clocks->weight(static_cast<profile::Load>(load)) : 1;
-  for (std::uint32_t node = 0; node < graph.size(); ++node) {
+  nodes.each(rank, [&](std::uint32_t node) {
     const Label& label = graph.labels[node];
-    if (label.kind != NodeKind::kernel) continue;
+    if (label.kind != NodeKind::kernel) return;
     const double weight = weights[static_cast<std::size_t>(graph.loads[node])];
-    Use& rank = use[label.rank];
     if (computes(label)) {
-      rank.compute.add(times.start[node], times.end[node], weight);
+      use.compute.add(times.start[node], times.end[node], weight);
       if (const auto kind = kind_of(graph.loads[node]); kind && pace_.slows_exchanges && label.lane == Lane::compute)
-        rank.kinds[*kind].add(times.start[node], times.end[node]);
+        use.kinds[*kind].add(times.start[node], times.end[node]);
     } else if (label.lane == Lane::compute && pace_.clocks) {
       // Collectives between kernels: without the wait for the other ranks, which takes hardly any power.
-      rank.compute.add(times.end[node] - graph.duration_ns[node], times.end[node], weight);
+      use.compute.add(times.end[node] - graph.duration_ns[node], times.end[node], weight);
     }
-  }
+  });
   for (const auto& [node, starts_with] : occupations)
-    use[graph.labels[node].rank].network.add(starts_with == node ? times.start[node] : times.end[starts_with],
-                                             times.end[node],
-                                             graph.labels[node].lane == Lane::expert ? pace_.dispatcher : 1);
-  for (Use& rank : use) {
-    rank.compute.finish();
-    rank.network.finish();
-    for (Coverage& kind : rank.kinds) kind.finish();
-  }
+    use.network.add(starts_with == node ? times.start[node] : times.end[starts_with], times.end[node],
+                    graph.labels[node].lane == Lane::expert ? pace_.dispatcher : 1);
+  use.compute.finish();
+  use.network.finish();
+  for (Coverage& kind : use.kinds) kind.finish();
 }
 
 std::int64_t Clockwork::settle(Graph& graph, const std::vector<std::int64_t>& cool, Times& times) const {
@@ -111,48 +105,50 @@ std::int64_t Clockwork::settle(Graph& graph, const std::vector<std::int64_t>& co
   const auto slow_down = [&](std::uint32_t node, double factor) {
     graph.duration_ns[node] = pace_.gap_ns + std::llround(static_cast<double>(cool[node] - pace_.gap_ns) * factor);
   };
-  std::vector<Use> use(static_cast<std::size_t>(graph.ranks));
-  const auto occupations = occupations_of(graph, use);
+  const auto occupations = occupations_of(graph);
+  const ByRank nodes(graph);
+  tbb::enumerable_thread_specific<Use> uses;   // of one rank after the other: their memory stays near
   std::vector<float> beside(graph.size(), 0);  ///< what runs beside a node adds to its time
   const auto towards = [&](std::uint32_t node, int round, double now) {
     const auto then = static_cast<double>(beside[node]);
     beside[node] = static_cast<float>(round == 0 ? now : then + towards_next_round * (now - then));
     return 1 + static_cast<double>(beside[node]);
   };
-  for (int round = 0; round < most_rounds && !settled(static_cast<double>(before), static_cast<double>(step), 1e-4);
-       ++round) {
-    before = step;
-    copies_.slow_down(graph, cool, times, pace_.gap_ns);
-    find_use(graph, occupations, times, use);
-    std::vector<Places> computed(use.size()), covered(use.size());
-    std::vector<std::array<Places, 3>> exchanged(use.size());
-    for (std::uint32_t node = 0; node < graph.size(); ++node) {
+  const auto slow_down_rank = [&](std::size_t rank, int round) {
+    Use& use = uses.local();
+    find_use(graph, nodes, rank, occupations[rank], times, use);
+    Places computed, covered;
+    std::array<Places, 3> exchanged;
+    nodes.each(rank, [&](std::uint32_t node) {
       const Label& label = graph.labels[node];
-      const Use& rank = use[label.rank];
       if (pace_.slows_exchanges && label.lane == Lane::expert && label.purpose == model::Purpose::ep &&
           label.kind == NodeKind::kernel) {
         // The other way round: what the experts' exchange shares with the kernels beside it, memory above all.
         double more = 0;
         for (std::size_t kind = 0; kind < pace_.beside.size(); ++kind)
           more += (pace_.beside[kind] - 1) *
-                  share(rank.kinds[kind], times.start[node], times.end[node], step, exchanged[label.rank][kind]);
+                  share(use.kinds[kind], times.start[node], times.end[node], step, exchanged[kind]);
         slow_down(node, towards(node, round, more));
       }
-      if (!computes(label)) continue;
+      if (!computes(label)) return;
       const std::int64_t start = times.start[node];
       const profile::Load load = graph.loads[node];
       double factor = 1;
-      if (!label.partitioned && rank.network.total() > 0)
-        factor = towards(
-            node, round,
-            (pace_.contention(load) - 1) * share(rank.network, start, times.end[node], step, covered[label.rank]));
+      if (!label.partitioned && use.network.total() > 0)
+        factor = towards(node, round,
+                         (pace_.contention(load) - 1) * share(use.network, start, times.end[node], step, covered));
       if (pace_.clocks) {
-        const double duty =
-            share(rank.compute, start - std::min(pace_.window_ns, step), start, step, computed[label.rank]);
+        const double duty = share(use.compute, start - std::min(pace_.window_ns, step), start, step, computed);
         factor *= pace_.clocks->slowdown(load, duty);
       }
       slow_down(node, factor);
-    }
+    });
+  };
+  for (int round = 0; round < most_rounds && !settled(static_cast<double>(before), static_cast<double>(step), 1e-4);
+       ++round) {
+    before = step;
+    copies_.slow_down(graph, cool, times, pace_.gap_ns);
+    tbb::parallel_for(std::size_t{0}, nodes.ranks(), [&](std::size_t rank) { slow_down_rank(rank, round); });
     run(graph, times);
     step = std::max<std::int64_t>(1, step_of(times));
   }

@@ -11,6 +11,7 @@
 #include <array>
 #include <vector>
 
+#include "by_rank.hpp"
 #include "copies.hpp"
 #include "coverage.hpp"
 #include "pace.hpp"
@@ -31,20 +32,20 @@ class Clockwork {
   static bool computes(const Label& label);
 
  private:
-  /// When each rank computes, by power, and when NCCL kernels run on it beside.
+  /// When a rank computes, by power, and when NCCL kernels run on it beside.
   struct Use {
     Coverage compute, network;
-    std::array<Coverage, 3> kinds;                  ///< when it computes by matrix, attention and memory kernels
-    std::size_t computations = 0, occupations = 0;  ///< nodes that are covered
+    std::array<Coverage, 3> kinds;  ///< when it computes by matrix, attention and memory kernels
   };
   /// What occupies a rank's network: from the start of one node, or from the end of another, to its end.
   struct Occupation {
     std::uint32_t node, starts_with;
   };
-  std::vector<Occupation> occupations_of(const Graph& graph, std::vector<Use>& use) const;
-  /// Fills `use`, one a rank, anew.
-  void find_use(const Graph& graph, const std::vector<Occupation>& occupations, const Times& times,
-                std::vector<Use>& use) const;
+  /// By rank.
+  static std::vector<std::vector<Occupation>> occupations_of(const Graph& graph);
+  /// Fills `use` anew.
+  void find_use(const Graph& graph, const ByRank& nodes, std::size_t rank, const std::vector<Occupation>& occupations,
+                const Times& times, Use& use) const;
 
   Pace pace_;
   CopyContention copies_;

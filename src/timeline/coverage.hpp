@@ -14,10 +14,10 @@ class Coverage {
   void add(std::int64_t start, std::int64_t end, double weight = 1);
   /// After the last add.
   void finish();
-  /// Empty, with the memory that it has: times are covered anew in every round. `expected`: of so many intervals.
-  void clear(std::size_t expected) {
+  /// Empty, with the memory that it has: times of every rank are covered anew in every round. `most` intervals come.
+  void clear(std::size_t most) {
     intervals_.clear();
-    intervals_.reserve(expected);
+    intervals_.reserve(most);
     before_.resize(1);
     ordered_ = true;
   }

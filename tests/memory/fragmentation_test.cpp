@@ -20,7 +20,7 @@ struct Case {
     return memory::walk(stages, program, scenario, 0, device);
   }
   memory::Fragmentation fragmentation(bool expandable, Bytes device) const {
-    const auto both = memory::fragmentation(stages, program, scenario, 0, device);
+    const auto both = memory::explain(stages, program, scenario, 0, device, device).why;
     return expandable ? both.expandable : both.as_configured;
   }
 };
@@ -70,6 +70,30 @@ TEST_CASE("what could still be had: as much as the device has left, or a gap; ex
     return tight - f.allocated - f.largest_allocation;
   };
   CHECK(out_of_reach(true) < out_of_reach(false));
+}
+
+TEST_CASE("who asks why memory is reserved gets the walk of who does not") {
+  const Case c;
+  const auto free = c.walk();
+  for (const Bytes device : {roomy, free.peak_reserved - Bytes(1), free.peak_allocated - Bytes(1 << 30)}) {
+    CAPTURE(device.value);
+    const auto plain = c.walk(device), told = memory::explain(c.stages, c.program, c.scenario, 0, device, roomy).walk;
+    CHECK(told.static_bytes == plain.static_bytes);
+    CHECK(told.after_step == plain.after_step);
+    CHECK(told.peak_allocated == plain.peak_allocated);
+    CHECK(told.peak_reserved == plain.peak_reserved);
+    CHECK(told.peak_at == plain.peak_at);
+    CHECK(told.peak_piece == plain.peak_piece);
+    CHECK(told.events == plain.events);
+    CHECK(told.retried == plain.retried);
+    REQUIRE(told.failure.has_value() == plain.failure.has_value());
+    if (plain.failure) CHECK(told.failure->at == plain.failure->at);
+    REQUIRE(told.peak_owners.size() == plain.peak_owners.size());
+    for (std::size_t i = 0; i < plain.peak_owners.size(); ++i) {
+      CHECK(told.peak_owners[i].owner == plain.peak_owners[i].owner);
+      CHECK(told.peak_owners[i].bytes == plain.peak_owners[i].bytes);
+    }
+  }
 }
 
 TEST_CASE("the first failing allocation, and who held the memory") {

@@ -6,6 +6,7 @@
 #include <boost/graph/dag_shortest_paths.hpp>
 #include <boost/graph/topological_sort.hpp>
 
+#include "../../src/timeline/by_rank.hpp"
 #include "fixture.hpp"
 
 using namespace pipewright;
@@ -55,6 +56,25 @@ TEST_CASE("Boost.Graph finds the same order legal and the same longest path") {
     std::vector<std::int64_t> distance(source + 1);
     boost::dag_shortest_paths(oracle, source, boost::distance_map(distance.data()));
     for (std::uint32_t node = 0; node < graph.size(); ++node) RC_ASSERT(-distance[node] == result.times.end[node]);
+  });
+}
+
+TEST_CASE("rank by rank every node is visited once, in its order") {
+  rc::check([] {
+    const Result result = any_napkin().simulate();
+    const ByRank nodes(result.graph);
+    std::vector<int> visits(result.graph.size());
+    for (std::size_t rank = 0; rank < nodes.ranks(); ++rank) {
+      std::size_t count = 0;
+      std::int64_t last = -1;
+      nodes.each(rank, [&](std::uint32_t node) {
+        RC_ASSERT(result.graph.labels[node].rank == rank);
+        RC_ASSERT(node > last);
+        last = node, ++visits[node], ++count;
+      });
+      RC_ASSERT(count == nodes.size(rank));
+    }
+    RC_ASSERT(std::ranges::count(visits, 1) == std::ssize(visits));
   });
 }
 

@@ -106,9 +106,14 @@ struct Fragmentation {
 struct Fragmentations {
   Fragmentation as_configured, expandable;
 };
-/// `device`: as for walk().
-Fragmentations fragmentation(const model::Stages& stages, const schedule::Program& program,
-                             const scenario::Scenario& scenario, int pp_rank, Bytes device);
+/// walk() within `allowed`, and why the process reserves what it would like to reserve; `device`: what there is without
+/// a margin.
+struct Explained {
+  Walk walk;
+  Fragmentations why;
+};
+Explained explain(const model::Stages& stages, const schedule::Program& program, const scenario::Scenario& scenario,
+                  int pp_rank, Bytes allowed, Bytes device);
 
 /// The walk without the allocator: what a rank holds for good (parameters, gradients, optimizer state), and the peak of
 /// the bytes asked for, of which walk() finds no fewer allocated; a few times faster. Without `with_step` only the

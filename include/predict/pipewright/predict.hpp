@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cmath>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -15,7 +16,7 @@
 
 namespace pipewright::predict {
 
-/// How near a rank comes to running out of memory, and why; find_pressure.
+/// How near a rank comes to running out of memory, and why; asked of predict().
 struct Pressure {
   enum class Verdict : std::uint8_t { fits, fits_expandable, does_not_fit } verdict = Verdict::fits;
   Bytes needed;                       ///< device memory, what lies outside the allocator included
@@ -32,7 +33,7 @@ struct RankPrediction {
   Bytes outside_allocator;    ///< device memory besides
   std::int64_t slack_ns = 0;  ///< by how much its computation may be late without the step being so; find_levers
   bool fits = true;
-  std::optional<Pressure> pressure;  ///< find_pressure
+  std::optional<Pressure> pressure;  ///< asked of predict()
 };
 
 /// Shares of time by where it comes from; they add up to 1.
@@ -76,16 +77,18 @@ struct Run {
   timeline::Result timeline;
 };
 
-/// `run`, where given, receives what the prediction was made from.
-Prediction predict(const scenario::Scenario& scenario, const profile::Profiles& profiles, Run* run = nullptr);
+/// Some of the pipeline's ranks.
+using Ranks = std::function<bool(int pp_rank)>;
+inline bool every_rank(int /*pp_rank*/) { return true; }
+
+/// `run`, where given, receives what the prediction was made from. `pressed`: ranks whose pressure is told, too; it
+/// replays their memory once to several times more.
+Prediction predict(const scenario::Scenario& scenario, const profile::Profiles& profiles, Run* run = nullptr,
+                   const Ranks& pressed = {});
 
 /// Fills `levers` and every rank's slack: simulates the step again for each change.
 void find_levers(Prediction& prediction, const scenario::Scenario& scenario, const profile::Profiles& profiles,
                  const Run& run);
-
-/// Fills the ranks' pressure: replays every rank's memory several times more. `only_rank`: just this one's.
-void find_pressure(Prediction& prediction, const scenario::Scenario& scenario, const profile::Profiles& profiles,
-                   const Run& run, std::optional<int> only_rank = {});
 
 /// That a rank fits, from the measured errors of reserved memory and of what lies outside the allocator; none where no
 /// profile knows them. `spare`: what the device has beyond both.
