@@ -114,6 +114,11 @@ Graphs graphs_of(const Scenario& s) {
   const auto& modules = s.settings.cuda_graph_modules;
   const auto holds = [&](const char* name) { return modules.empty() || has(modules, name); };
   Graphs g;
+  // transformer_layer.py, can_recompute_pre_mlp_layernorm_for_cudagraph: it asks for the modules, not whether there are
+  // graphs.
+  const bool recomputable = has(modules, "moe_preprocess") && s.settings.moe_token_dispatcher_type == "alltoall" &&
+                            !(s.settings.moe_shared_expert_overlap && s.model.moe_shared_expert_intermediate_size);
+  g.keeps_moe_norm = s.settings.cuda_graph_impl != "local" && has(modules, "moe_router") && !recomputable;
   if (s.settings.cuda_graph_impl != "transformer_engine") return g;
   g.clones_gradients = scenario::te_version(s.software).at_least(2, 19);
   g.mlp = holds("mlp");

@@ -375,7 +375,8 @@ Stages build(const Scenario& s, const profile::Device& gpu) {
   if (s.settings.cuda_graph_impl != "none" && s.settings.cuda_graph_warmup_steps > 0) {
     Scenario before = s;
     before.settings.cuda_graph_impl = "none";
-    before.settings.cuda_graph_modules.clear();
+    // The modules stay: whether a norm is recomputed was decided by them when the model was made.
+    if (s.settings.cuda_graph_impl == "local") before.settings.cuda_graph_modules.clear();
     eager = std::make_shared<Stages>(build(before, gpu, owners));
   }
   Stages stages = build(s, gpu, owners);

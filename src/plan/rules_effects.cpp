@@ -60,10 +60,12 @@ std::vector<Rule> effect_rules() {
        [](const Scenario& s) {
          return scenario::recomputes(s, Recompute::layernorm) && norms_fused(s) && has_moe_layer(s) && te_graphs(s) &&
                 has(s.settings.cuda_graph_modules, "moe_router") &&
-                !has(s.settings.cuda_graph_modules, "moe_preprocess");
+                (!has(s.settings.cuda_graph_modules, "moe_preprocess") ||
+                 s.settings.moe_token_dispatcher_type != "alltoall" ||
+                 (s.settings.moe_shared_expert_overlap && s.model.moe_shared_expert_intermediate_size));
        },
        "layernorm recompute does nothing: the pre-MLP norm's recompute is turned off when the moe_router graph "
-       "captures it without moe_preprocess",
+       "returns its output: without moe_preprocess, with another dispatcher than alltoall, with shared expert overlap",
        "add moe_preprocess to cuda_graph_modules (alltoall dispatcher), or take layernorm out",
        [](Scenario& s) { drop(s, Recompute::layernorm); }},
       {"no-effect.core-attn",
@@ -78,6 +80,18 @@ std::vector<Rule> effect_rules() {
        "core_attn recompute with fused attention frees only the softmax statistics, and the checkpoint keeps the whole "
        "qkv projection alive beside them: the step gets slower and the peak is no lower",
        "take core_attn out; it pays only with attention_backend unfused or local"},
+      {"no-effect.moe-beside-overlap",
+       no_effect,
+       core,
+       {"recompute_modules", "overlap_moe_expert_parallel_comm"},
+       up_to(v0_16),  // later versions refuse it (overlap.no-moe-recompute)
+       [](const Scenario& s) {
+         return scenario::recomputes(s, Recompute::moe) && s.settings.overlap_moe_expert_parallel_comm;
+       },
+       "moe recompute does nothing beside overlap_moe_expert_parallel_comm: the checkpoint stands in MoELayer.forward, "
+       "and the combined schedule calls router, dispatch, experts and combine one by one without it",
+       "take moe out (Megatron Core 0.17 and later refuse it); moe_act and layernorm are recomputed beside the overlap",
+       [](Scenario& s) { drop(s, Recompute::moe); }},
       {"no-effect.recompute-modules",
        no_effect,
        core,
@@ -251,7 +265,10 @@ std::vector<Rule> effect_rules() {
        core,
        {"cuda_graph_modules", "cuda_graph_impl"},
        everywhere,
-       [](const Scenario& s) { return !graphs(s) && !s.settings.cuda_graph_modules.empty(); },
+       [](const Scenario& s) {
+         const bool keeps_norm = has(s.settings.cuda_graph_modules, "moe_router") && used(s, Recompute::layernorm);
+         return !graphs(s) && !s.settings.cuda_graph_modules.empty() && !keeps_norm;
+       },
        "cuda_graph_modules does nothing: cuda_graph_impl is none",
        "set cuda_graph_impl, or remove it",
        [](Scenario& s) { s.settings.cuda_graph_modules.clear(); }},

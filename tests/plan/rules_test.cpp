@@ -5,10 +5,13 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <optional>
 #include <set>
+#include <string_view>
 
 #include "bases.hpp"
 #include "pipewright/plan.hpp"
+#include "pipewright/predict.hpp"
 
 using namespace pipewright;
 
@@ -333,6 +336,8 @@ const Row rows[] = {
     {"no-effect.shared-experts", "moe", SELECTIVE "[shared_experts]",
      "moe_shared_expert_intermediate_size=1024; " SELECTIVE "[shared_experts]"},
     {"no-effect.moe-act", "dense", "moe_grouped_gemm=true; " SELECTIVE "[moe_act]", SELECTIVE "[mlp]"},
+    {"no-effect.moe-beside-overlap", "moe", "megatron_core=0.16.0; " OVERLAP SELECTIVE "[moe]",
+     "megatron_core=0.16.0; " SELECTIVE "[moe]"},
     {"no-effect.recompute-modules", "dense", "recompute_modules=[mlp]", SELECTIVE "[mlp]"},
     {"no-effect.recompute-method", "dense", "recompute_method=block; recompute_num_layers=1",
      FULL "recompute_method=block; recompute_num_layers=1"},
@@ -430,6 +435,33 @@ TEST_CASE("every rule fires where it should and only there") {
     CHECK(contains(fired(test::scenario(row.base, row.fires)), row.rule));
     CHECK_FALSE(contains(fired(test::scenario(row.base, row.quiet)), row.rule));
   }
+}
+
+TEST_CASE("what has no effect moves neither time nor memory") {
+  const profile::Profiles profiles({profile::load(SOURCE_ROOT "/profiles/h200-sxm.json", {"test", 0})});
+  int compared = 0;
+  for (const auto& row : rows) {
+    if (!std::string_view(row.rule).starts_with("no-effect.")) continue;
+    CAPTURE(std::string(row.rule));
+    const auto s = test::scenario(row.base, row.fires), without = plan::without_idle_settings(s);
+    const auto told = [&](const scenario::Scenario& one) -> std::optional<predict::Prediction> {
+      try {
+        return predict::predict(one, profiles);
+      } catch (const UsageError&) {
+        return std::nullopt;  // not modelled
+      }
+    };
+    const auto with = told(s), then = told(without);
+    if (!with || !then) continue;
+    ++compared;
+    CHECK(with->step_ns == then->step_ns);
+    REQUIRE(with->ranks.size() == then->ranks.size());
+    for (std::size_t r = 0; r < with->ranks.size(); ++r) {
+      CHECK(with->ranks[r].walk.peak_allocated == then->ranks[r].walk.peak_allocated);
+      CHECK(with->ranks[r].walk.peak_reserved == then->ranks[r].walk.peak_reserved);
+    }
+  }
+  CHECK(compared > 15);
 }
 
 TEST_CASE("every rule has a row and a complete text") {
