@@ -71,14 +71,17 @@ void CoreAttention::causal_kernel(const std::string& name, const std::string& pa
 
 void CoreAttention::fused_kernel(const std::string& name, const std::string& pass) {
   // Context parallelism (ring): each of its steps computes queries of this rank against the keys of one rank. With the
-  // load-balanced split all but the first cover half of the square, as the causal one does.
-  for (Int step = 0; step < d_.context.ring; ++step) {
-    causal_kernel(name, pass);
-    if (step + 1 < d_.context.ring) {
+  // load-balanced split all but the first cover half of the square, as the causal one does. Beside a step's kernel the
+  // next keys arrive, in backward with the gradients of those before (context_parallel.py:2465-2497).
+  const Int ring = d_.context.ring, own = 2 * d_.tokens * (d_.kv + d_.v_width());
+  const bool backward = pass.starts_with("backward");
+  for (Int step = 0; step < ring; ++step) {
+    const Int keys = step + 1 < ring ? own : 0, gradients = backward && step > 0 ? own : 0;
+    if (keys + gradients > 0)
       w_.launch_on(Stream::communication, Purpose::cp, name + " key and value exchange",
-                   {"send_recv." + d_.ring_link.link, {2 * d_.tokens * (d_.kv + d_.v_width())}}, d_.ring_link.link);
-      w_.wait(Stream::communication);
-    }
+                   {"send_recv." + d_.ring_link.link, {keys + gradients}}, d_.ring_link.link);
+    causal_kernel(name, pass);
+    if (keys + gradients > 0) w_.wait(Stream::communication);
   }
 }
 

@@ -105,10 +105,11 @@ TEST_CASE("every kind computes the same pairs on every rank, and moves what it s
     CHECK(moved(layer(ranks(cp, "all_gather"))) == 6 * kv * (cp - 1));
     CHECK(moved(layer(ranks(cp, "all_gather")), "reduce_scatter") == 2 * kv * (cp - 1));
     const auto both = layer(levels(exchanging, ring));
-    // q, k, v and the output there, their gradients back; the ring moves k and v of one rank a step, forward and
-    // backward.
+    // q, k, v and the output there, their gradients back; the ring moves k and v of one rank a step, in backward their
+    // gradients too.
     CHECK(moved(both, "all_to_all") == 2 * (2 * q + 2 * kv) / exchanging * (exchanging - 1));
-    CHECK(moved(both, "send_recv") == 2 * 2 * kv * (ring - 1));
+    CHECK(moved(both, "send_recv") == 3 * 2 * kv * (ring - 1));
+    CHECK(moved(layer(ranks(cp, "p2p"))) == 3 * 2 * kv * (cp - 1));
   }
 }
 
