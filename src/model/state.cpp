@@ -139,8 +139,8 @@ void StateWriter::run(const std::vector<ChunkShape>& shapes) {
     const auto parameters = chunk_parameters(d_, s_, shapes[c]);
     add_chunk(c, parameters);
     if (d_.fsdp)
-      for (auto& tensor : gathered_for_good(parameters, static_cast<int>(shapes[c].layers.size()), owners_, d_))
-        rank_.since_first_step.push_back(std::move(tensor));
+      for (const auto& tensor : gathered_for_good(parameters, static_cast<int>(shapes[c].layers.size()), owners_, d_))
+        rank_.since_first_step.push_back(tensor);
     for (const auto& p : parameters) {
       if (p.weight_in > 0 && !p.frozen) weight_shapes.emplace(p.weight_in, p.weight_out);
       if (!p.quantized || p.fp8) continue;
