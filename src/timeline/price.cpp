@@ -16,7 +16,7 @@ namespace {
 // kinds of unlike rows were -20 to +9 % off forward and -14 to +5 % backward (docs/packed-sequences.md).
 constexpr double unlike_lengths = 0.1;
 
-// Host costs are known by family and direction; a kernel of an unlisted family costs what its closest relative does.
+// Host costs are known by family and direction.
 class HostCosts {
  public:
   HostCosts(const scenario::Scenario& scenario, const profile::Profiles& profiles)
@@ -35,34 +35,20 @@ class HostCosts {
     auto known = cache_.find(key);
     if (known == cache_.end()) known = cache_.emplace(key, search(direction, family)).first;
     return (direction == "optimizer" ? optimizer_factor_ : factor_) *
-           (known->second.own + kernel.launches * known->second.each + kernel.parameters * parameter_us_);
+           (known->second.once + kernel.launches * known->second.each + kernel.parameters * parameter_us_);
   }
 
  private:
-  struct Cost {
-    double own, each;
-  };
-
-  /// A family that was never timed costs a bare launch for each kernel behind it.
-  Cost search(const std::string& direction, std::string family) const {
-    while (!family.empty()) {
-      for (const char* precision : {"fp8.", ""}) {
-        if (*precision != '\0' && !fp8_) continue;
-        const std::string name = "host." + direction + "." + precision + family;
-        if (const auto own = profiles_.find_scalar(name + "_us"))
-          return {*own, profiles_.find_scalar(name + "_each_us").value_or(0)};
-      }
-      const auto dot = family.rfind('.');
-      family = dot == std::string::npos ? "" : family.substr(0, dot);
-    }
-    return {0, launch_us_};
+  /// An operation of which nothing is known costs a bare launch for each kernel behind it.
+  profile::HostCost search(const std::string& direction, const std::string& family) const {
+    return profile::host_cost(profiles_, direction, family, fp8_).value_or(profile::HostCost{0, launch_us_});
   }
 
   const profile::Profiles& profiles_;
   const double factor_, optimizer_factor_;
   const bool fp8_;
   const double parameter_us_, launch_us_;
-  std::map<std::string, Cost> cache_;
+  std::map<std::string, profile::HostCost> cache_;
 };
 
 class Pricer {

@@ -232,6 +232,16 @@ class Profiles {
   std::shared_ptr<Memo> memo_;
 };
 
+/// What the reference host spends before an operation's launch, us: once, and for each kernel that it stands for.
+struct HostCost {
+  double once = 0, each = 0;
+};
+/// `direction`: "forward", "backward", "finalize" or "optimizer". The profile's "host.<direction>.<family>_us" (the
+/// longest dotted prefix of the family that it knows; with `fp8` first "host.<direction>.fp8.<family>_us"), else that of
+/// an operation whose host code is of the same kind (host_cost.cpp). nullopt: neither is known.
+std::optional<HostCost> host_cost(const Profiles& profiles, const std::string& direction, const std::string& family,
+                                  bool fp8);
+
 /// All entries of several profiles; where two have the same one, the first profile wins. Name and device: the first's.
 Profile merge(const std::vector<Profile>& in_order);
 

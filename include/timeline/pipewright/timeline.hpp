@@ -150,9 +150,8 @@ double replayed_host_factor(const scenario::Scenario& scenario, const profile::P
 /// largest of n deviates.
 double host_pace(const scenario::Scenario& scenario, const profile::Profiles& profiles);
 
-/// Host costs are the profile's "host.forward.<family>_us" or "host.backward.<family>_us", the longest dotted prefix of
-/// the family that it knows, else "host.cuda_launch_us"; with FP8 "host.forward.fp8.<family>_us" where it is known. A
-/// weight whose gradient is complete costs "host.backward.parameter_us" more. All times host_pace.
+/// Host costs are profile::host_cost's, else "host.cuda_launch_us" for each kernel. A weight whose gradient is complete
+/// costs "host.backward.parameter_us" more. All times host_pace.
 Prices price(const scenario::Scenario& scenario, const model::Stages& stages, const profile::Profiles& profiles);
 
 /// The link class between two pipeline ranks: ranks are laid out tp-cp-dp-pp (Megatron's default order), so a stage
