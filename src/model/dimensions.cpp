@@ -375,6 +375,9 @@ Dimensions::Dimensions(const Scenario& sc, const profile::Device& device) : gpu(
   qkv_bias = m.add_bias_linear || m.add_qkv_bias;
   qk_l2_norm = m.qk_l2_norm;
   qk_norm = m.qk_layernorm && !qk_l2_norm;  // attention.py: the L2 norm comes first
+  norms_q = qk_norm && scenario::from(scenario::Version::v0_19)
+                           .except(scenario::Version::dev)
+                           .has(scenario::core_version(sc.software));  // mla_qk_norm_config.py
   output_gate = m.attention_output_gate;
   post_norms = m.post_layernorm;
   scales_embeddings = m.apply_embedding_scaling;

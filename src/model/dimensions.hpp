@@ -127,6 +127,7 @@ struct Dimensions {
   Int gradient_bytes;         ///< of an element of the main gradient buffer: 4 or 2
   double hidden_dropout, attention_dropout;
   bool checks_for_nan;  ///< the host reads every loss and the norm of every bucket of gradients
+  bool norms_q;         ///< latent attention: queries projected without q_lora_rank have a norm in front, too
   // Multi-latent attention: q and kv are then the widths of all queries and keys with their rotated parts.
   bool mla = false;
   Int q_rank = 0, kv_rank = 0;              ///< widths of compressed queries (0: none) and of keys with values

@@ -200,7 +200,7 @@ void LatentAttention::rotate(std::uint32_t kv, bool grad) {
 }
 
 void LatentAttention::up(bool grad) {
-  if (d_.q_rank > 0) {
+  if (d_.q_rank > 0 || d_.norms_q) {
     q_ = project(q_up_, "attention.q", q_projection_, grad);
   } else {
     q_ = linear_.column_linear(q_up_, "attention.q", q_projection_.saved.out, grad);
@@ -208,13 +208,14 @@ void LatentAttention::up(bool grad) {
   rotate(project(kv_up_, "attention.kv", kv_projection_, grad), grad);
 }
 
-/// Module qkv_linear. Both down projections save the norm's output, each as an object of its own.
+/// Module qkv_linear. Both down projections (or the queries' with its own norm) save the norm's output, each as an
+/// object of its own.
 void LatentAttention::offload_projections() {
   if (d_.fused_down) {
     offload_.saves(Offload::qkv_linear, {w_.layer_input(), fused_norm_.out.data});
   } else if (!q_up_.fp8 && !d_.recomputes(Recompute::layernorm)) {
     offload_.saves(Offload::qkv_linear, {normed_});
-    if (d_.q_rank > 0) reloaded_normed_ = offload_.saves_held(Offload::qkv_linear, normed_);
+    if (d_.q_rank > 0 || d_.norms_q) reloaded_normed_ = offload_.saves_held(Offload::qkv_linear, normed_);
   }
   for (const auto* projection : {&q_projection_, &kv_projection_})
     offload_.saves(Offload::qkv_linear, {projection->input, projection->saved.out.data});
@@ -269,7 +270,7 @@ std::uint32_t LatentAttention::forward(bool grad) {
     if (!kept || !(d_.splits_down && d_.sp)) release({&compressed_kv_});
     if (!kept) release({&compressed_q_});
   }
-  if (!d_.fused_down) norm_.leave(grad && !q_up_.fp8);
+  if (!d_.fused_down) norm_.leave(grad && (!q_up_.fp8 || (d_.norms_q && d_.q_rank == 0)));
   return out;
 }
 
@@ -311,7 +312,7 @@ LatentAttention::Compressed LatentAttention::up_backward() {
     w_.free({rotated, std::exchange(q_, dq)});
   }
   result.kv = project_backward(kv_up_, kv_projection_, dkv);
-  if (d_.q_rank > 0) {
+  if (d_.q_rank > 0 || d_.norms_q) {
     result.q = project_backward(q_up_, q_projection_, std::exchange(q_, no_tensor));
   } else {
     result.q = linear_.column_backward(q_up_, q_projection_.saved.out);

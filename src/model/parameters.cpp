@@ -131,6 +131,7 @@ class Modules {
     if (d_.bias) replicated(d_.h);
     const auto down = [&](Int out) { weight(d_.h, d_.splits_down ? out / d_.t : out, fp8, !d_.splits_down); };
     if (d_.q_rank == 0) {
+      if (d_.norms_q && !d_.separate_norms) norm(d_.h);
       weight(d_.h, d_.q, fp8);
     } else if (d_.fused_down) {
       down(d_.q_rank + d_.kv_rank + d_.qk_rope);

@@ -44,8 +44,12 @@ TEST_CASE("a layer saves compressed queries and keys with their norms' outputs b
   CHECK(saved_with({}) == row * (2 * 2 * h + norms) + compressed + heads_bytes + 16 + mlp);
   // Without norms on them the linear layers keep the compressed tensors alone.
   CHECK(saved_with({"qk_layernorm=false"}) == row * (2 * 2 * h + 4) + compressed / 2 + heads_bytes + 16 + mlp);
-  // Queries straight from the norm's output.
-  CHECK(saved_with({"q_lora_rank=none"}) == row * (2 * 2 * h + 2 * 4 + 2 * 2 * kv_rank) + heads_bytes + 16 + mlp);
+  // Queries straight from the norm's output; from 0.19 on through a norm of their own, which keeps its output.
+  const std::int64_t straight = row * (2 * 2 * h + 2 * 4 + 2 * 2 * kv_rank) + heads_bytes + 16 + mlp;
+  CHECK(saved_with({"q_lora_rank=none", "megatron_core=0.18.0"}) == straight);
+  CHECK(saved_with({"q_lora_rank=none"}) == straight + row * (2 * h + 4));
+  CHECK(saved_with({"q_lora_rank=none", "qk_layernorm=false"}) ==
+        saved_with({"q_lora_rank=none", "qk_layernorm=false", "megatron_core=0.18.0"}));
 }
 
 TEST_CASE("what each recompute drops") {
