@@ -115,15 +115,19 @@ void GroupedQueryAttention::queries_and_keys(bool grad) {
     q_raw_ = w_.allocate("attention.q_contiguous", 2 * d_.tokens * d_.q);
     w_.launch("attention.q copy", {"copy.strided", {d_.tokens, d_.q}});
   }
-  if (copies_k()) {
+  const auto copy_k = [this] {
+    if (!copies_k()) return;
     k_raw_ = w_.allocate("attention.k_contiguous", 2 * d_.tokens * d_.kv);
     w_.launch("attention.k copy", {"copy.strided", {d_.tokens, d_.kv}});
-  }
+  };
+  if (!d_.qk_norm) copy_k();
   if (d_.qk_norm) {
     // The norms make their inputs contiguous and save them.
     qk_statistics_ = w_.allocate_float("attention.qk_norm_statistics", 4 * d_.tokens * (d_.heads + d_.groups));
     q_normed_ = w_.allocate("attention.q_normed", 2 * d_.tokens * d_.q);
     linear_.norm("attention.q norm", true, d_.tokens * d_.heads, d_.head_dim);
+    copy_k();
+    if (copies_k()) w_.eager();
     k_normed_ = w_.allocate("attention.k_normed", 2 * d_.tokens * d_.kv);
     linear_.norm("attention.k norm", true, d_.tokens * d_.groups, d_.head_dim);
   }

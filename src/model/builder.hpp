@@ -62,6 +62,10 @@ class PieceBuilder {
   void launch(Kernel kernel, const std::vector<std::pair<std::int32_t, std::int32_t>>& microbatches);
   void stands_for(int launches) { piece_.kernels.back().launches = launches; }  ///< the last kernel
   void within_call(int launches) { stands_for(launches), piece_.kernels.back().within_call = true; }
+  /// The last kernel is an operator that PyTorch launches by itself: `add` is forward a function under torch.compile,
+  /// l2norm a call over many tensors.
+  void eager() { on_host("small"); }
+  void on_host(const char* family) { piece_.kernels.back().host_family = family; }  ///< whose host cost it has
   void completes(int parameters) { piece_.kernels.back().parameters = parameters; }
   void launch_on(Stream stream, Purpose purpose, const std::string& name, profile::Key key, const std::string& link);
   void collective(Purpose purpose, const std::string& name, const std::string& kind, Int ranks, Int bytes,

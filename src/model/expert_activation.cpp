@@ -29,6 +29,7 @@ void ExpertActivation::fused_forward(bool grad) {
   }
   product_ = w_.allocate("experts.activation", half());
   w_.launch("experts activation forward", {"moe.swiglu.forward", {rows_, d_.moe.f}});
+  if (d_.clamped) w_.on_host("moe.quick_geglu");  // fused_bias_geglu.py: its offset comes from the host
   if (!grad) w_.free(std::exchange(clamped_, no_tensor));
 }
 
@@ -83,12 +84,15 @@ void ExpertActivation::plain_forward(bool grad) {
   if (d_.gated) {
     linear_ = w_.allocate("experts.linear_half", half());
     w_.launch("experts linear half offset", {"glu.offset", {rows_, d_.moe.f}});
+    w_.eager();
     result = w_.allocate("experts.product", half());
     w_.launch("experts gate x linear half", {"add", {n}});
+    w_.eager();
     w_.free(clamped_half);
   }
   const auto wide = w_.allocate("experts.weighted", 2 * half());
   w_.launch("experts x probability", {"cast.bf16_f32", {n}});
+  w_.eager();
   product_ = w_.allocate("experts.activation", half());
   w_.launch("experts weighted cast", {"cast.f32_bf16", {n}});
   w_.free(wide);
@@ -106,11 +110,14 @@ std::uint32_t ExpertActivation::plain_backward(std::uint32_t gradient, std::uint
   const auto dprobs = w_.allocate("moe.probs_gradient", 2 * half()),
              scaled = w_.allocate("experts.weighted_gradient", 2 * half());
   w_.launch("experts x probability backward", {"scale", {n}});
+  w_.eager();
   w_.launch("experts probability gradient", {"add.f32", {n}});
+  w_.eager();
   auto product = w_.allocate("experts.product_gradient", half());
   w_.launch("experts product gradient cast", {"cast.f32_bf16", {n}});
   w_.free(scaled);
   w_.launch("experts probability gradient sum", {"l2norm", {n}});
+  w_.eager();
   w_.free({dprobs, wide});
   const auto unweighted = std::exchange(unweighted_, no_tensor);
   if (!d_.gated) {
@@ -122,8 +129,10 @@ std::uint32_t ExpertActivation::plain_backward(std::uint32_t gradient, std::uint
   w_.free(unweighted);
   auto linear = w_.allocate("experts.linear_half_gradient", half());
   w_.launch("experts linear half gradient", {"add", {n}});
+  w_.eager();
   const auto dgate = w_.allocate("experts.gate_gradient", half());
   w_.launch("experts gate gradient", {"add", {n}});
+  w_.eager();
   w_.free({product, std::exchange(linear_, no_tensor), std::exchange(gate_, no_tensor)});
   auto gate = w_.allocate("experts.gate_gradient", half());
   w_.launch("experts gate backward", {d_.gate + ".backward", {rows_, d_.moe.f}});

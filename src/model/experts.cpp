@@ -122,6 +122,7 @@ std::uint32_t Experts::weigh_input(std::uint32_t rows_in, bool grad) {
   const Int n = rows() * d_.h;
   const auto wide = w_.allocate("experts.weighted_input", 4 * n);
   w_.launch("experts input x probability", {"cast.bf16_f32", {n}});
+  w_.eager();
   const auto weighted = w_.allocate("experts.weighted_input", 2 * n);
   w_.launch("experts weighted input cast", {"cast.f32_bf16", {n}});
   w_.free(wide);
@@ -139,9 +140,12 @@ std::uint32_t Experts::weigh_input_backward(std::uint32_t gradient) {
   w_.free(gradient);
   const auto scaled = w_.allocate("experts.weighted_input_gradient", 4 * n);
   w_.launch("experts input x probability backward", {"scale", {n}});
+  w_.eager();
   const auto products = w_.allocate("moe.probs_gradient", 4 * n);
   w_.launch("experts probability gradient", {"add.f32", {n}});
+  w_.eager();
   w_.launch("experts probability gradient sum", {"l2norm", {n}});
+  w_.eager();
   w_.free({products, wide});
   const auto rows_gradient = w_.allocate("experts.input_gradient", 2 * n);
   w_.launch("experts input gradient cast", {"cast.f32_bf16", {n}});

@@ -34,6 +34,7 @@ std::uint32_t LinearWriter::bias_gradient(const std::string& name, Int rows, Int
     w_.free(partial);
   }
   w_.launch(name + " bias gradient", {"l2norm", {rows * columns / 2}});  // reads 16 bits
+  w_.eager();
   return gradient;
 }
 

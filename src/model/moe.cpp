@@ -79,6 +79,7 @@ std::uint32_t MixtureOfExperts::finish(std::uint32_t combined) {
     const auto routed = output;
     output = w_.allocate("moe.output", 2 * d_.local * d_.h);
     w_.launch("moe shared experts added", {"add", {d_.local * d_.h}});
+    w_.eager();
     w_.free({routed, std::exchange(shared_output_, no_tensor)});
   }
   return output;

@@ -17,6 +17,7 @@ void ResidualAdd::forward(std::uint32_t sum, std::uint32_t out, bool grad) {
   }
   w_.allocate(sum);
   w_.launch(name_, {"add", {elements}});
+  if (!d_.fused_residual) w_.eager();
   w_.free({biased, out});
 }
 
@@ -28,10 +29,12 @@ std::uint32_t ResidualAdd::backward() {
     w_.launch("dropout backward", {"dropout.backward", {elements}});
     w_.free(std::exchange(mask_, no_tensor));
   }
-  if (adds_bias())
+  if (adds_bias()) {
     w_.free(linear_.bias_gradient(name_, d_.local, d_.h));
-  else if (biased_)
+  } else if (biased_) {
     w_.launch("bias gradient", {"l2norm", {elements / 2}});
+    w_.eager();
+  }
   return gradient;
 }
 

@@ -68,6 +68,7 @@ void Router::forward(bool grad) {
   if (!m.router_fusion) w_.transient("router.scatter", 4 * d_.local * m.experts);
   w_.launch("router top-k forward", {"moe.router.topk.forward", {d_.local, m.experts}});
   w_.stands_for(forward_launches());
+  if (m.router_fusion) w_.on_host("moe.router.fused");
   w_.free(random == no_tensor ? logits : random);
   if (!grad) release();
 }
@@ -83,6 +84,7 @@ std::uint32_t Router::backward() {
   w_.transient("router.logits_gradient", logits_bytes());
   w_.launch("router top-k backward", {"moe.router.topk.backward", {d_.local, m.experts}});
   w_.stands_for(backward_launches());
+  if (m.router_fusion) w_.on_host("moe.router.fused");
   release();
   // RouterGatingLinearFunction.backward: both GEMMs in the router's type, with casts of weight, input and results.
   const Int size = m.router_bytes, inputs = size * d_.local * d_.h, weights = m.experts * d_.h;

@@ -19,19 +19,13 @@ struct Relative {
 constexpr std::string_view forward = "forward", backward = "backward", finalize = "finalize";
 
 constexpr std::array relatives = {
-    // Transformer Engine's DotProductAttention and its norms are one call of one module, whatever they compute.
-    Relative{forward, "attention.mla.forward", forward, "attention.forward"},
-    Relative{backward, "attention.mla.backward", backward, "attention.backward"},
+    // Transformer Engine's norms are one module, whatever they compute.
     Relative{forward, "layernorm.forward", forward, "rmsnorm.forward"},
     Relative{backward, "layernorm.backward", backward, "rmsnorm.backward"},
     // Functions under torch.compile: guards, wrappers, one kernel.
     Relative{forward, "gelu.forward", forward, "swiglu.forward"},
     Relative{backward, "gelu.backward", backward, "swiglu.backward"},
-    Relative{forward, "cross_entropy.native", forward, "swiglu.forward"},
-    Relative{backward, "cross_entropy.native", backward, "swiglu.backward"},
     // A function of Python that launches a kernel of Triton.
-    Relative{forward, "rope.mla", forward, "moe.sort_chunks"},
-    Relative{backward, "rope.mla", backward, "moe.unpermute.backward"},
     Relative{forward, "cross_entropy.te", forward, "moe.sort_chunks"},
     Relative{backward, "cross_entropy.te", backward, "moe.unpermute.backward"},
     // Quantizers of Transformer Engine.
@@ -55,7 +49,6 @@ constexpr std::array relatives = {
     Relative{forward, "cast.bf16_f32", forward, "small", true},
     Relative{forward, "cast.f32_bf16", forward, "small", true},
     Relative{forward, "cat", forward, "small", true},
-    Relative{forward, "cross_entropy.unfused", forward, "small", true},
     Relative{forward, "dropout", forward, "small", true},
     Relative{forward, "embedding", forward, "small", true},
     Relative{forward, "fill", forward, "small", true},
@@ -65,9 +58,7 @@ constexpr std::array relatives = {
     Relative{backward, "cast.f32_bf16", backward, "small", true},
     Relative{backward, "copy.d2d", backward, "small", true},
     Relative{backward, "copy.strided", backward, "small", true},
-    Relative{backward, "cross_entropy.unfused", backward, "small", true},
     Relative{backward, "dropout", backward, "small", true},
-    Relative{backward, "embedding", backward, "small", true},
     Relative{backward, "fill", backward, "small", true},
     Relative{backward, "scale", backward, "small", true},
     Relative{finalize, "scale", backward, "small", true},
