@@ -56,6 +56,8 @@ const char* direction_of(const Mapped& operation) {
 /// Under which a host cost is kept: what the model asks for.
 std::string cost_name(const Expected& expected) {
   const auto& family = expected.kernel->key.family;
+  if (!expected.kernel->host_family.empty()) return expected.kernel->host_family;
+  if (family.starts_with("attention.")) return family.substr(0, family.rfind(".bf16"));
   return family.starts_with("moe.") ? family : expected.operation;
 }
 
