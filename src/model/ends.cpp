@@ -1,5 +1,7 @@
 #include "ends.hpp"
 
+#include <utility>
+
 #include "embedding.hpp"
 #include "norm.hpp"
 
@@ -18,6 +20,16 @@ void check_loss(Piece& piece, std::vector<Step>& steps) {
     piece.kernels.push_back(std::move(kernel));
     steps.push_back({Step::Kind::synchronize, static_cast<std::uint32_t>(Stream::compute)});
   }
+}
+
+/// pretrain_gpt.py, get_batch, in every forward pass of a chunk that embeds or ends with the loss: the data loader's
+/// next microbatch, its tensors copied to the GPU and broadcast over TP, to itself alone too. Small enough to take no
+/// time there.
+void fetch_batch(PieceBuilder& w) {
+  Kernel kernel;
+  kernel.name = "microbatch fetched";
+  kernel.host_family = "batch";
+  w.launch(std::move(kernel));
 }
 
 /// Logits and the loss of every token are one node; `loss` is the mean that the training loop takes of it.
@@ -41,6 +53,7 @@ Piece embedding_piece(Owners& owners, const Dimensions& d, const scenario::Scena
   w.border(Piece::output_gradient, "gradient of the residual stream", d.boundary_bytes());
   EmbeddingWriter embedding(w, d, s);
   w.to_forward();
+  fetch_batch(w);
   embedding.forward(Piece::output);
   w.to_backward();
   embedding.backward(Piece::output_gradient);
@@ -50,7 +63,7 @@ Piece embedding_piece(Owners& owners, const Dimensions& d, const scenario::Scena
 // With multi-token prediction (gpt_model.py, _postprocess; multi_token_prediction.py, process_mtp_loss) every depth's
 // loss comes before the main one, and all are kept: the backward pass runs the main one first. The gradients of the
 // parts of the input are then joined.
-Piece head_piece(Owners& owners, const Dimensions& d, const scenario::Scenario& s, bool normed) {
+Piece head_piece(Owners& owners, const Dimensions& d, const scenario::Scenario& s, bool normed, bool embeds) {
   PieceBuilder w(owners, "head");
   const Int parts = 1 + d.mtp_layers;
   w.border(Piece::input, "layer input", parts * d.boundary_bytes());
@@ -62,6 +75,7 @@ Piece head_piece(Owners& owners, const Dimensions& d, const scenario::Scenario& 
   const auto part = [&](const char* owner) { return w.tensor(owner, d.boundary_bytes()); };
 
   w.to_forward();
+  if (!embeds) fetch_batch(w);
   if (!normed) norm.forward(true);
   for (auto& depth : depths) depth.forward_of_depth();
   output.forward();

@@ -99,7 +99,7 @@ class Pieces {
   std::uint32_t head(bool normed, const ChunkShape& shape) {
     if (!head_) {
       head_ = next();
-      stages_.pieces.push_back(head_piece(owners_, d_, s_, normed));
+      stages_.pieces.push_back(head_piece(owners_, d_, s_, normed, shape.embedding));
       if (d_.fsdp) shard_end(stages_.pieces.back(), owners_, d_, s_, shape, false);
     }
     return *head_;

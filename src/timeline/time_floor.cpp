@@ -204,12 +204,13 @@ class Floor {
   }
 
   double duration(const model::Kernel& kernel, const Price& price) const {
-    return kernel.key.family.empty() ? 0 : gap_ + price.time.ns / kernel.sm_share;
+    return gap_ + price.time.ns / kernel.sm_share;
   }
 
   /// `part`: of the microbatches that run it; what not all run is in no chain.
   void add(Pass& pass, const model::Kernel& kernel, const Price& price, bool node, bool expert, double part = 1) const {
     pass.host += part * us_to_ns(price.host_us);
+    if (kernel.key.family.empty()) return;
     const double ns = part * duration(kernel, price);
     const bool own = kernel.stream == model::Stream::compute;
     if (part == 1 && (own || (node && kernel.stream == model::Stream::communication))) pass.chain += ns;

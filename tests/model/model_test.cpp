@@ -284,3 +284,28 @@ TEST_CASE("FP8 parameters: every shard that a rank owns is cast as one row in th
   CHECK(count(with_parameters, "cast_transpose.fp8.row") > 0);
   CHECK(count(with_parameters, "cast_transpose.fp8.row") == count(with_parameters, "amax"));
 }
+
+TEST_CASE("the chunks at both ends fetch their microbatch, once; those between do not") {
+  const auto fetches = [](const model::Stages& stages, const model::Chunk& chunk) {
+    std::int64_t count = 0;
+    for (const auto index : chunk.pieces)
+      count += std::ranges::count(stages.pieces[index].kernels, "microbatch fetched", &model::Kernel::name);
+    return count;
+  };
+  for (const char* ranks : {"1", "2", "4"})
+    for (const char* chunks : {"1", "2"}) {
+      CAPTURE(ranks);
+      CAPTURE(chunks);
+      auto s = with(llama70b(), {"tensor_model_parallel_size=1", "sequence_parallel=false"});
+      scenario::set(s, std::string("pipeline_model_parallel_size=") + ranks);
+      if (*chunks != '1' && *ranks != '1')
+        scenario::set(s, std::string("virtual_pipeline_model_parallel_size=") + chunks);
+      const auto stages = test::build(s);
+      for (std::size_t rank = 0; rank < stages.ranks.size(); ++rank)
+        for (std::size_t c = 0; c < stages.ranks[rank].chunks.size(); ++c) {
+          const bool first = rank == 0 && c == 0;
+          const bool last = rank + 1 == stages.ranks.size() && c + 1 == stages.ranks[rank].chunks.size();
+          CHECK(fetches(stages, stages.ranks[rank].chunks[c]) == (first || last ? 1 : 0));
+        }
+    }
+}
