@@ -75,7 +75,7 @@ class GroupedQueryAttention : public Attention {
   /// The gate of a single group lies in one piece of every row of the fused projection's output.
   bool gate_is_view() const { return d_.output_gate && d_.groups == 1; }
   void release(std::initializer_list<std::uint32_t*> tensors) {
-    for (auto* tensor : tensors) w_.free(std::exchange(*tensor, no_tensor));
+    for (auto* tensor : tensors) w_.release(*tensor);
   }
   void release_output() {
     linear_.weight_gradients.put([this, output = std::exchange(o_, no_tensor)] { w_.free(output); });

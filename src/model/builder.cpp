@@ -86,6 +86,12 @@ std::uint32_t PieceBuilder::allocate_gradient(Int bytes) {
   return id;
 }
 
+void PieceBuilder::small_gradient(const std::string& name, Int elements) {
+  const auto gradient = allocate_gradient(2 * elements);
+  launch(name + " gradient accumulation", {"small", {}});
+  free(gradient);
+}
+
 void PieceBuilder::free(std::uint32_t tensor) {
   if (tensor != no_tensor) step(Step::Kind::free, tensor);
 }

@@ -52,8 +52,15 @@ class PieceBuilder {
   std::uint32_t allocate(const std::string& owner, Int bytes);                   ///< a new tensor
   std::uint32_t allocate_float(const std::string& owner, Int bytes);             ///< its elements have 4 bytes
   std::uint32_t allocate_gradient(Int bytes);                                    ///< of a weight, for its hook to add
-  void free(std::uint32_t tensor);                                               ///< nothing for no_tensor
+  /// A small parameter's gradient in bf16, made and added to its main gradient by a hook.
+  void small_gradient(const std::string& name, Int elements);
+  void free(std::uint32_t tensor);  ///< nothing for no_tensor
   void free(std::initializer_list<std::uint32_t> tensors);
+  /// Frees tensors and forgets them: what is named no more cannot be freed again.
+  template <typename... Ids>
+  void release(Ids&... ids) {
+    (free(std::exchange(ids, no_tensor)), ...);
+  }
   void transient(const std::string& owner, Int bytes) { free(allocate(owner, bytes)); }
 
   void launch(const std::string& name, profile::Key key, double sm_share = 1);

@@ -128,8 +128,7 @@ std::uint32_t CoreAttention::exchanged_forward(bool grad) {
   w_.launch("attention.output after the exchange", {"copy.strided", {d_.tokens, d_.q}});
   w_.free({ordered, received});
   if (!grad) {
-    w_.free({q_, k_, v_, out_, rng_, statistics_});
-    q_ = k_ = v_ = out_ = rng_ = statistics_ = no_tensor;
+    w_.release(q_, k_, v_, out_, rng_, statistics_);
   }
   return out;
 }
@@ -164,8 +163,7 @@ CoreAttention::Gradients CoreAttention::exchanged_backward() {
   for (const Int width : {d_.q, d_.kv, d_.kv})
     w_.launch("attention.gradient after the exchange", {"copy.strided", {d_.tokens, width}});
   w_.free({v_order, k_order, q_order, v_got, k_got, q_got, dq, dk, dv, dout});
-  w_.free({q_, k_, v_, out_, statistics_, rng_});
-  q_ = k_ = v_ = out_ = statistics_ = rng_ = no_tensor;
+  w_.release(q_, k_, v_, out_, statistics_, rng_);
   return g;
 }
 
@@ -179,8 +177,7 @@ std::uint32_t CoreAttention::fused_forward(bool grad) {
   statistics_ = w_.allocate_float("attention.softmax_lse", 4 * d_.tokens * d_.heads);
   fused_kernel("attention.core forward", "forward.bf16");
   if (!grad) {
-    w_.free({rng_, statistics_, sinks_});
-    rng_ = statistics_ = sinks_ = no_tensor;
+    w_.release(rng_, statistics_, sinks_);
   }
   // FlashAttention saves its output by batch; TE copies it into the order of the sequence (backends.py, "sbhd").
   if (!d_.flash2 || d_.b == 1) return out;
@@ -207,14 +204,13 @@ CoreAttention::Gradients CoreAttention::fused_backward() {
   if (!d_.caps_scores)
     w_.transient("workspace", splits * 4 * d_.tokens * d_.q + expanded + 4 * d_.tokens * d_.heads + 256);
   fused_kernel("attention.core backward", "backward.bf16");
-  w_.free(std::exchange(out_, no_tensor));
+  w_.release(out_);
   if (d_.sinks) {
     const auto gradient = w_.allocate_float("attention.sinks_gradient", 4 * d_.heads);
     w_.launch("attention.sinks gradient cast", {"small", {}});
     w_.free(gradient);
   }
-  w_.free({statistics_, rng_, sinks_});
-  statistics_ = rng_ = sinks_ = no_tensor;
+  w_.release(statistics_, rng_, sinks_);
   return g;
 }
 
@@ -274,8 +270,7 @@ std::uint32_t CoreAttention::unfused_forward(bool grad) {
   w_.launch("attention.context permuted", {"copy.strided", {d_.tokens, d_.o_width()}});
   w_.free({context, scores});
   if (!grad) {
-    w_.free({keys_, values_, softmax_, probabilities_, mask_});
-    keys_ = values_ = softmax_ = probabilities_ = mask_ = no_tensor;
+    w_.release(keys_, values_, softmax_, probabilities_, mask_);
   }
   return out;
 }
@@ -285,7 +280,7 @@ std::uint32_t CoreAttention::softmax_backward(std::uint32_t gradient) {
   const Int n = scores();
   if (d_.softmax == Softmax::fused) {  // in place
     w_.launch("attention.softmax backward", {"add", {n}});
-    w_.free(std::exchange(softmax_, no_tensor));
+    w_.release(softmax_);
     return gradient;
   }
   const bool wide = d_.softmax == Softmax::fp32;
@@ -401,10 +396,7 @@ std::uint32_t Rope::forward(Int heads, Int width, bool grad) {
   return out;
 }
 
-void Rope::free_tables() {
-  w_.free({cosines_, sines_});
-  cosines_ = sines_ = no_tensor;
-}
+void Rope::free_tables() { w_.release(cosines_, sines_); }
 
 std::uint32_t Rope::backward(Int heads, Int width, std::uint32_t gradient) {
   const Int n = d_.tokens * heads * width;

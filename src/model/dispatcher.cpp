@@ -85,7 +85,7 @@ std::uint32_t Dispatcher::spread() {
     w_.launch("moe permute", {"moe.permute.forward", {rows, d_.h, std::max<Int>(1, m_.received / rows)}});
     w_.stands_for(4);
   }
-  w_.free(std::exchange(arrived_probs_, no_tensor));
+  w_.release(arrived_probs_);
   return std::exchange(permuted_, no_tensor);
 }
 
@@ -114,8 +114,7 @@ void Dispatcher::dispatch() {
   arrived_probs_ = w_.allocate("moe.dispatched_probs", m_.router_bytes * m_.arrived);
   w_.collective(Purpose::ep, "moe probs all-to-all", "all_to_all", m_.ep,
                 m_.router_bytes * std::max(m_.routed, m_.arrived), m_.ep_link);
-  w_.free(permuted_probs_);
-  permuted_probs_ = no_tensor;
+  w_.release(permuted_probs_);
 }
 
 std::uint32_t Dispatcher::sort(const std::string& name, bool forward) {
@@ -162,15 +161,9 @@ std::uint32_t Dispatcher::postprocess() {
   return rows;
 }
 
-void Dispatcher::release_arrived() {
-  w_.free(arrived_);
-  arrived_ = no_tensor;
-}
+void Dispatcher::release_arrived() { w_.release(arrived_); }
 
-void Dispatcher::keep_nothing() {
-  w_.free({row_map_, probs_, sort_map_, unsort_map_});
-  row_map_ = probs_ = sort_map_ = unsort_map_ = no_tensor;
-}
+void Dispatcher::keep_nothing() { w_.release(row_map_, probs_, sort_map_, unsort_map_); }
 
 /// Rows are reduced over ranks in the probabilities' type: cast, reduce-scatter, cast back.
 std::uint32_t Dispatcher::reduce_in_router_type(const std::string& name, std::uint32_t rows, Int from, Int to,
@@ -303,15 +296,13 @@ std::uint32_t Dispatcher::postprocess_backward(std::uint32_t gradient) {
                 {"moe.permute.backward", {tokens, d_.h, std::max<Int>(1, m_.received / tokens)}});
       w_.stands_for(2);
     }
-    w_.free(row_map_);
-    row_map_ = no_tensor;
+    w_.release(row_map_);
     return din;
   }
   auto unsorted = no_tensor;
   if (sorts()) {
     unsorted = sort("moe sort backward", false);
-    w_.free(sort_map_);
-    sort_map_ = no_tensor;
+    w_.release(sort_map_);
   }
   if (m_.etp == 1) return unsorted == no_tensor ? gradient : unsorted;
   const auto din = w_.allocate("moe.dispatched_gradient", row() * m_.arrived);
@@ -350,8 +341,7 @@ std::uint32_t Dispatcher::preprocess_backward(std::uint32_t gradient) {
   const auto din = w_.allocate("moe.input_gradient", row() * d_.local);
   w_.launch("moe permute backward", {"moe.permute.backward", {d_.local, d_.h, m_.topk}});
   w_.stands_for(2);  // zeros for the map's gradient
-  w_.free(row_map_);
-  row_map_ = no_tensor;
+  w_.release(row_map_);
   return din;
 }
 

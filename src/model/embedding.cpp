@@ -66,7 +66,7 @@ void EmbeddingWriter::forward(std::uint32_t out, bool grad) {
     next(!scales, "embedding dropout", {"dropout.forward", {d_.local * d_.h}}, d_.boundary_bytes());
   }
   if (scales) next(true, "embedding scale", {"copy.d2d", {d_.boundary_bytes()}}, d_.boundary_bytes());
-  if (!grad) w_.free(std::exchange(ids_, no_tensor));
+  if (!grad) w_.release(ids_);
 }
 
 /// The gradient of a table of `rows` rows, and its addition to the main gradient.
@@ -103,7 +103,7 @@ void EmbeddingWriter::backward(std::uint32_t gradient) {
   }
   if (learned_) lookup_backward("position embedding", no_tensor, positions_);
   lookup_backward("embedding", gradient, d_.vocab);
-  w_.free(std::exchange(ids_, no_tensor));
+  w_.release(ids_);
 }
 
 }  // namespace pipewright::model

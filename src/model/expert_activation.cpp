@@ -30,7 +30,7 @@ void ExpertActivation::fused_forward(bool grad) {
   product_ = w_.allocate("experts.activation", half());
   w_.launch("experts activation forward", {"moe.swiglu.forward", {rows_, d_.moe.f}});
   if (d_.clamped) w_.on_host("moe.quick_geglu");  // fused_bias_geglu.py: its offset comes from the host
-  if (!grad) w_.free(std::exchange(clamped_, no_tensor));
+  if (!grad) w_.release(clamped_);
 }
 
 std::uint32_t ExpertActivation::fused_backward(std::uint32_t gradient, std::uint32_t fc1_out) {

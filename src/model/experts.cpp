@@ -57,7 +57,7 @@ std::uint32_t Experts::kept(const Operand& operand) {
 }
 
 void Experts::drop_forward_copy(Operand& operand, bool grad) {
-  if (!grad || operand.transpose != no_tensor) w_.free(std::exchange(operand.data, no_tensor));
+  if (!grad || operand.transpose != no_tensor) w_.release(operand.data);
 }
 
 void Experts::gemm(const Group& group, Product product) {
@@ -182,7 +182,7 @@ std::uint32_t Experts::forward(std::uint32_t rows_in, bool grad) {
                   recomputes ? no_tensor
                   : fp8_     ? kept(fc2_input_)
                              : activation_);
-  if (!grad || fp8_ || recomputes) w_.free(std::exchange(activation_, no_tensor));
+  if (!grad || fp8_ || recomputes) w_.release(activation_);
   auto result = d_.bias ? add_bias(out) : out;
   if (pads()) {
     const auto unpadded = w_.allocate("experts.output", 2 * d_.moe.received * d_.h);

@@ -37,9 +37,6 @@ class GatedDeltaNet : public Attention {
   std::vector<Int> heads() const { return {d_.tokens, l_.key_heads, l_.value_heads, l_.head_dim}; }
   std::vector<Int> rule() const { return {d_.tokens * l_.value_heads, l_.head_dim}; }
   std::vector<Int> chain() const { return {d_.s, d_.b * l_.value_heads, l_.head_dim}; }
-  void free_all(std::initializer_list<std::uint32_t*> tensors) {
-    for (auto* tensor : tensors) w_.free(std::exchange(*tensor, no_tensor));
-  }
   bool replays() const { return d_.recomputes(Recompute::gdn_norm_out); }
   void inputs(bool grad);
   void delta_rule(bool grad);
@@ -47,7 +44,6 @@ class GatedDeltaNet : public Attention {
   std::uint32_t gated_norm_backward(std::uint32_t dout);
   std::uint32_t delta_rule_backward(std::uint32_t dout);
   std::uint32_t inputs_backward(std::uint32_t dz);
-  void parameter_gradient(const std::string& name, Int elements);
 
   static constexpr Int chunk = 64;  ///< tokens (flash-linear-attention, gated_delta_rule/chunk.py)
   // Kernels that an entry of the timeline stands for (a traced layer).
@@ -87,7 +83,7 @@ void GatedDeltaNet::inputs(bool grad) {
   w_.launch("linear_attention.inputs forward", {"gated_delta.inputs.forward", heads()});
   w_.stands_for(input_launches);
   w_.free(logits);
-  if (!grad) free_all({&normed_qk_, &inverse_norms_, &alpha_});
+  if (!grad) w_.release(normed_qk_, inverse_norms_, alpha_);
 }
 
 void GatedDeltaNet::delta_rule(bool grad) {
@@ -104,7 +100,7 @@ void GatedDeltaNet::delta_rule(bool grad) {
   w_.launch("linear_attention.rule forward", {"gated_delta.chunks.forward", rule()});
   w_.stands_for(forward_launches);
   w_.free({rows, updates, state, values});
-  if (!grad) free_all({&log_decay_, &inverse_});
+  if (!grad) w_.release(log_decay_, inverse_);
 }
 
 void GatedDeltaNet::gated_norm(bool grad) {
@@ -119,7 +115,7 @@ void GatedDeltaNet::gated_norm(bool grad) {
   w_.launch(std::move(norm));
   gated_ = w_.allocate("linear_attention.gated", of_values());
   w_.launch("linear_attention.gate forward", {"gate.forward", {d_.tokens, l_.values()}});
-  if (!grad) free_all({&statistics_, &normed_});
+  if (!grad) w_.release(statistics_, normed_);
   if (d_.b == 1) return;
   const auto by_token = w_.allocate("linear_attention.gated", of_values());
   w_.launch("linear_attention.output in order", {"copy.strided", {d_.tokens, l_.values()}});
@@ -132,18 +128,11 @@ std::uint32_t GatedDeltaNet::forward(bool grad) {
   delta_rule(grad);
   gated_norm(grad && !replays());
   const auto out = linear_.row_linear(out_, "linear_attention.output", out_input_, grad, false);
-  if (!grad || replays() || out_.fp8) free_all({&gated_});
+  if (!grad || replays() || out_.fp8) w_.release(gated_);
   // The frame returns.
-  free_all({&convolved_, &decay_});
-  if (!grad) free_all({&mixed_, &q_, &k_, &v_, &z_, &beta_, &o_});
+  w_.release(convolved_, decay_);
+  if (!grad) w_.release(mixed_, q_, k_, v_, z_, beta_, o_);
   return out;
-}
-
-/// A parameter's gradient in bf16, added to its main gradient by a hook.
-void GatedDeltaNet::parameter_gradient(const std::string& name, Int elements) {
-  const auto gradient = w_.allocate_gradient(2 * elements);
-  w_.launch("linear_attention." + name + " gradient accumulation", {"small", {}});
-  w_.free(gradient);
 }
 
 /// Returns the gradient of the rule's output; `z_` becomes its own.
@@ -157,11 +146,11 @@ std::uint32_t GatedDeltaNet::gated_norm_backward(std::uint32_t dout) {
              dz = w_.allocate("linear_attention.gate_gradient", of_values());
   w_.launch("linear_attention.gate backward", {"gate.backward", {d_.tokens, l_.values()}});
   w_.free(dout);
-  free_all({&normed_, &z_});
+  w_.release(normed_, z_);
   z_ = dz;
   const auto dcore = linear_.norm_backward("linear_attention.norm", std::exchange(statistics_, no_tensor), dnormed,
                                            d_.tokens * l_.value_heads, l_.head_dim);
-  free_all({&o_});
+  w_.release(o_);
   return dcore;
 }
 
@@ -189,7 +178,7 @@ std::uint32_t GatedDeltaNet::delta_rule_backward(std::uint32_t dout) {
   w_.launch("linear_attention.rule backward", {"gated_delta.chunks.backward", rule()});
   w_.stands_for(backward_launches);
   w_.free({std::exchange(dv_, dv), dk, ddecay, dg, drows, dstate, rows, updates, state, fresh, dout});
-  free_all({&q_, &k_, &v_, &log_decay_, &inverse_});
+  w_.release(q_, k_, v_, log_decay_, inverse_);
   return dv_;
 }
 
@@ -202,10 +191,10 @@ std::uint32_t GatedDeltaNet::inputs_backward(std::uint32_t dz) {
   const auto dconvolved = w_.allocate("linear_attention.convolved_gradient", 2 * d_.tokens * l_.convolved());
   w_.launch("linear_attention.inputs backward", {"gated_delta.inputs.backward", heads()});
   w_.stands_for(input_backward_launches);
-  parameter_gradient("dt_bias", l_.value_heads);
-  parameter_gradient("A_log", l_.value_heads);
+  w_.small_gradient("linear_attention.dt_bias", l_.value_heads);
+  w_.small_gradient("linear_attention.A_log", l_.value_heads);
   w_.free({djoined, dqk});
-  free_all({&dq_, &dk_, &dv_, &dgates_, &alpha_, &beta_, &normed_qk_, &inverse_norms_});
+  w_.release(dq_, dk_, dv_, dgates_, alpha_, beta_, normed_qk_, inverse_norms_);
   const auto again = w_.allocate("linear_attention.convolved", 2 * d_.tokens * l_.convolved()),
              dprojected = w_.allocate("linear_attention.projected_gradient", 2 * d_.tokens * l_.convolved()),
              dweights = w_.allocate_float("linear_attention.conv_gradients",
@@ -213,11 +202,11 @@ std::uint32_t GatedDeltaNet::inputs_backward(std::uint32_t dz) {
   w_.launch("linear_attention.conv backward", {"gated_delta.conv.backward", {d_.tokens, l_.convolved()}});
   w_.stands_for(conv_backward_launches);
   w_.free({again, dweights, dconvolved});
-  parameter_gradient("conv", l_.convolved() * l_.conv);
+  w_.small_gradient("linear_attention.conv", l_.convolved() * l_.conv);
   const auto dmixed = w_.allocate("linear_attention.projected_gradient", 2 * d_.tokens * l_.projected());
   w_.launch("linear_attention.projected gradient", {"cat", {d_.tokens, l_.projected()}});
   w_.free({dprojected, dz, dalpha, dbeta});
-  free_all({&mixed_});
+  w_.release(mixed_);
   if (d_.b == 1) return dmixed;
   const auto by_token = w_.allocate("linear_attention.projected_gradient", 2 * d_.tokens * l_.projected());
   w_.launch("linear_attention.projected gradient in order", {"copy.strided", {d_.tokens, l_.projected()}});
@@ -233,7 +222,7 @@ std::uint32_t GatedDeltaNet::backward(std::uint32_t dropped) {
   }
   const auto dgated = linear_.row_backward(out_, out_input_, false);
   w_.free(dropped);
-  free_all({&gated_});
+  w_.release(gated_);
   const auto dcore = gated_norm_backward(dgated);
   delta_rule_backward(dcore);
   const auto dmixed = inputs_backward(std::exchange(z_, no_tensor));

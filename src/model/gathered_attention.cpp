@@ -60,8 +60,7 @@ std::uint32_t CoreAttention::gathered_forward(bool grad) {
   for (int chunk = 0; chunk < 2; ++chunk) w_.launch("attention.chunk output", {"copy.d2d", {half}});
   w_.free({k, v, zeros, first, second});
   if (!grad) {
-    w_.free({rng_, statistics_, later_rng_, later_statistics_});
-    rng_ = statistics_ = later_rng_ = later_statistics_ = no_tensor;
+    w_.release(rng_, statistics_, later_rng_, later_statistics_);
   }
   return out;
 }

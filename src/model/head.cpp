@@ -69,7 +69,7 @@ void OutputLayer::cap_logits_backward() {
   };
   step(" logits capped backward", {"copy.d2d", {bytes}});
   step(" logits tanh backward", {"add", {bytes / 2}});
-  w_.free(std::exchange(tanh_, no_tensor));
+  w_.release(tanh_);
   step(" logits scaled backward", {"copy.d2d", {bytes}});
 }
 
@@ -101,7 +101,7 @@ void OutputLayer::run(bool counts) {
       w_.collective(Purpose::tp, name_ + " accepted", "all_gather", d_.t, 2 * 4 * d_.t * d_.tokens, d_.tp_link);
   }
   w_.free({maximum, index, predicted});
-  if (keeps_ != Kept::logits) w_.free(std::exchange(logits_, no_tensor));
+  if (keeps_ != Kept::logits) w_.release(logits_);
 }
 
 void OutputLayer::weight_gradient() {

@@ -90,8 +90,7 @@ void LayerWriter::forward(std::uint32_t y, bool grad) {
   if (graphs_mlp_) graph_.leave_with(sum, y);
   w_.free(replaced);
   if (!grad) {
-    w_.free(residual_);
-    residual_ = no_tensor;
+    w_.release(residual_);
   }
 }
 
@@ -99,7 +98,7 @@ std::uint32_t LayerWriter::mlp_backward() {
   offload_.needed(Offload::mlp_norm);
   const auto dx = mlp_->backward(mlp_add_.backward());
   offload_.done(Offload::mlp_norm);
-  w_.free(std::exchange(residual_, no_tensor));
+  w_.release(residual_);
   return dx;
 }
 
@@ -144,7 +143,7 @@ std::uint32_t LayerWriter::graphed_backward(std::uint32_t x, std::uint32_t dy, b
     finish(no_tensor);
   }
   graph_.leave_backward();
-  w_.free(std::exchange(kept_input_, no_tensor));
+  w_.release(kept_input_);
   if (graphs_attention_) return dx;
   finish(sum);
   w_.free(x);

@@ -236,8 +236,7 @@ std::uint32_t LinearWriter::column_product(const Linear& linear, const std::stri
   if (!grad) {
     release(saved);
   } else if (saved.transpose != no_tensor) {
-    w_.free(saved.data);
-    saved.data = no_tensor;
+    w_.release(saved.data);
   }
   return out;
 }
@@ -260,7 +259,7 @@ std::uint32_t LinearWriter::norm_linear(const Linear& linear, const std::string&
   auto out = column_product(linear, owner, saved.out, grad && !linear.frozen);
   if (!grad || linear.frozen) saved.out = {};
   out = adapt(linear, out, owner, normed, saved.adapted, grad);
-  if (!grad || linear.ends) w_.free(std::exchange(saved.statistics, no_tensor));
+  if (!grad || linear.ends) w_.release(saved.statistics);
   if (!grad) saved = {};
   return out;
 }
@@ -374,7 +373,7 @@ std::uint32_t LinearWriter::row_linear(const Linear& linear, const std::string& 
     w_.collective(Purpose::tp, linear.name + " all-reduce", "all_reduce", d_.t, 2 * d_.tokens * linear.out, d_.tp_link);
   }
   const bool serves_backward = linear.fp8 && grad && !keeps_original && !linear.frozen && saved.transpose == no_tensor;
-  if (!serves_backward) w_.free(std::exchange(saved.data, no_tensor));
+  if (!serves_backward) w_.release(saved.data);
   return out;
 }
 

@@ -119,10 +119,10 @@ std::uint32_t LinearWriter::adapt_backward(const Linear& linear, Adapted& saved)
                     2 * tokens * linear.in, d_.tp_link);
       w_.free(std::exchange(dx, local));
     } else {
-      w_.free(std::exchange(dx, no_tensor));
+      w_.release(dx);
     }
   }
-  w_.free(std::exchange(saved.input, no_tensor));
+  w_.release(saved.input);
   return dx;
 }
 

@@ -46,12 +46,8 @@ class MambaMixer : public Attention {
   void scan(bool grad);
   std::uint32_t scan_backward(std::uint32_t dout);
   std::uint32_t norm_backward(std::uint32_t dout);
-  void parameter_gradient(const std::string& name, Int elements);
   void decay(const std::string& name, int launches);
   std::uint32_t in_order(const char* owner, std::uint32_t tensor, Int width);
-  void free_all(std::initializer_list<std::uint32_t*> tensors) {
-    for (auto* tensor : tensors) w_.free(std::exchange(*tensor, no_tensor));
-  }
 
   // Kernels that an entry of the timeline stands for (a traced layer).
   static constexpr int decay_launches = 3, chunk_launches = 3, norm_backward_launches = 3, chunk_backward_launches = 31,
@@ -96,7 +92,7 @@ void MambaMixer::scan(bool grad) {
   exponentials_ = w_.allocate_float("mamba.decay", 4 * m_.heads);
   decays_ = w_.allocate_float("mamba.decay", 4 * m_.heads);
   decay("mamba.decay forward", decay_launches);
-  w_.free(std::exchange(logs_, no_tensor));
+  w_.release(logs_);
   dt_bias_ = w_.allocate_float("mamba.dt_bias", 4 * m_.heads);
   w_.launch("mamba.dt_bias cast", {"small", {}});
   const auto convolved = w_.allocate("mamba.convolved", 2 * d_.tokens * m_.convolved());
@@ -110,7 +106,7 @@ void MambaMixer::scan(bool grad) {
   w_.launch("mamba.chunks forward", rows("mamba.chunks.forward"));
   w_.stands_for(chunk_launches);
   w_.free({products, passed, std::exchange(final_states_, no_tensor), sums, dt, convolved});
-  if (!grad) free_all({&ungated_, &exponentials_, &decays_, &dt_bias_});
+  if (!grad) w_.release(ungated_, exponentials_, decays_, dt_bias_);
 }
 
 std::uint32_t MambaMixer::forward(bool grad) {
@@ -120,10 +116,10 @@ std::uint32_t MambaMixer::forward(bool grad) {
   normed_ = w_.allocate("mamba.normed", of_inner());
   statistics_ = w_.allocate_float("mamba.norm_statistics", 4 * d_.tokens * m_.groups);
   w_.launch("mamba.norm forward", norm("mamba.norm.forward"));
-  if (!grad) free_all({&statistics_, &y_});
+  if (!grad) w_.release(statistics_, y_);
   const auto out = linear_.row_linear(out_, "mamba.output", out_input_, grad, false);
-  if (!grad || out_.fp8) free_all({&normed_});
-  if (!grad) free_all({&mixed_});
+  if (!grad || out_.fp8) w_.release(normed_);
+  if (!grad) w_.release(mixed_);
   return out;
 }
 
@@ -139,13 +135,6 @@ void MambaMixer::decay(const std::string& name, int launches) {
   }
 }
 
-/// A parameter's gradient in bf16, added to its main gradient by a hook.
-void MambaMixer::parameter_gradient(const std::string& name, Int elements) {
-  const auto gradient = w_.allocate_gradient(2 * elements);
-  w_.launch("mamba." + name + " gradient accumulation", {"small", {}});
-  w_.free(gradient);
-}
-
 /// _layer_norm_bwd: every program sums its rows' part of the weight's gradient. Frees `dout` and what forward kept.
 std::uint32_t MambaMixer::norm_backward(std::uint32_t dout) {
   const auto dy = w_.allocate("mamba.scanned_gradient", of_inner());
@@ -157,8 +146,8 @@ std::uint32_t MambaMixer::norm_backward(std::uint32_t dout) {
   w_.launch("mamba.norm backward", norm("mamba.norm.backward"));
   w_.stands_for(norm_backward_launches);
   w_.free({parts, dout});
-  free_all({&y_, &statistics_});
-  parameter_gradient("norm", m_.inner());
+  w_.release(y_, statistics_);
+  w_.small_gradient("mamba.norm", m_.inner());
   return dy;
 }
 
@@ -200,23 +189,23 @@ std::uint32_t MambaMixer::scan_backward(std::uint32_t dout) {
   w_.launch("mamba.conv backward", conv("mamba.conv.backward"));
   w_.stands_for(conv_backward_launches);
   w_.free({dconvolved, convolved, dout});
-  free_all({&ungated_, &mixed_});
+  w_.release(ungated_, mixed_);
   for (const auto& [name, elements] : {std::pair("conv", m_.convolved() * Mamba::conv),
                                        {"conv bias", m_.convolved()},
                                        {"dt_bias", m_.heads},
                                        {"D", m_.heads}})
-    parameter_gradient(name, elements);
-  free_all({&dt_bias_, &decays_});
+    w_.small_gradient(std::string("mamba.") + name, elements);
+  w_.release(dt_bias_, decays_);
   decay("mamba.decay backward", decay_backward_launches);
-  free_all({&exponentials_});
-  parameter_gradient("A_log", m_.heads);
+  w_.release(exponentials_);
+  w_.small_gradient("mamba.A_log", m_.heads);
   return dmixed;
 }
 
 std::uint32_t MambaMixer::backward(std::uint32_t dropped) {
   const auto dnormed = linear_.row_backward(out_, out_input_, false);
   w_.free(dropped);
-  free_all({&normed_});
+  w_.release(normed_);
   const auto dmixed = scan_backward(norm_backward(dnormed));
   return linear_.norm_linear_backward(in_, norm_, in_order("mamba.projected_gradient", dmixed, m_.projected()));
 }

@@ -69,7 +69,7 @@ class LatentAttention : public Attention {
   std::uint32_t down_backward(Compressed gradients);
   std::uint32_t normed_backward(const Linear& linear, Operand& saved, std::uint32_t gradient, std::uint32_t sum);
   void release(std::initializer_list<std::uint32_t*> tensors) {
-    for (auto* tensor : tensors) w_.free(std::exchange(*tensor, no_tensor));
+    for (auto* tensor : tensors) w_.release(*tensor);
   }
 
   PieceBuilder& w_;

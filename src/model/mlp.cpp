@@ -127,8 +127,7 @@ std::uint32_t DenseMlp::run(bool grad) {
   out = linear_.adapt(fc2_, out, "mlp.fc2_output", no_tensor, fc2_adapted_, grad);
   // FP8 saved its own copy, a frozen layer none; an adapter reads the original.
   if (!grad || ((fc2_.fp8 || fc2_.frozen) && fc2_.rank == 0)) {
-    w_.free(activation_);
-    activation_ = no_tensor;
+    w_.release(activation_);
   }
   return post_norm_.forward(out, grad);
 }

@@ -193,8 +193,7 @@ std::uint32_t MixtureOfExperts::backward(std::uint32_t dropped) {
   if (d_.recomputes(Recompute::moe)) replayed = run(true);
   w_.recomputing(false);
   auto gradient = combine_backward();
-  if (m_.shared == 0 && !d_.recomputes(Recompute::moe))
-    w_.free(std::exchange(dropped, no_tensor));  // else read again, or held
+  if (m_.shared == 0 && !d_.recomputes(Recompute::moe)) w_.release(dropped);  // else read again, or held
   gradient = dispatch_backward(compute_backward(gradient));
   if (graph_ != nullptr && !(d_.graphs.preprocess && dispatcher_.permutes_first()))
     gradient = step(gradient, dispatcher_.preprocess_backward(gradient));

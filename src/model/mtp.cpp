@@ -108,7 +108,7 @@ std::uint32_t DepthInput::project(bool grad) {
   hnorm_.leave(false);
   const auto x = whole_width(linear_.column_linear(eh_proj_, "mtp.projection", projected_input_, grad));
   enorm_.leave(false);
-  if (!grad || eh_proj_.fp8) w_.free(std::exchange(joined_, no_tensor));
+  if (!grad || eh_proj_.fp8) w_.release(joined_);
   return x;
 }
 
@@ -117,9 +117,9 @@ void Depth::run(bool grad) {
   y_ = w_.tensor("layer input", d_.boundary_bytes());
   w_.layer_input(x_);
   layer_.forward(y_, grad);
-  if (!grad) w_.free(std::exchange(x_, no_tensor));
+  if (!grad) w_.release(x_);
   final_norm_.forward(grad);
-  if (!grad) w_.free(std::exchange(y_, no_tensor));
+  if (!grad) w_.release(y_);
 }
 
 std::uint32_t Depth::forward() {
@@ -159,7 +159,7 @@ std::uint32_t DepthInput::backward(std::uint32_t gradient) {
   const auto dembedded = half(enorm_, "mtp.enorm");
   w_.free({djoined, std::exchange(embedded_, no_tensor)});
   embedding_.backward(dembedded);
-  w_.free(std::exchange(ids_, no_tensor));
+  w_.release(ids_);
   return dhidden;
 }
 
@@ -171,7 +171,7 @@ std::uint32_t Depth::backward(std::uint32_t gradient) {
     w_.free(final_norm_.give());
   }
   const auto dy = final_norm_.backward(gradient);
-  w_.free(std::exchange(y_, no_tensor));
+  w_.release(y_);
   const auto dx = layer_.backward(std::exchange(x_, no_tensor), dy, false, false);
   return input_.backward(dx);
 }

@@ -21,7 +21,7 @@ void Norm::replay() {
 }
 
 std::uint32_t Norm::backward(std::uint32_t dout, std::uint32_t din) {
-  w_.free(std::exchange(out_, no_tensor));
+  w_.release(out_);
   return linear_.norm_backward(name_, std::exchange(statistics_, no_tensor), dout, d_.local, d_.h, din);
 }
 

@@ -21,7 +21,7 @@ class Norm {
   /// Whoever read the output has run. It goes unless a reader `keeps` it (as it is: not where quantized copies of it
   /// were saved) or when it is to be replayed.
   void leave(bool keeps) {
-    if (!keeps || recompute_) w_.free(std::exchange(out_, no_tensor));
+    if (!keeps || recompute_) w_.release(out_);
   }
   /// Before the backward of whoever read it.
   void replay();
@@ -53,14 +53,14 @@ class PostNorm {
     if (!on_) return out;
     input_ = out;
     norm_.forward(grad);
-    if (!grad) w_.free(std::exchange(input_, no_tensor));
+    if (!grad) w_.release(input_);
     return norm_.give();
   }
   /// The gradient of what forward took. Frees `dout`; none: it belongs to somebody else.
   std::uint32_t backward(std::uint32_t dout) {
     if (!on_) return dout;
     const auto din = norm_.backward(dout);
-    w_.free(std::exchange(input_, no_tensor));
+    w_.release(input_);
     return din;
   }
 

@@ -27,7 +27,7 @@ std::uint32_t ResidualAdd::backward() {
   if (d_.hidden_dropout > 0) {
     gradient = w_.allocate("dropout gradient", 2 * elements);
     w_.launch("dropout backward", {"dropout.backward", {elements}});
-    w_.free(std::exchange(mask_, no_tensor));
+    w_.release(mask_);
   }
   if (adds_bias()) {
     w_.free(linear_.bias_gradient(name_, d_.local, d_.h));

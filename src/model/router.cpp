@@ -73,10 +73,7 @@ void Router::forward(bool grad) {
   if (!grad) release();
 }
 
-void Router::release() {
-  w_.free({chosen_, indices_, scores_, probs_});
-  chosen_ = indices_ = scores_ = probs_ = no_tensor;
-}
+void Router::release() { w_.release(chosen_, indices_, scores_, probs_); }
 
 std::uint32_t Router::backward() {
   const auto& m = d_.moe;

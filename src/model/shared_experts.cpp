@@ -22,7 +22,7 @@ void SharedExperts::forward_fc1(bool grad) {
 
 std::uint32_t SharedExperts::forward_fc2(bool grad) {
   const auto out = linear_.row_linear(fc2_, "shared_experts.output", fc2_input_, grad, false);
-  if (!grad || fc2_.fp8) w_.free(std::exchange(activation_, no_tensor));
+  if (!grad || fc2_.fp8) w_.release(activation_);
   if (!d_.moe.shared_gate) return out;
   const auto gated = w_.allocate("shared_experts.output", 2 * d_.local * d_.h);
   for (int i = 0; i < 2; ++i) w_.launch("shared experts gate", {"small", {}});
@@ -41,7 +41,7 @@ void SharedExperts::backward_fc2() {
     dout = w_.allocate("shared_experts.output_gradient", 2 * d_.local * d_.h);
     for (int i = 0; i < 2; ++i) w_.launch("shared experts gating backward", {"add", {d_.local * d_.h}});
     for (int i = 0; i < 3; ++i) w_.launch("shared experts gate backward", {"small", {}});
-    w_.free(std::exchange(ungated_, no_tensor));
+    w_.release(ungated_);
   }
   dactivation_ = linear_.row_backward(fc2_, fc2_input_, false);
   linear_.weight_gradients.put([this, dout, activation = std::exchange(activation_, no_tensor)] {
