@@ -14,7 +14,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-// What huggingface.cpp reads only beside other keys.
+// What huggingface_families.cpp reads only beside other keys.
 constexpr const char* read_keys =
     "attention_bias dtype experts_per_token first_k_dense_replace "
     "head_dim "

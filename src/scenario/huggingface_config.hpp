@@ -1,0 +1,47 @@
+// A config.json's keys, typed; which were asked for.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <set>
+#include <string>
+
+#include "pipewright/scenario/types.hpp"
+
+namespace pipewright::scenario {
+
+class HfConfig {
+ public:
+  HfConfig(const std::string& path, const std::string& text, const nlohmann::json& json)
+      : path_(path), text_(text), json_(json) {}
+  /// An object within, whose errors name the same file.
+  HfConfig within(const nlohmann::json& object) const { return {path_, text_, object}; }
+
+  UsageError error(const std::string& key, const std::string& message, const Strings& allowed = {},
+                   const std::string& nearest = {}) const;
+  /// The key's first line in the text: the parser keeps none. 0: the key is missing.
+  int line_of(const std::string& key) const;
+  const nlohmann::json* object(const std::string& key) const;
+  bool has(const std::string& key) const;
+  const std::set<std::string>& read() const { return read_; }  ///< keys asked for so far
+  Int integer(const std::string& key, Int least = 1, Int most = Int{1} << 30) const;
+  OptInt optional_integer(const std::string& key, Int least = 1) const;
+  double number(const std::string& key, double otherwise) const;
+  bool boolean(const std::string& key, bool otherwise) const;
+  /// A list of `count` numbers; empty where the key is missing or the list is.
+  Ints integers(const std::string& key, Int count) const;
+  /// A list of these words; empty where the key is missing.
+  Strings strings(const std::string& key, const Strings& allowed) const;
+  std::string string(const std::string& key, const std::string& otherwise) const;
+
+ private:
+  const std::string& path_;
+  const std::string& text_;
+  const nlohmann::json& json_;
+  mutable std::set<std::string> read_;
+};
+
+/// What family and configuration say of the model (and of settings, where a family fixes them). `notes`: what of it is
+/// in no field.
+Model model_of(const HfConfig& config, const std::string& family, Scenario& scenario, Strings& notes);
+
+}  // namespace pipewright::scenario
