@@ -92,8 +92,12 @@ void import(const ImportOptions& options) {
   }
   if (of_nccl_tests(options)) return import_benchmarks(options, quiet);
   if (options.nvlink_domain) throw UsageError(where, "--nvlink-domain", "is for output of nccl-tests");
-  if (options.traces.empty()) throw UsageError(where, "TRACE", "is missing: a trace, or --aiconfigurator DIR");
-  if (options.scenario.empty()) throw UsageError(where, "--scenario", "is missing: what the traced run followed");
+  const std::string scenario_missing = "is missing: what the traced run followed";
+  if (options.traces.empty())
+    throw UsageError(where, "TRACE",
+                     std::string("is missing: a trace, or --aiconfigurator DIR") +
+                         (options.scenario.empty() ? "; with a trace --scenario " + scenario_missing : ""));
+  if (options.scenario.empty()) throw UsageError(where, "--scenario", scenario_missing);
   if (!(options.host_overhead >= 1 && options.host_overhead <= 10)) {
     throw UsageError(where, "--host-overhead", "a factor from 1 (a profiler that costs nothing) to 10");
   }

@@ -117,11 +117,10 @@ Loaded Input::model_alone(const emit::Machine& machine) const {
     scenario::set(loaded.scenario, name + "=" + value);
   };
   if (!megatron_core_.empty()) set("software.megatron_core", megatron_core_);
-  if (gpus_ == 0) {
-    throw UsageError({"command line", 0}, "--gpus", "missing: --hf describes a model, not a machine");
+  if (gpus_ > 0) {
+    set("cluster.num_gpus", std::to_string(gpus_));
+    set("cluster.gpus_per_node", std::to_string(std::min<scenario::Int>(gpus_, machine.gpus_per_node)));
   }
-  set("cluster.num_gpus", std::to_string(gpus_));
-  set("cluster.gpus_per_node", std::to_string(std::min<scenario::Int>(gpus_, machine.gpus_per_node)));
   loaded.scenario.cluster.profile = machine.profile;
   return loaded;
 }
@@ -143,12 +142,21 @@ void Input::stand_in_racks(Loaded& loaded) {
 }
 
 /// What a config.json cannot say is the same in every command, and said.
-void Input::complete(Loaded& loaded) {
-  for (const char* field : {"model.seq_length", "settings.global_batch_size"}) {
-    if (loaded.scenario.positions.contains(field)) continue;
-    const std::string name = std::string(field).substr(std::string(field).find('.') + 1);
-    throw UsageError({"command line", 0}, name, "missing: a model does not say it; add --set " + name + "=N");
+void Input::complete(Loaded& loaded) const {
+  std::vector<std::string> absent, add;
+  if (gpus_ == 0) {
+    absent.emplace_back("--gpus");
+    add.emplace_back("--gpus N");
   }
+  for (const auto& [section, name] : {std::pair("model", "seq_length"), {"settings", "global_batch_size"}}) {
+    if (loaded.scenario.positions.contains(fmt::format("{}.{}", section, name))) continue;
+    absent.emplace_back(name);
+    add.push_back(fmt::format("--set {}=N", name));
+  }
+  if (!absent.empty())
+    throw UsageError(
+        {"command line", 0}, fmt::format("{}", fmt::join(absent, ", ")),
+        fmt::format("missing: --hf describes a model, neither its run nor a machine; add {}", fmt::join(add, " ")));
   const auto before = loaded.scenario;
   loaded.scenario = plan::proposed(std::move(loaded.scenario));
   auto& assumed = loaded.scenario.assumed;

@@ -47,7 +47,7 @@ class Input {
  private:
   Loaded model_alone(const emit::Machine& machine) const;
   static void stand_in_racks(Loaded& loaded);
-  static void complete(Loaded& loaded);
+  void complete(Loaded& loaded) const;
   std::map<std::string, std::string> variables() const;  ///< --env, as a script sees them
 
   std::string megatron_, bridge_, hf_, megatron_core_;

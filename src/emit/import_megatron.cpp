@@ -434,14 +434,20 @@ class FlagImporter {
   }
 
   void require() const {
+    std::vector<std::string> absent;
     for (const auto* flag :
          {"--num-layers", "--hidden-size", "--num-attention-heads", "--seq-length", "--micro-batch-size"})
       if (!was_given(flag) && (s_.model.num_layers == 0 || flag != std::string_view("--num-layers")))
-        throw UsageError(s_.origin, flag, "is missing");
-    if (s_.model.vocab_size == 0 && !states_vocabulary())
-      throw UsageError(s_.origin, "--vocab-size",
-                       "the vocabulary is missing: add --vocab-size N (the tokenizer's entries) or --padded-vocab-size "
-                       "N to the flags, or --set vocab_size=N");
+        absent.emplace_back(flag);
+    const bool vocabulary = s_.model.vocab_size != 0 || states_vocabulary();
+    if (absent.empty() && vocabulary) return;
+    const std::string add =
+        "the vocabulary is missing: add --vocab-size N (the tokenizer's entries) or --padded-vocab-size N to the "
+        "flags, "
+        "or --set vocab_size=N";
+    if (absent.empty()) throw UsageError(s_.origin, "--vocab-size", add);
+    throw UsageError(s_.origin, list(absent, ", "),
+                     (absent.size() == 1 ? "is missing" : "are missing") + (vocabulary ? "" : "; " + add));
   }
 
   void note() {

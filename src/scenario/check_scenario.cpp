@@ -41,11 +41,13 @@ class Checker {
   }
 
   void required() const {
-    const std::string add = "missing; state it in the scenario or with --set";
-    for (const auto& [section, name] : required_fields) {
-      const std::string key = fmt::format("{}.{}", section, name);
-      require(text(*find(section, name), s_) != "0", key, add);
-    }
+    Strings absent;
+    for (const auto& [section, name] : required_fields)
+      if (text(*find(section, name), s_) == "0") absent.push_back(fmt::format("{}.{}", section, name));
+    if (absent.empty()) return;
+    throw UsageError(
+        position(s_, absent.front()), fmt::format("{}", fmt::join(absent, ", ")),
+        fmt::format("missing; state {} in the scenario or with --set", absent.size() == 1 ? "it" : "them"));
   }
 
   /// Sizes that no machine has would leave 64 bits somewhere in bytes, operations or nanoseconds. Rough upper estimates

@@ -10,7 +10,13 @@ using Json = nlohmann::json;
 
 UsageError HfConfig::error(const std::string& key, const std::string& message, const Strings& allowed,
                            const std::string& nearest) const {
+  // What is wrong beside a missing number may be wrong for the number that stands in for it.
+  if (!missing_.empty()) return {{path_, 0}, fmt::format("{}", fmt::join(missing_, ", ")), "missing"};
   return {{path_, line_of(key)}, key, message, allowed, nearest};
+}
+
+void HfConfig::require() const {
+  if (!missing_.empty()) throw error(missing_.front(), "missing");
 }
 
 int HfConfig::line_of(const std::string& key) const {
@@ -31,7 +37,10 @@ bool HfConfig::has(const std::string& key) const {
 }
 
 Int HfConfig::integer(const std::string& key, Int least, Int most) const {
-  if (!has(key)) throw error(key, "missing");
+  if (!has(key)) {
+    lacks(key);
+    return least;
+  }
   const Json& value = json_.at(key);
   if (!value.is_number_integer()) throw error(key, "expected an integer, found " + value.dump().substr(0, 60));
   const bool fits = value.is_number_unsigned() ? value.get<std::uint64_t>() <= static_cast<std::uint64_t>(most)

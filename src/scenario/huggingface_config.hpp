@@ -13,6 +13,8 @@ class HfConfig {
  public:
   HfConfig(const std::string& path, const std::string& text, const nlohmann::json& json)
       : path_(path), text_(text), json_(json) {}
+  /// Throws what `integer` did not find, all in one message.
+  void require() const;
   /// An object within, whose errors name the same file.
   HfConfig within(const nlohmann::json& object) const { return {path_, text_, object}; }
 
@@ -22,7 +24,9 @@ class HfConfig {
   int line_of(const std::string& key) const;
   const nlohmann::json* object(const std::string& key) const;
   bool has(const std::string& key) const;
+  void lacks(const std::string& key) const { missing_.push_back(key); }
   const std::set<std::string>& read() const { return read_; }  ///< keys asked for so far
+  /// `least` where the key is missing: `require` says so once all are known.
   Int integer(const std::string& key, Int least = 1, Int most = Int{1} << 30) const;
   OptInt optional_integer(const std::string& key, Int least = 1) const;
   double number(const std::string& key, double otherwise) const;
@@ -38,6 +42,7 @@ class HfConfig {
   const std::string& text_;
   const nlohmann::json& json_;
   mutable std::set<std::string> read_;
+  mutable Strings missing_;
 };
 
 /// What family and configuration say of the model (and of settings, where a family fixes them). `notes`: what of it is

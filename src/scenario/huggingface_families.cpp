@@ -258,7 +258,7 @@ std::string hybrid_pattern(const HfConfig& config) {
   std::string pattern;
   for (const auto& kind : config.strings("layers_block_type", {"mamba", "attention", "mlp", "moe"}))
     pattern += letters.at(kind);
-  if (pattern.empty()) throw config.error("hybrid_override_pattern", "missing");
+  if (pattern.empty()) config.lacks("hybrid_override_pattern");
   return pattern;
 }
 
@@ -307,6 +307,7 @@ Model model_of(const HfConfig& config, const std::string& family, Scenario& scen
   if (family.starts_with("gemma")) gemma(config, m, family);
   if (family == "llama4_text") llama4(config, scenario, m);
   if (family == "deepseek_v3" || family == "kimi_k2") deepseek(config, m);
+  config.require();
   rope_scaling(config, m, notes);
   return m;
 }

@@ -38,11 +38,13 @@ class Map {
       if (found == nullptr) throw UsageError({file, line}, name, "unknown key", known, nearest_name(key, known));
       found->handler(item, {file, line}, name);
     }
+    Strings absent;
     for (const Row& row : rows) {
       bool there = !row.required;
       for (const auto& e : value.entries) there = there || e.key == row.key;
-      if (!there) throw UsageError({file, value.line}, in + "." + row.key, "missing");
+      if (!there) absent.push_back(in + "." + row.key);
     }
+    if (!absent.empty()) throw UsageError({file, value.line}, fmt::format("{}", fmt::join(absent, ", ")), "missing");
   }
 };
 

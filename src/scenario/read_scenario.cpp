@@ -35,11 +35,12 @@ class Reader {
       if (std::find(sections.begin(), sections.end(), key) == sections.end()) throw unknown(line, {}, key, sections);
     }
     version();
+    sections_needed();
     scenario_.origin = {file_, 0};
     scenario_.name = std::filesystem::path(file_).stem().string();
     software();
     architecture();
-    section("settings", true);
+    section("settings");
     nothing_recomputed();
     environment();
     cluster();
@@ -160,12 +161,18 @@ class Reader {
     return true;
   }
 
-  void section(const std::string& name, bool needed) {
+  void sections_needed() const {
+    Strings absent;
+    for (const auto* name : {"model", "settings", "cluster"})
+      if (entry(name) == nullptr) absent.emplace_back(name);
+    if (!absent.empty())
+      throw error(0, fmt::format("{}", fmt::join(absent, ", ")),
+                  absent.size() == 1 ? "missing section" : "missing sections");
+  }
+
+  void section(const std::string& name) {
     const Value* value = entry(name);
-    if (value == nullptr) {
-      if (needed) throw error(0, name, "missing section");
-      return;
-    }
+    if (value == nullptr) return;
     require_map(*value, name);
     state(name, line_of(name));
     for (const auto& e : value->entries) assign_key(name, e);
@@ -181,7 +188,7 @@ class Reader {
   }
 
   void software() {
-    section("software", false);
+    section("software");
     Software software = scenario_.software;
     if (software.megatron_bridge && !scenario_.positions.contains("software.megatron_core")) {
       software.megatron_core = "main";  // Bridge pins a commit of Megatron's main branch
@@ -196,7 +203,6 @@ class Reader {
 
   void architecture() {
     const Value* value = entry("model");
-    if (value == nullptr) throw error(0, "model", "missing section");
     require_map(*value, "model");
     state("model", line_of("model"));
     for (const auto& e : value->entries) {
@@ -234,7 +240,6 @@ class Reader {
 
   void cluster() {
     const Value* value = entry("cluster");
-    if (value == nullptr) throw error(0, "cluster", "missing section");
     require_map(*value, "cluster");
     state("cluster", line_of("cluster"));
     for (const auto& e : value->entries) {
@@ -279,10 +284,14 @@ class Reader {
   }
 
   void required() const {
+    Strings absent;
     for (const auto& [section, name] : required_fields) {
       const std::string key = fmt::format("{}.{}", section, name);
-      if (!scenario_.positions.contains(key)) throw error(line_of(section), key, "missing");
+      if (!scenario_.positions.contains(key)) absent.push_back(key);
     }
+    if (absent.empty()) return;
+    const std::string section = absent.front().substr(0, absent.front().find('.'));
+    throw error(line_of(section), fmt::format("{}", fmt::join(absent, ", ")), "missing");
   }
 
  public:

@@ -354,6 +354,8 @@ TEST_CASE("errors") {
   CHECK(error_of(std::string(llama) + "--recompute-granularity 'full").find("not closed") != std::string::npos);
   CHECK(error_of("--num-layers 2 --hidden-size 64 --num-attention-heads 2 --seq-length 64 --micro-batch-size 1")
             .find("the vocabulary is missing: add --vocab-size N") != std::string::npos);
+  CHECK(error_of("--num-layers 2 --num-attention-heads 2 --seq-length 64")
+            .starts_with("--megatron: --hidden-size, --micro-batch-size: are missing; the vocabulary is missing: add"));
   CHECK(error_of(std::string(llama) + "--moe-layer-freq ([1]*999999*999999)").find("--moe-layer-freq") !=
         std::string::npos);
 }
