@@ -75,6 +75,7 @@ void CoreAttention::fused_kernel(const std::string& name, const std::string& pas
   // next keys arrive, in backward with the gradients of those before (context_parallel.py:2465-2497).
   const Int ring = d_.context.ring, own = 2 * d_.tokens * (d_.kv + d_.v_width());
   const bool backward = pass.starts_with("backward");
+  if (ring > 1) w_.launch("attention.k and v joined", {"copy.d2d", {own}});
   for (Int step = 0; step < ring; ++step) {
     const Int keys = step + 1 < ring ? own : 0, gradients = backward && step > 0 ? own : 0;
     if (keys + gradients > 0)
@@ -82,6 +83,29 @@ void CoreAttention::fused_kernel(const std::string& name, const std::string& pas
                    {"send_recv." + d_.ring_link.link, {keys + gradients}}, d_.ring_link.link);
     causal_kernel(name, pass);
     if (keys + gradients > 0) w_.wait(Stream::communication);
+    if (ring > 1 && backward) ring_adds(step);
+  }
+  if (ring > 1 && !backward) ring_corrects();
+}
+
+/// The last step's output joins that of those before (context_parallel.py:2150-2240). What is done to earlier steps
+/// runs on the other of two streams, beside the next step's kernel. Shown is the last rank, all of whose queries see
+/// the keys of every step; others correct half of their output.
+void CoreAttention::ring_corrects() {
+  const Int statistics = 4 * d_.tokens * d_.heads;
+  w_.launch("attention.statistics before the last step", {"copy.d2d", {statistics}});
+  w_.launch("attention.statistics corrected", {"copy.d2d", {statistics}});
+  w_.launch("attention.output corrected", {"out_correction", {d_.tokens, d_.o_width()}});
+  w_.stands_for(2);
+}
+
+/// A step's gradients: the first are copied, those that follow added, all on the stream of the kernels.
+void CoreAttention::ring_adds(Int step) {
+  for (const Int width : {d_.q, d_.kv, d_.v_width()}) {
+    if (step == 0)
+      w_.launch("attention.gradient of the first step", {"copy.d2d", {2 * d_.tokens * width}});
+    else
+      w_.launch("attention.gradient added", {"add", {d_.tokens * width}});
   }
 }
 
@@ -111,9 +135,9 @@ std::uint32_t CoreAttention::exchanged_forward(bool grad) {
   w_.wait(Stream::communication);
   k_ = w_.allocate("attention.k_exchanged", kv_bytes);
   v_ = w_.allocate("attention.v_exchanged", kv_bytes);
-  w_.launch("attention.q in order", {"copy.d2d", {q_bytes}});
-  w_.launch("attention.k in order", {"copy.d2d", {kv_bytes}});
-  w_.launch("attention.v in order", {"copy.d2d", {kv_bytes}});
+  w_.launch("attention.q in order", {"copy.strided", {d_.tokens, d_.q}});
+  w_.launch("attention.k in order", {"copy.strided", {d_.tokens, d_.kv}});
+  w_.launch("attention.v in order", {"copy.strided", {d_.tokens, d_.kv}});
   w_.free({v_sent, k_sent, q_sent, v_got, k_got, q_got});
   out_ = w_.allocate("attention.exchanged_output", q_bytes);
   rng_ = w_.allocate("attention.rng_state", 16);
@@ -142,7 +166,7 @@ CoreAttention::Gradients CoreAttention::exchanged_backward() {
   exchange("attention.output gradient all-to-all", q_bytes);
   w_.wait(Stream::communication);
   const auto dout = w_.allocate("attention.output_gradient_exchanged", q_bytes);
-  w_.launch("attention.output gradient in order", {"copy.d2d", {q_bytes}});
+  w_.launch("attention.output gradient in order", {"copy.strided", {d_.tokens, d_.q}});
   w_.free({sent, got});
   const auto dq = allocate(q_bytes), dk = allocate(kv_bytes), dv = allocate(kv_bytes);
   const Int expanded = repeats() ? 2 * 2 * d_.tokens * d_.q : 0;

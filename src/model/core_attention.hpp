@@ -51,6 +51,8 @@ class CoreAttention {
   Kernel kernel(const std::string& name, const std::string& pass) const;
   void causal_kernel(const std::string& name, const std::string& pass);
   void fused_kernel(const std::string& name, const std::string& pass);
+  void ring_corrects();
+  void ring_adds(Int step);
   std::uint32_t softmax();
   std::uint32_t softmax_backward(std::uint32_t gradient);
   std::uint32_t scaled_product(const std::string& owner, const std::string& name, const char* family);

@@ -16,11 +16,16 @@
 
 namespace pipewright::model {
 
-/// The last of `chunks` chunks of queries against all of them: causal attention of all less that of all but the last.
+/// The last of `chunks` chunks of queries against all of them. Forward: causal attention of all less that of all but
+/// the last. cuDNN's backward with a mask aligned at the last key skips nothing: it runs the whole rectangle, at the
+/// speed of the whole sequence's kernel (measured at ten sizes, two H200, cuDNN of the profile's PyTorch:
+/// tests/model/data/context_kernels.json).
 void CoreAttention::chunk_kernel(const std::string& name, const std::string& pass, Int chunks) {
   Kernel kernel = this->kernel(name, pass);
-  kernel.key.dims[1] = kernel.key.dims[2] = chunks * d_.s / 2;
-  kernel.share = static_cast<double>(2 * chunks - 1) / static_cast<double>(chunks * chunks);
+  const bool backward = pass.starts_with("backward");
+  const Int longest = backward ? 2 * d_.cp : chunks, pairs = backward ? 2 * chunks : 2 * chunks - 1;
+  kernel.key.dims[1] = kernel.key.dims[2] = longest * d_.s / 2;
+  kernel.share = static_cast<double>(pairs) / static_cast<double>(longest * longest);
   w_.launch(std::move(kernel));
 }
 
@@ -35,7 +40,7 @@ std::pair<std::uint32_t, std::uint32_t> CoreAttention::gather() {
   const auto k = of("k"), v = of("v");
   const auto in_order = [&](const std::string& what, std::uint32_t gathered) {
     const auto ordered = w_.allocate(owner, bytes);
-    w_.launch("attention." + what + " in order", {"copy.d2d", {bytes}});
+    w_.launch("attention." + what + " in order", {"index_select", {bytes / 2}});
     w_.free(gathered);
     return ordered;
   };
@@ -94,7 +99,7 @@ CoreAttention::Gradients CoreAttention::gathered_backward() {
   add(2 * d_.cp);
   for (auto* gradient : {&dk, &dv}) {
     const auto ordered = w_.allocate(owner, bytes);
-    w_.launch("attention.gradient in order", {"copy.d2d", {bytes}});
+    w_.launch("attention.gradient in order", {"index_select", {bytes / 2}});
     w_.free(std::exchange(*gradient, ordered));
   }
   const auto scatter = [&](const std::string& what, std::uint32_t whole) {

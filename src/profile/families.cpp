@@ -281,6 +281,12 @@ std::vector<Family> make_families() {
   f.push_back(streaming("rope.backward", rope, 4, "its backward"));
   f.push_back(streaming("copy.strided", rows_cols, 4,
                         "bf16: rows of cols contiguous elements out of a strided view (q, v out of the fused qkv)"));
+  f.push_back(
+      streaming("index_select", {"elements"}, 4,
+                "bf16: parts of a tensor put into another order by at most 16 indices (PyTorch's kernel for few)"));
+  f.push_back(streaming("out_correction", rows_cols, 6,
+                        "bf16: a ring's step added to attention's output by both statistics (TE's, two torch.compile "
+                        "kernels)"));
   f.push_back(streaming("cat", rows_cols, 4, "bf16: gradients of q, k, v joined to rows x cols (cols: all of them)"));
   f.push_back(streaming("swiglu.forward", rows_ffn, 6, "bf16: reads rows x 2 ffn, writes rows x ffn"));
   f.push_back(streaming("swiglu.backward", rows_ffn, 10, "bf16: reads rows x 3 ffn, writes rows x 2 ffn"));
