@@ -19,6 +19,12 @@ double doublings(std::int64_t a, std::int64_t b) {
       std::log2(static_cast<double>(std::max<std::int64_t>(1, a)) / static_cast<double>(std::max<std::int64_t>(1, b))));
 }
 
+/// Two ways that both have one rank share nothing, whatever they say.
+bool same_sharing(const Scenario& a, const Scenario& b) {
+  if (a.settings.context_parallel_size == 1 || b.settings.context_parallel_size == 1) return true;
+  return a.settings.cp_comm_type == b.settings.cp_comm_type;
+}
+
 /// Turns of a knob between two ways to spread a model: a size doubled or halved.
 double spread_turns(const Scenario& a, const Scenario& b) {
   const auto &s = a.settings, &o = b.settings;
@@ -26,7 +32,7 @@ double spread_turns(const Scenario& a, const Scenario& b) {
          doublings(s.context_parallel_size, o.context_parallel_size) +
          doublings(s.pipeline_model_parallel_size, o.pipeline_model_parallel_size) +
          doublings(s.expert_model_parallel_size, o.expert_model_parallel_size) +
-         doublings(s.micro_batch_size, o.micro_batch_size);
+         doublings(s.micro_batch_size, o.micro_batch_size) + (same_sharing(a, b) ? 0 : 1);
 }
 
 /// "layout Et|(tt|)*4L" and another written layout are alike.

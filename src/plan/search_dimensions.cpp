@@ -277,8 +277,8 @@ std::string Value::setting(std::string_view name) const {
 }
 
 std::string as_given(Decides what) {
-  constexpr std::array names = {"",           "parallelism ", "micro batch ", "pipeline ", "layout ", "wgrad delay ",
-                                "recompute ", "offload ",     "allocator "};
+  constexpr std::array names = {"",        "parallelism ", "cp_comm_type ", "micro batch ", "pipeline ",
+                                "layout ", "wgrad delay ", "recompute ",    "offload ",     "allocator "};
   return std::string(names[static_cast<std::size_t>(what)]) + "as given";
 }
 
@@ -356,11 +356,18 @@ std::vector<Dimension> dimensions(const Scenario& scenario) {
   const auto open = [&](const std::string& wish, Decides what, const std::vector<std::string>& fields, auto values) {
     if (wish != "auto" || any_stated(scenario, fields)) return;
     all.push_back({what, [values, what](const Scenario& partial, LeftOut& left_out) {
-                     return with_given(values(partial, left_out), partial, what);
+                     auto found = values(partial, left_out);
+                     // What stands of context parallelism may be nothing that another number of ranks can do.
+                     if (what == Decides::context) return found;
+                     return with_given(std::move(found), partial, what);
                    }});
   };
   open(search.parallelism, Decides::parallelism, {"tensor_model_parallel_size", "pipeline_model_parallel_size"},
        parallelism_values);
+  open(search.parallelism, Decides::context,
+       {"tensor_model_parallel_size", "pipeline_model_parallel_size", "cp_comm_type",
+        "hierarchical_context_parallel_sizes"},
+       context_values);
   open(search.microbatch, Decides::microbatch, {"micro_batch_size"}, microbatch_values);
   // Another pipeline size needs an interleaving and a layer split of its own.
   const bool spread = search.parallelism == "auto";

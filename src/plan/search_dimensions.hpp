@@ -31,6 +31,7 @@ struct LeftOut {
 enum class Decides : std::uint8_t {
   field,  ///< a field whose values search.values states
   parallelism,
+  context,  ///< how context-parallel ranks share attention
   microbatch,
   pipeline,
   layout,
@@ -56,6 +57,9 @@ bool layout_is_open(const scenario::Scenario& scenario);
 
 // How the model is spread (dimensions_parallel.cpp).
 std::vector<Value> parallelism_values(const scenario::Scenario& partial, LeftOut& left_out);
+/// Kinds of context parallelism (cp_comm_type) that are modelled for the model and whose ranks can share its heads; in two
+/// levels the first is what of the group an NVLink domain holds.
+std::vector<Value> context_values(const scenario::Scenario& partial, LeftOut& left_out);
 std::vector<Value> microbatch_values(const scenario::Scenario& partial, LeftOut& left_out);
 std::vector<Value> pipeline_values(const scenario::Scenario& partial, LeftOut& left_out);
 std::vector<Value> layout_values(const scenario::Scenario& partial, LeftOut& left_out);

@@ -5,6 +5,8 @@
 #include <numeric>
 #include <span>
 
+#include "pipewright/effects.hpp"
+#include "pipewright/scenario/context.hpp"
 #include "pipewright/scenario/derived.hpp"
 #include "pipewright/scenario/fields.hpp"
 #include "rules.hpp"
@@ -160,6 +162,52 @@ std::vector<Value> parallelism_values(const Scenario& partial, LeftOut&) {
     }
   }
   return values;
+}
+
+std::vector<Value> context_values(const Scenario& partial, LeftOut&) {
+  const auto& given = partial.settings;
+  const Int cp = given.context_parallel_size, tp = given.tensor_model_parallel_size;
+  const auto stated = scenario::context_sharing(partial);
+  if (cp == 1) {
+    if (given.hierarchical_context_parallel_sizes.empty()) return {};
+    // Sizes of levels that are no more.
+    return {{"", {{"cp_comm_type", "[p2p]"}, {"hierarchical_context_parallel_sizes", "[]"}}, {}}};
+  }
+  const Int heads = partial.model.num_attention_heads / tp,
+            groups = std::max<Int>(1, scenario::num_query_groups(partial) / tp);
+  const auto shared = [&](Int ranks) { return heads % ranks == 0 && groups % ranks == 0; };
+  std::vector<Value> values;
+  std::vector<std::size_t> lacking;  // of each value: what of the model is not modelled with it
+  const auto add = [&](const std::string& kind, const scenario::Ints& sizes) {
+    Scenario with = partial;
+    with.settings.cp_comm_type = {kind};
+    with.settings.hierarchical_context_parallel_sizes = sizes;
+    std::string levels;
+    for (const auto size : sizes) levels += (levels.empty() ? "" : ", ") + std::to_string(size);
+    Value value{"cp_comm_type " + kind + (sizes.empty() ? "" : " [" + levels + "]"), {}, {}};
+    const auto sharing = scenario::context_sharing(with);
+    const bool same = stated && stated->heads == sharing->heads && stated->ring == sharing->ring &&
+                      stated->gathers == sharing->gathers;
+    if (!same)
+      value.settings = {{"cp_comm_type", "[" + kind + "]"},
+                        {"hierarchical_context_parallel_sizes", "[" + levels + "]"}};
+    values.push_back(std::move(value));
+    lacking.push_back(scenario::unmodelled(with).size());
+  };
+  add("p2p", {});
+  add("all_gather", {});
+  if (shared(cp)) add("a2a", {});
+  const Int domain = std::max<Int>(1, scenario::nvlink_domain(partial) / tp), near = std::gcd(cp, domain);
+  const auto levels = [&](Int first) {
+    if (first > 1 && first < cp && shared(first)) add("a2a+p2p", {first, cp / first});
+  };
+  levels(near);
+  if (stated && stated->heads != near) levels(stated->heads);
+  const auto least = *std::ranges::min_element(lacking);
+  std::vector<Value> modelled;
+  for (std::size_t i = 0; i < values.size(); ++i)
+    if (lacking[i] == least) modelled.push_back(std::move(values[i]));
+  return modelled;
 }
 
 std::vector<Value> microbatch_values(const Scenario& partial, LeftOut&) {

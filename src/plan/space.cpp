@@ -229,7 +229,8 @@ std::string Space::work_of(const Spread& spread) const {
     key += std::to_string(size) + " ";
   key += s.sequence_parallel ? "sequence" : "";
   for (std::size_t d = 0; d < spread_; ++d)
-    if (dimensions_[d].what == Decides::field) key += " " + spread.chosen[d].label;
+    if (dimensions_[d].what == Decides::field || dimensions_[d].what == Decides::context)
+      key += " " + spread.chosen[d].label;
   return key;
 }
 

@@ -4,11 +4,15 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <set>
+#include <tuple>
 
 #include "../../src/plan/space.hpp"
 #include "bases.hpp"
+#include "pipewright/effects.hpp"
 #include "pipewright/modules.hpp"
 #include "pipewright/plan.hpp"
+#include "pipewright/scenario/context.hpp"
 #include "pipewright/scenario/derived.hpp"
 #include "pipewright/scenario/io.hpp"
 
@@ -616,6 +620,88 @@ TEST_CASE("the given is a candidate, also where no dimension would propose it") 
   CHECK(plan.baseline_refused.empty());
   auto labels_of_all = labels(plan);
   CHECK(std::ranges::any_of(labels_of_all, [](const auto& label) { return label.starts_with("TP 2 PP 2"); }));
+}
+
+TEST_CASE("cp_comm_type: what the ranks of every group can do, each once, and what stands without a change") {
+  const auto values = [](const scenario::Scenario& s) {
+    plan::LeftOut left_out;
+    return plan::context_values(s, left_out);
+  };
+  std::vector<std::string> kinds;
+  for (const auto& value :
+       values(test::scenario("dense", "num_gpus=64; context_parallel_size=16; gpus_per_node=8; seq_length=65536")))
+    kinds.push_back(value.label);
+  CHECK(kinds ==
+        std::vector<std::string>{"cp_comm_type p2p", "cp_comm_type all_gather", "cp_comm_type a2a+p2p [8, 2]"});
+  std::size_t exchanging = 0, two_levels = 0;
+  for (const std::string heads : {"32", "24", "8"})
+    for (const std::string groups : {"8", "4", "2"})
+      for (const std::string tp : {"1", "2", "4", "8"})
+        for (const std::string cp : {"1", "2", "4", "8", "16"})
+          for (const std::string given : {"[p2p]", "[a2a]", "[all_gather]", "[a2a+p2p]"}) {
+            auto s = test::scenario("dense", ("num_gpus=256; gpus_per_node=8; seq_length=65536; kv_channels=128; "
+                                              "sequence_parallel=true; num_attention_heads=" +
+                                              heads + "; num_query_groups=" + groups + "; context_parallel_size=" + cp +
+                                              "; tensor_model_parallel_size=" + tp + "; cp_comm_type=" + given)
+                                                 .c_str());
+            if (given == "[a2a+p2p]") scenario::set(s, "hierarchical_context_parallel_sizes=[2, 2]");
+            INFO(heads << " " << groups << " TP " << tp << " CP " << cp << " " << given);
+            if (std::stoi(tp) > std::stoi(groups)) continue;
+            const auto stated = scenario::context_sharing(s);
+            std::size_t same = 0;
+            std::set<std::tuple<std::int64_t, std::int64_t, bool>> different;
+            for (const auto& value : values(s)) {
+              auto with = s;
+              plan::apply(value, with);
+              const auto sharing = scenario::context_sharing(with);
+              REQUIRE(sharing);
+              CHECK(different.emplace(sharing->heads, sharing->ring, sharing->gathers).second);
+              CHECK(std::stoi(heads) / std::stoi(tp) % sharing->heads == 0);
+              CHECK(std::stoi(groups) / std::stoi(tp) % sharing->heads == 0);
+              CHECK(scenario::unmodelled(with).empty());
+              for (const auto& finding : plan::check(with)) CHECK_FALSE(finding.rule.starts_with("parallel.context-"));
+              same += plan::changes_nothing(value, s) ? 1 : 0;
+              exchanging += sharing->heads > 1 && sharing->ring == 1;
+              two_levels += sharing->heads > 1 && sharing->ring > 1;
+            }
+            if (cp == "1") CHECK(different.size() == (given == "[a2a+p2p]" ? 1 : 0));
+            if (cp != "1")
+              CHECK(same == (stated && std::stoi(groups) / std::stoi(tp) % stated->heads == 0 &&
+                                     std::stoi(heads) / std::stoi(tp) % stated->heads == 0
+                                 ? 1
+                                 : 0));
+          }
+  CHECK(exchanging > 10);
+  CHECK(two_levels > 10);
+  // Windows are modelled with an exchange of heads alone, latent attention with a ring.
+  const auto only = [&](const char* base, const char* changes) {
+    const auto all = values(test::scenario(base, changes));
+    return all.size() == 1 ? all.front().label : std::to_string(all.size());
+  };
+  CHECK(only("dense", "context_parallel_size=2; num_gpus=8; window_size=[511, 0]") == "cp_comm_type a2a");
+  CHECK(only("dense", "context_parallel_size=2; num_gpus=8; attention_backend=unfused") == "cp_comm_type p2p");
+}
+
+TEST_CASE("the fastest cp_comm_type wins where parallelism is open, and is in the flags") {
+  auto o = options();
+  o.predict = [](const scenario::Scenario& s) {
+    auto p = machine(s);
+    const auto sharing = scenario::context_sharing(s);
+    const bool exchanges = sharing && sharing->heads == 4;
+    p.step_ns = p.forward_backward_ns = (exchanges ? 500 : 1000) * millisecond;
+    return p;
+  };
+  const auto s = searching("dense", "parallelism", "seq_length=32768; num_gpus=16");
+  const auto found = plan::search(s, o);
+  REQUIRE(found.best);
+  CHECK(found.best->scenario.settings.cp_comm_type == scenario::Strings{"a2a"});
+  CHECK(found.best->label.find("cp_comm_type a2a") != std::string::npos);
+  check_counts(found.searched);
+  // A list of values of its own closes the dimension.
+  auto stated = s;
+  stated.search.values["cp_comm_type"] = {"[p2p]"};
+  CHECK(std::ranges::none_of(plan::dimensions(stated),
+                             [](const auto& dimension) { return dimension.what == plan::Decides::context; }));
 }
 
 TEST_CASE("nothing fits: what comes nearest, and whether that is proved") {
