@@ -218,8 +218,10 @@ class FlagImporter {
     }
     const scenario::EffectRow* effect = scenario::effect_of(given.name);
     if (effect == nullptr) throw InternalError("no effect of " + given.name);
-    if (effect->effect == scenario::Effect::refused) {  // scenario::refuse_unmodelled() says so when it counts
-      s_.settings.other[effect->name] = given.values.empty() ? "true" : list(given.values, " ");
+    const std::string value = given.values.empty() ? "true" : list(given.values, " ");
+    // scenario::refuse_unmodelled() says so when it counts.
+    if (effect->effect == scenario::Effect::refused && !scenario::is_neutral(effect->name, value)) {
+      s_.settings.other[effect->name] = value;
       s_.positions["settings." + effect->name] = given.where;
     } else {
       silent_.insert(given.name);

@@ -104,9 +104,10 @@ const std::map<std::string, std::string>& neutral_values() {
   return values;
 }
 
+/// `neutral`: values that say nothing, a|b.
 bool says_nothing(const std::string& value, const std::string& neutral) {
   static constexpr std::array idle = {"", "none", "None", "null", "~", "false", "False", "0", "[]"};
-  return value == neutral || std::ranges::find(idle, value) != idle.end();
+  return std::ranges::find(idle, value) != idle.end() || ("|" + neutral + "|").find("|" + value + "|") != neutral.npos;
 }
 
 const VariableRow* variable_row(const std::string& name) {
@@ -161,6 +162,11 @@ const EffectRow* effect_of(std::string_view text) {
   return row == nullptr ? nullptr : &index.at(row->name);
 }
 
+bool is_neutral(const std::string& name, const std::string& value) {
+  const auto neutral = neutral_values().find(name);
+  return says_nothing(value, neutral == neutral_values().end() ? "" : neutral->second);
+}
+
 std::span<const Move> moves() { return moving; }
 
 std::vector<Unmodelled> unmodelled(const Scenario& s) {
@@ -176,8 +182,7 @@ std::vector<Unmodelled> unmodelled(const Scenario& s) {
     for (const auto& [name, value] : *other) {
       const EffectRow* row = effect_of(name);
       if (row == nullptr || row->effect != Effect::refused) continue;
-      const auto neutral = neutral_values().find(name);
-      if (says_nothing(value, neutral == neutral_values().end() ? "" : neutral->second)) continue;
+      if (is_neutral(name, value)) continue;
       found.push_back({name, value, fmt::format("{}.{}", section, name), row->text});
     }
   }

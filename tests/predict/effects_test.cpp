@@ -122,6 +122,7 @@ TEST_CASE("what is refused stops a prediction; ignored, it voids the interval") 
            {"dense", "tensor_parallel_num_weight_shards=2", "tensor_parallel_num_weight_shards"},
            {"dense", "use_torch_fsdp2=true", "use_torch_fsdp2"},
            {"dense", "spec=[a, b]", "spec"},
+           {"dense", "rerun_mode=report_stats", "rerun_mode"},
            {"dense", "$NVTE_ALLOW_NONDETERMINISTIC_ALGO=0", "NVTE_ALLOW_NONDETERMINISTIC_ALGO"},
            {"dense", "context_parallel_size=2; num_gpus=8; cp_comm_type=[p2p, a2a, p2p, a2a, p2p, a2a, p2p, a2a]",
             "cp_comm_type"},

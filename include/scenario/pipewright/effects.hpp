@@ -35,6 +35,8 @@ struct EffectRow {
 const std::vector<EffectRow>& effects();
 /// The row of a flag (with or without dashes, --no-x as x), a field or a variable. nullptr: nobody knows the name.
 const EffectRow* effect_of(std::string_view name);
+/// Is the value of a refused name, of no field, one that changes nothing (rerun_mode: disabled)?
+bool is_neutral(const std::string& name, const std::string& value);
 /// "--window-size" -> "window_size"; names of variables stay.
 std::string effect_name(std::string_view flag_or_field);
 
