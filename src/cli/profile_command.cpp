@@ -200,12 +200,13 @@ profile::Profile calibrated(const ProfileOptions& options) {
     const auto run = scenario::read(file);
     if (!run.measured) throw UsageError({file, 0}, {}, "has no section `measured`");
     base = predict::profiles_of(run, options.profiles);
-    if (const auto host = validate::host_factor_of(run, *base)) {
+    const auto cold = predict::predict(run, *base);
+    if (const auto host = validate::host_factor_of(run, *base, cold)) {
       hosts.push_back(*host);
       by_hosts.push_back(run.name);
       continue;
     }
-    const double slowdown = validate::slowdown_of(run, *base);
+    const double slowdown = validate::slowdown_of(run, *base, cold);
     if (!validate::explains_speed(slowdown, *base)) {
       throw UsageError(
           {file, 0}, "measured.forward_backward_ms",
@@ -215,8 +216,7 @@ profile::Profile calibrated(const ProfileOptions& options) {
               slowdown));
     }
     const auto model = std::find(models.begin(), models.end(), run.model);
-    runs.push_back({slowdown, validate::own_spread(predict::predict(run, *base), *base),
-                    static_cast<int>(model - models.begin())});
+    runs.push_back({slowdown, validate::own_spread(cold, *base), static_cast<int>(model - models.begin())});
     if (model == models.end()) models.push_back(run.model);
     by_kernels.push_back(run.name);
   }

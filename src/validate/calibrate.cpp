@@ -21,17 +21,19 @@ bool same_part(const Case& a, const Case& b) { return a.scenario.cluster.profile
 
 }  // namespace
 
-double slowdown_of(const scenario::Scenario& measured, const profile::Profiles& profiles) {
-  const double target = measured_ms(measured);
+double slowdown_of(const scenario::Scenario& measured, const profile::Profiles& profiles,
+                   const predict::Prediction& cold) {
   const auto at = [&](double factor) {
     const auto set =
         with_scalars(profiles, {{slowdown_name, {factor, 0, profile::Origin::derived, "trial of the calibration"}}});
-    return predicted_ms(measured, predict::predict(measured, set));
+    return predicted_ms(measured, predict::estimate(measured, set));
   };
-  // The step grows almost linearly with the factor: two secant steps leave less than 0.1 %.
+  // The quick engine tells how the step depends on its kernels, the exact one where it stands. It grows almost linearly
+  // with the factor: two secant steps leave less than 0.1 %.
   constexpr double least = 0.5, most = 2;
-  double before = 1, time_before = at(before);
-  double factor = std::clamp(target / time_before, least, most);
+  double before = profiles.find_scalar(slowdown_name).value_or(1), time_before = at(before);
+  const double target = measured_ms(measured) * time_before / predicted_ms(measured, cold);
+  double factor = std::clamp(before * target / time_before, least, most);
   for (int trial = 0; trial < 2 && factor != before; ++trial) {
     const double time = at(factor);
     if (time == time_before) break;
@@ -42,7 +44,8 @@ double slowdown_of(const scenario::Scenario& measured, const profile::Profiles& 
   return factor;
 }
 
-std::optional<double> host_factor_of(const scenario::Scenario& measured, const profile::Profiles& profiles) {
+std::optional<double> host_factor_of(const scenario::Scenario& measured, const profile::Profiles& profiles,
+                                     const predict::Prediction& cold) {
   const auto at = [&](double factor) {
     scenario::Scenario other = measured;
     other.cluster.host_time_factor = factor;
@@ -50,8 +53,7 @@ std::optional<double> host_factor_of(const scenario::Scenario& measured, const p
   };
   constexpr double least = 0.25, most = 4;  // hosts beyond have other troubles
   const double own = timeline::host_time_factor(measured, profiles);
-  // The quick engine tells how the step depends on its host, the exact one where it stands.
-  const double goal = measured_ms(measured) * at(own) / predicted_ms(measured, predict::predict(measured, profiles));
+  const double goal = measured_ms(measured) * at(own) / predicted_ms(measured, cold);  // as in slowdown_of
   if (at(least) > goal || at(most) < goal) return std::nullopt;
   double low = least, high = most;
   for (int i = 0; i < 20; ++i) {
@@ -103,7 +105,7 @@ void calibrate_without_itself(Validation& validation, const std::vector<profile:
   for (std::size_t i = 0; i < cases.size(); ++i) {
     std::size_t model = 0;
     while (!(cases[model].scenario.model == cases[i].scenario.model)) ++model;
-    observations.push_back({slowdown_of(cases[i].scenario, profiles_of_cases[i]),
+    observations.push_back({slowdown_of(cases[i].scenario, profiles_of_cases[i], cases[i].prediction),
                             own_spread(cases[i].prediction, profiles_of_cases[i]), static_cast<int>(model)});
   }
   for (std::size_t i = 0; i < cases.size(); ++i) {

@@ -96,27 +96,36 @@ TEST_CASE("a trace is compared at the speed of the step without profiler") {
 
 TEST_CASE("a machine's speed is found again from a step that it would take") {
   const auto profiles = shipped();
-  auto s = measured("a_pp4v2_m8");
-  const auto slower = with_speed(profiles, {1.06, 0.01}, "test");
-  s.measured->forward_backward_ms = static_cast<double>(predict::predict(s, slower).forward_backward_ns) / 1e6;
-  CHECK(slowdown_of(s, profiles) == doctest::Approx(1.06).epsilon(0.002));
+  for (const char* name : {"a_pp4v2_m8", "t_cp2", "t_qwen30"})
+    for (const double factor : {0.96, 1.06}) {
+      CAPTURE(std::string(name));
+      auto s = measured(name);
+      const auto cold = predict::predict(s, profiles);
+      const auto other = with_speed(profiles, {factor, 0.01}, "test");
+      s.measured->forward_backward_ms = static_cast<double>(predict::predict(s, other).forward_backward_ns) / 1e6;
+      CHECK(slowdown_of(s, profiles, cold) == doctest::Approx(factor).epsilon(0.002));
+      CHECK(slowdown_of(s, other, predict::predict(s, other)) == doctest::Approx(factor).epsilon(0.002));
+    }
 }
 
 TEST_CASE("a machine's hosts are found again from a step that waits for them; a step that does not tells nothing") {
   const auto profiles = shipped();
+  const auto host_of = [&](const scenario::Scenario& s) {
+    return host_factor_of(s, profiles, predict::predict(s, profiles));
+  };
   for (const double factor : {0.6, 1.3, 2.2}) {
     auto s = measured("t_qwen30");
     s.cluster.host_time_factor = factor;
     s.measured->forward_backward_ms = static_cast<double>(predict::predict(s, profiles).forward_backward_ns) / 1e6;
     s.cluster.host_time_factor.reset();
-    const auto found = host_factor_of(s, profiles);
+    const auto found = host_of(s);
     REQUIRE(found.has_value());
     CHECK(*found == doctest::Approx(factor).epsilon(0.03));
   }
-  CHECK_FALSE(host_factor_of(measured("a_pp4v2_m8"), profiles));  // the GPUs decide
+  CHECK_FALSE(host_of(measured("a_pp4v2_m8")));  // the GPUs decide
   auto never = measured("t_qwen30");
   never.measured->forward_backward_ms *= 10;  // no host is so slow
-  CHECK_FALSE(host_factor_of(never, profiles));
+  CHECK_FALSE(host_of(never));
   const auto both = host_factor({1.2, 1.8}, profiles, "two runs");
   CHECK(both.value == doctest::Approx(std::sqrt(1.2 * 1.8)));
   CHECK(both.spread == doctest::Approx(std::log(1.8 / 1.2) / 2));

@@ -92,15 +92,17 @@ struct Validation {
 
 /// The factor on compute kernels at which the prediction of a measured run meets its forward-backward time: how much
 /// slower this machine is than the profiled one (cooling, chip, clocks). Kernels' times only: transfers, host and the
-/// schedule stay.
-double slowdown_of(const scenario::Scenario& measured, const profile::Profiles& profiles);
+/// schedule stay. `cold`: the run's prediction with these profiles.
+double slowdown_of(const scenario::Scenario& measured, const profile::Profiles& profiles,
+                   const predict::Prediction& cold);
 
 /// Machines with one part differ by machine.spread; what is off by more than five times that has another cause.
 bool explains_speed(double slowdown, const profile::Profiles& profiles);
 
 /// cluster.host_time_factor at which the prediction of a measured run meets its time. nullopt: none between 1/4 and 4
 /// does, or the step hardly depends on its host (less than 0.4 % a percent) and so tells nothing of it.
-std::optional<double> host_factor_of(const scenario::Scenario& measured, const profile::Profiles& profiles);
+std::optional<double> host_factor_of(const scenario::Scenario& measured, const profile::Profiles& profiles,
+                                     const predict::Prediction& cold);
 /// host.time_factor from such runs (one at least): the geometric mean; its spread is theirs, host.run_spread at least.
 profile::Scalar host_factor(const std::vector<double>& factors, const profile::Profiles& profiles,
                             const std::string& source);
