@@ -10,9 +10,11 @@
 #include "pipewright/emit.hpp"
 #include "pipewright/import.hpp"
 #include "pipewright/memory.hpp"
+#include "pipewright/nccl_tests.hpp"
 #include "pipewright/plan.hpp"
 #include "pipewright/profile.hpp"
 #include "pipewright/scenario/io.hpp"
+#include "pipewright/trial.hpp"
 
 namespace pipewright::fuzz {
 
@@ -72,6 +74,26 @@ constexpr std::array all = {
              traces::read(file.path());
            }},
     Target{"events", [](const std::string& bytes) { memory::replay(bytes, "fuzz.json"); }},
+    Target{"nccl",
+           [](const std::string& bytes) {
+             const File file(bytes);
+             nccl_tests::recognise(file.path());
+             nccl_tests::Options options;
+             options.name = "fuzz";
+             nccl_tests::text(nccl_tests::import_files({file.path()}, options));
+           }},
+    Target{"lengths",
+           [](const std::string& bytes) {
+             const File file(bytes);
+             scenario::Scenario s;
+             scenario::set(s, "sequence_lengths=[" + file.path() + "]");
+           }},
+    Target{"log",
+           [](const std::string& bytes) {
+             trial::read_log(bytes);
+             trial::failure_of(bytes, 1);
+           }},
+    Target{"plan", [](const std::string& bytes) { trial::candidates_of_plan(bytes, "fuzz.json", 3); }},
 };
 
 }  // namespace
