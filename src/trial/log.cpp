@@ -8,6 +8,8 @@
 namespace pipewright::trial {
 namespace {
 
+// Numbers are as long as those of a run: longer ones are no line of a training loop.
+
 template <class Each>
 void each_line(std::string_view text, const Each& body) {
   for (std::size_t at = 0; at < text.size();) {
@@ -24,8 +26,9 @@ Bytes of_mebibytes(const std::string& text) {
 }
 
 void read_step(std::string_view line, Log& log) {
-  static const Regex megatron(R"(iteration\s+(\d+)\s*/.*elapsed time per iteration \(ms\): ([0-9.]+))"),
-      bridge(R"(Step Time : ([0-9.]+)s)");
+  static const Regex megatron(
+      R"(iteration\s+(\d{1,9})\s*/.*elapsed time per iteration \(ms\): (\d{1,12}(?:\.\d{0,12})?))"),
+      bridge(R"(Step Time : (\d{1,12}(?:\.\d{0,12})?)s)");
   if (const auto m = megatron.first_in(line); !m.empty())
     log.steps.emplace_back(std::stoi(m[1]), std::stod(m[2]));
   else if (const auto s = bridge.first_in(line); !s.empty())
@@ -34,8 +37,8 @@ void read_step(std::string_view line, Log& log) {
 
 void read_memory(std::string_view line, Log& log) {
   static const Regex pattern(
-      R"(\[Rank (\d+)\].*max allocated: ([0-9.]+) \| reserved: ([0-9.]+) \| max reserved: ([0-9.]+))"
-      R"((?: \| total device memory used: ([0-9.]+))?)");
+      R"(\[Rank (\d{1,9})\].*max allocated: (\d{1,12}(?:\.\d{0,12})?) \| reserved: (\d{1,12}(?:\.\d{0,12})?) \| max reserved: (\d{1,12}(?:\.\d{0,12})?))"
+      R"((?: \| total device memory used: (\d{1,12}(?:\.\d{0,12})?))?)");
   const auto m = pattern.first_in(line);
   if (m.empty()) return;
   RankMemory memory{std::stoi(m[1]), of_mebibytes(m[2]), of_mebibytes(m[4]), {}};

@@ -56,6 +56,15 @@ TEST_CASE("step times and the last memory line of every rank") {
       "[Rank 1] (after 2 iterations) memory (MB) | allocated: 1.00 | max allocated: 2.50 | reserved: 3.00 | max "
       "reserved: 4.00 | total device memory used: 10.00\n"
       "Step Time : 4.11s GPU utilization: 545.3MODEL_TFLOP/s/GPU\n");
+  for (const std::string& number : {std::string("99999999999999999999"), std::string(".."), std::string(400, '9')})
+    for (const char* line : {"iteration N/ 6 | elapsed time per iteration (ms): N |", "Step Time : Ns",
+                             "[Rank N] max allocated: N | reserved: N | max reserved: N"}) {
+      std::string text = line;
+      for (auto at = text.find("N"); at != std::string::npos; at = text.find("N", at + number.size()))
+        text.replace(at, 1, number);
+      CHECK(read_log(text).steps.empty());
+      CHECK(read_log(text).memory.empty());
+    }
   REQUIRE(log.steps.size() == 2);
   CHECK(log.steps[0] == std::pair(2, 915.3));
   CHECK(log.steps[1].first == 3);
