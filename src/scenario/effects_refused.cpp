@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 
+#include "effects_families.hpp"
 #include "pipewright/scenario/context.hpp"
 #include "pipewright/scenario/derived.hpp"
 #include "pipewright/scenario/packing.hpp"
@@ -46,385 +47,327 @@ bool is_plain_muon(const Scenario& s) {
          (layer_wise || !o.overlap_grad_reduce) &&
          !(o.use_distributed_optimizer && s.model.num_moe_experts && s.model.add_bias_linear);
 }
-/// Types, sizes and buffers of Megatron-FSDP other than its own choice; none are fields of a scenario.
-bool fsdp_tuned(const Scenario& s) {
-  constexpr std::pair<const char*, const char*> usual[] = {{"megatron_fsdp_main_params_dtype", "fp32"},
-                                                           {"megatron_fsdp_main_grads_dtype", "auto"},
-                                                           {"megatron_fsdp_grad_comm_dtype", "auto"},
-                                                           {"suggested_communication_unit_size", "none"},
-                                                           {"megatron_fsdp_enable_fine_grained_param_gather", "false"},
-                                                           {"megatron_fsdp_max_pool_double_buffer", "false"},
-                                                           {"fsdp_db_use_persist_buf_on_alloc_fail", "false"},
-                                                           {"enable_full_sharding_in_hsdp", "false"}};
-  return std::ranges::any_of(usual, [&](const auto& each) {
-    const auto stated = s.settings.other.find(each.first);
-    return stated != s.settings.other.end() && stated->second != each.second && stated->second != "null" &&
-           stated->second != "None";
-  });
-}
-/// Megatron-FSDP as modelled: src/model/fsdp.hpp.
-bool fsdp_otherwise(const Scenario& s) {
-  const auto& o = s.settings;
-  if (!o.use_megatron_fsdp) return false;
-  const bool optimizer = o.optimizer == "adam" && !o.use_precision_aware_optimizer && !o.optimizer_cpu_offload;
-  const bool groups = o.recompute_granularity.value_or("") == "full" && o.recompute_method.value_or("") != "block" &&
-                      o.recompute_num_layers.value_or(1) > 1;
-  const bool parameters =
-      o.fp8_param || o.fp8_param_gather || o.fp4_param || o.fp4_param_gather || o.first_last_layers_bf16;
-  return fsdp_tuned(s) || o.pipeline_model_parallel_size > 1 || parameters || o.fp16 || !optimizer ||
-         !s.model.untie_embeddings_and_output_weights || s.model.mtp_num_layers.value_or(0) > 0 ||
-         o.overlap_moe_expert_parallel_comm || uses_graphs(s) || o.cpu_offloading ||
-         o.fine_grained_activation_offloading || !o.lora_target_modules.empty() || o.delay_wgrad_compute ||
-         o.defer_embedding_wgrad_compute || groups;
-}
 bool moves_or_graphs(const Scenario& s) {
   return s.settings.cpu_offloading || s.settings.fine_grained_activation_offloading || uses_graphs(s);
 }
-/// A gated delta net as it was measured.
-bool plain_delta_net(const Scenario& s) {
-  const auto& o = s.settings;
-  return !uses_context(s) && !moves_or_graphs(s) && !o.overlap_moe_expert_parallel_comm && !packing(s) && !o.sft &&
-         s.model.mtp_num_layers.value_or(0) == 0 && norms_fused(s) && !s.model.add_bias_linear &&
-         !s.model.post_layernorm && o.lora_target_modules.empty() && o.optimizer == "adam" &&
-         !o.optimizer_cpu_offload && !o.use_megatron_fsdp &&
-         (o.tensor_model_parallel_size == 1 || o.sequence_parallel) &&
-         core_version(s.software) >= Version::pr_4268;  // before, other kernels, one by one
+const std::vector<RefusedField>& refused_rows() {
+  static const std::vector<RefusedField> list = {
+      // Model
+      {"window_size", "a sliding window of latent or unfused attention, or with context parallelism other than a2a",
+       [](const Scenario& s) {
+         return !s.model.window_size.empty() && s.model.window_size[0] >= 0 &&
+                (!grouped_fused_attention(s) || (uses_context(s) && !exchanges_heads(s)));
+       }},
+      {"softmax_type", "attention sinks of latent or unfused attention, or with context parallelism",
+       [](const Scenario& s) { return s.model.softmax_type != "vanilla" && !plain_kernel(s); }},
+      {"no_rope_freq", "latent attention in layers without rotary embedding",
+       [](const Scenario& s) { return !s.model.no_rope_freq.empty() && s.model.multi_latent_attention; }},
+      {"attention_output_gate",
+       "the gate on the output of latent, unfused or soft-capped attention, with context parallelism, activation "
+       "offload, "
+       "CUDA graphs, adapters or post-norms",
+       [](const Scenario& s) {
+         return s.model.attention_output_gate &&
+                (!plain_kernel(s) || s.model.attn_logit_softcapping.value_or(0) > 0 || s.model.post_layernorm ||
+                 moves_or_graphs(s) || !s.settings.lora_target_modules.empty());
+       }},
+      {"experimental_attention_variant",
+       "linear, delta-rule and sparse attention other than gated_delta_net; that with " +
+           not_beside(Family::delta_nets),
+       [](const Scenario& s) {
+         const auto& variant = s.model.experimental_attention_variant;
+         if (!variant) return false;
+         if (*variant != "gated_delta_net") return true;
+         return has_linear_attention(s) && beside_unmodelled(Family::delta_nets, s);
+       }},
+      {"linear_key_head_dim", "the delta rule's kernels of heads other than 128 wide",
+       [](const Scenario& s) { return has_linear_attention(s) && s.model.linear_key_head_dim != 128; }},
+      {"linear_value_head_dim", "the delta rule's kernels of heads other than 128 wide",
+       [](const Scenario& s) { return has_linear_attention(s) && s.model.linear_value_head_dim != 128; }},
+      {"linear_conv_kernel_dim", "convolutions of a width other than 4",
+       [](const Scenario& s) { return has_linear_attention(s) && s.model.linear_conv_kernel_dim != 4; }},
+      {"hybrid_layer_pattern",
+       "layers of hybrids other than M, *, - and E; hybrids with " + not_beside(Family::hybrids),
+       [](const Scenario& s) {
+         return is_hybrid(s) && (beside_unmodelled(Family::hybrids, s) ||
+                                 s.model.hybrid_layer_pattern->find_first_not_of("M*-E|") != std::string::npos);
+       }},
+      {"mamba_head_dim", "the scan's kernels of heads other than 64 and 80 wide",
+       [](const Scenario& s) {
+         return has_mamba_layer(s) && s.model.mamba_head_dim != 64 && s.model.mamba_head_dim != 80;
+       }},
+      {"mamba_state_dim", "the scan's kernels of states other than 128, and 256 for heads 64 wide",
+       [](const Scenario& s) {
+         const bool twice = s.model.mamba_state_dim == 256 && s.model.mamba_head_dim == 64;
+         return has_mamba_layer(s) && s.model.mamba_state_dim != 128 && !twice;
+       }},
+      {"qk_l2_norm", "L2 norms in latent or unfused attention",
+       [](const Scenario& s) { return s.model.qk_l2_norm && !grouped_fused_attention(s); }},
+      {"post_layernorm", "norms on the outputs of experts, of latent attention, and before a bias is added",
+       [](const Scenario& s) {
+         return s.model.post_layernorm && (has_experts(s) || s.model.multi_latent_attention || s.model.add_bias_linear);
+       }},
+      {"attn_logit_softcapping",
+       "soft-capping in latent or unfused attention, with sinks, dropout or context parallelism",
+       [](const Scenario& s) {
+         return s.model.attn_logit_softcapping.value_or(0) > 0 &&
+                (!plain_kernel(s) || s.model.softmax_type != "vanilla" || s.settings.attention_dropout > 0);
+       }},
+      {"final_logit_softcapping", "capped logits of multi-token prediction",
+       [](const Scenario& s) {
+         return s.model.final_logit_softcapping.value_or(0) > 0 && s.model.mtp_num_layers.value_or(0) > 0;
+       }},
+      {"attention_chunk_size",
+       "chunked attention (no version of Megatron has it; inside one chunk it is causal attention)",
+       [](const Scenario& s) {
+         return s.model.attention_chunk_size && *s.model.attention_chunk_size < s.model.seq_length;
+       }},
+      {"apply_residual_connection_post_layernorm", "a residual that branches off after the norm",
+       [](const Scenario& s) { return s.model.apply_residual_connection_post_layernorm; }},
+      {"activation_func", "the kernels of a gated activation other than silu, gelu, fast_gelu and quick_gelu",
+       [](const Scenario& s) {
+         constexpr std::array known = {"silu", "gelu", "quick_gelu", "fast_gelu"};
+         return s.model.gated_linear_unit && s.model.activation_func &&
+                std::ranges::find(known, *s.model.activation_func) == known.end();
+       }},
+      {"normalization", "L2 normalisation", [](const Scenario& s) { return s.model.normalization == "L2Norm"; }},
+      {"position_embedding_type", "this position embedding",
+       [](const Scenario& s) {
+         return s.model.position_embedding_type == "mrope" || s.model.position_embedding_type == "relative";
+       }},
+      {"moe_router_topk_limited_devices", "the older spelling of group-limited routing (state moe_router_group_topk)",
+       [](const Scenario& s) {
+         return s.model.moe_router_topk_limited_devices.has_value() && !s.model.moe_router_group_topk;
+       }},
+      {"moe_latent_size", "experts that work in a latent space",
+       [](const Scenario& s) { return s.model.moe_latent_size.has_value(); }},
+      // Parallelism and schedule
+      {"cp_comm_type", "kinds that differ between layers; all but p2p with latent or unfused attention or offload",
+       [](const Scenario& s) {
+         const auto sharing = context_sharing(s);
+         if (!sharing) return has_several_ways(s);
+         return (sharing->heads > 1 || sharing->gathers) && (!grouped_fused_attention(s) || s.settings.cpu_offloading ||
+                                                             s.settings.fine_grained_activation_offloading);
+       }},
+      {"hierarchical_context_parallel_sizes",
+       "a2a+p2p in other than two levels whose product is context_parallel_size (the all-to-all's ranks, the ring's)",
+       [](const Scenario& s) { return !context_sharing(s) && !has_several_ways(s); }},
+      {"hybrid_context_parallel", "context-parallel groups that change with every sequence",
+       [](const Scenario& s) { return s.settings.hybrid_context_parallel; }},
+      {"sft", "packed sequences of unknown lengths (sequence_lengths states them, or a file of them)",
+       [](const Scenario& s) { return s.settings.sft && s.settings.sequence_lengths.empty(); }},
+      {"sequence_lengths",
+       "packed sequences in microbatches of several rows, with latent or unfused attention, windows, sinks, soft caps, "
+       "attention dropout, multi-token prediction, unfused rotary embedding, context parallelism other than p2p, or "
+       "graphed attention",
+       [](const Scenario& s) { return packing(s) && !packs_as_modelled(s); }},
+      {"mtp_detach_heads", "a backward pass that stops at the depths of multi-token prediction",
+       [](const Scenario& s) { return s.settings.mtp_detach_heads && s.model.mtp_num_layers.value_or(0) > 0; }},
+      {"use_ring_exchange_p2p", "transfers of a PyTorch with ring_exchange",
+       [](const Scenario& s) { return s.settings.use_ring_exchange_p2p; }},
+      {"num_microbatches_with_partial_activation_checkpoints", "microbatches that are recomputed in part",
+       [](const Scenario& s) { return s.settings.num_microbatches_with_partial_activation_checkpoints.has_value(); }},
+      // Precision
+      {"bf16", "training in fp32 (neither bf16 nor fp16 is set)",
+       [](const Scenario& s) { return !s.settings.bf16 && !s.settings.fp16; }},
+      {"fp32_residual_connection", "a residual stream in fp32",
+       [](const Scenario& s) { return s.settings.fp32_residual_connection; }},
+      {"fp8_wgrad", "weight gradients in bf16 beside FP8 products",
+       [](const Scenario& s) { return s.settings.fp8.has_value() && !s.settings.fp8_wgrad; }},
+      {"fp8_output_proj", "an output layer in FP8", [](const Scenario& s) { return s.settings.fp8_output_proj; }},
+      {"fp8_dot_product_attention", "attention in FP8",
+       [](const Scenario& s) { return s.settings.fp8_dot_product_attention; }},
+      {"fp8_multi_head_attention", "attention in FP8 from its projections on",
+       [](const Scenario& s) { return s.settings.fp8_multi_head_attention; }},
+      {"activation_func_fp8_input_store", "inputs of the activation kept in FP8",
+       [](const Scenario& s) { return s.settings.activation_func_fp8_input_store; }},
+      // Kernels
+      {"bias_dropout_fusion", "dropout apart from the residual",
+       [](const Scenario& s) {
+         return !s.settings.bias_dropout_fusion && s.positions.contains("settings.bias_dropout_fusion") &&
+                s.settings.hidden_dropout > 0;
+       }},
+      {"fused_single_qkv_rope", "rotation of queries and keys before they are split",
+       [](const Scenario& s) { return s.settings.fused_single_qkv_rope; }},
+      {"fused_residual_rmsnorm", "the residual added inside the norm",
+       [](const Scenario& s) { return s.settings.fused_residual_rmsnorm; }},
+      {"memory_efficient_layer_norm", "a norm that keeps its output instead of its input",
+       [](const Scenario& s) { return s.settings.memory_efficient_layer_norm && local_norms(s); }},
+      {"use_transformer_engine_op_fuser",
+       "the MLP as a TE operator sequence but for experts as its fused grouped MLP (gated, in MXFP8, "
+       "moe_mlp_glu_interleave_size 32, NVTE_CUTEDSL_FUSED_GROUPED_MLP=1); that with parameters kept in bf16, which it "
+       "casts anew for every microbatch, or with layers in bf16",
+       [](const Scenario& s) {
+         const auto& o = s.settings;
+         return o.use_transformer_engine_op_fuser &&
+                (!fuses_grouped_mlp(s) || !(o.fp8_param || o.fp8_param_gather) || o.first_last_layers_bf16);
+       }},
+      {"recompute_modules", "the activation recomputed inside the fused grouped MLP (moe_act)",
+       [](const Scenario& s) { return fuses_grouped_mlp(s) && recomputes(s, Recompute::moe_act); }},
+      {"moe_mlp_glu_interleave_size", "interleaved gates that are put in order for a plain activation",
+       [](const Scenario& s) {
+         return has_experts(s) && s.settings.moe_mlp_glu_interleave_size && s.model.gated_linear_unit &&
+                !fuses_grouped_mlp(s);
+       }},
+      {"moe_expert_rank_capacity_factor", "a budget of rows for other experts than the fused grouped MLP",
+       [](const Scenario& s) {
+         return has_experts(s) && s.settings.moe_expert_rank_capacity_factor && !fuses_grouped_mlp(s);
+       }},
+      {"cross_entropy_fusion_impl", "the loss fused with the output layer",
+       [](const Scenario& s) {
+         return s.settings.cross_entropy_loss_fusion && s.settings.cross_entropy_fusion_impl == "linear";
+       }},
+      {"deterministic_mode", "deterministic kernels of attention's backward and of the experts",
+       [](const Scenario& s) { return s.settings.deterministic_mode; }},
+      {"mlp_chunks_for_training", "an MLP in pieces of the sequence",
+       [](const Scenario& s) { return s.settings.mlp_chunks_for_training > 1; }},
+      {"tp_comm_bulk_wgrad", "weight gradients with their collective apart",
+       [](const Scenario& s) { return s.settings.tp_comm_overlap && !s.settings.tp_comm_bulk_wgrad; }},
+      {"tp_comm_bulk_dgrad", "input gradients with their collective apart",
+       [](const Scenario& s) { return s.settings.tp_comm_overlap && !s.settings.tp_comm_bulk_dgrad; }},
+      {"tp_comm_overlap_ag", "an all-gather in one piece beside others in several",
+       [](const Scenario& s) { return s.settings.tp_comm_overlap && !s.settings.tp_comm_overlap_ag; }},
+      {"tp_comm_overlap_rs", "a reduce-scatter in one piece beside others in several",
+       [](const Scenario& s) { return s.settings.tp_comm_overlap && !s.settings.tp_comm_overlap_rs; }},
+      {"tp_comm_overlap_rs_dgrad", "a reduce-scatter in pieces beside the input gradient",
+       [](const Scenario& s) { return s.settings.tp_comm_overlap && s.settings.tp_comm_overlap_rs_dgrad; }},
+      {"tp_comm_split_ag", "an all-gather in one piece beside others in several",
+       [](const Scenario& s) { return s.settings.tp_comm_overlap && !s.settings.tp_comm_split_ag; }},
+      {"tp_comm_split_rs", "a reduce-scatter in one piece beside others in several",
+       [](const Scenario& s) { return s.settings.tp_comm_overlap && !s.settings.tp_comm_split_rs; }},
+      {"tp_comm_atomic_ag", "an all-gather with an atomic GEMM",
+       [](const Scenario& s) { return s.settings.tp_comm_overlap && s.settings.tp_comm_atomic_ag; }},
+      {"tp_comm_atomic_rs", "a reduce-scatter with an atomic GEMM",
+       [](const Scenario& s) { return s.settings.tp_comm_overlap && s.settings.tp_comm_atomic_rs; }},
+      {"tp_comm_overlap_disable_qkv", "overlap at some GEMMs only",
+       [](const Scenario& s) { return s.settings.tp_comm_overlap && s.settings.tp_comm_overlap_disable_qkv; }},
+      {"tp_comm_overlap_disable_fc1", "overlap at some GEMMs only",
+       [](const Scenario& s) { return s.settings.tp_comm_overlap && s.settings.tp_comm_overlap_disable_fc1; }},
+      // Memory
+      {"distribute_saved_activations", "checkpoints shared by the tensor-parallel ranks, and their gathers",
+       [](const Scenario& s) { return s.settings.distribute_saved_activations; }},
+      {"cpu_offloading_double_buffering", "two buffers for what comes back",
+       [](const Scenario& s) { return s.settings.cpu_offloading && s.settings.cpu_offloading_double_buffering; }},
+      {"delay_offload_until_cuda_graph", "copies that are issued after a graph",
+       [](const Scenario& s) {
+         return s.settings.fine_grained_activation_offloading && s.settings.delay_offload_until_cuda_graph;
+       }},
+      // Experts
+      {"moe_grouped_gemm", "experts of a rank one after the other (SequentialMLP)",
+       [](const Scenario& s) {
+         return has_experts(s) && !s.settings.moe_grouped_gemm &&
+                *s.model.num_moe_experts > s.settings.expert_model_parallel_size;
+       }},
+      {"moe_permute_fusion_into_hybridep", "a dispatcher that sorts the tokens itself",
+       [](const Scenario& s) { return uses_flex(s) && s.settings.moe_permute_fusion_into_hybridep; }},
+      {"moe_apply_probs_on_input", "routing weights applied before experts in FP8, and before more than one expert",
+       [](const Scenario& s) {
+         return has_experts(s) && s.settings.moe_apply_probs_on_input &&
+                (s.settings.fp8 || s.settings.fp4 || s.model.moe_router_topk != 1);
+       }},
+      {"moe_token_dropping", "dropped tokens", [](const Scenario& s) { return s.settings.moe_token_dropping; }},
+      {"moe_expert_capacity_factor", "experts padded to another capacity than their fair share",
+       [](const Scenario& s) {
+         return has_experts(s) && s.settings.moe_pad_expert_input_to_capacity &&
+                s.settings.moe_expert_capacity_factor.value_or(1) != 1;
+       }},
+      {"moe_paged_stash",
+       "expert activations in pages beside activation offload or recompute of the MoE layer, or of other experts than "
+       "the "
+       "fused grouped MLP",
+       [](const Scenario& s) {
+         const auto& o = s.settings;
+         return o.moe_paged_stash &&
+                (o.fine_grained_activation_offloading || o.cpu_offloading || !fuses_grouped_mlp(s) ||
+                 o.recompute_granularity.value_or("") == "full" || recomputes(s, Recompute::moe));
+       }},
+      {"moe_enable_deepep", "the older spelling of the DeepEP backend (state moe_token_dispatcher_type: flex)",
+       [](const Scenario& s) { return has_experts(s) && s.settings.moe_enable_deepep && !uses_flex(s); }},
+      {"overlap_dispatch_backward_with_experts_wgrad", "experts' weight gradients beside the dispatch",
+       [](const Scenario& s) { return s.settings.overlap_dispatch_backward_with_experts_wgrad; }},
+      {"moe_load_imbalance", "an imbalance beyond what the expert-parallel ranks can send",
+       [](const Scenario& s) { return s.settings.moe_load_imbalance < 1; }},
+      // Adapters
+      {"lora_target_modules",
+       "adapters beside experts, latent or local layers; with MTP, offload, CUDA graphs, delayed weight "
+       "gradients or TP without SP; none beside linear_qkv, where the first layer's backward begins "
+       "inside it",
+       [](const Scenario& s) {
+         const auto& o = s.settings;
+         const auto& targets = o.lora_target_modules;
+         if (targets.empty()) return false;
+         return has_experts(s) || s.model.multi_latent_attention || !te_layers(s) ||
+                s.model.mtp_num_layers.value_or(0) > 0 || o.cpu_offloading || o.fine_grained_activation_offloading ||
+                uses_graphs(s) || o.delay_wgrad_compute || uses_context(s) ||
+                (o.tensor_model_parallel_size > 1 && !o.sequence_parallel) ||
+                std::ranges::find(targets, "linear_qkv") == targets.end();
+       }},
+      {"lora_dropout", "dropout before the adapters",
+       [](const Scenario& s) { return s.settings.lora_dropout > 0 && !s.settings.lora_target_modules.empty(); }},
+      // CUDA graphs
+      {"cuda_graph_impl", "CUDA graphs of whole layers, and Megatron's own (local)",
+       [](const Scenario& s) { return s.settings.cuda_graph_impl == "local"; }},
+      {"cuda_graph_modules",
+       "graphs of mamba layers, of whole mixtures whose rows vary, beside expert-parallel overlap, MTP or offload",
+       [](const Scenario& s) {
+         const auto& o = s.settings;
+         if (o.cuda_graph_impl != "transformer_engine" || o.cuda_graph_modules == Strings{"mlp"}) return false;
+         const auto holds = [&](const char* module) {
+           return o.cuda_graph_modules.empty() ||
+                  std::ranges::find(o.cuda_graph_modules, module) != o.cuda_graph_modules.end();
+         };
+         const bool varies =
+             has_experts(s) && holds("moe") && !(o.moe_pad_expert_input_to_capacity && o.moe_expert_capacity_factor);
+         const bool mamba = std::ranges::find(o.cuda_graph_modules, "mamba") != o.cuda_graph_modules.end();
+         return mamba || varies || o.overlap_moe_expert_parallel_comm || s.model.mtp_num_layers.value_or(0) > 0 ||
+                o.fine_grained_activation_offloading;
+       }},
+      {"cuda_graph_retain_backward_graph", "autograd's graph kept at capture",
+       [](const Scenario& s) { return uses_graphs(s) && s.settings.cuda_graph_retain_backward_graph; }},
+      {"cuda_graph_use_single_mempool", "a memory pool for each graph",
+       [](const Scenario& s) {
+         return uses_graphs(s) && !s.settings.cuda_graph_use_single_mempool && s.settings.cuda_graph_impl == "local";
+       }},
+      {"optimizer_cuda_graph", "a captured optimizer step",
+       [](const Scenario& s) { return s.settings.optimizer_cuda_graph; }},
+      // Data parallel and optimizer
+      {"num_distributed_optimizer_instances", "several groups that each hold all optimizer states",
+       [](const Scenario& s) { return s.settings.num_distributed_optimizer_instances > 1; }},
+      {"num_buckets", "a number of buckets instead of their size",
+       [](const Scenario& s) { return s.settings.num_buckets.has_value() && s.settings.overlap_grad_reduce; }},
+      {"reduce_scatter_with_fp32_accumulation", "an all-to-all and a sum in place of a reduce-scatter",
+       [](const Scenario& s) { return s.settings.reduce_scatter_with_fp32_accumulation; }},
+      {"gradient_reduce_div_fusion", "a pass that divides the gradients before they are reduced",
+       [](const Scenario& s) { return !s.settings.gradient_reduce_div_fusion; }},
+      {"nccl_ub", "buffers registered with NCCL", [](const Scenario& s) { return s.settings.nccl_ub; }},
+      {"data_parallel_sharding_strategy", "Megatron-FSDP that does not share the parameters, too (optim_grads_params)",
+       [](const Scenario& s) {
+         return s.settings.use_megatron_fsdp && s.settings.data_parallel_sharding_strategy != "optim_grads_params";
+       }},
+      {"use_megatron_fsdp", "Megatron-FSDP with " + not_beside(Family::fsdp),
+       [](const Scenario& s) { return s.settings.use_megatron_fsdp && beside_unmodelled(Family::fsdp, s); }},
+      {"optimizer",
+       "the kernels of this optimizer; of Muon: fp16, FP8 parameters, adapters, precision-aware states, the gather in "
+       "the "
+       "optimizer step, the distributed optimizer before 0.18 and beside experts with biases, overlapped reduction "
+       "before "
+       "0.18 (dist_muon is muon with use_distributed_optimizer)",
+       [](const Scenario& s) { return s.settings.optimizer != "adam" && !is_plain_muon(s); }},
+      {"muon_coefficient_type", "steps of Muon without the product A A",
+       [](const Scenario& s) {
+         const auto type = s.settings.other.find("muon_coefficient_type");
+         return s.settings.optimizer == "muon" && type != s.settings.other.end() && type->second == "cubic5";
+       }},
+      {"optimizer_cpu_offload", "an optimizer on the host with " + not_beside(Family::host_optimizer),
+       [](const Scenario& s) {
+         return s.settings.optimizer_cpu_offload && beside_unmodelled(Family::host_optimizer, s);
+       }},
+  };
+  return list;
 }
-/// Layers of one part each, as they were measured. Latent attention and its like have letters of their own (D, +).
-bool plain_hybrid(const Scenario& s) {
-  const auto& o = s.settings;
-  return !uses_context(s) && !moves_or_graphs(s) && !o.overlap_moe_expert_parallel_comm && !packing(s) && !o.sft &&
-         s.model.mtp_num_layers.value_or(0) == 0 && te_layers(s) && !s.model.multi_latent_attention &&
-         !s.model.experimental_attention_variant && !s.model.add_bias_linear && !s.model.post_layernorm &&
-         !s.model.attention_output_gate && o.lora_target_modules.empty() && o.optimizer == "adam" &&
-         !o.optimizer_cpu_offload && !o.use_megatron_fsdp && !o.tp_comm_overlap && !o.delay_wgrad_compute &&
-         !o.deterministic_mode && (o.tensor_model_parallel_size == 1 || o.sequence_parallel) &&
-         s.model.hybrid_layer_pattern->find_first_not_of("M*-E|") == std::string::npos;
-}
-bool host_optimizer_otherwise(const Scenario& s) {
-  const auto& o = s.settings;
-  return o.optimizer_cpu_offload &&
-         (o.optimizer != "adam" || !o.pin_cpu_grads || o.fp8_param || o.fp8_param_gather || o.fp4_param ||
-          o.fp4_param_gather || o.fp16 || o.overlap_param_gather_with_optimizer_step);
-}
-
-constexpr RefusedField refused_rows[] = {
-    // Model
-    {"window_size", "a sliding window of latent or unfused attention, or with context parallelism other than a2a",
-     [](const Scenario& s) {
-       return !s.model.window_size.empty() && s.model.window_size[0] >= 0 &&
-              (!grouped_fused_attention(s) || (uses_context(s) && !exchanges_heads(s)));
-     }},
-    {"softmax_type", "attention sinks of latent or unfused attention, or with context parallelism",
-     [](const Scenario& s) { return s.model.softmax_type != "vanilla" && !plain_kernel(s); }},
-    {"no_rope_freq", "latent attention in layers without rotary embedding",
-     [](const Scenario& s) { return !s.model.no_rope_freq.empty() && s.model.multi_latent_attention; }},
-    {"attention_output_gate",
-     "the gate on the output of latent, unfused or soft-capped attention, with context parallelism, activation "
-     "offload, "
-     "CUDA graphs, adapters or post-norms",
-     [](const Scenario& s) {
-       return s.model.attention_output_gate &&
-              (!plain_kernel(s) || s.model.attn_logit_softcapping.value_or(0) > 0 || s.model.post_layernorm ||
-               moves_or_graphs(s) || !s.settings.lora_target_modules.empty());
-     }},
-    {"experimental_attention_variant",
-     "linear, delta-rule and sparse attention other than gated_delta_net; that with context parallelism, activation "
-     "offload, CUDA graphs, expert-parallel overlap, multi-token prediction, packed sequences, latent or local layers, "
-     "biases, post-norms, adapters, Muon, TP without SP, or before Megatron Core 0.18",
-     [](const Scenario& s) {
-       const auto& variant = s.model.experimental_attention_variant;
-       if (!variant) return false;
-       if (*variant != "gated_delta_net") return true;
-       return has_linear_attention(s) && !plain_delta_net(s);
-     }},
-    {"linear_key_head_dim", "the delta rule's kernels of heads other than 128 wide",
-     [](const Scenario& s) { return has_linear_attention(s) && s.model.linear_key_head_dim != 128; }},
-    {"linear_value_head_dim", "the delta rule's kernels of heads other than 128 wide",
-     [](const Scenario& s) { return has_linear_attention(s) && s.model.linear_value_head_dim != 128; }},
-    {"linear_conv_kernel_dim", "convolutions of a width other than 4",
-     [](const Scenario& s) { return has_linear_attention(s) && s.model.linear_conv_kernel_dim != 4; }},
-    {"hybrid_layer_pattern",
-     "layers of hybrids other than M, *, - and E; hybrids with context parallelism, activation offload, CUDA graphs, "
-     "expert-parallel overlap, multi-token prediction (after /), packed sequences, local layers, biases, post-norms, "
-     "gates, adapters, other optimizers than Adam on the GPU, Megatron-FSDP, tp_comm_overlap, delay_wgrad_compute, "
-     "deterministic mode, or TP without SP",
-     [](const Scenario& s) { return is_hybrid(s) && !plain_hybrid(s); }},
-    {"mamba_head_dim", "the scan's kernels of heads other than 64 and 80 wide",
-     [](const Scenario& s) {
-       return has_mamba_layer(s) && s.model.mamba_head_dim != 64 && s.model.mamba_head_dim != 80;
-     }},
-    {"mamba_state_dim", "the scan's kernels of states other than 128, and 256 for heads 64 wide",
-     [](const Scenario& s) {
-       const bool twice = s.model.mamba_state_dim == 256 && s.model.mamba_head_dim == 64;
-       return has_mamba_layer(s) && s.model.mamba_state_dim != 128 && !twice;
-     }},
-    {"qk_l2_norm", "L2 norms in latent or unfused attention",
-     [](const Scenario& s) { return s.model.qk_l2_norm && !grouped_fused_attention(s); }},
-    {"post_layernorm", "norms on the outputs of experts, of latent attention, and before a bias is added",
-     [](const Scenario& s) {
-       return s.model.post_layernorm && (has_experts(s) || s.model.multi_latent_attention || s.model.add_bias_linear);
-     }},
-    {"attn_logit_softcapping",
-     "soft-capping in latent or unfused attention, with sinks, dropout or context parallelism",
-     [](const Scenario& s) {
-       return s.model.attn_logit_softcapping.value_or(0) > 0 &&
-              (!plain_kernel(s) || s.model.softmax_type != "vanilla" || s.settings.attention_dropout > 0);
-     }},
-    {"final_logit_softcapping", "capped logits of multi-token prediction",
-     [](const Scenario& s) {
-       return s.model.final_logit_softcapping.value_or(0) > 0 && s.model.mtp_num_layers.value_or(0) > 0;
-     }},
-    {"attention_chunk_size",
-     "chunked attention (no version of Megatron has it; inside one chunk it is causal attention)",
-     [](const Scenario& s) {
-       return s.model.attention_chunk_size && *s.model.attention_chunk_size < s.model.seq_length;
-     }},
-    {"apply_residual_connection_post_layernorm", "a residual that branches off after the norm",
-     [](const Scenario& s) { return s.model.apply_residual_connection_post_layernorm; }},
-    {"activation_func", "the kernels of a gated activation other than silu, gelu, fast_gelu and quick_gelu",
-     [](const Scenario& s) {
-       constexpr std::array known = {"silu", "gelu", "quick_gelu", "fast_gelu"};
-       return s.model.gated_linear_unit && s.model.activation_func &&
-              std::ranges::find(known, *s.model.activation_func) == known.end();
-     }},
-    {"normalization", "L2 normalisation", [](const Scenario& s) { return s.model.normalization == "L2Norm"; }},
-    {"position_embedding_type", "this position embedding",
-     [](const Scenario& s) {
-       return s.model.position_embedding_type == "mrope" || s.model.position_embedding_type == "relative";
-     }},
-    {"moe_router_topk_limited_devices", "the older spelling of group-limited routing (state moe_router_group_topk)",
-     [](const Scenario& s) {
-       return s.model.moe_router_topk_limited_devices.has_value() && !s.model.moe_router_group_topk;
-     }},
-    {"moe_latent_size", "experts that work in a latent space",
-     [](const Scenario& s) { return s.model.moe_latent_size.has_value(); }},
-    // Parallelism and schedule
-    {"cp_comm_type", "kinds that differ between layers; all but p2p with latent or unfused attention or offload",
-     [](const Scenario& s) {
-       const auto sharing = context_sharing(s);
-       if (!sharing) return has_several_ways(s);
-       return (sharing->heads > 1 || sharing->gathers) && (!grouped_fused_attention(s) || s.settings.cpu_offloading ||
-                                                           s.settings.fine_grained_activation_offloading);
-     }},
-    {"hierarchical_context_parallel_sizes",
-     "a2a+p2p in other than two levels whose product is context_parallel_size (the all-to-all's ranks, the ring's)",
-     [](const Scenario& s) { return !context_sharing(s) && !has_several_ways(s); }},
-    {"hybrid_context_parallel", "context-parallel groups that change with every sequence",
-     [](const Scenario& s) { return s.settings.hybrid_context_parallel; }},
-    {"sft", "packed sequences of unknown lengths (sequence_lengths states them, or a file of them)",
-     [](const Scenario& s) { return s.settings.sft && s.settings.sequence_lengths.empty(); }},
-    {"sequence_lengths",
-     "packed sequences in microbatches of several rows, with latent or unfused attention, windows, sinks, soft caps, "
-     "attention dropout, multi-token prediction, unfused rotary embedding, context parallelism other than p2p, or "
-     "graphed attention",
-     [](const Scenario& s) { return packing(s) && !packs_as_modelled(s); }},
-    {"mtp_detach_heads", "a backward pass that stops at the depths of multi-token prediction",
-     [](const Scenario& s) { return s.settings.mtp_detach_heads && s.model.mtp_num_layers.value_or(0) > 0; }},
-    {"use_ring_exchange_p2p", "transfers of a PyTorch with ring_exchange",
-     [](const Scenario& s) { return s.settings.use_ring_exchange_p2p; }},
-    {"num_microbatches_with_partial_activation_checkpoints", "microbatches that are recomputed in part",
-     [](const Scenario& s) { return s.settings.num_microbatches_with_partial_activation_checkpoints.has_value(); }},
-    // Precision
-    {"bf16", "training in fp32 (neither bf16 nor fp16 is set)",
-     [](const Scenario& s) { return !s.settings.bf16 && !s.settings.fp16; }},
-    {"fp32_residual_connection", "a residual stream in fp32",
-     [](const Scenario& s) { return s.settings.fp32_residual_connection; }},
-    {"fp8_wgrad", "weight gradients in bf16 beside FP8 products",
-     [](const Scenario& s) { return s.settings.fp8.has_value() && !s.settings.fp8_wgrad; }},
-    {"fp8_output_proj", "an output layer in FP8", [](const Scenario& s) { return s.settings.fp8_output_proj; }},
-    {"fp8_dot_product_attention", "attention in FP8",
-     [](const Scenario& s) { return s.settings.fp8_dot_product_attention; }},
-    {"fp8_multi_head_attention", "attention in FP8 from its projections on",
-     [](const Scenario& s) { return s.settings.fp8_multi_head_attention; }},
-    {"activation_func_fp8_input_store", "inputs of the activation kept in FP8",
-     [](const Scenario& s) { return s.settings.activation_func_fp8_input_store; }},
-    // Kernels
-    {"bias_dropout_fusion", "dropout apart from the residual",
-     [](const Scenario& s) {
-       return !s.settings.bias_dropout_fusion && s.positions.contains("settings.bias_dropout_fusion") &&
-              s.settings.hidden_dropout > 0;
-     }},
-    {"fused_single_qkv_rope", "rotation of queries and keys before they are split",
-     [](const Scenario& s) { return s.settings.fused_single_qkv_rope; }},
-    {"fused_residual_rmsnorm", "the residual added inside the norm",
-     [](const Scenario& s) { return s.settings.fused_residual_rmsnorm; }},
-    {"memory_efficient_layer_norm", "a norm that keeps its output instead of its input",
-     [](const Scenario& s) { return s.settings.memory_efficient_layer_norm && local_norms(s); }},
-    {"use_transformer_engine_op_fuser",
-     "the MLP as a TE operator sequence but for experts as its fused grouped MLP (gated, in MXFP8, "
-     "moe_mlp_glu_interleave_size 32, NVTE_CUTEDSL_FUSED_GROUPED_MLP=1); that with parameters kept in bf16, which it "
-     "casts anew for every microbatch, or with layers in bf16",
-     [](const Scenario& s) {
-       const auto& o = s.settings;
-       return o.use_transformer_engine_op_fuser &&
-              (!fuses_grouped_mlp(s) || !(o.fp8_param || o.fp8_param_gather) || o.first_last_layers_bf16);
-     }},
-    {"recompute_modules", "the activation recomputed inside the fused grouped MLP (moe_act)",
-     [](const Scenario& s) { return fuses_grouped_mlp(s) && recomputes(s, Recompute::moe_act); }},
-    {"moe_mlp_glu_interleave_size", "interleaved gates that are put in order for a plain activation",
-     [](const Scenario& s) {
-       return has_experts(s) && s.settings.moe_mlp_glu_interleave_size && s.model.gated_linear_unit &&
-              !fuses_grouped_mlp(s);
-     }},
-    {"moe_expert_rank_capacity_factor", "a budget of rows for other experts than the fused grouped MLP",
-     [](const Scenario& s) {
-       return has_experts(s) && s.settings.moe_expert_rank_capacity_factor && !fuses_grouped_mlp(s);
-     }},
-    {"cross_entropy_fusion_impl", "the loss fused with the output layer",
-     [](const Scenario& s) {
-       return s.settings.cross_entropy_loss_fusion && s.settings.cross_entropy_fusion_impl == "linear";
-     }},
-    {"deterministic_mode", "deterministic kernels of attention's backward and of the experts",
-     [](const Scenario& s) { return s.settings.deterministic_mode; }},
-    {"mlp_chunks_for_training", "an MLP in pieces of the sequence",
-     [](const Scenario& s) { return s.settings.mlp_chunks_for_training > 1; }},
-    {"tp_comm_bulk_wgrad", "weight gradients with their collective apart",
-     [](const Scenario& s) { return s.settings.tp_comm_overlap && !s.settings.tp_comm_bulk_wgrad; }},
-    {"tp_comm_bulk_dgrad", "input gradients with their collective apart",
-     [](const Scenario& s) { return s.settings.tp_comm_overlap && !s.settings.tp_comm_bulk_dgrad; }},
-    {"tp_comm_overlap_ag", "an all-gather in one piece beside others in several",
-     [](const Scenario& s) { return s.settings.tp_comm_overlap && !s.settings.tp_comm_overlap_ag; }},
-    {"tp_comm_overlap_rs", "a reduce-scatter in one piece beside others in several",
-     [](const Scenario& s) { return s.settings.tp_comm_overlap && !s.settings.tp_comm_overlap_rs; }},
-    {"tp_comm_overlap_rs_dgrad", "a reduce-scatter in pieces beside the input gradient",
-     [](const Scenario& s) { return s.settings.tp_comm_overlap && s.settings.tp_comm_overlap_rs_dgrad; }},
-    {"tp_comm_split_ag", "an all-gather in one piece beside others in several",
-     [](const Scenario& s) { return s.settings.tp_comm_overlap && !s.settings.tp_comm_split_ag; }},
-    {"tp_comm_split_rs", "a reduce-scatter in one piece beside others in several",
-     [](const Scenario& s) { return s.settings.tp_comm_overlap && !s.settings.tp_comm_split_rs; }},
-    {"tp_comm_atomic_ag", "an all-gather with an atomic GEMM",
-     [](const Scenario& s) { return s.settings.tp_comm_overlap && s.settings.tp_comm_atomic_ag; }},
-    {"tp_comm_atomic_rs", "a reduce-scatter with an atomic GEMM",
-     [](const Scenario& s) { return s.settings.tp_comm_overlap && s.settings.tp_comm_atomic_rs; }},
-    {"tp_comm_overlap_disable_qkv", "overlap at some GEMMs only",
-     [](const Scenario& s) { return s.settings.tp_comm_overlap && s.settings.tp_comm_overlap_disable_qkv; }},
-    {"tp_comm_overlap_disable_fc1", "overlap at some GEMMs only",
-     [](const Scenario& s) { return s.settings.tp_comm_overlap && s.settings.tp_comm_overlap_disable_fc1; }},
-    // Memory
-    {"distribute_saved_activations", "checkpoints shared by the tensor-parallel ranks, and their gathers",
-     [](const Scenario& s) { return s.settings.distribute_saved_activations; }},
-    {"cpu_offloading_double_buffering", "two buffers for what comes back",
-     [](const Scenario& s) { return s.settings.cpu_offloading && s.settings.cpu_offloading_double_buffering; }},
-    {"delay_offload_until_cuda_graph", "copies that are issued after a graph",
-     [](const Scenario& s) {
-       return s.settings.fine_grained_activation_offloading && s.settings.delay_offload_until_cuda_graph;
-     }},
-    // Experts
-    {"moe_grouped_gemm", "experts of a rank one after the other (SequentialMLP)",
-     [](const Scenario& s) {
-       return has_experts(s) && !s.settings.moe_grouped_gemm &&
-              *s.model.num_moe_experts > s.settings.expert_model_parallel_size;
-     }},
-    {"moe_permute_fusion_into_hybridep", "a dispatcher that sorts the tokens itself",
-     [](const Scenario& s) { return uses_flex(s) && s.settings.moe_permute_fusion_into_hybridep; }},
-    {"moe_apply_probs_on_input", "routing weights applied before experts in FP8, and before more than one expert",
-     [](const Scenario& s) {
-       return has_experts(s) && s.settings.moe_apply_probs_on_input &&
-              (s.settings.fp8 || s.settings.fp4 || s.model.moe_router_topk != 1);
-     }},
-    {"moe_token_dropping", "dropped tokens", [](const Scenario& s) { return s.settings.moe_token_dropping; }},
-    {"moe_expert_capacity_factor", "experts padded to another capacity than their fair share",
-     [](const Scenario& s) {
-       return has_experts(s) && s.settings.moe_pad_expert_input_to_capacity &&
-              s.settings.moe_expert_capacity_factor.value_or(1) != 1;
-     }},
-    {"moe_paged_stash",
-     "expert activations in pages beside activation offload or recompute of the MoE layer, or of other experts than "
-     "the "
-     "fused grouped MLP",
-     [](const Scenario& s) {
-       const auto& o = s.settings;
-       return o.moe_paged_stash && (o.fine_grained_activation_offloading || o.cpu_offloading || !fuses_grouped_mlp(s) ||
-                                    o.recompute_granularity.value_or("") == "full" || recomputes(s, Recompute::moe));
-     }},
-    {"moe_enable_deepep", "the older spelling of the DeepEP backend (state moe_token_dispatcher_type: flex)",
-     [](const Scenario& s) { return has_experts(s) && s.settings.moe_enable_deepep && !uses_flex(s); }},
-    {"overlap_dispatch_backward_with_experts_wgrad", "experts' weight gradients beside the dispatch",
-     [](const Scenario& s) { return s.settings.overlap_dispatch_backward_with_experts_wgrad; }},
-    {"moe_load_imbalance", "an imbalance beyond what the expert-parallel ranks can send",
-     [](const Scenario& s) { return s.settings.moe_load_imbalance < 1; }},
-    // Adapters
-    {"lora_target_modules",
-     "adapters beside experts, latent or local layers; with MTP, offload, CUDA graphs, delayed weight "
-     "gradients or TP without SP; none beside linear_qkv, where the first layer's backward begins "
-     "inside it",
-     [](const Scenario& s) {
-       const auto& o = s.settings;
-       const auto& targets = o.lora_target_modules;
-       if (targets.empty()) return false;
-       return has_experts(s) || s.model.multi_latent_attention || !te_layers(s) ||
-              s.model.mtp_num_layers.value_or(0) > 0 || o.cpu_offloading || o.fine_grained_activation_offloading ||
-              uses_graphs(s) || o.delay_wgrad_compute || uses_context(s) ||
-              (o.tensor_model_parallel_size > 1 && !o.sequence_parallel) ||
-              std::ranges::find(targets, "linear_qkv") == targets.end();
-     }},
-    {"lora_dropout", "dropout before the adapters",
-     [](const Scenario& s) { return s.settings.lora_dropout > 0 && !s.settings.lora_target_modules.empty(); }},
-    // CUDA graphs
-    {"cuda_graph_impl", "CUDA graphs of whole layers, and Megatron's own (local)",
-     [](const Scenario& s) { return s.settings.cuda_graph_impl == "local"; }},
-    {"cuda_graph_modules",
-     "graphs of mamba layers, of whole mixtures whose rows vary, beside expert-parallel overlap, MTP or offload",
-     [](const Scenario& s) {
-       const auto& o = s.settings;
-       if (o.cuda_graph_impl != "transformer_engine" || o.cuda_graph_modules == Strings{"mlp"}) return false;
-       const auto holds = [&](const char* module) {
-         return o.cuda_graph_modules.empty() ||
-                std::ranges::find(o.cuda_graph_modules, module) != o.cuda_graph_modules.end();
-       };
-       const bool varies =
-           has_experts(s) && holds("moe") && !(o.moe_pad_expert_input_to_capacity && o.moe_expert_capacity_factor);
-       const bool mamba = std::ranges::find(o.cuda_graph_modules, "mamba") != o.cuda_graph_modules.end();
-       return mamba || varies || o.overlap_moe_expert_parallel_comm || s.model.mtp_num_layers.value_or(0) > 0 ||
-              o.fine_grained_activation_offloading;
-     }},
-    {"cuda_graph_retain_backward_graph", "autograd's graph kept at capture",
-     [](const Scenario& s) { return uses_graphs(s) && s.settings.cuda_graph_retain_backward_graph; }},
-    {"cuda_graph_use_single_mempool", "a memory pool for each graph",
-     [](const Scenario& s) {
-       return uses_graphs(s) && !s.settings.cuda_graph_use_single_mempool && s.settings.cuda_graph_impl == "local";
-     }},
-    {"optimizer_cuda_graph", "a captured optimizer step",
-     [](const Scenario& s) { return s.settings.optimizer_cuda_graph; }},
-    // Data parallel and optimizer
-    {"num_distributed_optimizer_instances", "several groups that each hold all optimizer states",
-     [](const Scenario& s) { return s.settings.num_distributed_optimizer_instances > 1; }},
-    {"num_buckets", "a number of buckets instead of their size",
-     [](const Scenario& s) { return s.settings.num_buckets.has_value() && s.settings.overlap_grad_reduce; }},
-    {"reduce_scatter_with_fp32_accumulation", "an all-to-all and a sum in place of a reduce-scatter",
-     [](const Scenario& s) { return s.settings.reduce_scatter_with_fp32_accumulation; }},
-    {"gradient_reduce_div_fusion", "a pass that divides the gradients before they are reduced",
-     [](const Scenario& s) { return !s.settings.gradient_reduce_div_fusion; }},
-    {"nccl_ub", "buffers registered with NCCL", [](const Scenario& s) { return s.settings.nccl_ub; }},
-    {"data_parallel_sharding_strategy", "Megatron-FSDP that does not share the parameters, too (optim_grads_params)",
-     [](const Scenario& s) {
-       return s.settings.use_megatron_fsdp && s.settings.data_parallel_sharding_strategy != "optim_grads_params";
-     }},
-    {"use_megatron_fsdp",
-     "Megatron-FSDP with pipeline, FP8, FP4 or fp16 parameters, another optimizer than fp32 Adam on the GPU, or beside "
-     "what docs/fsdp.md lists",
-     fsdp_otherwise},
-    {"optimizer",
-     "the kernels of this optimizer; of Muon: fp16, FP8 parameters, adapters, precision-aware states, the gather in "
-     "the "
-     "optimizer step, the distributed optimizer before 0.18 and beside experts with biases, overlapped reduction "
-     "before "
-     "0.18 (dist_muon is muon with use_distributed_optimizer)",
-     [](const Scenario& s) { return s.settings.optimizer != "adam" && !is_plain_muon(s); }},
-    {"muon_coefficient_type", "steps of Muon without the product A A",
-     [](const Scenario& s) {
-       const auto type = s.settings.other.find("muon_coefficient_type");
-       return s.settings.optimizer == "muon" && type != s.settings.other.end() && type->second == "cubic5";
-     }},
-    {"optimizer_cpu_offload",
-     "an optimizer on the host other than Adam with pinned gradients, with fp16, FP8 or FP4 parameters, or with the "
-     "gather in its step",
-     host_optimizer_otherwise},
-};
 
 }  // namespace
 
-std::span<const RefusedField> refused_fields() { return refused_rows; }
+std::span<const RefusedField> refused_fields() { return refused_rows(); }
 
 }  // namespace pipewright::scenario

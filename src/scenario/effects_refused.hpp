@@ -2,13 +2,15 @@
 #pragma once
 
 #include <span>
+#include <string>
 
 #include "pipewright/scenario/types.hpp"
 
 namespace pipewright::scenario {
 
 struct RefusedField {
-  const char *name, *missing;
+  const char *name;
+  std::string missing;
   bool (*in_use)(const Scenario &);
 };
 

@@ -3,8 +3,10 @@
 
 #include <doctest/doctest.h>
 
+#include <map>
 #include <set>
 
+#include "../../src/scenario/effects_families.hpp"
 #include "../../src/scenario/field_rows.hpp"
 #include "pipewright/scenario/io.hpp"
 
@@ -63,4 +65,49 @@ TEST_CASE("ignore takes refused names only, and is written and read") {
   CHECK(s.ignore == scenario::Strings{"window_size", "NVTE_FUNNY"});
   const auto text = scenario::write(s);
   CHECK(text.find("ignore: [window_size, NVTE_FUNNY]\n") != std::string::npos);
+}
+
+TEST_CASE("what was measured alone: every feature beside it is modelled or refused by its name") {
+  using scenario::Family;
+  const std::map<Family, std::pair<const char*, const char*>> refused_by = {
+      {Family::delta_nets,
+       {"experimental_attention_variant", "experimental_attention_variant=gated_delta_net; linear_attention_freq=[2]"}},
+      {Family::hybrids, {"hybrid_layer_pattern", "hybrid_layer_pattern=M*M-"}},
+      {Family::fsdp, {"use_megatron_fsdp", "use_megatron_fsdp=true"}},
+      {Family::host_optimizer, {"optimizer_cpu_offload", "optimizer_cpu_offload=true; pin_cpu_grads=true"}}};
+  const auto set = [](scenario::Scenario& s, std::string_view changes) {
+    while (!changes.empty()) {
+      const auto end = changes.find("; ");
+      scenario::set(s, changes.substr(0, end));
+      changes = end == std::string_view::npos ? "" : changes.substr(end + 2);
+    }
+  };
+  for (const auto& [family, by] : refused_by) {
+    const auto lists = [&, field = std::string(by.first)](const scenario::Scenario& s) {
+      for (const auto& one : scenario::unmodelled(s))
+        if (one.name == field) return one.missing;
+      return std::string();
+    };
+    auto alone = scenario::parse(R"(scenario: 1
+model: {num_layers: 4, hidden_size: 2048, num_attention_heads: 16, seq_length: 4096, vocab_size: 32000,
+  normalization: RMSNorm, add_bias_linear: false, untie_embeddings_and_output_weights: true}
+settings: {micro_batch_size: 1, global_batch_size: 8, bf16: true, use_distributed_optimizer: true}
+cluster: {num_gpus: 8}
+)",
+                                 "alone.yaml");
+    set(alone, by.second);
+    CAPTURE(std::string(by.first));
+    CHECK(lists(alone).empty());
+    for (const auto& feature : scenario::features()) {
+      CAPTURE(std::string(feature.name));
+      if (family == Family::delta_nets && std::string_view(feature.example).starts_with("experimental")) continue;
+      CHECK_FALSE((feature.in_use(alone) && !scenario::modelled_beside(family, feature)));
+      auto beside = alone;
+      set(beside, feature.example);
+      CHECK(feature.in_use(beside));
+      const auto said = lists(beside);
+      if (scenario::modelled_beside(family, feature)) continue;
+      CHECK(said.find(feature.name) != std::string::npos);
+    }
+  }
 }
