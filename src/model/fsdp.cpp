@@ -44,7 +44,8 @@ class Around {
   void gather(const std::string& what, const Elements& unit, std::int32_t before = INT32_MAX) {
     const auto one = [&](Int elements, Int ranks, const Way& way) {
       if (elements == 0 || ranks == 1) return;
-      launch(front_, collective_kernel(Purpose::dp, what, "all_gather", ranks, 2 * elements, way, Stream::parameter),
+      launch(front_,
+             inside(collective_kernel(Purpose::dp, what, "all_gather", ranks, 2 * elements, way, Stream::parameter)),
              before);
     };
     one(unit.dense, d_.dp * d_.cp, d_.dp_link);
@@ -73,19 +74,24 @@ class Around {
   }
   /// After the pass (_bucket_group_gradient_reduce): scaled in place, reduced, added to the rank's share. The scaling
   /// runs on the stream of the reduction and takes multiprocessors from what computes: it counts there.
-  void reduce(const std::string& what, const Elements& unit) {
+  void reduce(const std::string& what, const Elements& unit, int parameters) {
+    hooks(back_, "fsdp.reduce", parameters);
     const auto one = [&](Int elements, Int ranks, const Way& way) {
       if (elements == 0) return;
       const Int bytes = d_.gradient_bytes * elements;
-      if (d_.fsdp_scales) launch(back_, kernel(what + " scaling", {"scale", {std::max<Int>(1, bytes / 4)}}));
+      if (d_.fsdp_scales) launch(back_, inside(kernel(what + " scaling", {"scale", {std::max<Int>(1, bytes / 4)}})));
       if (ranks > 1)
-        launch(back_, collective_kernel(Purpose::dp, what, "reduce_scatter", ranks, bytes, way, Stream::gradient));
-      launch(back_, kernel(what + " addition",
-                           {d_.gradient_bytes == 4 ? "add.f32" : "add", {std::max<Int>(1, elements / ranks)}}));
+        launch(back_,
+               inside(collective_kernel(Purpose::dp, what, "reduce_scatter", ranks, bytes, way, Stream::gradient)));
+      launch(back_, inside(kernel(what + " addition",
+                                  {d_.gradient_bytes == 4 ? "add.f32" : "add", {std::max<Int>(1, elements / ranks)}})));
     };
     one(unit.dense, d_.dp * d_.cp, d_.dp_link);
     one(unit.experts, d_.moe.edp, d_.moe.edp_link);
   }
+  /// What hooks take of the host before the pass, after it.
+  void hooks_before(const char* family, int launches) { hooks(front_, family, launches); }
+  void hooks_after(const char* family, int launches) { hooks(back_, family, launches); }
   void wait_after(Stream stream) { back_.push_back({Step::Kind::wait, static_cast<std::uint32_t>(stream)}); }
 
   /// Writes them around the steps of a pass.
@@ -98,6 +104,19 @@ class Around {
   }
 
  private:
+  /// The measured times of hooks hold the launches of what they launch.
+  static Kernel inside(Kernel kernel) {
+    kernel.within_call = true;
+    kernel.launches = 0;
+    return kernel;
+  }
+  void hooks(std::vector<Step>& steps, const char* family, int launches) {
+    if (launches == 0) return;
+    Kernel host = kernel("FSDP hooks", {});
+    host.host_family = family;
+    host.launches = launches;
+    launch(steps, std::move(host));
+  }
   static Kernel kernel(const std::string& name, profile::Key key) {
     Kernel result;
     result.name = name;
@@ -123,16 +142,33 @@ void place_units(const Dimensions& d, const scenario::Scenario& s, const ChunkSh
   const std::size_t layers = kinds.size();
   const auto units = elements_of(chunk_parameters(d, s, shape), layers);
   const Int capacity = communication_unit(units);
+  struct Ahead {
+    Int elements = 0;
+    std::ptrdiff_t until = 0;  ///< the farthest unit
+  };
   const auto ahead = [&](std::size_t from, int step) {
-    Int sum = 0;
-    for (auto i = static_cast<std::ptrdiff_t>(from) + step; i >= 0 && i < static_cast<std::ptrdiff_t>(layers);
-         i += step) {
-      if (sum >= capacity / 2) break;
-      sum += units[static_cast<std::size_t>(i)].sum();
+    Ahead result{0, static_cast<std::ptrdiff_t>(from)};
+    for (auto i = result.until + step; i >= 0 && i < static_cast<std::ptrdiff_t>(layers); i += step) {
+      if (result.elements >= capacity / 2) break;
+      result.elements += units[static_cast<std::size_t>(i)].sum();
+      result.until = i;
       if (d.fsdp_buffers) break;
     }
-    return sum;
+    return result;
   };
+  std::vector<int> parameters(layers);
+  for (const Parameter& p : chunk_parameters(d, s, shape))
+    if (p.layer >= 0 && static_cast<std::size_t>(p.layer) < layers) ++parameters[static_cast<std::size_t>(p.layer)];
+  // A unit's hook launches what no hook before it has: in forward from the first unit on, in backward from the last.
+  std::ptrdiff_t launched = -1;
+  for (std::size_t i = 0; i < layers; ++i) {
+    const Ahead forward = ahead(i, 1);
+    kinds[i].unit.parameters = parameters[i];
+    kinds[i].unit.ahead = forward.elements;
+    kinds[i].unit.gathers = static_cast<int>(forward.until - launched);
+    launched = forward.until;
+  }
+  launched = static_cast<std::ptrdiff_t>(layers);  // from here on: the lowest
   std::deque<Int> queue = {units[layers].sum()};
   for (std::size_t i = layers; i-- > 0;) {
     Unit& unit = kinds[i].unit;
@@ -140,9 +176,12 @@ void place_units(const Dimensions& d, const scenario::Scenario& s, const ChunkSh
     unit.first = i == 0;
     unit.last = i + 1 == layers;
     if (!unit.last) unit.next = units[i + 1];
-    if (!unit.first) unit.previous = units[i - 1];
-    unit.ahead = ahead(i, 1);
-    unit.below = ahead(i, -1);
+    const Ahead backward = ahead(i, -1);
+    unit.below = backward.elements;
+    // Buckets are gathered in the order of their numbers (all_gather_params): of the last layer's first window its own
+    // comes last.
+    unit.back.assign(units.begin() + backward.until, units.begin() + launched);
+    launched = backward.until;
     unit.queued = std::accumulate(queue.begin(), queue.end(), Int{0});
     for (Int held = unit.queued; held > capacity; held -= queue.front(), queue.pop_front()) {
     }
@@ -158,35 +197,46 @@ void shard_layer(Piece& piece, Owners& owners, const Dimensions& d, const Unit& 
   };
   Around around(piece, owners, d);
   gathered(around, unit.ahead);
+  around.hooks_before("fsdp.unit", unit.parameters);
+  around.hooks_before("fsdp.gather", unit.gathers);
   if (unit.first) around.gather("unit all-gather", unit.own);
   around.wait(Stream::parameter);
   if (!unit.last) around.gather("unit all-gather, ahead", unit.next);
   around.into(piece.forward);
 
   gathered(around, unit.below);
+  around.hooks_before("fsdp.unit", unit.parameters);
+  around.hooks_before("fsdp.gather", static_cast<int>(unit.back.size()));
   if (!d.fsdp_buffers) {
     around.hold_gradients(piece.backward, d.gradient_bytes * unit.own.sum());
     around.hold("gradient bucket", d.gradient_bytes * unit.queued);
   }
-  if (unit.last) {
+  if (unit.last)
     around.wait(Stream::gradient);  // one communicator: after the output layer's reduction, which was launched before
-    around.gather("unit all-gather in backward", unit.own);
-  }
-  around.wait(Stream::parameter);
-  if (!unit.first) around.gather("unit all-gather in backward, ahead", unit.previous);
-  around.reduce("unit gradient reduction", unit.own);
+  else
+    around.wait(Stream::parameter);
+  for (const Elements& each : unit.back)
+    around.gather(unit.last ? "unit all-gather in backward" : "unit all-gather in backward, ahead", each);
+  if (unit.last) around.wait(Stream::parameter);
+  around.reduce("unit gradient reduction", unit.own, unit.parameters);
   around.into(piece.backward);
 }
 
 void shard_end(Piece& piece, Owners& owners, const Dimensions& d, const scenario::Scenario& s, const ChunkShape& shape,
                bool first) {
   const auto parameters = chunk_parameters(d, s, shape);
+  const auto units = static_cast<int>(shape.layers.size());
   Elements embedding;
-  for (const Parameter& p : parameters)
+  int in_embedding = 0, in_head = 0;
+  for (const Parameter& p : parameters) {
     if (p.layer < 0) embedding += p;
+    in_embedding += p.layer < 0;
+    in_head += p.layer >= units;
+  }
   const Elements head = elements_of(parameters, shape.layers.size()).back();
   Around around(piece, owners, d);
   if (first) {  // those of both ends stay gathered through a step
+    around.hooks_before("fsdp.root", 1);
     around.gather("embedding all-gather", embedding, 1);
     around.wait(Stream::parameter, 1);
     around.gather("output layer all-gather", head, 1);
@@ -196,8 +246,13 @@ void shard_end(Piece& piece, Owners& owners, const Dimensions& d, const scenario
   around.into(piece.forward);
   const Elements& own = first ? embedding : head;
   around.hold_gradients(piece.backward, d.gradient_bytes * own.sum());
-  around.reduce(first ? "embedding gradient reduction" : "output layer gradient reduction", own);
-  if (first) around.wait_after(Stream::gradient);
+  if (!first) around.hooks_before("fsdp.root", units);
+  around.reduce(first ? "embedding gradient reduction" : "output layer gradient reduction", own,
+                first ? in_embedding : in_head);
+  if (first) {
+    around.wait_after(Stream::gradient);
+    around.hooks_after("fsdp.reset", units);
+  }
   around.into(piece.backward);
 }
 

@@ -6,7 +6,8 @@
 //
 //   forward    gather |g0|g1|g2|..|     of the unit ahead, beside the layer; released after the layer
 //   compute           |  |layer 0|layer 1|layer 2| ...
-//   backward   gather |gL|..              again, downwards; reduce-scatter of each unit of every microbatch:
+//   backward   gather |..|gL|             again, downwards, a window before the last layer, which comes last in it;
+//                                        reduce-scatter of each unit of every microbatch:
 //   reduce                  |rL|..|r0|re|   compute waits for the last before the next microbatch
 #pragma once
 

@@ -14,10 +14,13 @@ struct Unit {
     Int sum() const { return dense + experts; }
     friend auto operator<=>(const Elements&, const Elements&) = default;
   };
-  Elements own, next, previous;  ///< previous: none below the first layer
+  Elements own, next;
+  std::vector<Elements> back;  ///< what its backward hook gathers, in that order
   bool first = false, last = false;
   Int ahead = 0, below = 0;  ///< gathered ahead: elements beside its own in forward and in backward
   Int queued = 0;            ///< gradients of units above that are being reduced
+  int parameters = 0;
+  int gathers = 0;  ///< that its forward hook launches
   friend auto operator<=>(const Unit&, const Unit&) = default;
 };
 

@@ -74,6 +74,7 @@ void StateWriter::add_finalize(bool shares_embedding) {
                replicated_elements_ * d_.gradient_bytes, d_.tp_link, Stream::compute, Purpose::tp);
     launch(rank_.finalize, "norm gradients scattered", {"small", {}});
   }
+  if (d_.fsdp) add_hooks(rank_.finalize, "fsdp.gradients");
   const auto ranks = embedding_ranks(shares_embedding);
   if (d_.frozen()) return;
   if (ranks.size() > 1 && ranks.contains(pp_rank_)) {
@@ -147,6 +148,7 @@ void StateWriter::add_optimizer_step() {
       launch(step, "gradient clipping", {"scale", {optimizer->elements()}});
     }
   }
+  if (d_.fsdp) add_hooks(step, "fsdp.step");  // some of it after Adam: nothing runs beside it there either
   for (const auto* optimizer : optimizers) {
     if (o.optimizer_cpu_offload) {
       for (auto& kernel :
@@ -171,6 +173,15 @@ void StateWriter::add_optimizer_step() {
     step.insert(step.end(), gathers_.begin(), gathers_.end());
   }
   add_quantized_parameters();
+}
+
+/// Of Megatron-FSDP, which handles every parameter alone around the optimizer step.
+void StateWriter::add_hooks(std::vector<Kernel>& list, const char* family) {
+  Kernel host;
+  host.name = "FSDP hooks";
+  host.host_family = family;
+  host.launches = parameters_;
+  list.push_back(std::move(host));
 }
 
 /// What was gathered in bf16 is quantized into the parameters, and the gradients' buffer that held it is zeroed. With

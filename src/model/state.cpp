@@ -138,6 +138,7 @@ void StateWriter::run(const std::vector<ChunkShape>& shapes) {
   for (std::size_t c = 0; c < shapes.size(); ++c) {
     const auto parameters = chunk_parameters(d_, s_, shapes[c]);
     add_chunk(c, parameters);
+    parameters_ += static_cast<int>(parameters.size());
     if (d_.fsdp)
       for (const auto& tensor : gathered_for_good(parameters, static_cast<int>(shapes[c].layers.size()), owners_, d_))
         rank_.since_first_step.push_back(tensor);

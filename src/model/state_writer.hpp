@@ -64,6 +64,7 @@ class StateWriter {
   void add_shard_casts(const ShardedOptimizer& optimizer);
   void add_optimizer_step();
   void add_quantized_parameters();
+  void add_hooks(std::vector<Kernel>& list, const char* family);
 
   const scenario::Scenario& s_;
   const Dimensions& d_;
@@ -79,6 +80,7 @@ class StateWriter {
       casts_of_chunks_;          ///< rows and columns of parameters that are quantized after a gather
   std::vector<Kernel> gathers_;  ///< of parameters, after an optimizer's step
   Int replicated_elements_ = 0;
+  int parameters_ = 0;  ///< of all chunks, one by one
 };
 
 }  // namespace pipewright::model

@@ -1,4 +1,5 @@
 // Megatron-FSDP and an optimizer on the host: what ranks hold together, what moves when.
+#include <algorithm>
 #include <cmath>
 #include <numeric>
 #include <random>
@@ -114,8 +115,52 @@ TEST_CASE("Megatron-FSDP: a layer waits for its own gather, which runs beside th
   CHECK(gathers(*layers.front(), layers.front()->forward) == Waited{false, true});
   CHECK(gathers(*layers[5], layers[5]->forward) == Waited{true});
   CHECK(gathers(*layers.back(), layers.back()->forward) == Waited{});
-  CHECK(gathers(*layers.back(), layers.back()->backward) == Waited{false, true});
+  // In backward the last layer waits for its first window, in which it comes last.
+  CHECK(gathers(*layers.back(), layers.back()->backward) == Waited{false, false});
+  CHECK(gathers(*layers[5], layers[5]->backward) == Waited{true});
   CHECK(gathers(*layers.front(), layers.front()->backward) == Waited{});
+}
+
+TEST_CASE("Megatron-FSDP: hooks launch every unit's gather once in each pass, and handle every parameter") {
+  std::mt19937 random(29);
+  for (int round = 0; round < 12; ++round) {
+    const auto layers = "num_layers=" + std::to_string(1 + random() % 12);
+    const auto width = "ffn_hidden_size=" + std::to_string(1024 * (1 + random() % 28));
+    const char* buffers = random() % 2 == 0 ? "fsdp_double_buffer=false" : "fsdp_double_buffer=true";
+    CAPTURE(layers);
+    CAPTURE(width);
+    CAPTURE(std::string(buffers));
+    const auto stages = test::build(fsdp({layers.c_str(), width.c_str(), buffers}));
+    const auto& chunk = stages.ranks[0].chunks[0];
+    const auto hooks = [&](const std::string& family, bool forward) {
+      int sum = 0;
+      for (const auto index : chunk.pieces) {
+        const auto& piece = stages.pieces[index];
+        for (const auto& step : forward ? piece.forward : piece.backward) {
+          if (step.kind != Kind::launch) continue;
+          const auto& kernel = piece.kernels[step.index];
+          if (kernel.host_family == family) sum += kernel.launches;
+          // What hooks launch is in their time.
+          if (kernel.stream == Stream::parameter || kernel.stream == Stream::gradient)
+            CHECK((kernel.within_call && kernel.launches == 0));
+        }
+      }
+      return sum;
+    };
+    const auto units = static_cast<int>(chunk.pieces.size()) - 2;  // beside embedding and output layer
+    const int of_unit = 6, of_ends = 3;                            // weights and norms
+    for (const bool forward : {true, false}) {
+      CHECK(hooks("fsdp.gather", forward) == units);
+      CHECK(hooks("fsdp.unit", forward) == of_unit * units);
+    }
+    CHECK(hooks("fsdp.reduce", false) == of_unit * units + of_ends);
+    CHECK(hooks("fsdp.root", true) == 1);
+    CHECK(hooks("fsdp.root", false) == units);
+    const auto& step = stages.ranks[0].optimizer;
+    CHECK(std::ranges::count_if(step, [&](const auto& kernel) {
+            return kernel.host_family == "fsdp.step" && kernel.launches == of_unit * units + of_ends;
+          }) == 1);
+  }
 }
 
 TEST_CASE("Megatron-FSDP: what a pass allocates it frees, and two buffers hold no more than one layer ahead") {
