@@ -391,7 +391,7 @@ void Searcher::glance(Trial& trial) {
 void Searcher::scout(Trial& trial, predict::Depth depth) {
   predict::Prediction seen = trial.quick.value_or(predict::Prediction{});
   options_.scout(trial.candidate.scenario, depth, seen);
-  trial.may_fit = seen.fits;
+  trial.may_fit = trial.may_fit && seen.fits;
   trial.scouted = true;
   trial.every_rank = depth == predict::Depth::ranks;
   trial.quick = std::move(seen);
@@ -404,13 +404,15 @@ void Searcher::refuse(std::size_t trial, const UsageError& error) {
 
 void Searcher::share_with_group(std::size_t leader) {
   const Trial& from = trials_[leader];
+  // What is reserved is each allocator's own matter.
+  const bool fits_by_looks = (!from.floor || from.floor->fits) && (!from.scouted || from.quick->fits);
   for (const auto i : groups_[from.time_group]) {
     if (i == leader || trials_[i].done) continue;
     Trial& trial = trials_[i];
     trial.floor = from.floor;
     trial.quick = from.quick;
     trial.least = std::max(trial.least, from.least);
-    trial.may_fit = from.may_fit;
+    trial.may_fit = trial.may_fit && fits_by_looks;
     trial.glanced = from.glanced;
     trial.scouted = from.scouted;
     trial.every_rank = from.every_rank;

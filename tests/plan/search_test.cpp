@@ -378,6 +378,46 @@ TEST_CASE("quick looks lead to the same winner, with fewer exact predictions") {
   }
 }
 
+TEST_CASE("what is looked at for the answer alone takes nothing back of what was proved") {
+  // What fits by what it allocates and not by what it reserves stays excluded, whatever low estimates say of its time.
+  for (const std::int64_t limit : {49, 52, 55, 58, 80})
+    for (const std::int64_t percent : {90, 97, 99}) {
+      CAPTURE(limit);
+      CAPTURE(percent);
+      const auto s = searching("dense", "recompute pipeline");
+      const auto bytes = limit * gibibyte;
+      auto quick = options(bytes);
+      quick.top = 4;
+      quick.floor = quick.estimate = [percent, bytes](const scenario::Scenario& one) {
+        auto p = machine(one, bytes);
+        p.step_ns = p.step_ns * percent / 100;
+        p.fits = true;
+        return p;
+      };
+      quick.scout = [bytes](const scenario::Scenario& one, predict::Depth, predict::Prediction& into) {
+        const auto step_ns = into.step_ns;
+        into = machine(one, bytes);
+        into.step_ns = step_ns;
+        into.fits = true;
+        for (auto& rank : into.ranks) {
+          rank.walk.peak_reserved = rank.walk.peak_allocated;
+          into.fits = into.fits && (rank.walk.peak_allocated + rank.outside_allocator).value <= bytes;
+        }
+      };
+      quick.repredict_reserved = [bytes](const scenario::Scenario& one, const predict::Prediction& same) {
+        auto p = machine(one, bytes);
+        p.step_ns = same.step_ns;
+        return p;
+      };
+      const auto all = plan::search(s, options(bytes)), led = plan::search(s, quick);
+      REQUIRE(all.best);
+      REQUIRE(led.best);
+      check_counts(led.searched);
+      CHECK(led.best->label == all.best->label);
+      CHECK(led.searched.proved_optimal);
+    }
+}
+
 TEST_CASE("parallelism: legal spreads only, structures that cannot fit are excluded as a whole") {
   auto o = options();
   o.estimate = [](const scenario::Scenario& one) { return machine(one); };
