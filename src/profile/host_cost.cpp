@@ -25,6 +25,7 @@ constexpr std::array relatives = {
     // Functions under torch.compile: guards, wrappers, one kernel.
     Relative{forward, "gelu.forward", forward, "swiglu.forward"},
     Relative{backward, "gelu.backward", backward, "swiglu.backward"},
+    Relative{forward, "out_correction", forward, "swiglu.forward"},
     // A function of Python that launches a kernel of Triton.
     Relative{forward, "cross_entropy.te", forward, "moe.sort_chunks"},
     Relative{backward, "cross_entropy.te", backward, "moe.unpermute.backward"},
@@ -53,6 +54,7 @@ constexpr std::array relatives = {
     Relative{forward, "embedding", forward, "small", true},
     Relative{forward, "fill", forward, "small", true},
     Relative{forward, "glu.offset", forward, "small", true},
+    Relative{forward, "index_select", forward, "small", true},
     Relative{forward, "scale", forward, "small", true},
     Relative{backward, "cast.bf16_f32", backward, "small", true},
     Relative{backward, "cast.f32_bf16", backward, "small", true},
@@ -60,6 +62,7 @@ constexpr std::array relatives = {
     Relative{backward, "copy.strided", backward, "small", true},
     Relative{backward, "dropout", backward, "small", true},
     Relative{backward, "fill", backward, "small", true},
+    Relative{backward, "index_select", backward, "small", true},
     Relative{backward, "scale", backward, "small", true},
     Relative{finalize, "scale", backward, "small", true},
     Relative{finalize, "small", backward, "small", true},
