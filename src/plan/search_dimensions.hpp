@@ -57,8 +57,8 @@ bool layout_is_open(const scenario::Scenario& scenario);
 
 // How the model is spread (dimensions_parallel.cpp).
 std::vector<Value> parallelism_values(const scenario::Scenario& partial, LeftOut& left_out);
-/// Kinds of context parallelism (cp_comm_type) that are modelled for the model and whose ranks can share its heads; in two
-/// levels the first is what of the group an NVLink domain holds.
+/// Kinds of context parallelism (cp_comm_type) that are modelled for the model and whose ranks can share its heads; in
+/// two levels the first is what of the group an NVLink domain holds.
 std::vector<Value> context_values(const scenario::Scenario& partial, LeftOut& left_out);
 std::vector<Value> microbatch_values(const scenario::Scenario& partial, LeftOut& left_out);
 std::vector<Value> pipeline_values(const scenario::Scenario& partial, LeftOut& left_out);

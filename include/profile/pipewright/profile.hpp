@@ -237,8 +237,8 @@ struct HostCost {
   double once = 0, each = 0;
 };
 /// `direction`: "forward", "backward", "finalize" or "optimizer". The profile's "host.<direction>.<family>_us" (the
-/// longest dotted prefix of the family that it knows; with `fp8` first "host.<direction>.fp8.<family>_us"), else that of
-/// an operation whose host code is of the same kind (host_cost.cpp). nullopt: neither is known.
+/// longest dotted prefix of the family that it knows; with `fp8` first "host.<direction>.fp8.<family>_us"), else that
+/// of an operation whose host code is of the same kind (host_cost.cpp). nullopt: neither is known.
 std::optional<HostCost> host_cost(const Profiles& profiles, const std::string& direction, const std::string& family,
                                   bool fp8);
 
