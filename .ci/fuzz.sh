@@ -7,10 +7,13 @@ seconds=${1:-60}
 compiler=
 for version in '' -20 -19 -18 -17 -16; do
   major=$("clang++$version" -dumpversion 2>/dev/null | cut -d. -f1)
-  [ "${major:-0}" -ge 16 ] && compiler=clang++$version && break
+  [ "${major:-0}" -ge 16 ] || continue
+  # Debian packs the runtime of libFuzzer apart from the compiler.
+  echo 'extern "C" int LLVMFuzzerTestOneInput(const unsigned char*, unsigned long) { return 0; }' |
+    "clang++$version" -x c++ -fsanitize=fuzzer,address -o /dev/null - 2>/dev/null && compiler=clang++$version && break
 done
 if [ -z "$compiler" ]; then
-  echo "clang 16 or later is not installed (Debian 12: apt-get install clang-16): skipped"
+  echo "clang 16 or later with libFuzzer is not installed (Debian 12: apt-get install clang-16 libclang-rt-16-dev): skipped"
   exit 0
 fi
 if [ ! -f build-fuzz/build.ninja ]; then
