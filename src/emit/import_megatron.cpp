@@ -445,8 +445,7 @@ class FlagImporter {
     if (absent.empty() && vocabulary) return;
     const std::string add =
         "the vocabulary is missing: add --vocab-size N (the tokenizer's entries) or --padded-vocab-size N to the "
-        "flags, "
-        "or --set vocab_size=N";
+        "flags, or --set vocab_size=N";
     if (absent.empty()) throw UsageError(s_.origin, "--vocab-size", add);
     throw UsageError(s_.origin, list(absent, ", "),
                      (absent.size() == 1 ? "is missing" : "are missing") + (vocabulary ? "" : "; " + add));

@@ -74,9 +74,6 @@ class GroupedQueryAttention : public Attention {
   }
   /// The gate of a single group lies in one piece of every row of the fused projection's output.
   bool gate_is_view() const { return d_.output_gate && d_.groups == 1; }
-  void release(std::initializer_list<std::uint32_t*> tensors) {
-    for (auto* tensor : tensors) w_.release(*tensor);
-  }
   void release_output() {
     linear_.weight_gradients.put([this, output = std::exchange(o_, no_tensor)] { w_.free(output); });
   }
@@ -107,7 +104,7 @@ void GroupedQueryAttention::run_core(bool grad) {
     w_.launch("attention.v copy", {"copy.strided", {d_.tokens, d_.kv}});
   }
   o_ = core_.forward(grad);
-  if (!grad || (d_.context.heads > 1) || (d_.unfused_attention && d_.groups < d_.heads)) release({&v_});
+  if (!grad || (d_.context.heads > 1) || (d_.unfused_attention && d_.groups < d_.heads)) w_.release(v_);
 }
 
 void GroupedQueryAttention::queries_and_keys(bool grad) {
@@ -119,15 +116,16 @@ void GroupedQueryAttention::queries_and_keys(bool grad) {
     if (!copies_k()) return;
     k_raw_ = w_.allocate("attention.k_contiguous", 2 * d_.tokens * d_.kv);
     w_.launch("attention.k copy", {"copy.strided", {d_.tokens, d_.kv}});
+    if (d_.qk_norm) w_.eager();  // inside its norm
   };
-  if (!d_.qk_norm) copy_k();
-  if (d_.qk_norm) {
+  if (!d_.qk_norm) {
+    copy_k();
+  } else {
     // The norms make their inputs contiguous and save them.
     qk_statistics_ = w_.allocate_float("attention.qk_norm_statistics", 4 * d_.tokens * (d_.heads + d_.groups));
     q_normed_ = w_.allocate("attention.q_normed", 2 * d_.tokens * d_.q);
     linear_.norm("attention.q norm", true, d_.tokens * d_.heads, d_.head_dim);
     copy_k();
-    if (copies_k()) w_.eager();
     k_normed_ = w_.allocate("attention.k_normed", 2 * d_.tokens * d_.kv);
     linear_.norm("attention.k norm", true, d_.tokens * d_.groups, d_.head_dim);
   }
@@ -150,7 +148,7 @@ void GroupedQueryAttention::gate_output(bool grad) {
   if (!d_.output_gate) return;
   gated_ = w_.allocate("attention.gated_output", 2 * d_.tokens * d_.q);
   w_.launch("attention.gate forward", {"gate.forward", {d_.tokens, d_.q}});
-  if (!grad) release({&gate_});
+  if (!grad) w_.release(gate_);
 }
 
 std::uint32_t GroupedQueryAttention::gate_backward(std::uint32_t gradient) {
@@ -159,7 +157,7 @@ std::uint32_t GroupedQueryAttention::gate_backward(std::uint32_t gradient) {
   dgate_ = w_.allocate("attention.gate_gradient", 2 * d_.tokens * d_.q);
   w_.launch("attention.gate backward", {"gate.backward", {d_.tokens, d_.q}});
   w_.free(gradient);
-  release({&gate_, &gated_});
+  w_.release(gate_, gated_);
   return dout;
 }
 
@@ -182,7 +180,7 @@ CoreAttention::Gradients GroupedQueryAttention::l2_norms_backward(Gradients norm
   const char* form = copies_q() ? "qk_l2_norm.backward" : "qk_l2_norm.strided.backward";
   w_.launch("attention.q norm backward", {form, {d_.tokens * d_.heads, d_.head_dim}});
   w_.free(normed.q);
-  release({&q_raw_, &qk_statistics_, &mixed_});
+  w_.release(q_raw_, qk_statistics_, mixed_);
   return g;
 }
 
@@ -222,7 +220,7 @@ std::uint32_t GroupedQueryAttention::attend_and_project(bool grad) {
   if (grad) offload_.saves(Offload::attn_proj, {saves_o ? o_ : proj_input_.transpose});
   offload_.commit(Offload::attn_proj);
   if (keeps && saves_o && !d_.output_gate) w_.saved_again(o_);
-  if (!grad || !saves_o) release({&gated_});
+  if (!grad || !saves_o) w_.release(gated_);
   return out;
 }
 
@@ -231,16 +229,16 @@ std::uint32_t GroupedQueryAttention::forward(bool grad) {
   queries_and_keys(grad);
   const auto out = attend_and_project(grad);
   // Frames return: copies that only the forward pass needed go.
-  release({&q_normed_, &k_normed_});
-  if (!grad || !normalises()) release({&q_raw_, &k_raw_, &qk_statistics_});
-  if (!grad || !keeps_mixed()) release({&mixed_});
+  w_.release(q_normed_, k_normed_);
+  if (!grad || !normalises()) w_.release(q_raw_, k_raw_, qk_statistics_);
+  if (!grad || !keeps_mixed()) w_.release(mixed_);
   const bool repeated = d_.unfused_attention && d_.groups < d_.heads;  // only the repeated keys are read again
-  if (repeated && !d_.recomputes(Recompute::core_attn)) release({&k_});
-  if ((d_.context.heads > 1) && !d_.recomputes(Recompute::core_attn)) release({&q_, &k_});  // whole sequences are kept
-  if (!grad) release({&q_, &k_, &o_});
+  if (repeated && !d_.recomputes(Recompute::core_attn)) w_.release(k_);
+  if ((d_.context.heads > 1) && !d_.recomputes(Recompute::core_attn)) w_.release(q_, k_);  // whole sequences are kept
+  if (!grad) w_.release(q_, k_, o_);
   // Delayed scaling: the projection keeps an FP8 copy alone, a checkpoint keeps no output.
   if (d_.recomputes(Recompute::core_attn) && proj_.fp8 && d_.precision.recipe == Recipe::delayed && !d_.output_gate)
-    release({&o_});
+    w_.release(o_);
   if (d_.separate_norms) separate_norm_.leave(grad);
   return out;
 }
@@ -277,8 +275,8 @@ std::uint32_t GroupedQueryAttention::backward(std::uint32_t dropped) {
     gradients = core_.backward({dout, std::exchange(v_, no_tensor), only_v});
   }
   auto [dq, dk, dv] = gradients;
-  release({&q_, &k_, &v_});
-  if (!d_.qk_l2_norm) release({&mixed_});
+  w_.release(q_, k_, v_);
+  if (!d_.qk_l2_norm) w_.release(mixed_);
   release_output();
   offload_.done(Offload::core_attn);
   if (rotates_) {

@@ -159,6 +159,14 @@ profile::Key accumulation(const Dimensions& d, Int elements) {
   return {d.gradient_bytes == 4 ? "add.f32" : "add", {elements}};
 }
 
+Kernel host_work(const std::string& name, const char* host_family, int launches) {
+  Kernel kernel;
+  kernel.name = name;
+  kernel.host_family = host_family;
+  kernel.launches = launches;
+  return kernel;
+}
+
 Kernel collective_kernel(Purpose purpose, const std::string& name, const std::string& kind, Int ranks, Int bytes,
                          const Way& way, Stream stream) {
   Kernel kernel;

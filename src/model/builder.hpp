@@ -27,6 +27,9 @@ constexpr std::uint32_t no_tensor = 0xffffffff;
 /// One bf16 stand-in for each distinct weight shape (TE pytorch/module/base.py, get_dummy_wgrad).
 Tensor dummy_gradient(Owners& owners, Int in, Int out);
 
+/// Work of the host alone, which takes no time on the GPU: what `host_family` costs once, and for each of `launches`.
+Kernel host_work(const std::string& name, const char* host_family, int launches = 1);
+
 /// A collective's kernel; what moves where, if it leaves its NVLink domain.
 Kernel collective_kernel(Purpose purpose, const std::string& name, const std::string& kind, Int ranks, Int bytes,
                          const Way& way, Stream stream);

@@ -151,9 +151,7 @@ std::uint32_t CoreAttention::exchanged_forward(bool grad) {
   const auto out = w_.allocate("attention.core_output", q_bytes);
   w_.launch("attention.output after the exchange", {"copy.strided", {d_.tokens, d_.q}});
   w_.free({ordered, received});
-  if (!grad) {
-    w_.release(q_, k_, v_, out_, rng_, statistics_);
-  }
+  if (!grad) w_.release(q_, k_, v_, out_, rng_, statistics_);
   return out;
 }
 
@@ -200,9 +198,7 @@ std::uint32_t CoreAttention::fused_forward(bool grad) {
   }
   statistics_ = w_.allocate_float("attention.softmax_lse", 4 * d_.tokens * d_.heads);
   fused_kernel("attention.core forward", "forward.bf16");
-  if (!grad) {
-    w_.release(rng_, statistics_, sinks_);
-  }
+  if (!grad) w_.release(rng_, statistics_, sinks_);
   // FlashAttention saves its output by batch; TE copies it into the order of the sequence (backends.py, "sbhd").
   if (!d_.flash2 || d_.b == 1) return out;
   const auto ordered = w_.allocate("attention.core_output", 2 * d_.tokens * d_.o_width());
@@ -293,9 +289,7 @@ std::uint32_t CoreAttention::unfused_forward(bool grad) {
   const auto out = w_.allocate("attention.core_output", 2 * d_.tokens * d_.o_width());
   w_.launch("attention.context permuted", {"copy.strided", {d_.tokens, d_.o_width()}});
   w_.free({context, scores});
-  if (!grad) {
-    w_.release(keys_, values_, softmax_, probabilities_, mask_);
-  }
+  if (!grad) w_.release(keys_, values_, softmax_, probabilities_, mask_);
   return out;
 }
 

@@ -1,7 +1,5 @@
 #include "ends.hpp"
 
-#include <utility>
-
 #include "embedding.hpp"
 #include "norm.hpp"
 
@@ -25,12 +23,7 @@ void check_loss(Piece& piece, std::vector<Step>& steps) {
 /// pretrain_gpt.py, get_batch, in every forward pass of a chunk that embeds or ends with the loss: the data loader's
 /// next microbatch, its tensors copied to the GPU and broadcast over TP, to itself alone too. Small enough to take no
 /// time there.
-void fetch_batch(PieceBuilder& w) {
-  Kernel kernel;
-  kernel.name = "microbatch fetched";
-  kernel.host_family = "batch";
-  w.launch(std::move(kernel));
-}
+void fetch_batch(PieceBuilder& w) { w.launch(host_work("microbatch fetched", "batch")); }
 
 /// Logits and the loss of every token are one node; `loss` is the mean that the training loop takes of it.
 Piece take_head(PieceBuilder& w, const Dimensions& d) {

@@ -111,11 +111,7 @@ class Around {
     return kernel;
   }
   void hooks(std::vector<Step>& steps, const char* family, int launches) {
-    if (launches == 0) return;
-    Kernel host = kernel("FSDP hooks", {});
-    host.host_family = family;
-    host.launches = launches;
-    launch(steps, std::move(host));
+    if (launches > 0) launch(steps, host_work("FSDP hooks", family, launches));
   }
   static Kernel kernel(const std::string& name, profile::Key key) {
     Kernel result;
@@ -140,7 +136,8 @@ class Around {
 void place_units(const Dimensions& d, const scenario::Scenario& s, const ChunkShape& shape,
                  std::vector<LayerKind>& kinds) {
   const std::size_t layers = kinds.size();
-  const auto units = elements_of(chunk_parameters(d, s, shape), layers);
+  const auto all = chunk_parameters(d, s, shape);
+  const auto units = elements_of(all, layers);
   const Int capacity = communication_unit(units);
   struct Ahead {
     Int elements = 0;
@@ -157,7 +154,7 @@ void place_units(const Dimensions& d, const scenario::Scenario& s, const ChunkSh
     return result;
   };
   std::vector<int> parameters(layers);
-  for (const Parameter& p : chunk_parameters(d, s, shape))
+  for (const Parameter& p : all)
     if (p.layer >= 0 && static_cast<std::size_t>(p.layer) < layers) ++parameters[static_cast<std::size_t>(p.layer)];
   // A unit's hook launches what no hook before it has: in forward from the first unit on, in backward from the last.
   std::ptrdiff_t launched = -1;

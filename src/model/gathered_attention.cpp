@@ -64,9 +64,7 @@ std::uint32_t CoreAttention::gathered_forward(bool grad) {
   chunk_kernel("attention.core forward", "forward.bf16", 2 * d_.cp);
   for (int chunk = 0; chunk < 2; ++chunk) w_.launch("attention.chunk output", {"copy.d2d", {half}});
   w_.free({k, v, zeros, first, second});
-  if (!grad) {
-    w_.release(rng_, statistics_, later_rng_, later_statistics_);
-  }
+  if (!grad) w_.release(rng_, statistics_, later_rng_, later_statistics_);
   return out;
 }
 

@@ -89,9 +89,7 @@ void LayerWriter::forward(std::uint32_t y, bool grad) {
   const auto sum = mlp_forward(y, grad);
   if (graphs_mlp_) graph_.leave_with(sum, y);
   w_.free(replaced);
-  if (!grad) {
-    w_.release(residual_);
-  }
+  if (!grad) w_.release(residual_);
 }
 
 std::uint32_t LayerWriter::mlp_backward() {

@@ -49,6 +49,8 @@ class LatentAttention : public Attention {
   };
 
   Int split(Int width) const { return d_.splits_down ? width / d_.t : width; }
+  /// The queries' projection has a norm in front: of compressed queries, or of the layer's input.
+  bool norms_queries() const { return d_.q_rank > 0 || d_.norms_q; }
   bool gathers_rope() const { return d_.sp && !d_.splits_down; }
   void down(bool grad);
   std::uint32_t whole_width(const std::string& name, Int width);
@@ -68,9 +70,6 @@ class LatentAttention : public Attention {
   Compressed up_backward();
   std::uint32_t down_backward(Compressed gradients);
   std::uint32_t normed_backward(const Linear& linear, Operand& saved, std::uint32_t gradient, std::uint32_t sum);
-  void release(std::initializer_list<std::uint32_t*> tensors) {
-    for (auto* tensor : tensors) w_.release(*tensor);
-  }
 
   PieceBuilder& w_;
   const Dimensions& d_;
@@ -135,7 +134,7 @@ void LatentAttention::down(bool grad) {
   if (d_.splits_down) {
     if (d_.fused_down) compressed_q_ = whole_width("attention.q_compressed", d_.q_rank);
     key_rope_ = whole_width("attention.kv_compressed", kv_width);  // all of it, for the rotated part
-    release({&compressed_kv_, &mixed_});
+    w_.release(compressed_kv_, mixed_);
     if (d_.sp) {
       compressed_kv_ = w_.allocate("attention.kv_compressed", 2 * d_.local * d_.kv_rank);
       w_.launch("attention.kv_compressed scattered", {"copy.d2d", {2 * d_.local * d_.kv_rank}});
@@ -162,7 +161,7 @@ std::uint32_t LatentAttention::project(const Linear& linear, const std::string& 
   } else {
     out = linear_.column_linear(linear, owner, projection.saved.out, grad);
   }
-  if (!grad || (linear.fp8 && !d_.qk_norm)) release({&projection.input});
+  if (!grad || (linear.fp8 && !d_.qk_norm)) w_.release(projection.input);
   return out;
 }
 
@@ -174,7 +173,7 @@ std::uint32_t LatentAttention::project_backward(const Linear& linear, Projection
     result = linear_.column_backward(linear, projection.saved.out);
     w_.free(gradient);
   }
-  release({&projection.input});
+  w_.release(projection.input);
   return result;
 }
 
@@ -200,7 +199,7 @@ void LatentAttention::rotate(std::uint32_t kv, bool grad) {
 }
 
 void LatentAttention::up(bool grad) {
-  if (d_.q_rank > 0 || d_.norms_q) {
+  if (norms_queries()) {
     q_ = project(q_up_, "attention.q", q_projection_, grad);
   } else {
     q_ = linear_.column_linear(q_up_, "attention.q", q_projection_.saved.out, grad);
@@ -215,7 +214,7 @@ void LatentAttention::offload_projections() {
     offload_.saves(Offload::qkv_linear, {w_.layer_input(), fused_norm_.out.data});
   } else if (!q_up_.fp8 && !d_.recomputes(Recompute::layernorm)) {
     offload_.saves(Offload::qkv_linear, {normed_});
-    if (d_.q_rank > 0 || d_.norms_q) reloaded_normed_ = offload_.saves_held(Offload::qkv_linear, normed_);
+    if (norms_queries()) reloaded_normed_ = offload_.saves_held(Offload::qkv_linear, normed_);
   }
   for (const auto* projection : {&q_projection_, &kv_projection_})
     offload_.saves(Offload::qkv_linear, {projection->input, projection->saved.out.data});
@@ -241,7 +240,7 @@ void LatentAttention::discard_up() {
     if (offload_.moves(Offload::core_attn, *tensor))
       reloaded_up_.push_back(std::exchange(*tensor, no_tensor));
     else
-      release({tensor});
+      w_.release(*tensor);
   }
 }
 
@@ -251,7 +250,7 @@ std::uint32_t LatentAttention::forward(bool grad) {
   if (grad && !d_.recomputes(Recompute::mla_up_proj)) offload_projections();
   offload_.commit(Offload::qkv_linear);
   if (!grad || !d_.recomputes(Recompute::mla_up_proj)) {
-    if (!(d_.splits_down && !d_.sp)) release({&key_rope_});  // without sequence parallelism compressed keys view it
+    if (!(d_.splits_down && !d_.sp)) w_.release(key_rope_);  // without sequence parallelism compressed keys view it
   }
   attend(grad);
   if (grad && d_.recomputes(Recompute::mla_up_proj)) discard_up();
@@ -262,27 +261,27 @@ std::uint32_t LatentAttention::forward(bool grad) {
   offload_.commit(Offload::attn_proj);
   if (grad && !d_.recomputes(Recompute::core_attn) && saves_o) w_.saved_again(o_);
   // Frames return.
-  if (!grad || (d_.recomputes(Recompute::core_attn) && !saves_o)) release({&o_});
-  if (!grad) release({&q_, &k_, &v_});
+  if (!grad || (d_.recomputes(Recompute::core_attn) && !saves_o)) w_.release(o_);
+  if (!grad) w_.release(q_, k_, v_);
   if (!grad || !d_.recomputes(Recompute::mla_up_proj)) {
     const bool kept = grad && (!q_up_.fp8 || d_.qk_norm);  // as the up projections' inputs, where they are no views
-    release({&key_rope_, &mixed_});
-    if (!kept || !(d_.splits_down && d_.sp)) release({&compressed_kv_});
-    if (!kept) release({&compressed_q_});
+    w_.release(key_rope_, mixed_);
+    if (!kept || !(d_.splits_down && d_.sp)) w_.release(compressed_kv_);
+    if (!kept) w_.release(compressed_q_);
   }
   if (!d_.fused_down) norm_.leave(grad && (!q_up_.fp8 || (d_.norms_q && d_.q_rank == 0)));
   return out;
 }
 
 void LatentAttention::core_backward(std::uint32_t dout) {
-  if (d_.recomputes(Recompute::core_attn) || d_.unfused_attention) release({&o_});  // only the projection had saved it
+  if (d_.recomputes(Recompute::core_attn) || d_.unfused_attention) w_.release(o_);  // only the projection had saved it
   if (d_.recomputes(Recompute::core_attn)) {
     w_.recomputing(true);
     o_ = core_.forward(true);
     w_.recomputing(false);
   }
   const auto g = core_.backward({dout});
-  release({&q_, &k_, &v_, &o_});
+  w_.release(q_, k_, v_, o_);
   for (const auto tensor : std::exchange(reloaded_up_, {})) w_.free(tensor);
   q_ = g.q;
   k_ = g.k;
@@ -297,12 +296,12 @@ LatentAttention::Compressed LatentAttention::up_backward() {
   if (d_.fused_rope) {
     w_.launch("attention.kv rope backward",
               {"rope.mla.backward", {d_.tokens, d_.heads, d_.qk_nope + d_.v_dim + d_.qk_rope / 2}});
-    release({&k_, &v_});
+    w_.release(k_, v_);
     w_.launch("attention.q rope backward", {"rope.mla.backward", {d_.tokens, d_.heads, d_.qk_rope}});
   } else {
     w_.launch("attention.kv gradient", {"cat", {d_.tokens, d_.kv_up()}});
     w_.launch("attention.key_rope gradient of heads summed", {"copy.strided", {d_.tokens, d_.heads * d_.qk_rope}});
-    release({&k_, &v_});
+    w_.release(k_, v_);
     result.rope = k_rope_.backward(1, d_.qk_rope, result.rope);
     const auto dq_rope = w_.allocate("attention.q_rope_gradient", 2 * d_.tokens * d_.heads * d_.qk_rope);
     w_.launch("attention.q_rope gradient copy", {"copy.strided", {d_.tokens, d_.heads * d_.qk_rope}});
@@ -312,13 +311,13 @@ LatentAttention::Compressed LatentAttention::up_backward() {
     w_.free({rotated, std::exchange(q_, dq)});
   }
   result.kv = project_backward(kv_up_, kv_projection_, dkv);
-  if (d_.q_rank > 0 || d_.norms_q) {
+  if (norms_queries()) {
     result.q = project_backward(q_up_, q_projection_, std::exchange(q_, no_tensor));
   } else {
     result.q = linear_.column_backward(q_up_, q_projection_.saved.out);
-    release({&q_});
+    w_.release(q_);
   }
-  release({&compressed_q_, &compressed_kv_, &key_rope_, &mixed_});
+  w_.release(compressed_q_, compressed_kv_, key_rope_, mixed_);
   return result;
 }
 
@@ -366,7 +365,7 @@ std::uint32_t LatentAttention::down_backward(Compressed g) {
   auto sum = d_.q_rank > 0 ? no_tensor : g.q;
   sum = normed_backward(kv_down_, kv_down_input_, dkv, sum);
   if (d_.q_rank > 0) sum = normed_backward(q_down_, q_down_input_, g.q, sum);
-  release({&reloaded_normed_});
+  w_.release(reloaded_normed_);
   offload_.done(Offload::qkv_linear);
   return norm_.backward(sum);
 }

@@ -126,9 +126,7 @@ std::uint32_t DenseMlp::run(bool grad) {
   auto out = linear_.row_linear(fc2_, "mlp.fc2_output", fc2_input_, grad, false);
   out = linear_.adapt(fc2_, out, "mlp.fc2_output", no_tensor, fc2_adapted_, grad);
   // FP8 saved its own copy, a frozen layer none; an adapter reads the original.
-  if (!grad || ((fc2_.fp8 || fc2_.frozen) && fc2_.rank == 0)) {
-    w_.release(activation_);
-  }
+  if (!grad || ((fc2_.fp8 || fc2_.frozen) && fc2_.rank == 0)) w_.release(activation_);
   return post_norm_.forward(out, grad);
 }
 

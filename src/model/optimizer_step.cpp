@@ -177,11 +177,7 @@ void StateWriter::add_optimizer_step() {
 
 /// Of Megatron-FSDP, which handles every parameter alone around the optimizer step.
 void StateWriter::add_hooks(std::vector<Kernel>& list, const char* family) {
-  Kernel host;
-  host.name = "FSDP hooks";
-  host.host_family = family;
-  host.launches = parameters_;
-  list.push_back(std::move(host));
+  list.push_back(host_work("FSDP hooks", family, parameters_));
 }
 
 /// What was gathered in bf16 is quantized into the parameters, and the gradients' buffer that held it is zeroed. With

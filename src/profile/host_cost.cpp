@@ -26,9 +26,6 @@ constexpr std::array relatives = {
     Relative{forward, "gelu.forward", forward, "swiglu.forward"},
     Relative{backward, "gelu.backward", backward, "swiglu.backward"},
     Relative{forward, "out_correction", forward, "swiglu.forward"},
-    // A function of Python that launches a kernel of Triton.
-    Relative{forward, "cross_entropy.te", forward, "moe.sort_chunks"},
-    Relative{backward, "cross_entropy.te", backward, "moe.unpermute.backward"},
     // Quantizers of Transformer Engine.
     Relative{forward, "quantize", forward, "amax"},
     Relative{backward, "quantize", backward, "amax"},
@@ -51,7 +48,6 @@ constexpr std::array relatives = {
     Relative{forward, "cast.f32_bf16", forward, "small", true},
     Relative{forward, "cat", forward, "small", true},
     Relative{forward, "dropout", forward, "small", true},
-    Relative{forward, "embedding", forward, "small", true},
     Relative{forward, "fill", forward, "small", true},
     Relative{forward, "glu.offset", forward, "small", true},
     Relative{forward, "index_select", forward, "small", true},

@@ -273,8 +273,7 @@ const std::vector<RefusedField>& refused_rows() {
        }},
       {"moe_paged_stash",
        "expert activations in pages beside activation offload or recompute of the MoE layer, or of other experts than "
-       "the "
-       "fused grouped MLP",
+       "the fused grouped MLP",
        [](const Scenario& s) {
          const auto& o = s.settings;
          return o.moe_paged_stash &&
@@ -348,10 +347,8 @@ const std::vector<RefusedField>& refused_rows() {
        [](const Scenario& s) { return s.settings.use_megatron_fsdp && beside_unmodelled(Family::fsdp, s); }},
       {"optimizer",
        "the kernels of this optimizer; of Muon: fp16, FP8 parameters, adapters, precision-aware states, the gather in "
-       "the "
-       "optimizer step, the distributed optimizer before 0.18 and beside experts with biases, overlapped reduction "
-       "before "
-       "0.18 (dist_muon is muon with use_distributed_optimizer)",
+       "the optimizer step, the distributed optimizer before 0.18 and beside experts with biases, overlapped reduction "
+       "before 0.18 (dist_muon is muon with use_distributed_optimizer)",
        [](const Scenario& s) { return s.settings.optimizer != "adam" && !is_plain_muon(s); }},
       {"muon_coefficient_type", "steps of Muon without the product A A",
        [](const Scenario& s) {

@@ -133,6 +133,13 @@ void gemma(const HfConfig& config, Model& m, const std::string& family) {
     if (config.has(key)) *field = config.number(key, 0);
 }
 
+/// Experts in the last of every `step` layers; nothing for every layer.
+void experts_every(Int step, Model& m) {
+  if (step <= 1) return;
+  m.moe_layer_freq.clear();
+  for (Int layer = 0; layer < m.num_layers; ++layer) m.moe_layer_freq.push_back((layer + 1) % step == 0 ? 1 : 0);
+}
+
 // Transformers' configuration_llama4.py. Sequences of one attention chunk see what causal attention sees.
 void llama4(const HfConfig& config, Scenario& scenario, Model& m) {
   m.moe_ffn_hidden_size = m.ffn_hidden_size;
@@ -144,11 +151,7 @@ void llama4(const HfConfig& config, Scenario& scenario, Model& m) {
   scenario.settings.moe_apply_probs_on_input = true;
   m.qk_l2_norm = config.boolean("use_qk_norm", true);
   m.attention_chunk_size = config.optional_integer("attention_chunk_size");
-  const Int step = config.optional_integer("interleave_moe_layer_step").value_or(1);
-  if (step > 1) {
-    m.moe_layer_freq.clear();  // the last of every `step` layers
-    for (Int layer = 0; layer < m.num_layers; ++layer) m.moe_layer_freq.push_back((layer + 1) % step == 0 ? 1 : 0);
-  }
+  experts_every(config.optional_integer("interleave_moe_layer_step").value_or(1), m);
   m.no_rope_freq = config.integers("no_rope_layers", m.num_layers);
   for (Int& rotates : m.no_rope_freq) rotates = rotates == 0 ? 1 : 0;  // Megatron's 1: no rotation
   if (m.no_rope_freq.empty()) m.no_rope_freq = {config.optional_integer("no_rope_layer_interval", 0).value_or(4)};
@@ -176,10 +179,7 @@ void qwen_moe(const HfConfig& config, Model& m, const std::string& family) {
   m.moe_router_topk = config.integer("num_experts_per_tok");
   m.moe_ffn_hidden_size = config.integer("moe_intermediate_size");
   m.moe_router_pre_softmax = !config.boolean("norm_topk_prob", false);  // renormalised: as softmax over the chosen
-  if (const OptInt step = config.optional_integer("decoder_sparse_step"); step && *step > 1) {
-    m.moe_layer_freq.clear();  // transformers: a layer is sparse where (layer + 1) % step == 0
-    for (Int layer = 0; layer < m.num_layers; ++layer) m.moe_layer_freq.push_back((layer + 1) % *step == 0 ? 1 : 0);
-  }
+  experts_every(config.optional_integer("decoder_sparse_step").value_or(1), m);
   if (family != "qwen2_moe") return;
   m.moe_shared_expert_intermediate_size = config.integer("shared_expert_intermediate_size");
   m.moe_shared_expert_gate = true;

@@ -215,7 +215,7 @@ class Floor {
     const bool own = kernel.stream == model::Stream::compute;
     if (part == 1 && (own || (node && kernel.stream == model::Stream::communication))) pass.chain += ns;
     if (kernel.stream == model::Stream::communication || (own && expert)) pass.communication += ns;
-    if (!own || expert || kernel.key.family.empty()) return;
+    if (!own || expert) return;
     const auto kind = std::ranges::find(loads, profile::family(kernel.key.family).load);
     if (kernel.purpose == model::Purpose::compute && kind != loads.end())
       pass.compute.by_kind[static_cast<std::size_t>(kind - loads.begin())] += ns;

@@ -8,7 +8,8 @@
 namespace pipewright::trial {
 namespace {
 
-// Numbers are as long as those of a run: longer ones are no line of a training loop.
+// As long as the numbers of a run: longer ones are no line of a training loop.
+const std::string whole_group = R"((\d{1,9}))", number_group = R"((\d{1,12}(?:\.\d{0,12})?))";
 
 template <class Each>
 void each_line(std::string_view text, const Each& body) {
@@ -26,9 +27,9 @@ Bytes of_mebibytes(const std::string& text) {
 }
 
 void read_step(std::string_view line, Log& log) {
-  static const Regex megatron(
-      R"(iteration\s+(\d{1,9})\s*/.*elapsed time per iteration \(ms\): (\d{1,12}(?:\.\d{0,12})?))"),
-      bridge(R"(Step Time : (\d{1,12}(?:\.\d{0,12})?)s)");
+  static const Regex megatron(R"(iteration\s+)" + whole_group + R"(\s*/.*elapsed time per iteration \(ms\): )" +
+                              number_group),
+      bridge("Step Time : " + number_group + "s");
   if (const auto m = megatron.first_in(line); !m.empty())
     log.steps.emplace_back(std::stoi(m[1]), std::stod(m[2]));
   else if (const auto s = bridge.first_in(line); !s.empty())
@@ -36,9 +37,9 @@ void read_step(std::string_view line, Log& log) {
 }
 
 void read_memory(std::string_view line, Log& log) {
-  static const Regex pattern(
-      R"(\[Rank (\d{1,9})\].*max allocated: (\d{1,12}(?:\.\d{0,12})?) \| reserved: (\d{1,12}(?:\.\d{0,12})?) \| max reserved: (\d{1,12}(?:\.\d{0,12})?))"
-      R"((?: \| total device memory used: (\d{1,12}(?:\.\d{0,12})?))?)");
+  static const Regex pattern(R"(\[Rank )" + whole_group + R"(\].*max allocated: )" + number_group +
+                             R"( \| reserved: )" + number_group + R"( \| max reserved: )" + number_group +
+                             R"((?: \| total device memory used: )" + number_group + ")?");
   const auto m = pattern.first_in(line);
   if (m.empty()) return;
   RankMemory memory{std::stoi(m[1]), of_mebibytes(m[2]), of_mebibytes(m[4]), {}};
