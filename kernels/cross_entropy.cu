@@ -64,26 +64,26 @@ __global__ void __launch_bounds__(128) exp_kernel(const float* in, float* out, s
   store(out + i * 4, v);
 }
 
-// Native: rows in bf16 to fp32 with their maximum.
+// Native: rows in bf16 to fp32 with their maximum. torch.compile's accesses: 16 bytes of fp32 a thread, side by side.
 __global__ void __launch_bounds__(512) cast_max_kernel(const bf16* in, float* out, float* maxima, std::int64_t vocab) {
   __shared__ float scratch[32];
   const std::int64_t base = blockIdx.x * vocab;
   float most = -3.4e38f;
-  for (std::int64_t c = threadIdx.x * 8ll; c < vocab; c += 512 * 8) {
-    const auto v = load<bf16, 8>(in + base + c);
-    Vec<float, 4> low, high;
+  for (std::int64_t c = threadIdx.x * 4ll; c < vocab; c += 512 * 4) {
+    const auto v = load<bf16, 4>(in + base + c);
+    Vec<float, 4> y;
 #pragma unroll
-    for (int j = 0; j < 4; ++j) low.v[j] = to_float(v.v[j]), high.v[j] = to_float(v.v[j + 4]);
-#pragma unroll
-    for (int j = 0; j < 4; ++j) most = fmaxf(most, fmaxf(low.v[j], high.v[j]));
-    store(out + base + c, low);
-    store(out + base + c + 4, high);
+    for (int j = 0; j < 4; ++j) most = fmaxf(most, y.v[j] = to_float(v.v[j]));
+    store(out + base + c, y);
   }
   most = block_max(most, scratch);
   if (threadIdx.x == 0) maxima[blockIdx.x] = most;
 }
 
-__global__ void __launch_bounds__(512) exp_sum_kernel(float* x, const float* maxima, float* sums, std::int64_t vocab) {
+// The logits are an input of the compiled function and changed in it: exponentials go to a copy, which a second loop
+// over the row writes back.
+__global__ void __launch_bounds__(512)
+    exp_sum_kernel(float* x, float* copy, const float* maxima, float* sums, std::int64_t vocab) {
   __shared__ float scratch[32];
   const std::int64_t base = blockIdx.x * vocab;
   const float most = maxima[blockIdx.x];
@@ -92,36 +92,49 @@ __global__ void __launch_bounds__(512) exp_sum_kernel(float* x, const float* max
     auto v = load<float, 4>(x + base + c);
 #pragma unroll
     for (int j = 0; j < 4; ++j) sum += v.v[j] = __expf(v.v[j] - most);
-    store(x + base + c, v);
+    store(copy + base + c, v);
   }
   sum = block_sum(sum, scratch);
   if (threadIdx.x == 0) sums[blockIdx.x] = sum;
+  for (std::int64_t c = threadIdx.x * 4ll; c < vocab; c += 512 * 4)
+    store(x + base + c, load<float, 4>(copy + base + c));
 }
 
-__global__ void __launch_bounds__(512) row_divide_kernel(float* x, const float* sums, std::int64_t vocab) {
-  const std::int64_t base = blockIdx.x * vocab;
-  const float factor = 1.0f / sums[blockIdx.x];
-  for (std::int64_t c = threadIdx.x * 4ll; c < vocab; c += 512 * 4) {
-    auto v = load<float, 4>(x + base + c);
+// 1024 elements a block of 128 threads.
+__global__ void __launch_bounds__(128)
+    row_divide_kernel(float* x, const float* sums, std::uint32_t vectors, FastDivide vectors_a_row) {
+  std::uint32_t i = blockIdx.x * 256u + threadIdx.x;
 #pragma unroll
-    for (int j = 0; j < 4; ++j) v.v[j] *= factor;
-    store(x + base + c, v);
+  for (int half = 0; half < 2; ++half, i += 128) {
+    if (i >= vectors) return;
+    const float sum = sums[vectors_a_row.quotient(i)];
+    auto v = load<float, 4>(x + i * 4ll);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) v.v[j] = __fdividef(v.v[j], sum);
+    store(x + i * 4ll, v);
   }
 }
 
-__global__ void __launch_bounds__(512)
-    row_scale_cast_kernel(const float* x, const float* factors, bf16* out, std::int64_t vocab) {
-  const std::int64_t base = blockIdx.x * vocab;
-  const float factor = factors[blockIdx.x];
-  for (std::int64_t c = threadIdx.x * 8ll; c < vocab; c += 512 * 8) {
-    const auto low = load<float, 4>(x + base + c), high = load<float, 4>(x + base + c + 4);
-    Vec<bf16, 8> y;
+// The softmax is an input of the compiled function and changed in it: copied, and written back with the gradient.
+__global__ void __launch_bounds__(128) copy_kernel(const float* in, float* out, std::int64_t vectors) {
+  const std::int64_t i = blockIdx.x * 128ll + threadIdx.x;
+  if (i < vectors) store(out + i * 4, load<float, 4>(in + i * 4));
+}
+
+__global__ void __launch_bounds__(128)
+    scale_cast_write_back_kernel(const float* work, const float* factors, float* x, bf16* out, std::uint32_t vectors,
+                                 FastDivide vectors_a_row) {
+  std::uint32_t i = blockIdx.x * 256u + threadIdx.x;
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      y.v[j] = from_float<bf16>(low.v[j] * factor);
-      y.v[j + 4] = from_float<bf16>(high.v[j] * factor);
-    }
-    store(out + base + c, y);
+  for (int half = 0; half < 2; ++half, i += 128) {
+    if (i >= vectors) return;
+    const float factor = factors[vectors_a_row.quotient(i)];
+    const auto v = load<float, 4>(work + i * 4ll);
+    Vec<bf16, 4> y;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) y.v[j] = from_float<bf16>(v.v[j] * factor);
+    store(x + i * 4ll, v);
+    store(out + i * 4ll, y);
   }
 }
 
@@ -228,18 +241,23 @@ void cross_entropy_unfused_backward(float* gradient, const float* row_gradient, 
   cast_f32_bf16(gradient, logits_gradient, tokens * vocab, stream);
 }
 
-void cross_entropy_native_forward(const void* logits, float* work, float* rows_out, std::int64_t tokens,
+void cross_entropy_native_forward(const void* logits, float* work, float* copy, float* rows_out, std::int64_t tokens,
                                   std::int64_t vocab, Stream stream) {
   const unsigned rows = static_cast<unsigned>(tokens);
   cast_max_kernel<<<rows, 512, 0, stream>>>(static_cast<const bf16*>(logits), work, rows_out, vocab);
-  exp_sum_kernel<<<rows, 512, 0, stream>>>(work, rows_out, rows_out + tokens, vocab);
-  row_divide_kernel<<<rows, 512, 0, stream>>>(work, rows_out + tokens, vocab);
+  exp_sum_kernel<<<rows, 512, 0, stream>>>(work, copy, rows_out, rows_out + tokens, vocab);
+  const std::int64_t vectors = tokens * vocab / 4;
+  row_divide_kernel<<<blocks_for(vectors, 256), 128, 0, stream>>>(
+      work, rows_out + tokens, static_cast<std::uint32_t>(vectors), FastDivide(static_cast<std::uint32_t>(vocab / 4)));
 }
 
-void cross_entropy_native_backward(const float* softmax, const float* row_gradient, void* logits_gradient,
+void cross_entropy_native_backward(float* softmax, float* work, const float* row_gradient, void* logits_gradient,
                                    std::int64_t tokens, std::int64_t vocab, Stream stream) {
-  row_scale_cast_kernel<<<static_cast<unsigned>(tokens), 512, 0, stream>>>(softmax, row_gradient,
-                                                                           static_cast<bf16*>(logits_gradient), vocab);
+  const std::int64_t vectors = tokens * vocab / 4;
+  copy_kernel<<<blocks_for(vectors, 128), 128, 0, stream>>>(softmax, work, vectors);
+  scale_cast_write_back_kernel<<<blocks_for(vectors, 256), 128, 0, stream>>>(
+      work, row_gradient, softmax, static_cast<bf16*>(logits_gradient), static_cast<std::uint32_t>(vectors),
+      FastDivide(static_cast<std::uint32_t>(vocab / 4)));
 }
 
 void cross_entropy_te_forward(void* logits, float* rows_out, std::int64_t tokens, std::int64_t vocab, Stream stream) {

@@ -12,10 +12,13 @@ void cross_entropy_unfused_forward(const void* logits, float* work, float* expon
 /// Multiply by the incoming gradient, cast to bf16.
 void cross_entropy_unfused_backward(float* gradient, const float* row_gradient, void* logits_gradient,
                                     std::int64_t tokens, std::int64_t vocab, Stream stream);
-/// Fused by torch.compile (fusions/fused_cross_entropy.py): cast + maximum; subtract + exp + sum; divide.
-void cross_entropy_native_forward(const void* logits, float* work, float* rows_out, std::int64_t tokens,
+/// Fused by torch.compile (fusions/fused_cross_entropy.py): cast + maximum; subtract + exp + sum into a copy, which is
+/// written back; divide. 30 bytes a logit.
+void cross_entropy_native_forward(const void* logits, float* work, float* copy, float* rows_out, std::int64_t tokens,
                                   std::int64_t vocab, Stream stream);
-void cross_entropy_native_backward(const float* softmax, const float* row_gradient, void* logits_gradient,
+/// calculate_gradients changes its softmax: a copy (work), then the scaled gradient in bf16 and the softmax written
+/// back; 18 bytes a logit.
+void cross_entropy_native_backward(float* softmax, float* work, const float* row_gradient, void* logits_gradient,
                                    std::int64_t tokens, std::int64_t vocab, Stream stream);
 /// Transformer Engine (triton/cross_entropy.py): online softmax over the row, then the gradient in place of the logits.
 void cross_entropy_te_forward(void* logits, float* rows_out, std::int64_t tokens, std::int64_t vocab, Stream stream);

@@ -195,9 +195,10 @@ Launch cross_entropy(Setup& s, const Dims& d, const std::string& form) {
   }
   const auto work = s.f32(n);
   if (form == "native.forward") {
-    const auto x = s.bf16(n);
+    const auto x = s.bf16(n), copy = s.f32(n);
     return [=](int i) {
-      cross_entropy_native_forward(x.at(i), work.at<float>(i), rows.at<float>(i), tokens, vocab, stream);
+      cross_entropy_native_forward(x.at(i), work.at<float>(i), copy.at<float>(i), rows.at<float>(i), tokens, vocab,
+                                   stream);
     };
   }
   if (form == "unfused.forward") {
@@ -209,8 +210,10 @@ Launch cross_entropy(Setup& s, const Dims& d, const std::string& form) {
   }
   const auto y = s.out(n * 2);
   if (form == "native.backward") {
+    const auto copy = s.f32(n);
     return [=](int i) {
-      cross_entropy_native_backward(work.at<float>(i), rows.at<float>(i), y.at(i), tokens, vocab, stream);
+      cross_entropy_native_backward(work.at<float>(i), copy.at<float>(i), rows.at<float>(i), y.at(i), tokens, vocab,
+                                    stream);
     };
   }
   return [=](int i) {

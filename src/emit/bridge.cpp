@@ -227,6 +227,12 @@ Groups bridge(const Scenario& scenario) {
         group.lines.push_back({{"cfg.rerun_state_machine.check_for_nan_in_loss = " + checks}, ""});
         continue;
       }
+      if (field == "create_attention_mask_in_dataloader") {
+        group.lines.push_back({{std::string("cfg.dataset.skip_getting_attention_mask_from_dataset = ") +
+                                (*scenario.settings.create_attention_mask_in_dataloader ? "False" : "True")},
+                               ""});
+        continue;
+      }
       if (section_of(field) == "comm_overlap" && scenario::get(scenario, field) == "none") continue;
       group.lines.push_back(line_of(scenario, field));
       if (field == "use_distributed_optimizer")  // where one of the two is True, Bridge sets both

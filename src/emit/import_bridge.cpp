@@ -408,6 +408,10 @@ class OverrideImporter {
       checks = checks.value_or(false) || literal.text == "True";
       return;
     }
+    if (section == "dataset" && field == "skip_getting_attention_mask_from_dataset") {
+      s_.settings.create_attention_mask_in_dataloader = literal.text == "False";
+      return;
+    }
     if (!modelled.contains(section)) {
       const scenario::EffectRow* effect = scenario::effect_of(field);
       if (effect != nullptr && effect->effect == scenario::Effect::refused) {

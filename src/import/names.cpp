@@ -169,6 +169,7 @@ std::string operation_of(const std::string& family) {
   if (family == "moe.permute.forward" || family == "moe.unpermute.backward") return "moe.permute";
   if (family == "moe.unpermute.forward" || family == "moe.permute.backward") return "moe.unpermute";
   if (family.starts_with("moe.swiglu")) return family.substr(4);
+  if (family.starts_with("swiglu.any_width")) return "swiglu" + family.substr(16);
   if (family.starts_with("fast_gelu")) return family.substr(5);
   if (family.starts_with("gemm.lora.")) return "gemm." + family.substr(10);
   if (family.ends_with(".general") || family.ends_with(".cudnn")) return family.substr(0, family.rfind('.'));

@@ -143,6 +143,12 @@ bool Walker::begin_forward(model::Call call) {
   heap_.hold(f.input);  // saved by the first piece
   f.saved.assign(offsets_[static_cast<std::size_t>(call.chunk)].back(), none);
   f.border = f.input;
+  const auto& chunk = rank_.chunks[static_cast<std::size_t>(call.chunk)];
+  if (chunk.batch.value > 0) {
+    f.batch = heap_.allocate({own(Own::batch), chunk.batch});
+    if (chunk.own_batch < chunk.batch)
+      heap_.drop(std::exchange(f.batch, heap_.allocate({own(Own::batch), chunk.own_batch})));
+  }
   return true;
 }
 
@@ -158,6 +164,7 @@ void Walker::end_forward(model::Call call) {
   auto& f = flight(call);
   f.output = f.border;
   if (f.output == none) shrink(f);  // a loss
+  if (!rank_.chunks[static_cast<std::size_t>(call.chunk)].keeps_batch) heap_.drop(std::exchange(f.batch, none));
   output_.clear();
   ++forwards_done_;
 }
@@ -190,6 +197,7 @@ void Walker::end_backward(model::Call call) {
   if (f.input != none) heap_.attach(f.input, gradient);
   const bool steady = interleaved_ && config_.overlap_p2p && backwards_done_ < steady_;
   heap_.drop(f.placeholder);
+  heap_.drop(f.batch);
   if (interleaved_) heap_.drop(f.input);
   heap_.drop(f.output);  // only without deallocate_pipeline_outputs
   if (interleaved_) heap_.drop(f.gradient);

@@ -26,15 +26,16 @@ using schedule::Part;
 /// One microbatch of one chunk between its forward and its backward.
 struct Flight {
   std::uint32_t input = none, output = none, placeholder = none, gradient = none, input_gradient = none;
+  std::uint32_t batch = none;        ///< from the data loader
   std::uint32_t border = none;       ///< between pieces: the activation in forward, its gradient in backward
   bool turned = false;               ///< backward has begun
   std::vector<std::uint32_t> saved;  ///< blocks of every piece's tensors, piece after piece
 };
 
 /// The walk's own tensors; their owners follow the model's.
-enum class Own : std::uint32_t { received_input, received_gradient, placeholder, count };
+enum class Own : std::uint32_t { received_input, received_gradient, placeholder, batch, count };
 constexpr std::array<const char*, static_cast<std::size_t>(Own::count)> own_names = {
-    "pipeline receive", "pipeline receive gradient", "deallocated outputs"};
+    "pipeline receive", "pipeline receive gradient", "deallocated outputs", "data loader's attention mask"};
 
 class Walker : public model::Visitor {
  public:

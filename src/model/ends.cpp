@@ -22,8 +22,23 @@ void check_loss(Piece& piece, std::vector<Step>& steps) {
 
 /// pretrain_gpt.py, get_batch, in every forward pass of a chunk that embeds or ends with the loss: the data loader's
 /// next microbatch, its tensors copied to the GPU and broadcast over TP, to itself alone too. Small enough to take no
-/// time there.
-void fetch_batch(PieceBuilder& w) { w.launch(host_work("microbatch fetched", "batch")); }
+/// time there, but for a mask of all pairs, which crosses PCIe on the compute stream. The broadcast moves what an
+/// all-gather of N n / (n - 1) bytes does over each link; context-parallel ranks select their rows
+/// (core/utils.py, get_batch_on_this_tp_rank, get_batch_on_this_cp_rank).
+void fetch_batch(PieceBuilder& w, const Dimensions& d) {
+  w.launch(host_work("microbatch fetched", "batch"));
+  if (d.mask_bytes == 0) return;
+  w.launch("attention mask to GPU", {"copy.h2d", {d.mask_bytes}});
+  w.within_call(1);
+  if (d.t > 1) {
+    w.collective(Purpose::tp, "attention mask broadcast", "all_gather", d.t, d.mask_bytes * d.t / (d.t - 1), d.tp_link);
+    w.within_call(1);
+  }
+  if (d.cp > 1) {
+    w.launch("attention mask's own rows", {"copy.d2d", {d.own_mask_bytes}});
+    w.within_call(1);
+  }
+}
 
 /// Logits and the loss of every token are one node; `loss` is the mean that the training loop takes of it.
 Piece take_head(PieceBuilder& w, const Dimensions& d) {
@@ -46,7 +61,7 @@ Piece embedding_piece(Owners& owners, const Dimensions& d, const scenario::Scena
   w.border(Piece::output_gradient, "gradient of the residual stream", d.boundary_bytes());
   EmbeddingWriter embedding(w, d, s);
   w.to_forward();
-  fetch_batch(w);
+  fetch_batch(w, d);
   embedding.forward(Piece::output);
   w.to_backward();
   embedding.backward(Piece::output_gradient);
@@ -68,7 +83,7 @@ Piece head_piece(Owners& owners, const Dimensions& d, const scenario::Scenario& 
   const auto part = [&](const char* owner) { return w.tensor(owner, d.boundary_bytes()); };
 
   w.to_forward();
-  if (!embeds) fetch_batch(w);
+  if (!embeds) fetch_batch(w, d);
   if (!normed) norm.forward(true);
   for (auto& depth : depths) depth.forward_of_depth();
   output.forward();

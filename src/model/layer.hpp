@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "builder.hpp"
+#include "mlp.hpp"
 
 namespace pipewright::model {
 
@@ -39,6 +40,7 @@ struct LayerKind {
   bool final_norm = false;  ///< its combine node ends with the decoder's final norm (expert-parallel overlap)
   bool last = false;     ///< last of its chunk: its output gradient comes from outside, so autograd adds out of place
   int checkpointed = 0;  ///< layers under one activation checkpoint (full recompute); 0: none
+  AnyWidth any_width;    ///< of the activation of its MLP or shared experts
   Unit unit;             ///< of Megatron-FSDP
   friend auto operator<=>(const LayerKind&, const LayerKind&) = default;
 };

@@ -33,9 +33,9 @@ LayerNodes::LayerNodes(PieceBuilder& builder, const Dimensions& dimensions, cons
       attention_add_(builder, dimensions, "attention residual", dimensions.bias),
       mlp_add_(builder, dimensions, "mlp residual", dimensions.bias && !kind.moe) {
   if (kind.moe) {
-    moe_ = std::make_unique<MixtureOfExperts>(builder, dimensions, kind.fp8);
+    moe_ = std::make_unique<MixtureOfExperts>(builder, dimensions, kind.fp8, kind.any_width);
   } else {
-    mlp_ = dense_mlp(builder, dimensions, kind.fp8);
+    mlp_ = dense_mlp(builder, dimensions, kind.fp8, kind.any_width);
   }
 }
 

@@ -15,9 +15,10 @@ namespace {
 
 class DenseMlp : public Mlp {
  public:
-  DenseMlp(PieceBuilder& builder, const Dimensions& dimensions, bool fp8)
+  DenseMlp(PieceBuilder& builder, const Dimensions& dimensions, bool fp8, AnyWidth any)
       : w_(builder),
         d_(dimensions),
+        any_(any),
         linear_(builder, dimensions),
         fc1_{.name = "mlp.fc1", .in = d_.h, .out = d_.ffn_in(), .fp8 = fp8, .frozen = d_.frozen(), .rank = d_.lora.fc1},
         fc2_{.name = "mlp.fc2",
@@ -43,6 +44,7 @@ class DenseMlp : public Mlp {
 
   PieceBuilder& w_;
   const Dimensions& d_;
+  AnyWidth any_;
   LinearWriter linear_;
   Linear fc1_, fc2_;
 
@@ -75,7 +77,7 @@ void DenseMlp::activate(bool grad) {
     w_.launch("mlp.activation forward", {"add", {d_.tokens * d_.f}});
     w_.free(clamped_half);
   } else {
-    w_.launch("mlp.activation forward", {d_.activation + ".forward", {d_.tokens, d_.f}});
+    w_.launch("mlp.activation forward", {activation_forward(d_, any_), {d_.tokens, d_.f}});
   }
   if (!grad) {
     w_.free({fc1_out_, clamped_gate_, gate_, linear_half_});
@@ -110,7 +112,7 @@ std::uint32_t DenseMlp::activate_backward(std::uint32_t gradient) {
   if (unfused()) {
     w_.launch("mlp.halves joined", {"cat", {d_.tokens, d_.ffn_in()}});
   } else {
-    w_.launch("mlp.activation backward", {d_.activation + ".backward", {d_.tokens, d_.f}});
+    w_.launch("mlp.activation backward", {activation_backward(d_, any_), {d_.tokens, d_.f}});
   }
   // fc1's bias is added in the activation.
   const auto dbias = d_.bias ? linear_.bias_gradient("mlp.fc1", d_.tokens, d_.ffn_in()) : no_tensor;
@@ -170,8 +172,16 @@ std::uint32_t DenseMlp::backward(std::uint32_t dropped) {
 
 }  // namespace
 
-std::unique_ptr<Mlp> dense_mlp(PieceBuilder& builder, const Dimensions& dimensions, bool fp8) {
-  return std::make_unique<DenseMlp>(builder, dimensions, fp8);
+std::string activation_forward(const Dimensions& dimensions, AnyWidth any) {
+  return dimensions.activation + (any.forward ? ".any_width.forward" : ".forward");
+}
+
+std::string activation_backward(const Dimensions& dimensions, AnyWidth any) {
+  return dimensions.activation + (any.backward ? ".any_width.backward" : ".backward");
+}
+
+std::unique_ptr<Mlp> dense_mlp(PieceBuilder& builder, const Dimensions& dimensions, bool fp8, AnyWidth any) {
+  return std::make_unique<DenseMlp>(builder, dimensions, fp8, any);
 }
 
 }  // namespace pipewright::model

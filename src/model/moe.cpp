@@ -11,7 +11,7 @@
 
 namespace pipewright::model {
 
-MixtureOfExperts::MixtureOfExperts(PieceBuilder& builder, const Dimensions& dimensions, bool fp8)
+MixtureOfExperts::MixtureOfExperts(PieceBuilder& builder, const Dimensions& dimensions, bool fp8, AnyWidth any)
     : w_(builder),
       d_(dimensions),
       m_(dimensions.moe),
@@ -20,7 +20,7 @@ MixtureOfExperts::MixtureOfExperts(PieceBuilder& builder, const Dimensions& dime
       router_(builder, dimensions),
       dispatcher_(builder, dimensions),
       experts_(local_experts(builder, dimensions, fp8)),
-      shared_(builder, dimensions, fp8) {}
+      shared_(builder, dimensions, fp8, any) {}
 
 void MixtureOfExperts::route(bool grad) {
   if (m_.shared > 0 && !m_.shared_overlap)

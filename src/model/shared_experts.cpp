@@ -6,9 +6,10 @@
 
 namespace pipewright::model {
 
-SharedExperts::SharedExperts(PieceBuilder& builder, const Dimensions& dimensions, bool fp8)
+SharedExperts::SharedExperts(PieceBuilder& builder, const Dimensions& dimensions, bool fp8, AnyWidth any)
     : w_(builder),
       d_(dimensions),
+      any_(any),
       linear_(builder, dimensions),
       fc1_{"shared_experts.fc1", d_.h, d_.moe.shared * (d_.gated ? 2 : 1), fp8},
       fc2_{"shared_experts.fc2", d_.moe.shared, d_.h, fp8} {}
@@ -16,7 +17,7 @@ SharedExperts::SharedExperts(PieceBuilder& builder, const Dimensions& dimensions
 void SharedExperts::forward_fc1(bool grad) {
   fc1_out_ = linear_.column_linear(fc1_, "shared_experts.fc1_output", fc1_input_, grad);
   activation_ = w_.allocate("shared_experts.activation", 2 * d_.tokens * d_.moe.shared);
-  w_.launch("shared experts activation forward", {d_.activation + ".forward", {d_.tokens, d_.moe.shared}});
+  w_.launch("shared experts activation forward", {activation_forward(d_, any_), {d_.tokens, d_.moe.shared}});
   if (!grad) w_.free(std::exchange(fc1_out_, no_tensor));
 }
 
@@ -51,7 +52,7 @@ void SharedExperts::backward_fc2() {
 
 std::uint32_t SharedExperts::backward_fc1() {
   const auto dfc1 = w_.allocate("shared_experts.fc1_output_gradient", 2 * d_.tokens * fc1_.out);
-  w_.launch("shared experts activation backward", {d_.activation + ".backward", {d_.tokens, d_.moe.shared}});
+  w_.launch("shared experts activation backward", {activation_backward(d_, any_), {d_.tokens, d_.moe.shared}});
   w_.free({std::exchange(dactivation_, no_tensor), std::exchange(fc1_out_, no_tensor)});
   const auto din = linear_.column_backward(fc1_, fc1_input_);
   linear_.weight_gradients.put([this, dfc1] { w_.free(dfc1); });

@@ -3,12 +3,13 @@
 #pragma once
 
 #include "linear.hpp"
+#include "mlp.hpp"
 
 namespace pipewright::model {
 
 class SharedExperts {
  public:
-  SharedExperts(PieceBuilder& builder, const Dimensions& dimensions, bool fp8);
+  SharedExperts(PieceBuilder& builder, const Dimensions& dimensions, bool fp8, AnyWidth any);
 
   void forward_fc1(bool grad);           ///< up to the activation
   std::uint32_t forward_fc2(bool grad);  ///< and from there; returns the output
@@ -31,6 +32,7 @@ class SharedExperts {
  private:
   PieceBuilder& w_;
   const Dimensions& d_;
+  AnyWidth any_;
   LinearWriter linear_;
   Linear fc1_, fc2_;
   Operand fc1_input_, fc2_input_;

@@ -62,6 +62,35 @@ LayerKind mtp_kind(const Scenario& s, const Dimensions& d) {
   return kind;
 }
 
+/// Of the MLP or the shared experts; 0: neither.
+Int activation_width(const Dimensions& d, const LayerKind& kind) {
+  if (kind.parts == Parts::mixer) return 0;
+  return kind.moe ? d.moe.shared : d.f;
+}
+
+/// The width that a rank's process meets first, in forward that of its first layer, in backward of its last.
+struct FirstWidths {
+  Int forward = 0, backward = 0;
+
+  FirstWidths(const Scenario& s, const Dimensions& d, Int rank) {
+    const auto meet = [this](Int width) {
+      if (width > 0 && forward == 0) forward = width;
+      if (width > 0) backward = width;
+    };
+    for (Int chunk = 0; chunk < scenario::num_chunks(s); ++chunk) {
+      const auto stage = scenario::stage(s, rank, chunk);
+      for (const Int layer : stage.layers) meet(activation_width(d, kind_of(s, d, layer)));
+      if (stage.mtp_layers > 0) meet(activation_width(d, mtp_kind(s, d)));
+    }
+  }
+  LayerKind operator()(const Dimensions& d, LayerKind kind) const {
+    const Int width = activation_width(d, kind);
+    if (d.fused_activation && d.activation == "swiglu" && width > 0)
+      kind.any_width = {width != forward, width != backward};
+    return kind;
+  }
+};
+
 /// Pieces that are equal are shared by all chunks.
 class Pieces {
  public:
@@ -116,8 +145,16 @@ class Pieces {
   std::optional<std::uint32_t> embedding_, final_norm_, mtp_, head_;
 };
 
+/// What names a microbatch's attention mask after the forward pass: checkpoints that took it as an argument (layers;
+/// attention alone, attention.py, _checkpointed_attention_forward) and the plan of an overlapped microbatch.
+bool keeps_mask(const Scenario& s, const Dimensions& d) {
+  const auto modules = scenario::recompute_modules(s);
+  return d.ep_overlap || s.settings.recompute_granularity.value_or("") == "full" ||
+         std::ranges::find(modules, "core_attn") != modules.end();
+}
+
 Chunk build_chunk(const Scenario& s, const Dimensions& d, Pieces& pieces, const scenario::Stage& stage,
-                  ChunkShape& shape) {
+                  const FirstWidths& first, ChunkShape& shape) {
   Chunk chunk;
   const auto add = [&](std::uint32_t piece, int layer) {
     chunk.pieces.push_back(piece);
@@ -137,7 +174,7 @@ Chunk build_chunk(const Scenario& s, const Dimensions& d, Pieces& pieces, const 
   shape.mtp_layers = stage.mtp_layers;
   shape.shares_embedding = !s.model.untie_embeddings_and_output_weights;
   std::vector<LayerKind> all;
-  for (const Int layer : stage.layers) all.push_back(kind_of(s, d, layer));
+  for (const Int layer : stage.layers) all.push_back(first(d, kind_of(s, d, layer)));
   if (d.fsdp) place_units(d, s, shape, all);
   if (stage.embedding) add(pieces.embedding(shape), -1);
   bool normed = false;
@@ -155,8 +192,12 @@ Chunk build_chunk(const Scenario& s, const Dimensions& d, Pieces& pieces, const 
     i += covers;
   }
   if (ends_decoder && !normed) add(pieces.final_norm(), -1);
-  if (stage.mtp_layers > 0) add(pieces.mtp(mtp_kind(s, d)), -1);
+  if (stage.mtp_layers > 0) add(pieces.mtp(first(d, mtp_kind(s, d))), -1);
   if (stage.loss) add(pieces.head(normed || d.mtp_layers > 0, shape), -1);
+  if (stage.embedding || stage.loss) {
+    chunk.batch = Bytes(d.mask_bytes), chunk.own_batch = Bytes(d.own_mask_bytes);
+    chunk.keeps_batch = keeps_mask(s, d);
+  }
   return chunk;
 }
 
@@ -343,9 +384,10 @@ Stages build(const Scenario& s, const profile::Device& gpu, Owners& owners) {
   for (Int rank = 0; rank < d.pp; ++rank) {
     Rank result;
     std::vector<ChunkShape> shapes;
+    const FirstWidths first(s, d, rank);
     for (Int c = 0; c < chunks; ++c) {
       shapes.emplace_back();
-      result.chunks.push_back(build_chunk(s, d, pieces, scenario::stage(s, rank, c), shapes.back()));
+      result.chunks.push_back(build_chunk(s, d, pieces, scenario::stage(s, rank, c), first, shapes.back()));
     }
     const bool between = rank > 0 && rank + 1 < d.pp && !has_ends(shapes);
     if (between && !before.empty() && shapes == before)

@@ -314,6 +314,23 @@ std::vector<Rule> run_rules() {
        },
        "activation_func_clamp_value for SwiGLU is only supported with MoE.",
        "remove activation_func_clamp_value"},
+      // The map of tokens that TE's fused router keeps for its backward pass is padded in place (pad_routing_map),
+      // which autograd finds; seen with core_r0.19.0 and TE 2.20.2. enable_experimental pads a copy.
+      {"moe.padded-map-fused-router",
+       violation,
+       core,
+       {"moe_router_padding_for_quantization", "moe_router_padding_for_fp8", "moe_router_fusion"},
+       everywhere,
+       [](const Scenario& s) {
+         const auto& o = s.settings;
+         const auto experimental = o.other.find("enable_experimental");
+         const bool copies = o.moe_permute_fusion && experimental != o.other.end() && experimental->second == "true";
+         return (o.moe_router_padding_for_quantization || o.moe_router_padding_for_fp8) && o.moe_router_fusion &&
+                o.moe_token_dispatcher_type == "alltoall" && moe_model(s) && !copies;
+       },
+       "one of the variables needed for gradient computation has been modified by an inplace operation: the fused "
+       "router keeps the map of tokens that padding then changes, and the first backward pass fails",
+       "remove moe_router_fusion or the padding, or set enable_experimental: true with moe_permute_fusion"},
       {"moe.one-expert-pre-softmax",
        violation,
        core,

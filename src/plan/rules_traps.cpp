@@ -124,6 +124,19 @@ std::vector<Rule> trap_rules() {
        "min_offloaded_tensor_size counts elements, not bytes: {min_offloaded_tensor_size} elements are more than any "
        "activation holds, and nothing is offloaded",
        "divide by the size of an element (2 for bf16)"},
+      {"trap.attention-mask",
+       trap,
+       arguments,
+       {"create_attention_mask_in_dataloader", "seq_length", "attention_backend"},
+       everywhere,
+       [](const Scenario& s) {
+         return scenario::creates_attention_mask(s) && te_layers(s) && s.settings.attention_backend != "unfused" &&
+                s.model.seq_length >= 2048;  // 4 MiB
+       },
+       "the data loader makes a mask of all pairs of {seq_length} tokens for every sequence, and the first and last "
+       "stage copy it to the GPU in every forward pass: attention kernels that know that they are causal do not read "
+       "it",
+       "set create_attention_mask_in_dataloader: false (--no-create-attention-mask-in-dataloader)"},
       {"trap.local-router-graph",
        trap,
        core,

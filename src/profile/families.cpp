@@ -290,6 +290,10 @@ std::vector<Family> make_families() {
   f.push_back(streaming("cat", rows_cols, 4, "bf16: gradients of q, k, v joined to rows x cols (cols: all of them)"));
   f.push_back(streaming("swiglu.forward", rows_ffn, 6, "bf16: reads rows x 2 ffn, writes rows x ffn"));
   f.push_back(streaming("swiglu.backward", rows_ffn, 10, "bf16: reads rows x 3 ffn, writes rows x 2 ffn"));
+  f.push_back(streaming("swiglu.any_width.forward", rows_ffn, 6,
+                        "the same by torch.compile's kernel for any width (dynamic shapes)"));
+  f.push_back(streaming("swiglu.any_width.backward", rows_ffn, 10,
+                        "the same by torch.compile's kernel for any width (dynamic shapes)"));
   f.push_back(streaming("gelu.forward", rows_ffn, 4, "bf16: rows x ffn in and out (with bias where there is one)"));
   f.push_back(streaming("gelu.backward", rows_ffn, 6, "bf16: reads 2, writes 1 x rows x ffn"));
   f.push_back(streaming("squared_relu.forward", rows_ffn, 4, "bf16: rows x ffn in and out"));
@@ -396,9 +400,9 @@ std::vector<Family> make_families() {
                         "cast to fp32 (6 B), max (4), subtract (8), exp (8), sum (4), divide (8); vocab of this rank"));
   f.push_back(streaming("cross_entropy.unfused.backward", logits, 14,
                         "gradient in place (index_put, multiply: 8 B) and cast to bf16 (6)"));
-  f.push_back(streaming("cross_entropy.native.forward", logits, 10,
+  f.push_back(streaming("cross_entropy.native.forward", logits, 30,
                         "cross_entropy_loss_fusion, native (torch.compile): logits in, fp32 exponentials out"));
-  f.push_back(streaming("cross_entropy.native.backward", logits, 6, "fp32 exponentials in, gradient in bf16 out"));
+  f.push_back(streaming("cross_entropy.native.backward", logits, 18, "fp32 exponentials in, gradient in bf16 out"));
   f.push_back(streaming("cross_entropy.te.forward", logits, 4,
                         "Transformer Engine's parallel_cross_entropy (writes the gradient over the logits)"));
   f.push_back(streaming("cross_entropy.te.backward", logits, 4, "multiplication by the incoming gradient, in place"));

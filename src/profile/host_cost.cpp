@@ -25,6 +25,8 @@ constexpr std::array relatives = {
     // Functions under torch.compile: guards, wrappers, one kernel.
     Relative{forward, "gelu.forward", forward, "swiglu.forward"},
     Relative{backward, "gelu.backward", backward, "swiglu.backward"},
+    Relative{forward, "swiglu.any_width.forward", forward, "swiglu.forward"},
+    Relative{backward, "swiglu.any_width.backward", backward, "swiglu.backward"},
     Relative{forward, "out_correction", forward, "swiglu.forward"},
     // Quantizers of Transformer Engine.
     Relative{forward, "quantize", forward, "amax"},

@@ -205,6 +205,16 @@ bool checks_for_nan(const Scenario& s) {
          o.cuda_graph_impl != "full_iteration";
 }
 
+// megatron/training/arguments.py: on unless --no-create-attention-mask-in-dataloader; SFTDataset asserts that it is
+// off. Megatron Bridge's datasets skip it (training/config.py, skip_getting_attention_mask_from_dataset), and a program
+// of one's own has none.
+bool creates_attention_mask(const Scenario& s) {
+  const auto& o = s.settings;
+  if (o.sft) return false;
+  if (o.create_attention_mask_in_dataloader) return *o.create_attention_mask_in_dataloader;
+  return !s.software.megatron_bridge && !s.software.process_group_device_id;
+}
+
 bool exchanges_heads(const Scenario& s) {
   const auto sharing = context_sharing(s);
   return sharing && sharing->heads > 1 && sharing->ring == 1;

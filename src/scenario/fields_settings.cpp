@@ -240,6 +240,8 @@ std::vector<Field> data_parallel() {
       SETTING(overlap_param_gather_with_optimizer_step, "the first chunk's gather begins in the optimizer step"),
       SETTING(check_for_nan_in_loss_and_grad,
               "the host waits for every loss and for the norm of every bucket; default: as pretrain_gpt.py"),
+      SETTING(create_attention_mask_in_dataloader,
+              "every microbatch brings a mask of all pairs of tokens; default: as pretrain_gpt.py"),
       SETTING(align_grad_reduce, "all pipeline ranks start a chunk's reduction at the same time"),
       SETTING(align_param_gather, "all pipeline ranks start a chunk's gather at the same time"),
       SETTING(grad_reduce_in_fp32, "gradients are accumulated and reduced in fp32"),

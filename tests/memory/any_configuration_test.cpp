@@ -170,8 +170,9 @@ TEST_CASE("what offload brings back dies: the step ends with the same bytes") {
             CAPTURE(std::string(offloaded));
             const std::string offload =
                 std::string(", fine_grained_activation_offloading: true, offload_modules: [") + offloaded + "]";
-            // What stays may sit in a block that was not split (1 MiB of rest); a leak is 2 MiB a layer and microbatch.
-            CHECK(std::abs(after(model, settings + offload).value - after(model, settings).value) <= 1 << 20);
+            // What stays may sit in blocks that were not split (up to 1 MiB of rest each); a leak is 2 MiB a layer and
+            // microbatch.
+            CHECK(std::abs(after(model, settings + offload).value - after(model, settings).value) < 2 << 20);
           }
         }
 }

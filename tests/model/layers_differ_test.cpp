@@ -124,3 +124,59 @@ TEST_CASE("parameters are those of the measured run (f_gptoss): sinks, biases of
       pipewright::test::build(with(gpt_oss(), {"num_layers=4", "num_moe_experts=32", "vocab_size=201088"}));
   CHECK(stages.ranks[0].chunks[0].parameters == 4451017664);
 }
+
+TEST_CASE("the second width that a process activates gets the kernels for any width, in forward and backward order") {
+  std::uint64_t state = 1;
+  const auto draw = [&state](std::uint64_t below) {
+    state = state * 6364136223846793005ull + 1442695040888963407ull;
+    return (state >> 33) % below;
+  };
+  int mixed = 0;
+  for (int round = 0; round < 60; ++round) {
+    const int pp = 1 << draw(3), vpp = pp > 1 ? 1 + static_cast<int>(draw(2)) : 1, layers = 16;
+    std::string pattern;
+    for (int i = 0; i < layers; ++i) pattern += (i > 0 ? ", " : "") + std::to_string(draw(3) > 0);
+    const std::int64_t dense = 8192, shared = draw(5) == 0 ? dense : 2048;
+    auto s = scenario::parse(
+        "scenario: 1\nmodel: {num_layers: 16, hidden_size: 2048, ffn_hidden_size: 8192, num_attention_heads: 16, "
+        "seq_length: 2048, vocab_size: 32000, num_moe_experts: 8, moe_router_topk: 2, moe_ffn_hidden_size: 1024, "
+        "gated_linear_unit: true, normalization: RMSNorm, add_bias_linear: false, position_embedding_type: rope, "
+        "untie_embeddings_and_output_weights: true, moe_layer_freq: [" +
+            pattern + "], moe_shared_expert_intermediate_size: " + std::to_string(shared) +
+            "}\nsettings: {micro_batch_size: 1, global_batch_size: 16, bf16: true, hidden_dropout: 0.0, "
+            "attention_dropout: 0.0, bias_activation_fusion: true, moe_grouped_gemm: true, moe_permute_fusion: true, "
+            "overlap_p2p_comm: true, pipeline_model_parallel_size: " +
+            std::to_string(pp) +
+            (vpp > 1 ? ", virtual_pipeline_model_parallel_size: " + std::to_string(vpp) : std::string()) +
+            "}\ncluster: {profile: h200-sxm, num_gpus: " + std::to_string(pp) + ", gpus_per_node: 8}\n",
+        "widths.yaml");
+    const auto stages = test::build(s);
+    for (const auto& rank : stages.ranks) {
+      struct Met {
+        std::int64_t width;
+        bool any;
+      };
+      std::vector<Met> forward, backward;  // in the order of the first microbatch
+      const auto meet = [](const Piece& piece, const std::vector<Step>& steps, std::vector<Met>& met) {
+        for (const auto& step : steps) {
+          if (step.kind != Step::Kind::launch) continue;
+          const auto& key = piece.kernels[step.index].key;
+          if (key.family.starts_with("swiglu."))
+            met.push_back({key.dims[1], key.family.starts_with("swiglu.any_width.")});
+        }
+      };
+      for (const auto& chunk : rank.chunks)
+        for (const auto piece : chunk.pieces) meet(stages.pieces[piece], stages.pieces[piece].forward, forward);
+      for (auto chunk = rank.chunks.rbegin(); chunk != rank.chunks.rend(); ++chunk)
+        for (auto piece = chunk->pieces.rbegin(); piece != chunk->pieces.rend(); ++piece)
+          meet(stages.pieces[*piece], stages.pieces[*piece].backward, backward);
+      REQUIRE(forward.size() == backward.size());
+      for (const auto* met : {&forward, &backward})
+        for (const Met& each : *met) {
+          CHECK(each.any == (each.width != met->front().width));
+          mixed += each.any ? 1 : 0;
+        }
+    }
+  }
+  CHECK(mixed > 100);
+}

@@ -145,7 +145,11 @@ struct Chunk {
   /// For each of them: the layer (counted within the chunk; -1: the embedding) whose backward completes its bucket.
   std::vector<int> gradient_sync_layers;
   std::vector<Kernel> parameter_gather;  ///< launched at the start of the step, before the chunk's first forward
-  Bytes parameters_bytes;                ///< bf16 (or FP8) parameters of the chunk
+  /// Of a microbatch, from the data loader at the begin of its forward pass: what arrives, and what of it is kept until
+  /// the end of the forward pass, or of the backward pass where checkpoints save it.
+  Bytes batch, own_batch;
+  bool keeps_batch = false;
+  Bytes parameters_bytes;  ///< bf16 (or FP8) parameters of the chunk
   std::int64_t parameters = 0;
 };
 

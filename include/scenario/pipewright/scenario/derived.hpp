@@ -51,6 +51,9 @@ bool has_linear_attention(const Scenario&);
 bool has_sinks(const Scenario&);  ///< softmax_type learnable or off-by-one
 /// The host reads every loss, and the norm of every bucket of gradients before it is reduced.
 bool checks_for_nan(const Scenario&);
+/// Every microbatch brings a mask of batch x sequence x sequence bytes to the first and last stage (bool,
+/// gpt_dataset.py, _get_ltor_masks_and_position_ids), which attention kernels do not read.
+bool creates_attention_mask(const Scenario&);
 bool exchanges_heads(const Scenario&);          ///< context parallelism by all-to-all in every layer (cp_comm_type a2a)
 bool grouped_fused_attention(const Scenario&);  ///< neither latent nor unfused: has kernels with windows and sinks
 bool has_dense_layer(const Scenario&);

@@ -285,6 +285,8 @@ struct Settings {
   bool gradient_reduce_div_fusion = true;
   bool nccl_ub = false;
   std::optional<bool> check_for_nan_in_loss_and_grad;  ///< default: what pretrain_gpt.py does, see checks_for_nan()
+  /// The data loader's workers make a mask of every pair of tokens; default: see creates_attention_mask().
+  std::optional<bool> create_attention_mask_in_dataloader;
   bool use_megatron_fsdp = false;
   std::string data_parallel_sharding_strategy = "no_shard";
   bool fsdp_double_buffer = false;
