@@ -127,6 +127,7 @@ void Searcher::look_closer() {
 }
 
 bool Searcher::look(double limit, const Only& only) {
+  mark_ = fastest() * (1 - tie_share);
   const auto nodes = next_nodes(limit, only);
   // What is opened anew gets its floor in the same round as the others their next look.
   std::vector<std::size_t> fresh;

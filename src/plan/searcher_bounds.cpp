@@ -173,7 +173,8 @@ void Searcher::sharpen(std::size_t structure) {
   known.sharp = true;
   if (known.tight) known.lacking = lacking(structures_[structure].partial);
   known.impossible = known.lacking > Bytes(0);
-  if (known.impossible || dear) return;
+  // What kernels lose to others beside them excludes only what a glance leaves near the mark.
+  if (known.impossible || dear || (known.glanced && known.cost * (1 + most_beside_kernels) < mark_)) return;
   try {
     raise(options_.estimate(bare));
     ++estimated_;

@@ -90,18 +90,24 @@ void ChunkRank::slow_down(ChunkBefore& before) {
       more += machine_.collapser.beside()[kind] * last_.kinds[kind].share(from, to);
     settle(exchanged_, before.exchanged, more);
   }
+  // As much will be kept again.
+  for (std::size_t stream = 0; stream < spans_.size(); ++stream) {
+    spans_[stream].reserve(before.spans[stream].size());
+    use_.computed[stream].reserve(last_.computed[stream].size());
+  }
+  network_.reserve(before.network.size());
 }
 
 /// At the clock that the middle of the line will have.
 Slowdown ChunkRank::slowdown(const Line& line) {
   Slowdown at;
-  const double nominal = line.busy({});
+  const double nominal = line.cool_busy();
   if (nominal > 0 && machine_.collapser.window() > 0) {
     const double ahead = nominal / 2, start = std::max(at_[own_], at_[host_queue]);
     const double period = last_step_ > 0 ? last_step_ : start + ahead;
     const double window = std::min(static_cast<double>(machine_.collapser.window()), period);
     const double from = start + ahead - window;
-    double load = std::min(ahead, window) * line.load({}) / nominal;
+    double load = std::min(ahead, window) * line.cool_load() / nominal;
     for (std::size_t stream = 0; stream < (overlaps_ ? 2 : 1); ++stream) {
       Computed &now = use_.computed[stream], &before = last_.computed[stream];
       load += now.total() - (from < 0 ? 0 : now.until(from));
@@ -122,7 +128,8 @@ void ChunkRank::work(const Line& line) {
   if (line.empty()) return;
   const Slowdown at = slowdown(line);
   const double before = at_[own_];
-  const QueueTimes then = at_;
+  constexpr std::array sides{model::Stream::gradient, model::Stream::parameter};
+  const std::array then{at_[queue_of(sides[0])], at_[queue_of(sides[1])]};
   line.apply(at_, at, own_);
   const double after = at_[own_], busy = line.busy(at);
   auto& spans = spans_[stream()];
@@ -134,9 +141,9 @@ void ChunkRank::work(const Line& line) {
     use_.exchanges.add(start, after, exchanges * (1 + at.exchanged));
   else if (overlaps_)
     for (std::size_t kind = 0; kind < use_.kinds.size(); ++kind) use_.kinds[kind].add(start, after, line.kinds()[kind]);
-  for (const auto side : {model::Stream::gradient, model::Stream::parameter}) {
-    const double end = at_[queue_of(side)], began = then[queue_of(side)];
-    if (end > began) network_.emplace_back(std::max(began, end - line.beside(side)), end);
+  for (std::size_t side = 0; side < sides.size(); ++side) {
+    const double end = at_[queue_of(sides[side])], began = then[side];
+    if (end > began) network_.emplace_back(std::max(began, end - line.beside(sides[side])), end);
   }
 }
 

@@ -13,26 +13,30 @@ class Computed {
  public:
   void add(double start, double end, double busy) {
     if (end <= start) return;
-    if (start > times_.back()) push(start, total_.back());
-    push(end, total_.back() + busy);
+    const Moment last = moments_.back();
+    if (start > last.time) moments_.push_back({start, last.total});
+    moments_.push_back({end, last.total + busy});
   }
   double until(double t) {
     if (t <= 0) return 0;
-    if (t >= times_.back()) return total_.back();
-    while (times_[cursor_] > t) --cursor_;
-    while (times_[cursor_ + 1] <= t) ++cursor_;
-    const double share = (t - times_[cursor_]) / (times_[cursor_ + 1] - times_[cursor_]);
-    return total_[cursor_] + share * (total_[cursor_ + 1] - total_[cursor_]);
+    if (t >= moments_.back().time) return moments_.back().total;
+    const Moment* at = moments_.data() + cursor_;
+    while (at->time > t) --at;
+    while (at[1].time <= t) ++at;
+    cursor_ = static_cast<std::size_t>(at - moments_.data());
+    const double share = (t - at->time) / (at[1].time - at->time);
+    return at->total + share * (at[1].total - at->total);
   }
-  double total() const { return total_.back(); }
+  double total() const { return moments_.back().total; }
   double share(double from, double to) { return to > from ? (until(to) - until(from)) / (to - from) : 0; }
+  void reserve(std::size_t moments) { moments_.reserve(moments); }
+  std::size_t size() const { return moments_.size(); }
 
  private:
-  void push(double t, double total) {
-    times_.push_back(t);
-    total_.push_back(total);
-  }
-  std::vector<double> times_ = {0}, total_ = {0};
+  struct Moment {
+    double time = 0, total = 0;
+  };
+  std::vector<Moment> moments_ = {{}};
   std::size_t cursor_ = 0;
 };
 

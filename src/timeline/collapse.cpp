@@ -53,16 +53,6 @@ bool computes(const model::Kernel& kernel) {
 
 }  // namespace
 
-double Line::mix(const double* at_points, const Slowdown& at) const {
-  const double* low = at_points + columns_ * at.row;
-  const auto beside = [&](const double* row) {
-    const double value = row[0] + at.contended * (row[1] - row[0]);
-    return columns_ > 2 ? value + at.exchanged * (row[2] - row[0]) : value;
-  };
-  const double value = beside(low);
-  return at.towards_next > 0 ? value + at.towards_next * (beside(low + columns_) - value) : value;
-}
-
 void Line::apply(QueueTimes& times, const Slowdown& at, std::size_t own) const {
   if (own != compute_queue) {
     std::swap(times[compute_queue], times[own]);

@@ -49,6 +49,9 @@ class Line {
   /// Time in which the compute stream computes; and the same with every kind of kernel by its power.
   double busy(const Slowdown& at) const { return mix(busy_.data(), at); }
   double load(const Slowdown& at) const { return mix(load_.data(), at); }
+  /// The same on a cool part with nothing beside.
+  double cool_busy() const { return busy_.front(); }
+  double cool_load() const { return load_.front(); }
   /// Time of collectives on the streams of gradients and of parameters.
   double beside(model::Stream stream) const { return beside_[stream == model::Stream::parameter ? 1 : 0]; }
   const std::vector<Entry>& entries() const { return entries_; }
@@ -56,7 +59,15 @@ class Line {
 
  private:
   friend class Collapser;
-  double mix(const double* at_points, const Slowdown& at) const;
+  double mix(const double* at_points, const Slowdown& at) const {
+    const double* low = at_points + columns_ * at.row;
+    const double value = beside(low, at);
+    return at.towards_next > 0 ? value + at.towards_next * (beside(low + columns_, at) - value) : value;
+  }
+  double beside(const double* row, const Slowdown& at) const {
+    const double value = row[0] + at.contended * (row[1] - row[0]);
+    return columns_ > 2 ? value + at.exchanged * (row[2] - row[0]) : value;
+  }
 
   std::vector<Entry> entries_;  ///< by `to`; queues that nothing changes have none
   std::size_t columns_ = 2;     ///< alone, contended, and with exchanges: these at twice their time
