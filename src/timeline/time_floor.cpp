@@ -14,99 +14,45 @@
 #include <cmath>
 #include <limits>
 
+#include "floor_work.hpp"
 #include "lines.hpp"
 #include "pipewright/timeline.hpp"
 
 namespace pipewright::timeline {
 namespace {
 
-constexpr std::size_t kinds = 3;  // matrix, attention, memory
-constexpr std::array<profile::Load, kinds> loads = {profile::Load::matrix, profile::Load::attention,
-                                                    profile::Load::memory};
+constexpr std::array<profile::Load, Work::kinds> loads = {profile::Load::matrix, profile::Load::attention,
+                                                          profile::Load::memory};
 
-/// What must pass one after the other: kernels by kind on a cool part, others that never slow.
-struct Work {
-  std::array<double, kinds> by_kind{};
-  double fixed = 0;
-
-  void add(const Work& other, double times = 1) {
-    for (std::size_t k = 0; k < kinds; ++k) by_kind[k] += times * other.by_kind[k];
-    fixed += times * other.fixed;
+/// The host's own time around a chunk's passes and to enter a node of expert-parallel overlap.
+struct HostCalls {
+  HostCalls(const scenario::Scenario& scenario, const profile::Profiles& profiles) {
+    const double factor = replayed_host_factor(scenario, profiles);
+    const auto ns = [&](double us) { return static_cast<double>(nanoseconds(factor * us)); };
+    for (const char* name :
+         {"host.forward_begin_us", "host.forward_end_us", "host.backward_begin_us", "host.backward_end_us"})
+      pass += ns(profiles.scalar(name).value);
+    backward_end = ns(profiles.scalar("host.backward_end_us").value);
+    forward_node = ns(profiles.find_scalar("host.forward_node_us").value_or(0));
+    backward_node = ns(profiles.find_scalar("host.backward_node_us").value_or(0));
   }
-  double cool() const { return by_kind[0] + by_kind[1] + by_kind[2] + fixed; }
-};
-
-struct Pass {
-  Work compute;
-  double communication = 0, host = 0;
-  double chain = 0;  ///< kernels of one microbatch alone: nodes of expert-parallel overlap wait for each other
-  void add(const Pass& other, double times = 1) {
-    compute.add(other.compute, times);
-    communication += times * other.communication;
-    host += times * other.host;
-    chain += times * other.chain;
-  }
-};
-
-struct PiecePasses {
-  Pass forward, backward;
-};
-
-/// Nodes of a layer of experts under expert-parallel overlap, each its own stream's kernels. In a combined call forward
-/// and backward layers take turns (schedule/combined.cpp):
-///
-///   compute   [f attn][b mlp][w mlp]          [f mlp][b attn][w attn]        host order is FIFO order on a stream;
-///   experts'  [b comb]       [f disp][b disp]        [f comb]                f and b are chains of events besides
-///
-/// A call starts when all of the one before is over, and as many pairs in one call take no longer than in several, so
-/// none takes less a pair than ever more of them in one call.
-struct LayerPair {
-  enum Node : std::size_t { attention, dispatch, mlp, combine, nodes };
-  std::array<Work, nodes> forward, backward, weight;
-
-  /// `ns`: of a node's kernels.
-  template <class Time>
-  double least(bool early_attention, const Time& ns) const {
-    std::array<double, nodes> f{}, b{}, w{};
-    for (std::size_t n = 0; n < nodes; ++n) f[n] = ns(forward[n]), b[n] = ns(backward[n]), w[n] = ns(weight[n]);
-    double compute = 0, experts = 0, f_chain = 0, b_chain = 0;
-    const auto run = [](double& stream, double& chain, double time) {
-      stream = chain = std::max(stream, chain) + time;
-    };
-    constexpr int settled = 8;
-    double before = 0;
-    for (int pair = 0; pair < 2 * settled; ++pair) {
-      run(experts, b_chain, b[combine]);
-      run(compute, f_chain, f[attention]);
-      run(compute, b_chain, b[mlp]);
-      run(experts, f_chain, f[dispatch]);
-      compute += w[mlp];
-      run(experts, b_chain, b[dispatch]);
-      if (early_attention) run(compute, b_chain, b[attention]);
-      run(compute, f_chain, f[mlp]);
-      run(experts, f_chain, f[combine]);
-      if (!early_attention) run(compute, b_chain, b[attention]);
-      compute += w[attention];
-      if (pair + 1 == settled) before = std::max(compute, experts);
-    }
-    return (std::max(compute, experts) - before) / settled;
-  }
+  /// Until the last backward has been launched.
+  double calls(double passes) const { return passes * pass - backward_end; }
+  double pass = 0, backward_end = 0, forward_node = 0, backward_node = 0;
 };
 
 class Floor {
  public:
-  Floor(const model::Stages& stages, const schedule::Config& config, const profile::Profiles& profiles,
-        const Prices& prices, bool fp8)
+  Floor(const scenario::Scenario& scenario, const model::Stages& stages, const schedule::Config& config,
+        const profile::Profiles& profiles, const Prices& prices)
       : stages_(stages),
         config_(config),
         prices_(prices),
-        law_(profiles.clock_law(fp8 ? "fp8" : "bf16")),
-        gap_(static_cast<double>(nanoseconds(profiles.scalar("host.kernel_gap_us").value))) {
+        law_(profiles.clock_law(scenario.settings.fp8 || scenario.settings.fp4 ? "fp8" : "bf16")),
+        gap_(static_cast<double>(nanoseconds(profiles.scalar("host.kernel_gap_us").value))),
+        host_(scenario, profiles) {
     for (std::size_t i = 0; i < stages.pieces.size(); ++i) pieces_.push_back(passes(i));
-    // What the pull request defers runs at another place.
-    if (!config.ep_overlap || config.overlap_p2p_backward_on_comm_stream ||
-        config.overlap_p2p_with_transformer_layer_wgrad || config.overlap_p2p_wgrad_delayed_layer_number != 1)
-      return;
+    if (!config.ep_overlap || of_pull_request()) return;
     for (std::size_t i = 0; i < stages.pieces.size(); ++i)
       if (of_experts(i)) pairs_.push_back(layer_pair(i));
   }
@@ -117,20 +63,21 @@ class Floor {
     bool joined = stages_.ranks.size() == 1;
     for (std::size_t r = 0; r < stages_.ranks.size(); ++r) {
       const model::Rank& rank = stages_.ranks[r];
-      Pass all;
-      PiecePasses first;
+      PassWork all;
+      BothWork first;
       for (std::size_t c = 0; c < rank.chunks.size(); ++c)
         for (const auto piece : rank.chunks[c].pieces) {
           all.add(pieces_[piece].forward, config_.microbatches);
           all.add(pieces_[piece].backward, config_.microbatches);
           if (c == 0) first.forward.add(pieces_[piece].forward), first.backward.add(pieces_[piece].backward);
         }
+      all.host += host_.calls(config_.microbatches * static_cast<double>(rank.chunks.size()));
       const auto [communication, compute] = alone(static_cast<int>(r), rank);
       const double head = std::max(gathered(r), gathered(0) + forward_chain);
       const double tail = std::max(after_last(r), after_last(0) + backward_chain);
-      schedule = std::max(
-          {schedule, slowed(all.compute, head + communication + tail, whole_optimizer(r), pairs_on(rank), head + tail),
-           all.host + tail, all.communication + head + compute + tail});
+      schedule =
+          std::max({schedule, slowed(all, head + communication + tail, whole_optimizer(r), pairs_on(rank), head + tail),
+                    all.host + tail, all.communication + head + tail, all.experts + head + compute + tail});
       forward_chain += first.forward.chain;
       backward_chain += first.backward.chain;
       const double after = optimizer(r, joined);
@@ -146,14 +93,14 @@ class Floor {
   /// `any_size`: of other pipelines over as many GPUs, too; what they share is work.
   Estimate find_for_any_split(bool any_size) const {
     const auto ranks = static_cast<double>(stages_.ranks.size());
-    Pass all;
-    PiecePasses embedding, layer;
+    PassWork all;
+    BothWork embedding, layer;
     layer.forward.chain = layer.backward.chain = std::numeric_limits<double>::max();
     double after = 0, whole = 0, finalize = 0, pairs = 0;
     for (std::size_t r = 0; r < stages_.ranks.size(); ++r) {
       for (const auto& chunk : stages_.ranks[r].chunks)
         for (std::size_t n = 0; n < chunk.pieces.size(); ++n) {
-          const PiecePasses& piece = pieces_[chunk.pieces[n]];
+          const BothWork& piece = pieces_[chunk.pieces[n]];
           all.add(piece.forward, config_.microbatches);
           all.add(piece.backward, config_.microbatches);
           if (chunk.layers[n] >= 0 &&
@@ -168,27 +115,29 @@ class Floor {
       whole += whole_optimizer(r) / ranks;
       finalize += sum(stages_.ranks[r].finalize, prices_.finalize[r], 0) / ranks;
     }
-    Pass mean;
+    PassWork mean;
     mean.add(all, 1 / ranks);
-    double before = 0;  // of the mean rank
+    mean.host += host_.calls(config_.microbatches);  // of a chunk at least
+    double before = 0;                               // of the mean rank
     if (any_size) after = finalize = 0;
     if (ranks > 1 && !any_size)
       before = (ranks - 1) / ranks * (embedding.forward.chain + embedding.backward.chain) +
                (ranks - 1) * (ranks - 2) / 2 / ranks * (layer.forward.chain + layer.backward.chain);
-    const double schedule = std::max({slowed(mean.compute, before + finalize, whole, pairs, before + finalize),
-                                      mean.host + finalize, mean.communication + before + finalize});
+    const double schedule =
+        std::max({slowed(mean, before + finalize, whole, pairs, before + finalize), mean.host + finalize,
+                  std::max(mean.communication, mean.experts) + before + finalize});
     return {static_cast<std::int64_t>(schedule), static_cast<std::int64_t>(after), 0};
   }
 
  private:
   /// With expert-parallel overlap forwards of the warm-up and as many last backwards run alone: one of the two streams
-  /// is idle while the other works, but for the last layer of a pass. Idle times of compute and of communication.
+  /// is idle while the other works, but for the last layer of a pass. Idle times of compute and of the experts' stream.
   std::pair<double, double> alone(int r, const model::Rank& rank) const {
     if (!config_.ep_overlap) return {0, 0};
     const int passes = config_.stages == 1 ? 1 : schedule::warmup(config_, r);
     double communication = std::numeric_limits<double>::max(), compute = communication;
     for (const auto& chunk : rank.chunks) {
-      Pass both;
+      PassWork both;
       double layers = 0;
       for (const auto piece : chunk.pieces) {
         if (stages_.pieces[piece].nodes.empty()) continue;
@@ -197,10 +146,16 @@ class Floor {
         ++layers;
       }
       const double but_one = layers > 0 ? (layers - 1) / layers : 0;
-      communication = std::min(communication, but_one * both.communication);
+      communication = std::min(communication, but_one * both.experts);
       compute = std::min(compute, but_one * both.compute.cool());
     }
     return {passes * communication, passes * compute};
+  }
+
+  /// What pull request 4268 defers runs at another place.
+  bool of_pull_request() const {
+    return config_.overlap_p2p_backward_on_comm_stream || config_.overlap_p2p_with_transformer_layer_wgrad ||
+           config_.overlap_p2p_wgrad_delayed_layer_number != 1;
   }
 
   double duration(const model::Kernel& kernel, const Price& price) const {
@@ -208,19 +163,47 @@ class Floor {
   }
 
   /// `part`: of the microbatches that run it; what not all run is in no chain.
-  void add(Pass& pass, const model::Kernel& kernel, const Price& price, bool node, bool expert, double part = 1) const {
+  void add(PassWork& pass, const model::Kernel& kernel, const Price& price, bool node, bool expert,
+           double part = 1) const {
     pass.host += part * us_to_ns(price.host_us);
     if (kernel.key.family.empty()) return;
     const double ns = part * duration(kernel, price);
     const bool own = kernel.stream == model::Stream::compute;
     if (part == 1 && (own || (node && kernel.stream == model::Stream::communication))) pass.chain += ns;
-    if (kernel.stream == model::Stream::communication || (own && expert)) pass.communication += ns;
-    if (!own || expert) return;
+    if (kernel.stream == model::Stream::communication) pass.communication += ns;
+    if (own && expert) pass.experts += ns;
+    if (own && !expert) pass.compute.add(work(kernel, ns));
+  }
+
+  static Work work(const model::Kernel& kernel, double ns) {
+    Work work;
     const auto kind = std::ranges::find(loads, profile::family(kernel.key.family).load);
-    if (kernel.purpose == model::Purpose::compute && kind != loads.end())
-      pass.compute.by_kind[static_cast<std::size_t>(kind - loads.begin())] += ns;
+    if (kernel.stream == model::Stream::compute && kernel.purpose == model::Purpose::compute && kind != loads.end())
+      work.by_kind[static_cast<std::size_t>(kind - loads.begin())] = ns;
     else
-      pass.compute.fixed += ns;
+      work.fixed = ns;
+    return work;
+  }
+
+  /// Of steps on a stream of their own; what not all microbatches run is left out, or all that is waited for.
+  Work way(std::size_t piece, const std::vector<model::Step>& steps, const Work& one_after_the_other) const {
+    using Does = model::Step::Kind;
+    LongestWay way;
+    for (const model::Step& step : steps) {
+      if (!runs_always(step)) continue;
+      if (step.kind == Does::launch) {
+        const model::Kernel& kernel = stages_.pieces[piece].kernels[step.index];
+        const Price& price = prices_.pieces[piece][step.index];
+        const bool on_gpu = !kernel.key.family.empty();
+        way.launch(kernel.stream, on_gpu ? work(kernel, duration(kernel, price)) : Work{}, us_to_ns(price.host_us),
+                   on_gpu);
+      } else if (step.kind == Does::wait) {
+        way.wait(static_cast<model::Stream>(step.index));
+      } else if (step.kind == Does::synchronize) {
+        way.synchronize(static_cast<model::Stream>(step.index));
+      }
+    }
+    return way.own().cool() > one_after_the_other.cool() ? way.own() : one_after_the_other;
   }
 
   double part_of_microbatches(const model::Step& step) const {
@@ -229,14 +212,17 @@ class Floor {
   }
   bool runs_always(const model::Step& step) const { return part_of_microbatches(step) == 1; }
 
-  PiecePasses passes(std::size_t index) const {
+  BothWork passes(std::size_t index) const {
     const model::Piece& piece = stages_.pieces[index];
-    PiecePasses result;
-    const auto run = [&](Pass& pass, const std::vector<model::Step>& steps, bool expert) {
+    BothWork result;
+    const auto run = [&](PassWork& pass, const std::vector<model::Step>& steps, bool expert) {
+      PassWork one;
       for (const model::Step& step : steps)
         if (step.kind == model::Step::Kind::launch)
-          add(pass, piece.kernels[step.index], prices_.pieces[index][step.index], !piece.nodes.empty(), expert,
+          add(one, piece.kernels[step.index], prices_.pieces[index][step.index], !piece.nodes.empty(), expert,
               part_of_microbatches(step));
+      if (!expert) one.way = way(index, steps, one.compute);
+      pass.add(one);
     };
     run(result.forward, piece.forward, false);
     run(result.backward, piece.backward, false);
@@ -246,6 +232,12 @@ class Floor {
       run(result.forward, node.forward, expert);
       run(result.backward, node.backward, expert);
       run(result.backward, node.weight_gradient, expert);
+      if (node.name == Name::loss) continue;
+      result.forward.host += host_.forward_node;
+      result.backward.host += host_.backward_node;
+      // What the pull request defers comes after all else.
+      if (config_.delay_wgrad_compute && !node.weight_gradient.empty() && !of_pull_request())
+        result.backward.host += host_.backward_node;
     }
     return result;
   }
@@ -267,12 +259,13 @@ class Floor {
                                                        : LayerPair::attention;
       if (at == LayerPair::attention && node.name != Name::pre_dispatch_computation) continue;
       const auto sum_of = [&](const std::vector<model::Step>& steps) {
-        Pass pass;
+        PassWork pass;
         for (const model::Step& step : steps)
           if (step.kind == model::Step::Kind::launch && runs_always(step) &&
               piece.kernels[step.index].stream == model::Stream::compute)
             add(pass, piece.kernels[step.index], prices_.pieces[index][step.index], true, false);
-        return pass.compute;
+        pass.way = way(index, steps, pass.compute);
+        return pass;
       };
       pair.forward[at] = sum_of(node.forward);
       pair.backward[at] = sum_of(node.backward);
@@ -291,14 +284,11 @@ class Floor {
     return std::max(0.0, pairs) * config_.microbatches;
   }
 
-  double least_pair(double duty) const {
+  double least_pair(const Slower& factors) const {
     double least = pairs_.empty() ? 0 : std::numeric_limits<double>::max();
     for (const LayerPair& pair : pairs_)
-      least = std::min(least, pair.least(config_.ep_overlap_early_attn_memory_release, [&](const Work& work) {
-        double ns = work.fixed;
-        for (std::size_t k = 0; k < kinds; ++k) ns += work.by_kind[k] * (law_ ? law_->slowdown(loads[k], duty) : 1);
-        return ns;
-      }));
+      least = std::min(least, pair.least(config_.ep_overlap_early_attn_memory_release,
+                                         [&](const PassWork& node) { return node.on_stream(factors); }));
     return least;
   }
 
@@ -345,19 +335,24 @@ class Floor {
     return ns;
   }
 
+  Slower slower(double duty) const {
+    Slower factors{1, 1, 1};
+    for (std::size_t kind = 0; law_ && kind < loads.size(); ++kind) factors[kind] = law_->slowdown(loads[kind], duty);
+    return factors;
+  }
+
   /// The least time in which a rank that is idle for `idle` does its work: clock and duty fit each other. `after`: of
   /// the step, in which it may be idle too. `pairs` of layers one after the other with that much beside bound it, too.
-  double slowed(const Work& work, double idle, double after, double pairs = 0, double beside_pairs = 0) const {
-    const double cool = std::max(work.cool() + idle, pairs > 0 ? pairs * least_pair(0) + beside_pairs : 0);
+  double slowed(const PassWork& all, double idle, double after, double pairs = 0, double beside_pairs = 0) const {
+    const double cool = std::max(std::max(all.compute.cool(), all.way.cool()) + idle,
+                                 pairs > 0 ? pairs * least_pair(slower(0)) + beside_pairs : 0);
     if (!law_) return cool;
     const auto at = [&](double duty) {
-      double time = work.fixed + idle, load = 0;
-      for (std::size_t k = 0; k < kinds; ++k) {
-        const double ns = work.by_kind[k] * law_->slowdown(loads[k], duty);
-        time += ns;
-        load += ns * law_->weight(loads[k]);
-      }
-      if (pairs > 0) time = std::max(time, pairs * least_pair(duty) + beside_pairs);
+      const Slower factors = slower(duty);
+      double time = all.on_stream(factors) + idle, load = 0;
+      for (std::size_t k = 0; k < Work::kinds; ++k)
+        load += all.compute.by_kind[k] * factors[k] * law_->weight(loads[k]);
+      if (pairs > 0) time = std::max(time, pairs * least_pair(factors) + beside_pairs);
       return std::pair{time, time > 0 ? load / (time + after) : 0};
     };
     double low = 0, high = 2;  // duties: kinds may weigh more than the layer that the law was measured with
@@ -374,7 +369,8 @@ class Floor {
   const Prices& prices_;
   std::optional<profile::ClockLaw> law_;
   double gap_;
-  std::vector<PiecePasses> pieces_;
+  HostCalls host_;
+  std::vector<BothWork> pieces_;
   std::vector<LayerPair> pairs_;  ///< of every kind of layer of experts
 };
 
@@ -382,14 +378,13 @@ class Floor {
 
 Estimate floor(const scenario::Scenario& scenario, const model::Stages& stages, const schedule::Config& config,
                const profile::Profiles& profiles, const Prices& prices) {
-  return Floor(stages, config, profiles, prices, scenario.settings.fp8 || scenario.settings.fp4).find();
+  return Floor(scenario, stages, config, profiles, prices).find();
 }
 
 Estimate floor_of_any_split(const scenario::Scenario& scenario, const model::Stages& stages,
                             const schedule::Config& config, const profile::Profiles& profiles, const Prices& prices,
                             bool any_size) {
-  return Floor(stages, config, profiles, prices, scenario.settings.fp8 || scenario.settings.fp4)
-      .find_for_any_split(any_size);
+  return Floor(scenario, stages, config, profiles, prices).find_for_any_split(any_size);
 }
 
 }  // namespace pipewright::timeline

@@ -1,0 +1,136 @@
+// What a step's least time is added up from (time_floor.cpp): kernels that must pass one after the other on a stream,
+// the longest way through a straight line of steps, which also goes by what its own stream waits for, and pairs of
+// layers under expert-parallel overlap.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+
+#include "collapse.hpp"
+
+namespace pipewright::timeline {
+
+/// Kernels by kind (matrix, attention, memory) on a cool part, others that never slow.
+struct Work {
+  static constexpr std::size_t kinds = 3;
+  std::array<double, kinds> by_kind{};
+  double fixed = 0;
+
+  void add(const Work& other, double times = 1) {
+    for (std::size_t k = 0; k < kinds; ++k) by_kind[k] += times * other.by_kind[k];
+    fixed += times * other.fixed;
+  }
+  double cool() const { return by_kind[0] + by_kind[1] + by_kind[2] + fixed; }
+  /// With each kind slower by its factor.
+  double slowed(const std::array<double, kinds>& factors) const {
+    double ns = fixed;
+    for (std::size_t k = 0; k < kinds; ++k) ns += by_kind[k] * factors[k];
+    return ns;
+  }
+};
+using Slower = std::array<double, Work::kinds>;
+
+/// From the begin of some steps to their end on their own stream, the host and all other streams far ahead
+/// (collapse.cpp has the same rules as maps between all queues):
+///
+///   own            [qkv].............[attention]       a kernel of another stream comes after what the own one holds,
+///   communication       [all-gather]                   and counts where the own stream, or the host, waits for it
+class LongestWay {
+ public:
+  void launch(model::Stream stream, const Work& kernel, double host_ns, bool on_gpu) {
+    at_[host_queue].work.fixed += host_ns;
+    at_[host_queue].ns += host_ns;
+    if (!on_gpu) return;
+    At& queue = at_[queue_of(stream)];
+    raise(queue, at_[host_queue]);
+    raise(queue, at_[compute_queue]);
+    queue.work.add(kernel);
+    queue.ns += kernel.cool();
+  }
+  void wait(model::Stream stream) {
+    raise(at_[compute_queue], at_[host_queue]);
+    raise(at_[compute_queue], at_[queue_of(stream)]);
+  }
+  void synchronize(model::Stream stream) { raise(at_[host_queue], at_[queue_of(stream)]); }
+  const Work& own() const { return at_[compute_queue].work; }
+
+ private:
+  /// How far a queue is behind the begin of the own stream; where nothing has made it wait for that: not at all.
+  struct At {
+    bool after_begin = false;
+    double ns = 0;
+    Work work;
+  };
+  static void raise(At& queue, const At& other) {
+    if (other.after_begin && (!queue.after_begin || other.ns > queue.ns)) queue = other;
+  }
+  std::array<At, line_queues> at_ = [] {
+    std::array<At, line_queues> at{};
+    at[compute_queue].after_begin = true;
+    return at;
+  }();
+};
+
+struct PassWork {
+  Work compute;
+  Work way;  ///< of the compute stream, with what it waits for inside a piece or node: the longest on a cool part
+  double communication = 0, experts = 0, host = 0;  ///< of those streams
+  double chain = 0;  ///< kernels of one microbatch alone: nodes of expert-parallel overlap wait for each other
+  void add(const PassWork& other, double times = 1) {
+    compute.add(other.compute, times);
+    way.add(other.way, times);
+    communication += times * other.communication;
+    experts += times * other.experts;
+    host += times * other.host;
+    chain += times * other.chain;
+  }
+  double on_stream(const Slower& factors) const { return std::max(compute.slowed(factors), way.slowed(factors)); }
+};
+
+struct BothWork {
+  PassWork forward, backward;
+};
+
+/// Nodes of a layer of experts under expert-parallel overlap, each its own stream's kernels. In a combined call forward
+/// and backward layers take turns (schedule/combined.cpp):
+///
+///   compute   [f attn][b mlp][w mlp]          [f mlp][b attn][w attn]        host order is FIFO order on a stream;
+///   experts'  [b comb]       [f disp][b disp]        [f comb]                f and b are chains of events besides
+///
+/// A call starts when all of the one before is over, and as many pairs in one call take no longer than in several, so
+/// none takes less a pair than ever more of them in one call.
+struct LayerPair {
+  enum Node : std::size_t { attention, dispatch, mlp, combine, nodes };
+  std::array<PassWork, nodes> forward, backward, weight;
+
+  /// `ns`: of a node.
+  template <class Time>
+  double least(bool early_attention, const Time& ns) const {
+    std::array<double, nodes> f{}, b{}, w{};
+    for (std::size_t n = 0; n < nodes; ++n) f[n] = ns(forward[n]), b[n] = ns(backward[n]), w[n] = ns(weight[n]);
+    double compute = 0, experts = 0, f_chain = 0, b_chain = 0;
+    const auto run = [](double& stream, double& chain, double time) {
+      stream = chain = std::max(stream, chain) + time;
+    };
+    constexpr int settled = 8;
+    double before = 0;
+    for (int pair = 0; pair < 2 * settled; ++pair) {
+      run(experts, b_chain, b[combine]);
+      run(compute, f_chain, f[attention]);
+      run(compute, b_chain, b[mlp]);
+      run(experts, f_chain, f[dispatch]);
+      compute += w[mlp];
+      run(experts, b_chain, b[dispatch]);
+      if (early_attention) run(compute, b_chain, b[attention]);
+      run(compute, f_chain, f[mlp]);
+      run(experts, f_chain, f[combine]);
+      if (!early_attention) run(compute, b_chain, b[attention]);
+      compute += w[attention];
+      if (pair + 1 == settled) before = std::max(compute, experts);
+    }
+    return (std::max(compute, experts) - before) / settled;
+  }
+};
+
+}  // namespace pipewright::timeline
