@@ -14,6 +14,7 @@ namespace pipewright::plan {
 /// A candidate while the search runs.
 struct Trial {
   Candidate candidate;
+  std::string of_time;    ///< its Identity, until it has found its time group
   std::string tolerated;  ///< argument-parser rules that the scenario as given breaks too
   bool given = false;     ///< the scenario as it stands
   int changes = 0;        ///< dimensions that it decides otherwise than the scenario as given

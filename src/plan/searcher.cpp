@@ -4,6 +4,7 @@
 #include <tbb/parallel_for.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "pipewright/bounds.hpp"
 #include "pipewright/scenario/derived.hpp"
@@ -265,7 +266,7 @@ std::vector<std::size_t> Searcher::add_trials(std::vector<Trial> trials, std::si
     trial.structure = structure;
     trial.step = step;
     trial.least = least;
-    const auto [at, fresh] = time_groups_.emplace(identity_of_time(trial.candidate.scenario), groups_.size());
+    const auto [at, fresh] = time_groups_.emplace(std::exchange(trial.of_time, {}), groups_.size());
     if (fresh) groups_.emplace_back();
     trial.time_group = at->second;
     groups_[at->second].push_back(trials_.size());

@@ -30,11 +30,18 @@ std::string label_of(const std::vector<Value>& chosen) {
 
 }  // namespace
 
-std::string identity(const Scenario& scenario) { return scenario::write(without_idle_settings(scenario)); }
-
-std::string identity_of_time(Scenario scenario) {
-  for (const auto* variable : allocator_variables) scenario.environment.erase(variable);
-  return identity(scenario);
+Identity identity(const Scenario& scenario) {
+  Scenario rest = without_idle_settings(scenario);
+  std::string allocator;
+  for (const auto* variable : allocator_variables) {
+    const auto at = rest.environment.find(variable);
+    if (at == rest.environment.end()) continue;
+    allocator += at->first + "=" + at->second + "\n";
+    rest.environment.erase(at);
+  }
+  Identity found{scenario::write(rest), {}};
+  found.whole = found.of_time + allocator;
+  return found;
 }
 
 bool judges_structures(const Rule& rule) {
@@ -119,7 +126,7 @@ std::optional<Trial> Space::given() {
   }
   auto trial = finished(base_, chosen);
   if (!trial) return std::nullopt;
-  given_ = identity(trial->candidate.scenario);
+  given_ = identity(trial->candidate.scenario).whole;
   trial->given = true;
   return trial;
 }
@@ -370,7 +377,8 @@ std::optional<Trial> Space::finished(const Scenario& decided, const std::vector<
     rejected.push_back({candidate.label, candidate.settings, candidate.environment, refusal->rule, refusal->message});
     return std::nullopt;
   }
-  const auto same = identity(candidate.scenario);
+  auto [of_time, same] = identity(candidate.scenario);
+  trial.of_time = std::move(of_time);
   if (!seen_.insert(same).second) {
     // The scenario as given was counted when it was asked for.
     if (same == given_)

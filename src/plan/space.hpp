@@ -105,9 +105,11 @@ class Space {
   std::string given_;  ///< identity of the scenario as it stands, until its place in the space was reached
 };
 
-std::string identity(const Scenario& scenario);
-/// Equal for scenarios that differ in the allocator's configuration only.
-std::string identity_of_time(Scenario scenario);
+/// Equal for scenarios that are; `of_time`: also for those that differ in the allocator's configuration only.
+struct Identity {
+  std::string of_time, whole;
+};
+Identity identity(const Scenario& scenario);
 /// May a rule's verdict change with recompute, offload or allocator? By the settings that it names.
 bool judges_structures(const Rule& rule);
 /// Keeps the last assignment of every name, in the order of first mention.

@@ -244,17 +244,16 @@ double ClockLaw::weight(Load load) const {
   throw InternalError("load out of range");
 }
 
+std::size_t Key::Hash::operator()(const Key& key) const {
+  constexpr std::size_t odd = 0x9e3779b97f4a7c15;  // 2^64 over the golden ratio: spreads small dimensions
+  std::size_t hash = std::hash<std::string>()(key.family);
+  for (const auto dim : key.dims) hash = (hash ^ static_cast<std::size_t>(dim)) * odd;
+  return hash ^ hash >> 32U;
+}
+
 struct Profiles::Memo {
-  struct Hash {
-    std::size_t operator()(const Key& key) const {
-      constexpr std::size_t odd = 0x9e3779b97f4a7c15;  // 2^64 over the golden ratio: spreads small dimensions
-      std::size_t hash = std::hash<std::string>()(key.family);
-      for (const auto dim : key.dims) hash = (hash ^ static_cast<std::size_t>(dim)) * odd;
-      return hash ^ hash >> 32U;
-    }
-  };
   std::shared_mutex mutex;
-  std::unordered_map<Key, Timing, Hash> times;
+  std::unordered_map<Key, Timing, Key::Hash> times;
 };
 
 Profiles::Profiles(std::vector<Profile> in_order) : profiles_(std::move(in_order)), memo_(std::make_shared<Memo>()) {}

@@ -1,6 +1,8 @@
 // A scenario as YAML: what differs from the stated version's defaults, in the table's order.
 #include <fmt/format.h>
 
+#include <map>
+
 #include "field_rows.hpp"
 #include "pipewright/scenario/fields.hpp"
 #include "pipewright/scenario/io.hpp"
@@ -16,11 +18,26 @@ bool is_required(const Field& field) {
   return false;
 }
 
+struct WrittenField {
+  const Field& field;
+  bool always;  ///< also where it has its default
+};
+
+/// A search writes every candidate to know it again.
+const std::vector<WrittenField>& fields_of(const std::string& section) {
+  static const std::map<std::string, std::vector<WrittenField>> by_section = [] {
+    std::map<std::string, std::vector<WrittenField>> all;
+    for (const Field& field : table())
+      all[field.section].push_back({field, is_required(field) || std::string_view(field.name) == "megatron_core"});
+    return all;
+  }();
+  return by_section.at(section);
+}
+
 std::string section_text(const Scenario& scenario, const Scenario& empty, const std::string& section) {
   std::string out, map;  // map: the nested map being written ("te_op_offload")
-  for (const Field& field : table()) {
-    const bool always = is_required(field) || std::string_view(field.name) == "megatron_core";
-    if (section != field.section || (!always && same(field, scenario, empty))) continue;
+  for (const auto& [field, always] : fields_of(section)) {
+    if (!always && same(field, scenario, empty)) continue;
     std::string name = field.name;
     std::string indent = "  ";
     if (const std::size_t dot = name.find('.'); dot != std::string::npos) {

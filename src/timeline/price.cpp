@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <unordered_map>
 
 #include "copies.hpp"
 #include "pipewright/scenario/derived.hpp"
@@ -65,7 +66,7 @@ class Pricer {
     Price result;
     if (!kernel.graphed) result.host_us = host_.us(direction, kernel);
     if (kernel.exchange)
-      result.time = profile::time(profiles_, network_, *kernel.exchange);
+      result.time = time(*kernel.exchange);
     else if (!kernel.key.family.empty())
       result.time = time(kernel.key);
     result.time.ns *= kernel.share;
@@ -100,6 +101,12 @@ class Pricer {
     return entry->second;
   }
 
+  const profile::Timing& time(const profile::Exchange& exchange) {
+    auto [entry, is_new] = exchanges_.try_emplace(exchange);
+    if (is_new) entry->second = profile::time(profiles_, network_, exchange);
+    return entry->second;
+  }
+
   static bool computes(profile::Load load) {
     return load == profile::Load::matrix || load == profile::Load::attention || load == profile::Load::memory;
   }
@@ -109,7 +116,8 @@ class Pricer {
   HostCosts host_;
   const std::int64_t gpus_of_host_;
   double slowdown_ = 1;  ///< of this machine's kernels against the profiled one's
-  std::map<profile::Key, profile::Timing> times_;
+  std::unordered_map<profile::Key, profile::Timing, profile::Key::Hash> times_;
+  std::map<profile::Exchange, profile::Timing> exchanges_;
 };
 
 }  // namespace

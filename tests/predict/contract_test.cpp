@@ -80,6 +80,7 @@ std::string drawn_settings(Drawn& d, const Shape& shape) {
       field("global_batch_size", shape.microbatches * shape.dp) + field("pipeline_model_parallel_size", shape.pp) +
       field("tensor_model_parallel_size", shape.tp) + field("context_parallel_size", shape.cp) +
       field("sequence_parallel", std::string(shape.tp > 1 ? "true" : "false"));
+  if (shape.cp > 1) s += d.word({"", "", ", cp_comm_type: [a2a]", ", cp_comm_type: [all_gather]"});
   if (shape.vpp > 1) s += field("virtual_pipeline_model_parallel_size", shape.vpp);
   const bool overlap = shape.pp > 1 && shape.vpp > 1 && d.chance(70);
   if (overlap) s += ", overlap_p2p_comm: true, batch_p2p_comm: false";

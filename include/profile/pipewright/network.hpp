@@ -58,6 +58,7 @@ struct Exchange {
   // Dispatch and combine only: to how many domains and GPUs a token goes on the average, its own counted.
   double domains_a_token = 1, gpus_a_token = 1;
   std::int64_t multiprocessors = 0;  ///< that the kernel holds
+  friend auto operator<=>(const Exchange&, const Exchange&) = default;
 };
 std::string_view name(Exchange::Kind kind);
 

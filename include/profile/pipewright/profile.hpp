@@ -26,6 +26,9 @@ struct Key {
   std::string family;
   std::vector<std::int64_t> dims;
   friend auto operator<=>(const Key&, const Key&) = default;
+  struct Hash {
+    std::size_t operator()(const Key& key) const;
+  };
 };
 
 /// Which part of the chip a kernel works: decides how it slows when the power limit lowers the clock (Clocks below).
