@@ -3,9 +3,9 @@
 //   rank r   |- chunk 0 forward of ranks before -|- its own work -|- chunk 0 backward of ranks before -|
 //
 // Every schedule begins on rank r when chunk 0 has passed the ranks before it and ends with a backward of chunk 0 that
-// must go back through them. In between, its compute stream, its communication stream (expert-parallel overlap) and its
-// host, which may be ahead, each have at least their own work to do. Collectives of data parallelism count where
-// nothing can hide them.
+// must go back through them. In between, its compute stream with what it waits for inside a layer, its communication
+// streams and its host, which may be ahead, each have at least their own work to do. Collectives of data parallelism
+// count where nothing can hide them.
 //
 // Kernels slow with the load: the clock law rises with the duty faster than in proportion (a power limit), so the mean
 // duty over the step, the least that the load allows, gives the least slowdown; a rank may be idle in the optimizer.
