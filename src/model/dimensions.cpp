@@ -425,6 +425,14 @@ Dimensions::Dimensions(const Scenario& sc, const profile::Device& device) : gpu(
   precision = {recipe_of(sc, gpu), gpu.fp8_layouts == std::vector{profile::Layout::tn}};
   fp8_parameters = precision.quantized() && (o.fp8_param || o.fp8_param_gather);
   fp8_cached_weights = !o.disable_parameter_transpose_cache;
+  if (fsdp && fp8_parameters) {
+    // Released after each pass of a unit (release_module_parameters). Kept, those of the last backward serve: from 0.17
+    // and TE 2.10 on nothing tells TE that an optimizer step made them stale (manual_post_all_gather_processing).
+    fsdp_keeps_transposes = o.keep_fp8_transpose_cache;
+    const bool told = scenario::core_version(sc.software) < scenario::Version::v0_17 ||
+                      !scenario::te_version(sc.software).at_least(2, 10);
+    transposing_forwards = fsdp_keeps_transposes ? (told ? 1 : 0) : INT32_MAX;
+  }
   graphs = graphs_of(sc);
   // Linear layers whose names userbuffers do not know switch tp_comm_overlap off for all that are made after them
   // (extensions/transformer_engine.py:922-932): MLA's down projections.

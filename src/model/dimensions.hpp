@@ -124,7 +124,8 @@ struct Dimensions {
   bool fsdp = false;          ///< use_megatron_fsdp: parameters, gradients and states are shared (fsdp.hpp)
   bool fsdp_scales = false;   ///< bf16 gradients are divided before they are reduced (gradient_reduce_preprocessing)
   bool fsdp_buffers = false;  ///< fsdp_double_buffer: two units' buffers for gathers, two for gradients, for good
-  Int gradient_bytes;         ///< of an element of the main gradient buffer: 4 or 2
+  bool fsdp_keeps_transposes = false;  ///< keep_fp8_transpose_cache: FP8 parameters' transposes stay on every rank
+  Int gradient_bytes;                  ///< of an element of the main gradient buffer: 4 or 2
   double hidden_dropout, attention_dropout;
   /// Of the data loader's mask: a microbatch's, and what a context-parallel rank keeps of it; 0: none.
   Int mask_bytes = 0, own_mask_bytes = 0;
@@ -161,8 +162,9 @@ struct Dimensions {
   Way tp_link, cp_link, dp_link;
   Way heads_link, ring_link;  ///< levels of a2a+p2p; of a2a or p2p alone the one that is used
   Precision precision;
-  bool fp8_parameters = false;     ///< linear weights are stored as the recipe quantizes them (fp8_param_gather)
-  bool fp8_cached_weights = true;  ///< quantized copies of weights live from the first microbatch on
+  bool fp8_parameters = false;            ///< linear weights are stored as the recipe quantizes them (fp8_param_gather)
+  bool fp8_cached_weights = true;         ///< quantized copies of weights live from the first microbatch on
+  std::int32_t transposing_forwards = 1;  ///< of a step: microbatches whose forward transposes FP8 parameters
   Graphs graphs;
   bool tp_overlap = false;                ///< tp_comm_overlap
   std::int32_t deferred_head_wgrads = 0;  ///< microbatches (defer_embedding_wgrad_compute, wgrad_deferral_limit)

@@ -10,9 +10,17 @@ namespace pipewright::model {
 namespace {
 
 using Elements = Unit::Elements;
+constexpr const char* transposes = "transposed FP8 parameters";
 
 Elements& operator+=(Elements& sum, const Parameter& p) {
   (p.expert ? sum.experts : sum.dense) += p.elements;
+  if (p.fp8 && !p.expert) sum.fp8 += p.elements;
+  return sum;
+}
+Elements& operator+=(Elements& sum, const Elements& unit) {
+  sum.dense += unit.dense;
+  sum.experts += unit.experts;
+  sum.fp8 += unit.fp8;
   return sum;
 }
 
@@ -42,14 +50,33 @@ class Around {
     front_.push_back({Step::Kind::wait, static_cast<std::uint32_t>(stream), 0, before});
   }
   void gather(const std::string& what, const Elements& unit, std::int32_t before = INT32_MAX) {
-    const auto one = [&](Int elements, Int ranks, const Way& way) {
-      if (elements == 0 || ranks == 1) return;
-      launch(front_,
-             inside(collective_kernel(Purpose::dp, what, "all_gather", ranks, 2 * elements, way, Stream::parameter)),
+    const auto one = [&](Int bytes, Int ranks, const Way& way) {
+      if (bytes == 0 || ranks == 1) return;
+      launch(front_, inside(collective_kernel(Purpose::dp, what, "all_gather", ranks, bytes, way, Stream::parameter)),
              before);
     };
-    one(unit.dense, d_.dp * d_.cp, d_.dp_link);
-    one(unit.experts, d_.moe.edp, d_.moe.edp_link);
+    // The buckets of a unit, in FP8 and in bf16, are one call of NCCL (_coalescing_manager).
+    one(unit.dense_bytes(), d_.dp * d_.cp, d_.dp_link);
+    one(2 * unit.experts, d_.moe.edp, d_.moe.edp_link);
+  }
+  /// In backward, once a unit's gather has arrived (all_gather_and_wait_parameters_ready, fp8_create_transpose_cache):
+  /// Hopper's FP8 products read transposed weights, which are not gathered.
+  void transpose(const std::vector<std::pair<Int, Int>>& weights) {
+    for (const auto& [rows, cols] : weights) {
+      if (!d_.fsdp_keeps_transposes) hold(transposes, rows * cols);
+      launch(front_, kernel("weight transpose in backward", {"transpose.fp8", {rows, cols}}));
+    }
+  }
+  /// Those that the linear layers of a forward pass make on their own (TE update_usage), until after it.
+  void hold_transposes(const std::vector<Step>& steps) {
+    for (std::size_t at = 0; at < steps.size() && !d_.fsdp_keeps_transposes; ++at) {
+      if (steps[at].kind != Step::Kind::launch) continue;
+      const Kernel& kernel = piece_.kernels[steps[at].index];
+      if (!kernel.name.ends_with(" weight transpose")) continue;
+      hold(transposes, kernel.key.dims[0] * kernel.key.dims[1]);
+      inside_.emplace_back(static_cast<std::ptrdiff_t>(at + inside_.size()), front_.back());
+      front_.pop_back();
+    }
   }
   /// From the pass' first finished weight gradient on until after it (get_main_grad).
   void hold_gradients(const std::vector<Step>& steps, Int bytes) {
@@ -76,18 +103,20 @@ class Around {
   /// runs on the stream of the reduction and takes multiprocessors from what computes: it counts there.
   void reduce(const std::string& what, const Elements& unit, int parameters) {
     hooks(back_, "fsdp.reduce", parameters);
-    const auto one = [&](Int elements, Int ranks, const Way& way) {
-      if (elements == 0) return;
-      const Int bytes = d_.gradient_bytes * elements;
-      if (d_.fsdp_scales) launch(back_, inside(kernel(what + " scaling", {"scale", {std::max<Int>(1, bytes / 4)}})));
-      if (ranks > 1)
+    const auto one = [&](std::initializer_list<Int> buckets, Int ranks, const Way& way) {
+      const Int bytes = d_.gradient_bytes * std::accumulate(buckets.begin(), buckets.end(), Int{0});
+      const auto each = [&](const std::string& name, const std::string& family, auto size) {
+        for (const Int elements : buckets)
+          if (elements > 0) launch(back_, inside(kernel(what + name, {family, {std::max<Int>(1, size(elements))}})));
+      };
+      if (d_.fsdp_scales) each(" scaling", "scale", [&](Int elements) { return d_.gradient_bytes * elements / 4; });
+      if (ranks > 1 && bytes > 0)
         launch(back_,
                inside(collective_kernel(Purpose::dp, what, "reduce_scatter", ranks, bytes, way, Stream::gradient)));
-      launch(back_, inside(kernel(what + " addition",
-                                  {d_.gradient_bytes == 4 ? "add.f32" : "add", {std::max<Int>(1, elements / ranks)}})));
+      each(" addition", d_.gradient_bytes == 4 ? "add.f32" : "add", [&](Int elements) { return elements / ranks; });
     };
-    one(unit.dense, d_.dp * d_.cp, d_.dp_link);
-    one(unit.experts, d_.moe.edp, d_.moe.edp_link);
+    one({unit.fp8, unit.dense - unit.fp8}, d_.dp * d_.cp, d_.dp_link);
+    one({unit.experts}, d_.moe.edp, d_.moe.edp_link);
   }
   /// What hooks take of the host before the pass, after it.
   void hooks_before(const char* family, int launches) { hooks(front_, family, launches); }
@@ -140,22 +169,26 @@ void place_units(const Dimensions& d, const scenario::Scenario& s, const ChunkSh
   const auto units = elements_of(all, layers);
   const Int capacity = communication_unit(units);
   struct Ahead {
-    Int elements = 0;
+    Elements elements;
     std::ptrdiff_t until = 0;  ///< the farthest unit
   };
   const auto ahead = [&](std::size_t from, int step) {
-    Ahead result{0, static_cast<std::ptrdiff_t>(from)};
+    Ahead result{{}, static_cast<std::ptrdiff_t>(from)};
     for (auto i = result.until + step; i >= 0 && i < static_cast<std::ptrdiff_t>(layers); i += step) {
-      if (result.elements >= capacity / 2) break;
-      result.elements += units[static_cast<std::size_t>(i)].sum();
+      if (result.elements.sum() >= capacity / 2) break;
+      result.elements += units[static_cast<std::size_t>(i)];
       result.until = i;
       if (d.fsdp_buffers) break;
     }
     return result;
   };
   std::vector<int> parameters(layers);
-  for (const Parameter& p : all)
-    if (p.layer >= 0 && static_cast<std::size_t>(p.layer) < layers) ++parameters[static_cast<std::size_t>(p.layer)];
+  for (const Parameter& p : all) {
+    if (p.layer < 0 || static_cast<std::size_t>(p.layer) >= layers) continue;
+    ++parameters[static_cast<std::size_t>(p.layer)];
+    if (p.fp8 && d.precision.two_copies())
+      kinds[static_cast<std::size_t>(p.layer)].unit.transposed.emplace_back(p.weight_out, p.weight_in);
+  }
   // A unit's hook launches what no hook before it has: in forward from the first unit on, in backward from the last.
   std::ptrdiff_t launched = -1;
   for (std::size_t i = 0; i < layers; ++i) {
@@ -187,10 +220,10 @@ void place_units(const Dimensions& d, const scenario::Scenario& s, const ChunkSh
 }
 
 void shard_layer(Piece& piece, Owners& owners, const Dimensions& d, const Unit& unit) {
-  const auto gathered = [&](Around& around, Int beside) {
+  const auto gathered = [&](Around& around, const Elements& beside) {
     if (d.fsdp_buffers) return;
-    around.hold("gathered parameters", 2 * unit.own.sum());
-    around.hold("gathered parameters", 2 * beside);
+    around.hold("gathered parameters", unit.own.bytes());
+    around.hold("gathered parameters", beside.bytes());
   };
   Around around(piece, owners, d);
   gathered(around, unit.ahead);
@@ -199,6 +232,7 @@ void shard_layer(Piece& piece, Owners& owners, const Dimensions& d, const Unit& 
   if (unit.first) around.gather("unit all-gather", unit.own);
   around.wait(Stream::parameter);
   if (!unit.last) around.gather("unit all-gather, ahead", unit.next);
+  around.hold_transposes(piece.forward);
   around.into(piece.forward);
 
   gathered(around, unit.below);
@@ -215,6 +249,7 @@ void shard_layer(Piece& piece, Owners& owners, const Dimensions& d, const Unit& 
   for (const Elements& each : unit.back)
     around.gather(unit.last ? "unit all-gather in backward" : "unit all-gather in backward, ahead", each);
   if (unit.last) around.wait(Stream::parameter);
+  around.transpose(unit.transposed);
   around.reduce("unit gradient reduction", unit.own, unit.parameters);
   around.into(piece.backward);
 }
@@ -255,34 +290,34 @@ void shard_end(Piece& piece, Owners& owners, const Dimensions& d, const scenario
 
 std::vector<Tensor> gathered_for_good(const std::vector<Parameter>& parameters, int layers, Owners& owners,
                                       const Dimensions& d) {
-  Int ends[2] = {0, 0};
-  std::vector<Int> units(static_cast<std::size_t>(layers));
-  for (const auto& p : parameters) {
-    if (p.layer >= 0 && p.layer < layers)
-      units[static_cast<std::size_t>(p.layer)] += p.elements;
-    else
-      ends[p.layer < 0 ? 0 : 1] += p.elements;
-  }
+  auto units = elements_of(parameters, static_cast<std::size_t>(layers));
+  Elements embedding;
+  for (const auto& p : parameters)
+    if (p.layer < 0) embedding += p;
   std::vector<Tensor> held;
   const auto hold = [&](const char* owner, Int bytes) {
     if (bytes > 0) held.push_back(Tensor{owners(owner), Bytes(bytes)});
   };
-  for (const Int elements : ends) hold("gathered parameters", 2 * elements);
-  const Int largest = units.empty() ? 0 : *std::ranges::max_element(units);
-  for (int buffer = 0; d.fsdp_buffers && buffer < 2; ++buffer) {
-    hold("gathered parameters", 2 * largest);
-    hold("gradient bucket", d.gradient_bytes * largest);
+  hold("gathered parameters", embedding.bytes());
+  hold("gathered parameters", units.back().bytes());
+  units.pop_back();
+  if (!d.fsdp_buffers || units.empty()) return held;
+  const Elements largest = *std::ranges::max_element(units, {}, &Elements::sum);
+  for (int buffer = 0; buffer < 2; ++buffer) {
+    hold("gathered parameters", largest.bytes());
+    hold("gradient bucket", d.gradient_bytes * largest.sum());
   }
   return held;
 }
 
 std::vector<Buffer> unit_buffers(const std::vector<Parameter>& parameters, Int dense_ranks, Int expert_ranks) {
   std::vector<Buffer> buffers;
-  for (const bool expert : {false, true}) {
+  constexpr std::pair<bool, bool> kinds[] = {{false, false}, {false, true}, {true, false}};
+  for (const auto& [expert, fp8] : kinds) {  // _get_parameter_groups, step 1
     const Int ranks = expert ? expert_ranks : dense_ranks;
     std::vector<std::size_t> order;
     for (std::size_t p = 0; p < parameters.size(); ++p)
-      if (parameters[p].expert == expert && !parameters[p].frozen) order.push_back(p);
+      if (parameters[p].expert == expert && parameters[p].fp8 == fp8 && !parameters[p].frozen) order.push_back(p);
     // Within a bucket the widest rows come first (_get_parameter_groups, step 3).
     std::ranges::stable_sort(order, [&](std::size_t a, std::size_t b) {
       const Parameter &x = parameters[a], &y = parameters[b];
@@ -290,6 +325,7 @@ std::vector<Buffer> unit_buffers(const std::vector<Parameter>& parameters, Int d
     });
     Buffer buffer;
     buffer.expert = expert;
+    buffer.fp8 = fp8;
     for (std::size_t i = 0; i < order.size();) {
       const int layer = parameters[order[i]].layer;
       const Int begin = buffer.elements;

@@ -9,6 +9,12 @@
 //   backward   gather |..|gL|             again, downwards, a window before the last layer, which comes last in it;
 //                                        reduce-scatter of each unit of every microbatch:
 //   reduce                  |rL|..|r0|re|   compute waits for the last before the next microbatch
+//
+// FP8 parameters (fp8_param_gather) are bytes in a bucket of their own beside the norms' and biases', gathered with it
+// in one call, row-wise in both passes; gradients stay in 16 bits, main parameters fp32. transpose_weight_buffer is
+// MXFP8's alone: of scales by tensor Hopper's second operand is made by a transpose in each pass, by the linear layer
+// in forward, for the whole unit in backward, and dropped with the unit (mixed_precision.py, fp8_need_transpose_data,
+// fp8_create_transpose_cache, fp8_discard_transpose_cache; TE pytorch/module/base.py, quantize_weight).
 #pragma once
 
 #include <vector>
@@ -34,7 +40,7 @@ void shard_end(Piece& piece, Owners& owners, const Dimensions& dimensions, const
 std::vector<Tensor> gathered_for_good(const std::vector<Parameter>& parameters, int layers, Owners& owners,
                                       const Dimensions& dimensions);
 
-/// A chunk's parameters in buffers of a bucket for each unit and each end, dense ones and experts apart.
+/// A chunk's parameters in buffers of a bucket for each unit and each end; those in FP8 and experts apart.
 std::vector<Buffer> unit_buffers(const std::vector<Parameter>& parameters, Int dense_ranks, Int expert_ranks);
 
 }  // namespace pipewright::model

@@ -1,6 +1,7 @@
 // One transformer layer (or a group of layers under one checkpoint) as a Piece.
 #pragma once
 
+#include <utility>
 #include <vector>
 
 #include "builder.hpp"
@@ -12,16 +13,20 @@ namespace pipewright::model {
 struct Unit {
   struct Elements {
     Int dense = 0, experts = 0;
+    Int fp8 = 0;  ///< of the dense ones: in FP8, a byte each, in a bucket of their own
     Int sum() const { return dense + experts; }
+    Int bytes() const { return dense_bytes() + 2 * experts; }
+    Int dense_bytes() const { return 2 * dense - fp8; }
     friend auto operator<=>(const Elements&, const Elements&) = default;
   };
   Elements own, next;
   std::vector<Elements> back;  ///< what its backward hook gathers, in that order
   bool first = false, last = false;
-  Int ahead = 0, below = 0;  ///< gathered ahead: elements beside its own in forward and in backward
-  Int queued = 0;            ///< gradients of units above that are being reduced
+  Elements ahead, below;  ///< gathered ahead, beside its own: in forward and in backward
+  Int queued = 0;         ///< gradients of units above that are being reduced
   int parameters = 0;
-  int gathers = 0;  ///< that its forward hook launches
+  int gathers = 0;                              ///< that its forward hook launches
+  std::vector<std::pair<Int, Int>> transposed;  ///< rows and columns of FP8 weights: the backward hook transposes them
   friend auto operator<=>(const Unit&, const Unit&) = default;
 };
 

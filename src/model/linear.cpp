@@ -110,10 +110,11 @@ void LinearWriter::cast_weight(const Linear& linear) {
   if (!linear.fp8) return;
   const Precision& p = d_.precision;
   if (d_.fp8_parameters && (!p.per_tensor() || !p.two_copies())) return;  // both copies are the parameter's own
-  if (d_.fp8_parameters && linear.frozen) return;                         // transposed once, before the first step
+  // Frozen ones were transposed before the first step, kept ones by Megatron-FSDP's hooks.
+  if (d_.fp8_parameters && (linear.frozen || d_.transposing_forwards == 0)) return;
   const bool every_time = !d_.fp8_cached_weights && !d_.fp8_parameters;
   if (w_.recomputes() && !every_time) return;  // done in the forward pass
-  if (!every_time) w_.microbatches(0, 1);
+  if (!every_time) w_.microbatches(0, d_.fp8_parameters ? d_.transposing_forwards : 1);
   if (d_.fp8_parameters) {
     w_.launch(linear.name + " weight transpose", {"transpose.fp8", {linear.out, linear.in}});
   } else if (!p.per_tensor()) {

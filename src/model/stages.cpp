@@ -284,6 +284,10 @@ void add_notes(const Scenario& s, const Dimensions& d, Stages& stages) {
   if (d.fp8_parameters) {
     if (d.precision.parameters_outside_buffers())
       note("MXFP8 parameters: row-wise and column-wise copies, gathered in bf16 in the gradients' buffer");
+    else if (d.fsdp && d.precision.two_copies())
+      note("FP8 parameters of Megatron-FSDP: gathered in FP8, transposed anew " +
+           std::string(d.transposing_forwards > 1 ? "in every forward and backward pass" : "in every backward pass") +
+           "; the host's time for a unit's second bucket (norms, biases) is left out");
     else if (d.precision.two_copies())
       note("FP8 parameters: a transposed copy of each is kept on Hopper" +
            std::string(d.fp8_cached_weights ? "" : ", disable_parameter_transpose_cache does not change that"));

@@ -35,7 +35,12 @@ void StateWriter::construct_module(const std::vector<Parameter>& parameters) {
       made.push_back(construction_.allocate("parameters", copy(false)));
     // Hopper multiplies FP8 in TN only, so FP8 parameters keep a transpose beside (TE reset_parameters,
     // post_all_gather_processing), whatever disable_parameter_transpose_cache says.
-    if (p.fp8 && d_.precision.two_copies()) hold_from_start("transposed FP8 parameters", copy(true));
+    // Megatron-FSDP drops them with the layer's first forward pass.
+    if (!p.fp8 || !d_.precision.two_copies()) continue;
+    if (d_.fsdp && !d_.fsdp_keeps_transposes)
+      made.push_back(construction_.allocate("transposed FP8 parameters", copy(true)));
+    else
+      hold_from_start("transposed FP8 parameters", copy(true));
   }
   // By the first linear layer's constructor.
   if (modules_.size() == 1 && !d_.local_spec) hold_from_start("workspace", d_.gpu.te_workspace.value);

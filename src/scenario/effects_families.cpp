@@ -36,6 +36,13 @@ bool keeps_quantized(const Scenario& s) {
   return o.fp8_param || o.fp8_param_gather || o.fp4_param || o.fp4_param_gather;
 }
 
+/// Of Megatron-FSDP; quantized by tensor they are modelled.
+bool keeps_blocks(const Scenario& s) {
+  const auto& o = s.settings;
+  const std::string recipe = o.fp8_recipe.value_or("delayed");
+  return o.fp4_param || o.fp4_param_gather || (keeps_quantized(s) && recipe != "tensorwise" && recipe != "delayed");
+}
+
 constexpr unsigned delta = 1, hybrid = 2, fsdp = 4, host = 8;
 
 struct Limit {
@@ -83,7 +90,18 @@ const Limit limits[] = {
     {{"tied embeddings", USES(!s.model.untie_embeddings_and_output_weights),
       "untie_embeddings_and_output_weights=false"},
      fsdp},
-    {{"FP8 or FP4 parameters", keeps_quantized, "fp8_param=true"}, fsdp | host},
+    {{"FP8 or FP4 parameters", keeps_quantized, "fp8_param=true"}, host},
+    {{"parameters in FP4 or in FP8 by blocks (blockwise, mxfp8)", keeps_blocks,
+      "fp8=e4m3; fp8_recipe=blockwise; fp8_param=true"},
+     fsdp},
+    {{"experts' FP8 parameters", USES(keeps_quantized(s) && s.model.num_moe_experts.has_value()),
+      "num_moe_experts=8; fp8=hybrid; fp8_recipe=tensorwise; fp8_param=true"},
+     fsdp},
+    {{"FP8 parameters under full recompute",
+      USES(keeps_quantized(s) && s.settings.recompute_granularity.value_or("") == "full"),
+      "recompute_granularity=full; recompute_method=block; recompute_num_layers=1; fp8=hybrid; fp8_recipe=tensorwise; "
+      "fp8_param=true"},
+     fsdp},
     {{"layers in bf16 beside others", USES(s.settings.first_last_layers_bf16), "first_last_layers_bf16=true"}, fsdp},
     {{"fp16", USES(s.settings.fp16), "fp16=true"}, fsdp | host},
     {{"the gather in the optimizer's step", USES(s.settings.overlap_param_gather_with_optimizer_step),

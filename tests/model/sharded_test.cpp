@@ -50,6 +50,10 @@ scenario::Scenario fsdp(std::initializer_list<const char*> more = {}) {
               more);
 }
 
+scenario::Scenario fsdp_fp8(std::initializer_list<const char*> more = {}) {
+  return with(fsdp({"fp8=hybrid", "fp8_recipe=tensorwise", "fp8_param=true", "fp8_param_gather=true"}), more);
+}
+
 /// Bytes that a microbatch's collectives move, by kind of collective.
 std::int64_t moved(const model::Stages& stages, const std::string& kind, bool forward, int microbatch) {
   std::int64_t sum = 0;
@@ -183,6 +187,111 @@ TEST_CASE("Megatron-FSDP: what a pass allocates it frees, and two buffers hold n
   }
 }
 
+TEST_CASE("Megatron-FSDP with FP8 parameters: bytes of an element and a rank, in either bucket, as by hand") {
+  std::mt19937 random(31);
+  const auto draw = [&](std::int64_t from, std::int64_t to) {
+    return from + static_cast<std::int64_t>(random()) % (to - from + 1);
+  };
+  for (int round = 0; round < 16; ++round) {
+    const std::int64_t layers = draw(1, 8), groups = std::int64_t{1} << draw(0, 3), heads = groups * draw(1, 4);
+    const std::int64_t h = 1024 * draw(1, 8), f = 1024 * draw(1, 16), ranks = std::int64_t{1} << draw(1, 3);
+    const bool keeps = random() % 2 == 0, buffers = random() % 2 == 0;
+    const auto stated = [](const char* field, std::int64_t value) { return field + ("=" + std::to_string(value)); };
+    const std::string sizes[] = {stated("num_layers", layers), stated("num_query_groups", groups),
+                                 stated("hidden_size", h),     stated("num_attention_heads", heads),
+                                 stated("ffn_hidden_size", f), stated("num_gpus", ranks),
+                                 stated("kv_channels", 128),   stated("global_batch_size", 2 * ranks)};
+    auto s = fsdp_fp8({keeps ? "keep_fp8_transpose_cache=true" : "keep_fp8_transpose_cache=false",
+                       buffers ? "fsdp_double_buffer=true" : "fsdp_double_buffer=false"});
+    std::string said;
+    for (const auto& each : sizes) s = with(s, {each.c_str()}), said += each + " ";
+    CAPTURE(said);
+    const auto stages = test::build(s);
+    const auto& rank = stages.ranks[0];
+    const std::int64_t weights = h * 128 * (heads + 2 * groups) + 128 * heads * h + 3 * h * f, norms = 2 * h;
+    const std::int64_t ends = 2 * 128256 * h + h, fp8 = layers * weights, whole = fp8 + layers * norms + ends;
+    CHECK(rank.chunks[0].parameters == whole);
+    const auto shared = [&](std::int64_t held, std::int64_t all) {
+      return std::abs(ranks * held - all) < 4096 * ranks;
+    };
+    CHECK(shared(built(stages, "parameters"), 2 * whole - fp8));
+    CHECK(shared(built(stages, "gradients"), 2 * whole));
+    CHECK(shared(built(stages, "main parameters"), 4 * whole));
+    CHECK(shared(bytes(stages, rank.optimizer_state, "optimizer moments"), 8 * whole));
+    CHECK(shared(bytes(stages, rank.during_optimizer, "fp32 gradients"), 4 * whole));
+    CHECK(shared(bytes(stages, rank.after_update, "main parameters in 16 bits"), 2 * fp8));
+    CHECK(built(stages, "transposed FP8 parameters") == (keeps ? fp8 : 0));
+    const std::int64_t unit = weights + 2 * norms;
+    CHECK(bytes(stages, rank.since_first_step, "gathered parameters") == 2 * ends + (buffers ? 2 * unit : 0));
+    CHECK(bytes(stages, rank.since_first_step, "quantized weights") == 0);
+    CHECK(moved(stages, "all_gather", true, 0) == layers * unit + 2 * ends);
+    CHECK(moved(stages, "all_gather", true, 1) == layers * unit);
+    CHECK(moved(stages, "all_gather", false, 1) == layers * unit);
+    CHECK(moved(stages, "reduce_scatter", false, 1) == 2 * whole);
+    // Every weight is transposed in each pass, except by a forward that finds the last backward's.
+    for (const bool forward : {true, false}) {
+      std::int64_t transposed = 0;
+      for (const auto index : rank.chunks[0].pieces) {
+        const auto& piece = stages.pieces[index];
+        std::int64_t held = 0, most = 0;
+        for (const auto& step : forward ? piece.forward : piece.backward) {
+          if (step.kind == Kind::launch && step.runs(1)) {
+            const auto& key = piece.kernels[step.index].key;
+            if (key.family == "transpose.fp8") transposed += key.dims[0] * key.dims[1];
+          } else if ((step.kind == Kind::allocate || step.kind == Kind::free) &&
+                     stages.owners[piece.tensors[step.index].owner] == "transposed FP8 parameters") {
+            held += (step.kind == Kind::allocate ? 1 : -1) * piece.tensors[step.index].bytes.value;
+            most = std::max(most, held);
+          }
+        }
+        CHECK(held == 0);
+        CHECK(most == (piece.name == "layer" && !keeps ? weights : 0));
+      }
+      CHECK(transposed == (forward && keeps ? 0 : fp8));
+    }
+    // The rank's shards become FP8 together, whatever parameters they are of.
+    std::int64_t cast = 0, measured = 0;
+    for (const auto& kernel : rank.optimizer) {
+      if (kernel.key.family == "cast_transpose.fp8.row") cast += kernel.key.dims[0];
+      if (kernel.key.family == "amax") measured += kernel.key.dims[0];
+    }
+    CHECK(shared(cast, fp8));
+    CHECK(cast == measured);
+  }
+}
+
+TEST_CASE("Megatron-FSDP with FP8 parameters: a unit's two buckets are one gather and one reduction") {
+  const auto in_bf16 = test::build(fsdp()), in_fp8 = test::build(fsdp_fp8());
+  const auto count = [](const model::Stages& stages, Stream stream) {
+    std::ptrdiff_t sum = 0;
+    for (const auto index : stages.ranks[0].chunks[0].pieces)
+      sum += std::ranges::count_if(stages.pieces[index].kernels, [&](const auto& k) { return k.stream == stream; });
+    return sum;
+  };
+  CHECK(count(in_bf16, Stream::parameter) == count(in_fp8, Stream::parameter));
+  CHECK(count(in_bf16, Stream::gradient) == count(in_fp8, Stream::gradient));
+}
+
+TEST_CASE("Megatron-FSDP keeps transposes: an optimizer step makes them stale before 0.17 and TE 2.10 only") {
+  const auto transposes = [](std::initializer_list<const char*> versions, int microbatch) {
+    const auto stages = test::build(with(fsdp_fp8({"keep_fp8_transpose_cache=true"}), versions));
+    int sum = 0;
+    for (const auto index : stages.ranks[0].chunks[0].pieces) {
+      const auto& piece = stages.pieces[index];
+      for (const auto& step : piece.forward)
+        if (step.kind == Kind::launch && step.runs(microbatch))
+          sum += piece.kernels[step.index].key.family == "transpose.fp8";
+    }
+    return sum;
+  };
+  for (const int microbatch : {0, 1}) {
+    const int again = microbatch == 0 ? 4 * 12 : 0;
+    CHECK(transposes({"megatron_core=0.16.0", "transformer_engine=2.10.0"}, microbatch) == again);
+    CHECK(transposes({"megatron_core=0.17.0", "transformer_engine=2.9.0"}, microbatch) == again);
+    CHECK(transposes({"megatron_core=0.17.0", "transformer_engine=2.10.0"}, microbatch) == 0);
+  }
+}
+
 TEST_CASE("an optimizer on the host: whole shards up to the fraction, nothing lost") {
   std::mt19937 chance(5);
   for (int round = 0; round < 300; ++round) {
@@ -262,6 +371,14 @@ TEST_CASE("what is not modelled of both is refused by name") {
     CAPTURE(std::string(other));
     CHECK(refused(fsdp({other}), "use_megatron_fsdp"));
   }
+  for (const char* recipe : {"fp8_recipe=tensorwise", "fp8_recipe=delayed"})
+    CHECK_FALSE(refused(fsdp_fp8({recipe}), "use_megatron_fsdp"));
+  for (const char* other : {"fp8_recipe=blockwise", "fp8_recipe=mxfp8", "num_moe_experts=8",
+                            "recompute_granularity=full", "first_last_layers_bf16=true"}) {
+    CAPTURE(std::string(other));
+    CHECK(refused(fsdp_fp8({other}), "use_megatron_fsdp"));
+  }
+  CHECK(refused(fsdp_fp8({"nccl_ub=true"}), "nccl_ub"));
   for (const char* other : {"data_parallel_sharding_strategy=optim", "data_parallel_sharding_strategy=optim_grads"})
     CHECK(refused(fsdp({other}), "data_parallel_sharding_strategy"));
   const auto host = with(one_stage(), {"optimizer_cpu_offload=true", "use_precision_aware_optimizer=true"});

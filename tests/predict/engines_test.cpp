@@ -121,9 +121,10 @@ TEST_CASE("floors under other interleavings, microbatches, recompute, overlap an
   for (const char* fraction : {"optimizer_offload_fraction=0.5", "optimizer_offload_fraction=1.0"})
     check(small, {fraction, "optimizer_cpu_offload=true", "use_precision_aware_optimizer=true"});
   for (const char* buffers : {"fsdp_double_buffer=false", "fsdp_double_buffer=true"})
-    check(small, {buffers, "use_megatron_fsdp=true", "data_parallel_sharding_strategy=optim_grads_params",
-                  "fp8_param=false", "fp8_param_gather=false", "global_batch_size=64", "pipeline_model_parallel_size=1",
-                  "virtual_pipeline_model_parallel_size=none", "overlap_param_gather_with_optimizer_step=false"});
+    for (const char* parameters : {"fp8_param_gather=false", "fp8_param_gather=true"})
+      check(small, {buffers, parameters, "use_megatron_fsdp=true", "data_parallel_sharding_strategy=optim_grads_params",
+                    "fp8_param=false", "global_batch_size=64", "pipeline_model_parallel_size=1",
+                    "virtual_pipeline_model_parallel_size=none", "overlap_param_gather_with_optimizer_step=false"});
 }
 
 TEST_CASE("hybrids: estimates and floors of stages that the pattern's pipes cut, with unlike layers on each") {
