@@ -45,6 +45,10 @@ class Walker : public model::Visitor {
   void start() {
     std::vector<std::uint32_t> blocks(rank_.construction.tensors.size(), none);
     run(rank_.construction.forward, rank_.construction, -1, 0, blocks.data());
+    if (rank_.empties_cache) heap_.empty_cache();
+    blocks.clear();
+    for (const auto& tensor : rank_.until_first_step) blocks.push_back(heap_.allocate(tensor));
+    for (const auto block : blocks) heap_.drop(block);
   }
   void step(bool first = false);
   void first_step() {

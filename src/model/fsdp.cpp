@@ -92,10 +92,10 @@ class Around {
     front_.pop_back();
   }
   /// From before the pass until after it.
-  void hold(const std::string& owner, Int bytes) {
+  void hold(const std::string& owner, Int bytes, Stream stream = Stream::compute) {
     if (bytes == 0) return;
     const auto tensor = static_cast<std::uint32_t>(piece_.tensors.size());
-    piece_.tensors.push_back(Tensor{owners_(owner), Bytes(bytes)});
+    piece_.tensors.push_back(Tensor{owners_(owner), Bytes(bytes), stream});
     front_.push_back({Step::Kind::allocate, tensor});
     frees_.push_back({Step::Kind::free, tensor});
   }
@@ -222,8 +222,9 @@ void place_units(const Dimensions& d, const scenario::Scenario& s, const ChunkSh
 void shard_layer(Piece& piece, Owners& owners, const Dimensions& d, const Unit& unit) {
   const auto gathered = [&](Around& around, const Elements& beside) {
     if (d.fsdp_buffers) return;
-    around.hold("gathered parameters", unit.own.bytes());
-    around.hold("gathered parameters", beside.bytes());
+    // async_bucket_gather resizes their storage on the stream of gathers, whose memory serves no other stream.
+    around.hold("gathered parameters", unit.own.bytes(), Stream::parameter);
+    around.hold("gathered parameters", beside.bytes(), Stream::parameter);
   };
   Around around(piece, owners, d);
   gathered(around, unit.ahead);
@@ -295,11 +296,11 @@ std::vector<Tensor> gathered_for_good(const std::vector<Parameter>& parameters, 
   for (const auto& p : parameters)
     if (p.layer < 0) embedding += p;
   std::vector<Tensor> held;
-  const auto hold = [&](const char* owner, Int bytes) {
-    if (bytes > 0) held.push_back(Tensor{owners(owner), Bytes(bytes)});
+  const auto hold = [&](const char* owner, Int bytes, Stream stream = Stream::compute) {
+    if (bytes > 0) held.push_back(Tensor{owners(owner), Bytes(bytes), stream});
   };
-  hold("gathered parameters", embedding.bytes());
-  hold("gathered parameters", units.back().bytes());
+  hold("gathered parameters", embedding.bytes(), Stream::parameter);
+  hold("gathered parameters", units.back().bytes(), Stream::parameter);
   units.pop_back();
   if (!d.fsdp_buffers || units.empty()) return held;
   const Elements largest = *std::ranges::max_element(units, {}, &Elements::sum);

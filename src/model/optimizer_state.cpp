@@ -33,7 +33,7 @@ void StateWriter::add_optimizer_state(const ShardedOptimizer& optimizer) {
   for (const auto& [n, fp8, first_chunk, matrix, decays] : *heaviest) {
     if (types.in_adam) {
       hold(rank_.optimizer_state, "main parameters", n * types.main);
-    } else {
+    } else if (!d_.fsdp) {                                            // which has made its own
       const auto copy = construction_.allocate("parameters", 2 * n);  // shard_model_param.clone().float()
       hold_from_start("main parameters", n * types.main);
       construction_.free(copy);

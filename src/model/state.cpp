@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <numeric>
 #include <set>
 
 #include "fsdp.hpp"
@@ -35,16 +36,31 @@ void StateWriter::construct_module(const std::vector<Parameter>& parameters) {
       made.push_back(construction_.allocate("parameters", copy(false)));
     // Hopper multiplies FP8 in TN only, so FP8 parameters keep a transpose beside (TE reset_parameters,
     // post_all_gather_processing), whatever disable_parameter_transpose_cache says.
-    // Megatron-FSDP drops them with the layer's first forward pass.
+    // Megatron-FSDP drops them after each unit's forward pass.
     if (!p.fp8 || !d_.precision.two_copies()) continue;
     if (d_.fsdp && !d_.fsdp_keeps_transposes)
-      made.push_back(construction_.allocate("transposed FP8 parameters", copy(true)));
+      hold(rank_.until_first_step, "transposed FP8 parameters", copy(true));
     else
       hold_from_start("transposed FP8 parameters", copy(true));
   }
   // By the first linear layer's constructor.
   if (modules_.size() == 1 && !d_.local_spec) hold_from_start("workspace", d_.gpu.te_workspace.value);
   if (d_.rope && !d_.mla) hold_from_start("rotary frequencies", 4 * d_.head_dim / 2);
+}
+
+/// A group's share of parameters, its whole bucket for a moment, its main parameters; what the modules made goes
+/// (param_and_grad_buffer.py, _init_each_parameter_group_buffers).
+void StateWriter::share_parameters(const Buffer& buffer, const std::vector<std::uint32_t>& made, Int ranks) {
+  std::size_t next = 0;
+  for (const auto& [begin, end] : buffer.buckets) {
+    const Int bytes = (end - begin) * (buffer.fp8 ? 1 : 2);
+    hold_from_start("parameters", bytes / ranks);
+    const auto whole = construction_.allocate("gathered parameters", bytes);
+    hold_from_start("main parameters", (end - begin) / ranks * 4);
+    for (; next < buffer.of.size() && buffer.parameters[next].first < end; ++next)
+      construction_.free(made[buffer.of[next]]);
+    construction_.free(whole);
+  }
 }
 
 void StateWriter::add_chunk(std::size_t index, const std::vector<Parameter>& parameters) {
@@ -73,8 +89,10 @@ void StateWriter::add_chunk(std::size_t index, const std::vector<Parameter>& par
     const Int share = d_.fsdp ? optimizer.ranks : 1;
     const Int bytes = outside ? 0 : buffer.elements * (buffer.fp8 ? 1 : 2) / share;
     parameter_bytes += bytes;
-    hold_from_start("parameters", bytes);
-    hold_from_start("gradients", buffer.elements * d_.gradient_bytes / share);
+    if (d_.fsdp)
+      share_parameters(buffer, modules_[index], share);
+    else
+      hold_from_start("parameters", bytes), hold_from_start("gradients", buffer.elements * d_.gradient_bytes);
     const bool own_optimizer = o.overlap_param_gather_with_optimizer_step && index == 0;
     if (!d_.fsdp) add_gradient_sync(chunk, buffer, optimizer);
     const auto own = [&](std::size_t r, Int elements, std::size_t i) {
@@ -95,7 +113,12 @@ void StateWriter::add_chunk(std::size_t index, const std::vector<Parameter>& par
     else
       for (std::size_t i = 0; i < buffer.of.size(); ++i) own_whole(static_cast<std::size_t>(buffer.owners[i]), i);
   }
-  for (auto p = modules_[index].rbegin(); p != modules_[index].rend(); ++p) construction_.free(*p);
+  if (d_.fsdp)  // one tensor of each type, behind all groups
+    hold_from_start("gradients", std::accumulate(buffers.begin(), buffers.end(), Int{0}, [&](Int sum, const Buffer& b) {
+                      return sum + b.elements * d_.gradient_bytes / (b.expert ? experts_ : dense_).ranks;
+                    }));
+  else
+    for (auto p = modules_[index].rbegin(); p != modules_[index].rend(); ++p) construction_.free(*p);
   chunk.parameters_bytes = Bytes(parameter_bytes);
   if (d_.rope && !d_.mla) hold(rank_.since_first_step, "rotary table", 4 * s_.model.seq_length * d_.head_dim);
 }
@@ -195,6 +218,7 @@ void StateWriter::run(const std::vector<ChunkShape>& shapes) {
   add_finalize(shares);
   add_optimizer_step();
   rank_.construction = construction_.take();
+  rank_.empties_cache = d_.fsdp;  // param_and_grad_buffer.py, end of _init_each_parameter_group_buffers
 }
 
 void add_state(const scenario::Scenario& scenario, const Dimensions& dimensions, Int pp_rank,

@@ -201,8 +201,8 @@ TEST_CASE("Megatron-FSDP with FP8 parameters: bytes of an element and a rank, in
                                  stated("hidden_size", h),     stated("num_attention_heads", heads),
                                  stated("ffn_hidden_size", f), stated("num_gpus", ranks),
                                  stated("kv_channels", 128),   stated("global_batch_size", 2 * ranks)};
-    auto s = fsdp_fp8({keeps ? "keep_fp8_transpose_cache=true" : "keep_fp8_transpose_cache=false",
-                       buffers ? "fsdp_double_buffer=true" : "fsdp_double_buffer=false"});
+    auto s = fsdp_fp8();
+    s.settings.keep_fp8_transpose_cache = keeps, s.settings.fsdp_double_buffer = buffers;
     std::string said;
     for (const auto& each : sizes) s = with(s, {each.c_str()}), said += each + " ";
     CAPTURE(said);
@@ -221,6 +221,8 @@ TEST_CASE("Megatron-FSDP with FP8 parameters: bytes of an element and a rank, in
     CHECK(shared(bytes(stages, rank.during_optimizer, "fp32 gradients"), 4 * whole));
     CHECK(shared(bytes(stages, rank.after_update, "main parameters in 16 bits"), 2 * fp8));
     CHECK(built(stages, "transposed FP8 parameters") == (keeps ? fp8 : 0));
+    CHECK(bytes(stages, rank.until_first_step, "transposed FP8 parameters") == (keeps ? 0 : fp8));
+    CHECK(built(stages, "gathered parameters") == 0);
     const std::int64_t unit = weights + 2 * norms;
     CHECK(bytes(stages, rank.since_first_step, "gathered parameters") == 2 * ends + (buffers ? 2 * unit : 0));
     CHECK(bytes(stages, rank.since_first_step, "quantized weights") == 0);
@@ -257,6 +259,18 @@ TEST_CASE("Megatron-FSDP with FP8 parameters: bytes of an element and a rank, in
     }
     CHECK(shared(cast, fp8));
     CHECK(cast == measured);
+  }
+}
+
+TEST_CASE("Megatron-FSDP: what is gathered has memory of its own; what building the model left cached is given back") {
+  for (const auto& s : {fsdp(), fsdp_fp8()}) {
+    const auto stages = test::build(s);
+    const auto apart = [&](const model::Tensor& tensor) {
+      return (stages.owners[tensor.owner] == "gathered parameters") == (tensor.stream == Stream::parameter);
+    };
+    for (const auto& piece : stages.pieces) CHECK(std::ranges::all_of(piece.tensors, apart));
+    CHECK(std::ranges::all_of(stages.ranks[0].since_first_step, apart));
+    CHECK(stages.ranks[0].empties_cache);
   }
 }
 

@@ -155,7 +155,9 @@ struct Chunk {
 
 struct Rank {
   std::vector<Chunk> chunks;
-  Piece construction;  ///< its `forward` builds model and optimizer; what it does not free stays alive
+  Piece construction;          ///< its `forward` builds model and optimizer; what it does not free stays alive
+  bool empties_cache = false;  ///< after it what is cached goes back to the device
+  std::vector<Tensor> until_first_step;  ///< alive then, dropped by the first forward pass
   /// Alive from the first step on: workspaces, FP8 weights; cached ones from where a piece makes them (dummy
   /// gradients).
   std::vector<Tensor> since_first_step;
