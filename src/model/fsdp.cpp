@@ -17,12 +17,6 @@ Elements& operator+=(Elements& sum, const Parameter& p) {
   if (p.fp8 && !p.expert) sum.fp8 += p.elements;
   return sum;
 }
-Elements& operator+=(Elements& sum, const Elements& unit) {
-  sum.dense += unit.dense;
-  sum.experts += unit.experts;
-  sum.fp8 += unit.fp8;
-  return sum;
-}
 
 /// Of every layer, and last of the output layer with the final norm.
 std::vector<Elements> elements_of(const std::vector<Parameter>& parameters, std::size_t layers) {
@@ -169,14 +163,16 @@ void place_units(const Dimensions& d, const scenario::Scenario& s, const ChunkSh
   const auto units = elements_of(all, layers);
   const Int capacity = communication_unit(units);
   struct Ahead {
-    Elements elements;
+    std::vector<Elements> units;
+    Int elements = 0;
     std::ptrdiff_t until = 0;  ///< the farthest unit
   };
   const auto ahead = [&](std::size_t from, int step) {
-    Ahead result{{}, static_cast<std::ptrdiff_t>(from)};
+    Ahead result{{}, 0, static_cast<std::ptrdiff_t>(from)};
     for (auto i = result.until + step; i >= 0 && i < static_cast<std::ptrdiff_t>(layers); i += step) {
-      if (result.elements.sum() >= capacity / 2) break;
-      result.elements += units[static_cast<std::size_t>(i)];
+      if (result.elements >= capacity / 2) break;
+      result.units.push_back(units[static_cast<std::size_t>(i)]);
+      result.elements += result.units.back().sum();
       result.until = i;
       if (d.fsdp_buffers) break;
     }
@@ -194,7 +190,7 @@ void place_units(const Dimensions& d, const scenario::Scenario& s, const ChunkSh
   for (std::size_t i = 0; i < layers; ++i) {
     const Ahead forward = ahead(i, 1);
     kinds[i].unit.parameters = parameters[i];
-    kinds[i].unit.ahead = forward.elements;
+    kinds[i].unit.ahead = forward.units;
     kinds[i].unit.gathers = static_cast<int>(forward.until - launched);
     launched = forward.until;
   }
@@ -207,24 +203,25 @@ void place_units(const Dimensions& d, const scenario::Scenario& s, const ChunkSh
     unit.last = i + 1 == layers;
     if (!unit.last) unit.next = units[i + 1];
     const Ahead backward = ahead(i, -1);
-    unit.below = backward.elements;
+    unit.below = backward.units;
     // Buckets are gathered in the order of their numbers (all_gather_params): of the last layer's first window its own
     // comes last.
     unit.back.assign(units.begin() + backward.until, units.begin() + launched);
     launched = backward.until;
-    unit.queued = std::accumulate(queue.begin(), queue.end(), Int{0});
-    for (Int held = unit.queued; held > capacity; held -= queue.front(), queue.pop_front()) {
+    unit.queued.assign(queue.begin(), queue.end());
+    for (Int held = std::accumulate(queue.begin(), queue.end(), Int{0}); held > capacity;
+         held -= queue.front(), queue.pop_front()) {
     }
     queue.push_back(units[i].sum());
   }
 }
 
 void shard_layer(Piece& piece, Owners& owners, const Dimensions& d, const Unit& unit) {
-  const auto gathered = [&](Around& around, const Elements& beside) {
+  const auto gathered = [&](Around& around, const std::vector<Elements>& beside) {
     if (d.fsdp_buffers) return;
     // async_bucket_gather resizes their storage on the stream of gathers, whose memory serves no other stream.
     around.hold("gathered parameters", unit.own.bytes(), Stream::parameter);
-    around.hold("gathered parameters", beside.bytes(), Stream::parameter);
+    for (const Elements& each : beside) around.hold("gathered parameters", each.bytes(), Stream::parameter);
   };
   Around around(piece, owners, d);
   gathered(around, unit.ahead);
@@ -241,7 +238,7 @@ void shard_layer(Piece& piece, Owners& owners, const Dimensions& d, const Unit& 
   around.hooks_before("fsdp.gather", static_cast<int>(unit.back.size()));
   if (!d.fsdp_buffers) {
     around.hold_gradients(piece.backward, d.gradient_bytes * unit.own.sum());
-    around.hold("gradient bucket", d.gradient_bytes * unit.queued);
+    for (const Int elements : unit.queued) around.hold("gradient bucket", d.gradient_bytes * elements);
   }
   if (unit.last)
     around.wait(Stream::gradient);  // one communicator: after the output layer's reduction, which was launched before

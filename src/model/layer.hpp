@@ -22,8 +22,8 @@ struct Unit {
   Elements own, next;
   std::vector<Elements> back;  ///< what its backward hook gathers, in that order
   bool first = false, last = false;
-  Elements ahead, below;  ///< gathered ahead, beside its own: in forward and in backward
-  Int queued = 0;         ///< gradients of units above that are being reduced
+  std::vector<Elements> ahead, below;  ///< units gathered ahead, beside its own: in forward and in backward
+  std::vector<Int> queued;             ///< gradients of units above that are being reduced, each in a bucket
   int parameters = 0;
   int gathers = 0;                              ///< that its forward hook launches
   std::vector<std::pair<Int, Int>> transposed;  ///< rows and columns of FP8 weights: the backward hook transposes them
