@@ -43,6 +43,22 @@ BucketOrder bucket_order(const Chunk& chunk) {
   return order;
 }
 
+GatherOrder gather_order(const Chunk& chunk) {
+  GatherOrder order;
+  order.gathers.resize(chunk.parameter_gather.size());
+  std::iota(order.gathers.rbegin(), order.gathers.rend(), 0U);  // the last bucket holds the first layers
+  order.needed.assign(chunk.pieces.size(), order.gathers.size());
+  const std::vector<int>& layers = chunk.parameter_gather_layers;
+  if (layers.size() != order.gathers.size()) return order;
+  std::ranges::stable_sort(order.gathers, std::less(), [&](std::uint32_t bucket) { return layers[bucket]; });
+  // A bucket is needed by the first of its layers, in whichever of a piece's layers that is.
+  const auto ordinals = ordinals_of(chunk);
+  for (std::size_t position = 0; position + 1 < ordinals.size(); ++position)
+    order.needed[position] = static_cast<std::size_t>(
+        std::ranges::count_if(layers, [&](int layer) { return layer < ordinals[position + 1]; }));
+  return order;
+}
+
 NodePlace place_of(const Stages& stages, const Chunk& chunk, const schedule::Node& node) {
   int further = node.layer;
   for (std::size_t position = 0; position < chunk.pieces.size(); ++position) {

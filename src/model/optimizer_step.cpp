@@ -38,6 +38,7 @@ void StateWriter::add_gradient_sync(Chunk& chunk, const Buffer& buffer, const Sh
     auto& gather = o.overlap_param_gather ? chunk.parameter_gather : gathers_;
     collective(gather, "parameter all-gather", "all_gather", ranks, gathered, optimizer.link,
                o.overlap_param_gather ? Stream::parameter : Stream::compute, Purpose::dp);
+    chunk.parameter_gather_layers.resize(chunk.parameter_gather.size(), buffer.last_layers[bucket]);
   }
 }
 

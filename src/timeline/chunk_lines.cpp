@@ -87,7 +87,9 @@ ChunkLines collapse(const model::Stages& stages, const Prices& prices, const Col
       auto& buckets = lines.buckets.emplace_back();
       for (std::size_t k = 0; k < sync.size(); ++k)
         buckets.push_back(collapser.line(sync, prices.gradient_sync[r][c], k, k + 1));
-      lines.parameter_gather.push_back(collapser.line(gather, prices.parameter_gather[r][c], 0, gather.size()));
+      auto& gathers = lines.parameter_gather.emplace_back();
+      for (std::size_t k = 0; k < gather.size(); ++k)
+        gathers.push_back(collapser.line(gather, prices.parameter_gather[r][c], k, k + 1));
     }
     lines.finalize = joined(collapser, rank.finalize, prices.finalize[r]);
     lines.optimizer = joined(collapser, rank.optimizer, prices.optimizer[r]);

@@ -32,8 +32,8 @@ struct Joined {
   std::vector<double> calls;  ///< the host's time before each
 };
 struct RankLines {
-  std::vector<std::vector<Line>> buckets;  ///< by chunk
-  std::vector<Line> parameter_gather;      ///< by chunk
+  std::vector<std::vector<Line>> buckets;           ///< by chunk
+  std::vector<std::vector<Line>> parameter_gather;  ///< by chunk
   Joined finalize, optimizer;
 };
 

@@ -48,10 +48,10 @@ class ChunkRank : public model::Visitor {
         instructions_(machine.program.ranks[rank].instructions),
         batched_(machine.program.config.batched),
         overlaps_(machine.program.config.ep_overlap),
-        gathered_(lines_.buckets.size(), unknown),
         last_(std::move(before.use)),
         last_step_(before.step),
         follower_(machine.stages, machine.program, rank, *this) {
+    for (const auto& gathers : lines_.parameter_gather) gathered_.emplace_back(gathers.size(), unknown);
     slow_down(before);
   }
   ChunkRank(const ChunkRank&) = delete;  // its follower knows where it is
@@ -98,13 +98,13 @@ class ChunkRank : public model::Visitor {
     at_[host_queue] += machine_.forward_begin;
     return true;
   }
-  void gather_parameters(int chunk) {
-    work(lines_.parameter_gather[chunk]);
-    gathered_[chunk] = at_[queue_of(model::Stream::parameter)];
+  void gather_parameters(int chunk, std::span<const std::uint32_t> gathers) {
+    for (const auto gather : gathers) {
+      work(lines_.parameter_gather[chunk][gather]);
+      gathered_[chunk][gather] = at_[queue_of(model::Stream::parameter)];
+    }
   }
-  void wait_for_parameters(int chunk) {
-    if (!lines_.parameter_gather[chunk].empty()) wait_until(gathered_[chunk]);
-  }
+  void wait_for_parameters(int chunk, std::uint32_t gather) { wait_until(gathered_[chunk][gather]); }
   void forward(model::Call call, std::size_t position) {
     for (const Line& line : stretch(call, position).forward) work(line);
   }
@@ -168,7 +168,7 @@ class ChunkRank : public model::Visitor {
   std::vector<std::int32_t> queued_;  ///< starts that the next compute kernel queues behind
   std::int32_t last_queued_ = nobody;
   std::array<std::int32_t, 2> p2p_{nobody, nobody};  ///< last transfer of each communicator
-  std::vector<double> gathered_;                     ///< by chunk: its parameters are there
+  std::vector<std::vector<double>> gathered_;        ///< by chunk and gather: the parameters are there
   Beats beats_;
   ChunkUse use_;
   std::vector<std::pair<double, double>> network_;               ///< NCCL kernels beside computation

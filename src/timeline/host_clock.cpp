@@ -51,7 +51,6 @@ Host::Host(const Shared& shared, int rank)
       streams_(shared.weaver, rank, shared.synchronize),
       offload_(offload::resolve(shared.scenario, shared.stages, shared.program, rank), shared.stages, shared.prices,
                shared.gap),
-      gathered_(model_.chunks.size(), Weaver::none),
       follower_(shared.stages, shared.program, rank, *this) {
   chain_.fill(Weaver::none);
   const auto r = static_cast<std::size_t>(rank);
@@ -61,6 +60,7 @@ Host::Host(const Shared& shared, int rank)
     const model::Chunk& chunk = model_.chunks[c];
     chunks_.push_back({priced(chunk.gradient_sync, shared_.prices.gradient_sync[r][c], c),
                        priced(chunk.parameter_gather, shared_.prices.parameter_gather[r][c], c)});
+    gathered_.emplace_back(chunk.parameter_gather.size(), Weaver::none);
   }
   finalize_ = priced(model_.finalize, shared_.prices.finalize[r]);
   optimizer_ = priced(model_.optimizer, shared_.prices.optimizer[r]);
@@ -129,16 +129,13 @@ bool Host::begin_forward(model::Call /*call*/) {
   return true;
 }
 
-void Host::gather_parameters(int chunk) {
+void Host::gather_parameters(int chunk, std::span<const std::uint32_t> gathers) {
   const auto c = static_cast<std::size_t>(chunk);
-  for (const HostLine& line : chunks_[c].parameter_gather) {
-    const Handle node = launch(line);
-    if (node != Weaver::none) gathered_[c] = node;
-  }
+  for (const auto gather : gathers) gathered_[c][gather] = launch(chunks_[c].parameter_gather[gather]);
 }
 
-void Host::wait_for_parameters(int chunk) {
-  streams_.wait(streams_.current, gathered_[static_cast<std::size_t>(chunk)], at_);
+void Host::wait_for_parameters(int chunk, std::uint32_t gather) {
+  streams_.wait(streams_.current, gathered_[static_cast<std::size_t>(chunk)][gather], at_);
 }
 
 void Host::forward(model::Call call, std::size_t position) {

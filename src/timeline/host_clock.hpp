@@ -55,8 +55,8 @@ class Host : public model::Visitor {
   void next();
 
   bool begin_forward(model::Call call);
-  void gather_parameters(int chunk);
-  void wait_for_parameters(int chunk);
+  void gather_parameters(int chunk, std::span<const std::uint32_t> gathers);
+  void wait_for_parameters(int chunk, std::uint32_t gather);
   void forward(model::Call call, std::size_t position);
   void end_forward(model::Call call);
   bool begin_backward(model::Call call);
@@ -92,8 +92,8 @@ class Host : public model::Visitor {
   std::uint32_t at_ = 0;
   bool finished_ = false;
 
-  std::vector<Handle> gathered_;  ///< by chunk: its parameters are there
-  std::size_t joined_ = 0;        ///< joint collectives so far in this phase
+  std::vector<std::vector<Handle>> gathered_;  ///< by chunk and gather: the parameters are there
+  std::size_t joined_ = 0;                     ///< joint collectives so far in this phase
   bool in_combined_ = false;
   std::array<Handle, 2> chain_;  ///< events of the forward and the backward chain
   model::Follower<Host> follower_;

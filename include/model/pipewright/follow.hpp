@@ -4,11 +4,12 @@
 // schedules.py, combined_1f1b.py, model_chunk_schedule_plan.py and distributed/param_and_grad_buffer.py of Megatron
 // core_r0.19.0.
 //
-//   F 0.0     begin_forward [gather_parameters wait_for_parameters] forward(0) forward(1) .. end_forward
+//   F 0.0     begin_forward [gather_parameters wait_for_parameters] forward(0) [..] forward(1) .. end_forward
 //   B 3.0     begin_backward backward(n) [reduce_gradients] .. backward(0) callbacks [reduce_gradients] end_backward
 //   { .. }    begin_combined begin_forward.. begin_backward, node .., end_combined, then as after forward and backward
 #pragma once
 
+#include <algorithm>
 #include <optional>
 #include <span>
 
@@ -23,6 +24,13 @@ struct BucketOrder {
   std::vector<std::size_t> complete;   ///< by piece: how many are, once its backward is over
 };
 BucketOrder bucket_order(const Chunk& chunk);
+
+/// A chunk's parameter gathers in the order in which its first forward needs them.
+struct GatherOrder {
+  std::vector<std::uint32_t> gathers;  ///< into Chunk::parameter_gather
+  std::vector<std::size_t> needed;     ///< by piece: how many there must be before its forward
+};
+GatherOrder gather_order(const Chunk& chunk);
 
 /// Places in a rank's chunk of what a node of expert-parallel overlap belongs to.
 struct NodePlace {
@@ -43,8 +51,8 @@ struct Visitor {
   using Instruction = schedule::Instruction;
 
   bool begin_forward(Call) { return true; }
-  void gather_parameters(int /*chunk*/) {}
-  void wait_for_parameters(int /*chunk*/) {}
+  void gather_parameters(int /*chunk*/, std::span<const std::uint32_t> /*gathers*/) {}
+  void wait_for_parameters(int /*chunk*/, std::uint32_t /*gather*/) {}
   void forward(Call, std::size_t /*position*/) {}
   void end_forward(Call) {}
 
@@ -71,8 +79,11 @@ template <class Visits>
 class Follower {
  public:
   Follower(const Stages& stages, const schedule::Program& program, int rank, Visits& visitor)
-      : stages_(stages), rank_(stages.ranks.at(static_cast<std::size_t>(rank))), visitor_(visitor) {
-    for (const Chunk& chunk : rank_.chunks) chunks_.push_back({bucket_order(chunk)});
+      : stages_(stages),
+        rank_(stages.ranks.at(static_cast<std::size_t>(rank))),
+        visitor_(visitor),
+        gathers_at_once_(program.config.align_param_gather) {
+    for (const Chunk& chunk : rank_.chunks) chunks_.push_back({bucket_order(chunk), gather_order(chunk)});
     for (const auto& i : program.ranks.at(static_cast<std::size_t>(rank)).instructions) {
       if (i.kind == schedule::Kind::backward) ++at(i.chunk).backwards_left;
       if (i.kind == schedule::Kind::combined_begin && i.backward_microbatch != schedule::no_microbatch)
@@ -112,7 +123,7 @@ class Follower {
         reduces_ = i.kind == schedule::Kind::no_sync_exit;
         break;
       case schedule::Kind::param_sync:
-        gather(i.chunk);
+        gather(i.chunk, at(i.chunk).gathers.gathers.size());
         break;
       case schedule::Kind::grad_sync:
         reduce_rest(i.chunk);
@@ -127,9 +138,10 @@ class Follower {
  private:
   struct OfChunk {
     BucketOrder order;
+    GatherOrder gathers;
     int backwards_left = 0;
-    std::size_t reduced = 0;  ///< of order.buckets
-    bool gathered = false;
+    std::size_t reduced = 0;                         ///< of order.buckets
+    std::size_t gathered = 0, awaited = 0;           ///< of gathers.gathers
     std::vector<std::optional<NodePlace>> places{};  ///< of the nodes that came so far, by layer and name
   };
 
@@ -140,21 +152,35 @@ class Follower {
 
   bool forward(Call call) {
     if (!visitor_.begin_forward(call)) return false;
-    parameters(call);
-    for (std::size_t position = 0; position < pieces(call.chunk).size(); ++position) visitor_.forward(call, position);
+    for (std::size_t position = 0; position < pieces(call.chunk).size(); ++position) {
+      parameters(call, position);
+      visitor_.forward(call, position);
+    }
     visitor_.end_forward(call);
     return true;
   }
 
-  /// Without align_param_gather the hook of a chunk's first forward gathers, and waits.
-  void parameters(Call call) {
+  /// The hook of a module in a chunk's first forward waits for its bucket, gathered now where it was not yet, and has
+  /// the next one gathered (finish_param_sync). align_param_gather gathers all at once, the first bucket last
+  /// (start_param_sync).
+  void parameters(Call call, std::size_t position) {
     if (call.microbatch != 0) return;
-    if (!at(call.chunk).gathered) gather(call.chunk);
-    visitor_.wait_for_parameters(call.chunk);
+    OfChunk& of = at(call.chunk);
+    const std::size_t all = of.gathers.gathers.size();
+    const std::size_t needed = gathers_at_once_ ? all : of.gathers.needed[position];
+    if (needed <= of.awaited) return;
+    gather(call.chunk, needed);
+    visitor_.wait_for_parameters(call.chunk, of.gathers.gathers[needed - 1]);
+    of.awaited = needed;
+    if (needed == all) return;
+    const auto next = std::ranges::upper_bound(of.gathers.needed, needed);
+    gather(call.chunk, next == of.gathers.needed.end() ? all : *next);
   }
-  void gather(int chunk) {
-    at(chunk).gathered = true;
-    visitor_.gather_parameters(chunk);
+  void gather(int chunk, std::size_t until) {
+    OfChunk& of = at(chunk);
+    if (until <= of.gathered) return;
+    visitor_.gather_parameters(chunk, std::span(of.gathers.gathers).subspan(of.gathered, until - of.gathered));
+    of.gathered = until;
   }
 
   bool backward(Call call) {
@@ -203,13 +229,13 @@ class Follower {
     if (i.microbatch != schedule::no_microbatch) {
       const Call call{i.microbatch, i.chunk};
       visitor_.begin_forward(call);
-      parameters(call);
     }
     if (i.backward_microbatch != schedule::no_microbatch)
       visitor_.begin_backward({i.backward_microbatch, i.backward_chunk});
   }
   void node(const schedule::Instruction& i) {
     const NodePlace place = place_in(i.chunk, i.node);
+    if (i.node.pass == schedule::Node::Pass::forward) parameters({i.microbatch, i.chunk}, place.position);
     visitor_.node(i, place);
     if (i.node.pass == schedule::Node::Pass::backward && place.first) defer({i.microbatch, i.chunk}, place.position);
   }
@@ -224,6 +250,7 @@ class Follower {
   const Rank& rank_;
   Visits& visitor_;
   std::vector<OfChunk> chunks_;
+  bool gathers_at_once_;
   bool reduces_ = true;  ///< not inside no_sync
   schedule::Instruction combined_;
 };
