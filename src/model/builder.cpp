@@ -149,6 +149,7 @@ void PieceBuilder::dispatcher(const std::string& name, profile::Exchange::Kind k
   exchange.library = moe.library;
   exchange.domains_a_token = moe.domains_a_token;
   exchange.gpus_a_token = moe.gpus_a_token;
+  exchange.busiest = moe.busiest;
   exchange.multiprocessors = moe.multiprocessors;
   kernel.exchange = exchange;
   launch(std::move(kernel));

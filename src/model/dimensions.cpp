@@ -183,8 +183,9 @@ void set_dispatcher(const Scenario& s, const Dimensions& d, MoeDimensions& e) {
   const Int domains = (e.etp * e.ep + scenario::nvlink_domain(s) - 1) / scenario::nvlink_domain(s);
   e.gpus_a_token = units_of_a_token(routing, e.ep) * static_cast<double>(e.etp);
   e.domains_a_token = units_of_a_token(routing, std::min(domains, e.experts));
-  const auto rows = static_cast<double>(d.local) * e.gpus_a_token * o.moe_load_imbalance;
-  e.copies = std::min<Int>(std::llround(rows), d.local * e.ep * e.etp);
+  const auto rows = static_cast<double>(d.local) * e.gpus_a_token, all = static_cast<double>(d.local * e.ep * e.etp);
+  e.busiest = std::max(1.0, std::min(o.moe_load_imbalance, all / rows));  // no rank receives more than all tokens
+  e.copies = std::llround(rows * std::min(o.moe_load_imbalance, all / rows));
 }
 
 /// token_dispatcher.py, _HybridEPManager.setup_metadata: rows that exceed the budget of a rank are dropped, and then

@@ -49,6 +49,7 @@ struct MoeDimensions {
   profile::Exchange::Library library = profile::Exchange::Library::nccl;
   Int copies = 0;                                ///< rows that reach a rank, each token once
   double domains_a_token = 1, gpus_a_token = 1;  ///< to which a token goes on the average
+  double busiest = 1;                            ///< copies that the busiest rank receives, over the mean
   Int multiprocessors = 0;                       ///< that the dispatcher's kernels hold
   bool fused_permute = false;                    ///< HybridEP writes rows by expert at once
   bool fixed_rows = false;  ///< token drop, padded to capacity: no rank tells another how much it sends

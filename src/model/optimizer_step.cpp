@@ -77,14 +77,28 @@ void StateWriter::add_finalize(bool shares_embedding) {
   }
   if (d_.fsdp) add_hooks(rank_.finalize, "fsdp.gradients");
   const auto ranks = embedding_ranks(shares_embedding);
-  if (d_.frozen()) return;
-  if (ranks.size() > 1 && ranks.contains(pp_rank_)) {
+  if (!d_.frozen() && ranks.size() > 1 && ranks.contains(pp_rank_)) {
     collective(rank_.finalize, "embedding gradients all-reduce", "all_reduce", static_cast<Int>(ranks.size()),
                d_.vocab * d_.h * d_.gradient_bytes,
                way(s_.cluster.num_gpus / static_cast<Int>(ranks.size()), static_cast<Int>(ranks.size())),
                Stream::compute, Purpose::dp);
     rank_.finalize.back().joins_pipeline = true;
   }
+  if (s_.settings.calculate_per_token_loss) add_token_scaling();
+}
+
+/// finalize_model_grads.py: the last stage's number of tokens goes to all stages and is summed over copies; all
+/// gradients are divided by it, each buffer whole.
+void StateWriter::add_token_scaling() {
+  auto& end = rank_.finalize;
+  if (d_.pp > 1)  // a broadcast of some bytes; that all stages wait for it is in the norm's all-reduce behind
+    collective(end, "token count to all stages", "all_reduce", d_.pp, 4, way(s_.cluster.num_gpus / d_.pp, d_.pp),
+               Stream::compute, Purpose::dp);
+  if (dense_.ranks > 1)
+    collective(end, "token count all-reduce", "all_reduce", dense_.ranks, 4, dense_.link, Stream::compute, Purpose::dp);
+  launch(end, "1 / tokens", {"small", {}});
+  end.back().launches = 2;  // clamp, division
+  for (const Int elements : scaled_) launch(end, "gradient scaling", {"scale", {elements * d_.gradient_bytes / 4}});
 }
 
 /// FP8 parameters from their main parameters (TE tensor/utils.py, cast_master_weights_to_fp8): every shard that the

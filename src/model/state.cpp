@@ -93,6 +93,7 @@ void StateWriter::add_chunk(std::size_t index, const std::vector<Parameter>& par
       share_parameters(buffer, modules_[index], share);
     else
       hold_from_start("parameters", bytes), hold_from_start("gradients", buffer.elements * d_.gradient_bytes);
+    scaled_.push_back(buffer.elements / share);
     const bool own_optimizer = o.overlap_param_gather_with_optimizer_step && index == 0;
     if (!d_.fsdp) add_gradient_sync(chunk, buffer, optimizer);
     const auto own = [&](std::size_t r, Int elements, std::size_t i) {

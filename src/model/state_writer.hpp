@@ -62,6 +62,7 @@ class StateWriter {
   void add_latent_rotary(Int layers);
   void add_global_buffers(bool head, bool mtp);
   void add_finalize(bool shares_embedding);
+  void add_token_scaling();
   void add_shard_casts(const ShardedOptimizer& optimizer);
   void add_optimizer_step();
   void add_quantized_parameters();
@@ -80,6 +81,7 @@ class StateWriter {
   std::vector<std::pair<Int, Int>>
       casts_of_chunks_;          ///< rows and columns of parameters that are quantized after a gather
   std::vector<Kernel> gathers_;  ///< of parameters, after an optimizer's step
+  std::vector<Int> scaled_;      ///< elements of each gradient buffer
   Int replicated_elements_ = 0;
   int parameters_ = 0;  ///< of all chunks, one by one
 };

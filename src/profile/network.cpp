@@ -96,14 +96,18 @@ constexpr DispatcherRates hybridep = {{36.7, 42.9}, {0.58, 0.51}, {0.87, 0.80}, 
 double dispatcher_ns(const Exchange& e, const Network& network, const Traffic& t, double nvlink, bool one_domain) {
   const DispatcherRates& rates = e.library == Library::deepep ? deepep : hybridep;
   const std::size_t way = e.kind == Kind::dispatch ? 0 : 1;
-  const double copied = e.bytes * e.gpus_a_token;
+  // The busiest rank copies and receives more; the cards of its domain share what comes for it.
+  const double here = static_cast<double>(ranks_in_domain(network.topology, e));
+  const double busiest_card = 1 + (e.busiest - 1) / here;
+  const double copied = e.bytes * e.gpus_a_token * e.busiest;
   const double an_sm = one_domain ? rates.multiprocessor_alone : rates.multiprocessor[way];
   const double share = one_domain ? rates.nvlink_alone[way] : rates.nvlink[way];
   double ns = std::max(copied / (an_sm * static_cast<double>(std::max<std::int64_t>(1, e.multiprocessors))),
-                       t.bytes[0] / (share * nvlink));
-  ns = std::max(ns, t.bytes[1] / (rates.nic * network.nic_gbytes_per_s));
+                       t.bytes[0] * e.busiest / (share * nvlink));
+  ns = std::max(ns, t.bytes[1] * busiest_card / (rates.nic * network.nic_gbytes_per_s));
   for (std::size_t up = 2; up < t.bytes.size(); ++up) {
-    ns = std::max(ns, t.bytes[up] * network.topology.switches[up - 2].oversubscription / network.nic_gbytes_per_s);
+    ns = std::max(
+        ns, t.bytes[up] * busiest_card * network.topology.switches[up - 2].oversubscription / network.nic_gbytes_per_s);
   }
   return ns + rates.start_us * 1e3 + (one_domain ? 0 : network.latency_us * 1e3);
 }

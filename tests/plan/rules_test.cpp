@@ -290,6 +290,8 @@ const Row rows[] = {
      "fp8=e4m3; fp8_recipe=mxfp8; fp8_param_gather=true; reuse_grad_buf_for_mxfp8_param_ag=true; "
      "overlap_grad_reduce=true; overlap_param_gather=true; overlap_param_gather_with_optimizer_step=true",
      "overlap_grad_reduce=true; overlap_param_gather=true; overlap_param_gather_with_optimizer_step=true"},
+    {"dp.per-token-average", "dense", "average_in_collective=true; calculate_per_token_loss=true",
+     "average_in_collective=false; calculate_per_token_loss=true"},
     {"dp.buckets", "dense", "bucket_size=1000000; num_buckets=4", "bucket_size=1000000"},
     {"optimizer.precision-aware-adam", "dense", "use_precision_aware_optimizer=true; optimizer=sgd",
      "use_precision_aware_optimizer=true"},

@@ -57,6 +57,7 @@ struct Exchange {
   Library library = Library::nccl;
   // Dispatch and combine only: to how many domains and GPUs a token goes on the average, its own counted.
   double domains_a_token = 1, gpus_a_token = 1;
+  double busiest = 1;                ///< of the copies, those that the busiest rank receives, over the mean
   std::int64_t multiprocessors = 0;  ///< that the kernel holds
   friend auto operator<=>(const Exchange&, const Exchange&) = default;
 };
