@@ -19,8 +19,28 @@ const Strings families = {"llama",     "mistral",     "mixtral",     "qwen2",   
                           "qwen3_moe", "deepseek_v3", "kimi_k2",     "gpt_oss",    "phi3",      "gemma",
                           "gemma2",    "gemma3_text", "llama4_text", "qwen3_next", "nemotron_h"};
 
-/// What a published config.json leaves to the defaults of its class (transformers' configuration_gemma*.py).
+/// What a config.json may leave to the defaults of its class (transformers 4.57, configuration_*.py) where those are
+/// not what a reader would take: heads that share keys, widths of heads, windows, expert groups.
 const char* defaults_of(const std::string& family) {
+  if (family == "mistral") return R"({"num_key_value_heads": 8, "sliding_window": 4096})";
+  if (family == "mixtral") return R"({"num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1e6})";
+  if (family == "qwen2") return R"({"num_key_value_heads": 32, "sliding_window": 4096, "max_window_layers": 28})";
+  if (family == "qwen2_moe") return R"({"num_key_value_heads": 16, "sliding_window": 4096, "max_window_layers": 28})";
+  if (family == "qwen3")
+    return R"({"num_key_value_heads": 32, "head_dim": 128, "sliding_window": 4096, "max_window_layers": 28})";
+  if (family == "qwen3_moe") return R"({"num_key_value_heads": 4, "sliding_window": 4096})";
+  if (family == "qwen3_next")
+    return R"({"num_key_value_heads": 2, "head_dim": 256, "partial_rotary_factor": 0.25, "norm_topk_prob": true})";
+  if (family == "gpt_oss")
+    return R"({"num_key_value_heads": 8, "head_dim": 64, "sliding_window": 128, "rms_norm_eps": 1e-5,
+      "rope_theta": 150000.0})";
+  if (family == "phi3") return R"({"rms_norm_eps": 1e-5})";
+  if (family == "llama4_text")
+    return R"({"num_key_value_heads": 8, "head_dim": 128, "attention_chunk_size": 8192, "rms_norm_eps": 1e-5,
+      "rope_theta": 500000.0})";
+  if (family == "deepseek_v3" || family == "kimi_k2")
+    return R"({"q_lora_rank": 1536, "n_group": 8, "topk_group": 4, "n_shared_experts": 1, "first_k_dense_replace": 3,
+      "routed_scaling_factor": 2.5})";
   if (family == "gemma")
     return R"({"vocab_size": 256000, "hidden_size": 3072, "intermediate_size": 24576, "num_hidden_layers": 28,
       "num_attention_heads": 16, "num_key_value_heads": 16, "head_dim": 256, "max_position_embeddings": 8192,
@@ -65,15 +85,24 @@ std::string apply_hf_config(const std::string& given, Scenario& scenario, String
   }
   if (!json.is_object()) throw UsageError({path, 0}, {}, "not a Hugging Face configuration: expected an object");
   const bool sees = json.contains("vision_config");
-  if (json.contains("text_config") && json.at("text_config").is_object()) json = Json(json.at("text_config"));
+  if (json.contains("text_config") && json.at("text_config").is_object()) {
+    Json inner = json.at("text_config");
+    for (const char* shared : {"tie_word_embeddings", "torch_dtype", "dtype"})  // the whole model's
+      if (json.contains(shared) && !inner.contains(shared)) inner[shared] = json.at(shared);
+    json = std::move(inner);
+  }
+  if (json.contains("rope_parameters") && json.at("rope_parameters").is_object()) {
+    Json rope = json.at("rope_parameters");  // where transformers 5 keeps them, also by kind of layer
+    if (rope.contains("full_attention") && rope.at("full_attention").is_object())
+      rope = Json(rope.at("full_attention"));
+    for (const char* key : {"rope_theta", "partial_rotary_factor"})
+      if (rope.contains(key) && !json.contains(key)) json[key] = rope.at(key);
+    json["rope_parameters"] = std::move(rope);
+  }
   if (json.contains("model_type") && json.at("model_type").is_string()) {
     const Json defaults = Json::parse(defaults_of(json.at("model_type").get<std::string>()));
     for (const auto& [key, value] : defaults.items())
       if (!json.contains(key)) json[key] = value;
-  }
-  if (json.contains("rope_parameters") && json.at("rope_parameters").is_object() && !json.contains("rope_theta")) {
-    const Json rope = json.at("rope_parameters");  // where transformers 5 keeps it
-    if (rope.contains("rope_theta")) json["rope_theta"] = rope.at("rope_theta");
   }
   const HfConfig config(path, text, json);
   const std::string family = config.string("model_type", "");
@@ -93,10 +122,9 @@ std::string apply_hf_config(const std::string& given, Scenario& scenario, String
   const bool tower =
       sees && (family == "gemma3_text" || family == "llama4_text");  // published with one, trained without
   if (tower) read.insert("vision_config");
-  const auto unknown =
-      judge_keys(text, read, [&](const std::string& key, const std::string& why) { return config.error(key, why); });
-  if (!unknown.empty())
-    all.push_back("keys that are not known, and taken to change neither time nor memory: " + unknown);
+  const auto said = judge_keys(text, family, read,
+                               [&](const std::string& key, const std::string& why) { return config.error(key, why); });
+  all.insert(all.end(), said.begin(), said.end());
   if (tower) all.emplace_back("the language model alone: the vision tower is left out");
   if (notes != nullptr) *notes = std::move(all);
   scenario.model = std::move(m);

@@ -14,8 +14,9 @@ namespace pipewright::scenario {
 std::string apply_hf_config(const std::string& path, Scenario& scenario, Strings* notes = nullptr);
 
 /// Of the keys in a config.json's `text` that were not `read`: throws what `error` makes of the first that stands for a
-/// part of the model (a vision tower, dropout, experts); returns those that nobody knows.
-std::string judge_keys(const std::string& text, const std::set<std::string>& read,
-                       const std::function<UsageError(const std::string& key, const std::string& why)>& error);
+/// part of the model (a vision tower, dropout, experts); returns notes on those that nobody knows and on those that
+/// only other families have.
+Strings judge_keys(const std::string& text, const std::string& family, const std::set<std::string>& read,
+                   const std::function<UsageError(const std::string& key, const std::string& why)>& error);
 
 }  // namespace pipewright::scenario

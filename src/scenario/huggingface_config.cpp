@@ -31,6 +31,12 @@ const nlohmann::json* HfConfig::object(const std::string& key) const {
   return &json_.at(key);
 }
 
+const nlohmann::json* HfConfig::list(const std::string& key) const {
+  if (!has(key)) return nullptr;
+  if (!json_.at(key).is_array()) throw error(key, "expected a list, found " + json_.at(key).dump().substr(0, 60));
+  return &json_.at(key);
+}
+
 bool HfConfig::has(const std::string& key) const {
   read_.insert(key);
   return json_.contains(key) && !json_.at(key).is_null();

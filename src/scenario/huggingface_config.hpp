@@ -23,8 +23,11 @@ class HfConfig {
   /// The key's first line in the text: the parser keeps none. 0: the key is missing.
   int line_of(const std::string& key) const;
   const nlohmann::json* object(const std::string& key) const;
+  const nlohmann::json* list(const std::string& key) const;
   bool has(const std::string& key) const;
   void lacks(const std::string& key) const { missing_.push_back(key); }
+  /// Keys that the family has, read or not.
+  void knows(std::initializer_list<const char*> keys) const { read_.insert(keys.begin(), keys.end()); }
   const std::set<std::string>& read() const { return read_; }  ///< keys asked for so far
   /// `least` where the key is missing: `require` says so once all are known.
   Int integer(const std::string& key, Int least = 1, Int most = Int{1} << 30) const;

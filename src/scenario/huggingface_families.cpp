@@ -44,10 +44,12 @@ std::string activation(const HfConfig& config) {
                                                     {"swish", "silu"},
                                                     {"gelu", "gelu"},
                                                     {"relu", "relu"},
-                                                    {"gelu_new", "gelu"},
+                                                    {"gelu_new", "fast_gelu"},
                                                     {"relu2", "squared_relu"},
-                                                    {"gelu_pytorch_tanh", "gelu"}};
-  const std::string name = config.string("hidden_act", config.string("hidden_activation", "silu"));
+                                                    {"gelu_pytorch_tanh", "fast_gelu"}};
+  const std::string other = config.string("hidden_activation", "silu"), name = config.string("hidden_act", other);
+  if (name != other && config.has("hidden_activation"))
+    throw config.error("hidden_activation", fmt::format("\"{}\" beside hidden_act \"{}\"", other, name));
   const auto found = names.find(name);
   if (found != names.end()) return found->second;
   Strings known;
@@ -69,10 +71,14 @@ Ints skip_pattern(const std::vector<bool>& windowed) {
 
 /// Transformers' window counts the query itself, Megatron's stands beside it.
 void sliding_window(const HfConfig& config, Model& m, const std::string& family) {
+  const bool switched = family.starts_with("qwen") && family != "qwen3_next";
+  if (switched) config.knows({"sliding_window", "use_sliding_window", "max_window_layers", "layer_types"});
   const bool always = family == "mistral" || family == "mixtral" || family == "gpt_oss" || family == "phi3" ||
                       family.starts_with("gemma");
+  if (!always && !(switched && config.boolean("use_sliding_window", false))) return;
+  if (always) config.knows({"layer_types"});
   const OptInt width = config.optional_integer("sliding_window");
-  if (!width || !(always || config.boolean("use_sliding_window", false))) return;
+  if (!width) return;
   m.window_size = {*width - 1, 0};
   const Strings kinds = config.strings("layer_types", {"sliding_attention", "full_attention"});
   std::vector<bool> windowed;
@@ -80,13 +86,14 @@ void sliding_window(const HfConfig& config, Model& m, const std::string& family)
     if (static_cast<Int>(kinds.size()) != m.num_layers)
       throw config.error("layer_types", fmt::format("{} entries for {} layers", kinds.size(), m.num_layers));
     for (const auto& kind : kinds) windowed.push_back(kind == "sliding_attention");
-  } else if (family.starts_with("qwen")) {  // configuration_qwen2.py: layers from max_window_layers on
+  } else if (family != "qwen3_moe" && switched) {  // configuration_qwen2.py: layers from max_window_layers on
     const Int first = config.optional_integer("max_window_layers", 0).value_or(28);
     for (Int layer = 0; layer < m.num_layers; ++layer) windowed.push_back(layer >= first);
   } else if (family == "gpt_oss" || family == "gemma2") {  // every other layer
     for (Int layer = 0; layer < m.num_layers; ++layer) windowed.push_back(layer % 2 == 0);
   } else if (family == "gemma3_text") {  // all but every sixth
-    const Int pattern = config.optional_integer("sliding_window_pattern").value_or(6);
+    const OptInt stated = config.optional_integer("sliding_window_pattern");
+    const Int pattern = stated ? *stated : config.optional_integer("_sliding_window_pattern").value_or(6);
     for (Int layer = 0; layer < m.num_layers; ++layer) windowed.push_back((layer + 1) % pattern != 0);
   }
   if (std::ranges::find(windowed, true) == windowed.end() && !windowed.empty())
@@ -110,7 +117,7 @@ void dense(const HfConfig& config, Model& m, const std::string& family) {
   m.normalization = "RMSNorm";
   m.layernorm_epsilon = config.number("rms_norm_eps", 1e-6);
   m.gated_linear_unit = true;
-  m.activation_func = activation(config);
+  if (!family.starts_with("gemma") && family != "nemotron_h") m.activation_func = activation(config);
   m.add_bias_linear = config.boolean("mlp_bias", false);
   m.add_qkv_bias = config.boolean("attention_bias", false) || family == "qwen2" || family == "qwen2_moe";
   m.qk_layernorm = family == "qwen3" || family == "qwen3_moe";
@@ -118,9 +125,17 @@ void dense(const HfConfig& config, Model& m, const std::string& family) {
   sliding_window(config, m, family);
 }
 
+/// Of a family whose activation Megatron's provider fixes.
+void activation_is(const HfConfig& config, const Strings& names) {
+  for (const char* key : {"hidden_act", "hidden_activation"})
+    if (const auto name = config.string(key, names.front()); std::ranges::find(names, name) == names.end())
+      throw config.error(key, "\"" + name + "\" is not modelled", names);
+}
+
 // Megatron Bridge's models/gemma: tanh GELU, embeddings times sqrt(hidden_size); from Gemma 2 on norms on the outputs
 // of attention and MLP.
 void gemma(const HfConfig& config, Model& m, const std::string& family) {
+  activation_is(config, {"gelu_pytorch_tanh", "gelu"});  // Gemma 1 says "gelu" and means tanh's
   m.activation_func = "fast_gelu";
   m.apply_embedding_scaling = true;
   m.layernorm_zero_centered_gamma = true;
@@ -152,6 +167,17 @@ void llama4(const HfConfig& config, Scenario& scenario, Model& m) {
   m.qk_l2_norm = config.boolean("use_qk_norm", true);
   m.attention_chunk_size = config.optional_integer("attention_chunk_size");
   experts_every(config.optional_integer("interleave_moe_layer_step").value_or(1), m);
+  config.knows({"layer_types"});  // chunked or full: the same within a chunk
+  if (const auto* list = config.list("moe_layers")) {
+    m.moe_layer_freq.assign(static_cast<std::size_t>(m.num_layers), 0);
+    for (const auto& layer : *list) {
+      if (!layer.is_number_integer() || layer.get<Int>() < 0 || layer.get<Int>() >= m.num_layers)
+        throw config.error("moe_layers", "expected layers, found " + layer.dump().substr(0, 60),
+                           {fmt::format("0 to {}", m.num_layers - 1)});
+      m.moe_layer_freq[static_cast<std::size_t>(layer.get<Int>())] = 1;
+    }
+    if (std::ranges::find(m.moe_layer_freq, 0) == m.moe_layer_freq.end()) m.moe_layer_freq = {1};
+  }
   m.no_rope_freq = config.integers("no_rope_layers", m.num_layers);
   for (Int& rotates : m.no_rope_freq) rotates = rotates == 0 ? 1 : 0;  // Megatron's 1: no rotation
   if (m.no_rope_freq.empty()) m.no_rope_freq = {config.optional_integer("no_rope_layer_interval", 0).value_or(4)};
@@ -166,6 +192,10 @@ void mixtral(const HfConfig& config, Model& m) {
 void gpt_oss(const HfConfig& config, Model& m) {
   mixtral(config, m);
   m.moe_ffn_hidden_size = m.ffn_hidden_size;
+  config.knows({"experts_per_token"});
+  activation_is(config, {"silu"});
+  if (!config.boolean("attention_bias", true))
+    throw config.error("attention_bias", "GPT-OSS without biases of attention is not modelled", {"true"});
   m.add_bias_linear = m.add_qkv_bias = true;
   m.activation_func = "quick_gelu";
   m.activation_func_clamp_value = config.number("swiglu_limit", 7);
@@ -175,6 +205,7 @@ void gpt_oss(const HfConfig& config, Model& m) {
 }
 
 void qwen_moe(const HfConfig& config, Model& m, const std::string& family) {
+  if (family == "qwen2_moe") m.add_qkv_bias = config.boolean("qkv_bias", true);
   m.num_moe_experts = config.integer("num_experts");
   m.moe_router_topk = config.integer("num_experts_per_tok");
   m.moe_ffn_hidden_size = config.integer("moe_intermediate_size");
@@ -227,6 +258,9 @@ void predicted_tokens(const HfConfig& config, Model& m) {
 }
 
 void deepseek(const HfConfig& config, Model& m) {
+  config.knows({"num_key_value_heads", "head_dim", "qk_head_dim", "norm_topk_prob"});
+  if (config.boolean("attention_bias", false))
+    throw config.error("attention_bias", "biases of latent attention are not modelled", {"false"});
   m.multi_latent_attention = true;
   m.qk_layernorm = true;
   m.num_query_groups.reset();
@@ -286,6 +320,10 @@ void nemotron_h(const HfConfig& config, Model& m) {
   if (const Int chunk = config.optional_integer("chunk_size").value_or(128); chunk != 128)
     m.other["mamba_chunk_size"] = std::to_string(chunk);
   predicted_tokens(config, m);
+  // Sizes of parts that the pattern may lack.
+  config.knows({"n_shared_experts", "norm_topk_prob", "n_routed_experts", "num_experts_per_tok", "attention_head_dim",
+                "moe_intermediate_size", "moe_shared_expert_intermediate_size", "moe_latent_size", "n_group",
+                "topk_group", "routed_scaling_factor", "layers_block_type", "hidden_act", "rms_norm_eps"});
   if (m.hybrid_layer_pattern->find('E') == std::string::npos) return;
   routed_experts(config, m);
   m.moe_shared_expert_intermediate_size = config.optional_integer("moe_shared_expert_intermediate_size");

@@ -14,22 +14,15 @@ namespace {
 
 using Json = nlohmann::json;
 
-// What huggingface_families.cpp reads only beside other keys.
-constexpr const char* read_keys =
-    "attention_bias dtype experts_per_token first_k_dense_replace "
-    "head_dim "
-    "hidden_act hidden_activation hidden_size intermediate_size kv_lora_rank layer_types max_position_embeddings "
-    "max_window_layers "
-    "mlp_bias hybrid_override_pattern layers_block_type attention_head_dim mlp_hidden_act use_bias mamba_proj_bias "
-    "use_conv_bias conv_kernel mamba_num_heads mamba_head_dim n_groups ssm_state_size chunk_size layer_norm_epsilon "
-    "moe_shared_expert_intermediate_size moe_latent_size "
-    "model_type moe_intermediate_size n_group n_routed_experts n_shared_experts norm_topk_prob num_attention_heads "
-    "num_experts num_experts_per_tok num_hidden_layers num_key_value_heads num_local_experts num_nextn_predict_layers "
-    "partial_rotary_factor q_lora_rank qk_nope_head_dim qk_rope_head_dim rms_norm_eps rope_parameters rope_scaling "
-    "rope_theta routed_scaling_factor scoring_func shared_expert_intermediate_size sliding_window swiglu_limit "
-    "text_config "
-    "tie_word_embeddings topk_group topk_method torch_dtype use_sliding_window v_head_dim vocab_size "
-    "decoder_sparse_step";
+// What some families read. A family that does not is trained without, and a note says so.
+constexpr const char* families_keys =
+    "attention_bias mlp_bias qkv_bias experts_per_token num_experts_per_tok head_dim attention_head_dim hidden_act "
+    "hidden_activation mlp_hidden_act layer_types max_window_layers sliding_window sliding_window_pattern "
+    "use_sliding_window use_bias mamba_proj_bias use_conv_bias conv_kernel mamba_head_dim n_groups ssm_state_size "
+    "chunk_size layer_norm_epsilon moe_latent_size moe_intermediate_size n_group topk_group topk_method "
+    "norm_topk_prob num_key_value_heads partial_rotary_factor qk_nope_head_dim qk_rope_head_dim qk_head_dim "
+    "v_head_dim rms_norm_eps routed_scaling_factor scoring_func use_qk_norm interleave_moe_layer_step moe_layers "
+    "no_rope_layers no_rope_layer_interval full_attention_interval intermediate_size_mlp";
 // What changes neither the time nor the memory of a training step: names, tokens, generation, initial values, losses'
 // weights, what the checkpoint was quantized to.
 constexpr const char* inert_keys =
@@ -47,18 +40,33 @@ constexpr const char* inert_keys =
     "expand mamba_hidden_act mamba_ssm_cache_dtype rescale_prenorm_residual time_step_floor "
     "time_step_limit time_step_max time_step_min time_step_rank use_mamba_kernels mtp_hybrid_override_pattern "
     "mtp_layers_block_type "
+    "model_type dtype torch_dtype text_config rope_theta rope_scaling rope_parameters rope_local_base_freq "
+    "rope_interleave attn_scale attn_temperature_tuning floor_scale _sliding_window_pattern "
     "suppress_tokens task_specific_params temperature tf_legacy_loss tie_encoder_decoder tokenizer_class top_k top_p "
-    "torchscript transformers_version typical_p unsloth_fixed unsloth_version use_bfloat16 use_cache use_qk_norm";
+    "torchscript transformers_version typical_p unsloth_fixed unsloth_version use_bfloat16 use_cache";
 
 struct Part {
   const char *key, *missing;
   bool (*present)(const Json&);
 };
 bool given(const Json& value) { return !value.is_null(); }
-bool on(const Json& value) { return value.is_boolean() && value.get<bool>(); }
-bool not_zero(const Json& value) { return value.is_number() && value.get<double>() != 0; }
-bool not_one(const Json& value) { return value.is_number() && value.get<double>() != 1; }
-bool not_empty(const Json& value) { return value.is_array() && !value.empty(); }
+/// Neither missing nor one of these numbers, as a number or as what Python takes for one. Of another type: there.
+bool other_than(const Json& value, std::initializer_list<double> neutral) {
+  if (value.is_null() || ((value.is_array() || value.is_object() || value.is_string()) && value.empty())) return false;
+  const auto is = [&](double number) {
+    return value.is_boolean() ? value.get<bool>() == (number != 0) : value.is_number() && value.get<double>() == number;
+  };
+  return std::ranges::none_of(neutral, is);
+}
+bool on(const Json& value) { return other_than(value, {0}); }
+bool off(const Json& value) { return other_than(value, {1}); }
+bool not_zero(const Json& value) { return other_than(value, {0}); }
+bool not_one(const Json& value) { return other_than(value, {1}); }
+bool several(const Json& value) { return other_than(value, {0, 1}); }
+bool not_empty(const Json& value) { return other_than(value, {0}); }
+bool of_other_kinds(const Json& value) {
+  return value.is_array() && std::ranges::any_of(value, [](const Json& kind) { return kind != "full_attention"; });
+}
 
 constexpr Part lost_parts[] = {
     {"vision_config", "a vision tower; the text model alone: its text_config as a config.json", given},
@@ -76,6 +84,8 @@ constexpr Part lost_parts[] = {
     {"attention_chunk_size", "chunked attention", given},
     {"mlp_only_layers", "dense layers named one by one (state moe_layer_freq in a scenario)", not_empty},
     {"moe_layer_freq", "experts in every n-th layer (state moe_layer_freq in a scenario)", not_one},
+    {"use_bidirectional_attention", "attention in both directions", on},
+    {"is_causal", "attention in both directions", off},
     {"residual_in_fp32", "a residual stream in fp32", on},
     {"embedding_multiplier", "scaled embeddings", not_one},
     {"residual_multiplier", "scaled residuals", not_one},
@@ -86,14 +96,29 @@ constexpr Part lost_parts[] = {
     {"resid_pdrop", "dropout in a config.json (state hidden_dropout in a scenario)", not_zero},
     {"embd_pdrop", "dropout in a config.json (state hidden_dropout in a scenario)", not_zero}};
 
-// Keys of parts that only some families have: in another they would be lost.
-constexpr std::pair<const char*, const char*> owned[] = {{"num_local_experts", "experts"},
-                                                         {"num_experts", "experts"},
-                                                         {"n_routed_experts", "experts"},
-                                                         {"moe_num_experts", "experts"},
-                                                         {"kv_lora_rank", "latent attention"},
-                                                         {"attn_logit_softcapping", "soft-capped scores"},
-                                                         {"final_logit_softcapping", "soft-capped logits"}};
+// Parts that only some families have: in another they would be lost.
+constexpr Part owned[] = {{"num_local_experts", "experts", several},
+                          {"num_experts", "experts", several},
+                          {"n_routed_experts", "experts", several},
+                          {"moe_num_experts", "experts", several},
+                          {"n_shared_experts", "shared experts", not_zero},
+                          {"num_shared_experts", "shared experts", not_zero},
+                          {"shared_expert_intermediate_size", "shared experts", not_zero},
+                          {"moe_shared_expert_intermediate_size", "shared experts", not_zero},
+                          {"first_k_dense_replace", "dense layers before those with experts", not_zero},
+                          {"decoder_sparse_step", "experts in every n-th layer", several},
+                          {"kv_lora_rank", "latent attention", several},
+                          {"q_lora_rank", "latent attention", several},
+                          {"num_nextn_predict_layers", "multi-token prediction (mtp_num_layers)", not_zero},
+                          {"mtp_num_hidden_layers", "multi-token prediction (mtp_num_layers)", not_zero},
+                          {"num_mtp_modules", "multi-token prediction (mtp_num_layers)", not_zero},
+                          {"swiglu_limit", "a clamped activation", not_zero},
+                          {"layer_types", "layers of other kinds", of_other_kinds},
+                          {"hybrid_override_pattern", "state-space layers", given},
+                          {"layers_block_type", "layers of other kinds", given},
+                          {"mamba_num_heads", "state-space layers", given},
+                          {"attn_logit_softcapping", "soft-capped scores", not_zero},
+                          {"final_logit_softcapping", "soft-capped logits", not_zero}};
 
 bool among(const char* names, const std::string& name) {
   std::istringstream words(names);
@@ -104,8 +129,8 @@ bool among(const char* names, const std::string& name) {
 
 }  // namespace
 
-std::string judge_keys(const std::string& text, const std::set<std::string>& read,
-                       const std::function<UsageError(const std::string& key, const std::string& why)>& error) {
+Strings judge_keys(const std::string& text, const std::string& family, const std::set<std::string>& read,
+                   const std::function<UsageError(const std::string& key, const std::string& why)>& error) {
   const Json whole = Json::parse(text);
   const auto refuse_parts = [&](const Json& object) {
     for (const Part& part : lost_parts)
@@ -116,18 +141,29 @@ std::string judge_keys(const std::string& text, const std::set<std::string>& rea
   const Json& inner =
       whole.contains("text_config") && whole.at("text_config").is_object() ? whole.at("text_config") : whole;
   refuse_parts(inner);
-  for (const auto& [key, part] : owned)
-    if (!read.contains(key) && inner.contains(key) && inner.at(key).is_number() && inner.at(key).get<double>() > 1)
-      throw error(key, fmt::format("is not modelled: {} in a family that is read without", part));
-  std::string unknown;
+  for (const Part& part : owned)
+    if (!read.contains(part.key) && inner.contains(part.key) && part.present(inner.at(part.key)))
+      throw error(part.key,
+                  fmt::format("is not modelled: {} in a family that is read without (\"{}\")", part.missing, family));
+  Strings unknown, foreign;
   for (const auto& [key, value] : inner.items()) {
     const auto is = [&, name = key](const auto& row) { return name == row.key; };
-    if (value.is_null() || read.contains(key) || among(read_keys, key) || among(inert_keys, key) ||
-        std::ranges::any_of(lost_parts, is))
+    if (value.is_null() || read.contains(key) || among(inert_keys, key) || std::ranges::any_of(lost_parts, is) ||
+        std::ranges::any_of(owned, is))
       continue;
-    unknown += (unknown.empty() ? "" : " ") + key;
+    if (!among(families_keys, key))
+      unknown.push_back(key);
+    else if (on(value))
+      foreign.push_back(key);
   }
-  return unknown;
+  Strings notes;
+  if (!unknown.empty())
+    notes.push_back(fmt::format("keys that are not known, and taken to change neither time nor memory: {}",
+                                fmt::join(unknown, " ")));
+  if (!foreign.empty())
+    notes.push_back(fmt::format("keys of other families, which \"{}\" does not have and is predicted without: {}",
+                                family, fmt::join(foreign, " ")));
+  return notes;
 }
 
 }  // namespace pipewright::scenario

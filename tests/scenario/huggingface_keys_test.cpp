@@ -1,0 +1,168 @@
+// One key of a published config.json at a time: every family reads it, is not touched by it and says so, or refuses it.
+#include <doctest/doctest.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "pipewright/scenario/io.hpp"
+
+using namespace pipewright;
+using namespace pipewright::scenario;
+
+namespace {
+
+/// A config.json of ours with one key set to `value`, or without it where that is empty; what is said: the error, or
+/// the notes. `model` keeps what it was where there is an error.
+std::string with_key(const std::string& file, const std::string& key, const std::string& value, Model& model) {
+  const std::string stem = "data/" + file + ".json";
+  auto json = nlohmann::json::parse(read_file(stem));
+  auto& inner = json.contains("text_config") ? json["text_config"] : json;
+  if (value.empty())
+    inner.erase(key);
+  else
+    inner[key] = nlohmann::json::parse(value);
+  const auto path = std::filesystem::temp_directory_path() / ("pipewright_key_" + std::to_string(getpid()) + ".json");
+  std::ofstream(path) << json.dump(1);
+  std::string said;
+  try {
+    Strings notes;
+    model = from_hf(path.string(), &notes).model;
+    for (const auto& note : notes) said += note + "\n";
+  } catch (const UsageError& error) {
+    said = error.what();
+  }
+  std::filesystem::remove(path);
+  return said;
+}
+
+const Strings published = {"llama-3-70b",
+                           "mistral-7b",
+                           "mixtral-8x7b",
+                           "qwen2.5-7b",
+                           "qwen3-8b",
+                           "qwen3-30b-a3b",
+                           "deepseek-v3",
+                           "kimi-k2",
+                           "gpt-oss-20b",
+                           "phi-3-mini",
+                           "phi-4",
+                           "gemma-2-9b",
+                           "gemma-3-4b",
+                           "llama-4-scout",
+                           "qwen3-next-80b-a3b",
+                           "nemotron-h-8b",
+                           "nemotron-3-nano-30b-a3b"};
+
+}  // namespace
+
+TEST_CASE("no key of any family is taken without effect: it moves the model, or it is named") {
+  struct Value {
+    const char *key, *value;
+    Strings dormant = {};  ///< files in which it decides nothing beside the others, as in transformers
+  };
+  const Strings qwen = {"qwen2.5-7b", "qwen3-8b", "qwen3-30b-a3b"};  // use_sliding_window is false
+  const Strings nemotron = {"nemotron-h-8b", "nemotron-3-nano-30b-a3b"};
+  const Strings latent = {"deepseek-v3", "kimi-k2"};
+  for (const auto& [key, value, dormant] : std::initializer_list<Value>{
+           {"num_key_value_heads", "1", latent},
+           {"head_dim", "48", latent},
+           {"sliding_window", "768", qwen},
+           {"use_bidirectional_attention", "true"},
+           {"is_causal", "false"},
+           {"attention_bias", "true", {"gpt-oss-20b", "qwen2.5-7b"}},
+           {"mlp_bias", "true", {"gpt-oss-20b"}},
+           {"hidden_act", "\"relu\"", nemotron},
+           {"hidden_activation", "\"relu\""},
+           {"partial_rotary_factor", "0.125"},
+           {"n_shared_experts", "3", nemotron},
+           {"shared_expert_intermediate_size", "3072"},
+           {"moe_intermediate_size", "640", {"nemotron-h-8b"}},
+           {"first_k_dense_replace", "2"},
+           {"decoder_sparse_step", "2"},
+           {"moe_layer_freq", "[0, 1]"},
+           {"moe_layer_freq", "2"},
+           {"mlp_only_layers", "[1]"},
+           {"num_local_experts", "\"8\""},
+           {"num_experts", "12"},
+           {"n_routed_experts", "12", {"nemotron-h-8b"}},
+           {"num_experts_per_tok", "3", {"nemotron-h-8b"}},
+           {"num_nextn_predict_layers", "2"},
+           {"mtp_num_hidden_layers", "1"},
+           {"kv_lora_rank", "64"},
+           {"q_lora_rank", "64"},
+           {"n_group", "4", {"nemotron-h-8b"}},
+           {"topk_group", "2", {"nemotron-h-8b"}},
+           {"layer_types",
+            "[\"sliding_attention\"]",
+            {"qwen2.5-7b", "qwen3-8b", "qwen3-30b-a3b", "llama-4-scout", "mixtral-8x7b", "phi-4"}},
+           {"attention_chunk_size", "4096"},
+           {"moe_layers", "[1]"},
+           {"use_qk_norm", "false"},
+           {"attn_logit_softcapping", "20.0"},
+           {"final_logit_softcapping", "20.0"},
+           {"swiglu_limit", "3.0"},
+           {"attention_dropout", "\"0.1\""},
+           {"hidden_dropout", "0.1"},
+           {"alibi", "\"true\""},
+           {"tie_word_embeddings", "\"yes\""},
+           {"hybrid_override_pattern", "\"M*-\""},
+           {"embedding_multiplier", "\"12\""},
+           {"frobnicated", "1"}})
+    for (const auto& file : published) {
+      CAPTURE(file);
+      CAPTURE(std::string(key));
+      Model plain, changed;
+      REQUIRE(with_key(file, "no such key", "", plain).find("missing") == std::string::npos);
+      const auto said = with_key(file, key, value, changed);
+      const bool silent = changed == plain && said.find(key) == std::string::npos;
+      if (std::ranges::find(dormant, file) == dormant.end()) CHECK_FALSE((silent && std::string(value) != "false"));
+    }
+}
+
+// configuration_*.py of transformers 4.57.
+TEST_CASE("a missing key is what the class has, not what is convenient") {
+  for (const auto& [file, key, value] :
+       std::initializer_list<std::array<const char*, 3>>{{"mistral-7b", "num_key_value_heads", "8"},
+                                                         {"mistral-7b", "sliding_window", "4096"},
+                                                         {"mixtral-8x7b", "num_key_value_heads", "8"},
+                                                         {"qwen2.5-7b", "num_key_value_heads", "32"},
+                                                         {"qwen3-8b", "head_dim", "128"},
+                                                         {"qwen3-30b-a3b", "num_key_value_heads", "4"},
+                                                         {"qwen3-next-80b-a3b", "num_key_value_heads", "2"},
+                                                         {"qwen3-next-80b-a3b", "head_dim", "256"},
+                                                         {"qwen3-next-80b-a3b", "norm_topk_prob", "true"},
+                                                         {"gpt-oss-20b", "num_key_value_heads", "8"},
+                                                         {"gpt-oss-20b", "head_dim", "64"},
+                                                         {"gpt-oss-20b", "sliding_window", "128"},
+                                                         {"llama-4-scout", "attention_chunk_size", "8192"},
+                                                         {"llama-4-scout", "num_key_value_heads", "8"},
+                                                         {"deepseek-v3", "first_k_dense_replace", "3"},
+                                                         {"deepseek-v3", "n_shared_experts", "1"},
+                                                         {"deepseek-v3", "q_lora_rank", "1536"},
+                                                         {"deepseek-v3", "n_group", "8"},
+                                                         {"gemma-2-9b", "head_dim", "256"},
+                                                         {"gemma-2-9b", "sliding_window", "4096"}}) {
+    CAPTURE(std::string(file));
+    CAPTURE(std::string(key));
+    Model missing, stated;
+    CHECK(with_key(file, key, "", missing) == with_key(file, key, value, stated));
+    CHECK(missing == stated);
+  }
+}
+
+TEST_CASE("what transformers 5 and models with a tower keep elsewhere") {
+  Model old, now;
+  with_key("llama-3-70b", "partial_rotary_factor", "0.25", old);
+  with_key("llama-3-70b", "rope_parameters", R"({"rope_type": "default", "partial_rotary_factor": 0.25})", now);
+  CHECK(now.rotary_percent == 0.25);
+  CHECK(now.rotary_percent == old.rotary_percent);
+  with_key("gemma-2-9b", "rope_parameters", R"({"full_attention": {"rope_type": "default", "rope_theta": 5e5},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}})",
+           now);
+  CHECK(now.rotary_base > 1e4 - 1);
+  CHECK(from_hf("data/gemma-3-4b.json").settings.bf16);  // torch_dtype stands beside text_config
+}
