@@ -233,6 +233,7 @@ void add_packing_notes(const Scenario& s, const scenario::Packing& packing, Stag
 
 void add_notes(const Scenario& s, const Dimensions& d, Stages& stages) {
   const auto note = [&](const std::string& text) { stages.notes.push_back(text); };
+  for (const auto& text : s.notes) note("hf_config: " + text);
   if (!s.settings.bf16 && !s.settings.fp16) {
     note("neither bf16 nor fp16 is set: tensors are taken as two bytes an element all the same");
   }

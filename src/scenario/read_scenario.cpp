@@ -216,7 +216,7 @@ class Reader {
       if (!is_regular_file(path, error) && !is_regular_file(path / "config.json", error)) {
         throw this->error(e.line, "model.hf_config", fmt::format("no such file: {}", path.string()));
       }
-      apply_hf_config(path.string(), scenario_);
+      apply_hf_config(path.string(), scenario_, &scenario_.notes);
     }
     for (const auto& e : value->entries) {
       if (e.key != "hf_config") assign_key("model", e);

@@ -123,6 +123,20 @@ TEST_CASE("no key of any family is taken without effect: it moves the model, or 
     }
 }
 
+TEST_CASE("a scenario's hf_config keeps what config.json could not say") {
+  const auto path = std::filesystem::temp_directory_path() / ("pipewright_noted_" + std::to_string(getpid()) + ".json");
+  auto json = nlohmann::json::parse(read_file("data/llama-3-70b.json"));
+  json["frobnicated"] = 1;
+  std::ofstream(path) << json.dump(1);
+  const Scenario s = parse("scenario: 1\nmodel: {hf_config: " + path.string() +
+                               ", seq_length: 2048}\nsettings: {micro_batch_size: 1, global_batch_size: 8}\n"
+                               "cluster: {num_gpus: 8}\n",
+                           "here.yaml");
+  std::filesystem::remove(path);
+  REQUIRE(s.notes.size() == 1);
+  CHECK(s.notes.front().ends_with(": frobnicated"));
+}
+
 // configuration_*.py of transformers 4.57.
 TEST_CASE("a missing key is what the class has, not what is convenient") {
   for (const auto& [file, key, value] :

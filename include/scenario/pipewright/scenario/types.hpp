@@ -378,6 +378,7 @@ struct Scenario {
   Software software;
   Search search;
   Strings assumed;  ///< "moe_grouped_gemm: true": what the input could not say and was taken so
+  Strings notes;    ///< on what the hf_config says and no field holds
   Strings ignore;   ///< names that are not modelled and let through (effects.hpp): no interval holds then
   std::optional<Measured> measured;
   /// Same content; where it came from does not count.
