@@ -3,7 +3,6 @@
 #include "rules.hpp"
 
 namespace pipewright::plan {
-
 std::vector<Rule> run_rules() {
   using enum Severity;
   using enum Speaker;
