@@ -145,7 +145,7 @@ struct Chunk {
   /// For each of them: the layer (counted within the chunk; -1: the embedding) whose backward completes its bucket.
   std::vector<int> gradient_sync_layers;
   std::vector<int> parameter_gather_layers;  ///< of each gather: the first layer that needs it
-  std::vector<Kernel> parameter_gather;  ///< launched at the start of the step, before the chunk's first forward
+  std::vector<Kernel> parameter_gather;      ///< launched at the start of the step, before the chunk's first forward
   /// Of a microbatch, from the data loader at the begin of its forward pass: what arrives, and what of it is kept until
   /// the end of the forward pass, or of the backward pass where checkpoints save it.
   Bytes batch, own_batch;
