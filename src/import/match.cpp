@@ -39,6 +39,7 @@ class Matcher {
     walk(result_.compute_stream, false);
     map_other_streams();
     if (beside_ != none) walk(beside_, true);
+    find_accumulations();
     sort_exchanges();
     std::sort(result_.operations.begin(), result_.operations.end(), [&](const Mapped& a, const Mapped& b) {
       const auto& x = trace_.activities[a.main];
@@ -56,6 +57,13 @@ class Matcher {
   struct Tile {
     const Pattern* pattern;
     std::size_t first;  ///< landmark
+  };
+
+  /// An operation that is not where its tile expects it.
+  struct Lost {
+    const Expected* expected;
+    const Pattern* pattern;
+    std::size_t instance;
   };
 
   /// Compute: the busiest with norms or attention. Beside it, with expert-parallel overlap, the one of all-to-alls.
@@ -106,6 +114,9 @@ class Matcher {
 
   /// What a kernel is; a matrix product on a stream of its own is an expert's.
   const Meaning& meaning(const Activity& a) {
+    static const Meaning to_gpu{Role::main, {"copy.h2d"}}, from_gpu;
+    if (a.engine == Engine::h2d) return to_gpu;
+    if (a.engine == Engine::d2h) return from_gpu;
     const Meaning& plain = meanings_[a.name];
     if (!grouped_.contains(a.stream) || plain.role != Role::main) return plain;
     Meaning& result = experts_[a.name];
@@ -298,7 +309,10 @@ class Matcher {
 
   void close(Gap& gap) {
     // Collectives first, among themselves: a loss over a split vocabulary is one operation with three inside.
-    const auto is_collective = [&](std::size_t unit) { return kinds_[units_[unit].main] != "comp"; };
+    const auto is_collective = [&](std::size_t unit) {
+      const auto& kind = kinds_[units_[unit].main];
+      return kind != "comp" && kind != "h2d" && kind != "d2h";
+    };
     const auto wants_collective = [](const Gap::Wanted& w) {
       return w.expected->kernel->purpose != model::Purpose::compute;
     };
@@ -321,7 +335,38 @@ class Matcher {
     }
     // Small kernels may run elsewhere: AccumulateGrad of a norm's weight, on the stream on which DDP made it.
     for (const auto& w : gap.wanted)
-      if (w.expected->operation != "small") ++result_.missing[w.expected->kernel->name];
+      if (w.expected->operation != "small") lost_.push_back({w.expected, w.tile->pattern, w.instance});
+  }
+
+  /// AccumulateGrad of an embedding runs on the stream on which DDP made it, too: as many of the stream's longest sums
+  /// as are missing, where they stand out from those of norms' weights.
+  void find_accumulations() {
+    std::vector<Lost> sums;
+    for (const auto& lost : lost_) {
+      if (lost.expected->operation == "add" && lost.pattern->pass != Pass::forward) sums.push_back(lost);
+    }
+    std::map<std::int64_t, std::vector<std::uint32_t>> streams;
+    for (std::uint32_t i = 0; i < trace_.activities.size(); ++i) {
+      const Activity& a = trace_.activities[i];
+      const auto& operations = meanings_[a.name].operations;
+      if (!is_of_stream(a) && a.stream != beside_ && !operations.empty() && operations.front() == "add")
+        streams[a.stream].push_back(i);
+    }
+    for (auto& [stream, found] : streams) {
+      const auto ns = [&](std::uint32_t i) { return trace_.activities[i].duration; };
+      std::sort(found.begin(), found.end(), [&](auto a, auto b) { return ns(a) > ns(b); });
+      const std::size_t n = sums.size();
+      if (n == 0 || found.size() < n || (found.size() > n && ns(found[n - 1]) < 2 * ns(found[n]))) continue;
+      std::sort(found.begin(), found.begin() + static_cast<std::ptrdiff_t>(n));
+      for (std::size_t i = 0; i < n; ++i) {
+        result_.operations.push_back(
+            {sums[i].expected, sums[i].pattern, sums[i].instance, found[i], {found[i]}, false});
+      }
+      std::erase_if(lost_,
+                    [](const Lost& l) { return l.expected->operation == "add" && l.pattern->pass != Pass::forward; });
+      break;
+    }
+    for (const auto& lost : lost_) ++result_.missing[lost.expected->kernel->name];
   }
 
   /// Maps the longest common subsequence of expected operations and units, where a run takes several units in a row,
@@ -452,6 +497,7 @@ class Matcher {
   std::vector<Unit> units_;
   std::vector<Landmark> landmarks_;
   std::vector<Tile> tiles_;
+  std::vector<Lost> lost_;
   Mapping result_;
 };
 

@@ -78,11 +78,14 @@ std::vector<Pattern> patterns_of(const model::Stages& stages, std::size_t pp_ran
   for (const auto* list : {&rank.finalize, &rank.optimizer}) {
     for (const auto& kernel : *list) expect(step, kernel);
   }
+  // Buckets' kernels run within the last backward passes where they overlap, else with the step.
+  Pattern alone = step;
   for (const auto& chunk : rank.chunks) {
     for (const auto* list : {&chunk.gradient_sync, &chunk.parameter_gather}) {
       for (const auto& kernel : *list) expect(step, kernel);
     }
   }
+  if (alone.landmarks.size() < step.landmarks.size()) result.push_back(std::move(alone));
   result.push_back(std::move(step));
   std::erase_if(result, [](const Pattern& p) { return p.landmarks.empty(); });
   return result;

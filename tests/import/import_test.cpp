@@ -196,6 +196,30 @@ TEST_CASE(
   }
 }
 
+TEST_CASE(
+    "first microbatches of stock pretrain_gpt.py: the loader's mask, the embedding's gradient beside, what they run") {
+  const auto one = [](const std::string& run, const std::string& data) {
+    const auto scenario = scenario::read("../real/" + run + ".yaml");
+    auto result =
+        traces::import_traces(scenario, {traces::read("data/" + data + ".r0.json.gz")}, {data, 1.05, ""}, nullptr);
+    CAPTURE(data);
+    CHECK(result.attributed_us / result.kernel_us > 0.97);  // the rest zeroes the gradient buffers
+    for (const auto& note : result.notes) CHECK(note.find("are not in the trace") == std::string::npos);
+    return result;
+  };
+  const auto nemotron = one("p_nemo", "nemotron");
+  CHECK(time_of(nemotron, "squared_relu.forward", {8192, 16384}).sample.count == 8);
+  CHECK(time_of(nemotron, "squared_relu.backward", {8192, 16384}).sample.count == 8);
+  CHECK(time_of(nemotron, "layernorm.backward", {8192, 4096}).sample.count == 2 * 8 + 1);
+  CHECK(time_of(nemotron, "copy.h2d", {2 * 4096 * 4096}).sample.count == 1);  // not the loader's other tensors
+  const auto& accumulated = time_of(nemotron, "add", {std::int64_t{256000} * 4096});
+  CHECK(accumulated.sample.count == 1);
+  CHECK(accumulated.situ_ns == doctest::Approx(1.43e6).epsilon(0.02));
+  const auto blockwise = one("p_block", "blockwise");
+  CHECK(time_of(blockwise, "quantize.blockwise.fp8", {8192, 28672}).sample.count == 8);
+  CHECK(time_of(blockwise, "quantize.blockwise.fp8", {8192, 14336}).sample.count == 8);
+}
+
 TEST_CASE("launch records give the host's costs, part of a step gives a note") {
   const auto scenario = dense();
   const auto trace = traces::read("data/dense.chrome.json.gz");
