@@ -242,7 +242,7 @@ class Matcher {
   }
 
   void map(const Expected& expected, const Tile& tile, std::size_t instance, std::size_t first, std::size_t size) {
-    Mapped mapped{&expected, tile.pattern, instance, units_[first].main, {}};
+    Mapped mapped{&expected, tile.pattern, instance, units_[first].main, {}, true, {}};
     // The last launch ends what the host spends on an operation of many kernels of one size.
     const bool ends = expected.operation.starts_with("gemm.grouped") || expected.operation.starts_with("moe.router");
     for (std::size_t u = first; u < first + size; ++u) {
@@ -331,19 +331,60 @@ class Matcher {
 
   /// Operations and units of a gap in order; what is left is aligned again, because autograd may swap neighbours.
   void align(Gap gap) {
+    const std::size_t before = result_.operations.size();
     while (!gap.wanted.empty() && align_in_order(gap)) {
     }
+    std::erase_if(gap.wanted, [&](const Gap::Wanted& w) { return join(w, before); });
+    sort_copies(before);
     // Small kernels may run elsewhere: AccumulateGrad of a norm's weight, on the stream on which DDP made it.
     for (const auto& w : gap.wanted)
       if (w.expected->operation != "small") lost_.push_back({w.expected, w.tile->pattern, w.instance});
   }
 
-  /// AccumulateGrad of an embedding runs on the stream on which DDP made it, too: as many of the stream's longest sums
-  /// as are missing, where they stand out from those of norms' weights.
+  /// Neighbouring copies of a pass (a CUDA graph's gradients) may come in another order: the longer is the larger.
+  void sort_copies(std::size_t first) {
+    std::map<std::size_t, std::vector<std::size_t>> copies;
+    for (std::size_t i = first; i < result_.operations.size(); ++i) {
+      const Mapped& m = result_.operations[i];
+      if (m.expected->operation == "copy.d2d" && m.activities.size() == 1) copies[m.instance].push_back(i);
+    }
+    const auto bytes = [](const Expected* e) { return e->kernel->key.dims.front(); };
+    for (const auto& [instance, indices] : copies) {
+      std::vector<const Expected*> expected;
+      for (const auto i : indices) expected.push_back(result_.operations[i].expected);
+      std::stable_sort(expected.begin(), expected.end(), [&](auto a, auto b) { return bytes(a) < bytes(b); });
+      auto by_time = indices;
+      std::stable_sort(by_time.begin(), by_time.end(), [&](auto a, auto b) {
+        return trace_.activities[result_.operations[a].main].duration <
+               trace_.activities[result_.operations[b].main].duration;
+      });
+      for (std::size_t i = 0; i < by_time.size(); ++i) result_.operations[by_time[i]].expected = expected[i];
+    }
+  }
+
+  /// Whether a kernel of those mapped from `first` on does the operation along with the one before it.
+  bool join(const Gap::Wanted& wanted, std::size_t first) {
+    for (std::size_t i = first; i < result_.operations.size(); ++i) {
+      Mapped& m = result_.operations[i];
+      const auto& joined = meanings_[trace_.activities[m.main].name].joined;
+      const std::size_t n = m.joined.size();
+      if (m.instance != wanted.instance || n >= joined.size() || joined[n] != wanted.expected->operation) continue;
+      if (wanted.expected != m.expected + 1 + n) continue;  // neighbours in the pattern
+      m.joined.push_back(wanted.expected);
+      return true;
+    }
+    return false;
+  }
+
+  /// AccumulateGrad of an embedding runs on the stream on which DDP made it, too: the stream's longest sums are those
+  /// of the largest table, a whole number a pass (two, where the head's gradient of a tied table is added, too).
   void find_accumulations() {
-    std::vector<Lost> sums;
+    const auto is_sum = [](const Lost& l) {
+      return l.expected->operation == "add" && l.pattern->pass != Pass::forward;
+    };
+    std::map<std::int64_t, std::vector<Lost>, std::greater<>> tables;
     for (const auto& lost : lost_) {
-      if (lost.expected->operation == "add" && lost.pattern->pass != Pass::forward) sums.push_back(lost);
+      if (is_sum(lost)) tables[lost.expected->kernel->key.dims.front()].push_back(lost);
     }
     std::map<std::int64_t, std::vector<std::uint32_t>> streams;
     for (std::uint32_t i = 0; i < trace_.activities.size(); ++i) {
@@ -355,18 +396,26 @@ class Matcher {
     for (auto& [stream, found] : streams) {
       const auto ns = [&](std::uint32_t i) { return trace_.activities[i].duration; };
       std::sort(found.begin(), found.end(), [&](auto a, auto b) { return ns(a) > ns(b); });
-      const std::size_t n = sums.size();
-      if (n == 0 || found.size() < n || (found.size() > n && ns(found[n - 1]) < 2 * ns(found[n]))) continue;
-      std::sort(found.begin(), found.begin() + static_cast<std::ptrdiff_t>(n));
-      for (std::size_t i = 0; i < n; ++i) {
-        result_.operations.push_back(
-            {sums[i].expected, sums[i].pattern, sums[i].instance, found[i], {found[i]}, false});
+      auto first = found.begin();
+      for (auto table = tables.begin(); table != tables.end() && first != found.end(); table = tables.erase(table)) {
+        const auto last = std::find_if(first, found.end(), [&](auto i) { return 2 * ns(i) < ns(*first); });
+        const auto& sums = table->second;
+        const std::size_t each = static_cast<std::size_t>(last - first) / sums.size();
+        if (each * sums.size() != static_cast<std::size_t>(last - first)) break;
+        std::sort(first, last);
+        for (const Lost& sum : sums) {
+          first += static_cast<std::ptrdiff_t>(each);
+          const std::uint32_t i = *(first - 1);
+          result_.operations.push_back({sum.expected, sum.pattern, sum.instance, i, {i}, false, {}});
+        }
+        std::erase_if(lost_,
+                      [&](const Lost& l) { return is_sum(l) && l.expected->kernel->key.dims.front() == table->first; });
       }
-      std::erase_if(lost_,
-                    [](const Lost& l) { return l.expected->operation == "add" && l.pattern->pass != Pass::forward; });
-      break;
     }
-    for (const auto& lost : lost_) ++result_.missing[lost.expected->kernel->name];
+    for (const auto& lost : lost_) {
+      ++result_.missing[lost.expected->kernel->name];
+      result_.missing_copies += lost.expected->operation == "copy.strided";
+    }
   }
 
   /// Maps the longest common subsequence of expected operations and units, where a run takes several units in a row,
@@ -453,7 +502,7 @@ class Matcher {
         if (stream.second != where.second || activities.size() != slots.size()) continue;
         for (std::size_t i = 0; i < slots.size(); ++i) {
           result_.operations.push_back(
-              {slots[i].expected, slots[i].pattern, slots[i].instance, activities[i], {activities[i]}, false});
+              {slots[i].expected, slots[i].pattern, slots[i].instance, activities[i], {activities[i]}, false, {}});
         }
         found.erase(stream);
         break;

@@ -47,10 +47,11 @@ std::vector<Pattern> patterns_of(const model::Stages& stages, std::size_t pp_ran
 struct Mapped {
   const Expected* expected;
   const Pattern* pattern;
-  std::size_t instance;                   ///< which tile of the trace
-  std::uint32_t main;                     ///< the activity that does the work
-  std::vector<std::uint32_t> activities;  ///< with helpers, by start
-  bool in_order = true;                   ///< by its place in a tile, not by its number on a stream
+  std::size_t instance;                      ///< which tile of the trace
+  std::uint32_t main;                        ///< the activity that does the work
+  std::vector<std::uint32_t> activities;     ///< with helpers, by start
+  bool in_order = true;                      ///< by its place in a tile, not by its number on a stream
+  std::vector<const Expected*> joined = {};  ///< further operations that `main` does
 };
 
 struct Mapping {
@@ -60,6 +61,7 @@ struct Mapping {
   std::vector<std::uint32_t> unmapped;
   std::vector<const Pattern*> instances;
   std::map<std::string, std::size_t> missing;  ///< operations that a tile should have and has not, by name
+  std::size_t missing_copies = 0;              ///< of them, those that make a tensor contiguous
 };
 
 /// `kinds`: kinds() of it. Throws UsageError if no pattern of the rank is in the trace.

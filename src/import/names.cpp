@@ -13,6 +13,7 @@ struct NamePattern {
   const char* expression;
   Role role;
   std::vector<std::string> operations;
+  std::vector<std::string> joined = {};
 };
 
 /// The loss, a router and the scatter of an embedding's gradient are chains of ATen kernels; the same kernels elsewhere
@@ -74,8 +75,17 @@ const std::vector<NamePattern>& patterns() {
       {"triton.*(tanh|erf|gelu)|gelu", Role::main, {"gelu.forward"}},
       {"random_from_to_kernel", Role::before, {}},  // the seed of a compiled dropout
       {"triton.*native_dropout_backward", Role::main, {"dropout.backward"}},
+      {"triton.*add.*native_dropout|triton.*native_dropout.*add", Role::main, {"dropout.forward"}, {"add"}},
       {"triton.*native_dropout|fused_dropout", Role::main, {"dropout.forward"}},
       {"masked_scale", Role::main, {"dropout.backward"}},
+      {"triton_red_fused_sum_|reduce_kernel<128, 4, at::native::ReduceOp<c10::BFloat16, at::native::func_wrapper_t<"
+       "c10::BFloat16, at::native::sum_functor<c10::BFloat16",
+       Role::main,
+       {"bias.gradient", "small"}},
+      {"triton_per_fused_sum_", Role::after, {}},
+      {"::elementwise_kernel<.*CUDAFunctor_add<c10::BFloat16>",
+       Role::main,
+       {"add", "copy.d2d"}},  // of a broadcast bias
       {"triton_poi_fused_add|CUDAFunctor_add<c10::BFloat16>", Role::main, {"add"}},
       {"CatArrayBatchedCopy", Role::main, {"cat", "small"}},
       {"multi_tensor_l2norm.*cleanup", Role::after, {}},
@@ -87,6 +97,7 @@ const std::vector<NamePattern>& patterns() {
        Role::main,
        {"embedding.backward"}},
       {"FillFunctor<c10::BFloat16>", Role::main, {"fill", "embedding.backward"}},
+      {"FillFunctor<bool>", Role::before, {"fill", "copy.d2d"}},  // a mask's zeros count as half a copy
       {"FillFunctor", Role::before, {"fill"}},
       {"vectorized_gather_kernel|indexSelect|embedding_kernel", Role::main, {"embedding.forward"}},
       {"bfloat16_copy_kernel",
@@ -156,8 +167,8 @@ bool is_fp8(const std::string& name) {
 Meaning meaning_of(std::string_view kernel_name) {
   const std::string name(kernel_name.substr(0, 1000));
   if (const auto layout = transposes(name); !layout.empty()) {
-    if (const auto router = router_gemm(name, layout); !router.empty()) return {Role::main, {router}};
-    return {Role::main, {is_fp8(name) ? "gemm.fp8" : "gemm.bf16." + layout}};
+    if (const auto router = router_gemm(name, layout); !router.empty()) return {Role::main, {router}, {}};
+    return {Role::main, {is_fp8(name) ? "gemm.fp8" : "gemm.bf16." + layout}, {}};
   }
   static const auto compiled = [] {
     std::vector<std::pair<Regex, const NamePattern*>> result;
@@ -165,7 +176,7 @@ Meaning meaning_of(std::string_view kernel_name) {
     return result;
   }();
   for (const auto& [pattern, row] : compiled) {
-    if (pattern.found_in(name)) return {row->role, row->operations};
+    if (pattern.found_in(name)) return {row->role, row->operations, row->joined};
   }
   return {};
 }

@@ -12,7 +12,8 @@ enum class Role { main, before, after, other };
 
 struct Meaning {
   Role role = Role::other;
-  std::vector<std::string> operations;  ///< families without their variants: see operation_of
+  std::vector<std::string> operations;   ///< families without their variants: see operation_of
+  std::vector<std::string> joined = {};  ///< what the model runs after it, in order, and this kernel does, too
 };
 
 Meaning meaning_of(std::string_view kernel_name);

@@ -9,11 +9,12 @@ namespace pipewright::traces {
 namespace {
 
 void expect(Pattern& pattern, const model::Kernel& kernel, bool after_wait = false) {
-  if (kernel.key.family.empty()) return;
+  if (kernel.key.family.empty() || kernel.host_family == "cuda_graph") return;  // a replay's launch runs no own kernel
   Expected expected{&kernel, operation_of(kernel.key.family), after_wait};
-  // An eager operator with another's time: what kernel it is, is not told.
+  // An eager operator with another's time: what kernel it is, is not told; a bias gradient has a norm's, one pass over
+  // its rows.
   if (kernel.host_family == "small" && expected.operation != "add" && expected.operation != "copy.strided")
-    expected.operation = "small";
+    expected.operation = expected.operation == "l2norm" ? "bias.gradient" : "small";
   if (kernel.stream != model::Stream::compute) {
     pattern.elsewhere.push_back(std::move(expected));
     return;

@@ -215,6 +215,25 @@ TEST_CASE(
   const auto& accumulated = time_of(nemotron, "add", {std::int64_t{256000} * 4096});
   CHECK(accumulated.sample.count == 1);
   CHECK(accumulated.situ_ns == doctest::Approx(1.43e6).epsilon(0.02));
+  const auto gpt3 = traces::import_traces(scenario::read("../real/p_gpt.yaml"), {traces::read("data/gpt3.r0.json.gz")},
+                                          {"gpt3", 1.05, ""}, nullptr);
+  CHECK(gpt3.attributed_us / gpt3.kernel_us > 0.97);
+  CHECK(time_of(gpt3, "dropout.forward", {33554432}).sample.count == 2 * 12 + 1);
+  CHECK(time_of(gpt3, "dropout.backward", {33554432}).sample.count == 2 * 12 + 1);
+  CHECK(time_of(gpt3, "gelu.backward", {8192, 16384}).sample.count == 12);
+  CHECK(time_of(gpt3, "l2norm", {8192 * 16384 / 2}).situ_ns == doctest::Approx(75e3).epsilon(0.1));  // fc1's bias
+  CHECK(time_of(gpt3, "add", {std::int64_t{51200} * 4096}).situ_ns == doctest::Approx(285e3).epsilon(0.05));
+  CHECK(time_of(gpt3, "add", {2048 * 4096}).situ_ns < 2e4);  // positions
+  // q, k and v of one buffer are not copied; nothing else is missing.
+  bool copies = false;
+  for (const auto& note : gpt3.notes)
+    copies |= note.find("36 operations of the model are not in the") != std::string::npos;
+  CHECK(copies);
+  const auto graph = traces::import_traces(scenario::read("../real/p_graph.yaml"),
+                                           {traces::read("data/graph.r0.json.gz")}, {"graph", 1.05, ""}, nullptr);
+  CHECK(graph.attributed_us / graph.kernel_us > 0.97);
+  CHECK(time_of(graph, "copy.d2d", {4096 * 6144 * 2}).sample.count == 8);
+  CHECK(time_of(graph, "copy.d2d", {4096 * 6144 * 2}).situ_ns == doctest::Approx(26e3).epsilon(0.1));
   const auto blockwise = one("p_block", "blockwise");
   CHECK(time_of(blockwise, "quantize.blockwise.fp8", {8192, 28672}).sample.count == 8);
   CHECK(time_of(blockwise, "quantize.blockwise.fp8", {8192, 14336}).sample.count == 8);
