@@ -435,8 +435,8 @@ class Matcher {
         for (std::size_t size = 1; j + size <= m && can_be(units_[gap.units[j + size - 1]], operation) &&
                                    same_thread(gap.units[j], gap.units[j + size - 1]);
              ++size) {
-          // Units first; of equal numbers of them, the most operations.
-          const std::size_t score = best[i + 1][j + size].score + size * (n + 1) + 1;
+          // Units first; of equal numbers of them, the most operations that are named.
+          const std::size_t score = best[i + 1][j + size].score + size * (n + 1) + (operation != "small");
           if (score >= cell.score) cell = {score, size, false};
           if (!is_run(operation)) break;
         }
