@@ -182,7 +182,15 @@ class Importer {
     samples.cool_ns.push_back(cool_ns);
   }
 
-  double alone_ns(const profile::Key& key) const { return lone_ == nullptr ? 0 : lone_->time(key).ns; }
+  /// 0: no profile tells.
+  double alone_ns(const profile::Key& key) const {
+    if (lone_ == nullptr) return 0;
+    try {
+      return lone_->time(key).ns;
+    } catch (const UsageError&) {
+      return 0;
+    }
+  }
 
   /// Of every activity; what is not mapped counts as the layer does.
   std::vector<double> power(const Trace& trace, const Mapping& mapping) const {
