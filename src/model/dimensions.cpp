@@ -397,7 +397,7 @@ Dimensions::Dimensions(const Scenario& sc, const profile::Device& device) : gpu(
   hidden_dropout = o.hidden_dropout;
   attention_dropout = o.attention_dropout;
   checks_for_nan = scenario::checks_for_nan(sc);
-  if (scenario::creates_attention_mask(sc)) own_mask_bytes = b * s * s * cp, mask_bytes = own_mask_bytes * cp;
+  if (scenario::creates_attention_mask(sc)) mask_bytes = b * s * cp * s * cp;
   activation = activation_family(sc);
   gate = gate_family(sc);
   fused_activation = o.bias_activation_fusion;

@@ -128,8 +128,7 @@ struct Dimensions {
   bool fsdp_keeps_transposes = false;  ///< keep_fp8_transpose_cache: FP8 parameters' transposes stay on every rank
   Int gradient_bytes;                  ///< of an element of the main gradient buffer: 4 or 2
   double hidden_dropout, attention_dropout;
-  /// Of the data loader's mask: a microbatch's, and what a context-parallel rank keeps of it; 0: none.
-  Int mask_bytes = 0, own_mask_bytes = 0;
+  Int mask_bytes = 0;   ///< of a microbatch's mask from the data loader, of which a rank keeps 1 / cp; 0: none
   bool checks_for_nan;  ///< the host reads every loss and the norm of every bucket of gradients
   bool norms_q;         ///< latent attention: queries projected without q_lora_rank have a norm in front, too
   // Multi-latent attention: q and kv are then the widths of all queries and keys with their rotated parts.

@@ -35,7 +35,7 @@ void fetch_batch(PieceBuilder& w, const Dimensions& d) {
     w.within_call(1);
   }
   if (d.cp > 1) {
-    w.launch("attention mask's own rows", {"copy.d2d", {d.own_mask_bytes}});
+    w.launch("attention mask's own rows", {"copy.d2d", {d.mask_bytes / d.cp}});
     w.within_call(1);
   }
 }

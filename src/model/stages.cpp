@@ -68,11 +68,13 @@ Int activation_width(const Dimensions& d, const LayerKind& kind) {
   return kind.moe ? d.moe.shared : d.f;
 }
 
-/// The width that a rank's process meets first, in forward that of its first layer, in backward of its last.
+/// The width that a rank's process meets first, in forward that of its first layer, in backward of its last; 0: there
+/// is one width, or no compiled activation.
 struct FirstWidths {
   Int forward = 0, backward = 0;
 
   FirstWidths(const Scenario& s, const Dimensions& d, Int rank) {
+    if (!d.fused_activation || d.activation != "swiglu" || d.moe.shared == 0 || d.moe.shared == d.f) return;
     const auto meet = [this](Int width) {
       if (width > 0 && forward == 0) forward = width;
       if (width > 0) backward = width;
@@ -85,8 +87,7 @@ struct FirstWidths {
   }
   LayerKind operator()(const Dimensions& d, LayerKind kind) const {
     const Int width = activation_width(d, kind);
-    if (d.fused_activation && d.activation == "swiglu" && width > 0)
-      kind.any_width = {width != forward, width != backward};
+    if (forward > 0 && width > 0) kind.any_width = {width != forward, width != backward};
     return kind;
   }
 };
@@ -148,9 +149,7 @@ class Pieces {
 /// What names a microbatch's attention mask after the forward pass: checkpoints that took it as an argument (layers;
 /// attention alone, attention.py, _checkpointed_attention_forward) and the plan of an overlapped microbatch.
 bool keeps_mask(const Scenario& s, const Dimensions& d) {
-  const auto modules = scenario::recompute_modules(s);
-  return d.ep_overlap || s.settings.recompute_granularity.value_or("") == "full" ||
-         std::ranges::find(modules, "core_attn") != modules.end();
+  return d.ep_overlap || s.settings.recompute_granularity.value_or("") == "full" || d.recomputes(Recompute::core_attn);
 }
 
 Chunk build_chunk(const Scenario& s, const Dimensions& d, Pieces& pieces, const scenario::Stage& stage,
@@ -195,7 +194,7 @@ Chunk build_chunk(const Scenario& s, const Dimensions& d, Pieces& pieces, const 
   if (stage.mtp_layers > 0) add(pieces.mtp(first(d, mtp_kind(s, d))), -1);
   if (stage.loss) add(pieces.head(normed || d.mtp_layers > 0, shape), -1);
   if (stage.embedding || stage.loss) {
-    chunk.batch = Bytes(d.mask_bytes), chunk.own_batch = Bytes(d.own_mask_bytes);
+    chunk.batch = Bytes(d.mask_bytes), chunk.own_batch = Bytes(d.mask_bytes / d.cp);
     chunk.keeps_batch = keeps_mask(s, d);
   }
   return chunk;

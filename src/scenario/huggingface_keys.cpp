@@ -58,12 +58,10 @@ bool other_than(const Json& value, std::initializer_list<double> neutral) {
   };
   return std::ranges::none_of(neutral, is);
 }
+/// Neither missing, false, zero nor empty.
 bool on(const Json& value) { return other_than(value, {0}); }
-bool off(const Json& value) { return other_than(value, {1}); }
-bool not_zero(const Json& value) { return other_than(value, {0}); }
 bool not_one(const Json& value) { return other_than(value, {1}); }
 bool several(const Json& value) { return other_than(value, {0, 1}); }
-bool not_empty(const Json& value) { return other_than(value, {0}); }
 bool of_other_kinds(const Json& value) {
   return value.is_array() && std::ranges::any_of(value, [](const Json& kind) { return kind != "full_attention"; });
 }
@@ -73,7 +71,7 @@ constexpr Part lost_parts[] = {
     {"visual", "a vision tower", given},
     {"audio_config", "an audio tower", given},
     {"thinker_config", "several models in one", given},
-    {"cross_attention_layers", "cross attention", not_empty},
+    {"cross_attention_layers", "cross attention", on},
     {"add_cross_attention", "cross attention", on},
     {"use_mrope", "rotary embedding of several axes", on},
     {"is_encoder_decoder", "an encoder beside the decoder", on},
@@ -82,43 +80,43 @@ constexpr Part lost_parts[] = {
     {"use_parallel_residual", "a layer whose MLP runs beside its attention", on},
     {"clip_qkv", "clipped queries, keys and values", given},
     {"attention_chunk_size", "chunked attention", given},
-    {"mlp_only_layers", "dense layers named one by one (state moe_layer_freq in a scenario)", not_empty},
+    {"mlp_only_layers", "dense layers named one by one (state moe_layer_freq in a scenario)", on},
     {"moe_layer_freq", "experts in every n-th layer (state moe_layer_freq in a scenario)", not_one},
     {"use_bidirectional_attention", "attention in both directions", on},
-    {"is_causal", "attention in both directions", off},
+    {"is_causal", "attention in both directions", not_one},
     {"residual_in_fp32", "a residual stream in fp32", on},
     {"embedding_multiplier", "scaled embeddings", not_one},
     {"residual_multiplier", "scaled residuals", not_one},
     {"logits_scaling", "scaled logits", not_one},
     {"logit_scale", "scaled logits", not_one},
-    {"attention_dropout", "dropout of attention in a config.json (state attention_dropout in a scenario)", not_zero},
-    {"hidden_dropout", "dropout in a config.json (state hidden_dropout in a scenario)", not_zero},
-    {"resid_pdrop", "dropout in a config.json (state hidden_dropout in a scenario)", not_zero},
-    {"embd_pdrop", "dropout in a config.json (state hidden_dropout in a scenario)", not_zero}};
+    {"attention_dropout", "dropout of attention in a config.json (state attention_dropout in a scenario)", on},
+    {"hidden_dropout", "dropout in a config.json (state hidden_dropout in a scenario)", on},
+    {"resid_pdrop", "dropout in a config.json (state hidden_dropout in a scenario)", on},
+    {"embd_pdrop", "dropout in a config.json (state hidden_dropout in a scenario)", on}};
 
 // Parts that only some families have: in another they would be lost.
 constexpr Part owned[] = {{"num_local_experts", "experts", several},
                           {"num_experts", "experts", several},
                           {"n_routed_experts", "experts", several},
                           {"moe_num_experts", "experts", several},
-                          {"n_shared_experts", "shared experts", not_zero},
-                          {"num_shared_experts", "shared experts", not_zero},
-                          {"shared_expert_intermediate_size", "shared experts", not_zero},
-                          {"moe_shared_expert_intermediate_size", "shared experts", not_zero},
-                          {"first_k_dense_replace", "dense layers before those with experts", not_zero},
+                          {"n_shared_experts", "shared experts", on},
+                          {"num_shared_experts", "shared experts", on},
+                          {"shared_expert_intermediate_size", "shared experts", on},
+                          {"moe_shared_expert_intermediate_size", "shared experts", on},
+                          {"first_k_dense_replace", "dense layers before those with experts", on},
                           {"decoder_sparse_step", "experts in every n-th layer", several},
                           {"kv_lora_rank", "latent attention", several},
                           {"q_lora_rank", "latent attention", several},
-                          {"num_nextn_predict_layers", "multi-token prediction (mtp_num_layers)", not_zero},
-                          {"mtp_num_hidden_layers", "multi-token prediction (mtp_num_layers)", not_zero},
-                          {"num_mtp_modules", "multi-token prediction (mtp_num_layers)", not_zero},
-                          {"swiglu_limit", "a clamped activation", not_zero},
+                          {"num_nextn_predict_layers", "multi-token prediction (mtp_num_layers)", on},
+                          {"mtp_num_hidden_layers", "multi-token prediction (mtp_num_layers)", on},
+                          {"num_mtp_modules", "multi-token prediction (mtp_num_layers)", on},
+                          {"swiglu_limit", "a clamped activation", on},
                           {"layer_types", "layers of other kinds", of_other_kinds},
                           {"hybrid_override_pattern", "state-space layers", given},
                           {"layers_block_type", "layers of other kinds", given},
                           {"mamba_num_heads", "state-space layers", given},
-                          {"attn_logit_softcapping", "soft-capped scores", not_zero},
-                          {"final_logit_softcapping", "soft-capped logits", not_zero}};
+                          {"attn_logit_softcapping", "soft-capped scores", on},
+                          {"final_logit_softcapping", "soft-capped logits", on}};
 
 bool among(const char* names, const std::string& name) {
   std::istringstream words(names);
