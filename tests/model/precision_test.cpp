@@ -32,6 +32,8 @@ std::set<std::string> families(const model::Stages& stages) {
   std::set<std::string> names;
   for (const auto& piece : stages.pieces)
     for (const auto& kernel : piece.kernels) names.insert(kernel.key.family);
+  for (const auto& rank : stages.ranks)
+    for (const auto& kernel : rank.optimizer) names.insert(kernel.key.family);
   return names;
 }
 
@@ -57,9 +59,15 @@ TEST_CASE("NVFP4 keeps half a byte and a scale for 16") {
 }
 
 TEST_CASE("no copy is transposed on tensor cores that take every layout, nor where scales run along k") {
-  const auto hopper = families(on("h200-sxm", with(llama70b(), {"fp8=hybrid", "fp8_recipe=tensorwise"})));
-  CHECK(hopper.contains("transpose.fp8"));
-  CHECK(hopper.contains("cast_transpose.fp8"));
+  const auto kept = with(llama70b(), {"fp8=hybrid", "fp8_recipe=tensorwise", "fp8_param=true", "fp8_param_gather=true",
+                                      "use_distributed_optimizer=true"});
+  const auto hopper = families(on("h200-sxm", kept));
+  for (const char* family : {"transpose.fp8", "cast_transpose.fp8", "cast_transpose.fp8.row"})
+    CHECK(hopper.contains(family));
+  for (const char* recipe : {"fp8_recipe=tensorwise", "fp8_recipe=delayed"}) {  // the optimizer's shards neither
+    const auto names = families(on("gb200-nvl72", with(kept, {recipe})));
+    CHECK(std::ranges::none_of(names, [](const auto& name) { return name.find("transpose") != name.npos; }));
+  }
   for (const char* settings : {"fp8_recipe=tensorwise", "fp8_recipe=delayed", "fp8_recipe=mxfp8"}) {
     const auto blackwell = families(on("gb200-nvl72", with(llama70b(), {"fp8=e4m3", settings})));
     CAPTURE(settings);
