@@ -230,6 +230,32 @@ class Builder {
                  differ);
     of_precision({"fp8_block", "fp8", "", "gemm.mxfp8.tn", "gemm.fp8.tn", wgrads, {"cast.fp8"}}, differ);
     of_precision({"nvfp4", "nvfp4", "", "gemm.nvfp4.tn", "gemm.fp8.tn", wgrads, {"cast.fp8"}}, differ);
+    nvfp4_of_cublas();
+  }
+
+  /// Their NVFP4 is another library's kernel. cuBLAS', as Transformer Engine calls it, took 3.764 ms for the products
+  /// that take 7.161 ms in MXFP8 (the same page), the smallest of them 0.53 TFLOP: on a B300, whose tensor cores have
+  /// half as much NVFP4 again as a B200's.
+  void nvfp4_of_cublas() {
+    if (gpu_.device.compute_capability != 103) return;
+    constexpr double over_mxfp8 = 3.764 / 7.161, smallest = 2.0 * 15872 * 4096 * 4096;
+    auto& samples = result_.profile.samples;
+    std::map<std::vector<std::int64_t>, double> mxfp8, factors;
+    for (const auto& s : samples.at("gemm.mxfp8.tn")) mxfp8[s.dims] = s.ns;
+    for (const auto& s : samples.at("gemm.nvfp4.tn")) {
+      const auto beside = mxfp8.find(s.dims);
+      if (beside == mxfp8.end() || profile::family("gemm.nvfp4.tn").flop(s.dims) < smallest) continue;
+      if (const double factor = over_mxfp8 * beside->second / s.ns; factor < 1) factors[s.dims] = factor;
+    }
+    for (auto& [name, all] : samples) {
+      if (!name.starts_with("gemm.nvfp4.tn")) continue;
+      for (auto& s : all) {
+        const auto factor = factors.find(s.dims);
+        if (factor == factors.end()) continue;
+        s.ns *= factor->second;
+        s.source += fmt::format(" x {:.3f}: {:.3f} of MXFP8", factor->second, over_mxfp8);
+      }
+    }
   }
 
   /// Derived samples of `from` as `to`, times `factor`.
@@ -273,7 +299,11 @@ class Builder {
     // 52.34 us on a B200 (ROCm/TransformerEngine#598, column B200), 43.10 us by bytes.
     constexpr double mxfp8_over_bytes = 52.34 / 43.10;
     by_bytes("quantize.mxfp8", mxfp8_over_bytes, fmt::format(" x {:.3f} as on a B200", mxfp8_over_bytes));
-    by_bytes("quantize.nvfp4", 1, "");
+    // Casts of a layer beside its products: 6.453 - 3.764 ms in NVFP4, 8.984 - 7.161 ms in MXFP8 (B300, the page
+    // above).
+    constexpr double nvfp4_over_mxfp8 = (6.453 - 3.764) / (8.984 - 7.161);
+    const double nvfp4 = nvfp4_over_mxfp8 * mxfp8_over_bytes * bytes("quantize.mxfp8") / bytes("quantize.nvfp4");
+    by_bytes("quantize.nvfp4", nvfp4, fmt::format(" x {:.3f}: {:.3f} of MXFP8", nvfp4, nvfp4_over_mxfp8));
   }
 
   /// NCCL among 2 to 8 GPUs. Of an NVL72 four GPUs of a tray were measured; eight there are a B200's eight, times what

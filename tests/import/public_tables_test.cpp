@@ -25,7 +25,7 @@ class Tables {
   explicit Tables(const std::string& name) : root_(std::filesystem::temp_directory_path() / ("pipewright-" + name)) {
     std::filesystem::remove_all(root_);
     write("commit.txt", "0123456789abcdef\n");
-    for (const char* system : {"b200_sxm", "gb200"}) {
+    for (const char* system : {"b200_sxm", "gb200", "gb300"}) {
       const std::string gemm = fmt::format("data/{}/gemm/", system);
       write(gemm + "trtllm/1.3.0rc20/gemm_perf.csv", products(false));
       write(gemm + "trtllm/1.3.0rc17/gemm_perf.csv", products(true));
@@ -64,7 +64,7 @@ class Tables {
     return text;
   }
   static std::string collectives(const std::string& system) {
-    const bool tray = system == "gb200";
+    const bool tray = system != "b200_sxm";
     std::string text = "nccl_dtype,op_name,num_gpus,message_size,latency\n";
     for (const char* op : {"all_gather", "reduce_scatter", "all_reduce", "alltoall"})
       for (const int ranks : {2, 4, 8})
@@ -117,7 +117,23 @@ TEST_CASE("an FP8 product lasts no longer than either of the tables that hold it
 TEST_CASE("a cast to MXFP8 takes longer than its bytes, as it was measured") {
   const Tables made("tables-mxfp8");
   const auto p = tables::import_tables({made.folder(), ""}, h200(), data_sheet("b200-sxm")).profile;
-  CHECK(p.time({"quantize.mxfp8", {8192, 8192}})->ns == doctest::Approx(52340).epsilon(0.001));
+  const double mxfp8 = p.time({"quantize.mxfp8", {8192, 8192}})->ns;
+  CHECK(mxfp8 == doctest::Approx(52340).epsilon(0.001));
+  CHECK(p.time({"quantize.nvfp4", {8192, 8192}})->ns == doctest::Approx(mxfp8 * 2.689 / 1.823).epsilon(0.001));
+}
+
+TEST_CASE("a large NVFP4 product of a GB300 is cuBLAS' on a B300; others are what their table has") {
+  const Tables made("tables-nvfp4");
+  const auto over = [&](const char* gpu, const std::string& ending, std::int64_t size) {
+    const auto p = tables::import_tables({made.folder(), ""}, h200(), data_sheet(gpu)).profile;
+    const std::vector<std::int64_t> dims = {size, size, size};
+    return p.time({"gemm.nvfp4.tn" + ending, dims})->ns / p.time({"gemm.mxfp8.tn" + ending, dims})->ns;
+  };
+  for (const char* ending : {"", ".acc_f32"}) {
+    CHECK(over("gb300-nvl72", ending, 8192) == doctest::Approx(3.764 / 7.161).epsilon(0.001));
+    CHECK(over("gb300-nvl72", ending, 4096) > 0.9);
+    CHECK(over("gb200-nvl72", ending, 8192) > 0.9);
+  }
 }
 
 TEST_CASE("under full load a product takes what long runs took") {
@@ -159,7 +175,7 @@ TEST_CASE("what is missing or wrong in a table is named with its file and line")
   const auto import = [&](const char* gpu) {
     return tables::import_tables({made.folder(), ""}, h200(), data_sheet(gpu));
   };
-  CHECK_THROWS_WITH_AS(import("gb300-nvl72"), doctest::Contains("gb300/gemm/"), UsageError);
+  CHECK_THROWS_WITH_AS(import("h100-sxm"), doctest::Contains("h100_sxm/gemm/"), UsageError);
   made.write("data/gb200/gemm/trtllm/1.3.0rc20/gemm_perf.csv", "gemm_dtyp,m,n,k,latency\nbfloat16,1,1,1,1\n");
   CHECK_THROWS_WITH_AS(import("gb200-nvl72"), doctest::Contains("did you mean \"gemm_dtyp\""), UsageError);
   made.write("data/gb200/gemm/trtllm/1.3.0rc20/gemm_perf.csv", "gemm_dtype,m,n,k,latency\nbfloat16,1,1\n");
