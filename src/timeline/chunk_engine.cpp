@@ -103,7 +103,8 @@ class Engine {
     schedule_end_ = 0;
     for (ChunkRank& rank : ranks_) schedule_end_ = std::max(schedule_end_, rank.synchronize_device());
     run_joined(&RankLines::optimizer);
-    transfers_.each([&](int rank, double start, double end) { ranks_[rank].network(start, end); });
+    transfers_.each(
+        [&](int rank, double start, double end, bool crosses) { ranks_[rank].network(start, end, crosses); });
     end_ = 0;
     operations_ = 0;
     for (const ChunkRank& rank : ranks_) {

@@ -76,9 +76,9 @@ void ChunkRank::slow_down(ChunkBefore& before) {
   for (std::size_t stream = 0; stream < before.spans.size(); ++stream) {
     auto& contended = contended_[stream];
     contended.reserve(before.spans[stream].size());
-    Covered covered(before.network);
+    Covered covered(before.network), across(before.across);
     for (const auto& [from, to] : before.spans[stream]) {
-      double share = covered.share(from, to);
+      double share = std::min(1.0, covered.share(from, to) + machine_.collapser.across() * across.share(from, to));
       if (overlaps_ && stream == 0)
         share = std::min(1.0, share + machine_.collapser.dispatcher() * last_.exchanges.share(from, to));
       settle(contended, before.contended[stream], share);
@@ -96,6 +96,7 @@ void ChunkRank::slow_down(ChunkBefore& before) {
     use_.computed[stream].reserve(last_.computed[stream].size());
   }
   network_.reserve(before.network.size());
+  across_.reserve(before.across.size());
 }
 
 /// At the clock that the middle of the line will have.

@@ -31,7 +31,7 @@ struct ChunkMachine {
 /// What a round leaves for the next one. Spans: of every line run, by stream.
 struct ChunkBefore {
   std::array<std::vector<std::pair<double, double>>, 2> spans;
-  std::vector<std::pair<double, double>> network;
+  std::vector<std::pair<double, double>> network, across;
   std::array<std::vector<double>, 2> contended;  ///< what it was run with
   std::vector<double> exchanged;
   ChunkUse use;
@@ -82,10 +82,15 @@ class ChunkRank : public model::Visitor {
   double end() const { return *std::ranges::max_element(at_); }
   std::int64_t operations() const { return std::ssize(spans_[0]) + std::ssize(spans_[1]); }
   const Beats& beats() const { return beats_; }
-  void network(double from, double to) { network_.emplace_back(from, to); }
+  void network(double from, double to, bool crosses) { (crosses ? across_ : network_).emplace_back(from, to); }
   ChunkBefore leave() {
-    return {std::move(spans_),     std::move(network_), std::move(contended_),
-            std::move(exchanged_), std::move(use_),     end()};
+    return {std::move(spans_),
+            std::move(network_),
+            std::move(across_),
+            std::move(contended_),
+            std::move(exchanged_),
+            std::move(use_),
+            end()};
   }
 
   // The program, see model::Visitor.
@@ -171,7 +176,7 @@ class ChunkRank : public model::Visitor {
   std::vector<std::vector<double>> gathered_;        ///< by chunk and gather: the parameters are there
   Beats beats_;
   ChunkUse use_;
-  std::vector<std::pair<double, double>> network_;               ///< NCCL kernels beside computation
+  std::vector<std::pair<double, double>> network_, across_;      ///< NCCL kernels beside computation; over the network
   std::array<std::vector<std::pair<double, double>>, 2> spans_;  ///< of every line run, by stream
   std::array<std::vector<double>, 2> contended_;                 ///< share of each span, by the round before
   std::vector<double> exchanged_;                                ///< the same for the second stream's exchanges

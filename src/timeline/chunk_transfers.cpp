@@ -42,7 +42,7 @@ std::int32_t ChunkTransfers::post(int rank, const schedule::Part& part, std::int
   const auto id = static_cast<std::int32_t>(transfers_.size());
   const std::int32_t peer = posted_[slot(other.rank, other.part)];
   transfers_.push_back(
-      {start, peer, nobody, static_cast<double>(wire.ns), unknown, wire.eager && sends(part.type), rank});
+      {start, peer, nobody, static_cast<double>(wire.ns), unknown, wire.eager && sends(part.type), rank, wire.crosses});
   if (peer != nobody) transfers_[peer].peer = id;
   posted_[slot(rank, part)] = id;
   if (transfers_[id].eager) {

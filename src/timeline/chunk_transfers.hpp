@@ -32,11 +32,14 @@ class ChunkTransfers {
   /// When it starts, when it is over; unknown while another rank must come first.
   double started(std::int32_t start);
   double done(std::int32_t transfer);
-  /// Calls visit(rank, start, end) for every transfer.
+  /// Calls visit(rank, start, end, crosses) for every transfer.
   template <class Visit>
   void each(const Visit& visit) {
     for (std::int32_t id = 0; id < static_cast<std::int32_t>(transfers_.size()); ++id)
-      if (const double end = done(id); end != unknown) visit(transfers_[id].rank, started(transfers_[id].start), end);
+      if (const double end = done(id); end != unknown) {
+        const Transfer& t = transfers_[id];
+        visit(t.rank, started(t.start), end, t.crosses);
+      }
   }
 
  private:
@@ -52,6 +55,7 @@ class ChunkTransfers {
     double ns = 0, done = unknown;
     bool eager = false;
     int rank = 0;
+    bool crosses = false;
   };
   std::size_t slot(int rank, const schedule::Part& part) const {
     return ((static_cast<std::size_t>(rank) * 4 + static_cast<std::size_t>(part.type)) *

@@ -74,6 +74,7 @@ void Clockwork::find_use(const Graph& graph, const ByRank& nodes, std::size_t ra
                          const std::vector<Occupation>& occupations, const Times& times, Use& use) const {
   use.compute.clear(nodes.size(rank));
   use.network.clear(occupations.size());
+  use.across.clear(occupations.size());
   for (Coverage& kind : use.kinds) kind.clear(0);
   std::array<double, static_cast<std::size_t>(profile::Load::none) + 1> weights{};
   for (std::size_t load = 0; load < weights.size(); ++load)
@@ -91,11 +92,22 @@ void Clockwork::find_use(const Graph& graph, const ByRank& nodes, std::size_t ra
       use.compute.add(times.end[node] - graph.duration_ns[node], times.end[node], weight);
     }
   });
-  for (const auto& [node, starts_with] : occupations)
-    use.network.add(starts_with == node ? times.start[node] : times.end[starts_with], times.end[node],
-                    graph.labels[node].lane == Lane::expert ? pace_.dispatcher : 1);
+  const auto crosses = [&](const Label& label) {
+    if (label.kind != NodeKind::transfer) return false;
+    const std::size_t ranks = pace_.crosses.size(), from = to_next(label.part().type) ? rank : rank + ranks - 1;
+    return static_cast<bool>(pace_.crosses[from % ranks]);
+  };
+  for (const auto& [node, starts_with] : occupations) {
+    const Label& label = graph.labels[node];
+    const std::int64_t start = starts_with == node ? times.start[node] : times.end[starts_with];
+    if (crosses(label))
+      use.across.add(start, times.end[node], pace_.across);
+    else
+      use.network.add(start, times.end[node], label.lane == Lane::expert ? pace_.dispatcher : 1);
+  }
   use.compute.finish();
   use.network.finish();
+  use.across.finish();
   for (Coverage& kind : use.kinds) kind.finish();
 }
 
@@ -117,7 +129,7 @@ std::int64_t Clockwork::settle(Graph& graph, const std::vector<std::int64_t>& co
   const auto slow_down_rank = [&](std::size_t rank, int round) {
     Use& use = uses.local();
     find_use(graph, nodes, rank, occupations[rank], times, use);
-    Places computed, covered;
+    Places computed, covered, far;
     std::array<Places, 3> exchanged;
     nodes.each(rank, [&](std::uint32_t node) {
       const Label& label = graph.labels[node];
@@ -134,9 +146,12 @@ std::int64_t Clockwork::settle(Graph& graph, const std::vector<std::int64_t>& co
       const std::int64_t start = times.start[node];
       const profile::Load load = graph.loads[node];
       double factor = 1;
-      if (!label.partitioned && use.network.total() > 0)
-        factor = towards(node, round,
-                         (pace_.contention(load) - 1) * share(use.network, start, times.end[node], step, covered));
+      if (!label.partitioned && use.network.total() + use.across.total() > 0) {
+        const std::int64_t end = times.end[node];
+        const double beside_it =
+            share(use.network, start, end, step, covered) + share(use.across, start, end, step, far);
+        factor = towards(node, round, (pace_.contention(load) - 1) * beside_it);
+      }
       if (pace_.clocks) {
         const double duty = share(use.compute, start - std::min(pace_.window_ns, step), start, step, computed);
         factor *= pace_.clocks->slowdown(load, duty);

@@ -34,8 +34,8 @@ class Clockwork {
  private:
   /// When a rank computes, by power, and when NCCL kernels run on it beside.
   struct Use {
-    Coverage compute, network;
-    std::array<Coverage, 3> kinds;  ///< when it computes by matrix, attention and memory kernels
+    Coverage compute, network, across;  ///< across: transfers over the network between nodes
+    std::array<Coverage, 3> kinds;      ///< when it computes by matrix, attention and memory kernels
   };
   /// What occupies a rank's network: from the start of one node, or from the end of another, to its end.
   struct Occupation {

@@ -78,6 +78,7 @@ Collapser::Collapser(const scenario::Scenario& scenario, const profile::Profiles
   contention_ = {pace.matrix, pace.attention, pace.memory};
   slows_exchanges_ = pace.slows_exchanges;
   dispatcher_ = pace.dispatcher;
+  across_ = pace.across;
   for (std::size_t kind = 0; kind < beside_.size(); ++kind) beside_[kind] = pace.beside[kind] - 1;
   if (!pace.clocks) {
     duties_ = {0};

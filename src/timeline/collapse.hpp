@@ -97,6 +97,8 @@ class Collapser {
   bool slows_exchanges() const { return slows_exchanges_; }
   /// What a token dispatcher counts as, beside a kernel, where NCCL counts 1.
   double dispatcher() const { return dispatcher_; }
+  /// What a transfer over the network counts as.
+  double across() const { return across_; }
 
  private:
   struct Event {
@@ -118,7 +120,7 @@ class Collapser {
   std::vector<std::array<double, 3>> clock_factor_;  ///< [row][matrix, attention, memory]
   std::array<double, 3> contention_{}, weights_{1, 1, 1}, beside_{};
   bool slows_exchanges_ = false;
-  double dispatcher_ = 1;
+  double dispatcher_ = 1, across_ = 1;
   double exchange_ = 0;  ///< weight of collectives between kernels
   std::int64_t window_ = 0;
 };

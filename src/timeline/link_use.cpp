@@ -10,8 +10,9 @@ Wire wire_after(const scenario::Scenario& scenario, const profile::Profiles& pro
   const std::int64_t gpus = scenario.cluster.num_gpus / ranks;
   const auto network = profile::network(model::topology(scenario), profiles);
   const auto time = profile::transfer_time(profiles, network, rank * gpus, gpus, (next - rank) * gpus, bytes);
-  const std::int64_t eager_bytes = profiles.link(link_between(scenario, rank, next)).eager_bytes;
-  return {static_cast<std::int64_t>(time.ns + 0.5), bytes <= eager_bytes};
+  const std::string link = link_between(scenario, rank, next);
+  return {static_cast<std::int64_t>(time.ns + 0.5), bytes <= profiles.link(link).eager_bytes,
+          ranks > 1 && link != scenario.cluster.link};
 }
 
 std::string link_between(const scenario::Scenario& scenario, int pp_rank, int peer) {

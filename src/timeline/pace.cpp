@@ -17,11 +17,20 @@ Pace::Pace(const scenario::Scenario& scenario, const profile::Profiles& profiles
       memory(profiles.scalar("contention.memory").value),
       slows_exchanges(scenario.settings.overlap_moe_expert_parallel_comm) {
   // What a kernel beside loses grows with the multiprocessors that are taken.
-  if (const auto held = model::dispatcher_multiprocessors(scenario, profiles.device()); held > 0 && matrix > 1) {
-    const auto all = static_cast<double>(profiles.device().multiprocessors);
-    const auto taken = static_cast<double>(held);
-    dispatcher = taken / std::max(1.0, all - taken) / (matrix - 1);
-  }
+  const auto counts = [&](std::int64_t held) {
+    const auto all = static_cast<double>(profiles.device().multiprocessors), taken = static_cast<double>(held);
+    return taken / std::max(1.0, all - taken) / (matrix - 1);
+  };
+  if (const auto held = model::dispatcher_multiprocessors(scenario, profiles.device()); held > 0 && matrix > 1)
+    dispatcher = counts(held);
+  // NCCL gives a peer over the network two channels, each a multiprocessor (src/graph/paths.cc, ncclTopoGetNchannels).
+  constexpr std::int64_t channels_of_a_network_peer = 2;
+  if (matrix > 1) across = std::min(1.0, counts(channels_of_a_network_peer));
+  const auto ranks = static_cast<int>(scenario.settings.pipeline_model_parallel_size);
+  const auto& cluster = scenario.cluster;
+  for (int rank = 0; rank < ranks; ++rank)
+    crosses.push_back(ranks > 1 && cluster.inter_node_link != cluster.link &&
+                      link_between(scenario, rank, (rank + 1) % ranks) == cluster.inter_node_link);
   for (const auto& [kind, name] : {std::pair{0, "matrix"}, {1, "attention"}, {2, "memory"}}) {
     const auto found = profiles.find_scalar(std::string("contention.beside_") + name + ".all_to_all");
     beside[static_cast<std::size_t>(kind)] = std::max(1.0, found.value_or(1));

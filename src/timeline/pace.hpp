@@ -5,6 +5,7 @@
 #include <array>
 #include <cmath>
 #include <optional>
+#include <vector>
 
 #include "pipewright/timeline.hpp"
 
@@ -27,8 +28,10 @@ struct Pace {
   std::int64_t gap_ns, window_ns = 0;            ///< launch gap; time over which the power limit averages
   std::optional<profile::ClockLaw> clocks;       ///< of GPUs in lockstep; none: the profile has no clocks
   double matrix = 1, attention = 1, memory = 1;  ///< contention() of each kind
-  /// What a flex dispatcher's multiprocessors count beside NCCL's, which capture measured.
-  double dispatcher = 1;
+  /// What a flex dispatcher's multiprocessors count beside NCCL's, which capture measured over NVLink; what those of a
+  /// transfer over the network count.
+  double dispatcher = 1, across = 1;
+  std::vector<bool> crosses;  ///< by pipeline rank: between it and the next one the network lies
   /// Under expert-parallel overlap, the other way round: relative time of an experts' exchange beside a kernel of each
   /// kind (matrix, attention, memory) all the while; what they share is memory above all.
   bool slows_exchanges = false;

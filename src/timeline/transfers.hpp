@@ -27,7 +27,7 @@ inline bool one_hardware_queue(const scenario::Scenario& scenario) {
 /// What it takes to carry bytes from a pipeline rank to the next one, or back. `eager`: fits the channels' buffers.
 struct Wire {
   std::int64_t ns = 0;
-  bool eager = false;
+  bool eager = false, crosses = false;  ///< crosses: the network between nodes
 };
 Wire wire_after(const scenario::Scenario& scenario, const profile::Profiles& profiles, int rank, std::int64_t bytes);
 

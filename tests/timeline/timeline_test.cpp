@@ -130,6 +130,29 @@ TEST_CASE("a kernel beside an NCCL kernel that waits is slower, only while both 
   CHECK(beside_any > 0);
 }
 
+TEST_CASE("beside a transfer over the network a kernel loses the multiprocessors of two channels, not NVLink's many") {
+  Napkin napkin;
+  napkin.stages = 2;
+  napkin.chunks = 2;
+  napkin.overlap = true;
+  auto profiles = napkin.profiles().all();
+  profiles[0].device.multiprocessors = 132;
+  profiles[0].links.push_back({"infiniband", 0, 50, 0, profile::Origin::measured, "test"});
+  const auto lost_ms = [&](std::int64_t gpus_per_node) {
+    auto scenario = napkin.scenario();
+    scenario.cluster.inter_node_link = "infiniband";
+    scenario.cluster.gpus_per_node = gpus_per_node;
+    const auto busy = [&](double contention) {
+      profiles[0].scalars["contention.matrix"].value = contention;
+      const auto result = simulate(scenario, napkin.model(), napkin.program(), profile::Profiles(profiles));
+      return ms(result.ranks[0].busy) + ms(result.ranks[1].busy);
+    };
+    return busy(1.25) - busy(1);
+  };
+  CHECK(lost_ms(2) > 0.2);
+  CHECK(lost_ms(1) == doctest::Approx(lost_ms(2) * (2.0 / 130) / 0.25).epsilon(0.1));
+}
+
 TEST_CASE("an edge may lag: run() is the longest path") {
   Graph graph;
   graph.ranks = 1;
