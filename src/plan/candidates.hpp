@@ -17,6 +17,7 @@ struct Trial {
   std::string of_time;    ///< its Identity, until it has found its time group
   std::string tolerated;  ///< argument-parser rules that the scenario as given breaks too
   bool given = false;     ///< the scenario as it stands
+  bool bare = false;      ///< its structure's own looks are at this
   int changes = 0;        ///< dimensions that it decides otherwise than the scenario as given
   bool done = false;      ///< predicted exactly
   std::size_t structure = 0, step = 0, time_group = 0;

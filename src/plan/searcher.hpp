@@ -99,6 +99,9 @@ class Searcher {
     bool tight = false;                                            ///< it does not fit without recompute and offload
     std::int64_t candidates = 0;                                   ///< of `holds` that were enumerated
     Bytes lacking;                                                 ///< where impossible: by how much at least
+    /// What was seen of it without recompute and offload, which may be one of its candidates: of that identity.
+    std::optional<predict::Prediction> glance, estimate;
+    std::string of_time;
     std::vector<Step> steps;
     std::vector<bool> opened;
   };
@@ -128,6 +131,8 @@ class Searcher {
 
   void estimate(Trial& trial);
   void glance(Trial& trial);
+  predict::Prediction seen(const Trial& trial, const std::optional<predict::Prediction>& of_structure,
+                           const std::function<predict::Prediction(const Scenario&)>& look) const;
   void scout(Trial& trial, predict::Depth depth);
   void share_with_group(std::size_t leader);
   void refuse(std::size_t trial, const UsageError& error);

@@ -165,7 +165,8 @@ void Searcher::sharpen(std::size_t structure) {
   try {
     if (options_.glance && !dear && !known.glanced) {
       known.glanced = true;
-      return raise(options_.glance(bare));
+      known.glance = options_.glance(bare);
+      return raise(*known.glance);
     }
   } catch (const UsageError&) {
     // its candidates say why
@@ -176,7 +177,8 @@ void Searcher::sharpen(std::size_t structure) {
   // What kernels lose to others beside them excludes only what a glance leaves near the mark.
   if (known.impossible || dear || (known.glanced && known.cost * (1 + most_beside_kernels) < mark_)) return;
   try {
-    raise(options_.estimate(bare));
+    known.estimate = options_.estimate(bare);
+    raise(*known.estimate);
     ++estimated_;
   } catch (const UsageError&) {
     // its candidates say why
