@@ -22,7 +22,7 @@ struct Trial {
   bool done = false;      ///< predicted exactly
   std::size_t structure = 0, step = 0, time_group = 0;
   std::optional<std::size_t> without, offload;  ///< of what is offloaded by choice: the same without, the step
-  std::optional<predict::Prediction> floor;     ///< what it cannot undercut
+  std::optional<bool> fits_by_floor;            ///< where that was asked
   std::optional<predict::Prediction> quick;     ///< times by the chunk-level engine, allocated peaks where scouted
   bool glanced = false, scouted = false, every_rank = false;
   bool may_fit = true;

@@ -53,8 +53,11 @@ double Searcher::promise_of(std::size_t spread) const {
         promise = time;
         return true;
       }
-      for (const Scenario& kept : least_kept(without_offload_search(example))) {
-        const auto least = options_.floor(with_required_environment(kept));
+      const auto state = state_below(example, bare);
+      for (const Scenario& wanted : least_kept(without_offload_search(example))) {
+        const Scenario kept = with_required_environment(wanted);
+        if (!may_fit(kept, state)) continue;
+        const auto least = options_.floor(kept);
         const double left = most_lacking(least);
         if (left > 0 || left >= lacking) continue;
         const double share = lacking / (lacking - left);

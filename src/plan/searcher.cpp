@@ -282,10 +282,15 @@ std::vector<std::size_t> Searcher::add_trials(std::vector<Trial> trials, std::si
 void Searcher::floor_of(std::size_t index) {
   Trial& trial = trials_[index];
   try {
-    trial.floor = options_.floor(trial.candidate.scenario);
-    trial.may_fit = trial.floor->fits;
-    trial.least = std::max(trial.least, cost(*trial.floor, objective_));
+    const auto& s = trial.candidate.scenario;
     ++bounded_;
+    trial.may_fit = may_fit(s, known_[trial.structure].state);
+    if (trial.may_fit) {
+      const auto floor = options_.floor(s);
+      trial.may_fit = floor.fits;
+      trial.least = std::max(trial.least, cost(floor, objective_));
+    }
+    trial.fits_by_floor = trial.may_fit;
   } catch (const UsageError& error) {
     refuse(index, error);
   }
@@ -414,11 +419,11 @@ void Searcher::refuse(std::size_t trial, const UsageError& error) {
 void Searcher::share_with_group(std::size_t leader) {
   const Trial& from = trials_[leader];
   // What is reserved is each allocator's own matter.
-  const bool fits_by_looks = (!from.floor || from.floor->fits) && (!from.scouted || from.quick->fits);
+  const bool fits_by_looks = from.fits_by_floor.value_or(true) && (!from.scouted || from.quick->fits);
   for (const auto i : groups_[from.time_group]) {
     if (i == leader || trials_[i].done) continue;
     Trial& trial = trials_[i];
-    trial.floor = from.floor;
+    trial.fits_by_floor = from.fits_by_floor;
     trial.quick = from.quick;
     trial.least = std::max(trial.least, from.least);
     trial.may_fit = trial.may_fit && fits_by_looks;

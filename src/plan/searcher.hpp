@@ -102,6 +102,7 @@ class Searcher {
     /// What was seen of it without recompute and offload, which may be one of its candidates: of that identity.
     std::optional<predict::Prediction> glance, estimate;
     std::string of_time;
+    std::vector<Bytes> state;  ///< where tight: what each rank holds for good at least
     std::vector<Step> steps;
     std::vector<bool> opened;
   };
@@ -113,6 +114,8 @@ class Searcher {
   std::vector<predict::Prediction> floors_of_any_split(std::size_t spread, bool any_size);
   void add(std::size_t spread, Space::Opened opened);
   void bound_structure(std::size_t structure);
+  static std::vector<Bytes> state_below(const Scenario& partial, const predict::Prediction& floor);
+  bool may_fit(const Scenario& candidate, const std::vector<Bytes>& state) const;
   Bytes lacking(const Scenario& partial) const;
   void look_closer();
   bool look(double limit, const Only& only = {});

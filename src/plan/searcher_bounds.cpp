@@ -147,10 +147,22 @@ void Searcher::bound_structure(std::size_t structure) {
     const auto floor = options_.floor(space_.bare(structures_[structure].partial));
     known.cost = std::max(known.cost, cost(floor, objective_));
     known.tight = !floor.fits;
+    // With offload, times decide of what does not fit which is worth a look first.
+    if (known.tight && !space_.searches_offload()) known.state = state_below(structures_[structure].partial, floor);
     ++bounded_;
   } catch (const UsageError&) {
     known.sharp = true;  // its candidates say why
   }
+}
+
+/// What ranks hold for good whatever is recomputed and offloaded, from a floor; empty: that is not known.
+std::vector<Bytes> Searcher::state_below(const Scenario& partial, const predict::Prediction& floor) {
+  return partial.settings.use_megatron_fsdp ? std::vector<Bytes>() : predict::state_of(floor);
+}
+
+/// Most of what is tight does not fit with what is tried next either; times cost several times as much.
+bool Searcher::may_fit(const Scenario& candidate, const std::vector<Bytes>& state) const {
+  return state.empty() || !options_.fits_by_floor || options_.fits_by_floor(candidate, state);
 }
 
 /// The next closer look at a structure: a glance, then what its least candidate takes and keeps.
