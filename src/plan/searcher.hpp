@@ -55,6 +55,8 @@ class Searcher {
            LeftOut& left_out);
 
   void run();
+  /// The least that a structure costs by its floor, without a search; none where that was interrupted.
+  std::optional<double> least_of_structures();
   /// Predicts what stands beside the best in the answer: other parallelisms, other interleavings, no recompute.
   void look_beside(std::size_t best);
   /// Time and peaks of candidates of the winner's structure, for the front and the ladder.

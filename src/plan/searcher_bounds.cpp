@@ -1,5 +1,6 @@
 // What the search knows before it looks closer: the given, spreads and structures with their floors.
 #include <algorithm>
+#include <utility>
 
 #include "pipewright/bounds.hpp"
 #include "searcher.hpp"
@@ -153,6 +154,29 @@ void Searcher::bound_structure(std::size_t structure) {
   } catch (const UsageError&) {
     known.sharp = true;  // its candidates say why
   }
+}
+
+std::optional<double> Searcher::least_of_structures() {
+  bound_spreads();
+  while (!open_.empty()) {
+    if (interrupted_ || options_.stop.stop_requested()) return std::nullopt;
+    const Node node = open_.extract(open_.begin()).value();
+    const auto i = node.structure;
+    if (node.kind == Node::Kind::spread) {
+      KnownSpread& spread = known_spreads_[i];
+      if (std::exchange(spread.bounded, true)) {
+        add(i, space_.open(spreads_[i]));
+        continue;
+      }
+      bound(i);
+      if (!spread.impossible) open_.insert({spread.cost, node.kind, i});
+      continue;
+    }
+    if (known_[i].bounded) return node.cost;
+    bound_structure(i);
+    if (!known_[i].sharp) open_.insert({known_[i].cost, node.kind, i});  // else nothing in it can run
+  }
+  return never;
 }
 
 /// What ranks hold for good whatever is recomputed and offloaded, from a floor; empty: that is not known.
