@@ -81,6 +81,10 @@ void run(const PlanOptions& options, Outcome& outcome) {
       stop_check();
       return predict::floor(candidate, profiles);
     };
+    search.fits_by_floor = [&](const scenario::Scenario& candidate, const std::vector<Bytes>& state) {
+      stop_check();
+      return predict::fits_by_floor(candidate, profiles, state);
+    };
     search.floor_of_any_split = [&](const scenario::Scenario& candidate, bool any_size) {
       stop_check();
       return predict::floor_of_any_split(candidate, profiles, any_size);

@@ -77,6 +77,7 @@ class Heap {
       graph_live_ += block.bytes;
       graph_peak_ = std::max(graph_peak_, graph_live_);
     } else {
+      keep_remembered();
       live_ += block.bytes;
       by_owner_[tensor.owner] += block.bytes;
       ++events_;
@@ -86,11 +87,7 @@ class Heap {
       listener_({Event::Kind::allocate, told_from_ + id, tensor.owner, tensor.bytes, tensor.stream, graph});
     if (graph) return id;
     if (events_ == stop_at_) owners_then_ = by_owner_;
-    if (live_ > peak_) {
-      peak_ = live_;
-      peak_event_ = events_;
-      at_peak_ = true;
-    }
+    peak_ = std::max(peak_, live_);
     return id;
   }
   /// A cached tensor that nobody has made yet.
@@ -116,7 +113,7 @@ class Heap {
       else
         free_in_graph(id);
     } else {
-      if (at_peak_) peak_owners_ = by_owner_, at_peak_ = false;
+      keep_remembered();
       live_ -= block.bytes;
       by_owner_[block.owner] -= block.bytes;
       ++events_;
@@ -172,13 +169,15 @@ class Heap {
 
   std::int64_t live() const { return live_; }
   std::int64_t peak() const { return peak_; }
-  std::int64_t peak_event() const { return peak_event_; }
   std::int64_t events() const { return events_; }
   std::int64_t launches() const { return launches_; }
   std::int64_t graph_pool() const { return graph_peak_; }
-  void begin_step() { peak_ = 0, at_peak_ = false; }
-  /// Who holds the peak.
-  const std::vector<std::int64_t>& peak_owners() const { return at_peak_ ? by_owner_ : peak_owners_; }
+  void begin_step() { peak_ = 0; }
+  /// Who listens: what happens now is the last to be remembered.
+  void remember() { remembered_event_ = events_, remembers_ = true; }
+  std::int64_t remembered_event() const { return remembered_event_; }
+  /// Who held what then.
+  const std::vector<std::int64_t>& remembered_owners() const { return remembers_ ? by_owner_ : remembered_owners_; }
   void remember_owners_at(std::int64_t event) { stop_at_ = event; }
   const std::vector<std::int64_t>& owners_then() const { return owners_then_; }
 
@@ -200,6 +199,10 @@ class Heap {
       listener_({Event::Kind::free, told_from_ + id, block.owner, Bytes(block.bytes), block.stream, true});
     unused_.push_back(id);
   }
+  /// Before bytes change again.
+  void keep_remembered() {
+    if (std::exchange(remembers_, false)) remembered_owners_ = by_owner_;
+  }
   void release_oldest() {
     const auto id = retired_.front().second;
     retired_.pop_front();
@@ -209,11 +212,11 @@ class Heap {
 
   std::vector<LiveBlock> blocks_;
   std::vector<std::uint32_t> unused_;
-  std::vector<std::int64_t> by_owner_, owners_then_, peak_owners_;
-  bool at_peak_ = false;  ///< since the last event that raised it nothing was freed
+  std::vector<std::int64_t> by_owner_, owners_then_, remembered_owners_;
+  bool remembers_ = false;  ///< by_owner_ is still what it was then
   /// What is kept for good and nobody uses, by owner, shape and size.
   std::map<std::tuple<std::uint32_t, std::uint32_t, std::int64_t>, std::vector<std::uint32_t>> spare_;
-  std::int64_t live_ = 0, peak_ = 0, peak_event_ = 0, events_ = 0, stop_at_ = -1;
+  std::int64_t live_ = 0, peak_ = 0, remembered_event_ = -1, events_ = 0, stop_at_ = -1;
   std::int64_t graph_live_ = 0, graph_peak_ = 0, launches_ = 0;
   std::deque<std::pair<std::int64_t, std::uint32_t>> retired_;  ///< launches when it was freed, block
   std::vector<std::uint32_t> held_by_capture_;

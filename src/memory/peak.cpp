@@ -125,7 +125,7 @@ Walk walk(const Stages& stages, const schedule::Program& program, const scenario
     std::deque<Growth> growths;
     Walker* walking = nullptr;
     struct {
-      std::int64_t allocated = 0, event = 0;
+      std::int64_t allocated = 0;
       bool eager = false;
     } most;  // a block whose rest is not worth splitting off counts as a whole: by the allocator's bytes
     const Listener replay = [&](const Event& event) {
@@ -134,8 +134,10 @@ Walk walk(const Stages& stages, const schedule::Program& program, const scenario
       for (Growth& growth : growths) growth.after();
       const auto allocated = replayer.allocator().allocated();
       const bool eager = walking->in_eager();
-      if (allocated > most.allocated || (most.eager && !eager && allocated == most.allocated))
-        most = {allocated, walking->part(eager).heap().events(), eager};
+      if (allocated > most.allocated || (most.eager && !eager && allocated == most.allocated)) {
+        most = {allocated, eager};
+        walking->part(eager).heap().remember();
+      }
       if (listener) listener(event);
     };
     Walker walker(stages, program, plan, pp_rank, asynchronous, replay);
@@ -148,18 +150,8 @@ Walk walk(const Stages& stages, const schedule::Program& program, const scenario
     if (why != nullptr) *why = {growths.front().found(stages, *whole), growths.back().found(stages, *whole)};
     // Graphs replay in their pool: the steps before their capture allocate more.
     const Walker& highest = walker.part(most.eager);
-    auto moment = highest.peak();
-    auto owners = highest.heap().peak_owners();
-    if (moment.event != most.event) {  // what is left unsplit put the peak elsewhere
-      const Listener silent;
-      Walker again(stages, program, plan, pp_rank, asynchronous, silent);
-      Walker& there = again.part(most.eager);
-      const auto& then = there.watch(most.event);
-      again.reach_second_step();
-      again.step();
-      moment = then;
-      owners = there.heap().owners_then();
-    }
+    const auto moment = highest.remembered();
+    const auto& owners = highest.heap().remembered_owners();
     result.peak_at = moment.place;
     result.peak_piece = moment.kernel;
     result.events = walker.heap().events();

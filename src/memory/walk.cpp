@@ -108,7 +108,8 @@ void Walker::run(const std::vector<Step>& steps, const Piece& piece, int layer, 
       const auto& tensor = piece.tensors[step.index];
       blocks[step.index] = heap_.allocate(tensor);
       const Step* end = steps.data() + steps.size();
-      if (heap_.peak_event() == heap_.events()) peak_step_ = {heap_.events(), nullptr, &piece, layer, &step, end};
+      if (heap_.remembered_event() == heap_.events())
+        remembered_step_ = {heap_.events(), nullptr, &piece, layer, &step, end};
       for (Moment& moment : moments_)
         if (moment.event == heap_.events()) moment.kernel = kernel(piece, layer, &step, end);
     }
@@ -123,12 +124,11 @@ std::string Walker::kernel(const Piece& piece, int layer, const Step* step, cons
   return text;
 }
 
-Walker::Moment Walker::peak() const {
-  Moment moment{heap_.peak_event(), {}, {}};
-  if (peak_step_.event == moment.event)
-    moment.kernel = kernel(*peak_step_.piece, peak_step_.layer, peak_step_.step, peak_step_.end);
-  if (peak_instruction_.event == moment.event)
-    moment.place = peak_instruction_.instruction == nullptr ? "optimizer step" : place(*peak_instruction_.instruction);
+Walker::Moment Walker::remembered() const {
+  Moment moment{heap_.remembered_event(), {}, {}};
+  const At &step = remembered_step_, &at = remembered_instruction_;
+  if (step.event == moment.event) moment.kernel = kernel(*step.piece, step.layer, step.step, step.end);
+  if (at.event == moment.event) moment.place = at.instruction == nullptr ? "optimizer step" : place(*at.instruction);
   return moment;
 }
 
@@ -332,7 +332,7 @@ void Walker::step(bool first) {
     follower.follow(instruction);
     if (on_instruction) on_instruction(done);
     ++done;
-    if (heap_.peak_event() > before) peak_instruction_ = {heap_.peak_event(), &instruction};
+    if (heap_.remembered_event() > before) remembered_instruction_ = {heap_.remembered_event(), &instruction};
     for (Moment& moment : moments_)
       if (happened(moment, before)) moment.place = place(instruction);
   }
@@ -357,7 +357,7 @@ void Walker::step(bool first) {
   for (const auto block : blocks) heap_.drop(block);
   for (Moment& moment : moments_)
     if (happened(moment, before)) moment.place = "optimizer step";
-  if (heap_.peak_event() > before) peak_instruction_ = {heap_.peak_event(), nullptr};
+  if (heap_.remembered_event() > before) remembered_instruction_ = {heap_.remembered_event(), nullptr};
 }
 
 bool Walker::happened(Moment& moment, std::int64_t before) const {

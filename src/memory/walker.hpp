@@ -98,8 +98,8 @@ class Walker : public model::Visitor {
     return moments_.emplace_back(Moment{event, {}, {}, false});
   }
 
-  /// The same of the peak since the heap's last begin_step().
-  Moment peak() const;
+  /// The same of what the heap remembers.
+  Moment remembered() const;
 
   // The program, see model::Visitor.
   bool begin_forward(model::Call call);
@@ -194,7 +194,7 @@ class Walker : public model::Visitor {
     int layer = 0;
     const Step *step = nullptr, *end = nullptr;
   };
-  At peak_step_, peak_instruction_;         ///< the last that raised the peak
+  At remembered_step_, remembered_instruction_;
   std::vector<std::vector<int>> launches_;  ///< by piece and kernel
   std::vector<int> construction_launches_;
 };

@@ -4,10 +4,10 @@
 
 namespace pipewright::model {
 
-std::uint32_t Owners::operator()(const std::string& name) {
-  const auto [it, fresh] = index_.try_emplace(name, static_cast<std::uint32_t>(names_.size()));
-  if (fresh) names_.push_back(name);
-  return it->second;
+std::uint32_t Owners::operator()(std::string_view name) {
+  if (const auto known = index_.find(name); known != index_.end()) return known->second;
+  names_.emplace_back(name);
+  return index_.emplace(name, static_cast<std::uint32_t>(names_.size() - 1)).first->second;
 }
 
 Tensor dummy_gradient(Owners& owners, Int in, Int out) {
@@ -21,7 +21,7 @@ PieceBuilder::PieceBuilder(Owners& owners, std::string name) : owners_(owners), 
   piece_.tensors.resize(4);
 }
 
-void PieceBuilder::border(std::uint32_t which, const std::string& owner, Int bytes, Tensor::Home home) {
+void PieceBuilder::border(std::uint32_t which, std::string_view owner, Int bytes, Tensor::Home home) {
   piece_.tensors[which] = Tensor{owners_(owner), Bytes(bytes), Stream::compute, home};
 }
 
@@ -40,12 +40,12 @@ Piece PieceBuilder::take_as_node(schedule::Node::Name name) {
   return take();
 }
 
-std::uint32_t PieceBuilder::tensor(const std::string& owner, Int bytes, Tensor::Home home) {
+std::uint32_t PieceBuilder::tensor(std::string_view owner, Int bytes, Tensor::Home home) {
   piece_.tensors.push_back(Tensor{owners_(owner), Bytes(bytes), Stream::compute, home});
   return static_cast<std::uint32_t>(piece_.tensors.size() - 1);
 }
 
-std::uint32_t PieceBuilder::allocate(const std::string& owner, Int bytes) {
+std::uint32_t PieceBuilder::allocate(std::string_view owner, Int bytes) {
   const auto id = tensor(owner, bytes);
   allocate(id);
   return id;
@@ -74,7 +74,7 @@ void PieceBuilder::returns(Int bytes, const std::string& name, profile::Key key)
   returned_.push_back(std::move(returned));
 }
 
-std::uint32_t PieceBuilder::allocate_float(const std::string& owner, Int bytes) {
+std::uint32_t PieceBuilder::allocate_float(std::string_view owner, Int bytes) {
   const auto id = allocate(owner, bytes);
   piece_.tensors[id].element_bytes = sizeof(float);
   return id;

@@ -1,7 +1,9 @@
 // Writes a Piece line by line, as the host code runs: allocations, launches, frees.
 #pragma once
 
+#include <functional>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -14,12 +16,15 @@ namespace pipewright::model {
 /// Names of owners, each once.
 class Owners {
  public:
-  std::uint32_t operator()(const std::string& name);
+  std::uint32_t operator()(std::string_view name);
   std::vector<std::string> take() { return std::move(names_); }
 
  private:
   std::vector<std::string> names_;
-  std::unordered_map<std::string, std::uint32_t> index_;
+  struct Hash : std::hash<std::string_view> {
+    using is_transparent = void;
+  };
+  std::unordered_map<std::string, std::uint32_t, Hash, std::equal_to<>> index_;
 };
 
 constexpr std::uint32_t no_tensor = 0xffffffff;
@@ -42,19 +47,19 @@ class PieceBuilder {
   PieceBuilder(Owners& owners, std::string name);
 
   /// Sizes of the borders; an empty owner means there is none.
-  void border(std::uint32_t which, const std::string& owner, Int bytes, Tensor::Home home = Tensor::Home::allocator);
+  void border(std::uint32_t which, std::string_view owner, Int bytes, Tensor::Home home = Tensor::Home::allocator);
   void to_forward() { steps_ = &piece_.forward; }
   void to_backward() { steps_ = &piece_.backward; }
   void to_weight_gradient() { steps_ = &piece_.weight_gradient; }
   void to_node(schedule::Node::Name name, schedule::Node::Pass pass);
 
-  std::uint32_t owner(const std::string& name) { return owners_(name); }
+  std::uint32_t owner(std::string_view name) { return owners_(name); }
   void allocate(std::uint32_t tensor) { step(Step::Kind::allocate, tensor); }
-  std::uint32_t tensor(const std::string& owner, Int bytes) { return tensor(owner, bytes, home_); }
-  std::uint32_t tensor(const std::string& owner, Int bytes, Tensor::Home home);  ///< not yet allocated
-  std::uint32_t allocate(const std::string& owner, Int bytes);                   ///< a new tensor
-  std::uint32_t allocate_float(const std::string& owner, Int bytes);             ///< its elements have 4 bytes
-  std::uint32_t allocate_gradient(Int bytes);                                    ///< of a weight, for its hook to add
+  std::uint32_t tensor(std::string_view owner, Int bytes) { return tensor(owner, bytes, home_); }
+  std::uint32_t tensor(std::string_view owner, Int bytes, Tensor::Home home);  ///< not yet allocated
+  std::uint32_t allocate(std::string_view owner, Int bytes);                   ///< a new tensor
+  std::uint32_t allocate_float(std::string_view owner, Int bytes);             ///< its elements have 4 bytes
+  std::uint32_t allocate_gradient(Int bytes);                                  ///< of a weight, for its hook to add
   /// A small parameter's gradient in bf16, made and added to its main gradient by a hook.
   void small_gradient(const std::string& name, Int elements);
   void free(std::uint32_t tensor);  ///< nothing for no_tensor
@@ -64,7 +69,7 @@ class PieceBuilder {
   void release(Ids&... ids) {
     (free(std::exchange(ids, no_tensor)), ...);
   }
-  void transient(const std::string& owner, Int bytes) { free(allocate(owner, bytes)); }
+  void transient(std::string_view owner, Int bytes) { free(allocate(owner, bytes)); }
 
   void launch(const std::string& name, profile::Key key, double sm_share = 1);
   void launch(Kernel kernel);

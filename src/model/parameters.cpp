@@ -265,20 +265,4 @@ std::vector<Buffer> layout(const std::vector<Parameter>& parameters, Int bucket_
   return buffers;
 }
 
-void for_shards(const Buffer& buffer, Int ranks,
-                const std::function<void(std::size_t rank, Int elements, std::size_t parameter)>& own) {
-  std::size_t next = 0;
-  for (const auto& [bucket_start, bucket_end] : buffer.buckets) {
-    const Int part = (bucket_end - bucket_start) / ranks;
-    for (; next < buffer.parameters.size() && buffer.parameters[next].first < bucket_end; ++next) {
-      const auto& [start, end] = buffer.parameters[next];
-      for (Int rank = (start - bucket_start) / part; rank < ranks; ++rank) {
-        const Int from = bucket_start + rank * part;
-        if (from >= end) break;
-        own(static_cast<std::size_t>(rank), std::min(end, from + part) - std::max(start, from), next);
-      }
-    }
-  }
-}
-
 }  // namespace pipewright::model

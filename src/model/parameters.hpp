@@ -2,7 +2,7 @@
 // them out: contiguous buffers, buckets, and every data-parallel rank's shard of them.
 #pragma once
 
-#include <functional>
+#include <algorithm>
 #include <vector>
 
 #include "dimensions.hpp"
@@ -61,8 +61,21 @@ std::vector<Buffer> layout(const std::vector<Parameter>& parameters, Int bucket_
                            bool distributed, bool pad_for_bus_bandwidth, bool whole = false);
 
 /// Elements of each parameter (of the buffer, in its order) that every data-parallel rank owns: an equal part of every
-/// bucket.
-void for_shards(const Buffer& buffer, Int ranks,
-                const std::function<void(std::size_t rank, Int elements, std::size_t parameter)>& own);
+/// bucket. own(rank, elements, parameter).
+template <class Own>
+void for_shards(const Buffer& buffer, Int ranks, const Own& own) {
+  std::size_t next = 0;
+  for (const auto& [bucket_start, bucket_end] : buffer.buckets) {
+    const Int part = (bucket_end - bucket_start) / ranks;
+    for (; next < buffer.parameters.size() && buffer.parameters[next].first < bucket_end; ++next) {
+      const auto& [start, end] = buffer.parameters[next];
+      for (Int rank = (start - bucket_start) / part; rank < ranks; ++rank) {
+        const Int from = bucket_start + rank * part;
+        if (from >= end) break;
+        own(static_cast<std::size_t>(rank), std::min(end, from + part) - std::max(start, from), next);
+      }
+    }
+  }
+}
 
 }  // namespace pipewright::model

@@ -379,7 +379,7 @@ void copy_state(const Rank& from, Rank& to) {
 
 namespace {
 
-Stages build(const Scenario& s, const profile::Device& gpu, Owners& owners) {
+Stages build(const Scenario& s, const profile::Device& gpu, Owners& owners, bool with_state) {
   const Dimensions d(s, gpu);
   Stages stages;
   Pieces pieces(s, d, stages, owners);
@@ -394,6 +394,10 @@ Stages build(const Scenario& s, const profile::Device& gpu, Owners& owners) {
       result.chunks.push_back(build_chunk(s, d, pieces, scenario::stage(s, rank, c), first, shapes.back()));
     }
     const bool between = rank > 0 && rank + 1 < d.pp && !has_ends(shapes);
+    if (!with_state) {
+      stages.ranks.push_back(std::move(result));
+      continue;
+    }
     if (between && !before.empty() && shapes == before)
       copy_state(stages.ranks.back(), result);
     else
@@ -415,6 +419,11 @@ Stages build(const Scenario& s, const profile::Device& gpu, Owners& owners) {
 
 }  // namespace
 
+Stages build_pieces(const Scenario& s, const profile::Device& gpu) {
+  Owners owners;
+  return build(s, gpu, owners, false);
+}
+
 Stages build(const Scenario& s, const profile::Device& gpu) {
   Owners owners;
   std::shared_ptr<Stages> eager;
@@ -423,9 +432,9 @@ Stages build(const Scenario& s, const profile::Device& gpu) {
     before.settings.cuda_graph_impl = "none";
     // The modules stay: whether a norm is recomputed was decided by them when the model was made.
     if (s.settings.cuda_graph_impl == "local") before.settings.cuda_graph_modules.clear();
-    eager = std::make_shared<Stages>(build(before, gpu, owners));
+    eager = std::make_shared<Stages>(build(before, gpu, owners, true));
   }
-  Stages stages = build(s, gpu, owners);
+  Stages stages = build(s, gpu, owners, true);
   stages.owners = owners.take();
   if (eager) eager->owners = stages.owners;
   stages.eager = std::move(eager);

@@ -160,12 +160,13 @@ void StateWriter::run(const std::vector<ChunkShape>& shapes) {
   std::set<std::pair<Int, Int>> weight_shapes;
   bool shares = false, head = false, moe = false, mtp = false;
   construction_.to_forward();
+  std::vector<std::vector<Parameter>> of_chunks;
   for (const auto& shape : shapes) {
-    construct_module(chunk_parameters(d_, s_, shape));
+    construct_module(of_chunks.emplace_back(chunk_parameters(d_, s_, shape)));
     if (d_.mla) add_latent_rotary(static_cast<Int>(shape.layers.size()) + shape.mtp_layers);
   }
   for (std::size_t c = 0; c < shapes.size(); ++c) {
-    const auto parameters = chunk_parameters(d_, s_, shapes[c]);
+    const auto& parameters = of_chunks[c];
     add_chunk(c, parameters);
     parameters_ += static_cast<int>(parameters.size());
     if (d_.fsdp)

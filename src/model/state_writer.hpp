@@ -30,10 +30,10 @@ class StateWriter {
   void run(const std::vector<ChunkShape>& shapes);
 
  private:
-  void hold(std::vector<Tensor>& list, const std::string& owner, Int bytes) {
+  void hold(std::vector<Tensor>& list, std::string_view owner, Int bytes) {
     if (bytes > 0) list.push_back(Tensor{owners_(owner), Bytes(bytes)});
   }
-  void hold_from_start(const std::string& owner, Int bytes) { construction_.allocate(owner, bytes); }
+  void hold_from_start(std::string_view owner, Int bytes) { construction_.allocate(owner, bytes); }
   static void launch(std::vector<Kernel>& list, const std::string& name, profile::Key key) {
     Kernel kernel;
     kernel.name = name;

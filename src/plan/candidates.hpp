@@ -17,11 +17,12 @@ struct Trial {
   std::string of_time;    ///< its Identity, until it has found its time group
   std::string tolerated;  ///< argument-parser rules that the scenario as given breaks too
   bool given = false;     ///< the scenario as it stands
+  bool bare = false;      ///< its structure's own looks are at this
   int changes = 0;        ///< dimensions that it decides otherwise than the scenario as given
   bool done = false;      ///< predicted exactly
   std::size_t structure = 0, step = 0, time_group = 0;
   std::optional<std::size_t> without, offload;  ///< of what is offloaded by choice: the same without, the step
-  std::optional<predict::Prediction> floor;     ///< what it cannot undercut
+  std::optional<bool> fits_by_floor;            ///< where that was asked
   std::optional<predict::Prediction> quick;     ///< times by the chunk-level engine, allocated peaks where scouted
   bool glanced = false, scouted = false, every_rank = false;
   bool may_fit = true;

@@ -127,7 +127,7 @@ void Searcher::confirm_something() {
   }
   for (const auto i : by_cost()) {
     const Trial& trial = trials_[i];
-    if (trial.done || !trial.may_fit || !leads(i) || (!trial.floor && !waits(trial))) continue;
+    if (trial.done || !trial.may_fit || !leads(i) || (!trial.fits_by_floor && !waits(trial))) continue;
     predict_one(i, nullptr);
     if (++tries == most_tries || (trials_[i].done && trials_[i].candidate.prediction.fits)) return;
   }

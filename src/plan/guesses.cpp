@@ -53,8 +53,11 @@ double Searcher::promise_of(std::size_t spread) const {
         promise = time;
         return true;
       }
-      for (const Scenario& kept : least_kept(without_offload_search(example))) {
-        const auto least = options_.floor(with_required_environment(kept));
+      const auto state = state_below(example, bare);
+      for (const Scenario& wanted : least_kept(without_offload_search(example))) {
+        const Scenario kept = with_required_environment(wanted);
+        if (!may_fit(kept, state)) continue;
+        const auto least = options_.floor(kept);
         const double left = most_lacking(least);
         if (left > 0 || left >= lacking) continue;
         const double share = lacking / (lacking - left);
@@ -175,16 +178,18 @@ bool Searcher::fullest_ranks_fit(const Trial& trial) const {
 /// ... by one of the allocator's settings at least. Else more recompute is worth a look.
 bool Searcher::may_be_confirmed(std::size_t trial) {
   const auto group = groups_[trials_[trial].time_group];
-  in_parallel(group.size(), [&](std::size_t n) {
-    Trial& one = trials_[group[n]];
-    if (!waits(one)) return;
-    try {
-      one.may_fit = fullest_ranks_fit(one);
-    } catch (const UsageError& error) {
-      refuse(group[n], error);
-    }
-  });
-  if (std::ranges::any_of(group, [&](std::size_t i) { return waits(trials_[i]); })) return true;
+  for (const auto i : group) {
+    Trial& one = trials_[i];
+    if (!waits(one)) continue;
+    in_parallel(1, [&](std::size_t) {  // its ranks
+      try {
+        one.may_fit = fullest_ranks_fit(one);
+      } catch (const UsageError& error) {
+        refuse(i, error);
+      }
+    });
+    if (waits(one)) return true;
+  }
   give_up_on(group.front());
   return false;
 }

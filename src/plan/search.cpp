@@ -140,24 +140,16 @@ std::optional<Candidate> released(const Plan& plan, const std::vector<Trial>& tr
   return same;
 }
 
-/// What the best is slower than the least that any structure costs with all open that moves no parameter: a bound.
+/// What the best is slower than the least that any structure costs with all open that moves no parameter, and what was
+/// open besides: a bound.
 std::optional<double> rest_at_most(const Scenario& scenario, const Options& options, double fastest) {
   if (!options.floor || !options.estimate) return std::nullopt;
   auto all = opened(scenario, {"recompute", "offload", "wgrad_delay", "pipeline", "layout", "allocator"});
-  all.search.parallelism = all.search.microbatch = "keep";
   LeftOut ignored;
   const auto dimensions_of_all = dimensions(all);
-  Space space(all, dimensions_of_all, ignored);
-  double least = fastest;
-  for (const auto& structure : space.structures()) {
-    if (options.stop.stop_requested()) return std::nullopt;
-    try {
-      least = std::min(least, cost(options.floor(space.bare(structure.partial)), scenario.search.objective));
-    } catch (const UsageError&) {
-      // nothing in it can run
-    }
-  }
-  return 1 - least / fastest;
+  const auto least = Searcher(all, options, dimensions_of_all, ignored).least_of_structures();
+  if (!least) return std::nullopt;
+  return 1 - std::min(*least, fastest) / fastest;
 }
 
 }  // namespace

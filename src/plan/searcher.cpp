@@ -238,6 +238,7 @@ bool Searcher::is_given(const Node& step) const {
 void Searcher::expand(std::size_t structure) {
   Known& known = known_[structure];
   known.expanded = true;
+  if (known.glance || known.estimate) known.of_time = identity(space_.bare(structures_[structure].partial)).of_time;
   known.steps = space_.steps(structures_[structure]);
   known.opened.assign(known.steps.size(), false);
   open_steps(structure, {}, known.cost);
@@ -266,6 +267,7 @@ std::vector<std::size_t> Searcher::add_trials(std::vector<Trial> trials, std::si
     trial.structure = structure;
     trial.step = step;
     trial.least = least;
+    trial.bare = !trial.of_time.empty() && trial.of_time == known_[structure].of_time;
     const auto [at, fresh] = time_groups_.emplace(std::exchange(trial.of_time, {}), groups_.size());
     if (fresh) groups_.emplace_back();
     trial.time_group = at->second;
@@ -280,10 +282,15 @@ std::vector<std::size_t> Searcher::add_trials(std::vector<Trial> trials, std::si
 void Searcher::floor_of(std::size_t index) {
   Trial& trial = trials_[index];
   try {
-    trial.floor = options_.floor(trial.candidate.scenario);
-    trial.may_fit = trial.floor->fits;
-    trial.least = std::max(trial.least, cost(*trial.floor, objective_));
+    const auto& s = trial.candidate.scenario;
     ++bounded_;
+    trial.may_fit = may_fit(s, known_[trial.structure].state);
+    if (trial.may_fit) {
+      const auto floor = options_.floor(s);
+      trial.may_fit = floor.fits;
+      trial.least = std::max(trial.least, cost(floor, objective_));
+    }
+    trial.fits_by_floor = trial.may_fit;
   } catch (const UsageError& error) {
     refuse(index, error);
   }
@@ -368,8 +375,13 @@ std::vector<std::size_t> Searcher::by_cost() const {
 
 // ---- Quick looks
 
+predict::Prediction Searcher::seen(const Trial& trial, const std::optional<predict::Prediction>& of_structure,
+                                   const std::function<predict::Prediction(const Scenario&)>& look) const {
+  return trial.bare && of_structure ? *of_structure : look(trial.candidate.scenario);
+}
+
 void Searcher::estimate(Trial& trial) {
-  auto times = options_.estimate(trial.candidate.scenario);
+  auto times = seen(trial, known_[trial.structure].estimate, options_.estimate);
   if (trial.quick) {
     times.ranks = std::move(trial.quick->ranks);
     times.fits = trial.quick->fits;
@@ -379,12 +391,12 @@ void Searcher::estimate(Trial& trial) {
   trial.quick = std::move(times);
   const auto bounds = predict::estimate_bounds(trial.candidate.scenario);
   trial.least = std::max(trial.least, bounds.least(cost(*trial.quick, objective_)));
-  ++estimated_;
+  if (!trial.bare || !known_[trial.structure].estimate) ++estimated_;
 }
 
 void Searcher::glance(Trial& trial) {
   trial.glanced = true;
-  const auto quick = options_.glance(trial.candidate.scenario);
+  const auto quick = seen(trial, known_[trial.structure].glance, options_.glance);
   if (quick.step_ns == 0) return;
   const auto bounds = predict::estimate_bounds(trial.candidate.scenario);
   trial.least = std::max(trial.least, bounds.least(cost(quick, objective_)));
@@ -407,11 +419,11 @@ void Searcher::refuse(std::size_t trial, const UsageError& error) {
 void Searcher::share_with_group(std::size_t leader) {
   const Trial& from = trials_[leader];
   // What is reserved is each allocator's own matter.
-  const bool fits_by_looks = (!from.floor || from.floor->fits) && (!from.scouted || from.quick->fits);
+  const bool fits_by_looks = from.fits_by_floor.value_or(true) && (!from.scouted || from.quick->fits);
   for (const auto i : groups_[from.time_group]) {
     if (i == leader || trials_[i].done) continue;
     Trial& trial = trials_[i];
-    trial.floor = from.floor;
+    trial.fits_by_floor = from.fits_by_floor;
     trial.quick = from.quick;
     trial.least = std::max(trial.least, from.least);
     trial.may_fit = trial.may_fit && fits_by_looks;

@@ -55,6 +55,8 @@ class Searcher {
            LeftOut& left_out);
 
   void run();
+  /// The least that a structure costs by its floor, without a search; none where that was interrupted.
+  std::optional<double> least_of_structures();
   /// Predicts what stands beside the best in the answer: other parallelisms, other interleavings, no recompute.
   void look_beside(std::size_t best);
   /// Time and peaks of candidates of the winner's structure, for the front and the ladder.
@@ -99,6 +101,10 @@ class Searcher {
     bool tight = false;                                            ///< it does not fit without recompute and offload
     std::int64_t candidates = 0;                                   ///< of `holds` that were enumerated
     Bytes lacking;                                                 ///< where impossible: by how much at least
+    /// What was seen of it without recompute and offload, which may be one of its candidates: of that identity.
+    std::optional<predict::Prediction> glance, estimate;
+    std::string of_time;
+    std::vector<Bytes> state;  ///< where tight: what each rank holds for good at least
     std::vector<Step> steps;
     std::vector<bool> opened;
   };
@@ -110,6 +116,8 @@ class Searcher {
   std::vector<predict::Prediction> floors_of_any_split(std::size_t spread, bool any_size);
   void add(std::size_t spread, Space::Opened opened);
   void bound_structure(std::size_t structure);
+  static std::vector<Bytes> state_below(const Scenario& partial, const predict::Prediction& floor);
+  bool may_fit(const Scenario& candidate, const std::vector<Bytes>& state) const;
   Bytes lacking(const Scenario& partial) const;
   void look_closer();
   bool look(double limit, const Only& only = {});
@@ -128,6 +136,8 @@ class Searcher {
 
   void estimate(Trial& trial);
   void glance(Trial& trial);
+  predict::Prediction seen(const Trial& trial, const std::optional<predict::Prediction>& of_structure,
+                           const std::function<predict::Prediction(const Scenario&)>& look) const;
   void scout(Trial& trial, predict::Depth depth);
   void share_with_group(std::size_t leader);
   void refuse(std::size_t trial, const UsageError& error);

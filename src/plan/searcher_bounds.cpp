@@ -1,5 +1,6 @@
 // What the search knows before it looks closer: the given, spreads and structures with their floors.
 #include <algorithm>
+#include <utility>
 
 #include "pipewright/bounds.hpp"
 #include "searcher.hpp"
@@ -147,10 +148,45 @@ void Searcher::bound_structure(std::size_t structure) {
     const auto floor = options_.floor(space_.bare(structures_[structure].partial));
     known.cost = std::max(known.cost, cost(floor, objective_));
     known.tight = !floor.fits;
+    // With offload, times decide of what does not fit which is worth a look first.
+    if (known.tight && !space_.searches_offload()) known.state = state_below(structures_[structure].partial, floor);
     ++bounded_;
   } catch (const UsageError&) {
     known.sharp = true;  // its candidates say why
   }
+}
+
+std::optional<double> Searcher::least_of_structures() {
+  bound_spreads();
+  while (!open_.empty()) {
+    if (interrupted_ || options_.stop.stop_requested()) return std::nullopt;
+    const Node node = open_.extract(open_.begin()).value();
+    const auto i = node.structure;
+    if (node.kind == Node::Kind::spread) {
+      KnownSpread& spread = known_spreads_[i];
+      if (std::exchange(spread.bounded, true)) {
+        add(i, space_.open(spreads_[i]));
+        continue;
+      }
+      bound(i);
+      if (!spread.impossible) open_.insert({spread.cost, node.kind, i});
+      continue;
+    }
+    if (known_[i].bounded) return node.cost;
+    bound_structure(i);
+    if (!known_[i].sharp) open_.insert({known_[i].cost, node.kind, i});  // else nothing in it can run
+  }
+  return never;
+}
+
+/// What ranks hold for good whatever is recomputed and offloaded, from a floor; empty: that is not known.
+std::vector<Bytes> Searcher::state_below(const Scenario& partial, const predict::Prediction& floor) {
+  return partial.settings.use_megatron_fsdp ? std::vector<Bytes>() : predict::state_of(floor);
+}
+
+/// Most of what is tight does not fit with what is tried next either; times cost several times as much.
+bool Searcher::may_fit(const Scenario& candidate, const std::vector<Bytes>& state) const {
+  return state.empty() || !options_.fits_by_floor || options_.fits_by_floor(candidate, state);
 }
 
 /// The next closer look at a structure: a glance, then what its least candidate takes and keeps.
@@ -165,7 +201,8 @@ void Searcher::sharpen(std::size_t structure) {
   try {
     if (options_.glance && !dear && !known.glanced) {
       known.glanced = true;
-      return raise(options_.glance(bare));
+      known.glance = options_.glance(bare);
+      return raise(*known.glance);
     }
   } catch (const UsageError&) {
     // its candidates say why
@@ -176,7 +213,8 @@ void Searcher::sharpen(std::size_t structure) {
   // What kernels lose to others beside them excludes only what a glance leaves near the mark.
   if (known.impossible || dear || (known.glanced && known.cost * (1 + most_beside_kernels) < mark_)) return;
   try {
-    raise(options_.estimate(bare));
+    known.estimate = options_.estimate(bare);
+    raise(*known.estimate);
     ++estimated_;
   } catch (const UsageError&) {
     // its candidates say why

@@ -332,6 +332,30 @@ Prediction floor(const scenario::Scenario& scenario, const profile::Profiles& pr
   return result;
 }
 
+std::vector<Bytes> state_of(const Prediction& floor) {
+  std::vector<Bytes> state;
+  for (const auto& rank : floor.ranks) state.push_back(rank.walk.static_bytes);
+  return state;
+}
+
+bool fits_by_floor(const scenario::Scenario& scenario, const profile::Profiles& profiles,
+                   const std::vector<Bytes>& state) {
+  scenario::check(scenario);
+  const model::Stages pieces = model::build_pieces(scenario, profiles.device());
+  const auto config = schedule::config_of(scenario);
+  schedule::check(config);
+  Prediction result;
+  set_limits(result, scenario, profiles);
+  const Outside outside(scenario, profiles);
+  for (int r = 0; r < static_cast<int>(state.size()); ++r) {
+    memory::Scout least = memory::floor(pieces, config, r);
+    least.state_bytes = state[static_cast<std::size_t>(r)];
+    least.peak_allocated += least.state_bytes;
+    if (!add_scouted(result, r, least, outside.of(r))) return false;
+  }
+  return true;
+}
+
 Prediction floor_of_any_split(const scenario::Scenario& scenario, const profile::Profiles& profiles, bool any_size) {
   scenario::check(scenario);
   const model::Stages stages = model::build(scenario, profiles.device());

@@ -44,8 +44,7 @@ Int num_chunks(const Scenario& s) {
   if (is_hybrid(s))
     return std::max<Int>(1, static_cast<Int>(hybrid_segments(s).size()) / c.pipeline_model_parallel_size);
   if (!c.pipeline_model_parallel_layout) return 1;
-  const Strings stages = unroll_layout(*c.pipeline_model_parallel_layout, position(s, layout_key));
-  return static_cast<Int>(stages.size()) / c.pipeline_model_parallel_size;
+  return static_cast<Int>(unrolled_layout(s).size()) / c.pipeline_model_parallel_size;
 }
 
 bool interleaved(const Scenario& s) {

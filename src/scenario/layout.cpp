@@ -249,6 +249,16 @@ Strings unroll_layout(const std::string& layout, const Position& where) {
   return stages;
 }
 
+const Strings& unrolled_layout(const Scenario& s) {
+  thread_local std::string layout;
+  thread_local Strings stages;
+  if (const auto& own = *s.settings.pipeline_model_parallel_layout; own != layout || stages.empty()) {
+    stages = unroll_layout(own, position(s, layout_key));
+    layout = own;
+  }
+  return stages;
+}
+
 void check_split(const Scenario& s) {
   const Settings& c = s.settings;
   if (is_hybrid(s)) check_hybrid(s);
@@ -280,7 +290,7 @@ Stage stage(const Scenario& s, Int pp_rank, Int chunk) {
   Stage held;
   Int first = 0, layers = 0;
   if (c.pipeline_model_parallel_layout) {
-    const Strings stages = unroll_layout(*c.pipeline_model_parallel_layout, position(s, layout_key));
+    const Strings& stages = unrolled_layout(s);
     for (Int before = 0; before < index; ++before) first += count(stages[static_cast<std::size_t>(before)], 't');
     const std::string& own = stages[static_cast<std::size_t>(index)];
     layers = count(own, 't');

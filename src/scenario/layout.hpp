@@ -14,6 +14,8 @@ inline constexpr const char* layout_key = "settings.pipeline_model_parallel_layo
 /// A layout string unrolled: one string of E, t, m, L a virtual stage. "Et*3|(tt|)*2,m|L" -> Ettt, tt, tt, m, L.
 /// Throws UsageError at `where` for letters Megatron does not know.
 Strings unroll_layout(const std::string& layout, const Position& where);
+/// The same of a scenario's own: kept until this thread asks for another, as every rank and chunk asks for one.
+const Strings& unrolled_layout(const Scenario& scenario);
 
 /// Throws UsageError for a split that Megatron refuses, with its text.
 void check_split(const Scenario& scenario);

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <random>
+#include <tuple>
 
 #include "../../src/plan/rules.hpp"
 #include "../../src/plan/search_dimensions.hpp"
@@ -42,6 +43,9 @@ plan::Options real() {
     return predict::predict_memory(s, profiles(), same);
   };
   o.floor = [](const scenario::Scenario& s) { return predict::floor(s, profiles()); };
+  o.fits_by_floor = [](const scenario::Scenario& s, const std::vector<Bytes>& state) {
+    return predict::fits_by_floor(s, profiles(), state);
+  };
   o.estimate = [](const scenario::Scenario& s) { return predict::estimate(s, profiles()); };
   o.glance = [](const scenario::Scenario& s) { return predict::glance(s, profiles()); };
   o.floor_of_any_split = [](const scenario::Scenario& s, bool any_size) {
@@ -164,5 +168,23 @@ TEST_CASE("opening more never makes the best worse") {
     REQUIRE(all.best);
     CHECK(static_cast<double>(all.best->prediction.step_ns) <=
           static_cast<double>(less.best->prediction.step_ns) * (1 + all.searched.gap + tie));
+  }
+}
+
+TEST_CASE("opening the rest brings no more than was said, also where parallelism is open") {
+  for (const auto& [base, memory, open] :
+       {std::tuple("dense", "18GiB", "parallelism"), std::tuple("moe", "36GiB", "parallelism"),
+        std::tuple("dense", "18GiB", "microbatch"), std::tuple("dense", "22GiB", "allocator")}) {
+    CAPTURE(base);
+    CAPTURE(open);
+    const auto s = small(base, memory);
+    const auto less = plan::search(opened(s, {open}), real());
+    const auto all = plan::search(
+        opened(s, {open, "recompute", "offload", "wgrad_delay", "pipeline", "layout", "allocator"}), real());
+    if (!less.best) continue;
+    REQUIRE(all.best);
+    REQUIRE(less.searched.rest);
+    CHECK(static_cast<double>(all.best->prediction.step_ns) >=
+          static_cast<double>(less.best->prediction.step_ns) * (1 - *less.searched.rest) - 1);
   }
 }

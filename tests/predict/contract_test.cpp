@@ -23,19 +23,22 @@ using test::drawn;
 
 namespace {
 
+scenario::Scenario without_recompute_and_offload(const std::string& text) {
+  auto s = scenario::parse(text, "drawn.yaml");
+  for (const char* change : {"recompute_granularity=none", "recompute_modules=[]", "recompute_method=none",
+                             "recompute_num_layers=none", "fine_grained_activation_offloading=false",
+                             "offload_modules=[]", "cpu_offloading=false", "cpu_offloading_num_layers=0"})
+    scenario::set(s, change);
+  return s;
+}
+
 /// The same with another interleaving, without recompute and offload; nullopt where that is another model of experts.
 std::optional<scenario::Scenario> otherwise_split(const std::string& text, const char* chunks) {
   try {
-    auto s = scenario::parse(text, "drawn.yaml");
+    auto s = without_recompute_and_offload(text);
     const bool overlaps = s.settings.overlap_moe_expert_parallel_comm;
-    for (const auto& change :
-         {std::string("virtual_pipeline_model_parallel_size=") + chunks,
-          std::string("microbatch_group_size_per_vp_stage=none"), std::string("recompute_granularity=none"),
-          std::string("recompute_modules=[]"), std::string("recompute_method=none"),
-          std::string("recompute_num_layers=none"), std::string("fine_grained_activation_offloading=false"),
-          std::string("offload_modules=[]"), std::string("cpu_offloading=false"),
-          std::string("cpu_offloading_num_layers=0")})
-      scenario::set(s, change);
+    scenario::set(s, std::string("virtual_pipeline_model_parallel_size=") + chunks);
+    scenario::set(s, "microbatch_group_size_per_vp_stage=none");
     if (!scenario::interleaved(s) && s.settings.overlap_p2p_comm) scenario::set(s, "overlap_p2p_comm=false");
     if (overlaps && s.settings.pipeline_model_parallel_size > 1 && !scenario::interleaved(s)) return std::nullopt;
     scenario::check(s);
@@ -118,6 +121,30 @@ TEST_CASE("any scenario: the estimate is within its bounds, the floor below the 
                 << worst[kind].under_at << "), " << 100 * worst[kind].over << " % over (seed " << worst[kind].over_at
                 << "), floor " << 100 * worst[kind].floor << " %\n";
   }
+}
+
+TEST_CASE("what ranks hold for good is the same with recompute and offload: memory rules out as a floor does") {
+  const profile::Profiles profiles({h200()});
+  int with_recompute = 0;
+  for (unsigned seed = 0; seed < draws(320); ++seed) {
+    const std::string text = drawn(seed);
+    auto s = accepted(text);
+    if (!s || s->settings.use_megatron_fsdp) continue;
+    CAPTURE(text);
+    const auto state = predict::state_of(predict::floor(without_recompute_and_offload(text), profiles));
+    const auto floor = predict::floor(*s, profiles);
+    with_recompute += s->settings.recompute_granularity.has_value();
+    s->search.memory_margin = scenario::Margin{};
+    // Just enough for the fullest rank, and a byte less.
+    Bytes needed;
+    for (const auto& rank : floor.ranks) needed = std::max(needed, rank.walk.peak_reserved + rank.outside_allocator);
+    for (const Bytes limit : {needed, needed - Bytes(1)}) {
+      s->search.memory_limit = limit;
+      CHECK(predict::floor(*s, profiles).fits == (limit == needed));
+      CHECK(predict::fits_by_floor(*s, profiles, state) == (limit == needed));
+    }
+  }
+  CHECK(with_recompute > 20);
 }
 
 // Real models are larger than what is drawn: their pipelines wait longer, and GPUs lose more beside what waits.

@@ -196,6 +196,8 @@ struct Stages {
 /// On GPUs of this kind: workspaces, shares of the multiprocessors and FP8 layouts are its. Throws UsageError for what
 /// Megatron refuses (splits that do not divide ...) and for what is not modelled yet.
 Stages build(const scenario::Scenario& scenario, const profile::Device& gpu);
+/// The same without what ranks hold for good and what runs outside of the pieces.
+Stages build_pieces(const scenario::Scenario& scenario, const profile::Device& gpu);
 
 /// Multiprocessors that the kernels of a flex token dispatcher hold; 0: there is none.
 std::int64_t dispatcher_multiprocessors(const scenario::Scenario& scenario, const profile::Device& gpu);

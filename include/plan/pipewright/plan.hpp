@@ -163,6 +163,8 @@ struct Options {
   std::function<predict::Prediction(const scenario::Scenario&)> floor, estimate;
   /// predict::glance: excludes before estimate has to. Optional.
   std::function<predict::Prediction(const scenario::Scenario&)> glance;
+  /// predict::fits_by_floor: of what fits by far not, only that is told. Optional.
+  std::function<bool(const scenario::Scenario&, const std::vector<Bytes>& state)> fits_by_floor;
   /// predict::floor_of_any_split: bounds of many structures at a time. Optional.
   std::function<predict::Prediction(const scenario::Scenario&, bool any_size)> floor_of_any_split;
   std::function<void(const scenario::Scenario&, predict::Depth, predict::Prediction&)> scout;

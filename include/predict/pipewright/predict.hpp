@@ -127,6 +127,12 @@ Prediction glance(const scenario::Scenario& scenario, const profile::Profiles& p
 /// does not.
 Prediction floor(const scenario::Scenario& scenario, const profile::Profiles& profiles);
 
+/// Whether memory rules a scenario out as its floor() would, without its times. `state`: what its ranks hold for good,
+/// of the floor of one that differs in recompute and offload alone.
+bool fits_by_floor(const scenario::Scenario& scenario, const profile::Profiles& profiles,
+                   const std::vector<Bytes>& state);
+std::vector<Bytes> state_of(const Prediction& floor);
+
 /// What no prediction undercuts that differs from this one in how layers are spread over the pipeline's ranks, chunks
 /// and groups of microbatches, without recompute and offload; a rank's state is the mean of all, of which one has as
 /// much. `any_size`: nor one with longer pipelines and fewer copies of them; its times only.
