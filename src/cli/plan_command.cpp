@@ -79,6 +79,7 @@ void run(const PlanOptions& options, Outcome& outcome) {
     };
     search.floor = [&](const scenario::Scenario& candidate) {
       stop_check();
+      scenario::refuse_unmodelled(candidate);  // as the exact engine would, before anything else is spent on it
       return predict::floor(candidate, profiles);
     };
     search.floor_of_any_split = [&](const scenario::Scenario& candidate, bool any_size) {

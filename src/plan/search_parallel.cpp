@@ -39,6 +39,36 @@ std::vector<Int> sizes(const Scenario& s, const std::string& field, std::vector<
   return all;
 }
 
+void reject(const std::string& label, const Assignments& settings, const char* rule, const std::string& reason,
+            LeftOut& left_out) {
+  const auto same = [&](const Rejected& r) { return r.label == label; };
+  if (std::ranges::none_of(left_out.rejected, same)) left_out.rejected.push_back({label, settings, {}, rule, reason});
+}
+
+/// What of the model is not modelled beside so many context-parallel ranks, however they share attention; empty: it is.
+std::string missing_beside_context(const Scenario& s, Int tp, Int cp) {
+  Scenario with = s;
+  with.settings.tensor_model_parallel_size = tp;
+  with.settings.sequence_parallel = tp > 1;
+  with.settings.context_parallel_size = 1;
+  const auto before = scenario::unmodelled(with);
+  with.settings.context_parallel_size = cp;
+  std::string missing;
+  LeftOut ignored;
+  for (const auto& kind : context_values(with, ignored)) {
+    Scenario one = with;
+    apply(kind, one);
+    const auto beside = scenario::unmodelled(one);
+    const auto fresh = std::ranges::find_if(beside, [&](const auto& other) {
+      return std::ranges::find(before, other.name, &scenario::Unmodelled::name) == before.end() &&
+             std::ranges::find(s.ignore, other.name) == s.ignore.end();
+    });
+    if (fresh == beside.end()) return "";
+    missing = fresh->name + " is not modelled: " + fresh->missing;
+  }
+  return missing;
+}
+
 /// Sizes that search: lists and no way to spread the model has. Throws where none is left.
 void name_what_no_spread_has(const std::vector<Value>& values, const Scenario& s, LeftOut& left_out) {
   const auto has = [&](const std::string& field, const std::string& size) {
@@ -55,9 +85,7 @@ void name_what_no_spread_has(const std::vector<Value>& values, const Scenario& s
                           " GPUs has it beside what else is listed";
       if (values.empty())
         throw UsageError(scenario::position(s, "search." + std::string(field)), "search." + label, reason);
-      const auto same = [&](const Rejected& r) { return r.label == label; };
-      if (std::ranges::none_of(left_out.rejected, same))
-        left_out.rejected.push_back({label, {{field, std::to_string(size)}}, {}, "search", reason});
+      reject(label, {{field, std::to_string(size)}}, "search", reason, left_out);
     }
 }
 
@@ -168,12 +196,17 @@ std::vector<Value> parallelism_values(const Scenario& partial, LeftOut& left_out
     values.push_back({label(tp_given, pp_given, cp_given, ep_given, scenario::data_parallel_size(partial)), {}, {}});
     if (!usual) values.front().label += ", as given";
   }
+  std::string no_context;
   for (const Int tp : sizes(partial, tensor, divisors(gpus, partial.cluster.gpus_per_node))) {
     if (gpus % tp != 0) continue;
     if (m.num_attention_heads % tp != 0 || (groups % tp != 0 && tp % groups != 0)) continue;
     for (const Int cp : sizes(partial, context, divisors(gpus / tp, 16))) {
       if ((gpus / tp) % cp != 0 || (cp > 1 && m.seq_length % (2 * cp) != 0)) continue;
       if (cp > 1 && m.seq_length / cp < fewest_tokens && !listed.contains(context)) continue;
+      if (const auto missing = cp > 1 ? missing_beside_context(partial, tp, cp) : ""; !missing.empty()) {
+        if (no_context.empty()) no_context = missing;
+        if (!listed.contains(context)) continue;
+      }
       for (const Int pp : sizes(partial, pipeline, divisors(gpus / (tp * cp), std::min(most_stages, m.num_layers)))) {
         if ((gpus / (tp * cp)) % pp != 0 || pp > m.num_layers) continue;
         const Int dp = gpus / (tp * cp * pp);
@@ -212,6 +245,7 @@ std::vector<Value> parallelism_values(const Scenario& partial, LeftOut& left_out
     }
   }
   name_what_no_spread_has(values, partial, left_out);
+  if (!no_context.empty()) reject("some or all context parallelism", {}, "model", no_context, left_out);
   return values;
 }
 
