@@ -79,6 +79,7 @@ void run(const PlanOptions& options, Outcome& outcome) {
     };
     search.floor = [&](const scenario::Scenario& candidate) {
       stop_check();
+      scenario::refuse_unmodelled(candidate);  // as the exact engine would, before anything else is spent on it
       return predict::floor(candidate, profiles);
     };
     search.fits_by_floor = [&](const scenario::Scenario& candidate, const std::vector<Bytes>& state) {

@@ -140,6 +140,9 @@ void Searcher::confirm(const std::vector<std::size_t>& which) {
   std::set<std::size_t> groups;
   for (const auto i : which) (groups.insert(trials_[i].time_group).second ? first : others).push_back(i);
   predict_all(first);
+  // What the model refuses it refuses with any allocator: nobody waits for the others then.
+  for (const auto i : first)
+    if (trials_[i].refused) share_with_group(i);
   const auto fits = [&](std::size_t j) { return trials_[j].done && trials_[j].candidate.prediction.fits; };
   for (const auto i : first) {
     const auto& group = groups_[trials_[i].time_group];

@@ -5,6 +5,7 @@
 #include "pipewright/scenario/derived.hpp"
 #include "pipewright/scenario/io.hpp"
 #include "rules.hpp"
+#include "search_dimensions.hpp"
 
 namespace pipewright::plan {
 
@@ -26,6 +27,14 @@ class Proposal {
   void search(std::initializer_list<const char*> names) {
     for (const char* name : names) set("search", name, "auto");
   }
+  /// How the model is spread, with the sizes that are stated as they are.
+  void search_parallelism() {
+    search({"parallelism"});
+    if (!given_.contains("settings.micro_batch_size")) search({"microbatch"});
+    if (s_.search.parallelism != "auto") return;
+    for (const char* size : parallel_sizes)
+      if (given_.contains(std::string("settings.") + size)) s_.search.values[size] = {scenario::get(s_, size)};
+  }
   Scenario take() { return std::move(s_); }
 
  private:
@@ -36,6 +45,7 @@ class Proposal {
 }  // namespace
 
 Scenario proposed(Scenario scenario) {
+  const bool exact = opens_something(scenario);  // a written `search:`
   const bool moe = moe_model(scenario), gated = scenario.model.gated_linear_unit;
   const std::string activation = scenario::activation_func(scenario);
   const bool fuses = gated ? activation == "silu" || activation == "gelu" || activation == "quick_gelu"
@@ -51,7 +61,9 @@ Scenario proposed(Scenario scenario) {
     p.set("settings", "moe_token_dispatcher_type", "alltoall");
     p.set("settings", "moe_router_dtype", "fp32");
   }
-  p.search({"parallelism", "microbatch", "pipeline", "layout", "wgrad_delay", "recompute", "offload", "allocator"});
+  if (exact) return p.take();
+  p.search({"pipeline", "layout", "wgrad_delay", "recompute", "offload", "allocator"});
+  p.search_parallelism();
   return p.take();
 }
 
@@ -62,6 +74,27 @@ constexpr std::pair<const char*, std::string scenario::Search::*> wishes[] = {
     {"wgrad_delay", &scenario::Search::wgrad_delay}, {"pipeline", &scenario::Search::pipeline},
     {"layout", &scenario::Search::layout},           {"allocator", &scenario::Search::allocator},
     {"parallelism", &scenario::Search::parallelism}, {"microbatch", &scenario::Search::microbatch}};
+
+/// A size of which nothing is listed but what stands.
+bool as_it_stands(const Scenario& s, const std::string& field) {
+  const auto listed = s.search.values.find(field);
+  return listed != s.search.values.end() && std::ranges::find(parallel_sizes, field) != parallel_sizes.end() &&
+         listed->second == std::vector{scenario::get(s, field)};
+}
+
+/// One size is opened beside the others as they stand; all with their dimension.
+void open_sizes(Scenario& s, const std::string& name) {
+  const bool all = name == "all" || name == "parallelism";
+  if (!all && std::ranges::find(parallel_sizes, name) == parallel_sizes.end()) return;
+  for (const char* size : parallel_sizes) {
+    if (all || name == size) {
+      if (as_it_stands(s, size)) s.search.values.erase(size);
+    } else if (s.search.parallelism != "auto" && !s.search.values.contains(size)) {
+      s.search.values[size] = {scenario::get(s, size)};
+    }
+  }
+  s.search.parallelism = "auto";
+}
 
 }  // namespace
 
@@ -79,19 +112,22 @@ Scenario opened(Scenario scenario) {
 Scenario opened(Scenario scenario, const std::vector<std::string>& names) {
   std::vector<std::string> known = {"all"};
   for (const auto& [name, wish] : wishes) known.emplace_back(name);
+  known.insert(known.end(), parallel_sizes.begin(), parallel_sizes.end());
   for (const auto& name : names) {
     if (std::ranges::find(known, name) == known.end())
       throw UsageError({"command line", 0}, "--open", "unknown dimension \"" + name + "\"", known,
                        nearest_name(name, known));
     for (const auto& [one, wish] : wishes)
       if (name == "all" || name == one) scenario.search.*wish = "auto";
+    open_sizes(scenario, name);
   }
   return scenario;
 }
 
 std::pair<std::vector<std::string>, std::vector<std::string>> open_and_closed(const Scenario& scenario) {
   std::pair<std::vector<std::string>, std::vector<std::string>> both;
-  for (const auto& [field, values] : scenario.search.values) both.first.push_back(field);
+  for (const auto& [field, values] : scenario.search.values)
+    (as_it_stands(scenario, field) ? both.second : both.first).push_back(field);
   const bool spread = scenario.search.parallelism == "auto";
   for (const auto& [name, wish] : wishes) {
     const bool implied = spread && (wish == &scenario::Search::pipeline || wish == &scenario::Search::layout);

@@ -222,7 +222,10 @@ Plan search(const Scenario& scenario, const Options& options) {
   s.gap = plan.best && least < fastest ? 1 - least / fastest : 0;
   s.proved_optimal = plan.best && all_predicted && !s.interrupted && left_out.notes.empty() && s.gap <= tie_share;
   std::tie(s.open, s.closed) = open_and_closed(scenario);
-  const auto moves = [](const std::string& name) { return name == "parallelism" || name == "microbatch"; };
+  const auto moves = [](const std::string& name) {
+    return name == "parallelism" || name == "microbatch" ||
+           std::ranges::find(parallel_sizes, name) != parallel_sizes.end();
+  };
   if (plan.best && !std::ranges::all_of(s.closed, moves)) s.rest = rest_at_most(scenario, options, fastest);
   if (!plan.best) {
     plan.closest = closest(searcher, plan);

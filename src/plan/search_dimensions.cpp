@@ -346,32 +346,32 @@ std::vector<Scenario> least_kept(const Scenario& partial) {
 
 std::vector<Dimension> dimensions(const Scenario& scenario) {
   std::vector<Dimension> all;
-  for (const auto& [field, values] : scenario.search.values)
+  const bool spreads = scenario.search.parallelism == "auto";
+  for (const auto& [field, values] : scenario.search.values) {
+    if (spreads && std::ranges::find(parallel_sizes, field) != parallel_sizes.end()) continue;
     all.push_back({Decides::field, [field, values](const Scenario&, LeftOut&) {
                      std::vector<Value> list;
                      for (const auto& value : values) list.push_back({field + " " + value, {{field, value}}, {}});
                      return list;
                    }});
+  }
   const auto& search = scenario.search;
   const auto open = [&](const std::string& wish, Decides what, const std::vector<std::string>& fields, auto values) {
     if (wish != "auto" || any_stated(scenario, fields)) return;
     all.push_back({what, [values, what](const Scenario& partial, LeftOut& left_out) {
                      auto found = values(partial, left_out);
-                     // What stands of context parallelism may be nothing that another number of ranks can do.
-                     if (what == Decides::context) return found;
+                     // What stands of context parallelism may be nothing that another number of ranks can do;
+                     // parallelism has what is given, unless a list is without it.
+                     if (what == Decides::context || what == Decides::parallelism) return found;
                      return with_given(std::move(found), partial, what);
                    }});
   };
-  open(search.parallelism, Decides::parallelism, {"tensor_model_parallel_size", "pipeline_model_parallel_size"},
-       parallelism_values);
-  open(search.parallelism, Decides::context,
-       {"tensor_model_parallel_size", "pipeline_model_parallel_size", "cp_comm_type",
-        "hierarchical_context_parallel_sizes"},
-       context_values);
+  open(search.parallelism, Decides::parallelism, {}, parallelism_values);
+  open(search.parallelism, Decides::context, {"cp_comm_type", "hierarchical_context_parallel_sizes"}, context_values);
   open(search.microbatch, Decides::microbatch, {"micro_batch_size"}, microbatch_values);
   // Another pipeline size needs an interleaving and a layer split of its own.
-  const bool spread = search.parallelism == "auto";
-  open(spread ? "auto" : search.pipeline, Decides::pipeline, {"virtual_pipeline_model_parallel_size"}, pipeline_values);
+  open(spreads ? "auto" : search.pipeline, Decides::pipeline, {"virtual_pipeline_model_parallel_size"},
+       pipeline_values);
   open(layout_is_open(scenario) ? "auto" : "keep", Decides::layout, {"pipeline_model_parallel_layout"}, layout_values);
   open(search.wgrad_delay, Decides::wgrad_delay, {"delay_wgrad_compute", "overlap_moe_expert_parallel_comm"},
        wgrad_values);

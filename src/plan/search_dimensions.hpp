@@ -2,6 +2,7 @@
 // dimensions see the choices of earlier ones (the layers of a chunk follow from the virtual pipeline size).
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -48,6 +49,10 @@ struct Dimension {
   Decides what;
   std::function<std::vector<Value>(const scenario::Scenario& partial, LeftOut& left_out)> values;
 };
+
+/// The sizes that the dimension "parallelism" decides: where it is open, lists of search: narrow it.
+inline constexpr std::array parallel_sizes = {"tensor_model_parallel_size", "pipeline_model_parallel_size",
+                                              "context_parallel_size", "expert_model_parallel_size"};
 
 /// The dimensions that scenario.search opens, in the order in which they are decided.
 std::vector<Dimension> dimensions(const scenario::Scenario& scenario);

@@ -9,6 +9,7 @@
 #include "pipewright/scenario/context.hpp"
 #include "pipewright/scenario/derived.hpp"
 #include "pipewright/scenario/fields.hpp"
+#include "pipewright/scenario/io.hpp"
 #include "rules.hpp"
 #include "search_dimensions.hpp"
 
@@ -23,6 +24,69 @@ std::vector<Int> divisors(Int n, Int most) {
   for (Int d = 1; d <= std::min(n, most); ++d)
     if (n % d == 0) all.push_back(d);
   return all;
+}
+
+/// What search: lists of a size; where it lists none, what the search proposes.
+std::vector<Int> sizes(const Scenario& s, const std::string& field, std::vector<Int> proposed) {
+  const auto listed = s.search.values.find(field);
+  if (listed == s.search.values.end()) return proposed;
+  std::vector<Int> all;
+  for (const auto& text : listed->second) {
+    Scenario with = s;
+    scenario::set(with, "settings." + field + "=" + text);
+    all.push_back(std::stoll(scenario::get(with, field)));
+  }
+  return all;
+}
+
+void reject(const std::string& label, const Assignments& settings, const char* rule, const std::string& reason,
+            LeftOut& left_out) {
+  const auto same = [&](const Rejected& r) { return r.label == label; };
+  if (std::ranges::none_of(left_out.rejected, same)) left_out.rejected.push_back({label, settings, {}, rule, reason});
+}
+
+/// What of the model is not modelled beside so many context-parallel ranks, however they share attention; empty: it is.
+std::string missing_beside_context(const Scenario& s, Int tp, Int cp) {
+  Scenario with = s;
+  with.settings.tensor_model_parallel_size = tp;
+  with.settings.sequence_parallel = tp > 1;
+  with.settings.context_parallel_size = 1;
+  const auto before = scenario::unmodelled(with);
+  with.settings.context_parallel_size = cp;
+  std::string missing;
+  LeftOut ignored;
+  for (const auto& kind : context_values(with, ignored)) {
+    Scenario one = with;
+    apply(kind, one);
+    const auto beside = scenario::unmodelled(one);
+    const auto fresh = std::ranges::find_if(beside, [&](const auto& other) {
+      return std::ranges::find(before, other.name, &scenario::Unmodelled::name) == before.end() &&
+             std::ranges::find(s.ignore, other.name) == s.ignore.end();
+    });
+    if (fresh == beside.end()) return "";
+    missing = fresh->name + " is not modelled: " + fresh->missing;
+  }
+  return missing;
+}
+
+/// Sizes that search: lists and no way to spread the model has. Throws where none is left.
+void name_what_no_spread_has(const std::vector<Value>& values, const Scenario& s, LeftOut& left_out) {
+  const auto has = [&](const std::string& field, const std::string& size) {
+    return std::ranges::any_of(values, [&](const Value& value) {
+      const auto set = value.setting(field);
+      return (set.empty() ? scenario::get(s, field) : set) == size;
+    });
+  };
+  for (const char* field : parallel_sizes)
+    for (const Int size : sizes(s, field, {})) {
+      const auto label = std::string(field) + " " + std::to_string(size);
+      if (has(field, std::to_string(size))) continue;
+      const auto reason = "no way to spread this model and its batch over " + std::to_string(s.cluster.num_gpus) +
+                          " GPUs has it beside what else is listed";
+      if (values.empty())
+        throw UsageError(scenario::position(s, "search." + std::string(field)), "search." + label, reason);
+      reject(label, {{field, std::to_string(size)}}, "search", reason, left_out);
+    }
 }
 
 std::string optional_text(const scenario::OptInt& value) { return value ? std::to_string(*value) : "none"; }
@@ -103,12 +167,13 @@ std::vector<Int> balanced(const Scenario& s, Int ranks, Int chunks) {
 
 }  // namespace
 
-std::vector<Value> parallelism_values(const Scenario& partial, LeftOut&) {
+std::vector<Value> parallelism_values(const Scenario& partial, LeftOut& left_out) {
   const auto& m = partial.model;
   const auto& given = partial.settings;
   const Int gpus = partial.cluster.num_gpus, groups = scenario::num_query_groups(partial);
   constexpr Int fewest_tokens = 1024;  // of a context-parallel rank: shorter parts leave the tensor cores idle
   constexpr Int most_stages = 32;
+  const auto [tensor, pipeline, context, expert] = parallel_sizes;
   // What is given stays as it is, in all that hangs on it, also where nothing below would propose it.
   const auto label = [&](Int tp, Int pp, Int cp, Int ep, Int dp) {
     auto text = "TP " + std::to_string(tp) + " PP " + std::to_string(pp);
@@ -118,30 +183,48 @@ std::vector<Value> parallelism_values(const Scenario& partial, LeftOut&) {
   };
   const Int tp_given = given.tensor_model_parallel_size, pp_given = given.pipeline_model_parallel_size,
             cp_given = given.context_parallel_size, ep_given = given.expert_model_parallel_size;
-  std::vector<Value> values = {
-      {label(tp_given, pp_given, cp_given, ep_given, scenario::data_parallel_size(partial)), {}, {}}};
   const bool usual = given.sequence_parallel == (tp_given > 1) &&
                      (!m.num_moe_experts || scenario::expert_tensor_parallel_size(partial) == 1);
-  if (!usual) values.front().label += ", as given";
-  for (const Int tp : divisors(gpus, partial.cluster.gpus_per_node)) {
+  std::vector<Value> values;
+  const auto& listed = partial.search.values;
+  const auto is_listed = [&](const char* field, Int size) {
+    const auto all = sizes(partial, field, {size});
+    return std::ranges::find(all, size) != all.end();
+  };
+  if (is_listed(tensor, tp_given) && is_listed(pipeline, pp_given) && is_listed(context, cp_given) &&
+      is_listed(expert, ep_given)) {
+    values.push_back({label(tp_given, pp_given, cp_given, ep_given, scenario::data_parallel_size(partial)), {}, {}});
+    if (!usual) values.front().label += ", as given";
+  }
+  std::string no_context;
+  for (const Int tp : sizes(partial, tensor, divisors(gpus, partial.cluster.gpus_per_node))) {
+    if (gpus % tp != 0) continue;
     if (m.num_attention_heads % tp != 0 || (groups % tp != 0 && tp % groups != 0)) continue;
-    for (const Int cp : divisors(gpus / tp, 16)) {
-      if (cp > 1 && (m.seq_length % (2 * cp) != 0 || m.seq_length / cp < fewest_tokens)) continue;
-      for (const Int pp : divisors(gpus / (tp * cp), std::min(most_stages, m.num_layers))) {
+    for (const Int cp : sizes(partial, context, divisors(gpus / tp, 16))) {
+      if ((gpus / tp) % cp != 0 || (cp > 1 && m.seq_length % (2 * cp) != 0)) continue;
+      if (cp > 1 && m.seq_length / cp < fewest_tokens && !listed.contains(context)) continue;
+      if (const auto missing = cp > 1 ? missing_beside_context(partial, tp, cp) : ""; !missing.empty()) {
+        if (no_context.empty()) no_context = missing;
+        if (!listed.contains(context)) continue;
+      }
+      for (const Int pp : sizes(partial, pipeline, divisors(gpus / (tp * cp), std::min(most_stages, m.num_layers)))) {
+        if ((gpus / (tp * cp)) % pp != 0 || pp > m.num_layers) continue;
         const Int dp = gpus / (tp * cp * pp);
         if (given.global_batch_size % dp != 0) continue;
-        for (const Int ep : divisors(m.num_moe_experts.value_or(1), gpus / pp)) {
-          if ((gpus / pp) % ep != 0) continue;
+        for (const Int ep : sizes(partial, expert, divisors(m.num_moe_experts.value_or(1), gpus / pp))) {
+          if ((gpus / pp) % ep != 0 || m.num_moe_experts.value_or(1) % ep != 0) continue;
           if (usual && tp == tp_given && pp == pp_given && cp == cp_given && ep == ep_given) continue;
           Value value;
           value.label = label(tp, pp, cp, ep, dp);
-          value.settings = {{"tensor_model_parallel_size", std::to_string(tp)},
-                            {"sequence_parallel", tp > 1 ? "true" : "false"},
-                            {"context_parallel_size", std::to_string(cp)},
-                            {"pipeline_model_parallel_size", std::to_string(pp)}};
+          value.settings = {{tensor, std::to_string(tp)}};
+          if (!listed.contains("sequence_parallel"))
+            value.settings.emplace_back("sequence_parallel", tp > 1 ? "true" : "false");
+          value.settings.emplace_back(context, std::to_string(cp));
+          value.settings.emplace_back(pipeline, std::to_string(pp));
           if (m.num_moe_experts) {
-            value.settings.emplace_back("expert_model_parallel_size", std::to_string(ep));
-            value.settings.emplace_back("expert_tensor_parallel_size", "1");
+            value.settings.emplace_back(expert, std::to_string(ep));
+            if (!listed.contains("expert_tensor_parallel_size"))
+              value.settings.emplace_back("expert_tensor_parallel_size", "1");
           }
           if (pp != given.pipeline_model_parallel_size || given.pipeline_model_parallel_layout) {
             for (const char* name : {"virtual_pipeline_model_parallel_size", "num_layers_in_first_pipeline_stage",
@@ -161,6 +244,8 @@ std::vector<Value> parallelism_values(const Scenario& partial, LeftOut&) {
       }
     }
   }
+  name_what_no_spread_has(values, partial, left_out);
+  if (!no_context.empty()) reject("some or all context parallelism", {}, "model", no_context, left_out);
   return values;
 }
 

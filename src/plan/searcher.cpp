@@ -218,6 +218,9 @@ std::vector<std::size_t> Searcher::opened(const Node& node) {
     const Trial& leader = trials_[groups_[trials_[i].time_group].front()];
     if (leads(i)) {
       fresh.push_back(i);
+    } else if (leader.refused) {
+      refusals_[i] = refusals_[groups_[trials_[i].time_group].front()];
+      trials_[i].refused = true;
     } else if (leader.done) {  // only the allocator's setting is new: it waits for the exact engine
       Trial& trial = trials_[i];
       trial.quick = leader.candidate.prediction;

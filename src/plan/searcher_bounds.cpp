@@ -39,7 +39,8 @@ void Searcher::predict_given() {
     for (const auto& choice : given->candidate.choices)
       if (chosen.size() < space_.structural()) chosen.push_back({choice, {}, {}});
     structures_.push_back({given->candidate.scenario, std::move(chosen), given->candidate.label, 0});
-    known_.emplace_back().bounded = known_.back().expanded = true;
+    Known& as_it_is = known_.emplace_back();
+    as_it_is.bounded = as_it_is.expanded = true;
   }
   begin("predicting the given", false);
   std::vector<Trial> alone;

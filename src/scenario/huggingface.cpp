@@ -68,6 +68,19 @@ const std::vector<UnmodelledFamily>& unmodelled_families() {
   return list;
 }
 
+/// Python's json writes numbers that JSON lacks (Nemotron-H: "time_step_limit": [0.0, Infinity]); none of them is a
+/// size.
+std::string without_pythons_numbers(std::string text) {
+  bool inside = false;  // of a string
+  for (std::size_t at = 0; at < text.size(); ++at) {
+    if (text[at] == '"') inside = !inside;
+    if (text[at] == '\\' && inside) ++at;
+    for (const std::string_view number : {"-Infinity", "Infinity", "NaN"})
+      if (!inside && text.compare(at, number.size(), number) == 0) text.replace(at, number.size(), "null");
+  }
+  return text;
+}
+
 }  // namespace
 
 std::string apply_hf_config(const std::string& given, Scenario& scenario, Strings* notes) {
@@ -76,7 +89,7 @@ std::string apply_hf_config(const std::string& given, Scenario& scenario, String
   const std::filesystem::path folder(given);
   const std::string path = is_directory(folder, error) ? (folder / "config.json").string() : given;
   constexpr std::size_t largest = std::size_t{4} << 20U;  // bytes; a config.json has some thousand
-  const std::string text = read_file(path, largest);
+  const std::string text = without_pythons_numbers(read_file(path, largest));
   Json json;
   try {
     json = Json::parse(text);

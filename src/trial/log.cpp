@@ -14,7 +14,7 @@ const std::string whole_group = R"((\d{1,9}))", number_group = R"((\d{1,12}(?:\.
 template <class Each>
 void each_line(std::string_view text, const Each& body) {
   for (std::size_t at = 0; at < text.size();) {
-    const auto end = std::min(text.find('\n', at), text.size());
+    const auto end = std::min(text.find_first_of("\n\r", at), text.size());  // \r: bars of progress
     body(text.substr(at, end - at));
     at = end + 1;
   }
@@ -25,25 +25,40 @@ bool holds(std::string_view line, std::string_view what) { return line.find(what
 Bytes of_mebibytes(const std::string& text) {
   return Bytes(static_cast<std::int64_t>(std::stod(text) * 1024 * 1024 + 0.5));
 }
+Bytes of_gigabytes(const std::string& text) { return Bytes(static_cast<std::int64_t>(std::stod(text) * 1e9 + 0.5)); }
 
-void read_step(std::string_view line, Log& log) {
-  static const Regex megatron(R"(iteration\s+)" + whole_group + R"(\s*/.*elapsed time per iteration \(ms\): )" +
-                              number_group),
-      bridge("Step Time : " + number_group + "s");
-  if (const auto m = megatron.first_in(line); !m.empty())
-    log.steps.emplace_back(std::stoi(m[1]), std::stod(m[2]));
-  else if (const auto s = bridge.first_in(line); !s.empty())
-    log.steps.emplace_back(log.steps.empty() ? 1 : log.steps.back().first + 1, 1e3 * std::stod(s[1]));
-}
+/// Bridge prints a step twice, as seconds to a hundredth and in Megatron-LM's words (train_utils.py, training_log):
+/// the former count where the latter are missing.
+struct Steps {
+  std::vector<std::pair<int, double>> exact, rounded;
 
+  void read(std::string_view line) {
+    static const Regex megatron(R"(iteration\s+)" + whole_group + R"(\s*/.*elapsed time per iteration \(ms\): )" +
+                                number_group),
+        bridge("Step Time : " + number_group + "s");
+    if (const auto m = megatron.first_in(line); !m.empty())
+      exact.emplace_back(std::stoi(m[1]), std::stod(m[2]));
+    else if (const auto s = bridge.first_in(line); !s.empty())
+      rounded.emplace_back(static_cast<int>(rounded.size()) + 1, 1e3 * std::stod(s[1]));
+  }
+};
+
+/// Megatron-LM's line in MiB, Bridge's in units of 1e9 bytes.
 void read_memory(std::string_view line, Log& log) {
-  static const Regex pattern(R"(\[Rank )" + whole_group + R"(\].*max allocated: )" + number_group +
-                             R"( \| reserved: )" + number_group + R"( \| max reserved: )" + number_group +
-                             R"((?: \| total device memory used: )" + number_group + ")?");
-  const auto m = pattern.first_in(line);
-  if (m.empty()) return;
-  RankMemory memory{std::stoi(m[1]), of_mebibytes(m[2]), of_mebibytes(m[4]), {}};
-  if (!m[5].empty()) memory.outside = of_mebibytes(m[5]) - of_mebibytes(m[3]);
+  static const Regex megatron(R"(\[Rank )" + whole_group + R"(\].*max allocated: )" + number_group +
+                              R"( \| reserved: )" + number_group + R"( \| max reserved: )" + number_group +
+                              R"((?: \| total device memory used: )" + number_group + ")?"),
+      bridge(R"(\[Rank )" + whole_group + R"(\].* mem-max-allocated-gigabytes: )" + number_group +
+             R"(.* mem-max-reserved-gigabytes: )" + number_group);
+  RankMemory memory;
+  if (const auto m = megatron.first_in(line); !m.empty()) {
+    memory = {std::stoi(m[1]), of_mebibytes(m[2]), of_mebibytes(m[4]), {}};
+    if (!m[5].empty()) memory.outside = of_mebibytes(m[5]) - of_mebibytes(m[3]);
+  } else if (const auto b = bridge.first_in(line); !b.empty()) {
+    memory = {std::stoi(b[1]), of_gigabytes(b[2]), of_gigabytes(b[3]), {}};
+  } else {
+    return;
+  }
   const auto known =
       std::find_if(log.memory.begin(), log.memory.end(), [&](const auto& r) { return r.rank == memory.rank; });
   if (known == log.memory.end())
@@ -69,29 +84,49 @@ std::string_view name(Status status) {
 
 Log read_log(std::string_view text) {
   Log log;
+  Steps steps;
+  // A line that is longer is no line of a training loop, and regular expressions recurse over its letters.
+  constexpr std::size_t longest = 4096;
   each_line(text, [&](std::string_view line) {
-    if (holds(line, "elapsed time per iteration") || holds(line, "Step Time :")) read_step(line, log);
-    if (holds(line, "max reserved:")) read_memory(line, log);
+    line = line.substr(0, longest);
+    if (holds(line, "elapsed time per iteration") || holds(line, "Step Time :")) steps.read(line);
+    if (holds(line, "max reserved:") || holds(line, "mem-max-reserved-gigabytes:")) read_memory(line, log);
   });
+  log.steps = steps.exact.empty() ? std::move(steps.rounded) : std::move(steps.exact);
   return log;
 }
 
 Failure failure_of(std::string_view text, int exit_status) {
-  std::string memory, error, last;
+  // Who speaks: torchrun's --tee and PyTorch's excepthook ("[rank3]: "), srun -l ("3: ").
+  static const Regex speaker(R"(^((\[[a-z]+\d+\]|\d+): ?)+)"),
+      memory_line(
+          "CUDA out of memory|OutOfMemoryError|CUDA error: out of memory|Cuda failure.*out of memory|"
+          "_STATUS_ALLOC_FAILED"),
+      raised(R"(^([A-Za-z_.]*(Error|Exception|Interrupt)\b|\S+\.py: error: ))"), no_words(R"(^[A-Za-z_.]*$)"),
+      worker(R"(failed \(exitcode: (-?\d{1,9})\))");
+  std::string memory, error, last, before, worker_status;
+  bool launcher_speaks = false;
   each_line(text, [&](std::string_view line) {
     const auto said = shortened(line);
     if (said.empty()) return;
-    // torchrun's own report of a failed worker comes last and says nothing.
-    const bool of_launcher = holds(said, "ChildFailedError") || holds(said, "torch.distributed.elastic") ||
-                             holds(said, "======") || holds(said, "traceback :");
+    const auto whose = speaker.first_in(said);
+    const auto words = whose.empty() ? said : shortened(said.substr(whose.front().size()));
+    // torchrun's own report of a failed worker and srun's come last and say nothing.
+    if (const auto m = worker.first_in(said); !m.empty()) worker_status = m[1], launcher_speaks = true;
+    const bool of_launcher = launcher_speaks || holds(said, "ChildFailedError") ||
+                             holds(said, "torch.distributed.elastic") || said.starts_with("srun: ");
+    if (memory.empty() && memory_line.found_in(said)) memory = said;
+    if (error.empty() && !holds(said, "ChildFailedError") && raised.found_in(words)) {
+      error = said;
+      if (no_words.found_in(words) && !before.empty()) error += ": " + before;  // `assert x` without a text
+    }
     if (!of_launcher) last = said;
-    if (memory.empty() && (holds(said, "CUDA out of memory") || holds(said, "OutOfMemoryError"))) memory = said;
-    static const Regex raised(R"(^(\[rank\d+\]: ?)?[A-Za-z_.]*(Error|Exception|Interrupt)\b)");
-    if (error.empty() && !of_launcher && raised.found_in(said)) error = said;
+    before = words;
   });
-  if (!memory.empty()) return {Status::out_of_memory, memory};
-  if (!error.empty()) return {Status::failed, error};
-  return {Status::failed, "exit status " + std::to_string(exit_status) +
+  if (!memory.empty()) return {Status::out_of_memory, memory, true};
+  if (!error.empty()) return {Status::failed, error, true};
+  const std::string of_worker = worker_status.empty() ? "" : " (a worker's: " + worker_status + ")";
+  return {Status::failed, "exit status " + std::to_string(exit_status) + of_worker +
                               (last.empty() ? ", nothing was printed" : "; last line: " + last)};
 }
 

@@ -101,6 +101,45 @@ void write_scenario(const Run& run, const Options& options) {
   write_file((fs::path(options.folder) / (run.candidate.name + ".yaml")).string(), text);
 }
 
+/// A log that speaks of more ranks than the candidate has is another run's.
+void leave_out_foreign_ranks(Run& run) {
+  const auto gpus = run.candidate.scenario.cluster.num_gpus;
+  const auto foreign = [&](const auto& memory) { return memory.rank >= gpus; };
+  if (std::erase_if(run.memory, foreign) + std::erase_if(run.recorded, [&](const auto& r) { return r.first >= gpus; }) >
+      0)
+    run.notes.push_back(fmt::format("the run has more ranks than the {} GPUs of what was predicted", gpus));
+}
+
+void judge(Run& run, const Ended& ended, const Failure& failure, const Log& log, const Options& options) {
+  const bool all_steps = !log.steps.empty() && log.steps.back().first >= options.steps;
+  const auto killed =
+      fmt::format("still running after {:.0f} s, {} steps done; killed", options.limit_s, log.steps.size());
+  run.status = Status::failed;
+  if (ended.interrupted) {
+    run.status = Status::interrupted;
+  } else if (ended.timed_out &&
+             failure.status == Status::out_of_memory) {  // the other ranks wait for the one that died
+    run.status = failure.status;
+    run.reason = failure.reason + "; " + killed;
+  } else if (ended.timed_out && all_steps && run.step_ms) {
+    run.status = Status::ok;
+    run.notes.push_back(killed + ": {steps} in COMMAND says where to end");
+  } else if (ended.timed_out) {
+    run.status = Status::timed_out;
+    run.reason = killed + (failure.named ? "; its log says: " + failure.reason : "");
+  } else if (ended.status != 0 || (!run.step_ms && failure.status == Status::out_of_memory)) {
+    run.status = failure.status;
+    run.reason = failure.reason;
+  } else if (!run.step_ms) {
+    run.reason = fmt::format(
+        "ended without a step time: neither \"elapsed time per iteration\" of step {} or later "
+        "in its output nor a recorded step{}",
+        first_counted_step, failure.named ? "; its log says: " + failure.reason : "");
+  } else {
+    run.status = Status::ok;
+  }
+}
+
 }  // namespace
 
 Run run(const Candidate& candidate, const profile::Profiles& profiles, const Options& options, std::stop_token stop) {
@@ -120,28 +159,11 @@ Run run(const Candidate& candidate, const profile::Profiles& profiles, const Opt
   const Log log = read_log(text);
   result.memory = log.memory;
   recordings.read(result);
+  leave_out_foreign_ranks(result);
   if (options.record && !recordings.can())
     result.notes.push_back("not recorded: this build has no recorder (it was configured without CUDA)");
   time_steps(result, log);
-  if (ended.interrupted) {
-    result.status = Status::interrupted;
-  } else if (ended.timed_out) {
-    result.status = Status::timed_out;
-    result.reason =
-        fmt::format("still running after {:.0f} s, {} steps done; killed", options.limit_s, log.steps.size());
-  } else if (ended.status != 0) {
-    const auto failure = failure_of(text, ended.status);
-    result.status = failure.status;
-    result.reason = failure.reason;
-  } else if (!result.step_ms) {
-    result.status = Status::failed;
-    result.reason = fmt::format(
-        "ended without a step time: neither \"elapsed time per iteration\" of step {} or later "
-        "in its output nor a recorded step",
-        first_counted_step);
-  } else {
-    result.status = Status::ok;
-  }
+  judge(result, ended, failure_of(text, ended.status), log, options);
   if (result.status != Status::ok) result.step_ms.reset();
   if (result.step_ms) write_scenario(result, options);
   return result;

@@ -26,6 +26,10 @@ while [ $step -lt "$steps" ]; do
         echo "AssertionError: the layout has 7 stages, the pipeline 8" >&2
         exit 1
         ;;
+      oomhang)  # one rank dies, the others wait for it
+        echo "[rank1]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 3.91 GiB." >&2
+        sleep 600
+        ;;
       hang)
         sleep 600 &  # a worker that outlives its launcher
         echo $! >"$FAKE_SEEN.worker"
@@ -39,3 +43,4 @@ while [ $step -lt "$steps" ]; do
     echo "[Rank $rank] (after $step iterations) memory (MB) | allocated: 9000.00 | max allocated: 2${rank}480.00 | reserved: 24000.00 | max reserved: 2$((5 + rank))600.00 | total device memory used: 27072.00"
   done
 done
+[ "$mode" != forever ] || sleep 600

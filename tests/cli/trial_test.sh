@@ -71,6 +71,12 @@ expect 1 'failed: AssertionError: the layout has 7 stages' small.yaml --out "$wo
 expect 1 'ended without a step time' small.yaml --out "$work/s" --no-record -- "$launcher" silent '{steps}' '{flags}'
 expect 1 'timed out: still running after 1 s, 3 steps done; killed' small.yaml --limit 1 --out "$work/h" --no-record -- \
   "$launcher" hang '{steps}' '{flags}'
+expect 1 'Tried to allocate 3.91 GiB.; still running after 1 s, 3 steps done; killed; it was predicted to fit' small.yaml \
+  --limit 1 --out "$work/oh" --no-record -- "$launcher" oomhang '{steps}' '{flags}'
+shows 'given  out of memory'
+# All steps are done, and it goes on: they count.
+expect 0 'given   120.00' small.yaml --limit 2 --out "$work/f" --no-record -- "$launcher" forever '{steps}' '{flags}'
+shows 'still running after 2 s, 8 steps done; killed: {steps} in COMMAND says where to end'
 sleep 0.2
 ! alive "$(cat "$work/seen.worker")" || fail 'a worker outlived the limit'
 

@@ -2,8 +2,10 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cmath>
+#include <map>
 #include <set>
 #include <tuple>
 
@@ -787,6 +789,91 @@ TEST_CASE("structural rules do not look at what is decided below a structure") {
       }
 }
 
+// What the exact engine refused left its allocators' variants waiting, whose estimates nothing could beat: "nothing is
+// legal" was the answer for Gemma 2.
+TEST_CASE("what only the exact engine refuses excludes nothing else") {
+  auto s = searching("single", "parallelism microbatch recompute allocator", "global_batch_size=32");
+  for (int seed = 0; seed < 24; ++seed) {
+    CAPTURE(seed);
+    const auto time = [seed](const scenario::Scenario& one) {
+      const auto& t = one.settings;
+      auto p = machine(one);
+      p.step_ns += millisecond * ((t.tensor_model_parallel_size * 37 + t.pipeline_model_parallel_size * 101 +
+                                   t.context_parallel_size * 53 + t.micro_batch_size * 17) *
+                                  (seed + 3) % 997);
+      return p;
+    };
+    auto o = options();
+    o.predict = [&](const scenario::Scenario& one) {
+      const auto& t = one.settings;
+      const auto which = t.tensor_model_parallel_size + 3 * t.pipeline_model_parallel_size + 5 * t.micro_batch_size;
+      if ((which + seed) % 7 < seed % 6) throw UsageError("not modelled");
+      return time(one);
+    };
+    const auto all = plan::search(s, o);
+    o.floor = o.estimate = time;
+    o.scout = [&](const scenario::Scenario& one, predict::Depth, predict::Prediction& into) { into = time(one); };
+    const auto led = plan::search(s, o);
+    check_counts(led.searched);
+    REQUIRE(all.best);
+    REQUIRE(led.best);
+    CHECK(static_cast<double>(led.best->prediction.step_ns) <=
+          1.005 * static_cast<double>(all.best->prediction.step_ns));
+    CHECK(led.searched.gap < 0.01);
+  }
+}
+
+// A list beside an open parallelism was a dimension of its own, which parallelism overrode or which closed it.
+TEST_CASE("lists of sizes narrow an open parallelism to just those of its ways that have them") {
+  using Sizes = std::array<std::int64_t, 4>;  // as plan names them
+  const std::array fields = {"tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size",
+                             "expert_model_parallel_size"};
+  const auto sizes = [](const scenario::Scenario& s) {
+    const auto& t = s.settings;
+    return Sizes{t.tensor_model_parallel_size, t.pipeline_model_parallel_size, t.context_parallel_size,
+                 t.expert_model_parallel_size};
+  };
+  const auto seen = [&](const scenario::Scenario& s) {
+    std::set<Sizes> all;
+    auto o = options();
+    o.threads = 1;
+    o.predict = [&](const scenario::Scenario& one) {
+      if (sizes(one) != sizes(s)) all.insert(sizes(one));  // the given is predicted whatever is listed
+      CHECK(one.settings.sequence_parallel == (one.settings.tensor_model_parallel_size > 1));
+      return machine(one);
+    };
+    const auto plan = plan::search(s, o);
+    check_counts(plan.searched);
+    return all;
+  };
+  for (const char* base : {"tensor", "moe"}) {
+    const auto open = searching(base, "parallelism", "vpp=none; overlap_p2p_comm=false; seq_length=16384");
+    const auto every = seen(open);
+    REQUIRE(every.size() > 10);
+    for (std::size_t first = 0; first < fields.size(); ++first)
+      for (std::size_t second = first; second < fields.size(); ++second)
+        for (const std::vector<std::int64_t>& list : {std::vector<std::int64_t>{1}, {2}, {2, 4}, {1, 2, 4, 8}}) {
+          auto s = open;
+          std::set<Sizes> wanted = every;
+          for (const auto field : {first, second}) {
+            std::string text;
+            for (const auto size : list) text += (text.empty() ? "" : ", ") + std::to_string(size);
+            CAPTURE(fields[field]);
+            CAPTURE(text);
+            scenario::set(s, std::string("search.") + fields[field] + "=[" + text + "]");
+            std::erase_if(wanted, [&](const Sizes& one) { return std::ranges::find(list, one[field]) == list.end(); });
+          }
+          std::set<Sizes> found;
+          try {
+            found = seen(s);
+          } catch (const UsageError& error) {
+            CHECK(std::string(error.what()).find("no way to spread") != std::string::npos);
+          }
+          CHECK(found == wanted);
+        }
+  }
+}
+
 TEST_CASE("a bare architecture becomes a run worth planning; what is stated stays") {
   auto s = test::scenario("single", "");
   s.settings = {};
@@ -798,6 +885,30 @@ TEST_CASE("a bare architecture becomes a run worth planning; what is stated stay
   CHECK(p.settings.use_distributed_optimizer);
   CHECK(p.search.parallelism == "auto");
   CHECK(p.search.layout == "keep");
+}
+
+TEST_CASE("a bare architecture: a written search is exact, stated sizes stay until they are opened") {
+  using Values = std::map<std::string, std::vector<std::string>>;
+  auto bare = test::scenario("single", "");
+  bare.positions.clear();
+  auto exact = bare, sized = bare;
+  scenario::set(exact, "search.recompute=auto");
+  CHECK(plan::proposed(exact).search == exact.search);
+  CHECK(plan::proposed(exact).settings.overlap_grad_reduce);
+  scenario::set(sized, "tp=2");
+  scenario::set(sized, "mbs=1");
+  const auto p = plan::proposed(sized);
+  CHECK(p.search.parallelism == "auto");
+  CHECK(p.search.microbatch != "auto");
+  CHECK(p.search.values == Values{{"tensor_model_parallel_size", {"2"}}});
+  CHECK(plan::opened(p, {"parallelism"}).search.values.empty());
+  CHECK(plan::opened(p, {"all"}).search.values.empty());
+  CHECK(plan::opened(p, {"tensor_model_parallel_size"}).search.values.empty());
+  CHECK(plan::opened(p, {"recompute"}).search.values == p.search.values);
+  // One size of a scenario of its own: the others stay.
+  CHECK(plan::opened(bare, {"context_parallel_size"}).search.values == Values{{"tensor_model_parallel_size", {"1"}},
+                                                                              {"pipeline_model_parallel_size", {"1"}},
+                                                                              {"expert_model_parallel_size", {"1"}}});
 }
 
 TEST_CASE("sweep: rows in order, illegal ones with their rule") {

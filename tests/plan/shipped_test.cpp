@@ -4,6 +4,8 @@
 #include <filesystem>
 #include <string>
 
+#include "../../src/plan/search_dimensions.hpp"
+#include "pipewright/effects.hpp"
 #include "pipewright/model.hpp"
 #include "pipewright/plan.hpp"
 #include "pipewright/scenario/io.hpp"
@@ -33,4 +35,39 @@ TEST_CASE("shipped scenarios: read, legal, estimated") {
     CHECK(quick.tflops_per_gpu < (s.settings.fp8 ? sheet.fp8_tflops.value : sheet.bf16_tflops.value));
   }
   CHECK(count >= 8);
+}
+
+TEST_CASE("no family is offered context parallelism that is not modelled for it") {
+  int with = 0, without = 0;
+  for (const auto& file : std::filesystem::directory_iterator(std::string(SOURCE_ROOT) + "/tests/scenario/data")) {
+    scenario::Scenario s;
+    try {
+      s = scenario::from_hf(file.path().string(), nullptr);
+    } catch (const UsageError&) {
+      continue;  // one that is wrong on purpose
+    }
+    CAPTURE(file.path().filename().string());
+    for (const char* setting : {"num_gpus=64", "seq_length=16384", "global_batch_size=64"}) scenario::set(s, setting);
+    plan::LeftOut left_out;
+    bool spread = false;
+    for (const auto& value : plan::parallelism_values(plan::proposed(s), left_out)) {
+      auto partial = plan::proposed(s);
+      plan::apply(value, partial);
+      if (partial.settings.context_parallel_size == 1) continue;
+      spread = true;
+      for (const auto& kind : plan::context_values(partial, left_out)) {
+        auto one = partial;
+        plan::apply(kind, one);
+        CAPTURE(kind.label);
+        CAPTURE(value.label);
+        auto alone = one;
+        alone.settings.context_parallel_size = 1;
+        CHECK(scenario::unmodelled(one).size() <= scenario::unmodelled(alone).size());
+      }
+    }
+    CHECK((spread || !left_out.rejected.empty()));
+    ++(spread ? with : without);
+  }
+  CHECK(with > 3);
+  CHECK(without > 3);
 }

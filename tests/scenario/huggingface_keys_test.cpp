@@ -180,3 +180,20 @@ TEST_CASE("what transformers 5 and models with a tower keep elsewhere") {
   CHECK(now.rotary_base > 1e4 - 1);
   CHECK(from_hf("data/gemma-3-4b.json").settings.bf16);  // torch_dtype stands beside text_config
 }
+
+TEST_CASE("a config.json may have numbers as Python's json writes them") {
+  for (const auto& file : published) {
+    CAPTURE(file);
+    Model plain, with;
+    with_key(file, "torch_dtype", "\"bfloat16\"", plain);
+    const auto path = std::filesystem::temp_directory_path() / ("pipewright_inf_" + std::to_string(getpid()) + ".json");
+    auto text = read_file("data/" + file + ".json");
+    text.insert(text.find('{') + 1,
+                R"("time_step_limit": [0.0, Infinity], "time_step_max": NaN, "time_step_min": -Infinity,
+        "_name_or_path": "a \"quoted\" Infinity", )");
+    std::ofstream(path) << text;
+    CHECK_NOTHROW(with = from_hf(path.string(), nullptr).model);
+    CHECK(with == plain);
+    std::filesystem::remove(path);
+  }
+}

@@ -62,6 +62,7 @@ std::string_view name(Status status);
 struct Failure {
   Status status = Status::failed;
   std::string reason;
+  bool named = false;  ///< by a line of its log, not by its exit status alone
 };
 Failure failure_of(std::string_view text, int exit_status);
 
