@@ -61,7 +61,8 @@ class Heap {
       unused_.pop_back();
     }
     auto& block = blocks_[id];
-    const bool used_elsewhere = tensor.gradient && gradients_elsewhere_;
+    // A whole iteration's capture is one stream: nothing but transfers leaves it (recorded on one GPU).
+    const bool used_elsewhere = tensor.gradient && gradients_elsewhere_ && !capturing_;
     const auto home = capturing_ && !keeps(tensor.home) ? model::Tensor::Home::graph_pool : tensor.home;
     const bool view = home == model::Tensor::Home::view;
     block = LiveBlock{view ? 0 : block_bytes(tensor.bytes.value),
@@ -216,7 +217,7 @@ class Heap {
   bool remembers_ = false;  ///< by_owner_ is still what it was then
   /// What is kept for good and nobody uses, by owner, shape and size.
   std::map<std::tuple<std::uint32_t, std::uint32_t, std::int64_t>, std::vector<std::uint32_t>> spare_;
-  std::int64_t live_ = 0, peak_ = 0, remembered_event_ = -1, events_ = 0, stop_at_ = -1;
+  std::int64_t live_ = 0, peak_ = 0, remembered_event_ = 0, events_ = 0, stop_at_ = -1;
   std::int64_t graph_live_ = 0, graph_peak_ = 0, launches_ = 0;
   std::deque<std::pair<std::int64_t, std::uint32_t>> retired_;  ///< launches when it was freed, block
   std::vector<std::uint32_t> held_by_capture_;

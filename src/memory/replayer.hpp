@@ -67,6 +67,8 @@ class Replayer {
   std::int64_t reserved() const { return allocator_.reserved() + graph_pool_.reserved(); }
   std::int64_t peak_reserved() const { return peak_reserved_; }
   std::int64_t peak_allocated() const { return std::max(eager_peak_, allocator_.peak_allocated()); }
+  /// In both together, while graphs are captured: later their blocks are theirs alone, and no tensor's.
+  std::int64_t captured() const { return allocator_.allocated() + graph_pool_.allocated(); }
   void reset_peaks() {
     allocator_.reset_peaks();
     peak_reserved_ = reserved();

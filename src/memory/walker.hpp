@@ -60,12 +60,13 @@ class Walker : public model::Visitor {
   void reach_second_step(const std::function<void()>& started = {}, const std::function<void()>& with_state = {}) {
     if (eager_) {
       eager_->reach_second_step(started, with_state);
-      eager_->holds_gradients_ = true;  // zero_grad comes after the capture
+      eager_->holds_gradients_ = !stages_.full_iteration_graph;  // zero_grad comes after the capture of single modules
       eager_->step();
       for (auto& module : eager_->modules_) module.clear();  // the next forward lets go of its last input
       in_eager_ = false;
       heap_.empty_cache();
       heap_.go_on_after(eager_->heap());
+      captures_ = true;
     }
     start();
     if (!eager_ && started) started();
@@ -74,6 +75,7 @@ class Walker : public model::Visitor {
     if (eager_) {
       for (const auto block : std::exchange(eager_->gradients_, {})) eager_->heap_.drop(block);
       heap_.empty_cache();
+      captures_ = false;
     }
     heap_.speak();
     if (!eager_ && with_state) with_state();
@@ -83,6 +85,8 @@ class Walker : public model::Visitor {
   const Heap& heap() const { return heap_; }
   /// Whether this is still in the steps before CUDA graphs are captured, which a walker of their own walks.
   bool in_eager() const { return in_eager_; }
+  /// Whether CUDA graphs are being captured.
+  bool captures() const { return captures_; }
   Walker& part(bool eager) { return eager ? *eager_ : *this; }
 
   /// Remember what happens at this event: "B 3.1", "layer 5, attention.core backward".
@@ -99,7 +103,7 @@ class Walker : public model::Visitor {
   }
 
   /// The same of what the heap remembers.
-  Moment remembered() const;
+  Moment remembered() const;  ///< precondition: there is something
 
   // The program, see model::Visitor.
   bool begin_forward(model::Call call);
@@ -157,7 +161,7 @@ class Walker : public model::Visitor {
   }
 
   std::unique_ptr<Walker> eager_;
-  bool in_eager_ = false;
+  bool in_eager_ = false, captures_ = false;
   const Stages& stages_;
   const int index_;
   const model::Rank& rank_;
@@ -188,7 +192,7 @@ class Walker : public model::Visitor {
   int forwards_ = 0, steady_ = 0, forwards_done_ = 0, backwards_done_ = 0;
   std::deque<Moment> moments_;
   struct At {
-    std::int64_t event = 0;
+    std::int64_t event = never;
     const Instruction* instruction = nullptr;  ///< none: the optimizer
     const Piece* piece = nullptr;
     int layer = 0;

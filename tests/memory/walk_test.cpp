@@ -144,6 +144,28 @@ TEST_CASE("stock pretrain_gpt.py from its start: eager steps, the cache given ba
   }
 }
 
+TEST_CASE("one GPU peaks while its graphs are captured: their pool on top of the last step's fp32 gradients") {
+  struct Recorded {
+    const char* run;
+    Bytes reserved;
+    bool in_capture;
+  };
+  for (const auto& recorded :
+       {Recorded{"x_graph8", Bytes(68251811840), true}, Recorded{"x_graph70", Bytes(70881640448), true},
+        Recorded{"x_qwen3moe", Bytes(87390420992), true}, Recorded{"p_graph", Bytes(63262687232), true},
+        Recorded{"x_iter", Bytes(70061654016), false}}) {
+    CAPTURE(recorded.run);
+    const auto s = scenario::read("../real/" + std::string(recorded.run) + ".yaml");
+    const auto w = walk(s, 0);
+    CHECK(std::abs(relative(w.peak_allocated, s.measured->peak_allocated_bytes_by_rank.at(0))) < 1.3e-3);
+    CHECK(std::abs(relative(w.peak_reserved, recorded.reserved)) < 0.03);
+    CHECK((w.peak_at == "the capture of CUDA graphs") == recorded.in_capture);
+    std::int64_t owned = 0;
+    for (const auto& owner : w.peak_owners) owned += owner.bytes.value;
+    CHECK(owned == w.peak_allocated.value);
+  }
+}
+
 TEST_CASE(
     "kernels of a replayed graph fill the launch queue: gradients that wait for DDP's stream pile up no further") {
   auto s = scenario::read("../real/l_pp2v2_graph.yaml");  // recorded: 76.16 and 67.73 GiB
