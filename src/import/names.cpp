@@ -29,6 +29,7 @@ const std::vector<NamePattern>& patterns() {
       {"_row_id_map_pass", Role::before, {}},
       {"_make_chunk_sort_map", Role::main, {"small"}},
       {"_sort_chunks_by_map", Role::main, {"moe.sort_chunks"}},
+      {"multi_(un)?padding_kernel<", Role::main, {"copy.d2d"}},
       {"_unpermute", Role::main, {"moe.unpermute"}},
       {"_permute", Role::main, {"moe.permute"}},
       {"gatherTopK|bitonicSort|softmax_warp_forward|_cuda_scatter_fill|normal_and_transform",

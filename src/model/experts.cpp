@@ -46,7 +46,7 @@ Experts::Experts(PieceBuilder& builder, const Dimensions& dimensions, bool fp8)
 
 Operand Experts::input(const Group& group, bool grad) {
   if (!fp8_) return {};
-  auto operand = linear_.quantize(group.name + "_input", rows(), group.in, true, grad);
+  auto operand = linear_.quantize_each(group.name + "_input", d_.moe.local, rows(), group.in, true, grad);
   for (Int expert = 0; expert < d_.moe.local; ++expert) linear_.cast_weight({group.name, group.in, group.out, true});
   return operand;
 }
@@ -206,7 +206,7 @@ std::uint32_t Experts::backward(std::uint32_t dout) {
   if (d_.recomputes(Recompute::moe_act)) {
     w_.recomputing(true);
     activation_ = act_.forward(true);
-    if (fp8_) fc2_input_ = linear_.quantize("experts.fc2_input", rows(), fc2_.in, false, true);
+    if (fp8_) fc2_input_ = linear_.quantize_each("experts.fc2_input", d_.moe.local, rows(), fc2_.in, false, true);
     w_.recomputing(false);
   }
   auto padded = no_tensor;
@@ -219,7 +219,7 @@ std::uint32_t Experts::backward(std::uint32_t dout) {
     biased = bias_backward(biased);
   }
   Operand gradient;
-  if (fp8_) gradient = linear_.quantize("experts.fc2_gradient", rows(), fc2_.out, true, true);
+  if (fp8_) gradient = linear_.quantize_each("experts.fc2_gradient", d_.moe.local, rows(), fc2_.out, true, true);
   w_.free(padded);
   const auto dactivation = w_.allocate("experts.activation_gradient", 2 * rows() * d_.moe.f);
   gemm(fc2_, Product::dgrad);
@@ -239,7 +239,7 @@ std::uint32_t Experts::backward(std::uint32_t dout) {
   offload_.needed(Offload::expert_fc1);
 
   Operand fc1_gradient;
-  if (fp8_) fc1_gradient = linear_.quantize("experts.fc1_gradient", rows(), fc1_.out, true, true);
+  if (fp8_) fc1_gradient = linear_.quantize_each("experts.fc1_gradient", d_.moe.local, rows(), fc1_.out, true, true);
   auto din = w_.allocate("experts.input_gradient", 2 * rows() * d_.h);
   gemm(fc1_, Product::dgrad);
   linear_.weight_gradients.put([=, this, saved = std::exchange(fc1_input_, {})] {

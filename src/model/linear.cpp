@@ -69,41 +69,76 @@ void LinearWriter::norm(const std::string& name, bool forward, Int rows, Int col
 // tensor has one scale (TE pytorch/module/layernorm_linear.py:234, linear.py:810-825: amax reduction group).
 Operand LinearWriter::quantize(const std::string& name, Int rows, Int cols, bool row, bool transpose, bool with_amax,
                                bool shard) {
-  Operand result;
-  const Precision& p = d_.precision;
-  const Recipe recipe = p.recipe;
-  if (!p.two_copies()) {  // one copy serves every product
-    row |= transpose;
-    transpose = false;
-  }
-  if (row) result.data = w_.allocate(name + "_fp8", p.copy_bytes(rows, cols, false));
-  if (transpose) result.transpose = w_.allocate(name + "_fp8_transpose", p.copy_bytes(rows, cols, true));
-  if (!p.per_tensor()) {
-    quantize_by_block(name + " quantize", rows, cols, row && transpose);
-    return result;
-  }
-  if (with_amax && recipe == Recipe::tensorwise) w_.launch(name + " amax", {"amax", {rows * cols}});
-  if (shard && recipe == Recipe::tensorwise) {
+  const Operand result = copies(name, rows, cols, row, transpose);
+  const bool current = d_.precision.recipe == Recipe::tensorwise;
+  if (with_amax && current) w_.launch(name + " amax", {"amax", {rows * cols}});
+  if (shard && current) {
     // quantizer.cpp of TE calls allreduce_coalesced(...)->wait(): on the communicator's own stream.
     w_.collective(Purpose::tp, name + " amax all-reduce", "all_reduce", d_.t, sizeof(float), d_.tp_link,
                   Stream::communication);
     w_.wait(Stream::communication);
   }
-  if (transpose) {
-    w_.launch(name + " cast", {"cast_transpose.fp8", {rows, cols}});
-  } else {
-    w_.launch(name + " cast", {"cast.fp8", {rows * cols}});
+  launch_all(casts(name, rows, cols, row, transpose));
+  return result;
+}
+
+// TE csrc/extensions/cast.cpp, multi_tensor_quantize_impl: one kernel for all with delayed scaling and both copies,
+// else one expert after the other, in one call.
+Operand LinearWriter::quantize_each(const std::string& name, Int experts, Int rows, Int cols, bool row,
+                                    bool transpose) {
+  const Recipe recipe = d_.precision.recipe;
+  if (recipe == Recipe::delayed && transpose) return quantize(name, rows, cols, row, transpose);
+  const Operand result = copies(name, rows, cols, row, transpose);
+  const Int of_one = (rows + experts - 1) / experts;
+  Casts all;
+  if (recipe == Recipe::tensorwise) all.push_back({name + " amax", {"amax", {of_one * cols}}});
+  for (auto& cast : casts(name, of_one, cols, row, transpose)) all.push_back(std::move(cast));
+  launch_all(all);
+  if (experts == 1) return result;
+  for (auto& [cast, key] : all) {
+    Kernel others;
+    others.name = cast + " of the other experts";
+    others.share = static_cast<double>(experts - 1);
+    others.launches = static_cast<int>(experts - 1) * (key.family == "amax" ? 3 : 1);
+    others.within_call = true;
+    others.key = std::move(key);
+    w_.launch(std::move(others));
   }
   return result;
 }
 
+/// The tensors; one copy serves every product where both are not needed.
+Operand LinearWriter::copies(const std::string& name, Int rows, Int cols, bool& row, bool& transpose) {
+  Operand result;
+  const Precision& p = d_.precision;
+  if (!p.two_copies()) {
+    row |= transpose;
+    transpose = false;
+  }
+  if (row) result.data = w_.allocate(name + "_fp8", p.copy_bytes(rows, cols, false));
+  if (transpose) result.transpose = w_.allocate(name + "_fp8_transpose", p.copy_bytes(rows, cols, true));
+  return result;
+}
+
+LinearWriter::Casts LinearWriter::casts(const std::string& name, Int rows, Int cols, bool row, bool transpose) const {
+  if (!d_.precision.per_tensor()) return casts_by_block(name + " quantize", rows, cols, row && transpose);
+  if (transpose) return {{name + " cast", {"cast_transpose.fp8", {rows, cols}}}};
+  return {{name + " cast", {"cast.fp8", {rows * cols}}}};
+}
+
 /// A kernel that makes one copy only reads as much and writes half.
-void LinearWriter::quantize_by_block(const std::string& name, Int rows, Int cols, bool both) {
+LinearWriter::Casts LinearWriter::casts_by_block(const std::string& name, Int rows, Int cols, bool both) const {
   const Recipe recipe = d_.precision.recipe;
-  if (recipe == Recipe::blockwise) return w_.launch(name, {"quantize.blockwise.fp8", {rows, cols}});
-  if (both) return w_.launch(name, {recipe == Recipe::mxfp8 ? "quantize.mxfp8" : "quantize.nvfp4", {rows, cols}});
-  if (recipe == Recipe::nvfp4) w_.launch(name + " amax", {"amax", {rows * cols}});
-  w_.launch(name, {"cast.fp8", {rows * cols}});
+  if (recipe == Recipe::blockwise) return {{name, {"quantize.blockwise.fp8", {rows, cols}}}};
+  if (both) return {{name, {recipe == Recipe::mxfp8 ? "quantize.mxfp8" : "quantize.nvfp4", {rows, cols}}}};
+  Casts result;
+  if (recipe == Recipe::nvfp4) result.push_back({name + " amax", {"amax", {rows * cols}}});
+  result.push_back({name, {"cast.fp8", {rows * cols}}});
+  return result;
+}
+
+void LinearWriter::launch_all(const Casts& casts) {
+  for (const auto& [name, key] : casts) w_.launch(name, key);
 }
 
 void LinearWriter::cast_weight(const Linear& linear) {
@@ -118,7 +153,7 @@ void LinearWriter::cast_weight(const Linear& linear) {
   if (d_.fp8_parameters) {
     w_.launch(linear.name + " weight transpose", {"transpose.fp8", {linear.out, linear.in}});
   } else if (!p.per_tensor()) {
-    quantize_by_block(linear.name + " weight cast", linear.out, linear.in, true);
+    launch_all(casts_by_block(linear.name + " weight cast", linear.out, linear.in, true));
   } else {
     if (p.recipe == Recipe::tensorwise) w_.launch(linear.name + " weight amax", {"amax", {linear.out * linear.in}});
     w_.launch(linear.name + " weight cast", p.two_copies() ? profile::Key{"cast_transpose.fp8", {linear.out, linear.in}}

@@ -116,13 +116,19 @@ class LinearWriter {
 
   Operand quantize(const std::string& name, Int rows, Int cols, bool row, bool transpose, bool with_amax = true,
                    bool shard = false);
+  /// Of the rows of several experts, each with a scale of its own.
+  Operand quantize_each(const std::string& name, Int experts, Int rows, Int cols, bool row, bool transpose);
   void cast_weight(const Linear& linear);
   void release(Operand operand);
 
  private:
   /// The matrix product of a column-parallel layer whose (quantized) input is `saved`; keeps of it what backward needs.
   std::uint32_t column_product(const Linear& linear, const std::string& owner, Operand& saved, bool grad);
-  void quantize_by_block(const std::string& name, Int rows, Int cols, bool both);
+  Operand copies(const std::string& name, Int rows, Int cols, bool& row, bool& transpose);
+  using Casts = std::vector<std::pair<std::string, profile::Key>>;  ///< kernels by name
+  Casts casts(const std::string& name, Int rows, Int cols, bool row, bool transpose) const;
+  Casts casts_by_block(const std::string& name, Int rows, Int cols, bool both) const;
+  void launch_all(const Casts& casts);
   void swizzled_scales(Int m, Int n, Int k);
   /// Is the second copy of a tensor (a part of a sequence-parallel one: `shard`) made with the first?
   bool second_copy_now(bool shard) const {

@@ -56,9 +56,12 @@ std::int64_t kept(const model::Stages& stages, const Piece& piece, const std::st
   return sum;
 }
 
+/// Calls: what the same call does for further experts is not counted.
 int count(const Piece& piece, const std::vector<Step>& steps, const std::string& family) {
   return static_cast<int>(std::ranges::count_if(steps, [&](const Step& step) {
-    return step.kind == Step::Kind::launch && piece.kernels[step.index].key.family.starts_with(family);
+    if (step.kind != Step::Kind::launch) return false;
+    const auto& kernel = piece.kernels[step.index];
+    return kernel.key.family.starts_with(family) && !kernel.within_call;
   }));
 }
 

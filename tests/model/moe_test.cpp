@@ -114,6 +114,39 @@ TEST_CASE("launches of a layer as the kernel trace counts them") {
   CHECK(waits == 1);
 }
 
+TEST_CASE("experts' rows are quantized one expert after the other, with delayed scaling in one kernel") {
+  for (const std::string recipe : {"tensorwise", "delayed", "blockwise"}) {
+    for (const std::int64_t experts : {4, 8, 16, 64}) {
+      CAPTURE(recipe);
+      CAPTURE(experts);
+      auto s = with(large_experts(), {"fp8=hybrid"});
+      s.settings.fp8_recipe = recipe;
+      s.model.num_moe_experts = experts;
+      const auto stages = test::build(s);
+      const auto local = experts / s.settings.expert_model_parallel_size;
+      const auto one_by_one = recipe == "delayed" ? 1 : local;
+      for (const std::string tensor : {"fc1_input", "fc2_input", "fc2_gradient", "fc1_gradient"}) {
+        CAPTURE(tensor);
+        double casts = 0;
+        int maxima = 0, in_call = 0;
+        std::int64_t rows = 0;
+        for (const auto& kernel : layer(stages).kernels) {
+          if (!kernel.name.starts_with("experts." + tensor + " ")) continue;
+          const bool amax = kernel.key.family == "amax";
+          if (amax) maxima += static_cast<int>(kernel.share);
+          if (!amax) casts += kernel.share, rows = std::max(rows, kernel.key.dims.at(0));
+          if (kernel.within_call) in_call += kernel.launches;
+        }
+        CHECK(casts == static_cast<double>(one_by_one));
+        CHECK(maxima == (recipe == "tensorwise" ? local : 0));
+        CHECK(in_call == (one_by_one - 1) * (recipe == "tensorwise" ? 4 : 1));
+        CHECK(rows * one_by_one >= n);
+        CHECK(rows * one_by_one <= n + 129 * local);  // padded, and rounded up
+      }
+    }
+  }
+}
+
 TEST_CASE("parameters of measured runs") {
   const auto of_rank = [](const scenario::Scenario& s, std::size_t rank) {
     std::int64_t sum = 0;
