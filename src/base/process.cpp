@@ -42,6 +42,11 @@ std::vector<char*> pointers(std::vector<std::string>& strings) {
 }  // namespace
 
 Process::Process(const Command& command) {
+  if (command.log) {  // posix_spawn would blame the program
+    const int file = ::open(command.log->c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+    if (file < 0) throw UsageError({*command.log, 0}, {}, std::string("cannot write: ") + std::strerror(errno));
+    ::close(file);
+  }
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
   posix_spawnattr_t attributes;
@@ -79,16 +84,17 @@ void Process::wait() {
   while (!ended_ && (waitpid(pid_, &status_, 0) == pid_ || errno != EINTR)) ended_ = true;
 }
 
-void Process::end() {
+void Process::end(const std::stop_token& at_once) {
   kill(-pid_, SIGTERM);
-  for (const auto begin = Clock::now(); !ended() && Clock::now() - begin < patience;) std::this_thread::sleep_for(tick);
+  for (const auto begin = Clock::now(); !ended() && !at_once.stop_requested() && Clock::now() - begin < patience;)
+    std::this_thread::sleep_for(tick);
   kill(-pid_, SIGKILL);  // workers that outlive their launcher are in its group
   wait();
 }
 
 int Process::status() const { return WIFEXITED(status_) ? WEXITSTATUS(status_) : 128 + WTERMSIG(status_); }
 
-Ended run_process(const Command& command, double limit_s, const std::stop_token& stop) {
+Ended run_process(const Command& command, double limit_s, const std::stop_token& stop, const std::stop_token& at_once) {
   Process process(command);
   Ended result;
   const auto limit = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(limit_s));
@@ -96,7 +102,7 @@ Ended run_process(const Command& command, double limit_s, const std::stop_token&
     result.interrupted = stop.stop_requested();
     result.timed_out = !result.interrupted && Clock::now() > limit;
     if (result.interrupted || result.timed_out)
-      process.end();
+      process.end(at_once);
     else
       std::this_thread::sleep_for(tick);
   }

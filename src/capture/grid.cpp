@@ -50,27 +50,26 @@ class Grid {
   }
   void product(const std::string& family, const std::vector<List>& axes) { product(family, axes, {}); }
 
-  /// The three products of a linear layer; `all`: also the rarer forms of the weight gradient.
-  void linear(I in, I out, I tokens, bool fp8, bool all) {
+  /// The three products of a linear layer, every form of its weight gradient (added in fp32 or bf16, or written anew).
+  void linear(I in, I out, I tokens, bool fp8) {
     add("gemm.bf16.tn", {out, tokens, in});
     add("gemm.bf16.nn", {in, tokens, out});
     add("gemm.bf16.nt.acc_f32", {in, out, tokens});
     add("gemm.bf16.nt.acc_bf16", {in, out, tokens});
-    if (all) add("gemm.bf16.nt", {in, out, tokens});
+    add("gemm.bf16.nt", {in, out, tokens});
     if (!fp8) return;
     add("gemm.fp8.tn", {out, tokens, in});
     add("gemm.fp8.tn.split", {in, tokens, out});
     add("gemm.fp8.tn.acc_f32", {in, out, tokens});
     add("gemm.fp8.tn.acc_bf16", {in, out, tokens});
-    if (all) add("gemm.fp8.tn.out_bf16", {in, out, tokens});
+    add("gemm.fp8.tn.out_bf16", {in, out, tokens});
   }
 
   /// A linear layer whose FP8 operands are scaled by blocks.
-  void block_scaled(I in, I out, I tokens, bool all) {
+  void block_scaled(I in, I out, I tokens) {
     add("gemm.fp8.block.tn", {out, tokens, in});
     add("gemm.fp8.block.tn", {in, tokens, out});
     add("gemm.fp8.block.tn.acc_f32", {in, out, tokens});
-    if (!all) return;
     add("gemm.fp8.block.tn.acc_bf16", {in, out, tokens});
     add("gemm.fp8.block.tn.out_bf16", {in, out, tokens});
   }
@@ -87,12 +86,12 @@ class Grid {
     }
   }
 
-  void layer(const Model& m, I tp, I tokens, bool all) {
+  void layer(const Model& m, I tp, I tokens) {
     const I groups = std::max<I>(m.groups / tp, 1);
-    linear(m.hidden, 2 * m.ffn / tp, tokens, true, all);
-    linear(m.ffn / tp, m.hidden, tokens, true, all);
-    linear(m.hidden, (m.heads / tp + 2 * groups) * m.dim, tokens, true, all);
-    linear(m.heads / tp * m.dim, m.hidden, tokens, true, all);
+    linear(m.hidden, 2 * m.ffn / tp, tokens, true);
+    linear(m.ffn / tp, m.hidden, tokens, true);
+    linear(m.hidden, (m.heads / tp + 2 * groups) * m.dim, tokens, true);
+    linear(m.heads / tp * m.dim, m.hidden, tokens, true);
   }
 
   // Parts of a layer's products that tensor-parallel userbuffers split over the ranks or in four (TE
@@ -129,8 +128,8 @@ class Grid {
     }
   }
 
-  /// The products of a layer's local experts, both linear layers of each; `all`: the rarer weight gradients, and FP8.
-  void experts(I hidden, I ffn, I experts, I rows, bool all) {
+  /// The products of a layer's local experts, both linear layers of each, every form of the weight gradient.
+  void experts(I hidden, I ffn, I experts, I rows) {
     const auto linear = [&](I in, I out) {
       add("gemm.grouped.bf16.tn", {experts, rows, out, in});
       add("gemm.grouped.bf16.nn", {experts, rows, in, out});
@@ -138,7 +137,6 @@ class Grid {
       add("gemm.grouped.fp8.tn", {experts, rows, out, in});
       add("gemm.grouped.fp8.tn.split", {experts, rows, in, out});
       add("gemm.grouped.fp8.tn.acc_f32", {experts, rows, out, in});
-      if (!all) return;
       for (const char* family : {"bf16.nt", "bf16.nt.acc_bf16", "fp8.tn.acc_bf16", "fp8.tn.out_bf16"})
         add(std::string("gemm.grouped.") + family, {experts, rows, out, in});
     };
@@ -181,8 +179,10 @@ void memory_bound(Grid& g, bool quick) {
     if (!quick) g.product(f, {{4096}, {4, 16, 32}, {64}});
   }
   // q (heads of a group together) and v out of the fused projection: tokens x groups rows.
+  // and whole tensors of it (a gate, an exchange's order, the embedding's transposition): one row a token.
   g.product("copy.strided",
             {quick ? List{32768} : powers(2048, 131072), quick ? List{128, 512} : List{128, 512, 1024, 2048}});
+  if (!quick) g.product("copy.strided", {{1024, 2048, 4096, 8192, 16384}, {3072, 4096, 6144, 8192}});
   g.product("cat", {quick ? rows : List{2048, 4096, 8192, 16384},
                     quick ? List{6144} : List{6144, 768, 1536, 3072, 10240, 20480}});
   for (const char* f : {"add", "cast.bf16_f32", "cast.f32_bf16", "amax", "cast.fp8"}) {
@@ -205,13 +205,14 @@ void memory_bound(Grid& g, bool quick) {
   }
   if (!quick) {
     g.product("cast_transpose.fp8.row", {powers(1 << 18, 1 << 27, 2)});
-    g.product("quantize.blockwise.fp8", {{4096, 1024, 16384}, {2048, 8192, 28672}});
+    g.product("quantize.blockwise.fp8",
+              {{4096, 512, 1024, 2048, 8192, 16384, 65536}, {2048, 768, 1536, 4096, 7168, 8192, 14336, 28672}});
     for (const char* f : {"layernorm.forward", "layernorm.backward"})
-      g.product(f, {{4096, 1024, 16384}, {2048, 4096, 8192, 16384}});
+      g.product(f, {{4096, 1024, 2048, 8192, 16384}, {2048, 1024, 3072, 4096, 5120, 6144, 8192, 12288, 16384}});
     for (const char* f : {"gelu.forward", "gelu.backward", "squared_relu.forward", "squared_relu.backward"}) {
-      g.product(f, {{4096, 1024, 16384}, {2048, 8192, 28672}});
+      g.product(f, {{4096, 1024, 2048, 8192, 16384}, {2048, 4096, 8192, 16384, 28672}});
     }
-    for (const char* f : {"dropout.forward", "dropout.backward"}) g.product(f, {powers(1 << 19, 1 << 29, 4)});
+    for (const char* f : {"dropout.forward", "dropout.backward"}) g.product(f, {powers(1 << 19, 1 << 29)});
   }
   const List tokens = quick ? List{4096} : List{4096, 2048, 8192, 1024};
   const List vocabularies = quick ? List{32000} : List{32000, 128256, 32064, 16032, 152064, 64128, 19008};
@@ -225,33 +226,39 @@ void memory_bound(Grid& g, bool quick) {
   g.add("small", {});
 }
 
-// Mixtral 8x7B; Qwen3 30B-A3B; Qwen3 235B-A22B; DeepSeek-V3 (config.json of each): local experts of usual
-// expert-parallel sizes, rows of balanced routing.
+// Mixtral 8x7B; Qwen3 30B-A3B and 235B-A22B; DeepSeek-V2-Lite and V3; OLMoE; GPT-OSS (config.json of each): local
+// experts of usual expert-parallel sizes, rows of balanced routing.
 void experts(Grid& g, bool quick) {
   if (quick) {
-    g.experts(4096, 14336, 4, 8192, false);
-    g.experts(2048, 768, 16, 32768, false);
+    g.experts(4096, 14336, 4, 8192);
+    g.experts(2048, 768, 16, 32768);
   } else {
     for (const I local : {4, 2, 1, 8})
-      for (const I rows : {8192, 4096, 16384, 32768}) g.experts(4096, 14336, local, rows, local == 4 && rows == 8192);
+      for (const I rows : {8192, 4096, 16384, 32768}) g.experts(4096, 14336, local, rows);
     for (const I local : {16, 4, 8, 32, 1, 2})
       for (const I rows : {32768, 8192, 16384, 4096, 65536}) {
-        g.experts(2048, 768, local, rows, local == 16 && rows == 32768);
-        g.experts(4096, 1536, local, rows, local == 16 && rows == 32768);
-        g.experts(7168, 2048, local, rows, local >= 8 && rows == 32768);
+        g.experts(2048, 768, local, rows);
+        g.experts(4096, 1536, local, rows);
+        g.experts(7168, 2048, local, rows);
+      }
+    for (const I local : {64, 128})
+      for (const I rows : {32768, 16384, 65536}) g.experts(2048, 768, local, rows);
+    for (const I local : {64, 32, 8})
+      for (const I rows : {24576, 32768, 65536}) {
+        g.experts(2048, 1408, local, rows);
+        g.experts(2048, 1024, local, rows);
       }
     for (const I local : {32, 16, 8, 4, 2})  // GPT-OSS 20B (32 experts) and 120B (128)
-      for (const I rows : {16384, 8192, 32768, 65536}) g.experts(2880, 2880, local, rows, local == 32 && rows == 16384);
+      for (const I rows : {16384, 8192, 32768, 65536}) g.experts(2880, 2880, local, rows);
   }
   const List tokens = quick ? List{4096} : List{4096, 2048, 8192, 1024, 16384},
              rows = quick ? List{8192, 32768} : powers(4096, 131072),
-             hiddens = quick ? List{2048, 4096} : List{2048, 4096, 7168}, topks = quick ? List{2, 8} : List{1, 2, 4, 8};
+             hiddens = quick ? List{2048, 4096} : List{2048, 2880, 4096, 7168},
+             topks = quick ? List{2, 8} : List{1, 2, 4, 6, 8};
   for (const char* f : {"moe.swiglu.forward", "moe.swiglu.backward"})
-    g.product(f, {rows, quick ? List{768, 14336} : List{768, 1536, 2048, 5632, 14336}});
+    g.product(f, {rows, quick ? List{768, 14336} : List{768, 1024, 1408, 1536, 2048, 2880, 5632, 14336}});
   for (const char* f : {"moe.router.gemm.forward", "moe.router.gemm.backward"})
-    g.product(f, {tokens, hiddens, quick ? List{8, 32} : List{8, 32, 128, 256}});
-  for (const char* f : {"moe.router.topk.forward", "moe.router.topk.backward"})
-    g.product(f, {tokens, quick ? List{8, 32} : List{8, 16, 32, 64, 128, 256}});
+    g.product(f, {tokens, hiddens, quick ? List{8, 32} : List{8, 32, 64, 128, 256}});
   for (const char* f :
        {"moe.permute.forward", "moe.permute.backward", "moe.unpermute.forward", "moe.unpermute.backward"})
     g.product(f, {tokens, hiddens, topks});
@@ -353,7 +360,6 @@ void scaled_along_k(Grid& g, bool quick) {
 // FP8 scaled by blocks: layers of Llama 8B and 70B and of DeepSeek-V3, and experts.
 void block_scaled(Grid& g) {
   for (const I tokens : {2048, 4096, 8192}) {
-    const bool all = tokens == 4096;
     for (const auto& [in, out] : {std::pair<I, I>{4096, 28672},
                                   {14336, 4096},
                                   {4096, 6144},
@@ -369,16 +375,21 @@ void block_scaled(Grid& g) {
                                   {2048, 11264},
                                   {5632, 2048},
                                   {2048, 2048}})
-      g.block_scaled(in, out, tokens, all);
+      g.block_scaled(in, out, tokens);
   }
-  for (const I experts : {4, 16, 32}) {
-    for (const I rows : {8192, 32768}) {
-      for (const auto& [in, out] :
-           {std::pair<I, I>{4096, 28672}, {14336, 4096}, {7168, 4096}, {2048, 7168}, {2048, 1536}}) {
+  for (const I experts : {4, 8, 16, 32, 64}) {
+    for (const I rows : {8192, 32768, 65536}) {
+      for (const auto& [in, out] : {std::pair<I, I>{4096, 28672},
+                                    {14336, 4096},
+                                    {7168, 4096},
+                                    {2048, 7168},
+                                    {2048, 1536},
+                                    {768, 2048},
+                                    {4096, 3072},
+                                    {1536, 4096}}) {
         g.add("gemm.grouped.fp8.block.tn", {experts, rows, out, in});
         g.add("gemm.grouped.fp8.block.tn", {experts, rows, in, out});
         g.add("gemm.grouped.fp8.block.tn.acc_f32", {experts, rows, out, in});
-        if (experts != 4 || rows != 8192) continue;
         g.add("gemm.grouped.fp8.block.tn.acc_bf16", {experts, rows, out, in});
         g.add("gemm.grouped.fp8.block.tn.out_bf16", {experts, rows, out, in});
       }
@@ -393,6 +404,9 @@ void latent_attention(Grid& g, bool quick) {
   for (const char* pass : {"attention.mla.forward.bf16", "attention.mla.backward.bf16"}) {
     for (const I h : heads)
       for (const I s : tokens) g.add(pass, {1, s, s, h, 192, 128});
+    if (!quick)
+      for (const I batch : {2, 4})
+        for (const I s : {2048, 4096}) g.add(pass, {batch, s, s, 16, 192, 128});
   }
   for (const char* f : {"rope.mla.forward", "rope.mla.backward"})
     g.product(f, {quick ? tokens : List{4096, 2048, 8192, 16384}, heads, {64, 288}});
@@ -410,7 +424,7 @@ void latent_attention(Grid& g, bool quick) {
                                   {18432, 7168},
                                   {2048, 3072},  // V2 Lite
                                   {512, 4096}}) {
-      g.linear(in, out, s, true, false);
+      g.linear(in, out, s, true);
     }
   }
   for (const char* f : {"rmsnorm.forward", "rmsnorm.backward"}) {
@@ -424,9 +438,9 @@ void latent_attention(Grid& g, bool quick) {
 std::vector<Key> grid(bool quick) {
   Grid g;
   if (quick) {
-    g.layer(models()[0], 1, 4096, false);
-    g.layer(models()[1], 4, 4096, false);
-    for (const I vocab : {32000, 128256 / 4}) g.linear(4096, vocab, 4096, false, false);
+    g.layer(models()[0], 1, 4096);
+    g.layer(models()[1], 4, 4096);
+    for (const I vocab : {32000, 128256 / 4}) g.linear(4096, vocab, 4096, false);
     g.attention(1, 4096, 32, 8, 128);
     g.attention(1, 4096, 16, 2, 128);
     g.dropped(1, 4096, 32, 8, 128);
@@ -435,19 +449,19 @@ std::vector<Key> grid(bool quick) {
     memory_bound(g, true);
     experts(g, true);
     latent_attention(g, true);
-    for (const auto& [in, out] : {std::pair<I, I>{4096, 28672}, {8192, 8192}}) g.block_scaled(in, out, 4096, true);
+    for (const auto& [in, out] : {std::pair<I, I>{4096, 28672}, {8192, 8192}}) g.block_scaled(in, out, 4096);
     scaled_along_k(g, true);
     return g.take();
   }
   // Llama 8B and 70B with every form, then attention and memory-bound kernels, then the other models.
   for (std::size_t i = 0; i < 2; ++i) {
     const Model& m = models()[i];
-    for (const I tp : m.tensor_parallel) g.layer(m, tp, 4096, true);
+    for (const I tp : m.tensor_parallel) g.layer(m, tp, 4096);
   }
-  g.linear(4096, 32000, 4096, false, true);
+  g.linear(4096, 32000, 4096, false);
   for (const I tp : {1, 2, 4, 8}) {
-    g.linear(4096, 128256 / tp, 4096, false, false);
-    g.linear(8192, 128256 / tp, 4096, false, false);
+    g.linear(4096, 128256 / tp, 4096, false);
+    g.linear(8192, 128256 / tp, 4096, false);
   }
   for (const auto& [heads, groups] : {std::pair<I, I>{32, 8},
                                       {16, 2},
@@ -486,19 +500,19 @@ std::vector<Key> grid(bool quick) {
   latent_attention(g, false);
   // Attention blocks and output layer of GPT-OSS, attention blocks of Qwen3 30B-A3B and 235B-A22B.
   for (const I tokens : {4096, 2048, 8192}) {
-    for (const auto& [in, out] : {std::pair<I, I>{2880, 5120}, {4096, 2880}}) g.linear(in, out, tokens, true, false);
-    g.linear(2880, 201088, tokens, false, false);
+    for (const auto& [in, out] : {std::pair<I, I>{2880, 5120}, {4096, 2880}}) g.linear(in, out, tokens, true);
+    g.linear(2880, 201088, tokens, false);
   }
   for (const I tokens : {4096, 2048, 8192}) {
     for (const auto& [in, out] : {std::pair<I, I>{2048, 5120}, {4096, 2048}, {4096, 9216}, {8192, 4096}})
-      g.linear(in, out, tokens, true, false);
+      g.linear(in, out, tokens, true);
     g.attention(1, tokens, 64, 4, 128);
   }
   for (const Model& m : models()) {
     for (const I tp : m.tensor_parallel) {
       for (const I tokens : m.tokens) {
         if (tokens == 16384 && 2 * m.ffn / tp * m.hidden > I{1} << 27) continue;
-        g.layer(m, tp, tokens, false);
+        g.layer(m, tp, tokens);
       }
     }
   }
@@ -515,7 +529,7 @@ std::vector<Key> grid(bool quick) {
       if (hidden == 16384 && vocab > 40000) continue;
       for (const I tokens : {4096, 2048, 8192}) {
         if (tokens != 4096 && hidden * vocab > I{1} << 30) continue;
-        g.linear(hidden, vocab, tokens, false, false);
+        g.linear(hidden, vocab, tokens, false);
       }
     }
   }
@@ -524,7 +538,7 @@ std::vector<Key> grid(bool quick) {
     for (const I out : {1024, 2304, 4608, 10240, 20480, 40960}) {
       for (const I in : {1024, 2304, 4608, 10240, 20480, 40960}) {
         if (2.0 * static_cast<double>(out * in) * static_cast<double>(tokens) > 5e12) continue;
-        g.linear(in, out, tokens, true, false);
+        g.linear(in, out, tokens, true);
       }
     }
   }

@@ -1,11 +1,10 @@
-// Memory-bound families of mixture-of-experts layers and MLA (kernels/moe_kernels.cu, kernels/router_kernels.cu).
+// Memory-bound families of mixture-of-experts layers and MLA (kernels/moe_kernels.cu).
 // Tokens go to experts evenly. What the families' dimensions leave open: 8 experts where a token has one or two of them
 // (Mixtral), else 16 for each (128 and top 8: Qwen3 MoE); rows come from two expert-parallel ranks of 16 experts
 // together.
 #include <unordered_map>
 
 #include "kernels/moe_kernels.hpp"
-#include "kernels/router_kernels.hpp"
 #include "setup.hpp"
 
 namespace pipewright::capture {
@@ -84,26 +83,6 @@ Launch weighted_swiglu(Setup& s, const Dims& d, bool backward) {
   };
 }
 
-Launch router_topk(Setup& s, const Dims& d, bool backward) {
-  const auto tokens = d.at(0), experts = d.at(1), topk = std::min<std::int64_t>(experts, experts > 8 ? 8 : 2);
-  const auto logits = s.f32(tokens * experts), scores = s.f32(tokens * experts), work = s.f32(tokens * experts),
-             sums = s.f32(4 * experts);
-  const auto indices = s.out(tokens * topk * 8), map = s.out(tokens * experts * 8);
-  if (!s.fits()) return {};
-  const auto buffers = [=](int i) {
-    return RouterBuffers{logits.at<float>(i), scores.at<float>(i),         work.at<float>(i),
-                         sums.at<float>(i),   indices.at<std::int64_t>(i), map.at<std::int64_t>(i)};
-  };
-  // The backward pass needs indices that the forward pass has chosen.
-  for (int i = 0; i < indices.slots; ++i) router_topk_forward(buffers(i), tokens, experts, topk, s.stream());
-  return [=, stream = s.stream()](int i) {
-    if (backward)
-      router_topk_backward(buffers(i), tokens, experts, topk, stream);
-    else
-      router_topk_forward(buffers(i), tokens, experts, topk, stream);
-  };
-}
-
 /// Widths up to 64 are the rotated part of a query's head, in place among 192; wider ones a key and a value, joined
 /// with the rotated part.
 Factory rope_of(bool backward) {
@@ -124,8 +103,6 @@ const std::unordered_map<std::string, Factory>& factories() {
   static const std::unordered_map<std::string, Factory> table = {
       {"moe.swiglu.forward", [](Setup& s, const Dims& d) { return weighted_swiglu(s, d, false); }},
       {"moe.swiglu.backward", [](Setup& s, const Dims& d) { return weighted_swiglu(s, d, true); }},
-      {"moe.router.topk.forward", [](Setup& s, const Dims& d) { return router_topk(s, d, false); }},
-      {"moe.router.topk.backward", [](Setup& s, const Dims& d) { return router_topk(s, d, true); }},
       {"moe.permute.forward", [](Setup& s, const Dims& d) { return copy_tokens(s, d, true); }},
       {"moe.permute.backward", sum_copies},
       {"moe.unpermute.forward", sum_copies},

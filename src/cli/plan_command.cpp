@@ -7,6 +7,7 @@
 #include "input.hpp"
 #include "page_output.hpp"
 #include "pipewright/report.hpp"
+#include "pipewright/split_floor.hpp"
 #include "progress.hpp"
 #include "training.hpp"
 
@@ -90,6 +91,15 @@ void run(const PlanOptions& options, Outcome& outcome) {
       stop_check();
       return predict::floor_of_any_split(candidate, profiles, any_size);
     };
+    search.layers = [&](const scenario::Scenario& s) {
+      stop_check();
+      return std::make_shared<predict::Layers>(predict::layers(s, profiles));
+    };
+    search.spread_floor = [&](const scenario::Scenario& s) {
+      stop_check();
+      return std::make_shared<predict::SpreadFloor>(s, profiles);
+    };
+    search.split = [&](const scenario::Scenario& s) { return predict::split_of(s, profiles); };
     search.estimate = [&](const scenario::Scenario& candidate) {
       stop_check();
       return predict::estimate(candidate, profiles);

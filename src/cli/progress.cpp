@@ -13,8 +13,8 @@
 namespace pipewright::cli {
 namespace {
 
-std::atomic<bool> interrupted = false;  // set by the signal's handler, read by the watch
-static_assert(std::atomic<bool>::is_always_lock_free);
+std::atomic<int> interrupts = 0;  // counted by the signal's handler, read by the watch
+static_assert(std::atomic<int>::is_always_lock_free);
 
 }  // namespace
 
@@ -51,29 +51,41 @@ void Progress::operator()(std::int64_t done, std::int64_t total, const std::stri
   last_ = now;
 }
 
-Interruptible::Interruptible(std::optional<double> limit_s) : host_(embedding()) {
+Interruptible::Interruptible(std::optional<double> limit_s, Second second) : host_(embedding()) {
   if (host_ == nullptr) {
-    interrupted = false;
-    struct sigaction action = {};
-    action.sa_handler = [](int) { interrupted = true; };
-    action.sa_flags = SA_RESETHAND | SA_RESTART;
+    interrupts = 0;
+    struct sigaction action = {}, old = {};
+    action.sa_flags = SA_RESTART;
+    if (second == Second::ends) {
+      action.sa_handler = [](int) { ++interrupts; };
+      action.sa_flags |= SA_RESETHAND;
+    } else {
+      action.sa_handler = [](int signal) {
+        if (++interrupts == 2) std::signal(signal, SIG_DFL);
+      };
+      // A lost terminal ends what runs behind it, but for nohup.
+      if (sigaction(SIGHUP, nullptr, &old) == 0 && old.sa_handler != SIG_IGN) sigaction(SIGHUP, &action, nullptr);
+    }
     for (const int signal : {SIGINT, SIGTERM}) sigaction(signal, &action, nullptr);
   }
-  const std::atomic<bool>& asked = host_ == nullptr ? interrupted : host_->stop;
-  watch_ = std::jthread([this, limit_s, &asked](const std::stop_token& done) {
+  watch_ = std::jthread([this, limit_s](const std::stop_token& done) {
     constexpr std::chrono::milliseconds tick(20);
     const auto begin = std::chrono::steady_clock::now();
-    while (!done.stop_requested() && !source_.stop_requested()) {
+    while (!done.stop_requested() && !haste_.stop_requested()) {
       const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - begin;
-      if (asked || (limit_s && elapsed.count() >= *limit_s)) source_.request_stop();
+      const int asked = host_ == nullptr ? interrupts.load() : static_cast<int>(host_->stop.load());
+      if (asked > 0 || (limit_s && elapsed.count() >= *limit_s)) source_.request_stop();
+      if (asked > 1) haste_.request_stop();
       std::this_thread::sleep_for(tick);
     }
   });
 }
 
 Interruptible::~Interruptible() {
-  if (host_ == nullptr)
-    for (const int signal : {SIGINT, SIGTERM}) std::signal(signal, SIG_DFL);
+  if (host_ != nullptr) return;
+  for (const int signal : {SIGINT, SIGTERM}) std::signal(signal, SIG_DFL);
+  struct sigaction old = {};
+  if (sigaction(SIGHUP, nullptr, &old) == 0 && old.sa_handler != SIG_IGN) std::signal(SIGHUP, SIG_DFL);
 }
 
 }  // namespace pipewright::cli

@@ -32,19 +32,22 @@ class Progress {
 };
 
 /// While it lives, the first Ctrl-C only asks to stop, as the end of a time limit does; a second one ends the program
-/// as always.
+/// as always, or where it has others to end before (`Second::at_once`) asks for haste, as a lost terminal asks for
+/// both; then the third does.
 class Interruptible {
  public:
-  explicit Interruptible(std::optional<double> limit_s = {});
+  enum class Second { ends, at_once };
+  explicit Interruptible(std::optional<double> limit_s = {}, Second second = Second::ends);
   ~Interruptible();
   Interruptible(const Interruptible&) = delete;
   Interruptible& operator=(const Interruptible&) = delete;
 
   std::stop_token token() const { return source_.get_token(); }
+  std::stop_token at_once() const { return haste_.get_token(); }
 
  private:
   Embedding* host_;  ///< whose flag asks instead of Ctrl-C; null: a program
-  std::stop_source source_;
+  std::stop_source source_, haste_;
   std::jthread watch_;
 };
 

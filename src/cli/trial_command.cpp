@@ -64,20 +64,21 @@ void run(const TrialOptions& options, Outcome& outcome) {
   }
   std::vector<trial::Run> runs;
   {
-    Interruptible interruptible;
+    Interruptible interruptible({}, Interruptible::Second::at_once);
     for (const auto& candidate : candidates) {
       if (interruptible.token().stop_requested()) break;
       std::fprintf(stderr, "%s: running (%zu of %zu)\n", candidate.name.c_str(), runs.size() + 1, candidates.size());
-      runs.push_back(
-          trial::run(candidate, options.input.profiles(candidate.scenario), options.how, interruptible.token()));
+      runs.push_back(trial::run(candidate, options.input.profiles(candidate.scenario), options.how,
+                                interruptible.token(), interruptible.at_once()));
     }
   }
   const bool any = std::any_of(runs.begin(), runs.end(), [](const auto& r) { return r.step_ms.has_value(); });
   outcome.status = any ? 0 : 1;
+  // Told first: a disk may be too full for the rest.
+  if (!quiet) write_result("-", trial::text(runs));
   if (!options.json.empty()) write_result(options.json, trial::json(runs));
   if (!options.html.empty())
     write_result(options.html, report::html({"Trial", "trial", {{"trial", trial::json(runs)}}, {}, {}}));
-  if (!quiet) write_result("-", trial::text(runs));
 }
 
 }  // namespace
@@ -101,6 +102,9 @@ void add_trial(Command& app, Outcome& outcome) {
   command.add_flag("--no-record", options->unrecorded, "do not record step 3 of every run");
   auto& kernel = command.add_option("--step-kernel", how.step_kernel, "kernels whose name matches end a step");
   command.add_option("--step-range", how.step_range, "the NVTX range that is one step").excludes(kernel);
+  command.add_flag("--resume", how.resume,
+                   "take over what an earlier trial in --out has run by the same commands, but for failures that may "
+                   "not come again");
   command.add_flag("--dry-run", options->dry_run, "print the commands and run nothing");
   add_json_option(command, options->json);
   add_report_option(command, options->html);

@@ -213,7 +213,8 @@ Groups bridge(const Scenario& scenario) {
     for (const auto& field : fields) {
       if (is_ours(field) || field == "sft") continue;
       if (field == "tp_comm_overlap") continue;  // said where cfg.comm_overlap is made
-      if (!structural(scenario, field) && (same_value(scenario, base, field) || !matters(field, scenario))) continue;
+      const bool always = structural(scenario, field) || field == "check_for_nan_in_loss_and_grad";  // recipes differ
+      if (!always && (same_value(scenario, base, field) || !matters(field, scenario))) continue;
       // None on cfg.comm_overlap means "let setup() decide": what Megatron Core would decide is said.
       if (field == "batch_p2p_comm" && !scenario.settings.batch_p2p_comm) {
         group.lines.push_back({{std::string("cfg.comm_overlap.batch_p2p_comm = ") +
@@ -222,14 +223,14 @@ Groups bridge(const Scenario& scenario) {
         continue;
       }
       if (field == "check_for_nan_in_loss_and_grad") {
-        const std::string checks = *scenario.settings.check_for_nan_in_loss_and_grad ? "True" : "False";
+        const std::string checks = scenario::checks_for_nan(scenario) ? "True" : "False";
         group.lines.push_back({{"cfg.ddp.check_for_nan_in_grad = " + checks}, ""});
         group.lines.push_back({{"cfg.rerun_state_machine.check_for_nan_in_loss = " + checks}, ""});
         continue;
       }
       if (field == "create_attention_mask_in_dataloader") {
         group.lines.push_back({{std::string("cfg.dataset.skip_getting_attention_mask_from_dataset = ") +
-                                (*scenario.settings.create_attention_mask_in_dataloader ? "False" : "True")},
+                                (scenario::creates_attention_mask(scenario) ? "False" : "True")},
                                ""});
         continue;
       }

@@ -120,9 +120,9 @@ const Carried* carried_of_flag(std::string_view name) {
 std::span<const Legend> legends() { return fictional; }
 
 bool is_ours(std::string_view field) {
-  constexpr std::array names = {
-      "moe_load_imbalance", "post_layernorm", "apply_embedding_scaling", "attention_chunk_size", "sequence_lengths",
-      "packing_algorithm",  "pack_order"};
+  constexpr std::array names = {"moe_load_imbalance",   "post_layernorm",     "apply_embedding_scaling",
+                                "attention_chunk_size", "qk_layernorm_whole", "sequence_lengths",
+                                "packing_algorithm",    "pack_order"};
   return std::ranges::find(names, field) != names.end() || field.starts_with("te_op_offload") ||
          field.starts_with("lora_");
 }
@@ -148,7 +148,8 @@ bool matters(std::string_view field, const Scenario& s) {
 }
 
 bool same_value(const Scenario& a, const Scenario& b, const std::string& field) {
-  if (scenario::get(a, field) == scenario::get(b, field)) return true;
+  const bool by_program = field == "check_for_nan_in_loss_and_grad" || field == "create_attention_mask_in_dataloader";
+  if (!by_program && scenario::get(a, field) == scenario::get(b, field)) return true;
   if (field == "batch_p2p_comm")  // read with a pipeline only
     return a.settings.pipeline_model_parallel_size == 1 || scenario::batch_p2p_comm(a) == scenario::batch_p2p_comm(b);
   if (field == "activation_func") return scenario::activation_func(a) == scenario::activation_func(b);
@@ -161,6 +162,9 @@ bool same_value(const Scenario& a, const Scenario& b, const std::string& field) 
     return a.model.max_position_embeddings.value_or(a.model.seq_length) ==
            b.model.max_position_embeddings.value_or(b.model.seq_length);
   if (field == "virtual_pipeline_model_parallel_size") return scenario::num_chunks(a) == scenario::num_chunks(b);
+  if (field == "check_for_nan_in_loss_and_grad") return scenario::checks_for_nan(a) == scenario::checks_for_nan(b);
+  if (field == "create_attention_mask_in_dataloader")
+    return scenario::creates_attention_mask(a) == scenario::creates_attention_mask(b);
   if (field == "recompute_modules") return scenario::recompute_modules(a) == scenario::recompute_modules(b);
   return false;
 }

@@ -105,6 +105,11 @@ std::optional<std::vector<Words>> special(const Scenario& s, const std::string& 
     when(settings.use_megatron_fsdp, {"--use-megatron-fsdp"});
     return when(settings.use_megatron_fsdp, {"--ckpt-format", "fsdp_dtensor"});
   }
+  // What is in force: with Bridge and in programs of one's own both are off without being stated.
+  if (field == "check_for_nan_in_loss_and_grad")
+    return when(!scenario::checks_for_nan(s), {"--no-check-for-nan-in-loss-and-grad"});
+  if (field == "create_attention_mask_in_dataloader")
+    return when(!scenario::creates_attention_mask(s), {"--no-create-attention-mask-in-dataloader"});
   if (field == "persist_layer_norm") return when(!settings.persist_layer_norm, {"--no-persist-layer-norm"});
   if (field == "grad_reduce_in_fp32") {
     when(settings.bf16 && !settings.grad_reduce_in_fp32, {"--grad-reduce-in-bf16"});

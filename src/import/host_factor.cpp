@@ -54,6 +54,13 @@ const char* direction_of(const Mapped& operation) {
 }
 
 /// Under which a host cost is kept: what the model asks for.
+/// Of patterns whose operations are the same (twins in all but their shapes) one; of others by one name, several.
+std::string signature(const Pattern& pattern) {
+  std::string result = pattern.name;
+  for (const auto& e : pattern.compute) result += " " + e.operation;
+  return result;
+}
+
 std::string cost_name(const Expected& expected) {
   const auto& family = expected.kernel->key.family;
   if (!expected.kernel->host_family.empty()) return expected.kernel->host_family;
@@ -117,7 +124,7 @@ void HostCosts::add(const Trace& trace, const Mapping& mapping) {
                  direction == direction_of(mapping.operations[last_operation])) {
         const auto& list = operation.in_order ? operation.pattern->compute : operation.pattern->elsewhere;
         const auto at = static_cast<std::size_t>(operation.expected - list.data());
-        auto& position = positions_[{operation.pattern->name, operation.in_order ? at : at + beyond_compute}];
+        auto& position = positions_[{signature(*operation.pattern), operation.in_order ? at : at + beyond_compute}];
         position.direction = direction;
         position.operation = cost_name(*operation.expected);
         position.enters_node = operation.pattern->node && operation.in_order && at == 0;

@@ -12,6 +12,7 @@
 #include "pipewright/scenario/derived.hpp"
 #include "pipewright/timeline.hpp"
 #include "robust_statistics.hpp"
+#include "settle.hpp"
 
 namespace pipewright::traces {
 namespace {
@@ -61,7 +62,7 @@ class Importer {
     const auto kind = kinds(trace, experts);
     report.summary = summarise(trace, experts);
     const auto patterns = patterns_of(stages_, static_cast<std::size_t>(report.pp_rank));
-    const Mapping mapping = match(trace, kind, patterns);
+    const Mapping mapping = match(trace, kind, patterns, order_of(stages_, static_cast<std::size_t>(report.pp_rank)));
     const Load load(trace, kind, power(trace, mapping));
     const Beside beside(trace, kind, mapping.compute_stream);
     report.duty = load.overall();
@@ -103,7 +104,7 @@ class Importer {
 
     refuse_wild_clocks();
     for (auto& [key, samples] : samples_) add_sample(key, samples);
-    settle();
+    if (lone_ != nullptr) settle(result_, scenario_, stages_, *lone_, span_us_);
     double duty = 0;
     for (const auto& rank : result_.ranks) duty += rank.duty / static_cast<double>(result_.ranks.size());
     p.scalars["in_situ.duty"] = {duty, 0, profile::Origin::measured,
@@ -241,61 +242,6 @@ class Importer {
     return whole && forward % expected == 0 ? forward / expected : 0;
   }
 
-  static bool computes(const std::string& family) {
-    const auto load = profile::family(family).load;
-    return load != profile::Load::network && load != profile::Load::none;
-  }
-
-  /// The step simulated with the imported times must take as long as the run's did: untraced where the scenario holds
-  /// its measured times, else as traced. What is left of clocks, contention and the profiler's own cost, after every
-  /// kernel was brought to a cool part by its own moment's law, goes into one factor on all compute kernels.
-  void settle() {
-    const auto& measured = scenario_.measured;
-    double target_us = span_us_;
-    if (measured && measured->forward_backward_ms > 0 && measured->optimizer_ms)
-      target_us = 1e3 * (measured->forward_backward_ms + *measured->optimizer_ms);
-    if (lone_ == nullptr || !(target_us > 0)) return;
-    constexpr int rounds = 4;
-    constexpr double most = 0.1;  // more is no clock: the host decides, or the trace is of another machine
-    const auto before = result_;
-    double whole = 1;
-    try {
-      const auto program = schedule::build(schedule::config_of(scenario_, true));
-      for (int round = 0; round < rounds; ++round) {
-        std::vector<profile::Profile> all = {result_.profile};
-        all.insert(all.end(), lone_->all().begin(), lone_->all().end());
-        const auto run = timeline::simulate(scenario_, stages_, program, profile::Profiles(std::move(all)));
-        const double busy = ns_to_us(run.ranks.at(static_cast<std::size_t>(run.last_rank)).busy);
-        const double factor = 1 + (target_us - ns_to_us(run.forward_backward + run.optimizer)) / std::max(busy, 1.0);
-        whole *= factor;
-        if (std::abs(whole - 1) > most) break;
-        scale_compute(factor);
-      }
-    } catch (const UsageError& error) {
-      result_.notes.push_back(std::string("times are not settled by a simulation of the step: ") + error.what());
-      return;
-    }
-    if (std::abs(whole - 1) > most) {
-      result_ = before;
-      result_.notes.push_back(
-          fmt::format("the step simulated with these times and the run's differ by more than kernels explain (x "
-                      "{:.2f}): not settled",
-                      whole));
-      return;
-    }
-    result_.notes.push_back(
-        fmt::format("compute kernels x {:.3f}, so that the simulated step takes as long as the run's", whole));
-  }
-
-  void scale_compute(double factor) {
-    for (auto& [family, samples] : result_.profile.samples) {
-      if (!computes(family)) continue;
-      for (auto& sample : samples) sample.ns *= factor;
-    }
-    for (auto& key : result_.keys)
-      if (computes(key.key.family)) key.sample.ns *= factor;
-  }
-
   /// A step runs every layer as often as there are microbatches, and every operation of it.
   void check_passes(const Trace& trace, const Mapping& mapping, RankReport& report) {
     std::size_t forward = 0;
@@ -319,9 +265,9 @@ class Importer {
       if (most == nullptr || entry.second > most->second) most = &entry;
     }
     if (missing == 0) return;
-    const auto found =
-        fmt::format("{} operations of the model are not in the trace where they should be, {} of them {}", missing,
-                    most->second, most->first);
+    auto found = fmt::format("{} operations of the model are not in the trace where they should be, {} of them {}",
+                             missing, most->second, most->first);
+    if (!mapping.first_unplaced.empty()) found += "; the first kernel without a place is " + mapping.first_unplaced;
     // Which kernels take strided tensors differs most between versions of libraries.
     if ((missing - mapping.missing_copies) * most_missing > mapping.operations.size()) {
       throw UsageError({trace.file, 0}, {}, found + ": the trace is of another scenario");

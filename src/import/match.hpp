@@ -33,6 +33,7 @@ struct Pattern {
   Pass pass;
   std::uint32_t piece = 0;
   bool node = false;                   ///< of expert-parallel overlap
+  int part = 0;                        ///< ... which
   bool enters = true;                  ///< a piece, or its first node
   bool beside = false;                 ///< a node on the communication stream of expert-parallel overlap
   std::vector<Expected> compute;       ///< of the compute stream (or the node's)
@@ -42,6 +43,10 @@ struct Pattern {
 
 /// Patterns of what a pipeline rank runs, each once.
 std::vector<Pattern> patterns_of(const model::Stages& stages, std::size_t pp_rank);
+
+/// Pieces of each chunk of a pipeline rank, in the order in which they run forward.
+using Order = std::vector<std::vector<std::uint32_t>>;
+Order order_of(const model::Stages& stages, std::size_t pp_rank);
 
 /// An operation of the model and its kernels.
 struct Mapped {
@@ -62,9 +67,12 @@ struct Mapping {
   std::vector<const Pattern*> instances;
   std::map<std::string, std::size_t> missing;  ///< operations that a tile should have and has not, by name
   std::size_t missing_copies = 0;              ///< of them, those that make a tensor contiguous
+  std::string first_unplaced;                  ///< of the compute stream: its name and what it comes after; ""
 };
 
 /// `kinds`: kinds() of it. Throws UsageError if no pattern of the rank is in the trace.
-Mapping match(const Trace& trace, const std::vector<std::string>& kinds, const std::vector<Pattern>& patterns);
+/// Layers whose patterns look alike (attention over a window, and over everything) are told apart by `order`.
+Mapping match(const Trace& trace, const std::vector<std::string>& kinds, const std::vector<Pattern>& patterns,
+              const Order& order);
 
 }  // namespace pipewright::traces

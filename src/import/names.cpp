@@ -16,10 +16,18 @@ struct NamePattern {
   std::vector<std::string> joined = {};
 };
 
-/// The loss, a router and the scatter of an embedding's gradient are chains of ATen kernels; the same kernels elsewhere
-/// are small.
-const std::vector<std::string> loss = {"cross_entropy.unfused.forward", "cross_entropy.unfused.backward",
-                                       "moe.router.topk.forward", "moe.router.topk.backward", "small"};
+/// The loss, a router, experts' biases (experts.py: _apply_bias), a clamp's gradient and the scatter of an embedding's
+/// gradient are chains of ATen kernels; the same kernels elsewhere are small.
+const std::vector<std::string> loss = {"cross_entropy.unfused.forward",
+                                       "cross_entropy.unfused.backward",
+                                       "moe.router.topk.forward",
+                                       "moe.router.topk.backward",
+                                       "moe.bias.forward",
+                                       "moe.bias.backward",
+                                       "moe.bias.accumulate",
+                                       "clamp.backward",
+                                       "glu.offset",
+                                       "small"};
 
 /// The first that matches counts.
 const std::vector<NamePattern>& patterns() {
@@ -27,7 +35,7 @@ const std::vector<NamePattern>& patterns() {
       {"^Memset", Role::before, {"memset", "embedding.backward"}},
       {"splitKreduce|cublasLt::epilogue", Role::after, {}},
       {"_row_id_map_pass", Role::before, {}},
-      {"_make_chunk_sort_map", Role::main, {"small"}},
+      {"_make_chunk_sort_map", Role::main, {"moe.sort_map"}},
       {"_sort_chunks_by_map", Role::main, {"moe.sort_chunks"}},
       {"multi_(un)?padding_kernel<", Role::main, {"copy.d2d"}},
       {"_unpermute", Role::main, {"moe.unpermute"}},
@@ -37,7 +45,7 @@ const std::vector<NamePattern>& patterns() {
        {"moe.router.topk.forward"}},
       {"softmax_warp_backward", Role::main, {"moe.router.topk.backward"}},
       {"_cuda_scatter_gather", Role::main, {"moe.router.topk.forward", "moe.router.topk.backward"}},
-      {"triton_red.*silu.*sum", Role::after, {}},
+      {"triton_red.*(silu|sigmoid).*sum", Role::after, {}},
       {"rmsnorm_fwd", Role::main, {"rmsnorm.forward"}},
       {"rmsnorm_bwd_finalize", Role::after, {}},
       {"rmsnorm_bwd", Role::main, {"rmsnorm.backward"}},
@@ -68,6 +76,10 @@ const std::vector<NamePattern>& patterns() {
        Role::main,
        {"swiglu.backward"}},
       {"triton.*silu|triton.*swiglu|swiglu|gated_act", Role::main, {"swiglu.forward"}},
+      // quick_geglu (fused_bias_geglu.py): y1 sigmoid(1.702 y1) (y2 + offset), times a probability
+      {"triton.*cat.*sigmoid|triton.*rsub.*sigmoid", Role::main, {"swiglu.backward", "gelu.backward"}},
+      {"triton.*mul.*sigmoid", Role::main, {"swiglu.forward", "gelu.forward"}},
+      {"launch_clamp_scalar", Role::main, {"clamp.forward", "small"}},
       {"triton.*pow.*relu.*threshold_backward|dsrelu", Role::main, {"squared_relu.backward"}},
       {"triton.*pow_relu|srelu", Role::main, {"squared_relu.forward"}},
       {"triton.*(tanh|erf|gelu).*(backward|rsub|pow)|triton.*(rsub|pow).*(tanh|erf|gelu)|dgelu",
@@ -88,7 +100,7 @@ const std::vector<NamePattern>& patterns() {
        Role::main,
        {"add", "copy.d2d"}},  // of a broadcast bias
       {"triton_poi_fused_add|CUDAFunctor_add<c10::BFloat16>", Role::main, {"add"}},
-      {"CatArrayBatchedCopy", Role::main, {"cat", "small"}},
+      {"CatArrayBatchedCopy", Role::main, {"cat", "moe.bias.forward", "moe.bias.backward", "small"}},
       {"multi_tensor_l2norm.*cleanup", Role::after, {}},
       {"multi_tensor_l2norm|L2NormFunctor|NormTwoOps", Role::main, {"l2norm"}},
       {"multi_tensor_scale|ScaleFunctor|ScalePtrFunctor", Role::main, {"scale"}},
@@ -103,11 +115,12 @@ const std::vector<NamePattern>& patterns() {
       {"vectorized_gather_kernel|indexSelect|embedding_kernel", Role::main, {"embedding.forward"}},
       {"bfloat16_copy_kernel",
        Role::main,
-       {"cast.f32_bf16", "cross_entropy.unfused.backward", "moe.router.gemm.backward", "small"}},
+       {"cast.f32_bf16", "cross_entropy.unfused.backward", "moe.router.gemm.backward", "moe.bias.forward",
+        "moe.bias.backward", "small"}},
       {"unrolled_elementwise_kernel.*direct_copy|unrolled_elementwise_kernel.*copy_kernel",
        Role::main,
        {"cast.bf16_f32", "cross_entropy.unfused.forward", "cross_entropy.unfused.backward", "moe.router.topk.forward",
-        "moe.router.topk.backward", "moe.router.gemm.backward", "small"}},
+        "moe.router.topk.backward", "moe.router.gemm.backward", "moe.bias.backward", "small"}},
       {"elementwise_kernel.*direct_copy", Role::main, {"copy.strided", "copy.d2d", "embedding.forward", "small"}},
       {"triton.*(log_softmax|_log_|exp|logsumexp|to_copy_max|copy__div|index_put|copy__mul_unsqueeze)",
        Role::main,
@@ -118,7 +131,7 @@ const std::vector<NamePattern>& patterns() {
       {"CUDAFunctor_add<float>",
        Role::main,
        {"add.f32", "small", "cross_entropy.unfused.forward", "cross_entropy.unfused.backward",
-        "moe.router.topk.forward", "moe.router.topk.backward"}},
+        "moe.router.topk.forward", "moe.router.topk.backward", "moe.bias.forward", "moe.bias.accumulate"}},
       {"^Memcpy.*DtoD|^Memcpy$",
        Role::main,
        {"copy.d2d", "cross_entropy.unfused.forward", "moe.router.topk.forward", "small"}},
@@ -186,6 +199,8 @@ std::string operation_of(const std::string& family) {
   // One kernel copies rows to their experts and, in backward, gradients of their sums; the other sums.
   if (family == "moe.permute.forward" || family == "moe.unpermute.backward") return "moe.permute";
   if (family == "moe.unpermute.forward" || family == "moe.permute.backward") return "moe.unpermute";
+  if (family.starts_with("moe.router.") && !family.starts_with("moe.router.gemm"))  // of any scores: one chain
+    return "moe.router.topk" + family.substr(family.rfind('.'));
   if (family.starts_with("moe.swiglu")) return family.substr(4);
   if (family.starts_with("swiglu.any_width")) return "swiglu" + family.substr(16);
   if (family.starts_with("fast_gelu")) return family.substr(5);
@@ -216,7 +231,8 @@ bool is_beside_landmark(const std::string& operation) {
 }
 
 bool is_run(const std::string& operation) {
-  return operation.starts_with("cross_entropy") || operation.starts_with("moe.router.topk") ||
+  return operation.starts_with("cross_entropy") || operation.starts_with("moe.bias") ||
+         operation.starts_with("clamp") || operation.starts_with("moe.router.topk") ||
          operation == "moe.router.gemm.backward" || operation == "embedding.backward" || operation == "l2norm" ||
          operation == "scale" || operation == "adam" || operation == "cast.f32_bf16" || operation == "cast.bf16_f32";
 }

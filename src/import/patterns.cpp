@@ -60,6 +60,7 @@ void add_patterns(std::vector<Pattern>& result, const model::Stages& stages, std
     add(p.name + " node " + number, node, beside);
     for (std::size_t i = result.size() - 3; i < result.size(); ++i) {
       result[i].node = true;
+      result[i].part = static_cast<int>(node.name);
       result[i].enters = &node == &p.nodes.front();
     }
   }
@@ -89,6 +90,12 @@ std::vector<Pattern> patterns_of(const model::Stages& stages, std::size_t pp_ran
   if (alone.landmarks.size() < step.landmarks.size()) result.push_back(std::move(alone));
   result.push_back(std::move(step));
   std::erase_if(result, [](const Pattern& p) { return p.landmarks.empty(); });
+  return result;
+}
+
+Order order_of(const model::Stages& stages, std::size_t pp_rank) {
+  Order result;
+  for (const auto& chunk : stages.ranks.at(pp_rank).chunks) result.push_back(chunk.pieces);
   return result;
 }
 

@@ -1,5 +1,5 @@
 // SimuMax's machine file. An entry is a share of `tflops`; the FLOP are those of its own counting
-// (simu_tools/efficency_test): 2 b m n k of a product, 2 and 5 times b s^2 h (qk + v) of attention, without the mask.
+// (simu_tools/efficency_test): 2 b m n k of a product.
 #include "simumax.hpp"
 
 #include <fmt/format.h>
@@ -66,22 +66,6 @@ SimuMax::SimuMax(const std::string& file) : name_("SimuMax " + std::filesystem::
     const double flop = 2.0 * static_cast<double>(number("b") * m) * static_cast<double>(n) * static_cast<double>(k);
     products_.push_back({{m, n, k}, named.at("layout"), named.at("accumulate") == "True", flop * ns_a_flop});
   });
-  for (const bool backward : {false, true}) {
-    each(backward ? "sdp_bwd" : "sdp_fwd", [&](const auto& named, const auto& number, double ns_a_flop) {
-      if (named.at("qkv_contiguous") != "True") return;
-      const std::int64_t batch = number("batch"), s = number("seq_len"), heads = number("head_num"),
-                         groups = number("kv_head_num"), qk = number("qk_head_dim"), v = number("v_head_dim");
-      const double flop = (backward ? 5.0 : 2.0) * static_cast<double>(batch * heads * (qk + v)) *
-                          static_cast<double>(s) * static_cast<double>(s);
-      const char* way = backward ? "backward" : "forward";
-      TimedAttention a;
-      a.family = fmt::format("attention.{}{}.bf16", qk == v ? "" : "mla.", way);
-      a.dims = {batch, s, s, heads, qk == v ? groups : qk, v};
-      a.length = s;
-      a.ns = flop * ns_a_flop;
-      attention_.push_back(a);
-    });
-  }
 }
 
 }  // namespace pipewright::tables

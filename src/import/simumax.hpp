@@ -17,21 +17,13 @@ class SimuMax {
     bool accumulates = false;
     double ns = 0;
   };
-  struct TimedAttention {
-    std::string family;  ///< ours
-    std::vector<std::int64_t> dims;
-    std::int64_t length = 0;
-    double ns = 0;
-  };
   explicit SimuMax(const std::string& file);
   const std::string& name() const { return name_; }
   const std::vector<TimedProduct>& products() const { return products_; }
-  const std::vector<TimedAttention>& attention() const { return attention_; }
 
  private:
   std::string name_;
   std::vector<TimedProduct> products_;
-  std::vector<TimedAttention> attention_;
 };
 
 }  // namespace pipewright::tables

@@ -1,6 +1,7 @@
 // The least that a rank's peak can be, without a walk:
 //
 //   state + what every chunk keeps for its backward, for all forwards that come before the first backward
+//         + what that first backward makes before it has freed as much
 //
 // Kept by a piece: what its forward allocates and does not free, and its input where its backward is what frees it.
 #include <algorithm>
@@ -29,30 +30,77 @@ std::int64_t left_by(const std::vector<Step>& steps, const Piece& piece, const s
   return bytes;
 }
 
-std::int64_t kept_by(const Piece& piece) {
-  constexpr std::uint32_t own = Piece::input_gradient + 1;
+/// What activation offload may move counts nowhere.
+std::set<std::uint32_t> moved_by(const Piece& piece) {
   std::set<std::uint32_t> moved;
   for (const auto& group : piece.groups)
-    for (const auto& move : group.moves) moved.insert(move.tensor);
-  std::int64_t bytes = left_by(piece.forward, piece, moved, own);
-  bool frees_input = false;
-  const auto look = [&](const std::vector<Step>& backward) {
-    for (const Step& step : backward)
-      frees_input = frees_input || (step.kind == Step::Kind::free && step.index == Piece::input);
-  };
-  look(piece.backward);
-  for (const auto& node : piece.nodes) {
-    bytes += left_by(node.forward, piece, moved, own);
-    look(node.backward);
-    look(node.weight_gradient);
-  }
+    for (const auto& move : group.moves) moved.insert(move.tensor), moved.insert(move.back);
+  return moved;
+}
+
+/// Its backward frees its input, which is then counted with what it keeps.
+bool keeps_input(const Piece& piece, const std::set<std::uint32_t>& moved) {
   const auto& input = piece.tensors[Piece::input];
-  if (frees_input && input.bytes.value > 0 && counts(input) && !moved.contains(Piece::input))
-    bytes += block_bytes(input.bytes.value);
+  if (input.bytes.value == 0 || !counts(input) || moved.contains(Piece::input)) return false;
+  const auto frees = [](const std::vector<Step>& steps) {
+    return std::ranges::any_of(
+        steps, [](const Step& step) { return step.kind == Step::Kind::free && step.index == Piece::input; });
+  };
+  return frees(piece.backward) || std::ranges::any_of(piece.nodes, [&](const auto& node) {
+           return frees(node.backward) || frees(node.weight_gradient);
+         });
+}
+
+constexpr std::uint32_t own = Piece::input_gradient + 1;
+
+/// Bytes beside those that were kept, while the first microbatch goes back through pieces from the last on.
+class Backward {
+ public:
+  void run(const Piece& piece) {
+    const auto moved = moved_by(piece);
+    const bool input = keeps_input(piece, moved);
+    const auto steps = [&](const std::vector<Step>& list, bool grows) {
+      for (const Step& step : list) {
+        const bool frees = step.kind == Step::Kind::free;
+        if ((!frees && step.kind != Step::Kind::allocate) || !step.runs(0)) continue;
+        const auto& tensor = piece.tensors[step.index];
+        // Borders are made and freed by neighbours: only what frees them counts.
+        const bool is_input = step.index == Piece::input;
+        if (is_input ? !(frees && input) : step.index < own || moved.contains(step.index) || !counts(tensor)) continue;
+        if (!frees && !grows) continue;
+        beside_ += frees ? -block_bytes(tensor.bytes.value) : block_bytes(tensor.bytes.value);
+        most_ = std::max(most_, beside_);
+      }
+    };
+    steps(piece.backward, true);
+    // Weight gradients may come later, when more is there: what they free may be free already, what they make not yet.
+    for (auto node = piece.nodes.rbegin(); node != piece.nodes.rend(); ++node) {
+      steps(node->backward, true);
+      steps(node->weight_gradient, false);
+    }
+  }
+  std::int64_t most() const { return most_; }
+
+ private:
+  std::int64_t beside_ = 0, most_ = 0;
+};
+
+}  // namespace
+
+std::int64_t kept_by(const Piece& piece) {
+  const auto moved = moved_by(piece);
+  std::int64_t bytes = left_by(piece.forward, piece, moved, own);
+  for (const auto& node : piece.nodes) bytes += left_by(node.forward, piece, moved, own);
+  if (keeps_input(piece, moved)) bytes += block_bytes(piece.tensors[Piece::input].bytes.value);
   return bytes;
 }
 
-/// Forwards of each chunk before the first backward (schedules.py:962-989, get_schedule_table).
+std::int64_t added_by_backward(const Piece& piece) {
+  Backward backward;
+  backward.run(piece);
+  return backward.most();
+}
+
 std::vector<int> in_flight(const schedule::Config& config, int pp_rank) {
   const int chunks = config.chunks.value_or(1), group = schedule::group_size(config);
   int left = schedule::warmup(config, pp_rank);
@@ -68,8 +116,6 @@ std::vector<int> in_flight(const schedule::Config& config, int pp_rank) {
   return count;
 }
 
-}  // namespace
-
 Scout floor(const model::Stages& stages, const schedule::Config& config, int pp_rank) {
   const auto& rank = stages.ranks.at(static_cast<std::size_t>(pp_rank));
   Scout result;
@@ -77,11 +123,14 @@ Scout floor(const model::Stages& stages, const schedule::Config& config, int pp_
   result.state_bytes = result.static_bytes;
   for (const auto* tensors : {&rank.since_first_step, &rank.optimizer_state})
     for (const auto& tensor : *tensors) result.state_bytes += Bytes(block_bytes(tensor.bytes.value));
-  result.peak_allocated = result.state_bytes;
+  std::int64_t kept = 0;
   const auto flights = in_flight(config, pp_rank);
   for (std::size_t c = 0; c < rank.chunks.size(); ++c)
-    for (const auto piece : rank.chunks[c].pieces)
-      result.peak_allocated += Bytes(flights[c] * kept_by(stages.pieces[piece]));
+    for (const auto piece : rank.chunks[c].pieces) kept += flights[c] * kept_by(stages.pieces[piece]);
+  Backward first;
+  const auto& last = rank.chunks.back().pieces;
+  for (auto piece = last.rbegin(); piece != last.rend(); ++piece) first.run(stages.pieces[*piece]);
+  result.peak_allocated = result.state_bytes + Bytes(kept + first.most());
   return result;
 }
 

@@ -63,6 +63,13 @@ class GroupedQueryAttention : public Attention {
   bool copies_k() const { return d_.qk_norm || (!rotates_ && !d_.local_spec && !d_.qk_l2_norm); }
   bool normalises() const { return d_.qk_norm || d_.qk_l2_norm; }
   void l2_norms();
+  /// Of queries (or keys) of this many heads: every head is a row, or every token is.
+  void norm_heads(const std::string& name, bool forward, Int of_heads) {
+    const Int rows = d_.qk_norm_whole ? d_.tokens : d_.tokens * of_heads;
+    linear_.norm(name, forward, rows, d_.tokens * of_heads * d_.head_dim / rows);
+  }
+  /// Statistics of both.
+  Int norm_rows() const { return d_.tokens * (d_.qk_norm_whole ? 2 : d_.heads + d_.groups); }
   void gate_output(bool grad);
   std::uint32_t gate_backward(std::uint32_t gradient);
   Gradients l2_norms_backward(Gradients gradients);
@@ -116,18 +123,19 @@ void GroupedQueryAttention::queries_and_keys(bool grad) {
     if (!copies_k()) return;
     k_raw_ = w_.allocate("attention.k_contiguous", 2 * d_.tokens * d_.kv);
     w_.launch("attention.k copy", {"copy.strided", {d_.tokens, d_.kv}});
-    if (d_.qk_norm) w_.eager();  // inside its norm
+    if (d_.qk_norm && !d_.qk_norm_whole) w_.eager();  // inside its norm
   };
   if (!d_.qk_norm) {
     copy_k();
   } else {
-    // The norms make their inputs contiguous and save them.
-    qk_statistics_ = w_.allocate_float("attention.qk_norm_statistics", 4 * d_.tokens * (d_.heads + d_.groups));
+    // The norms make their inputs contiguous and save them; OLMoE's attention reshapes both before it norms them.
+    if (d_.qk_norm_whole) copy_k();
+    qk_statistics_ = w_.allocate_float("attention.qk_norm_statistics", 4 * norm_rows());
     q_normed_ = w_.allocate("attention.q_normed", 2 * d_.tokens * d_.q);
-    linear_.norm("attention.q norm", true, d_.tokens * d_.heads, d_.head_dim);
-    copy_k();
+    norm_heads("attention.q norm", true, d_.heads);
+    if (!d_.qk_norm_whole) copy_k();
     k_normed_ = w_.allocate("attention.k_normed", 2 * d_.tokens * d_.kv);
-    linear_.norm("attention.k norm", true, d_.tokens * d_.groups, d_.head_dim);
+    norm_heads("attention.k norm", true, d_.groups);
   }
   if (d_.output_gate && !gate_is_view()) {
     gate_ = w_.allocate("attention.gate", 2 * d_.tokens * d_.q);
@@ -290,10 +298,10 @@ std::uint32_t GroupedQueryAttention::backward(std::uint32_t dropped) {
   if (d_.qk_norm) {
     const auto dk_normed = dk, dq_normed = dq;
     dk = w_.allocate("attention.k_gradient", 2 * d_.tokens * d_.kv);
-    linear_.norm("attention.k norm", false, d_.tokens * d_.groups, d_.head_dim);
+    norm_heads("attention.k norm", false, d_.groups);
     w_.free({dk_normed, k_raw_});
     dq = w_.allocate("attention.q_gradient", 2 * d_.tokens * d_.q);
-    linear_.norm("attention.q norm", false, d_.tokens * d_.heads, d_.head_dim);
+    norm_heads("attention.q norm", false, d_.heads);
     w_.free({dq_normed, q_raw_, qk_statistics_});
     q_raw_ = k_raw_ = qk_statistics_ = no_tensor;
   }

@@ -227,9 +227,9 @@ MoeDimensions moe_dimensions(const Scenario& s, const Dimensions& d) {
   const bool router_pads = o.moe_router_padding_for_quantization || o.moe_router_padding_for_fp8;
   // Half of what an expert's rows are padded to, in the mean. Router padding does it before the rows are counted.
   if (d.precision.quantized()) e.padded += e.local * row_alignment(s, d.precision.recipe) / 2;
-  // moe_utils.py, skip_routed_expert_padding: HybridEP pads while it sorts.
-  const bool sorts_padded = o.moe_token_dispatcher_type == "flex" && o.moe_flex_dispatcher_backend == "hybridep" &&
-                            scenario::core_version(s.software) >= scenario::Version::v0_18;
+  // HybridEP pads while it sorts, in every version that has it (token_dispatcher.py, pad_multiple; 0.16.0:1036 to
+  // 0.19.0:1135); Transformer Engine's Fp8Padding then finds aligned rows and does nothing.
+  const bool sorts_padded = o.moe_token_dispatcher_type == "flex" && o.moe_flex_dispatcher_backend == "hybridep";
   if (router_pads || sorts_padded) e.received = e.padded;
   set_capacity(s, d, e);
   set_budget(s, d, e);
@@ -376,6 +376,7 @@ Dimensions::Dimensions(const Scenario& sc, const profile::Device& device) : gpu(
   qkv_bias = m.add_bias_linear || m.add_qkv_bias;
   qk_l2_norm = m.qk_l2_norm;
   qk_norm = m.qk_layernorm && !qk_l2_norm;  // attention.py: the L2 norm comes first
+  qk_norm_whole = qk_norm && m.qk_layernorm_whole;
   norms_q = qk_norm && scenario::from(scenario::Version::v0_19)
                            .except(scenario::Version::dev)
                            .has(scenario::core_version(sc.software));  // mla_qk_norm_config.py

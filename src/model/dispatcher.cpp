@@ -118,7 +118,10 @@ void Dispatcher::dispatch() {
 }
 
 std::uint32_t Dispatcher::sort(const std::string& name, bool forward) {
-  if (forward) smalls(name + " map", 1);
+  if (forward) {  // te make_chunk_sort_map: one chunk of each expert from each rank
+    w_.launch(name + " map", {"moe.sort_map", {m_.received, m_.experts * m_.etp}});
+    w_.eager();
+  }
   const auto sorted = w_.allocate("moe.sorted_tokens", row() * m_.received);
   w_.launch(name, {"moe.sort_chunks", {m_.received, d_.h}});
   if (!forward) w_.stands_for(2);  // zeros for the map's gradient

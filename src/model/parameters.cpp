@@ -38,11 +38,11 @@ class Modules {
     }
   }
   /// multi_token_prediction.py, MultiTokenPredictionLayer: enorm, hnorm, eh_proj, the transformer layer, its own norm.
-  void mtp_layer(bool fp8, bool moe) {
+  void mtp_layer(bool fp8, bool moe, bool linear) {
     norm(d_.h);
     norm(d_.h);
     weight(2 * d_.h, d_.h / d_.t, fp8);
-    layer({.fp8 = fp8, .moe = moe});
+    layer({.fp8 = fp8, .moe = moe, .linear = linear});
     norm(d_.h);
   }
   /// What is made from now on belongs to the next layer (or comes after the layers).
@@ -93,8 +93,8 @@ class Modules {
     adapter(d_.lora.qkv, d_.h, d_.qkv(), false);
     if (d_.qkv_bias) vector(d_.qkv());
     if (d_.qk_norm) {
-      norm(d_.head_dim);
-      norm(d_.head_dim);
+      norm(d_.qk_norm_whole ? d_.q : d_.head_dim);
+      norm(d_.qk_norm_whole ? d_.kv : d_.head_dim);
     }
   }
   /// The module's own parameters come before those of its parts.
@@ -205,8 +205,10 @@ std::vector<Parameter> chunk_parameters(const Dimensions& d, const scenario::Sce
   if (shape.final_norm) modules.norm(d.h);
   // mtp_use_repeated_layer: one layer serves every depth.
   const Int depths = s.model.mtp_use_repeated_layer ? std::min<Int>(shape.mtp_layers, 1) : shape.mtp_layers;
+  const Int last = s.model.num_layers - 1;
   for (Int i = 0; i < depths; ++i)
-    modules.mtp_layer(d.precision.recipe != Recipe::bf16, scenario::is_moe_layer(s, s.model.num_layers - 1));
+    modules.mtp_layer(d.precision.recipe != Recipe::bf16, scenario::is_moe_layer(s, last),
+                      scenario::is_linear_attention_layer(s, last));
   // gpt_model.py, skip_weight_param_allocation: only the stage that also holds the first embedding has no copy.
   if (shape.head && !(shape.shares_embedding && shape.embedding)) modules.head();
   return modules.take();

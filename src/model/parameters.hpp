@@ -31,6 +31,9 @@ struct LayerShape {
   friend bool operator==(const LayerShape&, const LayerShape&) = default;
 };
 
+/// Of a layer of the decoder, by its number.
+LayerShape shape_of(const scenario::Scenario& scenario, const Dimensions& dimensions, Int layer);
+
 struct ChunkShape {
   std::vector<LayerShape> layers;
   Int mtp_layers = 0;

@@ -1,7 +1,7 @@
 // What a half of a layer adds to the residual stream: its output, the bias of its last linear layer, dropout.
 //
-//   bias_dropout_fusion, or no bias:   R, O -> R + dropout(O + b)
-//   else (fused_bias_dropout.py:40):   O + b -> B     R + B -> Y     B goes when Y exists
+//   bias_dropout_fusion:          R, O -> R + dropout(O + b)
+//   else (fused_bias_dropout.py): O + b -> B     dropout(B) -> D, mask     R + D -> Y     B and D go when Y exists
 #pragma once
 
 #include <string>

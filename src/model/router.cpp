@@ -9,8 +9,8 @@
 
 namespace pipewright::model {
 
-// Counted in the kernel traces of core_r0.19.0 (softmax scores, auxiliary loss, forced balancing: 32 with the token
-// counts that the dispatcher starts with); other settings: operators of the same code.
+// Kernels of one call of TopKRouter.routing in core_r0.19.0, counted by kernels/megatron_probe.py (sums over many
+// tokens take two); random logits, z-loss and dropping: operators of the same code.
 int Router::forward_launches() const {
   const auto& m = d_.moe;
   int count = 0;
@@ -19,31 +19,42 @@ int Router::forward_launches() const {
   if (m.router_fusion) {
     ++count;  // fused_topk_with_score_function
   } else {
-    count += 2;                      // gatherTopK, sort
-    count += m.sigmoid ? 4 : 1;      // sigmoid, sum, +, / or softmax
-    if (m.expert_bias) count += 2;   // add, gather
-    if (m.grouped_topk) count += 9;  // group_limited_topk: top-k of groups, mask, masked scores
+    count += 2;                       // gatherTopK, sort
+    count += m.sigmoid ? 4 : 1;       // sigmoid, sum, +, / or softmax
+    if (m.expert_bias) count += 2;    // add, gather
+    if (m.grouped_topk) count += 11;  // group_limited_topk: top-k of groups, mask, masked scores
     if (m.scaled) ++count;
     count += 3 + 5;  // zeros_like, clone, scatter; zeros_like, int, clone, scatter, bool
   }
   if (m.aux_loss) {
-    count += m.router_fusion ? 2 : (m.sigmoid ? 4 : 1) + 2 + 5 + 4;  // scores, top-k, map; sum, *, sum, *
-    count += 2 + 2;                                                  // tokens per expert; record: /, +
+    count += m.router_fusion ? 1 : (m.sigmoid ? 4 : 1) + 2 + 5;  // scores, top-k, map
+    count += 8;                                                  // tokens per expert; sum, *, sum, *; record: /, +
+    if (!m.router_fusion && m.experts >= 128) count += 2;
   }
   if (m.drops) count += 8;        // apply_router_token_dropping: top-k of each expert, mask, scatter, products
-  if (m.expert_bias) count += 2;  // local_tokens_per_expert += map.sum
+  if (m.expert_bias) count += 4;  // local_tokens_per_expert += map.sum
   return count;
 }
 
 int Router::backward_launches() const {
   const auto& m = d_.moe;
-  if (m.router_fusion) return m.aux_loss ? 5 : 1;
-  int count = 5;               // gather, softmax backward (*, softmax), zeros, scatter
-  if (m.aux_loss) count += 8;  // scale, products, expand, softmax backward, sum of both gradients
-  if (m.sigmoid) count += 3;
+  if (m.router_fusion) return m.aux_loss ? 8 : 2;
+  int count = 5;                                // gather, softmax backward (*, softmax), zeros, scatter
+  if (m.aux_loss) count += m.sigmoid ? 13 : 7;  // scale, products, expand, scores' backward, sum of both gradients
+  if (m.sigmoid) count += 6;
   if (m.scaled) ++count;
+  if (m.random_logits) ++count;
   if (m.z_loss) count += 4;
   return count;
+}
+
+std::string Router::family(const char* pass) const {
+  const auto& m = d_.moe;
+  const char* scores = m.router_fusion  ? (m.sigmoid ? "fused_sigmoid" : "fused")
+                       : m.grouped_topk ? "grouped"
+                       : m.sigmoid      ? "sigmoid"
+                                        : "topk";
+  return std::string("moe.router.") + scores + (m.aux_loss ? "_aux" : "") + pass;
 }
 
 void Router::forward(bool grad) {
@@ -66,9 +77,9 @@ void Router::forward(bool grad) {
   }
   if (m.aux_loss) scores_ = w_.allocate("router.scores", 4 * d_.local * m.experts);
   if (!m.router_fusion) w_.transient("router.scatter", 4 * d_.local * m.experts);
-  w_.launch("router top-k forward", {"moe.router.topk.forward", {d_.local, m.experts}});
+  w_.launch("router top-k forward", {family(".forward"), {d_.local, m.experts}});
   w_.stands_for(forward_launches());
-  if (m.router_fusion) w_.on_host("moe.router.fused");
+  w_.on_host(m.router_fusion ? "moe.router.fused" : "moe.router.topk.forward");
   w_.free(random == no_tensor ? logits : random);
   if (!grad) release();
 }
@@ -79,9 +90,9 @@ std::uint32_t Router::backward() {
   const auto& m = d_.moe;
   const auto dlogits = w_.allocate("router.logits_gradient", logits_bytes());
   w_.transient("router.logits_gradient", logits_bytes());
-  w_.launch("router top-k backward", {"moe.router.topk.backward", {d_.local, m.experts}});
+  w_.launch("router top-k backward", {family(".backward"), {d_.local, m.experts}});
   w_.stands_for(backward_launches());
-  if (m.router_fusion) w_.on_host("moe.router.fused");
+  w_.on_host(m.router_fusion ? "moe.router.fused" : "moe.router.topk.backward");
   release();
   // RouterGatingLinearFunction.backward: both GEMMs in the router's type, with casts of weight, input and results.
   const Int size = m.router_bytes, inputs = size * d_.local * d_.h, weights = m.experts * d_.h;

@@ -16,6 +16,7 @@ class Router {
   std::uint32_t backward();
 
  private:
+  std::string family(const char* pass) const;  ///< of the kernels between logits and probabilities
   int forward_launches() const;
   int backward_launches() const;
   void release();

@@ -55,6 +55,9 @@ LayerKind kind_of(const Scenario& s, const Dimensions& d, Int layer) {
 LayerKind mtp_kind(const Scenario& s, const Dimensions& d) {
   const auto& o = s.settings;
   LayerKind kind = kind_of(s, d, 0);  // of attention: depths count from 1 like layers
+  kind.linear = scenario::is_linear_attention_layer(s, s.model.num_layers - 1);
+  kind.window = kind.linear ? 0 : scenario::attention_window(s, 0);
+  kind.rotary = kind.linear || scenario::has_rotary_embedding(s, 0);
   kind.fp8 = d.precision.recipe != Recipe::bf16;
   kind.moe = scenario::is_moe_layer(s, s.model.num_layers - 1);
   kind.checkpointed =
@@ -164,8 +167,7 @@ Chunk build_chunk(const Scenario& s, const Dimensions& d, Pieces& pieces, const 
   // has_final_layernorm_in_this_stage), wherever the loss is.
   const bool ends_decoder = d.mtp_layers > 0 && count > 0 && stage.layers.back() + 1 == s.model.num_layers;
   for (const Int layer : stage.layers) {
-    const LayerKind kind = kind_of(s, d, layer);
-    shape.layers.push_back({kind.fp8, kind.moe, kind.linear, kind.mamba, kind.parts});
+    shape.layers.push_back(shape_of(s, d, layer));
   }
   shape.embedding = stage.embedding;
   shape.head = stage.loss;
@@ -418,6 +420,11 @@ Stages build(const Scenario& s, const profile::Device& gpu, Owners& owners, bool
 }
 
 }  // namespace
+
+LayerShape shape_of(const Scenario& s, const Dimensions& d, Int layer) {
+  const LayerKind kind = kind_of(s, d, layer);
+  return {kind.fp8, kind.moe, kind.linear, kind.mamba, kind.parts};
+}
 
 Stages build_pieces(const Scenario& s, const profile::Device& gpu) {
   Owners owners;

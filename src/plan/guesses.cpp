@@ -36,7 +36,8 @@ Scenario without_offload_search(Scenario s) {
 /// recompute that makes it fit.
 double Searcher::promise_of(std::size_t spread) const {
   double promise = never, overlapped = never;
-  space_.example(spreads_[spread], true, [&](const Scenario& example) {
+  space_.example(spreads_[spread], true, [&](const Scenario& structure) {
+    const Scenario example = Space::without_work(structure);
     try {
       if (const auto floor = options_.floor(example); floor.fits) overlapped = cost(floor, objective_);
       return true;
@@ -44,7 +45,8 @@ double Searcher::promise_of(std::size_t spread) const {
       return false;  // another one says as much
     }
   });
-  space_.example(spreads_[spread], false, [&](const Scenario& example) {
+  space_.example(spreads_[spread], false, [&](const Scenario& structure) {
+    const Scenario example = Space::without_work(structure);
     try {
       const auto bare = options_.floor(example);
       const double time = std::max(cost(bare, objective_), known_spreads_[spread].cost);

@@ -23,6 +23,7 @@
 #include "candidates.hpp"
 #include "pipewright/plan.hpp"
 #include "space.hpp"
+#include "spread_bounds.hpp"
 
 namespace pipewright::plan {
 
@@ -184,6 +185,7 @@ class Searcher {
   const Options& options_;
   const bool quick_;
   Space space_;
+  SpreadBounds spread_bounds_;
   tbb::task_arena arena_;
   std::vector<Spread> spreads_;
   std::vector<KnownSpread> known_spreads_;

@@ -101,7 +101,7 @@ std::vector<predict::Prediction> Searcher::floors_of_any_split(std::size_t sprea
   for (const bool overlap : {false, true})
     space_.example(spreads_[spread], overlap, [&](const Scenario& example) {
       try {
-        floors.push_back(options_.floor_of_any_split(example, any_size));
+        floors.push_back(options_.floor_of_any_split(Space::without_work(example), any_size));
         ++bounded_;
         return true;
       } catch (const UsageError&) {
@@ -114,6 +114,15 @@ std::vector<predict::Prediction> Searcher::floors_of_any_split(std::size_t sprea
 void Searcher::bound(std::size_t spread) {
   KnownSpread& known = known_spreads_[spread];
   known.bounded = true;
+  if (options_.spread_floor) {
+    const auto found = spread_bounds_(spreads_[spread], mark_);
+    if (!found.known) return;
+    ++bounded_;
+    known.lacking = found.lacking;
+    known.impossible = found.lacking > Bytes(0);
+    known.cost = std::max(known.cost, found.cost);
+    return;
+  }
   if (!options_.floor_of_any_split) return;
   const auto floors = floors_of_any_split(spread, false);
   if (floors.empty()) return;

@@ -76,14 +76,13 @@ void without_moves(scenario::Settings& s) {
   s.offload_modules.clear();
 }
 
-/// How much of a given recompute there is depends on the layer split.
-Scenario without_work(Scenario scenario) {
+}  // namespace
+
+Scenario Space::without_work(Scenario scenario) {
   without_recompute(scenario.settings);
   without_moves(scenario.settings);
   return with_required_environment(std::move(scenario));
 }
-
-}  // namespace
 
 Scenario Space::bare(const Scenario& partial) const {
   Scenario scenario = partial;
@@ -129,23 +128,6 @@ std::optional<Trial> Space::given() {
   given_ = identity(trial->candidate.scenario).whole;
   trial->given = true;
   return trial;
-}
-
-template <typename Sink>
-bool Space::decide(std::size_t depth, std::size_t until, const Scenario& partial, const std::vector<Value>& chosen,
-                   LeftOut& left_out, const Sink& sink, const Narrow& narrow) const {
-  if (depth == until) return sink(partial, chosen);
-  std::vector<Value> values;
-  if (narrow) values = narrow(depth, partial);
-  if (values.empty()) values = dimensions_[depth].values(partial, left_out);
-  if (values.empty()) values.push_back({"", {}, {}});  // nothing to decide here: as given
-  return std::ranges::all_of(values, [&](Value& value) {
-    Scenario next = partial;
-    auto choice = chosen;
-    choice.push_back(std::move(value));
-    apply(choice.back(), next);
-    return decide(depth + 1, until, next, choice, left_out, sink, narrow);
-  });
 }
 
 std::vector<Spread> Space::spreads() {
@@ -226,35 +208,6 @@ bool Space::same_spread(const Structure& a, const Structure& b) const {
   for (std::size_t d = 0; d < spread_; ++d)
     if (a.chosen[d].label != b.chosen[d].label) return false;
   return true;
-}
-
-std::string Space::work_of(const Spread& spread) const {
-  const auto& s = spread.partial.settings;
-  std::string key;
-  for (const auto size : {s.tensor_model_parallel_size, s.context_parallel_size, s.expert_model_parallel_size,
-                          scenario::expert_tensor_parallel_size(spread.partial), s.micro_batch_size})
-    key += std::to_string(size) + " ";
-  key += s.sequence_parallel ? "sequence" : "";
-  for (std::size_t d = 0; d < spread_; ++d)
-    if (dimensions_[d].what == Decides::field || dimensions_[d].what == Decides::context)
-      key += " " + spread.chosen[d].label;
-  return key;
-}
-
-bool Space::example(const Spread& spread, bool overlap, const std::function<bool(const Scenario&)>& take) const {
-  LeftOut ignored;
-  const auto interleaved_alone = [&](std::size_t dimension, const Scenario& partial) -> std::vector<Value> {
-    if (!overlap || dimensions_[dimension].what != Decides::pipeline) return {};
-    auto values = dimensions_[dimension].values(partial, ignored);
-    std::erase_if(values, [](const Value& value) { return value.label == "no interleaving"; });
-    return values;
-  };
-  return !decide(
-      spread_, structural_, spread.partial, {}, ignored,
-      [&](const Scenario& partial, const std::vector<Value>&) {
-        return partial.settings.overlap_moe_expert_parallel_comm != overlap || !take(without_work(partial));
-      },
-      interleaved_alone);
 }
 
 /// What recompute, offload and allocator leave open depends on little more than these.

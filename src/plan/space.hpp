@@ -4,6 +4,7 @@
 // of everything in it; the kernels of a spread's model, however they are split, one of all its structures.
 #pragma once
 
+#include <algorithm>
 #include <functional>
 #include <map>
 #include <mutex>
@@ -60,8 +61,8 @@ class Space {
   void add(Opened& opened);
   /// All structures of all spreads.
   std::vector<Structure> structures();
-  /// Offers structures of a spread with or without expert overlap, no recompute and no offload, until one is taken:
-  /// all of them run the same kernels. False: there is none.
+  /// Offers structures of a spread with or without expert overlap until one is taken: without_work() of all of them
+  /// runs the same kernels. False: there is none.
   bool example(const Spread& spread, bool overlap, const std::function<bool(const Scenario&)>& take) const;
   /// The legal candidates of a structure that are not equal to earlier ones.
   std::vector<Trial> candidates(const Structure& structure);
@@ -76,6 +77,19 @@ class Space {
   bool searches_offload() const { return offload_ < dimensions_.size(); }
   /// Without what is searched below a structure: nothing in the structure does less.
   Scenario bare(const Scenario& partial) const;
+
+  bool searches_recompute() const { return recompute_ < dimensions_.size(); }
+  /// How much of a given recompute there is depends on the layer split: without it, and without offload.
+  static Scenario without_work(Scenario scenario);
+
+  // What a spread's bound goes by (spread_bounds.cpp); legal or not.
+  /// Ways to split the layers, one for each interleaving, group size and layout.
+  std::vector<Scenario> splits(const Spread& spread, bool overlap) const;
+  /// A structure with each choice of recompute, with none; what is offloaded stays as given, or nothing is.
+  std::vector<Scenario> recomputed(const Scenario& partial) const;
+  Scenario none_recomputed(const Scenario& partial) const;
+  /// With as much offload as is searched beside; none where whole layers are.
+  std::optional<Scenario> most_offloaded(const Scenario& partial) const;
 
   std::vector<Rejected> rejected;
   std::int64_t enumerated = 0, duplicates = 0, illegal = 0;
@@ -98,12 +112,31 @@ class Space {
   LeftOut& left_out_;
   std::size_t spread_ = 0, structural_ = 0;  ///< dimensions that make a spread, a structure
   std::size_t recompute_ = 0, offload_ = 0;  ///< the dimensions of these names, or none: their number
+  Scenario kept_as_given(const Scenario& partial) const;
+
   mutable std::mutex mutex_;
   mutable std::map<std::string, std::int64_t> sizes_;
   std::vector<std::string_view> tolerated_;
   std::set<std::string> seen_;
   std::string given_;  ///< identity of the scenario as it stands, until its place in the space was reached
 };
+
+template <typename Sink>
+bool Space::decide(std::size_t depth, std::size_t until, const Scenario& partial, const std::vector<Value>& chosen,
+                   LeftOut& left_out, const Sink& sink, const Narrow& narrow) const {
+  if (depth == until) return sink(partial, chosen);
+  std::vector<Value> values;
+  if (narrow) values = narrow(depth, partial);
+  if (values.empty()) values = dimensions_[depth].values(partial, left_out);
+  if (values.empty()) values.push_back({"", {}, {}});  // nothing to decide here: as given
+  return std::ranges::all_of(values, [&](Value& value) {
+    Scenario next = partial;
+    auto choice = chosen;
+    choice.push_back(std::move(value));
+    apply(choice.back(), next);
+    return decide(depth + 1, until, next, choice, left_out, sink, narrow);
+  });
+}
 
 /// Equal for scenarios that are; `of_time`: also for those that differ in the allocator's configuration only.
 struct Identity {

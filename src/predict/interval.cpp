@@ -1,9 +1,7 @@
-// The 90 % interval of a step. Kernels of one family err together (same clock, same interpolation), families apart, and
-// the machine differs from the profiled one as a whole:
-//
-//   sigma^2 = sum over families (share of the step x relative spread)^2 + (spread between machines and days)^2
-//
-// The share is the family's time on the rank that finishes last. Source of the spreads: the profile.
+// The 90 % interval of a step: the root of the sum of squares of named causes, each with the source of its size.
+// Kernels of one family err together (same clock, same interpolation), families apart; those of one public table err
+// together whatever their family (same machine, same library). A kernel counts with its time on the rank that finishes
+// last. The machine differs from the profiled one as a whole.
 //
 // Hosts differ by more than that, and not in proportion: a step that hides its host's work waits for a slower one. The
 // ends also cover the step with a slower and with a faster host (docs/hosts.md).
@@ -91,8 +89,14 @@ constexpr double fastest_host = 1;
 /// (host.run_spread), any machine otherwise (host.spread, and at least the slowest that was measured).
 struct OtherHosts {
   double longer_ns = 0, shorter_ns = 0;
-  double slow_factor = 1;
+  double slow_factor = 1, fast_factor = 1;
   bool known = false;
+  IntervalPart part() const {
+    return {"hosts", shorter_ns, longer_ns,
+            fmt::format("the step on hosts {:.2f} to {:.2f} times the reference: {}", fast_factor, slow_factor,
+                        known ? "one machine from run to run (host.run_spread)"
+                              : "whose host it is was not said (host.spread, host.slowest_factor)")};
+  }
 };
 
 OtherHosts other_hosts(const Prediction& prediction, const scenario::Scenario& scenario, const Run& run,
@@ -121,11 +125,80 @@ OtherHosts other_hosts(const Prediction& prediction, const scenario::Scenario& s
     fast = std::min(own, std::max(fast, fastest_host));
     result.slow_factor = std::max(result.slow_factor, profiles.find_scalar("host.slowest_factor").value_or(0));
   }
+  result.fast_factor = std::min(fast, own);
   if (result.slow_factor == own) return result;
   const double reference = look(own), step = static_cast<double>(prediction.step_ns);
   result.longer_ns = std::max(0.0, look(result.slow_factor) / reference - 1) * step;
   if (fast < own) result.shorter_ns = std::max(0.0, 1 - look(fast) / reference) * step;
   return result;
+}
+
+/// What errs together: a family, or all kernels of one kind that a public table tells.
+std::string errs_with(const std::string& name, const FamilyTime& family) {
+  if (family.origin != profile::Origin::published) return name;
+  return "table " + std::to_string(static_cast<int>(profile::family(name).load));
+}
+
+/// What load adds by the law of clocks, by kind of kernel at the rank's mean duty.
+double slowed_by_load(const scenario::Scenario& scenario, const Run& run, const Kernels& kernels,
+                      const profile::Profiles& profiles) {
+  const auto law = profiles.clock_law(scenario.settings.fp8 || scenario.settings.fp4 ? "fp8" : "bf16");
+  const auto rank = static_cast<std::size_t>(run.timeline.last_rank);
+  if (!law || rank >= run.timeline.duty.size()) return 0;
+  double ns = 0;
+  for (const auto& [name, family] : kernels.families) {
+    const auto load = profile::family(name).load;
+    if (load != profile::Load::matrix && load != profile::Load::attention && load != profile::Load::memory) continue;
+    ns += family.ns * (1 - 1 / std::max(1.0, law->slowdown(load, run.timeline.duty[rank])));
+  }
+  return ns;
+}
+
+/// The causes that widen to both sides alike, each by what holds 90 % of it.
+std::vector<IntervalPart> causes(const scenario::Scenario& scenario, const Run& run, const Kernels& kernels,
+                                 const profile::Profiles& profiles, double step) {
+  std::vector<IntervalPart> parts;
+  const auto add = [&](std::string cause, double sigma_ns, std::string source) {
+    const double half = sigmas_of_90_percent * sigma_ns;
+    if (half > 0) parts.push_back({std::move(cause), half, half, std::move(source)});
+  };
+  const auto scalar = [&](const char* name) -> std::pair<double, std::string> {
+    if (!profiles.find_scalar(name)) return {0, ""};
+    const auto& s = profiles.scalar(name);
+    return {s.value, std::string(name) + ": " + s.source};
+  };
+  // By cause: what errs together is added up, what errs apart by squares.
+  std::map<std::string, std::map<std::string, double>> together;
+  double tuned_ns = 0, unfused_ns = 0;
+  for (const auto& [name, family] : kernels.families) {
+    const bool exchange = communicates(name);
+    together[exchange ? "exchanges" : "kernels, " + std::string(profile::name(family.origin))]
+            [errs_with(name, family)] += family.spread_ns;
+    if (exchange) tuned_ns += family.ns;
+    if (permutes(name)) unfused_ns += family.ns;
+  }
+  static const std::map<std::string, std::string> sources = {
+      {"exchanges", "nccl-tests of the profile; what the network's model tells counts as known to 10 %"},
+      {"kernels, measured", "spread of the samples"},
+      {"kernels, interpolated", "each sample told from its neighbours: the family's `interpolation`"},
+      {"kernels, derived", "the samples' spread: what tables of such kernels were off what was derived"},
+      {"kernels, public", "what two tables of one kernel differ by (docs/public-tables.md)"}};
+  for (const auto& [cause, groups] : together) {
+    double variance = 0;
+    for (const auto& [group, ns] : groups) variance += ns * ns;
+    add(cause, std::sqrt(variance), sources.at(cause));
+  }
+  const auto [machine, of_machines] = scalar("machine.spread");
+  add("machines and days", machine * step, of_machines);
+  const auto [law, of_law] = scalar("clocks.law_spread");
+  add("law of clocks", law * slowed_by_load(scenario, run, kernels, profiles), of_law);
+  if (!scenario::tunings(scenario).empty())
+    add("NCCL's tuning", untold_tuning * std::min(tuned_ns, step),
+        "two builds' tables of one machine differed by 1 to 13 % in time");
+  if (scenario.model.num_moe_experts && !scenario.settings.moe_permute_fusion)
+    add("permutation that is not fused", unfused_permutation * std::min(unfused_ns, step),
+        "priced as the fused kernels, which move the rows once less");
+  return parts;
 }
 
 std::string whole_percent(double share) { return std::to_string(std::llround(100 * share)) + " %"; }
@@ -176,20 +249,8 @@ void judge(Prediction& prediction, const scenario::Scenario& scenario, const Run
            const profile::Profiles& profiles) {
   const Kernels kernels = kernels_of(run, run.timeline.prices, run.timeline.last_rank);
   const auto step = static_cast<double>(std::max<std::int64_t>(prediction.step_ns, 1));
-  const double machine = profiles.scalar("machine.spread").value;
-  double variance = machine * machine;
-  const auto tuned = scenario::tunings(scenario);
   std::vector<std::pair<double, std::string>> order;
-  double tuned_ns = 0, unfused_ns = 0;
-  for (const auto& [name, family] : kernels.families) {
-    variance += (family.spread_ns / step) * (family.spread_ns / step);
-    if (communicates(name)) tuned_ns += family.ns;
-    if (permutes(name)) unfused_ns += family.ns;
-    order.push_back({-family.ns, name});
-  }
-  if (!tuned.empty()) variance += std::pow(untold_tuning * std::min(tuned_ns, step) / step, 2);
-  if (scenario.model.num_moe_experts && !scenario.settings.moe_permute_fusion)
-    variance += std::pow(unfused_permutation * std::min(unfused_ns, step) / step, 2);
+  for (const auto& [name, family] : kernels.families) order.push_back({-family.ns, name});
   std::sort(order.begin(), order.end());
   for (const auto& [ns, name] : order) {
     const FamilyTime& family = kernels.families.at(name);
@@ -197,8 +258,13 @@ void judge(Prediction& prediction, const scenario::Scenario& scenario, const Run
     if (!family.note.empty()) text += ": " + family.note;
     prediction.time_sources.push_back({name, text});
   }
-  const double half = sigmas_of_90_percent * std::sqrt(variance) * step;
+  auto& parts = prediction.interval_parts;
+  parts = causes(scenario, run, kernels, profiles, step);
+  double variance = 0;
+  for (const auto& part : parts) variance += part.plus_ns * part.plus_ns;
+  const double half = std::sqrt(variance);
   const OtherHosts others = other_hosts(prediction, scenario, run, profiles);
+  if (others.longer_ns > 0 || others.shorter_ns > 0) parts.push_back(others.part());
   prediction.interval_low_ns = std::llround(step - std::hypot(half, others.shorter_ns));
   prediction.interval_high_ns = std::llround(step + std::hypot(half, others.longer_ns));
   prediction.origins = shares_of(kernels);

@@ -16,6 +16,7 @@
 #include "pipewright/scenario/fields.hpp"
 #include "pipewright/scenario/io.hpp"
 #include "pressure.hpp"
+#include "quick_look.hpp"
 #include "rank_fits.hpp"
 
 namespace pipewright::predict {
@@ -57,12 +58,6 @@ std::optional<double> peak_tflops(const profile::Profiles& profiles) {
   for (const auto& profile : profiles.all())
     if (const auto* sheet = profile::find_data_sheet(profile.device.name)) return sheet->bf16_tflops.value;
   return {};
-}
-
-void set_limits(Prediction& result, const scenario::Scenario& scenario, const profile::Profiles& profiles) {
-  result.memory_limit = limit_of(scenario, profiles);
-  result.memory_margin = margin_of(scenario, result.memory_limit);
-  result.fits = true;
 }
 
 // A rank by a quick look: reserved memory is at least what is allocated. False: it certainly does not fit.
@@ -160,6 +155,12 @@ void note_pinned(Prediction& result, const scenario::Scenario& scenario) {
 }
 
 }  // namespace
+
+void set_limits(Prediction& result, const scenario::Scenario& scenario, const profile::Profiles& profiles) {
+  result.memory_limit = limit_of(scenario, profiles);
+  result.memory_margin = margin_of(scenario, result.memory_limit);
+  result.fits = true;
+}
 
 profile::Profiles profiles_of(const scenario::Scenario& scenario, const std::vector<std::string>& overrides) {
   std::vector<profile::Profile> list;
@@ -266,23 +267,6 @@ void find_levers(Prediction& prediction, const scenario::Scenario& scenario, con
   prediction.levers = timeline::levers(run.timeline, scenario, run.stages, run.program, profiles);
 }
 
-namespace {
-
-/// Memory outside the allocator: what is between the ends is alike.
-class Outside {
- public:
-  Outside(const scenario::Scenario& scenario, const profile::Profiles& profiles)
-      : last_(static_cast<int>(scenario.settings.pipeline_model_parallel_size) - 1) {
-    for (const int rank : {0, std::min(1, last_), last_})
-      bytes_.push_back(model::outside_allocator(scenario, profiles, rank));
-  }
-  Bytes of(int rank) const { return rank == 0 ? bytes_[0] : rank == last_ ? bytes_[2] : bytes_[1]; }
-
- private:
-  const int last_;
-  std::vector<Bytes> bytes_;
-};
-
 Prediction quick_look(const scenario::Scenario& scenario, const profile::Profiles& profiles,
                       const timeline::Estimate& times) {
   Prediction result;
@@ -294,8 +278,6 @@ Prediction quick_look(const scenario::Scenario& scenario, const profile::Profile
   set_throughput(result, scenario);
   return result;
 }
-
-}  // namespace
 
 Prediction estimate(const scenario::Scenario& scenario, const profile::Profiles& profiles) {
   scenario::check(scenario);
@@ -356,14 +338,8 @@ bool fits_by_floor(const scenario::Scenario& scenario, const profile::Profiles& 
   return true;
 }
 
-Prediction floor_of_any_split(const scenario::Scenario& scenario, const profile::Profiles& profiles, bool any_size) {
-  scenario::check(scenario);
-  const model::Stages stages = model::build(scenario, profiles.device());
-  const auto config = schedule::config_of(scenario);
-  auto result = quick_look(scenario, profiles,
-                           timeline::floor_of_any_split(scenario, stages, config, profiles,
-                                                        timeline::price(scenario, stages, profiles), any_size));
-  if (any_size) return result;
+void add_mean_rank(Prediction& result, const scenario::Scenario& scenario, const profile::Profiles& profiles,
+                   const model::Stages& stages, const schedule::Config& config) {
   set_limits(result, scenario, profiles);
   const Outside outside(scenario, profiles);
   const auto ranks = static_cast<int>(stages.ranks.size());
@@ -375,6 +351,17 @@ Prediction floor_of_any_split(const scenario::Scenario& scenario, const profile:
   }
   mean.static_bytes = mean.state_bytes = Bytes(mean.state_bytes.value / ranks);
   result.fits = add_scouted(result, 0, mean, least_outside);
+}
+
+Prediction floor_of_any_split(const scenario::Scenario& scenario, const profile::Profiles& profiles, bool any_size) {
+  scenario::check(scenario);
+  const model::Stages stages = model::build(scenario, profiles.device());
+  const auto config = schedule::config_of(scenario);
+  auto result = quick_look(scenario, profiles,
+                           timeline::floor_of_any_split(scenario, stages, config, profiles,
+                                                        timeline::price(scenario, stages, profiles), any_size));
+  if (any_size) return result;
+  add_mean_rank(result, scenario, profiles, stages, config);
   return result;
 }
 

@@ -62,6 +62,27 @@ DataSheet b200_sxm() {
   return s;
 }
 
+DataSheet b300_sxm() {
+  constexpr std::string_view sheet =
+      "NVIDIA DGX B300 data sheet, an eighth of it; tensor cores without sparsity, links one way";
+  DataSheet s;
+  s.profile = "b300-sxm";
+  // 148 multiprocessors, compute capability 10.3, 126 MB: published reports of "NVIDIA B300 SXM6 AC".
+  s.device = device("NVIDIA B300 SXM6 AC", 148, 2048, 103, Bytes(253 << 19));
+  s.memory_bytes = {
+      274323.0 * (1 << 20),
+      "275040 MiB in nvidia-smi, less the 717 MiB by which torch's figure of a B200 is below nvidia-smi's "
+      "(183359 MiB)"};
+  s.memory_gbytes_per_s = {7672, "as a B200's: 7680 bits at 3996 MHz, both edges; 7.30 TB/s are reached of it"};
+  s.bf16_tflops = {2250, sheet};
+  s.fp8_tflops = {4500, sheet};
+  s.nvlink_gbytes_per_s = {900, sheet};
+  s.host_gbytes_per_s = {64, sheet};
+  s.power_watts = {1100, sheet};
+  s.network_gbits = {800, "NVIDIA DGX B300 data sheet: ConnectX-8"};
+  return s;
+}
+
 DataSheet gb200_nvl72() {
   constexpr std::string_view sheet =
       "NVIDIA GB200 NVL72 data sheet, a 72nd of it; tensor cores without sparsity, links one way";
@@ -101,7 +122,8 @@ DataSheet gb300_nvl72() {
 }  // namespace
 
 const std::vector<DataSheet>& data_sheets() {
-  static const std::vector<DataSheet> all = {h200_sxm(), h100_sxm(), b200_sxm(), gb200_nvl72(), gb300_nvl72()};
+  static const std::vector<DataSheet> all = {h200_sxm(), h100_sxm(),    b200_sxm(),
+                                             b300_sxm(), gb200_nvl72(), gb300_nvl72()};
   return all;
 }
 

@@ -335,10 +335,21 @@ std::vector<Family> make_families() {
                [](const Dims& d) { return 4 * product(d); },
                [](const Dims& d) { return 24 * at(d, 0) * at(d, 1); },
                "dgrad and wgrad in fp32, with the casts of input and gradient"});
-  f.push_back(
-      streaming("moe.router.topk.forward", {"tokens", "experts"}, 40,
-                "scores, top-k, scatter into the routing map, token counts, auxiliary loss: many small kernels"));
-  f.push_back(streaming("moe.router.topk.backward", {"tokens", "experts"}, 40, "its backward"));
+  // Sums over the kernels of one call of Megatron Core's TopKRouter.routing (kernels/megatron_probe.py).
+  const std::pair<const char*, const char*> routers[] = {
+      {"topk", "top-k of softmax scores, scattered into probabilities and map"},
+      {"sigmoid", "the same by sigmoid scores with an expert bias"},
+      {"grouped", "the same within the best groups of experts"},
+      {"fused", "the same as topk in one kernel (moe_router_fusion)"},
+      {"fused_sigmoid", "the same as sigmoid in one kernel (moe_router_fusion)"}};
+  for (const auto& [scores, what] : routers) {
+    for (const char* aux : {"", "_aux"}) {
+      const auto name = std::string("moe.router.") + scores + aux;
+      f.push_back(streaming(name + ".forward", {"tokens", "experts"}, 40,
+                            what + std::string(*aux ? ", with the auxiliary loss" : "")));
+      f.push_back(streaming(name + ".backward", {"tokens", "experts"}, 40, "its backward"));
+    }
+  }
   const V permuted = {"tokens", "hidden", "topk"};
   const auto permute = [&](const char* name, std::string what) {
     f.push_back({name, permuted, Load::memory, no_flop,
@@ -348,6 +359,8 @@ std::vector<Family> make_families() {
   permute("moe.permute.backward", "gradients of the copies summed to their tokens");
   permute("moe.unpermute.forward", "outputs of a token's experts summed");
   permute("moe.unpermute.backward", "its gradient copied to every expert");
+  f.push_back(streaming("moe.sort_map", {"rows", "splits"}, 4,
+                        "where each row goes when chunks are sorted (Triton, every row reads all chunks' sizes)"));
   f.push_back(streaming("moe.sort_chunks", rows_cols, 4, "rows moved from source-rank order to expert order or back"));
   f.push_back(streaming("rope.mla.forward", rope, 4, "fused MLA RoPE: bf16, heads x rotated and unrotated width"));
   f.push_back(streaming("rope.mla.backward", rope, 4, "its backward"));

@@ -237,7 +237,8 @@ std::string plan_text(const plan::Plan& plan, const std::vector<std::string>& em
   std::string out;
   if (plan.best) {
     const auto& p = plan.best->prediction;
-    out += fmt::format("best: {}{}\n", plan.best->given ? "as given: " : "", plan.best->label);
+    out += fmt::format("best: {}{}\n", plan.best->given && plan.best->label != "as given" ? "as given: " : "",
+                       plan.best->label);
     const double likely = plan.best->probability;
     const std::string sure =
         likely < 0.99 ? fmt::format("; {:.0f} % likely, as reserved memory was predicted so far", 100 * likely) : "";

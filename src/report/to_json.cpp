@@ -108,6 +108,12 @@ Json prediction_json(const predict::Prediction& p) {
   for (const auto& lever : p.levers)
     notes.push_back(fmt::format("what would shorten the step: {}, {} ms (on the critical path {} ms)", lever.what,
                                 ms(lever.gain_ns), ms(lever.on_path_ns)));
+  Json parts = Json::array();
+  for (const auto& part : p.interval_parts)
+    parts.push_back({{"cause", part.cause},
+                     {"minus_ms", ns_to_ms(static_cast<std::int64_t>(part.minus_ns))},
+                     {"plus_ms", ns_to_ms(static_cast<std::int64_t>(part.plus_ns))},
+                     {"source", part.source}});
   return {{"scenario", p.scenario},
           {"profile", {{"name", p.profile}, {"origin", p.origins.weakest()}}},
           {"origins",
@@ -121,6 +127,7 @@ Json prediction_json(const predict::Prediction& p) {
           {"step_time_ms", ns_to_ms(p.step_ns)},
           {"interval_ms",
            p.ignored.empty() ? Json{ns_to_ms(p.interval_low_ns), ns_to_ms(p.interval_high_ns)} : Json(nullptr)},
+          {"interval_parts", parts},
           {"ignored", p.ignored},
           {"tflops_per_gpu", rounded(p.tflops_per_gpu, 3)},
           {"mfu", p.mfu ? Json(rounded(*p.mfu, 4)) : Json(nullptr)},

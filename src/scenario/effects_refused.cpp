@@ -13,6 +13,7 @@ namespace {
 
 bool has_experts(const Scenario& s) { return s.model.num_moe_experts.has_value(); }
 bool uses_graphs(const Scenario& s) { return s.settings.cuda_graph_impl != "none"; }
+bool graphs_modules(const Scenario& s) { return uses_graphs(s) && s.settings.cuda_graph_impl != "full_iteration"; }
 bool uses_flex(const Scenario& s) { return has_experts(s) && s.settings.moe_token_dispatcher_type == "flex"; }
 bool uses_context(const Scenario& s) { return s.settings.context_parallel_size > 1; }
 bool local_norms(const Scenario& s) { return s.settings.transformer_impl == "local"; }
@@ -48,15 +49,18 @@ bool is_plain_muon(const Scenario& s) {
          !(o.use_distributed_optimizer && s.model.num_moe_experts && s.model.add_bias_linear);
 }
 bool moves_or_graphs(const Scenario& s) {
-  return s.settings.cpu_offloading || s.settings.fine_grained_activation_offloading || uses_graphs(s);
+  return s.settings.cpu_offloading || s.settings.fine_grained_activation_offloading || graphs_modules(s);
 }
 const std::vector<RefusedField>& refused_rows() {
   static const std::vector<RefusedField> list = {
       // Model
-      {"window_size", "a sliding window of latent or unfused attention, or with context parallelism other than a2a",
-       [](const Scenario& s) {
+      {"window_size",
+       "a sliding window of latent or unfused attention, with dropout of attention (no fused kernel has both), or with "
+       "context parallelism other than a2a",
+       [](const Scenario& s) {  // Transformer Engine's fused_attn.cpp, "sliding window": dropout == 0
          return !s.model.window_size.empty() && s.model.window_size[0] >= 0 &&
-                (!grouped_fused_attention(s) || (uses_context(s) && !exchanges_heads(s)));
+                (!grouped_fused_attention(s) || s.settings.attention_dropout > 0 ||
+                 (uses_context(s) && !exchanges_heads(s)));
        }},
       {"softmax_type", "attention sinks of latent or unfused attention, or with context parallelism",
        [](const Scenario& s) { return s.model.softmax_type != "vanilla" && !plain_kernel(s); }},
@@ -65,7 +69,7 @@ const std::vector<RefusedField>& refused_rows() {
       {"attention_output_gate",
        "the gate on the output of latent, unfused or soft-capped attention, with context parallelism, activation "
        "offload, "
-       "CUDA graphs, adapters or post-norms",
+       "CUDA graphs of modules, adapters or post-norms",
        [](const Scenario& s) {
          return s.model.attention_output_gate &&
                 (!plain_kernel(s) || s.model.attn_logit_softcapping.value_or(0) > 0 || s.model.post_layernorm ||
@@ -103,6 +107,14 @@ const std::vector<RefusedField>& refused_rows() {
        }},
       {"qk_l2_norm", "L2 norms in latent or unfused attention",
        [](const Scenario& s) { return s.model.qk_l2_norm && !grouped_fused_attention(s); }},
+      {"qk_layernorm_whole",
+       "norms over all heads in latent attention, with fewer key heads than query heads or with tensor parallelism, "
+       "where Megatron Bridge's OLMoE attention has none",
+       [](const Scenario& s) {
+         return s.model.qk_layernorm_whole &&
+                (s.model.multi_latent_attention || num_query_groups(s) != s.model.num_attention_heads ||
+                 s.settings.tensor_model_parallel_size > 1);
+       }},
       {"post_layernorm", "norms on the outputs of experts, of latent attention, and before a bias is added",
        [](const Scenario& s) {
          return s.model.post_layernorm && (has_experts(s) || s.model.multi_latent_attention || s.model.add_bias_linear);
@@ -182,11 +194,6 @@ const std::vector<RefusedField>& refused_rows() {
       {"activation_func_fp8_input_store", "inputs of the activation kept in FP8",
        [](const Scenario& s) { return s.settings.activation_func_fp8_input_store; }},
       // Kernels
-      {"bias_dropout_fusion", "dropout apart from the residual",
-       [](const Scenario& s) {
-         return !s.settings.bias_dropout_fusion && s.positions.contains("settings.bias_dropout_fusion") &&
-                s.settings.hidden_dropout > 0;
-       }},
       {"fused_single_qkv_rope", "rotation of queries and keys before they are split",
        [](const Scenario& s) { return s.settings.fused_single_qkv_rope; }},
       {"fused_residual_rmsnorm", "the residual added inside the norm",
@@ -288,7 +295,7 @@ const std::vector<RefusedField>& refused_rows() {
        [](const Scenario& s) { return s.settings.moe_load_imbalance < 1; }},
       // Adapters
       {"lora_target_modules",
-       "adapters beside experts, latent or local layers; with MTP, offload, CUDA graphs, delayed weight "
+       "adapters beside experts, latent or local layers; with MTP, offload, CUDA graphs of modules, delayed weight "
        "gradients or TP without SP; none beside linear_qkv, where the first layer's backward begins "
        "inside it",
        [](const Scenario& s) {
@@ -297,7 +304,7 @@ const std::vector<RefusedField>& refused_rows() {
          if (targets.empty()) return false;
          return has_experts(s) || s.model.multi_latent_attention || !te_layers(s) ||
                 s.model.mtp_num_layers.value_or(0) > 0 || o.cpu_offloading || o.fine_grained_activation_offloading ||
-                uses_graphs(s) || o.delay_wgrad_compute || uses_context(s) ||
+                graphs_modules(s) || o.delay_wgrad_compute || uses_context(s) ||
                 (o.tensor_model_parallel_size > 1 && !o.sequence_parallel) ||
                 std::ranges::find(targets, "linear_qkv") == targets.end();
        }},

@@ -15,9 +15,14 @@ namespace {
 
 using Json = nlohmann::json;
 
-const Strings families = {"llama",     "mistral",     "mixtral",     "qwen2",      "qwen2_moe", "qwen3",
-                          "qwen3_moe", "deepseek_v3", "kimi_k2",     "gpt_oss",    "phi3",      "gemma",
-                          "gemma2",    "gemma3_text", "llama4_text", "qwen3_next", "nemotron_h"};
+const Strings families = {"llama",       "mistral",     "mixtral",    "qwen2",        "qwen2_moe",
+                          "qwen3",       "qwen3_moe",   "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text",
+                          "deepseek_v2", "deepseek_v3", "kimi_k2",    "glm",          "glm4_moe",
+                          "olmoe",       "gpt_oss",     "phi3",       "gemma",        "gemma2",
+                          "gemma3_text", "llama4_text", "starcoder2", "nemotron",     "nemotron_h"};
+
+/// Published with a vision tower, trained without: the model beside which the text model stands.
+const Strings with_tower = {"gemma3", "llama4", "mistral3", "kimi_k25", "qwen3_5", "qwen3_5_moe"};
 
 /// What a config.json may leave to the defaults of its class (transformers 4.57, configuration_*.py) where those are
 /// not what a reader would take: heads that share keys, widths of heads, windows, expert groups.
@@ -41,6 +46,19 @@ const char* defaults_of(const std::string& family) {
   if (family == "deepseek_v3" || family == "kimi_k2")
     return R"({"q_lora_rank": 1536, "n_group": 8, "topk_group": 4, "n_shared_experts": 1, "first_k_dense_replace": 3,
       "routed_scaling_factor": 2.5})";
+  if (family == "deepseek_v2") return R"({"q_lora_rank": 1536, "n_shared_experts": 2})";
+  if (family == "glm")
+    return R"({"num_key_value_heads": 2, "head_dim": 128, "partial_rotary_factor": 0.5, "attention_bias": true,
+      "rms_norm_eps": 1.5625e-7})";
+  if (family == "glm4_moe")
+    return R"({"num_key_value_heads": 8, "partial_rotary_factor": 0.5, "rms_norm_eps": 1e-5, "n_shared_experts": 1,
+      "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1})";
+  if (family == "olmoe") return R"({"rms_norm_eps": 1e-5})";
+  if (family == "starcoder2")
+    return R"({"num_key_value_heads": 2, "hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": true})";
+  if (family == "nemotron") return R"({"hidden_act": "relu2", "partial_rotary_factor": 0.5})";
+  if (family == "qwen3_5_text" || family == "qwen3_5_moe_text")
+    return R"({"num_key_value_heads": 4, "head_dim": 256, "partial_rotary_factor": 0.25, "norm_topk_prob": true})";
   if (family == "gemma")
     return R"({"vocab_size": 256000, "hidden_size": 3072, "intermediate_size": 24576, "num_hidden_layers": 28,
       "num_attention_heads": 16, "num_key_value_heads": 16, "head_dim": 256, "max_position_embeddings": 8192,
@@ -97,6 +115,8 @@ std::string apply_hf_config(const std::string& given, Scenario& scenario, String
     throw UsageError({path, 0}, {}, std::string("not JSON: ") + e.what());
   }
   if (!json.is_object()) throw UsageError({path, 0}, {}, "not a Hugging Face configuration: expected an object");
+  const std::string outer =
+      json.contains("model_type") && json.at("model_type").is_string() ? json.at("model_type").get<std::string>() : "";
   const bool sees = json.contains("vision_config");
   if (json.contains("text_config") && json.at("text_config").is_object()) {
     Json inner = json.at("text_config");
@@ -132,8 +152,8 @@ std::string apply_hf_config(const std::string& given, Scenario& scenario, String
   Strings all;
   Model m = model_of(config, family, scenario, all);
   auto read = config.read();
-  const bool tower =
-      sees && (family == "gemma3_text" || family == "llama4_text");  // published with one, trained without
+  const bool tower = sees && (family == "gemma3_text" || family == "llama4_text" ||
+                              std::find(with_tower.begin(), with_tower.end(), outer) != with_tower.end());
   if (tower) read.insert("vision_config");
   const auto said = judge_keys(text, family, read,
                                [&](const std::string& key, const std::string& why) { return config.error(key, why); });
@@ -153,9 +173,10 @@ Scenario from_hf(const std::string& path, Strings* notes) {
   if (std::error_code error; std::filesystem::is_directory(file, error)) file /= "config.json";
   scenario.origin = {file.string(), 0};
   scenario.name = file.has_parent_path() ? file.parent_path().filename().string() : file.stem().string();
-  scenario.settings.bf16 = apply_hf_config(path, scenario, notes) == "bfloat16";
-  // The families read here have no hidden dropout at all and attention_dropout 0.0 in their published config.json.
+  // All but StarCoder2 have no hidden dropout at all and attention_dropout 0.0 in their published config.json.
   scenario.settings.hidden_dropout = scenario.settings.attention_dropout = 0.0;
+  scenario.settings.create_attention_mask_in_dataloader = false;  // as recipes have it: no fused attention reads one
+  scenario.settings.bf16 = apply_hf_config(path, scenario, notes) == "bfloat16";
   return scenario;
 }
 

@@ -52,4 +52,12 @@ class HfConfig {
 /// in no field.
 Model model_of(const HfConfig& config, const std::string& family, Scenario& scenario, Strings& notes);
 
+/// What its experts, its kinds of attention and of layers add.
+void mixture_of(const HfConfig& config, const std::string& family, Scenario& scenario, Model& model);
+
+/// The shortest pattern that says which layers see the whole sequence: none, every n-th, or one number a layer.
+Ints skip_pattern(const std::vector<bool>& windowed);
+/// Of a family whose activation Megatron's provider fixes.
+void activation_is(const HfConfig& config, const Strings& names);
+
 }  // namespace pipewright::scenario

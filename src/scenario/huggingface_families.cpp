@@ -57,24 +57,12 @@ std::string activation(const HfConfig& config) {
   throw config.error("hidden_act", fmt::format("unknown activation \"{}\"", name), known);
 }
 
-/// The shortest pattern that says which layers see the whole sequence: none, every n-th, or one number a layer.
-Ints skip_pattern(const std::vector<bool>& windowed) {
-  const auto full = std::ranges::find(windowed, false);
-  if (full == windowed.end()) return {};
-  const auto n = static_cast<std::size_t>(full - windowed.begin()) + 1;
-  bool regular = true;
-  for (std::size_t layer = 0; layer < windowed.size(); ++layer)
-    regular = regular && windowed[layer] == ((layer + 1) % n != 0);
-  if (regular) return {static_cast<Int>(n)};
-  return {windowed.begin(), windowed.end()};
-}
-
 /// Transformers' window counts the query itself, Megatron's stands beside it.
 void sliding_window(const HfConfig& config, Model& m, const std::string& family) {
-  const bool switched = family.starts_with("qwen") && family != "qwen3_next";
+  const bool switched = family.starts_with("qwen") && family != "qwen3_next" && !family.starts_with("qwen3_5");
   if (switched) config.knows({"sliding_window", "use_sliding_window", "max_window_layers", "layer_types"});
   const bool always = family == "mistral" || family == "mixtral" || family == "gpt_oss" || family == "phi3" ||
-                      family.starts_with("gemma");
+                      family == "starcoder2" || family.starts_with("gemma");
   if (!always && !(switched && config.boolean("use_sliding_window", false))) return;
   if (always) config.knows({"layer_types"});
   const OptInt width = config.optional_integer("sliding_window");
@@ -105,7 +93,7 @@ void sliding_window(const HfConfig& config, Model& m, const std::string& family)
 void dense(const HfConfig& config, Model& m, const std::string& family) {
   m.num_layers = config.integer("num_hidden_layers", 1, 1'000'000);
   m.hidden_size = config.integer("hidden_size");
-  m.ffn_hidden_size = config.integer("intermediate_size");
+  m.ffn_hidden_size = config.integer(family == "qwen3_5_moe_text" ? "moe_intermediate_size" : "intermediate_size");
   m.num_attention_heads = config.integer("num_attention_heads");
   m.num_query_groups = config.optional_integer("num_key_value_heads");
   m.kv_channels = config.optional_integer("head_dim");
@@ -125,13 +113,6 @@ void dense(const HfConfig& config, Model& m, const std::string& family) {
   sliding_window(config, m, family);
 }
 
-/// Of a family whose activation Megatron's provider fixes.
-void activation_is(const HfConfig& config, const Strings& names) {
-  for (const char* key : {"hidden_act", "hidden_activation"})
-    if (const auto name = config.string(key, names.front()); std::ranges::find(names, name) == names.end())
-      throw config.error(key, "\"" + name + "\" is not modelled", names);
-}
-
 // Megatron Bridge's models/gemma: tanh GELU, embeddings times sqrt(hidden_size); from Gemma 2 on norms on the outputs
 // of attention and MLP.
 void gemma(const HfConfig& config, Model& m, const std::string& family) {
@@ -148,203 +129,58 @@ void gemma(const HfConfig& config, Model& m, const std::string& family) {
     if (config.has(key)) *field = config.number(key, 0);
 }
 
-/// Experts in the last of every `step` layers; nothing for every layer.
-void experts_every(Int step, Model& m) {
-  if (step <= 1) return;
-  m.moe_layer_freq.clear();
-  for (Int layer = 0; layer < m.num_layers; ++layer) m.moe_layer_freq.push_back((layer + 1) % step == 0 ? 1 : 0);
-}
-
-// Transformers' configuration_llama4.py. Sequences of one attention chunk see what causal attention sees.
-void llama4(const HfConfig& config, Scenario& scenario, Model& m) {
-  m.moe_ffn_hidden_size = m.ffn_hidden_size;
-  m.moe_shared_expert_intermediate_size = m.ffn_hidden_size;
-  m.ffn_hidden_size = config.integer("intermediate_size_mlp");
-  m.num_moe_experts = config.integer("num_local_experts");
-  m.moe_router_topk = config.integer("num_experts_per_tok");
-  m.moe_router_score_function = "sigmoid";
-  scenario.settings.moe_apply_probs_on_input = true;
-  m.qk_l2_norm = config.boolean("use_qk_norm", true);
-  m.attention_chunk_size = config.optional_integer("attention_chunk_size");
-  experts_every(config.optional_integer("interleave_moe_layer_step").value_or(1), m);
-  config.knows({"layer_types"});  // chunked or full: the same within a chunk
-  if (const auto* list = config.list("moe_layers")) {
-    m.moe_layer_freq.assign(static_cast<std::size_t>(m.num_layers), 0);
-    for (const auto& layer : *list) {
-      if (!layer.is_number_integer() || layer.get<Int>() < 0 || layer.get<Int>() >= m.num_layers)
-        throw config.error("moe_layers", "expected layers, found " + layer.dump().substr(0, 60),
-                           {fmt::format("0 to {}", m.num_layers - 1)});
-      m.moe_layer_freq[static_cast<std::size_t>(layer.get<Int>())] = 1;
-    }
-    if (std::ranges::find(m.moe_layer_freq, 0) == m.moe_layer_freq.end()) m.moe_layer_freq = {1};
-  }
-  m.no_rope_freq = config.integers("no_rope_layers", m.num_layers);
-  for (Int& rotates : m.no_rope_freq) rotates = rotates == 0 ? 1 : 0;  // Megatron's 1: no rotation
-  if (m.no_rope_freq.empty()) m.no_rope_freq = {config.optional_integer("no_rope_layer_interval", 0).value_or(4)};
-}
-
-void mixtral(const HfConfig& config, Model& m) {
-  m.num_moe_experts = config.integer("num_local_experts");
-  m.moe_router_topk = config.integer("num_experts_per_tok");
-}
-
-// Megatron Bridge's models/gpt_oss/gpt_oss_bridge.py: what config.json does not say is fixed there too.
-void gpt_oss(const HfConfig& config, Model& m) {
-  mixtral(config, m);
-  m.moe_ffn_hidden_size = m.ffn_hidden_size;
-  config.knows({"experts_per_token"});
-  activation_is(config, {"silu"});
-  if (!config.boolean("attention_bias", true))
-    throw config.error("attention_bias", "GPT-OSS without biases of attention is not modelled", {"true"});
-  m.add_bias_linear = m.add_qkv_bias = true;
-  m.activation_func = "quick_gelu";
-  m.activation_func_clamp_value = config.number("swiglu_limit", 7);
-  m.glu_linear_offset = 1;
-  m.softmax_type = "learnable";
-  m.position_embedding_type = "yarn";
-}
-
-void qwen_moe(const HfConfig& config, Model& m, const std::string& family) {
-  if (family == "qwen2_moe") m.add_qkv_bias = config.boolean("qkv_bias", true);
-  m.num_moe_experts = config.integer("num_experts");
-  m.moe_router_topk = config.integer("num_experts_per_tok");
-  m.moe_ffn_hidden_size = config.integer("moe_intermediate_size");
-  m.moe_router_pre_softmax = !config.boolean("norm_topk_prob", false);  // renormalised: as softmax over the chosen
-  experts_every(config.optional_integer("decoder_sparse_step").value_or(1), m);
-  if (family != "qwen2_moe") return;
-  m.moe_shared_expert_intermediate_size = config.integer("shared_expert_intermediate_size");
-  m.moe_shared_expert_gate = true;
-}
-
-// Megatron Bridge's models/qwen/qwen3_next_bridge.py.
-void qwen3_next(const HfConfig& config, Model& m) {
-  m.moe_shared_expert_intermediate_size = config.integer("shared_expert_intermediate_size");
-  m.moe_shared_expert_gate = true;
-  m.layernorm_zero_centered_gamma = true;
-  m.qk_layernorm = true;
-  m.attention_output_gate = true;
-  m.experimental_attention_variant = "gated_delta_net";
-  m.linear_conv_kernel_dim = config.integer("linear_conv_kernel_dim");
-  m.linear_key_head_dim = config.integer("linear_key_head_dim");
-  m.linear_value_head_dim = config.integer("linear_value_head_dim");
-  m.linear_num_key_heads = config.integer("linear_num_key_heads");
-  m.linear_num_value_heads = config.integer("linear_num_value_heads");
-  const Strings kinds = config.strings("layer_types", {"linear_attention", "full_attention"});
-  if (kinds.empty()) {
-    m.linear_attention_freq = {config.optional_integer("full_attention_interval").value_or(4)};
-    return;
-  }
-  if (static_cast<Int>(kinds.size()) != m.num_layers)
-    throw config.error("layer_types", fmt::format("{} entries for {} layers", kinds.size(), m.num_layers));
-  std::vector<bool> linear;
-  for (const auto& kind : kinds) linear.push_back(kind == "linear_attention");
-  m.linear_attention_freq = skip_pattern(linear);
-  if (m.linear_attention_freq.empty()) m.linear_attention_freq = Ints(kinds.size(), 1);
-}
-
-// DeepSeek-V3's names for routed experts and predicted tokens, which hybrids took over.
-void routed_experts(const HfConfig& config, Model& m) {
-  m.num_moe_experts = config.integer("n_routed_experts");
-  m.moe_router_topk = config.integer("num_experts_per_tok");
-  m.moe_ffn_hidden_size = config.integer("moe_intermediate_size");
-  m.moe_router_num_groups = config.optional_integer("n_group");
-  m.moe_router_group_topk = config.optional_integer("topk_group");
-  if (config.has("routed_scaling_factor")) m.moe_router_topk_scaling_factor = config.number("routed_scaling_factor", 1);
-}
-
-void predicted_tokens(const HfConfig& config, Model& m) {
-  if (const Int mtp = config.optional_integer("num_nextn_predict_layers", 0).value_or(0); mtp > 0)
-    m.mtp_num_layers = mtp;
-}
-
-void deepseek(const HfConfig& config, Model& m) {
-  config.knows({"num_key_value_heads", "head_dim", "qk_head_dim", "norm_topk_prob"});
-  if (config.boolean("attention_bias", false))
-    throw config.error("attention_bias", "biases of latent attention are not modelled", {"false"});
-  m.multi_latent_attention = true;
-  m.qk_layernorm = true;
-  m.num_query_groups.reset();
-  m.kv_channels.reset();
-  m.q_lora_rank = config.optional_integer("q_lora_rank");
-  m.kv_lora_rank = config.integer("kv_lora_rank");
-  m.qk_head_dim = config.integer("qk_nope_head_dim");
-  m.qk_pos_emb_head_dim = config.integer("qk_rope_head_dim", 0);
-  m.v_head_dim = config.integer("v_head_dim");
-  routed_experts(config, m);
-  if (const OptInt shared = config.optional_integer("n_shared_experts", 0); shared && *shared > 0) {
-    m.moe_shared_expert_intermediate_size = *shared * *m.moe_ffn_hidden_size;
-  }
-  const Int dense_layers = config.optional_integer("first_k_dense_replace", 0).value_or(0);
-  if (dense_layers > 0) {
-    m.moe_layer_freq.clear();
-    for (Int layer = 0; layer < m.num_layers; ++layer) m.moe_layer_freq.push_back(layer < dense_layers ? 0 : 1);
-  }
-  m.moe_router_score_function = config.string("scoring_func", "sigmoid") == "softmax" ? "softmax" : "sigmoid";
-  m.moe_router_pre_softmax = m.moe_router_score_function == "softmax";
-  m.moe_router_enable_expert_bias = config.string("topk_method", "noaux_tc") == "noaux_tc";
-  predicted_tokens(config, m);
-}
-
-/// A hybrid's layers as Megatron writes them; transformers names them one by one (layers_block_type).
-std::string hybrid_pattern(const HfConfig& config) {
-  if (config.has("hybrid_override_pattern")) return config.string("hybrid_override_pattern", "");
-  const std::map<std::string, char> letters = {{"mamba", 'M'}, {"attention", '*'}, {"mlp", '-'}, {"moe", 'E'}};
-  std::string pattern;
-  for (const auto& kind : config.strings("layers_block_type", {"mamba", "attention", "mlp", "moe"}))
-    pattern += letters.at(kind);
-  if (pattern.empty()) config.lacks("hybrid_override_pattern");
-  return pattern;
-}
-
-// Megatron Bridge's models/nemotronh/nemotron_h_bridge.py.
-void nemotron_h(const HfConfig& config, Model& m) {
-  m.hybrid_layer_pattern = hybrid_pattern(config);
-  m.kv_channels =
-      config.has("head_dim") ? config.optional_integer("head_dim") : config.optional_integer("attention_head_dim");
-  m.position_embedding_type = "none";
-  m.layernorm_epsilon = config.number("layer_norm_epsilon", m.layernorm_epsilon);
+// Transformers' configuration_starcoder2.py: GPT's block with rotary embedding and grouped queries.
+void starcoder2(const HfConfig& config, Scenario& scenario, Model& m) {
+  m.normalization = "LayerNorm";
+  m.layernorm_epsilon = config.number("norm_epsilon", 1e-5);
   m.gated_linear_unit = false;
-  m.activation_func = "squared_relu";
-  if (const auto name = config.string("mlp_hidden_act", "relu2"); name != "relu2")
-    throw config.error("mlp_hidden_act", "\"" + name + "\" is not modelled", {"relu2"});
-  m.add_bias_linear = config.boolean("use_bias", false) || config.boolean("mamba_proj_bias", false) ||
-                      config.boolean("mlp_bias", false);
-  if (!config.boolean("use_conv_bias", true))
-    throw config.error("use_conv_bias", "Megatron's convolution has a bias", {"true"});
-  if (const Int width = config.optional_integer("conv_kernel").value_or(4); width != 4)
-    throw config.error("conv_kernel", fmt::format("{}: Megatron's convolution is 4 wide", width), {"4"});
-  m.mamba_num_heads = config.integer("mamba_num_heads");
-  m.mamba_head_dim = config.integer("mamba_head_dim");
-  m.mamba_num_groups = config.integer("n_groups");
-  m.mamba_state_dim = config.integer("ssm_state_size");
-  if (const Int chunk = config.optional_integer("chunk_size").value_or(128); chunk != 128)
-    m.other["mamba_chunk_size"] = std::to_string(chunk);
-  predicted_tokens(config, m);
-  // Sizes of parts that the pattern may lack.
-  config.knows({"n_shared_experts", "norm_topk_prob", "n_routed_experts", "num_experts_per_tok", "attention_head_dim",
-                "moe_intermediate_size", "moe_shared_expert_intermediate_size", "moe_latent_size", "n_group",
-                "topk_group", "routed_scaling_factor", "layers_block_type", "hidden_act", "rms_norm_eps"});
-  if (m.hybrid_layer_pattern->find('E') == std::string::npos) return;
-  routed_experts(config, m);
-  m.moe_shared_expert_intermediate_size = config.optional_integer("moe_shared_expert_intermediate_size");
-  m.moe_latent_size = config.optional_integer("moe_latent_size");
-  m.moe_router_score_function = "sigmoid";
-  m.moe_router_enable_expert_bias = true;
+  m.add_bias_linear = config.boolean("use_bias", true);
+  for (const auto& [key, only] : {std::pair("norm_type", "layer_norm"), std::pair("mlp_type", "default")})
+    if (const auto said = config.string(key, only); said != only)
+      throw config.error(key, "\"" + said + "\" is not modelled", {only});
+  // Embeddings and residuals are dropped alike, as Megatron's hidden_dropout does.
+  const double residual = config.number("residual_dropout", 0), embedding = config.number("embedding_dropout", 0);
+  if (residual != embedding)
+    throw config.error("embedding_dropout", "another dropout of embeddings than of residuals is not modelled");
+  scenario.settings.hidden_dropout = residual;
+  scenario.settings.attention_dropout = config.number("attention_dropout", 0);
+}
+
+// Megatron Bridge's models/nemotron/nemotron_bridge.py: Nemotron 3 and 4, Minitron.
+void nemotron(const HfConfig& config, Model& m) {
+  m.normalization = "LayerNorm";
+  m.layernorm_zero_centered_gamma = true;
+  m.layernorm_epsilon = config.number("norm_eps", 1e-5);
+  m.gated_linear_unit = false;
 }
 
 }  // namespace
 
+void activation_is(const HfConfig& config, const Strings& names) {
+  for (const char* key : {"hidden_act", "hidden_activation"})
+    if (const auto name = config.string(key, names.front()); std::ranges::find(names, name) == names.end())
+      throw config.error(key, "\"" + name + "\" is not modelled", names);
+}
+
+Ints skip_pattern(const std::vector<bool>& windowed) {
+  const auto full = std::ranges::find(windowed, false);
+  if (full == windowed.end()) return {};
+  const auto n = static_cast<std::size_t>(full - windowed.begin()) + 1;
+  bool regular = true;
+  for (std::size_t layer = 0; layer < windowed.size(); ++layer)
+    regular = regular && windowed[layer] == ((layer + 1) % n != 0);
+  if (regular) return {static_cast<Int>(n)};
+  return {windowed.begin(), windowed.end()};
+}
+
 Model model_of(const HfConfig& config, const std::string& family, Scenario& scenario, Strings& notes) {
   Model m;
   dense(config, m, family);
-  if (family == "mixtral") mixtral(config, m);
-  if (family == "qwen2_moe" || family == "qwen3_moe" || family == "qwen3_next") qwen_moe(config, m, family);
-  if (family == "qwen3_next") qwen3_next(config, m);
-  if (family == "nemotron_h") nemotron_h(config, m);
-  if (family == "gpt_oss") gpt_oss(config, m);
   if (family.starts_with("gemma")) gemma(config, m, family);
-  if (family == "llama4_text") llama4(config, scenario, m);
-  if (family == "deepseek_v3" || family == "kimi_k2") deepseek(config, m);
+  if (family == "starcoder2") starcoder2(config, scenario, m);
+  if (family == "nemotron") nemotron(config, m);
+  if (family == "glm") m.rotary_interleaved = true;  // modeling_glm.py, rotate_half
+  mixture_of(config, family, scenario, m);
   config.require();
   rope_scaling(config, m, notes);
   return m;

@@ -22,19 +22,6 @@ bool occupies(const Label& label) {
           label.lane == Lane::expert);
 }
 
-std::optional<std::size_t> kind_of(profile::Load load) {
-  switch (load) {
-    case profile::Load::matrix:
-      return 0;
-    case profile::Load::attention:
-      return 1;
-    case profile::Load::memory:
-      return 2;
-    default:
-      return std::nullopt;
-  }
-}
-
 /// Places in a coverage where the last range began and ended.
 struct Places {
   std::size_t from = 0, to = 0;

@@ -33,20 +33,6 @@ void add(Row& row, double ns) {
   for (auto& value : row) value += ns;
 }
 
-/// Column of the factor tables; none for kernels that do not slow (network, fixed times).
-std::optional<std::size_t> column(profile::Load load) {
-  switch (load) {
-    case profile::Load::matrix:
-      return 0;
-    case profile::Load::attention:
-      return 1;
-    case profile::Load::memory:
-      return 2;
-    default:
-      return std::nullopt;
-  }
-}
-
 bool computes(const model::Kernel& kernel) {
   return kernel.stream == model::Stream::compute && kernel.purpose == model::Purpose::compute;
 }
@@ -119,7 +105,7 @@ Collapser::Event Collapser::event(const model::Kernel& kernel, const Price& pric
   event.kernel = &kernel;
   event.on_gpu = !kernel.key.family.empty();
   event.computes = computes(kernel);
-  if (event.computes && event.on_gpu) event.kind = column(profile::family(kernel.key.family).load);
+  if (event.computes && event.on_gpu) event.kind = kind_of(profile::family(kernel.key.family).load);
   event.exchanges = slows_exchanges_ && kernel.stream == model::Stream::compute && kernel.purpose == model::Purpose::ep;
   event.host_ns = static_cast<double>(nanoseconds(price.host_us));
   event.cool_ns = static_cast<double>(whole_ns(price.time.ns / kernel.sm_share));

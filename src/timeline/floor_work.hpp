@@ -6,8 +6,10 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <vector>
 
 #include "collapse.hpp"
+#include "lines.hpp"
 
 namespace pipewright::timeline {
 
@@ -92,6 +94,23 @@ struct BothWork {
   PassWork forward, backward;
 };
 
+/// The host's own time around a chunk's passes and to enter a node of expert-parallel overlap.
+struct HostCalls {
+  HostCalls(const scenario::Scenario& scenario, const profile::Profiles& profiles) {
+    const double factor = replayed_host_factor(scenario, profiles);
+    const auto ns = [&](double us) { return static_cast<double>(nanoseconds(factor * us)); };
+    for (const char* name :
+         {"host.forward_begin_us", "host.forward_end_us", "host.backward_begin_us", "host.backward_end_us"})
+      pass += ns(profiles.scalar(name).value);
+    backward_end = ns(profiles.scalar("host.backward_end_us").value);
+    forward_node = ns(profiles.find_scalar("host.forward_node_us").value_or(0));
+    backward_node = ns(profiles.find_scalar("host.backward_node_us").value_or(0));
+  }
+  /// Until the last backward has been launched.
+  double calls(double passes) const { return passes * pass - backward_end; }
+  double pass = 0, backward_end = 0, forward_node = 0, backward_node = 0;
+};
+
 /// Nodes of a layer of experts under expert-parallel overlap, each its own stream's kernels. In a combined call forward
 /// and backward layers take turns (schedule/combined.cpp):
 ///
@@ -131,6 +150,14 @@ struct LayerPair {
     }
     return (std::max(compute, experts) - before) / settled;
   }
+};
+
+/// Layers under a choice of recompute, whatever the pipeline that they are spread over.
+struct LayerWorks {
+  std::vector<BothWork> kinds;
+  std::vector<std::uint32_t> kind;  ///< of each layer, by its number
+  std::vector<LayerPair> pairs;
+  double pairs_in_all = 0;  ///< of a microbatch, on all ranks
 };
 
 }  // namespace pipewright::timeline

@@ -20,6 +20,20 @@ inline constexpr int most_rounds = 8;
 /// `share`: of the step.
 inline bool settled(double before, double step, double share) { return std::abs(step - before) < share * step; }
 
+/// Place of a kernel's kind in tables of factors; none for those that do not slow (network, fixed times).
+inline std::optional<std::size_t> kind_of(profile::Load load) {
+  switch (load) {
+    case profile::Load::matrix:
+      return 0;
+    case profile::Load::attention:
+      return 1;
+    case profile::Load::memory:
+      return 2;
+    default:
+      return std::nullopt;
+  }
+}
+
 struct Pace {
   Pace(const scenario::Scenario& scenario, const profile::Profiles& profiles);
   /// Relative time of a kernel beside an NCCL kernel all the while, as capture measured it.

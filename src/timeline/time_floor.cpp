@@ -14,48 +14,18 @@
 #include <cmath>
 #include <limits>
 
-#include "floor_work.hpp"
+#include "floor_pieces.hpp"
 #include "lines.hpp"
 #include "pipewright/timeline.hpp"
 
 namespace pipewright::timeline {
 namespace {
 
-constexpr std::array<profile::Load, Work::kinds> loads = {profile::Load::matrix, profile::Load::attention,
-                                                          profile::Load::memory};
-
-/// The host's own time around a chunk's passes and to enter a node of expert-parallel overlap.
-struct HostCalls {
-  HostCalls(const scenario::Scenario& scenario, const profile::Profiles& profiles) {
-    const double factor = replayed_host_factor(scenario, profiles);
-    const auto ns = [&](double us) { return static_cast<double>(nanoseconds(factor * us)); };
-    for (const char* name :
-         {"host.forward_begin_us", "host.forward_end_us", "host.backward_begin_us", "host.backward_end_us"})
-      pass += ns(profiles.scalar(name).value);
-    backward_end = ns(profiles.scalar("host.backward_end_us").value);
-    forward_node = ns(profiles.find_scalar("host.forward_node_us").value_or(0));
-    backward_node = ns(profiles.find_scalar("host.backward_node_us").value_or(0));
-  }
-  /// Until the last backward has been launched.
-  double calls(double passes) const { return passes * pass - backward_end; }
-  double pass = 0, backward_end = 0, forward_node = 0, backward_node = 0;
-};
-
-class Floor {
+class Floor : FloorPieces {
  public:
-  Floor(const scenario::Scenario& scenario, const model::Stages& stages, const schedule::Config& config,
-        const profile::Profiles& profiles, const Prices& prices)
-      : stages_(stages),
-        config_(config),
-        prices_(prices),
-        law_(profiles.clock_law(scenario.settings.fp8 || scenario.settings.fp4 ? "fp8" : "bf16")),
-        gap_(static_cast<double>(nanoseconds(profiles.scalar("host.kernel_gap_us").value))),
-        host_(scenario, profiles) {
-    for (std::size_t i = 0; i < stages.pieces.size(); ++i) pieces_.push_back(passes(i));
-    if (!config.ep_overlap || of_pull_request()) return;
-    for (std::size_t i = 0; i < stages.pieces.size(); ++i)
-      if (of_experts(i)) pairs_.push_back(layer_pair(i));
-  }
+  using FloorPieces::FloorPieces;
+
+  using FloorPieces::works;
 
   Estimate find() const {
     double schedule = 0, most_after = 0, least_after = std::numeric_limits<double>::max();
@@ -75,9 +45,9 @@ class Floor {
       const auto [communication, compute] = alone(static_cast<int>(r), rank);
       const double head = std::max(gathered(r), gathered(0) + forward_chain);
       const double tail = std::max(after_last(r), after_last(0) + backward_chain);
-      schedule =
-          std::max({schedule, slowed(all, head + communication + tail, whole_optimizer(r), pairs_on(rank), head + tail),
-                    all.host + tail, all.communication + head + tail, all.experts + head + compute + tail});
+      schedule = std::max(
+          {schedule, slowed(all, head + communication + tail, whole_optimizer(r), pairs_on(rank), head + tail, pairs_),
+           all.host + tail, all.communication + head + tail, all.experts + head + compute + tail});
       forward_chain += first.forward.chain;
       backward_chain += first.backward.chain;
       const double after = optimizer(r, joined);
@@ -90,33 +60,23 @@ class Floor {
   /// However the layers are spread over these ranks and interleaved: the mean of all ranks, of which one takes as long.
   /// A rank's first forward comes after the embedding and a layer of every rank between, its last backward goes back
   /// through them.
-  /// `any_size`: of other pipelines over as many GPUs, too; what they share is work.
-  Estimate find_for_any_split(bool any_size) const {
+  /// `any_size`: of other pipelines over as many GPUs, too; what they share is work. `other`: whose pieces these are,
+  /// of each layer that part.
+  Estimate find_for_any_split(bool any_size, const LayerWorks* other, const std::vector<double>& part) const {
     const auto ranks = static_cast<double>(stages_.ranks.size());
-    PassWork all;
-    BothWork embedding, layer;
-    layer.forward.chain = layer.backward.chain = std::numeric_limits<double>::max();
-    double after = 0, whole = 0, finalize = 0, pairs = 0;
+    AnyLayers layers;
+    add_pieces(layers, other != nullptr, part);
+    if (other != nullptr) add_other(layers, *other, part);
+    const BothWork &embedding = layers.embedding, &layer = layers.least;
+    double after = 0, whole = 0, finalize = 0;
     for (std::size_t r = 0; r < stages_.ranks.size(); ++r) {
-      for (const auto& chunk : stages_.ranks[r].chunks)
-        for (std::size_t n = 0; n < chunk.pieces.size(); ++n) {
-          const BothWork& piece = pieces_[chunk.pieces[n]];
-          all.add(piece.forward, config_.microbatches);
-          all.add(piece.backward, config_.microbatches);
-          if (chunk.layers[n] >= 0 &&
-              piece.forward.chain + piece.backward.chain < layer.forward.chain + layer.backward.chain)
-            layer = piece;
-          else if (chunk.layers[n] < 0 && r == 0 && n == 0)
-            embedding = piece;
-        }
-      pairs += pairs_on(stages_.ranks[r]) / ranks;
       bool joined = false;
       after += optimizer(r, joined) / ranks;
       whole += whole_optimizer(r) / ranks;
       finalize += sum(stages_.ranks[r].finalize, prices_.finalize[r], 0) / ranks;
     }
     PassWork mean;
-    mean.add(all, 1 / ranks);
+    mean.add(layers.all, 1 / ranks);
     mean.host += host_.calls(config_.microbatches);  // of a chunk at least
     double before = 0;                               // of the mean rank
     if (any_size) after = finalize = 0;
@@ -124,12 +84,49 @@ class Floor {
       before = (ranks - 1) / ranks * (embedding.forward.chain + embedding.backward.chain) +
                (ranks - 1) * (ranks - 2) / 2 / ranks * (layer.forward.chain + layer.backward.chain);
     const double schedule =
-        std::max({slowed(mean, before + finalize, whole, pairs, before + finalize), mean.host + finalize,
-                  std::max(mean.communication, mean.experts) + before + finalize});
+        std::max({slowed(mean, before + finalize, whole, layers.pairs / ranks, before + finalize,
+                         other == nullptr ? pairs_ : other->pairs),
+                  mean.host + finalize, std::max(mean.communication, mean.experts) + before + finalize});
     return {static_cast<std::int64_t>(schedule), static_cast<std::int64_t>(after), 0};
   }
 
  private:
+  /// Of all layers, embedding and loss; the layer whose chain is the shortest.
+  struct AnyLayers {
+    PassWork all;
+    BothWork embedding, least;
+    double pairs = 0;
+  };
+  static double chain(const BothWork& work) { return work.forward.chain + work.backward.chain; }
+  void add_layer(AnyLayers& sum, const BothWork& work, double share) const {
+    sum.all.add(work.forward, share * config_.microbatches);
+    sum.all.add(work.backward, share * config_.microbatches);
+    if (share > 0 && (chain(sum.least) == 0 || chain(work) < chain(sum.least))) sum.least = work;
+  }
+  /// `part`: of each layer that others replace; empty: all of it, where there are others.
+  void add_pieces(AnyLayers& sum, bool others, const std::vector<double>& part) const {
+    for (std::size_t r = 0; r < stages_.ranks.size(); ++r) {
+      for (const auto& chunk : stages_.ranks[r].chunks)
+        for (std::size_t n = 0; n < chunk.pieces.size(); ++n) {
+          const BothWork& piece = pieces_[chunk.pieces[n]];
+          if (const int layer = chunk.layers[n]; layer >= 0) {
+            const double replaced = !others ? 0 : part.empty() ? 1 : part.at(static_cast<std::size_t>(layer));
+            add_layer(sum, piece, 1 - replaced);
+            continue;
+          }
+          sum.all.add(piece.forward, config_.microbatches);
+          sum.all.add(piece.backward, config_.microbatches);
+          if (r == 0 && n == 0) sum.embedding = piece;
+        }
+      if (!others) sum.pairs += pairs_on(stages_.ranks[r]);
+    }
+  }
+  void add_other(AnyLayers& sum, const LayerWorks& other, const std::vector<double>& part) const {
+    for (std::size_t layer = 0; layer < other.kind.size(); ++layer)
+      add_layer(sum, other.kinds[other.kind[layer]], part.empty() ? 1 : part.at(layer));
+    if (part.empty()) sum.pairs += other.pairs_in_all * config_.microbatches;
+  }
+
   /// With expert-parallel overlap forwards of the warm-up and as many last backwards run alone: one of the two streams
   /// is idle while the other works, but for the last layer of a pass. Idle times of compute and of the experts' stream.
   std::pair<double, double> alone(int r, const model::Rank& rank) const {
@@ -152,141 +149,9 @@ class Floor {
     return {passes * communication, passes * compute};
   }
 
-  /// What pull request 4268 defers runs at another place.
-  bool of_pull_request() const {
-    return config_.overlap_p2p_backward_on_comm_stream || config_.overlap_p2p_with_transformer_layer_wgrad ||
-           config_.overlap_p2p_wgrad_delayed_layer_number != 1;
-  }
-
-  double duration(const model::Kernel& kernel, const Price& price) const {
-    return gap_ + price.time.ns / kernel.sm_share;
-  }
-
-  /// `part`: of the microbatches that run it; what not all run is in no chain.
-  void add(PassWork& pass, const model::Kernel& kernel, const Price& price, bool node, bool expert,
-           double part = 1) const {
-    pass.host += part * us_to_ns(price.host_us);
-    if (kernel.key.family.empty()) return;
-    const double ns = part * duration(kernel, price);
-    const bool own = kernel.stream == model::Stream::compute;
-    if (part == 1 && (own || (node && kernel.stream == model::Stream::communication))) pass.chain += ns;
-    if (kernel.stream == model::Stream::communication) pass.communication += ns;
-    if (own && expert) pass.experts += ns;
-    if (own && !expert) pass.compute.add(work(kernel, ns));
-  }
-
-  static Work work(const model::Kernel& kernel, double ns) {
-    Work work;
-    const auto kind = std::ranges::find(loads, profile::family(kernel.key.family).load);
-    if (kernel.stream == model::Stream::compute && kernel.purpose == model::Purpose::compute && kind != loads.end())
-      work.by_kind[static_cast<std::size_t>(kind - loads.begin())] = ns;
-    else
-      work.fixed = ns;
-    return work;
-  }
-
-  /// Of steps on a stream of their own; what not all microbatches run is left out, or all that is waited for.
-  Work way(std::size_t piece, const std::vector<model::Step>& steps, const Work& one_after_the_other) const {
-    using Does = model::Step::Kind;
-    LongestWay way;
-    for (const model::Step& step : steps) {
-      if (!runs_always(step)) continue;
-      if (step.kind == Does::launch) {
-        const model::Kernel& kernel = stages_.pieces[piece].kernels[step.index];
-        const Price& price = prices_.pieces[piece][step.index];
-        const bool on_gpu = !kernel.key.family.empty();
-        way.launch(kernel.stream, on_gpu ? work(kernel, duration(kernel, price)) : Work{}, us_to_ns(price.host_us),
-                   on_gpu);
-      } else if (step.kind == Does::wait) {
-        way.wait(static_cast<model::Stream>(step.index));
-      } else if (step.kind == Does::synchronize) {
-        way.synchronize(static_cast<model::Stream>(step.index));
-      }
-    }
-    return way.own().cool() > one_after_the_other.cool() ? way.own() : one_after_the_other;
-  }
-
-  double part_of_microbatches(const model::Step& step) const {
-    const int runs = std::min(step.before_microbatch, config_.microbatches) - std::max(step.from_microbatch, 0);
-    return std::max(0, runs) / static_cast<double>(config_.microbatches);
-  }
-  bool runs_always(const model::Step& step) const { return part_of_microbatches(step) == 1; }
-
-  BothWork passes(std::size_t index) const {
-    const model::Piece& piece = stages_.pieces[index];
-    BothWork result;
-    const auto run = [&](PassWork& pass, const std::vector<model::Step>& steps, bool expert) {
-      PassWork one;
-      for (const model::Step& step : steps)
-        if (step.kind == model::Step::Kind::launch)
-          add(one, piece.kernels[step.index], prices_.pieces[index][step.index], !piece.nodes.empty(), expert,
-              part_of_microbatches(step));
-      if (!expert) one.way = way(index, steps, one.compute);
-      pass.add(one);
-    };
-    run(result.forward, piece.forward, false);
-    run(result.backward, piece.backward, false);
-    for (const auto& node : piece.nodes) {
-      using Name = schedule::Node::Name;
-      const bool expert = node.name == Name::moe_dispatch || node.name == Name::moe_combine;
-      run(result.forward, node.forward, expert);
-      run(result.backward, node.backward, expert);
-      run(result.backward, node.weight_gradient, expert);
-      if (node.name == Name::loss) continue;
-      result.forward.host += host_.forward_node;
-      result.backward.host += host_.backward_node;
-      // What the pull request defers comes after all else.
-      if (config_.delay_wgrad_compute && !node.weight_gradient.empty() && !of_pull_request())
-        result.backward.host += host_.backward_node;
-    }
-    return result;
-  }
-
-  bool of_experts(std::size_t piece) const {
-    return std::ranges::any_of(stages_.pieces[piece].nodes, [](const model::NodeSteps& node) {
-      return node.name == schedule::Node::Name::moe_dispatch;
-    });
-  }
-
-  LayerPair layer_pair(std::size_t index) const {
-    using Name = schedule::Node::Name;
-    const model::Piece& piece = stages_.pieces[index];
-    LayerPair pair;
-    for (const auto& node : piece.nodes) {
-      const auto at = node.name == Name::moe_dispatch  ? LayerPair::dispatch
-                      : node.name == Name::mlp         ? LayerPair::mlp
-                      : node.name == Name::moe_combine ? LayerPair::combine
-                                                       : LayerPair::attention;
-      if (at == LayerPair::attention && node.name != Name::pre_dispatch_computation) continue;
-      const auto sum_of = [&](const std::vector<model::Step>& steps) {
-        PassWork pass;
-        for (const model::Step& step : steps)
-          if (step.kind == model::Step::Kind::launch && runs_always(step) &&
-              piece.kernels[step.index].stream == model::Stream::compute)
-            add(pass, piece.kernels[step.index], prices_.pieces[index][step.index], true, false);
-        pass.way = way(index, steps, pass.compute);
-        return pass;
-      };
-      pair.forward[at] = sum_of(node.forward);
-      pair.backward[at] = sum_of(node.backward);
-      pair.weight[at] = sum_of(node.weight_gradient);
-    }
-    return pair;
-  }
-
-  /// Of a forward and a backward of a layer of experts in a step, those that surely meet another such in their call.
-  double pairs_on(const model::Rank& rank) const {
-    if (pairs_.empty()) return 0;
-    double pairs = 0;
-    for (const auto& chunk : rank.chunks)
-      for (std::size_t n = 0; n < chunk.pieces.size(); ++n)
-        if (chunk.layers[n] >= 0) pairs += of_experts(chunk.pieces[n]) ? 1 : -1;
-    return std::max(0.0, pairs) * config_.microbatches;
-  }
-
-  double least_pair(const Slower& factors) const {
-    double least = pairs_.empty() ? 0 : std::numeric_limits<double>::max();
-    for (const LayerPair& pair : pairs_)
+  double least_pair(const Slower& factors, const std::vector<LayerPair>& pairs) const {
+    double least = pairs.empty() ? 0 : std::numeric_limits<double>::max();
+    for (const LayerPair& pair : pairs)
       least = std::min(least, pair.least(config_.ep_overlap_early_attn_memory_release,
                                          [&](const PassWork& node) { return node.on_stream(factors); }));
     return least;
@@ -343,16 +208,17 @@ class Floor {
 
   /// The least time in which a rank that is idle for `idle` does its work: clock and duty fit each other. `after`: of
   /// the step, in which it may be idle too. `pairs` of layers one after the other with that much beside bound it, too.
-  double slowed(const PassWork& all, double idle, double after, double pairs = 0, double beside_pairs = 0) const {
+  double slowed(const PassWork& all, double idle, double after, double pairs, double beside_pairs,
+                const std::vector<LayerPair>& kinds) const {
     const double cool = std::max(std::max(all.compute.cool(), all.way.cool()) + idle,
-                                 pairs > 0 ? pairs * least_pair(slower(0)) + beside_pairs : 0);
+                                 pairs > 0 ? pairs * least_pair(slower(0), kinds) + beside_pairs : 0);
     if (!law_) return cool;
     const auto at = [&](double duty) {
       const Slower factors = slower(duty);
       double time = all.on_stream(factors) + idle, load = 0;
       for (std::size_t k = 0; k < Work::kinds; ++k)
         load += all.compute.by_kind[k] * factors[k] * law_->weight(loads[k]);
-      if (pairs > 0) time = std::max(time, pairs * least_pair(factors) + beside_pairs);
+      if (pairs > 0) time = std::max(time, pairs * least_pair(factors, kinds) + beside_pairs);
       return std::pair{time, time > 0 ? load / (time + after) : 0};
     };
     double low = 0, high = 2;  // duties: kinds may weigh more than the layer that the law was measured with
@@ -363,15 +229,6 @@ class Floor {
     }
     return std::max(cool, at(low).first);
   }
-
-  const model::Stages& stages_;
-  const schedule::Config& config_;
-  const Prices& prices_;
-  std::optional<profile::ClockLaw> law_;
-  double gap_;
-  HostCalls host_;
-  std::vector<BothWork> pieces_;
-  std::vector<LayerPair> pairs_;  ///< of every kind of layer of experts
 };
 
 }  // namespace
@@ -381,10 +238,18 @@ Estimate floor(const scenario::Scenario& scenario, const model::Stages& stages, 
   return Floor(scenario, stages, config, profiles, prices).find();
 }
 
+std::shared_ptr<const LayerWorks> layer_works(const scenario::Scenario& scenario, const model::Stages& stages,
+                                              schedule::Config config, const profile::Profiles& profiles,
+                                              const Prices& prices) {
+  constexpr int many = 1 << 30;
+  config.microbatches = many;
+  return std::make_shared<const LayerWorks>(Floor(scenario, stages, config, profiles, prices).works());
+}
+
 Estimate floor_of_any_split(const scenario::Scenario& scenario, const model::Stages& stages,
                             const schedule::Config& config, const profile::Profiles& profiles, const Prices& prices,
-                            bool any_size) {
-  return Floor(scenario, stages, config, profiles, prices).find_for_any_split(any_size);
+                            bool any_size, const LayerWorks* other, const std::vector<double>& part) {
+  return Floor(scenario, stages, config, profiles, prices).find_for_any_split(any_size, other, part);
 }
 
 }  // namespace pipewright::timeline

@@ -1,7 +1,8 @@
 // What a training loop prints: step times and memory (megatron/training/training.py, training_log; utils,
-// report_memory), and the line that says why it ended.
+// report_memory).
 #include <algorithm>
 
+#include "log_lines.hpp"
 #include "pipewright/regex.hpp"
 #include "pipewright/trial.hpp"
 
@@ -10,17 +11,6 @@ namespace {
 
 // As long as the numbers of a run: longer ones are no line of a training loop.
 const std::string whole_group = R"((\d{1,9}))", number_group = R"((\d{1,12}(?:\.\d{0,12})?))";
-
-template <class Each>
-void each_line(std::string_view text, const Each& body) {
-  for (std::size_t at = 0; at < text.size();) {
-    const auto end = std::min(text.find_first_of("\n\r", at), text.size());  // \r: bars of progress
-    body(text.substr(at, end - at));
-    at = end + 1;
-  }
-}
-
-bool holds(std::string_view line, std::string_view what) { return line.find(what) != std::string_view::npos; }
 
 Bytes of_mebibytes(const std::string& text) {
   return Bytes(static_cast<std::int64_t>(std::stod(text) * 1024 * 1024 + 0.5));
@@ -67,6 +57,8 @@ void read_memory(std::string_view line, Log& log) {
     *known = memory;
 }
 
+}  // namespace
+
 std::string shortened(std::string_view line) {
   constexpr std::size_t longest = 300;
   const auto from = line.find_first_not_of(" \t\r"), to = line.find_last_not_of(" \t\r");
@@ -74,8 +66,6 @@ std::string shortened(std::string_view line) {
   line = line.substr(from, to - from + 1);
   return std::string(line.substr(0, longest)) + (line.size() > longest ? "..." : "");
 }
-
-}  // namespace
 
 std::string_view name(Status status) {
   constexpr std::string_view names[] = {"ok", "out of memory", "failed", "timed out", "interrupted", "not run"};
@@ -94,40 +84,6 @@ Log read_log(std::string_view text) {
   });
   log.steps = steps.exact.empty() ? std::move(steps.rounded) : std::move(steps.exact);
   return log;
-}
-
-Failure failure_of(std::string_view text, int exit_status) {
-  // Who speaks: torchrun's --tee and PyTorch's excepthook ("[rank3]: "), srun -l ("3: ").
-  static const Regex speaker(R"(^((\[[a-z]+\d+\]|\d+): ?)+)"),
-      memory_line(
-          "CUDA out of memory|OutOfMemoryError|CUDA error: out of memory|Cuda failure.*out of memory|"
-          "_STATUS_ALLOC_FAILED"),
-      raised(R"(^([A-Za-z_.]*(Error|Exception|Interrupt)\b|\S+\.py: error: ))"), no_words(R"(^[A-Za-z_.]*$)"),
-      worker(R"(failed \(exitcode: (-?\d{1,9})\))");
-  std::string memory, error, last, before, worker_status;
-  bool launcher_speaks = false;
-  each_line(text, [&](std::string_view line) {
-    const auto said = shortened(line);
-    if (said.empty()) return;
-    const auto whose = speaker.first_in(said);
-    const auto words = whose.empty() ? said : shortened(said.substr(whose.front().size()));
-    // torchrun's own report of a failed worker and srun's come last and say nothing.
-    if (const auto m = worker.first_in(said); !m.empty()) worker_status = m[1], launcher_speaks = true;
-    const bool of_launcher = launcher_speaks || holds(said, "ChildFailedError") ||
-                             holds(said, "torch.distributed.elastic") || said.starts_with("srun: ");
-    if (memory.empty() && memory_line.found_in(said)) memory = said;
-    if (error.empty() && !holds(said, "ChildFailedError") && raised.found_in(words)) {
-      error = said;
-      if (no_words.found_in(words) && !before.empty()) error += ": " + before;  // `assert x` without a text
-    }
-    if (!of_launcher) last = said;
-    before = words;
-  });
-  if (!memory.empty()) return {Status::out_of_memory, memory, true};
-  if (!error.empty()) return {Status::failed, error, true};
-  const std::string of_worker = worker_status.empty() ? "" : " (a worker's: " + worker_status + ")";
-  return {Status::failed, "exit status " + std::to_string(exit_status) + of_worker +
-                              (last.empty() ? ", nothing was printed" : "; last line: " + last)};
 }
 
 }  // namespace pipewright::trial

@@ -44,6 +44,17 @@ std::string wrong_verdict(const Run& run) {
   return "";
 }
 
+/// With the lines before it: a traceback's end says where.
+std::string failure_text(const Run& run) {
+  const bool by_name = run.cause != Cause::none && run.status != Status::out_of_memory;
+  std::string out =
+      fmt::format("- {} {}{}: {}{} ({})\n", run.candidate.name, name(run.status),
+                  by_name ? fmt::format(" ({})", name(run.cause)) : "", run.reason, wrong_verdict(run), run.log);
+  if (run.status == Status::out_of_memory) return out;
+  for (const auto& line : run.lines) out += fmt::format("    {}\n", line);
+  return out;
+}
+
 /// One kind of work on one rank; measured figures brought from the recorded to the unrecorded step.
 struct Difference {
   int rank;
@@ -142,8 +153,7 @@ std::string text(const std::vector<Run>& runs) {
     if (run.candidate.label != run.candidate.name)
       remarks += fmt::format("- {}: {}\n", run.candidate.name, run.candidate.label);
     if (!run.reason.empty())
-      remarks += fmt::format("- {} {}: {}{} ({})\n", run.candidate.name, name(run.status), run.reason,
-                             wrong_verdict(run), run.log);
+      remarks += failure_text(run);
     else if (const auto wrong = wrong_verdict(run); !wrong.empty())
       remarks += fmt::format("- {}: {}\n", run.candidate.name, wrong);
     for (const auto& note : run.notes) remarks += fmt::format("- {}: {}\n", run.candidate.name, note);
@@ -185,7 +195,9 @@ std::string json(const std::vector<Run>& runs) {
     rows.push_back({{"name", run.candidate.name},
                     {"label", run.candidate.label},
                     {"status", name(run.status)},
+                    {"cause", run.cause == Cause::none ? Json() : Json(name(run.cause))},
                     {"reason", run.reason},
+                    {"lines", run.lines},
                     {"log", run.log},
                     {"step_ms", run.step_ms ? Json(*run.step_ms) : Json()},
                     {"samples_ms", run.samples_ms},

@@ -98,7 +98,7 @@ check(pipe("simulate", SCENARIO, *short_names).stdout == pipe("simulate", SCENAR
 over = json.loads(pipe("sweep", SCENARIO, "--over", "tp=4,8", "--json", "-").stdout)
 check([r["settings"] for r in over["rows"]] == [{"tensor_model_parallel_size": 4}, {"tensor_model_parallel_size": 8}], "short names of a sweep")
 
-for wrong, near in (("a100-sxm", None), ("h100", "h100-sxm"), ("h200_sxm", "h200-sxm"), ("b300-sxm", None)):
+for wrong, near in (("a100-sxm", None), ("h100", "h100-sxm"), ("h200_sxm", "h200-sxm"), ("b400-sxm", None)):
     said = pipe("simulate", SCENARIO, "--profile", wrong)
     check(said.returncode == 2 and "allowed: " in said.stderr, f"{wrong}: the list")
     check((f'did you mean "{near}"' in said.stderr) if near else ("did you mean" not in said.stderr), f"{wrong}: {said.stderr}")

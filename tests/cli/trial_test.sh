@@ -66,8 +66,9 @@ grep -q '"measured_order"' "$work/p.json" || fail 'no JSON'
 expect 1 'out of memory: [rank1]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 3.91 GiB' small.yaml \
   --out "$work/o" --no-record -- "$launcher" oom '{steps}' '{flags}'
 shows 'it was predicted to fit' "$work/o/given.log" 'nothing ran to its end'
-expect 1 'failed: AssertionError: the layout has 7 stages' small.yaml --out "$work/a" --no-record -- "$launcher" assert \
+expect 1 'failed (assertion): AssertionError: the layout has 7 stages' small.yaml --out "$work/a" --no-record -- "$launcher" assert \
   '{steps}' '{flags}'
+shows '    File "megatron/training/arguments.py", line 1, in validate_args'
 expect 1 'ended without a step time' small.yaml --out "$work/s" --no-record -- "$launcher" silent '{steps}' '{flags}'
 expect 1 'timed out: still running after 1 s, 3 steps done; killed' small.yaml --limit 1 --out "$work/h" --no-record -- \
   "$launcher" hang '{steps}' '{flags}'
@@ -81,17 +82,67 @@ sleep 0.2
 ! alive "$(cat "$work/seen.worker")" || fail 'a worker outlived the limit'
 
 # Ctrl-C leaves what was measured.
-"$program" trial "$work/plan.json" --top 1 --out "$work/i" --no-record -- sh -c \
+"$program" trial "$work/plan.json" --top 2 --out "$work/i" --no-record -- sh -c \
   'case {name} in best) m=ok ;; *) m=hang ;; esac; exec '"$launcher"' $m {steps} {flags}' >"$work/output" 2>&1 &
 pid=$!
 for _ in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
-  [ -e "$work/i/best.yaml" ] && [ -e "$work/i/given.log" ] && break
+  [ -e "$work/i/best.yaml" ] && [ -e "$work/i/alternative-1.log" ] && break
   sleep 0.5
 done
 sleep 0.5
 kill -INT $pid
 wait $pid
 [ $? = 0 ] || fail 'an interrupted trial that has measured something ends with 0'
-shows 'fastest: best'
+shows 'fastest: best' 'alternative-1  interrupted'
+
+# --resume runs what is missing: the interrupted one, with another command all of them.
+echo 0 >"$work/runs"
+counted='echo run >>'$work'/runs; case {name} in best) m=ok ;; *) m=${MODE:-ok} ;; esac; exec '$launcher' $m {steps} {flags}'
+count() { [ "$(wc -l <"$work/runs")" = $(($1 + 1)) ] || fail "$(wc -l <"$work/runs") runs, not $1 and a line"; }
+MODE=assert expect 0 'failed (assertion)' "$work/plan.json" --top 2 --out "$work/r" --no-record -- sh -c "$counted"
+count 2
+expect 0 'best: taken over from an earlier trial' "$work/plan.json" --top 2 --out "$work/r" --no-record --resume -- sh -c "$counted"
+count 3
+shows 'order measured:'
+expect 0 'alternative-1: taken over' "$work/plan.json" --top 2 --out "$work/r" --no-record --resume -- sh -c "$counted"
+count 3
+expect 0 'order measured:' "$work/plan.json" --top 2 --out "$work/r" --no-record --resume -- sh -c "$counted --more"
+count 5
+expect 0 'order measured:' "$work/plan.json" --top 2 --out "$work/r" --no-record -- sh -c "$counted --more"
+count 7
+MODE=oom expect 0 '- alternative-1 out of memory' "$work/plan.json" --top 2 --out "$work/r" --no-record -- sh -c "$counted"
+expect 0 '- alternative-1 out of memory' "$work/plan.json" --top 2 --out "$work/r" --no-record --resume -- sh -c "$counted"
+count 9
+: >"$work/r/best.ended.json"
+expect 0 'order measured:' "$work/plan.json" --top 2 --out "$work/r" --no-record --resume -- sh -c "exec $launcher ok {steps} {flags}"
+
+# A full disk: what was measured is told, what could not be kept too, and the next run is run.
+mkdir "$work/d"
+ln -s /dev/full "$work/d/alternative-1.log"
+mkdir -p "$work/d/best.yaml/no file"
+expect 0 'fastest: best' "$work/plan.json" --top 2 --out "$work/d" --no-record -- "$launcher" ok '{steps}' '{flags}'
+shows 'alternative-1   failed' 'best: not kept: '
+expect 1 'nothing ran to its end' small.yaml --out /dev/null/no --no-record -- "$launcher" ok '{steps}' '{flags}'
+shows 'cannot write'
+
+# A second Ctrl-C kills what does not end when it is asked to, with its workers, and still tells what was measured.
+rm -f "$work/seen.worker"
+"$program" trial "$work/plan.json" --top 2 --out "$work/j" --no-record -- sh -c \
+  'case {name} in best) exec '"$launcher"' ok {steps} {flags} ;; esac
+   trap "" TERM INT; sleep 600 & echo $! >'"$work"'/stubborn; while :; do wait; done' >"$work/output" 2>&1 &
+pid=$!
+for _ in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
+  [ -s "$work/stubborn" ] && break
+  sleep 0.5
+done
+began=$(date +%s)
+kill -INT $pid
+sleep 0.3
+kill -INT $pid
+wait $pid
+[ $? = 0 ] || fail 'a trial that was interrupted twice and has measured something ends with 0'
+[ $(($(date +%s) - began)) -lt 4 ] || fail 'the second Ctrl-C waited'
+! alive "$(cat "$work/stubborn")" || fail 'a worker outlived the second Ctrl-C'
+shows 'fastest: best' 'alternative-1  interrupted'
 
 exit $failed

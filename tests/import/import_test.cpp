@@ -153,7 +153,7 @@ TEST_CASE("mixture of experts: grouped GEMMs on their own streams, routers, all-
   CHECK(fc1.situ_ns == doctest::Approx(2.7e6).epsilon(0.05));
   CHECK(time_of(step, "gemm.grouped.bf16.tn", {4, 8192, 4096, 14336}).situ_ns == doctest::Approx(1.55e6).epsilon(0.05));
   CHECK(time_of(step, "moe.sort_chunks", {8192, 4096}).sample.count == 128);
-  CHECK(time_of(step, "moe.router.topk.forward", {4096, 8}).sample.count == 32);
+  CHECK(time_of(step, "moe.router.topk_aux.forward", {4096, 8}).sample.count == 32);
 
   const auto overlapped = scenario::read("../measured/e_ov_dw.yaml");
   const auto nodes =

@@ -98,8 +98,8 @@ TEST_CASE("a product is taken cool, however long its short run was; its kin foll
     CHECK(ratio(p) == doctest::Approx(ratio(derived)));
   }
   // The cast in front of it is not the product's.
-  CHECK(p.time({"gemm.nvfp4.tn", {4096, 4096, 4096}})->ns ==
-        doctest::Approx(Tables::cool_ns(4096, 4096, 4096)).epsilon(0.01));
+  CHECK(p.time({"gemm.nvfp4.tn", {2048, 2048, 2048}})->ns ==
+        doctest::Approx(Tables::cool_ns(2048, 2048, 2048)).epsilon(0.01));
 }
 
 TEST_CASE("an FP8 product lasts no longer than either of the tables that hold it and more") {
@@ -122,17 +122,54 @@ TEST_CASE("a cast to MXFP8 takes longer than its bytes, as it was measured") {
   CHECK(p.time({"quantize.nvfp4", {8192, 8192}})->ns == doctest::Approx(mxfp8 * 2.689 / 1.823).epsilon(0.001));
 }
 
-TEST_CASE("a large NVFP4 product of a GB300 is cuBLAS' on a B300; others are what their table has") {
+TEST_CASE("a large NVFP4 product is cuBLAS', where somebody told of it and the table's is slower") {
   const Tables made("tables-nvfp4");
-  const auto over = [&](const char* gpu, const std::string& ending, std::int64_t size) {
+  const auto ns = [&](const char* gpu, const std::string& family, std::int64_t size) {
     const auto p = tables::import_tables({made.folder(), ""}, h200(), data_sheet(gpu)).profile;
-    const std::vector<std::int64_t> dims = {size, size, size};
-    return p.time({"gemm.nvfp4.tn" + ending, dims})->ns / p.time({"gemm.mxfp8.tn" + ending, dims})->ns;
+    return p.time({family, {size, size, size}})->ns;
   };
-  for (const char* ending : {"", ".acc_f32"}) {
-    CHECK(over("gb300-nvl72", ending, 8192) == doctest::Approx(3.764 / 7.161).epsilon(0.001));
-    CHECK(over("gb300-nvl72", ending, 4096) > 0.9);
-    CHECK(over("gb200-nvl72", ending, 8192) > 0.9);
+  // Of a B300: 0.526 of MXFP8, from half a TFLOP on. Of a B200 (and a GB200, 1.073 times as fast): a cube's time.
+  CHECK(ns("gb300-nvl72", "gemm.nvfp4.tn", 8192) ==
+        doctest::Approx(3.764 / 7.161 * ns("gb300-nvl72", "gemm.mxfp8.tn", 8192)).epsilon(0.001));
+  CHECK(ns("gb300-nvl72", "gemm.nvfp4.tn", 4096) > 0.9 * ns("gb300-nvl72", "gemm.mxfp8.tn", 4096));
+  CHECK(ns("b200-sxm", "gemm.nvfp4.tn", 8192) == doctest::Approx(205e3).epsilon(0.001));
+  CHECK(ns("gb200-nvl72", "gemm.nvfp4.tn", 8192) == doctest::Approx(205e3 / 1.073).epsilon(0.001));
+  CHECK(ns("b200-sxm", "gemm.nvfp4.tn", 2048) > 0.9 * ns("b200-sxm", "gemm.mxfp8.tn", 2048));
+}
+
+TEST_CASE("the shipped profiles of Blackwell are what their tables make of the H200 as it is now") {
+  const auto shipped = [](const char* name) {
+    return load(std::string("../../profiles/") + name + ".json", {"test", 0});
+  };
+  const auto check = [&](const char* name, const std::vector<Profile>& told) {
+    CAPTURE(name);
+    const auto again = tables::complete(h200(), data_sheet(name), told).profile;
+    const auto is = shipped(name);
+    REQUIRE(again.samples.size() == is.samples.size());
+    for (const auto& [family, samples] : again.samples) {
+      CAPTURE(family);
+      REQUIRE(is.samples.at(family).size() == samples.size());
+      for (std::size_t i = 0; i < samples.size(); ++i) {
+        CHECK(is.samples.at(family)[i].ns == doctest::Approx(samples[i].ns).epsilon(2e-3));
+        CHECK(std::abs(is.samples.at(family)[i].spread - samples[i].spread) < 2e-3);
+      }
+    }
+  };
+  for (const char* name : {"b200-sxm", "gb200-nvl72", "gb300-nvl72"}) check(name, {shipped(name)});
+  check("b300-sxm", {shipped("gb300-nvl72"), shipped("b200-sxm")});
+}
+
+TEST_CASE("attention on Blackwell is cuDNN's where it was published; other heads follow by their length") {
+  const Tables made("tables-cudnn");
+  const auto p = tables::import_tables({made.folder(), ""}, h200(), data_sheet("gb200-nvl72")).profile;
+  const Profile derived = derive(h200(), data_sheet("gb200-nvl72"));
+  CHECK(p.time({"attention.forward.bf16", {2, 8192, 8192, 64, 8, 128}})->ns == doctest::Approx(1397e3));
+  CHECK(p.time({"attention.backward.bf16", {2, 4096, 4096, 64, 8, 128}})->ns == doctest::Approx(1198e3));
+  CHECK(p.time({"attention.mla.forward.bf16", {2, 4096, 4096, 128, 192, 128}})->ns == doctest::Approx(977e3));
+  const double factor = 1397e3 / derived.time({"attention.forward.bf16", {2, 8192, 8192, 64, 8, 128}})->ns;
+  for (const auto& s : derived.samples.at("attention.forward.bf16")) {
+    if (s.dims[1] != 8192) continue;
+    CHECK(p.time({"attention.forward.bf16", s.dims})->ns == doctest::Approx(factor * s.ns).epsilon(0.001));
   }
 }
 

@@ -43,6 +43,15 @@ TEST_CASE("a norm on an output keeps the output and a statistic of every row") {
   CHECK(kept(with(llama(), {"post_layernorm=true"})) - kept(llama()) == 2 * (2 * tokens * hidden + 4 * tokens));
 }
 
+TEST_CASE("a norm over all heads keeps what norms of heads keep, but for a statistic a token, and has their weights") {
+  const auto alike = with(llama(), {"num_query_groups=32", "qk_layernorm=true"});
+  const auto whole = with(alike, {"qk_layernorm_whole=true"});
+  CHECK(kept(alike) - kept(whole) == 4 * tokens * (2 * 32 - 2));
+  const auto counted = [](const scenario::Scenario& s) { return parameters(pipewright::test::build(s)); };
+  const std::int64_t head = queries / 32;
+  CHECK(counted(whole) - counted(alike) == alike.model.num_layers * (2 * queries - 2 * head));
+}
+
 TEST_CASE("an L2 norm keeps q and, with k, the whole projection") {
   const std::int64_t heads = 32 + 8, mixed = 2 * tokens * (queries + 2 * keys);
   CHECK(kept(with(llama(), {"qk_l2_norm=true"})) - kept(llama()) == mixed + 2 * tokens * queries + 4 * tokens * heads);

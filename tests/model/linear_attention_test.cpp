@@ -124,13 +124,39 @@ TEST_CASE("parameters of a gated delta net: projections, convolution, two number
   CHECK(std::abs(static_cast<double>(count(whole)) / 1e9 - 79.67) < 0.01);
 }
 
+// gpt_builders.py: a depth's layer has the spec of the last decoder layer.
+TEST_CASE("multi-token prediction beside delta nets has the attention of the last layer") {
+  for (const auto& [frequency, linear] : {std::pair("linear_attention_freq=[4]", false),
+                                          std::pair("linear_attention_freq=[1, 0, 1, 0, 1, 0, 1, 1]", true)}) {
+    CAPTURE(std::string(frequency));
+    const auto without = with(qwen3_next(), {frequency}), depth = with(without, {"mtp_num_layers=1"});
+    CHECK_NOTHROW(scenario::refuse_unmodelled(depth));
+    const auto stages = test::build(depth);
+    int delta = 0, softmax = 0;
+    for (const auto& piece : stages.pieces) {
+      check_balance(piece);
+      if (launches(piece.forward, piece, "cat") == 0 || launches(piece.forward, piece, "small") == 0) continue;
+      delta += launches(piece.forward, piece, "gated_delta.conv.forward");
+      softmax += launches(piece.forward, piece, "attention.forward.bf16");
+    }
+    CHECK((delta == (linear ? 1 : 0) && softmax == (linear ? 0 : 1)));
+    // A depth has its layer's parameters, a projection of both halves and three norms.
+    const auto shorter = with(without, {linear ? "linear_attention_freq=[1, 0, 1, 0, 1, 0, 1]"
+                                               : "linear_attention_freq=[1, 1, 1, 0, 1, 1, 1]",
+                                        "num_layers=7"});
+    const auto layer = parameters(test::build(without)) - parameters(test::build(shorter));
+    CHECK(parameters(stages) - parameters(test::build(without)) == layer + 2 * 2048 * 2048 + 3 * 2048);
+  }
+}
+
 TEST_CASE("what was not measured is refused by name") {
   using scenario::refuse_unmodelled;
   CHECK_NOTHROW(refuse_unmodelled(qwen3_next()));
+  CHECK_NOTHROW(refuse_unmodelled(with(qwen3_next(), {"cuda_graph_impl=full_iteration"})));
   for (const char* more :
        {"experimental_attention_variant=gdn2", "experimental_attention_variant=dsa", "linear_key_head_dim=64",
-        "linear_value_head_dim=256", "linear_conv_kernel_dim=3", "mtp_num_layers=1", "optimizer=muon",
-        "add_bias_linear=true", "megatron_core=0.17.0", "transformer_impl=local", "attention_backend=unfused"}) {
+        "linear_value_head_dim=256", "linear_conv_kernel_dim=3", "optimizer=muon", "add_bias_linear=true",
+        "megatron_core=0.17.0", "transformer_impl=local", "attention_backend=unfused"}) {
     CAPTURE(std::string(more));
     CHECK_THROWS_AS(refuse_unmodelled(with(qwen3_next(), {more})), UsageError);
   }

@@ -65,6 +65,9 @@ TEST_CASE("what is born dies, whatever the layer is made of; kernels have famili
       {"position_embedding_type=none"},
       {"position_embedding_type=learned_absolute", "max_position_embeddings=8192", "normalization=LayerNorm"},
       {"hidden_dropout=0.1", "add_bias_linear=true", "gated_linear_unit=false"},
+      {"hidden_dropout=0.1", "bias_dropout_fusion=false"},
+      {"hidden_dropout=0.1", "bias_dropout_fusion=false", "recompute_granularity=full", "recompute_method=uniform",
+       "recompute_num_layers=3"},
       {"gradient_accumulation_fusion=false"},
       {"tensor_model_parallel_size=1", "sequence_parallel=false", "micro_batch_size=2"},
       {"context_parallel_size=2"},
@@ -74,6 +77,24 @@ TEST_CASE("what is born dies, whatever the layer is made of; kernels have famili
       {"cross_entropy_loss_fusion=true", "cross_entropy_fusion_impl=te"},
   };
   check_variants(llama70b(), variants);
+}
+
+TEST_CASE("dropout apart from the residual saves the same mask, and is launched with its output apart") {
+  for (const char* bias : {"add_bias_linear=false", "add_bias_linear=true"}) {
+    CAPTURE(std::string(bias));
+    const auto dropping = with(llama70b(), {"hidden_dropout=0.1", bias});
+    const auto fused = test::build(with(dropping, {"bias_dropout_fusion=true"})),
+               apart = test::build(with(dropping, {"bias_dropout_fusion=false"}));
+    CHECK(saved(inner_layer(apart)) == saved(inner_layer(fused)));
+    const auto outputs = [](const model::Stages& stages) {
+      std::int64_t bytes = 0;
+      for (const auto& tensor : inner_layer(stages).tensors)
+        if (stages.owners.at(tensor.owner).find("after dropout") != std::string::npos) bytes += tensor.bytes.value;
+      return bytes;
+    };
+    CHECK(outputs(fused) == 0);
+    CHECK(outputs(apart) == 2 * 2 * tokens / t * h);
+  }
 }
 
 TEST_CASE("parameters of all ranks are the model's") {

@@ -225,6 +225,23 @@ TEST_CASE("a flex dispatcher sends a token once to each GPU that has an expert o
                        UsageError);
 }
 
+TEST_CASE(
+    "HybridEP pads experts' rows for FP8 while it sorts, in every version that has it; DeepEP leaves it to the layer") {
+  const auto pads = [](const char* backend, const char* version) {
+    auto s = with(large_experts(), {"moe_token_dispatcher_type=flex", "fp8=hybrid", "fp8_recipe=tensorwise"});
+    s.settings.moe_flex_dispatcher_backend = backend;
+    s.software.megatron_core = version;
+    const auto stages = test::build(s);
+    return std::ranges::any_of(layer(stages).kernels,
+                               [](const auto& kernel) { return kernel.name.find("padding") != std::string::npos; });
+  };
+  for (const char* version : {"0.16.0", "0.17.0", "0.18.0", "0.19.0"}) {
+    CAPTURE(version);
+    CHECK_FALSE(pads("hybridep", version));
+    CHECK(pads("deepep", version));
+  }
+}
+
 TEST_CASE("nodes of expert-parallel overlap: what runs where, weight gradients apart, input projection first") {
   const auto stages =
       test::build(with(large_experts(), {"overlap_moe_expert_parallel_comm=true", "delay_wgrad_compute=true",

@@ -16,6 +16,7 @@
 #include "bases.hpp"
 #include "pipewright/plan.hpp"
 #include "pipewright/scenario/io.hpp"
+#include "pipewright/split_floor.hpp"
 
 using namespace pipewright;
 
@@ -46,6 +47,11 @@ plan::Options real() {
   o.fits_by_floor = [](const scenario::Scenario& s, const std::vector<Bytes>& state) {
     return predict::fits_by_floor(s, profiles(), state);
   };
+  o.layers = [](const scenario::Scenario& s) {
+    return std::make_shared<predict::Layers>(predict::layers(s, profiles()));
+  };
+  o.spread_floor = [](const scenario::Scenario& s) { return std::make_shared<predict::SpreadFloor>(s, profiles()); };
+  o.split = [](const scenario::Scenario& s) { return predict::split_of(s, profiles()); };
   o.estimate = [](const scenario::Scenario& s) { return predict::estimate(s, profiles()); };
   o.glance = [](const scenario::Scenario& s) { return predict::glance(s, profiles()); };
   o.floor_of_any_split = [](const scenario::Scenario& s, bool any_size) {

@@ -123,6 +123,27 @@ TEST_CASE("any scenario: the estimate is within its bounds, the floor below the 
   }
 }
 
+TEST_CASE("no rank's peak is below its floor, whatever is recomputed, offloaded and overlapped") {
+  int overlaps = 0, offloads = 0;
+  for (unsigned seed = 0; seed < draws(320); ++seed) {
+    const std::string text = drawn(seed);
+    const auto s = accepted(text);
+    if (!s) continue;
+    CAPTURE(text);
+    overlaps += s->settings.overlap_moe_expert_parallel_comm;
+    offloads += s->settings.fine_grained_activation_offloading || s->settings.cpu_offloading;
+    const auto stages = test::build(*s);
+    const auto program = schedule::build(schedule::config_of(*s, true));
+    for (int rank = 0; rank < static_cast<int>(stages.ranks.size()); ++rank) {
+      CAPTURE(rank);
+      CHECK(memory::floor(stages, program.config, rank).peak_allocated <=
+            memory::scout(stages, program, *s, rank).peak_allocated);
+    }
+  }
+  CHECK(overlaps > 0);
+  CHECK(offloads > 0);
+}
+
 TEST_CASE("what ranks hold for good is the same with recompute and offload: memory rules out as a floor does") {
   const profile::Profiles profiles({h200()});
   int with_recompute = 0;

@@ -83,7 +83,7 @@ TEST_CASE("measured runs: no prediction is below its floor, in time or on any ra
     }
   }
   CHECK(worst_time > 0.7);
-  CHECK(worst_memory > 0.7);
+  CHECK(worst_memory > 0.85);  // what the first backward makes is in it
 }
 
 TEST_CASE("floors under other interleavings, microbatches, recompute, overlap and offload") {

@@ -52,6 +52,25 @@ TEST_CASE("a graph of the whole iteration takes the host out of forward and back
     CHECK(graph.ranks[r].walk.peak_allocated == eager.ranks[r].walk.peak_allocated);
 }
 
+TEST_CASE("a graph of the iteration takes the host out of delta nets, hybrids and adapters, too") {
+  const auto profiles = gb200();
+  for (const auto& model : std::initializer_list<std::vector<const char*>>{
+           {"experimental_attention_variant=gated_delta_net", "linear_attention_freq=[4]", "linear_num_key_heads=8",
+            "linear_num_value_heads=16"},
+           {"pipeline_model_parallel_size=1", "virtual_pipeline_model_parallel_size=null",
+            "hybrid_layer_pattern=M-M*-M-M-M*-M-M-"},
+           {"lora_target_modules=[linear_qkv, linear_proj]", "megatron_bridge=0.3.0"}}) {
+    CAPTURE(std::string(model.front()));
+    auto s = small({});
+    for (const auto* setting : model) scenario::set(s, setting);
+    const auto eager = predict::predict(s, profiles);
+    scenario::set(s, "cuda_graph_impl=full_iteration");
+    const auto graph = predict::predict(s, profiles);
+    CHECK(waits_for_host(graph) < waits_for_host(eager) / 2);
+    CHECK(graph.forward_backward_ns < eager.forward_backward_ns);
+  }
+}
+
 TEST_CASE("HybridEP holds what all tokens of the group take, not NCCL's buffers for every peer") {
   const auto profiles = gb200();
   const auto with = [&](const char* dispatcher) {

@@ -1,6 +1,9 @@
 // The interval where nobody says whose host it is: it holds the step on the hosts that are to be expected.
 #include <doctest/doctest.h>
 
+#include <cmath>
+#include <set>
+
 #include "pipewright/predict.hpp"
 #include "pipewright/scenario/io.hpp"
 
@@ -50,4 +53,44 @@ TEST_CASE("who states the host gets a narrower interval") {
   CHECK(stated.step_ns == unknown.step_ns);
   CHECK(stated.interval_high_ns - stated.interval_low_ns <
         0.9 * static_cast<double>(unknown.interval_high_ns - unknown.interval_low_ns));
+}
+
+TEST_CASE("the interval is made of its named causes, each with a source, and of nothing else") {
+  for (const char* profile : {"h100-sxm", "h200-sxm", "gb200-nvl72"}) {
+    const auto profiles = profile_of(profile);
+    for (const char* name : {"c_base", "t_qwen30", "a_pp4v2_m8"}) {
+      CAPTURE(profile);
+      CAPTURE(name);
+      const auto p = predict::predict(scenario_of(name), profiles);
+      double minus = 0, plus = 0;
+      std::set<std::string> causes;
+      for (const auto& part : p.interval_parts) {
+        CAPTURE(part.cause);
+        CHECK_FALSE(part.source.empty());
+        CHECK((part.minus_ns >= 0 && part.plus_ns >= 0));
+        CHECK(causes.insert(part.cause).second);
+        minus = std::hypot(minus, part.minus_ns);
+        plus = std::hypot(plus, part.plus_ns);
+      }
+      CHECK(static_cast<double>(p.step_ns - p.interval_low_ns) == doctest::Approx(minus).epsilon(1e-6));
+      CHECK(static_cast<double>(p.interval_high_ns - p.step_ns) == doctest::Approx(plus).epsilon(1e-6));
+    }
+  }
+}
+
+TEST_CASE("a law of clocks that is known worse widens the interval, and only by its own cause") {
+  auto measured = profile_of("h200-sxm");
+  auto profile = profile::load(std::string(SOURCE_ROOT) + "/profiles/h200-sxm.json", {"test", 0});
+  const auto s = scenario_of("c_base");
+  const auto before = predict::predict(s, measured);
+  profile.scalars.at("clocks.law_spread").value *= 2;
+  const auto after = predict::predict(s, profile::Profiles({profile}));
+  CHECK(after.step_ns == before.step_ns);
+  CHECK(after.interval_high_ns > before.interval_high_ns);
+  REQUIRE(after.interval_parts.size() == before.interval_parts.size());
+  for (std::size_t i = 0; i < after.interval_parts.size(); ++i) {
+    const auto &was = before.interval_parts[i], &is = after.interval_parts[i];
+    CAPTURE(is.cause);
+    CHECK(is.plus_ns == doctest::Approx((is.cause == "law of clocks" ? 2 : 1) * was.plus_ns));
+  }
 }

@@ -76,29 +76,58 @@ TEST_CASE("what is wrong is named") {
   CHECK(error_of("{\n\"profile\": 1,\n oops").starts_with("p.json:3: is not JSON"));
   CHECK(error_of("").find("is not JSON") != std::string::npos);
   CHECK(error_of("[]").find("must be an object") != std::string::npos);
-  CHECK(error_of(with("\"profile\": 1", "\"profile\": 2")) == "p.json: profile: unknown format version; allowed: 1");
-  CHECK(error_of(with("memory_bytes", "memory_byte")).starts_with("p.json: memory_byte: unknown key"));
+  CHECK(error_of(with("\"profile\": 1", "\"profile\": 2")) == "p.json:1: profile: unknown format version; allowed: 1");
+  CHECK(error_of(with("memory_bytes", "memory_byte")).starts_with("p.json:1: memory_byte: unknown key"));
   CHECK(error_of(with("memory_bytes", "memory_byte")).ends_with("did you mean \"memory_bytes\"?"));
   CHECK(error_of(with("\"device\": \"d\", ", "")) == "p.json: device: is missing");
-  CHECK(error_of(with("\"name\": \"x\"", "\"name\": 7")) == "p.json: name: must be a string");
-  CHECK(error_of(with("\"fill\"", "\"fil\"")).starts_with("p.json: families.fil: unknown kernel family"));
+  CHECK(error_of(with("\"name\": \"x\"", "\"name\": 7")) == "p.json:1: name: must be a string");
+  CHECK(error_of(with("\"fill\"", "\"fil\"")).starts_with("p.json:4: families.fil: unknown kernel family"));
   CHECK(error_of(with("\"bytes\": 8", "\"bytes\": 0"))
-            .starts_with("p.json: families.fill.samples[0].bytes: must be between 1 and"));
+            .starts_with("p.json:4: families.fill.samples[0].bytes: must be between 1 and"));
   CHECK(error_of(with("\"bytes\": 8", "\"bytes\": 99999999999999999999"))
-            .starts_with("p.json: families.fill.samples[0].bytes: must be"));
+            .starts_with("p.json:4: families.fill.samples[0].bytes: must be"));
   CHECK(error_of(with("\"bytes\": 8", "\"bytes\": 8.5")) ==
-        "p.json: families.fill.samples[0].bytes: must be an integer");
+        "p.json:4: families.fill.samples[0].bytes: must be an integer");
   CHECK(error_of(with("\"bytes\": 8", "\"rows\": 8")).find("unknown key") != std::string::npos);
-  CHECK(error_of(with("1.5", "-1.5")).starts_with("p.json: families.fill.samples[0].time_us: must be between"));
-  CHECK(error_of(with("1.5", "1e999")).find("cannot be read") != std::string::npos);
+  CHECK(error_of(with("1.5", "-1.5")).starts_with("p.json:4: families.fill.samples[0].time_us: must be between"));
+  CHECK(error_of(with("1.5", "1e999")) ==
+        "p.json:4: families.fill.samples[0].time_us: must be a number that 64 bits hold");
   CHECK(error_of(with("\"spread\": 0.1", "\"spread\": \"0.1\"")) ==
-        "p.json: families.fill.samples[0].spread: must be a number");
+        "p.json:4: families.fill.samples[0].spread: must be a number");
   CHECK(error_of(with("\"measured\"", "\"mesured\"")).ends_with("did you mean \"measured\"?"));
   CHECK(error_of(with("\"gbytes_per_s\": 2", "\"gbytes_per_s\": 0"))
-            .starts_with("p.json: links[0].gbytes_per_s: must be"));
-  CHECK(error_of(with("\"value\": 1,", "")) == "p.json: scalars.host.launch_us.value: is missing");
+            .starts_with("p.json:2: links[0].gbytes_per_s: must be"));
+  CHECK(error_of(with("\"value\": 1,", "")) == "p.json:3: scalars.host.launch_us.value: is missing");
   CHECK(error_of(with("3}]}}", "3}, {\"bytes\": 8, \"time_us\": 1, \"spread\": 0, \"count\": 1}]}}")) ==
-        "p.json: families.fill.samples: the shape 8 stands twice");
+        "p.json:4: families.fill.samples: the shape 8 stands twice");
+}
+
+TEST_CASE("a key that stands twice is refused where it stands again, wherever that is") {
+  CHECK(error_of(with("\"clocks\"", "\n\"name\": \"y\", \"clocks\"")) == "p.json:4: name: stands twice");
+  CHECK(error_of(with("\"count\": 3", "\"count\": 3,\n\"bytes\": 8")) ==
+        "p.json:5: families.fill.samples[0].bytes: stands twice");
+  CHECK(error_of(with("{\"host", "{\"host.launch_us\": {\"value\": 1, \"spread\": 0},\n\"host")) ==
+        "p.json:4: scalars.host.launch_us: stands twice");
+  // Any line of a written profile, put in once more behind itself, is refused in that line.
+  const std::string good = to_json(fabricated());
+  std::vector<std::string> lines;
+  for (std::size_t at = 0; at < good.size(); at = good.find('\n', at) + 1)
+    lines.push_back(good.substr(at, good.find('\n', at) + 1 - at));
+  std::vector<std::size_t> keyed;
+  for (std::size_t i = 0; i < lines.size(); ++i)
+    if (lines[i].find("\": ") != std::string::npos && lines[i].find_first_not_of(' ') == lines[i].find('"') &&
+        lines[i].ends_with(",\n"))
+      keyed.push_back(i);
+  REQUIRE(keyed.size() > 5);
+  const bool passed = rc::check("a doubled key", [&] {
+    const auto which = *rc::gen::elementOf(keyed);
+    std::string bad;
+    for (std::size_t i = 0; i < lines.size(); ++i) bad += i == which ? lines[i] + lines[i] : lines[i];
+    const std::string error = error_of(bad);
+    RC_ASSERT(error.starts_with("p.json:" + std::to_string(which + 2) + ": "));
+    RC_ASSERT(error.ends_with(": stands twice"));
+  });
+  CHECK(passed);
 }
 
 TEST_CASE("damaged files are refused or read, never worse") {
@@ -141,11 +170,11 @@ TEST_CASE("what the GPU is: written, read back, from the data sheet in files tha
   CHECK(error_of(gpu(R"("compute_capability": "8.0", )" + rest)) == "accepted");
   for (const char* wrong : {"9", "9.", ".0", "9.10", "nine.0", "-9.0", "900.0"})
     CHECK(error_of(gpu(R"("compute_capability": ")" + std::string(wrong) + "\", " + rest))
-              .starts_with("p.json: gpu.compute_capability: must be a compute capability"));
-  CHECK(error_of(gpu(rest)) == "p.json: gpu.compute_capability: is missing");
+              .starts_with("p.json:1: gpu.compute_capability: must be a compute capability"));
+  CHECK(error_of(gpu(rest)) == "p.json:1: gpu.compute_capability: is missing");
   CHECK(error_of(gpu(R"("compute_capability": "9.0", "fp8_layouts": ["nm"], )" + rest))
-            .starts_with("p.json: gpu.fp8_layouts[0]: \"nm\" is no layout; allowed: tn, nn, nt; did you mean"));
-  CHECK(error_of(gpu(R"("compute_capability": "9.0", "l2": 3, )" + rest)).starts_with("p.json: gpu.l2: unknown key"));
+            .starts_with("p.json:1: gpu.fp8_layouts[0]: \"nm\" is no layout; allowed: tn, nn, nt; did you mean"));
+  CHECK(error_of(gpu(R"("compute_capability": "9.0", "l2": 3, )" + rest)).starts_with("p.json:1: gpu.l2: unknown key"));
 }
 
 TEST_CASE("data sheets: every figure has a source, every name is its own, and the shipped profiles agree") {

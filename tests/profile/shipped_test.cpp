@@ -37,7 +37,7 @@ TEST_CASE("every entry of the H100 says that it is derived") {
 TEST_CASE(
     "Blackwell: published or derived, with source and error; what is only derived is derived from the H200 as it is "
     "now") {
-  for (const std::string name : {"b200-sxm", "gb200-nvl72", "gb300-nvl72"}) {
+  for (const std::string name : {"b200-sxm", "b300-sxm", "gb200-nvl72", "gb300-nvl72"}) {
     const Profile p = shipped(name), derived = derive(shipped("h200-sxm"), data_sheet(name));
     CHECK(p.device == data_sheet(name).device);
     CHECK(p.versions.contains("aiconfigurator"));

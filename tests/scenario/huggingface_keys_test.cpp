@@ -55,7 +55,18 @@ const Strings published = {"llama-3-70b",
                            "llama-4-scout",
                            "qwen3-next-80b-a3b",
                            "nemotron-h-8b",
-                           "nemotron-3-nano-30b-a3b"};
+                           "nemotron-3-nano-30b-a3b",
+                           "glm-4.5-air",
+                           "glm-4-9b",
+                           "deepseek-v2-lite",
+                           "olmoe-1b-7b",
+                           "starcoder2-3b",
+                           "minitron-8b",
+                           "mistral-small-3.1",
+                           "kimi-k2.5",
+                           "qwen1.5-moe-a2.7b",
+                           "qwen3.5-27b",
+                           "qwen3.5-35b-a3b"};
 
 }  // namespace
 
@@ -64,17 +75,17 @@ TEST_CASE("no key of any family is taken without effect: it moves the model, or 
     const char *key, *value;
     Strings dormant = {};  ///< files in which it decides nothing beside the others, as in transformers
   };
-  const Strings qwen = {"qwen2.5-7b", "qwen3-8b", "qwen3-30b-a3b"};  // use_sliding_window is false
+  const Strings qwen = {"qwen2.5-7b", "qwen3-8b", "qwen3-30b-a3b", "qwen1.5-moe-a2.7b"};  // use_sliding_window is false
   const Strings nemotron = {"nemotron-h-8b", "nemotron-3-nano-30b-a3b"};
-  const Strings latent = {"deepseek-v3", "kimi-k2"};
+  const Strings latent = {"deepseek-v3", "kimi-k2", "kimi-k2.5", "deepseek-v2-lite"};
   for (const auto& [key, value, dormant] : std::initializer_list<Value>{
            {"num_key_value_heads", "1", latent},
            {"head_dim", "48", latent},
            {"sliding_window", "768", qwen},
            {"use_bidirectional_attention", "true"},
            {"is_causal", "false"},
-           {"attention_bias", "true", {"gpt-oss-20b", "qwen2.5-7b"}},
-           {"mlp_bias", "true", {"gpt-oss-20b"}},
+           {"attention_bias", "true", {"gpt-oss-20b", "qwen2.5-7b", "qwen1.5-moe-a2.7b", "glm-4.5-air", "glm-4-9b"}},
+           {"mlp_bias", "true", {"gpt-oss-20b", "starcoder2-3b"}},
            {"hidden_act", "\"relu\"", nemotron},
            {"hidden_activation", "\"relu\""},
            {"partial_rotary_factor", "0.125"},
@@ -91,14 +102,15 @@ TEST_CASE("no key of any family is taken without effect: it moves the model, or 
            {"n_routed_experts", "12", {"nemotron-h-8b"}},
            {"num_experts_per_tok", "3", {"nemotron-h-8b"}},
            {"num_nextn_predict_layers", "2"},
-           {"mtp_num_hidden_layers", "1"},
+           {"mtp_num_hidden_layers", "2"},
            {"kv_lora_rank", "64"},
            {"q_lora_rank", "64"},
            {"n_group", "4", {"nemotron-h-8b"}},
            {"topk_group", "2", {"nemotron-h-8b"}},
            {"layer_types",
             "[\"sliding_attention\"]",
-            {"qwen2.5-7b", "qwen3-8b", "qwen3-30b-a3b", "llama-4-scout", "mixtral-8x7b", "phi-4"}},
+            {"qwen2.5-7b", "qwen3-8b", "qwen3-30b-a3b", "llama-4-scout", "mixtral-8x7b", "phi-4", "mistral-small-3.1",
+             "qwen1.5-moe-a2.7b"}},
            {"attention_chunk_size", "4096"},
            {"moe_layers", "[1]"},
            {"use_qk_norm", "false"},

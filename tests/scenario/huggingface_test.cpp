@@ -16,6 +16,7 @@ using namespace pipewright::scenario;
 TEST_CASE("Llama 3 70B is the architecture of the shipped scenario") {
   Scenario s = from_hf("data/llama-3-70b.json");
   CHECK(s.settings.bf16);
+  CHECK_FALSE(creates_attention_mask(s));
   const Scenario shipped = read("../../scenarios/llama3-70b-sft-32xh100.yaml");
   s.model.seq_length = shipped.model.seq_length;
   CHECK(s.model == shipped.model);
@@ -222,6 +223,71 @@ TEST_CASE("Kimi K2's config.json: DeepSeek-V3's architecture, more experts witho
   CHECK(s.model.other.at("rotary_scaling_factor") == "32.0");
 }
 
+TEST_CASE("DeepSeek-V2: softmax before the choice, groups; Lite has queries without a low rank") {
+  const Model lite = from_hf("data/deepseek-v2-lite.json").model, m = from_hf("data/deepseek-v2.json").model;
+  CHECK_FALSE(lite.q_lora_rank);
+  CHECK(m.q_lora_rank == 1536);
+  for (const Model& each : {lite, m}) {
+    CHECK((each.multi_latent_attention && each.moe_router_pre_softmax && !each.moe_router_enable_expert_bias));
+    CHECK(each.moe_router_score_function == "softmax");
+    CHECK((each.moe_layer_freq[0] == 0 && each.moe_layer_freq[1] == 1));
+    CHECK(each.moe_shared_expert_intermediate_size == 2 * *each.moe_ffn_hidden_size);
+  }
+  CHECK((m.moe_router_num_groups == 8 && m.moe_router_group_topk == 3 && m.moe_router_topk_scaling_factor == 16.0));
+}
+
+TEST_CASE("GLM-4.5: biased queries, half of them rotating, sigmoid routing with biases; GLM-4 is dense") {
+  const Model m = from_hf("data/glm-4.5.json").model, air = from_hf("data/glm-4.5-air.json").model;
+  CHECK((m.qk_layernorm && !air.qk_layernorm));
+  for (const Model& each : {m, air}) {
+    CHECK((each.add_qkv_bias && each.rotary_percent == 0.5 && each.kv_channels == 128 && each.mtp_num_layers == 1));
+    CHECK((each.moe_router_score_function == "sigmoid" && each.moe_router_enable_expert_bias));
+    CHECK(each.moe_shared_expert_intermediate_size == each.moe_ffn_hidden_size);
+  }
+  CHECK((m.moe_layer_freq[2] == 0 && m.moe_layer_freq[3] == 1 && air.moe_layer_freq[1] == 1));
+  const Model dense = from_hf("data/glm-4-9b.json").model;
+  CHECK((dense.rotary_interleaved && dense.add_qkv_bias && !dense.num_moe_experts && dense.num_query_groups == 2));
+}
+
+TEST_CASE("OLMoE norms whole queries and keys, StarCoder2 and Nemotron are GPTs with rotary embedding") {
+  const Model olmoe = from_hf("data/olmoe-1b-7b.json").model;
+  CHECK((olmoe.qk_layernorm && olmoe.qk_layernorm_whole && olmoe.moe_router_pre_softmax));
+  CHECK((olmoe.num_moe_experts == 64 && olmoe.moe_router_topk == 8 && olmoe.moe_ffn_hidden_size == 1024));
+  const Scenario star = from_hf("data/starcoder2-3b.json");
+  CHECK((star.model.normalization == "LayerNorm" && star.model.add_bias_linear && !star.model.gated_linear_unit));
+  CHECK((star.model.activation_func == "fast_gelu" && !star.model.untie_embeddings_and_output_weights));
+  CHECK((star.settings.hidden_dropout == 0.1 && star.settings.attention_dropout == 0.1));
+  CHECK(star.model.window_size == Ints{4095, 0});
+  Scenario trained = star;
+  for (const char* setting : {"seq_length=4096", "num_gpus=8", "global_batch_size=8", "attention_dropout=0.0"})
+    set(trained, setting);
+  CHECK_NOTHROW(refuse_unmodelled(trained));
+  set(trained, "attention_dropout=0.1");
+  CHECK_THROWS_WITH_AS(refuse_unmodelled(trained), doctest::Contains("dropout of attention"), UsageError);
+  const Model nemotron = from_hf("data/minitron-8b.json").model;
+  CHECK((nemotron.normalization == "LayerNorm" && nemotron.layernorm_zero_centered_gamma));
+  CHECK((nemotron.activation_func == "squared_relu" && !nemotron.gated_linear_unit && !nemotron.add_bias_linear));
+  CHECK((nemotron.rotary_percent == 0.5 && nemotron.kv_channels == 128 && nemotron.layernorm_epsilon == 1e-5));
+}
+
+TEST_CASE("language models that are published with a tower are read without it") {
+  for (const char* file : {"mistral-small-3.1", "kimi-k2.5", "qwen3.5-27b", "qwen3.5-35b-a3b"}) {
+    CAPTURE(std::string(file));
+    Strings notes;
+    const Scenario s = from_hf("data/" + std::string(file) + ".json", &notes);
+    CHECK(std::ranges::any_of(notes, [](const auto& note) { return note.find("vision tower") != std::string::npos; }));
+    CHECK(s.model.untie_embeddings_and_output_weights);
+  }
+  CHECK(from_hf("data/mistral-small-3.1.json").model.window_size.empty());
+  const Model dense = from_hf("data/qwen3.5-27b.json").model, mixture = from_hf("data/qwen3.5-35b-a3b.json").model;
+  for (const Model& m : {dense, mixture}) {
+    CHECK((m.attention_output_gate && m.qk_layernorm && m.layernorm_zero_centered_gamma && m.mtp_num_layers == 1));
+    CHECK((m.linear_attention_freq == Ints{4} && m.rotary_percent == 0.25 && m.rotary_base == 1e7));
+  }
+  CHECK((!dense.num_moe_experts && dense.linear_num_value_heads == 48 && dense.ffn_hidden_size == 17408));
+  CHECK((mixture.num_moe_experts == 256 && mixture.moe_shared_expert_gate && !mixture.moe_router_pre_softmax));
+}
+
 TEST_CASE("hf_config in a scenario: fields beside it override, the path is relative to the file") {
   const std::string rest =
       "settings: {micro_batch_size: 1, global_batch_size: 8}\ncluster: {num_gpus: 8}\nscenario: 1\n";
@@ -359,8 +425,18 @@ TEST_CASE("keys of a config.json: parts of a model are refused, what nobody know
 }
 
 TEST_CASE("families that are not modelled are refused part by part") {
-  for (const auto& [family, part] : std::initializer_list<std::pair<const char*, const char*>>{
-           {"phimoe", "sparse mixer routing"}, {"qwen3_5", "vision tower"}, {"mamba2", "state-space"}}) {
+  for (const auto& [family, part] :
+       std::initializer_list<std::pair<const char*, const char*>>{{"phimoe", "sparse mixer routing"},
+                                                                  {"mamba2", "state-space"},
+                                                                  {"minimax_m2", "norms of whole queries and keys"},
+                                                                  {"ministral3", "scaled by their position"},
+                                                                  {"granite", "multipliers"},
+                                                                  {"cohere", "beside its attention"},
+                                                                  {"phi", "beside its attention"},
+                                                                  {"gpt_neox", "beside its attention"},
+                                                                  {"olmo2", "none before"},
+                                                                  {"olmo3", "none before"},
+                                                                  {"glm4", "norms on the outputs"}}) {
     CAPTURE(family);
     const auto path = std::filesystem::temp_directory_path() / (std::string("pipewright_family_") + family + ".json");
     std::ofstream(path) << "{\"model_type\": \"" << family << "\"}";

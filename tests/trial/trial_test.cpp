@@ -145,5 +145,86 @@ TEST_CASE("why a run ended, whoever launched it") {
         "[rank0]: AssertionError: assert a % 3 == 0");
   const auto silent = failure_of("loading data\n" + elastic, 1);
   CHECK(silent.reason == "exit status 1 (a worker's: -9); last line: loading data");
+  CHECK(silent.cause == Cause::killed);
   CHECK_FALSE(silent.named);
+  CHECK(failure_of("loading\n", 139).cause == Cause::crash);
+  CHECK(failure_of("loading\n", 3).cause == Cause::none);
+}
+
+// Words of PyTorch 2.x, NCCL 2.2x, Transformer Engine 2, argparse, OmegaConf, Slurm.
+TEST_CASE(
+    "failures have names, and of several ranks' the one nearest to the root counts, in whatever order they speak") {
+  struct Said {
+    const char* line;
+    Cause cause;
+  };
+  const Said roots[] = {
+      {"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 3.91 GiB", Cause::out_of_memory},
+      {"node3:1:2 [0] include/alloc.h:230 NCCL WARN Cuda failure 2 'out of memory'", Cause::out_of_memory},
+      {"OSError: [Errno 28] No space left on device", Cause::full_disk},
+      {"misc/shmutils.cc:72 NCCL WARN Error: failed to extend /dev/shm/nccl-aB to 33030532 bytes, error: No space left "
+       "on "
+       "device (28)",
+       Cause::full_disk},
+      {"OSError: [Errno 122] Disk quota exceeded: 'ckpt'", Cause::full_disk},
+      {"slurmstepd: error: Detected 1 oom_kill event in StepId=7.0. Some of the step tasks have been OOM Killed.",
+       Cause::host_memory},
+      {"RuntimeError: [enforce fail at alloc_cpu.cpp:118] DefaultCPUAllocator: can't allocate memory",
+       Cause::host_memory},
+      {"pretrain_gpt.py: error: unrecognized arguments: --fancy", Cause::unknown_flag},
+      {"omegaconf_utils.OverridesError: Error parsing overrides: Key 'x' is not in struct", Cause::unknown_flag},
+      {"TypeError: TransformerConfig.__init__() got an unexpected keyword argument 'x'", Cause::unknown_flag},
+      {"pretrain_gpt.py: error: argument --lr: invalid float value: 'x'", Cause::refused_value},
+      {"ModuleNotFoundError: No module named 'apex'", Cause::missing},
+      {"python3: can't open file '/w/pretrain_gpt.py': [Errno 2] No such file or directory", Cause::missing},
+      {"torch.distributed.DistNetworkError: The server socket has failed to bind to [::]:29500 (errno: 98 - Address "
+       "already in use)",
+       Cause::port_in_use},
+      {"AssertionError: 3 does not divide 8", Cause::assertion},
+      {"RuntimeError: /te/common/gemm.cu:1 in function f: Assertion failed: a == b. Dimensions", Cause::assertion},
+      {"ValueError: no", Cause::exception},
+      {"torch.AcceleratorError: CUDA error: an illegal memory access was encountered", Cause::cuda},
+      {"RuntimeError: /te/common/x.cpp:53 in function f: cuDNN Error: CUDNN_STATUS_EXECUTION_FAILED", Cause::cuda},
+      {"slurmstepd: error: *** STEP 7.0 ON n1 CANCELLED AT 2026-11-22T04:00:00 DUE TO TIME LIMIT ***",
+       Cause::time_limit}};
+  const Said consequences[] = {
+      {"[E1122 ProcessGroupNCCL.cpp:632] [Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=9, "
+       "OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600029 milliseconds before timing out.",
+       Cause::nccl_timeout},
+      {"torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:2021, remote process exited or there "
+       "was "
+       "a network error, NCCL version 2.27",
+       Cause::nccl},
+      {"RuntimeError: [Rank 2]: Connection closed by peer [127.0.0.1]:1234", Cause::connection}};
+  for (const auto& root : roots)
+    for (const auto& consequence : consequences) {
+      CAPTURE(root.line);
+      CHECK(failure_of(consequence.line, 1).cause == consequence.cause);
+      const std::string a = std::string("[rank0]: ") + root.line + "\n",
+                        b = std::string("[rank1]: ") + consequence.line + "\n";
+      for (const auto& text : {a, a + b, b + a, "UserWarning: MemoryError, AssertionError\n" + a}) {
+        const auto failure = failure_of(text, 1);
+        CHECK(failure.cause == root.cause);
+        CHECK((failure.status == Status::out_of_memory) == (root.cause == Cause::out_of_memory));
+        CHECK(failure.reason + "\n" == a);
+      }
+    }
+  // A worker that the kernel killed is the root of what the others lost.
+  const std::string elastic = "api.py:874] failed (exitcode: -15) local_rank: 0\n  exitcode  : -9 (pid: 4)\n";
+  for (const auto& consequence : consequences) {
+    const auto failure = failure_of(std::string(consequence.line) + "\n" + elastic, 1);
+    CHECK(failure.cause == Cause::killed);
+    CHECK(failure.reason == std::string("exit status 1 (a worker's: -9); ") + consequence.line);
+  }
+}
+
+TEST_CASE("with a failure go the lines that its own process said before it") {
+  const auto failure = failure_of(
+      "[rank0]:   File \"training.py\", line 3, in step\n[rank1]: iteration 3\n[rank0]:     loss.backward()\n"
+      "[rank1]: more\n[rank0]: ValueError: no\n[rank1]: after\n",
+      1);
+  CHECK(failure.lines ==
+        std::vector<std::string>{"[rank0]:   File \"training.py\", line 3, in step", "[rank0]:     loss.backward()"});
+  CHECK(failure_of("usage: x [-h]\n  [--lr LR]\nx.py: error: unrecognized arguments: --y\n", 2).lines.empty());
+  CHECK(failure_of("one\ntwo\n", 1).lines == std::vector<std::string>{"one"});
 }

@@ -25,8 +25,8 @@ class Process {
 
   bool ended();  ///< does not wait
   void wait();
-  /// Asks (SIGTERM), and after five seconds kills, it and all of its group. Only with a log.
-  void end();
+  /// Asks (SIGTERM), and after five seconds, or `at_once`, kills, it and all of its group. Only with a log.
+  void end(const std::stop_token& at_once = {});
   /// Once it has ended: its exit status; 128 + number of the signal that ended it.
   int status() const;
 
@@ -41,7 +41,8 @@ struct Ended {
   bool timed_out = false, interrupted = false;
 };
 
-/// Runs it to its end, to `limit_s`, or until stop is asked for. Needs a log.
-Ended run_process(const Command& command, double limit_s, const std::stop_token& stop);
+/// Runs it to its end, to `limit_s`, or until stop is asked for; `at_once`: it need not end in peace. Needs a log.
+Ended run_process(const Command& command, double limit_s, const std::stop_token& stop,
+                  const std::stop_token& at_once = {});
 
 }  // namespace pipewright

@@ -31,6 +31,11 @@ struct Result {
 /// UsageError naming the file and line that is missing or wrong.
 Result import_tables(const Sources& sources, const profile::Profile& measured, const profile::DataSheet& gpu);
 
+/// The same from tables that stand in profiles already: their published products (of the first that tells) and
+/// collectives (of the last), all else made anew from `measured`.
+Result complete(const profile::Profile& measured, const profile::DataSheet& gpu,
+                const std::vector<profile::Profile>& tables);
+
 /// Only what a table holds.
 profile::Profile published_only(const profile::Profile& profile);
 

@@ -199,6 +199,14 @@ Stages build(const scenario::Scenario& scenario, const profile::Device& gpu);
 /// The same without what ranks hold for good and what runs outside of the pieces.
 Stages build_pieces(const scenario::Scenario& scenario, const profile::Device& gpu);
 
+/// What every rank holds for good at least for the layers (by number) and ends that it has: parameters, gradients, its
+/// share of the optimizer's state. However they are split; nothing where that is not known.
+struct LeastState {
+  std::vector<Bytes> layers;
+  Bytes embedding, head;
+};
+LeastState least_state(const scenario::Scenario& scenario, const profile::Device& gpu);
+
 /// Multiprocessors that the kernels of a flex token dispatcher hold; 0: there is none.
 std::int64_t dispatcher_multiprocessors(const scenario::Scenario& scenario, const profile::Device& gpu);
 

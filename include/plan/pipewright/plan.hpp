@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <stop_token>
 #include <string>
@@ -13,6 +14,12 @@
 
 #include "pipewright/predict.hpp"
 #include "pipewright/scenario/types.hpp"
+
+namespace pipewright::predict {  // split_floor.hpp
+struct Layers;
+class SpreadFloor;
+struct Split;
+}  // namespace pipewright::predict
 
 namespace pipewright::plan {
 
@@ -167,6 +174,10 @@ struct Options {
   std::function<bool(const scenario::Scenario&, const std::vector<Bytes>& state)> fits_by_floor;
   /// predict::floor_of_any_split: bounds of many structures at a time. Optional.
   std::function<predict::Prediction(const scenario::Scenario&, bool any_size)> floor_of_any_split;
+  /// predict::layers, SpreadFloor and split_of: the same, and what its recompute makes fit. All or none; optional.
+  std::function<std::shared_ptr<const predict::Layers>(const scenario::Scenario&)> layers;
+  std::function<std::shared_ptr<const predict::SpreadFloor>(const scenario::Scenario&)> spread_floor;
+  std::function<predict::Split(const scenario::Scenario&)> split;
   std::function<void(const scenario::Scenario&, predict::Depth, predict::Prediction&)> scout;
   /// predict::compare. Optional.
   std::function<std::vector<predict::Comparison>(const scenario::Scenario&,

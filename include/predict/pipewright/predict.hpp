@@ -43,6 +43,13 @@ struct OriginShares {
   std::string_view weakest() const;  ///< "derived": the weakest that makes up a thousandth
 };
 
+/// A cause of the interval: by how much it alone would move the step's 90 % ends. Their squares add up.
+struct IntervalPart {
+  std::string cause;
+  double minus_ns = 0, plus_ns = 0;
+  std::string source;
+};
+
 struct Prediction {
   std::string scenario;
   std::string profile;
@@ -50,6 +57,7 @@ struct Prediction {
   std::string megatron_core;
   std::int64_t forward_backward_ns = 0, optimizer_ns = 0, step_ns = 0;
   std::int64_t interval_low_ns = 0, interval_high_ns = 0;  ///< 90 % interval of the step
+  std::vector<IntervalPart> interval_parts;                ///< what it is made of
   double tflops_per_gpu = 0, tokens_per_s_per_gpu = 0;
   std::optional<double> mfu;  ///< of the part's dense bf16 peak; none where that is not known
   int last_rank = 0;

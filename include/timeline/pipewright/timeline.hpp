@@ -6,6 +6,7 @@
 #include <array>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -291,8 +292,14 @@ Estimate floor(const scenario::Scenario& scenario, const model::Stages& stages, 
                const profile::Profiles& profiles, const Prices& prices);
 /// The same for any split of these layers over as many ranks, in any number of chunks; `any_size`: or over more ranks,
 /// of as many GPUs in all.
+/// `other`: the same layers under another choice of recompute, of each (by its number) that part; no parts: all.
+struct LayerWorks;
 Estimate floor_of_any_split(const scenario::Scenario& scenario, const model::Stages& stages,
                             const schedule::Config& config, const profile::Profiles& profiles, const Prices& prices,
-                            bool any_size = false);
+                            bool any_size, const LayerWorks* other = nullptr, const std::vector<double>& part = {});
+/// What layers have to do at least in every microbatch, for that: the same for all pipeline sizes.
+std::shared_ptr<const LayerWorks> layer_works(const scenario::Scenario& scenario, const model::Stages& stages,
+                                              schedule::Config config, const profile::Profiles& profiles,
+                                              const Prices& prices);
 
 }  // namespace pipewright::timeline

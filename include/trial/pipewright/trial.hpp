@@ -58,11 +58,36 @@ Log read_log(std::string_view text);
 
 enum class Status { ok, out_of_memory, failed, timed_out, interrupted, not_run };
 std::string_view name(Status status);
-/// Why a run ended: the line of its log that says so.
+/// What ends runs, by what their logs and exit statuses say of it.
+enum class Cause {
+  none,
+  out_of_memory,  ///< the GPU's
+  full_disk,      ///< or /dev/shm
+  host_memory,
+  unknown_flag,
+  refused_value,
+  missing,  ///< a file or module
+  port_in_use,
+  assertion,
+  exception,  ///< any other
+  cuda,
+  time_limit,  ///< the scheduler's
+  killed,
+  crash,
+  nccl_timeout,
+  nccl,
+  connection,
+  aborted
+};
+std::string_view name(Cause cause);
+/// Why a run ended: the line of its log that says so. Where several ranks tell several reasons, the one nearer to the
+/// root: a rank that ran out of memory, not those that waited for it in vain.
 struct Failure {
   Status status = Status::failed;
+  Cause cause = Cause::none;
   std::string reason;
-  bool named = false;  ///< by a line of its log, not by its exit status alone
+  std::vector<std::string> lines = {};  ///< what the same process said before it, a traceback's end for instance
+  bool named = false;                   ///< by a line of its log, not by its exit status alone
 };
 Failure failure_of(std::string_view text, int exit_status);
 
@@ -74,6 +99,7 @@ struct Options {
   int steps = 8;
   double limit_s = 900;  ///< of one run; then it is killed, with everything that it started
   bool record = true;
+  bool resume = false;  ///< what an earlier trial in the folder has run by the same command is not run again
   std::string step_kernel, step_range;  ///< what ends a step, for the recorder (capture::Attach)
   std::string folder;                   ///< logs, recordings and scenario files
 };
@@ -85,8 +111,10 @@ struct Run {
   Candidate candidate;
   predict::Prediction prediction;
   Status status = Status::not_run;
-  std::string reason;  ///< of a failure
-  std::string log;     ///< file
+  Cause cause = Cause::none;  ///< of a failure, as are the next two
+  std::string reason;
+  std::vector<std::string> lines;
+  std::string log;  ///< file
   std::vector<double> samples_ms;
   std::optional<double> step_ms;  ///< their median; of a program that prints no times, the recorded step's span
   bool from_recording = false;    ///< ... that
@@ -95,8 +123,10 @@ struct Run {
   std::vector<std::string> notes;
 };
 
-/// Runs one candidate; writes NAME.log, and NAME.yaml with `measured:` where a step time came out.
-Run run(const Candidate& candidate, const profile::Profiles& profiles, const Options& options, std::stop_token stop);
+/// Runs one candidate; writes NAME.log and NAME.ended.json, and NAME.yaml with `measured:` where a step time came out.
+/// `stop` ends the run as a launcher is ended, `at_once` kills it.
+Run run(const Candidate& candidate, const profile::Profiles& profiles, const Options& options, std::stop_token stop,
+        std::stop_token at_once);
 
 std::string text(const std::vector<Run>& runs);
 std::string json(const std::vector<Run>& runs);

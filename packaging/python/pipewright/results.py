@@ -76,6 +76,13 @@ class CriticalStep(TypedDict):
     why: str
 
 
+class IntervalPart(TypedDict):
+    cause: str
+    minus_ms: float
+    plus_ms: float
+    source: str
+
+
 class Prediction(_Result, total=False):
     scenario: str
     profile: Dict[str, str]
@@ -85,6 +92,7 @@ class Prediction(_Result, total=False):
     optimizer_ms: float
     step_time_ms: float
     interval_ms: Optional[List[float]]
+    interval_parts: List[IntervalPart]
     ignored: List[str]
     tflops_per_gpu: float
     mfu: Optional[float]

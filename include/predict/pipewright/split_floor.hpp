@@ -1,0 +1,72 @@
+// Floors of many structures at a time: what the layers of a parallelism take and keep under one choice of recompute,
+// however they are split over ranks and chunks.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "pipewright/predict.hpp"
+
+namespace pipewright::predict {
+
+/// Layers under one choice of recompute, built and priced: the same for all pipeline sizes.
+struct Layers {
+  std::shared_ptr<const timeline::LayerWorks> works;
+  /// Of the layer of that number: what a forward leaves for its backward. Under full recompute, each layer for itself.
+  std::vector<std::int64_t> kept;
+  std::int64_t embedding = 0, head = 0;                ///< what these leave
+  std::int64_t added_by_layer = 0, added_by_head = 0;  /// what a backward that begins there makes besides, at least
+};
+Layers layers(const scenario::Scenario& scenario, const profile::Profiles& profiles);
+/// Without prices: of two choices the less of what each layer keeps.
+Layers least_of(const Layers& one, const Layers& other);
+/// No layer keeps anything.
+Layers nothing_kept(const scenario::Scenario& scenario);
+
+/// How a structure splits the layers.
+struct Split {
+  struct Chunk {
+    int first = 0, layers = 0, flights = 0;  ///< flights: forwards before the rank's first backward
+    bool embedding = false, loss = false;
+  };
+  struct Rank {
+    std::vector<Chunk> chunks;
+    Bytes available;  ///< of the device to the allocator
+  };
+  std::vector<Rank> ranks;
+};
+Split split_of(const scenario::Scenario& structure, const profile::Profiles& profiles);
+
+/// A choice of recompute as memory sees it: `layers` as they are, but of every chunk the first `block` as `replayed`
+/// has them, or with `groups` one checkpoint for the whole chunk.
+struct Replay {
+  const Layers* layers = nullptr;
+  const Layers* replayed = nullptr;
+  int block = 0;
+  bool groups = false;
+};
+
+/// A parallelism.
+class SpreadFloor {
+ public:
+  /// `example`: any of its structures, without recompute and offload.
+  SpreadFloor(const scenario::Scenario& example, const profile::Profiles& profiles);
+  /// As floor_of_any_split: with the example's own layers, and the memory of a rank; times with other layers; of each
+  /// layer with so much of the others'.
+  Prediction least() const { return least(nullptr, {}); }
+  Prediction least(const Layers& all) const { return least(&all, {}); }
+  Prediction least(const Layers& some, const std::vector<double>& part) const { return least(&some, part); }
+  /// What a rank lacks at least; none: it may fit.
+  Bytes lacking(const Split& split, const Replay& replay) const;
+
+ private:
+  Prediction least(const Layers* other, const std::vector<double>& part) const;
+  scenario::Scenario example_;
+  const profile::Profiles& profiles_;
+  model::Stages stages_;
+  schedule::Config config_;
+  timeline::Prices prices_;
+  model::LeastState state_;
+};
+
+}  // namespace pipewright::predict

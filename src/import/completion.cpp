@@ -1,0 +1,398 @@
+#include "completion.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "published_figures.hpp"
+#include "robust_statistics.hpp"
+
+namespace pipewright::tables {
+namespace {
+
+using profile::Origin;
+using profile::Profile;
+using profile::Sample;
+
+/// cuDNN's figures are of a few shapes: untested for others, as interpolate.hpp has it.
+constexpr double other_shapes = 0.1;
+
+}  // namespace
+
+double log_of_90_percent(double ratio) {
+  constexpr double sigmas = 1.645;  // of a 90 % interval
+  return std::abs(std::log(ratio)) / sigmas;
+}
+
+Completion::Completion(const Profile& measured, const profile::DataSheet& gpu)
+    : gpu_(gpu), derived_(profile::derive(measured, gpu)) {
+  result_.profile = derived_;
+  result_.profile.interpolation.clear();
+}
+
+Result Completion::finish() {
+  under_load();
+  cublas_errors();
+  cublas_nvfp4_products();
+  grouped_and_casts();
+  attention();
+  derived_errors();
+  clocks();
+  network_card();
+  result_.profile.prepare();
+  return std::move(result_);
+}
+
+double Completion::derived_ns(const std::string& family, const std::vector<std::int64_t>& dims) const {
+  return derived_.time({family, dims})->ns;
+}
+
+void Completion::compare(const std::string& family, const std::string& source, std::vector<double> ratios) {
+  if (ratios.empty()) return;
+  Comparison c;
+  c.family = family;
+  c.table = source;
+  c.shapes = ratios.size();
+  c.median = traces::median(ratios);
+  c.low = traces::quantile(ratios, 0.05);
+  c.high = traces::quantile(ratios, 0.95);
+  result_.comparisons.push_back(c);
+}
+
+/// Of a B300 under full load there are the products of a layer; of others the tables' own long runs.
+void Completion::under_load() {
+  if (gpu_.profile != "b300-sxm") return;
+  const LayerOnB300 layer;
+  const auto over_cool = [&](const char* family, double ms) {
+    double cool = 0;
+    for (const auto& dims : layer.shapes) cool += result_.profile.time({family, dims})->ns;
+    return ms_to_ns(ms) / cool;
+  };
+  const char* source = "products of a layer on a B300, Transformer Engine d0067d0d";
+  full_load_["bf16"] = {over_cool("gemm.bf16.tn", layer.bf16), source};
+  full_load_["fp8"] = {std::sqrt(over_cool("gemm.fp8.tn", layer.fp8) * over_cool("gemm.mxfp8.tn", layer.mxfp8)),
+                       source};
+}
+
+/// FP8 products of the tables are other libraries' kernels, which differ by more than cuBLAS' do. cuBLAS' own are told
+/// by one layer on a B300, all precisions under the same load: FP8's error is by what their ratio to bf16 there is not
+/// the tables', beside the error that all products of the tables share.
+void Completion::cublas_errors() {
+  if (!blackwell() || !anchors_.contains("gemm.bf16.tn")) return;
+  const LayerOnB300 layer;
+  auto& p = result_.profile;
+  const auto loaded = [&](const std::string& family, const char* precision) {
+    const auto told = full_load_.find(precision);
+    double sum = 0;
+    for (const auto& dims : layer.shapes) sum += p.time({family, dims})->ns;
+    return sum * (told == full_load_.end() ? 1 : told->second.full);
+  };
+  const double bf16 = loaded("gemm.bf16.tn", "bf16");
+  for (const auto& [family, ms] :
+       {std::pair<std::string, double>("gemm.fp8.tn", layer.fp8), {"gemm.mxfp8.tn", layer.mxfp8}}) {
+    if (!anchors_.contains(family)) continue;
+    const double library = log_of_90_percent(loaded(family, "fp8") / bf16 / (ms / layer.bf16));
+    spreads_[family] = std::hypot(log_of_90_percent(tables_differ_by), library);
+    for (auto& [name, samples] : p.samples) {
+      if (!name.starts_with(family)) continue;
+      for (auto& s : samples)
+        if (s.origin == Origin::published) s.spread = spreads_[family];
+    }
+  }
+}
+
+/// NVFP4 of the tables is another library's kernel: where cuBLAS' is told to be faster, it is taken.
+void Completion::cublas_nvfp4_products() {
+  auto& samples = result_.profile.samples;
+  if (!anchors_.contains("gemm.nvfp4.tn") || !samples.contains("gemm.mxfp8.tn")) return;
+  std::map<std::vector<std::int64_t>, std::pair<double, std::string>> factors;
+  std::set<std::vector<std::int64_t>> cublas;
+  const auto& mxfp8 = samples.at("gemm.mxfp8.tn");
+  for (const auto& s : samples.at("gemm.nvfp4.tn")) {
+    const auto beside = std::ranges::find(mxfp8, s.dims, &Sample::dims);
+    if (beside == mxfp8.end()) continue;
+    const auto told = cublas_nvfp4(gpu_, profile::family("gemm.nvfp4.tn").flop(s.dims), beside->ns);
+    constexpr double rounded = 1e-3;  // the same figure, written and read again
+    if (!told || told->ns > (1 + rounded) * s.ns) continue;
+    cublas.insert(s.dims);
+    if (told->ns < (1 - rounded) * s.ns)
+      factors[s.dims] = {told->ns / s.ns, fmt::format(" x {:.3f} {}", told->ns / s.ns, told->source)};
+  }
+  for (auto& [name, all] : samples) {
+    if (!name.starts_with("gemm.nvfp4.tn")) continue;
+    for (auto& s : all) {
+      if (!cublas.contains(s.dims)) continue;
+      s.spread = log_of_90_percent(tables_differ_by);
+      const auto found = factors.find(s.dims);
+      if (found == factors.end()) continue;
+      s.ns *= found->second.first;
+      s.source += found->second.second;
+    }
+  }
+  std::vector<double> ratios;
+  for (const auto& s : samples.at("gemm.nvfp4.tn")) ratios.push_back(s.ns / derived_ns("gemm.fp8.tn", s.dims));
+  anchors_["gemm.nvfp4.tn"] = traces::median(ratios);
+}
+
+/// Derived samples of `from` as `to`, times `factor`.
+void Completion::follow(const std::string& from, const std::string& to, double factor, const std::string& why,
+                        double spread) {
+  auto samples = derived_.samples.at(from);
+  for (auto& s : samples) {
+    s.ns *= factor;
+    s.spread = std::hypot(s.spread, spread);
+    s.origin = Origin::derived;
+    s.source += why;
+  }
+  result_.profile.samples[to] = std::move(samples);
+  if (spread > 0) followed_.insert(to);
+}
+
+/// Experts' products have no table of single kernels: they follow the dense ones of their precision. Casts to MXFP8
+/// and NVFP4 follow the cast and transpose of FP8, by the bytes that they move and by what was measured of MXFP8's.
+void Completion::grouped_and_casts() {
+  for (const auto& [name, samples] : derived_.samples) {
+    const auto dense = [&](std::string_view prefix, const std::string& plain) {
+      if (!name.starts_with(prefix) || !anchors_.contains(plain)) return;
+      follow(name, name, anchors_[plain], fmt::format(", x {:.3f} as {}", anchors_[plain], plain), spreads_[plain]);
+    };
+    dense("gemm.grouped.bf16.", "gemm.bf16.tn");
+    if (name.find(".block.") == std::string::npos) dense("gemm.grouped.fp8.", "gemm.fp8.tn");
+  }
+  if (!anchors_.contains("gemm.mxfp8.tn")) return;
+  const double factor = anchors_["gemm.mxfp8.tn"];
+  for (const char* ending : {"", ".acc_f32", ".acc_bf16", ".out_bf16"}) {
+    const std::string from = fmt::format("gemm.grouped.fp8.tn{}", ending);
+    follow(from, fmt::format("gemm.grouped.mxfp8.tn{}", ending), factor,
+           fmt::format(", {} x {:.3f} as gemm.mxfp8.tn", from, factor), spreads_["gemm.mxfp8.tn"]);
+  }
+  const auto bytes = [](const char* name) { return profile::family(name).bytes({1, 1}); };
+  const auto by_bytes = [&](const char* cast, double beyond, const std::string& why) {
+    const double more = bytes(cast) / bytes("cast_transpose.fp8");
+    follow("cast_transpose.fp8", cast, more * beyond,
+           fmt::format(", cast_transpose.fp8 x {:.3f} by bytes{}", more, why), 0);
+  };
+  // The kernel is bound by computation (NVIDIA/TransformerEngine#1628): bf16 8192 x 8192 in both directions took
+  // 52.34 us on a B200 (ROCm/TransformerEngine#598, column B200), 43.10 us by bytes.
+  constexpr double mxfp8_over_bytes = 52.34 / 43.10;
+  by_bytes("quantize.mxfp8", mxfp8_over_bytes, fmt::format(" x {:.3f} as on a B200", mxfp8_over_bytes));
+  // Casts of a layer beside its products: 6.453 - 3.764 ms in NVFP4, 8.984 - 7.161 ms in MXFP8 (B300, the page
+  // above).
+  constexpr double nvfp4_over_mxfp8 = (6.453 - 3.764) / (8.984 - 7.161);
+  const double nvfp4 = nvfp4_over_mxfp8 * mxfp8_over_bytes * bytes("quantize.mxfp8") / bytes("quantize.nvfp4");
+  by_bytes("quantize.nvfp4", nvfp4, fmt::format(" x {:.3f}: {:.3f} of MXFP8", nvfp4, nvfp4_over_mxfp8));
+}
+
+/// cuDNN's own figures where it has the shape. Other heads and lengths: the derived times, corrected by what cuDNN's
+/// of that length differ from theirs. Windows that hide most keys stay as derived: cuDNN's figures are of GPT-OSS with
+/// as many keys' heads as queries', which no run has.
+void Completion::attention() {
+  const auto figures = cudnn_attention(gpu_.profile);
+  if (figures.empty()) return;
+  struct Correction {
+    std::map<double, double> logs;  ///< by log2 of the length
+    double at(double length) const {
+      const double x = std::log2(length);
+      const auto above = logs.upper_bound(x);
+      if (above == logs.begin()) return std::exp(above->second);
+      const auto below = std::prev(above);
+      if (above == logs.end()) return std::exp(below->second);
+      const double share = (x - below->first) / (above->first - below->first);
+      return std::exp(below->second + share * (above->second - below->second));
+    }
+  };
+  const double machine = log_of_90_percent(tables_differ_by);
+  std::map<std::string, Correction> corrections;
+  std::map<std::string, std::vector<double>> ratios;
+  for (const auto& f : figures) {
+    const double ratio = f.ns / derived_ns(f.family, f.dims);
+    corrections[f.family].logs[std::log2(static_cast<double>(f.dims[1]))] = std::log(ratio);
+    ratios[f.family].push_back(ratio);
+  }
+  for (const char* pass : {"forward.bf16", "backward.bf16"}) {
+    const std::string full = std::string("attention.") + pass, latent = std::string("attention.mla.") + pass;
+    for (const char* kind : {"", "dropout.", "thd.", "mla.", "window.", "sink."}) {
+      const std::string name = std::string("attention.") + kind + pass;
+      const bool windowed = profile::family(name).dims.size() > 6;
+      const auto& like = corrections.at(std::string_view(kind) == "mla." ? latent : full);
+      if (!derived_.samples.contains(name)) continue;
+      auto& samples = result_.profile.samples[name];
+      samples = derived_.samples.at(name);
+      for (auto& s : samples) {
+        if (windowed && 2 * s.dims.back() < s.dims[2]) continue;  // bound by other things than a whole triangle
+        const double factor = like.at(static_cast<double>(s.dims[1]));
+        s.ns *= factor;
+        s.spread = std::hypot(s.spread, std::hypot(other_shapes, machine));
+        s.origin = Origin::derived;
+        s.source += fmt::format(", x {:.3f} as cuDNN's of that length", factor);
+      }
+      if (!windowed) followed_.insert(name);
+    }
+  }
+  for (const auto& f : figures) {
+    auto& samples = result_.profile.samples[f.family];
+    std::erase_if(samples, [&](const Sample& s) { return s.dims == f.dims; });
+    samples.push_back({f.dims, f.ns, machine, 1, Origin::published, std::string(cudnn_source())});
+    std::ranges::sort(samples, {}, &Sample::dims);
+  }
+  for (auto& [name, list] : ratios) {
+    anchors_[name] = traces::median(list);
+    compare(name, std::string(cudnn_source()), std::move(list));
+  }
+}
+
+/// No better is claimed for what is derived from one generation to the next than published kernels show where there are
+/// some: norms for what memory bounds, products and attention for the rest.
+void Completion::derived_errors() {
+  if (anchors_.empty() || !blackwell()) return;
+  const auto rms = [](const std::vector<double>& ratios) {
+    double sum = 0;
+    for (const double ratio : ratios) sum += std::log(ratio) * std::log(ratio);
+    constexpr double digits = 1e3;  // a profile is written in so many
+    return std::round(digits * std::sqrt(sum / static_cast<double>(ratios.size()))) / digits;
+  };
+  std::vector<double> all, norms;
+  for (const auto& [name, anchor] : anchors_) all.push_back(anchor);
+  for (const auto& f : cudnn_norms(gpu_.profile)) norms.push_back(f.ns / derived_ns(f.family, f.dims));
+  const double error = rms(all), streaming = norms.empty() ? error : rms(norms);
+  for (auto& [name, samples] : result_.profile.samples) {
+    const auto load = profile::family(name).load;
+    if (followed_.contains(name) || load == profile::Load::none) continue;
+    for (auto& s : samples)
+      if (s.origin == Origin::derived)
+        s.spread = std::hypot(s.spread, load == profile::Load::memory ? streaming : error);
+  }
+  result_.profile.provenance.push_back(fmt::format(
+      "error class of derived kernels: {:.3f}, rms of the tables over what was derived; of what memory bounds {:.3f}, "
+      "rms of cuDNN's norms over what was derived",
+      error, streaming));
+  compare("rmsnorm.*.cudnn", std::string(cudnn_source()), std::move(norms));
+}
+
+/// The law of the measured part, with what load adds scaled to that of long runs over short ones.
+void Completion::clocks() {
+  for (auto& law : result_.profile.clocks) {
+    const auto full = full_load_.find(law.precision);
+    const auto* matrix = derived_.clocks_for(law.precision, "matrix");
+    if (full == full_load_.end() || full->second.full <= 1 || matrix == nullptr || matrix->rows.empty()) continue;
+    const double measured = matrix->rows.back().matrix - 1;
+    if (measured <= 0) continue;
+    const double scale = (full->second.full - 1) / measured;
+    for (auto& row : law.rows)
+      for (double* slower : {&row.matrix, &row.attention, &row.memory}) *slower = 1 + (*slower - 1) * scale;
+    const double watts = gpu_.power_watts.value / law.limit_watts;
+    for (auto& row : law.rows) row.watts *= watts;
+    law.limit_watts *= watts;
+  }
+  for (const auto& [precision, told] : full_load_)
+    result_.profile.provenance.push_back(
+        fmt::format("clocks of {}: those of the measured part with what load adds scaled to {:.3f} at full load, a "
+                    "product repeated over a dozen launches of it ({})",
+                    precision, told.full, told.source));
+}
+
+void Completion::network_card() {
+  const auto* standard = result_.profile.link("infiniband");
+  constexpr double standard_gbits = 400;  // published_links()
+  if (standard == nullptr || gpu_.network_gbits.value == standard_gbits) return;
+  profile::Link card = *standard;
+  card.gbytes_per_s *= gpu_.network_gbits.value / standard_gbits;
+  card.origin = Origin::derived;
+  card.source = fmt::format("{}; {} of 400 Gb/s", gpu_.network_gbits.source, standard->source);
+  result_.profile.links.push_back(card);
+}
+
+namespace {
+
+/// Tables that stand in a profile already.
+class FromProfile : Completion {
+ public:
+  FromProfile(const Profile& measured, const profile::DataSheet& gpu, const std::vector<Profile>& tables)
+      : Completion(measured, gpu) {
+    for (const auto& t : tables) take(t);
+    const std::pair<const char*, const char*> products[] = {{"gemm.bf16.tn", "gemm.bf16.tn"},
+                                                            {"gemm.fp8.tn", "gemm.fp8.tn"},
+                                                            {"gemm.mxfp8.tn", "gemm.fp8.tn"},
+                                                            {"gemm.nvfp4.tn", "gemm.fp8.tn"}};
+    for (const auto& [name, alike] : products) {
+      const auto found = result_.profile.samples.find(name);
+      if (found == result_.profile.samples.end() || found->second.front().origin != Origin::published) continue;
+      std::vector<double> ratios;
+      for (const auto& s : found->second) ratios.push_back(s.ns / derived_ns(alike, s.dims));
+      anchors_[name] = traces::median(ratios);
+      spreads_[name] = found->second.front().spread;
+      follow_forward(name, alike);
+      compare(name, found->second.front().source, std::move(ratios));
+    }
+    if (anchors_.empty())
+      throw UsageError({"command line", 0}, "--tables", "no public table of products stands in " + tables.front().name);
+    auto& p = result_.profile;
+    for (const char* version : {"aiconfigurator", "simumax"})
+      if (const auto told = tables.front().versions.find(version); told != tables.front().versions.end())
+        p.versions[version] = told->second;
+    std::string names;
+    for (const auto& t : tables) names += " --tables " + t.name;
+    p.provenance.insert(p.provenance.begin(),
+                        fmt::format("public tables: pipewright profile derive {} --gpu {}{} (docs/public-tables.md)",
+                                    measured.name, gpu.profile, names));
+  }
+  Result finished() { return finish(); }
+
+ private:
+  /// Published products and collectives; the rest is made anew. Of kin with more multiprocessors products are taken as
+  /// much longer as cuDNN's attention is.
+  void take(const Profile& tables) {
+    const bool own = tables.name == gpu_.profile;
+    const double longer = own ? 1 : over_kin(gpu_.profile, tables.name);
+    for (const auto& [name, samples] : tables.samples) {
+      const auto load = profile::family(name).load;
+      if (load != profile::Load::matrix && load != profile::Load::network) continue;
+      std::vector<Sample> published;
+      for (auto s : samples) {
+        if (s.origin != Origin::published) continue;
+        if (load == profile::Load::matrix && told_.contains(name)) break;  // by the first that tells
+        if (!own && load == profile::Load::matrix) {
+          s.ns *= longer;
+          s.source += fmt::format(" x {:.3f} of {}", longer, tables.name);
+        }
+        if (!own && load == profile::Load::network) s.source += ", as on " + tables.name;
+        published.push_back(std::move(s));
+      }
+      if (published.empty()) continue;
+      result_.profile.samples[name] = std::move(published);
+      told_.insert(name);
+    }
+    if (!own) return;
+    for (const char* precision : {"bf16", "fp8"}) {
+      const auto* law = tables.clocks_for(precision, "matrix");
+      if (law != nullptr && !law->rows.empty())
+        full_load_[precision] = {law->rows.back().matrix, "aiconfigurator's long runs"};
+    }
+  }
+
+  /// dgrad and wgrad take as much longer than the forward product as they are derived to now.
+  void follow_forward(const std::string& plain, const std::string& alike) {
+    const std::string of = plain == "gemm.bf16.tn" ? "gemm.bf16" : plain, like = plain == "gemm.bf16.tn" ? of : alike;
+    const auto& forward = result_.profile.samples.at(plain);
+    for (auto& [name, samples] : result_.profile.samples) {
+      const bool follows = name != plain && name.starts_with(of + ".") && told_.contains(name);
+      const std::string kin = follows ? like + name.substr(of.size()) : "";
+      if (!follows || !derived_.samples.contains(kin)) continue;
+      for (auto& s : samples) {
+        const auto beside = std::ranges::find(forward, s.dims, &Sample::dims);
+        if (beside != forward.end()) s.ns = beside->ns * derived_ns(kin, s.dims) / derived_ns(alike, s.dims);
+      }
+    }
+  }
+
+  std::set<std::string> told_;
+};
+
+}  // namespace
+
+Result complete(const Profile& measured, const profile::DataSheet& gpu, const std::vector<Profile>& tables) {
+  return FromProfile(measured, gpu, tables).finished();
+}
+
+}  // namespace pipewright::tables

@@ -1,0 +1,128 @@
+// What runs beside the compute stream, and what belongs nowhere.
+#include <algorithm>
+
+#include "matcher.hpp"
+
+namespace pipewright::traces {
+
+void Matcher::map_other_streams() {
+  struct Slot {
+    const Expected* expected;
+    const Pattern* pattern;
+    std::size_t instance;
+  };
+  std::map<std::pair<model::Stream, std::string>, std::vector<Slot>> wanted;
+  for (std::size_t t = 0; t < tiles_.size(); ++t) {
+    for (const auto& e : tiles_[t].pattern->elsewhere) {
+      wanted[{e.kernel->stream, e.operation}].push_back({&e, tiles_[t].pattern, t});
+    }
+  }
+  std::map<std::pair<std::int64_t, std::string>, std::vector<std::uint32_t>> found;
+  for (std::uint32_t i = 0; i < trace_.activities.size(); ++i) {
+    const Activity& a = trace_.activities[i];
+    if (kinds_[i] == "p2p") {
+      result_.pipeline.push_back(i);
+    } else if (!is_of_stream(a) && a.stream != beside_) {
+      const auto& operations = meanings_[a.name].operations;
+      const std::string name = a.engine == Engine::d2h   ? "copy.d2h"
+                               : a.engine == Engine::h2d ? "copy.h2d"
+                               : operations.empty()      ? ""
+                                                         : operations.front();
+      found[{a.stream, name}].push_back(i);
+    }
+  }
+  for (const auto& [where, slots] : wanted) {
+    for (const auto& [stream, activities] : found) {
+      if (stream.second != where.second || activities.size() != slots.size()) continue;
+      for (std::size_t i = 0; i < slots.size(); ++i) {
+        result_.operations.push_back(
+            {slots[i].expected, slots[i].pattern, slots[i].instance, activities[i], {activities[i]}, false, {}});
+      }
+      found.erase(stream);
+      break;
+    }
+  }
+}
+
+void Matcher::find_accumulations() {
+  const auto is_sum = [](const Lost& l) { return l.expected->operation == "add" && l.pattern->pass != Pass::forward; };
+  std::map<std::int64_t, std::vector<Lost>, std::greater<>> tables;
+  for (const auto& lost : lost_) {
+    if (is_sum(lost)) tables[lost.expected->kernel->key.dims.front()].push_back(lost);
+  }
+  std::map<std::int64_t, std::vector<std::uint32_t>> streams;
+  for (std::uint32_t i = 0; i < trace_.activities.size(); ++i) {
+    const Activity& a = trace_.activities[i];
+    const auto& operations = meanings_[a.name].operations;
+    if (!is_of_stream(a) && a.stream != beside_ && !operations.empty() && operations.front() == "add")
+      streams[a.stream].push_back(i);
+  }
+  for (auto& [stream, found] : streams) {
+    const auto ns = [&](std::uint32_t i) { return trace_.activities[i].duration; };
+    std::sort(found.begin(), found.end(), [&](auto a, auto b) { return ns(a) > ns(b); });
+    auto first = found.begin();
+    for (auto table = tables.begin(); table != tables.end() && first != found.end(); table = tables.erase(table)) {
+      const auto last = std::find_if(first, found.end(), [&](auto i) { return 2 * ns(i) < ns(*first); });
+      const auto& sums = table->second;
+      const std::size_t each = static_cast<std::size_t>(last - first) / sums.size();
+      if (each * sums.size() != static_cast<std::size_t>(last - first)) break;
+      std::sort(first, last);
+      for (const Lost& sum : sums) {
+        first += static_cast<std::ptrdiff_t>(each);
+        const std::uint32_t i = *(first - 1);
+        result_.operations.push_back({sum.expected, sum.pattern, sum.instance, i, {i}, false, {}});
+      }
+      std::erase_if(lost_,
+                    [&](const Lost& l) { return is_sum(l) && l.expected->kernel->key.dims.front() == table->first; });
+    }
+  }
+  for (const auto& lost : lost_) {
+    ++result_.missing[lost.expected->kernel->name];
+    result_.missing_copies += lost.expected->operation == "copy.strided";
+  }
+}
+
+void Matcher::sort_exchanges() {
+  for (std::size_t i = 1; i < result_.operations.size(); ++i) {
+    Mapped &a = result_.operations[i - 1], &b = result_.operations[i];
+    if (a.instance != b.instance || a.expected->operation != "all_to_all" || b.expected->operation != "all_to_all") {
+      continue;
+    }
+    const auto bytes = [](const Mapped& m) { return m.expected->kernel->key.dims.back(); };
+    const auto ns = [&](const Mapped& m) { return trace_.activities[m.main].duration; };
+    if ((bytes(a) < bytes(b)) != (ns(a) < ns(b))) std::swap(a.expected, b.expected);
+  }
+}
+
+void Matcher::collect_unmapped() {
+  std::vector<bool> mapped(trace_.activities.size());
+  for (const auto& o : result_.operations) {
+    for (const auto a : o.activities) mapped[a] = true;
+  }
+  for (const auto a : result_.pipeline) mapped[a] = true;
+  for (std::uint32_t i = 0; i < mapped.size(); ++i) {
+    if (!mapped[i]) result_.unmapped.push_back(i);
+  }
+  name_first_unplaced();
+}
+
+void Matcher::name_first_unplaced() {
+  const auto on_compute = [&](std::uint32_t i) {
+    const Activity& a = trace_.activities[i];
+    return a.stream == result_.compute_stream && a.engine == Engine::kernel;
+  };
+  std::uint32_t last = 0;  // behind the last operation comes what is no part of a step
+  for (const auto& o : result_.operations)
+    if (o.in_order) last = std::max(last, o.main);
+  const Mapped* before = nullptr;
+  auto next = result_.operations.begin();
+  for (const auto i : result_.unmapped) {
+    for (; next != result_.operations.end() && on_compute(next->main) && next->main < i; ++next) before = &*next;
+    if (!on_compute(i) || before == nullptr || i > last) continue;
+    result_.first_unplaced = trace_.names[trace_.activities[i].name] + ", after " + before->expected->kernel->name +
+                             " of " + before->pattern->name;
+    return;
+  }
+}
+
+}  // namespace pipewright::traces

@@ -1,0 +1,178 @@
+// What stands between two landmarks, aligned with what the tiles expect there.
+#include <algorithm>
+
+#include "matcher.hpp"
+
+namespace pipewright::traces {
+
+void Matcher::map(const Expected& expected, const Tile& tile, std::size_t instance, std::size_t first,
+                  std::size_t size) {
+  Mapped mapped{&expected, tile.pattern, instance, units_[first].main, {}, true, {}};
+  // The last launch ends what the host spends on an operation of many kernels of one size.
+  const bool ends = expected.operation.starts_with("gemm.grouped") || expected.operation.starts_with("moe.router");
+  for (std::size_t u = first; u < first + size; ++u) {
+    const auto& a = units_[u].activities;
+    mapped.activities.insert(mapped.activities.end(), a.begin(), a.end());
+    const auto& so_far = trace_.activities[mapped.main];
+    const auto& next = trace_.activities[units_[u].main];
+    if (ends ? next.launch.start > so_far.launch.start : next.duration > so_far.duration) {
+      mapped.main = units_[u].main;
+    }
+  }
+  result_.operations.push_back(std::move(mapped));
+}
+
+void Matcher::align() {
+  const std::size_t first_instance = result_.instances.size();
+  Gap gap;
+  std::size_t unit = 0;
+  const auto units_until = [&](std::size_t end) {
+    for (; unit < end; ++unit) gap.units.push_back(unit);
+  };
+  std::size_t landmark = 0;
+  const auto unknown_landmarks_until = [&](std::size_t end) {
+    for (; landmark < end; ++landmark) {
+      units_until(landmarks_[landmark].first);
+      close(gap);
+      unit += landmarks_[landmark].size;
+    }
+  };
+  for (std::size_t t = 0; t < tiles_.size(); ++t) {
+    const Tile& tile = tiles_[t];
+    unknown_landmarks_until(tile.first);
+    const auto& compute = tile.pattern->compute;
+    for (std::size_t i = 0, l = 0; i < compute.size(); ++i) {
+      if (l == tile.pattern->landmarks.size() || i != tile.pattern->landmarks[l]) {
+        gap.wanted.push_back({&compute[i], &tile, first_instance + t});
+        continue;
+      }
+      const Landmark& mark = landmarks_[tile.first + l];
+      units_until(mark.first);
+      close(gap);
+      map(compute[i], tile, first_instance + t, mark.first, mark.size);
+      unit = mark.first + mark.size;
+      ++l;
+      ++landmark;
+    }
+    result_.instances.push_back(tile.pattern);
+  }
+  unknown_landmarks_until(landmarks_.size());
+  units_until(units_.size());
+  close(gap);
+}
+
+void Matcher::close(Gap& gap) {
+  // Collectives first, among themselves: a loss over a split vocabulary is one operation with three inside.
+  const auto is_collective = [&](std::size_t unit) {
+    const auto& kind = kinds_[units_[unit].main];
+    return kind != "comp" && kind != "h2d" && kind != "d2h";
+  };
+  const auto wants_collective = [](const Gap::Wanted& w) {
+    return w.expected->kernel->purpose != model::Purpose::compute;
+  };
+  for (const bool collective : {true, false}) {
+    Gap part;
+    for (const auto& w : gap.wanted) {
+      if (wants_collective(w) == collective) part.wanted.push_back(w);
+    }
+    for (const auto u : gap.units) {
+      if (is_collective(u) == collective) part.units.push_back(u);
+    }
+    align(std::move(part));
+  }
+  gap = {};
+}
+
+void Matcher::align(Gap gap) {
+  const std::size_t before = result_.operations.size();
+  while (!gap.wanted.empty() && align_in_order(gap)) {
+  }
+  std::erase_if(gap.wanted, [&](const Gap::Wanted& w) { return join(w, before); });
+  sort_copies(before);
+  // Small kernels may run elsewhere: AccumulateGrad of a norm's weight, on the stream on which DDP made it.
+  for (const auto& w : gap.wanted)
+    if (w.expected->operation != "small") lost_.push_back({w.expected, w.tile->pattern, w.instance});
+}
+
+void Matcher::sort_copies(std::size_t first) {
+  std::map<std::size_t, std::vector<std::size_t>> copies;
+  for (std::size_t i = first; i < result_.operations.size(); ++i) {
+    const Mapped& m = result_.operations[i];
+    if (m.expected->operation == "copy.d2d" && m.activities.size() == 1) copies[m.instance].push_back(i);
+  }
+  const auto bytes = [](const Expected* e) { return e->kernel->key.dims.front(); };
+  for (const auto& [instance, indices] : copies) {
+    std::vector<const Expected*> expected;
+    for (const auto i : indices) expected.push_back(result_.operations[i].expected);
+    std::stable_sort(expected.begin(), expected.end(), [&](auto a, auto b) { return bytes(a) < bytes(b); });
+    auto by_time = indices;
+    std::stable_sort(by_time.begin(), by_time.end(), [&](auto a, auto b) {
+      return trace_.activities[result_.operations[a].main].duration <
+             trace_.activities[result_.operations[b].main].duration;
+    });
+    for (std::size_t i = 0; i < by_time.size(); ++i) result_.operations[by_time[i]].expected = expected[i];
+  }
+}
+
+bool Matcher::join(const Gap::Wanted& wanted, std::size_t first) {
+  for (std::size_t i = first; i < result_.operations.size(); ++i) {
+    Mapped& m = result_.operations[i];
+    const auto& joined = meanings_[trace_.activities[m.main].name].joined;
+    const std::size_t n = m.joined.size();
+    if (m.instance != wanted.instance || n >= joined.size() || joined[n] != wanted.expected->operation) continue;
+    if (wanted.expected != m.expected + 1 + n) continue;  // neighbours in the pattern
+    m.joined.push_back(wanted.expected);
+    return true;
+  }
+  return false;
+}
+
+bool Matcher::align_in_order(Gap& gap) {
+  const std::size_t n = gap.wanted.size(), m = gap.units.size();
+  struct Cell {
+    std::size_t score = 0, taken = 0;  // taken: units that operation i takes from unit j on
+    bool skip_unit = false;
+  };
+  std::vector<std::vector<Cell>> best(n + 1, std::vector<Cell>(m + 1));
+  for (std::size_t i = n; i-- > 0;) {
+    const std::string& operation = gap.wanted[i].expected->operation;
+    for (std::size_t j = m + 1; j-- > 0;) {
+      Cell cell{best[i + 1][j].score, 0, false};
+      if (j < m && best[i][j + 1].score > cell.score) cell = {best[i][j + 1].score, 0, true};
+      for (std::size_t size = 1; j + size <= m && can_be(units_[gap.units[j + size - 1]], operation) &&
+                                 same_thread(gap.units[j], gap.units[j + size - 1]);
+           ++size) {
+        // Units first; of equal numbers of them, the most operations that are named.
+        const std::size_t score = best[i + 1][j + size].score + size * (n + 1) + (operation != "small");
+        if (score >= cell.score) cell = {score, size, false};
+        if (!is_run(operation)) break;
+      }
+      best[i][j] = cell;
+    }
+  }
+  Gap left;
+  std::size_t j = 0;
+  for (std::size_t i = 0; i < n;) {
+    const Cell& cell = best[i][j];
+    if (cell.skip_unit) {
+      left.units.push_back(gap.units[j++]);
+      continue;
+    }
+    const auto& wanted = gap.wanted[i++];
+    if (cell.taken == 0) {
+      left.wanted.push_back(wanted);
+    } else {
+      map(*wanted.expected, *wanted.tile, wanted.instance, gap.units[j], cell.taken);
+    }
+    j += cell.taken;
+  }
+  left.units.insert(left.units.end(), gap.units.begin() + static_cast<std::ptrdiff_t>(j), gap.units.end());
+  gap = std::move(left);
+  return best[0][0].score > 0;
+}
+
+bool Matcher::same_thread(std::size_t a, std::size_t b) const {
+  return trace_.activities[units_[a].main].launch.thread == trace_.activities[units_[b].main].launch.thread;
+}
+
+}  // namespace pipewright::traces

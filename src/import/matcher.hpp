@@ -1,0 +1,132 @@
+// The state of one matching; match.hpp has the picture. What it does stands in match.cpp (streams, units, landmarks),
+// match_tiles.cpp, match_gaps.cpp (what is between landmarks) and match_beside.cpp (other streams).
+#pragma once
+
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "match.hpp"
+
+namespace pipewright::traces {
+
+/// A kernel with its helpers.
+struct Unit {
+  std::uint32_t main;
+  std::vector<std::uint32_t> activities;
+  const Meaning* meaning;
+  std::string landmark;  ///< its operation, if it is one
+};
+
+/// A row of `size` units that is one landmark (runs are many kernels).
+struct Landmark {
+  std::size_t first, size;
+  const std::string* operation;
+};
+
+class Matcher {
+ public:
+  Matcher(const Trace& trace, const std::vector<std::string>& kinds, const std::vector<Pattern>& patterns,
+          const Order& order);
+  Mapping run();
+
+ private:
+  static constexpr std::int64_t none = INT64_MIN;
+
+  struct Tile {
+    const Pattern* pattern;
+    std::size_t first;  ///< landmark
+  };
+
+  /// An operation that is not where its tile expects it.
+  struct Lost {
+    const Expected* expected;
+    const Pattern* pattern;
+    std::size_t instance;
+  };
+
+  /// What stands between two landmarks of the trace, and the operations that the tiles expect there.
+  struct Gap {
+    struct Wanted {
+      const Expected* expected;
+      const Tile* tile;
+      std::size_t instance;
+    };
+    std::vector<Wanted> wanted;
+    std::vector<std::size_t> units;
+  };
+
+  // match.cpp
+  /// Compute: the busiest with norms or attention. Beside it, with expert-parallel overlap, the one of all-to-alls.
+  /// Grouped GEMMs: those that run nothing but matrix products.
+  void find_streams();
+  /// One stream against its patterns.
+  void walk(std::int64_t stream, bool beside);
+  bool is_of_stream(const Activity& a) const;
+  /// What a kernel is; a matrix product on a stream of its own is an expert's.
+  const Meaning& meaning(const Activity& a);
+  std::string landmark_of(const Meaning& meaning) const;
+  void gather_units();
+  void gather_landmarks();
+  bool can_be(const Unit& unit, const std::string& operation) const;
+
+  // match_tiles.cpp
+  bool fits(const Pattern& pattern, std::size_t at) const;
+  /// Forward and backward nodes are launched by different threads.
+  bool same_side(const Pattern& pattern, std::size_t at) const;
+  /// covered[i]: most landmarks from i on that tiles can cover; of equal coverings the one with the fewest tiles.
+  void tile();
+  bool alike(const Pattern& a, const Pattern& b) const;
+  /// Tiles of patterns alike have the first of them so far: a chunk's pieces run in its order, backward the other way.
+  void tell_twins_apart();
+  /// Tiles of one pass (and node), which are whole runs of chunks, but for the first and the last.
+  void put_in_order(const std::vector<Tile*>& tiles, const std::vector<std::vector<const Pattern*>>& runs);
+  [[noreturn]] void refuse() const;
+
+  // match_gaps.cpp
+  void map(const Expected& expected, const Tile& tile, std::size_t instance, std::size_t first, std::size_t size);
+  void align();
+  void close(Gap& gap);
+  /// Operations and units of a gap in order; what is left is aligned again, because autograd may swap neighbours.
+  void align(Gap gap);
+  /// Neighbouring copies of a pass (a CUDA graph's gradients) may come in another order: the longer is the larger.
+  void sort_copies(std::size_t first);
+  /// Whether a kernel of those mapped from `first` on does the operation along with the one before it.
+  bool join(const Gap::Wanted& wanted, std::size_t first);
+  /// Maps the longest common subsequence of expected operations and units, where a run takes several units in a row,
+  /// and removes it from the gap. False: nothing in common.
+  bool align_in_order(Gap& gap);
+  /// A run does not go from the forward thread to autograd's.
+  bool same_thread(std::size_t a, std::size_t b) const;
+
+  // match_beside.cpp
+  /// Copies and collectives that go beside the compute stream: by operation and order. They are told only where the
+  /// streams' numbers of them are exactly what the tiles expect.
+  void map_other_streams();
+  /// AccumulateGrad of an embedding runs on the stream on which DDP made it, too: the stream's longest sums are those
+  /// of the largest table, a whole number a pass (two, where the head's gradient of a tied table is added, too).
+  void find_accumulations();
+  /// Neighbouring exchanges of a tile may come in either order: the longer is the larger.
+  void sort_exchanges();
+  void collect_unmapped();
+  void name_first_unplaced();
+
+  const Trace& trace_;
+  const std::vector<std::string>& kinds_;
+  const std::vector<Pattern>& patterns_;
+  const Order& order_;
+  std::vector<Meaning> meanings_;
+  std::map<std::uint32_t, Meaning> experts_;  ///< by name: of kernels on streams of grouped GEMMs
+  std::set<std::int64_t> grouped_;
+  std::size_t group_ = 1;  ///< GEMMs of a grouped one
+  std::int64_t beside_ = none, stream_ = 0, forward_thread_ = -1;
+  bool on_beside_ = false;
+  std::vector<Unit> units_;
+  std::vector<Landmark> landmarks_;
+  std::vector<Tile> tiles_;
+  std::vector<Lost> lost_;
+  Mapping result_;
+};
+
+}  // namespace pipewright::traces

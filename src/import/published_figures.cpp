@@ -1,0 +1,124 @@
+#include "published_figures.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+namespace pipewright::tables {
+namespace {
+
+enum Heads { full, latent };
+
+struct AttentionRow {
+  std::string_view gpu;
+  Heads heads;
+  std::int64_t length;
+  double forward_us, backward_us;
+};
+// benchmark/sdpa_benchmark_training/results/{llama3.1,dsv3}/{gb200,gb300}/*_20260424_*.csv: cudnn (9.22), bf16,
+// top_left, batch 2, backward not deterministic. Its H200 (9.19) takes what our capture does, within 1 %.
+constexpr AttentionRow attention_rows[] = {
+    {"gb200-nvl72", full, 2048, 125, 389},        {"gb200-nvl72", full, 4096, 391, 1198},
+    {"gb200-nvl72", full, 8192, 1397, 4127},      {"gb200-nvl72", full, 16384, 5150, 16554},
+    {"gb200-nvl72", full, 32768, 21692, 71756},   {"gb200-nvl72", latent, 2048, 321, 1056},
+    {"gb200-nvl72", latent, 4096, 977, 3383},     {"gb200-nvl72", latent, 8192, 3470, 11984},
+    {"gb200-nvl72", latent, 16384, 13103, 50424}, {"gb200-nvl72", latent, 32768, 50456, 212546},
+    {"gb300-nvl72", full, 2048, 100, 356},        {"gb300-nvl72", full, 4096, 323, 1101},
+    {"gb300-nvl72", full, 8192, 1185, 3832},      {"gb300-nvl72", full, 16384, 4593, 14593},
+    {"gb300-nvl72", full, 32768, 18014, 59024},   {"gb300-nvl72", latent, 2048, 268, 977},
+    {"gb300-nvl72", latent, 4096, 864, 3127},     {"gb300-nvl72", latent, 8192, 3013, 11074},
+    {"gb300-nvl72", latent, 16384, 11178, 43911}, {"gb300-nvl72", latent, 32768, 44189, 177494}};
+
+struct NormRow {
+  std::string_view gpu;
+  std::int64_t rows, width;
+  double forward_us, backward_us;
+};
+// benchmark/norms/results/{gb200,gb300}/all_models_20260226_*.csv: rms_norm, cudnn, bfloat16.
+constexpr NormRow norm_rows[] = {
+    {"gb200-nvl72", 16384, 4096, 42, 65}, {"gb200-nvl72", 8192, 8192, 45, 77},  {"gb200-nvl72", 4096, 16384, 44, 84},
+    {"gb200-nvl72", 8192, 5120, 28, 51},  {"gb200-nvl72", 8192, 4096, 23, 36},  {"gb200-nvl72", 4096, 6144, 17, 36},
+    {"gb200-nvl72", 4096, 8192, 23, 41},  {"gb300-nvl72", 16384, 4096, 42, 66}, {"gb300-nvl72", 8192, 8192, 45, 74},
+    {"gb300-nvl72", 4096, 16384, 44, 82}, {"gb300-nvl72", 8192, 5120, 28, 50},  {"gb300-nvl72", 8192, 4096, 22, 36},
+    {"gb300-nvl72", 4096, 6144, 17, 35},  {"gb300-nvl72", 4096, 8192, 22, 41},
+};
+
+/// A part of 148 multiprocessors over its kin of 152 at a higher clock: aiconfigurator 095f58a's attention of an
+/// inference engine on a B200 over a GB200, the same at every length; its products take 1.02 to 1.10 times as long.
+constexpr double fewer_multiprocessors = 1 / 0.925;
+
+struct Kin {
+  std::string_view gpu;
+  double longer;
+};
+Kin kin_of(const std::string& profile_name) {
+  if (profile_name == "b200-sxm") return {"gb200-nvl72", fewer_multiprocessors};
+  if (profile_name == "b300-sxm") return {"gb300-nvl72", fewer_multiprocessors};
+  return {profile_name, 1};
+}
+
+}  // namespace
+
+double over_kin(const std::string& profile_name, const std::string& kin) {
+  const Kin known = kin_of(profile_name);
+  return known.gpu == kin ? known.longer : 1;
+}
+
+std::string_view cudnn_source() { return "NVIDIA/cudnn-frontend 3929da2 benchmark"; }
+
+std::vector<Figure> cudnn_attention(const std::string& profile_name) {
+  const Kin kin = kin_of(profile_name);
+  std::vector<Figure> figures;
+  for (const auto& row : attention_rows) {
+    if (row.gpu != kin.gpu) continue;
+    const auto add = [&](const char* family, const std::vector<std::int64_t>& heads) {
+      std::vector<std::int64_t> dims = {2, row.length, row.length};
+      dims.insert(dims.end(), heads.begin(), heads.end());
+      for (const auto& [pass, us] : {std::pair("forward", row.forward_us), std::pair("backward", row.backward_us)})
+        figures.push_back({std::string(family) + pass + ".bf16", dims, us_to_ns(us) * kin.longer});
+    };
+    if (row.heads == full) add("attention.", {64, 8, 128});
+    if (row.heads == latent) add("attention.mla.", {128, 192, 128});
+  }
+  return figures;
+}
+
+std::vector<Figure> cudnn_norms(const std::string& profile_name) {
+  std::vector<Figure> figures;
+  for (const auto& row : norm_rows) {
+    if (row.gpu != kin_of(profile_name).gpu) continue;  // bound by memory, which is the same
+    figures.push_back({"rmsnorm.forward.cudnn", {row.rows, row.width}, us_to_ns(row.forward_us)});
+    figures.push_back({"rmsnorm.backward.cudnn", {row.rows, row.width}, us_to_ns(row.backward_us)});
+  }
+  return figures;
+}
+
+std::optional<Nvfp4> cublas_nvfp4(const profile::DataSheet& gpu, double flop, double mxfp8_ns) {
+  if (gpu.device.compute_capability == 103) {
+    // Twelve products of a layer on a B300, quantized before: 3.764 ms, 7.161 ms in MXFP8 (LayerOnB300's page); the
+    // smallest has 0.53 TFLOP. Its tensor cores have half as much NVFP4 again as a B200's.
+    constexpr double smallest = 2.0 * 15872 * 4096 * 4096, share = 3.764 / 7.161;
+    if (flop < smallest) return std::nullopt;
+    return Nvfp4{share * mxfp8_ns, "as 0.526 of MXFP8, Transformer Engine d0067d0d on a B300"};
+  }
+  // torch._scaled_mm (cuBLAS) on a B200, time of the kernels alone: cubes of 4096, 6144, 8192 in 30.8, 84.4, 205 us
+  // (pytorch/ao pull request 2427); of 8192 cuBLAS alone 210 us (DeepGEMM pull request 348).
+  struct Cube {
+    double flop, us;
+    double rate() const { return flop / us_to_ns(us); }
+  };
+  constexpr Cube cubes[] = {
+      {2.0 * 4096 * 4096 * 4096, 30.8}, {2.0 * 6144 * 6144 * 6144, 84.4}, {2.0 * 8192 * 8192 * 8192, 205}};
+  // A GB200's NVFP4 by one library over a B200's: the median of 236 large products of aiconfigurator.
+  constexpr double gb200_faster = 1.073;
+  if (gpu.device.compute_capability != 100 || flop < cubes[0].flop) return std::nullopt;
+  double rate = cubes[2].rate();
+  for (int i = 0; i < 2; ++i) {
+    if (flop < cubes[i].flop || flop >= cubes[i + 1].flop) continue;
+    const double at = std::log(flop / cubes[i].flop) / std::log(cubes[i + 1].flop / cubes[i].flop);
+    rate = cubes[i].rate() + at * (cubes[i + 1].rate() - cubes[i].rate());
+  }
+  if (gpu.profile == "gb200-nvl72") rate *= gb200_faster;
+  return Nvfp4{flop / rate, "as cuBLAS' on a B200, pytorch/ao pull request 2427"};
+}
+
+}  // namespace pipewright::tables

@@ -1,0 +1,187 @@
+#include "spread_bounds.hpp"
+
+#include <algorithm>
+#include <limits>
+#include <set>
+
+#include "pipewright/scenario/derived.hpp"
+
+namespace pipewright::plan {
+namespace {
+
+using predict::Layers;
+using predict::Replay;
+
+bool is_full(const Scenario& s) { return s.settings.recompute_granularity.value_or("") == "full"; }
+
+Scenario every_layer_in_full(Scenario s) {
+  s.settings.recompute_granularity = "full";
+  s.settings.recompute_method = "uniform";
+  s.settings.recompute_num_layers = 1;
+  s.settings.recompute_modules.clear();
+  return with_required_environment(std::move(s));
+}
+
+/// Layers of a split that stand among the first so many of their chunk.
+std::vector<double> first_of_chunks(const predict::Split& split, std::size_t layers, int block) {
+  std::vector<double> part(layers, 0);
+  for (const auto& rank : split.ranks)
+    for (const auto& chunk : rank.chunks)
+      for (int i = 0; i < std::min(block, chunk.layers); ++i) part[static_cast<std::size_t>(chunk.first + i)] = 1;
+  return part;
+}
+
+int longest_chunk(const predict::Split& split) {
+  int most = 0;
+  for (const auto& rank : split.ranks)
+    for (const auto& chunk : rank.chunks) most = std::max(most, chunk.layers);
+  return most;
+}
+
+}  // namespace
+
+/// What is kept where offload is searched, too: as if all that may move had; with whole layers moved: nothing.
+std::shared_ptr<const Layers> SpreadBounds::kept(const Scenario& with,
+                                                 const std::shared_ptr<const Layers>& timed) const {
+  if (with.settings.cpu_offloading) return std::make_shared<Layers>(predict::nothing_kept(with));
+  if (!space_.searches_offload()) return timed;
+  const auto most = space_.most_offloaded(with);
+  if (!most) return std::make_shared<Layers>(predict::nothing_kept(with));
+  try {
+    return std::make_shared<Layers>(predict::least_of(*timed, *options_.layers(*most)));
+  } catch (const UsageError&) {
+    return std::make_shared<Layers>(predict::nothing_kept(with));  // a smaller set may be modelled
+  }
+}
+
+SpreadBounds::Choices SpreadBounds::make(const Scenario& example, bool overlap) const {
+  Choices choices;
+  const Scenario none = space_.none_recomputed(example);
+  choices.bare = options_.layers(none);
+  choices.bare_kept = kept(none, choices.bare);
+  std::optional<Choice> in_full;
+  for (const Scenario& with : space_.recomputed(example)) {
+    Choice choice;
+    try {
+      if (!is_full(with)) {
+        choice.timed = options_.layers(with);
+        choice.kept = kept(with, choice.timed);
+        choices.all.push_back(std::move(choice));
+        continue;
+      }
+      // Expert-parallel overlap and full recompute exclude each other. How many layers may be searched depends on the
+      // split: any number of them stands for all.
+      if (overlap || (in_full && space_.searches_recompute())) continue;
+      const Scenario all = every_layer_in_full(with);
+      choice.timed = options_.layers(all);
+      choice.kept = kept(all, choice.timed);
+      in_full = choice;
+      const bool block = with.settings.recompute_method.value_or("") == "block";
+      if (block || space_.searches_recompute()) {
+        in_full->kind = space_.searches_recompute() ? Choice::Kind::any_block : Choice::Kind::block;
+        in_full->block = static_cast<int>(with.settings.recompute_num_layers.value_or(1));
+        choices.all.push_back(*in_full);
+      }
+      choice.kind = Choice::Kind::groups;
+      if (!block || space_.searches_recompute()) choices.all.push_back(std::move(choice));
+    } catch (const UsageError&) {
+      choice = {};
+      choice.free = true;  // with another split it may be modelled
+      choices.all.push_back(std::move(choice));
+    }
+  }
+  return choices;
+}
+
+std::shared_ptr<const SpreadBounds::Choices> SpreadBounds::choices(const Spread& spread, const Scenario& example,
+                                                                   bool overlap) {
+  const auto key = space_.work_of(spread) + (overlap ? " overlap" : "");
+  {
+    const std::scoped_lock lock(mutex_);
+    if (const auto at = choices_.find(key); at != choices_.end()) return at->second;
+  }
+  auto made = std::make_shared<const Choices>(make(example, overlap));
+  const std::scoped_lock lock(mutex_);
+  return choices_.emplace(key, std::move(made)).first->second;
+}
+
+SpreadBound SpreadBounds::bound(const Spread& spread, const Scenario& example, bool overlap, double enough) {
+  const auto floor = options_.spread_floor(Space::without_work(example));
+  const auto as_it_is = floor->least();
+  const double bare = cost(as_it_is, objective_);
+  Bytes of_state(INT64_MIN);
+  for (const auto& rank : as_it_is.ranks)
+    of_state = std::max(
+        of_state, rank.walk.peak_reserved + rank.outside_allocator + as_it_is.memory_margin - as_it_is.memory_limit);
+  if (of_state > Bytes(0)) return {bare, of_state, true};
+  if (bare >= enough) return {bare, Bytes(0), true};
+  std::vector<predict::Split> splits;
+  for (const Scenario& structure : space_.splits(spread, overlap)) {
+    try {
+      splits.push_back(options_.split(Space::without_work(structure)));
+    } catch (const UsageError&) {
+      // nor has it candidates
+    }
+  }
+  const auto known = choices(spread, example, overlap);
+  constexpr double none = std::numeric_limits<double>::max();
+  Bytes lacking(INT64_MAX);
+  const auto fits = [&](const predict::Split& split, const Replay& replay) {
+    const auto lacks = floor->lacking(split, replay);
+    lacking = std::min(lacking, lacks);
+    return lacks <= Bytes(0);
+  };
+  const auto fits_somehow = [&](const Replay& replay) {
+    return std::ranges::any_of(splits, [&](const auto& split) { return fits(split, replay); });
+  };
+  double least = none;
+  for (const Choice& choice : known->all) {
+    if (least <= bare) break;
+    if (choice.free) {
+      least = bare, lacking = Bytes(0);
+    } else if (choice.kind == Choice::Kind::modules) {
+      const double time = std::max(bare, cost(floor->least(*choice.timed), objective_));
+      if (time < least && fits_somehow({choice.kept.get()})) least = time;
+    } else if (choice.kind == Choice::Kind::groups) {
+      const double time = std::max(bare, cost(floor->least(*choice.timed), objective_));
+      if (time < least && fits_somehow({known->bare_kept.get(), choice.kept.get(), 0, true})) least = time;
+    } else {
+      for (const auto& split : splits) {
+        const bool any = choice.kind == Choice::Kind::any_block;
+        const int first = any ? 1 : choice.block, last = any ? longest_chunk(split) : choice.block;
+        for (int block = first; block <= last; ++block) {
+          if (!fits(split, {known->bare_kept.get(), choice.kept.get(), block, false})) continue;
+          const auto part = first_of_chunks(split, choice.timed->kept.size(), block);
+          least = std::min(least, std::max(bare, cost(floor->least(*choice.timed, part), objective_)));
+          break;  // more of it costs no less
+        }
+      }
+    }
+  }
+  if (least < none) return {least, Bytes(0), true};
+  return {bare, std::max(lacking, Bytes(1)), true};
+}
+
+SpreadBound SpreadBounds::operator()(const Spread& spread, double enough) {
+  SpreadBound all;
+  for (const bool overlap : {false, true})
+    space_.example(spread, overlap, [&](const Scenario& example) {
+      try {
+        const auto one = bound(spread, example, overlap, enough);
+        if (!all.known) {
+          all = one;
+        } else {
+          const bool fits = one.lacking <= Bytes(0), fitted = all.lacking <= Bytes(0);
+          if (fits == fitted) all.cost = std::min(all.cost, one.cost);
+          if (fits && !fitted) all.cost = one.cost;
+          all.lacking = std::min(all.lacking, one.lacking);
+        }
+        return true;
+      } catch (const UsageError&) {
+        return false;  // another one says as much
+      }
+    });
+  return all;
+}
+
+}  // namespace pipewright::plan

@@ -1,0 +1,159 @@
+#include "pipewright/split_floor.hpp"
+
+#include <algorithm>
+#include <limits>
+#include <map>
+#include <tuple>
+#include <utility>
+
+#include "pipewright/memory.hpp"
+#include "pipewright/scenario/derived.hpp"
+#include "quick_look.hpp"
+
+namespace pipewright::predict {
+namespace {
+
+/// Layers that are alike but for where they stand.
+auto likeness(const scenario::Scenario& s, std::int64_t layer) {
+  return std::tuple(scenario::is_moe_layer(s, layer), scenario::attention_window(s, layer),
+                    scenario::is_linear_attention_layer(s, layer), scenario::is_mamba_layer(s, layer),
+                    scenario::has_mlp(s, layer), scenario::is_attention_layer(s, layer));
+}
+
+}  // namespace
+
+Layers layers(const scenario::Scenario& scenario, const profile::Profiles& profiles) {
+  scenario::check(scenario);
+  Layers found;
+  const auto stages = model::build_pieces(scenario, profiles.device());
+  found.works = timeline::layer_works(scenario, stages, schedule::config_of(scenario), profiles,
+                                      timeline::price(scenario, stages, profiles));
+  const auto number = static_cast<std::size_t>(scenario.model.num_layers);
+  constexpr auto unknown = std::numeric_limits<std::int64_t>::max();
+  found.kept.assign(number, unknown);
+  found.added_by_layer = unknown;
+  std::vector<std::int64_t> kept, added;
+  for (const auto& piece : stages.pieces) {
+    kept.push_back(memory::kept_by(piece));
+    added.push_back(memory::added_by_backward(piece));
+  }
+  // Some pieces differ by what is beside them in the chunk: the least of those that are alike.
+  std::map<decltype(likeness(scenario, 0)), std::int64_t> alike;
+  const auto last = stages.ranks.size() - 1;
+  for (std::size_t r = 0; r <= last; ++r)
+    for (std::size_t c = 0; c < stages.ranks[r].chunks.size(); ++c) {
+      const auto& chunk = stages.ranks[r].chunks[c];
+      for (std::size_t n = 0; n < chunk.pieces.size(); ++n) {
+        const auto piece = chunk.pieces[n];
+        if (const int layer = chunk.layers[n]; layer >= 0) {
+          const auto [at, fresh] = alike.emplace(likeness(scenario, layer), kept[piece]);
+          if (!fresh) at->second = std::min(at->second, kept[piece]);
+          found.added_by_layer = std::min(found.added_by_layer, added[piece]);
+        } else if (r == 0 && c == 0 && n == 0) {
+          found.embedding = kept[piece];
+        } else if (r == last && c + 1 == stages.ranks[r].chunks.size() && n + 1 == chunk.pieces.size()) {
+          found.head = kept[piece];
+          found.added_by_head = added[piece];
+        }
+      }
+    }
+  for (std::size_t layer = 0; layer < number; ++layer)
+    if (const auto at = alike.find(likeness(scenario, static_cast<std::int64_t>(layer))); at != alike.end())
+      found.kept[layer] = std::max<std::int64_t>(0, at->second);
+    else
+      found.kept[layer] = 0;
+  if (found.added_by_layer == unknown) found.added_by_layer = 0;
+  return found;
+}
+
+Layers least_of(const Layers& one, const Layers& other) {
+  Layers least;
+  for (std::size_t i = 0; i < one.kept.size(); ++i) least.kept.push_back(std::min(one.kept[i], other.kept[i]));
+  least.embedding = std::min(one.embedding, other.embedding);
+  least.head = std::min(one.head, other.head);
+  least.added_by_layer = std::min(one.added_by_layer, other.added_by_layer);
+  least.added_by_head = std::min(one.added_by_head, other.added_by_head);
+  return least;
+}
+
+Layers nothing_kept(const scenario::Scenario& scenario) {
+  Layers none;
+  none.kept.assign(static_cast<std::size_t>(scenario.model.num_layers), 0);
+  return none;
+}
+
+Split split_of(const scenario::Scenario& structure, const profile::Profiles& profiles) {
+  scenario::check(structure);  // layers that do not divide
+  const auto config = schedule::config_of(structure);
+  const Outside outside(structure, profiles);
+  Prediction limits;
+  set_limits(limits, structure, profiles);
+  Split split;
+  split.ranks.resize(static_cast<std::size_t>(config.stages));
+  for (int r = 0; r < config.stages; ++r) {
+    auto& rank = split.ranks[static_cast<std::size_t>(r)];
+    rank.available = limits.memory_limit - limits.memory_margin - outside.of(r);
+    const auto flights = memory::in_flight(config, r);
+    for (int c = 0; c < config.chunks.value_or(1); ++c) {
+      const auto stage = scenario::stage(structure, r, c);
+      auto& chunk = rank.chunks.emplace_back();
+      chunk.first = stage.layers.empty() ? 0 : static_cast<int>(stage.layers.front());
+      chunk.layers = static_cast<int>(stage.layers.size());
+      chunk.flights = flights[static_cast<std::size_t>(c)];
+      chunk.embedding = stage.embedding;
+      chunk.loss = stage.loss;
+    }
+  }
+  return split;
+}
+
+SpreadFloor::SpreadFloor(const scenario::Scenario& example, const profile::Profiles& profiles)
+    : example_(example), profiles_(profiles) {
+  scenario::check(example_);
+  stages_ = model::build(example_, profiles.device());
+  config_ = schedule::config_of(example_);
+  prices_ = timeline::price(example_, stages_, profiles);
+  state_ = model::least_state(example_, profiles.device());
+}
+
+Prediction SpreadFloor::least(const Layers* other, const std::vector<double>& part) const {
+  if (other == nullptr) {
+    auto result = quick_look(example_, profiles_,
+                             timeline::floor_of_any_split(example_, stages_, config_, profiles_, prices_, false));
+    add_mean_rank(result, example_, profiles_, stages_, config_);
+    return result;
+  }
+  return quick_look(
+      example_, profiles_,
+      timeline::floor_of_any_split(example_, stages_, config_, profiles_, prices_, false, other->works.get(), part));
+}
+
+Bytes SpreadFloor::lacking(const Split& split, const Replay& replay) const {
+  const Layers& as_is = *replay.layers;
+  Bytes most;
+  for (const auto& rank : split.ranks) {
+    std::int64_t held = 0;
+    for (const auto& chunk : rank.chunks) {
+      std::int64_t kept = (chunk.embedding ? as_is.embedding : 0) + (chunk.loss ? as_is.head : 0);
+      std::int64_t checkpoint = std::numeric_limits<std::int64_t>::max();
+      for (int i = 0; i < chunk.layers; ++i) {
+        const auto layer = static_cast<std::size_t>(chunk.first + i);
+        held += state_.layers[layer].value;
+        if (replay.groups)
+          checkpoint = std::min(checkpoint, replay.replayed->kept[layer]);
+        else
+          kept += i < replay.block ? replay.replayed->kept[layer] : as_is.kept[layer];
+      }
+      if (replay.groups && chunk.layers > 0) kept += checkpoint;
+      held += chunk.flights * kept + (chunk.embedding ? state_.embedding.value : 0) +
+              (chunk.loss && !(chunk.embedding) ? state_.head.value : 0);
+    }
+    const auto& last = rank.chunks.back();
+    std::int64_t added = last.loss ? as_is.added_by_head : as_is.added_by_layer;
+    if (!last.loss && replay.replayed != nullptr) added = std::min(added, replay.replayed->added_by_layer);
+    most = std::max(most, Bytes(held + added) - rank.available);
+  }
+  return most;
+}
+
+}  // namespace pipewright::predict

@@ -1,0 +1,195 @@
+// Every piece's work at least, and which layers of experts run in pairs: what time_floor.cpp adds up.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <vector>
+
+#include "floor_work.hpp"
+#include "lines.hpp"
+#include "pipewright/timeline.hpp"
+
+namespace pipewright::timeline {
+
+inline constexpr std::array<profile::Load, Work::kinds> loads = {profile::Load::matrix, profile::Load::attention,
+                                                                 profile::Load::memory};
+
+class FloorPieces {
+ public:
+  FloorPieces(const scenario::Scenario& scenario, const model::Stages& stages, const schedule::Config& config,
+              const profile::Profiles& profiles, const Prices& prices)
+      : stages_(stages),
+        config_(config),
+        prices_(prices),
+        law_(profiles.clock_law(scenario.settings.fp8 || scenario.settings.fp4 ? "fp8" : "bf16")),
+        gap_(static_cast<double>(nanoseconds(profiles.scalar("host.kernel_gap_us").value))),
+        host_(scenario, profiles) {
+    for (std::size_t i = 0; i < stages.pieces.size(); ++i) pieces_.push_back(passes(i));
+    if (!config.ep_overlap || of_pull_request()) return;
+    for (std::size_t i = 0; i < stages.pieces.size(); ++i)
+      if (of_experts(i)) pairs_.push_back(layer_pair(i));
+  }
+
+  /// Of the layers, for other pipelines. Precondition: so many microbatches that what only some run is none of it.
+  LayerWorks works() const {
+    LayerWorks works;
+    works.kinds = pieces_;
+    works.pairs = pairs_;
+    for (const auto& rank : stages_.ranks) {
+      for (const auto& chunk : rank.chunks)
+        for (std::size_t n = 0; n < chunk.pieces.size(); ++n) {
+          if (chunk.layers[n] < 0) continue;
+          const auto layer = static_cast<std::size_t>(chunk.layers[n]);
+          if (works.kind.size() <= layer) works.kind.resize(layer + 1);
+          works.kind[layer] = chunk.pieces[n];
+        }
+      works.pairs_in_all += pairs_on(rank) / config_.microbatches;
+    }
+    return works;
+  }
+
+ protected:
+  /// What pull request 4268 defers runs at another place.
+  bool of_pull_request() const {
+    return config_.overlap_p2p_backward_on_comm_stream || config_.overlap_p2p_with_transformer_layer_wgrad ||
+           config_.overlap_p2p_wgrad_delayed_layer_number != 1;
+  }
+
+  double duration(const model::Kernel& kernel, const Price& price) const {
+    return gap_ + price.time.ns / kernel.sm_share;
+  }
+
+  /// `part`: of the microbatches that run it; what not all run is in no chain.
+  void add(PassWork& pass, const model::Kernel& kernel, const Price& price, bool node, bool expert,
+           double part = 1) const {
+    pass.host += part * us_to_ns(price.host_us);
+    if (kernel.key.family.empty()) return;
+    const double ns = part * duration(kernel, price);
+    const bool own = kernel.stream == model::Stream::compute;
+    if (part == 1 && (own || (node && kernel.stream == model::Stream::communication))) pass.chain += ns;
+    if (kernel.stream == model::Stream::communication) pass.communication += ns;
+    if (own && expert) pass.experts += ns;
+    if (own && !expert) pass.compute.add(work(kernel, ns));
+  }
+
+  static Work work(const model::Kernel& kernel, double ns) {
+    Work work;
+    const auto kind = std::ranges::find(loads, profile::family(kernel.key.family).load);
+    if (kernel.stream == model::Stream::compute && kernel.purpose == model::Purpose::compute && kind != loads.end())
+      work.by_kind[static_cast<std::size_t>(kind - loads.begin())] = ns;
+    else
+      work.fixed = ns;
+    return work;
+  }
+
+  /// Of steps on a stream of their own; what not all microbatches run is left out, or all that is waited for.
+  Work way(std::size_t piece, const std::vector<model::Step>& steps, const Work& one_after_the_other) const {
+    using Does = model::Step::Kind;
+    LongestWay way;
+    for (const model::Step& step : steps) {
+      if (!runs_always(step)) continue;
+      if (step.kind == Does::launch) {
+        const model::Kernel& kernel = stages_.pieces[piece].kernels[step.index];
+        const Price& price = prices_.pieces[piece][step.index];
+        const bool on_gpu = !kernel.key.family.empty();
+        way.launch(kernel.stream, on_gpu ? work(kernel, duration(kernel, price)) : Work{}, us_to_ns(price.host_us),
+                   on_gpu);
+      } else if (step.kind == Does::wait) {
+        way.wait(static_cast<model::Stream>(step.index));
+      } else if (step.kind == Does::synchronize) {
+        way.synchronize(static_cast<model::Stream>(step.index));
+      }
+    }
+    return way.own().cool() > one_after_the_other.cool() ? way.own() : one_after_the_other;
+  }
+
+  double part_of_microbatches(const model::Step& step) const {
+    const int runs = std::min(step.before_microbatch, config_.microbatches) - std::max(step.from_microbatch, 0);
+    return std::max(0, runs) / static_cast<double>(config_.microbatches);
+  }
+  bool runs_always(const model::Step& step) const { return part_of_microbatches(step) == 1; }
+
+  BothWork passes(std::size_t index) const {
+    const model::Piece& piece = stages_.pieces[index];
+    BothWork result;
+    const auto run = [&](PassWork& pass, const std::vector<model::Step>& steps, bool expert) {
+      PassWork one;
+      for (const model::Step& step : steps)
+        if (step.kind == model::Step::Kind::launch)
+          add(one, piece.kernels[step.index], prices_.pieces[index][step.index], !piece.nodes.empty(), expert,
+              part_of_microbatches(step));
+      if (!expert) one.way = way(index, steps, one.compute);
+      pass.add(one);
+    };
+    run(result.forward, piece.forward, false);
+    run(result.backward, piece.backward, false);
+    for (const auto& node : piece.nodes) {
+      using Name = schedule::Node::Name;
+      const bool expert = node.name == Name::moe_dispatch || node.name == Name::moe_combine;
+      run(result.forward, node.forward, expert);
+      run(result.backward, node.backward, expert);
+      run(result.backward, node.weight_gradient, expert);
+      if (node.name == Name::loss) continue;
+      result.forward.host += host_.forward_node;
+      result.backward.host += host_.backward_node;
+      // What the pull request defers comes after all else.
+      if (config_.delay_wgrad_compute && !node.weight_gradient.empty() && !of_pull_request())
+        result.backward.host += host_.backward_node;
+    }
+    return result;
+  }
+
+  bool of_experts(std::size_t piece) const {
+    return std::ranges::any_of(stages_.pieces[piece].nodes, [](const model::NodeSteps& node) {
+      return node.name == schedule::Node::Name::moe_dispatch;
+    });
+  }
+
+  LayerPair layer_pair(std::size_t index) const {
+    using Name = schedule::Node::Name;
+    const model::Piece& piece = stages_.pieces[index];
+    LayerPair pair;
+    for (const auto& node : piece.nodes) {
+      const auto at = node.name == Name::moe_dispatch  ? LayerPair::dispatch
+                      : node.name == Name::mlp         ? LayerPair::mlp
+                      : node.name == Name::moe_combine ? LayerPair::combine
+                                                       : LayerPair::attention;
+      if (at == LayerPair::attention && node.name != Name::pre_dispatch_computation) continue;
+      const auto sum_of = [&](const std::vector<model::Step>& steps) {
+        PassWork pass;
+        for (const model::Step& step : steps)
+          if (step.kind == model::Step::Kind::launch && runs_always(step) &&
+              piece.kernels[step.index].stream == model::Stream::compute)
+            add(pass, piece.kernels[step.index], prices_.pieces[index][step.index], true, false);
+        pass.way = way(index, steps, pass.compute);
+        return pass;
+      };
+      pair.forward[at] = sum_of(node.forward);
+      pair.backward[at] = sum_of(node.backward);
+      pair.weight[at] = sum_of(node.weight_gradient);
+    }
+    return pair;
+  }
+
+  /// Of a forward and a backward of a layer of experts in a step, those that surely meet another such in their call.
+  double pairs_on(const model::Rank& rank) const {
+    if (pairs_.empty()) return 0;
+    double pairs = 0;
+    for (const auto& chunk : rank.chunks)
+      for (std::size_t n = 0; n < chunk.pieces.size(); ++n)
+        if (chunk.layers[n] >= 0) pairs += of_experts(chunk.pieces[n]) ? 1 : -1;
+    return std::max(0.0, pairs) * config_.microbatches;
+  }
+
+  const model::Stages& stages_;
+  const schedule::Config& config_;
+  const Prices& prices_;
+  std::optional<profile::ClockLaw> law_;
+  double gap_;
+  HostCalls host_;
+  std::vector<BothWork> pieces_;
+  std::vector<LayerPair> pairs_;  ///< of every kind of layer of experts
+};
+
+}  // namespace pipewright::timeline

@@ -1,0 +1,266 @@
+// Traces written from a model's own operations, with the names that their kernels have: what no recorded run shows yet.
+#include <doctest/doctest.h>
+#include <rapidcheck.h>
+
+#include <map>
+
+#include "../../src/import/match.hpp"
+#include "../on_h200.hpp"
+#include "pipewright/import.hpp"
+#include "pipewright/scenario/io.hpp"
+
+using namespace pipewright;
+
+namespace {
+
+/// GPT-OSS in small: experts with biases and a clamped GeGLU, sinks, every second layer with a window.
+scenario::Scenario gpt_oss(bool fused = true) {
+  auto s = scenario::read("../../scenarios/gpt-oss-120b-pretrain-64xgb200.yaml");
+  for (const char* change :
+       {"num_layers=4", "num_moe_experts=4", "expert_model_parallel_size=1", "num_gpus=1", "micro_batch_size=1",
+        "global_batch_size=2", "overlap_moe_expert_parallel_comm=false", "delay_wgrad_compute=false",
+        "cluster.profile=h200-sxm", "cluster.nvlink_domain=null", "cluster.gpus_per_node=8"})
+    scenario::set(s, change);
+  s.settings.bias_activation_fusion = fused;
+  return s;
+}
+
+const char *const fp32_add =
+                      "void at::native::elementwise_kernel<128, 2, gpu_kernel_impl<at::native::CUDAFunctor_add<float>>",
+                  *const fp32_mul =
+                      "void at::native::elementwise_kernel<128, 2, gpu_kernel_impl<at::native::BinaryFunctor<"
+                      "float, float, float, at::native::binary_internal::MulFunctor<float>>>",
+                  *const joins = "void at::native::(anonymous namespace)::CatArrayBatchedCopy_contig<float>",
+                  *const to_bf16 =
+                      "void at::native::vectorized_elementwise_kernel<4, at::native::bfloat16_copy_kernel_cuda>",
+                  *const to_fp32 = "void at::native::unrolled_elementwise_kernel<at::native::direct_copy_kernel_cuda>",
+                  *const sums =
+                      "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, at::native::sum_functor>>";
+
+using Names = std::vector<std::string>;
+
+Names repeated(const Names& of_one, std::int64_t times) {
+  Names result;
+  for (; times > 0; --times) result.insert(result.end(), of_one.begin(), of_one.end());
+  return result;
+}
+
+Names joined(Names a, const Names& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
+
+/// Kernels of an operation, as Megatron Core, Transformer Engine and ATen launch them.
+Names kernels_of(const traces::Expected& e) {
+  const auto& op = e.operation;
+  const auto& dims = e.kernel->key.dims;
+  const auto gemm = [](const std::string& layout) {
+    const std::string end = layout == "tn" ? "TNT" : layout == "nn" ? "NNT" : "NTT";
+    return "nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_" + end;
+  };
+  if (op.starts_with("gemm.grouped")) return repeated({gemm(op.substr(op.size() - 2))}, dims.front());
+  if (op.starts_with("gemm.bf16")) return {gemm(op.substr(op.size() - 2))};
+  if (op == "moe.bias.forward")  // t + b p for each expert, joined, cast (experts.py: _apply_bias)
+    return joined(repeated({fp32_mul, fp32_add}, dims.front()), {joins, to_bf16});
+  if (op == "moe.bias.backward")
+    return joined(joined({to_fp32}, repeated({fp32_mul, sums, fp32_mul, sums, to_bf16, to_bf16}, dims.front())),
+                  {joins});
+  if (op == "moe.bias.accumulate") return repeated({fp32_add}, dims.front());
+  if (op == "clamp.forward")
+    return repeated(
+        {"void at::native::elementwise_kernel<128, 4, at::native::(anonymous namespace)::launch_clamp_scalar"}, 2);
+  if (op == "clamp.backward")
+    return {"void at::native::vectorized_elementwise_kernel<4, at::native::compare_scalar_kernel<c10::BFloat16>",
+            "void at::native::vectorized_elementwise_kernel<4, at::native::compare_scalar_kernel<c10::BFloat16>",
+            "void at::native::vectorized_elementwise_kernel<4, at::native::BinaryFunctor<bool, bool, bool, BitwiseAnd>",
+            "void at::native::elementwise_kernel<128, 4, at::native::where_kernel_impl>",
+            "void at::native::vectorized_elementwise_kernel<4, at::native::compare_scalar_kernel<c10::BFloat16>",
+            "void at::native::elementwise_kernel<128, 4, at::native::where_kernel_impl>"};
+  static const std::map<std::string, Names> rest = {
+      {"swiglu.forward", {"triton_poi_fused__to_copy_add_mul_sigmoid_split_0"}},
+      {"swiglu.backward",
+       {"triton_poi_fused__to_copy_add_cat_mul_rsub_sigmoid_split_0",
+        "triton_red_fused__to_copy_add_mul_sigmoid_sum_1"}},
+      {"moe.router.gemm.forward", {"nvjet_sm90_tss_64x32_64x8_1x1_h_bz_TNT"}},
+      {"moe.router.gemm.backward", {"cutlass_80_tensorop_s1688gemm_128x64_nn_align4"}},
+      {"moe.router.topk.forward", {"void at::native::gatherTopK<float>"}},
+      {"moe.router.topk.backward", {"void softmax_warp_backward<float>"}},
+      {"moe.permute", {"_permute_kernel"}},
+      {"moe.unpermute", {"_unpermute_kernel"}},
+      {"moe.sort_chunks", {"_sort_chunks_by_map_kernel"}},
+      {"rmsnorm.forward", {"void transformer_engine::rmsnorm_fwd_tuned_kernel<>"}},
+      {"rmsnorm.backward", {"void transformer_engine::rmsnorm_bwd_tuned_kernel<>"}},
+      {"rope.forward", {"void transformer_engine::fused_rope_forward_kernel<>"}},
+      {"rope.backward", {"void transformer_engine::fused_rope_backward_kernel<>"}},
+      {"attention.forward", {"cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob"}},
+      {"attention.backward", {"cudnn_generated_fort_native_sdpa_sm90_flash_bprop_wgmma_f16_knob"}},
+      {"bias.gradient", {"triton_red_fused_sum_0"}},
+      {"add", {"void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<c10::BFloat16>"}},
+      {"add.f32", {fp32_add}},
+      {"small", {fp32_mul}},
+      {"cat", {"void at::native::(anonymous namespace)::CatArrayBatchedCopy<bf16>"}},
+      {"copy.strided", {"void at::native::elementwise_kernel<128, 4, at::native::direct_copy_kernel_cuda>"}},
+      {"copy.d2d", {"Memcpy DtoD (Device -> Device)"}},
+      {"embedding.forward", {"void at::native::vectorized_gather_kernel<16, long>"}},
+      {"embedding.backward", {"void at::native::compute_grad_weight<c10::BFloat16>"}},
+      {"cross_entropy.te.forward", {"online_softmax_kernel"}},
+      {"cross_entropy.te.backward", {"element_mul_kernel"}},
+      {"cross_entropy.native.forward", {"triton_red_fused_exp_log_sub_0"}},
+      {"cross_entropy.native.backward", {"triton_poi_fused_copy__div_exp_index_put_1"}},
+      {"cross_entropy.unfused.forward", {sums}},
+      {"cross_entropy.unfused.backward", {sums}},
+      {"cast.f32_bf16", {to_bf16}},
+      {"cast.bf16_f32", {to_fp32}},
+      {"l2norm", {"void multi_tensor_l2norm_kernel<float>"}},
+      {"scale", {"void multi_tensor_scale_kernel<float>"}},
+      {"adam", {"void multi_tensor_adam_kernel<float>"}},
+      {"fill", {"void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<c10::BFloat16>"}},
+      {"memset", {"Memset (Device)"}},
+      {"glu.offset", {fp32_mul}},
+      {"gelu.forward", {"triton_poi_fused_mul_sigmoid_0"}},
+      {"gelu.backward", {"triton_poi_fused_add_mul_rsub_sigmoid_1"}}};
+  const auto found = rest.find(op);
+  if (found == rest.end()) FAIL("no name for " << op);
+  return found->second;
+}
+
+class Writer {
+ public:
+  void write(const traces::Pattern& pattern) {
+    for (const auto& e : pattern.compute) {
+      const auto names = kernels_of(e);
+      // A millisecond an operation, but for what is small and attention over a window, a tenth.
+      const bool window = e.operation.starts_with("attention") && is_window(*e.kernel);
+      const std::int64_t ns = e.operation == "small" ? 5000 : window ? 100'000 : 1'000'000;
+      // Transformer Engine's products of a group have streams of their own.
+      const bool grouped = e.operation.starts_with("gemm.grouped");
+      int stream = 20;
+      for (const auto& name : names)
+        add(name, ns / static_cast<std::int64_t>(names.size()), pattern, grouped ? stream++ % 4 + 20 : 7);
+    }
+  }
+  void foreign(const traces::Pattern& pattern) { add("my_own_kernel", 50'000, pattern, 7); }
+  static bool is_window(const model::Kernel& kernel) {
+    return kernel.key.dims.back() < 4096 && kernel.key.dims.back() > 0;
+  }
+
+  traces::Trace trace;
+
+ private:
+  void add(const std::string& name, std::int64_t ns, const traces::Pattern& pattern, int stream) {
+    const auto [at, is_new] = numbers_.try_emplace(name, static_cast<std::uint32_t>(trace.names.size()));
+    if (is_new) trace.names.push_back(name);
+    traces::Activity a;
+    a.name = at->second;
+    a.stream = stream;
+    a.start = now_;
+    a.duration = ns;
+    a.launch = {now_ - 1000, 500, pattern.pass == traces::Pass::backward ? 2 : 1};
+    now_ += ns + 2000;
+    trace.activities.push_back(a);
+  }
+  std::map<std::string, std::uint32_t> numbers_;
+  std::int64_t now_ = 10'000;
+};
+
+struct Run {
+  model::Stages stages;
+  std::vector<traces::Pattern> patterns;
+  traces::Order order;
+
+  explicit Run(const scenario::Scenario& s)
+      : stages(test::build(s)), patterns(traces::patterns_of(stages, 0)), order(traces::order_of(stages, 0)) {}
+
+  const traces::Pattern* find(std::uint32_t piece, traces::Pass pass) const {
+    for (const auto& p : patterns)
+      if (p.piece == piece && p.pass == pass) return &p;
+    return nullptr;
+  }
+  /// One forward and backward pass after the other, then the optimizer.
+  Writer step(int microbatches, bool foreign = false) const {
+    Writer writer;
+    const auto pass = [&](std::uint32_t piece, traces::Pass which) {
+      if (const auto* p = find(piece, which)) writer.write(*p);
+    };
+    for (int m = 0; m < microbatches; ++m)
+      for (const auto& chunk : order) {
+        for (const auto piece : chunk) {
+          pass(piece, traces::Pass::forward);
+          if (foreign && m == 1 && piece == chunk[1])
+            writer.foreign(*find(piece, traces::Pass::forward)), foreign = false;
+        }
+        for (auto piece = chunk.rbegin(); piece != chunk.rend(); ++piece) pass(*piece, traces::Pass::backward);
+      }
+    for (const auto& p : patterns)
+      if (p.pass == traces::Pass::step) {
+        writer.write(p);
+        break;
+      }
+    return writer;
+  }
+};
+
+}  // namespace
+
+TEST_CASE("GPT-OSS: experts' biases, clamps and quick GeGLU belong to their operations, windows to their layers") {
+  for (const bool fused : {true, false}) {
+    CAPTURE(fused);
+    const auto scenario = gpt_oss(fused);
+    const Run run(scenario);
+    const auto trace = run.step(2).trace;
+    const auto result = traces::import_traces(scenario, {trace}, {"oss", 1, ""}, nullptr);
+    CHECK(result.attributed_us / result.kernel_us > 0.999);
+    for (const auto& note : result.notes) CHECK(note.find("are not in the trace") == std::string::npos);
+    int windows = 0, whole = 0, biases = 0;
+    for (const auto& key : result.keys) {
+      if (key.key.family.starts_with("attention.")) {
+        const bool window = key.key.dims.back() < 4096 && key.key.dims.back() > 0;
+        (window ? windows : whole) += key.sample.count;
+        CHECK(key.situ_ns == doctest::Approx(window ? 1e5 : 1e6).epsilon(0.01));
+      }
+      if (key.key.family.starts_with("moe.bias") || key.key.family.starts_with("clamp")) {
+        biases += key.sample.count;
+        CHECK(key.situ_ns == doctest::Approx(1e6).epsilon(0.1));
+      }
+    }
+    CHECK(windows == 2 * 2 * 2);  // two layers, forward and backward, two microbatches
+    CHECK(whole == 2 * 2 * 2);
+    CHECK(biases == 2 * 4 * 7);  // fc2: forward and backward, gradients of both; clamps, one recomputed
+  }
+}
+
+TEST_CASE("layers whose kernels have the same names are told apart, wherever the trace begins and ends") {
+  auto scenario = gpt_oss();
+  const bool passed = rc::check("twins", [&] {
+    const auto layers = *rc::gen::inRange(3, 7);
+    scenario.model.num_layers = layers;
+    scenario::set(scenario, "window_attn_skip_freq=" + std::to_string(*rc::gen::inRange(2, 4)));
+    const Run run(scenario);
+    auto trace = run.step(2).trace;
+    const auto kinds = traces::kinds(trace, false);
+    // Cut within the first forward pass.
+    const auto forward = run.find(run.order[0][1], traces::Pass::forward)->compute.size();
+    const auto cut = *rc::gen::inRange<std::size_t>(0, forward * 2);
+    trace.activities.erase(trace.activities.begin(), trace.activities.begin() + static_cast<std::ptrdiff_t>(cut));
+    const auto mapping = traces::match(
+        trace, std::vector(kinds.begin() + static_cast<std::ptrdiff_t>(cut), kinds.end()), run.patterns, run.order);
+    for (const auto& o : mapping.operations)
+      if (o.expected->operation.starts_with("attention"))
+        RC_ASSERT(Writer::is_window(*o.expected->kernel) == (trace.activities[o.main].duration == 100'000));
+  });
+  CHECK(passed);
+}
+
+TEST_CASE("a trace of another scenario: the first kernel without a place is named") {
+  auto scenario = gpt_oss();
+  const Run run(scenario);
+  const auto trace = run.step(2, true).trace;
+  const auto mapping = traces::match(trace, traces::kinds(trace, false), run.patterns, run.order);
+  CHECK(mapping.first_unplaced.starts_with("my_own_kernel, after "));
+  CHECK(mapping.first_unplaced.ends_with(" forward"));
+  auto other = scenario;
+  scenario::set(other, "hidden_dropout=0.1");
+  scenario::set(other, "bias_dropout_fusion=true");
+  CHECK_THROWS_WITH_AS(traces::import_traces(other, {trace}, {"x", 1, ""}, nullptr),
+                       doctest::Contains("dropout; the first kernel without a place is "), UsageError);
+}

@@ -1,0 +1,72 @@
+// Every family that is read: the parameters that come of its published config.json, without depths of multi-token
+// prediction, against those of its published weights.
+#include <map>
+
+#include "pipewright/scenario/io.hpp"
+#include "support.hpp"
+
+using namespace pipewright;
+using namespace pipewright::model::test;
+
+namespace {
+
+std::int64_t counted(const std::string& file) {
+  scenario::Scenario s = scenario::from_hf("data/" + file + ".json");
+  for (const char* setting : {"seq_length=2048", "num_gpus=1", "global_batch_size=1", "make_vocab_size_divisible_by=1",
+                              "moe_grouped_gemm=true", "moe_token_dispatcher_type=alltoall", "profile=h200-sxm"})
+    scenario::set(s, setting);
+  s.model.mtp_num_layers.reset();
+  return parameters(test::build(s));
+}
+
+struct Published {
+  const char* file;
+  double parameters;
+  const char* source;
+};
+
+// The hub's count of the weights (model.safetensors.index.json) where no paper counts them; of models with a tower the
+// text model's share of it.
+const Published published[] = {
+    {"llama-3-70b", 70553706496, "hub: meta-llama/Meta-Llama-3-70B"},
+    {"mistral-7b", 7241732096, "hub: mistralai/Mistral-7B-v0.1"},
+    {"mistral-small-3", 23572403200, "hub: mistralai/Mistral-Small-24B-Base-2501"},
+    {"mistral-small-3.1", 23572403200, "the language model of Mistral Small 3"},
+    {"mixtral-8x7b", 46702792704, "hub: mistralai/Mixtral-8x7B-v0.1"},
+    {"qwen2.5-7b", 7615616512, "hub: Qwen/Qwen2.5-7B"},
+    {"qwen3-8b", 8190735360, "hub: Qwen/Qwen3-8B"},
+    {"qwen3-30b-a3b", 30532122624, "hub: Qwen/Qwen3-30B-A3B"},
+    {"qwen1.5-moe-a2.7b", 14315784192, "hub: Qwen/Qwen1.5-MoE-A2.7B"},
+    {"qwen2-57b-a14b", 57409011712, "hub: Qwen/Qwen2-57B-A14B"},
+    {"deepseek-v2-lite", 15706484224, "hub: deepseek-ai/DeepSeek-V2-Lite"},
+    {"deepseek-v2", 235741434880, "hub: deepseek-ai/DeepSeek-V2"},
+    {"deepseek-v3", 671026419200, "hub: deepseek-ai/DeepSeek-V3, without layer 61"},
+    {"kimi-k2", 1026408232448, "hub: moonshotai/Kimi-K2-Base"},
+    {"kimi-k2.5", 1026408232448, "the language model of Kimi K2"},
+    {"gpt-oss-20b", 20914757184, "hub: openai/gpt-oss-20b, unpacked"},
+    {"phi-3-mini", 3821079552, "hub: microsoft/Phi-3-mini-4k-instruct"},
+    {"phi-4", 14659507200, "hub: microsoft/phi-4"},
+    {"gemma-2-9b", 9241705984, "hub: google/gemma-2-9b"},
+    {"glm-4-9b", 9399951360, "hub: zai-org/glm-4-9b-chat-hf"},
+    {"glm-4.5", 358337791296 - 5539962112.0, "hub: zai-org/GLM-4.5, without layer 92 and its embedding and head"},
+    {"glm-4.5-air", 110468824832 - 3616573584.0, "hub: zai-org/GLM-4.5-Air, without layer 46, its embedding and head"},
+    {"olmoe-1b-7b", 6919161856, "hub: allenai/OLMoE-1B-7B-0924"},
+    {"starcoder2-3b", 3030371328, "hub: bigcode/starcoder2-3b"},
+    {"starcoder2-7b", 7173923840, "hub: bigcode/starcoder2-7b"},
+    {"starcoder2-15b", 15957889024, "hub: bigcode/starcoder2-15b"},
+    {"minitron-4b", 4.19e9, "hub: nvidia/Minitron-4B-Base"},
+    {"minitron-8b", 8.27e9, "hub: nvidia/Minitron-8B-Base"},
+    {"nemotron-4-340b", 331.6e9 + 9.4e9, "arXiv 2406.11704, section 2.1"},
+};
+
+}  // namespace
+
+TEST_CASE("parameters of published config.json files, within 0.1 %") {
+  for (const auto& [file, parameters, source] : published) {
+    CAPTURE(std::string(file));
+    CAPTURE(std::string(source));
+    const auto found = counted(file);
+    CAPTURE(found);
+    CHECK(std::abs(static_cast<double>(found) / parameters - 1) < 1e-3);
+  }
+}

@@ -1,0 +1,162 @@
+// No structure of a spread that fits undercuts the spread's bound, and none fits where the bound says that none does:
+// random spreads of random scenarios under random memory, in each random candidates, by the exact engine.
+// PIPEWRIGHT_BOUNDS=N draws N scenarios.
+#include "../../src/plan/spread_bounds.hpp"
+
+#include <doctest/doctest.h>
+
+#include <cstdlib>
+#include <limits>
+#include <random>
+
+#include "bases.hpp"
+#include "pipewright/scenario/io.hpp"
+
+using namespace pipewright;
+
+namespace {
+
+const profile::Profiles& profiles() {
+  static const profile::Profiles all({profile::load(SOURCE_ROOT "/profiles/h100-sxm.json", {"test", 0})});
+  return all;
+}
+
+plan::Options bounding() {
+  plan::Options o;
+  o.layers = [](const scenario::Scenario& s) {
+    return std::make_shared<predict::Layers>(predict::layers(s, profiles()));
+  };
+  o.spread_floor = [](const scenario::Scenario& s) { return std::make_shared<predict::SpreadFloor>(s, profiles()); };
+  o.split = [](const scenario::Scenario& s) { return predict::split_of(s, profiles()); };
+  return o;
+}
+
+const char* one_of(std::mt19937& random, std::initializer_list<const char*> values) {
+  return values.begin()[random() % values.size()];
+}
+
+scenario::Scenario drawn(std::mt19937& random) {
+  const char* base = one_of(random, {"dense", "tensor", "moe", "moe"});
+  auto s = test::scenario(base, "");
+  for (const char* change :
+       {one_of(random, {"num_layers=8", "num_layers=12", "num_layers=16"}),
+        one_of(random, {"global_batch_size=16", "global_batch_size=32"}),
+        one_of(random, {"seq_length=4096", "seq_length=2048"}),
+        one_of(random, {"grad_reduce_in_fp32=true", "grad_reduce_in_fp32=false"}),
+        one_of(random, {"attention_backend=flash", "attention_backend=unfused"}),
+        one_of(random, {"cross_entropy_loss_fusion=true", "cross_entropy_loss_fusion=false"}), "search.pipeline=auto",
+        "search.parallelism=auto", "search.microbatch=auto",
+        one_of(random, {"search.layout=auto", "search.layout=keep"}),
+        one_of(random, {"search.recompute=auto", "search.recompute=auto", "search.recompute=keep"}),
+        one_of(random, {"search.offload=keep", "search.offload=keep", "search.offload=auto"}),
+        one_of(random, {"search.wgrad_delay=keep", "search.wgrad_delay=auto"})})
+    scenario::set(s, change);
+  if (random() % 3 == 0)
+    for (const char* change : {"fp8=hybrid", "fp8_recipe=tensorwise"}) scenario::set(s, change);
+  if (random() % 3 == 0 && s.model.num_moe_experts)
+    scenario::set(s, "moe_layer_freq=([0]*1+[1]*" + std::to_string(s.model.num_layers - 1) + ")");
+  if (s.search.recompute == "keep") switch (random() % 3) {
+      case 0:
+        for (const char* change : {"recompute_granularity=full", "recompute_method=uniform", "recompute_num_layers=1"})
+          scenario::set(s, change);
+        break;
+      case 1:
+        for (const char* change : {"recompute_granularity=full", "recompute_method=block", "recompute_num_layers=1"})
+          scenario::set(s, change);
+        break;
+      default:
+        for (const char* change : {"recompute_granularity=selective", "recompute_modules=[core_attn]"})
+          scenario::set(s, change);
+    }
+  return s;
+}
+
+/// A value of every dimension at random that keeps the spread's; none where a rule refuses them together.
+std::optional<scenario::Scenario> candidate(const plan::Spread& spread, const std::vector<plan::Dimension>& dimensions,
+                                            std::mt19937& random) {
+  plan::LeftOut ignored;
+  scenario::Scenario point = spread.partial;
+  for (std::size_t d = spread.chosen.size(); d < dimensions.size(); ++d) {
+    const auto values = dimensions[d].values(point, ignored);
+    if (!values.empty()) plan::apply(values[random() % values.size()], point);
+  }
+  point = plan::with_required_environment(point);
+  for (const auto& finding : plan::check(point))
+    if (finding.severity == plan::Severity::violation) return std::nullopt;
+  try {
+    scenario::check(point);
+    predict::floor(point, profiles());
+  } catch (const UsageError&) {
+    return std::nullopt;
+  }
+  return point;
+}
+
+}  // namespace
+
+TEST_CASE("no candidate that fits undercuts its spread's bound") {
+  const char* more = std::getenv("PIPEWRIGHT_BOUNDS");
+  const unsigned scenarios = more != nullptr ? static_cast<unsigned>(std::atoi(more)) : 40;
+  int compared = 0, recomputing = 0, ruled_out = 0;
+  const auto options = bounding();
+  for (unsigned seed = 0; seed < scenarios; ++seed) {
+    std::mt19937 random(seed);
+    auto s = drawn(random);
+    CAPTURE(seed);
+    const auto dimensions = plan::dimensions(s);
+    const auto spreads_of = [&] {
+      plan::LeftOut ignored;
+      return plan::Space(s, dimensions, ignored).spreads();
+    }();
+    if (spreads_of.empty()) continue;
+    const auto chosen = random() % spreads_of.size();
+    std::vector<scenario::Scenario> candidates;
+    for (int tries = 0; tries < 24 && candidates.size() < 8; ++tries)
+      if (auto one = candidate(spreads_of[chosen], dimensions, random)) candidates.push_back(std::move(*one));
+    if (candidates.empty()) continue;
+    // Just enough for one of them, and a byte less: the hardest for a bound.
+    auto& hardest = candidates[random() % candidates.size()];
+    hardest.search.memory_margin = scenario::Margin{};
+    hardest.search.memory_limit = Bytes(std::int64_t{1} << 50);
+    predict::Prediction p;
+    try {
+      p = predict::predict(hardest, profiles());
+    } catch (const UsageError&) {
+      continue;
+    }
+    Bytes needed;
+    for (const auto& rank : p.ranks) needed = std::max(needed, rank.walk.peak_reserved + rank.outside_allocator);
+    s.search.memory_margin = scenario::Margin{};
+    s.search.memory_limit = needed;
+    const auto limited = plan::dimensions(s);
+    plan::LeftOut ignored;
+    plan::Space space(s, limited, ignored);
+    plan::SpreadBounds bounds(space, options, "step_time");
+    const auto spread = space.spreads().at(chosen);
+    const auto bound = bounds(spread, std::numeric_limits<double>::max());
+    if (!bound.known) continue;
+    CAPTURE(spread.label);
+    for (auto& one : candidates) {
+      one.search.memory_margin = s.search.memory_margin;
+      one.search.memory_limit = s.search.memory_limit;
+      predict::Prediction exact;
+      try {
+        exact = predict::predict(one, profiles());
+      } catch (const UsageError&) {
+        continue;  // the exact engine alone refuses it
+      }
+      if (!exact.fits) {
+        ++ruled_out;
+        continue;
+      }
+      INFO(scenario::write(one));
+      CHECK(bound.lacking <= Bytes(0));
+      CHECK(bound.cost <= static_cast<double>(exact.step_ns));
+      ++compared;
+      recomputing += one.settings.recompute_granularity.has_value();
+    }
+  }
+  CHECK(compared > static_cast<int>(scenarios) / 2);
+  CHECK(recomputing > 0);
+  CHECK(ruled_out > 0);
+}
