@@ -14,7 +14,7 @@ make() { # NAME [TABLES...]
   "$program" profile derive h200-sxm --gpu "$name" "$@" --force --out "$made"
   cat "$made" > "profiles/$name.json"
 }
-make h100-sxm > /dev/null
+make h100-sxm --measured h100-sxm > /dev/null
 make b200-sxm --tables b200-sxm
 make gb200-nvl72 --tables gb200-nvl72
 make gb300-nvl72 --tables gb300-nvl72

@@ -137,7 +137,21 @@ Launch cast_to_fp8(Setup& s, std::int64_t n, const std::function<void(const void
   return [=](int i) { cast(x.at(i), scale_at.at<float>(i), y.at(i), t.at(i)); };
 }
 
+/// Tiles of the kernels with a transposed output (kernels/fp8.cu).
+constexpr std::int64_t tile_rows = 64, tile_cols = 128;
+
+/// Rows that fill no whole tiles are cast by another kernel, as in Transformer Engine.
+Launch cast_transpose(Setup& s, const Dims& d) {
+  s.needs(d[1] % tile_cols == 0);
+  const auto cast = d[0] % tile_rows == 0 ? cast_transpose_fp8 : cast_transpose_any_fp8;
+  return cast_to_fp8(s, d[0] * d[1],
+                     [=, stream = s.stream()](const void* x, const float* scale_at, void* y, void* transposed) {
+                       cast(x, scale_at, y, transposed, d[0], d[1], stream);
+                     });
+}
+
 Launch quantize_blockwise(Setup& s, const Dims& d) {
+  s.needs(d.at(0) % 128 == 0 && d.at(1) % 128 == 0);
   const auto rows = d.at(0), cols = d.at(1), n = rows * cols;
   const auto x = s.bf16(n), y = s.out(n), t = s.out(n), a = s.f32(n / 128), b = s.f32(n / 128);
   return [=, stream = s.stream()](int i) {
@@ -276,12 +290,7 @@ const std::unordered_map<std::string, Factory>& factories() {
                            cast_fp8(x, scale_at, y, n, stream);
                          });
     };
-    t["cast_transpose.fp8"] = [](Setup& s, const Dims& d) {
-      return cast_to_fp8(s, d[0] * d[1],
-                         [d, stream = s.stream()](const void* x, const float* scale_at, void* y, void* transposed) {
-                           cast_transpose_fp8(x, scale_at, y, transposed, d[0], d[1], stream);
-                         });
-    };
+    t["cast_transpose.fp8"] = cast_transpose;
     t["cast_transpose.fp8.row"] = [](Setup& s, const Dims& d) {
       return cast_to_fp8(s, d[0],
                          [d, stream = s.stream()](const void* x, const float* scale_at, void* y, void* transposed) {
@@ -289,6 +298,7 @@ const std::unordered_map<std::string, Factory>& factories() {
                          });
     };
     t["transpose.fp8"] = [](Setup& s, const Dims& d) -> Launch {
+      s.needs(d[0] % tile_rows == 0 && d[1] % tile_cols == 0);
       const auto x = s.take(Content::e4m3, d[0] * d[1]), y = s.out(d[0] * d[1]);
       return [=, stream = s.stream()](int i) { transpose_fp8(x.at(i), y.at(i), d[0], d[1], stream); };
     };

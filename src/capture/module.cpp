@@ -32,7 +32,8 @@ std::string short_name(std::string device) {
   return device;
 }
 
-void measure_kernels(Lab& lab, Attention& attention, Session& session) {
+/// False: the device does not work any more; what was measured before is valid.
+bool measure_kernels(Lab& lab, Attention& attention, Session& session) {
   std::vector<profile::Key> keys;
   for (auto& key : session.options.keys.empty() ? grid(session.options.quick) : session.options.keys)
     if (session.wants(key.family)) keys.push_back(key);
@@ -77,9 +78,14 @@ void measure_kernels(Lab& lab, Attention& attention, Session& session) {
         if (!m.cool) ++warm;
         session.result.profile.samples[key.family].push_back(sample_of(key.dims, m.ns));
       } catch (const std::runtime_error& error) {
-        check(cudaDeviceSynchronize(), "after a failed shape");  // does the device still work?
-        lab.activities->take();
         session.result.warnings.push_back(fmt::format("{} {}: {}", key.family, fmt::join(key.dims, "x"), error.what()));
+        if (cudaDeviceSynchronize() != cudaSuccess) {
+          session.result.warnings.push_back(
+              "after that the device takes no work in this process: what comes after it is missing");
+          session.result.complete = false;
+          return false;
+        }
+        lab.activities->take();
       }
     }
     work_done += weight(key);
@@ -90,6 +96,7 @@ void measure_kernels(Lab& lab, Attention& attention, Session& session) {
     session.result.warnings.push_back(
         fmt::format("{} of {} shapes ended below full SM clock although bursts were short", warm, done));
   }
+  return true;
 }
 
 }  // namespace
@@ -142,9 +149,9 @@ extern "C" void pipewright_capture_run(const pipewright::capture::Options& optio
     }
     measure_host(lab, session, devices);
     if (!options.quick) measure_host_optimizer(session, 1);
-    measure_kernels(lab, attention, session);
-    if (options.keys.empty() && !options.quick && !stop) measure_copies(lab, attention, session);
-    if (options.sustained) measure_clocks(lab, attention, session);
+    const bool works = measure_kernels(lab, attention, session);
+    if (works && options.keys.empty() && !options.quick && !stop) measure_copies(lab, attention, session);
+    if (works && options.sustained) measure_clocks(lab, attention, session);
     profile.provenance.push_back(fmt::format("cool SM clock {:.0f} MHz, power limit {:.0f} W", lab.max_mhz,
                                              lab.nvml->limit_watts().value_or(0)));
   }

@@ -23,6 +23,8 @@ class Setup {
   Operand bf16(std::int64_t elements) { return take(Content::bf16, elements); }
   Operand f32(std::int64_t elements) { return take(Content::f32, elements, true); }
   Operand out(std::int64_t bytes) { return take(Content::scratch, bytes); }
+  /// Shapes that the kernel is not made for are left out.
+  void needs(bool condition) { fits_ = fits_ && condition; }
   bool fits() const { return fits_; }
   kernels::Stream stream() const { return lab.stream; }
 
@@ -44,7 +46,7 @@ class Setup {
 
 using Factory = std::function<Launch(Setup&, const Dims&)>;
 
-/// nullopt: the part's memory is too small.
+/// nullopt: the part's memory is too small, or no kernel is made for it.
 inline std::optional<Op> set_up(Lab& lab, const Factory& factory, const Dims& dims) {
   Setup setup(lab);
   Op op;

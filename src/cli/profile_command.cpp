@@ -184,7 +184,7 @@ std::string diff_json(const std::vector<profile::Difference>& differences) {
 }
 
 struct ProfileOptions {
-  std::vector<std::string> profiles, runs, tables;
+  std::vector<std::string> profiles, runs, tables, measured;
   std::string json, out, family, gpu = "h100-sxm";
   bool force = false;
 };
@@ -293,17 +293,27 @@ void add_profile(Command& app, Outcome&) {
   derive.add_option("--gpu", options->gpu, "name of the data sheet (h100-sxm)");
   derive.add_option("--out", options->out, "file of the result (-: standard output)").required();
   derive.add_flag("--force", options->force, "replace the file");
-  derive.add_option("--tables", options->tables,
-                    "profile whose published entries are kept, of this GPU or its kin (repeatable)");
+  const auto& tables = derive.add_option(
+      "--tables", options->tables, "profile whose published entries are kept, of this GPU or its kin (repeatable)");
+  derive
+      .add_option("--measured", options->measured,
+                  "profile whose measured entries are kept, of this GPU (repeatable, first has precedence)")
+      .excludes(tables);
   derive.footer(
       "Example:\n  pipewright profile derive h200-sxm --gpu gb200-nvl72 --tables gb200-nvl72 --force --out "
-      "profiles/gb200-nvl72.json");
+      "profiles/gb200-nvl72.json\n"
+      "  pipewright profile derive h200-sxm --gpu h100-sxm --measured my-h100.json --out h100.json");
   derive.callback([options] {
     if (!options->force && options->out != "-" && std::filesystem::exists(options->out))
       throw UsageError({"command line", 0}, "--out", options->out + " exists; --force replaces it");
     const auto& sheet = profile::data_sheet(options->gpu, {"--gpu", 0});
     const auto measured = load(options->profiles.front());
-    if (options->tables.empty()) return write_result(options->out, profile::to_json(profile::derive(measured, sheet)));
+    if (options->tables.empty()) {
+      const auto derived = profile::derive(measured, sheet);
+      std::vector<profile::Profile> own;
+      for (const auto& name : options->measured) own.push_back(load(name));
+      return write_result(options->out, profile::to_json(own.empty() ? derived : profile::with_measured(derived, own)));
+    }
     std::vector<profile::Profile> told;
     for (const auto& name : options->tables) told.push_back(load(name));
     const auto result = tables::complete(measured, sheet, told);

@@ -290,5 +290,7 @@ const DataSheet* find_data_sheet(const std::string& device_name);
 /// UsageError.
 Profile derive(const Profile& source, const DataSheet& to);
 Profile derive(const Profile& source, const DataSheet& from, const DataSheet& to);
+/// The same with what was measured on that GPU itself in its place: the measured entries of these, the first first.
+Profile with_measured(const Profile& derived, const std::vector<Profile>& measured);
 
 }  // namespace pipewright::profile
