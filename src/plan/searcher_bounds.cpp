@@ -158,6 +158,14 @@ void Searcher::bound_structure(std::size_t structure) {
     const auto floor = options_.floor(space_.bare(structures_[structure].partial));
     known.cost = std::max(known.cost, cost(floor, objective_));
     known.tight = !floor.fits;
+    if (known.tight && options_.spread_floor) {
+      const auto found = spread_bounds_.of_structure(structures_[structure]);
+      if (found.known) {
+        known.cost = std::max(known.cost, found.cost);
+        known.lacking = found.lacking;
+        known.impossible = found.lacking > Bytes(0);
+      }
+    }
     // With offload, times decide of what does not fit which is worth a look first.
     if (known.tight && !space_.searches_offload()) known.state = state_below(structures_[structure].partial, floor);
     ++bounded_;

@@ -57,6 +57,8 @@ class Space {
   Opened open(const Spread& spread) const;
   /// Equal for spreads that give a GPU the same work: they differ in the pipeline's size alone.
   std::string work_of(const Spread& spread) const;
+  /// Of what a spread, or one of its structures, was chosen.
+  std::string name_of_spread(const std::vector<Value>& chosen) const;
   /// ... what that leaves out and rejects.
   void add(Opened& opened);
   /// All structures of all spreads.

@@ -19,6 +19,12 @@ std::string Space::work_of(const Spread& spread) const {
   return key;
 }
 
+std::string Space::name_of_spread(const std::vector<Value>& chosen) const {
+  std::string name;
+  for (std::size_t d = 0; d < spread_; ++d) name += chosen[d].label + ", ";
+  return name;
+}
+
 bool Space::example(const Spread& spread, bool overlap, const std::function<bool(const Scenario&)>& take) const {
   LeftOut ignored;
   const auto interleaved_alone = [&](std::size_t dimension, const Scenario& partial) -> std::vector<Value> {

@@ -105,16 +105,85 @@ std::shared_ptr<const SpreadBounds::Choices> SpreadBounds::choices(const Spread&
   return choices_.emplace(key, std::move(made)).first->second;
 }
 
-SpreadBound SpreadBounds::bound(const Spread& spread, const Scenario& example, bool overlap, double enough) {
-  const auto floor = options_.spread_floor(Space::without_work(example));
-  const auto as_it_is = floor->least();
-  const double bare = cost(as_it_is, objective_);
-  Bytes of_state(INT64_MIN);
+std::shared_ptr<const SpreadBounds::Kernels> SpreadBounds::kernels(const Spread& spread, const Scenario& example,
+                                                                   bool overlap) {
+  const auto key = space_.name_of_spread(spread.chosen) + (overlap ? " overlap" : "");
+  {
+    const std::scoped_lock lock(mutex_);
+    if (const auto at = kernels_.find(key); at != kernels_.end()) return at->second;
+  }
+  auto made = std::make_shared<Kernels>();
+  made->floor = options_.spread_floor(Space::without_work(example));
+  const auto as_it_is = made->floor->least();
+  made->bare = cost(as_it_is, objective_);
   for (const auto& rank : as_it_is.ranks)
-    of_state = std::max(
-        of_state, rank.walk.peak_reserved + rank.outside_allocator + as_it_is.memory_margin - as_it_is.memory_limit);
-  if (of_state > Bytes(0)) return {bare, of_state, true};
-  if (bare >= enough) return {bare, Bytes(0), true};
+    made->of_state = std::max(made->of_state, rank.walk.peak_reserved + rank.outside_allocator +
+                                                  as_it_is.memory_margin - as_it_is.memory_limit);
+  if (made->of_state <= Bytes(0)) {
+    made->choices = choices(spread, example, overlap);
+    for (const Choice& choice : made->choices->all)
+      made->choice.push_back(choice.free ? made->bare
+                                         : std::max(made->bare, cost(made->floor->least(*choice.timed), objective_)));
+  }
+  const std::scoped_lock lock(mutex_);
+  return kernels_.emplace(key, std::move(made)).first->second;
+}
+
+SpreadBound SpreadBounds::bound(const Kernels& kernels, const std::vector<predict::Split>& splits) const {
+  if (kernels.of_state > Bytes(0)) return {kernels.bare, kernels.of_state, true};
+  const auto& floor = *kernels.floor;
+  const Choices& choices = *kernels.choices;
+  constexpr double none = std::numeric_limits<double>::max();
+  Bytes lacking(INT64_MAX);
+  double least = none;
+  // What the copies without which it does not fit take, or the kernels; `none` where nothing makes it fit.
+  const auto with = [&](const predict::Split& split, double time, const Replay& all, const Replay& moved) {
+    const auto lacks = floor.lacking(split, moved);
+    lacking = std::min(lacking, lacks);
+    if (lacks > Bytes(0)) return none;
+    if (floor.lacking(split, all) <= Bytes(0)) return time;
+    const auto copies = floor.moving(split, all, moved);
+    return copies ? std::max(time, cost(*copies, objective_)) : none;
+  };
+  for (std::size_t i = 0; i < choices.all.size() && least > kernels.bare; ++i) {
+    const Choice& choice = choices.all[i];
+    const double time = kernels.choice[i];
+    if (choice.free) {
+      least = kernels.bare, lacking = Bytes(0);
+    } else if (choice.kind == Choice::Kind::modules || choice.kind == Choice::Kind::groups) {
+      const bool modules = choice.kind == Choice::Kind::modules;
+      const Replay all = modules ? Replay{choice.timed.get()} : Replay{choices.bare.get(), choice.timed.get(), 0, true},
+                   moved = modules ? Replay{choice.kept.get()}
+                                   : Replay{choices.bare_kept.get(), choice.kept.get(), 0, true};
+      for (const auto& split : splits)
+        if (time < least) least = std::min(least, with(split, time, all, moved));
+    } else {
+      for (const auto& split : splits) {
+        const bool any = choice.kind == Choice::Kind::any_block;
+        const int first = any ? 1 : choice.block, last = any ? longest_chunk(split) : choice.block;
+        for (int block = first; block <= last; ++block) {
+          const Replay moved{choices.bare_kept.get(), choice.kept.get(), block, false};
+          if (floor.lacking(split, moved) > Bytes(0)) {
+            lacking = std::min(lacking, floor.lacking(split, moved));
+            continue;
+          }
+          const auto part = first_of_chunks(split, choice.timed->kept.size(), block);
+          const double work = std::max(kernels.bare, cost(floor.least(*choice.timed, part), objective_));
+          if (work >= least) break;  // more of it costs no less
+          least =
+              std::min(least, with(split, work, Replay{choices.bare.get(), choice.timed.get(), block, false}, moved));
+        }
+      }
+    }
+  }
+  if (least < none) return {least, Bytes(0), true};
+  return {kernels.bare, std::max(lacking, Bytes(1)), true};
+}
+
+SpreadBound SpreadBounds::bound(const Spread& spread, const Scenario& example, bool overlap, double enough) {
+  const auto known = kernels(spread, example, overlap);
+  if (known->of_state > Bytes(0)) return {known->bare, known->of_state, true};
+  if (known->bare >= enough) return {known->bare, Bytes(0), true};
   std::vector<predict::Split> splits;
   for (const Scenario& structure : space_.splits(spread, overlap)) {
     try {
@@ -123,43 +192,19 @@ SpreadBound SpreadBounds::bound(const Spread& spread, const Scenario& example, b
       // nor has it candidates
     }
   }
-  const auto known = choices(spread, example, overlap);
-  constexpr double none = std::numeric_limits<double>::max();
-  Bytes lacking(INT64_MAX);
-  const auto fits = [&](const predict::Split& split, const Replay& replay) {
-    const auto lacks = floor->lacking(split, replay);
-    lacking = std::min(lacking, lacks);
-    return lacks <= Bytes(0);
-  };
-  const auto fits_somehow = [&](const Replay& replay) {
-    return std::ranges::any_of(splits, [&](const auto& split) { return fits(split, replay); });
-  };
-  double least = none;
-  for (const Choice& choice : known->all) {
-    if (least <= bare) break;
-    if (choice.free) {
-      least = bare, lacking = Bytes(0);
-    } else if (choice.kind == Choice::Kind::modules) {
-      const double time = std::max(bare, cost(floor->least(*choice.timed), objective_));
-      if (time < least && fits_somehow({choice.kept.get()})) least = time;
-    } else if (choice.kind == Choice::Kind::groups) {
-      const double time = std::max(bare, cost(floor->least(*choice.timed), objective_));
-      if (time < least && fits_somehow({known->bare_kept.get(), choice.kept.get(), 0, true})) least = time;
-    } else {
-      for (const auto& split : splits) {
-        const bool any = choice.kind == Choice::Kind::any_block;
-        const int first = any ? 1 : choice.block, last = any ? longest_chunk(split) : choice.block;
-        for (int block = first; block <= last; ++block) {
-          if (!fits(split, {known->bare_kept.get(), choice.kept.get(), block, false})) continue;
-          const auto part = first_of_chunks(split, choice.timed->kept.size(), block);
-          least = std::min(least, std::max(bare, cost(floor->least(*choice.timed, part), objective_)));
-          break;  // more of it costs no less
-        }
-      }
-    }
+  return bound(*known, splits);
+}
+
+SpreadBound SpreadBounds::of_structure(const Structure& structure) {
+  const Scenario& partial = structure.partial;
+  try {
+    const auto split = options_.split(Space::without_work(partial));
+    const auto known =
+        kernels({partial, structure.chosen, {}, 1, 1}, partial, partial.settings.overlap_moe_expert_parallel_comm);
+    return bound(*known, {split});
+  } catch (const UsageError&) {
+    return {};  // its candidates say why
   }
-  if (least < none) return {least, Bytes(0), true};
-  return {bare, std::max(lacking, Bytes(1)), true};
 }
 
 SpreadBound SpreadBounds::operator()(const Spread& spread, double enough) {

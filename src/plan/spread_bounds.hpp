@@ -31,6 +31,8 @@ class SpreadBounds {
 
   /// `enough`: a cost that excludes it; no more is looked for.
   SpreadBound operator()(const Spread& spread, double enough);
+  /// The same of one of its structures.
+  SpreadBound of_structure(const Structure& structure);
 
  private:
   /// A choice of recompute. Full recompute of some layers of every chunk is one with a number that each split decides.
@@ -44,10 +46,20 @@ class SpreadBounds {
     std::shared_ptr<const predict::Layers> bare, bare_kept;
     std::vector<Choice> all;
   };
+  /// What is the same for all structures of a spread, with or without expert overlap.
+  struct Kernels {
+    std::shared_ptr<const predict::SpreadFloor> floor;
+    std::shared_ptr<const Choices> choices;
+    double bare = 0;
+    Bytes of_state{INT64_MIN};   ///< what a rank lacks for good
+    std::vector<double> choice;  ///< of each choice, every layer of it
+  };
   std::shared_ptr<const Choices> choices(const Spread& spread, const Scenario& example, bool overlap);
   Choices make(const Scenario& example, bool overlap) const;
   std::shared_ptr<const predict::Layers> kept(const Scenario& with,
                                               const std::shared_ptr<const predict::Layers>& timed) const;
+  std::shared_ptr<const Kernels> kernels(const Spread& spread, const Scenario& example, bool overlap);
+  SpreadBound bound(const Kernels& kernels, const std::vector<predict::Split>& splits) const;
   SpreadBound bound(const Spread& spread, const Scenario& example, bool overlap, double enough);
 
   const Space& space_;
@@ -55,6 +67,7 @@ class SpreadBounds {
   const std::string objective_;
   std::mutex mutex_;
   std::map<std::string, std::shared_ptr<const Choices>> choices_;
+  std::map<std::string, std::shared_ptr<const Kernels>> kernels_;
 };
 
 }  // namespace pipewright::plan

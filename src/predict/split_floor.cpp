@@ -1,6 +1,7 @@
 #include "pipewright/split_floor.hpp"
 
 #include <algorithm>
+#include <functional>
 #include <limits>
 #include <map>
 #include <tuple>
@@ -108,7 +109,7 @@ Split split_of(const scenario::Scenario& structure, const profile::Profiles& pro
 }
 
 SpreadFloor::SpreadFloor(const scenario::Scenario& example, const profile::Profiles& profiles)
-    : example_(example), profiles_(profiles) {
+    : example_(example), profiles_(profiles), copies_(example, profiles) {
   scenario::check(example_);
   stages_ = model::build(example_, profiles.device());
   config_ = schedule::config_of(example_);
@@ -128,32 +129,85 @@ Prediction SpreadFloor::least(const Layers* other, const std::vector<double>& pa
       timeline::floor_of_any_split(example_, stages_, config_, profiles_, prices_, false, other->works.get(), part));
 }
 
-Bytes SpreadFloor::lacking(const Split& split, const Replay& replay) const {
-  const Layers& as_is = *replay.layers;
-  Bytes most;
-  for (const auto& rank : split.ranks) {
-    std::int64_t held = 0;
-    for (const auto& chunk : rank.chunks) {
-      std::int64_t kept = (chunk.embedding ? as_is.embedding : 0) + (chunk.loss ? as_is.head : 0);
-      std::int64_t checkpoint = std::numeric_limits<std::int64_t>::max();
-      for (int i = 0; i < chunk.layers; ++i) {
-        const auto layer = static_cast<std::size_t>(chunk.first + i);
-        held += state_.layers[layer].value;
-        if (replay.groups)
-          checkpoint = std::min(checkpoint, replay.replayed->kept[layer]);
-        else
-          kept += i < replay.block ? replay.replayed->kept[layer] : as_is.kept[layer];
-      }
-      if (replay.groups && chunk.layers > 0) kept += checkpoint;
-      held += chunk.flights * kept + (chunk.embedding ? state_.embedding.value : 0) +
-              (chunk.loss && !(chunk.embedding) ? state_.head.value : 0);
+namespace {
+
+/// Of the layer in that place of a chunk. One checkpoint for a whole chunk is its first layer's.
+std::int64_t layer_kept(const Split::Chunk& chunk, int place, const Replay& replay) {
+  const auto layer = static_cast<std::size_t>(chunk.first + place);
+  if (!replay.groups) return (place < replay.block ? replay.replayed : replay.layers)->kept[layer];
+  if (place > 0) return 0;
+  const auto first = replay.replayed->kept.begin() + chunk.first;
+  return *std::min_element(first, first + chunk.layers);
+}
+
+std::int64_t ends_kept(const Split::Chunk& chunk, const Replay& replay) {
+  return (chunk.embedding ? replay.layers->embedding : 0) + (chunk.loss ? replay.layers->head : 0);
+}
+
+}  // namespace
+
+std::int64_t SpreadFloor::lacking(const Split::Rank& rank, const Replay& replay) const {
+  std::int64_t held = 0;
+  for (const auto& chunk : rank.chunks) {
+    std::int64_t kept = ends_kept(chunk, replay);
+    for (int i = 0; i < chunk.layers; ++i) {
+      held += state_.layers[static_cast<std::size_t>(chunk.first + i)].value;
+      kept += layer_kept(chunk, i, replay);
     }
-    const auto& last = rank.chunks.back();
-    std::int64_t added = last.loss ? as_is.added_by_head : as_is.added_by_layer;
-    if (!last.loss && replay.replayed != nullptr) added = std::min(added, replay.replayed->added_by_layer);
-    most = std::max(most, Bytes(held + added) - rank.available);
+    held += chunk.flights * kept + (chunk.embedding ? state_.embedding.value : 0) +
+            (chunk.loss && !chunk.embedding ? state_.head.value : 0);
   }
-  return most;
+  const auto& last = rank.chunks.back();
+  std::int64_t added = last.loss ? replay.layers->added_by_head : replay.layers->added_by_layer;
+  if (!last.loss && replay.replayed != nullptr) added = std::min(added, replay.replayed->added_by_layer);
+  return held + added - rank.available.value;
+}
+
+Bytes SpreadFloor::lacking(const Split& split, const Replay& replay) const {
+  std::int64_t most = 0;
+  for (const auto& rank : split.ranks) most = std::max(most, lacking(rank, replay));
+  return Bytes(most);
+}
+
+std::optional<Prediction> SpreadFloor::moving(const Split& split, const Replay& kept, const Replay& moved) const {
+  double most = 0;
+  for (const auto& rank : split.ranks) {
+    // With offload a backward may make less besides.
+    const std::int64_t besides = std::max<std::int64_t>(0, kept.layers->added_by_layer - moved.layers->added_by_layer) +
+                                 std::max<std::int64_t>(0, kept.layers->added_by_head - moved.layers->added_by_head);
+    std::int64_t left = lacking(rank, kept) - besides;
+    struct Alike {
+      std::int64_t layers = 0, flights = 0;  ///< of these layers, in every chunk of the rank
+    };
+    std::map<std::int64_t, Alike> by_bytes;  // that a layer may move
+    const auto add = [&](std::int64_t bytes, int flights) {
+      if (bytes > 0) ++by_bytes[bytes].layers, by_bytes[bytes].flights += flights;
+    };
+    for (const auto& chunk : rank.chunks) {
+      for (int i = 0; i < chunk.layers; ++i)
+        add(layer_kept(chunk, i, kept) - layer_kept(chunk, i, moved), chunk.flights);
+      add(ends_kept(chunk, kept) - ends_kept(chunk, moved), chunk.flights);
+    }
+    const auto most_free = [](const auto& a, const auto& b) {
+      return a.second.flights * b.second.layers > b.second.flights * a.second.layers;
+    };
+    std::vector<std::pair<std::int64_t, Alike>> alike(by_bytes.begin(), by_bytes.end());
+    std::ranges::sort(alike, most_free);
+    double leaves = 0;  // bytes a microbatch
+    for (const auto& [bytes, of] : alike) {
+      if (left <= 0 || of.flights == 0) break;
+      const auto frees = bytes * of.flights;
+      const double part = std::min(1.0, static_cast<double>(left) / static_cast<double>(frees));
+      leaves += part * static_cast<double>(bytes * of.layers);
+      left -= frees;
+    }
+    if (left > 0) return std::nullopt;
+    most = std::max(most, leaves);
+  }
+  // Blocks are rounded up to 512 B; what is moved has a megabyte and more.
+  constexpr double unrounded = 1 - 1e-3;
+  const double ns = copies_.ns_of_bytes(config_.microbatches * most * unrounded);
+  return quick_look(example_, profiles_, {static_cast<std::int64_t>(ns), 0, 0});
 }
 
 }  // namespace pipewright::predict

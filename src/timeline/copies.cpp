@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <optional>
 
 namespace pipewright::timeline {
@@ -39,27 +40,67 @@ double copies_at_once(const profile::Profiles& profiles, bool outwards, std::int
   return 1 + (slower - 1) / (measured - 1) * static_cast<double>(gpus - 1);
 }
 
+CopyDirection copy_direction(const profile::Profiles& profiles, bool outwards) {
+  const std::string copy = std::string(".") + way_names[outwards ? 0 : 1];
+  const auto slower = [&](int gpus, const std::string& what) {
+    return profiles.find_scalar("contention.gpus_" + std::to_string(gpus) + what).value_or(1);
+  };
+  CopyDirection direction;
+  direction.two_way = profiles.find_scalar("contention.two_way" + copy).value_or(1);
+  direction.others = copies_at_once(profiles, outwards, 2) - 1;
+  // Copies both ways may have been measured on fewer GPUs.
+  if (const int gpus = measured_gpus(profiles, "_two_way" + copy); gpus > 1)
+    direction.opposed = (slower(gpus, "_two_way" + copy) - slower(gpus, copy) - (direction.two_way - 1)) / (gpus - 1);
+  return direction;
+}
+
+std::int64_t copying_at_once(const scenario::Scenario& scenario) {
+  return std::min(scenario.cluster.gpus_per_node,
+                  scenario.cluster.num_gpus / scenario.settings.pipeline_model_parallel_size);
+}
+
+LeastCopies::LeastCopies(const scenario::Scenario& scenario, const profile::Profiles& profiles) {
+  const auto members = static_cast<double>(copying_at_once(scenario));
+  // GPUs of other stages may copy at any time: what they take off at most.
+  const double strangers = static_cast<double>(scenario.cluster.gpus_per_node) - members;
+  for (const bool outwards : {true, false}) {
+    const auto d = copy_direction(profiles, outwards);
+    Way& way = outwards ? out_ : in_;
+    const double any =
+        1 + d.others * (members - 1) + std::min(0.0, d.others) * strangers + std::min(0.0, d.opposed) * strangers;
+    way.apart = std::max(any, 1e-3);
+    way.beside = std::max(any + d.two_way - 1 + d.opposed * (members - 1), 1e-3);
+    const std::string family = outwards ? "copy.d2h" : "copy.h2d";
+    const auto measured = [&](const profile::Profile& p) { return p.samples.contains(family); };
+    if (std::ranges::none_of(profiles.all(), measured)) continue;
+    way.ns_per_byte = std::numeric_limits<double>::max();
+    for (std::int64_t bytes = 1 << 20; bytes <= std::int64_t{1} << 30; bytes *= 4)
+      way.ns_per_byte = std::min(way.ns_per_byte, profiles.time({family, {bytes}}).ns / static_cast<double>(bytes));
+  }
+}
+
+double LeastCopies::ns(double out, double in, bool apart) const {
+  const double one_by_one = out_.apart * out + in_.apart * in;
+  if (apart) return one_by_one;
+  // For o ns both ways at once, what is done of each in them is not done apart.
+  const double both = std::min(out_.beside * out, in_.beside * in),
+               saved = out_.apart / out_.beside + in_.apart / in_.beside - 1;
+  const double alone = std::max(std::min(out_.apart, out_.beside) * out, std::min(in_.apart, in_.beside) * in);
+  return std::max(alone, one_by_one - std::max(0.0, saved) * both);
+}
+
+double LeastCopies::ns_of_bytes(double bytes) const { return ns(bytes * out_.ns_per_byte, bytes * in_.ns_per_byte); }
+
 CopyContention::CopyContention(const scenario::Scenario& scenario, const profile::Profiles& profiles)
     : offloads_(scenario.settings.cpu_offloading || scenario.settings.fine_grained_activation_offloading),
       ranks_(static_cast<std::size_t>(scenario.settings.pipeline_model_parallel_size)),
       neighbours_(ranks_) {
   if (!offloads_) return;
-  const auto slower = [&](int gpus, const std::string& what) {
-    return profiles.find_scalar("contention.gpus_" + std::to_string(gpus) + what).value_or(1);
-  };
-  for (std::size_t way = 0; way < 2; ++way) {
-    const std::string copy = std::string(".") + way_names[way];
-    Direction& direction = ways_[way];
-    direction.two_way = profiles.find_scalar("contention.two_way" + copy).value_or(1);
-    direction.others = copies_at_once(profiles, way == 0, 2) - 1;
-    // Copies both ways may have been measured on fewer GPUs.
-    if (const int gpus = measured_gpus(profiles, "_two_way" + copy); gpus > 1)
-      direction.opposed = (slower(gpus, "_two_way" + copy) - slower(gpus, copy) - (direction.two_way - 1)) / (gpus - 1);
-  }
+  for (std::size_t way = 0; way < 2; ++way) ways_[way] = copy_direction(profiles, way == 0);
   // Ranks are laid out tp-cp-dp-pp: a stage holds consecutive GPUs.
   const auto gpus = scenario.cluster.gpus_per_node;
   const auto stage = scenario.cluster.num_gpus / static_cast<scenario::Int>(ranks_);
-  members_ = static_cast<int>(std::min(gpus, stage));
+  members_ = static_cast<int>(copying_at_once(scenario));
   const auto host_of = [&](std::size_t rank) { return static_cast<scenario::Int>(rank) * stage / gpus; };
   for (std::size_t a = 0; a < ranks_; ++a)
     for (std::size_t b = 0; b < ranks_; ++b)
@@ -68,7 +109,7 @@ CopyContention::CopyContention(const scenario::Scenario& scenario, const profile
 
 double CopyContention::factor(const std::vector<Coverage>& copies, std::size_t rank, std::size_t way,
                               std::int64_t start, std::int64_t end) const {
-  const Direction& direction = ways_[way];
+  const CopyDirection& direction = ways_[way];
   const double own = share(copies[2 * rank + 1 - way], start, end);
   double same = members_ - 1, opposed = (members_ - 1) * own;
   for (const auto neighbour : neighbours_[rank]) {

@@ -11,8 +11,17 @@
 
 namespace pipewright::timeline {
 
+/// GPUs of a host that copy at the same moment: those of one stage.
+std::int64_t copying_at_once(const scenario::Scenario& scenario);
 /// Time of a copy over its time alone, while so many GPUs of a host copy that way; 1 where that was not measured.
 double copies_at_once(const profile::Profiles& profiles, bool outwards, std::int64_t gpus);
+
+struct CopyDirection {
+  double two_way = 1;  ///< time while the same GPU copies the other way
+  double others = 0;   ///< what every other GPU of the host adds that copies the same way ...
+  double opposed = 0;  ///< ... or the other way
+};
+CopyDirection copy_direction(const profile::Profiles& profiles, bool outwards);
 
 class CopyContention {
  public:
@@ -22,16 +31,11 @@ class CopyContention {
   void slow_down(Graph& graph, const std::vector<std::int64_t>& alone, const Times& times, std::int64_t gap) const;
 
  private:
-  struct Direction {
-    double two_way = 1;  ///< time while the same GPU copies the other way
-    double others = 0;   ///< what every other GPU of the host adds that copies the same way ...
-    double opposed = 0;  ///< ... or the other way
-  };
   double factor(const std::vector<Coverage>& copies, std::size_t rank, std::size_t way, std::int64_t start,
                 std::int64_t end) const;
 
   bool offloads_ = false;
-  Direction ways_[2];  ///< D2H, H2D
+  CopyDirection ways_[2];  ///< D2H, H2D
   std::size_t ranks_ = 0;
   int members_ = 1;                                   ///< GPUs of a stage on one host
   std::vector<std::vector<std::size_t>> neighbours_;  ///< by rank: other stages that have GPUs on its host

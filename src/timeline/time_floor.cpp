@@ -4,8 +4,8 @@
 //
 // Every schedule begins on rank r when chunk 0 has passed the ranks before it and ends with a backward of chunk 0 that
 // must go back through them. In between, its compute stream with what it waits for inside a layer, its communication
-// streams and its host, which may be ahead, each have at least their own work to do. Collectives of data parallelism
-// count where nothing can hide them.
+// streams, the engine that copies for activation offload and its host, which may be ahead, each have at least their own
+// work to do. Collectives of data parallelism count where nothing can hide them.
 //
 // Kernels slow with the load: the clock law rises with the duty faster than in proportion (a power limit), so the mean
 // duty over the step, the least that the load allows, gives the least slowdown; a rank may be idle in the optimizer.
@@ -47,7 +47,7 @@ class Floor : FloorPieces {
       const double tail = std::max(after_last(r), after_last(0) + backward_chain);
       schedule = std::max(
           {schedule, slowed(all, head + communication + tail, whole_optimizer(r), pairs_on(rank), head + tail, pairs_),
-           all.host + tail, all.communication + head + tail, all.experts + head + compute + tail});
+           all.host + tail, all.communication + head + tail, all.experts + head + compute + tail, copied(rank)});
       forward_chain += first.forward.chain;
       backward_chain += first.backward.chain;
       const double after = optimizer(r, joined);

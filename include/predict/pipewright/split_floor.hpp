@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "pipewright/predict.hpp"
@@ -58,15 +59,21 @@ class SpreadFloor {
   Prediction least(const Layers& some, const std::vector<double>& part) const { return least(&some, part); }
   /// What a rank lacks at least; none: it may fit.
   Bytes lacking(const Split& split, const Replay& replay) const;
+  /// Where a rank lacks memory with `kept` and activation offload may leave no more than `moved` of it: the copies
+  /// without which it does not fit. What is moved of a layer is moved of all layers alike on the rank, in every
+  /// microbatch, and makes free what forwards on the way keep of it. Nothing: it does not fit.
+  std::optional<Prediction> moving(const Split& split, const Replay& kept, const Replay& moved) const;
 
  private:
   Prediction least(const Layers* other, const std::vector<double>& part) const;
+  std::int64_t lacking(const Split::Rank& rank, const Replay& replay) const;
   scenario::Scenario example_;
   const profile::Profiles& profiles_;
   model::Stages stages_;
   schedule::Config config_;
   timeline::Prices prices_;
   model::LeastState state_;
+  timeline::LeastCopies copies_;
 };
 
 }  // namespace pipewright::predict

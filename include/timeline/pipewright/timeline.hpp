@@ -240,6 +240,22 @@ struct Result {
 
 /// Whether the profiles know how copies of several GPUs of a host slow each other (activation offload).
 bool knows_copy_contention(const profile::Profiles& profiles);
+/// The least that copies to the host and back take which each GPU of a stage makes at the same moment. Beside copies
+/// the other way a copy takes longer: with all of one way done beside the other or apart, whichever is shorter.
+class LeastCopies {
+ public:
+  LeastCopies(const scenario::Scenario& scenario, const profile::Profiles& profiles);
+  /// From the times that they take alone; `apart`: on one stream.
+  double ns(double out, double in, bool apart = false) const;
+  double ns_of_bytes(double bytes) const;  ///< so many out and back, in copies of the best size
+
+ private:
+  struct Way {
+    double apart = 1, beside = 1;  ///< times as long as alone, without and with copies the other way
+    double ns_per_byte = 0;
+  };
+  Way out_, in_;
+};
 
 /// build + run, repeated until the clocks that each rank's load implies are those it was run with.
 Result simulate(const scenario::Scenario& scenario, const model::Stages& stages, const schedule::Program& program,
