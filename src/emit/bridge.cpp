@@ -222,6 +222,11 @@ Groups bridge(const Scenario& scenario) {
                                ""});
         continue;
       }
+      if (field == "bucket_size" && !scenario.settings.bucket_size) {
+        group.lines.push_back(
+            {{"cfg.comm_overlap.bucket_size = " + std::to_string(scenario::bucket_size(scenario))}, ""});
+        continue;
+      }
       if (field == "check_for_nan_in_loss_and_grad") {
         const std::string checks = scenario::checks_for_nan(scenario) ? "True" : "False";
         group.lines.push_back({{"cfg.ddp.check_for_nan_in_grad = " + checks}, ""});

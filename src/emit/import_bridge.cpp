@@ -5,6 +5,7 @@
 #include <map>
 #include <set>
 
+#include "bridge_config.hpp"
 #include "emitted.hpp"
 #include "field_table.hpp"
 #include "pipewright/effects.hpp"
@@ -182,7 +183,10 @@ class OverrideImporter {
   }
 
   Import run(std::string_view text) {
-    for (const auto& [line, number] : statements(text)) read(line, {file_, number});
+    if (is_bridge_config(text))
+      for (const auto& line : bridge_config(text, file_)) resolved(line);
+    else
+      for (const auto& [line, number] : statements(text)) read(line, {file_, number});
     if (s_.model.multi_latent_attention) {
       const Scenario plain;
       const Scenario provider = provider_defaults();
@@ -192,7 +196,8 @@ class OverrideImporter {
           assign(s_, {field.name, scenario::get(plain, field.name)});
     }
     if (const auto& [length, where] = dataset_length_; length > 0) {
-      if (s_.model.seq_length == 0) s_.model.seq_length = length;
+      if (s_.model.seq_length == 0 || resolved_)
+        s_.model.seq_length = length;  // the run's rows, whatever the model can
       if (s_.model.seq_length != length)
         throw UsageError(where, "cfg.dataset.seq_length",
                          "is " + std::to_string(length) + ", cfg.model.seq_length " +
@@ -208,13 +213,15 @@ class OverrideImporter {
       settings.expert_tensor_parallel_size = 1;  // models/transformer_config.py:80
     if (settings.tensor_model_parallel_size == 1) settings.sequence_parallel = false;
     if (settings.virtual_pipeline_model_parallel_size == 1) settings.virtual_pipeline_model_parallel_size.reset();
+    if (s_.cluster.num_gpus == 0 && data_parallel_size_ > 0)
+      s_.cluster.num_gpus = data_parallel_size_ * scenario::model_parallel_size(s_);
     if (s_.cluster.num_gpus == 0)
       s_.cluster.num_gpus = settings.pipeline_model_parallel_size *
                             std::max(settings.tensor_model_parallel_size * settings.context_parallel_size,
                                      settings.expert_model_parallel_size * scenario::expert_tensor_parallel_size(s_));
     for (const auto& assignment : precision_) assign(s_, assignment);
     if (has_comm_overlap_) apply_comm_overlap(s_, comm_overlap_);
-    if (!ignored_.empty()) {
+    if (!ignored_.empty() && !resolved_) {  // of a whole configuration most are
       std::string names;
       for (const auto& name : ignored_) names += (names.empty() ? "" : " ") + name;
       result_.notes.push_back("without effect on time and memory, or of no section that is read: " + names);
@@ -226,6 +233,38 @@ class OverrideImporter {
   }
 
  private:
+  /// A field of a whole configuration. What it holds beyond fields of ours are functions, objects and what is off.
+  void resolved(const ConfigLine& line) {
+    resolved_ = true;
+    const auto& [section, field, value, where] = line;
+    if (section == "env_vars") {
+      if (!field.empty()) variable(field, value, where);
+      return;
+    }
+    if (field.empty()) {
+      if (section == "peft") read_peft(value, where);
+      if (section == "mixed_precision" && value.kind != Python::Kind::none) read_recipe(value, where);
+      return;
+    }
+    if (value.kind == Python::Kind::none || field == "tp_comm_overlap_cfg") return;
+    if (section == "comm_overlap" && field == "data_parallel_size") {
+      data_parallel_size_ = number(value, where);
+      return;
+    }
+    const bool known = scenario::effect_of(field) != nullptr;
+    const bool object = value.kind == Python::Kind::call || value.kind == Python::Kind::map;
+    if (object && known && section == "model" && field == "pipeline_model_parallel_layout")
+      throw UsageError(
+          where, "cfg.model." + field,
+          "the file does not hold the layout, only that there is one: say it with --set " + field + "=...");
+    const bool off = value.text == "False" || value.text.find_first_not_of("0.") == std::string::npos;
+    const bool said = known || section == "dataset" || section == "rerun_state_machine" ||
+                      (section == "model" && field == "share_embeddings_and_output_weights");
+    if (!said && (object || value.kind == Python::Kind::name || (off && value.items.empty()))) return;
+    if (object && section != "dataset") return;
+    set(section, field, value, where);
+  }
+
   void read(const std::string& line, const Position& where) {
     for (const auto* rest : {"import ", "from ", "def ", "return", "@", "\"\"\"", "pass"})
       if (line.starts_with(rest)) return;  // of the recipe around it
@@ -481,7 +520,8 @@ class OverrideImporter {
   Scenario s_;
   Import result_;
   std::vector<Assignment> precision_, comm_overlap_;
-  bool has_comm_overlap_ = false;
+  bool has_comm_overlap_ = false, resolved_ = false;
+  std::int64_t data_parallel_size_ = 0;  ///< of a whole configuration
   std::pair<std::int64_t, Position> dataset_length_ = {0, {}}, row_length_ = {0, {}};
   std::set<std::string> ignored_;
   std::vector<std::string> dropped_;         ///< names to go on without

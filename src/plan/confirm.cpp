@@ -58,7 +58,8 @@ bool Searcher::confirm_finalists() {
   return true;
 }
 
-/// Of what ties with the best: what changes less, and other allocators where it is not sure that the best fits.
+/// Of what ties with the best: what changes less, what may have an interval where the best has none, and other
+/// allocators where it is not sure that the best fits.
 void Searcher::confirm_ties() {
   constexpr std::size_t most = 4;
   const auto order = ranking(trials_, objective_);
@@ -70,7 +71,10 @@ void Searcher::confirm_ties() {
   for (const auto i : by_cost()) {
     const Trial& trial = trials_[i];
     if (best_cost(trial) > limit || some.size() == most) break;
-    const bool may_win = trial.changes < best.changes || best.probability < sure_to_fit;
+    const bool other_exchange =
+        trial.candidate.scenario.settings.cp_comm_type != best.candidate.scenario.settings.cp_comm_type;
+    const bool may_win = trial.changes < best.changes || best.probability < sure_to_fit ||
+                         (other_exchange && !best.candidate.prediction.ignored.empty());
     if (waits(trial) && may_win && (trial.time_group == best.time_group || take_work(trial, most_exact_work)))
       some.push_back(i);
   }

@@ -72,8 +72,16 @@ std::string replayed(const scenario::Scenario& scenario) {
   return text;
 }
 
-/// "frees 3.2 GiB on rank 0, which is not needed": the change of the peak where the winner's is largest.
+/// "frees 3.2 GiB on rank 0, which is not needed": the change of the peak where the winner's is largest; of what does
+/// not fit, why.
 std::string memory_change(const Prediction& best, const Prediction& other) {
+  if (best.fits && !other.fits) {
+    const auto* tightest = rank_of(other, tightest_rank(other));
+    if (tightest == nullptr) return "does not fit";
+    return fmt::format("does not fit: rank {} reserves {} and holds {} outside of {}", tightest->pp_rank,
+                       format_bytes(tightest->walk.peak_reserved), format_bytes(tightest->outside_allocator),
+                       format_bytes(other.memory_limit));
+  }
   const int rank = peak_rank(best);
   const auto *before = rank_of(best, rank), *after = rank_of(other, rank);
   if (before == nullptr || after == nullptr) return {};
@@ -92,13 +100,7 @@ std::string against(const Trial& best, const Trial& other, std::size_t dimension
   if (!work.empty())
     text += fmt::format("; replays {}: {:.1f} ms of recompute", work,
                         ns_to_ms(accounts(loser).empty() ? 0 : accounts(loser)[0].second));
-  text += "), " + memory_change(winner, loser);
-  const auto* tightest = rank_of(loser, tightest_rank(loser));
-  if (!loser.fits && tightest != nullptr)
-    text += fmt::format("; does not fit: rank {} reserves {} and holds {} outside of {}", tightest->pp_rank,
-                        format_bytes(tightest->walk.peak_reserved), format_bytes(tightest->outside_allocator),
-                        format_bytes(loser.memory_limit));
-  return text;
+  return text + "), " + memory_change(winner, loser);
 }
 
 std::string fragmentation(const Prediction& p) {
@@ -121,6 +123,8 @@ std::string reason_of(const Trial& best, const Trial& other) {
       return fmt::format("it fits with {:.0f} % against {:.0f} %", 100 * best.probability, 100 * other.probability);
     case Decided::given:
       return "what is given stays";
+    case Decided::interval:
+      return "its step has an interval";
     case Decided::changes:
       return fmt::format("it changes {} of what is given, the other {}", best.changes, other.changes);
     case Decided::time:

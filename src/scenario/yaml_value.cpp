@@ -1,6 +1,6 @@
 // YAML events to values. Building from events instead of YAML::Node keeps every line number, sees repeated keys and
 // cannot be made to copy anchors without end.
-#include "yaml_value.hpp"
+#include "pipewright/scenario/yaml_value.hpp"
 
 #include <fmt/format.h>
 #include <yaml-cpp/eventhandler.h>
