@@ -86,6 +86,7 @@ Loaded Input::load() const {
   // Flags may only name the tokenizer.
   for (const auto& text : set_) {
     const auto name = text.substr(0, text.find('='));
+    machine.stated.push_back(name.substr(name.find('.') == std::string::npos ? 0 : name.find('.') + 1));
     if (name != "vocab_size" && name != "model.vocab_size") continue;
     scenario::Scenario stated;
     scenario::set(stated, text);

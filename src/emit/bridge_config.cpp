@@ -116,7 +116,7 @@ std::vector<ConfigLine> bridge_config(std::string_view text, const std::string& 
   const auto begin = begin_of(text);
   const auto before =
       static_cast<int>(std::count(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(begin), '\n'));
-  const auto tree = scenario::parse_yaml(configuration_of(text.substr(begin)), file);
+  const auto tree = scenario::parse_yaml(configuration_of(text.substr(begin)), file, true);
   std::vector<ConfigLine> lines;
   for (const auto& section : tree.entries) {
     const Position there{file, before + section.line};

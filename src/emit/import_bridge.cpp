@@ -2,6 +2,7 @@
 // CommOverlapConfig.setup() and the mixed precision recipe make of them
 // (Megatron-Bridge src/megatron/bridge/training/comm_overlap.py:353-643, mixed_precision.py).
 #include <algorithm>
+#include <array>
 #include <map>
 #include <set>
 
@@ -115,6 +116,32 @@ std::string trimmed(std::string_view text) {
              : std::string(text.substr(begin, text.find_last_not_of(" \t\r\n") - begin + 1));
 }
 
+/// What Bridge's providers have beyond Megatron's fields: tables of the rotary embedding, where weights came from.
+bool of_providers(std::string_view field) {
+  constexpr std::array names = {"high_freq_factor", "low_freq_factor", "old_context_len", "scale_factor"};
+  return field.starts_with("hf_model_") || field.starts_with("yarn_") || field.starts_with("rope_scaling_") ||
+         std::ranges::find(names, field) != names.end();
+}
+
+/// Bridge's lists of a stage's layers as Megatron's string: [["embedding", "decoder"], ["decoder", "loss"]] -> Et|tL.
+std::string layout_of(const Python& stages, const Position& where, const std::string& key) {
+  static const std::map<std::string, char, std::less<>> letters = {
+      {"embedding", 'E'}, {"decoder", 't'}, {"mtp", 'm'}, {"loss", 'L'}};
+  std::string text;
+  for (std::size_t n = 0; n < stages.items.size(); ++n) {
+    if (n > 0) text += '|';
+    if (stages.items[n].kind != Python::Kind::list)
+      throw UsageError(where, key, "expected a list of a stage's layers, or a string");
+    for (const auto& layer : stages.items[n].items) {
+      const auto letter = letters.find(layer.text.substr(layer.text.rfind('.') + 1));
+      if (letter == letters.end())
+        throw UsageError(where, key, "unknown layer \"" + layer.text + '"', {"embedding", "decoder", "mtp", "loss"});
+      text += letter->second;
+    }
+  }
+  return text;
+}
+
 struct Statement {
   std::string text;
   int line = 0;
@@ -171,7 +198,8 @@ std::vector<Statement> statements(std::string_view text) {
 
 class OverrideImporter {
  public:
-  OverrideImporter(const std::string& file, const Machine& machine) : file_(file), dropped_(machine.ignore) {
+  OverrideImporter(const std::string& file, const Machine& machine)
+      : file_(file), stated_(machine.stated), dropped_(machine.ignore) {
     s_ = provider_defaults();
     if (!machine.megatron_core.empty()) scenario::set(s_, "software.megatron_core=" + machine.megatron_core);
     s_.software.megatron_bridge = "0.7.0";  // the version whose sections and defaults these are
@@ -209,6 +237,7 @@ class OverrideImporter {
                        "is " + std::to_string(length) + ", cfg.model.seq_length " +
                            std::to_string(s_.model.seq_length) + ": rows of another length are not modelled");
     auto& settings = s_.settings;
+    if (resolved_ && !settings.recompute_granularity) settings.recompute_modules.clear();  // the class' default
     if (settings.expert_model_parallel_size > 1 && !settings.expert_tensor_parallel_size)
       settings.expert_tensor_parallel_size = 1;  // models/transformer_config.py:80
     if (settings.tensor_model_parallel_size == 1) settings.sequence_parallel = false;
@@ -221,11 +250,15 @@ class OverrideImporter {
                                      settings.expert_model_parallel_size * scenario::expert_tensor_parallel_size(s_));
     for (const auto& assignment : precision_) assign(s_, assignment);
     if (has_comm_overlap_) apply_comm_overlap(s_, comm_overlap_);
+    for (const auto& [field, where] : places_)
+      for (const char* home : {"model.", "settings."})
+        if (const auto at = s_.positions.find(home + field); at != s_.positions.end()) at->second = where;
     if (!ignored_.empty() && !resolved_) {  // of a whole configuration most are
       std::string names;
       for (const auto& name : ignored_) names += (names.empty() ? "" : " ") + name;
       result_.notes.push_back("without effect on time and memory, or of no section that is read: " + names);
     }
+    if (s_.model.vocab_size == 0) s_.model.vocab_size = tokenizer_vocabulary_;
     if (s_.model.vocab_size == 0)
       throw UsageError({file_, 0}, "cfg.model.vocab_size", "the vocabulary is missing: add cfg.model.vocab_size = N");
     result_.scenario = std::move(s_);
@@ -246,14 +279,35 @@ class OverrideImporter {
       if (section == "mixed_precision" && value.kind != Python::Kind::none) read_recipe(value, where);
       return;
     }
-    if (value.kind == Python::Kind::none || field == "tp_comm_overlap_cfg") return;
+    if (value.kind == Python::Kind::none) {
+      if (section == "model") without(field);
+      return;
+    }
+    if (field == "tp_comm_overlap_cfg") return;
+    if (section == "tokenizer" && field == "vocab_size") {
+      tokenizer_vocabulary_ = number(value, where);
+      return;
+    }
     if (section == "comm_overlap" && field == "data_parallel_size") {
       data_parallel_size_ = number(value, where);
       return;
     }
-    const bool known = scenario::effect_of(field) != nullptr;
+    const auto* effect = scenario::effect_of(field);
+    const bool known = effect != nullptr;
+    const bool fits_all = known && (effect->effect == scenario::Effect::none ||
+                                    (effect->effect == scenario::Effect::refused && value.kind != Python::Kind::list &&
+                                     value.kind != Python::Kind::call && value.kind != Python::Kind::map &&
+                                     scenario::is_neutral(effect->name, yaml_of(value, where, field))));
+    static const auto fields = [] {
+      std::set<std::string> names;
+      for (const auto& row : scenario::fields()) names.insert(row.name);
+      for (const auto& row : carried()) names.emplace(row.field);
+      return names;
+    }();
+    const bool kept = fields.contains(field);
+    if ((fits_all && !kept) || (!known && of_providers(field))) return;
     const bool object = value.kind == Python::Kind::call || value.kind == Python::Kind::map;
-    if (object && known && section == "model" && field == "pipeline_model_parallel_layout")
+    if (object && field == "pipeline_model_parallel_layout" && std::ranges::find(stated_, field) == stated_.end())
       throw UsageError(
           where, "cfg.model." + field,
           "the file does not hold the layout, only that there is one: say it with --set " + field + "=...");
@@ -263,6 +317,15 @@ class OverrideImporter {
     if (!said && (object || value.kind == Python::Kind::name || (off && value.items.empty()))) return;
     if (object && section != "dataset") return;
     set(section, field, value, where);
+  }
+
+  /// null, where a class' default is not.
+  void without(const std::string& field) {
+    try {
+      if (scenario::effect_of(field) != nullptr && scenario::get(s_, field) != "none") assign(s_, {field, "none"});
+    } catch (const UsageError&) {
+      return;  // no field of ours, or one that is never null in the versions that are
+    }
   }
 
   void read(const std::string& line, const Position& where) {
@@ -397,6 +460,7 @@ class OverrideImporter {
       throw UsageError(where, "cfg.mixed_precision", "unknown recipe " + name, names, nearest_name(name, names));
     }
     precision_ = recipe->second;
+    for (const auto& [field, fixed] : precision_) places_[field] = where;
   }
 
   /// Bridge asserts that cfg.dataset.seq_length is cfg.model.seq_length (training/config.py:1644).
@@ -438,6 +502,10 @@ class OverrideImporter {
     static const std::set<std::string> modelled = {"model", "comm_overlap", "mixed_precision",
                                                    "ddp",   "optimizer",    "train"};
     const std::string name = "cfg." + section + "." + field;
+    if (section == "model" && scenario::effect_of(field) == nullptr && of_providers(field)) {
+      ignored_.insert(name);
+      return;
+    }
     if (section == "dataset" && (field == "seq_length" || field == "sequence_length"))
       return dataset_length(yaml_of(literal, where, name), where);
     if (section == "dataset" && packs(field, literal, where)) return;
@@ -471,7 +539,14 @@ class OverrideImporter {
       ignored_.insert(name);
       return;
     }
-    const Assignment assignment = {field, yaml_of(literal, where, name)};
+    Assignment assignment = {field, {}};
+    if (field == "pipeline_model_parallel_layout" && literal.kind == Python::Kind::list)
+      assignment.second = layout_of(literal, where, name);
+    else
+      assignment.second = yaml_of(literal, where, name);
+    // Newer names of the same.
+    if (field == "experimental_attention_variant" && assignment.second == "gdn") assignment.second = "gated_delta_net";
+    if (field == "moe_router_dtype" && assignment.second.starts_with("float")) assignment.second.replace(0, 5, "fp");
     if (section == "comm_overlap") {
       has_comm_overlap_ = true;
       comm_overlap_.push_back(assignment);
@@ -496,8 +571,8 @@ class OverrideImporter {
       const std::string without = scenario::effect_of(field) == nullptr ? "; without it: --ignore " + field : "";
       throw UsageError(where, name, error.message() + without, error.allowed(), error.nearest());
     }
-    for (const char* home : {"model.", "settings."})
-      if (const auto at = s_.positions.find(home + field); at != s_.positions.end()) at->second = where;
+    places_[field] = where;
+    if (field == "fp8_param" || field == "fp8_param_gather") places_["fp8_param"] = places_["fp8_param_gather"] = where;
     if (field == "hybrid_layer_pattern" && s_.model.num_layers == 0)  // HybridModelProvider.finalize counts them
       s_.model.num_layers = static_cast<scenario::Int>(scenario::hybrid_layers(s_).size());
     if (section == "mixed_precision") {
@@ -506,7 +581,8 @@ class OverrideImporter {
       if (field == "fp8_param") precision_.emplace_back("fp8_param_gather", assignment.second);
       if (field == "fp8_param_gather") precision_.emplace_back("fp8_param", assignment.second);
     }
-    if (section == "model" && (field == "overlap_moe_expert_parallel_comm" || field == "delay_wgrad_compute"))
+    if (!resolved_ && section == "model" && literal.text == "True" &&
+        (field == "overlap_moe_expert_parallel_comm" || field == "delay_wgrad_compute"))
       result_.findings.push_back(
           {"bridge.comm-overlap-resets",
            plan::Severity::trap,
@@ -521,9 +597,11 @@ class OverrideImporter {
   Import result_;
   std::vector<Assignment> precision_, comm_overlap_;
   bool has_comm_overlap_ = false, resolved_ = false;
-  std::int64_t data_parallel_size_ = 0;  ///< of a whole configuration
+  std::int64_t data_parallel_size_ = 0, tokenizer_vocabulary_ = 0;  ///< of a whole configuration
   std::pair<std::int64_t, Position> dataset_length_ = {0, {}}, row_length_ = {0, {}};
+  std::map<std::string, Position> places_;  ///< of fields
   std::set<std::string> ignored_;
+  std::vector<std::string> stated_;          ///< said beside the file
   std::vector<std::string> dropped_;         ///< names to go on without
   std::map<std::string, Python> variables_;  ///< of the recipe around the overrides
 };

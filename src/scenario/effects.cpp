@@ -106,7 +106,7 @@ const std::map<std::string, std::string>& neutral_values() {
 
 /// `neutral`: values that say nothing, a|b.
 bool says_nothing(const std::string& value, const std::string& neutral) {
-  static constexpr std::array idle = {"", "none", "None", "null", "~", "false", "False", "0", "[]"};
+  static constexpr std::array idle = {"", "none", "None", "null", "~", "false", "False", "0", "0.0", "[]"};
   return std::ranges::find(idle, value) != idle.end() || ("|" + neutral + "|").find("|" + value + "|") != neutral.npos;
 }
 

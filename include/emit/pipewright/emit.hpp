@@ -48,6 +48,7 @@ struct Machine {
   std::string profile;
   std::string megatron_core;             ///< empty: the default version
   std::vector<std::string> ignore = {};  ///< flags that no version has, dropped as asked
+  std::vector<std::string> stated = {};  ///< settings that are said beside the input (--set)
   scenario::Int vocab_size = 0;          ///< of the tokenizer, for flags that only name it; 0: not known
 };
 
