@@ -176,7 +176,8 @@ std::vector<Unmodelled> unmodelled(const Scenario& s) {
     const Field* field = find(row.name);
     const std::string key =
         field == nullptr ? fmt::format("settings.{}", row.name) : fmt::format("{}.{}", field->section, field->name);
-    found.push_back({row.name, field == nullptr ? "" : text(*field, s), key, row.missing});
+    found.push_back(
+        {row.name, field == nullptr ? "" : text(*field, s), key, row.now != nullptr ? row.now(s) : row.missing});
   }
   for (const auto& [section, other] : {std::pair("model", &s.model.other), std::pair("settings", &s.settings.other)}) {
     for (const auto& [name, value] : *other) {
