@@ -199,7 +199,7 @@ std::vector<Statement> statements(std::string_view text) {
 class OverrideImporter {
  public:
   OverrideImporter(const std::string& file, const Machine& machine)
-      : file_(file), stated_(machine.stated), dropped_(machine.ignore) {
+      : file_(file), stated_(machine.stated), core_stated_(!machine.megatron_core.empty()), dropped_(machine.ignore) {
     s_ = provider_defaults();
     if (!machine.megatron_core.empty()) scenario::set(s_, "software.megatron_core=" + machine.megatron_core);
     s_.software.megatron_bridge = "0.7.0";  // the version whose sections and defaults these are
@@ -213,8 +213,10 @@ class OverrideImporter {
   Import run(std::string_view text) {
     if (is_bridge_config(text))
       for (const auto& line : bridge_config(text, file_)) resolved(line);
-    else
+    else {
+      if (!core_stated_) versions(text);
       for (const auto& [line, number] : statements(text)) read(line, {file_, number});
+    }
     if (s_.model.multi_latent_attention) {
       const Scenario plain;
       const Scenario provider = provider_defaults();
@@ -266,6 +268,29 @@ class OverrideImporter {
   }
 
  private:
+  /// The remark that emitted overrides begin with: "# for Megatron Bridge 0.4.2, Megatron Core 0.17.0, ...".
+  void versions(std::string_view text) {
+    const std::string begin = std::string("# ") + version_remark + " Megatron ";
+    auto at = text.starts_with(begin) ? 0 : text.find("\n" + begin);
+    if (at == std::string_view::npos) return;
+    at = text.find("# ", at);
+    auto line = text.substr(at, text.find('\n', at) - at);
+    line.remove_prefix(2 + std::string_view(version_remark).size());
+    const std::vector<std::pair<std::string, std::string>> names = {{"Megatron Bridge ", "megatron_bridge"},
+                                                                    {"Megatron Core ", "megatron_core"},
+                                                                    {"Transformer Engine ", "transformer_engine"},
+                                                                    {"torch ", "torch"}};
+    while (!line.empty()) {
+      const auto end = std::min(line.find(','), line.size());
+      const auto part = trimmed(line.substr(0, end));
+      line.remove_prefix(std::min(end + 1, line.size()));
+      for (const auto& [name, field] : names)
+        if (part.starts_with(name)) assign(s_, {"software." + field, part.substr(name.size())});
+    }
+    result_.notes.push_back("versions as the file says: Megatron Core " + s_.software.megatron_core +
+                            ", Transformer Engine " + s_.software.transformer_engine);
+  }
+
   /// A field of a whole configuration. What it holds beyond fields of ours are functions, objects and what is off.
   void resolved(const ConfigLine& line) {
     resolved_ = true;
@@ -601,7 +626,8 @@ class OverrideImporter {
   std::pair<std::int64_t, Position> dataset_length_ = {0, {}}, row_length_ = {0, {}};
   std::map<std::string, Position> places_;  ///< of fields
   std::set<std::string> ignored_;
-  std::vector<std::string> stated_;          ///< said beside the file
+  std::vector<std::string> stated_;  ///< said beside the file
+  bool core_stated_;
   std::vector<std::string> dropped_;         ///< names to go on without
   std::map<std::string, Python> variables_;  ///< of the recipe around the overrides
 };

@@ -124,6 +124,27 @@ TEST_CASE("random scenarios come back from the whole configuration, with what is
   CHECK(tried >= 80);
 }
 
+TEST_CASE("what Bridge wrote of its own recipe is the scenario that was written by hand from it") {
+  const auto text = read_file(SOURCE_ROOT "/tests/emit/data/run_config.yaml");
+  REQUIRE(emit::is_bridge_config(text));
+  const auto back = read(text, 0).scenario;
+  const auto s = scenario::read(SOURCE_ROOT "/scenarios/llama31-405b-pretrain-1024xh100.yaml");
+  CHECK(back.cluster.num_gpus == 1024);
+  for (const auto& field : scenario::fields()) {
+    if (field.section != "model" && field.section != "settings") continue;
+    if (!emit::matters(field.name, s) || emit::same_value(s, back, field.name)) continue;
+    const bool idle = field.name == "max_position_embeddings" || field.name == "microbatch_group_size_per_vp_stage" ||
+                      field.name == "expert_tensor_parallel_size" ||
+                      field.name == "disable_parameter_transpose_cache" || field.name == "moe_token_dispatcher_type" ||
+                      field.name == "attention_softmax_in_fp32";
+    if (!idle)
+      FAIL_CHECK(field.name << ": " << scenario::get(s, field.name) << " -> " << scenario::get(back, field.name));
+  }
+  for (const auto& [name, value] : s.environment) CHECK(scenario::variable(back, name) == value);
+  CHECK(scenario::unmodelled(back).empty());
+  CHECK(scenario::group_size(back) == scenario::group_size(s));
+}
+
 TEST_CASE("a log that prints its configuration, with lines before and after it") {
   const auto text = "Training setup\n[rank0] something: else\n------- Task Configuration -------\n" +
                     small("  pipeline_model_parallel_size: 2\n") +
