@@ -442,10 +442,11 @@ TEST_CASE("parallelism: legal spreads only, structures that cannot fit are exclu
 }
 
 TEST_CASE("a stop while structures are still bounded gives a candidate that fits all the same") {
-  for (const std::int64_t stop_after : {1, 2, 8}) {
+  for (const std::int64_t stop_after : {0, 1, 2, 8}) {
     CAPTURE(stop_after);
     auto o = options();
     std::stop_source source;
+    if (stop_after == 0) source.request_stop();  // before anything began
     o.threads = 1;
     o.stop = source.get_token();
     o.estimate = o.floor = [](const scenario::Scenario& one) { return machine(one); };
@@ -460,6 +461,7 @@ TEST_CASE("a stop while structures are still bounded gives a candidate that fits
     CHECK(plan.searched.simulated > 0);
     REQUIRE(plan.best);
     CHECK(plan.best->prediction.fits);
+    if (stop_after == 0) CHECK(plan.best->given);
   }
 }
 
