@@ -111,8 +111,20 @@ void Searcher::confirm_something() {
     constexpr int most_looks = 64;
     int looks = 0, found = 0;
     while (!open_.empty() && looks < most_looks && found < most_tries) {
-      const Node node = *open_.begin();
-      open_.erase(open_.begin());
+      // Down to candidates of one spread before another is opened; of spreads of which nothing is known that whose
+      // ranks hold least.
+      auto at = std::ranges::find_if(open_, [](const Node& n) { return n.kind != Node::Kind::spread; });
+      if (at == open_.end())
+        at = std::ranges::max_element(open_, [&](const Node& a, const Node& b) {
+          if (a.cost != b.cost) return a.cost > b.cost;
+          const auto shared = [&](const Node& n) {
+            const auto& s = spreads_[n.structure].partial;
+            return scenario::model_parallel_size(s) * s.settings.expert_model_parallel_size;
+          };
+          return shared(a) < shared(b);
+        });
+      const Node node = *at;
+      open_.erase(at);
       if (node.kind == Node::Kind::structure) known_[node.structure].sharp = true;
       if (node.kind == Node::Kind::trial) {
         ++found;

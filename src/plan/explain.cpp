@@ -56,10 +56,11 @@ double percent(const Prediction& from, const Prediction& to) {
 std::string memory_of(const Prediction& p) {
   const auto* rank = rank_of(p, tightest_rank(p));
   if (rank == nullptr) return "no memory figures";
-  return fmt::format("rank {} peaks at {} and reserves {} ({} outside the allocator), {} below the limit of {}",
+  const auto left = reserved_margin(p);
+  return fmt::format("rank {} peaks at {} and reserves {} ({} outside the allocator), {} {} the limit of {}",
                      rank->pp_rank, format_bytes(rank->walk.peak_allocated), format_bytes(rank->walk.peak_reserved),
-                     format_bytes(rank->outside_allocator), format_bytes(reserved_margin(p)),
-                     format_bytes(p.memory_limit));
+                     format_bytes(rank->outside_allocator), format_bytes(left < Bytes(0) ? Bytes(0) - left : left),
+                     left < Bytes(0) ? "above" : "below", format_bytes(p.memory_limit));
 }
 
 /// What the backward pass runs again.
@@ -168,9 +169,9 @@ std::vector<std::string> explain(const Plan& plan, const std::vector<Trial>& tri
     // a model alone: nothing to compare with
   } else if (plan.baseline_refused.empty()) {
     const auto& given = plan.baseline.prediction;
-    if (best.given && plan.best)
+    if (best.given && plan.best && !plan.searched.interrupted)
       why.emplace_back("nothing is faster than the scenario as given by more than a tie");
-    else
+    else if (!best.given)
       why.push_back(fmt::format("against the scenario as given ({:.1f} ms{}): {:+.1f} % ({})", ns_to_ms(given.step_ns),
                                 given.fits ? "" : ", does not fit", percent(given, winner),
                                 differences(given, winner)));
@@ -180,7 +181,7 @@ std::vector<std::string> explain(const Plan& plan, const std::vector<Trial>& tri
   for (const auto i : others) {
     const Trial& second = trials[i];
     const auto& next = second.candidate.prediction;
-    if (next.fits != winner.fits) continue;
+    if (next.fits != winner.fits || i == order.front()) continue;
     const auto label = beside(best.candidate.choices, second.candidate.choices);
     if (std::abs(percent(winner, next)) <= 100 * tie_share)
       why.push_back(fmt::format("against {} ({:.1f} ms): a tie, {:+.2f} % is within {:.1f} %; {}", label,
@@ -216,7 +217,7 @@ std::vector<std::string> explain(const Plan& plan, const std::vector<Trial>& tri
   if (!best.tolerated.empty())
     why.push_back("only the argument parser of Megatron-LM refuses this (" + best.tolerated +
                   "); the scenario as given breaks the same rules, so they were not held against the candidates");
-  if (plan.searched.interrupted) why.push_back("interrupted: the best of what was simulated so far");
+  if (plan.searched.interrupted && plan.best) why.push_back("interrupted: the best of what was simulated so far");
   return why;
 }
 

@@ -266,10 +266,10 @@ std::string plan_text(const plan::Plan& plan, const std::vector<std::string>& em
     out += fmt::format("profile {} ({}), Megatron Core {}\n", p.profile, p.origins.text(), p.megatron_core);
   } else {
     const bool proved = plan.closest && plan.closest->proved;
-    out += !plan.closest               ? "nothing is legal\n"
-           : proved                    ? "nothing fits\n"
-           : plan.searched.interrupted ? "stopped before anything that fits was found\n"
-                                       : "nothing that fits was found\n";
+    out += plan.searched.interrupted ? "stopped before anything that fits was found\n"
+           : !plan.closest           ? "nothing is legal\n"
+           : proved                  ? "nothing fits\n"
+                                     : "nothing that fits was found\n";
   }
   out += searched(plan.searched);
   if (plan.has_baseline && !plan.baseline_refused.empty())
