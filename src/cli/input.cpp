@@ -28,8 +28,8 @@ scenario::Scenario read_scenario(const std::string& path, const std::vector<std:
   }
   emit::Machine machine;
   if (!profiles.empty()) machine.profile = profiles.front();
-  auto import = configuration ? emit::from_bridge_text(content, path, machine)
-                              : emit::from_launch_file(content, path, machine);
+  auto import =
+      configuration ? emit::from_bridge_text(content, path, machine) : emit::from_launch_file(content, path, machine);
   emit::require_known_flags(import);
   return std::move(import.scenario);
 }
@@ -105,6 +105,7 @@ Loaded Input::load() const {
     loaded.scenario = std::move(import.scenario);
     loaded.notes = std::move(import.notes);
     loaded.findings = std::move(import.findings);
+    loaded.gpus_guessed = import.gpus_guessed;
     if (launch) loaded.script = content;
   }
   for (const auto& text : set_) scenario::set(loaded.scenario, text);
@@ -190,6 +191,10 @@ Loaded Input::runnable() const {
   if (!loaded.findings.empty()) {
     emit::require_known_flags({loaded.scenario, loaded.notes, loaded.findings});
   }
+  if (loaded.gpus_guessed && !loaded.scenario.positions.contains("cluster.num_gpus"))
+    loaded.notes.push_back(
+        fmt::format("nobody says how many GPUs: the fewest that the parallelism needs, {} (--gpus N)",
+                    loaded.scenario.cluster.num_gpus));
   if (!(propose && loaded.scenario.search.parallelism == "auto")) scenario::check(loaded.scenario);
   return loaded;
 }

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
 #include <optional>
 
 #include "pipewright/emit.hpp"
@@ -109,6 +110,30 @@ Python python_of(const Value& value) {
 }
 
 }  // namespace
+
+bool of_providers(std::string_view field) {
+  constexpr std::array names = {"high_freq_factor", "low_freq_factor", "old_context_len", "scale_factor"};
+  return field.starts_with("hf_model_") || field.starts_with("yarn_") || field.starts_with("rope_scaling_") ||
+         std::ranges::find(names, field) != names.end();
+}
+
+std::string layout_of(const Python& stages, const Position& where, const std::string& key) {
+  static const std::map<std::string, char, std::less<>> letters = {
+      {"embedding", 'E'}, {"decoder", 't'}, {"mtp", 'm'}, {"loss", 'L'}};
+  std::string text;
+  for (std::size_t n = 0; n < stages.items.size(); ++n) {
+    if (n > 0) text += '|';
+    if (stages.items[n].kind != Python::Kind::list)
+      throw UsageError(where, key, "expected a list of a stage's layers, or a string");
+    for (const auto& layer : stages.items[n].items) {
+      const auto letter = letters.find(layer.text.substr(layer.text.rfind('.') + 1));
+      if (letter == letters.end())
+        throw UsageError(where, key, "unknown layer \"" + layer.text + '"', {"embedding", "decoder", "mtp", "loss"});
+      text += letter->second;
+    }
+  }
+  return text;
+}
 
 bool is_bridge_config(std::string_view text) { return begin_of(text) != std::string_view::npos; }
 

@@ -21,4 +21,10 @@ struct ConfigLine {
 /// timers).
 std::vector<ConfigLine> bridge_config(std::string_view text, const std::string& file);
 
+/// A field that Bridge's providers have beyond Megatron's: tables of the rotary embedding, where weights came from.
+bool of_providers(std::string_view field);
+
+/// Bridge's lists of a stage's layers as Megatron's string: [["embedding", "decoder"], ["decoder", "loss"]] -> Et|tL.
+std::string layout_of(const Python& stages, const Position& where, const std::string& key);
+
 }  // namespace pipewright::emit

@@ -2,7 +2,6 @@
 // CommOverlapConfig.setup() and the mixed precision recipe make of them
 // (Megatron-Bridge src/megatron/bridge/training/comm_overlap.py:353-643, mixed_precision.py).
 #include <algorithm>
-#include <array>
 #include <map>
 #include <set>
 
@@ -116,32 +115,6 @@ std::string trimmed(std::string_view text) {
              : std::string(text.substr(begin, text.find_last_not_of(" \t\r\n") - begin + 1));
 }
 
-/// What Bridge's providers have beyond Megatron's fields: tables of the rotary embedding, where weights came from.
-bool of_providers(std::string_view field) {
-  constexpr std::array names = {"high_freq_factor", "low_freq_factor", "old_context_len", "scale_factor"};
-  return field.starts_with("hf_model_") || field.starts_with("yarn_") || field.starts_with("rope_scaling_") ||
-         std::ranges::find(names, field) != names.end();
-}
-
-/// Bridge's lists of a stage's layers as Megatron's string: [["embedding", "decoder"], ["decoder", "loss"]] -> Et|tL.
-std::string layout_of(const Python& stages, const Position& where, const std::string& key) {
-  static const std::map<std::string, char, std::less<>> letters = {
-      {"embedding", 'E'}, {"decoder", 't'}, {"mtp", 'm'}, {"loss", 'L'}};
-  std::string text;
-  for (std::size_t n = 0; n < stages.items.size(); ++n) {
-    if (n > 0) text += '|';
-    if (stages.items[n].kind != Python::Kind::list)
-      throw UsageError(where, key, "expected a list of a stage's layers, or a string");
-    for (const auto& layer : stages.items[n].items) {
-      const auto letter = letters.find(layer.text.substr(layer.text.rfind('.') + 1));
-      if (letter == letters.end())
-        throw UsageError(where, key, "unknown layer \"" + layer.text + '"', {"embedding", "decoder", "mtp", "loss"});
-      text += letter->second;
-    }
-  }
-  return text;
-}
-
 struct Statement {
   std::string text;
   int line = 0;
@@ -246,7 +219,8 @@ class OverrideImporter {
     if (settings.virtual_pipeline_model_parallel_size == 1) settings.virtual_pipeline_model_parallel_size.reset();
     if (s_.cluster.num_gpus == 0 && data_parallel_size_ > 0)
       s_.cluster.num_gpus = data_parallel_size_ * scenario::model_parallel_size(s_);
-    if (s_.cluster.num_gpus == 0)
+    result_.gpus_guessed = s_.cluster.num_gpus == 0;
+    if (result_.gpus_guessed)
       s_.cluster.num_gpus = settings.pipeline_model_parallel_size *
                             std::max(settings.tensor_model_parallel_size * settings.context_parallel_size,
                                      settings.expert_model_parallel_size * scenario::expert_tensor_parallel_size(s_));

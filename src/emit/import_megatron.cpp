@@ -83,7 +83,8 @@ class FlagImporter {
       s_.cluster.num_gpus = *launch.gpus;
     else if (launch.gpus_of_node)
       s_.cluster.num_gpus = *launch.gpus_of_node;  // torchrun's --nnodes is 1 by default
-    if (s_.cluster.num_gpus == 0) return;
+    result_.gpus_guessed = s_.cluster.num_gpus == 0;
+    if (result_.gpus_guessed) return;
     if (launch.gpus_of_node) s_.cluster.gpus_per_node = *launch.gpus_of_node;
     s_.cluster.gpus_per_node = std::min(s_.cluster.gpus_per_node, s_.cluster.num_gpus);
     result_.notes.push_back("GPUs as launched: " + std::to_string(s_.cluster.num_gpus) + ", " +

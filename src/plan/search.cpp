@@ -171,7 +171,10 @@ std::optional<Candidate> bounded(const Plan& plan, const std::vector<Trial>& tri
   } catch (const UsageError&) {
     return found;
   }
-  if (!serves(same) || (found && cost(found->prediction, objective) <= cost(same.prediction, objective))) return found;
+  const auto ties = [&] {
+    return cost(found->prediction, objective) <= cost(same.prediction, objective) * (1 + tie_share);
+  };
+  if (!serves(same) || (found && ties())) return found;
   return same;
 }
 

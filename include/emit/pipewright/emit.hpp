@@ -56,6 +56,7 @@ struct Import {
   scenario::Scenario scenario;          ///< not yet checked
   std::vector<std::string> notes;       ///< flags outside the modelled areas, and other assumptions
   std::vector<plan::Finding> findings;  ///< flags that this version lacks: violations
+  bool gpus_guessed = false;            ///< nobody says how many: the fewest that the parallelism needs
 };
 
 /// A command line, quoted as for a shell: the words after `pretrain_gpt.py`, and of torchrun or srun before it the
