@@ -9,14 +9,15 @@
 namespace pipewright {
 namespace {
 
-constexpr std::size_t longest_quote = 240;  // beyond this a part of the input is cut: an error stays readable
+constexpr std::size_t longest_quote = 240;     // beyond this a part of the input is cut: an error stays readable
+constexpr std::size_t longest_message = 1500;  // several names with reasons, and what to write without them
 
 // One line, no control characters, whatever the input holds.
-std::string printable(std::string_view text) {
+std::string printable(std::string_view text, std::size_t longest = longest_quote) {
   std::string out;
   for (std::size_t i = 0; i < text.size(); ++i) {
     const auto c = static_cast<unsigned char>(text[i]);
-    if (out.size() >= longest_quote && (c & 0xC0U) != 0x80U) return out + "...";
+    if (out.size() >= longest && (c & 0xC0U) != 0x80U) return out + "...";
     if (c < 0x20 || c == 0x7F) {
       out += fmt::format("\\x{:02x}", c);
     } else {
@@ -64,7 +65,7 @@ std::size_t edit_distance(const std::string& a, const std::string& b) {
 
 UsageError::UsageError(Position where, std::string key, std::string message, std::vector<std::string> allowed,
                        std::string nearest)
-    : std::runtime_error(line_of(where, key, printable(message), allowed, nearest)),
+    : std::runtime_error(line_of(where, key, printable(message, longest_message), allowed, nearest)),
       where_(std::move(where)),
       key_(std::move(key)),
       message_(std::move(message)),

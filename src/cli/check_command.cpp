@@ -145,7 +145,8 @@ void add_check(Command& app, Outcome& outcome) {
   command.footer(
       "Exit status 1: a violation was found, or the change exceeds the budget.\n\nExamples:\n"
       "  pipewright check S.yaml\n"
-      "  pipewright check --megatron \"--num-layers 32 ... --recompute-granularity selective\"\n"
+      "  pipewright check --megatron \"--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --seq-length 4096\n"
+      "    --micro-batch-size 1 --vocab-size 32000 --bf16 --recompute-granularity selective\"\n"
       "  pipewright check S.yaml --symptom oom\n"
       "  pipewright check S.yaml --symptom assert \"the text of the assertion\"\n"
       "  pipewright check --baseline before/ after/ --step-budget 1 --markdown comment.md");

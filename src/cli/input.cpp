@@ -20,20 +20,24 @@ void add_profile_option(Command& command, std::vector<std::string>& profiles) {
 
 scenario::Scenario read_scenario(const std::string& path, const std::vector<std::string>& profiles) {
   const std::string content = content_of(path);
-  if (!emit::is_launch_file(path, content)) {
+  const bool configuration = emit::is_bridge_config(content);
+  if (!configuration && !emit::is_launch_file(path, content)) {
     auto read = scenario::parse(content, path);
     if (!profiles.empty()) read.cluster.profile = profiles.front();
     return read;
   }
   emit::Machine machine;
   if (!profiles.empty()) machine.profile = profiles.front();
-  auto import = emit::from_launch_file(content, path, machine);
+  auto import =
+      configuration ? emit::from_bridge_text(content, path, machine) : emit::from_launch_file(content, path, machine);
   emit::require_known_flags(import);
   return std::move(import.scenario);
 }
 
 void Input::add_to(Command& command) {
-  command.add_option("SCENARIO", path, "scenario file (YAML), launch script (.sh) or Megatron's model_config.yaml");
+  command.add_option(
+      "SCENARIO", path,
+      "scenario file (YAML), launch script (.sh), Megatron's model_config.yaml or Bridge's run_config.yaml");
   const char* forms = "Instead of SCENARIO";
   command.add_option("--megatron", megatron_, "a Megatron-LM command line, as one word").group(forms);
   command.add_option("--bridge", bridge_, "file of Megatron Bridge overrides (cfg.x.y = value)").group(forms);
@@ -63,7 +67,8 @@ Loaded Input::load() const {
   }
   const std::string content = path.empty() ? "" : content_of(path);
   const bool launch = !path.empty() && emit::is_launch_file(path, content);
-  if (!path.empty() && !launch && (gpus_ > 0 || gpus_per_node_ > 0 || !megatron_core_.empty())) {
+  const bool configuration = !path.empty() && emit::is_bridge_config(content);
+  if (!path.empty() && !launch && !configuration && (gpus_ > 0 || gpus_per_node_ > 0 || !megatron_core_.empty())) {
     throw UsageError(where, {},
                      "a scenario file states its machine and versions itself; --set num_gpus=, "
                      "gpus_per_node= or megatron_core= overrides them");
@@ -81,29 +86,32 @@ Loaded Input::load() const {
   // Flags may only name the tokenizer.
   for (const auto& text : set_) {
     const auto name = text.substr(0, text.find('='));
+    machine.stated.push_back(name.substr(name.find('.') == std::string::npos ? 0 : name.find('.') + 1));
     if (name != "vocab_size" && name != "model.vocab_size") continue;
     scenario::Scenario stated;
     scenario::set(stated, text);
     machine.vocab_size = stated.model.vocab_size;
   }
-  if (!path.empty() && !launch) {
+  if (!path.empty() && !launch && !configuration) {
     loaded.scenario = scenario::parse(content, path);
     if (!profiles_.empty()) loaded.scenario.cluster.profile = profiles_.front();
   } else if (!hf_.empty()) {
     loaded = model_alone(machine);
   } else {
-    emit::Import import = launch            ? emit::from_launch_file(content, path, machine, variables())
-                          : bridge_.empty() ? emit::from_megatron(megatron_, machine)
-                                            : emit::from_bridge(bridge_, machine);
+    emit::Import import = launch             ? emit::from_launch_file(content, path, machine, variables())
+                          : configuration    ? emit::from_bridge_text(content, path, machine)
+                          : !bridge_.empty() ? emit::from_bridge(bridge_, machine)
+                                             : emit::from_megatron(megatron_, machine);
     loaded.scenario = std::move(import.scenario);
     loaded.notes = std::move(import.notes);
     loaded.findings = std::move(import.findings);
+    loaded.gpus_guessed = import.gpus_guessed;
     if (launch) loaded.script = content;
   }
   for (const auto& text : set_) scenario::set(loaded.scenario, text);
   stand_in_racks(loaded);
   for (const auto& text : env_) scenario::set_env(loaded.scenario, text);
-  const bool from_flags = !megatron_.empty() || launch;
+  const bool from_flags = !megatron_.empty() || !bridge_.empty() || launch || configuration;  // machine.ignore's names
   for (const auto& name : ignore_)
     if (!from_flags || scenario::effect_of(name) != nullptr) scenario::ignore(loaded.scenario, name, {"--ignore", 0});
   if (!hf_.empty()) complete(loaded);
@@ -183,6 +191,10 @@ Loaded Input::runnable() const {
   if (!loaded.findings.empty()) {
     emit::require_known_flags({loaded.scenario, loaded.notes, loaded.findings});
   }
+  if (loaded.gpus_guessed && !loaded.scenario.positions.contains("cluster.num_gpus"))
+    loaded.notes.push_back(
+        fmt::format("nobody says how many GPUs: the fewest that the parallelism needs, {} (--gpus N)",
+                    loaded.scenario.cluster.num_gpus));
   if (!(propose && loaded.scenario.search.parallelism == "auto")) scenario::check(loaded.scenario);
   return loaded;
 }

@@ -19,6 +19,7 @@ struct Loaded {
   scenario::Scenario scenario;
   std::vector<std::string> notes;       ///< assumptions of the importers
   std::vector<plan::Finding> findings;  ///< flags that the stated version lacks
+  bool gpus_guessed = false;            ///< by an importer
   std::string script;                   ///< the text of a launch script or model_config.yaml
 };
 

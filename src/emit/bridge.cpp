@@ -162,6 +162,16 @@ bool structural(const Scenario& s, const std::string& field) {
 
 }  // namespace
 
+/// What a reader of the file cannot know otherwise (import_bridge.cpp reads it back).
+std::string versions_of_run(const Scenario& s) {
+  const auto& w = s.software;
+  std::string text = version_remark;
+  if (w.megatron_bridge) text += " Megatron Bridge " + *w.megatron_bridge + ",";
+  text += " Megatron Core " + w.megatron_core + ", Transformer Engine " + w.transformer_engine;
+  if (w.torch) text += ", torch " + *w.torch;
+  return text;
+}
+
 Groups bridge(const Scenario& scenario) {
   const Machine machine{scenario.cluster.num_gpus, scenario.cluster.gpus_per_node, scenario.cluster.profile,
                         scenario.software.megatron_core};
@@ -180,6 +190,7 @@ Groups bridge(const Scenario& scenario) {
                     {{{"import torch"}, ""},
                      {{"from megatron.bridge.training.comm_overlap import CommOverlapConfig"}, ""},
                      {{"from megatron.bridge.training.mixed_precision import get_mixed_precision_config"}, ""}}}};
+  groups.front().lines.insert(groups.front().lines.begin(), {{}, versions_of_run(scenario)});
   const auto activation = scenario::activation_func(scenario);
   // TransformerConfig knows these by identity: each is the object that it imports itself.
   if (activation == "quick_gelu")
@@ -220,6 +231,11 @@ Groups bridge(const Scenario& scenario) {
         group.lines.push_back({{std::string("cfg.comm_overlap.batch_p2p_comm = ") +
                                 (scenario::batch_p2p_comm(scenario) ? "True" : "False")},
                                ""});
+        continue;
+      }
+      if (field == "bucket_size" && !scenario.settings.bucket_size) {
+        group.lines.push_back(
+            {{"cfg.comm_overlap.bucket_size = " + std::to_string(scenario::bucket_size(scenario))}, ""});
         continue;
       }
       if (field == "check_for_nan_in_loss_and_grad") {
@@ -264,6 +280,10 @@ Groups bridge(const Scenario& scenario) {
                               field.name + ": " + scenario::get(scenario, field.name) +
                                   " is not a setting of Megatron Bridge; these overrides give " +
                                   scenario::get(back, field.name)});
+  if (!scenario.software.megatron_bridge)
+    unsaid.lines.push_back({{},
+                            "predicted for pretrain_gpt.py; what Megatron Bridge reserves differs: simulate --bridge "
+                            "with these lines tells"});
   if (scenario::core_version(scenario.software) == scenario::Version::pr_4268)
     unsaid.lines.push_back({{},
                             "overlap_p2p_* exist only in Megatron-LM pull request 4268: Bridge's pinned "

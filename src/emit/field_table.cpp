@@ -152,6 +152,7 @@ bool same_value(const Scenario& a, const Scenario& b, const std::string& field) 
   if (!by_program && scenario::get(a, field) == scenario::get(b, field)) return true;
   if (field == "batch_p2p_comm")  // read with a pipeline only
     return a.settings.pipeline_model_parallel_size == 1 || scenario::batch_p2p_comm(a) == scenario::batch_p2p_comm(b);
+  if (field == "bucket_size") return scenario::bucket_size(a) == scenario::bucket_size(b);
   if (field == "activation_func") return scenario::activation_func(a) == scenario::activation_func(b);
   if (field == "num_query_groups") return scenario::num_query_groups(a) == scenario::num_query_groups(b);
   if (field == "kv_channels") return scenario::kv_channels(a) == scenario::kv_channels(b);

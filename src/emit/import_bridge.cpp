@@ -5,6 +5,7 @@
 #include <map>
 #include <set>
 
+#include "bridge_config.hpp"
 #include "emitted.hpp"
 #include "field_table.hpp"
 #include "pipewright/effects.hpp"
@@ -170,7 +171,8 @@ std::vector<Statement> statements(std::string_view text) {
 
 class OverrideImporter {
  public:
-  OverrideImporter(const std::string& file, const Machine& machine) : file_(file), dropped_(machine.ignore) {
+  OverrideImporter(const std::string& file, const Machine& machine)
+      : file_(file), stated_(machine.stated), core_stated_(!machine.megatron_core.empty()), dropped_(machine.ignore) {
     s_ = provider_defaults();
     if (!machine.megatron_core.empty()) scenario::set(s_, "software.megatron_core=" + machine.megatron_core);
     s_.software.megatron_bridge = "0.7.0";  // the version whose sections and defaults these are
@@ -182,7 +184,12 @@ class OverrideImporter {
   }
 
   Import run(std::string_view text) {
-    for (const auto& [line, number] : statements(text)) read(line, {file_, number});
+    if (is_bridge_config(text))
+      for (const auto& line : bridge_config(text, file_)) resolved(line);
+    else {
+      if (!core_stated_) versions(text);
+      for (const auto& [line, number] : statements(text)) read(line, {file_, number});
+    }
     if (s_.model.multi_latent_attention) {
       const Scenario plain;
       const Scenario provider = provider_defaults();
@@ -192,7 +199,8 @@ class OverrideImporter {
           assign(s_, {field.name, scenario::get(plain, field.name)});
     }
     if (const auto& [length, where] = dataset_length_; length > 0) {
-      if (s_.model.seq_length == 0) s_.model.seq_length = length;
+      if (s_.model.seq_length == 0 || resolved_)
+        s_.model.seq_length = length;  // the run's rows, whatever the model can
       if (s_.model.seq_length != length)
         throw UsageError(where, "cfg.dataset.seq_length",
                          "is " + std::to_string(length) + ", cfg.model.seq_length " +
@@ -204,21 +212,29 @@ class OverrideImporter {
                        "is " + std::to_string(length) + ", cfg.model.seq_length " +
                            std::to_string(s_.model.seq_length) + ": rows of another length are not modelled");
     auto& settings = s_.settings;
+    if (resolved_ && !settings.recompute_granularity) settings.recompute_modules.clear();  // the class' default
     if (settings.expert_model_parallel_size > 1 && !settings.expert_tensor_parallel_size)
       settings.expert_tensor_parallel_size = 1;  // models/transformer_config.py:80
     if (settings.tensor_model_parallel_size == 1) settings.sequence_parallel = false;
     if (settings.virtual_pipeline_model_parallel_size == 1) settings.virtual_pipeline_model_parallel_size.reset();
-    if (s_.cluster.num_gpus == 0)
+    if (s_.cluster.num_gpus == 0 && data_parallel_size_ > 0)
+      s_.cluster.num_gpus = data_parallel_size_ * scenario::model_parallel_size(s_);
+    result_.gpus_guessed = s_.cluster.num_gpus == 0;
+    if (result_.gpus_guessed)
       s_.cluster.num_gpus = settings.pipeline_model_parallel_size *
                             std::max(settings.tensor_model_parallel_size * settings.context_parallel_size,
                                      settings.expert_model_parallel_size * scenario::expert_tensor_parallel_size(s_));
     for (const auto& assignment : precision_) assign(s_, assignment);
     if (has_comm_overlap_) apply_comm_overlap(s_, comm_overlap_);
-    if (!ignored_.empty()) {
+    for (const auto& [field, where] : places_)
+      for (const char* home : {"model.", "settings."})
+        if (const auto at = s_.positions.find(home + field); at != s_.positions.end()) at->second = where;
+    if (!ignored_.empty() && !resolved_) {  // of a whole configuration most are
       std::string names;
       for (const auto& name : ignored_) names += (names.empty() ? "" : " ") + name;
       result_.notes.push_back("without effect on time and memory, or of no section that is read: " + names);
     }
+    if (s_.model.vocab_size == 0) s_.model.vocab_size = tokenizer_vocabulary_;
     if (s_.model.vocab_size == 0)
       throw UsageError({file_, 0}, "cfg.model.vocab_size", "the vocabulary is missing: add cfg.model.vocab_size = N");
     result_.scenario = std::move(s_);
@@ -226,6 +242,91 @@ class OverrideImporter {
   }
 
  private:
+  /// The remark that emitted overrides begin with: "# for Megatron Bridge 0.4.2, Megatron Core 0.17.0, ...".
+  void versions(std::string_view text) {
+    const std::string begin = std::string("# ") + version_remark + " Megatron ";
+    auto at = text.starts_with(begin) ? 0 : text.find("\n" + begin);
+    if (at == std::string_view::npos) return;
+    at = text.find("# ", at);
+    auto line = text.substr(at, text.find('\n', at) - at);
+    line.remove_prefix(2 + std::string_view(version_remark).size());
+    const std::vector<std::pair<std::string, std::string>> names = {{"Megatron Bridge ", "megatron_bridge"},
+                                                                    {"Megatron Core ", "megatron_core"},
+                                                                    {"Transformer Engine ", "transformer_engine"},
+                                                                    {"torch ", "torch"}};
+    while (!line.empty()) {
+      const auto end = std::min(line.find(','), line.size());
+      const auto part = trimmed(line.substr(0, end));
+      line.remove_prefix(std::min(end + 1, line.size()));
+      for (const auto& [name, field] : names)
+        if (part.starts_with(name)) assign(s_, {"software." + field, part.substr(name.size())});
+    }
+    result_.notes.push_back("versions as the file says: Megatron Core " + s_.software.megatron_core +
+                            ", Transformer Engine " + s_.software.transformer_engine);
+  }
+
+  /// A field of a whole configuration. What it holds beyond fields of ours are functions, objects and what is off.
+  void resolved(const ConfigLine& line) {
+    resolved_ = true;
+    const auto& [section, field, value, where] = line;
+    if (section == "env_vars") {
+      if (!field.empty()) variable(field, value, where);
+      return;
+    }
+    if (field.empty()) {
+      if (section == "peft") read_peft(value, where);
+      if (section == "mixed_precision" && value.kind != Python::Kind::none) read_recipe(value, where);
+      return;
+    }
+    if (value.kind == Python::Kind::none) {
+      if (section == "model") without(field);
+      return;
+    }
+    if (field == "tp_comm_overlap_cfg") return;
+    if (section == "tokenizer" && field == "vocab_size") {
+      tokenizer_vocabulary_ = number(value, where);
+      return;
+    }
+    if (section == "comm_overlap" && field == "data_parallel_size") {
+      data_parallel_size_ = number(value, where);
+      return;
+    }
+    const auto* effect = scenario::effect_of(field);
+    const bool known = effect != nullptr;
+    const bool fits_all = known && (effect->effect == scenario::Effect::none ||
+                                    (effect->effect == scenario::Effect::refused && value.kind != Python::Kind::list &&
+                                     value.kind != Python::Kind::call && value.kind != Python::Kind::map &&
+                                     scenario::is_neutral(effect->name, yaml_of(value, where, field))));
+    static const auto fields = [] {
+      std::set<std::string> names;
+      for (const auto& row : scenario::fields()) names.insert(row.name);
+      for (const auto& row : carried()) names.emplace(row.field);
+      return names;
+    }();
+    const bool kept = fields.contains(field);
+    if ((fits_all && !kept) || (!known && of_providers(field))) return;
+    const bool object = value.kind == Python::Kind::call || value.kind == Python::Kind::map;
+    if (object && field == "pipeline_model_parallel_layout" && std::ranges::find(stated_, field) == stated_.end())
+      throw UsageError(
+          where, "cfg.model." + field,
+          "the file does not hold the layout, only that there is one: say it with --set " + field + "=...");
+    const bool off = value.text == "False" || value.text.find_first_not_of("0.") == std::string::npos;
+    const bool said = known || section == "dataset" || section == "rerun_state_machine" ||
+                      (section == "model" && field == "share_embeddings_and_output_weights");
+    if (!said && (object || value.kind == Python::Kind::name || (off && value.items.empty()))) return;
+    if (object && section != "dataset") return;
+    set(section, field, value, where);
+  }
+
+  /// null, where a class' default is not.
+  void without(const std::string& field) {
+    try {
+      if (scenario::effect_of(field) != nullptr && scenario::get(s_, field) != "none") assign(s_, {field, "none"});
+    } catch (const UsageError&) {
+      return;  // no field of ours, or one that is never null in the versions that are
+    }
+  }
+
   void read(const std::string& line, const Position& where) {
     for (const auto* rest : {"import ", "from ", "def ", "return", "@", "\"\"\"", "pass"})
       if (line.starts_with(rest)) return;  // of the recipe around it
@@ -358,6 +459,7 @@ class OverrideImporter {
       throw UsageError(where, "cfg.mixed_precision", "unknown recipe " + name, names, nearest_name(name, names));
     }
     precision_ = recipe->second;
+    for (const auto& [field, fixed] : precision_) places_[field] = where;
   }
 
   /// Bridge asserts that cfg.dataset.seq_length is cfg.model.seq_length (training/config.py:1644).
@@ -399,6 +501,10 @@ class OverrideImporter {
     static const std::set<std::string> modelled = {"model", "comm_overlap", "mixed_precision",
                                                    "ddp",   "optimizer",    "train"};
     const std::string name = "cfg." + section + "." + field;
+    if (section == "model" && scenario::effect_of(field) == nullptr && of_providers(field)) {
+      ignored_.insert(name);
+      return;
+    }
     if (section == "dataset" && (field == "seq_length" || field == "sequence_length"))
       return dataset_length(yaml_of(literal, where, name), where);
     if (section == "dataset" && packs(field, literal, where)) return;
@@ -432,7 +538,14 @@ class OverrideImporter {
       ignored_.insert(name);
       return;
     }
-    const Assignment assignment = {field, yaml_of(literal, where, name)};
+    Assignment assignment = {field, {}};
+    if (field == "pipeline_model_parallel_layout" && literal.kind == Python::Kind::list)
+      assignment.second = layout_of(literal, where, name);
+    else
+      assignment.second = yaml_of(literal, where, name);
+    // Newer names of the same.
+    if (field == "experimental_attention_variant" && assignment.second == "gdn") assignment.second = "gated_delta_net";
+    if (field == "moe_router_dtype" && assignment.second.starts_with("float")) assignment.second.replace(0, 5, "fp");
     if (section == "comm_overlap") {
       has_comm_overlap_ = true;
       comm_overlap_.push_back(assignment);
@@ -457,8 +570,8 @@ class OverrideImporter {
       const std::string without = scenario::effect_of(field) == nullptr ? "; without it: --ignore " + field : "";
       throw UsageError(where, name, error.message() + without, error.allowed(), error.nearest());
     }
-    for (const char* home : {"model.", "settings."})
-      if (const auto at = s_.positions.find(home + field); at != s_.positions.end()) at->second = where;
+    places_[field] = where;
+    if (field == "fp8_param" || field == "fp8_param_gather") places_["fp8_param"] = places_["fp8_param_gather"] = where;
     if (field == "hybrid_layer_pattern" && s_.model.num_layers == 0)  // HybridModelProvider.finalize counts them
       s_.model.num_layers = static_cast<scenario::Int>(scenario::hybrid_layers(s_).size());
     if (section == "mixed_precision") {
@@ -467,7 +580,8 @@ class OverrideImporter {
       if (field == "fp8_param") precision_.emplace_back("fp8_param_gather", assignment.second);
       if (field == "fp8_param_gather") precision_.emplace_back("fp8_param", assignment.second);
     }
-    if (section == "model" && (field == "overlap_moe_expert_parallel_comm" || field == "delay_wgrad_compute"))
+    if (!resolved_ && section == "model" && literal.text == "True" &&
+        (field == "overlap_moe_expert_parallel_comm" || field == "delay_wgrad_compute"))
       result_.findings.push_back(
           {"bridge.comm-overlap-resets",
            plan::Severity::trap,
@@ -481,9 +595,13 @@ class OverrideImporter {
   Scenario s_;
   Import result_;
   std::vector<Assignment> precision_, comm_overlap_;
-  bool has_comm_overlap_ = false;
+  bool has_comm_overlap_ = false, resolved_ = false;
+  std::int64_t data_parallel_size_ = 0, tokenizer_vocabulary_ = 0;  ///< of a whole configuration
   std::pair<std::int64_t, Position> dataset_length_ = {0, {}}, row_length_ = {0, {}};
+  std::map<std::string, Position> places_;  ///< of fields
   std::set<std::string> ignored_;
+  std::vector<std::string> stated_;  ///< said beside the file
+  bool core_stated_;
   std::vector<std::string> dropped_;         ///< names to go on without
   std::map<std::string, Python> variables_;  ///< of the recipe around the overrides
 };

@@ -83,7 +83,8 @@ class FlagImporter {
       s_.cluster.num_gpus = *launch.gpus;
     else if (launch.gpus_of_node)
       s_.cluster.num_gpus = *launch.gpus_of_node;  // torchrun's --nnodes is 1 by default
-    if (s_.cluster.num_gpus == 0) return;
+    result_.gpus_guessed = s_.cluster.num_gpus == 0;
+    if (result_.gpus_guessed) return;
     if (launch.gpus_of_node) s_.cluster.gpus_per_node = *launch.gpus_of_node;
     s_.cluster.gpus_per_node = std::min(s_.cluster.gpus_per_node, s_.cluster.num_gpus);
     result_.notes.push_back("GPUs as launched: " + std::to_string(s_.cluster.num_gpus) + ", " +
@@ -115,6 +116,23 @@ class FlagImporter {
     trains_hybrids_ = launch.trains_hybrids;
     if (!launch.trains_gpt && !trains_hybrids_) judge_model();
     std::erase_if(given_, [this](const Given& given) { return !accept(given); });
+    if (!foreign_.empty()) refuse_foreign();
+  }
+
+  /// All flags that no version has, at once: what is a slip, and what another program's.
+  void refuse_foreign() const {
+    const Given& first = foreign_.front();
+    const auto nearest = nearest_name(first.name, all_flag_names());
+    std::string text = nearest.empty() ? "unknown to every version of Megatron-LM known here" : "unknown flag";
+    std::string without = " --ignore " + first.name;
+    for (std::size_t n = 1; n < foreign_.size(); ++n) {
+      const auto& name = foreign_[n].name;
+      const auto near = nearest_name(name, all_flag_names());
+      text += (n == 1 ? "; so are " : ", ") + name + (near.empty() ? "" : " (did you mean " + near + "?)");
+      without += " --ignore " + name;
+    }
+    text += (foreign_.size() == 1 ? "; without it:" : "; without them:") + without;
+    throw UsageError(first.where, first.name, text, {}, nearest);
   }
 
   /// Without a program's name the flags say whether they are pretrain_gpt.py's.
@@ -207,13 +225,10 @@ class FlagImporter {
       const auto same = [&](const std::string& name) {
         return scenario::effect_name(name) == scenario::effect_name(given.name);
       };
-      const auto nearest = nearest_name(given.name, all_flag_names());
-      if (std::ranges::none_of(dropped_, same) && !nearest.empty())
-        throw UsageError(given.where, given.name, "unknown flag", {}, nearest);
       if (std::ranges::none_of(dropped_, same))
-        throw UsageError(given.where, given.name,
-                         "unknown to every version of Megatron-LM known here; without it: --ignore " + given.name);
-      unknown_.insert(given.name);
+        foreign_.push_back(given);
+      else
+        unknown_.insert(given.name);
       return false;
     }
     const scenario::EffectRow* effect = scenario::effect_of(given.name);
@@ -480,6 +495,7 @@ class FlagImporter {
   scenario::Int vocabulary_;
   std::string tokenizer_;
   std::set<std::string> silent_, unknown_;
+  std::vector<Given> foreign_;  ///< flags that no version has and nobody said to ignore
 };
 
 }  // namespace

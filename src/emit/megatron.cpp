@@ -203,6 +203,10 @@ Groups megatron(const Scenario& scenario) {
       if (const auto row = std::ranges::find(carried(), name, &Carried::field);
           row == carried().end() || row->flag.empty())
         unsaid.lines.push_back({{}, name + ": " + value + " is not modelled; pass it as before"});
+  if (scenario.software.megatron_bridge)
+    unsaid.lines.push_back({{},
+                            "predicted for Megatron Bridge; what pretrain_gpt.py reserves differs: simulate --megatron "
+                            "with these flags tells"});
   auto as_command = scenario;
   as_command.software.megatron_bridge.reset();
   for (const auto& finding : plan::check(as_command))

@@ -346,6 +346,29 @@ class Shell {
     state_.scalars[command.words.back().text] = joined(*document, state_, in_);
   }
 
+  /// sbatch << END, bash << END, cat << END of a text that begins with #!: the here-document is a script, too.
+  void inner_script(const std::string& name) {
+    if (name != "sbatch" && name != "bash" && name != "sh" && name != "cat") return;
+    const auto document = in_.coming_document();
+    if (!document) return;
+    const auto body = joined(*document, state_, in_).text;
+    if (name == "cat" && !body.starts_with("#!")) return;
+    const auto script =
+        std::string(static_cast<std::size_t>(std::max(document->line - 1, 0)), '\n') + body;  // its lines
+    std::map<std::string, std::string> variables;
+    for (const auto& variable : state_.exported)
+      if (const auto at = state_.scalars.find(variable); at != state_.scalars.end())
+        variables[variable] = at->second.text;
+    if (++scripts_ > 100) throw in_.error("more than 100 scripts within the script");
+    Shell inner(script, in_.file(), std::move(variables));
+    inner.scripts_ = scripts_;
+    auto run = inner.run();
+    scripts_ = inner.scripts_;
+    for (auto& word : run.directives) result_.directives.push_back(std::move(word));
+    for (auto& one : run.commands) result_.commands.push_back(std::move(one));
+    for (auto& one : run.notes) result_.notes.push_back(std::move(one));
+  }
+
   Truth built_in(ShellCommand command, const std::map<std::string, ShellWord>& assigned, const std::vector<Raw>& raws,
                  int line) {
     auto& words = command.words;
@@ -370,6 +393,7 @@ class Shell {
       return Truth::unknown;
     }
     if (name == "eval" || functions_.contains(name)) return call(command, line);
+    inner_script(name.substr(name.rfind('/') + 1));
     for (const auto& [variable, value] : assigned) command.variables[variable] = value.text;
     add(std::move(command));
     return Truth::unknown;
@@ -486,6 +510,7 @@ class Shell {
   std::map<std::string, ShellReader::Place> functions_;
   int depth_ = 0;
   std::size_t outputs_ = 0;  ///< of $( ) so far
+  int scripts_ = 0;          ///< here-documents that are scripts, those within them included
   bool stopped_ = false;
 };
 

@@ -69,7 +69,7 @@ void StateWriter::add_chunk(std::size_t index, const std::vector<Parameter>& par
   // Buckets are split on the first pipeline rank's first chunk only, and only for overlap (reference 1.6).
   const bool splits =
       o.overlap_grad_reduce && pp_rank_ == 0 && index == 0 && !o.overlap_param_gather_with_optimizer_step;
-  const Int bucket = splits ? o.bucket_size.value_or(std::max<Int>(40000000, 1000000 * dense_.ranks)) : 0;
+  const Int bucket = splits ? scenario::bucket_size(s_) : 0;
   const auto buffers = d_.fsdp ? unit_buffers(parameters, dense_.ranks, experts_.ranks)
                                : layout(parameters, bucket, dense_.ranks, experts_.ranks, o.use_distributed_optimizer,
                                         o.pad_buckets_for_high_nccl_busbw, d_.muon_whole);

@@ -50,11 +50,12 @@ int peak_rank(const predict::Prediction& prediction);
 inline constexpr double sure_to_fit = 0.99;
 
 /// What decided between two candidates that tie.
-enum class Decided : std::uint8_t { probability, given, changes, time };
+enum class Decided : std::uint8_t { probability, given, interval, changes, time };
 Decided decided(const Trial& first, const Trial& second);
 
 /// Order of preference: what fits comes first; the fastest, but among ties what surely fits (or fits likelier), then
-/// the scenario as given, then what changes least of it, then the faster, then the order of enumeration.
+/// the scenario as given, then what has an interval, then what changes least, then the faster, then the order of
+/// enumeration.
 std::vector<std::size_t> ranking(const std::vector<Trial>& trials, const std::string& objective);
 
 /// Over what is predicted exactly, and over quick looks in between (their times scaled as the winner's).

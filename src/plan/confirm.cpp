@@ -58,7 +58,8 @@ bool Searcher::confirm_finalists() {
   return true;
 }
 
-/// Of what ties with the best: what changes less, and other allocators where it is not sure that the best fits.
+/// Of what ties with the best: what changes less, what may have an interval where the best has none, and other
+/// allocators where it is not sure that the best fits.
 void Searcher::confirm_ties() {
   constexpr std::size_t most = 4;
   const auto order = ranking(trials_, objective_);
@@ -70,7 +71,10 @@ void Searcher::confirm_ties() {
   for (const auto i : by_cost()) {
     const Trial& trial = trials_[i];
     if (best_cost(trial) > limit || some.size() == most) break;
-    const bool may_win = trial.changes < best.changes || best.probability < sure_to_fit;
+    const bool other_exchange =
+        trial.candidate.scenario.settings.cp_comm_type != best.candidate.scenario.settings.cp_comm_type;
+    const bool may_win = trial.changes < best.changes || best.probability < sure_to_fit ||
+                         (other_exchange && !best.candidate.prediction.ignored.empty());
     if (waits(trial) && may_win && (trial.time_group == best.time_group || take_work(trial, most_exact_work)))
       some.push_back(i);
   }
@@ -107,8 +111,20 @@ void Searcher::confirm_something() {
     constexpr int most_looks = 64;
     int looks = 0, found = 0;
     while (!open_.empty() && looks < most_looks && found < most_tries) {
-      const Node node = *open_.begin();
-      open_.erase(open_.begin());
+      // Down to candidates of one spread before another is opened; of spreads of which nothing is known that whose
+      // ranks hold least.
+      auto at = std::ranges::find_if(open_, [](const Node& n) { return n.kind != Node::Kind::spread; });
+      if (at == open_.end())
+        at = std::ranges::max_element(open_, [&](const Node& a, const Node& b) {
+          if (a.cost != b.cost) return a.cost > b.cost;
+          const auto shared = [&](const Node& n) {
+            const auto& s = spreads_[n.structure].partial;
+            return scenario::model_parallel_size(s) * s.settings.expert_model_parallel_size;
+          };
+          return shared(a) < shared(b);
+        });
+      const Node node = *at;
+      open_.erase(at);
       if (node.kind == Node::Kind::structure) known_[node.structure].sharp = true;
       if (node.kind == Node::Kind::trial) {
         ++found;

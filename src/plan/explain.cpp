@@ -56,10 +56,11 @@ double percent(const Prediction& from, const Prediction& to) {
 std::string memory_of(const Prediction& p) {
   const auto* rank = rank_of(p, tightest_rank(p));
   if (rank == nullptr) return "no memory figures";
-  return fmt::format("rank {} peaks at {} and reserves {} ({} outside the allocator), {} below the limit of {}",
+  const auto left = reserved_margin(p);
+  return fmt::format("rank {} peaks at {} and reserves {} ({} outside the allocator), {} {} the limit of {}",
                      rank->pp_rank, format_bytes(rank->walk.peak_allocated), format_bytes(rank->walk.peak_reserved),
-                     format_bytes(rank->outside_allocator), format_bytes(reserved_margin(p)),
-                     format_bytes(p.memory_limit));
+                     format_bytes(rank->outside_allocator), format_bytes(left < Bytes(0) ? Bytes(0) - left : left),
+                     left < Bytes(0) ? "above" : "below", format_bytes(p.memory_limit));
 }
 
 /// What the backward pass runs again.
@@ -72,8 +73,16 @@ std::string replayed(const scenario::Scenario& scenario) {
   return text;
 }
 
-/// "frees 3.2 GiB on rank 0, which is not needed": the change of the peak where the winner's is largest.
+/// "frees 3.2 GiB on rank 0, which is not needed": the change of the peak where the winner's is largest; of what does
+/// not fit, why.
 std::string memory_change(const Prediction& best, const Prediction& other) {
+  if (best.fits && !other.fits) {
+    const auto* tightest = rank_of(other, tightest_rank(other));
+    if (tightest == nullptr) return "does not fit";
+    return fmt::format("does not fit: rank {} reserves {} and holds {} outside of {}", tightest->pp_rank,
+                       format_bytes(tightest->walk.peak_reserved), format_bytes(tightest->outside_allocator),
+                       format_bytes(other.memory_limit));
+  }
   const int rank = peak_rank(best);
   const auto *before = rank_of(best, rank), *after = rank_of(other, rank);
   if (before == nullptr || after == nullptr) return {};
@@ -92,13 +101,7 @@ std::string against(const Trial& best, const Trial& other, std::size_t dimension
   if (!work.empty())
     text += fmt::format("; replays {}: {:.1f} ms of recompute", work,
                         ns_to_ms(accounts(loser).empty() ? 0 : accounts(loser)[0].second));
-  text += "), " + memory_change(winner, loser);
-  const auto* tightest = rank_of(loser, tightest_rank(loser));
-  if (!loser.fits && tightest != nullptr)
-    text += fmt::format("; does not fit: rank {} reserves {} and holds {} outside of {}", tightest->pp_rank,
-                        format_bytes(tightest->walk.peak_reserved), format_bytes(tightest->outside_allocator),
-                        format_bytes(loser.memory_limit));
-  return text;
+  return text + "), " + memory_change(winner, loser);
 }
 
 std::string fragmentation(const Prediction& p) {
@@ -121,6 +124,8 @@ std::string reason_of(const Trial& best, const Trial& other) {
       return fmt::format("it fits with {:.0f} % against {:.0f} %", 100 * best.probability, 100 * other.probability);
     case Decided::given:
       return "what is given stays";
+    case Decided::interval:
+      return "its step has an interval";
     case Decided::changes:
       return fmt::format("it changes {} of what is given, the other {}", best.changes, other.changes);
     case Decided::time:
@@ -164,9 +169,9 @@ std::vector<std::string> explain(const Plan& plan, const std::vector<Trial>& tri
     // a model alone: nothing to compare with
   } else if (plan.baseline_refused.empty()) {
     const auto& given = plan.baseline.prediction;
-    if (best.given && plan.best)
+    if (best.given && plan.best && !plan.searched.interrupted)
       why.emplace_back("nothing is faster than the scenario as given by more than a tie");
-    else
+    else if (!best.given)
       why.push_back(fmt::format("against the scenario as given ({:.1f} ms{}): {:+.1f} % ({})", ns_to_ms(given.step_ns),
                                 given.fits ? "" : ", does not fit", percent(given, winner),
                                 differences(given, winner)));
@@ -176,7 +181,7 @@ std::vector<std::string> explain(const Plan& plan, const std::vector<Trial>& tri
   for (const auto i : others) {
     const Trial& second = trials[i];
     const auto& next = second.candidate.prediction;
-    if (next.fits != winner.fits) continue;
+    if (next.fits != winner.fits || i == order.front()) continue;
     const auto label = beside(best.candidate.choices, second.candidate.choices);
     if (std::abs(percent(winner, next)) <= 100 * tie_share)
       why.push_back(fmt::format("against {} ({:.1f} ms): a tie, {:+.2f} % is within {:.1f} %; {}", label,
@@ -212,7 +217,7 @@ std::vector<std::string> explain(const Plan& plan, const std::vector<Trial>& tri
   if (!best.tolerated.empty())
     why.push_back("only the argument parser of Megatron-LM refuses this (" + best.tolerated +
                   "); the scenario as given breaks the same rules, so they were not held against the candidates");
-  if (plan.searched.interrupted) why.push_back("interrupted: the best of what was simulated so far");
+  if (plan.searched.interrupted && plan.best) why.push_back("interrupted: the best of what was simulated so far");
   return why;
 }
 

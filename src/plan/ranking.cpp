@@ -19,7 +19,9 @@ int percent_to_fit(const Trial& trial) {
   return trial.probability >= sure_to_fit ? 100 : static_cast<int>(100 * trial.probability);
 }
 
-auto preference(const Trial& t) { return std::tuple(-percent_to_fit(t), !t.given, t.changes); }
+bool has_interval(const Trial& t) { return t.candidate.prediction.ignored.empty(); }
+
+auto preference(const Trial& t) { return std::tuple(-percent_to_fit(t), !t.given, !has_interval(t), t.changes); }
 
 }  // namespace
 
@@ -61,6 +63,7 @@ Bytes reserved_margin(const predict::Prediction& prediction) {
 Decided decided(const Trial& first, const Trial& second) {
   if (percent_to_fit(first) != percent_to_fit(second)) return Decided::probability;
   if (first.given != second.given) return Decided::given;
+  if (has_interval(first) != has_interval(second)) return Decided::interval;
   return first.changes != second.changes ? Decided::changes : Decided::time;
 }
 

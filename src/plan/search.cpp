@@ -90,7 +90,8 @@ void add_rivals(Plan& plan, const Options& options) {
   for (std::size_t n = 0; n < nearest.size(); ++n) {
     const Candidate& other = *nearest[n];
     auto comparison = comparisons[n];
-    if (comparison.spread_ns <= 0) continue;
+    // What is not known of one of them alone does not cancel.
+    if (comparison.spread_ns <= 0 || other.prediction.ignored != plan.best->prediction.ignored) continue;
     const auto exact = static_cast<double>(other.prediction.step_ns - plan.best->prediction.step_ns);
     if (comparison.difference_ns != 0) comparison.error_to_turn *= exact / comparison.difference_ns;
     if (comparison.difference_ns == 0 || std::abs(comparison.error_to_turn) >= 1) comparison.family.clear();
@@ -137,6 +138,43 @@ std::optional<Candidate> released(const Plan& plan, const std::vector<Trial>& tr
   same.scenario = without_pull_requests(same.scenario);
   same.label += ", without what only a pull request has";
   same.prediction = options.predict(same.scenario);
+  return same;
+}
+
+/// The fastest whose step has an interval, where what the best chooses leaves it without: of what was simulated and the
+/// best itself with the ring, which was measured.
+std::optional<Candidate> bounded(const Plan& plan, const std::vector<Trial>& trials,
+                                 const std::vector<std::size_t>& order, const Options& options,
+                                 const std::string& objective) {
+  const auto serves = [](const Candidate& c) { return c.prediction.fits && c.prediction.ignored.empty(); };
+  if (!plan.best || serves(*plan.best) || !plan.best->scenario.ignore.empty()) return std::nullopt;
+  std::optional<Candidate> found;
+  for (const auto i : order) {
+    if (!serves(trials[i].candidate)) continue;
+    found = trials[i].candidate;
+    found->given = trials[i].given;
+    found->probability = trials[i].probability;
+    break;
+  }
+  Candidate same = *plan.best;
+  const Assignments ring = {{"cp_comm_type", "[p2p]"}, {"hierarchical_context_parallel_sizes", "[]"}};
+  for (const auto& [name, value] : ring) scenario::set(same.scenario, name + "=" + value);
+  merge(same.settings, ring);
+  for (auto& choice : same.choices)
+    if (choice.starts_with("cp_comm_type ")) choice = "cp_comm_type p2p";
+  same.label = beside({}, same.choices);
+  const auto known = [&](const Trial& t) { return t.done && t.candidate.scenario.settings == same.scenario.settings; };
+  if (std::ranges::any_of(trials, known)) return found;
+  try {
+    same.prediction = options.predict(same.scenario);
+    if (options.probability) same.probability = options.probability(same.prediction).value_or(1);
+  } catch (const UsageError&) {
+    return found;
+  }
+  const auto ties = [&] {
+    return cost(found->prediction, objective) <= cost(same.prediction, objective) * (1 + tie_share);
+  };
+  if (!serves(same) || (found && ties())) return found;
   return same;
 }
 
@@ -204,6 +242,7 @@ Plan search(const Scenario& scenario, const Options& options) {
   };
   if (any_fits()) plan.best = candidate(order.front());
   if (!searcher.interrupted()) plan.released = released(plan, trials, order, options);
+  plan.bounded = bounded(plan, trials, order, options, objective);
   plan.pareto = pareto_front(trials);
   if (plan.best && !searcher.interrupted())
     plan.ladder = ladder(trials, order.front(),

@@ -49,6 +49,7 @@ void Searcher::predict_given() {
   const auto added = add_trials(std::move(alone), home, 0, 0);
   given_ = added.front();
   confirm(added);
+  if (interrupted_) predict_one(*given_, nullptr);
 }
 
 /// What a structure lacks by the least that any of its candidates keeps; none: it may fit.

@@ -87,7 +87,8 @@ std::string candidates(const plan::Plan& plan) {
     const auto label = plan.best && mark != "best" && !candidate.choices.empty()
                            ? plan::beside(plan.best->choices, candidate.choices)
                            : candidate.label;
-    legend += wrapped(fmt::format("{:>5}  {}", mark, label), 7) + "\n";
+    const bool unbounded = plan.bounded && !candidate.prediction.ignored.empty();
+    legend += wrapped(fmt::format("{:>5}  {}{}", mark, label, unbounded ? " (no interval)" : ""), 7) + "\n";
   };
   if (plan.best) add("best", *plan.best);
   if (plan.baseline_refused.empty()) add("given", plan.baseline);
@@ -211,6 +212,22 @@ std::string notes(const plan::Plan& plan) {
   return out.empty() ? out : "Notes\n" + out;
 }
 
+/// What an engineer can rely on where nothing says how far the best's step may be off.
+std::string with_interval(const plan::Plan& plan) {
+  const auto& p = plan.bounded->prediction;
+  const auto& choices = plan.bounded->choices;
+  std::string why;
+  for (const auto& note : plan.best->prediction.notes)
+    if (note.starts_with("no interval holds: ")) why += wrapped(note) + "\n";
+  return why +
+         wrapped(fmt::format(
+             "best with an interval: {}: {} ms, {} ({}); {}",
+             plan.bounded->given ? "the scenario as given" : plan::beside(plan.best->choices, choices), ms(p.step_ns),
+             percent(static_cast<double>(p.step_ns) / static_cast<double>(plan.best->prediction.step_ns) - 1),
+             interval(p), p.fits ? "fits" : "does not fit")) +
+         "\n";
+}
+
 /// What to run until the pull request that the best needs is there.
 std::string released(const plan::Plan& plan, const std::vector<std::string>& emit_forms) {
   const auto& p = plan.released->prediction;
@@ -237,20 +254,22 @@ std::string plan_text(const plan::Plan& plan, const std::vector<std::string>& em
   std::string out;
   if (plan.best) {
     const auto& p = plan.best->prediction;
-    out += fmt::format("best: {}{}\n", plan.best->given && plan.best->label != "as given" ? "as given: " : "",
-                       plan.best->label);
+    out += wrapped(fmt::format("best: {}{}", plan.best->given && plan.best->label != "as given" ? "as given: " : "",
+                               plan.best->label)) +
+           "\n";
     const double likely = plan.best->probability;
     const std::string sure =
         likely < 0.99 ? fmt::format("; {:.0f} % likely, as reserved memory was predicted so far", 100 * likely) : "";
     out += wrapped(fmt::format("step {} ms ({}), {}", ms(p.step_ns), interval(p), throughput(p))) + "\n" +
            wrapped(verdict(p) + sure) + "\n";
+    if (plan.bounded) out += with_interval(plan);
     out += fmt::format("profile {} ({}), Megatron Core {}\n", p.profile, p.origins.text(), p.megatron_core);
   } else {
     const bool proved = plan.closest && plan.closest->proved;
-    out += !plan.closest               ? "nothing is legal\n"
-           : proved                    ? "nothing fits\n"
-           : plan.searched.interrupted ? "stopped before anything that fits was found\n"
-                                       : "nothing that fits was found\n";
+    out += plan.searched.interrupted ? "stopped before anything that fits was found\n"
+           : !plan.closest           ? "nothing is legal\n"
+           : proved                  ? "nothing fits\n"
+                                     : "nothing that fits was found\n";
   }
   out += searched(plan.searched);
   if (plan.has_baseline && !plan.baseline_refused.empty())
@@ -310,6 +329,7 @@ std::string plan_json(const plan::Plan& plan, const Stamp* stamp) {
                {"exact", plan.closest->exact},
                {"proved_that_nothing_fits", plan.closest->proved}};
   return dumped({{"best", plan.best ? candidate_json(*plan.best) : Json()},
+                 {"best_with_interval", plan.bounded ? candidate_json(*plan.bounded) : Json()},
                  {"released", plan.released ? candidate_json(*plan.released) : Json()},
                  {"baseline", plan.baseline_refused.empty() ? candidate_json(plan.baseline) : Json()},
                  {"alternatives", alternatives},

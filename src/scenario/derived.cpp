@@ -57,6 +57,12 @@ Int group_size(const Scenario& s) {
   return s.settings.microbatch_group_size_per_vp_stage.value_or(s.settings.pipeline_model_parallel_size);
 }
 
+// megatron/training/training.py, resolve_ddp_bucket_size: the group is data and context parallel ranks.
+Int bucket_size(const Scenario& s) {
+  return s.settings.bucket_size.value_or(
+      std::max<Int>(40'000'000, 1'000'000 * data_parallel_size(s) * s.settings.context_parallel_size));
+}
+
 // tensor_parallel/layers.py (core_r0.19.0), LinearWithGradAccumulationAndAsyncCommunication.backward: a gradient waits
 // while the buffer holds fewer than wgrad_deferral_limit of them (0: always), else it is computed at once.
 Int deferred_head_wgrads(const Scenario& s) {

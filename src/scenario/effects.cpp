@@ -106,7 +106,7 @@ const std::map<std::string, std::string>& neutral_values() {
 
 /// `neutral`: values that say nothing, a|b.
 bool says_nothing(const std::string& value, const std::string& neutral) {
-  static constexpr std::array idle = {"", "none", "None", "null", "~", "false", "False", "0", "[]"};
+  static constexpr std::array idle = {"", "none", "None", "null", "~", "false", "False", "0", "0.0", "[]"};
   return std::ranges::find(idle, value) != idle.end() || ("|" + neutral + "|").find("|" + value + "|") != neutral.npos;
 }
 
@@ -176,7 +176,8 @@ std::vector<Unmodelled> unmodelled(const Scenario& s) {
     const Field* field = find(row.name);
     const std::string key =
         field == nullptr ? fmt::format("settings.{}", row.name) : fmt::format("{}.{}", field->section, field->name);
-    found.push_back({row.name, field == nullptr ? "" : text(*field, s), key, row.missing});
+    found.push_back(
+        {row.name, field == nullptr ? "" : text(*field, s), key, row.now != nullptr ? row.now(s) : row.missing});
   }
   for (const auto& [section, other] : {std::pair("model", &s.model.other), std::pair("settings", &s.settings.other)}) {
     for (const auto& [name, value] : *other) {

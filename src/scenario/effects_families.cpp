@@ -152,6 +152,14 @@ bool beside_unmodelled(Family family, const Scenario& s) {
                              [&](const Limit& r) { return (r.refused & bit(family)) != 0 && r.feature.in_use(s); });
 }
 
+std::string unmodelled_beside(Family family, const Scenario& s) {
+  std::string text;
+  for (const Limit& limit : limits)
+    if ((limit.refused & bit(family)) != 0 && limit.feature.in_use(s))
+      text += (text.empty() ? "" : ", ") + std::string(limit.feature.name);
+  return text;
+}
+
 std::string not_beside(Family family) {
   std::string text;
   for (const Limit& limit : limits)

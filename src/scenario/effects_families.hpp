@@ -22,6 +22,8 @@ constexpr Family families_with_limits[] = {Family::delta_nets, Family::hybrids, 
 bool modelled_beside(Family family, const Feature& feature);
 /// Is something in use that the family is not modelled beside?
 bool beside_unmodelled(Family family, const Scenario& s);
+/// What of that is in use: "pipeline parallelism, adapters".
+std::string unmodelled_beside(Family family, const Scenario& s);
 /// The names of what it is not modelled beside: "context parallelism, activation offload, ...".
 std::string not_beside(Family family);
 

@@ -48,6 +48,23 @@ bool is_plain_muon(const Scenario& s) {
          (layer_wise || !o.overlap_grad_reduce) &&
          !(o.use_distributed_optimizer && s.model.num_moe_experts && s.model.add_bias_linear);
 }
+/// Those that hold: "with MTP, activation offload".
+std::string those(const char* of, std::initializer_list<std::pair<bool, const char*>> parts) {
+  std::string text;
+  for (const auto& [holds, name] : parts)
+    if (holds) text += (text.empty() ? of : ", ") + std::string(name);
+  return text;
+}
+bool graphs_module(const Scenario& s, const char* module) {
+  const auto& modules = s.settings.cuda_graph_modules;
+  return modules.empty() || std::ranges::find(modules, module) != modules.end();
+}
+bool varies_in_graph(const Scenario& s) {
+  const auto& o = s.settings;
+  return has_experts(s) && graphs_module(s, "moe") &&
+         !(o.moe_pad_expert_input_to_capacity && o.moe_expert_capacity_factor);
+}
+bool graphs_mamba(const Scenario& s) { return !s.settings.cuda_graph_modules.empty() && graphs_module(s, "mamba"); }
 bool moves_or_graphs(const Scenario& s) {
   return s.settings.cpu_offloading || s.settings.fine_grained_activation_offloading || graphs_modules(s);
 }
@@ -74,6 +91,17 @@ const std::vector<RefusedField>& refused_rows() {
          return s.model.attention_output_gate &&
                 (!plain_kernel(s) || s.model.attn_logit_softcapping.value_or(0) > 0 || s.model.post_layernorm ||
                  moves_or_graphs(s) || !s.settings.lora_target_modules.empty());
+       },
+       [](const Scenario& s) {
+         return those(
+             "the gate on attention's output with ",
+             {{!grouped_fused_attention(s), "latent or unfused attention"},
+              {uses_context(s), "context parallelism"},
+              {s.model.attn_logit_softcapping.value_or(0) > 0, "soft caps"},
+              {s.model.post_layernorm, "post-norms"},
+              {s.settings.cpu_offloading || s.settings.fine_grained_activation_offloading, "activation offload"},
+              {graphs_modules(s), "CUDA graphs of modules"},
+              {!s.settings.lora_target_modules.empty(), "adapters"}});
        }},
       {"experimental_attention_variant",
        "linear, delta-rule and sparse attention other than gated_delta_net; that with " +
@@ -83,6 +111,11 @@ const std::vector<RefusedField>& refused_rows() {
          if (!variant) return false;
          if (*variant != "gated_delta_net") return true;
          return has_linear_attention(s) && beside_unmodelled(Family::delta_nets, s);
+       },
+       [](const Scenario& s) {
+         const auto& variant = *s.model.experimental_attention_variant;
+         return variant == "gated_delta_net" ? "gated delta nets with " + unmodelled_beside(Family::delta_nets, s)
+                                             : "attention of this variant";
        }},
       {"linear_key_head_dim", "the delta rule's kernels of heads other than 128 wide",
        [](const Scenario& s) { return has_linear_attention(s) && s.model.linear_key_head_dim != 128; }},
@@ -95,6 +128,10 @@ const std::vector<RefusedField>& refused_rows() {
        [](const Scenario& s) {
          return is_hybrid(s) && (beside_unmodelled(Family::hybrids, s) ||
                                  s.model.hybrid_layer_pattern->find_first_not_of("M*-E|") != std::string::npos);
+       },
+       [](const Scenario& s) {
+         const auto beside = unmodelled_beside(Family::hybrids, s);
+         return beside.empty() ? std::string("layers of hybrids other than M, *, - and E") : "hybrids with " + beside;
        }},
       {"mamba_head_dim", "the scan's kernels of heads other than 64 and 80 wide",
        [](const Scenario& s) {
@@ -172,7 +209,23 @@ const std::vector<RefusedField>& refused_rows() {
        "packed sequences in microbatches of several rows, with latent or unfused attention, windows, sinks, soft caps, "
        "attention dropout, multi-token prediction, unfused rotary embedding, context parallelism other than p2p, or "
        "graphed attention",
-       [](const Scenario& s) { return packing(s) && !packs_as_modelled(s); }},
+       [](const Scenario& s) { return packing(s) && !packs_as_modelled(s); },
+       [](const Scenario& s) {
+         const auto& m = s.model;
+         const auto& o = s.settings;
+         const bool rotates = m.position_embedding_type == "rope" || m.position_embedding_type == "yarn";
+         return those("packed sequences with ",
+                      {{o.micro_batch_size > 1, "several rows in a microbatch"},
+                       {!grouped_fused_attention(s), "latent or unfused attention"},
+                       {!m.window_size.empty() && m.window_size[0] >= 0, "a window"},
+                       {m.softmax_type != "vanilla", "sinks"},
+                       {m.attn_logit_softcapping.value_or(0) != 0, "soft caps"},
+                       {o.attention_dropout != 0, "attention dropout"},
+                       {m.mtp_num_layers.value_or(0) > 0, "MTP"},
+                       {rotates && !o.apply_rope_fusion, "unfused rotary embedding (apply_rope_fusion)"},
+                       {!only_ring(s), "context parallelism other than p2p"},
+                       {uses_graphs(s) && o.cuda_graph_modules != Strings{"mlp"}, "graphed attention"}});
+       }},
       {"mtp_detach_heads", "a backward pass that stops at the depths of multi-token prediction",
        [](const Scenario& s) { return s.settings.mtp_detach_heads && s.model.mtp_num_layers.value_or(0) > 0; }},
       {"use_ring_exchange_p2p", "transfers of a PyTorch with ring_exchange",
@@ -307,6 +360,21 @@ const std::vector<RefusedField>& refused_rows() {
                 graphs_modules(s) || o.delay_wgrad_compute || uses_context(s) ||
                 (o.tensor_model_parallel_size > 1 && !o.sequence_parallel) ||
                 std::ranges::find(targets, "linear_qkv") == targets.end();
+       },
+       [](const Scenario& s) {
+         const auto& o = s.settings;
+         return those("adapters with ",
+                      {{has_experts(s), "experts"},
+                       {s.model.multi_latent_attention, "latent attention"},
+                       {!te_layers(s), "local layers"},
+                       {s.model.mtp_num_layers.value_or(0) > 0, "MTP"},
+                       {o.cpu_offloading || o.fine_grained_activation_offloading, "activation offload"},
+                       {graphs_modules(s), "CUDA graphs of modules"},
+                       {o.delay_wgrad_compute, "delayed weight gradients"},
+                       {uses_context(s), "context parallelism"},
+                       {o.tensor_model_parallel_size > 1 && !o.sequence_parallel, "TP without SP"},
+                       {std::ranges::find(o.lora_target_modules, "linear_qkv") == o.lora_target_modules.end(),
+                        "none beside linear_qkv, where the first layer's backward begins inside it"}});
        }},
       {"lora_dropout", "dropout before the adapters",
        [](const Scenario& s) { return s.settings.lora_dropout > 0 && !s.settings.lora_target_modules.empty(); }},
@@ -318,15 +386,15 @@ const std::vector<RefusedField>& refused_rows() {
        [](const Scenario& s) {
          const auto& o = s.settings;
          if (o.cuda_graph_impl != "transformer_engine" || o.cuda_graph_modules == Strings{"mlp"}) return false;
-         const auto holds = [&](const char* module) {
-           return o.cuda_graph_modules.empty() ||
-                  std::ranges::find(o.cuda_graph_modules, module) != o.cuda_graph_modules.end();
-         };
-         const bool varies =
-             has_experts(s) && holds("moe") && !(o.moe_pad_expert_input_to_capacity && o.moe_expert_capacity_factor);
-         const bool mamba = std::ranges::find(o.cuda_graph_modules, "mamba") != o.cuda_graph_modules.end();
-         return mamba || varies || o.overlap_moe_expert_parallel_comm || s.model.mtp_num_layers.value_or(0) > 0 ||
-                o.fine_grained_activation_offloading;
+         return graphs_mamba(s) || varies_in_graph(s) || o.overlap_moe_expert_parallel_comm ||
+                s.model.mtp_num_layers.value_or(0) > 0 || o.fine_grained_activation_offloading;
+       },
+       [](const Scenario& s) {
+         return those("graphs ", {{graphs_mamba(s), "of mamba layers"},
+                                  {varies_in_graph(s), "of whole mixtures whose rows vary"},
+                                  {s.settings.overlap_moe_expert_parallel_comm, "beside expert-parallel overlap"},
+                                  {s.model.mtp_num_layers.value_or(0) > 0, "beside MTP"},
+                                  {s.settings.fine_grained_activation_offloading, "beside activation offload"}});
        }},
       {"cuda_graph_retain_backward_graph", "autograd's graph kept at capture",
        [](const Scenario& s) { return uses_graphs(s) && s.settings.cuda_graph_retain_backward_graph; }},
@@ -351,7 +419,8 @@ const std::vector<RefusedField>& refused_rows() {
          return s.settings.use_megatron_fsdp && s.settings.data_parallel_sharding_strategy != "optim_grads_params";
        }},
       {"use_megatron_fsdp", "Megatron-FSDP with " + not_beside(Family::fsdp),
-       [](const Scenario& s) { return s.settings.use_megatron_fsdp && beside_unmodelled(Family::fsdp, s); }},
+       [](const Scenario& s) { return s.settings.use_megatron_fsdp && beside_unmodelled(Family::fsdp, s); },
+       [](const Scenario& s) { return "Megatron-FSDP with " + unmodelled_beside(Family::fsdp, s); }},
       {"optimizer",
        "the kernels of this optimizer; of Muon: fp16, FP8 parameters, adapters, precision-aware states, the gather in "
        "the optimizer step, the distributed optimizer before 0.18 and beside experts with biases, overlapped reduction "
@@ -365,6 +434,9 @@ const std::vector<RefusedField>& refused_rows() {
       {"optimizer_cpu_offload", "an optimizer on the host with " + not_beside(Family::host_optimizer),
        [](const Scenario& s) {
          return s.settings.optimizer_cpu_offload && beside_unmodelled(Family::host_optimizer, s);
+       },
+       [](const Scenario& s) {
+         return "an optimizer on the host with " + unmodelled_beside(Family::host_optimizer, s);
        }},
   };
   return list;

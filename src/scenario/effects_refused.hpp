@@ -12,6 +12,7 @@ struct RefusedField {
   const char *name;
   std::string missing;
   bool (*in_use)(const Scenario &);
+  std::string (*now)(const Scenario &) = nullptr;  ///< of `missing`, where it lists several things: those in use
 };
 
 std::span<const RefusedField> refused_fields();

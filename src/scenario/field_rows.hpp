@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "pipewright/scenario/types.hpp"
-#include "yaml_value.hpp"
+#include "pipewright/scenario/yaml_value.hpp"
 
 namespace pipewright::scenario {
 

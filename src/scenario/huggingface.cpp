@@ -151,6 +151,11 @@ std::string apply_hf_config(const std::string& given, Scenario& scenario, String
   }
   Strings all;
   Model m = model_of(config, family, scenario, all);
+  // transformers' attention_bias is of the output projection, too, but in GLM's classes; add_qkv_bias is not.
+  if (m.add_qkv_bias && !m.add_bias_linear && !family.starts_with("glm") && config.boolean("attention_bias", false))
+    all.emplace_back(
+        "attention_bias: the biases of o_proj are left out: Megatron has them with add_bias_linear alone, which gives "
+        "every linear layer one");
   auto read = config.read();
   const bool tower = sees && (family == "gemma3_text" || family == "llama4_text" ||
                               std::find(with_tower.begin(), with_tower.end(), outer) != with_tower.end());

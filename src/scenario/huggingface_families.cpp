@@ -6,7 +6,7 @@
 #include <cmath>
 
 #include "huggingface_config.hpp"
-#include "yaml_value.hpp"
+#include "pipewright/scenario/yaml_value.hpp"
 
 namespace pipewright::scenario {
 namespace {

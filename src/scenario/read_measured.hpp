@@ -2,7 +2,7 @@
 #pragma once
 
 #include "pipewright/scenario/types.hpp"
-#include "yaml_value.hpp"
+#include "pipewright/scenario/yaml_value.hpp"
 
 namespace pipewright::scenario {
 

@@ -1,6 +1,6 @@
 // YAML events to values. Building from events instead of YAML::Node keeps every line number, sees repeated keys and
 // cannot be made to copy anchors without end.
-#include "yaml_value.hpp"
+#include "pipewright/scenario/yaml_value.hpp"
 
 #include <fmt/format.h>
 #include <yaml-cpp/eventhandler.h>
@@ -11,6 +11,7 @@
 #include <array>
 #include <charconv>
 #include <cmath>
+#include <map>
 #include <set>
 #include <sstream>
 
@@ -25,13 +26,20 @@ constexpr std::size_t deepest = 16;                          // measured: ranks:
 
 class Builder : public YAML::EventHandler {
  public:
-  Builder(const std::string& file, Value& root) : file_(file) { open_.push_back({&root, {}, 0, false}); }
+  Builder(const std::string& file, Value& root, bool dumped) : file_(file), dumped_(dumped) {
+    open_.push_back({&root, {}, 0, false});
+  }
 
   void OnDocumentStart(const YAML::Mark&) override {}
   void OnDocumentEnd() override {}
   void OnNull(const YAML::Mark& mark, YAML::anchor_t anchor) override { add(mark, anchor, {}, Value::Kind::none); }
-  void OnAlias(const YAML::Mark& mark, YAML::anchor_t) override {
-    throw refuse(mark, "aliases are not supported here");
+  void OnAlias(const YAML::Mark& mark, YAML::anchor_t anchor) override {
+    const auto known = anchored_.find(anchor);
+    if (known == anchored_.end()) throw refuse(mark, "aliases are not supported here");
+    copied_ += nodes(known->second);
+    constexpr std::size_t most = 100'000;
+    if (copied_ > most) throw refuse(mark, "aliases that stand for too much");
+    add(mark, 0, {}, known->second.kind) = known->second;
   }
   void OnScalar(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
                 const std::string& text) override {
@@ -43,18 +51,19 @@ class Builder : public YAML::EventHandler {
     Value& value = add(mark, anchor, tag, Value::Kind::scalar);
     value.text = text;
     value.quoted = tag == "!";
+    if (anchor != 0) anchored_[anchor] = value;
   }
   void OnSequenceStart(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
                        YAML::EmitterStyle::value) override {
-    push(add(mark, anchor, tag, Value::Kind::list), mark);
+    push(add(mark, anchor, tag, Value::Kind::list), mark, anchor);
   }
-  void OnSequenceEnd() override { open_.pop_back(); }
+  void OnSequenceEnd() override { pop(); }
   void OnMapStart(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
                   YAML::EmitterStyle::value) override {
-    push(add(mark, anchor, tag, Value::Kind::map), mark);
+    push(add(mark, anchor, tag, Value::Kind::map), mark, anchor);
     open_.back().in_map = true;
   }
-  void OnMapEnd() override { open_.pop_back(); }
+  void OnMapEnd() override { pop(); }
 
  private:
   struct Open {
@@ -64,12 +73,21 @@ class Builder : public YAML::EventHandler {
     bool has_key;
     bool in_map = false;
     std::set<std::string> keys = {};
+    YAML::anchor_t anchor = 0;
   };
+
+  static std::size_t nodes(const Value& value) {
+    std::size_t count = 1;
+    for (const auto& item : value.items) count += nodes(item);
+    for (const auto& entry : value.entries) count += nodes(entry.value);
+    return count;
+  }
 
   UsageError refuse(const YAML::Mark& mark, const std::string& message, const std::string& name = {}) const {
     return {{file_, mark.line + 1}, name, message};
   }
   void check(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor) const {
+    if (dumped_) return;
     if (anchor != 0) throw refuse(mark, "anchors are not supported here");
     if (!tag.empty() && tag != "?" && tag != "!") throw refuse(mark, "tags are not supported here", tag);
   }
@@ -96,13 +114,21 @@ class Builder : public YAML::EventHandler {
     value->line = kind == Value::Kind::none && parent.in_map ? parent.line : mark.line + 1;
     return *value;
   }
-  void push(Value& value, const YAML::Mark& mark) {
+  void push(Value& value, const YAML::Mark& mark, YAML::anchor_t anchor) {
     if (open_.size() > deepest) throw refuse(mark, fmt::format("nested deeper than {} levels", deepest));
     open_.push_back({&value, {}, 0, false});
+    open_.back().anchor = anchor;
+  }
+  void pop() {
+    if (open_.back().anchor != 0) anchored_[open_.back().anchor] = *open_.back().value;
+    open_.pop_back();
   }
 
   std::string file_;
+  bool dumped_;
   std::vector<Open> open_;
+  std::map<YAML::anchor_t, Value> anchored_;
+  std::size_t copied_ = 0;  ///< values that aliases stood for
 };
 
 void check_no_controls(std::string_view text, const std::string& file) {
@@ -142,7 +168,7 @@ void check_utf8(std::string_view text, const std::string& file) {
   }
 }
 
-Value parse_yaml(std::string_view text, const std::string& file) {
+Value parse_yaml(std::string_view text, const std::string& file, bool dumped) {
   if (text.size() > largest_text) throw UsageError({file, 0}, {}, "larger than 4 MiB: not a scenario file");
   check_utf8(text, file);
   check_no_controls(text, file);
@@ -150,12 +176,12 @@ Value parse_yaml(std::string_view text, const std::string& file) {
   try {
     std::istringstream stream{std::string(text)};
     YAML::Parser parser(stream);
-    Builder builder(file, root);
+    Builder builder(file, root, dumped);
     if (!parser.HandleNextDocument(builder) || root.kind == Value::Kind::none) {
       throw UsageError({file, 0}, {}, "empty: a scenario begins with \"scenario: 1\"");
     }
     Value more;
-    Builder rest(file, more);
+    Builder rest(file, more, dumped);
     if (parser.HandleNextDocument(rest)) throw UsageError({file, more.line}, {}, "a second document in one file");
   } catch (const YAML::Exception& e) {
     const bool tab = text.starts_with('\t') || text.find("\n\t") != std::string_view::npos;

@@ -177,7 +177,8 @@ TEST_CASE("a script's faults are named with its line") {
   CHECK(error(head + " --vocab-size many\n)\ntorchrun p.py ${A[@]} --micro-batch-size 1\n")
             .starts_with("t.sh:6: --vocab-size: expected an integer"));
   CHECK(error(head + " --recompute-module mlp\n)\ntorchrun p.py ${A[@]} --micro-batch-size 1\n") ==
-        "t.sh:6: --recompute-module: unknown flag; did you mean \"--recompute-modules\"?");
+        "t.sh:6: --recompute-module: unknown flag; without it: --ignore --recompute-module; did you mean "
+        "\"--recompute-modules\"?");
   CHECK(error(head).starts_with("t.sh:1: A: the array's bracket ( is not closed"));
   CHECK(error("echo 'x\n").starts_with("t.sh:1: a quote ' is not closed"));
   CHECK(error("if true; then\necho\n").find("the script ends before \"") != std::string::npos);
@@ -346,7 +347,8 @@ TEST_CASE("flags that no version or not this version has") {
 
 TEST_CASE("errors") {
   CHECK(error_of(std::string(llama) + "--recompute-module mlp") ==
-        "--megatron: --recompute-module: unknown flag; did you mean \"--recompute-modules\"?");
+        "--megatron: --recompute-module: unknown flag; without it: --ignore --recompute-module; did you mean "
+        "\"--recompute-modules\"?");
   CHECK(error_of(std::string(llama) + "--tensor-model-parallel-size four").find("--tensor-model-parallel-size") !=
         std::string::npos);
   CHECK(error_of(std::string(llama) + "--tensor-model-parallel-size").find("takes one value") != std::string::npos);

@@ -115,6 +115,12 @@ TEST_CASE("one command in a script's many spellings") {
            "declare -A OF\nOF[small]=\"" + flags + "\"\n" + run + "${OF[small]}\n",
            "N=`expr 4 \\* 2`\ntorchrun --nproc_per_node $N pretrain_gpt.py " + flags + "\n",
            "while read line; do echo $line; done <<< \"$LIST\"\n" + run + flags + "\n",
+           "#!/bin/bash\nARGS=\"" + flags +
+               "\"\nsbatch <<EOF\n#!/bin/bash\n#SBATCH --gpus-per-node=8\n#SBATCH --nodes=1\n" +
+               "srun --container-image=x bash -x -c \"cd /m;\npython pretrain_gpt.py ${ARGS}\" 2>&1 | tee "
+               "log\nEOF\nset -e\n",
+           "cat <<'EOF' > job.sh\n#!/bin/bash\n" + run + flags + "\nEOF\nsbatch job.sh\n",
+           "bash << END\n" + run + flags + "\nEND\n",
            "cat <<'PY' > x.py\nif (: \"\nPY\n" + run + flags + "\n",
        }) {
     CAPTURE(script);
@@ -124,7 +130,20 @@ TEST_CASE("one command in a script's many spellings") {
   CHECK(exported.environment.at("NCCL_DEBUG") == "WARN");
 }
 
+TEST_CASE("what no version has is told at once, with the way to go on without it") {
+  const auto said = refusal(flags + " --model-types GPT --max-padding-lengths 4096 --recompute-module mlp");
+  for (const char* part :
+       {"--model-types", "so are --max-padding-lengths", "--recompute-module (did you mean --recompute-modules?)",
+        "without them: --ignore --model-types --ignore --max-padding-lengths --ignore --recompute-module"})
+    CHECK_MESSAGE(said.find(part) != std::string::npos, said);
+  auto without = machine;
+  without.ignore = {"--model-types", "--max-padding-lengths", "--recompute-module"};
+  CHECK_NOTHROW(
+      emit::from_megatron(flags + " --model-types GPT --max-padding-lengths 4096 --recompute-module mlp", without));
+}
+
 TEST_CASE("commands within words end") {
+  CHECK_THROWS_AS(of_script("bash <<A\n" + flags + " $( \nA\n"), UsageError);
   CHECK_THROWS_AS(of_script("f() { echo $(f)$(f); }\n$(f)\n"), UsageError);
   CHECK_THROWS_AS(of_script("f() { echo 1; }\nX=$(g)\ntorchrun pretrain_gpt.py --num-layers $X\n"), UsageError);
 }

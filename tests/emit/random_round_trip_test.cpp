@@ -82,6 +82,15 @@ TEST_CASE("random scenarios come back from flags and from overrides, with what i
     const auto from_overrides = emit::from_bridge_text(text, "overrides", machine_of(*s)).scenario;
     CHECK(unsaid_differences(*s, from_overrides, overrides) == "");
     CHECK(in_force(from_overrides) == in_force(*s));
+
+    // As it is printed, without a word about versions beside it.
+    auto other = *s;
+    scenario::set(other, "transformer_engine=" + std::string(tried % 2 == 0 ? "2.14" : "2.18"));
+    const auto printed = emit::from_bridge_text(emit::text(emit::bridge(other), false), "overrides",
+                                                {other.cluster.num_gpus, other.cluster.gpus_per_node, "h100-sxm", ""})
+                             .scenario;
+    CHECK(printed.software.transformer_engine == other.software.transformer_engine);
+    CHECK(printed.software.megatron_core == other.software.megatron_core);
   }
   CHECK(tried >= 150);
 }

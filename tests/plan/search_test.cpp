@@ -442,10 +442,11 @@ TEST_CASE("parallelism: legal spreads only, structures that cannot fit are exclu
 }
 
 TEST_CASE("a stop while structures are still bounded gives a candidate that fits all the same") {
-  for (const std::int64_t stop_after : {1, 2, 8}) {
+  for (const std::int64_t stop_after : {0, 1, 2, 8}) {
     CAPTURE(stop_after);
     auto o = options();
     std::stop_source source;
+    if (stop_after == 0) source.request_stop();  // before anything began
     o.threads = 1;
     o.stop = source.get_token();
     o.estimate = o.floor = [](const scenario::Scenario& one) { return machine(one); };
@@ -460,6 +461,7 @@ TEST_CASE("a stop while structures are still bounded gives a candidate that fits
     CHECK(plan.searched.simulated > 0);
     REQUIRE(plan.best);
     CHECK(plan.best->prediction.fits);
+    if (stop_after == 0) CHECK(plan.best->given);
   }
 }
 
@@ -744,6 +746,34 @@ TEST_CASE("the fastest cp_comm_type wins where parallelism is open, and is in th
   stated.search.values["cp_comm_type"] = {"[p2p]"};
   CHECK(std::ranges::none_of(plan::dimensions(stated),
                              [](const auto& dimension) { return dimension.what == plan::Decides::context; }));
+}
+
+TEST_CASE("a best without an interval wins no tie, and the best with one stands beside it") {
+  const auto searched = [](std::int64_t gained_ms) {
+    auto o = options();
+    o.predict = [gained_ms](const scenario::Scenario& s) {
+      auto p = machine(s);
+      const auto sharing = scenario::context_sharing(s);
+      p.step_ns = p.forward_backward_ns = (sharing && sharing->gathers ? 1000 - gained_ms : 1000) * millisecond;
+      if (sharing && sharing->gathers) p.ignored = {"what is not known of it"};
+      return p;
+    };
+    return plan::search(searching("dense", "parallelism",
+                                  "seq_length=32768; num_gpus=16; context_parallel_size=4; "
+                                  "search.tensor_model_parallel_size=[1]; search.context_parallel_size=[4]; "
+                                  "search.pipeline_model_parallel_size=[2]; search.cp_comm_type=[[p2p],[all_gather]]"),
+                        o);
+  };
+  const auto tied = searched(3), won = searched(30);
+  REQUIRE(tied.best);
+  CHECK(tied.best->prediction.ignored.empty());
+  CHECK_FALSE(tied.bounded);
+  REQUIRE(won.best);
+  CHECK(won.best->scenario.settings.cp_comm_type == scenario::Strings{"all_gather"});
+  REQUIRE(won.bounded);
+  CHECK_FALSE(scenario::context_sharing(won.bounded->scenario)->gathers);
+  CHECK(won.bounded->prediction.step_ns == 1000 * millisecond);
+  CHECK(won.bounded->prediction.ignored.empty());
 }
 
 TEST_CASE("nothing fits: what comes nearest, and whether that is proved") {

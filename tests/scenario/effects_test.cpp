@@ -7,6 +7,7 @@
 #include <set>
 
 #include "../../src/scenario/effects_families.hpp"
+#include "../../src/scenario/effects_refused.hpp"
 #include "../../src/scenario/field_rows.hpp"
 #include "pipewright/scenario/io.hpp"
 
@@ -110,4 +111,48 @@ cluster: {num_gpus: 8}
       CHECK(said.find(feature.name) != std::string::npos);
     }
   }
+}
+
+TEST_CASE("what is refused for one of several reasons says which of them hold") {
+  const auto set = [](scenario::Scenario& s, std::string_view changes) {
+    while (!changes.empty()) {
+      const auto end = changes.find("; ");
+      scenario::set(s, changes.substr(0, end));
+      changes = end == std::string_view::npos ? "" : changes.substr(end + 2);
+    }
+  };
+  const auto base = scenario::parse(R"(scenario: 1
+model: {num_layers: 4, hidden_size: 2048, num_attention_heads: 16, seq_length: 4096, vocab_size: 32000,
+  normalization: RMSNorm, add_bias_linear: false, position_embedding_type: rope}
+settings: {micro_batch_size: 1, global_batch_size: 8, bf16: true, use_distributed_optimizer: true}
+cluster: {num_gpus: 8}
+)",
+                                    "base.yaml");
+  std::vector<std::string> uses = {"attention_output_gate=true",
+                                   "sft=true; sequence_lengths=[512*8]",
+                                   "lora_target_modules=[linear_proj]",
+                                   "cuda_graph_impl=transformer_engine; cuda_graph_modules=[attn]",
+                                   "cuda_graph_impl=transformer_engine; cuda_graph_modules=[moe]; num_moe_experts=8",
+                                   "optimizer_cpu_offload=true",
+                                   "experimental_attention_variant=gated_delta_net; linear_attention_freq=[2]",
+                                   "hybrid_layer_pattern=M*M-",
+                                   "use_megatron_fsdp=true"};
+  std::map<std::string, int> told;
+  for (const auto& use : uses)
+    for (const auto& feature : scenario::features()) {
+      auto s = base;
+      set(s, use);
+      set(s, feature.example);
+      for (const auto& row : scenario::refused_fields()) {
+        if (!row.in_use(s) || row.now == nullptr) continue;
+        CAPTURE(use);
+        CAPTURE(std::string(feature.example));
+        const auto now = row.now(s);
+        CHECK_FALSE(now.empty());
+        CHECK(now.back() != ' ');
+        ++told[row.name];
+      }
+    }
+  for (const auto& row : scenario::refused_fields())
+    if (row.now != nullptr) CHECK_MESSAGE(told[row.name] > 0, row.name);
 }

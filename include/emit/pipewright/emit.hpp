@@ -48,6 +48,7 @@ struct Machine {
   std::string profile;
   std::string megatron_core;             ///< empty: the default version
   std::vector<std::string> ignore = {};  ///< flags that no version has, dropped as asked
+  std::vector<std::string> stated = {};  ///< settings that are said beside the input (--set)
   scenario::Int vocab_size = 0;          ///< of the tokenizer, for flags that only name it; 0: not known
 };
 
@@ -55,6 +56,7 @@ struct Import {
   scenario::Scenario scenario;          ///< not yet checked
   std::vector<std::string> notes;       ///< flags outside the modelled areas, and other assumptions
   std::vector<plan::Finding> findings;  ///< flags that this version lacks: violations
+  bool gpus_guessed = false;            ///< nobody says how many: the fewest that the parallelism needs
 };
 
 /// A command line, quoted as for a shell: the words after `pretrain_gpt.py`, and of torchrun or srun before it the
@@ -69,9 +71,11 @@ bool is_launch_file(const std::string& path, std::string_view text);
 /// The lines of such a file that differ for `planned`, "-" and "+" before them under "@@ line N @@"; what no line says
 /// is a remark ("# ...") in front. `given`: what from_launch_file made of it.
 std::string script_diff(std::string_view script, const scenario::Scenario& given, const scenario::Scenario& planned);
-/// A file of lines `cfg.section.field = value`.
+/// A file of lines `cfg.section.field = value`, or what Bridge wrote of a run (is_bridge_config).
 Import from_bridge(const std::string& path, const Machine& machine);
 Import from_bridge_text(std::string_view text, const std::string& file, const Machine& machine);
+/// The whole configuration of a run: Bridge's run_config.yaml, or a log that prints it.
+bool is_bridge_config(std::string_view text);
 /// Throws the first violation as a UsageError; for commands that need a scenario which runs.
 void require_known_flags(const Import& import);
 

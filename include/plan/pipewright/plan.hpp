@@ -139,6 +139,7 @@ struct Rival {
 struct Plan {
   std::optional<Candidate> best;        ///< none: nothing fits
   std::optional<Candidate> released;    ///< where the best needs a pull request: the best without it
+  std::optional<Candidate> bounded;     ///< where no interval holds for the best: the best that has one
   Candidate baseline;                   ///< the scenario as given
   std::string baseline_refused;         ///< not empty: why the scenario as given has no prediction
   bool has_baseline = true;             ///< false: a model alone was given, no run

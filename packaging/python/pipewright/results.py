@@ -136,6 +136,7 @@ class Plan(_Result, total=False):
     pareto: List[Dict[str, Any]]
     why: List[str]
     searched: Dict[str, Any]
+    best_with_interval: Optional[Candidate]
     released: Optional[Candidate]
     closest: Optional[Candidate]
     fewest_gpus: Optional[int]

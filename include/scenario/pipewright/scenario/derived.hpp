@@ -22,6 +22,7 @@ bool interleaved(const Scenario&);               ///< the interleaved schedule r
 Int deferred_head_wgrads(const Scenario&);
 Int group_size(const Scenario&);  ///< N
 bool batch_p2p_comm(const Scenario&);
+Int bucket_size(const Scenario&);  ///< parameters of a bucket where gradients are reduced beside the backward pass
 Strings recompute_modules(const Scenario&);  ///< in force with granularity selective, else empty
 Int ffn_hidden_size(const Scenario&);
 Int moe_ffn_hidden_size(const Scenario&);

@@ -28,8 +28,9 @@ struct Value::Entry {
 };
 
 /// One YAML document. Throws UsageError for what is no YAML, for repeated keys, for what scenarios have no use for
-/// (anchors, tags, several documents) and for sizes and depths that only a broken file has.
-Value parse_yaml(std::string_view text, const std::string& file);
+/// (anchors, tags, several documents) and for sizes and depths that only a broken file has. `dumped`: what a program
+/// wrote may have anchors and tags; aliases are copies, as far as they stay small.
+Value parse_yaml(std::string_view text, const std::string& file, bool dumped = false);
 
 /// Throws UsageError at `file` for bytes that are no UTF-8.
 void check_utf8(std::string_view text, const std::string& file);

@@ -1,0 +1,168 @@
+// What is written is megatron/training/config/yaml_utils.py of Megatron-LM: functions, dtypes, enumerators and objects
+// are maps with _target_; only enumerators' and partial calls' contents are kept.
+#include "bridge_config.hpp"
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <optional>
+
+#include "pipewright/emit.hpp"
+#include "pipewright/scenario/yaml_value.hpp"
+
+namespace pipewright::emit {
+
+namespace {
+
+using scenario::Value;
+
+constexpr std::string_view root = "_target_:", container = "ConfigContainer";
+
+/// Where the configuration begins: a line "_target_: ...ConfigContainer".
+std::size_t begin_of(std::string_view text) {
+  for (std::size_t at = 0; (at = text.find(root, at)) != std::string_view::npos; ++at) {
+    if (at > 0 && text[at - 1] != '\n') continue;
+    auto line = text.substr(at, text.find('\n', at) - at);
+    while (line.ends_with('\r') || line.ends_with(' ')) line.remove_suffix(1);
+    if (line.ends_with(container)) return at;
+  }
+  return std::string_view::npos;
+}
+
+/// Up to a log's next line: what begins in the first column with anything but a key.
+std::string_view configuration_of(std::string_view text) {
+  std::size_t at = 0;
+  while (at < text.size()) {
+    const auto end = std::min(text.find('\n', at), text.size());
+    const auto line = text.substr(at, end - at);
+    const bool goes_on = !line.empty() && (line.front() == ' ' || line.front() == '#' || line.starts_with("- "));
+    const auto colon = line.find(':');
+    const bool key = colon != std::string_view::npos && colon > 0 &&
+                     line.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_0123456789") == colon;
+    if (!goes_on && !key) break;
+    at = end + 1;
+  }
+  return text.substr(0, std::min(at, text.size()));
+}
+
+const Value* member(const Value& map, std::string_view key) {
+  const auto at = std::ranges::find(map.entries, key, &Value::Entry::key);
+  return at == map.entries.end() ? nullptr : &at->value;
+}
+
+struct Enumeration {
+  std::string_view name;
+  std::array<std::string_view, 9> values;  ///< by number, from 1
+};
+// megatron/core/transformer/enums.py: before _name_ was written beside it, the number alone.
+constexpr std::array enumerations = {
+    Enumeration{"AttnBackend", {"", "flash", "fused", "unfused", "local", "auto"}},
+    Enumeration{"CudaGraphModule", {"", "attn", "mlp", "moe", "moe_router", "moe_preprocess", "mamba"}},
+    Enumeration{"CudaGraphScope",
+                {"", "full_iteration", "attn", "mlp", "moe", "moe_router", "moe_preprocess", "mamba", "inference"}}};
+
+std::optional<std::string> enumerator(const Value& map, std::string_view type) {
+  if (const auto* name = member(map, "_name_")) return name->text;
+  const auto known = std::ranges::find(enumerations, type, &Enumeration::name);
+  const auto* arguments = member(map, "_args_");
+  if (known == enumerations.end() || arguments == nullptr || arguments->items.size() != 1) return std::nullopt;
+  const auto number = scenario::as_int(arguments->items.front()).value_or(0);
+  if (number < 1 || number >= static_cast<std::int64_t>(known->values.size())) return std::nullopt;
+  const auto text = known->values[static_cast<std::size_t>(number)];
+  return text.empty() ? std::nullopt : std::optional(std::string(text));
+}
+
+Python python_of(const Value& value);
+
+Python object_of(const Value& map) {
+  const auto* target = member(map, "_target_");
+  if (target == nullptr) return {Python::Kind::map, {}, {}, {}};
+  const std::string type = target->text.substr(target->text.rfind('.') + 1);
+  if (auto name = enumerator(map, type)) return {Python::Kind::string, std::move(*name), {}, {}};
+  const auto* call = member(map, "_call_");
+  if (call != nullptr && !scenario::as_bool(*call).value_or(true)) return {Python::Kind::name, target->text, {}, {}};
+  Python object{Python::Kind::call, type, {}, {}};
+  for (const auto& entry : map.entries)
+    if (!entry.key.starts_with('_')) object.entries.push_back({entry.key, python_of(entry.value)});
+  return object;
+}
+
+Python python_of(const Value& value) {
+  switch (value.kind) {
+    case Value::Kind::none:
+      return {Python::Kind::none, {}, {}, {}};
+    case Value::Kind::map:
+      return object_of(value);
+    case Value::Kind::list: {
+      Python list{Python::Kind::list, {}, {}, {}};
+      for (const auto& item : value.items) list.items.push_back(python_of(item));
+      return list;
+    }
+    case Value::Kind::scalar:
+      break;
+  }
+  if (value.quoted) return {Python::Kind::string, value.text, {}, {}};
+  if (scenario::is_none(value)) return {Python::Kind::none, {}, {}, {}};
+  if (const auto boolean = scenario::as_bool(value))
+    return {Python::Kind::boolean, *boolean ? "True" : "False", {}, {}};
+  const bool number = scenario::as_int(value) || scenario::as_double(value);
+  return {number ? Python::Kind::number : Python::Kind::string, value.text, {}, {}};
+}
+
+}  // namespace
+
+bool of_providers(std::string_view field) {
+  constexpr std::array names = {"high_freq_factor", "low_freq_factor", "old_context_len", "scale_factor"};
+  return field.starts_with("hf_model_") || field.starts_with("yarn_") || field.starts_with("rope_scaling_") ||
+         std::ranges::find(names, field) != names.end();
+}
+
+std::string layout_of(const Python& stages, const Position& where, const std::string& key) {
+  static const std::map<std::string, char, std::less<>> letters = {
+      {"embedding", 'E'}, {"decoder", 't'}, {"mtp", 'm'}, {"loss", 'L'}};
+  std::string text;
+  for (std::size_t n = 0; n < stages.items.size(); ++n) {
+    if (n > 0) text += '|';
+    if (stages.items[n].kind != Python::Kind::list)
+      throw UsageError(where, key, "expected a list of a stage's layers, or a string");
+    for (const auto& layer : stages.items[n].items) {
+      const auto letter = letters.find(layer.text.substr(layer.text.rfind('.') + 1));
+      if (letter == letters.end())
+        throw UsageError(where, key, "unknown layer \"" + layer.text + '"', {"embedding", "decoder", "mtp", "loss"});
+      text += letter->second;
+    }
+  }
+  return text;
+}
+
+bool is_bridge_config(std::string_view text) { return begin_of(text) != std::string_view::npos; }
+
+std::vector<ConfigLine> bridge_config(std::string_view text, const std::string& file) {
+  const auto begin = begin_of(text);
+  const auto before =
+      static_cast<int>(std::count(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(begin), '\n'));
+  const auto tree = scenario::parse_yaml(configuration_of(text.substr(begin)), file, true);
+  std::vector<ConfigLine> lines;
+  for (const auto& section : tree.entries) {
+    const Position there{file, before + section.line};
+    if (section.key.starts_with('_')) continue;
+    const bool whole = section.value.kind != Value::Kind::map || section.key == "peft";
+    if (whole) {
+      lines.push_back({section.key, {}, python_of(section.value), there});
+      continue;
+    }
+    const auto add = [&](const Value& fields, const auto& again) -> void {
+      for (const auto& field : fields.entries) {
+        if (field.key.starts_with('_')) continue;
+        if (field.key == "transformer" && field.value.kind == Value::Kind::map)  // of a GPTModelConfig
+          again(field.value, again);
+        else
+          lines.push_back({section.key, field.key, python_of(field.value), {file, before + field.line}});
+      }
+    };
+    add(section.value, add);
+  }
+  return lines;
+}
+
+}  // namespace pipewright::emit

@@ -1,0 +1,30 @@
+// The configuration that Megatron Bridge writes beside a checkpoint (run_config.yaml) and prints into its log
+// ("Task Configuration"): everything that a run had, after all that its recipe and CommOverlapConfig.setup() decided.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "pipewright/base.hpp"
+#include "python.hpp"
+
+namespace pipewright::emit {
+
+struct ConfigLine {
+  std::string section, field;  ///< field empty: the section itself (null, or a recipe's name)
+  Python value;                ///< kind call with a class' name: an object whose contents the file does not hold
+  Position where;
+};
+
+/// The fields of a text that is_bridge_config, in order, without objects that no field of ours can be (initializers,
+/// timers).
+std::vector<ConfigLine> bridge_config(std::string_view text, const std::string& file);
+
+/// A field that Bridge's providers have beyond Megatron's: tables of the rotary embedding, where weights came from.
+bool of_providers(std::string_view field);
+
+/// Bridge's lists of a stage's layers as Megatron's string: [["embedding", "decoder"], ["decoder", "loss"]] -> Et|tL.
+std::string layout_of(const Python& stages, const Position& where, const std::string& key);
+
+}  // namespace pipewright::emit

@@ -1,0 +1,224 @@
+// Whole configurations as Megatron Bridge writes them (run_config.yaml, a log's "Task Configuration"): read as the
+// overrides that they come from, whatever else they hold.
+#include <doctest/doctest.h>
+
+#include <random>
+#include <sstream>
+
+#include "../predict/moves.hpp"
+#include "pipewright/effects.hpp"
+#include "pipewright/emit.hpp"
+#include "pipewright/plan.hpp"
+#include "pipewright/scenario/derived.hpp"
+#include "pipewright/scenario/io.hpp"
+#include "support.hpp"
+
+using namespace pipewright;
+
+namespace {
+
+constexpr std::string_view head = "_target_: megatron.bridge.training.config.ConfigContainer\n";
+
+std::string indented(const std::string& name, const std::string& value) { return "  " + name + ": " + value + "\n"; }
+
+/// As yaml_utils.py of Megatron-LM writes it: every field of every class, functions and enumerators as maps.
+std::string dumped(const scenario::Scenario& s) {
+  std::map<std::string, std::string> sections;
+  for (const auto& field : scenario::fields()) {
+    if (field.section != "model" && field.section != "settings") continue;
+    if (emit::is_ours(field.name) || field.name == "sft" || field.name == "untie_embeddings_and_output_weights" ||
+        field.name == "check_for_nan_in_loss_and_grad" || field.name == "create_attention_mask_in_dataloader" ||
+        field.name == "align_grad_reduce")
+      continue;
+    std::string value = scenario::get(s, field.name);
+    if (value == "none") value = "null";
+    if (field.name == "activation_func")
+      value = "\n    _call_: false\n    _target_: torch.nn.functional." + scenario::activation_func(s);
+    if (field.name == "attention_backend" && value != "null")
+      value = "\n    _args_:\n    - 2\n    _call_: true\n    _name_: " + value + "\n    _target_: enums.AttnBackend";
+    const bool batch = field.name == "micro_batch_size" || field.name == "global_batch_size";
+    sections[batch ? "train" : "model"] += indented(field.name, value);
+  }
+  auto& model = sections["model"];
+  model +=
+      indented("share_embeddings_and_output_weights", s.model.untie_embeddings_and_output_weights ? "false" : "true");
+  model += indented("timers", "\n    _call_: true\n    _target_: megatron.core.timers.Timers");
+  model += indented("init_method",
+                    "\n    _args_: []\n    _partial_: true\n    _target_: torch.nn.init.normal_\n    std: 0.02");
+  model += indented("autocast_dtype", "\n    _call_: false\n    _target_: torch.bfloat16");
+  for (const auto& effect : scenario::effects())  // what most configurations leave as their class has it
+    if (effect.effect == scenario::Effect::refused && effect.name.find('=') == std::string::npos &&
+        model.find("  " + effect.name + ":") == std::string::npos &&
+        std::islower(static_cast<unsigned char>(effect.name[0])))
+      model += indented(effect.name, "null");
+  sections["ddp"] = indented("check_for_nan_in_grad", scenario::checks_for_nan(s) ? "true" : "false");
+  sections["rerun_state_machine"] = indented("check_for_nan_in_loss", scenario::checks_for_nan(s) ? "true" : "false");
+  sections["dataset"] =
+      indented("seq_length", std::to_string(s.model.seq_length)) +
+      indented("skip_getting_attention_mask_from_dataset", scenario::creates_attention_mask(s) ? "false" : "true") +
+      indented("split_matrix", "\n  - - 0\n    - 1.0");
+  std::string text(head);
+  text += "comm_overlap: null\npeft: null\nmixed_precision: null\n";
+  for (const auto& [name, value] : s.environment) sections["env_vars"] += indented(name, scenario::yaml_scalar(value));
+  for (const auto& [name, fields] : sections) text += name + ":\n" + fields;
+  return text;
+}
+
+emit::Import read(const std::string& text, int gpus = 8, std::vector<std::string> stated = {},
+                  std::vector<std::string> ignore = {}) {
+  emit::Machine machine;
+  machine.num_gpus = gpus;
+  machine.profile = "h100-sxm";
+  machine.stated = std::move(stated);
+  machine.ignore = std::move(ignore);
+  return emit::from_bridge_text(text, "run_config.yaml", machine);
+}
+
+std::string small(const std::string& model) {
+  return std::string(head) +
+         "model:\n  num_layers: 8\n  hidden_size: 1024\n  num_attention_heads: 8\n  seq_length: 2048\n" +
+         "  vocab_size: 32000\n" + model + "train:\n  micro_batch_size: 1\n  global_batch_size: 64\n";
+}
+
+}  // namespace
+
+TEST_CASE("random scenarios come back from the whole configuration, with what is in force") {
+  std::mt19937 random(11);
+  const auto below = [&](std::size_t n) { return static_cast<std::size_t>(random() % n); };
+  const std::vector<std::string> bases = {"dense", "tensor", "single", "moe", "mla", "combined"};
+  int tried = 0;
+  for (int round = 0; round < 1200 && tried < 120; ++round) {
+    const std::string base = bases[below(bases.size())];
+    auto s = test::base_of(base);
+    std::string changes = base;
+    try {
+      for (int left = 3; left > 0; --left) {
+        const auto& move = scenario::moves()[below(scenario::moves().size())];
+        if (base != move.base || std::string_view(move.setup).find('$') != std::string_view::npos ||
+            std::string_view(move.name).find_first_of("abcdefghijklmnopqrstuvwxyz") == std::string_view::npos)
+          continue;
+        changes += std::string("; ") + move.setup + "; " + move.name + "=" + move.to;
+        test::change(s, move.setup);
+        test::change(s, std::string(move.name) + "=" + move.to);
+      }
+      scenario::check(s);
+    } catch (const UsageError&) {
+      continue;
+    }
+    if (s.settings.sft || !s.settings.lora_target_modules.empty()) continue;
+    ++tried;
+    CAPTURE(changes);
+    const auto back = emit::from_bridge_text(dumped(s), "run_config.yaml", machine_of(s)).scenario;
+    for (const auto& field : scenario::fields()) {
+      if (field.section != "model" && field.section != "settings") continue;
+      if (emit::is_ours(field.name) || !emit::matters(field.name, s) || emit::same_value(s, back, field.name)) continue;
+      if (field.name == "align_grad_reduce" || field.name == "sequence_parallel") continue;  // not in it; TP 1
+      if (field.name == "recompute_modules" && !s.settings.recompute_granularity) continue;  // the class' default
+      FAIL_CHECK(field.name << ": " << scenario::get(s, field.name) << " -> " << scenario::get(back, field.name));
+    }
+    CHECK(back.environment == s.environment);
+    CHECK(scenario::checks_for_nan(back) == scenario::checks_for_nan(s));
+    CHECK(scenario::creates_attention_mask(back) == scenario::creates_attention_mask(s));
+    CHECK(scenario::unmodelled(back).size() == scenario::unmodelled(s).size());
+  }
+  CHECK(tried >= 80);
+}
+
+TEST_CASE("what Bridge wrote of its own recipe is the scenario that was written by hand from it") {
+  const auto text = read_file(SOURCE_ROOT "/tests/emit/data/run_config.yaml");
+  REQUIRE(emit::is_bridge_config(text));
+  const auto back = read(text, 0).scenario;
+  const auto s = scenario::read(SOURCE_ROOT "/scenarios/llama31-405b-pretrain-1024xh100.yaml");
+  CHECK(back.cluster.num_gpus == 1024);
+  for (const auto& field : scenario::fields()) {
+    if (field.section != "model" && field.section != "settings") continue;
+    if (!emit::matters(field.name, s) || emit::same_value(s, back, field.name)) continue;
+    const bool idle = field.name == "max_position_embeddings" || field.name == "microbatch_group_size_per_vp_stage" ||
+                      field.name == "expert_tensor_parallel_size" ||
+                      field.name == "disable_parameter_transpose_cache" || field.name == "moe_token_dispatcher_type" ||
+                      field.name == "attention_softmax_in_fp32";
+    if (!idle)
+      FAIL_CHECK(field.name << ": " << scenario::get(s, field.name) << " -> " << scenario::get(back, field.name));
+  }
+  for (const auto& [name, value] : s.environment) CHECK(scenario::variable(back, name) == value);
+  CHECK(scenario::unmodelled(back).empty());
+  CHECK(scenario::group_size(back) == scenario::group_size(s));
+}
+
+TEST_CASE("a log that prints its configuration, with lines before and after it") {
+  const auto text = "Training setup\n[rank0] something: else\n------- Task Configuration -------\n" +
+                    small("  pipeline_model_parallel_size: 2\n") +
+                    "\n----------------------------------\nStep Time : 4.65s\n [2025-10-06] iteration 1 | loss: 9.7\n";
+  CHECK(emit::is_bridge_config(text));
+  const auto s = read(text).scenario;
+  CHECK(s.settings.pipeline_model_parallel_size == 2);
+  CHECK(s.settings.global_batch_size == 64);
+  // Where it stands in the log.
+  try {
+    read("a line\nanother\n" + small("  num_query_groups: many\n"));
+    FAIL("no error");
+  } catch (const UsageError& e) {
+    CHECK(std::string(e.what()).find("run_config.yaml:10: cfg.model.num_query_groups") == 0);
+  }
+  CHECK_FALSE(emit::is_bridge_config("cfg.model.num_layers = 2\n"));
+  CHECK_FALSE(emit::is_bridge_config("scenario: 1\nmodel: {num_layers: 2}\n"));
+}
+
+TEST_CASE("what else such files hold: nested classes, enumerators by number, aliases, layouts, the vocabulary") {
+  const auto s =
+      read(std::string(head) +
+               "comm_overlap:\n  _target_: x.CommOverlapConfig\n  data_parallel_size: 4\n  tp_comm_overlap: false\n"
+               "  tp_comm_overlap_cfg: {fc1_dgrad: {fp8_buf: &id001 {a: 1}, other: *id001}}\n"
+               "model:\n  vocab_size: null\n  hf_model_id: meta-llama/Llama\n  high_freq_factor: 4.0\n"
+               "  dsa_indexer_topk_freq: 1\n  autocast_dtype: {_call_: false, _target_: torch.bfloat16}\n"
+               "  transformer:\n    _target_: x.TransformerConfig\n    num_layers: 6\n    hidden_size: 1024\n"
+               "    num_attention_heads: 8\n    pipeline_model_parallel_size: 2\n    num_moe_experts: 8\n"
+               "    attention_backend: {_args_: [1], _call_: true, _target_: enums.AttnBackend}\n"
+               "    cuda_graph_modules:\n    - {_args_: [2], _call_: true, _target_: enums.CudaGraphModule}\n"
+               "    moe_router_dtype: {_call_: false, _target_: torch.float32}\n"
+               "    pipeline_model_parallel_layout:\n    - [embedding, decoder]\n    - [decoder, decoder]\n"
+               "    - [decoder, decoder]\n    - [decoder, loss]\n"
+               "dataset:\n  seq_length: 2048\npeft: null\nparams: !!set {}\n"
+               "tokenizer:\n  vocab_size: 50304\ntrain: {micro_batch_size: 1, global_batch_size: 64}\n",
+           0)
+          .scenario;
+  CHECK(s.cluster.num_gpus == 8);
+  CHECK(s.model.num_layers == 6);
+  CHECK(s.model.vocab_size == 50304);
+  CHECK(s.model.seq_length == 2048);
+  CHECK(scenario::get(s, "attention_backend") == "flash");
+  CHECK(s.settings.cuda_graph_modules == scenario::Strings{"mlp"});
+  CHECK(scenario::get(s, "moe_router_dtype") == "fp32");
+  CHECK(s.settings.pipeline_model_parallel_layout == "Et|tt|tt|tL");
+  // The same lists in overrides.
+  CHECK(emit::from_bridge_text(
+            "cfg.model.num_layers = 4\ncfg.model.hidden_size = 1024\ncfg.model.num_attention_heads = 8\n"
+            "cfg.model.seq_length = 2048\ncfg.model.vocab_size = 32000\n"
+            "cfg.model.pipeline_model_parallel_layout = [['embedding'] + ['decoder'] * 2, ['decoder'] * 2 + "
+            "['loss']]\n",
+            "overrides", {})
+            .scenario.settings.pipeline_model_parallel_layout == "Ett|ttL");
+}
+
+TEST_CASE("a layout that is there as an object only is asked for, and --set answers") {
+  const auto text =
+      small("  pipeline_model_parallel_layout:\n    _call_: true\n    _target_: x.PipelineParallelLayerLayout\n");
+  try {
+    read(text);
+    FAIL("no error");
+  } catch (const UsageError& e) {
+    CHECK(std::string(e.what()).find("--set pipeline_model_parallel_layout") != std::string::npos);
+  }
+  CHECK_NOTHROW(read(text, 8, {"pipeline_model_parallel_layout"}));
+}
+
+TEST_CASE("a field that nobody knows is refused unless it is off, and the way out that is named leads out") {
+  CHECK_NOTHROW(read(small("  some_new_switch: false\n  some_new_number: 0\n")));
+  try {
+    read(small("  some_new_switch: true\n"));
+    FAIL("no error");
+  } catch (const UsageError& e) {
+    CHECK(std::string(e.what()).find("--ignore some_new_switch") != std::string::npos);
+  }
+  CHECK_NOTHROW(read(small("  some_new_switch: true\n"), 8, {}, {"some_new_switch"}));
+}
