@@ -127,6 +127,12 @@ bool is_ours(std::string_view field) {
          field.starts_with("lora_");
 }
 
+bool of_distributed_optimizer(std::string_view field) {
+  constexpr std::array names = {"overlap_grad_reduce", "overlap_param_gather", "align_param_gather",
+                                "overlap_param_gather_with_optimizer_step", "bucket_size"};
+  return std::ranges::find(names, field) != names.end();
+}
+
 bool matters(std::string_view field, const Scenario& s) {
   if (field == "packing_algorithm" || field == "pack_order") return !s.settings.sequence_lengths.empty();
   if (field.starts_with("muon_")) return s.settings.optimizer.ends_with("muon");

@@ -103,7 +103,9 @@ void apply_comm_overlap(Scenario& s, const std::vector<Assignment>& user) {
     settings.align_param_gather = data_parallel && interleaved;
   }
   for (const auto& assignment : user)
-    if (assignment.second != "none") assign(s, assignment);
+    if (assignment.second != "none" &&
+        (settings.use_distributed_optimizer || !of_distributed_optimizer(assignment.first)))
+      assign(s, assignment);
   if (settings.tensor_model_parallel_size < 2 || !settings.sequence_parallel) settings.tp_comm_overlap = false;
 }
 

@@ -454,7 +454,8 @@ Dimensions::Dimensions(const Scenario& sc, const profile::Device& device) : gpu(
     }
   deferred_head_wgrads = static_cast<std::int32_t>(std::min<Int>(scenario::deferred_head_wgrads(sc), INT32_MAX));
   computes_head_wgrads = deferred_head_wgrads < scenario::num_microbatches(sc);
-  muon = o.optimizer == "muon";
+  muon_dealt = o.optimizer == "dist_muon";
+  muon = o.optimizer == "muon" || muon_dealt;
   muon_whole = muon && o.use_distributed_optimizer;
   muon_splits_qkv = o.muon_split_qkv;
   muon_nesterov = o.muon_nesterov;

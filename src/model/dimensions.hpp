@@ -176,8 +176,9 @@ struct Dimensions {
   LinearAttention linear;
   Mamba mamba;
   Lora lora;
-  bool muon = false;        ///< optimizer muon
+  bool muon = false;        ///< optimizer muon or dist_muon
   bool muon_whole = false;  ///< with the distributed optimizer: every matrix is one data-parallel rank's (layer-wise)
+  bool muon_dealt = false;  ///< dist_muon: parameters are dealt to data-parallel ranks, buffers are whole on each
   bool muon_splits_qkv = true, muon_nesterov = false;
   Int muon_steps = 5;
   bool whole_layer_offload = false;   ///< cpu_offloading of at least one layer's activations

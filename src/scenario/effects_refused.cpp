@@ -41,10 +41,12 @@ bool packs_as_modelled(const Scenario& s) {
 /// Muon as modelled: emerging_optimizers.py and layer_wise_optimizer.py of core_r0.19.0.
 bool is_plain_muon(const Scenario& s) {
   const auto& o = s.settings;
+  const bool plain = !o.fp16 && !o.fp8_param && !o.fp8_param_gather && !o.fp4_param && !o.fp4_param_gather &&
+                     o.lora_target_modules.empty() && !o.use_precision_aware_optimizer &&
+                     !o.overlap_param_gather_with_optimizer_step;
+  if (o.optimizer == "dist_muon") return plain && !o.use_distributed_optimizer && !o.overlap_param_gather;
   const bool layer_wise = core_version(s.software) >= Version::v0_18;
-  return o.optimizer == "muon" && !o.fp16 && !o.fp8_param && !o.fp8_param_gather && !o.fp4_param &&
-         !o.fp4_param_gather && o.lora_target_modules.empty() && !o.use_precision_aware_optimizer &&
-         !o.overlap_param_gather_with_optimizer_step && (layer_wise || !o.use_distributed_optimizer) &&
+  return o.optimizer == "muon" && plain && (layer_wise || !o.use_distributed_optimizer) &&
          (layer_wise || !o.overlap_grad_reduce) &&
          !(o.use_distributed_optimizer && s.model.num_moe_experts && s.model.add_bias_linear);
 }
@@ -355,12 +357,12 @@ const std::vector<RefusedField>& refused_rows() {
       {"optimizer",
        "the kernels of this optimizer; of Muon: fp16, FP8 parameters, adapters, precision-aware states, the gather in "
        "the optimizer step, the distributed optimizer before 0.18 and beside experts with biases, overlapped reduction "
-       "before 0.18 (dist_muon is muon with use_distributed_optimizer)",
+       "before 0.18; of dist_muon: the distributed optimizer's buffers and overlapped gathers",
        [](const Scenario& s) { return s.settings.optimizer != "adam" && !is_plain_muon(s); }},
       {"muon_coefficient_type", "steps of Muon without the product A A",
        [](const Scenario& s) {
          const auto type = s.settings.other.find("muon_coefficient_type");
-         return s.settings.optimizer == "muon" && type != s.settings.other.end() && type->second == "cubic5";
+         return s.settings.optimizer.ends_with("muon") && type != s.settings.other.end() && type->second == "cubic5";
        }},
       {"optimizer_cpu_offload", "an optimizer on the host with " + not_beside(Family::host_optimizer),
        [](const Scenario& s) {

@@ -291,6 +291,24 @@ TEST_CASE("flags that are not modelled stay in the scenario, to be refused or ig
   CHECK(found.size() == 3);
 }
 
+TEST_CASE("dist_muon is muon with the distributed optimizer from 0.18 on, unless nothing is laid out for it") {
+  const auto read = [](const char* flags, const char* version) { return import(flags, version).scenario.settings; };
+  for (const char* version : {"0.16.0", "0.17.0"})
+    CHECK(read("--optimizer dist_muon", version).optimizer == "dist_muon");
+  for (const char* flags : {"--optimizer dist_muon", "--optimizer muon --use-distributed-optimizer"}) {
+    CAPTURE(flags);
+    for (const char* version : {"0.18.0", "0.19.0"}) {
+      CHECK(read(flags, version).optimizer == "muon");
+      CHECK(read(flags, version).use_distributed_optimizer);
+      const auto dealt = read((std::string(flags) + " --no-use-layer-wise-param-layout").c_str(), version);
+      CHECK(dealt.optimizer == "dist_muon");
+      CHECK_FALSE(dealt.use_distributed_optimizer);
+    }
+  }
+  CHECK(read("--optimizer muon", "0.19.0").optimizer == "muon");
+  CHECK_FALSE(read("--optimizer muon", "0.19.0").use_distributed_optimizer);
+}
+
 TEST_CASE("a hybrid's pattern, its older names and its ratios") {
   const auto of = [](const std::string& flags, const char* version) { return import(flags, version).scenario.model; };
   const auto now = of("--hybrid-layer-pattern 'M-M*|M-M-' --mamba-num-heads 64 --mamba-state-dim 64", "0.19.0");
@@ -416,6 +434,22 @@ TEST_CASE("Bridge: comments, quotes, recipes and what CommOverlapConfig makes of
   CHECK(s.software.megatron_bridge.has_value());
   REQUIRE(result.notes.size() == 1);
   CHECK(result.notes[0].find("cfg.logger.log_interval") != std::string::npos);
+
+  // Without the distributed optimizer setup() leaves cfg.ddp alone.
+  const auto kept = emit::from_bridge_text(
+      text +
+          "cfg.ddp.use_distributed_optimizer = False\ncfg.comm_overlap.overlap_grad_reduce = True\n"
+          "cfg.comm_overlap.bucket_size = 1000\n",
+      "run.py", {8, 8, "h100-sxm", ""});
+  CHECK_FALSE(kept.scenario.settings.overlap_grad_reduce);
+  CHECK_FALSE(kept.scenario.settings.bucket_size.has_value());
+  const auto own =
+      emit::from_bridge_text(text +
+                                 "cfg.ddp.use_distributed_optimizer = False\ncfg.ddp.overlap_grad_reduce = True\n"
+                                 "cfg.ddp.bucket_size = 1000\n",
+                             "run.py", {8, 8, "h100-sxm", ""});
+  CHECK(own.scenario.settings.overlap_grad_reduce);
+  CHECK(own.scenario.settings.bucket_size == 1000);
 
   const auto lost = emit::from_bridge_text(text + "cfg.model.overlap_moe_expert_parallel_comm = True\n", "run.py",
                                            {8, 8, "h100-sxm", ""});
