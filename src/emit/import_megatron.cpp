@@ -390,7 +390,7 @@ class FlagImporter {
   void share_muon(Scenario& s) const {
     auto& o = s.settings;
     const bool layer_wise = o.optimizer == "dist_muon" || (o.optimizer == "muon" && o.use_distributed_optimizer);
-    if (!layer_wise || scenario::core_version(s.software) < scenario::Version::v0_18) return;
+    if (!layer_wise || !has(*find_flag("--no-use-layer-wise-param-layout"), s.software)) return;
     o.use_distributed_optimizer = !was_given("--no-use-layer-wise-param-layout");
     o.optimizer = o.use_distributed_optimizer ? "muon" : "dist_muon";
   }

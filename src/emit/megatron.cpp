@@ -101,9 +101,9 @@ std::optional<std::vector<Words>> special(const Scenario& s, const std::string& 
     when(settings.overlap_param_gather_with_optimizer_step, {"--overlap-param-gather-with-optimizer-step"});
     return when(settings.overlap_param_gather_with_optimizer_step, {"--ckpt-format", "torch"});
   }
-  if (field == "optimizer" && settings.optimizer == "dist_muon" &&
-      scenario::core_version(s.software) >= scenario::Version::v0_18)
-    return std::vector<Words>{{"--optimizer", "dist_muon"}, {"--no-use-layer-wise-param-layout"}};
+  const auto* lays_out = find_flag("--no-use-layer-wise-param-layout");
+  if (field == "optimizer" && settings.optimizer == "dist_muon" && has(*lays_out, s.software))
+    return std::vector<Words>{{"--optimizer", "dist_muon"}, {std::string(lays_out->name)}};
   if (field == "use_megatron_fsdp") {  // which has a format of its own for checkpoints
     when(settings.use_megatron_fsdp, {"--use-megatron-fsdp"});
     return when(settings.use_megatron_fsdp, {"--ckpt-format", "fsdp_dtensor"});

@@ -452,6 +452,8 @@ Dimensions::Dimensions(const Scenario& sc, const profile::Device& device) : gpu(
       divided(sc, "settings.lora_dim", o.lora_dim, t);
       *rank = o.lora_dim;
     }
+  // peft/utils.py, _register_shared_expert_grad_sync_hooks (pull request 5396)
+  lora.syncs_experts = moe.ep > 1 && scenario::bridge_at_least(sc.software, 0, 7);
   deferred_head_wgrads = static_cast<std::int32_t>(std::min<Int>(scenario::deferred_head_wgrads(sc), INT32_MAX));
   computes_head_wgrads = deferred_head_wgrads < scenario::num_microbatches(sc);
   muon_dealt = o.optimizer == "dist_muon";

@@ -68,7 +68,9 @@ struct MoeDimensions {
 
 /// Ranks of the adapters beside a layer's linear layers; 0: none.
 struct Lora {
-  Int qkv = 0, proj = 0, fc1 = 0, fc2 = 0;
+  Int qkv = 0, proj = 0, fc1 = 0, fc2 = 0;  ///< fc1, fc2: also one beside all of a rank's experts
+  bool syncs_experts = false;  ///< those beside experts: expert-parallel ranks sum their gradients (Bridge 0.7)
+  bool any() const { return qkv + proj + fc1 + fc2 > 0; }
 };
 
 /// Gated delta net layers, of a tensor-parallel rank; no heads: there are none.
@@ -187,7 +189,7 @@ struct Dimensions {
   Int smallest_offload = 0;           ///< elements; min_offloaded_tensor_size
   scenario::TeOpOffload op_offload;   ///< of a Transformer Engine that has operator markers
 
-  bool frozen() const { return lora.qkv > 0; }  ///< the base model's parameters have no gradient
+  bool frozen() const { return lora.any(); }  ///< the base model's parameters have no gradient
   bool recomputes(Recompute module) const { return std::ranges::find(recomputed, module) != recomputed.end(); }
   bool offloads(Offload module) const { return std::ranges::find(offloaded, module) != offloaded.end(); }
   Int ffn_in() const { return gated ? 2 * f : f; }  ///< width of fc1's output

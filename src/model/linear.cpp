@@ -305,8 +305,10 @@ std::uint32_t LinearWriter::column_linear(const Linear& linear, const std::strin
   const bool shard = gathers(linear);
   if (linear.fp8)
     saved = quantize(linear.name + "_input", d_.local, linear.in, true,
-                     grad && second_copy_now(shard) && !keeps_original, true, shard);
-  return column_product(linear, owner, saved, grad && !(linear.fp8 && keeps_original));
+                     grad && second_copy_now(shard) && !keeps_original && !linear.frozen, true, shard);
+  const auto out = column_product(linear, owner, saved, grad && !(linear.fp8 && keeps_original) && !linear.frozen);
+  if (linear.frozen) saved = {};
+  return out;
 }
 
 std::uint32_t LinearWriter::column_backward(const Linear& linear, Operand& saved, bool keeps_original) {

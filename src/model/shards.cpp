@@ -16,7 +16,8 @@ Int type_bytes(const std::string& type) {
 OptimizerTypes optimizer_types(const scenario::Scenario& s) {
   const auto& o = s.settings;
   OptimizerTypes types;
-  if (o.optimizer != "adam" && o.optimizer != "muon" && o.optimizer != "dist_muon") types.second = 0;  // momentum alone (torch SGD, Lion)
+  if (o.optimizer != "adam" && o.optimizer != "muon" && o.optimizer != "dist_muon")
+    types.second = 0;  // momentum alone (torch SGD, Lion)
   if (!o.use_precision_aware_optimizer) return types;
   types.first = type_bytes(o.exp_avg_dtype);
   if (types.second > 0) types.second = type_bytes(o.exp_avg_sq_dtype);

@@ -263,7 +263,10 @@ void add_notes(const Scenario& s, const Dimensions& d, Stages& stages) {
   if (const auto packing = scenario::packing(s)) add_packing_notes(s, *packing, stages);
   if (d.fsdp)
     note("Megatron-FSDP: a unit is gathered one unit ahead in time, as many as Megatron prefetches in memory");
-  if (d.frozen() && d.t > 1) note("LoRA with tensor parallelism follows the code of Bridge, not measured runs");
+  if (d.frozen() && (d.t > 1 || d.cp > 1 || d.mla || d.moe.experts > 0))
+    note(
+        "LoRA beside experts or latent attention, with tensor or context parallelism follows the code of Bridge, not "
+        "measured runs");
   add_offload_notes(s, d, stages);
   if (d.context.gathers)
     note(

@@ -297,18 +297,25 @@ const std::vector<RefusedField>& refused_rows() {
        [](const Scenario& s) { return s.settings.moe_load_imbalance < 1; }},
       // Adapters
       {"lora_target_modules",
-       "adapters beside experts, latent or local layers; with MTP, offload, CUDA graphs of modules, delayed weight "
-       "gradients or TP without SP; none beside linear_qkv, where the first layer's backward begins "
-       "inside it",
+       "adapters beside local layers, Transformer Engine's operator sequences, experts with tensor parallelism, "
+       "shared experts with TP; with MTP, offload, "
+       "CUDA graphs of modules, expert-parallel overlap, delayed weight gradients (Transformer Engine's backward_dw "
+       "finds none of a frozen layer and raises) or TP without SP; none in attention, where the first layer's backward "
+       "begins",
        [](const Scenario& s) {
          const auto& o = s.settings;
          const auto& targets = o.lora_target_modules;
          if (targets.empty()) return false;
-         return has_experts(s) || s.model.multi_latent_attention || !te_layers(s) ||
-                s.model.mtp_num_layers.value_or(0) > 0 || o.cpu_offloading || o.fine_grained_activation_offloading ||
-                graphs_modules(s) || o.delay_wgrad_compute || uses_context(s) ||
-                (o.tensor_model_parallel_size > 1 && !o.sequence_parallel) ||
-                std::ranges::find(targets, "linear_qkv") == targets.end();
+         const auto has = [&](const char* name) { return std::ranges::find(targets, name) != targets.end(); };
+         const bool tensor = o.tensor_model_parallel_size > 1, mlps = has("linear_fc1") || has("linear_fc2");
+         const bool latent = s.model.multi_latent_attention;
+         return !te_layers(s) || o.use_transformer_engine_op_fuser || s.model.mtp_num_layers.value_or(0) > 0 ||
+                o.cpu_offloading || o.fine_grained_activation_offloading || graphs_modules(s) ||
+                o.delay_wgrad_compute || o.overlap_moe_expert_parallel_comm || (tensor && !o.sequence_parallel) ||
+
+                (has_experts(s) && expert_tensor_parallel_size(s) > 1) ||
+                (mlps && tensor && s.model.moe_shared_expert_intermediate_size) ||
+                !(has("linear_proj") || (has("linear_qkv") && !latent));
        }},
       {"lora_dropout", "dropout before the adapters",
        [](const Scenario& s) { return s.settings.lora_dropout > 0 && !s.settings.lora_target_modules.empty(); }},

@@ -512,7 +512,16 @@ TEST_CASE("Bridge's LoRA is read, what it trains otherwise is refused") {
   CHECK(changed.lora_dim == 8);
   CHECK(read("cfg.peft = LoRA()\ncfg.peft = None\n").lora_target_modules.empty());
   CHECK(read("cfg.peft = DoRA()\n").other.at("peft") == "true");
-  CHECK(read("cfg.peft = LoRA(a2a_experimental=True)\n").other.at("peft") == "true");
+  for (const char* other : {"a2a_experimental=True", "share_expert_adapters=False", "normalize_moe_lora=True",
+                            "exclude_modules=[\"linear_qkv\"]", "lora_dtype=torch.float32"}) {
+    CAPTURE(other);
+    CHECK(read(std::string("cfg.peft = LoRA(") + other + ")\n").other.at("peft") == "true");
+  }
+  const auto usual = read(
+      "cfg.peft = LoRA(dim=8, dropout_position=\"pre\", a2a_experimental=False, lora_dtype=None, exclude_modules=[], "
+      "share_expert_adapters=True, normalize_moe_lora=False)\n");
+  CHECK_FALSE(usual.other.contains("peft"));
+  CHECK(usual.lora_dim == 8);
 }
 
 TEST_CASE("a recipe's body: objects made by calls, its own variables, None for what the class decides") {
