@@ -63,6 +63,7 @@ const std::set<std::string, std::less<>> ddp_fields = {"use_distributed_optimize
                                                        "gradient_reduce_div_fusion",
                                                        "nccl_ub",
                                                        "fsdp_double_buffer",
+                                                       "suggested_communication_unit_size",
                                                        "keep_fp8_transpose_cache"};
 const std::set<std::string, std::less<>> optimizer_fields = {"optimizer",
                                                              "muon_num_ns_steps",

@@ -364,7 +364,7 @@ std::uint32_t LinearWriter::norm_backward(const std::string& name, std::uint32_t
   const auto dgamma = w_.allocate_gradient(2 * cols * (d_.rms_norm ? 1 : 2));
   w_.transient("workspace", (d_.rms_norm ? rms_ctas : 2 * layer_norm_ctas) * d_.gpu.multiprocessors * cols * 4);
   norm(name, false, rows, cols);
-  if (w_.graphed())
+  if (w_.graphed() && !d_.frozen())
     w_.returns(2 * cols * (d_.rms_norm ? 1 : 2), name + " gradient accumulation", {"small", {}});
   else if (!d_.frozen())
     w_.launch(name + " gradient accumulation", {"small", {}});

@@ -29,7 +29,7 @@ void StateWriter::construct_module(const std::vector<Parameter>& parameters) {
     if (p.fp8 && d_.precision.parameters_outside_buffers()) {
       hold_from_start("parameters", copy(false));
       hold_from_start("column-wise parameters", copy(true));
-      casts_of_chunks_.push_back({p.weight_out, p.weight_in});
+      if (!p.frozen) casts_of_chunks_.push_back({p.weight_out, p.weight_in});
       continue;
     }
     if (p.frozen)  // stays what the module made
@@ -79,9 +79,10 @@ void StateWriter::add_chunk(std::size_t index, const std::vector<Parameter>& par
   for (const auto& p : parameters) {
     chunk.parameters += p.elements;
     if (p.replicated && !p.frozen) replicated_elements_ += p.elements;
-    if (p.frozen)
+    const bool outside = p.fp8 && d_.precision.parameters_outside_buffers();
+    if (p.frozen && !outside)
       parameter_bytes += p.fp8 ? d_.precision.weight_bytes(p.weight_out, p.weight_in, false) : 2 * p.elements;
-    if (p.fp8 && d_.precision.parameters_outside_buffers())
+    if (outside)
       parameter_bytes += d_.precision.weight_bytes(p.weight_out, p.weight_in, false) +
                          d_.precision.weight_bytes(p.weight_out, p.weight_in, true);
   }

@@ -298,10 +298,9 @@ const std::vector<RefusedField>& refused_rows() {
       // Adapters
       {"lora_target_modules",
        "adapters beside local layers, Transformer Engine's operator sequences, experts with tensor parallelism, "
-       "shared experts with TP; with MTP, offload, "
-       "CUDA graphs of modules, expert-parallel overlap, delayed weight gradients (Transformer Engine's backward_dw "
-       "finds none of a frozen layer and raises) or TP without SP; none in attention, where the first layer's backward "
-       "begins",
+       "shared experts with TP; with MTP, offload, CUDA graphs of modules other than dense MLPs without adapters, "
+       "expert-parallel overlap, delayed weight gradients (Transformer Engine's backward_dw finds none of a frozen "
+       "layer and raises) or TP without SP; none in attention, where the first layer's backward begins",
        [](const Scenario& s) {
          const auto& o = s.settings;
          const auto& targets = o.lora_target_modules;
@@ -310,9 +309,9 @@ const std::vector<RefusedField>& refused_rows() {
          const bool tensor = o.tensor_model_parallel_size > 1, mlps = has("linear_fc1") || has("linear_fc2");
          const bool latent = s.model.multi_latent_attention;
          return !te_layers(s) || o.use_transformer_engine_op_fuser || s.model.mtp_num_layers.value_or(0) > 0 ||
-                o.cpu_offloading || o.fine_grained_activation_offloading || graphs_modules(s) ||
+                o.cpu_offloading || o.fine_grained_activation_offloading ||
+                (graphs_modules(s) && (o.cuda_graph_modules != Strings{"mlp"} || mlps || has_experts(s))) ||
                 o.delay_wgrad_compute || o.overlap_moe_expert_parallel_comm || (tensor && !o.sequence_parallel) ||
-
                 (has_experts(s) && expert_tensor_parallel_size(s) > 1) ||
                 (mlps && tensor && s.model.moe_shared_expert_intermediate_size) ||
                 !(has("linear_proj") || (has("linear_qkv") && !latent));

@@ -127,6 +127,37 @@ TEST_CASE("the first layer's backward begins at the first adapter") {
   }
 }
 
+TEST_CASE("frozen parameters in MXFP8 are quantized once: the optimizer step leaves them") {
+  const auto s = with(mixture(), {"num_moe_experts=none", "expert_tensor_parallel_size=none", "fp8=e4m3",
+                                  "fp8_recipe=mxfp8", "fp8_param=true", "fp8_param_gather=true",
+                                  "reuse_grad_buf_for_mxfp8_param_ag=true", "profile=b200-sxm"});
+  const auto quantized = [](const scenario::Scenario& one) {
+    int count = 0;
+    const auto stages = model::build(one, profile::data_sheet("b200-sxm").device);
+    for (const auto& kernel : stages.ranks[0].optimizer)
+      count += kernel.name == "parameters quantized" || kernel.name == "gathered parameters zeroed" ? 1 : 0;
+    return count;
+  };
+  CHECK(quantized(s) == 4 * 4 + 1);
+  CHECK(quantized(with(s, {"lora_target_modules=[linear_qkv]"})) == 0);
+}
+
+TEST_CASE("a graph of a frozen MLP returns the gradient of its input alone") {
+  const auto graphed =
+      with(mixture(), {"num_moe_experts=none", "expert_tensor_parallel_size=none", "cuda_graph_impl=transformer_engine",
+                       "cuda_graph_modules=[mlp]", "use_te_rng_tracker=true"});
+  const auto count = [](const scenario::Scenario& s) {
+    return kernels(layer(pipewright::test::build(s), 1), "mlp.fc1 norm gradient accumulation").size();
+  };
+  const auto frozen = with(graphed, {"lora_target_modules=[linear_qkv, linear_proj]"});
+  CHECK_NOTHROW(scenario::refuse_unmodelled(frozen));
+  CHECK_THROWS_AS(scenario::refuse_unmodelled(with(frozen, {"lora_target_modules=[linear_qkv, linear_fc1]"})),
+                  UsageError);
+  check_balance(layer(pipewright::test::build(frozen), 1));
+  CHECK(count(graphed) == 1);
+  CHECK(count(frozen) == 0);
+}
+
 TEST_CASE("what is born dies, whatever is adapted, recomputed, cast or shared") {
   std::mt19937 chance(3);
   const auto one_of = [&](std::initializer_list<const char*> list) {
