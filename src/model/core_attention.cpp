@@ -62,7 +62,8 @@ void CoreAttention::causal_kernel(const std::string& name, const std::string& pa
   if (d_.packed.empty()) return w_.launch(kernel(name, pass));
   for (const PackedRows& rows : d_.packed) {
     Kernel kernel = this->kernel(name, pass);
-    kernel.key = {"attention.thd." + pass, {rows.batch, rows.length, rows.length, d_.heads, d_.groups, d_.head_dim}};
+    const Int heads = d_.heads / d_.context.heads, groups = d_.groups / d_.context.heads;
+    kernel.key = {"attention.thd." + pass, {rows.batch, rows.length, rows.length, heads, groups, d_.head_dim}};
     kernel.share = rows.share;
     kernel.packed = true;
     w_.launch(std::move(kernel), rows.microbatches);

@@ -407,10 +407,10 @@ Dimensions::Dimensions(const Scenario& sc, const profile::Device& device) : gpu(
             (!fused_activation || scenario::activation_func(sc) == "quick_gelu");
   fused_residual = o.bias_dropout_fusion;
   sinks = scenario::has_sinks(sc);
-  packed = packed_rows(sc, tokens);
   flash2 = gpu.compute_capability >= 100 && !unfused_attention && !mla && attention_dropout > 0 &&
            scenario::variable(sc, "NVTE_ALLOW_NONDETERMINISTIC_ALGO") == "0";
   context = scenario::context_sharing(sc).value_or(scenario::ContextSharing{1, cp, false});  // others are refused
+  packed = packed_rows(sc, tokens * context.heads, context.ring);
   if (heads % context.heads != 0 || groups % context.heads != 0)
     refuse(
         sc, "settings.cp_comm_type",

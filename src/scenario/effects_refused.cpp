@@ -26,6 +26,15 @@ bool only_ring(const Scenario& s) {
   const auto sharing = context_sharing(s);
   return sharing && sharing->heads == 1 && !sharing->gathers;
 }
+/// Every rank has whole sequences of some heads. Rows of several sequences are put in order by one kernel from
+/// Transformer Engine 2.18 on, before by indices that Python makes (context_parallel.py,
+/// thd_cp_rank_order_to_sequence_order).
+bool exchanges_rows(const Scenario& s) {
+  const auto sharing = context_sharing(s);
+  const auto version = te_version(s.software);
+  return sharing && sharing->ring == 1 && !sharing->gathers &&
+         std::pair(version.major, version.minor) >= std::pair(2, 18);
+}
 bool plain_kernel(const Scenario& s) { return grouped_fused_attention(s) && !uses_context(s); }
 /// Rows of packed sequences: TE's kernels of variable lengths (thd), which Megatron calls with fused attention only.
 bool packs_as_modelled(const Scenario& s) {
@@ -35,7 +44,7 @@ bool packs_as_modelled(const Scenario& s) {
                      (s.model.window_size.empty() || s.model.window_size[0] < 0);
   const bool rotates = s.model.position_embedding_type == "rope" || s.model.position_embedding_type == "yarn";
   return o.micro_batch_size == 1 && plain && s.model.mtp_num_layers.value_or(0) == 0 &&
-         (!rotates || o.apply_rope_fusion) && only_ring(s) &&
+         (!rotates || o.apply_rope_fusion) && (only_ring(s) || exchanges_rows(s)) &&
          (!uses_graphs(s) || o.cuda_graph_modules == Strings{"mlp"});
 }
 /// Muon as modelled: emerging_optimizers.py and layer_wise_optimizer.py of core_r0.19.0.
