@@ -25,7 +25,7 @@ class GroupedQueryAttention : public Attention {
         begins_in_proj_(kind.ends && dimensions.lora.qkv == 0),
         rotates_(dimensions.rope && kind.rotary),
         linear_(builder, dimensions),
-        core_(builder, dimensions, kind.window),
+        core_(builder, dimensions, kind.window, kind.fp8),
         q_rope_(builder, dimensions, "attention.q"),
         k_rope_(builder, dimensions, "attention.k"),
         offload_(builder, dimensions),
@@ -114,7 +114,7 @@ void GroupedQueryAttention::run_core(bool grad) {
     w_.launch("attention.v copy", {"copy.strided", {d_.tokens, d_.kv}});
   }
   o_ = core_.forward(grad);
-  if (!grad || (d_.context.heads > 1) || (d_.unfused_attention && d_.groups < d_.heads)) w_.release(v_);
+  if (!grad || core_.keeps_copies() || (d_.unfused_attention && d_.groups < d_.heads)) w_.release(v_);
 }
 
 void GroupedQueryAttention::queries_and_keys(bool grad) {
@@ -247,7 +247,7 @@ std::uint32_t GroupedQueryAttention::forward(bool needed) {
   if (!grad || !keeps_mixed()) w_.release(mixed_);
   const bool repeated = d_.unfused_attention && d_.groups < d_.heads;  // only the repeated keys are read again
   if (repeated && !d_.recomputes(Recompute::core_attn)) w_.release(k_);
-  if ((d_.context.heads > 1) && !d_.recomputes(Recompute::core_attn)) w_.release(q_, k_);  // whole sequences are kept
+  if (core_.keeps_copies() && !d_.recomputes(Recompute::core_attn)) w_.release(q_, k_);
   if (!grad) w_.release(q_, k_);
   if (!needed) w_.release(o_);
   // Delayed scaling: the projection keeps an FP8 copy alone, a checkpoint keeps no output.

@@ -8,6 +8,7 @@
 #include "pipewright/model.hpp"
 #include "pipewright/scenario/derived.hpp"
 #include "pipewright/scenario/fields.hpp"
+#include "quantized_attention.hpp"
 #include "routing.hpp"
 
 namespace pipewright::model {
@@ -425,6 +426,10 @@ Dimensions::Dimensions(const Scenario& sc, const profile::Device& device) : gpu(
   ring_link = way_of(sc, t * context.heads, context.ring);
   dp_link = way_of(sc, t, cp * dp);
   precision = {recipe_of(sc, gpu), gpu.fp8_layouts == std::vector{profile::Layout::tn}};
+  fp8_attention = scenario::attends_in_fp8(sc);
+  if (fp8_attention && !times_fp8_attention(device, mla, precision.recipe == Recipe::mxfp8))
+    throw UsageError(scenario::position(sc, "settings.fp8_dot_product_attention"), "settings.fp8_dot_product_attention",
+                     "there are no figures of attention in FP8 with this recipe on " + device.name);
   fp8_parameters = precision.quantized() && (o.fp8_param || o.fp8_param_gather);
   fp8_cached_weights = !o.disable_parameter_transpose_cache;
   if (fsdp && fp8_parameters) {

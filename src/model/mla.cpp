@@ -26,7 +26,7 @@ class LatentAttention : public Attention {
         d_(d),
         begins_in_proj_(kind.ends),
         linear_(builder, d),
-        core_(builder, d, 0),
+        core_(builder, d, 0, kind.fp8),
         q_rope_(builder, d, "attention.q_rope"),
         k_rope_(builder, d, "attention.k_rope"),
         norm_(builder, d, "attention.norm", d.recomputes(Recompute::layernorm)),
@@ -280,7 +280,7 @@ std::uint32_t LatentAttention::forward(bool needed) {
   // Frames return.
   const bool adapted = needed && proj_.rank > 0;
   if (!adapted && (!grad || (d_.recomputes(Recompute::core_attn) && !saves_o))) w_.release(o_);
-  if (!grad) w_.release(q_, k_, v_);
+  if (!grad || (core_.keeps_copies() && !d_.recomputes(Recompute::core_attn))) w_.release(q_, k_, v_);
   if (!grad || !d_.recomputes(Recompute::mla_up_proj)) {
     const bool kept = grad && (keeps_input(q_up_) || d_.qk_norm);  // as the up projections' inputs, where no views
     w_.release(key_rope_, mixed_);

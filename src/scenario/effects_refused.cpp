@@ -198,8 +198,13 @@ const std::vector<RefusedField>& refused_rows() {
       {"fp8_wgrad", "weight gradients in bf16 beside FP8 products",
        [](const Scenario& s) { return s.settings.fp8.has_value() && !s.settings.fp8_wgrad; }},
       {"fp8_output_proj", "an output layer in FP8", [](const Scenario& s) { return s.settings.fp8_output_proj; }},
-      {"fp8_dot_product_attention", "attention in FP8",
-       [](const Scenario& s) { return s.settings.fp8_dot_product_attention; }},
+      {"fp8_dot_product_attention",
+       "attention in FP8 with recipes other than mxfp8 (Transformer Engine 2.16 or later) and tensorwise (2.8), heads "
+       "other than 128 wide (latent: 192 and 128), sequences that are no multiple of 128, windows, sinks, soft caps, "
+       "dropout, packed sequences, context parallelism, activation offload or unfused attention",
+       [](const Scenario& s) {
+         return s.settings.fp8_dot_product_attention && (s.settings.fp8 || s.settings.fp4) && !attends_in_fp8(s);
+       }},
       {"fp8_multi_head_attention", "attention in FP8 from its projections on",
        [](const Scenario& s) { return s.settings.fp8_multi_head_attention; }},
       {"activation_func_fp8_input_store", "inputs of the activation kept in FP8",
