@@ -63,6 +63,7 @@ const std::set<std::string, std::less<>> ddp_fields = {"use_distributed_optimize
                                                        "gradient_reduce_div_fusion",
                                                        "nccl_ub",
                                                        "fsdp_double_buffer",
+                                                       "suggested_communication_unit_size",
                                                        "keep_fp8_transpose_cache"};
 const std::set<std::string, std::less<>> optimizer_fields = {"optimizer",
                                                              "muon_num_ns_steps",
@@ -84,7 +85,9 @@ const std::set<std::string, std::less<>> optimizer_fields = {"optimizer",
                                                              "optimizer_cuda_graph"};
 const std::set<std::string, std::less<>> train_fields = {"micro_batch_size", "global_batch_size"};
 
-std::string section_of(std::string_view field) {
+std::string section_of(const Scenario& s, std::string_view field) {
+  if (of_distributed_optimizer(field) && !s.settings.use_distributed_optimizer)  // setup() hands them over with it only
+    return field == "overlap_param_gather_with_optimizer_step" ? "optimizer" : "ddp";
   if (comm_overlap_fields.contains(field)) return "comm_overlap";
   if (precision_fields.contains(field)) return "mixed_precision";
   if (ddp_fields.contains(field)) return "ddp";
@@ -130,8 +133,8 @@ Line line_of(const Scenario& s, const std::string& field) {
     return {{"cfg.model.share_embeddings_and_output_weights = " +
              std::string(s.model.untie_embeddings_and_output_weights ? "False" : "True")},
             ""};
-  Line line{{"cfg." + section_of(field) + "." + field + " = " + literal_of(s, field)}, ""};
-  if (section_of(field) == "comm_overlap" &&
+  Line line{{"cfg." + section_of(s, field) + "." + field + " = " + literal_of(s, field)}, ""};
+  if (section_of(s, field) == "comm_overlap" &&
       (field == "overlap_moe_expert_parallel_comm" || field == "delay_wgrad_compute"))
     line.comment = "cfg.model." + field + " would be reset";
   return line;
@@ -250,7 +253,7 @@ Groups bridge(const Scenario& scenario) {
                                ""});
         continue;
       }
-      if (section_of(field) == "comm_overlap" && scenario::get(scenario, field) == "none") continue;
+      if (section_of(scenario, field) == "comm_overlap" && scenario::get(scenario, field) == "none") continue;
       group.lines.push_back(line_of(scenario, field));
       if (field == "use_distributed_optimizer")  // where one of the two is True, Bridge sets both
         group.lines.push_back({{std::string("cfg.optimizer.use_distributed_optimizer = ") +

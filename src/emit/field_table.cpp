@@ -127,6 +127,12 @@ bool is_ours(std::string_view field) {
          field.starts_with("lora_");
 }
 
+bool of_distributed_optimizer(std::string_view field) {
+  constexpr std::array names = {"overlap_grad_reduce", "overlap_param_gather", "align_param_gather",
+                                "overlap_param_gather_with_optimizer_step", "bucket_size"};
+  return std::ranges::find(names, field) != names.end();
+}
+
 bool matters(std::string_view field, const Scenario& s) {
   if (field == "packing_algorithm" || field == "pack_order") return !s.settings.sequence_lengths.empty();
   if (field.starts_with("muon_")) return s.settings.optimizer.ends_with("muon");
@@ -137,7 +143,8 @@ bool matters(std::string_view field, const Scenario& s) {
   if (field == "moe_aux_loss_coeff" && s.settings.moe_router_load_balancing_type.empty()) return false;
   if (field.starts_with("moe_") && field != "moe_load_imbalance") return s.model.num_moe_experts.has_value();
   if (field == "optimizer_offload_fraction") return s.settings.optimizer_cpu_offload;
-  if (field == "data_parallel_sharding_strategy") return s.settings.use_megatron_fsdp;
+  if (field == "data_parallel_sharding_strategy" || field == "suggested_communication_unit_size")
+    return s.settings.use_megatron_fsdp;
   if (field == "align_param_gather") return s.settings.overlap_param_gather && scenario::interleaved(s);
   if (field == "overlap_p2p_comm") return scenario::interleaved(s);
   if (field == "bucket_size") return s.settings.overlap_grad_reduce;  // else one bucket for all

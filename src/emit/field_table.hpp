@@ -32,6 +32,8 @@ struct Flag {
 
 std::span<const Flag> flags();
 const Flag* find_flag(std::string_view name);
+/// What Bridge's CommOverlapConfig hands to cfg.ddp and cfg.optimizer with the distributed optimizer only.
+bool of_distributed_optimizer(std::string_view field);
 /// The flag that sets `field` in this version, or null. Of two spellings the one that begins with --no-.
 const Flag* flag_of_field(std::string_view field, const scenario::Software& software);
 bool has(scenario::Versions versions, const scenario::Software& software);

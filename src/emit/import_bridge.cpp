@@ -104,7 +104,9 @@ void apply_comm_overlap(Scenario& s, const std::vector<Assignment>& user) {
     settings.align_param_gather = data_parallel && interleaved;
   }
   for (const auto& assignment : user)
-    if (assignment.second != "none") assign(s, assignment);
+    if (assignment.second != "none" &&
+        (settings.use_distributed_optimizer || !of_distributed_optimizer(assignment.first)))
+      assign(s, assignment);
   if (settings.tensor_model_parallel_size < 2 || !settings.sequence_parallel) settings.tp_comm_overlap = false;
 }
 
@@ -432,6 +434,16 @@ class OverrideImporter {
   void read_adapter(const std::string& field, const Python& value, const Position& where) {
     const std::vector<std::string> numbers = {"alpha", "lora_A_init_method", "lora_B_init_method", "dropout_position"};
     if (std::ranges::find(numbers, field) != numbers.end()) return;  // numbers change, the work does not
+    // What other values of these do is not modelled.
+    const std::map<std::string, std::string, std::less<>> usual = {
+        {"a2a_experimental", "False"},           {"exclude_modules", ""},
+        {"experts_shared_outer_loras", "False"}, {"lora_dtype", ""},
+        {"normalize_moe_lora", "False"},         {"sequence_parallel_input_regather", "False"},
+        {"share_expert_adapters", "True"}};
+    if (const auto row = usual.find(field); row != usual.end()) {
+      const bool none = value.kind == Python::Kind::none || (value.kind == Python::Kind::list && value.items.empty());
+      if (row->second.empty() ? none : value.kind == Python::Kind::boolean && value.text == row->second) return;
+    }
     const std::vector<std::string> known = {"target_modules", "dim", "dropout"};
     if (std::ranges::find(known, field) == known.end()) {
       s_.settings.other["peft"] = "true";

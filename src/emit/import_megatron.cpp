@@ -400,6 +400,16 @@ class FlagImporter {
       s.model.num_layers = static_cast<scenario::Int>(scenario::hybrid_layers(s).size());
   }
 
+  /// arguments.py from 0.18 on: dist_muon is muon with the distributed optimizer; training.py,
+  /// wrap_model_chunks_with_ddp: without a layout its parameters are dealt as dist_muon's were.
+  void share_muon(Scenario& s) const {
+    auto& o = s.settings;
+    const bool layer_wise = o.optimizer == "dist_muon" || (o.optimizer == "muon" && o.use_distributed_optimizer);
+    if (!layer_wise || !has(*find_flag("--no-use-layer-wise-param-layout"), s.software)) return;
+    o.use_distributed_optimizer = !was_given("--no-use-layer-wise-param-layout");
+    o.optimizer = o.use_distributed_optimizer ? "muon" : "dist_muon";
+  }
+
   void finish(Scenario& s) const {
     auto& settings = s.settings;
     auto& model = s.model;
@@ -429,6 +439,7 @@ class FlagImporter {
     settings.deallocate_pipeline_outputs = true;
     if (settings.tensor_model_parallel_size == 1) settings.sequence_parallel = false;
     settings.cpu_offloading = settings.cpu_offloading_num_layers > 0;
+    share_muon(s);
     settings.grad_reduce_in_fp32 =
         settings.bf16 ? !was_given("--grad-reduce-in-bf16") : was_given("--accumulate-allreduce-grads-in-fp32");
     settings.persist_layer_norm = !was_given("--no-persist-layer-norm");

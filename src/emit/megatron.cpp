@@ -101,6 +101,9 @@ std::optional<std::vector<Words>> special(const Scenario& s, const std::string& 
     when(settings.overlap_param_gather_with_optimizer_step, {"--overlap-param-gather-with-optimizer-step"});
     return when(settings.overlap_param_gather_with_optimizer_step, {"--ckpt-format", "torch"});
   }
+  const auto* lays_out = find_flag("--no-use-layer-wise-param-layout");
+  if (field == "optimizer" && settings.optimizer == "dist_muon" && has(*lays_out, s.software))
+    return std::vector<Words>{{"--optimizer", "dist_muon"}, {std::string(lays_out->name)}};
   if (field == "use_megatron_fsdp") {  // which has a format of its own for checkpoints
     when(settings.use_megatron_fsdp, {"--use-megatron-fsdp"});
     return when(settings.use_megatron_fsdp, {"--ckpt-format", "fsdp_dtensor"});

@@ -22,9 +22,10 @@ class GroupedQueryAttention : public Attention {
   GroupedQueryAttention(PieceBuilder& builder, const Dimensions& dimensions, const LayerKind& kind)
       : w_(builder),
         d_(dimensions),
+        begins_in_proj_(kind.ends && dimensions.lora.qkv == 0),
         rotates_(dimensions.rope && kind.rotary),
         linear_(builder, dimensions),
-        core_(builder, dimensions, kind.window),
+        core_(builder, dimensions, kind.window, kind.fp8),
         q_rope_(builder, dimensions, "attention.q"),
         k_rope_(builder, dimensions, "attention.k"),
         offload_(builder, dimensions),
@@ -41,7 +42,8 @@ class GroupedQueryAttention : public Attention {
               .fp8 = kind.fp8,
               .row = true,
               .frozen = d_.frozen(),
-              .rank = d_.lora.proj},
+              .rank = d_.lora.proj,
+              .ends = begins_in_proj_},
         separate_norm_(builder, dimensions, "attention.norm", dimensions.recomputes(Recompute::layernorm)),
         post_norm_(builder, dimensions, "attention.post_norm") {}
 
@@ -87,6 +89,7 @@ class GroupedQueryAttention : public Attention {
 
   PieceBuilder& w_;
   const Dimensions& d_;
+  const bool begins_in_proj_;  ///< the first layer of a frozen model: nothing before its adapter needs a gradient
   const bool rotates_;
   LinearWriter linear_;
   CoreAttention core_;
@@ -111,7 +114,7 @@ void GroupedQueryAttention::run_core(bool grad) {
     w_.launch("attention.v copy", {"copy.strided", {d_.tokens, d_.kv}});
   }
   o_ = core_.forward(grad);
-  if (!grad || (d_.context.heads > 1) || (d_.unfused_attention && d_.groups < d_.heads)) w_.release(v_);
+  if (!grad || core_.keeps_copies() || (d_.unfused_attention && d_.groups < d_.heads)) w_.release(v_);
 }
 
 void GroupedQueryAttention::queries_and_keys(bool grad) {
@@ -207,7 +210,8 @@ void GroupedQueryAttention::project(bool grad) {
   offload_.commit(Offload::qkv_linear);
 }
 
-std::uint32_t GroupedQueryAttention::attend_and_project(bool grad) {
+std::uint32_t GroupedQueryAttention::attend_and_project(bool needed) {
+  const bool grad = needed && !begins_in_proj_;
   const bool keeps = grad && !d_.recomputes(Recompute::core_attn),
              keeps_original = d_.precision.recipe != Recipe::delayed;
   offload_.begin(Offload::core_attn, keeps);
@@ -222,8 +226,8 @@ std::uint32_t GroupedQueryAttention::attend_and_project(bool grad) {
   gate_output(grad);
   offload_.begin(Offload::attn_proj, grad);
   auto out = linear_.row_linear(proj_, "attention.proj_output", proj_input_, grad, keeps_original);
-  out = linear_.adapt(proj_, out, "attention.proj_output", no_tensor, proj_adapted_, grad);
-  out = post_norm_.forward(out, grad);
+  out = linear_.adapt(proj_, out, "attention.proj_output", no_tensor, proj_adapted_, needed);
+  out = post_norm_.forward(out, needed);
   const bool saves_o = !proj_.fp8 || keeps_original;
   if (grad) offload_.saves(Offload::attn_proj, {saves_o ? o_ : proj_input_.transpose});
   offload_.commit(Offload::attn_proj);
@@ -232,18 +236,20 @@ std::uint32_t GroupedQueryAttention::attend_and_project(bool grad) {
   return out;
 }
 
-std::uint32_t GroupedQueryAttention::forward(bool grad) {
+std::uint32_t GroupedQueryAttention::forward(bool needed) {
+  const bool grad = needed && !begins_in_proj_;
   project(grad);
   queries_and_keys(grad);
-  const auto out = attend_and_project(grad);
+  const auto out = attend_and_project(needed);
   // Frames return: copies that only the forward pass needed go.
   w_.release(q_normed_, k_normed_);
   if (!grad || !normalises()) w_.release(q_raw_, k_raw_, qk_statistics_);
   if (!grad || !keeps_mixed()) w_.release(mixed_);
   const bool repeated = d_.unfused_attention && d_.groups < d_.heads;  // only the repeated keys are read again
   if (repeated && !d_.recomputes(Recompute::core_attn)) w_.release(k_);
-  if ((d_.context.heads > 1) && !d_.recomputes(Recompute::core_attn)) w_.release(q_, k_);  // whole sequences are kept
-  if (!grad) w_.release(q_, k_, o_);
+  if (core_.keeps_copies() && !d_.recomputes(Recompute::core_attn)) w_.release(q_, k_);
+  if (!grad) w_.release(q_, k_);
+  if (!needed) w_.release(o_);
   // Delayed scaling: the projection keeps an FP8 copy alone, a checkpoint keeps no output.
   if (d_.recomputes(Recompute::core_attn) && proj_.fp8 && d_.precision.recipe == Recipe::delayed && !d_.output_gate)
     w_.release(o_);
@@ -252,10 +258,15 @@ std::uint32_t GroupedQueryAttention::forward(bool grad) {
 }
 
 std::uint32_t GroupedQueryAttention::backward(std::uint32_t dropped) {
-  if (d_.separate_norms) separate_norm_.replay();
+  if (d_.separate_norms && !begins_in_proj_) separate_norm_.replay();
   offload_.needed(Offload::attn_proj);
   const auto dprojected = post_norm_.backward(dropped);
   const auto through_adapter = linear_.adapt_backward(proj_, proj_adapted_);
+  if (begins_in_proj_) {
+    w_.release(o_);
+    w_.free(dprojected);
+    return no_tensor;
+  }
   auto dout = linear_.row_backward(proj_, proj_input_, d_.precision.recipe != Recipe::delayed);
   if (through_adapter != no_tensor) {
     w_.launch("attention.proj adapter gradient added", {"add", {d_.tokens * d_.q}});

@@ -14,6 +14,8 @@
 
 #include <utility>
 
+#include "quantized_attention.hpp"
+
 namespace pipewright::model {
 
 std::uint32_t CoreAttention::forward(bool grad) {
@@ -54,6 +56,10 @@ Kernel CoreAttention::kernel(const std::string& name, const std::string& pass) c
   kernel.key = fused_key(pass);
   const auto& family = kernel.key.family;
   if (family.starts_with("attention.dropout.") || !d_.packed.empty()) kernel.host_family = "attention." + pass;
+  if (quantizes_) {
+    kernel.share = fp8_attention_share(d_, pass.starts_with("forward"));
+    kernel.timed_as = Kernel::TimedAs::attention_in_16_bits;
+  }
   return kernel;
 }
 
@@ -62,9 +68,10 @@ void CoreAttention::causal_kernel(const std::string& name, const std::string& pa
   if (d_.packed.empty()) return w_.launch(kernel(name, pass));
   for (const PackedRows& rows : d_.packed) {
     Kernel kernel = this->kernel(name, pass);
-    kernel.key = {"attention.thd." + pass, {rows.batch, rows.length, rows.length, d_.heads, d_.groups, d_.head_dim}};
+    const Int heads = d_.heads / d_.context.heads, groups = d_.groups / d_.context.heads;
+    kernel.key = {"attention.thd." + pass, {rows.batch, rows.length, rows.length, heads, groups, d_.head_dim}};
     kernel.share = rows.share;
-    kernel.packed = true;
+    kernel.timed_as = Kernel::TimedAs::equal_lengths;
     w_.launch(std::move(kernel), rows.microbatches);
   }
 }
@@ -189,7 +196,28 @@ CoreAttention::Gradients CoreAttention::exchanged_backward() {
   return g;
 }
 
+void CoreAttention::quantize_inputs() {
+  const std::pair<const char*, Int> inputs[] = {{"q", d_.q}, {"k", d_.kv}, {"v", d_.v_width()}};
+  if (d_.precision.recipe == Recipe::mxfp8) {
+    for (const auto& [name, width] : inputs)
+      quantized_.push_back(linear_.quantize(std::string("attention.") + name, d_.tokens, width, true, true));
+    order_scales();
+    return;
+  }
+  const Int width = d_.q + d_.kv + d_.v_width();
+  const auto joined = w_.allocate("attention.q_k_v", 2 * d_.tokens * width);
+  w_.launch("attention.q, k and v joined", {"copy.d2d", {2 * d_.tokens * width}});
+  quantized_.push_back(linear_.quantize("attention.q_k_v", d_.tokens, width, true, false));
+  w_.free(joined);
+}
+
+/// By heads, then as the tensor cores read them: of rows, of columns.
+void CoreAttention::order_scales() {
+  for (int i = 0; i < 3; ++i) w_.launch("attention.scales in order", {"small", {}});
+}
+
 std::uint32_t CoreAttention::fused_forward(bool grad) {
+  if (quantizes_) quantize_inputs();
   const auto out = w_.allocate("attention.core_output", 2 * d_.tokens * d_.o_width());
   if (!d_.caps_scores) rng_ = w_.allocate("attention.rng_state", 16);
   if (d_.sinks) {  // the parameter in fp32
@@ -198,7 +226,10 @@ std::uint32_t CoreAttention::fused_forward(bool grad) {
   }
   statistics_ = w_.allocate_float("attention.softmax_lse", 4 * d_.tokens * d_.heads);
   fused_kernel("attention.core forward", "forward.bf16");
-  if (!grad) w_.release(rng_, statistics_, sinks_);
+  if (!grad) {
+    w_.release(rng_, statistics_, sinks_);
+    release_copies();
+  }
   // FlashAttention saves its output by batch; TE copies it into the order of the sequence (backends.py, "sbhd").
   if (!d_.flash2 || d_.b == 1) return out;
   const auto ordered = w_.allocate("attention.core_output", 2 * d_.tokens * d_.o_width());
@@ -210,8 +241,18 @@ std::uint32_t CoreAttention::fused_forward(bool grad) {
   return ordered;
 }
 
+void CoreAttention::release_copies() {
+  for (const Operand& copies : std::exchange(quantized_, {})) linear_.release(copies);
+}
+
 CoreAttention::Gradients CoreAttention::fused_backward() {
   Gradients g{};
+  Operand gradient{};
+  if (quantizes_) {
+    const bool blocks = d_.precision.recipe == Recipe::mxfp8;
+    gradient = linear_.quantize("attention.core_output_gradient", d_.tokens, d_.o_width(), true, blocks);
+    if (blocks) order_scales();
+  }
   g.q = w_.allocate("attention.q_gradient", 2 * d_.tokens * d_.q);
   g.k = w_.allocate("attention.k_gradient", 2 * d_.tokens * d_.kv);
   g.v = w_.allocate("attention.v_gradient", 2 * d_.tokens * d_.v_width());
@@ -226,11 +267,13 @@ CoreAttention::Gradients CoreAttention::fused_backward() {
   fused_kernel("attention.core backward", "backward.bf16");
   w_.release(out_);
   if (d_.sinks) {
-    const auto gradient = w_.allocate_float("attention.sinks_gradient", 4 * d_.heads);
+    const auto of_sinks = w_.allocate_float("attention.sinks_gradient", 4 * d_.heads);
     w_.launch("attention.sinks gradient cast", {"small", {}});
-    w_.free(gradient);
+    w_.free(of_sinks);
   }
   w_.release(statistics_, rng_, sinks_);
+  linear_.release(gradient);
+  release_copies();
   return g;
 }
 

@@ -5,16 +5,20 @@
 #include <string>
 #include <utility>
 
-#include "builder.hpp"
+#include "linear.hpp"
 
 namespace pipewright::model {
 
 /// Queries, keys and values stay with the caller, forward and backward.
 class CoreAttention {
  public:
-  /// `window`: keys that a query sees; 0: all before it.
-  CoreAttention(PieceBuilder& builder, const Dimensions& dimensions, Int window)
-      : w_(builder), d_(dimensions), window_(window) {}
+  /// `window`: keys that a query sees; 0: all before it. `fp8`: of a layer in FP8.
+  CoreAttention(PieceBuilder& builder, const Dimensions& dimensions, Int window, bool fp8)
+      : w_(builder),
+        d_(dimensions),
+        window_(window),
+        quantizes_(fp8 && dimensions.fp8_attention),
+        linear_(builder, dimensions) {}
 
   /// Returns the output, which stays with the caller too; keeps what backward needs.
   std::uint32_t forward(bool grad);
@@ -32,7 +36,13 @@ class CoreAttention {
   std::uint32_t saved_twice() const { return separate() ? no_tensor : probabilities_; }
   void holds(std::uint32_t reloaded) { of_product_ = reloaded; }
 
+  /// It keeps copies of q, k and v; the caller's own serve only a checkpoint.
+  bool keeps_copies() const { return quantizes_ || exchanges_heads(); }
+
  private:
+  void quantize_inputs();  ///< in FP8 (quantized_attention.hpp)
+  void order_scales();
+  void release_copies();
   std::uint32_t fused_forward(bool grad);
   std::uint32_t unfused_forward(bool grad);
   Gradients fused_backward();
@@ -64,6 +74,9 @@ class CoreAttention {
   PieceBuilder& w_;
   const Dimensions& d_;
   const Int window_;
+  const bool quantizes_;
+  LinearWriter linear_;
+  std::vector<Operand> quantized_;                                                 ///< q, k and v
   std::uint32_t q_ = no_tensor, k_ = no_tensor, v_ = no_tensor, out_ = no_tensor;  ///< a2a: whole sequences
   std::uint32_t statistics_ = no_tensor, rng_ = no_tensor, sinks_ = no_tensor;     ///< fused
   std::uint32_t later_statistics_ = no_tensor, later_rng_ = no_tensor;             ///< all_gather: of the second chunk

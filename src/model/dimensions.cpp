@@ -8,6 +8,7 @@
 #include "pipewright/model.hpp"
 #include "pipewright/scenario/derived.hpp"
 #include "pipewright/scenario/fields.hpp"
+#include "quantized_attention.hpp"
 #include "routing.hpp"
 
 namespace pipewright::model {
@@ -407,10 +408,10 @@ Dimensions::Dimensions(const Scenario& sc, const profile::Device& device) : gpu(
             (!fused_activation || scenario::activation_func(sc) == "quick_gelu");
   fused_residual = o.bias_dropout_fusion;
   sinks = scenario::has_sinks(sc);
-  packed = packed_rows(sc, tokens);
   flash2 = gpu.compute_capability >= 100 && !unfused_attention && !mla && attention_dropout > 0 &&
            scenario::variable(sc, "NVTE_ALLOW_NONDETERMINISTIC_ALGO") == "0";
   context = scenario::context_sharing(sc).value_or(scenario::ContextSharing{1, cp, false});  // others are refused
+  packed = packed_rows(sc, tokens * context.heads, context.ring);
   if (heads % context.heads != 0 || groups % context.heads != 0)
     refuse(
         sc, "settings.cp_comm_type",
@@ -425,6 +426,10 @@ Dimensions::Dimensions(const Scenario& sc, const profile::Device& device) : gpu(
   ring_link = way_of(sc, t * context.heads, context.ring);
   dp_link = way_of(sc, t, cp * dp);
   precision = {recipe_of(sc, gpu), gpu.fp8_layouts == std::vector{profile::Layout::tn}};
+  fp8_attention = scenario::attends_in_fp8(sc);
+  if (fp8_attention && !times_fp8_attention(device, mla, precision.recipe == Recipe::mxfp8))
+    throw UsageError(scenario::position(sc, "settings.fp8_dot_product_attention"), "settings.fp8_dot_product_attention",
+                     "there are no figures of attention in FP8 with this recipe on " + device.name);
   fp8_parameters = precision.quantized() && (o.fp8_param || o.fp8_param_gather);
   fp8_cached_weights = !o.disable_parameter_transpose_cache;
   if (fsdp && fp8_parameters) {
@@ -452,9 +457,12 @@ Dimensions::Dimensions(const Scenario& sc, const profile::Device& device) : gpu(
       divided(sc, "settings.lora_dim", o.lora_dim, t);
       *rank = o.lora_dim;
     }
+  // peft/utils.py, _register_shared_expert_grad_sync_hooks (pull request 5396)
+  lora.syncs_experts = moe.ep > 1 && scenario::bridge_at_least(sc.software, 0, 7);
   deferred_head_wgrads = static_cast<std::int32_t>(std::min<Int>(scenario::deferred_head_wgrads(sc), INT32_MAX));
   computes_head_wgrads = deferred_head_wgrads < scenario::num_microbatches(sc);
-  muon = o.optimizer == "muon";
+  muon_dealt = o.optimizer == "dist_muon";
+  muon = o.optimizer == "muon" || muon_dealt;
   muon_whole = muon && o.use_distributed_optimizer;
   muon_splits_qkv = o.muon_split_qkv;
   muon_nesterov = o.muon_nesterov;

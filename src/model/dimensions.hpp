@@ -68,7 +68,9 @@ struct MoeDimensions {
 
 /// Ranks of the adapters beside a layer's linear layers; 0: none.
 struct Lora {
-  Int qkv = 0, proj = 0, fc1 = 0, fc2 = 0;
+  Int qkv = 0, proj = 0, fc1 = 0, fc2 = 0;  ///< fc1, fc2: also one beside all of a rank's experts
+  bool syncs_experts = false;  ///< those beside experts: expert-parallel ranks sum their gradients (Bridge 0.7)
+  bool any() const { return qkv + proj + fc1 + fc2 > 0; }
 };
 
 /// Gated delta net layers, of a tensor-parallel rank; no heads: there are none.
@@ -122,9 +124,10 @@ struct Dimensions {
   bool sp, gated, rms_norm, bias, qkv_bias, qk_norm, rope, fused_rope;
   bool cudnn_norm_forward, cudnn_norm_backward;  ///< NVTE_NORM_{FWD,BWD}_USE_CUDNN
   bool fused_gradients;                          ///< gradient_accumulation_fusion
-  bool fsdp = false;          ///< use_megatron_fsdp: parameters, gradients and states are shared (fsdp.hpp)
-  bool fsdp_scales = false;   ///< bf16 gradients are divided before they are reduced (gradient_reduce_preprocessing)
-  bool fsdp_buffers = false;  ///< fsdp_double_buffer: two units' buffers for gathers, two for gradients, for good
+  bool fp8_attention = false;  ///< fp8_dot_product_attention: of layers in FP8 (quantized_attention.hpp)
+  bool fsdp = false;           ///< use_megatron_fsdp: parameters, gradients and states are shared (fsdp.hpp)
+  bool fsdp_scales = false;    ///< bf16 gradients are divided before they are reduced (gradient_reduce_preprocessing)
+  bool fsdp_buffers = false;   ///< fsdp_double_buffer: two units' buffers for gathers, two for gradients, for good
   bool fsdp_keeps_transposes = false;  ///< keep_fp8_transpose_cache: FP8 parameters' transposes stay on every rank
   Int gradient_bytes;                  ///< of an element of the main gradient buffer: 4 or 2
   double hidden_dropout, attention_dropout;
@@ -176,8 +179,9 @@ struct Dimensions {
   LinearAttention linear;
   Mamba mamba;
   Lora lora;
-  bool muon = false;        ///< optimizer muon
+  bool muon = false;        ///< optimizer muon or dist_muon
   bool muon_whole = false;  ///< with the distributed optimizer: every matrix is one data-parallel rank's (layer-wise)
+  bool muon_dealt = false;  ///< dist_muon: parameters are dealt to data-parallel ranks, buffers are whole on each
   bool muon_splits_qkv = true, muon_nesterov = false;
   Int muon_steps = 5;
   bool whole_layer_offload = false;   ///< cpu_offloading of at least one layer's activations
@@ -186,7 +190,7 @@ struct Dimensions {
   Int smallest_offload = 0;           ///< elements; min_offloaded_tensor_size
   scenario::TeOpOffload op_offload;   ///< of a Transformer Engine that has operator markers
 
-  bool frozen() const { return lora.qkv > 0; }  ///< the base model's parameters have no gradient
+  bool frozen() const { return lora.any(); }  ///< the base model's parameters have no gradient
   bool recomputes(Recompute module) const { return std::ranges::find(recomputed, module) != recomputed.end(); }
   bool offloads(Offload module) const { return std::ranges::find(offloaded, module) != offloaded.end(); }
   Int ffn_in() const { return gated ? 2 * f : f; }  ///< width of fc1's output

@@ -42,12 +42,26 @@ void LocalExperts::accumulate(const Group& group, std::uint32_t gradient) {
 Experts::Experts(PieceBuilder& builder, const Dimensions& dimensions, bool fp8)
     : LocalExperts(builder, dimensions),
       fp8_(fp8),
-      act_(builder, dimensions, fp8 ? dimensions.moe.padded : dimensions.moe.received) {}
+      act_(builder, dimensions, fp8 ? dimensions.moe.padded : dimensions.moe.received),
+      fc1_adapter_{.name = fc1_.name,
+                   .in = fc1_.in,
+                   .out = fc1_.out,
+                   .frozen = dimensions.frozen(),
+                   .rank = dimensions.lora.fc1,
+                   .rows = rows()},
+      fc2_adapter_{.name = fc2_.name,
+                   .in = fc2_.in,
+                   .out = fc2_.out,
+                   .frozen = dimensions.frozen(),
+                   .rank = dimensions.lora.fc2,
+                   .rows = rows()} {}
 
 Operand Experts::input(const Group& group, bool grad) {
   if (!fp8_) return {};
-  auto operand = linear_.quantize_each(group.name + "_input", d_.moe.local, rows(), group.in, true, grad);
-  for (Int expert = 0; expert < d_.moe.local; ++expert) linear_.cast_weight({group.name, group.in, group.out, true});
+  auto operand =
+      linear_.quantize_each(group.name + "_input", d_.moe.local, rows(), group.in, true, grad && !d_.frozen());
+  for (Int expert = 0; expert < d_.moe.local; ++expert)
+    linear_.cast_weight({.name = group.name, .in = group.in, .out = group.out, .fp8 = true, .frozen = d_.frozen()});
   return operand;
 }
 
@@ -57,7 +71,7 @@ std::uint32_t Experts::kept(const Operand& operand) {
 }
 
 void Experts::drop_forward_copy(Operand& operand, bool grad) {
-  if (!grad || operand.transpose != no_tensor) w_.release(operand.data);
+  if (!grad || d_.frozen() || operand.transpose != no_tensor) w_.release(operand.data);
 }
 
 void Experts::gemm(const Group& group, Product product) {
@@ -70,7 +84,15 @@ void Experts::gemm(const Group& group, Product product) {
   w_.stands_for(static_cast<int>(2 * d_.moe.local));  // each clears cuBLAS's semaphores first
 }
 
+/// Frees `through`, the gradient of the group's input that came through its adapter.
+void Experts::add_through(const Linear& linear, std::uint32_t through) {
+  if (through == no_tensor) return;
+  w_.launch(linear.name + " adapter gradient added", {"add", {rows() * linear.in}});
+  w_.free(through);
+}
+
 void Experts::weight_gradient(const Group& group) {
+  if (d_.frozen()) return;
   std::string family = fp8_ ? product_family(d_.precision.recipe, "gemm.grouped.", true) : "gemm.grouped.bf16.nt";
   const auto gradient = make_gradient(group, family, fp8_);
   w_.launch(group.name + " wgrad", {family, {d_.moe.local, rows(), group.out, group.in}});
@@ -166,15 +188,17 @@ std::uint32_t Experts::forward(std::uint32_t rows_in, bool grad) {
   fc1_out_ = w_.allocate("experts.fc1_output", 2 * rows() * fc1_.out);
   gemm(fc1_, Product::forward);
   drop_forward_copy(fc1_input_, grad);
+  fc1_out_ = linear_.adapt(fc1_adapter_, fc1_out_, "experts.fc1_output", no_tensor, fc1_adapted_, grad);
   offload_.saves(Offload::expert_fc1, {fp8_ ? kept(fc1_input_) : rows_in});
   offload_.commit(Offload::expert_fc1);
   offload_.begin(Offload::moe_act, grad);
   activation_ = act_.forward(grad && !d_.recomputes(Recompute::moe_act));
   const bool recomputes = d_.recomputes(Recompute::moe_act);
   fc2_input_ = input(fc2_, grad && !recomputes);
-  const auto out = w_.allocate("experts.fc2_output", 2 * rows() * fc2_.out);
+  auto out = w_.allocate("experts.fc2_output", 2 * rows() * fc2_.out);
   gemm(fc2_, Product::forward);
   drop_forward_copy(fc2_input_, grad && !recomputes);
+  out = linear_.adapt(fc2_adapter_, out, "experts.fc2_output", no_tensor, fc2_adapted_, grad);
   offload_.saves(Offload::moe_act, {fc1_out_});  // committed after fc2 only (experts.py:895-900)
   offload_.commit(Offload::moe_act);
   if (grad)
@@ -182,20 +206,25 @@ std::uint32_t Experts::forward(std::uint32_t rows_in, bool grad) {
                   recomputes ? no_tensor
                   : fp8_     ? kept(fc2_input_)
                              : activation_);
-  if (!grad || fp8_ || recomputes) w_.release(activation_);
+  // Weight gradients and adapters read what the groups multiply; FP8 keeps casts for the former.
+  const bool original = !fp8_ && !d_.frozen(), adapts = grad && fc1_adapter_.rank > 0;
+  if (!grad || recomputes || (!original && fc2_adapter_.rank == 0)) w_.release(activation_);
   auto result = d_.bias ? add_bias(out) : out;
   if (pads()) {
     const auto unpadded = w_.allocate("experts.output", 2 * d_.moe.received * d_.h);
     w_.launch("experts unpadding", {"copy.d2d", {2 * d_.moe.received * d_.h}});
-    w_.free({result, padded});
+    w_.free({result, adapts ? no_tensor : padded});
     result = unpadded;
   }
   if (!grad) {
     w_.free({rows_in, std::exchange(fc1_out_, no_tensor)});
-  } else if (fp8_) {
-    w_.free(rows_in);  // the casts are kept instead
-  } else {
+  } else if (adapts) {
+    adapter_input_ = pads() ? padded : rows_in;
+    if (pads()) w_.free(rows_in);
+  } else if (original) {
     fc1_input_.data = rows_in;
+  } else {
+    w_.free(rows_in);
   }
   return result;
 }
@@ -206,7 +235,8 @@ std::uint32_t Experts::backward(std::uint32_t dout) {
   if (d_.recomputes(Recompute::moe_act)) {
     w_.recomputing(true);
     activation_ = act_.forward(true);
-    if (fp8_) fc2_input_ = linear_.quantize_each("experts.fc2_input", d_.moe.local, rows(), fc2_.in, false, true);
+    if (fp8_ && !d_.frozen())
+      fc2_input_ = linear_.quantize_each("experts.fc2_input", d_.moe.local, rows(), fc2_.in, false, true);
     w_.recomputing(false);
   }
   auto padded = no_tensor;
@@ -218,11 +248,14 @@ std::uint32_t Experts::backward(std::uint32_t dout) {
     auto& biased = pads() ? padded : dout;
     biased = bias_backward(biased);
   }
+  const auto through_fc2 = linear_.adapt_backward(fc2_adapter_, fc2_adapted_);
   Operand gradient;
-  if (fp8_) gradient = linear_.quantize_each("experts.fc2_gradient", d_.moe.local, rows(), fc2_.out, true, true);
+  if (fp8_)
+    gradient = linear_.quantize_each("experts.fc2_gradient", d_.moe.local, rows(), fc2_.out, true, !d_.frozen());
   w_.free(padded);
   const auto dactivation = w_.allocate("experts.activation_gradient", 2 * rows() * d_.moe.f);
   gemm(fc2_, Product::dgrad);
+  add_through(fc2_adapter_, through_fc2);
   const bool delays = linear_.weight_gradients.delays();
   const auto activation = std::exchange(activation_, no_tensor);
   linear_.weight_gradients.put([=, this, saved = std::exchange(fc2_input_, {})] {
@@ -238,10 +271,14 @@ std::uint32_t Experts::backward(std::uint32_t dout) {
   offload_.done(Offload::moe_act);
   offload_.needed(Offload::expert_fc1);
 
+  const auto through_fc1 = linear_.adapt_backward(fc1_adapter_, fc1_adapted_);
+  w_.release(adapter_input_);
   Operand fc1_gradient;
-  if (fp8_) fc1_gradient = linear_.quantize_each("experts.fc1_gradient", d_.moe.local, rows(), fc1_.out, true, true);
+  if (fp8_)
+    fc1_gradient = linear_.quantize_each("experts.fc1_gradient", d_.moe.local, rows(), fc1_.out, true, !d_.frozen());
   auto din = w_.allocate("experts.input_gradient", 2 * rows() * d_.h);
   gemm(fc1_, Product::dgrad);
+  add_through(fc1_adapter_, through_fc1);
   linear_.weight_gradients.put([=, this, saved = std::exchange(fc1_input_, {})] {
     weight_gradient(fc1_);
     linear_.release(fc1_gradient);

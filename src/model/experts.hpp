@@ -67,10 +67,14 @@ class Experts : public LocalExperts {
   Int rows() const { return fp8_ ? d_.moe.padded : d_.moe.received; }
   bool pads() const { return fp8_ && d_.moe.padded > d_.moe.received; }
 
+  void add_through(const Linear& linear, std::uint32_t through);
+
   const bool fp8_;
   ExpertActivation act_;
+  const Linear fc1_adapter_, fc2_adapter_;
+  Adapted fc1_adapted_, fc2_adapted_;
   Operand fc1_input_, fc2_input_;
-  std::uint32_t fc1_out_ = no_tensor, activation_ = no_tensor, unweighted_ = no_tensor;
+  std::uint32_t fc1_out_ = no_tensor, activation_ = no_tensor, unweighted_ = no_tensor, adapter_input_ = no_tensor;
 };
 
 }  // namespace pipewright::model

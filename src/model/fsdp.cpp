@@ -26,9 +26,10 @@ std::vector<Elements> elements_of(const std::vector<Parameter>& parameters, std:
   return list;
 }
 
-/// megatron_fsdp.py: twice the mean unit, at least 1e9 elements; the queue of reductions holds so many, half of it is
-/// gathered ahead.
-Int communication_unit(const std::vector<Elements>& units) {
+/// megatron_fsdp.py: as stated, or twice the mean unit, at least 1e9 elements; the queue of reductions holds so many,
+/// half of it is gathered ahead.
+Int communication_unit(const std::vector<Elements>& units, scenario::OptInt stated) {
+  if (stated) return *stated;
   Int sum = 0;
   for (std::size_t i = 0; i + 1 < units.size(); ++i) sum += units[i].sum();
   return std::max<Int>(1'000'000'000, units.size() > 1 ? 2 * (sum / static_cast<Int>(units.size() - 1)) : 0);
@@ -161,7 +162,7 @@ void place_units(const Dimensions& d, const scenario::Scenario& s, const ChunkSh
   const std::size_t layers = kinds.size();
   const auto all = chunk_parameters(d, s, shape);
   const auto units = elements_of(all, layers);
-  const Int capacity = communication_unit(units);
+  const Int capacity = communication_unit(units, s.settings.suggested_communication_unit_size);
   struct Ahead {
     std::vector<Elements> units;
     Int elements = 0;

@@ -23,7 +23,7 @@ std::unique_ptr<Attention> mixer(PieceBuilder& w, const Dimensions& d, const Lay
   if (kind.parts == Parts::mlp) return nullptr;
   if (kind.mamba) return mamba_mixer(w, d, kind);
   if (kind.linear) return gated_delta_net(w, d, kind);
-  return d.mla ? latent_attention(w, d, kind.fp8) : grouped_query_attention(w, d, kind);
+  return d.mla ? latent_attention(w, d, kind) : grouped_query_attention(w, d, kind);
 }
 
 std::unique_ptr<Mlp> mlp(PieceBuilder& w, const Dimensions& d, const LayerKind& kind) {

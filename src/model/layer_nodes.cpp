@@ -28,7 +28,7 @@ LayerNodes::LayerNodes(PieceBuilder& builder, const Dimensions& dimensions, cons
       kind_(kind),
       borders_(borders),
       linear_(builder, dimensions),
-      attention_(dimensions.mla ? latent_attention(builder, dimensions, kind.fp8)
+      attention_(dimensions.mla ? latent_attention(builder, dimensions, kind)
                                 : grouped_query_attention(builder, dimensions, kind)),
       attention_add_(builder, dimensions, "attention residual", dimensions.bias),
       mlp_add_(builder, dimensions, "mlp residual", dimensions.bias && !kind.moe) {

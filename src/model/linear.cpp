@@ -305,8 +305,10 @@ std::uint32_t LinearWriter::column_linear(const Linear& linear, const std::strin
   const bool shard = gathers(linear);
   if (linear.fp8)
     saved = quantize(linear.name + "_input", d_.local, linear.in, true,
-                     grad && second_copy_now(shard) && !keeps_original, true, shard);
-  return column_product(linear, owner, saved, grad && !(linear.fp8 && keeps_original));
+                     grad && second_copy_now(shard) && !keeps_original && !linear.frozen, true, shard);
+  const auto out = column_product(linear, owner, saved, grad && !(linear.fp8 && keeps_original) && !linear.frozen);
+  if (linear.frozen) saved = {};
+  return out;
 }
 
 std::uint32_t LinearWriter::column_backward(const Linear& linear, Operand& saved, bool keeps_original) {
@@ -362,7 +364,7 @@ std::uint32_t LinearWriter::norm_backward(const std::string& name, std::uint32_t
   const auto dgamma = w_.allocate_gradient(2 * cols * (d_.rms_norm ? 1 : 2));
   w_.transient("workspace", (d_.rms_norm ? rms_ctas : 2 * layer_norm_ctas) * d_.gpu.multiprocessors * cols * 4);
   norm(name, false, rows, cols);
-  if (w_.graphed())
+  if (w_.graphed() && !d_.frozen())
     w_.returns(2 * cols * (d_.rms_norm ? 1 : 2), name + " gradient accumulation", {"small", {}});
   else if (!d_.frozen())
     w_.launch(name + " gradient accumulation", {"small", {}});

@@ -28,6 +28,7 @@ struct Linear {
   bool row = false;     ///< row-parallel
   bool frozen = false;  ///< its weight has no gradient
   Int rank = 0;         ///< of its adapter; 0: none
+  Int rows = 0;         ///< that it multiplies, of experts on one tensor-parallel rank; 0: the tokens
   bool ends = false;    ///< its input needs no gradient: nothing before it trains
 };
 
@@ -141,7 +142,9 @@ class LinearWriter {
     // Scales of 128 x 128 or 1 x 128 blocks are few; they travel apart.
     return d_.precision.scaled_by_block() ? d_.precision.copy_bytes(d_.tokens, width, columnwise) : d_.tokens * width;
   }
-  Int rows(const Linear& linear) const { return linear.duplicated ? d_.local : d_.tokens; }
+  Int rows(const Linear& linear) const {
+    return linear.rows > 0 ? linear.rows : linear.duplicated ? d_.local : d_.tokens;
+  }
   bool gathers(const Linear& linear) const { return d_.sp && !linear.duplicated; }
   bool reduces(const Linear& linear) const { return d_.t > 1 && !linear.duplicated; }
   void gemm(const Linear& linear, Product product);

@@ -7,6 +7,9 @@
 // x is what the frozen layer multiplies: the output of its fused norm, or the caller's tensor. Saved: x, l. Backward:
 // the scaled gradient, l's gradient, both weight gradients, and x's gradient, which is added to the frozen layer's.
 //
+// Beside grouped experts one adapter serves all of a rank's (share_expert_adapters), on their rows; a hook sums its
+// gradients over the expert-parallel ranks.
+//
 // Tensor parallel, beside a column-parallel layer: r is split and l gathered, out is split like the layer. Beside a
 // row-parallel one: in is split and l all-reduced; the hidden width is split over the ranks, gathered, and cut to the
 // rank's part of the sequence.
@@ -23,19 +26,23 @@ constexpr const char *forward_gemm = "gemm.lora.bf16.tn", *dgrad_gemm = "gemm.lo
 }  // namespace
 
 void LinearWriter::adapter_wgrad(const Linear& linear, Int in, Int out) {
-  w_.launch(linear.name + " adapter wgrad", {wgrad_gemm, {in, out, d_.tokens}});
+  w_.launch(linear.name + " adapter wgrad", {wgrad_gemm, {in, out, rows(linear)}});
+  const auto gradient = d_.fused_gradients ? no_tensor : w_.allocate_gradient(2 * in * out);
+  if (linear.rows > 0 && d_.lora.syncs_experts)
+    w_.collective(Purpose::ep, linear.name + " adapter gradient all-reduce", "all_reduce", d_.moe.ep, 2 * in * out,
+                  d_.moe.ep_link);
   if (d_.fused_gradients) return;
-  w_.free(w_.allocate_gradient(2 * in * out));
+  w_.free(gradient);
   w_.launch(linear.name + " adapter gradient accumulation", {"add.f32", {in * out}});
 }
 
 std::uint32_t LinearWriter::adapt(const Linear& linear, std::uint32_t y, const std::string& owner, std::uint32_t normed,
                                   Adapted& saved, bool grad) {
   if (linear.rank == 0) return y;
-  const bool column = !linear.row, split = d_.t > 1;
-  const Int r = linear.rank, tokens = d_.tokens, low_bytes = 2 * tokens * r;
+  const bool column = !linear.row, split = d_.t > 1 && linear.rows == 0;
+  const Int r = linear.rank, tokens = rows(linear), low_bytes = 2 * tokens * r;
   saved.input = normed;
-  if (column && d_.sp) {
+  if (column && d_.sp && split) {
     // TE returns the gathered output of its norm, but not what userbuffers gathered.
     saved.input = w_.allocate(linear.name + "_adapter_input", 2 * tokens * linear.in);
     if (d_.tp_overlap)
@@ -44,7 +51,7 @@ std::uint32_t LinearWriter::adapt(const Linear& linear, std::uint32_t y, const s
     w_.free(normed);
   }
   saved.low = w_.allocate(linear.name + "_adapter_low", low_bytes);
-  const Int own_rank = column ? r / d_.t : r, own_out = column ? linear.out : linear.out / d_.t;
+  const Int own_rank = column && split ? r / d_.t : r, own_out = column || !split ? linear.out : linear.out / d_.t;
   w_.launch(linear.name + " adapter in", {forward_gemm, {own_rank, tokens, linear.in}});
   if (split)
     w_.collective(Purpose::tp, linear.name + " adapter low", column ? "all_gather" : "all_reduce", d_.t, low_bytes,
@@ -78,10 +85,10 @@ std::uint32_t LinearWriter::adapt(const Linear& linear, std::uint32_t y, const s
 
 std::uint32_t LinearWriter::adapt_backward(const Linear& linear, Adapted& saved) {
   if (linear.rank == 0) return no_tensor;
-  const bool column = !linear.row, split = d_.t > 1;
-  const Int r = linear.rank, tokens = d_.tokens;
-  const Int own_rank = column ? r / d_.t : r, own_out = column ? linear.out : linear.out / d_.t;
-  Int elements = (column ? tokens : d_.local) * linear.out;
+  const bool column = !linear.row, split = d_.t > 1 && linear.rows == 0;
+  const Int r = linear.rank, tokens = rows(linear);
+  const Int own_rank = column && split ? r / d_.t : r, own_out = column || !split ? linear.out : linear.out / d_.t;
+  Int elements = (column || !split ? tokens : d_.local) * linear.out;
   auto scaled = w_.allocate(linear.name + "_adapter_gradient", 2 * elements);
   w_.launch(linear.name + " adapter scale backward", {"copy.d2d", {2 * elements}});
   if (!column && split) {
@@ -112,7 +119,7 @@ std::uint32_t LinearWriter::adapt_backward(const Linear& linear, Adapted& saved)
   adapter_wgrad(linear, linear.in, own_rank);
   w_.free(dlow);
   // The gradient of a gathered norm output that TE returned is not added (layernorm_linear.py:1134).
-  if (dx != no_tensor && column && d_.sp) {
+  if (dx != no_tensor && column && d_.sp && split) {
     if (d_.tp_overlap) {
       const auto local = w_.allocate(linear.name + "_adapter_input_gradient", 2 * d_.local * linear.in);
       w_.collective(Purpose::tp, linear.name + " adapter reduce-scatter", "reduce_scatter", d_.t,

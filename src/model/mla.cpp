@@ -21,21 +21,29 @@ namespace {
 
 class LatentAttention : public Attention {
  public:
-  LatentAttention(PieceBuilder& builder, const Dimensions& d, bool fp8)
+  LatentAttention(PieceBuilder& builder, const Dimensions& d, const LayerKind& kind)
       : w_(builder),
         d_(d),
+        begins_in_proj_(kind.ends),
         linear_(builder, d),
-        core_(builder, d, 0),
+        core_(builder, d, 0, kind.fp8),
         q_rope_(builder, d, "attention.q_rope"),
         k_rope_(builder, d, "attention.k_rope"),
         norm_(builder, d, "attention.norm", d.recomputes(Recompute::layernorm)),
         offload_(builder, d),
-        q_down_{"attention.q_down", d.h, split(d.q_rank), fp8, !d.splits_down},
-        kv_down_{"attention.kv_down", d.h, split(d.kv_rank + d.qk_rope), fp8, !d.splits_down},
-        qkv_down_{"attention.qkv_down", d.h, split(d.q_rank + d.kv_rank + d.qk_rope), fp8, !d.splits_down},
-        q_up_{"attention.q_up", d.q_rank > 0 ? d.q_rank : d.h, d.q, fp8},
-        kv_up_{"attention.kv_up", d.kv_rank, d.kv_up(), fp8},
-        proj_{"attention.proj", d.v_width(), d.h, fp8} {}
+        q_down_(projection(kind, "attention.q_down", d.h, split(d.q_rank), !d.splits_down)),
+        kv_down_(projection(kind, "attention.kv_down", d.h, split(d.kv_rank + d.qk_rope), !d.splits_down)),
+        qkv_down_(projection(kind, "attention.qkv_down", d.h, split(d.q_rank + d.kv_rank + d.qk_rope), !d.splits_down)),
+        q_up_(projection(kind, "attention.q_up", d.q_rank > 0 ? d.q_rank : d.h, d.q)),
+        kv_up_(projection(kind, "attention.kv_up", d.kv_rank, d.kv_up())),
+        proj_{.name = "attention.proj",
+              .in = d.v_width(),
+              .out = d.h,
+              .fp8 = kind.fp8,
+              .row = true,
+              .frozen = d.frozen(),
+              .rank = d.lora.proj,
+              .ends = kind.ends} {}
 
   std::uint32_t forward(bool grad) override;
   std::uint32_t backward(std::uint32_t dropped) override;
@@ -48,6 +56,11 @@ class LatentAttention : public Attention {
     std::uint32_t input = no_tensor;  ///< what the layer keeps of the compressed tensor itself
   };
 
+  Linear projection(const LayerKind& kind, const char* name, Int in, Int out, bool duplicated = false) const {
+    return {.name = name, .in = in, .out = out, .fp8 = kind.fp8, .duplicated = duplicated, .frozen = d_.frozen()};
+  }
+  /// The linear layer of this input keeps it as it is for its weight gradient.
+  bool keeps_input(const Linear& linear) const { return !linear.fp8 && !linear.frozen; }
   Int split(Int width) const { return d_.splits_down ? width / d_.t : width; }
   /// The queries' projection has a norm in front: of compressed queries, or of the layer's input.
   bool norms_queries() const { return d_.q_rank > 0 || d_.norms_q; }
@@ -73,6 +86,7 @@ class LatentAttention : public Attention {
 
   PieceBuilder& w_;
   const Dimensions& d_;
+  const bool begins_in_proj_;  ///< the first layer of a frozen model: nothing before its adapter needs a gradient
   LinearWriter linear_;
   CoreAttention core_;
   Rope q_rope_, k_rope_;
@@ -82,6 +96,7 @@ class LatentAttention : public Attention {
 
   Normed fused_norm_;
   Operand q_down_input_, kv_down_input_, proj_input_;
+  Adapted proj_adapted_;
   Projection q_projection_, kv_projection_;
   std::uint32_t mixed_ = no_tensor;  ///< output of the fused down projection
   std::uint32_t compressed_q_ = no_tensor, compressed_kv_ = no_tensor, key_rope_ = no_tensor;
@@ -161,7 +176,7 @@ std::uint32_t LatentAttention::project(const Linear& linear, const std::string& 
   } else {
     out = linear_.column_linear(linear, owner, projection.saved.out, grad);
   }
-  if (!grad || (linear.fp8 && !d_.qk_norm)) w_.release(projection.input);
+  if (!grad || (!keeps_input(linear) && !d_.qk_norm)) w_.release(projection.input);
   return out;
 }
 
@@ -244,7 +259,8 @@ void LatentAttention::discard_up() {
   }
 }
 
-std::uint32_t LatentAttention::forward(bool grad) {
+std::uint32_t LatentAttention::forward(bool needed) {
+  const bool grad = needed && !begins_in_proj_;
   down(grad);
   up(grad && !d_.recomputes(Recompute::mla_up_proj));
   if (grad && !d_.recomputes(Recompute::mla_up_proj)) offload_projections();
@@ -256,20 +272,22 @@ std::uint32_t LatentAttention::forward(bool grad) {
   if (grad && d_.recomputes(Recompute::mla_up_proj)) discard_up();
   const bool keeps_original = d_.precision.recipe != Recipe::delayed, saves_o = !proj_.fp8 || keeps_original;
   offload_.begin(Offload::attn_proj, grad);
-  const auto out = linear_.row_linear(proj_, "attention.proj_output", proj_input_, grad, keeps_original);
+  auto out = linear_.row_linear(proj_, "attention.proj_output", proj_input_, grad, keeps_original);
+  out = linear_.adapt(proj_, out, "attention.proj_output", no_tensor, proj_adapted_, needed);
   if (grad) offload_.saves(Offload::attn_proj, {saves_o ? o_ : proj_input_.transpose});
   offload_.commit(Offload::attn_proj);
   if (grad && !d_.recomputes(Recompute::core_attn) && saves_o) w_.saved_again(o_);
   // Frames return.
-  if (!grad || (d_.recomputes(Recompute::core_attn) && !saves_o)) w_.release(o_);
-  if (!grad) w_.release(q_, k_, v_);
+  const bool adapted = needed && proj_.rank > 0;
+  if (!adapted && (!grad || (d_.recomputes(Recompute::core_attn) && !saves_o))) w_.release(o_);
+  if (!grad || (core_.keeps_copies() && !d_.recomputes(Recompute::core_attn))) w_.release(q_, k_, v_);
   if (!grad || !d_.recomputes(Recompute::mla_up_proj)) {
-    const bool kept = grad && (!q_up_.fp8 || d_.qk_norm);  // as the up projections' inputs, where they are no views
+    const bool kept = grad && (keeps_input(q_up_) || d_.qk_norm);  // as the up projections' inputs, where no views
     w_.release(key_rope_, mixed_);
     if (!kept || !(d_.splits_down && d_.sp)) w_.release(compressed_kv_);
     if (!kept) w_.release(compressed_q_);
   }
-  if (!d_.fused_down) norm_.leave(grad && (!q_up_.fp8 || (d_.norms_q && d_.q_rank == 0)));
+  if (!d_.fused_down) norm_.leave(grad && (keeps_input(q_up_) || (d_.norms_q && d_.q_rank == 0)));
   return out;
 }
 
@@ -371,9 +389,20 @@ std::uint32_t LatentAttention::down_backward(Compressed g) {
 }
 
 std::uint32_t LatentAttention::backward(std::uint32_t dropped) {
+  if (begins_in_proj_) {
+    linear_.adapt_backward(proj_, proj_adapted_);
+    w_.release(o_);
+    w_.free(dropped);
+    return no_tensor;
+  }
   if (!d_.fused_down) norm_.replay();
   offload_.needed(Offload::attn_proj);
+  const auto through_adapter = linear_.adapt_backward(proj_, proj_adapted_);
   const auto dout = linear_.row_backward(proj_, proj_input_, d_.precision.recipe != Recipe::delayed);
+  if (through_adapter != no_tensor) {
+    w_.launch("attention.proj adapter gradient added", {"add", {d_.tokens * d_.v_width()}});
+    w_.free(through_adapter);
+  }
   linear_.weight_gradients.put([this, dropped] { w_.free(dropped); });
   if (reloaded_o_ != no_tensor) w_.free(std::exchange(o_, std::exchange(reloaded_o_, no_tensor)));
   offload_.done(Offload::attn_proj);
@@ -391,8 +420,9 @@ std::uint32_t LatentAttention::backward(std::uint32_t dropped) {
 
 }  // namespace
 
-std::unique_ptr<Attention> latent_attention(PieceBuilder& builder, const Dimensions& dimensions, bool fp8) {
-  return std::make_unique<LatentAttention>(builder, dimensions, fp8);
+std::unique_ptr<Attention> latent_attention(PieceBuilder& builder, const Dimensions& dimensions,
+                                            const LayerKind& kind) {
+  return std::make_unique<LatentAttention>(builder, dimensions, kind);
 }
 
 }  // namespace pipewright::model

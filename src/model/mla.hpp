@@ -5,6 +5,6 @@
 
 namespace pipewright::model {
 
-std::unique_ptr<Attention> latent_attention(PieceBuilder& builder, const Dimensions& dimensions, bool fp8);
+std::unique_ptr<Attention> latent_attention(PieceBuilder& builder, const Dimensions& dimensions, const LayerKind& kind);
 
 }  // namespace pipewright::model

@@ -92,6 +92,19 @@ Int orthogonalization_bytes(const std::vector<Matrix>& matrices) {
   return 3 * 4 * most;
 }
 
+std::vector<Int> dealt(const std::vector<Int>& elements, Int ranks) {
+  std::vector<std::size_t> order(elements.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::ranges::stable_sort(order, std::less(), [&](std::size_t i) { return elements[i]; });
+  std::vector<Int> owners(elements.size());
+  Int turn = 0;
+  for (const std::size_t i : order) {
+    owners[i] = turn < ranks ? turn : 2 * ranks - 1 - turn;
+    turn = (turn + 1) % (2 * ranks);
+  }
+  return owners;
+}
+
 void lay_out_whole(Buffer& buffer, const std::vector<Parameter>& parameters, const std::vector<std::size_t>& which,
                    Int bucket_size, Int ranks, Int divisor) {
   constexpr double padding_floor = 0.9;  // PADDING_FLOOR

@@ -27,6 +27,10 @@ std::vector<Kernel> orthogonalization(const Dimensions& dimensions, const std::v
 /// What is alive beside the state at most: result, scaled result and twice scaled result, in fp32, of the largest one.
 Int orthogonalization_bytes(const std::vector<Matrix>& matrices);
 
+/// Who updates each of these parameters, given their elements: sorted by size, dealt to the ranks forwards and
+/// backwards in turn (_shard_params_ping_pong).
+std::vector<Int> dealt(const std::vector<Int>& elements, Int ranks);
+
 /// The buffer that keeps matrices whole on one data-parallel rank (_compute_per_buffer_param_layout): in each bucket
 /// the largest first, each to the rank with the least; all shards as large as the largest. Fills elements, buckets,
 /// last_layers, parameters, of and owners for these parameters (indices, in reverse module order).

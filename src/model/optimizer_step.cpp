@@ -149,7 +149,7 @@ void StateWriter::add_optimizer_step() {
     launch(step, "gradients to fp32", {"cast.bf16_f32", {owned}});
     stands_for(shards);
   }
-  const Int all_ranks = d_.pp * d_.t * (o.use_distributed_optimizer || d_.fsdp ? dense_.ranks : 1);
+  const Int all_ranks = d_.pp * d_.t * (o.use_distributed_optimizer || d_.fsdp || d_.muon_dealt ? dense_.ranks : 1);
   const auto over_all_ranks = [&](const std::string& name) {
     if (all_ranks == 1) return;
     collective(step, name, "all_reduce", all_ranks, 4, way(s_.cluster.num_gpus / all_ranks, all_ranks), Stream::compute,
@@ -191,8 +191,9 @@ void StateWriter::add_optimizer_step() {
     }
     add_shard_casts(*optimizer);
     // Every optimizer gathers all buffers of the model chunks (distrib_optimizer.py, step_with_ready_grads).
-    step.insert(step.end(), gathers_.begin(), gathers_.end());
+    if (!d_.muon_dealt) step.insert(step.end(), gathers_.begin(), gathers_.end());
   }
+  if (d_.muon_dealt) step.insert(step.end(), gathers_.begin(), gathers_.end());
   add_quantized_parameters();
 }
 

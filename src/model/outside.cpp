@@ -89,7 +89,10 @@ std::vector<Int> used_groups(const Layout& l, int rank) {
   std::vector<Int> sizes = {l.world, l.d * l.c, l.t * l.p};
   const bool reads_batch = l.ends(rank) || l.s.model.mtp_num_layers.value_or(0) > 0;
   if (reads_batch || l.t > 1) sizes.push_back(l.t);
-  if (o.clip_grad > 0) sizes.push_back(o.use_distributed_optimizer ? l.world : l.t * l.p);  // gradient norm
+  if (o.clip_grad > 0) {  // gradient norm
+    const bool shared = o.use_distributed_optimizer || o.optimizer == "dist_muon";
+    sizes.push_back(shared ? l.world : l.t * l.p);
+  }
   // Without sequence parallelism all-reduce of activations: another algorithm with buffers of its own.
   if (l.t > 1 && !o.sequence_parallel) sizes.push_back(l.t);
   if (l.c > 1) sizes.push_back(l.c);

@@ -4,7 +4,8 @@
 //   row       |--a--|----------b----------|-c-|        pairs = a(a+1)/2 + b(b+1)/2 + c(c+1)/2
 //   timed as  |----L----|----L----|----L----|          L from  tokens (L + 1) / 2 = pairs
 //
-// With a ring of context parallelism every step of it has its share of every sequence.
+// With a ring of context parallelism every step of it has its share of every sequence; with an exchange of heads (a2a) a
+// rank sees whole rows.
 #include "packed_rows.hpp"
 
 #include <algorithm>
@@ -32,7 +33,7 @@ std::vector<std::pair<std::int32_t, std::int32_t>> runs_of(std::vector<std::int3
 
 }  // namespace
 
-std::vector<PackedRows> packed_rows(const scenario::Scenario& scenario, Int tokens) {
+std::vector<PackedRows> packed_rows(const scenario::Scenario& scenario, Int tokens, Int parts) {
   const auto packing = scenario::packing(scenario);
   if (!packing) return {};
   const auto& lengths = packing->lengths;
@@ -47,7 +48,7 @@ std::vector<PackedRows> packed_rows(const scenario::Scenario& scenario, Int toke
     const auto to = order.begin() + static_cast<std::ptrdiff_t>((k + 1) * order.size() / kinds);
     double length = 0;
     for (auto m = from; m != to; ++m) length += of(*m);
-    length /= static_cast<double>(to - from) * static_cast<double>(scenario.settings.context_parallel_size);
+    length /= static_cast<double>(to - from) * static_cast<double>(parts);
     PackedRows rows;
     rows.length = std::max<Int>(1, std::llround(length));
     rows.batch = std::max<Int>(1, std::llround(static_cast<double>(tokens) / static_cast<double>(rows.length)));

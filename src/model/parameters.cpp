@@ -73,6 +73,15 @@ class Modules {
       list_.back().adapter = true;
     }
   }
+  /// One beside all experts of a rank.
+  void expert_adapter(Int rank, Int in, Int out) {
+    if (rank == 0) return;
+    for (const Int elements : {rank * in, rank * out}) {
+      vector(elements);
+      list_.back().adapter = true;
+      list_.back().expert = d_.moe.ep > 1;
+    }
+  }
   void replicated(Int elements) { list_.push_back({elements, false, 0, 0, false, true}); }
 
   void mixer(const LayerShape& shape) {
@@ -128,6 +137,7 @@ class Modules {
     };
     norm(d_.h);
     weight(d_.v_width(), d_.h, fp8);
+    adapter(d_.lora.proj, d_.v_width(), d_.h, true);
     if (d_.bias) replicated(d_.h);
     const auto down = [&](Int out) { weight(d_.h, d_.splits_down ? out / d_.t : out, fp8, !d_.splits_down); };
     if (d_.q_rank == 0) {
@@ -162,14 +172,18 @@ class Modules {
       }
     };
     each(d_.h, m.fc1_out(d_.gated));
+    expert_adapter(d_.lora.fc1, d_.h, m.fc1_out(d_.gated));
     each(m.f, d_.h);
+    expert_adapter(d_.lora.fc2, m.f, d_.h);
     if (m.shared == 0) return;
     if (m.shared_gate) {
       replicated(d_.h);
       matrix(1, d_.h);
     }
     weight(d_.h, m.shared * (d_.gated ? 2 : 1), fp8);
+    adapter(d_.lora.fc1, d_.h, m.shared * (d_.gated ? 2 : 1), false);
     weight(m.shared, d_.h, fp8);
+    adapter(d_.lora.fc2, m.shared, d_.h, true);
   }
   void mlp(bool fp8) {
     weight(d_.h, d_.ffn_in(), fp8);

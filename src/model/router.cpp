@@ -110,7 +110,7 @@ std::uint32_t Router::backward() {
   }
   if (w_.graphed())
     w_.returns(size * weights, "router weight gradient accumulation", {"small", {}});
-  else
+  else if (!d_.frozen())  // whose gradient is computed all the same
     w_.launch("router weight gradient accumulation", {"small", {}});
   w_.free({dweight, dlogits});
   return din;

@@ -16,7 +16,8 @@ Int type_bytes(const std::string& type) {
 OptimizerTypes optimizer_types(const scenario::Scenario& s) {
   const auto& o = s.settings;
   OptimizerTypes types;
-  if (o.optimizer != "adam" && o.optimizer != "muon") types.second = 0;  // momentum alone (torch SGD, Lion)
+  if (o.optimizer != "adam" && o.optimizer != "muon" && o.optimizer != "dist_muon")
+    types.second = 0;  // momentum alone (torch SGD, Lion)
   if (!o.use_precision_aware_optimizer) return types;
   types.first = type_bytes(o.exp_avg_dtype);
   if (types.second > 0) types.second = type_bytes(o.exp_avg_sq_dtype);
@@ -46,20 +47,35 @@ std::vector<Int> ShardedOptimizer::heaviest() const {
   return most;
 }
 
+Int elements_of(const std::vector<ShardedOptimizer::Shard>& shards) {
+  return std::accumulate(shards.begin(), shards.end(), Int{0},
+                         [](Int sum, const auto& shard) { return sum + shard.elements; });
+}
+
+void ShardedOptimizer::deal() {
+  auto all = std::move(owned.front());
+  std::ranges::stable_partition(all, [](const Shard& shard) { return shard.matrix.elements() > 0; });
+  std::vector<Int> sizes;
+  for (const auto& shard : all) sizes.push_back(shard.elements);
+  const auto owners = dealt(sizes, ranks);
+  owned.assign(static_cast<std::size_t>(ranks), {});
+  for (std::size_t i = 0; i < all.size(); ++i) owned[static_cast<std::size_t>(owners[i])].push_back(all[i]);
+}
+
 Int ShardedOptimizer::elements() const {
-  Int sum = 0;
-  if (!owned.empty()) {
-    for (const auto& shard : owned.front()) sum += shard.elements;
-  }
-  return sum;
+  Int most = 0;
+  for (const auto& rank : owned) most = std::max(most, elements_of(rank));
+  return most;
 }
 
 Int ShardedOptimizer::adam_elements() const {
-  Int sum = 0;
-  if (!owned.empty()) {
-    for (const auto& shard : owned.front()) sum += shard.matrix.elements() > 0 ? 0 : shard.elements;
+  Int most = 0;
+  for (const auto& rank : owned) {
+    Int sum = 0;
+    for (const auto& shard : rank) sum += shard.matrix.elements() > 0 ? 0 : shard.elements;
+    most = std::max(most, sum);
   }
-  return sum;
+  return most;
 }
 
 std::vector<Matrix> ShardedOptimizer::matrices(const Dimensions& d) const {

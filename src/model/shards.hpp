@@ -38,11 +38,16 @@ struct ShardedOptimizer {
     bool decays = true;  ///< weight decay: not of norms and biases, which are a group of their own
   };
   std::vector<std::vector<Shard>> owned;  ///< [data-parallel rank]
-  Int elements() const;
-  Int adam_elements() const;
+  /// What one rank owns so far is dealt to all, matrices before the rest (layer_wise_optimizer.py, ping-pong).
+  void deal();
+  Int elements() const;                                     ///< of the rank that owns most
+  Int adam_elements() const;                                ///< the same, of those that Adam updates
   std::vector<Matrix> matrices(const Dimensions& d) const;  ///< of the rank whose matrices take longest
   int shards() const;                                       ///< of the rank that owns most
   std::vector<Int> heaviest() const;                        ///< of the rank that owns most, those that decay first
 };
+
+/// Of a rank's shards.
+Int elements_of(const std::vector<ShardedOptimizer::Shard>& shards);
 
 }  // namespace pipewright::model

@@ -11,19 +11,32 @@ SharedExperts::SharedExperts(PieceBuilder& builder, const Dimensions& dimensions
       d_(dimensions),
       any_(any),
       linear_(builder, dimensions),
-      fc1_{"shared_experts.fc1", d_.h, d_.moe.shared * (d_.gated ? 2 : 1), fp8},
-      fc2_{"shared_experts.fc2", d_.moe.shared, d_.h, fp8} {}
+      fc1_{.name = "shared_experts.fc1",
+           .in = d_.h,
+           .out = d_.moe.shared * (d_.gated ? 2 : 1),
+           .fp8 = fp8,
+           .frozen = d_.frozen(),
+           .rank = d_.lora.fc1},
+      fc2_{.name = "shared_experts.fc2",
+           .in = d_.moe.shared,
+           .out = d_.h,
+           .fp8 = fp8,
+           .row = true,
+           .frozen = d_.frozen(),
+           .rank = d_.lora.fc2} {}
 
 void SharedExperts::forward_fc1(bool grad) {
   fc1_out_ = linear_.column_linear(fc1_, "shared_experts.fc1_output", fc1_input_, grad);
+  fc1_out_ = linear_.adapt(fc1_, fc1_out_, "shared_experts.fc1_output", no_tensor, fc1_adapted_, grad);
   activation_ = w_.allocate("shared_experts.activation", 2 * d_.tokens * d_.moe.shared);
   w_.launch("shared experts activation forward", {activation_forward(d_, any_), {d_.tokens, d_.moe.shared}});
   if (!grad) w_.free(std::exchange(fc1_out_, no_tensor));
 }
 
 std::uint32_t SharedExperts::forward_fc2(bool grad) {
-  const auto out = linear_.row_linear(fc2_, "shared_experts.output", fc2_input_, grad, false);
-  if (!grad || fc2_.fp8) w_.release(activation_);
+  auto out = linear_.row_linear(fc2_, "shared_experts.output", fc2_input_, grad, false);
+  out = linear_.adapt(fc2_, out, "shared_experts.output", no_tensor, fc2_adapted_, grad);
+  if (!grad || ((fc2_.fp8 || fc2_.frozen) && fc2_.rank == 0)) w_.release(activation_);
   if (!d_.moe.shared_gate) return out;
   const auto gated = w_.allocate("shared_experts.output", 2 * d_.local * d_.h);
   for (int i = 0; i < 2; ++i) w_.launch("shared experts gate", {"small", {}});
@@ -36,6 +49,13 @@ std::uint32_t SharedExperts::forward_fc2(bool grad) {
   return gated;
 }
 
+/// Frees `through`, the gradient of the layer's input that came through its adapter.
+void SharedExperts::add_through(const Linear& linear, std::uint32_t through) {
+  if (through == no_tensor) return;
+  w_.launch(linear.name + " adapter gradient added", {"add", {d_.tokens * linear.in}});
+  w_.free(through);
+}
+
 void SharedExperts::backward_fc2() {
   auto dout = no_tensor;
   if (d_.moe.shared_gate) {
@@ -44,7 +64,9 @@ void SharedExperts::backward_fc2() {
     for (int i = 0; i < 3; ++i) w_.launch("shared experts gate backward", {"small", {}});
     w_.release(ungated_);
   }
+  const auto through = linear_.adapt_backward(fc2_, fc2_adapted_);
   dactivation_ = linear_.row_backward(fc2_, fc2_input_, false);
+  add_through(fc2_, through);
   linear_.weight_gradients.put([this, dout, activation = std::exchange(activation_, no_tensor)] {
     w_.free({activation, dout});
   });
@@ -54,7 +76,9 @@ std::uint32_t SharedExperts::backward_fc1() {
   const auto dfc1 = w_.allocate("shared_experts.fc1_output_gradient", 2 * d_.tokens * fc1_.out);
   w_.launch("shared experts activation backward", {activation_backward(d_, any_), {d_.tokens, d_.moe.shared}});
   w_.free({std::exchange(dactivation_, no_tensor), std::exchange(fc1_out_, no_tensor)});
+  const auto through = linear_.adapt_backward(fc1_, fc1_adapted_);
   const auto din = linear_.column_backward(fc1_, fc1_input_);
+  add_through(fc1_, through);
   linear_.weight_gradients.put([this, dfc1] { w_.free(dfc1); });
   return din;
 }

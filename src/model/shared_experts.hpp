@@ -30,12 +30,15 @@ class SharedExperts {
   void weight_gradients() { linear_.weight_gradients.run(); }
 
  private:
+  void add_through(const Linear& linear, std::uint32_t through);
+
   PieceBuilder& w_;
   const Dimensions& d_;
   AnyWidth any_;
   LinearWriter linear_;
   Linear fc1_, fc2_;
   Operand fc1_input_, fc2_input_;
+  Adapted fc1_adapted_, fc2_adapted_;
   std::uint32_t fc1_out_ = no_tensor, activation_ = no_tensor, ungated_ = no_tensor, dactivation_ = no_tensor;
 };
 

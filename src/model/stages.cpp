@@ -252,7 +252,8 @@ void add_notes(const Scenario& s, const Dimensions& d, Stages& stages) {
   if (d.mtp_layers > 0) note("multi-token prediction follows the code of Megatron Core, not measured runs");
   if (d.muon)
     note("Muon follows the code of Megatron and of Emerging-Optimizers (bf16 products of every matrix" +
-         std::string(d.muon_whole ? ", each on one data-parallel rank)" : ", on every data-parallel rank)") +
+         std::string(d.muon_whole || d.muon_dealt ? ", each on one data-parallel rank)"
+                                                  : ", on every data-parallel rank)") +
          "; no measured run has it");
   else if (s.settings.optimizer != "adam") {
     note("optimizer " + s.settings.optimizer +
@@ -262,7 +263,10 @@ void add_notes(const Scenario& s, const Dimensions& d, Stages& stages) {
   if (const auto packing = scenario::packing(s)) add_packing_notes(s, *packing, stages);
   if (d.fsdp)
     note("Megatron-FSDP: a unit is gathered one unit ahead in time, as many as Megatron prefetches in memory");
-  if (d.frozen() && d.t > 1) note("LoRA with tensor parallelism follows the code of Bridge, not measured runs");
+  if (d.frozen() && (d.t > 1 || d.cp > 1 || d.mla || d.moe.experts > 0))
+    note(
+        "LoRA beside experts or latent attention, with tensor or context parallelism follows the code of Bridge, not "
+        "measured runs");
   add_offload_notes(s, d, stages);
   if (d.context.gathers)
     note(

@@ -15,6 +15,8 @@ namespace {
 /// Streams of a grouped GEMM, each with its workspace (gemm.py get_cublas_workspace; TE common get_num_cublas_streams).
 constexpr int grouped_streams = 4;
 
+Int bytes_of(const std::vector<Int>& list) { return std::accumulate(list.begin(), list.end(), Int{0}); }
+
 }  // namespace
 
 /// Modules allocate their parameters one by one; DistributedDataParallel moves them into its buffers.
@@ -27,7 +29,7 @@ void StateWriter::construct_module(const std::vector<Parameter>& parameters) {
     if (p.fp8 && d_.precision.parameters_outside_buffers()) {
       hold_from_start("parameters", copy(false));
       hold_from_start("column-wise parameters", copy(true));
-      casts_of_chunks_.push_back({p.weight_out, p.weight_in});
+      if (!p.frozen) casts_of_chunks_.push_back({p.weight_out, p.weight_in});
       continue;
     }
     if (p.frozen)  // stays what the module made
@@ -77,9 +79,10 @@ void StateWriter::add_chunk(std::size_t index, const std::vector<Parameter>& par
   for (const auto& p : parameters) {
     chunk.parameters += p.elements;
     if (p.replicated && !p.frozen) replicated_elements_ += p.elements;
-    if (p.frozen)
+    const bool outside = p.fp8 && d_.precision.parameters_outside_buffers();
+    if (p.frozen && !outside)
       parameter_bytes += p.fp8 ? d_.precision.weight_bytes(p.weight_out, p.weight_in, false) : 2 * p.elements;
-    if (p.fp8 && d_.precision.parameters_outside_buffers())
+    if (outside)
       parameter_bytes += d_.precision.weight_bytes(p.weight_out, p.weight_in, false) +
                          d_.precision.weight_bytes(p.weight_out, p.weight_in, true);
   }
@@ -153,6 +156,32 @@ void StateWriter::add_latent_rotary(Int layers) {
   }
 }
 
+/// LayerWiseDistributedOptimizer.allgather_params: dense parameters, then experts; a rank's own flattened, one tensor
+/// for each other rank's (before 0.17 for its own, too), copied into the parameters.
+std::vector<Int> StateWriter::gather_dealt() {
+  std::vector<Int> largest;
+  for (const auto* optimizer : {&dense_, &experts_}) {
+    if (optimizer->ranks == 1 || optimizer->elements() == 0) continue;
+    Int all = 0;
+    std::size_t count = 0;
+    std::vector<Int> tensors;
+    for (const auto& rank : optimizer->owned) {
+      tensors.push_back(2 * elements_of(rank));
+      all += elements_of(rank);
+      count += rank.size();
+    }
+    const Int own = optimizer->elements();
+    if (scenario::core_version(s_.software) < scenario::Version::v0_17) tensors.push_back(2 * own);
+    launch(gathers_, "parameters flattened", {"copy.d2d", {2 * own}});
+    collective(gathers_, "parameter all-gather", "all_gather", optimizer->ranks, 2 * all, optimizer->link,
+               Stream::compute, Purpose::dp);
+    launch(gathers_, "parameters from gathered ones", {"copy.d2d", {2 * (all - own)}});
+    gathers_.back().launches = static_cast<int>(count) - optimizer->shards();
+    if (bytes_of(tensors) > bytes_of(largest)) largest = std::move(tensors);
+  }
+  return largest;
+}
+
 void StateWriter::run(const std::vector<ChunkShape>& shapes) {
   const auto& o = s_.settings;
   for (auto* optimizer : {&dense_, &experts_})
@@ -187,15 +216,21 @@ void StateWriter::run(const std::vector<ChunkShape>& shapes) {
     mtp |= shapes[c].mtp_layers > 0;
     moe |= mtp && scenario::is_moe_layer(s_, s_.model.num_layers - 1);
   }
+  std::vector<Int> gathered;
+  if (d_.muon_dealt) {
+    for (auto* optimizer : {&dense_, &experts_}) optimizer->deal();
+    gathered = gather_dealt();
+  }
   for (const auto* optimizer : {&dense_, &experts_}) {
     if (optimizer == &experts_ && experts_.elements() == 0) continue;
     s_.settings.optimizer_cpu_offload ? add_host_state(*optimizer) : add_optimizer_state(*optimizer);
   }
   add_casts();
-  // Their matrices are updated one after the other.
-  if (d_.muon)
-    hold(rank_.during_optimizer, "orthogonalization",
-         std::max(orthogonalization_bytes(dense_.matrices(d_)), orthogonalization_bytes(experts_.matrices(d_))));
+  // Their matrices are updated one after the other, then gathered.
+  const Int largest =
+      std::max(orthogonalization_bytes(dense_.matrices(d_)), orthogonalization_bytes(experts_.matrices(d_)));
+  if (largest > bytes_of(gathered)) hold(rank_.during_optimizer, "orthogonalization", largest), gathered.clear();
+  for (const Int bytes : gathered) hold(rank_.after_update, "gathered parameters", bytes);
   hold_from_start("optimizer scalars", 4);
   hold_from_start("optimizer scalars", 4);
   if (d_.fused_gradients) {

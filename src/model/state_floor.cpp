@@ -24,9 +24,8 @@ double held(const Dimensions& d, const scenario::Scenario& s, const Parameter& p
   bytes += elements * static_cast<double>(d.gradient_bytes);
   if (s.settings.optimizer_cpu_offload) return bytes;
   const auto types = optimizer_types(s);
-  const auto ranks = static_cast<double>(!s.settings.use_distributed_optimizer ? 1
-                                         : p.expert                            ? d.moe.edp
-                                                                               : d.dp * d.cp);
+  const bool shared = s.settings.use_distributed_optimizer || d.muon_dealt;
+  const auto ranks = static_cast<double>(!shared ? 1 : p.expert ? d.moe.edp : d.dp * d.cp);
   return bytes + elements / ranks * static_cast<double>(types.main + types.first + (d.muon ? 0 : types.second));
 }
 

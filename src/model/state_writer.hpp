@@ -60,6 +60,7 @@ class StateWriter {
   void add_deferred_head();
   std::set<Int> embedding_ranks(bool shares_embedding) const;
   void add_latent_rotary(Int layers);
+  std::vector<Int> gather_dealt();
   void add_global_buffers(bool head, bool mtp);
   void add_finalize(bool shares_embedding);
   void add_token_scaling();

@@ -27,7 +27,10 @@ std::int64_t split_layers(const Scenario& s) {
   return s.model.num_layers + (s.settings.account_for_embedding_in_pipeline_split ? 1 : 0) +
          (s.settings.account_for_loss_in_pipeline_split ? 1 : 0);
 }
-bool even(const Scenario& s) { return positive_sizes(s) && !uneven(s) && !layout(s); }
+/// Pipes of a hybrid's pattern are asked for no number of layers (hybrid_layer_allocation.py, select_pipeline_segment).
+bool even(const Scenario& s) {
+  return positive_sizes(s) && !uneven(s) && !layout(s) && scenario::hybrid_segments(s).size() <= 1;
+}
 bool world_splits(const Scenario& s) {
   return positive_sizes(s) && s.cluster.num_gpus % scenario::model_parallel_size(s) == 0;
 }

@@ -232,6 +232,17 @@ std::vector<Rule> run_rules() {
        "CUDA_DEVICE_MAX_CONNECTIONS to 1",
        "set the environment variable CUDA_DEVICE_MAX_CONNECTIONS=1",
        [](Scenario& s) { s.environment["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"; }},
+      {"dp.fsdp-views",
+       violation,
+       core,
+       {"use_megatron_fsdp", "pipeline_model_parallel_size", "deallocate_pipeline_outputs"},
+       everywhere,
+       [](const Scenario& s) {  // what FSDP's hooks return is a view (megatron_fsdp.py, create_custom_backward_hook)
+         return s.settings.use_megatron_fsdp && s.settings.pipeline_model_parallel_size > 1 &&
+                s.settings.deallocate_pipeline_outputs;
+       },
+       "counter-productive to free a view of another tensor.",
+       "set pipeline_model_parallel_size: 1"},
       {"environment.fsdp-connections",
        violation,
        arguments,

@@ -165,6 +165,64 @@ std::vector<Int> balanced(const Scenario& s, Int ranks, Int chunks) {
   return layers;
 }
 
+/// Multiply-adds a token of a hybrid's layer; of a mixer both projections and the scan, which reads and writes a state
+/// of every channel.
+double work_of(const Scenario& s, Int layer) {
+  const auto& m = s.model;
+  const auto h = static_cast<double>(m.hidden_size);
+  if (scenario::is_mamba_layer(s, layer)) {
+    const auto heads = static_cast<double>(scenario::mamba_num_heads(s)),
+               inner = heads * static_cast<double>(m.mamba_head_dim), state = static_cast<double>(m.mamba_state_dim);
+    return h * (3 * inner + 2 * static_cast<double>(m.mamba_num_groups) * state + heads) + 2 * inner * state;
+  }
+  if (scenario::is_attention_layer(s, layer)) {
+    const auto q = static_cast<double>(m.num_attention_heads * scenario::kv_channels(s)),
+               kv = static_cast<double>(scenario::num_query_groups(s) * scenario::kv_channels(s));
+    return h * (2 * q + 2 * kv) + q * static_cast<double>(m.seq_length);  // causal: half of both products
+  }
+  const double matrices = m.gated_linear_unit ? 3 : 2;
+  const auto width = scenario::is_moe_layer(s, layer) ? scenario::moe_ffn_hidden_size(s) * m.moe_router_topk +
+                                                            m.moe_shared_expert_intermediate_size.value_or(0)
+                                                      : scenario::ffn_hidden_size(s);
+  return matrices * h * static_cast<double>(width);
+}
+
+/// A hybrid's pattern with pipes so that the stage with most to do has least, the last one also the loss. Each stage
+/// has a layer at least.
+std::string piped(const Scenario& s, Int stages) {
+  const std::string layers = scenario::hybrid_layers(s);
+  const auto n = layers.size();
+  std::vector<double> before(n + 1, 0);
+  for (std::size_t i = 0; i < n; ++i) before[i + 1] = before[i] + work_of(s, static_cast<Int>(i));
+  const double loss = static_cast<double>(s.model.hidden_size) * static_cast<double>(scenario::padded_vocab_size(s));
+  // least[i]: of the largest of so many stages that hold the first i layers; cut[stage][i]: where the last of them
+  // begins.
+  std::vector<double> least(n + 1, INFINITY);
+  least[0] = 0;
+  std::vector<std::vector<std::size_t>> cut;
+  for (Int stage = 0; stage < stages; ++stage) {
+    std::vector<double> with(n + 1, INFINITY);
+    auto& begins = cut.emplace_back(n + 1, 0);
+    for (std::size_t end = 1; end <= n; ++end)
+      for (std::size_t begin = 0; begin < end; ++begin) {
+        const double most = std::max(least[begin], before[end] - before[begin] + (stage + 1 == stages ? loss : 0));
+        if (most < with[end]) with[end] = most, begins[end] = begin;
+      }
+    least = std::move(with);
+  }
+  std::string text;
+  for (auto end = n; !cut.empty(); cut.pop_back()) {
+    const auto begin = cut.back()[end];
+    text.insert(0, layers.substr(begin, end - begin) + (text.empty() ? "" : "|"));
+    end = begin;
+  }
+  return text;
+}
+
+/// Pipes, and how many stages they may make a rank: Bridge's provider builds no virtual stages of hybrids.
+bool has_pipes(const Scenario& s) { return scenario::core_version(s.software) >= scenario::Version::v0_17; }
+Int most_piped(const Scenario& s) { return !has_pipes(s) || s.software.megatron_bridge ? 1 : 4; }
+
 }  // namespace
 
 std::vector<Value> parallelism_values(const Scenario& partial, LeftOut& left_out) {
@@ -232,6 +290,8 @@ std::vector<Value> parallelism_values(const Scenario& partial, LeftOut& left_out
               link(value, partial, name, "none");
             link(value, partial, "account_for_embedding_in_pipeline_split", "false");
             link(value, partial, "account_for_loss_in_pipeline_split", "false");
+            if (scenario::is_hybrid(partial))
+              link(value, partial, "hybrid_layer_pattern", scenario::hybrid_layers(partial));
           }
           if (pp == 1) {
             without_interleaving(value, partial);
@@ -313,13 +373,15 @@ std::vector<Value> pipeline_values(const Scenario& partial, LeftOut& left_out) {
                     !settings.num_layers_in_last_pipeline_stage;
   const Int split = layers + (settings.account_for_embedding_in_pipeline_split ? 1 : 0) +
                     (settings.account_for_loss_in_pipeline_split ? 1 : 0);
-  if (stages <= 1) return {};
+  if (stages <= 1 || (scenario::is_hybrid(partial) && !free_layout)) return {};
   if (!free_layout && (!even || split % stages != 0)) {
     left_out.notes.emplace_back("pipeline: an uneven layer split keeps its interleaving as given");
     return {};
   }
   constexpr Int most_by_layout = 4;  // chunks a rank where only a written layout splits the layers
+  const bool hybrid = scenario::is_hybrid(partial);
   const auto possible = [&](Int v) {
+    if (hybrid) return v <= most_piped(partial) && layers >= stages * v;
     if (!free_layout) return split % (stages * v) == 0;
     for (const Int counted : {0, 1, 2})
       if ((layers + counted) % (stages * v) == 0) return true;
@@ -334,10 +396,16 @@ std::vector<Value> pipeline_values(const Scenario& partial, LeftOut& left_out) {
     if (v == 1) {
       Value plain{"no interleaving", {{"virtual_pipeline_model_parallel_size", "none"}}, {}};
       without_interleaving(plain, partial);
+      if (hybrid) link(plain, partial, "hybrid_layer_pattern", scenario::hybrid_layers(partial));
       values.push_back(std::move(plain));
       continue;
     }
     Value value{"VPP " + std::to_string(v), {{"virtual_pipeline_model_parallel_size", std::to_string(v)}}, {}};
+    if (hybrid) {
+      for (const char* name : {"num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage"})
+        link(value, partial, name, "none");
+      link(value, partial, "hybrid_layer_pattern", piped(partial, stages * v));
+    }
     if (!interleaved) {
       link(value, partial, "overlap_p2p_comm", "true");
       if (settings.batch_p2p_comm) link(value, partial, "batch_p2p_comm", "none");
@@ -377,12 +445,19 @@ std::vector<Value> layout_values(const Scenario& partial, LeftOut&) {
     values.push_back(std::move(value));
   };
   const bool mtp = partial.model.mtp_num_layers.value_or(0) > 0;
-  if (scenario::hybrid_segments(partial).size() > 1) {
-    add("layers by the pattern's pipes", false, false, "none");
+  if (scenario::is_hybrid(partial)) {
+    const auto add_pattern = [&](const std::string& label, const std::string& pattern) {
+      add(label, false, false, "none");
+      link(values.back(), partial, "hybrid_layer_pattern", pattern);
+    };
+    if (chunks == 1 && layers % stages == 0) add_pattern("even layers", scenario::hybrid_layers(partial));
+    if (has_pipes(partial) && layers >= stages) {
+      const auto pattern = piped(partial, stages);
+      add_pattern("layout " + pattern, pattern);
+    }
     return values;
   }
   if (layers % stages == 0) add("even layers", false, false, "none");
-  if (scenario::is_hybrid(partial)) return values;
   if ((layers + 2) % stages == 0) add("embedding and loss count as layers", true, true, "none");
   if ((layers + 1) % stages == 0) add("loss counts as a layer", false, true, "none");
   if (const auto split = balanced(partial, ranks, chunks); !split.empty()) {

@@ -7,6 +7,8 @@
 #include "pipewright/modules.hpp"
 #include "pipewright/scenario/context.hpp"
 #include "pipewright/scenario/fields.hpp"
+#include "pipewright/scenario/packing.hpp"
+#include "pipewright/versions.hpp"
 
 namespace pipewright::scenario {
 Int nvlink_domain(const Scenario& s) { return s.cluster.nvlink_domain.value_or(s.cluster.gpus_per_node); }
@@ -229,6 +231,23 @@ bool grouped_fused_attention(const Scenario& s) {
   const auto& o = s.settings;
   return !s.model.multi_latent_attention && o.transformer_impl == "transformer_engine" &&
          o.attention_backend != "unfused";
+}
+
+/// Transformer Engine d0067d0da, dot_product_attention/utils.py (get_attention_backend) and cuDNN's own figures.
+bool attends_in_fp8(const Scenario& s) {
+  const auto& m = s.model;
+  const auto& o = s.settings;
+  if (!o.fp8_dot_product_attention || !o.fp8) return false;
+  const auto version = te_version(s.software);
+  const bool recipe =
+      (o.fp8_recipe == "mxfp8" && version.at_least(2, 16)) || (o.fp8_recipe == "tensorwise" && version.at_least(2, 8));
+  const bool latent =
+      m.multi_latent_attention && m.qk_head_dim == 128 && m.qk_pos_emb_head_dim == 64 && m.v_head_dim == 128;
+  const bool grouped = grouped_fused_attention(s) && kv_channels(s) == 128;
+  const bool plain = m.softmax_type == "vanilla" && m.attn_logit_softcapping.value_or(0) == 0 &&
+                     o.attention_dropout == 0 && (m.window_size.empty() || m.window_size[0] < 0);
+  return recipe && (latent ? o.attention_backend != "unfused" : grouped) && plain && m.seq_length % 128 == 0 &&
+         o.context_parallel_size == 1 && !packing(s) && !o.cpu_offloading && !o.fine_grained_activation_offloading;
 }
 
 bool has_moe_layer(const Scenario& s) {

@@ -10,14 +10,11 @@ namespace {
 
 /// Types, sizes and buffers of Megatron-FSDP other than its own choice; none are fields of a scenario.
 bool fsdp_tuned(const Scenario& s) {
-  constexpr std::pair<const char*, const char*> usual[] = {{"megatron_fsdp_main_params_dtype", "fp32"},
-                                                           {"megatron_fsdp_main_grads_dtype", "auto"},
-                                                           {"megatron_fsdp_grad_comm_dtype", "auto"},
-                                                           {"suggested_communication_unit_size", "none"},
-                                                           {"megatron_fsdp_enable_fine_grained_param_gather", "false"},
-                                                           {"megatron_fsdp_max_pool_double_buffer", "false"},
-                                                           {"fsdp_db_use_persist_buf_on_alloc_fail", "false"},
-                                                           {"enable_full_sharding_in_hsdp", "false"}};
+  constexpr std::pair<const char*, const char*> usual[] = {
+      {"megatron_fsdp_main_params_dtype", "fp32"},       {"megatron_fsdp_main_grads_dtype", "auto"},
+      {"megatron_fsdp_grad_comm_dtype", "auto"},         {"megatron_fsdp_enable_fine_grained_param_gather", "false"},
+      {"megatron_fsdp_max_pool_double_buffer", "false"}, {"fsdp_db_use_persist_buf_on_alloc_fail", "false"},
+      {"enable_full_sharding_in_hsdp", "false"}};
   return std::ranges::any_of(usual, [&](const auto& each) {
     const auto stated = s.settings.other.find(each.first);
     return stated != s.settings.other.end() && stated->second != each.second && stated->second != "null" &&
@@ -57,7 +54,10 @@ const Limit limits[] = {
      fsdp},
     {{"activation offload", USES(s.settings.cpu_offloading || s.settings.fine_grained_activation_offloading),
       "cpu_offloading=true"},
-     delta | hybrid | fsdp},
+     delta | hybrid},
+    {{"fine-grained activation offload", USES(s.settings.fine_grained_activation_offloading),
+      "fine_grained_activation_offloading=true; offload_modules=[core_attn]"},
+     fsdp},
     {{"CUDA graphs of modules",
       USES(s.settings.cuda_graph_impl != "none" && s.settings.cuda_graph_impl != "full_iteration"),
       "cuda_graph_impl=transformer_engine"},

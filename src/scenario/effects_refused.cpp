@@ -26,6 +26,15 @@ bool only_ring(const Scenario& s) {
   const auto sharing = context_sharing(s);
   return sharing && sharing->heads == 1 && !sharing->gathers;
 }
+/// Every rank has whole sequences of some heads. Rows of several sequences are put in order by one kernel from
+/// Transformer Engine 2.18 on, before by indices that Python makes (context_parallel.py,
+/// thd_cp_rank_order_to_sequence_order).
+bool exchanges_rows(const Scenario& s) {
+  const auto sharing = context_sharing(s);
+  const auto version = te_version(s.software);
+  return sharing && sharing->ring == 1 && !sharing->gathers &&
+         std::pair(version.major, version.minor) >= std::pair(2, 18);
+}
 bool plain_kernel(const Scenario& s) { return grouped_fused_attention(s) && !uses_context(s); }
 /// Rows of packed sequences: TE's kernels of variable lengths (thd), which Megatron calls with fused attention only.
 bool packs_as_modelled(const Scenario& s) {
@@ -35,16 +44,18 @@ bool packs_as_modelled(const Scenario& s) {
                      (s.model.window_size.empty() || s.model.window_size[0] < 0);
   const bool rotates = s.model.position_embedding_type == "rope" || s.model.position_embedding_type == "yarn";
   return o.micro_batch_size == 1 && plain && s.model.mtp_num_layers.value_or(0) == 0 &&
-         (!rotates || o.apply_rope_fusion) && only_ring(s) &&
+         (!rotates || o.apply_rope_fusion) && (only_ring(s) || exchanges_rows(s)) &&
          (!uses_graphs(s) || o.cuda_graph_modules == Strings{"mlp"});
 }
 /// Muon as modelled: emerging_optimizers.py and layer_wise_optimizer.py of core_r0.19.0.
 bool is_plain_muon(const Scenario& s) {
   const auto& o = s.settings;
+  const bool plain = !o.fp16 && !o.fp8_param && !o.fp8_param_gather && !o.fp4_param && !o.fp4_param_gather &&
+                     o.lora_target_modules.empty() && !o.use_precision_aware_optimizer &&
+                     !o.overlap_param_gather_with_optimizer_step;
+  if (o.optimizer == "dist_muon") return plain && !o.use_distributed_optimizer && !o.overlap_param_gather;
   const bool layer_wise = core_version(s.software) >= Version::v0_18;
-  return o.optimizer == "muon" && !o.fp16 && !o.fp8_param && !o.fp8_param_gather && !o.fp4_param &&
-         !o.fp4_param_gather && o.lora_target_modules.empty() && !o.use_precision_aware_optimizer &&
-         !o.overlap_param_gather_with_optimizer_step && (layer_wise || !o.use_distributed_optimizer) &&
+  return o.optimizer == "muon" && plain && (layer_wise || !o.use_distributed_optimizer) &&
          (layer_wise || !o.overlap_grad_reduce) &&
          !(o.use_distributed_optimizer && s.model.num_moe_experts && s.model.add_bias_linear);
 }
@@ -214,17 +225,18 @@ const std::vector<RefusedField>& refused_rows() {
          const auto& m = s.model;
          const auto& o = s.settings;
          const bool rotates = m.position_embedding_type == "rope" || m.position_embedding_type == "yarn";
-         return those("packed sequences with ",
-                      {{o.micro_batch_size > 1, "several rows in a microbatch"},
-                       {!grouped_fused_attention(s), "latent or unfused attention"},
-                       {!m.window_size.empty() && m.window_size[0] >= 0, "a window"},
-                       {m.softmax_type != "vanilla", "sinks"},
-                       {m.attn_logit_softcapping.value_or(0) != 0, "soft caps"},
-                       {o.attention_dropout != 0, "attention dropout"},
-                       {m.mtp_num_layers.value_or(0) > 0, "MTP"},
-                       {rotates && !o.apply_rope_fusion, "unfused rotary embedding (apply_rope_fusion)"},
-                       {!only_ring(s), "context parallelism other than p2p"},
-                       {uses_graphs(s) && o.cuda_graph_modules != Strings{"mlp"}, "graphed attention"}});
+         return those(
+             "packed sequences with ",
+             {{o.micro_batch_size > 1, "several rows in a microbatch"},
+              {!grouped_fused_attention(s), "latent or unfused attention"},
+              {!m.window_size.empty() && m.window_size[0] >= 0, "a window"},
+              {m.softmax_type != "vanilla", "sinks"},
+              {m.attn_logit_softcapping.value_or(0) != 0, "soft caps"},
+              {o.attention_dropout != 0, "attention dropout"},
+              {m.mtp_num_layers.value_or(0) > 0, "MTP"},
+              {rotates && !o.apply_rope_fusion, "unfused rotary embedding (apply_rope_fusion)"},
+              {!only_ring(s) && !exchanges_rows(s), "context parallelism other than p2p, or a2a from TE 2.18 on"},
+              {uses_graphs(s) && o.cuda_graph_modules != Strings{"mlp"}, "graphed attention"}});
        }},
       {"mtp_detach_heads", "a backward pass that stops at the depths of multi-token prediction",
        [](const Scenario& s) { return s.settings.mtp_detach_heads && s.model.mtp_num_layers.value_or(0) > 0; }},
@@ -240,8 +252,13 @@ const std::vector<RefusedField>& refused_rows() {
       {"fp8_wgrad", "weight gradients in bf16 beside FP8 products",
        [](const Scenario& s) { return s.settings.fp8.has_value() && !s.settings.fp8_wgrad; }},
       {"fp8_output_proj", "an output layer in FP8", [](const Scenario& s) { return s.settings.fp8_output_proj; }},
-      {"fp8_dot_product_attention", "attention in FP8",
-       [](const Scenario& s) { return s.settings.fp8_dot_product_attention; }},
+      {"fp8_dot_product_attention",
+       "attention in FP8 with recipes other than mxfp8 (Transformer Engine 2.16 or later) and tensorwise (2.8), heads "
+       "other than 128 wide (latent: 192 and 128), sequences that are no multiple of 128, windows, sinks, soft caps, "
+       "dropout, packed sequences, context parallelism, activation offload or unfused attention",
+       [](const Scenario& s) {
+         return s.settings.fp8_dot_product_attention && (s.settings.fp8 || s.settings.fp4) && !attends_in_fp8(s);
+       }},
       {"fp8_multi_head_attention", "attention in FP8 from its projections on",
        [](const Scenario& s) { return s.settings.fp8_multi_head_attention; }},
       {"activation_func_fp8_input_store", "inputs of the activation kept in FP8",
@@ -348,33 +365,43 @@ const std::vector<RefusedField>& refused_rows() {
        [](const Scenario& s) { return s.settings.moe_load_imbalance < 1; }},
       // Adapters
       {"lora_target_modules",
-       "adapters beside experts, latent or local layers; with MTP, offload, CUDA graphs of modules, delayed weight "
-       "gradients or TP without SP; none beside linear_qkv, where the first layer's backward begins "
-       "inside it",
+       "adapters beside local layers, Transformer Engine's operator sequences, experts with tensor parallelism, "
+       "shared experts with TP; with MTP, offload, CUDA graphs of modules other than dense MLPs without adapters, "
+       "expert-parallel overlap, delayed weight gradients (Transformer Engine's backward_dw finds none of a frozen "
+       "layer and raises) or TP without SP; none in attention, where the first layer's backward begins",
        [](const Scenario& s) {
          const auto& o = s.settings;
          const auto& targets = o.lora_target_modules;
          if (targets.empty()) return false;
-         return has_experts(s) || s.model.multi_latent_attention || !te_layers(s) ||
-                s.model.mtp_num_layers.value_or(0) > 0 || o.cpu_offloading || o.fine_grained_activation_offloading ||
-                graphs_modules(s) || o.delay_wgrad_compute || uses_context(s) ||
-                (o.tensor_model_parallel_size > 1 && !o.sequence_parallel) ||
-                std::ranges::find(targets, "linear_qkv") == targets.end();
+         const auto has = [&](const char* name) { return std::ranges::find(targets, name) != targets.end(); };
+         const bool tensor = o.tensor_model_parallel_size > 1, mlps = has("linear_fc1") || has("linear_fc2");
+         return !te_layers(s) || o.use_transformer_engine_op_fuser || s.model.mtp_num_layers.value_or(0) > 0 ||
+                o.cpu_offloading || o.fine_grained_activation_offloading ||
+                (graphs_modules(s) && (o.cuda_graph_modules != Strings{"mlp"} || mlps || has_experts(s))) ||
+                o.delay_wgrad_compute || o.overlap_moe_expert_parallel_comm || (tensor && !o.sequence_parallel) ||
+                (has_experts(s) && expert_tensor_parallel_size(s) > 1) ||
+                (mlps && tensor && s.model.moe_shared_expert_intermediate_size) ||
+                !(has("linear_proj") || (has("linear_qkv") && !s.model.multi_latent_attention));
        },
        [](const Scenario& s) {
          const auto& o = s.settings;
+         const auto& targets = o.lora_target_modules;
+         const auto has = [&](const char* name) { return std::ranges::find(targets, name) != targets.end(); };
+         const bool tensor = o.tensor_model_parallel_size > 1, mlps = has("linear_fc1") || has("linear_fc2");
          return those("adapters with ",
-                      {{has_experts(s), "experts"},
-                       {s.model.multi_latent_attention, "latent attention"},
-                       {!te_layers(s), "local layers"},
+                      {{!te_layers(s), "local layers"},
+                       {o.use_transformer_engine_op_fuser, "the op fuser"},
                        {s.model.mtp_num_layers.value_or(0) > 0, "MTP"},
                        {o.cpu_offloading || o.fine_grained_activation_offloading, "activation offload"},
-                       {graphs_modules(s), "CUDA graphs of modules"},
+                       {graphs_modules(s) && (o.cuda_graph_modules != Strings{"mlp"} || mlps || has_experts(s)),
+                        "CUDA graphs of modules, other than of MLPs without adapters"},
                        {o.delay_wgrad_compute, "delayed weight gradients"},
-                       {uses_context(s), "context parallelism"},
-                       {o.tensor_model_parallel_size > 1 && !o.sequence_parallel, "TP without SP"},
-                       {std::ranges::find(o.lora_target_modules, "linear_qkv") == o.lora_target_modules.end(),
-                        "none beside linear_qkv, where the first layer's backward begins inside it"}});
+                       {o.overlap_moe_expert_parallel_comm, "expert overlap"},
+                       {tensor && !o.sequence_parallel, "TP without SP"},
+                       {has_experts(s) && expert_tensor_parallel_size(s) > 1, "experts split over TP"},
+                       {mlps && tensor && s.model.moe_shared_expert_intermediate_size, "shared experts split over TP"},
+                       {!(has("linear_proj") || (has("linear_qkv") && !s.model.multi_latent_attention)),
+                        "none in attention, where the first layer's backward begins inside it"}});
        }},
       {"lora_dropout", "dropout before the adapters",
        [](const Scenario& s) { return s.settings.lora_dropout > 0 && !s.settings.lora_target_modules.empty(); }},
@@ -424,12 +451,12 @@ const std::vector<RefusedField>& refused_rows() {
       {"optimizer",
        "the kernels of this optimizer; of Muon: fp16, FP8 parameters, adapters, precision-aware states, the gather in "
        "the optimizer step, the distributed optimizer before 0.18 and beside experts with biases, overlapped reduction "
-       "before 0.18 (dist_muon is muon with use_distributed_optimizer)",
+       "before 0.18; of dist_muon: the distributed optimizer's buffers and overlapped gathers",
        [](const Scenario& s) { return s.settings.optimizer != "adam" && !is_plain_muon(s); }},
       {"muon_coefficient_type", "steps of Muon without the product A A",
        [](const Scenario& s) {
          const auto type = s.settings.other.find("muon_coefficient_type");
-         return s.settings.optimizer == "muon" && type != s.settings.other.end() && type->second == "cubic5";
+         return s.settings.optimizer.ends_with("muon") && type != s.settings.other.end() && type->second == "cubic5";
        }},
       {"optimizer_cpu_offload", "an optimizer on the host with " + not_beside(Family::host_optimizer),
        [](const Scenario& s) {

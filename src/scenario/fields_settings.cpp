@@ -256,6 +256,9 @@ std::vector<Field> data_parallel() {
       SETTING(data_parallel_sharding_strategy, "what FSDP shares")
           .in({"no_shard", "optim", "optim_grads", "optim_grads_params"}),
       SETTING(fsdp_double_buffer, "FSDP has two buffers"),
+      SETTING(suggested_communication_unit_size,
+              "elements that FSDP gathers ahead (half of it) and has in reduction; default: two units, at least 1e9")
+          .from(1),
       SETTING(optimizer, "optimizer").in({"adam", "sgd", "muon", "dist_muon", "lion", "soap", "adaptive_muon"}),
       SETTING(muon_num_ns_steps, "Newton-Schulz steps of Muon").between(1, 1000),
       SETTING(muon_split_qkv, "Muon orthogonalises queries, keys and values apart"),

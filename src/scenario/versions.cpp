@@ -68,6 +68,12 @@ TeVersion te_version(const Software& software) {
   return parse_te_version(software.transformer_engine).value_or(TeVersion{INT_MAX, INT_MAX, false});
 }
 
+bool bridge_at_least(const Software& software, int major, int minor) {
+  if (!software.megatron_bridge) return true;
+  const auto bridge = parse_te_version(*software.megatron_bridge);  // numbered alike
+  return !bridge || std::pair(bridge->major, bridge->minor) >= std::pair(major, minor);
+}
+
 std::vector<std::string> stated_names(Versions versions) {
   std::vector<std::string> names;
   for (const bool released : {true, false})

@@ -292,6 +292,24 @@ TEST_CASE("flags that are not modelled stay in the scenario, to be refused or ig
   CHECK(found.size() == 3);
 }
 
+TEST_CASE("dist_muon is muon with the distributed optimizer from 0.18 on, unless nothing is laid out for it") {
+  const auto read = [](const char* flags, const char* version) { return import(flags, version).scenario.settings; };
+  for (const char* version : {"0.16.0", "0.17.0"})
+    CHECK(read("--optimizer dist_muon", version).optimizer == "dist_muon");
+  for (const char* flags : {"--optimizer dist_muon", "--optimizer muon --use-distributed-optimizer"}) {
+    CAPTURE(flags);
+    for (const char* version : {"0.18.0", "0.19.0"}) {
+      CHECK(read(flags, version).optimizer == "muon");
+      CHECK(read(flags, version).use_distributed_optimizer);
+      const auto dealt = read((std::string(flags) + " --no-use-layer-wise-param-layout").c_str(), version);
+      CHECK(dealt.optimizer == "dist_muon");
+      CHECK_FALSE(dealt.use_distributed_optimizer);
+    }
+  }
+  CHECK(read("--optimizer muon", "0.19.0").optimizer == "muon");
+  CHECK_FALSE(read("--optimizer muon", "0.19.0").use_distributed_optimizer);
+}
+
 TEST_CASE("a hybrid's pattern, its older names and its ratios") {
   const auto of = [](const std::string& flags, const char* version) { return import(flags, version).scenario.model; };
   const auto now = of("--hybrid-layer-pattern 'M-M*|M-M-' --mamba-num-heads 64 --mamba-state-dim 64", "0.19.0");
@@ -419,6 +437,22 @@ TEST_CASE("Bridge: comments, quotes, recipes and what CommOverlapConfig makes of
   REQUIRE(result.notes.size() == 1);
   CHECK(result.notes[0].find("cfg.logger.log_interval") != std::string::npos);
 
+  // Without the distributed optimizer setup() leaves cfg.ddp alone.
+  const auto kept = emit::from_bridge_text(
+      text +
+          "cfg.ddp.use_distributed_optimizer = False\ncfg.comm_overlap.overlap_grad_reduce = True\n"
+          "cfg.comm_overlap.bucket_size = 1000\n",
+      "run.py", {8, 8, "h100-sxm", ""});
+  CHECK_FALSE(kept.scenario.settings.overlap_grad_reduce);
+  CHECK_FALSE(kept.scenario.settings.bucket_size.has_value());
+  const auto own =
+      emit::from_bridge_text(text +
+                                 "cfg.ddp.use_distributed_optimizer = False\ncfg.ddp.overlap_grad_reduce = True\n"
+                                 "cfg.ddp.bucket_size = 1000\n",
+                             "run.py", {8, 8, "h100-sxm", ""});
+  CHECK(own.scenario.settings.overlap_grad_reduce);
+  CHECK(own.scenario.settings.bucket_size == 1000);
+
   const auto lost = emit::from_bridge_text(text + "cfg.model.overlap_moe_expert_parallel_comm = True\n", "run.py",
                                            {8, 8, "h100-sxm", ""});
   CHECK_FALSE(lost.scenario.settings.overlap_moe_expert_parallel_comm);
@@ -480,7 +514,16 @@ TEST_CASE("Bridge's LoRA is read, what it trains otherwise is refused") {
   CHECK(changed.lora_dim == 8);
   CHECK(read("cfg.peft = LoRA()\ncfg.peft = None\n").lora_target_modules.empty());
   CHECK(read("cfg.peft = DoRA()\n").other.at("peft") == "true");
-  CHECK(read("cfg.peft = LoRA(a2a_experimental=True)\n").other.at("peft") == "true");
+  for (const char* other : {"a2a_experimental=True", "share_expert_adapters=False", "normalize_moe_lora=True",
+                            "exclude_modules=[\"linear_qkv\"]", "lora_dtype=torch.float32"}) {
+    CAPTURE(other);
+    CHECK(read(std::string("cfg.peft = LoRA(") + other + ")\n").other.at("peft") == "true");
+  }
+  const auto usual = read(
+      "cfg.peft = LoRA(dim=8, dropout_position=\"pre\", a2a_experimental=False, lora_dtype=None, exclude_modules=[], "
+      "share_expert_adapters=True, normalize_moe_lora=False)\n");
+  CHECK_FALSE(usual.other.contains("peft"));
+  CHECK(usual.lora_dim == 8);
 }
 
 TEST_CASE("a recipe's body: objects made by calls, its own variables, None for what the class decides") {

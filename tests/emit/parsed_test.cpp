@@ -98,6 +98,7 @@ const std::vector<std::pair<const char*, const char*>> others = {
     {"dense", "softmax_type=learnable"},
     {"dense", "optimizer=sgd; use_distributed_optimizer=true"},
     {"dense", "optimizer=muon; use_distributed_optimizer=false"},
+    {"dense", "optimizer=dist_muon; use_distributed_optimizer=false; overlap_param_gather=false"},
     {"dense", "norm_epsilon=1e-6; layernorm_epsilon=1e-6"},
     {"dense", "gradient_reduce_div_fusion=false"},
     {"dense", "bias_dropout_fusion=false"},

@@ -158,9 +158,75 @@ TEST_CASE("of any matrices: each whole in one shard, aligned, shards alike, no m
   }
 }
 
+TEST_CASE("dealt as Megatron's comment says: ten parameters to four ranks") {
+  // [[p0, p7, p8], [p1, p6, p9], [p2, p5], [p3, p4]] after sorting by size
+  const std::vector<std::int64_t> sizes = {90, 10, 20, 30, 40, 50, 60, 70, 80, 100};
+  CHECK(model::dealt(sizes, 4) == std::vector<std::int64_t>{0, 0, 1, 2, 3, 3, 2, 1, 0, 1});
+  CHECK(model::dealt({5, 5, 5}, 1) == std::vector<std::int64_t>{0, 0, 0});
+}
+
+TEST_CASE("of any parameters dealt to ranks: each has one, counts differ by two at most, the largest by one") {
+  std::mt19937 chance(5);
+  for (int round = 0; round < 200; ++round) {
+    const auto ranks = std::uniform_int_distribution<std::int64_t>(1, 64)(chance);
+    std::vector<std::int64_t> sizes(std::uniform_int_distribution<std::size_t>(1, 300)(chance));
+    for (auto& size : sizes) size = std::uniform_int_distribution<std::int64_t>(1, 50)(chance);
+    const auto owners = model::dealt(sizes, ranks);
+    std::vector<std::int64_t> count(static_cast<std::size_t>(ranks)), held(count);
+    for (std::size_t i = 0; i < sizes.size(); ++i) {
+      REQUIRE(owners[i] >= 0);
+      REQUIRE(owners[i] < ranks);
+      ++count[static_cast<std::size_t>(owners[i])], held[static_cast<std::size_t>(owners[i])] += sizes[i];
+    }
+    CHECK(std::ranges::max(count) - std::ranges::min(count) <= 2);
+    CHECK(std::ranges::max(held) - std::ranges::min(held) <= 2 * std::ranges::max(sizes));
+  }
+}
+
+TEST_CASE("dist_muon: buffers whole on every rank, state of dealt parameters, one gather of all at the end") {
+  const auto apart = test::build(muon({"use_distributed_optimizer=false"}));
+  const auto stages = test::build(muon({"optimizer=dist_muon", "use_distributed_optimizer=false"}));
+  const auto& inner = stages.ranks[1];
+  const auto of_dealt = [&](const std::string& owner) {
+    return bytes(stages, inner.during_optimizer, owner) + bytes(stages, inner.after_update, owner);
+  };
+  // Layers are alike and two ranks share them: of each pair of equal matrices one is this rank's.
+  CHECK(bytes(stages, inner.optimizer_state, "optimizer moments") == layers / 2 * (4 * matrices + 8 * norms));
+  CHECK(flop(inner) == doctest::Approx(flop(apart.ranks[1]) / 2));
+  // Its own flattened and the other rank's; three fp32 copies of the largest matrix are gone by then.
+  CHECK(of_dealt("gathered parameters") == 2 * layers * (matrices + norms));
+  CHECK(of_dealt("orthogonalization") == 0);
+  const auto before =
+      test::build(muon({"optimizer=dist_muon", "use_distributed_optimizer=false", "software.megatron_core=0.16.0"}));
+  CHECK(bytes(before, before.ranks[1].after_update, "gathered parameters") == 3 * layers * (matrices + norms));
+  std::int64_t gathered = 0, copied = 0;
+  for (const auto& kernel : inner.optimizer) {
+    if (kernel.name == "parameter all-gather") gathered += kernel.key.dims.back();
+    if (kernel.name == "parameters from gathered ones") copied += kernel.key.dims[0];
+    CHECK(kernel.name.find("reduce-scatter") == std::string::npos);
+  }
+  CHECK(gathered == 2 * layers * (matrices + norms));
+  CHECK(copied == layers * (matrices + norms));
+  for (const auto& kernel : inner.chunks[0].gradient_sync) CHECK(kernel.key.family != "reduce_scatter");
+}
+
+TEST_CASE("dist_muon: experts on one data-parallel rank each are all its own") {
+  const auto s = with(llama70b(), {"optimizer=dist_muon", "use_distributed_optimizer=false", "num_moe_experts=8",
+                                   "moe_ffn_hidden_size=4096", "moe_grouped_gemm=true", "expert_model_parallel_size=8",
+                                   "expert_tensor_parallel_size=1", "moe_token_dispatcher_type=alltoall"});
+  const auto stages = test::build(s);
+  const double expert = steps(h, 8192) + steps(4096, h), router = steps(8, h);
+  const double dense = steps(q, h) + 2 * steps(kv, h) + steps(q, h);
+  CHECK(flop(stages.ranks[1]) == doctest::Approx(layers * expert + layers / 2 * (router + dense)));
+}
+
 TEST_CASE("Muon otherwise than modelled is refused") {
   CHECK_NOTHROW(scenario::refuse_unmodelled(muon()));
   CHECK_NOTHROW(scenario::refuse_unmodelled(muon({"muon_tp_mode=blockwise"})));
+  for (const char* core : {"software.megatron_core=0.16.0", "software.megatron_core=0.17.0",
+                           "software.megatron_core=0.18.0", "software.megatron_core=0.19.0"})
+    CHECK_NOTHROW(scenario::refuse_unmodelled(
+        muon({"optimizer=dist_muon", "use_distributed_optimizer=false", "overlap_param_gather=false", core})));
   for (const char* change :
        {"optimizer=dist_muon", "optimizer=adaptive_muon", "optimizer=soap", "optimizer=lion",
         "software.megatron_core=0.17.0", "fp8_param_gather=true", "use_precision_aware_optimizer=true",

@@ -187,6 +187,52 @@ TEST_CASE("Megatron-FSDP: what a pass allocates it frees, and two buffers hold n
   }
 }
 
+TEST_CASE("Megatron-FSDP: a stated unit of communication is gathered ahead by half, a layer at least") {
+  const std::int64_t layer = 855654400 - 2 * 8192 + 2 * 8192;  // elements of a unit: 70B's
+  const auto most = [&](const std::string& owner, const scenario::Scenario& s) {
+    const auto stages = test::build(s);
+    std::int64_t largest = 0;
+    for (const auto index : stages.ranks[0].chunks[0].pieces) {
+      const auto& piece = stages.pieces[index];
+      if (piece.name != "layer") continue;
+      std::int64_t sum = 0;
+      for (const auto& step : piece.forward)
+        if (step.kind == Kind::allocate && stages.owners[piece.tensors[step.index].owner] == owner)
+          sum += piece.tensors[step.index].bytes.value;
+      largest = std::max(largest, sum);
+    }
+    return largest;
+  };
+  const auto units = [&](const char* size) { return most("gathered parameters", fsdp({size})) / (2 * layer); };
+  CHECK(units("suggested_communication_unit_size=1000") == 2);  // its own and one ahead
+  CHECK(units("suggested_communication_unit_size=none") == 2);
+  CHECK(units("suggested_communication_unit_size=5000000000") == 4);  // 2.5e9 elements: three ahead
+}
+
+TEST_CASE("Megatron-FSDP beside whole-layer offload: the same groups move, the same units are gathered") {
+  for (const char* buffers : {"fsdp_double_buffer=false", "fsdp_double_buffer=true"}) {
+    const auto s = fsdp_fp8({buffers, "cpu_offloading=true", "cpu_offloading_num_layers=4"});
+    CHECK_NOTHROW(scenario::refuse_unmodelled(s));
+    const auto both = test::build(s);
+    const auto offloads = test::build(with(s, {"use_megatron_fsdp=false"}));
+    const auto gathers = test::build(with(s, {"cpu_offloading=false"}));
+    std::vector<std::int64_t> groups[2];
+    for (const auto* stages : {&both, &offloads})
+      for (const auto index : stages->ranks[0].chunks[0].pieces) {
+        const auto& piece = stages->pieces[index];
+        for (const auto& group : piece.groups) {
+          std::int64_t sum = 0;
+          for (const auto& move : group.moves) sum += piece.tensors[move.tensor].bytes.value;
+          groups[stages == &both ? 0 : 1].push_back(sum);
+        }
+      }
+    CHECK(groups[0].size() == 12);
+    CHECK(groups[0] == groups[1]);
+    for (const char* kind : {"all_gather", "reduce_scatter"})
+      for (const bool forward : {true, false}) CHECK(moved(both, kind, forward, 1) == moved(gathers, kind, forward, 1));
+  }
+}
+
 TEST_CASE("Megatron-FSDP with FP8 parameters: bytes of an element and a rank, in either bucket, as by hand") {
   std::mt19937 random(31);
   const auto draw = [&](std::int64_t from, std::int64_t to) {
@@ -374,9 +420,8 @@ TEST_CASE("what is not modelled of both is refused by name") {
     return std::ranges::any_of(scenario::unmodelled(s), [&](const auto& one) { return one.name == field; });
   };
   CHECK_FALSE(refused(fsdp(), "use_megatron_fsdp"));
-  for (const char* other :
-       {"pipeline_model_parallel_size=2", "use_precision_aware_optimizer=true",
-        "untie_embeddings_and_output_weights=false", "suggested_communication_unit_size=100000000"}) {
+  for (const char* other : {"pipeline_model_parallel_size=2", "use_precision_aware_optimizer=true",
+                            "untie_embeddings_and_output_weights=false", "fine_grained_activation_offloading=true"}) {
     CAPTURE(std::string(other));
     CHECK(refused(fsdp({other}), "use_megatron_fsdp"));
   }

@@ -155,6 +155,36 @@ TEST_CASE("interleaving: the divisors of a rank's layers, with what hangs on the
                                                     {"microbatch_group_size_per_vp_stage", "none"}});
 }
 
+TEST_CASE("a hybrid's pipes are moved: virtual stages where Megatron builds them, layers kept in order") {
+  const std::string pattern = "M-M-M-M*-M-M-";
+  const auto hybrid = [&](const std::string& changes) {
+    return searching("dense", "pipeline layout",
+                     ("num_layers=13; hybrid_layer_pattern=" + pattern +
+                      "; virtual_pipeline_model_parallel_size=none; overlap_p2p_comm=false; num_layers_in_first_"
+                      "pipeline_stage=4; " +
+                      changes)
+                         .c_str());
+  };
+  const auto segments = [](const plan::Candidate& c) { return scenario::hybrid_segments(c.scenario).size(); };
+  const auto plan = plan::search(hybrid("pipeline_model_parallel_size=4"), options());
+  REQUIRE(plan.best);
+  CHECK(segments(*plan.best) == 12);  // a layer at least in each: three chunks a rank at most
+  std::set<std::size_t> seen;
+  for (const auto& candidate : plan.alternatives) {
+    CHECK(scenario::hybrid_layers(candidate.scenario) == pattern);
+    CHECK_FALSE(candidate.scenario.settings.pipeline_model_parallel_layout);
+    for (const auto& segment : scenario::hybrid_segments(candidate.scenario)) CHECK_FALSE(segment.empty());
+    seen.insert(segments(candidate));
+  }
+  CHECK(seen == std::set<std::size_t>{1, 4, 8, 12});  // one: as given, by the first stage's layers
+  for (const char* older : {"megatron_bridge=0.7.0", "megatron_core=0.16.0"}) {
+    CAPTURE(std::string(older));
+    const auto few = plan::search(hybrid(std::string("pipeline_model_parallel_size=4; ") + older), options());
+    REQUIRE(few.best);
+    for (const auto& candidate : few.alternatives) CHECK(segments(candidate) <= (older[9] == 'b' ? 4U : 1U));
+  }
+}
+
 TEST_CASE("ties: memory decides only while it is not sure that both fit") {
   auto o = options();
   std::atomic<int> simulated = 0, repredicted = 0;

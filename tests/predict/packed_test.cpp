@@ -100,6 +100,7 @@ TEST_CASE("both engines agree on microbatches that differ, and the floor stays b
            {"tensor", "global_batch_size=64; overlap_grad_reduce=true; overlap_param_gather=true"},
            {"tensor", "pack_order=balanced; global_batch_size=64; fp8=hybrid; fp8_recipe=tensorwise"},
            {"single", "global_batch_size=64; cp=2; $CUDA_DEVICE_MAX_CONNECTIONS=1"},
+           {"single", "global_batch_size=64; cp=2; cp_comm_type=a2a; $CUDA_DEVICE_MAX_CONNECTIONS=1"},
            {"single", "recompute_granularity=full; recompute_method=uniform; recompute_num_layers=1"},
            {"moe", "global_batch_size=64"},
            {"moe", "global_batch_size=64; overlap_moe_expert_parallel_comm=true"}}) {
@@ -119,6 +120,35 @@ TEST_CASE("both engines agree on microbatches that differ, and the floor stays b
   }
 }
 
+TEST_CASE("heads that context-parallel ranks exchange have the attention of whole rows, each its part of it") {
+  const auto pairs = [](const char* more) {  // of query, key and head, of all microbatches of a rank
+    const auto s = packed("single", "200*900, 700*300, 1500*100, 4096*30", more);
+    const auto stages = model::build(s, h200().device());
+    double sum = 0;
+    for (const auto& piece : stages.pieces) {
+      if (piece.name != "layer") continue;
+      for (const auto& step : piece.forward) {
+        if (step.kind != model::Step::Kind::launch ||
+            piece.kernels[step.index].timed_as == model::Kernel::TimedAs::itself)
+          continue;
+        const auto& kernel = piece.kernels[step.index];
+        const auto& dims = kernel.key.dims;  // sequences, queries, keys, heads
+        const auto length = static_cast<double>(dims[1]);
+        sum += kernel.share * static_cast<double>((step.before_microbatch - step.from_microbatch) * dims[0] * dims[3]) *
+               length * (length + 1) / 2;
+      }
+      break;
+    }
+    return sum;
+  };
+  const double one = pairs("num_gpus=2; global_batch_size=64");
+  CHECK(one > 0);
+  CHECK(pairs("num_gpus=4; global_batch_size=64; cp=2; cp_comm_type=a2a; $CUDA_DEVICE_MAX_CONNECTIONS=1") ==
+        doctest::Approx(one / 2).epsilon(0.02));  // sequences are padded to four tokens
+  CHECK(pairs("num_gpus=8; global_batch_size=64; cp=4; cp_comm_type=a2a; $CUDA_DEVICE_MAX_CONNECTIONS=1") ==
+        doctest::Approx(one / 4).epsilon(0.04));
+}
+
 TEST_CASE("what another packing would change") {
   const auto gain = predict::find_packing(packed("single", "256*800, 4096*20", "global_batch_size=64"), h200());
   REQUIRE(gain);
@@ -129,9 +159,10 @@ TEST_CASE("what another packing would change") {
 }
 
 TEST_CASE("what packs otherwise than modelled is refused") {
-  for (const char* more :
-       {"micro_batch_size=2", "apply_rope_fusion=false", "attention_dropout=0.1", "window_size=[127, 0]",
-        "attention_backend=unfused", "mtp_num_layers=1", "cp=2; cp_comm_type=a2a; $CUDA_DEVICE_MAX_CONNECTIONS=1"}) {
+  for (const char* more : {"micro_batch_size=2", "apply_rope_fusion=false", "attention_dropout=0.1",
+                           "window_size=[127, 0]", "attention_backend=unfused", "mtp_num_layers=1",
+                           "cp=2; cp_comm_type=a2a; transformer_engine=2.16.0; $CUDA_DEVICE_MAX_CONNECTIONS=1",
+                           "cp=2; cp_comm_type=all_gather; $CUDA_DEVICE_MAX_CONNECTIONS=1"}) {
     CAPTURE(more);
     CHECK_THROWS_AS(scenario::refuse_unmodelled(packed("single", "512*100", more)), UsageError);
   }

@@ -74,6 +74,8 @@ struct TeVersion {
 std::optional<TeVersion> parse_te_version(std::string_view text);
 /// The one place where software.transformer_engine is read; what is no version counts as main.
 TeVersion te_version(const Software& software);
+/// Not stated: the newest.
+bool bridge_at_least(const Software& software, int major, int minor);
 /// Whether the text is a number of a release: up to four numbers with dots, then what a build adds.
 bool is_release_number(std::string_view text);
 

@@ -58,8 +58,9 @@ bool creates_attention_mask(const Scenario&);
 bool exchanges_heads(const Scenario&);          ///< context parallelism by all-to-all in every layer (cp_comm_type a2a)
 bool grouped_fused_attention(const Scenario&);  ///< neither latent nor unfused: has kernels with windows and sinks
 bool has_dense_layer(const Scenario&);
-bool te_layers(const Scenario&);    ///< transformer_impl transformer_engine
-bool norms_fused(const Scenario&);  ///< the input norm lives in the qkv projection: TE without MLA
+bool te_layers(const Scenario&);       ///< transformer_impl transformer_engine
+bool norms_fused(const Scenario&);     ///< the input norm lives in the qkv projection: TE without MLA
+bool attends_in_fp8(const Scenario&);  ///< fp8_dot_product_attention, where it is modelled
 std::string variable(const Scenario&, const std::string& name, const std::string& otherwise = {});  ///< environment
 
 /// What a model chunk holds. Layers are counted from 0 over the whole model (reference 1.9).

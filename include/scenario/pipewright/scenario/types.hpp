@@ -291,6 +291,7 @@ struct Settings {
   bool use_megatron_fsdp = false;
   std::string data_parallel_sharding_strategy = "no_shard";
   bool fsdp_double_buffer = false;
+  OptInt suggested_communication_unit_size;
 
   // Optimizer
   std::string optimizer = "adam";

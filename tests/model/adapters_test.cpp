@@ -1,0 +1,221 @@
+// LoRA beside experts and latent attention (Megatron Bridge peft/utils.py, ParallelLinearAdapter with is_expert): one
+// adapter for all experts of a rank, what frozen groups keep, where a frozen model's first backward begins.
+#include <random>
+
+#include "pipewright/effects.hpp"
+#include "support.hpp"
+
+using namespace pipewright;
+using namespace pipewright::model::test;
+using model::Kernel;
+using model::Piece;
+
+namespace {
+
+constexpr std::int64_t S = 4096, h = 4096, f = 2048, shared = 1024, k = 2, n = S * k, r = 16, E = 8;
+
+scenario::Scenario mixture(std::initializer_list<const char*> more = {}) {
+  return with(scenario::parse(R"(scenario: 1
+model: {num_layers: 4, hidden_size: 4096, ffn_hidden_size: 14336, num_attention_heads: 32, num_query_groups: 8,
+  seq_length: 4096, vocab_size: 32000, num_moe_experts: 8, moe_router_topk: 2, moe_ffn_hidden_size: 2048,
+  gated_linear_unit: true, normalization: RMSNorm, add_bias_linear: false, untie_embeddings_and_output_weights: true,
+  position_embedding_type: rope, make_vocab_size_divisible_by: 1}
+settings: {micro_batch_size: 1, global_batch_size: 16, bf16: true, expert_tensor_parallel_size: 1,
+  use_distributed_optimizer: true, grad_reduce_in_fp32: true, gradient_accumulation_fusion: true, hidden_dropout: 0.0,
+  attention_dropout: 0.0, apply_rope_fusion: true, moe_token_dispatcher_type: alltoall, moe_grouped_gemm: true,
+  moe_permute_fusion: true, moe_router_dtype: fp32, bias_activation_fusion: true}
+cluster: {profile: h200-sxm, num_gpus: 8, gpus_per_node: 8, link: nvlink}
+)",
+                              "mixture.yaml"),
+              more);
+}
+
+scenario::Scenario latent(std::initializer_list<const char*> more = {}) {
+  return with(mixture({"multi_latent_attention=true", "q_lora_rank=1536", "kv_lora_rank=512", "qk_head_dim=128",
+                       "qk_pos_emb_head_dim=64", "v_head_dim=128", "qk_layernorm=true", "num_query_groups=none"}),
+              more);
+}
+
+const Piece& layer(const model::Stages& stages, std::size_t index) {
+  return stages.pieces[stages.ranks[0].chunks[0].pieces[index + 1]];
+}
+std::int64_t kept(const scenario::Scenario& s, std::size_t index = 1) {
+  return saved(layer(pipewright::test::build(s), index));
+}
+
+std::vector<Kernel> kernels(const Piece& piece, const std::string& part) {
+  std::vector<Kernel> found;
+  for (const auto& kernel : piece.kernels)
+    if (kernel.name.find(part) != std::string::npos) found.push_back(kernel);
+  return found;
+}
+
+}  // namespace
+
+TEST_CASE("frozen experts keep neither rows nor activations; an adapter keeps what it multiplies, and its low rank") {
+  const auto attention = with(mixture(), {"lora_target_modules=[linear_qkv]", "lora_dim=16"});
+  // Gone: the rows and the activation of the experts. The adapter keeps l and what qkv's norm has put out.
+  CHECK(kept(mixture()) - kept(attention) == 2 * n * h + 2 * n * f - 2 * S * r);
+  const auto fc1 = with(attention, {"lora_target_modules=[linear_qkv, linear_fc1]"});
+  CHECK(kept(fc1) - kept(attention) == 2 * n * h + 2 * n * r);
+  const auto both = with(attention, {"lora_target_modules=[linear_qkv, linear_fc1, linear_fc2]"});
+  CHECK(kept(both) - kept(fc1) == 2 * n * f + 2 * n * r);
+  // Of shared experts the activation and both low ranks: their input is the router's.
+  const auto beside = [&](const scenario::Scenario& s) {
+    return kept(with(s, {"moe_shared_expert_intermediate_size=1024"})) - kept(s);
+  };
+  CHECK(beside(mixture()) - beside(attention) == 2 * S * shared);
+  CHECK(beside(both) - beside(attention) == 2 * S * shared + 2 * (2 * S * r));
+}
+
+TEST_CASE("one adapter for all experts of a rank: its products, weights, gradients and who sums them") {
+  const auto base = with(mixture(), {"expert_model_parallel_size=4", "lora_dim=16",
+                                     "lora_target_modules=[linear_qkv, linear_fc1, linear_fc2]"});
+  const auto stages = pipewright::test::build(base);
+  const auto& piece = layer(stages, 1);
+  const auto adapters = kernels(piece, "experts.fc1 adapter in");
+  REQUIRE(adapters.size() == 2);  // and its input's gradient
+  CHECK(adapters[0].key.dims == std::vector<std::int64_t>{r, n, h});
+  CHECK(kernels(piece, "experts.fc1 wgrad").empty());
+  CHECK(kernels(piece, "experts.fc1 adapter wgrad").size() == 2);
+  CHECK(kernels(piece, "router weight gradient accumulation").empty());
+  CHECK(kernels(piece, "router gating backward").size() == 1);
+  // h + 2 f and f + h numbers each, next to qkv's; the fc1 adapter's out has both halves of the gate.
+  const std::int64_t weights = 4 * (r * (h + 2 * f) + r * (f + h)), attention = 4 * r * (4096 + 6144);
+  const auto frozen = pipewright::test::build(with(base, {"lora_target_modules=[linear_qkv]"}));
+  CHECK(stages.ranks[0].chunks[0].parameters - frozen.ranks[0].chunks[0].parameters == weights);
+  std::int64_t gathered = 0;
+  for (const auto* list : {&stages.ranks[0].optimizer, &stages.ranks[0].finalize})
+    for (const auto& kernel : *list)
+      if (kernel.name == "parameter all-gather") gathered += kernel.key.dims.back();
+  // Both optimizers, dense and experts', gather all buffers.
+  CHECK(gathered >= 2 * 2 * (weights + attention));
+  CHECK(gathered <= 2 * 2 * (weights + attention) + 8 * 1024);
+  // Bridge 0.7 sums both weights' gradients over the expert-parallel ranks in every microbatch, older ones do not.
+  const auto sums = kernels(piece, "adapter gradient all-reduce");
+  REQUIRE(sums.size() == 4);
+  CHECK(sums[0].key.dims.back() == 2 * r * h);  // fc2 first: out's gradient
+  const auto older = pipewright::test::build(with(base, {"software.megatron_bridge=0.6.0"}));
+  CHECK(kernels(layer(older, 1), "adapter gradient all-reduce").empty());
+  const auto alone = pipewright::test::build(with(base, {"expert_model_parallel_size=1"}));
+  CHECK(kernels(layer(alone, 1), "adapter gradient all-reduce").empty());
+}
+
+TEST_CASE("latent attention frozen: no input of a projection stays but those of norms and adapters") {
+  const auto trained = latent(), frozen = with(trained, {"lora_target_modules=[linear_proj]", "lora_dim=16"});
+  // Gone beside the experts' rows and activations: the norm's output, which both down projections read. Queries and
+  // keys keep the compressed tensors, their norms' inputs, not the outputs. The output is attention's own.
+  CHECK(kept(trained) - kept(frozen) == 2 * n * h + 2 * n * f + 2 * S * h + 2 * S * (1536 + 512) - 2 * S * r);
+  const auto stages = pipewright::test::build(frozen);
+  CHECK(kernels(layer(stages, 1), "attention.proj adapter").size() == 10);
+  CHECK(kernels(layer(stages, 1), "attention.q_up wgrad").empty());
+}
+
+TEST_CASE("the first layer's backward begins at the first adapter") {
+  for (const auto& s : {with(latent(), {"lora_target_modules=[linear_proj]", "lora_dim=16"}),
+                        with(mixture(), {"lora_target_modules=[linear_proj]", "lora_dim=16"})}) {
+    const auto stages = pipewright::test::build(s);
+    const auto &first = layer(stages, 0), &second = layer(stages, 1);
+    check_balance(first);
+    for (const char* kernel : {"attention.proj dgrad", "attention.core backward", "attention.proj adapter in dgrad"}) {
+      CAPTURE(kernel);
+      CHECK(kernels(first, kernel).empty());
+      CHECK_FALSE(kernels(second, kernel).empty());
+    }
+    CHECK(kernels(first, "attention.proj adapter wgrad").size() == 2);
+    CHECK(saved(first) < saved(second));
+  }
+}
+
+TEST_CASE("frozen parameters in MXFP8 are quantized once: the optimizer step leaves them") {
+  const auto s = with(mixture(), {"num_moe_experts=none", "expert_tensor_parallel_size=none", "fp8=e4m3",
+                                  "fp8_recipe=mxfp8", "fp8_param=true", "fp8_param_gather=true",
+                                  "reuse_grad_buf_for_mxfp8_param_ag=true", "profile=b200-sxm"});
+  const auto quantized = [](const scenario::Scenario& one) {
+    int count = 0;
+    const auto stages = model::build(one, profile::data_sheet("b200-sxm").device);
+    for (const auto& kernel : stages.ranks[0].optimizer)
+      count += kernel.name == "parameters quantized" || kernel.name == "gathered parameters zeroed" ? 1 : 0;
+    return count;
+  };
+  CHECK(quantized(s) == 4 * 4 + 1);
+  CHECK(quantized(with(s, {"lora_target_modules=[linear_qkv]"})) == 0);
+}
+
+TEST_CASE("a graph of a frozen MLP returns the gradient of its input alone") {
+  const auto graphed =
+      with(mixture(), {"num_moe_experts=none", "expert_tensor_parallel_size=none", "cuda_graph_impl=transformer_engine",
+                       "cuda_graph_modules=[mlp]", "use_te_rng_tracker=true"});
+  const auto count = [](const scenario::Scenario& s) {
+    return kernels(layer(pipewright::test::build(s), 1), "mlp.fc1 norm gradient accumulation").size();
+  };
+  const auto frozen = with(graphed, {"lora_target_modules=[linear_qkv, linear_proj]"});
+  CHECK_NOTHROW(scenario::refuse_unmodelled(frozen));
+  CHECK_THROWS_AS(scenario::refuse_unmodelled(with(frozen, {"lora_target_modules=[linear_qkv, linear_fc1]"})),
+                  UsageError);
+  check_balance(layer(pipewright::test::build(frozen), 1));
+  CHECK(count(graphed) == 1);
+  CHECK(count(frozen) == 0);
+}
+
+TEST_CASE("what is born dies, whatever is adapted, recomputed, cast or shared") {
+  std::mt19937 chance(3);
+  const auto one_of = [&](std::initializer_list<const char*> list) {
+    return *(list.begin() + std::uniform_int_distribution<std::size_t>(0, list.size() - 1)(chance));
+  };
+  int built = 0;
+  for (int round = 0; round < 300; ++round) {
+    auto s = chance() % 2 == 0 ? mixture() : latent();
+    for (const char* change :
+         {one_of({"lora_target_modules=[linear_qkv, linear_proj]", "lora_target_modules=[linear_proj, linear_fc1]",
+                  "lora_target_modules=[linear_proj, linear_fc2]", "lora_target_modules=[linear_proj]",
+                  "lora_target_modules=[linear_qkv, linear_proj, linear_fc1, linear_fc2]"}),
+          one_of({"fp8=none", "fp8=hybrid; fp8_recipe=tensorwise", "fp8=hybrid; fp8_recipe=delayed",
+                  "fp8=e4m3; fp8_recipe=blockwise"}),
+          one_of({"recompute_granularity=none",
+                  "recompute_granularity=selective; recompute_modules=[moe_act, layernorm]",
+                  "recompute_granularity=selective; recompute_modules=[moe]",
+                  "recompute_granularity=selective; recompute_modules=[core_attn, mla_up_proj]",
+                  "recompute_granularity=full; recompute_method=uniform; recompute_num_layers=1"}),
+          one_of({"tensor_model_parallel_size=1",
+                  "tensor_model_parallel_size=2; sequence_parallel=true; CUDA_DEVICE_MAX_CONNECTIONS=1"}),
+          one_of({"context_parallel_size=1", "context_parallel_size=2"}),
+          one_of({"moe_shared_expert_intermediate_size=none", "moe_shared_expert_intermediate_size=1024"}),
+          one_of({"gradient_accumulation_fusion=true", "gradient_accumulation_fusion=false"}),
+          one_of({"add_bias_linear=false", "add_bias_linear=true; moe_router_dtype=fp32"}),
+          one_of({"expert_model_parallel_size=1", "expert_model_parallel_size=4"}),
+          one_of({"qk_layernorm=true", "qk_layernorm=false"}), one_of({"q_lora_rank=1536", "q_lora_rank=none"})}) {
+      std::string_view rest = change;
+      while (!rest.empty()) {
+        const auto end = std::min(rest.find("; "), rest.size());
+        const std::string one(rest.substr(0, end));
+        one.starts_with("CUDA") ? scenario::set_env(s, one) : scenario::set(s, one);
+        rest.remove_prefix(std::min(end + 2, rest.size()));
+      }
+    }
+    if (!scenario::unmodelled(s).empty()) continue;
+    ++built;
+    CAPTURE(round);
+    for (const auto& piece : pipewright::test::build(s).pieces) {
+      check_balance(piece);
+      for (const auto& kernel : piece.kernels)
+        if (!kernel.key.family.empty()) CHECK_NOTHROW(profile::family(kernel.key.family));
+    }
+  }
+  CHECK(built > 100);
+}
+
+TEST_CASE("adapters otherwise than modelled are refused") {
+  const auto all = "lora_target_modules=[linear_qkv, linear_proj, linear_fc1, linear_fc2]";
+  CHECK_NOTHROW(scenario::refuse_unmodelled(mixture({all})));
+  CHECK_NOTHROW(scenario::refuse_unmodelled(latent({all, "context_parallel_size=2"})));
+  for (const char* change : {"delay_wgrad_compute=true", "overlap_moe_expert_parallel_comm=true", "mtp_num_layers=1",
+                             "use_transformer_engine_op_fuser=true", "lora_target_modules=[linear_fc1]"}) {
+    CAPTURE(change);
+    CHECK_THROWS_AS(scenario::refuse_unmodelled(mixture({all, change})), UsageError);
+  }
+  CHECK_THROWS_AS(scenario::refuse_unmodelled(latent({"lora_target_modules=[linear_qkv]"})), UsageError);
+  CHECK_THROWS_AS(scenario::refuse_unmodelled(mixture({all, "tensor_model_parallel_size=2", "sequence_parallel=true",
+                                                       "moe_shared_expert_intermediate_size=1024"})),
+                  UsageError);
+}
