@@ -26,7 +26,7 @@ double log_of_90_percent(double ratio) {
 }
 
 Completion::Completion(const Profile& measured, const profile::DataSheet& gpu)
-    : gpu_(gpu), derived_(profile::derive(measured, gpu)) {
+    : measured_(measured), gpu_(gpu), derived_(profile::derive(measured, gpu)) {
   result_.profile = derived_;
   result_.profile.interpolation.clear();
 }
@@ -36,6 +36,7 @@ Result Completion::finish() {
   cublas_errors();
   cublas_nvfp4_products();
   grouped_and_casts();
+  maxima();
   attention();
   derived_errors();
   clocks();
@@ -184,6 +185,23 @@ void Completion::grouped_and_casts() {
   by_bytes("quantize.nvfp4", nvfp4, fmt::format(" x {:.3f}: {:.3f} of MXFP8", nvfp4, nvfp4_over_mxfp8));
 }
 
+/// The maximum of a tensor, which current scaling takes and delayed scaling does not: twelve linear layers of one size
+/// take so much longer with the former, in ms (Transformer Engine d0067d0d, docs/examples/gemm_profiling, quantization
+/// included). The kernel gains nothing from Blackwell's memory.
+void Completion::maxima() {
+  if (!blackwell()) return;
+  constexpr double on_b300 = 9.147 - 7.802, on_h200 = 20.285 - 18.978, longer = on_b300 / on_h200;
+  const auto measured = measured_.samples.find("amax");
+  if (measured == measured_.samples.end()) return;
+  auto samples = measured->second;
+  for (auto& s : samples) {
+    s.ns *= longer;
+    s.origin = Origin::derived;
+    s.source = fmt::format("{} x {:.3f}, as on a B300", measured_.name, longer);
+  }
+  result_.profile.samples["amax"] = std::move(samples);
+}
+
 /// cuDNN's own figures where it has the shape. Other heads and lengths: the derived times, corrected by what cuDNN's
 /// of that length differ from theirs. Windows that hide most keys stay as derived: cuDNN's figures are of GPT-OSS with
 /// as many keys' heads as queries', which no run has.
@@ -240,6 +258,13 @@ void Completion::attention() {
     anchors_[name] = traces::median(list);
     compare(name, std::string(cudnn_source()), std::move(list));
   }
+  const OlderAttention older = older_attention();
+  const auto scalar = [&](double ratio) {
+    constexpr double digits = 1e3;
+    return profile::Scalar{std::round(digits * ratio) / digits, 0, Origin::published, std::string(older.source)};
+  };
+  result_.profile.scalars["attention.forward.before_cudnn_9_17"] = scalar(older.forward);
+  result_.profile.scalars["attention.backward.before_cudnn_9_17"] = scalar(older.backward);
 }
 
 /// No better is claimed for what is derived from one generation to the next than published kernels show where there are
@@ -279,8 +304,7 @@ void Completion::clocks() {
     const double measured = matrix->rows.back().matrix - 1;
     if (measured <= 0) continue;
     const double scale = (full->second.full - 1) / measured;
-    for (auto& row : law.rows)
-      for (double* slower : {&row.matrix, &row.attention, &row.memory}) *slower = 1 + (*slower - 1) * scale;
+    law.scale_load(scale);
     const double watts = gpu_.power_watts.value / law.limit_watts;
     for (auto& row : law.rows) row.watts *= watts;
     law.limit_watts *= watts;

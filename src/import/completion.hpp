@@ -35,6 +35,7 @@ class Completion {
     std::string source;
   };
 
+  const profile::Profile& measured_;
   const profile::DataSheet& gpu_;
   profile::Profile derived_;
   std::map<std::string, double> anchors_, spreads_;  ///< by family: published over derived; error class
@@ -47,6 +48,7 @@ class Completion {
   void cublas_errors();
   void cublas_nvfp4_products();
   void grouped_and_casts();
+  void maxima();
   void attention();
   void derived_errors();
   void clocks();

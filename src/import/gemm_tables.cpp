@@ -61,7 +61,15 @@ double Throttle::within(double short_ns) const {
   if (o <= cool_to || by_octave_.empty()) return 1;
   const auto above = by_octave_.upper_bound(o);
   const double ratio = above == by_octave_.begin() ? above->second : std::prev(above)->second;
-  return std::clamp(full_ / ratio, 1.0, full_);
+  return 1 + share_ * (std::clamp(full_ / ratio, 1.0, full_) - 1);
+}
+
+double Throttle::full() const { return 1 + share_ * (full_ - 1); }
+
+Throttle Throttle::of(const profile::DataSheet::UnderLoad& kin, const std::string& precision) const {
+  Throttle other = *this;
+  other.share_ = kin.share(precision, full_);
+  return other;
 }
 
 }  // namespace pipewright::tables

@@ -6,6 +6,8 @@
 #include <map>
 #include <string>
 
+#include "pipewright/profile.hpp"
+
 namespace pipewright::tables {
 
 /// A linear layer: tokens, output features, input features.
@@ -30,12 +32,14 @@ class Throttle {
  public:
   Throttle(const Products& short_runs, const Products& long_runs);
   /// Time of a product under full load over its time on a cool part.
-  double full() const { return full_; }
+  double full() const;
   /// A short run's time over that on a cool part.
   double within(double short_ns) const;
+  /// The same of a part that nobody ran for long, beside this one.
+  Throttle of(const profile::DataSheet::UnderLoad& kin, const std::string& precision) const;
 
  private:
-  double full_ = 1;
+  double full_ = 1, share_ = 1;      ///< share_: of what load adds by the table
   std::map<int, double> by_octave_;  ///< of the short run's time in us: long over short
 };
 

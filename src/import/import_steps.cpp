@@ -37,7 +37,8 @@ class Importer {
                    {profile::Load::attention, cool->find_scalar("contention.attention").value_or(1)},
                    {profile::Load::memory, cool->find_scalar("contention.memory").value_or(1)}};
     if (!clocks_) return;
-    clocks_ = clocks_->among(scenario::lockstep_gpus(scenario));
+    const auto group = scenario::lockstep_gpus(scenario);
+    clocks_ = clocks_->among(group, group);  // a traced rank is any of its stage
     window_ = std::llround(ms_to_ns(cool->scalar("clocks.window_ms").value));
     law_ = cool->first().name;
   }

@@ -89,9 +89,12 @@ class Builder : Completion {
 
   Throttle throttle(std::string_view dtype) const {
     for (const auto& p : from_.throttles) {
-      if (p.dtype == dtype)
-        return {collected(p.system, p.framework, p.short_version, dtype),
-                collected(p.system, p.framework, p.long_version, dtype)};
+      if (p.dtype != dtype) continue;
+      const Throttle told(collected(p.system, p.framework, p.short_version, dtype),
+                          collected(p.system, p.framework, p.long_version, dtype));
+      const auto& kin = gpu_.under_load;
+      return kin && collection(kin->than).system == p.system ? told.of(*kin, dtype == "bfloat16" ? "bf16" : "fp8")
+                                                             : told;
     }
     return {{}, {}};
   }

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "robust_statistics.hpp"
+
 namespace pipewright::tables {
 namespace {
 
@@ -27,6 +29,16 @@ constexpr AttentionRow attention_rows[] = {
     {"gb300-nvl72", full, 32768, 18014, 59024},   {"gb300-nvl72", latent, 2048, 268, 977},
     {"gb300-nvl72", latent, 4096, 864, 3127},     {"gb300-nvl72", latent, 8192, 3013, 11074},
     {"gb300-nvl72", latent, 16384, 11178, 43911}, {"gb300-nvl72", latent, 32768, 44189, 177494}};
+
+struct OlderRow {
+  std::int64_t length;
+  double forward_us, backward_us;
+};
+// v1.15.0 (0b1577c), benchmark/sdpa_benchmark_training/artifacts/sdpa_bf16_benchmark_results_NVIDIA_GB300.csv: cuDNN
+// 9.13.1 through torch, batch 1, 128 heads in 8 groups, as much work as 64 heads of a batch of 2. The call itself: what
+// 512 tokens take there, 156 and 225 us, over 19 and 65 us of the kernels alone (v1.17.0, the same shape).
+constexpr OlderRow cudnn_9_13[] = {{4096, 480, 1540}, {8192, 1470, 4865}, {16384, 5167, 17345}, {32768, 19592, 66679}};
+constexpr double forward_call_us = 156 - 19, backward_call_us = 225 - 65;
 
 struct NormRow {
   std::string_view gpu;
@@ -80,6 +92,19 @@ std::vector<Figure> cudnn_attention(const std::string& profile_name) {
     if (row.heads == latent) add("attention.mla.", {128, 192, 128});
   }
   return figures;
+}
+
+OlderAttention older_attention() {
+  std::vector<double> forward, backward;
+  for (const auto& old : cudnn_9_13) {
+    const auto* now = std::ranges::find_if(attention_rows, [&](const AttentionRow& row) {
+      return row.gpu == "gb300-nvl72" && row.heads == full && row.length == old.length;
+    });
+    forward.push_back((old.forward_us - forward_call_us) / now->forward_us);
+    backward.push_back((old.backward_us - backward_call_us) / now->backward_us);
+  }
+  return {traces::median(forward), traces::median(backward),
+          "cuDNN 9.13.1 over 9.22 on a GB300, NVIDIA/cudnn-frontend v1.15.0 and 3929da2 benchmark"};
 }
 
 std::vector<Figure> cudnn_norms(const std::string& profile_name) {

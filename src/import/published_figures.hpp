@@ -22,6 +22,12 @@ struct Figure {
 /// Causal attention in bf16 of a GPU, by length: Llama 3.1's heads and DeepSeek-V3's. Of a
 /// part with fewer multiprocessors at a lower clock the figures of its kin, as much longer as aiconfigurator's are.
 std::vector<Figure> cudnn_attention(const std::string& profile_name);
+/// Attention of cuDNN before 9.17 over that: median of the lengths from 4096 to 32768.
+struct OlderAttention {
+  double forward = 1, backward = 1;
+  std::string_view source;
+};
+OlderAttention older_attention();
 /// RMSNorm forward and backward in bf16, by shape.
 std::vector<Figure> cudnn_norms(const std::string& profile_name);
 std::string_view cudnn_source();

@@ -444,6 +444,7 @@ Dimensions::Dimensions(const Scenario& sc, const profile::Device& device) : gpu(
   // Linear layers whose names userbuffers do not know switch tp_comm_overlap off for all that are made after them
   // (extensions/transformer_engine.py:922-932): MLA's down projections.
   tp_overlap = o.tp_comm_overlap && sp && !mla && !local_spec;
+  if (tp_overlap) overlap_multiprocessors = model::overlap_multiprocessors(sc, gpu);
   ep_overlap = o.overlap_moe_expert_parallel_comm;
   delayed_wgrad = o.delay_wgrad_compute;
   moe = moe_dimensions(sc, *this);

@@ -12,6 +12,7 @@
 #include "pipewright/scenario/context.hpp"
 #include "pipewright/scenario/types.hpp"
 #include "precision.hpp"
+#include "userbuffers.hpp"
 
 namespace pipewright::model {
 
@@ -170,7 +171,8 @@ struct Dimensions {
   bool fp8_cached_weights = true;         ///< quantized copies of weights live from the first microbatch on
   std::int32_t transposing_forwards = 1;  ///< of a step: microbatches whose forward transposes FP8 parameters
   Graphs graphs;
-  bool tp_overlap = false;                ///< tp_comm_overlap
+  bool tp_overlap = false;  ///< tp_comm_overlap
+  OverlapMultiprocessors overlap_multiprocessors;
   std::int32_t deferred_head_wgrads = 0;  ///< microbatches (defer_embedding_wgrad_compute, wgrad_deferral_limit)
   bool computes_head_wgrads = true;       ///< others compute it within their backward
   bool ep_overlap = false;                ///< overlap_moe_expert_parallel_comm

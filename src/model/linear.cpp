@@ -6,6 +6,8 @@
 namespace pipewright::model {
 namespace {
 
+bool of_mlp(const Linear& linear) { return linear.name.ends_with("fc1") || linear.name.ends_with("fc2"); }
+
 /// Workspace of TE's norm backward: a CTA's partial sums of dgamma (and dbeta) in fp32, as many CTAs as fit on the
 /// multiprocessors (TE common/normalization/*/*_bwd_semi_cuda_kernel.cu): three each for RMSNorm, two for LayerNorm
 /// (396 and 2 x 264 rows of 4096 in recorded allocations of 132).
@@ -175,12 +177,10 @@ void LinearWriter::scatter_after(const std::string& name, Int bytes) {
   if (!d_.tp_overlap) w_.collective(Purpose::tp, name, "reduce_scatter", d_.t, bytes, d_.tp_link);
 }
 
-// With userbuffers the GEMMs beside a pipelined or bulk collective run on what its 16 multiprocessors leave
-// (TE pytorch/module/base.py:384-386: num_sm, set_sm_margin).
-LinearWriter::Margin LinearWriter::leave_multiprocessors() {
-  constexpr double communication = 16;
-  const auto multiprocessors = static_cast<double>(d_.gpu.multiprocessors);
-  return Margin(sm_share_, d_.tp_overlap ? (multiprocessors - communication) / multiprocessors : 1.0);
+// With userbuffers the products beside a pipelined or bulk collective run on what its multiprocessors leave.
+double LinearWriter::left_by(Int held) const {
+  const auto all = static_cast<double>(d_.gpu.multiprocessors);
+  return d_.tp_overlap ? (all - static_cast<double>(held)) / all : 1;
 }
 
 // One of the `parts` equal parts of a matrix product over its tokens.
@@ -210,8 +210,23 @@ void LinearWriter::gemm(const Linear& linear, Product product) {
       if (part > 0) w_.within_call(launches_of_product);
       if (more) w_.wait(Stream::communication);
     }
+  } else if (overlap == Overlap::ring_scatter) {
+    // TE common/comm_gemm_overlap/comm_gemm_overlap.cpp:1295-1406 (2.20): what arrived is added after the last part.
+    const Margin margin(sm_share_, left_by(1));
+    for (Int part = 0; part < d_.t; ++part) {
+      gemm_part(linear, product, d_.t);
+      if (part > 0) w_.within_call(launches_of_product);
+      if (part + 1 == d_.t) break;
+      w_.launch_on(Stream::communication, Purpose::tp, name, {"send_recv." + d_.tp_link.link, {bytes / d_.t}},
+                   d_.tp_link.link);
+      w_.within_call(launches_of_transfer);
+    }
+    w_.wait(Stream::communication);
+    w_.launch(linear.name + " sum of parts", {"copy.d2d", {bytes * (d_.t + 1) / (2 * d_.t)}});
+    w_.within_call(1);
   } else {
-    const auto margin = leave_multiprocessors();
+    const auto& held = d_.overlap_multiprocessors;
+    const Margin margin(sm_share_, left_by(of_mlp(linear) ? held.fc2_forward : held.proj_forward));
     for (Int part = 0; part < pipelined_parts; ++part) {
       gemm_part(linear, product, pipelined_parts);
       if (part > 0) w_.within_call(launches_of_product);
@@ -328,7 +343,8 @@ std::uint32_t LinearWriter::column_backward(const Linear& linear, Operand& saved
   }
   const Int full_bytes = 2 * rows(linear) * linear.in;
   auto din = w_.allocate(linear.name + "_input_gradient", full_bytes);
-  const auto margin = leave_multiprocessors();
+  const auto& held = d_.overlap_multiprocessors;
+  const Margin margin(sm_share_, left_by(of_mlp(linear) ? held.fc1_dgrad : held.qkv_dgrad));
   gemm(linear, Product::dgrad);
   std::uint32_t full = no_tensor;
   if (shard) {
@@ -346,12 +362,13 @@ std::uint32_t LinearWriter::column_backward(const Linear& linear, Operand& saved
     w_.collective(Purpose::tp, linear.name + " all-reduce in backward", "all_reduce", d_.t, full_bytes, d_.tp_link,
                   Stream::communication);
   }
-  weight_gradients.put([=, this, share = sm_share_, saved = std::exchange(saved, {})] {
-    weight_gradient(linear, share);
-    release(gathered);
-    release(gradient);
-    release(saved);
-  });
+  weight_gradients.put(
+      [=, this, share = left_by(of_mlp(linear) ? held.fc1_wgrad : held.qkv_wgrad), saved = std::exchange(saved, {})] {
+        weight_gradient(linear, share);
+        release(gathered);
+        release(gradient);
+        release(saved);
+      });
   if (reduces(linear)) w_.wait(Stream::communication);
   w_.free(full);
   return din;
@@ -400,7 +417,11 @@ std::uint32_t LinearWriter::row_linear(const Linear& linear, const std::string& 
   }
   const Int full = 2 * d_.tokens * linear.out;
   auto out = d_.sp ? gathered_buffer(linear.name + "_partial_output", full) : w_.allocate(owner, full);
-  if (d_.sp && d_.tp_overlap) overlap_ = {Overlap::pipelined_scatter, linear.name + " reduce-scatter", full};
+  if (d_.sp && d_.tp_overlap) {
+    const auto& held = d_.overlap_multiprocessors;
+    const bool ring = (of_mlp(linear) ? held.fc2_forward : held.proj_forward) == 1;
+    overlap_ = {ring ? Overlap::ring_scatter : Overlap::pipelined_scatter, linear.name + " reduce-scatter", full};
+  }
   gemm(linear, Product::forward);
   if (d_.sp) {
     const auto partial = out;

@@ -158,8 +158,9 @@ class LinearWriter {
 
   /// Userbuffers: how the next matrix product travels with its collective (TE pytorch/module/base.py:336-387): a ring
   /// of t parts, each computed while the next one arrives (qkv, fc1 forward, proj, fc2 dgrad), or 4 parts whose results
-  /// are scattered while the next is computed (proj, fc2 forward). Bulk overlap (qkv, fc1 backward) splits nothing.
-  enum class Overlap : std::uint8_t { none, ring_gather, pipelined_scatter };
+  /// are scattered while the next is computed (proj, fc2 forward), or, where that is tuned, t parts that are sent to
+  /// the ranks they are for and added there. Bulk overlap (qkv, fc1 backward) splits nothing.
+  enum class Overlap : std::uint8_t { none, ring_gather, pipelined_scatter, ring_scatter };
   struct Pending {
     Overlap overlap = Overlap::none;
     std::string name;
@@ -180,7 +181,7 @@ class LinearWriter {
    private:
     double& share_;
   };
-  Margin leave_multiprocessors();
+  double left_by(Int held) const;
   double sm_share_ = 1;
   void gemm_part(const Linear& linear, Product product, Int parts);
   Pending overlap_;

@@ -24,8 +24,9 @@
 // Slower memory is first hidden behind what it did not bound, until its traffic alone lasts longer; what is faster
 // shortens only its own share, down to the other's; what neither bounds keeps its time.
 //
-// Transfers between GPUs and with the host are scaled alike by the bandwidth of their link. What a data sheet does not
-// tell stays as measured: host costs, clocks under load, contention, latencies.
+// Transfers between GPUs and with the host are scaled alike by the bandwidth of their link. What load adds to kernel
+// times is scaled where published products of both tell it (DataSheet::under_load). What nothing tells stays as
+// measured: host costs, contention, latencies.
 //
 // FP8 products of dgrad and wgrad switch cuBLASLt's fast accumulation off. That "has an effect on Ada, Hopper" only
 // (cuBLAS, CUBLASLT_MATMUL_DESC_FAST_ACCUM): other tensor cores keep full sums and pay nothing for them.
@@ -205,9 +206,31 @@ Profile derive(const Profile& source, const DataSheet& from, const DataSheet& to
     l.origin = Origin::derived;
     if (l.name == "nvlink" && deriver.ratios().nvlink > 0) l.gbytes_per_s /= deriver.ratios().nvlink;
   }
+  if (to.under_load && to.under_load->than == from.profile) {
+    const auto& under = *to.under_load;
+    for (auto& law : p.clocks) {
+      const Clocks* matrix = source.clocks_for(law.precision, "matrix");
+      if (matrix != nullptr && !matrix->rows.empty())
+        law.scale_load(under.share(law.precision, matrix->rows.back().matrix));
+    }
+    p.provenance.insert(
+        p.provenance.begin() + 1,
+        fmt::format("clocks: what full load makes of a product's time is {:.3f} (bf16) and {:.3f} (fp8) of {}'s ({})",
+                    under.bf16, under.fp8, under.than, under.source));
+  }
   for (auto& [name, s] : p.scalars) {
     s.origin = Origin::derived;
     s.source = fmt::format("as on {}: {}", source.name, s.source);
+  }
+  if (to.under_load && to.under_load->than == from.profile) {
+    // Two parts' ratio is known to `spread`: so much of what load makes of a time, here as a share of what it adds.
+    const Clocks* matrix = p.clocks_for("bf16", "matrix");
+    const auto law = p.scalars.find("clocks.law_spread");
+    if (matrix != nullptr && law != p.scalars.end() && matrix->rows.back().matrix > 1) {
+      const double full = matrix->rows.back().matrix, share = to.under_load->spread * full / (full - 1);
+      law->second.value = std::round(1e3 * std::hypot(law->second.value, share)) / 1e3;
+      law->second.source += fmt::format("; {:.3f} more, of the other part's law", share);
+    }
   }
   // How much GPUs of a host slow each other's copies belongs to the way to its memory: another link, another way.
   if (from.host_gbytes_per_s.value != to.host_gbytes_per_s.value)

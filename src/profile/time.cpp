@@ -171,6 +171,11 @@ double Clocks::slowdown(Load load, double duty) const {
   return (1 - share) * column(below) + share * column(next);
 }
 
+void Clocks::scale_load(double factor) {
+  for (auto& row : rows)
+    for (double* slower : {&row.matrix, &row.attention, &row.memory}) *slower = 1 + (*slower - 1) * factor;
+}
+
 std::optional<double> Clocks::duty_at(double mhz) const {
   std::vector<const ClockRow*> falling;
   for (const auto& row : rows) {
@@ -218,13 +223,14 @@ double expected_largest(std::int64_t count) {
   return place->second;
 }
 
-double ClockLaw::lockstep(std::int64_t gpus) const {
-  return 1 + std::hypot(fluctuation, chips) * expected_largest(gpus);
+// The mean over draws of chips and moments, of the slowest group of a stage, is within a tenth of a spread of this.
+double ClockLaw::lockstep(std::int64_t gpus, std::int64_t stage) const {
+  return 1 + std::hypot(fluctuation * expected_largest(gpus), chips * expected_largest(std::max(gpus, stage)));
 }
 
-ClockLaw ClockLaw::among(std::int64_t gpus) const {
+ClockLaw ClockLaw::among(std::int64_t gpus, std::int64_t stage) const {
   ClockLaw law = *this;
-  law.together = lockstep(gpus);
+  law.together = lockstep(gpus, stage);
   return law;
 }
 

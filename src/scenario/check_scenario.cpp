@@ -314,6 +314,7 @@ void check_software(const Software& software, const std::function<Position(const
   const std::pair<const char*, const OptString*> others[] = {{"megatron_bridge", &software.megatron_bridge},
                                                              {"torch", &software.torch},
                                                              {"cuda", &software.cuda},
+                                                             {"cudnn", &software.cudnn},
                                                              {"nccl", &software.nccl}};
   for (const auto& [name, value] : others) {
     if (*value) require(is_release_number(**value) || **value == "main", name, **value, {"a release number", "main"});

@@ -30,6 +30,8 @@ Int lockstep_gpus(const Scenario& s) {
   return std::max(dense, expert_tensor_parallel_size(s) * s.settings.expert_model_parallel_size);
 }
 
+Int stage_gpus(const Scenario& s) { return s.cluster.num_gpus / s.settings.pipeline_model_parallel_size; }
+
 Int expert_data_parallel_size(const Scenario& s) {
   return s.cluster.num_gpus / (expert_tensor_parallel_size(s) * s.settings.expert_model_parallel_size *
                                s.settings.pipeline_model_parallel_size);

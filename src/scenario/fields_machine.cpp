@@ -40,6 +40,7 @@ std::vector<Field> machine_fields() {
       SOFTWARE(transformer_engine, "version of Transformer Engine"),
       SOFTWARE(torch, "version of PyTorch"),
       SOFTWARE(cuda, "version of CUDA"),
+      SOFTWARE(cudnn, "version of cuDNN; default: that of the NeMo container of megatron_bridge"),
       SOFTWARE(nccl, "version of NCCL"),
       SOFTWARE(process_group_device_id, "init_process_group was given a device: one NCCL communicator a group"),
 

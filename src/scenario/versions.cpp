@@ -74,6 +74,30 @@ bool bridge_at_least(const Software& software, int major, int minor) {
   return !bridge || std::pair(bridge->major, bridge->minor) >= std::pair(major, minor);
 }
 
+namespace {
+
+/// Megatron Bridge, docs/releases/software-versions.md (067f987df): NeMo containers and what stands in them.
+struct Container {
+  int bridge_minor;
+  CudnnVersion cudnn;
+};
+constexpr Container containers[] = {{1, {9, 11}}, {2, {9, 13}}, {3, {9, 18}}, {4, {9, 20}}, {5, {9, 21}}};
+
+}  // namespace
+
+std::optional<CudnnVersion> cudnn_version(const Software& software) {
+  const auto numbers = [](const std::optional<std::string>& text) -> std::optional<CudnnVersion> {
+    if (!text || *text == "main" || !is_release_number(*text)) return std::nullopt;
+    const auto release = parse_te_version(*text);
+    return CudnnVersion{release->major, release->minor};
+  };
+  if (software.cudnn) return numbers(software.cudnn);
+  const auto bridge = numbers(software.megatron_bridge);
+  const auto* found =
+      std::ranges::find(containers, bridge && bridge->major == 0 ? bridge->minor : -1, &Container::bridge_minor);
+  return found == std::end(containers) ? std::nullopt : std::optional(found->cudnn);
+}
+
 std::vector<std::string> stated_names(Versions versions) {
   std::vector<std::string> names;
   for (const bool released : {true, false})

@@ -36,7 +36,7 @@ Pace::Pace(const scenario::Scenario& scenario, const profile::Profiles& profiles
     beside[static_cast<std::size_t>(kind)] = std::max(1.0, found.value_or(1));
   }
   if (!clocks) return;
-  clocks = clocks->among(scenario::lockstep_gpus(scenario));
+  clocks = clocks->among(scenario::lockstep_gpus(scenario), scenario::stage_gpus(scenario));
   window_ns = static_cast<std::int64_t>(ms_to_ns(profiles.scalar("clocks.window_ms").value));
 }
 

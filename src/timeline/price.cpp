@@ -7,6 +7,7 @@
 #include "copies.hpp"
 #include "pipewright/scenario/derived.hpp"
 #include "pipewright/timeline.hpp"
+#include "pipewright/versions.hpp"
 
 namespace pipewright::timeline {
 namespace {
@@ -55,6 +56,9 @@ class HostCosts {
   std::map<std::string, profile::HostCost> cache_;
 };
 
+/// From it on cuDNN's attention takes what profiles hold, within some percent (docs/public-tables.md).
+constexpr scenario::CudnnVersion with_todays_attention{9, 17};
+
 class Pricer {
  public:
   Pricer(const scenario::Scenario& scenario, const profile::Profiles& profiles)
@@ -63,6 +67,10 @@ class Pricer {
         host_(scenario, profiles),
         gpus_of_host_(std::min(scenario.cluster.gpus_per_node, scenario.cluster.num_gpus)) {
     if (const auto slowdown = profiles.find_scalar("machine.slowdown")) slowdown_ = *slowdown;
+    if (const auto cudnn = scenario::cudnn_version(scenario.software); cudnn && *cudnn < with_todays_attention) {
+      older_forward_ = profiles.find_scalar("attention.forward.before_cudnn_9_17").value_or(1);
+      older_backward_ = profiles.find_scalar("attention.backward.before_cudnn_9_17").value_or(1);
+    }
   }
 
   Price price(const model::Kernel& kernel, const std::string& direction) {
@@ -102,7 +110,10 @@ class Pricer {
     auto [entry, is_new] = times_.try_emplace(key);
     if (is_new) {
       entry->second = profiles_.time(key);
-      if (computes(profile::family(key.family).load)) entry->second.ns *= slowdown_;
+      const auto load = profile::family(key.family).load;
+      if (computes(load)) entry->second.ns *= slowdown_;
+      if (load == profile::Load::attention && !key.family.starts_with("attention.softcap."))  // that is FlexAttention
+        entry->second.ns *= key.family.find(".backward") == std::string::npos ? older_forward_ : older_backward_;
     }
     return entry->second;
   }
@@ -121,7 +132,8 @@ class Pricer {
   const profile::Network network_;
   HostCosts host_;
   const std::int64_t gpus_of_host_;
-  double slowdown_ = 1;  ///< of this machine's kernels against the profiled one's
+  double slowdown_ = 1;                            ///< of this machine's kernels against the profiled one's
+  double older_forward_ = 1, older_backward_ = 1;  ///< attention of the run's cuDNN over that of the profile's
   std::unordered_map<profile::Key, profile::Timing, profile::Key::Hash> times_;
   std::map<profile::Exchange, profile::Timing> exchanges_;
 };

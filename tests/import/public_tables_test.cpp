@@ -166,6 +166,11 @@ TEST_CASE("attention on Blackwell is cuDNN's where it was published; other heads
   CHECK(p.time({"attention.forward.bf16", {2, 8192, 8192, 64, 8, 128}})->ns == doctest::Approx(1397e3));
   CHECK(p.time({"attention.backward.bf16", {2, 4096, 4096, 64, 8, 128}})->ns == doctest::Approx(1198e3));
   CHECK(p.time({"attention.mla.forward.bf16", {2, 4096, 4096, 128, 192, 128}})->ns == doctest::Approx(977e3));
+  // By cuDNN 9.13 on a GB300: 8192 tokens in 1470 and 4865 us with the call's 137 and 160.
+  CHECK(p.scalars.at("attention.forward.before_cudnn_9_17").value > 1.05);
+  CHECK(p.scalars.at("attention.forward.before_cudnn_9_17").value < (1470 - 137) / 1185.0);
+  CHECK(p.scalars.at("attention.backward.before_cudnn_9_17").value > 1.12);
+  CHECK(p.scalars.at("attention.backward.before_cudnn_9_17").value < (4865 - 160) / 3832.0);
   const double factor = 1397e3 / derived.time({"attention.forward.bf16", {2, 8192, 8192, 64, 8, 128}})->ns;
   for (const auto& s : derived.samples.at("attention.forward.bf16")) {
     if (s.dims[1] != 8192) continue;
@@ -181,6 +186,27 @@ TEST_CASE("under full load a product takes what long runs took") {
   CHECK(law->rows.back().matrix == doctest::Approx(Tables::full));
   CHECK(law->limit_watts == doctest::Approx(1200));
   CHECK(law->rows.front().matrix == doctest::Approx(h200().clocks_for("bf16", "matrix")->rows.front().matrix));
+}
+
+TEST_CASE("of a part without long runs the kin's count, as much less as its own long products say") {
+  const Tables made("tables-kin");
+  const auto& sheet = data_sheet("gb300-nvl72");
+  const auto p = tables::import_tables({made.folder(), ""}, h200(), sheet).profile;
+  const double full = Tables::full * sheet.under_load->bf16;
+  CHECK(p.clocks_for("bf16", "matrix")->rows.back().matrix == doctest::Approx(full));
+  // A short run that is throttled itself (all above half a millisecond) was so by what this part adds, not its kin.
+  CHECK(p.time({"gemm.bf16.tn", {8192, 8192, 8192}})->ns ==
+        doctest::Approx(Tables::cool_ns(8192, 8192, 8192) * Tables::full / full).epsilon(0.001));
+  CHECK(p.time({"gemm.bf16.tn", {1024, 1024, 1024}})->ns == doctest::Approx(Tables::cool_ns(1024, 1024, 1024)));
+}
+
+TEST_CASE("the maximum of a tensor takes what it does on an H200: its kernel gains nothing from faster memory") {
+  const Tables made("tables-amax");
+  const auto p = tables::import_tables({made.folder(), ""}, h200(), data_sheet("gb200-nvl72")).profile;
+  for (const std::int64_t elements : {1 << 20, 1 << 26}) {
+    const auto ns = [&](const Profile& of) { return of.time({"amax", {elements}})->ns; };
+    CHECK(ns(p) == doctest::Approx(1.345 / 1.307 * ns(h200())).epsilon(0.001));
+  }
 }
 
 TEST_CASE("collectives count bytes; eight GPUs of a rack are a B200's eight, as much slower as four are") {

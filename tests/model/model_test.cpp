@@ -1,5 +1,6 @@
 // Layers, embedding and head against the formulas of reference 5.1 and against themselves: what is born dies.
 #include <algorithm>
+#include <cmath>
 
 #include "pipewright/scenario/io.hpp"
 #include "support.hpp"
@@ -288,6 +289,39 @@ TEST_CASE("communicators of stock Megatron on two GPUs, as runs of pretrain_gpt.
   CHECK(outside(
             {"tensor_model_parallel_size=2", "sequence_parallel=true", overlap, "fp8=hybrid", "fp8_recipe=tensorwise"},
             2) == 55103 + 16 * buffers);
+}
+
+TEST_CASE("userbuffers leave the multiprocessors of the configuration that Bridge's recipe names, else TE's 16") {
+  const auto held = [](std::initializer_list<const char*> settings, const std::string& kernel) {
+    const auto stages = test::build(with(with(llama70b(), {"tp_comm_overlap=true"}), settings));
+    const auto& kernels = inner_layer(stages).kernels;
+    const auto found = std::ranges::find(kernels, kernel, &model::Kernel::name);
+    REQUIRE(found != kernels.end());
+    return std::lround(132 * (1 - found->sm_share));
+  };
+  const char *bridge = "megatron_bridge=0.4.2", *fp8 = "fp8=hybrid", *by_tensor = "fp8_recipe=tensorwise";
+  for (const char* kernel : {"mlp.fc1 dgrad", "mlp.fc1 wgrad", "attention.qkv wgrad", "mlp.fc2 forward"}) {
+    CAPTURE(kernel);
+    CHECK(held({}, kernel) == 16);
+    CHECK(held({bridge, "sft=true"}, kernel) == 16);                            // its recipe names none
+    CHECK(held({bridge, "hidden_size=4096", "kv_channels=64"}, kernel) == 16);  // nor does that of 8B
+  }
+  CHECK(held({bridge}, "mlp.fc1 dgrad") == 2);
+  CHECK(held({bridge}, "attention.qkv wgrad") == 24);
+  CHECK(held({bridge, fp8, by_tensor}, "mlp.fc1 wgrad") == 4);
+  CHECK(held({bridge, fp8, by_tensor}, "mlp.fc2 forward") == 1);
+  CHECK(held({bridge}, "mlp.fc1 forward") == 0);  // a ring over copy engines
+}
+
+TEST_CASE("a ring of partial sums ends with their sum, a pipelined scatter does not") {
+  const auto sums = [](std::initializer_list<const char*> settings) {
+    const auto stages =
+        test::build(with(with(llama70b(), {"tp_comm_overlap=true", "fp8=hybrid", "fp8_recipe=tensorwise"}), settings));
+    return std::ranges::count_if(inner_layer(stages).kernels,
+                                 [](const auto& k) { return k.name.ends_with("sum of parts"); });
+  };
+  CHECK(sums({}) == 0);
+  CHECK(sums({"megatron_bridge=0.4.2"}) == 2);  // proj and fc2
 }
 
 TEST_CASE("FP8 parameters: every shard that a rank owns is cast as one row in the optimizer step") {

@@ -89,6 +89,27 @@ TEST_CASE("what was measured on the GPU itself stands in its derived profile, ag
   CHECK_THROWS_WITH_AS(with_measured(derived, {own}), doctest::Contains("the data sheet is of"), UsageError);
 }
 
+TEST_CASE("what load adds is scaled to what published products of both parts tell, and is known so much worse") {
+  const Profile h200 = load(std::string(std::getenv("PROFILES")) + "/h200-sxm.json", {"test", 0});
+  DataSheet sheet = data_sheet("h100-sxm");
+  CHECK(!sheet.under_load);  // measured
+  sheet.under_load = DataSheet::UnderLoad{"h200-sxm", 0.945, 0.962, 0.016, "test"};
+  const Profile h100 = derive(h200, sheet), gb200 = derive(h200, data_sheet("gb200-nvl72"));
+  for (const auto& [precision, ratio] :
+       {std::pair<std::string, double>("bf16", sheet.under_load->bf16), {"fp8", sheet.under_load->fp8}}) {
+    CAPTURE(precision);
+    const auto full = [&](const Profile& p) { return p.clocks_for(precision, "matrix")->rows.back().matrix; };
+    CHECK(full(h100) == doctest::Approx(ratio * full(h200)));
+    CHECK(full(gb200) == full(h200));  // its ratio is to another part
+    const auto &layer = h100.clocks_for(precision)->rows, &measured = h200.clocks_for(precision)->rows;
+    for (std::size_t i = 0; i < layer.size(); ++i)
+      CHECK((layer[i].attention - 1) * (full(h200) - 1) ==
+            doctest::Approx((measured[i].attention - 1) * (full(h100) - 1)));
+  }
+  CHECK(h100.scalars.at("clocks.law_spread").value > h200.scalars.at("clocks.law_spread").value);
+  CHECK(sheet.under_load->share("bf16", 1.01) == 0);  // never faster than cool
+}
+
 TEST_CASE("profiles are found by name in $PIPEWRIGHT_PROFILES, or as a path") {
   namespace fs = std::filesystem;
   const fs::path folder = fs::temp_directory_path() / ("pipewright-profiles-" + std::to_string(::getpid()));

@@ -104,9 +104,16 @@ TEST_CASE("a kind of kernels weighs what the layer's duty is at the same clock")
   p.scalars["clocks.fluctuation"] = {0.0152, 0, Origin::measured, "test"};
   const auto moving = Profiles({p}).clock_law("bf16");
   CHECK(moving->fluctuation == doctest::Approx(0.1));
-  CHECK(moving->lockstep(1) == 1);
-  CHECK(moving->lockstep(2) == doctest::Approx(1 + 0.1 / std::sqrt(std::numbers::pi)).epsilon(1e-4));
-  CHECK(moving->lockstep(8) == doctest::Approx(1.1424).epsilon(1e-3));
+  CHECK(moving->lockstep(1, 1) == 1);
+  CHECK(moving->lockstep(2, 2) == doctest::Approx(1 + 0.1 / std::sqrt(std::numbers::pi)).epsilon(1e-4));
+  CHECK(moving->lockstep(8, 8) == doctest::Approx(1.1424).epsilon(1e-3));
+  CHECK(moving->lockstep(1, 8) == 1);  // chips are alike: who meets only at a step's end meets the mean of many moments
+  p.scalars["clocks.chips"] = {0.0114, 0, Origin::measured, "test"};
+  const auto unlike = Profiles({p}).clock_law("bf16");
+  CHECK(unlike->chips == doctest::Approx(0.075));
+  CHECK(unlike->lockstep(1, 8) == doctest::Approx(1 + 0.75 * 0.1424).epsilon(1e-3));
+  CHECK(unlike->lockstep(8, 8) == doctest::Approx(1 + 1.25 * 0.1424).epsilon(1e-3));
+  CHECK(unlike->lockstep(8, 512) > unlike->lockstep(8, 8));
 }
 
 TEST_CASE("clocks of one kind of kernels stand beside the layer's, and are merged and written on their own") {

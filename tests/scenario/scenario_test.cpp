@@ -168,6 +168,21 @@ TEST_CASE("versions compare by what they contain") {
   }
 }
 
+TEST_CASE("cuDNN is as stated, or that of the container of Megatron Bridge's release") {
+  const auto version = [](const char* bridge, const char* cudnn) {
+    Software software;
+    if (*bridge != 0) software.megatron_bridge = bridge;
+    if (*cudnn != 0) software.cudnn = cudnn;
+    return cudnn_version(software);
+  };
+  CHECK(version("0.2.1", "") == CudnnVersion{9, 13});
+  CHECK(version("0.5.0", "") == CudnnVersion{9, 21});
+  CHECK(version("0.2.1", "9.17.0") == CudnnVersion{9, 17});
+  CHECK(*version("", "9.9.0") < *version("", "9.13.1.26"));
+  for (const auto& [bridge, cudnn] : {std::pair("", ""), {"main", ""}, {"0.99.0", ""}, {"0.2.1", "main"}})
+    CHECK_FALSE(version(bridge, cudnn));
+}
+
 TEST_CASE("sets of versions are ranges") {
   using enum Version;
   CHECK(from(v0_18) == Versions(v0_18, newest));

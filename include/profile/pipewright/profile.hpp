@@ -97,6 +97,8 @@ struct Clocks {
   /// Factor on a cool kernel time at this duty, linear between rows, held before the first, and on beyond the last: a
   /// load heavier than the one measured asks for more than the whole part's power.
   double slowdown(Load load, double duty) const;
+  /// What load adds to kernel times, times `factor`.
+  void scale_load(double factor);
 };
 
 /// Expected largest of `count` standard normal deviates; 0 for one.
@@ -110,13 +112,13 @@ struct ClockLaw {
   double exchange = 0;                           ///< NCCL's collectives: power above idle over the layer's
   double fluctuation = 0;  ///< of what load adds to kernel times, from one tick of the controller to the next, relative
   double chips = 0;        ///< the same from one chip to the next
-  /// What load adds, for GPUs that wait for each other every few milliseconds: at any moment the slowest decides. Its
-  /// clock is low for the moment, or its chip is slower all the time: both spreads are one. 1 for one GPU; else 1 +
-  /// spread x the expected largest of n standard normal deviates.
-  double lockstep(std::int64_t gpus) const;
+  /// What load adds, for GPUs that wait for each other: of those that do every few milliseconds the one decides whose
+  /// clock is low for the moment, of all that share a step's work (`stage`) the one whose chip is slower all the time.
+  /// Each is its spread x the expected largest of so many standard normal deviates; 1 for one GPU.
+  double lockstep(std::int64_t gpus, std::int64_t stage) const;
   double together = 1;  ///< lockstep() of the GPUs that the law is applied to
-  /// The law of a GPU that waits for `gpus` - 1 others inside every layer.
-  ClockLaw among(std::int64_t gpus) const;
+  /// The law of a GPU that waits for `gpus` - 1 others inside every layer and for `stage` - 1 at every step's end.
+  ClockLaw among(std::int64_t gpus, std::int64_t stage) const;
   double weight(Load load) const;
   /// Factor on a cool kernel time: Clocks::slowdown(), what it adds taken `together`.
   double slowdown(Load load, double weighted_duty) const {
@@ -278,6 +280,18 @@ struct DataSheet {
   Figure host_gbytes_per_s;        ///< one direction, to the host: PCIe or NVLink-C2C
   Figure power_watts;              ///< limit of the board
   Figure network_gbits;            ///< line of the network card of one GPU in the vendor's own systems
+
+  /// How this part fares under full load beside another of the same generation: products that meet the power limit take
+  /// so much of that part's time, over what products take of it that are over before the limit acts.
+  struct UnderLoad {
+    std::string than;
+    double bf16 = 1, fp8 = 1;
+    double spread = 0;  ///< relative standard deviation of either, from one collection to the next: parts, days
+    std::string source;
+    /// How much of what load adds to a product's time there it adds here; `full`: what full load makes of it there.
+    double share(const std::string& precision, double full) const;
+  };
+  std::optional<UnderLoad> under_load;
 };
 const std::vector<DataSheet>& data_sheets();
 /// By the profile's name. Throws UsageError at `where` with the known ones.

@@ -2,6 +2,7 @@
 // rules, modules) is said by ranges: a version added to versions.def is in every range that is open above it.
 #pragma once
 
+#include <compare>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -76,6 +77,12 @@ std::optional<TeVersion> parse_te_version(std::string_view text);
 TeVersion te_version(const Software& software);
 /// Not stated: the newest.
 bool bridge_at_least(const Software& software, int major, int minor);
+/// cuDNN: as stated, or that of the NeMo container of a Megatron Bridge release.
+struct CudnnVersion {
+  int major = 0, minor = 0;
+  friend constexpr auto operator<=>(const CudnnVersion&, const CudnnVersion&) = default;
+};
+std::optional<CudnnVersion> cudnn_version(const Software& software);
 /// Whether the text is a number of a release: up to four numbers with dots, then what a build adds.
 bool is_release_number(std::string_view text);
 

@@ -12,6 +12,7 @@ Int nvlink_domain(const Scenario&);        ///< GPUs joined by NVLink (or by a h
 Int model_parallel_size(const Scenario&);  ///< TP x PP x CP
 Int data_parallel_size(const Scenario&);   ///< num_gpus / (TP x PP x CP)
 Int expert_tensor_parallel_size(const Scenario&);
+Int stage_gpus(const Scenario&);     ///< GPUs that do the same share of a step's work: those of a pipeline stage
 Int lockstep_gpus(const Scenario&);  ///< GPUs that wait for each other inside every layer: TP x CP, or ETP x EP if more
 Int expert_data_parallel_size(const Scenario&);  ///< num_gpus / (ETP x EP x PP)
 Int num_microbatches(const Scenario&);           ///< global_batch_size / (micro_batch_size x DP)

@@ -346,7 +346,7 @@ struct Software {
   std::string megatron_core = "0.19.0";  ///< a version of versions.def; read by core_version()
   std::optional<std::string> megatron_bridge;
   std::string transformer_engine = "2.20.2";  ///< a version or pr-3128
-  std::optional<std::string> torch, cuda, nccl;
+  std::optional<std::string> torch, cuda, cudnn, nccl;
   bool process_group_device_id = false;  ///< one NCCL communicator and stream a group instead of one a pair
   friend bool operator==(const Software&, const Software&) = default;
 };
