@@ -4,8 +4,8 @@
 //   row       |--a--|----------b----------|-c-|        pairs = a(a+1)/2 + b(b+1)/2 + c(c+1)/2
 //   timed as  |----L----|----L----|----L----|          L from  tokens (L + 1) / 2 = pairs
 //
-// With a ring of context parallelism every step of it has its share of every sequence; with an exchange of heads (a2a) a
-// rank sees whole rows.
+// With a ring of context parallelism every step of it has its share of every sequence; with an exchange of heads (a2a)
+// a rank sees whole rows.
 #include "packed_rows.hpp"
 
 #include <algorithm>
