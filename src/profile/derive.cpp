@@ -247,6 +247,30 @@ Profile derive(const Profile& source, const DataSheet& from, const DataSheet& to
   return p;
 }
 
+namespace {
+
+/// One chip's law under load beside what published products of other chips tell of the same part: how far captures of
+/// it lie apart, as a share of what load adds.
+std::optional<Scalar> spread_of_laws(const Profile& told, const Profile& measured) {
+  double squares = 0;
+  int count = 0;
+  std::string text;
+  for (const Clocks& law : measured.clocks) {
+    const Clocks* other = told.clocks_for(law.precision, "matrix");
+    if (law.kernels != "matrix" || other == nullptr || other->rows.empty() || law.rows.empty()) continue;
+    const double adds = law.rows.back().matrix - 1, said = other->rows.back().matrix - 1;
+    if (adds <= 0) continue;
+    squares += std::pow(said / adds - 1, 2), ++count;
+    text += fmt::format("{}{} {:.3f} and {:.3f}", text.empty() ? "" : ", ", law.precision, adds, said);
+  }
+  if (count == 0) return std::nullopt;
+  return Scalar{
+      std::round(1e3 * std::sqrt(squares / count)) / 1e3, 0, Origin::derived,
+      "what full load adds to a product's time on the captured chip and, by published products, on others: " + text};
+}
+
+}  // namespace
+
 Profile with_measured(const Profile& derived, const std::vector<Profile>& measured) {
   std::vector<Profile> all;
   for (Profile own : measured) {
@@ -265,6 +289,10 @@ Profile with_measured(const Profile& derived, const std::vector<Profile>& measur
         own.provenance.end());
     all.push_back(std::move(own));
   }
+  std::optional<Scalar> spread;
+  if (const DataSheet* sheet = find_data_sheet(derived.device.name); sheet != nullptr && sheet->under_load)
+    for (const Profile& own : all)
+      if (!spread) spread = spread_of_laws(derived, own);
   all.push_back(derived);
   const Profile together = merge(all);
   Profile p = derived;
@@ -275,6 +303,7 @@ Profile with_measured(const Profile& derived, const std::vector<Profile>& measur
   p.scalars = together.scalars;
   p.versions = together.versions;
   p.interpolation.clear();
+  if (spread) p.scalars["clocks.law_spread"] = *spread;
   std::vector<std::string> own;
   for (std::size_t i = 0; i + 1 < all.size(); ++i)
     std::ranges::copy_if(all[i].provenance, std::back_inserter(own),

@@ -31,6 +31,7 @@ TEST_CASE("the H100: products, attention and what memory bounds are measured, th
   const Profile p = shipped("h100-sxm");
   CHECK(p.origin == Origin::measured);
   CHECK(p.clocks_for("fp8")->rows.back().matrix < shipped("h200-sxm").clocks_for("fp8")->rows.back().matrix);
+  CHECK(p.scalars.at("clocks.law_spread").value == doctest::Approx(0.16).epsilon(0.1));  // other chips are told apart
   std::size_t measured = 0;
   for (const auto& [name, samples] : p.samples)
     for (const auto& s : samples) {
