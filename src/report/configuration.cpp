@@ -1,7 +1,11 @@
 // What was computed: the configuration above every text, and at the head of every JSON.
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <map>
+
 #include "format.hpp"
+#include "pipewright/effects.hpp"
 #include "pipewright/report.hpp"
 #include "pipewright/scenario/derived.hpp"
 #include "to_json.hpp"
@@ -60,7 +64,14 @@ std::string configuration_text(const scenario::Scenario& s, const std::vector<st
   text += fmt::format(", Transformer Engine {}", w.transformer_engine);
   if (!s.cluster.profile.empty()) text += fmt::format(", profile {}", s.cluster.profile);
   text = wrapped(text) + "\n";
-  if (!s.ignore.empty()) text += wrapped(fmt::format("ignored as asked: {}", fmt::join(s.ignore, ", "))) + "\n";
+  std::map<bool, scenario::Strings> ignored;
+  const auto through = scenario::let_through(s);
+  for (const auto& name : s.ignore) ignored[std::ranges::find(through, name) != through.end()].push_back(name);
+  if (ignored.contains(true))
+    text += wrapped(fmt::format("ignored as asked: {}", fmt::join(ignored[true], ", "))) + "\n";
+  if (ignored.contains(false))
+    text +=
+        wrapped(fmt::format("needs no ignore, modelled or not in force: {}", fmt::join(ignored[false], ", "))) + "\n";
   if (!assumed.empty()) text += wrapped(fmt::format("assumed: {}", fmt::join(assumed, ", "))) + "\n";
   return text;
 }

@@ -11,6 +11,7 @@
 #include <map>
 #include <set>
 
+#include "pipewright/effects.hpp"
 #include "pipewright/report.hpp"
 #include "pipewright/scenario/io.hpp"
 #include "pipewright/validate.hpp"
@@ -123,6 +124,20 @@ TEST_CASE("every published run says where it stands, and what was measured is wh
     CHECK(step_ms == doctest::Approx(*measured.step_ms).epsilon(0.002));
   }
   CHECK(told > 20);
+}
+
+TEST_CASE("what a run or scenario of ours ignores is not modelled") {
+  for (const char* where : {"/tests/published", "/scenarios"})
+    for (const auto& file : std::filesystem::directory_iterator(SOURCE_ROOT + std::string(where))) {
+      if (file.path().extension() != ".yaml") continue;
+      CAPTURE(file.path().string());
+      const auto s = scenario::read(file.path().string());
+      const auto through = scenario::let_through(s);
+      for (const auto& name : s.ignore) {
+        CAPTURE(name);
+        CHECK(std::ranges::find(through, name) != through.end());
+      }
+    }
 }
 
 TEST_CASE("the table in docs names every run") {
