@@ -137,7 +137,9 @@ std::string reason_of(const Trial& best, const Trial& other) {
 std::string nothing_fits(const Plan& plan) {
   const auto& s = plan.searched;
   if (s.interrupted) return "interrupted before anything that fits was found";
-  if (!plan.closest) return "no candidate is legal: what stands below is why";
+  if (!plan.closest)
+    return s.not_modelled > 0 ? "no candidate that is legal is modelled: what stands below is why"
+                              : "no candidate is legal: what stands below is why";
   const auto& c = *plan.closest;
   std::string text = c.proved ? "nothing fits: every candidate was shown to exceed the memory limit"
                               : fmt::format("nothing that was looked at fits; {} candidates were not", s.undecided);

@@ -30,7 +30,11 @@ Searched Searcher::counts(double fastest) const {
   for (const auto* nodes : {&open_, &shelved_})
     for (const Node& node : *nodes)
       if (node.kind != Node::Kind::spread) least[node.structure] = std::min(least[node.structure], node.cost);
+  // Offload beside a choice that the model refuses is not opened: where nothing fits, it is refused like that one.
+  std::vector<bool> refuses(structures_.size(), false), fits(structures_.size(), false);
   for (const Trial& trial : trials_) {
+    if (trial.refused) refuses[trial.structure] = true;
+    if (trial.done ? trial.candidate.prediction.fits : waits(trial)) fits[trial.structure] = true;
     if (trial.done) {
       ++s.predicted;
     } else if (trial.refused) {
@@ -55,6 +59,8 @@ Searched Searcher::counts(double fastest) const {
       by_memory(of_structure, left), s.too_large += left;
     else if (least[i] < fastest)
       s.undecided += left;
+    else if (known.expanded && refuses[i] && !fits[i])
+      s.not_modelled += left;
     else
       by_time(known.expanded  ? less_work
               : known.sharp   ? estimate_of_structure

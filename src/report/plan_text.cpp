@@ -238,6 +238,12 @@ std::string released(const plan::Plan& plan, const std::vector<std::string>& emi
          "\n" + flags_text(plan.released->scenario, emit_forms);
 }
 
+const char* headline_without_best(const plan::Plan& plan) {
+  if (plan.searched.interrupted) return "stopped before anything that fits was found";
+  if (plan.closest) return plan.closest->proved ? "nothing fits" : "nothing that fits was found";
+  return plan.searched.not_modelled > 0 ? "nothing that is legal is modelled" : "nothing is legal";
+}
+
 }  // namespace
 
 std::string flags_text(const scenario::Scenario& scenario, const std::vector<std::string>& emit_forms) {
@@ -265,11 +271,7 @@ std::string plan_text(const plan::Plan& plan, const std::vector<std::string>& em
     if (plan.bounded) out += with_interval(plan);
     out += fmt::format("profile {} ({}), Megatron Core {}\n", p.profile, p.origins.text(), p.megatron_core);
   } else {
-    const bool proved = plan.closest && plan.closest->proved;
-    out += plan.searched.interrupted ? "stopped before anything that fits was found\n"
-           : !plan.closest           ? "nothing is legal\n"
-           : proved                  ? "nothing fits\n"
-                                     : "nothing that fits was found\n";
+    out += headline_without_best(plan) + std::string("\n");
   }
   out += searched(plan.searched);
   if (plan.has_baseline && !plan.baseline_refused.empty())

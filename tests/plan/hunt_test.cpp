@@ -91,7 +91,10 @@ void hunt(const scenario::Scenario& s, std::size_t wanted, unsigned seed) {
   const auto plan = plan::search(s, real());
   const auto& c = plan.searched;
   CHECK(c.candidates == c.illegal + c.pruned + c.by_memory + c.by_time + c.not_modelled + c.undecided + c.predicted);
-  if (plan.best) CHECK(plan.best->prediction.fits);
+  if (plan.best)
+    CHECK(plan.best->prediction.fits);
+  else
+    CHECK(c.by_time == 0);  // slower than what?
   std::mt19937 random(seed);
   const auto dimensions = plan::dimensions(s);
   std::vector<std::pair<std::int64_t, scenario::Scenario>> found;
@@ -192,5 +195,22 @@ TEST_CASE("opening the rest brings no more than was said, also where parallelism
     REQUIRE(less.searched.rest);
     CHECK(static_cast<double>(all.best->prediction.step_ns) >=
           static_cast<double>(less.best->prediction.step_ns) * (1 - *less.searched.rest) - 1);
+  }
+}
+
+TEST_CASE("where the model refuses every candidate, none is called illegal or slower than another") {
+  for (const char* base : {"dense", "moe"}) {
+    CAPTURE(base);
+    auto s = opened(small(base, "30GiB"), {"recompute", "offload", "wgrad_delay", "pipeline", "allocator"});
+    s.settings.bf16 = false;           // fp32
+    s.settings.cpu_offloading = true;  // beside a pipeline: the given itself is not legal
+    s.settings.cpu_offloading_num_layers = 1;
+    const auto plan = plan::search(s, real());
+    CHECK_FALSE(plan.best);
+    CHECK(plan.searched.not_modelled > 0);
+    CHECK(plan.searched.by_time == 0);
+    CHECK(plan.searched.by_memory == 0);
+    CHECK(std::ranges::any_of(
+        plan.why, [](const std::string& why) { return why.starts_with("no candidate that is legal is modelled"); }));
   }
 }
