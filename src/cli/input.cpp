@@ -20,7 +20,7 @@ void add_profile_option(Command& command, std::vector<std::string>& profiles) {
 
 scenario::Scenario read_scenario(const std::string& path, const std::vector<std::string>& profiles) {
   const std::string content = content_of(path);
-  const bool configuration = emit::is_bridge_config(content);
+  const bool configuration = emit::is_bridge_text(content);
   if (!configuration && !emit::is_launch_file(path, content)) {
     auto read = scenario::parse(content, path);
     if (!profiles.empty()) read.cluster.profile = profiles.front();
@@ -37,7 +37,7 @@ scenario::Scenario read_scenario(const std::string& path, const std::vector<std:
 void Input::add_to(Command& command) {
   command.add_option(
       "SCENARIO", path,
-      "scenario file (YAML), launch script (.sh), Megatron's model_config.yaml or Bridge's run_config.yaml");
+      "scenario file (YAML), launch script (.sh), Megatron's model_config.yaml, Bridge's run_config.yaml or overrides");
   const char* forms = "Instead of SCENARIO";
   command.add_option("--megatron", megatron_, "a Megatron-LM command line, as one word").group(forms);
   command.add_option("--bridge", bridge_, "file of Megatron Bridge overrides (cfg.x.y = value)").group(forms);
@@ -67,7 +67,9 @@ Loaded Input::load() const {
   }
   const std::string content = path.empty() ? "" : content_of(path);
   const bool launch = !path.empty() && emit::is_launch_file(path, content);
-  const bool configuration = !path.empty() && emit::is_bridge_config(content);
+  const bool configuration = !path.empty() && emit::is_bridge_text(content);
+  if (!path.empty() && !launch && !configuration && scenario::is_hf(content))
+    throw UsageError({path, 1}, {}, "a config.json of Hugging Face, which describes a model: --hf " + path);
   if (!path.empty() && !launch && !configuration && (gpus_ > 0 || gpus_per_node_ > 0 || !megatron_core_.empty())) {
     throw UsageError(where, {},
                      "a scenario file states its machine and versions itself; --set num_gpus=, "

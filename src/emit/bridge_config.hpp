@@ -17,6 +17,9 @@ struct ConfigLine {
   Position where;
 };
 
+/// Whether a text is or holds one.
+bool is_bridge_config(std::string_view text);
+
 /// The fields of a text that is_bridge_config, in order, without objects that no field of ours can be (initializers,
 /// timers).
 std::vector<ConfigLine> bridge_config(std::string_view text, const std::string& file);

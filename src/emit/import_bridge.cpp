@@ -620,6 +620,18 @@ class OverrideImporter {
 
 }  // namespace
 
+bool is_bridge_text(std::string_view text) {
+  if (is_bridge_config(text)) return true;
+  while (!text.empty()) {  // overrides, after remarks and what they import
+    const auto end = std::min(text.find('\n'), text.size());
+    const auto line = trimmed(text.substr(0, end));
+    text.remove_prefix(std::min(end + 1, text.size()));
+    if (line.empty() || line.starts_with('#') || line.starts_with("from ") || line.starts_with("import ")) continue;
+    return line.starts_with("cfg.") && line.find('=') != std::string::npos;
+  }
+  return false;
+}
+
 Import from_bridge_text(std::string_view text, const std::string& file, const Machine& machine) {
   return OverrideImporter(file, machine).run(text);
 }

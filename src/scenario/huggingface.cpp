@@ -172,6 +172,13 @@ std::string apply_hf_config(const std::string& given, Scenario& scenario, String
   return config.string("torch_dtype", config.string("dtype", ""));
 }
 
+bool is_hf(std::string_view text) {
+  const auto begin = text.find_first_not_of(" \t\r\n");
+  return begin != std::string_view::npos && text[begin] == '{' &&
+         (text.find("\"model_type\"") != std::string_view::npos ||
+          text.find("\"architectures\"") != std::string_view::npos);
+}
+
 Scenario from_hf(const std::string& path, Strings* notes) {
   Scenario scenario;
   std::filesystem::path file(path);

@@ -126,7 +126,7 @@ TEST_CASE("random scenarios come back from the whole configuration, with what is
 
 TEST_CASE("what Bridge wrote of its own recipe is the scenario that was written by hand from it") {
   const auto text = read_file(SOURCE_ROOT "/tests/emit/data/run_config.yaml");
-  REQUIRE(emit::is_bridge_config(text));
+  REQUIRE(emit::is_bridge_text(text));
   const auto back = read(text, 0).scenario;
   const auto s = scenario::read(SOURCE_ROOT "/scenarios/llama31-405b-pretrain-1024xh100.yaml");
   CHECK(back.cluster.num_gpus == 1024);
@@ -149,7 +149,7 @@ TEST_CASE("a log that prints its configuration, with lines before and after it")
   const auto text = "Training setup\n[rank0] something: else\n------- Task Configuration -------\n" +
                     small("  pipeline_model_parallel_size: 2\n") +
                     "\n----------------------------------\nStep Time : 4.65s\n [2025-10-06] iteration 1 | loss: 9.7\n";
-  CHECK(emit::is_bridge_config(text));
+  CHECK(emit::is_bridge_text(text));
   const auto s = read(text).scenario;
   CHECK(s.settings.pipeline_model_parallel_size == 2);
   CHECK(s.settings.global_batch_size == 64);
@@ -160,8 +160,10 @@ TEST_CASE("a log that prints its configuration, with lines before and after it")
   } catch (const UsageError& e) {
     CHECK(std::string(e.what()).find("run_config.yaml:10: cfg.model.num_query_groups") == 0);
   }
-  CHECK_FALSE(emit::is_bridge_config("cfg.model.num_layers = 2\n"));
-  CHECK_FALSE(emit::is_bridge_config("scenario: 1\nmodel: {num_layers: 2}\n"));
+  CHECK(emit::is_bridge_text("# a remark\nimport torch\n\nfrom x import y\n cfg.model.num_layers = 2\n"));
+  CHECK_FALSE(emit::is_bridge_text("# cfg.model.num_layers = 2\nimport torch\n"));
+  CHECK_FALSE(emit::is_bridge_text("scenario: 1\nmodel: {num_layers: 2}\n"));
+  CHECK_FALSE(emit::is_bridge_text(""));
 }
 
 TEST_CASE("what else such files hold: nested classes, enumerators by number, aliases, layouts, the vocabulary") {

@@ -71,11 +71,11 @@ bool is_launch_file(const std::string& path, std::string_view text);
 /// The lines of such a file that differ for `planned`, "-" and "+" before them under "@@ line N @@"; what no line says
 /// is a remark ("# ...") in front. `given`: what from_launch_file made of it.
 std::string script_diff(std::string_view script, const scenario::Scenario& given, const scenario::Scenario& planned);
-/// A file of lines `cfg.section.field = value`, or what Bridge wrote of a run (is_bridge_config).
+/// A file of lines `cfg.section.field = value`, or what Bridge wrote of a run: run_config.yaml, a log that prints it.
 Import from_bridge(const std::string& path, const Machine& machine);
 Import from_bridge_text(std::string_view text, const std::string& file, const Machine& machine);
-/// The whole configuration of a run: Bridge's run_config.yaml, or a log that prints it.
-bool is_bridge_config(std::string_view text);
+/// Either of them, by its text.
+bool is_bridge_text(std::string_view text);
 /// Throws the first violation as a UsageError; for commands that need a scenario which runs.
 void require_known_flags(const Import& import);
 

@@ -14,6 +14,7 @@ Scenario read(const std::string& path);                          ///< a YAML fil
 Scenario parse(std::string_view yaml, const std::string& file);  ///< its text; `file` for messages
 /// The architecture of a Hugging Face config.json; the caller supplies seq_length, cluster and settings.
 Scenario from_hf(const std::string& path, Strings* notes = nullptr);
+bool is_hf(std::string_view text);            ///< a config.json, by its text
 std::string write(const Scenario& scenario);  ///< YAML of all that is not default; parse() reads it back
 /// "tp" -> "tensor_model_parallel_size": what people type for a setting's name; other names as they are.
 std::string full_name(std::string_view name);
