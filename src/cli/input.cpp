@@ -68,9 +68,10 @@ Loaded Input::load() const {
   const std::string content = path.empty() ? "" : content_of(path);
   const bool launch = !path.empty() && emit::is_launch_file(path, content);
   const bool configuration = !path.empty() && emit::is_bridge_text(content);
-  if (!path.empty() && !launch && !configuration && scenario::is_hf(content))
+  const bool scenario_file = !path.empty() && !launch && !configuration;
+  if (scenario_file && scenario::is_hf(content))
     throw UsageError({path, 1}, {}, "a config.json of Hugging Face, which describes a model: --hf " + path);
-  if (!path.empty() && !launch && !configuration && (gpus_ > 0 || gpus_per_node_ > 0 || !megatron_core_.empty())) {
+  if (scenario_file && (gpus_ > 0 || gpus_per_node_ > 0 || !megatron_core_.empty())) {
     throw UsageError(where, {},
                      "a scenario file states its machine and versions itself; --set num_gpus=, "
                      "gpus_per_node= or megatron_core= overrides them");
@@ -94,7 +95,7 @@ Loaded Input::load() const {
     scenario::set(stated, text);
     machine.vocab_size = stated.model.vocab_size;
   }
-  if (!path.empty() && !launch && !configuration) {
+  if (scenario_file) {
     loaded.scenario = scenario::parse(content, path);
     if (!profiles_.empty()) loaded.scenario.cluster.profile = profiles_.front();
   } else if (!hf_.empty()) {

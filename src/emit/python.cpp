@@ -357,4 +357,59 @@ std::string python_literal(const std::string& value) {
   return python_string(unquoted(value));
 }
 
+std::string trimmed(std::string_view text) {
+  const auto begin = text.find_first_not_of(" \t\r\n");
+  return begin == std::string_view::npos
+             ? ""
+             : std::string(text.substr(begin, text.find_last_not_of(" \t\r\n") - begin + 1));
+}
+
+std::vector<Statement> statements(std::string_view text) {
+  std::vector<Statement> all;
+  Statement now;
+  std::string quote;  // the open one: ' " or three of them
+  int line = 1, depth = 0;
+  const auto finish = [&] {
+    now.text = trimmed(now.text);
+    if (!now.text.empty()) all.push_back(std::move(now));
+    now = {};
+  };
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (now.text.empty() && (c == ' ' || c == '\t' || c == '\r' || c == '\n')) {
+      line += c == '\n';
+      continue;
+    }
+    if (now.text.empty()) now.line = line;
+    if (c == '\n') ++line;
+    if (c == '\\' && i + 1 < text.size()) {
+      if (text[i + 1] == '\n') ++line;
+      if (text[i + 1] != '\n' || !quote.empty()) (now.text += c) += text[i + 1];
+      ++i;
+    } else if (!quote.empty()) {
+      now.text += c;
+      if (quote.size() == 1 && c == '\n') {
+        quote.clear();  // said where the value is read
+      } else if (text.substr(i, quote.size()) == quote) {
+        now.text += text.substr(i + 1, quote.size() - 1);
+        i += quote.size() - 1;
+        quote.clear();
+      }
+    } else if (c == '"' || c == '\'') {
+      quote = text.substr(i, 3) == std::string(3, c) ? std::string(3, c) : std::string(1, c);
+      now.text += quote;
+      i += quote.size() - 1;
+    } else if (c == '#') {
+      i = std::min(text.find('\n', i), text.size()) - 1;
+    } else if ((c == '\n' && depth <= 0) || (c == ';' && depth <= 0)) {
+      finish();
+    } else {
+      depth += (c == '[' || c == '(' || c == '{') - (c == ']' || c == ')' || c == '}');
+      now.text += c;
+    }
+  }
+  finish();
+  return all;
+}
+
 }  // namespace pipewright::emit

@@ -21,6 +21,16 @@ struct Python::Entry {
   Python value;
 };
 
+/// Without blanks at both ends.
+std::string trimmed(std::string_view text);
+
+struct Statement {
+  std::string text;
+  int line = 0;
+};
+/// Logical lines: brackets, triple quotes and a backslash go on; comments are left out.
+std::vector<Statement> statements(std::string_view text);
+
 /// One expression. Throws UsageError at `where` naming `key`: not such an expression, nested deeper than 20, a list of
 /// more than 100,000 elements, an integer beyond 64 bits.
 Python parse_python(std::string_view text, const Position& where, const std::string& key);

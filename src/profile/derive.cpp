@@ -175,6 +175,46 @@ std::string differences(const DataSheet& from, const DataSheet& to) {
   return (same_chip(from, to) ? "the same die" : "by their data sheets") + (text.empty() ? text : "; " + text);
 }
 
+/// Clocks of a part whose load published products tell beside the source's, and how well.
+void load_as_told(Profile& p, const Profile& source, const DataSheet::UnderLoad& under) {
+  for (auto& law : p.clocks) {
+    const Clocks* matrix = source.clocks_for(law.precision, "matrix");
+    if (matrix != nullptr && !matrix->rows.empty())
+      law.scale_load(under.share(law.precision, matrix->rows.back().matrix));
+  }
+  p.provenance.insert(
+      p.provenance.begin() + 1,
+      fmt::format("clocks: what full load makes of a product's time is {:.3f} (bf16) and {:.3f} (fp8) of {}'s ({})",
+                  under.bf16, under.fp8, under.than, under.source));
+  // The ratio of two parts is known to `spread`: so much of what load makes of a time, here as a share of what it adds.
+  const Clocks* matrix = p.clocks_for("bf16", "matrix");
+  const auto law = p.scalars.find("clocks.law_spread");
+  if (matrix == nullptr || law == p.scalars.end() || matrix->rows.back().matrix <= 1) return;
+  const double full = matrix->rows.back().matrix, share = under.spread * full / (full - 1);
+  law->second.value = std::round(1e3 * std::hypot(law->second.value, share)) / 1e3;
+  law->second.source += fmt::format("; {:.3f} more, of the other part's law", share);
+}
+
+/// One chip's law under load beside what published products of other chips tell of the same part: how far captures of
+/// it lie apart, as a share of what load adds.
+std::optional<Scalar> spread_of_laws(const Profile& told, const Profile& measured) {
+  double squares = 0;
+  int count = 0;
+  std::string text;
+  for (const Clocks& law : measured.clocks) {
+    const Clocks* other = told.clocks_for(law.precision, "matrix");
+    if (law.kernels != "matrix" || other == nullptr || other->rows.empty() || law.rows.empty()) continue;
+    const double adds = law.rows.back().matrix - 1, said = other->rows.back().matrix - 1;
+    if (adds <= 0) continue;
+    squares += std::pow(said / adds - 1, 2), ++count;
+    text += fmt::format("{}{} {:.3f} and {:.3f}", text.empty() ? "" : ", ", law.precision, adds, said);
+  }
+  if (count == 0) return std::nullopt;
+  return Scalar{
+      std::round(1e3 * std::sqrt(squares / count)) / 1e3, 0, Origin::derived,
+      "what full load adds to a product's time on the captured chip and, by published products, on others: " + text};
+}
+
 }  // namespace
 
 Profile derive(const Profile& source, const DataSheet& to) {
@@ -206,32 +246,11 @@ Profile derive(const Profile& source, const DataSheet& from, const DataSheet& to
     l.origin = Origin::derived;
     if (l.name == "nvlink" && deriver.ratios().nvlink > 0) l.gbytes_per_s /= deriver.ratios().nvlink;
   }
-  if (to.under_load && to.under_load->than == from.profile) {
-    const auto& under = *to.under_load;
-    for (auto& law : p.clocks) {
-      const Clocks* matrix = source.clocks_for(law.precision, "matrix");
-      if (matrix != nullptr && !matrix->rows.empty())
-        law.scale_load(under.share(law.precision, matrix->rows.back().matrix));
-    }
-    p.provenance.insert(
-        p.provenance.begin() + 1,
-        fmt::format("clocks: what full load makes of a product's time is {:.3f} (bf16) and {:.3f} (fp8) of {}'s ({})",
-                    under.bf16, under.fp8, under.than, under.source));
-  }
   for (auto& [name, s] : p.scalars) {
     s.origin = Origin::derived;
     s.source = fmt::format("as on {}: {}", source.name, s.source);
   }
-  if (to.under_load && to.under_load->than == from.profile) {
-    // Two parts' ratio is known to `spread`: so much of what load makes of a time, here as a share of what it adds.
-    const Clocks* matrix = p.clocks_for("bf16", "matrix");
-    const auto law = p.scalars.find("clocks.law_spread");
-    if (matrix != nullptr && law != p.scalars.end() && matrix->rows.back().matrix > 1) {
-      const double full = matrix->rows.back().matrix, share = to.under_load->spread * full / (full - 1);
-      law->second.value = std::round(1e3 * std::hypot(law->second.value, share)) / 1e3;
-      law->second.source += fmt::format("; {:.3f} more, of the other part's law", share);
-    }
-  }
+  if (to.under_load && to.under_load->than == from.profile) load_as_told(p, source, *to.under_load);
   // How much GPUs of a host slow each other's copies belongs to the way to its memory: another link, another way.
   if (from.host_gbytes_per_s.value != to.host_gbytes_per_s.value)
     std::erase_if(p.scalars, [](const auto& each) { return each.first.starts_with("contention.gpus_"); });
@@ -246,30 +265,6 @@ Profile derive(const Profile& source, const DataSheet& from, const DataSheet& to
   p.prepare();
   return p;
 }
-
-namespace {
-
-/// One chip's law under load beside what published products of other chips tell of the same part: how far captures of
-/// it lie apart, as a share of what load adds.
-std::optional<Scalar> spread_of_laws(const Profile& told, const Profile& measured) {
-  double squares = 0;
-  int count = 0;
-  std::string text;
-  for (const Clocks& law : measured.clocks) {
-    const Clocks* other = told.clocks_for(law.precision, "matrix");
-    if (law.kernels != "matrix" || other == nullptr || other->rows.empty() || law.rows.empty()) continue;
-    const double adds = law.rows.back().matrix - 1, said = other->rows.back().matrix - 1;
-    if (adds <= 0) continue;
-    squares += std::pow(said / adds - 1, 2), ++count;
-    text += fmt::format("{}{} {:.3f} and {:.3f}", text.empty() ? "" : ", ", law.precision, adds, said);
-  }
-  if (count == 0) return std::nullopt;
-  return Scalar{
-      std::round(1e3 * std::sqrt(squares / count)) / 1e3, 0, Origin::derived,
-      "what full load adds to a product's time on the captured chip and, by published products, on others: " + text};
-}
-
-}  // namespace
 
 Profile with_measured(const Profile& derived, const std::vector<Profile>& measured) {
   std::vector<Profile> all;

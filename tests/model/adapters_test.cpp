@@ -2,6 +2,7 @@
 // adapter for all experts of a rank, what frozen groups keep, where a frozen model's first backward begins.
 #include <random>
 
+#include "../plan/bases.hpp"
 #include "pipewright/effects.hpp"
 #include "support.hpp"
 
@@ -178,20 +179,14 @@ TEST_CASE("what is born dies, whatever is adapted, recomputed, cast or shared") 
                   "recompute_granularity=selective; recompute_modules=[core_attn, mla_up_proj]",
                   "recompute_granularity=full; recompute_method=uniform; recompute_num_layers=1"}),
           one_of({"tensor_model_parallel_size=1",
-                  "tensor_model_parallel_size=2; sequence_parallel=true; CUDA_DEVICE_MAX_CONNECTIONS=1"}),
+                  "tensor_model_parallel_size=2; sequence_parallel=true; $CUDA_DEVICE_MAX_CONNECTIONS=1"}),
           one_of({"context_parallel_size=1", "context_parallel_size=2"}),
           one_of({"moe_shared_expert_intermediate_size=none", "moe_shared_expert_intermediate_size=1024"}),
           one_of({"gradient_accumulation_fusion=true", "gradient_accumulation_fusion=false"}),
           one_of({"add_bias_linear=false", "add_bias_linear=true; moe_router_dtype=fp32"}),
           one_of({"expert_model_parallel_size=1", "expert_model_parallel_size=4"}),
           one_of({"qk_layernorm=true", "qk_layernorm=false"}), one_of({"q_lora_rank=1536", "q_lora_rank=none"})}) {
-      std::string_view rest = change;
-      while (!rest.empty()) {
-        const auto end = std::min(rest.find("; "), rest.size());
-        const std::string one(rest.substr(0, end));
-        one.starts_with("CUDA") ? scenario::set_env(s, one) : scenario::set(s, one);
-        rest.remove_prefix(std::min(end + 2, rest.size()));
-      }
+      pipewright::test::change(s, change);
     }
     if (!scenario::unmodelled(s).empty()) continue;
     ++built;

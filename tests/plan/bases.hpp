@@ -4,6 +4,8 @@
 #include <string>
 #include <string_view>
 
+#include "pipewright/effects.hpp"
+#include "pipewright/scenario/fields.hpp"
 #include "pipewright/scenario/io.hpp"
 
 namespace pipewright::test {
@@ -49,17 +51,24 @@ inline std::string base(std::string_view name) {
          "  process_group_device_id: true\n";
 }
 
-inline scenario::Scenario scenario(std::string_view name, std::string_view changes) {
-  auto s = scenario::parse(base(name), std::string(name) + ".yaml");
+/// "a=b; $VARIABLE=c; ignore=d", one after the other.
+inline void change(scenario::Scenario& s, std::string_view changes) {
   while (!changes.empty()) {
     const auto end = changes.find("; ");
-    const auto change = changes.substr(0, end);
-    if (change.starts_with('$'))
-      scenario::set_env(s, change.substr(1));
-    else if (!change.empty())
-      scenario::set(s, change);
+    const std::string_view one = changes.substr(0, end);
+    if (one.starts_with("ignore="))
+      scenario::ignore(s, one.substr(7), {"test", 0});
+    else if (one.starts_with('$'))
+      scenario::set_env(s, one.substr(1));
+    else if (!one.empty())
+      scenario::set(s, one);
     changes.remove_prefix(end == std::string_view::npos ? changes.size() : end + 2);
   }
+}
+
+inline scenario::Scenario scenario(std::string_view name, std::string_view changes) {
+  auto s = scenario::parse(base(name), std::string(name) + ".yaml");
+  change(s, changes);
   return s;
 }
 

@@ -10,21 +10,6 @@
 
 namespace pipewright::test {
 
-/// "a=b; $VARIABLE=c; ignore=d", one after the other.
-inline void change(scenario::Scenario& s, std::string_view changes) {
-  while (!changes.empty()) {
-    const auto end = changes.find("; ");
-    const std::string_view one = changes.substr(0, end);
-    if (one.starts_with("ignore="))
-      scenario::ignore(s, one.substr(7), {"test", 0});
-    else if (one.starts_with('$'))
-      scenario::set_env(s, one.substr(1));
-    else
-      scenario::set(s, one);
-    changes.remove_prefix(end == std::string_view::npos ? changes.size() : end + 2);
-  }
-}
-
 inline scenario::Scenario base_of(std::string_view name) {
   const bool latent = name == "mla", combined = name == "combined";
   auto s = test::scenario(latent || combined ? "moe" : name, "");

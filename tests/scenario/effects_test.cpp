@@ -9,6 +9,7 @@
 #include "../../src/scenario/effects_families.hpp"
 #include "../../src/scenario/effects_refused.hpp"
 #include "../../src/scenario/field_rows.hpp"
+#include "../plan/bases.hpp"
 #include "pipewright/scenario/io.hpp"
 
 using namespace pipewright;
@@ -76,13 +77,6 @@ TEST_CASE("what was measured alone: every feature beside it is modelled or refus
       {Family::hybrids, {"hybrid_layer_pattern", "hybrid_layer_pattern=M*M-"}},
       {Family::fsdp, {"use_megatron_fsdp", "use_megatron_fsdp=true"}},
       {Family::host_optimizer, {"optimizer_cpu_offload", "optimizer_cpu_offload=true; pin_cpu_grads=true"}}};
-  const auto set = [](scenario::Scenario& s, std::string_view changes) {
-    while (!changes.empty()) {
-      const auto end = changes.find("; ");
-      scenario::set(s, changes.substr(0, end));
-      changes = end == std::string_view::npos ? "" : changes.substr(end + 2);
-    }
-  };
   for (const auto& [family, by] : refused_by) {
     const auto lists = [&, field = std::string(by.first)](const scenario::Scenario& s) {
       for (const auto& one : scenario::unmodelled(s))
@@ -96,7 +90,7 @@ settings: {micro_batch_size: 1, global_batch_size: 8, bf16: true, use_distribute
 cluster: {num_gpus: 8}
 )",
                                  "alone.yaml");
-    set(alone, by.second);
+    test::change(alone, by.second);
     CAPTURE(std::string(by.first));
     CHECK(lists(alone).empty());
     for (const auto& feature : scenario::features()) {
@@ -104,7 +98,7 @@ cluster: {num_gpus: 8}
       if (family == Family::delta_nets && std::string_view(feature.example).starts_with("experimental")) continue;
       CHECK_FALSE((feature.in_use(alone) && !scenario::modelled_beside(family, feature)));
       auto beside = alone;
-      set(beside, feature.example);
+      test::change(beside, feature.example);
       CHECK(feature.in_use(beside));
       const auto said = lists(beside);
       if (scenario::modelled_beside(family, feature)) continue;
@@ -114,13 +108,6 @@ cluster: {num_gpus: 8}
 }
 
 TEST_CASE("what is refused for one of several reasons says which of them hold") {
-  const auto set = [](scenario::Scenario& s, std::string_view changes) {
-    while (!changes.empty()) {
-      const auto end = changes.find("; ");
-      scenario::set(s, changes.substr(0, end));
-      changes = end == std::string_view::npos ? "" : changes.substr(end + 2);
-    }
-  };
   const auto base = scenario::parse(R"(scenario: 1
 model: {num_layers: 4, hidden_size: 2048, num_attention_heads: 16, seq_length: 4096, vocab_size: 32000,
   normalization: RMSNorm, add_bias_linear: false, position_embedding_type: rope}
@@ -141,8 +128,8 @@ cluster: {num_gpus: 8}
   for (const auto& use : uses)
     for (const auto& feature : scenario::features()) {
       auto s = base;
-      set(s, use);
-      set(s, feature.example);
+      test::change(s, use);
+      test::change(s, feature.example);
       for (const auto& row : scenario::refused_fields()) {
         if (!row.in_use(s) || row.now == nullptr) continue;
         CAPTURE(use);
