@@ -211,13 +211,16 @@ Groups bridge(const Scenario& scenario) {
   if (scenario.settings.sft) {
     groups.front().lines.push_back({{"from megatron.bridge.data.packing import PackedSequenceSpecs"}, ""});
     const auto cp = scenario.settings.context_parallel_size;
-    groups.push_back({"Packed sequences",
-                      {{{"cfg.dataset.enable_offline_packing = True"},
-                        "of a dataset configuration that packs (GPTSFTDatasetConfig)"},
-                       {{fmt::format("cfg.dataset.offline_packing_specs = PackedSequenceSpecs(packed_sequence_size={}, "
-                                     "pad_seq_to_mult={})",
-                                     scenario.model.seq_length, cp > 1 ? 2 * cp : 1)},
-                        ""}}});
+    groups.push_back(
+        {"Packed sequences",
+         {{{"cfg.dataset.enable_offline_packing = True"},
+           "of a dataset configuration that packs (GPTSFTDatasetConfig)"},
+          {{fmt::format("cfg.dataset.offline_packing_specs = PackedSequenceSpecs(packed_sequence_size={}, "
+                        "pad_seq_to_mult={}{})",
+                        scenario.model.seq_length, cp > 1 ? 2 * cp : 1,
+                        scenario.settings.pad_cu_seqlens ? ", pad_cu_seqlens=True" : "")},
+           scenario.settings.pad_cu_seqlens ? "asks for cfg.dataset.dataset_kwargs = {\"pad_to_max_length\": True}"
+                                            : ""}}});
   }
   Group overlap{"Overlap", {{{comm_overlap}, "None in most recipes: its fields need it first"}}};
   groups.push_back(std::move(overlap));

@@ -122,7 +122,7 @@ std::span<const Legend> legends() { return fictional; }
 bool is_ours(std::string_view field) {
   constexpr std::array names = {"moe_load_imbalance",   "post_layernorm",     "apply_embedding_scaling",
                                 "attention_chunk_size", "qk_layernorm_whole", "sequence_lengths",
-                                "packing_algorithm",    "pack_order"};
+                                "packing_algorithm",    "pack_order",         "pad_cu_seqlens"};
   return std::ranges::find(names, field) != names.end() || field.starts_with("te_op_offload") ||
          field.starts_with("lora_");
 }

@@ -433,13 +433,21 @@ class OverrideImporter {
     s_.positions["settings.sft"] = where;
     if (dot == std::string::npos) {
       s_.settings.sft = value.kind != Python::Kind::none && value.text != "False";
-      for (const auto& [one, size] : value.entries)
-        if (one == "packed_sequence_size") row_length_ = {number(size, where), where};
-    } else if (field.substr(dot + 1) == "packed_sequence_size") {
-      s_.settings.sft = true;
-      row_length_ = {number(value, where), where};
+      for (const auto& [one, entry] : value.entries) specification(one, entry, where);
+    } else {
+      specification(field.substr(dot + 1), value, where);
     }
     return true;
+  }
+
+  void specification(const std::string& name, const Python& value, const Position& where) {
+    if (name == "packed_sequence_size") {
+      s_.settings.sft = true;
+      row_length_ = {number(value, where), where};
+    } else if (name == "pad_cu_seqlens") {
+      s_.settings.pad_cu_seqlens = value.text == "True";
+      s_.positions["settings.pad_cu_seqlens"] = where;
+    }
   }
 
   static std::int64_t number(const Python& value, const Position& where) {

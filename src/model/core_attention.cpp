@@ -12,6 +12,7 @@
 // priced as one product of the same work and the same output, its softmax as streaming kernels of the same traffic.
 #include "core_attention.hpp"
 
+#include <algorithm>
 #include <utility>
 
 #include "quantized_attention.hpp"
@@ -71,6 +72,7 @@ void CoreAttention::causal_kernel(const std::string& name, const std::string& pa
     const Int heads = d_.heads / d_.context.heads, groups = d_.groups / d_.context.heads;
     kernel.key = {"attention.thd." + pass, {rows.batch, rows.length, rows.length, heads, groups, d_.head_dim}};
     kernel.share = rows.share;
+    kernel.empty = rows.empty_sequences;
     kernel.timed_as = Kernel::TimedAs::equal_lengths;
     w_.launch(std::move(kernel), rows.microbatches);
   }
@@ -428,11 +430,24 @@ std::uint32_t Rope::table(const std::string& name, Int width) {
   return out;
 }
 
+void Rope::fused_kernel(const char* name, profile::Key key) {
+  Kernel kernel;
+  kernel.name = name_ + name;
+  kernel.key = std::move(key);
+  const auto differs = [](const PackedRows& a, const PackedRows& b) { return a.empty_blocks != b.empty_blocks; };
+  if (!d_.packed.empty()) kernel.empty = d_.packed.front().empty_blocks;
+  if (std::ranges::adjacent_find(d_.packed, differs) == d_.packed.end()) return w_.launch(std::move(kernel));
+  for (const PackedRows& rows : d_.packed) {
+    kernel.empty = rows.empty_blocks;
+    w_.launch(kernel, rows.microbatches);
+  }
+}
+
 std::uint32_t Rope::forward(Int heads, Int width, bool grad) {
   const Int n = d_.tokens * heads * width;
   if (d_.fused_rope) {
     const auto out = w_.allocate(name_, 2 * n);
-    w_.launch(name_ + " rope", {"rope.forward", {d_.tokens, heads, width}});
+    fused_kernel(" rope", {"rope.forward", {d_.tokens, heads, width}});
     return out;
   }
   const auto rotation = [&](Int bytes) { return w_.allocate(name_ + "_rotation", bytes); };
@@ -464,7 +479,7 @@ std::uint32_t Rope::backward(Int heads, Int width, std::uint32_t gradient) {
   const auto buffer = [&](Int bytes) { return w_.allocate(name_ + "_gradient", bytes); };
   if (d_.fused_rope) {
     const auto out = buffer(2 * n);
-    w_.launch(name_ + " rope backward", {"rope.backward", {d_.tokens, heads, width}});
+    fused_kernel(" rope backward", {"rope.backward", {d_.tokens, heads, width}});
     w_.free(gradient);
     return out;
   }

@@ -96,6 +96,7 @@ class Rope {
   std::uint32_t backward(Int heads, Int width, std::uint32_t gradient);
 
  private:
+  void fused_kernel(const char* name, profile::Key key);
   std::uint32_t table(const std::string& name, Int width);
   void free_tables();
 

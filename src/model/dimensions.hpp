@@ -99,6 +99,8 @@ struct PackedRows {
   std::vector<std::pair<std::int32_t, std::int32_t>> microbatches;  ///< from, before
   Int batch = 1, length = 1;
   double share = 1;
+  Int empty_sequences = 0;  ///< that attention lays out beyond `batch`
+  Int empty_blocks = 0;     ///< of the fused rotary embedding
 };
 
 /// What Transformer Engine's CUDA graphs hold of a layer (cuda_graph_modules).

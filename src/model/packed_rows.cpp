@@ -9,10 +9,12 @@
 #include "packed_rows.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <numeric>
 
 #include "pipewright/scenario/packing.hpp"
+#include "pipewright/versions.hpp"
 
 namespace pipewright::model {
 namespace {
@@ -31,6 +33,24 @@ std::vector<std::pair<std::int32_t, std::int32_t>> runs_of(std::vector<std::int3
   return runs;
 }
 
+/// Transformer Engine runs cuDNN's graph of so many sequences (2.16.1 common/fused_attn/utils.cu:511-526).
+Int sequences_of_graph(Int sequences) {
+  constexpr Int least = 32, doubles_to = 512;
+  return sequences > doubles_to
+             ? (sequences + doubles_to - 1) / doubles_to * doubles_to
+             : std::max(least, static_cast<Int>(std::bit_ceil(static_cast<std::uint64_t>(sequences))));
+}
+
+/// The fused rotary embedding has a block for every position up to the longest sequence's end, of every sequence; from
+/// 2.19 on a block for every token where that is far less (common/fused_rope/fused_rope.cu:329-350).
+Int empty_blocks_of_rope(const scenario::Scenario& s, const scenario::Boundaries& row) {
+  constexpr Int threshold = 2, least_waste = 65'536;
+  const Int cp = s.settings.context_parallel_size, tokens = s.model.seq_length / cp;
+  const Int blocks = row.sequences * row.longest, empty = std::max<Int>(0, blocks - tokens);
+  const bool by_token = scenario::te_version(s.software).at_least(2, 19);
+  return by_token && blocks > threshold * cp * tokens && empty >= least_waste ? 0 : empty;
+}
+
 }  // namespace
 
 std::vector<PackedRows> packed_rows(const scenario::Scenario& scenario, Int tokens, Int parts) {
@@ -46,8 +66,14 @@ std::vector<PackedRows> packed_rows(const scenario::Scenario& scenario, Int toke
   for (std::size_t k = 0; k < kinds; ++k) {
     const auto from = order.begin() + static_cast<std::ptrdiff_t>(k * order.size() / kinds);
     const auto to = order.begin() + static_cast<std::ptrdiff_t>((k + 1) * order.size() / kinds);
-    double length = 0;
-    for (auto m = from; m != to; ++m) length += of(*m);
+    double length = 0, blocks = 0, sequences = 0;
+    for (auto m = from; m != to; ++m) {
+      const auto& row = packing->boundaries[static_cast<std::size_t>(*m)];
+      length += of(*m);
+      blocks += static_cast<double>(empty_blocks_of_rope(scenario, row));
+      sequences += static_cast<double>(sequences_of_graph(row.sequences));
+    }
+    const auto mean = [&](double sum) { return std::llround(sum / static_cast<double>(to - from)); };
     length /= static_cast<double>(to - from) * static_cast<double>(parts);
     PackedRows rows;
     rows.length = std::max<Int>(1, std::llround(length));
@@ -55,6 +81,8 @@ std::vector<PackedRows> packed_rows(const scenario::Scenario& scenario, Int toke
     rows.share =
         static_cast<double>(tokens) * (length + 1) /
         (static_cast<double>(rows.batch) * static_cast<double>(rows.length) * static_cast<double>(rows.length + 1));
+    rows.empty_blocks = mean(blocks);
+    rows.empty_sequences = std::max<Int>(0, mean(sequences) - sequences_of_graph(rows.batch));
     rows.microbatches = runs_of({from, to});
     result.push_back(std::move(rows));
   }

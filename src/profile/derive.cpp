@@ -249,6 +249,10 @@ Profile derive(const Profile& source, const DataSheet& from, const DataSheet& to
   for (auto& [name, s] : p.scalars) {
     s.origin = Origin::derived;
     s.source = fmt::format("as on {}: {}", source.name, s.source);
+    // How fast another architecture lays out blocks that find nothing to do is known to its order alone.
+    constexpr double other_architecture = 0.5;
+    if (name.ends_with(".empty_us") && source.device.compute_capability != to.device.compute_capability)
+      s.spread = other_architecture;
   }
   if (to.under_load && to.under_load->than == from.profile) load_as_told(p, source, *to.under_load);
   // How much GPUs of a host slow each other's copies belongs to the way to its memory: another link, another way.

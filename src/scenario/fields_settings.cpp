@@ -49,6 +49,8 @@ std::vector<Field> parallelism() {
           .in({"first_fit_shuffle", "first_fit_decreasing", "none"}),
       SETTING(pack_order, "how rows are dealt to data-parallel ranks: by chance, or by equal attention")
           .in({"shuffled", "balanced"}),
+      SETTING(pad_cu_seqlens,
+              "every row is told of as many sequences as the fullest has (Bridge's PackedSequenceSpecs)"),
   };
 }
 

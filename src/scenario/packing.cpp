@@ -44,7 +44,7 @@ double pairs_of(Int length) { return static_cast<double>(length) * static_cast<d
 /// What of a scenario decides its rows.
 struct Question {
   Int tokens, multiple, batch, ranks, microbatches, together;
-  bool separate_padding, cuts, whole_padding;
+  bool separate_padding, cuts, whole_padding, pads_boundaries;
   std::string algorithm, order;
   Strings lengths;
   friend auto operator<=>(const Question&, const Question&) = default;
@@ -67,6 +67,7 @@ Question question(const Scenario& s) {
   q.separate_padding = s.software.megatron_bridge.has_value();
   q.cuts = !q.separate_padding;
   q.whole_padding = o.packing_algorithm == "none";
+  q.pads_boundaries = o.pad_cu_seqlens;
   q.algorithm = o.packing_algorithm;
   q.order = o.pack_order;
   q.lengths = o.sequence_lengths;
@@ -76,6 +77,8 @@ Question question(const Scenario& s) {
 struct Row {
   double pairs = 0;
   Int filled = 0;
+  Int own = 0, longest_own = 0;  ///< sequences but padding
+  Boundaries boundaries{0, 0};
 };
 
 class Packer {
@@ -156,15 +159,22 @@ class Packer {
       last = std::min(padded(length), left);
       row.filled += std::min(length, left);
       row.pairs += pairs_of(last);
+      ++row.own;
+      row.longest_own = std::max(row.longest_own, last);
       left -= last;
       if (left == 0) break;
     }
-    if (q_.whole_padding && lengths.size() == 1)
+    row.boundaries = {row.own, row.longest_own};
+    if (q_.whole_padding && lengths.size() == 1) {
       row.pairs = pairs_of(q_.tokens);
-    else if (!q_.separate_padding)
+      row.boundaries = {1, q_.tokens};
+    } else if (!q_.separate_padding) {
       row.pairs += pairs_of(last + left) - pairs_of(last);
-    else if (q_.multiple == 1)
-      row.pairs += pairs_of(left);
+      row.boundaries.longest = std::max(row.longest_own, last + left);
+    } else {
+      if (q_.multiple == 1) row.pairs += pairs_of(left);
+      if (left > 0) row.boundaries = {row.own + 1, std::max(row.longest_own, left)};
+    }
     return row;
   }
 
@@ -222,20 +232,26 @@ std::vector<double> dealt(std::vector<double> rows, const Question& q) {
   return median->second;
 }
 
+/// What every row is told with pad_cu_seqlens.
+Boundaries padded(const std::vector<Row>& rows, Int tokens) {
+  Boundaries all{0, 0};
+  for (const Row& row : rows) {
+    all.sequences = std::max(all.sequences, row.own + 1);
+    all.longest = std::max({all.longest, row.longest_own, tokens - row.filled});
+  }
+  return all;
+}
+
 Packing answer(const Question& q) {
   Packing result;
-  const auto rows = Packer(q, result).rows();
+  auto rows = Packer(q, result).rows();
   result.rows = std::ssize(rows);
   if (rows.empty())
     throw UsageError({}, "settings.sequence_lengths", fmt::format("no sequence has at most {} tokens", q.tokens));
-  std::vector<double> pairs;
   double filled = 0;
-  for (const Row& row : rows) {
-    pairs.push_back(row.pairs);
-    filled += static_cast<double>(row.filled);
-  }
+  for (const Row& row : rows) filled += static_cast<double>(row.filled);
   result.fill = filled / static_cast<double>(rows.size()) / static_cast<double>(q.tokens);
-  std::ranges::sort(pairs);
+  std::ranges::stable_sort(rows, {}, &Row::pairs);
   const auto slots = static_cast<std::size_t>(q.ranks * q.microbatches);
   if (slots > most_rows)
     throw UsageError({}, "settings.sequence_lengths",
@@ -244,13 +260,19 @@ Packing answer(const Question& q) {
   double sum = 0;
   for (std::size_t i = 0; i < slots; ++i) {
     const double place = (static_cast<double>(i) + 0.5) / static_cast<double>(slots);
-    step.push_back(pairs[static_cast<std::size_t>(place * static_cast<double>(pairs.size()))]);
+    step.push_back(rows[static_cast<std::size_t>(place * static_cast<double>(rows.size()))].pairs);
     sum += step.back();
   }
   const auto length = [&](double of_row) { return 2 * of_row / static_cast<double>(q.tokens) - 1; };
   result.mean_length = length(sum / static_cast<double>(slots));
   const auto simulated = dealt(std::move(step), q);
-  for (const double row : simulated) result.lengths.push_back(length(row));
+  const Boundaries of_all = padded(rows, q.tokens);
+  for (const double row : simulated) {
+    result.lengths.push_back(length(row));
+    // A rank's slowest row may be another's: rows of as many pairs are told apart by nothing else.
+    const auto at = std::ranges::lower_bound(rows, row, {}, &Row::pairs);
+    result.boundaries.push_back(q.pads_boundaries ? of_all : at->boundaries);
+  }
   result.busiest = std::accumulate(simulated.begin(), simulated.end(), 0.0) / (sum / static_cast<double>(q.ranks));
   return result;
 }

@@ -82,6 +82,7 @@ class Pricer {
     else if (!kernel.key.family.empty())
       result.time = time(kernel.key);
     result.time.ns *= kernel.share;
+    if (kernel.empty > 0) add_empty(static_cast<double>(kernel.empty), kernel.key.family, result.time);
     // Of an optimizer on the host: all GPUs of the host at once, with nothing beside.
     if (kernel.purpose == model::Purpose::offload && kernel.stream == model::Stream::compute)
       for (const bool outwards : {true, false})
@@ -123,6 +124,14 @@ class Pricer {
     auto [entry, is_new] = exchanges_.try_emplace(exchange);
     if (is_new) entry->second = profile::time(profiles_, network_, exchange);
     return entry->second;
+  }
+
+  void add_empty(double count, const std::string& family, profile::Timing& time) const {
+    const auto each = profiles_.scalar(family + ".empty_us");
+    const double own = time.ns, more = us_to_ns(count * each.value);
+    time.ns += more;
+    time.spread = (own * time.spread + more * each.spread) / time.ns;
+    if (each.origin != profile::Origin::measured) time.origin = profile::Origin::derived;
   }
 
   static bool computes(profile::Load load) {

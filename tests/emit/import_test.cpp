@@ -490,6 +490,12 @@ TEST_CASE("packed sequences: --sft, Bridge's specifications in its older and new
   CHECK(printed.find("PackedSequenceSpecs(packed_sequence_size=4096, pad_seq_to_mult=1)") != std::string::npos);
   const auto back = emit::from_bridge_text(printed, "back.py", {8, 8, "h100-sxm", ""}).scenario;
   CHECK(back.settings.sft);
+  CHECK_FALSE(back.settings.pad_cu_seqlens);
+  packed.settings.pad_cu_seqlens = true;
+  printed.clear();
+  for (const auto& word : emit::words(emit::bridge(packed))) printed += word + "\n";
+  CHECK(emit::from_bridge_text(printed, "back.py", {8, 8, "h100-sxm", ""}).scenario.settings.pad_cu_seqlens);
+  CHECK(read("cfg.dataset.offline_packing_specs.pad_cu_seqlens = True\n").settings.pad_cu_seqlens);
   const auto words = emit::words(emit::megatron(packed));
   CHECK(std::ranges::find(words, "--sft") != words.end());
 }

@@ -361,6 +361,8 @@ const Row rows[] = {
      "cpu_offloading=true; cpu_offloading_num_layers=2; cpu_offloading_weights=true",
      "cpu_offloading=true; cpu_offloading_num_layers=2"},
     {"no-effect.sequence-lengths", "single", "sequence_lengths=[512*40]", "sft=true; sequence_lengths=[512*40]"},
+    {"no-effect.pad-cu-seqlens", "single", "sft=true; sequence_lengths=[512*40]; pad_cu_seqlens=true",
+     "software.megatron_bridge=0.5.0; sft=true; sequence_lengths=[512*40]; pad_cu_seqlens=true"},
     {"no-effect.te-op-offload", "moe", "te_op_offload.fc1_op=true; te_op_offload.activation_op=false",
      "transformer_engine=pr-3128; te_op_offload.fc1_op=true; te_op_offload.activation_op=false"},
     {"no-effect.p2p-wgrad-number", "moe", "megatron_core=pr-4268; overlap_p2p_wgrad_delayed_layer_number=2",

@@ -1,6 +1,8 @@
 // Packed sequences in predictions: what must be alike, what must be less, and both engines.
 #include <doctest/doctest.h>
 
+#include <map>
+
 #include "../plan/bases.hpp"
 #include "pipewright/bounds.hpp"
 #include "pipewright/effects.hpp"
@@ -71,6 +73,53 @@ TEST_CASE("attention of a packed row is timed by its pairs at the rate of its le
   CHECK(attention_ns(run, 0) == doctest::Approx(layers * (time(2, 2048) + gap)).epsilon(1e-4));
   CHECK(attention_ns(run, 1) == doctest::Approx(layers * (time(4, 1024) + gap)).epsilon(1e-4));
   CHECK(attention_ns(run, 0) > attention_ns(run, 1));
+}
+
+TEST_CASE("blocks and sequences laid out for nothing cost what each was measured to") {
+  // A rank has 4 of 1024 in one row; the fullest has 40 (41 with its padding), the emptiest lacks 4000 tokens.
+  const std::string fullest = "100+" + [] {
+    std::string all;
+    for (int i = 0; i < 38; ++i) all += "100+";
+    return all + "100";
+  }();
+  const auto kernels = [&](const std::string& more) {
+    const auto s = packed("single", "1024+1024+1024+1024*1000, " + fullest + ", 48+48",
+                          "software.megatron_bridge=0.5.0; pack_order=balanced; " + more);
+    const auto stages = model::build(s, h200().device());
+    std::map<std::string, std::int64_t> empty;
+    for (const auto& piece : stages.pieces)
+      for (const auto& kernel : piece.kernels)
+        if (kernel.key.family.starts_with("rope.") || kernel.key.family.starts_with("attention.thd."))
+          empty[kernel.key.family] = std::max(empty[kernel.key.family], kernel.empty);
+    return empty;
+  };
+  auto told = kernels("pad_cu_seqlens=true; software.transformer_engine=2.16.1");
+  CHECK(told["rope.forward"] == 41 * 4000 - 4096);
+  CHECK(told["rope.backward"] == 41 * 4000 - 4096);
+  CHECK(told["attention.thd.forward.bf16"] == 64 - 32);                       // graphs of 32 sequences, of 64, ...
+  told = kernels("pad_cu_seqlens=true; software.transformer_engine=2.19.0");  // a block for every token
+  CHECK(told["rope.forward"] == 0);
+  CHECK(told["attention.thd.backward.bf16"] == 64 - 32);
+  told = kernels("software.transformer_engine=2.16.1");
+  CHECK(told["rope.forward"] == 0);  // four of 1024 fill the row
+  CHECK(told["attention.thd.forward.bf16"] == 0);
+
+  const auto step = [&](const char* padded) {
+    return static_cast<double>(
+        predict::predict(
+            packed("single", "1024+1024+1024+1024*1000, " + fullest + ", 48+48",
+                   "software.megatron_bridge=0.5.0; software.transformer_engine=2.16.1; pack_order=balanced; "
+                   "pad_cu_seqlens=" +
+                       std::string(padded)),
+            h200())
+            .step_ns);
+  };
+  const auto us = [](const char* family) { return h200().scalar(std::string(family) + ".empty_us").value; };
+  // Of eight layers and two microbatches; q and k each rotate.
+  const double more = 1e3 * 8 * 2 *
+                      (2 * (41 * 4000 - 4096) * (us("rope.forward") + us("rope.backward")) +
+                       32 * (us("attention.thd.forward.bf16") + us("attention.thd.backward.bf16")));
+  CHECK(step("true") - step("false") == doctest::Approx(more).epsilon(0.25));  // under load a little longer
 }
 
 TEST_CASE("shorter sequences take less time, and memory stays") {

@@ -94,6 +94,23 @@ TEST_CASE("first fit, padding by Bridge and by --sft, counted by hand") {
   CHECK_FALSE(scenario::rows_differ(s));
 }
 
+TEST_CASE("what Transformer Engine is told of a row: its sequences and the longest, or those of the fullest row") {
+  Scenario s = with(
+      {"sequence_lengths=[300+200+100, 500+500, 40+60]", "num_gpus=1", "global_batch_size=3", "pack_order=balanced"});
+  const auto told = [&] {
+    std::vector<std::pair<std::int64_t, std::int64_t>> all;
+    for (const auto& row : scenario::packing(s)->boundaries) all.emplace_back(row.sequences, row.longest);
+    std::ranges::sort(all);
+    return all;
+  };
+  using Told = std::vector<std::pair<std::int64_t, std::int64_t>>;
+  CHECK(told() == Told{{2, 524}, {2, 984}, {3, 524}});  // the last of a row takes the padding
+  scenario::set(s, "software.megatron_bridge=0.7.0");
+  CHECK(told() == Told{{3, 500}, {3, 924}, {4, 424}});
+  scenario::set(s, "pad_cu_seqlens=true");  // the emptiest row lacks 924
+  CHECK(told() == Told{{4, 924}, {4, 924}, {4, 924}});
+}
+
 TEST_CASE("context parallelism pads every sequence to a multiple of twice its size") {
   Scenario s = with({"sequence_lengths=[510+500]", "num_gpus=2", "cp=2", "global_batch_size=1"});
   CHECK(scenario::packing(s)->lengths.front() == doctest::Approx(length_of(pairs(512) + pairs(512))));

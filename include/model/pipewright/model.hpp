@@ -41,6 +41,9 @@ struct Kernel {
   /// Of the key's time: attention of packed sequences has a part of its key's work, equal matrices of Muon several
   /// times.
   double share = 1;
+  /// Laid out for packed sequences and found empty: blocks of the rotary embedding beyond the end of a sequence,
+  /// sequences of attention beyond those of its key; the scalar FAMILY.empty_us each.
+  std::int64_t empty = 0;
   /// What its key and share stand for where they are not its own: sequences of several lengths as ones of a single
   /// length; attention in FP8 as its part of the same attention in 16 bits.
   enum class TimedAs : std::uint8_t { itself, equal_lengths, attention_in_16_bits } timed_as = TimedAs::itself;

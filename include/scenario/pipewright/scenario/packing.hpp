@@ -19,10 +19,19 @@
 
 namespace pipewright::scenario {
 
+/// What Transformer Engine is told of a row: entries of cu_seqlens less one, and max_seqlen in tokens. Padding at a
+/// row's end is a sequence of its own (Bridge) or part of the last (--sft).
+struct Boundaries {
+  Int sequences = 1, longest = 1;
+};
+
 struct Packing {
   /// By microbatch of the simulated pipeline: the length of equal sequences that have as many pairs of query and key as
   /// the row's (a sequence of n tokens has n (n + 1) / 2), in tokens.
   std::vector<double> lengths;
+  /// By microbatch, too. With pad_cu_seqlens those of all rows: one more than the fullest has sequences, and the
+  /// longest sequence or what the emptiest row lacks (Megatron-Bridge v0.5.0 data/datasets/sft.py:985-1035).
+  std::vector<Boundaries> boundaries;
   double mean_length = 0;  ///< the same of all rows of the step together
   double fill = 1;         ///< tokens of sequences in a row over seq_length
   double busiest = 1;      ///< pairs of the simulated data-parallel rank over the mean of all

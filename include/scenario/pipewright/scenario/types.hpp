@@ -149,6 +149,7 @@ struct Settings {
   Strings sequence_lengths;  ///< not a Megatron field: of the data, "512*40" or "512+1024" (lengths.cpp)
   std::string packing_algorithm = "first_fit_shuffle";  ///< not a field of Megatron Core: Bridge's
   std::string pack_order = "shuffled";                  ///< not a Megatron field
+  bool pad_cu_seqlens = false;                          ///< of Bridge's PackedSequenceSpecs
 
   // Pipeline transfers and schedule
   bool overlap_p2p_comm = false;
