@@ -148,8 +148,13 @@ void Input::stand_in_racks(Loaded& loaded) {
   // A file's own default is a server of eight; what an import says is the launcher's or --gpus-per-node.
   const bool stated = s.positions.contains("cluster.gpus_per_node") || s.cluster.gpus_per_node != 8;
   if (!stated) assume("gpus_per_node", std::min(rack->gpus_per_node, s.cluster.num_gpus));
-  if (s.cluster.num_gpus > s.cluster.gpus_per_node)
-    assume("nvlink_domain", std::min(rack->nvlink_domain, s.cluster.num_gpus));
+  if (s.cluster.num_gpus <= s.cluster.gpus_per_node) return;
+  // Jobs that do not fill racks are placed in equal segments of them (Slurm's block topology), by powers of two.
+  const auto whole = rack->nvlink_domain;
+  const auto segment = static_cast<scenario::Int>(std::bit_floor(static_cast<std::uint64_t>(whole)));
+  const bool segments =
+      s.cluster.num_gpus > whole && s.cluster.num_gpus % whole != 0 && s.cluster.num_gpus % segment == 0;
+  assume("nvlink_domain", segments ? segment : std::min(whole, s.cluster.num_gpus));
 }
 
 /// What a config.json cannot say is the same in every command, and said.

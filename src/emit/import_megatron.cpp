@@ -56,6 +56,7 @@ class FlagImporter {
     for (const auto& given : given_) apply(given, s_);
     finish(s_);
     judge_program(launch);
+    judge_flags();
     require();
     note();
     result_.scenario = std::move(s_);
@@ -161,6 +162,43 @@ class FlagImporter {
     if (launch.trains_gpt && hybrid)
       throw UsageError(s_.origin, "--hybrid-layer-pattern",
                        "pretrain_gpt.py builds no hybrid: pretrain_hybrid.py does (pretrain_mamba.py before 0.18)");
+  }
+
+  /// What validate_args asks of the flags themselves, and a scenario does not show any more.
+  void judge_flags() {
+    const auto find = [this](const char* flag, const char* other, const std::string& message, const std::string& fix) {
+      if (was_given(flag) && was_given(other)) add_finding("flag.beside", flag, message, fix);
+    };
+    const char *layers = "--num-layers-per-virtual-pipeline-stage", *stages = "--num-virtual-stages-per-pipeline-rank",
+               *layout = "--pipeline-model-parallel-layout";
+    for (const auto& [one, other] : {std::pair(layers, stages), std::pair(layers, layout), std::pair(stages, layout)})
+      find(
+          one, other,
+          "No more than one of the following arguments can be set at the same time: " + std::string(one) + ", " + other,
+          "keep one of the two");
+    for (const auto* uneven : {"--decoder-first-pipeline-num-layers", "--decoder-last-pipeline-num-layers"})
+      find(layers, uneven,
+           "please use --num-virtual-stages-per-pipeline-rank to specify virtual pipeline parallel "
+           "degree when enable uneven pipeline parallelism",
+           "use --num-virtual-stages-per-pipeline-rank");
+    find("--multi-latent-attention", "--group-query-attention",
+         "Group query attention is mutually exclusive with multi latent attention.", "remove --group-query-attention");
+    if (s_.settings.bf16 && was_given("--accumulate-allreduce-grads-in-fp32") && s_.settings.main_grads_dtype != "fp32")
+      add_finding("flag.beside", "--main-grads-dtype",
+                  "--main-grads-dtype can only be fp32 when --accumulate-allreduce-grads-in-fp32 is set",
+                  "remove one of the two");
+    if (s_.settings.cuda_graph_impl == "full_iteration" && !s_.settings.fp16 &&
+        !was_given("--no-check-for-nan-in-loss-and-grad"))
+      add_finding(
+          "flag.missing", "--cuda-graph-impl",
+          "--no-check-for-nan-in-loss-and-grad should be set with --cuda-graph-impl=full_iteration for training.",
+          "add --no-check-for-nan-in-loss-and-grad");
+    if (const Given* impl = given("--cuda-graph-impl"); impl != nullptr && one(*impl) == "full_iteration" &&
+                                                        scenario::core_version(s_.software) < scenario::Version::v0_18)
+      add_finding("version.value", "--cuda-graph-impl",
+                  "--cuda-graph-impl full_iteration does not exist in Megatron Core " + s_.software.megatron_core +
+                      "; versions with it: 0.18 and newer",
+                  "--cuda-graph-impl local --cuda-graph-scope full_iteration");
   }
 
   static bool takes_values(const std::string& name) {
@@ -325,17 +363,14 @@ class FlagImporter {
       s.positions["settings.spec"] = given.where;
     } else if (name == "--num-query-groups") {
       if (was_given("--group-query-attention")) set(s, given, "num_query_groups", one(given));
-    } else if (name == "--recompute-activations") {
-      settings.recompute_granularity = "selective";
     } else if (name == "--cuda-graph-scope") {
       auto modules = given.values;
       std::erase(modules, "full");
-      if (std::erase(modules, "full_iteration") != 0) settings.cuda_graph_impl = "full_iteration";
       set(s, given, "cuda_graph_modules", list(modules));
     } else if (name == "--enable-cuda-graph") {
-      settings.cuda_graph_impl = "local";
+      set(s, given, "cuda_graph_impl", "local");
     } else if (name == "--external-cuda-graph") {
-      settings.cuda_graph_impl = "transformer_engine";
+      set(s, given, "cuda_graph_impl", "transformer_engine");
     } else if (name == "--fp8-param-gather") {
       settings.fp8_param = settings.fp8_param_gather = true;
     } else if (name == "--fp4-param-gather") {
@@ -440,12 +475,17 @@ class FlagImporter {
     if (settings.tensor_model_parallel_size == 1) settings.sequence_parallel = false;
     settings.cpu_offloading = settings.cpu_offloading_num_layers > 0;
     share_muon(s);
+    if (was_given("--recompute-activations")) settings.recompute_granularity = "selective";  // whatever else is said
+    const bool in_fp32 = was_given("--accumulate-allreduce-grads-in-fp32");
     settings.grad_reduce_in_fp32 =
-        settings.bf16 ? !was_given("--grad-reduce-in-bf16") : was_given("--accumulate-allreduce-grads-in-fp32");
+        settings.bf16 ? !was_given("--grad-reduce-in-bf16") && (in_fp32 || settings.main_grads_dtype == "fp32")
+                      : in_fp32;
     settings.persist_layer_norm = !was_given("--no-persist-layer-norm");
-    settings.bias_activation_fusion = model.gated_linear_unit
+    settings.bias_activation_fusion = was_given("--swiglu")
                                           ? !was_given("--no-bias-swiglu-fusion")
                                           : model.add_bias_linear && !was_given("--no-bias-gelu-fusion");
+    // Those that do not rotate have nothing to fuse.
+    if (model.position_embedding_type == "yarn") settings.apply_rope_fusion = false;
     if (settings.cuda_graph_impl != "none" &&
         (settings.transformer_impl == "transformer_engine" || settings.cuda_graph_impl == "transformer_engine"))
       settings.use_te_rng_tracker = true;

@@ -93,9 +93,12 @@ std::optional<std::vector<Words>> special(const Scenario& s, const std::string& 
          std::to_string(settings.virtual_pipeline_model_parallel_size.value_or(1))});
   if (field == "bias_activation_fusion") {
     if (settings.bias_activation_fusion) return lines;
-    const auto function = scenario::activation_func(s);  // other gates have no flag that could be followed by this one
-    when(model.gated_linear_unit && (function == "silu" || function == "quick_gelu"), {"--no-bias-swiglu-fusion"});
-    return when(!model.gated_linear_unit && model.add_bias_linear, {"--no-bias-gelu-fusion"});
+    // core_transformer_config_from_args: --swiglu has a flag of its own, all else follows the other, which is off
+    // without biases; other gates than these have no flag that could be followed by this one.
+    const auto function = scenario::activation_func(s);
+    when(model.gated_linear_unit && function == "silu", {"--no-bias-swiglu-fusion"});
+    return when((!model.gated_linear_unit || function == "quick_gelu") && model.add_bias_linear,
+                {"--no-bias-gelu-fusion"});
   }
   if (field == "overlap_param_gather_with_optimizer_step") {  // refused with distributed checkpoints, the default
     when(settings.overlap_param_gather_with_optimizer_step, {"--overlap-param-gather-with-optimizer-step"});
@@ -120,7 +123,11 @@ std::optional<std::vector<Words>> special(const Scenario& s, const std::string& 
   }
   if (field == "fp8_param_gather") return when(settings.fp8_param_gather, {"--fp8-param-gather"});
   if (field == "fp4_param_gather") return when(settings.fp4_param_gather, {"--fp4-param-gather"});
-  if (field == "cuda_graph_modules" && flag_of_field(field, s.software) == nullptr) {
+  if (field == "apply_rope_fusion" && model.position_embedding_type == "yarn") return lines;  // off by itself
+  const bool scopes = flag_of_field("cuda_graph_modules", s.software) == nullptr;             // before 0.18
+  if (field == "cuda_graph_impl" && scopes && settings.cuda_graph_impl == "full_iteration")
+    return std::vector<Words>{{"--cuda-graph-impl", "local"}, {"--cuda-graph-scope", "full_iteration"}};
+  if (field == "cuda_graph_modules" && scopes) {
     Words words = {"--cuda-graph-scope"};
     words.insert(words.end(), settings.cuda_graph_modules.begin(), settings.cuda_graph_modules.end());
     return when(!settings.cuda_graph_modules.empty(), std::move(words));

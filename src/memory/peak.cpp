@@ -52,8 +52,9 @@ std::optional<Failure> survive(const Stages& stages, const schedule::Program& pr
   const Listener replay = [&](const Event& event) { replayer(event); };
   const Listener silent;
   Walker walker(stages, program, plan, rank, asynchronous, replay);
+  bool built = false;
   try {
-    walker.reach_second_step({}, [&] { replayer.reset_peaks(); });
+    walker.reach_second_step([&] { built = true; }, [&] { replayer.reset_peaks(); });
     walker.step();
     return std::nullopt;
   } catch (const OutOfMemory& out) {
@@ -64,7 +65,7 @@ std::optional<Failure> survive(const Stages& stages, const schedule::Program& pr
     where.reach_second_step();
     where.step();
     Failure failure;
-    failure.at = moment.place.empty() ? "the first step" : moment.place;
+    failure.at = !built ? "the construction of the model" : moment.place.empty() ? "the first step" : moment.place;
     if (eager) failure.at += ", before the graphs are captured";
     if (out.event.graph) failure.at = "the capture of CUDA graphs";
     failure.piece = moment.kernel;
@@ -148,7 +149,10 @@ Walk walk(const Stages& stages, const schedule::Program& program, const scenario
     if (why != nullptr)
       for (const Replayer& each : replayers) growths.emplace_back(each, walker);
     walker.reach_second_step([&] { result.static_bytes = Bytes(replayer.allocator().allocated()); },
-                             [&] { replayer.reset_peaks(), most = {}; });
+                             [&] {
+                               result.built = Bytes(replayer.peak_reserved());
+                               replayer.reset_peaks(), most = {};
+                             });
     walker.step();
     if (why != nullptr) *why = {growths.front().found(stages, *whole), growths.back().found(stages, *whole)};
     // Graphs replay in their pool: their capture, or the steps before it, allocate more.
@@ -168,7 +172,7 @@ Walk walk(const Stages& stages, const schedule::Program& program, const scenario
     result.after_step = Bytes(replayer.allocator().allocated());
   }
 
-  if (result.peak_reserved.value > limits.untouched) {
+  if (std::max(result.peak_reserved, result.built).value > limits.untouched) {
     Replayer replayer(with_limit(config, limits.device));
     result.failure = survive(stages, program, plan, pp_rank, asynchronous, replayer);
     if (!result.failure) {

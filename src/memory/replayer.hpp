@@ -71,6 +71,7 @@ class Replayer {
   std::int64_t captured() const { return allocator_.allocated() + graph_pool_.allocated(); }
   void reset_peaks() {
     allocator_.reset_peaks();
+    eager_peak_ = 0;
     peak_reserved_ = reserved();
   }
   /// Of the device, from now on; so far no more than that was reserved.

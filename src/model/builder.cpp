@@ -146,6 +146,7 @@ void PieceBuilder::dispatcher(const std::string& name, profile::Exchange::Kind k
   exchange.kind = kind;
   exchange.ranks = ranks;
   exchange.bytes = static_cast<double>(bytes);
+  exchange.fewest_together = moe.group_link.fewest_together;
   exchange.library = moe.library;
   exchange.domains_a_token = moe.domains_a_token;
   exchange.gpus_a_token = moe.gpus_a_token;
@@ -173,16 +174,18 @@ Kernel collective_kernel(Purpose purpose, const std::string& name, const std::st
   Kernel kernel;
   kernel.name = name;
   kernel.key = {kind + "." + way.link, {ranks, bytes}};
+  if (kind == "send_recv") kernel.key.dims = {bytes};
   kernel.stream = stream;
   kernel.purpose = purpose;
   kernel.link = way.link;
   if (!way.leaves) return kernel;
   using Kind = profile::Exchange::Kind;
   profile::Exchange exchange;
-  for (const Kind each : {Kind::all_gather, Kind::reduce_scatter, Kind::all_reduce, Kind::all_to_all})
+  for (const Kind each : {Kind::all_gather, Kind::reduce_scatter, Kind::all_reduce, Kind::all_to_all, Kind::send_recv})
     if (profile::name(each) == kind) exchange.kind = each;
   exchange.ranks = ranks;
   exchange.stride = way.stride;
+  exchange.fewest_together = way.fewest_together;
   exchange.bytes = static_cast<double>(bytes);
   kernel.exchange = exchange;
   return kernel;

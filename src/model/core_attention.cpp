@@ -88,8 +88,8 @@ void CoreAttention::fused_kernel(const std::string& name, const std::string& pas
   for (Int step = 0; step < ring; ++step) {
     const Int keys = step + 1 < ring ? own : 0, gradients = backward && step > 0 ? own : 0;
     if (keys + gradients > 0)
-      w_.launch_on(Stream::communication, Purpose::cp, name + " key and value exchange",
-                   {"send_recv." + d_.ring_link.link, {keys + gradients}}, d_.ring_link.link);
+      w_.collective(Purpose::cp, name + " key and value exchange", "send_recv", ring, keys + gradients, d_.ring_link,
+                    Stream::communication);
     causal_kernel(name, pass);
     if (keys + gradients > 0) w_.wait(Stream::communication);
     if (ring > 1 && backward) ring_adds(step);

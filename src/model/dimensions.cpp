@@ -20,10 +20,27 @@ using scenario::Scenario;
   throw UsageError(scenario::position(s, key), key, message);
 }
 
-/// Groups of `size` ranks `stride` apart stay inside an NVLink domain when they span no more GPUs than it has.
+/// Groups of `size` ranks `stride` apart fill the GPUs one after the other. They stay inside an NVLink domain where
+/// they divide it, or there is one; else some lie across its end, and the rank with the fewest beside it is the
+/// slowest.
 Way way_of(const Scenario& s, Int stride, Int size) {
-  const bool leaves = size > 1 && stride * size > scenario::nvlink_domain(s);
-  return {leaves ? s.cluster.inter_node_link : s.cluster.link, stride, leaves};
+  const Int domain = scenario::nvlink_domain(s), block = stride * size;
+  Way way{s.cluster.link, stride, false, 0};
+  if (size <= 1 || s.cluster.num_gpus <= domain || (block <= domain && domain % block == 0)) return way;
+  way.link = s.cluster.inter_node_link;
+  way.leaves = true;
+  if (block % domain == 0 || stride >= domain) return way;
+  way.fewest_together = size;
+  for (Int first = 0; first + block <= s.cluster.num_gpus; first += block)
+    for (Int lane = 0; lane < stride; ++lane)
+      for (Int rank = 0, together = 0; rank < size; ++rank) {
+        ++together;
+        const Int gpu = first + lane + rank * stride;
+        if (rank + 1 < size && (gpu + stride) / domain == gpu / domain) continue;
+        way.fewest_together = std::min(way.fewest_together, together);
+        together = 0;
+      }
+  return way;
 }
 
 Int divided(const Scenario& s, const std::string& key, Int value, Int by) {
@@ -144,6 +161,7 @@ void set_capacity(const Scenario& s, const Dimensions& d, MoeDimensions& e) {
       std::ceil(static_cast<double>(e.routed) / static_cast<double>(e.experts) * *o.moe_expert_capacity_factor));
   const Int most = capacity * e.experts;
   e.fixed_rows = o.moe_pad_expert_input_to_capacity;
+  e.kept = std::min(1.0, static_cast<double>(most) / static_cast<double>(e.routed));
   e.routed = e.fixed_rows ? most : std::min(e.routed, most);
   e.arrived = e.fixed_rows ? most : std::min(e.arrived, most);
   e.received = e.arrived * e.etp;
@@ -151,6 +169,19 @@ void set_capacity(const Scenario& s, const Dimensions& d, MoeDimensions& e) {
   if (!d.precision.quantized()) return;
   const Int align = row_alignment(s, d.precision.recipe), rows = capacity * e.ep * e.etp;  // of an expert
   e.padded += e.fixed_rows ? e.local * ((rows + align - 1) / align * align - rows) : e.local * align / 2;
+}
+
+/// Choices that token drop masks are not sent (router.py, apply_router_token_dropping): each is kept by itself.
+double units_of_what_is_kept(const Routing& routing, double kept, Int units) {
+  if (kept >= 1) return units_of_a_token(routing, units);
+  double mean = 0, chance = std::pow(1 - kept, static_cast<double>(routing.topk));
+  for (Int choices = 1; choices <= routing.topk; ++choices) {
+    chance *= static_cast<double>(routing.topk - choices + 1) / static_cast<double>(choices) * kept / (1 - kept);
+    Routing fewer = routing;
+    fewer.topk = choices;
+    mean += chance * units_of_a_token(fewer, units);
+  }
+  return mean;
 }
 
 /// Which library a flex dispatcher calls, and how far its tokens go (network.md, 1 and 2: token_dispatcher.py:1278,
@@ -165,7 +196,7 @@ void set_dispatcher(const Scenario& s, const Dimensions& d, MoeDimensions& e) {
   }
   const bool hybrid = o.moe_flex_dispatcher_backend == "hybridep";
   e.library = hybrid ? Library::hybridep : Library::deepep;
-  const bool several = e.etp * e.ep > scenario::nvlink_domain(s);
+  const bool several = e.group_link.leaves;
   constexpr Int deepep_sms = 20, older_hybridep_sms = 16, several_nodes_sms = 8, one_node_sms = 24;
   Int sms = deepep_sms;
   if (hybrid) {
@@ -181,9 +212,12 @@ void set_dispatcher(const Scenario& s, const Dimensions& d, MoeDimensions& e) {
     routing.groups = e.ep;
     routing.group_topk = *s.model.moe_router_topk_limited_devices;
   }
-  const Int domains = (e.etp * e.ep + scenario::nvlink_domain(s) - 1) / scenario::nvlink_domain(s);
-  e.gpus_a_token = units_of_a_token(routing, e.ep) * static_cast<double>(e.etp);
-  e.domains_a_token = units_of_a_token(routing, std::min(domains, e.experts));
+  const Int ranks = e.etp * e.ep;
+  const Int together =
+      e.group_link.fewest_together > 0 ? e.group_link.fewest_together : std::min(ranks, scenario::nvlink_domain(s));
+  const Int domains = e.group_link.leaves ? (ranks + together - 1) / together : 1;
+  e.gpus_a_token = units_of_what_is_kept(routing, e.kept, e.ep) * static_cast<double>(e.etp);
+  e.domains_a_token = units_of_what_is_kept(routing, e.kept, std::min(domains, e.experts));
   const auto rows = static_cast<double>(d.local) * e.gpus_a_token, all = static_cast<double>(d.local * e.ep * e.etp);
   e.busiest = std::max(1.0, std::min(o.moe_load_imbalance, all / rows));  // no rank receives more than all tokens
   e.copies = std::llround(rows * std::min(o.moe_load_imbalance, all / rows));
@@ -243,6 +277,10 @@ MoeDimensions moe_dimensions(const Scenario& s, const Dimensions& d) {
   if (o.moe_router_dtype == "fp64") e.router_bytes = 8;
   if (o.moe_token_dispatcher_type == "allgather") e.dispatch = Dispatch::allgather;
   if (o.moe_token_dispatcher_type == "flex") e.dispatch = Dispatch::flex;
+  e.etp_link = way_of(s, 1, e.etp);
+  e.ep_link = way_of(s, e.etp, e.ep);
+  e.group_link = way_of(s, 1, e.etp * e.ep);
+  e.edp_link = way_of(s, e.etp * e.ep, e.edp);
   set_dispatcher(s, d, e);
   e.shared_gate = m.moe_shared_expert_gate;
   e.shared_overlap = o.moe_shared_expert_overlap && e.shared > 0;
@@ -259,10 +297,6 @@ MoeDimensions moe_dimensions(const Scenario& s, const Dimensions& d) {
   e.z_loss = o.moe_z_loss_coeff.has_value();
   e.random_logits = o.moe_router_force_load_balancing;
   e.probs_on_input = o.moe_apply_probs_on_input;
-  e.etp_link = way_of(s, 1, e.etp);
-  e.ep_link = way_of(s, e.etp, e.ep);
-  e.group_link = way_of(s, 1, e.etp * e.ep);
-  e.edp_link = way_of(s, e.etp * e.ep, e.edp);
   return e;
 }
 

@@ -29,7 +29,8 @@ enum class Dispatch : std::uint8_t { alltoall, allgather, flex };
 struct Way {
   std::string link;
   Int stride = 1;
-  bool leaves = false;  ///< its NVLink domain
+  bool leaves = false;      ///< its NVLink domain
+  Int fewest_together = 0;  ///< profile::Exchange
 };
 
 /// Mixture-of-experts layers; `experts` = 0: there are none.
@@ -38,6 +39,7 @@ struct MoeDimensions {
   Int ep = 1, etp = 1, edp = 1;          ///< edp: over which experts' gradients are reduced
   Int f = 0;                             ///< FFN width of an expert on an expert-tensor-parallel rank
   Int routed = 0;                        ///< rows that a rank sends: its tokens x topk
+  double kept = 1;                       ///< of the choices, those that token drop keeps
   Int arrived = 0;                       ///< rows that reach it by all-to-all, the busiest rank's
   Int received = 0;                      ///< rows that its experts compute: those of all expert-tensor-parallel ranks
   Int shared = 0;                        ///< shared experts' FFN width on a tensor-parallel rank

@@ -202,8 +202,7 @@ void LinearWriter::gemm(const Linear& linear, Product product) {
     for (Int part = 0; part < d_.t; ++part) {
       const bool more = part + 1 < d_.t;
       if (more) {
-        w_.launch_on(Stream::communication, Purpose::tp, name, {"send_recv." + d_.tp_link.link, {bytes / d_.t}},
-                     d_.tp_link.link);
+        w_.collective(Purpose::tp, name, "send_recv", d_.t, bytes / d_.t, d_.tp_link, Stream::communication);
         w_.within_call(launches_of_transfer);
       }
       gemm_part(linear, product, d_.t);
@@ -217,8 +216,7 @@ void LinearWriter::gemm(const Linear& linear, Product product) {
       gemm_part(linear, product, d_.t);
       if (part > 0) w_.within_call(launches_of_product);
       if (part + 1 == d_.t) break;
-      w_.launch_on(Stream::communication, Purpose::tp, name, {"send_recv." + d_.tp_link.link, {bytes / d_.t}},
-                   d_.tp_link.link);
+      w_.collective(Purpose::tp, name, "send_recv", d_.t, bytes / d_.t, d_.tp_link, Stream::communication);
       w_.within_call(launches_of_transfer);
     }
     w_.wait(Stream::communication);

@@ -35,7 +35,7 @@ void StateWriter::construct_module(const std::vector<Parameter>& parameters) {
     if (p.frozen)  // stays what the module made
       hold_from_start("frozen parameters", copy(false));
     else
-      made.push_back(construction_.allocate("parameters", copy(false)));
+      made.push_back(made_in_shards() ? no_tensor : construction_.allocate("parameters", copy(false)));
     // Hopper multiplies FP8 in TN only, so FP8 parameters keep a transpose beside (TE reset_parameters,
     // post_all_gather_processing), whatever disable_parameter_transpose_cache says.
     // Megatron-FSDP drops them after each unit's forward pass.
@@ -50,17 +50,25 @@ void StateWriter::construct_module(const std::vector<Parameter>& parameters) {
   if (d_.rope && !d_.mla) hold_from_start("rotary frequencies", 4 * d_.head_dim / 2);
 }
 
+/// Megatron-FSDP makes the parameters of a unit when it shares them (init_model_with_meta_device).
+bool StateWriter::made_in_shards() const { return d_.fsdp && s_.settings.init_model_with_meta_device; }
+
 /// A group's share of parameters, its whole bucket for a moment, its main parameters; what the modules made goes
 /// (param_and_grad_buffer.py, _init_each_parameter_group_buffers).
 void StateWriter::share_parameters(const Buffer& buffer, const std::vector<std::uint32_t>& made, Int ranks) {
   std::size_t next = 0;
   for (const auto& [begin, end] : buffer.buckets) {
+    std::vector<std::uint32_t> unit;
+    for (; next < buffer.of.size() && buffer.parameters[next].first < end; ++next) {
+      const auto& [from, to] = buffer.parameters[next];
+      unit.push_back(made_in_shards() ? construction_.allocate("parameters", (to - from) * (buffer.fp8 ? 1 : 2))
+                                      : made[buffer.of[next]]);
+    }
     const Int bytes = (end - begin) * (buffer.fp8 ? 1 : 2);
     hold_from_start("parameters", bytes / ranks);
     const auto whole = construction_.allocate("gathered parameters", bytes);
     hold_from_start("main parameters", (end - begin) / ranks * 4);
-    for (; next < buffer.of.size() && buffer.parameters[next].first < end; ++next)
-      construction_.free(made[buffer.of[next]]);
+    for (const auto tensor : unit) construction_.free(tensor);
     construction_.free(whole);
   }
 }

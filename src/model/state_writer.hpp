@@ -52,6 +52,7 @@ class StateWriter {
 
   void construct_module(const std::vector<Parameter>& parameters);
   void share_parameters(const Buffer& buffer, const std::vector<std::uint32_t>& made, Int ranks);
+  bool made_in_shards() const;
   void add_chunk(std::size_t chunk, const std::vector<Parameter>& parameters);
   void add_optimizer_state(const ShardedOptimizer& optimizer);
   void add_host_state(const ShardedOptimizer& optimizer);

@@ -12,14 +12,23 @@ namespace pipewright::plan {
 
 namespace {
 
+/// Whether Megatron takes it.
+bool is_legal(const Scenario& scenario) {
+  for (const auto& rule : all_rules())
+    if (rule.severity == Severity::violation && rule.speaker == Speaker::core && applies(rule, scenario)) return false;
+  try {
+    scenario::check(scenario);
+    return true;
+  } catch (const UsageError&) {
+    return false;
+  }
+}
+
 /// The prediction of a changed scenario; none where Megatron or the model refuses it.
 std::optional<predict::Prediction> tried(const Scenario& scenario, const Options& options) {
   const auto changed = with_required_environment(scenario);
-  for (const auto& rule : all_rules())
-    if (rule.severity == Severity::violation && rule.speaker == Speaker::core && applies(rule, changed))
-      return std::nullopt;
+  if (!is_legal(changed)) return std::nullopt;
   try {
-    scenario::check(changed);
     return options.predict(changed);
   } catch (const UsageError&) {
     return std::nullopt;
@@ -76,16 +85,26 @@ std::vector<std::string> what_would_fit(const Scenario& scenario, const Options&
 std::int64_t fewest_gpus(const Candidate& best, const Options& options) {
   auto fewest = best.scenario.cluster.num_gpus;
   if (!options.repredict_reserved) return fewest;
-  for (auto copies = scenario::data_parallel_size(best.scenario) / 2; copies >= 1; copies /= 2) {
-    const auto fewer = with_copies(best.scenario, copies);
-    if (!fewer || options.stop.stop_requested()) break;
+  const auto fits = [&](const Scenario& fewer) {
     try {
-      scenario::check(*fewer);
-      if (!options.repredict_reserved(*fewer, best.prediction).fits) break;
+      return options.repredict_reserved(fewer, best.prediction).fits;
     } catch (const UsageError&) {
-      break;
+      return false;  // refused by the model
     }
-    fewest = fewer->cluster.num_gpus;
+  };
+  std::vector<Scenario> legal;  // by the number of copies
+  for (std::int64_t copies = 1; copies < scenario::data_parallel_size(best.scenario); ++copies)
+    if (auto fewer = with_copies(best.scenario, copies); fewer && is_legal(*fewer)) legal.push_back(std::move(*fewer));
+  // More copies share more: what fits on some fits on more.
+  std::size_t low = 0, high = legal.size();
+  while (low < high && !options.stop.stop_requested()) {
+    const std::size_t middle = (low + high) / 2;
+    if (!fits(legal[middle])) {
+      low = middle + 1;
+    } else {
+      high = middle;
+      fewest = legal[middle].cluster.num_gpus;
+    }
   }
   return fewest;
 }

@@ -53,7 +53,7 @@ Scenario proposed(Scenario scenario) {
   Proposal p(std::move(scenario));
   p.settings({"bf16", "use_distributed_optimizer", "overlap_grad_reduce", "overlap_param_gather",
               "gradient_accumulation_fusion", "bias_dropout_fusion", "masked_softmax_fusion", "apply_rope_fusion",
-              "persist_layer_norm", "cross_entropy_loss_fusion"});
+              "persist_layer_norm", "cross_entropy_loss_fusion", "grad_reduce_in_fp32"});  // both frameworks with bf16
   if (fuses) p.settings({"bias_activation_fusion"});
   p.settings({"hidden_dropout", "attention_dropout"}, "0.0");
   if (moe) {

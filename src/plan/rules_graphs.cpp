@@ -15,6 +15,9 @@ bool per_layer(const Scenario& s) {
 bool drop_and_pad(const Scenario& s) {
   return s.settings.moe_expert_capacity_factor.has_value() && s.settings.moe_pad_expert_input_to_capacity;
 }
+bool whole_iteration_checks_for_nan(const Scenario& s) {
+  return s.settings.cuda_graph_impl == "full_iteration" && scenario::checks_for_nan(s);
+}
 bool graphs_with_fine_grained(const Scenario& s) { return graphs(s) && s.settings.fine_grained_activation_offloading; }
 
 }  // namespace
@@ -34,6 +37,22 @@ std::vector<Rule> graph_rules() {
        },
        R"(cuda_graph_modules must be empty when cuda_graph_impl="full_iteration".)",
        "remove cuda_graph_modules"},
+      {"graphs.full-iteration-scope",
+       violation,
+       core,
+       {"cuda_graph_impl", "cuda_graph_modules"},
+       everywhere,
+       [](const Scenario& s) { return te_graphs(s) && captures(s, "full_iteration"); },
+       "Invalid cuda graph scope with cuda_graph_impl transformer_engine: full_iteration",
+       "set cuda_graph_impl: full_iteration, without cuda_graph_modules"},
+      {"graphs.full-iteration-nan",
+       violation,
+       arguments,
+       {"cuda_graph_impl", "check_for_nan_in_loss_and_grad"},
+       everywhere,
+       whole_iteration_checks_for_nan,
+       "--no-check-for-nan-in-loss-and-grad should be set with --cuda-graph-impl=full_iteration for training.",
+       "set check_for_nan_in_loss_and_grad: false"},
       {"graphs.with-cpu-offloading",
        violation,
        core,

@@ -3,6 +3,25 @@
 #include "rules.hpp"
 
 namespace pipewright::plan {
+
+namespace {
+
+/// language_module.py, _set_attention_backend: set variables must have the values that the backend gives them.
+bool denies_attention_backend(const Scenario& s) {
+  const auto& backend = s.settings.attention_backend;
+  const auto denies = [&](const char* name, std::string_view kernels) {
+    const char* expected = backend == "auto" || backend == kernels ? "1" : "0";
+    return scenario::variable(s, name, expected) != expected;
+  };
+  return denies("NVTE_FLASH_ATTN", "flash") || denies("NVTE_FUSED_ATTN", "fused") ||
+         denies("NVTE_UNFUSED_ATTN", "unfused");
+}
+bool pads_for_quantization(const Scenario& s) {
+  return s.settings.moe_router_padding_for_quantization || s.settings.moe_router_padding_for_fp8;
+}
+
+}  // namespace
+
 std::vector<Rule> run_rules() {
   using enum Severity;
   using enum Speaker;
@@ -217,6 +236,15 @@ std::vector<Rule> run_rules() {
        "Transformer Engine cross entropy loss fusion is disabled due to stability issues. Use "
        "--cross-entropy-fusion-impl native, or omit --cross-entropy-loss-fusion.",
        "set cross_entropy_fusion_impl: native; Megatron Bridge accepts te"},
+      {"environment.attention-kernels",
+       violation,
+       core,
+       {"NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN", "attention_backend"},
+       everywhere,
+       denies_attention_backend,
+       "NVTE_FLASH_ATTN, NVTE_FUSED_ATTN and NVTE_UNFUSED_ATTN say otherwise than attention backend type "
+       "{attention_backend}.",
+       "unset them, and choose by attention_backend"},
       {"environment.max-connections",
        violation,
        arguments,
@@ -361,6 +389,109 @@ std::vector<Rule> run_rules() {
        },
        "Please use --moe-router-pre-softmax when topk is 1.",
        "set moe_router_pre_softmax: true"},
+      {"moe.bias-needs-whole-experts",
+       violation,
+       core,
+       {"add_bias_linear", "num_moe_experts", "expert_tensor_parallel_size"},
+       everywhere,
+       [](const Scenario& s) {
+         return moe_model(s) && s.model.add_bias_linear && scenario::expert_tensor_parallel_size(s) != 1;
+       },
+       "Bias in Moe is only supported when ETP==1",
+       "set expert_tensor_parallel_size: 1, or add_bias_linear: false"},
+      {"moe.expert-bias-score",
+       violation,
+       core,
+       {"moe_router_enable_expert_bias", "moe_router_score_function"},
+       everywhere,
+       [](const Scenario& s) {
+         return s.model.moe_router_enable_expert_bias && s.model.moe_router_score_function == "softmax";
+       },
+       "Expert bias for aux-loss-free routing only supports 'sigmoid' and 'sqrtsoftplus' score functions.",
+       "set moe_router_score_function: sigmoid, or moe_router_enable_expert_bias: false"},
+      {"moe.padding-needs-quantization",
+       violation,
+       core,
+       {"moe_router_padding_for_quantization", "moe_router_padding_for_fp8", "fp8", "fp4"},
+       everywhere,
+       [](const Scenario& s) { return pads_for_quantization(s) && !s.settings.fp8 && !s.settings.fp4; },
+       "fp8/fp4 must be specified when moe_router_padding_for_quantization is True.",
+       "remove moe_router_padding_for_quantization"},
+      {"moe.padding-dispatcher",
+       violation,
+       core,
+       {"moe_router_padding_for_quantization", "moe_router_padding_for_fp8", "moe_token_dispatcher_type"},
+       everywhere,
+       [](const Scenario& s) {
+         return pads_for_quantization(s) && s.settings.moe_token_dispatcher_type == "allgather";
+       },
+       "allgather and alltoall_seq dispatcher does not support moe_router_padding_for_quantization.",
+       "set moe_token_dispatcher_type: alltoall"},
+      {"moe.deepep-pads-not",
+       violation,
+       core,
+       {"moe_flex_dispatcher_backend", "moe_pad_expert_input_to_capacity"},
+       everywhere,
+       [](const Scenario& s) {
+         const auto& o = s.settings;
+         return o.moe_token_dispatcher_type == "flex" && o.moe_pad_expert_input_to_capacity &&
+                (o.moe_enable_deepep || o.moe_flex_dispatcher_backend == "deepep");
+       },
+       "Flex token dispatcher with deepep backend does not support moe_pad_expert_input_to_capacity",
+       "set moe_token_dispatcher_type: alltoall, or moe_pad_expert_input_to_capacity: false"},
+      {"moe.capacity-balancing",
+       violation,
+       core,
+       {"moe_expert_capacity_factor", "moe_router_load_balancing_type"},
+       everywhere,
+       [](const Scenario& s) {
+         const auto& o = s.settings;
+         return o.moe_expert_capacity_factor.value_or(-1) >= 0 &&
+                !only_of(o.moe_router_load_balancing_type, {"aux_loss", "seq_aux_loss", "global_aux_loss", "none"});
+       },
+       "moe_expert_capacity_factor only works with aux_loss, seq_aux_loss, global_aux_loss or none load balancing",
+       "set moe_router_load_balancing_type: aux_loss, or remove moe_expert_capacity_factor"},
+      {"moe.expert-width-needs-experts",
+       violation,
+       core,
+       {"moe_ffn_hidden_size", "num_moe_experts"},
+       from(pr_4268),
+       [](const Scenario& s) { return s.model.moe_ffn_hidden_size && !moe_model(s); },
+       "moe_ffn_hidden_size is set but num_moe_experts is None.",
+       "remove moe_ffn_hidden_size"},
+      {"model.no-rope-divides",
+       violation,
+       core,
+       {"no_rope_freq", "num_layers"},
+       everywhere,
+       [](const Scenario& s) {
+         const auto& every = s.model.no_rope_freq;
+         return every.size() == 1 && every[0] > 0 && s.model.num_layers % every[0] != 0;
+       },
+       "no_rope_freq={no_rope_freq} should be divisible by num_layers={num_layers}.",
+       "choose a number that divides num_layers, or write the pattern out"},
+      {"model.mtp-position",
+       violation,
+       arguments,
+       {"mtp_num_layers", "position_embedding_type"},
+       everywhere,
+       [](const Scenario& s) {
+         return s.model.mtp_num_layers.value_or(0) > 0 && s.model.position_embedding_type != "rope" &&
+                s.model.position_embedding_type != "none";
+       },
+       "Multi-Token Prediction (MTP) is not supported with {position_embedding_type} position embedding type.",
+       "set position_embedding_type: rope"},
+      {"model.positions-cover-sequence",
+       violation,
+       arguments,
+       {"max_position_embeddings", "seq_length"},
+       everywhere,
+       [](const Scenario& s) {
+         return s.model.max_position_embeddings.value_or(s.model.seq_length) < s.model.seq_length;
+       },
+       "max_position_embeddings ({max_position_embeddings}) must be greater than or equal to seq_length "
+       "({seq_length}).",
+       "set max_position_embeddings: {seq_length}"},
       {"moe.allgather-variable",
        violation,
        core,
@@ -410,6 +541,55 @@ std::vector<Rule> run_rules() {
        [](const Scenario& s) { return s.settings.overlap_dispatch_backward_with_experts_wgrad; },
        "overlap_dispatch_backward_with_experts_wgrad does not exist in this version",
        "use Megatron Core 0.18 or newer"},
+      {"version.position-embedding",
+       violation,
+       arguments,
+       {"position_embedding_type"},
+       everywhere.except(from(v0_18)),
+       [](const Scenario& s) { return s.model.position_embedding_type == "yarn"; },
+       "argument --position-embedding-type: invalid choice: 'yarn'",
+       "use Megatron Core 0.18 or newer, or Megatron Bridge"},
+      {"version.router-score",
+       violation,
+       core,
+       {"moe_router_score_function"},
+       up_to(v0_17),
+       [](const Scenario& s) { return s.model.moe_router_score_function == "sqrtsoftplus"; },
+       "moe_router_score_function of this version knows softmax and sigmoid only",
+       "use Megatron Core 0.18 or newer"},
+      {"version.load-balancing",
+       violation,
+       core,
+       {"moe_router_load_balancing_type"},
+       everywhere.except(v0_19 | Version::main),
+       [](const Scenario& s) { return has(s.settings.moe_router_load_balancing_type, "quantile_balancing"); },
+       "moe_router_load_balancing_type quantile_balancing does not exist in this version",
+       "use Megatron Core 0.19"},
+      {"version.dispatcher-backend",
+       violation,
+       core,
+       {"moe_flex_dispatcher_backend"},
+       everywhere,
+       [](const Scenario& s) {
+         const auto& backend = s.settings.moe_flex_dispatcher_backend;
+         const auto version = scenario::core_version(s.software);
+         return s.settings.moe_token_dispatcher_type == "flex" &&
+                ((backend == "ncclep" && !from(v0_19).has(version)) || (backend == "deepepv2" && version != dev));
+       },
+       "moe_flex_dispatcher_backend {moe_flex_dispatcher_backend} does not exist in this version",
+       "ncclep needs Megatron Core 0.19, deepepv2 its branch dev; deepep and hybridep are in all"},
+      {"version.optimizer",
+       violation,
+       core,
+       {"optimizer"},
+       up_to(v0_17),
+       [](const Scenario& s) {
+         const auto& name = s.settings.optimizer;
+         return name == "soap" || name == "adaptive_muon" ||
+                (name == "lion" && scenario::core_version(s.software) < v0_17);
+       },
+       "optimizer {optimizer} does not exist in this version",
+       "lion needs Megatron Core 0.17, soap and adaptive_muon 0.18"},
       {"version.offload-tuning",
        violation,
        core,

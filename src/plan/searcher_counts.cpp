@@ -15,11 +15,21 @@ Searched Searcher::counts(double fastest) const {
   s.illegal = space_.illegal;
   s.legal = std::ssize(trials_);
   s.interrupted = interrupted_;
-  enum By : std::size_t { any_split, of_structure, estimate_of_structure, less_work, of_candidate, estimate, walk };
+  enum By : std::size_t {
+    any_split,
+    of_structure,
+    estimate_of_structure,
+    less_work,
+    less_saved,
+    of_candidate,
+    estimate,
+    walk
+  };
   s.bounds = {{"kernels however they are split"},
               {"floor of the structure"},
               {"estimate of the structure"},
               {"more work than one that fits"},
+              {"less recompute or offload than what does not fit"},
               {"floor"},
               {"estimate"},
               {"walk of allocated memory"}};
@@ -61,6 +71,8 @@ Searched Searcher::counts(double fastest) const {
       s.undecided += left;
     else if (known.expanded && refuses[i] && !fits[i])
       s.not_modelled += left;
+    else if (known.expanded && !fits[i] && least[i] == never)
+      by_memory(less_saved, left);
     else
       by_time(known.expanded  ? less_work
               : known.sharp   ? estimate_of_structure

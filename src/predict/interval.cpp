@@ -215,6 +215,9 @@ std::vector<LeftOut> left_out(const scenario::Scenario& scenario) {
         {"ranks that wait for each other's hosts with Megatron-FSDP",
          "with Megatron-FSDP ranks wait for each other's hosts after every loss, which is not modelled; measured runs "
          "took 6 % (DP 4) and 7 % (DP 2) longer, their peaks were met"});
+  if (scenario.settings.attention_backend == "flash" && scenario.settings.transformer_impl == "transformer_engine")
+    result.push_back({"how FlashAttention's kernels differ from cuDNN's",
+                      "attention_backend flash is priced with cuDNN's kernels: no profile has FlashAttention's"});
   const bool ignored = std::ranges::find(scenario.ignore, "cp_comm_type") != scenario.ignore.end();
   const auto sharing = ignored ? std::nullopt : scenario::context_sharing(scenario);
   if (sharing && sharing->gathers)

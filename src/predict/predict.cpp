@@ -87,7 +87,10 @@ void fill_memory(Prediction& result, const scenario::Scenario& scenario, const p
     if (rank.walk.retried)
       result.notes.push_back(who +
                              " stays within the limit only because the allocator gives cached blocks back (retries)");
-    if (!rank.fits) result.notes.push_back(who + " runs out of memory at " + rank.walk.failure->at);
+    if (rank.fits) continue;
+    const bool whole = scenario.settings.use_megatron_fsdp && rank.walk.built > rank.walk.peak_reserved;
+    result.notes.push_back(who + " runs out of memory at " + rank.walk.failure->at +
+                           (whole ? "; with init_model_with_meta_device it is made in shards" : ""));
   }
 }
 

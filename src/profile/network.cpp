@@ -134,8 +134,8 @@ Key in_family(Kind kind, const std::string& link, std::int64_t ranks, double byt
 }  // namespace
 
 std::string_view name(Exchange::Kind kind) {
-  constexpr std::array<std::string_view, 6> names = {"all_gather", "reduce_scatter", "all_reduce",
-                                                     "all_to_all", "dispatch",       "combine"};
+  constexpr std::array<std::string_view, 7> names = {"all_gather", "reduce_scatter", "all_reduce", "all_to_all",
+                                                     "dispatch",   "combine",        "send_recv"};
   return names.at(static_cast<std::size_t>(kind));
 }
 
@@ -158,7 +158,10 @@ Network network(const Topology& topology, const Profiles& profiles) {
   return n;
 }
 
-std::int64_t ranks_in_domain(const Topology& topology, const Exchange& e) { return ranks_among(topology.domain, e); }
+std::int64_t ranks_in_domain(const Topology& topology, const Exchange& e) {
+  const auto room = ranks_among(topology.domain, e);
+  return e.fewest_together > 0 ? std::min(e.fewest_together, room) : room;
+}
 
 std::int64_t domains(const Topology& topology, const Exchange& e) {
   return over(e.ranks, ranks_in_domain(topology, e));
@@ -192,6 +195,9 @@ Traffic traffic(const Topology& topology, const Exchange& e) {
       t.bytes[1] = e.bytes * (n - m) / n;
       t.relayed = t.bytes[1] * (m - 1) / m;
       beyond([&](double k) { return e.bytes * (n - std::max(k, m)) / n; });
+      return t;
+    case Kind::send_recv:
+      t.bytes[d > 1 ? 1 : 0] = e.bytes;
       return t;
     case Kind::dispatch:
     case Kind::combine:
@@ -254,14 +260,27 @@ Timing model_time(const Profiles& profiles, const Network& network, const Exchan
   return result;
 }
 
+/// The slowest of a ring's senders: those at the end of a domain or below the highest switch that the ring leaves, as
+/// many at once as there are rings beside it.
+Timing ring_step(const Profiles& profiles, const Network& network, const Exchange& e) {
+  const Topology& topology = network.topology;
+  const auto bytes = std::llround(e.bytes);
+  if (domains(topology, e) == 1) return profiles.time({"send_recv." + topology.inside, {bytes}});
+  std::int64_t leaves = topology.domain;
+  for (const Switches& s : topology.switches)
+    if (s.gpus < e.stride * e.ranks) leaves = std::max(leaves, s.gpus);
+  return transfer_time(profiles, network, std::max<std::int64_t>(0, leaves - e.stride), e.stride, e.stride, bytes);
+}
+
 }  // namespace
 
 Timing time(const Profiles& profiles, const Network& network, const Exchange& e) {
   const Topology& topology = network.topology;
   const bool dispatches = e.kind == Kind::dispatch || e.kind == Kind::combine;
   if (dispatches) return model_time(profiles, network, e);
+  if (e.kind == Kind::send_recv) return ring_step(profiles, network, e);
   if (domains(topology, e) == 1) return profiles.time(in_family(e.kind, topology.inside, e.ranks, e.bytes));
-  if (e.stride != 1 || e.ranks % topology.domain != 0) return model_time(profiles, network, e);
+  if (e.stride != 1 || e.fewest_together > 0 || e.ranks % topology.domain != 0) return model_time(profiles, network, e);
   const std::string family = fmt::format("{}.{}", name(e.kind), topology.between);
   const std::int64_t nearest = nearest_measured(profiles, family, e.ranks);
   if (nearest == e.ranks) return profiles.time({family, {e.ranks, std::llround(e.bytes)}});

@@ -258,6 +258,7 @@ std::vector<Field> data_parallel() {
       SETTING(data_parallel_sharding_strategy, "what FSDP shares")
           .in({"no_shard", "optim", "optim_grads", "optim_grads_params"}),
       SETTING(fsdp_double_buffer, "FSDP has two buffers"),
+      SETTING(init_model_with_meta_device, "FSDP makes parameters unit by unit, never the whole model"),
       SETTING(suggested_communication_unit_size,
               "elements that FSDP gathers ahead (half of it) and has in reduction; default: two units, at least 1e9")
           .from(1),

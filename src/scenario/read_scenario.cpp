@@ -21,6 +21,14 @@ constexpr const char* modules = "recompute_modules";
 constexpr std::size_t longest_list = 12;  // more names than this do not help in an error
 
 bool is_empty_list(const Value& value) { return value.kind == Value::Kind::list && value.items.empty(); }
+/// Before Megatron Core 0.18 a graph of the whole iteration was Megatron's own with a scope; newer versions still read
+/// it so (transformer_config.py). Here it has the newer name whatever the version, and emit/ spells it as that has it.
+void unite_graph_scope(Scenario& scenario) {
+  auto& o = scenario.settings;
+  if (o.cuda_graph_impl == "local" && std::erase(o.cuda_graph_modules, "full_iteration") != 0)
+    o.cuda_graph_impl = "full_iteration";
+}
+
 void stop_recompute(Scenario& s) {
   if (s.settings.recompute_granularity == "selective") s.settings.recompute_granularity.reset();
 }
@@ -42,6 +50,7 @@ class Reader {
     architecture();
     section("settings");
     nothing_recomputed();
+    unite_graph_scope(scenario_);
     environment();
     cluster();
     search();
@@ -446,6 +455,7 @@ void set(Scenario& scenario, std::string_view name_is_value) {
   if (std::string_view(field->section) != "software") {
     assign(*field, scenario, fitted(*field, value), where, key);
     if (field->name == std::string_view(modules) && is_empty_list(value)) stop_recompute(scenario);
+    unite_graph_scope(scenario);
   } else {
     const Scenario before = defaults(scenario.software);
     Software software = scenario.software;

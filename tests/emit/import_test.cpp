@@ -50,6 +50,68 @@ TEST_CASE("the parser's defaults are those of the command line, not of the confi
   CHECK(s.settings.global_batch_size == 16);
 }
 
+TEST_CASE("what validate_args makes of flags does not depend on their order, and follows the flag that it reads") {
+  const auto grads = [](const std::string& more) { return import(more).scenario.settings.grad_reduce_in_fp32; };
+  CHECK(grads("--use-precision-aware-optimizer"));
+  CHECK_FALSE(grads("--use-precision-aware-optimizer --main-grads-dtype bf16"));
+  CHECK_FALSE(grads("--grad-reduce-in-bf16"));
+  for (const auto* flags :
+       {"--recompute-activations --recompute-granularity full", "--recompute-granularity full --recompute-activations"})
+    CHECK(import(flags).scenario.settings.recompute_granularity == "selective");
+  CHECK_FALSE(import("--position-embedding-type yarn").scenario.settings.apply_rope_fusion);
+  // --swiglu has a flag of its own; all other activations follow the other one, which is off without biases.
+  std::string quick = llama;
+  quick.replace(quick.find("--swiglu"), 8, "--quick-geglu --num-experts 8 --moe-grouped-gemm");
+  const auto fused = [&](std::string flags, const std::string& more) {
+    return emit::from_megatron(flags + more, {16, 8, "h100-sxm", ""}).scenario.settings.bias_activation_fusion;
+  };
+  CHECK_FALSE(fused(quick, ""));
+  quick.erase(quick.find("--disable-bias-linear "), 22);
+  CHECK(fused(quick, "--no-bias-swiglu-fusion"));
+  CHECK_FALSE(fused(quick, "--no-bias-gelu-fusion"));
+  CHECK(fused(llama, "--no-bias-gelu-fusion"));
+}
+
+TEST_CASE("a graph of the whole iteration, as each version spells it, and back") {
+  const std::string none = " --no-check-for-nan-in-loss-and-grad";
+  const auto spelled = [&](const std::string& flags, const char* version) {
+    return import(flags + none, version).scenario.settings;
+  };
+  for (const auto* version : {"0.16.0", "0.17.0", "0.18.0", "0.19.0"}) {
+    CAPTURE(version);
+    const auto s = spelled("--cuda-graph-scope full_iteration --cuda-graph-impl local", version);
+    CHECK(s.cuda_graph_impl == "full_iteration");
+    CHECK(s.cuda_graph_modules.empty());
+    CHECK(spelled("--cuda-graph-scope full_iteration", version).cuda_graph_impl == "none");
+    CHECK(spelled("--cuda-graph-scope full_iteration --cuda-graph-impl transformer_engine", version).cuda_graph_impl ==
+          "transformer_engine");
+  }
+  CHECK(import("--cuda-graph-impl full_iteration" + none, "0.18.0").findings.empty());
+  CHECK(import("--cuda-graph-impl full_iteration" + none, "0.17.0").findings.at(0).rule == "version.value");
+  CHECK(import("--cuda-graph-impl full_iteration", "0.19.0").findings.at(0).rule == "flag.missing");
+  const auto old = import("--cuda-graph-impl local --cuda-graph-scope full_iteration" + none, "0.17.0").scenario;
+  std::string line;
+  for (const auto& word : emit::words(emit::megatron(old))) line += word + " ";
+  CHECK(line.find("--cuda-graph-impl local --cuda-graph-scope full_iteration") != std::string::npos);
+}
+
+TEST_CASE("flags that exclude each other") {
+  const auto rules = [](const std::string& more) {
+    std::vector<std::string> found;
+    for (const auto& finding : import(more).findings) found.push_back(finding.rule);
+    return found;
+  };
+  using Rules = std::vector<std::string>;
+  const std::string four = "--pipeline-model-parallel-size 4 ";
+  CHECK(rules(four + "--num-layers-per-virtual-pipeline-stage 2").empty());
+  CHECK(rules(four + "--num-layers-per-virtual-pipeline-stage 2 --num-virtual-stages-per-pipeline-rank 4") ==
+        Rules{"flag.beside"});
+  CHECK(rules(four + "--num-layers-per-virtual-pipeline-stage 2 --decoder-first-pipeline-num-layers 8") ==
+        Rules{"flag.beside"});
+  CHECK(rules("--multi-latent-attention") == Rules{"flag.beside"});
+  CHECK(rules("--accumulate-allreduce-grads-in-fp32 --main-grads-dtype bf16") == Rules{"flag.beside"});
+}
+
 TEST_CASE("pipeline flags") {
   const auto plain = import("--pipeline-model-parallel-size 4 --num-layers-per-virtual-pipeline-stage 2").scenario;
   CHECK(plain.settings.virtual_pipeline_model_parallel_size == 4);

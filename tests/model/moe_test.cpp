@@ -201,6 +201,41 @@ TEST_CASE("token drop: every expert gets its capacity, whatever the imbalance, a
   }
 }
 
+TEST_CASE("expert-parallel groups that do not divide a node, counted one by one") {
+  for (const int nodes : {1, 2, 3, 5})
+    for (const int ep : {2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 24, 40}) {
+      const int gpus = 8 * nodes;
+      if (gpus % ep != 0) continue;
+      int fewest = ep;
+      for (int first = 0; first < gpus; first += ep)
+        for (int gpu = first; gpu < first + ep; ++gpu) {
+          int together = 0;
+          for (int other = first; other < first + ep; ++other) together += other / 8 == gpu / 8 ? 1 : 0;
+          fewest = std::min(fewest, together);
+        }
+      auto s = with(large_experts(), {"pipeline_model_parallel_size=1", "virtual_pipeline_model_parallel_size=none",
+                                      "overlap_p2p_comm=false"});
+      for (const auto& [name, value] : {std::pair("num_gpus", gpus),
+                                        {"gpus_per_node", 8},
+                                        {"num_moe_experts", 120},
+                                        {"expert_model_parallel_size", ep},
+                                        {"global_batch_size", 120}})
+        scenario::set(s, std::string(name) + "=" + std::to_string(value));
+      CAPTURE(gpus);
+      CAPTURE(ep);
+      const auto stages = test::build(s);
+      int seen = 0;
+      for (const auto& piece : stages.pieces)
+        for (const auto& kernel : piece.kernels) {
+          if (!kernel.key.family.starts_with("all_to_all.")) continue;
+          ++seen;
+          CHECK(kernel.exchange.has_value() == (fewest < ep));
+          if (kernel.exchange) CHECK(profile::ranks_in_domain({}, *kernel.exchange) == fewest);
+        }
+      CHECK(seen > 0);
+    }
+}
+
 TEST_CASE("a flex dispatcher sends a token once to each GPU that has an expert of it") {
   const auto of = [](std::initializer_list<const char*> settings) {
     const auto stages = test::build(with(with(large_experts(), {"moe_token_dispatcher_type=flex"}), settings));
@@ -218,6 +253,11 @@ TEST_CASE("a flex dispatcher sends a token once to each GPU that has an expert o
   CHECK(plain[0].gpus_a_token <= 2);  // expert parallel size
   CHECK(plain[0].domains_a_token == 1);
   CHECK(of({"gpus_per_node=1"})[0].domains_a_token == plain[0].gpus_a_token);
+  // Choices that token drop masks are not sent.
+  const double half = of({"moe_expert_capacity_factor=0.5"})[0].gpus_a_token;
+  CHECK(half < plain[0].gpus_a_token);
+  CHECK(half > plain[0].gpus_a_token / 2);
+  CHECK(of({"moe_expert_capacity_factor=1.5"})[0].gpus_a_token == plain[0].gpus_a_token);
   CHECK(of({"moe_flex_dispatcher_backend=hybridep"})[0].multiprocessors == 24);
   CHECK(of({"moe_flex_dispatcher_backend=hybridep", "gpus_per_node=1"})[0].multiprocessors == 8);
   CHECK(of({"moe_flex_dispatcher_num_sms=32"})[0].multiprocessors == 32);

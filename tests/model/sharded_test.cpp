@@ -315,6 +315,31 @@ TEST_CASE("Megatron-FSDP: what is gathered has memory of its own; what building 
   }
 }
 
+TEST_CASE("Megatron-FSDP: the whole model is made first, unless on the meta device") {
+  const auto most_built = [](scenario::Scenario s, const char* meta) {
+    scenario::set(s, std::string("init_model_with_meta_device=") + meta);
+    const auto stages = test::build(s);
+    std::int64_t live = 0, most = 0;
+    const auto& made = stages.ranks[0].construction;
+    for (const auto& step : made.forward) {
+      if (step.kind != model::Step::Kind::allocate && step.kind != model::Step::Kind::free) continue;
+      const auto bytes = made.tensors[step.index].bytes.value;
+      most = std::max(most, live += step.kind == model::Step::Kind::allocate ? bytes : -bytes);
+    }
+    return std::pair(most, live);
+  };
+  for (const auto& s : {fsdp(), fsdp_fp8()}) {
+    const auto [whole, after] = most_built(s, "false");
+    const auto [sharded, same] = most_built(s, "true");
+    CHECK(after == same);
+    std::int64_t parameters = 0;
+    const auto stages = test::build(s);
+    for (const auto& chunk : stages.ranks[0].chunks) parameters += chunk.parameters;
+    CHECK(whole >= parameters);  // a byte each at least
+    CHECK(sharded < whole);
+  }
+}
+
 TEST_CASE("Megatron-FSDP with FP8 parameters: a unit's two buckets are one gather and one reduction") {
   const auto in_bf16 = test::build(fsdp()), in_fp8 = test::build(fsdp_fp8());
   const auto count = [](const model::Stages& stages, Stream stream) {

@@ -263,8 +263,34 @@ TEST_CASE("a slower candidate that fits beats a faster one that does not") {
 TEST_CASE("nothing fits: no best, and the reason") {
   const auto plan = plan::search(searching("dense", "recompute allocator"), options(10 * gibibyte));
   CHECK_FALSE(plan.best);
+  CHECK(plan.searched.by_time == 0);
   CHECK(says(plan, "nothing fits"));
   CHECK_FALSE(plan.alternatives.empty());
+}
+
+TEST_CASE("the fewest GPUs are the fewest of all numbers of copies that Megatron takes") {
+  for (const int parallel : {1, 4, 8})
+    for (const int needed : {1, 3, 5, 12, 20, 24}) {
+      auto s = searching("moe", "recompute",
+                         "pipeline_model_parallel_size=1; virtual_pipeline_model_parallel_size=none; num_gpus=24; "
+                         "global_batch_size=24; micro_batch_size=1");
+      scenario::set(s, "expert_model_parallel_size=" + std::to_string(parallel));
+      auto o = options();
+      o.repredict_reserved = [&](const scenario::Scenario& one, const predict::Prediction& same) {
+        auto p = same;
+        p.fits = scenario::data_parallel_size(one) >= needed;
+        return p;
+      };
+      const auto plan = plan::search(s, o);
+      REQUIRE(plan.best);
+      const auto each = scenario::model_parallel_size(plan.best->scenario);
+      std::int64_t fewest = plan.best->scenario.cluster.num_gpus;
+      for (std::int64_t copies = 24 / each; copies >= 1; --copies)
+        if (24 % copies == 0 && copies * each % parallel == 0 && copies >= needed) fewest = copies * each;
+      CAPTURE(parallel);
+      CAPTURE(needed);
+      CHECK(plan.fewest_gpus == fewest);
+    }
 }
 
 TEST_CASE("TE graphs with expandable segments bring NCCL_GRAPH_REGISTER=0") {

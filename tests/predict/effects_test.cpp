@@ -42,6 +42,7 @@ double quantity(const predict::Prediction& p, const std::string& name) {
       {"peak", [](const Rank& r) { return static_cast<double>(r.walk.peak_allocated.value); }},
       {"static", [](const Rank& r) { return static_cast<double>(r.walk.static_bytes.value); }},
       {"reserved", [](const Rank& r) { return static_cast<double>(r.walk.peak_reserved.value); }},
+      {"built", [](const Rank& r) { return static_cast<double>(r.walk.built.value); }},
       {"outside", [](const Rank& r) { return static_cast<double>(r.outside_allocator.value); }},
       {"pinned", [](const Rank& r) { return static_cast<double>(r.walk.pinned.value); }},
   };

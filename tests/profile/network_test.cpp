@@ -126,6 +126,44 @@ TEST_CASE("all-to-all: its own node's part over NVLink, the rest through the car
   CHECK(ns(exchange(Kind::all_to_all, 64, 8 << 20)) / 1e3 == doctest::Approx(338).epsilon(0.25));
 }
 
+TEST_CASE("a ring's step: NVLink inside a domain, else what its last GPUs share, slower with every worse network") {
+  const double bytes = 1 << 27, card = shipped().link("infiniband").gbytes_per_s;
+  const auto step = [&](std::int64_t ranks, std::int64_t stride) {
+    return exchange(Kind::send_recv, ranks, bytes, stride);
+  };
+  CHECK(ns(step(8, 1)) == shipped().time({"send_recv.nvlink", {1 << 27}}).ns);
+  for (const auto& e : {step(16, 1), step(4, 8), step(8, 4)}) {
+    Topology t = nodes_of_8();
+    const double before = ns(e, t);
+    CHECK(before == doctest::Approx(bytes / card).epsilon(0.05));
+    t.nic_gbits = 50;
+    CHECK(ns(e, t) == doctest::Approx(bytes / (card / 8)).epsilon(0.05));
+    t = nodes_of_8();
+    t.latency_us = 1000;
+    CHECK(ns(e, t) - before == doctest::Approx(1e6).epsilon(0.05));
+    t = nodes_of_8();
+    t.switches = {{8, 4}};
+    CHECK(ns(e, t) >= before);
+  }
+  // Two cards for eight GPUs: one ring in rank order has its card, eight beside each other share them.
+  Topology shared = nodes_of_8();
+  shared.nics_per_node = 2;
+  CHECK(ns(step(16, 1), shared) == doctest::Approx(bytes / card).epsilon(0.05));
+  CHECK(ns(step(4, 8), shared) == doctest::Approx(4 * bytes / card).epsilon(0.05));
+}
+
+TEST_CASE("groups that lie across a domain's end: the rank with the fewest beside it decides") {
+  const double bytes = 134e6, card = shipped().link("infiniband").gbytes_per_s;
+  auto e = exchange(Kind::all_to_all, 6, bytes);
+  e.fewest_together = 2;  // GPUs 6 and 7 of one node, 8 to 11 of the next
+  CHECK(traffic(nodes_of_8(), e).bytes[1] == doctest::Approx(bytes * 4 / 6));
+  CHECK(ns(e) == doctest::Approx(bytes * 4 / 6 / card).epsilon(0.05));
+  auto ring = exchange(Kind::all_gather, 6, 1 << 30);
+  ring.fewest_together = 2;
+  const double through_two_cards = 5.0 / 6 * (1 << 30) / (2 * card);
+  CHECK(ns(ring) == doctest::Approx(through_two_cards).epsilon(0.05));
+}
+
 TEST_CASE("oversubscription slows what goes beyond the switch, by hand") {
   Topology t;
   const double bytes = 1e9;

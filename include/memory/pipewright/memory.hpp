@@ -54,13 +54,14 @@ struct Failure {
 std::string out_of_memory_message(const Failure& failure, Bytes device_total, Bytes outside_allocator, int gpu);
 
 struct Walk {
-  Bytes static_bytes;      ///< before the first step
-  Bytes after_step;        ///< after a step, from the second on
-  Bytes peak_allocated;    ///< over a step in which the optimizer's state exists
-  Bytes peak_reserved;     ///< by the allocator replay, CUDA graphs' pools included
-  Bytes graph_pool;        ///< of which the graphs' private pools: reserved for good, used while they replay
-  std::string peak_at;     ///< "B 3.1"
-  std::string peak_piece;  ///< "layer 5, attention.core backward": the kernel launched next
+  Bytes static_bytes;    ///< before the first step
+  Bytes after_step;      ///< after a step, from the second on
+  Bytes peak_allocated;  ///< over a step in which the optimizer's state exists
+  Bytes peak_reserved;   ///< by the allocator replay, CUDA graphs' pools included
+  Bytes built;          ///< reserved at most up to the second step: Megatron-FSDP gives back what the model was made of
+  Bytes graph_pool;     ///< of which the graphs' private pools: reserved for good, used while they replay
+  std::string peak_at;  ///< "B 3.1"
+  std::string peak_piece;                 ///< "layer 5, attention.core backward": the kernel launched next
   std::vector<OwnerBytes> peak_owners;    ///< who holds the peak, largest first
   std::vector<offload::Moved> offloaded;  ///< by activation offload, in a step
   Bytes pinned;                           ///< host memory for that and for an optimizer on the host

@@ -48,10 +48,14 @@ Network network(const Topology& topology, const Profiles& profiles);
 
 /// An exchange among `ranks` GPUs that stand `stride` apart.
 struct Exchange {
-  enum class Kind : std::uint8_t { all_gather, reduce_scatter, all_reduce, all_to_all, dispatch, combine };
+  /// send_recv: a step of a ring, every rank to the next (context parallelism).
+  enum class Kind : std::uint8_t { all_gather, reduce_scatter, all_reduce, all_to_all, dispatch, combine, send_recv };
   enum class Library : std::uint8_t { nccl, deepep, hybridep };
   Kind kind = Kind::all_gather;
   std::int64_t ranks = 1, stride = 1;
+  /// Of groups that do not divide a domain: the fewest ranks of one that share a domain. 0: as many as there is room
+  /// for.
+  std::int64_t fewest_together = 0;
   /// The buffer as in the collective's family; dispatch, combine: a copy of each of the rank's tokens.
   double bytes = 0;
   Library library = Library::nccl;

@@ -291,7 +291,7 @@ struct Settings {
   std::optional<bool> create_attention_mask_in_dataloader;
   bool use_megatron_fsdp = false;
   std::string data_parallel_sharding_strategy = "no_shard";
-  bool fsdp_double_buffer = false;
+  bool fsdp_double_buffer = false, init_model_with_meta_device = false;
   OptInt suggested_communication_unit_size;
 
   // Optimizer
