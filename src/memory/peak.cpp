@@ -172,7 +172,7 @@ Walk walk(const Stages& stages, const schedule::Program& program, const scenario
     result.after_step = Bytes(replayer.allocator().allocated());
   }
 
-  if (std::max(result.peak_reserved, result.built).value > limits.untouched) {
+  if (result.most_reserved().value > limits.untouched) {
     Replayer replayer(with_limit(config, limits.device));
     result.failure = survive(stages, program, plan, pp_rank, asynchronous, replayer);
     if (!result.failure) {

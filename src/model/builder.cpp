@@ -142,11 +142,9 @@ void PieceBuilder::dispatcher(const std::string& name, profile::Exchange::Kind k
                               Int bytes) {
   const Int ranks = moe.ep * moe.etp;
   Kernel kernel = collective_kernel(Purpose::ep, name, "all_to_all", ranks, bytes, moe.group_link, Stream::compute);
-  profile::Exchange exchange;
+  profile::Exchange exchange = exchange_among(ranks, moe.group_link);
   exchange.kind = kind;
-  exchange.ranks = ranks;
   exchange.bytes = static_cast<double>(bytes);
-  exchange.fewest_together = moe.group_link.fewest_together;
   exchange.library = moe.library;
   exchange.domains_a_token = moe.domains_a_token;
   exchange.gpus_a_token = moe.gpus_a_token;
@@ -180,12 +178,9 @@ Kernel collective_kernel(Purpose purpose, const std::string& name, const std::st
   kernel.link = way.link;
   if (!way.leaves) return kernel;
   using Kind = profile::Exchange::Kind;
-  profile::Exchange exchange;
+  profile::Exchange exchange = exchange_among(ranks, way);
   for (const Kind each : {Kind::all_gather, Kind::reduce_scatter, Kind::all_reduce, Kind::all_to_all, Kind::send_recv})
     if (profile::name(each) == kind) exchange.kind = each;
-  exchange.ranks = ranks;
-  exchange.stride = way.stride;
-  exchange.fewest_together = way.fewest_together;
   exchange.bytes = static_cast<double>(bytes);
   kernel.exchange = exchange;
   return kernel;

@@ -31,7 +31,8 @@ Way way_of(const Scenario& s, Int stride, Int size) {
   way.leaves = true;
   if (block % domain == 0 || stride >= domain) return way;
   way.fewest_together = size;
-  for (Int first = 0; first + block <= s.cluster.num_gpus; first += block)
+  // Where a group begins with a domain, what follows is like the start.
+  for (Int first = 0; first + block <= s.cluster.num_gpus && (first == 0 || first % domain != 0); first += block)
     for (Int lane = 0; lane < stride; ++lane)
       for (Int rank = 0, together = 0; rank < size; ++rank) {
         ++together;
@@ -212,10 +213,7 @@ void set_dispatcher(const Scenario& s, const Dimensions& d, MoeDimensions& e) {
     routing.groups = e.ep;
     routing.group_topk = *s.model.moe_router_topk_limited_devices;
   }
-  const Int ranks = e.etp * e.ep;
-  const Int together =
-      e.group_link.fewest_together > 0 ? e.group_link.fewest_together : std::min(ranks, scenario::nvlink_domain(s));
-  const Int domains = e.group_link.leaves ? (ranks + together - 1) / together : 1;
+  const Int domains = profile::domains(topology(s), exchange_among(e.etp * e.ep, e.group_link));
   e.gpus_a_token = units_of_what_is_kept(routing, e.kept, e.ep) * static_cast<double>(e.etp);
   e.domains_a_token = units_of_what_is_kept(routing, e.kept, std::min(domains, e.experts));
   const auto rows = static_cast<double>(d.local) * e.gpus_a_token, all = static_cast<double>(d.local * e.ep * e.etp);
@@ -259,7 +257,7 @@ MoeDimensions moe_dimensions(const Scenario& s, const Dimensions& d) {
   e.arrived = std::min(e.ep * e.routed, static_cast<Int>(static_cast<double>(e.routed) * o.moe_load_imbalance + 0.5));
   e.received = e.arrived * e.etp;
   e.padded = e.received;
-  const bool router_pads = o.moe_router_padding_for_quantization || o.moe_router_padding_for_fp8;
+  const bool router_pads = scenario::pads_for_quantization(s);
   // Half of what an expert's rows are padded to, in the mean. Router padding does it before the rows are counted.
   if (d.precision.quantized()) e.padded += e.local * row_alignment(s, d.precision.recipe) / 2;
   // HybridEP pads while it sorts, in every version that has it (token_dispatcher.py, pad_multiple; 0.16.0:1036 to

@@ -33,6 +33,15 @@ struct Way {
   Int fewest_together = 0;  ///< profile::Exchange
 };
 
+/// Among ranks of a group, without its kind and bytes.
+inline profile::Exchange exchange_among(Int ranks, const Way& way) {
+  profile::Exchange exchange;
+  exchange.ranks = ranks;
+  exchange.stride = way.stride;
+  exchange.fewest_together = way.fewest_together;
+  return exchange;
+}
+
 /// Mixture-of-experts layers; `experts` = 0: there are none.
 struct MoeDimensions {
   Int experts = 0, local = 0, topk = 0;  ///< local: experts of an expert-parallel rank

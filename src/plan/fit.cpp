@@ -36,11 +36,12 @@ std::optional<predict::Prediction> tried(const Scenario& scenario, const Options
 }
 
 /// With another number of data-parallel copies; none where the batch does not divide.
-std::optional<Scenario> with_copies(Scenario scenario, std::int64_t copies) {
+std::optional<Scenario> with_copies(const Scenario& scenario, std::int64_t copies) {
   const auto& s = scenario.settings;
   if (copies < 1 || s.global_batch_size % (s.micro_batch_size * copies) != 0) return std::nullopt;
-  scenario.cluster.num_gpus = scenario::model_parallel_size(scenario) * copies;
-  return scenario;
+  Scenario changed = scenario;
+  changed.cluster.num_gpus = scenario::model_parallel_size(scenario) * copies;
+  return changed;
 }
 
 std::string what_it_leaves(const predict::Prediction& p) {

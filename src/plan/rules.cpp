@@ -131,7 +131,7 @@ const std::vector<Rule>& all_rules() {
   static const std::vector<Rule> table = [] {
     std::vector<Rule> rules;
     for (auto* part : {recompute_rules, offload_rules, graph_rules, overlap_rules, parallel_rules, run_rules,
-                       effect_rules, trap_rules, bridge_rules})
+                       model_rules, version_rules, effect_rules, trap_rules, bridge_rules})
       std::ranges::move(part(), std::back_inserter(rules));
     for (auto& rule : rules) {
       rule.source = std::ranges::find(citations, rule.id, &Citation::rule);
@@ -216,6 +216,9 @@ bool moe_model(const Scenario& s) { return s.model.num_moe_experts.has_value(); 
 
 bool graphs(const Scenario& s) { return s.settings.cuda_graph_impl != "none"; }
 bool te_graphs(const Scenario& s) { return s.settings.cuda_graph_impl == "transformer_engine"; }
+bool whole_iteration_checks_for_nan(const Scenario& s) {
+  return s.settings.cuda_graph_impl == "full_iteration" && scenario::checks_for_nan(s);
+}
 bool whole_layer_graph(const Scenario& s) {
   return s.settings.cuda_graph_impl == "full_iteration" || s.settings.cuda_graph_modules.empty();
 }

@@ -59,6 +59,8 @@ std::vector<Rule> graph_rules();
 std::vector<Rule> overlap_rules();
 std::vector<Rule> parallel_rules();
 std::vector<Rule> run_rules();
+std::vector<Rule> model_rules();
+std::vector<Rule> version_rules();
 std::vector<Rule> effect_rules();
 std::vector<Rule> trap_rules();
 std::vector<Rule> bridge_rules();
@@ -87,6 +89,7 @@ bool selective(const Scenario&);
 bool moe_model(const Scenario&);  ///< num_moe_experts is set
 bool graphs(const Scenario&);     ///< cuda_graph_impl is not none
 bool te_graphs(const Scenario&);
+bool whole_iteration_checks_for_nan(const Scenario&);
 bool whole_layer_graph(const Scenario&);  ///< full iteration, or per layer without modules
 bool in_graph(const Scenario&, std::string_view module);
 bool te_at_least(const Scenario&, int major, int minor);

@@ -15,9 +15,6 @@ bool per_layer(const Scenario& s) {
 bool drop_and_pad(const Scenario& s) {
   return s.settings.moe_expert_capacity_factor.has_value() && s.settings.moe_pad_expert_input_to_capacity;
 }
-bool whole_iteration_checks_for_nan(const Scenario& s) {
-  return s.settings.cuda_graph_impl == "full_iteration" && scenario::checks_for_nan(s);
-}
 bool graphs_with_fine_grained(const Scenario& s) { return graphs(s) && s.settings.fine_grained_activation_offloading; }
 
 }  // namespace

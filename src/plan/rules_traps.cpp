@@ -201,7 +201,7 @@ std::vector<Rule> bridge_rules() {
        Speaker::bridge,
        {"cuda_graph_impl", "check_for_nan_in_loss_and_grad"},
        everywhere,
-       [](const Scenario& s) { return s.settings.cuda_graph_impl == "full_iteration" && scenario::checks_for_nan(s); },
+       whole_iteration_checks_for_nan,
        "check_for_nan_in_loss must be disabled when using full_iteration CUDA graph.",
        "set rerun_state_machine.check_for_nan_in_loss=False"},
       {"bridge.mxfp8-reuse",

@@ -55,8 +55,7 @@ class Examiner {
   }
 
   Bytes least(const RankPrediction& rank, Bytes device) const {
-    const Bytes enough =
-        rank.walk.failure ? std::max(rank.walk.peak_reserved, rank.walk.built) : device;  // without a limit; retried
+    const Bytes enough = rank.walk.failure ? rank.walk.most_reserved() : device;  // without a limit; retried
     return memory::least_to_run(stages_, program_, scenario_, rank.pp_rank, rank.walk.peak_allocated - Bytes(1), enough,
                                 resolution);
   }

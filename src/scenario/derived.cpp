@@ -224,6 +224,10 @@ bool creates_attention_mask(const Scenario& s) {
   return !s.software.megatron_bridge && !s.software.process_group_device_id;
 }
 
+bool pads_for_quantization(const Scenario& s) {
+  return s.settings.moe_router_padding_for_quantization || s.settings.moe_router_padding_for_fp8;
+}
+
 bool exchanges_heads(const Scenario& s) {
   const auto sharing = context_sharing(s);
   return sharing && sharing->heads > 1 && sharing->ring == 1;

@@ -21,6 +21,7 @@ constexpr const char* modules = "recompute_modules";
 constexpr std::size_t longest_list = 12;  // more names than this do not help in an error
 
 bool is_empty_list(const Value& value) { return value.kind == Value::Kind::list && value.items.empty(); }
+
 /// Before Megatron Core 0.18 a graph of the whole iteration was Megatron's own with a scope; newer versions still read
 /// it so (transformer_config.py). Here it has the newer name whatever the version, and emit/ spells it as that has it.
 void unite_graph_scope(Scenario& scenario) {

@@ -5,6 +5,7 @@
 // which variable of Megatron's schedule functions still names it (reference 1.8; src/memory/walk.cpp has the list).
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <functional>
@@ -69,6 +70,8 @@ struct Walk {
   std::int64_t events = 0;
   bool retried = false;            ///< under a limit: cached blocks had to be given back to the device
   std::optional<Failure> failure;  ///< under a limit: where even that did not help
+
+  Bytes most_reserved() const { return std::max(peak_reserved, built); }  ///< what the whole process needs
 };
 
 /// A step of one pipeline rank, after one that made the optimizer's state. With CUDA graphs: the process as it runs,

@@ -44,6 +44,7 @@ bool has_mlp(const Scenario&, Int layer);             ///< a dense MLP or expert
 Int mamba_num_heads(const Scenario&);
 /// Experts run as Transformer Engine's fused grouped MLP (use_transformer_engine_op_fuser, ops/fused/grouped_mlp.py).
 bool fuses_grouped_mlp(const Scenario&);
+bool pads_for_quantization(const Scenario&);  ///< the router does, by either name of the setting
 /// Keys that a query of this layer sees, itself included (window_size, window_attn_skip_freq); 0: all before it.
 Int attention_window(const Scenario&, Int layer);
 bool has_rotary_embedding(const Scenario&, Int layer);  ///< no_rope_freq; of a model whose positions are rotary
