@@ -7,6 +7,7 @@
 #include <map>
 #include <set>
 
+#include "bridge_providers.hpp"
 #include "emitted.hpp"
 #include "field_table.hpp"
 #include "pipewright/scenario/derived.hpp"
@@ -114,8 +115,16 @@ const std::map<std::string, std::string>& functions() {
   return table;
 }
 
+bool is_gemma3(const Scenario& s) {
+  const char* provider = special_provider(s);
+  return provider != nullptr && std::string_view(provider) == "Gemma3ModelProvider";
+}
+
 std::string literal_of(const Scenario& s, const std::string& field) {
   const auto value = scenario::get(s, field);
+  // Gemma 3's provider counts the query itself and takes the layers' pattern by another name.
+  if (is_gemma3(s) && field == "window_size" && !s.model.window_size.empty())
+    return std::to_string(s.model.window_size.front() + 1);
   if (field == "activation_func") return functions().at(scenario::activation_func(s));
   static const std::set<std::string, std::less<>> scalars = {
       "cp_comm_type",          "moe_layer_freq",     "window_attn_skip_freq",         "no_rope_freq",
@@ -128,11 +137,22 @@ std::string literal_of(const Scenario& s, const std::string& field) {
   return python_literal(value);
 }
 
+/// 6 as (5, 1), every layer's choice as its kind.
+std::string gemma3_pattern(const Scenario& s) {
+  const auto items = items_of(scenario::get(s, "window_attn_skip_freq"));
+  if (items.size() == 1) return fmt::format("({}, 1)", s.model.window_attn_skip_freq.front() - 1);
+  std::vector<std::string> kinds;
+  for (const auto& item : items) kinds.emplace_back(item == "0" ? "\"full_attention\"" : "\"sliding_attention\"");
+  return fmt::format("[{}]", fmt::join(kinds, ", "));
+}
+
 Line line_of(const Scenario& s, const std::string& field) {
   if (field == "untie_embeddings_and_output_weights")
     return {{"cfg.model.share_embeddings_and_output_weights = " +
              std::string(s.model.untie_embeddings_and_output_weights ? "False" : "True")},
             ""};
+  if (is_gemma3(s) && field == "window_attn_skip_freq")
+    return {{"cfg.model.interleaved_attn_pattern = " + gemma3_pattern(s)}, ""};
   Line line{{"cfg." + section_of(s, field) + "." + field + " = " + literal_of(s, field)}, ""};
   if (section_of(s, field) == "comm_overlap" &&
       (field == "overlap_moe_expert_parallel_comm" || field == "delay_wgrad_compute"))
@@ -194,6 +214,9 @@ Groups bridge(const Scenario& scenario) {
                      {{"from megatron.bridge.training.comm_overlap import CommOverlapConfig"}, ""},
                      {{"from megatron.bridge.training.mixed_precision import get_mixed_precision_config"}, ""}}}};
   groups.front().lines.insert(groups.front().lines.begin(), {{}, versions_of_run(scenario)});
+  const char* const provider = special_provider(scenario);
+  const std::string model_class = provider == nullptr ? "" : provider_remark + std::string(provider);
+  if (provider != nullptr) groups.front().lines.insert(std::next(groups.front().lines.begin()), {{}, model_class});
   const auto activation = scenario::activation_func(scenario);
   // TransformerConfig knows these by identity: each is the object that it imports itself.
   if (activation == "quick_gelu")
@@ -229,7 +252,8 @@ Groups bridge(const Scenario& scenario) {
     if (title == "Precision") group.lines.push_back({{recipe}, ""});
     for (const auto& field : fields) {
       if (is_ours(field) || field == "sft") continue;
-      if (field == "tp_comm_overlap") continue;  // said where cfg.comm_overlap is made
+      if (field == "tp_comm_overlap") continue;                     // said where cfg.comm_overlap is made
+      if (field == "rotary_base" && is_gemma3(scenario)) continue;  // its provider's is a pair
       const bool always = structural(scenario, field) || field == "check_for_nan_in_loss_and_grad";  // recipes differ
       if (!always && (same_value(scenario, base, field) || !matters(field, scenario))) continue;
       // None on cfg.comm_overlap means "let setup() decide": what Megatron Core would decide is said.
@@ -275,7 +299,7 @@ Groups bridge(const Scenario& scenario) {
     groups.push_back(std::move(group));
   }
 
-  std::string printed;
+  std::string printed = provider == nullptr ? "" : "# " + model_class + "\n";
   for (const auto& word : words(groups)) printed += word + "\n";
   const auto back = from_bridge_text(printed, "bridge", machine).scenario;
   Group unsaid{"What these overrides cannot say", {}};

@@ -7,6 +7,7 @@
 #include <map>
 #include <optional>
 
+#include "bridge_providers.hpp"
 #include "pipewright/emit.hpp"
 #include "pipewright/scenario/yaml_value.hpp"
 
@@ -111,12 +112,6 @@ Python python_of(const Value& value) {
 
 }  // namespace
 
-bool of_providers(std::string_view field) {
-  constexpr std::array names = {"high_freq_factor", "low_freq_factor", "old_context_len", "scale_factor"};
-  return field.starts_with("hf_model_") || field.starts_with("yarn_") || field.starts_with("rope_scaling_") ||
-         std::ranges::find(names, field) != names.end();
-}
-
 std::string layout_of(const Python& stages, const Position& where, const std::string& key) {
   static const std::map<std::string, char, std::less<>> letters = {
       {"embedding", 'E'}, {"decoder", 't'}, {"mtp", 'm'}, {"loss", 'L'}};
@@ -153,11 +148,15 @@ std::vector<ConfigLine> bridge_config(std::string_view text, const std::string& 
     }
     const auto add = [&](const Value& fields, const auto& again) -> void {
       for (const auto& field : fields.entries) {
-        if (field.key.starts_with('_')) continue;
+        const bool model_class = section.key == "model" && field.key == "_target_";
+        if (field.key.starts_with('_') && !model_class) continue;
         if (field.key == "transformer" && field.value.kind == Value::Kind::map)  // of a GPTModelConfig
           again(field.value, again);
         else
-          lines.push_back({section.key, field.key, python_of(field.value), {file, before + field.line}});
+          lines.push_back({section.key,
+                           model_class ? std::string(model_provider) : field.key,
+                           python_of(field.value),
+                           {file, before + field.line}});
       }
     };
     add(section.value, add);

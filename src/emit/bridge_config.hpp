@@ -21,11 +21,8 @@ struct ConfigLine {
 bool is_bridge_config(std::string_view text);
 
 /// The fields of a text that is_bridge_config, in order, without objects that no field of ours can be (initializers,
-/// timers).
+/// timers). The class of the model's section is a field `model_provider` (bridge_providers.hpp).
 std::vector<ConfigLine> bridge_config(std::string_view text, const std::string& file);
-
-/// A field that Bridge's providers have beyond Megatron's: tables of the rotary embedding, where weights came from.
-bool of_providers(std::string_view field);
 
 /// Bridge's lists of a stage's layers as Megatron's string: [["embedding", "decoder"], ["decoder", "loss"]] -> Et|tL.
 std::string layout_of(const Python& stages, const Position& where, const std::string& key);

@@ -10,6 +10,9 @@ namespace pipewright::emit {
 /// Begins the remark of emitted overrides that names versions: "for Megatron Bridge 0.7.0, Megatron Core 0.19.0".
 inline constexpr const char* version_remark = "for";
 
+/// Begins the remark that names the class of the model, where it builds what no field says.
+inline constexpr const char* provider_remark = "cfg.model is a ";
+
 std::string quoted(const std::string& word);  ///< as one shell word
 
 /// A value of the scenario without the quotes and escapes of YAML (scenario::yaml_scalar).

@@ -6,6 +6,7 @@
 #include <set>
 
 #include "bridge_config.hpp"
+#include "bridge_providers.hpp"
 #include "emitted.hpp"
 #include "field_table.hpp"
 #include "pipewright/effects.hpp"
@@ -129,6 +130,7 @@ class OverrideImporter {
       for (const auto& line : bridge_config(text, file_)) resolved(line);
     else {
       if (!core_stated_) versions(text);
+      class_of_model(text);
       for (const auto& [line, number] : statements(text)) read(line, {file_, number});
     }
     if (s_.model.multi_latent_attention) {
@@ -206,6 +208,16 @@ class OverrideImporter {
                             ", Transformer Engine " + s_.software.transformer_engine);
   }
 
+  /// "# cfg.model is a Gemma3ModelProvider", as emitted overrides say.
+  void class_of_model(std::string_view text) {
+    auto at = text.find(std::string("# ") + provider_remark);
+    if (at == std::string_view::npos) return;
+    at += 2 + std::string_view(provider_remark).size();
+    const auto end = std::min(text.find_first_of(" \r\n", at), text.size());
+    const auto line = static_cast<int>(std::count(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(at), '\n'));
+    provider(std::string(text.substr(at, end - at)), {file_, line + 1});
+  }
+
   /// A field of a whole configuration. What it holds beyond fields of ours are functions, objects and what is off.
   void resolved(const ConfigLine& line) {
     resolved_ = true;
@@ -223,6 +235,8 @@ class OverrideImporter {
       if (section == "model") without(field);
       return;
     }
+    if (section == "model" && field == model_provider) return provider(value.text, where);
+    if (section == "model" && holds_spec(field)) return specification_of_layers(field, value, where);
     if (field == "tp_comm_overlap_cfg") return;
     if (section == "tokenizer" && field == "vocab_size") {
       tokenizer_vocabulary_ = number(value, where);
@@ -257,6 +271,28 @@ class OverrideImporter {
     if (!said && (object || value.kind == Python::Kind::name || (off && value.items.empty()))) return;
     if (object && section != "dataset") return;
     set(section, field, value, where);
+  }
+
+  static std::string last_name(const std::string& path) { return path.substr(path.rfind('.') + 1); }
+
+  /// What the model's class builds: a class that is not known is refused by name.
+  void provider(const std::string& path, const Position& where) {
+    const auto built = built_by_provider(last_name(path));
+    if (!built) return refuse(std::string(model_provider), last_name(path), where);
+    for (const auto& [field, value] : *built) assign(s_, {std::string(field), std::string(value)});
+  }
+
+  void specification_of_layers(const std::string& field, const Python& value, const Position& where) {
+    if (!is_plain_spec(last_name(value.text))) refuse(field, last_name(value.text), where);
+  }
+
+  void refuse(const std::string& name, const std::string& value, const Position& where) {
+    if (std::ranges::find(dropped_, name) != dropped_.end()) {
+      ignored_.insert("cfg.model." + name);
+      return;
+    }
+    s_.settings.other[name] = value;
+    s_.positions["settings." + name] = where;
   }
 
   /// null, where a class' default is not.
@@ -313,6 +349,9 @@ class OverrideImporter {
                      const Position& where) {
     if (object.kind != Python::Kind::call && object.kind != Python::Kind::name && object.kind != Python::Kind::none)
       throw UsageError(where, section, "expected cfg.SECTION.FIELD = VALUE");
+    const bool known = section == "model" && built_by_provider(last_name(object.text));
+    if (known || (section == "model" && object.kind == Python::Kind::call && object.text.ends_with("Provider")))
+      provider(object.text, where);
     for (const auto& [field, one] : object.entries) set(section, field, one, where);
     if (section == "model")
       result_.notes.push_back("what " + value.substr(0, 60) + " sets is not known: only what is said beside it is");
@@ -450,6 +489,26 @@ class OverrideImporter {
     }
   }
 
+  /// Gemma 3's provider: (N, 1), N layers with a window and one without, or each layer's kind (gemma3_provider.py
+  /// _is_local_attn_layer).
+  void gemma3_pattern(const Python& value, const std::string& name, const Position& where) {
+    const auto& items = value.items;
+    std::string layers;
+    if (items.size() == 2 && items[0].kind == Python::Kind::number && items[1].text == "1") {
+      layers = std::to_string(number(items[0], where) + 1);
+    } else if (!items.empty() && std::ranges::all_of(items, [](const Python& item) -> bool {
+                 return item.text == "sliding_attention" || item.text == "full_attention";
+               })) {
+      for (const auto& item : items)
+        layers += fmt::format("{}{}", layers.empty() ? "[" : ", ", int(item.text[0] == 's'));
+      layers += "]";
+    } else {
+      throw UsageError(where, name, "expected (N, 1), or every layer's kind", {"sliding_attention", "full_attention"});
+    }
+    assign(s_, {"window_attn_skip_freq", layers});
+    places_["window_attn_skip_freq"] = where;
+  }
+
   static std::int64_t number(const Python& value, const Position& where) {
     Scenario probe;
     assign(probe, {"seq_length", yaml_of(value, where, "packed_sequence_size")});
@@ -464,6 +523,8 @@ class OverrideImporter {
       ignored_.insert(name);
       return;
     }
+    if (section == "model" && holds_spec(field)) return specification_of_layers(field, literal, where);
+    if (section == "model" && field == "interleaved_attn_pattern") return gemma3_pattern(literal, name, where);
     if (section == "dataset" && (field == "seq_length" || field == "sequence_length"))
       return dataset_length(yaml_of(literal, where, name), where);
     if (section == "dataset" && packs(field, literal, where)) return;
@@ -500,6 +561,10 @@ class OverrideImporter {
     Assignment assignment = {field, {}};
     if (field == "pipeline_model_parallel_layout" && literal.kind == Python::Kind::list)
       assignment.second = layout_of(literal, where, name);
+    else if (field == "window_size" && literal.kind == Python::Kind::number)  // Gemma 3's: it counts the query itself
+      assignment.second = fmt::format("[{}, 0]", number(literal, where) - 1);
+    else if (field == "rotary_base" && literal.kind == Python::Kind::list && literal.items.size() == 2)
+      assignment.second = literal.items.back().text;  // Gemma 3's: of windowed layers, of the others
     else
       assignment.second = yaml_of(literal, where, name);
     // Newer names of the same.

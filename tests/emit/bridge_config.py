@@ -24,14 +24,16 @@ HERE = pathlib.Path(__file__).resolve().parent
 COMMIT = "067f987df"  # 0.7.0
 
 
-def container(latent, hybrid):
+def container(latent, hybrid, gemma3):
+    from megatron.bridge.models.gemma.gemma3_provider import Gemma3ModelProvider
     from megatron.bridge.models.gpt_provider import GPTModelProvider
     from megatron.bridge.models.hybrid.hybrid_provider import HybridModelProvider
     from megatron.bridge.models.mla_provider import MLAModelProvider
     from megatron.bridge.training import config as c
     from megatron.bridge.training.tokenizers.config import TokenizerConfig
 
-    provider = MLAModelProvider if latent else HybridModelProvider if hybrid else GPTModelProvider
+    provider = (MLAModelProvider if latent else HybridModelProvider if hybrid else Gemma3ModelProvider if gemma3
+                else GPTModelProvider)
     return c.ConfigContainer(
         train=c.TrainingConfig(train_iters=10, global_batch_size=8, micro_batch_size=1),
         model=provider(num_layers=2, hidden_size=128, num_attention_heads=4, seq_length=128),
@@ -93,7 +95,8 @@ def try_all(trees, lines):
         try:
             with contextlib.redirect_stdout(io.StringIO()):
                 cfg = container(*(any(name in s for s in text)
-                                  for name in ("multi_latent_attention = True", "hybrid_layer_pattern")))
+                                  for name in ("multi_latent_attention = True", "hybrid_layer_pattern",
+                                               "interleaved_attn_pattern")))
                 exec("\n".join(text), {"cfg": cfg})
                 if cfg.peft is not None:
                     cfg.checkpoint.pretrained_checkpoint = str(HERE)  # as the override's comment asks

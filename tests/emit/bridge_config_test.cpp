@@ -224,3 +224,71 @@ TEST_CASE("a field that nobody knows is refused unless it is off, and the way ou
   }
   CHECK_NOTHROW(read(small("  some_new_switch: true\n"), 8, {}, {"some_new_switch"}));
 }
+
+TEST_CASE("a model's class and the specification of its layers are known, or refused by name") {
+  const auto model = [](const std::string& provider, const std::string& fields = "") {
+    return read(small("  _target_: megatron.bridge.models." + provider + "\n" + fields)).scenario;
+  };
+  const auto missing = [](const scenario::Scenario& s) {
+    std::string names;
+    for (const auto& [name, value] : s.settings.other) names += name + "=" + value + " ";
+    return names;
+  };
+  for (const char* known :
+       {"gpt_provider.GPTModelProvider", "llama.Llama31ModelProvider405B", "mla_provider.MLAModelProvider",
+        "qwen.Qwen3MoEModelProvider235B_A22B", "nemotronh.NemotronNano12Bv2Provider"}) {
+    CAPTURE(known);
+    CHECK(missing(model(known)) == "");
+  }
+  // What a known one builds beyond its fields, and what looks like one.
+  CHECK(model("gemma.Gemma2ModelProvider27B").model.post_layernorm);
+  CHECK(model("gemma.GemmaModelProvider").model.apply_embedding_scaling);
+  CHECK(model("olmoe.OlMoEModelProvider").model.qk_layernorm_whole);
+  CHECK_FALSE(model("gpt_provider.GPTModelProvider").model.post_layernorm);
+  for (const std::string unknown :
+       {"Exaone45ModelProvider", "Qwen3VLModelProvider", "Qwen3MoEVLModelProvider", "GPTModelProviderX",
+        "Llama33NemotronSuper49BProvider", "Ministral3ModelProvider"}) {
+    CHECK(missing(model("x." + unknown)) == "model_provider=" + unknown + " ");
+    CHECK(read(small("  _target_: x." + unknown + "\n"), 8, {}, {"model_provider"}).scenario.settings.other.empty());
+  }
+  const auto spec = [](const std::string& field, const std::string& function, const char* kind) {
+    return "  " + field + ":\n    _target_: megatron.bridge.models." + function + "\n    " + kind + "\n";
+  };
+  for (const char* kind : {"_call_: false", "_partial_: true"})
+    for (const char* field : {"transformer_layer_spec", "hybrid_stack_spec", "mamba_stack_spec"}) {
+      CHECK(missing(model("gpt_provider.GPTModelProvider", spec(field, "x.exaone4_layer_spec", kind))) ==
+            std::string(field) + "=exaone4_layer_spec ");
+      CHECK(missing(model("gpt_provider.GPTModelProvider", spec(field, "x.get_gpt_decoder_block_spec", kind))) == "");
+    }
+  // The same in overrides.
+  const auto overrides = emit::from_bridge_text(
+      "cfg.model.num_layers = 4\ncfg.model.hidden_size = 1024\ncfg.model.num_attention_heads = 8\ncfg.model.vocab_size "
+      "= 9\n"
+      "cfg.model.seq_length = 2048\ncfg.model.transformer_layer_spec = exaone4_layer_spec\n",
+      "overrides", {});
+  CHECK(missing(overrides.scenario) == "transformer_layer_spec=exaone4_layer_spec ");
+}
+
+TEST_CASE("Gemma 3's provider has windows of its own spelling, which overrides speak and read") {
+  const auto s = read(small("  _target_: megatron.bridge.models.gemma.gemma3_provider.Gemma3ModelProvider\n"
+                            "  window_size: 512\n  interleaved_attn_pattern: [5, 1]\n"
+                            "  rotary_base: [10000, 1000000]\n  qk_layernorm: true\n"))
+                     .scenario;
+  CHECK(scenario::get(s, "window_size") == "[511, 0]");
+  CHECK(scenario::get(s, "window_attn_skip_freq") == "[6]");
+  CHECK(s.model.rotary_base == doctest::Approx(1e6));
+  const auto groups = emit::bridge(s);
+  const auto words = emit::words(groups);
+  const auto says = [&](const std::string& line) { return std::ranges::find(words, line) != words.end(); };
+  CHECK(says("cfg.model.window_size = 512"));
+  CHECK(says("cfg.model.interleaved_attn_pattern = (5, 1)"));
+  CHECK(std::ranges::none_of(words, [](const auto& line) { return line.find("rotary_base") != line.npos; }));
+  const auto back = emit::from_bridge_text(emit::text(groups, false), "overrides", {}).scenario;
+  for (const char* field : {"window_size", "window_attn_skip_freq", "post_layernorm", "apply_embedding_scaling"})
+    CHECK(scenario::get(back, field) == scenario::get(s, field));
+  // Every layer's kind, as newer files have it; anything else is said to be wrong.
+  const auto kinds =
+      read(small("  window_size: 512\n  interleaved_attn_pattern: [sliding_attention, full_attention]\n"));
+  CHECK(scenario::get(kinds.scenario, "window_attn_skip_freq") == "[1, 0]");
+  CHECK_THROWS_AS(read(small("  interleaved_attn_pattern: [4, 2]\n")), UsageError);
+}

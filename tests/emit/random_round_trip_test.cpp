@@ -77,9 +77,8 @@ TEST_CASE("random scenarios come back from flags and from overrides, with what i
     if (!unsaid) CHECK(in_force(from_flags) == in_force(*s));
 
     const auto overrides = emit::bridge(*s);
-    std::string text;
-    for (const auto& word : emit::words(overrides)) text += word + "\n";
-    const auto from_overrides = emit::from_bridge_text(text, "overrides", machine_of(*s)).scenario;
+    const auto from_overrides =
+        emit::from_bridge_text(emit::text(overrides, false), "overrides", machine_of(*s)).scenario;
     CHECK(unsaid_differences(*s, from_overrides, overrides) == "");
     CHECK(in_force(from_overrides) == in_force(*s));
 

@@ -32,11 +32,7 @@ std::string command_line(const scenario::Scenario& s) {
   return line;
 }
 
-std::string override_text(const scenario::Scenario& s) {
-  std::string text;
-  for (const auto& word : emit::words(emit::bridge(s))) text += word + "\n";
-  return text;
-}
+std::string override_text(const scenario::Scenario& s) { return emit::text(emit::bridge(s), false); }
 
 }  // namespace
 
@@ -69,7 +65,7 @@ TEST_CASE("Bridge overrides read back as the scenario") {
     back.scenario = on_its_gpu(std::move(back.scenario));
     CHECK(unsaid_differences(s, back.scenario, emit::bridge(s)) == "");
     CHECK(back.findings.empty());
-    CHECK(override_text(back.scenario) == override_text(s));
+    CHECK(emit::words(emit::bridge(back.scenario)) == emit::words(emit::bridge(s)));
     CHECK(back.scenario.environment == s.environment);
   }
 }

@@ -1,0 +1,121 @@
+#include "bridge_providers.hpp"
+
+#include <algorithm>
+#include <array>
+
+namespace pipewright::emit {
+
+namespace {
+
+/// Followed by nothing or a size: Llama3ModelProvider70B, Qwen3MoEModelProvider235B_A22B, NemotronNano12Bv2Provider.
+constexpr std::array plain_classes = {"BridgeGPTModelConfig",
+                                      "CodeLlamaModelProvider",
+                                      "DeepSeekModelProvider",
+                                      "DeepSeekProvider",
+                                      "DeepSeekV2LiteModelProvider",
+                                      "DeepSeekV2LiteProvider",
+                                      "DeepSeekV2ModelProvider",
+                                      "DeepSeekV2Provider",
+                                      "DeepSeekV3ModelProvider",
+                                      "DeepSeekV3Provider",
+                                      "GLM45AirModelProvider",
+                                      "GLM45ModelProvider",
+                                      "GLMMoEModelProvider",
+                                      "GPTModelConfig",
+                                      "GPTModelProvider",
+                                      "GPTOSSProvider",
+                                      "GPTProvider",
+                                      "HybridModelConfig",
+                                      "HybridModelProvider",
+                                      "KimiK2Provider",
+                                      "Llama2ModelProvider",
+                                      "Llama31ModelProvider",
+                                      "Llama31Nemotron70BProvider",
+                                      "Llama31NemotronNano8BProvider",
+                                      "Llama32ModelProvider",
+                                      "Llama3ModelProvider",
+                                      "LlamaModelProvider",
+                                      "MLAModelProvider",
+                                      "MLATransformerConfig",
+                                      "MambaModelConfig",
+                                      "MambaModelProvider",
+                                      "MambaProvider",
+                                      "MistralModelProvider",
+                                      "MistralSmall3ModelProvider",
+                                      "MoonlightModelProvider",
+                                      "MoonlightProvider",
+                                      "NVIDIAMambaHybridModelProvider",
+                                      "NVIDIAMambaHybridProvider",
+                                      "NVIDIAMambaModelProvider",
+                                      "NVIDIAMambaProvider",
+                                      "Nemotron3ModelProvider",
+                                      "Nemotron3NanoProvider",
+                                      "Nemotron4ModelProvider",
+                                      "NemotronHModel47BProvider",
+                                      "NemotronHModel4BProvider",
+                                      "NemotronHModel56BProvider",
+                                      "NemotronHModel8BProvider",
+                                      "NemotronHModelProvider",
+                                      "NemotronModelProvider",
+                                      "NemotronNano12Bv2Provider",
+                                      "NemotronNano9Bv2Provider",
+                                      "NemotronNanoModelProvider",
+                                      "Qwen25ModelProvider",
+                                      "Qwen2ModelProvider",
+                                      "Qwen3ModelProvider",
+                                      "Qwen3MoEModelProvider",
+                                      "Qwen3NextModelProvider",
+                                      "TransformerConfig"};
+
+bool is_or_has_size(std::string_view name, std::string_view stem) {
+  return name.starts_with(stem) && name.find_first_not_of("0123456789ABMPv_", stem.size()) == std::string_view::npos;
+}
+
+}  // namespace
+
+std::optional<Built> built_by_provider(std::string_view name) {
+  const auto is = [&](std::string_view stem) -> bool { return is_or_has_size(name, stem); };
+  if (std::ranges::any_of(plain_classes, is)) return Built{};
+  if (is("GemmaModelProvider") || is("CodeGemmaModelProvider")) return Built{{"apply_embedding_scaling", "true"}};
+  if (is("Gemma2ModelProvider") || is("Gemma3ModelProvider"))
+    return Built{{"apply_embedding_scaling", "true"}, {"post_layernorm", "true"}};
+  if (is("OlMoEModelProvider")) return Built{{"qk_layernorm_whole", "true"}};
+  return std::nullopt;
+}
+
+const char* special_provider(const scenario::Scenario& scenario) {
+  const auto& m = scenario.model;
+  if (m.qk_layernorm_whole) return "OlMoEModelProvider";
+  if (m.post_layernorm) return m.qk_layernorm ? "Gemma3ModelProvider" : "Gemma2ModelProvider";
+  return m.apply_embedding_scaling ? "GemmaModelProvider" : nullptr;
+}
+
+bool is_plain_spec(std::string_view name) {
+  constexpr std::array names = {"default_layer_spec",
+                                "gemma2_layer_spec",
+                                "gemma3_layer_spec",
+                                "get_default_hybrid_stack_spec",
+                                "get_default_mamba_stack_spec",
+                                "get_gpt_decoder_block_spec",
+                                "get_gpt_layer_with_transformer_engine_spec",
+                                "get_transformer_block_with_experimental_attention_variant_spec",
+                                "hybrid_stack_spec",
+                                "mamba_stack_spec",
+                                "olmoe_layer_spec",
+                                "transformer_engine_hybrid_stack_spec",
+                                "transformer_engine_layer_spec",
+                                "transformer_engine_mamba_stack_spec"};
+  return std::ranges::find(names, name) != names.end();
+}
+
+bool holds_spec(std::string_view field) {
+  return field == "transformer_layer_spec" || field == "hybrid_stack_spec" || field == "mamba_stack_spec";
+}
+
+bool of_providers(std::string_view field) {
+  constexpr std::array names = {"high_freq_factor", "low_freq_factor", "old_context_len", "scale_factor"};
+  return field.starts_with("hf_model_") || field.starts_with("yarn_") || field.starts_with("rope_scaling_") ||
+         std::ranges::find(names, field) != names.end();
+}
+
+}  // namespace pipewright::emit

@@ -1,0 +1,35 @@
+// The classes and layer specifications of Megatron Bridge that build a model (src/megatron/bridge/models, 0.2 to 0.7):
+// which of them build what the configuration's fields say, and what some build beyond it.
+#pragma once
+
+#include <optional>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "pipewright/scenario/types.hpp"
+
+namespace pipewright::emit {
+
+/// The name under which a class that is not known stands among what is refused.
+inline constexpr std::string_view model_provider = "model_provider";
+
+using Built = std::vector<std::pair<std::string_view, std::string_view>>;
+
+/// What the class `name` (without its modules) builds beyond its fields, as fields of ours and their values; nothing
+/// where it is not known.
+std::optional<Built> built_by_provider(std::string_view name);
+
+/// The provider that builds what of `scenario` no field of Bridge says; nullptr where fields say all.
+const char* special_provider(const scenario::Scenario& scenario);
+
+/// Whether layers of the specification `name` are those that the fields say, with what its provider builds.
+bool is_plain_spec(std::string_view name);
+
+/// A field that holds such a specification.
+bool holds_spec(std::string_view field);
+
+/// A field that providers have beyond Megatron's: tables of the rotary embedding, where weights came from.
+bool of_providers(std::string_view field);
+
+}  // namespace pipewright::emit
