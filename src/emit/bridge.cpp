@@ -125,6 +125,8 @@ std::string literal_of(const Scenario& s, const std::string& field) {
   // Gemma 3's provider counts the query itself and takes the layers' pattern by another name.
   if (is_gemma3(s) && field == "window_size" && !s.model.window_size.empty())
     return std::to_string(s.model.window_size.front() + 1);
+  // Where experts are spread, None is 1 in Bridge, TP in Megatron Core.
+  if (field == "expert_tensor_parallel_size") return std::to_string(scenario::expert_tensor_parallel_size(s));
   if (field == "activation_func") return functions().at(scenario::activation_func(s));
   static const std::set<std::string, std::less<>> scalars = {
       "cp_comm_type",          "moe_layer_freq",     "window_attn_skip_freq",         "no_rope_freq",
@@ -312,7 +314,7 @@ Groups bridge(const Scenario& scenario) {
                                   scenario::get(back, field.name)});
   if (!scenario.software.megatron_bridge)
     unsaid.lines.push_back({{},
-                            "predicted for pretrain_gpt.py; what Megatron Bridge reserves differs: simulate --bridge "
+                            "predicted for pretrain_gpt.py; Megatron Bridge's step and memory differ: simulate --bridge "
                             "with these lines tells"});
   if (scenario::core_version(scenario.software) == scenario::Version::pr_4268)
     unsaid.lines.push_back({{},

@@ -28,6 +28,7 @@ struct Trial {
   bool may_fit = true;
   bool refused = false;    ///< the model refuses it
   bool given_up = false;   ///< too dear to look at: its floor counts in the gap
+  bool followed = false;   ///< it does not fit, and what frees more memory was put on the list
   double least = 0;        ///< the least cost that it can have, by all that is known
   double probability = 1;  ///< that it fits, of what is predicted exactly
 };
@@ -58,8 +59,8 @@ Decided decided(const Trial& first, const Trial& second);
 /// enumeration.
 std::vector<std::size_t> ranking(const std::vector<Trial>& trials, const std::string& objective);
 
-/// Over what is predicted exactly, and over quick looks in between (their times scaled as the winner's).
-std::vector<Point> pareto_front(const std::vector<Trial>& trials);
+/// Over what is predicted exactly, and over steps of the ladder whose memory is (their times scaled as the winner's).
+std::vector<Point> pareto_front(const std::vector<Trial>& trials, const std::vector<Point>& ladder);
 
 /// From the winner down: each step needs less of the device at the lowest price, within the winner's structure.
 /// `reserved` gives candidates' memory exactly, or nothing where that is too dear.

@@ -141,8 +141,11 @@ std::string nothing_fits(const Plan& plan) {
     return s.not_modelled > 0 ? "no candidate that is legal is modelled: what stands below is why"
                               : "no candidate is legal: what stands below is why";
   const auto& c = *plan.closest;
-  std::string text = c.proved ? "nothing fits: every candidate was shown to exceed the memory limit"
-                              : fmt::format("nothing that was looked at fits; {} candidates were not", s.undecided);
+  std::string left;
+  if (s.undecided > 0 || s.not_modelled == 0) left = fmt::format("; {} candidates were not", s.undecided);
+  if (s.not_modelled > 0) left += fmt::format("; {} not modelled", s.not_modelled);
+  const std::string text = c.proved ? "nothing fits: every candidate was shown to exceed the memory limit"
+                                    : "nothing that was looked at fits" + left;
   return text + fmt::format("; closest is {}: rank {} lacks {}{}", c.label, c.rank, c.exact ? "" : "at least ",
                             format_bytes(c.lacking));
 }

@@ -112,7 +112,8 @@ std::optional<Point> point_of(const Trial& trial, double scale) {
                  true};
   if (trial.refused || !trial.quick || !trial.every_rank || !trial.may_fit) return std::nullopt;
   const auto ns = static_cast<std::int64_t>(static_cast<double>(trial.quick->step_ns) * scale);
-  return Point{ns, largest_peak(*trial.quick), largest_need(*trial.quick), c.label, c.settings, c.environment, false};
+  return Point{ns,   largest_peak(*trial.quick), largest_need(*trial.quick), c.label, c.settings, c.environment, false,
+               false};
 }
 
 /// Exact over quick time of the fastest trial that has both.
@@ -141,11 +142,11 @@ std::vector<Item> front_of(std::vector<Item> all, const ToPoint& point, Bytes Po
 
 }  // namespace
 
-std::vector<Point> pareto_front(const std::vector<Trial>& trials) {
-  const double scale = scale_of(trials);
+std::vector<Point> pareto_front(const std::vector<Trial>& trials, const std::vector<Point>& ladder) {
   std::vector<Point> all;
   for (const auto& trial : trials)
-    if (auto point = point_of(trial, scale)) all.push_back(std::move(*point));
+    if (trial.done) all.push_back(*point_of(trial, 1));
+  std::ranges::copy_if(ladder, std::back_inserter(all), &Point::exact_memory);
   return front_of(std::move(all), std::identity{}, &Point::peak);
 }
 
@@ -197,6 +198,7 @@ std::vector<Point> ladder(const std::vector<Trial>& trials, std::size_t winner, 
       const auto& p = exactly[static_cast<std::size_t>(at - guessed.begin())];
       point.peak = largest_peak(p);
       point.needed = largest_need(p);
+      point.exact_memory = true;
     }
     if (point.needed < top->needed) front.push_back(std::move(point));
   }

@@ -47,8 +47,9 @@ void predict_baseline(Plan& plan, const Scenario& scenario, const Options& optio
     if (options.probability)
       plan.baseline.probability = options.probability(plan.baseline.prediction).value_or(plan.baseline.probability);
   } catch (const UsageError& error) {
-    const bool none = std::ranges::none_of(trials, [](const Trial& trial) { return trial.done; });
-    if (none && !trials.empty() && !searcher.interrupted()) throw;  // a profile that lacks something, not a candidate
+    const auto counts = searcher.counts(never);
+    const bool all = counts.predicted + counts.by_memory + counts.by_time + counts.undecided == 0;
+    if (all && !trials.empty() && !searcher.interrupted()) throw;  // a profile that lacks something, not a candidate
     plan.baseline_refused = error.what();
   }
 }
@@ -243,10 +244,10 @@ Plan search(const Scenario& scenario, const Options& options) {
   if (any_fits()) plan.best = candidate(order.front());
   if (!searcher.interrupted()) plan.released = released(plan, trials, order, options);
   plan.bounded = bounded(plan, trials, order, options, objective);
-  plan.pareto = pareto_front(trials);
   if (plan.best && !searcher.interrupted())
     plan.ladder = ladder(trials, order.front(),
                          [&](const std::vector<const Trial*>& some) { return searcher.exact_memory(some); });
+  plan.pareto = pareto_front(trials, plan.ladder);
   const auto others = alternatives(searcher, order, plan.best.has_value(), static_cast<std::size_t>(options.top));
   for (const auto i : others) plan.alternatives.push_back(candidate(i));
   if (plan.best && options.compare && !searcher.interrupted()) add_rivals(plan, options);

@@ -104,6 +104,8 @@ void set_recompute(Scenario& s, const std::vector<std::string>& modules) {
 void set_offload(Scenario& s, const std::vector<std::string>& modules) {
   s.settings.fine_grained_activation_offloading = !modules.empty();
   s.settings.offload_modules = modules;
+  s.settings.cpu_offloading = false;
+  s.settings.cpu_offloading_num_layers = 0;
   s = with_required_environment(std::move(s));
 }
 
@@ -140,7 +142,7 @@ std::vector<const char*> fractions(const Scenario& partial, bool nothing) {
   return {"0.25", "0.5", "0.75", "1"};
 }
 
-Value offload_value(const std::vector<std::string>& set, const std::string& fraction) {
+Value offload_value(const Scenario& partial, const std::vector<std::string>& set, const std::string& fraction) {
   Value value{
       set.empty() ? "no offload" : "offload " + joined(set, ", "),
       {{"fine_grained_activation_offloading", set.empty() ? "false" : "true"}, {"offload_modules", list_text(set)}},
@@ -150,7 +152,7 @@ Value offload_value(const std::vector<std::string>& set, const std::string& frac
     value.settings.emplace_back("activation_offload_fraction", fraction);
   }
   if (!set.empty()) value.environment.emplace_back("NVTE_CPU_OFFLOAD_V1", "1");
-  return value;
+  return instead_of_layers(std::move(value), partial);
 }
 
 /// Transformer Engine's offload of whole layers: without pipelining and recompute only (reference 3.3).
@@ -181,7 +183,8 @@ std::vector<Value> offload_values(const Scenario& partial, LeftOut& left_out) {
       for (std::size_t i = 0; i < before; ++i) sets.push_back(sets[i]), sets.back().emplace_back(row.name);
     }
     for (const auto& set : sets)
-      for (const auto* fraction : fractions(partial, set.empty())) values.push_back(offload_value(set, fraction));
+      for (const auto* fraction : fractions(partial, set.empty()))
+        values.push_back(offload_value(partial, set, fraction));
   }
   values.front() = no_offload(partial);
   add_whole_layers(partial, values);
@@ -282,13 +285,15 @@ std::string as_given(Decides what) {
   return std::string(names[static_cast<std::size_t>(what)]) + "as given";
 }
 
-Value no_offload(const Scenario& partial) {
-  Value value = offload_value({}, "");
-  if (!partial.settings.cpu_offloading) return value;
+Value instead_of_layers(Value value, const Scenario& partial) {
+  if (!partial.settings.cpu_offloading || value.settings.empty() || !value.setting("cpu_offloading").empty())
+    return value;
   value.settings.emplace_back("cpu_offloading", "false");
   value.settings.emplace_back("cpu_offloading_num_layers", "0");
   return value;
 }
+
+Value no_offload(const Scenario& partial) { return offload_value(partial, {}, ""); }
 
 std::string joined(const std::vector<std::string>& words, std::string_view between) {
   std::string text;
@@ -301,7 +306,10 @@ std::string list_text(const std::vector<std::string>& words) { return "[" + join
 Sets recompute_sets(const Scenario& scenario, LeftOut& left_out) {
   std::vector<std::string> modules;
   for (const auto& row : searched(scenario::recompute_catalogue(), scenario)) modules.emplace_back(row.name);
-  auto sets = subsets(scenario, modules, "recompute", set_recompute, left_out);
+  // Where offload is open, what is given of it must not decide which sets are legal.
+  Scenario base = scenario;
+  if (scenario.search.offload == "auto") apply(no_offload(base), base);
+  auto sets = subsets(base, modules, "recompute", set_recompute, left_out);
   // What another module of the set replays anyway can only add to that.
   std::erase_if(sets, [](const auto& set) {
     return std::ranges::any_of(scenario::recompute_catalogue(), [&](const auto& row) {
@@ -336,7 +344,7 @@ std::vector<Scenario> least_kept(const Scenario& partial) {
   const auto searched = all.size();
   for (std::size_t i = 0; i < searched; ++i) {
     const auto values = offload_values(all[i], ignored);
-    const auto is_layers = [](const Value& value) { return value.settings.size() > 3; };
+    const auto is_layers = [](const Value& value) { return value.setting("cpu_offloading") == "true"; };
     const auto layers = std::ranges::find_if(values, is_layers);
     if (layers != values.begin()) all.push_back(all[i]), apply(*(layers - 1), all.back());
     if (layers != values.end()) all.push_back(all[i]), apply(values.back(), all.back());

@@ -72,6 +72,9 @@ std::vector<Value> layout_values(const scenario::Scenario& partial, LeftOut& lef
 /// The first value of the dimension "offload": nothing is.
 Value no_offload(const scenario::Scenario& partial);
 
+/// A choice of modules to offload, beside whole layers that `partial` offloads: those stop.
+Value instead_of_layers(Value value, const scenario::Scenario& partial);
+
 /// What keeps least of a structure's activations among what is searched: full recompute of every layer; whatever can be
 /// recomputed and offloaded beside each other; what is not searched stays as given.
 std::vector<scenario::Scenario> least_kept(const scenario::Scenario& partial);

@@ -333,9 +333,10 @@ void Searcher::settle(std::size_t index) {
   open_.insert({trial.least, Node::Kind::trial, trial.structure, index});
 }
 
-/// It does not fit: more recompute and offload are worth a look.
+/// It does not fit: more recompute and offload are worth a look, once, whoever finds out again that it does not.
 void Searcher::give_up_on(std::size_t index) {
-  const Trial& trial = trials_[index];
+  Trial& trial = trials_[index];
+  if (std::exchange(trial.followed, known_[trial.structure].expanded)) return;
   if (trial.without) return open_offload(*trial.without, trial.offload, trial.least);
   if (!known_[trial.structure].expanded) return;  // the given: its structure's turn comes
   open_steps(trial.structure, trial.step, trial.least);

@@ -303,9 +303,9 @@ std::vector<Trial> Space::without_offload(const Structure& structure, const Step
 }
 
 std::vector<Trial> Space::with_offload(const Structure& structure, const Step& recompute, const Step& offload) {
-  return narrowed(structure, [&](std::size_t dimension, const Scenario&) -> std::vector<Value> {
+  return narrowed(structure, [&](std::size_t dimension, const Scenario& partial) -> std::vector<Value> {
     if (dimension == recompute_) return {recompute.value};
-    if (dimension == offload_) return {offload.value};
+    if (dimension == offload_) return {instead_of_layers(offload.value, partial)};
     return {};
   });
 }

@@ -360,7 +360,7 @@ std::string plan_json(const plan::Plan& plan, const Stamp* stamp) {
                    {"open", s.open},
                    {"closed", s.closed},
                    {"rest_at_most", s.rest ? Json(*s.rest) : Json()},
-                   {"gap", s.gap},
+                   {"gap", plan.best ? Json(s.gap) : Json()},
                    {"seconds", std::round(s.seconds * 1e3) / 1e3},
                    {"proved_optimal", s.proved_optimal}}},
                  {"closest", closest},

@@ -94,7 +94,17 @@ void hunt(const scenario::Scenario& s, std::size_t wanted, unsigned seed) {
   if (plan.best)
     CHECK(plan.best->prediction.fits);
   else
-    CHECK(c.by_time == 0);  // slower than what?
+    CHECK(c.by_time == 0);                                 // slower than what?
+  if (plan.best && c.undecided == 0) CHECK(c.gap <= tie);  // else what is faster?
+  for (const auto& point : plan.pareto) {
+    auto same = s;
+    for (const auto& [name, value] : point.settings) scenario::set(same, name + "=" + value);
+    for (const auto& [name, value] : point.environment) scenario::set_env(same, name + "=" + value);
+    INFO(point.label);
+    const auto exact = predict::predict(same, profiles());
+    CHECK(point.peak ==
+          std::ranges::max(exact.ranks, {}, [](const auto& r) { return r.walk.peak_allocated; }).walk.peak_allocated);
+  }
   std::mt19937 random(seed);
   const auto dimensions = plan::dimensions(s);
   std::vector<std::pair<std::int64_t, scenario::Scenario>> found;
@@ -146,6 +156,7 @@ TEST_CASE("no random legal point beats a best by more than its gap and a tie") {
   hunt(opened(small("dense", "18GiB"), {"parallelism", "microbatch", "recompute", "allocator"}), wanted, 2);
   hunt(opened(small("moe", "40GiB"), {"recompute", "pipeline", "allocator"}), wanted, 3);
   hunt(opened(small("dense", "14GiB"), {"recompute", "offload", "allocator"}), wanted, 6);
+  hunt(opened(small("single", "26GiB"), {"recompute", "offload", "allocator"}), wanted, 9);
   hunt(opened(small("moe", "36GiB"), {"recompute", "wgrad_delay", "pipeline"}), wanted, 7);
   if (points() == 0) return;
   hunt(opened(small("tensor", "20GiB"), {"parallelism", "recompute", "offload"}), wanted, 8);
@@ -177,6 +188,60 @@ TEST_CASE("opening more never makes the best worse") {
     REQUIRE(all.best);
     CHECK(static_cast<double>(all.best->prediction.step_ns) <=
           static_cast<double>(less.best->prediction.step_ns) * (1 + all.searched.gap + tie));
+  }
+}
+
+TEST_CASE("which point of what is open is given decides nothing but ties") {
+  std::mt19937 random(11);
+  const std::vector<std::string> offload = {"recompute", "offload", "allocator"};
+  for (const auto& [base, memory, open] :
+       {std::tuple("single", "22GiB", offload), std::tuple("single", "26GiB", offload),
+        std::tuple("dense", "14GiB", std::vector<std::string>{"recompute", "offload", "pipeline"}),
+        std::tuple("moe", "36GiB", std::vector<std::string>{"recompute", "wgrad_delay", "pipeline"})}) {
+    CAPTURE(base);
+    CAPTURE(memory);
+    const auto s = opened(small(base, memory), open);
+    const auto first = plan::search(s, real());
+    std::vector<scenario::Scenario> given;
+    for (const char* change : {"cpu_offloading=true; cpu_offloading_num_layers=3",
+                               "fine_grained_activation_offloading=true; offload_modules=[core_attn]",
+                               "recompute_granularity=full; recompute_method=uniform; recompute_num_layers=1"}) {
+      auto changed = s;
+      test::change(changed, change);
+      if (std::string(base) == "single") given.push_back(plan::with_required_environment(changed));
+    }
+    const std::size_t wanted = points() > 0 ? 12 : 4;
+    const auto dimensions = plan::dimensions(s);
+    for (std::size_t tries = 0; tries < 200 && given.size() < wanted; ++tries)
+      if (auto point = drawn(s, dimensions, random)) given.push_back(std::move(*point));
+    for (const auto& point : given) {
+      INFO(scenario::write(point));
+      const auto other = plan::search(point, real());
+      REQUIRE(first.best.has_value() == other.best.has_value());
+      if (!first.best) continue;
+      const auto of_first = static_cast<double>(first.best->prediction.step_ns);
+      const auto of_other = static_cast<double>(other.best->prediction.step_ns);
+      CHECK(of_other <= of_first * (1 + other.searched.gap + tie));
+      CHECK(of_first <= of_other * (1 + first.searched.gap + tie));
+    }
+  }
+}
+
+TEST_CASE(
+    "small spaces are decided to the end: what does not fit is looked into once, also where it is shown beside the "
+    "best") {
+  const std::vector<std::string> names = {"recompute", "offload", "wgrad_delay", "pipeline", "layout", "allocator"};
+  auto whole_layers = scenario::read(SOURCE_ROOT "/tests/measured/w_off4.yaml");
+  for (const char* limit : {"27GiB", "29GiB", "34GiB"}) {
+    scenario::set(whole_layers, std::string("search.memory_limit=") + limit);
+    for (const auto& s :
+         {opened(whole_layers, names), opened(small("single", limit), names), opened(small("dense", limit), names)}) {
+      CAPTURE(s.name);
+      CAPTURE(limit);
+      const auto plan = plan::search(s, real());
+      CHECK(plan.searched.undecided == 0);
+      CHECK(plan.searched.gap <= tie);
+    }
   }
 }
 

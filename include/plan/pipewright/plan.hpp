@@ -127,7 +127,8 @@ struct Point {
   Bytes needed;  ///< most that a rank takes of the device: reserved and outside the allocator
   std::string label;
   Assignments settings, environment;
-  bool exact = true;  ///< else by the quick looks, between exact ones
+  bool exact = true;         ///< else its time is by the quick looks, between exact ones
+  bool exact_memory = true;  ///< else its memory is
 };
 
 /// How sure the order of two candidates is, and which measurement would have to be wrong to turn it.
