@@ -29,8 +29,14 @@ const validate::Validation& all() {
     std::set<std::filesystem::path> files;
     for (const auto& file : std::filesystem::directory_iterator(folder))
       if (file.path().extension() == ".yaml") files.insert(file.path());
-    const profile::Profiles h200({profile::load(root + "/profiles/h200-sxm.json", {"test", 0})});
-    for (const auto& file : files) validate::add(v, scenario::read(file.string()), h200);
+    std::map<std::string, profile::Profiles> profiles;
+    for (const auto& file : files) {
+      const auto s = scenario::read(file.string());
+      const auto& name = s.cluster.profile;
+      if (!profiles.contains(name))
+        profiles.emplace(name, profile::Profiles({profile::load(root + "/profiles/" + name + ".json", {"test", 0})}));
+      validate::add(v, s, profiles.at(name));
+    }
     return v;
   }();
   return validation;
