@@ -71,6 +71,7 @@ const std::set<std::string, std::less<>> optimizer_fields = {"optimizer",
                                                              "muon_split_qkv",
                                                              "muon_nesterov",
                                                              "clip_grad",
+                                                             "log_num_zeros_in_grad",
                                                              "use_precision_aware_optimizer",
                                                              "main_grads_dtype",
                                                              "main_params_dtype",
@@ -94,6 +95,7 @@ std::string section_of(const Scenario& s, std::string_view field) {
   if (ddp_fields.contains(field)) return "ddp";
   if (optimizer_fields.contains(field)) return "optimizer";
   if (train_fields.contains(field)) return "train";
+  if (field == "log_params_norm") return "logger";
   if (field == "align_grad_reduce") return "dist";  // DistributedInitConfig, read by setup.py:470
   return "model";
 }

@@ -538,7 +538,7 @@ class OverrideImporter {
       s_.settings.create_attention_mask_in_dataloader = literal.text == "False";
       return;
     }
-    if (!modelled.contains(section)) {
+    if (!modelled.contains(section) && field != "log_params_norm") {
       const scenario::EffectRow* effect = scenario::effect_of(field);
       if (effect != nullptr && effect->effect == scenario::Effect::refused) {
         s_.settings.other[effect->name] = yaml_of(literal, where, name);

@@ -352,6 +352,9 @@ void Walker::step(bool first) {
   std::vector<std::uint32_t> blocks;
   auto& gradients = holds_gradients_ ? gradients_ : blocks;
   for (const auto& tensor : rank_.during_optimizer) gradients.push_back(heap_.allocate(tensor));
+  std::vector<std::uint32_t> counting;
+  for (const auto& tensor : rank_.before_update) counting.push_back(heap_.allocate(tensor));
+  for (const auto block : counting) heap_.drop(block);
   if (first) hold(rank_.optimizer_state);  // the first update makes it, beside fp32 gradients
   for (const auto& tensor : rank_.after_update) blocks.push_back(heap_.allocate(tensor));
   for (const auto block : blocks) heap_.drop(block);

@@ -18,6 +18,17 @@ void StateWriter::add_casts() {
   hold(rank_.after_update, "parameters cast to FP8", *std::max_element(most->second.begin(), most->second.end()));
 }
 
+/// torch.count_nonzero of one gradient after the other (core/optimizer/clip_grads.py, count_zeros_fp32): a bool for each
+/// element, and the same as int64, which is summed.
+void StateWriter::add_zero_counts() {
+  Int largest = 0;
+  for (const auto* optimizer : {&dense_, &experts_})
+    if (optimizer->elements() > 0)
+      for (const Int shard : optimizer->heaviest()) largest = std::max(largest, shard);
+  hold(rank_.before_update, "zeros of a gradient", largest);
+  hold(rank_.before_update, "zeros of a gradient", 8 * largest);
+}
+
 /// The state of the data-parallel rank that owns most.
 void StateWriter::add_optimizer_state(const ShardedOptimizer& optimizer) {
   const auto sum = [](const std::vector<ShardedOptimizer::Shard>& list) {

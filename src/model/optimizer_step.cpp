@@ -169,6 +169,15 @@ void StateWriter::add_optimizer_step() {
       launch(step, "gradient clipping", {"scale", {optimizer->elements()}});
     }
   }
+  if (o.log_num_zeros_in_grad) {
+    // Compared with zero, made int64, summed; "scale" reads and writes 4 B an element.
+    const Int gradient = types.in_adam ? d_.gradient_bytes : 4;
+    for (const Int bytes : {gradient + 1, Int{9}, Int{8}}) {
+      launch(step, "zeros of gradients", {"scale", {std::max<Int>(1, owned * bytes / 8)}});
+      stands_for(shards);
+    }
+    over_all_ranks("zeros all-reduce");
+  }
   if (d_.fsdp) add_hooks(step, "fsdp.step");  // some of it after Adam: nothing runs beside it there either
   for (const auto* optimizer : optimizers) {
     if (o.optimizer_cpu_offload) {
@@ -195,6 +204,10 @@ void StateWriter::add_optimizer_step() {
   }
   if (d_.muon_dealt) step.insert(step.end(), gathers_.begin(), gathers_.end());
   add_quantized_parameters();
+  if (o.log_params_norm) {  // of the main parameters (training/utils/common_utils.py, calc_params_l2_norm)
+    launch(step, "parameter norm", {"l2norm", {owned}});
+    over_all_ranks("parameter norm all-reduce");
+  }
 }
 
 /// Of Megatron-FSDP, which handles every parameter alone around the optimizer step.

@@ -58,6 +58,7 @@ class StateWriter {
   void add_host_state(const ShardedOptimizer& optimizer);
   void add_gradient_sync(Chunk& chunk, const Buffer& buffer, const ShardedOptimizer& optimizer);
   void add_casts();
+  void add_zero_counts();
   void add_deferred_head();
   std::set<Int> embedding_ranks(bool shares_embedding) const;
   void add_latent_rotary(Int layers);

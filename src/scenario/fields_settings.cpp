@@ -267,6 +267,8 @@ std::vector<Field> data_parallel() {
       SETTING(muon_split_qkv, "Muon orthogonalises queries, keys and values apart"),
       SETTING(muon_nesterov, "Muon's momentum is Nesterov's"),
       SETTING(clip_grad, "largest gradient norm; 0: not clipped").between(0, 1e30),
+      SETTING(log_num_zeros_in_grad, "zeros of the gradients are counted in every step"),
+      SETTING(log_params_norm, "the norm of the main parameters is taken in every step"),
       SETTING(use_precision_aware_optimizer, "the types below are used"),
       SETTING(main_grads_dtype, "type of the optimizer's gradients").in(dtypes),
       SETTING(main_params_dtype, "type of the master parameters").in(dtypes),

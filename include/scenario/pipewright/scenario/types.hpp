@@ -299,6 +299,7 @@ struct Settings {
   Int muon_num_ns_steps = 5;  ///< Newton-Schulz steps
   bool muon_split_qkv = true, muon_nesterov = false;
   double clip_grad = 1.0;
+  bool log_num_zeros_in_grad = false, log_params_norm = false;
   bool use_precision_aware_optimizer = false;
   std::string main_grads_dtype = "fp32", main_params_dtype = "fp32", exp_avg_dtype = "fp32", exp_avg_sq_dtype = "fp32";
   bool store_param_remainders = true;
