@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <filesystem>
 #include <memory>
-#include <nlohmann/json.hpp>
 
 #include "commands.hpp"
 #include "input.hpp"
@@ -45,16 +44,10 @@ void predict_side(Side& side, const DiffOptions& options, const std::vector<std:
 
 /// A JSON of ours holds its prediction; a plan its best one, with the scenario.
 bool read_json(Side& side, const std::string& path) {
-  const auto json = nlohmann::ordered_json::parse(read_file(path), nullptr, false);
-  if (!json.is_object()) return false;
-  if (json.contains("step_time_ms") && json.contains("ranks")) {
-    side.shown.prediction = json.dump();
-    return true;
-  }
-  if (!json.contains("best") || !json.contains("searched")) return false;
-  if (json["best"].is_null()) throw UsageError({path, 0}, {}, "this plan has no best: nothing fits");
-  side.shown.prediction = json["best"]["prediction"].dump();
-  side.scenario = scenario::parse(json["best"]["scenario"].get<std::string>(), path);
+  auto read = report::read_prediction(read_file(path), path);
+  if (!read) return false;
+  side.shown.prediction = std::move(read->prediction);
+  if (!read->scenario.empty()) side.scenario = scenario::parse(read->scenario, path);
   return true;
 }
 
@@ -108,7 +101,7 @@ void run(const DiffOptions& options) {
   if (a.trace && !b.trace) summarise(a, b);
   if (b.trace && !a.trace) summarise(b, a);
   if (options.sides.at(0) == options.sides.at(1)) a.shown.name += " (A)", b.shown.name += " (B)";
-  const std::string json = report::diff_json(a.shown, b.shown);
+  const std::string json = report::stamped(report::diff_json(a.shown, b.shown));
   if (!options.json.empty()) write_result(options.json, json);
   if (!options.html.empty()) {
     report::Page page{"A against B", "diff", {{"diff", json}}, {}, {}};
