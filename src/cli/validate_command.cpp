@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <memory>
+#include <set>
 
 #include "commands.hpp"
 #include "embedded.hpp"
@@ -24,9 +25,10 @@ struct ValidateOptions {
   std::string json, html, markdown;
 };
 
-/// Files as given, directories as the YAML files in them by name.
+/// Files as given, directories as the YAML files in them by name; each once.
 std::vector<std::string> files(const std::vector<std::string>& paths) {
   std::vector<std::string> out;
+  std::set<std::filesystem::path> known;
   for (const auto& path : paths) {
     if (!std::filesystem::is_directory(path)) {
       out.push_back(path);
@@ -41,6 +43,11 @@ std::vector<std::string> files(const std::vector<std::string>& paths) {
     std::sort(inside.begin(), inside.end());
     out.insert(out.end(), inside.begin(), inside.end());
   }
+  std::erase_if(out, [&](const std::string& path) {
+    std::error_code none;
+    const auto file = std::filesystem::canonical(path, none);
+    return !none && !known.insert(file).second;
+  });
   return out;
 }
 
