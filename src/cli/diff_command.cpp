@@ -1,5 +1,8 @@
 // pipewright diff: two scenarios, two predictions, or a prediction and a trace.
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <cstdio>
 #include <filesystem>
 #include <memory>
 
@@ -65,10 +68,26 @@ void read_side(Side& side, const std::string& path, const DiffOptions& options,
   side.trace = traces::read(path);
 }
 
+/// A prediction is of one step: a trace of several, or of a part of one, is no match for it.
+void require_one_step(const traces::Trace& trace, const scenario::Scenario& scenario) {
+  double steps = 1;
+  try {
+    steps = traces::import_traces(scenario, {trace}, {"diff", 1, "pipewright diff"}, nullptr).ranks.front().steps;
+  } catch (const UsageError& error) {  // it can be compared as a whole even so
+    std::fprintf(stderr, "note: whether the trace holds one step of the scenario is not known: %s\n", error.what());
+  }
+  if (steps != 1)
+    throw UsageError({trace.file, 0}, {},
+                     fmt::format("holds {:.4g} steps of the scenario beside it, and a prediction is of one: record one "
+                                 "step (`pipewright capture` does)",
+                                 steps));
+}
+
 /// Ranks are laid out tp-cp-dp-pp.
 void summarise(Side& traced, const Side& other) {
   if (!other.scenario) throw UsageError(diff_line, "A, B", "beside a trace stands the scenario that it followed");
   const auto& s = *other.scenario;
+  require_one_step(*traced.trace, s);
   const auto stages = s.settings.pipeline_model_parallel_size;
   const auto rank = static_cast<int>(traced.trace->rank / std::max<std::int64_t>(1, s.cluster.num_gpus / stages));
   traced.shown.traced[rank] = traces::summarise(*traced.trace, s.settings.expert_model_parallel_size > 1);
@@ -87,7 +106,10 @@ report::RunTraced traced_run(const std::string& title, const Side& traced, const
 }
 
 void run(const DiffOptions& options) {
-  const bool quiet = on_standard_output({{"--json", options.json}, {"--report", options.html}});
+  const std::vector<std::pair<std::string, std::string>> outputs = {{"--json", options.json},
+                                                                    {"--report", options.html}};
+  const bool quiet = on_standard_output(outputs);
+  require_writable(outputs);
   Side a, b;
   {
     Progress progress("diff");

@@ -62,8 +62,10 @@ void run(const ValidateOptions& options, Outcome& outcome) {
   if (options.has_tolerance && !(options.tolerance >= 0 && options.tolerance < 1e9)) {  // also NaN
     throw UsageError({"command line", 0}, "--tolerance", "a percentage of at least 0 is needed");
   }
-  const bool quiet =
-      on_standard_output({{"--json", options.json}, {"--report", options.html}, {"--markdown", options.markdown}});
+  const std::vector<std::pair<std::string, std::string>> outputs = {
+      {"--json", options.json}, {"--report", options.html}, {"--markdown", options.markdown}};
+  const bool quiet = on_standard_output(outputs);
+  require_writable(outputs);
   std::vector<scenario::Scenario> scenarios;
   for (const auto& file : files(options.paths)) {
     scenarios.push_back(scenario::parse(content_of(file), file));
