@@ -179,6 +179,7 @@ class Keeper {
     prctl(PR_SET_CHILD_SUBREAPER, 1);
     setpgid(0, 0);
     for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT}) std::signal(signal, SIG_IGN);
+    std::signal(SIGCHLD, SIG_DFL);  // where it is ignored, nobody learns how a child ended
     const auto tell = [&](int news) { return ::write(pipe, &news, sizeof news) == sizeof news; };
     pid_t first = 0;
     const int problem = spawn.start(first);

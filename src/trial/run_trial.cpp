@@ -143,8 +143,8 @@ std::string without_time(const Run& run, const Failure& failure) {
           ? fmt::format("prints a step time for every {} steps, their mean; --log-interval 1 in COMMAND prints each",
                         run.steps.apart)
           : fmt::format(
-                "ended without a step time: neither \"elapsed time per iteration\" of its step {} or later (it "
-                "printed {}) nor a recorded step",
+                "ended without a step time: neither \"elapsed time per iteration\" of its step {} or later "
+                "nor a recorded step (steps printed: {}; --log-interval 1 in COMMAND prints each)",
                 first_counted_step, run.steps.done);
   return why + (failure.named ? "; its log says: " + failure.reason : "");
 }
@@ -237,21 +237,22 @@ void write_or_note(Run& run, const Write& write) {
   }
 }
 
-/// Of a scenario file what decides its prediction; nullopt: it is none.
-std::optional<std::string> essence(scenario::Scenario scenario) {
-  scenario.measured.reset();
-  scenario.search = {};
-  scenario.name.clear();
-  return scenario::write(scenario);
-}
-std::optional<std::string> essence_of_file(const fs::path& file) {
-  std::ifstream in(file);
-  const std::string text((std::istreambuf_iterator<char>(in)), {});
+/// Of a scenario file's text what decides its prediction, as written again; nullopt: it is none.
+std::optional<std::string> essence(const std::string& text, const std::string& file) {
   try {
-    return essence(scenario::parse(text, file.string()));
+    auto scenario = scenario::parse(text, file);
+    scenario.measured.reset();
+    scenario.search = {};
+    scenario.name.clear();
+    return scenario::write(scenario);
   } catch (const UsageError&) {
     return std::nullopt;
   }
+}
+
+std::string text_of(const fs::path& file) {  // read_file() would take it for an input, never to be replaced
+  std::ifstream in(file);
+  return {std::istreambuf_iterator<char>(in), {}};
 }
 
 }  // namespace
@@ -271,7 +272,7 @@ std::vector<std::string> open_folder(const std::string& folder, const std::vecto
                                     [&](const auto& each) { return each.name == path.stem().string(); });
     if (found == candidates.end()) {
       others.push_back(path.filename().string());
-    } else if (essence_of_file(path) != essence(found->scenario)) {
+    } else if (essence(text_of(path), path.string()) != essence(scenario::write(found->scenario), path.string())) {
       if (!replace)
         refuse(path.string() + " was measured of another run than " + found->name +
                " is here: give another folder, or --force to replace it");

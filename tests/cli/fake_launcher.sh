@@ -37,7 +37,7 @@ while [ $step -lt "$steps" ]; do
         wait
         ;;
       session)  # as torchrun starts its workers
-        setsid sh -c "trap '' TERM; echo \$\$ >$FAKE_SEEN.worker; sleep 600" &
+        setsid sh -c "echo \$\$ >$FAKE_SEEN.worker; sleep 600" &
         wait
         ;;
       hangtrace)
