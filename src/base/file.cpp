@@ -70,6 +70,21 @@ void require_no_input(const std::string& path) {
   if (inputs().holds(path)) throw UsageError({path, 0}, {}, "cannot write: this file is an input of the same command");
 }
 
+void require_writable(const std::string& path) {
+  require_no_input(path);
+  const auto require = [&](const std::filesystem::path& where, int how) {
+    if (::access(where.c_str(), how) != 0)
+      throw UsageError({path, 0}, {}, std::string("cannot write: ") + std::strerror(errno));
+  };
+  std::error_code error;
+  const std::filesystem::path target = std::filesystem::weakly_canonical(path, error);
+  const auto status = std::filesystem::status(target, error);
+  if (std::filesystem::is_directory(status)) throw UsageError({path, 0}, {}, "cannot write: this is a directory");
+  // A file is replaced as a whole, what stands for a device is written to.
+  if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status)) return require(target, W_OK);
+  require(target.has_parent_path() ? target.parent_path() : ".", W_OK | X_OK);
+}
+
 bool inflates_too_much(std::size_t unpacked, std::int64_t packed) {
   constexpr std::size_t unsuspicious = std::size_t{64} << 20U;  // bytes; JSON of traces packs to a tenth or twentieth
   return unpacked > unsuspicious && packed > 0 && unpacked / 200 > static_cast<std::size_t>(packed);

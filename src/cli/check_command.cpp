@@ -33,7 +33,8 @@ std::vector<plan::Finding> diagnose(const CheckOptions& options, const Loaded& l
                      nearest_name(words.front(), known));
   }
   if (found->second == plan::Symptom::assertion) {
-    if (words.size() < 2) throw UsageError({"command line", 0}, "--symptom", "assert needs the message's text");
+    if (words.size() < 2 || words[1].find_first_not_of(" \t\n") == std::string::npos)
+      throw UsageError({"command line", 0}, "--symptom", "assert needs the message's text");
     return plan::diagnose(loaded.scenario, found->second, words[1]);
   }
   // A configuration that cannot be predicted can still be diagnosed, without numbers.

@@ -50,6 +50,9 @@ void add_report_option(Command& command, std::string& file);
 /// Is one of these outputs (option and path) standard output, "-"? Then nothing else goes there. Throws for two.
 bool on_standard_output(const std::vector<std::pair<std::string, std::string>>& outputs);
 
+/// Throws UsageError for an output that cannot be written, before there is anything to write.
+void require_writable(const std::vector<std::pair<std::string, std::string>>& outputs);
+
 /// `json`, an object's text, with a list as another member; unchanged where the list is empty.
 std::string with_list(const std::string& json, const std::string& name, const std::vector<std::string>& list);
 

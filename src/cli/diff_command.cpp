@@ -1,8 +1,10 @@
 // pipewright diff: two scenarios, two predictions, or a prediction and a trace.
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <cstdio>
 #include <filesystem>
 #include <memory>
-#include <nlohmann/json.hpp>
 
 #include "commands.hpp"
 #include "input.hpp"
@@ -45,16 +47,10 @@ void predict_side(Side& side, const DiffOptions& options, const std::vector<std:
 
 /// A JSON of ours holds its prediction; a plan its best one, with the scenario.
 bool read_json(Side& side, const std::string& path) {
-  const auto json = nlohmann::ordered_json::parse(read_file(path), nullptr, false);
-  if (!json.is_object()) return false;
-  if (json.contains("step_time_ms") && json.contains("ranks")) {
-    side.shown.prediction = json.dump();
-    return true;
-  }
-  if (!json.contains("best") || !json.contains("searched")) return false;
-  if (json["best"].is_null()) throw UsageError({path, 0}, {}, "this plan has no best: nothing fits");
-  side.shown.prediction = json["best"]["prediction"].dump();
-  side.scenario = scenario::parse(json["best"]["scenario"].get<std::string>(), path);
+  auto read = report::read_prediction(read_file(path), path);
+  if (!read) return false;
+  side.shown.prediction = std::move(read->prediction);
+  if (!read->scenario.empty()) side.scenario = scenario::parse(read->scenario, path);
   return true;
 }
 
@@ -72,10 +68,26 @@ void read_side(Side& side, const std::string& path, const DiffOptions& options,
   side.trace = traces::read(path);
 }
 
+/// A prediction is of one step: a trace of several, or of a part of one, is no match for it.
+void require_one_step(const traces::Trace& trace, const scenario::Scenario& scenario) {
+  double steps = 1;
+  try {
+    steps = traces::import_traces(scenario, {trace}, {"diff", 1, "pipewright diff"}, nullptr).ranks.front().steps;
+  } catch (const UsageError& error) {  // it can be compared as a whole even so
+    std::fprintf(stderr, "note: whether the trace holds one step of the scenario is not known: %s\n", error.what());
+  }
+  if (steps != 1)
+    throw UsageError({trace.file, 0}, {},
+                     fmt::format("holds {:.4g} steps of the scenario beside it, and a prediction is of one: record one "
+                                 "step (`pipewright capture` does)",
+                                 steps));
+}
+
 /// Ranks are laid out tp-cp-dp-pp.
 void summarise(Side& traced, const Side& other) {
   if (!other.scenario) throw UsageError(diff_line, "A, B", "beside a trace stands the scenario that it followed");
   const auto& s = *other.scenario;
+  require_one_step(*traced.trace, s);
   const auto stages = s.settings.pipeline_model_parallel_size;
   const auto rank = static_cast<int>(traced.trace->rank / std::max<std::int64_t>(1, s.cluster.num_gpus / stages));
   traced.shown.traced[rank] = traces::summarise(*traced.trace, s.settings.expert_model_parallel_size > 1);
@@ -94,7 +106,10 @@ report::RunTraced traced_run(const std::string& title, const Side& traced, const
 }
 
 void run(const DiffOptions& options) {
-  const bool quiet = on_standard_output({{"--json", options.json}, {"--report", options.html}});
+  const std::vector<std::pair<std::string, std::string>> outputs = {{"--json", options.json},
+                                                                    {"--report", options.html}};
+  const bool quiet = on_standard_output(outputs);
+  require_writable(outputs);
   Side a, b;
   {
     Progress progress("diff");
@@ -108,7 +123,7 @@ void run(const DiffOptions& options) {
   if (a.trace && !b.trace) summarise(a, b);
   if (b.trace && !a.trace) summarise(b, a);
   if (options.sides.at(0) == options.sides.at(1)) a.shown.name += " (A)", b.shown.name += " (B)";
-  const std::string json = report::diff_json(a.shown, b.shown);
+  const std::string json = report::stamped(report::diff_json(a.shown, b.shown));
   if (!options.json.empty()) write_result(options.json, json);
   if (!options.html.empty()) {
     report::Page page{"A against B", "diff", {{"diff", json}}, {}, {}};

@@ -121,6 +121,22 @@ Loaded Input::load() const {
   return loaded;
 }
 
+void Input::require_no_overrides() const {
+  const std::pair<const char*, bool> given[] = {{"--set", !set_.empty()},
+                                                {"--env", !env_.empty()},
+                                                {"--ignore", !ignore_.empty()},
+                                                {"--megatron", !megatron_.empty()},
+                                                {"--bridge", !bridge_.empty()},
+                                                {"--hf", !hf_.empty()},
+                                                {"--megatron-core", !megatron_core_.empty()},
+                                                {"--gpus", gpus_ != 0},
+                                                {"--gpus-per-node", gpus_per_node_ != 0}};
+  for (const auto& [option, is_given] : given)
+    if (is_given)
+      throw UsageError({"command line", 0}, option,
+                       "has no effect on " + path + ", whose scenarios are ready to run: give it to `pipewright plan`");
+}
+
 Loaded Input::model_alone(const emit::Machine& machine) const {
   Loaded loaded;
   loaded.scenario = scenario::from_hf(hf_, &loaded.notes);

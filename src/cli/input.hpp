@@ -40,6 +40,9 @@ class Input {
   /// What is known of the GPU; without counts where neither a profile nor a data sheet of that name is found.
   profile::Device gpu(const scenario::Scenario& scenario) const;
 
+  /// Where the scenarios are those of a plan, what would change them or make others is refused.
+  void require_no_overrides() const;
+
   bool states_a_run() const { return hf_.empty(); }  ///< not only a model
 
   bool propose = false;  ///< what the search leaves open is not checked before it

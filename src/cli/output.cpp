@@ -29,6 +29,11 @@ bool on_standard_output(const std::vector<std::pair<std::string, std::string>>& 
   return !first.empty();
 }
 
+void require_writable(const std::vector<std::pair<std::string, std::string>>& outputs) {
+  for (const auto& [option, path] : outputs)
+    if (!path.empty() && path != "-") pipewright::require_writable(path);
+}
+
 std::string with_list(const std::string& json, const std::string& name, const std::vector<std::string>& list) {
   if (list.empty()) return json;
   auto document = nlohmann::ordered_json::parse(json);

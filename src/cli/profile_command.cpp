@@ -12,6 +12,7 @@
 #include "pipewright/predict.hpp"
 #include "pipewright/profile.hpp"
 #include "pipewright/public_tables.hpp"
+#include "pipewright/report.hpp"
 #include "pipewright/scenario/io.hpp"
 #include "pipewright/validate.hpp"
 
@@ -210,10 +211,13 @@ profile::Profile calibrated(const ProfileOptions& options) {
     const double slowdown = validate::slowdown_of(run, *base, cold);
     if (!validate::explains_speed(slowdown, *base)) {
       throw UsageError(
-          {file, 0}, "measured.forward_backward_ms",
+          {file, 0}, run.measured->step_alone() ? "measured.step_ms" : "measured.forward_backward_ms",
           fmt::format(
-              "would mean kernels {:.2f} times as slow as the profile's: more than machines of one kind differ, "
+              "would mean kernels {}{:.2f} times as slow as the profile's: more than machines of one kind differ, "
               "and no host explains it; `validate --traces` shows where the time is",
+              slowdown >= validate::most_slowdown    ? "more than "
+              : slowdown <= validate::least_slowdown ? "less than "
+                                                     : "",
               slowdown));
     }
     const auto model = std::find(models.begin(), models.end(), run.model);
@@ -223,7 +227,7 @@ profile::Profile calibrated(const ProfileOptions& options) {
   }
   const auto& measured = base->first();
   profile::Profile result;
-  result.name = std::filesystem::path(options.out).stem().string();
+  result.name = options.out == "-" ? measured.name + "-calibrated" : std::filesystem::path(options.out).stem().string();
   result.device = measured.device;
   result.memory = measured.memory;
   auto all = by_kernels;
@@ -242,6 +246,12 @@ profile::Profile calibrated(const ProfileOptions& options) {
   return result;
 }
 
+/// A profile is hours of measuring: none is replaced unasked.
+void require_free(const ProfileOptions& options) {
+  if (!options.force && options.out != "-" && std::filesystem::exists(options.out))
+    throw UsageError({"command line", 0}, "--out", options.out + " exists; --force replaces it");
+}
+
 }  // namespace
 
 void add_profile(Command& app, Outcome&) {
@@ -255,13 +265,15 @@ void add_profile(Command& app, Outcome&) {
   show.callback([options] {
     const auto p = load(options->profiles.front());
     if (options->json != "-") write_result("-", show_text(p, options->family));
-    if (!options->json.empty()) write_result(options->json, show_json(p));
+    if (!options->json.empty()) write_result(options->json, report::stamped(show_json(p)));
   });
 
   auto& merge = command.add_subcommand("merge", "All entries of several profiles; the first that has one wins");
   merge.add_option("PROFILES", options->profiles, "names or files").required().expected(2, 1000);
   merge.add_option("--out", options->out, "file of the result (-: standard output)").required();
+  merge.add_flag("--force", options->force, "replace the file");
   merge.callback([options] {
+    require_free(*options);
     std::vector<profile::Profile> all;
     for (const auto& name : options->profiles) all.push_back(load(name));
     write_result(options->out, profile::to_json(profile::merge(all)));
@@ -273,7 +285,7 @@ void add_profile(Command& app, Outcome&) {
   diff.callback([options] {
     const auto differences = profile::diff(load(options->profiles[0]), load(options->profiles[1]));
     if (options->json != "-") write_result("-", diff_text(differences));
-    if (!options->json.empty()) write_result(options->json, diff_json(differences));
+    if (!options->json.empty()) write_result(options->json, report::stamped(diff_json(differences)));
   });
 
   auto& calibrate = command.add_subcommand(
@@ -282,10 +294,14 @@ void add_profile(Command& app, Outcome&) {
   calibrate.add_option("RUNS", options->runs, "scenario files with `measured:`").required();
   calibrate.add_option("--profile", options->profiles, "measured profile, name or file (default: the runs' own)");
   calibrate.add_option("--out", options->out, "file of the result (-: standard output)").required();
+  calibrate.add_flag("--force", options->force, "replace the file");
   calibrate.footer(
       "Example:\n  pipewright profile calibrate run1.yaml run2.yaml --out mine.json\n"
       "  pipewright plan next.yaml --profile mine.json --profile h200-sxm");
-  calibrate.callback([options] { write_result(options->out, profile::to_json(calibrated(*options))); });
+  calibrate.callback([options] {
+    require_free(*options);
+    write_result(options->out, profile::to_json(calibrated(*options)));
+  });
 
   auto& derive = command.add_subcommand(
       "derive", "A GPU from another one's profile and both data sheets, every entry marked derived");
@@ -304,8 +320,7 @@ void add_profile(Command& app, Outcome&) {
       "profiles/gb200-nvl72.json\n"
       "  pipewright profile derive h200-sxm --gpu h100-sxm --measured my-h100.json --out h100.json");
   derive.callback([options] {
-    if (!options->force && options->out != "-" && std::filesystem::exists(options->out))
-      throw UsageError({"command line", 0}, "--out", options->out + " exists; --force replaces it");
+    require_free(*options);
     const auto& sheet = profile::data_sheet(options->gpu, {"--gpu", 0});
     const auto measured = load(options->profiles.front());
     if (options->tables.empty()) {

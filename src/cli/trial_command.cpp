@@ -1,5 +1,6 @@
 // pipewright trial: the plan's candidates run for real, measured beside predicted.
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <filesystem>
 #include <memory>
@@ -7,6 +8,7 @@
 #include "commands.hpp"
 #include "input.hpp"
 #include "pipewright/page.hpp"
+#include "pipewright/report.hpp"
 #include "pipewright/scenario/io.hpp"
 #include "pipewright/trial.hpp"
 #include "progress.hpp"
@@ -21,14 +23,16 @@ struct TrialOptions {
   trial::Options how;
   std::string json, html, form = "megatron";
   int top = 3;
-  bool dry_run = false, unrecorded = false;
+  bool dry_run = false, unrecorded = false, force = false;
 };
 
 bool is_plan(const std::string& path) { return std::filesystem::path(path).extension() == ".json"; }
 
 std::vector<trial::Candidate> candidates_of(const TrialOptions& options) {
-  if (is_plan(options.input.path))
+  if (is_plan(options.input.path)) {
+    options.input.require_no_overrides();
     return trial::candidates_of_plan(read_file(options.input.path), options.input.path, options.top);
+  }
   auto scenario = options.input.runnable().scenario;
   scenario::check(scenario);
   return {{"given", "as given", std::move(scenario)}};
@@ -48,19 +52,36 @@ void check(const TrialOptions& options) {
     throw UsageError(trial_line, "--steps",
                      "must be at least " + std::to_string(fewest) + ": steps before step " +
                          std::to_string(trial::first_counted_step) + " are not counted");
-  if (!(options.how.limit_s > 0)) throw UsageError(trial_line, "--limit", "must be more than 0 seconds");
+  if (!(options.how.limit_s > 0) || !std::isfinite(options.how.limit_s))
+    throw UsageError(trial_line, "--limit", "must be a number of seconds, more than 0");
+}
+
+void print_commands(const std::vector<trial::Candidate>& candidates, const std::vector<trial::Command>& commands,
+                    const TrialOptions& options, bool quiet) {
+  std::string text;
+  for (std::size_t i = 0; i < candidates.size(); ++i)
+    text += "# " + candidates[i].name + ": " + candidates[i].label + "\n" + trial::shell_line(commands[i]) + "\n";
+  if (!quiet) write_result("-", text);
+  if (!options.json.empty()) write_result(options.json, report::stamped(trial::json(candidates, commands)));
 }
 
 void run(const TrialOptions& options, Outcome& outcome) {
   check(options);
-  const bool quiet = on_standard_output({{"--json", options.json}, {"--report", options.html}});
+  const std::vector<std::pair<std::string, std::string>> outputs = {{"--json", options.json},
+                                                                    {"--report", options.html}};
+  const bool quiet = on_standard_output(outputs);
   const auto candidates = candidates_of(options);
-  if (options.dry_run) {
-    for (const auto& candidate : candidates)
-      std::printf(
-          "# %s: %s\n%s\n", candidate.name.c_str(), candidate.label.c_str(),
-          trial::shell_line(trial::fill(options.how.command, candidate, options.how.form, options.how.steps)).c_str());
-    return;
+  std::vector<trial::Command> commands;
+  for (const auto& candidate : candidates)
+    commands.push_back(trial::fill(options.how.command, candidate, options.how.form, options.how.steps));
+  require_writable(outputs);
+  if (options.dry_run) return print_commands(candidates, commands, options, quiet);
+  const auto others = trial::open_folder(options.how.folder, candidates, options.force);
+  if (!others.empty()) {
+    std::string names;
+    for (const auto& name : others) names += (names.empty() ? "" : ", ") + name;
+    std::fprintf(stderr, "note: %s also holds %s, of another trial: `pipewright validate %s` counts them too\n",
+                 options.how.folder.c_str(), names.c_str(), options.how.folder.c_str());
   }
   std::vector<trial::Run> runs;
   {
@@ -76,9 +97,9 @@ void run(const TrialOptions& options, Outcome& outcome) {
   outcome.status = any ? 0 : 1;
   // Told first: a disk may be too full for the rest.
   if (!quiet) write_result("-", trial::text(runs));
-  if (!options.json.empty()) write_result(options.json, trial::json(runs));
-  if (!options.html.empty())
-    write_result(options.html, report::html({"Trial", "trial", {{"trial", trial::json(runs)}}, {}, {}}));
+  const std::string json = report::stamped(trial::json(runs));
+  if (!options.json.empty()) write_result(options.json, json);
+  if (!options.html.empty()) write_result(options.html, report::html({"Trial", "trial", {{"trial", json}}, {}, {}}));
 }
 
 }  // namespace
@@ -105,6 +126,7 @@ void add_trial(Command& app, Outcome& outcome) {
   command.add_flag("--resume", how.resume,
                    "take over what an earlier trial in --out has run by the same commands, but for failures that may "
                    "not come again");
+  command.add_flag("--force", options->force, "replace what --out holds of other runs under the same names");
   command.add_flag("--dry-run", options->dry_run, "print the commands and run nothing");
   add_json_option(command, options->json);
   add_report_option(command, options->html);

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <memory>
+#include <set>
 
 #include "commands.hpp"
 #include "embedded.hpp"
@@ -24,9 +25,10 @@ struct ValidateOptions {
   std::string json, html, markdown;
 };
 
-/// Files as given, directories as the YAML files in them by name.
+/// Files as given, directories as the YAML files in them by name; each once.
 std::vector<std::string> files(const std::vector<std::string>& paths) {
   std::vector<std::string> out;
+  std::set<std::filesystem::path> known;
   for (const auto& path : paths) {
     if (!std::filesystem::is_directory(path)) {
       out.push_back(path);
@@ -41,6 +43,11 @@ std::vector<std::string> files(const std::vector<std::string>& paths) {
     std::sort(inside.begin(), inside.end());
     out.insert(out.end(), inside.begin(), inside.end());
   }
+  std::erase_if(out, [&](const std::string& path) {
+    std::error_code none;
+    const auto file = std::filesystem::canonical(path, none);
+    return !none && !known.insert(file).second;
+  });
   return out;
 }
 
@@ -55,8 +62,10 @@ void run(const ValidateOptions& options, Outcome& outcome) {
   if (options.has_tolerance && !(options.tolerance >= 0 && options.tolerance < 1e9)) {  // also NaN
     throw UsageError({"command line", 0}, "--tolerance", "a percentage of at least 0 is needed");
   }
-  const bool quiet =
-      on_standard_output({{"--json", options.json}, {"--report", options.html}, {"--markdown", options.markdown}});
+  const std::vector<std::pair<std::string, std::string>> outputs = {
+      {"--json", options.json}, {"--report", options.html}, {"--markdown", options.markdown}};
+  const bool quiet = on_standard_output(outputs);
+  require_writable(outputs);
   std::vector<scenario::Scenario> scenarios;
   for (const auto& file : files(options.paths)) {
     scenarios.push_back(scenario::parse(content_of(file), file));

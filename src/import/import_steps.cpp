@@ -253,6 +253,7 @@ class Importer {
       forward += pattern->pass == Pass::forward && pattern->enters;
       whole_step |= pattern->pass == Pass::step;
     }
+    report.steps = static_cast<double>(forward) / static_cast<double>(expected);
     if (forward % expected != 0) {
       const auto found =
           fmt::format("{} layers run forward in the trace, {} in a step of the scenario", forward, expected);

@@ -112,6 +112,8 @@ Json stamped(const Json& body, const Stamp& stamp) {
   return json;
 }
 
+std::string stamped(const std::string& json) { return dumped(stamped(Json::parse(json), Stamp())); }
+
 std::string dumped(const Json& body, const Stamp* stamp) {
   return stamp == nullptr ? dumped(body) : dumped(stamped(body, *stamp));
 }

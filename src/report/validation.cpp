@@ -14,10 +14,32 @@ using namespace validate;
 
 namespace {
 
+/// "mean |error| 4.0 %, largest 10.0 %, bias -2.7 %".
+std::string errors_text(const Errors& errors) {
+  return fmt::format("mean |error| {:.1f} %, largest {:.1f} %, bias {:+.1f} %", 100 * errors.mean_abs,
+                     100 * errors.max_abs, 100 * errors.bias);
+}
+/// "; 67 % inside their interval (...)"; nothing where no prediction has one.
+std::string interval_text(const Group& group) {
+  return group.in_interval ? fmt::format("; {:.0f} % inside their interval (median half width {:.1f} %)",
+                                         100 * *group.in_interval, 100 * *group.half_width)
+                           : "";
+}
+
+Json rounded(const std::optional<double>& value) { return value ? Json(report::rounded(*value, 6)) : Json(); }
+Json errors_json(const Errors& errors) {
+  return {{"mean_abs_error", rounded(errors.mean_abs)},
+          {"max_abs_error", rounded(errors.max_abs)},
+          {"bias", rounded(errors.bias)}};
+}
+Json errors_json(const std::optional<Errors>& errors) { return errors ? errors_json(*errors) : Json(); }
+
 std::string traces_text(const Validation& v) {
   Table table({"run", "rank", "kind", "busy ms", "predicted", "difference", "exposed ms", "predicted", "difference"});
+  bool any = false;
   for (const auto& c : v.cases) {
     for (const auto& t : traced(c)) {
+      any = true;
       const auto number = [](double value) { return fmt::format("{:.1f}", value); };
       const auto change = [](double value) { return fmt::format("{:+.1f}", value); };
       table.add({c.scenario.name, fmt::format("{}", t.rank), t.kind, number(t.measured_busy_ms),
@@ -27,29 +49,25 @@ std::string traces_text(const Validation& v) {
                  t.kind == "comp" ? "" : change(t.predicted_exposed_ms - t.measured_exposed_ms)});
     }
   }
+  if (!any) return "\nno run has a trace_summary: there is nothing to compare with traces\n";
   return "\nagainst traces (traced figures scaled by the untraced over the traced step)\n" + table.text();
 }
 
 std::string group_text(const char* name, const Group& group) {
   if (group.runs == 0) return "";
-  std::string out = fmt::format(
-      "{}: {} runs, mean |error| {:.1f} %, largest {:.1f} %, bias {:+.1f} %; {:.0f} % inside their interval (median "
-      "half width {:.1f} %)",
-      name, group.runs, 100 * group.time.mean_abs, 100 * group.time.max_abs, 100 * group.time.bias,
-      100 * group.in_interval, 100 * group.half_width);
+  std::string out = fmt::format("{}: {} runs, {}{}", name, group.runs, errors_text(group.time), interval_text(group));
   if (group.tau_of_tflops)
     out += fmt::format("; order of TFLOP/s over configurations (Kendall's tau) {:.2f}", *group.tau_of_tflops);
   return out + "\n";
 }
 
 Json group_json(const Group& group) {
-  Json out = {{"runs", group.runs},
-              {"mean_abs_error", rounded(group.time.mean_abs, 6)},
-              {"max_abs_error", rounded(group.time.max_abs, 6)},
-              {"bias", rounded(group.time.bias, 6)},
-              {"in_interval", rounded(group.in_interval, 6)},
-              {"median_half_width", rounded(group.half_width, 6)}};
-  out["tau_of_tflops"] = group.tau_of_tflops ? Json(rounded(*group.tau_of_tflops, 6)) : Json(nullptr);
+  Json out = {{"runs", group.runs}};
+  const Json errors = errors_json(group.time);
+  for (const auto& [key, value] : errors.items()) out[key] = group.runs > 0 ? value : Json();
+  out["in_interval"] = rounded(group.in_interval);
+  out["median_half_width"] = rounded(group.half_width);
+  out["tau_of_tflops"] = rounded(group.tau_of_tflops);
   return out;
 }
 
@@ -83,18 +101,20 @@ std::string validate_text(const Validation& v, bool traces) {
     table.add(row);
   }
   const Group all = v.all();
-  const Errors time = all.time, memory = v.memory();
   std::string out =
       fmt::format("{} prediction of forward-backward time and peak allocated memory\n{}", v.mode, table.text());
   if (published) out += "Where no forward-backward time was measured the whole step is compared.\n";
-  out += fmt::format(
-      "time: mean |error| {:.1f} %, largest {:.1f} %, bias {:+.1f} %; order of comparable runs (Kendall's "
-      "tau) {:.2f}; {:.0f} % inside their interval (median half width {:.1f} %)\n",
-      100 * time.mean_abs, 100 * time.max_abs, 100 * time.bias, v.kendall_tau(), 100 * all.in_interval,
-      100 * all.half_width);
+  std::string cold;
+  for (const auto& c : v.cases)
+    if (c.cold) cold += (cold.empty() ? "" : ", ") + c.scenario.name;
+  if (!cold.empty()) out += wrapped("cold, as no other run tells the speed of their machine: " + cold) + "\n";
+  if (all.runs > 0) out += "time: " + errors_text(all.time);
+  if (const auto tau = v.kendall_tau()) out += fmt::format("; order of comparable runs (Kendall's tau) {:.2f}", *tau);
+  if (all.runs > 0) out += interval_text(all) + "\n";
   if (published) out += group_text("dense models", v.dense()) + group_text("mixtures of experts", v.mixtures());
-  out += fmt::format("memory: mean |error| {:.1f} %, largest {:.1f} %, bias {:+.1f} %\n", 100 * memory.mean_abs,
-                     100 * memory.max_abs, 100 * memory.bias);
+  for (const auto& [what, errors] :
+       {std::pair("memory", v.memory()), {"reserved memory", v.reserved()}, {"outside the allocator", v.outside()}})
+    if (errors) out += fmt::format("{}: {}\n", what, errors_text(*errors));
   for (const auto& choice : v.choices()) {
     out += fmt::format("choice: of {} comparable runs {} is predicted fastest, {} was: {:.1f} % lost\n", choice.of,
                        choice.chosen, choice.best, 100 * choice.regret);
@@ -143,6 +163,8 @@ std::string validate_json(const Validation& v, const Stamp* stamp) {
       auto& row = ranks.back();
       row["measured_reserved_bytes"] = rank.measured_reserved ? Json(rank.measured_reserved->value) : Json(nullptr);
       row["predicted_reserved_bytes"] = rank.predicted_reserved.value;
+      row["measured_outside_bytes"] = rank.measured_outside ? Json(rank.measured_outside->value) : Json(nullptr);
+      row["predicted_outside_bytes"] = rank.predicted_outside.value;
     }
     cases.push_back({{"name", c.scenario.name},
                      {"measured_ms", measured_ms(c)},
@@ -157,26 +179,25 @@ std::string validate_json(const Validation& v, const Stamp* stamp) {
       cases.back()["fits"] = c.prediction.fits;
       cases.back()["source"] = c.scenario.measured->source;
     }
-    if (!c.calibrated_by.empty()) cases.back()["calibrated_by"] = c.calibrated_by;
+    if (c.cold || !c.calibrated_by.empty()) cases.back()["calibrated_by"] = c.calibrated_by;
   }
   for (const auto& [name, reason] : v.refused) refused.push_back({{"name", name}, {"reason", reason}});
   const Group all = v.all();
-  const Errors time = all.time, memory = v.memory();
+  Json time;
+  if (all.runs > 0) {
+    time = errors_json(all.time);
+    time["kendall_tau"] = rounded(v.kendall_tau());
+    time["in_interval"] = rounded(all.in_interval);
+  }
   return dumped({{"mode", v.mode},
                  {"cases", cases},
                  {"refused", refused},
-                 {"time",
-                  {{"mean_abs_error", rounded(time.mean_abs, 6)},
-                   {"max_abs_error", rounded(time.max_abs, 6)},
-                   {"bias", rounded(time.bias, 6)},
-                   {"kendall_tau", rounded(v.kendall_tau(), 6)},
-                   {"in_interval", rounded(all.in_interval, 6)}}},
+                 {"time", time},
                  {"dense", group_json(v.dense())},
                  {"mixtures", group_json(v.mixtures())},
-                 {"memory",
-                  {{"mean_abs_error", rounded(memory.mean_abs, 6)},
-                   {"max_abs_error", rounded(memory.max_abs, 6)},
-                   {"bias", rounded(memory.bias, 6)}}}},
+                 {"memory", errors_json(v.memory())},
+                 {"reserved", errors_json(v.reserved())},
+                 {"outside", errors_json(v.outside())}},
                 stamp);
 }
 

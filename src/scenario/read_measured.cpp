@@ -178,6 +178,8 @@ Measured read_measured(const Value& value, const std::string& file) {
               }},
              {"tokens_per_s_per_gpu", false, number_into(measured.tokens_per_s_per_gpu)},
              {"peak_allocated_bytes_by_rank", false, by_rank(measured.peak_allocated_bytes_by_rank)},
+             {"peak_reserved_bytes_by_rank", false, by_rank(measured.peak_reserved_bytes_by_rank)},
+             {"outside_allocator_bytes_by_rank", false, by_rank(measured.outside_allocator_bytes_by_rank)},
              {"samples_ms", false,
               [&](const Value& v, const Position& at, const std::string& key) {
                 each(v, at, key, [&](const Value& item) {
@@ -200,9 +202,12 @@ std::string write_measured(const Measured& measured) {
   if (!measured.source.empty()) out += fmt::format("  source: {}\n", yaml_scalar(measured.source));
   if (measured.tokens_per_s_per_gpu)
     out += fmt::format("  tokens_per_s_per_gpu: {}\n", yaml_number(*measured.tokens_per_s_per_gpu));
-  if (!measured.peak_allocated_bytes_by_rank.empty()) out += "  peak_allocated_bytes_by_rank:\n";
-  for (const auto& [rank, bytes] : measured.peak_allocated_bytes_by_rank)
-    out += fmt::format("    {}: {}\n", rank, bytes.value);
+  for (const auto& [key, by_rank] : {std::pair("peak_allocated", &measured.peak_allocated_bytes_by_rank),
+                                     {"peak_reserved", &measured.peak_reserved_bytes_by_rank},
+                                     {"outside_allocator", &measured.outside_allocator_bytes_by_rank}}) {
+    if (!by_rank->empty()) out += fmt::format("  {}_bytes_by_rank:\n", key);
+    for (const auto& [rank, bytes] : *by_rank) out += fmt::format("    {}: {}\n", rank, bytes.value);
+  }
   if (measured.step_alone()) return out;
   out += fmt::format("  forward_backward_ms: {}\n", yaml_number(measured.forward_backward_ms));
   std::string samples;

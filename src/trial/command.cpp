@@ -1,4 +1,6 @@
 // Candidates of a plan, and the user's command with a candidate filled in.
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
@@ -74,16 +76,28 @@ std::vector<Candidate> candidates_of_plan(const std::string& json, const std::st
   const auto plan = nlohmann::json::parse(json, nullptr, false);
   if (!plan.is_object() || !plan.contains("alternatives"))
     throw UsageError({file, 0}, {}, "is not what `pipewright plan --json` writes");
+  const auto text_of = [&](const nlohmann::json& entry, const std::string& of, const char* key) {
+    const auto& value = entry.at(key);
+    if (!value.is_string())
+      throw UsageError({file, 0}, of + "." + key, fmt::format("expected a text, found {}", value.type_name()));
+    return value.get<std::string>();
+  };
   std::vector<Candidate> result;
   const auto add = [&](const nlohmann::json& entry, const std::string& name) {
-    if (!entry.is_object()) return;
+    if (entry.is_null()) return;  // nothing fits
+    if (!entry.is_object())
+      throw UsageError({file, 0}, name, fmt::format("expected an object, found {}", entry.type_name()));
     if (!entry.contains("scenario"))
       throw UsageError({file, 0}, name, "has no scenario: write the plan again with this version");
-    Candidate candidate{name, entry.value("label", name), scenario::parse(entry["scenario"].get<std::string>(), file)};
+    Candidate candidate{name, entry.contains("label") ? text_of(entry, name, "label") : name,
+                        scenario::parse(text_of(entry, name, "scenario"), file)};
     candidate.scenario.name = name;
     const auto same = [&](const Candidate& other) { return other.scenario == candidate.scenario; };
     if (std::none_of(result.begin(), result.end(), same)) result.push_back(std::move(candidate));
   };
+  if (!plan["alternatives"].is_array())
+    throw UsageError({file, 0}, "alternatives",
+                     fmt::format("expected a list, found {}", plan["alternatives"].type_name()));
   if (plan.contains("best")) add(plan["best"], "best");
   for (std::size_t i = 0; i < plan["alternatives"].size() && static_cast<int>(result.size()) < top; ++i)
     add(plan["alternatives"][i], "alternative-" + std::to_string(i + 1));

@@ -8,8 +8,8 @@
 namespace pipewright::trial {
 
 void keep_end(const std::string& file, const std::string& command, const Ended& ended) {
-  const nlohmann::ordered_json end = {
-      {"command", command}, {"exit_status", ended.status}, {"timed_out", ended.timed_out}};
+  nlohmann::ordered_json end = {{"command", command}, {"exit_status", ended.status}, {"timed_out", ended.timed_out}};
+  if (ended.log_bytes) end["log_bytes"] = *ended.log_bytes;
   write_file(file, end.dump(1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n");
 }
 
@@ -25,6 +25,7 @@ std::optional<Ended> kept_end(const std::string& file, const std::string& comman
   Ended result;
   result.status = end["exit_status"].get<int>();
   result.timed_out = end["timed_out"].get<bool>();
+  if (is("log_bytes", Type::number_unsigned)) result.log_bytes = end["log_bytes"].get<std::uintmax_t>();
   return result;
 }
 

@@ -11,6 +11,8 @@ namespace {
 
 // As long as the numbers of a run: longer ones are no line of a training loop.
 const std::string whole_group = R"((\d{1,9}))", number_group = R"((\d{1,12}(?:\.\d{0,12})?))";
+// A number ends here: of "1,500.0" or "1e9" the beginning is none.
+const std::string end_of_number = R"((?=[\s|]|$))";
 
 Bytes of_mebibytes(const std::string& text) {
   return Bytes(static_cast<std::int64_t>(std::stod(text) * 1024 * 1024 + 0.5));
@@ -19,17 +21,25 @@ Bytes of_gigabytes(const std::string& text) { return Bytes(static_cast<std::int6
 
 /// Bridge prints a step twice, as seconds to a hundredth and in Megatron-LM's words (train_utils.py, training_log):
 /// the former count where the latter are missing.
-struct Steps {
+struct Lines {
   std::vector<std::pair<int, double>> exact, rounded;
+  int seconds = 0;
 
   void read(std::string_view line) {
     static const Regex megatron(R"(iteration\s+)" + whole_group + R"(\s*/.*elapsed time per iteration \(ms\): )" +
-                                number_group),
-        bridge("Step Time : " + number_group + "s");
+                                number_group + end_of_number),
+        bridge("Step Time : " + number_group + "s" + end_of_number);
     if (const auto m = megatron.first_in(line); !m.empty())
-      exact.emplace_back(std::stoi(m[1]), std::stod(m[2]));
+      add(exact, std::stoi(m[1]), std::stod(m[2]));
     else if (const auto s = bridge.first_in(line); !s.empty())
-      rounded.emplace_back(static_cast<int>(rounded.size()) + 1, 1e3 * std::stod(s[1]));
+      add(rounded, ++seconds, 1e3 * std::stod(s[1]));
+  }
+
+ private:
+  /// Where several ranks print, a step is still one.
+  static void add(std::vector<std::pair<int, double>>& to, int step, double ms) {
+    const auto known = [&](const auto& each) { return each.first == step; };
+    if (ms > 0 && std::none_of(to.begin(), to.end(), known)) to.emplace_back(step, ms);
   }
 };
 
@@ -37,9 +47,10 @@ struct Steps {
 void read_memory(std::string_view line, Log& log) {
   static const Regex megatron(R"(\[Rank )" + whole_group + R"(\].*max allocated: )" + number_group +
                               R"( \| reserved: )" + number_group + R"( \| max reserved: )" + number_group +
-                              R"((?: \| total device memory used: )" + number_group + ")?"),
-      bridge(R"(\[Rank )" + whole_group + R"(\].* mem-max-allocated-gigabytes: )" + number_group +
-             R"(.* mem-max-reserved-gigabytes: )" + number_group);
+                              end_of_number + R"((?: \| total device memory used: )" + number_group + end_of_number +
+                              ")?"),
+      bridge(R"(\[Rank )" + whole_group + R"(\].* mem-max-allocated-gigabytes: )" + number_group + end_of_number +
+             R"(.* mem-max-reserved-gigabytes: )" + number_group + end_of_number);
   RankMemory memory;
   if (const auto m = megatron.first_in(line); !m.empty()) {
     memory = {std::stoi(m[1]), of_mebibytes(m[2]), of_mebibytes(m[4]), {}};
@@ -74,16 +85,38 @@ std::string_view name(Status status) {
 
 Log read_log(std::string_view text) {
   Log log;
-  Steps steps;
+  Lines lines;
   // A line that is longer is no line of a training loop, and regular expressions recurse over its letters.
   constexpr std::size_t longest = 4096;
   each_line(text, [&](std::string_view line) {
     line = line.substr(0, longest);
-    if (holds(line, "elapsed time per iteration") || holds(line, "Step Time :")) steps.read(line);
+    if (holds(line, "elapsed time per iteration") || holds(line, "Step Time :")) lines.read(line);
     if (holds(line, "max reserved:") || holds(line, "mem-max-reserved-gigabytes:")) read_memory(line, log);
   });
-  log.steps = steps.exact.empty() ? std::move(steps.rounded) : std::move(steps.exact);
+  log.steps = lines.exact.empty() ? std::move(lines.rounded) : std::move(lines.exact);
   return log;
+}
+
+Steps steps_of(const Log& log) {
+  Steps steps;
+  if (log.steps.empty()) return steps;
+  auto sorted = log.steps;
+  std::sort(sorted.begin(), sorted.end());
+  for (std::size_t i = 1; i < sorted.size(); ++i) {
+    const int apart = sorted[i].first - sorted[i - 1].first;
+    steps.apart = i == 1 ? apart : std::min(steps.apart, apart);
+  }
+  const int first = sorted.front().first;
+  steps.done = sorted.back().first - first + steps.apart;
+  for (const auto& [step, ms] : log.steps)
+    if (steps.apart == 1 && step - first + 1 >= first_counted_step) steps.samples_ms.push_back(ms);
+  return steps;
+}
+
+std::optional<double> median(std::vector<double> values) {
+  if (values.empty()) return std::nullopt;
+  std::sort(values.begin(), values.end());
+  return (values[(values.size() - 1) / 2] + values[values.size() / 2]) / 2;
 }
 
 }  // namespace pipewright::trial

@@ -1,10 +1,13 @@
 // One candidate: predicted, run, read back.
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <map>
 
 #include "ended.hpp"
 #include "pipewright/capture.hpp"
@@ -18,24 +21,19 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::optional<double> median(std::vector<double> values) {
-  if (values.empty()) return std::nullopt;
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
-
 int pp_rank_of(const scenario::Scenario& s, int rank) {  // order tp-cp-ep-dp-pp
   return static_cast<int>(rank /
                           std::max<scenario::Int>(1, s.cluster.num_gpus / s.settings.pipeline_model_parallel_size));
 }
 
-/// A log; of one that is longer than any that was meant, its beginning and its end.
-std::string log_text(const std::string& path) {
+/// A log, or what it held when its run was asked to end; of one that is longer than any that was meant, its beginning
+/// and its end.
+std::string log_text(const std::string& path, std::optional<std::uintmax_t> held) {
   constexpr std::streamoff half = 64 << 20;
   std::ifstream file(path, std::ios::binary | std::ios::ate);
   if (!file) return "";
-  const std::streamoff size = file.tellg();
+  std::streamoff size = file.tellg();
+  if (held) size = std::min(size, static_cast<std::streamoff>(std::min<std::uintmax_t>(*held, INT64_MAX)));
   std::string text;
   const auto add = [&](std::streamoff from, std::streamoff to) {
     const auto before = text.size();
@@ -57,7 +55,7 @@ std::string log_text(const std::string& path) {
 /// What its processes recorded, rank by rank.
 class Recordings {
  public:
-  Recordings(const Options& options, const std::string& name) : folder_(fs::path(options.folder) / (name + ".rec")) {
+  Recordings(const Options& options, fs::path folder) : folder_(std::move(folder)) {
     if (!options.record) return;
     capture::Attach how;
     how.first_step = how.last_step = recorded_step;
@@ -77,10 +75,10 @@ class Recordings {
   bool can() const { return !variables_.empty(); }
   const std::vector<std::pair<std::string, std::string>>& variables() const { return variables_; }
 
-  void read(Run& run) const {
-    if (!can() || !fs::exists(folder_)) return;
+  void read(Run& run, const fs::path& folder) const {
+    if (!can() || !fs::exists(folder)) return;
     const bool experts = run.candidate.scenario.settings.expert_model_parallel_size > 1;
-    for (const auto& path : capture::gather(folder_.string())) {
+    for (const auto& path : capture::gather(folder.string())) {
       try {
         const auto trace = traces::read(path);
         run.recorded.emplace_back(trace.rank, traces::summarise(trace, experts));
@@ -98,9 +96,8 @@ class Recordings {
 
 /// Steps that count, or of a program that prints none the longest span of the recorded one.
 void time_steps(Run& run, const Log& log) {
-  for (const auto& [step, ms] : log.steps)
-    if (step >= first_counted_step) run.samples_ms.push_back(ms);
-  run.step_ms = median(run.samples_ms);
+  run.steps = steps_of(log);
+  run.step_ms = median(run.steps.samples_ms);
   if (run.step_ms || run.recorded.empty()) return;
   double longest = 0;
   for (const auto& [rank, summary] : run.recorded) longest = std::max(longest, summary.span_us / 1e3);
@@ -108,25 +105,26 @@ void time_steps(Run& run, const Log& log) {
   run.from_recording = true;
 }
 
-/// The scenario with the run's own section `measured:` (formats: a step alone, its source, peaks by pipeline rank).
-void write_scenario(const Run& run, const Options& options) {
+/// The scenario with the run's own section `measured:` (formats: a step alone, its source, memory by pipeline rank).
+std::string measured_scenario(const Run& run) {
   auto scenario = run.candidate.scenario;
   scenario.search = {};
-  scenario.measured.reset();
-  const std::string how = run.from_recording
-                              ? "span of a recorded step"
-                              : fmt::format("median of steps {} to {}", first_counted_step, options.steps);
-  std::string text = scenario::write(scenario);
-  text += fmt::format("measured:\n  step_ms: {:.3f}\n  source: 'pipewright trial, {}: {}'\n", *run.step_ms,
-                      run.candidate.name, how);
-  std::map<int, Bytes> peaks;
+  auto& measured = scenario.measured.emplace();
+  measured.step_ms = std::round(*run.step_ms * 1e3) / 1e3;
+  measured.source =
+      fmt::format("pipewright trial, {}: {}", run.candidate.name,
+                  run.from_recording ? "span of a recorded step"
+                                     : fmt::format("median of steps {} to {}", first_counted_step, run.steps.done));
   for (const auto& memory : run.memory) {
-    auto& peak = peaks[pp_rank_of(scenario, memory.rank)];
-    peak = std::max(peak, memory.allocated);
+    const auto most = [&](auto& by_rank, Bytes bytes) {
+      auto& peak = by_rank[pp_rank_of(scenario, memory.rank)];
+      peak = std::max(peak, bytes);
+    };
+    most(measured.peak_allocated_bytes_by_rank, memory.allocated);
+    most(measured.peak_reserved_bytes_by_rank, memory.reserved);
+    if (memory.outside) most(measured.outside_allocator_bytes_by_rank, *memory.outside);
   }
-  if (!peaks.empty()) text += "  peak_allocated_bytes_by_rank:\n";
-  for (const auto& [rank, peak] : peaks) text += fmt::format("    {}: {}\n", rank, peak.value);
-  write_file((fs::path(options.folder) / (run.candidate.name + ".yaml")).string(), text);
+  return scenario::write(scenario);
 }
 
 /// A log that speaks of more ranks than the candidate has is another run's.
@@ -138,16 +136,29 @@ void leave_out_foreign_ranks(Run& run) {
     run.notes.push_back(fmt::format("the run has more ranks than the {} GPUs of what was predicted", gpus));
 }
 
-void judge(Run& run, const Ended& ended, const Failure& failure, const Log& log, const Options& options) {
+/// Why there is no step time.
+std::string without_time(const Run& run, const Failure& failure) {
+  const std::string why =
+      run.steps.apart > 1
+          ? fmt::format("prints a step time for every {} steps, their mean; --log-interval 1 in COMMAND prints each",
+                        run.steps.apart)
+          : fmt::format(
+                "ended without a step time: neither \"elapsed time per iteration\" of its step {} or later "
+                "nor a recorded step (steps printed: {}; --log-interval 1 in COMMAND prints each)",
+                first_counted_step, run.steps.done);
+  return why + (failure.named ? "; its log says: " + failure.reason : "");
+}
+
+void judge(Run& run, const Ended& ended, const Failure& failure, const Options& options) {
   const auto end_with = [&](const Failure& why, const std::string& more = {}) {
     run.status = why.status;
     run.cause = why.cause;
     run.reason = why.reason + more;
     run.lines = why.lines;
   };
-  const bool all_steps = !log.steps.empty() && log.steps.back().first >= options.steps;
+  const bool all_steps = run.steps.done >= options.steps;
   const auto killed =
-      fmt::format("still running after {:.0f} s, {} steps done; killed", options.limit_s, log.steps.size());
+      fmt::format("still running after {:.0f} s, {} steps done; killed", options.limit_s, run.steps.done);
   run.status = Status::failed;
   if (ended.interrupted) {
     run.status = Status::interrupted;
@@ -165,26 +176,54 @@ void judge(Run& run, const Ended& ended, const Failure& failure, const Log& log,
     end_with(failure);
   } else if (!run.step_ms) {
     if (failure.named) end_with(failure);
-    run.reason = fmt::format(
-        "ended without a step time: neither \"elapsed time per iteration\" of step {} or later "
-        "in its output nor a recorded step{}",
-        first_counted_step, failure.named ? "; its log says: " + failure.reason : "");
+    run.reason = without_time(run, failure);
   } else {
     run.status = Status::ok;
   }
 }
 
 /// Everything that a run left, read: the same for one that has just ended and for one of an earlier trial.
-void read_back(Run& run, const Ended& ended, const Recordings& recordings, const Options& options) {
-  const std::string text = log_text(run.log);
+void read_back(Run& run, const Ended& ended, const Recordings& recordings, const fs::path& recorded,
+               const Options& options) {
+  const std::string text = log_text(run.log, ended.log_bytes);
   const Log log = read_log(text);
   run.memory = log.memory;
-  recordings.read(run);
+  recordings.read(run, recorded);
   leave_out_foreign_ranks(run);
   time_steps(run, log);
-  judge(run, ended, failure_of(text, ended.status), log, options);
+  judge(run, ended, failure_of(text, ended.status), options);
   if (run.status != Status::ok) run.step_ms.reset();
 }
+
+/// What the candidate itself decides stays so; a lost connection or a killed worker may not come again.
+bool settled(const Run& run) { return run.status == Status::ok || run.status == Status::out_of_memory; }
+
+/// The files of a candidate: of a run under way beside those of an earlier one, which go when it has settled more.
+class Files {
+ public:
+  Files(const std::string& folder, std::string name) : folder_(folder), name_(std::move(name)) {}
+
+  fs::path kept(const char* what) const { return folder_ / (name_ + what); }
+  fs::path fresh(const char* what) const { return folder_ / (name_ + ".new" + what); }
+  bool earlier() const { return fs::exists(kept(".yaml")) || fs::exists(kept(".ended.json")); }
+
+  void replace() const {
+    fs::remove_all(kept(".rec"));  // a folder is not renamed over another
+    for (const char* what : {".yaml", ".ended.json", ".log", ".rec"}) {
+      if (fs::exists(fs::symlink_status(fresh(what))))
+        fs::rename(fresh(what), kept(what));
+      else
+        fs::remove(kept(what));
+    }
+  }
+  void clear() const {
+    for (const char* what : {".rec", ".ended.json", ".yaml"}) fs::remove_all(fresh(what));
+  }
+
+ private:
+  fs::path folder_;
+  std::string name_;
+};
 
 /// What was measured is told in any case, also where it cannot be kept: on a full disk for instance.
 template <class Write>
@@ -198,7 +237,51 @@ void write_or_note(Run& run, const Write& write) {
   }
 }
 
+/// Of a scenario file's text what decides its prediction, as written again; nullopt: it is none.
+std::optional<std::string> essence(const std::string& text, const std::string& file) {
+  try {
+    auto scenario = scenario::parse(text, file);
+    scenario.measured.reset();
+    scenario.search = {};
+    scenario.name.clear();
+    return scenario::write(scenario);
+  } catch (const UsageError&) {
+    return std::nullopt;
+  }
+}
+
+std::string text_of(const fs::path& file) {  // read_file() would take it for an input, never to be replaced
+  std::ifstream in(file);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
 }  // namespace
+
+std::vector<std::string> open_folder(const std::string& folder, const std::vector<Candidate>& candidates,
+                                     bool replace) {
+  const auto refuse = [&](const std::string& why) { throw UsageError({"command line", 0}, "--out", why); };
+  std::error_code problem;
+  fs::create_directories(folder, problem);
+  if (problem || access(folder.c_str(), W_OK | X_OK) != 0)
+    refuse(folder + ": cannot write: " + (problem ? problem.message() : std::strerror(errno)));
+  std::vector<std::string> others;
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    const auto& path = entry.path();
+    if (!entry.is_regular_file() || path.extension() != ".yaml") continue;
+    const auto found = std::find_if(candidates.begin(), candidates.end(),
+                                    [&](const auto& each) { return each.name == path.stem().string(); });
+    if (found == candidates.end()) {
+      others.push_back(path.filename().string());
+    } else if (essence(text_of(path), path.string()) != essence(scenario::write(found->scenario), path.string())) {
+      if (!replace)
+        refuse(path.string() + " was measured of another run than " + found->name +
+               " is here: give another folder, or --force to replace it");
+      for (const char* what : {".yaml", ".ended.json"}) fs::remove(Files(folder, found->name).kept(what));
+    }
+  }
+  std::sort(others.begin(), others.end());
+  return others;
+}
 
 Run run(const Candidate& candidate, const profile::Profiles& profiles, const Options& options, std::stop_token stop,
         std::stop_token at_once) {
@@ -206,27 +289,23 @@ Run run(const Candidate& candidate, const profile::Profiles& profiles, const Opt
   result.candidate = candidate;
   result.prediction = predict::predict(candidate.scenario, profiles);
   if (stop.stop_requested()) return result;
-  const fs::path folder = options.folder;
-  result.log = (folder / (candidate.name + ".log")).string();
-  const std::string end = (folder / (candidate.name + ".ended.json")).string();
+  const Files files(options.folder, candidate.name);
+  result.log = files.kept(".log").string();
   const Command command = fill(options.command, candidate, options.form, options.steps);
   const std::string line = shell_line(command);
-  const Recordings recordings(options, candidate.name);
-  if (const auto ended = options.resume ? kept_end(end, line) : std::nullopt) {
+  const Recordings recordings(options, files.fresh(".rec"));
+  if (const auto ended = options.resume ? kept_end(files.kept(".ended.json").string(), line) : std::nullopt) {
     Run taken = result;
-    read_back(taken, *ended, recordings, options);
-    // What the candidate itself decides stays so; a lost connection or a killed worker may not come again.
-    if (taken.status == Status::ok || taken.status == Status::out_of_memory) {
+    read_back(taken, *ended, recordings, files.kept(".rec"), options);
+    if (settled(taken)) {
       taken.notes.emplace_back("taken over from an earlier trial");
       return taken;
     }
   }
-  std::error_code nothing_there;
-  fs::create_directories(folder, nothing_there);  // where it fails, the log says so
-  for (const auto& old : {end, (folder / (candidate.name + ".yaml")).string()}) fs::remove(old, nothing_there);
-  write_or_note(result, [&] { recordings.prepare(); });
+  write_or_note(result, [&] { files.clear(), recordings.prepare(); });
   auto environment = command.environment;
   environment.insert(environment.end(), recordings.variables().begin(), recordings.variables().end());
+  result.log = files.fresh(".log").string();
   Ended ended;
   try {
     ended = run_process({command.words, environment, result.log}, options.limit_s, stop, at_once);
@@ -238,9 +317,23 @@ Run run(const Candidate& candidate, const profile::Profiles& profiles, const Opt
   }
   if (options.record && !recordings.can())
     result.notes.push_back("not recorded: this build has no recorder (it was configured without CUDA)");
-  read_back(result, ended, recordings, options);
-  if (!ended.interrupted) write_or_note(result, [&] { keep_end(end, line, ended); });
-  if (result.step_ms) write_or_note(result, [&] { write_scenario(result, options); });
+  if (ended.left_behind) result.notes.push_back("left processes behind when it ended; they were ended");
+  if (ended.unkillable > 0)
+    result.notes.push_back(
+        fmt::format("{} of its processes cannot be killed and may hold their GPUs: what runs next "
+                    "shares these",
+                    ended.unkillable));
+  read_back(result, ended, recordings, files.fresh(".rec"), options);
+  if (!settled(result) && files.earlier()) {
+    result.notes.push_back("what an earlier run has measured stays in " + options.folder);
+    return result;
+  }
+  write_or_note(result, [&] {
+    if (settled(result)) keep_end(files.fresh(".ended.json").string(), line, ended);
+    if (result.step_ms) write_file(files.fresh(".yaml").string(), measured_scenario(result));
+    files.replace();
+    result.log = files.kept(".log").string();
+  });
   return result;
 }
 

@@ -200,7 +200,8 @@ std::string json(const std::vector<Run>& runs) {
                     {"lines", run.lines},
                     {"log", run.log},
                     {"step_ms", run.step_ms ? Json(*run.step_ms) : Json()},
-                    {"samples_ms", run.samples_ms},
+                    {"steps_done", run.steps.done},
+                    {"samples_ms", run.steps.samples_ms},
                     {"from_recording", run.from_recording},
                     {"predicted_step_ms", predicted_ms(run)},
                     {"interval_ms",
@@ -220,6 +221,20 @@ std::string json(const std::vector<Run>& runs) {
   const Json result = {
       {"runs", rows}, {"measured_order", list(measured_order(runs))}, {"predicted_order", list(predicted_order(runs))}};
   return result.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+std::string json(const std::vector<Candidate>& candidates, const std::vector<Command>& commands) {
+  Json rows = Json::array();
+  for (std::size_t i = 0; i < candidates.size(); ++i) {
+    Json variables = Json::object();
+    for (const auto& [name, value] : commands[i].environment) variables[name] = value;
+    rows.push_back({{"name", candidates[i].name},
+                    {"label", candidates[i].label},
+                    {"environment", variables},
+                    {"words", commands[i].words},
+                    {"command", shell_line(commands[i])}});
+  }
+  return Json({{"commands", rows}}).dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
 }  // namespace pipewright::trial

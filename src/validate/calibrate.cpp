@@ -30,7 +30,7 @@ double slowdown_of(const scenario::Scenario& measured, const profile::Profiles& 
   };
   // The quick engine tells how the step depends on its kernels, the exact one where it stands. It grows almost linearly
   // with the factor: two secant steps leave less than 0.1 %.
-  constexpr double least = 0.5, most = 2;
+  constexpr double least = least_slowdown, most = most_slowdown;
   double before = profiles.find_scalar(slowdown_name).value_or(1), time_before = at(before);
   const double target = measured_ms(measured) * time_before / predicted_ms(measured, cold);
   double factor = std::clamp(before * target / time_before, least, most);
@@ -99,7 +99,6 @@ double own_spread(const predict::Prediction& prediction, const profile::Profiles
 }
 
 void calibrate_without_itself(Validation& validation, const std::vector<profile::Profiles>& profiles_of_cases) {
-  validation.mode = "calibrated";
   auto& cases = validation.cases;
   std::vector<Observation> observations;
   for (std::size_t i = 0; i < cases.size(); ++i) {
@@ -116,7 +115,9 @@ void calibrate_without_itself(Validation& validation, const std::vector<profile:
       others.push_back(observations[j]);
       cases[i].calibrated_by.push_back(cases[j].scenario.name);
     }
+    cases[i].cold = others.empty();
     if (others.empty()) continue;
+    validation.mode = "calibrated";
     const auto speed = expected_speed(others, observations[i].model, observations[i].spread,
                                       profiles_of_cases[i].scalar(spread_name).value);
     const std::string source = std::to_string(others.size()) + " other measured runs";
@@ -130,11 +131,13 @@ bool add(Validation& validation, const scenario::Scenario& scenario, const profi
     return false;
   };
   if (!scenario.measured) return refuse("has no section `measured`");
-  for (const auto& [pp_rank, bytes] : scenario.measured->peak_allocated_bytes_by_rank) {
-    if (pp_rank >= scenario.settings.pipeline_model_parallel_size) {
-      return refuse("measured.peak_allocated_bytes_by_rank has no pipeline rank " + std::to_string(pp_rank));
-    }
-  }
+  const auto& m = *scenario.measured;
+  for (const auto& [key, by_rank] : {std::pair("peak_allocated_bytes_by_rank", &m.peak_allocated_bytes_by_rank),
+                                     {"peak_reserved_bytes_by_rank", &m.peak_reserved_bytes_by_rank},
+                                     {"outside_allocator_bytes_by_rank", &m.outside_allocator_bytes_by_rank}})
+    for (const auto& [pp_rank, bytes] : *by_rank)
+      if (pp_rank >= scenario.settings.pipeline_model_parallel_size)
+        return refuse(std::string("measured.") + key + " has no pipeline rank " + std::to_string(pp_rank));
   try {
     auto prediction = predict::predict(scenario, profiles);
     for (const auto& rank : scenario.measured->ranks) {
@@ -143,7 +146,7 @@ bool add(Validation& validation, const scenario::Scenario& scenario, const profi
                       std::to_string(rank.pp_rank));
       }
     }
-    validation.cases.push_back({scenario, std::move(prediction), {}});
+    validation.cases.push_back({scenario, std::move(prediction)});
   } catch (const UsageError& error) {
     return refuse(error.what());
   }

@@ -21,6 +21,20 @@ Errors summary(const std::vector<double>& errors) {
   return out;
 }
 
+std::optional<double> relative(Bytes predicted, std::optional<Bytes> measured) {
+  if (!measured || measured->value == 0) return std::nullopt;
+  return static_cast<double>(predicted.value) / static_cast<double>(measured->value) - 1;
+}
+
+template <class Error>
+std::optional<Errors> errors_of_ranks(const std::vector<Case>& cases, const Error& error) {
+  std::vector<double> errors;
+  for (const auto& c : cases)
+    for (const auto& rank : rank_errors(c))
+      if (const auto each = error(rank)) errors.push_back(*each);
+  return errors.empty() ? std::nullopt : std::optional(summary(errors));
+}
+
 /// What stands between the step's interval and that of the compared time.
 double optimizer_ms(const Case& c) {
   return c.scenario.measured->step_alone() ? 0 : ns_to_ms(c.prediction.optimizer_ns);
@@ -106,15 +120,23 @@ double RankError::error() const {
 
 std::vector<RankError> rank_errors(const Case& c) {
   std::vector<RankError> out;
-  const auto add = [&](std::int64_t rank, std::int64_t pp_rank, Bytes peak, std::optional<Bytes> reserved) {
+  const auto add = [&](std::int64_t rank, std::int64_t pp_rank, Bytes peak, std::optional<Bytes> reserved,
+                       std::optional<Bytes> outside) {
     const auto& predicted = c.prediction.ranks.at(static_cast<std::size_t>(pp_rank));
-    out.push_back({rank, pp_rank, peak, predicted.walk.peak_allocated, predicted.walk.peak_reserved, reserved});
+    out.push_back({rank, pp_rank, peak, predicted.walk.peak_allocated, predicted.walk.peak_reserved,
+                   predicted.outside_allocator, reserved, outside});
+  };
+  const auto of = [](const std::map<std::int64_t, Bytes>& by_rank, std::int64_t pp_rank) {
+    const auto found = by_rank.find(pp_rank);
+    return found == by_rank.end() ? std::nullopt : std::optional(found->second);
   };
   const auto& measured = *c.scenario.measured;
   for (const auto& rank : measured.ranks)
-    add(rank.rank, rank.pp_rank, rank.peak_allocated_bytes, rank.peak_reserved_bytes);
+    add(rank.rank, rank.pp_rank, rank.peak_allocated_bytes, rank.peak_reserved_bytes, rank.outside_allocator_bytes);
   const auto gpus = c.scenario.cluster.num_gpus / c.scenario.settings.pipeline_model_parallel_size;
-  for (const auto& [pp_rank, peak] : measured.peak_allocated_bytes_by_rank) add(pp_rank * gpus, pp_rank, peak, {});
+  for (const auto& [pp_rank, peak] : measured.peak_allocated_bytes_by_rank)
+    add(pp_rank * gpus, pp_rank, peak, of(measured.peak_reserved_bytes_by_rank, pp_rank),
+        of(measured.outside_allocator_bytes_by_rank, pp_rank));
   return out;
 }
 
@@ -150,15 +172,17 @@ Errors Validation::time() const {
   return summary(errors);
 }
 
-Errors Validation::memory() const {
-  std::vector<double> errors;
-  for (const auto& c : cases) {
-    for (const auto& rank : rank_errors(c)) errors.push_back(rank.error());
-  }
-  return summary(errors);
+std::optional<Errors> Validation::memory() const {
+  return errors_of_ranks(cases, [](const RankError& r) { return std::optional(r.error()); });
+}
+std::optional<Errors> Validation::reserved() const {
+  return errors_of_ranks(cases, [](const RankError& r) { return relative(r.predicted_reserved, r.measured_reserved); });
+}
+std::optional<Errors> Validation::outside() const {
+  return errors_of_ranks(cases, [](const RankError& r) { return relative(r.predicted_outside, r.measured_outside); });
 }
 
-double Validation::kendall_tau() const {
+std::optional<double> Validation::kendall_tau() const {
   const auto repeated = [](const Case& a, const Case& b) {  // the same configuration: their order is chance
     return a.scenario.settings == b.scenario.settings && a.scenario.environment == b.scenario.environment;
   };
@@ -173,7 +197,8 @@ double Validation::kendall_tau() const {
     }
   }
   const int pairs = concordant + discordant;
-  return pairs == 0 ? 0 : static_cast<double>(concordant - discordant) / pairs;
+  if (pairs == 0) return std::nullopt;
+  return static_cast<double>(concordant - discordant) / pairs;
 }
 
 std::vector<Choice> Validation::choices() const {
@@ -206,6 +231,6 @@ Group Validation::dense() const {
 }
 Group Validation::mixtures() const { return group_of(cases, is_mixture); }
 
-double Validation::largest_error() const { return std::max(time().max_abs, memory().max_abs); }
+double Validation::largest_error() const { return std::max(time().max_abs, memory().value_or(Errors()).max_abs); }
 
 }  // namespace pipewright::validate

@@ -9,7 +9,8 @@ for flag in "$@"; do
 done
 echo "$*" >"$FAKE_SEEN.flags"
 echo "${CUDA_DEVICE_MAX_CONNECTIONS-unset} ${PYTORCH_CUDA_ALLOC_CONF-unset}" >"$FAKE_SEEN.env"
-step=0
+step=0 first=0
+[ "$mode" != resumed ] || first=100
 while [ $step -lt "$steps" ]; do
   step=$((step + 1))
   now=$ms
@@ -35,10 +36,24 @@ while [ $step -lt "$steps" ]; do
         echo $! >"$FAKE_SEEN.worker"
         wait
         ;;
+      session)  # as torchrun starts its workers
+        setsid sh -c "echo \$\$ >$FAKE_SEEN.worker; sleep 600" &
+        wait
+        ;;
+      hangtrace)
+        trap 'echo "torch.distributed.elastic.multiprocessing.api.SignalException: Process 1 got signal: 15"; exit 1' TERM
+        sleep 600 &
+        wait
+        ;;
+      leaves)
+        setsid sleep 600 &
+        echo $! >"$FAKE_SEEN.worker"
+        ;;
     esac
   fi
   [ "$mode" != silent ] || continue
-  echo " [2026-11-22 04:26:38.630972] iteration $(printf %8d $step)/$(printf %8d "$steps") | consumed samples: $step | elapsed time per iteration (ms): $now.0 | throughput per GPU (TFLOP/s/GPU): 545.3 | learning rate: 1.0E-05 |"
+  [ "$mode" != interval ] || [ $((step % 2)) = 0 ] || continue
+  echo " [2026-11-22 04:26:38.630972] iteration $(printf %8d $((first + step)))/$(printf %8d $((first + steps))) | consumed samples: $step | elapsed time per iteration (ms): $now.0 | throughput per GPU (TFLOP/s/GPU): 545.3 | learning rate: 1.0E-05 |"
   for rank in 0 1; do
     echo "[Rank $rank] (after $step iterations) memory (MB) | allocated: 9000.00 | max allocated: 2${rank}480.00 | reserved: 24000.00 | max reserved: 2$((5 + rank))600.00 | total device memory used: 27072.00"
   done

@@ -42,13 +42,34 @@ expect 2 'did you mean "tiny"?' profile show tine
 "$program" list profiles --json - | python3 -m json.tool >/dev/null || { echo "list --json - is not JSON"; failed=1; }
 
 expect 0 '' profile merge tiny "$data/tiny.json" --out "$work/merged.json"
+expect 2 '--force' profile merge tiny "$data/tiny.json" --out "$work/merged.json"
+expect 0 '' profile merge tiny "$data/tiny.json" --out "$work/merged.json" --force
 expect 0 'no difference' profile diff tiny "$work/merged.json"
+for arguments in 'show tiny' "diff tiny $work/merged.json"; do
+  # shellcheck disable=SC2086  # words
+  expect 0 '"schema": ' profile $arguments --json -
+  grep -q '"tool": ' "$work/output" || { echo "profile $arguments: no tool"; failed=1; }
+done
 expect 0 '' profile derive h200-sxm --gpu h100-sxm --out "$work/derived.json"
 expect 2 '--force' profile derive h200-sxm --gpu h100-sxm --out "$work/derived.json"
 expect 0 '' profile derive h200-sxm --gpu h100-sxm --out "$work/derived.json" --force
 expect 0 'fill bytes=1073741824 (us)' profile diff h200-sxm "$work/derived.json"
 expect 0 'derived' profile show "$work/derived.json"
 expect 2 'cannot' profile merge tiny tiny --out "$work/no/such/folder.json"
+
+# What is calibrated: its name, what it would replace, a run that no machine's speed explains.
+run=${data%/profile/data}/measured/a_pp4_m8.yaml
+expect 2 '--force' profile calibrate "$run" --out "$work/merged.json"
+expect 0 '"name": "h200-sxm-calibrated"' profile calibrate "$run" --out -
+sed -e '/^measured:/,$d' "$run" >"$work/far.yaml"
+printf 'measured:\n  step_ms: 90000\n  source: here\n' >>"$work/far.yaml"
+expect 2 'measured.step_ms: would mean kernels more than 2.00 times' profile calibrate "$work/far.yaml" --out -
+expect 2 'assert needs' check "$run" --symptom assert ''
+expect 2 'assert needs' check "$run" --symptom assert ' '
+expect 0 'cold, as no other run tells' validate "$run" "$run" --calibrate
+grep -q 'tau' "$work/output" && { echo "one run has no order"; failed=1; }
+expect 0 'peak' validate "$run" "$(dirname "$run")/../measured/a_pp4_m8.yaml"
+[ "$(grep -c '^a_pp4_m8' "$work/output")" = 1 ] || { echo "a run that is given twice counts twice"; failed=1; }
 
 sed 's/"time_us": 18,/"time_us": -18,/' "$data/tiny.json" >"$work/broken.json"
 expect 2 'families.fill.samples[1].time_us' profile show "$work/broken.json"

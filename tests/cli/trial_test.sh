@@ -42,6 +42,9 @@ expect 2 'is not what `pipewright plan --json` writes' profiles/table.json -- "$
 expect 0 'CUDA_DEVICE_MAX_CONNECTIONS=1 ' small.yaml --dry-run -- "$launcher" ok '{steps}' '{flags}' --name={name}
 shows '# given: as given' ' ok 8 --num-layers 8 ' ' --name=given'
 [ ! -e "$work/seen.flags" ] || fail 'a dry run ran something'
+expect 0 '"schema"' small.yaml --dry-run --json - -- "$launcher" ok '{steps}' '{flags}' --name={name}
+shows '"tool"' '"words"' '"CUDA_DEVICE_MAX_CONNECTIONS": "1"' '"--name=given"'
+for limit in inf nan 0 -1; do expect 2 -limit small.yaml --limit $limit -- "$launcher" ok '{flags}'; done
 # Inside a longer word, quoted for a shell; braces of the shell's own stay.
 expect 0 "sh -c 'A=\${A} CUDA_DEVICE_MAX_CONNECTIONS=1 run --num-layers 8" small.yaml --dry-run -- \
   sh -c 'A=${A} {env} run {flags}'
@@ -53,6 +56,47 @@ shows '20.98 (' '25.98 (' '3.00 (' 'fastest: given (120.00 ms)'
 grep -q -e '--num-layers 8 ' "$work/seen.flags" || fail 'the command has no flags'
 grep -q 'step_ms: 120' "$work/t/given.yaml" || fail 'no measured scenario'
 grep -q '    1: 22523412480' "$work/t/given.yaml" || fail 'no peak of the second pipeline rank'
+grep -A2 peak_reserved_bytes_by_rank "$work/t/given.yaml" | grep -q '    1: 27892121600' || fail 'no reserved memory'
+grep -A2 outside_allocator_bytes_by_rank "$work/t/given.yaml" | grep -q '    0: 3221225472' || fail 'no outside memory'
+
+# What was measured stays until something else is: a mistyped launcher, a run that fails, Ctrl-C take nothing.
+cp -r "$work/t" "$work/before"
+same() { diff -r -x 'given.new.*' "$work/before" "$work/t" >"$work/output" || fail "$1 changed an earlier measurement"; }
+for resume in '' --resume; do
+  expect 2 'cannot run /nowhere/torchrun' small.yaml --out "$work/t" --no-record $resume -- /nowhere/torchrun '{flags}'
+  same 'a mistyped launcher'
+  expect 1 'what an earlier run has measured stays in' small.yaml --out "$work/t" --no-record $resume -- "$launcher" assert \
+    '{steps}' '{flags}'
+  shows "$work/t/given.new.log"
+  same 'a run that failed'
+  rm -f "$work/seen.worker"
+  "$program" trial small.yaml --out "$work/t" --no-record $resume -- "$launcher" hang '{steps}' '{flags}' \
+    >"$work/output" 2>&1 &
+  pid=$!
+  until [ -s "$work/seen.worker" ]; do sleep 0.1; done
+  kill -INT $pid
+  wait $pid
+  same Ctrl-C
+done
+expect 0 'taken over' small.yaml --out "$work/t" --no-record --resume -- "$launcher" ok '{steps}' '{flags}'
+expect 2 'was measured of another run than given is here' small.yaml --set micro_batch_size=2 --out "$work/t" --no-record -- \
+  "$launcher" ok '{steps}' '{flags}'
+same 'a trial of another run'
+cp "$work/t/given.yaml" "$work/t/alternative-7.yaml"
+expect 0 'also holds alternative-7.yaml, of another trial' small.yaml --set micro_batch_size=2 --out "$work/t" --force \
+  --no-record -- "$launcher" ok '{steps}' '{flags}'
+grep -q 'micro_batch_size: 2' "$work/t/given.yaml" || fail '--force replaces'
+
+# One line for several steps is their mean; steps of a run that goes on from a checkpoint count from its first.
+expect 1 'prints a step time for every 2 steps, their mean; --log-interval 1' small.yaml --out "$work/l" --no-record -- \
+  "$launcher" interval '{steps}' '{flags}'
+expect 0 'given   120.00' small.yaml --out "$work/c" --no-record -- "$launcher" resumed '{steps}' '{flags}'
+# What a launcher says of its end by us is not why it ended; what a run leaves behind ends with it.
+expect 1 'still running after 1 s, 3 steps done; killed (' small.yaml --limit 1 --out "$work/z" --no-record -- \
+  "$launcher" hangtrace '{steps}' '{flags}'
+rm -f "$work/seen.worker"
+expect 0 'left processes behind' small.yaml --out "$work/y" --no-record -- "$launcher" leaves '{steps}' '{flags}'
+! alive "$(cat "$work/seen.worker")" || fail 'a worker outlived a run that ended by itself'
 
 # A plan: its best and the run as given; the order after measurement.
 "$program" plan search.yaml --set 'search.virtual_pipeline_model_parallel_size=[null, 2]' --json "$work/plan.json" \
@@ -60,7 +104,12 @@ grep -q '    1: 22523412480' "$work/t/given.yaml" || fail 'no peak of the second
 expect 0 'order measured:' "$work/plan.json" --top 2 --out "$work/p" --no-record --json "$work/p.json" -- "$launcher" ok \
   '{steps}' '{flags}'
 shows 'order predicted:' 'best  ' 'alternative-1'
-grep -q '"measured_order"' "$work/p.json" || fail 'no JSON'
+for key in measured_order schema tool; do grep -q "\"$key\"" "$work/p.json" || fail "no $key in the JSON"; done
+# A plan's scenarios are ready to run.
+for option in '--set micro_batch_size=2' '--env A=B' '--gpus 4'; do
+  # shellcheck disable=SC2086  # an option and its value
+  expect 2 'give it to `pipewright plan`' "$work/plan.json" $option --dry-run -- "$launcher" ok '{steps}' '{flags}'
+done
 
 # Failures are told with their reason, and kept.
 expect 1 'out of memory: [rank1]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 3.91 GiB' small.yaml \
@@ -78,15 +127,15 @@ shows 'given  out of memory'
 # All steps are done, and it goes on: they count.
 expect 0 'given   120.00' small.yaml --limit 2 --out "$work/f" --no-record -- "$launcher" forever '{steps}' '{flags}'
 shows 'still running after 2 s, 8 steps done; killed: {steps} in COMMAND says where to end'
-sleep 0.2
-! alive "$(cat "$work/seen.worker")" || fail 'a worker outlived the limit'
+expect 1 'timed out' small.yaml --limit 1 --out "$work/h" --no-record -- "$launcher" session '{steps}' '{flags}'
+! alive "$(cat "$work/seen.worker")" || fail 'a worker in a session of its own outlived the limit'
 
 # Ctrl-C leaves what was measured.
 "$program" trial "$work/plan.json" --top 2 --out "$work/i" --no-record -- sh -c \
   'case {name} in best) m=ok ;; *) m=hang ;; esac; exec '"$launcher"' $m {steps} {flags}' >"$work/output" 2>&1 &
 pid=$!
 for _ in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
-  [ -e "$work/i/best.yaml" ] && [ -e "$work/i/alternative-1.log" ] && break
+  [ -e "$work/i/best.yaml" ] && [ -e "$work/i/alternative-1.new.log" ] && break
   sleep 0.5
 done
 sleep 0.5
@@ -118,12 +167,16 @@ expect 0 'order measured:' "$work/plan.json" --top 2 --out "$work/r" --no-record
 
 # A full disk: what was measured is told, what could not be kept too, and the next run is run.
 mkdir "$work/d"
-ln -s /dev/full "$work/d/alternative-1.log"
+ln -s /dev/full "$work/d/alternative-1.new.log"
 mkdir -p "$work/d/best.yaml/no file"
 expect 0 'fastest: best' "$work/plan.json" --top 2 --out "$work/d" --no-record -- "$launcher" ok '{steps}' '{flags}'
 shows 'alternative-1   failed' 'best: not kept: '
-expect 1 'nothing ran to its end' small.yaml --out /dev/null/no --no-record -- "$launcher" ok '{steps}' '{flags}'
-shows 'cannot write'
+rm -f "$work/seen.flags"
+for where in '--out /dev/null/no' "--out $data/small.yaml" '--json /nowhere/r.json' '--report /nowhere/r.html' "--json $work"; do
+  # shellcheck disable=SC2086  # an option and its value
+  expect 2 'cannot write' small.yaml $where --no-record -- "$launcher" ok '{steps}' '{flags}'
+done
+[ ! -e "$work/seen.flags" ] || fail 'something ran before it was known where its result cannot go'
 
 # A second Ctrl-C kills what does not end when it is asked to, with its workers, and still tells what was measured.
 rm -f "$work/seen.worker"

@@ -30,5 +30,14 @@ TEST_CASE("validate: text and JSON") {
 TEST_CASE("nothing measured, nothing divided by") {
   Validation v;
   v.mode = "cold";
-  CHECK_NOTHROW(nlohmann::json::parse(validate_json(v)));
+  const auto json = nlohmann::json::parse(validate_json(v));
+  for (const char* key : {"time", "memory", "reserved", "outside"}) CHECK(json.at(key).is_null());
+  for (const char* word : {"time:", "memory:", "tau"}) CHECK(validate_text(v, true).find(word) == std::string::npos);
+  CHECK(validate_text(v, true).find("no run has a trace_summary") != std::string::npos);
+  v = three();
+  v.cases.resize(1);
+  v.cases[0].cold = true;
+  CHECK(validate_text(v).find("tau") == std::string::npos);
+  CHECK(validate_text(v).find("cold, as no other run tells the speed of their machine: a\n") != std::string::npos);
+  CHECK(nlohmann::json::parse(validate_json(v)).at("time").at("kendall_tau").is_null());
 }

@@ -79,6 +79,8 @@ Measured random_measured() {
     m.step_ms = random_double(1, 1e5);
     m.source = random_name();
     m.peak_allocated_bytes_by_rank[3] = Bytes(12345);
+    m.peak_reserved_bytes_by_rank[3] = Bytes(23456);
+    m.outside_allocator_bytes_by_rank[2] = Bytes(34567);
   }
   for (int n = *rc::gen::inRange(0, 3); n > 0; --n) {
     MeasuredRank rank;

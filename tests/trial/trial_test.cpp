@@ -4,6 +4,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 
 #include "pipewright/scenario/io.hpp"
 
@@ -70,6 +71,83 @@ TEST_CASE("step times and the last memory line of every rank") {
   REQUIRE(log.memory.size() == 1);
   CHECK(log.memory[0].allocated.value == 5 << 19);
   CHECK(log.memory[0].outside->value == 7 << 20);
+}
+
+TEST_CASE("a step's time is a number above zero, and nothing else is") {
+  for (const char* number : {"1500.0", "915.3", "0.5", "7"}) {
+    CAPTURE(number);
+    CHECK(read_log(std::string("iteration 2/ 6 | elapsed time per iteration (ms): ") + number + " |").steps.size() ==
+          1);
+    CHECK(read_log(std::string("iteration 2/ 6 | elapsed time per iteration (ms): ") + number).steps.size() == 1);
+    CHECK(read_log(std::string("Step Time : ") + number + "s GPU").steps.size() == 1);
+  }
+  for (const char* number : {"0.0", "0", "1,500.0", "1e308", "1.5e3", "nan", "inf", "-3.0", "1.2.3", "0x10", "12ms"}) {
+    CAPTURE(number);
+    CHECK(read_log(std::string("iteration 2/ 6 | elapsed time per iteration (ms): ") + number + " |").steps.empty());
+    CHECK(read_log(std::string("Step Time : ") + number + "s GPU").steps.empty());
+    CHECK(read_log(std::string("[Rank 1] max allocated: 2.00 | reserved: 3.00 | max reserved: ") + number + "e |")
+              .memory.empty());
+  }
+}
+
+TEST_CASE("of a run's steps: the first four are left out wherever it starts, each counts once, means are no samples") {
+  const auto steps = [](int first, int last, int apart, int ranks) {
+    std::string text;
+    for (int step = first; step <= last; step += apart)
+      for (int rank = 0; rank < ranks; ++rank)
+        text += "iteration " + std::to_string(step) +
+                "/ 200 | elapsed time per iteration (ms): " + std::to_string(100 + step - first) + ".0 |\n";
+    return steps_of(read_log(text));
+  };
+  CHECK(steps_of(read_log("")).done == 0);
+  for (const int first : {1, 2, 101})
+    for (const int ranks : {1, 2, 8}) {
+      const auto eight = steps(first, first + 7, 1, ranks);
+      CHECK(eight.done == 8);
+      CHECK(eight.samples_ms == std::vector<double>{104, 105, 106, 107});
+      CHECK(steps(first, first + 3, 1, ranks).samples_ms.empty());
+    }
+  CHECK(steps(8, 8, 1, 1).samples_ms.empty());  // --log-interval 8
+  CHECK(steps(2, 40, 2, 1).samples_ms.empty());
+  CHECK(steps(2, 40, 2, 1).apart == 2);
+  CHECK(steps(2, 40, 2, 1).done == 40);
+}
+
+TEST_CASE("the median of an even number is between the two in the middle") {
+  CHECK(median({}) == std::nullopt);
+  CHECK(median({3}) == 3);
+  CHECK(median({4, 1}) == 2.5);
+  CHECK(median({9, 1, 2}) == 2);
+  CHECK(median({100, 1, 2, 3}) == 2.5);
+}
+
+TEST_CASE("a plan whose values are of another kind is refused with its key, never taken to be something else") {
+  using Json = nlohmann::json;
+  const std::string scenario = scenario::write(candidate().scenario);
+  const Json plan = {{"best", {{"scenario", scenario}, {"label", "as given"}}},
+                     {"alternatives", {{{"scenario", scenario}, {"label", "other"}}}},
+                     {"baseline", {{"scenario", scenario}, {"label", "given"}}}};
+  CHECK(candidates_of_plan(plan.dump(), "p.json", 3).size() == 1);
+  int refused = 0;
+  const Json flat = plan.flatten();
+  for (const auto& [pointer, ignored] : flat.items()) {
+    for (auto at = Json::json_pointer(pointer); !at.empty(); at = at.parent_pointer())
+      for (const Json& other : {Json(), Json(7), Json(-1.5), Json("x"), Json(true), Json::array(), Json::object()}) {
+        Json changed = plan;
+        changed[at] = other;
+        CAPTURE(changed.dump());
+        try {
+          for (const auto& each : candidates_of_plan(changed.dump(), "p.json", 3))
+            shell_line(fill({"{flags}"}, each, Form::megatron, 8));
+        } catch (const UsageError& error) {
+          CHECK(error.where().file == "p.json");
+          ++refused;
+        }
+      }
+  }
+  CHECK(refused > 20);
+  CHECK_THROWS_WITH_AS(candidates_of_plan(R"({"best": {"scenario": 3}, "alternatives": []})", "p.json", 3),
+                       "p.json: best.scenario: expected a text, found number", UsageError);
 }
 
 // megatron/bridge/training/utils/train_utils.py, training_log and report_memory.

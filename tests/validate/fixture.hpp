@@ -27,6 +27,7 @@ inline Case run(const char* name, double measured_ms, double predicted_ms, std::
   c.prediction.interval_low_ns = static_cast<std::int64_t>(predicted_ms * 0.95e6) + 10'000'000;
   c.prediction.interval_high_ns = static_cast<std::int64_t>(predicted_ms * 1.05e6) + 10'000'000;
   c.prediction.ranks[1].walk.peak_allocated = Bytes(peak);
+  c.prediction.ranks[1].walk.peak_reserved = Bytes(peak + 1);
   return c;
 }
 

@@ -30,37 +30,40 @@ TEST_CASE("errors are predicted over measured, less one") {
   CHECK(v.time().mean_abs == doctest::Approx((0.02 + 0.1 + 0) / 3));
   CHECK(v.time().max_abs == doctest::Approx(0.1));
   CHECK(v.time().bias == doctest::Approx((0.02 - 0.1) / 3));
-  CHECK(v.memory().max_abs == doctest::Approx(0.03));
-  CHECK(v.memory().bias == doctest::Approx(0.02 / 3));
+  CHECK(v.memory()->max_abs == doctest::Approx(0.03));
+  CHECK(v.memory()->bias == doctest::Approx(0.02 / 3));
   CHECK(v.largest_error() == doctest::Approx(0.1));
 }
 
 TEST_CASE("the interval is the step's, less the optimizer") {
-  CHECK(three().all().in_interval == doctest::Approx(2.0 / 3));  // b: 171 to 189 does not hold 200
+  CHECK(*three().all().in_interval == doctest::Approx(2.0 / 3));  // b: 171 to 189 does not hold 200
 }
 
 TEST_CASE("Kendall's tau counts only runs that differ in settings alone") {
   auto v = three();
-  CHECK(v.kendall_tau() == doctest::Approx(1));
+  CHECK(*v.kendall_tau() == doctest::Approx(1));
   v.cases[1].prediction.forward_backward_ns = 120'000'000;  // now below c: one pair of three is turned around
-  CHECK(v.kendall_tau() == doctest::Approx(1.0 / 3));
+  CHECK(*v.kendall_tau() == doctest::Approx(1.0 / 3));
   v.cases[2].scenario.environment = v.cases[1].scenario.environment;  // repetitions have no order: a-b, a-c are right
-  CHECK(v.kendall_tau() == doctest::Approx(1));
+  CHECK(*v.kendall_tau() == doctest::Approx(1));
   v.cases[1].scenario.model.num_layers = 99;  // another model: only the pair a, c remains
-  CHECK(v.kendall_tau() == doctest::Approx(1));
+  CHECK(*v.kendall_tau() == doctest::Approx(1));
 }
 
 TEST_CASE("nothing measured, nothing divided by") {
   Validation v;
   CHECK(v.time().mean_abs == 0);
-  CHECK(v.kendall_tau() == 0);
-  CHECK(v.all().in_interval == 0);
-  CHECK(v.all().half_width == 0);
+  CHECK_FALSE(v.kendall_tau());
+  CHECK_FALSE(v.all().in_interval);
+  CHECK_FALSE(v.all().half_width);
+  CHECK_FALSE(v.memory());
+  CHECK_FALSE(v.reserved());
+  CHECK_FALSE(v.outside());
   CHECK(v.choices().empty());
 }
 
 TEST_CASE("half of the interval over the prediction, median") {
-  CHECK(three().all().half_width == doctest::Approx(0.05));
+  CHECK(*three().all().half_width == doctest::Approx(0.05));
 }
 
 TEST_CASE("regret: what following the predicted order costs") {
@@ -148,6 +151,31 @@ TEST_CASE("calibration uses the other runs on the part, and never the run itself
   CHECK(v.cases[2].calibrated_by == std::vector<std::string>{"a_pp4v2_m8"});
   CHECK(std::abs(time_error(v.cases[0])) > 0.4);  // its own figure did not help it
   CHECK(std::abs(time_error(v.cases[1])) < 0.05);
+  CHECK_FALSE(v.cases[1].cold);
+  // Where no other run can tell, a prediction stays cold and says so.
+  Validation alone;
+  REQUIRE(add(alone, measured("a_pp4_m8"), profiles));
+  alone.mode = "cold";
+  calibrate_without_itself(alone, {profiles});
+  CHECK(alone.mode == "cold");
+  CHECK(alone.cases[0].cold);
+}
+
+TEST_CASE("memory that a published run tells by pipeline rank is compared, reserved and outside too") {
+  Validation v = three();
+  CHECK_FALSE(v.outside());
+  auto& c = v.cases[0];
+  c.scenario.measured->ranks.clear();
+  c.scenario.settings.pipeline_model_parallel_size = 2;
+  c.scenario.cluster.num_gpus = 8;
+  c.scenario.measured->peak_allocated_bytes_by_rank[1] = Bytes(900);
+  c.scenario.measured->peak_reserved_bytes_by_rank[1] = Bytes(1000);
+  c.scenario.measured->outside_allocator_bytes_by_rank[1] = Bytes(500);
+  c.prediction.ranks[1].walk.peak_reserved = Bytes(1100);
+  c.prediction.ranks[1].outside_allocator = Bytes(450);
+  v.cases.resize(1);
+  CHECK(v.reserved()->bias == doctest::Approx(0.1));
+  CHECK(v.outside()->bias == doctest::Approx(-0.1));
 }
 
 TEST_CASE("the speed of a machine: one run, two models, runs that say little, runs that disagree") {

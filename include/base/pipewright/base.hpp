@@ -110,6 +110,8 @@ class Table {
 /// Writes a file as a whole or not at all: to a temporary beside it, then renamed; permissions stay as they were.
 /// Throws UsageError if it cannot, or if the file is one that this process has read (also through a link).
 void write_file(const std::string& path, std::string_view content);
+/// What write_file() would refuse, before there is anything to write.
+void require_writable(const std::string& path);
 /// What write_file() refuses first, for writers of their own.
 void require_no_input(const std::string& path);
 /// Tells that `path` is read by other means than read_file().

@@ -3,6 +3,7 @@
 
 #include <sys/types.h>
 
+#include <cstdint>
 #include <optional>
 #include <stop_token>
 #include <string>
@@ -23,10 +24,7 @@ class Process {
   /// Throws UsageError where it cannot be started.
   explicit Process(const Command& command);
 
-  bool ended();  ///< does not wait
   void wait();
-  /// Asks (SIGTERM), and after five seconds, or `at_once`, kills, it and all of its group. Only with a log.
-  void end(const std::stop_token& at_once = {});
   /// Once it has ended: its exit status; 128 + number of the signal that ended it.
   int status() const;
 
@@ -39,9 +37,14 @@ class Process {
 struct Ended {
   int status = 0;  ///< as Process::status
   bool timed_out = false, interrupted = false;
+  std::optional<std::uintmax_t> log_bytes = {};  ///< of its log, what it had said before it was asked to end
+  bool left_behind = false;                      ///< it ended by itself, and what it had started had to be ended
+  int unkillable = 0;                            ///< processes that outlived even SIGKILL (a driver holds them)
 };
 
-/// Runs it to its end, to `limit_s`, or until stop is asked for; `at_once`: it need not end in peace. Needs a log.
+/// Runs it to its end, to `limit_s`, or until stop is asked for, and then ends all that it started, whatever session or
+/// parent that has by now: asks (SIGTERM), and after 30 seconds, or `at_once`, kills. Needs a log. Throws UsageError
+/// where it cannot be started.
 Ended run_process(const Command& command, double limit_s, const std::stop_token& stop,
                   const std::stop_token& at_once = {});
 

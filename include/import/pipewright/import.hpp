@@ -102,6 +102,7 @@ struct RankReport {
   double duty = 0;  ///< compute busy over span
   double kernel_us = 0, attributed_us = 0;
   double p2p_us = 0;  ///< one transfer that did not wait: lower decile; 0: none
+  double steps = 0;   ///< of the scenario, by its layers' forward passes
   int passes = 0;     ///< layers, embeddings, heads recognised, forward and backward
 };
 

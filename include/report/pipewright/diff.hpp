@@ -2,6 +2,7 @@
 #pragma once
 
 #include <map>
+#include <optional>
 #include <string>
 
 #include "pipewright/scenario/measured.hpp"
@@ -16,6 +17,13 @@ struct DiffSide {
   const scenario::Scenario* scenario = nullptr;  ///< where it is known; settings are compared where both are
   std::map<int, scenario::TraceSummary> traced;  ///< pipeline rank -> what its trace shows
 };
+
+/// What `simulate --json` wrote, or of what `plan --json` wrote the best, with its scenario (else empty). nullopt: the
+/// JSON is neither. Throws UsageError naming the key whose value cannot be one of ours.
+struct ReadPrediction {
+  std::string prediction, scenario;
+};
+std::optional<ReadPrediction> read_prediction(const std::string& json, const std::string& file);
 
 /// Throws UsageError where they cannot be compared (two traces; a trace of other pipeline ranks).
 std::string diff_json(const DiffSide& a, const DiffSide& b);

@@ -33,6 +33,9 @@ struct Stamp {
   std::vector<std::string> assumed;
 };
 
+/// The head before a JSON that another room wrote.
+std::string stamped(const std::string& json);
+
 /// Prose is broken at this column (120 unless a terminal is narrower or wider).
 void set_line_width(int columns);
 

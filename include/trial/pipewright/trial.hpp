@@ -50,11 +50,24 @@ struct RankMemory {
   std::optional<Bytes> outside;  ///< device memory in use beyond what is reserved
 };
 struct Log {
-  std::vector<std::pair<int, double>> steps;  ///< number from 1, ms
+  std::vector<std::pair<int, double>> steps;  ///< number, as the program counts, each once; ms
   std::vector<RankMemory> memory;             ///< the last line of each rank
 };
 /// Lines of Megatron-LM's and Megatron Bridge's training loops; anything else is skipped.
 Log read_log(std::string_view text);
+
+/// Steps 1 to 4 are not counted: first allocations, and the one that is recorded (3) with its writing.
+constexpr int recorded_step = 3, first_counted_step = 5;
+
+/// Of a run that may go on from a checkpoint: its first line is its first step.
+struct Steps {
+  int done = 0;
+  int apart = 1;                   ///< of its lines; more: each is a mean of so many, and none is a sample
+  std::vector<double> samples_ms;  ///< of those that count
+};
+Steps steps_of(const Log& log);
+/// Of an even number the mean of the two in the middle; none: of nothing.
+std::optional<double> median(std::vector<double> values);
 
 enum class Status { ok, out_of_memory, failed, timed_out, interrupted, not_run };
 std::string_view name(Status status);
@@ -104,9 +117,6 @@ struct Options {
   std::string folder;                   ///< logs, recordings and scenario files
 };
 
-/// Steps 1 to 4 are not counted: first allocations, and the one that is recorded (3) with its writing.
-constexpr int recorded_step = 3, first_counted_step = 5;
-
 struct Run {
   Candidate candidate;
   predict::Prediction prediction;
@@ -115,20 +125,28 @@ struct Run {
   std::string reason;
   std::vector<std::string> lines;
   std::string log;  ///< file
-  std::vector<double> samples_ms;
-  std::optional<double> step_ms;  ///< their median; of a program that prints no times, the recorded step's span
-  bool from_recording = false;    ///< ... that
+  Steps steps;
+  std::optional<double>
+      step_ms;  ///< median of their samples; of a program that prints no times, the recorded step's span
+  bool from_recording = false;  ///< ... that
   std::vector<RankMemory> memory;
   std::vector<std::pair<int, scenario::TraceSummary>> recorded;  ///< by rank
   std::vector<std::string> notes;
 };
 
-/// Runs one candidate; writes NAME.log and NAME.ended.json, and NAME.yaml with `measured:` where a step time came out.
-/// `stop` ends the run as a launcher is ended, `at_once` kills it.
+/// Makes the folder; throws UsageError where it cannot be, and where it holds the measurement of another run under a
+/// candidate's name. Names of measurements of other candidates.
+std::vector<std::string> open_folder(const std::string& folder, const std::vector<Candidate>& candidates, bool replace);
+
+/// Runs one candidate; writes NAME.log, of a run that ended well or out of memory NAME.ended.json, and NAME.yaml with
+/// `measured:` where a step time came out. While it runs they are NAME.new.*; they stay so where an earlier run has
+/// measured something and this one has not. `stop` ends the run as a launcher is ended, `at_once` kills it.
 Run run(const Candidate& candidate, const profile::Profiles& profiles, const Options& options, std::stop_token stop,
         std::stop_token at_once);
 
 std::string text(const std::vector<Run>& runs);
 std::string json(const std::vector<Run>& runs);
+/// What would run.
+std::string json(const std::vector<Candidate>& candidates, const std::vector<Command>& commands);
 
 }  // namespace pipewright::trial

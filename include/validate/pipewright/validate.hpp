@@ -17,7 +17,8 @@ namespace pipewright::validate {
 struct Case {
   scenario::Scenario scenario;  ///< with `measured`
   predict::Prediction prediction;
-  std::vector<std::string> calibrated_by;  ///< the other runs that the machine's speed came from
+  std::vector<std::string> calibrated_by = {};  ///< the other runs that the machine's speed came from
+  bool cold = false;                            ///< they were asked for it, and none could tell
 };
 struct Refusal {
   std::string name, reason;
@@ -39,11 +40,11 @@ double high_ms(const Case& c);
 std::optional<double> measured_tflops(const Case& c);
 bool is_mixture(const Case& c);  ///< of experts
 
-/// Peak allocated bytes of one measured rank; reserved ones where they were measured.
+/// Peak allocated bytes of one measured rank; reserved ones and those outside the allocator where they were measured.
 struct RankError {
   std::int64_t rank = 0, pp_rank = 0;
-  Bytes measured_peak, predicted_peak, predicted_reserved;
-  std::optional<Bytes> measured_reserved;
+  Bytes measured_peak, predicted_peak, predicted_reserved, predicted_outside;
+  std::optional<Bytes> measured_reserved, measured_outside;
   double error() const;
 };
 std::vector<RankError> rank_errors(const Case& c);
@@ -68,8 +69,8 @@ struct Choice {
 struct Group {
   int runs = 0;
   Errors time;
-  double in_interval = 0;  ///< share of times inside their predicted 90 % interval, of those that have one
-  double half_width = 0;   ///< median of half that interval over the prediction
+  std::optional<double> in_interval;  ///< share of times inside their predicted 90 % interval, of those that have one
+  std::optional<double> half_width;   ///< median of half that interval over the prediction
   /// Kendall's tau of the TFLOP/s of different configurations, each once (its first run): which is the better use of
   /// a GPU. nullopt: fewer than two configurations whose step was measured.
   std::optional<double> tau_of_tflops;
@@ -81,8 +82,12 @@ struct Validation {
   std::vector<Refusal> refused;
 
   Errors time() const;
-  Errors memory() const;                ///< peak allocated, over all measured ranks
-  double kendall_tau() const;           ///< order of runs that differ only in settings (same model, machine and batch)
+  // None: nothing of it was measured.
+  std::optional<Errors> memory() const;    ///< peak allocated, over all measured ranks
+  std::optional<Errors> reserved() const;  ///< ... reserved
+  std::optional<Errors> outside() const;   ///< ... outside the allocator
+  /// Order of runs that differ only in settings (same model, machine and batch).
+  std::optional<double> kendall_tau() const;
   std::vector<Choice> choices() const;  ///< one for each group of such runs
   Group all() const;
   Group dense() const;
@@ -95,6 +100,9 @@ struct Validation {
 /// schedule stay. `cold`: the run's prediction with these profiles.
 double slowdown_of(const scenario::Scenario& measured, const profile::Profiles& profiles,
                    const predict::Prediction& cold);
+
+/// What slowdown_of() looks between: a run beyond them is at one of them.
+constexpr double least_slowdown = 0.5, most_slowdown = 2;
 
 /// Machines with one part differ by machine.spread; what is off by more than five times that has another cause.
 bool explains_speed(double slowdown, const profile::Profiles& profiles);

@@ -33,7 +33,10 @@ pages.validate = (pack) => {
   const v = pack.json.results.validate, extra = pack.json.extra;
   const rows = errorRows(v.cases);
   rows.forEach((r, i) => (r.index = i));
-  const cards = [card(percent(v.time.mean_abs_error), "mean error of times", "first"), card(percent(v.time.max_abs_error), "largest"), card(signedPercent(v.time.bias), "bias"), card(percent(v.time.in_interval, 0), "inside their 90 % interval"), card(v.time.kendall_tau.toFixed(2), "Kendall's tau of the order"), card(percent(v.memory.mean_abs_error), "mean error of peak memory"), card(percent(v.memory.max_abs_error), "largest")];
+  // What was not measured is null.
+  const cards = [...(v.time ? [card(percent(v.time.mean_abs_error), "mean error of times", "first"), card(percent(v.time.max_abs_error), "largest"), card(signedPercent(v.time.bias), "bias")] : []),
+    v.time && v.time.in_interval !== null ? card(percent(v.time.in_interval, 0), "inside their 90 % interval") : null, v.time && v.time.kendall_tau !== null ? card(v.time.kendall_tau.toFixed(2), "Kendall's tau of the order") : null,
+    ...(v.memory ? [card(percent(v.memory.mean_abs_error), "mean error of peak memory"), card(percent(v.memory.max_abs_error), "largest")] : [])].filter((c) => c);
   const orders = [["as given", (a, b) => a.index - b.index], ["by error", (a, b) => Math.abs(b.at) - Math.abs(a.at)], ["by time", (a, b) => b.case.measured_ms - a.case.measured_ms]];
   const points = rows.map((r) => ({ x: Math.log10(r.case.measured_ms), y: r.at, colour: r.colour, label: `${r.name}: ${r.text}`, tip: r.tip }));
   const memory = v.cases.flatMap((c) => c.ranks.map((r) => ({ x: r.measured_peak_bytes / GiB, y: 100 * r.error, colour: blue(), label: `${c.name} rank ${r.rank}`, tip: () => lines(`${c.name}, rank ${r.rank}`, [["measured", gib(r.measured_peak_bytes) + " GiB"], ["predicted", `${gib(r.predicted_peak_bytes)} GiB, ${signedPercent(r.error, 2)}`], ["reserved", r.measured_reserved_bytes ? `${gib(r.measured_reserved_bytes)} GiB, predicted ${gib(r.predicted_reserved_bytes)}` : ""]]) })));

@@ -34,7 +34,9 @@ struct Measured {
   std::optional<double> step_ms;  ///< a published step
   std::string source;             ///< of a published run: where it stands
   std::optional<double> tokens_per_s_per_gpu;
-  std::map<std::int64_t, Bytes> peak_allocated_bytes_by_rank;  ///< of a published run, by pipeline rank
+  /// Of a published run, by pipeline rank.
+  std::map<std::int64_t, Bytes> peak_allocated_bytes_by_rank, peak_reserved_bytes_by_rank,
+      outside_allocator_bytes_by_rank;
   bool step_alone() const { return forward_backward_ms == 0 && step_ms.has_value(); }
   friend bool operator==(const Measured&, const Measured&) = default;
 };
