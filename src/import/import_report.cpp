@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "machine_share.hpp"
 #include "pipewright/import.hpp"
 
 namespace pipewright::traces {
@@ -20,15 +21,6 @@ double lone_us(const KeyTime& key, const profile::Profiles* lone) {
   }
 }
 
-std::string shape(const profile::Key& key) {
-  const auto& family = profile::family(key.family);
-  std::string text;
-  for (std::size_t i = 0; i < key.dims.size(); ++i) {
-    text += fmt::format("{}{}={}", i ? " " : " ", family.dims[i], key.dims[i]);
-  }
-  return key.family + text;
-}
-
 std::string kernel_name(const std::string& name) {
   constexpr std::size_t most = 90;
   return name.size() <= most ? name : name.substr(0, most) + "...";
@@ -37,6 +29,15 @@ std::string kernel_name(const std::string& name) {
 std::string percent(double part, double whole) { return fmt::format("{:.2f} %", whole > 0 ? 100 * part / whole : 0); }
 
 }  // namespace
+
+std::string shape(const profile::Key& key) {
+  const auto& family = profile::family(key.family);
+  std::string text;
+  for (std::size_t i = 0; i < key.dims.size(); ++i) {
+    text += fmt::format("{}{}={}", i ? " " : " ", family.dims[i], key.dims[i]);
+  }
+  return key.family + text;
+}
 
 std::string text(const Import& result, const profile::Profiles* lone) {
   Table ranks({"rank", "stage", "span ms", "duty", "passes", "attributed", "transfer us"});

@@ -7,12 +7,12 @@
 
 #include "host_factor.hpp"
 #include "load.hpp"
+#include "machine_share.hpp"
 #include "match.hpp"
 #include "pipewright/import.hpp"
 #include "pipewright/scenario/derived.hpp"
 #include "pipewright/timeline.hpp"
 #include "robust_statistics.hpp"
-#include "settle.hpp"
 
 namespace pipewright::traces {
 namespace {
@@ -105,9 +105,12 @@ class Importer {
 
     refuse_wild_clocks();
     for (auto& [key, samples] : samples_) add_sample(key, samples);
-    if (lone_ != nullptr) settle(result_, scenario_, stages_, *lone_, span_us_);
     double duty = 0;
     for (const auto& rank : result_.ranks) duty += rank.duty / static_cast<double>(result_.ranks.size());
+    if (lone_ != nullptr) {
+      const double loaded = clocks_ ? clocks_->slowdown(profile::Load::matrix, duty) : 1;
+      keep_machine_share(result_, scenario_, stages_, *lone_, {span_us_, loaded});
+    }
     p.scalars["in_situ.duty"] = {duty, 0, profile::Origin::measured,
                                  "share of a traced step in which a compute kernel runs, mean over the ranks"};
     for (auto& [name, scalar] : host_.scalars(options_.host_overhead, host_source())) p.scalars[name] = scalar;
