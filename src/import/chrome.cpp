@@ -64,6 +64,8 @@ class JsonReader {
     if (info.at_key("rank").get(rank) == simdjson::SUCCESS && rank >= 0 && rank < 1'000'000) {
       builder_.rank = static_cast<int>(rank);
     }
+    std::int64_t world = 0;
+    if (info.at_key("world_size").get(world) == simdjson::SUCCESS && world > 0) builder_.trace.world_size = world;
     std::string_view nccl;
     if (info.at_key("nccl_version").get(nccl) == simdjson::SUCCESS) {
       builder_.trace.versions["nccl"] = std::string(nccl);

@@ -13,12 +13,8 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 double lone_us(const KeyTime& key, const profile::Profiles* lone) {
-  if (lone == nullptr) return 0;
-  try {
-    return ns_to_us(lone->time(key.key).ns);
-  } catch (const UsageError&) {  // none of the profiles knows the family
-    return 0;
-  }
+  const auto alone = lone != nullptr ? lone_time(key.key, *lone) : std::nullopt;
+  return alone ? ns_to_us(alone->ns) : 0;
 }
 
 std::string kernel_name(const std::string& name) {

@@ -15,6 +15,7 @@
 #include <cmath>
 
 #include "pipewright/timeline.hpp"
+#include "robust_statistics.hpp"
 
 namespace pipewright::traces {
 namespace {
@@ -22,15 +23,6 @@ namespace {
 bool computes(const std::string& family) {
   const auto load = profile::family(family).load;
   return load != profile::Load::network && load != profile::Load::none;
-}
-
-/// nullopt: none of the profiles knows the family.
-std::optional<profile::Timing> alone(const profile::Key& key, const profile::Profiles& lone) {
-  try {
-    return lone.time(key);
-  } catch (const UsageError&) {
-    return std::nullopt;
-  }
 }
 
 /// By which all computing kernels of the run grow, so that its step, simulated with its own times, takes as long as it
@@ -74,19 +66,13 @@ std::optional<double> step_over_simulated(Import& result, const scenario::Scenar
 std::optional<double> products_over_lone(const Import& result, const profile::Profiles& lone) {
   constexpr int fewest = 4;  // of fewer, chance decides
   std::vector<std::pair<double, double>> ratios;
-  double total = 0;
   for (const auto& k : result.keys) {
     if (profile::family(k.key.family).load != profile::Load::matrix || k.sample.count < fewest) continue;
-    const auto lone_time = alone(k.key, lone);
-    if (!lone_time || lone_time->origin != profile::Origin::measured) continue;
-    ratios.emplace_back(k.sample.ns / lone_time->ns, k.total_us);
-    total += k.total_us;
+    const auto alone = lone_time(k.key, lone);
+    if (!alone || alone->origin != profile::Origin::measured) continue;
+    ratios.emplace_back(k.sample.ns / alone->ns, k.total_us);
   }
-  std::sort(ratios.begin(), ratios.end());
-  double below = 0;
-  for (const auto& [ratio, us] : ratios)
-    if ((below += us) >= total / 2) return ratio;
-  return std::nullopt;
+  return weighted_median(std::move(ratios));
 }
 
 double scalar(const profile::Profiles& lone, const char* name) { return lone.find_scalar(name).value_or(0); }
@@ -143,6 +129,14 @@ bool known(const KeyTime& time, const profile::Timing& lone, double scatter) {
 
 }  // namespace
 
+std::optional<profile::Timing> lone_time(const profile::Key& key, const profile::Profiles& lone) {
+  try {
+    return lone.time(key);
+  } catch (const UsageError&) {
+    return std::nullopt;
+  }
+}
+
 void keep_machine_share(Import& result, const scenario::Scenario& scenario, const model::Stages& stages,
                         const profile::Profiles& lone, const Traced& traced) {
   const double slowdown = chips_slowdown(result, scenario, stages, lone, traced);
@@ -154,13 +148,13 @@ void keep_machine_share(Import& result, const scenario::Scenario& scenario, cons
     if (computes(family))
       for (auto& sample : of_family) sample.ns /= slowdown;
   for (const auto& k : result.keys) {
-    const auto lone_time = alone(k.key, lone);
+    const auto alone = lone_time(k.key, lone);
     const auto family = samples.find(k.key.family);
-    if (!lone_time || family == samples.end() || !known(k, *lone_time, scatter)) continue;
+    if (!alone || family == samples.end() || !known(k, *alone, scatter)) continue;
     const auto same = [&](const profile::Sample& s) { return s.dims == k.key.dims; };
     if (std::erase_if(family->second, same) == 0) continue;
     if (family->second.empty()) samples.erase(family);
-    const double ratio = k.sample.ns / lone_time->ns;
+    const double ratio = k.sample.ns / alone->ns;
     if ((ratio > odd || ratio < 1 / odd) && k.total_us > visible * result.kernel_us)
       result.notes.push_back(fmt::format("kept the lone time of {}: {:.2f} times in this run", shape(k.key), ratio));
   }

@@ -17,6 +17,9 @@ struct Traced {
 void keep_machine_share(Import& result, const scenario::Scenario& scenario, const model::Stages& stages,
                         const profile::Profiles& lone, const Traced& traced);
 
+/// nullopt: none of the profiles knows the family.
+std::optional<profile::Timing> lone_time(const profile::Key& key, const profile::Profiles& lone);
+
 /// "gemm.bf16.tn m=4096 n=4096 k=4096"
 std::string shape(const profile::Key& key);
 
