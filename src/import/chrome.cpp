@@ -25,6 +25,7 @@ class JsonReader {
     } catch (const simdjson::simdjson_error& error) {
       throw refuse(std::string("value number ") + std::to_string(values_) + ": " + error.what());
     }
+    if (rows_.empty() && !names_.empty()) throw refuse("the list has no kernels: \"rows\" is empty or missing");
     if (rows_.empty() && !events_) throw refuse("neither a Chrome trace (traceEvents) nor a kernel list (names, rows)");
     for (const auto& [index, activity] : rows_) {
       if (index >= names_.size()) throw refuse("a row names kernel " + std::to_string(index) + ", which is not listed");
@@ -129,6 +130,8 @@ class JsonReader {
     std::array<double, 4> cells{};
     std::size_t n = 0;
     for (auto cell : value.get_array()) {
+      if (n == 0 && cell.is_string())
+        throw refuse("rows begin with words: a recording of PyTorch's allocator is for `pipewright replay-allocator`");
       if (n < cells.size()) cells[n] = cell.get_double();
       ++n;
     }
