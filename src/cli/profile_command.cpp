@@ -201,7 +201,12 @@ profile::Profile calibrated(const ProfileOptions& options) {
   for (const auto& file : options.runs) {
     const auto run = scenario::read(file);
     if (!run.measured) throw UsageError({file, 0}, {}, "has no section `measured`");
-    base = predict::profiles_of(run, options.profiles);
+    auto known = predict::profiles_of(run, options.profiles);
+    if (base && known.first().device.name != base->first().device.name)
+      throw UsageError({file, 0}, "cluster.profile",
+                       fmt::format("is of {}, that of {} of {}: one calibration is of one machine",
+                                   known.first().device.name, options.runs.front(), base->first().device.name));
+    base = std::move(known);
     const auto cold = predict::predict(run, *base);
     if (const auto host = validate::host_factor_of(run, *base, cold)) {
       hosts.push_back(*host);

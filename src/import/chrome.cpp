@@ -25,6 +25,7 @@ class JsonReader {
     } catch (const simdjson::simdjson_error& error) {
       throw refuse(std::string("value number ") + std::to_string(values_) + ": " + error.what());
     }
+    if (rows_.empty() && !names_.empty()) throw refuse("the list has no kernels: \"rows\" is empty or missing");
     if (rows_.empty() && !events_) throw refuse("neither a Chrome trace (traceEvents) nor a kernel list (names, rows)");
     for (const auto& [index, activity] : rows_) {
       if (index >= names_.size()) throw refuse("a row names kernel " + std::to_string(index) + ", which is not listed");
@@ -64,6 +65,8 @@ class JsonReader {
     if (info.at_key("rank").get(rank) == simdjson::SUCCESS && rank >= 0 && rank < 1'000'000) {
       builder_.rank = static_cast<int>(rank);
     }
+    std::int64_t world = 0;
+    if (info.at_key("world_size").get(world) == simdjson::SUCCESS && world > 0) builder_.trace.world_size = world;
     std::string_view nccl;
     if (info.at_key("nccl_version").get(nccl) == simdjson::SUCCESS) {
       builder_.trace.versions["nccl"] = std::string(nccl);
@@ -127,6 +130,8 @@ class JsonReader {
     std::array<double, 4> cells{};
     std::size_t n = 0;
     for (auto cell : value.get_array()) {
+      if (n == 0 && cell.is_string())
+        throw refuse("rows begin with words: a recording of PyTorch's allocator is for `pipewright replay-allocator`");
       if (n < cells.size()) cells[n] = cell.get_double();
       ++n;
     }

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "machine_share.hpp"
 #include "pipewright/import.hpp"
 
 namespace pipewright::traces {
@@ -12,21 +13,8 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 double lone_us(const KeyTime& key, const profile::Profiles* lone) {
-  if (lone == nullptr) return 0;
-  try {
-    return ns_to_us(lone->time(key.key).ns);
-  } catch (const UsageError&) {  // none of the profiles knows the family
-    return 0;
-  }
-}
-
-std::string shape(const profile::Key& key) {
-  const auto& family = profile::family(key.family);
-  std::string text;
-  for (std::size_t i = 0; i < key.dims.size(); ++i) {
-    text += fmt::format("{}{}={}", i ? " " : " ", family.dims[i], key.dims[i]);
-  }
-  return key.family + text;
+  const auto alone = lone != nullptr ? lone_time(key.key, *lone) : std::nullopt;
+  return alone ? ns_to_us(alone->ns) : 0;
 }
 
 std::string kernel_name(const std::string& name) {
@@ -37,6 +25,15 @@ std::string kernel_name(const std::string& name) {
 std::string percent(double part, double whole) { return fmt::format("{:.2f} %", whole > 0 ? 100 * part / whole : 0); }
 
 }  // namespace
+
+std::string shape(const profile::Key& key) {
+  const auto& family = profile::family(key.family);
+  std::string text;
+  for (std::size_t i = 0; i < key.dims.size(); ++i) {
+    text += fmt::format("{}{}={}", i ? " " : " ", family.dims[i], key.dims[i]);
+  }
+  return key.family + text;
+}
 
 std::string text(const Import& result, const profile::Profiles* lone) {
   Table ranks({"rank", "stage", "span ms", "duty", "passes", "attributed", "transfer us"});

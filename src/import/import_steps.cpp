@@ -7,12 +7,13 @@
 
 #include "host_factor.hpp"
 #include "load.hpp"
+#include "machine_share.hpp"
 #include "match.hpp"
 #include "pipewright/import.hpp"
 #include "pipewright/scenario/derived.hpp"
 #include "pipewright/timeline.hpp"
+#include "plausible.hpp"
 #include "robust_statistics.hpp"
-#include "settle.hpp"
 
 namespace pipewright::traces {
 namespace {
@@ -48,6 +49,14 @@ class Importer {
     if (trace.rank >= world) {
       throw UsageError({trace.file, 0}, {}, fmt::format("rank {} of a scenario of {} GPUs", trace.rank, world));
     }
+    if (trace.world_size > 0 && trace.world_size != world) {
+      throw UsageError({trace.file, 0}, "distributedInfo.world_size",
+                       fmt::format("ran on {} GPUs; the scenario has {}", trace.world_size, world));
+    }
+    if (!device_.empty() && !trace.device.empty() && trace.device != device_) {
+      throw UsageError({trace.file, 0}, {},
+                       fmt::format("ran on {}, {} on {}", trace.device, result_.ranks.front().file, device_));
+    }
     if (!part_.name.empty() && !trace.device.empty() && part_.name != trace.device) {
       throw UsageError({trace.file, 0}, {},
                        fmt::format("ran on {}; profile {} is of {}", trace.device, part_of_, part_.name));
@@ -81,7 +90,7 @@ class Importer {
       entry.total_us += ns_to_us(a.duration);
     }
     check_passes(trace, mapping, report);
-    if (steps_of(mapping, report) == 1) span_us_ = std::max(span_us_, report.summary.span_us);
+    check_schedule(trace, mapping, report);
     host_.add(trace, mapping);
     add_host_pace(trace, mapping);
     result_.kernel_us += report.kernel_us;
@@ -103,11 +112,16 @@ class Importer {
     if (software.torch) p.versions["torch"] = *software.torch;
     p.provenance.push_back(options_.command);
 
+    refuse_other_runs(spans_us_);
     refuse_wild_clocks();
     for (auto& [key, samples] : samples_) add_sample(key, samples);
-    if (lone_ != nullptr) settle(result_, scenario_, stages_, *lone_, span_us_);
+    refuse_impossible_products(result_, lone_);
     double duty = 0;
     for (const auto& rank : result_.ranks) duty += rank.duty / static_cast<double>(result_.ranks.size());
+    if (lone_ != nullptr) {
+      const double loaded = clocks_ ? clocks_->slowdown(profile::Load::matrix, duty) : 1;
+      keep_machine_share(result_, scenario_, stages_, *lone_, {span_us_, loaded});
+    }
     p.scalars["in_situ.duty"] = {duty, 0, profile::Origin::measured,
                                  "share of a traced step in which a compute kernel runs, mean over the ranks"};
     for (auto& [name, scalar] : host_.scalars(options_.host_overhead, host_source())) p.scalars[name] = scalar;
@@ -186,12 +200,8 @@ class Importer {
 
   /// 0: no profile tells.
   double alone_ns(const profile::Key& key) const {
-    if (lone_ == nullptr) return 0;
-    try {
-      return lone_->time(key).ns;
-    } catch (const UsageError&) {
-      return 0;
-    }
+    const auto alone = lone_ != nullptr ? lone_time(key, *lone_) : std::nullopt;
+    return alone ? alone->ns : 0;
   }
 
   /// Of every activity; what is not mapped counts as the layer does.
@@ -241,6 +251,20 @@ class Importer {
     }
     const std::size_t expected = passes_of_a_step(report);
     return whole && forward % expected == 0 ? forward / expected : 0;
+  }
+
+  void check_schedule(const Trace& trace, const Mapping& mapping, const RankReport& report) {
+    const auto steps = steps_of(mapping, report);
+    if (steps == 0) return;
+    const double span_us = report.summary.span_us / static_cast<double>(steps);
+    if (steps == 1) span_us_ = std::max(span_us_, span_us);
+    spans_us_.emplace_back(trace.file, span_us);
+    try {
+      if (!program_) program_ = schedule::build(schedule::config_of(scenario_));
+    } catch (const UsageError&) {  // Megatron as it is refuses this schedule; the run had another's
+      return;
+    }
+    if (!program_->config.ep_overlap) refuse_another_schedule(trace, mapping, *program_, report.pp_rank, steps);
   }
 
   /// A step runs every layer as often as there are microbatches, and every operation of it.
@@ -363,7 +387,9 @@ class Importer {
   const model::Stages stages_;
   std::optional<profile::ClockLaw> clocks_;
   const profile::Profiles* lone_ = nullptr;
-  double span_us_ = 0;                          ///< of a traced step, the longest over the ranks
+  double span_us_ = 0;                                    ///< of a traced step, the longest over the ranks
+  std::vector<std::pair<std::string, double>> spans_us_;  ///< of whole steps, one of them, by file
+  std::optional<schedule::Program> program_;
   std::map<profile::Load, double> contention_;  ///< beside a communication kernel, over alone
   std::int64_t window_ = 0, gap_ns_ = 0;
   std::string law_, device_, part_of_;

@@ -5,6 +5,8 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
+#include <utility>
 #include <vector>
 
 namespace pipewright::traces {
@@ -20,6 +22,16 @@ inline double quantile(std::vector<double> samples, double share) {
 }
 
 inline double median(std::vector<double> samples) { return quantile(std::move(samples), 0.5); }
+
+/// Of values with weights; nullopt: none.
+inline std::optional<double> weighted_median(std::vector<std::pair<double, double>> values) {
+  double total = 0, below = 0;
+  for (const auto& [value, weight] : values) total += weight;
+  std::sort(values.begin(), values.end());
+  for (const auto& [value, weight] : values)
+    if ((below += weight) >= total / 2) return value;
+  return std::nullopt;
+}
 
 /// Half the distance between the 16th and the 84th percentile (src/profile/FORMAT.md: one standard deviation).
 inline double deviation(const std::vector<double>& samples) {

@@ -47,8 +47,32 @@ std::map<std::string, double> numbers(const Profile& p) {
 
 }  // namespace
 
+namespace {
+
+/// Of a network alone (nccl-tests): links between hosts are no GPU's.
+bool of_network(const Profile& p) {
+  const auto network = [](const auto& samples) { return family(samples.first).load == Load::network; };
+  return !(p.samples.empty() && p.links.empty()) && std::all_of(p.samples.begin(), p.samples.end(), network);
+}
+
+}  // namespace
+
+void refuse_other_gpus(const std::vector<Profile>& profiles) {
+  const Profile* first = nullptr;
+  for (const auto& p : profiles) {
+    if (p.device.name.empty() || of_network(p)) continue;  // no name: traces that do not say
+    if (first == nullptr) first = &p;
+    if (p.device.name == first->device.name) continue;
+    throw UsageError({"--profile", 0}, "profile",
+                     fmt::format("{} is of {}, {} of {}: profiles that are used together must be of one GPU "
+                                 "(`pipewright profile derive` makes one GPU's of another's)",
+                                 first->name, first->device.name, p.name, p.device.name));
+  }
+}
+
 Profile merge(const std::vector<Profile>& in_order) {
   if (in_order.empty()) throw InternalError("merge of no profiles");
+  refuse_other_gpus(in_order);
   Profile result = in_order.front();
   result.interpolation.clear();
   for (std::size_t i = 1; i < in_order.size(); ++i) {
@@ -72,7 +96,7 @@ Profile merge(const std::vector<Profile>& in_order) {
     }
     result.scalars.insert(other.scalars.begin(), other.scalars.end());
     result.versions.insert(other.versions.begin(), other.versions.end());
-    if (!result.device.known() && result.device.name == other.device.name) result.device = other.device;
+    if (!result.device.known() && other.device.known()) result.device = other.device;
     result.provenance.push_back(fmt::format("merged: {} ({})", other.name, other.device.name));
     result.provenance.insert(result.provenance.end(), other.provenance.begin(), other.provenance.end());
   }

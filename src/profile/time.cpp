@@ -262,7 +262,9 @@ struct Profiles::Memo {
   std::unordered_map<Key, Timing, Key::Hash> times;
 };
 
-Profiles::Profiles(std::vector<Profile> in_order) : profiles_(std::move(in_order)), memo_(std::make_shared<Memo>()) {}
+Profiles::Profiles(std::vector<Profile> in_order) : profiles_(std::move(in_order)), memo_(std::make_shared<Memo>()) {
+  refuse_other_gpus(profiles_);
+}
 
 Timing Profiles::time(const Key& key) const {
   {

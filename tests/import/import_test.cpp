@@ -401,6 +401,45 @@ TEST_CASE("wrong scenarios are refused") {
                        doctest::Contains("rank 4 of a scenario of 4 GPUs"), UsageError);
 }
 
+TEST_CASE("traces that only look like the scenario's are refused: schedule, model, units, other ranks") {
+  const auto trace = traces::read("data/dense.r1.json.gz"), last = traces::read("data/dense.r3.json.gz");
+  const profile::Profiles h200({profile::load("../../profiles/h200-sxm.json", {"test", 0})});
+  const auto refused = [](const scenario::Scenario& s, const std::vector<traces::Trace>& read,
+                          const profile::Profiles* lone, const char* why) {
+    CAPTURE(why);
+    CHECK_THROWS_WITH_AS(traces::import_traces(s, read, {"x", 1.25, ""}, lone), doctest::Contains(why), UsageError);
+  };
+  const auto scaled = [](traces::Trace t, double factor) {
+    for (auto& a : t.activities) {
+      a.start = std::llround(static_cast<double>(a.start) * factor);
+      a.duration = std::llround(static_cast<double>(a.duration) * factor);
+    }
+    return t;
+  };
+  auto plain = dense();
+  for (const char* change : {"virtual_pipeline_model_parallel_size=null", "overlap_p2p_comm=false"})
+    scenario::set(plain, change);
+  refused(plain, {trace}, nullptr, "the step turns 8 times from forward to backward, the scenario's schedule 6 times");
+  auto wide = dense();
+  for (const char* change : {"hidden_size=8192", "ffn_hidden_size=28672", "num_attention_heads=64"})
+    scenario::set(wide, change);
+  for (const auto* lone : {&h200, static_cast<const profile::Profiles*>(nullptr)}) {
+    CAPTURE(lone);
+    refused(wide, {trace}, lone, "the trace is of another model");
+    refused(dense(), {scaled(trace, 1000)}, lone, "% of the GPU's peak");
+    refused(dense(), {scaled(trace, 0.2)}, lone, "times are not in microseconds");
+    refused(dense(), {scaled(trace, 1.2), last}, lone, "they are of different runs");
+  }
+  refused(dense(), {scaled(trace, 1.7)}, &h200, "matrix products take 1.");
+  auto of_eight = trace;
+  of_eight.world_size = 8;
+  refused(dense(), {of_eight}, nullptr, "distributedInfo.world_size: ran on 8 GPUs; the scenario has 4");
+  auto here = trace, there = last;
+  here.device = "NVIDIA H200", there.device = "NVIDIA H100 80GB HBM3";
+  refused(dense(), {here, there}, nullptr, "ran on NVIDIA H100 80GB HBM3, ");
+  CHECK(traces::read("data/dense.chrome.json.gz").world_size == 4);
+}
+
 TEST_CASE("reports") {
   const auto result =
       traces::import_traces(dense(), {traces::read("data/dense.r1.json.gz")}, {"dense", 1.25, ""}, nullptr);

@@ -258,3 +258,10 @@ TEST_CASE("truncation and flipped bytes: an answer or a UsageError, for every fo
     }
   }
 }
+
+TEST_CASE("a list without kernels, and a recording of the allocator, say what they are") {
+  const Folder folder;
+  CHECK(contains(error_of(folder.write("e.r1.json", R"({"names": ["k"], "rows": []})")), "has no kernels"));
+  CHECK(contains(error_of(folder.write("m.r0.mem.json", R"({"rows": [["alloc", 1, 512, 0, 1]], "marks": [0]})")),
+                 "pipewright replay-allocator"));
+}

@@ -89,6 +89,20 @@ TEST_CASE("what was measured on the GPU itself stands in its derived profile, ag
   CHECK_THROWS_WITH_AS(with_measured(derived, {own}), doctest::Contains("the data sheet is of"), UsageError);
 }
 
+TEST_CASE("profiles of different GPUs are never one: neither merged nor in a list; those that name none are") {
+  Profile a = fabricated(), b = fabricated();
+  a.name = "mine", a.device.name = "NVIDIA H200";
+  b.name = "other", b.device.name = "NVIDIA B200";
+  const char* const why = "mine is of NVIDIA H200, other of NVIDIA B200";
+  CHECK_THROWS_WITH_AS(merge({a, b}), doctest::Contains(why), UsageError);
+  CHECK_THROWS_WITH_AS(Profiles({a, b}), doctest::Contains(why), UsageError);
+  Profile links = fabricated();
+  links.device.name.clear();
+  CHECK_THROWS_WITH_AS(Profiles({a, links, b}), doctest::Contains(why), UsageError);
+  CHECK_NOTHROW(Profiles({links, a}));
+  CHECK_NOTHROW(merge({a, a}));
+}
+
 TEST_CASE("what load adds is scaled to what published products of both parts tell, and is known so much worse") {
   const Profile h200 = load(std::string(std::getenv("PROFILES")) + "/h200-sxm.json", {"test", 0});
   DataSheet sheet = data_sheet("h100-sxm");

@@ -52,7 +52,8 @@ struct Range {
 struct Trace {
   std::string file;
   int rank = 0;
-  std::string device;  ///< empty: not recorded
+  std::int64_t world_size = 0;  ///< ranks of the run; 0: not recorded
+  std::string device;           ///< empty: not recorded
   Bytes memory;
   std::map<std::string, std::string> versions;
   std::vector<std::string> names;

@@ -212,7 +212,7 @@ std::vector<std::string> known_profiles();
 /// Several profiles in order of preference (`--profile A --profile B`).
 class Profiles {
  public:
-  explicit Profiles(std::vector<Profile> in_order);
+  explicit Profiles(std::vector<Profile> in_order);  ///< refuse_other_gpus()
   /// First profile that measured the shape; else the first that can interpolate; else derived. Throws UsageError naming
   /// the key if none knows the family.
   Timing time(const Key& key) const;
@@ -247,7 +247,10 @@ struct HostCost {
 std::optional<HostCost> host_cost(const Profiles& profiles, const std::string& direction, const std::string& family,
                                   bool fp8);
 
-/// All entries of several profiles; where two have the same one, the first profile wins. Name and device: the first's.
+/// Times of one GPU say nothing of another's. Throws UsageError naming two profiles of different ones.
+void refuse_other_gpus(const std::vector<Profile>& profiles);
+
+/// All entries of several profiles of one GPU; where two have the same one, the first profile wins. Name: the first's.
 Profile merge(const std::vector<Profile>& in_order);
 
 /// One entry that differs between two profiles: time (us), link, scalar ... by a name that a person can read.
