@@ -37,6 +37,8 @@ const std::vector<EffectRow>& effects();
 const EffectRow* effect_of(std::string_view name);
 /// Is the value of a refused name, of no field, one that changes nothing (rerun_mode: disabled)?
 bool is_neutral(const std::string& name, const std::string& value);
+/// Can this value of a name, of no field, change a prediction or whether Megatron runs, alone or beside others?
+bool may_act(const std::string& name, const std::string& value);
 /// "--window-size" -> "window_size"; names of variables stay.
 std::string effect_name(std::string_view flag_or_field);
 
