@@ -39,6 +39,8 @@ const EffectRow* effect_of(std::string_view name);
 bool is_neutral(const std::string& name, const std::string& value);
 /// Can this value of a name, of no field, change a prediction or whether Megatron runs, alone or beside others?
 bool may_act(const std::string& name, const std::string& value);
+/// A flag or a field that only sets others (aliases.inc).
+inline bool sets_others(const EffectRow& row) { return row.text.starts_with("sets "); }
 /// "--window-size" -> "window_size"; names of variables stay.
 std::string effect_name(std::string_view flag_or_field);
 
