@@ -29,17 +29,19 @@ bool other_allocator(const std::string& options) {
 }
 
 bool has_fsdp(const Scenario& s) { return s.settings.use_megatron_fsdp; }
+bool links_peers(const Scenario& s) { return s.cluster.link != "shared host memory"; }
 bool has_nodes(const Scenario& s) { return s.cluster.num_gpus > s.cluster.gpus_per_node; }
 
-constexpr const char *fsdp_types = "Megatron-FSDP's parameters or gradients in other types than its own choice",
-                     *fsdp_buffers = "Megatron-FSDP's buffers taken otherwise than by its own choice",
-                     *sample_masks =
-                         "a mask of all pairs of positions, built anew for every sample "
-                         "(create_attention_mask_in_dataloader: false builds none)",
-                     *few_channels = "collectives on fewer than 16 channels, too few to fill NVLink",
-                     *host_paths = "transfers between the GPUs of a node through host memory",
-                     *sockets = "transfers between nodes through the host's sockets",
-                     *other_memory = "CUDA's own pool in place of PyTorch's allocator";
+constexpr const char
+    *fsdp_types = "Megatron-FSDP's parameters or gradients in other types than its own choice",
+    *fsdp_buffers = "Megatron-FSDP's buffers taken otherwise than by its own choice",
+    *sample_masks =
+        "a mask of all pairs of positions, built anew for every sample "
+        "(create_attention_mask_in_dataloader: false builds none)",
+    *few_channels = "collectives on fewer than 16 channels, too few to fill NVLink",
+    *host_paths = "transfers between the GPUs of a node through host memory (cluster.link: shared host memory says so)",
+    *sockets = "transfers between nodes through the host's sockets",
+    *other_memory = "CUDA's own pool in place of PyTorch's allocator";
 
 // Megatron-FSDP: megatron/core/distributed/fsdp; masks: megatron/core/datasets/gpt_dataset.py, which keeps one mask for
 // all samples only where none of the three is set.
@@ -61,8 +63,9 @@ constexpr RefusedValue value_rows[] = {
      [](const auto& value) { return value == "0"; }},
     {"manual_gc_interval", "pauses of Python's garbage collection in more than every twentieth step",
      [](const auto& value) { return at_most(value, 20); }},
-    {"NCCL_P2P_DISABLE", host_paths, is_one},
-    {"NCCL_P2P_LEVEL", host_paths, [](const auto& value) { return value == "0" || in_capitals(value) == "LOC"; }},
+    {"NCCL_P2P_DISABLE", host_paths, is_one, links_peers},
+    {"NCCL_P2P_LEVEL", host_paths, [](const auto& value) { return value == "0" || in_capitals(value) == "LOC"; },
+     links_peers},
     {"NCCL_MAX_NCHANNELS", few_channels, [](const auto& value) { return at_most(value, 15); }},
     {"NCCL_MAX_CTAS", few_channels, [](const auto& value) { return at_most(value, 15); }},
     {"NCCL_PROTO", "large messages by the protocol of small ones (LL), half of whose bytes are flags",

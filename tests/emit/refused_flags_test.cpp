@@ -191,6 +191,9 @@ TEST_CASE("variables that slow a run by more than an interval's width") {
   }
   auto s = import(plain).scenario;
   scenario::set_env(s, "NCCL_P2P_DISABLE=1");
+  auto through_host = s;
+  scenario::set(through_host, "cluster.link=shared host memory");
+  CHECK_FALSE(refused(through_host).contains("NCCL_P2P_DISABLE"));
   scenario::ignore(s, "NCCL_P2P_DISABLE", {"--ignore", 0});
   CHECK(scenario::let_through(s) == scenario::Strings{"NCCL_P2P_DISABLE"});
 }
