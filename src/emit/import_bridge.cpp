@@ -3,9 +3,11 @@
 // (Megatron-Bridge src/megatron/bridge/training/comm_overlap.py:353-643, mixed_precision.py).
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <set>
 
 #include "bridge_config.hpp"
+#include "bridge_precision.hpp"
 #include "bridge_providers.hpp"
 #include "emitted.hpp"
 #include "field_table.hpp"
@@ -19,59 +21,7 @@ namespace pipewright::emit {
 
 namespace {
 
-using Assignment = std::pair<std::string, std::string>;
-
-/// What a recipe of MixedPrecisionConfig sets beyond the class's defaults (mixed_precision.py).
-const std::map<std::string, std::vector<Assignment>>& recipes() {
-  static const std::map<std::string, std::vector<Assignment>> table = [] {
-    const std::vector<Assignment> plain = {{"fp8", "none"},
-                                           {"fp8_recipe", "tensorwise"},
-                                           {"first_last_layers_bf16", "false"},
-                                           {"fp8_margin", "0"},
-                                           {"fp8_amax_history_len", "1"},
-                                           {"fp8_amax_compute_algo", "most_recent"},
-                                           {"fp8_wgrad", "true"},
-                                           {"fp8_param", "false"},
-                                           {"fp8_param_gather", "false"},
-                                           {"fp4", "none"},
-                                           {"fp4_param", "false"},
-                                           {"fp4_param_gather", "false"},
-                                           {"num_layers_at_start_in_bf16", "0"},
-                                           {"num_layers_at_end_in_bf16", "0"},
-                                           {"reuse_grad_buf_for_mxfp8_param_ag", "false"}};
-    const auto with = [](std::vector<Assignment> base, const std::vector<Assignment>& more) {
-      base.insert(base.end(), more.begin(), more.end());
-      return base;
-    };
-    const std::vector<Assignment> gather = {{"fp8_param", "true"}, {"fp8_param_gather", "true"}};
-    const auto delayed = with({{"fp8", "hybrid"},
-                               {"fp8_recipe", "delayed"},
-                               {"fp8_amax_history_len", "1024"},
-                               {"fp8_amax_compute_algo", "max"}},
-                              gather);
-    const auto current = with({{"fp8", "hybrid"},
-                               {"fp8_recipe", "tensorwise"},
-                               {"first_last_layers_bf16", "true"},
-                               {"num_layers_at_start_in_bf16", "1"},
-                               {"num_layers_at_end_in_bf16", "1"}},
-                              gather);
-    const auto mxfp8 =
-        with({{"fp8", "e4m3"}, {"fp8_recipe", "mxfp8"}, {"reuse_grad_buf_for_mxfp8_param_ag", "true"}}, gather);
-    const std::vector<Assignment> subchannel = {{"fp8", "hybrid"}, {"fp8_recipe", "blockwise"}};
-    const auto bf16 = with(plain, {{"bf16", "true"}, {"fp16", "false"}, {"grad_reduce_in_fp32", "true"}});
-    const auto fp16 = with(plain, {{"bf16", "false"}, {"fp16", "true"}, {"grad_reduce_in_fp32", "false"}});
-    std::map<std::string, std::vector<Assignment>> map;
-    for (const auto& [prefix, base] : {std::pair{std::string("bf16"), bf16}, std::pair{std::string("fp16"), fp16}}) {
-      map[prefix + "_mixed"] = base;
-      map[prefix + "_with_fp8_delayed_scaling_mixed"] = with(base, delayed);
-      map[prefix + "_with_fp8_current_scaling_mixed"] = with(base, current);
-      map[prefix + "_with_mxfp8_mixed"] = with(base, mxfp8);
-      map[prefix + "_with_fp8_subchannel_scaling_mixed"] = with(base, subchannel);
-    }
-    return map;
-  }();
-  return table;
-}
+constexpr std::string_view pads = "should_pad_vocab";
 
 void assign(Scenario& s, const Assignment& assignment) { scenario::set(s, assignment.first + "=" + assignment.second); }
 
@@ -169,6 +119,7 @@ class OverrideImporter {
                                      settings.expert_model_parallel_size * scenario::expert_tensor_parallel_size(s_));
     for (const auto& assignment : precision_) assign(s_, assignment);
     if (has_comm_overlap_) apply_comm_overlap(s_, comm_overlap_);
+    check_for_nan();
     for (const auto& [field, where] : places_)
       for (const char* home : {"model.", "settings."})
         if (const auto at = s_.positions.find(home + field); at != s_.positions.end()) at->second = where;
@@ -177,7 +128,11 @@ class OverrideImporter {
       for (const auto& name : ignored_) names += (names.empty() ? "" : " ") + name;
       result_.notes.push_back("without effect on time and memory, or of no section that is read: " + names);
     }
-    if (s_.model.vocab_size == 0) s_.model.vocab_size = tokenizer_vocabulary_;
+    // gpt_provider.py: a whole configuration says whether its vocabulary is padded.
+    if (s_.model.vocab_size == 0)
+      s_.model.vocab_size = tokenizer_vocabulary_;
+    else if (!pads_vocabulary_ && scenario::padded_vocab_size(s_) != s_.model.vocab_size)
+      s_.model.make_vocab_size_divisible_by = 1;
     if (s_.model.vocab_size == 0)
       throw UsageError({file_, 0}, "cfg.model.vocab_size", "the vocabulary is missing: add cfg.model.vocab_size = N");
     result_.scenario = std::move(s_);
@@ -237,6 +192,7 @@ class OverrideImporter {
     }
     if (section == "model" && field == model_provider) return provider(value.text, where);
     if (section == "model" && holds_spec(field)) return specification_of_layers(field, value, where);
+    if (section == "model" && field == pads) return set(section, field, value, where);
     if (field == "tp_comm_overlap_cfg") return;
     if (section == "tokenizer" && field == "vocab_size") {
       tokenizer_vocabulary_ = number(value, where);
@@ -248,17 +204,11 @@ class OverrideImporter {
     }
     const auto* effect = scenario::effect_of(field);
     const bool known = effect != nullptr;
-    const bool fits_all = known && (effect->effect == scenario::Effect::none ||
-                                    (effect->effect == scenario::Effect::refused && value.kind != Python::Kind::list &&
-                                     value.kind != Python::Kind::call && value.kind != Python::Kind::map &&
-                                     scenario::is_neutral(effect->name, yaml_of(value, where, field))));
-    static const auto fields = [] {
-      std::set<std::string> names;
-      for (const auto& row : scenario::fields()) names.insert(row.name);
-      for (const auto& row : carried()) names.emplace(row.field);
-      return names;
-    }();
-    const bool kept = fields.contains(field);
+    const bool plain =
+        value.kind != Python::Kind::list && value.kind != Python::Kind::call && value.kind != Python::Kind::map;
+    const bool fits_all = known && (plain ? !scenario::may_act(field, yaml_of(value, where, field))
+                                          : effect->effect == scenario::Effect::none);
+    const bool kept = is_field(field);
     if ((fits_all && !kept) || (!known && of_providers(field))) return;
     const bool object = value.kind == Python::Kind::call || value.kind == Python::Kind::map;
     if (object && field == "pipeline_model_parallel_layout" && std::ranges::find(stated_, field) == stated_.end())
@@ -271,6 +221,26 @@ class OverrideImporter {
     if (!said && (object || value.kind == Python::Kind::name || (off && value.items.empty()))) return;
     if (object && section != "dataset") return;
     set(section, field, value, where);
+  }
+
+  /// One setting, on where either is; both are unless a file says otherwise (resilience_config.py, recipes/common.py).
+  void check_for_nan() {
+    auto& checks = s_.settings.check_for_nan_in_loss_and_grad;
+    checks = gradients_checked_.value_or(true) || losses_checked_.value_or(true);
+    if (!gradients_checked_ && !losses_checked_)
+      result_.notes.emplace_back(
+          "checks for NaN in losses and gradients are on, as Megatron Bridge's are: performance recipes turn off "
+          "cfg.ddp.check_for_nan_in_grad and cfg.rerun_state_machine.check_for_nan_in_loss");
+  }
+
+  static bool is_field(const std::string& name) {
+    static const auto fields = [] {
+      std::set<std::string> names;
+      for (const auto& row : scenario::fields()) names.insert(row.name);
+      for (const auto& row : carried()) names.emplace(row.field);
+      return names;
+    }();
+    return fields.contains(name);
   }
 
   static std::string last_name(const std::string& path) { return path.substr(path.rfind('.') + 1); }
@@ -442,10 +412,10 @@ class OverrideImporter {
     auto name = call && value.items.size() == 1 ? value.items.front().text : value.text;
     name.erase(0, name.rfind('.') + 1);
     std::ranges::replace(name, '-', '_');
-    const auto recipe = recipes().find(name);
-    if (recipe == recipes().end()) {
+    const auto recipe = precision_recipes().find(name);
+    if (recipe == precision_recipes().end()) {
       std::vector<std::string> names;
-      for (const auto& [known, fields] : recipes()) names.push_back(known);
+      for (const auto& [known, fields] : precision_recipes()) names.push_back(known);
       throw UsageError(where, "cfg.mixed_precision", "unknown recipe " + name, names, nearest_name(name, names));
     }
     precision_ = recipe->second;
@@ -524,14 +494,19 @@ class OverrideImporter {
       return;
     }
     if (section == "model" && holds_spec(field)) return specification_of_layers(field, literal, where);
+    if (section == "model" && field == pads) {
+      pads_vocabulary_ = literal.text == "True";
+      return;
+    }
+    if (section == "tensor_inspect" && field == "enabled" && literal.text == "True")
+      return refuse(section, "true", where);
     if (section == "model" && field == "interleaved_attn_pattern") return gemma3_pattern(literal, name, where);
     if (section == "dataset" && (field == "seq_length" || field == "sequence_length"))
       return dataset_length(yaml_of(literal, where, name), where);
     if (section == "dataset" && packs(field, literal, where)) return;
     if ((section == "ddp" && field == "check_for_nan_in_grad") ||
-        (section == "rerun_state_machine" && field == "check_for_nan_in_loss")) {  // one setting: on where either is
-      auto& checks = s_.settings.check_for_nan_in_loss_and_grad;
-      checks = checks.value_or(false) || literal.text == "True";
+        (section == "rerun_state_machine" && field == "check_for_nan_in_loss")) {
+      (section == "ddp" ? gradients_checked_ : losses_checked_) = literal.text == "True";
       return;
     }
     if (section == "dataset" && field == "skip_getting_attention_mask_from_dataset") {
@@ -540,7 +515,7 @@ class OverrideImporter {
     }
     if (!modelled.contains(section) && field != "log_params_norm") {
       const scenario::EffectRow* effect = scenario::effect_of(field);
-      if (effect != nullptr && effect->effect == scenario::Effect::refused) {
+      if (effect != nullptr && !is_field(field) && scenario::may_act(field, yaml_of(literal, where, name))) {
         s_.settings.other[effect->name] = yaml_of(literal, where, name);
         s_.positions["settings." + effect->name] = where;
       } else {
@@ -619,7 +594,8 @@ class OverrideImporter {
   Scenario s_;
   Import result_;
   std::vector<Assignment> precision_, comm_overlap_;
-  bool has_comm_overlap_ = false, resolved_ = false;
+  bool has_comm_overlap_ = false, resolved_ = false, pads_vocabulary_ = true;
+  std::optional<bool> gradients_checked_, losses_checked_;
   std::int64_t data_parallel_size_ = 0, tokenizer_vocabulary_ = 0;  ///< of a whole configuration
   std::pair<std::int64_t, Position> dataset_length_ = {0, {}}, row_length_ = {0, {}};
   std::map<std::string, Position> places_;  ///< of fields

@@ -13,18 +13,13 @@
 #include "pipewright/scenario/io.hpp"
 #include "programs.hpp"
 #include "python.hpp"
+#include "said_flags.hpp"
 
 namespace pipewright::emit {
 
 namespace {
 
 const Position from_flags = {"--megatron", 0};
-
-struct Given {
-  std::string name;
-  std::vector<std::string> values;
-  Position where;
-};
 
 constexpr std::string_view gpt2_tokenizer = "GPT2BPETokenizer";
 
@@ -116,6 +111,7 @@ class FlagImporter {
       tokenizer_ = gpt2_tokenizer;  // what pretrain_gpt.py takes where none is named
     trains_hybrids_ = launch.trains_hybrids;
     if (!launch.trains_gpt && !trains_hybrids_) judge_model();
+    said_ = given_;
     std::erase_if(given_, [this](const Given& given) { return !accept(given); });
     if (!foreign_.empty()) refuse_foreign();
   }
@@ -169,6 +165,7 @@ class FlagImporter {
     const auto find = [this](const char* flag, const char* other, const std::string& message, const std::string& fix) {
       if (was_given(flag) && was_given(other)) add_finding("flag.beside", flag, message, fix);
     };
+    for (auto& [rule, flag, message, fix] : clashes(said_, s_)) add_finding(rule, flag, message, fix);
     const char *layers = "--num-layers-per-virtual-pipeline-stage", *stages = "--num-virtual-stages-per-pipeline-rank",
                *layout = "--pipeline-model-parallel-layout";
     for (const auto& [one, other] : {std::pair(layers, stages), std::pair(layers, layout), std::pair(stages, layout)})
@@ -272,8 +269,8 @@ class FlagImporter {
     const scenario::EffectRow* effect = scenario::effect_of(given.name);
     if (effect == nullptr) throw InternalError("no effect of " + given.name);
     const std::string value = given.values.empty() ? "true" : list(given.values, " ");
-    // scenario::refuse_unmodelled() says so when it counts.
-    if (effect->effect == scenario::Effect::refused && !scenario::is_neutral(effect->name, value)) {
+    // scenario::refuse_unmodelled() and the rules say so when it counts.
+    if (scenario::may_act(given.name, value)) {
       s_.settings.other[effect->name] = value;
       s_.positions["settings." + effect->name] = given.where;
     } else {
@@ -377,13 +374,15 @@ class FlagImporter {
       settings.fp4_param = settings.fp4_param_gather = true;
     } else if (name == "--padded-vocab-size") {
       set(s, given, "vocab_size", one(given));
-      s.model.make_vocab_size_divisible_by = 1;
+    } else if (name == "--step-batch-size-schedule") {
+      set(s, given, "global_batch_size", last_batch(given));
     } else if (name == "--use-rotary-position-embeddings") {
       s.model.position_embedding_type = "rope";
     }
   }
 
   bool was_given(std::string_view name) const { return std::ranges::find(given_, name, &Given::name) != given_.end(); }
+  bool states_batch() const { return was_given("--global-batch-size") || was_given("--step-batch-size-schedule"); }
   const Given* given(std::string_view name) const {
     const auto at = std::ranges::find(given_, name, &Given::name);
     return at == given_.end() ? nullptr : &*at;
@@ -449,6 +448,7 @@ class FlagImporter {
     auto& settings = s.settings;
     auto& model = s.model;
     count_vocabulary(s);
+    if (was_given("--padded-vocab-size")) s.model.make_vocab_size_divisible_by = 1;
     check_pattern(s);
     count_layers(s);
     if (const auto* per_stage = given("--num-layers-per-virtual-pipeline-stage")) {
@@ -496,7 +496,7 @@ class FlagImporter {
       s.cluster.num_gpus = settings.pipeline_model_parallel_size *
                            std::max(settings.tensor_model_parallel_size * settings.context_parallel_size,
                                     settings.expert_model_parallel_size * scenario::expert_tensor_parallel_size(s));
-    if (!was_given("--global-batch-size"))
+    if (!states_batch())
       settings.global_batch_size =
           settings.micro_batch_size * std::max<std::int64_t>(1, scenario::data_parallel_size(s));
   }
@@ -531,7 +531,10 @@ class FlagImporter {
     };
     name_all("without effect on time and memory: ", silent_);
     name_all("of no version of Megatron-LM known here, and dropped: ", unknown_);
-    if (!was_given("--global-batch-size"))
+    if (was_given("--step-batch-size-schedule"))
+      result_.notes.push_back("the last batch of --step-batch-size-schedule: " +
+                              std::to_string(s_.settings.global_batch_size));
+    if (!states_batch())
       result_.notes.push_back("--global-batch-size is not given: micro batch times data-parallel size, " +
                               std::to_string(s_.settings.global_batch_size));
     if (was_given("--num-query-groups") && !was_given("--group-query-attention"))
@@ -540,7 +543,7 @@ class FlagImporter {
 
   Scenario s_;
   Import result_;
-  std::vector<Given> given_;
+  std::vector<Given> given_, said_;  ///< what sets fields; all of them
   std::vector<std::string> dropped_;
   bool trains_hybrids_ = false;
   scenario::Int vocabulary_;

@@ -5,6 +5,7 @@
 #include "emitted.hpp"
 #include "field_table.hpp"
 #include "hybrid.hpp"
+#include "pipewright/effects.hpp"
 #include "pipewright/scenario/derived.hpp"
 #include "pipewright/scenario/fields.hpp"
 #include "pipewright/scenario/io.hpp"
@@ -211,8 +212,12 @@ Groups megatron(const Scenario& scenario) {
   for (const auto* others : {&scenario.model.other, &scenario.settings.other})
     for (const auto& [name, value] : *others)
       if (const auto row = std::ranges::find(carried(), name, &Carried::field);
-          row == carried().end() || row->flag.empty())
-        unsaid.lines.push_back({{}, name + ": " + value + " is not modelled; pass it as before"});
+          row == carried().end() || row->flag.empty()) {
+        const auto* effect = scenario::effect_of(name);
+        const bool refused = effect == nullptr || effect->effect == scenario::Effect::refused;
+        unsaid.lines.push_back(
+            {{}, name + ": " + value + (refused ? " is not modelled;" : ":") + " pass it as before"});
+      }
   if (scenario.software.megatron_bridge)
     unsaid.lines.push_back({{},
                             "predicted for Megatron Bridge; what pretrain_gpt.py reserves differs: simulate --megatron "

@@ -156,7 +156,7 @@ void StateWriter::add_optimizer_step() {
                Purpose::dp);
     step.back().joins_pipeline = d_.pp > 1;
   };
-  if (o.fp16) {  // the loss scale is taken out again, infinities are found (optimizer.py:713-738)
+  if (scenario::scales_loss(s_)) {  // the loss scale is taken out again, infinities are found (optimizer.py:713-738)
     launch(step, "gradient unscaling", {"scale", {owned}});
     over_all_ranks("infinities all-reduce");
   }

@@ -3,6 +3,13 @@
 #include "rules.hpp"
 
 namespace pipewright::plan {
+namespace {
+
+bool torch_norms(const Scenario& s) {
+  return s.settings.transformer_impl == "local" && s.model.normalization == "RMSNorm";
+}
+
+}  // namespace
 
 std::vector<Rule> model_rules() {
   using enum Severity;
@@ -116,6 +123,17 @@ std::vector<Rule> model_rules() {
        },
        "Please use --moe-router-pre-softmax when topk is 1.",
        "set moe_router_pre_softmax: true"},
+      {"moe.sinkhorn-aux-loss",
+       violation,
+       core,
+       {"moe_router_load_balancing_type", "moe_aux_loss_coeff"},
+       everywhere,
+       [](const Scenario& s) {
+         return moe_model(s) && has(s.settings.moe_router_load_balancing_type, "sinkhorn") &&
+                s.settings.moe_aux_loss_coeff != std::vector<double>{0};
+       },
+       "Sinkhorn routing does not support aux loss.",
+       "set moe_aux_loss_coeff: 0"},
       {"moe.bias-needs-whole-experts",
        violation,
        core,
@@ -197,6 +215,39 @@ std::vector<Rule> model_rules() {
        },
        "no_rope_freq={no_rope_freq} should be divisible by num_layers={num_layers}.",
        "choose a number that divides num_layers, or write the pattern out"},
+      {"model.latent-interleaved",
+       violation,
+       core,
+       {"multi_latent_attention", "rotary_interleaved"},
+       everywhere,
+       [](const Scenario& s) { return s.model.multi_latent_attention && s.model.rotary_interleaved; },
+       "rotary_interleaved does not work with multi_latent_attention.",
+       "set rotary_interleaved: false"},
+      // The layers of transformer_impl local with RMSNorm have PyTorch's (backends.py, LocalSpecProvider.layer_norm).
+      {"model.torch-norm-centered",
+       violation,
+       core,
+       {"transformer_impl", "normalization", "layernorm_zero_centered_gamma"},
+       everywhere,
+       [](const Scenario& s) { return torch_norms(s) && s.model.layernorm_zero_centered_gamma; },
+       "zero_centered_gamma not supported by torch LayerNorm",
+       "set transformer_impl: transformer_engine, or layernorm_zero_centered_gamma: false"},
+      {"model.torch-norm-persists",
+       violation,
+       core,
+       {"transformer_impl", "normalization", "persist_layer_norm"},
+       everywhere,
+       [](const Scenario& s) { return torch_norms(s) && s.settings.persist_layer_norm; },
+       "persist_layer_norm not supported by torch LayerNorm",
+       "set persist_layer_norm: false (--no-persist-layer-norm)"},
+      {"model.torch-norm-sequence",
+       violation,
+       core,
+       {"transformer_impl", "normalization", "sequence_parallel"},
+       everywhere,
+       [](const Scenario& s) { return torch_norms(s) && s.settings.sequence_parallel; },
+       "sequence parallel not supported by torch LayerNorm",
+       "set transformer_impl: transformer_engine, or sequence_parallel: false"},
       {"model.mtp-position",
        violation,
        arguments,

@@ -214,6 +214,17 @@ std::vector<Rule> run_rules() {
        "main_grads_dtype, main_params_dtype, exp_avg_dtype and exp_avg_sq_dtype can only be fp32 when not using "
        "precision-aware optimizer",
        "set use_precision_aware_optimizer: true"},
+      {"optimizer.host-needs-decoupled-decay",
+       violation,
+       core,
+       {"optimizer_cpu_offload", "decoupled_weight_decay"},
+       everywhere,
+       [](const Scenario& s) {
+         const auto decay = s.settings.other.find("decoupled_weight_decay");
+         return s.settings.optimizer_cpu_offload && decay != s.settings.other.end() && decay->second == "false";
+       },
+       "CPU offloading only supported with decoupled_weight_decay enabled (AdamW mode).",
+       "remove decoupled_weight_decay"},
       {"tp-overlap.needs-sequence",
        violation,
        arguments,

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "layout.hpp"
+#include "pipewright/effects.hpp"
 #include "pipewright/modules.hpp"
 #include "pipewright/scenario/context.hpp"
 #include "pipewright/scenario/fields.hpp"
@@ -204,13 +205,25 @@ bool has_sinks(const Scenario& s) {
   return s.model.softmax_type != "vanilla" && grouped_fused_attention(s) && s.settings.context_parallel_size == 1;
 }
 
+double loss_scale(const Scenario& s) {
+  const auto stated = s.settings.other.find("loss_scale");
+  return stated == s.settings.other.end() ? 0 : std::strtod(stated->second.c_str(), nullptr);
+}
+
+// megatron/core/optimizer/__init__.py: a scaler wherever a scale is stated, and with fp16.
+bool scales_loss(const Scenario& s) { return s.settings.fp16 || loss_scale(s) != 0; }
+
+// Large gradients and spikes of the loss are looked for where NaNs are (param_and_grad_buffer.py, pretrain_gpt.py).
 // megatron/training/arguments.py, validate_args: on unless --no-check-for-nan-in-loss-and-grad, off with dynamic loss
 // scaling; a full-iteration graph asks for the flag. Megatron Bridge's performance scripts switch both checks off
 // (scripts/performance/utils/overrides.py:73-76), and a program of one's own (a device id given) has none.
 bool checks_for_nan(const Scenario& s) {
   const auto& o = s.settings;
+  for (const char* other : {"check_for_large_grads", "check_for_spiky_loss"})
+    if (const auto stated = o.other.find(other); stated != o.other.end() && !is_neutral(other, stated->second))
+      return true;
   if (o.check_for_nan_in_loss_and_grad) return *o.check_for_nan_in_loss_and_grad;
-  return !s.software.megatron_bridge && !s.software.process_group_device_id && !o.fp16 &&
+  return !s.software.megatron_bridge && !s.software.process_group_device_id && (!o.fp16 || loss_scale(s) != 0) &&
          o.cuda_graph_impl != "full_iteration";
 }
 

@@ -9,6 +9,7 @@
 #include <sstream>
 
 #include "effects_refused.hpp"
+#include "effects_values.hpp"
 #include "field_rows.hpp"
 #include "pipewright/scenario/fields.hpp"
 
@@ -85,6 +86,7 @@ std::map<std::string, EffectRow> index_effects() {
     add(index.contains(row.name) ? std::string(row.name) + "=..." : row.name, Effect::refused, row.missing);
   for (const auto& row : variables)
     if (row.effect != Effect::modelled || !index.contains(row.name)) add(row.name, row.effect, row.text);
+  for (const auto& row : refused_values()) add(std::string(row.name) + "=...", Effect::refused, row.missing);
   return index;
 }
 
@@ -104,10 +106,13 @@ const std::map<std::string, std::string>& neutral_values() {
   return values;
 }
 
-/// `neutral`: values that say nothing, a|b.
+/// `neutral`: values that say nothing, a|b. Beside one that is a word, false and 0 say something.
 bool says_nothing(const std::string& value, const std::string& neutral) {
-  static constexpr std::array idle = {"", "none", "None", "null", "~", "false", "False", "0", "0.0", "[]"};
-  return std::ranges::find(idle, value) != idle.end() || ("|" + neutral + "|").find("|" + value + "|") != neutral.npos;
+  static constexpr std::array unsaid = {"", "none", "None", "null", "~"}, off = {"false", "False", "0", "0.0", "[]"};
+  const bool word = !neutral.empty() && std::isdigit(static_cast<unsigned char>(neutral[0])) == 0 &&
+                    std::ranges::find(unsaid, neutral) == unsaid.end();
+  return std::ranges::find(unsaid, value) != unsaid.end() || (!word && std::ranges::find(off, value) != off.end()) ||
+         ("|" + neutral + "|").find("|" + value + "|") != neutral.npos;
 }
 
 const VariableRow* variable_row(const std::string& name) {
@@ -162,6 +167,16 @@ const EffectRow* effect_of(std::string_view text) {
   return row == nullptr ? nullptr : &index.at(row->name);
 }
 
+bool may_act(const std::string& flag, const std::string& value) {
+  const EffectRow* row = effect_of(flag);
+  if (row == nullptr) return false;
+  const auto values = std::ranges::find(refused_values(), row->name, &RefusedValue::name);
+  if (values != refused_values().end()) return values->acts(value);
+  if (effect_index().contains(row->name + "=...")) return !says_nothing(value, "");
+  if (row->effect == Effect::refused) return !is_neutral(row->name, value);
+  return row->effect != Effect::none;
+}
+
 bool is_neutral(const std::string& name, const std::string& value) {
   const auto neutral = neutral_values().find(name);
   return says_nothing(value, neutral == neutral_values().end() ? "" : neutral->second);
@@ -186,6 +201,13 @@ std::vector<Unmodelled> unmodelled(const Scenario& s) {
       if (is_neutral(name, value)) continue;
       found.push_back({name, value, fmt::format("{}.{}", section, name), row->text});
     }
+  }
+  for (const auto& row : refused_values()) {
+    if (row.beside != nullptr && !row.beside(s)) continue;
+    for (const auto& [section, values] : {std::pair("model", &s.model.other), std::pair("settings", &s.settings.other),
+                                          std::pair("environment", &s.environment)})
+      if (const auto at = values->find(row.name); at != values->end() && row.acts(at->second))
+        found.push_back({row.name, at->second, fmt::format("{}.{}", section, row.name), row.missing});
   }
   for (const auto& [name, value] : s.environment) {
     const VariableRow* row = variable_row(name);
@@ -224,8 +246,8 @@ Strings let_through(const Scenario& s) {
 void ignore(Scenario& s, std::string_view text, const Position& where) {
   const std::string name = effect_name(text);
   const auto known = effect_index().find(name);
-  const bool refused = known != effect_index().end() &&
-                       (known->second.effect == Effect::refused || effect_index().contains(name + "=..."));
+  const bool refused = (known != effect_index().end() && known->second.effect == Effect::refused) ||
+                       effect_index().contains(name + "=...");
   const EffectRow* row = effect_of(name);
   if (!refused && (row == nullptr || row->effect != Effect::refused)) {
     Strings names;

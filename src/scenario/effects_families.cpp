@@ -8,20 +8,6 @@
 namespace pipewright::scenario {
 namespace {
 
-/// Types, sizes and buffers of Megatron-FSDP other than its own choice; none are fields of a scenario.
-bool fsdp_tuned(const Scenario& s) {
-  constexpr std::pair<const char*, const char*> usual[] = {
-      {"megatron_fsdp_main_params_dtype", "fp32"},       {"megatron_fsdp_main_grads_dtype", "auto"},
-      {"megatron_fsdp_grad_comm_dtype", "auto"},         {"megatron_fsdp_enable_fine_grained_param_gather", "false"},
-      {"megatron_fsdp_max_pool_double_buffer", "false"}, {"fsdp_db_use_persist_buf_on_alloc_fail", "false"},
-      {"enable_full_sharding_in_hsdp", "false"}};
-  return std::ranges::any_of(usual, [&](const auto& each) {
-    const auto stated = s.settings.other.find(each.first);
-    return stated != s.settings.other.end() && stated->second != each.second && stated->second != "null" &&
-           stated->second != "None";
-  });
-}
-
 bool replays_groups(const Scenario& s) {
   const auto& o = s.settings;
   return o.recompute_granularity.value_or("") == "full" && o.recompute_method.value_or("") != "block" &&
@@ -90,7 +76,6 @@ const Limit limits[] = {
      fsdp},
     {{"gradients that are not pinned", USES(!s.settings.pin_cpu_grads), "pin_cpu_grads=false"}, host},
     {{"Megatron-FSDP", USES(s.settings.use_megatron_fsdp), "use_megatron_fsdp=true"}, delta | hybrid},
-    {{"Megatron-FSDP's types and buffers", fsdp_tuned, "megatron_fsdp_main_grads_dtype=bf16"}, fsdp},
     {{"tied embeddings", USES(!s.model.untie_embeddings_and_output_weights),
       "untie_embeddings_and_output_weights=false"},
      fsdp},

@@ -335,6 +335,13 @@ const std::vector<RefusedField>& refused_rows() {
          return has_experts(s) && !s.settings.moe_grouped_gemm &&
                 *s.model.num_moe_experts > s.settings.expert_model_parallel_size;
        }},
+      {"moe_router_load_balancing_type", "routing by sinkhorn or by quantiles: its iterations over the logits",
+       [](const Scenario& s) {
+         const auto& types = s.settings.moe_router_load_balancing_type;
+         return has_experts(s) && std::ranges::any_of(types, [](const auto& type) {
+                  return type == "sinkhorn" || type == "quantile_balancing";
+                });
+       }},
       {"moe_permute_fusion_into_hybridep", "a dispatcher that sorts the tokens itself",
        [](const Scenario& s) { return uses_flex(s) && s.settings.moe_permute_fusion_into_hybridep; }},
       {"moe_apply_probs_on_input", "routing weights applied before experts in FP8, and before more than one expert",

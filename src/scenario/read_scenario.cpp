@@ -34,6 +34,14 @@ void stop_recompute(Scenario& s) {
   if (s.settings.recompute_granularity == "selective") s.settings.recompute_granularity.reset();
 }
 
+/// A name that only sets others, of no field of ours; off, a field of Megatron's is let be.
+void refuse_alias(const std::string& name, const Value& value, const Position& where, const std::string& key) {
+  const EffectRow* row = effect_of(name);
+  if (row == nullptr || row->name != name || !sets_others(*row) || is_none(value)) return;
+  if (known_field(name) != nullptr && !as_bool(value).value_or(true)) return;
+  throw UsageError(where, key, "is not read here: as a flag it " + row->text + "; state that");
+}
+
 class Reader {
  public:
   Reader(const Value& root, const std::string& file) : root_(root), file_(file) {}
@@ -121,6 +129,7 @@ class Reader {
     }
     if (nested(in, e)) return;
     if (megatron) {
+      refuse_alias(key, e.value, {file_, e.line}, name);
       if (const KnownField* known = known_field(key)) {
         assign_other(*known, in == "model" ? scenario_.model.other : scenario_.settings.other, e.value, {file_, e.line},
                      name);
@@ -436,6 +445,7 @@ void set(Scenario& scenario, std::string_view name_is_value) {
   const bool megatron = section.empty() || section == "settings" || section == "model";
   const KnownField* known = megatron ? known_field(name) : nullptr;
   const EffectRow* effect = effect_of(name);
+  if (field == nullptr && megatron) refuse_alias(name, value, where, key);
   const KnownField flag = {name.c_str(), KnownField::Type::any, {}};  // without a field
   if (known == nullptr && megatron && effect != nullptr && effect->name == name) known = &flag;
   if (field == nullptr && known == nullptr) {

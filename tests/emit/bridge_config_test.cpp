@@ -187,6 +187,12 @@ TEST_CASE("what else such files hold: nested classes, enumerators by number, ali
   CHECK(s.cluster.num_gpus == 8);
   CHECK(s.model.num_layers == 6);
   CHECK(s.model.vocab_size == 50304);
+  const auto padded = [](const char* more) {
+    return scenario::padded_vocab_size(
+        read(small(std::string("  make_vocab_size_divisible_by: 3000\n") + more)).scenario);
+  };
+  CHECK(padded("  should_pad_vocab: true\n") == 33000);
+  CHECK(padded("  should_pad_vocab: false\n") == 32000);
   CHECK(s.model.seq_length == 2048);
   CHECK(scenario::get(s, "attention_backend") == "flash");
   CHECK(s.settings.cuda_graph_modules == scenario::Strings{"mlp"});

@@ -325,9 +325,11 @@ TEST_CASE("without a GPU count the fewest that the parallelism needs") {
 }
 
 TEST_CASE("flags outside what is modelled are noted") {
-  const auto result = import("--save /ckpt --num-workers 4 --log-interval 10 --tokenizer-type NullTokenizer");
+  const auto result =
+      import("--save /ckpt --save-interval 9 --num-workers 4 --log-interval 10 --tokenizer-type NullTokenizer");
   REQUIRE(result.notes.size() == 2);
-  CHECK(result.notes[0] == "without effect on time and memory: --log-interval --num-workers --save --tokenizer-type");
+  CHECK(result.notes[0] ==
+        "without effect on time and memory: --log-interval --num-workers --save --save-interval --tokenizer-type");
   CHECK(result.findings.empty());
 }
 
@@ -496,8 +498,18 @@ TEST_CASE("Bridge: comments, quotes, recipes and what CommOverlapConfig makes of
   CHECK(s.settings.cross_entropy_loss_fusion);
   CHECK(s.environment.at("NCCL_NVLS_ENABLE") == "0");
   CHECK(s.software.megatron_bridge.has_value());
-  REQUIRE(result.notes.size() == 1);
-  CHECK(result.notes[0].find("cfg.logger.log_interval") != std::string::npos);
+  REQUIRE(result.notes.size() == 2);
+  CHECK(result.notes[0].find("checks for NaN") != std::string::npos);
+  CHECK(s.settings.check_for_nan_in_loss_and_grad == true);
+  CHECK(result.notes[1].find("cfg.logger.log_interval") != std::string::npos);
+  const auto checks = [&](const std::string& more) {
+    return *emit::from_bridge_text(text + more, "run.py", {8, 8, "h100-sxm", ""})
+                .scenario.settings.check_for_nan_in_loss_and_grad;
+  };
+  CHECK(checks("cfg.ddp.check_for_nan_in_grad = False\n"));  // of losses still
+  CHECK_FALSE(
+      checks("cfg.ddp.check_for_nan_in_grad = False\n"
+             "cfg.rerun_state_machine.check_for_nan_in_loss = False\n"));
 
   // Without the distributed optimizer setup() leaves cfg.ddp alone.
   const auto kept = emit::from_bridge_text(

@@ -54,6 +54,19 @@ TEST_CASE("names: flags, negations, fields and variables") {
   CHECK(scenario::effect_of("WANDB_API_KEY") == nullptr);
 }
 
+TEST_CASE("what only sets other fields is not taken for a setting without effect") {
+  int aliases = 0;
+  for (const auto& row : scenario::effects()) {
+    if (!scenario::sets_others(row) || row.name == "cuda_graph_scope") continue;
+    CAPTURE(row.name);
+    scenario::Scenario s;
+    CHECK_THROWS_WITH_AS(scenario::set(s, "settings." + row.name + "=true"), doctest::Contains("as a flag it sets"),
+                         UsageError);
+    ++aliases;
+  }
+  CHECK(aliases > 20);
+}
+
 TEST_CASE("ignore takes refused names only, and is written and read") {
   scenario::Scenario s;
   CHECK_THROWS_WITH_AS(scenario::ignore(s, "--lr", {"--ignore", 0}),

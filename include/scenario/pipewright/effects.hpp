@@ -37,6 +37,10 @@ const std::vector<EffectRow>& effects();
 const EffectRow* effect_of(std::string_view name);
 /// Is the value of a refused name, of no field, one that changes nothing (rerun_mode: disabled)?
 bool is_neutral(const std::string& name, const std::string& value);
+/// Can this value of a name, of no field, change a prediction or whether Megatron runs, alone or beside others?
+bool may_act(const std::string& name, const std::string& value);
+/// A flag or a field that only sets others (aliases.inc).
+inline bool sets_others(const EffectRow& row) { return row.text.starts_with("sets "); }
 /// "--window-size" -> "window_size"; names of variables stay.
 std::string effect_name(std::string_view flag_or_field);
 

@@ -54,6 +54,7 @@ bool has_linear_attention(const Scenario&);
 bool has_sinks(const Scenario&);  ///< softmax_type learnable or off-by-one
 /// The host reads every loss, and the norm of every bucket of gradients before it is reduced.
 bool checks_for_nan(const Scenario&);
+bool scales_loss(const Scenario&);  ///< the optimizer takes a scale out of the gradients again
 /// Every microbatch brings a mask of batch x sequence x sequence bytes to the first and last stage (bool,
 /// gpt_dataset.py, _get_ltor_masks_and_position_ids), which attention kernels do not read.
 bool creates_attention_mask(const Scenario&);

@@ -1,0 +1,104 @@
+// megatron/training/arguments.py (validate_args), megatron/core/num_microbatches_calculator.py (schedules of batches).
+#include "said_flags.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cctype>
+#include <charconv>
+#include <cmath>
+#include <optional>
+#include <sstream>
+
+#include "pipewright/base.hpp"
+
+namespace pipewright::emit {
+namespace {
+
+/// Flags that are taken one at a time.
+struct Exclusive {
+  const char *one, *other, *message;
+};
+constexpr const char* one_source = "A single data source must be provided in training mode, else None";
+constexpr Exclusive exclusive[] = {
+    {"--step-batch-size-schedule", "--global-batch-size",
+     "Cannot specify both --step-batch-size-schedule and --global-batch-size"},
+    {"--train-iters", "--train-samples", "expected iteration-based training"},
+    {"--train-iters", "--lr-decay-samples", "expected iteration-based learning rate decay"},
+    {"--train-iters", "--lr-warmup-samples", "expected iteration-based learning rate warmup"},
+    {"--train-samples", "--lr-decay-iters", "expected sample-based learning rate decay"},
+    {"--train-samples", "--lr-warmup-iters", "expected sample-based learning rate warmup"},
+    {"--data-path", "--mock-data", one_source},
+    {"--data-path", "--train-data-path", one_source},
+    {"--mock-data", "--train-data-path", one_source},
+};
+
+/// 1000, 2.5K, 3M, 4B or 5T.
+std::optional<double> number_of(const std::string& text) {
+  double value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || value < 0) return std::nullopt;
+  const std::string suffix(end, text.data() + text.size());
+  if (suffix.empty()) return value;
+  const auto at = std::string_view("KMBT").find(static_cast<char>(std::toupper(static_cast<unsigned char>(suffix[0]))));
+  if (suffix.size() > 1 || at == std::string_view::npos) return std::nullopt;
+  return value * std::pow(1000.0, static_cast<double>(at + 1));
+}
+
+}  // namespace
+
+std::vector<Clash> clashes(const std::vector<Given>& said, const scenario::Scenario& s) {
+  std::vector<Clash> found;
+  const auto given = [&](const char* name) -> const Given* {
+    const auto at = std::ranges::find(said, name, &Given::name);
+    return at == said.end() || at->values == std::vector<std::string>{"0"} ? nullptr : &*at;
+  };
+  for (const auto& [one, other, message] : exclusive)
+    if (given(one) != nullptr && given(other) != nullptr)
+      found.push_back({"flag.beside", one, message, fmt::format("keep {} or {}", one, other)});
+
+  // Formats of checkpoints are asked for whether any is written or not.
+  const Given* format = given("--ckpt-format");
+  const std::string kind = format == nullptr || format->values.empty() ? "torch_dist" : format->values.front();
+  const auto& o = s.settings;
+  if (o.use_megatron_fsdp && kind != "fsdp_dtensor")
+    found.push_back({"flag.missing", "--use-megatron-fsdp",
+                     "Megatron-FSDP requires the `fsdp_dtensor` checkpointing format.",
+                     "add --ckpt-format fsdp_dtensor"});
+  if (!o.use_megatron_fsdp && kind == "fsdp_dtensor")
+    found.push_back({"flag.beside", "--ckpt-format", "--ckpt-format fsdp_dtensor is only tested with Megatron FSDP.",
+                     "remove --ckpt-format, or add --use-megatron-fsdp"});
+  if (o.overlap_param_gather_with_optimizer_step && kind != "torch")
+    found.push_back({"flag.missing", "--overlap-param-gather-with-optimizer-step",
+                     "--overlap-param-gather-with-optimizer-step not supported with distributed checkpointing yet",
+                     "add --ckpt-format torch"});
+  if (given("--save") != nullptr && given("--save-interval") == nullptr &&
+      given("--persistent-save-interval") == nullptr)
+    found.push_back(
+        {"flag.missing", "--save", "--save asks for --save-interval", "add --save-interval N, or remove --save"});
+  return found;
+}
+
+std::string last_batch(const Given& schedule) {
+  const auto refuse = [&](const std::string& found) {
+    throw UsageError(schedule.where, schedule.name, "expected THRESHOLD:BATCH THRESHOLD:BATCH ..." + found);
+  };
+  std::string text, last;
+  for (const auto& value : schedule.values) text += value + " ";
+  std::ranges::replace(text, ',', ' ');
+  double reached = -1;
+  std::istringstream steps(text);
+  for (std::string step; steps >> step;) {
+    const auto colon = std::min(step.find(':'), step.size());
+    const auto threshold = number_of(step.substr(0, colon));
+    const auto batch = number_of(step.substr(std::min(colon + 1, step.size())));
+    if (!threshold || !batch) refuse(", found \"" + step + '"');
+    if (*threshold <= reached) continue;
+    reached = *threshold;
+    last = fmt::format("{:.0f}", *batch);
+  }
+  if (last.empty()) refuse("");
+  return last;
+}
+
+}  // namespace pipewright::emit

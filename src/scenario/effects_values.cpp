@@ -1,0 +1,87 @@
+#include "effects_values.hpp"
+
+#include <algorithm>
+#include <cctype>
+
+#include "pipewright/effects.hpp"
+#include "pipewright/scenario/derived.hpp"
+
+namespace pipewright::scenario {
+namespace {
+
+bool is_stated(const std::string& value) { return !is_neutral("", value); }
+bool not_auto(const std::string& value) { return is_stated(value) && value != "auto"; }
+bool is_one(const std::string& value) { return value == "1"; }
+bool at_most(const std::string& value, long most) {
+  char* end = nullptr;
+  const long number = std::strtol(value.c_str(), &end, 10);
+  return end != value.c_str() && number > 0 && number <= most;
+}
+std::string in_capitals(std::string text) {
+  std::ranges::transform(text, text.begin(), [](unsigned char c) { return static_cast<char>(std::toupper(c)); });
+  return text;
+}
+/// "backend: cudaMallocAsync" among the allocator's options.
+bool other_allocator(const std::string& options) {
+  std::string value = options;
+  std::erase(value, ' ');
+  return value.find("backend:cudaMallocAsync") != value.npos;
+}
+
+bool has_fsdp(const Scenario& s) { return s.settings.use_megatron_fsdp; }
+bool links_peers(const Scenario& s) { return s.cluster.link != "shared host memory"; }
+bool has_nodes(const Scenario& s) { return s.cluster.num_gpus > s.cluster.gpus_per_node; }
+
+constexpr const char
+    *fsdp_types = "Megatron-FSDP's parameters or gradients in other types than its own choice",
+    *fsdp_buffers = "Megatron-FSDP's buffers taken otherwise than by its own choice",
+    *sample_masks =
+        "a mask of all pairs of positions, built anew for every sample "
+        "(create_attention_mask_in_dataloader: false builds none)",
+    *few_channels = "collectives on fewer than 16 channels, too few to fill NVLink",
+    *host_paths = "transfers between the GPUs of a node through host memory (cluster.link: shared host memory says so)",
+    *sockets = "transfers between nodes through the host's sockets",
+    *other_memory = "CUDA's own pool in place of PyTorch's allocator";
+
+// Megatron-FSDP: megatron/core/distributed/fsdp; masks: megatron/core/datasets/gpt_dataset.py, which keeps one mask for
+// all samples only where none of the three is set.
+constexpr RefusedValue value_rows[] = {
+    {"megatron_fsdp_main_params_dtype", fsdp_types,
+     [](const auto& value) { return is_stated(value) && value != "fp32"; }, has_fsdp},
+    {"megatron_fsdp_main_grads_dtype", fsdp_types, not_auto, has_fsdp},
+    {"megatron_fsdp_grad_comm_dtype", fsdp_types, not_auto, has_fsdp},
+    {"megatron_fsdp_enable_fine_grained_param_gather", fsdp_buffers, is_stated, has_fsdp},
+    {"megatron_fsdp_max_pool_double_buffer", fsdp_buffers, is_stated, has_fsdp},
+    {"fsdp_db_use_persist_buf_on_alloc_fail", fsdp_buffers, is_stated, has_fsdp},
+    {"enable_full_sharding_in_hsdp", "Megatron-FSDP's states shared by the outer data-parallel groups, too", is_stated,
+     has_fsdp},
+    {"create_all_gather_group", "Megatron-FSDP's gathers on a communicator of their own", is_stated, has_fsdp},
+    {"eod_mask_loss", sample_masks, is_stated, creates_attention_mask},
+    {"reset_attention_mask", sample_masks, is_stated, creates_attention_mask},
+    {"reset_position_ids", sample_masks, is_stated, creates_attention_mask},
+    {"num_workers", "batches that the training process prepares itself, within the step",
+     [](const auto& value) { return value == "0"; }},
+    {"manual_gc_interval", "pauses of Python's garbage collection in more than every twentieth step",
+     [](const auto& value) { return at_most(value, 20); }},
+    {"NCCL_P2P_DISABLE", host_paths, is_one, links_peers},
+    {"NCCL_P2P_LEVEL", host_paths, [](const auto& value) { return value == "0" || in_capitals(value) == "LOC"; },
+     links_peers},
+    {"NCCL_MAX_NCHANNELS", few_channels, [](const auto& value) { return at_most(value, 15); }},
+    {"NCCL_MAX_CTAS", few_channels, [](const auto& value) { return at_most(value, 15); }},
+    {"NCCL_PROTO", "large messages by the protocol of small ones (LL), half of whose bytes are flags",
+     [](const auto& value) { return in_capitals(value) == "LL"; }},
+    {"NCCL_NET", sockets, [](const auto& value) { return in_capitals(value) == "SOCKET"; }, has_nodes},
+    {"NCCL_IB_DISABLE", sockets, is_one, has_nodes},
+    {"TORCH_DISTRIBUTED_DEBUG", "a check of every collective over all ranks before it starts",
+     [](const auto& value) { return in_capitals(value) == "DETAIL"; }},
+    {"MAMBA_DETERMINISTIC", "deterministic kernels of Mamba layers",
+     [](const auto& value) { return value.starts_with('1'); }, has_mamba_layer},
+    {"PYTORCH_CUDA_ALLOC_CONF", other_memory, other_allocator},
+    {"PYTORCH_ALLOC_CONF", other_memory, other_allocator},
+};
+
+}  // namespace
+
+std::span<const RefusedValue> refused_values() { return value_rows; }
+
+}  // namespace pipewright::scenario

@@ -1,0 +1,19 @@
+// Values of settings without a field, and of variables, that are refused though the name is not.
+#pragma once
+
+#include <span>
+#include <string>
+
+#include "pipewright/scenario/types.hpp"
+
+namespace pipewright::scenario {
+
+struct RefusedValue {
+  const char *name, *missing;
+  bool (*acts)(const std::string &value);
+  bool (*beside)(const Scenario &) = nullptr;  ///< nullptr: whatever is beside it
+};
+
+std::span<const RefusedValue> refused_values();
+
+}  // namespace pipewright::scenario
