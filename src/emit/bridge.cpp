@@ -315,9 +315,10 @@ Groups bridge(const Scenario& scenario) {
                                   " is not a setting of Megatron Bridge; these overrides give " +
                                   scenario::get(back, field.name)});
   if (!scenario.software.megatron_bridge)
-    unsaid.lines.push_back({{},
-                            "predicted for pretrain_gpt.py; Megatron Bridge's step and memory differ: simulate --bridge "
-                            "with these lines tells"});
+    unsaid.lines.push_back(
+        {{},
+         "predicted for pretrain_gpt.py; Megatron Bridge's step and memory differ: simulate --bridge "
+         "with these lines tells"});
   if (scenario::core_version(scenario.software) == scenario::Version::pr_4268)
     unsaid.lines.push_back({{},
                             "overlap_p2p_* exist only in Megatron-LM pull request 4268: Bridge's pinned "

@@ -18,8 +18,8 @@ void StateWriter::add_casts() {
   hold(rank_.after_update, "parameters cast to FP8", *std::max_element(most->second.begin(), most->second.end()));
 }
 
-/// torch.count_nonzero of one gradient after the other (core/optimizer/clip_grads.py, count_zeros_fp32): a bool for each
-/// element, and the same as int64, which is summed.
+/// torch.count_nonzero of one gradient after the other (core/optimizer/clip_grads.py, count_zeros_fp32): a bool for
+/// each element, and the same as int64, which is summed.
 void StateWriter::add_zero_counts() {
   Int largest = 0;
   for (const auto* optimizer : {&dense_, &experts_})

@@ -193,7 +193,9 @@ class Validation(_Result, total=False):
     mode: str
     cases: List[Dict[str, Any]]
     refused: List[Dict[str, str]]
-    time: Dict[str, float]
+    time: Optional[Dict[str, Any]]
     dense: Optional[Dict[str, Any]]
     mixtures: Optional[Dict[str, Any]]
-    memory: Dict[str, float]
+    memory: Optional[Dict[str, float]]
+    reserved: Optional[Dict[str, float]]
+    outside: Optional[Dict[str, float]]
