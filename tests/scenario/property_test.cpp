@@ -110,8 +110,8 @@ Scenario random_scenario() {
   }
   // Two spellings of one value.
   auto& graphed = s.settings.cuda_graph_modules;
-  if (graphed == Strings{"full"}) graphed.clear();
   if (s.settings.cuda_graph_impl == "local") std::erase(graphed, "full_iteration");
+  if (graphed == Strings{"full"}) graphed.clear();
   for (int n = *rc::gen::inRange(0, 4); n > 0; --n) s.environment[random_name()] = random_text();
   for (int n = *rc::gen::inRange(0, 3); n > 0; --n)
     s.cluster.overrides["host." + random_name()] = random_double(0, 1e9);
