@@ -141,15 +141,6 @@ std::string literal_of(const Scenario& s, const std::string& field) {
   return python_literal(value);
 }
 
-/// 6 as (5, 1), every layer's choice as its kind.
-std::string gemma3_pattern(const Scenario& s) {
-  const auto items = items_of(scenario::get(s, "window_attn_skip_freq"));
-  if (items.size() == 1) return fmt::format("({}, 1)", s.model.window_attn_skip_freq.front() - 1);
-  std::vector<std::string> kinds;
-  for (const auto& item : items) kinds.emplace_back(item == "0" ? "\"full_attention\"" : "\"sliding_attention\"");
-  return fmt::format("[{}]", fmt::join(kinds, ", "));
-}
-
 Line line_of(const Scenario& s, const std::string& field) {
   if (field == "untie_embeddings_and_output_weights")
     return {{"cfg.model.share_embeddings_and_output_weights = " +

@@ -1,7 +1,10 @@
 #include "bridge_providers.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
+#include <charconv>
 
 namespace pipewright::emit {
 
@@ -67,6 +70,8 @@ constexpr std::array plain_classes = {"BridgeGPTModelConfig",
                                       "Qwen3NextModelProvider",
                                       "TransformerConfig"};
 
+constexpr const char *sliding = "sliding_attention", *full = "full_attention";
+
 bool is_or_has_size(std::string_view name, std::string_view stem) {
   return name.starts_with(stem) && name.find_first_not_of("0123456789ABMPv_", stem.size()) == std::string_view::npos;
 }
@@ -88,6 +93,31 @@ const char* special_provider(const scenario::Scenario& scenario) {
   if (m.qk_layernorm_whole) return "OlMoEModelProvider";
   if (m.post_layernorm) return m.qk_layernorm ? "Gemma3ModelProvider" : "Gemma2ModelProvider";
   return m.apply_embedding_scaling ? "GemmaModelProvider" : nullptr;
+}
+
+std::string skip_freq_of_gemma3(const Python& pattern, const Position& where, const std::string& key) {
+  const auto& items = pattern.items;
+  if (items.size() == 2 && items[0].kind == Python::Kind::number && items[1].text == "1") {
+    scenario::Int windowed = 0;
+    const auto& text = items[0].text;
+    if (std::from_chars(text.data(), text.data() + text.size(), windowed).ptr == text.data() + text.size() &&
+        windowed > 0)
+      return std::to_string(windowed + 1);
+  }
+  const auto is_kind = [](const Python& item) -> bool { return item.text == sliding || item.text == full; };
+  if (items.empty() || !std::ranges::all_of(items, is_kind))
+    throw UsageError(where, key, "expected (N, 1), or every layer's kind", {sliding, full});
+  std::vector<int> layers;
+  for (const auto& item : items) layers.push_back(item.text == sliding ? 1 : 0);
+  return fmt::format("[{}]", fmt::join(layers, ", "));
+}
+
+std::string gemma3_pattern(const scenario::Scenario& scenario) {
+  const auto& layers = scenario.model.window_attn_skip_freq;
+  if (layers.size() == 1) return fmt::format("({}, 1)", layers.front() - 1);
+  std::vector<std::string> kinds;
+  for (const auto layer : layers) kinds.push_back(fmt::format("\"{}\"", layer == 0 ? full : sliding));
+  return fmt::format("[{}]", fmt::join(kinds, ", "));
 }
 
 bool is_plain_spec(std::string_view name) {

@@ -3,11 +3,13 @@
 #pragma once
 
 #include <optional>
+#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include "pipewright/scenario/types.hpp"
+#include "python.hpp"
 
 namespace pipewright::emit {
 
@@ -22,6 +24,11 @@ std::optional<Built> built_by_provider(std::string_view name);
 
 /// The provider that builds what of `scenario` no field of Bridge says; nullptr where fields say all.
 const char* special_provider(const scenario::Scenario& scenario);
+
+/// interleaved_attn_pattern of Gemma 3's provider as window_attn_skip_freq: (N, 1), N layers with a window and one
+/// without, or each layer's kind (gemma3_provider.py, _is_local_attn_layer); and back.
+std::string skip_freq_of_gemma3(const Python& pattern, const Position& where, const std::string& key);
+std::string gemma3_pattern(const scenario::Scenario& scenario);
 
 /// Whether layers of the specification `name` are those that the fields say, with what its provider builds.
 bool is_plain_spec(std::string_view name);

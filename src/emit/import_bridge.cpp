@@ -6,6 +6,7 @@
 #include <optional>
 #include <set>
 
+#include "bridge_adapter.hpp"
 #include "bridge_config.hpp"
 #include "bridge_precision.hpp"
 #include "bridge_providers.hpp"
@@ -182,7 +183,7 @@ class OverrideImporter {
       return;
     }
     if (field.empty()) {
-      if (section == "peft") read_peft(value, where);
+      if (section == "peft") read_peft(s_, value, where);
       if (section == "mixed_precision" && value.kind != Python::Kind::none) read_recipe(value, where);
       return;
     }
@@ -302,8 +303,8 @@ class OverrideImporter {
     }
     if (path == "mixed_precision") return read_recipe(literal, where);
     if (path == "comm_overlap") return read_comm_overlap(literal, where);
-    if (path == "peft") return read_peft(literal, where);
-    if (path.starts_with("peft.")) return read_adapter(path.substr(5), literal, where);
+    if (path == "peft") return read_peft(s_, literal, where);
+    if (path.starts_with("peft.")) return read_adapter(s_, path.substr(5), literal, where);
     const auto dot = path.find('.');
     if (dot == std::string::npos && hydra) {  // seq_length = 4096 above the overrides
       variables_[path] = std::move(literal);
@@ -360,46 +361,6 @@ class OverrideImporter {
       throw UsageError(where, "cfg.comm_overlap", "expected CommOverlapConfig(FIELD=VALUE, ...) or None");
     for (const auto& [field, one] : value.entries)
       if (field != "tp_comm_overlap_cfg") set("comm_overlap", field, one, where);
-  }
-
-  /// Bridge's LoRA class: without target_modules it adapts every linear layer.
-  void read_peft(const Python& value, const Position& where) {
-    auto name = value.text;
-    name.erase(0, name.rfind('.') + 1);
-    s_.settings.lora_target_modules.clear();
-    s_.settings.other.erase("peft");
-    if (value.kind == Python::Kind::none) return;
-    if (value.kind != Python::Kind::call || name != "LoRA") {
-      s_.settings.other["peft"] = "true";
-      s_.positions["settings.peft"] = where;
-      return;
-    }
-    s_.settings.lora_target_modules = {"linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"};
-    s_.positions["settings.lora_target_modules"] = where;
-    for (const auto& [field, one] : value.entries) read_adapter(field, one, where);
-  }
-
-  void read_adapter(const std::string& field, const Python& value, const Position& where) {
-    const std::vector<std::string> numbers = {"alpha", "lora_A_init_method", "lora_B_init_method", "dropout_position"};
-    if (std::ranges::find(numbers, field) != numbers.end()) return;  // numbers change, the work does not
-    // What other values of these do is not modelled.
-    const std::map<std::string, std::string, std::less<>> usual = {
-        {"a2a_experimental", "False"},           {"exclude_modules", ""},
-        {"experts_shared_outer_loras", "False"}, {"lora_dtype", ""},
-        {"normalize_moe_lora", "False"},         {"sequence_parallel_input_regather", "False"},
-        {"share_expert_adapters", "True"}};
-    if (const auto row = usual.find(field); row != usual.end()) {
-      const bool none = value.kind == Python::Kind::none || (value.kind == Python::Kind::list && value.items.empty());
-      if (row->second.empty() ? none : value.kind == Python::Kind::boolean && value.text == row->second) return;
-    }
-    const std::vector<std::string> known = {"target_modules", "dim", "dropout"};
-    if (std::ranges::find(known, field) == known.end()) {
-      s_.settings.other["peft"] = "true";
-      s_.positions["settings.peft"] = where;
-      return;
-    }
-    assign(s_, {"lora_" + field, yaml_of(value, where, "cfg.peft." + field)});
-    s_.positions["settings.lora_" + field] = where;
   }
 
   void read_recipe(const Python& value, const Position& where) {
@@ -459,26 +420,6 @@ class OverrideImporter {
     }
   }
 
-  /// Gemma 3's provider: (N, 1), N layers with a window and one without, or each layer's kind (gemma3_provider.py
-  /// _is_local_attn_layer).
-  void gemma3_pattern(const Python& value, const std::string& name, const Position& where) {
-    const auto& items = value.items;
-    std::string layers;
-    if (items.size() == 2 && items[0].kind == Python::Kind::number && items[1].text == "1") {
-      layers = std::to_string(number(items[0], where) + 1);
-    } else if (!items.empty() && std::ranges::all_of(items, [](const Python& item) -> bool {
-                 return item.text == "sliding_attention" || item.text == "full_attention";
-               })) {
-      for (const auto& item : items)
-        layers += fmt::format("{}{}", layers.empty() ? "[" : ", ", int(item.text[0] == 's'));
-      layers += "]";
-    } else {
-      throw UsageError(where, name, "expected (N, 1), or every layer's kind", {"sliding_attention", "full_attention"});
-    }
-    assign(s_, {"window_attn_skip_freq", layers});
-    places_["window_attn_skip_freq"] = where;
-  }
-
   static std::int64_t number(const Python& value, const Position& where) {
     Scenario probe;
     assign(probe, {"seq_length", yaml_of(value, where, "packed_sequence_size")});
@@ -500,7 +441,11 @@ class OverrideImporter {
     }
     if (section == "tensor_inspect" && field == "enabled" && literal.text == "True")
       return refuse(section, "true", where);
-    if (section == "model" && field == "interleaved_attn_pattern") return gemma3_pattern(literal, name, where);
+    if (section == "model" && field == "interleaved_attn_pattern") {
+      assign(s_, {"window_attn_skip_freq", skip_freq_of_gemma3(literal, where, name)});
+      places_["window_attn_skip_freq"] = where;
+      return;
+    }
     if (section == "dataset" && (field == "seq_length" || field == "sequence_length"))
       return dataset_length(yaml_of(literal, where, name), where);
     if (section == "dataset" && packs(field, literal, where)) return;

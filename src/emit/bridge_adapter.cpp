@@ -1,0 +1,50 @@
+#include "bridge_adapter.hpp"
+
+#include <algorithm>
+#include <map>
+#include <vector>
+
+#include "pipewright/scenario/io.hpp"
+
+namespace pipewright::emit {
+
+namespace {
+
+void refuse_adapter(scenario::Scenario& s, const Position& where) {
+  s.settings.other["peft"] = "true";
+  s.positions["settings.peft"] = where;
+}
+
+}  // namespace
+
+void read_peft(scenario::Scenario& s, const Python& value, const Position& where) {
+  s.settings.lora_target_modules.clear();
+  s.settings.other.erase("peft");
+  if (value.kind == Python::Kind::none) return;
+  const auto name = value.text.substr(value.text.rfind('.') + 1);
+  if (value.kind != Python::Kind::call || name != "LoRA") return refuse_adapter(s, where);
+  s.settings.lora_target_modules = {"linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"};
+  s.positions["settings.lora_target_modules"] = where;
+  for (const auto& [field, one] : value.entries) read_adapter(s, field, one, where);
+}
+
+void read_adapter(scenario::Scenario& s, const std::string& field, const Python& value, const Position& where) {
+  const std::vector<std::string> numbers = {"alpha", "lora_A_init_method", "lora_B_init_method", "dropout_position"};
+  if (std::ranges::find(numbers, field) != numbers.end()) return;  // numbers change, the work does not
+  // What other values of these do is not modelled.
+  const std::map<std::string, std::string, std::less<>> usual = {
+      {"a2a_experimental", "False"},           {"exclude_modules", ""},
+      {"experts_shared_outer_loras", "False"}, {"lora_dtype", ""},
+      {"normalize_moe_lora", "False"},         {"sequence_parallel_input_regather", "False"},
+      {"share_expert_adapters", "True"}};
+  if (const auto row = usual.find(field); row != usual.end()) {
+    const bool none = value.kind == Python::Kind::none || (value.kind == Python::Kind::list && value.items.empty());
+    if (row->second.empty() ? none : value.kind == Python::Kind::boolean && value.text == row->second) return;
+  }
+  const std::vector<std::string> known = {"target_modules", "dim", "dropout"};
+  if (std::ranges::find(known, field) == known.end()) return refuse_adapter(s, where);
+  scenario::set(s, "lora_" + field + "=" + yaml_of(value, where, "cfg.peft." + field));
+  s.positions["settings.lora_" + field] = where;
+}
+
+}  // namespace pipewright::emit
