@@ -15,6 +15,7 @@
 #include "pipewright/process.hpp"
 #include "pipewright/scenario/io.hpp"
 #include "pipewright/trial.hpp"
+#include "pipewright/validate.hpp"
 
 namespace pipewright::trial {
 namespace {
@@ -55,7 +56,7 @@ std::string log_text(const std::string& path, std::optional<std::uintmax_t> held
 /// What its processes recorded, rank by rank.
 class Recordings {
  public:
-  Recordings(const Options& options, fs::path folder) : folder_(std::move(folder)) {
+  Recordings(const Options& options, fs::path folder) : folder_(std::move(folder)), wanted_(options.record) {
     if (!options.record) return;
     capture::Attach how;
     how.first_step = how.last_step = recorded_step;
@@ -72,13 +73,22 @@ class Recordings {
     fs::create_directories(folder_);
   }
 
+  /// Of an earlier trial's run they are gathered already.
+  static std::vector<std::string> recordings_in(const fs::path& folder) {
+    auto files = capture::gather(folder.string());
+    if (!files.empty()) return files;
+    for (const auto& entry : fs::directory_iterator(folder))
+      if (entry.path().filename().string().rfind("rec.r", 0) == 0) files.push_back(entry.path().string());
+    return files;
+  }
+
   bool can() const { return !variables_.empty(); }
   const std::vector<std::pair<std::string, std::string>>& variables() const { return variables_; }
 
   void read(Run& run, const fs::path& folder) const {
-    if (!can() || !fs::exists(folder)) return;
+    if (!wanted_ || !fs::exists(folder)) return;
     const bool experts = run.candidate.scenario.settings.expert_model_parallel_size > 1;
-    for (const auto& path : capture::gather(folder.string())) {
+    for (const auto& path : recordings_in(folder)) {
       try {
         const auto trace = traces::read(path);
         run.recorded.emplace_back(trace.rank, traces::summarise(trace, experts));
@@ -91,6 +101,7 @@ class Recordings {
 
  private:
   fs::path folder_;
+  bool wanted_;
   std::vector<std::pair<std::string, std::string>> variables_;
 };
 
@@ -106,7 +117,7 @@ void time_steps(Run& run, const Log& log) {
 }
 
 /// The scenario with the run's own section `measured:` (formats: a step alone, its source, memory by pipeline rank).
-std::string measured_scenario(const Run& run) {
+scenario::Scenario measured_scenario(const Run& run) {
   auto scenario = run.candidate.scenario;
   scenario.search = {};
   auto& measured = scenario.measured.emplace();
@@ -124,7 +135,7 @@ std::string measured_scenario(const Run& run) {
     most(measured.peak_reserved_bytes_by_rank, memory.reserved);
     if (memory.outside) most(measured.outside_allocator_bytes_by_rank, *memory.outside);
   }
-  return scenario::write(scenario);
+  return scenario;
 }
 
 /// A log that speaks of more ranks than the candidate has is another run's.
@@ -184,7 +195,7 @@ void judge(Run& run, const Ended& ended, const Failure& failure, const Options& 
 
 /// Everything that a run left, read: the same for one that has just ended and for one of an earlier trial.
 void read_back(Run& run, const Ended& ended, const Recordings& recordings, const fs::path& recorded,
-               const Options& options) {
+               const Options& options, const profile::Profiles& profiles) {
   const std::string text = log_text(run.log, ended.log_bytes);
   const Log log = read_log(text);
   run.memory = log.memory;
@@ -193,6 +204,8 @@ void read_back(Run& run, const Ended& ended, const Recordings& recordings, const
   time_steps(run, log);
   judge(run, ended, failure_of(text, ended.status), options);
   if (run.status != Status::ok) run.step_ms.reset();
+  if (run.step_ms && !run.from_recording)  // the recorder slows hosts
+    run.host_factor = validate::host_factor_of(measured_scenario(run), profiles, run.prediction);
 }
 
 /// What the candidate itself decides stays so; a lost connection or a killed worker may not come again.
@@ -296,7 +309,7 @@ Run run(const Candidate& candidate, const profile::Profiles& profiles, const Opt
   const Recordings recordings(options, files.fresh(".rec"));
   if (const auto ended = options.resume ? kept_end(files.kept(".ended.json").string(), line) : std::nullopt) {
     Run taken = result;
-    read_back(taken, *ended, recordings, files.kept(".rec"), options);
+    read_back(taken, *ended, recordings, files.kept(".rec"), options, profiles);
     if (settled(taken)) {
       taken.notes.emplace_back("taken over from an earlier trial");
       return taken;
@@ -323,14 +336,14 @@ Run run(const Candidate& candidate, const profile::Profiles& profiles, const Opt
         fmt::format("{} of its processes cannot be killed and may hold their GPUs: what runs next "
                     "shares these",
                     ended.unkillable));
-  read_back(result, ended, recordings, files.fresh(".rec"), options);
+  read_back(result, ended, recordings, files.fresh(".rec"), options, profiles);
   if (!settled(result) && files.earlier()) {
     result.notes.push_back("what an earlier run has measured stays in " + options.folder);
     return result;
   }
   write_or_note(result, [&] {
     if (settled(result)) keep_end(files.fresh(".ended.json").string(), line, ended);
-    if (result.step_ms) write_file(files.fresh(".yaml").string(), measured_scenario(result));
+    if (result.step_ms) write_file(files.fresh(".yaml").string(), scenario::write(measured_scenario(result)));
     files.replace();
     result.log = files.kept(".log").string();
   });

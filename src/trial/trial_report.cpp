@@ -55,40 +55,6 @@ std::string failure_text(const Run& run) {
   return out;
 }
 
-/// One kind of work on one rank; measured figures brought from the recorded to the unrecorded step.
-struct Difference {
-  int rank;
-  std::string kind;
-  double busy_ms, predicted_busy_ms, exposed_ms, predicted_exposed_ms;
-};
-
-std::vector<Difference> differences(const Run& run) {
-  std::vector<Difference> out;
-  for (const auto& [rank, summary] : run.recorded) {
-    if (!run.step_ms || summary.span_us <= 0) continue;
-    const double scale = *run.step_ms / summary.span_us;
-    const auto& account = rank_of(run, rank).account;
-    const auto measured = [&](const auto& by_kind, const char* kind) {
-      const auto found = by_kind.find(kind);
-      return found == by_kind.end() ? 0.0 : found->second * scale;
-    };
-    const auto predicted = [](const auto& by_kind, const char* kind) {
-      const auto found = by_kind.find(kind);
-      return found == by_kind.end() ? 0.0 : static_cast<double>(found->second) / 1e6;
-    };
-    for (const char* kind : {"comp", "p2p", "ep", "coll", "d2h", "h2d"}) {
-      const Difference d{rank,
-                         kind,
-                         measured(summary.busy_us, kind),
-                         predicted(account.traced_busy, kind),
-                         measured(summary.exposed_us, kind),
-                         predicted(account.traced_exposed, kind)};
-      if (d.busy_ms > 0 || d.predicted_busy_ms > 0) out.push_back(d);
-    }
-  }
-  return out;
-}
-
 std::vector<const Run*> by(const std::vector<Run>& runs, const std::function<double(const Run&)>& key) {
   std::vector<const Run*> order;
   for (const auto& run : runs)
@@ -113,17 +79,67 @@ std::string differences_text(const std::vector<Run>& runs) {
   for (const auto& run : runs)
     for (const auto& d : differences(run)) {
       any = true;
-      const bool compute = d.kind == "comp";
-      const auto number = [](double value) { return fmt::format("{:.1f}", value); };
-      table.add({run.candidate.name, std::to_string(d.rank), d.kind, number(d.busy_ms), number(d.predicted_busy_ms),
-                 compute ? "" : number(d.exposed_ms), compute ? "" : number(d.predicted_exposed_ms)});
+      const auto number = [&](const char* none_of, double value) {
+        return d.kind == none_of ? std::string() : fmt::format("{:.1f}", value);
+      };
+      table.add({run.candidate.name, std::to_string(d.rank), d.kind, number("idle", d.busy_ms),
+                 number("idle", d.predicted_busy_ms), number("comp", d.exposed_ms),
+                 number("comp", d.predicted_exposed_ms)});
     }
-  return any ? fmt::format("\nStep {}, recorded, scaled to the unrecorded step (exposed: no compute kernel runs)\n{}",
-                           recorded_step, table.text())
+  return any ? fmt::format(
+                   "\nStep {}, recorded (exposed: no compute kernel runs; idle: what is left of the unrecorded "
+                   "step, hosts and the bubble)\n{}",
+                   recorded_step, table.text())
              : "";
 }
 
+/// What the measured steps say of this machine's hosts.
+std::string hosts_text(const std::vector<Run>& runs) {
+  std::string each;
+  for (const auto& run : runs)
+    if (run.host_factor)
+      each += fmt::format("{}{} {:.2f}", each.empty() ? "" : ", ", run.candidate.name, *run.host_factor);
+  if (each.empty()) return "";
+  return fmt::format(
+      "host_time_factor that meets the measured step, if all of the error is the hosts': {}; "
+      "`pipewright profile calibrate` makes a profile of it\n",
+      each);
+}
+
 }  // namespace
+
+std::vector<Difference> differences(const Run& run) {
+  std::vector<Difference> out;
+  for (const auto& [rank, summary] : run.recorded) {
+    if (!run.step_ms || summary.span_us <= 0) continue;
+    const auto& account = rank_of(run, rank).account;
+    const auto measured = [](const auto& by_kind, const char* kind) {
+      const auto found = by_kind.find(kind);
+      return found == by_kind.end() ? 0.0 : found->second / 1e3;
+    };
+    const auto predicted = [](const auto& by_kind, const char* kind) {
+      const auto found = by_kind.find(kind);
+      return found == by_kind.end() ? 0.0 : static_cast<double>(found->second) / 1e6;
+    };
+    Difference idle{rank, "idle", 0, 0, *run.step_ms, predicted_ms(run)};
+    for (const char* kind : {"comp", "p2p", "ep", "coll", "d2h", "h2d"}) {
+      const Difference d{rank,
+                         kind,
+                         measured(summary.busy_us, kind),
+                         predicted(account.traced_busy, kind),
+                         measured(summary.exposed_us, kind),
+                         predicted(account.traced_exposed, kind)};
+      const bool computes = d.kind == "comp";
+      idle.exposed_ms -= computes ? d.busy_ms : d.exposed_ms;
+      idle.predicted_exposed_ms -= computes ? d.predicted_busy_ms : d.predicted_exposed_ms;
+      if (d.busy_ms > 0 || d.predicted_busy_ms > 0) out.push_back(d);
+    }
+    idle.exposed_ms = std::max(0.0, idle.exposed_ms);
+    idle.predicted_exposed_ms = std::max(0.0, idle.predicted_exposed_ms);
+    out.push_back(idle);
+  }
+  return out;
+}
 
 std::string text(const std::vector<Run>& runs) {
   Table table({"run", "step ms", "predicted", "error", "90 %", "allocated GiB (predicted)", "reserved GiB (predicted)",
@@ -162,6 +178,7 @@ std::string text(const std::vector<Run>& runs) {
   const auto measured = measured_order(runs), predicted = predicted_order(runs);
   if (measured.empty()) return out + "\nnothing ran to its end\n";
   out += fmt::format("\nfastest: {} ({:.2f} ms)\n", measured.front()->candidate.name, *measured.front()->step_ms);
+  out += hosts_text(runs);
   if (measured.size() > 1) {
     out += fmt::format("order measured:  {}\norder predicted: {}\n", names(measured), names(predicted));
     const double cost = *predicted.front()->step_ms / *measured.front()->step_ms - 1;
@@ -203,6 +220,7 @@ std::string json(const std::vector<Run>& runs) {
                     {"steps_done", run.steps.done},
                     {"samples_ms", run.steps.samples_ms},
                     {"from_recording", run.from_recording},
+                    {"host_time_factor", run.host_factor ? Json(*run.host_factor) : Json()},
                     {"predicted_step_ms", predicted_ms(run)},
                     {"interval_ms",
                      {static_cast<double>(run.prediction.interval_low_ns) / 1e6,

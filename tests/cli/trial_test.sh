@@ -79,6 +79,14 @@ for resume in '' --resume; do
   same Ctrl-C
 done
 expect 0 'taken over' small.yaml --out "$work/t" --no-record --resume -- "$launcher" ok '{steps}' '{flags}'
+# ... with its recording, gathered by that trial.
+mkdir -p "$work/t/given.rec"
+printf 'pipewright recording 1\nM\trank\t0\nM\tsteps\t1\nN\t0\tgemm\nA\t0\t0\t0\t7\t1000000\t61000000\t1\nE\n' >"$work/t/given.rec/rec.r0.rec"
+for again in 1 2; do
+  expect 0 'Step 3, recorded' small.yaml --out "$work/t" --resume -- "$launcher" ok '{steps}' '{flags}'
+  shows 'given     0  comp     60.0' 'given     0  idle'
+done
+rm -r "$work/t/given.rec"
 expect 2 'was measured of another run than given is here' small.yaml --set micro_batch_size=2 --out "$work/t" --no-record -- \
   "$launcher" ok '{steps}' '{flags}'
 same 'a trial of another run'

@@ -48,6 +48,33 @@ TEST_CASE("Bridge's overrides are those of its command line") {
                     [](const auto& w) { return w == "model.pipeline_model_parallel_size=2"; }));
 }
 
+TEST_CASE(
+    "what was recorded is told as it was, however slow the recorder made the step; the rest of the real step is idle") {
+  Run run;
+  run.candidate = candidate();
+  run.prediction.step_ns = 100'000'000;
+  run.prediction.ranks.resize(2);
+  run.prediction.ranks[0].account.traced_busy = {{"comp", 60'000'000}, {"p2p", 30'000'000}};
+  run.prediction.ranks[0].account.traced_exposed = {{"p2p", 25'000'000}};
+  run.step_ms = 120;
+  for (const double span_ms : {120.0, 150.0, 240.0}) {
+    run.recorded = {{0, {span_ms * 1e3, {{"comp", 70e3}, {"p2p", 40e3}}, {{"p2p", 30e3}}}}};
+    const auto found = differences(run);
+    REQUIRE(found.size() == 3);
+    CHECK(found[0].kind == "comp");
+    CHECK(found[0].busy_ms == doctest::Approx(70));
+    CHECK(found[1].exposed_ms == doctest::Approx(30));
+    CHECK(found[2].kind == "idle");
+    CHECK(found[2].exposed_ms == doctest::Approx(20));
+    CHECK(found[2].predicted_exposed_ms == doctest::Approx(15));
+    double measured = 0;  // the kinds add up to the step
+    for (const auto& d : found) measured += d.kind == "comp" ? d.busy_ms : d.exposed_ms;
+    CHECK(measured == doctest::Approx(*run.step_ms));
+  }
+  run.step_ms.reset();
+  CHECK(differences(run).empty());
+}
+
 TEST_CASE("step times and the last memory line of every rank") {
   const auto log = read_log(
       "noise iteration of nothing\n"

@@ -128,7 +128,8 @@ struct Run {
   Steps steps;
   std::optional<double>
       step_ms;  ///< median of their samples; of a program that prints no times, the recorded step's span
-  bool from_recording = false;  ///< ... that
+  bool from_recording = false;        ///< ... that
+  std::optional<double> host_factor;  ///< cluster.host_time_factor that meets it (validate::host_factor_of)
   std::vector<RankMemory> memory;
   std::vector<std::pair<int, scenario::TraceSummary>> recorded;  ///< by rank
   std::vector<std::string> notes;
@@ -143,6 +144,16 @@ std::vector<std::string> open_folder(const std::string& folder, const std::vecto
 /// measured something and this one has not. `stop` ends the run as a launcher is ended, `at_once` kills it.
 Run run(const Candidate& candidate, const profile::Profiles& profiles, const Options& options, std::stop_token stop,
         std::stop_token at_once);
+
+/// One kind of work on one rank, ms. What was recorded is told as it was: a kernel takes no longer where the recorder
+/// slows the hosts. `idle`: what is left of the unrecorded step beside computing and exposed work, hosts and the
+/// bubble.
+struct Difference {
+  int rank = 0;
+  std::string kind;
+  double busy_ms = 0, predicted_busy_ms = 0, exposed_ms = 0, predicted_exposed_ms = 0;
+};
+std::vector<Difference> differences(const Run& run);
 
 std::string text(const std::vector<Run>& runs);
 std::string json(const std::vector<Run>& runs);
