@@ -300,8 +300,18 @@ std::optional<Op> grouped(Lab& lab, const Form& form, const std::vector<std::int
   return op;
 }
 
-/// Megatron's RouterGatingLinearFunction (moe/moe_utils.py): forward bf16 to fp32 scores; backward casts the weight and
-/// the input to fp32, multiplies in TF32 and casts both gradients back.
+/// A product of Megatron's gating in bf16 as general_gemm of Transformer Engine calls it.
+std::optional<Op> plain_router(Lab& lab, const std::string& layout, const std::vector<std::int64_t>& dims) {
+  const auto tokens = dims.at(0), hidden = dims.at(1), experts = dims.at(2);
+  const Shape shape = layout == "tn"   ? Shape{experts, tokens, hidden}
+                      : layout == "nn" ? Shape{hidden, tokens, experts}
+                                       : Shape{hidden, experts, tokens};
+  const auto form = form_of("gemm.bf16." + layout);
+  return form ? single(lab, *form, shape) : std::nullopt;
+}
+
+/// Megatron's RouterGatingLinearFunction (moe/moe_utils.py) in fp32: forward bf16 to fp32 scores; backward casts the
+/// weight and the input to fp32, multiplies in TF32 and casts both gradients back.
 std::optional<Op> router(Lab& lab, const std::vector<std::int64_t>& dims, bool backward) {
   const auto tokens = dims.at(0), hidden = dims.at(1), experts = dims.at(2);
   Form forward_form;
@@ -340,6 +350,8 @@ std::optional<Op> router(Lab& lab, const std::vector<std::int64_t>& dims, bool b
 std::optional<Op> gemm_op(Lab& lab, const profile::Key& key) {
   if (key.family == "moe.router.gemm.forward") return router(lab, key.dims, false);
   if (key.family == "moe.router.gemm.backward") return router(lab, key.dims, true);
+  if (constexpr std::string_view gating = "moe.router.gemm.bf16."; key.family.starts_with(gating))
+    return plain_router(lab, key.family.substr(gating.size()), key.dims);
   constexpr std::string_view prefix = "gemm.grouped.";
   const bool group = key.family.starts_with(prefix);
   const auto form = form_of(group ? "gemm." + key.family.substr(prefix.size()) : key.family);

@@ -257,7 +257,8 @@ void experts(Grid& g, bool quick) {
              topks = quick ? List{2, 8} : List{1, 2, 4, 6, 8};
   for (const char* f : {"moe.swiglu.forward", "moe.swiglu.backward"})
     g.product(f, {rows, quick ? List{768, 14336} : List{768, 1024, 1408, 1536, 2048, 2880, 5632, 14336}});
-  for (const char* f : {"moe.router.gemm.forward", "moe.router.gemm.backward"})
+  for (const char* f : {"moe.router.gemm.forward", "moe.router.gemm.backward", "moe.router.gemm.bf16.tn",
+                        "moe.router.gemm.bf16.nn", "moe.router.gemm.bf16.nt"})
     g.product(f, {tokens, hiddens, quick ? List{8, 32} : List{8, 32, 64, 128, 256}});
   for (const char* f :
        {"moe.permute.forward", "moe.permute.backward", "moe.unpermute.forward", "moe.unpermute.backward"})

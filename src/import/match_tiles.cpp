@@ -99,13 +99,16 @@ void Matcher::put_in_order(const std::vector<Tile*>& tiles, const std::vector<st
   for (std::size_t at = 0; at < tiles.size();) {
     std::size_t size = 0, begin = 0;
     const std::vector<const Pattern*>* best = nullptr;
-    for (const auto& run : runs) {
-      // A trace may begin within a chunk.
-      for (std::size_t from = 0; from < (at == 0 ? run.size() : std::min<std::size_t>(1, run.size())); ++from) {
-        const std::size_t n = fitting(run, from, at);
-        if (n > size) size = n, begin = from, best = &run;
-      }
-    }
+    const auto look = [&](bool within) {
+      for (const auto& run : runs)
+        for (std::size_t from = 0; from < (within ? run.size() : std::min<std::size_t>(1, run.size())); ++from) {
+          const std::size_t n = fitting(run, from, at);
+          if (n > size) size = n, begin = from, best = &run;
+        }
+    };
+    // A trace may begin within a chunk, and within a piece: what is left of that may look like another.
+    look(at == 0);
+    if (size == 0) look(true);
     for (std::size_t n = 0; n < size; ++n) tiles[at + n]->pattern = (*best)[begin + n];
     at += std::max<std::size_t>(size, 1);
   }

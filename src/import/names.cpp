@@ -204,6 +204,7 @@ std::string operation_of(const std::string& family) {
   if (family.starts_with("moe.swiglu")) return family.substr(4);
   if (family.starts_with("swiglu.any_width")) return "swiglu" + family.substr(16);
   if (family.starts_with("fast_gelu")) return family.substr(5);
+  if (family.starts_with("moe.router.gemm.bf16.")) return family.substr(std::string_view("moe.router.").size());
   if (family.starts_with("gemm.lora.")) return "gemm." + family.substr(10);
   if (family.ends_with(".general") || family.ends_with(".cudnn")) return family.substr(0, family.rfind('.'));
   if (family.starts_with("attention."))  // latent, windowed, with sinks: kernels of one name

@@ -335,6 +335,15 @@ std::vector<Family> make_families() {
                [](const Dims& d) { return 4 * product(d); },
                [](const Dims& d) { return 24 * at(d, 0) * at(d, 1); },
                "dgrad and wgrad in fp32, with the casts of input and gradient"});
+  const std::pair<const char*, const char*> gating[] = {
+      {"tn", "gating in bf16 (no moe_router_dtype)"}, {"nn", "its dgrad"}, {"nt", "its wgrad"}};
+  for (const auto& [layout, what] : gating)
+    f.push_back({std::string("moe.router.gemm.bf16.") + layout,
+                 {"tokens", "hidden", "experts"},
+                 Load::memory,
+                 [](const Dims& d) { return 2 * product(d); },
+                 [](const Dims& d) { return 2 * at(d, 0) * at(d, 1); },
+                 what});
   // Sums over the kernels of one call of Megatron Core's TopKRouter.routing (kernels/megatron_probe.py).
   const std::pair<const char*, const char*> routers[] = {
       {"topk", "top-k of softmax scores, scattered into probabilities and map"},

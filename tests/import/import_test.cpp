@@ -196,6 +196,30 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("mixtures whose router has no type of its own: its products are plain ones of bf16, in bf16 and in FP8") {
+  auto scenario = scenario::read("../real/v_nodrop.yaml");
+  const auto of = [&](const char* data) {
+    return traces::import_traces(scenario, {traces::read(std::string("data/") + data + ".r0.json.gz")}, {data, 1.1, ""},
+                                 nullptr);
+  };
+  const auto plain = of("mixtral");
+  CHECK(plain.ranks[0].passes == 2 * 2 * 4);  // two microbatches: embedding, two layers, head
+  CHECK(plain.attributed_us / plain.kernel_us > 0.97);
+  scenario::set(scenario, "fp8=hybrid");
+  scenario::set(scenario, "fp8_recipe=tensorwise");
+  const auto fp8 = of("mixtral_fp8");
+  CHECK(fp8.ranks[0].passes == plain.ranks[0].passes);
+  for (const auto* run : {&plain, &fp8})
+    for (const char* layout : {"tn", "nn", "nt"}) {
+      const auto& product = time_of(*run, std::string("moe.router.gemm.bf16.") + layout, {4096, 4096, 8});
+      CHECK(product.sample.count == 4);
+      CHECK(product.situ_ns == doctest::Approx(17e3).epsilon(0.3));
+    }
+  // The model in the router's type: another's products are not those of the trace.
+  scenario::set(scenario, "moe_router_dtype=fp32");
+  CHECK_THROWS_AS(of("mixtral_fp8"), UsageError);
+}
+
 TEST_CASE(
     "first microbatches of stock pretrain_gpt.py: the loader's mask, the embedding's gradient beside, what they run") {
   const auto one = [](const std::string& run, const std::string& data) {

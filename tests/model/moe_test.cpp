@@ -90,6 +90,23 @@ TEST_CASE("recompute drops what its module says") {
                     "recompute_modules=[shared_experts]"}) == none);
 }
 
+TEST_CASE("a router's products are of its type: three of bf16, or with casts to fp32 and back") {
+  auto experts = large_experts();
+  const auto of = [&](const char* dtype) {
+    scenario::set(experts, std::string("moe_router_dtype=") + dtype);
+    const auto stages = test::build(experts);
+    const auto& piece = layer(stages);
+    std::vector<int> launches;
+    for (const char* family : {"moe.router.gemm.bf16.tn", "moe.router.gemm.forward"})
+      launches.push_back(launched(piece, piece.forward, family));
+    for (const char* family : {"moe.router.gemm.bf16.nn", "moe.router.gemm.bf16.nt", "moe.router.gemm.backward"})
+      launches.push_back(launched(piece, piece.backward, family));
+    return launches;
+  };
+  CHECK(of("none") == std::vector<int>{2, 0, 2, 1, 0});
+  CHECK(of("fp32") == std::vector<int>{0, 2, 0, 0, 7});
+}
+
 TEST_CASE("launches of a layer as the kernel trace counts them") {
   const auto stages = test::build(large_experts());
   const auto& piece = layer(stages);
