@@ -166,6 +166,43 @@ TEST_CASE("mixture of experts: grouped GEMMs on their own streams, routers, all-
   CHECK(time_of(nodes, "gemm.grouped.bf16.nt.acc_f32", {4, 8192, 28672, 4096}).sample.count == 32);
 }
 
+TEST_CASE("what memory bounds takes its lone time, so no kernel was taken for an operation of another size") {
+  const profile::Profiles h200({profile::load("../../profiles/h200-sxm.json", {"test", 0})});
+  const std::pair<const char*, const char*> runs[] = {{"e_base", "data/moe.r0.json.gz"},
+                                                      {"e_ov_dw", "data/moe_overlap.r2.json.gz"},
+                                                      {"a_pp4v2_m8", "data/dense.r1.json.gz"},
+                                                      {"a_pp4v2_m8", "data/dense.r3.json.gz"}};
+  for (const auto& [run, trace] : runs) {
+    CAPTURE(trace);
+    const auto scenario = scenario::read(std::string("../measured/") + run + ".yaml");
+    const auto result = traces::import_traces(scenario, {traces::read(trace)}, {"run", 1.25, ""}, &h200);
+    int large = 0;
+    for (const auto& k : result.keys) {
+      const auto& family = profile::family(k.key.family);
+      constexpr double cache = 60e6;  // bytes: less may stay in the L2 of an H200
+      if (family.load != profile::Load::memory || family.bytes(k.key.dims) < 2 * cache) continue;
+      CAPTURE(k.key.family);
+      CAPTURE(k.key.dims.front());
+      ++large;
+      // 0.8: ATen's products by a number against multi-tensor ones; 1.25: clocks, contention with transfers.
+      CHECK(k.situ_ns / h200.time(k.key).ns == doctest::Approx(1).epsilon(0.26));
+    }
+    CHECK(large >= 6);
+  }
+}
+
+TEST_CASE("ATen halves what 32 bits cannot address until they can") {
+  constexpr std::int64_t most = INT32_MAX;
+  for (const std::int64_t pieces : {1, 2, 4, 8}) {
+    CHECK(traces::pieces_of("scale", pieces * (most / 4)) == pieces);
+    CHECK(traces::pieces_of("scale", pieces * (most / 4) + 1) == 2 * pieces);
+    CHECK(traces::pieces_of("add", pieces * (most / 2)) == pieces);
+  }
+  CHECK(traces::pieces_of("swiglu.forward", most) == 0);
+  CHECK(traces::is_of_tensor_iterator("void at::native::vectorized_elementwise_kernel<4, at::native::AUnaryFunctor<"));
+  CHECK_FALSE(traces::is_of_tensor_iterator("void multi_tensor_apply_kernel<ScalePtrFunctor<at::native::x>>"));
+}
+
 TEST_CASE(
     "steps of pretrain_gpt.py: routing weights on the experts' input, latent attention; operations cost what is "
     "shipped") {
