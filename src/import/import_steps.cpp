@@ -53,10 +53,7 @@ class Importer {
       throw UsageError({trace.file, 0}, "distributedInfo.world_size",
                        fmt::format("ran on {} GPUs; the scenario has {}", trace.world_size, world));
     }
-    if (!device_.empty() && !trace.device.empty() && trace.device != device_) {
-      throw UsageError({trace.file, 0}, {},
-                       fmt::format("ran on {}, {} on {}", trace.device, result_.ranks.front().file, device_));
-    }
+    refuse_other_groups(trace, scenario_);
     if (!part_.name.empty() && !trace.device.empty() && part_.name != trace.device) {
       throw UsageError({trace.file, 0}, {},
                        fmt::format("ran on {}; profile {} is of {}", trace.device, part_of_, part_.name));
@@ -409,6 +406,7 @@ Import import_traces(const scenario::Scenario& scenario, const std::vector<Trace
                      const profile::Profiles* cool) {
   const auto traced = profile::device_named(traces.empty() ? std::string() : traces.front().device);
   const auto& gpu = traced.known() ? traced : cool != nullptr ? cool->device() : profile::assumed_device();
+  refuse_mixed_runs(traces);
   Importer importer(scenario, gpu, options, cool);
   for (const auto& trace : traces) importer.add(trace);
   return importer.finish();

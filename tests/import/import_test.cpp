@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <cstdio>
+#include <functional>
 
 #include "../../src/import/match.hpp"
 #include "../../src/import/names.hpp"
@@ -471,9 +472,32 @@ TEST_CASE("traces that only look like the scenario's are refused: schedule, mode
   auto of_eight = trace;
   of_eight.world_size = 8;
   refused(dense(), {of_eight}, nullptr, "distributedInfo.world_size: ran on 8 GPUs; the scenario has 4");
-  auto here = trace, there = last;
-  here.device = "NVIDIA H200", there.device = "NVIDIA H100 80GB HBM3";
-  refused(dense(), {here, there}, nullptr, "ran on NVIDIA H100 80GB HBM3, ");
+  using Change = std::function<void(traces::Trace&, bool)>;
+  for (const auto& [why, change] :
+       {std::pair<const char*, Change>{
+            "ran on NVIDIA H100 80GB HBM3, ",
+            [](auto&t, bool of) { t.device = of ? "NVIDIA H200" : "NVIDIA H100 80GB HBM3"; }},
+        {"distributedInfo.world_size: 8 ranks, ", [](auto&t, bool of) { t.world_size = of ? 4 : 8; }},
+        {"nccl 2.27, ", [](auto&t, bool of) { t.versions["nccl"] = of ? "2.28" : "2.27"; }},
+        {"recorded ProfilerStep#6, ", [](auto&t, bool of) { t.steps = {of ? "ProfilerStep#5" : "ProfilerStep#6"}; }},
+        {"recorded 100 s apart from the others",
+         [](auto&t, bool of) { t.began = of ? 1'000'000'000 : 101'500'000'000; }}}) {
+    auto here = trace, there = last;
+    change(here, true), change(there, false);
+    refused(dense(), {here, there}, nullptr, why);
+    change(there, true);
+    CHECK_NOTHROW(traces::import_traces(dense(), {here, there}, {"x", 1.25, ""}, nullptr));
+  }
+  for (const auto& [group, size] : {std::pair("TENSOR_MODEL_PARALLEL_GROUP", 1),
+                                    {"PIPELINE_MODEL_PARALLEL_GROUP", 4},
+                                    {"CONTEXT_PARALLEL_GROUP", 1},
+                                    {"EXPERT_MODEL_PARALLEL_GROUP", 1}}) {
+    auto grouped = trace;
+    grouped.groups[group] = {3, size};
+    CHECK_NOTHROW(traces::import_traces(dense(), {grouped}, {"x", 1.25, ""}, nullptr));
+    grouped.groups[group] = {3};
+    refused(dense(), {grouped}, nullptr, (std::string(group) + " of 3 ranks; the scenario has ").c_str());
+  }
   CHECK(traces::read("data/dense.chrome.json.gz").world_size == 4);
 }
 
