@@ -121,7 +121,7 @@ class Importer {
     }
     p.scalars["in_situ.duty"] = {duty, 0, profile::Origin::measured,
                                  "share of a traced step in which a compute kernel runs, mean over the ranks"};
-    for (auto& [name, scalar] : host_.scalars(options_.host_overhead, host_source())) p.scalars[name] = scalar;
+    add_host_costs();
     note_host_pace();
 
     for (auto& [name, entry] : unmapped_) {
@@ -344,18 +344,36 @@ class Importer {
     if (const auto pace = own.pace(*lone_, options_.host_overhead)) host_pace_[trace.rank] = *pace;
   }
 
+  /// Of the traced ranks; nullopt: nothing tells it.
+  std::optional<double> mean_host_pace() const {
+    if (host_pace_.empty()) return std::nullopt;
+    double sum = 0;
+    for (const auto& [rank, pace] : host_pace_) sum += pace;
+    return sum / static_cast<double>(host_pace_.size());
+  }
+
+  /// What the profiles have of the reference host stays: how much longer this run's hosts took is one number, for
+  /// cluster.host_time_factor to say. What they lack is brought to the reference host by it.
+  void add_host_costs() {
+    const double pace = mean_host_pace().value_or(1);
+    for (auto& [name, scalar] : host_.scalars(options_.host_overhead, host_source())) {
+      if (lone_ != nullptr && lone_->find_scalar(name)) continue;
+      if (name != "host.kernel_gap_us") scalar.value /= pace;  // the GPU's
+      result_.profile.scalars[name] = scalar;
+    }
+  }
+
   void note_host_pace() {
-    if (host_pace_.empty()) return;
-    double mean = 0;
+    const auto mean = mean_host_pace();
+    if (!mean) return;
     std::string each;
     for (const auto& [rank, pace] : host_pace_) {
-      mean += pace / static_cast<double>(host_pace_.size());
       each += fmt::format("{}{} {:.2f}", each.empty() ? "rank " : ", ", rank, pace);
     }
     result_.notes.push_back(
         fmt::format("hosts take {:.2f} times as long as the reference host for a dense layer's operations ({}): "
                     "cluster.host_time_factor of other runs on this machine",
-                    mean, each));
+                    *mean, each));
   }
 
   std::string host_source() const {

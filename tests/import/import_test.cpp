@@ -213,13 +213,13 @@ TEST_CASE(
   };
   // Recorded by CUDA's records alone, which cost little.
   const auto llama4 = traces::import_traces(scenario::read("../measured/f_llama4.yaml"),
-                                            {traces::read("data/llama4.r0.json.gz")}, {"llama4", 1.05, ""}, &h200);
+                                            {traces::read("data/llama4.r0.json.gz")}, {"llama4", 1.05, ""}, nullptr);
   // 4 microbatches, an embedding, 4 layers and a head; experts' products on four streams may begin out of order.
   CHECK(llama4.ranks[0].passes == doctest::Approx(2 * 4 * 6).epsilon(0.1));
   CHECK(time_of(llama4, "gemm.grouped.bf16.tn", {16, 4096, 8192, 2048}).sample.count == 16);
   auto latent = scenario::read("../real/h_mla_ep2.yaml");
   scenario::set(latent, "global_batch_size=8");
-  const auto mla = traces::import_traces(latent, {traces::read("data/latent.r0.json.gz")}, {"mla", 1.05, ""}, &h200);
+  const auto mla = traces::import_traces(latent, {traces::read("data/latent.r0.json.gz")}, {"mla", 1.05, ""}, nullptr);
   CHECK(mla.attributed_us / mla.kernel_us > 0.83);  // names of the optimizer's kernels were cut
   CHECK(time_of(mla, "rope.mla.forward", {8192, 16, 64}).sample.count == 2 * 7);
   CHECK(time_of(mla, "rmsnorm.forward", {8192, 2048}).sample.count == 2 * (7 * 3 + 1));  // layer, queries, MLP; head
