@@ -21,6 +21,7 @@ namespace {
 struct DiffOptions {
   std::vector<std::string> sides, profiles, set_a, set_b;
   std::string json, html;
+  bool any_trace = false;
 };
 
 const Position diff_line = {"command line", 0};
@@ -68,26 +69,31 @@ void read_side(Side& side, const std::string& path, const DiffOptions& options,
   side.trace = traces::read(path);
 }
 
-/// A prediction is of one step: a trace of several, or of a part of one, is no match for it.
-void require_one_step(const traces::Trace& trace, const scenario::Scenario& scenario) {
-  double steps = 1;
+/// A prediction is of one step of its scenario: another's trace, several steps or a part of one are no match for it.
+void require_one_step(const traces::Trace& trace, const scenario::Scenario& scenario, bool any_trace) {
+  const std::string otherwise = "; --any-trace compares nevertheless";
+  std::string why;
   try {
-    steps = traces::import_traces(scenario, {trace}, {"diff", 1, "pipewright diff"}, nullptr).ranks.front().steps;
-  } catch (const UsageError& error) {  // it can be compared as a whole even so
-    std::fprintf(stderr, "note: whether the trace holds one step of the scenario is not known: %s\n", error.what());
+    const double steps =
+        traces::import_traces(scenario, {trace}, {"diff", 1, "pipewright diff"}, nullptr).ranks.front().steps;
+    if (steps == 1) return;
+    why = fmt::format(
+        "holds {:.4g} steps of the scenario beside it, and a prediction is of one: record one step "
+        "(`pipewright capture` does)",
+        steps);
+  } catch (const UsageError& error) {
+    if (!any_trace) throw UsageError(error.where(), error.key(), error.message() + otherwise);
+    why = error.message();
   }
-  if (steps != 1)
-    throw UsageError({trace.file, 0}, {},
-                     fmt::format("holds {:.4g} steps of the scenario beside it, and a prediction is of one: record one "
-                                 "step (`pipewright capture` does)",
-                                 steps));
+  if (!any_trace) throw UsageError({trace.file, 0}, {}, why + otherwise);
+  std::fprintf(stderr, "note: %s: %s\n", trace.file.c_str(), why.c_str());
 }
 
 /// Ranks are laid out tp-cp-dp-pp.
-void summarise(Side& traced, const Side& other) {
+void summarise(Side& traced, const Side& other, bool any_trace) {
   if (!other.scenario) throw UsageError(diff_line, "A, B", "beside a trace stands the scenario that it followed");
   const auto& s = *other.scenario;
-  require_one_step(*traced.trace, s);
+  require_one_step(*traced.trace, s, any_trace);
   const auto stages = s.settings.pipeline_model_parallel_size;
   const auto rank = static_cast<int>(traced.trace->rank / std::max<std::int64_t>(1, s.cluster.num_gpus / stages));
   traced.shown.traced[rank] = traces::summarise(*traced.trace, s.settings.expert_model_parallel_size > 1);
@@ -120,8 +126,8 @@ void run(const DiffOptions& options) {
   }
   for (Side* side : {&a, &b})
     if (side->scenario) side->shown.scenario = &*side->scenario;
-  if (a.trace && !b.trace) summarise(a, b);
-  if (b.trace && !a.trace) summarise(b, a);
+  if (a.trace && !b.trace) summarise(a, b, options.any_trace);
+  if (b.trace && !a.trace) summarise(b, a, options.any_trace);
   if (options.sides.at(0) == options.sides.at(1)) a.shown.name += " (A)", b.shown.name += " (B)";
   const std::string json = report::stamped(report::diff_json(a.shown, b.shown));
   if (!options.json.empty()) write_result(options.json, json);
@@ -153,6 +159,9 @@ void add_diff(Command& app, Outcome&) {
   add_profile_option(command, options->profiles);
   command.add_option("--set-a", options->set_a, "NAME=VALUE: a setting of scenario A; repeatable").repeatable();
   command.add_option("--set-b", options->set_b, "NAME=VALUE: a setting of scenario B; repeatable").repeatable();
+  command.add_flag(
+      "--any-trace", options->any_trace,
+      "compare even where the trace is not one step of the scenario beside it (another model, several steps)");
   add_json_option(command, options->json);
   command.add_option("--report", options->html,
                      "write a self-contained HTML page, timelines on one axis (-: standard output)");

@@ -85,6 +85,10 @@ const Flag* flag_of_field(std::string_view field, const scenario::Software& soft
   return found;
 }
 
+bool graphs_have_scopes(const scenario::Software& software) {
+  return flag_of_field("cuda_graph_modules", software) == nullptr;
+}
+
 bool has(scenario::Versions versions, const scenario::Software& software) {
   return versions.has(scenario::core_version(software));
 }

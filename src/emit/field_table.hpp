@@ -36,6 +36,8 @@ const Flag* find_flag(std::string_view name);
 bool of_distributed_optimizer(std::string_view field);
 /// The flag that sets `field` in this version, or null. Of two spellings the one that begins with --no-.
 const Flag* flag_of_field(std::string_view field, const scenario::Software& software);
+/// Whether a version's graphs have scopes (--cuda-graph-scope), the whole iteration among them, instead of modules.
+bool graphs_have_scopes(const scenario::Software& software);
 bool has(scenario::Versions versions, const scenario::Software& software);
 inline bool has(const Flag& flag, const scenario::Software& software) { return has(flag.versions, software); }
 std::string versions_text(scenario::Versions versions);

@@ -190,8 +190,8 @@ class FlagImporter {
           "flag.missing", "--cuda-graph-impl",
           "--no-check-for-nan-in-loss-and-grad should be set with --cuda-graph-impl=full_iteration for training.",
           "add --no-check-for-nan-in-loss-and-grad");
-    if (const Given* impl = given("--cuda-graph-impl"); impl != nullptr && one(*impl) == "full_iteration" &&
-                                                        scenario::core_version(s_.software) < scenario::Version::v0_18)
+    if (const Given* impl = given("--cuda-graph-impl");
+        impl != nullptr && one(*impl) == "full_iteration" && graphs_have_scopes(s_.software))
       add_finding("version.value", "--cuda-graph-impl",
                   "--cuda-graph-impl full_iteration does not exist in Megatron Core " + s_.software.megatron_core +
                       "; versions with it: 0.18 and newer",

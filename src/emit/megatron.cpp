@@ -125,7 +125,7 @@ std::optional<std::vector<Words>> special(const Scenario& s, const std::string& 
   if (field == "fp8_param_gather") return when(settings.fp8_param_gather, {"--fp8-param-gather"});
   if (field == "fp4_param_gather") return when(settings.fp4_param_gather, {"--fp4-param-gather"});
   if (field == "apply_rope_fusion" && model.position_embedding_type == "yarn") return lines;  // off by itself
-  const bool scopes = flag_of_field("cuda_graph_modules", s.software) == nullptr;             // before 0.18
+  const bool scopes = graphs_have_scopes(s.software);
   if (field == "cuda_graph_impl" && scopes && settings.cuda_graph_impl == "full_iteration")
     return std::vector<Words>{{"--cuda-graph-impl", "local"}, {"--cuda-graph-scope", "full_iteration"}};
   if (field == "cuda_graph_modules" && scopes) {

@@ -53,10 +53,7 @@ class Importer {
       throw UsageError({trace.file, 0}, "distributedInfo.world_size",
                        fmt::format("ran on {} GPUs; the scenario has {}", trace.world_size, world));
     }
-    if (!device_.empty() && !trace.device.empty() && trace.device != device_) {
-      throw UsageError({trace.file, 0}, {},
-                       fmt::format("ran on {}, {} on {}", trace.device, result_.ranks.front().file, device_));
-    }
+    refuse_other_groups(trace, scenario_);
     if (!part_.name.empty() && !trace.device.empty() && part_.name != trace.device) {
       throw UsageError({trace.file, 0}, {},
                        fmt::format("ran on {}; profile {} is of {}", trace.device, part_of_, part_.name));
@@ -124,7 +121,7 @@ class Importer {
     }
     p.scalars["in_situ.duty"] = {duty, 0, profile::Origin::measured,
                                  "share of a traced step in which a compute kernel runs, mean over the ranks"};
-    for (auto& [name, scalar] : host_.scalars(options_.host_overhead, host_source())) p.scalars[name] = scalar;
+    add_host_costs();
     note_host_pace();
 
     for (auto& [name, entry] : unmapped_) {
@@ -347,18 +344,36 @@ class Importer {
     if (const auto pace = own.pace(*lone_, options_.host_overhead)) host_pace_[trace.rank] = *pace;
   }
 
+  /// Of the traced ranks; nullopt: nothing tells it.
+  std::optional<double> mean_host_pace() const {
+    if (host_pace_.empty()) return std::nullopt;
+    double sum = 0;
+    for (const auto& [rank, pace] : host_pace_) sum += pace;
+    return sum / static_cast<double>(host_pace_.size());
+  }
+
+  /// What the profiles have of the reference host stays: how much longer this run's hosts took is one number, for
+  /// cluster.host_time_factor to say. What they lack is brought to the reference host by it.
+  void add_host_costs() {
+    const double pace = mean_host_pace().value_or(1);
+    for (auto& [name, scalar] : host_.scalars(options_.host_overhead, host_source())) {
+      if (lone_ != nullptr && lone_->find_scalar(name)) continue;
+      if (name != "host.kernel_gap_us") scalar.value /= pace;  // the GPU's
+      result_.profile.scalars[name] = scalar;
+    }
+  }
+
   void note_host_pace() {
-    if (host_pace_.empty()) return;
-    double mean = 0;
+    const auto mean = mean_host_pace();
+    if (!mean) return;
     std::string each;
     for (const auto& [rank, pace] : host_pace_) {
-      mean += pace / static_cast<double>(host_pace_.size());
       each += fmt::format("{}{} {:.2f}", each.empty() ? "rank " : ", ", rank, pace);
     }
     result_.notes.push_back(
         fmt::format("hosts take {:.2f} times as long as the reference host for a dense layer's operations ({}): "
                     "cluster.host_time_factor of other runs on this machine",
-                    mean, each));
+                    *mean, each));
   }
 
   std::string host_source() const {
@@ -409,6 +424,7 @@ Import import_traces(const scenario::Scenario& scenario, const std::vector<Trace
                      const profile::Profiles* cool) {
   const auto traced = profile::device_named(traces.empty() ? std::string() : traces.front().device);
   const auto& gpu = traced.known() ? traced : cool != nullptr ? cool->device() : profile::assumed_device();
+  refuse_mixed_runs(traces);
   Importer importer(scenario, gpu, options, cool);
   for (const auto& trace : traces) importer.add(trace);
   return importer.finish();

@@ -9,7 +9,10 @@ Matcher::Matcher(const Trace& trace, const std::vector<std::string>& kinds, cons
                  const Order& order)
     : trace_(trace), kinds_(kinds), patterns_(patterns), order_(order) {
   meanings_.reserve(trace.names.size());
-  for (const auto& name : trace.names) meanings_.push_back(meaning_of(name));
+  for (const auto& name : trace.names) {
+    meanings_.push_back(meaning_of(name));
+    iterated_.push_back(is_of_tensor_iterator(name));
+  }
 }
 
 Mapping Matcher::run() {

@@ -139,13 +139,15 @@ bool Matcher::align_in_order(Gap& gap) {
     for (std::size_t j = m + 1; j-- > 0;) {
       Cell cell{best[i + 1][j].score, 0, false};
       if (j < m && best[i][j + 1].score > cell.score) cell = {best[i][j + 1].score, 0, true};
+      const std::size_t whole = j < m ? whole_of(*gap.wanted[i].expected, units_[gap.units[j]]) : 0;
       for (std::size_t size = 1; j + size <= m && can_be(units_[gap.units[j + size - 1]], operation) &&
                                  same_thread(gap.units[j], gap.units[j + size - 1]);
            ++size) {
+        if (size < whole) continue;
         // Units first; of equal numbers of them, the most operations that are named.
         const std::size_t score = best[i + 1][j + size].score + size * (n + 1) + (operation != "small");
         if (score >= cell.score) cell = {score, size, false};
-        if (!is_run(operation)) break;
+        if (whole > 0 || !is_run(operation)) break;
       }
       best[i][j] = cell;
     }
@@ -169,6 +171,13 @@ bool Matcher::align_in_order(Gap& gap) {
   left.units.insert(left.units.end(), gap.units.begin() + static_cast<std::ptrdiff_t>(j), gap.units.end());
   gap = std::move(left);
   return best[0][0].score > 0;
+}
+
+std::size_t Matcher::whole_of(const Expected& expected, const Unit& unit) const {
+  const auto& kernel = *expected.kernel;
+  if (kernel.launches > 1 || kernel.key.dims.size() != 1) return 0;
+  if (!iterated_[trace_.activities[unit.main].name]) return 0;
+  return static_cast<std::size_t>(pieces_of(expected.operation, kernel.key.dims.front()));
 }
 
 bool Matcher::same_thread(std::size_t a, std::size_t b) const {

@@ -97,6 +97,8 @@ class Matcher {
   /// Maps the longest common subsequence of expected operations and units, where a run takes several units in a row,
   /// and removes it from the gap. False: nothing in common.
   bool align_in_order(Gap& gap);
+  /// Kernels that an operation has if `unit` is the first; 0: as many as there are of a run, one of others.
+  std::size_t whole_of(const Expected& expected, const Unit& unit) const;
   /// A run does not go from the forward thread to autograd's.
   bool same_thread(std::size_t a, std::size_t b) const;
 
@@ -117,6 +119,7 @@ class Matcher {
   const std::vector<Pattern>& patterns_;
   const Order& order_;
   std::vector<Meaning> meanings_;
+  std::vector<bool> iterated_;                ///< by name
   std::map<std::uint32_t, Meaning> experts_;  ///< by name: of kernels on streams of grouped GEMMs
   std::set<std::int64_t> grouped_;
   std::size_t group_ = 1;  ///< GEMMs of a grouped one

@@ -231,6 +231,23 @@ bool is_beside_landmark(const std::string& operation) {
   return operation == "all_to_all" || operation == "moe.permute" || operation == "moe.unpermute";
 }
 
+bool is_of_tensor_iterator(std::string_view kernel_name) {
+  return kernel_name.find("at::native::") != std::string_view::npos &&
+         kernel_name.find("elementwise_kernel") != std::string_view::npos;
+}
+
+std::int64_t pieces_of(const std::string& operation, std::int64_t elements) {
+  const bool bf16 = operation == "add";
+  const bool fp32 = operation == "add.f32" || operation == "scale" || operation.starts_with("cast.");
+  const std::int64_t bytes = bf16 ? 2 : 4;  // of an element of the largest operand
+  if (!bf16 && !fp32) return 0;
+  // aten/src/ATen/native/TensorIterator.cpp: halved (split) until no operand's offset leaves 32 bits
+  // (can_use_32bit_indexing).
+  std::int64_t pieces = 1;
+  while ((elements + pieces - 1) / pieces * bytes > INT32_MAX) pieces *= 2;
+  return pieces;
+}
+
 bool is_run(const std::string& operation) {
   return operation.starts_with("cross_entropy") || operation.starts_with("moe.bias") ||
          operation.starts_with("clamp") || operation.starts_with("moe.router.topk") ||

@@ -1,6 +1,7 @@
 // What a kernel's name tells: which kinds of operation it can belong to, and as what.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -27,6 +28,12 @@ bool is_landmark(const std::string& operation);
 
 /// The same on the communication stream of expert-parallel overlap.
 bool is_beside_landmark(const std::string& operation);
+
+/// Whether ATen runs it element by element, by its TensorIterator; multi-tensor kernels and compiled ones are not.
+bool is_of_tensor_iterator(std::string_view kernel_name);
+
+/// Kernels into which ATen's TensorIterator cuts an operation of `elements`; 0: it is not known to be one.
+std::int64_t pieces_of(const std::string& operation, std::int64_t elements);
 
 /// An operation made of many kernels in a row (sort and sums of an embedding's gradient, a loss, an optimizer).
 bool is_run(const std::string& operation);

@@ -20,20 +20,30 @@ class NsysReader {
   }
 
   Trace read() {
-    if (!has("CUPTI_ACTIVITY_KIND_KERNEL")) throw UsageError({builder_.trace.file, 0}, {}, "the trace has no kernels");
-    if (!has("StringIds"))
-      throw UsageError({builder_.trace.file, 0}, "StringIds", "no such table: kernels have no names");
+    const auto missing = [&](const char* table, const std::string& what) {
+      return UsageError({builder_.trace.file, 0}, table, "no such table: " + what);
+    };
+    const std::string kernels = "CUPTI_ACTIVITY_KIND_KERNEL";
+    if (has("CUPTI_ACTIVITY_KIND_GRAPH_TRACE") && !empty("CUPTI_ACTIVITY_KIND_GRAPH_TRACE"))
+      throw UsageError({builder_.trace.file, 0}, "CUPTI_ACTIVITY_KIND_GRAPH_TRACE",
+                       "CUDA graphs were recorded as wholes; `nsys profile --cuda-graph-trace=node` records kernels");
+    if (!has(kernels))
+      throw missing(kernels.c_str(), has("StringIds") ? "the trace has no kernels (`nsys profile --trace=cuda,nvtx`)"
+                                                      : "not what `nsys export --type sqlite` writes");
+    if (!has("StringIds")) throw missing("StringIds", "kernels have no names");
     if (has("CUPTI_ACTIVITY_KIND_RUNTIME")) launches();
-    rows(
-        "SELECT k.start, k.end, k.streamId, k.deviceId, k.correlationId, s.value FROM CUPTI_ACTIVITY_KIND_KERNEL k "
-        "JOIN StringIds s ON s.id = k.demangledName",
-        [](sqlite3_stmt*) { return Engine::kernel; });
+    rows(kernels,
+         "k.start, k.end, k.streamId, k.deviceId, k.correlationId, s.value FROM CUPTI_ACTIVITY_KIND_KERNEL k "
+         "LEFT JOIN StringIds s ON s.id = k.demangledName",
+         [](sqlite3_stmt*) { return Engine::kernel; });
     if (has("CUPTI_ACTIVITY_KIND_MEMSET")) {
-      rows("SELECT start, end, streamId, deviceId, correlationId, 'Memset (Device)' FROM CUPTI_ACTIVITY_KIND_MEMSET",
+      rows("CUPTI_ACTIVITY_KIND_MEMSET",
+           "start, end, streamId, deviceId, correlationId, 'Memset (Device)' FROM CUPTI_ACTIVITY_KIND_MEMSET",
            [](sqlite3_stmt*) { return Engine::memset; });
     }
     if (has("CUPTI_ACTIVITY_KIND_MEMCPY")) {
-      rows("SELECT start, end, streamId, deviceId, correlationId, 'Memcpy', copyKind FROM CUPTI_ACTIVITY_KIND_MEMCPY",
+      rows("CUPTI_ACTIVITY_KIND_MEMCPY",
+           "start, end, streamId, deviceId, correlationId, 'Memcpy', copyKind FROM CUPTI_ACTIVITY_KIND_MEMCPY",
            [](sqlite3_stmt* row) {
              constexpr int host_to_device = 1, device_to_host = 2;  // CUpti_ActivityMemcpyKind
              const int kind = sqlite3_column_int(row, 6);
@@ -41,10 +51,14 @@ class NsysReader {
            });
     }
     if (has("TARGET_INFO_GPU")) {
-      each("SELECT name, totalMemory FROM TARGET_INFO_GPU ORDER BY id LIMIT 1", [&](sqlite3_stmt* row) {
+      each("TARGET_INFO_GPU", "name, totalMemory FROM TARGET_INFO_GPU ORDER BY id LIMIT 1", [&](sqlite3_stmt* row) {
         builder_.trace.device = text(row, 0);
         builder_.trace.memory = Bytes(sqlite3_column_int64(row, 1));
       });
+    }
+    if (has("TARGET_INFO_SESSION_START_TIME")) {
+      each("TARGET_INFO_SESSION_START_TIME", "utcEpochNs FROM TARGET_INFO_SESSION_START_TIME LIMIT 1",
+           [&](sqlite3_stmt* row) { builder_.clock_from = integer(row, 0, "utcEpochNs"); });
     }
     return builder_.finish();
   }
@@ -52,50 +66,81 @@ class NsysReader {
  private:
   using Statement = std::unique_ptr<sqlite3_stmt, int (*)(sqlite3_stmt*)>;
 
+  /// `columns`: what stands behind SELECT. Errors name `table` and the number of the row.
   template <class OnRow>
-  void each(const char* sql, OnRow on_row) {
+  void each(const std::string& table, const std::string& columns, OnRow on_row) {
+    table_ = table;
+    row_ = 0;
     sqlite3_stmt* raw = nullptr;
-    if (sqlite3_prepare_v2(database_.get(), sql, -1, &raw, nullptr) != SQLITE_OK) throw refuse();
+    if (sqlite3_prepare_v2(database_.get(), ("SELECT " + columns).c_str(), -1, &raw, nullptr) != SQLITE_OK)
+      throw refuse();
     const Statement statement(raw, sqlite3_finalize);
     int result = SQLITE_OK;
-    while ((result = sqlite3_step(raw)) == SQLITE_ROW) on_row(raw);
+    while ((result = sqlite3_step(raw)) == SQLITE_ROW) {
+      ++row_;
+      on_row(raw);
+    }
     if (result != SQLITE_DONE) throw refuse();
   }
 
   template <class EngineOf>
-  void rows(const char* sql, EngineOf engine_of) {
-    each(sql, [&](sqlite3_stmt* row) {
+  void rows(const std::string& table, const std::string& columns, EngineOf engine_of) {
+    each(table, columns, [&](sqlite3_stmt* row) {
       Activity activity;
-      activity.start = nanoseconds(row, 0);
-      activity.duration = nanoseconds(row, 1) - activity.start;
-      activity.stream = sqlite3_column_int64(row, 2);
+      activity.start = nanoseconds(row, 0, "start");
+      activity.duration = duration(row, activity.start);
+      activity.stream = integer(row, 2, "streamId");
       activity.engine = engine_of(row);
-      builder_.add(activity, text(row, 5), sqlite3_column_int64(row, 3), sqlite3_column_int64(row, 4));
+      if (sqlite3_column_type(row, 5) != SQLITE_TEXT) throw wrong("demangledName", "names no string of StringIds");
+      builder_.add(activity, text(row, 5), integer(row, 3, "deviceId"), sqlite3_column_int64(row, 4));
     });
   }
 
   void launches() {
-    each("SELECT start, end, globalTid, correlationId FROM CUPTI_ACTIVITY_KIND_RUNTIME", [&](sqlite3_stmt* row) {
-      const std::int64_t start = nanoseconds(row, 0);
-      // globalTid: the process in the upper bits, the thread in the lower 24.
-      builder_.add_launch(sqlite3_column_int64(row, 3),
-                          {start, nanoseconds(row, 1) - start, sqlite3_column_int64(row, 2) & 0xffffff});
-    });
+    each("CUPTI_ACTIVITY_KIND_RUNTIME", "start, end, globalTid, correlationId FROM CUPTI_ACTIVITY_KIND_RUNTIME",
+         [&](sqlite3_stmt* row) {
+           const std::int64_t start = nanoseconds(row, 0, "start");
+           // globalTid: the process in the upper bits, the thread in the lower 24.
+           builder_.add_launch(sqlite3_column_int64(row, 3),
+                               {start, duration(row, start), integer(row, 2, "globalTid") & 0xffffff});
+         });
   }
 
-  std::int64_t nanoseconds(sqlite3_stmt* row, int column) const {
-    const std::int64_t value = sqlite3_column_int64(row, column);
+  std::int64_t integer(sqlite3_stmt* row, int column, const char* name) const {
+    if (sqlite3_column_type(row, column) != SQLITE_INTEGER)
+      throw wrong(name, "expected an integer, found \"" + text(row, column).substr(0, 60) + "\"");
+    return sqlite3_column_int64(row, column);
+  }
+
+  std::int64_t nanoseconds(sqlite3_stmt* row, int column, const char* name) const {
+    const std::int64_t value = integer(row, column, name);
     if (value < -latest_time || value > latest_time)
-      throw UsageError({builder_.trace.file, 0}, {}, "a time that makes no sense: " + std::to_string(value) + " ns");
+      throw wrong(name, "a time that makes no sense: " + std::to_string(value) + " ns");
     return value;
+  }
+  /// From start, column 0, to end, column 1.
+  std::int64_t duration(sqlite3_stmt* row, std::int64_t start) const {
+    const std::int64_t ns = nanoseconds(row, 1, "end") - start;
+    if (ns < 0) throw wrong("end", "before its start, a negative duration");
+    return ns;
+  }
+
+  UsageError wrong(const char* column, const std::string& why) const {
+    return UsageError({builder_.trace.file, 0}, table_ + "." + column, "row " + std::to_string(row_) + ": " + why);
   }
 
   /// Views do not count: what the exporter writes are tables, and a view can compute without end.
   bool has(const std::string& table) {
     bool found = false;
-    each(("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = '" + table + "'").c_str(),
+    each("sqlite_master", "1 FROM sqlite_master WHERE type = 'table' AND name = '" + table + "'",
          [&](sqlite3_stmt*) { found = true; });
     return found;
+  }
+
+  bool empty(const std::string& table) {
+    bool found = false;
+    each(table, "1 FROM " + table + " LIMIT 1", [&](sqlite3_stmt*) { found = true; });
+    return !found;
   }
 
   static std::string text(sqlite3_stmt* row, int column) {
@@ -103,10 +148,13 @@ class NsysReader {
     return value == nullptr ? std::string() : reinterpret_cast<const char*>(value);
   }
   UsageError refuse() {
-    return UsageError({builder_.trace.file, 0}, {}, std::string("SQLite: ") + sqlite3_errmsg(database_.get()));
+    return UsageError({builder_.trace.file, 0}, table_ == "sqlite_master" ? "" : table_,
+                      std::string("SQLite: ") + sqlite3_errmsg(database_.get()));
   }
 
   TraceBuilder builder_;
+  std::string table_;  ///< that is read, and its row
+  std::int64_t row_ = 0;
   std::unique_ptr<sqlite3, int (*)(sqlite3*)> database_;
 };
 

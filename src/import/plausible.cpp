@@ -52,6 +52,52 @@ void refuse_another_schedule(const Trace& trace, const Mapping& mapping, const s
                   found, expected));
 }
 
+void refuse_mixed_runs(const std::vector<Trace>& traces) {
+  constexpr std::int64_t clocks_apart = 60'000'000'000;  // ns; clocks of hosts that NTP sets differ by less
+  const auto span = [](const Trace& t) {
+    std::int64_t last = 0;
+    for (const auto& a : t.activities) last = std::max(last, a.end());
+    return std::pair(t.began, t.began + last);
+  };
+  for (std::size_t i = 1; i < traces.size(); ++i) {
+    const Trace &first = traces.front(), &other = traces[i];
+    const auto refuse = [&](const std::string& key, const std::string& here, const std::string& there) {
+      return UsageError({other.file, 0}, key, fmt::format("{}, {} {}: of different runs", here, first.file, there));
+    };
+    if (!first.device.empty() && !other.device.empty() && first.device != other.device)
+      throw refuse({}, "ran on " + other.device, "on " + first.device);
+    if (first.world_size > 0 && other.world_size > 0 && first.world_size != other.world_size)
+      throw refuse("distributedInfo.world_size", fmt::format("{} ranks", other.world_size),
+                   fmt::format("{}", first.world_size));
+    for (const auto& [name, version] : other.versions)
+      if (const auto same = first.versions.find(name); same != first.versions.end() && same->second != version)
+        throw refuse({}, name + " " + version, same->second);
+    if (!first.steps.empty() && !other.steps.empty() && first.steps != other.steps)
+      throw refuse({}, "recorded " + other.steps.front(), first.steps.front());
+    if (first.began == 0 || other.began == 0) continue;
+    const auto a = span(first), b = span(other);
+    const auto apart = std::max(a.first - b.second, b.first - a.second);
+    if (apart > clocks_apart)
+      throw refuse({}, fmt::format("recorded {:.0f} s apart from the others", ns_to_us(apart) / 1e6), "is the first");
+  }
+}
+
+void refuse_other_groups(const Trace& trace, const scenario::Scenario& scenario) {
+  const auto& o = scenario.settings;
+  // parallel_state.py: group_desc of each. A process that built several layouts has groups of several sizes.
+  const std::pair<const char*, scenario::Int> sizes[] = {
+      {"TENSOR_MODEL_PARALLEL_GROUP", o.tensor_model_parallel_size},
+      {"PIPELINE_MODEL_PARALLEL_GROUP", o.pipeline_model_parallel_size},
+      {"CONTEXT_PARALLEL_GROUP", o.context_parallel_size},
+      {"EXPERT_MODEL_PARALLEL_GROUP", o.expert_model_parallel_size}};
+  for (const auto& [name, size] : sizes) {
+    const auto found = trace.groups.find(name);
+    if (found == trace.groups.end() || std::ranges::find(found->second, size) != found->second.end()) continue;
+    throw UsageError({trace.file, 0}, "distributedInfo.pg_config",
+                     fmt::format("{} of {} ranks; the scenario has {}", name, found->second.front(), size));
+  }
+}
+
 void refuse_other_runs(const std::vector<std::pair<std::string, double>>& spans_us) {
   constexpr double most = 1.15;  // ranks that leave a step early; 1.04 was seen
   const auto by_span = [](const auto& a, const auto& b) { return a.second < b.second; };

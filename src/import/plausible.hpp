@@ -10,6 +10,11 @@ namespace pipewright::traces {
 void refuse_another_schedule(const Trace& trace, const Mapping& mapping, const schedule::Program& program, int pp_rank,
                              std::size_t steps);
 
+/// What traces carry of their run: the same GPU, versions, world, marked steps and time of day for all ranks, and
+/// process groups of the scenario's sizes.
+void refuse_mixed_runs(const std::vector<Trace>& traces);
+void refuse_other_groups(const Trace& trace, const scenario::Scenario& scenario);
+
 /// Ranks of one run take the same step. `spans_us`: of whole steps, by file.
 void refuse_other_runs(const std::vector<std::pair<std::string, double>>& spans_us);
 

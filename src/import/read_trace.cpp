@@ -44,7 +44,6 @@ Trace TraceBuilder::finish() {
 
   std::int64_t first = all.front().start, last = all.front().end(), busy = 0;
   for (const auto& a : all) {
-    if (a.duration < 0) throw refuse("a kernel of negative duration: " + trace.names[a.name]);
     first = std::min(first, a.start);
     last = std::max(last, a.end());
     busy += a.duration;
@@ -53,6 +52,7 @@ Trace TraceBuilder::finish() {
   if (last - first > an_hour) throw refuse("kernels more than an hour apart: the times make no sense");
   if (busy == 0) throw refuse("all kernels have duration 0");
 
+  if (clock_from) trace.began = *clock_from + first;
   for (auto& range : trace.ranges) range.start -= first, range.end -= first;
   for (std::size_t i = 0; i < all.size(); ++i) {
     if (const auto found = launches_.find(correlations_[i]); found != launches_.end()) {
@@ -93,6 +93,14 @@ Trace read(const std::string& path) {
   std::ifstream(path, std::ios::binary).read(head.data(), head.size());
   const std::string_view begins(head.data(), head.size());
   if (begins.starts_with(sqlite)) return read_nsys(path);
+  const auto refuse = [&](const std::string& why) { return UsageError({path, 0}, {}, why); };
+  const auto extension = std::filesystem::path(path).extension().string();
+  if (extension == ".nsys-rep" || extension == ".qdrep")
+    throw refuse("a report of Nsight Systems; `nsys export --type sqlite` makes the database that is read");
+  if (extension == ".sqlite" || extension == ".sqlite3" || extension == ".db")
+    throw refuse("not an SQLite database, as its name says: its first bytes are others");
+  constexpr char pickle = '\x80';  // PROTO, the first opcode of protocol 2 and later (pickletools)
+  if (head[0] == pickle) throw refuse("a Python pickle, not a trace (a snapshot of torch.cuda.memory?)");
   return begins == recording ? read_recording(path) : read_json(path);
 }
 

@@ -22,6 +22,7 @@ class TraceBuilder {
 
   Trace trace;
   std::optional<int> rank;
+  std::optional<std::int64_t> clock_from;  ///< ns since 1970 at which the clock of the times began; unknown: nullopt
 
  private:
   std::uint32_t intern(std::string_view name);

@@ -93,10 +93,12 @@ class RecordingReader {
       a.stream = number(4);
       a.start = number(5);
       a.duration = number(6, -latest_time) - a.start;
+      if (a.duration < 0) throw refuse("ends before it starts, a negative duration");
       builder_.add(a, name(number(2)), number(3), number(7));
     } else if (what == "L") {
-      const auto start = number(3);
-      builder_.add_launch(number(1), {start, number(4) - start, number(2)});
+      const auto start = number(3), end = number(4);
+      if (end < start) throw refuse("ends before it starts, a negative duration");
+      builder_.add_launch(number(1), {start, end - start, number(2)});
     } else if (what == "R") {
       builder_.trace.ranges.push_back({name(number(1)), number(2), number(3)});
     } else {

@@ -3,6 +3,13 @@
 #include "rules.hpp"
 
 namespace pipewright::plan {
+namespace {
+
+bool flex(const Scenario& s, std::string_view backend) {
+  return s.settings.moe_token_dispatcher_type == "flex" && s.settings.moe_flex_dispatcher_backend == backend;
+}
+
+}  // namespace
 
 std::vector<Rule> version_rules() {
   using enum Severity;
@@ -75,27 +82,34 @@ std::vector<Rule> version_rules() {
        violation,
        core,
        {"moe_flex_dispatcher_backend"},
-       everywhere,
-       [](const Scenario& s) {
-         const auto& backend = s.settings.moe_flex_dispatcher_backend;
-         const auto version = scenario::core_version(s.software);
-         return s.settings.moe_token_dispatcher_type == "flex" &&
-                ((backend == "ncclep" && !from(v0_19).has(version)) || (backend == "deepepv2" && version != dev));
-       },
+       everywhere.except(from(v0_19)),
+       [](const Scenario& s) { return flex(s, "ncclep"); },
        "moe_flex_dispatcher_backend {moe_flex_dispatcher_backend} does not exist in this version",
-       "ncclep needs Megatron Core 0.19, deepepv2 its branch dev; deepep and hybridep are in all"},
+       "ncclep needs Megatron Core 0.19; deepep and hybridep are in all"},
+      {"version.dispatcher-deepepv2",
+       violation,
+       core,
+       {"moe_flex_dispatcher_backend"},
+       everywhere.except(dev),
+       [](const Scenario& s) { return flex(s, "deepepv2"); },
+       "moe_flex_dispatcher_backend {moe_flex_dispatcher_backend} does not exist in this version",
+       "deepepv2 needs Megatron Core's branch dev; deepep and hybridep are in all"},
       {"version.optimizer",
        violation,
        core,
        {"optimizer"},
        up_to(v0_17),
-       [](const Scenario& s) {
-         const auto& name = s.settings.optimizer;
-         return name == "soap" || name == "adaptive_muon" ||
-                (name == "lion" && scenario::core_version(s.software) < v0_17);
-       },
+       [](const Scenario& s) { return s.settings.optimizer == "soap" || s.settings.optimizer == "adaptive_muon"; },
        "optimizer {optimizer} does not exist in this version",
-       "lion needs Megatron Core 0.17, soap and adaptive_muon 0.18"},
+       "use Megatron Core 0.18 or newer"},
+      {"version.optimizer-lion",
+       violation,
+       core,
+       {"optimizer"},
+       up_to(v0_16),
+       [](const Scenario& s) { return s.settings.optimizer == "lion"; },
+       "optimizer {optimizer} does not exist in this version",
+       "use Megatron Core 0.17 or newer"},
       {"version.offload-tuning",
        violation,
        core,

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cmath>
 #include <cstring>
@@ -212,15 +213,20 @@ void read_back(Run& run, const Ended& ended, const Recordings& recordings, const
 bool settled(const Run& run) { return run.status == Status::ok || run.status == Status::out_of_memory; }
 
 /// The files of a candidate: of a run under way beside those of an earlier one, which go when it has settled more.
+/// Where of two runs one was measured and one ran out of memory, both stay: memory is near its limit.
 class Files {
  public:
   Files(const std::string& folder, std::string name) : folder_(folder), name_(std::move(name)) {}
 
   fs::path kept(const char* what) const { return folder_ / (name_ + what); }
   fs::path fresh(const char* what) const { return folder_ / (name_ + ".new" + what); }
-  bool earlier() const { return fs::exists(kept(".yaml")) || fs::exists(kept(".ended.json")); }
+  fs::path out_of_memory(const char* what) const { return folder_ / (name_ + ".oom" + what); }
+  bool measured() const { return fs::exists(kept(".yaml")); }
+  bool earlier() const { return measured() || fs::exists(kept(".ended.json")); }
 
   void replace() const {
+    if (!measured() && fs::exists(fresh(".yaml")) && earlier())
+      for (const char* what : ended_) set_aside(kept(what), what);
     fs::remove_all(kept(".rec"));  // a folder is not renamed over another
     for (const char* what : {".yaml", ".ended.json", ".log", ".rec"}) {
       if (fs::exists(fs::symlink_status(fresh(what))))
@@ -229,11 +235,24 @@ class Files {
         fs::remove(kept(what));
     }
   }
+  void set_aside() const {
+    for (const char* what : ended_) set_aside(fresh(what), what);
+  }
   void clear() const {
     for (const char* what : {".rec", ".ended.json", ".yaml"}) fs::remove_all(fresh(what));
   }
+  /// Of another scenario.
+  void forget() const {
+    for (const char* what : {".yaml", ".ended.json"}) fs::remove(kept(what));
+    for (const char* what : ended_) fs::remove(out_of_memory(what));
+  }
 
  private:
+  static constexpr std::array ended_ = {".ended.json", ".log"};
+  void set_aside(const fs::path& file, const char* what) const {
+    if (fs::exists(file)) fs::rename(file, out_of_memory(what));
+  }
+
   fs::path folder_;
   std::string name_;
 };
@@ -289,12 +308,21 @@ std::vector<std::string> open_folder(const std::string& folder, const std::vecto
       if (!replace)
         refuse(path.string() + " was measured of another run than " + found->name +
                " is here: give another folder, or --force to replace it");
-      for (const char* what : {".yaml", ".ended.json"}) fs::remove(Files(folder, found->name).kept(what));
+      Files(folder, found->name).forget();
     }
   }
   std::sort(others.begin(), others.end());
   return others;
 }
+
+namespace {
+
+void note_other_end(Run& run, const Files& files, const std::string& line) {
+  if (run.status == Status::ok && kept_end(files.out_of_memory(".ended.json").string(), line))
+    run.notes.push_back("another run of it ran out of memory: " + files.out_of_memory(".log").string());
+}
+
+}  // namespace
 
 Run run(const Candidate& candidate, const profile::Profiles& profiles, const Options& options, std::stop_token stop,
         std::stop_token at_once) {
@@ -312,6 +340,7 @@ Run run(const Candidate& candidate, const profile::Profiles& profiles, const Opt
     read_back(taken, *ended, recordings, files.kept(".rec"), options, profiles);
     if (settled(taken)) {
       taken.notes.emplace_back("taken over from an earlier trial");
+      note_other_end(taken, files, line);
       return taken;
     }
   }
@@ -343,10 +372,17 @@ Run run(const Candidate& candidate, const profile::Profiles& profiles, const Opt
   }
   write_or_note(result, [&] {
     if (settled(result)) keep_end(files.fresh(".ended.json").string(), line, ended);
+    if (result.status == Status::out_of_memory && files.measured()) {
+      files.set_aside();
+      result.log = files.out_of_memory(".log").string();
+      result.notes.push_back("what an earlier run has measured stays in " + options.folder);
+      return;
+    }
     if (result.step_ms) write_file(files.fresh(".yaml").string(), scenario::write(measured_scenario(result)));
     files.replace();
     result.log = files.kept(".log").string();
   });
+  note_other_end(result, files, line);
   return result;
 }
 

@@ -2,22 +2,8 @@
 # pipewright diff against traces and against JSON that is none of ours: diff_test.sh PROGRAM TESTS_FOLDER
 set -u
 program=$1 tests=$2
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-failed=0
-
-# expect STATUS TEXT ARGUMENTS...: exit status, and TEXT somewhere in what it prints.
-expect() {
-  status=$1 text=$2
-  shift 2
-  "$program" diff "$@" >"$work/output" 2>&1
-  got=$?
-  if [ "$got" != "$status" ] || ! grep -q -F -e "$text" "$work/output"; then
-    echo "pipewright diff $*: status $got (expected $status), or not found: $text"
-    cat "$work/output"
-    failed=1
-  fi
-}
+prefix=diff
+. "$(dirname "$0")/expect.sh"
 
 run=$tests/measured/a_pp4v2_m8.yaml trace=$tests/import/data/dense.r1.json.gz
 python3 - "$trace" "$work" <<'END'
@@ -33,7 +19,16 @@ expect 0 'As a profiler shows it' "$run" "$trace"
 expect 0 '"schema"' "$run" "$trace" --json -
 expect 2 'holds 2 steps of the scenario' "$run" "$work/two.r1.json.gz"
 expect 2 'holds 0.875 steps of the scenario' "$run" "$work/half.r1.json.gz"
-expect 0 'the trace is of another scenario' "$run" "$tests/import/data/moe.r0.json.gz"
+# What is not one step of the scenario beside it is refused, on either side, unless told.
+other=$tests/import/data/moe.r0.json.gz
+for trace in "$work/two.r1.json.gz" "$work/half.r1.json.gz" "$other"; do
+  expect 2 "error: $trace: " "$run" "$trace"
+  expect 2 '; --any-trace compares nevertheless' "$trace" "$run"
+  expect 0 "note: $trace: " "$run" "$trace" --any-trace
+  expect 0 'As a profiler shows it' "$run" "$trace" --any-trace
+done
+expect 2 'two traces: one side must be a prediction' "$other" "$other"
+expect 2 'the trace is of another scenario' "$run" "$other"
 
 for best in '{}' '"x"' -1 '[]' null; do
   echo "{\"searched\": 1, \"best\": $best}" >"$work/plan.json"

@@ -2,22 +2,7 @@
 # pipewright profile and list: profile_test.sh PROGRAM DATA_FOLDER
 set -u
 program=$1 data=$2
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-failed=0
-
-# expect STATUS TEXT ARGUMENTS...: exit status, and TEXT somewhere in what it prints.
-expect() {
-  status=$1 text=$2
-  shift 2
-  "$program" "$@" >"$work/output" 2>&1
-  got=$?
-  if [ "$got" != "$status" ] || { [ -n "$text" ] && ! grep -q -F -e "$text" "$work/output"; }; then
-    echo "pipewright $*: status $got (expected $status), or not found: $text"
-    cat "$work/output"
-    failed=1
-  fi
-}
+. "$(dirname "$0")/expect.sh"
 
 expect 0 'pipewright ' --version
 for command in profile 'profile show' 'profile merge' 'profile diff' 'profile derive' list; do

@@ -2,27 +2,13 @@
 # pipewright trial with a launcher that only prints: trial_test.sh PROGRAM DATA_FOLDER LAUNCHER
 set -u
 program=$(readlink -f -- "$1") data=$2 launcher=$3
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+prefix=trial
+. "$(dirname "$0")/expect.sh"
 FAKE_SEEN=$work/seen PIPEWRIGHT_PROFILES=$data/profiles
 export FAKE_SEEN PIPEWRIGHT_PROFILES
 cd "$data" || exit 1
-failed=0
 
-fail() {
-  echo "$1"
-  cat "$work/output"
-  failed=1
-}
 alive() { [ -e "/proc/$1/stat" ] && ! grep -q ") Z" "/proc/$1/stat"; }
-# expect STATUS TEXT ARGUMENTS...: exit status, and TEXT somewhere in what it prints.
-expect() {
-  status=$1 text=$2
-  shift 2
-  "$program" trial "$@" >"$work/output" 2>&1
-  got=$?
-  [ "$got" = "$status" ] && grep -q -F -e "$text" "$work/output" || fail "trial $*: status $got (expected $status), or not found: $text"
-}
 # shows TEXT...: in the output of the command before.
 shows() {
   for text in "$@"; do
@@ -167,9 +153,23 @@ expect 0 'order measured:' "$work/plan.json" --top 2 --out "$work/r" --no-record
 count 5
 expect 0 'order measured:' "$work/plan.json" --top 2 --out "$work/r" --no-record -- sh -c "$counted --more"
 count 7
-MODE=oom expect 0 '- alternative-1 out of memory' "$work/plan.json" --top 2 --out "$work/r" --no-record -- sh -c "$counted"
-expect 0 '- alternative-1 out of memory' "$work/plan.json" --top 2 --out "$work/r" --no-record --resume -- sh -c "$counted"
-count 9
+# A run that was measured and once ran out of memory, whichever came first: both stay, and are told.
+again() { expect 0 "$1" "$work/plan.json" --top 2 --out "$work/$2" --no-record $3 -- sh -c "$counted"; }
+cp "$work/r/alternative-1.yaml" "$work/measured.yaml"
+MODE=oom again '- alternative-1 out of memory' r ''
+shows 'what an earlier run has measured stays in' "$work/r/alternative-1.oom.log"
+cmp -s "$work/measured.yaml" "$work/r/alternative-1.yaml" || fail 'a run that ran out of memory replaced a measurement'
+again 'another run of it ran out of memory: ' r --resume
+count 10  # the measurement is of another command (--more)
+again 'another run of it ran out of memory: ' r --resume
+count 10
+MODE=oom again '- alternative-1 out of memory' q ''
+MODE=oom again '- alternative-1 out of memory' q --resume
+count 12
+again 'another run of it ran out of memory: ' q ''
+shows 'order measured:'
+grep -q 'out of memory' "$work/q/alternative-1.oom.log" || fail 'the log of the run that ran out of memory is gone'
+count 14
 : >"$work/r/best.ended.json"
 expect 0 'order measured:' "$work/plan.json" --top 2 --out "$work/r" --no-record --resume -- sh -c "exec $launcher ok {steps} {flags}"
 

@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <cstdio>
+#include <functional>
 
 #include "../../src/import/match.hpp"
 #include "../../src/import/names.hpp"
@@ -166,6 +167,43 @@ TEST_CASE("mixture of experts: grouped GEMMs on their own streams, routers, all-
   CHECK(time_of(nodes, "gemm.grouped.bf16.nt.acc_f32", {4, 8192, 28672, 4096}).sample.count == 32);
 }
 
+TEST_CASE("what memory bounds takes its lone time, so no kernel was taken for an operation of another size") {
+  const profile::Profiles h200({profile::load("../../profiles/h200-sxm.json", {"test", 0})});
+  const std::pair<const char*, const char*> runs[] = {{"e_base", "data/moe.r0.json.gz"},
+                                                      {"e_ov_dw", "data/moe_overlap.r2.json.gz"},
+                                                      {"a_pp4v2_m8", "data/dense.r1.json.gz"},
+                                                      {"a_pp4v2_m8", "data/dense.r3.json.gz"}};
+  for (const auto& [run, trace] : runs) {
+    CAPTURE(trace);
+    const auto scenario = scenario::read(std::string("../measured/") + run + ".yaml");
+    const auto result = traces::import_traces(scenario, {traces::read(trace)}, {"run", 1.25, ""}, &h200);
+    int large = 0;
+    for (const auto& k : result.keys) {
+      const auto& family = profile::family(k.key.family);
+      constexpr double cache = 60e6;  // bytes: less may stay in the L2 of an H200
+      if (family.load != profile::Load::memory || family.bytes(k.key.dims) < 2 * cache) continue;
+      CAPTURE(k.key.family);
+      CAPTURE(k.key.dims.front());
+      ++large;
+      // 0.8: ATen's products by a number against multi-tensor ones; 1.25: clocks, contention with transfers.
+      CHECK(k.situ_ns / h200.time(k.key).ns == doctest::Approx(1).epsilon(0.26));
+    }
+    CHECK(large >= 6);
+  }
+}
+
+TEST_CASE("ATen halves what 32 bits cannot address until they can") {
+  constexpr std::int64_t most = INT32_MAX;
+  for (const std::int64_t pieces : {1, 2, 4, 8}) {
+    CHECK(traces::pieces_of("scale", pieces * (most / 4)) == pieces);
+    CHECK(traces::pieces_of("scale", pieces * (most / 4) + 1) == 2 * pieces);
+    CHECK(traces::pieces_of("add", pieces * (most / 2)) == pieces);
+  }
+  CHECK(traces::pieces_of("swiglu.forward", most) == 0);
+  CHECK(traces::is_of_tensor_iterator("void at::native::vectorized_elementwise_kernel<4, at::native::AUnaryFunctor<"));
+  CHECK_FALSE(traces::is_of_tensor_iterator("void multi_tensor_apply_kernel<ScalePtrFunctor<at::native::x>>"));
+}
+
 TEST_CASE(
     "steps of pretrain_gpt.py: routing weights on the experts' input, latent attention; operations cost what is "
     "shipped") {
@@ -175,13 +213,13 @@ TEST_CASE(
   };
   // Recorded by CUDA's records alone, which cost little.
   const auto llama4 = traces::import_traces(scenario::read("../measured/f_llama4.yaml"),
-                                            {traces::read("data/llama4.r0.json.gz")}, {"llama4", 1.05, ""}, &h200);
+                                            {traces::read("data/llama4.r0.json.gz")}, {"llama4", 1.05, ""}, nullptr);
   // 4 microbatches, an embedding, 4 layers and a head; experts' products on four streams may begin out of order.
   CHECK(llama4.ranks[0].passes == doctest::Approx(2 * 4 * 6).epsilon(0.1));
   CHECK(time_of(llama4, "gemm.grouped.bf16.tn", {16, 4096, 8192, 2048}).sample.count == 16);
   auto latent = scenario::read("../real/h_mla_ep2.yaml");
   scenario::set(latent, "global_batch_size=8");
-  const auto mla = traces::import_traces(latent, {traces::read("data/latent.r0.json.gz")}, {"mla", 1.05, ""}, &h200);
+  const auto mla = traces::import_traces(latent, {traces::read("data/latent.r0.json.gz")}, {"mla", 1.05, ""}, nullptr);
   CHECK(mla.attributed_us / mla.kernel_us > 0.83);  // names of the optimizer's kernels were cut
   CHECK(time_of(mla, "rope.mla.forward", {8192, 16, 64}).sample.count == 2 * 7);
   CHECK(time_of(mla, "rmsnorm.forward", {8192, 2048}).sample.count == 2 * (7 * 3 + 1));  // layer, queries, MLP; head
@@ -458,9 +496,32 @@ TEST_CASE("traces that only look like the scenario's are refused: schedule, mode
   auto of_eight = trace;
   of_eight.world_size = 8;
   refused(dense(), {of_eight}, nullptr, "distributedInfo.world_size: ran on 8 GPUs; the scenario has 4");
-  auto here = trace, there = last;
-  here.device = "NVIDIA H200", there.device = "NVIDIA H100 80GB HBM3";
-  refused(dense(), {here, there}, nullptr, "ran on NVIDIA H100 80GB HBM3, ");
+  using Change = std::function<void(traces::Trace&, bool)>;
+  for (const auto& [why, change] :
+       {std::pair<const char*, Change>{
+            "ran on NVIDIA H100 80GB HBM3, ",
+            [](auto&t, bool of) { t.device = of ? "NVIDIA H200" : "NVIDIA H100 80GB HBM3"; }},
+        {"distributedInfo.world_size: 8 ranks, ", [](auto&t, bool of) { t.world_size = of ? 4 : 8; }},
+        {"nccl 2.27, ", [](auto&t, bool of) { t.versions["nccl"] = of ? "2.28" : "2.27"; }},
+        {"recorded ProfilerStep#6, ", [](auto&t, bool of) { t.steps = {of ? "ProfilerStep#5" : "ProfilerStep#6"}; }},
+        {"recorded 100 s apart from the others",
+         [](auto&t, bool of) { t.began = of ? 1'000'000'000 : 101'500'000'000; }}}) {
+    auto here = trace, there = last;
+    change(here, true), change(there, false);
+    refused(dense(), {here, there}, nullptr, why);
+    change(there, true);
+    CHECK_NOTHROW(traces::import_traces(dense(), {here, there}, {"x", 1.25, ""}, nullptr));
+  }
+  for (const auto& [group, size] : {std::pair("TENSOR_MODEL_PARALLEL_GROUP", 1),
+                                    {"PIPELINE_MODEL_PARALLEL_GROUP", 4},
+                                    {"CONTEXT_PARALLEL_GROUP", 1},
+                                    {"EXPERT_MODEL_PARALLEL_GROUP", 1}}) {
+    auto grouped = trace;
+    grouped.groups[group] = {3, size};
+    CHECK_NOTHROW(traces::import_traces(dense(), {grouped}, {"x", 1.25, ""}, nullptr));
+    grouped.groups[group] = {3};
+    refused(dense(), {grouped}, nullptr, (std::string(group) + " of 3 ranks; the scenario has ").c_str());
+  }
   CHECK(traces::read("data/dense.chrome.json.gz").world_size == 4);
 }
 

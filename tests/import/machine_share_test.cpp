@@ -74,6 +74,12 @@ void scale_step(scenario::Scenario& s, double factor) {
   *s.measured->optimizer_ms *= factor;
 }
 
+/// With launches, of a host that spends as long on a kernel as the GPU does, times `factor`.
+traces::Trace launched(traces::Trace trace, double factor) {
+  for (auto& a : trace.activities) a.launch = {std::llround(factor * static_cast<double>(a.start)), 3000, 7};
+  return trace;
+}
+
 double slowdown(const traces::Import& result) {
   const auto found = result.profile.scalars.find("machine.slowdown");
   return found == result.profile.scalars.end() ? 1 : found->second.value;
@@ -107,6 +113,10 @@ TEST_CASE("after an import no run is predicted worse than cold by half a point, 
   auto other = dense();
   for (auto& trace : other) trace = stretched(stretched(trace, "mul_silu", 3.4), "sigmoid_silu", 3.8);
   check("a_pp4v2_m8", other);
+  for (const double factor : {1.0, 3.0}) {  // host costs of a traced step are its own
+    check("e_base", {launched(traces::read("data/moe.r0.json.gz"), factor)});
+    check("a_pp4v2_m8", {launched(traces::read("data/dense.r1.json.gz"), factor)});
+  }
   // A run whose links or hosts were slow.
   auto slow = run("a_pp4v2_m8");
   scale_step(slow, 1.07);
@@ -133,6 +143,20 @@ TEST_CASE("what the profiles lack comes from the run") {
   REQUIRE(result.profile.samples.at("swiglu.forward").size() == 1);
   const double alone = h200().time({"swiglu.forward", {4096, 14336}})->ns;
   CHECK(result.profile.samples.at("swiglu.forward").front().ns == doctest::Approx(alone).epsilon(0.1));
+}
+
+TEST_CASE("host costs that the profiles lack come from the run, at the reference host's pace") {
+  const std::string lacking = "host.forward.swiglu.forward_us";
+  auto profile = h200();
+  const double known = profile.scalars.at(lacking).value;
+  profile.scalars.erase(lacking);
+  const profile::Profiles lone({profile});
+  const auto trace = traces::read("data/dense.chrome.json.gz");
+  for (const double overhead : {1.25, 0.5}) {  // hosts 1 and 2.5 times as slow
+    const auto result = traces::import_traces(run("a_pp4v2_m8"), {trace}, {"run", overhead, ""}, &lone);
+    CHECK(result.profile.scalars.at(lacking).value == doctest::Approx(known).epsilon(0.25));
+    CHECK(result.profile.scalars.count("host.forward.attention.forward_us") == 0);
+  }
 }
 
 TEST_CASE("the machine's speed shows in its kernels and in its step, and chips differ by little") {

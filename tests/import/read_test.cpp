@@ -150,8 +150,117 @@ TEST_CASE("an Nsight Systems export") {
   CHECK(trace.activities[0].launch.start == -4000);
   CHECK(trace.activities[0].launch.duration == 1500);
   CHECK(trace.activities[1].engine == traces::Engine::d2h);
-  CHECK(contains(error_of(nsys(folder, "none.r1.sqlite", false)), "no kernels"));
+  CHECK(contains(error_of(nsys(folder, "none.r1.sqlite", false)),
+                 "none.r1.sqlite: CUPTI_ACTIVITY_KIND_KERNEL: no such table: the trace has no kernels"));
+  CHECK(contains(error_of(folder.write("text.r1.sqlite", "a text")), "not an SQLite database, as its name says"));
+  CHECK(contains(error_of(folder.write("report.r1.nsys-rep", "x")), "`nsys export --type sqlite`"));
+  CHECK(contains(error_of(folder.write("snapshot.r1.pickle", "\x80\x04\x95")), "a Python pickle, not a trace"));
   CHECK(contains(error_of(folder.write("cut.r1.sqlite", std::string("SQLite format 3\0", 16) + "rest")), "SQLite: "));
+}
+
+TEST_CASE("whatever a value of a trace is instead, the error names file, place and key") {
+  const Folder folder;
+  struct Value {
+    std::string key, good;
+  };
+  const auto list = [](const std::vector<Value>& values, const std::string& changed, const std::string& bad) {
+    std::string text;
+    for (const auto& [key, good] : values) {
+      if (key == changed && bad.empty()) continue;
+      text += (text.empty() ? "" : ", ") + ("\"" + key + "\": ") + (key == changed ? bad : good);
+    }
+    return "{" + text + "}";
+  };
+  const std::vector<Value> kernel = {{"ph", "\"X\""},  {"cat", "\"kernel\""}, {"name", "\"k\""},
+                                     {"ts", "1000.5"}, {"dur", "20"},         {"args", ""}};
+  const std::vector<Value> args = {{"stream", "7"}, {"device", "0"}, {"correlation", "11"}};
+  const std::vector<Value> launch = {{"ph", "\"X\""}, {"cat", "\"cuda_runtime\""},      {"ts", "1000"}, {"dur", "3"},
+                                     {"tid", "5"},    {"args", "{\"correlation\": 11}"}};
+  const std::vector<Value> info = {{"rank", "0"}, {"world_size", "4"}, {"nccl_version", "\"2.28\""}};
+  const auto trace = [&](const std::string& of, const std::string& key, const std::string& bad) {
+    const auto now = [&](const char* name) { return of == name ? key : std::string(); };
+    auto event = kernel;
+    event.back().good = list(args, now("args"), bad);
+    return "{\"distributedInfo\": " + list(info, now("info"), bad) + ", \"traceEvents\": [" +
+           list(launch, now("launch"), bad) + ", " + list(event, now("kernel"), bad) + "]}";
+  };
+  REQUIRE(error_of(folder.write("good.json", trace("", "", ""))) == "no error");
+  struct Place {
+    std::string of, where;
+    const std::vector<Value>& values;
+  };
+  int refused = 0;
+  for (const auto& [of, where, values] : {Place{"kernel", "traceEvents[1].", kernel},
+                                          {"args", "traceEvents[1].args.", args},
+                                          {"launch", "traceEvents[0].", launch},
+                                          {"info", "distributedInfo.", info}}) {
+    for (const auto& [key, good] : values) {
+      for (const std::string bad : {"", "\"x\"", "{}", "[1]", "true", "NaN", "-1", "1e300"}) {
+        const bool number = bad == "-1" || bad == "1e300";
+        if (good.starts_with('"') && bad == "\"x\"") continue;                // another name, another kind of event
+        if (key == "cat" || (key == "correlation" && bad.empty())) continue;  // as other events have it
+        if (bad == "-1" && key != "dur" && key != "rank" && key != "world_size" && !good.starts_with('"')) continue;
+        if (of == "info" && bad.empty() && key != "rank") continue;  // not said
+        if (key == "args" && bad == "{}" && of == "launch") continue;
+        CAPTURE(of);
+        CAPTURE(key);
+        CAPTURE(bad);
+        const auto error = error_of(folder.write("bad.json", trace(of, key, bad)));
+        CHECK(contains(error, "bad.json: "));
+        if (of == "info" && bad.empty()) continue;  // the rank may stand in the file's name
+        const auto place = bad == "NaN" ? where.substr(0, where.find_first_of(".")) : where + key;
+        CHECK(contains(error, bad == "{}" && key == "args" ? where + "args.stream" : place));
+        if (number && key == "dur" && bad == "-1") CHECK(contains(error, "a negative duration"));
+        ++refused;
+      }
+    }
+  }
+  CHECK(refused > 80);
+
+  const auto database = [&](const std::string& change) {
+    const auto path = nsys(folder, "bad.r1.sqlite", true);
+    sqlite3* handle = nullptr;
+    REQUIRE(sqlite3_open(path.c_str(), &handle) == SQLITE_OK);
+    execute(handle, change);
+    sqlite3_close(handle);
+    const auto error = error_of(path);
+    std::filesystem::remove(path);
+    return error;
+  };
+  const std::string table = "CUPTI_ACTIVITY_KIND_";
+  for (const std::string kind : {"KERNEL", "MEMCPY", "RUNTIME"}) {
+    for (const std::string column : {"start", "end", "streamId", "deviceId", "globalTid"}) {
+      if ((kind == "RUNTIME") == (column == "streamId" || column == "deviceId")) continue;
+      if (kind != "RUNTIME" && column == "globalTid") continue;
+      for (const std::string bad : {"'x'", "NULL", "1.5", "x'00'"}) {
+        CAPTURE(kind);
+        CAPTURE(column);
+        CAPTURE(bad);
+        const auto error = database("UPDATE " + table + kind + " SET " + column + " = " + bad);
+        CHECK(contains(error, "bad.r1.sqlite: " + table + kind + "." + column + ": row 1: "));
+      }
+    }
+    CHECK(contains(database("UPDATE " + table + kind + " SET end = start - 1"),
+                   table + kind + ".end: row 1: before its start, a negative duration"));
+    CHECK(contains(database("ALTER TABLE " + table + kind + " RENAME COLUMN start TO begin"),
+                   table + kind + ": SQLite: no such column"));
+  }
+  CHECK(contains(database("DELETE FROM StringIds"), "demangledName: row 1: names no string"));
+  CHECK(contains(database("DROP TABLE StringIds"), "StringIds: no such table"));
+  CHECK(contains(database("DROP TABLE CUPTI_ACTIVITY_KIND_KERNEL; DROP TABLE StringIds"),
+                 "not what `nsys export --type sqlite` writes"));
+  CHECK(contains(database("CREATE TABLE CUPTI_ACTIVITY_KIND_GRAPH_TRACE (start INTEGER); INSERT INTO "
+                          "CUPTI_ACTIVITY_KIND_GRAPH_TRACE VALUES (1)"),
+                 "--cuda-graph-trace=node"));
+}
+
+TEST_CASE("times since 1970, as PyTorch before 2.3 writes them") {
+  const Folder folder;
+  const auto trace = traces::read(folder.write(
+      "old.r0.json", R"json({"traceEvents": [{"ph": "X", "cat": "kernel", "name": "k", "ts": 1680000000123456, "dur": 5,
+       "args": {"stream": 7, "device": 0}}]})json"));
+  CHECK(trace.activities.front().duration == 5000);
+  CHECK(trace.began == 1'680'000'000'123'456'000);
 }
 
 TEST_CASE("wrong input: one clear error") {

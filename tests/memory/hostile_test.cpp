@@ -28,9 +28,9 @@ TEST_CASE("mutated recordings") {
       CAPTURE(text);
       try {
         const auto result = memory::replay(text, "mutant");
-        CHECK(result.allocated.value >= 0);
-        CHECK(result.reserved >= result.allocated);
-        CHECK(result.peak_reserved >= result.reserved);
+        CHECK(result.totals.allocated.value >= 0);
+        CHECK(result.totals.reserved >= result.totals.allocated);
+        CHECK(result.totals.peak_reserved >= result.totals.reserved);
         ++replayed;
       } catch (const UsageError&) {
       } catch (const std::exception& error) {
@@ -38,7 +38,7 @@ TEST_CASE("mutated recordings") {
       }
     }
   }
-  CHECK(replayed > 200);  // most mutants are no recording any more
+  CHECK(replayed > 100);  // most mutants are no recording any more
 }
 
 TEST_CASE("wrong types and sizes are named") {
@@ -51,6 +51,14 @@ TEST_CASE("wrong types and sizes are named") {
   refused(R"({"rows": [["alloc", 1, -1, 0]]})", "rows[0]: -1 is not a size");
   refused(R"({"rows": [["alloc", 18446744073709551615, 1, 0]]})", "is not an address");
   refused(R"({"rows": [["alloc", 1, 1]]})", "rows[0]: expected [action");
+  refused(R"({"rows": [["aloc", 1, 1, 0]]})", "rows[0]: unknown action \"aloc\"; allowed: alloc, ");
+  refused(R"({"rows": [["aloc", 1, 1, 0]]})", "did you mean \"alloc\"?");
+  refused(R"({"rows": [["alloc", 1, 1, 0], ["alloc", 1, 1, 0]]})", "rows[1]: address 1 is allocated already");
+  refused(R"({"rows": [], "marks": [0, 1, 2]})", "marks: expected ascending numbers of 0 rows");
+  refused(R"({"rows": [], "end": {"alloc": "x"}})", "end.alloc: expected bytes, found \"x\"");
+  refused(R"({"rows": [], "end": {"alloc": 1}})", "end.reserved: is missing");
+  refused(R"({"device_traces": [[]]})", "rows: is missing: this is a snapshot of torch.cuda.memory; a recording has");
+  refused("\x80\x04\x95", "a Python pickle");
   refused(R"([1])", "rows");
   refused("{", "not a JSON document");
 }

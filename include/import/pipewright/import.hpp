@@ -56,6 +56,9 @@ struct Trace {
   std::string device;           ///< empty: not recorded
   Bytes memory;
   std::map<std::string, std::string> versions;
+  std::map<std::string, std::vector<std::int64_t>> groups;  ///< sizes of process groups, by Megatron's descriptions
+  std::int64_t began = 0;          ///< of the first activity, ns since 1970 by the host's clock; 0: not recorded
+  std::vector<std::string> steps;  ///< that the profiler marked ("ProfilerStep#5")
   std::vector<std::string> names;
   std::vector<Activity> activities;  ///< by start, then stream
   std::vector<Range> ranges;         ///< of recordings; else empty

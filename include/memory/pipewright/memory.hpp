@@ -219,14 +219,27 @@ class Allocator {
 /// Bytes of the block that a request takes (round_size).
 std::int64_t block_bytes(std::int64_t requested);
 
-/// Replay of a recording (measured/README.md: columns, rows, marks, conf).
+/// What the allocator's own statistics say, or a replay's; bytes. Peaks since marks[2] where there are marks.
+struct AllocatorTotals {
+  Bytes allocated, reserved, peak_allocated, peak_reserved;
+};
+
+/// Replay of a recording (measured/README.md: columns, rows, marks, end, conf).
 struct Replay {
   std::int64_t events = 0, unknown_frees = 0;
-  Bytes peak_allocated, peak_reserved;  ///< since marks[2] where there are marks
-  Bytes allocated, reserved;            ///< at the end
+  std::int64_t given_back = 0;  ///< times that the recorded process gave cached memory back; the replay does, too
+  std::int64_t out_of_memory = 0;
+  AllocatorTotals totals;
   int segments = 0;
+  bool as_recorded = true;                        ///< with the recorded configuration
+  std::optional<AllocatorTotals> recorded;        ///< the recording's `end`
+  std::optional<std::int64_t> recorded_segments;  ///< by its rows; not of expandable segments
+  /// With the recorded configuration: what of the totals and segments differs from the recording; empty: nothing.
+  std::vector<std::string> differs() const;
 };
-/// `json`: the recording's text. `conf`: another PYTORCH_CUDA_ALLOC_CONF than the recorded one.
+/// `json`: the recording's text. `conf`: another PYTORCH_CUDA_ALLOC_CONF than the recorded one. Throws UsageError
+/// naming the row and what is wrong with it: an action that PyTorch has not, an address allocated twice, marks out of
+/// order.
 Replay replay(const std::string& json, const std::string& file, const std::optional<std::string>& conf = {});
 
 }  // namespace pipewright::memory
