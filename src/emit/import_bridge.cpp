@@ -110,7 +110,6 @@ class OverrideImporter {
     if (settings.expert_model_parallel_size > 1 && !settings.expert_tensor_parallel_size)
       settings.expert_tensor_parallel_size = 1;  // models/transformer_config.py:80
     if (settings.tensor_model_parallel_size == 1) settings.sequence_parallel = false;
-    if (settings.virtual_pipeline_model_parallel_size == 1) settings.virtual_pipeline_model_parallel_size.reset();
     if (s_.cluster.num_gpus == 0 && data_parallel_size_ > 0)
       s_.cluster.num_gpus = data_parallel_size_ * scenario::model_parallel_size(s_);
     result_.gpus_guessed = s_.cluster.num_gpus == 0;

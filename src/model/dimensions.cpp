@@ -71,7 +71,7 @@ void refuse_multi_token_prediction(const Scenario& s) {
   if (o.overlap_moe_expert_parallel_comm && s.model.mtp_num_layers > 1) {
     refuse(s, "model.mtp_num_layers", "MTP supports at most one layer when enabling overlap_moe_expert_parallel_comm.");
   }
-  if (o.overlap_moe_expert_parallel_comm && !scenario::is_moe_layer(s, s.model.num_layers - 1)) {
+  if (o.overlap_moe_expert_parallel_comm && !scenario::is_moe_mtp(s)) {
     refuse(s, "model.mtp_num_layers", "MTP layer in a2a overlap only supports MoE layer for now");
   }
   if (o.recompute_granularity.value_or("") == "full" && o.recompute_method.value_or("") == "uniform" &&

@@ -16,13 +16,17 @@ class Modules {
  public:
   Modules(const Dimensions& dimensions, const scenario::Scenario& scenario) : d_(dimensions), s_(scenario) {}
 
-  void embedding() {
+  void embedding(bool shared) {
     vector(d_.vocab * d_.h);
+    list_.back().shared_embedding = shared;
     if (s_.model.position_embedding_type == "learned_absolute") {
       vector(s_.model.max_position_embeddings.value_or(s_.model.seq_length) * d_.h);
     }
   }
-  void head() { list_.push_back({d_.vocab * d_.h, false, d_.h, d_.vocab}); }
+  void head(bool shared) {
+    list_.push_back({d_.vocab * d_.h, false, d_.h, d_.vocab});
+    list_.back().shared_embedding = shared;
+  }
   void norm(Int width) {
     replicated(width);
     if (!d_.rms_norm) replicated(width);
@@ -210,7 +214,9 @@ class Modules {
 
 std::vector<Parameter> chunk_parameters(const Dimensions& d, const scenario::Scenario& s, const ChunkShape& shape) {
   Modules modules(d, s);
-  if (shape.embedding || shape.mtp_layers > 0) modules.embedding();
+  // language_module.py, setup_embeddings_and_output_layer: the first stage's, and the copies of output layer and MTP.
+  const bool copied = d.pp > 1 && (shape.shares_embedding || d.mtp_layers > 0);
+  if (shape.embedding || shape.mtp_layers > 0) modules.embedding(copied && !(shape.embedding && shape.head));
   for (const LayerShape& layer : shape.layers) {
     modules.next_layer();
     modules.layer(layer);
@@ -221,10 +227,11 @@ std::vector<Parameter> chunk_parameters(const Dimensions& d, const scenario::Sce
   const Int depths = s.model.mtp_use_repeated_layer ? std::min<Int>(shape.mtp_layers, 1) : shape.mtp_layers;
   const Int last = s.model.num_layers - 1;
   for (Int i = 0; i < depths; ++i)
-    modules.mtp_layer(d.precision.recipe != Recipe::bf16, scenario::is_moe_layer(s, last),
+    modules.mtp_layer(d.precision.recipe != Recipe::bf16, scenario::is_moe_mtp(s),
                       scenario::is_linear_attention_layer(s, last));
   // gpt_model.py, skip_weight_param_allocation: only the stage that also holds the first embedding has no copy.
-  if (shape.head && !(shape.shares_embedding && shape.embedding)) modules.head();
+  if (shape.head && !(shape.shares_embedding && shape.embedding))
+    modules.head(copied && shape.shares_embedding && shape.mtp_layers == 0);
   return modules.take();
 }
 
@@ -267,18 +274,36 @@ std::vector<Buffer> layout(const std::vector<Parameter>& parameters, Int bucket_
       bucket_start = end;
     };
     for (const std::size_t p : which) {
+      const bool alone = distributed && parameters[p].shared_embedding;
+      if (alone && end > bucket_start) close();
       const Int start = distributed ? padded(end, 64) : end;
       end = start + parameters[p].elements;
       layer = parameters[p].layer;
       buffer.parameters.emplace_back(start, end);
       buffer.of.push_back(p);
-      if (bucket_size > 0 && end - bucket_start >= bucket_size) close();
+      if (alone || (bucket_size > 0 && end - bucket_start >= bucket_size)) close();
     }
     if (end > bucket_start) close();
     buffer.elements = end;
     if (end > 0) buffers.push_back(std::move(buffer));
   }
   return buffers;
+}
+
+void group_buckets(std::vector<Buffer>& buffers, bool one_group) {
+  for (const bool expert : {false, true}) {
+    std::vector<int*> group;
+    const bool fp8 = std::ranges::any_of(buffers, [&](const Buffer& b) { return b.expert == expert && b.fp8; });
+    if (!fp8 && !one_group) continue;
+    for (Buffer& buffer : buffers) {
+      if (buffer.expert != expert) continue;
+      const std::size_t first = buffer.fp8 && !one_group ? buffer.last_layers.size() - 1 : 0;
+      for (std::size_t i = first; i < buffer.last_layers.size(); ++i) group.push_back(&buffer.last_layers[i]);
+    }
+    if (group.empty()) continue;
+    const int last = **std::ranges::min_element(group, {}, [](const int* layer) { return *layer; });
+    for (int* layer : group) *layer = last;
+  }
 }
 
 }  // namespace pipewright::model

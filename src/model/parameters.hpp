@@ -19,10 +19,11 @@ struct Parameter {
   bool replicated = false;
   bool frozen = false;  ///< has no gradient
   bool adapter = false;
-  bool expert = false;     ///< reduced over expert data parallel ranks, in a buffer of its own
-  Int rows = 0, cols = 0;  ///< of a matrix that is neither embedding nor output layer
-  bool qkv = false;        ///< the fused projection of queries, keys and values
-  int layer = -1;          ///< of the chunk; -1: embedding, the number of layers: what comes after them
+  bool expert = false;            ///< reduced over expert data parallel ranks, in a buffer of its own
+  Int rows = 0, cols = 0;         ///< of a matrix that is neither embedding nor output layer
+  bool qkv = false;               ///< the fused projection of queries, keys and values
+  bool shared_embedding = false;  ///< a copy of the embedding, of which another pipeline stage has one, too
+  int layer = -1;                 ///< of the chunk; -1: embedding, the number of layers: what comes after them
 };
 
 struct LayerShape {
@@ -58,10 +59,14 @@ struct Buffer {
 };
 
 /// param_layout.py and distrib_optimizer.py `_compute_per_buffer_param_layout`: parameters in reverse order, each start
-/// a multiple of 64 elements, each bucket's end a multiple of lcm(ranks, 128). `whole`: matrices in buffers of their
-/// own, each on one rank (Muon's layer-wise distributed optimizer).
+/// a multiple of 64 elements, each bucket's end a multiple of lcm(ranks, 128), a shared embedding in a bucket of its
+/// own. `whole`: matrices in buffers of their own, each on one rank (Muon's layer-wise distributed optimizer).
 std::vector<Buffer> layout(const std::vector<Parameter>& parameters, Int bucket_size, Int dense_ranks, Int expert_ranks,
                            bool distributed, bool pad_for_bus_bandwidth, bool whole = false);
+
+/// param_and_grad_buffer.py, partition_buckets: buckets of one group are reduced once the last of them is complete.
+/// `one_group`: all dense buckets are one (and all of experts), else those that are not FP8 join the last one in FP8.
+void group_buckets(std::vector<Buffer>& buffers, bool one_group);
 
 /// Elements of each parameter (of the buffer, in its order) that every data-parallel rank owns: an equal part of every
 /// bucket. own(rank, elements, parameter).

@@ -50,8 +50,9 @@ LayerKind kind_of(const Scenario& s, const Dimensions& d, Int layer) {
   return kind;
 }
 
-/// Layers of multi-token prediction are of the last decoder layer's kind and always in the global precision. Method
-/// uniform checkpoints them one by one, block does not (multi_token_prediction.py, _checkpointed_forward).
+/// Layers of multi-token prediction are of the last decoder layer's kind, but for experts, and always in the global
+/// precision. Method uniform checkpoints them one by one, block does not (multi_token_prediction.py,
+/// _checkpointed_forward).
 LayerKind mtp_kind(const Scenario& s, const Dimensions& d) {
   const auto& o = s.settings;
   LayerKind kind = kind_of(s, d, 0);  // of attention: depths count from 1 like layers
@@ -59,7 +60,7 @@ LayerKind mtp_kind(const Scenario& s, const Dimensions& d) {
   kind.window = kind.linear ? 0 : scenario::attention_window(s, 0);
   kind.rotary = kind.linear || scenario::has_rotary_embedding(s, 0);
   kind.fp8 = d.precision.recipe != Recipe::bf16;
-  kind.moe = scenario::is_moe_layer(s, s.model.num_layers - 1);
+  kind.moe = scenario::is_moe_mtp(s);
   kind.checkpointed =
       o.recompute_granularity.value_or("") == "full" && o.recompute_method.value_or("") == "uniform" ? 1 : 0;
   return kind;

@@ -80,9 +80,10 @@ void StateWriter::add_chunk(std::size_t index, const std::vector<Parameter>& par
   const bool splits =
       o.overlap_grad_reduce && pp_rank_ == 0 && index == 0 && !o.overlap_param_gather_with_optimizer_step;
   const Int bucket = splits ? scenario::bucket_size(s_) : 0;
-  const auto buffers = d_.fsdp ? unit_buffers(parameters, dense_.ranks, experts_.ranks)
-                               : layout(parameters, bucket, dense_.ranks, experts_.ranks, o.use_distributed_optimizer,
-                                        o.pad_buckets_for_high_nccl_busbw, d_.muon_whole);
+  auto buffers = d_.fsdp ? unit_buffers(parameters, dense_.ranks, experts_.ranks)
+                         : layout(parameters, bucket, dense_.ranks, experts_.ranks, o.use_distributed_optimizer,
+                                  o.pad_buckets_for_high_nccl_busbw, d_.muon_whole);
+  if (!d_.fsdp) group_buckets(buffers, index > 0 || o.overlap_param_gather_with_optimizer_step);
   Int parameter_bytes = 0;
   for (const auto& p : parameters) {
     chunk.parameters += p.elements;
@@ -222,7 +223,7 @@ void StateWriter::run(const std::vector<ChunkShape>& shapes) {
     head |= shapes[c].head;
     for (const auto& layer : shapes[c].layers) moe |= layer.moe;
     mtp |= shapes[c].mtp_layers > 0;
-    moe |= mtp && scenario::is_moe_layer(s_, s_.model.num_layers - 1);
+    moe |= mtp && scenario::is_moe_mtp(s_);
   }
   std::vector<Int> gathered;
   if (d_.muon_dealt) {

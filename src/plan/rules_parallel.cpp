@@ -281,6 +281,20 @@ std::vector<Rule> parallel_rules() {
        "number of layers at middle stage: {$middle_layers} must be divisible by the middle pipeline model parallel "
        "size {$middle_stages}, and a stage's layers by the virtual pipeline size",
        "choose first and last stages that leave a multiple of PP x VPP"},
+      {"layers.uneven-virtual-middle",
+       violation,
+       core,
+       {"num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage",
+        "virtual_pipeline_model_parallel_size"},
+       everywhere,
+       [](const Scenario& s) {
+         return positive_sizes(s) && uneven(s) && !layout(s) && middle(s).second == 0 &&
+                s.settings.virtual_pipeline_model_parallel_size;
+       },
+       "ZeroDivisionError: integer division or modulo by zero: with a virtual pipeline the layers of a chunk are "
+       "divided by the number of middle stages, and first and last stage are all there are",
+       "leave one of num_layers_in_first_pipeline_stage and num_layers_in_last_pipeline_stage out, or say all in "
+       "pipeline_model_parallel_layout"},
       {"layers.uneven-or-counted",
        violation,
        core,
@@ -353,6 +367,30 @@ std::vector<Rule> parallel_rules() {
        [](const Scenario& s) { return pp(s) > 1 && !scenario::interleaved(s) && s.settings.overlap_p2p_comm; },
        "Non-interleaved pipeline parallelism does not support overlapping p2p communication",
        "set overlap_p2p_comm: false (the argument parser and Bridge do so silently), or a virtual pipeline"},
+      {"schedule.one-chunk-overlap",
+       violation,
+       core,
+       {"virtual_pipeline_model_parallel_size", "overlap_p2p_comm"},
+       everywhere,
+       // Expert-parallel overlap has one warm-up step more.
+       [](const Scenario& s) {
+         return scenario::interleaved(s) && scenario::num_chunks(s) == 1 && s.settings.overlap_p2p_comm &&
+                !s.settings.overlap_moe_expert_parallel_comm;
+       },
+       "NameError: cannot access free variable 'output_tensor' where it is not associated with a value in enclosing "
+       "scope: with one chunk the last pipeline rank has no warm-up, and its first steady step frees the output before",
+       "set virtual_pipeline_model_parallel_size: none (1F1B), or at least 2"},
+      {"schedule.one-chunk-aligned",
+       violation,
+       core,
+       {"virtual_pipeline_model_parallel_size", "align_param_gather"},
+       everywhere,
+       [](const Scenario& s) {
+         return scenario::interleaved(s) && scenario::num_chunks(s) == 1 && s.settings.overlap_param_gather &&
+                s.settings.align_param_gather;
+       },
+       "IndexError: list index out of range: the parameters of chunks 0 and 1 are gathered first, and there is one",
+       "set virtual_pipeline_model_parallel_size: none (1F1B), or at least 2"},
       {"schedule.flush-needs-overlap",
        violation,
        core,

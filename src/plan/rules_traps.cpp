@@ -78,12 +78,9 @@ std::vector<Rule> trap_rules() {
       {"trap.shapes-can-hang",
        trap,
        core,
-       {"variable_seq_lengths", "mtp_standalone", "pipeline_model_parallel_size"},
+       {"variable_seq_lengths", "pipeline_model_parallel_layout", "pipeline_model_parallel_size"},
        everywhere,
-       [](const Scenario& s) {
-         return (s.settings.variable_seq_lengths || s.settings.mtp_standalone) &&
-                s.settings.pipeline_model_parallel_size >= 4;
-       },
+       [](const Scenario& s) { return s.settings.pipeline_model_parallel_size >= 4 && scenario::exchanges_shapes(s); },
        "the exchange of shapes uses communicators of its own, made when they are first used: with PP "
        "{pipeline_model_parallel_size} neighbours meet there in different orders, and runs have hung in the first step",
        "pad to a fixed length, or use every pair once before training (NCCL makes its communicators then)"},
@@ -107,7 +104,7 @@ std::vector<Rule> trap_rules() {
        core,
        {"mtp_standalone", "pipeline_model_parallel_layout"},
        everywhere,
-       [](const Scenario& s) { return s.settings.mtp_standalone && s.settings.pipeline_model_parallel_size > 1; },
+       [](const Scenario& s) { return !s.settings.variable_seq_lengths && scenario::exchanges_shapes(s); },
        "MTP layers on another pipeline rank than the last (mtp_standalone) make every pipeline transfer exchange "
        "shapes first, each with a full device synchronisation",
        "put the m of pipeline_model_parallel_layout into the last stage"},

@@ -55,7 +55,21 @@ Int num_chunks(const Scenario& s) {
 bool interleaved(const Scenario& s) {
   const Settings& c = s.settings;
   if (c.pipeline_model_parallel_size == 1) return false;
-  return c.virtual_pipeline_model_parallel_size.has_value() || num_chunks(s) > 1;
+  // One chunk: Megatron-LM's arguments.py makes it none; Bridge and programs of one's own run the interleaved schedule.
+  const bool parsed = !s.software.megatron_bridge && !s.software.process_group_device_id;
+  return num_chunks(s) > 1 || (c.virtual_pipeline_model_parallel_size.has_value() && !parsed);
+}
+
+// A layout decides over mtp_standalone (transformer_config.py, validate_layer_layout).
+bool exchanges_shapes(const Scenario& s) {
+  if (s.settings.pipeline_model_parallel_size == 1) return false;
+  if (s.settings.variable_seq_lengths) return true;
+  if (!s.settings.pipeline_model_parallel_layout) return s.settings.mtp_standalone;
+  const auto p = static_cast<std::size_t>(s.settings.pipeline_model_parallel_size);
+  const Strings& stages = unrolled_layout(s);
+  for (std::size_t i = 0; i < stages.size(); ++i)
+    if (i % p + 1 < p && stages[i].find('m') != std::string::npos) return true;
+  return false;
 }
 
 Int group_size(const Scenario& s) {
@@ -161,6 +175,17 @@ bool is_moe_layer(const Scenario& s, Int layer) {
   if (frequency.empty()) return true;
   if (frequency.size() == 1) return frequency[0] > 0 && layer % frequency[0] == 0;
   return static_cast<std::size_t>(layer) < frequency.size() && frequency[static_cast<std::size_t>(layer)] != 0;
+}
+
+// Megatron-LM's gpt_builders.py: as the last decoder layer; where no decoder layer stands beside them, with experts
+// whatever moe_layer_freq says (_get_transformer_layer_spec). Bridge's gpt_provider.py: always as the last one.
+bool is_moe_mtp(const Scenario& s) {
+  if (is_moe_layer(s, s.model.num_layers - 1)) return true;
+  const bool built = !s.software.megatron_bridge && !s.software.process_group_device_id;
+  if (!s.model.num_moe_experts || !s.settings.pipeline_model_parallel_layout || !built) return false;
+  return std::ranges::any_of(unrolled_layout(s), [](const std::string& stage) {
+    return stage.find('m') != std::string::npos && stage.find('t') == std::string::npos;
+  });
 }
 
 // transformer/utils.py is_layer_window_attention, layers counted from 1; TE takes [left, right] beside the query

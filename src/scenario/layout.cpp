@@ -215,6 +215,14 @@ void check_uneven(const Scenario& s) {
   if ((layers != 0) != (stages != 0) || layers < 0 || stages < 0) {
     throw refuse(fmt::format("Mismatch: {} middle layers remaining but {} middle PP stages available", layers, stages));
   }
+  // transformer_layer.py, get_transformer_layer_offset
+  if (stages == 0 && v)
+    throw UsageError(
+        position(s, "settings.virtual_pipeline_model_parallel_size"), "settings.virtual_pipeline_model_parallel_size",
+        "ZeroDivisionError: integer division or modulo by zero: Megatron Core divides the layers of a chunk "
+        "by the number of middle stages, and first and last stage are all there are; leave one of "
+        "num_layers_in_first_pipeline_stage and num_layers_in_last_pipeline_stage out, or give "
+        "pipeline_model_parallel_layout");
   if (stages == 0) return;
   if (layers % stages != 0) {
     throw refuse(

@@ -27,7 +27,7 @@ std::vector<Layer> layers_of_chunk(const scenario::Scenario& scenario, int rank,
   const scenario::Stage stage = scenario::stage(scenario, rank, chunk);
   std::vector<Layer> layers;
   for (const auto layer : stage.layers) layers.push_back({.moe = scenario::is_moe_layer(scenario, layer)});
-  const bool moe = scenario::is_moe_layer(scenario, scenario.model.num_layers - 1);  // MTP repeats the last layer
+  const bool moe = scenario::is_moe_mtp(scenario);
   for (scenario::Int i = 0; i < stage.mtp_layers; ++i) layers.push_back({.moe = moe, .mtp = true});
   return layers;
 }

@@ -48,6 +48,16 @@ void check_interleaved(const Config& c) {
   // schedules.py:1059
   if (c.overlap_p2p && c.batched)
     refuse("overlap_p2p_comm", "ValueError: Can not use both overlap_p2p_comm and batch_p2p_comm");
+  // With one chunk the last rank has no warm-up: pp_pre_forward (schedules.py:1741) frees an output that is not there.
+  if (*c.chunks == 1 && c.overlap_p2p && !c.ep_overlap)
+    refuse(
+        "virtual_pipeline_model_parallel_size",
+        "NameError: cannot access free variable 'output_tensor' where it is not associated with a value in enclosing "
+        "scope: overlap_p2p_comm needs two chunks");
+  // schedules.py:1194 gathers the parameters of chunks 0 and 1
+  if (*c.chunks == 1 && c.align_param_gather)
+    refuse("virtual_pipeline_model_parallel_size",
+           "IndexError: list index out of range: align_param_gather needs two chunks");
   // schedules.py:1133
   const int group = group_size(c);
   if (group > c.microbatches || group < c.stages)

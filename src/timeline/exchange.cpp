@@ -11,16 +11,6 @@ namespace pipewright::timeline {
 
 using schedule::Part;
 
-bool exchanges_shapes(const scenario::Scenario& scenario) {
-  if (scenario.settings.variable_seq_lengths || scenario.settings.mtp_standalone) return true;
-  if (!scenario.settings.pipeline_model_parallel_layout) return false;
-  const auto p = scenario.settings.pipeline_model_parallel_size;
-  for (scenario::Int rank = 0; rank + 1 < p; ++rank)
-    for (scenario::Int chunk = 0; chunk < scenario::num_chunks(scenario); ++chunk)
-      if (scenario::stage(scenario, rank, chunk).mtp_layers > 0) return true;
-  return false;
-}
-
 OtherEnd other_end(int ranks, int rank, const Part& part) {
   using Type = Part::Type;
   constexpr std::array mirror{Type::recv_prev, Type::send_next, Type::recv_next, Type::send_prev};
@@ -57,7 +47,7 @@ Exchange::Exchange(const scenario::Scenario& scenario, const model::Stages& stag
       tensors_(config.stages, config.chunks.value_or(1), config.microbatches) {
   if (ranks_ < 2) return;
   constexpr std::int64_t shape_bytes = 3 * 8;  // three int64
-  if (exchanges_shapes(scenario)) shapes_.emplace(ranks_, config.chunks.value_or(1), config.microbatches);
+  if (scenario::exchanges_shapes(scenario)) shapes_.emplace(ranks_, config.chunks.value_or(1), config.microbatches);
   for (int rank = 0; rank < ranks_; ++rank) {
     for (int chunk = 0; chunk < chunks_; ++chunk)
       wires_.push_back(wire_after(scenario, profiles, rank, stages.carried(rank, chunk, true).value));

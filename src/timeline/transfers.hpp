@@ -1,4 +1,4 @@
-// What both engines know of transfers: which communicator carries one, whether shapes are exchanged before it.
+// What both engines know of transfers: which communicator carries one, on which wire.
 #pragma once
 
 #include "pipewright/scenario/derived.hpp"
@@ -14,10 +14,6 @@ inline Lane p2p_lane(const scenario::Scenario& scenario, int ranks, int rank, co
   if (scenario.software.process_group_device_id) return Lane::p2p;
   return to_next(part.type) ? Lane::p2p : Lane::p2p_second;
 }
-
-/// p2p_communication.py:327: variable_seq_lengths, or MTP layers on a stage other than the last
-/// (pipeline_parallel_layer_layout.py:137-145).
-bool exchanges_shapes(const scenario::Scenario& scenario);
 
 /// CUDA_DEVICE_MAX_CONNECTIONS=1: compute kernels and transfers are taken from one hardware queue.
 inline bool one_hardware_queue(const scenario::Scenario& scenario) {

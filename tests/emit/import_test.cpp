@@ -112,6 +112,21 @@ TEST_CASE("flags that exclude each other") {
   CHECK(rules("--accumulate-allreduce-grads-in-fp32 --main-grads-dtype bf16") == Rules{"flag.beside"});
 }
 
+TEST_CASE("one chunk a rank: none in Megatron-LM, the interleaved schedule in Bridge") {
+  CHECK_FALSE(scenario::interleaved(
+      import("--pipeline-model-parallel-size 4 --num-virtual-stages-per-pipeline-rank 1").scenario));
+  const std::string text =
+      "cfg.model.num_layers = 32\ncfg.model.hidden_size = 4096\ncfg.model.num_attention_heads = 32\n"
+      "cfg.model.seq_length = 4096\ncfg.model.vocab_size = 128256\ncfg.model.pipeline_model_parallel_size = 4\n"
+      "cfg.train.micro_batch_size = 1\ncfg.train.global_batch_size = 32\n";
+  for (const auto& [size, interleaved] : {std::pair("1", true), {"2", true}, {"None", false}}) {
+    const auto s = emit::from_bridge_text(text + "cfg.model.virtual_pipeline_model_parallel_size = " + size + "\n",
+                                          "run.py", {8, 8, "h100-sxm", ""})
+                       .scenario;
+    CHECK(scenario::interleaved(s) == interleaved);
+  }
+}
+
 TEST_CASE("pipeline flags") {
   const auto plain = import("--pipeline-model-parallel-size 4 --num-layers-per-virtual-pipeline-stage 2").scenario;
   CHECK(plain.settings.virtual_pipeline_model_parallel_size == 4);

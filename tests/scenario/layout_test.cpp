@@ -88,6 +88,19 @@ TEST_CASE("uneven first and last stages") {
   CHECK(refusal(s) == "3 layers must be divisible by virtual pipeline parallel degree 2");
 }
 
+TEST_CASE("a virtual pipeline of a first and a last stage alone") {
+  // Megatron Core divides by the number of stages between them, whatever the number of chunks.
+  for (const Int v : {1, 2, 3}) {
+    Scenario s = pipeline(8 * v, 2, v);
+    s.settings.num_layers_in_first_pipeline_stage = 6 * v;
+    CHECK(refusal(s) == "runs");
+    s.settings.num_layers_in_last_pipeline_stage = 2 * v;
+    CHECK(refusal(s).starts_with("ZeroDivisionError"));
+    s.settings.virtual_pipeline_model_parallel_size.reset();
+    CHECK(refusal(s) == "runs");
+  }
+}
+
 TEST_CASE("embedding and loss count as layers") {
   Scenario s = pipeline(14, 4);
   s.settings.account_for_embedding_in_pipeline_split = s.settings.account_for_loss_in_pipeline_split = true;
@@ -153,6 +166,47 @@ TEST_CASE("MTP layers") {
   CHECK(refusal(s).starts_with("Currently we restrict that the MTP"));
   s.settings.pipeline_model_parallel_layout = "Ettt|ttt|tm|tL";
   CHECK(refusal(s) == "decoder layers must be placed before MTP layers");
+}
+
+TEST_CASE("shapes are exchanged where MTP layers stand before the last rank, whatever mtp_standalone says") {
+  Scenario s = pipeline(8, 2, 2);
+  s.model.mtp_num_layers = 1;
+  for (const bool stated : {false, true}) {
+    s.settings.mtp_standalone = stated;
+    s.settings.pipeline_model_parallel_layout.reset();
+    CHECK(exchanges_shapes(s) == stated);
+    s.settings.pipeline_model_parallel_layout = "Ettt|ttt|tt|mL";
+    CHECK_FALSE(exchanges_shapes(s));
+    s.settings.pipeline_model_parallel_layout = "Ettt|ttt|ttm|L";
+    CHECK(exchanges_shapes(s));
+  }
+}
+
+TEST_CASE("MTP layers beside no decoder layer have experts") {
+  Scenario s = pipeline(8, 2, 2);
+  s.model.mtp_num_layers = 1;
+  s.model.num_moe_experts = 4;
+  s.model.moe_layer_freq = {2};  // the last layer is dense
+  CHECK_FALSE(is_moe_mtp(s));
+  s.settings.pipeline_model_parallel_layout = "Ettt|ttt|t|tmL";
+  CHECK_FALSE(is_moe_mtp(s));
+  s.settings.pipeline_model_parallel_layout = "Ettt|ttt|tt|mL";
+  CHECK(is_moe_mtp(s));
+  s.software.megatron_bridge = "0.6.0";  // builds the last decoder layer's kind there, too
+  CHECK_FALSE(is_moe_mtp(s));
+  s.model.moe_layer_freq = {1};
+  CHECK(is_moe_mtp(s));
+  s.model.num_moe_experts.reset();
+  CHECK_FALSE(is_moe_mtp(s));
+}
+
+TEST_CASE("one chunk a rank") {
+  Scenario s = pipeline(8, 2, 1);
+  CHECK_FALSE(interleaved(s));  // arguments.py makes it none
+  s.software.megatron_bridge = "0.6.0";
+  CHECK(interleaved(s));
+  s.settings.virtual_pipeline_model_parallel_size.reset();
+  CHECK_FALSE(interleaved(s));
 }
 
 TEST_CASE("every layer has exactly one place") {

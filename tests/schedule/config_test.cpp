@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "pipewright/base.hpp"
 #include "pipewright/scenario/io.hpp"
 #include "pipewright/schedule.hpp"
 
@@ -54,6 +55,27 @@ TEST_CASE("interleaved, hooks as training.py sets them") {
   c = config(interleaved + "align_grad_reduce: true", "0.19.0");
   CHECK(!c.align_grad_reduce);  // nothing to align without overlap_grad_reduce
   CHECK(c.group_size == 4);
+}
+
+TEST_CASE("one chunk a rank") {
+  // The parser of Megatron-LM makes it none; without the parser the interleaved schedule runs, where it can.
+  const std::string one = "pipeline_model_parallel_size: 4, virtual_pipeline_model_parallel_size: 1, ";
+  const std::string bridge = "0.19.0, megatron_bridge: 0.6.0";
+  CHECK(!config(one, "0.19.0").chunks);
+  CHECK(schedule::build(config(one, bridge)).ranks[0].warmup == 6);
+  const auto refused = [&](const std::string& more) {
+    try {
+      schedule::check(config(one + more, bridge));
+      return std::string();
+    } catch (const UsageError& error) {
+      return error.message().substr(0, error.message().find(':'));
+    }
+  };
+  CHECK(refused("overlap_p2p_comm: false") == "");
+  CHECK(refused("overlap_p2p_comm: true") == "NameError");
+  CHECK(refused("overlap_p2p_comm: true, overlap_moe_expert_parallel_comm: true") == "");
+  CHECK(refused("use_distributed_optimizer: true, overlap_param_gather: true, align_param_gather: true") ==
+        "IndexError");
 }
 
 TEST_CASE("outputs are deallocated unless the scenario says no, as training code sets it") {

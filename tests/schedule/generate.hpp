@@ -28,10 +28,11 @@ inline Config any_config() {
     c.group_size = number(c.stages, c.stages + 5);
     // Full groups and a last one of p to N microbatches, or none.
     c.microbatches = *c.group_size * number(1, 3) + (coin() ? 0 : number(c.stages, *c.group_size));
-    // Two stages need overlapped P2P: a batch of both directions would pair the wrong tensors.
-    c.overlap_p2p = c.stages == 2 || coin();
-    c.warmup_flush = c.overlap_p2p && coin();
     c.ep_overlap = coin();
+    // Two stages need overlapped P2P: a batch of both directions would pair the wrong tensors. One chunk cannot have
+    // it.
+    c.overlap_p2p = (c.chunks > 1 || c.ep_overlap) && ((c.stages == 2 && c.chunks > 1) || coin());
+    c.warmup_flush = c.overlap_p2p && coin();
   } else {
     c.ep_overlap = c.stages == 1 && coin();
   }
@@ -40,7 +41,7 @@ inline Config any_config() {
   c.deallocate_outputs = coin();
   c.overlap_grad_reduce = coin();
   c.align_grad_reduce = coin();
-  c.align_param_gather = coin();
+  c.align_param_gather = c.chunks != 1 && coin();
   c.delay_wgrad_compute = c.ep_overlap && coin();
   c.ep_overlap_early_attn_memory_release = c.ep_overlap && coin();
   return c;

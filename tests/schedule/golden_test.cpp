@@ -1,5 +1,5 @@
-// Every schedule recorded from Megatron-LM core_r0.19.0's own scheduling code (data/*.json, form in
-// src/schedule/SYNTAX.md) is built op for op, and what Megatron refuses is refused with its words.
+// Every schedule recorded from Megatron-LM core_r0.19.0's own scheduling code, and some of other versions (data/*.json,
+// form in src/schedule/SYNTAX.md), is built op for op, and what Megatron refuses is refused with its words.
 #include <doctest/doctest.h>
 
 #include <nlohmann/json.hpp>
@@ -35,9 +35,24 @@ schedule::Config config(const json& entry) {
   c.align_grad_reduce = c.align_param_gather = entry.value("align", false);
   c.delay_wgrad_compute = entry.value("delay_wgrad", false);
   c.ep_overlap_early_attn_memory_release = entry.value("early_release", false);
+  const std::string version = entry.value("version", "0.19.0");
+  c.from_0_18 = version != "0.16.0" && version != "0.17.0" && version != "pr-4268";
+  c.overlap_p2p_backward_on_comm_stream = entry.value("overlap_p2p_backward_on_comm_stream", false);
+  c.overlap_p2p_with_transformer_layer_wgrad = entry.value("overlap_p2p_with_transformer_layer_wgrad", false);
+  c.overlap_p2p_wgrad_delayed_layer_number = entry.value("overlap_p2p_wgrad_delayed_layer_number", 1);
   if (entry.value("detail", false)) {
     const auto chunks = static_cast<std::size_t>(c.chunks.value_or(1));
     const json& layers = entry["layers"];
+    if (layers.is_array() && layers[0].is_array()) {  // every layer by itself
+      for (const json& rank : layers) {
+        auto& own = c.layers.emplace_back();
+        for (const json& chunk : rank) {
+          own.emplace_back();
+          for (const json& layer : chunk) own.back().push_back({.moe = layer[0], .mtp = layer[1]});
+        }
+      }
+      return c;
+    }
     std::vector<std::vector<schedule::Layer>> rank(chunks);
     for (std::size_t chunk = 0; chunk < chunks; ++chunk)
       rank[chunk].resize(layers.is_array() ? layers[chunk].get<std::size_t>() : layers.get<std::size_t>());
@@ -68,7 +83,8 @@ TEST_CASE("recorded schedules") {
                {"interleaved-flush.json", 2},
                {"ep-overlap.json", 5},
                {"hooks-and-frees.json", 4},
-               {"ep-nodes.json", 3}};
+               {"ep-nodes.json", 3},
+               {"versions.json", 5}};
   for (const auto& file : files) {
     const json content = load(file.file);
     REQUIRE(content["schedules"].size() == file.schedules);

@@ -18,6 +18,9 @@ Int expert_data_parallel_size(const Scenario&);  ///< num_gpus / (ETP x EP x PP)
 Int num_microbatches(const Scenario&);           ///< global_batch_size / (micro_batch_size x DP)
 Int num_chunks(const Scenario&);                 ///< v: model chunks of a rank; 1 without interleaving
 bool interleaved(const Scenario&);               ///< the interleaved schedule runs: PP > 1 and v is set
+/// Every pipeline transfer is preceded by an exchange of shapes (variable_seq_lengths, MTP on another rank than the
+/// last: p2p_communication.py, _communicate).
+bool exchanges_shapes(const Scenario&);
 /// Microbatches whose weight gradient of the output layer waits for the end of the step (wgrad_deferral_limit; its
 /// buffers count calls of the output layer, of which multi-token prediction makes one a depth more).
 Int deferred_head_wgrads(const Scenario&);
@@ -32,6 +35,7 @@ Int kv_channels(const Scenario&);
 std::string activation_func(const Scenario&);
 Int padded_vocab_size(const Scenario&);         ///< vocab_size up to a multiple of make_vocab_size_divisible_by x TP
 bool is_moe_layer(const Scenario&, Int layer);  ///< layer counted from 0 over the whole model
+bool is_moe_mtp(const Scenario&);               ///< the layers of multi-token prediction have experts
 bool has_moe_layer(const Scenario&);
 /// Hybrids (hybrid_layer_pattern): a layer is one part of a transformer's or a Mamba-2 mixer.
 bool is_hybrid(const Scenario&);
