@@ -1,6 +1,7 @@
 #include "parameters.hpp"
 
 #include <algorithm>
+#include <climits>
 #include <numeric>
 
 #include "muon.hpp"
@@ -16,13 +17,19 @@ class Modules {
  public:
   Modules(const Dimensions& dimensions, const scenario::Scenario& scenario) : d_(dimensions), s_(scenario) {}
 
-  void embedding() {
+  void embedding(bool shared) {
     vector(d_.vocab * d_.h);
+    list_.back().shared = shared;
     if (s_.model.position_embedding_type == "learned_absolute") {
-      vector(s_.model.max_position_embeddings.value_or(s_.model.seq_length) * d_.h);
+      const Int positions = s_.model.max_position_embeddings.value_or(s_.model.seq_length);
+      vector(positions * d_.h);
+      matrix(positions, d_.h);  // is_embedding_or_output_parameter marks the words' alone
     }
   }
-  void head() { list_.push_back({d_.vocab * d_.h, false, d_.h, d_.vocab}); }
+  void head(bool shared) {
+    list_.push_back({d_.vocab * d_.h, false, d_.h, d_.vocab});
+    list_.back().shared = shared;
+  }
   void norm(Int width) {
     replicated(width);
     if (!d_.rms_norm) replicated(width);
@@ -79,7 +86,7 @@ class Modules {
     for (const Int elements : {rank * in, rank * out}) {
       vector(elements);
       list_.back().adapter = true;
-      list_.back().expert = d_.moe.ep > 1;
+      list_.back().expert = d_.moe.own_group;
     }
   }
   void replicated(Int elements) { list_.push_back({elements, false, 0, 0, false, true}); }
@@ -97,10 +104,10 @@ class Modules {
     if (d_.bias) replicated(d_.h);
     if (d_.post_norms) norm(d_.h);
     if (!d_.separate_norms) norm(d_.h);
-    weight(d_.h, d_.qkv(), fp8);
+    weight(d_.h, d_.qkv_part(), fp8);
     list_.back().qkv = true;
-    adapter(d_.lora.qkv, d_.h, d_.qkv(), false);
-    if (d_.qkv_bias) vector(d_.qkv());
+    adapter(d_.lora.qkv, d_.h, d_.qkv_part(), false);
+    if (d_.qkv_bias) vector(d_.qkv_part());
     if (d_.qk_norm) {
       norm(d_.qk_norm_whole ? d_.q : d_.head_dim);
       norm(d_.qk_norm_whole ? d_.kv : d_.head_dim);
@@ -135,7 +142,7 @@ class Modules {
       if (d_.qk_norm && !d_.separate_norms) norm(rank);
       weight(rank, out, fp8);
     };
-    norm(d_.h);
+    if (!d_.fused_down) norm(d_.h);
     weight(d_.v_width(), d_.h, fp8);
     adapter(d_.lora.proj, d_.v_width(), d_.h, true);
     if (d_.bias) replicated(d_.h);
@@ -144,6 +151,7 @@ class Modules {
       if (d_.norms_q && !d_.separate_norms) norm(d_.h);
       weight(d_.h, d_.q, fp8);
     } else if (d_.fused_down) {
+      norm(d_.h);
       down(d_.q_rank + d_.kv_rank + d_.qk_rope);
       up(d_.q_rank, d_.q);
     } else {
@@ -165,10 +173,10 @@ class Modules {
     const auto each = [&](Int in, Int out) {
       for (Int i = 0; i < m.local; ++i) {
         weight(in, out, fp8);
-        list_.back().expert = m.ep > 1;  // else they are reduced with the dense ones (TE's `allreduce` attribute)
+        list_.back().expert = m.own_group;
         if (!d_.bias) continue;
         vector(out);
-        list_.back().expert = m.ep > 1;
+        list_.back().expert = m.own_group;
       }
     };
     each(d_.h, m.fc1_out(d_.gated));
@@ -210,7 +218,10 @@ class Modules {
 
 std::vector<Parameter> chunk_parameters(const Dimensions& d, const scenario::Scenario& s, const ChunkShape& shape) {
   Modules modules(d, s);
-  if (shape.embedding || shape.mtp_layers > 0) modules.embedding();
+  // language_module.py, setup_embeddings_and_output_layer: on several stages, where the output layer or multi-token
+  // prediction has a copy.
+  const bool copied = d.pp > 1 && (shape.shares_embedding || d.mtp_layers > 0);
+  if (shape.embedding || shape.mtp_layers > 0) modules.embedding(copied && !(shape.embedding && shape.head));
   for (const LayerShape& layer : shape.layers) {
     modules.next_layer();
     modules.layer(layer);
@@ -222,9 +233,10 @@ std::vector<Parameter> chunk_parameters(const Dimensions& d, const scenario::Sce
   const Int last = s.model.num_layers - 1;
   for (Int i = 0; i < depths; ++i)
     modules.mtp_layer(d.precision.recipe != Recipe::bf16, scenario::is_moe_layer(s, last),
-                      scenario::is_linear_attention_layer(s, last));
+                      scenario::mtp_is_linear_attention(s));
   // gpt_model.py, skip_weight_param_allocation: only the stage that also holds the first embedding has no copy.
-  if (shape.head && !(shape.shares_embedding && shape.embedding)) modules.head();
+  if (shape.head && !(shape.shares_embedding && shape.embedding))
+    modules.head(copied && shape.shares_embedding && shape.mtp_layers == 0);
   return modules.take();
 }
 
@@ -267,18 +279,39 @@ std::vector<Buffer> layout(const std::vector<Parameter>& parameters, Int bucket_
       bucket_start = end;
     };
     for (const std::size_t p : which) {
-      const Int start = distributed ? padded(end, 64) : end;
+      const bool alone = distributed && parameters[p].shared;
+      if (distributed) end = padded(end, 64);
+      if (alone && end > bucket_start) close();
+      const Int start = end;
       end = start + parameters[p].elements;
       layer = parameters[p].layer;
       buffer.parameters.emplace_back(start, end);
       buffer.of.push_back(p);
-      if (bucket_size > 0 && end - bucket_start >= bucket_size) close();
+      if (alone || (bucket_size > 0 && end - bucket_start >= bucket_size)) close();
     }
     if (end > bucket_start) close();
     buffer.elements = end;
     if (end > 0) buffers.push_back(std::move(buffer));
   }
   return buffers;
+}
+
+void group_buckets(std::vector<Buffer>& buffers, bool single) {
+  for (const bool expert : {false, true}) {
+    std::vector<int*> group;
+    int* last_fp8 = nullptr;
+    for (Buffer& buffer : buffers) {
+      if (buffer.expert != expert) continue;
+      if (buffer.fp8) last_fp8 = &buffer.last_layers.back();
+      for (int& layer : buffer.last_layers)
+        if (single || !buffer.fp8) group.push_back(&layer);
+    }
+    if (!single && last_fp8 == nullptr) continue;
+    if (!single) group.push_back(last_fp8);
+    int first = INT_MAX;
+    for (const int* layer : group) first = std::min(first, *layer);
+    for (int* layer : group) *layer = first;
+  }
 }
 
 }  // namespace pipewright::model

@@ -23,6 +23,7 @@ struct Parameter {
   Int rows = 0, cols = 0;  ///< of a matrix that is neither embedding nor output layer
   bool qkv = false;        ///< the fused projection of queries, keys and values
   int layer = -1;          ///< of the chunk; -1: embedding, the number of layers: what comes after them
+  bool shared = false;     ///< another pipeline rank has a copy: a bucket of its own in shared buffers
 };
 
 struct LayerShape {
@@ -58,10 +59,15 @@ struct Buffer {
 };
 
 /// param_layout.py and distrib_optimizer.py `_compute_per_buffer_param_layout`: parameters in reverse order, each start
-/// a multiple of 64 elements, each bucket's end a multiple of lcm(ranks, 128). `whole`: matrices in buffers of their
-/// own, each on one rank (Muon's layer-wise distributed optimizer).
+/// a multiple of 64 elements, each bucket's end a multiple of lcm(ranks, 128); a shared embedding is a bucket alone, so
+/// that both its copies are split alike. `whole`: matrices in buffers of their own, each on one rank (Muon's layer-wise
+/// distributed optimizer).
 std::vector<Buffer> layout(const std::vector<Parameter>& parameters, Int bucket_size, Int dense_ranks, Int expert_ranks,
                            bool distributed, bool pad_for_bus_bandwidth, bool whole = false);
+
+/// param_and_grad_buffer.py, partition_buckets: buckets that are reduced and gathered in one call wait for the last of
+/// them. `single`: all of a kind (disable_bucketing); else what is not in FP8 joins the last FP8 bucket.
+void group_buckets(std::vector<Buffer>& buffers, bool single);
 
 /// Elements of each parameter (of the buffer, in its order) that every data-parallel rank owns: an equal part of every
 /// bucket. own(rank, elements, parameter).
