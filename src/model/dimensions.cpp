@@ -286,6 +286,8 @@ MoeDimensions moe_dimensions(const Scenario& s, const Dimensions& d) {
   e.permute_fusion = o.moe_permute_fusion;
   e.router_fusion = o.moe_router_fusion;
   e.sigmoid = m.moe_router_score_function != "softmax";
+  e.softplus = m.moe_router_score_function == "sqrtsoftplus";
+  e.pre_softmax = !e.sigmoid && m.moe_router_pre_softmax;
   e.grouped_topk = m.moe_router_group_topk.has_value();
   e.scaled = m.moe_router_topk_scaling_factor.has_value();
   e.expert_bias = m.moe_router_enable_expert_bias;
