@@ -144,6 +144,19 @@ TEST_CASE("recompute drops what its module says") {
                     "recompute_modules=[shared_experts]"}) == none);
 }
 
+TEST_CASE(
+    "shared experts without the fused activation keep the gate's activation, and the other half with its offset") {
+  const auto kept = [](std::initializer_list<const char*> settings) {
+    const auto all = [&](const char* shared) {
+      return saved(layer(test::build(with(with(large_experts(), settings), {shared}))));
+    };
+    return all("moe_shared_expert_intermediate_size=2048") - all("moe_shared_expert_intermediate_size=none");
+  };
+  CHECK(kept({}) == S * 6 * 2048);
+  CHECK(kept({"bias_activation_fusion=false"}) == S * 10 * 2048);
+  CHECK(kept({"bias_activation_fusion=false", "moe_shared_expert_overlap=true"}) == S * 8 * 2048);
+}
+
 TEST_CASE("launches of a layer as the kernel trace counts them") {
   const auto stages = test::build(large_experts());
   const auto& piece = layer(stages);

@@ -62,6 +62,8 @@ const Row rows[] = {
      "add_bias_linear=true; tensor_model_parallel_size=2; sequence_parallel=true; expert_tensor_parallel_size=1"},
     {"moe.bias-without-fused-dropout", "moe", "add_bias_linear=true; moe_grouped_gemm=true; bias_dropout_fusion=true",
      "add_bias_linear=true; moe_grouped_gemm=true; bias_dropout_fusion=false"},
+    {"moe.bias-in-shared-experts", "moe", "add_bias_linear=true; moe_shared_expert_intermediate_size=1024",
+     "add_bias_linear=false; moe_shared_expert_intermediate_size=1024"},
     {"moe.expert-bias-score", "moe", "moe_router_enable_expert_bias=true",
      "moe_router_enable_expert_bias=true; moe_router_score_function=sigmoid"},
     {"moe.padding-needs-quantization", "moe", "moe_router_padding_for_fp8=true",
