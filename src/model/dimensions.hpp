@@ -73,8 +73,8 @@ struct MoeDimensions {
   bool shared_gate = false, shared_overlap = false, permute_fusion = false, router_fusion = false;
   bool sigmoid = false, grouped_topk = false, scaled = false, expert_bias = false, aux_loss = false, z_loss = false;
   bool random_logits = false;
-  bool pre_softmax = false;    ///< moe_router_pre_softmax
-  bool softplus = false;       ///< moe_router_score_function sqrtsoftplus
+  bool pre_softmax = false;                     ///< moe_router_pre_softmax
+  bool softplus = false;                        ///< moe_router_score_function sqrtsoftplus
   bool probs_on_input = false;                  ///< moe_apply_probs_on_input
   Way ep_link, etp_link, edp_link, group_link;  ///< group: expert-tensor and expert parallel together
 

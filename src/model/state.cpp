@@ -235,6 +235,7 @@ void StateWriter::run(const std::vector<ChunkShape>& shapes) {
     s_.settings.optimizer_cpu_offload ? add_host_state(*optimizer) : add_optimizer_state(*optimizer);
   }
   add_casts();
+  add_widened();
   if (s_.settings.log_num_zeros_in_grad && !s_.settings.optimizer_cpu_offload) add_zero_counts();
   // Their matrices are updated one after the other, then gathered.
   const Int largest =

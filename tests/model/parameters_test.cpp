@@ -219,3 +219,35 @@ TEST_CASE("queries of several groups are copied, those of one are a view; ranks 
   const auto& layer = stages.pieces[stages.ranks[1].chunks[0].pieces[0]];
   CHECK(launches(layer, layer.forward, "attention.q copy") == 1);
 }
+
+// TE pytorch/optimizers/fused_adam.py: unscaled_lists holds an fp32 copy of every such state of a group of parameters;
+// from 2.13 on not of bf16 moments if both are.
+TEST_CASE("optimizer states that are not stored in fp32 are fp32 within the update, all of a group at once") {
+  struct Row {
+    const char *first, *second, *main, *engine;
+    std::int64_t copies;
+  };
+  const Row rows[] = {{"fp32", "fp32", "fp32", "2.20.2", 0}, {"bf16", "bf16", "fp32", "2.20.2", 0},
+                      {"bf16", "bf16", "fp32", "2.13.0", 0}, {"bf16", "bf16", "fp32", "2.12.0", 2},
+                      {"bf16", "fp32", "fp32", "2.20.2", 1}, {"fp8", "fp8", "fp32", "2.20.2", 2},
+                      {"fp8", "fp16", "fp16", "2.20.2", 3},  {"bf16", "bf16", "fp16", "2.20.2", 1}};
+  for (const Row& row : rows) {
+    CAPTURE(std::string(row.first));
+    CAPTURE(std::string(row.second));
+    CAPTURE(std::string(row.main));
+    CAPTURE(std::string(row.engine));
+    auto s = small({"use_precision_aware_optimizer=true"});
+    scenario::set(s, std::string("exp_avg_dtype=") + row.first);
+    scenario::set(s, std::string("exp_avg_sq_dtype=") + row.second);
+    scenario::set(s, std::string("main_params_dtype=") + row.main);
+    scenario::set(s, std::string("transformer_engine=") + row.engine);
+    const auto stages = pipewright::test::build(s);
+    std::int64_t bytes = 0;
+    for (const auto& tensor : stages.ranks[0].in_update) bytes += tensor.bytes.value;
+    // Norms are a group of their own, 9 of 1024 elements.
+    const Held all = held(s);
+    const double decaying = static_cast<double>(all.split + all.replicated - std::int64_t{9} * 1024) / 64;
+    CHECK(static_cast<double>(bytes) ==
+          doctest::Approx(4.0 * static_cast<double>(row.copies) * decaying).epsilon(0.01));
+  }
+}
