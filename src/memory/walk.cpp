@@ -356,6 +356,9 @@ void Walker::step(bool first) {
   for (const auto& tensor : rank_.before_update) counting.push_back(heap_.allocate(tensor));
   for (const auto block : counting) heap_.drop(block);
   if (first) hold(rank_.optimizer_state);  // the first update makes it, beside fp32 gradients
+  std::vector<std::uint32_t> within;
+  for (const auto& tensor : rank_.in_update) within.push_back(heap_.allocate(tensor));
+  for (const auto block : within) heap_.drop(block);
   for (const auto& tensor : rank_.after_update) blocks.push_back(heap_.allocate(tensor));
   for (const auto block : blocks) heap_.drop(block);
   for (Moment& moment : moments_)

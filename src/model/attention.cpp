@@ -31,7 +31,7 @@ class GroupedQueryAttention : public Attention {
         offload_(builder, dimensions),
         qkv_{.name = "attention.qkv",
              .in = d_.h,
-             .out = d_.qkv(),
+             .out = d_.qkv_part(),
              .fp8 = kind.fp8,
              .frozen = d_.frozen(),
              .rank = d_.lora.qkv,
@@ -55,12 +55,15 @@ class GroupedQueryAttention : public Attention {
  private:
   using Gradients = CoreAttention::Gradients;
   void project(bool grad);
+  void gather_group();
+  std::uint32_t scatter_group(std::uint32_t gradient);
   void queries_and_keys(bool grad);
   void run_core(bool grad);
   std::uint32_t attend_and_project(bool grad);
-  /// Copies of q and k by a reshape over groups, or for a kernel that wants them contiguous.
+  /// Copies of q and k by a reshape over several groups, or for a kernel that wants them contiguous. The queries of a
+  /// single group lie in one piece of every row: their reshape is a view.
   bool copies_q() const {
-    return d_.groups < d_.heads || d_.qk_norm || (!rotates_ && !d_.local_spec && !d_.qk_l2_norm);
+    return (d_.groups > 1 && d_.groups < d_.heads) || d_.qk_norm || (!rotates_ && !d_.local_spec && !d_.qk_l2_norm);
   }
   bool copies_k() const { return d_.qk_norm || (!rotates_ && !d_.local_spec && !d_.qk_l2_norm); }
   bool normalises() const { return d_.qk_norm || d_.qk_l2_norm; }
@@ -79,7 +82,7 @@ class GroupedQueryAttention : public Attention {
   /// products that need no copy of it. An L2 norm keeps k, which is such a view, too.
   bool keeps_mixed() const {
     return d_.qk_l2_norm || d_.caps_scores || gate_is_view() || d_.recomputes(Recompute::core_attn) ||
-           (d_.local_spec && d_.groups == d_.heads);
+           (d_.local_spec && (d_.groups == d_.heads || (d_.groups == 1 && !rotates_)));
   }
   /// The gate of a single group lies in one piece of every row of the fused projection's output.
   bool gate_is_view() const { return d_.output_gate && d_.groups == 1; }
@@ -208,6 +211,35 @@ void GroupedQueryAttention::project(bool grad) {
   }
   offload_.saves(Offload::qkv_linear, {norm_.out.data, norm_.out.transpose});
   offload_.commit(Offload::qkv_linear);
+  gather_group();
+}
+
+/// More ranks than groups: they gather what all of them projected, of which each reads its own group
+/// (attention.py, get_query_key_value_tensors; mappings.py, _gather_along_last_dim).
+void GroupedQueryAttention::gather_group() {
+  if (d_.group_ranks == 1) return;
+  const Int bytes = 2 * d_.tokens * d_.qkv_part() * d_.t;
+  const auto stacked = w_.allocate("attention.qkv_gathered", bytes);
+  w_.collective(Purpose::tp, "attention.qkv groups all-gather", "all_gather", d_.t, bytes, d_.tp_link);
+  const auto joined = w_.allocate("attention.qkv", bytes);
+  w_.launch("attention.qkv joined", {"cat", {d_.tokens, d_.qkv_part() * d_.t}});
+  w_.free({stacked, std::exchange(mixed_, joined)});
+}
+
+/// The slices' gradients are zeros around what came: of a group's queries, then of all groups.
+std::uint32_t GroupedQueryAttention::scatter_group(std::uint32_t gradient) {
+  if (d_.group_ranks == 1) return gradient;
+  const Int width = d_.qkv_part() * d_.t, bytes = 2 * d_.tokens * width;
+  const auto all = w_.allocate("attention.qkv_gradient", bytes);
+  w_.launch("attention.qkv gradient zeroed", {"fill", {bytes}});
+  w_.launch("attention.qkv gradient of its group", {"copy.strided", {d_.tokens, d_.qkv()}});
+  w_.free(gradient);
+  const auto stacked = w_.allocate("attention.qkv_gathered", bytes);
+  w_.launch("attention.qkv gradient split", {"cat", {d_.tokens, width}});
+  const auto part = w_.allocate("attention.qkv_gradient", bytes / d_.t);
+  w_.collective(Purpose::tp, "attention.qkv groups reduce-scatter", "reduce_scatter", d_.t, bytes, d_.tp_link);
+  w_.free({stacked, all});
+  return part;
 }
 
 std::uint32_t GroupedQueryAttention::attend_and_project(bool needed) {
@@ -316,9 +348,20 @@ std::uint32_t GroupedQueryAttention::backward(std::uint32_t dropped) {
     w_.free({dq_normed, q_raw_, qk_statistics_});
     q_raw_ = k_raw_ = qk_statistics_ = no_tensor;
   }
-  const auto dmixed = w_.allocate("attention.qkv_gradient", 2 * d_.tokens * d_.qkv());
+  const auto widen = [this](std::uint32_t& gradient) {  // to all queries of the group
+    if (d_.group_ranks == 1 || gradient == no_tensor) return;
+    const Int bytes = 2 * d_.tokens * d_.q * d_.group_ranks;
+    const auto all = w_.allocate("attention.q_gradient", bytes);
+    w_.launch("attention.q gradient zeroed", {"fill", {bytes}});
+    w_.launch("attention.q gradient of its heads", {"copy.strided", {d_.tokens, d_.q}});
+    w_.free(std::exchange(gradient, all));
+  };
+  widen(dq);
+  widen(dgate_);
+  auto dmixed = w_.allocate("attention.qkv_gradient", 2 * d_.tokens * d_.qkv());
   w_.launch("attention.qkv gradient", {"cat", {d_.tokens, d_.qkv()}});
   w_.free({dq, dk, dv, std::exchange(dgate_, no_tensor)});
+  dmixed = scatter_group(dmixed);
   offload_.needed(Offload::qkv_linear);
   std::uint32_t dx = no_tensor;
   if (d_.separate_norms) {

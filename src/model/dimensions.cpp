@@ -250,6 +250,7 @@ MoeDimensions moe_dimensions(const Scenario& s, const Dimensions& d) {
   e.ep = o.expert_model_parallel_size;
   e.etp = scenario::expert_tensor_parallel_size(s);
   e.edp = scenario::expert_data_parallel_size(s);
+  e.own_group = scenario::experts_have_own_group(s);
   e.local = e.experts / e.ep;
   e.f = scenario::moe_ffn_hidden_size(s) / e.etp;
   e.routed = d.local * e.topk;
@@ -285,6 +286,8 @@ MoeDimensions moe_dimensions(const Scenario& s, const Dimensions& d) {
   e.permute_fusion = o.moe_permute_fusion;
   e.router_fusion = o.moe_router_fusion;
   e.sigmoid = m.moe_router_score_function != "softmax";
+  e.softplus = m.moe_router_score_function == "sqrtsoftplus";
+  e.pre_softmax = !e.sigmoid && m.moe_router_pre_softmax;
   e.grouped_topk = m.moe_router_group_topk.has_value();
   e.scaled = m.moe_router_topk_scaling_factor.has_value();
   e.expert_bias = m.moe_router_enable_expert_bias;
@@ -394,7 +397,9 @@ Dimensions::Dimensions(const Scenario& sc, const profile::Device& device) : gpu(
     set_latent(sc);
   } else {
     head_dim = scenario::kv_channels(sc);
-    groups = std::max<Int>(1, scenario::num_query_groups(sc) / t);
+    const Int all = scenario::num_query_groups(sc);
+    groups = std::max<Int>(1, all / t);
+    group_ranks = std::max<Int>(1, t / all);
   }
   q = heads * head_dim;
   kv = groups * head_dim;

@@ -64,6 +64,7 @@ struct MoeDimensions {
   double busiest = 1;                            ///< copies that the busiest rank receives, over the mean
   Int multiprocessors = 0;                       ///< that the dispatcher's kernels hold
   bool fused_permute = false;                    ///< HybridEP writes rows by expert at once
+  bool own_group = false;   ///< gradients are reduced over expert data parallel ranks (TE's `allreduce` attribute)
   bool fixed_rows = false;  ///< token drop, padded to capacity: no rank tells another how much it sends
   bool drops = false;       ///< moe_expert_capacity_factor
   bool budget = false;      ///< moe_expert_rank_capacity_factor: the host waits for no counts
@@ -72,6 +73,8 @@ struct MoeDimensions {
   bool shared_gate = false, shared_overlap = false, permute_fusion = false, router_fusion = false;
   bool sigmoid = false, grouped_topk = false, scaled = false, expert_bias = false, aux_loss = false, z_loss = false;
   bool random_logits = false;
+  bool pre_softmax = false;                     ///< moe_router_pre_softmax
+  bool softplus = false;                        ///< moe_router_score_function sqrtsoftplus
   bool probs_on_input = false;                  ///< moe_apply_probs_on_input
   Way ep_link, etp_link, edp_link, group_link;  ///< group: expert-tensor and expert parallel together
 
@@ -133,8 +136,9 @@ struct Dimensions {
   Int tokens, local;  ///< b*s; tokens/t with sequence parallelism, else the same
   Int h, f, q, kv;    ///< hidden; FFN, query and key widths of a tensor-parallel rank
   Int heads, groups, head_dim;
-  Int vocab;          ///< of a tensor-parallel rank
-  Int t, cp, dp, pp;  ///< dp: data-parallel size without context parallelism
+  Int group_ranks = 1;  ///< tensor-parallel ranks that share a group of keys and values
+  Int vocab;            ///< of a tensor-parallel rank
+  Int t, cp, dp, pp;    ///< dp: data-parallel size without context parallelism
   bool sp, gated, rms_norm, bias, qkv_bias, qk_norm, rope, fused_rope;
   bool cudnn_norm_forward, cudnn_norm_backward;  ///< NVTE_NORM_{FWD,BWD}_USE_CUDNN
   bool fused_gradients;                          ///< gradient_accumulation_fusion
@@ -209,7 +213,9 @@ struct Dimensions {
   bool recomputes(Recompute module) const { return std::ranges::find(recomputed, module) != recomputed.end(); }
   bool offloads(Offload module) const { return std::ranges::find(offloaded, module) != offloaded.end(); }
   Int ffn_in() const { return gated ? 2 * f : f; }  ///< width of fc1's output
-  Int qkv() const { return (output_gate ? 2 : 1) * q + 2 * kv; }
+  /// Width that this rank's heads and groups have in the fused projection's output, and its part of the projection.
+  Int qkv() const { return (output_gate ? 2 : 1) * q * group_ranks + 2 * kv; }
+  Int qkv_part() const { return qkv() / group_ranks; }
   Int v_width() const { return mla ? heads * v_dim : kv; }  ///< of all values; with MLA also of attention's output
   Int o_width() const { return heads * (mla ? v_dim : head_dim); }
   Int kv_up() const { return heads * (qk_nope + v_dim); }

@@ -18,7 +18,7 @@ class DenseMlp : public Mlp {
   DenseMlp(PieceBuilder& builder, const Dimensions& dimensions, bool fp8, AnyWidth any)
       : w_(builder),
         d_(dimensions),
-        any_(any),
+        activate_(builder, dimensions, "mlp", "mlp.", dimensions.f, any),
         linear_(builder, dimensions),
         fc1_{.name = "mlp.fc1", .in = d_.h, .out = d_.ffn_in(), .fp8 = fp8, .frozen = d_.frozen(), .rank = d_.lora.fc1},
         fc2_{.name = "mlp.fc2",
@@ -37,14 +37,10 @@ class DenseMlp : public Mlp {
 
  private:
   std::uint32_t run(bool grad);
-  /// Gated, without bias_activation_fusion: silu(x_gate) * (x_linear + offset), every operation a kernel.
-  bool unfused() const { return d_.gated && !d_.fused_activation; }
-  void activate(bool grad);
-  std::uint32_t activate_backward(std::uint32_t gradient);
 
   PieceBuilder& w_;
   const Dimensions& d_;
-  AnyWidth any_;
+  Activation activate_;
   LinearWriter linear_;
   Linear fc1_, fc2_;
 
@@ -53,78 +49,13 @@ class DenseMlp : public Mlp {
   PostNorm post_norm_;
   Operand fc2_input_;
   Adapted fc2_adapted_;
-  std::uint32_t fc1_out_ = no_tensor, clamped_gate_ = no_tensor, gate_ = no_tensor, linear_half_ = no_tensor,
-                activation_ = no_tensor;
+  std::uint32_t fc1_out_ = no_tensor, activation_ = no_tensor;
 };
-
-void DenseMlp::activate(bool grad) {
-  const Int bytes = 2 * d_.tokens * d_.f;
-  auto clamped_half = no_tensor;
-  if (d_.clamped) {
-    clamped_gate_ = w_.allocate("mlp.clamped_gate", bytes);
-    clamped_half = w_.allocate("mlp.clamped_half", bytes);
-    w_.launch("mlp.clamp forward", {"clamp.forward", {d_.tokens, d_.f}});
-    w_.stands_for(2);
-  }
-  if (unfused()) {
-    gate_ = w_.allocate("mlp.gate", bytes);
-    w_.launch("mlp.gate forward", {d_.gate + ".forward", {d_.tokens, d_.f}});
-    linear_half_ = w_.allocate("mlp.linear_half", bytes);
-    w_.launch("mlp.linear_half offset", {"glu.offset", {d_.tokens, d_.f}});
-  }
-  activation_ = w_.allocate("mlp.activation", bytes);
-  if (unfused()) {
-    w_.launch("mlp.activation forward", {"add", {d_.tokens * d_.f}});
-    w_.free(clamped_half);
-  } else {
-    w_.launch("mlp.activation forward", {activation_forward(d_, any_), {d_.tokens, d_.f}});
-  }
-  if (!grad) {
-    w_.free({fc1_out_, clamped_gate_, gate_, linear_half_});
-    fc1_out_ = clamped_gate_ = gate_ = linear_half_ = no_tensor;
-  }
-}
-
-/// Frees `gradient` and what the activation kept; returns the gradient of fc1's output.
-std::uint32_t DenseMlp::activate_backward(std::uint32_t gradient) {
-  const Int bytes = 2 * d_.tokens * d_.f;
-  std::uint32_t dgate = no_tensor, dlinear = no_tensor;
-  if (unfused()) {
-    const auto dproduct = w_.allocate("mlp.gate_gradient", bytes);
-    w_.launch("mlp.gate gradient", {"add", {d_.tokens * d_.f}});
-    dlinear = w_.allocate("mlp.linear_half_gradient", bytes);
-    w_.launch("mlp.linear_half gradient", {"add", {d_.tokens * d_.f}});
-    w_.free({std::exchange(gradient, no_tensor), gate_, linear_half_});
-    dgate = w_.allocate("mlp.gate_gradient", bytes);
-    w_.launch("mlp.gate backward", {d_.gate + ".backward", {d_.tokens, d_.f}});
-    w_.free({dproduct, std::exchange(clamped_gate_, no_tensor)});
-  }
-  if (d_.clamped) {  // masks of one byte, and each half's gradient anew
-    w_.launch("mlp.clamp backward", {"clamp.backward", {d_.tokens, d_.f}});
-    w_.stands_for(6);
-    for (auto* half : {&dlinear, &dgate}) {
-      const auto masks = w_.allocate("mlp.clamp_mask", bytes);
-      const auto unclamped = w_.allocate("mlp.clamped_gradient", bytes);
-      w_.free({masks, std::exchange(*half, unclamped)});
-    }
-  }
-  const auto dfc1 = w_.allocate("mlp.fc1_output_gradient", 2 * d_.tokens * d_.ffn_in());
-  if (unfused()) {
-    w_.launch("mlp.halves joined", {"cat", {d_.tokens, d_.ffn_in()}});
-  } else {
-    w_.launch("mlp.activation backward", {activation_backward(d_, any_), {d_.tokens, d_.f}});
-  }
-  // fc1's bias is added in the activation.
-  const auto dbias = d_.bias ? linear_.bias_gradient("mlp.fc1", d_.tokens, d_.ffn_in()) : no_tensor;
-  w_.free({gradient, dgate, dlinear, fc1_out_, dbias});
-  fc1_out_ = gate_ = linear_half_ = no_tensor;
-  return dfc1;
-}
 
 std::uint32_t DenseMlp::run(bool grad) {
   fc1_out_ = d_.separate_norms ? linear_.column_linear(fc1_, "mlp.fc1_output", norm_.out, grad)
                                : linear_.norm_linear(fc1_, "mlp.fc1_output", norm_, grad);
-  activate(grad);
+  activation_ = activate_.forward(fc1_out_, grad);
   auto out = linear_.row_linear(fc2_, "mlp.fc2_output", fc2_input_, grad, false);
   out = linear_.adapt(fc2_, out, "mlp.fc2_output", no_tensor, fc2_adapted_, grad);
   // FP8 saved its own copy, a frozen layer none; an adapter reads the original.
@@ -157,7 +88,11 @@ std::uint32_t DenseMlp::backward(std::uint32_t dropped) {
   }
   linear_.weight_gradients.put([this, dout] { w_.free(dout); });
   linear_.weight_gradients.put([this, activation = std::exchange(activation_, no_tensor)] { w_.free(activation); });
-  const auto dfc1 = activate_backward(dactivation);
+  const auto dfc1 = activate_.backward(dactivation);
+  // fc1's bias is added in the activation.
+  const auto dbias = d_.bias ? linear_.bias_gradient("mlp.fc1", d_.tokens, d_.ffn_in()) : no_tensor;
+  activate_.done(fc1_out_);
+  w_.free(dbias);
   auto dx = no_tensor;
   if (d_.separate_norms) {
     const auto dnorm = linear_.column_backward(fc1_, norm_.out);
@@ -171,14 +106,6 @@ std::uint32_t DenseMlp::backward(std::uint32_t dropped) {
 }
 
 }  // namespace
-
-std::string activation_forward(const Dimensions& dimensions, AnyWidth any) {
-  return dimensions.activation + (any.forward ? ".any_width.forward" : ".forward");
-}
-
-std::string activation_backward(const Dimensions& dimensions, AnyWidth any) {
-  return dimensions.activation + (any.backward ? ".any_width.backward" : ".backward");
-}
 
 std::unique_ptr<Mlp> dense_mlp(PieceBuilder& builder, const Dimensions& dimensions, bool fp8, AnyWidth any) {
   return std::make_unique<DenseMlp>(builder, dimensions, fp8, any);

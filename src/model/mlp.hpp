@@ -3,7 +3,7 @@
 
 #include <memory>
 
-#include "builder.hpp"
+#include "activation.hpp"
 
 namespace pipewright::model {
 
@@ -18,16 +18,6 @@ class Mlp {
   /// What delay_wgrad_compute left of backward.
   virtual void weight_gradients() = 0;
 };
-
-/// Whether a fused activation meets kernels that torch.compile made for any width: a process calls one function for the
-/// dense MLPs and the shared experts, the first width gets kernels of its own, and the second makes it a variable
-/// (automatic dynamic shapes), with a division of 64 bits for each element.
-struct AnyWidth {
-  bool forward = false, backward = false;
-  friend auto operator<=>(const AnyWidth&, const AnyWidth&) = default;
-};
-std::string activation_forward(const Dimensions& dimensions, AnyWidth any);
-std::string activation_backward(const Dimensions& dimensions, AnyWidth any);
 
 std::unique_ptr<Mlp> dense_mlp(PieceBuilder& builder, const Dimensions& dimensions, bool fp8, AnyWidth any);
 

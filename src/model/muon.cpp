@@ -17,10 +17,13 @@
 namespace pipewright::model {
 namespace {
 
-/// What is orthogonalised of a matrix: itself, or its queries, keys and values.
+/// What is orthogonalised of a matrix: itself, or its queries (and their gates), keys and values. Parts of a group are
+/// no heads (optimizer/__init__.py, is_qkv).
 std::vector<Matrix> parts(const Dimensions& d, const Matrix& matrix) {
-  if (!matrix.qkv || !d.muon_splits_qkv) return {{matrix.rows, matrix.cols}};
-  return {{d.q, matrix.cols}, {d.kv, matrix.cols}, {d.kv, matrix.cols}};
+  if (!matrix.qkv || !d.muon_splits_qkv || d.group_ranks > 1) return {{matrix.rows, matrix.cols}};
+  std::vector<Matrix> all(d.output_gate ? 2 : 1, {d.q, matrix.cols});
+  all.insert(all.end(), 2, {d.kv, matrix.cols});
+  return all;
 }
 
 std::pair<Int, Int> by_size(const Matrix& matrix) { return std::minmax(matrix.rows, matrix.cols); }

@@ -5,13 +5,17 @@
 #include "state_writer.hpp"
 
 namespace pipewright::model {
+namespace {
+
+Int sum_of(const std::vector<Int>& list) { return std::accumulate(list.begin(), list.end(), Int{0}); }
+
+}  // namespace
 
 /// Main parameters become FP8 through 16 bits: first all of an optimizer's, then one after the other
 /// (TE pytorch/tensor/utils.py, cast_master_weights_to_fp8). Optimizers step in turn: the one with the most counts.
 void StateWriter::add_casts() {
-  const auto sum = [](const auto& list) { return std::accumulate(list.begin(), list.end(), Int{0}); };
   const auto most = std::max_element(casts_.begin(), casts_.end(),
-                                     [&](const auto& a, const auto& b) { return sum(a.second) < sum(b.second); });
+                                     [&](const auto& a, const auto& b) { return sum_of(a.second) < sum_of(b.second); });
   if (most == casts_.end()) return;
   for (const Int n : most->second) hold(rank_.after_update, "main parameters in 16 bits", 2 * n);
   if (d_.precision.recipe != Recipe::tensorwise) return;
@@ -41,7 +45,9 @@ void StateWriter::add_optimizer_state(const ShardedOptimizer& optimizer) {
   const auto heaviest =
       std::max_element(owned.begin(), owned.end(), [&](const auto& a, const auto& b) { return sum(a) < sum(b); });
   const auto types = optimizer_types(s_);
+  std::map<std::pair<bool, bool>, std::vector<Int>> groups;
   for (const auto& [n, fp8, first_chunk, matrix, decays] : *heaviest) {
+    groups[{first_chunk, decays}].push_back(n);
     if (types.in_adam) {
       hold(rank_.optimizer_state, "main parameters", n * types.main);
     } else if (!d_.fsdp) {                                            // which has made its own
@@ -58,6 +64,17 @@ void StateWriter::add_optimizer_state(const ShardedOptimizer& optimizer) {
     }
     if (fp8 && !d_.precision.parameters_outside_buffers()) casts_[{&optimizer == &experts_, first_chunk}].push_back(n);
   }
+  // Of a group of parameters all at once, one group after the other (fused_adam.py, unscaled_lists).
+  for (const auto& [which, shards] : groups)
+    if (types.widened * sum_of(shards) > sum_of(widened_)) {
+      widened_.clear();
+      for (Int state = 0; state < types.widened; ++state) widened_.insert(widened_.end(), shards.begin(), shards.end());
+    }
+}
+
+/// What FusedAdam's kernel reads in fp32 and is stored otherwise.
+void StateWriter::add_widened() {
+  for (const Int n : widened_) hold(rank_.in_update, "optimizer states in fp32", 4 * n);
 }
 
 /// HybridDeviceOptimizer: the host's shards leave the casts of the copies' way; the GPU's have fp32 parameters from the

@@ -189,10 +189,17 @@ void StateWriter::add_optimizer_step() {
     }
     // The family is fp32 Adam; other types and optimizers are taken as moving their bytes at its rate.
     const Int traffic = types.traffic(d_.gradient_bytes), fp32_adam = OptimizerTypes{}.traffic(4);
+    const auto converted = [&](const char* name, const char* family) {
+      if (types.widened == 0) return;
+      launch(step, name, {family, {types.widened * optimizer->elements()}});
+      stands_for(static_cast<int>(types.widened) * optimizer->shards());
+    };
+    converted("optimizer states to fp32", "cast.bf16_f32");
     if (const Int elements = d_.muon ? optimizer->adam_elements() : optimizer->elements(); elements > 0) {
       launch(step, d_.muon ? "adam" : o.optimizer, {"adam", {std::max<Int>(1, elements * traffic / fp32_adam)}});
       stands_for(optimizer->shards());
     }
+    converted("optimizer states from fp32", "cast.f32_bf16");
     for (auto& kernel : orthogonalization(d_, optimizer->matrices(d_))) step.push_back(std::move(kernel));
     if (!types.in_adam) {
       launch(step, "parameters from main parameters", {"cast.f32_bf16", {optimizer->elements()}});

@@ -78,7 +78,7 @@ Int collectives(const Layout& l, int rank) {
   count += (l.t > 1) + (l.d * l.c > 1);
   // Without sequence parallelism all-reduce of activations: another algorithm with buffers of its own.
   if (l.t > 1 && !l.s.settings.sequence_parallel) ++count;
-  if (l.experts) count += (l.etp * l.ep > 1) + (l.ep > 1 && l.edp > 1);
+  if (l.experts) count += (l.etp * l.ep > 1) + (scenario::experts_have_own_group(l.s) && l.edp > 1);
   if (l.tied && l.ends(rank)) ++count;
   return count;
 }
@@ -100,7 +100,7 @@ std::vector<Int> used_groups(const Layout& l, int rank) {
   if (l.experts) {
     if (l.ep * l.etp > 1) sizes.push_back(l.ep * l.etp);
     if (l.etp > 1) sizes.push_back(l.etp);
-    if (l.ep > 1) sizes.push_back(l.edp);
+    if (scenario::experts_have_own_group(l.s)) sizes.push_back(l.edp);
     sizes.push_back(l.p);
     if (l.s.model.moe_router_enable_expert_bias) sizes.push_back(l.t * l.d * l.c);
   }

@@ -1,6 +1,7 @@
 #include "parameters.hpp"
 
 #include <algorithm>
+#include <climits>
 #include <numeric>
 
 #include "muon.hpp"
@@ -20,7 +21,9 @@ class Modules {
     vector(d_.vocab * d_.h);
     list_.back().shared_embedding = shared;
     if (s_.model.position_embedding_type == "learned_absolute") {
-      vector(s_.model.max_position_embeddings.value_or(s_.model.seq_length) * d_.h);
+      const Int positions = s_.model.max_position_embeddings.value_or(s_.model.seq_length);
+      vector(positions * d_.h);
+      matrix(positions, d_.h);  // is_embedding_or_output_parameter marks the words' alone
     }
   }
   void head(bool shared) {
@@ -83,7 +86,7 @@ class Modules {
     for (const Int elements : {rank * in, rank * out}) {
       vector(elements);
       list_.back().adapter = true;
-      list_.back().expert = d_.moe.ep > 1;
+      list_.back().expert = d_.moe.own_group;
     }
   }
   void replicated(Int elements) { list_.push_back({elements, false, 0, 0, false, true}); }
@@ -101,10 +104,10 @@ class Modules {
     if (d_.bias) replicated(d_.h);
     if (d_.post_norms) norm(d_.h);
     if (!d_.separate_norms) norm(d_.h);
-    weight(d_.h, d_.qkv(), fp8);
+    weight(d_.h, d_.qkv_part(), fp8);
     list_.back().qkv = true;
-    adapter(d_.lora.qkv, d_.h, d_.qkv(), false);
-    if (d_.qkv_bias) vector(d_.qkv());
+    adapter(d_.lora.qkv, d_.h, d_.qkv_part(), false);
+    if (d_.qkv_bias) vector(d_.qkv_part());
     if (d_.qk_norm) {
       norm(d_.qk_norm_whole ? d_.q : d_.head_dim);
       norm(d_.qk_norm_whole ? d_.kv : d_.head_dim);
@@ -139,7 +142,7 @@ class Modules {
       if (d_.qk_norm && !d_.separate_norms) norm(rank);
       weight(rank, out, fp8);
     };
-    norm(d_.h);
+    if (!d_.fused_down) norm(d_.h);
     weight(d_.v_width(), d_.h, fp8);
     adapter(d_.lora.proj, d_.v_width(), d_.h, true);
     if (d_.bias) replicated(d_.h);
@@ -148,6 +151,7 @@ class Modules {
       if (d_.norms_q && !d_.separate_norms) norm(d_.h);
       weight(d_.h, d_.q, fp8);
     } else if (d_.fused_down) {
+      norm(d_.h);
       down(d_.q_rank + d_.kv_rank + d_.qk_rope);
       up(d_.q_rank, d_.q);
     } else {
@@ -169,10 +173,10 @@ class Modules {
     const auto each = [&](Int in, Int out) {
       for (Int i = 0; i < m.local; ++i) {
         weight(in, out, fp8);
-        list_.back().expert = m.ep > 1;  // else they are reduced with the dense ones (TE's `allreduce` attribute)
+        list_.back().expert = m.own_group;
         if (!d_.bias) continue;
         vector(out);
-        list_.back().expert = m.ep > 1;
+        list_.back().expert = m.own_group;
       }
     };
     each(d_.h, m.fc1_out(d_.gated));
@@ -228,7 +232,7 @@ std::vector<Parameter> chunk_parameters(const Dimensions& d, const scenario::Sce
   const Int last = s.model.num_layers - 1;
   for (Int i = 0; i < depths; ++i)
     modules.mtp_layer(d.precision.recipe != Recipe::bf16, scenario::is_moe_mtp(s),
-                      scenario::is_linear_attention_layer(s, last));
+                      scenario::mtp_is_linear_attention(s));
   // gpt_model.py, skip_weight_param_allocation: only the stage that also holds the first embedding has no copy.
   if (shape.head && !(shape.shares_embedding && shape.embedding))
     modules.head(copied && shape.shares_embedding && shape.mtp_layers == 0);

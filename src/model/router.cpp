@@ -4,7 +4,10 @@
 //   probs [S,E] and map [S,E] by scatter       auxiliary loss: softmax over all experts [S,E], sums
 //   moe_router_fusion: probs, map and scores [S,E] from one kernel
 //
-// Kept for backward: the gating's input (the caller's), indices, probs of the chosen, the auxiliary scores.
+// Kept for backward: the gating's input (the caller's), indices, probs of the chosen, the auxiliary scores. Without
+// fusion, as autograd saves them (listed by saved_tensors_hooks on the module): scores before the choice of all experts
+// where they are functions of all logits (sigmoid, softmax before top-k, softplus with its root), sums of the chosen
+// where they are divided by them, else softmax's result for the chosen. z-loss: logits and their logsumexp.
 #include "router.hpp"
 
 namespace pipewright::model {
@@ -73,11 +76,14 @@ void Router::forward(bool grad) {
     random = w_.allocate("router.logits", logits_bytes());
     w_.free(logits);
   }
+  logits_ = random == no_tensor ? logits : random;
+  if (m.z_loss) log_sums_ = w_.allocate("router.logsumexp", m.router_bytes * d_.local);
   if (m.router_fusion) {  // te fused_router.cpp: probabilities, map and scores of all experts
     probs_ = w_.allocate("router.probs", 4 * d_.local * m.experts);
     indices_ = w_.allocate("router.map", d_.local * m.experts);
     chosen_ = w_.allocate("router.chosen_scores", 4 * d_.local * m.experts);
   } else {
+    keep_scores();
     chosen_ = w_.allocate("router.chosen_probs", 4 * d_.local * m.topk);
     indices_ = w_.allocate("router.indices", 8 * d_.local * m.topk);
   }
@@ -86,11 +92,24 @@ void Router::forward(bool grad) {
   w_.launch("router top-k forward", {family(".forward"), {d_.local, m.experts}});
   w_.stands_for(forward_launches());
   w_.on_host(m.router_fusion ? "moe.router.fused" : "moe.router.topk.forward");
-  w_.free(random == no_tensor ? logits : random);
+  const bool divided = m.sigmoid && m.topk > 1;
+  if (!m.router_fusion && (m.pre_softmax || m.sigmoid) && !divided) w_.release(chosen_);
+  const bool of_softplus = !m.router_fusion && m.softplus && m.router_bytes == 4;
+  if (!m.z_loss && !of_softplus) w_.release(logits_);
   if (!grad) release();
 }
 
-void Router::release() { w_.release(chosen_, indices_, scores_, probs_); }
+/// Of the choice and, with sigmoid, of the auxiliary loss's own scores: what they are divided by.
+void Router::keep_scores() {
+  const auto& m = d_.moe;
+  const Int of_all = 4 * d_.local * m.experts, of_tokens = 4 * d_.local;
+  if (m.sigmoid || m.pre_softmax) all_ = w_.allocate("router.all_scores", of_all);
+  if (m.softplus && m.router_bytes != 4) wide_ = w_.allocate("router.all_scores", of_all);  // logits in fp32
+  const Int sums = (m.sigmoid && m.topk > 1 ? 1 : 0) + (m.sigmoid && m.aux_loss ? 1 : 0);
+  if (sums > 0) sums_ = w_.allocate("router.score_sums", sums * of_tokens);
+}
+
+void Router::release() { w_.release(chosen_, indices_, scores_, probs_, logits_, all_, wide_, sums_, log_sums_); }
 
 std::uint32_t Router::backward() {
   const auto& m = d_.moe;

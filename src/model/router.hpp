@@ -20,11 +20,13 @@ class Router {
   int forward_launches() const;
   int backward_launches() const;
   void release();
+  void keep_scores();
   Int logits_bytes() const { return d_.moe.router_bytes * d_.local * d_.moe.experts; }
 
   PieceBuilder& w_;
   const Dimensions& d_;
-  std::uint32_t indices_ = no_tensor, chosen_ = no_tensor, scores_ = no_tensor, probs_ = no_tensor;
+  std::uint32_t indices_ = no_tensor, chosen_ = no_tensor, scores_ = no_tensor, probs_ = no_tensor, logits_ = no_tensor,
+                all_ = no_tensor, wide_ = no_tensor, sums_ = no_tensor, log_sums_ = no_tensor;
 };
 
 }  // namespace pipewright::model

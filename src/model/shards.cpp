@@ -25,6 +25,14 @@ OptimizerTypes optimizer_types(const scenario::Scenario& s) {
   types.in_adam = o.main_params_dtype != "fp32" || !scaled_elsewhere || o.optimizer_cpu_offload;
   types.remainders = types.in_adam && o.main_params_dtype == "fp32" && o.store_param_remainders && !o.fp16;
   types.main = types.remainders ? 2 : type_bytes(o.main_params_dtype);
+  const bool fused =
+      o.exp_avg_dtype == "bf16" && o.exp_avg_sq_dtype == "bf16" && scenario::te_version(s.software).at_least(2, 13);
+  const auto widen = [&](bool is, Int bytes) {
+    if (is && bytes > 0) ++types.widened, types.widened_bytes += bytes;
+  };
+  widen(!fused && o.exp_avg_dtype != "fp32", types.first);
+  widen(!fused && o.exp_avg_sq_dtype != "fp32", types.second);
+  widen(types.in_adam && o.main_params_dtype != "fp32", types.main);
   return types;
 }
 

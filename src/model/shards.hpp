@@ -15,11 +15,14 @@ struct OptimizerTypes {
   /// itself (optimizer_config.py:404, use_precision_aware_optimizer_no_fp8_or_ds_fp8).
   bool in_adam = false;
   bool remainders = false;  ///< main parameters are the low 16 bits beside the bf16 parameter (store_param_remainders)
+  /// Of main parameter and moments, those that FusedAdam makes fp32 for its kernel and back again: fp16 and FP8, bf16
+  /// but where both moments are and its kernel knows them (TE 2.13, pull request 2632).
+  Int widened = 0, widened_bytes = 0;  ///< how many; how many bytes an element they have as they are stored
 
   /// Bytes that the optimizer's kernel moves for an element: gradient, and in and out main parameter and moments.
   Int traffic(Int gradient) const {
     const Int parameter = !in_adam ? 0 : remainders ? 2 * 2 : 2;
-    return (in_adam ? gradient : 4) + 2 * (main + first + second) + parameter;
+    return (in_adam ? gradient : 4) + 2 * (main + first + second - widened_bytes + 4 * widened) + parameter;
   }
 };
 OptimizerTypes optimizer_types(const scenario::Scenario& scenario);

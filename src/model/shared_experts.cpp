@@ -1,5 +1,5 @@
-// S tokens, FFN width f, bf16. Kept for backward: fc1's output [4 S f], its activation [2 S f]; the input is the norm's
-// output, which the router keeps. With a gate also the ungated output and the gate's score.
+// S tokens, FFN width f, bf16. Kept for backward: fc1's output [4 S f], its activation [2 S f], unfused its parts; the
+// input is the norm's output, which the router keeps. With a gate also the ungated output and the gate's score.
 #include "shared_experts.hpp"
 
 #include <utility>
@@ -9,7 +9,8 @@ namespace pipewright::model {
 SharedExperts::SharedExperts(PieceBuilder& builder, const Dimensions& dimensions, bool fp8, AnyWidth any)
     : w_(builder),
       d_(dimensions),
-      any_(any),
+      activate_(builder, dimensions, "shared_experts", "shared experts ", dimensions.moe.shared, any,
+                !dimensions.moe.shared_overlap),
       linear_(builder, dimensions),
       fc1_{.name = "shared_experts.fc1",
            .in = d_.h,
@@ -28,9 +29,7 @@ SharedExperts::SharedExperts(PieceBuilder& builder, const Dimensions& dimensions
 void SharedExperts::forward_fc1(bool grad) {
   fc1_out_ = linear_.column_linear(fc1_, "shared_experts.fc1_output", fc1_input_, grad);
   fc1_out_ = linear_.adapt(fc1_, fc1_out_, "shared_experts.fc1_output", no_tensor, fc1_adapted_, grad);
-  activation_ = w_.allocate("shared_experts.activation", 2 * d_.tokens * d_.moe.shared);
-  w_.launch("shared experts activation forward", {activation_forward(d_, any_), {d_.tokens, d_.moe.shared}});
-  if (!grad) w_.free(std::exchange(fc1_out_, no_tensor));
+  activation_ = activate_.forward(fc1_out_, grad);
 }
 
 std::uint32_t SharedExperts::forward_fc2(bool grad) {
@@ -73,9 +72,8 @@ void SharedExperts::backward_fc2() {
 }
 
 std::uint32_t SharedExperts::backward_fc1() {
-  const auto dfc1 = w_.allocate("shared_experts.fc1_output_gradient", 2 * d_.tokens * fc1_.out);
-  w_.launch("shared experts activation backward", {activation_backward(d_, any_), {d_.tokens, d_.moe.shared}});
-  w_.free({std::exchange(dactivation_, no_tensor), std::exchange(fc1_out_, no_tensor)});
+  const auto dfc1 = activate_.backward(std::exchange(dactivation_, no_tensor));
+  activate_.done(fc1_out_);
   const auto through = linear_.adapt_backward(fc1_, fc1_adapted_);
   const auto din = linear_.column_backward(fc1_, fc1_input_);
   add_through(fc1_, through);

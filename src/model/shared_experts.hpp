@@ -34,7 +34,7 @@ class SharedExperts {
 
   PieceBuilder& w_;
   const Dimensions& d_;
-  AnyWidth any_;
+  Activation activate_;
   LinearWriter linear_;
   Linear fc1_, fc2_;
   Operand fc1_input_, fc2_input_;

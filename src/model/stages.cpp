@@ -56,7 +56,7 @@ LayerKind kind_of(const Scenario& s, const Dimensions& d, Int layer) {
 LayerKind mtp_kind(const Scenario& s, const Dimensions& d) {
   const auto& o = s.settings;
   LayerKind kind = kind_of(s, d, 0);  // of attention: depths count from 1 like layers
-  kind.linear = scenario::is_linear_attention_layer(s, s.model.num_layers - 1);
+  kind.linear = scenario::mtp_is_linear_attention(s);
   kind.window = kind.linear ? 0 : scenario::attention_window(s, 0);
   kind.rotary = kind.linear || scenario::has_rotary_embedding(s, 0);
   kind.fp8 = d.precision.recipe != Recipe::bf16;

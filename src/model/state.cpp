@@ -77,13 +77,13 @@ void StateWriter::add_chunk(std::size_t index, const std::vector<Parameter>& par
   const auto& o = s_.settings;
   auto& chunk = rank_.chunks[index];
   // Buckets are split on the first pipeline rank's first chunk only, and only for overlap (reference 1.6).
-  const bool splits =
-      o.overlap_grad_reduce && pp_rank_ == 0 && index == 0 && !o.overlap_param_gather_with_optimizer_step;
+  const bool disabled = index > 0 || o.overlap_param_gather_with_optimizer_step;  // disable_bucketing
+  const bool splits = o.overlap_grad_reduce && pp_rank_ == 0 && !disabled;
   const Int bucket = splits ? scenario::bucket_size(s_) : 0;
   auto buffers = d_.fsdp ? unit_buffers(parameters, dense_.ranks, experts_.ranks)
                          : layout(parameters, bucket, dense_.ranks, experts_.ranks, o.use_distributed_optimizer,
                                   o.pad_buckets_for_high_nccl_busbw, d_.muon_whole);
-  if (!d_.fsdp) group_buckets(buffers, index > 0 || o.overlap_param_gather_with_optimizer_step);
+  if (!d_.fsdp) group_buckets(buffers, disabled);
   Int parameter_bytes = 0;
   for (const auto& p : parameters) {
     chunk.parameters += p.elements;
@@ -235,6 +235,7 @@ void StateWriter::run(const std::vector<ChunkShape>& shapes) {
     s_.settings.optimizer_cpu_offload ? add_host_state(*optimizer) : add_optimizer_state(*optimizer);
   }
   add_casts();
+  add_widened();
   if (s_.settings.log_num_zeros_in_grad && !s_.settings.optimizer_cpu_offload) add_zero_counts();
   // Their matrices are updated one after the other, then gathered.
   const Int largest =

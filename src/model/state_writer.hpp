@@ -58,6 +58,7 @@ class StateWriter {
   void add_host_state(const ShardedOptimizer& optimizer);
   void add_gradient_sync(Chunk& chunk, const Buffer& buffer, const ShardedOptimizer& optimizer);
   void add_casts();
+  void add_widened();
   void add_zero_counts();
   void add_deferred_head();
   std::set<Int> embedding_ranks(bool shares_embedding) const;
@@ -81,6 +82,7 @@ class StateWriter {
       casts_;  ///< FP8 shards by (experts, first chunk): an optimizer each
   PieceBuilder construction_;
   std::vector<std::vector<std::uint32_t>> modules_;  ///< by chunk: parameters as the modules made them
+  std::vector<Int> widened_;                         ///< elements of states that Adam widens, of the largest group
   std::vector<std::pair<Int, Int>>
       casts_of_chunks_;          ///< rows and columns of parameters that are quantized after a gather
   std::vector<Kernel> gathers_;  ///< of parameters, after an optimizer's step

@@ -144,6 +144,28 @@ std::vector<Rule> model_rules() {
        },
        "Bias in Moe is only supported when ETP==1",
        "set expert_tensor_parallel_size: 1, or add_bias_linear: false"},
+      {"moe.bias-without-fused-dropout",
+       violation,
+       core,
+       {"add_bias_linear", "num_moe_experts", "bias_dropout_fusion"},
+       everywhere,
+       [](const Scenario& s) {
+         return moe_model(s) && s.model.add_bias_linear && s.settings.bias_dropout_fusion &&
+                s.settings.moe_grouped_gemm;
+       },
+       "bias_dropout_fusion is not supported in TEGroupedMLP when add_bias_linear=True",
+       "set bias_dropout_fusion: false, or add_bias_linear: false",
+       [](Scenario& s) { s.settings.bias_dropout_fusion = false; }},
+      {"moe.bias-in-shared-experts",
+       violation,
+       core,
+       {"add_bias_linear", "moe_shared_expert_intermediate_size"},
+       everywhere,
+       [](const Scenario& s) {
+         return moe_model(s) && s.model.add_bias_linear && s.model.moe_shared_expert_intermediate_size;
+       },
+       "bias is not supported in the shared experts, ",
+       "set add_bias_linear: false"},
       {"moe.expert-bias-score",
        violation,
        core,

@@ -38,6 +38,14 @@ Int expert_data_parallel_size(const Scenario& s) {
                                s.settings.pipeline_model_parallel_size);
 }
 
+// extensions/transformer_engine.py, use_expert_pgs: until 0.18 expert parallelism alone decided.
+bool experts_have_own_group(const Scenario& s) {
+  if (!s.model.num_moe_experts) return false;
+  const bool asks_tensor = from(Version::v0_19).except(Version::dev).has(core_version(s.software));
+  return s.settings.expert_model_parallel_size > 1 ||
+         (asks_tensor && expert_tensor_parallel_size(s) != s.settings.tensor_model_parallel_size);
+}
+
 Int num_microbatches(const Scenario& s) {
   return s.settings.global_batch_size / std::max<Int>(1, s.settings.micro_batch_size * data_parallel_size(s));
 }
@@ -224,6 +232,13 @@ bool has_linear_attention(const Scenario& s) {
   for (Int layer = 0; layer < s.model.num_layers; ++layer)
     if (is_linear_attention_layer(s, layer)) return true;
   return false;
+}
+
+// gpt_builders.py until 0.18: get_gpt_decoder_layer_specs, which knows softmax attention alone; Bridge takes its
+// provider's last layer.
+bool mtp_is_linear_attention(const Scenario& s) {
+  const bool last = s.software.megatron_bridge || core_version(s.software) >= Version::v0_19;
+  return last && is_linear_attention_layer(s, s.model.num_layers - 1);
 }
 
 bool has_sinks(const Scenario& s) {

@@ -72,6 +72,60 @@ TEST_CASE("what a layer keeps: attention, norm output, router, permutation maps,
   CHECK(saved(layer(test::build(large_experts()))) == attention + S * (2 * h + 2 * h + 4) + router + experts);
 }
 
+// Bytes a token that autograd keeps of TopKRouter.routing besides the gating's input: Megatron Core's module executed
+// on a CPU under torch.autograd.graph.saved_tensors_hooks.
+TEST_CASE("what the router keeps is what its module's autograd graph saves") {
+  struct Row {
+    std::vector<const char*> settings;
+    std::int64_t of_expert, of_choice, of_token;
+  };
+  const char *none = "moe_aux_loss_coeff=0", *sigmoid = "moe_router_score_function=sigmoid",
+             *before = "moe_router_pre_softmax=true", *root = "moe_router_score_function=sqrtsoftplus",
+             *z = "moe_z_loss_coeff=0.001", *one = "moe_router_topk=1", *half = "moe_router_dtype=none",
+             *bias = "moe_router_enable_expert_bias=true", *main = "megatron_core=main";
+  const Row rows[] = {
+      {{none}, 0, 12, 0},
+      {{}, 4, 12, 0},
+      {{none, half}, 0, 12, 0},
+      {{none, before}, 4, 8, 0},
+      {{before}, 8, 8, 0},
+      {{none, before, one}, 4, 8, 0},
+      {{none, sigmoid}, 4, 12, 4},
+      {{none, sigmoid, half}, 4, 12, 4},
+      {{none, sigmoid, bias}, 4, 12, 4},
+      {{sigmoid}, 8, 12, 8},
+      {{none, sigmoid, one}, 4, 8, 0},
+      {{none, z}, 4, 12, 4},
+      {{none, z, half}, 2, 12, 2},
+      {{none, root, main}, 8, 12, 4},
+      {{none, root, half, main}, 8, 12, 4},
+      {{root, main}, 12, 12, 8},
+  };
+  const auto kept = [](const Row& row) {
+    auto s = with(large_experts(), {"moe_router_force_load_balancing=false"});
+    for (const auto* setting : row.settings) scenario::set(s, setting);
+    const auto stages = test::build(s);
+    const Piece& piece = layer(stages);
+    std::map<std::uint32_t, std::int64_t> live;
+    for (const auto& step : piece.forward) {
+      const auto& owner = stages.owners[piece.tensors[step.index < piece.tensors.size() ? step.index : 0].owner];
+      if (step.kind == Step::Kind::allocate && owner.starts_with("router."))
+        live[step.index] = piece.tensors[step.index].bytes.value;
+      if (step.kind == Step::Kind::free) live.erase(step.index);
+    }
+    std::int64_t sum = 0;
+    for (const auto& [index, bytes] : live) sum += bytes;
+    return std::pair(sum, s.model.moe_router_topk);
+  };
+  for (const Row& row : rows) {
+    std::string all;
+    for (const auto* setting : row.settings) all += std::string(setting) + " ";
+    CAPTURE(all);
+    const auto [bytes, choices] = kept(row);
+    CHECK(bytes == S * (E * row.of_expert + choices * row.of_choice + row.of_token));
+  }
+}
+
 TEST_CASE("recompute drops what its module says") {
   const auto saved_with = [](std::initializer_list<const char*> settings) {
     return saved(layer(test::build(with(large_experts(), settings))));
@@ -105,6 +159,19 @@ TEST_CASE("a router's products are of its type: three of bf16, or with casts to 
   };
   CHECK(of("none") == std::vector<int>{2, 0, 2, 1, 0});
   CHECK(of("fp32") == std::vector<int>{0, 2, 0, 0, 7});
+}
+
+TEST_CASE(
+    "shared experts without the fused activation keep the gate's activation, and the other half with its offset") {
+  const auto kept = [](std::initializer_list<const char*> settings) {
+    const auto all = [&](const char* shared) {
+      return saved(layer(test::build(with(with(large_experts(), settings), {shared}))));
+    };
+    return all("moe_shared_expert_intermediate_size=2048") - all("moe_shared_expert_intermediate_size=none");
+  };
+  CHECK(kept({}) == S * 6 * 2048);
+  CHECK(kept({"bias_activation_fusion=false"}) == S * 10 * 2048);
+  CHECK(kept({"bias_activation_fusion=false", "moe_shared_expert_overlap=true"}) == S * 8 * 2048);
 }
 
 TEST_CASE("launches of a layer as the kernel trace counts them") {

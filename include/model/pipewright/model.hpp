@@ -170,6 +170,7 @@ struct Rank {
   std::vector<Tensor> optimizer_state;   ///< alive from the first optimizer step on: Adam moments
   std::vector<Tensor> during_optimizer;  ///< alive during the optimizer step only: fp32 gradients
   std::vector<Tensor> before_update;     ///< beside these until the parameters are updated: what counts zeros
+  std::vector<Tensor> in_update;         ///< beside these and the optimizer's state, made and dropped by Adam
   std::vector<Tensor> after_update;      ///< beside these once the parameters are updated: casts to FP8
   Bytes pinned, pageable;                ///< of host memory, for an optimizer there (optimizer_cpu_offload)
   std::vector<Kernel> finalize;          ///< gradient finalisation, inside forward-backward

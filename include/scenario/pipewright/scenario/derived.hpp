@@ -48,6 +48,8 @@ bool has_mlp(const Scenario&, Int layer);             ///< a dense MLP or expert
 Int mamba_num_heads(const Scenario&);
 /// Experts run as Transformer Engine's fused grouped MLP (use_transformer_engine_op_fuser, ops/fused/grouped_mlp.py).
 bool fuses_grouped_mlp(const Scenario&);
+/// Gradients of experts are reduced, and their optimizer is shared, over expert data parallel ranks.
+bool experts_have_own_group(const Scenario&);
 bool pads_for_quantization(const Scenario&);  ///< the router does, by either name of the setting
 /// Keys that a query of this layer sees, itself included (window_size, window_attn_skip_freq); 0: all before it.
 Int attention_window(const Scenario&, Int layer);
@@ -55,7 +57,8 @@ bool has_rotary_embedding(const Scenario&, Int layer);  ///< no_rope_freq; of a 
 /// Gated delta net instead of softmax attention (experimental_attention_variant, linear_attention_freq).
 bool is_linear_attention_layer(const Scenario&, Int layer);
 bool has_linear_attention(const Scenario&);
-bool has_sinks(const Scenario&);  ///< softmax_type learnable or off-by-one
+bool mtp_is_linear_attention(const Scenario&);  ///< the layers of multi-token prediction
+bool has_sinks(const Scenario&);                ///< softmax_type learnable or off-by-one
 /// The host reads every loss, and the norm of every bucket of gradients before it is reduced.
 bool checks_for_nan(const Scenario&);
 bool scales_loss(const Scenario&);  ///< the optimizer takes a scale out of the gradients again
