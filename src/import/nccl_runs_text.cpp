@@ -81,7 +81,7 @@ class Reader {
   void remark(const std::string& line, const Position& at) {
     static const Regex version(R"(^# nccl-tests version \S+ .*nccl-library=(\d{1,6})$)");
     static const Regex starting(R"(^# Collective test starting: (\S+))");
-    static const Regex head(R"(^# nThread \d+ nGpus \d+ .* iters: (\d{1,9}) agg iters: \d+)");
+    static const Regex head(R"(^# nThread \d+ nGpus \d+ .*warmup iters: \d+ iters: (\d{1,9}))");
     static const Regex rank(
         R"(^#\s+Rank\s+\d+\s+(?:Group\s+(-?\d+)\s+)?Pid\s+\d+ on\s+(\S+) device\s+(\d{1,6}) \[[^\]]*\]\s*(.*)$)");
     static const Regex cut(R"(^#\s*Rank.*\.\.\.$)"), columns(R"(^#\s+size\s+count\s+type\s)");

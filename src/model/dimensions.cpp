@@ -140,11 +140,16 @@ Graphs graphs_of(const Scenario& s) {
   g.keeps_moe_norm = s.settings.cuda_graph_impl != "local" && has(modules, "moe_router") && !recomputable;
   if (s.settings.cuda_graph_impl != "transformer_engine") return g;
   g.clones_gradients = scenario::te_version(s.software).at_least(2, 19);
-  g.mlp = holds("mlp");
-  // Refused (effects_refused.cpp); where that is ignored, all but MLPs is launched one by one.
+  // Refused (effects_refused.cpp, effects_families.cpp); where that is ignored, everything is launched one by one ...
   const auto& o = s.settings;
+  const auto& adapted = o.lora_target_modules;
+  if (scenario::is_hybrid(s) || s.model.experimental_attention_variant || s.model.attention_output_gate ||
+      o.use_megatron_fsdp || has(adapted, "linear_fc1") || has(adapted, "linear_fc2"))
+    return g;
+  g.mlp = holds("mlp");
+  // ... or all but MLPs.
   if (o.overlap_moe_expert_parallel_comm || s.model.mtp_num_layers.value_or(0) > 0 ||
-      o.fine_grained_activation_offloading)
+      o.fine_grained_activation_offloading || !adapted.empty() || !o.sequence_lengths.empty())
     return g;
   g.attention = holds("attn");
   g.experts = holds("moe") && o.moe_pad_expert_input_to_capacity;

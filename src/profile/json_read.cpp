@@ -67,7 +67,8 @@ Clocks read_clocks(const Field& field) {
 }
 
 Link read_link(const Field& field, Origin origin) {
-  static const Keys known = {"name", "latency_us", "gbytes_per_s", "eager_bytes", "gpus_per_port", "origin", "source"};
+  static const Keys known = {"name",          "latency_us",    "gbytes_per_s", "eager_bytes",
+                             "gpus_per_port", "nvlink_domain", "origin",       "source"};
   const Object entry(field, known);
   Link link;
   link.name = entry["name"].string();
@@ -75,6 +76,7 @@ Link read_link(const Field& field, Origin origin) {
   link.gbytes_per_s = entry["gbytes_per_s"].number(1e-6, 1e6);
   if (entry.has("eager_bytes")) link.eager_bytes = entry["eager_bytes"].integer(0);
   if (entry.has("gpus_per_port")) link.gpus_per_port = entry["gpus_per_port"].integer(1);
+  if (entry.has("nvlink_domain")) link.nvlink_domain = entry["nvlink_domain"].integer(1);
   link.origin = entry.origin(origin);
   link.source = entry.source();
   return link;

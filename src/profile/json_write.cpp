@@ -67,9 +67,10 @@ std::string to_json(const Profile& p) {
   for (const auto& [key, value] : p.versions) versions.push_back(quoted(key) + ": " + quoted(value));
   for (const auto& line : p.provenance) provenance.push_back(quoted(line));
   for (const auto& l : p.links) {
-    links.push_back(fmt::format("{{\"name\": {}, \"latency_us\": {}, \"gbytes_per_s\": {}, \"eager_bytes\": {}{}{}}}",
+    links.push_back(fmt::format("{{\"name\": {}, \"latency_us\": {}, \"gbytes_per_s\": {}, \"eager_bytes\": {}{}{}{}}}",
                                 quoted(l.name), fixed(l.latency_us, 4), fixed(l.gbytes_per_s, 4), l.eager_bytes,
                                 l.gpus_per_port == 1 ? "" : fmt::format(", \"gpus_per_port\": {}", l.gpus_per_port),
+                                l.nvlink_domain == 0 ? "" : fmt::format(", \"nvlink_domain\": {}", l.nvlink_domain),
                                 origin_and_source(l.origin, p.origin, l.source)));
   }
   for (const auto& c : p.clocks) {

@@ -145,6 +145,7 @@ MeasuredNetwork add_exchanges(Profile& to, const Topology& topology, const std::
       between.gbytes_per_s *= static_cast<double>(result.gpus_per_port);
     }
     between.latency_us = result.latency_us.value_or(published_links().front().latency_us);
+    between.nvlink_domain = topology.domain;
     between.source = result.latency_us ? source : source + "; latency: " + published_links().front().source;
     replace(to, std::move(between));
   }

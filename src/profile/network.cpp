@@ -127,6 +127,18 @@ std::int64_t nearest_measured(const Profiles& profiles, const std::string& famil
   return nearest;
 }
 
+/// The network that the profile's samples between domains were taken on: its link's figures, whatever a cluster states.
+Network as_measured(const Topology& topology, const Profiles& profiles) {
+  Topology there;
+  there.gpus_per_node = topology.gpus_per_node;
+  there.domain = topology.domain;
+  there.inside = topology.inside;
+  there.between = topology.between;
+  if (const auto domain = profiles.link(topology.between).nvlink_domain; domain > 0)
+    there.gpus_per_node = there.domain = domain;
+  return network(there, profiles);
+}
+
 Key in_family(Kind kind, const std::string& link, std::int64_t ranks, double bytes) {
   return {std::string(name(kind)) + "." + link, {ranks, std::llround(bytes)}};
 }
@@ -283,13 +295,15 @@ Timing time(const Profiles& profiles, const Network& network, const Exchange& e)
   if (e.stride != 1 || e.fewest_together > 0 || e.ranks % topology.domain != 0) return model_time(profiles, network, e);
   const std::string family = fmt::format("{}.{}", name(e.kind), topology.between);
   const std::int64_t nearest = nearest_measured(profiles, family, e.ranks);
-  if (nearest == e.ranks) return profiles.time({family, {e.ranks, std::llround(e.bytes)}});
   Timing result = model_time(profiles, network, e);
   if (nearest == 0) return result;
-  Exchange there = e;
-  there.ranks = nearest;
-  const double off =
-      profiles.time({family, {nearest, std::llround(e.bytes)}}).ns / model_time(profiles, network, there).ns;
+  const Network there = as_measured(topology, profiles);
+  Exchange measured = e;
+  measured.ranks = nearest;
+  const Timing known = profiles.time({family, {nearest, std::llround(e.bytes)}});
+  const double modelled = model_time(profiles, there, measured).ns;
+  if (nearest == e.ranks && there.topology.domain == topology.domain && modelled == result.ns) return known;
+  const double off = known.ns / modelled;
   result.ns *= off;
   result.note += fmt::format(", times {:.2f}: what {} ranks were measured to take over it", off, nearest);
   return result;
@@ -325,14 +339,16 @@ Timing transfer_time(const Profiles& profiles, const Network& network, std::int6
   double slower = sharers;
   for (const Switches& s : topology.switches) {
     if (!crosses(s.gpus)) continue;
+    // Its way up is sized by the cards of all GPUs below it, however many of these send.
     const double senders = std::min(1.0, static_cast<double>(gpus) / static_cast<double>(s.gpus));
-    slower = std::max(slower, sharers * s.oversubscription * senders);
+    slower = std::max(slower, network.card_gbytes_per_s / network.nic_gbytes_per_s * s.oversubscription * senders);
   }
   Timing t = profiles.time({"send_recv." + topology.between, {bytes}});
   const Link& link = profiles.link(topology.between);
-  const double wire = static_cast<double>(bytes) / link.gbytes_per_s;
-  t.ns += (network.latency_us - link.latency_us) * 1e3 +
-          static_cast<double>(bytes) * slower / network.card_gbytes_per_s - wire;
+  // Of a measured time the wire's part is as fast as it was measured, the link's latency and the rest stay.
+  const double wire = std::clamp(t.ns - us_to_ns(link.latency_us), 0.0, static_cast<double>(bytes) / link.gbytes_per_s);
+  t.ns += us_to_ns(network.latency_us - link.latency_us) +
+          wire * (slower * link.gbytes_per_s / network.card_gbytes_per_s - 1);
   return t;
 }
 

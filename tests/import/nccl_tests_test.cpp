@@ -213,6 +213,75 @@ TEST_CASE("other numbers of ranks follow the model by what it was off where it w
           doctest::Approx(2).epsilon(0.03));
 }
 
+TEST_CASE(
+    "a cluster that states another network than was measured changes the measured times as it changes the model") {
+  const Files files;
+  const Cluster c{2, 8, 40, 20, 1};
+  for (const char* operation : {"all_to_all", "all_gather", "reduce_scatter"}) {
+    CAPTURE(operation);
+    const auto r = import_text(files, table(c, operation) + table(c, "send_recv"));
+    const Profiles profiles({r.profile, h200()});
+    for (const std::int64_t ranks : {16, 32, 64})
+      for (const double bytes : {1e5, 1e7, 2e8}) {
+        Exchange e = all_to_all(ranks, static_cast<std::int64_t>(bytes));
+        for (const auto kind : {Exchange::Kind::all_to_all, Exchange::Kind::all_gather, Exchange::Kind::reduce_scatter})
+          if (name(kind) == std::string_view(operation)) e.kind = kind;
+        const auto ns = [&](const Topology& t) { return time(profiles, network(t, profiles), e).ns; };
+        const Topology as_measured = r.topology;
+        const double before = ns(as_measured);
+        const auto with = [&](const auto& change) {
+          Topology t = as_measured;
+          change(t);
+          return ns(t);
+        };
+        // The measured figures stated are no change; what is better never slower, what is worse never faster.
+        const auto& link = profiles.link("infiniband");
+        CHECK(with([&](Topology& t) { t.gbytes_per_s = link.gbytes_per_s, t.latency_us = link.latency_us; }) == before);
+        CHECK(with([](Topology& t) { t.switches = {{64, 4}}; }) == before);
+        CHECK(with([](Topology& t) { t.nic_gbits = 800; }) <= before);
+        CHECK(with([](Topology& t) { t.nics_per_node = 16; }) <= before);
+        CHECK(with([](Topology& t) { t.latency_us = 1; }) <= before);
+        CHECK(with([](Topology& t) { t.latency_us = 100; }) > before);
+        CHECK(with([](Topology& t) { t.nics_per_node = 2; }) >= before);
+        CHECK(with([](Topology& t) { t.switches = {{8, 8}}; }) >= before);
+        // By hand; the steps that wait (4 %) do not grow.
+        if (e.kind != Exchange::Kind::all_to_all || bytes < 1e8) continue;
+        CHECK(with([](Topology& t) { t.nics_per_node = 4; }) == doctest::Approx(2 * before).epsilon(0.05));
+        CHECK(with([](Topology& t) { t.switches = {{8, 4}}; }) == doctest::Approx(4 * before).epsilon(0.05));
+        // Nodes of four in place of eight: more goes through the cards.
+        const double more = static_cast<double>(ranks - 4) / static_cast<double>(ranks - 8);
+        CHECK(with([](Topology& t) { t.gpus_per_node = t.domain = 4; }) ==
+              doctest::Approx(more * before).epsilon(0.05));
+      }
+  }
+}
+
+TEST_CASE("a transfer that was measured faster than its link's figure stays so on another network, and no faster") {
+  // A lone sender is quicker than all of a host together; on twice the cards both are twice as quick.
+  const Files files;
+  const Cluster together{2, 8, 40, 20, 1}, alone{2, 8, 46, 20, 1};
+  const auto r = import_text(files, table(together, "all_to_all") + table(alone, "send_recv"));
+  const Profiles profiles({r.profile, h200()});
+  for (const std::int64_t bytes : {1 << 12, 1 << 20, 1 << 28}) {
+    const auto ns = [&](double gbytes_per_s, double latency_us) {
+      Topology t = r.topology;
+      t.gbytes_per_s = gbytes_per_s;
+      t.latency_us = latency_us;
+      return transfer_time(profiles, network(t, profiles), 0, 8, 8, bytes).ns;
+    };
+    const auto& link = profiles.link("infiniband");
+    const double rate = link.gbytes_per_s, latency = link.latency_us;
+    const double measured = profiles.time({"send_recv.infiniband", {bytes}}).ns;
+    CHECK(ns(rate, latency) == doctest::Approx(measured));
+    CHECK(ns(2 * rate, latency) >= measured / 2);
+    CHECK(ns(2 * rate, latency) <= measured);
+    CHECK(ns(rate / 4, latency) >= measured);
+    CHECK(ns(rate / 4, latency) <= 4 * measured);
+    CHECK(ns(rate, latency + 50) - measured == doctest::Approx(50e3));
+    if (bytes > 1 << 27) CHECK(ns(rate / 4, latency) == doctest::Approx(4 * measured).epsilon(0.02));
+  }
+}
+
 TEST_CASE("one host's table is NVLink's, a rack's too where its domain is stated") {
   const Files files;
   const auto one = import_text(files, table({1, 8}, "all_gather"));
@@ -250,6 +319,15 @@ TEST_CASE("labels of launchers, messages of NCCL, older heads, several times of 
   CHECK(import_text(files, old, "all_reduce-16.txt").tables.front().operation == "all_reduce");
   CHECK_THROWS_WITH_AS(import_text(files, old), doctest::Contains("name the file after it; allowed: all_gather_perf"),
                        UsageError);
+
+  // Before 2.10 the head told no aggregated iterations, and a column "error" stood in place of "#wrong".
+  std::string oldest = old;
+  for (const auto& [now, then] : {std::pair<std::string, std::string>{" agg iters: 1", ""}, {"#wrong", " error"}})
+    for (auto at = oldest.find(now); at != std::string::npos; at = oldest.find(now))
+      oldest.replace(at, now.size(), then);
+  const auto read = import_text(files, oldest, "all_reduce-16.txt");
+  CHECK(read.tables.front().rows.size() == import_text(files, plain).tables.front().rows.size());
+  CHECK(read.tables.front().rows.front().count == 20);
 
   Cluster slower = c;
   slower.latency_us *= 3;

@@ -263,3 +263,21 @@ TEST_CASE("what of hybrids was not measured is refused by name") {
   CHECK_THROWS_AS(refuse_unmodelled(with(nemotron_h(), {"num_gpus=2", "context_parallel_size=2"})), UsageError);
   CHECK_THROWS_AS(refuse_unmodelled(with(nemotron_h(), {"num_gpus=2", "tensor_model_parallel_size=2"})), UsageError);
 }
+
+TEST_CASE("what is refused beside a hybrid is built where that is let through: graphs of modules launch one by one") {
+  const auto mixture = with_all(
+      nemotron_h(), {"hybrid_layer_pattern=ME-*ME-*ME-", "num_moe_experts=16", "moe_router_topk=2",
+                     "moe_ffn_hidden_size=1856", "moe_grouped_gemm=true", "moe_shared_expert_intermediate_size=3712"});
+  const auto launched = [](const scenario::Scenario& s) {
+    std::size_t kernels = 0;
+    for (const auto& piece : pipewright::test::build(s).pieces) kernels += piece.kernels.size();
+    return kernels;
+  };
+  for (const char* modules : {"[]", "[attn]", "[mlp]", "[mamba]", "[moe_router]", "[moe_router, moe_preprocess]",
+                              "[attn, mamba, moe_router, moe_preprocess]"}) {
+    CAPTURE(std::string(modules));
+    const auto graphed = with_all(mixture, {"cuda_graph_impl=transformer_engine", "use_te_rng_tracker=true",
+                                            "cuda_graph_modules=" + std::string(modules)});
+    CHECK(launched(graphed) == launched(mixture));
+  }
+}

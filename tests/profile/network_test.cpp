@@ -231,4 +231,11 @@ TEST_CASE("a pipeline transfer: NVLink inside, a share of the cards outside, ove
   switches.switches = {{32, 4}};  // the eight GPUs below it that send upwards are a quarter: just enough
   CHECK(ns_of(switches, 8, bytes) == doctest::Approx(latency + static_cast<double>(bytes) / card));
   CHECK(ns_of(switches, 32, bytes) == doctest::Approx(latency + 4 * static_cast<double>(bytes) / card));
+  // One card for eight GPUs, a thirty-second of it upwards: a lone GPU has that to itself, eight share it.
+  Topology narrow;
+  narrow.nics_per_node = 1;
+  narrow.switches = {{8, 32}};
+  const auto lone = transfer_time(shipped(), network(narrow, shipped()), 0, 1, 8, bytes).ns;
+  CHECK(lone == doctest::Approx(latency + 32 * static_cast<double>(bytes) / card));
+  CHECK(ns_of(narrow, 8, bytes) == doctest::Approx(latency + 8 * 32 * static_cast<double>(bytes) / card));
 }

@@ -136,6 +136,7 @@ struct Link {
   Origin origin = Origin::measured;
   std::string source;
   std::int64_t gpus_per_port = 1;  ///< GPUs of a node that share one network port, and its bandwidth
+  std::int64_t nvlink_domain = 0;  ///< of a link between domains that was measured: GPUs of one of them; 0: not said
 };
 
 /// Everything else that is one number: "host.<what>_us", "memory.<what>_bytes", ... with its source. Names: FORMAT.md.
