@@ -20,10 +20,16 @@ class JsonReader {
     try {
       stream_json(builder_.trace.file, [&](const std::string& key, std::string_view value, bool element) {
         // The streamer guarantees the padding.
+        values_ = element && key == key_ ? values_ + 1 : 0;
+        key_ = key;
+        element_ = element;
         handle(key, parser_.parse(value.data(), value.size(), false), element);
       });
     } catch (const simdjson::simdjson_error& error) {
-      throw refuse(std::string("value number ") + std::to_string(values_) + ": " + error.what());
+      throw UsageError({builder_.trace.file, 0}, element_ ? key_ + "[" + std::to_string(values_) + "]" : key_,
+                       error.error() == simdjson::INCORRECT_TYPE  ? "a value of another type than traces have there"
+                       : error.error() == simdjson::NO_SUCH_FIELD ? "lacks a key that traces have there"
+                                                                  : std::string("not JSON: ") + error.what());
     }
     if (rows_.empty() && !names_.empty()) throw refuse("the list has no kernels: \"rows\" is empty or missing");
     if (rows_.empty() && !events_) throw refuse("neither a Chrome trace (traceEvents) nor a kernel list (names, rows)");
@@ -38,7 +44,6 @@ class JsonReader {
 
  private:
   void handle(const std::string& key, dom::element value, bool element) {
-    ++values_;
     if (key == "traceEvents" && element) {
       events_ = true;
       event(value);
@@ -150,8 +155,9 @@ class JsonReader {
   dom::parser parser_;
   std::vector<std::string> names_;
   std::vector<std::pair<std::size_t, Activity>> rows_;
+  std::string key_;  ///< of the value at hand, and where it stands in its list
   std::size_t values_ = 0;
-  bool events_ = false;
+  bool element_ = false, events_ = false;
 };
 
 }  // namespace
