@@ -53,6 +53,9 @@ bool on_standard_output(const std::vector<std::pair<std::string, std::string>>& 
 /// Throws UsageError for an output that cannot be written, before there is anything to write.
 void require_writable(const std::vector<std::pair<std::string, std::string>>& outputs);
 
+/// Throws UsageError for the value of `option` that is no regular expression.
+void require_regex(const std::string& option, const std::string& text);
+
 /// `json`, an object's text, with a list as another member; unchanged where the list is empty.
 std::string with_list(const std::string& json, const std::string& name, const std::vector<std::string>& list);
 

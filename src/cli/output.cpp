@@ -5,6 +5,7 @@
 #include "commands.hpp"
 #include "embedded.hpp"
 #include "pipewright/base.hpp"
+#include "pipewright/regex.hpp"
 #include "terminal.hpp"
 
 namespace pipewright::cli {
@@ -32,6 +33,14 @@ bool on_standard_output(const std::vector<std::pair<std::string, std::string>>& 
 void require_writable(const std::vector<std::pair<std::string, std::string>>& outputs) {
   for (const auto& [option, path] : outputs)
     if (!path.empty() && path != "-") pipewright::require_writable(path);
+}
+
+void require_regex(const std::string& option, const std::string& text) {
+  try {
+    const Regex compiled(text);
+  } catch (const std::invalid_argument&) {
+    throw UsageError({"command line", 0}, option, "\"" + text + "\" is not a regular expression");
+  }
 }
 
 std::string with_list(const std::string& json, const std::string& name, const std::vector<std::string>& list) {

@@ -7,6 +7,7 @@
 
 #include "commands.hpp"
 #include "pipewright/memory.hpp"
+#include "pipewright/report.hpp"
 
 namespace pipewright::cli {
 namespace {
@@ -37,7 +38,7 @@ void run(const ReplayAllocatorOptions& options) {
                                          {"reserved_bytes", replay.reserved.value},
                                          {"segments", replay.segments},
                                          {"unknown_frees", replay.unknown_frees}};
-    write_result(options.json, json.dump(1) + "\n");
+    write_result(options.json, report::stamped(json.dump()));
   }
   if (options.json != "-") write_result("-", text(replay));
 }

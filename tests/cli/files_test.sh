@@ -72,6 +72,12 @@ trial base.yaml -- echo {flags}
 diff base.yaml base.yaml --set-b micro_batch_size=2
 COMMANDS
 
+# A full disk behind standard output is an error, whoever flushed first.
+for words in --version --help 'simulate base.yaml' 'simulate base.yaml --json -' 'list settings' 'man plan' 'completion bash'; do
+  "$program" $words >/dev/full 2>err
+  [ $? = 2 ] || say "$words >/dev/full ended with $?"
+done
+
 # What stands after -- is the command's and nobody else's.
 cat >config.json <<'JSON'
 {"model_type": "llama", "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 4, "num_attention_heads": 8,
