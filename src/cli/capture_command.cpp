@@ -79,6 +79,7 @@ void check(const Arguments& arguments) {
   if (!arguments.force && arguments.out != "-" && std::filesystem::exists(arguments.out)) {
     throw UsageError(kHere, "--out", arguments.out + " exists; --force replaces it");
   }
+  if (arguments.out != "-") require_writable(arguments.out);  // minutes before there is anything to write
   require_regex("--ops", arguments.options.ops);
   require_regex("--step-kernel", arguments.attach.step_kernel);
 }

@@ -78,7 +78,6 @@ void run(const TrialOptions& options, Outcome& outcome) {
   std::vector<trial::Command> commands;
   for (const auto& candidate : candidates)
     commands.push_back(trial::fill(options.how.command, candidate, options.how.form, options.how.steps));
-  require_writable(outputs);
   if (options.dry_run) return print_commands(candidates, commands, options, quiet);
   const auto others = trial::open_folder(options.how.folder, candidates, options.force);
   if (!others.empty()) {
