@@ -1,6 +1,7 @@
 // The readers: what each form says, and that broken files give one clear error and never anything else.
 #include <doctest/doctest.h>
 #include <sqlite3.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include <zlib.h>
 
@@ -161,6 +162,9 @@ TEST_CASE("wrong input: one clear error") {
   };
   CHECK(contains(error_of("/nowhere/x.r0.json"), "no such file"));
   CHECK(contains(error_of(folder.path.string()), "directory"));
+  const std::string pipe = (folder.path / "pipe.r0.json").string();
+  REQUIRE(mkfifo(pipe.c_str(), 0600) == 0);
+  CHECK(contains(error_of(pipe), "no regular file"));  // and no waiting for who would write it
   CHECK(contains(error("empty.r0.json", ""), "truncated"));
   CHECK(contains(error("text.r0.json", "hello"), "not JSON around byte 0"));
   CHECK(contains(error("object.r0.json", R"({"a": 1})"), "neither a Chrome trace"));
