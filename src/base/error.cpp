@@ -61,6 +61,18 @@ std::size_t edit_distance(const std::string& a, const std::string& b) {
   return last[b.size()];
 }
 
+/// Is every word of `name` one of `whole`'s ("num_experts" of "num_moe_experts")? A short word alone says too little.
+bool has_words(const std::string& whole, const std::string& name) {
+  if (name.find('_') == std::string::npos && name.size() < 5) return false;
+  const std::string among = "_" + whole + "_";
+  for (std::size_t from = 0; from <= name.size();) {
+    const auto to = std::min(name.find('_', from), name.size());
+    if (among.find("_" + name.substr(from, to - from) + "_") == std::string::npos) return false;
+    from = to + 1;
+  }
+  return true;
+}
+
 }  // namespace
 
 UsageError::UsageError(Position where, std::string key, std::string message, std::vector<std::string> allowed,
@@ -76,15 +88,24 @@ std::string nearest_name(std::string_view name, const std::vector<std::string>& 
   if (name.empty() || name.size() > 100) return {};
   const std::string wanted = folded(name);
   std::size_t best = (name.size() + 2) / 3 + 1;  // a third of the letters may be wrong
+  bool by_length = true;                         // letters too many or too few are likelier than wrong ones
   std::string nearest;
   for (const std::string& candidate : candidates) {
-    const std::size_t distance = edit_distance(wanted, folded(candidate));
-    if (distance < best && distance < candidate.size()) {
+    const std::string known = folded(candidate);
+    const std::size_t distance = edit_distance(wanted, known);
+    const bool same_letters = std::max(wanted.size(), known.size()) - std::min(wanted.size(), known.size()) == distance;
+    if (distance < candidate.size() && (distance < best || (distance == best && same_letters && !by_length))) {
       best = distance;
+      by_length = same_letters;
       nearest = candidate;
     }
   }
-  return nearest;
+  if (!nearest.empty() && best <= 2) return nearest;  // a slip of the fingers
+  const std::string* shortest = nullptr;
+  for (const std::string& candidate : candidates)
+    if (has_words(folded(candidate), wanted) && (shortest == nullptr || candidate.size() < shortest->size()))
+      shortest = &candidate;
+  return shortest == nullptr ? nearest : *shortest;
 }
 
 }  // namespace pipewright

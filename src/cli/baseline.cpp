@@ -1,5 +1,8 @@
 #include "baseline.hpp"
 
+#include <fmt/format.h>
+
+#include <algorithm>
 #include <filesystem>
 #include <map>
 
@@ -19,8 +22,12 @@ std::map<std::string, std::string> recipes_in(const std::string& folder) {
   std::map<std::string, std::string> out;
   for (const auto& entry : fs::directory_iterator(folder)) {
     const auto extension = entry.path().extension();
-    if (extension == ".yaml" || extension == ".yml" || extension == ".sh")
-      out[entry.path().stem().string()] = entry.path().string();
+    if (extension != ".yaml" && extension != ".yml" && extension != ".sh") continue;
+    const auto [place, first] = out.emplace(entry.path().stem().string(), entry.path().string());
+    if (first) continue;
+    const auto [one, other] =
+        std::minmax({fs::path(place->second).filename().string(), entry.path().filename().string()});
+    throw UsageError({folder, 0}, place->first, fmt::format("two recipes have this name: {} and {}", one, other));
   }
   if (out.empty()) throw UsageError({folder, 0}, {}, "no recipes (*.yaml, *.sh) in this folder");
   return out;
@@ -69,6 +76,8 @@ std::vector<report::RecipeChange> recipe_changes(const Input& input, const std::
                                                  const std::string& after) {
   if (before.empty() || after.empty())
     throw UsageError({"command line", 0}, "--baseline", "compares two files or two folders: --baseline BEFORE AFTER");
+  for (const auto& path : {before, after})
+    if (!fs::exists(path)) throw UsageError({path, 0}, {}, "cannot read: no such file");
   const bool folders = fs::is_directory(before);
   if (folders != fs::is_directory(after))
     throw UsageError({"command line", 0}, "--baseline", "a file and a folder: give two of a kind");

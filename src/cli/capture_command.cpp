@@ -12,7 +12,6 @@
 #include "pipewright/capture.hpp"
 #include "pipewright/import.hpp"
 #include "pipewright/model.hpp"
-#include "pipewright/regex.hpp"
 #include "pipewright/scenario/io.hpp"
 #include "progress.hpp"
 
@@ -76,20 +75,13 @@ class Line {
   bool used_ = false;
 };
 
-void check_regex(const char* option, const std::string& text) {
-  try {
-    const Regex compiled(text);
-  } catch (const std::invalid_argument&) {
-    throw UsageError(kHere, option, "\"" + text + "\" is not a regular expression");
-  }
-}
-
 void check(const Arguments& arguments) {
   if (!arguments.force && arguments.out != "-" && std::filesystem::exists(arguments.out)) {
     throw UsageError(kHere, "--out", arguments.out + " exists; --force replaces it");
   }
-  check_regex("--ops", arguments.options.ops);
-  check_regex("--step-kernel", arguments.attach.step_kernel);
+  if (arguments.out != "-") require_writable(arguments.out);  // minutes before there is anything to write
+  require_regex("--ops", arguments.options.ops);
+  require_regex("--step-kernel", arguments.attach.step_kernel);
 }
 
 scenario::Scenario checked_scenario(const std::string& path) {

@@ -47,11 +47,13 @@ void add_completion(Command& app, Outcome& outcome);
 void add_json_option(Command& command, std::string& file);
 void add_report_option(Command& command, std::string& file);
 
-/// Is one of these outputs (option and path) standard output, "-"? Then nothing else goes there. Throws for two.
+/// Is one of these outputs (option and path, "" where it is not asked for) standard output, "-"? Then nothing else goes
+/// there. Throws UsageError, before there is anything to write, for two that are one file or standard output, and for a
+/// file that cannot be written.
 bool on_standard_output(const std::vector<std::pair<std::string, std::string>>& outputs);
 
-/// Throws UsageError for an output that cannot be written, before there is anything to write.
-void require_writable(const std::vector<std::pair<std::string, std::string>>& outputs);
+/// Throws UsageError for the value of `option` that is no regular expression.
+void require_regex(const std::string& option, const std::string& text);
 
 /// `json`, an object's text, with a list as another member; unchanged where the list is empty.
 std::string with_list(const std::string& json, const std::string& name, const std::vector<std::string>& list);

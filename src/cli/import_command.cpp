@@ -11,6 +11,7 @@
 #include "pipewright/import.hpp"
 #include "pipewright/nccl_tests.hpp"
 #include "pipewright/public_tables.hpp"
+#include "pipewright/report.hpp"
 #include "pipewright/scenario/io.hpp"
 
 namespace pipewright::cli {
@@ -75,7 +76,7 @@ void import_benchmarks(const ImportOptions& options, bool quiet) {
   for (const auto& path : options.traces) command += " " + std::filesystem::path(path).filename().string();
   const auto result = nccl_tests::import_files(options.traces, {name_of(options.out), command, options.nvlink_domain});
   write_result(options.out, profile::to_json(result.profile));
-  if (!options.json.empty()) write_result(options.json, nccl_tests::json(result));
+  if (!options.json.empty()) write_result(options.json, report::stamped(nccl_tests::json(result)));
   if (!quiet) write_result("-", nccl_tests::text(result));
 }
 
@@ -124,7 +125,7 @@ void import(const ImportOptions& options) {
   const traces::Options how{name_of(options.out), options.host_overhead, command};
   const auto result = traces::import_traces(scenario, read, how, lone.get());
   write_result(options.out, profile::to_json(result.profile));
-  if (!options.json.empty()) write_result(options.json, traces::json(result, lone.get()));
+  if (!options.json.empty()) write_result(options.json, report::stamped(traces::json(result, lone.get())));
   if (!quiet) write_result("-", traces::text(result, lone.get()));
 }
 

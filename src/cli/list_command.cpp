@@ -13,6 +13,7 @@
 #include "pipewright/modules.hpp"
 #include "pipewright/plan.hpp"
 #include "pipewright/profile.hpp"
+#include "pipewright/report.hpp"
 #include "pipewright/scenario/fields.hpp"
 
 namespace pipewright::cli {
@@ -197,7 +198,7 @@ void add_list(Command& app, Outcome& outcome) {
           outcome.status = 1;
       }
       if (!json->empty()) {
-        write_result(*json, result.json.dump(1, ' ', false, Json::error_handler_t::replace) + "\n");
+        write_result(*json, report::stamped(result.json.dump(1, ' ', false, Json::error_handler_t::replace)));
       }
       if (*json != "-") write_result("-", result.text);
     });

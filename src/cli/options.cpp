@@ -1,8 +1,11 @@
 // The data of options.hpp handed to CLI11.
 #include "options.hpp"
 
+#include <fmt/format.h>
+
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <charconv>
 #include <cstdio>
 #include <map>
 #include <string_view>
@@ -50,9 +53,37 @@ void declare(CLI::App& app, Command& command, Made& made) {
   if (!command.commands().empty()) app.require_subcommand(1);
 }
 
+/// Throws for a word that the option does not take: another kind of number, none of the allowed values.
+void require_value(const Option& option, const std::string& word) {
+  const auto refuse = [&](const std::string& expected) {
+    throw UsageError({"command line", 0}, option.name(), fmt::format("expected {}, found \"{}\"", expected, word));
+  };
+  const auto reads = [&](auto number) {
+    const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), number);
+    return error == std::errc() && end == word.data() + word.size();
+  };
+  std::visit(
+      [&](const auto* target) {
+        using Value = std::remove_cvref_t<decltype(*target)>;
+        if constexpr (std::is_same_v<Value, int> || std::is_same_v<Value, std::optional<int>>) {
+          if (!reads(int{})) refuse("an integer, at most 2^31 - 1");
+        } else if constexpr (std::is_same_v<Value, long long>) {
+          if (!reads(0LL)) refuse("an integer, at most 2^63 - 1");
+        } else if constexpr (std::is_same_v<Value, double> || std::is_same_v<Value, std::optional<double>>) {
+          if (!reads(double{})) refuse("a number");
+        }
+      },
+      option.target());
+  const auto& allowed = option.values_allowed();
+  if (!allowed.empty() && std::ranges::find(allowed, word) == allowed.end())
+    throw UsageError({"command line", 0}, option.name(), fmt::format("unknown value \"{}\"", word), allowed,
+                     nearest_name(word, allowed));
+}
+
 /// What CLI11 refused, said with the nearest name; its own text where no name is misspelled.
 [[noreturn]] void refuse(const Command& program, int argc, char** argv, const CLI::ParseError& error) {
   const Command* command = &program;
+  int words = 0;  // of the command, beside its options
   for (int i = 1; i < argc; ++i) {
     const std::string argument = argv[i];
     if (argument == "--") break;
@@ -67,13 +98,29 @@ void declare(CLI::App& app, Command& command, Made& made) {
         if (option.name() == name) found = &option;
       }
       if (found != nullptr) {
-        if (!found->flag() && name == argument) ++i;  // its value may begin with "--"
+        if (found->flag()) continue;
+        const bool apart = name == argument;  // its value may begin with "--"
+        if (apart && ++i == argc) throw UsageError({"command line", 0}, name, "a value is missing");
+        require_value(*found, apart ? argv[i] : argument.substr(name.size() + 1));
+        for (int more = found->count() ? found->count()->second - 1 : 0;
+             more > 0 && i + 1 < argc && *argv[i + 1] != '-'; --more)
+          ++i;
         continue;
       }
       if (name == "--help" || (command == &program && name == "--version")) continue;
       throw UsageError({"command line", 0}, name, "unknown option", known, nearest_name(name, known));
     }
-    if (command->commands().empty() || argument.rfind('-', 0) == 0) continue;
+    if (argument.rfind('-', 0) == 0) continue;
+    if (command->commands().empty()) {
+      for (const Option& option : command->options())
+        if (option.positional() && !option.count() && std::holds_alternative<std::string*>(option.target())) {
+          if (words++ == 0)
+            require_value(option, argument);
+          else
+            throw UsageError({"command line", 0}, argument, "one word too many, after " + option.name());
+        }
+      continue;
+    }
     std::vector<std::string> known;
     const Command* next = nullptr;
     for (const Command& below : command->commands()) {
@@ -84,6 +131,11 @@ void declare(CLI::App& app, Command& command, Made& made) {
       throw UsageError({"command line", 0}, argument, "unknown command", known, nearest_name(argument, known));
     }
     command = next;
+  }
+  if (!command->commands().empty()) {
+    std::vector<std::string> known;
+    for (const Command& below : command->commands()) known.push_back(below.name());
+    throw UsageError({"command line", 0}, command->name(), "a command is missing", known);
   }
   throw UsageError({"command line", 0}, {}, error.what());
 }

@@ -1,10 +1,12 @@
 // Where results go.
 #include <cstdio>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "commands.hpp"
 #include "embedded.hpp"
 #include "pipewright/base.hpp"
+#include "pipewright/regex.hpp"
 #include "terminal.hpp"
 
 namespace pipewright::cli {
@@ -18,20 +20,35 @@ void add_report_option(Command& command, std::string& file) {
 }
 
 bool on_standard_output(const std::vector<std::pair<std::string, std::string>>& outputs) {
-  std::string first;
-  for (const auto& [option, path] : outputs) {
-    if (path != "-") continue;
-    if (!first.empty()) {
-      throw UsageError({"command line", 0}, {}, first + " - and " + option + " - exclude each other");
+  namespace fs = std::filesystem;
+  bool standard = false;
+  for (auto one = outputs.begin(); one != outputs.end(); ++one) {
+    const auto& [option, path] = *one;
+    if (path.empty()) continue;
+    standard |= path == "-";
+    for (auto other = outputs.begin(); other != one; ++other) {
+      std::error_code error;
+      const bool same = path == "-" || other->second == "-"
+                            ? path == other->second
+                            : !other->second.empty() && (fs::weakly_canonical(fs::absolute(path), error) ==
+                                                             fs::weakly_canonical(fs::absolute(other->second), error) ||
+                                                         fs::equivalent(path, other->second, error));
+      // What stands for a device takes one after the other.
+      if (same && (path == "-" || !fs::exists(path) || fs::is_regular_file(path)))
+        throw UsageError({"command line", 0}, {},
+                         other->first + " " + other->second + " and " + option + " " + path + " exclude each other");
     }
-    first = option;
+    if (path != "-") require_writable(path);
   }
-  return !first.empty();
+  return standard;
 }
 
-void require_writable(const std::vector<std::pair<std::string, std::string>>& outputs) {
-  for (const auto& [option, path] : outputs)
-    if (!path.empty() && path != "-") pipewright::require_writable(path);
+void require_regex(const std::string& option, const std::string& text) {
+  try {
+    const Regex compiled(text);
+  } catch (const std::invalid_argument&) {
+    throw UsageError({"command line", 0}, option, "\"" + text + "\" is not a regular expression");
+  }
 }
 
 std::string with_list(const std::string& json, const std::string& name, const std::vector<std::string>& list) {

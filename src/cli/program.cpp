@@ -63,7 +63,8 @@ int run_program(int argc, char** argv) {
   try {
     if (const int columns = terminal_width(); columns > 0) report::set_line_width(columns);
     const int status = run(argc, argv);
-    if (std::fflush(stdout) != 0) throw UsageError("standard output cannot be written");
+    // Flushed before, a failure is only remembered.
+    if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) throw UsageError("standard output cannot be written");
     return status;
   } catch (const UsageError& error) {
     std::fprintf(stderr, "%s\n", dressed_message(std::string("error: ") + error.what(), true).c_str());

@@ -7,6 +7,7 @@
 
 #include "commands.hpp"
 #include "pipewright/memory.hpp"
+#include "pipewright/report.hpp"
 
 namespace pipewright::cli {
 namespace {
@@ -74,7 +75,7 @@ nlohmann::ordered_json json_of(const memory::Replay& r) {
 
 void run(const ReplayAllocatorOptions& options) {
   const auto replay = memory::replay(read_file(options.recording), options.recording, options.conf);
-  if (!options.json.empty()) write_result(options.json, json_of(replay).dump(1) + "\n");
+  if (!options.json.empty()) write_result(options.json, report::stamped(json_of(replay).dump(1)));
   if (options.json != "-") write_result("-", text(replay));
 }
 

@@ -54,6 +54,10 @@ void check(const TrialOptions& options) {
                          std::to_string(trial::first_counted_step) + " are not counted");
   if (!(options.how.limit_s > 0) || !std::isfinite(options.how.limit_s))
     throw UsageError(trial_line, "--limit", "must be a number of seconds, more than 0");
+  require_regex("--step-kernel", options.how.step_kernel);
+  if (options.unrecorded && !(options.how.step_kernel.empty() && options.how.step_range.empty()))
+    throw UsageError(trial_line, "--no-record",
+                     "nothing is recorded whose steps --step-kernel or --step-range could end");
 }
 
 void print_commands(const std::vector<trial::Candidate>& candidates, const std::vector<trial::Command>& commands,
@@ -74,7 +78,6 @@ void run(const TrialOptions& options, Outcome& outcome) {
   std::vector<trial::Command> commands;
   for (const auto& candidate : candidates)
     commands.push_back(trial::fill(options.how.command, candidate, options.how.form, options.how.steps));
-  require_writable(outputs);
   if (options.dry_run) return print_commands(candidates, commands, options, quiet);
   const auto others = trial::open_folder(options.how.folder, candidates, options.force);
   if (!others.empty()) {

@@ -13,6 +13,7 @@
 #include "pipewright/scenario/derived.hpp"
 #include "pipewright/scenario/fields.hpp"
 #include "pipewright/scenario/io.hpp"
+#include "pipewright/userbuffers.hpp"
 #include "python.hpp"
 
 namespace pipewright::emit {
@@ -196,18 +197,24 @@ Groups bridge(const Scenario& scenario) {
   const std::string recipe = "cfg.mixed_precision = get_mixed_precision_config(\"" + recipe_of(scenario) + "\")";
   const auto titles = fields_by_title();
   // Its only argument without a default.
+  // Without a table Transformer Engine would take its own.
+  const char* const found = scenario.settings.tp_comm_overlap ? model::overlap_table(scenario) : nullptr;
+  const std::string table = found == nullptr ? "" : found;
   const std::string comm_overlap = "cfg.comm_overlap = CommOverlapConfig(tp_comm_overlap=" +
-                                   std::string(scenario.settings.tp_comm_overlap ? "True" : "False") + ")";
+                                   std::string(scenario.settings.tp_comm_overlap ? "True" : "False") +
+                                   (table.empty() ? "" : ", tp_comm_overlap_cfg=" + table) + ")";
   std::string structure = recipe + "\n" + comm_overlap + "\n";
   for (const auto& [title, fields] : titles)
     for (const auto& field : fields)
       if (structural(scenario, field)) structure += line_of(scenario, field).words.front() + "\n";
   const auto base = from_bridge_text(structure, "bridge", machine).scenario;
 
-  Groups groups = {{"Imports",
-                    {{{"import torch"}, ""},
-                     {{"from megatron.bridge.training.comm_overlap import CommOverlapConfig"}, ""},
-                     {{"from megatron.bridge.training.mixed_precision import get_mixed_precision_config"}, ""}}}};
+  Groups groups = {
+      {"Imports",
+       {{{"import torch"}, ""},
+        {{"from megatron.bridge.training.comm_overlap import CommOverlapConfig" + (table.empty() ? "" : ", " + table)},
+         ""},
+        {{"from megatron.bridge.training.mixed_precision import get_mixed_precision_config"}, ""}}}};
   groups.front().lines.insert(groups.front().lines.begin(), {{}, versions_of_run(scenario)});
   const char* const provider = special_provider(scenario);
   const std::string model_class = provider == nullptr ? "" : provider_remark + std::string(provider);

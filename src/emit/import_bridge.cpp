@@ -16,6 +16,7 @@
 #include "pipewright/scenario/derived.hpp"
 #include "pipewright/scenario/fields.hpp"
 #include "pipewright/scenario/io.hpp"
+#include "pipewright/userbuffers.hpp"
 #include "python.hpp"
 
 namespace pipewright::emit {
@@ -119,6 +120,7 @@ class OverrideImporter {
                                      settings.expert_model_parallel_size * scenario::expert_tensor_parallel_size(s_));
     for (const auto& assignment : precision_) assign(s_, assignment);
     if (has_comm_overlap_) apply_comm_overlap(s_, comm_overlap_);
+    require_known_overlap();
     check_for_nan();
     for (const auto& [field, where] : places_)
       for (const char* home : {"model.", "settings."})
@@ -140,6 +142,8 @@ class OverrideImporter {
   }
 
  private:
+  static constexpr std::string_view overlap_table = "tp_comm_overlap_cfg";
+
   /// The remark that emitted overrides begin with: "# for Megatron Bridge 0.4.2, Megatron Core 0.17.0, ...".
   void versions(std::string_view text) {
     const std::string begin = std::string("# ") + version_remark + " Megatron ";
@@ -193,7 +197,10 @@ class OverrideImporter {
     if (section == "model" && field == model_provider) return provider(value.text, where);
     if (section == "model" && holds_spec(field)) return specification_of_layers(field, value, where);
     if (section == "model" && field == pads) return set(section, field, value, where);
-    if (field == "tp_comm_overlap_cfg") return;
+    if (field == overlap_table) {
+      if (!value.entries.empty()) overlap_table_ = {value, where};  // cfg.model's is what was made of it
+      return;
+    }
     if (section == "tokenizer" && field == "vocab_size") {
       tokenizer_vocabulary_ = number(value, where);
       return;
@@ -221,6 +228,32 @@ class OverrideImporter {
     if (!said && (object || value.kind == Python::Kind::name || (off && value.items.empty()))) return;
     if (object && section != "dataset") return;
     set(section, field, value, where);
+  }
+
+  /// A table of userbuffers that is written out must be the one that the model takes for such a run.
+  void require_known_overlap() {
+    const auto& [table, where] = overlap_table_;
+    if (table.entries.empty() || !s_.settings.tp_comm_overlap) return;
+    const auto entry = [](const Python& of, const char* name) -> const Python* {
+      for (const auto& [key, value] : of.entries)
+        if (key == name) return &value;
+      return nullptr;
+    };
+    const auto known = model::possible_overlaps(s_);
+    model::OverlapMultiprocessors said = known.front();
+    for (const auto& [name, member] : {std::pair("qkv_dgrad", &model::OverlapMultiprocessors::qkv_dgrad),
+                                       {"qkv_wgrad", &model::OverlapMultiprocessors::qkv_wgrad},
+                                       {"fc1_dgrad", &model::OverlapMultiprocessors::fc1_dgrad},
+                                       {"fc1_wgrad", &model::OverlapMultiprocessors::fc1_wgrad},
+                                       {"proj_fprop", &model::OverlapMultiprocessors::proj_forward},
+                                       {"fc2_fprop", &model::OverlapMultiprocessors::fc2_forward}})
+      if (const auto* product = entry(table, name)) {
+        if (const auto* multiprocessors = entry(*product, "num_sm"))
+          said.*member = number(*multiprocessors, where);
+        else if (product->text.ends_with("RingExchangeOverlapCfg"))
+          said.*member = 1;  // its class' default
+      }
+    if (std::ranges::find(known, said) == known.end()) refuse(std::string(overlap_table), "written out", where);
   }
 
   /// One setting, on where either is; both are unless a file says otherwise (resilience_config.py, recipes/common.py).
@@ -359,7 +392,10 @@ class OverrideImporter {
     if (value.kind != Python::Kind::call || !value.text.ends_with("CommOverlapConfig"))
       throw UsageError(where, "cfg.comm_overlap", "expected CommOverlapConfig(FIELD=VALUE, ...) or None");
     for (const auto& [field, one] : value.entries)
-      if (field != "tp_comm_overlap_cfg") set("comm_overlap", field, one, where);
+      if (field == overlap_table)
+        overlap_table_ = {one, where};
+      else
+        set("comm_overlap", field, one, where);
   }
 
   void read_recipe(const Python& value, const Position& where) {
@@ -541,6 +577,7 @@ class OverrideImporter {
   bool has_comm_overlap_ = false, resolved_ = false, pads_vocabulary_ = true;
   std::optional<bool> gradients_checked_, losses_checked_;
   std::int64_t data_parallel_size_ = 0, tokenizer_vocabulary_ = 0;  ///< of a whole configuration
+  std::pair<Python, Position> overlap_table_;
   std::pair<std::int64_t, Position> dataset_length_ = {0, {}}, row_length_ = {0, {}};
   std::map<std::string, Position> places_;  ///< of fields
   std::set<std::string> ignored_;

@@ -160,7 +160,7 @@ std::string version_of(const std::string& code) {  // 22907: 2.29.7; before 2.9 
 
 bool recognise(const std::string& path) {
   std::error_code error;
-  if (std::filesystem::is_directory(path, error)) return false;
+  if (!std::filesystem::is_regular_file(path, error)) return false;  // a pipe gives what it holds only once
   constexpr std::size_t looked_at = 1 << 20;
   std::string head(looked_at, '\0');
   std::ifstream in(path, std::ios::binary);

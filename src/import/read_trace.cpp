@@ -87,6 +87,8 @@ Trace read(const std::string& path) {
   const auto status = std::filesystem::status(path, error);
   if (!std::filesystem::exists(status)) throw UsageError({path, 0}, {}, "cannot read: no such file");
   if (std::filesystem::is_directory(status)) throw UsageError({path, 0}, {}, "cannot read: this is a directory");
+  if (!std::filesystem::is_regular_file(status))
+    throw UsageError({path, 0}, {}, "cannot read: no regular file, and a trace is read more than once");
   constexpr std::string_view sqlite("SQLite format 3\0", 16);  // sqlite.org/fileformat.html, 1.3: the NUL belongs to it
   constexpr std::string_view recording = "pipewright recording 1\n";
   std::array<char, recording.size()> head{};

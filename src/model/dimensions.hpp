@@ -11,8 +11,8 @@
 #include "pipewright/profile.hpp"
 #include "pipewright/scenario/context.hpp"
 #include "pipewright/scenario/types.hpp"
+#include "pipewright/userbuffers.hpp"
 #include "precision.hpp"
-#include "userbuffers.hpp"
 
 namespace pipewright::model {
 

@@ -1,4 +1,4 @@
-#include "userbuffers.hpp"
+#include "pipewright/userbuffers.hpp"
 
 #include <algorithm>
 #include <iterator>
@@ -7,6 +7,7 @@ namespace pipewright::model {
 namespace {
 
 struct Tuned {
+  const char* name;
   int generation;  ///< of the GPU: compute capability over 10
   std::int64_t hidden;
   bool fp8;
@@ -17,23 +18,47 @@ struct Tuned {
 // whatever the tensor parallelism (scripts/performance/configs/llama/llama3_llm_pretrain.py, llama31_llm_pretrain.py);
 // its other recipes name none. A ring exchange holds one.
 constexpr Tuned tuned[] = {
-    {9, 8192, false, {4, 24, 2, 4, 24, 16}},   {9, 8192, true, {4, 24, 2, 4, 1, 1}},
-    {10, 8192, false, {16, 24, 2, 4, 32, 16}}, {10, 8192, true, {4, 24, 2, 4, 1, 1}},
-    {9, 16384, false, {2, 24, 2, 2, 24, 8}},   {9, 16384, true, {2, 24, 2, 2, 1, 1}},
-    {10, 16384, false, {8, 24, 2, 2, 32, 8}},  {10, 16384, true, {8, 32, 2, 8, 1, 1}},
+    {"userbuffers_bf16_h100_h8192_tp4_mbs1_seqlen8192", 9, 8192, false, {4, 24, 2, 4, 24, 16}},
+    {"userbuffers_fp8_h100_h8192_tp4_mbs1_seqlen8192", 9, 8192, true, {4, 24, 2, 4, 1, 1}},
+    {"userbuffers_bf16_b200_h8192_tp2_mbs1_seqlen8192", 10, 8192, false, {16, 24, 2, 4, 32, 16}},
+    {"userbuffers_fp8_b200_h8192_tp2_mbs1_seqlen8192", 10, 8192, true, {4, 24, 2, 4, 1, 1}},
+    {"userbuffers_bf16_h100_h16384_tp8_cp2_mbs1_seqlen8192", 9, 16384, false, {2, 24, 2, 2, 24, 8}},
+    {"userbuffers_fp8_h100_h16384_tp8_cp2_mbs1_seqlen8192", 9, 16384, true, {2, 24, 2, 2, 1, 1}},
+    {"userbuffers_bf16_b200_h16384_tp4_cp2_mbs1_seqlen8192", 10, 16384, false, {8, 24, 2, 2, 32, 8}},
+    {"userbuffers_fp8_b200_h16384_tp4_cp2_mbs1_seqlen8192", 10, 16384, true, {8, 32, 2, 8, 1, 1}},
 };
+
+/// Recipes that name a table: of Bridge, which pretrain a dense model of one of these sizes.
+std::vector<Tuned> named(const scenario::Scenario& scenario) {
+  const auto& o = scenario.settings;
+  std::vector<Tuned> out;
+  if (scenario.software.megatron_bridge && !o.sft && o.lora_target_modules.empty() && !scenario.model.num_moe_experts)
+    std::ranges::copy_if(tuned, std::back_inserter(out), [&](const Tuned& t) {
+      return t.hidden == scenario.model.hidden_size && t.fp8 == static_cast<bool>(o.fp8);
+    });
+  return out;
+}
 
 }  // namespace
 
 OverlapMultiprocessors overlap_multiprocessors(const scenario::Scenario& scenario, const profile::Device& gpu) {
-  const auto& o = scenario.settings;
-  if (!scenario.software.megatron_bridge || o.sft || !o.lora_target_modules.empty() || scenario.model.num_moe_experts)
-    return {};
-  const auto* found = std::ranges::find_if(tuned, [&](const Tuned& t) {
-    return t.generation == gpu.compute_capability / 10 && t.hidden == scenario.model.hidden_size &&
-           t.fp8 == static_cast<bool>(o.fp8);
-  });
-  return found == std::end(tuned) ? OverlapMultiprocessors{} : found->multiprocessors;
+  for (const Tuned& t : named(scenario))
+    if (t.generation == gpu.compute_capability / 10) return t.multiprocessors;
+  return {};
+}
+
+const char* overlap_table(const scenario::Scenario& scenario) {
+  const auto& gpu = scenario.cluster.compute_capability;
+  for (const Tuned& t : named(scenario))
+    if (gpu && t.generation == *gpu / 10) return t.name;
+  return nullptr;
+}
+
+std::vector<OverlapMultiprocessors> possible_overlaps(const scenario::Scenario& scenario) {
+  std::vector<OverlapMultiprocessors> out;
+  for (const Tuned& t : named(scenario)) out.push_back(t.multiprocessors);
+  if (out.empty()) out.emplace_back();
+  return out;
 }
 
 }  // namespace pipewright::model

@@ -164,7 +164,8 @@ std::string relative_text(const Json& recipe, const char* key) {
 /// "slower", and why the answer is no.
 std::string verdict_text(const Json& recipe) {
   std::string out = recipe.at("verdict");
-  for (const auto& one : recipe.at("over")) out += (out == recipe.at("verdict") ? ": " : "; ") + one.get<std::string>();
+  for (const auto& one : recipe.at("over"))
+    if (one != recipe.at("verdict")) out += (out == recipe.at("verdict") ? ": " : "; ") + one.get<std::string>();
   return out;
 }
 

@@ -94,7 +94,12 @@ std::optional<ReadPrediction> read_prediction(const std::string& json, const std
     require_prediction(place);
     return ReadPrediction{whole.dump(), {}};
   }
-  if (!place.has("best") || !place.has("searched")) return std::nullopt;
+  if (!place.has("best") || !place.has("searched")) {
+    if (place.has("schema") && place.has("tool"))
+      throw UsageError({file, 0}, {},
+                       "holds no prediction: `simulate --json` and `plan --json` write what is compared");
+    return std::nullopt;
+  }
   const Given best = place.at("best");
   if (best.value().is_null()) throw UsageError({file, 0}, {}, "this plan has no best: nothing fits");
   require_prediction(best.at("prediction"));

@@ -188,9 +188,13 @@ class Writer {
   void names(int rank, const std::string& left_out) {
     line(R"({{"ph":"M","pid":{},"name":"process_name","args":{{"name":"pipeline rank {}"}}}})", rank, rank);
     line(R"({{"ph":"M","pid":{},"name":"process_sort_index","args":{{"sort_index":{}}}}})", rank, rank);
-    if (!left_out.empty())
-      line(R"({{"ph":"M","pid":{},"name":"process_labels","args":{{"labels":{}}}}})", rank,
-           quoted("without " + left_out));
+    const auto r = static_cast<std::size_t>(rank);
+    const char* memory =
+        r < memory_.size() && memory_[r].eager ? "memory of the steps before CUDA graphs are captured" : "";
+    const std::string left = left_out.empty() ? "" : "without " + left_out;
+    const std::string labels = left + (left.empty() || *memory == 0 ? "" : "; ") + memory;
+    if (!labels.empty())
+      line(R"({{"ph":"M","pid":{},"name":"process_labels","args":{{"labels":{}}}}})", rank, quoted(labels));
     name(rank, schedule_thread, "schedule");
     name(rank, host_thread, "host");
     name(rank, waits_thread, "compute waits for");
@@ -215,6 +219,7 @@ class Writer {
 
   void host(int rank) {
     for (const auto& stay : host_stays(run_, nodes_, rank)) {
+      if (stay.from == stay.to) continue;  // Perfetto would draw an instant
       const std::string op = nodes_.op(stay.label);
       slice(rank, host_thread, stay.from, stay.to,
             stay.synchronises ? "waits for the GPU"
@@ -306,8 +311,11 @@ class Writer {
     const auto r = static_cast<std::size_t>(rank);
     const auto& predicted = prediction_.ranks.at(r);
     const Bytes limit = prediction_.memory_limit - predicted.outside_allocator;
-    for (const std::int64_t at : {std::int64_t{0}, prediction_.step_ns})
+    // What is reserved may grow in another step than the one that is shown: in the capture of CUDA graphs.
+    for (const std::int64_t at : {std::int64_t{0}, prediction_.step_ns}) {
       counter(rank, "limit of the allocator", at, limit);
+      counter(rank, "most reserved in any step", at, predicted.walk.peak_reserved);
+    }
     if (r >= memory_.size()) return;
     MemoryClock clock(run_, rank);
     Bytes reserved(-1);

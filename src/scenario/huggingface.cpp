@@ -87,14 +87,18 @@ const std::vector<UnmodelledFamily>& unmodelled_families() {
 }
 
 /// Python's json writes numbers that JSON lacks (Nemotron-H: "time_step_limit": [0.0, Infinity]); none of them is a
-/// size.
-std::string without_pythons_numbers(std::string text) {
+/// size, and what reads one as a number says so.
+std::string with_pythons_numbers_as_words(std::string text) {
   bool inside = false;  // of a string
   for (std::size_t at = 0; at < text.size(); ++at) {
     if (text[at] == '"') inside = !inside;
     if (text[at] == '\\' && inside) ++at;
     for (const std::string_view number : {"-Infinity", "Infinity", "NaN"})
-      if (!inside && text.compare(at, number.size(), number) == 0) text.replace(at, number.size(), "null");
+      if (!inside && text.compare(at, number.size(), number) == 0) {
+        text.replace(at, number.size(), fmt::format("\"{}\"", number));
+        at += number.size() + 1;
+        break;
+      }
   }
   return text;
 }
@@ -107,7 +111,7 @@ std::string apply_hf_config(const std::string& given, Scenario& scenario, String
   const std::filesystem::path folder(given);
   const std::string path = is_directory(folder, error) ? (folder / "config.json").string() : given;
   constexpr std::size_t largest = std::size_t{4} << 20U;  // bytes; a config.json has some thousand
-  const std::string text = without_pythons_numbers(read_file(path, largest));
+  const std::string text = with_pythons_numbers_as_words(read_file(path, largest));
   Json json;
   try {
     json = Json::parse(text);

@@ -12,15 +12,26 @@ UsageError HfConfig::error(const std::string& key, const std::string& message, c
                            const std::string& nearest) const {
   // What is wrong beside a missing number may be wrong for the number that stands in for it.
   if (!missing_.empty()) return {{path_, 0}, fmt::format("{}", fmt::join(missing_, ", ")), "missing"};
-  return {{path_, line_of(key)}, key, message, allowed, nearest};
+  return {{path_, line_of(key)}, above_ + key, message, allowed, nearest};
 }
 
 void HfConfig::require() const {
   if (!missing_.empty()) throw error(missing_.front(), "missing");
 }
 
+HfConfig HfConfig::within(const std::string& key) const {
+  HfConfig inner(path_, text_, json_.at(key));
+  inner.above_ = above_ + key + ".";
+  return inner;
+}
+
 int HfConfig::line_of(const std::string& key) const {
-  const auto at = json_.contains(key) ? text_.find('"' + key + '"') : std::string::npos;
+  std::size_t at = 0;
+  if (!above_.empty()) at = text_.find('"' + above_.substr(0, above_.size() - 1) + '"');
+  if (json_.contains(key))
+    at = text_.find('"' + key + '"', at);
+  else if (above_.empty())
+    return 0;
   if (at == std::string::npos) return 0;
   return 1 + static_cast<int>(std::count(text_.begin(), text_.begin() + static_cast<std::ptrdiff_t>(at), '\n'));
 }

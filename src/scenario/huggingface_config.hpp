@@ -16,13 +16,16 @@ class HfConfig {
   /// Throws what `integer` did not find, all in one message.
   void require() const;
   /// An object within, whose errors name the same file.
-  HfConfig within(const nlohmann::json& object) const { return {path_, text_, object}; }
+  HfConfig within(const std::string& key) const;
 
   UsageError error(const std::string& key, const std::string& message, const Strings& allowed = {},
                    const std::string& nearest = {}) const;
-  /// The key's first line in the text: the parser keeps none. 0: the key is missing.
+  /// The key's first line in the text: the parser keeps none. Missing: that of the object in which it would stand, or
+  /// 0.
   int line_of(const std::string& key) const;
   const nlohmann::json* object(const std::string& key) const;
+  /// Of an object that `within` entered.
+  const nlohmann::json& json() const { return json_; }
   const nlohmann::json* list(const std::string& key) const;
   bool has(const std::string& key) const;
   void lacks(const std::string& key) const { missing_.push_back(key); }
@@ -44,6 +47,7 @@ class HfConfig {
   const std::string& path_;
   const std::string& text_;
   const nlohmann::json& json_;
+  std::string above_;  ///< "rope_scaling." of what stands in it
   mutable std::set<std::string> read_;
   mutable Strings missing_;
 };

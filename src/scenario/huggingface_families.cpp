@@ -14,17 +14,55 @@ namespace {
 /// rope_scaling says how positions beyond those of pretraining are reached: no time or memory hangs on it, but the
 /// flags that come out must train the same model. Fields of Megatron's providers and of MLATransformerConfig.
 void rope_scaling(const HfConfig& config, Model& m, Strings& notes) {
-  const auto* found = config.object("rope_scaling");
-  if (found == nullptr) found = config.object("rope_parameters");
-  if (found == nullptr) return;
-  const HfConfig rope = config.within(*found);
+  const std::string where = config.object("rope_scaling") != nullptr ? "rope_scaling" : "rope_parameters";
+  if (config.object(where) == nullptr) return;
+  const HfConfig rope = config.within(where);
   const std::string type = rope.string("rope_type", rope.string("type", "default"));
+  rope.knows({"rope_theta",
+              "partial_rotary_factor",
+              "factor",
+              "original_max_position_embeddings",
+              "attention_factor",
+              "beta_fast",
+              "beta_slow",
+              "mscale",
+              "mscale_all_dim",
+              "short_factor",
+              "long_factor",
+              "low_freq_factor",
+              "high_freq_factor",
+              "truncate",
+              "finetuned",
+              "mrope_section",
+              "mrope_interleaved",
+              "llama_4_scaling_beta",
+              "max_position_embeddings",
+              "full_attention",
+              "sliding_attention"});
+  Strings unknown;
+  for (const auto& [key, value] : rope.json().items())
+    if (!rope.read().contains(key)) unknown.push_back(where + "." + key);
+  if (!unknown.empty())
+    notes.push_back(fmt::format("keys that are not known, and taken to change neither time nor memory: {}",
+                                fmt::join(unknown, " ")));
+  // transformers refuses these types without it, and Megatron would take a factor of its own.
+  if ((type == "llama3" || type == "yarn" || type == "linear") && !rope.has("factor"))
+    throw rope.error("factor", fmt::format("missing beside rope_type \"{}\"", type), {},
+                     unknown.empty() ? "" : nearest_name(where + ".factor", unknown));
   const auto number = [&](const char* key, const char* field) {
     if (rope.has(key)) m.other[field] = yaml_number(rope.number(key, 1));
   };
-  if (type == "llama3") {  // Megatron's --use-rope-scaling is Llama 3.1's, with its three other constants
+  if (type == "llama3") {
     m.other["rope_scaling"] = "true";
     number("factor", "rope_scaling_factor");
+    // Megatron's --use-rope-scaling has Llama 3.1's other constants (rotary_pos_embedding.py:92-99, core_r0.19.0).
+    for (const auto& [key, constant] : std::initializer_list<std::pair<const char*, double>>{
+             {"low_freq_factor", 1}, {"high_freq_factor", 4}, {"original_max_position_embeddings", 8192}})
+      if (const double said = rope.number(key, constant); said != constant)
+        notes.push_back(
+            fmt::format("{}.{}: {:g} is not in the flags that come out, whose --use-rope-scaling has {:g}: "
+                        "no time or memory hangs on it",
+                        where, key, said, constant));
   } else if (type == "yarn" && m.multi_latent_attention) {
     number("factor", "rotary_scaling_factor");
     for (const char* name : {"beta_fast", "beta_slow", "mscale", "mscale_all_dim"}) number(name, name);

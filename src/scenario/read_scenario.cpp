@@ -391,20 +391,23 @@ Scenario parse(std::string_view yaml, const std::string& file) {
 
 Scenario read(const std::string& path) { return parse(read_file(path), path); }
 
+namespace {
+constexpr std::pair<std::string_view, std::string_view> short_names[] = {
+    {"tp", "tensor_model_parallel_size"},
+    {"pp", "pipeline_model_parallel_size"},
+    {"vpp", "virtual_pipeline_model_parallel_size"},
+    {"cp", "context_parallel_size"},
+    {"ep", "expert_model_parallel_size"},
+    {"etp", "expert_tensor_parallel_size"},
+    {"sp", "sequence_parallel"},
+    {"mbs", "micro_batch_size"},
+    {"gbs", "global_batch_size"},
+    {"seq", "seq_length"},
+    {"gpus", "num_gpus"}};
+}  // namespace
+
 std::string full_name(std::string_view name) {
-  static constexpr std::pair<std::string_view, std::string_view> aliases[] = {
-      {"tp", "tensor_model_parallel_size"},
-      {"pp", "pipeline_model_parallel_size"},
-      {"vpp", "virtual_pipeline_model_parallel_size"},
-      {"cp", "context_parallel_size"},
-      {"ep", "expert_model_parallel_size"},
-      {"etp", "expert_tensor_parallel_size"},
-      {"sp", "sequence_parallel"},
-      {"mbs", "micro_batch_size"},
-      {"gbs", "global_batch_size"},
-      {"seq", "seq_length"},
-      {"gpus", "num_gpus"}};
-  for (const auto& [alias, full] : aliases)
+  for (const auto& [alias, full] : short_names)
     if (alias == name) return std::string(full);
   return std::string(name);
 }
@@ -455,6 +458,7 @@ void set(Scenario& scenario, std::string_view name_is_value) {
     }
     if (section.empty()) {
       for (const KnownField& other : known_fields()) names.emplace_back(other.name);
+      for (const auto& [alias, full] : short_names) names.emplace_back(alias);
     }
     throw UsageError(where, key, "unknown setting; `pipewright list settings` names all", {},
                      nearest_name(name, names));

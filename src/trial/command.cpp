@@ -74,8 +74,12 @@ const Placeholder* placeholder_at(const std::string& word, std::size_t at, const
 
 std::vector<Candidate> candidates_of_plan(const std::string& json, const std::string& file, int top) {
   const auto plan = nlohmann::json::parse(json, nullptr, false);
-  if (!plan.is_object() || !plan.contains("alternatives"))
-    throw UsageError({file, 0}, {}, "is not what `pipewright plan --json` writes");
+  if (!plan.is_object())
+    throw UsageError({file, 0}, {},
+                     plan.is_discarded() ? "is not JSON: truncated, or not what `pipewright plan --json` writes"
+                                         : "is not what `pipewright plan --json` writes: expected an object");
+  if (!plan.contains("alternatives"))
+    throw UsageError({file, 0}, "alternatives", "missing: this is not what `pipewright plan --json` writes");
   const auto text_of = [&](const nlohmann::json& entry, const std::string& of, const char* key) {
     const auto& value = entry.at(key);
     if (!value.is_string())

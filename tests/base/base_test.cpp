@@ -57,6 +57,14 @@ TEST_CASE("the nearest name") {
   CHECK(nearest_name("recompute-method", names) == "recompute_method");
   CHECK(nearest_name("mirco_batch_size", names) == "micro_batch_size");  // two letters swapped
   CHECK(nearest_name("BF16", names) == "bf16");
+  // Words left out are likelier than words that look alike.
+  const std::vector<std::string> sizes = {"num_layers", "num_moe_experts", "moe_ffn_hidden_size", "ffn_hidden_size"};
+  CHECK(nearest_name("num_experts", sizes) == "num_moe_experts");
+  CHECK(nearest_name("ffn-hidden", sizes) == "ffn_hidden_size");
+  CHECK(nearest_name("num_layer", sizes) == "num_layers");
+  CHECK(nearest_name("num", sizes).empty());
+  CHECK(nearest_name("vp", {"tp", "vpp"}) == "vpp");
+  CHECK(nearest_name("_", sizes).empty());
   CHECK(nearest_name("num_layers", names).empty());
   CHECK(nearest_name("", names).empty());
   CHECK(nearest_name("zzz", names).empty());

@@ -39,4 +39,6 @@ expect 0 'Time by cause' "$work/step.json" "$work/step.json"
 sed 's/"step_time_ms": [0-9.]*/"step_time_ms": null/' "$work/step.json" >"$work/null.json"
 expect 2 'null.json: step_time_ms: expected a number above 0' "$work/step.json" "$work/null.json"
 
+"$program" schedule "$run" --json "$work/schedule.json" >/dev/null
+expect 2 'schedule.json: holds no prediction' "$work/step.json" "$work/schedule.json"
 exit $failed

@@ -72,6 +72,18 @@ trial base.yaml -- echo {flags}
 diff base.yaml base.yaml --set-b micro_batch_size=2
 COMMANDS
 
+# Two recipes of one name would hide each other.
+mkdir before after
+cp base.yaml before/one.yaml && cp base.yaml before/one.yml && cp base.yaml after/one.yaml
+"$program" check --baseline before after >out 2>err && say "two recipes of one name"
+grep -q 'before: one: two recipes have this name: one.yaml and one.yml' err || say "two recipes of one name: $(cat err)"
+
+# A full disk behind standard output is an error, whoever flushed first.
+for words in --version --help 'simulate base.yaml' 'simulate base.yaml --json -' 'list settings' 'man plan' 'completion bash'; do
+  "$program" $words >/dev/full 2>err
+  [ $? = 2 ] || say "$words >/dev/full ended with $?"
+done
+
 # What stands after -- is the command's and nobody else's.
 cat >config.json <<'JSON'
 {"model_type": "llama", "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 4, "num_attention_heads": 8,

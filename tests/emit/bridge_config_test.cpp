@@ -145,6 +145,37 @@ TEST_CASE("what Bridge wrote of its own recipe is the scenario that was written 
   CHECK(scenario::group_size(back) == scenario::group_size(s));
 }
 
+TEST_CASE("a table of userbuffers of one's own is refused by name, wherever it differs") {
+  const auto text = read_file(SOURCE_ROOT "/tests/emit/data/run_config.yaml");
+  for (const char* product : {"qkv_dgrad", "qkv_wgrad", "fc1_dgrad", "fc1_wgrad", "proj_fprop", "fc2_fprop"}) {
+    CAPTURE(std::string(product));
+    auto other = text;
+    const std::string key = "num_sm: ";
+    const auto at =
+        other.find(key, other.find(std::string(product) + ":", other.find("  tp_comm_overlap_cfg:"))) + key.size();
+    other.replace(at, other.find('\n', at) - at, "20");
+    const auto refused = scenario::unmodelled(read(other, 0).scenario);
+    REQUIRE(refused.size() == 1);
+    CHECK(refused.front().name == "tp_comm_overlap_cfg");
+  }
+}
+
+TEST_CASE("overrides name the table of userbuffers that the prediction is of") {
+  auto s = scenario::read(SOURCE_ROOT "/scenarios/llama31-405b-pretrain-1024xh100.yaml");
+  const std::string table = "userbuffers_fp8_h100_h16384_tp8_cp2_mbs1_seqlen8192";
+  for (const auto& [gpu, named] : {std::pair(90, true), {120, false}}) {
+    s.cluster.compute_capability = gpu;
+    const auto words = emit::words(emit::bridge(s));
+    const auto has = [&](const std::string& word) { return std::ranges::find(words, word) != words.end(); };
+    CHECK(has("from megatron.bridge.training.comm_overlap import CommOverlapConfig, " + table) == named);
+    CHECK(has("cfg.comm_overlap = CommOverlapConfig(tp_comm_overlap=True, tp_comm_overlap_cfg=" + table + ")") ==
+          named);
+    std::string text;
+    for (const auto& word : words) text += word + "\n";
+    CHECK(read(text, 1024).scenario.settings.tp_comm_overlap);
+  }
+}
+
 TEST_CASE("a log that prints its configuration, with lines before and after it") {
   const auto text = "Training setup\n[rank0] something: else\n------- Task Configuration -------\n" +
                     small("  pipeline_model_parallel_size: 2\n") +

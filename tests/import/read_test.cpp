@@ -1,6 +1,7 @@
 // The readers: what each form says, and that broken files give one clear error and never anything else.
 #include <doctest/doctest.h>
 #include <sqlite3.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include <zlib.h>
 
@@ -270,10 +271,19 @@ TEST_CASE("wrong input: one clear error") {
   };
   CHECK(contains(error_of("/nowhere/x.r0.json"), "no such file"));
   CHECK(contains(error_of(folder.path.string()), "directory"));
+  const std::string pipe = (folder.path / "pipe.r0.json").string();
+  REQUIRE(mkfifo(pipe.c_str(), 0600) == 0);
+  CHECK(contains(error_of(pipe), "no regular file"));  // and no waiting for who would write it
   CHECK(contains(error("empty.r0.json", ""), "truncated"));
   CHECK(contains(error("text.r0.json", "hello"), "not JSON around byte 0"));
   CHECK(contains(error("object.r0.json", R"({"a": 1})"), "neither a Chrome trace"));
   CHECK(contains(error("none.r0.json", R"({"traceEvents": []})"), "neither a Chrome trace"));
+  CHECK(contains(error("word.r0.json", R"({"names": ["a", 1], "rows": [[0, 7, 0, 1]]})"),
+                 "names[1]: a value of another"));
+  CHECK(contains(error("lacks.r0.json", R"([{"ph": "M"}, {"ph": "X", "cat": "kernel", "name": "a", "dur": 1}])"),
+                 "traceEvents[1]: lacks a key"));
+  CHECK(contains(error("nan.r0.json", R"({"names": ["a"], "rows": [[0, 7, 0, 1], [0, nan, 0, 1]]})"),
+                 "rows[1]: not JSON"));
   CHECK(contains(error("calls.r0.json", R"([{"ph": "X", "cat": "cpu_op", "name": "a", "ts": 1, "dur": 1}])"),
                  "the trace has no kernels"));
   CHECK(contains(error("index.r0.json", R"({"names": ["a"], "rows": [[1, 7, 0, 1]]})"), "not listed"));

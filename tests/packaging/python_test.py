@@ -151,6 +151,11 @@ class Errors(unittest.TestCase):
             pipewright.plan(DATA / "search.yaml", profile=TABLE, open="recompte")
         self.assertEqual(caught.exception.nearest, "recompute")
 
+    def test_what_must_be_a_dictionary(self):
+        for name in ("set", "env", "over"):
+            with self.assertRaisesRegex(TypeError, f"{name}: expected a dictionary"):
+                pipewright.sweep(SMALL, profile=TABLE, **{"over": {}, name: ["tp=2"]})
+
 
 class Threads(unittest.TestCase):
     def test_many_at_once(self):
@@ -252,7 +257,7 @@ class Stub(unittest.TestCase):
     def test_types_are_the_answers(self):
         moe = ROOT / "scenarios/qwen3-30b-a3b-pretrain-16xh100.yaml"
         self.known(pipewright.simulate(moe, tokens="1B"), results.Prediction, "simulate")
-        self.known(pipewright.plan(DATA / "search.yaml", profile=TABLE), results.Plan, "plan")
+        self.known(pipewright.plan(DATA / "search.yaml", profile=TABLE, tokens="1B"), results.Plan, "plan")
         self.known(pipewright.sweep(SMALL, profile=TABLE, over={"micro_batch_size": [1, 2, 64]}), results.Sweep, "sweep")
         self.known(pipewright.check(moe), results.Check, "check")
         self.known(pipewright.check(SMALL, baseline=SMALL, profile=TABLE), results.Check, "baseline")

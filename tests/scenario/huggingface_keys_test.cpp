@@ -135,6 +135,34 @@ TEST_CASE("no key of any family is taken without effect: it moves the model, or 
     }
 }
 
+TEST_CASE("Python's NaN and Infinity are no default: where a number is read they are refused by key and line") {
+  for (const auto& file : published)
+    for (const char* number : {"NaN", "Infinity", "-Infinity"}) {
+      const auto json = nlohmann::json::parse(read_file("data/" + file + ".json"));
+      const auto& inner = json.contains("text_config") ? json["text_config"] : json;
+      for (const auto& [key, value] : inner.items()) {
+        if (!value.is_number()) continue;
+        CAPTURE(file);
+        CAPTURE(key);
+        Model plain, changed;
+        const auto usual = with_key(file, "no such key", "", plain);
+        const auto other = with_key(file, key, value.is_number_integer() ? "3" : "0.3", changed);
+        if (changed == plain && other == usual) continue;  // nobody reads it
+        const auto said = with_key(file, key, "\"" + std::string(number) + "\"", changed);
+        CHECK(said.find(key) != std::string::npos);
+      }
+    }
+  // As it stands in a file: within a string it is text.
+  const auto path = std::filesystem::temp_directory_path() / ("pipewright_nan_" + std::to_string(getpid()) + ".json");
+  auto text = read_file("data/llama-3-70b.json");
+  const std::string key = "\"hidden_size\": ";
+  const auto at = text.find(key) + key.size();
+  std::ofstream(path) << text.replace(at, text.find_first_of(",\n", at) - at, "Infinity");
+  CHECK_THROWS_WITH_AS(from_hf(path.string()),
+                       doctest::Contains("hidden_size: expected an integer, found \"Infinity\""), UsageError);
+  std::filesystem::remove(path);
+}
+
 TEST_CASE("a scenario's hf_config keeps what config.json could not say") {
   const auto path = std::filesystem::temp_directory_path() / ("pipewright_noted_" + std::to_string(getpid()) + ".json");
   auto json = nlohmann::json::parse(read_file("data/llama-3-70b.json"));

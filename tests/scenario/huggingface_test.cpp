@@ -321,6 +321,17 @@ TEST_CASE("how positions are scaled is kept, whatever it costs nothing") {
         "rope_scaling=true rope_scaling_factor=8.0 ");
   CHECK(with(R"("rope_scaling": {"type": "linear", "factor": 4})") == "seq_len_interpolation_factor=4.0 ");
   CHECK(with(R"("rope_scaling": null)").empty());
+  // What is missing, misspelled or another constant than Megatron's is told by its whole name.
+  CHECK_THROWS_WITH_AS(with(R"("rope_scaling": {"rope_type": "llama3", "factr": 8.0})"),
+                       doctest::Contains(": rope_scaling.factor: missing beside rope_type \"llama3\"; did you mean "
+                                         "\"rope_scaling.factr\"?"),
+                       UsageError);
+  CHECK_THROWS_WITH_AS(with(R"("rope_scaling": {"rope_type": "llama3", "factor": -1})"),
+                       doctest::Contains("rope_scaling.factor: -1 is out of range"), UsageError);
+  CHECK(with(R"("rope_scaling": {"type": "linear", "factor": 4, "odd": 1})") ==
+        "seq_len_interpolation_factor=4.0 keys that are not known, and t");
+  CHECK(with(R"("rope_scaling": {"rope_type": "llama3", "factor": 8, "high_freq_factor": 2})") ==
+        "rope_scaling=true rope_scaling_factor=8.0 rope_scaling.high_freq_factor:");
   CHECK(with(R"("rope_scaling": {"rope_type": "longrope"})") == "rope_scaling of type longrope ");
   CHECK_THROWS_WITH_AS(with(R"("rope_scaling": 8)"), doctest::Contains("rope_scaling: expected an object, found 8"),
                        UsageError);

@@ -51,6 +51,8 @@ def _words(options: Mapping[str, Any]) -> list[str]:
         option = "--" + name.replace("_", "-")
         if value is None or value is False:
             continue
+        if name in ("set", "env", "over") and not isinstance(value, Mapping):
+            raise TypeError(f"{name}: expected a dictionary, found {value!r:.60}")
         if value is True:
             words.append(option)
         elif name == "over":

@@ -143,6 +143,7 @@ class Plan(_Result, total=False):
     ladder: List[Dict[str, Any]]
     sensitivity: List[Dict[str, Any]]
     rejected: List[Dict[str, Any]]
+    training: Dict[str, float]
 
 
 class Row(TypedDict, total=False):

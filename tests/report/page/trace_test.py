@@ -40,6 +40,7 @@ def own_check(events, name):
     for e in events:
         if e["ph"] == "X":
             start = round(e["ts"] * 1000)
+            check(e["dur"] > 0, f"{name}: {e['name']} has no length")
             slices[e["pid"], e["tid"]].append((start, start + round(e["dur"] * 1000), e["name"]))
     for thread, list_ in slices.items():
         list_.sort(key=lambda s: (s[0], -s[1]))
@@ -86,6 +87,7 @@ def equal_to_json(events, threads, result, name):
             check(near(waits[r, cause] / 1e6, value, 1e-6 * max(1, value)), f"{name} rank {r}: {cause} {waits[r, cause] / 1e6}, not {value}")
         check(near(max(counters[r, "allocated memory"]), rank["peak_allocated_bytes"] / 2**30, 1e-4), f"{name} rank {r}: allocated")
         check(max(counters[r, "reserved memory"]) > 0.8 * rank["peak_reserved_bytes"] / 2**30, f"{name} rank {r}: reserved")
+        check(near(max(counters[r, "most reserved in any step"]), rank["peak_reserved_bytes"] / 2**30, 1e-4), f"{name} rank {r}: most reserved")
         check(near(counters[r, "limit of the allocator"][0], (result["memory_limit_bytes"] - rank["outside_allocator_bytes"]) / 2**30, 1e-4), f"{name} rank {r}: limit")
         for thread in ("schedule", "host", "compute waits for", "compute"):
             check(thread in [t for (pid, _), t in threads.items() if pid == r], f"{name} rank {r}: no thread {thread}")
@@ -107,7 +109,7 @@ def by_perfetto(path, slices, arrows, name):
         check(ask("select count(*) n from slice").n == sum(map(len, slices.values())), f"{name}: slices in Perfetto")
         check(ask("select count(*) n from flow").n == len(arrows), f"{name}: flows in Perfetto")
         check(ask("select count(*) n from stats where severity = 'error' and value > 0").n == 0, f"{name}: errors in Perfetto")
-        check(ask("select count(distinct name) n from process_counter_track").n == 3, f"{name}: counters in Perfetto")
+        check(ask("select count(distinct name) n from process_counter_track").n == 4, f"{name}: counters in Perfetto")
 
 
 def main():

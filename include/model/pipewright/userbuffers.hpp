@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "pipewright/profile.hpp"
 #include "pipewright/scenario/types.hpp"
@@ -13,7 +14,12 @@ namespace pipewright::model {
 /// scatter). By default Transformer Engine's (pytorch/module/base.py:375-395).
 struct OverlapMultiprocessors {
   std::int64_t qkv_dgrad = 16, qkv_wgrad = 16, fc1_dgrad = 16, fc1_wgrad = 16, proj_forward = 16, fc2_forward = 16;
+  friend bool operator==(const OverlapMultiprocessors&, const OverlapMultiprocessors&) = default;
 };
 OverlapMultiprocessors overlap_multiprocessors(const scenario::Scenario& scenario, const profile::Device& gpu);
+/// What Bridge calls that table, for the GPU that the scenario's cluster names; nullptr: it names none.
+const char* overlap_table(const scenario::Scenario& scenario);
+/// What that is on one GPU or another.
+std::vector<OverlapMultiprocessors> possible_overlaps(const scenario::Scenario& scenario);
 
 }  // namespace pipewright::model
