@@ -44,7 +44,12 @@ void declare(CLI::App& app, Command& command, Made& made) {
     app.callback([&command, &made] {
       for (Option& option : command.options()) {
         const CLI::Option* o = made.at(&option);
-        if (o->count() > 0) option.give(o->results());
+        if (o->count() == 0) continue;
+        const bool text = std::holds_alternative<std::string*>(option.target());
+        const bool words = option.positional() && std::holds_alternative<std::vector<std::string>*>(option.target());
+        if ((text || words) && std::ranges::find(o->results(), "") != o->results().end())
+          throw UsageError({"command line", 0}, option.name(), "is empty");  // a shell's variable that is not set
+        option.give(o->results());
       }
       command.callback()();
     });

@@ -61,7 +61,13 @@ void run(const SweepOptions& options, Outcome& outcome) {
   const auto part = part_of(options.part);
   const bool quiet = on_standard_output({{"--json", options.json}, {"--csv", options.csv}, {"--report", options.html}});
   std::vector<plan::Axis> axes;
-  for (const auto& text : options.over) axes.push_back(axis(text));
+  const auto bare = [](const std::string& name) { return name.substr(name.rfind('.') + 1); };
+  for (const auto& text : options.over) {
+    auto one = axis(text);
+    for (const auto& other : axes)
+      if (bare(one.name) == bare(other.name)) throw UsageError({"--over", 0}, one.name, "is swept twice");
+    axes.push_back(std::move(one));
+  }
   Loaded loaded = options.input.runnable();
   const auto profiles = options.input.profiles(loaded.scenario);
   predict::name_gpu(loaded.scenario, profiles.device());
