@@ -38,9 +38,11 @@ Int expert_data_parallel_size(const Scenario& s) {
                                s.settings.pipeline_model_parallel_size);
 }
 
-// extensions/transformer_engine.py, use_expert_pgs: until 0.18 expert parallelism alone decided.
+// extensions/transformer_engine.py, use_expert_pgs: until 0.18 expert parallelism alone decided. Megatron-FSDP goes by
+// their names (param_and_grad_buffer.py, is_expert_parameter).
 bool experts_have_own_group(const Scenario& s) {
   if (!s.model.num_moe_experts) return false;
+  if (s.settings.use_megatron_fsdp) return true;
   const bool asks_tensor = from(Version::v0_19).except(Version::dev).has(core_version(s.software));
   return s.settings.expert_model_parallel_size > 1 ||
          (asks_tensor && expert_tensor_parallel_size(s) != s.settings.tensor_model_parallel_size);

@@ -141,6 +141,14 @@ TEST_CASE("experts are held once, and their optimizer's states once, whatever ra
         }
 }
 
+TEST_CASE("Megatron-FSDP knows experts by their names: they are a group of their own, on whatever ranks") {
+  for (const char* version : {"0.17.0", "0.19.0"}) {
+    auto s = with(small({"use_megatron_fsdp=true", "data_parallel_sharding_strategy=optim_grads_params"}), experts);
+    scenario::set(s, std::string("megatron_core=") + version);
+    CHECK(held(s).experts == std::int64_t{4} * 8 * 3 * 512 * 1024);
+  }
+}
+
 TEST_CASE("an embedding of which another stage has a copy is a bucket alone in shared buffers, in either copy") {
   for (const bool distributed : {false, true})
     for (const bool tied : {false, true})
