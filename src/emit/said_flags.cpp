@@ -7,10 +7,12 @@
 #include <cctype>
 #include <charconv>
 #include <cmath>
+#include <map>
 #include <optional>
 #include <sstream>
 
 #include "pipewright/base.hpp"
+#include "pipewright/scenario/io.hpp"
 
 namespace pipewright::emit {
 namespace {
@@ -45,6 +47,56 @@ std::optional<double> number_of(const std::string& text) {
   return value * std::pow(1000.0, static_cast<double>(at + 1));
 }
 
+/// The batches of a schedule in the order of their thresholds.
+std::vector<double> stepped(const Given& schedule) {
+  const auto refuse = [&](const std::string& found) {
+    throw UsageError(schedule.where, schedule.name, "expected THRESHOLD:BATCH THRESHOLD:BATCH ..." + found);
+  };
+  std::string text;
+  for (const auto& value : schedule.values) text += value + " ";
+  std::ranges::replace(text, ',', ' ');
+  std::map<double, double> batches;
+  std::istringstream steps(text);
+  for (std::string step; steps >> step;) {
+    const auto colon = std::min(step.find(':'), step.size());
+    const auto threshold = number_of(step.substr(0, colon));
+    const auto batch = number_of(step.substr(std::min(colon + 1, step.size())));
+    if (!threshold || !batch) refuse(", found \"" + step + '"');
+    batches.try_emplace(*threshold, *batch);
+  }
+  if (batches.empty()) refuse("");
+  std::vector<double> out;
+  for (const auto& [threshold, batch] : batches) out.push_back(batch);
+  return out;
+}
+
+/// --rampup-batch-size START INCREMENT SAMPLES: the batches before the full one.
+std::vector<double> ramped(const Given& ramp, double full) {
+  std::vector<double> out;
+  if (ramp.values.size() != 3) return out;
+  const auto start = number_of(ramp.values[0]), increment = number_of(ramp.values[1]);
+  constexpr std::size_t most = 1U << 16U;
+  if (start && increment && *start >= 1 && *increment >= 1)
+    for (double batch = *start; batch < full && out.size() < most; batch += *increment) out.push_back(batch);
+  return out;
+}
+
+/// What Megatron says of a batch that training passes through; empty: it runs.
+std::string refusal(scenario::Scenario s, double batch) {
+  try {
+    scenario::check(s);
+  } catch (const UsageError&) {
+    return {};  // not of this batch alone
+  }
+  try {
+    s.settings.global_batch_size = static_cast<scenario::Int>(batch);
+    scenario::check(s);
+  } catch (const UsageError& e) {
+    return e.message();
+  }
+  return {};
+}
+
 }  // namespace
 
 std::vector<Clash> clashes(const std::vector<Given>& said, const scenario::Scenario& s) {
@@ -57,6 +109,21 @@ std::vector<Clash> clashes(const std::vector<Given>& said, const scenario::Scena
     if (given(one) != nullptr && given(other) != nullptr)
       found.push_back({"flag.beside", one, message, fmt::format("keep {} or {}", one, other)});
 
+  // Megatron finds out when training comes to such a batch. From 0.18 on nothing reads --rampup-batch-size.
+  const bool ramps = scenario::core_version(s.software) < scenario::Version::v0_18;
+  for (const auto* flag : {"--step-batch-size-schedule", "--rampup-batch-size"}) {
+    const Given* batches = given(flag);
+    if (batches == nullptr || (flag == std::string_view("--rampup-batch-size") && !ramps)) continue;
+    const auto full = static_cast<double>(s.settings.global_batch_size);
+    for (const double batch : ramps ? ramped(*batches, full) : stepped(*batches)) {
+      const std::string message = refusal(s, batch);
+      if (message.empty()) continue;
+      found.push_back({"flag.beside", flag,
+                       fmt::format("a batch of {:.0f} comes before the full one: {}", batch, message),
+                       "choose batches that all run with these sizes"});
+      break;
+    }
+  }
   // Formats of checkpoints are asked for whether any is written or not.
   const Given* format = given("--ckpt-format");
   const std::string kind = format == nullptr || format->values.empty() ? "torch_dist" : format->values.front();
@@ -79,26 +146,6 @@ std::vector<Clash> clashes(const std::vector<Given>& said, const scenario::Scena
   return found;
 }
 
-std::string last_batch(const Given& schedule) {
-  const auto refuse = [&](const std::string& found) {
-    throw UsageError(schedule.where, schedule.name, "expected THRESHOLD:BATCH THRESHOLD:BATCH ..." + found);
-  };
-  std::string text, last;
-  for (const auto& value : schedule.values) text += value + " ";
-  std::ranges::replace(text, ',', ' ');
-  double reached = -1;
-  std::istringstream steps(text);
-  for (std::string step; steps >> step;) {
-    const auto colon = std::min(step.find(':'), step.size());
-    const auto threshold = number_of(step.substr(0, colon));
-    const auto batch = number_of(step.substr(std::min(colon + 1, step.size())));
-    if (!threshold || !batch) refuse(", found \"" + step + '"');
-    if (*threshold <= reached) continue;
-    reached = *threshold;
-    last = fmt::format("{:.0f}", *batch);
-  }
-  if (last.empty()) refuse("");
-  return last;
-}
+std::string last_batch(const Given& schedule) { return fmt::format("{:.0f}", stepped(schedule).back()); }
 
 }  // namespace pipewright::emit

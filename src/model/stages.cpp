@@ -414,7 +414,7 @@ Stages build(const Scenario& s, const profile::Device& gpu, Owners& owners, bool
   }
   stages.boundary_bytes = Bytes(d.boundary_bytes());
   // Bridge wraps its models on the default stream, and so do programs of one's own: stock Megatron gives no device id.
-  stages.gradients_elsewhere = !s.software.megatron_bridge && !s.software.process_group_device_id;
+  stages.gradients_elsewhere = scenario::parsed_by_megatron(s);
   for (const char* name : {"PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"})
     stages.capture_reuses |=
         scenario::variable(s, name).find("graph_capture_record_stream_reuse:True") != std::string::npos;

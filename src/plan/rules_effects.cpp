@@ -253,7 +253,8 @@ std::vector<Rule> effect_rules() {
        {"align_param_gather", "overlap_param_gather"},
        everywhere,
        [](const Scenario& s) {
-         return s.settings.align_param_gather && (!s.settings.overlap_param_gather || !scenario::interleaved(s));
+         return s.settings.align_param_gather &&
+                (!s.settings.overlap_param_gather || (!scenario::interleaved(s) && scenario::parsed_by_megatron(s)));
        },
        "align_param_gather does nothing: it needs overlap_param_gather and a virtual pipeline",
        "remove it",

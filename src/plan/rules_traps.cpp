@@ -108,6 +108,18 @@ std::vector<Rule> trap_rules() {
        "MTP layers on another pipeline rank than the last (mtp_standalone) make every pipeline transfer exchange "
        "shapes first, each with a full device synchronisation",
        "put the m of pipeline_model_parallel_layout into the last stage"},
+      {"trap.aligned-without-virtual",
+       trap,
+       core,
+       {"align_param_gather", "overlap_param_gather", "virtual_pipeline_model_parallel_size"},
+       everywhere,
+       [](const Scenario& s) {
+         return s.settings.align_param_gather && s.settings.overlap_param_gather && !scenario::interleaved(s) &&
+                !scenario::parsed_by_megatron(s);
+       },
+       "align_param_gather without a virtual pipeline: no schedule gathers parameters then, and no bucket is gathered "
+       "ahead; every one is waited for by the module that needs it",
+       "set align_param_gather: false"},
       {"trap.min-offload-elements",
        trap,
        core,

@@ -62,12 +62,15 @@ Int num_chunks(const Scenario& s) {
   return static_cast<Int>(unrolled_layout(s).size()) / c.pipeline_model_parallel_size;
 }
 
+bool parsed_by_megatron(const Scenario& s) {
+  return !s.software.megatron_bridge && !s.software.process_group_device_id;
+}
+
 bool interleaved(const Scenario& s) {
   const Settings& c = s.settings;
   if (c.pipeline_model_parallel_size == 1) return false;
   // One chunk: Megatron-LM's arguments.py makes it none; Bridge and programs of one's own run the interleaved schedule.
-  const bool parsed = !s.software.megatron_bridge && !s.software.process_group_device_id;
-  return num_chunks(s) > 1 || (c.virtual_pipeline_model_parallel_size.has_value() && !parsed);
+  return num_chunks(s) > 1 || (c.virtual_pipeline_model_parallel_size.has_value() && !parsed_by_megatron(s));
 }
 
 // A layout decides over mtp_standalone (transformer_config.py, validate_layer_layout).
@@ -191,8 +194,7 @@ bool is_moe_layer(const Scenario& s, Int layer) {
 // whatever moe_layer_freq says (_get_transformer_layer_spec). Bridge's gpt_provider.py: always as the last one.
 bool is_moe_mtp(const Scenario& s) {
   if (is_moe_layer(s, s.model.num_layers - 1)) return true;
-  const bool built = !s.software.megatron_bridge && !s.software.process_group_device_id;
-  if (!s.model.num_moe_experts || !s.settings.pipeline_model_parallel_layout || !built) return false;
+  if (!s.model.num_moe_experts || !s.settings.pipeline_model_parallel_layout || !parsed_by_megatron(s)) return false;
   return std::ranges::any_of(unrolled_layout(s), [](const std::string& stage) {
     return stage.find('m') != std::string::npos && stage.find('t') == std::string::npos;
   });
@@ -265,8 +267,7 @@ bool checks_for_nan(const Scenario& s) {
     if (const auto stated = o.other.find(other); stated != o.other.end() && !is_neutral(other, stated->second))
       return true;
   if (o.check_for_nan_in_loss_and_grad) return *o.check_for_nan_in_loss_and_grad;
-  return !s.software.megatron_bridge && !s.software.process_group_device_id && (!o.fp16 || loss_scale(s) != 0) &&
-         o.cuda_graph_impl != "full_iteration";
+  return parsed_by_megatron(s) && (!o.fp16 || loss_scale(s) != 0) && o.cuda_graph_impl != "full_iteration";
 }
 
 // megatron/training/arguments.py: on unless --no-create-attention-mask-in-dataloader; SFTDataset asserts that it is
@@ -276,7 +277,7 @@ bool creates_attention_mask(const Scenario& s) {
   const auto& o = s.settings;
   if (o.sft) return false;
   if (o.create_attention_mask_in_dataloader) return *o.create_attention_mask_in_dataloader;
-  return !s.software.megatron_bridge && !s.software.process_group_device_id;
+  return parsed_by_megatron(s);
 }
 
 bool pads_for_quantization(const Scenario& s) {

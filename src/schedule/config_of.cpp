@@ -60,7 +60,9 @@ Config config_of(const scenario::Scenario& scenario, bool detail) {
   // training.py:3532-3545
   c.overlap_grad_reduce = s.overlap_grad_reduce;
   c.align_grad_reduce = s.overlap_grad_reduce && s.align_grad_reduce;
-  c.align_param_gather = s.overlap_param_gather && s.align_param_gather;
+  // arguments.py switches it off without interleaving; else it keeps DDP's hooks from gathering ahead all the same.
+  c.align_param_gather =
+      s.overlap_param_gather && s.align_param_gather && (c.chunks || !scenario::parsed_by_megatron(scenario));
 
   c.delay_wgrad_compute = s.delay_wgrad_compute;
   c.ep_overlap_early_attn_memory_release = s.ep_overlap_early_attn_memory_release;

@@ -230,6 +230,21 @@ TEST_CASE("a schedule of batches: its last is the full batch") {
   CHECK(rules_of("--step-batch-size-schedule 0:16", "0.17.0").find("does not exist") != std::string::npos);
 }
 
+TEST_CASE("batches before the full one run, too") {
+  // DP 4: a batch of 8 is two microbatches, too few for an interleaved schedule of four stages.
+  const std::string four = "--pipeline-model-parallel-size 4 --num-virtual-stages-per-pipeline-rank 2 ";
+  const auto rules = [&](const std::string& more, const char* version) { return rules_of(four + more, version); };
+  for (const char* version : {"0.16.0", "0.17.0"}) {
+    CHECK(rules("--global-batch-size 64 --rampup-batch-size 16 16 1000", version).empty());
+    CHECK(rules("--global-batch-size 64 --rampup-batch-size 8 8 1000", version).find("a batch of 8 comes before") !=
+          std::string::npos);
+  }
+  CHECK(rules("--global-batch-size 64 --rampup-batch-size 8 8 1000", "0.19.0").empty());  // nothing reads it
+  CHECK(rules("--step-batch-size-schedule '0:16 1M:64'", "0.19.0").empty());
+  CHECK(rules("--step-batch-size-schedule '0:16 1M:24 2M:64'", "0.19.0").find("a batch of 24 comes before") !=
+        std::string::npos);
+}
+
 TEST_CASE("a constant loss scale, and what else the host looks for in gradients and losses") {
   const auto of = [](const std::string& more) { return import(more).scenario; };
   CHECK(scenario::scales_loss(of(plain + "--loss-scale 1024")));

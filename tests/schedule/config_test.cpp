@@ -57,6 +57,15 @@ TEST_CASE("interleaved, hooks as training.py sets them") {
   CHECK(c.group_size == 4);
 }
 
+TEST_CASE("align_param_gather without chunks: the parser of Megatron-LM switches it off, Bridge does not") {
+  const std::string aligned =
+      "pipeline_model_parallel_size: 4, use_distributed_optimizer: true, overlap_param_gather: true, "
+      "align_param_gather: true";
+  CHECK(!config(aligned, "0.19.0").align_param_gather);
+  CHECK(config(aligned, "0.19.0, megatron_bridge: 0.6.0").align_param_gather);
+  CHECK(config(aligned + ", virtual_pipeline_model_parallel_size: 2", "0.19.0").align_param_gather);
+}
+
 TEST_CASE("one chunk a rank") {
   // The parser of Megatron-LM makes it none; without the parser the interleaved schedule runs, where it can.
   const std::string one = "pipeline_model_parallel_size: 4, virtual_pipeline_model_parallel_size: 1, ";

@@ -243,6 +243,28 @@ TEST_CASE("buckets are reduced as soon as the backward of their last layer is ov
   CHECK(result.ranks[0].dp == 1000000);
 }
 
+TEST_CASE("parameters are gathered a bucket ahead, by align_param_gather without chunks when they are needed") {
+  // parameter  |layer 0|layer 1|          compute   ........|F layer 0|F layer 1|B
+  Napkin n;
+  n.stages = 1;
+  n.microbatches = 1;
+  auto stages = n.model();
+  auto& chunk = stages.ranks[0].chunks[0];
+  chunk.pieces = {0, 0};
+  chunk.layers = {0, 1};
+  model::Kernel gather;
+  gather.name = "parameter all-gather";
+  gather.key = {"gemm.bf16.tn", {1, 1, 1}};  // 1 ms
+  gather.stream = model::Stream::parameter;
+  gather.purpose = model::Purpose::dp;
+  chunk.parameter_gather = {gather, gather};
+  chunk.parameter_gather_layers = {1, 0};
+  auto program = n.program();
+  CHECK(simulate(n.scenario(), stages, program, n.profiles()).forward_backward == 6000000 + 1000000);
+  program.config.align_param_gather = true;
+  CHECK(simulate(n.scenario(), stages, program, n.profiles()).forward_backward == 6000000 + 2000000);
+}
+
 TEST_CASE("GPUs that share a port send one after the other") {
   Napkin n;
   n.stages = 2;

@@ -82,7 +82,8 @@ class Follower {
       : stages_(stages),
         rank_(stages.ranks.at(static_cast<std::size_t>(rank))),
         visitor_(visitor),
-        gathers_at_once_(program.config.align_param_gather) {
+        gathers_at_once_(program.config.align_param_gather && program.config.chunks),
+        gathers_ahead_(!program.config.align_param_gather) {
     for (const Chunk& chunk : rank_.chunks) chunks_.push_back({bucket_order(chunk), gather_order(chunk)});
     for (const auto& i : program.ranks.at(static_cast<std::size_t>(rank)).instructions) {
       if (i.kind == schedule::Kind::backward) ++at(i.chunk).backwards_left;
@@ -161,8 +162,8 @@ class Follower {
   }
 
   /// The hook of a module in a chunk's first forward waits for its bucket, gathered now where it was not yet, and has
-  /// the next one gathered (finish_param_sync). align_param_gather gathers all at once, the first bucket last
-  /// (start_param_sync).
+  /// the next one gathered (finish_param_sync). align_param_gather has none gathered ahead; the interleaved schedule
+  /// then gathers all at once, the first bucket last (start_param_sync), other schedules do not.
   void parameters(Call call, std::size_t position) {
     if (call.microbatch != 0) return;
     OfChunk& of = at(call.chunk);
@@ -172,7 +173,7 @@ class Follower {
     gather(call.chunk, needed);
     visitor_.wait_for_parameters(call.chunk, of.gathers.gathers[needed - 1]);
     of.awaited = needed;
-    if (needed == all) return;
+    if (needed == all || !gathers_ahead_) return;
     const auto next = std::ranges::upper_bound(of.gathers.needed, needed);
     gather(call.chunk, next == of.gathers.needed.end() ? all : *next);
   }
@@ -250,7 +251,7 @@ class Follower {
   const Rank& rank_;
   Visits& visitor_;
   std::vector<OfChunk> chunks_;
-  bool gathers_at_once_;
+  bool gathers_at_once_, gathers_ahead_;
   bool reduces_ = true;  ///< not inside no_sync
   schedule::Instruction combined_;
 };

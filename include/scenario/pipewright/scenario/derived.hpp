@@ -17,7 +17,9 @@ Int lockstep_gpus(const Scenario&);  ///< GPUs that wait for each other inside e
 Int expert_data_parallel_size(const Scenario&);  ///< num_gpus / (ETP x EP x PP)
 Int num_microbatches(const Scenario&);           ///< global_batch_size / (micro_batch_size x DP)
 Int num_chunks(const Scenario&);                 ///< v: model chunks of a rank; 1 without interleaving
-bool interleaved(const Scenario&);               ///< the interleaved schedule runs: PP > 1 and v is set
+/// pretrain_gpt.py runs it, whose arguments.py changes settings: neither Bridge nor a program of one's own.
+bool parsed_by_megatron(const Scenario&);
+bool interleaved(const Scenario&);  ///< the interleaved schedule runs: PP > 1 and v is set
 /// Every pipeline transfer is preceded by an exchange of shapes (variable_seq_lengths, MTP on another rank than the
 /// last: p2p_communication.py, _communicate).
 bool exchanges_shapes(const Scenario&);
