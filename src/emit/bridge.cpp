@@ -130,6 +130,7 @@ std::string literal_of(const Scenario& s, const std::string& field) {
     return std::to_string(s.model.window_size.front() + 1);
   // Where experts are spread, None is 1 in Bridge, TP in Megatron Core.
   if (field == "expert_tensor_parallel_size") return std::to_string(scenario::expert_tensor_parallel_size(s));
+  if (field == "vocab_size") return std::to_string(scenario::padded_vocab_size(s));  // Bridge pads none that is stated
   if (field == "activation_func") return functions().at(scenario::activation_func(s));
   static const std::set<std::string, std::less<>> scalars = {
       "cp_comm_type",          "moe_layer_freq",     "window_attn_skip_freq",         "no_rope_freq",
@@ -255,7 +256,16 @@ Groups bridge(const Scenario& scenario) {
     for (const auto& field : fields) {
       if (is_ours(field) || field == "sft") continue;
       if (field == "tp_comm_overlap") continue;                     // said where cfg.comm_overlap is made
+      if (field == "make_vocab_size_divisible_by") continue;        // the vocabulary is stated as padded
       if (field == "rotary_base" && is_gemma3(scenario)) continue;  // its provider's is a pair
+      // GPTModelProvider has no such field and builds as many positions as a sequence has.
+      if (field == "max_position_embeddings" && !scenario.model.multi_latent_attention) {
+        const auto positions = scenario.model.max_position_embeddings.value_or(scenario.model.seq_length);
+        if (scenario.model.position_embedding_type == "learned_absolute" && positions != scenario.model.seq_length)
+          group.lines.push_back(
+              {{}, fmt::format("{} positions cannot be said: cfg.model.seq_length are built", positions)});
+        continue;
+      }
       const bool always = structural(scenario, field) || field == "check_for_nan_in_loss_and_grad";  // recipes differ
       if (!always && (same_value(scenario, base, field) || !matters(field, scenario))) continue;
       // None on cfg.comm_overlap means "let setup() decide": what Megatron Core would decide is said.

@@ -1,6 +1,8 @@
 // Megatron Bridge overrides in: Python statements, or Hydra's, onto the defaults of the model's provider; then what
 // CommOverlapConfig.setup() and the mixed precision recipe make of them
 // (Megatron-Bridge src/megatron/bridge/training/comm_overlap.py:353-643, mixed_precision.py).
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <map>
 #include <optional>
@@ -22,8 +24,6 @@
 namespace pipewright::emit {
 
 namespace {
-
-constexpr std::string_view pads = "should_pad_vocab";
 
 void assign(Scenario& s, const Assignment& assignment) { scenario::set(s, assignment.first + "=" + assignment.second); }
 
@@ -130,13 +130,7 @@ class OverrideImporter {
       for (const auto& name : ignored_) names += (names.empty() ? "" : " ") + name;
       result_.notes.push_back("without effect on time and memory, or of no section that is read: " + names);
     }
-    // gpt_provider.py: a whole configuration says whether its vocabulary is padded.
-    if (s_.model.vocab_size == 0)
-      s_.model.vocab_size = tokenizer_vocabulary_;
-    else if (!pads_vocabulary_ && scenario::padded_vocab_size(s_) != s_.model.vocab_size)
-      s_.model.make_vocab_size_divisible_by = 1;
-    if (s_.model.vocab_size == 0)
-      throw UsageError({file_, 0}, "cfg.model.vocab_size", "the vocabulary is missing: add cfg.model.vocab_size = N");
+    set_vocabulary();
     result_.scenario = std::move(s_);
     return std::move(result_);
   }
@@ -196,15 +190,11 @@ class OverrideImporter {
     }
     if (section == "model" && field == model_provider) return provider(value.text, where);
     if (section == "model" && holds_spec(field)) return specification_of_layers(field, value, where);
-    if (section == "model" && field == pads) return set(section, field, value, where);
     if (field == overlap_table) {
       if (!value.entries.empty()) overlap_table_ = {value, where};  // cfg.model's is what was made of it
       return;
     }
-    if (section == "tokenizer" && field == "vocab_size") {
-      tokenizer_vocabulary_ = number(value, where);
-      return;
-    }
+    if (of_vocabulary(section, field, value, where)) return;
     if (section == "comm_overlap" && field == "data_parallel_size") {
       data_parallel_size_ = number(value, where);
       return;
@@ -429,6 +419,40 @@ class OverrideImporter {
     }
   }
 
+  bool of_vocabulary(const std::string& section, const std::string& field, const Python& value, const Position& where) {
+    if (section == "model" && field == "should_pad_vocab") {
+      pads_vocabulary_ = value.text == "True";
+    } else if (section == "tokenizer" && field == "vocab_size") {
+      if (value.kind != Python::Kind::none) tokenizer_vocabulary_ = number(value, where);
+    } else if (section == "tokenizer" && field == "use_tokenizer_vocab_size") {
+      tokenizer_decides_ = value.text == "True";
+    } else {
+      return false;
+    }
+    return true;
+  }
+
+  /// training/setup.py of every release (_validate_and_set_vocab_size) overwrites should_pad_vocab: the tokenizer's
+  /// vocabulary is padded, a stated one is not. What a run has written afterwards says which it was.
+  void set_vocabulary() {
+    auto& vocabulary = s_.model.vocab_size;
+    const bool from_tokenizer = tokenizer_vocabulary_ > 0 && (vocabulary == 0 || tokenizer_decides_);
+    if (from_tokenizer) vocabulary = tokenizer_vocabulary_;
+    if (vocabulary == 0)
+      throw UsageError({file_, 0}, "cfg.model.vocab_size", "the vocabulary is missing: add cfg.model.vocab_size = N");
+    // Larger than the tokenizer's: written before setup(), of a stated one.
+    const bool before_setup = tokenizer_vocabulary_ > 0 && vocabulary > tokenizer_vocabulary_ + 1;
+    if (from_tokenizer || tokenizer_decides_ || (resolved_ && pads_vocabulary_ && !before_setup)) return;
+    const auto tp = s_.settings.tensor_model_parallel_size;
+    if (tp > 0 && vocabulary % tp != 0)
+      throw UsageError(
+          {file_, 0}, "cfg.model.vocab_size",
+          fmt::format("{} is not divisible by tensor_model_parallel_size {}, and Bridge pads no vocabulary that is "
+                      "stated",
+                      vocabulary, tp));
+    if (scenario::padded_vocab_size(s_) != vocabulary) s_.model.make_vocab_size_divisible_by = 1;
+  }
+
   /// Packing by PackedSequenceSpecs (data/packing/config.py), the older name of the field, or one of its fields.
   bool packs(const std::string& field, const Python& value, const Position& where) {
     const auto dot = field.find('.');
@@ -470,10 +494,7 @@ class OverrideImporter {
       return;
     }
     if (section == "model" && holds_spec(field)) return specification_of_layers(field, literal, where);
-    if (section == "model" && field == pads) {
-      pads_vocabulary_ = literal.text == "True";
-      return;
-    }
+    if (of_vocabulary(section, field, literal, where)) return;
     if (section == "tensor_inspect" && field == "enabled" && literal.text == "True")
       return refuse(section, "true", where);
     if (section == "model" && field == "interleaved_attn_pattern") {
@@ -574,7 +595,7 @@ class OverrideImporter {
   Scenario s_;
   Import result_;
   std::vector<Assignment> precision_, comm_overlap_;
-  bool has_comm_overlap_ = false, resolved_ = false, pads_vocabulary_ = true;
+  bool has_comm_overlap_ = false, resolved_ = false, pads_vocabulary_ = true, tokenizer_decides_ = false;
   std::optional<bool> gradients_checked_, losses_checked_;
   std::int64_t data_parallel_size_ = 0, tokenizer_vocabulary_ = 0;  ///< of a whole configuration
   std::pair<Python, Position> overlap_table_;

@@ -22,6 +22,10 @@ import parsers
 
 HERE = pathlib.Path(__file__).resolve().parent
 COMMIT = "067f987df"  # 0.7.0
+# Fields of pull request 4268 of Megatron-LM, of Gemma 2's provider, and of a dataset that packs, as the comment asks for.
+ELSEWHERE = ("overlap_p2p_wgrad_delayed_layer_number", "overlap_p2p_with_transformer_layer_wgrad",
+             "overlap_p2p_backward_on_comm_stream", "attn_logit_softcapping", "final_logit_softcapping",
+             "enable_offline_packing", "offline_packing_specs")
 
 
 def container(latent, hybrid, gemma3):
@@ -53,6 +57,17 @@ class FusedAdam:
     def __init__(self, params=None, lr=1e-3, master_weights=False, use_decoupled_grad=False,
                  store_param_remainders=False, exp_avg_dtype=None, exp_avg_sq_dtype=None, master_weight_dtype=None):
         pass
+
+
+def require_field(cfg, line):
+    """A dataclass takes any attribute: what it is not asked for would be lost silently."""
+    path = line.split(" = ")[0].split("[")[0].split(".")
+    if path[0] != "cfg":
+        return
+    for name in path[1:]:
+        if not hasattr(cfg, name) and not name.startswith(ELSEWHERE):
+            raise AttributeError(f"{type(cfg).__name__} has no {name}")
+        cfg = getattr(cfg, name, None)
 
 
 def try_all(trees, lines):
@@ -97,7 +112,10 @@ def try_all(trees, lines):
                 cfg = container(*(any(name in s for s in text)
                                   for name in ("multi_latent_attention = True", "hybrid_layer_pattern",
                                                "interleaved_attn_pattern")))
-                exec("\n".join(text), {"cfg": cfg})
+                names = {"cfg": cfg}
+                for line in text:
+                    require_field(cfg, line)
+                    exec(line, names)
                 if cfg.peft is not None:
                     cfg.checkpoint.pretrained_checkpoint = str(HERE)  # as the override's comment asks
                 runtime_config_update(cfg)

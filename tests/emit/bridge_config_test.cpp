@@ -224,6 +224,26 @@ TEST_CASE("what else such files hold: nested classes, enumerators by number, ali
   };
   CHECK(padded("  should_pad_vocab: true\n") == 33000);
   CHECK(padded("  should_pad_vocab: false\n") == 32000);
+  // training/setup.py: what a run has written says whether it was padded; overrides do not, a stated one never is.
+  const auto said = [](const std::string& more, const std::string& stated = "cfg.model.vocab_size = 32000\n") {
+    return scenario::padded_vocab_size(
+        emit::from_bridge_text(
+            "cfg.model.num_layers = 4\ncfg.model.hidden_size = 1024\ncfg.model.num_attention_heads = 8\n"
+            "cfg.model.seq_length = 2048\ncfg.model.make_vocab_size_divisible_by = 3000\n" +
+                stated + more,
+            "x.py", {8, 8, "h200-sxm", "0.19.0"})
+            .scenario);
+  };
+  for (const char* flag : {"", "cfg.model.should_pad_vocab = True\n", "cfg.model.should_pad_vocab = False\n"}) {
+    CAPTURE(flag);
+    CHECK(said(flag) == 32000);
+    CHECK(said(flag, "cfg.tokenizer.vocab_size = 31000\n") == 33000);
+    CHECK(said(std::string(flag) + "cfg.tokenizer.vocab_size = 31000\n") == 32000);
+    CHECK(said(std::string(flag) +
+               "cfg.tokenizer.vocab_size = 34000\ncfg.tokenizer.use_tokenizer_vocab_size = True\n") == 36000);
+  }
+  CHECK_THROWS_WITH_AS(said("cfg.model.tensor_model_parallel_size = 3\n"),
+                       doctest::Contains("32000 is not divisible by tensor_model_parallel_size 3"), UsageError);
   CHECK(s.model.seq_length == 2048);
   CHECK(scenario::get(s, "attention_backend") == "flash");
   CHECK(s.settings.cuda_graph_modules == scenario::Strings{"mlp"});

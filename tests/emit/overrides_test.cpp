@@ -19,6 +19,15 @@ namespace {
 
 constexpr const char* version = "0.7.0";
 
+/// Models whose provider takes what it builds by names of its own, small and whole.
+const std::vector<const char*> models = {
+    "num_layers=8; kv_channels=256; qk_layernorm=true; activation_func=fast_gelu; bias_activation_fusion=false; "
+    "layernorm_zero_centered_gamma=true; post_layernorm=true; apply_embedding_scaling=true; "
+    "untie_embeddings_and_output_weights=false; window_size=[1023, 0]; window_attn_skip_freq=[6]",
+    "num_layers=8; kv_channels=128; qk_layernorm=true; activation_func=fast_gelu; bias_activation_fusion=false; "
+    "layernorm_zero_centered_gamma=true; post_layernorm=true; apply_embedding_scaling=true; "
+    "untie_embeddings_and_output_weights=false; window_size=[511, 0]; window_attn_skip_freq=[4]; hidden_dropout=0.1"};
+
 std::set<std::string> statements(const scenario::Scenario& s) {
   std::set<std::string> all = {"gpus=" + std::to_string(s.cluster.num_gpus)};
   for (const auto& line : emit::words(emit::bridge(s))) all.insert(line);
@@ -59,6 +68,9 @@ std::set<std::string> emitted() {
       });
   for (const char* changes : test::changes)
     for (const auto& base : bases) tried(base, [&](scenario::Scenario& s) { test::change(s, changes); });
+  for (const char* model : models)
+    for (const char* base : {"dense", "tensor", "single"})
+      tried(base, [&](scenario::Scenario& s) { test::change(s, model); });
   return lines;
 }
 
