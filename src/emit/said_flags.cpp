@@ -71,13 +71,13 @@ std::vector<double> stepped(const Given& schedule) {
 }
 
 /// --rampup-batch-size START INCREMENT SAMPLES: the batches before the full one.
-std::vector<double> ramped(const Given& ramp, double full) {
+std::vector<double> ramped(const Given& ramp, double whole) {
   std::vector<double> out;
   if (ramp.values.size() != 3) return out;
   const auto start = number_of(ramp.values[0]), increment = number_of(ramp.values[1]);
   constexpr std::size_t most = 1U << 16U;
   if (start && increment && *start >= 1 && *increment >= 1)
-    for (double batch = *start; batch < full && out.size() < most; batch += *increment) out.push_back(batch);
+    for (double batch = *start; batch < whole && out.size() < most; batch += *increment) out.push_back(batch);
   return out;
 }
 

@@ -229,7 +229,6 @@ std::vector<Parameter> chunk_parameters(const Dimensions& d, const scenario::Sce
   if (shape.final_norm) modules.norm(d.h);
   // mtp_use_repeated_layer: one layer serves every depth.
   const Int depths = s.model.mtp_use_repeated_layer ? std::min<Int>(shape.mtp_layers, 1) : shape.mtp_layers;
-  const Int last = s.model.num_layers - 1;
   for (Int i = 0; i < depths; ++i)
     modules.mtp_layer(d.precision.recipe != Recipe::bf16, scenario::is_moe_mtp(s),
                       scenario::mtp_is_linear_attention(s));

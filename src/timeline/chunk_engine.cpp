@@ -20,7 +20,7 @@ namespace {
 
 bool expressible(const scenario::Scenario& scenario, const schedule::Config& config, const model::Stages& stages) {
   if (config.ep_overlap && config.layers.empty()) return false;  // combined calls that are not written out
-  if (scenario::exchanges_shapes(scenario)) return false;                  // and synchronises before every transfer
+  if (scenario::exchanges_shapes(scenario)) return false;        // and synchronises before every transfer
   return std::ranges::none_of(stages.pieces, [](const model::Piece& piece) {
     return !piece.groups.empty();  // reloads are started by other pieces
   });
