@@ -279,9 +279,9 @@ TEST_CASE("wrong input: one clear error") {
   CHECK(contains(error("object.r0.json", R"({"a": 1})"), "neither a Chrome trace"));
   CHECK(contains(error("none.r0.json", R"({"traceEvents": []})"), "neither a Chrome trace"));
   CHECK(contains(error("word.r0.json", R"({"names": ["a", 1], "rows": [[0, 7, 0, 1]]})"),
-                 "names[1]: a value of another"));
+                 "names[1]: expected a kernel's name, found 1"));
   CHECK(contains(error("lacks.r0.json", R"([{"ph": "M"}, {"ph": "X", "cat": "kernel", "name": "a", "dur": 1}])"),
-                 "traceEvents[1]: lacks a key"));
+                 "traceEvents[1].ts: is missing"));
   CHECK(contains(error("nan.r0.json", R"({"names": ["a"], "rows": [[0, 7, 0, 1], [0, nan, 0, 1]]})"),
                  "rows[1]: not JSON"));
   CHECK(contains(error("calls.r0.json", R"([{"ph": "X", "cat": "cpu_op", "name": "a", "ts": 1, "dur": 1}])"),
