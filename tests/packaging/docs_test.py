@@ -59,7 +59,7 @@ def prepare():
     measured = ROOT / "tests/measured/a_pp4v2_m8.yaml"
     for place in ("runs/run.yaml", "trial/best.yaml"):
         shutil.copy(measured, work / place)
-    shutil.copy(ROOT / "tests/import/data/dense.r1.json.gz", work / "trace.r0.json.gz")
+    shutil.copy(ROOT / "tests/import/data/dense.r1.json.gz", work / "trace.r1.json.gz")
     (work / "config.json").write_text((ROOT / "tests/scenario/data/llama-3-70b.json").read_text())
     with gzip.open(work / "run.r0.mem.json.gz", "wt") as packed:
         packed.write((ROOT / "tests/cli/data/attack/10_replay_expandable.mem.json").read_text())
