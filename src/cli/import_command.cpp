@@ -93,6 +93,10 @@ void import(const ImportOptions& options) {
   }
   if (of_nccl_tests(options)) return import_benchmarks(options, quiet);
   if (options.nvlink_domain) throw UsageError(where, "--nvlink-domain", "is for output of nccl-tests");
+  for (const auto& path : options.traces)
+    if (std::error_code none;
+        std::filesystem::is_regular_file(path, none) && std::filesystem::file_size(path, none) == 0)
+      throw UsageError({path, 0}, {}, "is empty");
   const std::string scenario_missing = "is missing: what the traced run followed";
   if (options.traces.empty())
     throw UsageError(where, "TRACE",

@@ -167,8 +167,9 @@ Sweep sweep(const scenario::Scenario& scenario, const std::vector<Axis>& axes, c
   });
   for (auto& row : done)
     if (row) result.rows.push_back(std::move(*row));
-  if (result.rows.size() < rows.size())
-    result.notes.push_back("interrupted: " + std::to_string(rows.size() - result.rows.size()) + " rows are missing");
+  result.missing = std::ssize(rows) - std::ssize(result.rows);
+  if (result.missing > 0)
+    result.notes.push_back("interrupted: " + std::to_string(result.missing) + " rows are missing");
   return result;
 }
 

@@ -84,6 +84,20 @@ for words in --version --help 'simulate base.yaml' 'simulate base.yaml --json -'
   [ $? = 2 ] || say "$words >/dev/full ended with $?"
 done
 
+# A sweep that is stopped writes what it has; its status says that rows are missing.
+rm -f rows.csv
+"$program" sweep base.yaml --over "global_batch_size=$(seq -s, 8192 64 65536)" --csv rows.csv >out 2>err &
+pid=$!
+sleep 2
+kill -INT $pid
+wait $pid
+[ $? = 1 ] || say "a sweep that was stopped did not end with 1"
+grep -q 'sweep: interrupted, [0-9]* rows are missing' err || say "a sweep that was stopped: $(cat err)"
+[ -s rows.csv ] || say 'a sweep that was stopped wrote nothing'
+touch empty.r0.json
+"$program" import empty.r0.json --out mine.json 2>err
+grep -q 'empty.r0.json: is empty' err || say "an empty trace: $(cat err)"
+
 # What stands after -- is the command's and nobody else's.
 cat >config.json <<'JSON'
 {"model_type": "llama", "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 4, "num_attention_heads": 8,

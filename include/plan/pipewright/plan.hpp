@@ -232,6 +232,7 @@ struct Sweep {
   std::optional<predict::Prediction> baseline;
   std::vector<Row> rows;
   std::int64_t combinations = 0;   ///< of the whole sweep
+  std::int64_t missing = 0;        ///< of its part: those that were not reached before it was stopped
   std::vector<std::string> notes;  ///< what the axes set besides
 };
 /// Which of the combinations: the first, and from there every `of`th. Neighbours take like time, so parts do, too.
