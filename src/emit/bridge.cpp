@@ -197,10 +197,10 @@ Groups bridge(const Scenario& scenario) {
                         scenario.software.megatron_core};
   const std::string recipe = "cfg.mixed_precision = get_mixed_precision_config(\"" + recipe_of(scenario) + "\")";
   const auto titles = fields_by_title();
-  // Its only argument without a default.
   // Without a table Transformer Engine would take its own.
   const char* const found = scenario.settings.tp_comm_overlap ? model::overlap_table(scenario) : nullptr;
   const std::string table = found == nullptr ? "" : found;
+  // Its only argument without a default comes first.
   const std::string comm_overlap = "cfg.comm_overlap = CommOverlapConfig(tp_comm_overlap=" +
                                    std::string(scenario.settings.tp_comm_overlap ? "True" : "False") +
                                    (table.empty() ? "" : ", tp_comm_overlap_cfg=" + table) + ")";

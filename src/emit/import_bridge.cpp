@@ -10,15 +10,16 @@
 
 #include "bridge_adapter.hpp"
 #include "bridge_config.hpp"
+#include "bridge_overlap.hpp"
 #include "bridge_precision.hpp"
 #include "bridge_providers.hpp"
+#include "bridge_vocabulary.hpp"
 #include "emitted.hpp"
 #include "field_table.hpp"
 #include "pipewright/effects.hpp"
 #include "pipewright/scenario/derived.hpp"
 #include "pipewright/scenario/fields.hpp"
 #include "pipewright/scenario/io.hpp"
-#include "pipewright/userbuffers.hpp"
 #include "python.hpp"
 
 namespace pipewright::emit {
@@ -120,7 +121,9 @@ class OverrideImporter {
                                      settings.expert_model_parallel_size * scenario::expert_tensor_parallel_size(s_));
     for (const auto& assignment : precision_) assign(s_, assignment);
     if (has_comm_overlap_) apply_comm_overlap(s_, comm_overlap_);
-    require_known_overlap();
+    const auto& [table, said_at] = overlap_table_;
+    if (s_.settings.tp_comm_overlap && !is_known_overlap(s_, table, said_at))
+      refuse(std::string(overlap_table), "written out", said_at);
     check_for_nan();
     for (const auto& [field, where] : places_)
       for (const char* home : {"model.", "settings."})
@@ -130,7 +133,7 @@ class OverrideImporter {
       for (const auto& name : ignored_) names += (names.empty() ? "" : " ") + name;
       result_.notes.push_back("without effect on time and memory, or of no section that is read: " + names);
     }
-    set_vocabulary();
+    vocabulary_.settle(s_, resolved_, {file_, 0});
     result_.scenario = std::move(s_);
     return std::move(result_);
   }
@@ -194,9 +197,9 @@ class OverrideImporter {
       if (!value.entries.empty()) overlap_table_ = {value, where};  // cfg.model's is what was made of it
       return;
     }
-    if (of_vocabulary(section, field, value, where)) return;
+    if (vocabulary_.takes(section, field, value, where)) return;
     if (section == "comm_overlap" && field == "data_parallel_size") {
-      data_parallel_size_ = number(value, where);
+      data_parallel_size_ = integer_of(value, where);
       return;
     }
     const auto* effect = scenario::effect_of(field);
@@ -218,32 +221,6 @@ class OverrideImporter {
     if (!said && (object || value.kind == Python::Kind::name || (off && value.items.empty()))) return;
     if (object && section != "dataset") return;
     set(section, field, value, where);
-  }
-
-  /// A table of userbuffers that is written out must be the one that the model takes for such a run.
-  void require_known_overlap() {
-    const auto& [table, where] = overlap_table_;
-    if (table.entries.empty() || !s_.settings.tp_comm_overlap) return;
-    const auto entry = [](const Python& of, const char* name) -> const Python* {
-      for (const auto& [key, value] : of.entries)
-        if (key == name) return &value;
-      return nullptr;
-    };
-    const auto known = model::possible_overlaps(s_);
-    model::OverlapMultiprocessors said = known.front();
-    for (const auto& [name, member] : {std::pair("qkv_dgrad", &model::OverlapMultiprocessors::qkv_dgrad),
-                                       {"qkv_wgrad", &model::OverlapMultiprocessors::qkv_wgrad},
-                                       {"fc1_dgrad", &model::OverlapMultiprocessors::fc1_dgrad},
-                                       {"fc1_wgrad", &model::OverlapMultiprocessors::fc1_wgrad},
-                                       {"proj_fprop", &model::OverlapMultiprocessors::proj_forward},
-                                       {"fc2_fprop", &model::OverlapMultiprocessors::fc2_forward}})
-      if (const auto* product = entry(table, name)) {
-        if (const auto* multiprocessors = entry(*product, "num_sm"))
-          said.*member = number(*multiprocessors, where);
-        else if (product->text.ends_with("RingExchangeOverlapCfg"))
-          said.*member = 1;  // its class' default
-      }
-    if (std::ranges::find(known, said) == known.end()) refuse(std::string(overlap_table), "written out", where);
   }
 
   /// One setting, on where either is; both are unless a file says otherwise (resilience_config.py, recipes/common.py).
@@ -419,40 +396,6 @@ class OverrideImporter {
     }
   }
 
-  bool of_vocabulary(const std::string& section, const std::string& field, const Python& value, const Position& where) {
-    if (section == "model" && field == "should_pad_vocab") {
-      pads_vocabulary_ = value.text == "True";
-    } else if (section == "tokenizer" && field == "vocab_size") {
-      if (value.kind != Python::Kind::none) tokenizer_vocabulary_ = number(value, where);
-    } else if (section == "tokenizer" && field == "use_tokenizer_vocab_size") {
-      tokenizer_decides_ = value.text == "True";
-    } else {
-      return false;
-    }
-    return true;
-  }
-
-  /// training/setup.py of every release (_validate_and_set_vocab_size) overwrites should_pad_vocab: the tokenizer's
-  /// vocabulary is padded, a stated one is not. What a run has written afterwards says which it was.
-  void set_vocabulary() {
-    auto& vocabulary = s_.model.vocab_size;
-    const bool from_tokenizer = tokenizer_vocabulary_ > 0 && (vocabulary == 0 || tokenizer_decides_);
-    if (from_tokenizer) vocabulary = tokenizer_vocabulary_;
-    if (vocabulary == 0)
-      throw UsageError({file_, 0}, "cfg.model.vocab_size", "the vocabulary is missing: add cfg.model.vocab_size = N");
-    // Larger than the tokenizer's: written before setup(), of a stated one.
-    const bool before_setup = tokenizer_vocabulary_ > 0 && vocabulary > tokenizer_vocabulary_ + 1;
-    if (from_tokenizer || tokenizer_decides_ || (resolved_ && pads_vocabulary_ && !before_setup)) return;
-    const auto tp = s_.settings.tensor_model_parallel_size;
-    if (tp > 0 && vocabulary % tp != 0)
-      throw UsageError(
-          {file_, 0}, "cfg.model.vocab_size",
-          fmt::format("{} is not divisible by tensor_model_parallel_size {}, and Bridge pads no vocabulary that is "
-                      "stated",
-                      vocabulary, tp));
-    if (scenario::padded_vocab_size(s_) != vocabulary) s_.model.make_vocab_size_divisible_by = 1;
-  }
-
   /// Packing by PackedSequenceSpecs (data/packing/config.py), the older name of the field, or one of its fields.
   bool packs(const std::string& field, const Python& value, const Position& where) {
     const auto dot = field.find('.');
@@ -472,17 +415,11 @@ class OverrideImporter {
   void specification(const std::string& name, const Python& value, const Position& where) {
     if (name == "packed_sequence_size") {
       s_.settings.sft = true;
-      row_length_ = {number(value, where), where};
+      row_length_ = {integer_of(value, where), where};
     } else if (name == "pad_cu_seqlens") {
       s_.settings.pad_cu_seqlens = value.text == "True";
       s_.positions["settings.pad_cu_seqlens"] = where;
     }
-  }
-
-  static std::int64_t number(const Python& value, const Position& where) {
-    Scenario probe;
-    assign(probe, {"seq_length", yaml_of(value, where, "packed_sequence_size")});
-    return probe.model.seq_length;
   }
 
   void set(const std::string& section, const std::string& field, const Python& literal, const Position& where) {
@@ -494,7 +431,7 @@ class OverrideImporter {
       return;
     }
     if (section == "model" && holds_spec(field)) return specification_of_layers(field, literal, where);
-    if (of_vocabulary(section, field, literal, where)) return;
+    if (vocabulary_.takes(section, field, literal, where)) return;
     if (section == "tensor_inspect" && field == "enabled" && literal.text == "True")
       return refuse(section, "true", where);
     if (section == "model" && field == "interleaved_attn_pattern") {
@@ -538,7 +475,7 @@ class OverrideImporter {
     if (field == "pipeline_model_parallel_layout" && literal.kind == Python::Kind::list)
       assignment.second = layout_of(literal, where, name);
     else if (field == "window_size" && literal.kind == Python::Kind::number)  // Gemma 3's: it counts the query itself
-      assignment.second = fmt::format("[{}, 0]", number(literal, where) - 1);
+      assignment.second = fmt::format("[{}, 0]", integer_of(literal, where) - 1);
     else if (field == "rotary_base" && literal.kind == Python::Kind::list && literal.items.size() == 2)
       assignment.second = literal.items.back().text;  // Gemma 3's: of windowed layers, of the others
     else
@@ -595,9 +532,10 @@ class OverrideImporter {
   Scenario s_;
   Import result_;
   std::vector<Assignment> precision_, comm_overlap_;
-  bool has_comm_overlap_ = false, resolved_ = false, pads_vocabulary_ = true, tokenizer_decides_ = false;
+  bool has_comm_overlap_ = false, resolved_ = false;
   std::optional<bool> gradients_checked_, losses_checked_;
-  std::int64_t data_parallel_size_ = 0, tokenizer_vocabulary_ = 0;  ///< of a whole configuration
+  std::int64_t data_parallel_size_ = 0;  ///< of a whole configuration
+  BridgeVocabulary vocabulary_;
   std::pair<Python, Position> overlap_table_;
   std::pair<std::int64_t, Position> dataset_length_ = {0, {}}, row_length_ = {0, {}};
   std::map<std::string, Position> places_;  ///< of fields

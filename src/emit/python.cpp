@@ -15,6 +15,7 @@
 #include "emitted.hpp"
 #include "field_table.hpp"
 #include "pipewright/scenario/fields.hpp"
+#include "pipewright/scenario/io.hpp"
 
 namespace pipewright::emit {
 
@@ -327,6 +328,12 @@ std::string yaml_of(const Python& value, const Position& where, const std::strin
   throw UsageError(where, key,
                    value.kind == Python::Kind::map ? "expected a value, found a map"
                                                    : "expected a value, found a call of " + value.text);
+}
+
+std::int64_t integer_of(const Python& value, const Position& where) {
+  scenario::Scenario probe;
+  scenario::set(probe, "seq_length=" + yaml_of(value, where, "packed_sequence_size"));
+  return probe.model.seq_length;
 }
 
 std::string python_string(std::string_view text) {

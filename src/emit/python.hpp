@@ -1,6 +1,7 @@
 // Python as launch scripts and recipes write it: literals, lists with + and *, names and calls. Nothing is executed.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -37,6 +38,9 @@ Python parse_python(std::string_view text, const Position& where, const std::str
 
 /// As scenario::set() takes it. Throws UsageError for a map or a call.
 std::string yaml_of(const Python& value, const Position& where, const std::string& key);
+
+/// As scenario::set() reads one. Throws UsageError for anything else.
+std::int64_t integer_of(const Python& value, const Position& where);
 
 /// `text` as a Python string literal, whatever it holds.
 std::string python_string(std::string_view text);

@@ -8,6 +8,7 @@
 #include <fstream>
 #include <numeric>
 
+#include "pipewright/pickle.hpp"
 #include "pipewright/regex.hpp"
 
 namespace pipewright::traces {
@@ -101,8 +102,7 @@ Trace read(const std::string& path) {
     throw refuse("a report of Nsight Systems; `nsys export --type sqlite` makes the database that is read");
   if (extension == ".sqlite" || extension == ".sqlite3" || extension == ".db")
     throw refuse("not an SQLite database, as its name says: its first bytes are others");
-  constexpr char pickle = '\x80';  // PROTO, the first opcode of protocol 2 and later (pickletools)
-  if (head[0] == pickle) throw refuse("a Python pickle, not a trace (a snapshot of torch.cuda.memory?)");
+  if (is_pickle(begins)) throw refuse("a Python pickle, not a trace (a snapshot of torch.cuda.memory?)");
   return begins == recording ? read_recording(path) : read_json(path);
 }
 

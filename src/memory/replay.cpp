@@ -6,6 +6,7 @@
 #include <unordered_map>
 
 #include "pipewright/memory.hpp"
+#include "pipewright/pickle.hpp"
 
 namespace pipewright::memory {
 namespace {
@@ -30,10 +31,9 @@ const std::vector<std::string>& actions() {
 
 Json parsed(const std::string& text, const std::string& file) {
   const Json json = Json::parse(text, nullptr, false);
-  constexpr char pickle = '\x80';  // PROTO, the first opcode of protocol 2 and later (pickletools)
   const std::string rows =
       "; a recording has \"rows\" of [action, address, bytes, stream, time_us], the entries of device_traces";
-  if (json.is_discarded() && text.starts_with(pickle))
+  if (json.is_discarded() && is_pickle(text))
     refuse(file, "", "a Python pickle (torch.cuda.memory._dump_snapshot?), not a JSON document" + rows);
   if (json.is_discarded()) refuse(file, "", "not a JSON document");
   if (!json.is_object() || !json.contains("rows") || !json["rows"].is_array()) {
@@ -85,24 +85,30 @@ std::optional<AllocatorTotals> recorded_end(const Json& json, const std::string&
 }
 
 struct RecordedRow {
-  std::string action;
+  std::int64_t index;
+  std::string_view action;  ///< of the document
   std::int64_t address = 0, bytes = 0;
   std::int32_t stream = 0;
+
+  std::string place() const { return fmt::format("rows[{}]", index); }
 };
 
-RecordedRow checked(const Json& row, const std::string& file, const std::string& where) {
+RecordedRow checked(const Json& row, const std::string& file, std::int64_t index) {
+  RecordedRow result{index, {}};
   if (!row.is_array() || row.size() < 4 || !row[0].is_string() || !row[1].is_number_integer() ||
       !row[2].is_number_integer() || !row[3].is_number_integer()) {
-    refuse(file, where, "expected [action, address, bytes, stream, ...], found " + brief(row));
+    refuse(file, result.place(), "expected [action, address, bytes, stream, ...], found " + brief(row));
   }
-  RecordedRow result{row[0], 0, 0, static_cast<std::int32_t>(row[3].get<std::int64_t>() & 0x7fffffff)};
+  result.action = row[0].get_ref<const std::string&>();
+  result.stream = static_cast<std::int32_t>(row[3].get<std::int64_t>() & 0x7fffffff);
   if (std::ranges::find(actions(), result.action) == actions().end())
-    throw UsageError({file, 0}, where, "unknown action \"" + result.action.substr(0, 60) + "\"", actions(),
-                     nearest_name(result.action, actions()));
+    throw UsageError({file, 0}, result.place(), fmt::format("unknown action \"{}\"", result.action.substr(0, 60)),
+                     actions(), nearest_name(result.action, actions()));
   const double address = row[1];  // an unsigned number beyond 63 bits would come out negative
-  if (!(address >= 0 && address < 0x1p62)) refuse(file, where, row[1].dump() + " is not an address");
+  if (!(address >= 0 && address < 0x1p62)) refuse(file, result.place(), row[1].dump() + " is not an address");
   const double bytes = row[2];
-  if (!(bytes >= 0 && bytes <= static_cast<double>(largest))) refuse(file, where, row[2].dump() + " is not a size");
+  if (!(bytes >= 0 && bytes <= static_cast<double>(largest)))
+    refuse(file, result.place(), row[2].dump() + " is not a size");
   result.address = row[1];
   result.bytes = row[2];
   return result;
@@ -115,8 +121,8 @@ class Recorded {
   }
 
   void reset_peaks() { allocator_.reset_peaks(); }
-  void take(const RecordedRow& row, const std::string& where) {
-    const auto& action = row.action;
+  void take(const RecordedRow& row) {
+    const auto action = row.action;
     const bool gives_back = action == "segment_free" || action == "segment_unmap";
     // A process gives back all that is cached (empty_cache, a retry), segment by segment.
     if (gives_back && !giving_back_) {
@@ -129,7 +135,7 @@ class Recorded {
     expandable_ |= action == "segment_map" || action == "segment_unmap";
     result_.out_of_memory += action == "oom";
     if (action == "segment_alloc" && result_.as_recorded) allocator_.next_segment_at(row.address);
-    if (action == "alloc") allocate(row, where);
+    if (action == "alloc") allocate(row);
     const auto block = live_.find(row.address);
     if (action == "free_requested" && block != live_.end()) allocator_.retire(block->second);
     if (action != "free_completed") return;
@@ -151,9 +157,9 @@ class Recorded {
   }
 
  private:
-  void allocate(const RecordedRow& row, const std::string& where) {
+  void allocate(const RecordedRow& row) {
     if (live_.contains(row.address))
-      refuse(file_, where, fmt::format("address {} is allocated already: a free is missing", row.address));
+      refuse(file_, row.place(), fmt::format("address {} is allocated already: a free is missing", row.address));
     const auto block = allocator_.allocate(row.bytes, row.stream);
     if (block) live_[row.address] = *block;
     ++result_.events;
@@ -198,8 +204,7 @@ Replay replay(const std::string& text, const std::string& file, const std::optio
   std::int64_t index = 0;
   for (const auto& row : json["rows"]) {
     if (index == reset_at) recorded_run.reset_peaks();
-    const auto where = fmt::format("rows[{}]", index++);
-    recorded_run.take(checked(row, file, where), where);
+    recorded_run.take(checked(row, file, index++));
   }
   auto result = recorded_run.finish();
   result.recorded = end;

@@ -1,7 +1,6 @@
 #include "parameters.hpp"
 
 #include <algorithm>
-#include <climits>
 #include <numeric>
 
 #include "muon.hpp"

@@ -63,13 +63,8 @@ std::string Router::family(const char* pass) const {
 void Router::forward(bool grad) {
   const auto& m = d_.moe;
   const auto logits = w_.allocate("router.logits", logits_bytes());
-  const std::vector<std::int64_t> gating = {d_.local, d_.h, m.experts};
-  if (m.router_bytes == 2) {
-    w_.launch("router gating forward", {"moe.router.gemm.bf16.tn", gating});
-    w_.on_host("moe.router.gemm.forward");
-  } else {
-    w_.launch("router gating forward", {"moe.router.gemm.forward", gating});
-  }
+  w_.launch("router gating forward", gating(m.router_bytes == 2 ? "bf16.tn" : "forward"));
+  w_.on_host("moe.router.gemm.forward");
   w_.stands_for(2);
   auto random = no_tensor;
   if (m.random_logits) {
@@ -125,15 +120,14 @@ std::uint32_t Router::backward() {
   w_.transient("router.cast_weight", size * weights);
   const auto cast = size > 2 ? w_.allocate("router.cast_input", inputs) : no_tensor;
   const auto dweight = w_.allocate_gradient(size * weights);
-  const std::vector<std::int64_t> gating = {d_.local, d_.h, m.experts};
   if (size == 2) {
-    w_.launch("router gating dgrad", {"moe.router.gemm.bf16.nn", gating});
+    w_.launch("router gating dgrad", gating("bf16.nn"));
     w_.stands_for(2);
     w_.on_host("moe.router.gemm.backward");
-    w_.launch("router gating wgrad", {"moe.router.gemm.bf16.nt", gating});
+    w_.launch("router gating wgrad", gating("bf16.nt"));
     w_.within_call(1);
   } else {
-    w_.launch("router gating backward", {"moe.router.gemm.backward", gating});
+    w_.launch("router gating backward", gating("backward"));
     w_.stands_for(7);
   }
   w_.free(cast);

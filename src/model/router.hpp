@@ -21,6 +21,9 @@ class Router {
   int backward_launches() const;
   void release();
   void keep_scores();
+  profile::Key gating(const char* product) const {
+    return {std::string("moe.router.gemm.") + product, {d_.local, d_.h, d_.moe.experts}};
+  }
   Int logits_bytes() const { return d_.moe.router_bytes * d_.local * d_.moe.experts; }
 
   PieceBuilder& w_;

@@ -38,6 +38,9 @@ bool batch_splits(const Scenario& s) {
   return world_splits(s) &&
          s.settings.global_batch_size % (s.settings.micro_batch_size * scenario::data_parallel_size(s)) == 0;
 }
+/// The interleaved schedule with a single chunk a rank.
+bool one_chunk(const Scenario& s) { return scenario::interleaved(s) && scenario::num_chunks(s) == 1; }
+constexpr const char* more_than_one_chunk = "set virtual_pipeline_model_parallel_size: none (1F1B), or at least 2";
 /// Layers left for the middle stages and how many middle stages there are.
 std::pair<std::int64_t, std::int64_t> middle(const Scenario& s) {
   std::int64_t layers = s.model.num_layers, stages = pp(s);
@@ -374,23 +377,21 @@ std::vector<Rule> parallel_rules() {
        everywhere,
        // Expert-parallel overlap has one warm-up step more.
        [](const Scenario& s) {
-         return scenario::interleaved(s) && scenario::num_chunks(s) == 1 && s.settings.overlap_p2p_comm &&
-                !s.settings.overlap_moe_expert_parallel_comm;
+         return one_chunk(s) && s.settings.overlap_p2p_comm && !s.settings.overlap_moe_expert_parallel_comm;
        },
        "NameError: cannot access free variable 'output_tensor' where it is not associated with a value in enclosing "
        "scope: with one chunk the last pipeline rank has no warm-up, and its first steady step frees the output before",
-       "set virtual_pipeline_model_parallel_size: none (1F1B), or at least 2"},
+       more_than_one_chunk},
       {"schedule.one-chunk-aligned",
        violation,
        core,
        {"virtual_pipeline_model_parallel_size", "align_param_gather"},
        everywhere,
        [](const Scenario& s) {
-         return scenario::interleaved(s) && scenario::num_chunks(s) == 1 && s.settings.overlap_param_gather &&
-                s.settings.align_param_gather;
+         return one_chunk(s) && s.settings.overlap_param_gather && s.settings.align_param_gather;
        },
        "IndexError: list index out of range: the parameters of chunks 0 and 1 are gathered first, and there is one",
-       "set virtual_pipeline_model_parallel_size: none (1F1B), or at least 2"},
+       more_than_one_chunk},
       {"schedule.flush-needs-overlap",
        violation,
        core,

@@ -74,15 +74,6 @@ class Recordings {
     fs::create_directories(folder_);
   }
 
-  /// Of an earlier trial's run they are gathered already.
-  static std::vector<std::string> recordings_in(const fs::path& folder) {
-    auto files = capture::gather(folder.string());
-    if (!files.empty()) return files;
-    for (const auto& entry : fs::directory_iterator(folder))
-      if (entry.path().filename().string().rfind("rec.r", 0) == 0) files.push_back(entry.path().string());
-    return files;
-  }
-
   bool can() const { return !variables_.empty(); }
   const std::vector<std::pair<std::string, std::string>>& variables() const { return variables_; }
 
@@ -101,6 +92,15 @@ class Recordings {
   }
 
  private:
+  /// Of an earlier trial's run they are gathered already.
+  static std::vector<std::string> recordings_in(const fs::path& folder) {
+    auto files = capture::gather(folder.string());
+    if (!files.empty()) return files;
+    for (const auto& entry : fs::directory_iterator(folder))
+      if (entry.path().filename().string().rfind("rec.r", 0) == 0) files.push_back(entry.path().string());
+    return files;
+  }
+
   fs::path folder_;
   bool wanted_;
   std::vector<std::pair<std::string, std::string>> variables_;

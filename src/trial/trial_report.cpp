@@ -113,22 +113,18 @@ std::vector<Difference> differences(const Run& run) {
   for (const auto& [rank, summary] : run.recorded) {
     if (!run.step_ms || summary.span_us <= 0) continue;
     const auto& account = rank_of(run, rank).account;
-    const auto measured = [](const auto& by_kind, const char* kind) {
+    const auto ms = [](const auto& by_kind, const char* kind, double of_a_ms) {
       const auto found = by_kind.find(kind);
-      return found == by_kind.end() ? 0.0 : found->second / 1e3;
-    };
-    const auto predicted = [](const auto& by_kind, const char* kind) {
-      const auto found = by_kind.find(kind);
-      return found == by_kind.end() ? 0.0 : static_cast<double>(found->second) / 1e6;
+      return found == by_kind.end() ? 0.0 : static_cast<double>(found->second) / of_a_ms;
     };
     Difference idle{rank, "idle", 0, 0, *run.step_ms, predicted_ms(run)};
     for (const char* kind : {"comp", "p2p", "ep", "coll", "d2h", "h2d"}) {
       const Difference d{rank,
                          kind,
-                         measured(summary.busy_us, kind),
-                         predicted(account.traced_busy, kind),
-                         measured(summary.exposed_us, kind),
-                         predicted(account.traced_exposed, kind)};
+                         ms(summary.busy_us, kind, 1e3),
+                         ms(account.traced_busy, kind, 1e6),
+                         ms(summary.exposed_us, kind, 1e3),
+                         ms(account.traced_exposed, kind, 1e6)};
       const bool computes = d.kind == "comp";
       idle.exposed_ms -= computes ? d.busy_ms : d.exposed_ms;
       idle.predicted_exposed_ms -= computes ? d.predicted_busy_ms : d.predicted_exposed_ms;

@@ -221,48 +221,54 @@ TEST_CASE("shapes are exchanged before every transfer, and the device is synchro
   CHECK(plain.forward_backward == 6200000);
 }
 
+namespace {
+
+/// One stage of two layers, and a collective of data-parallel ranks that takes 1 ms.
+struct TwoLayers {
+  Napkin n;
+  model::Stages stages;
+  model::Kernel bucket;
+
+  TwoLayers(const char* name, model::Stream stream) {
+    n.stages = 1;
+    n.microbatches = 1;
+    stages = n.model();
+    chunk().pieces = {0, 0};
+    chunk().layers = {0, 1};
+    bucket.name = name;
+    bucket.key = {"gemm.bf16.tn", {1, 1, 1}};
+    bucket.stream = stream;
+    bucket.purpose = model::Purpose::dp;
+  }
+  model::Chunk& chunk() { return stages.ranks[0].chunks[0]; }
+  Result simulate(const schedule::Program& program) const {
+    return timeline::simulate(n.scenario(), stages, program, n.profiles());
+  }
+};
+
+}  // namespace
+
 TEST_CASE("buckets are reduced as soon as the backward of their last layer is over; without buckets, at the end") {
   // compute    |F|B: layer 1|layer 0|       gradient   ........|bucket of layer 1|bucket of layer 0|
-  Napkin n;
-  n.stages = 1;
-  n.microbatches = 1;
-  auto stages = n.model();
-  auto& chunk = stages.ranks[0].chunks[0];
-  chunk.pieces = {0, 0};
-  chunk.layers = {0, 1};
-  model::Kernel reduce;
-  reduce.name = "gradient reduction";
-  reduce.key = {"gemm.bf16.tn", {1, 1, 1}};  // 1 ms
-  reduce.stream = model::Stream::gradient;
-  reduce.purpose = model::Purpose::dp;
-  chunk.gradient_sync = {reduce, reduce};
-  CHECK(simulate(n.scenario(), stages, n.program(), n.profiles()).forward_backward == 6000000 + 2000000);
-  chunk.gradient_sync_layers = {1, 0};
-  const Result result = simulate(n.scenario(), stages, n.program(), n.profiles());
+  TwoLayers two("gradient reduction", model::Stream::gradient);
+  const auto program = two.n.program();
+  two.chunk().gradient_sync = {two.bucket, two.bucket};
+  CHECK(two.simulate(program).forward_backward == 6000000 + 2000000);
+  two.chunk().gradient_sync_layers = {1, 0};
+  const Result result = two.simulate(program);
   CHECK(result.forward_backward == 6000000 + 1000000);
   CHECK(result.ranks[0].dp == 1000000);
 }
 
 TEST_CASE("parameters are gathered a bucket ahead, by align_param_gather without chunks when they are needed") {
   // parameter  |layer 0|layer 1|          compute   ........|F layer 0|F layer 1|B
-  Napkin n;
-  n.stages = 1;
-  n.microbatches = 1;
-  auto stages = n.model();
-  auto& chunk = stages.ranks[0].chunks[0];
-  chunk.pieces = {0, 0};
-  chunk.layers = {0, 1};
-  model::Kernel gather;
-  gather.name = "parameter all-gather";
-  gather.key = {"gemm.bf16.tn", {1, 1, 1}};  // 1 ms
-  gather.stream = model::Stream::parameter;
-  gather.purpose = model::Purpose::dp;
-  chunk.parameter_gather = {gather, gather};
-  chunk.parameter_gather_layers = {1, 0};
-  auto program = n.program();
-  CHECK(simulate(n.scenario(), stages, program, n.profiles()).forward_backward == 6000000 + 1000000);
+  TwoLayers two("parameter all-gather", model::Stream::parameter);
+  two.chunk().parameter_gather = {two.bucket, two.bucket};
+  two.chunk().parameter_gather_layers = {1, 0};
+  auto program = two.n.program();
+  CHECK(two.simulate(program).forward_backward == 6000000 + 1000000);
   program.config.align_param_gather = true;
-  CHECK(simulate(n.scenario(), stages, program, n.profiles()).forward_backward == 6000000 + 2000000);
+  CHECK(two.simulate(program).forward_backward == 6000000 + 2000000);
 }
 
 TEST_CASE("GPUs that share a port send one after the other") {
