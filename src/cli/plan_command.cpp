@@ -70,6 +70,7 @@ void run(const PlanOptions& options, Outcome& outcome) {
     Progress progress("plan");
     Interruptible interruptible(options.time_limit_s);
     plan::Options search;
+    search.until_stopped = options.time_limit_s.has_value();
     const StopCheck stop_check;
     search.predict = [&](const scenario::Scenario& candidate) {
       stop_check();

@@ -206,10 +206,6 @@ Chunk build_chunk(const Scenario& s, const Dimensions& d, Pieces& pieces, const 
 void add_offload_notes(const Scenario& s, const Dimensions& d, Stages& stages) {
   if (d.offloaded.empty()) return;
   const auto note = [&](const std::string& text) { stages.notes.push_back(text); };
-  if (s.settings.recompute_granularity.value_or("") == "full")
-    note("activation offload of fully recomputed layers is not modelled: nothing moves there");
-  if (d.ep_overlap && (d.offloads(Offload::attn_norm) || d.offloads(Offload::mlp_norm)))
-    note("offload of attn_norm and mlp_norm is not modelled together with expert-parallel overlap: they stay");
   if (d.precision.recipe != Recipe::bf16 && d.offloads(Offload::expert_fc1))
     note("offload of expert_fc1 in FP8 is approximated: the cast moves, where TE keeps and moves the bf16 rows");
   if (!s.settings.cuda_graph_modules.empty())

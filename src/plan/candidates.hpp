@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -23,7 +24,8 @@ struct Trial {
   std::size_t structure = 0, step = 0, time_group = 0;
   std::optional<std::size_t> without, offload;  ///< of what is offloaded by choice: the same without, the step
   std::optional<bool> fits_by_floor;            ///< where that was asked
-  std::optional<predict::Prediction> quick;     ///< times by the chunk-level engine, allocated peaks where scouted
+  /// Times by the chunk-level engine, allocated peaks where scouted and it may fit. Those of equal time share it.
+  std::shared_ptr<const predict::Prediction> quick;
   bool glanced = false, scouted = false, every_rank = false;
   bool may_fit = true;
   bool refused = false;    ///< the model refuses it

@@ -32,7 +32,11 @@ bool Searcher::confirm_finalists() {
     // Of equal times one; another only where that does not fit.
     const Trial& leader = trials_[groups_[trial.time_group].front()];
     if (!leads(i) && (!leader.done || leader.candidate.prediction.fits)) continue;
-    if (!take_work(trial, trial.least < best * (1 - good_gap) ? most_exact_work : most_polish)) continue;
+    const bool matters = trial.least < best * (1 - good_gap);
+    if (!take_work(trial, matters ? most_exact_work : most_polish)) {
+      finalists_left_ = finalists_left_ || matters;
+      continue;
+    }
     some.push_back(i);
     if (some.size() == batch) break;
   }
@@ -250,7 +254,7 @@ void Searcher::look_beside(std::size_t best) {
   for (std::size_t i = 0; i < trials_.size(); ++i) {
     const Trial& trial = trials_[i];
     const bool least = trial.step == 0 || trial.step == trials_[best].step;
-    if (trial.structure == home && !trial.without && least && leads(i) && !trial.refused && i != best)
+    if (trial.structure == home && !offloads(trial) && least && leads(i) && !trial.refused && i != best)
       wanted.push_back(i);
   }
   // Where little else is open: the cheapest that frees memory.
@@ -274,7 +278,8 @@ double Searcher::least_of_step(std::size_t structure, std::size_t step) const {
   double least = known_[structure].cost;
   for (auto after = known_[structure].steps[step].after; after; after = known_[structure].steps[*after].after)
     for (const Trial& trial : trials_)
-      if (trial.structure == structure && trial.step == *after && !trial.without) least = std::max(least, trial.least);
+      if (trial.structure == structure && trial.step == *after && !offloads(trial))
+        least = std::max(least, trial.least);
   return least;
 }
 

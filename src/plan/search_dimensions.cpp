@@ -169,7 +169,9 @@ void add_whole_layers(const Scenario& partial, std::vector<Value>& values) {
 }
 
 std::vector<Value> offload_values(const Scenario& partial, LeftOut& left_out) {
-  // What is legal only beside another module is offered with that one.
+  // A layer that is recomputed in full keeps its input alone. What is legal only beside another module is offered with
+  // that one.
+  if (partial.settings.recompute_granularity.value_or("") == "full") return {no_offload(partial)};
   const auto offered = searched(scenario::offload_catalogue(), partial);
   std::vector<std::string> modules;
   for (const auto& row : offered)

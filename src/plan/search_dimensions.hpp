@@ -18,6 +18,7 @@ struct Value {
 
   /// What it sets a name to; empty: it says nothing of it.
   std::string setting(std::string_view name) const;
+  bool operator==(const Value&) const = default;
 };
 
 /// What a dimension leaves out for every candidate alike, each said once.

@@ -39,16 +39,18 @@ Searcher::Searcher(const Scenario& scenario, const Options& options, const std::
       costly_left_(most_costly_work) {}
 
 void Searcher::run() {
-  predict_given();
+  enter_given();
   if (quick_) {
     bound_spreads();
     begin("looking", false);
     do look_closer();
-    while (!interrupted_ && confirm_finalists());
+    while (!interrupted_ && (confirm_finalists() || take_up_again()));
     if (interrupted_) return confirm_something();
     confirm_ties();
     return;
   }
+  begin("predicting the given", false);
+  confirm_given();
   for (std::size_t i = 0; i < spreads_.size(); ++i)
     if (!known_spreads_[i].open) add(i, space_.open(spreads_[i]));
   for (std::size_t i = 0; i < structures_.size(); ++i) {
@@ -204,7 +206,7 @@ std::vector<std::size_t> Searcher::opened(const Node& node) {
       }
       step = trials_[node.index].step;
       trials = space_.with_offload(structures_[node.structure], known_[node.structure].steps[step],
-                                   offload_[node.index][node.offload]);
+                                   offload_[node.index]->at(node.offload));
       for (Trial& trial : trials) trial.without = node.index, trial.offload = node.offload;
       if (trials.empty()) open_offload(node.index, node.offload, node.cost);
       break;
@@ -223,7 +225,7 @@ std::vector<std::size_t> Searcher::opened(const Node& node) {
       trials_[i].refused = true;
     } else if (leader.done) {  // only the allocator's setting is new: it waits for the exact engine
       Trial& trial = trials_[i];
-      trial.quick = leader.candidate.prediction;
+      trial.quick = std::make_shared<predict::Prediction>(leader.candidate.prediction);
       trial.scouted = trial.every_rank = true;
       trial.least = std::max(trial.least, best_cost(leader));
     }
@@ -258,7 +260,7 @@ void Searcher::open_steps(std::size_t structure, std::optional<std::size_t> afte
 }
 
 void Searcher::open_offload(std::size_t trial, std::optional<std::size_t> after, double cost) {
-  const auto& steps = offload_[trial];
+  const auto& steps = *offload_[trial];
   for (std::size_t i = 0; i < steps.size(); ++i)
     if (steps[i].after == after) open_.insert({cost, Node::Kind::offload, trials_[trial].structure, trial, i});
 }
@@ -297,6 +299,27 @@ void Searcher::floor_of(std::size_t index) {
   } catch (const UsageError& error) {
     refuse(index, error);
   }
+}
+
+/// What was put aside for its price, where there is time and it may be faster by more than a good gap. False: there is
+/// nothing.
+bool Searcher::take_up_again() {
+  if (!options_.until_stopped) return false;
+  const double mark = fastest() * (1 - good_gap);
+  bool any = std::exchange(finalists_left_, false);
+  exact_work_ = 0, costly_left_ = most_costly_work, offload_opened_ = 0;
+  while (!shelved_.empty() && shelved_.begin()->cost < mark) {
+    open_.insert(shelved_.extract(shelved_.begin()));
+    any = true;
+  }
+  for (std::size_t i = 0; i < trials_.size(); ++i) {
+    const Trial& trial = trials_[i];
+    if (!trial.given_up || !leads(i) || trial.least >= mark) continue;
+    for (const auto same : groups_[trial.time_group]) trials_[same].given_up = false;
+    settle(i);
+    any = any || !trials_[i].given_up;
+  }
+  return any;
 }
 
 /// The next quick look at a trial. The dearer one comes last.

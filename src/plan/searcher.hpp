@@ -111,7 +111,8 @@ class Searcher {
   };
   static constexpr std::size_t any_structure = static_cast<std::size_t>(-1);
 
-  void predict_given();
+  void enter_given();
+  void confirm_given();
   void bound_spreads();
   void bound(std::size_t spread);
   std::vector<predict::Prediction> floors_of_any_split(std::size_t spread, bool any_size);
@@ -122,6 +123,7 @@ class Searcher {
   Bytes lacking(const Scenario& partial) const;
   void look_closer();
   bool look(double limit, const Only& only = {});
+  bool take_up_again();
   std::vector<Node> next_nodes(double limit, const Only& only);
   void expand(std::size_t structure);
   void open_steps(std::size_t structure, std::optional<std::size_t> after, double cost);
@@ -144,6 +146,10 @@ class Searcher {
   void refuse(std::size_t trial, const UsageError& error);
   bool leads(std::size_t trial) const { return groups_[trials_[trial].time_group].front() == trial; }
   bool waits(const Trial& trial) const;
+  /// By choice, or as the given does by itself.
+  bool offloads(const Trial& trial) const {
+    return trial.without || (trial.given && space_.searches_offload() && costly(trial.candidate.scenario));
+  }
 
   double fastest() const;
   double fastest_exact() const;
@@ -191,8 +197,9 @@ class Searcher {
   std::vector<KnownSpread> known_spreads_;
   std::vector<Structure> structures_;
   std::vector<Known> known_;
-  std::set<Node> open_, shelved_;                     ///< shelved: too dear to look at; it counts in the gap
-  std::map<std::size_t, std::vector<Step>> offload_;  ///< of trials that do not fit
+  std::set<Node> open_, shelved_;  ///< shelved: too dear to look at; it counts in the gap
+  /// What may be offloaded of trials that do not fit: many have the same choices.
+  std::map<std::size_t, Steps> offload_;
   std::int64_t offload_opened_ = 0;
   std::map<std::string, int> dives_;        ///< by parallelism
   std::map<std::size_t, double> promises_;  ///< of spreads: a guess at what they may come to
@@ -205,7 +212,8 @@ class Searcher {
   std::atomic<std::int64_t> simulated_ = 0, estimated_ = 0, bounded_ = 0;
   std::atomic<bool> interrupted_ = false;
   std::int64_t costly_left_, exact_work_ = 0;
-  double mark_ = never;  ///< what the looks of this round have to exceed to exclude
+  bool finalists_left_ = false;  ///< for want of exact work
+  double mark_ = never;          ///< what the looks of this round have to exceed to exclude
   Progress progress_;
   std::mutex mutex_;
 };

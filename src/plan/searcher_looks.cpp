@@ -15,12 +15,12 @@ predict::Prediction Searcher::seen(const Trial& trial, const std::optional<predi
 void Searcher::estimate(Trial& trial) {
   auto times = seen(trial, known_[trial.structure].estimate, options_.estimate);
   if (trial.quick) {
-    times.ranks = std::move(trial.quick->ranks);
+    times.ranks = trial.quick->ranks;
     times.fits = trial.quick->fits;
     times.memory_limit = trial.quick->memory_limit;
     times.memory_margin = trial.quick->memory_margin;
   }
-  trial.quick = std::move(times);
+  trial.quick = std::make_shared<predict::Prediction>(std::move(times));
   const auto bounds = predict::estimate_bounds(trial.candidate.scenario);
   trial.least = std::max(trial.least, bounds.least(cost(*trial.quick, objective_)));
   if (!trial.bare || !known_[trial.structure].estimate) ++estimated_;
@@ -35,12 +35,14 @@ void Searcher::glance(Trial& trial) {
 }
 
 void Searcher::scout(Trial& trial, predict::Depth depth) {
-  predict::Prediction seen = trial.quick.value_or(predict::Prediction{});
+  predict::Prediction seen = trial.quick ? *trial.quick : predict::Prediction{};
   options_.scout(trial.candidate.scenario, depth, seen);
+  seen.ranks.shrink_to_fit();
+  if (!seen.fits) seen.ranks = {};  // of many; nobody asks for them
   trial.may_fit = trial.may_fit && seen.fits;
   trial.scouted = true;
   trial.every_rank = depth == predict::Depth::ranks;
-  trial.quick = std::move(seen);
+  trial.quick = std::make_shared<predict::Prediction>(std::move(seen));
 }
 
 void Searcher::refuse(std::size_t trial, const UsageError& error) {

@@ -220,10 +220,24 @@ std::int64_t Space::size_of(const Scenario& partial) const {
     const std::scoped_lock lock(mutex_);
     if (const auto at = sizes_.find(key); at != sizes_.end()) return at->second;
   }
-  std::int64_t size = 1;
   LeftOut ignored;
-  for (std::size_t d = structural_; d < dimensions_.size(); ++d)
-    size *= std::max<std::int64_t>(1, std::ssize(dimensions_[d].values(partial, ignored)));
+  // What may be offloaded depends on whether layers are recomputed in full, in parts or not.
+  std::map<std::string, std::int64_t> sizes;
+  const std::function<std::int64_t(std::size_t, const Scenario&)> below = [&](std::size_t d, const Scenario& at) {
+    if (d == dimensions_.size()) return std::int64_t{1};
+    const auto values = dimensions_[d].values(at, ignored);
+    if (d != recompute_) return std::max<std::int64_t>(1, std::ssize(values)) * below(d + 1, at);
+    std::int64_t all = 0;
+    for (const Value& value : values) {
+      Scenario with = at;
+      apply(value, with);
+      const auto [size, fresh] = sizes.try_emplace(with.settings.recompute_granularity.value_or(""));
+      if (fresh) size->second = below(d + 1, with);
+      all += size->second;
+    }
+    return all;
+  };
+  const auto size = below(structural_, partial);
   const std::scoped_lock lock(mutex_);
   return sizes_.emplace(key, size).first->second;
 }
@@ -267,12 +281,11 @@ std::vector<Step> Space::steps(const Structure& structure) {
   return steps;
 }
 
-std::vector<Step> Space::offload_steps(const Trial& without) {
+Steps Space::offload_steps(const Trial& without) {
   std::vector<Step> steps;
   for (auto& value : dimensions_[offload_].values(without.candidate.scenario, left_out_))
     steps.push_back({std::move(value), {}});
-  if (steps.empty()) return steps;
-  steps.erase(steps.begin());  // nothing is offloaded: the candidate itself
+  if (!steps.empty()) steps.erase(steps.begin());  // nothing is offloaded: the candidate itself
   const auto find = [&](const std::string& modules, const std::string& fraction, std::size_t before) {
     std::optional<std::size_t> found;
     for (std::size_t j = 0; j < before; ++j)
@@ -291,7 +304,9 @@ std::vector<Step> Space::offload_steps(const Trial& without) {
     else
       steps[i].after = find(but_last(modules), value.setting(share), i);
   }
-  return steps;
+  const auto same = std::ranges::find_if(offload_choices_, [&](const Steps& others) { return *others == steps; });
+  if (same != offload_choices_.end()) return *same;
+  return offload_choices_.emplace_back(std::make_shared<const std::vector<Step>>(std::move(steps)));
 }
 
 std::vector<Trial> Space::without_offload(const Structure& structure, const Step& step) {

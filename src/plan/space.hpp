@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <functional>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <set>
@@ -30,6 +31,7 @@ struct Structure {
   std::vector<Value> chosen;
   std::string label;
   std::int64_t holds = 1;  ///< candidates in it, legal or not
+  std::size_t spread = 0;  ///< its number among all
 };
 
 /// A choice of recompute or offload. It does the work of `after`, and more, so it is worth a look only where that does
@@ -37,7 +39,9 @@ struct Structure {
 struct Step {
   Value value;
   std::optional<std::size_t> after;
+  bool operator==(const Step&) const = default;
 };
+using Steps = std::shared_ptr<const std::vector<Step>>;
 
 class Space {
  public:
@@ -72,7 +76,7 @@ class Space {
   /// of one of those, and the candidates of that.
   std::vector<Step> steps(const Structure& structure);
   std::vector<Trial> without_offload(const Structure& structure, const Step& step);
-  std::vector<Step> offload_steps(const Trial& without);
+  Steps offload_steps(const Trial& without);
   std::vector<Trial> with_offload(const Structure& structure, const Step& recompute, const Step& offload);
   bool same_spread(const Structure& a, const Structure& b) const;
   std::size_t structural() const { return structural_; }  ///< dimensions that make a structure
@@ -120,6 +124,7 @@ class Space {
   mutable std::map<std::string, std::int64_t> sizes_;
   std::vector<std::string_view> tolerated_;
   std::set<std::string> seen_;
+  std::vector<Steps> offload_choices_;  ///< few lists serve all trials
   std::string given_;  ///< identity of the scenario as it stands, until its place in the space was reached
 };
 

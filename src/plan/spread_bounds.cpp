@@ -96,37 +96,40 @@ SpreadBounds::Choices SpreadBounds::make(const Scenario& example, bool overlap) 
 std::shared_ptr<const SpreadBounds::Choices> SpreadBounds::choices(const Spread& spread, const Scenario& example,
                                                                    bool overlap) {
   const auto key = space_.work_of(spread) + (overlap ? " overlap" : "");
-  {
-    const std::scoped_lock lock(mutex_);
-    if (const auto at = choices_.find(key); at != choices_.end()) return at->second;
-  }
-  auto made = std::make_shared<const Choices>(make(example, overlap));
-  const std::scoped_lock lock(mutex_);
-  return choices_.emplace(key, std::move(made)).first->second;
+  if (auto known = choices_.find(key)) return known;
+  return choices_.keep(key, std::make_shared<const Choices>(make(example, overlap)));
 }
 
-std::shared_ptr<const SpreadBounds::Kernels> SpreadBounds::kernels(const Spread& spread, const Scenario& example,
-                                                                   bool overlap) {
-  const auto key = space_.name_of_spread(spread.chosen) + (overlap ? " overlap" : "");
-  {
-    const std::scoped_lock lock(mutex_);
-    if (const auto at = kernels_.find(key); at != kernels_.end()) return at->second;
-  }
-  auto made = std::make_shared<Kernels>();
-  made->floor = options_.spread_floor(Space::without_work(example));
-  const auto as_it_is = made->floor->least();
-  made->bare = cost(as_it_is, objective_);
+SpreadBounds::Kernels SpreadBounds::make(const Spread& spread, const Scenario& example, bool overlap) {
+  Kernels made;
+  made.floor = options_.spread_floor(Space::without_work(example));
+  const auto as_it_is = made.floor->least();
+  made.bare = cost(as_it_is, objective_);
   for (const auto& rank : as_it_is.ranks)
-    made->of_state = std::max(made->of_state, rank.walk.peak_reserved + rank.outside_allocator +
-                                                  as_it_is.memory_margin - as_it_is.memory_limit);
-  if (made->of_state <= Bytes(0)) {
-    made->choices = choices(spread, example, overlap);
-    for (const Choice& choice : made->choices->all)
-      made->choice.push_back(choice.free ? made->bare
-                                         : std::max(made->bare, cost(made->floor->least(*choice.timed), objective_)));
-  }
-  const std::scoped_lock lock(mutex_);
-  return kernels_.emplace(key, std::move(made)).first->second;
+    made.of_state = std::max(made.of_state, rank.walk.peak_reserved + rank.outside_allocator + as_it_is.memory_margin -
+                                                as_it_is.memory_limit);
+  if (made.of_state > Bytes(0)) return made;
+  made.choices = choices(spread, example, overlap);
+  for (const Choice& choice : made.choices->all)
+    made.choice.push_back(choice.free ? made.bare
+                                      : std::max(made.bare, cost(made.floor->least(*choice.timed), objective_)));
+  return made;
+}
+
+/// By the first of its structures that can be built, whoever asks; nothing: none can.
+std::shared_ptr<const SpreadBounds::Kernels> SpreadBounds::kernels(const Spread& spread, bool overlap) {
+  const auto key = space_.name_of_spread(spread.chosen) + (overlap ? " overlap" : "");
+  auto known = kernels_.find(key);
+  if (known) return known;
+  space_.example(spread, overlap, [&](const Scenario& example) {
+    try {
+      known = kernels_.keep(key, std::make_shared<const Kernels>(make(spread, example, overlap)));
+      return true;
+    } catch (const UsageError&) {
+      return false;  // another one says as much
+    }
+  });
+  return known;
 }
 
 SpreadBound SpreadBounds::bound(const Kernels& kernels, const std::vector<predict::Split>& splits) const {
@@ -180,10 +183,9 @@ SpreadBound SpreadBounds::bound(const Kernels& kernels, const std::vector<predic
   return {kernels.bare, std::max(lacking, Bytes(1)), true};
 }
 
-SpreadBound SpreadBounds::bound(const Spread& spread, const Scenario& example, bool overlap, double enough) {
-  const auto known = kernels(spread, example, overlap);
-  if (known->of_state > Bytes(0)) return {known->bare, known->of_state, true};
-  if (known->bare >= enough) return {known->bare, Bytes(0), true};
+SpreadBound SpreadBounds::bound(const Spread& spread, const Kernels& known, bool overlap, double enough) const {
+  if (known.of_state > Bytes(0)) return {known.bare, known.of_state, true};
+  if (known.bare >= enough) return {known.bare, Bytes(0), true};
   std::vector<predict::Split> splits;
   for (const Scenario& structure : space_.splits(spread, overlap)) {
     try {
@@ -192,16 +194,14 @@ SpreadBound SpreadBounds::bound(const Spread& spread, const Scenario& example, b
       // nor has it candidates
     }
   }
-  return bound(*known, splits);
+  return bound(known, splits);
 }
 
-SpreadBound SpreadBounds::of_structure(const Structure& structure) {
-  const Scenario& partial = structure.partial;
+SpreadBound SpreadBounds::of_structure(const Spread& spread, const Structure& structure) {
+  const auto known = kernels(spread, structure.partial.settings.overlap_moe_expert_parallel_comm);
+  if (!known) return {};
   try {
-    const auto split = options_.split(Space::without_work(partial));
-    const auto known =
-        kernels({partial, structure.chosen, {}, 1, 1}, partial, partial.settings.overlap_moe_expert_parallel_comm);
-    return bound(*known, {split});
+    return bound(*known, {options_.split(Space::without_work(structure.partial))});
   } catch (const UsageError&) {
     return {};  // its candidates say why
   }
@@ -209,23 +209,19 @@ SpreadBound SpreadBounds::of_structure(const Structure& structure) {
 
 SpreadBound SpreadBounds::operator()(const Spread& spread, double enough) {
   SpreadBound all;
-  for (const bool overlap : {false, true})
-    space_.example(spread, overlap, [&](const Scenario& example) {
-      try {
-        const auto one = bound(spread, example, overlap, enough);
-        if (!all.known) {
-          all = one;
-        } else {
-          const bool fits = one.lacking <= Bytes(0), fitted = all.lacking <= Bytes(0);
-          if (fits == fitted) all.cost = std::min(all.cost, one.cost);
-          if (fits && !fitted) all.cost = one.cost;
-          all.lacking = std::min(all.lacking, one.lacking);
-        }
-        return true;
-      } catch (const UsageError&) {
-        return false;  // another one says as much
-      }
-    });
+  for (const bool overlap : {false, true}) {
+    const auto known = kernels(spread, overlap);
+    if (!known) continue;
+    const auto one = bound(spread, *known, overlap, enough);
+    if (!all.known) {
+      all = one;
+      continue;
+    }
+    const bool fits = one.lacking <= Bytes(0), fitted = all.lacking <= Bytes(0);
+    if (fits == fitted) all.cost = std::min(all.cost, one.cost);
+    if (fits && !fitted) all.cost = one.cost;
+    all.lacking = std::min(all.lacking, one.lacking);
+  }
   return all;
 }
 

@@ -5,6 +5,8 @@
 //          --those---> their kernels however they are split; the least of these bounds the spread
 #pragma once
 
+#include <algorithm>
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -16,6 +18,37 @@
 #include "space.hpp"
 
 namespace pipewright::plan {
+
+/// What was asked for last, by name: all of it would take gigabytes, and what is asked for together stands together.
+template <typename T>
+class Recent {
+ public:
+  std::shared_ptr<const T> find(const std::string& name) {
+    const std::scoped_lock lock(mutex_);
+    const auto at = kept_.find(name);
+    if (at == kept_.end()) return nullptr;
+    at->second.asked = ++now_;
+    return at->second.value;
+  }
+  /// Of two threads that made one the first is kept.
+  std::shared_ptr<const T> keep(const std::string& name, std::shared_ptr<const T> value) {
+    const std::scoped_lock lock(mutex_);
+    const auto kept = kept_.try_emplace(name, Kept{std::move(value), ++now_}).first->second.value;
+    if (kept_.size() > most)
+      kept_.erase(std::ranges::min_element(kept_, {}, [](const auto& one) { return one.second.asked; }));
+    return kept;
+  }
+
+ private:
+  static constexpr std::size_t most = 128;
+  struct Kept {
+    std::shared_ptr<const T> value;
+    std::int64_t asked = 0;
+  };
+  std::mutex mutex_;
+  std::map<std::string, Kept> kept_;
+  std::int64_t now_ = 0;
+};
 
 struct SpreadBound {
   double cost = 0;
@@ -32,7 +65,7 @@ class SpreadBounds {
   /// `enough`: a cost that excludes it; no more is looked for.
   SpreadBound operator()(const Spread& spread, double enough);
   /// The same of one of its structures.
-  SpreadBound of_structure(const Structure& structure);
+  SpreadBound of_structure(const Spread& spread, const Structure& structure);
 
  private:
   /// A choice of recompute. Full recompute of some layers of every chunk is one with a number that each split decides.
@@ -58,16 +91,16 @@ class SpreadBounds {
   Choices make(const Scenario& example, bool overlap) const;
   std::shared_ptr<const predict::Layers> kept(const Scenario& with,
                                               const std::shared_ptr<const predict::Layers>& timed) const;
-  std::shared_ptr<const Kernels> kernels(const Spread& spread, const Scenario& example, bool overlap);
+  Kernels make(const Spread& spread, const Scenario& example, bool overlap);
+  std::shared_ptr<const Kernels> kernels(const Spread& spread, bool overlap);
   SpreadBound bound(const Kernels& kernels, const std::vector<predict::Split>& splits) const;
-  SpreadBound bound(const Spread& spread, const Scenario& example, bool overlap, double enough);
+  SpreadBound bound(const Spread& spread, const Kernels& kernels, bool overlap, double enough) const;
 
   const Space& space_;
   const Options& options_;
   const std::string objective_;
-  std::mutex mutex_;
-  std::map<std::string, std::shared_ptr<const Choices>> choices_;
-  std::map<std::string, std::shared_ptr<const Kernels>> kernels_;
+  Recent<Choices> choices_;
+  Recent<Kernels> kernels_;
 };
 
 }  // namespace pipewright::plan

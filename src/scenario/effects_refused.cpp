@@ -79,6 +79,13 @@ bool graphs_mamba(const Scenario& s) { return !s.settings.cuda_graph_modules.emp
 bool moves_or_graphs(const Scenario& s) {
   return s.settings.cpu_offloading || s.settings.fine_grained_activation_offloading || graphs_modules(s);
 }
+bool moves_norms_in_pairs(const Scenario& s) {
+  return s.settings.overlap_moe_expert_parallel_comm &&
+         (offloads(s, Offload::attn_norm) || offloads(s, Offload::mlp_norm));
+}
+bool moves_of_full_recompute(const Scenario& s) {
+  return s.settings.fine_grained_activation_offloading && s.settings.recompute_granularity.value_or("") == "full";
+}
 const std::vector<RefusedField>& refused_rows() {
   static const std::vector<RefusedField> list = {
       // Model
@@ -325,6 +332,14 @@ const std::vector<RefusedField>& refused_rows() {
        [](const Scenario& s) { return s.settings.distribute_saved_activations; }},
       {"cpu_offloading_double_buffering", "two buffers for what comes back",
        [](const Scenario& s) { return s.settings.cpu_offloading && s.settings.cpu_offloading_double_buffering; }},
+      {"offload_modules",
+       "attn_norm and mlp_norm beside expert-parallel overlap; any module of layers that are recomputed in full",
+       [](const Scenario& s) { return moves_norms_in_pairs(s) || moves_of_full_recompute(s); },
+       [](const Scenario& s) {
+         return those("offload ",
+                      {{moves_norms_in_pairs(s), "of attn_norm and mlp_norm beside expert-parallel overlap"},
+                       {moves_of_full_recompute(s), "of layers that are recomputed in full"}});
+       }},
       {"delay_offload_until_cuda_graph", "copies that are issued after a graph",
        [](const Scenario& s) {
          return s.settings.fine_grained_activation_offloading && s.settings.delay_offload_until_cuda_graph;

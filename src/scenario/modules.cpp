@@ -14,6 +14,7 @@ bool no_moe_layer(const Scenario& s) { return !has_moe_layer(s); }
 bool no_shared_experts(const Scenario& s) { return no_moe_layer(s) || !s.model.moe_shared_expert_intermediate_size; }
 bool no_norm(const Scenario& s) { return norms_fused(s) && no_moe_layer(s); }
 /// Latent attention separates the norm before attention, not the one before a dense MLP.
+bool pairs_no_layers(const Scenario& s) { return !s.settings.overlap_moe_expert_parallel_comm; }
 bool no_mlp_norm(const Scenario& s) { return te_layers(s) && no_moe_layer(s); }
 /// Without grouped GEMM moe_act is refused, not idle.
 bool no_grouped_experts(const Scenario& s) { return s.settings.moe_grouped_gemm && no_moe_layer(s); }
@@ -105,6 +106,7 @@ std::vector<OffloadRow> offload_rows() {
         .what = "the input of the norm before attention",
         .quoted = 6,
         .searched = 1,
+        .offered = pairs_no_layers,
         .idle = {norms_fused, "no-effect.offload-norm",
                  "the norm is fused into the qkv projection (IdentityOp in its place)",
                  "take attn_norm out, or offload qkv_linear, whose region holds the norm's tensors"}},
@@ -137,6 +139,7 @@ std::vector<OffloadRow> offload_rows() {
         .what = "the input of the norm before the MLP or the experts",
         .quoted = 7,
         .searched = 5,
+        .offered = pairs_no_layers,
         .idle = {no_mlp_norm, "no-effect.offload-mlp-norm",
                  "the norm is fused into the MLP's first linear (IdentityOp in its place)",
                  "take mlp_norm out; the dense MLP has no offload module"}},

@@ -697,6 +697,40 @@ TEST_CASE("expert overlap is searched where it can run; offload only for what do
   }
 }
 
+TEST_CASE("with time, what was too dear to look at is looked at") {
+  // Only what offloads fits, and all of it is slower than its floor says: by how much a look tells, which is dear.
+  const auto moved = [](const scenario::Scenario& s, std::int64_t milliseconds) {
+    auto p = machine(s);
+    p.fits = s.settings.fine_grained_activation_offloading;
+    p.forward_backward_ns = p.step_ns = milliseconds * millisecond;
+    for (auto& rank : p.ranks) {
+      rank.walk.peak_allocated = rank.walk.peak_reserved = Bytes((p.fits ? 40 : 100) * gibibyte);
+      rank.fits = p.fits;
+    }
+    return p;
+  };
+  auto o = options();
+  o.floor = [&](const scenario::Scenario& s) { return moved(s, 1000); };
+  o.predict = o.estimate = [&](const scenario::Scenario& s) {
+    return moved(s, s.settings.fine_grained_activation_offloading ? 1100 + scenario::num_chunks(s) : 1000);
+  };
+  o.scout = [&](const scenario::Scenario& s, predict::Depth, predict::Prediction& into) { into = moved(s, 1000); };
+  const auto s = searching("dense", "recompute offload pipeline",
+                           "num_layers=96; pipeline_model_parallel_size=4; global_batch_size=256");
+  const auto hurried = plan::search(s, o);
+  o.until_stopped = true;
+  const auto patient = plan::search(s, o);
+  for (const auto* plan : {&hurried, &patient}) {
+    check_counts(plan->searched);
+    REQUIRE(plan->best);
+  }
+  CHECK(hurried.searched.undecided > 0);
+  CHECK(hurried.searched.gap > 0.05);
+  CHECK(patient.searched.undecided == 0);
+  CHECK(patient.searched.gap == 0);
+  CHECK(patient.best->prediction.step_ns <= hurried.best->prediction.step_ns);
+}
+
 TEST_CASE("opening adds and closes nothing; a name that is none is the input's fault") {
   auto s = searching("dense", "recompute");
   s = plan::opened(std::move(s), {"parallelism"});

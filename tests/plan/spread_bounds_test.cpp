@@ -163,7 +163,7 @@ TEST_CASE("no candidate that fits undercuts its spread's bound, nor its structur
       }
       INFO(scenario::write(one));
       structure.partial.search = s.search;
-      for (const auto& least : {bound, bounds.of_structure(structure)}) {
+      for (const auto& least : {bound, bounds.of_structure(spread, structure)}) {
         CHECK(least.lacking <= Bytes(0));
         CHECK(least.cost <= static_cast<double>(exact.step_ns));
       }

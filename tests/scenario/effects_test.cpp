@@ -136,6 +136,7 @@ cluster: {num_gpus: 8}
                                    "optimizer_cpu_offload=true",
                                    "experimental_attention_variant=gated_delta_net; linear_attention_freq=[2]",
                                    "hybrid_layer_pattern=M*M-",
+                                   "recompute_granularity=full; recompute_method=uniform; recompute_num_layers=1",
                                    "use_megatron_fsdp=true"};
   std::map<std::string, int> told;
   for (const auto& use : uses)

@@ -189,6 +189,7 @@ struct Options {
   std::function<std::optional<double>(const predict::Prediction&)> probability;
   std::function<void(const Progress&)> progress;  ///< one call at a time, from any thread
   std::stop_token stop;                           ///< asks for the best so far
+  bool until_stopped = false;                     ///< goes on with what would else be too dear to look at
   int threads = 0;                                ///< 0: one a core
   int top = 10;                                   ///< how many alternatives
   bool has_baseline = true;                       ///< compare with the scenario as given
