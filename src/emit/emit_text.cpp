@@ -1,9 +1,12 @@
 // Emitted groups as lines of text, as words, and values as shell words.
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <charconv>
 
 #include "emitted.hpp"
 #include "field_table.hpp"
+#include "pipewright/scenario/derived.hpp"
 
 namespace pipewright::emit {
 
@@ -24,6 +27,15 @@ std::string quoted(const std::string& word) {
   std::string text = "'";
   for (const char c : word) text += c == '\'' ? std::string("'\\''") : std::string(1, c);
   return text + "'";
+}
+
+std::string lower_batch(scenario::Scenario& s) {
+  auto& batch = s.settings.global_batch_size;
+  const auto once = std::max<std::int64_t>(1, s.settings.micro_batch_size * scenario::data_parallel_size(s));
+  const auto stated = batch;
+  if (stated % once == 0 || stated < once) return {};
+  batch -= stated % once;
+  return fmt::format("decrease_batch_size_if_needed: steps of {} samples, {} does not divide {}", batch, once, stated);
 }
 
 std::string unquoted(const std::string& text) {

@@ -17,5 +17,8 @@ std::string quoted(const std::string& word);  ///< as one shell word
 
 /// A value of the scenario without the quotes and escapes of YAML (scenario::yaml_scalar).
 std::string unquoted(const std::string& text);
+/// decrease_batch_size_if_needed: a step takes as many samples as the data-parallel ranks divide
+/// (num_microbatches_calculator.py, ConstantNumMicroBatchesCalculator). Returns what to say of it, if anything changes.
+std::string lower_batch(scenario::Scenario& scenario);
 
 }  // namespace pipewright::emit

@@ -1,6 +1,10 @@
 #include "hybrid.hpp"
 
+#include <algorithm>
 #include <cmath>
+
+#include "emitted.hpp"
+#include "pipewright/scenario/derived.hpp"
 
 namespace pipewright::emit {
 
@@ -40,6 +44,25 @@ std::string pattern_from_ratios(scenario::Int layers, double attention, double m
   mambas -= mlps;
   place('-', mambas / mlps);
   return pattern;
+}
+
+// training/arguments.py of core_r0.17.0 on (the pattern's own depths win); models/hybrid/hybrid_provider.py of Megatron
+// Bridge, finalize (the layers stated apart win).
+void join_depths(scenario::Scenario& s) {
+  if (!s.model.hybrid_layer_pattern) return;
+  std::string& pattern = *s.model.hybrid_layer_pattern;
+  const auto apart = s.settings.other.find("mtp_hybrid_override_pattern");
+  const scenario::Int stated = s.model.mtp_num_layers.value_or(0);
+  if (apart != s.settings.other.end() && apart->second != "none") {
+    const bool replaces = s.software.megatron_bridge.has_value();
+    if (stated > 0 && (replaces || scenario::hybrid_mtp_part(s).empty())) {
+      pattern = pattern.substr(0, pattern.find('/'));
+      for (scenario::Int depth = 0; depth < stated; ++depth) pattern += "/" + unquoted(apart->second);
+    }
+    s.settings.other.erase(apart);
+  }
+  const std::string part = scenario::hybrid_mtp_part(s);
+  if (part.size() > 1) s.model.mtp_num_layers = std::count(part.begin(), part.end(), '/');
 }
 
 }  // namespace pipewright::emit

@@ -16,6 +16,7 @@
 #include "bridge_vocabulary.hpp"
 #include "emitted.hpp"
 #include "field_table.hpp"
+#include "hybrid.hpp"
 #include "pipewright/effects.hpp"
 #include "pipewright/scenario/derived.hpp"
 #include "pipewright/scenario/fields.hpp"
@@ -119,6 +120,9 @@ class OverrideImporter {
       s_.cluster.num_gpus = settings.pipeline_model_parallel_size *
                             std::max(settings.tensor_model_parallel_size * settings.context_parallel_size,
                                      settings.expert_model_parallel_size * scenario::expert_tensor_parallel_size(s_));
+    join_depths(s_);
+    if (decreases_batch_)
+      if (const auto said = lower_batch(s_); !said.empty()) result_.notes.push_back(said);
     for (const auto& assignment : precision_) assign(s_, assignment);
     if (has_comm_overlap_) apply_comm_overlap(s_, comm_overlap_);
     const auto& [table, said_at] = overlap_table_;
@@ -198,6 +202,7 @@ class OverrideImporter {
       return;
     }
     if (vocabulary_.takes(section, field, value, where)) return;
+    if (section == "train" && field == "decrease_batch_size_if_needed") return set(section, field, value, where);
     if (section == "comm_overlap" && field == "data_parallel_size") {
       data_parallel_size_ = integer_of(value, where);
       return;
@@ -461,6 +466,10 @@ class OverrideImporter {
       }
       return;
     }
+    if (section == "train" && field == "decrease_batch_size_if_needed") {
+      decreases_batch_ = literal.text == "True";
+      return;
+    }
     if (section == "model" && field == "share_embeddings_and_output_weights") {
       s_.model.untie_embeddings_and_output_weights = literal.text == "False";
       return;
@@ -532,7 +541,7 @@ class OverrideImporter {
   Scenario s_;
   Import result_;
   std::vector<Assignment> precision_, comm_overlap_;
-  bool has_comm_overlap_ = false, resolved_ = false;
+  bool has_comm_overlap_ = false, resolved_ = false, decreases_batch_ = false;
   std::optional<bool> gradients_checked_, losses_checked_;
   std::int64_t data_parallel_size_ = 0;  ///< of a whole configuration
   BridgeVocabulary vocabulary_;

@@ -50,6 +50,7 @@ class FlagImporter {
                   [](const auto& one) { return one.second.file == "--set"; });  // the parser's, not stated
     for (const auto& given : given_) apply(given, s_);
     finish(s_);
+    settle_batch();
     judge_program(launch);
     judge_flags();
     require();
@@ -430,8 +431,10 @@ class FlagImporter {
                         (spec != nullptr && is_hybrid_spec(spec->values));
     if (hybrid && !s.model.hybrid_layer_pattern && scenario::core_version(s.software) < scenario::Version::v0_17)
       s.model.hybrid_layer_pattern = pattern_from_ratios(s.model.num_layers, attention, mlp);
-    if (s.model.hybrid_layer_pattern && scenario::core_version(s.software) >= scenario::Version::v0_17)
+    if (s.model.hybrid_layer_pattern && scenario::core_version(s.software) >= scenario::Version::v0_17) {
+      join_depths(s);
       s.model.num_layers = static_cast<scenario::Int>(scenario::hybrid_layers(s).size());
+    }
   }
 
   /// arguments.py from 0.18 on: dist_muon is muon with the distributed optimizer; training.py,
@@ -499,6 +502,10 @@ class FlagImporter {
     if (!states_batch())
       settings.global_batch_size =
           settings.micro_batch_size * std::max<std::int64_t>(1, scenario::data_parallel_size(s));
+  }
+  void settle_batch() {
+    if (std::ranges::find(said_, "--decrease-batch-size-if-needed", &Given::name) == said_.end()) return;
+    if (const auto said = lower_batch(s_); !said.empty()) result_.notes.push_back(said);
   }
 
   void require() const {

@@ -37,8 +37,9 @@ CoreAttention::Gradients CoreAttention::backward(std::initializer_list<std::uint
 profile::Key CoreAttention::fused_key(const std::string& pass) const {
   if (exchanges_heads()) {
     const Int ranks = d_.context.heads, s = d_.s * ranks, heads = d_.heads / ranks, groups = d_.groups / ranks;
-    if (window_ == 0) return {std::string(plain()) + pass, {d_.b, s, s, heads, groups, d_.head_dim}};
-    return {"attention.window." + pass, {d_.b, s, s, heads, groups, d_.head_dim, window_}};
+    if (window_ == 0 && !d_.sinks) return {std::string(plain()) + pass, {d_.b, s, s, heads, groups, d_.head_dim}};
+    return {(d_.sinks ? "attention.sink." : "attention.window.") + pass,
+            {d_.b, s, s, heads, groups, d_.head_dim, window_ == 0 ? s : window_}};
   }
   if (d_.mla) return {"attention.mla." + pass, {d_.b, d_.s, d_.s, d_.heads, d_.head_dim, d_.v_dim}};
   if (d_.caps_scores)
@@ -127,6 +128,14 @@ void CoreAttention::exchange(const std::string& name, Int bytes) {
   w_.collective(Purpose::cp, name, "all_to_all", d_.context.heads, bytes, d_.heads_link, Stream::communication);
 }
 
+/// The parameter in fp32.
+std::uint32_t CoreAttention::cast_sinks() {
+  if (!d_.sinks) return no_tensor;
+  const auto sinks = w_.allocate_float("attention.sinks", 4 * d_.heads);
+  w_.launch("attention.sinks cast", {"small", {}});
+  return sinks;
+}
+
 std::uint32_t CoreAttention::exchanged_forward(bool grad) {
   const Int q_bytes = 2 * d_.tokens * d_.q, kv_bytes = 2 * d_.tokens * d_.kv;
   const char* const owner = "attention.exchange";
@@ -137,6 +146,7 @@ std::uint32_t CoreAttention::exchanged_forward(bool grad) {
     exchange(std::string("attention.") + what + " all-to-all", 2 * d_.tokens * width);
     return std::pair(tensor, received);
   };
+  const auto all_sinks = cast_sinks();
   const auto [q_sent, q_got] = send("q", d_.q);
   const auto [k_sent, k_got] = send("k", d_.kv);
   q_ = w_.allocate("attention.q_exchanged", q_bytes);
@@ -148,6 +158,10 @@ std::uint32_t CoreAttention::exchanged_forward(bool grad) {
   w_.launch("attention.k in order", {"copy.strided", {d_.tokens, d_.kv}});
   w_.launch("attention.v in order", {"copy.strided", {d_.tokens, d_.kv}});
   w_.free({v_sent, k_sent, q_sent, v_got, k_got, q_got});
+  if (d_.sinks) {  // index_select (flash_attn_a2a_communicate_softmax_offset)
+    sinks_ = w_.allocate_float("attention.sinks", 4 * d_.heads / d_.context.heads);
+    w_.launch("attention.sinks of own heads", {"small", {}});
+  }
   out_ = w_.allocate("attention.exchanged_output", q_bytes);
   rng_ = w_.allocate("attention.rng_state", 16);
   statistics_ = w_.allocate_float("attention.softmax_lse", 4 * d_.tokens * d_.heads);
@@ -159,8 +173,8 @@ std::uint32_t CoreAttention::exchanged_forward(bool grad) {
   w_.wait(Stream::communication);
   const auto out = w_.allocate("attention.core_output", q_bytes);
   w_.launch("attention.output after the exchange", {"copy.strided", {d_.tokens, d_.q}});
-  w_.free({ordered, received});
-  if (!grad) w_.release(q_, k_, v_, out_, rng_, statistics_);
+  w_.free({ordered, received, all_sinks});
+  if (!grad) w_.release(q_, k_, v_, out_, rng_, statistics_, sinks_);
   return out;
 }
 
@@ -179,6 +193,8 @@ CoreAttention::Gradients CoreAttention::exchanged_backward() {
   const Int expanded = repeats() ? 2 * 2 * d_.tokens * d_.q : 0;
   w_.transient("workspace", 4 * d_.tokens * d_.q + expanded + 4 * d_.tokens * d_.heads + 256);
   fused_kernel("attention.core backward", "backward.bf16");
+  const auto of_sinks =
+      d_.sinks ? w_.allocate_float("attention.sinks_gradient", 4 * d_.heads / d_.context.heads) : no_tensor;
   const auto q_order = allocate(q_bytes), q_got = allocate(q_bytes), k_order = allocate(kv_bytes),
              k_got = allocate(kv_bytes), v_order = allocate(kv_bytes);
   for (const auto& [name, bytes] : {std::pair("q", q_bytes), std::pair("k", kv_bytes), std::pair("v", kv_bytes)}) {
@@ -194,7 +210,15 @@ CoreAttention::Gradients CoreAttention::exchanged_backward() {
   for (const Int width : {d_.q, d_.kv, d_.kv})
     w_.launch("attention.gradient after the exchange", {"copy.strided", {d_.tokens, width}});
   w_.free({v_order, k_order, q_order, v_got, k_got, q_got, dq, dk, dv, dout});
-  w_.release(q_, k_, v_, out_, statistics_, rng_);
+  if (d_.sinks) {  // those of all heads come back to every rank
+    const auto all = w_.allocate_float("attention.sinks_gradient", 4 * d_.heads);
+    w_.collective(Purpose::cp, "attention.sinks gradient all-gather", "all_gather", d_.context.heads, 4 * d_.heads,
+                  d_.heads_link, Stream::communication);
+    w_.wait(Stream::communication);
+    w_.launch("attention.sinks gradient cast", {"small", {}});
+    w_.free({all, of_sinks});
+  }
+  w_.release(q_, k_, v_, out_, statistics_, rng_, sinks_);
   return g;
 }
 
@@ -222,10 +246,7 @@ std::uint32_t CoreAttention::fused_forward(bool grad) {
   if (quantizes_) quantize_inputs();
   const auto out = w_.allocate("attention.core_output", 2 * d_.tokens * d_.o_width());
   if (!d_.caps_scores) rng_ = w_.allocate("attention.rng_state", 16);
-  if (d_.sinks) {  // the parameter in fp32
-    sinks_ = w_.allocate_float("attention.sinks", 4 * d_.heads);
-    w_.launch("attention.sinks cast", {"small", {}});
-  }
+  sinks_ = cast_sinks();
   statistics_ = w_.allocate_float("attention.softmax_lse", 4 * d_.tokens * d_.heads);
   fused_kernel("attention.core forward", "forward.bf16");
   if (!grad) {

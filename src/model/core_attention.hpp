@@ -46,6 +46,7 @@ class CoreAttention {
   std::uint32_t fused_forward(bool grad);
   std::uint32_t unfused_forward(bool grad);
   Gradients fused_backward();
+  std::uint32_t cast_sinks();
   std::uint32_t exchanged_forward(bool grad);
   Gradients exchanged_backward();
   void exchange(const std::string& name, Int bytes);

@@ -113,7 +113,6 @@ void refuse_activation(const Scenario& s) {
 void refuse_what_is_not_modelled(const Scenario& s) {
   const auto& m = s.model;
   const auto& o = s.settings;
-  if (m.moe_latent_size) refuse(s, "model.moe_latent_size", "latent projections of experts are not modelled");
   if (m.num_moe_experts && o.tensor_model_parallel_size > 1 && !o.sequence_parallel) {
     refuse(s, "settings.sequence_parallel", "experts together with tensor parallelism need it (moe_layer.py, forward)");
   }
@@ -135,7 +134,8 @@ Graphs graphs_of(const Scenario& s) {
   Graphs g;
   // transformer_layer.py, can_recompute_pre_mlp_layernorm_for_cudagraph: it asks for the modules, not whether there are
   // graphs.
-  const bool recomputable = has(modules, "moe_preprocess") && s.settings.moe_token_dispatcher_type == "alltoall" &&
+  const bool recomputable = has(modules, "moe_preprocess") &&
+                            (s.settings.moe_token_dispatcher_type == "alltoall" || s.model.moe_latent_size) &&
                             !(s.settings.moe_shared_expert_overlap && s.model.moe_shared_expert_intermediate_size);
   g.keeps_moe_norm = s.settings.cuda_graph_impl != "local" && has(modules, "moe_router") && !recomputable;
   if (s.settings.cuda_graph_impl != "transformer_engine") return g;
@@ -152,6 +152,7 @@ Graphs graphs_of(const Scenario& s) {
       o.fine_grained_activation_offloading || !adapted.empty() || !o.sequence_lengths.empty())
     return g;
   g.attention = holds("attn");
+  if (s.model.moe_latent_size) return g;  // refused (effects_refused.cpp); where that is ignored, launched one by one
   g.experts = holds("moe") && o.moe_pad_expert_input_to_capacity;
   g.router = !g.experts && has(modules, "moe_router");
   g.preprocess = g.router && has(modules, "moe_preprocess");
@@ -258,6 +259,8 @@ MoeDimensions moe_dimensions(const Scenario& s, const Dimensions& d) {
   e.own_group = scenario::experts_have_own_group(s);
   e.local = e.experts / e.ep;
   e.f = scenario::moe_ffn_hidden_size(s) / e.etp;
+  e.latent = m.moe_latent_size.has_value();
+  e.width = scenario::moe_hidden_size(s);
   e.routed = d.local * e.topk;
   // No rank can receive more than all that is sent.
   e.arrived = std::min(e.ep * e.routed, static_cast<Int>(static_cast<double>(e.routed) * o.moe_load_imbalance + 0.5));
@@ -445,6 +448,8 @@ Dimensions::Dimensions(const Scenario& sc, const profile::Device& device) : gpu(
   activation = activation_family(sc);
   gate = gate_family(sc);
   fused_activation = o.bias_activation_fusion;
+  fused_relu =
+      o.use_fused_weighted_squared_relu && !fused_activation && scenario::activation_func(sc) == "squared_relu";
   // The fused SwiGLU and GeGLU read no clamp (fused_bias_swiglu.py, fused_bias_geglu.py).
   clamped = gated && m.activation_func_clamp_value.has_value() &&
             (!fused_activation || scenario::activation_func(sc) == "quick_gelu");

@@ -47,6 +47,7 @@ struct MoeDimensions {
   Int experts = 0, local = 0, topk = 0;  ///< local: experts of an expert-parallel rank
   Int ep = 1, etp = 1, edp = 1;          ///< edp: over which experts' gradients are reduced
   Int f = 0;                             ///< FFN width of an expert on an expert-tensor-parallel rank
+  Int width = 0;                         ///< of the rows that are dispatched: h, or moe_latent_size
   Int routed = 0;                        ///< rows that a rank sends: its tokens x topk
   double kept = 1;                       ///< of the choices, those that token drop keeps
   Int arrived = 0;                       ///< rows that reach it by all-to-all, the busiest rank's
@@ -69,6 +70,7 @@ struct MoeDimensions {
   bool drops = false;       ///< moe_expert_capacity_factor
   bool budget = false;      ///< moe_expert_rank_capacity_factor: the host waits for no counts
   bool fused = false;       ///< TE's fused grouped MLP
+  bool latent = false;      ///< moe_latent_size
   bool stashes = false;     ///< moe_paged_stash
   bool shared_gate = false, shared_overlap = false, permute_fusion = false, router_fusion = false;
   bool sigmoid = false, grouped_topk = false, scaled = false, expert_bias = false, aux_loss = false, z_loss = false;
@@ -177,6 +179,7 @@ struct Dimensions {
   bool sinks = false;  ///< a score of every head that no key has (softmax_type)
   Softmax softmax = Softmax::fused;
   bool fused_activation = true;  ///< bias_activation_fusion
+  bool fused_relu = false;       ///< use_fused_weighted_squared_relu
   bool clamped = false;          ///< activation_func_clamp_value
   bool fused_residual = true;    ///< a bias is added together with the residual (bias_dropout_fusion)
   std::string activation;        ///< kernel family: "swiglu", "gelu", ...

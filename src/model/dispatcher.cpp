@@ -35,7 +35,7 @@ void Dispatcher::permute(const char* name, Int tokens, Int rows) {
   row_map_ = w_.allocate("moe.row_map", 4 * tokens * (2 * m_.experts + 1));
   permuted_ = w_.allocate("moe.permuted_tokens", row() * rows);
   permuted_probs_ = w_.allocate("moe.permuted_probs", m_.router_bytes * rows);
-  w_.launch(name, {"moe.permute.forward", {tokens, d_.h, std::max<Int>(1, rows / tokens)}});
+  w_.launch(name, {"moe.permute.forward", {tokens, m_.width, std::max<Int>(1, rows / tokens)}});
   w_.stands_for(4);  // three passes over the map
 }
 
@@ -82,7 +82,7 @@ std::uint32_t Dispatcher::spread() {
   permuted_ = w_.allocate("moe.permuted_tokens", row() * spread_rows());
   probs_ = w_.allocate("moe.permuted_probs", 4 * spread_rows());
   if (!m_.fused_permute) {
-    w_.launch("moe permute", {"moe.permute.forward", {rows, d_.h, std::max<Int>(1, m_.received / rows)}});
+    w_.launch("moe permute", {"moe.permute.forward", {rows, m_.width, std::max<Int>(1, m_.received / rows)}});
     w_.stands_for(4);
   }
   w_.release(arrived_probs_);
@@ -123,7 +123,7 @@ std::uint32_t Dispatcher::sort(const std::string& name, bool forward) {
     w_.eager();
   }
   const auto sorted = w_.allocate("moe.sorted_tokens", row() * m_.received);
-  w_.launch(name, {"moe.sort_chunks", {m_.received, d_.h}});
+  w_.launch(name, {"moe.sort_chunks", {m_.received, m_.width}});
   if (!forward) w_.stands_for(2);  // zeros for the map's gradient
   return sorted;
 }
@@ -174,15 +174,15 @@ std::uint32_t Dispatcher::reduce_in_router_type(const std::string& name, std::ui
   const Int size = m_.router_bytes;
   auto wide = rows;
   if (size > 2) {
-    wide = w_.allocate("moe.cast_tokens", size * from * d_.h);
-    w_.launch(name + " cast", {"cast.bf16_f32", {from * d_.h}});
+    wide = w_.allocate("moe.cast_tokens", size * from * m_.width);
+    w_.launch(name + " cast", {"cast.bf16_f32", {from * m_.width}});
   }
-  auto reduced = w_.allocate("moe.reduced_tokens", size * to * d_.h);
-  w_.collective(Purpose::ep, name, "reduce_scatter", ranks, size * from * d_.h, way);
+  auto reduced = w_.allocate("moe.reduced_tokens", size * to * m_.width);
+  w_.collective(Purpose::ep, name, "reduce_scatter", ranks, size * from * m_.width, way);
   if (size > 2) {
     w_.free(wide);
-    const auto narrow = w_.allocate("moe.reduced_tokens", 2 * to * d_.h);
-    w_.launch(name + " cast", {"cast.f32_bf16", {to * d_.h}});
+    const auto narrow = w_.allocate("moe.reduced_tokens", 2 * to * m_.width);
+    w_.launch(name + " cast", {"cast.f32_bf16", {to * m_.width}});
     w_.free(reduced);
     reduced = narrow;
   }
@@ -195,7 +195,7 @@ std::uint32_t Dispatcher::combine_preprocess(std::uint32_t experts_output) {
     const Int tokens = gathers() ? everyone() : copies();
     rows = w_.allocate("moe.unpermuted_tokens", row() * tokens);
     if (!m_.fused_permute)
-      w_.launch("moe unpermute", {"moe.unpermute.forward", {tokens, d_.h, std::max<Int>(1, m_.received / tokens)}});
+      w_.launch("moe unpermute", {"moe.unpermute.forward", {tokens, m_.width, std::max<Int>(1, m_.received / tokens)}});
     w_.free(experts_output);
     return rows;
   }
@@ -234,7 +234,7 @@ std::uint32_t Dispatcher::combine(std::uint32_t sent) {
 std::uint32_t Dispatcher::combine_postprocess(std::uint32_t combined) {
   if (gathers() || sends_once()) return combined;  // one row a token
   const auto output = w_.allocate("moe.output", row() * d_.local);
-  w_.launch("moe unpermute", {"moe.unpermute.forward", {d_.local, d_.h, m_.topk}});
+  w_.launch("moe unpermute", {"moe.unpermute.forward", {d_.local, m_.width, m_.topk}});
   w_.free(combined);
   return output;
 }
@@ -244,7 +244,7 @@ std::uint32_t Dispatcher::combine_postprocess(std::uint32_t combined) {
 std::uint32_t Dispatcher::combine_postprocess_backward(std::uint32_t gradient) {
   if (gathers() || sends_once()) return gradient;
   const auto din = w_.allocate("moe.combined_gradient", row() * m_.routed);
-  w_.launch("moe unpermute backward", {"moe.unpermute.backward", {d_.local, d_.h, m_.topk}});
+  w_.launch("moe unpermute backward", {"moe.unpermute.backward", {d_.local, m_.width, m_.topk}});
   return din;
 }
 
@@ -253,7 +253,7 @@ std::uint32_t Dispatcher::combine_backward(std::uint32_t gradient) {
     if (group() == 1) return gradient;
     const auto din = w_.allocate("moe.combined_gradient", row() * everyone());
     w_.collective(Purpose::ep, "moe combine all-gather in backward", "all_gather", group(),
-                  m_.router_bytes * everyone() * d_.h, m_.group_link);
+                  m_.router_bytes * everyone() * m_.width, m_.group_link);
     return din;
   }
   if (sends_once()) {
@@ -274,14 +274,14 @@ std::uint32_t Dispatcher::combine_preprocess_backward(std::uint32_t gradient) {
     const auto din = w_.allocate("moe.experts_output_gradient", row() * (gathers() ? m_.received : spread_rows()));
     if (!m_.fused_permute)
       w_.launch("moe unpermute backward",
-                {"moe.unpermute.backward", {tokens, d_.h, std::max<Int>(1, m_.received / tokens)}});
+                {"moe.unpermute.backward", {tokens, m_.width, std::max<Int>(1, m_.received / tokens)}});
     return din;
   }
   auto gathered = no_tensor;
   if (m_.etp > 1) {
     gathered = w_.allocate("moe.gathered_gradient", row() * m_.received);
     w_.collective(Purpose::ep, "moe expert-tensor all-gather in backward", "all_gather", m_.etp,
-                  m_.router_bytes * m_.received * d_.h, m_.etp_link);
+                  m_.router_bytes * m_.received * m_.width, m_.etp_link);
   }
   if (!sorts()) return gathered == no_tensor ? gradient : gathered;
   const auto din = sort("moe unsort backward", false);
@@ -296,7 +296,7 @@ std::uint32_t Dispatcher::postprocess_backward(std::uint32_t gradient) {
     const auto din = w_.allocate("moe.gathered_gradient", row() * tokens);
     if (!m_.fused_permute) {
       w_.launch("moe permute backward",
-                {"moe.permute.backward", {tokens, d_.h, std::max<Int>(1, m_.received / tokens)}});
+                {"moe.permute.backward", {tokens, m_.width, std::max<Int>(1, m_.received / tokens)}});
       w_.stands_for(2);
     }
     w_.release(row_map_);
@@ -342,7 +342,7 @@ std::uint32_t Dispatcher::dispatch_backward(std::uint32_t gradient) {
 std::uint32_t Dispatcher::preprocess_backward(std::uint32_t gradient) {
   if (gathers() || sends_once()) return gradient;
   const auto din = w_.allocate("moe.input_gradient", row() * d_.local);
-  w_.launch("moe permute backward", {"moe.permute.backward", {d_.local, d_.h, m_.topk}});
+  w_.launch("moe permute backward", {"moe.permute.backward", {d_.local, m_.width, m_.topk}});
   w_.stands_for(2);  // zeros for the map's gradient
   w_.release(row_map_);
   return din;

@@ -44,7 +44,7 @@ class Dispatcher {
   Int copies() const { return group() > 1 ? m_.copies : d_.local; }  ///< rows before the permutation
   Int group() const { return m_.ep * m_.etp; }
   Int everyone() const { return d_.local * group(); }  ///< tokens of the whole expert group
-  Int row() const { return 2 * d_.h; }
+  Int row() const { return 2 * m_.width; }
   /// Of the tensors that hold the rows of a rank's experts.
   Int spread_rows() const { return m_.budget ? m_.held : m_.received; }
   void counts();

@@ -8,6 +8,8 @@ namespace pipewright::model {
 std::uint32_t ExpertActivation::forward(bool grad) {
   if (d_.fused_activation && d_.gated) {
     fused_forward(grad);
+  } else if (d_.fused_relu && !d_.gated) {
+    relu_forward();
   } else {
     plain_forward(grad);
   }
@@ -15,7 +17,26 @@ std::uint32_t ExpertActivation::forward(bool grad) {
 }
 
 std::uint32_t ExpertActivation::backward(std::uint32_t gradient, std::uint32_t fc1_out) {
+  if (d_.fused_relu && !d_.gated) return relu_backward(gradient, fc1_out);
   return d_.fused_activation && d_.gated ? fused_backward(gradient, fc1_out) : plain_backward(gradient, fc1_out);
+}
+
+// fusions/fused_weighted_squared_relu.py, compiled by torch.compile: as many bytes as the activation alone, and the sum
+// of each row's gradients in the same pass.
+void ExpertActivation::relu_forward() {
+  product_ = w_.allocate("experts.activation", half());
+  w_.launch("experts activation forward", {"squared_relu.forward", {rows_, d_.moe.f}});
+  w_.on_host("moe.swiglu.forward");
+}
+
+std::uint32_t ExpertActivation::relu_backward(std::uint32_t gradient, std::uint32_t fc1_out) {
+  const auto inputs = w_.allocate("experts.fc1_output_gradient", half());
+  const auto dprobs = w_.allocate("moe.probs_gradient", 4 * rows_);
+  w_.launch("experts activation backward", {"squared_relu.backward", {rows_, d_.moe.f}});
+  w_.on_host("moe.swiglu.backward");
+  w_.stands_for(2);
+  w_.free({gradient, fc1_out, dprobs});
+  return inputs;
 }
 
 void ExpertActivation::fused_forward(bool grad) {

@@ -27,6 +27,8 @@ class ExpertActivation {
  private:
   Int half() const { return 2 * rows_ * d_.moe.f; }
   void fused_forward(bool grad);
+  void relu_forward();
+  std::uint32_t relu_backward(std::uint32_t gradient, std::uint32_t fc1_out);
   void plain_forward(bool grad);
   std::uint32_t clamp_backward(const std::string& owner, int bounds);
   std::uint32_t fused_backward(std::uint32_t gradient, std::uint32_t fc1_out);

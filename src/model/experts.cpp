@@ -16,8 +16,8 @@ LocalExperts::LocalExperts(PieceBuilder& builder, const Dimensions& dimensions)
       d_(dimensions),
       linear_(builder, dimensions),
       offload_(builder, dimensions),
-      fc1_{"experts.fc1", d_.h, d_.moe.fc1_out(d_.gated)},
-      fc2_{"experts.fc2", d_.moe.f, d_.h} {}
+      fc1_{"experts.fc1", d_.moe.width, d_.moe.fc1_out(d_.gated)},
+      fc2_{"experts.fc2", d_.moe.f, d_.moe.width} {}
 
 std::uint32_t LocalExperts::make_gradient(const Group& group, std::string& family, bool fp8) {
   if (d_.fused_gradients) {
@@ -104,9 +104,9 @@ void Experts::weight_gradient(const Group& group) {
 
 /// Takes over `out`.
 std::uint32_t Experts::add_bias(std::uint32_t out) {
-  const Int n = rows() * d_.h;
+  const Int n = rows() * d_.moe.width;
   const auto sums = w_.allocate("experts.biased_output", 4 * n), joined = w_.allocate("experts.biased_output", 4 * n);
-  w_.launch("experts.fc2 bias", {"moe.bias.forward", {d_.moe.local, rows(), d_.h}});
+  w_.launch("experts.fc2 bias", {"moe.bias.forward", {d_.moe.local, rows(), d_.moe.width}});
   w_.stands_for(static_cast<int>(2 * d_.moe.local + 2));
   w_.free(sums);
   const auto biased = w_.allocate("experts.fc2_output", 2 * n);
@@ -117,11 +117,11 @@ std::uint32_t Experts::add_bias(std::uint32_t out) {
 /// The hook of each bias adds its gradient to the main one; fc2's have waited for the weight gradients' turn.
 /// Takes over `dout`; one expert's products in fp32 at a time.
 std::uint32_t Experts::bias_backward(std::uint32_t dout) {
-  const Int n = rows() * d_.h, of_one = 4 * n / d_.moe.local;
+  const Int n = rows() * d_.moe.width, of_one = 4 * n / d_.moe.local;
   const auto wide = w_.allocate("experts.fc2_gradient", 4 * n);
   w_.free(dout);
   const auto parts = w_.allocate("experts.fc2_gradient", 2 * n);
-  w_.launch("experts.fc2 bias backward", {"moe.bias.backward", {d_.moe.local, rows(), d_.h}});
+  w_.launch("experts.fc2 bias backward", {"moe.bias.backward", {d_.moe.local, rows(), d_.moe.width}});
   w_.stands_for(static_cast<int>(6 * d_.moe.local + 2));
   w_.transient("experts.fc2_bias_gradient", 2 * of_one);
   w_.free(wide);
@@ -141,7 +141,7 @@ void offload_fused(OffloadWriter& offload, const Dimensions& d, std::uint32_t fc
 
 /// experts.py:770-793: rows times their probability, in fp32, cast back; both are kept.
 std::uint32_t Experts::weigh_input(std::uint32_t rows_in, bool grad) {
-  const Int n = rows() * d_.h;
+  const Int n = rows() * d_.moe.width;
   const auto wide = w_.allocate("experts.weighted_input", 4 * n);
   w_.launch("experts input x probability", {"cast.bf16_f32", {n}});
   w_.eager();
@@ -156,7 +156,7 @@ std::uint32_t Experts::weigh_input(std::uint32_t rows_in, bool grad) {
 }
 
 std::uint32_t Experts::weigh_input_backward(std::uint32_t gradient) {
-  const Int n = rows() * d_.h;
+  const Int n = rows() * d_.moe.width;
   const auto wide = w_.allocate("experts.weighted_input_gradient", 4 * n);
   w_.launch("experts weighted input cast backward", {"cast.bf16_f32", {n}});
   w_.free(gradient);
@@ -179,8 +179,8 @@ std::uint32_t Experts::forward(std::uint32_t rows_in, bool grad) {
   if (d_.moe.probs_on_input) rows_in = weigh_input(rows_in, grad);
   auto padded = no_tensor;
   if (pads()) {
-    padded = w_.allocate("experts.padded_rows", 2 * rows() * d_.h);
-    w_.launch("experts padding", {"copy.d2d", {2 * rows() * d_.h}});
+    padded = w_.allocate("experts.padded_rows", 2 * rows() * d_.moe.width);
+    w_.launch("experts padding", {"copy.d2d", {2 * rows() * d_.moe.width}});
   }
   offload_.begin(Offload::fused_group_mlp, grad);
   offload_.begin(Offload::expert_fc1, grad);
@@ -211,8 +211,8 @@ std::uint32_t Experts::forward(std::uint32_t rows_in, bool grad) {
   if (!grad || recomputes || (!original && fc2_adapter_.rank == 0)) w_.release(activation_);
   auto result = d_.bias ? add_bias(out) : out;
   if (pads()) {
-    const auto unpadded = w_.allocate("experts.output", 2 * d_.moe.received * d_.h);
-    w_.launch("experts unpadding", {"copy.d2d", {2 * d_.moe.received * d_.h}});
+    const auto unpadded = w_.allocate("experts.output", 2 * d_.moe.received * d_.moe.width);
+    w_.launch("experts unpadding", {"copy.d2d", {2 * d_.moe.received * d_.moe.width}});
     w_.free({result, adapts ? no_tensor : padded});
     result = unpadded;
   }
@@ -241,8 +241,8 @@ std::uint32_t Experts::backward(std::uint32_t dout) {
   }
   auto padded = no_tensor;
   if (pads()) {
-    padded = w_.allocate("experts.padded_gradient", 2 * rows() * d_.h);
-    w_.launch("experts padding", {"copy.d2d", {2 * rows() * d_.h}});
+    padded = w_.allocate("experts.padded_gradient", 2 * rows() * d_.moe.width);
+    w_.launch("experts padding", {"copy.d2d", {2 * rows() * d_.moe.width}});
   }
   if (d_.bias) {
     auto& biased = pads() ? padded : dout;
@@ -276,7 +276,7 @@ std::uint32_t Experts::backward(std::uint32_t dout) {
   Operand fc1_gradient;
   if (fp8_)
     fc1_gradient = linear_.quantize_each("experts.fc1_gradient", d_.moe.local, rows(), fc1_.out, true, !d_.frozen());
-  auto din = w_.allocate("experts.input_gradient", 2 * rows() * d_.h);
+  auto din = w_.allocate("experts.input_gradient", 2 * rows() * d_.moe.width);
   gemm(fc1_, Product::dgrad);
   add_through(fc1_adapter_, through_fc1);
   linear_.weight_gradients.put([=, this, saved = std::exchange(fc1_input_, {})] {
@@ -290,8 +290,8 @@ std::uint32_t Experts::backward(std::uint32_t dout) {
   if (d_.moe.probs_on_input) din = weigh_input_backward(din);
   if (pads()) {
     const auto whole = din;
-    din = w_.allocate("experts.input_gradient", 2 * d_.moe.received * d_.h);
-    w_.launch("experts unpadding", {"copy.d2d", {2 * d_.moe.received * d_.h}});
+    din = w_.allocate("experts.input_gradient", 2 * d_.moe.received * d_.moe.width);
+    w_.launch("experts unpadding", {"copy.d2d", {2 * d_.moe.received * d_.moe.width}});
     w_.free(whole);
   }
   return din;

@@ -1,7 +1,7 @@
 // Megatron-LM core_r0.19.0 megatron/training/training.py, num_floating_point_operations (transformer_flops, and
-// hybrid_flops, whose mixers are as wide as 2 x hidden_size whatever their heads say): model
-// FLOPs, a fused multiply-add counted twice, forward + dgrad + wgrad, causal attention by half. Of frozen layers what
-// is computed: no wgrad; their adapters are left out.
+// hybrid_flops, whose mixers are as wide as 2 x hidden_size whatever their heads say and which leaves out eh_proj):
+// model FLOPs, a fused multiply-add counted twice, forward + dgrad + wgrad, causal attention by half. Of frozen layers
+// what is computed: no wgrad; their adapters are left out.
 #include "pipewright/model.hpp"
 #include "pipewright/scenario/derived.hpp"
 #include "pipewright/scenario/packing.hpp"
@@ -13,15 +13,23 @@ double step_flop(const scenario::Scenario& s) {
   const auto as_double = [](scenario::Int value) { return static_cast<double>(value); };
   const double h = as_double(m.hidden_size), f = as_double(scenario::ffn_hidden_size(s));
   const double heads = as_double(m.num_attention_heads), mtp = as_double(m.mtp_num_layers.value_or(0));
+  const bool hybrid = scenario::is_hybrid(s);
   double moe_layers = 0, dense_layers = 0, linear_layers = 0, softmax_layers = 0, mamba_layers = 0;
   for (scenario::Int layer = 0; layer < m.num_layers; ++layer) {
     const bool last = layer + 1 == m.num_layers;  // multi-token prediction repeats it
-    const double times = 1 + (last ? mtp : 0);
+    const double times = 1 + (last && !hybrid ? mtp : 0);
     (scenario::is_moe_layer(s, layer) ? moe_layers : dense_layers) += scenario::has_mlp(s, layer) ? times : 0;
     mamba_layers += scenario::is_mamba_layer(s, layer) ? 1 : 0;
     const bool linear = scenario::is_linear_attention_layer(s, layer);
     linear_layers += linear ? 1 : 0;
-    softmax_layers += scenario::is_attention_layer(s, layer) ? (linear ? 0 : 1) + (last ? mtp : 0) : 0;
+    softmax_layers += scenario::is_attention_layer(s, layer) ? (linear ? 0 : 1) + (last && !hybrid ? mtp : 0) : 0;
+  }
+  for (const char letter : scenario::hybrid_mtp_layers(s)) {
+    double& layers = letter == 'E'   ? moe_layers
+                     : letter == 'M' ? mamba_layers
+                     : letter == '*' ? softmax_layers
+                                     : dense_layers;
+    layers += mtp;
   }
   const double gemms = m.gated_linear_unit ? 3 : 2;
   const double qk_width = as_double(m.linear_num_key_heads * m.linear_key_head_dim),
@@ -58,7 +66,8 @@ double step_flop(const scenario::Scenario& s) {
   const double mamba =
       h * (4 * h + 2 * as_double(m.mamba_num_groups) * state + as_double(mamba_heads)) + 7 * h * state + 2 * h * h;
   const double per_token = h * mlp + attention * softmax_layers + linear * linear_layers + mamba * mamba_layers +
-                           mtp * (3 * h + 2 * h * h) + h * as_double(scenario::padded_vocab_size(s)) * (mtp + 1);
+                           (hybrid ? 0 : mtp * (3 * h + 2 * h * h)) +
+                           h * as_double(scenario::padded_vocab_size(s)) * (mtp + 1);
   const double sequence = as_double(m.seq_length), sequences = as_double(s.settings.global_batch_size);
   const auto rows = scenario::packing(s);  // training.py: seqlen_squared_sum of what is packed, from 0.18 on
   const double seen = rows ? rows->mean_length : sequence;

@@ -55,7 +55,7 @@ void FusedExperts::stash() {
   const auto scales = [&](Type type, Int row_bytes) {
     return OffloadGroup::Pages{type, row_bytes, 0, expected / scaled_together, rows() / scaled_together};
   };
-  stash_.saves(fc1_input_, {data(Type::bytes, d_.h), scales(Type::bytes, d_.h)});
+  stash_.saves(fc1_input_, {data(Type::bytes, d_.moe.width), scales(Type::bytes, d_.moe.width)});
   stash_.saves(fc1_out_, {data(Type::bf16, 2 * fc1_.out)});
   stash_.saves(fc2_input_, {data(Type::e4m3, d_.moe.f), scales(Type::e8m0, d_.moe.f)});
   stash_.commit();
@@ -64,12 +64,12 @@ void FusedExperts::stash() {
 std::uint32_t FusedExperts::forward(std::uint32_t rows_in, bool grad) {
   stash_.begin(grad);
   offload_.begin(Offload::fused_group_mlp, grad);
-  auto input = both("experts.fc1_input", d_.h);
-  w_.launch("experts.fc1_input quantize", {"quantize.mxfp8", {rows(), d_.h}});
+  auto input = both("experts.fc1_input", d_.moe.width);
+  w_.launch("experts.fc1_input quantize", {"quantize.mxfp8", {rows(), d_.moe.width}});
   fc1_out_ = w_.allocate("experts.fc1_output", 2 * held() * fc1_.out);
   auto activation = both("experts.fc2_input", d_.moe.f);
   gemm(fc1_, Product::forward);
-  const auto out = w_.allocate("experts.fc2_output", 2 * held() * d_.h);
+  const auto out = w_.allocate("experts.fc2_output", 2 * held() * d_.moe.width);
   gemm(fc2_, Product::forward);
   w_.free({input.data, activation.data});
   fc1_input_ = input.transpose;
@@ -88,11 +88,11 @@ std::uint32_t FusedExperts::forward(std::uint32_t rows_in, bool grad) {
 std::uint32_t FusedExperts::backward(std::uint32_t dout) {
   stash_.needed();
   offload_.needed(Offload::fused_group_mlp);
-  const auto gradient = both("experts.fc2_gradient", d_.h);
-  w_.launch("experts.fc2_gradient quantize", {"quantize.mxfp8", {rows(), d_.h}});
+  const auto gradient = both("experts.fc2_gradient", d_.moe.width);
+  w_.launch("experts.fc2_gradient quantize", {"quantize.mxfp8", {rows(), d_.moe.width}});
   if (d_.bias) {  // compute_grouped_dbias_dscales reads the gradient once more, 16 bits
-    w_.launch("experts.fc2 bias gradient", {"l2norm", {rows() * d_.h / 2}});
-    w_.transient("experts.fc2_bias_gradient", 4 * d_.moe.local * d_.h);
+    w_.launch("experts.fc2 bias gradient", {"l2norm", {rows() * d_.moe.width / 2}});
+    w_.transient("experts.fc2_bias_gradient", 4 * d_.moe.local * d_.moe.width);
   }
   const auto dprobs = w_.allocate("moe.probs_gradient", 4 * held());
   const auto fc1_gradient = both("experts.fc1_gradient", fc1_.out);
@@ -103,7 +103,7 @@ std::uint32_t FusedExperts::backward(std::uint32_t dout) {
     w_.free(saved);
     if (delays) linear_.release(gradient);
   });
-  const auto din = w_.allocate("experts.input_gradient", 2 * held() * d_.h);
+  const auto din = w_.allocate("experts.input_gradient", 2 * held() * d_.moe.width);
   gemm(fc1_, Product::dgrad);
   linear_.weight_gradients.put([=, this, saved = std::exchange(fc1_input_, no_tensor)] {
     weight_gradient(fc1_);

@@ -3,8 +3,11 @@
 //   A -norm-> x -router-> probs   x -permute-> [n] -all-to-all-> [n] -sort-> [n] -experts-> [n] -unsort-> [n]
 //     -all-to-all-> [n] -unpermute-> M (+ shared experts of x)
 //
-// Kept for backward: statistics, x, what router, experts and shared experts keep, maps of the permutations. The sent
-// and the arrived rows live until the layer's function returns, because its variables name them.
+// moe_latent_size: x -fc1_latent_proj-> rows that are permuted, sent and combined at that width -fc2_latent_proj-> M.
+//
+// Kept for backward: statistics, x, what router, experts and shared experts keep, maps of the permutations,
+// fc2_latent_proj's input. The sent and the arrived rows live until the layer's function returns, because its variables
+// name them.
 #include "moe.hpp"
 
 #include <utility>
@@ -20,15 +23,46 @@ MixtureOfExperts::MixtureOfExperts(PieceBuilder& builder, const Dimensions& dime
       router_(builder, dimensions),
       dispatcher_(builder, dimensions),
       experts_(local_experts(builder, dimensions, fp8)),
-      shared_(builder, dimensions, fp8, any) {}
+      shared_(builder, dimensions, fp8, any),
+      linear_(builder, dimensions),
+      down_{.name = "moe.fc1_latent_proj",
+            .in = d_.h,
+            .out = m_.width,
+            .fp8 = fp8,
+            .duplicated = true,
+            .frozen = d_.frozen()},
+      up_{.name = "moe.fc2_latent_proj",
+          .in = m_.width,
+          .out = d_.h,
+          .fp8 = fp8,
+          .duplicated = true,
+          .frozen = d_.frozen()} {}
 
 void MixtureOfExperts::route(bool grad) {
   if (m_.shared > 0 && !m_.shared_overlap)
     shared_output_ = shared_.forward(grad && !d_.recomputes(Recompute::shared_experts));
   router_.forward(grad);
   if (graph_ != nullptr && !d_.graphs.preprocess) leave_graph();
+  if (m_.latent) project_down(grad);
   dispatcher_.preprocess();
+  if (dispatcher_.permutes_first()) w_.release(latent_);  // its rows are what is sent
   if (graph_ != nullptr && d_.graphs.preprocess) leave_graph();
+}
+
+/// moe_layer.py, preprocess: reads the norm's output, which the router keeps.
+void MixtureOfExperts::project_down(bool grad) {
+  latent_ = linear_.column_linear(down_, "moe.latent_input", down_input_, grad);
+}
+
+/// moe_layer.py, postprocess. Takes over `rows`, one a token.
+std::uint32_t MixtureOfExperts::project_up(std::uint32_t rows, bool grad) {
+  const auto output = linear_.column_linear(up_, "moe.output", up_input_, grad);
+  if (grad && !up_.fp8 && !up_.frozen) {
+    latent_output_ = rows;
+  } else {
+    w_.free(rows);
+  }
+  return output;
 }
 
 void MixtureOfExperts::leave_graph() {
@@ -73,8 +107,9 @@ std::uint32_t MixtureOfExperts::communicate_back(bool grad) {
   return combined;
 }
 
-std::uint32_t MixtureOfExperts::finish(std::uint32_t combined) {
+std::uint32_t MixtureOfExperts::finish(std::uint32_t combined, bool grad) {
   auto output = dispatcher_.combine_postprocess(combined);
+  if (m_.latent) output = project_up(output, grad);
   if (m_.shared > 0) {
     const auto routed = output;
     output = w_.allocate("moe.output", 2 * d_.local * d_.h);
@@ -91,8 +126,9 @@ std::uint32_t MixtureOfExperts::run(bool grad) {
   compute(grad);
   const auto combined = communicate_back(grad);
   release_combined();
-  const auto output = finish(combined);
+  const auto output = finish(combined, grad);
   dispatcher_.release_sent();
+  w_.release(latent_);
   dispatcher_.release_arrived();
   if (!grad) dispatcher_.keep_nothing();
   return output;
@@ -113,6 +149,7 @@ void MixtureOfExperts::prepare() {
 void MixtureOfExperts::dispatch_node() {
   dispatch(true);
   dispatcher_.release_sent();
+  w_.release(latent_);
 }
 
 void MixtureOfExperts::compute_node() {
@@ -121,7 +158,7 @@ void MixtureOfExperts::compute_node() {
   norm_.leave(true);
 }
 
-std::uint32_t MixtureOfExperts::combine_node() { return finish(communicate_back(true)); }
+std::uint32_t MixtureOfExperts::combine_node() { return finish(communicate_back(true), true); }
 
 /// `from` has served when `to` exists.
 std::uint32_t MixtureOfExperts::step(std::uint32_t from, std::uint32_t to) {
@@ -130,7 +167,12 @@ std::uint32_t MixtureOfExperts::step(std::uint32_t from, std::uint32_t to) {
 }
 
 std::uint32_t MixtureOfExperts::combine_backward() {
-  const auto combined = dispatcher_.combine_postprocess_backward(no_tensor);
+  auto gradient = no_tensor;
+  if (m_.latent) {
+    gradient = linear_.column_backward(up_, up_input_);
+    linear_.weight_gradients.put([this, rows = std::exchange(latent_output_, no_tensor)] { w_.free(rows); });
+  }
+  const auto combined = step(gradient, dispatcher_.combine_postprocess_backward(gradient));
   const auto sent = dispatcher_.combine_backward(combined);
   if (m_.shared_overlap) {
     shared_.backward_fc2();
@@ -162,6 +204,11 @@ std::uint32_t MixtureOfExperts::dispatch_backward(std::uint32_t gradient) {
 std::uint32_t MixtureOfExperts::prepare_backward(std::uint32_t gradient) {
   auto input = dispatcher_.preprocess_backward(gradient);
   if (!d_.ep_overlap) step(gradient, input);
+  if (m_.latent) {
+    const auto projected = linear_.column_backward(down_, down_input_);
+    if (input != gradient || !d_.ep_overlap) linear_.weight_gradients.put([this, input] { w_.free(input); });
+    return inputs_backward(projected);
+  }
   // The node's output gradient lives as long as the node: the sum with the router's part is another tensor.
   if (d_.ep_overlap && input == gradient) input = w_.allocate("moe.input_gradient", 2 * d_.local * d_.h);
   return inputs_backward(input);

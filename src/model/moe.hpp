@@ -19,7 +19,10 @@ class MixtureOfExperts : public Mlp {
 
   std::uint32_t forward(bool grad) override;
   std::uint32_t backward(std::uint32_t dropped) override;
-  void weight_gradients() override { experts_->weight_gradients(); }
+  void weight_gradients() override {
+    experts_->weight_gradients();
+    linear_.weight_gradients.run();
+  }
   /// A graph holds what comes before the dispatch: forward() begins inside it, backward() ends there.
   void begin_in(GraphWriter& graph) { graph_ = &graph; }
 
@@ -45,7 +48,9 @@ class MixtureOfExperts : public Mlp {
   void dispatch(bool grad);
   void compute(bool grad);
   std::uint32_t communicate_back(bool grad);
-  std::uint32_t finish(std::uint32_t combined);
+  std::uint32_t finish(std::uint32_t combined, bool grad);
+  void project_down(bool grad);
+  std::uint32_t project_up(std::uint32_t rows, bool grad);
   std::uint32_t step(std::uint32_t from, std::uint32_t to);
 
   PieceBuilder& w_;
@@ -56,6 +61,11 @@ class MixtureOfExperts : public Mlp {
   Dispatcher dispatcher_;
   std::unique_ptr<LocalExperts> experts_;
   SharedExperts shared_;
+  // moe_latent_size: whole on every tensor-parallel rank, before the dispatch and after the combine.
+  LinearWriter linear_;
+  const Linear down_, up_;
+  Operand down_input_, up_input_;
+  std::uint32_t latent_ = no_tensor, latent_output_ = no_tensor;
   GraphWriter* graph_ = nullptr;
   std::uint32_t shared_output_ = no_tensor, shared_gradient_ = no_tensor, sent_ = no_tensor;
 };

@@ -56,13 +56,14 @@ class DepthInput {
 /// One depth.
 class Depth {
  public:
-  Depth(PieceBuilder& builder, const Dimensions& d, const scenario::Scenario& s, const LayerKind& kind)
+  Depth(PieceBuilder& builder, const Dimensions& d, const scenario::Scenario& s, const std::vector<LayerKind>& kinds)
       : w_(builder),
         d_(d),
-        checkpointed_(kind.checkpointed > 0),
-        input_(builder, d, s, kind.fp8),
-        final_norm_(builder, d, "mtp.final_norm"),
-        layer_(builder, d, kind) {}
+        checkpointed_(kinds.front().checkpointed > 0),
+        input_(builder, d, s, d.precision.recipe != Recipe::bf16),
+        final_norm_(builder, d, "mtp.final_norm") {
+    for (const auto& kind : kinds) layers_.emplace_back(builder, d, kind);
+  }
 
   /// Returns H(k).
   std::uint32_t forward();
@@ -77,8 +78,8 @@ class Depth {
   const bool checkpointed_;
   DepthInput input_;
   Norm final_norm_;
-  LayerWriter layer_;
-  std::uint32_t x_ = no_tensor, y_ = no_tensor;
+  std::deque<LayerWriter> layers_;
+  std::vector<std::uint32_t> between_;  ///< the first layer's input, then every output
 };
 
 /// The layer's input is a view of the gathered whole where sequence parallelism scatters it, so the whole stays.
@@ -113,13 +114,15 @@ std::uint32_t DepthInput::project(bool grad) {
 }
 
 void Depth::run(bool grad) {
-  x_ = input_.project(grad);
-  y_ = w_.tensor("layer input", d_.boundary_bytes());
-  w_.layer_input(x_);
-  layer_.forward(y_, grad);
-  if (!grad) w_.release(x_);
+  between_ = {input_.project(grad)};
+  for (auto& layer : layers_) {
+    w_.layer_input(between_.back());
+    between_.push_back(w_.tensor("layer input", d_.boundary_bytes()));
+    layer.forward(between_.back(), grad);
+    if (!grad) w_.release(between_[between_.size() - 2]);
+  }
   final_norm_.forward(grad);
-  if (!grad) w_.release(y_);
+  if (!grad) w_.release(between_.back());
 }
 
 std::uint32_t Depth::forward() {
@@ -170,9 +173,10 @@ std::uint32_t Depth::backward(std::uint32_t gradient) {
     w_.recomputing(false);
     w_.free(final_norm_.give());
   }
-  const auto dy = final_norm_.backward(gradient);
-  w_.release(y_);
-  const auto dx = layer_.backward(std::exchange(x_, no_tensor), dy, false, false);
+  auto dx = final_norm_.backward(gradient);
+  w_.release(between_.back());
+  for (std::size_t i = layers_.size(); i-- > 0;)
+    dx = layers_[i].backward(std::exchange(between_[i], no_tensor), dx, false, false);
   return input_.backward(dx);
 }
 
@@ -235,7 +239,7 @@ Piece mtp_nodes(Owners& owners, const Dimensions& d, const scenario::Scenario& s
   return w.take();
 }
 
-Piece mtp_piece(Owners& owners, const Dimensions& d, const scenario::Scenario& s, const LayerKind& kind) {
+Piece mtp_piece(Owners& owners, const Dimensions& d, const scenario::Scenario& s, const std::vector<LayerKind>& kinds) {
   PieceBuilder w(owners, "mtp");
   const Int parts = 1 + d.mtp_layers;
   w.border(Piece::input, "final_norm.output", d.boundary_bytes());
@@ -243,7 +247,7 @@ Piece mtp_piece(Owners& owners, const Dimensions& d, const scenario::Scenario& s
   w.border(Piece::output_gradient, "gradient of the residual stream", parts * d.boundary_bytes());
   w.border(Piece::input_gradient, "gradient of the residual stream", d.boundary_bytes());
   std::deque<Depth> depths;
-  for (Int i = 0; i < d.mtp_layers; ++i) depths.emplace_back(w, d, s, kind);
+  for (Int i = 0; i < d.mtp_layers; ++i) depths.emplace_back(w, d, s, kinds);
 
   w.to_forward();
   std::vector<std::uint32_t> hidden;

@@ -145,7 +145,8 @@ Int hybridep_buffers(const Layout& l, const profile::Device& gpu) {
   const Dimensions d(l.s, gpu);
   const Int ranks = l.ep * l.etp, here = std::min(ranks, scenario::nvlink_domain(l.s)),
             domains = (ranks + here - 1) / here;
-  const Int probabilities = 4 * d.moe.local * here, row = 2 * d.h + probabilities, scales = 4 * (d.h / 128);
+  const Int probabilities = 4 * d.moe.local * here, row = 2 * d.moe.width + probabilities,
+            scales = 4 * (d.moe.width / 128);
   const Int whole = d.local * ranks, remote = d.local * (domains - 1);
   return whole * (row + scales) + remote * (row + scales) + whole * row + 2 * remote * row;
 }

@@ -43,12 +43,13 @@ class Modules {
       mlp(shape.fp8);
     }
   }
-  /// multi_token_prediction.py, MultiTokenPredictionLayer: enorm, hnorm, eh_proj, the transformer layer, its own norm.
-  void mtp_layer(bool fp8, bool moe, bool linear) {
+  /// multi_token_prediction.py, MultiTokenPredictionLayer: enorm, hnorm, eh_proj, the layer (of hybrids several), its
+  /// own norm.
+  void mtp_layer(bool fp8, const std::vector<LayerShape>& layers) {
     norm(d_.h);
     norm(d_.h);
     weight(2 * d_.h, d_.h / d_.t, fp8);
-    layer({.fp8 = fp8, .moe = moe, .linear = linear});
+    for (const auto& each : layers) layer(each);
     norm(d_.h);
   }
   /// What is made from now on belongs to the next layer (or comes after the layers).
@@ -178,10 +179,14 @@ class Modules {
         list_.back().expert = m.own_group;
       }
     };
-    each(d_.h, m.fc1_out(d_.gated));
-    expert_adapter(d_.lora.fc1, d_.h, m.fc1_out(d_.gated));
-    each(m.f, d_.h);
-    expert_adapter(d_.lora.fc2, m.f, d_.h);
+    if (m.latent) {
+      weight(d_.h, m.width, fp8, true);
+      weight(m.width, d_.h, fp8, true);
+    }
+    each(m.width, m.fc1_out(d_.gated));
+    expert_adapter(d_.lora.fc1, m.width, m.fc1_out(d_.gated));
+    each(m.f, m.width);
+    expert_adapter(d_.lora.fc2, m.f, m.width);
     if (m.shared == 0) return;
     if (m.shared_gate) {
       replicated(d_.h);
@@ -228,9 +233,7 @@ std::vector<Parameter> chunk_parameters(const Dimensions& d, const scenario::Sce
   if (shape.final_norm) modules.norm(d.h);
   // mtp_use_repeated_layer: one layer serves every depth.
   const Int depths = s.model.mtp_use_repeated_layer ? std::min<Int>(shape.mtp_layers, 1) : shape.mtp_layers;
-  for (Int i = 0; i < depths; ++i)
-    modules.mtp_layer(d.precision.recipe != Recipe::bf16, scenario::is_moe_mtp(s),
-                      scenario::mtp_is_linear_attention(s));
+  for (Int i = 0; i < depths; ++i) modules.mtp_layer(d.precision.recipe != Recipe::bf16, mtp_shapes(s, d));
   // gpt_model.py, skip_weight_param_allocation: only the stage that also holds the first embedding has no copy.
   if (shape.head && !(shape.shares_embedding && shape.embedding))
     modules.head(copied && shape.shares_embedding && shape.mtp_layers == 0);

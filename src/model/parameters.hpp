@@ -34,6 +34,8 @@ struct LayerShape {
 
 /// Of a layer of the decoder, by its number.
 LayerShape shape_of(const scenario::Scenario& scenario, const Dimensions& dimensions, Int layer);
+/// Of a depth of multi-token prediction.
+std::vector<LayerShape> mtp_shapes(const scenario::Scenario& scenario, const Dimensions& dimensions);
 
 struct ChunkShape {
   std::vector<LayerShape> layers;

@@ -50,11 +50,30 @@ LayerKind kind_of(const Scenario& s, const Dimensions& d, Int layer) {
   return kind;
 }
 
+/// multi_token_prediction.py: a HybridStack of the depth's own letters, its layers counted from 1, in the global
+/// precision (the context of a layer in 16 bits does not leave the one around it).
+std::vector<LayerKind> hybrid_mtp_kinds(const Scenario& s, const Dimensions& d) {
+  std::vector<LayerKind> kinds;
+  for (const char letter : scenario::hybrid_mtp_layers(s)) {
+    LayerKind& kind = kinds.emplace_back();
+    kind.fp8 = d.precision.recipe != Recipe::bf16;
+    kind.moe = letter == 'E';
+    kind.mamba = letter == 'M';
+    kind.parts = kind.moe || letter == '-' ? Parts::mlp : Parts::mixer;
+    if (letter != '*') continue;
+    const auto layer = static_cast<Int>(kinds.size()) - 1;
+    kind.window = scenario::attention_window(s, layer);
+    kind.rotary = scenario::has_rotary_embedding(s, layer);
+  }
+  return kinds;
+}
+
 /// Layers of multi-token prediction are of the last decoder layer's kind, but for experts, and always in the global
 /// precision. Method uniform checkpoints them one by one, block does not (multi_token_prediction.py,
 /// _checkpointed_forward).
-LayerKind mtp_kind(const Scenario& s, const Dimensions& d) {
+std::vector<LayerKind> mtp_kinds(const Scenario& s, const Dimensions& d) {
   const auto& o = s.settings;
+  if (scenario::is_hybrid(s)) return hybrid_mtp_kinds(s, d);
   LayerKind kind = kind_of(s, d, 0);  // of attention: depths count from 1 like layers
   kind.linear = scenario::mtp_is_linear_attention(s);
   kind.window = kind.linear ? 0 : scenario::attention_window(s, 0);
@@ -63,8 +82,10 @@ LayerKind mtp_kind(const Scenario& s, const Dimensions& d) {
   kind.moe = scenario::is_moe_mtp(s);
   kind.checkpointed =
       o.recompute_granularity.value_or("") == "full" && o.recompute_method.value_or("") == "uniform" ? 1 : 0;
-  return kind;
+  return {kind};
 }
+
+LayerShape shape_of(const LayerKind& kind) { return {kind.fp8, kind.moe, kind.linear, kind.mamba, kind.parts}; }
 
 /// Of the MLP or the shared experts; 0: neither.
 Int activation_width(const Dimensions& d, const LayerKind& kind) {
@@ -86,7 +107,8 @@ struct FirstWidths {
     for (Int chunk = 0; chunk < scenario::num_chunks(s); ++chunk) {
       const auto stage = scenario::stage(s, rank, chunk);
       for (const Int layer : stage.layers) meet(activation_width(d, kind_of(s, d, layer)));
-      if (stage.mtp_layers > 0) meet(activation_width(d, mtp_kind(s, d)));
+      if (stage.mtp_layers > 0)
+        for (const auto& kind : mtp_kinds(s, d)) meet(activation_width(d, kind));
     }
   }
   LayerKind operator()(const Dimensions& d, LayerKind kind) const {
@@ -123,10 +145,11 @@ class Pieces {
     if (!final_norm_) final_norm_ = next(), stages_.pieces.push_back(final_norm_piece(owners_, d_));
     return *final_norm_;
   }
-  std::uint32_t mtp(const LayerKind& kind) {
+  std::uint32_t mtp(const std::vector<LayerKind>& kinds) {
     if (!mtp_) {
       mtp_ = next();
-      stages_.pieces.push_back((d_.ep_overlap ? mtp_nodes : mtp_piece)(owners_, d_, s_, kind));
+      stages_.pieces.push_back(d_.ep_overlap ? mtp_nodes(owners_, d_, s_, kinds.front())
+                                             : mtp_piece(owners_, d_, s_, kinds));
     }
     return *mtp_;
   }
@@ -194,7 +217,11 @@ Chunk build_chunk(const Scenario& s, const Dimensions& d, Pieces& pieces, const 
     i += covers;
   }
   if (ends_decoder && !normed) add(pieces.final_norm(), -1);
-  if (stage.mtp_layers > 0) add(pieces.mtp(first(d, mtp_kind(s, d))), -1);
+  if (stage.mtp_layers > 0) {
+    auto kinds = mtp_kinds(s, d);
+    for (LayerKind& kind : kinds) kind = first(d, kind);
+    add(pieces.mtp(kinds), -1);
+  }
   if (stage.loss) add(pieces.head(normed || d.mtp_layers > 0, shape), -1);
   if (stage.embedding || stage.loss) {
     chunk.batch = Bytes(d.mask_bytes), chunk.own_batch = Bytes(d.mask_bytes / d.cp);
@@ -422,9 +449,12 @@ Stages build(const Scenario& s, const profile::Device& gpu, Owners& owners, bool
 
 }  // namespace
 
-LayerShape shape_of(const Scenario& s, const Dimensions& d, Int layer) {
-  const LayerKind kind = kind_of(s, d, layer);
-  return {kind.fp8, kind.moe, kind.linear, kind.mamba, kind.parts};
+LayerShape shape_of(const Scenario& s, const Dimensions& d, Int layer) { return shape_of(kind_of(s, d, layer)); }
+
+std::vector<LayerShape> mtp_shapes(const Scenario& s, const Dimensions& d) {
+  std::vector<LayerShape> shapes;
+  for (const LayerKind& kind : mtp_kinds(s, d)) shapes.push_back(shape_of(kind));
+  return shapes;
 }
 
 Stages build_pieces(const Scenario& s, const profile::Device& gpu) {

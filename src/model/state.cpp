@@ -79,7 +79,8 @@ void StateWriter::add_chunk(std::size_t index, const std::vector<Parameter>& par
   // Buckets are split on the first pipeline rank's first chunk only, and only for overlap (reference 1.6).
   const bool disabled = index > 0 || o.overlap_param_gather_with_optimizer_step;  // disable_bucketing
   const bool splits = o.overlap_grad_reduce && pp_rank_ == 0 && !disabled;
-  const Int bucket = splits ? scenario::bucket_size(s_) : 0;
+  // training.py, resolve_ddp_bucket_size: the parameters of all of the rank's chunks, frozen ones too.
+  const Int bucket = !splits ? 0 : o.num_buckets ? all_parameters_ / *o.num_buckets : scenario::bucket_size(s_);
   auto buffers = d_.fsdp ? unit_buffers(parameters, dense_.ranks, experts_.ranks)
                          : layout(parameters, bucket, dense_.ranks, experts_.ranks, o.use_distributed_optimizer,
                                   o.pad_buckets_for_high_nccl_busbw, d_.muon_whole);
@@ -203,6 +204,8 @@ void StateWriter::run(const std::vector<ChunkShape>& shapes) {
     construct_module(of_chunks.emplace_back(chunk_parameters(d_, s_, shape)));
     if (d_.mla) add_latent_rotary(static_cast<Int>(shape.layers.size()) + shape.mtp_layers);
   }
+  for (const auto& chunk : of_chunks)
+    for (const auto& p : chunk) all_parameters_ += p.elements;
   for (std::size_t c = 0; c < shapes.size(); ++c) {
     const auto& parameters = of_chunks[c];
     add_chunk(c, parameters);

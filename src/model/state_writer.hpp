@@ -87,8 +87,8 @@ class StateWriter {
       casts_of_chunks_;          ///< rows and columns of parameters that are quantized after a gather
   std::vector<Kernel> gathers_;  ///< of parameters, after an optimizer's step
   std::vector<Int> scaled_;      ///< elements of each gradient buffer
-  Int replicated_elements_ = 0;
-  int parameters_ = 0;  ///< of all chunks, one by one
+  Int replicated_elements_ = 0, all_parameters_ = 0;  ///< elements
+  int parameters_ = 0;                                ///< of all chunks, one by one
 };
 
 }  // namespace pipewright::model

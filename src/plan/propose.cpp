@@ -55,6 +55,7 @@ Scenario proposed(Scenario scenario) {
               "gradient_accumulation_fusion", "bias_dropout_fusion", "masked_softmax_fusion", "apply_rope_fusion",
               "persist_layer_norm", "cross_entropy_loss_fusion", "grad_reduce_in_fp32"});  // both frameworks with bf16
   if (fuses) p.settings({"bias_activation_fusion"});
+  if (moe && activation == "squared_relu" && !gated) p.settings({"use_fused_weighted_squared_relu"});
   p.settings({"hidden_dropout", "attention_dropout"}, "0.0");
   if (moe) {
     p.settings({"moe_grouped_gemm", "moe_permute_fusion", "moe_router_fusion"});

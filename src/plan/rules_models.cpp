@@ -35,6 +35,17 @@ std::vector<Rule> model_rules() {
        },
        "moe_shared_expert_overlap only works with alltoall or flex token dispatcher.",
        "set moe_token_dispatcher_type: alltoall"},
+      {"moe.latent-shared-overlap",
+       violation,
+       core,
+       {"moe_shared_expert_overlap", "moe_latent_size"},
+       everywhere,
+       [](const Scenario& s) {
+         return moe_model(s) && s.model.moe_latent_size && s.settings.moe_shared_expert_overlap;
+       },
+       "Shared expert overlap not supported when MoE latent projections are used.",
+       "set moe_shared_expert_overlap: false",
+       [](Scenario& s) { s.settings.moe_shared_expert_overlap = false; }},
       {"moe.pad-needs-capacity",
        violation,
        core,
@@ -156,6 +167,18 @@ std::vector<Rule> model_rules() {
        "bias_dropout_fusion is not supported in TEGroupedMLP when add_bias_linear=True",
        "set bias_dropout_fusion: false, or add_bias_linear: false",
        [](Scenario& s) { s.settings.bias_dropout_fusion = false; }},
+      {"moe.fused-squared-relu-bias",
+       violation,
+       core,
+       {"use_fused_weighted_squared_relu", "add_bias_linear"},
+       everywhere,
+       [](const Scenario& s) {
+         return moe_model(s) && s.settings.use_fused_weighted_squared_relu && s.model.add_bias_linear &&
+                scenario::activation_func(s) == "squared_relu";
+       },
+       "Bias is not supported with fused weighted squared relu.",
+       "set use_fused_weighted_squared_relu: false",
+       [](Scenario& s) { s.settings.use_fused_weighted_squared_relu = false; }},
       {"moe.bias-in-shared-experts",
        violation,
        core,

@@ -179,7 +179,11 @@ std::vector<Rule> run_rules() {
        core,
        {"bucket_size", "num_buckets"},
        from(v0_18),
-       [](const Scenario& s) { return s.settings.bucket_size && s.settings.num_buckets; },
+       // Bridge's CommOverlapConfig states a size wherever gradients are reduced beside the backward pass.
+       [](const Scenario& s) {
+         const auto& o = s.settings;
+         return o.num_buckets && (o.bucket_size || (s.software.megatron_bridge && o.overlap_grad_reduce));
+       },
        "Cannot specify both num_buckets and bucket_size",
        "keep one of the two"},
       {"optimizer.precision-aware-adam",

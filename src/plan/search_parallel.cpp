@@ -105,6 +105,15 @@ void without_interleaving(Value& value, const Scenario& s) {
   link(value, s, "overlap_param_gather_with_optimizer_step", "false");
 }
 
+/// Multiply-adds of a token in a mixture: its experts, at their width, and shared ones; latent projections.
+double mixture_work(const Scenario& s) {
+  const auto& m = s.model;
+  const Int h = m.hidden_size, width = scenario::moe_hidden_size(s), matrices = m.gated_linear_unit ? 3 : 2;
+  const Int routed = width * scenario::moe_ffn_hidden_size(s) * m.moe_router_topk,
+            shared = h * m.moe_shared_expert_intermediate_size.value_or(0);
+  return static_cast<double>(matrices * (routed + shared) + (m.moe_latent_size ? 2 * h * width : 0));
+}
+
 /// Layers' worth of the output layer: its matrix product against the parameters that a token meets in a layer.
 double loss_in_layers(const Scenario& s) {
   const auto& m = s.model;
@@ -112,10 +121,9 @@ double loss_in_layers(const Scenario& s) {
   const auto kv = static_cast<double>(scenario::num_query_groups(s) * scenario::kv_channels(s));
   const auto q = static_cast<double>(m.num_attention_heads * scenario::kv_channels(s));
   const double matrices = m.gated_linear_unit ? 3 : 2;
-  const double ffn = m.num_moe_experts ? static_cast<double>(scenario::moe_ffn_hidden_size(s) * m.moe_router_topk +
-                                                             m.moe_shared_expert_intermediate_size.value_or(0))
-                                       : static_cast<double>(scenario::ffn_hidden_size(s));
-  return h * static_cast<double>(m.vocab_size) / (h * (2 * q + 2 * kv) + matrices * h * ffn);
+  const double mlp =
+      m.num_moe_experts ? mixture_work(s) : matrices * h * static_cast<double>(scenario::ffn_hidden_size(s));
+  return h * static_cast<double>(m.vocab_size) / (h * (2 * q + 2 * kv) + mlp);
 }
 
 std::string letters(char letter, Int count) {
@@ -167,34 +175,38 @@ std::vector<Int> balanced(const Scenario& s, Int ranks, Int chunks) {
 
 /// Multiply-adds a token of a hybrid's layer; of a mixer both projections and the scan, which reads and writes a state
 /// of every channel.
-double work_of(const Scenario& s, Int layer) {
+double work_of(const Scenario& s, char letter) {
   const auto& m = s.model;
   const auto h = static_cast<double>(m.hidden_size);
-  if (scenario::is_mamba_layer(s, layer)) {
+  if (letter == 'M') {
     const auto heads = static_cast<double>(scenario::mamba_num_heads(s)),
                inner = heads * static_cast<double>(m.mamba_head_dim), state = static_cast<double>(m.mamba_state_dim);
     return h * (3 * inner + 2 * static_cast<double>(m.mamba_num_groups) * state + heads) + 2 * inner * state;
   }
-  if (scenario::is_attention_layer(s, layer)) {
+  if (letter == '*') {
     const auto q = static_cast<double>(m.num_attention_heads * scenario::kv_channels(s)),
                kv = static_cast<double>(scenario::num_query_groups(s) * scenario::kv_channels(s));
     return h * (2 * q + 2 * kv) + q * static_cast<double>(m.seq_length);  // causal: half of both products
   }
-  const double matrices = m.gated_linear_unit ? 3 : 2;
-  const auto width = scenario::is_moe_layer(s, layer) ? scenario::moe_ffn_hidden_size(s) * m.moe_router_topk +
-                                                            m.moe_shared_expert_intermediate_size.value_or(0)
-                                                      : scenario::ffn_hidden_size(s);
-  return matrices * h * static_cast<double>(width);
+  if (letter == 'E') return mixture_work(s);
+  return (m.gated_linear_unit ? 3 : 2) * h * static_cast<double>(scenario::ffn_hidden_size(s));
 }
 
-/// A hybrid's pattern with pipes so that the stage with most to do has least, the last one also the loss. Each stage
+std::string unpiped(const Scenario& s) { return scenario::hybrid_layers(s) + scenario::hybrid_mtp_part(s); }
+
+/// A hybrid's pattern with pipes so that the stage with most to do has least, the last one also the loss and the
+/// depths of multi-token prediction. Each stage
 /// has a layer at least.
 std::string piped(const Scenario& s, Int stages) {
   const std::string layers = scenario::hybrid_layers(s);
   const auto n = layers.size();
   std::vector<double> before(n + 1, 0);
-  for (std::size_t i = 0; i < n; ++i) before[i + 1] = before[i] + work_of(s, static_cast<Int>(i));
-  const double loss = static_cast<double>(s.model.hidden_size) * static_cast<double>(scenario::padded_vocab_size(s));
+  for (std::size_t i = 0; i < n; ++i) before[i + 1] = before[i] + work_of(s, layers[i]);
+  const auto h = static_cast<double>(s.model.hidden_size);
+  const double head = h * static_cast<double>(scenario::padded_vocab_size(s));
+  double depth = head + 2 * h * h;  // of multi-token prediction, with its projection
+  for (const char letter : scenario::hybrid_mtp_layers(s)) depth += work_of(s, letter);
+  const double loss = head + static_cast<double>(s.model.mtp_num_layers.value_or(0)) * depth;
   // least[i]: of the largest of so many stages that hold the first i layers; cut[stage][i]: where the last of them
   // begins.
   std::vector<double> least(n + 1, INFINITY);
@@ -216,7 +228,7 @@ std::string piped(const Scenario& s, Int stages) {
     text.insert(0, layers.substr(begin, end - begin) + (text.empty() ? "" : "|"));
     end = begin;
   }
-  return text;
+  return text + scenario::hybrid_mtp_part(s);
 }
 
 /// Pipes, and how many stages they may make a rank: Bridge's provider builds no virtual stages of hybrids.
@@ -290,8 +302,7 @@ std::vector<Value> parallelism_values(const Scenario& partial, LeftOut& left_out
               link(value, partial, name, "none");
             link(value, partial, "account_for_embedding_in_pipeline_split", "false");
             link(value, partial, "account_for_loss_in_pipeline_split", "false");
-            if (scenario::is_hybrid(partial))
-              link(value, partial, "hybrid_layer_pattern", scenario::hybrid_layers(partial));
+            if (scenario::is_hybrid(partial)) link(value, partial, "hybrid_layer_pattern", unpiped(partial));
           }
           if (pp == 1) {
             without_interleaving(value, partial);
@@ -396,7 +407,7 @@ std::vector<Value> pipeline_values(const Scenario& partial, LeftOut& left_out) {
     if (v == 1) {
       Value plain{"no interleaving", {{"virtual_pipeline_model_parallel_size", "none"}}, {}};
       without_interleaving(plain, partial);
-      if (hybrid) link(plain, partial, "hybrid_layer_pattern", scenario::hybrid_layers(partial));
+      if (hybrid) link(plain, partial, "hybrid_layer_pattern", unpiped(partial));
       values.push_back(std::move(plain));
       continue;
     }
@@ -450,7 +461,7 @@ std::vector<Value> layout_values(const Scenario& partial, LeftOut&) {
       add(label, false, false, "none");
       link(values.back(), partial, "hybrid_layer_pattern", pattern);
     };
-    if (chunks == 1 && layers % stages == 0) add_pattern("even layers", scenario::hybrid_layers(partial));
+    if (chunks == 1 && layers % stages == 0) add_pattern("even layers", unpiped(partial));
     if (has_pipes(partial) && layers >= stages) {
       const auto pattern = piped(partial, stages);
       add_pattern("layout " + pattern, pattern);

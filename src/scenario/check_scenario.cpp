@@ -3,6 +3,7 @@
 // num_microbatches_calculator.py, pipeline_parallel/schedules.py); what merely its argument parser refuses passes.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cctype>
 
 #include "field_rows.hpp"
@@ -236,6 +237,7 @@ class Checker {
               fmt::format("'{}' is not a valid layer symbol; allowed: M, *, -, E, | between pipeline stages", letter));
     require(static_cast<Int>(layers.size()) == m_.num_layers, key,
             fmt::format("has {} layers, num_layers is {}", layers.size(), m_.num_layers));
+    depths_of_hybrid(key);
     if (layers.find('E') != std::string::npos)
       require(m_.num_moe_experts.has_value(), key, "has layers of experts (E), num_moe_experts is not set");
     if (!has_mamba_layer(s_)) return;
@@ -252,6 +254,24 @@ class Checker {
             "settings.fp8",
             "For FP8, the innermost dimension of the Mamba layer input projection output tensor must be a multiple of "
             "16.");
+  }
+  /// parse_hybrid_pattern: behind the first "/" the layers of every depth of multi-token prediction.
+  void depths_of_hybrid(const std::string& key) const {
+    const std::string part = hybrid_mtp_part(s_), layers = hybrid_mtp_layers(s_);
+    if (part.empty()) return;
+    require(core_version(s_.software) >= Version::v0_17, key,
+            "multi-token prediction of hybrids exists from Megatron Core 0.17 on");
+    const Int depths = std::ranges::count(part, '/');
+    std::string equal;
+    for (Int i = 0; i < depths; ++i) equal += "/" + layers;
+    require(!layers.empty() && part == equal, key,
+            fmt::format("all multi-token prediction patterns must be identical, found \"{}\"", part));
+    require(part.find('|') == std::string::npos, key, "no | in the layers of multi-token prediction");
+    require(depths == m_.mtp_num_layers.value_or(0), key,
+            fmt::format("has {} depths of multi-token prediction, mtp_num_layers is {}", depths,
+                        m_.mtp_num_layers.value_or(0)));
+    if (layers.find('E') != std::string::npos)
+      require(m_.num_moe_experts.has_value(), key, "has layers of experts (E), num_moe_experts is not set");
   }
   void experts() const {
     const Int ep = c_.expert_model_parallel_size;

@@ -118,6 +118,8 @@ Strings recompute_modules(const Scenario& s) {
 
 Int ffn_hidden_size(const Scenario& s) { return s.model.ffn_hidden_size.value_or(4 * s.model.hidden_size); }
 
+Int moe_hidden_size(const Scenario& s) { return s.model.moe_latent_size.value_or(s.model.hidden_size); }
+
 Int moe_ffn_hidden_size(const Scenario& s) { return s.model.moe_ffn_hidden_size.value_or(ffn_hidden_size(s)); }
 
 Int num_query_groups(const Scenario& s) { return s.model.num_query_groups.value_or(s.model.num_attention_heads); }
@@ -157,6 +159,18 @@ std::string hybrid_layers(const Scenario& s) {
   return all;
 }
 
+std::string hybrid_mtp_part(const Scenario& s) {
+  if (!is_hybrid(s)) return {};
+  const std::string& pattern = *s.model.hybrid_layer_pattern;
+  const auto begin = pattern.find('/');
+  return begin == std::string::npos ? "" : pattern.substr(begin);
+}
+
+std::string hybrid_mtp_layers(const Scenario& s) {
+  const std::string part = hybrid_mtp_part(s);
+  return part.empty() ? part : part.substr(1, part.find('/', 1) - 1);
+}
+
 namespace {
 
 /// The layer's letter, if it is one of these.
@@ -172,7 +186,9 @@ bool hybrid_layer_is(const Scenario& s, Int layer, std::string_view letters) {
 }  // namespace
 
 bool is_mamba_layer(const Scenario& s, Int layer) { return is_hybrid(s) && hybrid_layer_is(s, layer, "M"); }
-bool has_mamba_layer(const Scenario& s) { return is_hybrid(s) && hybrid_layers(s).find('M') != std::string::npos; }
+bool has_mamba_layer(const Scenario& s) {
+  return is_hybrid(s) && (hybrid_layers(s) + hybrid_mtp_layers(s)).find('M') != std::string::npos;
+}
 bool is_attention_layer(const Scenario& s, Int layer) { return !is_hybrid(s) || hybrid_layer_is(s, layer, "*"); }
 bool has_mlp(const Scenario& s, Int layer) { return !is_hybrid(s) || hybrid_layer_is(s, layer, "-E"); }
 
@@ -193,6 +209,7 @@ bool is_moe_layer(const Scenario& s, Int layer) {
 // Megatron-LM's gpt_builders.py: as the last decoder layer; where no decoder layer stands beside them, with experts
 // whatever moe_layer_freq says (_get_transformer_layer_spec). Bridge's gpt_provider.py: always as the last one.
 bool is_moe_mtp(const Scenario& s) {
+  if (is_hybrid(s)) return hybrid_mtp_layers(s).find('E') != std::string::npos;
   if (is_moe_layer(s, s.model.num_layers - 1)) return true;
   if (!s.model.num_moe_experts || !s.settings.pipeline_model_parallel_layout || !parsed_by_megatron(s)) return false;
   return std::ranges::any_of(unrolled_layout(s), [](const std::string& stage) {
@@ -246,7 +263,8 @@ bool mtp_is_linear_attention(const Scenario& s) {
 }
 
 bool has_sinks(const Scenario& s) {
-  return s.model.softmax_type != "vanilla" && grouped_fused_attention(s) && s.settings.context_parallel_size == 1;
+  return s.model.softmax_type != "vanilla" && grouped_fused_attention(s) &&
+         (s.settings.context_parallel_size == 1 || exchanges_heads(s));
 }
 
 double loss_scale(const Scenario& s) {

@@ -75,6 +75,12 @@ bool varies_in_graph(const Scenario& s) {
   return has_experts(s) && graphs_module(s, "moe") &&
          !(o.moe_pad_expert_input_to_capacity && o.moe_expert_capacity_factor);
 }
+bool projects_latent(const Scenario& s) { return has_experts(s) && s.model.moe_latent_size; }
+bool graphs_latent(const Scenario& s) {
+  return projects_latent(s) && (graphs_module(s, "moe_router") || graphs_module(s, "moe"));
+}
+/// Depths that the pattern does not build: Megatron warns and has none.
+bool lacks_depths(const Scenario& s) { return s.model.mtp_num_layers.value_or(0) > 0 && hybrid_mtp_part(s).empty(); }
 bool graphs_mamba(const Scenario& s) { return !s.settings.cuda_graph_modules.empty() && graphs_module(s, "mamba"); }
 bool moves_or_graphs(const Scenario& s) {
   return s.settings.cpu_offloading || s.settings.fine_grained_activation_offloading || graphs_modules(s);
@@ -97,8 +103,11 @@ const std::vector<RefusedField>& refused_rows() {
                 (!grouped_fused_attention(s) || s.settings.attention_dropout > 0 ||
                  (uses_context(s) && !exchanges_heads(s)));
        }},
-      {"softmax_type", "attention sinks of latent or unfused attention, or with context parallelism",
-       [](const Scenario& s) { return s.model.softmax_type != "vanilla" && !plain_kernel(s); }},
+      // Transformer Engine 2.8 on, context_parallel.py: "only supports softmax_type with cp_comm_type = 'a2a'".
+      {"softmax_type",
+       "attention sinks of latent or unfused attention, or with context parallelism other than a2a, which Transformer "
+       "Engine does not have",
+       [](const Scenario& s) { return s.model.softmax_type != "vanilla" && !has_sinks(s); }},
       {"no_rope_freq", "latent attention in layers without rotary embedding",
        [](const Scenario& s) { return !s.model.no_rope_freq.empty() && s.model.multi_latent_attention; }},
       {"attention_output_gate",
@@ -144,12 +153,14 @@ const std::vector<RefusedField>& refused_rows() {
       {"hybrid_layer_pattern",
        "layers of hybrids other than M, *, - and E; hybrids with " + not_beside(Family::hybrids),
        [](const Scenario& s) {
-         return is_hybrid(s) && (beside_unmodelled(Family::hybrids, s) ||
-                                 s.model.hybrid_layer_pattern->find_first_not_of("M*-E|") != std::string::npos);
+         return is_hybrid(s) && (beside_unmodelled(Family::hybrids, s) || lacks_depths(s) ||
+                                 s.model.hybrid_layer_pattern->find_first_not_of("M*-E|/") != std::string::npos);
        },
        [](const Scenario& s) {
          const auto beside = unmodelled_beside(Family::hybrids, s);
-         return beside.empty() ? std::string("layers of hybrids other than M, *, - and E") : "hybrids with " + beside;
+         if (!beside.empty()) return "hybrids with " + beside;
+         return std::string(lacks_depths(s) ? "multi-token prediction whose layers the pattern does not name (M*-E/*E)"
+                                            : "layers of hybrids other than M, *, - and E");
        }},
       {"mamba_head_dim", "the scan's kernels of heads other than 64 and 80 wide",
        [](const Scenario& s) {
@@ -206,8 +217,14 @@ const std::vector<RefusedField>& refused_rows() {
        [](const Scenario& s) {
          return s.model.moe_router_topk_limited_devices.has_value() && !s.model.moe_router_group_topk;
        }},
-      {"moe_latent_size", "experts that work in a latent space",
-       [](const Scenario& s) { return s.model.moe_latent_size.has_value(); }},
+      {"moe_latent_size", "latent projections with biases or delay_wgrad_compute",
+       [](const Scenario& s) {
+         return projects_latent(s) && (s.model.add_bias_linear || s.settings.delay_wgrad_compute);
+       },
+       [](const Scenario& s) {
+         return those("latent projections with ", {{s.model.add_bias_linear, "biases"},
+                                                   {s.settings.delay_wgrad_compute, "delayed weight gradients"}});
+       }},
       // Parallelism and schedule
       {"cp_comm_type", "kinds that differ between layers; all but p2p with latent or unfused attention or offload",
        [](const Scenario& s) {
@@ -431,15 +448,17 @@ const std::vector<RefusedField>& refused_rows() {
       {"cuda_graph_impl", "CUDA graphs of whole layers, and Megatron's own (local)",
        [](const Scenario& s) { return s.settings.cuda_graph_impl == "local"; }},
       {"cuda_graph_modules",
-       "graphs of mamba layers, of whole mixtures whose rows vary, beside expert-parallel overlap, MTP or offload",
+       "graphs of mamba layers, of routers and whole mixtures with latent projections, of whole mixtures whose rows "
+       "vary, beside expert-parallel overlap, MTP or offload",
        [](const Scenario& s) {
          const auto& o = s.settings;
          if (o.cuda_graph_impl != "transformer_engine" || o.cuda_graph_modules == Strings{"mlp"}) return false;
-         return graphs_mamba(s) || varies_in_graph(s) || o.overlap_moe_expert_parallel_comm ||
+         return graphs_mamba(s) || graphs_latent(s) || varies_in_graph(s) || o.overlap_moe_expert_parallel_comm ||
                 s.model.mtp_num_layers.value_or(0) > 0 || o.fine_grained_activation_offloading;
        },
        [](const Scenario& s) {
          return those("graphs ", {{graphs_mamba(s), "of mamba layers"},
+                                  {graphs_latent(s), "of routers and mixtures with latent projections"},
                                   {varies_in_graph(s), "of whole mixtures whose rows vary"},
                                   {s.settings.overlap_moe_expert_parallel_comm, "beside expert-parallel overlap"},
                                   {s.model.mtp_num_layers.value_or(0) > 0, "beside MTP"},
@@ -456,8 +475,10 @@ const std::vector<RefusedField>& refused_rows() {
       // Data parallel and optimizer
       {"num_distributed_optimizer_instances", "several groups that each hold all optimizer states",
        [](const Scenario& s) { return s.settings.num_distributed_optimizer_instances > 1; }},
-      {"num_buckets", "a number of buckets instead of their size",
-       [](const Scenario& s) { return s.settings.num_buckets.has_value() && s.settings.overlap_grad_reduce; }},
+      {"num_buckets", "a number of buckets instead of their size in Megatron Bridge before 0.7",
+       [](const Scenario& s) {
+         return s.settings.num_buckets && s.settings.overlap_grad_reduce && !bridge_at_least(s.software, 0, 7);
+       }},
       {"reduce_scatter_with_fp32_accumulation", "an all-to-all and a sum in place of a reduce-scatter",
        [](const Scenario& s) { return s.settings.reduce_scatter_with_fp32_accumulation; }},
       {"gradient_reduce_div_fusion", "a pass that divides the gradients before they are reduced",

@@ -66,7 +66,9 @@ std::vector<Field> model_fields() {
       MODEL(linear_num_value_heads, "heads of values in linear attention").between(1, most_count),
 
       MODEL(hybrid_layer_pattern,
-            "a hybrid's layers: M (Mamba-2), * (attention), - (MLP), E (experts); | between stages"),
+            "a hybrid's layers: M (Mamba-2), * (attention), - (MLP), E (experts); | between stages, / before the "
+            "layers of every depth of "
+            "multi-token prediction"),
       MODEL(mamba_state_dim, "state of a Mamba-2 head, for each of its channels").between(1, most_count),
       MODEL(mamba_head_dim, "channels of a Mamba-2 head").between(1, most_count),
       MODEL(mamba_num_groups, "groups of Mamba-2 heads that share B and C").between(1, most_count),

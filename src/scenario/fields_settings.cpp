@@ -118,6 +118,7 @@ std::vector<Field> kernels() {
       SETTING(attention_dropout, "dropout of the attention").between(0, 1),
       SETTING(gradient_accumulation_fusion, "weight gradients are added into the main gradient by the GEMM"),
       SETTING(bias_activation_fusion, "bias and activation are one kernel"),
+      SETTING(use_fused_weighted_squared_relu, "squared ReLU of experts and their weights are one kernel"),
       SETTING(bias_dropout_fusion, "bias, dropout and residual add are one kernel"),
       SETTING(masked_softmax_fusion, "scale, mask and softmax are one kernel"),
       SETTING(apply_rope_fusion, "the rotary embedding is one kernel"),

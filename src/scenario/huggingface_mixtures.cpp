@@ -186,19 +186,27 @@ void olmoe(const HfConfig& config, Model& m) {
 }
 
 /// A hybrid's layers as Megatron writes them; transformers names them one by one (layers_block_type).
-std::string hybrid_pattern(const HfConfig& config) {
-  if (config.has("hybrid_override_pattern")) return config.string("hybrid_override_pattern", "");
+std::string hybrid_pattern(const HfConfig& config, const char* letter_by_letter, const char* one_by_one) {
+  if (config.has(letter_by_letter)) return config.string(letter_by_letter, "");
   const std::map<std::string, char> letters = {{"mamba", 'M'}, {"attention", '*'}, {"mlp", '-'}, {"moe", 'E'}};
   std::string pattern;
-  for (const auto& kind : config.strings("layers_block_type", {"mamba", "attention", "mlp", "moe"}))
-    pattern += letters.at(kind);
-  if (pattern.empty()) config.lacks("hybrid_override_pattern");
+  for (const auto& kind : config.strings(one_by_one, {"mamba", "attention", "mlp", "moe"})) pattern += letters.at(kind);
+  if (pattern.empty()) config.lacks(letter_by_letter);
   return pattern;
+}
+
+/// Depths of multi-token prediction, of layers of their own; their weights are shared unless config.json says no.
+void hybrid_depths(const HfConfig& config, Model& m) {
+  config.knows({"mtp_hybrid_override_pattern", "mtp_layers_block_type", "mtp_use_repeated_layer"});
+  if (m.mtp_num_layers.value_or(0) == 0) return;
+  const std::string layers = hybrid_pattern(config, "mtp_hybrid_override_pattern", "mtp_layers_block_type");
+  for (Int depth = 0; depth < *m.mtp_num_layers; ++depth) *m.hybrid_layer_pattern += "/" + layers;
+  m.mtp_use_repeated_layer = config.boolean("mtp_use_repeated_layer", true);
 }
 
 // Megatron Bridge's models/nemotronh/nemotron_h_bridge.py.
 void nemotron_h(const HfConfig& config, Model& m) {
-  m.hybrid_layer_pattern = hybrid_pattern(config);
+  m.hybrid_layer_pattern = hybrid_pattern(config, "hybrid_override_pattern", "layers_block_type");
   m.kv_channels =
       config.has("head_dim") ? config.optional_integer("head_dim") : config.optional_integer("attention_head_dim");
   m.position_embedding_type = "none";
@@ -220,6 +228,7 @@ void nemotron_h(const HfConfig& config, Model& m) {
   if (const Int chunk = config.optional_integer("chunk_size").value_or(128); chunk != 128)
     m.other["mamba_chunk_size"] = std::to_string(chunk);
   predicted_tokens(config, m);
+  hybrid_depths(config, m);
   // Sizes of parts that the pattern may lack.
   config.knows({"n_shared_experts", "norm_topk_prob", "n_routed_experts", "num_experts_per_tok", "attention_head_dim",
                 "moe_intermediate_size", "moe_shared_expert_intermediate_size", "moe_latent_size", "n_group",

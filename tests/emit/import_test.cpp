@@ -7,6 +7,7 @@
 #include "pipewright/effects.hpp"
 #include "pipewright/emit.hpp"
 #include "pipewright/scenario/derived.hpp"
+#include "pipewright/scenario/io.hpp"
 
 using namespace pipewright;
 
@@ -424,6 +425,62 @@ TEST_CASE("a hybrid's pattern, its older names and its ratios") {
     CHECK(line.find("--spec") != std::string::npos);
     CHECK(import(line, version).scenario.model == s.model);
   }
+}
+
+TEST_CASE("layers of multi-token prediction in a hybrid's pattern, and apart from it") {
+  const auto of = [](const std::string& flags) { return import(flags, "0.19.0").scenario.model; };
+  const auto joined = of("--hybrid-layer-pattern 'M-M*/*-/*-' --position-embedding-type none");
+  CHECK(joined.hybrid_layer_pattern == "M-M*/*-/*-");
+  CHECK((joined.num_layers == 4 && joined.mtp_num_layers == 2));
+  // arguments.py: the pattern's number of depths wins, and its layers do.
+  CHECK(of("--hybrid-layer-pattern 'M-M*/*-/*-' --mtp-num-layers 1 --position-embedding-type none") == joined);
+  CHECK(of("--hybrid-layer-pattern 'M-M*/*-/*-' --mtp-num-layers 1 --mtp-hybrid-override-pattern M "
+           "--position-embedding-type none") == joined);
+  CHECK(of("--hybrid-override-pattern 'M-M*' --mtp-num-layers 2 --mtp-hybrid-override-pattern '*-' "
+           "--position-embedding-type none") == joined);
+  std::string line;
+  for (const auto& word : emit::words(emit::megatron(
+           import("--hybrid-layer-pattern 'M-M*/*-/*-' --position-embedding-type none", "0.19.0").scenario)))
+    line += "'" + word + "' ";
+  CHECK(import(line, "0.19.0").scenario.model == joined);
+  // models/hybrid/hybrid_provider.py, finalize: what is stated apart wins.
+  const auto bridge = [](const std::string& more) {
+    return emit::from_bridge_text(
+               "cfg.model.hybrid_layer_pattern = \"M-M*\"\ncfg.model.hidden_size = 1024\n"
+               "cfg.model.num_attention_heads = 8\ncfg.model.seq_length = 1024\ncfg.model.vocab_size = 1024\n"
+               "cfg.train.micro_batch_size = 1\ncfg.train.global_batch_size = 8\n" +
+                   more,
+               "hybrid.py", {8, 8, "h100-sxm", ""})
+        .scenario.model;
+  };
+  const auto apart = bridge("cfg.model.mtp_hybrid_override_pattern = \"*-\"\ncfg.model.mtp_num_layers = 2\n");
+  CHECK(apart.hybrid_layer_pattern == "M-M*/*-/*-");
+  CHECK((apart.num_layers == 4 && apart.mtp_num_layers == 2));
+  CHECK(bridge("cfg.model.mtp_hybrid_override_pattern = \"*-\"\n").hybrid_layer_pattern == "M-M*");
+}
+
+TEST_CASE("a batch that the ranks do not divide is lowered where that is asked for, as Megatron does") {
+  const std::string uneven = "--global-batch-size 30 ";
+  const auto lowered = import(uneven + "--decrease-batch-size-if-needed", "", 8);
+  CHECK(lowered.scenario.settings.global_batch_size == 24);
+  CHECK_NOTHROW(scenario::check(lowered.scenario));
+  CHECK(std::ranges::any_of(lowered.notes,
+                            [](const auto& note) { return note.find("steps of 24") != std::string::npos; }));
+  CHECK(import(uneven, "", 8).scenario.settings.global_batch_size == 30);
+  CHECK(import(uneven + "--decrease-batch-size-if-needed", "", 5).scenario.settings.global_batch_size == 30);
+  CHECK(import("--global-batch-size 3 --decrease-batch-size-if-needed", "", 8).scenario.settings.global_batch_size ==
+        3);
+  const auto bridge = [](const std::string& more) {
+    return emit::from_bridge_text(
+               "cfg.model.num_layers = 4\ncfg.model.hidden_size = 1024\n"
+               "cfg.model.num_attention_heads = 8\ncfg.model.seq_length = 1024\ncfg.model.vocab_size = 1024\n"
+               "cfg.train.micro_batch_size = 2\ncfg.train.global_batch_size = 30\n" +
+                   more,
+               "batch.py", {8, 8, "h100-sxm", ""})
+        .scenario.settings.global_batch_size;
+  };
+  CHECK(bridge("cfg.train.decrease_batch_size_if_needed = True\n") == 16);
+  CHECK(bridge("cfg.train.decrease_batch_size_if_needed = False\n") == 30);
 }
 
 TEST_CASE("flags that no version or not this version has") {

@@ -24,14 +24,12 @@ const std::vector<std::string> bases = {"dense", "tensor", "single", "moe", "mla
 /// What neither moves() nor changes reach: settings without effect on time and memory, and those that are emitted after
 /// --ignore. With the base.
 const std::vector<std::pair<const char*, const char*>> others = {
-    {"dense", "num_buckets=4"},
     {"dense",
      "cuda_graph_impl=transformer_engine; cuda_graph_modules=[attn]; use_te_rng_tracker=true; "
      "cuda_graph_warmup_steps=2"},
     {"dense", "cuda_graph_impl=local; optimizer_cuda_graph=true; use_te_rng_tracker=true"},
     {"moe", "moe_router_pre_softmax=true"},
     {"moe", "moe_expert_capacity_factor=1.0; moe_pad_expert_input_to_capacity=true; moe_token_drop_policy=position"},
-    {"moe", "moe_latent_size=1024"},
     {"moe", "moe_router_topk=1; moe_router_pre_softmax=true; moe_apply_probs_on_input=true"},
     {"moe", "moe_router_load_balancing_type=sinkhorn"},
     {"moe", "moe_layer_recompute=true"},
@@ -43,6 +41,9 @@ const std::vector<std::pair<const char*, const char*>> others = {
     {"moe", "overlap_dispatch_backward_with_experts_wgrad=true"},
     {"moe", "mtp_num_layers=1; mtp_loss_scaling_factor=0.3"},
     {"moe", "mtp_num_layers=1; mtp_detach_heads=true"},
+    {"single",
+     "bias_activation_fusion=false; hybrid_layer_pattern=M-M-M-*-/*-/*-; mtp_num_layers=2; "
+     "position_embedding_type=none"},
     {"single", "use_ring_exchange_p2p=true"},
     {"single",
      "use_megatron_fsdp=true; data_parallel_sharding_strategy=optim_grads_params; gradient_accumulation_fusion=false; "

@@ -6,6 +6,7 @@
 
 #include "parameters.hpp"
 #include "pipewright/base.hpp"
+#include "pipewright/effects.hpp"
 #include "support.hpp"
 
 using namespace pipewright;
@@ -80,6 +81,30 @@ TEST_CASE("a copy of the embedding is reduced apart from its stage") {
   CHECK(completing(tied({"virtual_pipeline_model_parallel_size=2", "overlap_p2p_comm=true"}), 3, 1) == Layers{0});
   CHECK(completing(tied({"pipeline_model_parallel_size=1", "global_batch_size=8", "bucket_size=2000000000000"}), 0) ==
         Layers{-1});
+}
+
+// training/training.py, resolve_ddp_bucket_size: num_parameters // num_buckets, of all chunks of the rank.
+TEST_CASE("a number of buckets is a size of buckets: the rank's parameters by it") {
+  for (const char* pipeline : {"pipeline_model_parallel_size=1", "pipeline_model_parallel_size=4"}) {
+    const auto base = with(llama70b(), {pipeline, "num_layers=16", "overlap_grad_reduce=true", "megatron_core=0.19.0"});
+    const auto reductions = [](const scenario::Scenario& s) {
+      const auto stages = pipewright::test::build(s);
+      std::vector<std::vector<std::int64_t>> found;
+      for (const auto& kernel : stages.ranks[0].chunks[0].gradient_sync) found.push_back(kernel.key.dims);
+      return found;
+    };
+    const auto rank = pipewright::test::build(base).ranks[0];
+    std::int64_t all = 0;
+    for (const auto& chunk : rank.chunks) all += chunk.parameters;
+    for (const std::int64_t buckets : {1, 2, 7, 40}) {
+      CAPTURE(buckets);
+      auto by_number = base, by_size = base;
+      by_number.settings.num_buckets = buckets;
+      by_size.settings.bucket_size = all / buckets;
+      CHECK(reductions(by_number) == reductions(by_size));
+      CHECK_NOTHROW(scenario::refuse_unmodelled(by_number));
+    }
+  }
 }
 
 TEST_CASE("parameters in 16 bits are reduced with the last ones in FP8") {

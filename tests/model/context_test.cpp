@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "pipewright/effects.hpp"
 #include "support.hpp"
 
 using namespace pipewright;
@@ -158,6 +159,34 @@ TEST_CASE("gathered keys: a layer keeps its own part only, as the ring does, wha
       for (const auto& piece : pipewright::test::build(s).pieces) check_balance(piece);
     }
   }
+}
+
+// context_parallel.py, flash_attn_a2a_communicate_softmax_offset: a rank takes the sinks of its heads, their gradients
+// are gathered.
+TEST_CASE("sinks: exchanged heads have theirs, other kinds are refused as in Transformer Engine") {
+  for (const std::int64_t cp : {2, 4, 8})
+    for (const char* more : {"window_size=[]", "window_size=[127, 0]"}) {
+      CAPTURE(cp);
+      const auto plain = with(ranks(cp, "a2a"), {more}), sinks = with(plain, {"softmax_type=learnable"});
+      CHECK_NOTHROW(scenario::refuse_unmodelled(sinks));
+      check_all(pipewright::test::build(sinks));
+      const Piece piece = layer(sinks);
+      CHECK(moved(piece) == moved(layer(plain)) + 4 * heads / cp * (cp - 1));
+      int kernels = 0;
+      for (const auto& kernel : piece.kernels)
+        if (kernel.key.family.starts_with("attention.sink.")) {
+          ++kernels;
+          CHECK(kernel.key.dims[1] == sequence);
+          CHECK(kernel.key.dims[3] == heads / cp);
+          CHECK(kernel.key.dims[4] == groups / cp);
+        }
+      CHECK(kernels == 2);
+      // One parameter a head, whole on every rank.
+      CHECK(parameters(pipewright::test::build(sinks)) == parameters(pipewright::test::build(plain)) + 4 * heads);
+    }
+  for (const auto& other : {ranks(2, "p2p"), ranks(2, "all_gather"), levels(2, 2)})
+    CHECK_THROWS_WITH_AS(scenario::refuse_unmodelled(with(other, {"softmax_type=learnable"})),
+                         doctest::Contains("softmax_type"), UsageError);
 }
 
 TEST_CASE("heads that the first level's ranks cannot share are refused") {

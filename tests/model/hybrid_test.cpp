@@ -246,6 +246,52 @@ TEST_CASE("patterns that Megatron does not take are refused") {
         std::string::npos);
 }
 
+// multi_token_prediction.py, MultiTokenPredictionLayer with a HybridStack: three norms and eh_proj beside its layers.
+TEST_CASE("depths of multi-token prediction hold the layers of their letters, each its own or one for all") {
+  const std::int64_t h = 4096;
+  const auto count = [](const scenario::Scenario& s) { return parameters(pipewright::test::build(s)); };
+  const auto plain = with(nemotron_h(), {"hybrid_layer_pattern=M-M-M*", "num_layers=6"});
+  for (const std::string depth : {"*-", "M", "M-*", "-*M*"}) {
+    CAPTURE(depth);
+    auto longer = plain, deep = plain;
+    scenario::set(longer, "hybrid_layer_pattern=M-M-M*" + depth);
+    scenario::set(longer, "num_layers=" + std::to_string(6 + depth.size()));
+    scenario::set(deep, "hybrid_layer_pattern=M-M-M*/" + depth + "/" + depth);
+    scenario::set(deep, "mtp_num_layers=2");
+    CHECK_NOTHROW(scenario::check(deep));
+    CHECK_NOTHROW(scenario::refuse_unmodelled(deep));
+    const std::int64_t each = count(longer) - count(plain) + 3 * h + 2 * h * h;
+    CHECK(count(deep) - count(plain) == 2 * each);
+    CHECK(count(with(deep, {"mtp_use_repeated_layer=true"})) - count(plain) == each);
+    // Megatron-LM's hybrid_flops counts the layers and the logits of every depth.
+    const double layers = model::step_flop(longer) - model::step_flop(plain),
+                 logits = 6.0 * static_cast<double>(deep.settings.global_batch_size * deep.model.seq_length * h) *
+                          static_cast<double>(scenario::padded_vocab_size(deep));
+    CHECK(model::step_flop(deep) - model::step_flop(plain) == doctest::Approx(2 * (layers + logits)).epsilon(1e-12));
+    check_variants(deep, {{},
+                          {"fp8=hybrid", "fp8_recipe=tensorwise"},
+                          {"recompute_granularity=selective", "recompute_modules=[core_attn, mlp]"},
+                          {"tensor_model_parallel_size=2", "sequence_parallel=true", "num_gpus=2"},
+                          {"pipeline_model_parallel_size=2", "num_gpus=2"}});
+  }
+  const auto refused = [&](std::initializer_list<const char*> settings) {
+    try {
+      scenario::check(with(plain, settings));
+    } catch (const UsageError& e) {
+      return e.message();
+    }
+    return std::string();
+  };
+  CHECK(refused({"hybrid_layer_pattern=M-M-M*/*-"}).find("1 depths") != std::string::npos);
+  CHECK(refused({"hybrid_layer_pattern=M-M-M*/*-/*M", "mtp_num_layers=2"}).find("identical") != std::string::npos);
+  CHECK(refused({"hybrid_layer_pattern=M-M-M*/*|-", "mtp_num_layers=1"}).find("no |") != std::string::npos);
+  CHECK(refused({"hybrid_layer_pattern=M-M-M*/*-", "mtp_num_layers=1", "megatron_core=0.16.0"}).find("0.17") !=
+        std::string::npos);
+  const auto full = with(plain, {"hybrid_layer_pattern=M-M-M*/*-", "mtp_num_layers=1", "recompute_granularity=full",
+                                 "recompute_method=uniform", "recompute_num_layers=1"});
+  CHECK_THROWS_WITH_AS(scenario::refuse_unmodelled(full), doctest::Contains("under full recompute"), UsageError);
+}
+
 TEST_CASE("what of hybrids was not measured is refused by name") {
   using scenario::refuse_unmodelled;
   CHECK_NOTHROW(refuse_unmodelled(nemotron_h()));

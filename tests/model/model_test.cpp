@@ -138,8 +138,6 @@ TEST_CASE("model FLOPs by Megatron's formula") {
 }
 
 TEST_CASE("what is not modelled is refused with its key") {
-  CHECK_THROWS_WITH_AS(test::build(with(llama70b(), {"num_moe_experts=8", "moe_latent_size=1024"})),
-                       doctest::Contains("moe_latent_size"), UsageError);
   CHECK_THROWS_WITH_AS(test::build(with(llama70b(), {"fp8=hybrid", "fp8_recipe=mxfp8"})),
                        doctest::Contains("fp8_recipe"), UsageError);
   CHECK_THROWS_WITH_AS(test::build(with(llama70b(), {"ffn_hidden_size=1001"})), doctest::Contains("ffn_hidden_size"),

@@ -378,6 +378,14 @@ const Row rows[] = {
      "use_megatron_fsdp=true; $CUDA_DEVICE_MAX_CONNECTIONS=8"},
     {"moe.deepep-needs-flex", "moe", "moe_enable_deepep=true",
      "moe_enable_deepep=true; moe_token_dispatcher_type=flex"},
+    {"moe.latent-shared-overlap", "moe",
+     "moe_latent_size=512; moe_shared_expert_intermediate_size=1024; moe_shared_expert_overlap=true",
+     "moe_latent_size=512; moe_shared_expert_intermediate_size=1024"},
+    {"moe.fused-squared-relu-bias", "moe",
+     "gated_linear_unit=false; activation_func=squared_relu; bias_activation_fusion=false; add_bias_linear=true; "
+     "use_fused_weighted_squared_relu=true",
+     "gated_linear_unit=false; activation_func=squared_relu; bias_activation_fusion=false; "
+     "use_fused_weighted_squared_relu=true"},
     {"moe.shared-overlap-dispatcher", "moe",
      "moe_shared_expert_intermediate_size=1024; moe_shared_expert_overlap=true; moe_token_dispatcher_type=allgather",
      "moe_shared_expert_intermediate_size=1024; moe_shared_expert_overlap=true"},

@@ -56,6 +56,7 @@ const Strings published = {"llama-3-70b",
                            "qwen3-next-80b-a3b",
                            "nemotron-h-8b",
                            "nemotron-3-nano-30b-a3b",
+                           "nemotron-3-super-120b-a12b",
                            "glm-4.5-air",
                            "glm-4-9b",
                            "deepseek-v2-lite",
@@ -76,7 +77,7 @@ TEST_CASE("no key of any family is taken without effect: it moves the model, or 
     Strings dormant = {};  ///< files in which it decides nothing beside the others, as in transformers
   };
   const Strings qwen = {"qwen2.5-7b", "qwen3-8b", "qwen3-30b-a3b", "qwen1.5-moe-a2.7b"};  // use_sliding_window is false
-  const Strings nemotron = {"nemotron-h-8b", "nemotron-3-nano-30b-a3b"};
+  const Strings nemotron = {"nemotron-h-8b", "nemotron-3-nano-30b-a3b", "nemotron-3-super-120b-a12b"};
   const Strings latent = {"deepseek-v3", "kimi-k2", "kimi-k2.5", "deepseek-v2-lite"};
   for (const auto& [key, value, dormant] : std::initializer_list<Value>{
            {"num_key_value_heads", "1", latent},

@@ -160,6 +160,15 @@ TEST_CASE("Nemotron-H: Mamba-2, attention and MLP in layers of their own; expert
   CHECK_FALSE(has_dense_layer(mixed));
 }
 
+TEST_CASE("Nemotron 3 Super: experts at a latent width, a depth of multi-token prediction of its own layers") {
+  const Scenario s = from_hf("data/nemotron-3-super-120b-a12b.json");
+  const Model& m = s.model;
+  CHECK((m.moe_latent_size == 1024 && m.num_moe_experts == 512 && m.moe_router_topk == 22));
+  CHECK((m.mtp_num_layers == 1 && m.mtp_use_repeated_layer && hybrid_mtp_layers(s) == "*E" && is_moe_mtp(s)));
+  CHECK(hybrid_layers(s).size() == 88);
+  CHECK(moe_hidden_size(s) == 1024);
+}
+
 TEST_CASE("Phi 3 has a window, Phi 4 none") {
   const Model mini = from_hf("data/phi-3-mini.json").model;
   CHECK(mini.window_size == Ints{2046, 0});

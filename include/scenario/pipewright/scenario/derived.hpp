@@ -31,6 +31,7 @@ bool batch_p2p_comm(const Scenario&);
 Int bucket_size(const Scenario&);  ///< parameters of a bucket where gradients are reduced beside the backward pass
 Strings recompute_modules(const Scenario&);  ///< in force with granularity selective, else empty
 Int ffn_hidden_size(const Scenario&);
+Int moe_hidden_size(const Scenario&);  ///< of the rows that experts work on: moe_latent_size, else hidden_size
 Int moe_ffn_hidden_size(const Scenario&);
 Int num_query_groups(const Scenario&);
 Int kv_channels(const Scenario&);
@@ -41,8 +42,10 @@ bool is_moe_mtp(const Scenario&);               ///< the layers of multi-token p
 bool has_moe_layer(const Scenario&);
 /// Hybrids (hybrid_layer_pattern): a layer is one part of a transformer's or a Mamba-2 mixer.
 bool is_hybrid(const Scenario&);
-Strings hybrid_segments(const Scenario&);    ///< layers' letters between the pattern's pipes; none: not a hybrid
-std::string hybrid_layers(const Scenario&);  ///< a letter for every layer
+Strings hybrid_segments(const Scenario&);        ///< layers' letters between the pattern's pipes; none: not a hybrid
+std::string hybrid_layers(const Scenario&);      ///< a letter for every layer
+std::string hybrid_mtp_part(const Scenario&);    ///< of the pattern, from its first / on: every depth's
+std::string hybrid_mtp_layers(const Scenario&);  ///< of one depth of multi-token prediction
 bool is_mamba_layer(const Scenario&, Int layer);
 bool has_mamba_layer(const Scenario&);
 bool is_attention_layer(const Scenario&, Int layer);  ///< softmax or linear attention, alone or before an MLP

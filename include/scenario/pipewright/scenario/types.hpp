@@ -195,6 +195,7 @@ struct Settings {
   std::string attention_backend = "auto";
   double hidden_dropout = 0.1, attention_dropout = 0.1;
   bool gradient_accumulation_fusion = false;
+  bool use_fused_weighted_squared_relu = false;
   bool bias_activation_fusion = false, bias_dropout_fusion = false, masked_softmax_fusion = false;
   bool apply_rope_fusion = false, fused_single_qkv_rope = false, fused_residual_rmsnorm = false;
   bool persist_layer_norm = false, memory_efficient_layer_norm = false;
