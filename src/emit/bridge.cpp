@@ -103,7 +103,6 @@ std::string section_of(const Scenario& s, std::string_view field) {
 
 std::string recipe_of(const Scenario& s) {
   const std::string prefix = s.settings.fp16 ? "fp16" : "bf16";
-  if (s.settings.fp4 && !s.settings.fp16) return prefix + "_with_nvfp4_mixed";
   if (!s.settings.fp8) return prefix + "_mixed";
   const std::string recipe = s.settings.fp8_recipe.value_or("delayed");
   if (recipe == "delayed") return prefix + "_with_fp8_delayed_scaling_mixed";

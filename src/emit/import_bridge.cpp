@@ -287,13 +287,22 @@ class OverrideImporter {
     }
   }
 
+  static bool is_assignment(std::string_view text) {
+    return text.starts_with("cfg.") &&
+           text.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_. ") ==
+               text.find('=') &&
+           text.find('=') != text.npos;
+  }
+
   void read(const std::string& line, const Position& where) {
     for (const auto* rest : {"import ", "from ", "def ", "return", "@", "\"\"\"", "pass"})
       if (line.starts_with(rest)) return;  // of the recipe around it
     const auto equals = line.find('=');
     std::string path = trimmed(line.substr(0, equals));
     if (equals == std::string::npos) throw UsageError(where, line.substr(0, 60), "expected cfg.SECTION.FIELD = VALUE");
-    const std::string value = trimmed(line.substr(equals + 1));
+    std::string value = trimmed(line.substr(equals + 1));
+    if (is_assignment(value)) read(value, where);  // cfg.rng.x = cfg.model.y = False
+    while (is_assignment(value)) value = trimmed(value.substr(value.find('=') + 1));
     if (value.empty()) throw UsageError(where, path, "a value is missing");
     if (path == "cfg") {
       result_.notes.push_back("what " + value.substr(0, 60) + " sets is not known: only the overrides below it are");

@@ -239,6 +239,22 @@ TEST_CASE("a precision writes over what the model says, named or built") {
   CHECK(afterwards.settings.fp8_dot_product_attention);
 }
 
+TEST_CASE("several fields may be given one value in a statement") {
+  const std::string model = "cfg.model.num_layers = 2\ncfg.model.vocab_size = 9\n";
+  const auto together =
+      read(model +
+           "cfg.rng.te_rng_tracker = cfg.model.use_te_rng_tracker = True\n"
+           "cfg.train.micro_batch_size = cfg.model.num_query_groups = cfg.train.global_batch_size = 4\n");
+  const auto apart = read(model +
+                          "cfg.rng.te_rng_tracker = True\ncfg.model.use_te_rng_tracker = True\n"
+                          "cfg.train.micro_batch_size = 4\ncfg.model.num_query_groups = 4\n"
+                          "cfg.train.global_batch_size = 4\n");
+  CHECK(together.scenario == apart.scenario);
+  CHECK(together.scenario.settings.use_te_rng_tracker);
+  CHECK(together.scenario.settings.micro_batch_size == 4);
+  CHECK_THROWS_AS(read(model + "cfg.model.seq_length = cfg.model.vocab_size\n"), UsageError);
+}
+
 TEST_CASE("what must be a number says where it is none") {
   for (const char* line : {"cfg.tokenizer.vocab_size = SIZE", "cfg.tokenizer.vocab_size = \"many\""}) {
     try {
