@@ -35,7 +35,6 @@ std::map<std::string, std::string> recipes_in(const std::string& folder) {
 
 void predict_side(report::RecipeSide& side, const Input& input) {
   Loaded loaded = input.load();
-  predict::name_gpu(loaded.scenario, input.gpu(loaded.scenario));
   side.scenario = loaded.scenario;
   auto findings = loaded.findings;
   const auto more = plan::check(loaded.scenario);

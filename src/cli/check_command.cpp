@@ -88,7 +88,6 @@ void run(CheckOptions options, Outcome& outcome) {
     options.symptom.pop_back();
   }
   Loaded loaded = options.input.load();
-  predict::name_gpu(loaded.scenario, options.input.gpu(loaded.scenario));
   std::vector<plan::Finding> findings = loaded.findings;
   const auto more = options.symptom.empty() ? plan::check(loaded.scenario) : diagnose(options, loaded);
   findings.insert(findings.end(), more.begin(), more.end());

@@ -40,6 +40,7 @@ struct Side {
 void predict_side(Side& side, const DiffOptions& options, const std::vector<std::string>& settings) {
   for (const auto& text : settings) scenario::set(*side.scenario, text);
   scenario::check(*side.scenario);
+  require_legal(*side.scenario);
   side.profiles.emplace(predict::profiles_of(*side.scenario, options.profiles));
   side.prediction = predict::predict(*side.scenario, *side.profiles, &side.run, predict::every_rank);
   side.has_run = true;

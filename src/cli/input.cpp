@@ -18,7 +18,20 @@ void add_profile_option(Command& command, std::vector<std::string>& profiles) {
       .repeatable();
 }
 
-scenario::Scenario read_scenario(const std::string& path, const std::vector<std::string>& profiles) {
+namespace {
+
+/// What is known of a GPU by its profile's name; without counts where neither a data sheet nor a profile has it.
+profile::Device gpu_of(const std::string& name) {
+  for (const auto& sheet : profile::data_sheets())
+    if (sheet.profile == name) return sheet.device;
+  try {
+    return profile::load(name, {"--profile", 0}).device;
+  } catch (const UsageError&) {  // a configuration can be checked where its profile is not
+    return {};
+  }
+}
+
+scenario::Scenario read_file_of(const std::string& path, const std::vector<std::string>& profiles) {
   const std::string content = content_of(path);
   const bool configuration = emit::is_bridge_text(content);
   if (!configuration && !emit::is_launch_file(path, content)) {
@@ -32,6 +45,32 @@ scenario::Scenario read_scenario(const std::string& path, const std::vector<std:
       configuration ? emit::from_bridge_text(content, path, machine) : emit::from_launch_file(content, path, machine);
   emit::require_known_flags(import);
   return std::move(import.scenario);
+}
+
+}  // namespace
+
+void name_gpu(scenario::Scenario& scenario, const std::vector<std::string>& profiles) {
+  predict::name_gpu(scenario, gpu_of(profiles.empty() ? scenario.cluster.profile : profiles.front()));
+}
+
+scenario::Scenario read_scenario(const std::string& path, const std::vector<std::string>& profiles) {
+  auto read = read_file_of(path, profiles);
+  name_gpu(read, profiles);
+  return read;
+}
+
+std::string broken_rule(const scenario::Scenario& scenario) {
+  for (const auto& finding : plan::check(scenario)) {
+    if (finding.severity != plan::Severity::violation) continue;
+    return fmt::format("{} ({}): {} Fix: {}. `pipewright check` lists every rule that is broken", finding.rule,
+                       fmt::join(finding.settings, ", "), finding.message, finding.fix);
+  }
+  return "";
+}
+
+void require_legal(const scenario::Scenario& scenario) {
+  const auto broken = broken_rule(scenario);
+  if (!broken.empty()) throw Refused("refused: " + broken);
 }
 
 void Input::add_to(Command& command) {
@@ -118,6 +157,7 @@ Loaded Input::load() const {
   for (const auto& name : ignore_)
     if (!from_flags || scenario::effect_of(name) != nullptr) scenario::ignore(loaded.scenario, name, {"--ignore", 0});
   if (!hf_.empty()) complete(loaded);
+  name_gpu(loaded.scenario);
   return loaded;
 }
 
@@ -225,13 +265,7 @@ Loaded Input::runnable() const {
 
 Loaded Input::legal() const {
   Loaded loaded = runnable();
-  for (const auto& finding : plan::check(loaded.scenario)) {
-    if (finding.severity != plan::Severity::violation) continue;
-    std::string names;
-    for (const auto& name : finding.settings) names += (names.empty() ? "" : ", ") + name;
-    throw Refused(fmt::format("refused: {} ({}): {} Fix: {}. `pipewright check` lists every rule that is broken",
-                              finding.rule, names, finding.message, finding.fix));
-  }
+  require_legal(loaded.scenario);
   return loaded;
 }
 
@@ -239,17 +273,6 @@ profile::Profiles Input::profiles(const scenario::Scenario& scenario) const {
   if (profiles_.empty() && scenario.cluster.profile.empty())
     throw UsageError({"command line", 0}, "--profile", "missing: name the GPU", profile::known_profiles());
   return predict::profiles_of(scenario, profiles_);
-}
-
-profile::Device Input::gpu(const scenario::Scenario& scenario) const {
-  const std::string& name = profiles_.empty() ? scenario.cluster.profile : profiles_.front();
-  try {
-    return profiles(scenario).device();
-  } catch (const UsageError&) {  // a configuration can be checked where its profile is not
-    for (const auto& sheet : profile::data_sheets())
-      if (sheet.profile == name) return sheet.device;
-  }
-  return {};
 }
 
 }  // namespace pipewright::cli

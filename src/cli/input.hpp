@@ -23,6 +23,9 @@ struct Loaded {
   std::string script;                   ///< the text of a launch script or model_config.yaml
 };
 
+/// Of --profile, else the scenario's own: rules and emitted overrides depend on it.
+void name_gpu(scenario::Scenario& scenario, const std::vector<std::string>& profiles);
+
 /// SCENARIO, or --megatron, --bridge or --hf with a machine; --set and --env; --profile.
 class Input {
  public:
@@ -37,8 +40,8 @@ class Input {
   /// The profiles to predict with: --profile, else the scenario's own.
   profile::Profiles profiles(const scenario::Scenario& scenario) const;
 
-  /// What is known of the GPU; without counts where neither a profile nor a data sheet of that name is found.
-  profile::Device gpu(const scenario::Scenario& scenario) const;
+  /// Tells a scenario that was read elsewhere what GPU it runs on.
+  void name_gpu(scenario::Scenario& scenario) const { cli::name_gpu(scenario, profiles_); }
 
   /// Where the scenarios are those of a plan, what would change them or make others is refused.
   void require_no_overrides() const;
@@ -58,6 +61,11 @@ class Input {
   long long gpus_ = 0, gpus_per_node_ = 0;
   std::vector<std::string> profiles_, set_, env_, ignore_;
 };
+
+/// The first of Megatron's rules that it breaks, in words; empty: none.
+std::string broken_rule(const scenario::Scenario& scenario);
+/// Throws Refused where there is one: a prediction would be of what cannot run.
+void require_legal(const scenario::Scenario& scenario);
 
 /// A scenario file, a launch script or a model_config.yaml, where a command takes scenarios as options; not yet
 /// checked.

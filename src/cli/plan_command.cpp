@@ -63,7 +63,6 @@ void run(const PlanOptions& options, Outcome& outcome) {
   if (!plan::opens_something(loaded.scenario)) loaded.scenario = plan::opened(std::move(loaded.scenario));
   loaded.scenario = plan::opened(std::move(loaded.scenario), names_in(options.open));
   const auto profiles = options.input.profiles(loaded.scenario);
-  predict::name_gpu(loaded.scenario, profiles.device());
 
   plan::Plan plan;
   {

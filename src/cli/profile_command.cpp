@@ -199,8 +199,10 @@ profile::Profile calibrated(const ProfileOptions& options) {
   std::vector<std::string> by_kernels, by_hosts;
   std::optional<profile::Profiles> base;
   for (const auto& file : options.runs) {
-    const auto run = scenario::read(file);
+    auto run = scenario::read(file);
     if (!run.measured) throw UsageError({file, 0}, {}, "has no section `measured`");
+    name_gpu(run, options.profiles);
+    require_legal(run);
     auto known = predict::profiles_of(run, options.profiles);
     if (base && known.first().device.name != base->first().device.name)
       throw UsageError({file, 0}, "cluster.profile",

@@ -70,7 +70,6 @@ void run(const SweepOptions& options, Outcome& outcome) {
   }
   Loaded loaded = options.input.runnable();
   const auto profiles = options.input.profiles(loaded.scenario);
-  predict::name_gpu(loaded.scenario, profiles.device());
   plan::Sweep sweep;
   {
     Progress progress("sweep");

@@ -31,9 +31,11 @@ bool is_plan(const std::string& path) { return std::filesystem::path(path).exten
 std::vector<trial::Candidate> candidates_of(const TrialOptions& options) {
   if (is_plan(options.input.path)) {
     options.input.require_no_overrides();
-    return trial::candidates_of_plan(read_file(options.input.path), options.input.path, options.top);
+    auto candidates = trial::candidates_of_plan(read_file(options.input.path), options.input.path, options.top);
+    for (auto& candidate : candidates) options.input.name_gpu(candidate.scenario);
+    return candidates;
   }
-  auto scenario = options.input.runnable().scenario;
+  auto scenario = options.input.legal().scenario;
   scenario::check(scenario);
   return {{"given", "as given", std::move(scenario)}};
 }

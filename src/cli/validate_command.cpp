@@ -70,6 +70,7 @@ void run(const ValidateOptions& options, Outcome& outcome) {
     scenarios.push_back(scenario::parse(content_of(file), file));
     if (!scenarios.back().measured)
       throw UsageError({file, 0}, "measured", "missing section: there is nothing to compare a prediction with");
+    name_gpu(scenarios.back(), options.profiles);
   }
   validate::Validation validation;
   validation.mode = "cold";
@@ -81,13 +82,17 @@ void run(const ValidateOptions& options, Outcome& outcome) {
       const auto& all = with.all();
       // What capture measured comes last; a run's own profile stands before it.
       if (std::any_of(all.begin(), all.end() - 1, from_a_real_run)) validation.mode = "calibrated";
-      if (validate::add(validation, scenarios[i], with)) profiles.push_back(std::move(with));
+      if (const auto broken = broken_rule(scenarios[i]); !broken.empty())
+        validation.refused.push_back({scenarios[i].name, broken});  // that cannot have run as it is described
+      else if (validate::add(validation, scenarios[i], with))
+        profiles.push_back(std::move(with));
       stop_if_asked();
       progress(static_cast<std::int64_t>(i + 1), static_cast<std::int64_t>(scenarios.size()));
     }
     if (options.calibrate) validate::calibrate_without_itself(validation, profiles);
   }
-  if (options.has_tolerance && 100 * validation.largest_error() > options.tolerance) outcome.status = 1;
+  if (options.has_tolerance && (100 * validation.largest_error() > options.tolerance || !validation.refused.empty()))
+    outcome.status = 1;
   const report::Stamp stamp;
   if (!options.json.empty()) write_result(options.json, report::validate_json(validation, &stamp));
   if (!options.markdown.empty()) write_result(options.markdown, report::validate_markdown(validation));
@@ -107,8 +112,9 @@ void add_validate(Command& app, Outcome& outcome) {
   const auto options = std::make_shared<ValidateOptions>();
   command.add_option("PATHS", options->paths, "scenario files with `measured:`, or directories of them").required();
   add_profile_option(command, options->profiles);
-  auto& tolerance = command.add_option("--tolerance", options->tolerance,
-                                       "exit with 1 if a time or a peak is off by more than this many percent");
+  auto& tolerance =
+      command.add_option("--tolerance", options->tolerance,
+                         "exit with 1 if a time or a peak is off by more than this many percent, or a run is refused");
   command.add_flag("--calibrate", options->calibrate,
                    "the machine's speed for each run from the other runs of its model, never from itself");
   command.add_flag("--traces", options->traces, "also busy and exposed times against trace summaries, rank by rank");

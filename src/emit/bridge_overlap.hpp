@@ -6,7 +6,7 @@
 
 namespace pipewright::emit {
 
-/// Whether a table that is written out is the one that the model takes for such a run; so is none.
+/// Whether a table that is named or written out is the one that the model takes for such a run.
 bool is_known_overlap(const scenario::Scenario& scenario, const Python& table, const Position& where);
 
 }  // namespace pipewright::emit

@@ -2,27 +2,42 @@
 
 namespace pipewright::emit {
 
+namespace {
+
+std::vector<Assignment> with(std::vector<Assignment> base, const std::vector<Assignment>& more) {
+  base.insert(base.end(), more.begin(), more.end());
+  return base;
+}
+
+}  // namespace
+
+const std::vector<Assignment>& precision_defaults() {
+  static const std::vector<Assignment> defaults = {{"bf16", "false"},
+                                                   {"fp16", "false"},
+                                                   {"grad_reduce_in_fp32", "true"},
+                                                   {"fp8", "none"},
+                                                   {"fp8_recipe", "tensorwise"},
+                                                   {"first_last_layers_bf16", "false"},
+                                                   {"fp8_margin", "0"},
+                                                   {"fp8_amax_history_len", "1"},
+                                                   {"fp8_amax_compute_algo", "most_recent"},
+                                                   {"fp8_wgrad", "true"},
+                                                   {"fp8_dot_product_attention", "false"},
+                                                   {"fp8_multi_head_attention", "false"},
+                                                   {"fp8_param", "false"},
+                                                   {"fp8_param_gather", "false"},
+                                                   {"fp4", "none"},
+                                                   {"fp4_recipe", "nvfp4"},
+                                                   {"fp4_param", "false"},
+                                                   {"fp4_param_gather", "false"},
+                                                   {"num_layers_at_start_in_bf16", "0"},
+                                                   {"num_layers_at_end_in_bf16", "0"},
+                                                   {"reuse_grad_buf_for_mxfp8_param_ag", "false"}};
+  return defaults;
+}
+
 const std::map<std::string, std::vector<Assignment>>& precision_recipes() {
   static const std::map<std::string, std::vector<Assignment>> table = [] {
-    const std::vector<Assignment> plain = {{"fp8", "none"},
-                                           {"fp8_recipe", "tensorwise"},
-                                           {"first_last_layers_bf16", "false"},
-                                           {"fp8_margin", "0"},
-                                           {"fp8_amax_history_len", "1"},
-                                           {"fp8_amax_compute_algo", "most_recent"},
-                                           {"fp8_wgrad", "true"},
-                                           {"fp8_param", "false"},
-                                           {"fp8_param_gather", "false"},
-                                           {"fp4", "none"},
-                                           {"fp4_param", "false"},
-                                           {"fp4_param_gather", "false"},
-                                           {"num_layers_at_start_in_bf16", "0"},
-                                           {"num_layers_at_end_in_bf16", "0"},
-                                           {"reuse_grad_buf_for_mxfp8_param_ag", "false"}};
-    const auto with = [](std::vector<Assignment> base, const std::vector<Assignment>& more) {
-      base.insert(base.end(), more.begin(), more.end());
-      return base;
-    };
     const std::vector<Assignment> gather = {{"fp8_param", "true"}, {"fp8_param_gather", "true"}};
     const auto delayed = with({{"fp8", "hybrid"},
                                {"fp8_recipe", "delayed"},
@@ -38,8 +53,8 @@ const std::map<std::string, std::vector<Assignment>>& precision_recipes() {
     const auto mxfp8 =
         with({{"fp8", "e4m3"}, {"fp8_recipe", "mxfp8"}, {"reuse_grad_buf_for_mxfp8_param_ag", "true"}}, gather);
     const std::vector<Assignment> subchannel = {{"fp8", "hybrid"}, {"fp8_recipe", "blockwise"}};
-    const auto bf16 = with(plain, {{"bf16", "true"}, {"fp16", "false"}, {"grad_reduce_in_fp32", "true"}});
-    const auto fp16 = with(plain, {{"bf16", "false"}, {"fp16", "true"}, {"grad_reduce_in_fp32", "false"}});
+    const auto bf16 = with(precision_defaults(), {{"bf16", "true"}});
+    const auto fp16 = with(precision_defaults(), {{"fp16", "true"}, {"grad_reduce_in_fp32", "false"}});
     std::map<std::string, std::vector<Assignment>> map;
     for (const auto& [prefix, base] : {std::pair{std::string("bf16"), bf16}, std::pair{std::string("fp16"), fp16}}) {
       map[prefix + "_mixed"] = base;
@@ -48,6 +63,15 @@ const std::map<std::string, std::vector<Assignment>>& precision_recipes() {
       map[prefix + "_with_mxfp8_mixed"] = with(base, mxfp8);
       map[prefix + "_with_fp8_subchannel_scaling_mixed"] = with(base, subchannel);
     }
+    const std::vector<Assignment> two_layers = {{"num_layers_at_start_in_bf16", "2"},
+                                                {"num_layers_at_end_in_bf16", "2"}};
+    map["nemotron_h_bf16_with_fp8_current_scaling_mixed"] = with(with(bf16, current), two_layers);
+    map["nanov2_bf16_with_fp8_current_scaling_mixed"] =
+        with(map["nemotron_h_bf16_with_fp8_current_scaling_mixed"], {{"fp8_recipe", "blockwise"}});
+    const auto nvfp4 = with(bf16, {{"fp4", "e2m1"}, {"fp4_param", "true"}, {"fp4_param_gather", "true"}});
+    map["bf16_with_nvfp4_mixed"] = nvfp4;
+    map["nemotron_3_super_bf16_with_nvfp4_mixed"] =
+        with(nvfp4, {{"first_last_layers_bf16", "true"}, {"num_layers_at_end_in_bf16", "14"}});
     return map;
   }();
   return table;

@@ -11,7 +11,7 @@ bool BridgeVocabulary::takes(const std::string& section, const std::string& fiel
   if (section == "model" && field == "should_pad_vocab") {
     pads_ = value.text == "True";
   } else if (section == "tokenizer" && field == "vocab_size") {
-    if (value.kind != Python::Kind::none) of_tokenizer_ = integer_of(value, where);
+    if (value.kind != Python::Kind::none) of_tokenizer_ = integer_of(value, where, "cfg.tokenizer.vocab_size");
   } else if (section == "tokenizer" && field == "use_tokenizer_vocab_size") {
     tokenizer_decides_ = value.text == "True";
   } else {

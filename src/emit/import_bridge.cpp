@@ -2,6 +2,7 @@
 // CommOverlapConfig.setup() and the mixed precision recipe make of them
 // (Megatron-Bridge src/megatron/bridge/training/comm_overlap.py:353-643, mixed_precision.py).
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <map>
@@ -21,6 +22,7 @@
 #include "pipewright/scenario/derived.hpp"
 #include "pipewright/scenario/fields.hpp"
 #include "pipewright/scenario/io.hpp"
+#include "pipewright/userbuffers.hpp"
 #include "python.hpp"
 
 namespace pipewright::emit {
@@ -125,18 +127,17 @@ class OverrideImporter {
       if (const auto said = lower_batch(s_); !said.empty()) result_.notes.push_back(said);
     for (const auto& assignment : precision_) assign(s_, assignment);
     if (has_comm_overlap_) apply_comm_overlap(s_, comm_overlap_);
-    const auto& [table, said_at] = overlap_table_;
-    if (s_.settings.tp_comm_overlap && !is_known_overlap(s_, table, said_at))
-      refuse(std::string(overlap_table), "written out", said_at);
+    if (s_.settings.tp_comm_overlap) read_overlap_table();
     check_for_nan();
     for (const auto& [field, where] : places_)
       for (const char* home : {"model.", "settings."})
         if (const auto at = s_.positions.find(home + field); at != s_.positions.end()) at->second = where;
-    if (!ignored_.empty() && !resolved_) {  // of a whole configuration most are
-      std::string names;
-      for (const auto& name : ignored_) names += (names.empty() ? "" : " ") + name;
-      result_.notes.push_back("without effect on time and memory, or of no section that is read: " + names);
-    }
+    const auto passed_over = [&](const char* why, const std::set<std::string>& names) {
+      if (!names.empty() && !resolved_)  // of a whole configuration most are
+        result_.notes.push_back(fmt::format("{}: {}", why, fmt::join(names, " ")));
+    };
+    passed_over("without effect on time and memory, or of no section that is read", ignored_);
+    passed_over("not known here, and passed over", unknown_);
     vocabulary_.settle(s_, resolved_, {file_, 0});
     result_.scenario = std::move(s_);
     return std::move(result_);
@@ -144,6 +145,17 @@ class OverrideImporter {
 
  private:
   static constexpr std::string_view overlap_table = "tp_comm_overlap_cfg";
+
+  /// Recipes that pretrain dense models of some sizes name one; without a name Transformer Engine's own is used.
+  void read_overlap_table() {
+    const auto& [table, said_at] = overlap_table_;
+    if (table.kind != Python::Kind::none) {
+      if (!is_known_overlap(s_, table, said_at))
+        refuse(std::string(overlap_table), table.entries.empty() ? table.text : "written out", said_at);
+    } else if (model::possible_overlaps(s_).front().name != nullptr) {
+      s_.settings.other[std::string(overlap_table)] = "none";
+    }
+  }
 
   /// The remark that emitted overrides begin with: "# for Megatron Bridge 0.4.2, Megatron Core 0.17.0, ...".
   void versions(std::string_view text) {
@@ -198,13 +210,14 @@ class OverrideImporter {
     if (section == "model" && field == model_provider) return provider(value.text, where);
     if (section == "model" && holds_spec(field)) return specification_of_layers(field, value, where);
     if (field == overlap_table) {
-      if (!value.entries.empty()) overlap_table_ = {value, where};  // cfg.model's is what was made of it
+      if (section == "comm_overlap" || !value.entries.empty())
+        overlap_table_ = {value, where};  // cfg.model's is what was made of it
       return;
     }
     if (vocabulary_.takes(section, field, value, where)) return;
     if (section == "train" && field == "decrease_batch_size_if_needed") return set(section, field, value, where);
     if (section == "comm_overlap" && field == "data_parallel_size") {
-      data_parallel_size_ = integer_of(value, where);
+      data_parallel_size_ = integer_of(value, where, "data_parallel_size");
       return;
     }
     const auto* effect = scenario::effect_of(field);
@@ -279,13 +292,22 @@ class OverrideImporter {
     }
   }
 
+  static bool is_assignment(std::string_view text) {
+    return text.starts_with("cfg.") &&
+           text.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_. ") ==
+               text.find('=') &&
+           text.find('=') != text.npos;
+  }
+
   void read(const std::string& line, const Position& where) {
     for (const auto* rest : {"import ", "from ", "def ", "return", "@", "\"\"\"", "pass"})
       if (line.starts_with(rest)) return;  // of the recipe around it
     const auto equals = line.find('=');
     std::string path = trimmed(line.substr(0, equals));
     if (equals == std::string::npos) throw UsageError(where, line.substr(0, 60), "expected cfg.SECTION.FIELD = VALUE");
-    const std::string value = trimmed(line.substr(equals + 1));
+    std::string value = trimmed(line.substr(equals + 1));
+    if (is_assignment(value)) read(value, where);  // cfg.rng.x = cfg.model.y = False
+    while (is_assignment(value)) value = trimmed(value.substr(value.find('=') + 1));
     if (value.empty()) throw UsageError(where, path, "a value is missing");
     if (path == "cfg") {
       result_.notes.push_back("what " + value.substr(0, 60) + " sets is not known: only the overrides below it are");
@@ -352,6 +374,7 @@ class OverrideImporter {
       throw UsageError(where, "cfg.env_vars", "expected a string, a number or a boolean for " + name);
     try {
       scenario::set_env(s_, name + "=" + value.text);
+      s_.positions["environment." + name] = where;
     } catch (const UsageError& error) {
       throw UsageError(where, "cfg.env_vars", name + ": " + error.message());
     }
@@ -359,21 +382,19 @@ class OverrideImporter {
 
   void read_comm_overlap(const Python& value, const Position& where) {
     comm_overlap_.clear();
+    overlap_table_ = {};
     has_comm_overlap_ = value.kind != Python::Kind::none;
     if (!has_comm_overlap_) return;
     if (value.kind != Python::Kind::call || !value.text.ends_with("CommOverlapConfig"))
       throw UsageError(where, "cfg.comm_overlap", "expected CommOverlapConfig(FIELD=VALUE, ...) or None");
-    for (const auto& [field, one] : value.entries)
-      if (field == overlap_table)
-        overlap_table_ = {one, where};
-      else
-        set("comm_overlap", field, one, where);
+    for (const auto& [field, one] : value.entries) set("comm_overlap", field, one, where);
   }
 
   void read_recipe(const Python& value, const Position& where) {
     const bool call = value.kind == Python::Kind::call;
     if (call && value.text.ends_with("MixedPrecisionConfig")) {
-      precision_.clear();
+      precision_ = precision_defaults();  // whatever the model says: its setup() overwrites that
+      for (const auto& [field, fixed] : precision_) places_[field] = where;
       for (const auto& [field, one] : value.entries) set("mixed_precision", field, one, where);
       return;
     }
@@ -420,7 +441,7 @@ class OverrideImporter {
   void specification(const std::string& name, const Python& value, const Position& where) {
     if (name == "packed_sequence_size") {
       s_.settings.sft = true;
-      row_length_ = {integer_of(value, where), where};
+      row_length_ = {integer_of(value, where, name), where};
     } else if (name == "pad_cu_seqlens") {
       s_.settings.pad_cu_seqlens = value.text == "True";
       s_.positions["settings.pad_cu_seqlens"] = where;
@@ -436,6 +457,10 @@ class OverrideImporter {
       return;
     }
     if (section == "model" && holds_spec(field)) return specification_of_layers(field, literal, where);
+    if (section == "comm_overlap" && field == overlap_table) {
+      overlap_table_ = {literal, where};
+      return;
+    }
     if (vocabulary_.takes(section, field, literal, where)) return;
     if (section == "tensor_inspect" && field == "enabled" && literal.text == "True")
       return refuse(section, "true", where);
@@ -484,7 +509,7 @@ class OverrideImporter {
     if (field == "pipeline_model_parallel_layout" && literal.kind == Python::Kind::list)
       assignment.second = layout_of(literal, where, name);
     else if (field == "window_size" && literal.kind == Python::Kind::number)  // Gemma 3's: it counts the query itself
-      assignment.second = fmt::format("[{}, 0]", integer_of(literal, where) - 1);
+      assignment.second = fmt::format("[{}, 0]", integer_of(literal, where, name) - 1);
     else if (field == "rotary_base" && literal.kind == Python::Kind::list && literal.items.size() == 2)
       assignment.second = literal.items.back().text;  // Gemma 3's: of windowed layers, of the others
     else
@@ -503,7 +528,7 @@ class OverrideImporter {
       if (section == "train" || section == "optimizer" || section == "ddp") {
         const auto* known = scenario::effect_of(field);
         if (error.nearest().empty() || (known != nullptr && known->effect == scenario::Effect::none)) {
-          ignored_.insert(name);
+          (known == nullptr ? unknown_ : ignored_).insert(name);
           return;
         }
       }
@@ -523,8 +548,10 @@ class OverrideImporter {
     if (section == "mixed_precision") {
       precision_.push_back(assignment);
       // MixedPrecisionConfig keeps the two in step.
-      if (field == "fp8_param") precision_.emplace_back("fp8_param_gather", assignment.second);
-      if (field == "fp8_param_gather") precision_.emplace_back("fp8_param", assignment.second);
+      for (const auto& [one, other] : {std::pair("fp8_param", "fp8_param_gather"), {"fp4_param", "fp4_param_gather"}}) {
+        if (field == one) precision_.emplace_back(other, assignment.second);
+        if (field == other) precision_.emplace_back(one, assignment.second);
+      }
     }
     if (!resolved_ && section == "model" && literal.text == "True" &&
         (field == "overlap_moe_expert_parallel_comm" || field == "delay_wgrad_compute"))
@@ -548,7 +575,7 @@ class OverrideImporter {
   std::pair<Python, Position> overlap_table_;
   std::pair<std::int64_t, Position> dataset_length_ = {0, {}}, row_length_ = {0, {}};
   std::map<std::string, Position> places_;  ///< of fields
-  std::set<std::string> ignored_;
+  std::set<std::string> ignored_, unknown_;
   std::vector<std::string> stated_;  ///< said beside the file
   bool core_stated_;
   std::vector<std::string> dropped_;         ///< names to go on without

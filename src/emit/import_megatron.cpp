@@ -71,7 +71,10 @@ class FlagImporter {
   /// What was said beside the flags wins over the launcher's options.
   void machine(const Launch& launch) {
     s_.origin = {launch.file, 0};
-    for (const auto& [name, value] : launch.variables) scenario::set_env(s_, name + "=" + value);
+    for (const auto& [name, value] : launch.variables) {
+      scenario::set_env(s_, name + "=" + value);
+      s_.positions["environment." + name] = s_.origin;
+    }
     result_.notes = launch.notes;
     if (s_.cluster.num_gpus > 0) return;
     if (launch.gpus_of_node && launch.nodes)

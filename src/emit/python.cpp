@@ -330,9 +330,13 @@ std::string yaml_of(const Python& value, const Position& where, const std::strin
                                                    : "expected a value, found a call of " + value.text);
 }
 
-std::int64_t integer_of(const Python& value, const Position& where) {
+std::int64_t integer_of(const Python& value, const Position& where, const std::string& key) {
   scenario::Scenario probe;
-  scenario::set(probe, "seq_length=" + yaml_of(value, where, "packed_sequence_size"));
+  try {
+    scenario::set(probe, "seq_length=" + yaml_of(value, where, key));
+  } catch (const UsageError& error) {
+    throw UsageError(where, key, error.message(), error.allowed());
+  }
   return probe.model.seq_length;
 }
 

@@ -40,7 +40,7 @@ Python parse_python(std::string_view text, const Position& where, const std::str
 std::string yaml_of(const Python& value, const Position& where, const std::string& key);
 
 /// As scenario::set() reads one. Throws UsageError for anything else.
-std::int64_t integer_of(const Python& value, const Position& where);
+std::int64_t integer_of(const Python& value, const Position& where, const std::string& key);
 
 /// `text` as a Python string literal, whatever it holds.
 std::string python_string(std::string_view text);

@@ -29,6 +29,13 @@ const std::vector<std::string>& actions() {
   return all;
 }
 
+void require_known(const Json& object, const std::string& file, const std::string& in,
+                   const std::vector<std::string>& keys) {
+  for (const auto& [key, value] : object.items())
+    if (std::ranges::find(keys, key) == keys.end())
+      throw UsageError({file, 0}, in + key.substr(0, 60), "unknown key", keys, nearest_name(key, keys));
+}
+
 Json parsed(const std::string& text, const std::string& file) {
   const Json json = Json::parse(text, nullptr, false);
   const std::string rows =
@@ -42,6 +49,7 @@ Json parsed(const std::string& text, const std::string& file) {
            snapshot ? "is missing: this is a snapshot of torch.cuda.memory" + rows
                     : "a recording of allocator events has an array \"rows\"");
   }
+  require_known(json, file, "", {"columns", "conf", "end", "marks", "rows"});  // columns: what a row's values are
   return json;
 }
 
@@ -73,6 +81,7 @@ std::optional<AllocatorTotals> recorded_end(const Json& json, const std::string&
   if (!json.contains("end") || json["end"].is_null()) return std::nullopt;
   const auto& end = json["end"];
   if (!end.is_object()) refuse(file, "end", "expected the allocator's statistics by name, found " + brief(end));
+  require_known(end, file, "end.", {"alloc", "alloc_max", "reserved", "reserved_max", "retries"});
   AllocatorTotals totals;
   for (const auto& [name, bytes] :
        {std::pair("alloc", &totals.allocated), std::pair("reserved", &totals.reserved),

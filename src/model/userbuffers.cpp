@@ -32,6 +32,7 @@ constexpr Tuned tuned[] = {
 std::vector<Tuned> named(const scenario::Scenario& scenario) {
   const auto& o = scenario.settings;
   std::vector<Tuned> out;
+  if (o.other.contains("tp_comm_overlap_cfg")) return out;  // none: another is not modelled
   if (scenario.software.megatron_bridge && !o.sft && o.lora_target_modules.empty() && !scenario.model.num_moe_experts)
     std::ranges::copy_if(tuned, std::back_inserter(out), [&](const Tuned& t) {
       return t.hidden == scenario.model.hidden_size && t.fp8 == static_cast<bool>(o.fp8);
@@ -54,9 +55,9 @@ const char* overlap_table(const scenario::Scenario& scenario) {
   return nullptr;
 }
 
-std::vector<OverlapMultiprocessors> possible_overlaps(const scenario::Scenario& scenario) {
-  std::vector<OverlapMultiprocessors> out;
-  for (const Tuned& t : named(scenario)) out.push_back(t.multiprocessors);
+std::vector<OverlapTable> possible_overlaps(const scenario::Scenario& scenario) {
+  std::vector<OverlapTable> out;
+  for (const Tuned& t : named(scenario)) out.push_back({t.name, t.multiprocessors});
   if (out.empty()) out.emplace_back();
   return out;
 }

@@ -5,6 +5,7 @@
 
 #include "json_field.hpp"
 #include "pipewright/profile.hpp"
+#include "scalar_names.hpp"
 
 namespace pipewright::profile {
 namespace {
@@ -135,6 +136,7 @@ void each_below(const Object& root, const std::string& key, std::vector<Field> (
 
 void read_family(const Field& field, Profile& p) {
   static const Keys known = {"interpolation", "samples"};
+  static const Keys of_interpolation = {"error", "tests"};
   const std::string key(field.key());
   const Family* f = find_family(key);
   if (f == nullptr) {
@@ -146,13 +148,9 @@ void read_family(const Field& field, Profile& p) {
   if (entry.has("interpolation")) {
     const Field how = entry["interpolation"];
     Interpolation& kept = p.interpolation[key];
-    bool error = false, tests = false;
-    for (const Field& figure : how.members()) {  // a record of another version may hold more
-      if (figure.key() == "error") kept.error = figure.number(0, 1e6), error = true;
-      if (figure.key() == "tests")
-        kept.tests = static_cast<int>(std::min<std::int64_t>(figure.integer(0), 1'000'000)), tests = true;
-    }
-    if (!error || !tests) how.fail_below(error ? "tests" : "error", "is missing");
+    const Object figures(how, of_interpolation);
+    kept.error = figures["error"].number(0, 1e6);
+    kept.tests = static_cast<int>(std::min<std::int64_t>(figures["tests"].integer(0), 1'000'000));
   }
   p.samples[key] = read_samples(entry["samples"], *f, p.origin);
 }
@@ -174,6 +172,7 @@ Profile read(const Field& whole) {
   each_below(root, "links", &Field::list, [&](const Field& field) { p.links.push_back(read_link(field, p.origin)); });
   each_below(root, "clocks", &Field::list, [&](const Field& field) { p.clocks.push_back(read_clocks(field)); });
   each_below(root, "scalars", &Field::members, [&](const Field& field) {
+    if (!is_scalar(field.key())) field.fail("no such number is ever asked for", {}, nearest_scalar(field.key()));
     const Object entry(field, of_scalar);
     p.scalars[std::string(field.key())] = {entry["value"].number(-no_limit, no_limit), entry["spread"].number(0, 1e6),
                                            entry.origin(p.origin), entry.source()};

@@ -56,6 +56,30 @@ grep -q 'tau' "$work/output" && { echo "one run has no order"; failed=1; }
 expect 0 'peak' validate "$run" "$(dirname "$run")/../measured/a_pp4_m8.yaml"
 [ "$(grep -c '^a_pp4_m8' "$work/output")" = 1 ] || { echo "a run that is given twice counts twice"; failed=1; }
 
+# What Megatron would refuse has not run as it is described: no command predicts it, and each says why.
+rule=dp.gather-needs-reduce
+sed 's/overlap_param_gather: false/overlap_param_gather: true/' "$run" >"$work/illegal.yaml"
+expect 0 "Refused
+- illegal: $rule" validate "$run" "$work/illegal.yaml"
+expect 1 "- illegal: $rule" validate "$work/illegal.yaml" --tolerance 100
+for command in simulate schedule 'explain --peak --rank 0' 'profile calibrate --out -' "diff $run"; do
+  # shellcheck disable=SC2086  # words
+  expect 1 "refused: $rule" $command "$work/illegal.yaml"
+done
+expect 1 "refused: $rule" trial "$work/illegal.yaml" --dry-run -- train '{flags}'
+
+# What a rule says depends on the GPU, with every command.
+flags='torchrun --nproc_per_node 2 pretrain_gpt.py --num-layers 2 --hidden-size 1024 --num-attention-heads 8 --seq-length 1024
+  --max-position-embeddings 1024 --micro-batch-size 1 --global-batch-size 2 --tensor-model-parallel-size 2
+  --sequence-parallel --bf16 --vocab-size 32000 --tokenizer-type NullTokenizer'
+for command in simulate schedule 'explain --peak --rank 0' plan check; do
+  # shellcheck disable=SC2086  # words
+  expect 0 '' $command --profile b200-sxm --megatron "$flags"
+done
+for command in simulate schedule check; do
+  expect 1 environment.max-connections $command --profile h100-sxm --megatron "$flags"
+done
+
 sed 's/"time_us": 18,/"time_us": -18,/' "$data/tiny.json" >"$work/broken.json"
 expect 2 'families.fill.samples[1].time_us' profile show "$work/broken.json"
 head -c 700 "$data/tiny.json" >"$work/cut.json"

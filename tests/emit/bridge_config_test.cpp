@@ -5,12 +5,14 @@
 #include <random>
 #include <sstream>
 
+#include "../../src/emit/bridge_precision.hpp"
 #include "../predict/moves.hpp"
 #include "pipewright/effects.hpp"
 #include "pipewright/emit.hpp"
 #include "pipewright/plan.hpp"
 #include "pipewright/scenario/derived.hpp"
 #include "pipewright/scenario/io.hpp"
+#include "pipewright/userbuffers.hpp"
 #include "support.hpp"
 
 using namespace pipewright;
@@ -172,7 +174,96 @@ TEST_CASE("overrides name the table of userbuffers that the prediction is of") {
           named);
     std::string text;
     for (const auto& word : words) text += word + "\n";
-    CHECK(read(text, 1024).scenario.settings.tp_comm_overlap);
+    const auto back = read(text, 1024).scenario;
+    CHECK(back.settings.tp_comm_overlap);
+    CHECK(back.settings.other.contains("tp_comm_overlap_cfg") == !named);
+  }
+}
+
+TEST_CASE("overrides without a table run with Transformer Engine's; with another one they are refused") {
+  auto s = scenario::read(SOURCE_ROOT "/scenarios/llama31-405b-pretrain-1024xh100.yaml");
+  s.cluster.compute_capability = 90;
+  const std::string table = "userbuffers_fp8_h100_h16384_tp8_cp2_mbs1_seqlen8192";
+  std::string text;
+  for (const auto& word : emit::words(emit::bridge(s))) text += word + "\n";
+  const auto with = [&](const std::string& other) {
+    auto changed = text;
+    const auto at = changed.rfind(", tp_comm_overlap_cfg=" + table);
+    changed.replace(at, 22 + table.size(), other);
+    return read(changed, 1024).scenario;
+  };
+  const auto gpu = profile::data_sheet("h100-sxm", {}).device;
+  const model::OverlapMultiprocessors engine;
+  CHECK(model::overlap_multiprocessors(read(text, 1024).scenario, gpu) != engine);
+  for (const char* none : {"", ", tp_comm_overlap_cfg=None"}) {
+    const auto plain = with(none);
+    CHECK(scenario::unmodelled(plain).empty());
+    CHECK(model::overlap_multiprocessors(plain, gpu) == engine);
+    CHECK(model::overlap_multiprocessors(scenario::parse(scenario::write(plain), "again.yaml"), gpu) == engine);
+    CHECK(emit::text(emit::bridge(plain), false).find("tp_comm_overlap_cfg=") == std::string::npos);
+  }
+  for (const char* other : {"userbuffers_bf16_h100_h8192_tp4_mbs1_seqlen8192", "mine"}) {
+    const auto refused = scenario::unmodelled(with(std::string(", tp_comm_overlap_cfg=") + other));
+    REQUIRE(refused.size() == 1);
+    CHECK(refused.front().name == "tp_comm_overlap_cfg");
+    CHECK(refused.front().value == other);
+  }
+}
+
+TEST_CASE("a precision writes over what the model says, named or built") {
+  const std::string model =
+      "cfg.model.num_layers = 2\ncfg.model.vocab_size = 9\ncfg.model.fp8_dot_product_attention = True\n"
+      "cfg.model.fp8_recipe = \"delayed\"\ncfg.model.fp8_param = True\n";
+  const auto of = [&](const std::string& precision) {
+    return read(model + "cfg.mixed_precision = " + precision + "\n", 8);
+  };
+  for (const auto& [name, fields] : emit::precision_recipes()) {
+    CAPTURE(name);
+    const auto o = of("get_mixed_precision_config(\"" + name + "\")").scenario.settings;
+    CHECK(o.bf16 != o.fp16);
+    CHECK_FALSE(o.fp8_dot_product_attention);
+    CHECK(o.fp8_recipe.value_or("") == (name.find("delayed") != name.npos      ? "delayed"
+                                        : name.find("mxfp8") != name.npos      ? "mxfp8"
+                                        : name.find("subchannel") != name.npos ? "blockwise"
+                                        : name.starts_with("nanov2")           ? "blockwise"
+                                                                               : "tensorwise"));
+    CHECK(o.fp4.has_value() == (name.find("nvfp4") != name.npos));
+    CHECK((o.fp8.has_value() && o.fp4.has_value()) == false);
+  }
+  const auto built = of("MixedPrecisionConfig(bf16=True, fp8=\"hybrid\")").scenario.settings;
+  CHECK(built.bf16);
+  CHECK(built.fp8_recipe == "tensorwise");
+  CHECK_FALSE(built.fp8_param);
+  CHECK_FALSE(built.fp8_dot_product_attention);
+  const auto afterwards = of("bf16_with_mxfp8_mixed()\ncfg.mixed_precision.fp8_dot_product_attention = True").scenario;
+  CHECK(afterwards.settings.fp8_dot_product_attention);
+}
+
+TEST_CASE("several fields may be given one value in a statement") {
+  const std::string model = "cfg.model.num_layers = 2\ncfg.model.vocab_size = 9\n";
+  const auto together =
+      read(model +
+           "cfg.rng.te_rng_tracker = cfg.model.use_te_rng_tracker = True\n"
+           "cfg.train.micro_batch_size = cfg.model.num_query_groups = cfg.train.global_batch_size = 4\n");
+  const auto apart = read(model +
+                          "cfg.rng.te_rng_tracker = True\ncfg.model.use_te_rng_tracker = True\n"
+                          "cfg.train.micro_batch_size = 4\ncfg.model.num_query_groups = 4\n"
+                          "cfg.train.global_batch_size = 4\n");
+  CHECK(together.scenario == apart.scenario);
+  CHECK(together.scenario.settings.use_te_rng_tracker);
+  CHECK(together.scenario.settings.micro_batch_size == 4);
+  CHECK_THROWS_AS(read(model + "cfg.model.seq_length = cfg.model.vocab_size\n"), UsageError);
+}
+
+TEST_CASE("what must be a number says where it is none") {
+  for (const char* line : {"cfg.tokenizer.vocab_size = SIZE", "cfg.tokenizer.vocab_size = \"many\""}) {
+    try {
+      read(std::string("cfg.model.num_layers = 2\n") + line + "\n", 8);
+      FAIL("no error");
+    } catch (const UsageError& error) {
+      CHECK(error.where().line == 2);
+      CHECK(error.key() == "cfg.tokenizer.vocab_size");
+    }
   }
 }
 

@@ -2,12 +2,14 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <sstream>
 
 #include "../../src/emit/field_table.hpp"
 #include "pipewright/effects.hpp"
 #include "pipewright/emit.hpp"
 #include "pipewright/scenario/derived.hpp"
 #include "pipewright/scenario/io.hpp"
+#include "pipewright/scenario/fields.hpp"
 
 using namespace pipewright;
 
@@ -283,6 +285,25 @@ TEST_CASE("model_config.yaml of Megatron's functional tests") {
   CHECK(s.model.moe_layer_freq.size() == 16);
   CHECK(s.cluster.num_gpus == 8);
   CHECK(s.environment.at("CUBLAS") == ":4096:8");
+}
+
+TEST_CASE("a variable stands where it was read, not on a command line that nobody wrote") {
+  const std::string flags =
+      "--num-layers 2 --hidden-size 256 --num-attention-heads 4 --seq-length 128 --max-position-embeddings 128 "
+      "--micro-batch-size 1 --global-batch-size 8 --vocab-size 1024 --tokenizer-type NullTokenizer --bf16";
+  const std::string variable = "NVTE_ALLOW_NONDETERMINISTIC_ALGO";
+  const auto place = [&](const scenario::Scenario& s) { return scenario::position(s, "environment." + variable).file; };
+  std::string config = "ENV_VARS:\n  " + variable + ": 0\nMODEL_ARGS:\n";
+  std::istringstream words(flags);
+  for (std::string word, value; words >> word; config += "  " + word + ": " + value + "\n")
+    value = word == "--bf16" ? "true" : (words >> value, value);
+  const emit::Machine machine{0, 8, "h100-sxm", ""};
+  CHECK(place(emit::from_launch_file(config, "model_config.yaml", machine).scenario) == "model_config.yaml");
+  const auto script = "export " + variable + "=0\ntorchrun --nproc_per_node 8 pretrain_gpt.py " + flags + "\n";
+  CHECK(place(emit::from_launch_file(script, "train.sh", machine).scenario) == "train.sh");
+  const auto overrides =
+      "cfg.model.num_layers = 2\ncfg.model.vocab_size = 9\ncfg.env_vars[\"" + variable + "\"] = \"0\"\n";
+  CHECK(place(emit::from_bridge_text(overrides, "x.py", machine).scenario) == "x.py");
 }
 
 TEST_CASE("a value of model_config.yaml may begin in the next line") {

@@ -91,6 +91,59 @@ TEST_CASE("a modelled name moves what its row says") {
   }
 }
 
+TEST_CASE("a name without effect moves nothing, whatever stands beside it") {
+  // What else may be said of a name: its listed values, the other truth, two numbers.
+  const auto others = [](const scenario::FieldInfo& field) -> std::vector<std::string> {
+    if (!field.allowed.empty()) return field.allowed;
+    if (field.type.starts_with("bool")) return {"true", "false"};
+    if (field.type.starts_with("int") || field.type.starts_with("float")) return {"4", "24"};
+    return {};
+  };
+  std::vector<scenario::FieldInfo> silent;
+  for (const auto& field : scenario::fields()) {
+    const auto* row = scenario::effect_of(field.name);
+    if (row != nullptr && row->effect == scenario::Effect::none && field.section != "cluster") silent.push_back(field);
+  }
+  int tried = 0;
+  for (const auto& [base, setup] : std::initializer_list<std::pair<const char*, const char*>>{
+           {"dense", ""},
+           {"tensor", "fp8=hybrid; fp8_recipe=delayed"},
+           {"dense", "fp8=hybrid; fp8_recipe=tensorwise; fp8_param=true; fp8_param_gather=true"},
+           {"single", "optimizer_cpu_offload=true; use_precision_aware_optimizer=true"},
+           {"moe", ""},
+           {"moe", "mtp_num_layers=1; moe_router_score_function=sigmoid; moe_router_fusion=true"},
+           {"moe", "moe_token_dispatcher_type=flex"},
+           {"moe", "moe_token_dispatcher_type=flex; moe_flex_dispatcher_backend=hybridep"},
+           {"moe", "moe_expert_capacity_factor=1.0; activation_func=quick_gelu"},
+           {"combined", ""},
+           {"mla", ""}}) {
+    CAPTURE(std::string(base));
+    CAPTURE(std::string(setup));
+    auto plain = base_of(base);
+    change(plain, setup);
+    const auto asked = predict::predict(plain, profiles_of(plain));
+    for (const auto& field : silent) {
+      for (const auto& value : others(field)) {
+        CAPTURE(field.name);
+        CAPTURE(value);
+        auto s = plain;
+        std::optional<predict::Prediction> found;
+        try {
+          assign(s, field.name, value);
+          found = predict::predict(s, profiles_of(s));
+        } catch (const UsageError&) {
+          continue;  // refused by name: nothing is said of it
+        }
+        CHECK(found->step_ns == asked.step_ns);
+        for (const char* of : {"peak", "reserved", "static", "outside"})
+          CHECK(quantity(*found, of) == quantity(asked, of));
+        ++tried;
+      }
+    }
+  }
+  CHECK(tried > 300);
+}
+
 TEST_CASE("variables that tune NCCL widen the interval") {
   const auto plain = base_of("tensor");
   const double width = quantity(predict::predict(plain, profiles_of(plain)), "interval");

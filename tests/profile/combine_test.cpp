@@ -35,14 +35,14 @@ TEST_CASE("diff names every number that differs") {
   CHECK(diff(a, b).empty());
   b.samples["fill"].front().ns *= 2;
   b.samples["memset"] = {sample({3}, 1)};
-  b.scalars.erase("host.launch_us");
+  b.scalars.erase("host.cuda_launch_us");
   const auto d = diff(a, b);
   REQUIRE(d.size() == 3);
   CHECK(d[0].what == "fill bytes=4096 (us)");
   CHECK(d[0].b == 2 * d[0].a);
   CHECK(d[1].what == "memset bytes=3 (us)");
   CHECK(d[1].only_in_b);
-  CHECK(d[2].what == "scalar host.launch_us");
+  CHECK(d[2].what == "scalar host.cuda_launch_us");
   CHECK(d[2].only_in_a);
 }
 
@@ -81,7 +81,7 @@ TEST_CASE("what was measured on the GPU itself stands in its derived profile, ag
   CHECK(p.samples.at("fill").size() == derived.samples.at("fill").size());
   CHECK(p.samples.at("gemm.bf16.tn").front().origin == Origin::derived);
   CHECK(p.scalars.at("clocks.window_ms").value == 33);
-  CHECK(p.scalars.at("host.launch_us").origin == Origin::derived);
+  CHECK(p.scalars.at("host.cuda_launch_us").origin == Origin::derived);
   CHECK(p.provenance.front() == "pipewright capture --out mine.json");
   CHECK(p.provenance.at(1).starts_with("derived from "));
   CHECK(to_json(with_measured(derived, {parse(to_json(p), "p")})) == to_json(p));

@@ -63,8 +63,8 @@ inline Profile fabricated() {
                700,
                {{0.2, 1980, 400, 1, 1, 1}, {0.6, 1800, 650, 1.1, 1.05, 1.0}, {1, 1500, 700, 1.3, 1.2, 1.02}}}};
   p.links = {{"nvlink", 3, 370, 1 << 20, Origin::measured, {}}, published_links().front()};
-  p.scalars = {{"host.launch_us", {2.1, 0.1, Origin::measured, {}}},
-               {"memory.cuda_context_bytes", {536870912, 0, Origin::derived, "a \"quoted\" source"}}};
+  p.scalars = {{"host.cuda_launch_us", {2.1, 0.1, Origin::measured, {}}},
+               {"memory.outside.context_bytes", {536870912, 0, Origin::derived, "a \"quoted\" source"}}};
   p.prepare();
   return p;
 }

@@ -119,15 +119,16 @@ TEST_CASE("several profiles: the one that measured the shape, else the first tha
   real.samples["fill"] = {sample({1000}, 11), sample({100000}, 110)};
   lab.samples["fill"] = {sample({1000}, 10), sample({2000}, 20), sample({1000000}, 1000)};
   lab.samples["add"] = {sample({5}, 5)};
-  lab.scalars["host.launch_us"] = {2, 0, Origin::measured, {}};
+  lab.scalars["host.cuda_launch_us"] = {2, 0, Origin::measured, {}};
   const Profiles both({real, lab});
   CHECK(both.time({"fill", {1000}}).profile == "real");
   CHECK(both.time({"fill", {2000}}).profile == "lab");
   CHECK(both.time({"fill", {3000}}).profile == "real");
   CHECK(both.time({"fill", {500000}}).profile == "lab");  // inside what lab measured, outside of real
   CHECK(both.time({"add", {5}}).profile == "lab");
-  CHECK(both.scalar("host.launch_us").value == 2);
+  CHECK(both.scalar("host.cuda_launch_us").value == 2);
   CHECK_THROWS_WITH_AS(both.time({"memset", {5}}), doctest::Contains("no measurement of memset bytes=5"), UsageError);
-  CHECK_THROWS_WITH_AS(both.scalar("host.lunch_us"), doctest::Contains("did you mean \"host.launch_us\"?"), UsageError);
+  CHECK_THROWS_WITH_AS(both.scalar("host.cuda_lunch_us"), doctest::Contains("did you mean \"host.cuda_launch_us\"?"),
+                       UsageError);
   CHECK_THROWS_AS(both.time({"fill", {1, 2}}), InternalError);
 }

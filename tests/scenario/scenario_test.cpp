@@ -314,8 +314,8 @@ TEST_CASE("--set takes every section and type") {
   CHECK(s.cluster.memory_bytes == Bytes(79'456'894'976));
   set(s, "link=shared host memory");
   CHECK(s.cluster.link == "shared host memory");
-  set(s, "cluster.overrides.host.launch_us=4.5");
-  CHECK(s.cluster.overrides.at("host.launch_us") == 4.5);
+  set(s, "cluster.overrides.host.cuda_launch_us=4.5");
+  CHECK(s.cluster.overrides.at("host.cuda_launch_us") == 4.5);
   set(s, "search.recompute=auto");
   CHECK(s.search.recompute == "auto");
   set(s, "memory_margin=3%");

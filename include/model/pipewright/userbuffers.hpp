@@ -19,7 +19,12 @@ struct OverlapMultiprocessors {
 OverlapMultiprocessors overlap_multiprocessors(const scenario::Scenario& scenario, const profile::Device& gpu);
 /// What Bridge calls that table, for the GPU that the scenario's cluster names; nullptr: it names none.
 const char* overlap_table(const scenario::Scenario& scenario);
-/// What that is on one GPU or another.
-std::vector<OverlapMultiprocessors> possible_overlaps(const scenario::Scenario& scenario);
+/// What that is on one GPU or another; Transformer Engine's, without a name, where a recipe names none or the scenario
+/// says so (tp_comm_overlap_cfg: none).
+struct OverlapTable {
+  const char* name = nullptr;
+  OverlapMultiprocessors multiprocessors;
+};
+std::vector<OverlapTable> possible_overlaps(const scenario::Scenario& scenario);
 
 }  // namespace pipewright::model

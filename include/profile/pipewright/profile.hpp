@@ -256,7 +256,7 @@ Profile merge(const std::vector<Profile>& in_order);
 
 /// One entry that differs between two profiles: time (us), link, scalar ... by a name that a person can read.
 struct Difference {
-  std::string what;  ///< "gemm.bf16.tn m=4096 n=4096 k=4096", "scalar host.launch_us", "link nvlink gbytes_per_s"
+  std::string what;  ///< "gemm.bf16.tn m=4096 n=4096 k=4096", "scalar host.cuda_launch_us", "link nvlink gbytes_per_s"
   double a = 0, b = 0;
   bool only_in_a = false, only_in_b = false;
 };

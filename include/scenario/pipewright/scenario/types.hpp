@@ -341,7 +341,7 @@ struct Cluster {
     std::optional<double> latency_us, bandwidth_gbytes_per_s;  ///< measured: of a step; of one card one way
     friend bool operator==(const Network&, const Network&) = default;
   } network;
-  std::map<std::string, double> overrides;  ///< scalars of the profile ("host.launch_us")
+  std::map<std::string, double> overrides;  ///< scalars of the profile ("host.cuda_launch_us")
   friend bool operator==(const Cluster&, const Cluster&) = default;
 };
 
