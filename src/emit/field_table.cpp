@@ -52,9 +52,9 @@ constexpr Carried carried_flags[] = {
     {"--rope-scaling-factor", "rope_scaling_factor"},
     {"--rotary-seq-len-interpolation-factor", "seq_len_interpolation_factor"},
     {"--rotary-scaling-factor", "rotary_scaling_factor"},
-    {"", "original_max_position_embeddings"},  // no flag sets it: 4096
-    {"--beta-fast", "beta_fast"},
-    {"--beta-slow", "beta_slow"},
+    {"", "original_max_position_embeddings"},  // no flag sets these of latent attention: 4096, 32 and 1
+    {"", "beta_fast"},
+    {"", "beta_slow"},
     {"--mscale", "mscale"},
     {"--mscale-all-dim", "mscale_all_dim"},
 };

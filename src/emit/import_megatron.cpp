@@ -441,12 +441,15 @@ class FlagImporter {
   }
 
   /// arguments.py from 0.18 on: dist_muon is muon with the distributed optimizer; training.py,
-  /// wrap_model_chunks_with_ddp: without a layout its parameters are dealt as dist_muon's were.
+  /// wrap_model_chunks_with_ddp: without a layout its parameters are dealt as dist_muon's were. 0.19 never has one
+  /// (training/models/dist_utils.py).
   void share_muon(Scenario& s) const {
     auto& o = s.settings;
     const bool layer_wise = o.optimizer == "dist_muon" || (o.optimizer == "muon" && o.use_distributed_optimizer);
     if (!layer_wise || !has(*find_flag("--no-use-layer-wise-param-layout"), s.software)) return;
-    o.use_distributed_optimizer = !was_given("--no-use-layer-wise-param-layout");
+    const bool alone = scenario::data_parallel_size(s) == 1;
+    const bool lays_out = scenario::core_version(s.software) != scenario::Version::v0_19 || alone;
+    o.use_distributed_optimizer = lays_out && !was_given("--no-use-layer-wise-param-layout");
     o.optimizer = o.use_distributed_optimizer ? "muon" : "dist_muon";
   }
 

@@ -141,6 +141,10 @@ const std::vector<NamePattern>& patterns() {
       {"nccl.*AllReduce", Role::main, {"all_reduce"}},
       {"nccl.*SendRecv", Role::main, {"send_recv", "all_to_all"}},
       {"AUnaryFunctor<c10::BFloat16.*MulFunctor", Role::main, {"scale"}},
+      // quick_geglu without fusion: an expert's halves multiplied, then by its fp32 probability
+      {"vectorized_elementwise_kernel.*BinaryFunctor<c10::BFloat16, c10::BFloat16, c10::BFloat16.*MulFunctor",
+       Role::main,
+       {"add", "moe.bias.backward", "glu.offset", "small"}},
       {"AUnaryFunctor<float.*MulFunctor",
        Role::main,
        {"scale", "cross_entropy.unfused.forward", "cross_entropy.unfused.backward", "moe.router.topk.forward",

@@ -187,8 +187,8 @@ void StateWriter::add_optimizer_step() {
       step.insert(step.end(), gathers_.begin(), gathers_.end());
       continue;
     }
-    // The family is fp32 Adam; other types and optimizers are taken as moving their bytes at its rate.
-    const Int traffic = types.traffic(d_.gradient_bytes), fp32_adam = OptimizerTypes{}.traffic(4);
+    // The family is fp32 Adam; other optimizers are taken as moving their bytes at its rate.
+    const Int traffic = types.equivalent_traffic(d_.gradient_bytes), fp32_adam = OptimizerTypes{}.traffic(4);
     const auto converted = [&](const char* name, const char* family) {
       if (types.widened == 0) return;
       launch(step, name, {family, {types.widened * optimizer->elements()}});

@@ -99,6 +99,10 @@ std::vector<Matrix> ShardedOptimizer::matrices(const Dimensions& d) const {
     }
     if (flop > most) most = flop, busiest = std::move(list);
   }
+  if (d.muon_dealt)
+    std::ranges::stable_sort(busiest, std::less(), &Matrix::elements);
+  else
+    std::ranges::reverse(busiest);  // buffers begin with the last module
   return busiest;
 }
 

@@ -276,9 +276,9 @@ void add_notes(const Scenario& s, const Dimensions& d, Stages& stages) {
   if (d.mtp_layers > 0) note("multi-token prediction follows the code of Megatron Core, not measured runs");
   if (d.muon)
     note("Muon follows the code of Megatron and of Emerging-Optimizers (bf16 products of every matrix" +
-         std::string(d.muon_whole || d.muon_dealt ? ", each on one data-parallel rank)"
-                                                  : ", on every data-parallel rank)") +
-         "; no measured run has it");
+         std::string(d.muon_whole   ? ", each on one data-parallel rank); no measured run has it laid out over ranks"
+                     : d.muon_dealt ? ", each on one data-parallel rank)"
+                                    : ", on every data-parallel rank)"));
   else if (s.settings.optimizer != "adam") {
     note("optimizer " + s.settings.optimizer +
          " is taken as one fp32 moment moved at Adam's rate; its own kernels are not "

@@ -242,7 +242,7 @@ void StateWriter::run(const std::vector<ChunkShape>& shapes) {
   if (s_.settings.log_num_zeros_in_grad && !s_.settings.optimizer_cpu_offload) add_zero_counts();
   // Their matrices are updated one after the other, then gathered.
   const Int largest =
-      std::max(orthogonalization_bytes(dense_.matrices(d_)), orthogonalization_bytes(experts_.matrices(d_)));
+      std::max(orthogonalization_bytes(d_, dense_.matrices(d_)), orthogonalization_bytes(d_, experts_.matrices(d_)));
   if (largest > bytes_of(gathered)) hold(rank_.during_optimizer, "orthogonalization", largest), gathered.clear();
   for (const Int bytes : gathered) hold(rank_.after_update, "gathered parameters", bytes);
   hold_from_start("optimizer scalars", 4);

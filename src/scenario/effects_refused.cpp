@@ -47,6 +47,11 @@ bool packs_as_modelled(const Scenario& s) {
          (!rotates || o.apply_rope_fusion) && (only_ring(s) || exchanges_rows(s)) &&
          (!uses_graphs(s) || o.cuda_graph_modules == Strings{"mlp"});
 }
+/// pretrain_gpt.py of 0.19 builds its model by training/models/dist_utils.py (_ddp_wrap), which lays out no buffers for
+/// Muon: several data-parallel ranks deal the parameters, as dist_muon does, gathers overlapped or not.
+bool deals_for_want_of_layout(const Scenario& s) {
+  return core_version(s.software) == Version::v0_19 && !s.software.megatron_bridge && data_parallel_size(s) > 1;
+}
 /// Muon as modelled: emerging_optimizers.py and layer_wise_optimizer.py of core_r0.19.0.
 bool is_plain_muon(const Scenario& s) {
   const auto& o = s.settings;
@@ -56,7 +61,7 @@ bool is_plain_muon(const Scenario& s) {
   if (o.optimizer == "dist_muon") return plain && !o.use_distributed_optimizer && !o.overlap_param_gather;
   const bool layer_wise = core_version(s.software) >= Version::v0_18;
   return o.optimizer == "muon" && plain && (layer_wise || !o.use_distributed_optimizer) &&
-         (layer_wise || !o.overlap_grad_reduce) &&
+         (layer_wise || !o.overlap_grad_reduce) && !(o.use_distributed_optimizer && deals_for_want_of_layout(s)) &&
          !(o.use_distributed_optimizer && s.model.num_moe_experts && s.model.add_bias_linear);
 }
 /// Those that hold: "with MTP, activation offload".
@@ -494,7 +499,11 @@ const std::vector<RefusedField>& refused_rows() {
       {"optimizer",
        "the kernels of this optimizer; of Muon: fp16, FP8 parameters, adapters, precision-aware states, the gather in "
        "the optimizer step, the distributed optimizer before 0.18 and beside experts with biases, overlapped reduction "
-       "before 0.18; of dist_muon: the distributed optimizer's buffers and overlapped gathers",
+       "before 0.18, the distributed optimizer in pretrain_gpt.py of 0.19, which deals parameters to the data-parallel "
+       "ranks "
+       "(optimizer=dist_muon, use_distributed_optimizer=false, overlap_param_gather=false); of dist_muon: the "
+       "distributed "
+       "optimizer's buffers and overlapped gathers",
        [](const Scenario& s) { return s.settings.optimizer != "adam" && !is_plain_muon(s); }},
       {"muon_coefficient_type", "steps of Muon without the product A A",
        [](const Scenario& s) {

@@ -399,13 +399,15 @@ TEST_CASE("dist_muon is muon with the distributed optimizer from 0.18 on, unless
     CHECK(read("--optimizer dist_muon", version).optimizer == "dist_muon");
   for (const char* flags : {"--optimizer dist_muon", "--optimizer muon --use-distributed-optimizer"}) {
     CAPTURE(flags);
-    for (const char* version : {"0.18.0", "0.19.0"}) {
-      CHECK(read(flags, version).optimizer == "muon");
-      CHECK(read(flags, version).use_distributed_optimizer);
-      const auto dealt = read((std::string(flags) + " --no-use-layer-wise-param-layout").c_str(), version);
+    CHECK(read(flags, "0.18.0").optimizer == "muon");
+    CHECK(read(flags, "0.18.0").use_distributed_optimizer);
+    const std::string none = std::string(flags) + " --no-use-layer-wise-param-layout";
+    // 0.19 builds models where no layout is made; alone there is nothing to deal.
+    for (const auto& dealt : {read(none.c_str(), "0.18.0"), read(none.c_str(), "0.19.0"), read(flags, "0.19.0")}) {
       CHECK(dealt.optimizer == "dist_muon");
       CHECK_FALSE(dealt.use_distributed_optimizer);
     }
+    CHECK(import(flags, "0.19.0", 1).scenario.settings.optimizer == "muon");
   }
   CHECK(read("--optimizer muon", "0.19.0").optimizer == "muon");
   CHECK_FALSE(read("--optimizer muon", "0.19.0").use_distributed_optimizer);
