@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "free_list.hpp"
+#include "likeness.hpp"
 #include "pipewright/memory.hpp"
 
 namespace pipewright::memory {
@@ -190,8 +191,33 @@ class Allocator::State {
     return result;
   }
 
+  void describe(Likeness& state) const {
+    const auto recorded = static_cast<std::int64_t>(recorded_.size());
+    for (const auto word :
+         {allocated_, reserved_, next_address_, std::int64_t{segments_}, config_.device_bytes, recorded})
+      state.add(word);
+    for (const auto& pool : pools_) {
+      state.add(pool.searches);  // counted where garbage is collected: ages never come back
+      for (const auto* list : {&pool.free, &pool.unmapped}) {
+        for (auto at = list->begin(); at != list->end(); ++at) state.add(at->stream), describe(at->block, state);
+        state.add(-1);
+      }
+    }
+    for (const auto& [stream, events] : pending_)
+      for (const auto& e : events) {
+        state.add(stream), state.add(static_cast<std::int64_t>(events_ - e.event));
+        describe(e.block, state);
+      }
+    state.add(-1);
+    for (const auto& [stream, event] : passed_) state.add(static_cast<std::int64_t>(events_ - event));
+  }
+  void describe(std::uint32_t block, Likeness& state) const {
+    state.add(blocks_[block].address), state.add(blocks_[block].size);
+  }
+
   std::int64_t allocated_ = 0, reserved_ = 0, peak_allocated_ = 0, peak_reserved_ = 0, retries_ = 0;
   int segments_ = 0;
+  std::uint64_t events_ = 0;
 
   std::int64_t rounded(std::int64_t bytes) const {
     if (bytes < smallest) return smallest;
@@ -520,7 +546,6 @@ class Allocator::State {
   std::unordered_map<std::uint32_t, std::size_t> outstanding_;             ///< freed: events that it still waits for
   std::map<std::int32_t, std::deque<Pending>> pending_;                    ///< by stream
   std::map<std::int32_t, std::uint64_t> passed_;
-  std::uint64_t events_ = 0;
 };
 
 Allocator::Allocator(const AllocatorConfig& config) : state_(std::make_unique<State>(config)) {}
@@ -557,6 +582,10 @@ std::int64_t Allocator::segment_bytes(std::int64_t requested) const {
 int Allocator::segments() const { return state_->segments_; }
 std::int64_t Allocator::retries() const { return state_->retries_; }
 std::vector<Segment> Allocator::snapshot() const { return state_->snapshot(); }
+
+void Allocator::describe(Likeness& state) const { state_->describe(state); }
+void Allocator::describe(std::uint32_t handle, Likeness& state) const { state_->describe(handle, state); }
+std::uint64_t Allocator::events() const { return state_->events_; }
 
 std::int64_t Allocator::largest_allocation(std::int32_t stream) const {
   std::int64_t fits = 0, fails = std::int64_t{1} << 44;  // in blocks of 512 B

@@ -5,15 +5,15 @@
 #include <deque>
 #include <functional>
 #include <map>
+#include <optional>
 #include <tuple>
 #include <utility>
 #include <vector>
 
+#include "likeness.hpp"
 #include "pipewright/memory.hpp"
 
 namespace pipewright::memory {
-
-constexpr std::uint32_t none = 0xffffffff;
 
 /// Launches that the host can be ahead of the GPU: the depth of a CUDA channel's queue. Recorded runs free the blocks
 /// of asynchronous transfers about as many launches late.
@@ -168,6 +168,53 @@ class Heap {
     blocks_[to].attached = named;
   }
 
+  Likeness likeness() const { return Likeness(blocks_.size()); }
+  /// Adds its own, and what there is to tell of all blocks that are named.
+  void describe(Likeness& state) const {
+    for (const auto word :
+         {live_, graph_live_, std::int64_t{capturing_}, std::int64_t{captured_}, std::int64_t{silent_}})
+      state.add(word);
+    state.name(last_gradient_);
+    for (const auto& [launches, id] : retired_) {
+      state.add(launches_ - launches);
+      state.name(id);
+    }
+    for (const auto id : held_by_capture_) state.name(id);
+    for (const auto& [key, ids] : spare_) {
+      state.add(static_cast<std::int64_t>(ids.size()));
+      for (const auto id : ids) state.name(id);
+    }
+    for (std::size_t i = 0; i < state.named().size(); ++i) {
+      const auto& block = blocks_[state.named()[i]];
+      state.add(block.bytes);
+      state.add(std::int64_t{block.owner} << 32 | block.shape);
+      state.add(std::int64_t{block.holders} << 32 | std::int64_t{block.transferred} << 24 |
+                std::int64_t{block.told} << 16 | static_cast<std::int64_t>(block.home) << 8 |
+                static_cast<std::int64_t>(block.stream));
+      state.name(block.holders > 0 ? block.attached : none);
+    }
+    // What is never named again stays as it is.
+    std::int64_t others = 0;
+    for (std::uint32_t id = 0; id < blocks_.size(); ++id) others += blocks_[id].holders > 0 && !state.names(id);
+    state.add(others);
+  }
+  /// A block as the listener knows it, and in which pool it is; none: it has not been told of it, or keeps it for good.
+  struct Told {
+    std::uint32_t block;
+    bool graph;
+  };
+  std::optional<Told> told(std::uint32_t id) const {
+    const auto& block = blocks_[id];
+    if (!block.told || keeps(block.home)) return std::nullopt;
+    return Told{told_from_ + id, is_graphs(block.home)};
+  }
+  /// What repeats is left out: so many events.
+  void skip(std::int64_t events) {
+    events_ += events;
+    skipped_ += events;
+  }
+  std::int64_t skipped() const { return skipped_; }
+
   std::int64_t live() const { return live_; }
   std::int64_t peak() const { return peak_; }
   std::int64_t events() const { return events_; }
@@ -217,7 +264,7 @@ class Heap {
   bool remembers_ = false;  ///< by_owner_ is still what it was then
   /// What is kept for good and nobody uses, by owner, shape and size.
   std::map<std::tuple<std::uint32_t, std::uint32_t, std::int64_t>, std::vector<std::uint32_t>> spare_;
-  std::int64_t live_ = 0, peak_ = 0, remembered_event_ = 0, events_ = 0, stop_at_ = -1;
+  std::int64_t live_ = 0, peak_ = 0, remembered_event_ = 0, events_ = 0, skipped_ = 0, stop_at_ = -1;
   std::int64_t graph_live_ = 0, graph_peak_ = 0, launches_ = 0;
   std::deque<std::pair<std::int64_t, std::uint32_t>> retired_;  ///< launches when it was freed, block
   std::vector<std::uint32_t> held_by_capture_;

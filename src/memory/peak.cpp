@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <deque>
 #include <numeric>
+#include <span>
 
 #include "fragmentation.hpp"
 #include "limits.hpp"
@@ -46,12 +47,25 @@ AllocatorConfig with_limit(AllocatorConfig config, std::int64_t device) {
   return config;
 }
 
+/// Of these replayers, which outlive the walk.
+template <class Replayers>
+void leave_out_repeats(Walker& walker, const Replayers& replayers) {
+  walker.leave_out_repeats({[&replayers](Likeness& state) {
+                              for (const Replayer& each : replayers) each.describe(state);
+                            },
+                            [&replayers](const Heap& heap, Likeness& state) {
+                              for (const Replayer& each : replayers) each.describe(heap, state);
+                            }});
+}
+
 /// Replays the process under a limit; what happened is the failure, if there is one.
 std::optional<Failure> survive(const Stages& stages, const schedule::Program& program, const offload::Plan& plan,
-                               int rank, bool asynchronous, Replayer& replayer) {
+                               int rank, bool asynchronous, Replayer& replayer, bool leaves_out) {
   const Listener replay = [&](const Event& event) { replayer(event); };
   const Listener silent;
   Walker walker(stages, program, plan, rank, asynchronous, replay);
+  const std::span replayers(&replayer, 1);
+  if (leaves_out) leave_out_repeats(walker, replayers);
   bool built = false;
   try {
     walker.reach_second_step([&] { built = true; }, [&] { replayer.reset_peaks(); });
@@ -148,6 +162,7 @@ Walk walk(const Stages& stages, const schedule::Program& program, const scenario
     walking = &walker;
     if (why != nullptr)
       for (const Replayer& each : replayers) growths.emplace_back(each, walker);
+    if (!listener) leave_out_repeats(walker, replayers);
     walker.reach_second_step([&] { result.static_bytes = Bytes(replayer.allocator().allocated()); },
                              [&] {
                                result.built = Bytes(replayer.peak_reserved());
@@ -162,6 +177,7 @@ Walk walk(const Stages& stages, const schedule::Program& program, const scenario
     result.peak_at = most.capture ? "the capture of CUDA graphs" : moment.place;
     result.peak_piece = most.capture ? "" : moment.kernel;
     result.events = walker.heap().events();
+    result.left_out = walker.heap().skipped();
     result.graph_pool = Bytes(replayer.graph_pool());
     result.peak_reserved = Bytes(replayer.peak_reserved());
     result.peak_allocated = Bytes(std::max(replayer.peak_allocated(), most.allocated));
@@ -174,7 +190,7 @@ Walk walk(const Stages& stages, const schedule::Program& program, const scenario
 
   if (result.most_reserved().value > limits.untouched) {
     Replayer replayer(with_limit(config, limits.device));
-    result.failure = survive(stages, program, plan, pp_rank, asynchronous, replayer);
+    result.failure = survive(stages, program, plan, pp_rank, asynchronous, replayer, !listener);
     if (!result.failure) {
       result.retried = true;
       result.peak_reserved = Bytes(replayer.peak_reserved());
@@ -191,9 +207,9 @@ Walk walk(const Stages& stages, const schedule::Program& program, const scenario
 }
 
 Explained explain(const Stages& stages, const schedule::Program& program, const scenario::Scenario& scenario,
-                  int pp_rank, Bytes allowed, Bytes device) {
+                  int pp_rank, Bytes allowed, Bytes device, const Listener& listener) {
   Explained result;
-  result.walk = walk(stages, program, scenario, pp_rank, allowed, {}, device, &result.why);
+  result.walk = walk(stages, program, scenario, pp_rank, allowed, listener, device, &result.why);
   return result;
 }
 
@@ -204,6 +220,8 @@ bool runs_within(const Stages& stages, const schedule::Program& program, const s
   const Listener replay = [&](const Event& event) { replayer(event); };
   const auto plan = offload::resolve(scenario, stages, program, pp_rank);
   Walker walker(stages, program, plan, pp_rank, transfers_are_asynchronous(scenario), replay);
+  const std::span replayers(&replayer, 1);
+  leave_out_repeats(walker, replayers);
   try {
     walker.reach_second_step();
     walker.step();

@@ -74,6 +74,24 @@ class Replayer {
     eager_peak_ = 0;
     peak_reserved_ = reserved();
   }
+  /// Adds what later events depend on: free memory; then the blocks that are named.
+  void describe(Likeness& state) const {
+    allocator_.describe(state);
+    graph_pool_.describe(state);
+  }
+  void describe(const Heap& heap, Likeness& state) const {
+    for (const auto block : state.named()) {
+      const auto told = heap.told(block);
+      if (!told) continue;
+      if (told->graph) {
+        graph_pool_.describe(graph_blocks_[told->block], state);
+        continue;
+      }
+      const Live& live = blocks_[told->block];
+      allocator_.describe(live.handle, state);
+      if (live.event > 0) state.add(static_cast<std::int64_t>(allocator_.events() - live.event));
+    }
+  }
   /// Of the device, from now on; so far no more than that was reserved.
   void limit(std::int64_t device_bytes) {
     device_ = device_bytes;

@@ -315,6 +315,83 @@ bool Walker::wait(const Part& part) {
   return true;
 }
 
+void Walker::leave_out_repeats(const Beside& beside) {
+  if (eager_) eager_->leave_out_repeats(beside);
+  if (!offload_.plan().empty()) return;  // its actions name microbatches, and there are more after the first step
+  rounds_ = std::make_unique<const Rounds>(stages_, config_, program_, rank_.chunks.size());
+  beside_ = beside;
+}
+
+/// What the rest of the step depends on, at the begin of a round.
+std::vector<std::int64_t> Walker::state(std::size_t round) const {
+  Likeness state = heap_.likeness();
+  const std::size_t chunks = rank_.chunks.size();
+  const auto first = round * static_cast<std::size_t>(rounds_->microbatches()) * chunks;
+  for (std::size_t i = 0; i < flights_.size(); ++i) {
+    if (!rounds_->in_use(i, round)) continue;
+    const Flight& f = flights_[i];
+    state.add(static_cast<std::int64_t>(i) - static_cast<std::int64_t>(first));
+    for (const auto block : {f.input, f.output, f.placeholder, f.gradient, f.input_gradient, f.batch, f.border})
+      state.name(block);
+    state.add(f.turned);
+    for (const auto block : f.saved) state.name(block);
+  }
+  for (const auto* variable : {&input_, &output_, &input_gradient_, &output_gradient_, &iteration_gradient_,
+                               &first_gradient_, &popped_input_, &popped_gradient_})
+    state.name(variable->named_block());
+  for (const auto& module : modules_) state.name(module.named_block());
+  for (const auto& [piece, microbatch, blocks] : deferred_) {
+    state.add(std::int64_t{piece} << 32 | microbatch);
+    for (const auto block : blocks) state.name(block);
+  }
+  for (const auto block : gradients_) state.name(block);
+  heap_.describe(state);
+  beside_.blocks(heap_, state);
+  return std::move(state).words();
+}
+
+/// What was done for microbatches up to a round is done for later ones.
+void Walker::rename_flights(std::size_t round, int shift) {
+  const std::size_t later = static_cast<std::size_t>(shift) * rank_.chunks.size();
+  for (std::size_t i = flights_.size() - later; i-- > 0;)
+    if (rounds_->in_use(i, round)) flights_[i + later] = std::exchange(flights_[i], Flight{});
+}
+
+/// The instruction with which to go on instead of this one: where a round begins as an earlier one did, all that is
+/// alike and would bring about the same again is left out. Most pipelines never come back to where they were, for their
+/// blocks wander between holes of one size: the holes are compared before all else.
+std::size_t Walker::go_on_from(std::size_t instruction) {
+  constexpr std::size_t most = 64;
+  const auto round = rounds_->at(instruction);
+  if (!round || begins_.size() == most || forwards_done_ <= program_.warmup || backwards_done_ == 0) return instruction;
+  const std::size_t until = rounds_->alike_until(*round);
+  if (until < *round + 2) return instruction;
+  Likeness holes = heap_.likeness();
+  beside_.holes(holes);
+  Begin now{*round, std::move(holes).words(), {}, heap_.events(), forwards_done_, backwards_done_};
+  const auto alike = [&](const Begin& before) {
+    return rounds_->alike_until(before.round) == until && before.holes == now.holes;
+  };
+  if (std::ranges::any_of(begins_, alike)) {
+    now.state = state(*round);
+    const auto before = std::ranges::find(begins_, now.state, &Begin::state);
+    if (before != begins_.end() && alike(*before)) {
+      const std::size_t period = *round - before->round, times = (until - 1 - *round) / period;
+      const std::size_t later = *round + times * period;
+      if (times == 0 || !rounds_->same_in_use(*round, later)) return instruction;
+      const auto count = static_cast<std::int64_t>(times);
+      heap_.skip(count * (now.events - before->events));
+      forwards_done_ += static_cast<int>(count) * (now.forwards - before->forwards);
+      backwards_done_ += static_cast<int>(count) * (now.backwards - before->backwards);
+      rename_flights(*round, static_cast<int>(times * period) * rounds_->microbatches());
+      begins_.clear();
+      return rounds_->first_of(later);
+    }
+  }
+  begins_.push_back(std::move(now));
+  return instruction;
+}
+
 void Walker::step(bool first) {
   const bool learns = first && !(eager_ && offload_.plan().stash);  // steps before a capture have learned for it
   if (!learns && !std::exchange(made_stash_, true)) hold(offload_.plan().stash_buffers);
@@ -322,16 +399,17 @@ void Walker::step(bool first) {
   forwards_done_ = backwards_done_ = 0;
   heap_.capture(stages_.full_iteration_graph);
   for (Moment& moment : moments_) moment.now = false;  // outside of all instructions
-  std::uint32_t done = 0;
+  begins_.clear();
   model::Follower<Walker> follower(stages_, whole_, index_, *this);
-  for (const auto& instruction : program_.instructions) {
+  for (std::size_t index = 0; index < program_.instructions.size(); ++index) {
+    if (rounds_) index = go_on_from(index);
+    const auto& instruction = program_.instructions[index];
     const auto before = heap_.events();
     if (instruction.kind == Kind::forward || instruction.kind == Kind::backward ||
         instruction.kind == Kind::deallocate || instruction.kind == Kind::combined_begin)
       end_iteration();
     follower.follow(instruction);
-    if (on_instruction) on_instruction(done);
-    ++done;
+    if (on_instruction) on_instruction(static_cast<std::uint32_t>(index));
     if (heap_.remembered_event() > before) remembered_instruction_ = {heap_.remembered_event(), &instruction};
     for (Moment& moment : moments_)
       if (happened(moment, before)) moment.place = place(instruction);

@@ -13,6 +13,7 @@
 #include "heap.hpp"
 #include "offload_memory.hpp"
 #include "pipewright/follow.hpp"
+#include "rounds.hpp"
 
 namespace pipewright::memory {
 
@@ -123,6 +124,14 @@ class Walker : public model::Visitor {
 
   std::function<void(std::uint32_t)> on_instruction;  ///< where set: told the index of each one that is done
 
+  /// What adds the state of whoever listens: the free memory that it keeps, and what it has for the blocks named.
+  struct Beside {
+    std::function<void(Likeness& state)> holes;
+    std::function<void(const Heap& heap, Likeness& state)> blocks;
+  };
+  /// From now on rounds that only repeat are left out: the listener hears nothing of them, events are counted.
+  void leave_out_repeats(const Beside& beside);
+
  private:
   std::uint32_t own(Own which) const {
     return static_cast<std::uint32_t>(stages_.owners.size()) + static_cast<std::uint32_t>(which);
@@ -160,6 +169,10 @@ class Walker : public model::Visitor {
     });
   }
 
+  std::size_t go_on_from(std::size_t instruction);
+  std::vector<std::int64_t> state(std::size_t round) const;
+  void rename_flights(std::size_t round, int shift);
+
   std::unique_ptr<Walker> eager_;
   bool in_eager_ = false, captures_ = false;
   const Stages& stages_;
@@ -190,6 +203,16 @@ class Walker : public model::Visitor {
   bool in_combined_ = false;
   bool made_stash_ = false;  ///< the pages of a paged stash
   int forwards_ = 0, steady_ = 0, forwards_done_ = 0, backwards_done_ = 0;
+  /// A round's begin that may come back.
+  struct Begin {
+    std::size_t round = 0;
+    std::vector<std::int64_t> holes, state;  ///< no state: no other has had these holes yet
+    std::int64_t events = 0;
+    int forwards = 0, backwards = 0;
+  };
+  std::unique_ptr<const Rounds> rounds_;  ///< where what repeats is left out
+  Beside beside_;
+  std::deque<Begin> begins_;  ///< of this step
   std::deque<Moment> moments_;
   struct At {
     std::int64_t event = never;

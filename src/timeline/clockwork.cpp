@@ -76,7 +76,7 @@ void Clockwork::find_use(const Graph& graph, const ByRank& nodes, std::size_t ra
         use.kinds[*kind].add(times.start[node], times.end[node]);
     } else if (label.lane == Lane::compute && pace_.clocks) {
       // Collectives between kernels: without the wait for the other ranks, which takes hardly any power.
-      use.compute.add(times.end[node] - graph.duration_ns[node], times.end[node], weight);
+      use.compute.add(times.start[node], times.end[node], weight);
     }
   });
   const auto crosses = [&](const Label& label) {
@@ -98,60 +98,74 @@ void Clockwork::find_use(const Graph& graph, const ByRank& nodes, std::size_t ra
   for (Coverage& kind : use.kinds) kind.finish();
 }
 
-std::int64_t Clockwork::settle(Graph& graph, const std::vector<std::int64_t>& cool, Times& times) const {
+std::int64_t Clockwork::settle(const Graph& graph, Times& times) const {
   run(graph, times);
   std::int64_t step = std::max<std::int64_t>(1, step_of(times)), before = 0;
-  const auto slow_down = [&](std::uint32_t node, double factor) {
-    graph.duration_ns[node] = pace_.gap_ns + std::llround(static_cast<double>(cool[node] - pace_.gap_ns) * factor);
+  const auto slowed = [&](std::uint32_t node, double factor) {
+    return pace_.gap_ns + std::llround(static_cast<double>(graph.duration_ns[node] - pace_.gap_ns) * factor);
+  };
+  const auto exchanges = [&](const Label& label) {
+    return pace_.slows_exchanges && label.lane == Lane::expert && label.purpose == model::Purpose::ep &&
+           label.kind == NodeKind::kernel;
   };
   const auto occupations = occupations_of(graph);
   const ByRank nodes(graph);
-  tbb::enumerable_thread_specific<Use> uses;   // of one rank after the other: their memory stays near
-  std::vector<float> beside(graph.size(), 0);  ///< what runs beside a node adds to its time
-  const auto towards = [&](std::uint32_t node, int round, double now) {
-    const auto then = static_cast<double>(beside[node]);
-    beside[node] = static_cast<float>(round == 0 ? now : then + towards_next_round * (now - then));
-    return 1 + static_cast<double>(beside[node]);
+  tbb::enumerable_thread_specific<Use> uses;              // of one rank after the other: their memory stays near
+  std::vector<std::vector<float>> beside(nodes.ranks());  ///< what runs beside adds to the time of each that it slows
+  const auto towards = [](float& more, int round, double now) {
+    const auto then = static_cast<double>(more);
+    more = static_cast<float>(round == 0 ? now : then + towards_next_round * (now - then));
+    return 1 + static_cast<double>(more);
   };
   const auto slow_down_rank = [&](std::size_t rank, int round) {
+    if (round == 0) {
+      std::size_t slowing = 0;
+      nodes.each(rank,
+                 [&](std::uint32_t node) { slowing += computes(graph.labels[node]) || exchanges(graph.labels[node]); });
+      beside[rank].assign(slowing, 0);
+    }
+    auto more = beside[rank].begin();
     Use& use = uses.local();
     find_use(graph, nodes, rank, occupations[rank], times, use);
     Places computed, covered, far;
     std::array<Places, 3> exchanged;
     nodes.each(rank, [&](std::uint32_t node) {
       const Label& label = graph.labels[node];
-      if (pace_.slows_exchanges && label.lane == Lane::expert && label.purpose == model::Purpose::ep &&
-          label.kind == NodeKind::kernel) {
+      const std::int64_t start = times.start[node], end = times.end[node];
+      if (exchanges(label)) {
         // The other way round: what the experts' exchange shares with the kernels beside it, memory above all.
-        double more = 0;
+        double slower = 0;
         for (std::size_t kind = 0; kind < pace_.beside.size(); ++kind)
-          more += (pace_.beside[kind] - 1) *
-                  share(use.kinds[kind], times.start[node], times.end[node], step, exchanged[kind]);
-        slow_down(node, towards(node, round, more));
+          slower += (pace_.beside[kind] - 1) * share(use.kinds[kind], start, end, step, exchanged[kind]);
+        times.end[node] = slowed(node, towards(*more++, round, slower));
+        return;
       }
-      if (!computes(label)) return;
-      const std::int64_t start = times.start[node];
+      if (!computes(label)) {
+        times.end[node] = graph.duration_ns[node];
+        return;
+      }
       const profile::Load load = graph.loads[node];
       double factor = 1;
+      float& beside_this = *more++;
       if (!label.partitioned && use.network.total() + use.across.total() > 0) {
-        const std::int64_t end = times.end[node];
         const double beside_it =
             share(use.network, start, end, step, covered) + share(use.across, start, end, step, far);
-        factor = towards(node, round, (pace_.contention(load) - 1) * beside_it);
+        factor = towards(beside_this, round, (pace_.contention(load) - 1) * beside_it);
       }
       if (pace_.clocks) {
         const double duty = share(use.compute, start - std::min(pace_.window_ns, step), start, step, computed);
         factor *= pace_.clocks->slowdown(load, duty);
       }
-      slow_down(node, factor);
+      times.end[node] = slowed(node, factor);
     });
   };
   for (int round = 0; round < most_rounds && !settled(static_cast<double>(before), static_cast<double>(step), 1e-4);
        ++round) {
     before = step;
-    copies_.slow_down(graph, cool, times, pace_.gap_ns);
+    const auto copies = copies_.slowed(graph, times, pace_.gap_ns);
     tbb::parallel_for(std::size_t{0}, nodes.ranks(), [&](std::size_t rank) { slow_down_rank(rank, round); });
-    run(graph, times);
+    for (const auto& [node, ns] : copies) times.end[node] = ns;
+    run_lasting(graph, times);
     step = std::max<std::int64_t>(1, step_of(times));
   }
   return step;

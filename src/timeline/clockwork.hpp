@@ -1,5 +1,5 @@
 // Two things slow a kernel in a run that are not in its lone time, and both depend on when it runs: run, read, run
-// again until nothing changes. The graph stays, only durations do not.
+// again until nothing changes. The graph stays, and so do its durations: others are written where the times stand.
 // - The clock follows the load: the share of the time before a kernel, over the window in which the power limiter
 //   averages, in which its rank computed, each kind of kernel by its power. A step follows a step, so time before the
 //   step is the step's own end.
@@ -19,14 +19,17 @@
 
 namespace pipewright::timeline {
 
+/// run() with other durations than the graph's: those that stand where the ends will be.
+void run_lasting(const Graph& graph, Times& times);
+
 /// When the last node of all ranks ends, ns.
 std::int64_t step_of(const Times& times);
 
 class Clockwork {
  public:
   Clockwork(const scenario::Scenario& scenario, const profile::Profiles& profiles);
-  /// Sets the durations of compute kernels from those on a cool part, and the times. Returns the step.
-  std::int64_t settle(Graph& graph, const std::vector<std::int64_t>& cool, Times& times) const;
+  /// Finds the times; the graph's durations are those on a cool part with nothing beside. Returns the step.
+  std::int64_t settle(const Graph& graph, Times& times) const;
   std::int64_t gap() const { return pace_.gap_ns; }
 
   static bool computes(const Label& label);

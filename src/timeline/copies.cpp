@@ -119,23 +119,24 @@ double CopyContention::factor(const std::vector<Coverage>& copies, std::size_t r
   return 1 + (direction.two_way - 1) * own + direction.others * same + direction.opposed * opposed;
 }
 
-void CopyContention::slow_down(Graph& graph, const std::vector<std::int64_t>& alone, const Times& times,
-                               std::int64_t gap) const {
-  if (!offloads_) return;
+std::vector<CopyContention::Copy> CopyContention::slowed(const Graph& graph, const Times& times,
+                                                         std::int64_t gap) const {
+  if (!offloads_) return {};
   std::vector<Coverage> copies(2 * ranks_);
-  std::vector<std::uint32_t> nodes;
+  std::vector<Copy> result;
   for (std::uint32_t node = 0; node < graph.size(); ++node) {
     const Label& label = graph.labels[node];
     if (!is_copy(label)) continue;
-    nodes.push_back(node);
+    result.push_back({node, 0});
     copies[2 * label.rank + way_of(label)].add(times.start[node], times.end[node]);
   }
   for (Coverage& one : copies) one.finish();
-  for (const auto node : nodes) {
+  for (auto& [node, ns] : result) {
     const Label& label = graph.labels[node];
     const double slower = factor(copies, label.rank, way_of(label), times.start[node], times.end[node]);
-    graph.duration_ns[node] = gap + std::llround(static_cast<double>(alone[node] - gap) * slower);
+    ns = gap + std::llround(static_cast<double>(graph.duration_ns[node] - gap) * slower);
   }
+  return result;
 }
 
 }  // namespace pipewright::timeline

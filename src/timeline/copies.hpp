@@ -27,8 +27,12 @@ class CopyContention {
  public:
   CopyContention(const scenario::Scenario& scenario, const profile::Profiles& profiles);
 
-  /// Durations of copies under the times of the round before; `alone`: durations without others.
-  void slow_down(Graph& graph, const std::vector<std::int64_t>& alone, const Times& times, std::int64_t gap) const;
+  struct Copy {
+    std::uint32_t node;
+    std::int64_t ns;
+  };
+  /// What copies take under the times of the round before.
+  std::vector<Copy> slowed(const Graph& graph, const Times& times, std::int64_t gap) const;
 
  private:
   double factor(const std::vector<Coverage>& copies, std::size_t rank, std::size_t way, std::int64_t start,

@@ -132,22 +132,21 @@ class Levers {
   /// The step by the exact engine: every node that is changed takes its time x factor; the launch gap stays.
   std::int64_t resimulated(const Change& change) const {
     const std::int64_t gap = clockwork_.gap();
-    std::vector<std::int64_t> cool = result_.cool_ns;
-    for (std::uint32_t node = 0; node < cool.size(); ++node) {
-      const Label& label = result_.graph.labels[node];
+    Graph graph = build(scenario_, stages_, program_, profiles_, result_.prices);  // durations on a cool part
+    for (std::uint32_t node = 0; node < graph.size(); ++node) {
+      const Label& label = graph.labels[node];
       const model::Kernel* kernel = kernel_of(stages_, label);
       const bool crosses = label.kind == NodeKind::transfer && !change.link.empty() && link_of(label) == change.link;
       const double f = kernel ? change.of(*kernel) : crosses ? change.factor : 1;
       if (f == 1) continue;
-      const std::int64_t fixed = kernel ? std::min(gap, cool[node]) : 0;
-      cool[node] = fixed + whole_ns(static_cast<double>(cool[node] - fixed) * f);
+      std::int64_t& ns = graph.duration_ns[node];
+      const std::int64_t fixed = kernel ? std::min(gap, ns) : 0;
+      ns = fixed + whole_ns(static_cast<double>(ns - fixed) * f);
     }
-    Graph graph = result_.graph;
     for (auto& edge : graph.edges)
       edge.lag_ns = static_cast<std::int32_t>(static_cast<double>(edge.lag_ns) * change.host);
-    graph.duration_ns = cool;
     Times times;
-    return clockwork_.settle(graph, cool, times);
+    return clockwork_.settle(graph, times);
   }
 
   /// Megatron 0.18 and later wait for a forward send at once so that its buffer may be freed (schedules.py:1657,1784).
@@ -163,10 +162,9 @@ class Levers {
 
   std::int64_t gain_with(const schedule::Config& config) const {
     if (quick_) return *quick_ - estimated(config, result_.prices, {}).value();
-    Graph graph = build(scenario_, stages_, schedule::build(config), profiles_, result_.prices);
-    const std::vector<std::int64_t> cool = graph.duration_ns;
+    const Graph graph = build(scenario_, stages_, schedule::build(config), profiles_, result_.prices);
     Times times;
-    return step_ - clockwork_.settle(graph, cool, times);
+    return step_ - clockwork_.settle(graph, times);
   }
 
   const Result& result_;

@@ -26,7 +26,7 @@ scenario::Scenario packed(std::string_view base, const std::string& lengths, con
                             lengths + "]" + (more.empty() ? "" : "; " + more));
 }
 
-/// Of attention in a microbatch of the first layer there is.
+/// Of attention in a microbatch: what its kernels take alone.
 double attention_ns(const predict::Run& run, int microbatch) {
   const auto& graph = run.timeline.graph;
   double ns = 0;
@@ -37,7 +37,7 @@ double attention_ns(const predict::Run& run, int microbatch) {
     const auto* kernel = timeline::kernel_of(run.stages, label);
     const auto& instruction = run.program.ranks[0].instructions[label.instruction];
     if (kernel != nullptr && kernel->key.family == "attention.thd.forward.bf16" && instruction.microbatch == microbatch)
-      ns += static_cast<double>(run.timeline.cool_ns[i]);
+      ns += run.timeline.prices.pieces[label.piece()][label.kernel()].time.ns;
   }
   return ns;
 }
@@ -68,10 +68,10 @@ TEST_CASE("attention of a packed row is timed by its pairs at the rate of its le
   const auto time = [](std::int64_t batch, std::int64_t length) {
     return h200().time({"attention.thd.forward.bf16", {batch, length, length, 32, 8, 128}}).ns;
   };
-  const double layers = 8, gap = 1e3 * h200().scalar("host.kernel_gap_us").value;
+  const double layers = 8;
   // Balanced deals the longest rows first.
-  CHECK(attention_ns(run, 0) == doctest::Approx(layers * (time(2, 2048) + gap)).epsilon(1e-4));
-  CHECK(attention_ns(run, 1) == doctest::Approx(layers * (time(4, 1024) + gap)).epsilon(1e-4));
+  CHECK(attention_ns(run, 0) == doctest::Approx(layers * time(2, 2048)).epsilon(1e-4));
+  CHECK(attention_ns(run, 1) == doctest::Approx(layers * time(4, 1024)).epsilon(1e-4));
   CHECK(attention_ns(run, 0) > attention_ns(run, 1));
 }
 

@@ -67,9 +67,9 @@ struct Walk {
   std::vector<offload::Moved> offloaded;  ///< by activation offload, in a step
   Bytes pinned;                           ///< host memory for that and for an optimizer on the host
   Bytes pageable;                         ///< host memory of an optimizer there
-  std::int64_t events = 0;
-  bool retried = false;            ///< under a limit: cached blocks had to be given back to the device
-  std::optional<Failure> failure;  ///< under a limit: where even that did not help
+  std::int64_t events = 0, left_out = 0;  ///< left out: of these, in rounds of the schedule that only repeat
+  bool retried = false;                   ///< under a limit: cached blocks had to be given back to the device
+  std::optional<Failure> failure;         ///< under a limit: where even that did not help
 
   Bytes most_reserved() const { return std::max(peak_reserved, built); }  ///< what the whole process needs
 };
@@ -77,8 +77,9 @@ struct Walk {
 /// A step of one pipeline rank, after one that made the optimizer's state. With CUDA graphs: the process as it runs,
 /// steps without graphs, the cache given back, the capture, a step that replays; peaks are over all but the first.
 /// `listener` sees every allocation and free
-/// from process start on. `device`: what the allocator may take from the device, graph pools included; a run that would
-/// reserve more is replayed with that limit, and peak_reserved is what it then holds.
+/// from process start on; without one, rounds of the schedule that would only repeat are left out. `device`: what the
+/// allocator may take from the device, graph pools included; a run that would reserve more is replayed with that limit,
+/// and peak_reserved is what it then holds.
 Walk walk(const model::Stages& stages, const schedule::Program& program, const scenario::Scenario& scenario,
           int pp_rank, std::optional<Bytes> device = {}, const Listener& listener = {});
 
@@ -117,7 +118,7 @@ struct Explained {
   Fragmentations why;
 };
 Explained explain(const model::Stages& stages, const schedule::Program& program, const scenario::Scenario& scenario,
-                  int pp_rank, Bytes allowed, Bytes device);
+                  int pp_rank, Bytes allowed, Bytes device, const Listener& listener = {});
 
 /// The walk without the allocator: what a rank holds for good (parameters, gradients, optimizer state), and the peak of
 /// the bytes asked for, of which walk() finds no fewer allocated; a few times faster. Without `with_step` only the
@@ -158,6 +159,8 @@ AllocatorConfig parse_allocator_config(std::string_view conf, const Position& wh
 /// Of a scenario: PYTORCH_CUDA_ALLOC_CONF, or PYTORCH_ALLOC_CONF as newer versions call it; per_process_memory_fraction
 /// of cluster.memory_bytes.
 AllocatorConfig allocator_config(const scenario::Scenario& scenario);
+
+class Likeness;
 
 /// A stretch of memory that cudaMalloc gave, or with expandable segments one that is mapped without a hole.
 struct Segment {
@@ -210,6 +213,11 @@ class Allocator {
   int segments() const;
   std::int64_t retries() const;           ///< times that cached segments were released to find room
   std::vector<Segment> snapshot() const;  ///< by address
+
+  /// Adds what the answers to later calls depend on: all but the blocks in use, and one of these.
+  void describe(Likeness& state) const;
+  void describe(std::uint32_t handle, Likeness& state) const;
+  std::uint64_t events() const;  ///< the last one's number
 
  private:
   class State;

@@ -110,6 +110,7 @@ struct Node {
   } name = Name::embed;
   enum class Pass : std::uint8_t { forward, backward, weight_gradient } pass = Pass::forward;
   std::int16_t layer = -1;  ///< within the chunk; -1: embed, logits, loss
+  friend bool operator==(const Node&, const Node&) = default;
 };
 
 constexpr int no_microbatch = -1;  ///< combined_begin: the call has no forward, or no backward

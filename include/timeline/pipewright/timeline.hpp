@@ -109,7 +109,7 @@ struct Graph {
     std::uint32_t from;
     std::int32_t lag_ns;  ///< start >= end(from) + lag
   };
-  std::vector<std::int64_t> duration_ns;  ///< on a cool part
+  std::vector<std::int64_t> duration_ns;  ///< as built: on a cool part with nothing beside
   std::vector<std::uint32_t> first_edge;
   std::vector<Edge> edges;
   std::vector<profile::Load> loads;  ///< how a node slows when the clock falls
@@ -225,9 +225,8 @@ struct CriticalStep {
 };
 
 struct Result {
-  Graph graph;
+  Graph graph;  ///< durations as they run
   Prices prices;
-  std::vector<std::int64_t> cool_ns;  ///< durations on a cool part with nothing beside
   Times times;
   std::vector<Account> ranks;
   std::vector<Boundary> boundaries;
