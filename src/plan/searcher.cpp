@@ -39,7 +39,7 @@ Searcher::Searcher(const Scenario& scenario, const Options& options, const std::
       costly_left_(most_costly_work) {}
 
 void Searcher::run() {
-  enter_given();
+  predict_given();
   if (quick_) {
     bound_spreads();
     begin("looking", false);
@@ -49,8 +49,6 @@ void Searcher::run() {
     confirm_ties();
     return;
   }
-  begin("predicting the given", false);
-  confirm_given();
   for (std::size_t i = 0; i < spreads_.size(); ++i)
     if (!known_spreads_[i].open) add(i, space_.open(spreads_[i]));
   for (std::size_t i = 0; i < structures_.size(); ++i) {

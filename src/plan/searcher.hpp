@@ -111,8 +111,7 @@ class Searcher {
   };
   static constexpr std::size_t any_structure = static_cast<std::size_t>(-1);
 
-  void enter_given();
-  void confirm_given();
+  void predict_given();
   void bound_spreads();
   void bound(std::size_t spread);
   std::vector<predict::Prediction> floors_of_any_split(std::size_t spread, bool any_size);

@@ -19,8 +19,8 @@ Bytes lacking_with(const predict::Prediction& p, Held held) {
 
 }  // namespace
 
-/// The scenario as it stands, among its structures.
-void Searcher::enter_given() {
+/// The scenario as it stands sets the mark, and is an answer whatever comes.
+void Searcher::predict_given() {
   if (!options_.has_baseline) return;
   auto given = space_.given();
   if (!given) return;
@@ -42,17 +42,14 @@ void Searcher::enter_given() {
     Known& as_it_is = known_.emplace_back();
     as_it_is.bounded = as_it_is.expanded = true;
   }
+  begin("predicting the given", false);
   std::vector<Trial> alone;
   alone.push_back(std::move(*given));
   ++known_[home].candidates;
-  given_ = add_trials(std::move(alone), home, 0, 0).front();
-}
-
-/// It sets the mark, and is an answer whatever comes.
-void Searcher::confirm_given() {
-  if (!given_) return;
+  const auto added = add_trials(std::move(alone), home, 0, 0);
+  given_ = added.front();
+  confirm(added);
   if (interrupted_) predict_one(*given_, nullptr);
-  confirm({*given_});
 }
 
 /// What a structure lacks by the least that any of its candidates keeps; none: it may fit.
@@ -75,7 +72,6 @@ Bytes Searcher::lacking(const Scenario& partial) const {
 }
 
 /// Work a GPU has is the same whatever the pipeline's size, so spreads that differ only in that share a first bound.
-/// The given is predicted meanwhile: much of that is one after the other.
 void Searcher::bound_spreads() {
   begin("bounding", true);
   std::map<std::string, std::vector<std::size_t>> alike;  // the shortest pipeline first
@@ -84,16 +80,12 @@ void Searcher::bound_spreads() {
       if (!known_spreads_[i].open) alike[space_.work_of(spreads_[i])].push_back(i);
   std::vector<const std::vector<std::size_t>*> groups;
   for (const auto& [key, group] : alike) groups.push_back(&group);
-  const std::size_t before = given_ ? 1 : 0;
-  in_parallel(before + groups.size(), [&](std::size_t item) {
-    if (item < before) return predict_one(*given_, nullptr);
-    const auto n = item - before;
+  in_parallel(groups.size(), [&](std::size_t n) {
     const auto floors = floors_of_any_split(groups[n]->front(), true);
     double least = floors.empty() ? 0 : never;
     for (const auto& floor : floors) least = std::min(least, cost(floor, objective_));
     for (const auto i : *groups[n]) known_spreads_[i].cost = least;
   });
-  confirm_given();
   for (std::size_t i = 0; i < spreads_.size(); ++i)
     if (!known_spreads_[i].open) open_.insert({known_spreads_[i].cost, Node::Kind::spread, i});
   // Those of the given.

@@ -203,6 +203,8 @@ Prediction predict(const scenario::Scenario& scenario, const profile::Profiles& 
   for (std::size_t rank = 0; rank < run.program.ranks.size(); ++rank)
     memory.ranks.emplace_back().pp_rank = static_cast<int>(rank);
   std::exception_ptr of_time, of_memory;
+  // What fails or is stopped beside this prediction must not leave it half done.
+  tbb::task_group_context whole(tbb::task_group_context::isolated);
   tbb::parallel_invoke(
       [&] {
         try {
@@ -217,7 +219,8 @@ Prediction predict(const scenario::Scenario& scenario, const profile::Profiles& 
         } catch (...) {
           of_memory = std::current_exception();
         }
-      });
+      },
+      whole);
   for (const auto& error : {of_time, of_memory})
     if (error) std::rethrow_exception(error);
   result.scenario = scenario.name;

@@ -253,9 +253,6 @@ TEST_CASE("every flag that can be emitted was tried in every version that has it
                                          "--fp4-recipe",
                                          "--data-parallel-sharding-strategy",
                                          "--use-nccl-ub",
-                                         "--moe-flex-dispatcher-num-sms",
-                                         "--moe-deepep-num-sms",
-                                         "--moe-hybridep-num-sms",
                                          "--glu-linear-offset"};
   std::set<std::string> never = untried;
   const auto& now = emitted();
@@ -272,5 +269,5 @@ TEST_CASE("every flag that can be emitted was tried in every version that has it
       if (!tried) never.erase(std::string(flag.name));
     }
   }
-  CHECK(never.empty());  // a flag that is tried everywhere leaves the list
+  for (const auto& flag : never) FAIL_CHECK(flag);  // tried everywhere: it leaves the list
 }
