@@ -8,8 +8,8 @@
 #include "pipewright/effects.hpp"
 #include "pipewright/emit.hpp"
 #include "pipewright/scenario/derived.hpp"
-#include "pipewright/scenario/io.hpp"
 #include "pipewright/scenario/fields.hpp"
+#include "pipewright/scenario/io.hpp"
 
 using namespace pipewright;
 

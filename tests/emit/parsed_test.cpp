@@ -244,16 +244,11 @@ TEST_CASE("every emitted command line is one that Megatron's own parser took") {
 TEST_CASE("every flag that can be emitted was tried in every version that has it") {
   // Of settings that pipewright refuses to predict, or whose only other value needs a file or a function of the user's,
   // or another setting changed with it (--glu-linear-offset: --quick-geglu).
-  const std::set<std::string> untried = {"--cp-comm-type",
-                                         "--hierarchical-context-parallel-sizes",
-                                         "--hybrid-context-parallel",
-                                         "--fp8-output-proj",
-                                         "--cross-entropy-fusion-impl",
-                                         "--ddp-reduce-scatter-with-fp32-accumulation",
-                                         "--fp4-recipe",
-                                         "--data-parallel-sharding-strategy",
-                                         "--use-nccl-ub",
-                                         "--glu-linear-offset"};
+  const std::set<std::string> untried = {
+      "--cp-comm-type",     "--hierarchical-context-parallel-sizes", "--hybrid-context-parallel",
+      "--fp8-output-proj",  "--cross-entropy-fusion-impl",           "--ddp-reduce-scatter-with-fp32-accumulation",
+      "--fp4-recipe",       "--data-parallel-sharding-strategy",     "--use-nccl-ub",
+      "--glu-linear-offset"};
   std::set<std::string> never = untried;
   const auto& now = emitted();
   for (const auto& version : scenario::stated_names(scenario::all_versions)) {
