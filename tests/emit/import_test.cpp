@@ -34,6 +34,23 @@ std::string error_of(const std::string& flags) {
   return "";
 }
 
+/// Overrides beside those of a small model.
+scenario::Scenario of_overrides(const std::string& overrides) {
+  return emit::from_bridge_text(
+             "cfg.model.hidden_size = 1024\ncfg.model.num_attention_heads = 8\n"
+             "cfg.model.seq_length = 1024\ncfg.model.vocab_size = 1024\n" +
+                 overrides,
+             "run.py", {8, 8, "h100-sxm", ""})
+      .scenario;
+}
+
+/// The flags that are written for it, as a shell reads them.
+std::string emitted_line(const scenario::Scenario& s) {
+  std::string line;
+  for (const auto& word : emit::words(emit::megatron(s))) line += "'" + word + "' ";
+  return line;
+}
+
 }  // namespace
 
 TEST_CASE("the parser's defaults are those of the command line, not of the config classes") {
@@ -441,8 +458,7 @@ TEST_CASE("a hybrid's pattern, its older names and its ratios") {
                                                                   {"0.17.0", "--hybrid-layer-pattern"},
                                                                   {"0.19.0", "--hybrid-layer-pattern"}}) {
     auto s = import("--hybrid-override-pattern 'M-M-M-M*' --num-layers 8", version).scenario;
-    std::string line;
-    for (const auto& word : emit::words(emit::megatron(s))) line += "'" + word + "' ";
+    const std::string line = emitted_line(s);
     CAPTURE(line);
     CHECK(line.find(flag) != std::string::npos);
     CHECK(line.find("--spec") != std::string::npos);
@@ -461,20 +477,15 @@ TEST_CASE("layers of multi-token prediction in a hybrid's pattern, and apart fro
            "--position-embedding-type none") == joined);
   CHECK(of("--hybrid-override-pattern 'M-M*' --mtp-num-layers 2 --mtp-hybrid-override-pattern '*-' "
            "--position-embedding-type none") == joined);
-  std::string line;
-  for (const auto& word : emit::words(emit::megatron(
-           import("--hybrid-layer-pattern 'M-M*/*-/*-' --position-embedding-type none", "0.19.0").scenario)))
-    line += "'" + word + "' ";
-  CHECK(import(line, "0.19.0").scenario.model == joined);
+  const auto stated = import("--hybrid-layer-pattern 'M-M*/*-/*-' --position-embedding-type none", "0.19.0").scenario;
+  CHECK(import(emitted_line(stated), "0.19.0").scenario.model == joined);
   // models/hybrid/hybrid_provider.py, finalize: what is stated apart wins.
   const auto bridge = [](const std::string& more) {
-    return emit::from_bridge_text(
-               "cfg.model.hybrid_layer_pattern = \"M-M*\"\ncfg.model.hidden_size = 1024\n"
-               "cfg.model.num_attention_heads = 8\ncfg.model.seq_length = 1024\ncfg.model.vocab_size = 1024\n"
+    return of_overrides(
+               "cfg.model.hybrid_layer_pattern = \"M-M*\"\n"
                "cfg.train.micro_batch_size = 1\ncfg.train.global_batch_size = 8\n" +
-                   more,
-               "hybrid.py", {8, 8, "h100-sxm", ""})
-        .scenario.model;
+               more)
+        .model;
   };
   const auto apart = bridge("cfg.model.mtp_hybrid_override_pattern = \"*-\"\ncfg.model.mtp_num_layers = 2\n");
   CHECK(apart.hybrid_layer_pattern == "M-M*/*-/*-");
@@ -494,13 +505,9 @@ TEST_CASE("a batch that the ranks do not divide is lowered where that is asked f
   CHECK(import("--global-batch-size 3 --decrease-batch-size-if-needed", "", 8).scenario.settings.global_batch_size ==
         3);
   const auto bridge = [](const std::string& more) {
-    return emit::from_bridge_text(
-               "cfg.model.num_layers = 4\ncfg.model.hidden_size = 1024\n"
-               "cfg.model.num_attention_heads = 8\ncfg.model.seq_length = 1024\ncfg.model.vocab_size = 1024\n"
-               "cfg.train.micro_batch_size = 2\ncfg.train.global_batch_size = 30\n" +
-                   more,
-               "batch.py", {8, 8, "h100-sxm", ""})
-        .scenario.settings.global_batch_size;
+    return of_overrides("cfg.model.num_layers = 4\ncfg.train.micro_batch_size = 2\ncfg.train.global_batch_size = 30\n" +
+                        more)
+        .settings.global_batch_size;
   };
   CHECK(bridge("cfg.train.decrease_batch_size_if_needed = True\n") == 16);
   CHECK(bridge("cfg.train.decrease_batch_size_if_needed = False\n") == 30);
