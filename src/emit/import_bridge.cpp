@@ -292,13 +292,6 @@ class OverrideImporter {
     }
   }
 
-  static bool is_assignment(std::string_view text) {
-    return text.starts_with("cfg.") &&
-           text.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_. ") ==
-               text.find('=') &&
-           text.find('=') != text.npos;
-  }
-
   void read(const std::string& line, const Position& where) {
     for (const auto* rest : {"import ", "from ", "def ", "return", "@", "\"\"\"", "pass"})
       if (line.starts_with(rest)) return;  // of the recipe around it

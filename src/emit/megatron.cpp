@@ -167,6 +167,11 @@ std::string missing_comment(const Scenario& s, const std::string& field, const s
          " in the code that builds the config";
 }
 
+bool can_say(const Carried& row, const scenario::Software& software) {
+  const auto* flag = find_other_flag(row.flag);
+  return flag != nullptr && has(flag->versions, software);
+}
+
 }  // namespace
 
 Groups megatron(const Scenario& scenario) {
@@ -190,7 +195,7 @@ Groups megatron(const Scenario& scenario) {
     if (title == "Model")
       for (const auto& row : carried()) {
         const auto at = scenario.model.other.find(std::string(row.field));
-        if (at == scenario.model.other.end() || row.flag.empty() || at->second == "false") continue;
+        if (at == scenario.model.other.end() || !can_say(row, scenario.software) || at->second == "false") continue;
         Words flag = {std::string(row.flag)};
         if (at->second != "true") flag.push_back(without_point(unquoted(at->second)));
         group.lines.push_back({std::move(flag), ""});
@@ -212,7 +217,7 @@ Groups megatron(const Scenario& scenario) {
   for (const auto* others : {&scenario.model.other, &scenario.settings.other})
     for (const auto& [name, value] : *others)
       if (const auto row = std::ranges::find(carried(), name, &Carried::field);
-          row == carried().end() || row->flag.empty()) {
+          row == carried().end() || !can_say(*row, scenario.software)) {
         const auto* effect = scenario::effect_of(name);
         const bool refused = effect == nullptr || effect->effect == scenario::Effect::refused;
         unsaid.lines.push_back(

@@ -368,6 +368,12 @@ std::string python_literal(const std::string& value) {
   return python_string(unquoted(value));
 }
 
+bool is_assignment(std::string_view text) {
+  const auto equals = text.find('=');
+  return equals != std::string_view::npos && text.starts_with("cfg.") &&
+         text.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_. ") == equals;
+}
+
 std::string trimmed(std::string_view text) {
   const auto begin = text.find_first_not_of(" \t\r\n");
   return begin == std::string_view::npos

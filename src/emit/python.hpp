@@ -25,6 +25,9 @@ struct Python::Entry {
 /// Without blanks at both ends.
 std::string trimmed(std::string_view text);
 
+/// "cfg.x.y = VALUE", as the value of another assignment may be.
+bool is_assignment(std::string_view text);
+
 struct Statement {
   std::string text;
   int line = 0;

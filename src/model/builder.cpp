@@ -88,7 +88,10 @@ std::uint32_t PieceBuilder::allocate_gradient(Int bytes) {
 
 void PieceBuilder::small_gradient(const std::string& name, Int elements) {
   const auto gradient = allocate_gradient(2 * elements);
-  launch(name + " gradient accumulation", {"small", {}});
+  if (graphed())
+    returns(2 * elements, name + " gradient accumulation", {"small", {}});
+  else
+    launch(name + " gradient accumulation", {"small", {}});
   free(gradient);
 }
 

@@ -143,16 +143,17 @@ Graphs graphs_of(const Scenario& s) {
   // Refused (effects_refused.cpp, effects_families.cpp); where that is ignored, everything is launched one by one ...
   const auto& o = s.settings;
   const auto& adapted = o.lora_target_modules;
-  if (scenario::is_hybrid(s) || s.model.experimental_attention_variant || s.model.attention_output_gate ||
-      o.use_megatron_fsdp || has(adapted, "linear_fc1") || has(adapted, "linear_fc2"))
+  if (s.model.experimental_attention_variant || s.model.attention_output_gate || o.use_megatron_fsdp ||
+      has(adapted, "linear_fc1") || has(adapted, "linear_fc2"))
     return g;
   g.mlp = holds("mlp");
-  // ... or all but MLPs.
-  if (o.overlap_moe_expert_parallel_comm || s.model.mtp_num_layers.value_or(0) > 0 ||
-      o.fine_grained_activation_offloading || !adapted.empty() || !o.sequence_lengths.empty())
+  // ... or all but MLPs. A hybrid's depths are no layers that could be captured.
+  const bool depths = s.model.mtp_num_layers.value_or(0) > 0 && !scenario::is_hybrid(s);
+  if (o.overlap_moe_expert_parallel_comm || depths || o.fine_grained_activation_offloading || !adapted.empty() ||
+      !o.sequence_lengths.empty())
     return g;
   g.attention = holds("attn");
-  if (s.model.moe_latent_size) return g;  // refused (effects_refused.cpp); where that is ignored, launched one by one
+  g.mamba = scenario::is_hybrid(s) && holds("mamba");
   g.experts = holds("moe") && o.moe_pad_expert_input_to_capacity;
   g.router = !g.experts && has(modules, "moe_router");
   g.preprocess = g.router && has(modules, "moe_preprocess");

@@ -122,11 +122,12 @@ struct PackedRows {
 /// What Transformer Engine's CUDA graphs hold of a layer (cuda_graph_modules).
 struct Graphs {
   bool attention = false, mlp = false;      ///< mlp: of dense layers
+  bool mamba = false;                       ///< a hybrid's mixers
   bool experts = false;                     ///< a whole mixture
   bool router = false, preprocess = false;  ///< norm, shared experts and router of a mixture; its permutation, too
   bool keeps_moe_norm = false;              ///< returns the norm before a mixture, which cannot be recomputed then
   bool clones_gradients = false;            ///< parameters' gradients leave as clones: TE 2.19 (pull request 2937)
-  bool any() const { return attention || mlp || experts || router; }
+  bool any() const { return attention || mlp || mamba || experts || router; }
 };
 
 struct Dimensions {

@@ -31,22 +31,29 @@ void GraphWriter::replay(const std::string& direction) {
   w_.home(Tensor::Home::graph_pool);
 }
 
-std::uint32_t GraphWriter::enter(bool attention) {
-  const Int bytes = d_.boundary_bytes();
-  const auto input = static_buffer("CUDA graph inputs", bytes);
-  if (attention) {
-    // transformer_layer.py, _get_te_cuda_graph_replay_args: zeros of all pairs, anew for every layer.
-    const Int mask = d_.b * d_.s * d_.s * d_.cp;
-    kept_.push_back(static_buffer("CUDA graph attention masks", mask));
-    const auto zeros = w_.allocate("CUDA graph attention mask", mask);
-    w_.launch("CUDA graph attention mask", {"copy.d2d", {mask / 2}});  // written, not read
-    w_.launch("CUDA graph input", {"copy.d2d", {bytes}});
-    w_.launch("CUDA graph mask", {"copy.d2d", {mask}});
-    if (d_.rope && !d_.mla) w_.launch("CUDA graph rotary table", {"copy.d2d", {4 * d_.s * d_.head_dim}});
-    w_.free(zeros);
-  } else {
-    w_.launch("CUDA graph input", {"copy.d2d", {bytes}});
-  }
+std::uint32_t GraphWriter::zeros() {
+  const auto zeros = w_.allocate("CUDA graph attention mask", mask_bytes());
+  w_.launch("CUDA graph attention mask", {"copy.d2d", {mask_bytes() / 2}});  // written, not read
+  return zeros;
+}
+
+std::uint32_t GraphWriter::enter(bool masked) {
+  const auto input = static_buffer("CUDA graph inputs", d_.boundary_bytes());
+  const auto mask = masked ? zeros() : no_tensor;
+  w_.launch("CUDA graph input", {"copy.d2d", {d_.boundary_bytes()}});
+  w_.free(mask);
+  replay("forward");
+  return input;
+}
+
+std::uint32_t GraphWriter::enter_attention() {
+  const auto input = static_buffer("CUDA graph inputs of attention", d_.boundary_bytes());
+  kept_.push_back(static_buffer("CUDA graph attention masks", mask_bytes()));
+  const auto mask = zeros();
+  w_.launch("CUDA graph input", {"copy.d2d", {d_.boundary_bytes()}});
+  w_.launch("CUDA graph mask", {"copy.d2d", {mask_bytes()}});
+  if (d_.rope && !d_.mla) w_.launch("CUDA graph rotary table", {"copy.d2d", {4 * d_.s * d_.head_dim}});
+  w_.free(mask);
   replay("forward");
   return input;
 }
@@ -83,8 +90,12 @@ void GraphWriter::mlp_done() {
 
 std::uint32_t GraphWriter::input_gradient(bool is_output) {
   const auto gradient = w_.tensor("CUDA graph input gradient", d_.boundary_bytes(), Tensor::Home::graph_gradient);
-  if (is_output) w_.piece().tensors[gradient].stream = Stream::gradient;
+  if (is_output) leaves_as_output(w_, gradient);
   return gradient;
+}
+
+void GraphWriter::leaves_as_output(PieceBuilder& builder, std::uint32_t gradient) {
+  builder.piece().tensors[gradient].stream = Stream::gradient;
 }
 
 void GraphWriter::leave_backward() {

@@ -18,9 +18,12 @@ class GraphWriter {
  public:
   GraphWriter(PieceBuilder& builder, const Dimensions& dimensions) : w_(builder), d_(dimensions) {}
 
-  /// Copies a layer's stream into a static buffer, which is returned, and begins the graph. `attention`: with a mask
-  /// and the rotary table.
-  std::uint32_t enter(bool attention);
+  /// Copies a layer's stream into a static buffer, which is returned, and begins the graph. `masked`: called with a
+  /// mask that the graph does not read.
+  std::uint32_t enter(bool masked);
+  /// The same with attention, whose mask and rotary table are copied, too. Its buffers serve no other graphs
+  /// (cuda_graphs.py, sample_keys).
+  std::uint32_t enter_attention();
   /// What the graph puts out: these become views of it.
   void put_out(std::initializer_list<std::uint32_t*> outputs);
   void leave() { w_.home(Tensor::Home::allocator); }
@@ -39,10 +42,14 @@ class GraphWriter {
   /// The gradient of the graph's input, not yet allocated. `is_output`: the input leaves as an output, too; autograd
   /// then adds on the stream of the warm-up (seen in recorded allocations).
   std::uint32_t input_gradient(bool is_output);
+  static void leaves_as_output(PieceBuilder& builder, std::uint32_t gradient);
 
  private:
   std::uint32_t static_buffer(const std::string& owner, Int bytes);
   void replay(const std::string& direction);
+  /// transformer_layer.py, _get_te_cuda_graph_replay_args: zeros of all pairs, anew for every layer.
+  std::uint32_t zeros();
+  Int mask_bytes() const { return d_.b * d_.s * d_.s * d_.cp; }
   void copied(const char* name, Int bytes, const char* host_family);
 
   PieceBuilder& w_;

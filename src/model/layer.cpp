@@ -34,6 +34,18 @@ std::unique_ptr<Mlp> mlp(PieceBuilder& w, const Dimensions& d, const LayerKind& 
 
 }  // namespace
 
+GraphedParts graphed_parts(const Dimensions& d, const LayerKind& kind) {
+  GraphedParts g;
+  if (kind.in_depth) return g;
+  if (kind.parts != Parts::mlp) g.mixer = kind.mamba ? d.graphs.mamba : d.graphs.attention;
+  if (kind.parts != Parts::mixer) {
+    g.mlp = kind.moe ? d.graphs.experts : d.graphs.mlp;
+    g.router = kind.moe && d.graphs.router;
+  }
+  g.begins = kind.parts == Parts::mlp ? g.mlp || g.router : g.mixer;
+  return g;
+}
+
 LayerWriter::LayerWriter(PieceBuilder& builder, const Dimensions& dimensions, const LayerKind& kind)
     : w_(builder),
       d_(dimensions),
@@ -43,16 +55,15 @@ LayerWriter::LayerWriter(PieceBuilder& builder, const Dimensions& dimensions, co
       attention_add_(builder, dimensions, kind.mamba ? "mamba residual" : "attention residual", dimensions.bias),
       mlp_add_(builder, dimensions, "mlp residual", dimensions.bias && !kind.moe),
       graph_(builder, dimensions),
-      graphs_attention_(dimensions.graphs.attention),
-      graphs_mlp_(kind.moe ? dimensions.graphs.experts : dimensions.graphs.mlp),
-      graphs_router_(kind.moe && dimensions.graphs.router),
+      graphed_(graphed_parts(dimensions, kind)),
+      transformer_(!kind.mamba),
       attention_norm_(dimensions.separate_norms || (dimensions.mla && !dimensions.fused_down)),
       mlp_norm_(dimensions.separate_norms || kind.moe) {
-  if (graphs_router_) static_cast<MixtureOfExperts&>(*mlp_).begin_in(graph_);
+  if (graphed_.router) static_cast<MixtureOfExperts&>(*mlp_).begin_in(graph_);
 }
 
 void LayerWriter::attention_forward(std::uint32_t sum, bool grad) {
-  if (graphs_attention_) kept_input_ = graph_.enter(true);
+  if (graphed_.mixer) kept_input_ = transformer_ ? graph_.enter_attention() : graph_.enter(false);
   offload_.begin(Offload::attn_norm, grad && attention_norm_);
   const auto attended = attention_->forward(grad);
   if (sum == no_tensor) sum = residual_ = w_.tensor("attention.residual", 2 * d_.local * d_.h);
@@ -64,7 +75,7 @@ void LayerWriter::attention_forward(std::uint32_t sum, bool grad) {
 std::uint32_t LayerWriter::mlp_forward(std::uint32_t y, bool grad) {
   offload_.begin(Offload::mlp_norm, grad && mlp_norm_);
   const auto out = mlp_->forward(grad);
-  const auto sum = graphs_mlp_ ? graph_.output() : y;
+  const auto sum = graphed_.mlp ? graph_.output() : y;
   mlp_add_.forward(sum, out, grad);
   offload_.saves(Offload::mlp_norm, {attention_ ? residual_ : w_.layer_input()});
   offload_.commit(Offload::mlp_norm);
@@ -72,23 +83,42 @@ std::uint32_t LayerWriter::mlp_forward(std::uint32_t y, bool grad) {
 }
 
 void LayerWriter::forward(std::uint32_t y, bool grad) {
-  if (!attention_) {
-    mlp_forward(y, grad);
+  if (!attention_ || !mlp_) {
+    if (graphed_.any()) return graphed_part_forward(y, grad);
+    if (mlp_)
+      mlp_forward(y, grad);
+    else
+      attention_forward(y, grad);
     return;
   }
-  if (!mlp_) return attention_forward(y, grad);
   attention_forward(no_tensor, grad);
   auto replaced = no_tensor;  // what a graph has copied; a frame names it until the layer returns
-  if (graphs_attention_) {
+  if (graphed_.mixer) {
     replaced = w_.layer_input();
-    if (!graphs_mlp_) graph_.put_out({&residual_});
-    if (!graphs_mlp_ && !graphs_router_) graph_.leave();
-  } else if (graphs()) {
+    if (!graphed_.mlp) graph_.put_out({&residual_});
+    if (!graphed_.mlp && !graphed_.router) graph_.leave();
+  } else if (graphed_.any()) {
     replaced = std::exchange(residual_, graph_.enter(false));
   }
   const auto sum = mlp_forward(y, grad);
-  if (graphs_mlp_) graph_.leave_with(sum, y);
+  if (graphed_.mlp) graph_.leave_with(sum, y);
   w_.free(replaced);
+  if (!grad) w_.release(residual_);
+}
+
+/// A hybrid's layer: all of it, or of a mixture what comes before the dispatch. Replayed with a mask that only
+/// attention copies (transformer_layer.py, _get_te_cuda_graph_replay_args) where attention's layers are captured, too.
+void LayerWriter::graphed_part_forward(std::uint32_t y, bool grad) {
+  if (mlp_) residual_ = graph_.enter(d_.graphs.attention);
+  auto sum = y;
+  if (attention_) {
+    sum = graph_.output();
+    attention_forward(sum, grad);
+  } else {
+    sum = mlp_forward(y, grad);
+  }
+  if (!graphed_.router) graph_.leave_with(sum, y);
+  w_.free(w_.layer_input());
   if (!grad) w_.release(residual_);
 }
 
@@ -109,10 +139,10 @@ std::uint32_t LayerWriter::attention_backward() {
 
 /// Static gradients are not added to in place, nor those that a graph returns: each sum with one is a new tensor.
 std::uint32_t LayerWriter::graphed_backward(std::uint32_t x, std::uint32_t dy, bool frees_dy) {
-  const bool begins_in_mlp = graphs_mlp_ || graphs_router_;
-  const auto dx = x == Piece::input   ? Piece::input_gradient
-                  : graphs_attention_ ? graph_.input_gradient(false)
-                                      : w_.tensor(residual_gradient, d_.boundary_bytes());
+  const bool begins_in_mlp = graphed_.mlp || graphed_.router;
+  const auto dx = x == Piece::input ? Piece::input_gradient
+                  : graphed_.mixer  ? graph_.input_gradient(false)
+                                    : w_.tensor(residual_gradient, d_.boundary_bytes());
   const auto given = frees_dy ? dy : no_tensor;
   const auto finish = [&](std::uint32_t dresidual) {
     const auto dattention = attention_backward();
@@ -121,20 +151,20 @@ std::uint32_t LayerWriter::graphed_backward(std::uint32_t x, std::uint32_t dy, b
     w_.free({dattention, dresidual});
   };
   if (begins_in_mlp) graph_.copy(given, d_.boundary_bytes());
-  if (graphs_mlp_) graph_.enter_backward();
+  if (graphed_.mlp) graph_.enter_backward();
   const auto dmlp = mlp_backward();
   graph_.mlp_done();
   auto sum = dx;
   if (!begins_in_mlp)
     sum = w_.tensor(residual_gradient, d_.boundary_bytes());
-  else if (!graphs_attention_)
-    sum = graph_.input_gradient(graphs_router_);
+  else if (!graphed_.mixer)
+    sum = graph_.input_gradient(graphed_.router);
   w_.allocate(sum);
   add("gradient accumulation");
   w_.free(dmlp);
-  if (begins_in_mlp && graphs_attention_) {  // one graph: the sum is its own
+  if (begins_in_mlp && graphed_.mixer) {  // one graph: the sum is its own
     accumulate(attention_backward());
-  } else if (graphs_attention_) {
+  } else if (graphed_.mixer) {
     w_.free(given);
     graph_.copy(sum, d_.boundary_bytes());
     graph_.enter_backward();
@@ -142,14 +172,29 @@ std::uint32_t LayerWriter::graphed_backward(std::uint32_t x, std::uint32_t dy, b
   }
   graph_.leave_backward();
   w_.release(kept_input_);
-  if (graphs_attention_) return dx;
+  if (graphed_.mixer) return dx;
   finish(sum);
   w_.free(x);
   return dx;
 }
 
+std::uint32_t LayerWriter::graphed_part_backward(std::uint32_t x, std::uint32_t dy, bool frees_dy) {
+  const auto dx = x == Piece::input ? Piece::input_gradient : graph_.input_gradient(graphed_.router);
+  graph_.copy(frees_dy ? dy : no_tensor, d_.boundary_bytes());
+  if (!graphed_.router) graph_.enter_backward();
+  const auto part = mlp_ ? mlp_backward() : attention_backward();
+  if (mlp_) graph_.mlp_done();
+  w_.allocate(dx);
+  add("gradient accumulation");
+  w_.free(part);
+  graph_.leave_backward();
+  w_.release(kept_input_);
+  return dx;
+}
+
 std::uint32_t LayerWriter::backward(std::uint32_t x, std::uint32_t dy, bool out_of_place, bool frees_dy) {
-  if (graphs()) return graphed_backward(x, dy, frees_dy);
+  if (graphed_.any())
+    return attention_ && mlp_ ? graphed_backward(x, dy, frees_dy) : graphed_part_backward(x, dy, frees_dy);
   const auto dmlp = mlp_ ? mlp_backward() : attention_backward();
   auto total = dy;
   if (out_of_place) {
@@ -177,11 +222,14 @@ Piece layer_piece(Owners& owners, const Dimensions& d, const std::vector<LayerKi
   PieceBuilder w(owners, n > 1 ? "layer group" : "layer");
   w.border(Piece::input, "layer input", d.boundary_bytes());
   using Home = Tensor::Home;
-  const bool output_graphed = kind.moe ? d.graphs.experts : d.graphs.mlp;
-  w.border(Piece::output, "layer input", d.boundary_bytes(), output_graphed ? Home::view : Home::allocator);
+  const GraphedParts graphed = graphed_parts(d, kind);
+  const bool ends_graphed = graphed.mlp || (graphed.mixer && kind.parts == Parts::mixer);
+  w.border(Piece::output, "layer input", d.boundary_bytes(), ends_graphed ? Home::view : Home::allocator);
   w.border(Piece::output_gradient, residual_gradient, d.boundary_bytes());
   w.border(Piece::input_gradient, residual_gradient, d.boundary_bytes(),
-           d.graphs.attention ? Home::graph_gradient : Home::allocator);
+           graphed.begins ? Home::graph_gradient : Home::allocator);
+  if (graphed.begins && graphed.router && kind.parts == Parts::mlp)
+    GraphWriter::leaves_as_output(w, Piece::input_gradient);
   std::vector<LayerWriter> layers;
   for (const LayerKind& each : kinds) layers.emplace_back(w, d, each);
 

@@ -42,13 +42,24 @@ struct LayerKind {
   bool mamba = false;   ///< a Mamba-2 mixer in attention's place
   Parts parts = Parts::both;
   bool ends = false;        ///< the first layer of a frozen model: its input needs no gradient
+  bool in_depth = false;    ///< of a hybrid's depth of multi-token prediction
   bool final_norm = false;  ///< its combine node ends with the decoder's final norm (expert-parallel overlap)
-  bool last = false;     ///< last of its chunk: its output gradient comes from outside, so autograd adds out of place
-  int checkpointed = 0;  ///< layers under one activation checkpoint (full recompute); 0: none
-  AnyWidth any_width;    ///< of the activation of its MLP or shared experts
-  Unit unit;             ///< of Megatron-FSDP
+  bool last = false;        ///< of its chunk, or a graph follows: autograd adds to its output's gradient out of place
+  int checkpointed = 0;     ///< layers under one activation checkpoint (full recompute); 0: none
+  AnyWidth any_width;       ///< of the activation of its MLP or shared experts
+  Unit unit;                ///< of Megatron-FSDP
   friend auto operator<=>(const LayerKind&, const LayerKind&) = default;
 };
+
+/// What of a layer a CUDA graph holds. A hybrid's layers are captured as they are; those of its depths of multi-token
+/// prediction are not: their stack is no layer (core_r0.19.0 transformer/cuda_graphs.py:2043, _layer_is_graphable).
+struct GraphedParts {
+  bool mixer = false, mlp = false;
+  bool router = false;  ///< of a mixture: the norm up to the dispatch
+  bool begins = false;  ///< with the layer, whose input's gradient is then the graph's
+  bool any() const { return mixer || mlp || router; }
+};
+GraphedParts graphed_parts(const Dimensions& dimensions, const LayerKind& kind);
 
 /// One layer, or those that share a checkpoint.
 Piece layer_piece(Owners& owners, const Dimensions& dimensions, const std::vector<LayerKind>& kinds);

@@ -24,8 +24,9 @@ class LayerWriter {
  private:
   void attention_forward(std::uint32_t sum, bool grad);   ///< no `sum`: it becomes residual_
   std::uint32_t mlp_forward(std::uint32_t y, bool grad);  ///< returns the sum: y, or a graph's
-  bool graphs() const { return graphs_attention_ || graphs_mlp_ || graphs_router_; }
+  void graphed_part_forward(std::uint32_t y, bool grad);
   std::uint32_t graphed_backward(std::uint32_t x, std::uint32_t dy, bool frees_dy);
+  std::uint32_t graphed_part_backward(std::uint32_t x, std::uint32_t dy, bool frees_dy);
   std::uint32_t attention_backward();
   std::uint32_t mlp_backward();
   void add(const std::string& name) { w_.launch(name, {"add", {d_.local * d_.h}}); }
@@ -40,7 +41,8 @@ class LayerWriter {
   OffloadWriter offload_;
   ResidualAdd attention_add_, mlp_add_;
   GraphWriter graph_;
-  const bool graphs_attention_, graphs_mlp_, graphs_router_;  ///< router: the norm up to the dispatch
+  const GraphedParts graphed_;
+  const bool transformer_;                ///< a TransformerLayer, whose graphs are called with a mask
   const bool attention_norm_, mlp_norm_;  ///< modules of their own, so that their input can be offloaded
   std::uint32_t residual_ = no_tensor, kept_input_ = no_tensor;
 };

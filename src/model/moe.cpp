@@ -67,21 +67,31 @@ std::uint32_t MixtureOfExperts::project_up(std::uint32_t rows, bool grad) {
 
 void MixtureOfExperts::leave_graph() {
   if (d_.graphs.preprocess) dispatcher_.put_out(*graph_);
-  graph_->put_out({&shared_output_});
+  graph_->put_out({&latent_, &shared_output_});
   graph_->leave();
+}
+
+/// Of the projected rows; frees `gradient` with its weight's, unless a graph has it.
+std::uint32_t MixtureOfExperts::project_down_backward(std::uint32_t gradient, bool frees) {
+  const auto projected = linear_.column_backward(down_, down_input_);
+  if (frees) linear_.weight_gradients.put([this, gradient] { w_.free(gradient); });
+  return projected;
 }
 
 /// Copies the gradients of what the graph has put out: rows or hidden states, their probabilities, the shared experts'
 /// output. `gradient` is the first; returns that of what the router has read.
 std::uint32_t MixtureOfExperts::enter_graph(std::uint32_t gradient) {
   const bool rows = d_.graphs.preprocess && dispatcher_.permutes_first();
-  const Int size = 2 * d_.h, count = rows ? m_.routed : d_.local;
+  const bool latent = m_.latent && d_.graphs.preprocess;  // projected inside
+  const Int size = 2 * (latent || rows ? m_.width : d_.h), count = rows ? m_.routed : d_.local;
   const auto given = graph_->copy(gradient, size * count);
   graph_->copy(no_tensor, m_.router_bytes * (rows ? m_.routed : d_.local * m_.experts));
   if (m_.shared > 0 && !m_.shared_overlap) graph_->copy(no_tensor, d_.boundary_bytes());
   graph_->enter_backward();
   norm_.replay();
-  if (rows) return dispatcher_.preprocess_backward(given);
+  const auto sent = rows ? dispatcher_.preprocess_backward(given) : given;
+  if (latent) return project_down_backward(sent, rows);
+  if (rows) return sent;
   return w_.allocate("moe.input_gradient", d_.boundary_bytes());  // a static gradient is not added to in place
 }
 
@@ -205,9 +215,7 @@ std::uint32_t MixtureOfExperts::prepare_backward(std::uint32_t gradient) {
   auto input = dispatcher_.preprocess_backward(gradient);
   if (!d_.ep_overlap) step(gradient, input);
   if (m_.latent) {
-    const auto projected = linear_.column_backward(down_, down_input_);
-    if (input != gradient || !d_.ep_overlap) linear_.weight_gradients.put([this, input] { w_.free(input); });
-    return inputs_backward(projected);
+    return inputs_backward(project_down_backward(input, input != gradient || !d_.ep_overlap));
   }
   // The node's output gradient lives as long as the node: the sum with the router's part is another tensor.
   if (d_.ep_overlap && input == gradient) input = w_.allocate("moe.input_gradient", 2 * d_.local * d_.h);
@@ -244,6 +252,7 @@ std::uint32_t MixtureOfExperts::backward(std::uint32_t dropped) {
   gradient = dispatch_backward(compute_backward(gradient));
   if (graph_ != nullptr && !(d_.graphs.preprocess && dispatcher_.permutes_first()))
     gradient = step(gradient, dispatcher_.preprocess_backward(gradient));
+  if (graph_ != nullptr && m_.latent && !d_.graphs.preprocess) gradient = project_down_backward(gradient, true);
   const auto dx = graph_ != nullptr ? inputs_backward(enter_graph(gradient)) : prepare_backward(gradient);
   w_.free({replayed, dropped});
   return dx;

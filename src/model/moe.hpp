@@ -50,6 +50,7 @@ class MixtureOfExperts : public Mlp {
   std::uint32_t communicate_back(bool grad);
   std::uint32_t finish(std::uint32_t combined, bool grad);
   void project_down(bool grad);
+  std::uint32_t project_down_backward(std::uint32_t gradient, bool frees);
   std::uint32_t project_up(std::uint32_t rows, bool grad);
   std::uint32_t step(std::uint32_t from, std::uint32_t to);
 

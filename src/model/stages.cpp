@@ -56,6 +56,7 @@ std::vector<LayerKind> hybrid_mtp_kinds(const Scenario& s, const Dimensions& d) 
   std::vector<LayerKind> kinds;
   for (const char letter : scenario::hybrid_mtp_layers(s)) {
     LayerKind& kind = kinds.emplace_back();
+    kind.in_depth = true;
     kind.fp8 = d.precision.recipe != Recipe::bf16;
     kind.moe = letter == 'E';
     kind.mamba = letter == 'M';
@@ -210,7 +211,10 @@ Chunk build_chunk(const Scenario& s, const Dimensions& d, Pieces& pieces, const 
     for (LayerKind& kind : kinds) kind.checkpointed = group;
     kinds.front().ends = d.frozen() && stage.embedding && i == 0 && group == 0;
     LayerKind& last = kinds.back();
-    last.last = group == 0 && i + covers == count;
+    // What a graph returns is not added to in place, either.
+    const bool before_graph = i + covers < count && !graphed_parts(d, last).any() &&
+                              graphed_parts(d, all[static_cast<std::size_t>(i + covers)]).begins;
+    last.last = group == 0 && (i + covers == count || before_graph);
     const bool ends = i + covers == count && (d.mtp_layers > 0 ? *own + 1 == s.model.num_layers : stage.loss);
     normed = last.final_norm = d.ep_overlap && last.moe && ends;
     add(pieces.layers(kinds), static_cast<int>(*own));

@@ -1,4 +1,6 @@
 // CUDA graphs: TransformerConfig.__post_init__ and the checks of the argument parser.
+#include <algorithm>
+
 #include "pipewright/scenario/derived.hpp"
 #include "rules.hpp"
 
@@ -14,6 +16,12 @@ bool per_layer(const Scenario& s) {
 }
 bool drop_and_pad(const Scenario& s) {
   return s.settings.moe_expert_capacity_factor.has_value() && s.settings.moe_pad_expert_input_to_capacity;
+}
+/// It asks moe_layer_freq alone, which a hybrid's pattern leaves at 1.
+bool seems_all_moe(const Scenario& s) {
+  if (!scenario::is_hybrid(s)) return !has_dense_layer(s);
+  const auto& frequency = s.model.moe_layer_freq;
+  return std::ranges::all_of(frequency, [](auto each) { return each == 1; });
 }
 bool graphs_with_fine_grained(const Scenario& s) { return graphs(s) && s.settings.fine_grained_activation_offloading; }
 
@@ -95,7 +103,7 @@ std::vector<Rule> graph_rules() {
        core,
        {"cuda_graph_modules", "moe_layer_freq"},
        everywhere,
-       [](const Scenario& s) { return per_layer(s) && captures(s, "mlp") && moe_model(s) && !has_dense_layer(s); },
+       [](const Scenario& s) { return per_layer(s) && captures(s, "mlp") && moe_model(s) && seems_all_moe(s); },
        "mlp cuda graph is only supported for dense layers, but not found in the model.",
        "take mlp out of cuda_graph_modules"},
       {"graphs.moe-needs-drop-and-pad",

@@ -47,7 +47,7 @@ const Limit limits[] = {
     {{"CUDA graphs of modules",
       USES(s.settings.cuda_graph_impl != "none" && s.settings.cuda_graph_impl != "full_iteration"),
       "cuda_graph_impl=transformer_engine"},
-     delta | hybrid | fsdp},
+     delta | fsdp},
     {{"a CUDA graph of the iteration", USES(s.settings.cuda_graph_impl == "full_iteration"),
       "cuda_graph_impl=full_iteration"},
      fsdp},

@@ -81,12 +81,10 @@ bool varies_in_graph(const Scenario& s) {
          !(o.moe_pad_expert_input_to_capacity && o.moe_expert_capacity_factor);
 }
 bool projects_latent(const Scenario& s) { return has_experts(s) && s.model.moe_latent_size; }
-bool graphs_latent(const Scenario& s) {
-  return projects_latent(s) && (graphs_module(s, "moe_router") || graphs_module(s, "moe"));
-}
 /// Depths that the pattern does not build: Megatron warns and has none.
 bool lacks_depths(const Scenario& s) { return s.model.mtp_num_layers.value_or(0) > 0 && hybrid_mtp_part(s).empty(); }
-bool graphs_mamba(const Scenario& s) { return !s.settings.cuda_graph_modules.empty() && graphs_module(s, "mamba"); }
+/// A hybrid's depths are HybridStacks, which are not captured.
+bool graphs_depths(const Scenario& s) { return s.model.mtp_num_layers.value_or(0) > 0 && !is_hybrid(s); }
 bool moves_or_graphs(const Scenario& s) {
   return s.settings.cpu_offloading || s.settings.fine_grained_activation_offloading || graphs_modules(s);
 }
@@ -453,20 +451,18 @@ const std::vector<RefusedField>& refused_rows() {
       {"cuda_graph_impl", "CUDA graphs of whole layers, and Megatron's own (local)",
        [](const Scenario& s) { return s.settings.cuda_graph_impl == "local"; }},
       {"cuda_graph_modules",
-       "graphs of mamba layers, of routers and whole mixtures with latent projections, of whole mixtures whose rows "
-       "vary, beside expert-parallel overlap, MTP or offload",
+       "graphs of whole mixtures whose rows vary, beside expert-parallel overlap, beside MTP except in hybrids, whose "
+       "depths are not captured, or beside activation offload",
        [](const Scenario& s) {
          const auto& o = s.settings;
          if (o.cuda_graph_impl != "transformer_engine" || o.cuda_graph_modules == Strings{"mlp"}) return false;
-         return graphs_mamba(s) || graphs_latent(s) || varies_in_graph(s) || o.overlap_moe_expert_parallel_comm ||
-                s.model.mtp_num_layers.value_or(0) > 0 || o.fine_grained_activation_offloading;
+         return varies_in_graph(s) || o.overlap_moe_expert_parallel_comm || graphs_depths(s) ||
+                o.fine_grained_activation_offloading;
        },
        [](const Scenario& s) {
-         return those("graphs ", {{graphs_mamba(s), "of mamba layers"},
-                                  {graphs_latent(s), "of routers and mixtures with latent projections"},
-                                  {varies_in_graph(s), "of whole mixtures whose rows vary"},
+         return those("graphs ", {{varies_in_graph(s), "of whole mixtures whose rows vary"},
                                   {s.settings.overlap_moe_expert_parallel_comm, "beside expert-parallel overlap"},
-                                  {s.model.mtp_num_layers.value_or(0) > 0, "beside MTP"},
+                                  {graphs_depths(s), "beside MTP"},
                                   {s.settings.fine_grained_activation_offloading, "beside activation offload"}});
        }},
       {"cuda_graph_retain_backward_graph", "autograd's graph kept at capture",

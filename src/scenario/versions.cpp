@@ -36,7 +36,7 @@ std::optional<Version> parse_version(std::string_view text) {
   for (const auto& row : table_of_versions) {
     if (!text.starts_with(row.name)) continue;
     const auto rest = text.substr(row.name.size());
-    if (row.kind == VersionKind::release ? is_patch(rest) : rest.empty()) return row.version;
+    if (rest.empty() || (row.kind == VersionKind::release && is_patch(rest))) return row.version;
   }
   return std::nullopt;
 }

@@ -59,6 +59,25 @@ bool is_refused_variable(const std::string& name, const std::string& value, std:
 
 }  // namespace
 
+TEST_CASE("a flag that is carried is one of the parser's, and sets the field of which it is the flag") {
+  for (const auto& row : emit::carried()) {
+    CAPTURE(std::string(row.field));
+    if (row.flag.empty()) {
+      std::string name = "--" + std::string(row.field);
+      std::ranges::replace(name, '_', '-');
+      CHECK(emit::find_flag(name) == nullptr);
+      CHECK(emit::find_other_flag(name) == nullptr);
+      continue;
+    }
+    REQUIRE(emit::find_other_flag(row.flag) != nullptr);
+    const std::string value = row.field == "rope_scaling" ? "" : " 4.0";
+    const auto s = import(plain + std::string(row.flag) + value).scenario;
+    CHECK(s.model.other.contains(std::string(row.field)));
+    const auto words = emit::words(emit::megatron(s));
+    CHECK(std::ranges::find(words, row.flag) != words.end());
+  }
+}
+
 TEST_CASE("what --set has refused the command line has, too") {
   const std::string fsdp = plain + "--use-megatron-fsdp --ckpt-format fsdp_dtensor --no-gradient-accumulation-fusion ",
                     hybrid = plain + "--is-hybrid-model --hybrid-layer-pattern M*M-M*M- ";

@@ -69,6 +69,10 @@ scenario::Scenario random_scenario() {
     chosen += (chosen.empty() ? "" : "; ") + std::string(*rc::gen::elementOf(test::changes));
   auto s = test::scenario(base == "mla" ? "moe" : base, chosen);
   scenario::set(s, "megatron_core=" + *rc::gen::elementOf(scenario::stated_names(scenario::all_versions)));
+  if (*rc::gen::inRange(0, 3) == 0)
+    for (const auto& row : emit::carried())
+      if (*rc::gen::arbitrary<bool>())
+        scenario::set(s, "model." + std::string(row.field) + (row.field == "rope_scaling" ? "=true" : "=4.0"));
   return s;
 }
 
@@ -80,9 +84,10 @@ void flags_parse(const scenario::Scenario& s) {
   for (const auto& word : emit::words(emit::megatron(s))) {
     if (word.starts_with("--")) {
       const auto known = real.find(word);
+      const auto* other = emit::find_other_flag(word);  // carried
       RC_LOG() << word << " in " << s.software.megatron_core << "\n";
-      RC_ASSERT(known != real.end());
-      allowed = &known->second;
+      RC_ASSERT(known != real.end() || (other != nullptr && emit::has(other->versions, s.software)));
+      allowed = known != real.end() ? &known->second : nullptr;
     } else if (allowed != nullptr && !allowed->empty()) {
       RC_LOG() << word << "\n";
       RC_ASSERT(allowed->contains(word));

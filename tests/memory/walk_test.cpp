@@ -364,6 +364,39 @@ TEST_CASE("graphs of a mixture, whatever they hold: what a step allocates it fre
       }
 }
 
+TEST_CASE("graphs of a hybrid, whatever they hold: what a step allocates it frees, but for static buffers") {
+  for (const char* pattern : {"MEM*EME-M|EM*EM-M", "MEM*E-|M*EME|MEM|*E"})
+    for (const char* modules : {"[mamba]", "[attn]", "[mlp]", "[mamba, attn]", "[moe_router]",
+                                "[mamba, attn, moe_router, moe_preprocess]", "[mamba, mlp, moe_router]"}) {
+      auto s = scenario::read("../real/n_nano_pp2.yaml");
+      scenario::set(s, std::string("hybrid_layer_pattern=") + pattern);
+      scenario::set(s, "num_layers=" + std::to_string(scenario::hybrid_layers(s).size()));
+      const auto eager = walk(s, 1);
+      for (const std::string& setting :
+           {std::string("use_te_rng_tracker=true"), std::string("cuda_graph_impl=transformer_engine"),
+            "cuda_graph_modules=" + std::string(modules)})
+        scenario::set(s, setting);
+      CAPTURE(pattern);
+      CAPTURE(modules);
+      std::map<std::uint32_t, std::int64_t> live, pool;
+      std::int64_t bytes = 0;
+      const auto w = walk(s, 1, [&](const memory::Event& event) {
+        auto& blocks = event.graph ? pool : live;
+        if (event.kind == memory::Event::Kind::allocate) {
+          CHECK(blocks.emplace(event.block, event.bytes.value).second);
+          if (!event.graph) bytes += memory::block_bytes(event.bytes.value);
+        } else if (event.kind == memory::Event::Kind::free) {
+          if (!event.graph) bytes -= memory::block_bytes(blocks[event.block]);
+          CHECK(blocks.erase(event.block) == 1);
+        }
+      });
+      CHECK(w.after_step.value - bytes <= static_cast<std::int64_t>(live.size()) << 20);  // unsplit rests
+      CHECK(pool.size() <= 2);  // the last gradient that a graph has returned
+      CHECK(w.graph_pool.value > 0);
+      CHECK(w.after_step > eager.after_step);  // static buffers
+    }
+}
+
 TEST_CASE("recompute never raises the peak, except core attention") {
   const auto peak = [](const std::string& settings) { return walk(small(4, 2, 8, settings), 0).peak_allocated; };
   const auto none = peak("");

@@ -298,11 +298,10 @@ TEST_CASE("what of hybrids was not measured is refused by name") {
   CHECK_NOTHROW(refuse_unmodelled(with(nemotron_h(), {"mamba_head_dim=80"})));
   CHECK_NOTHROW(refuse_unmodelled(with(nemotron_h(), {"mamba_state_dim=256"})));
   CHECK_THROWS_AS(refuse_unmodelled(with(nemotron_h(), {"mamba_head_dim=80", "mamba_state_dim=256"})), UsageError);
-  for (const char* more :
-       {"hybrid_layer_pattern=M-M-M-MG-M-", "hybrid_layer_pattern=M-M-M-M+-M-", "mtp_num_layers=1", "optimizer=muon",
-        "add_bias_linear=true", "transformer_impl=local", "mamba_head_dim=96", "mamba_state_dim=64",
-        "cuda_graph_impl=transformer_engine", "fine_grained_activation_offloading=true", "delay_wgrad_compute=true",
-        "lora_target_modules=[linear_qkv]", "use_megatron_fsdp=true", "deterministic_mode=true"}) {
+  for (const char* more : {"hybrid_layer_pattern=M-M-M-MG-M-", "hybrid_layer_pattern=M-M-M-M+-M-", "mtp_num_layers=1",
+                           "optimizer=muon", "add_bias_linear=true", "transformer_impl=local", "mamba_head_dim=96",
+                           "mamba_state_dim=64", "fine_grained_activation_offloading=true", "delay_wgrad_compute=true",
+                           "lora_target_modules=[linear_qkv]", "use_megatron_fsdp=true", "deterministic_mode=true"}) {
     CAPTURE(std::string(more));
     CHECK_THROWS_AS(refuse_unmodelled(with(nemotron_h(), {more})), UsageError);
   }
@@ -310,20 +309,83 @@ TEST_CASE("what of hybrids was not measured is refused by name") {
   CHECK_THROWS_AS(refuse_unmodelled(with(nemotron_h(), {"num_gpus=2", "tensor_model_parallel_size=2"})), UsageError);
 }
 
-TEST_CASE("what is refused beside a hybrid is built where that is let through: graphs of modules launch one by one") {
-  const auto mixture = with_all(
-      nemotron_h(), {"hybrid_layer_pattern=ME-*ME-*ME-", "num_moe_experts=16", "moe_router_topk=2",
-                     "moe_ffn_hidden_size=1856", "moe_grouped_gemm=true", "moe_shared_expert_intermediate_size=3712"});
-  const auto launched = [](const scenario::Scenario& s) {
-    std::size_t kernels = 0;
-    for (const auto& piece : pipewright::test::build(s).pieces) kernels += piece.kernels.size();
-    return kernels;
+// cuda_graphs.py, _layer_is_graphable; mamba_layer.py: a mixer's forward as a whole.
+TEST_CASE("graphs of a hybrid hold the layers whose modules are named, and launch the same kernels") {
+  struct Case {
+    const char* modules;
+    const char* captured;  ///< letters
   };
-  for (const char* modules : {"[]", "[attn]", "[mlp]", "[mamba]", "[moe_router]", "[moe_router, moe_preprocess]",
-                              "[attn, mamba, moe_router, moe_preprocess]"}) {
+  const auto mixture = with_all(
+      nemotron_h(), {"hybrid_layer_pattern=ME-*ME-*MEM", "num_moe_experts=16", "moe_router_topk=2",
+                     "moe_ffn_hidden_size=1856", "moe_grouped_gemm=true", "moe_shared_expert_intermediate_size=3712"});
+  const auto kernels = [](const model::Stages& stages) {
+    std::map<std::string, int> all;
+    for (const auto& chunk : stages.ranks[0].chunks)
+      for (const auto piece : chunk.pieces)
+        for (const auto& kernel : stages.pieces[piece].kernels)
+          if (kernel.name.find("CUDA graph") == std::string::npos) ++all[kernel.name];
+    return all;
+  };
+  const auto eager = pipewright::test::build(mixture);
+  for (const auto& [modules, captured] : {Case{"[attn]", "*"},
+                                          {"[mlp]", "-"},
+                                          {"[mamba]", "M"},
+                                          {"[moe_router]", "E"},
+                                          {"[attn, mamba]", "M*"},
+                                          {"[moe_router, moe_preprocess]", "E"},
+                                          {"[attn, mamba, moe_router, moe_preprocess]", "M*E"}}) {
     CAPTURE(std::string(modules));
-    const auto graphed = with_all(mixture, {"cuda_graph_impl=transformer_engine", "use_te_rng_tracker=true",
-                                            "cuda_graph_modules=" + std::string(modules)});
-    CHECK(launched(graphed) == launched(mixture));
+    const auto graphed =
+        pipewright::test::build(with_all(mixture, {"cuda_graph_impl=transformer_engine", "use_te_rng_tracker=true",
+                                                   "cuda_graph_modules=" + std::string(modules)}));
+    check_all(graphed);
+    CHECK(kernels(graphed) == kernels(eager));
+    const std::string pattern = "ME-*ME-*MEM";
+    for (const auto& chunk : graphed.ranks[0].chunks)
+      for (std::size_t i = 0; i < chunk.pieces.size(); ++i) {
+        if (chunk.layers[i] < 0) continue;
+        const char letter = pattern[static_cast<std::size_t>(chunk.layers[i])];
+        const bool holds = std::string(captured).find(letter) != std::string::npos;
+        int replays = 0, copies = 0, masks = 0, alone = 0, within = 0;
+        for (const auto& kernel : graphed.pieces[chunk.pieces[i]].kernels) {
+          replays += kernel.name == "CUDA graph forward" || kernel.name == "CUDA graph backward";
+          copies += kernel.name == "CUDA graph mask";
+          masks += kernel.name == "CUDA graph attention mask";
+          (kernel.graphed ? within : alone) += kernel.name.find("CUDA graph") == std::string::npos;
+        }
+        CAPTURE(letter);
+        CHECK(replays == (holds ? 2 : 0));
+        CHECK((within > 0) == holds);
+        CHECK(copies == (holds && letter == '*' ? 1 : 0));
+        // A TransformerLayer is called with a mask where attention is captured; a mixer never.
+        CHECK(masks == (holds && letter != 'M' && std::string(captured).find('*') != std::string::npos ? 1 : 0));
+        if (holds && letter != 'E') {  // all but what adds the small weights' gradients
+          for (const auto& kernel : graphed.pieces[chunk.pieces[i]].kernels) {
+            CAPTURE(kernel.name);
+            CHECK((kernel.graphed || kernel.name.find("CUDA graph") != std::string::npos ||
+                   kernel.name.find("gradient accumulation") != std::string::npos));
+          }
+        }
+      }
   }
+}
+
+TEST_CASE("a hybrid's depths of multi-token prediction are launched one by one beside graphs of its layers") {
+  const auto graphed = with_all(
+      nemotron_h(), {"hybrid_layer_pattern=M-M-M-M*-M-/*-", "mtp_num_layers=1", "cuda_graph_impl=transformer_engine",
+                     "cuda_graph_modules=[attn, mamba, mlp]", "use_te_rng_tracker=true"});
+  CHECK_NOTHROW(scenario::refuse_unmodelled(graphed));
+  const auto stages = pipewright::test::build(graphed);
+  check_all(stages);
+  int depths = 0;
+  for (const auto& chunk : stages.ranks[0].chunks)
+    for (std::size_t i = 0; i < chunk.pieces.size(); ++i) {
+      const auto& piece = stages.pieces[chunk.pieces[i]];
+      if (chunk.layers[i] >= 0) continue;
+      for (const auto& kernel : piece.kernels) {
+        CHECK(!kernel.graphed);
+        depths += kernel.name == "mtp.hidden_states joined";
+      }
+    }
+  CHECK(depths == 1);
 }

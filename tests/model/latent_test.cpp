@@ -157,17 +157,32 @@ TEST_CASE("what of latent mixtures is not modelled is refused by name") {
   CHECK_NOTHROW(refuse_unmodelled(mixture()));
   CHECK_NOTHROW(refuse_unmodelled(mixture({"cuda_graph_impl=transformer_engine", "cuda_graph_modules=[attn]"})));
   for (const auto& more : std::initializer_list<std::vector<const char*>>{
-           {"delay_wgrad_compute=true", "overlap_moe_expert_parallel_comm=true"},
-           {"add_bias_linear=true"},
-           {"cuda_graph_impl=transformer_engine", "cuda_graph_modules=[attn, moe_router, moe_preprocess]"}}) {
+           {"delay_wgrad_compute=true", "overlap_moe_expert_parallel_comm=true"}, {"add_bias_linear=true"}}) {
     auto s = mixture();
     for (const char* setting : more) scenario::set(s, setting);
     CHECK_THROWS_WITH_AS(refuse_unmodelled(s), doctest::Contains("latent projections"), UsageError);
   }
-  // Let through, everything but attention is launched one by one.
-  auto graphed =
-      mixture({"cuda_graph_impl=transformer_engine", "cuda_graph_modules=[attn, moe_router, moe_preprocess]"});
-  graphed.ignore = {"cuda_graph_modules"};
-  CHECK_NOTHROW(refuse_unmodelled(graphed));
-  check_all(pipewright::test::build(graphed));
+}
+
+// moe_layer.py, preprocess: fc1_latent_proj stands before the dispatcher's preprocess, so that it is captured with
+// that.
+TEST_CASE("a graph of the router holds the projection down with moe_preprocess, not without") {
+  for (const char* dispatcher : {"alltoall", "allgather", "flex"})
+    for (const bool preprocess : {false, true}) {
+      CAPTURE(dispatcher);
+      CAPTURE(preprocess);
+      auto graphed = mixture({"cuda_graph_impl=transformer_engine", "use_te_rng_tracker=true",
+                              preprocess ? "cuda_graph_modules=[attn, moe_router, moe_preprocess]"
+                                         : "cuda_graph_modules=[attn, moe_router]"});
+      scenario::set(graphed, std::string("moe_token_dispatcher_type=") + dispatcher);
+      if (std::string(dispatcher) == "flex") scenario::set(graphed, "moe_flex_dispatcher_backend=hybridep");
+      const auto stages = pipewright::test::build(graphed);
+      check_all(stages);
+      int inside = 0, outside = 0;
+      for (const auto& piece : stages.pieces)
+        for (const auto& kernel : piece.kernels)
+          if (kernel.name.find("fc1_latent_proj") != std::string::npos) ++(kernel.graphed ? inside : outside);
+      CHECK((preprocess ? inside : outside) == 3 * (inside + outside) / 3);
+      CHECK(inside + outside > 0);
+    }
 }

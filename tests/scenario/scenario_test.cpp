@@ -157,12 +157,13 @@ TEST_CASE("versions compare by what they contain") {
     return core_version(software);
   };
   CHECK(version("0.18.3") == v0_18);
+  CHECK(version("0.18") == v0_18);
   CHECK(version("0.17.2") < v0_18);
   CHECK(version("dev") > v0_19);
   CHECK(version("main") == newest);
   CHECK(version("pr-4268") > v0_17);
   CHECK(version("pr-4268") < v0_18);
-  for (const char* none : {"", "0.18", "0.18.", "0.18.x", "0.18.1234", "0.180.1", "dev2", "mai", "v0.18.0"}) {
+  for (const char* none : {"", "0.1", "0.18.", "0.18.x", "0.18.1234", "0.180.1", "dev2", "mai", "v0.18.0"}) {
     CAPTURE(none);
     CHECK_FALSE(parse_version(none).has_value());
   }
