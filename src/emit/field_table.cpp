@@ -52,8 +52,8 @@ constexpr Carried carried_flags[] = {
     {"--rope-scaling-factor", "rope_scaling_factor"},
     {"--rotary-seq-len-interpolation-factor", "seq_len_interpolation_factor"},
     {"--rotary-scaling-factor", "rotary_scaling_factor"},
-    {"", "original_max_position_embeddings"},  // no flag sets these of latent attention: 4096, 32 and 1
-    {"", "beta_fast"},
+    {"--original-max-position-embeddings", "original_max_position_embeddings"},  // dev's
+    {"", "beta_fast"},  // no flag sets these of latent attention: 32 and 1
     {"", "beta_slow"},
     {"--mscale", "mscale"},
     {"--mscale-all-dim", "mscale_all_dim"},

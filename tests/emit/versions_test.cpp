@@ -72,7 +72,7 @@ scenario::Scenario random_scenario() {
   if (*rc::gen::inRange(0, 3) == 0)
     for (const auto& row : emit::carried())
       if (*rc::gen::arbitrary<bool>())
-        scenario::set(s, "model." + std::string(row.field) + (row.field == "rope_scaling" ? "=true" : "=4.0"));
+        scenario::set(s, "model." + std::string(row.field) + (row.field == "rope_scaling" ? "=true" : "=4"));
   return s;
 }
 

@@ -7,6 +7,7 @@
 
 #include "../on_h200.hpp"
 #include "pipewright/memory.hpp"
+#include "pipewright/scenario/derived.hpp"
 #include "pipewright/scenario/io.hpp"
 
 using namespace pipewright;
@@ -365,7 +366,7 @@ TEST_CASE("graphs of a mixture, whatever they hold: what a step allocates it fre
 }
 
 TEST_CASE("graphs of a hybrid, whatever they hold: what a step allocates it frees, but for static buffers") {
-  for (const char* pattern : {"MEM*EME-M|EM*EM-M", "MEM*E-|M*EME|MEM|*E"})
+  for (const char* pattern : {"MEM*EME-M|EM*EM-M", "MEM*E-|M*EM-E|MEM|*E"})
     for (const char* modules : {"[mamba]", "[attn]", "[mlp]", "[mamba, attn]", "[moe_router]",
                                 "[mamba, attn, moe_router, moe_preprocess]", "[mamba, mlp, moe_router]"}) {
       auto s = scenario::read("../real/n_nano_pp2.yaml");
@@ -391,7 +392,7 @@ TEST_CASE("graphs of a hybrid, whatever they hold: what a step allocates it free
         }
       });
       CHECK(w.after_step.value - bytes <= static_cast<std::int64_t>(live.size()) << 20);  // unsplit rests
-      CHECK(pool.size() <= 2);  // the last gradient that a graph has returned
+      CHECK(pool.size() <= 3);  // the last gradient that a graph has returned, and each chunk's on its way
       CHECK(w.graph_pool.value > 0);
       CHECK(w.after_step > eager.after_step);  // static buffers
     }
