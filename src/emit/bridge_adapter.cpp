@@ -29,16 +29,22 @@ void read_peft(scenario::Scenario& s, const Python& value, const Position& where
 }
 
 void read_adapter(scenario::Scenario& s, const std::string& field, const Python& value, const Position& where) {
-  const std::vector<std::string> numbers = {"alpha", "lora_A_init_method", "lora_B_init_method", "dropout_position"};
-  if (std::ranges::find(numbers, field) != numbers.end()) return;  // numbers change, the work does not
+  // Numbers change, the work does not; params_to_save is of checkpoints.
+  const std::vector<std::string> idle = {"alpha", "lora_A_init_method", "lora_B_init_method", "dropout_position",
+                                         "params_to_save"};
+  if (std::ranges::find(idle, field) != idle.end()) return;
   // What other values of these do is not modelled.
-  const std::map<std::string, std::string, std::less<>> usual = {
-      {"a2a_experimental", "False"},           {"exclude_modules", ""},
-      {"experts_shared_outer_loras", "False"}, {"lora_dtype", ""},
-      {"normalize_moe_lora", "False"},         {"sequence_parallel_input_regather", "False"},
-      {"share_expert_adapters", "True"}};
+  const std::map<std::string, std::string, std::less<>> usual = {{"a2a_experimental", "False"},
+                                                                 {"exclude_modules", ""},
+                                                                 {"canonical_mapping", ""},
+                                                                 {"experts_shared_outer_loras", "False"},
+                                                                 {"lora_dtype", ""},
+                                                                 {"normalize_moe_lora", "False"},
+                                                                 {"sequence_parallel_input_regather", "False"},
+                                                                 {"share_expert_adapters", "True"}};
   if (const auto row = usual.find(field); row != usual.end()) {
-    const bool none = value.kind == Python::Kind::none || (value.kind == Python::Kind::list && value.items.empty());
+    const bool none = value.kind == Python::Kind::none || (value.kind == Python::Kind::list && value.items.empty()) ||
+                      (value.kind == Python::Kind::map && value.entries.empty());
     if (row->second.empty() ? none : value.kind == Python::Kind::boolean && value.text == row->second) return;
   }
   const std::vector<std::string> known = {"target_modules", "dim", "dropout"};

@@ -8,7 +8,9 @@
 #include <optional>
 
 #include "bridge_providers.hpp"
+#include "emitted.hpp"
 #include "pipewright/emit.hpp"
+#include "pipewright/scenario/io.hpp"
 #include "pipewright/scenario/yaml_value.hpp"
 
 namespace pipewright::emit {
@@ -128,6 +130,27 @@ std::string layout_of(const Python& stages, const Position& where, const std::st
     }
   }
   return text;
+}
+
+bool stated_versions(scenario::Scenario& s, std::string_view text) {
+  const std::string begin = std::string("# ") + version_remark + " Megatron ";
+  auto at = text.starts_with(begin) ? 0 : text.find("\n" + begin);
+  if (at == std::string_view::npos) return false;
+  at = text.find("# ", at);
+  auto line = text.substr(at, text.find('\n', at) - at);
+  line.remove_prefix(2 + std::string_view(version_remark).size());
+  const std::vector<std::pair<std::string, std::string>> names = {{"Megatron Bridge ", "megatron_bridge"},
+                                                                  {"Megatron Core ", "megatron_core"},
+                                                                  {"Transformer Engine ", "transformer_engine"},
+                                                                  {"torch ", "torch"}};
+  while (!line.empty()) {
+    const auto end = std::min(line.find(','), line.size());
+    const auto part = trimmed(line.substr(0, end));
+    line.remove_prefix(std::min(end + 1, line.size()));
+    for (const auto& [name, field] : names)
+      if (part.starts_with(name)) scenario::set(s, "software." + field + "=" + std::string(part.substr(name.size())));
+  }
+  return true;
 }
 
 bool is_bridge_config(std::string_view text) { return begin_of(text) != std::string_view::npos; }

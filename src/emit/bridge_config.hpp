@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "pipewright/base.hpp"
+#include "pipewright/scenario/types.hpp"
 #include "python.hpp"
 
 namespace pipewright::emit {
@@ -19,6 +20,10 @@ struct ConfigLine {
 
 /// Whether a text is or holds one.
 bool is_bridge_config(std::string_view text);
+
+/// Sets the versions of the remark that emitted overrides begin with: "# for Megatron Bridge 0.4.2, Megatron Core
+/// 0.17.0, ..."; false where there is none.
+bool stated_versions(scenario::Scenario& s, std::string_view text);
 
 /// The fields of a text that is_bridge_config, in order, without objects that no field of ours can be (initializers,
 /// timers). The class of the model's section is a field `model_provider` (bridge_providers.hpp).

@@ -82,8 +82,9 @@ std::optional<Built> built_by_provider(std::string_view name) {
   const auto is = [&](std::string_view stem) -> bool { return is_or_has_size(name, stem); };
   if (std::ranges::any_of(plain_classes, is)) return Built{};
   if (is("GemmaModelProvider") || is("CodeGemmaModelProvider")) return Built{{"apply_embedding_scaling", "true"}};
-  if (is("Gemma2ModelProvider") || is("Gemma3ModelProvider"))
-    return Built{{"apply_embedding_scaling", "true"}, {"post_layernorm", "true"}};
+  if (is("Gemma3ModelProvider")) return Built{{"apply_embedding_scaling", "true"}, {"post_layernorm", "true"}};
+  if (is("Gemma2ModelProvider"))  // Gemma2DotProductAttention: windows in every other layer, from the first on
+    return Built{{"apply_embedding_scaling", "true"}, {"post_layernorm", "true"}, {"window_attn_skip_freq", "2"}};
   if (is("OlMoEModelProvider")) return Built{{"qk_layernorm_whole", "true"}};
   return std::nullopt;
 }
@@ -143,7 +144,8 @@ bool holds_spec(std::string_view field) {
 }
 
 bool of_providers(std::string_view field) {
-  constexpr std::array names = {"high_freq_factor", "low_freq_factor", "old_context_len", "scale_factor"};
+  constexpr std::array names = {"high_freq_factor", "low_freq_factor", "old_context_len", "query_pre_attn_scalar",
+                                "scale_factor"};
   return field.starts_with("hf_model_") || field.starts_with("yarn_") || field.starts_with("rope_scaling_") ||
          std::ranges::find(names, field) != names.end();
 }

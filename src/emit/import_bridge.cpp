@@ -85,7 +85,9 @@ class OverrideImporter {
     if (is_bridge_config(text))
       for (const auto& line : bridge_config(text, file_)) resolved(line);
     else {
-      if (!core_stated_) versions(text);
+      if (!core_stated_ && stated_versions(s_, text))
+        result_.notes.push_back("versions as the file says: Megatron Core " + s_.software.megatron_core +
+                                ", Transformer Engine " + s_.software.transformer_engine);
       class_of_model(text);
       for (const auto& [line, number] : statements(text)) read(line, {file_, number});
     }
@@ -155,29 +157,6 @@ class OverrideImporter {
     } else if (model::possible_overlaps(s_).front().name != nullptr) {
       s_.settings.other[std::string(overlap_table)] = "none";
     }
-  }
-
-  /// The remark that emitted overrides begin with: "# for Megatron Bridge 0.4.2, Megatron Core 0.17.0, ...".
-  void versions(std::string_view text) {
-    const std::string begin = std::string("# ") + version_remark + " Megatron ";
-    auto at = text.starts_with(begin) ? 0 : text.find("\n" + begin);
-    if (at == std::string_view::npos) return;
-    at = text.find("# ", at);
-    auto line = text.substr(at, text.find('\n', at) - at);
-    line.remove_prefix(2 + std::string_view(version_remark).size());
-    const std::vector<std::pair<std::string, std::string>> names = {{"Megatron Bridge ", "megatron_bridge"},
-                                                                    {"Megatron Core ", "megatron_core"},
-                                                                    {"Transformer Engine ", "transformer_engine"},
-                                                                    {"torch ", "torch"}};
-    while (!line.empty()) {
-      const auto end = std::min(line.find(','), line.size());
-      const auto part = trimmed(line.substr(0, end));
-      line.remove_prefix(std::min(end + 1, line.size()));
-      for (const auto& [name, field] : names)
-        if (part.starts_with(name)) assign(s_, {"software." + field, part.substr(name.size())});
-    }
-    result_.notes.push_back("versions as the file says: Megatron Core " + s_.software.megatron_core +
-                            ", Transformer Engine " + s_.software.transformer_engine);
   }
 
   /// "# cfg.model is a Gemma3ModelProvider", as emitted overrides say.
@@ -266,8 +245,14 @@ class OverrideImporter {
   /// What the model's class builds: a class that is not known is refused by name.
   void provider(const std::string& path, const Position& where) {
     const auto built = built_by_provider(last_name(path));
-    if (!built) return refuse(std::string(model_provider), last_name(path), where);
-    for (const auto& [field, value] : *built) assign(s_, {std::string(field), std::string(value)});
+    if (!built) {
+      knows_model_ = false;
+      return refuse(std::string(model_provider), last_name(path), where);
+    }
+    for (const auto& [field, value] : *built) {
+      assign(s_, {std::string(field), std::string(value)});
+      of_class_.emplace(field);
+    }
   }
 
   void specification_of_layers(const std::string& field, const Python& value, const Position& where) {
@@ -285,6 +270,7 @@ class OverrideImporter {
 
   /// null, where a class' default is not.
   void without(const std::string& field) {
+    if (of_class_.contains(field)) return;
     try {
       if (scenario::effect_of(field) != nullptr && scenario::get(s_, field) != "none") assign(s_, {field, "none"});
     } catch (const UsageError&) {
@@ -531,6 +517,10 @@ class OverrideImporter {
         if (usual != scenario::get(s_, field) && usual != "0") assign(s_, {field, usual});
         return;
       }
+      if (!knows_model_ && section == "model" && scenario::effect_of(field) == nullptr) {  // refused as a whole
+        unknown_.insert(name);
+        return;
+      }
       const std::string without = scenario::effect_of(field) == nullptr ? "; without it: --ignore " + field : "";
       throw UsageError(where, name, error.message() + without, error.allowed(), error.nearest());
     }
@@ -561,7 +551,7 @@ class OverrideImporter {
   Scenario s_;
   Import result_;
   std::vector<Assignment> precision_, comm_overlap_;
-  bool has_comm_overlap_ = false, resolved_ = false, decreases_batch_ = false;
+  bool has_comm_overlap_ = false, resolved_ = false, decreases_batch_ = false, knows_model_ = true;
   std::optional<bool> gradients_checked_, losses_checked_;
   std::int64_t data_parallel_size_ = 0;  ///< of a whole configuration
   BridgeVocabulary vocabulary_;
@@ -569,6 +559,7 @@ class OverrideImporter {
   std::pair<std::int64_t, Position> dataset_length_ = {0, {}}, row_length_ = {0, {}};
   std::map<std::string, Position> places_;  ///< of fields
   std::set<std::string> ignored_, unknown_;
+  std::set<std::string> of_class_;   ///< fields that the model's class decides
   std::vector<std::string> stated_;  ///< said beside the file
   bool core_stated_;
   std::vector<std::string> dropped_;         ///< names to go on without

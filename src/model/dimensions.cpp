@@ -147,9 +147,10 @@ Graphs graphs_of(const Scenario& s) {
       has(adapted, "linear_fc1") || has(adapted, "linear_fc2"))
     return g;
   g.mlp = holds("mlp");
-  // ... or all but MLPs. A hybrid's depths are no layers that could be captured.
-  const bool depths = s.model.mtp_num_layers.value_or(0) > 0 && !scenario::is_hybrid(s);
-  if (o.overlap_moe_expert_parallel_comm || depths || o.fine_grained_activation_offloading || !adapted.empty() ||
+  // ... or all but MLPs.
+  const bool repeats =
+      s.model.mtp_use_repeated_layer && !scenario::is_hybrid(s) && s.model.mtp_num_layers.value_or(0) > 1;
+  if (o.overlap_moe_expert_parallel_comm || repeats || o.fine_grained_activation_offloading || !adapted.empty() ||
       !o.sequence_lengths.empty())
     return g;
   g.attention = holds("attn");
@@ -214,6 +215,7 @@ void set_dispatcher(const Scenario& s, const Dimensions& d, MoeDimensions& e) {
   const auto older = hybrid ? o.moe_hybridep_num_sms : o.moe_deepep_num_sms;
   e.multiprocessors = o.moe_flex_dispatcher_num_sms.value_or(older.value_or(sms));
   e.fused_permute = hybrid && o.moe_permute_fusion_into_hybridep;
+  e.agrees_on_tokens = hybrid && o.moe_hybridep_pad_uneven_dispatch_inputs;
   Routing routing{e.experts, e.topk, s.model.moe_router_num_groups.value_or(1),
                   s.model.moe_router_group_topk.value_or(0)};
   if (s.model.moe_router_topk_limited_devices) {  // transformer_config.py: the older name, groups are devices

@@ -31,6 +31,15 @@ void Dispatcher::counts_to_host() {
     w_.launch_on(Stream::d2h, Purpose::ep, "moe token counts to host", {"copy.d2h", {8 * m_.local}}, {});
 }
 
+/// _HybridEPManager.setup_metadata (core_r0.19.0 moe/token_dispatcher.py:1065): the host reads the group's largest
+/// number. That the tensor is made from the host's memory, which waits as well, is part of that.
+void Dispatcher::agree_on_tokens() {
+  smalls("moe token count", 1);
+  if (group() > 1) w_.collective(Purpose::ep, "moe token count all-reduce", "all_reduce", group(), 8, m_.group_link);
+  w_.launch_on(Stream::d2h, Purpose::ep, "moe token count to host", {"copy.d2h", {8}}, {});
+  w_.synchronize(Stream::d2h);
+}
+
 void Dispatcher::permute(const char* name, Int tokens, Int rows) {
   row_map_ = w_.allocate("moe.row_map", 4 * tokens * (2 * m_.experts + 1));
   permuted_ = w_.allocate("moe.permuted_tokens", row() * rows);
@@ -41,7 +50,10 @@ void Dispatcher::permute(const char* name, Int tokens, Int rows) {
 
 void Dispatcher::preprocess() {
   if (gathers()) return;
-  if (sends_once()) return smalls("moe top-k", 2);  // of the probabilities
+  if (sends_once()) {
+    if (m_.agrees_on_tokens) agree_on_tokens();
+    return smalls("moe top-k", 2);  // of the probabilities
+  }
   counts();
   permute("moe permute", d_.local, m_.routed);
 }

@@ -49,6 +49,7 @@ class Dispatcher {
   Int spread_rows() const { return m_.budget ? m_.held : m_.received; }
   void counts();
   void counts_to_host();
+  void agree_on_tokens();
   void send_once();
   std::uint32_t spread();
   void permute(const char* name, Int tokens, Int rows);

@@ -43,6 +43,7 @@ GraphedParts graphed_parts(const Dimensions& d, const LayerKind& kind) {
     g.router = kind.moe && d.graphs.router;
   }
   g.begins = kind.parts == Parts::mlp ? g.mlp || g.router : g.mixer;
+  g.ends = kind.parts == Parts::mixer ? g.mixer : g.mlp;
   return g;
 }
 
@@ -223,8 +224,7 @@ Piece layer_piece(Owners& owners, const Dimensions& d, const std::vector<LayerKi
   w.border(Piece::input, "layer input", d.boundary_bytes());
   using Home = Tensor::Home;
   const GraphedParts graphed = graphed_parts(d, kind);
-  const bool ends_graphed = graphed.mlp || (graphed.mixer && kind.parts == Parts::mixer);
-  w.border(Piece::output, "layer input", d.boundary_bytes(), ends_graphed ? Home::view : Home::allocator);
+  w.border(Piece::output, "layer input", d.boundary_bytes(), graphed.ends ? Home::view : Home::allocator);
   w.border(Piece::output_gradient, residual_gradient, d.boundary_bytes());
   w.border(Piece::input_gradient, residual_gradient, d.boundary_bytes(),
            graphed.begins ? Home::graph_gradient : Home::allocator);

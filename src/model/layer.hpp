@@ -57,6 +57,7 @@ struct GraphedParts {
   bool mixer = false, mlp = false;
   bool router = false;  ///< of a mixture: the norm up to the dispatch
   bool begins = false;  ///< with the layer, whose input's gradient is then the graph's
+  bool ends = false;    ///< with the layer, whose output is then a view of the graph's
   bool any() const { return mixer || mlp || router; }
 };
 GraphedParts graphed_parts(const Dimensions& dimensions, const LayerKind& kind);

@@ -62,7 +62,10 @@ class Depth {
         checkpointed_(kinds.front().checkpointed > 0),
         input_(builder, d, s, d.precision.recipe != Recipe::bf16),
         final_norm_(builder, d, "mtp.final_norm") {
-    for (const auto& kind : kinds) layers_.emplace_back(builder, d, kind);
+    for (const auto& kind : kinds) {
+      layers_.emplace_back(builder, d, kind);
+      homes_.push_back(graphed_parts(d, kind).ends ? Tensor::Home::view : Tensor::Home::allocator);
+    }
   }
 
   /// Returns H(k).
@@ -79,6 +82,7 @@ class Depth {
   DepthInput input_;
   Norm final_norm_;
   std::deque<LayerWriter> layers_;
+  std::vector<Tensor::Home> homes_;     ///< of their outputs
   std::vector<std::uint32_t> between_;  ///< the first layer's input, then every output
 };
 
@@ -115,10 +119,10 @@ std::uint32_t DepthInput::project(bool grad) {
 
 void Depth::run(bool grad) {
   between_ = {input_.project(grad)};
-  for (auto& layer : layers_) {
+  for (std::size_t i = 0; i < layers_.size(); ++i) {
     w_.layer_input(between_.back());
-    between_.push_back(w_.tensor("layer input", d_.boundary_bytes()));
-    layer.forward(between_.back(), grad);
+    between_.push_back(w_.tensor("layer input", d_.boundary_bytes(), homes_[i]));
+    layers_[i].forward(between_.back(), grad);
     if (!grad) w_.release(between_[between_.size() - 2]);
   }
   final_norm_.forward(grad);
@@ -176,7 +180,7 @@ std::uint32_t Depth::backward(std::uint32_t gradient) {
   auto dx = final_norm_.backward(gradient);
   w_.release(between_.back());
   for (std::size_t i = layers_.size(); i-- > 0;)
-    dx = layers_[i].backward(std::exchange(between_[i], no_tensor), dx, false, false);
+    dx = layers_[i].backward(std::exchange(between_[i], no_tensor), dx, false, true);
   return input_.backward(dx);
 }
 

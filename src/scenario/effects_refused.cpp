@@ -83,8 +83,10 @@ bool varies_in_graph(const Scenario& s) {
 bool projects_latent(const Scenario& s) { return has_experts(s) && s.model.moe_latent_size; }
 /// Depths that the pattern does not build: Megatron warns and has none.
 bool lacks_depths(const Scenario& s) { return s.model.mtp_num_layers.value_or(0) > 0 && hybrid_mtp_part(s).empty(); }
-/// A hybrid's depths are HybridStacks, which are not captured.
-bool graphs_depths(const Scenario& s) { return s.model.mtp_num_layers.value_or(0) > 0 && !is_hybrid(s); }
+/// Its graph would be replayed over what the depth before has put out. A hybrid's depths are not captured.
+bool repeats_depths(const Scenario& s) {
+  return s.model.mtp_use_repeated_layer && s.model.mtp_num_layers.value_or(0) > 1 && !is_hybrid(s);
+}
 bool moves_or_graphs(const Scenario& s) {
   return s.settings.cpu_offloading || s.settings.fine_grained_activation_offloading || graphs_modules(s);
 }
@@ -379,6 +381,18 @@ const std::vector<RefusedField>& refused_rows() {
        }},
       {"moe_permute_fusion_into_hybridep", "a dispatcher that sorts the tokens itself",
        [](const Scenario& s) { return uses_flex(s) && s.settings.moe_permute_fusion_into_hybridep; }},
+      // fused_a2a.py, HYBRIDEP_TOKEN_ALIGNMENT; the count is read by the host, which no capture allows.
+      {"moe_hybridep_pad_uneven_dispatch_inputs",
+       "rows that HybridEP pads (tokens of a rank that are no multiple of 64), and counts read inside a graph of "
+       "moe_preprocess",
+       [](const Scenario& s) {
+         const auto& o = s.settings;
+         if (!uses_flex(s) || o.moe_flex_dispatcher_backend != "hybridep" || !o.moe_hybridep_pad_uneven_dispatch_inputs)
+           return false;
+         const Int ranks = o.context_parallel_size * (o.sequence_parallel ? o.tensor_model_parallel_size : 1);
+         return o.micro_batch_size * s.model.seq_length / ranks % 64 != 0 ||
+                (graphs_modules(s) && graphs_module(s, "moe_preprocess"));
+       }},
       {"moe_apply_probs_on_input", "routing weights applied before experts in FP8, and before more than one expert",
        [](const Scenario& s) {
          return has_experts(s) && s.settings.moe_apply_probs_on_input &&
@@ -451,18 +465,19 @@ const std::vector<RefusedField>& refused_rows() {
       {"cuda_graph_impl", "CUDA graphs of whole layers, and Megatron's own (local)",
        [](const Scenario& s) { return s.settings.cuda_graph_impl == "local"; }},
       {"cuda_graph_modules",
-       "graphs of whole mixtures whose rows vary, beside expert-parallel overlap, beside MTP except in hybrids, whose "
-       "depths are not captured, or beside activation offload",
+       "graphs of whole mixtures whose rows vary, of one layer for several depths of MTP, beside expert-parallel "
+       "overlap "
+       "or activation offload",
        [](const Scenario& s) {
          const auto& o = s.settings;
          if (o.cuda_graph_impl != "transformer_engine" || o.cuda_graph_modules == Strings{"mlp"}) return false;
-         return varies_in_graph(s) || o.overlap_moe_expert_parallel_comm || graphs_depths(s) ||
+         return varies_in_graph(s) || o.overlap_moe_expert_parallel_comm || repeats_depths(s) ||
                 o.fine_grained_activation_offloading;
        },
        [](const Scenario& s) {
          return those("graphs ", {{varies_in_graph(s), "of whole mixtures whose rows vary"},
                                   {s.settings.overlap_moe_expert_parallel_comm, "beside expert-parallel overlap"},
-                                  {graphs_depths(s), "beside MTP"},
+                                  {repeats_depths(s), "of one layer for several depths of MTP"},
                                   {s.settings.fine_grained_activation_offloading, "beside activation offload"}});
        }},
       {"cuda_graph_retain_backward_graph", "autograd's graph kept at capture",

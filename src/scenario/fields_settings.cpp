@@ -194,6 +194,7 @@ std::vector<Field> experts() {
       SETTING(moe_permute_fusion, "sorting tokens by expert is one kernel"),
       SETTING(moe_router_fusion, "the router is fused"),
       SETTING(moe_permute_fusion_into_hybridep, "HybridEP sorts the tokens itself"),
+      SETTING(moe_hybridep_pad_uneven_dispatch_inputs, "HybridEP's ranks agree on their largest number of tokens"),
       SETTING(moe_apply_probs_on_input, "routing weights are applied before the experts"),
       SETTING(moe_shared_expert_overlap, "the shared expert runs beside the dispatch"),
       SETTING(moe_router_dtype, "the router's type").in({"fp32", "fp64"}),

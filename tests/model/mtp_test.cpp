@@ -131,3 +131,27 @@ TEST_CASE("what Megatron cannot run is refused") {
       test::build(predicting({"recompute_granularity=full", "recompute_method=uniform", "recompute_num_layers=2"})),
       doctest::Contains("MTP recompute"), UsageError);
 }
+
+// cuda_graphs.py, _discover_layers: a depth's layer is captured as the decoder's are; what stands before and after is
+// not.
+TEST_CASE("graphs hold a depth's layer, and nothing else of the depth") {
+  for (const char* depths : {"mtp_num_layers=1", "mtp_num_layers=2"})
+    for (const char* modules : {"[attn]", "[mlp]", "[attn, mlp]", "[]"}) {
+      CAPTURE(depths);
+      CAPTURE(modules);
+      const std::string named = std::string("cuda_graph_modules=") + modules;
+      const auto stages = test::build(
+          predicting({depths, "cuda_graph_impl=transformer_engine", "use_te_rng_tracker=true", named.c_str()}));
+      check_all(stages);
+      int replays = 0, outside = 0;
+      for (const auto& kernel : mtp_piece(stages).kernels) {
+        replays += kernel.name == "CUDA graph forward" || kernel.name == "CUDA graph backward";
+        if (kernel.name.starts_with("mtp.")) {
+          CHECK(!kernel.graphed);
+          ++outside;
+        }
+      }
+      CHECK(replays == (std::string(depths).back() - '0') * 2);
+      CHECK(outside > 0);
+    }
+}

@@ -249,6 +249,7 @@ struct Settings {
   bool moe_enable_deepep = false;
   bool moe_grouped_gemm = false;
   bool moe_permute_fusion = false, moe_router_fusion = false, moe_permute_fusion_into_hybridep = false;
+  bool moe_hybridep_pad_uneven_dispatch_inputs = false;
   bool moe_apply_probs_on_input = false;
   bool moe_shared_expert_overlap = false;
   std::optional<std::string> moe_router_dtype;
