@@ -47,7 +47,7 @@ constexpr const char
 // all samples only where none of the three is set.
 constexpr RefusedValue value_rows[] = {
     {"megatron_fsdp_main_params_dtype", fsdp_types,
-     [](const auto& value) { return is_stated(value) && value != "fp32" && value != "torch.float32"; }, has_fsdp},
+     [](const auto& value) { return is_stated(value) && value != "fp32" && value != "float32"; }, has_fsdp},
     {"megatron_fsdp_main_grads_dtype", fsdp_types, not_auto, has_fsdp},
     {"megatron_fsdp_grad_comm_dtype", fsdp_types, not_auto, has_fsdp},
     {"megatron_fsdp_enable_fine_grained_param_gather", fsdp_buffers, is_stated, has_fsdp},

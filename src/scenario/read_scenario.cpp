@@ -38,7 +38,7 @@ void stop_recompute(Scenario& s) {
 void refuse_alias(const std::string& name, const Value& value, const Position& where, const std::string& key) {
   const EffectRow* row = effect_of(name);
   if (row == nullptr || row->name != name || !sets_others(*row) || is_none(value)) return;
-  if (known_field(name) != nullptr && (!as_bool(value).value_or(true) || as_double(value).value_or(1) == 0)) return;
+  if (as_double(value).value_or(1) == 0 || (known_field(name) != nullptr && !as_bool(value).value_or(true))) return;
   throw UsageError(where, key, "is not read here: as a flag it " + row->text + "; state that");
 }
 

@@ -47,8 +47,8 @@ def verdict(pipewright, file):
     command = [pipewright, "check", file, *machine, "--profile", PROFILES[chip], "--json", "-"]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode not in (0, 1):
-        key = re.search(r"(cfg\.[\w.]+|[\w.]+): ", done.stderr.replace(str(file), "").replace("error: ", ""))
-        return "error: " + (key.group(1) if key else done.stderr.strip()[:80])
+        key = re.search(r"cfg\.[\w.]+", done.stderr)
+        return "error: " + (key.group(0) if key else done.stderr.strip()[:80])
     findings = json.loads(done.stdout)["findings"]
     unmodelled = sorted(f["rule"][11:] for f in findings if f["rule"].startswith("unmodelled."))
     violations = sorted(f["rule"] for f in findings if f["severity"] == "violation")
