@@ -144,8 +144,9 @@ bool holds_spec(std::string_view field) {
 }
 
 bool of_providers(std::string_view field) {
-  constexpr std::array names = {"high_freq_factor", "low_freq_factor", "old_context_len", "query_pre_attn_scalar",
-                                "scale_factor"};
+  // keep_mtp_spec_in_bf16 is set by recipes and read by nothing (067f987df).
+  constexpr std::array names = {"high_freq_factor", "keep_mtp_spec_in_bf16", "low_freq_factor",
+                                "old_context_len",  "query_pre_attn_scalar", "scale_factor"};
   return field.starts_with("hf_model_") || field.starts_with("yarn_") || field.starts_with("rope_scaling_") ||
          std::ranges::find(names, field) != names.end();
 }

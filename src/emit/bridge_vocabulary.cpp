@@ -25,7 +25,8 @@ void BridgeVocabulary::settle(scenario::Scenario& s, bool resolved, const Positi
   const bool from_tokenizer = of_tokenizer_ > 0 && (vocabulary == 0 || tokenizer_decides_);
   if (from_tokenizer) vocabulary = of_tokenizer_;
   if (vocabulary == 0)
-    throw UsageError(file, "cfg.model.vocab_size", "the vocabulary is missing: add cfg.model.vocab_size = N");
+    throw UsageError(file, "cfg.model.vocab_size",
+                     "the vocabulary is missing: add cfg.model.vocab_size = N, or --set vocab_size=N");
   // Larger than the tokenizer's: written before setup(), of a stated one.
   const bool before_setup = of_tokenizer_ > 0 && vocabulary > of_tokenizer_ + 1;
   if (from_tokenizer || tokenizer_decides_ || (resolved && pads_ && !before_setup)) return;

@@ -70,7 +70,11 @@ void apply_comm_overlap(Scenario& s, const std::vector<Assignment>& user) {
 class OverrideImporter {
  public:
   OverrideImporter(const std::string& file, const Machine& machine)
-      : file_(file), stated_(machine.stated), core_stated_(!machine.megatron_core.empty()), dropped_(machine.ignore) {
+      : file_(file),
+        said_vocabulary_(machine.vocab_size),
+        stated_(machine.stated),
+        core_stated_(!machine.megatron_core.empty()),
+        dropped_(machine.ignore) {
     s_ = provider_defaults();
     if (!machine.megatron_core.empty()) scenario::set(s_, "software.megatron_core=" + machine.megatron_core);
     s_.software.megatron_bridge = "0.7.0";  // the version whose sections and defaults these are
@@ -140,6 +144,7 @@ class OverrideImporter {
     };
     passed_over("without effect on time and memory, or of no section that is read", ignored_);
     passed_over("not known here, and passed over", unknown_);
+    if (s_.model.vocab_size == 0) s_.model.vocab_size = said_vocabulary_;
     vocabulary_.settle(s_, resolved_, {file_, 0});
     result_.scenario = std::move(s_);
     return std::move(result_);
@@ -495,6 +500,7 @@ class OverrideImporter {
       assignment.second = yaml_of(literal, where, name);
     // Newer names of the same.
     if (field == "experimental_attention_variant" && assignment.second == "gdn") assignment.second = "gated_delta_net";
+    if (field == "cp_comm_type" && assignment.second == "allgather") assignment.second = "all_gather";
     if (field == "moe_router_dtype" && assignment.second.starts_with("float")) assignment.second.replace(0, 5, "fp");
     if (section == "comm_overlap") {
       has_comm_overlap_ = true;
@@ -548,6 +554,7 @@ class OverrideImporter {
   }
 
   std::string file_;
+  scenario::Int said_vocabulary_;  ///< beside the file; 0: none
   Scenario s_;
   Import result_;
   std::vector<Assignment> precision_, comm_overlap_;

@@ -6,7 +6,10 @@
 namespace pipewright::model {
 namespace {
 
-bool of_mlp(const Linear& linear) { return linear.name.ends_with("fc1") || linear.name.ends_with("fc2"); }
+/// Or a mixer, whose projections name the MLP's buffers (core_r0.19.0 ssm/mamba_mixer.py:289, tp_comm_buffer_name).
+bool of_mlp(const Linear& linear) {
+  return linear.name.ends_with("fc1") || linear.name.ends_with("fc2") || linear.name.starts_with("mamba.");
+}
 
 /// Workspace of TE's norm backward: a CTA's partial sums of dgamma (and dbeta) in fp32, as many CTAs as fit on the
 /// multiprocessors (TE common/normalization/*/*_bwd_semi_cuda_kernel.cu): three each for RMSNorm, two for LayerNorm

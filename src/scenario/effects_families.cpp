@@ -107,7 +107,6 @@ const Limit limits[] = {
     {{"full recompute of several layers at once", replays_groups,
       "recompute_granularity=full; recompute_method=uniform; recompute_num_layers=2"},
      fsdp},
-    {{"tp_comm_overlap", USES(s.settings.tp_comm_overlap), "tp_comm_overlap=true"}, hybrid},
     {{"deterministic mode", USES(s.settings.deterministic_mode), "deterministic_mode=true"}, hybrid},
     {{"TP without SP", USES(s.settings.tensor_model_parallel_size > 1 && !s.settings.sequence_parallel),
       "tensor_model_parallel_size=2; sequence_parallel=false"},

@@ -55,7 +55,7 @@ std::vector<Field> model_fields() {
       MODEL(softmax_scale, "scale of the attention scores; default 1 / sqrt(kv_channels)").between(0, 1e6),
 
       MODEL(experimental_attention_variant, "attention other than softmax in layers that linear_attention_freq names")
-          .in({"gated_delta_net", "gdn", "gdn2", "dsa"}),
+          .in({"gated_delta_net", "gdn", "gdn2", "dsa", "dsv4_hybrid"}),
       MODEL(linear_attention_freq, "every n-th layer has softmax attention, or a pattern of 1 (linear) and 0")
           .between(0, most_count)
           .or_scalar(),

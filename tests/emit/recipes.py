@@ -46,6 +46,8 @@ def verdict(pipewright, file):
     machine = ["--gpus", gpus.group(1), "--gpus-per-node", str(min(node, int(gpus.group(1))))] if gpus else []
     command = [pipewright, "check", file, *machine, "--profile", PROFILES[chip], "--json", "-"]
     done = subprocess.run(command, capture_output=True, text=True)
+    if "vocabulary is missing" in done.stderr:  # setup() writes the tokenizer's into it
+        done = subprocess.run([*command, "--set", "vocab_size=131072"], capture_output=True, text=True)
     if done.returncode not in (0, 1):
         key = re.search(r"cfg\.[\w.]+", done.stderr)
         return "error: " + (key.group(0) if key else done.stderr.strip()[:80])

@@ -389,3 +389,31 @@ TEST_CASE("a hybrid's depths of multi-token prediction are launched one by one b
     }
   CHECK(depths == 1);
 }
+
+TEST_CASE("a mixer's projections overlap with their collectives by the MLP's buffers") {
+  for (const char* fp8 : {"fp8=none", "fp8=hybrid"}) {
+    const auto apart = with_all(nemotron_h(), {"num_gpus=2", "tensor_model_parallel_size=2", "sequence_parallel=true",
+                                               "expert_tensor_parallel_size=none", fp8});
+    const auto beside = with_all(apart, {"tp_comm_overlap=true"});
+    CHECK_NOTHROW(scenario::refuse_unmodelled(beside));
+    const auto stages = pipewright::test::build(beside);
+    check_all(stages);
+    int mixers = 0;
+    for (const auto& piece : stages.pieces) {
+      if (!launches(piece, "mamba.chunks.forward")) continue;
+      ++mixers;
+      for (const auto& kernel : piece.kernels) {
+        CAPTURE(kernel.name);
+        CHECK(kernel.name.find("in_proj output all-gather") == std::string::npos);
+        if (kernel.name.starts_with("mamba.in_proj all-gather")) CHECK(kernel.stream != model::Stream::compute);
+      }
+    }
+    CHECK(mixers > 0);
+    const auto of = [](const model::Stages& all) {
+      std::size_t steps = 0;
+      for (const auto& piece : all.pieces) steps += piece.kernels.size();
+      return steps;
+    };
+    CHECK(of(stages) > of(pipewright::test::build(apart)));  // in pieces
+  }
+}
