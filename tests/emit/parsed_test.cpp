@@ -37,6 +37,14 @@ const std::vector<std::pair<const char*, const char*>> others = {
     {"moe", "moe_token_dispatcher_type=flex; moe_flex_dispatcher_backend=deepep; moe_router_dtype=fp32"},
     {"moe",
      "moe_token_dispatcher_type=flex; moe_flex_dispatcher_backend=hybridep; moe_permute_fusion_into_hybridep=true"},
+    {"moe",
+     "moe_token_dispatcher_type=flex; moe_flex_dispatcher_backend=hybridep; moe_router_dtype=fp32; "
+     "moe_hybridep_pad_uneven_dispatch_inputs=true"},
+    {"dense", "rope_scaling=true; rope_scaling_factor=4"},
+    {"mla", "original_max_position_embeddings=8192; mscale=0.7; mscale_all_dim=0.7; rotary_scaling_factor=16"},
+    {"single",
+     "hybrid_layer_pattern=M-M-M-M*; cuda_graph_impl=transformer_engine; cuda_graph_modules=[attn, mamba]; "
+     "use_te_rng_tracker=true; bias_activation_fusion=false; position_embedding_type=none"},
     {"combined", "high_priority_a2a_comm_stream=true"},
     {"moe", "overlap_dispatch_backward_with_experts_wgrad=true"},
     {"moe", "mtp_num_layers=1; mtp_loss_scaling_factor=0.3"},
