@@ -172,8 +172,8 @@ std::string transposes(const std::string& name) {
 /// a number of experts (60) leaves operands off 16 bytes, which cuBLASLt gives to kernels of Ampere.
 std::string router_gemm(const std::string& name, const std::string& layout) {
   static const Regex unaligned(R"(bf16.*_tn_align[124]\b)");
-  if (layout == "tn" && ((name.starts_with("nvjet") && name.find("_tss_") != std::string::npos) ||
-                         unaligned.found_in(name))) {
+  if (layout == "tn" &&
+      ((name.starts_with("nvjet") && name.find("_tss_") != std::string::npos) || unaligned.found_in(name))) {
     return "moe.router.gemm.forward";
   }
   const bool bf16 = name.find("bf16_s1688gemm_bf16") != std::string::npos;
