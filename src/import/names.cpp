@@ -136,6 +136,8 @@ const std::vector<NamePattern>& patterns() {
        Role::main,
        {"copy.d2d", "cross_entropy.unfused.forward", "moe.router.topk.forward", "small"}},
       {"masked_fill_kernel", Role::main, {"small", "cross_entropy.unfused.forward", "add"}},
+      {"userbuffers.*_ag<", Role::main, {"all_gather"}},
+      {"userbuffers.*_rs(_oop)?<", Role::main, {"reduce_scatter"}},
       {"nccl.*AllGather", Role::main, {"all_gather"}},
       {"nccl.*ReduceScatter", Role::main, {"reduce_scatter"}},
       {"nccl.*AllReduce", Role::main, {"all_reduce"}},
