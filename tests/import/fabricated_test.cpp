@@ -158,8 +158,8 @@ class Writer {
       // A millisecond an operation, but for what is small and attention over a window, a tenth.
       const bool window = e.operation.starts_with("attention") && is_window(*e.kernel);
       const std::int64_t ns = e.operation == "small" ? 5000 : window ? 100'000 : 1'000'000;
-      // Transformer Engine's products of a group have streams of their own.
-      const bool grouped = e.operation.starts_with("gemm.grouped");
+      // Transformer Engine's products of a group have streams of their own, so have those beside userbuffers.
+      const bool grouped = e.operation.starts_with(products_apart ? "gemm" : "gemm.grouped");
       int stream = 20;
       for (const auto& name : names)
         add(name, ns / static_cast<std::int64_t>(names.size()), pattern, grouped ? stream++ % 4 + 20 : 7);
@@ -171,6 +171,7 @@ class Writer {
   }
 
   traces::Trace trace;
+  bool products_apart = false;
 
  private:
   void add(const std::string& name, std::int64_t ns, const traces::Pattern& pattern, int stream) {
@@ -203,8 +204,9 @@ struct Run {
     return nullptr;
   }
   /// One forward and backward pass after the other, then the optimizer.
-  Writer step(int microbatches, bool foreign = false) const {
+  Writer step(int microbatches, bool foreign = false, bool products_apart = false) const {
     Writer writer;
+    writer.products_apart = products_apart;
     const auto pass = [&](std::uint32_t piece, traces::Pass which) {
       if (const auto* p = find(piece, which)) writer.write(*p);
     };
@@ -266,6 +268,18 @@ TEST_CASE("a gate of shared experts and a router of 60 experts belong to their l
   for (const auto& note : result.notes) CHECK(note.find("are not in the trace") == std::string::npos);
   CHECK(std::count_if(result.keys.begin(), result.keys.end(),
                       [](const auto& key) { return key.key.family.starts_with("gemm.lora."); }) == 2);
+}
+
+TEST_CASE("products on streams of their own are experts' only where there are experts") {
+  auto scenario = gpt_oss();
+  for (const char* change :
+       {"num_moe_experts=null", "activation_func=silu", "activation_func_clamp_value=null", "glu_linear_offset=0"})
+    scenario::set(scenario, change);
+  const Run run(scenario);
+  const auto result = traces::import_traces(scenario, {run.step(2, false, true).trace}, {"apart", 1, ""}, nullptr);
+  CHECK(result.attributed_us / result.kernel_us > 0.999);
+  CHECK(std::count_if(result.keys.begin(), result.keys.end(),
+                      [](const auto& key) { return key.key.family.starts_with("gemm.bf16."); }) > 8);
 }
 
 TEST_CASE("layers whose kernels have the same names are told apart, wherever the trace begins and ends") {
