@@ -19,7 +19,9 @@ Mapping Matcher::run() {
   find_streams();
   for (const auto& pattern : patterns_) {
     for (const auto& e : pattern.compute) {
-      if (e.operation.starts_with("gemm.grouped")) group_ = static_cast<std::size_t>(e.kernel->key.dims.front());
+      if (!e.operation.starts_with("gemm.grouped")) continue;
+      group_ = static_cast<std::size_t>(e.kernel->key.dims.front());
+      has_experts_ = true;
     }
   }
   walk(result_.compute_stream, false);
@@ -85,7 +87,7 @@ const Meaning& Matcher::meaning(const Activity& a) {
   if (a.engine == Engine::h2d) return to_gpu;
   if (a.engine == Engine::d2h) return from_gpu;
   const Meaning& plain = meanings_[a.name];
-  if (!grouped_.contains(a.stream) || plain.role != Role::main) return plain;
+  if (!has_experts_ || !grouped_.contains(a.stream) || plain.role != Role::main) return plain;
   Meaning& result = experts_[a.name];
   if (result.operations.empty()) {
     std::string layout = plain.operations.front();

@@ -45,7 +45,8 @@ void Matcher::map_other_streams() {
 }
 
 void Matcher::find_accumulations() {
-  const auto is_sum = [](const Lost& l) { return l.expected->operation == "add" && l.pattern->pass != Pass::forward; };
+  const auto adds = [](const std::string& operation) { return operation == "add" || operation == "add.f32"; };
+  const auto is_sum = [&](const Lost& l) { return adds(l.expected->operation) && l.pattern->pass != Pass::forward; };
   std::map<std::int64_t, std::vector<Lost>, std::greater<>> tables;
   for (const auto& lost : lost_) {
     if (is_sum(lost)) tables[lost.expected->kernel->key.dims.front()].push_back(lost);
@@ -54,7 +55,7 @@ void Matcher::find_accumulations() {
   for (std::uint32_t i = 0; i < trace_.activities.size(); ++i) {
     const Activity& a = trace_.activities[i];
     const auto& operations = meanings_[a.name].operations;
-    if (!is_of_stream(a) && a.stream != beside_ && !operations.empty() && operations.front() == "add")
+    if (!is_of_stream(a) && a.stream != beside_ && !operations.empty() && adds(operations.front()))
       streams[a.stream].push_back(i);
   }
   for (auto& [stream, found] : streams) {

@@ -64,7 +64,7 @@ class Matcher {
   /// One stream against its patterns.
   void walk(std::int64_t stream, bool beside);
   bool is_of_stream(const Activity& a) const;
-  /// What a kernel is; a matrix product on a stream of its own is an expert's.
+  /// What a kernel is; a matrix product on a stream of its own is an expert's, where there are any (else userbuffers').
   const Meaning& meaning(const Activity& a);
   std::string landmark_of(const Meaning& meaning) const;
   void gather_units();
@@ -123,6 +123,7 @@ class Matcher {
   std::map<std::uint32_t, Meaning> experts_;  ///< by name: of kernels on streams of grouped GEMMs
   std::set<std::int64_t> grouped_;
   std::size_t group_ = 1;  ///< GEMMs of a grouped one
+  bool has_experts_ = false;
   std::int64_t beside_ = none, stream_ = 0, forward_thread_ = -1;
   bool on_beside_ = false;
   std::vector<Unit> units_;

@@ -42,7 +42,8 @@ std::int64_t overlap(const std::vector<Interval>& a, const std::vector<Interval>
 std::vector<std::string> kinds(const Trace& trace, bool expert_parallel) {
   std::vector<bool> nccl, exchange;
   for (const auto& name : trace.names) {
-    nccl.push_back(name.find("ncclDevKernel") != std::string::npos || name.starts_with("ncclKernel"));
+    nccl.push_back(name.find("ncclDevKernel") != std::string::npos || name.starts_with("ncclKernel") ||
+                   name.find("userbuffers") != std::string::npos || name.starts_with("Memcpy PtoP"));
     exchange.push_back(nccl.back() && name.find("SendRecv") != std::string::npos);
   }
   std::set<std::int64_t> computing;  // streams

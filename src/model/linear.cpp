@@ -173,7 +173,14 @@ std::uint32_t LinearWriter::gathered_buffer(const std::string& owner, Int bytes)
 
 void LinearWriter::gather_before(const std::string& name, Int bytes) {
   if (!d_.tp_overlap) return w_.collective(Purpose::tp, name, "all_gather", d_.t, bytes, d_.tp_link);
+  into_userbuffers(name, bytes);
   overlap_ = {Overlap::ring_gather, name, bytes};
+}
+
+/// TE pytorch/module/base.py, fill_userbuffers_buffer_for_all_gather: a rank's part is copied to where it is sent from
+/// (of a bulk gather on its own stream).
+void LinearWriter::into_userbuffers(const std::string& name, Int gathered) {
+  w_.launch(name + " filled", {"copy.d2d", {gathered / d_.t}});
 }
 
 void LinearWriter::scatter_after(const std::string& name, Int bytes) {
@@ -296,17 +303,26 @@ std::uint32_t LinearWriter::column_product(const Linear& linear, const std::stri
 std::uint32_t LinearWriter::norm_linear(const Linear& linear, const std::string& owner, Normed& saved, bool grad) {
   const Int local = d_.local;
   saved.statistics = w_.allocate_float(linear.name + "_norm_statistics", norm_statistics(local));
-  const auto normed = w_.allocate(linear.name + "_norm_output", 2 * local * linear.in);
-  norm(linear.name + " norm", true, local, linear.in);
-  if (linear.fp8) {
-    // The norm kernel also takes the maximum; its bf16 output lives until the cast. FP8 gathers row-wise data only, so
-    // with sequence parallelism the transpose is made after the gather, in the backward pass.
-    const bool shard = gathers(linear);
-    saved.out = quantize(linear.name + "_norm_output", local, linear.in, true,
-                         grad && !linear.frozen && second_copy_now(shard), false, shard);
-    if (linear.rank == 0) w_.free(normed);
-  } else if (linear.rank == 0) {
-    saved.out.data = normed;
+  // FP8 gathers row-wise data only, so with sequence parallelism the transpose is made after the gather, in the
+  // backward pass.
+  const bool shard = gathers(linear), transpose = grad && !linear.frozen && second_copy_now(shard);
+  const std::string output = linear.name + "_norm_output";
+  auto normed = no_tensor;
+  if (linear.fp8 && d_.precision.recipe == Recipe::delayed && linear.rank == 0) {
+    // The scale is known before: the norm kernel writes FP8 (TE csrc/extensions/normalization.cpp, FULLY_FUSED).
+    bool row = true, second = transpose;
+    saved.out = copies(output, local, linear.in, row, second);
+    norm(linear.name + " norm", true, local, linear.in);
+    if (second) w_.launch(output + " transpose", {"transpose.fp8", {local, linear.in}});
+  } else {
+    normed = w_.allocate(output, 2 * local * linear.in);
+    norm(linear.name + " norm", true, local, linear.in);
+    // The norm kernel also takes the maximum; its bf16 output lives until the cast.
+    if (linear.fp8)
+      saved.out = quantize(output, local, linear.in, true, transpose, false, shard);
+    else if (linear.rank == 0)
+      saved.out.data = normed;
+    if (linear.fp8 && linear.rank == 0) w_.free(normed);
   }
   auto out = column_product(linear, owner, saved.out, grad && !linear.frozen);
   if (!grad || linear.frozen) saved.out = {};
@@ -371,6 +387,8 @@ std::uint32_t LinearWriter::column_backward(const Linear& linear, Operand& saved
         release(saved);
       });
   if (reduces(linear)) w_.wait(Stream::communication);
+  if (shard && d_.tp_overlap)  // dgrad = ub_obj_wgrad.get_buffer(local_chunk=True).clone()
+    w_.launch(linear.name + " reduce-scatter in backward taken", {"copy.d2d", {2 * d_.local * linear.in}});
   w_.free(full);
   return din;
 }
@@ -452,15 +470,19 @@ std::uint32_t LinearWriter::row_backward(const Linear& linear, Operand& saved, b
     gradient.transpose = both ? w_.allocate(linear.name + "_gathered_gradient", second) : no_tensor;
     gather_before(linear.name + " all-gather in backward", bytes + second);
     release(local);
-    if (linear.fp8 && !linear.frozen && transposes_gathered()) {
-      gradient.transpose = w_.allocate(linear.name + "_gathered_gradient", bytes);
-      w_.launch(linear.name + " gradient transpose", {"transpose.fp8", {d_.tokens, linear.out}});
-    }
   }
+  // What userbuffers gather beside the dgrad is whole after it.
+  const auto transpose_gradient = [&] {
+    if (!d_.sp || !linear.fp8 || linear.frozen || !transposes_gathered()) return;
+    gradient.transpose = w_.allocate(linear.name + "_gathered_gradient", bytes);
+    w_.launch(linear.name + " gradient transpose", {"transpose.fp8", {d_.tokens, linear.out}});
+  };
+  if (!d_.tp_overlap) transpose_gradient();
   if (linear.fp8 && keeps_original && !linear.frozen)
     saved = quantize(linear.name + "_input", d_.tokens, linear.in, true, true);
   const auto din = w_.allocate(linear.name + "_input_gradient", 2 * d_.tokens * linear.in);
   gemm(linear, Product::dgrad);
+  if (d_.tp_overlap) transpose_gradient();
   weight_gradients.put([=, this, saved = std::exchange(saved, {})] {
     weight_gradient(linear, 1);
     release(gradient);

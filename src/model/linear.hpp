@@ -150,6 +150,7 @@ class LinearWriter {
   void gemm(const Linear& linear, Product product);
   void weight_gradient(const Linear& linear, double sm_share);
   void adapter_wgrad(const Linear& linear, Int in, Int out);
+  void into_userbuffers(const std::string& name, Int gathered);
   /// A collective on the compute stream; with tp_comm_overlap all but one chunk of it travels beside the GEMM
   /// (reference 8.17), and its buffer is a userbuffer outside the allocator.
   void gather_before(const std::string& name, Int bytes);

@@ -30,6 +30,7 @@ class SharedExperts {
   void weight_gradients() { linear_.weight_gradients.run(); }
 
  private:
+  std::vector<Int> gate_product() const;
   void add_through(const Linear& linear, std::uint32_t through);
 
   PieceBuilder& w_;

@@ -50,9 +50,35 @@ Names joined(Names a, const Names& b) {
   return a;
 }
 
+/// What the gate of shared experts ran on an H100 (Qwen1.5-MoE, 8192 tokens of 2048).
+const std::map<std::string, Names>& gate_kernels() {
+  static const std::string product =
+      "at::native::BinaryFunctor<c10::BFloat16, c10::BFloat16, c10::BFloat16, "
+      "at::native::binary_internal::MulFunctor<float>>";
+  static const std::map<std::string, Names> table = {
+      {"shared experts gate", {"nvjet_sm90_tst_64x8_64x16_2x1_v_bz_TNT"}},
+      {"shared experts gate sigmoid",
+       {"void at::native::vectorized_elementwise_kernel<8, at::native::sigmoid_kernel_cuda>"}},
+      {"shared experts gating", {"void at::native::elementwise_kernel<128, 4, gpu_kernel_impl_nocast<" + product}},
+      {"shared experts gating backward", {"void at::native::vectorized_elementwise_kernel<8, " + product}},
+      {"shared experts gate's gradients",
+       {"void at::native::elementwise_kernel<128, 4, gpu_kernel_impl_nocast<" + product}},
+      {"shared experts gate's gradients summed",
+       {"void at::native::reduce_kernel<512, 1, at::native::ReduceOp<c10::BFloat16, at::native::sum_functor>>"}},
+      {"shared experts gate wgrad",
+       {"nvjet_sm90_tst_64x8_64x16_2x1_v_bz_splitK_NNT", "void cublasLt::splitKreduce_kernel<32, 16, int, float>"}},
+      {"shared experts gate dgrad",
+       {"void cutlass::Kernel2<cutlass_75_tensorop_bf16_s1688gemm_bf16_64x64_nn_align1>"}}};
+  return table;
+}
+
 /// Kernels of an operation, as Megatron Core, Transformer Engine and ATen launch them.
 Names kernels_of(const traces::Expected& e) {
   const auto& op = e.operation;
+  if (const auto gate = gate_kernels().find(e.kernel->name); gate != gate_kernels().end()) return gate->second;
+  if (op == "moe.router.gemm.forward" && e.kernel->key.dims.back() % 8 != 0)
+    return {"void cutlass::Kernel2<cutlass_80_tensorop_s16816gemm_bf16_64x128_64x6_tn_align2>",
+            "void cublasLt::splitKreduce_kernel<32, 16, int, float>"};
   const auto& dims = e.kernel->key.dims;
   const auto gemm = [](const std::string& layout) {
     const std::string end = layout == "tn" ? "TNT" : layout == "nn" ? "NNT" : "NTT";
@@ -132,11 +158,16 @@ class Writer {
       // A millisecond an operation, but for what is small and attention over a window, a tenth.
       const bool window = e.operation.starts_with("attention") && is_window(*e.kernel);
       const std::int64_t ns = e.operation == "small" ? 5000 : window ? 100'000 : 1'000'000;
-      // Transformer Engine's products of a group have streams of their own.
-      const bool grouped = e.operation.starts_with("gemm.grouped");
+      // Transformer Engine's products of a group have streams of their own, so have those beside userbuffers.
+      const bool grouped = e.operation.starts_with(products_apart ? "gemm" : "gemm.grouped");
+      // AccumulateGrad of a table runs on the stream on which DDP made it.
+      const bool accumulates = e.kernel->name == "embedding gradient accumulation";
       int stream = 20;
       for (const auto& name : names)
-        add(name, ns / static_cast<std::int64_t>(names.size()), pattern, grouped ? stream++ % 4 + 20 : 7);
+        add(name, ns / static_cast<std::int64_t>(names.size()), pattern,
+            grouped       ? stream++ % 4 + 20
+            : accumulates ? 27
+                          : 7);
     }
   }
   void foreign(const traces::Pattern& pattern) { add("my_own_kernel", 50'000, pattern, 7); }
@@ -145,6 +176,7 @@ class Writer {
   }
 
   traces::Trace trace;
+  bool products_apart = false;
 
  private:
   void add(const std::string& name, std::int64_t ns, const traces::Pattern& pattern, int stream) {
@@ -177,8 +209,9 @@ struct Run {
     return nullptr;
   }
   /// One forward and backward pass after the other, then the optimizer.
-  Writer step(int microbatches, bool foreign = false) const {
+  Writer step(int microbatches, bool foreign = false, bool products_apart = false) const {
     Writer writer;
+    writer.products_apart = products_apart;
     const auto pass = [&](std::uint32_t piece, traces::Pass which) {
       if (const auto* p = find(piece, which)) writer.write(*p);
     };
@@ -227,6 +260,34 @@ TEST_CASE("GPT-OSS: experts' biases, clamps and quick GeGLU belong to their oper
     CHECK(whole == 2 * 2 * 2);
     CHECK(biases == 2 * 4 * 7);  // fc2: forward and backward, gradients of both; clamps, one recomputed
   }
+}
+
+TEST_CASE("a gate of shared experts and a router of 60 experts belong to their layers") {
+  auto scenario = gpt_oss();
+  for (const char* change :
+       {"num_moe_experts=60", "moe_shared_expert_intermediate_size=2880", "moe_shared_expert_gate=true"})
+    scenario::set(scenario, change);
+  const Run run(scenario);
+  const auto result = traces::import_traces(scenario, {run.step(2).trace}, {"gate", 1, ""}, nullptr);
+  CHECK(result.attributed_us / result.kernel_us > 0.999);
+  for (const auto& note : result.notes) CHECK(note.find("are not in the trace") == std::string::npos);
+  CHECK(std::count_if(result.keys.begin(), result.keys.end(),
+                      [](const auto& key) { return key.key.family.starts_with("gemm.lora."); }) == 2);
+}
+
+TEST_CASE(
+    "products on streams of their own are experts' only where there are experts; sums of a table are found in fp32, "
+    "too") {
+  auto scenario = gpt_oss();
+  for (const char* change : {"num_moe_experts=null", "activation_func=silu", "activation_func_clamp_value=null",
+                             "grad_reduce_in_fp32=true", "glu_linear_offset=0"})
+    scenario::set(scenario, change);
+  const Run run(scenario);
+  const auto result = traces::import_traces(scenario, {run.step(2, false, true).trace}, {"apart", 1, ""}, nullptr);
+  for (const auto& note : result.notes) CHECK(note.find("are not in the trace") == std::string::npos);
+  CHECK(result.attributed_us / result.kernel_us > 0.999);
+  CHECK(std::count_if(result.keys.begin(), result.keys.end(),
+                      [](const auto& key) { return key.key.family.starts_with("gemm.bf16."); }) > 8);
 }
 
 TEST_CASE("layers whose kernels have the same names are told apart, wherever the trace begins and ends") {

@@ -50,6 +50,11 @@ TEST_CASE("names of kernels") {
   CHECK(only("triton_poi_fused_add_cat_mul_rsub_sigmoid_silu_split_0") == "swiglu.backward");
   CHECK(only("triton_poi_fused_mul_silu_split_0") == "swiglu.forward");
   CHECK(only("triton_poi_fused_add_0") == "add");
+  CHECK(only("void cutlass::Kernel2<cutlass_80_tensorop_s16816gemm_bf16_64x128_64x6_tn_align2>") ==
+        "moe.router.gemm.forward");  // 60 experts
+  CHECK(only("void cutlass::Kernel2<cutlass_75_tensorop_bf16_s1688gemm_bf16_64x64_nn_align1>") == "gemm.bf16.nn");
+  CHECK(only("void cutlass::Kernel2<cutlass_80_tensorop_s1688gemm_256x64_16x4_nn_align4>") ==
+        "moe.router.gemm.backward");
   CHECK(only("rotary_bwd_kv_kernel") == "rope.mla.backward");
   CHECK(only("void x::fused_router::fused_topk_forward_simple_kernel<float, float>") == "moe.router.topk.forward");
   CHECK(only("void x::fused_router::fused_topk_with_score_function_backward_kernel<float>") ==
