@@ -9,6 +9,9 @@
 
 namespace pipewright::scenario {
 
+/// Kinds of a hybrid's layers as transformers names them one by one (layers_block_type).
+inline const Strings hybrid_kinds = {"mamba", "attention", "mlp", "moe"};
+
 class HfConfig {
  public:
   HfConfig(const std::string& path, const std::string& text, const nlohmann::json& json)

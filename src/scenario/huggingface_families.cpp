@@ -129,7 +129,10 @@ void sliding_window(const HfConfig& config, Model& m, const std::string& family)
 }
 
 void dense(const HfConfig& config, Model& m, const std::string& family) {
-  m.num_layers = config.integer("num_hidden_layers", 1, 1'000'000);
+  if (family == "nemotron_h" && !config.has("num_hidden_layers") && config.has("layers_block_type"))
+    m.num_layers = static_cast<Int>(config.strings("layers_block_type", hybrid_kinds).size());  // Nemotron 3 Ultra
+  else
+    m.num_layers = config.integer("num_hidden_layers", 1, 1'000'000);
   m.hidden_size = config.integer("hidden_size");
   m.ffn_hidden_size = config.integer(family == "qwen3_5_moe_text" ? "moe_intermediate_size" : "intermediate_size");
   m.num_attention_heads = config.integer("num_attention_heads");

@@ -190,7 +190,7 @@ std::string hybrid_pattern(const HfConfig& config, const char* letter_by_letter,
   if (config.has(letter_by_letter)) return config.string(letter_by_letter, "");
   const std::map<std::string, char> letters = {{"mamba", 'M'}, {"attention", '*'}, {"mlp", '-'}, {"moe", 'E'}};
   std::string pattern;
-  for (const auto& kind : config.strings(one_by_one, {"mamba", "attention", "mlp", "moe"})) pattern += letters.at(kind);
+  for (const auto& kind : config.strings(one_by_one, hybrid_kinds)) pattern += letters.at(kind);
   if (pattern.empty()) config.lacks(letter_by_letter);
   return pattern;
 }

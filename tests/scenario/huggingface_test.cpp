@@ -169,6 +169,24 @@ TEST_CASE("Nemotron 3 Super: experts at a latent width, a depth of multi-token p
   CHECK(moe_hidden_size(s) == 1024);
 }
 
+TEST_CASE("a hybrid whose layers are named one by one needs no number of them, as Nemotron 3 Ultra has none") {
+  auto text = read_file("data/nemotron-3-super-120b-a12b.json");
+  const auto cut = [&](const std::string& key, const std::string& with) {
+    const auto at = text.find("\"" + key + "\"");
+    REQUIRE(at != std::string::npos);
+    text.replace(at, text.find('\n', at) - at, with);
+  };
+  cut("num_hidden_layers", "");
+  cut("hybrid_override_pattern", R"("layers_block_type": ["mamba", "moe", "mamba", "attention", "moe"],)");
+  cut("mtp_hybrid_override_pattern", R"("mtp_layers_block_type": ["attention", "moe"],)");
+  const auto path = std::filesystem::temp_directory_path() / ("pipewright_named_" + std::to_string(getpid()) + ".json");
+  std::ofstream(path) << text;
+  const Scenario s = from_hf(path.string());
+  std::filesystem::remove(path);
+  CHECK(s.model.num_layers == 5);
+  CHECK(s.model.hybrid_layer_pattern == "MEM*E/*E");
+}
+
 TEST_CASE("Phi 3 has a window, Phi 4 none") {
   const Model mini = from_hf("data/phi-3-mini.json").model;
   CHECK(mini.window_size == Ints{2046, 0});
