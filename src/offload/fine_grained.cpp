@@ -13,7 +13,7 @@ namespace pipewright::offload {
 using Kind = Action::Kind;
 using model::Step;
 
-bool FineGrained::Handler::has(const std::string& name, std::size_t from) const {
+bool FineGrained::Handler::has(int name, std::size_t from) const {
   return std::any_of(groups.begin() + static_cast<std::ptrdiff_t>(std::min(from, groups.size())), groups.end(),
                      [&](const Group& group) { return group.name == name; });
 }
@@ -59,7 +59,7 @@ void FineGrained::hook(Step::Kind kind, std::uint32_t unit) {
 }
 
 /// pop_forward_chunk, :748, with finish_all_groups, :920.
-FineGrained::Handler* FineGrained::pop_forward(const std::string& name) {
+FineGrained::Handler* FineGrained::pop_forward(int name) {
   const auto finished = [&](const Handler& handler) {
     if (handler.to_reload.empty() && handler.to_offload.empty() && handler.index > 0) return true;
     return !handler.has(name, handler.index);
@@ -72,7 +72,7 @@ FineGrained::Handler* FineGrained::pop_forward(const std::string& name) {
 }
 
 /// :676
-FineGrained::Handler* FineGrained::front_backward(const std::string* name) const {
+FineGrained::Handler* FineGrained::front_backward(std::optional<int> name) const {
   for (auto i = next_backward_; i < backward_.size(); ++i)
     if (name ? backward_[i]->has(*name) : !backward_[i]->groups.empty()) return backward_[i];
   return nullptr;
@@ -80,8 +80,9 @@ FineGrained::Handler* FineGrained::front_backward(const std::string* name) const
 
 /// on_group_start_forward, :1170
 void FineGrained::start_forward(std::uint32_t unit) {
-  const auto& name = recorder_.group(unit).name;
+  const int name = recorder_.name(unit);
   auto* handler = pop_forward(name);
+  if (handler_of_.size() <= unit) handler_of_.resize(recorder_.units().size(), nullptr);
   handler_of_[unit] = handler;
   if (!handler) return;
   ++handler->index;
@@ -99,7 +100,7 @@ void FineGrained::start_forward(std::uint32_t unit) {
 bool FineGrained::moves(const Handler& handler, const Group& group) const {
   if (warmup_) return true;
   if (!group.offload) return false;
-  return front_backward(&group.name) != &handler || handler.has(group.name, handler.index);
+  return front_backward(group.name) != &handler || handler.has(group.name, handler.index);
 }
 
 /// bulk_offload, :1089
@@ -107,8 +108,8 @@ void FineGrained::commit_forward(std::uint32_t unit) {
   auto* handler = current_forward_;
   if (!handler) return recorder_.act(Kind::keep, unit);
   auto& pending = handler->to_offload;
-  const auto found = std::find_if(pending.begin(), pending.end(),
-                                  [&](const Group* g) { return g->name == recorder_.group(unit).name; });
+  const auto found =
+      std::find_if(pending.begin(), pending.end(), [&](const Group* g) { return g->name == recorder_.name(unit); });
   if (found == pending.end()) throw InternalError("offload: a group ends that never began");
   Group& group = **found;
   if (moves(*handler, group)) {
@@ -138,7 +139,7 @@ void FineGrained::copy_out(Handler& handler, Group& group) {
 void FineGrained::commit_backward(std::uint32_t unit) {
   auto* handler = handler_of_.at(unit);
   if (!handler) return;
-  const auto& name = recorder_.group(unit).name;
+  const int name = recorder_.name(unit);
   if (current_backward_ != handler) {
     current_backward_ = nullptr;
     while (next_backward_ < backward_.size() && !current_backward_) {
@@ -200,9 +201,9 @@ void FineGrained::end_iteration() {
 void FineGrained::learned() {
   warmup_ = false;
   std::size_t margin = 0;
-  std::vector<std::pair<std::string, Group*>> last;  // of each name, the last group of the first backward chunk with it
+  std::vector<std::pair<int, Group*>> last;  // of each name, the last group of the first backward chunk with it
   for (auto handler = backward_.rbegin(); handler != backward_.rend(); ++handler) {
-    std::vector<std::string> names;
+    std::vector<int> names;
     for (auto& group : (*handler)->groups) {
       if (std::find(names.begin(), names.end(), group.name) == names.end()) names.push_back(group.name);
       const auto known =

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <deque>
+#include <map>
 #include <memory>
 #include <optional>
 
@@ -25,10 +26,11 @@ class FineGrained : public Manager {
   void hook(model::Step::Kind kind, std::uint32_t unit) override;
   void end_backward(int, int) override {}
   void end_iteration() override;
+  bool learns_from(model::Step::Kind kind) const override { return kind == model::Step::Kind::offload_begin; }
 
  private:
   struct Group {
-    std::string name;
+    int name = 0;
     Bytes bytes;
     std::uint32_t unit = 0;
     bool offload = true;
@@ -39,13 +41,13 @@ class FineGrained : public Manager {
     std::deque<Group> groups;
     std::size_t index = 0;  ///< groups begun in this iteration
     std::vector<Group*> to_offload, to_reload, reloading;
-    std::map<std::string, std::deque<std::uint32_t>> pending;
+    std::map<int, std::deque<std::uint32_t>> pending;  ///< by name
 
-    bool has(const std::string& name, std::size_t from = 0) const;
+    bool has(int name, std::size_t from = 0) const;
   };
 
-  Handler* pop_forward(const std::string& name);
-  Handler* front_backward(const std::string* name = nullptr) const;
+  Handler* pop_forward(int name);
+  Handler* front_backward(std::optional<int> name = {}) const;
   void flush();
   void start_forward(std::uint32_t unit);
   void commit_forward(std::uint32_t unit);
@@ -65,7 +67,7 @@ class FineGrained : public Manager {
   std::size_t next_forward_ = 0, next_backward_ = 0;
   Handler* current_forward_ = nullptr;
   Handler* current_backward_ = nullptr;
-  std::map<std::uint32_t, Handler*> handler_of_;  ///< the handler that autograd's nodes of a unit hold
+  std::vector<Handler*> handler_of_;  ///< by unit: the handler that autograd's nodes of a unit hold
 };
 
 }  // namespace pipewright::offload

@@ -30,6 +30,7 @@ class PagedStash : public Manager {
   void hook(model::Step::Kind kind, std::uint32_t unit) override;
   void end_backward(int, int) override {}
   void end_iteration() override;
+  bool learns_from(model::Step::Kind /*kind*/) const override { return true; }
 
   const std::vector<PageUse>& use() const { return use_; }
 

@@ -1,8 +1,11 @@
 // Walks a rank's program in host order and asks the kind of offload in force what happens at every hook.
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
+#include <iterator>
 #include <memory>
+#include <string>
 
 #include "fine_grained.hpp"
 #include "paged_stash.hpp"
@@ -12,22 +15,70 @@
 namespace pipewright::offload {
 
 using model::Step;
-using schedule::Node;
 
-std::uint32_t Recorder::unit(const Unit& unit) {
-  const auto [it, fresh] = numbers_.try_emplace({unit.microbatch, unit.chunk, unit.position, unit.group},
-                                                static_cast<std::uint32_t>(units_.size()));
-  if (fresh) units_.push_back(unit);
-  return it->second;
+Recorder::Recorder(const model::Stages& stages, const model::Rank& rank) : stages_(stages), rank_(rank) {
+  std::vector<std::string> names;
+  for (const auto& piece : stages.pieces) {
+    auto& groups = known_.emplace_back();
+    for (const auto& group : piece.groups) {
+      auto name = std::ranges::find(names, group.name);
+      if (name == names.end()) name = names.insert(name, group.name);
+      Known& known = groups.emplace_back();
+      known.name = static_cast<int>(name - names.begin());
+      for (const auto& move : group.moves) known.bytes += piece.tensors[move.tensor].bytes;
+    }
+  }
+  for (const auto& chunk : rank.chunks) {
+    auto& first = first_.emplace_back();
+    for (const auto piece : chunk.pieces) {
+      first.push_back(groups_);
+      groups_ += stages.pieces[piece].groups.size();
+    }
+  }
+}
+
+std::uint32_t Recorder::unit(model::Call call, std::size_t position, std::uint32_t group) {
+  const auto chunk = static_cast<std::size_t>(call.chunk);
+  const auto at = static_cast<std::size_t>(call.microbatch) * groups_ + first_[chunk][position] + group;
+  if (at >= numbers_.size()) numbers_.resize((static_cast<std::size_t>(call.microbatch) + 1) * groups_, fresh);
+  if (numbers_[at] == fresh) {
+    numbers_[at] = static_cast<std::uint32_t>(units_.size());
+    const auto piece = rank_.chunks[chunk].pieces[position];
+    units_.push_back(
+        {call.microbatch, call.chunk, static_cast<std::uint32_t>(position), piece, group, known_[piece][group].bytes});
+  }
+  return numbers_[at];
 }
 
 namespace {
 
+/// The hooks of a piece: all that offload reads of its steps.
+struct PieceHooks {
+  using List = std::vector<Step>;
+  template <class Counts>
+  PieceHooks(const model::Piece& piece, const Counts& counts) {
+    const auto of = [&](const std::vector<Step>& steps) {
+      List hooks;
+      std::ranges::copy_if(steps, std::back_inserter(hooks),
+                           [&](const Step& step) { return is_hook(step.kind) && counts(step.kind); });
+      return hooks;
+    };
+    forward = of(piece.forward);
+    backward = of(piece.backward);
+    for (const auto& node : piece.nodes)
+      nodes.push_back({of(node.forward), of(node.backward), of(node.weight_gradient)});
+  }
+  List forward, backward;
+  std::vector<std::array<List, 3>> nodes;  ///< by pass
+};
+
 /// A step's hooks in the order in which the host comes to them.
 class Hooks : public model::Visitor {
  public:
-  Hooks(const model::Stages& stages, const schedule::Program& program, int rank, Recorder& recorder, Manager& manager)
+  Hooks(const model::Stages& stages, const std::vector<PieceHooks>& pieces, const schedule::Program& program, int rank,
+        Recorder& recorder, Manager& manager)
       : stages_(stages),
+        pieces_(pieces),
         rank_(stages.ranks.at(static_cast<std::size_t>(rank))),
         recorder_(recorder),
         manager_(manager) {
@@ -41,14 +92,17 @@ class Hooks : public model::Visitor {
     manager_.begin_forward(call.microbatch, call.chunk);
     return true;
   }
-  void forward(model::Call call, std::size_t position) { steps(piece(call, position).forward, call, position); }
-  void backward(model::Call call, std::size_t position) { steps(piece(call, position).backward, call, position); }
+  void forward(model::Call call, std::size_t position) {
+    hooks(pieces_[index(call, position)].forward, call, position);
+  }
+  void backward(model::Call call, std::size_t position) {
+    hooks(pieces_[index(call, position)].backward, call, position);
+  }
   void node(const schedule::Instruction& i, const model::NodePlace& at) {
-    const auto pass = i.node.pass;
-    steps(pass == Node::Pass::forward    ? at.steps->forward
-          : pass == Node::Pass::backward ? at.steps->backward
-                                         : at.steps->weight_gradient,
-          {i.microbatch, i.chunk}, at.position);
+    const model::Call call{i.microbatch, i.chunk};
+    const auto piece = index(call, at.position);
+    const auto node = static_cast<std::size_t>(at.steps - stages_.pieces[piece].nodes.data());
+    hooks(pieces_[piece].nodes[node][static_cast<std::size_t>(i.node.pass)], call, at.position);
   }
   void callbacks(model::Call call) {
     manager_.end_backward(call.microbatch, call.chunk);
@@ -59,23 +113,15 @@ class Hooks : public model::Visitor {
   std::uint32_t index(model::Call call, std::size_t position) const {
     return rank_.chunks[static_cast<std::size_t>(call.chunk)].pieces[position];
   }
-  const model::Piece& piece(model::Call call, std::size_t position) const {
-    return stages_.pieces[index(call, position)];
-  }
-
-  void steps(const std::vector<Step>& list, model::Call call, std::size_t position) {
-    const auto& owner = piece(call, position);
-    for (const auto& step : list) {
-      if (!is_hook(step.kind)) continue;
-      Unit unit{call.microbatch,       call.chunk, static_cast<std::uint32_t>(position),
-                index(call, position), step.index, Bytes(0)};
-      for (const auto& move : owner.groups[step.index].moves) unit.bytes += owner.tensors[move.tensor].bytes;
-      manager_.hook(step.kind, recorder_.unit(unit));
+  void hooks(const PieceHooks::List& list, model::Call call, std::size_t position) {
+    for (const Step& step : list) {
+      manager_.hook(step.kind, recorder_.unit(call, position, step.index));
       recorder_.end_hook();
     }
   }
 
   const model::Stages& stages_;
+  const std::vector<PieceHooks>& pieces_;
   const model::Rank& rank_;
   Recorder& recorder_;
   Manager& manager_;
@@ -174,16 +220,21 @@ void summarise_stash(Plan& plan, const model::Stages& stages) {
 }  // namespace
 
 Plan resolve(const scenario::Scenario& scenario, const model::Stages& stages, const schedule::Program& program,
-             int pp_rank) {
+             int pp_rank, bool times_only) {
   Plan plan;
   const auto& settings = scenario.settings;
-  if (stages.eager) plan.eager = std::make_shared<Plan>(resolve(scenario, *stages.eager, program, pp_rank));
+  if (stages.eager && !times_only)
+    plan.eager = std::make_shared<Plan>(resolve(scenario, *stages.eager, program, pp_rank));
   plan.whole_layer = settings.cpu_offloading;
   const auto at = static_cast<std::size_t>(pp_rank);
-  Recorder recorder(stages);
+  Recorder recorder(stages, stages.ranks.at(at));
   const auto follow = [&](Manager& manager) {
     for (auto* iteration : {&plan.first, &plan.later}) {
-      Hooks(stages, program, pp_rank, recorder, manager);
+      const bool all = !times_only || iteration == &plan.later;
+      std::vector<PieceHooks> pieces;
+      for (const auto& piece : stages.pieces)
+        pieces.emplace_back(piece, [&](Step::Kind kind) { return all || manager.learns_from(kind); });
+      Hooks(stages, pieces, program, pp_rank, recorder, manager);
       *iteration = recorder.take();
     }
     plan.units = recorder.units();
@@ -196,8 +247,9 @@ Plan resolve(const scenario::Scenario& scenario, const model::Stages& stages, co
     summarise_stash(plan, stages);
   } else if (settings.cpu_offloading || settings.fine_grained_activation_offloading) {
     follow(*manager_of(scenario, stages.ranks.at(at), pp_rank, recorder));
-    summarise(plan, stages);
+    if (!times_only) summarise(plan, stages);
   }
+  if (times_only) plan.first = {};
   return plan;
 }
 

@@ -17,6 +17,7 @@ class WholeLayer : public Manager {
   void hook(model::Step::Kind kind, std::uint32_t unit) override;
   void end_backward(int, int) override { let_go(); }
   void end_iteration() override {}
+  bool learns_from(model::Step::Kind /*kind*/) const override { return false; }
 
  private:
   bool moves(int layer) const { return layer >= 0 && layer < moving_; }

@@ -299,9 +299,7 @@ void Searcher::scout_structure_of(std::size_t winner) {
   std::vector<std::size_t> same;
   for (std::size_t i = 0; i < trials_.size(); ++i) {
     const Trial& trial = trials_[i];
-    const bool quick = trial.quick && trial.quick->step_ns > 0;
-    const bool cheap = !costly(trial.candidate.scenario);
-    if (trial.structure == home && !trial.done && !trial.refused && leads(i) && (quick || cheap)) same.push_back(i);
+    if (trial.structure == home && !trial.done && !trial.refused && leads(i)) same.push_back(i);
   }
   in_parallel(same.size(), [&](std::size_t n) {
     Trial& trial = trials_[same[n]];

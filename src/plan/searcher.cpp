@@ -6,23 +6,12 @@
 #include <algorithm>
 #include <utility>
 
-#include "pipewright/scenario/derived.hpp"
-
 namespace pipewright::plan {
 
 namespace {
 
-/// What quick looks by the exact engine may cost in one search, in microbatches times layers: some ten seconds' work.
-constexpr std::int64_t most_costly_work = 300'000;
-
 /// Variants of offload that are looked at.
 constexpr std::int64_t most_offload = 2000;
-
-/// Two runs of a few groups of microbatches.
-std::int64_t costly_work(const Scenario& s) {
-  const auto few = 4 * s.settings.pipeline_model_parallel_size + 12;
-  return 2 * std::min(scenario::num_microbatches(s), few) * s.model.num_layers;
-}
 
 }  // namespace
 
@@ -35,8 +24,7 @@ Searcher::Searcher(const Scenario& scenario, const Options& options, const std::
       spread_bounds_(space_, options, objective_),
       arena_(options.threads > 0 ? options.threads : tbb::task_arena::automatic),
       spreads_(space_.spreads()),
-      known_spreads_(spreads_.size()),
-      costly_left_(most_costly_work) {}
+      known_spreads_(spreads_.size()) {}
 
 void Searcher::run() {
   predict_given();
@@ -305,29 +293,21 @@ bool Searcher::take_up_again() {
   if (!options_.until_stopped) return false;
   const double mark = fastest() * (1 - good_gap);
   bool any = std::exchange(finalists_left_, false);
-  exact_work_ = 0, costly_left_ = most_costly_work, offload_opened_ = 0;
+  exact_work_ = 0, offload_opened_ = 0;
   while (!shelved_.empty() && shelved_.begin()->cost < mark) {
     open_.insert(shelved_.extract(shelved_.begin()));
     any = true;
   }
-  for (std::size_t i = 0; i < trials_.size(); ++i) {
-    const Trial& trial = trials_[i];
-    if (!trial.given_up || !leads(i) || trial.least >= mark) continue;
-    for (const auto same : groups_[trial.time_group]) trials_[same].given_up = false;
-    settle(i);
-    any = any || !trials_[i].given_up;
-  }
   return any;
 }
 
-/// The next quick look at a trial. The dearer one comes last.
+/// The next quick look at a trial.
 void Searcher::advance(std::size_t index) {
   Trial& trial = trials_[index];
   try {
-    const bool dear = costly(trial.candidate.scenario);
-    if (options_.glance && !dear && !trial.glanced && !timed(trial))
+    if (options_.glance && !trial.glanced && !timed(trial))
       glance(trial);
-    else if (dear ? trial.scouted : !timed(trial))
+    else if (!timed(trial))
       estimate(trial);
     else
       scout(trial, predict::Depth::ends);
@@ -342,15 +322,6 @@ void Searcher::settle(std::size_t index) {
   const Trial& trial = trials_[index];
   if (trial.refused || !trial.may_fit) return give_up_on(index);
   if (trial.done || (timed(trial) && trial.scouted)) return;
-  const auto& s = trial.candidate.scenario;
-  if (trial.scouted && costly(s)) {
-    if (const auto work = costly_work(s); work <= costly_left_) {
-      costly_left_ -= work;
-    } else {
-      trials_[index].given_up = true;
-      return;
-    }
-  }
   open_.insert({trial.least, Node::Kind::trial, trial.structure, index});
 }
 

@@ -37,8 +37,7 @@ inline constexpr double good_gap = 0.01;
 /// An estimate is seldom more than this share above a glance (nine of ten structures of Llama 3.1 405B: 3.6 %).
 inline constexpr double most_beside_kernels = 0.04;
 
-/// What the chunk-level engine does not express: estimate() then runs the exact one on a shortened schedule.
-inline bool costly(const Scenario& s) {
+inline bool moves_activations(const Scenario& s) {
   return s.settings.fine_grained_activation_offloading || s.settings.cpu_offloading || s.settings.moe_paged_stash;
 }
 inline bool timed(const Trial& trial) { return trial.quick && trial.quick->step_ns > 0; }
@@ -147,7 +146,7 @@ class Searcher {
   bool waits(const Trial& trial) const;
   /// By choice, or as the given does by itself.
   bool offloads(const Trial& trial) const {
-    return trial.without || (trial.given && space_.searches_offload() && costly(trial.candidate.scenario));
+    return trial.without || (trial.given && space_.searches_offload() && moves_activations(trial.candidate.scenario));
   }
 
   double fastest() const;
@@ -210,7 +209,7 @@ class Searcher {
   std::vector<std::vector<std::size_t>> groups_;
   std::atomic<std::int64_t> simulated_ = 0, estimated_ = 0, bounded_ = 0;
   std::atomic<bool> interrupted_ = false;
-  std::int64_t costly_left_, exact_work_ = 0;
+  std::int64_t exact_work_ = 0;
   bool finalists_left_ = false;  ///< for want of exact work
   double mark_ = never;          ///< what the looks of this round have to exceed to exclude
   Progress progress_;

@@ -217,9 +217,8 @@ void Searcher::sharpen(std::size_t structure) {
     if (quick.step_ns > 0)
       known.cost = std::max(known.cost, predict::estimate_bounds(bare).least(cost(quick, objective_)));
   };
-  const bool dear = costly(bare);
   try {
-    if (options_.glance && !dear && !known.glanced) {
+    if (options_.glance && !known.glanced) {
       known.glanced = true;
       known.glance = options_.glance(bare);
       return raise(*known.glance);
@@ -231,7 +230,7 @@ void Searcher::sharpen(std::size_t structure) {
   if (known.tight) known.lacking = lacking(structures_[structure].partial);
   known.impossible = known.lacking > Bytes(0);
   // What kernels lose to others beside them excludes only what a glance leaves near the mark.
-  if (known.impossible || dear || (known.glanced && known.cost * (1 + most_beside_kernels) < mark_)) return;
+  if (known.impossible || (known.glanced && known.cost * (1 + most_beside_kernels) < mark_)) return;
   try {
     known.estimate = options_.estimate(bare);
     raise(*known.estimate);

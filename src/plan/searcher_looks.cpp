@@ -65,7 +65,6 @@ void Searcher::share_with_group(std::size_t leader) {
     trial.scouted = from.scouted;
     trial.every_rank = from.every_rank;
     trial.refused = from.refused;
-    trial.given_up = from.given_up;
     refusals_[i] = refusals_[leader];
   }
 }

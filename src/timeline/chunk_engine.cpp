@@ -1,6 +1,7 @@
 // The chunk-level engine: the time of a step without a node for every kernel. What a rank issues between two places of
 // its program is one max-plus map a piece (collapse.hpp); transfers join ranks as in the exact engine
-// (chunk_transfers.hpp), and both follow the same reading of the program (pipewright/follow.hpp).
+// (chunk_transfers.hpp), copies of activation offload begin and are waited for where they are there (chunk_copies.hpp),
+// and both engines follow the same reading of the program (pipewright/follow.hpp).
 //
 // In the steady state every rank repeats the same instructions with every group of microbatches (N with interleaving, 1
 // without), so the program is run for as many microbatches as warm-up, some groups and cool-down need, and for more
@@ -12,18 +13,17 @@
 #include <deque>
 
 #include "chunk_rank.hpp"
+#include "copies.hpp"
+#include "lines.hpp"
 #include "pace.hpp"
 #include "pipewright/timeline.hpp"
 
 namespace pipewright::timeline {
 namespace {
 
-bool expressible(const scenario::Scenario& scenario, const schedule::Config& config, const model::Stages& stages) {
+bool expressible(const scenario::Scenario& scenario, const schedule::Config& config) {
   if (config.ep_overlap && config.layers.empty()) return false;  // combined calls that are not written out
-  if (scenario::exchanges_shapes(scenario)) return false;        // and synchronises before every transfer
-  return std::ranges::none_of(stages.pieces, [](const model::Piece& piece) {
-    return !piece.groups.empty();  // reloads are started by other pieces
-  });
+  return !scenario::exchanges_shapes(scenario);                  // which synchronises before every transfer
 }
 
 class Engine {
@@ -33,8 +33,10 @@ class Engine {
       : stages_(stages),
         collapser_(scenario, profiles, changes.host),
         lines_(collapse(stages, prices, collapser_, config.microbatches)),
+        copies_(price_copies(stages, prices, nanoseconds(profiles.scalar("host.kernel_gap_us").value))),
+        contention_(scenario, profiles),
         transfers_(scenario, stages, config, profiles, changes),
-        machine_{scenario, stages, program_, collapser_, lines_, transfers_} {
+        machine_{scenario, stages, program_, collapser_, lines_, plans_, transfers_} {
     const double factor = replayed_host_factor(scenario, profiles);
     const auto ns = [&](const char* name) {
       return changes.host * static_cast<double>(nanoseconds(factor * profiles.scalar(name).value));
@@ -63,6 +65,10 @@ class Engine {
   /// The first round of a schedule runs without anything beside; false: it deadlocks.
   bool begin(const schedule::Config& config) {
     program_ = schedule::build(config);
+    plans_.assign(stages_.ranks.size(), {});
+    if (std::ranges::any_of(stages_.pieces, [](const model::Piece& piece) { return !piece.groups.empty(); }))
+      for (std::size_t r = 0; r < plans_.size(); ++r)
+        plans_[r] = {copies_, offload::resolve(machine_.scenario, stages_, program_, static_cast<int>(r), true)};
     ranks_.clear();
     return one_round();
   }
@@ -82,6 +88,7 @@ class Engine {
     transfers_.reset(program_.config.microbatches);
     std::vector<ChunkBefore> before(stages_.ranks.size());
     for (std::size_t r = 0; r < ranks_.size(); ++r) before[r] = ranks_[r].leave();
+    slow_copies(before);
     ranks_.clear();
     for (std::size_t r = 0; r < before.size(); ++r)
       ranks_.emplace_back(machine_, static_cast<int>(r), std::move(before[r]));
@@ -94,6 +101,22 @@ class Engine {
       if (!rank.finished()) return false;  // the exact engine says why
     finish();
     return true;
+  }
+
+  /// What copies take under the times of the round before.
+  void slow_copies(std::vector<ChunkBefore>& before) const {
+    if (ranks_.empty() || !contention_.slows()) return;
+    std::vector<std::array<std::size_t, 2>> near(before.size());  // copies join their streams in the order of time
+    for (std::size_t r = 0; r < before.size(); ++r)
+      for (std::size_t way = 0; way < 2; ++way) {
+        std::ranges::fill(near, std::array<std::size_t, 2>{});
+        const auto& copies = before[r].copies[way];
+        for (std::size_t copy = 0; copy < copies.size(); ++copy)
+          CopyContention::settle(before[r].copies_slower[way], copy,
+                                 contention_.factor(r, way, [&](std::size_t rank, std::size_t other) {
+                                   return share_of(copies[copy], before[rank].copies[other], near[rank][other]);
+                                 }));
+      }
   }
 
   /// Gradient finalisation and the optimizer.
@@ -135,6 +158,9 @@ class Engine {
   const model::Stages& stages_;
   const Collapser collapser_;
   const ChunkLines lines_;
+  const CopyPrices copies_;
+  const CopyContention contention_;
+  std::vector<CopyPlan> plans_;  ///< by rank
   ChunkTransfers transfers_;
   schedule::Program program_;
   ChunkMachine machine_;
@@ -148,7 +174,7 @@ class Engine {
 std::optional<Estimate> estimate(const scenario::Scenario& scenario, const model::Stages& stages,
                                  const schedule::Config& config, const profile::Profiles& profiles,
                                  const Prices& prices, const Changes& changes, bool glance) {
-  if (!expressible(scenario, config, stages)) return std::nullopt;
+  if (!expressible(scenario, config)) return std::nullopt;
   auto few = shortened(config);
   Engine engine(scenario, stages, config, profiles, prices, changes);
   for (bool glanced = false;;) {

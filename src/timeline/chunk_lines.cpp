@@ -66,7 +66,7 @@ ChunkLines collapse(const model::Stages& stages, const Prices& prices, const Col
         continue;
       }
       const auto of = [&](const std::vector<model::Step>& steps, bool second = false) {
-        return collapser.lines(steps, piece, prices.pieces[i], begin, second);
+        return collapser.passages(steps, piece, prices.pieces[i], begin, second);
       };
       auto& stretch =
           lines.stretches.emplace_back(PieceLines::Stretch{begin, of(piece.forward), of(piece.backward), {}});

@@ -9,12 +9,12 @@
 
 namespace pipewright::timeline {
 
-/// A piece's lines for each stretch of microbatches that run the same steps.
+/// A piece's passages for each stretch of microbatches that run the same steps.
 struct PieceLines {
   struct Stretch {
     int from = 0;  ///< its first microbatch
-    std::vector<Line> forward, backward;
-    std::vector<std::array<std::vector<Line>, 3>> nodes;  ///< of expert-parallel overlap, by pass
+    std::vector<Passage> forward, backward;
+    std::vector<std::array<std::vector<Passage>, 3>> nodes;  ///< of expert-parallel overlap, by pass
   };
   std::vector<Stretch> stretches;
 

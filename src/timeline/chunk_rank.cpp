@@ -124,14 +124,14 @@ Slowdown ChunkRank::slowdown(const Line& line) {
   return at;
 }
 
-/// One piece (or list of kernels).
-void ChunkRank::work(const Line& line) {
-  if (line.empty()) return;
+/// Kernels, by what they do to the queues' times under a slowdown.
+template <class Apply>
+void ChunkRank::work(const Line& line, const Apply& apply) {
   const Slowdown at = slowdown(line);
   const double before = at_[own_];
   constexpr std::array sides{model::Stream::gradient, model::Stream::parameter};
   const std::array then{at_[queue_of(sides[0])], at_[queue_of(sides[1])]};
-  line.apply(at_, at, own_);
+  apply(at);
   const double after = at_[own_], busy = line.busy(at);
   auto& spans = spans_[stream()];
   const double exchanges = own_ == expert_queue ? line.exchanges() : 0;
@@ -148,6 +148,30 @@ void ChunkRank::work(const Line& line) {
   }
 }
 
+/// A list of kernels.
+void ChunkRank::work(const Line& line) {
+  if (!line.empty()) work(line, [&](const Slowdown& at) { line.apply(at_, at, own_); });
+}
+
+/// One piece.
+void ChunkRank::work(const std::vector<Passage>& passages) {
+  for (const Passage& passage : passages) {
+    if (passage.parts.empty() || !(passage.marks || copies_.act(passage.hooks))) {
+      copies_.skip(passage.hooks);
+      work(passage.whole);
+      continue;
+    }
+    work(passage.whole, [&](const Slowdown& at) {
+      for (const Passage::Part& part : passage.parts) {
+        part.line.apply(at_, at, own_);
+        copies_.hooks(part.hooks, at_, own_);
+        if (part.kernel != model::OffloadGroup::none)
+          copies_.launched(part.kernel, at_[part.queue == compute_queue ? own_ : part.queue]);
+      }
+    });
+  }
+}
+
 /// A node waits for the one before it of its chain, on whichever stream that ran (plan:536-548); weight gradients use
 /// no event, and the loss runs outside of the call.
 void ChunkRank::node(const schedule::Instruction& i, const model::NodePlace& place) {
@@ -155,15 +179,16 @@ void ChunkRank::node(const schedule::Instruction& i, const model::NodePlace& pla
   at_[host_queue] += i.node.pass == Pass::forward ? machine_.forward_node : machine_.backward_node;
   const auto piece = machine_.stages.ranks[rank_].chunks[i.chunk].pieces[place.position];
   const auto node = static_cast<std::size_t>(place.steps - machine_.stages.pieces[piece].nodes.data());
-  const auto& lines = machine_.lines.pieces[piece].of(i.microbatch).nodes[node][static_cast<std::size_t>(i.node.pass)];
+  const auto& passages =
+      machine_.lines.pieces[piece].of(i.microbatch).nodes[node][static_cast<std::size_t>(i.node.pass)];
   if (i.node.pass == Pass::weight_gradient || !in_combined_) {
-    for (const Line& line : lines) work(line);
+    work(passages);
     return;
   }
   double& event = chain_[i.node.pass == Pass::forward ? forward_chain : backward_chain];
   if (event == unknown) event = at_[compute_queue];
   at_[own_] = std::max(at_[own_], event);
-  for (const Line& line : lines) work(line);
+  work(passages);
   event = at_[own_];
 }
 

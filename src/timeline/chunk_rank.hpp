@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "chunk_copies.hpp"
 #include "chunk_lines.hpp"
 #include "chunk_transfers.hpp"
 #include "chunk_use.hpp"
@@ -22,6 +23,7 @@ struct ChunkMachine {
   const schedule::Program& program;
   const Collapser& collapser;
   const ChunkLines& lines;
+  const std::vector<CopyPlan>& copies;  ///< by rank
   ChunkTransfers& transfers;
   bool one_queue = false;
   double p2p_call = 0, synchronize = 0, forward_begin = 0, forward_end = 0, backward_begin = 0, backward_end = 0;
@@ -36,6 +38,8 @@ struct ChunkBefore {
   std::vector<double> exchanged;
   ChunkUse use;
   double step = 0;
+  CopySpans copies;
+  CopySlowdowns copies_slower;
 };
 
 /// One rank following its program.
@@ -50,6 +54,7 @@ class ChunkRank : public model::Visitor {
         overlaps_(machine.program.config.ep_overlap),
         last_(std::move(before.use)),
         last_step_(before.step),
+        copies_(machine.copies[rank], std::move(before.copies_slower)),
         follower_(machine.stages, machine.program, rank, *this) {
     for (const auto& gathers : lines_.parameter_gather) gathered_.emplace_back(gathers.size(), unknown);
     slow_down(before);
@@ -90,7 +95,9 @@ class ChunkRank : public model::Visitor {
             std::move(contended_),
             std::move(exchanged_),
             std::move(use_),
-            end()};
+            end(),
+            copies_.leave(),
+            copies_.slowdowns()};
   }
 
   // The program, see model::Visitor.
@@ -111,7 +118,8 @@ class ChunkRank : public model::Visitor {
   }
   void wait_for_parameters(int chunk, std::uint32_t gather) { wait_until(gathered_[chunk][gather]); }
   void forward(model::Call call, std::size_t position) {
-    for (const Line& line : stretch(call, position).forward) work(line);
+    copies_.enter(position, at_[compute_queue]);
+    work(stretch(call, position).forward);
   }
   void end_forward(model::Call /*call*/) { at_[host_queue] += machine_.forward_end; }
   bool begin_backward(model::Call /*call*/) {
@@ -119,9 +127,8 @@ class ChunkRank : public model::Visitor {
     at_[host_queue] += machine_.backward_begin;
     return true;
   }
-  void backward(model::Call call, std::size_t position) {
-    for (const Line& line : stretch(call, position).backward) work(line);
-  }
+  void backward(model::Call call, std::size_t position) { work(stretch(call, position).backward); }
+  void callbacks(model::Call /*call*/) { copies_.hooks(1, at_, own_); }
   void reduce_gradients(int chunk, std::span<const std::uint32_t> buckets) {
     for (const auto bucket : buckets) work(lines_.buckets[chunk][bucket]);
   }
@@ -153,6 +160,9 @@ class ChunkRank : public model::Visitor {
     const double event = chain_[goes_forward(part.type) ? forward_chain : backward_chain];
     return !in_combined_ || event == unknown || wait_until(event);
   }
+  void work(const std::vector<Passage>& passages);
+  template <class Apply>
+  void work(const Line& line, const Apply& apply);
   void slow_down(ChunkBefore& before);
   Slowdown slowdown(const Line& line);
   void post(const schedule::Instruction& call);
@@ -182,6 +192,7 @@ class ChunkRank : public model::Visitor {
   std::vector<double> exchanged_;                                ///< the same for the second stream's exchanges
   ChunkUse last_;                                                ///< of the round before
   double last_step_;
+  ChunkCopies copies_;
   model::Follower<ChunkRank> follower_;
 };
 

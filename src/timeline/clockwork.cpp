@@ -112,6 +112,7 @@ std::int64_t Clockwork::settle(const Graph& graph, Times& times) const {
   const ByRank nodes(graph);
   tbb::enumerable_thread_specific<Use> uses;              // of one rank after the other: their memory stays near
   std::vector<std::vector<float>> beside(nodes.ranks());  ///< what runs beside adds to the time of each that it slows
+  std::vector<double> copies_slower;                      ///< of each
   const auto towards = [](float& more, int round, double now) {
     const auto then = static_cast<double>(more);
     more = static_cast<float>(round == 0 ? now : then + towards_next_round * (now - then));
@@ -162,7 +163,7 @@ std::int64_t Clockwork::settle(const Graph& graph, Times& times) const {
   for (int round = 0; round < most_rounds && !settled(static_cast<double>(before), static_cast<double>(step), 1e-4);
        ++round) {
     before = step;
-    const auto copies = copies_.slowed(graph, times, pace_.gap_ns);
+    const auto copies = copies_.slowed(graph, times, pace_.gap_ns, copies_slower);
     tbb::parallel_for(std::size_t{0}, nodes.ranks(), [&](std::size_t rank) { slow_down_rank(rank, round); });
     for (const auto& [node, ns] : copies) times.end[node] = ns;
     run_lasting(graph, times);

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 #include <optional>
+#include <utility>
 
 #include "lines.hpp"
 #include "pace.hpp"
@@ -58,6 +59,7 @@ void Line::apply(QueueTimes& times, const Slowdown& at, std::size_t own) const {
 Collapser::Collapser(const scenario::Scenario& scenario, const profile::Profiles& profiles, double host)
     : synchronize_(host * static_cast<double>(nanoseconds(replayed_host_factor(scenario, profiles) *
                                                           profiles.scalar("host.launch_and_synchronize_us").value))) {
+  whole_layers_ = scenario.settings.cpu_offloading;
   const Pace pace(scenario, profiles);
   gap_ = static_cast<double>(pace.gap_ns);
   window_ = pace.window_ns;
@@ -118,6 +120,7 @@ void Collapser::find_own_communication(std::vector<Event>& events) const {
   std::vector<std::pair<double, double>> beside, spans(events.size());
   for (std::size_t i = 0; i < events.size(); ++i) {
     const Event& e = events[i];
+    if (e.cut != Event::Cut::no) continue;
     if (e.kernel == nullptr) {
       if (!e.host_waits) tail[compute_queue] = std::max(tail[compute_queue], tail[queue_of(e.waits_for)]);
       continue;
@@ -155,6 +158,7 @@ Line Collapser::collapse(std::span<const Event> events, bool second) const {
     Matrix m = identity();
     double busy = 0, load = 0;
     for (const Event& e : events) {
+      if (e.cut != Event::Cut::no) continue;
       auto& compute = m[compute_queue];
       if (e.kernel == nullptr && e.host_waits) {
         Row over = m[queue_of(e.waits_for)];
@@ -198,25 +202,65 @@ Line Collapser::collapse(std::span<const Event> events, bool second) const {
   return line;
 }
 
-std::vector<Line> Collapser::lines(const std::vector<model::Step>& steps, const model::Piece& piece,
-                                   const Prices::List& prices, int microbatch, bool second) const {
-  constexpr std::size_t most = 128;  // events of a line: finer gains 0.1 to 0.3 % (runs of tests/measured)
+Passage Collapser::passage(std::span<const Event> events, bool second) const {
+  using Cut = Event::Cut;
+  Passage result;
+  result.whole = collapse(events, second);
+  std::size_t from = 0;
+  std::uint32_t hooks = 0;
+  const auto part = [&](std::size_t to) -> Passage::Part& {
+    result.parts.push_back({collapse(events.subspan(from, to - from), second), std::exchange(hooks, 0)});
+    from = to;
+    return result.parts.back();
+  };
+  for (std::size_t i = 0; i < events.size(); ++i) {
+    const bool hook = events[i].cut == Cut::hook || events[i].cut == Cut::silent_hook;
+    result.hooks += hook ? 1 : 0;
+    hooks += hook ? 1 : 0;
+    const bool goes_on = i + 1 < events.size() && events[i + 1].cut == Cut::hook;  // hooks at one place are one cut
+    if (events[i].cut == Cut::hook && !goes_on) part(i + 1);
+    if (events[i].cut != Cut::output) continue;
+    auto& ended = part(i + 1);
+    ended.kernel = events[i].number;
+    ended.queue = queue_of(events[i].waits_for);
+    result.marks = true;
+  }
+  if (!result.parts.empty() && (from < events.size() || hooks > 0)) part(events.size());
+  return result;
+}
+
+std::vector<Passage> Collapser::passages(const std::vector<model::Step>& steps, const model::Piece& piece,
+                                         const Prices::List& prices, int microbatch, bool second) const {
+  constexpr std::size_t most = 128;  // events of a passage: finer gains 0.1 to 0.3 % (runs of tests/measured)
+  std::vector<bool> copied(piece.kernels.size(), false);  // output of these, as soon as they end
+  for (const auto& group : piece.groups)
+    for (const auto& move : group.moves)
+      if (whole_layers_ && move.after != model::OffloadGroup::none) copied[move.after] = true;
   std::vector<Event> events;
   for (const model::Step& step : steps) {
     if (!step.runs(microbatch)) continue;
-    if (step.kind == model::Step::Kind::launch)
+    if (step.kind == model::Step::Kind::launch) {
       events.push_back(event(piece.kernels[step.index], prices[step.index]));
-    else if (step.kind == model::Step::Kind::wait || step.kind == model::Step::Kind::synchronize) {
+      if (!copied[step.index]) continue;
+      Event& output = events.emplace_back();
+      output.cut = Event::Cut::output;
+      output.number = step.index;
+      output.waits_for = piece.kernels[step.index].stream;
+    } else if (step.kind == model::Step::Kind::wait || step.kind == model::Step::Kind::synchronize) {
       Event& wait = events.emplace_back();
       wait.waits_for = static_cast<model::Stream>(step.index);
       wait.host_waits = step.kind == model::Step::Kind::synchronize;
+    } else if (step.kind != model::Step::Kind::allocate && step.kind != model::Step::Kind::free) {
+      // Where a group begins, nothing is copied but layers.
+      const bool silent = step.kind == model::Step::Kind::offload_begin && !whole_layers_;
+      events.emplace_back().cut = silent ? Event::Cut::silent_hook : Event::Cut::hook;
     }
   }
   find_own_communication(events);
-  std::vector<Line> lines;
+  std::vector<Passage> passages;
   for (std::size_t from = 0; from < events.size(); from += most)
-    lines.push_back(collapse(std::span(events).subspan(from, std::min(most, events.size() - from)), second));
-  return lines;
+    passages.push_back(passage(std::span(events).subspan(from, std::min(most, events.size() - from)), second));
+  return passages;
 }
 
 Line Collapser::line(const std::vector<model::Kernel>& kernels, const Prices::List& prices, std::size_t from,

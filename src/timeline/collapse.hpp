@@ -78,16 +78,31 @@ class Line {
   std::array<double, 2> beside_{};
 };
 
+/// Kernels of a piece under one slowdown. Hooks of activation offload, at which copies begin or are waited for, cut
+/// them; where none of its hooks does anything it is one line.
+struct Passage {
+  struct Part {
+    Line line;
+    std::uint32_t hooks = 0;                           ///< that come after it
+    std::uint32_t kernel = model::OffloadGroup::none;  ///< its last one, where a copy waits for that one's output ..
+    std::size_t queue = compute_queue;                 ///< .. on this queue
+  };
+  Line whole;
+  std::vector<Part> parts;  ///< none: nothing cuts it
+  std::uint32_t hooks = 0;  ///< of all parts
+  bool marks = false;       ///< some part ends with a kernel that a copy waits for
+};
+
 /// Makes lines under the profile's clocks and contention.
 class Collapser {
  public:
   /// `host`: what the host's own calls take of their time.
   Collapser(const scenario::Scenario& scenario, const profile::Profiles& profiles, double host = 1);
 
-  /// Several lines one after the other, so that slowdowns change within a piece; composed they are the piece.
+  /// Several one after the other, so that slowdowns change within a piece; composed they are the piece.
   /// `second`: on the second stream of expert-parallel overlap.
-  std::vector<Line> lines(const std::vector<model::Step>& steps, const model::Piece& piece, const Prices::List& prices,
-                          int microbatch, bool second = false) const;
+  std::vector<Passage> passages(const std::vector<model::Step>& steps, const model::Piece& piece,
+                                const Prices::List& prices, int microbatch, bool second = false) const;
   Line line(const std::vector<model::Kernel>& kernels, const Prices::List& prices, std::size_t from,
             std::size_t to) const;
   Slowdown at_duty(double duty) const;
@@ -103,15 +118,18 @@ class Collapser {
  private:
   struct Event {
     const model::Kernel* kernel = nullptr;  ///< null: the compute stream, or the host, waits for `waits_for`
+    std::uint32_t number = 0;               ///< of the kernel in its piece
     std::optional<std::size_t> kind;        ///< of kernels that slow: matrix, attention, memory
     bool on_gpu = false, computes = false, exchanges = false;
     double host_ns = 0, cool_ns = 0;
     model::Stream waits_for{};
     bool host_waits = false;
+    enum class Cut : std::uint8_t { no, hook, silent_hook, output } cut = Cut::no;  ///< no event but a place between
     double beside_own = 0;  ///< share of the kernel beside which the piece's own communication runs
   };
   Event event(const model::Kernel& kernel, const Price& price) const;
   Line collapse(std::span<const Event> events, bool second = false) const;
+  Passage passage(std::span<const Event> events, bool second) const;
   void find_own_communication(std::vector<Event>& events) const;
   double duration(const Event& event, std::size_t row, double contended, bool exchanged = false) const;
 
@@ -120,6 +138,7 @@ class Collapser {
   std::vector<std::array<double, 3>> clock_factor_;  ///< [row][matrix, attention, memory]
   std::array<double, 3> contention_{}, weights_{1, 1, 1}, beside_{};
   bool slows_exchanges_ = false;
+  bool whole_layers_ = false;  ///< are offloaded: copies begin where a layer begins, and wait for single kernels
   double dispatcher_ = 1, across_ = 1;
   double exchange_ = 0;  ///< weight of collectives between kernels
   std::int64_t window_ = 0;

@@ -107,20 +107,8 @@ CopyContention::CopyContention(const scenario::Scenario& scenario, const profile
       if (a != b && stage < gpus && host_of(a) == host_of(b)) neighbours_[a].push_back(b);
 }
 
-double CopyContention::factor(const std::vector<Coverage>& copies, std::size_t rank, std::size_t way,
-                              std::int64_t start, std::int64_t end) const {
-  const CopyDirection& direction = ways_[way];
-  const double own = share(copies[2 * rank + 1 - way], start, end);
-  double same = members_ - 1, opposed = (members_ - 1) * own;
-  for (const auto neighbour : neighbours_[rank]) {
-    same += members_ * share(copies[2 * neighbour + way], start, end);
-    opposed += members_ * share(copies[2 * neighbour + 1 - way], start, end);
-  }
-  return 1 + (direction.two_way - 1) * own + direction.others * same + direction.opposed * opposed;
-}
-
-std::vector<CopyContention::Copy> CopyContention::slowed(const Graph& graph, const Times& times,
-                                                         std::int64_t gap) const {
+std::vector<CopyContention::Copy> CopyContention::slowed(const Graph& graph, const Times& times, std::int64_t gap,
+                                                         std::vector<double>& slower) const {
   if (!offloads_) return {};
   std::vector<Coverage> copies(2 * ranks_);
   std::vector<Copy> result;
@@ -131,10 +119,13 @@ std::vector<CopyContention::Copy> CopyContention::slowed(const Graph& graph, con
     copies[2 * label.rank + way_of(label)].add(times.start[node], times.end[node]);
   }
   for (Coverage& one : copies) one.finish();
-  for (auto& [node, ns] : result) {
+  for (std::size_t copy = 0; copy < result.size(); ++copy) {
+    auto& [node, ns] = result[copy];
     const Label& label = graph.labels[node];
-    const double slower = factor(copies, label.rank, way_of(label), times.start[node], times.end[node]);
-    ns = gap + std::llround(static_cast<double>(graph.duration_ns[node] - gap) * slower);
+    settle(slower, copy, factor(label.rank, way_of(label), [&](std::size_t rank, std::size_t way) {
+             return share(copies[2 * rank + way], times.start[node], times.end[node]);
+           }));
+    ns = gap + std::llround(static_cast<double>(graph.duration_ns[node] - gap) * slower[copy]);
   }
   return result;
 }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "coverage.hpp"
+#include "pace.hpp"
 #include "pipewright/timeline.hpp"
 
 namespace pipewright::timeline {
@@ -31,13 +32,32 @@ class CopyContention {
     std::uint32_t node;
     std::int64_t ns;
   };
-  /// What copies take under the times of the round before.
-  std::vector<Copy> slowed(const Graph& graph, const Times& times, std::int64_t gap) const;
+  /// What copies take under the times of the round before. `slower`: over their time alone, by copy, as that round ran
+  /// them; what this one does.
+  std::vector<Copy> slowed(const Graph& graph, const Times& times, std::int64_t gap, std::vector<double>& slower) const;
+
+  /// What the times of a round say of it, some of the way there from what it was run with.
+  static void settle(std::vector<double>& slower, std::size_t copy, double now) {
+    if (copy < slower.size())
+      slower[copy] += towards_next_round * (now - slower[copy]);
+    else
+      slower.push_back(now);
+  }
+  /// Time of a copy over its time alone. `share(rank, way)`: of its time, in which that rank copies that way.
+  template <class Share>
+  double factor(std::size_t rank, std::size_t way, const Share& share) const {
+    const CopyDirection& direction = ways_[way];
+    const double own = share(rank, 1 - way);
+    double same = members_ - 1, opposed = (members_ - 1) * own;
+    for (const auto neighbour : neighbours_[rank]) {
+      same += members_ * share(neighbour, way);
+      opposed += members_ * share(neighbour, 1 - way);
+    }
+    return 1 + (direction.two_way - 1) * own + direction.others * same + direction.opposed * opposed;
+  }
+  bool slows() const { return offloads_; }
 
  private:
-  double factor(const std::vector<Coverage>& copies, std::size_t rank, std::size_t way, std::int64_t start,
-                std::int64_t end) const;
-
   bool offloads_ = false;
   CopyDirection ways_[2];  ///< D2H, H2D
   std::size_t ranks_ = 0;

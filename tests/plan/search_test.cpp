@@ -11,6 +11,7 @@
 
 #include "../../src/plan/space.hpp"
 #include "bases.hpp"
+#include "pipewright/bounds.hpp"
 #include "pipewright/effects.hpp"
 #include "pipewright/modules.hpp"
 #include "pipewright/plan.hpp"
@@ -697,8 +698,8 @@ TEST_CASE("expert overlap is searched where it can run; offload only for what do
   }
 }
 
-TEST_CASE("with time, what was too dear to look at is looked at") {
-  // Only what offloads fits, and all of it is slower than its floor says: by how much a look tells, which is dear.
+TEST_CASE("with time, what was too dear to predict is predicted") {
+  // Only what offloads fits, and all of it is slower than its floor says: by how much a look tells.
   const auto moved = [](const scenario::Scenario& s, std::int64_t milliseconds) {
     auto p = machine(s);
     p.fits = s.settings.fine_grained_activation_offloading;
@@ -714,7 +715,11 @@ TEST_CASE("with time, what was too dear to look at is looked at") {
   o.predict = o.estimate = [&](const scenario::Scenario& s) {
     return moved(s, s.settings.fine_grained_activation_offloading ? 1100 + scenario::num_chunks(s) : 1000);
   };
-  o.scout = [&](const scenario::Scenario& s, predict::Depth, predict::Prediction& into) { into = moved(s, 1000); };
+  o.scout = [&](const scenario::Scenario& s, predict::Depth, predict::Prediction& into) {
+    auto walked = moved(s, 1000);
+    walked.forward_backward_ns = walked.step_ns = into.step_ns;
+    into = walked;
+  };
   const auto s = searching("dense", "recompute offload pipeline",
                            "num_layers=96; pipeline_model_parallel_size=4; global_batch_size=256");
   const auto hurried = plan::search(s, o);
@@ -724,10 +729,12 @@ TEST_CASE("with time, what was too dear to look at is looked at") {
     check_counts(plan->searched);
     REQUIRE(plan->best);
   }
-  CHECK(hurried.searched.undecided > 0);
-  CHECK(hurried.searched.gap > 0.05);
-  CHECK(patient.searched.undecided == 0);
-  CHECK(patient.searched.gap == 0);
+  // What is left may be faster by what an estimate may be too long, for want of predictions; time brings those until it
+  // is below a hundredth.
+  CHECK(hurried.searched.gap > 0.01);
+  CHECK(hurried.searched.gap <= predict::estimate_bounds(s).over);
+  CHECK(patient.searched.gap < 0.01);
+  CHECK(patient.searched.undecided < hurried.searched.undecided);
   CHECK(patient.best->prediction.step_ns <= hurried.best->prediction.step_ns);
 }
 

@@ -62,9 +62,22 @@ profile::Profile cool() {
 
 std::string kind_of(const scenario::Scenario& s) {
   const auto& o = s.settings;
-  if (o.overlap_moe_expert_parallel_comm) return "expert overlap";
-  if (o.cpu_offloading || o.fine_grained_activation_offloading) return "offload";
+  const bool offloads = o.cpu_offloading || o.fine_grained_activation_offloading;
+  if (o.overlap_moe_expert_parallel_comm) return offloads ? "expert overlap, offload" : "expert overlap";
+  if (offloads) return "offload";
   return s.model.num_moe_experts ? "moe" : "dense";
+}
+
+/// Not where Megatron's offload manager stops the run.
+bool runs(const scenario::Scenario& s, const model::Stages& stages) {
+  const auto program = schedule::build(schedule::config_of(s, true));
+  try {
+    for (int rank = 0; rank < static_cast<int>(stages.ranks.size()); ++rank)
+      offload::resolve(s, stages, program, rank);
+    return true;
+  } catch (const UsageError&) {
+    return false;
+  }
 }
 
 unsigned draws(unsigned usual) {
@@ -76,50 +89,57 @@ double ms(std::int64_t ns) { return static_cast<double>(ns) / 1e6; }
 
 }  // namespace
 
-TEST_CASE("any scenario: the estimate is within its bounds, the floor below the exact step") {
+TEST_CASE("any scenario: the estimate is within its bounds, a glance not above them, the floor below the exact step") {
   const profile::Profiles profiles({h200()});
   struct Worst {
-    double under = 0, over = 0, floor = 1;
-    unsigned under_at = 0, over_at = 0;
+    double under = 0, over = 0, glance = 0, floor = 1;
+    unsigned under_at = 0, over_at = 0, glance_at = 0;
     int count = 0;
   };
   std::map<std::string, Worst> worst;
-  for (unsigned seed = 0; seed < draws(320); ++seed) {
-    const std::string text = drawn(seed);
-    const auto s = accepted(text);
-    if (!s) continue;
-    CAPTURE(seed);
-    CAPTURE(text);
-    const auto stages = test::build(*s);
-    const auto config = schedule::config_of(*s, true);
-    const auto prices = timeline::price(*s, stages, profiles);
-    const auto exact = timeline::simulate(*s, stages, schedule::build(config), profiles);
-    const auto quick = predict::estimate(*s, profiles);
-    const auto floor = timeline::floor(*s, stages, config, profiles, prices);
-    const auto step = static_cast<double>(exact.forward_backward + exact.optimizer);
-    const double error = static_cast<double>(quick.step_ns) / step - 1;
-    const auto bounds = predict::estimate_bounds(*s);
-    CHECK(error >= -bounds.under);
-    CHECK(error <= bounds.over);
-    CHECK(floor.forward_backward + floor.optimizer <= exact.forward_backward + exact.optimizer);
-    for (const bool any_size : {false, true})
-      for (const char* chunks : {"none", "1", "2", "3"}) {
-        if (const auto other = otherwise_split(text, chunks); other)
-          CHECK(static_cast<double>(predict::floor_of_any_split(*other, profiles, any_size).step_ns) <= step);
-      }
-    Worst& of = worst[kind_of(*s)];
-    ++of.count;
-    if (-error > of.under) of.under = -error, of.under_at = seed;
-    if (error > of.over) of.over = error, of.over_at = seed;
-    of.floor = std::min(of.floor, static_cast<double>(floor.forward_backward + floor.optimizer) / step);
-  }
-  for (const char* kind : {"dense", "moe", "expert overlap", "offload"}) {
+  for (const auto offloads : {test::Offloads::some, test::Offloads::all})
+    for (unsigned seed = 0; seed < draws(320); ++seed) {
+      const std::string text = drawn(seed, offloads);
+      const auto s = accepted(text);
+      if (!s) continue;
+      CAPTURE(seed);
+      CAPTURE(text);
+      const auto stages = test::build(*s);
+      if (!runs(*s, stages)) continue;
+      const auto config = schedule::config_of(*s, true);
+      const auto prices = timeline::price(*s, stages, profiles);
+      const auto exact = timeline::simulate(*s, stages, schedule::build(config), profiles);
+      const auto quick = predict::estimate(*s, profiles);
+      const auto glance = predict::glance(*s, profiles);
+      const auto floor = timeline::floor(*s, stages, config, profiles, prices);
+      const auto step = static_cast<double>(exact.forward_backward + exact.optimizer);
+      const double error = static_cast<double>(quick.step_ns) / step - 1;
+      const double above = static_cast<double>(glance.step_ns) / step - 1;
+      const auto bounds = predict::estimate_bounds(*s);
+      CHECK(error >= -bounds.under);
+      CHECK(error <= bounds.over);
+      CHECK(above <= bounds.over);
+      CHECK(floor.forward_backward + floor.optimizer <= exact.forward_backward + exact.optimizer);
+      for (const bool any_size : {false, true})
+        for (const char* chunks : {"none", "1", "2", "3"}) {
+          if (const auto other = otherwise_split(text, chunks); other)
+            CHECK(static_cast<double>(predict::floor_of_any_split(*other, profiles, any_size).step_ns) <= step);
+        }
+      Worst& of = worst[kind_of(*s)];
+      ++of.count;
+      if (-error > of.under) of.under = -error, of.under_at = seed;
+      if (error > of.over) of.over = error, of.over_at = seed;
+      if (above > of.glance) of.glance = above, of.glance_at = seed;
+      of.floor = std::min(of.floor, static_cast<double>(floor.forward_backward + floor.optimizer) / step);
+    }
+  for (const char* kind : {"dense", "moe", "expert overlap", "offload", "expert overlap, offload"}) {
     CAPTURE(kind);
     CHECK(worst[kind].count > 0);
     if (std::getenv("PIPEWRIGHT_CONTRACT"))
       std::cout << kind << ": " << worst[kind].count << " scenarios, " << 100 * worst[kind].under << " % under (seed "
                 << worst[kind].under_at << "), " << 100 * worst[kind].over << " % over (seed " << worst[kind].over_at
-                << "), floor " << 100 * worst[kind].floor << " %\n";
+                << "), glance " << 100 * worst[kind].glance << " % over (seed " << worst[kind].glance_at << "), floor "
+                << 100 * worst[kind].floor << " %\n";
   }
 }
 
@@ -196,29 +216,31 @@ TEST_CASE("scenarios that come with the program: the estimate is within its boun
 TEST_CASE("without clocks and contention the chunk-level engine gives the exact engine's nanoseconds") {
   const profile::Profiles profiles({cool()});
   int compared = 0;
-  for (unsigned seed = 0; seed < draws(320); ++seed) {
-    const std::string text = drawn(seed);
-    const auto s = accepted(text);
-    if (!s) continue;
-    CAPTURE(seed);
-    CAPTURE(text);
-    const auto stages = test::build(*s);
-    const auto config = schedule::config_of(*s, true);
-    const auto quick = timeline::estimate(*s, stages, config, profiles, timeline::price(*s, stages, profiles));
-    if (!quick) continue;
-    const auto exact = timeline::simulate(*s, stages, schedule::build(config), profiles);
-    CAPTURE(ms(exact.forward_backward));
-    CAPTURE(ms(quick->forward_backward));
-    if (timeline::shortened(config).microbatches == config.microbatches) {
-      CHECK(quick->forward_backward == exact.forward_backward);
-      CHECK(quick->optimizer == exact.optimizer);
-    } else {  // further groups add what one adds, once all ranks keep one pace (seed 285 takes seven groups to that)
-      CHECK(std::abs(static_cast<double>(quick->forward_backward) / static_cast<double>(exact.forward_backward) - 1) <
-            1e-3);
+  for (const auto offloads : {test::Offloads::some, test::Offloads::all})
+    for (unsigned seed = 0; seed < draws(320); ++seed) {
+      const std::string text = drawn(seed, offloads);
+      const auto s = accepted(text);
+      if (!s) continue;
+      CAPTURE(seed);
+      CAPTURE(text);
+      const auto stages = test::build(*s);
+      if (!runs(*s, stages)) continue;
+      const auto config = schedule::config_of(*s, true);
+      const auto quick = timeline::estimate(*s, stages, config, profiles, timeline::price(*s, stages, profiles));
+      if (!quick) continue;
+      const auto exact = timeline::simulate(*s, stages, schedule::build(config), profiles);
+      CAPTURE(ms(exact.forward_backward));
+      CAPTURE(ms(quick->forward_backward));
+      if (timeline::shortened(config).microbatches == config.microbatches) {
+        CHECK(quick->forward_backward == exact.forward_backward);
+        CHECK(quick->optimizer == exact.optimizer);
+      } else {  // further groups add what one adds, once all ranks keep one pace (seed 285 takes seven groups to that)
+        CHECK(std::abs(static_cast<double>(quick->forward_backward) / static_cast<double>(exact.forward_backward) - 1) <
+              1e-3);
+      }
+      const auto floor = timeline::floor(*s, stages, config, profiles, timeline::price(*s, stages, profiles));
+      CHECK(floor.forward_backward + floor.optimizer <= exact.forward_backward + exact.optimizer);
+      ++compared;
     }
-    const auto floor = timeline::floor(*s, stages, config, profiles, timeline::price(*s, stages, profiles));
-    CHECK(floor.forward_backward + floor.optimizer <= exact.forward_backward + exact.optimizer);
-    ++compared;
-  }
   CHECK(compared > 10);
 }

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "../on_h200.hpp"
+#include "pipewright/effects.hpp"
 #include "pipewright/scenario/io.hpp"
 
 namespace pipewright::test {
@@ -36,11 +37,14 @@ inline std::string field(const std::string& name, const auto& value) {
 struct Shape {
   bool moe, latent;
   int pp, vpp, tp, cp, dp, ep, microbatches;
+  int layers = 0;
 };
+/// Now and then, beside nothing that is recomputed; or in every scenario, beside anything.
+enum class Offloads : std::uint8_t { some, all };
 
-inline std::string drawn_model(Drawn& d, const Shape& shape) {
-  const int layers = shape.pp * shape.vpp * d.one_of({1, 2, 3});
-  std::string m = "num_layers: " + std::to_string(layers) + field("hidden_size", d.one_of({1024, 2048, 4096})) +
+inline std::string drawn_model(Drawn& d, Shape& shape) {
+  shape.layers = shape.pp * shape.vpp * d.one_of({1, 2, 3});
+  std::string m = "num_layers: " + std::to_string(shape.layers) + field("hidden_size", d.one_of({1024, 2048, 4096})) +
                   ", ffn_hidden_size: 7168, num_attention_heads: 16, num_query_groups: 8, gated_linear_unit: true, "
                   "normalization: RMSNorm, add_bias_linear: false, position_embedding_type: rope" +
                   field("seq_length", d.one_of({1024, 2048, 4096})) + field("vocab_size", d.one_of({32000, 128256})) +
@@ -62,14 +66,37 @@ inline std::string recompute(Drawn& d) {
          field("recompute_num_layers", d.one_of({1, 2}));
 }
 
-inline std::string drawn_settings(Drawn& d, const Shape& shape) {
+/// Whole layers, or any modules, of which some groups stay on the device.
+inline std::string offload(Drawn& d, const Shape& shape) {
+  if (shape.pp == 1 && shape.layers > 1 && d.chance(70))
+    return ", cpu_offloading: true" +
+           field("cpu_offloading_num_layers", 1 + static_cast<int>(d.below(2)) % (shape.layers - 1));
+  std::string modules;
+  const auto add = [&](const char* module, unsigned percent) {
+    if (d.chance(percent)) modules += std::string(modules.empty() ? "" : ", ") + module;
+  };
+  add("core_attn, attn_proj", 30);
+  add("qkv_linear", 40);
+  add("mlp_norm", 30);
+  if (shape.moe) add("expert_fc1", 50), add("moe_act", 50);
+  if (modules.empty()) modules = "core_attn";
+  std::string s = ", fine_grained_activation_offloading: true, offload_modules: [" + modules + "]" +
+                  field("min_offloaded_tensor_size", d.one_of({0, 1048576}));
+  s += d.word({"", "", ", activation_offload_fraction: 0.6", ", activation_offload_fraction: 0.3"});
+  s += d.word({"", "", ", delta_offload_bytes_across_pp_ranks: 40000000"});
+  return s + d.word({"", "", ", fine_grained_offloading_max_inflight_offloads: 0",
+                     ", fine_grained_offloading_max_inflight_offloads: 2"});
+}
+
+inline std::string drawn_settings(Drawn& d, const Shape& shape, Offloads offloads) {
   std::string s =
       "bf16: true, gradient_accumulation_fusion: true, hidden_dropout: 0.0, attention_dropout: 0.0, "
       "use_distributed_optimizer: true, micro_batch_size: 1" +
       field("global_batch_size", shape.microbatches * shape.dp) + field("pipeline_model_parallel_size", shape.pp) +
       field("tensor_model_parallel_size", shape.tp) + field("context_parallel_size", shape.cp) +
       field("sequence_parallel", std::string(shape.tp > 1 ? "true" : "false"));
-  if (shape.cp > 1) s += d.word({"", "", ", cp_comm_type: [a2a]", ", cp_comm_type: [all_gather]"});
+  if (shape.cp > 1 && offloads == Offloads::some)
+    s += d.word({"", "", ", cp_comm_type: [a2a]", ", cp_comm_type: [all_gather]"});
   if (shape.vpp > 1) s += field("virtual_pipeline_model_parallel_size", shape.vpp);
   const bool overlap = shape.pp > 1 && shape.vpp > 1 && d.chance(70);
   if (overlap) s += ", overlap_p2p_comm: true, batch_p2p_comm: false";
@@ -86,17 +113,22 @@ inline std::string drawn_settings(Drawn& d, const Shape& shape) {
   if (shape.moe) {
     s += ", moe_grouped_gemm: true, moe_permute_fusion: true" + field("expert_model_parallel_size", shape.ep) +
          ", expert_tensor_parallel_size: 1" + field("moe_token_dispatcher_type", d.word({"alltoall", "allgather"}));
-    if (overlap && d.chance(30))
-      return s + ", overlap_moe_expert_parallel_comm: true" + d.word({"", ", delay_wgrad_compute: true"});
-    if (d.chance(20)) return s + ", fine_grained_activation_offloading: true, offload_modules: [moe_act]";
-  } else if (d.chance(10)) {
-    if (shape.pp == 1) return s + ", cpu_offloading: true, cpu_offloading_num_layers: 1";
+    if (overlap && d.chance(30)) {
+      s += ", overlap_moe_expert_parallel_comm: true" + d.word({"", ", delay_wgrad_compute: true"});
+      return offloads == Offloads::all ? s + offload(d, shape) : s;
+    }
+    if (offloads == Offloads::some && d.chance(20))
+      return s + ", fine_grained_activation_offloading: true, offload_modules: [moe_act]";
+  } else if (offloads == Offloads::some && d.chance(10)) {
+    if (shape.pp == 1)  // fewer than all
+      return shape.layers > 1 ? s + ", cpu_offloading: true, cpu_offloading_num_layers: 1" : s + recompute(d);
     return s + ", fine_grained_activation_offloading: true, offload_modules: [core_attn]";
   }
-  return s + recompute(d);
+  if (offloads == Offloads::all) s += offload(d, shape);
+  return s.find("cpu_offloading") == std::string::npos ? s + recompute(d) : s;
 }
 
-inline std::string drawn(unsigned seed) {
+inline std::string drawn(unsigned seed, Offloads offloads = Offloads::some) {
   Drawn d(seed);
   Shape shape{};
   shape.moe = d.chance(40);
@@ -109,7 +141,7 @@ inline std::string drawn(unsigned seed) {
   shape.ep = shape.moe ? d.one_of({1, 2, 4}) : 1;
   shape.microbatches = shape.pp * d.one_of({1, 2, 4, 12});
   const int gpus = shape.pp * shape.tp * shape.cp * shape.dp;
-  return "scenario: 1\nmodel: {" + drawn_model(d, shape) + "}\nsettings: {" + drawn_settings(d, shape) +
+  return "scenario: 1\nmodel: {" + drawn_model(d, shape) + "}\nsettings: {" + drawn_settings(d, shape, offloads) +
          "}\ncluster: {profile: h200-sxm, num_gpus: " + std::to_string(gpus) +
          ", gpus_per_node: 8}\nenvironment: {CUDA_DEVICE_MAX_CONNECTIONS: '" + d.word({"1", "8"}) + "'}\n";
 }
@@ -120,6 +152,7 @@ inline std::optional<scenario::Scenario> accepted(const std::string& text) {
     auto s = scenario::parse(text, "drawn.yaml");
     scenario::check(s);
     build(s);
+    if (s.settings.fine_grained_activation_offloading) scenario::refuse_unmodelled(s);
     return s;
   } catch (const UsageError&) {
     return std::nullopt;

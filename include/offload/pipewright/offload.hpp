@@ -82,7 +82,8 @@ struct Plan {
 constexpr bool is_hook(model::Step::Kind kind) { return kind >= model::Step::Kind::offload_begin; }
 
 /// Hooks are, in host order, the offload steps of the pieces and the end of every backward pass of a chunk.
+/// `times_only`: what later iterations do; the first one and sums over a step are left out.
 Plan resolve(const scenario::Scenario& scenario, const model::Stages& stages, const schedule::Program& program,
-             int pp_rank);
+             int pp_rank, bool times_only = false);
 
 }  // namespace pipewright::offload

@@ -280,7 +280,7 @@ std::vector<Lever> levers(const Result& result, const scenario::Scenario& scenar
 /// A step by the chunk-level engine: no graph, no accounts, a few hundred times faster than simulate. Without clocks
 /// and contention it gives simulate's times to the nanosecond; with them it takes one factor a piece where simulate
 /// takes one a kernel (within 0.5 %). Its cost does not grow with the number of microbatches. nullopt: what it does not
-/// express (combined calls not written out, offload, shapes sent ahead) and schedules that deadlock.
+/// express (combined calls not written out, shapes sent ahead) and schedules that deadlock.
 struct Estimate {
   std::int64_t forward_backward = 0, optimizer = 0;
   std::int64_t operations = 0;  ///< pieces run in the last round
