@@ -162,7 +162,7 @@ std::int64_t Clockwork::settle(const Graph& graph, Times& times) const {
   for (int round = 0; round < most_rounds && !settled(static_cast<double>(before), static_cast<double>(step), 1e-4);
        ++round) {
     before = step;
-    const auto copies = copies_.slowed(graph, times, pace_.gap_ns);
+    const auto copies = copies_.slowed(graph, times, pace_.gap_ns, round == 0);
     tbb::parallel_for(std::size_t{0}, nodes.ranks(), [&](std::size_t rank) { slow_down_rank(rank, round); });
     for (const auto& [node, ns] : copies) times.end[node] = ns;
     run_lasting(graph, times);

@@ -5,6 +5,8 @@
 #include <limits>
 #include <optional>
 
+#include "pace.hpp"
+
 namespace pipewright::timeline {
 namespace {
 
@@ -111,16 +113,19 @@ double CopyContention::factor(const std::vector<Coverage>& copies, std::size_t r
                               std::int64_t start, std::int64_t end) const {
   const CopyDirection& direction = ways_[way];
   const double own = share(copies[2 * rank + 1 - way], start, end);
-  double same = members_ - 1, opposed = (members_ - 1) * own;
+  double same = members_ - 1, opposed = 0;
   for (const auto neighbour : neighbours_[rank]) {
     same += members_ * share(copies[2 * neighbour + way], start, end);
     opposed += members_ * share(copies[2 * neighbour + 1 - way], start, end);
   }
-  return 1 + (direction.two_way - 1) * own + direction.others * same + direction.opposed * opposed;
+  const double apart = 1 + direction.others * same + direction.opposed * opposed;
+  const double beside = apart + direction.two_way - 1 + direction.opposed * (members_ - 1);
+  // What is copied in a time is speed times time: for `own` of it at one speed, for the rest at the other.
+  return 1 / ((1 - own) / apart + own / beside);
 }
 
-std::vector<CopyContention::Copy> CopyContention::slowed(const Graph& graph, const Times& times,
-                                                         std::int64_t gap) const {
+std::vector<CopyContention::Copy> CopyContention::slowed(const Graph& graph, const Times& times, std::int64_t gap,
+                                                         bool first) const {
   if (!offloads_) return {};
   std::vector<Coverage> copies(2 * ranks_);
   std::vector<Copy> result;
@@ -135,6 +140,9 @@ std::vector<CopyContention::Copy> CopyContention::slowed(const Graph& graph, con
     const Label& label = graph.labels[node];
     const double slower = factor(copies, label.rank, way_of(label), times.start[node], times.end[node]);
     ns = gap + std::llround(static_cast<double>(graph.duration_ns[node] - gap) * slower);
+    // Who copies faster is beside others for less time: undamped, both go to and fro.
+    const std::int64_t before = times.end[node] - times.start[node];
+    if (!first) ns = before + std::llround(towards_next_round * static_cast<double>(ns - before));
   }
   return result;
 }

@@ -1,7 +1,7 @@
 // Copies of activation offload slow each other: both directions of one GPU, and the GPUs of a host, which share its
-// memory and its PCIe switches. A copy's slow-down is linear in how much of its time the others copy, between what
-// capture measured: alone (1), one GPU both ways, all GPUs one way, all GPUs both ways. GPUs of a stage copy at the
-// same time; stages as simulated.
+// memory and its PCIe switches. At each moment a copy is as fast as capture measured beside what copies then: alone
+// (1), one GPU both ways, all GPUs one way, all GPUs both ways. GPUs of a stage copy at the same time; stages as
+// simulated, each slowing in proportion to how much of the copy's time it copies.
 #pragma once
 
 #include <vector>
@@ -31,8 +31,9 @@ class CopyContention {
     std::uint32_t node;
     std::int64_t ns;
   };
-  /// What copies take under the times of the round before.
-  std::vector<Copy> slowed(const Graph& graph, const Times& times, std::int64_t gap) const;
+  /// What copies take under the times of the round before, and towards it from what they took then. `first`: they ran
+  /// alone.
+  std::vector<Copy> slowed(const Graph& graph, const Times& times, std::int64_t gap, bool first) const;
 
  private:
   double factor(const std::vector<Coverage>& copies, std::size_t rank, std::size_t way, std::int64_t start,
