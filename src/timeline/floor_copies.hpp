@@ -73,6 +73,7 @@ class CopyFloor {
   /// The compute stream waits for all copies out before the last layer's forward; those back begin after the backward
   /// of that layer and end before the first one's.
   double of_whole_layers(const model::Rank& rank) const {
+    if (moving_ >= layers_) return 0;  // refused by a rule
     double out = 0, in = 0, before = 0, between = 0, after = 0, back_between = 0;
     std::size_t layer = 0;
     for (const auto index : rank.chunks.front().pieces) {
