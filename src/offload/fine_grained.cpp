@@ -146,11 +146,7 @@ void FineGrained::commit_backward(std::uint32_t unit) {
       auto* next = backward_[next_backward_++];
       if (next->has(name)) current_backward_ = next;
     }
-    if (current_backward_ != handler) {
-      throw UsageError(
-          "settings.fine_grained_activation_offloading: backward passes come in another order than the "
-          "one that Megatron's offload manager expects (assertion \"Chunk mismatch\")");
-    }
+    if (current_backward_ != handler) throw UsageError(chunk_mismatch);
   }
   auto& reloading = handler->reloading;
   const auto found = std::find_if(reloading.begin(), reloading.end(), [&](const Group* g) { return g->name == name; });

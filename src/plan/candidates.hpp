@@ -28,10 +28,12 @@ struct Trial {
   std::shared_ptr<const predict::Prediction> quick;
   bool glanced = false, scouted = false, every_rank = false;
   bool may_fit = true;
-  bool refused = false;    ///< the model refuses it
-  bool followed = false;   ///< it does not fit, and what frees more memory was put on the list
-  double least = 0;        ///< the least cost that it can have, by all that is known
-  double probability = 1;  ///< that it fits, of what is predicted exactly
+  bool refused = false;          ///< the model refuses it
+  bool followed = false;         ///< it does not fit, and what frees more memory was put on the list
+  double with_offload = 0;       ///< the least cost of the same with offload ...
+  bool offload_bounded = false;  ///< ... once the copies are in it without which it does not fit
+  double least = 0;              ///< the least cost that it can have, by all that is known
+  double probability = 1;        ///< that it fits, of what is predicted exactly
 };
 
 /// The trial that makes the same choices as `best` but for one dimension.

@@ -123,7 +123,8 @@ bool Searcher::look(double limit, const Only& only) {
   std::vector<Node> looks;
   for (const Node& node : nodes) {
     if (node.kind == Node::Kind::trial || node.kind == Node::Kind::spread ||
-        (node.kind == Node::Kind::structure && !known_[node.structure].sharp))
+        (node.kind == Node::Kind::structure && !known_[node.structure].sharp) ||
+        (node.kind == Node::Kind::most_offload && !trials_[node.index].offload_bounded))
       looks.push_back(node);
     else
       for (const auto i : opened(node)) fresh.push_back(i);
@@ -140,6 +141,8 @@ bool Searcher::look(double limit, const Only& only) {
       bound_structure(looks[n].structure);
     else if (looks[n].kind == Node::Kind::structure)
       sharpen(looks[n].structure);
+    else if (looks[n].kind == Node::Kind::most_offload)
+      bound_offload(looks[n].index);
     else
       advance(looks[n].index);
   });
@@ -152,6 +155,8 @@ bool Searcher::look(double limit, const Only& only) {
       open_.insert({spread->cost, node.kind, node.structure});
     else if (node.kind == Node::Kind::structure && !known_[node.structure].impossible)
       open_.insert({known_[node.structure].cost, node.kind, node.structure});
+    else if (node.kind == Node::Kind::most_offload && trials_[node.index].with_offload < never)
+      open_.insert({trials_[node.index].with_offload, node.kind, node.structure, node.index});
     else if (node.kind == Node::Kind::trial)
       settle(node.index);
   }

@@ -116,6 +116,7 @@ class Searcher {
   std::vector<predict::Prediction> floors_of_any_split(std::size_t spread, bool any_size);
   void add(std::size_t spread, Space::Opened opened);
   void bound_structure(std::size_t structure);
+  void bound_offload(std::size_t trial);
   static std::vector<Bytes> state_below(const Scenario& partial, const predict::Prediction& floor);
   bool may_fit(const Scenario& candidate, const std::vector<Bytes>& state) const;
   Bytes lacking(const Scenario& partial) const;

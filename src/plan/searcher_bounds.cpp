@@ -176,6 +176,17 @@ void Searcher::bound_structure(std::size_t structure) {
   }
 }
 
+/// Of a trial that does not fit: what it costs with offload at least; `never`: with that it does not fit either.
+void Searcher::bound_offload(std::size_t index) {
+  Trial& trial = trials_[index];
+  trial.offload_bounded = true;
+  trial.with_offload = trial.least;
+  if (!options_.spread_floor) return;
+  const auto& structure = structures_[trial.structure];
+  const auto found = spread_bounds_.of_offload(spreads_[structure.spread], structure, trial.candidate.scenario);
+  if (found.known) trial.with_offload = found.lacking > Bytes(0) ? never : std::max(trial.least, found.cost);
+}
+
 std::optional<double> Searcher::least_of_structures() {
   bound_spreads();
   while (!open_.empty()) {
@@ -229,8 +240,10 @@ void Searcher::sharpen(std::size_t structure) {
   known.sharp = true;
   if (known.tight) known.lacking = lacking(structures_[structure].partial);
   known.impossible = known.lacking > Bytes(0);
-  // What kernels lose to others beside them excludes only what a glance leaves near the mark.
-  if (known.impossible || (known.glanced && known.cost * (1 + most_beside_kernels) < mark_)) return;
+  // What kernels lose to others beside them excludes only what a glance leaves near the mark; where much else is to be
+  // looked at it counts in every bit of that.
+  const bool holds_much = known.tight && space_.searches_offload();
+  if (known.impossible || (!holds_much && known.glanced && known.cost * (1 + most_beside_kernels) < mark_)) return;
   try {
     known.estimate = options_.estimate(bare);
     raise(*known.estimate);

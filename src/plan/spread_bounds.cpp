@@ -132,6 +132,14 @@ std::shared_ptr<const SpreadBounds::Kernels> SpreadBounds::kernels(const Spread&
   return known;
 }
 
+std::optional<double> SpreadBounds::with_copies(const predict::SpreadFloor& floor, const predict::Split& split,
+                                                double time, const Replay& all, const Replay& moved) const {
+  if (floor.lacking(split, all) <= Bytes(0)) return time;
+  const auto copies = floor.moving(split, all, moved);
+  if (!copies) return std::nullopt;
+  return std::max(time, cost(*copies, objective_));
+}
+
 SpreadBound SpreadBounds::bound(const Kernels& kernels, const std::vector<predict::Split>& splits) const {
   if (kernels.of_state > Bytes(0)) return {kernels.bare, kernels.of_state, true};
   const auto& floor = *kernels.floor;
@@ -139,14 +147,11 @@ SpreadBound SpreadBounds::bound(const Kernels& kernels, const std::vector<predic
   constexpr double none = std::numeric_limits<double>::max();
   Bytes lacking(INT64_MAX);
   double least = none;
-  // What the copies without which it does not fit take, or the kernels; `none` where nothing makes it fit.
   const auto with = [&](const predict::Split& split, double time, const Replay& all, const Replay& moved) {
     const auto lacks = floor.lacking(split, moved);
     lacking = std::min(lacking, lacks);
     if (lacks > Bytes(0)) return none;
-    if (floor.lacking(split, all) <= Bytes(0)) return time;
-    const auto copies = floor.moving(split, all, moved);
-    return copies ? std::max(time, cost(*copies, objective_)) : none;
+    return with_copies(floor, split, time, all, moved).value_or(none);
   };
   for (std::size_t i = 0; i < choices.all.size() && least > kernels.bare; ++i) {
     const Choice& choice = choices.all[i];
@@ -202,6 +207,30 @@ SpreadBound SpreadBounds::of_structure(const Spread& spread, const Structure& st
   if (!known) return {};
   try {
     return bound(*known, {options_.split(Space::without_work(structure.partial))});
+  } catch (const UsageError&) {
+    return {};  // its candidates say why
+  }
+}
+
+SpreadBound SpreadBounds::of_offload(const Spread& spread, const Structure& structure, const Scenario& without) {
+  const bool overlap = without.settings.overlap_moe_expert_parallel_comm;
+  if (is_full(without)) return {};  // beside it nothing is moved
+  const auto known = kernels(spread, overlap);
+  if (!known || known->of_state > Bytes(0)) return {};
+  try {
+    auto key = space_.name_of_spread(spread.chosen) + (overlap ? " overlap" : "");
+    for (const auto& module : without.settings.recompute_modules) key += " " + module;
+    auto layers = moved_.find(key);
+    if (!layers) {
+      const auto timed = options_.layers(without);
+      layers = moved_.keep(key, std::make_shared<const Moved>(timed, kept(without, timed)));
+    }
+    const auto split = options_.split(Space::without_work(structure.partial));
+    const Replay all{layers->first.get()}, moved{layers->second.get()};
+    const auto lacking = known->floor->lacking(split, moved);
+    const auto copies = with_copies(*known->floor, split, known->bare, all, moved);
+    if (lacking > Bytes(0) || !copies) return {known->bare, std::max(lacking, Bytes(1)), true};
+    return {*copies, Bytes(0), true};
   } catch (const UsageError&) {
     return {};  // its candidates say why
   }

@@ -10,7 +10,9 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "pipewright/plan.hpp"
@@ -66,6 +68,8 @@ class SpreadBounds {
   SpreadBound operator()(const Spread& spread, double enough);
   /// The same of one of its structures.
   SpreadBound of_structure(const Spread& spread, const Structure& structure);
+  /// What no choice of offload undercuts beside the recompute of a candidate that offloads nothing and does not fit.
+  SpreadBound of_offload(const Spread& spread, const Structure& structure, const Scenario& without);
 
  private:
   /// A choice of recompute. Full recompute of some layers of every chunk is one with a number that each split decides.
@@ -96,10 +100,17 @@ class SpreadBounds {
   SpreadBound bound(const Kernels& kernels, const std::vector<predict::Split>& splits) const;
   SpreadBound bound(const Spread& spread, const Kernels& kernels, bool overlap, double enough) const;
 
+  /// Layers as they run, and with all moved that may.
+  using Moved = std::pair<std::shared_ptr<const predict::Layers>, std::shared_ptr<const predict::Layers>>;
+  /// `time`: of the kernels. What the copies without which it does not fit take, or they; none: nothing makes it fit.
+  std::optional<double> with_copies(const predict::SpreadFloor& floor, const predict::Split& split, double time,
+                                    const predict::Replay& all, const predict::Replay& moved) const;
+
   const Space& space_;
   const Options& options_;
   const std::string objective_;
   Recent<Choices> choices_;
+  Recent<Moved> moved_;
   Recent<Kernels> kernels_;
 };
 

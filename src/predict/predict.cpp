@@ -307,6 +307,7 @@ Prediction floor(const scenario::Scenario& scenario, const profile::Profiles& pr
   const model::Stages stages = model::build(scenario, profiles.device());
   const auto config = schedule::config_of(scenario);
   schedule::check(config);
+  if (offload::loses_track(scenario, stages, config)) throw UsageError(offload::chunk_mismatch);
   auto result =
       quick_look(scenario, profiles,
                  timeline::floor(scenario, stages, config, profiles, timeline::price(scenario, stages, profiles)));

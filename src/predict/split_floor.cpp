@@ -206,7 +206,9 @@ std::optional<Prediction> SpreadFloor::moving(const Split& split, const Replay& 
   }
   // Blocks are rounded up to 512 B; what is moved has a megabyte and more.
   constexpr double unrounded = 1 - 1e-3;
-  const double ns = copies_.ns_of_bytes(config_.microbatches * most * unrounded);
+  // In one microbatch more may stay on the device: some groups of the first backward pass.
+  const double microbatches = config_.microbatches - (example_.settings.cpu_offloading ? 0 : 1);
+  const double ns = copies_.ns_of_bytes(microbatches * most * unrounded);
   return quick_look(example_, profiles_, {static_cast<std::int64_t>(ns), 0, 0});
 }
 

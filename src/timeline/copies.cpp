@@ -5,6 +5,8 @@
 #include <limits>
 #include <optional>
 
+#include "pace.hpp"
+
 namespace pipewright::timeline {
 namespace {
 

@@ -1,7 +1,7 @@
 // Copies of activation offload slow each other: both directions of one GPU, and the GPUs of a host, which share its
-// memory and its PCIe switches. A copy's slow-down is linear in how much of its time the others copy, between what
-// capture measured: alone (1), one GPU both ways, all GPUs one way, all GPUs both ways. GPUs of a stage copy at the
-// same time; stages as simulated.
+// memory and its PCIe switches. At each moment a copy is as fast as capture measured beside what copies then: alone
+// (1), one GPU both ways, all GPUs one way, all GPUs both ways. GPUs of a stage copy at the same time; stages as
+// simulated, each slowing in proportion to how much of the copy's time it copies.
 #pragma once
 
 #include <vector>
@@ -48,12 +48,15 @@ class CopyContention {
   double factor(std::size_t rank, std::size_t way, const Share& share) const {
     const CopyDirection& direction = ways_[way];
     const double own = share(rank, 1 - way);
-    double same = members_ - 1, opposed = (members_ - 1) * own;
+    double same = members_ - 1, opposed = 0;
     for (const auto neighbour : neighbours_[rank]) {
       same += members_ * share(neighbour, way);
       opposed += members_ * share(neighbour, 1 - way);
     }
-    return 1 + (direction.two_way - 1) * own + direction.others * same + direction.opposed * opposed;
+    const double apart = 1 + direction.others * same + direction.opposed * opposed;
+    const double beside = apart + direction.two_way - 1 + direction.opposed * (members_ - 1);
+    // What is copied in a time is speed times time: for `own` of it at one speed, for the rest at the other.
+    return 1 / ((1 - own) / apart + own / beside);
   }
   bool slows() const { return offloads_; }
 

@@ -4,11 +4,10 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
-#include <set>
-#include <string_view>
 #include <utility>
 #include <vector>
 
+#include "floor_copies.hpp"
 #include "floor_work.hpp"
 #include "lines.hpp"
 #include "pipewright/timeline.hpp"
@@ -28,7 +27,7 @@ class FloorPieces {
         law_(profiles.clock_law(scenario.settings.fp8 || scenario.settings.fp4 ? "fp8" : "bf16")),
         gap_(static_cast<double>(nanoseconds(profiles.scalar("host.kernel_gap_us").value))),
         host_(scenario, profiles),
-        offload_(scenario, profiles) {
+        copies_(scenario, stages, config, profiles, prices) {
     for (std::size_t i = 0; i < stages.pieces.size(); ++i) pieces_.push_back(passes(i));
     if (!config.ep_overlap || of_pull_request()) return;
     for (std::size_t i = 0; i < stages.pieces.size(); ++i)
@@ -186,42 +185,13 @@ class FloorPieces {
     return std::max(0.0, pairs) * config_.microbatches;
   }
 
-  /// What activation offload keeps the copy engines busy for at least.
-  double copied(const model::Rank& rank) const {
-    if (!offload_.moves) return 0;
-    double out = 0, in = 0;  // of a microbatch
-    int left = offload_.layers;
-    for (const auto& chunk : rank.chunks) {
-      std::vector<std::pair<double, double>> groups;
-      std::set<std::string_view> names;
-      for (const auto index : chunk.pieces) {
-        const model::Piece& piece = stages_.pieces[index];
-        for (const auto& group : piece.groups) {
-          if (group.name == "paged stash" || (offload_.whole_layer && left-- <= 0)) continue;
-          auto& [there, back] = groups.emplace_back();
-          for (const auto& move : group.moves) {
-            there += prices_.pieces[index][move.out].time.ns;
-            back += prices_.pieces[index][move.in].time.ns;
-          }
-          names.insert(group.name);
-        }
-      }
-      std::ranges::sort(groups);  // the shortest count
-      groups.resize(offload_.least_moved(groups.size(), names.size()));
-      for (const auto& [there, back] : groups) out += there, in += back;
-    }
-    // In one microbatch more groups may stay on the device: those of the first backward pass.
-    const double microbatches = config_.microbatches - (offload_.whole_layer ? 0 : 1);
-    return offload_.copies.ns(microbatches * out, microbatches * in, offload_.whole_layer);
-  }
-
   const model::Stages& stages_;
   const schedule::Config& config_;
   const Prices& prices_;
   std::optional<profile::ClockLaw> law_;
   double gap_;
   HostCalls host_;
-  OffloadRules offload_;
+  CopyFloor copies_;
   std::vector<BothWork> pieces_;
   std::vector<LayerPair> pairs_;  ///< of every kind of layer of experts
 };

@@ -112,28 +112,6 @@ struct HostCalls {
   double pass = 0, backward_end = 0, forward_node = 0, backward_node = 0;
 };
 
-/// Which groups activation offload moves (offload/fine_grained.cpp, whole_layer.cpp), and what that takes at least.
-struct OffloadRules {
-  OffloadRules(const scenario::Scenario& scenario, const profile::Profiles& profiles) : copies(scenario, profiles) {
-    const auto& s = scenario.settings;
-    whole_layer = s.cpu_offloading;
-    layers = static_cast<int>(s.cpu_offloading_num_layers);
-    fraction = s.activation_offload_fraction;
-    moves = whole_layer || (s.fine_grained_activation_offloading && s.delta_offload_bytes_across_pp_ranks == 0);
-  }
-  /// Of a chunk's groups in one microbatch. Fine-grained: the last of each name may stay where its backward pass comes
-  /// next, and the share that is not to move.
-  std::size_t least_moved(std::size_t groups, std::size_t names) const {
-    if (whole_layer) return groups;
-    const auto kept = names + static_cast<std::size_t>(static_cast<double>(groups) * (1 - fraction));
-    return groups - std::min(groups, kept);
-  }
-  LeastCopies copies;
-  bool moves = false, whole_layer = false;
-  int layers = 0;
-  double fraction = 1;
-};
-
 /// Nodes of a layer of experts under expert-parallel overlap, each its own stream's kernels. In a combined call forward
 /// and backward layers take turns (schedule/combined.cpp):
 ///

@@ -47,7 +47,8 @@ class Floor : FloorPieces {
       const double tail = std::max(after_last(r), after_last(0) + backward_chain);
       schedule = std::max(
           {schedule, slowed(all, head + communication + tail, whole_optimizer(r), pairs_on(rank), head + tail, pairs_),
-           all.host + tail, all.communication + head + tail, all.experts + head + compute + tail, copied(rank)});
+           all.host + tail, all.communication + head + tail, all.experts + head + compute + tail,
+           copies_.least(r) + head + tail});
       forward_chain += first.forward.chain;
       backward_chain += first.backward.chain;
       const double after = optimizer(r, joined);

@@ -9,6 +9,7 @@
 #include <limits>
 #include <random>
 
+#include "../../src/plan/search_dimensions.hpp"
 #include "bases.hpp"
 #include "pipewright/scenario/io.hpp"
 
@@ -105,7 +106,7 @@ std::optional<Drawn> candidate(const plan::Spread& spread, const std::vector<pla
 TEST_CASE("no candidate that fits undercuts its spread's bound, nor its structure's") {
   const char* more = std::getenv("PIPEWRIGHT_BOUNDS");
   const unsigned scenarios = more != nullptr ? static_cast<unsigned>(std::atoi(more)) : 40;
-  int compared = 0, recomputing = 0, ruled_out = 0, offloading = 0;
+  int compared = 0, recomputing = 0, ruled_out = 0, offloading = 0, besides = 0;
   const auto options = bounding();
   for (unsigned seed = 0; seed < scenarios; ++seed) {
     std::mt19937 random(seed);
@@ -163,7 +164,14 @@ TEST_CASE("no candidate that fits undercuts its spread's bound, nor its structur
       }
       INFO(scenario::write(one));
       structure.partial.search = s.search;
-      for (const auto& least : {bound, bounds.of_structure(spread, structure)}) {
+      auto without = one;
+      plan::apply(plan::no_offload(one), without);
+      const bool chosen_offload = s.search.offload == "auto" && without.settings != one.settings;
+      const auto beside = chosen_offload
+                              ? bounds.of_offload(spread, structure, plan::with_required_environment(without))
+                              : plan::SpreadBound{};
+      besides += beside.known;
+      for (const auto& least : {bound, bounds.of_structure(spread, structure), beside}) {
         CHECK(least.lacking <= Bytes(0));
         CHECK(least.cost <= static_cast<double>(exact.step_ns));
       }
@@ -176,4 +184,5 @@ TEST_CASE("no candidate that fits undercuts its spread's bound, nor its structur
   CHECK(recomputing > 0);
   CHECK(ruled_out > 0);
   CHECK(offloading > 0);
+  CHECK(besides > 0);
 }

@@ -81,6 +81,14 @@ struct Plan {
 
 constexpr bool is_hook(model::Step::Kind kind) { return kind >= model::Step::Kind::offload_begin; }
 
+/// Whether fine-grained offload is sure to end with the assertion "Chunk mismatch" on a rank, without following its
+/// program: the first backward pass keeps the last group of each name, and a chunk whose first group is kept counts as
+/// finished before its second one begins (finish_all_groups).
+bool loses_track(const scenario::Scenario& scenario, const model::Stages& stages, const schedule::Config& config);
+inline constexpr const char* chunk_mismatch =
+    "settings.fine_grained_activation_offloading: backward passes come in another order than the one that Megatron's "
+    "offload manager expects (assertion \"Chunk mismatch\")";
+
 /// Hooks are, in host order, the offload steps of the pieces and the end of every backward pass of a chunk.
 /// `times_only`: what later iterations do; the first one and sums over a step are left out.
 Plan resolve(const scenario::Scenario& scenario, const model::Stages& stages, const schedule::Program& program,
