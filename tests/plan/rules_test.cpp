@@ -455,6 +455,8 @@ const Row rows[] = {
     {"no-effect.first-last-bf16", "dense", "first_last_layers_bf16=true",
      "first_last_layers_bf16=true; fp8=hybrid; fp8_recipe=tensorwise"},
     {"no-effect.loss-impl", "dense", "cross_entropy_fusion_impl=te", "cross_entropy_loss_fusion=true"},
+    {"no-effect.rope-fusion", "dense", "apply_rope_fusion=true; position_embedding_type=yarn",
+     "apply_rope_fusion=true"},
     {"no-effect.shared-overlap", "moe", "moe_shared_expert_overlap=true",
      "moe_shared_expert_overlap=true; moe_shared_expert_intermediate_size=1024"},
     {"no-effect.optimizer-fraction", "dense", "optimizer_cpu_offload=true; use_precision_aware_optimizer=true",
