@@ -308,6 +308,11 @@ const std::vector<RefusedField>& refused_rows() {
          return o.use_transformer_engine_op_fuser &&
                 (!fuses_grouped_mlp(s) || !(o.fp8_param || o.fp8_param_gather) || o.first_last_layers_bf16);
        }},
+      {"recompute_granularity",
+       "full recompute beside expert-parallel overlap (Megatron's dev replays segments of its own)",
+       [](const Scenario& s) {  // dev d48bd6be0a, models/common/model_chunk_schedule_plan.py
+         return s.settings.overlap_moe_expert_parallel_comm && s.settings.recompute_granularity.value_or("") == "full";
+       }},
       {"recompute_modules", "the activation recomputed inside the fused grouped MLP (moe_act)",
        [](const Scenario& s) { return fuses_grouped_mlp(s) && recomputes(s, Recompute::moe_act); }},
       {"moe_mlp_glu_interleave_size", "interleaved gates that are put in order for a plain activation",
