@@ -60,6 +60,11 @@ const Row rows[] = {
     {"moe.bias-needs-whole-experts", "moe",
      "add_bias_linear=true; tensor_model_parallel_size=2; sequence_parallel=true; expert_tensor_parallel_size=2",
      "add_bias_linear=true; tensor_model_parallel_size=2; sequence_parallel=true; expert_tensor_parallel_size=1"},
+    {"moe.deepep-ranks", "moe",
+     "num_moe_experts=24; cluster.num_gpus=48; expert_model_parallel_size=12; moe_token_dispatcher_type=flex; "
+     "moe_flex_dispatcher_backend=deepep",
+     "num_moe_experts=24; cluster.num_gpus=48; expert_model_parallel_size=24; moe_token_dispatcher_type=flex; "
+     "moe_flex_dispatcher_backend=deepep"},
     {"moe.bias-without-fused-dropout", "moe", "add_bias_linear=true; moe_grouped_gemm=true; bias_dropout_fusion=true",
      "add_bias_linear=true; moe_grouped_gemm=true; bias_dropout_fusion=false"},
     {"moe.bias-in-shared-experts", "moe", "add_bias_linear=true; moe_shared_expert_intermediate_size=1024",
