@@ -237,6 +237,8 @@ void Input::complete(Loaded& loaded) const {
     const std::string value = scenario::get(loaded.scenario, field.name);
     if (value != scenario::get(before, field.name)) assumed.push_back(field.name + ": " + value);
   }
+  for (const auto& [name, value] : loaded.scenario.environment)
+    if (!before.environment.contains(name)) assumed.push_back(name + ": " + value);
   std::string all;
   for (const auto& one : assumed) all += (all.empty() ? "" : ", ") + one;
   if (!all.empty()) loaded.notes.insert(loaded.notes.begin(), "assumed, as a config.json does not say: " + all);

@@ -85,6 +85,13 @@ const Flag* flag_of_field(std::string_view field, const scenario::Software& soft
   return found;
 }
 
+std::string default_of(const Flag& flag, const scenario::Software& software) {
+  // DistributedDataParallelConfig's (arguments.py:2722 of 0.17.0, :2805 of 0.18.0).
+  if (flag.field == "data_parallel_sharding_strategy" && scenario::core_version(software) < scenario::Version::v0_18)
+    return "no_shard";
+  return std::string(flag.parser_default);
+}
+
 bool graphs_have_scopes(const scenario::Software& software) {
   return flag_of_field("cuda_graph_modules", software) == nullptr;
 }

@@ -41,6 +41,8 @@ bool graphs_have_scopes(const scenario::Software& software);
 bool has(scenario::Versions versions, const scenario::Software& software);
 inline bool has(const Flag& flag, const scenario::Software& software) { return has(flag.versions, software); }
 std::string versions_text(scenario::Versions versions);
+/// The parser's default in this version.
+std::string default_of(const Flag& flag, const scenario::Software& software);
 inline std::string versions_text(const Flag& flag) { return versions_text(flag.versions); }
 
 /// A flag that sets no field of the scenario: what it does stands in scenario::effects().

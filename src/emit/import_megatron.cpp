@@ -44,7 +44,7 @@ class FlagImporter {
     for (const auto& flag : flags()) {
       if (flag.kind == Kind::special || flag.parser_default.empty() || !has(flag.versions, s_.software)) continue;
       if (!matters(flag.field, structure)) continue;
-      scenario::set(s_, std::string(flag.field) + "=" + default_of(flag));
+      scenario::set(s_, std::string(flag.field) + "=" + default_of(flag, s_.software));
     }
     std::erase_if(s_.positions,
                   [](const auto& one) { return one.second.file == "--set"; });  // the parser's, not stated
@@ -60,14 +60,6 @@ class FlagImporter {
   }
 
  private:
-  /// DistributedDataParallelConfig's sharding strategy defaults to no_shard up to 0.17 (flag tables).
-  std::string default_of(const Flag& flag) const {
-    if (flag.field == "data_parallel_sharding_strategy" &&
-        scenario::core_version(s_.software) < scenario::Version::v0_18)
-      return "no_shard";
-    return std::string(flag.parser_default);
-  }
-
   /// What was said beside the flags wins over the launcher's options.
   void machine(const Launch& launch) {
     s_.origin = {launch.file, 0};

@@ -142,7 +142,7 @@ Scenario parser_defaults(const Scenario& s) {
   defaults.software = s.software;
   for (const auto& flag : flags())
     if (flag.kind != Kind::special && !flag.parser_default.empty() && has(flag, s.software))
-      scenario::set(defaults, std::string(flag.field) + "=" + std::string(flag.parser_default));
+      scenario::set(defaults, std::string(flag.field) + "=" + default_of(flag, s.software));
   return defaults;
 }
 

@@ -435,7 +435,7 @@ Dimensions::Dimensions(const Scenario& sc, const profile::Device& device) : gpu(
   caps_scores = m.attn_logit_softcapping.value_or(0) > 0;
   caps_logits = m.final_logit_softcapping.value_or(0) > 0;
   rope = m.position_embedding_type == "rope" || m.position_embedding_type == "yarn";
-  fused_rope = o.apply_rope_fusion;
+  fused_rope = scenario::fuses_rotary_embedding(sc);
   fused_gradients = o.gradient_accumulation_fusion;
   fsdp = o.use_megatron_fsdp && o.data_parallel_sharding_strategy == "optim_grads_params" &&
          !has(sc.ignore, "use_megatron_fsdp");

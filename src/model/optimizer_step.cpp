@@ -145,7 +145,8 @@ void StateWriter::add_optimizer_step() {
   // One kernel here is one for each shard, or lists of all of them that Python makes.
   const auto stands_for = [&](int launches) { step.back().launches = launches; };
   const auto types = optimizer_types(s_);
-  if (d_.gradient_bytes == 2 && !types.in_adam) {
+  const bool owns = owned > 0;  // else a stage without adapters: it joins in what all ranks do
+  if (owns && d_.gradient_bytes == 2 && !types.in_adam) {
     launch(step, "gradients to fp32", {"cast.bf16_f32", {owned}});
     stands_for(shards);
   }
@@ -157,12 +158,14 @@ void StateWriter::add_optimizer_step() {
     step.back().joins_pipeline = d_.pp > 1;
   };
   if (scenario::scales_loss(s_)) {  // the loss scale is taken out again, infinities are found (optimizer.py:713-738)
-    launch(step, "gradient unscaling", {"scale", {owned}});
+    if (owns) launch(step, "gradient unscaling", {"scale", {owned}});
     over_all_ranks("infinities all-reduce");
   }
   if (o.clip_grad > 0) {
-    launch(step, "gradient norm", {"l2norm", {owned}});
-    stands_for(shards);
+    if (owns) {
+      launch(step, "gradient norm", {"l2norm", {owned}});
+      stands_for(shards);
+    }
     over_all_ranks("gradient norm all-reduce");
     for (const auto* optimizer : optimizers) {
       for (int i = 0; i < 6; ++i) launch(step, "clip coefficient", {"small", {}});
@@ -173,6 +176,7 @@ void StateWriter::add_optimizer_step() {
     // Compared with zero, made int64, summed; "scale" reads and writes 4 B an element.
     const Int gradient = types.in_adam ? d_.gradient_bytes : 4;
     for (const Int bytes : {gradient + 1, Int{9}, Int{8}}) {
+      if (!owns) break;
       launch(step, "zeros of gradients", {"scale", {std::max<Int>(1, owned * bytes / 8)}});
       stands_for(shards);
     }
@@ -212,7 +216,7 @@ void StateWriter::add_optimizer_step() {
   if (d_.muon_dealt) step.insert(step.end(), gathers_.begin(), gathers_.end());
   add_quantized_parameters();
   if (o.log_params_norm) {  // of the main parameters (training/utils/common_utils.py, calc_params_l2_norm)
-    launch(step, "parameter norm", {"l2norm", {owned}});
+    if (owns) launch(step, "parameter norm", {"l2norm", {owned}});
     over_all_ranks("parameter norm all-reduce");
   }
 }

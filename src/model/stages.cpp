@@ -22,7 +22,7 @@ using scenario::Scenario;
 /// How many layers the checkpoint that starts at layer `i` of a chunk of `count` covers (reference 3.1); 0: none.
 int checkpointed(const Scenario& s, int i, int count) {
   const auto& o = s.settings;
-  if (o.recompute_granularity.value_or("") != "full") return 0;
+  if (o.recompute_granularity.value_or("") != "full" || o.overlap_moe_expert_parallel_comm) return 0;
   const int n = static_cast<int>(o.recompute_num_layers.value_or(1));
   if (o.recompute_method.value_or("") == "block") return i < n ? 1 : 0;
   return std::min(n, count - i);

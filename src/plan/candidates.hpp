@@ -12,6 +12,9 @@
 
 namespace pipewright::plan {
 
+/// The step of the scenario as given, until the search comes to the recompute that it has.
+inline constexpr auto unplaced = static_cast<std::size_t>(-1);
+
 /// A candidate while the search runs.
 struct Trial {
   Candidate candidate;

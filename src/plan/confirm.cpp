@@ -178,7 +178,8 @@ void Searcher::confirm(const std::vector<std::size_t>& which) {
     const auto alive = [&](std::size_t j) {
       return trials_[j].done ? trials_[j].candidate.prediction.fits : trials_[j].may_fit && !trials_[j].refused;
     };
-    if (quick_ && std::ranges::none_of(group, alive)) give_up_on(group.front());
+    if (quick_ && std::ranges::none_of(group, alive))
+      for (const auto j : group) give_up_on(j);
   }
 }
 

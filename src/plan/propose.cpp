@@ -35,6 +35,16 @@ class Proposal {
     for (const char* size : parallel_sizes)
       if (given_.contains(std::string("settings.") + size)) s_.search.values[size] = {scenario::get(s_, size)};
   }
+  /// Variables and fusions as rules ask for them beside what is stated, which stays: it is refused where it must be.
+  void settle() {
+    const Scenario legal = without_idle_settings(with_required_environment(s_));
+    for (const auto& field : scenario::fields()) {
+      if (field.section != "settings") continue;
+      const auto value = scenario::get(legal, field.name);
+      if (value != scenario::get(s_, field.name)) set(field.section, field.name, value);
+    }
+    s_.environment.insert(legal.environment.begin(), legal.environment.end());
+  }
   Scenario take() { return std::move(s_); }
 
  private:
@@ -50,6 +60,7 @@ Scenario proposed(Scenario scenario) {
   const std::string activation = scenario::activation_func(scenario);
   const bool fuses = gated ? activation == "silu" || activation == "gelu" || activation == "quick_gelu"
                            : activation == "gelu" && scenario.model.add_bias_linear;
+  const bool spread = scenario.settings.tensor_model_parallel_size > 1;
   Proposal p(std::move(scenario));
   p.settings({"bf16", "use_distributed_optimizer", "overlap_grad_reduce", "overlap_param_gather",
               "gradient_accumulation_fusion", "bias_dropout_fusion", "masked_softmax_fusion", "apply_rope_fusion",
@@ -62,6 +73,8 @@ Scenario proposed(Scenario scenario) {
     p.set("settings", "moe_token_dispatcher_type", "alltoall");
     p.set("settings", "moe_router_dtype", "fp32");
   }
+  if (spread) p.settings({"sequence_parallel"});
+  p.settle();
   if (exact) return p.take();
   p.search({"pipeline", "layout", "wgrad_delay", "recompute", "offload", "allocator"});
   p.search_parallelism();

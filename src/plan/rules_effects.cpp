@@ -302,6 +302,19 @@ std::vector<Rule> effect_rules() {
        "cross_entropy_fusion_impl does nothing without cross_entropy_loss_fusion",
        "set cross_entropy_loss_fusion: true, or remove it",
        [](Scenario& s) { s.settings.cross_entropy_fusion_impl = "native"; }},
+      {"no-effect.rope-fusion",
+       no_effect,
+       core,
+       {"apply_rope_fusion", "position_embedding_type"},
+       everywhere,
+       [](const Scenario& s) {
+         return s.settings.apply_rope_fusion && s.model.position_embedding_type == "yarn" &&
+                !s.model.multi_latent_attention;
+       },
+       "apply_rope_fusion does nothing: Megatron-LM and Megatron Bridge turn it off for {position_embedding_type} "
+       "positions",
+       "remove it",
+       [](Scenario& s) { s.settings.apply_rope_fusion = false; }},
       {"no-effect.shared-overlap",
        no_effect,
        core,

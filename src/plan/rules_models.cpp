@@ -167,6 +167,21 @@ std::vector<Rule> model_rules() {
        "bias_dropout_fusion is not supported in TEGroupedMLP when add_bias_linear=True",
        "set bias_dropout_fusion: false, or add_bias_linear: false",
        [](Scenario& s) { s.settings.bias_dropout_fusion = false; }},
+      // DeepEP's own assertion (csrc/deep_ep.cpp:43), where Megatron makes its buffer.
+      {"moe.deepep-ranks",
+       violation,
+       core,
+       {"moe_flex_dispatcher_backend", "expert_model_parallel_size", "expert_tensor_parallel_size"},
+       everywhere,
+       [](const Scenario& s) {
+         const auto ranks = s.settings.expert_model_parallel_size * scenario::expert_tensor_parallel_size(s);
+         constexpr int of_a_node = 8;  // NUM_MAX_NVL_PEERS, whatever the machine
+         return moe_model(s) && s.settings.moe_token_dispatcher_type == "flex" &&
+                s.settings.moe_flex_dispatcher_backend == "deepep" && ranks > of_a_node && ranks % of_a_node != 0;
+       },
+       "DeepEP takes fewer than 8 ranks or a multiple of 8 (num_ranks < NUM_MAX_NVL_PEERS or num_ranks % "
+       "NUM_MAX_NVL_PEERS == 0)",
+       "choose expert_model_parallel_size so that it, times expert_tensor_parallel_size, is a multiple of 8"},
       {"moe.fused-squared-relu-bias",
        violation,
        core,

@@ -333,9 +333,11 @@ void Searcher::settle(std::size_t index) {
 /// It does not fit: more recompute and offload are worth a look, once, whoever finds out again that it does not.
 void Searcher::give_up_on(std::size_t index) {
   Trial& trial = trials_[index];
-  if (std::exchange(trial.followed, known_[trial.structure].expanded)) return;
+  if (trial.step == unplaced || trial.followed) return;  // the given: its turn comes
+  for (const auto i : groups_[trial.time_group])         // with another allocator
+    if (trials_[i].structure == trial.structure && trials_[i].step == trial.step && trials_[i].offload == trial.offload)
+      trials_[i].followed = true;
   if (trial.without) return open_offload(*trial.without, trial.offload, trial.least);
-  if (!known_[trial.structure].expanded) return;  // the given: its structure's turn comes
   open_steps(trial.structure, trial.step, trial.least);
   if (space_.searches_offload() && !trial.refused)
     open_.insert({trial.least, Node::Kind::most_offload, trial.structure, index});

@@ -46,7 +46,7 @@ void Searcher::predict_given() {
   std::vector<Trial> alone;
   alone.push_back(std::move(*given));
   ++known_[home].candidates;
-  const auto added = add_trials(std::move(alone), home, 0, 0);
+  const auto added = add_trials(std::move(alone), home, unplaced, 0);
   given_ = added.front();
   confirm(added);
   if (interrupted_) predict_one(*given_, nullptr);

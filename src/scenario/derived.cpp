@@ -231,6 +231,10 @@ Int attention_window(const Scenario& s, Int layer) {
 }
 
 // transformer_config.py: no_rope_freq n stands for n - 1 rotated layers and one that is not, over and over.
+bool fuses_rotary_embedding(const Scenario& s) {
+  return s.settings.apply_rope_fusion && s.model.position_embedding_type == "rope";
+}
+
 bool has_rotary_embedding(const Scenario& s, Int layer) {
   const std::string& position = s.model.position_embedding_type;
   if (position != "rope" && position != "yarn") return false;

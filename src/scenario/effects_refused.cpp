@@ -44,7 +44,7 @@ bool packs_as_modelled(const Scenario& s) {
                      (s.model.window_size.empty() || s.model.window_size[0] < 0);
   const bool rotates = s.model.position_embedding_type == "rope" || s.model.position_embedding_type == "yarn";
   return o.micro_batch_size == 1 && plain && s.model.mtp_num_layers.value_or(0) == 0 &&
-         (!rotates || o.apply_rope_fusion) && (only_ring(s) || exchanges_rows(s)) &&
+         (!rotates || fuses_rotary_embedding(s)) && (only_ring(s) || exchanges_rows(s)) &&
          (!uses_graphs(s) || o.cuda_graph_modules == Strings{"mlp"});
 }
 /// pretrain_gpt.py of 0.19 builds its model by training/models/dist_utils.py (_ddp_wrap), which lays out no buffers for
@@ -263,7 +263,7 @@ const std::vector<RefusedField>& refused_rows() {
               {m.attn_logit_softcapping.value_or(0) != 0, "soft caps"},
               {o.attention_dropout != 0, "attention dropout"},
               {m.mtp_num_layers.value_or(0) > 0, "MTP"},
-              {rotates && !o.apply_rope_fusion, "unfused rotary embedding (apply_rope_fusion)"},
+              {rotates && !fuses_rotary_embedding(s), "unfused rotary embedding (apply_rope_fusion)"},
               {!only_ring(s) && !exchanges_rows(s), "context parallelism other than p2p, or a2a from TE 2.18 on"},
               {uses_graphs(s) && o.cuda_graph_modules != Strings{"mlp"}, "graphed attention"}});
        }},
@@ -307,6 +307,11 @@ const std::vector<RefusedField>& refused_rows() {
          const auto& o = s.settings;
          return o.use_transformer_engine_op_fuser &&
                 (!fuses_grouped_mlp(s) || !(o.fp8_param || o.fp8_param_gather) || o.first_last_layers_bf16);
+       }},
+      {"recompute_granularity",
+       "full recompute beside expert-parallel overlap (Megatron's dev replays segments of its own)",
+       [](const Scenario& s) {  // dev d48bd6be0a, models/common/model_chunk_schedule_plan.py
+         return s.settings.overlap_moe_expert_parallel_comm && s.settings.recompute_granularity.value_or("") == "full";
        }},
       {"recompute_modules", "the activation recomputed inside the fused grouped MLP (moe_act)",
        [](const Scenario& s) { return fuses_grouped_mlp(s) && recomputes(s, Recompute::moe_act); }},

@@ -51,6 +51,18 @@ TEST_CASE("Megatron command lines read back as the scenario") {
   }
 }
 
+TEST_CASE("a parser's default that changed between versions is stated where it is another") {
+  for (const char* version : {"0.16.0", "0.17.0", "0.18.0", "0.19.0", "dev", "main"}) {
+    CAPTURE(version);
+    auto s = scenario::read(SOURCE_ROOT "/scenarios/llama3-8b-pretrain-8xh100.yaml");
+    s.software.megatron_core = version;
+    s.settings.use_megatron_fsdp = true;
+    s.settings.data_parallel_sharding_strategy = "optim_grads_params";
+    const auto back = emit::from_megatron(command_line(s), machine_of(s));
+    CHECK(back.scenario.settings.data_parallel_sharding_strategy == "optim_grads_params");
+  }
+}
+
 /// Which variables are required depends on the GPU; commands ask the profile, here its name says it.
 scenario::Scenario on_its_gpu(scenario::Scenario s) {
   if (s.cluster.profile.starts_with("gb")) s.cluster.compute_capability = 100;

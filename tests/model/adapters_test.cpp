@@ -200,6 +200,27 @@ TEST_CASE("what is born dies, whatever is adapted, recomputed, cast or shared") 
   CHECK(built > 100);
 }
 
+TEST_CASE("a stage without adapters owns nothing: no kernel of it is empty, and it joins in what all ranks reduce") {
+  for (const char* settings : {"", "log_num_zeros_in_grad=true", "log_params_norm=true", "bf16=false; fp16=true",
+                               "grad_reduce_in_fp32=false", "use_distributed_optimizer=false", "clip_grad=0.0"}) {
+    CAPTURE(settings);
+    auto s = with(mixture(), {"pipeline_model_parallel_size=4", "pipeline_model_parallel_layout=E|t*2|t*2|L",
+                              "lora_target_modules=[linear_qkv]", "lora_dim=16"});
+    pipewright::test::change(s, settings);
+    const auto stages = pipewright::test::build(s);
+    std::vector<std::size_t> reduced;
+    for (const auto& rank : stages.ranks) {
+      reduced.push_back(0);
+      for (const auto& kernel : rank.optimizer) {
+        CAPTURE(kernel.name);
+        for (const auto size : kernel.key.dims) CHECK(size >= 1);
+        reduced.back() += kernel.name.ends_with("all-reduce") ? 1 : 0;
+      }
+    }
+    for (const auto number : reduced) CHECK(number == reduced.front());
+  }
+}
+
 TEST_CASE("adapters otherwise than modelled are refused") {
   const auto all = "lora_target_modules=[linear_qkv, linear_proj, linear_fc1, linear_fc2]";
   CHECK_NOTHROW(scenario::refuse_unmodelled(mixture({all})));

@@ -227,6 +227,38 @@ TEST_CASE("which point of what is open is given decides nothing but ties") {
   }
 }
 
+TEST_CASE("what a given that fits recomputes bounds nothing but what does more than it") {
+  const std::vector<std::string> open = {"recompute"};
+  for (const char* base : {"single", "tensor", "dense"}) {
+    const auto none = predict::predict(small(base, "device"), profiles());
+    Bytes most;
+    for (const auto& rank : none.ranks) most = std::max(most, rank.walk.peak_reserved + rank.outside_allocator);
+    for (const double share : {0.8, 0.9, 0.96, 0.99}) {
+      const auto limit = std::to_string(static_cast<std::int64_t>(share * static_cast<double>(most.value)));
+      CAPTURE(base);
+      CAPTURE(limit);
+      const auto s = opened(small(base, limit.c_str()), open);
+      const auto first = plan::search(s, real());
+      for (const char* change : {"recompute_granularity=selective; recompute_modules=[mlp, core_attn]",
+                                 "recompute_granularity=selective; recompute_modules=[core_attn, mlp]",
+                                 "recompute_granularity=selective; recompute_modules=[mlp]",
+                                 "recompute_granularity=full; recompute_method=block; recompute_num_layers=2",
+                                 "recompute_granularity=full; recompute_method=uniform; recompute_num_layers=1"}) {
+        CAPTURE(change);
+        auto point = s;
+        test::change(point, change);
+        const auto other = plan::search(point, real());
+        REQUIRE(first.best.has_value() == other.best.has_value());
+        if (!first.best) continue;
+        const auto of_first = static_cast<double>(first.best->prediction.step_ns);
+        const auto of_other = static_cast<double>(other.best->prediction.step_ns);
+        CHECK(of_other <= of_first * (1 + other.searched.gap + tie));
+        CHECK(of_first <= of_other * (1 + first.searched.gap + tie));
+      }
+    }
+  }
+}
+
 TEST_CASE(
     "small spaces are decided to the end: what does not fit is looked into once, also where it is shown beside the "
     "best") {

@@ -60,6 +60,11 @@ const Row rows[] = {
     {"moe.bias-needs-whole-experts", "moe",
      "add_bias_linear=true; tensor_model_parallel_size=2; sequence_parallel=true; expert_tensor_parallel_size=2",
      "add_bias_linear=true; tensor_model_parallel_size=2; sequence_parallel=true; expert_tensor_parallel_size=1"},
+    {"moe.deepep-ranks", "moe",
+     "num_moe_experts=24; cluster.num_gpus=48; expert_model_parallel_size=12; moe_token_dispatcher_type=flex; "
+     "moe_flex_dispatcher_backend=deepep",
+     "num_moe_experts=24; cluster.num_gpus=48; expert_model_parallel_size=24; moe_token_dispatcher_type=flex; "
+     "moe_flex_dispatcher_backend=deepep"},
     {"moe.bias-without-fused-dropout", "moe", "add_bias_linear=true; moe_grouped_gemm=true; bias_dropout_fusion=true",
      "add_bias_linear=true; moe_grouped_gemm=true; bias_dropout_fusion=false"},
     {"moe.bias-in-shared-experts", "moe", "add_bias_linear=true; moe_shared_expert_intermediate_size=1024",
@@ -455,6 +460,8 @@ const Row rows[] = {
     {"no-effect.first-last-bf16", "dense", "first_last_layers_bf16=true",
      "first_last_layers_bf16=true; fp8=hybrid; fp8_recipe=tensorwise"},
     {"no-effect.loss-impl", "dense", "cross_entropy_fusion_impl=te", "cross_entropy_loss_fusion=true"},
+    {"no-effect.rope-fusion", "dense", "apply_rope_fusion=true; position_embedding_type=yarn",
+     "apply_rope_fusion=true"},
     {"no-effect.shared-overlap", "moe", "moe_shared_expert_overlap=true",
      "moe_shared_expert_overlap=true; moe_shared_expert_intermediate_size=1024"},
     {"no-effect.optimizer-fraction", "dense", "optimizer_cpu_offload=true; use_precision_aware_optimizer=true",

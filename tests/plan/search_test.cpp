@@ -1001,43 +1001,6 @@ TEST_CASE("lists of sizes narrow an open parallelism to just those of its ways t
   }
 }
 
-TEST_CASE("a bare architecture becomes a run worth planning; what is stated stays") {
-  auto s = test::scenario("single", "");
-  s.settings = {};
-  s.positions.clear();
-  scenario::set(s, "bf16=false");
-  scenario::set(s, "search.layout=keep");
-  const auto p = plan::proposed(s);
-  CHECK_FALSE(p.settings.bf16);
-  CHECK(p.settings.use_distributed_optimizer);
-  CHECK(p.search.parallelism == "auto");
-  CHECK(p.search.layout == "keep");
-}
-
-TEST_CASE("a bare architecture: a written search is exact, stated sizes stay until they are opened") {
-  using Values = std::map<std::string, std::vector<std::string>>;
-  auto bare = test::scenario("single", "");
-  bare.positions.clear();
-  auto exact = bare, sized = bare;
-  scenario::set(exact, "search.recompute=auto");
-  CHECK(plan::proposed(exact).search == exact.search);
-  CHECK(plan::proposed(exact).settings.overlap_grad_reduce);
-  scenario::set(sized, "tp=2");
-  scenario::set(sized, "mbs=1");
-  const auto p = plan::proposed(sized);
-  CHECK(p.search.parallelism == "auto");
-  CHECK(p.search.microbatch != "auto");
-  CHECK(p.search.values == Values{{"tensor_model_parallel_size", {"2"}}});
-  CHECK(plan::opened(p, {"parallelism"}).search.values.empty());
-  CHECK(plan::opened(p, {"all"}).search.values.empty());
-  CHECK(plan::opened(p, {"tensor_model_parallel_size"}).search.values.empty());
-  CHECK(plan::opened(p, {"recompute"}).search.values == p.search.values);
-  // One size of a scenario of its own: the others stay.
-  CHECK(plan::opened(bare, {"context_parallel_size"}).search.values == Values{{"tensor_model_parallel_size", {"1"}},
-                                                                              {"pipeline_model_parallel_size", {"1"}},
-                                                                              {"expert_model_parallel_size", {"1"}}});
-}
-
 TEST_CASE("sweep: rows in order, illegal ones with their rule") {
   const auto s = test::scenario("dense", "");
   const auto swept =

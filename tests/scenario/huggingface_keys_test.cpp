@@ -136,6 +136,18 @@ TEST_CASE("no key of any family is taken without effect: it moves the model, or 
     }
 }
 
+TEST_CASE("parts that no family here has are refused by name, also under another family's name") {
+  for (const auto& file : published)
+    for (const auto& [key, value] : {std::pair("index_topk", "2048"),
+                                     {"index_n_heads", "64"},
+                                     {"lm_head_bias", "true"},
+                                     {"block_configs", "[{\"attention\": {}}]"}}) {
+      CAPTURE(file);
+      Model changed;
+      CHECK(with_key(file, key, value, changed).find(std::string(key) + ": is not modelled") != std::string::npos);
+    }
+}
+
 TEST_CASE("Python's NaN and Infinity are no default: where a number is read they are refused by key and line") {
   for (const auto& file : published)
     for (const char* number : {"NaN", "Infinity", "-Infinity"}) {
