@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "published_figures.hpp"
 #include "robust_statistics.hpp"
@@ -139,35 +140,62 @@ void Completion::cublas_nvfp4_products() {
 /// Derived samples of `from` as `to`, times `factor`.
 void Completion::follow(const std::string& from, const std::string& to, double factor, const std::string& why,
                         double spread) {
+  follow(from, to, [factor](const Sample&) { return factor; }, [why](double) { return why; }, spread);
+}
+
+void Completion::follow(const std::string& from, const std::string& to, const Factor& factor,
+                        const std::function<std::string(double)>& why, double spread) {
   auto samples = derived_.samples.at(from);
   for (auto& s : samples) {
-    s.ns *= factor;
+    const double longer = factor(s);
+    s.ns *= longer;
     s.spread = std::hypot(s.spread, spread);
     s.origin = Origin::derived;
-    s.source += why;
+    s.source += why(longer);
   }
   result_.profile.samples[to] = std::move(samples);
   if (spread > 0) followed_.insert(to);
 }
 
+/// Transformer Engine multiplies every expert's rows by a dense product of its own (nvte_multi_tensor_gemm), so an
+/// expert's takes as much longer than derived as the dense one of its shape. Fewer rows than the table has take what
+/// its fewest do.
+void Completion::follow_dense(const std::string& from, const std::string& to, const std::string& alike,
+                              const std::string& plain) {
+  if (!derived_.samples.contains(from) || !derived_.samples.contains(alike) ||
+      !result_.profile.samples.contains(plain))
+    return;
+  const bool weights = plain.find(".acc_") != std::string::npos || plain.ends_with(".out_bf16") ||
+                       plain.find(".nt") != std::string::npos;
+  std::int64_t fewest = std::numeric_limits<std::int64_t>::max();
+  for (const auto& s : result_.profile.samples.at(plain)) fewest = std::min(fewest, s.dims[1]);
+  const auto longer = [&](const Sample& s) {
+    const std::int64_t rows = std::max(fewest, s.dims[1] / s.dims[0]), n = s.dims[2], k = s.dims[3];
+    const std::vector<std::int64_t> one = weights ? std::vector{k, n, rows} : std::vector{n, rows, k};
+    return static_cast<double>(result_.profile.time({plain, one})->ns) / derived_ns(alike, one);
+  };
+  const auto why = [&](double factor) {
+    return fmt::format(", {}x {:.3f} as {} of an expert's rows", from == to ? "" : from + " ", factor, plain);
+  };
+  const auto forward = plain.substr(0, plain.find(".tn") == std::string::npos ? plain.rfind('.') : plain.find(".tn") + 3);
+  const auto told = spreads_.contains(forward) ? forward : "gemm.bf16.tn";
+  follow(from, to, longer, why, spreads_[told]);
+}
+
 /// Experts' products have no table of single kernels: they follow the dense ones of their precision. Casts to MXFP8
 /// and NVFP4 follow the cast and transpose of FP8, by the bytes that they move and by what was measured of MXFP8's.
 void Completion::grouped_and_casts() {
+  constexpr std::string_view grouped = "gemm.grouped.";
   for (const auto& [name, samples] : derived_.samples) {
-    const auto dense = [&](std::string_view prefix, const std::string& plain) {
-      if (!name.starts_with(prefix) || !anchors_.contains(plain)) return;
-      follow(name, name, anchors_[plain], fmt::format(", x {:.3f} as {}", anchors_[plain], plain), spreads_[plain]);
-    };
-    dense("gemm.grouped.bf16.", "gemm.bf16.tn");
-    if (name.find(".block.") == std::string::npos) dense("gemm.grouped.fp8.", "gemm.fp8.tn");
+    if (!name.starts_with(grouped) || name.find(".block.") != std::string::npos) continue;
+    const std::string plain = "gemm." + name.substr(grouped.size());
+    if (anchors_.contains(plain.starts_with("gemm.bf16") ? "gemm.bf16.tn" : "gemm.fp8.tn"))
+      follow_dense(name, name, plain, plain);
   }
   if (!anchors_.contains("gemm.mxfp8.tn")) return;
-  const double factor = anchors_["gemm.mxfp8.tn"];
-  for (const char* ending : {"", ".acc_f32", ".acc_bf16", ".out_bf16"}) {
-    const std::string from = fmt::format("gemm.grouped.fp8.tn{}", ending);
-    follow(from, fmt::format("gemm.grouped.mxfp8.tn{}", ending), factor,
-           fmt::format(", {} x {:.3f} as gemm.mxfp8.tn", from, factor), spreads_["gemm.mxfp8.tn"]);
-  }
+  for (const char* ending : {"", ".acc_f32", ".acc_bf16", ".out_bf16"})
+    follow_dense(fmt::format("gemm.grouped.fp8.tn{}", ending), fmt::format("gemm.grouped.mxfp8.tn{}", ending),
+                 fmt::format("gemm.fp8.tn{}", ending), fmt::format("gemm.mxfp8.tn{}", ending));
   const auto bytes = [](const char* name) { return profile::family(name).bytes({1, 1}); };
   const auto by_bytes = [&](const char* cast, double beyond, const std::string& why) {
     const double more = bytes(cast) / bytes("cast_transpose.fp8");

@@ -1,6 +1,7 @@
 // What follows from public tables: everything that they do not tell of a GPU, from what they tell and the data sheets.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <set>
 #include <string>
@@ -43,7 +44,11 @@ class Completion {
   Result result_;
 
  private:
+  using Factor = std::function<double(const profile::Sample&)>;
   void follow(const std::string& from, const std::string& to, double factor, const std::string& why, double spread);
+  void follow(const std::string& from, const std::string& to, const Factor& factor,
+              const std::function<std::string(double)>& why, double spread);
+  void follow_dense(const std::string& from, const std::string& to, const std::string& alike, const std::string& plain);
   void under_load();
   void cublas_errors();
   void cublas_nvfp4_products();

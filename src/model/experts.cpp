@@ -74,12 +74,26 @@ void Experts::drop_forward_copy(Operand& operand, bool grad) {
   if (!grad || d_.frozen() || operand.transpose != no_tensor) w_.release(operand.data);
 }
 
+/// cuBLAS' order of scales: one kernel for an operand of all experts, 64 at a time, reads and writes them before the
+/// products (TE pytorch/csrc/extensions/swizzle.cpp, multi_tensor_swizzle_scales_for_gemm).
+void Experts::swizzled_scales(Int a, Int b) {
+  if (!fp8_ || d_.precision.recipe != Recipe::mxfp8) return;
+  constexpr Int block = 32, experts_a_kernel = 64;
+  w_.transient("workspace", (a + b) / block);
+  for (const Int elements : {a, b}) {
+    w_.launch("experts' swizzled scales", {"copy.d2d", {elements / block}});
+    w_.stands_for(static_cast<int>((d_.moe.local + experts_a_kernel - 1) / experts_a_kernel));
+    w_.within_call(1);
+  }
+}
+
 void Experts::gemm(const Group& group, Product product) {
   const bool forward = product == Product::forward;
   const std::string family = fp8_      ? product_family(d_.precision.recipe, "gemm.grouped.", forward)
                              : forward ? "gemm.grouped.bf16.tn"
                                        : "gemm.grouped.bf16.nn";
   const Int n = forward ? group.out : group.in, k = forward ? group.in : group.out;
+  swizzled_scales(rows() * k, d_.moe.local * n * k);
   w_.launch(group.name + suffix(product), {family, {d_.moe.local, rows(), n, k}});
   w_.stands_for(static_cast<int>(2 * d_.moe.local));  // each clears cuBLAS's semaphores first
 }
@@ -95,6 +109,7 @@ void Experts::weight_gradient(const Group& group) {
   if (d_.frozen()) return;
   std::string family = fp8_ ? product_family(d_.precision.recipe, "gemm.grouped.", true) : "gemm.grouped.bf16.nt";
   const auto gradient = make_gradient(group, family, fp8_);
+  swizzled_scales(rows() * group.in, rows() * group.out);
   w_.launch(group.name + " wgrad", {family, {d_.moe.local, rows(), group.out, group.in}});
   w_.stands_for(static_cast<int>(2 * d_.moe.local));
   w_.completes(static_cast<int>(d_.moe.local));

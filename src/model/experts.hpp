@@ -56,6 +56,7 @@ class Experts : public LocalExperts {
 
  private:
   Operand input(const Group& group, bool grad);
+  void swizzled_scales(Int a, Int b);  ///< elements of both operands
   void gemm(const Group& group, Product product);
   void weight_gradient(const Group& group);
   std::uint32_t add_bias(std::uint32_t out);

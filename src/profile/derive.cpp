@@ -258,11 +258,16 @@ Profile derive(const Profile& source, const DataSheet& from, const DataSheet& to
   // How much GPUs of a host slow each other's copies belongs to the way to its memory: another link, another way.
   if (from.host_gbytes_per_s.value != to.host_gbytes_per_s.value)
     std::erase_if(p.scalars, [](const auto& each) { return each.first.starts_with("contention.gpus_"); });
-  // Another part stands in another host, and nothing says in which. Two were measured, 1 and 1.38 in the same costs:
+  // Another part stands in another host. Where nothing says in which: two were measured, 1 and 1.38 in the same costs,
   // the mean of both ratios.
   constexpr double mean_host = 1.175;
   p.scalars["host.time_factor"] = {mean_host, 0, Origin::derived,
                                    "mean of two hosts that differ by 1.38 (host.spread)"};
+  if (to.host_time_factor.value > 0) {
+    p.scalars["host.time_factor"] = {to.host_time_factor.value, 0, Origin::published,
+                                     std::string(to.host_time_factor.source)};
+    p.scalars["host.spread"] = {to.host_spread, 0, Origin::published, std::string(to.host_time_factor.source)};
+  }
   // How hosts of one machine differ was measured on virtual machines of the measured part.
   for (const char* name : {"host.rank_spread", "host.slow_share", "host.slow_factor", "host.slowest_factor"})
     p.scalars.erase(name);

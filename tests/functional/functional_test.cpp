@@ -149,3 +149,38 @@ TEST_CASE("unfused attention without dropout holds neither dropped probabilities
   REQUIRE(run != runs(h100).end());
   CHECK(std::abs(run->error) < 0.06);
 }
+
+/// How many times as long as the reference host's the hosts of a machine took: the factor at which the prediction meets
+/// every recorded iteration, median.
+static double recorded_host_factor(const Machine& machine, const std::string& key) {
+  const profile::Profiles profiles(
+      {profile::load(std::string(SOURCE_ROOT) + "/profiles/" + machine.profile + ".json", {"test", 0})});
+  std::map<std::string, std::vector<std::string>> flags;
+  for (const auto& columns : table("runs.tsv")) flags[columns.at(0)] = columns;
+  std::vector<double> factors;
+  for (const auto& recorded : table("iterations.tsv")) {
+    if (recorded.at(0) != key) continue;
+    CAPTURE(recorded.at(1));
+    auto scenario = scenario_of(flags.at(recorded.at(1)), machine);
+    const auto step_ms = [&](double factor) {
+      scenario.cluster.host_time_factor = factor;
+      return static_cast<double>(predict::predict(scenario, profiles).step_ns) / 1e6;
+    };
+    const double reference = step_ms(1), twice = step_ms(2);
+    for (const auto& ms : parts(recorded.at(2), ' '))
+      factors.push_back(1 + (std::stod(ms) - reference) / (twice - reference));
+  }
+  REQUIRE(factors.size() > 250);
+  std::ranges::sort(factors);
+  return factors[factors.size() / 2];
+}
+
+TEST_CASE("hosts of GB200 and H100 are as slow as the recorded iterations of tests that wait for them") {
+  const auto told = [](const Machine& machine) {
+    return profile::load(std::string(SOURCE_ROOT) + "/profiles/" + machine.profile + ".json", {"test", 0})
+        .scalar("host.time_factor")
+        .value;
+  };
+  CHECK(recorded_host_factor(gb200, "gb200") == doctest::Approx(told(gb200)).epsilon(0.03));
+  CHECK(recorded_host_factor(h100, "h100") == doctest::Approx(told(h100)).epsilon(0.04));
+}
