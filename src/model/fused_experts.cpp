@@ -28,14 +28,15 @@ Operand FusedExperts::both(const std::string& name, Int width) {
   return result;
 }
 
-/// swizzle_scales_and_pack_ptrs_for_discrete_weights, then the product.
+/// swizzle_scales_and_pack_ptrs_for_discrete_weights, then the product: one grid over the tiles of all experts, as of one
+/// product of all rows.
 void FusedExperts::gemm(const Group& group, Product product) {
   const bool forward = product == Product::forward;
   const Int n = forward ? group.out : group.in, k = forward ? group.in : group.out;
   const auto scales = w_.allocate("workspace", d_.moe.local * group.in * group.out / scaled_together);
   w_.launch("swizzled scales", {"small", {}});
   w_.launch(group.name + suffix(product),
-            {product_family(d_.precision.recipe, "gemm.grouped.", forward), {d_.moe.local, rows(), n, k}});
+            {product_family(d_.precision.recipe, "gemm.grouped.", forward), {1, rows(), n, k}});
   w_.free(scales);
 }
 
