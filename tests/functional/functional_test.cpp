@@ -178,7 +178,7 @@ static double recorded_host_factor(const Machine& machine, const std::string& ke
 TEST_CASE("hosts of GB200 and H100 are as slow as the recorded iterations of tests that wait for them") {
   const auto told = [](const Machine& machine) {
     return profile::load(std::string(SOURCE_ROOT) + "/profiles/" + machine.profile + ".json", {"test", 0})
-        .scalar("host.time_factor")
+        .scalars.at("host.time_factor")
         .value;
   };
   CHECK(recorded_host_factor(gb200, "gb200") == doctest::Approx(told(gb200)).epsilon(0.03));
