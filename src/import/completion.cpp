@@ -140,7 +140,8 @@ void Completion::cublas_nvfp4_products() {
 /// Derived samples of `from` as `to`, times `factor`.
 void Completion::follow(const std::string& from, const std::string& to, double factor, const std::string& why,
                         double spread) {
-  follow(from, to, [factor](const Sample&) { return factor; }, [why](double) { return why; }, spread);
+  follow(
+      from, to, [factor](const Sample&) { return factor; }, [why](double) { return why; }, spread);
 }
 
 void Completion::follow(const std::string& from, const std::string& to, const Factor& factor,
@@ -162,8 +163,7 @@ void Completion::follow(const std::string& from, const std::string& to, const Fa
 /// its fewest do.
 void Completion::follow_dense(const std::string& from, const std::string& to, const std::string& alike,
                               const std::string& plain) {
-  if (!derived_.samples.contains(from) || !derived_.samples.contains(alike) ||
-      !result_.profile.samples.contains(plain))
+  if (!derived_.samples.contains(from) || !derived_.samples.contains(alike) || !result_.profile.samples.contains(plain))
     return;
   const bool weights = plain.find(".acc_") != std::string::npos || plain.ends_with(".out_bf16") ||
                        plain.find(".nt") != std::string::npos;
@@ -177,7 +177,8 @@ void Completion::follow_dense(const std::string& from, const std::string& to, co
   const auto why = [&](double factor) {
     return fmt::format(", {}x {:.3f} as {} of an expert's rows", from == to ? "" : from + " ", factor, plain);
   };
-  const auto forward = plain.substr(0, plain.find(".tn") == std::string::npos ? plain.rfind('.') : plain.find(".tn") + 3);
+  const auto forward =
+      plain.substr(0, plain.find(".tn") == std::string::npos ? plain.rfind('.') : plain.find(".tn") + 3);
   const auto told = spreads_.contains(forward) ? forward : "gemm.bf16.tn";
   follow(from, to, longer, why, spreads_[told]);
 }

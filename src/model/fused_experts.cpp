@@ -28,8 +28,8 @@ Operand FusedExperts::both(const std::string& name, Int width) {
   return result;
 }
 
-/// swizzle_scales_and_pack_ptrs_for_discrete_weights, then the product: one grid over the tiles of all experts, as of one
-/// product of all rows.
+/// swizzle_scales_and_pack_ptrs_for_discrete_weights, then the product: one grid over the tiles of all experts, as of
+/// one product of all rows.
 void FusedExperts::gemm(const Group& group, Product product) {
   const bool forward = product == Product::forward;
   const Int n = forward ? group.out : group.in, k = forward ? group.in : group.out;

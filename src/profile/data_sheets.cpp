@@ -18,9 +18,9 @@ DataSheet::UnderLoad under_load(const char* than, double bf16, double fp8) {
           "aiconfigurator 095f58a: products above 4 ms over those of 32 to 256 us, median of collections"};
 }
 
-// What Megatron-LM's functional tests say of Grace: 259 recorded runs of two trays of GB200 from January to August 2026 whose
-// steps wait for their hosts (tests/functional/iterations.tsv). Of 294 on DGX H100 they say 1.20, 1.00 to 1.68 nine in
-// ten.
+// What Megatron-LM's functional tests say of Grace: 259 recorded runs of two trays of GB200 from January to August 2026
+// whose steps wait for their hosts (tests/functional/iterations.tsv). Of 294 on DGX H100 they say 1.20, 1.00 to 1.68
+// nine in ten.
 void stands_on_grace(DataSheet& s) {
   s.host_time_factor = {1.72,
                         "median of 259 runs of Megatron-LM's functional tests on GB200, eight in ten 1.48 to 2.09"};

@@ -72,8 +72,7 @@ std::string kind_of(const scenario::Scenario& s) {
 bool runs(const scenario::Scenario& s, const model::Stages& stages) {
   const auto program = schedule::build(schedule::config_of(s, true));
   try {
-    for (int rank = 0; rank < static_cast<int>(stages.ranks.size()); ++rank)
-      offload::resolve(s, stages, program, rank);
+    for (int rank = 0; rank < static_cast<int>(stages.ranks.size()); ++rank) offload::resolve(s, stages, program, rank);
     return true;
   } catch (const UsageError&) {
     return false;

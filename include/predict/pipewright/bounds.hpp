@@ -5,9 +5,9 @@
 // Read it as predict::estimate_bounds(scenario). predict::floor() never exceeds predict(). The figures cover the
 // largest differences over 3000 scenarios of either kind drawn by tests/predict/contract_test.cpp
 // (PIPEWRIGHT_CONTRACT=3000; dense -0.23 to +0.62 %, mixtures of experts -0.13 to +0.56 %, expert overlap -0.02 to
-// +0.21 %, activation offload -0.31 to +0.92 %, beside expert overlap -0.02 to +0.11 %; a glance up to +1.65 %) and over
-// the scenarios that come with the program (-0.02 to +1.69 %: 405B on GB200, whose waiting and slowing have not settled
-// when the rounds of src/timeline/pace.hpp end; mixtures -0.02 to +1.59 %).
+// +0.21 %, activation offload -0.31 to +0.92 %, beside expert overlap -0.02 to +0.11 %; a glance up to +1.65 %) and
+// over the scenarios that come with the program (-0.02 to +1.69 %: 405B on GB200, whose waiting and slowing have not
+// settled when the rounds of src/timeline/pace.hpp end; mixtures -0.02 to +1.59 %).
 #pragma once
 
 #include "pipewright/scenario/types.hpp"
