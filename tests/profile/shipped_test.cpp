@@ -27,7 +27,8 @@ TEST_CASE("h100-sxm.json is what was measured on an H100, and `pipewright profil
   CHECK_MESSAGE(differences.empty(), differences.size() << " entries differ, first " << differences.front().what);
 }
 
-TEST_CASE("the H100: products, attention and what memory bounds are measured, the rest says that it is derived") {
+TEST_CASE(
+    "the H100: products, attention, what memory bounds and NVLink are measured, the rest says that it is derived") {
   const Profile p = shipped("h100-sxm");
   CHECK(p.origin == Origin::measured);
   CHECK(p.clocks_for("fp8")->rows.back().matrix < shipped("h200-sxm").clocks_for("fp8")->rows.back().matrix);
@@ -44,7 +45,11 @@ TEST_CASE("the H100: products, attention and what memory bounds are measured, th
   CHECK(p.time({"gemm.bf16.tn", {28672, 4096, 8192}})->origin == Origin::measured);
   CHECK(p.time({"gemm.fp8.tn.acc_bf16", {8192, 28672, 4096}})->origin == Origin::derived);
   for (const auto& [name, scalar] : p.scalars)
-    if (name.starts_with("host.") || name.starts_with("contention.")) CHECK(scalar.origin == Origin::derived);
+    if (name.starts_with("host.") || name.find(".copy_") != std::string::npos ||
+        name.find("shared host memory") != std::string::npos)
+      CHECK_MESSAGE(scalar.origin == Origin::derived, name);
+    else if (name.starts_with("contention.") || name.starts_with("memory.outside.nccl"))
+      CHECK_MESSAGE(scalar.origin == Origin::measured, name);
 }
 
 TEST_CASE(
