@@ -2,13 +2,13 @@
 """Which of Megatron Bridge's recipes are read, and why others are not: data/recipes.txt and the table of docs/recipes.md.
 
     recipes.py PIPEWRIGHT [--write]        read data/recipes.tar.xz; without --write compare with what is written
-    recipes.py --dump FOLDER --bridge CLONE --megatron CLONE --configs HF [--only REGEX]
+    recipes.py --dump FOLDER --bridge TREE --megatron TREE --configs HF [--only REGEX]
 
 The archive holds what ConfigContainer.to_yaml() wrote of every recipe (recipes/ and perf_recipes/ of Bridge 067f987df)
-after runtime_config_update(), on as many GPUs as the recipe's name says: --dump does that, with a Python as
-bridge_config.py needs it, and torchvision. HF holds NAME/config.json of the Hugging Face models that recipes name, and
-stand_ins.json, name -> NAME, for models of which another size of the family was at hand. What needs a GPU is stood in
-for, as bridge_config.py does.
+after runtime_config_update(), on as many GPUs as the recipe's name says: --dump does that on
+checkouts of both, with a Python as bridge_config.py needs it, and torchvision. HF holds NAME/config.json of the Hugging
+Face models that recipes name, and stand_ins.json, name -> NAME, for models of which another size of the family was at
+hand. What needs a GPU is stood in for, as bridge_config.py does.
 """
 import argparse
 import collections
@@ -162,6 +162,7 @@ def dump(options):
     import logging
     import time
     import types
+    import typing
     import warnings
 
     warnings.simplefilter("ignore")
@@ -170,6 +171,8 @@ def dump(options):
     import bridge_config
     import torch
 
+    if not hasattr(typing, "override"):  # Python 3.11
+        typing.override = lambda f: f
     time.sleep = lambda *a: None  # a config.json that is not at hand is tried again and again
     torch.cuda.get_device_capability = lambda *a: (9, 0)
     torch.cuda.get_device_properties = lambda *a: types.SimpleNamespace(
