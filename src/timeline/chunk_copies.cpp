@@ -63,16 +63,6 @@ CopyPlan::CopyPlan(const CopyPrices& prices, const offload::Plan& plan)
   }
 }
 
-double share_of(const CopySpan& copy, const std::vector<CopySpan>& others, std::size_t& near) {
-  const auto [from, to] = copy;
-  if (to <= from) return 0;
-  while (near < others.size() && others[near].second <= from) ++near;
-  double shared = 0;
-  for (auto i = near; i < others.size() && others[i].first < to; ++i)
-    shared += std::min(to, others[i].second) - std::max(from, others[i].first);
-  return shared / (to - from);
-}
-
 ChunkCopies::ChunkCopies(const CopyPlan& plan, CopySlowdowns slower)
     : plan_(plan), out_(plan.units(), no_copy), in_(plan.units(), no_copy), slower_(std::move(slower)) {
   for (std::size_t way = 0; way < spans_.size(); ++way) spans_[way].reserve(slower_[way].size());

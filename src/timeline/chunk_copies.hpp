@@ -60,8 +60,6 @@ using CopySpan = std::pair<double, double>;
 using CopySpans = std::array<std::vector<CopySpan>, 2>;
 /// Time of each over its time alone.
 using CopySlowdowns = std::array<std::vector<double>, 2>;
-/// Of a copy's time, the share in which others run. `near`: for copies asked in the order of time.
-double share_of(const CopySpan& copy, const std::vector<CopySpan>& others, std::size_t& near);
 
 /// One rank's copies in a round.
 class ChunkCopies {

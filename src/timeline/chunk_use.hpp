@@ -3,10 +3,24 @@
 
 #include <algorithm>
 #include <array>
+#include <cstddef>
 #include <utility>
 #include <vector>
 
 namespace pipewright::timeline {
+
+/// Of the time of `span`, the share that `others` cover: in the order of time and apart from each other. `near`: where
+/// to look first; only goes on, for spans asked in the order of time.
+inline double share_of(const std::pair<double, double>& span, const std::vector<std::pair<double, double>>& others,
+                       std::size_t& near) {
+  const auto [from, to] = span;
+  if (to <= from) return 0;
+  while (near < others.size() && others[near].second <= from) ++near;
+  double covered = 0;
+  for (auto i = near; i < others.size() && others[i].first < to; ++i)
+    covered += std::min(to, others[i].second) - std::max(from, others[i].first);
+  return covered / (to - from);
+}
 
 /// Time computed up to a moment, each kind of kernel by its power: linear between the ends of pieces.
 class Computed {
@@ -66,14 +80,7 @@ class Covered {
         merged_.push_back(next);
     }
   }
-  double share(double from, double to) {
-    if (to <= from) return 0;
-    while (first_ < merged_.size() && merged_[first_].second <= from) ++first_;
-    double covered = 0;
-    for (auto i = first_; i < merged_.size() && merged_[i].first < to; ++i)
-      covered += std::min(to, merged_[i].second) - std::max(from, merged_[i].first);
-    return covered / (to - from);
-  }
+  double share(double from, double to) { return share_of({from, to}, merged_, first_); }
 
  private:
   std::vector<std::pair<double, double>> merged_;

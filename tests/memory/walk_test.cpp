@@ -64,6 +64,23 @@ scenario::Scenario small(int stages, int chunks, int microbatches, const std::st
       "small.yaml");
 }
 
+/// What a step has allocated and not freed: every block is freed once, after it was allocated.
+struct Balance {
+  std::map<std::uint32_t, std::int64_t> live, pool;
+  std::int64_t bytes = 0;  ///< of `live`
+
+  void book(const memory::Event& event) {
+    auto& blocks = event.graph ? pool : live;
+    if (event.kind == memory::Event::Kind::allocate) {
+      CHECK(blocks.emplace(event.block, event.bytes.value).second);
+      if (!event.graph) bytes += memory::block_bytes(event.bytes.value);
+    } else if (event.kind == memory::Event::Kind::free) {
+      if (!event.graph) bytes -= memory::block_bytes(blocks[event.block]);
+      CHECK(blocks.erase(event.block) == 1);
+    }
+  }
+};
+
 }  // namespace
 
 TEST_CASE("peak allocated of every dense measured run, every rank, within 0.3 %") {
@@ -342,21 +359,11 @@ TEST_CASE("graphs of a mixture, whatever they hold: what a step allocates it fre
         CAPTURE(modules);
         CAPTURE(more);
         const int last = *stages - '1';
-        std::map<std::uint32_t, std::int64_t> live, pool;
-        std::int64_t bytes = 0;
-        const auto w = walk(s, last, [&](const memory::Event& event) {
-          auto& blocks = event.graph ? pool : live;
-          if (event.kind == memory::Event::Kind::allocate) {
-            CHECK(blocks.emplace(event.block, event.bytes.value).second);
-            if (!event.graph) bytes += memory::block_bytes(event.bytes.value);
-          } else if (event.kind == memory::Event::Kind::free) {
-            if (!event.graph) bytes -= memory::block_bytes(blocks[event.block]);
-            CHECK(blocks.erase(event.block) == 1);
-          }
-        });
-        CHECK(bytes <= w.after_step.value);
-        CHECK(w.after_step.value - bytes <= static_cast<std::int64_t>(live.size()) << 20);  // unsplit rests
-        CHECK(pool.size() <= 2);  // the last gradient that a graph has returned
+        Balance left;
+        const auto w = walk(s, last, [&](const memory::Event& event) { left.book(event); });
+        CHECK(left.bytes <= w.after_step.value);
+        CHECK(w.after_step.value - left.bytes <= static_cast<std::int64_t>(left.live.size()) << 20);  // unsplit rests
+        CHECK(left.pool.size() <= 2);  // the last gradient that a graph has returned
         CHECK(w.graph_pool.value > 0);
         for (const char* setting : {"cuda_graph_impl=none", "cuda_graph_modules=[]"}) scenario::set(s, setting);
         const auto eager = walk(s, last);
@@ -379,20 +386,10 @@ TEST_CASE("graphs of a hybrid, whatever they hold: what a step allocates it free
         scenario::set(s, setting);
       CAPTURE(pattern);
       CAPTURE(modules);
-      std::map<std::uint32_t, std::int64_t> live, pool;
-      std::int64_t bytes = 0;
-      const auto w = walk(s, 1, [&](const memory::Event& event) {
-        auto& blocks = event.graph ? pool : live;
-        if (event.kind == memory::Event::Kind::allocate) {
-          CHECK(blocks.emplace(event.block, event.bytes.value).second);
-          if (!event.graph) bytes += memory::block_bytes(event.bytes.value);
-        } else if (event.kind == memory::Event::Kind::free) {
-          if (!event.graph) bytes -= memory::block_bytes(blocks[event.block]);
-          CHECK(blocks.erase(event.block) == 1);
-        }
-      });
-      CHECK(w.after_step.value - bytes <= static_cast<std::int64_t>(live.size()) << 20);  // unsplit rests
-      CHECK(pool.size() <= 3);  // the last gradient that a graph has returned, and each chunk's on its way
+      Balance left;
+      const auto w = walk(s, 1, [&](const memory::Event& event) { left.book(event); });
+      CHECK(w.after_step.value - left.bytes <= static_cast<std::int64_t>(left.live.size()) << 20);  // unsplit rests
+      CHECK(left.pool.size() <= 3);  // the last gradient that a graph has returned, and each chunk's on its way
       CHECK(w.graph_pool.value > 0);
       CHECK(w.after_step > eager.after_step);  // static buffers
     }

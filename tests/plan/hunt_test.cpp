@@ -148,6 +148,16 @@ scenario::Scenario small(const char* base, const char* limit) {
   return s;
 }
 
+/// Two searches of one space from different given points: neither best beats the other by more than was left open.
+void agree(const plan::Plan& first, const plan::Plan& other) {
+  REQUIRE(first.best.has_value() == other.best.has_value());
+  if (!first.best) return;
+  const auto of_first = static_cast<double>(first.best->prediction.step_ns);
+  const auto of_other = static_cast<double>(other.best->prediction.step_ns);
+  CHECK(of_other <= of_first * (1 + other.searched.gap + tie));
+  CHECK(of_first <= of_other * (1 + first.searched.gap + tie));
+}
+
 }  // namespace
 
 TEST_CASE("no random legal point beats a best by more than its gap and a tie") {
@@ -217,12 +227,7 @@ TEST_CASE("which point of what is open is given decides nothing but ties") {
     for (const auto& point : given) {
       INFO(scenario::write(point));
       const auto other = plan::search(point, real());
-      REQUIRE(first.best.has_value() == other.best.has_value());
-      if (!first.best) continue;
-      const auto of_first = static_cast<double>(first.best->prediction.step_ns);
-      const auto of_other = static_cast<double>(other.best->prediction.step_ns);
-      CHECK(of_other <= of_first * (1 + other.searched.gap + tie));
-      CHECK(of_first <= of_other * (1 + first.searched.gap + tie));
+      agree(first, other);
     }
   }
 }
@@ -248,12 +253,7 @@ TEST_CASE("what a given that fits recomputes bounds nothing but what does more t
         auto point = s;
         test::change(point, change);
         const auto other = plan::search(point, real());
-        REQUIRE(first.best.has_value() == other.best.has_value());
-        if (!first.best) continue;
-        const auto of_first = static_cast<double>(first.best->prediction.step_ns);
-        const auto of_other = static_cast<double>(other.best->prediction.step_ns);
-        CHECK(of_other <= of_first * (1 + other.searched.gap + tie));
-        CHECK(of_first <= of_other * (1 + first.searched.gap + tie));
+        agree(first, other);
       }
     }
   }

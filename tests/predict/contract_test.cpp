@@ -84,6 +84,21 @@ unsigned draws(unsigned usual) {
   return more ? static_cast<unsigned>(std::atoi(more)) : usual;
 }
 
+/// Scenarios of both kinds of draw that are accepted and that Megatron would run.
+template <class Look>
+void for_each_that_runs(const Look& look) {
+  for (const auto offloads : {test::Offloads::some, test::Offloads::all})
+    for (unsigned seed = 0; seed < draws(320); ++seed) {
+      const std::string text = drawn(seed, offloads);
+      const auto s = accepted(text);
+      if (!s) continue;
+      CAPTURE(seed);
+      CAPTURE(text);
+      const auto stages = test::build(*s);
+      if (runs(*s, stages)) look(seed, text, *s, stages);
+    }
+}
+
 double ms(std::int64_t ns) { return static_cast<double>(ns) / 1e6; }
 
 }  // namespace
@@ -96,41 +111,34 @@ TEST_CASE("any scenario: the estimate is within its bounds, a glance not above t
     int count = 0;
   };
   std::map<std::string, Worst> worst;
-  for (const auto offloads : {test::Offloads::some, test::Offloads::all})
-    for (unsigned seed = 0; seed < draws(320); ++seed) {
-      const std::string text = drawn(seed, offloads);
-      const auto s = accepted(text);
-      if (!s) continue;
-      CAPTURE(seed);
-      CAPTURE(text);
-      const auto stages = test::build(*s);
-      if (!runs(*s, stages)) continue;
-      const auto config = schedule::config_of(*s, true);
-      const auto prices = timeline::price(*s, stages, profiles);
-      const auto exact = timeline::simulate(*s, stages, schedule::build(config), profiles);
-      const auto quick = predict::estimate(*s, profiles);
-      const auto glance = predict::glance(*s, profiles);
-      const auto floor = timeline::floor(*s, stages, config, profiles, prices);
-      const auto step = static_cast<double>(exact.forward_backward + exact.optimizer);
-      const double error = static_cast<double>(quick.step_ns) / step - 1;
-      const double above = static_cast<double>(glance.step_ns) / step - 1;
-      const auto bounds = predict::estimate_bounds(*s);
-      CHECK(error >= -bounds.under);
-      CHECK(error <= bounds.over);
-      CHECK(above <= bounds.over);
-      CHECK(floor.forward_backward + floor.optimizer <= exact.forward_backward + exact.optimizer);
-      for (const bool any_size : {false, true})
-        for (const char* chunks : {"none", "1", "2", "3"}) {
-          if (const auto other = otherwise_split(text, chunks); other)
-            CHECK(static_cast<double>(predict::floor_of_any_split(*other, profiles, any_size).step_ns) <= step);
-        }
-      Worst& of = worst[kind_of(*s)];
-      ++of.count;
-      if (-error > of.under) of.under = -error, of.under_at = seed;
-      if (error > of.over) of.over = error, of.over_at = seed;
-      if (above > of.glance) of.glance = above, of.glance_at = seed;
-      of.floor = std::min(of.floor, static_cast<double>(floor.forward_backward + floor.optimizer) / step);
-    }
+  for_each_that_runs(
+      [&](unsigned seed, const std::string& text, const scenario::Scenario& s, const model::Stages& stages) {
+        const auto config = schedule::config_of(s, true);
+        const auto prices = timeline::price(s, stages, profiles);
+        const auto exact = timeline::simulate(s, stages, schedule::build(config), profiles);
+        const auto quick = predict::estimate(s, profiles);
+        const auto glance = predict::glance(s, profiles);
+        const auto floor = timeline::floor(s, stages, config, profiles, prices);
+        const auto step = static_cast<double>(exact.forward_backward + exact.optimizer);
+        const double error = static_cast<double>(quick.step_ns) / step - 1;
+        const double above = static_cast<double>(glance.step_ns) / step - 1;
+        const auto bounds = predict::estimate_bounds(s);
+        CHECK(error >= -bounds.under);
+        CHECK(error <= bounds.over);
+        CHECK(above <= bounds.over);
+        CHECK(floor.forward_backward + floor.optimizer <= exact.forward_backward + exact.optimizer);
+        for (const bool any_size : {false, true})
+          for (const char* chunks : {"none", "1", "2", "3"}) {
+            if (const auto other = otherwise_split(text, chunks); other)
+              CHECK(static_cast<double>(predict::floor_of_any_split(*other, profiles, any_size).step_ns) <= step);
+          }
+        Worst& of = worst[kind_of(s)];
+        ++of.count;
+        if (-error > of.under) of.under = -error, of.under_at = seed;
+        if (error > of.over) of.over = error, of.over_at = seed;
+        if (above > of.glance) of.glance = above, of.glance_at = seed;
+        of.floor = std::min(of.floor, static_cast<double>(floor.forward_backward + floor.optimizer) / step);
+      });
   for (const char* kind : {"dense", "moe", "expert overlap", "offload", "expert overlap, offload"}) {
     CAPTURE(kind);
     CHECK(worst[kind].count > 0);
@@ -215,31 +223,24 @@ TEST_CASE("scenarios that come with the program: the estimate is within its boun
 TEST_CASE("without clocks and contention the chunk-level engine gives the exact engine's nanoseconds") {
   const profile::Profiles profiles({cool()});
   int compared = 0;
-  for (const auto offloads : {test::Offloads::some, test::Offloads::all})
-    for (unsigned seed = 0; seed < draws(320); ++seed) {
-      const std::string text = drawn(seed, offloads);
-      const auto s = accepted(text);
-      if (!s) continue;
-      CAPTURE(seed);
-      CAPTURE(text);
-      const auto stages = test::build(*s);
-      if (!runs(*s, stages)) continue;
-      const auto config = schedule::config_of(*s, true);
-      const auto quick = timeline::estimate(*s, stages, config, profiles, timeline::price(*s, stages, profiles));
-      if (!quick) continue;
-      const auto exact = timeline::simulate(*s, stages, schedule::build(config), profiles);
-      CAPTURE(ms(exact.forward_backward));
-      CAPTURE(ms(quick->forward_backward));
-      if (timeline::shortened(config).microbatches == config.microbatches) {
-        CHECK(quick->forward_backward == exact.forward_backward);
-        CHECK(quick->optimizer == exact.optimizer);
-      } else {  // further groups add what one adds, once all ranks keep one pace (seed 285 takes seven groups to that)
-        CHECK(std::abs(static_cast<double>(quick->forward_backward) / static_cast<double>(exact.forward_backward) - 1) <
-              1e-3);
-      }
-      const auto floor = timeline::floor(*s, stages, config, profiles, timeline::price(*s, stages, profiles));
-      CHECK(floor.forward_backward + floor.optimizer <= exact.forward_backward + exact.optimizer);
-      ++compared;
+  for_each_that_runs([&](unsigned, const std::string&, const scenario::Scenario& s, const model::Stages& stages) {
+    const auto config = schedule::config_of(s, true);
+    const auto prices = timeline::price(s, stages, profiles);
+    const auto quick = timeline::estimate(s, stages, config, profiles, prices);
+    if (!quick) return;
+    const auto exact = timeline::simulate(s, stages, schedule::build(config), profiles);
+    CAPTURE(ms(exact.forward_backward));
+    CAPTURE(ms(quick->forward_backward));
+    if (timeline::shortened(config).microbatches == config.microbatches) {
+      CHECK(quick->forward_backward == exact.forward_backward);
+      CHECK(quick->optimizer == exact.optimizer);
+    } else {  // further groups add what one adds, once all ranks keep one pace (seed 285 takes seven groups to that)
+      CHECK(std::abs(static_cast<double>(quick->forward_backward) / static_cast<double>(exact.forward_backward) - 1) <
+            1e-3);
     }
+    const auto floor = timeline::floor(s, stages, config, profiles, prices);
+    CHECK(floor.forward_backward + floor.optimizer <= exact.forward_backward + exact.optimizer);
+    ++compared;
+  });
   CHECK(compared > 10);
 }
