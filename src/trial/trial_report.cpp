@@ -220,10 +220,9 @@ std::string json(const std::vector<Run>& runs) {
                     {"from_recording", run.from_recording},
                     {"host_time_factor", run.host_factor ? Json(*run.host_factor) : Json()},
                     {"predicted_step_ms", predicted_ms(run)},
-                    {"interval_ms",
-                     bounded(run) ? Json{static_cast<double>(run.prediction.interval_low_ns) / 1e6,
-                                         static_cast<double>(run.prediction.interval_high_ns) / 1e6}
-                                  : Json()},
+                    {"interval_ms", bounded(run) ? Json{static_cast<double>(run.prediction.interval_low_ns) / 1e6,
+                                                        static_cast<double>(run.prediction.interval_high_ns) / 1e6}
+                                                 : Json()},
                     {"error", run.step_ms ? Json(error(run)) : Json()},
                     {"predicted_to_fit", run.prediction.fits},
                     {"ranks", memory},
@@ -249,6 +248,7 @@ std::string json(const std::vector<Candidate>& candidates, const std::vector<Com
                     {"label", candidates[i].label},
                     {"environment", variables},
                     {"words", commands[i].words},
+                    {"remarks", commands[i].remarks},
                     {"command", shell_line(commands[i])}});
   }
   return Json({{"commands", rows}}).dump(2, ' ', false, Json::error_handler_t::replace) + "\n";

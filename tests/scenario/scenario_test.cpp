@@ -370,7 +370,7 @@ TEST_CASE("a refused setting is refused in the name of the option that gave it")
                             "megatron_core=0.99.0", "search.nosuch=1", "overrides.nosuch=x", "environment.1A=2",
                             "environment.A", "moe_layer_freq=([0]*9999999)"}) {
     CAPTURE(wrong);
-    CHECK(refusal([&] { set(s, wrong, "--over"); }).starts_with("--over: "));
+    CHECK(refusal([&] { set(s, wrong, "--over"); }).starts_with("--over:"));
   }
   set(s, "global_batch_size=7", "--over");
   CHECK(refusal([&] { check(s); }).starts_with("--over: settings.global_batch_size: "));
