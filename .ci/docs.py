@@ -8,7 +8,8 @@ command writes Markdown. `begin 12:` keeps the first 12 lines, `begin 12 from "W
 docs/images/accuracy.svg is drawn from the tables of runs in them.
 
     .ci/docs.py [PROGRAM] [DOCUMENT...]           writes (PROGRAM: ./pipewright; all documents)
-    .ci/docs.py --check [PROGRAM] [DOCUMENT...]   exit 1 and a difference where a document shows something else
+    .ci/docs.py --check [PROGRAM] [DOCUMENT...]   exit 1 and a difference where a document shows something else;
+                                                  what a test compares is left to it (COMPARED)
 """
 import difflib
 import math
@@ -22,6 +23,10 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 PART = re.compile(r'(<!-- begin(?: (\d+))?(?: from "([^"]+)")?: (.+?) -->\n)(.*?)(<!-- end -->)', re.S)
 
 
+# Dear, and made by a test anyway, which compares it.
+COMPARED = {"validate tests/published --markdown -": "tests/published/published_test.cpp"}
+
+
 def printed(program, command):
     run = subprocess.run([program, *shlex.split(command)], cwd=ROOT, capture_output=True, text=True)
     if run.returncode not in (0, 1):
@@ -29,9 +34,11 @@ def printed(program, command):
     return run.stdout
 
 
-def renewed(text, program, cache):
+def renewed(text, program, cache, check):
     def part(found):
         begin, lines, start, command, _, end = found.groups()
+        if check and command in COMPARED:
+            return found[0]
         if command not in cache:
             cache[command] = printed(program, command)
         output = cache[command]
@@ -119,7 +126,7 @@ def main():
     image = ROOT / "docs/images/accuracy.svg"
     for path in [*(documents or [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]), image]:
         old = path.read_text() if path.exists() else ""
-        new = picture(measured_points()) if path == image else renewed(old, program, cache)
+        new = picture(measured_points()) if path == image else renewed(old, program, cache, check)
         if new == old:
             continue
         if check:

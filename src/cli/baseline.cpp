@@ -8,6 +8,7 @@
 
 #include "commands.hpp"
 #include "embedded.hpp"
+#include "pipewright/effects.hpp"
 #include "pipewright/report.hpp"
 #include "pipewright/scenario/io.hpp"
 #include "progress.hpp"
@@ -64,6 +65,7 @@ std::optional<double> half_interval_ms(const Input& input, const report::RecipeC
   if (change.before.prediction.empty() || change.after.prediction.empty()) return {};
   const auto &a = *change.before.scenario, &b = *change.after.scenario;
   if (a.cluster.profile != b.cluster.profile) return {};
+  if (!scenario::let_through(a).empty() || !scenario::let_through(b).empty()) return {};  // no interval holds
   const auto comparison = predict::compare(a, {&b}, input.profiles(b)).front();
   if (comparison.spread_ns == 0 && comparison.difference_ns == 0) return {};
   return comparison.half_interval_ns() / 1e6;

@@ -37,8 +37,14 @@ struct Side {
   std::optional<traces::Trace> trace;
 };
 
-void predict_side(Side& side, const DiffOptions& options, const std::vector<std::string>& settings) {
-  for (const auto& text : settings) scenario::set(*side.scenario, text);
+/// What one side is given: --set-a or --set-b.
+struct Given {
+  const char* option;
+  const std::vector<std::string>& settings;
+};
+
+void predict_side(Side& side, const DiffOptions& options, const Given& given) {
+  for (const auto& text : given.settings) scenario::set(*side.scenario, text, given.option);
   scenario::check(*side.scenario);
   require_legal(*side.scenario);
   side.profiles.emplace(predict::profiles_of(*side.scenario, options.profiles));
@@ -56,16 +62,15 @@ bool read_json(Side& side, const std::string& path) {
   return true;
 }
 
-void read_side(Side& side, const std::string& path, const DiffOptions& options,
-               const std::vector<std::string>& settings) {
+void read_side(Side& side, const std::string& path, const DiffOptions& options, const Given& given) {
   const std::filesystem::path file(path);
   side.shown.name = path;
   const auto extension = file.extension();
   if (extension == ".yaml" || extension == ".yml" || emit::is_launch_file(path, "")) {
     side.scenario = read_scenario(path, options.profiles);
-    return predict_side(side, options, settings);
+    return predict_side(side, options, given);
   }
-  if (!settings.empty()) throw UsageError(diff_line, "--set-a", "and --set-b are for scenarios; " + path + " is none");
+  if (!given.settings.empty()) throw UsageError(diff_line, given.option, "is for scenarios; " + path + " is none");
   if (extension == ".json" && read_json(side, path)) return;
   side.trace = traces::read(path);
 }
@@ -120,9 +125,9 @@ void run(const DiffOptions& options) {
   {
     Progress progress("diff");
     progress(0, 2);
-    read_side(a, options.sides.at(0), options, options.set_a);
+    read_side(a, options.sides.at(0), options, {"--set-a", options.set_a});
     progress(1, 2);
-    read_side(b, options.sides.at(1), options, options.set_b);
+    read_side(b, options.sides.at(1), options, {"--set-b", options.set_b});
   }
   for (Side* side : {&a, &b})
     if (side->scenario) side->shown.scenario = &*side->scenario;

@@ -83,7 +83,7 @@ std::vector<Combination> combinations(const Scenario& scenario, const std::vecto
       for (const auto& value : values_of(axis, partial)) {
         auto extended = Combination{settings, partial};
         for (const auto& [name, text] : value) {
-          scenario::set(extended.second, name + "=" + text);
+          scenario::set(extended.second, name + "=" + text, "--over");
           extended.first.emplace_back(name, text);
         }
         auto more = switched_on(extended.second, value);

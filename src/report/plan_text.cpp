@@ -28,13 +28,19 @@ constexpr std::array<Form, 4> forms = {{
     {"env", "Environment", emit::environment, false},
 }};
 
+/// Words alone may be another run than the scenario: `remarks` says by form what they leave out or Megatron refuses.
 Json flags_json(const scenario::Scenario& scenario) {
-  Json variables = Json::object();
+  Json out, remarks, variables = Json::object();
   for (const auto& [name, value] : emit::variables(scenario)) variables[name] = value;
-  return {{"megatron", emit::words(emit::megatron(scenario))},
-          {"bridge", emit::words(emit::bridge(scenario))},
-          {"harness", emit::words(emit::harness(scenario))},
-          {"env", variables}};
+  for (const auto& form : forms) {
+    if (form.name == std::string_view("env")) continue;
+    const auto groups = form.groups(scenario);
+    out[form.name] = emit::words(groups);
+    remarks[form.name] = emit::comments(groups);
+  }
+  out["env"] = variables;
+  out["remarks"] = remarks;
+  return out;
 }
 
 Json candidate_json(const plan::Candidate& candidate) {

@@ -14,6 +14,12 @@ using namespace validate;
 
 namespace {
 
+/// "98.1 to 104.2", or that there is none.
+std::string interval_cell(const Case& c, int digits) {
+  if (!c.prediction.ignored.empty()) return "none";
+  return fmt::format("{:.{}f} to {:.{}f}", low_ms(c), digits, high_ms(c), digits);
+}
+
 /// "mean |error| 4.0 %, largest 10.0 %, bias -2.7 %".
 std::string errors_text(const Errors& errors) {
   return fmt::format("mean |error| {:.1f} %, largest {:.1f} %, bias {:+.1f} %", 100 * errors.mean_abs,
@@ -87,10 +93,8 @@ std::string validate_text(const Validation& v, bool traces) {
       if (!peaks.empty()) peaks += " ";
       peaks += fmt::format("{:+.1f}", 100 * rank.error());
     }
-    std::vector<std::string> row{
-        c.scenario.name, fmt::format("{:.2f}", measured_ms(c)), fmt::format("{:.2f}", predicted_ms(c)),
-        c.prediction.ignored.empty() ? fmt::format("{:.1f} to {:.1f}", low_ms(c), high_ms(c)) : "none",
-        percent(time_error(c))};
+    std::vector<std::string> row{c.scenario.name, fmt::format("{:.2f}", measured_ms(c)),
+                                 fmt::format("{:.2f}", predicted_ms(c)), interval_cell(c, 1), percent(time_error(c))};
     if (published) {
       const auto tflops = measured_tflops(c);
       row.push_back(tflops ? fmt::format("{:.0f}", *tflops) : "");
@@ -137,10 +141,10 @@ std::string validate_markdown(const Validation& v) {
     for (const auto& c : v.cases) {
       if (is_mixture(c) != mixtures) continue;
       const auto tflops = measured_tflops(c);
-      out += fmt::format("| `{}` | {} | {:.0f} | {:.0f} | {} | {:.0f} to {:.0f} | {} | {:.0f} | {} |\n",
-                         c.scenario.name, c.scenario.cluster.num_gpus, measured_ms(c), predicted_ms(c),
-                         percent(time_error(c)), low_ms(c), high_ms(c), tflops ? fmt::format("{:.0f}", *tflops) : "",
-                         c.prediction.tflops_per_gpu, c.prediction.fits ? "yes" : "no");
+      out += fmt::format("| `{}` | {} | {:.0f} | {:.0f} | {} | {} | {} | {:.0f} | {} |\n", c.scenario.name,
+                         c.scenario.cluster.num_gpus, measured_ms(c), predicted_ms(c), percent(time_error(c)),
+                         interval_cell(c, 0), tflops ? fmt::format("{:.0f}", *tflops) : "", c.prediction.tflops_per_gpu,
+                         c.prediction.fits ? "yes" : "no");
     }
     out += "\n" + group_text(title, group) + "\n";
   };

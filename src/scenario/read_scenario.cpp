@@ -412,8 +412,8 @@ std::string full_name(std::string_view name) {
   return std::string(name);
 }
 
-void set(Scenario& scenario, std::string_view name_is_value) {
-  const Position where = {"--set", 0};
+void set(Scenario& scenario, std::string_view name_is_value, std::string_view option) {
+  const Position where = {std::string(option), 0};
   const std::size_t equals = name_is_value.find('=');
   if (equals == std::string_view::npos || equals == 0) {
     throw UsageError(where, std::string(name_is_value), "expected NAME=VALUE");
@@ -421,7 +421,7 @@ void set(Scenario& scenario, std::string_view name_is_value) {
   std::string name(name_is_value.substr(0, equals));
   const std::string key = name;
   check_utf8(name_is_value, where.file);
-  const Value value = parse_setting(name_is_value.substr(equals + 1), key);
+  const Value value = parse_setting(name_is_value.substr(equals + 1), key, where.file);
 
   std::string section;
   for (const std::string& known : sections) {
@@ -433,7 +433,7 @@ void set(Scenario& scenario, std::string_view name_is_value) {
   }
   name = full_name(name);
   if (name == "cuda_graph_scope") name = "cuda_graph_modules";
-  if (section == "environment") return set_env(scenario, name_is_value.substr(section.size() + 1));
+  if (section == "environment") return set_env(scenario, name_is_value.substr(section.size() + 1), option);
   const Field* field = section.empty() ? find(name) : find(section, name);
   if (section == "search" || (section.empty() && name == "memory_margin")) {
     return Reader::read_search(scenario, name, value, where);
@@ -482,15 +482,15 @@ void set(Scenario& scenario, std::string_view name_is_value) {
     for (const Field& row : table()) {
       if (std::string_view(row.section) != "settings" || same(row, before, after) || !same(row, before, scenario))
         continue;
-      assign(row, changed, parse_setting(text(row, after), row.name), where, row.name);
+      assign(row, changed, parse_setting(text(row, after), row.name, where.file), where, row.name);
     }
     scenario = std::move(changed);
   }
   scenario.positions[std::string(field->section) + "." + field->name] = where;
 }
 
-void set_env(Scenario& scenario, std::string_view name_is_value) {
-  const Position where = {"--env", 0};
+void set_env(Scenario& scenario, std::string_view name_is_value, std::string_view option) {
+  const Position where = {std::string(option), 0};
   const std::size_t equals = name_is_value.find('=');
   if (equals == std::string_view::npos || equals == 0) {
     throw UsageError(where, std::string(name_is_value), "expected NAME=VALUE");

@@ -191,15 +191,15 @@ Value parse_yaml(std::string_view text, const std::string& file, bool dumped) {
   return root;
 }
 
-Value parse_setting(std::string_view text, const std::string& key) {
-  if (text.empty()) throw UsageError({"--set", 0}, key, "no value");
+Value parse_setting(std::string_view text, const std::string& key, const std::string& option) {
+  if (text.empty()) throw UsageError({option, 0}, key, "no value");
   // `a,b` and `a` are YAML scalars; inside brackets the comma separates.
   const bool list_without_brackets =
       text.find(',') != std::string_view::npos && text.find_first_of("[{\"'|(") == std::string_view::npos;
   std::string yaml = "value: ";
   yaml += list_without_brackets ? "[" + std::string(text) + "]" : std::string(text);
   try {
-    Value root = parse_yaml(yaml, "--set");
+    Value root = parse_yaml(yaml, option);
     if (root.kind == Value::Kind::map && root.entries.size() == 1) return std::move(root.entries[0].value);
   } catch (const UsageError&) {
     // Not YAML (a layout such as E|t*3|L, a path with a colon): taken as it stands.

@@ -37,10 +37,14 @@ std::string override_of(std::string line) {
   return line;
 }
 
-Words flags_of(const scenario::Scenario& scenario, Form form) {
-  if (form == Form::megatron) return emit::words(emit::megatron(scenario));
-  if (form == Form::harness) return emit::words(emit::harness(scenario));
-  Words words = emit::words(emit::bridge(scenario));
+emit::Groups groups_of(const scenario::Scenario& scenario, Form form) {
+  if (form == Form::megatron) return emit::megatron(scenario);
+  return form == Form::harness ? emit::harness(scenario) : emit::bridge(scenario);
+}
+
+Words flags_of(const emit::Groups& groups, Form form) {
+  Words words = emit::words(groups);
+  if (form != Form::bridge) return words;
   // Statements around the overrides (imports, cfg.comm_overlap's making) are Python: a launcher's words are fields
   // only.
   std::erase_if(words, [](const std::string& word) {
@@ -117,7 +121,9 @@ Command fill(const std::vector<std::string>& command, const Candidate& candidate
     result.environment.emplace_back(name, value);
     variables.push_back(name + "=" + value);
   }
-  const std::vector<Placeholder> placeholders = {{"flags", flags_of(candidate.scenario, form)},
+  const auto groups = groups_of(candidate.scenario, form);
+  result.remarks = emit::comments(groups);
+  const std::vector<Placeholder> placeholders = {{"flags", flags_of(groups, form)},
                                                  {"env", variables},
                                                  {"name", {candidate.name}},
                                                  {"steps", {std::to_string(steps)}}};

@@ -334,6 +334,7 @@ Run run(const Candidate& candidate, const profile::Profiles& profiles, const Opt
   result.log = files.kept(".log").string();
   const Command command = fill(options.command, candidate, options.form, options.steps);
   const std::string line = shell_line(command);
+  for (const auto& remark : command.remarks) result.notes.push_back("its flags: " + remark);
   const Recordings recordings(options, files.fresh(".rec"));
   if (const auto ended = options.resume ? kept_end(files.kept(".ended.json").string(), line) : std::nullopt) {
     Run taken = result;

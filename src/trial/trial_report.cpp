@@ -14,6 +14,8 @@ using Json = nlohmann::ordered_json;
 
 double predicted_ms(const Run& run) { return static_cast<double>(run.prediction.step_ns) / 1e6; }
 double error(const Run& run) { return predicted_ms(run) / *run.step_ms - 1; }
+/// What is not modelled leaves no interval.
+bool bounded(const Run& run) { return run.prediction.ignored.empty(); }
 bool inside(const Run& run) {
   const double ns = *run.step_ms * 1e6;
   return ns >= static_cast<double>(run.prediction.interval_low_ns) &&
@@ -153,7 +155,7 @@ std::string text(const std::vector<Run>& runs) {
     if (run.step_ms) {
       row[1] = fmt::format("{:.2f}", *run.step_ms);
       row[3] = percent(error(run));
-      row[4] = inside(run) ? "inside" : "outside";
+      row[4] = !bounded(run) ? "none" : inside(run) ? "inside" : "outside";
     }
     if (const auto* memory = fullest(run)) {
       const auto& predicted = rank_of(run, memory->rank);
@@ -218,9 +220,9 @@ std::string json(const std::vector<Run>& runs) {
                     {"from_recording", run.from_recording},
                     {"host_time_factor", run.host_factor ? Json(*run.host_factor) : Json()},
                     {"predicted_step_ms", predicted_ms(run)},
-                    {"interval_ms",
-                     {static_cast<double>(run.prediction.interval_low_ns) / 1e6,
-                      static_cast<double>(run.prediction.interval_high_ns) / 1e6}},
+                    {"interval_ms", bounded(run) ? Json{static_cast<double>(run.prediction.interval_low_ns) / 1e6,
+                                                        static_cast<double>(run.prediction.interval_high_ns) / 1e6}
+                                                 : Json()},
                     {"error", run.step_ms ? Json(error(run)) : Json()},
                     {"predicted_to_fit", run.prediction.fits},
                     {"ranks", memory},
@@ -246,6 +248,7 @@ std::string json(const std::vector<Candidate>& candidates, const std::vector<Com
                     {"label", candidates[i].label},
                     {"environment", variables},
                     {"words", commands[i].words},
+                    {"remarks", commands[i].remarks},
                     {"command", shell_line(commands[i])}});
   }
   return Json({{"commands", rows}}).dump(2, ' ', false, Json::error_handler_t::replace) + "\n";

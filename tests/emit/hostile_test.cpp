@@ -10,6 +10,7 @@
 #include "../../src/emit/field_table.hpp"
 #include "../../src/emit/python.hpp"
 #include "../../src/emit/shell_words.hpp"
+#include "../draws.hpp"
 #include "../mutate.hpp"
 #include "../plan/bases.hpp"
 #include "pipewright/emit.hpp"
@@ -59,7 +60,7 @@ constexpr const char* bridge =
 int survivors(const char* seed, const std::function<emit::Import(const std::string&)>& read) {
   read(seed);  // good as it stands
   int count = 0;
-  for (unsigned round = 0; round < 1500; ++round) {
+  for (unsigned round = 0; round < test::draws(1500); ++round) {
     test::Mutator mutate(round);
     const std::string text = mutate(seed);
     CAPTURE(text);
@@ -78,12 +79,15 @@ int survivors(const char* seed, const std::function<emit::Import(const std::stri
 }  // namespace
 
 TEST_CASE("mutated command lines, scripts and overrides are read or refused") {
-  CHECK(survivors(flags, [](const std::string& text) { return emit::from_megatron(text, machine); }) > 50);
-  CHECK(survivors(script, [](const std::string& text) { return emit::from_launch_file(text, "a.sh", machine); }) > 50);
+  CHECK(survivors(flags, [](const std::string& text) { return emit::from_megatron(text, machine); }) >
+        static_cast<int>(test::draws(50)));
+  CHECK(survivors(script, [](const std::string& text) { return emit::from_launch_file(text, "a.sh", machine); }) >
+        static_cast<int>(test::draws(50)));
   CHECK(survivors(model_config, [](const std::string& text) {
           return emit::from_launch_file("MODEL_ARGS:\n" + text, "a.yaml", machine);
-        }) > 50);
-  CHECK(survivors(bridge, [](const std::string& text) { return emit::from_bridge_text(text, "a.py", machine); }) > 50);
+        }) > static_cast<int>(test::draws(50)));
+  CHECK(survivors(bridge, [](const std::string& text) { return emit::from_bridge_text(text, "a.py", machine); }) >
+        static_cast<int>(test::draws(50)));
 }
 
 TEST_CASE("Python that never ends, or is larger than any list") {

@@ -8,13 +8,17 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <map>
 
 using namespace pipewright;
 using namespace pipewright::profile;
 
 namespace {
 
-Profile h200() { return load("../../profiles/h200-sxm.json", {"test", 0}); }
+const Profile& h200() {
+  static const Profile loaded = load("../../profiles/h200-sxm.json", {"test", 0});
+  return loaded;
+}
 
 /// Tables of a GPU on which every product runs at `rate`, repeated for a second `full` times as long; a short run of
 /// more than half a millisecond is throttled too. A cast costs what the derived profile says.
@@ -25,14 +29,15 @@ class Tables {
   explicit Tables(const std::string& name) : root_(std::filesystem::temp_directory_path() / ("pipewright-" + name)) {
     std::filesystem::remove_all(root_);
     write("commit.txt", "0123456789abcdef\n");
+    static const std::string short_runs = products(false), long_runs = products(true);
     for (const char* system : {"b200_sxm", "gb200", "gb300"}) {
       const std::string gemm = fmt::format("data/{}/gemm/", system);
-      write(gemm + "trtllm/1.3.0rc20/gemm_perf.csv", products(false));
-      write(gemm + "trtllm/1.3.0rc17/gemm_perf.csv", products(true));
-      write(gemm + "trtllm/1.3.0rc15/gemm_perf.csv", products(true));
-      write(gemm + "vllm/0.24.0/gemm_perf.csv", products(false));
-      write(gemm + "vllm/0.22.0/gemm_perf.csv", products(true));
-      write(gemm + "sglang/0.5.14/gemm_perf.csv", products(false));
+      write(gemm + "trtllm/1.3.0rc20/gemm_perf.csv", short_runs);
+      write(gemm + "trtllm/1.3.0rc17/gemm_perf.csv", long_runs);
+      write(gemm + "trtllm/1.3.0rc15/gemm_perf.csv", long_runs);
+      write(gemm + "vllm/0.24.0/gemm_perf.csv", short_runs);
+      write(gemm + "vllm/0.22.0/gemm_perf.csv", long_runs);
+      write(gemm + "sglang/0.5.14/gemm_perf.csv", short_runs);
       write(fmt::format("data/{}/comm/nccl/2.29.2/nccl_perf.csv", system), collectives(system));
     }
   }
@@ -78,12 +83,19 @@ class Tables {
   std::filesystem::path root_;
 };
 
+/// What they make of a GPU, imported once.
+const Profile& imported(const std::string& gpu) {
+  static const Tables made("tables");
+  static std::map<std::string, Profile> known;
+  if (!known.contains(gpu))
+    known.emplace(gpu, tables::import_tables({made.folder(), ""}, h200(), data_sheet(gpu)).profile);
+  return known.at(gpu);
+}
+
 }  // namespace
 
 TEST_CASE("a product is taken cool, however long its short run was; its kin follow as on the measured GPU") {
-  const Tables made("tables-cool");
-  const auto result = tables::import_tables({made.folder(), ""}, h200(), data_sheet("gb200-nvl72"));
-  const Profile& p = result.profile;
+  const Profile& p = imported("gb200-nvl72");
   const Profile derived = derive(h200(), data_sheet("gb200-nvl72"));
   for (const std::int64_t size : {1024, 4096, 8192}) {
     const auto d = static_cast<double>(size);
@@ -103,8 +115,7 @@ TEST_CASE("a product is taken cool, however long its short run was; its kin foll
 }
 
 TEST_CASE("an FP8 product lasts no longer than either of the tables that hold it and more") {
-  const Tables made("tables-fp8");
-  const auto p = tables::import_tables({made.folder(), ""}, h200(), data_sheet("gb200-nvl72")).profile;
+  const Profile& p = imported("gb200-nvl72");
   const auto cast = [&](std::int64_t k) { return p.time({"cast.fp8", {2048 * k}})->ns; };
   const auto product = [&](const char* family, std::int64_t k) { return p.time({family, {2048, 2048, k}})->ns; };
   const auto table = [](std::int64_t k) { return Tables::cool_ns(2048, 2048, static_cast<double>(k)); };
@@ -115,17 +126,15 @@ TEST_CASE("an FP8 product lasts no longer than either of the tables that hold it
 }
 
 TEST_CASE("a cast to MXFP8 takes longer than its bytes, as it was measured") {
-  const Tables made("tables-mxfp8");
-  const auto p = tables::import_tables({made.folder(), ""}, h200(), data_sheet("b200-sxm")).profile;
+  const Profile& p = imported("b200-sxm");
   const double mxfp8 = p.time({"quantize.mxfp8", {8192, 8192}})->ns;
   CHECK(mxfp8 == doctest::Approx(52340).epsilon(0.001));
   CHECK(p.time({"quantize.nvfp4", {8192, 8192}})->ns == doctest::Approx(mxfp8 * 2.689 / 1.823).epsilon(0.001));
 }
 
 TEST_CASE("a large NVFP4 product is cuBLAS', where somebody told of it and the table's is slower") {
-  const Tables made("tables-nvfp4");
   const auto ns = [&](const char* gpu, const std::string& family, std::int64_t size) {
-    const auto p = tables::import_tables({made.folder(), ""}, h200(), data_sheet(gpu)).profile;
+    const Profile& p = imported(gpu);
     return p.time({family, {size, size, size}})->ns;
   };
   // Of a B300: 0.526 of MXFP8, from half a TFLOP on. Of a B200 (and a GB200, 1.073 times as fast): a cube's time.
@@ -160,8 +169,7 @@ TEST_CASE("the shipped profiles of Blackwell are what their tables make of the H
 }
 
 TEST_CASE("attention on Blackwell is cuDNN's where it was published; other heads follow by their length") {
-  const Tables made("tables-cudnn");
-  const auto p = tables::import_tables({made.folder(), ""}, h200(), data_sheet("gb200-nvl72")).profile;
+  const Profile& p = imported("gb200-nvl72");
   const Profile derived = derive(h200(), data_sheet("gb200-nvl72"));
   CHECK(p.time({"attention.forward.bf16", {2, 8192, 8192, 64, 8, 128}})->ns == doctest::Approx(1397e3));
   CHECK(p.time({"attention.backward.bf16", {2, 4096, 4096, 64, 8, 128}})->ns == doctest::Approx(1198e3));
@@ -179,8 +187,7 @@ TEST_CASE("attention on Blackwell is cuDNN's where it was published; other heads
 }
 
 TEST_CASE("under full load a product takes what long runs took") {
-  const Tables made("tables-load");
-  const auto p = tables::import_tables({made.folder(), ""}, h200(), data_sheet("gb200-nvl72")).profile;
+  const Profile& p = imported("gb200-nvl72");
   const auto* law = p.clocks_for("bf16", "matrix");
   REQUIRE(law != nullptr);
   CHECK(law->rows.back().matrix == doctest::Approx(Tables::full));
@@ -189,9 +196,8 @@ TEST_CASE("under full load a product takes what long runs took") {
 }
 
 TEST_CASE("of a part without long runs the kin's count, as much less as its own long products say") {
-  const Tables made("tables-kin");
   const auto& sheet = data_sheet("gb300-nvl72");
-  const auto p = tables::import_tables({made.folder(), ""}, h200(), sheet).profile;
+  const Profile& p = imported("gb300-nvl72");
   const double full = Tables::full * sheet.under_load->bf16;
   CHECK(p.clocks_for("bf16", "matrix")->rows.back().matrix == doctest::Approx(full));
   // A short run that is throttled itself (all above half a millisecond) was so by what this part adds, not its kin.
@@ -201,8 +207,7 @@ TEST_CASE("of a part without long runs the kin's count, as much less as its own 
 }
 
 TEST_CASE("the maximum of a tensor takes what it does on an H200: its kernel gains nothing from faster memory") {
-  const Tables made("tables-amax");
-  const auto p = tables::import_tables({made.folder(), ""}, h200(), data_sheet("gb200-nvl72")).profile;
+  const Profile& p = imported("gb200-nvl72");
   for (const std::int64_t elements : {1 << 20, 1 << 26}) {
     const auto ns = [&](const Profile& of) { return of.time({"amax", {elements}})->ns; };
     CHECK(ns(p) == doctest::Approx(1.345 / 1.307 * ns(h200())).epsilon(0.001));
@@ -210,8 +215,7 @@ TEST_CASE("the maximum of a tensor takes what it does on an H200: its kernel gai
 }
 
 TEST_CASE("collectives count bytes; eight GPUs of a rack are a B200's eight, as much slower as four are") {
-  const Tables made("tables-nccl");
-  const auto p = tables::import_tables({made.folder(), ""}, h200(), data_sheet("gb200-nvl72")).profile;
+  const Profile& p = imported("gb200-nvl72");
   const double elements = 1 << 20, us = 1.1 * 4 * (10 + elements / 1e5);
   CHECK(p.time({"all_to_all.nvlink", {4, 2 << 20}})->ns == doctest::Approx(us * 1e3));
   const auto eight = p.time({"all_gather.nvlink", {8, 2 << 20}});
@@ -220,8 +224,7 @@ TEST_CASE("collectives count bytes; eight GPUs of a rack are a B200's eight, as 
 }
 
 TEST_CASE("every entry is public or derived, with its source and an error") {
-  const Tables made("tables-origin");
-  const auto p = tables::import_tables({made.folder(), ""}, h200(), data_sheet("b200-sxm")).profile;
+  const Profile& p = imported("b200-sxm");
   for (const auto& [name, samples] : p.samples)
     for (const auto& s : samples) {
       CHECK(!s.source.empty());

@@ -6,6 +6,7 @@
 #include <optional>
 #include <random>
 
+#include "../draws.hpp"
 #include "../on_h200.hpp"
 #include "pipewright/memory.hpp"
 #include "pipewright/scenario/io.hpp"
@@ -90,7 +91,7 @@ std::string drawn_settings(Drawn& d, bool moe) {
 
 TEST_CASE("any configuration: what the quick looks promise, the walk keeps; 2 % less than the peak is too little") {
   int walked = 0, refused = 0;
-  for (unsigned seed = 0; seed < 120; ++seed) {
+  for (unsigned seed = 0; seed < test::draws(120); ++seed) {
     Drawn d(seed);
     const bool moe = d.one_of({"", "moe"}) == "moe";
     const std::string text =
@@ -132,7 +133,7 @@ TEST_CASE("any configuration: what the quick looks promise, the walk keeps; 2 % 
     }
     ++walked;
   }
-  CHECK(walked > 40);
+  CHECK(walked > static_cast<int>(test::draws(40)));
   CHECK(refused > 0);
 }
 

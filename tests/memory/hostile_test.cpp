@@ -1,6 +1,7 @@
 // Recordings of allocator events that were damaged: replayed or refused by a UsageError, never anything else.
 #include <doctest/doctest.h>
 
+#include "../draws.hpp"
 #include "../mutate.hpp"
 #include "pipewright/memory.hpp"
 
@@ -23,7 +24,7 @@ TEST_CASE("mutated recordings") {
   for (const char* conf : {"", "expandable_segments:True", "max_split_size_mb:64", "roundup_power2_divisions:8"}) {
     const std::string seed = recording(conf);
     CHECK(memory::replay(seed, "seed").events == 7);
-    for (unsigned round = 0; round < 1500; ++round) {
+    for (unsigned round = 0; round < test::draws(1500); ++round) {
       const std::string text = test::Mutator(round)(seed);
       CAPTURE(text);
       try {
@@ -38,7 +39,7 @@ TEST_CASE("mutated recordings") {
       }
     }
   }
-  CHECK(replayed > 100);  // most mutants are no recording any more
+  CHECK(replayed > static_cast<int>(test::draws(100)));  // most mutants are no recording any more
 }
 
 TEST_CASE("wrong types and sizes are named") {

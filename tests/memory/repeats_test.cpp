@@ -5,6 +5,7 @@
 
 #include <array>
 
+#include "../draws.hpp"
 #include "../predict/drawn.hpp"
 #include "pipewright/memory.hpp"
 
@@ -43,7 +44,7 @@ const memory::Listener hears_all = [](const memory::Event&) {};
 
 TEST_CASE("a walk that leaves out what repeats says to the byte what the whole walk says") {
   int walked = 0, left_out = 0, pipelines_left_out = 0;
-  for (unsigned seed = 0; seed < 70; ++seed) {
+  for (unsigned seed = 0; seed < test::draws(70); ++seed) {
     std::string text = test::drawn(seed);
     constexpr std::array confs = {"", "expandable_segments:True", "max_split_size_mb:32", "roundup_power2_divisions:4"};
     text.replace(text.find("CUDA_DEVICE_MAX_CONNECTIONS"), 0,
@@ -79,7 +80,7 @@ TEST_CASE("a walk that leaves out what repeats says to the byte what the whole w
   }
   MESSAGE("left out in " << left_out << " of " << walked << " walks, " << pipelines_left_out
                          << " of them of pipelines");
-  CHECK(walked > 50);
+  CHECK(walked > static_cast<int>(test::draws(50)));
   CHECK(left_out > walked / 10);
   CHECK(pipelines_left_out > 0);
 }

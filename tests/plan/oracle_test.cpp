@@ -12,6 +12,7 @@
 #include <optional>
 #include <random>
 
+#include "../draws.hpp"
 #include "bases.hpp"
 #include "pipewright/plan.hpp"
 #include "pipewright/scenario/derived.hpp"
@@ -148,7 +149,7 @@ TEST_CASE("the search finds what CBC proves to be the best") {
   scenario::set(s, "search.recompute=auto");
   scenario::set(s, "search.pipeline=auto");
   int feasible = 0, bound = 0;
-  for (unsigned seed = 0; seed < 24; ++seed) {
+  for (unsigned seed = 0; seed < test::draws(24); ++seed) {
     CAPTURE(seed);
     const Instance instance(seed);
     const auto oracle = instance.optimum();

@@ -10,6 +10,7 @@
 #include <random>
 
 #include "../../src/plan/search_dimensions.hpp"
+#include "../draws.hpp"
 #include "bases.hpp"
 #include "pipewright/scenario/io.hpp"
 
@@ -104,8 +105,7 @@ std::optional<Drawn> candidate(const plan::Spread& spread, const std::vector<pla
 }  // namespace
 
 TEST_CASE("no candidate that fits undercuts its spread's bound, nor its structure's") {
-  const char* more = std::getenv("PIPEWRIGHT_BOUNDS");
-  const unsigned scenarios = more != nullptr ? static_cast<unsigned>(std::atoi(more)) : 40;
+  const unsigned scenarios = test::draws(40, "PIPEWRIGHT_BOUNDS");
   int compared = 0, recomputing = 0, ruled_out = 0, offloading = 0, besides = 0;
   const auto options = bounding();
   for (unsigned seed = 0; seed < scenarios; ++seed) {

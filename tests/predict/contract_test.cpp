@@ -10,6 +10,7 @@
 #include <map>
 #include <optional>
 
+#include "../draws.hpp"
 #include "drawn.hpp"
 #include "pipewright/bounds.hpp"
 #include "pipewright/predict.hpp"
@@ -79,16 +80,11 @@ bool runs(const scenario::Scenario& s, const model::Stages& stages) {
   }
 }
 
-unsigned draws(unsigned usual) {
-  const char* more = std::getenv("PIPEWRIGHT_CONTRACT");
-  return more ? static_cast<unsigned>(std::atoi(more)) : usual;
-}
-
 /// Scenarios of both kinds of draw that are accepted and that Megatron would run.
 template <class Look>
 void for_each_that_runs(const Look& look) {
   for (const auto offloads : {test::Offloads::some, test::Offloads::all})
-    for (unsigned seed = 0; seed < draws(320); ++seed) {
+    for (unsigned seed = 0; seed < test::draws(320, "PIPEWRIGHT_CONTRACT"); ++seed) {
       const std::string text = drawn(seed, offloads);
       const auto s = accepted(text);
       if (!s) continue;
@@ -152,7 +148,7 @@ TEST_CASE("any scenario: the estimate is within its bounds, a glance not above t
 
 TEST_CASE("no rank's peak is below its floor, whatever is recomputed, offloaded and overlapped") {
   int overlaps = 0, offloads = 0;
-  for (unsigned seed = 0; seed < draws(320); ++seed) {
+  for (unsigned seed = 0; seed < test::draws(320, "PIPEWRIGHT_CONTRACT"); ++seed) {
     const std::string text = drawn(seed);
     const auto s = accepted(text);
     if (!s) continue;
@@ -174,7 +170,7 @@ TEST_CASE("no rank's peak is below its floor, whatever is recomputed, offloaded 
 TEST_CASE("what ranks hold for good is the same with recompute and offload: memory rules out as a floor does") {
   const profile::Profiles profiles({h200()});
   int with_recompute = 0;
-  for (unsigned seed = 0; seed < draws(320); ++seed) {
+  for (unsigned seed = 0; seed < test::draws(320, "PIPEWRIGHT_CONTRACT"); ++seed) {
     const std::string text = drawn(seed);
     auto s = accepted(text);
     if (!s || s->settings.use_megatron_fsdp) continue;
@@ -192,7 +188,7 @@ TEST_CASE("what ranks hold for good is the same with recompute and offload: memo
       CHECK(predict::fits_by_floor(*s, profiles, state) == (limit == needed));
     }
   }
-  CHECK(with_recompute > 20);
+  CHECK(with_recompute > static_cast<int>(test::draws(20)));
 }
 
 // Real models are larger than what is drawn: their pipelines wait longer, and GPUs lose more beside what waits.

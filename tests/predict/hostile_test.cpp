@@ -3,6 +3,7 @@
 
 #include <chrono>
 
+#include "../draws.hpp"
 #include "../mutate.hpp"
 #include "../plan/bases.hpp"
 #include "pipewright/predict.hpp"
@@ -45,12 +46,7 @@ TEST_CASE("extreme sizes are predicted or refused") {
   const std::vector<std::string> values = {"1",     "2",      "3",       "16",       "64",        "1000",
                                            "65536", "131072", "1000000", "10000000", "500000000", "1000000000"};
   int predicted = 0, refused = 0;
-#ifdef __SANITIZE_ADDRESS__
-  constexpr unsigned rounds = 100;  // ten times as slow
-#else
-  constexpr unsigned rounds = 400;
-#endif
-  for (unsigned round = 0; round < rounds; ++round) {
+  for (unsigned round = 0; round < test::draws(400); ++round) {
     test::Mutator random(round);
     std::string changes;
     for (std::size_t n = 1 + random.below(3); n > 0; --n)

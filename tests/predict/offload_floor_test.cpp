@@ -7,6 +7,7 @@
 #include <iostream>
 #include <map>
 
+#include "../draws.hpp"
 #include "drawn.hpp"
 #include "pipewright/predict.hpp"
 #include "pipewright/scenario/derived.hpp"
@@ -62,11 +63,6 @@ std::optional<scenario::Scenario> with_offload(unsigned seed) {
   }
 }
 
-unsigned draws(unsigned usual) {
-  const char* more = std::getenv("PIPEWRIGHT_CONTRACT");
-  return more ? static_cast<unsigned>(std::atoi(more)) : usual;
-}
-
 std::string kind_of(const scenario::Scenario& s) {
   const auto& o = s.settings;
   if (o.cpu_offloading) return "whole layers";
@@ -85,7 +81,7 @@ TEST_CASE("any scenario with activation offload: the floor is below the exact st
   int told_early = 0, told_late = 0;  // chunk mismatches
   for (const double slower : {1.0, 6.0}) {
     const profile::Profiles profiles({h200(slower)});
-    for (unsigned seed = 0; seed < draws(400); ++seed) {
+    for (unsigned seed = 0; seed < test::draws(400, "PIPEWRIGHT_CONTRACT"); ++seed) {
       const auto s = with_offload(seed);
       if (!s) continue;
       CAPTURE(seed);

@@ -7,6 +7,7 @@
 #include <iostream>
 #include <map>
 
+#include "../draws.hpp"
 #include "drawn.hpp"
 #include "pipewright/predict.hpp"
 #include "pipewright/scenario/derived.hpp"
@@ -16,11 +17,6 @@ using predict::Prediction;
 using scenario::Scenario;
 
 namespace {
-
-unsigned draws() {
-  const char* more = std::getenv("PIPEWRIGHT_LAWS");
-  return more ? static_cast<unsigned>(std::atoi(more)) : 60;
-}
 
 double step(const Prediction& p) { return static_cast<double>(p.step_ns); }
 double most(const Prediction& p, Bytes memory::Walk::*bytes) {
@@ -159,7 +155,7 @@ TEST_CASE("one change at a time moves step and memory the way it must") {
     unsigned least_at = 0, greatest_at = 0;
   };
   std::vector<Seen> seen(laws().size());
-  for (unsigned seed = 0; seed < draws(); ++seed) {
+  for (unsigned seed = 0; seed < test::draws(60, "PIPEWRIGHT_LAWS"); ++seed) {
     std::string text = test::drawn(seed);
     if (!test::accepted(text)) continue;
     CAPTURE(seed);

@@ -80,6 +80,15 @@ TEST_CASE("plan: JSON has the contract's keys and typed settings") {
   CHECK(out["searched"]["bounds"][0] == json{{"by", "floor"}, {"memory", 0}, {"time", 1}});
   for (const char* form : {"megatron", "bridge", "harness"}) CHECK(out["best"]["flags"][form].is_array());
   CHECK(out["best"]["flags"]["env"].is_object());
+  auto gated = three();
+  gated.best->scenario.model.gated_linear_unit = true;
+  gated.best->scenario.model.activation_func = "gelu";
+  const auto of_gated = json::parse(plan_json(gated));
+  for (const char* form : {"megatron", "bridge", "harness"}) {
+    const auto remarks = of_gated["best"]["flags"]["remarks"][form].dump();
+    CHECK((remarks.find("gated_linear_unit: true has no flag") != std::string::npos) ==
+          (form == std::string("megatron")));
+  }
   CHECK(out["alternatives"].size() == 2);
   CHECK(out["pareto"][0]["peak_bytes"] == 30LL << 30);
   CHECK(out["searched"]["proved_optimal"] == true);

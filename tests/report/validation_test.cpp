@@ -1,6 +1,7 @@
 // What `validate` prints.
 #include <doctest/doctest.h>
 
+#include <array>
 #include <nlohmann/json.hpp>
 
 #include "../validate/fixture.hpp"
@@ -25,6 +26,21 @@ Validation three() {
 TEST_CASE("validate: text and JSON") {
   check_golden("validate.txt", validate_text(three()));
   check_golden("validate.json", validate_json(three()));
+}
+
+TEST_CASE("a run whose interval does not hold shows none, in text, Markdown and JSON") {
+  auto v = three();
+  const std::string ends[] = {"171.0 to 189.0", "171 to 189", "171.0"};
+  const auto shown = [&] { return std::array{validate_text(v), validate_markdown(v), validate_json(v)}; };
+  const auto before = shown();
+  v.cases[1].prediction.ignored = {"moe_z_loss_coeff"};
+  const auto after = shown();
+  for (std::size_t i = 0; i < before.size(); ++i) {
+    CAPTURE(after[i]);
+    CHECK(before[i].find(ends[i]) != std::string::npos);
+    CHECK(after[i].find(ends[i]) == std::string::npos);
+  }
+  CHECK(after[1].find("| none |") != std::string::npos);
 }
 
 TEST_CASE("nothing measured, nothing divided by") {

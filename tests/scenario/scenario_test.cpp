@@ -364,6 +364,18 @@ TEST_CASE("--set and --env refuse in one line") {
   CHECK(variable(s, "NCCL_P2P_DISABLE", "unset") == "unset");
 }
 
+TEST_CASE("a refused setting is refused in the name of the option that gave it") {
+  Scenario s = with("");
+  for (const char* wrong : {"bf16", "nosuch=1", "model.nosuch=1", "bf16=2", "global_batch_size=-1", "fp8=", "fp8=\xff",
+                            "megatron_core=0.99.0", "search.nosuch=1", "overrides.nosuch=x", "environment.1A=2",
+                            "environment.A", "moe_layer_freq=([0]*9999999)"}) {
+    CAPTURE(wrong);
+    CHECK(refusal([&] { set(s, wrong, "--over"); }).starts_with("--over:"));
+  }
+  set(s, "global_batch_size=7", "--over");
+  CHECK(refusal([&] { check(s); }).starts_with("--over: settings.global_batch_size: "));
+}
+
 TEST_CASE("line endings, a byte order mark and comments do not matter") {
   std::string crlf;
   for (const char c : small) crlf += c == '\n' ? std::string("\r\n") : std::string(1, c);

@@ -42,6 +42,22 @@ TEST_CASE("a placeholder alone becomes words, inside a word it is quoted for a s
   CHECK(inside.environment == std::vector<std::pair<std::string, std::string>>{{"NAME", "two words"}});
 }
 
+TEST_CASE("what the flags do not say of a candidate is told with its command") {
+  auto gated = candidate();
+  const auto before = fill({"{flags}"}, gated, Form::megatron, 9).remarks;
+  gated.scenario.model.gated_linear_unit = true;
+  gated.scenario.model.activation_func = "gelu";
+  for (const auto form : {Form::megatron, Form::bridge, Form::harness}) {
+    const auto command = fill({"{flags}"}, gated, form, 9);
+    const bool told = std::any_of(command.remarks.begin(), command.remarks.end(), [](const auto& remark) {
+      return remark.starts_with("gated_linear_unit: true has no flag");
+    });
+    CHECK(told == (form == Form::megatron));
+  }
+  CHECK(std::none_of(before.begin(), before.end(), [](const auto& r) { return r.starts_with("gated_linear_unit"); }));
+  CHECK(json({gated}, {fill({"{flags}"}, gated, Form::megatron, 9)}).find("has no flag") != std::string::npos);
+}
+
 TEST_CASE("Bridge's overrides are those of its command line") {
   const auto command = fill({"{flags}"}, candidate(), Form::bridge, 9);
   CHECK(std::any_of(command.words.begin(), command.words.end(),

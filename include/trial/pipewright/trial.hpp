@@ -33,6 +33,7 @@ enum class Form { megatron, bridge, harness };  ///< what {flags} is: pretrain_g
 struct Command {
   std::vector<std::string> words;
   std::vector<std::pair<std::string, std::string>> environment;  ///< of the candidate; set for the process too
+  std::vector<std::string> remarks;  ///< what {flags} does not say of the candidate, or Megatron refuses of it
 };
 
 /// A word that is one placeholder becomes as many words as it holds; inside a longer word (a shell line) its words are

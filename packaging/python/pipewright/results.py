@@ -114,6 +114,7 @@ class Flags(TypedDict):
     bridge: List[str]
     harness: List[str]
     env: Dict[str, str]
+    remarks: Dict[str, List[str]]
 
 
 class Candidate(TypedDict, total=False):

@@ -18,8 +18,10 @@ bool is_hf(std::string_view text);            ///< a config.json, by its text
 std::string write(const Scenario& scenario);  ///< YAML of all that is not default; parse() reads it back
 /// "tp" -> "tensor_model_parallel_size": what people type for a setting's name; other names as they are.
 std::string full_name(std::string_view name);
-void set(Scenario& scenario, std::string_view name_is_value);  ///< --set NAME=VALUE (also SECTION.NAME); not checked
-void set_env(Scenario& scenario, std::string_view name_is_value);  ///< --env NAME=VALUE; an empty value removes it
+/// --set NAME=VALUE (also SECTION.NAME); not checked. `option`: where messages say that it was given.
+void set(Scenario& scenario, std::string_view name_is_value, std::string_view option = "--set");
+/// --env NAME=VALUE; an empty value removes it
+void set_env(Scenario& scenario, std::string_view name_is_value, std::string_view option = "--env");
 /// Throws for what Megatron Core itself cannot run: splits that do not divide, GPU counts, ... (reference 1.1, 3.6).
 void check(const Scenario& scenario);
 

@@ -35,8 +35,8 @@ Value parse_yaml(std::string_view text, const std::string& file, bool dumped = f
 /// Throws UsageError at `file` for bytes that are no UTF-8.
 void check_utf8(std::string_view text, const std::string& file);
 
-/// The value on the right of --set NAME=VALUE. A list may be written without brackets: a,b,c.
-Value parse_setting(std::string_view text, const std::string& key);
+/// The value on the right of `option` NAME=VALUE (--set). A list may be written without brackets: a,b,c.
+Value parse_setting(std::string_view text, const std::string& key, const std::string& option);
 
 // Readings of a scalar; nullopt if it is none.
 std::optional<std::int64_t> as_int(const Value& value);
