@@ -2,8 +2,8 @@
 """The house: rooms, what they hold and what they may know (src/meson.build), as docs/house.md shows them.
 
   .ci/house.py           writes the picture and the table between the markers of docs/house.md
-  .ci/house.py --check   exit 1 if an include goes through a wall, two files have one name, a merge left a mark, or
-                         docs/house.md is not what this program would write
+  .ci/house.py --check   exit 1 if an include goes through a wall, two files have one name, a merge left a mark, a
+                         property's result is not read, or docs/house.md is not what this program would write
 """
 
 import ast
@@ -75,6 +75,14 @@ def merge_marks():
                     yield f"{path.relative_to(ROOT)}:{number}: left behind by a merge"
 
 
+def unread_properties():
+    """Calls of rc::check whose result nothing reads: it prints what failed, but fails no test."""
+    for path in sorted((ROOT / "tests").glob("**/*.[ch]pp")):
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            if re.match(r"\s*rc::check\(", line):
+                yield f"{path.relative_to(ROOT)}:{number}: CHECK(rc::check(...)): nothing fails otherwise"
+
+
 def direct(list_of_rooms):
     """What a room knows beyond what those already know that it names: the arrows of the picture."""
     return {room: [k for k in knows if not any(k in list_of_rooms[other] for other in knows)]
@@ -95,7 +103,7 @@ def page_part(list_of_rooms):
 def main():
     house = rooms()
     problems = [f"{room} is in src/meson.build but not in HOLDS" for room in house if room not in HOLDS]
-    problems += [*equal_names(), *merge_marks()]
+    problems += [*equal_names(), *merge_marks(), *unread_properties()]
     used = {room: set() for room in house}
     for room, known, path, number in includes():
         if room == known:

@@ -151,10 +151,9 @@ HostSpeed measure_host_speed(int threads, std::chrono::milliseconds time) {
   return host_speed_of(windows, static_cast<double>(window.count()));
 }
 
-// A machine with one H200 (2026-11-22): calm windows of 35.8 us right after a run of pretrain_gpt.py that was bound by
-// its host (8 layers of hidden size 2048, sequence 1024), whose calm steps took 517.6 ms; the reference host's costs
-// say 358.
-double reference_host_us() { return 35.8 * 358 / 517.6; }
+// By 15 traced steps of pretrain_gpt.py on eight machines with H200 or H100 (2026-11-23 to 27): a dense layer's
+// operations took 0.9 to 1.5 times, 1.215 in the mean, what this program said beside them with a reference of 24.8 us.
+double reference_host_us() { return 24.8 / 1.215; }
 
 double host_time_factor(const HostSpeed& speed) {
   return speed.calm_us / reference_host_us() * (1 + speed.slow_share * (pytorch_slow_factor - 1));

@@ -455,6 +455,7 @@ void Rope::fused_kernel(const char* name, profile::Key key) {
   Kernel kernel;
   kernel.name = name_ + name;
   kernel.key = std::move(key);
+  kernel.share = d_.rotation;
   const auto differs = [](const PackedRows& a, const PackedRows& b) { return a.empty_blocks != b.empty_blocks; };
   if (!d_.packed.empty()) kernel.empty = d_.packed.front().empty_blocks;
   if (std::ranges::adjacent_find(d_.packed, differs) == d_.packed.end()) return w_.launch(std::move(kernel));

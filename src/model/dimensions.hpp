@@ -144,6 +144,7 @@ struct Dimensions {
   Int vocab;            ///< of a tensor-parallel rank
   Int t, cp, dp, pp;    ///< dp: data-parallel size without context parallelism
   bool sp, gated, rms_norm, bias, qkv_bias, qk_norm, rope, fused_rope;
+  double rotation;                               ///< time of the fused rotation over that of whole heads by halves
   bool cudnn_norm_forward, cudnn_norm_backward;  ///< NVTE_NORM_{FWD,BWD}_USE_CUDNN
   bool fused_gradients;                          ///< gradient_accumulation_fusion
   bool fp8_attention = false;  ///< fp8_dot_product_attention: of layers in FP8 (quantized_attention.hpp)

@@ -58,6 +58,7 @@ class Experts : public LocalExperts {
   Operand input(const Group& group, bool grad);
   void swizzled_scales(Int a, Int b);  ///< elements of both operands
   void gemm(const Group& group, Product product);
+  int launches() const;  ///< of one of its products for all experts
   void weight_gradient(const Group& group);
   std::uint32_t add_bias(std::uint32_t out);
   std::uint32_t bias_backward(std::uint32_t dout);

@@ -84,32 +84,43 @@ Operand LinearWriter::quantize(const std::string& name, Int rows, Int cols, bool
     w_.wait(Stream::communication);
   }
   launch_all(casts(name, rows, cols, row, transpose));
+  // The first kernel of a call carries the Python before it: with delayed scaling the cast, as no maximum is taken.
+  if (with_amax && d_.precision.recipe == Recipe::delayed) w_.on_host("quantize.delayed");
   return result;
 }
 
 // TE csrc/extensions/cast.cpp, multi_tensor_quantize_impl: one kernel for all with delayed scaling and both copies,
-// else one expert after the other, in one call.
+// else one expert after the other, in one call. Before the first the host makes every expert's quantized tensors ready.
 Operand LinearWriter::quantize_each(const std::string& name, Int experts, Int rows, Int cols, bool row,
                                     bool transpose) {
   const Recipe recipe = d_.precision.recipe;
-  if (recipe == Recipe::delayed && transpose) return quantize(name, rows, cols, row, transpose);
-  const Operand result = copies(name, rows, cols, row, transpose);
-  const Int of_one = (rows + experts - 1) / experts;
+  const bool at_once = recipe == Recipe::delayed && transpose;
+  const Int of_one = at_once ? rows : (rows + experts - 1) / experts;
   Casts all;
   if (recipe == Recipe::tensorwise) all.push_back({name + " amax", {"amax", {of_one * cols}}});
+  const Operand result = copies(name, rows, cols, row, transpose);
   for (auto& cast : casts(name, of_one, cols, row, transpose)) all.push_back(std::move(cast));
-  launch_all(all);
-  if (experts == 1) return result;
-  for (auto& [cast, key] : all) {
-    Kernel others;
-    others.name = cast + " of the other experts";
-    others.share = static_cast<double>(experts - 1);
-    others.launches = static_cast<int>(experts - 1) * (key.family == "amax" ? 3 : 1);
-    others.within_call = true;
-    others.key = std::move(key);
-    w_.launch(std::move(others));
-  }
+  const std::span<const NamedKey> kernels = all;
+  launch_all(kernels.first(1));
+  w_.on_host("quantize.grouped");
+  w_.stands_for(static_cast<int>(experts));
+  launch_all(kernels.subspan(1));
+  if (!at_once) launch_others(kernels, experts - 1);
   return result;
+}
+
+/// The same for `others` more experts, within the call that launched the first.
+void LinearWriter::launch_others(std::span<const NamedKey> casts, Int others) {
+  if (others == 0) return;
+  for (const auto& [name, key] : casts) {
+    Kernel kernel;
+    kernel.name = name + " of the other experts";
+    kernel.share = static_cast<double>(others);
+    kernel.launches = static_cast<int>(others) * (key.family == "amax" ? 3 : 1);
+    kernel.within_call = true;
+    kernel.key = key;
+    w_.launch(std::move(kernel));
+  }
 }
 
 /// The tensors; one copy serves every product where both are not needed.
@@ -142,11 +153,11 @@ LinearWriter::Casts LinearWriter::casts_by_block(const std::string& name, Int ro
   return result;
 }
 
-void LinearWriter::launch_all(const Casts& casts) {
+void LinearWriter::launch_all(std::span<const NamedKey> casts) {
   for (const auto& [name, key] : casts) w_.launch(name, key);
 }
 
-void LinearWriter::cast_weight(const Linear& linear) {
+void LinearWriter::cast_weight(const Linear& linear, Int experts) {
   if (!linear.fp8) return;
   const Precision& p = d_.precision;
   if (d_.fp8_parameters && (!p.per_tensor() || !p.two_copies())) return;  // both copies are the parameter's own
@@ -155,15 +166,20 @@ void LinearWriter::cast_weight(const Linear& linear) {
   const bool every_time = !d_.fp8_cached_weights && !d_.fp8_parameters;
   if (w_.recomputes() && !every_time) return;  // done in the forward pass
   if (!every_time) w_.microbatches(0, d_.fp8_parameters ? d_.transposing_forwards : 1);
+  Casts casts;
   if (d_.fp8_parameters) {
-    w_.launch(linear.name + " weight transpose", {"transpose.fp8", {linear.out, linear.in}});
+    casts = {{linear.name + " weight transpose", {"transpose.fp8", {linear.out, linear.in}}}};
   } else if (!p.per_tensor()) {
-    launch_all(casts_by_block(linear.name + " weight cast", linear.out, linear.in, true));
+    casts = casts_by_block(linear.name + " weight cast", linear.out, linear.in, true);
   } else {
-    if (p.recipe == Recipe::tensorwise) w_.launch(linear.name + " weight amax", {"amax", {linear.out * linear.in}});
-    w_.launch(linear.name + " weight cast", p.two_copies() ? profile::Key{"cast_transpose.fp8", {linear.out, linear.in}}
-                                                           : profile::Key{"cast.fp8", {linear.out * linear.in}});
+    if (p.recipe == Recipe::tensorwise)
+      casts.push_back({linear.name + " weight amax", {"amax", {linear.out * linear.in}}});
+    casts.push_back({linear.name + " weight cast", p.two_copies()
+                                                       ? profile::Key{"cast_transpose.fp8", {linear.out, linear.in}}
+                                                       : profile::Key{"cast.fp8", {linear.out * linear.in}}});
   }
+  launch_all(casts);
+  launch_others(casts, experts - 1);
   w_.microbatches();
 }
 

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -119,17 +120,19 @@ class LinearWriter {
                    bool shard = false);
   /// Of the rows of several experts, each with a scale of its own.
   Operand quantize_each(const std::string& name, Int experts, Int rows, Int cols, bool row, bool transpose);
-  void cast_weight(const Linear& linear);
+  void cast_weight(const Linear& linear, Int experts = 1);  ///< of so many experts alike
   void release(Operand operand);
 
  private:
   /// The matrix product of a column-parallel layer whose (quantized) input is `saved`; keeps of it what backward needs.
   std::uint32_t column_product(const Linear& linear, const std::string& owner, Operand& saved, bool grad);
   Operand copies(const std::string& name, Int rows, Int cols, bool& row, bool& transpose);
-  using Casts = std::vector<std::pair<std::string, profile::Key>>;  ///< kernels by name
+  using NamedKey = std::pair<std::string, profile::Key>;
+  using Casts = std::vector<NamedKey>;
   Casts casts(const std::string& name, Int rows, Int cols, bool row, bool transpose) const;
   Casts casts_by_block(const std::string& name, Int rows, Int cols, bool both) const;
-  void launch_all(const Casts& casts);
+  void launch_all(std::span<const NamedKey> casts);
+  void launch_others(std::span<const NamedKey> casts, Int others);
   void swizzled_scales(Int m, Int n, Int k);
   /// Is the second copy of a tensor (a part of a sequence-parallel one: `shard`) made with the first?
   bool second_copy_now(bool shard) const {

@@ -299,9 +299,7 @@ void add_notes(const Scenario& s, const Dimensions& d, Stages& stages) {
   if (d.context.gathers)
     note(
         "context parallelism by all_gather follows the code of Transformer Engine, as rank 0 runs it, with both chunks "
-        "on one stream; no measured run has it");
-  if (d.context.heads > 1 && d.context.ring > 1)
-    note("context parallelism in two levels (a2a+p2p) follows the code of Transformer Engine; no measured run has it");
+        "on one stream");
   if (d.context.ring > 1)
     note("context parallelism is approximated: a ring of equal causal attention steps, exchanges overlapped");
   if (d.precision.recipe == Recipe::blockwise && d.sp) {

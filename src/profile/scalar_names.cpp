@@ -70,9 +70,27 @@ constexpr std::array link_classes = {"infiniband", "nvlink", "shared host memory
 
 /// What costs the host time and is no kernel's family (model::Kernel::host_family).
 constexpr std::array host_work = {
-    "batch",           "check",       "cuda_graph", "fsdp.gather",      "fsdp.gradients", "fsdp.reduce", "fsdp.reset",
-    "fsdp.root",       "fsdp.step",   "fsdp.unit",  "gated_delta.norm", "graph_clone",    "graph_input", "mamba.decay",
-    "moe.quick_geglu", "muon.matrix", "muon.part",  "muon.step",        "parameter",
+    "batch",
+    "check",
+    "cuda_graph",
+    "fsdp.gather",
+    "fsdp.gradients",
+    "fsdp.reduce",
+    "fsdp.reset",
+    "fsdp.root",
+    "fsdp.step",
+    "fsdp.unit",
+    "gated_delta.norm",
+    "graph_clone",
+    "graph_input",
+    "mamba.decay",
+    "moe.quick_geglu",
+    "muon.matrix",
+    "muon.part",
+    "muon.step",
+    "parameter",
+    "quantize.delayed",
+    "quantize.grouped",
 };
 
 bool take(std::string_view& name, std::string_view prefix) {

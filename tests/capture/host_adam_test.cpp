@@ -9,7 +9,7 @@
 using namespace pipewright::capture;
 
 TEST_CASE("the arithmetic is AdamW's, for every element") {
-  rc::check([] {
+  CHECK(rc::check([] {
     const auto count = *rc::gen::inRange<std::size_t>(1, 70);
     std::vector<float> g(count), p(count), m(count), v(count);
     for (std::size_t i = 0; i < count; ++i) {
@@ -32,7 +32,7 @@ TEST_CASE("the arithmetic is AdamW's, for every element") {
       RC_ASSERT(std::abs(p[i] - dp[i]) < 1e-5 + 1e-5 * std::abs(dp[i]));
       RC_ASSERT(g[i] == 0 || p[i] != before[i]);
     }
-  });
+  }));
 }
 
 TEST_CASE("as many rounds as asked for, each takes time, more elements take more") {

@@ -9,7 +9,7 @@
 using namespace pipewright::capture;
 
 TEST_CASE("slow stretches are told from calm ones, by share, length and factor") {
-  rc::check([] {
+  CHECK(rc::check([] {
     const int threads = *rc::gen::inRange(1, 9), length = *rc::gen::inRange(1, 30), cycle = *rc::gen::inRange(2, 4);
     const double calm = *rc::gen::inRange(5, 80), factor = 1 + 0.1 * *rc::gen::inRange(5, 20);
     std::vector<std::vector<double>> windows(static_cast<std::size_t>(threads));
@@ -30,7 +30,7 @@ TEST_CASE("slow stretches are told from calm ones, by share, length and factor")
     // The host that a prediction assumes: calm speed, and PyTorch's own slowdown for the slow share.
     const double expected = speed.calm_us / reference_host_us() * (1 + (pytorch_slow_factor - 1) / cycle);
     RC_ASSERT(std::abs(host_time_factor(speed) / expected - 1) < 1e-9);
-  });
+  }));
 }
 
 TEST_CASE("a calm machine has no slow stretch; threads that differ have a spread; no window is a fault of ours") {

@@ -279,7 +279,7 @@ TEST_CASE("whole layers: D2H at the next layer, release spread over the rest, re
 }
 
 TEST_CASE("what moves to the host is back before it is used, once, and the moved bytes are counted") {
-  rc::check([] {
+  CHECK(rc::check([] {
     Case any;
     any.config.stages = *rc::gen::inRange(1, 5);
     any.layers = *rc::gen::inRange(1, 4);
@@ -315,5 +315,5 @@ TEST_CASE("what moves to the host is back before it is used, once, and the moved
     for (const auto& module : plan.moved) moved += module.bytes.value;
     RC_ASSERT(moved == group_bytes * std::count_if(plan.later.actions.begin(), plan.later.actions.end(),
                                                    [](const Action& a) { return a.kind == Kind::copy_out; }));
-  });
+  }));
 }

@@ -52,7 +52,7 @@ Exchange any_exchange() {
 }  // namespace
 
 TEST_CASE("what leaves a GPU is shared out over NVLink and card, and switches carry a part of the card's") {
-  rc::check([] {
+  CHECK(rc::check([] {
     const Exchange e = any_exchange();
     Topology t;
     t.switches = {{64, 1}, {512, 2}};
@@ -65,7 +65,7 @@ TEST_CASE("what leaves a GPU is shared out over NVLink and card, and switches ca
       RC_ASSERT(moved.bytes[level] <= moved.bytes[level - 1] * (1 + 1e-9));
     }
     if (e.ranks * e.stride <= t.domain) RC_ASSERT(moved.bytes[1] == 0);
-  });
+  }));
 }
 
 TEST_CASE("one domain takes what was measured there") {
@@ -76,7 +76,7 @@ TEST_CASE("one domain takes what was measured there") {
 }
 
 TEST_CASE("faster cards, more of them, less oversubscription, less latency: never slower") {
-  rc::check([] {
+  CHECK(rc::check([] {
     const Exchange e = any_exchange();
     Topology t;
     t.switches = {{64, 2.0}};
@@ -99,7 +99,7 @@ TEST_CASE("faster cards, more of them, less oversubscription, less latency: neve
     wider.gpus_per_node = 8;
     // A larger NVLink domain takes work off the cards; small messages of many ranks may prefer the card's protocol.
     if (e.bytes > 1e8 && e.kind != Kind::all_reduce) RC_ASSERT(ns(e, wider) <= before * 1.05);
-  });
+  }));
 }
 
 TEST_CASE("rings: a group with one GPU a node has one card, one with all GPUs of its nodes has eight") {

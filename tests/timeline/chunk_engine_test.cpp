@@ -26,7 +26,7 @@ double exact(const Napkin& napkin) { return static_cast<double>(napkin.simulate(
 }  // namespace
 
 TEST_CASE("without clocks and contention both engines agree to the nanosecond") {
-  rc::check("any pipeline, few microbatches", [] {
+  CHECK(rc::check("any pipeline, few microbatches", [] {
     Napkin n;
     n.stages = *rc::gen::inRange(1, 7);
     if (n.stages > 1 && *rc::gen::arbitrary<bool>()) n.chunks = *rc::gen::inRange(2, 5);
@@ -43,7 +43,7 @@ TEST_CASE("without clocks and contention both engines agree to the nanosecond") 
     const auto quick = estimate(n);
     RC_ASSERT(quick.forward_backward == exact.forward_backward);
     RC_ASSERT(quick.optimizer == exact.optimizer);
-  });
+  }));
 }
 
 TEST_CASE("many microbatches cost no more than few, and give the exact engine's time") {

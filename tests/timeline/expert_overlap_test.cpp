@@ -164,7 +164,7 @@ TEST_CASE("forward sends are waited for on the communication stream, not by comp
 }
 
 TEST_CASE("properties: any overlapped pipeline ends, adds up, and is no shorter than its busiest stream") {
-  rc::check([] {
+  CHECK(rc::check([] {
     Overlap any;
     any.stages = *rc::gen::inRange(1, 5);
     any.layers = *rc::gen::inRange(1, 4);
@@ -183,5 +183,5 @@ TEST_CASE("properties: any overlapped pipeline ends, adds up, and is no shorter 
       RC_ASSERT(a.busy == chunk * 17000);
       RC_ASSERT(a.traced_busy.at("ep") == chunk * 8000);
     }
-  });
+  }));
 }

@@ -38,7 +38,7 @@ std::int64_t step_of(const Result& result) { return result.forward_backward + re
 TEST_CASE("Boost.Graph finds the same order legal and the same longest path") {
   using Oracle = boost::adjacency_list<boost::vecS, boost::vecS, boost::directedS, boost::no_property,
                                        boost::property<boost::edge_weight_t, std::int64_t>>;
-  rc::check([] {
+  CHECK(rc::check([] {
     const Result result = any_napkin().simulate();
     const Graph& graph = result.graph;
     const auto source = graph.size();
@@ -56,11 +56,11 @@ TEST_CASE("Boost.Graph finds the same order legal and the same longest path") {
     std::vector<std::int64_t> distance(source + 1);
     boost::dag_shortest_paths(oracle, source, boost::distance_map(distance.data()));
     for (std::uint32_t node = 0; node < graph.size(); ++node) RC_ASSERT(-distance[node] == result.times.end[node]);
-  });
+  }));
 }
 
 TEST_CASE("rank by rank every node is visited once, in its order") {
-  rc::check([] {
+  CHECK(rc::check([] {
     const Result result = any_napkin().simulate();
     const ByRank nodes(result.graph);
     std::vector<int> visits(result.graph.size());
@@ -75,11 +75,11 @@ TEST_CASE("rank by rank every node is visited once, in its order") {
       RC_ASSERT(count == nodes.size(rank));
     }
     RC_ASSERT(std::ranges::count(visits, 1) == std::ssize(visits));
-  });
+  }));
 }
 
 TEST_CASE("no step is shorter than its critical path or its busiest stream; slack is what a node may lose") {
-  rc::check([] {
+  CHECK(rc::check([] {
     const Result result = any_napkin().simulate();
     const Graph& graph = result.graph;
     std::int64_t path = 0;
@@ -103,13 +103,13 @@ TEST_CASE("no step is shorter than its critical path or its busiest stream; slac
     ++slower.duration_ns[node];
     run(slower, times);
     RC_ASSERT(*std::max_element(times.end.begin(), times.end.end()) == step_of(result) + 1);
-  });
+  }));
 }
 
 // Megatron enqueues in a fixed order, so a transfer cannot overtake: the graph of a schedule does not depend on times,
 // and a longest path never grows when a node shrinks. (Only a send that becomes eager changes the graph: below.)
 TEST_CASE("a faster link or host is never slower") {
-  rc::check([] {
+  CHECK(rc::check([] {
     Napkin n = any_napkin();
     const auto before = step_of(n.simulate());
     n.transfer_us /= 2;
@@ -117,11 +117,11 @@ TEST_CASE("a faster link or host is never slower") {
     RC_ASSERT(faster_link <= before);
     n.host_us /= 2;
     RC_ASSERT(step_of(n.simulate()) <= faster_link);
-  });
+  }));
 }
 
 TEST_CASE("a host that reads a loss is not ahead any more: what it launches next starts a launch later") {
-  rc::check([] {
+  CHECK(rc::check([] {
     Napkin n;
     n.stages = 1;
     n.microbatches = *rc::gen::inRange(1, 9);
@@ -133,21 +133,21 @@ TEST_CASE("a host that reads a loss is not ahead any more: what it launches next
     n.reads = true;  // the check of the bucket takes as long as a forward kernel
     const double launches = n.microbatches * n.host_us;
     RC_ASSERT(n.simulate().forward_backward == std::llround(1e3 * (n.host_us + work + launches + n.forward_us)));
-  });
+  }));
 }
 
 TEST_CASE("what the host reads makes no step shorter, in any pipeline") {
-  rc::check([] {
+  CHECK(rc::check([] {
     Napkin n = any_napkin();
     n.reads = false;
     const auto without = step_of(n.simulate());
     n.reads = true;
     RC_ASSERT(step_of(n.simulate()) >= without);
-  });
+  }));
 }
 
 TEST_CASE("every F has one B, and both run once for each microbatch and chunk") {
-  rc::check([] {
+  CHECK(rc::check([] {
     const Napkin n = any_napkin();
     const auto program = n.program();
     for (const auto& rank : program.ranks) {
@@ -160,11 +160,11 @@ TEST_CASE("every F has one B, and both run once for each microbatch and chunk") 
       RC_ASSERT(forward.size() == static_cast<std::size_t>(n.microbatches * n.chunks.value_or(1)));
       for (const auto& [op, times] : forward) RC_ASSERT(times == 1);
     }
-  });
+  }));
 }
 
 TEST_CASE("phases add up to the step, and 1F1B's bubble lies in warm-up and cool-down") {
-  rc::check([] {
+  CHECK(rc::check([] {
     Napkin n = any_napkin();
     const Result result = n.simulate();
     for (const Account& account : result.ranks) {
@@ -181,7 +181,7 @@ TEST_CASE("phases add up to the step, and 1F1B's bubble lies in warm-up and cool
         for (const auto ns : phase) exposed += ns;
       RC_ASSERT(exposed == boundary.exposed);
     }
-  });
+  }));
   Napkin n;
   n.microbatches = 16;
   const Result result = n.simulate();

@@ -134,7 +134,7 @@ TEST_CASE("whatever is switched on in a layer, its operations have host costs") 
   std::vector<scenario::Scenario> scenarios;
   for (const auto& file : files()) scenarios.push_back(scenario::read(file));
   int priced = 0;
-  rc::check([&] {
+  CHECK(rc::check([&] {
     auto s = *rc::gen::elementOf(scenarios);
     const auto chosen = *rc::gen::container<std::vector<std::string>>(
         *rc::gen::inRange(1, 5),
@@ -147,7 +147,7 @@ TEST_CASE("whatever is switched on in a layer, its operations have host costs") 
     } catch (const UsageError&) {  // they exclude each other
     }
     RC_ASSERT(missing == std::set<std::string>());
-  });
+  }));
   CHECK(priced >= 30);
 }
 
@@ -175,4 +175,56 @@ TEST_CASE("a profile's own cost goes before that of its kind; eager operators co
   set("host.forward.fp8.gemm.grouped_us", 170);
   CHECK(cost("forward", "gemm.grouped.bf16.tn")->each == 5);
   CHECK(cost("forward", "gemm.grouped.bf16.tn", true)->once == 170);
+}
+
+namespace {
+
+/// us of the host in forward and backward passes: of every microbatch, and what the first adds.
+struct HostTime {
+  double every = 0, first = 0;
+};
+HostTime host_time(const scenario::Scenario& s, const profile::Profiles& profiles) {
+  const auto stages = model::build(s, profiles.device());
+  const auto prices = timeline::price(s, stages, profiles);
+  HostTime all;
+  for (std::size_t p = 0; p < stages.pieces.size(); ++p)
+    for (const auto* steps : {&stages.pieces[p].forward, &stages.pieces[p].backward})
+      for (const auto& step : *steps)
+        if (step.kind == model::Step::Kind::launch)
+          (step.before_microbatch == 1 ? all.first : all.every) += prices.pieces[p][step.index].host_us;
+  return all;
+}
+
+}  // namespace
+
+// Whichever kernel a call of Transformer Engine begins with, the Python before it is spent: with delayed scaling no
+// maximum is taken, and quantized tensors are made for every expert.
+TEST_CASE("quantizing takes the host longer than not to, whatever the recipe, and casts of many weights are one call") {
+  const auto profiles = shipped("h200-sxm");
+  std::vector<scenario::Scenario> scenarios;
+  for (const auto& file : files()) scenarios.push_back(scenario::read(file));
+  int compared = 0;
+  CHECK(rc::check([&] {
+    auto s = *rc::gen::elementOf(scenarios);
+    const bool ub = *rc::gen::arbitrary<bool>(), mixture = s.model.num_moe_experts.has_value();
+    const std::string recipe = *rc::gen::element("tensorwise", "delayed", "blockwise");
+    try {
+      for (const char* setting : {"fp8=none", "fp8_param_gather=false", "fp4=none", "cuda_graph_impl=none",
+                                  "moe_use_grouped_tensor=false", "use_transformer_engine_op_fuser=false"})
+        scenario::set(s, setting);
+      if (s.settings.tensor_model_parallel_size > 1 && !mixture)
+        scenario::set(s, ub ? "tp_comm_overlap=true" : "tp_comm_overlap=false");
+      auto quantized = s;
+      scenario::set(quantized, "fp8=hybrid");
+      scenario::set(quantized, "fp8_recipe=" + recipe);
+      const auto plain = host_time(s, profiles), fp8 = host_time(quantized, profiles);
+      if (plain.every == 0) return;  // one graph for the iteration
+      ++compared;
+      RC_LOG() << s.name << " " << recipe << " " << plain.every << " " << fp8.every << " first " << fp8.first;
+      RC_ASSERT(fp8.every > plain.every);
+      RC_ASSERT(fp8.first < fp8.every);
+    } catch (const UsageError&) {  // they exclude each other
+    }
+  }));
+  CHECK(compared >= 30);
 }

@@ -168,7 +168,7 @@ TEST_CASE("an edge may lag: run() is the longest path") {
 }
 
 TEST_CASE("properties: accounts add up; no step is shorter than its work or its longest rank") {
-  rc::check([] {
+  CHECK(rc::check([] {
     Napkin napkin;
     napkin.stages = *rc::gen::inRange(1, 6);
     napkin.overlap = napkin.stages > 1 && *rc::gen::arbitrary<bool>();
@@ -188,5 +188,5 @@ TEST_CASE("properties: accounts add up; no step is shorter than its work or its 
     std::int64_t path = 0;
     for (const CriticalStep& part : result.critical_path) path += part.ns;
     RC_ASSERT(path == step);
-  });
+  }));
 }
