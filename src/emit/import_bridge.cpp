@@ -5,6 +5,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cstring>
 #include <map>
 #include <optional>
 #include <set>
@@ -499,9 +500,17 @@ class OverrideImporter {
     else
       assignment.second = yaml_of(literal, where, name);
     // Newer names of the same.
-    if (field == "experimental_attention_variant" && assignment.second == "gdn") assignment.second = "gated_delta_net";
-    if (field == "cp_comm_type" && assignment.second == "allgather") assignment.second = "all_gather";
-    if (field == "moe_router_dtype" && assignment.second.starts_with("float")) assignment.second.replace(0, 5, "fp");
+    const std::string word = unquoted(assignment.second);
+    if (field == "experimental_attention_variant" && word == "gdn") assignment.second = "gated_delta_net";
+    if (field == "cp_comm_type" && word == "allgather") assignment.second = "all_gather";
+    if (field == "moe_router_dtype" && word.starts_with("float")) assignment.second = "fp" + word.substr(5);
+    // Values that Megatron's router knows none of (core_r0.19.0 router.py:104-109, 387-396): its input's type, no loss.
+    if (field == "moe_router_dtype" && (word == "bf16" || word == "fp16")) assignment.second = "none";
+    if (field == "moe_router_load_balancing_type" && word == "noaux_tc") assignment.second = "\"none\"";
+    if (field == "window_attn_skip_freq")  // Gemma 4's list of truths
+      for (const auto& [truth, number] : {std::pair("true", "1"), std::pair("false", "0")})
+        for (auto at = assignment.second.find(truth); at != std::string::npos; at = assignment.second.find(truth))
+          assignment.second.replace(at, std::strlen(truth), number);
     if (section == "comm_overlap") {
       has_comm_overlap_ = true;
       comm_overlap_.push_back(assignment);

@@ -81,6 +81,7 @@ class GroupedQueryAttention : public Attention {
   /// v stays a view of the fused projection's output, which therefore stays: as a checkpoint's input, or in batched
   /// products that need no copy of it. An L2 norm keeps k, which is such a view, too.
   bool keeps_mixed() const {
+    if (d_.fused_qkv_rope) return false;
     return d_.qk_l2_norm || d_.caps_scores || gate_is_view() || d_.recomputes(Recompute::core_attn) ||
            (d_.local_spec && (d_.groups == d_.heads || (d_.groups == 1 && !rotates_)));
   }
@@ -112,7 +113,7 @@ class GroupedQueryAttention : public Attention {
 
 /// What a core attention checkpoint replays: v made contiguous for TE, output, softmax statistics.
 void GroupedQueryAttention::run_core(bool grad) {
-  if (!d_.local_spec && !d_.caps_scores) {
+  if (!d_.local_spec && !d_.caps_scores && !d_.fused_qkv_rope) {
     v_ = w_.allocate("attention.v", 2 * d_.tokens * d_.kv);
     w_.launch("attention.v copy", {"copy.strided", {d_.tokens, d_.kv}});
   }
@@ -121,6 +122,13 @@ void GroupedQueryAttention::run_core(bool grad) {
 }
 
 void GroupedQueryAttention::queries_and_keys(bool grad) {
+  if (d_.fused_qkv_rope) {  // TE rope.py, FusedQKVRoPEFunc: reads the fused projection's output once, saves nothing
+    q_ = w_.allocate("attention.q", 2 * d_.tokens * d_.q);
+    k_ = w_.allocate("attention.k", 2 * d_.tokens * d_.kv);
+    v_ = w_.allocate("attention.v", 2 * d_.tokens * d_.kv);
+    w_.launch("attention.qkv rope", {"rope.forward", {d_.tokens, d_.heads + 2 * d_.groups, d_.head_dim}});
+    return;
+  }
   if (copies_q()) {
     q_raw_ = w_.allocate("attention.q_contiguous", 2 * d_.tokens * d_.q);
     w_.launch("attention.q copy", {"copy.strided", {d_.tokens, d_.q}});
@@ -330,7 +338,7 @@ std::uint32_t GroupedQueryAttention::backward(std::uint32_t dropped) {
   if (!d_.qk_l2_norm) w_.release(mixed_);
   release_output();
   offload_.done(Offload::core_attn);
-  if (rotates_) {
+  if (rotates_ && !d_.fused_qkv_rope) {
     dk = k_rope_.backward(d_.groups, d_.head_dim, dk);
     dq = q_rope_.backward(d_.heads, d_.head_dim, dq);
   }
@@ -359,7 +367,10 @@ std::uint32_t GroupedQueryAttention::backward(std::uint32_t dropped) {
   widen(dq);
   widen(dgate_);
   auto dmixed = w_.allocate("attention.qkv_gradient", 2 * d_.tokens * d_.qkv());
-  w_.launch("attention.qkv gradient", {"cat", {d_.tokens, d_.qkv()}});
+  if (d_.fused_qkv_rope)
+    w_.launch("attention.qkv rope backward", {"rope.backward", {d_.tokens, d_.heads + 2 * d_.groups, d_.head_dim}});
+  else
+    w_.launch("attention.qkv gradient", {"cat", {d_.tokens, d_.qkv()}});
   w_.free({dq, dk, dv, std::exchange(dgate_, no_tensor)});
   dmixed = scatter_group(dmixed);
   offload_.needed(Offload::qkv_linear);

@@ -15,7 +15,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "quantized_attention.hpp"
+#include "sdpa_figures.hpp"
 
 namespace pipewright::model {
 
@@ -61,6 +61,9 @@ Kernel CoreAttention::kernel(const std::string& name, const std::string& pass) c
   if (quantizes_) {
     kernel.share = fp8_attention_share(d_, pass.starts_with("forward"));
     kernel.timed_as = Kernel::TimedAs::attention_in_16_bits;
+  } else if (d_.deterministic_attention && !pass.starts_with("forward")) {
+    kernel.share = deterministic_attention_share(d_);
+    kernel.timed_as = Kernel::TimedAs::usual_attention;
   }
   return kernel;
 }
@@ -285,7 +288,9 @@ CoreAttention::Gradients CoreAttention::fused_backward() {
   const Int expanded = repeats() ? 2 * 2 * d_.tokens * d_.q : 0;
   // FlashAttention 2, deterministic: dq in fp32 once for each of the blocks that fill the GPU (flash_api.cpp, nsplits).
   const Int blocks = d_.b * d_.heads, splits = d_.flash2 ? (d_.gpu.multiprocessors + blocks - 1) / blocks : 1;
-  if (!d_.caps_scores)
+  if (d_.deterministic_attention)
+    w_.transient("workspace", deterministic_workspace(d_) + expanded + 256);
+  else if (!d_.caps_scores)
     w_.transient("workspace", splits * 4 * d_.tokens * d_.q + expanded + 4 * d_.tokens * d_.heads + 256);
   fused_kernel("attention.core backward", "backward.bf16");
   w_.release(out_);

@@ -40,7 +40,7 @@ class CoreAttention {
   bool keeps_copies() const { return quantizes_ || exchanges_heads(); }
 
  private:
-  void quantize_inputs();  ///< in FP8 (quantized_attention.hpp)
+  void quantize_inputs();  ///< in FP8 (sdpa_figures.hpp)
   void order_scales();
   void release_copies();
   std::uint32_t fused_forward(bool grad);

@@ -8,8 +8,8 @@
 #include "pipewright/model.hpp"
 #include "pipewright/scenario/derived.hpp"
 #include "pipewright/scenario/fields.hpp"
-#include "quantized_attention.hpp"
 #include "routing.hpp"
+#include "sdpa_figures.hpp"
 
 namespace pipewright::model {
 namespace {
@@ -151,9 +151,7 @@ Graphs graphs_of(const Scenario& s) {
   // Refused (effects_refused.cpp, effects_families.cpp); where that is ignored, everything is launched one by one ...
   const auto& o = s.settings;
   const auto& adapted = o.lora_target_modules;
-  if (s.model.experimental_attention_variant || s.model.attention_output_gate || o.use_megatron_fsdp ||
-      has(adapted, "linear_fc1") || has(adapted, "linear_fc2"))
-    return g;
+  if (o.use_megatron_fsdp || has(adapted, "linear_fc1") || has(adapted, "linear_fc2")) return g;
   g.mlp = holds("mlp");
   // ... or all but MLPs.
   const bool repeats =
@@ -489,6 +487,10 @@ Dimensions::Dimensions(const Scenario& sc, const profile::Device& device) : gpu(
   if (fp8_attention && !times_fp8_attention(device, mla, precision.recipe == Recipe::mxfp8))
     throw UsageError(scenario::position(sc, "settings.fp8_dot_product_attention"), "settings.fp8_dot_product_attention",
                      "there are no figures of attention in FP8 with this recipe on " + device.name);
+  fp8_head = o.fp8_output_proj && precision.recipe == Recipe::mxfp8 && !has(sc.ignore, "fp8_output_proj");
+  fused_qkv_rope = o.fused_single_qkv_rope && !has(sc.ignore, "fused_single_qkv_rope");
+  deterministic_attention = scenario::attends_deterministically(sc) && times_deterministic_attention(device, mla) &&
+                            !has(sc.ignore, "NVTE_ALLOW_NONDETERMINISTIC_ALGO");
   fp8_parameters = precision.quantized() && (o.fp8_param || o.fp8_param_gather);
   fp8_cached_weights = !o.disable_parameter_transpose_cache;
   if (fsdp && fp8_parameters) {

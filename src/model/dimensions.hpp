@@ -145,12 +145,15 @@ struct Dimensions {
   Int t, cp, dp, pp;    ///< dp: data-parallel size without context parallelism
   bool sp, gated, rms_norm, bias, qkv_bias, qk_norm, rope, fused_rope;
   double rotation;                               ///< time of the fused rotation over that of whole heads by halves
+  bool fused_qkv_rope = false;                   ///< fused_single_qkv_rope: one kernel splits and rotates
   bool cudnn_norm_forward, cudnn_norm_backward;  ///< NVTE_NORM_{FWD,BWD}_USE_CUDNN
   bool fused_gradients;                          ///< gradient_accumulation_fusion
-  bool fp8_attention = false;  ///< fp8_dot_product_attention: of layers in FP8 (quantized_attention.hpp)
-  bool fsdp = false;           ///< use_megatron_fsdp: parameters, gradients and states are shared (fsdp.hpp)
-  bool fsdp_scales = false;    ///< bf16 gradients are divided before they are reduced (gradient_reduce_preprocessing)
-  bool fsdp_buffers = false;   ///< fsdp_double_buffer: two units' buffers for gathers, two for gradients, for good
+  bool fp8_attention = false;                    ///< fp8_dot_product_attention: of layers in FP8 (sdpa_figures.hpp)
+  bool fp8_head = false;  ///< fp8_output_proj: the output layer's products in MXFP8, its parameter in 16 bits
+  bool deterministic_attention = false;  ///< NVTE_ALLOW_NONDETERMINISTIC_ALGO=0: in backward (sdpa_figures.hpp)
+  bool fsdp = false;                     ///< use_megatron_fsdp: parameters, gradients and states are shared (fsdp.hpp)
+  bool fsdp_scales = false;   ///< bf16 gradients are divided before they are reduced (gradient_reduce_preprocessing)
+  bool fsdp_buffers = false;  ///< fsdp_double_buffer: two units' buffers for gathers, two for gradients, for good
   bool fsdp_keeps_transposes = false;  ///< keep_fp8_transpose_cache: FP8 parameters' transposes stay on every rank
   Int gradient_bytes;                  ///< of an element of the main gradient buffer: 4 or 2
   double hidden_dropout, attention_dropout;

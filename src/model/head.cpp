@@ -10,6 +10,10 @@
 // TE's fused loss keeps instead (transformer_engine/pytorch/triton/cross_entropy.py): the gradient in the logits
 // themselves before TE 2.18; an fp32 gradient in 2.18 and 2.19; since 2.20 a copy of the logits in their own type,
 // which the backward pass overwrites with the gradient.
+//
+// In MXFP8 (fp8_output_proj; extensions/transformer_engine.py, TELMHeadColumnParallelLinear) it is a column-parallel
+// layer of TE's, built outside the FP8 parameters' context: its weight is cast once a step, and its input's column-wise
+// copy kept.
 #include "head.hpp"
 
 #include <utility>
@@ -42,7 +46,9 @@ OutputLayer::OutputLayer(PieceBuilder& builder, const Dimensions& dimensions, co
       name_(std::move(name)),
       loss_(loss_family(scenario)),
       keeps_(loss_ == "cross_entropy.te" ? kept_by_te(scenario::te_version(scenario.software)) : Kept::fp32),
-      works_in_copy_(loss_ == "cross_entropy.native") {}
+      works_in_copy_(loss_ == "cross_entropy.native"),
+      linear_(builder, dimensions),
+      projection_{.name = name_, .in = dimensions.h, .out = dimensions.vocab, .fp8 = true, .bf16_weight = true} {}
 
 void OutputLayer::forward() { run(false); }
 void OutputLayer::forward_of_depth() { run(true); }
@@ -77,8 +83,12 @@ void OutputLayer::run(bool counts) {
   const Int count = d_.tokens * d_.vocab;
   // Sequence parallelism: the gathered input lies in Megatron's persistent global memory buffer (state.cpp).
   if (d_.sp) w_.collective(Purpose::tp, name_ + " all-gather", "all_gather", d_.t, 2 * d_.tokens * d_.h, d_.tp_link);
-  logits_ = w_.allocate(name_ + ".logits", 2 * count);
-  w_.launch(name_ + " forward", {"gemm.bf16.tn", {d_.vocab, d_.tokens, d_.h}});
+  if (d_.fp8_head) {
+    logits_ = linear_.column_linear(projection_, name_ + ".logits", input_, true);
+  } else {
+    logits_ = w_.allocate(name_ + ".logits", 2 * count);
+    w_.launch(name_ + " forward", {"gemm.bf16.tn", {d_.vocab, d_.tokens, d_.h}});
+  }
   if (d_.caps_logits) cap_logits();
   if (keeps_ == Kept::fp32) kept_ = w_.allocate(name_ + ".softmax", 4 * count);
   if (keeps_ == Kept::logits_copy) kept_ = w_.allocate(name_ + ".logits_copy", 2 * count);
@@ -144,6 +154,13 @@ void OutputLayer::backward(std::uint32_t din) {
   w_.free(work);
   w_.free({kept_, mask_, target_});
   if (d_.caps_logits) cap_logits_backward();
+  if (d_.fp8_head) {
+    linear_.column_backward(projection_, input_, false, din);
+    linear_.weight_gradients.run();  // delay_wgrad_compute is off here
+    w_.free(logits_);
+    kept_ = mask_ = target_ = logits_ = no_tensor;
+    return;
+  }
   const bool gathers = d_.sp && d_.computes_head_wgrads && !d_.frozen();
   w_.microbatches(d_.deferred_head_wgrads);
   if (gathers)

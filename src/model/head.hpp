@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-#include "builder.hpp"
+#include "linear.hpp"
 
 namespace pipewright::model {
 
@@ -37,6 +37,9 @@ class OutputLayer {
   void cap_logits();
   void cap_logits_backward();
 
+  LinearWriter linear_;
+  const Linear projection_;  ///< in MXFP8
+  Operand input_;
   std::uint32_t tanh_ = no_tensor;  ///< of capped logits
   std::uint32_t logits_ = no_tensor, kept_ = no_tensor, mask_ = no_tensor, target_ = no_tensor;
 };

@@ -160,14 +160,15 @@ void LinearWriter::launch_all(std::span<const NamedKey> casts) {
 void LinearWriter::cast_weight(const Linear& linear, Int experts) {
   if (!linear.fp8) return;
   const Precision& p = d_.precision;
-  if (d_.fp8_parameters && (!p.per_tensor() || !p.two_copies())) return;  // both copies are the parameter's own
+  const bool parameters = d_.fp8_parameters && !linear.bf16_weight;
+  if (parameters && (!p.per_tensor() || !p.two_copies())) return;  // both copies are the parameter's own
   // Frozen ones were transposed before the first step, kept ones by Megatron-FSDP's hooks.
-  if (d_.fp8_parameters && (linear.frozen || d_.transposing_forwards == 0)) return;
-  const bool every_time = !d_.fp8_cached_weights && !d_.fp8_parameters;
+  if (parameters && (linear.frozen || d_.transposing_forwards == 0)) return;
+  const bool every_time = !d_.fp8_cached_weights && !parameters;
   if (w_.recomputes() && !every_time) return;  // done in the forward pass
-  if (!every_time) w_.microbatches(0, d_.fp8_parameters ? d_.transposing_forwards : 1);
+  if (!every_time) w_.microbatches(0, parameters ? d_.transposing_forwards : 1);
   Casts casts;
-  if (d_.fp8_parameters) {
+  if (parameters) {
     casts = {{linear.name + " weight transpose", {"transpose.fp8", {linear.out, linear.in}}}};
   } else if (!p.per_tensor()) {
     casts = casts_by_block(linear.name + " weight cast", linear.out, linear.in, true);
@@ -359,7 +360,8 @@ std::uint32_t LinearWriter::column_linear(const Linear& linear, const std::strin
   return out;
 }
 
-std::uint32_t LinearWriter::column_backward(const Linear& linear, Operand& saved, bool keeps_original) {
+std::uint32_t LinearWriter::column_backward(const Linear& linear, Operand& saved, bool keeps_original,
+                                            std::uint32_t din) {
   Operand gradient;
   const bool shard = gathers(linear);
   if (linear.fp8) gradient = quantize(linear.name + "_gradient", rows(linear), linear.out, true, !linear.frozen);
@@ -375,7 +377,8 @@ std::uint32_t LinearWriter::column_backward(const Linear& linear, Operand& saved
     if (d_.tp_overlap) w_.within_call(launches_of_bulk_gather);
   }
   const Int full_bytes = 2 * rows(linear) * linear.in;
-  auto din = w_.allocate(linear.name + "_input_gradient", full_bytes);
+  if (din == no_tensor) din = w_.tensor(linear.name + "_input_gradient", full_bytes);
+  w_.allocate(din);
   const auto& held = d_.overlap_multiprocessors;
   const Margin margin(sm_share_, left_by(of_mlp(linear) ? held.fc1_dgrad : held.qkv_dgrad));
   gemm(linear, Product::dgrad);

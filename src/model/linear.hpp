@@ -26,11 +26,12 @@ struct Linear {
   bool fp8 = false;
   /// The whole weight on every tensor-parallel rank, which multiplies its own tokens (parallel_mode "duplicated").
   bool duplicated = false;
-  bool row = false;     ///< row-parallel
-  bool frozen = false;  ///< its weight has no gradient
-  Int rank = 0;         ///< of its adapter; 0: none
-  Int rows = 0;         ///< that it multiplies, of experts on one tensor-parallel rank; 0: the tokens
-  bool ends = false;    ///< its input needs no gradient: nothing before it trains
+  bool row = false;          ///< row-parallel
+  bool frozen = false;       ///< its weight has no gradient
+  Int rank = 0;              ///< of its adapter; 0: none
+  Int rows = 0;              ///< that it multiplies, of experts on one tensor-parallel rank; 0: the tokens
+  bool ends = false;         ///< its input needs no gradient: nothing before it trains
+  bool bf16_weight = false;  ///< its parameter stays in 16 bits beside FP8 parameters
 };
 
 /// What an adapter keeps for its backward pass.
@@ -90,8 +91,9 @@ class LinearWriter {
   std::uint32_t column_linear(const Linear& linear, const std::string& owner, Operand& saved, bool grad,
                               bool keeps_original = false);
   /// Only the weight and input gradient of the linear layer (the norm may be separate); frees what was saved, not
-  /// `dout`.
-  std::uint32_t column_backward(const Linear& linear, Operand& saved, bool keeps_original = false);
+  /// `dout`. Returns `din`, a new one where none is given (not with sequence parallelism).
+  std::uint32_t column_backward(const Linear& linear, Operand& saved, bool keeps_original = false,
+                                std::uint32_t din = no_tensor);
   /// Norm of `rows` x `cols`, backward; returns `din`, a new one where none is given. Frees statistics and `dout`.
   std::uint32_t norm_backward(const std::string& name, std::uint32_t statistics, std::uint32_t dout, Int rows, Int cols,
                               std::uint32_t din = no_tensor);

@@ -47,6 +47,14 @@ class MambaMixer : public Attention {
   std::uint32_t scan_backward(std::uint32_t dout);
   std::uint32_t norm_backward(std::uint32_t dout);
   void decay(const std::string& name, int launches);
+  /// Of packed sequences the same kernels begin anew with each (seq_idx); those were not timed.
+  void run(const std::string& name, profile::Key key) {
+    Kernel kernel;
+    kernel.name = name;
+    kernel.key = std::move(key);
+    if (!d_.packed.empty()) kernel.timed_as = Kernel::TimedAs::equal_lengths;
+    w_.launch(std::move(kernel));
+  }
   std::uint32_t in_order(const char* owner, std::uint32_t tensor, Int width);
 
   // Kernels that an entry of the timeline stands for (a traced layer).
@@ -80,8 +88,8 @@ std::uint32_t MambaMixer::states(Int element) {
   const auto passed = w_.tensor("mamba.states", of_states(element));
   w_.allocate(passed);
   final_states_ = w_.allocate_float("mamba.final_states", of_final_states());
-  w_.launch(element == 4 ? "mamba.states again" : "mamba.states forward",
-            chain(element == 4 ? "mamba.states.recompute" : "mamba.states.forward"));
+  run(element == 4 ? "mamba.states again" : "mamba.states forward",
+      chain(element == 4 ? "mamba.states.recompute" : "mamba.states.forward"));
   w_.free(own);
   return passed;
 }
@@ -96,14 +104,14 @@ void MambaMixer::scan(bool grad) {
   dt_bias_ = w_.allocate_float("mamba.dt_bias", 4 * m_.heads);
   w_.launch("mamba.dt_bias cast", {"small", {}});
   const auto convolved = w_.allocate("mamba.convolved", 2 * d_.tokens * m_.convolved());
-  w_.launch("mamba.conv forward", conv("mamba.conv.forward"));
+  run("mamba.conv forward", conv("mamba.conv.forward"));
   const auto sums = w_.allocate_float("mamba.decay_sums", of_heads()), dt = w_.allocate_float("mamba.dt", of_heads());
   const auto passed = states(2);
   const auto products = w_.allocate_float("mamba.products", of_products());
-  w_.launch("mamba.products forward", of_group("mamba.groups.forward"));
+  run("mamba.products forward", of_group("mamba.groups.forward"));
   y_ = w_.allocate("mamba.scanned", of_inner());
   ungated_ = w_.allocate("mamba.ungated", of_inner());
-  w_.launch("mamba.chunks forward", rows("mamba.chunks.forward"));
+  run("mamba.chunks forward", rows("mamba.chunks.forward"));
   w_.stands_for(chunk_launches);
   w_.free({products, passed, std::exchange(final_states_, no_tensor), sums, dt, convolved});
   if (!grad) w_.release(ungated_, exponentials_, decays_, dt_bias_);
@@ -154,7 +162,7 @@ std::uint32_t MambaMixer::norm_backward(std::uint32_t dout) {
 /// MambaSplitConv1dScanCombinedFn.backward; frees `dout` and what forward kept but M. Returns the gradient of M.
 std::uint32_t MambaMixer::scan_backward(std::uint32_t dout) {
   const auto convolved = w_.allocate("mamba.convolved", 2 * d_.tokens * m_.convolved());
-  w_.launch("mamba.conv again", conv("mamba.conv.forward"));
+  run("mamba.conv again", conv("mamba.conv.forward"));
   const auto dmixed = w_.allocate("mamba.projected_gradient", 2 * d_.tokens * m_.projected()),
              dconvolved = w_.allocate("mamba.convolved_gradient", 2 * d_.tokens * m_.convolved());
   const auto dt_in = w_.allocate("mamba.dt", 2 * d_.tokens * m_.heads);
@@ -165,7 +173,7 @@ std::uint32_t MambaMixer::scan_backward(std::uint32_t dout) {
   const auto dpassed = w_.allocate_float("mamba.state_gradients", of_states(4));
   const auto dstates = w_.allocate("mamba.state_gradients", of_states(2)),
              half = w_.allocate("mamba.states", of_states(2));
-  w_.launch("mamba.states backward", chain("mamba.states.backward"));
+  run("mamba.states backward", chain("mamba.states.backward"));
   w_.free({dpassed, passed});
   const auto ddt = w_.allocate_float("mamba.dt_gradient", of_heads());
   const auto sum_of = [&](const char* owner, Int bytes) {  // over splits of a group's heads
@@ -178,15 +186,15 @@ std::uint32_t MambaMixer::scan_backward(std::uint32_t dout) {
   const auto dc = sum_of("mamba.c_gradient", of_groups());
   const auto dprevious = w_.allocate_float("mamba.decay_gradient", of_heads());
   const auto dproducts = sum_of("mamba.products_gradient", of_products());
-  w_.launch("mamba.products backward", of_group("mamba.groups.backward"));
+  run("mamba.products backward", of_group("mamba.groups.backward"));
   w_.stands_for(group_backward_launches);
   const auto blocks = w_.allocate_float("mamba.decay_gradient", Mamba::chunk / 32 * of_heads()),
              ddecay = w_.allocate_float("mamba.decay_gradient", of_heads());
-  w_.launch("mamba.chunks backward", rows("mamba.chunks.backward"));
+  run("mamba.chunks backward", rows("mamba.chunks.backward"));
   w_.stands_for(chunk_backward_launches);
   w_.free({blocks, ddecay, dproducts, dprevious, dc, dnext, db, ddt, half, dstates, dungated,
            std::exchange(final_states_, no_tensor), products, dt, sums, dt_in});
-  w_.launch("mamba.conv backward", conv("mamba.conv.backward"));
+  run("mamba.conv backward", conv("mamba.conv.backward"));
   w_.stands_for(conv_backward_launches);
   w_.free({dconvolved, convolved, dout});
   w_.release(ungated_, mixed_);

@@ -26,7 +26,7 @@ class Modules {
     }
   }
   void head(bool shared) {
-    list_.push_back({d_.vocab * d_.h, false, d_.h, d_.vocab});
+    list_.push_back({d_.vocab * d_.h, false, d_.h, d_.vocab, d_.fp8_head});
     list_.back().shared_embedding = shared;
   }
   void norm(Int width) {

@@ -1,5 +1,7 @@
 #include "precision.hpp"
 
+#include <algorithm>
+
 #include "pipewright/scenario/fields.hpp"
 
 namespace pipewright::model {
@@ -27,14 +29,12 @@ void needs_blackwell(const Scenario& s, const profile::Device& gpu, const std::s
 
 Recipe recipe_of(const Scenario& s, const profile::Device& gpu) {
   const auto& o = s.settings;
-  if (o.fp4) {
+  // Where what of it is not modelled is let through (effects_refused.cpp), layers are in bf16.
+  const bool let_through = std::ranges::find(s.ignore, "fp4") != s.ignore.end();
+  if (o.fp4 && !let_through) {
     needs_blackwell(s, gpu, "settings.fp4", "NVFP4");
     if (o.fp4_recipe.value_or("nvfp4") != "nvfp4")
       refuse_precision(s, "settings.fp4_recipe", "\"" + *o.fp4_recipe + "\" is not modelled; allowed: nvfp4");
-    if (o.fp4_param || o.fp4_param_gather)
-      refuse_precision(s, o.fp4_param ? "settings.fp4_param" : "settings.fp4_param_gather",
-                       "parameters kept in NVFP4 are not modelled");
-    if (s.model.num_moe_experts) refuse_precision(s, "settings.fp4", "experts in NVFP4 are not modelled");
     return Recipe::nvfp4;
   }
   if (!o.fp8) return Recipe::bf16;

@@ -60,7 +60,7 @@ Scenario proposed(Scenario scenario) {
   const std::string activation = scenario::activation_func(scenario);
   const bool fuses = gated ? activation == "silu" || activation == "gelu" || activation == "quick_gelu"
                            : activation == "gelu" && scenario.model.add_bias_linear;
-  const bool spread = scenario.settings.tensor_model_parallel_size > 1;
+  const bool biased = scenario.model.add_bias_linear, spread = scenario.settings.tensor_model_parallel_size > 1;
   Proposal p(std::move(scenario));
   p.settings({"bf16", "use_distributed_optimizer", "overlap_grad_reduce", "overlap_param_gather",
               "gradient_accumulation_fusion", "bias_dropout_fusion", "masked_softmax_fusion", "apply_rope_fusion",
@@ -72,6 +72,7 @@ Scenario proposed(Scenario scenario) {
     p.settings({"moe_grouped_gemm", "moe_permute_fusion", "moe_router_fusion"});
     p.set("settings", "moe_token_dispatcher_type", "alltoall");
     p.set("settings", "moe_router_dtype", "fp32");
+    if (biased) p.set("settings", "expert_tensor_parallel_size", "1");  // moe.bias-needs-whole-experts
   }
   if (spread) p.settings({"sequence_parallel"});
   p.settle();

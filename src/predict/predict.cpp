@@ -254,6 +254,7 @@ Prediction predict(const scenario::Scenario& scenario, const profile::Profiles& 
         "copies of activation offload run at the speed of one GPU alone: the profile lacks contention.gpus_N.copy_d2h "
         "(capture --links), and GPUs of a host slow each other");
   note_pinned(result, scenario);
+  std::ranges::move(scenario::notes_of_values(scenario), std::back_inserter(result.notes));
   judge(result, scenario, run, profiles);
   if (run_out) *run_out = std::move(run);
   return result;

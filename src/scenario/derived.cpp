@@ -317,21 +317,46 @@ bool grouped_fused_attention(const Scenario& s) {
          o.attention_backend != "unfused";
 }
 
+namespace {
+
+/// The heads that cuDNN's own benchmark has, fused and causal, with nothing beside.
+bool attends_as_published(const Scenario& s) {
+  const auto& m = s.model;
+  const auto& o = s.settings;
+  const bool latent =
+      m.multi_latent_attention && m.qk_head_dim == 128 && m.qk_pos_emb_head_dim == 64 && m.v_head_dim == 128;
+  const bool grouped = grouped_fused_attention(s) && kv_channels(s) == 128;
+  return (latent ? o.attention_backend != "unfused" : grouped) && m.softmax_type == "vanilla" &&
+         m.attn_logit_softcapping.value_or(0) == 0 && o.attention_dropout == 0 &&
+         (m.window_size.empty() || m.window_size[0] < 0) && o.context_parallel_size == 1 && !packing(s);
+}
+
+}  // namespace
+
+/// Transformer Engine d0067d0da, dot_product_attention/dot_product_attention.py:761: read by its attention alone.
+bool asks_for_determinism(const Scenario& s) {
+  const auto& o = s.settings;
+  return variable(s, "NVTE_ALLOW_NONDETERMINISTIC_ALGO") == "0" && o.transformer_impl == "transformer_engine" &&
+         o.attention_backend != "unfused";
+}
+
+/// On Blackwell cuDNN has it from 9.18 on, before other kernels serve (fused_attn.cpp:479-488).
+bool attends_deterministically(const Scenario& s) {
+  const int capability = s.cluster.compute_capability.value_or(90);
+  const auto cudnn = cudnn_version(s.software);
+  const bool blackwell = capability >= 100 && capability < 110 && (!cudnn || *cudnn >= CudnnVersion{9, 18});
+  return asks_for_determinism(s) && attends_as_published(s) && (blackwell || capability / 10 == 9);
+}
+
 /// Transformer Engine d0067d0da, dot_product_attention/utils.py (get_attention_backend) and cuDNN's own figures.
 bool attends_in_fp8(const Scenario& s) {
-  const auto& m = s.model;
   const auto& o = s.settings;
   if (!o.fp8_dot_product_attention || !o.fp8) return false;
   const auto version = te_version(s.software);
   const bool recipe =
       (o.fp8_recipe == "mxfp8" && version.at_least(2, 16)) || (o.fp8_recipe == "tensorwise" && version.at_least(2, 8));
-  const bool latent =
-      m.multi_latent_attention && m.qk_head_dim == 128 && m.qk_pos_emb_head_dim == 64 && m.v_head_dim == 128;
-  const bool grouped = grouped_fused_attention(s) && kv_channels(s) == 128;
-  const bool plain = m.softmax_type == "vanilla" && m.attn_logit_softcapping.value_or(0) == 0 &&
-                     o.attention_dropout == 0 && (m.window_size.empty() || m.window_size[0] < 0);
-  return recipe && (latent ? o.attention_backend != "unfused" : grouped) && plain && m.seq_length % 128 == 0 &&
-         o.context_parallel_size == 1 && !packing(s) && !o.cpu_offloading && !o.fine_grained_activation_offloading;
+  return recipe && attends_as_published(s) && s.model.seq_length % 128 == 0 && !o.cpu_offloading &&
+         !o.fine_grained_activation_offloading;
 }
 
 bool has_moe_layer(const Scenario& s) {
@@ -343,9 +368,12 @@ bool fuses_grouped_mlp(const Scenario& s) {
   const auto& o = s.settings;
   if (!o.use_transformer_engine_op_fuser || !s.model.num_moe_experts || !o.moe_grouped_gemm) return false;
   const std::string name = activation_func(s), enabled = variable(s, "NVTE_CUTEDSL_FUSED_GROUPED_MLP");
-  return o.fp8 && o.fp8_recipe.value_or("") == "mxfp8" && s.model.gated_linear_unit &&
-         (name == "silu" || name == "quick_gelu") && o.moe_mlp_glu_interleave_size == 32 && !enabled.empty() &&
-         enabled != "0";
+  const bool gated =
+      s.model.gated_linear_unit && (name == "silu" || name == "quick_gelu") && o.moe_mlp_glu_interleave_size == 32;
+  // experts.py of core_r0.19.0:372-390; in Transformer Engine from 2.17 on (ops/fused/grouped_mlp.py, ScaledSReLU).
+  const bool squared = !s.model.gated_linear_unit && name == "squared_relu" && o.use_fused_weighted_squared_relu &&
+                       te_version(s.software).at_least(2, 17);
+  return o.fp8 && o.fp8_recipe.value_or("") == "mxfp8" && (gated || squared) && !enabled.empty() && enabled != "0";
 }
 
 bool has_dense_layer(const Scenario& s) {

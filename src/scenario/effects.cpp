@@ -172,6 +172,8 @@ bool may_act(const std::string& flag, const std::string& value) {
   if (row == nullptr) return false;
   const auto values = std::ranges::find(refused_values(), row->name, &RefusedValue::name);
   if (values != refused_values().end()) return values->acts(value);
+  const auto noted = std::ranges::find(noted_values(), row->name, &NotedValue::name);
+  if (noted != noted_values().end()) return noted->acts(value);
   if (effect_index().contains(row->name + "=...")) return !says_nothing(value, "");
   if (row->effect == Effect::refused) return !is_neutral(row->name, value);
   return row->effect != Effect::none;
@@ -235,6 +237,14 @@ void refuse_unmodelled(const Scenario& s) {
                                all.size() == 1 ? "it" : "them", flags, others));
 }
 
+Strings notes_of_values(const Scenario& s) {
+  Strings notes;
+  for (const auto& row : noted_values())
+    if (const auto at = s.settings.other.find(row.name); at != s.settings.other.end() && row.acts(at->second))
+      notes.push_back(row.note(at->second));
+  return notes;
+}
+
 Strings let_through(const Scenario& s) {
   Strings names;
   if (s.ignore.empty()) return names;
@@ -268,6 +278,7 @@ Strings tunings(const Scenario& s) {
   for (const auto& [name, value] : s.environment)
     if (const VariableRow* row = variable_row(name); row != nullptr && std::string_view(row->text).starts_with(tuning))
       names.push_back(name);
+  if (s.settings.nccl_ub) names.push_back("nccl_ub");  // zero-copy collectives on fewer multiprocessors
   return names;
 }
 

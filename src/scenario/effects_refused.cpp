@@ -87,8 +87,17 @@ bool lacks_depths(const Scenario& s) { return s.model.mtp_num_layers.value_or(0)
 bool repeats_depths(const Scenario& s) {
   return s.model.mtp_use_repeated_layer && s.model.mtp_num_layers.value_or(0) > 1 && !is_hybrid(s);
 }
-bool moves_or_graphs(const Scenario& s) {
-  return s.settings.cpu_offloading || s.settings.fine_grained_activation_offloading || graphs_modules(s);
+bool moves_activations(const Scenario& s) {
+  return s.settings.cpu_offloading || s.settings.fine_grained_activation_offloading;
+}
+/// fused_single_qkv_rope as modelled: every layer rotates whole heads that nothing else reads.
+bool rotates_at_once(const Scenario& s) {
+  const auto& m = s.model;
+  const bool rotates = m.position_embedding_type == "rope" || m.position_embedding_type == "yarn";
+  return rotates && grouped_fused_attention(s) && m.no_rope_freq.empty() && !m.qk_layernorm && !m.qk_l2_norm &&
+         !m.attention_output_gate && m.attn_logit_softcapping.value_or(0) == 0 && !has_linear_attention(s) &&
+         !packing(s) && !moves_activations(s) && !recomputes(s, Recompute::core_attn) &&
+         num_query_groups(s) >= s.settings.tensor_model_parallel_size;
 }
 bool moves_norms_in_pairs(const Scenario& s) {
   return s.settings.overlap_moe_expert_parallel_comm &&
@@ -117,23 +126,20 @@ const std::vector<RefusedField>& refused_rows() {
        [](const Scenario& s) { return !s.model.no_rope_freq.empty() && s.model.multi_latent_attention; }},
       {"attention_output_gate",
        "the gate on the output of latent, unfused or soft-capped attention, with context parallelism, activation "
-       "offload, "
-       "CUDA graphs of modules, adapters or post-norms",
+       "offload, adapters or post-norms",
        [](const Scenario& s) {
          return s.model.attention_output_gate &&
                 (!plain_kernel(s) || s.model.attn_logit_softcapping.value_or(0) > 0 || s.model.post_layernorm ||
-                 moves_or_graphs(s) || !s.settings.lora_target_modules.empty());
+                 moves_activations(s) || !s.settings.lora_target_modules.empty());
        },
        [](const Scenario& s) {
-         return those(
-             "the gate on attention's output with ",
-             {{!grouped_fused_attention(s), "latent or unfused attention"},
-              {uses_context(s), "context parallelism"},
-              {s.model.attn_logit_softcapping.value_or(0) > 0, "soft caps"},
-              {s.model.post_layernorm, "post-norms"},
-              {s.settings.cpu_offloading || s.settings.fine_grained_activation_offloading, "activation offload"},
-              {graphs_modules(s), "CUDA graphs of modules"},
-              {!s.settings.lora_target_modules.empty(), "adapters"}});
+         return those("the gate on attention's output with ",
+                      {{!grouped_fused_attention(s), "latent or unfused attention"},
+                       {uses_context(s), "context parallelism"},
+                       {s.model.attn_logit_softcapping.value_or(0) > 0, "soft caps"},
+                       {s.model.post_layernorm, "post-norms"},
+                       {moves_activations(s), "activation offload"},
+                       {!s.settings.lora_target_modules.empty(), "adapters"}});
        }},
       {"experimental_attention_variant",
        "linear, delta-rule and sparse attention other than gated_delta_net; that with " +
@@ -278,9 +284,24 @@ const std::vector<RefusedField>& refused_rows() {
        [](const Scenario& s) { return !s.settings.bf16 && !s.settings.fp16; }},
       {"fp32_residual_connection", "a residual stream in fp32",
        [](const Scenario& s) { return s.settings.fp32_residual_connection; }},
+      {"fp4", "experts in NVFP4", [](const Scenario& s) { return s.settings.fp4 && has_experts(s); }},
+      {"fp4_param", "parameters kept in NVFP4",
+       [](const Scenario& s) { return s.settings.fp4 && s.settings.fp4_param; }},
+      {"fp4_param_gather", "parameters kept in NVFP4",
+       [](const Scenario& s) { return s.settings.fp4 && s.settings.fp4_param_gather; }},
       {"fp8_wgrad", "weight gradients in bf16 beside FP8 products",
        [](const Scenario& s) { return s.settings.fp8.has_value() && !s.settings.fp8_wgrad; }},
-      {"fp8_output_proj", "an output layer in FP8", [](const Scenario& s) { return s.settings.fp8_output_proj; }},
+      {"fp8_output_proj",
+       "an output layer in FP8 with tensor parallelism, tied embeddings, capped logits, deferred gradients, adapters "
+       "or "
+       "Megatron-FSDP",
+       [](const Scenario& s) {
+         const auto& o = s.settings;
+         return o.fp8_output_proj &&
+                (o.tensor_model_parallel_size > 1 || !s.model.untie_embeddings_and_output_weights ||
+                 s.model.final_logit_softcapping.value_or(0) > 0 || o.defer_embedding_wgrad_compute ||
+                 !o.lora_target_modules.empty() || o.use_megatron_fsdp);
+       }},
       {"fp8_dot_product_attention",
        "attention in FP8 with recipes other than mxfp8 (Transformer Engine 2.16 or later) and tensorwise (2.8), heads "
        "other than 128 wide (latent: 192 and 128), sequences that are no multiple of 128, windows, sinks, soft caps, "
@@ -293,16 +314,21 @@ const std::vector<RefusedField>& refused_rows() {
       {"activation_func_fp8_input_store", "inputs of the activation kept in FP8",
        [](const Scenario& s) { return s.settings.activation_func_fp8_input_store; }},
       // Kernels
-      {"fused_single_qkv_rope", "rotation of queries and keys before they are split",
-       [](const Scenario& s) { return s.settings.fused_single_qkv_rope; }},
+      {"fused_single_qkv_rope",
+       "rotation of queries and keys before they are split, with norms of them, gates, layers without rotation and "
+       "packed sequences, at which Megatron stops (attention.py:1364-1383), and with latent or unfused attention, soft "
+       "caps, more tensor-parallel ranks than groups, activation offload or recompute of core_attn",
+       [](const Scenario& s) { return s.settings.fused_single_qkv_rope && !rotates_at_once(s); }},
       {"fused_residual_rmsnorm", "the residual added inside the norm",
        [](const Scenario& s) { return s.settings.fused_residual_rmsnorm; }},
       {"memory_efficient_layer_norm", "a norm that keeps its output instead of its input",
        [](const Scenario& s) { return s.settings.memory_efficient_layer_norm && local_norms(s); }},
       {"use_transformer_engine_op_fuser",
-       "the MLP as a TE operator sequence but for experts as its fused grouped MLP (gated, in MXFP8, "
-       "moe_mlp_glu_interleave_size 32, NVTE_CUTEDSL_FUSED_GROUPED_MLP=1); that with parameters kept in bf16, which it "
-       "casts anew for every microbatch, or with layers in bf16",
+       "the MLP as a TE operator sequence but for experts as its fused grouped MLP (in MXFP8, gated with "
+       "moe_mlp_glu_interleave_size 32 or squared ReLU with use_fused_weighted_squared_relu from TE 2.17 on, "
+       "NVTE_CUTEDSL_FUSED_GROUPED_MLP=1); that with parameters kept in bf16, which it casts anew for every "
+       "microbatch, "
+       "or with layers in bf16",
        [](const Scenario& s) {
          const auto& o = s.settings;
          return o.use_transformer_engine_op_fuser &&
@@ -404,11 +430,6 @@ const std::vector<RefusedField>& refused_rows() {
                 (s.settings.fp8 || s.settings.fp4 || s.model.moe_router_topk != 1);
        }},
       {"moe_token_dropping", "dropped tokens", [](const Scenario& s) { return s.settings.moe_token_dropping; }},
-      {"moe_expert_capacity_factor", "experts padded to another capacity than their fair share",
-       [](const Scenario& s) {
-         return has_experts(s) && s.settings.moe_pad_expert_input_to_capacity &&
-                s.settings.moe_expert_capacity_factor.value_or(1) != 1;
-       }},
       {"moe_paged_stash",
        "expert activations in pages beside activation offload or recompute of the MoE layer, or of other experts than "
        "the fused grouped MLP",
@@ -428,8 +449,8 @@ const std::vector<RefusedField>& refused_rows() {
       {"lora_target_modules",
        "adapters beside local layers, Transformer Engine's operator sequences, experts with tensor parallelism, "
        "shared experts with TP; with MTP, offload, CUDA graphs of modules other than dense MLPs without adapters, "
-       "expert-parallel overlap, delayed weight gradients (Transformer Engine's backward_dw finds none of a frozen "
-       "layer and raises) or TP without SP; none in attention, where the first layer's backward begins",
+       "expert-parallel overlap or delayed weight gradients (Transformer Engine's backward_dw finds none of a frozen "
+       "layer and raises); none in attention, where the first layer's backward begins",
        [](const Scenario& s) {
          const auto& o = s.settings;
          const auto& targets = o.lora_target_modules;
@@ -439,7 +460,7 @@ const std::vector<RefusedField>& refused_rows() {
          return !te_layers(s) || o.use_transformer_engine_op_fuser || s.model.mtp_num_layers.value_or(0) > 0 ||
                 o.cpu_offloading || o.fine_grained_activation_offloading ||
                 (graphs_modules(s) && (o.cuda_graph_modules != Strings{"mlp"} || mlps || has_experts(s))) ||
-                o.delay_wgrad_compute || o.overlap_moe_expert_parallel_comm || (tensor && !o.sequence_parallel) ||
+                o.delay_wgrad_compute || o.overlap_moe_expert_parallel_comm ||
                 (has_experts(s) && expert_tensor_parallel_size(s) > 1) ||
                 (mlps && tensor && s.model.moe_shared_expert_intermediate_size) ||
                 !(has("linear_proj") || (has("linear_qkv") && !s.model.multi_latent_attention));
@@ -458,7 +479,6 @@ const std::vector<RefusedField>& refused_rows() {
                         "CUDA graphs of modules, other than of MLPs without adapters"},
                        {o.delay_wgrad_compute, "delayed weight gradients"},
                        {o.overlap_moe_expert_parallel_comm, "expert overlap"},
-                       {tensor && !o.sequence_parallel, "TP without SP"},
                        {has_experts(s) && expert_tensor_parallel_size(s) > 1, "experts split over TP"},
                        {mlps && tensor && s.model.moe_shared_expert_intermediate_size, "shared experts split over TP"},
                        {!(has("linear_proj") || (has("linear_qkv") && !s.model.multi_latent_attention)),
@@ -504,7 +524,6 @@ const std::vector<RefusedField>& refused_rows() {
        [](const Scenario& s) { return s.settings.reduce_scatter_with_fp32_accumulation; }},
       {"gradient_reduce_div_fusion", "a pass that divides the gradients before they are reduced",
        [](const Scenario& s) { return !s.settings.gradient_reduce_div_fusion; }},
-      {"nccl_ub", "buffers registered with NCCL", [](const Scenario& s) { return s.settings.nccl_ub; }},
       {"data_parallel_sharding_strategy", "Megatron-FSDP that does not share the parameters, too (optim_grads_params)",
        [](const Scenario& s) {
          return s.settings.use_megatron_fsdp && s.settings.data_parallel_sharding_strategy != "optim_grads_params";

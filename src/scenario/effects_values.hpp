@@ -10,10 +10,19 @@ namespace pipewright::scenario {
 
 struct RefusedValue {
   const char *name, *missing;
-  bool (*acts)(const std::string &value);
-  bool (*beside)(const Scenario &) = nullptr;  ///< nullptr: whatever is beside it
+  bool (*acts)(const std::string& value);
+  bool (*beside)(const Scenario&) = nullptr;  ///< nullptr: whatever is beside it
 };
 
 std::span<const RefusedValue> refused_values();
+
+/// Values of names without effect on a step that are told all the same.
+struct NotedValue {
+  const char* name;
+  bool (*acts)(const std::string& value);
+  std::string (*note)(const std::string& value);
+};
+
+std::span<const NotedValue> noted_values();
 
 }  // namespace pipewright::scenario

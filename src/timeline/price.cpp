@@ -17,9 +17,9 @@ namespace {
 // heads of 128: 620 TFLOP/s forward in one sequence, 592 in two, 533 in four; 529, 475, 402 backward); six
 // kinds of unlike rows were -20 to +9 % off forward and -14 to +5 % backward (docs/packed-sequences.md).
 constexpr double unlike_lengths = 0.1;
-/// The figures of attention in FP8 are of one count of heads; which part of its time it takes with another was not
-/// measured. From GPU to GPU the part of the same heads differs by 8 % forward and 6 % backward (standard deviation of
-/// three, 4096 tokens, quantized_attention.cpp): no better is claimed for other heads.
+/// The figures of attention in FP8 and of deterministic attention are of one count of heads; which part of its time it
+/// takes with another was not measured. From GPU to GPU the part of the same heads differs by 8 % forward and 6 %
+/// backward (standard deviation of three, 4096 tokens, sdpa_figures.cpp): no better is claimed for other heads.
 constexpr double other_heads = 0.1;
 
 // Host costs are known by family and direction.
@@ -93,8 +93,11 @@ class Pricer {
       const bool lengths = kernel.timed_as == As::equal_lengths;
       result.time.spread = std::hypot(result.time.spread, lengths ? unlike_lengths : other_heads);
       result.time.origin = profile::Origin::derived;
-      result.time.note = lengths ? "sequences of several lengths, timed as ones of a single length with the same work"
-                                 : "attention in FP8: its part of the time in 16 bits in cuDNN's own benchmark";
+      result.time.note =
+          lengths ? "sequences of several lengths, timed as ones of a single length with the same work"
+          : kernel.timed_as == As::attention_in_16_bits
+              ? "attention in FP8: its part of the time in 16 bits in cuDNN's own benchmark"
+              : "deterministic attention: its part of the usual kernel's time, as measured for other heads";
     }
     return result;
   }

@@ -733,6 +733,19 @@ TEST_CASE("a recipe's body: objects made by calls, its own variables, None for w
     CHECK(both.scenario == plain.scenario);
   }
   CHECK_NOTHROW(read(model + "cfg.train.manual_gc_eval = 3\n"));
+  // Newer names, and values that Megatron compares with none of its own.
+  CHECK(read(model + "cfg.model.cp_comm_type = \"allgather\"\n").scenario ==
+        read(model + "cfg.model.cp_comm_type = \"all_gather\"\n").scenario);
+  CHECK(read(model + "cfg.model.experimental_attention_variant = \"gdn\"\n").scenario ==
+        read(model + "cfg.model.experimental_attention_variant = \"gated_delta_net\"\n").scenario);
+  const auto mixture = [&](const std::string& more) {
+    return read(model + "cfg.model.num_moe_experts = 8\n" + more).scenario;
+  };
+  CHECK(mixture("cfg.model.moe_router_load_balancing_type = \"noaux_tc\"\n") ==
+        mixture("cfg.model.moe_router_load_balancing_type = \"none\"\n"));
+  CHECK(mixture("cfg.model.moe_router_dtype = \"bf16\"\n") == mixture("cfg.model.moe_router_dtype = None\n"));
+  CHECK(read(model + "cfg.model.window_attn_skip_freq = [True, False]\n").scenario.model.window_attn_skip_freq ==
+        read(model + "cfg.model.window_attn_skip_freq = [1, 0]\n").scenario.model.window_attn_skip_freq);
   CHECK(read(model + "length = 8192\ncfg.model.seq_length = length\n").scenario.model.seq_length == 8192);
   CHECK(read("cfg.model = GPTModelProvider(num_layers=8, hidden_size=1024, num_attention_heads=16, seq_length=4096, "
              "vocab_size=32000)\ncfg.train = TrainingConfig(micro_batch_size=1, global_batch_size=64)\n")

@@ -49,19 +49,20 @@ def verdict(pipewright, file):
     command = [pipewright, "check", file, *machine, "--profile", PROFILES[chip], "--json", "-"]
     done = subprocess.run(command, capture_output=True, text=True)
     if "vocabulary is missing" in done.stderr:  # setup() writes the tokenizer's into it
-        done = subprocess.run([*command, "--set", "vocab_size=131072"], capture_output=True, text=True)
+        command += ["--set", "vocab_size=131072"]
+        done = subprocess.run(command, capture_output=True, text=True)
+    packed = '"unmodelled.sft"' in done.stdout
+    if packed:
+        done = subprocess.run([*command, "--set", "sequence_lengths=[512*256, 1024*256]"], capture_output=True, text=True)
     if done.returncode not in (0, 1):
         key = re.search(r"cfg\.[\w.]+", done.stderr)
         return "error: " + (key.group(0) if key else done.stderr.strip()[:80])
     findings = json.loads(done.stdout)["findings"]
     unmodelled = sorted(f["rule"][11:] for f in findings if f["rule"].startswith("unmodelled."))
     violations = sorted(f["rule"] for f in findings if f["severity"] == "violation")
-    if unmodelled == ["sft"]:
-        return LENGTHS
-    unmodelled = [u for u in unmodelled if u != "sft"]
     if unmodelled:
         return "not modelled: " + ", ".join(unmodelled)
-    return "Megatron refuses: " + ", ".join(violations) if violations else READ
+    return "Megatron refuses: " + ", ".join(violations) if violations else LENGTHS if packed else READ
 
 
 def verdicts(pipewright):

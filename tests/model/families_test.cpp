@@ -1,5 +1,10 @@
 // Norms on outputs, soft caps, L2 norms, routing weights on the input, adapters: what layers keep and launch. Byte
 // counts follow recorded allocations (tests/measured/f_gemma*.yaml, f_llama4*.yaml, f_lora*.yaml).
+#include <map>
+#include <sstream>
+
+#include "pipewright/effects.hpp"
+#include "pipewright/scenario/io.hpp"
 #include "support.hpp"
 
 using namespace pipewright;
@@ -135,4 +140,34 @@ TEST_CASE("frozen layers keep nothing for weights: no norm's output, no activati
   std::int64_t moments = 0;
   for (const auto& tensor : stages.ranks[0].optimizer_state) moments += tensor.bytes.value;
   CHECK(moments == 2 * 4 * adapters);
+}
+
+TEST_CASE("fused_single_qkv_rope splits and rotates in one kernel each way") {
+  const auto launched = [](const model::Stages& stages) {
+    std::map<std::string, int> names;
+    for (const auto& kernel : inner_layer(stages).kernels) ++names[kernel.name];
+    return names;
+  };
+  const auto at_once = with(llama70b(), {"fused_single_qkv_rope=true"});
+  const auto plain = test::build(llama70b()), fused = test::build(at_once);
+  check_all(fused);
+  CHECK(saved(inner_layer(fused)) == saved(inner_layer(plain)));  // q, k and v; never what they were split from
+  auto before = launched(plain), after = launched(fused);
+  CHECK(after["attention.qkv rope"] == 1);
+  CHECK(after["attention.qkv rope backward"] == 1);
+  for (const char* name :
+       {"attention.q rope", "attention.k rope", "attention.q copy", "attention.v copy", "attention.qkv gradient"}) {
+    CAPTURE(name);
+    CHECK(before[name] > 0);
+    CHECK(after[name] == 0);
+  }
+  CHECK_NOTHROW(scenario::refuse_unmodelled(at_once));
+  for (const char* change : {"qk_layernorm=true", "no_rope_freq=[4]", "position_embedding_type=none",
+                             "recompute_granularity=selective; recompute_modules=[core_attn]"}) {
+    CAPTURE(change);
+    auto s = at_once;
+    std::istringstream parts(change);
+    for (std::string part; std::getline(parts, part, ';');) scenario::set(s, part.substr(part.find_first_not_of(' ')));
+    CHECK_THROWS_AS(scenario::refuse_unmodelled(s), UsageError);
+  }
 }

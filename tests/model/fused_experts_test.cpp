@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <set>
 
+#include "pipewright/effects.hpp"
 #include "pipewright/scenario/io.hpp"
 #include "support.hpp"
 
@@ -154,4 +155,14 @@ TEST_CASE("variants of the fused grouped MLP balance") {
     CAPTURE(all);
     check_all(build(s));
   }
+}
+
+TEST_CASE("ungated experts with squared ReLU are the fused grouped MLP from Transformer Engine 2.17 on") {
+  const auto squared = fused({"gated_linear_unit=false", "activation_func=squared_relu", "bias_activation_fusion=false",
+                              "use_fused_weighted_squared_relu=true", "transformer_engine=2.17"});
+  const auto stages = build(squared);
+  CHECK(kept(stages, layer(stages), "experts.") == copy(rows, h) + 2 * rows * f + copy(rows, f));
+  CHECK_NOTHROW(scenario::refuse_unmodelled(squared));
+  for (const char* change : {"transformer_engine=2.16", "use_fused_weighted_squared_relu=false"})
+    CHECK_THROWS_AS(scenario::refuse_unmodelled(with(squared, {change})), UsageError);
 }

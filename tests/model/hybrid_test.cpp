@@ -417,3 +417,27 @@ TEST_CASE("a mixer's projections overlap with their collectives by the MLP's buf
     CHECK(of(stages) > of(pipewright::test::build(apart)));  // in pieces
   }
 }
+
+TEST_CASE("of packed sequences a mixer runs the kernels of a full row, and attention its sequences' own") {
+  const auto packed = with(nemotron_h(), {"sft=true", "sequence_lengths=[512*64, 1024*32]"});
+  CHECK_NOTHROW(scenario::refuse_unmodelled(packed));
+  const auto kernels = [](const scenario::Scenario& s) {
+    std::map<std::string, model::Kernel> all;
+    const auto stages = pipewright::test::build(s);
+    check_all(stages);
+    for (const auto& piece : stages.pieces)
+      for (const auto& kernel : piece.kernels) all.emplace(kernel.name, kernel);
+    return all;
+  };
+  const auto whole = kernels(nemotron_h()), rows = kernels(packed);
+  using As = model::Kernel::TimedAs;
+  for (const char* name :
+       {"mamba.conv forward", "mamba.chunks forward", "mamba.products backward", "mamba.states again"}) {
+    CAPTURE(name);
+    CHECK(rows.at(name).key == whole.at(name).key);
+    CHECK(whole.at(name).timed_as == As::itself);
+    CHECK(rows.at(name).timed_as == As::equal_lengths);
+  }
+  CHECK(rows.at("attention.core forward").key.family == "attention.thd.forward.bf16");
+  CHECK(rows.at("mamba.norm forward").timed_as == As::itself);
+}

@@ -1,5 +1,6 @@
 // Gated delta nets beside gated attention: which layers have which, their parameters, and that every tensor is freed.
 #include <random>
+#include <set>
 
 #include "pipewright/effects.hpp"
 #include "support.hpp"
@@ -161,4 +162,29 @@ TEST_CASE("what was not measured is refused by name") {
     CHECK_THROWS_AS(refuse_unmodelled(with(qwen3_next(), {more})), UsageError);
   }
   CHECK_THROWS_AS(refuse_unmodelled(with(qwen3_next(), {"num_gpus=2", "context_parallel_size=2"})), UsageError);
+}
+
+TEST_CASE("graphs of attention hold gated delta nets and gated attention alike") {
+  const auto graphed = with(
+      qwen3_next(), {"cuda_graph_impl=transformer_engine", "cuda_graph_modules=[attn]", "use_te_rng_tracker=true"});
+  CHECK_NOTHROW(scenario::refuse_unmodelled(graphed));
+  const auto eager = test::build(qwen3_next()), stages = test::build(graphed);
+  check_all(stages);
+  const auto names = [](const model::Stages& from) {
+    std::multiset<std::string> all;
+    for (const auto& piece : from.pieces)
+      for (const auto& kernel : piece.kernels)
+        if (kernel.name.find("CUDA graph") == std::string::npos) all.insert(kernel.name);
+    return all;
+  };
+  CHECK(names(stages) == names(eager));
+  int within = 0;
+  for (const auto& piece : stages.pieces)
+    for (const auto& kernel : piece.kernels) {
+      CAPTURE(kernel.name);
+      within += kernel.key.family.starts_with("gated_delta.");
+      if (kernel.key.family.starts_with("gated_delta.") || kernel.name == "attention.core forward")
+        CHECK(kernel.graphed);
+    }
+  CHECK(within > 0);
 }

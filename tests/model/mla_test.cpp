@@ -1,4 +1,5 @@
 // Multi-latent attention against hand-computed sizes of DeepSeek-V3's layers (reference 5.3).
+#include <algorithm>
 #include <map>
 
 #include "pipewright/scenario/io.hpp"
@@ -157,4 +158,23 @@ TEST_CASE("offload of the attention's core moves all that its autograd nodes sav
 
 TEST_CASE("what Megatron cannot run is refused") {
   CHECK_THROWS_WITH_AS(test::build(with(latent(), {"rope_type=rope"})), doctest::Contains("YARN"), UsageError);
+}
+
+TEST_CASE("deterministic, attention's backward on Hopper holds dS of all scores in place of dQ in fp32") {
+  const auto workspace = [](const char* gpu, const char* algorithms) {
+    auto scenario = latent();
+    scenario.environment["NVTE_ALLOW_NONDETERMINISTIC_ALGO"] = algorithms;
+    const auto device = profile::data_sheet(gpu).device;
+    scenario.cluster.compute_capability = device.compute_capability;
+    const auto stages = model::build(scenario, device);
+    std::int64_t most = 0;
+    const auto& piece = inner_layer(stages);
+    for (const auto& tensor : piece.tensors)
+      if (stages.owners[tensor.owner] == "workspace") most = std::max(most, tensor.bytes.value);
+    return most;
+  };
+  const std::int64_t sums = 4 * s * heads;
+  CHECK(workspace("h200-sxm", "1") == 4 * s * heads * (nope + rope) + sums + 256);
+  CHECK(workspace("h200-sxm", "0") == 2 * heads * s * s + sums + 256);
+  CHECK(workspace("b200-sxm", "0") == workspace("b200-sxm", "1"));
 }

@@ -1,4 +1,7 @@
-// Attention in FP8: what Transformer Engine keeps, and which part of the time in 16 bits it takes.
+// Attention in FP8: what Transformer Engine keeps, and which part of the time in 16 bits it takes. Deterministic
+// attention: which part of the usual kernel's time it takes.
+#include <algorithm>
+
 #include "pipewright/effects.hpp"
 #include "pipewright/scenario/io.hpp"
 #include "support.hpp"
@@ -78,5 +81,43 @@ TEST_CASE("attention in FP8 is refused where its kernels have no figures") {
         "seq_length=8160", "kv_channels=64", "transformer_engine=2.14", "cpu_offloading=true"}) {
     CAPTURE(change);
     CHECK(refused(with(attending("mxfp8"), {change})));
+  }
+}
+
+TEST_CASE("the backward of deterministic attention takes cuDNN's share of the usual one's time") {
+  auto s = llama70b();
+  s.environment["NVTE_ALLOW_NONDETERMINISTIC_ALGO"] = "0";
+  s.cluster.compute_capability = 100;
+  const auto stages = on("b200-sxm", s);
+  CHECK(attention(inner_layer(stages), "attention.core forward").timed_as == Kernel::TimedAs::itself);
+  const Kernel& backward = attention(inner_layer(stages), "attention.core backward");
+  CHECK(backward.timed_as == Kernel::TimedAs::usual_attention);
+  CHECK(backward.share == doctest::Approx(4754.0 / 4127));  // 8192 tokens: results of the benchmark, microseconds
+  // Blackwell's FP8 kernel is the deterministic one already.
+  auto quantized = attending("mxfp8");
+  const double share = attention(inner_layer(on("b200-sxm", quantized)), "attention.core backward").share;
+  quantized.environment = s.environment;
+  quantized.cluster.compute_capability = 100;
+  CHECK(attention(inner_layer(on("b200-sxm", quantized)), "attention.core backward").share == share);
+}
+
+TEST_CASE("deterministic attention is refused where its kernels have no figures") {
+  const auto refused = [](int capability, std::initializer_list<const char*> settings) {
+    auto s = with(llama70b(), settings);
+    s.environment["NVTE_ALLOW_NONDETERMINISTIC_ALGO"] = "0";
+    s.cluster.compute_capability = capability;
+    const auto all = scenario::unmodelled(s);
+    return std::ranges::any_of(all, [](const auto& one) { return one.name == "NVTE_ALLOW_NONDETERMINISTIC_ALGO"; });
+  };
+  CHECK(!refused(100, {}));
+  CHECK(!refused(103, {"cudnn=9.18.1"}));
+  CHECK(refused(103, {"cudnn=9.17.0"}));  // Transformer Engine then turns to other kernels
+  CHECK(!refused(90, {}));
+  CHECK(!refused(90, {"attention_backend=unfused"}));  // which it does not touch
+  for (const char* change : {"window_size=[127, 0]", "softmax_type=learnable", "attention_dropout=0.1",
+                             "context_parallel_size=2", "kv_channels=64"}) {
+    CAPTURE(change);
+    CHECK(refused(100, {change}));
+    CHECK(refused(90, {change}));
   }
 }

@@ -37,7 +37,6 @@ TEST_CASE("what is proposed for a bare architecture breaks no rule and idles now
       ++families;
       for (const char* said : {"cluster.num_gpus=8", "seq_length=2048", "global_batch_size=32", size})
         scenario::set(s, said);
-      if (s.model.num_moe_experts) scenario::set(s, "expert_tensor_parallel_size=1");
       for (const auto& finding : plan::check(plan::proposed(s)))
         CHECK_MESSAGE((finding.severity == plan::Severity::trap || finding.rule == "layers.pipeline"), finding.rule);
     }

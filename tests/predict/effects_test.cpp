@@ -177,7 +177,7 @@ TEST_CASE("what is refused stops a prediction; ignored, it voids the interval") 
            {"dense", "use_torch_fsdp2=true", "use_torch_fsdp2"},
            {"dense", "spec=[a, b]", "spec"},
            {"dense", "rerun_mode=report_stats", "rerun_mode"},
-           {"dense", "$NVTE_ALLOW_NONDETERMINISTIC_ALGO=0", "NVTE_ALLOW_NONDETERMINISTIC_ALGO"},
+           {"dense", "window_size=[511, 0]; $NVTE_ALLOW_NONDETERMINISTIC_ALGO=0", "NVTE_ALLOW_NONDETERMINISTIC_ALGO"},
            {"dense", "context_parallel_size=2; num_gpus=8; cp_comm_type=[p2p, a2a, p2p, a2a, p2p, a2a, p2p, a2a]",
             "cp_comm_type"},
            {"single", "context_parallel_size=2; cp_comm_type=all_gather; attention_backend=unfused", "cp_comm_type"},
@@ -218,5 +218,43 @@ TEST_CASE("a neutral value is not refused") {
     auto s = base_of("dense");
     change(s, changes);
     CHECK_NOTHROW(predict::predict(s, profiles_of(s)));
+  }
+}
+
+TEST_CASE("collections of garbage that stand between many steps are told") {
+  for (const auto& [interval, told] : {std::pair("5", true), std::pair("100", false), std::pair("0", false)}) {
+    CAPTURE(std::string(interval));
+    auto s = base_of("single");
+    const auto plain = predict::predict(s, profiles_of(s));
+    change(s, std::string("manual_gc_interval=") + interval);
+    const auto prediction = predict::predict(s, profiles_of(s));
+    CHECK(prediction.step_ns == plain.step_ns);
+    CHECK(std::ranges::any_of(prediction.notes, [](const auto& note) {
+            return note.find("manual_gc_interval") != std::string::npos;
+          }) == told);
+  }
+}
+
+TEST_CASE("what is modelled within limits moves a prediction inside them") {
+  constexpr scenario::Move within[] = {
+      {"NVTE_ALLOW_NONDETERMINISTIC_ALGO", "mla", "", "1", "0", "step", true},
+      {"NVTE_ALLOW_NONDETERMINISTIC_ALGO", "mla", "", "1", "0", "peak", true},
+      {"nccl_ub", "single", "", "false", "true", "interval", true},
+      {"fused_single_qkv_rope", "dense", "", "false", "true", "step", false},
+      {"moe_expert_capacity_factor", "moe", "moe_pad_expert_input_to_capacity=true", "1.0", "1.25", "step", true},
+      {"fp8_output_proj", "dense",
+       "profile=gb200-nvl72; host_time_factor=1; vocab_size=128000; fp8=e4m3; fp8_recipe=mxfp8", "false", "true",
+       "step", false},
+  };
+  for (const scenario::Move& move : within) {
+    CAPTURE(std::string(move.name));
+    double found[2] = {};
+    for (const bool to : {false, true}) {
+      auto s = base_of(move.base);
+      change(s, move.setup);
+      assign(s, move.name, to ? move.to : move.from);
+      found[to ? 1 : 0] = quantity(predict::predict(s, profiles_of(s)), move.quantity);
+    }
+    CHECK((move.up ? found[1] > found[0] : found[1] < found[0]));
   }
 }

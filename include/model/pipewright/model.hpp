@@ -46,7 +46,12 @@ struct Kernel {
   std::int64_t empty = 0;
   /// What its key and share stand for where they are not its own: sequences of several lengths as ones of a single
   /// length; attention in FP8 as its part of the same attention in 16 bits.
-  enum class TimedAs : std::uint8_t { itself, equal_lengths, attention_in_16_bits } timed_as = TimedAs::itself;
+  enum class TimedAs : std::uint8_t {
+    itself,
+    equal_lengths,
+    attention_in_16_bits,
+    usual_attention
+  } timed_as = TimedAs::itself;
   double sm_share = 1;  ///< share of the multiprocessors that it may use; less than 1: the others are communication's
   bool read_by_host = false;    ///< of gradient_sync, finalize: the host waits for its result
   bool joins_pipeline = false;  ///< a collective over all pipeline ranks (gradient norm, tied embeddings)

@@ -66,7 +66,10 @@ Strings let_through(const Scenario& scenario);
 /// Puts a name into the scenario's list. Throws for one that is not refused in any version.
 void ignore(Scenario& scenario, std::string_view name, const Position& where);
 
-/// Variables in use that tune NCCL away from how the profile's collectives were measured.
+/// What is told of values that do not move an ordinary step.
+Strings notes_of_values(const Scenario& scenario);
+
+/// Variables and settings in use that tune NCCL away from how the profile's collectives were measured.
 Strings tunings(const Scenario& scenario);
 
 }  // namespace pipewright::scenario

@@ -80,6 +80,9 @@ bool has_dense_layer(const Scenario&);
 bool te_layers(const Scenario&);       ///< transformer_impl transformer_engine
 bool norms_fused(const Scenario&);     ///< the input norm lives in the qkv projection: TE without MLA
 bool attends_in_fp8(const Scenario&);  ///< fp8_dot_product_attention, where it is modelled
+/// NVTE_ALLOW_NONDETERMINISTIC_ALGO=0 where it acts (on fused attention alone), and where that is modelled.
+bool asks_for_determinism(const Scenario&);
+bool attends_deterministically(const Scenario&);
 std::string variable(const Scenario&, const std::string& name, const std::string& otherwise = {});  ///< environment
 
 /// What a model chunk holds. Layers are counted from 0 over the whole model (reference 1.9).
