@@ -49,6 +49,7 @@ class Completion {
   void follow(const std::string& from, const std::string& to, const Factor& factor,
               const std::function<std::string(double)>& why, double spread);
   void follow_dense(const std::string& from, const std::string& to, const std::string& alike, const std::string& plain);
+  void mxfp8_beside_fp8();
   void under_load();
   void cublas_errors();
   void cublas_nvfp4_products();

@@ -41,6 +41,16 @@ struct Nvfp4 {
 };
 std::optional<Nvfp4> cublas_nvfp4(const profile::DataSheet& gpu, double flop, double mxfp8_ns);
 
+/// What full load makes of an FP8 product's cool time: cuBLAS' own on a GB200, of kin as their products say beside it.
+struct UnderLoad {
+  double full = 1;
+  std::string source;
+};
+std::optional<UnderLoad> cublas_fp8_under_load(const profile::DataSheet& gpu);
+
+/// Twelve products of a layer on a B300, by tensor over MXFP8, ms (LayerOnB300's page).
+constexpr double fp8_over_mxfp8 = 6.812 / 7.161;
+
 /// The four forward products of a layer (15872 tokens, hidden 4096, QKV 12288, MLP 16384) on a B300 in full run, ms:
 /// Transformer Engine d0067d0d, docs/examples/gemm_profiling/gemm_profiling.rst, quantized before.
 struct LayerOnB300 {
