@@ -43,7 +43,7 @@ class Recent {
   }
 
  private:
-  static constexpr std::size_t most = 128;
+  static constexpr std::size_t most = 512;
   struct Kept {
     std::shared_ptr<const T> value;
     std::int64_t asked = 0;
