@@ -129,11 +129,11 @@ void Searcher::dive() {
 void Searcher::open_nearest(const std::vector<std::size_t>& spreads, std::size_t centre, double limit,
                             std::vector<std::size_t>& found) {
   for (const auto i : spreads) open_.erase({known_spreads_[i].cost, Node::Kind::spread, i});
-  std::vector<std::optional<Space::Opened>> opened(spreads.size());
+  std::vector<std::optional<Opened>> opened(spreads.size());
   in_parallel(spreads.size(), [&](std::size_t n) {
     if (!known_spreads_[spreads[n]].bounded) bound(spreads[n]);
     if (const auto& known = known_spreads_[spreads[n]]; !known.impossible && known.cost < limit)
-      opened[n] = space_.open(spreads_[spreads[n]]);
+      opened[n] = open(spreads[n]);
   });
   for (std::size_t n = 0; n < spreads.size(); ++n) {
     const auto& known = known_spreads_[spreads[n]];
@@ -149,7 +149,8 @@ void Searcher::open_nearest(const std::vector<std::size_t>& spreads, std::size_t
       double least = never;
       for (auto i = first; i < structures_.size(); ++i) {
         const double turns = structure_turns(structures_[centre], structures_[i]);
-        if (wanted(structures_[i].partial) && turns < least) least = turns, nearest = i;
+        if (wanted(structures_[i].partial) && turns < least && !known_[i].impossible && known_[i].cost < limit)
+          least = turns, nearest = i;
       }
       if (nearest && std::ranges::find(found, *nearest) == found.end()) found.push_back(*nearest);
     };

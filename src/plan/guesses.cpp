@@ -36,7 +36,7 @@ Scenario without_offload_search(Scenario s) {
 /// recompute that makes it fit.
 double Searcher::promise_of(std::size_t spread) const {
   double promise = never, overlapped = never;
-  space_.example(spreads_[spread], true, [&](const Scenario& structure) {
+  space_.example(spreads_[spread], Overlap::experts, [&](const Scenario& structure) {
     const Scenario example = Space::without_work(structure);
     try {
       if (const auto floor = options_.floor(example); floor.fits) overlapped = cost(floor, objective_);
@@ -45,7 +45,7 @@ double Searcher::promise_of(std::size_t spread) const {
       return false;  // another one says as much
     }
   });
-  space_.example(spreads_[spread], false, [&](const Scenario& structure) {
+  space_.example(spreads_[spread], Overlap::none, [&](const Scenario& structure) {
     const Scenario example = Space::without_work(structure);
     try {
       const auto bare = options_.floor(example);
@@ -87,7 +87,7 @@ std::vector<std::string> names_in(std::string_view list) {
   return names;
 }
 
-/// What a choice of recompute adds to a step, and frees on the rank that lacks most.
+/// What a choice of recompute takes, or adds to a step; what the rank that lacks most lacks, or frees.
 struct Price {
   double time = 0, bytes = 0;
 };
@@ -96,19 +96,28 @@ struct Price {
 
 /// No recompute; where that does not fit, the sets of modules that seem to be the cheapest to do, by what each frees
 /// and takes alone; and as many layers in full as seem to be enough.
-std::vector<std::size_t> Searcher::likely_steps(std::size_t structure) const {
+std::vector<std::size_t> Searcher::likely_steps(std::size_t structure) {
   constexpr double ample = 1.1;  // a set's modules free less together than alone, and fragmentation takes its part
   const auto& steps = known_[structure].steps;
   if (steps.empty() || !known_[structure].tight) return {0};
   std::vector<std::size_t> found = {0}, by_layers;  // in full: 1, 2, ... layers of every chunk, then all
   try {
-    const auto bare = options_.floor(space_.bare(structures_[structure].partial));
-    const double lacking = most_lacking(bare);
+    const auto look = [&](const Scenario& s) {
+      if (options_.spread_floor) {
+        const auto& at = structures_[structure];
+        if (const auto seen = spread_bounds_.of_candidate(spreads_[at.spread], at, s); seen.known)
+          return Price{seen.cost, static_cast<double>(seen.lacking.value)};
+      }
+      const auto floor = options_.floor(s);
+      return Price{cost(floor, objective_), most_lacking(floor)};
+    };
+    const auto bare = look(space_.bare(structures_[structure].partial));
+    const double lacking = bare.bytes;
     const auto price = [&](std::size_t step) {
       Scenario s = structures_[structure].partial;
       apply(steps[step].value, s);
-      const auto floor = options_.floor(with_required_environment(without_offload(s)));
-      return Price{cost(floor, objective_) - cost(bare, objective_), lacking - most_lacking(floor)};
+      const auto with = look(with_required_environment(without_offload(s)));
+      return Price{with.time - bare.time, lacking - with.bytes};
     };
     std::map<std::string, Price> alone;
     std::vector<std::pair<std::size_t, Price>> sets;

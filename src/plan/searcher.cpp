@@ -38,7 +38,7 @@ void Searcher::run() {
     return;
   }
   for (std::size_t i = 0; i < spreads_.size(); ++i)
-    if (!known_spreads_[i].open) add(i, space_.open(spreads_[i]));
+    if (!known_spreads_[i].open) add(i, {space_.open(spreads_[i]), {}});
   for (std::size_t i = 0; i < structures_.size(); ++i) {
     const auto before = space_.enumerated;
     known_[i].expanded = true;
@@ -129,14 +129,14 @@ bool Searcher::look(double limit, const Only& only) {
     else
       for (const auto i : opened(node)) fresh.push_back(i);
   }
-  std::vector<std::optional<Space::Opened>> spreads(looks.size());
+  std::vector<std::optional<Opened>> spreads(looks.size());
   in_parallel(looks.size() + fresh.size(), [&](std::size_t n) {
     if (n >= looks.size())
       floor_of(fresh[n - looks.size()]);
     else if (looks[n].kind == Node::Kind::spread && !known_spreads_[looks[n].structure].bounded)
       bound(looks[n].structure);
     else if (looks[n].kind == Node::Kind::spread)
-      spreads[n] = space_.open(spreads_[looks[n].structure]);
+      spreads[n] = open(looks[n].structure);
     else if (looks[n].kind == Node::Kind::structure && !known_[looks[n].structure].bounded)
       bound_structure(looks[n].structure);
     else if (looks[n].kind == Node::Kind::structure)
@@ -171,7 +171,7 @@ std::vector<std::size_t> Searcher::opened(const Node& node) {
   std::size_t step = node.index;
   switch (node.kind) {
     case Node::Kind::spread:
-      add(node.structure, space_.open(spreads_[node.structure]));
+      add(node.structure, open(node.structure));
       return {};
     case Node::Kind::structure:
       expand(node.structure);
@@ -280,8 +280,14 @@ void Searcher::floor_of(std::size_t index) {
   try {
     const auto& s = trial.candidate.scenario;
     ++bounded_;
-    trial.may_fit = may_fit(s, known_[trial.structure].state);
-    if (trial.may_fit) {
+    const auto& structure = structures_[trial.structure];
+    if (options_.spread_floor && !offloads(trial) && !trial.given) {
+      const auto found = spread_bounds_.of_candidate(spreads_[structure.spread], structure, s);
+      trial.least = std::max(trial.least, found.cost);
+      trial.may_fit = found.lacking <= Bytes(0);
+    }
+    trial.may_fit = trial.may_fit && may_fit(s, known_[trial.structure].state);
+    if (trial.may_fit && trial.least < mark_) {
       const auto floor = options_.floor(s);
       trial.may_fit = floor.fits;
       trial.least = std::max(trial.least, cost(floor, objective_));

@@ -89,7 +89,8 @@ class Searcher {
   /// How much is known of a spread; once it is open, its structures say more.
   struct KnownSpread {
     double cost = 0;
-    bool bounded = false;  ///< by its own kernels, not only by those of its parallelism at any pipeline size
+    /// By its own kernels, not only by those of its parallelism at any pipeline size; and by what makes it fit.
+    bool of_kernels = false, bounded = false;
     bool open = false, impossible = false;
     Bytes lacking;
   };
@@ -98,6 +99,7 @@ class Searcher {
     double cost = 0;
     bool bounded = false, glanced = false, sharp = false, expanded = false, impossible = false;
     bool dived = false, climbed = false, climbed_offload = false;  ///< followed before its turn
+    bool of_split = false;                                         ///< bounded by the kernels of its split
     bool tight = false;                                            ///< it does not fit without recompute and offload
     std::int64_t candidates = 0;                                   ///< of `holds` that were enumerated
     Bytes lacking;                                                 ///< where impossible: by how much at least
@@ -114,7 +116,13 @@ class Searcher {
   void bound_spreads();
   void bound(std::size_t spread);
   std::vector<predict::Prediction> floors_of_any_split(std::size_t spread, bool any_size);
-  void add(std::size_t spread, Space::Opened opened);
+  /// Its structures, each with what its own split of the kernels takes at least; no bounds: nothing is known of them.
+  struct Opened : Space::Opened {
+    std::vector<SpreadBound> bounds;
+  };
+  Opened open(std::size_t spread);
+  void add(std::size_t spread, Opened opened);
+  static void take(const SpreadBound& found, Known& known);
   void bound_structure(std::size_t structure);
   void bound_offload(std::size_t trial);
   static std::vector<Bytes> state_below(const Scenario& partial, const predict::Prediction& floor);
@@ -177,7 +185,7 @@ class Searcher {
   std::vector<std::size_t> with_offload(std::size_t centre, double limit);
   void open_nearest(const std::vector<std::size_t>& spreads, std::size_t centre, double limit,
                     std::vector<std::size_t>& found);
-  std::vector<std::size_t> likely_steps(std::size_t structure) const;
+  std::vector<std::size_t> likely_steps(std::size_t structure);
   void skip_ahead(const std::vector<std::size_t>& structures);
   bool try_all(const std::vector<std::size_t>& structures, bool offload, double limit);
   void climb();

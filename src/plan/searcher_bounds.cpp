@@ -31,7 +31,7 @@ void Searcher::predict_given() {
   };
   if (const auto spread = std::ranges::find_if(spreads_, same); spread != spreads_.end()) {
     const auto i = static_cast<std::size_t>(spread - spreads_.begin());
-    add(i, space_.open(spreads_[i]));
+    add(i, {space_.open(spreads_[i]), {}});
   }
   const auto home = static_cast<std::size_t>(std::ranges::find_if(structures_, same) - structures_.begin());
   if (home == structures_.size()) {  // lists of values that leave out what is given
@@ -96,10 +96,10 @@ void Searcher::bound_spreads() {
   for (const auto i : waiting) open_.insert({known_[i].cost, Node::Kind::structure, i});
 }
 
-/// By the kernels of its structures, which are those with or without expert overlap.
+/// By the kernels of its structures, which expert overlap alone sets apart.
 std::vector<predict::Prediction> Searcher::floors_of_any_split(std::size_t spread, bool any_size) {
   std::vector<predict::Prediction> floors;
-  for (const bool overlap : {false, true})
+  for (const Overlap overlap : all_overlaps)
     space_.example(spreads_[spread], overlap, [&](const Scenario& example) {
       try {
         floors.push_back(options_.floor_of_any_split(Space::without_work(example), any_size));
@@ -114,9 +114,10 @@ std::vector<predict::Prediction> Searcher::floors_of_any_split(std::size_t sprea
 
 void Searcher::bound(std::size_t spread) {
   KnownSpread& known = known_spreads_[spread];
-  known.bounded = true;
+  const bool first = !std::exchange(known.of_kernels, true) && options_.spread_floor;
+  known.bounded = !first;
   if (options_.spread_floor) {
-    const auto found = spread_bounds_(spreads_[spread], mark_);
+    const auto found = first ? spread_bounds_.of_kernels(spreads_[spread]) : spread_bounds_(spreads_[spread], mark_);
     if (!found.known) return;
     ++bounded_;
     known.lacking = found.lacking;
@@ -138,19 +139,37 @@ void Searcher::bound(std::size_t spread) {
   known.cost = std::max(known.cost, least);
 }
 
+Searcher::Opened Searcher::open(std::size_t spread) {
+  Opened opened{space_.open(spreads_[spread]), {}};
+  if (!options_.spread_floor) return opened;
+  for (const auto& structure : opened.structures)
+    opened.bounds.push_back(spread_bounds_.of_structure(spreads_[spread], structure, mark_));
+  return opened;
+}
+
 /// Its structures cost no less than the spread; their own floors come with their turn.
-void Searcher::add(std::size_t spread, Space::Opened opened) {
+void Searcher::add(std::size_t spread, Opened opened) {
   known_spreads_[spread].open = true;
   space_.add(opened);
-  for (auto& structure : opened.structures) {
+  for (std::size_t n = 0; n < opened.structures.size(); ++n) {
+    auto& structure = opened.structures[n];
     Known known;
     known.cost = known_spreads_[spread].cost;
+    if (!opened.bounds.empty()) take(opened.bounds[n], known);
     known.bounded = !quick_;
-    if (quick_) open_.insert({known.cost, Node::Kind::structure, structures_.size()});
+    if (quick_ && !known.impossible) open_.insert({known.cost, Node::Kind::structure, structures_.size()});
     structure.spread = spread;
     structures_.push_back(std::move(structure));
     known_.push_back(std::move(known));
   }
+}
+
+void Searcher::take(const SpreadBound& found, Known& known) {
+  if (!found.known) return;
+  known.of_split = true;
+  known.cost = std::max(known.cost, found.cost);
+  known.lacking = found.lacking;
+  known.impossible = found.lacking > Bytes(0);
 }
 
 void Searcher::bound_structure(std::size_t structure) {
@@ -160,14 +179,8 @@ void Searcher::bound_structure(std::size_t structure) {
     const auto floor = options_.floor(space_.bare(structures_[structure].partial));
     known.cost = std::max(known.cost, cost(floor, objective_));
     known.tight = !floor.fits;
-    if (known.tight && options_.spread_floor) {
-      const auto found = spread_bounds_.of_structure(spreads_[structures_[structure].spread], structures_[structure]);
-      if (found.known) {
-        known.cost = std::max(known.cost, found.cost);
-        known.lacking = found.lacking;
-        known.impossible = found.lacking > Bytes(0);
-      }
-    }
+    if (known.tight && !known.of_split && options_.spread_floor)
+      take(spread_bounds_.of_structure(spreads_[structures_[structure].spread], structures_[structure], mark_), known);
     // With offload, times decide of what does not fit which is worth a look first.
     if (known.tight && !space_.searches_offload()) known.state = state_below(structures_[structure].partial, floor);
     ++bounded_;
@@ -195,8 +208,8 @@ std::optional<double> Searcher::least_of_structures() {
     const auto i = node.structure;
     if (node.kind == Node::Kind::spread) {
       KnownSpread& spread = known_spreads_[i];
-      if (std::exchange(spread.bounded, true)) {
-        add(i, space_.open(spreads_[i]));
+      if (spread.bounded) {
+        add(i, open(i));
         continue;
       }
       bound(i);

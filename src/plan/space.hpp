@@ -5,6 +5,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <functional>
 #include <map>
 #include <memory>
@@ -33,6 +34,14 @@ struct Structure {
   std::int64_t holds = 1;  ///< candidates in it, legal or not
   std::size_t spread = 0;  ///< its number among all
 };
+
+/// What expert-parallel overlap makes of layers: with weight gradients apart their halves run in another order.
+enum class Overlap : std::uint8_t { none, experts, delayed };
+inline constexpr std::array all_overlaps = {Overlap::delayed, Overlap::experts, Overlap::none};
+inline Overlap overlap_of(const Scenario& s) {
+  if (!s.settings.overlap_moe_expert_parallel_comm) return Overlap::none;
+  return s.settings.delay_wgrad_compute ? Overlap::delayed : Overlap::experts;
+}
 
 /// A choice of recompute or offload. It does the work of `after`, and more, so it is worth a look only where that does
 /// not fit.
@@ -67,9 +76,9 @@ class Space {
   void add(Opened& opened);
   /// All structures of all spreads.
   std::vector<Structure> structures();
-  /// Offers structures of a spread with or without expert overlap until one is taken: without_work() of all of them
-  /// runs the same kernels. False: there is none.
-  bool example(const Spread& spread, bool overlap, const std::function<bool(const Scenario&)>& take) const;
+  /// Offers structures of a spread with that expert overlap until one is taken: without_work() of all of them runs the
+  /// same kernels. False: there is none.
+  bool example(const Spread& spread, Overlap overlap, const std::function<bool(const Scenario&)>& take) const;
   /// The legal candidates of a structure that are not equal to earlier ones.
   std::vector<Trial> candidates(const Structure& structure);
   /// The same bit by bit: the choices of recompute, the candidates of one that offload nothing, what may be offloaded
@@ -90,7 +99,7 @@ class Space {
 
   // What a spread's bound goes by (spread_bounds.cpp); legal or not.
   /// Ways to split the layers, one for each interleaving, group size and layout.
-  std::vector<Scenario> splits(const Spread& spread, bool overlap) const;
+  std::vector<Scenario> splits(const Spread& spread, Overlap overlap) const;
   /// A structure with each choice of recompute, with none; what is offloaded stays as given, or nothing is.
   std::vector<Scenario> recomputed(const Scenario& partial) const;
   Scenario none_recomputed(const Scenario& partial) const;

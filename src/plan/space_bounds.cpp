@@ -25,10 +25,11 @@ std::string Space::name_of_spread(const std::vector<Value>& chosen) const {
   return name;
 }
 
-bool Space::example(const Spread& spread, bool overlap, const std::function<bool(const Scenario&)>& take) const {
+bool Space::example(const Spread& spread, Overlap overlap, const std::function<bool(const Scenario&)>& take) const {
+  if (overlap != Overlap::none && !spread.partial.model.num_moe_experts) return false;
   LeftOut ignored;
   const auto interleaved_alone = [&](std::size_t dimension, const Scenario& partial) -> std::vector<Value> {
-    if (!overlap || dimensions_[dimension].what != Decides::pipeline) return {};
+    if (overlap == Overlap::none || dimensions_[dimension].what != Decides::pipeline) return {};
     auto values = dimensions_[dimension].values(partial, ignored);
     std::erase_if(values, [](const Value& value) { return value.label == "no interleaving"; });
     return values;
@@ -36,12 +37,12 @@ bool Space::example(const Spread& spread, bool overlap, const std::function<bool
   return !decide(
       spread_, structural_, spread.partial, {}, ignored,
       [&](const Scenario& partial, const std::vector<Value>&) {
-        return partial.settings.overlap_moe_expert_parallel_comm != overlap || !take(partial);
+        return overlap_of(partial) != overlap || !take(partial);
       },
       interleaved_alone);
 }
 
-std::vector<Scenario> Space::splits(const Spread& spread, bool overlap) const {
+std::vector<Scenario> Space::splits(const Spread& spread, Overlap overlap) const {
   LeftOut ignored;
   std::vector<Scenario> found;
   const auto one_overlap = [&](std::size_t dimension, const Scenario& partial) -> std::vector<Value> {
@@ -49,14 +50,14 @@ std::vector<Scenario> Space::splits(const Spread& spread, bool overlap) const {
     for (auto& value : dimensions_[dimension].values(partial, ignored)) {
       Scenario with = partial;
       apply(value, with);
-      if (with.settings.overlap_moe_expert_parallel_comm == overlap) return {std::move(value)};
+      if (overlap_of(with) == overlap) return {std::move(value)};
     }
     return {};
   };
   decide(
       spread_, structural_, spread.partial, {}, ignored,
       [&](const Scenario& partial, const std::vector<Value>&) {
-        if (partial.settings.overlap_moe_expert_parallel_comm == overlap) found.push_back(partial);
+        if (overlap_of(partial) == overlap) found.push_back(partial);
         return true;
       },
       one_overlap);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 #include <set>
+#include <utility>
 
 #include "pipewright/scenario/derived.hpp"
 
@@ -38,6 +39,14 @@ int longest_chunk(const predict::Split& split) {
   return most;
 }
 
+std::string name_of(Overlap overlap) { return ", overlap " + std::to_string(static_cast<int>(overlap)); }
+
+/// Of one or the other.
+SpreadBound either(const SpreadBound& a, const SpreadBound& b) {
+  const bool fits = a.lacking <= Bytes(0), other = b.lacking <= Bytes(0);
+  return {fits == other ? std::min(a.cost, b.cost) : fits ? a.cost : b.cost, std::min(a.lacking, b.lacking), true};
+}
+
 }  // namespace
 
 /// What is kept where offload is searched, too: as if all that may move had; with whole layers moved: nothing.
@@ -48,82 +57,102 @@ std::shared_ptr<const Layers> SpreadBounds::kept(const Scenario& with,
   const auto most = space_.most_offloaded(with);
   if (!most) return std::make_shared<Layers>(predict::nothing_kept(with));
   try {
-    return std::make_shared<Layers>(predict::least_of(*timed, *options_.layers(*most)));
+    return std::make_shared<Layers>(predict::least_of(*timed, *options_.layers(*most, false)));
   } catch (const UsageError&) {
     return std::make_shared<Layers>(predict::nothing_kept(with));  // a smaller set may be modelled
   }
 }
 
-SpreadBounds::Choices SpreadBounds::make(const Scenario& example, bool overlap) const {
-  Choices choices;
+void SpreadBounds::make(Choices& choices, const Scenario& example, Overlap overlap) const {
   const Scenario none = space_.none_recomputed(example);
-  choices.bare = options_.layers(none);
+  choices.of_bare = none;
+  choices.bare = options_.layers(none, true);
   choices.bare_kept = kept(none, choices.bare);
-  std::optional<Choice> in_full;
+  bool in_full = false;
+  const auto add = [&](Choice::Kind kind, Scenario with, int block) {
+    Choice& choice = choices.all.emplace_back();
+    choice.kind = kind, choice.block = block, choice.with = std::move(with);
+  };
   for (const Scenario& with : space_.recomputed(example)) {
-    Choice choice;
-    try {
-      if (!is_full(with)) {
-        choice.timed = options_.layers(with);
-        choice.kept = kept(with, choice.timed);
-        choices.all.push_back(std::move(choice));
-        continue;
-      }
-      // Expert-parallel overlap and full recompute exclude each other. How many layers may be searched depends on the
-      // split: any number of them stands for all.
-      if (overlap || (in_full && space_.searches_recompute())) continue;
-      const Scenario all = every_layer_in_full(with);
-      choice.timed = options_.layers(all);
-      choice.kept = kept(all, choice.timed);
-      in_full = choice;
-      const bool block = with.settings.recompute_method.value_or("") == "block";
-      if (block || space_.searches_recompute()) {
-        in_full->kind = space_.searches_recompute() ? Choice::Kind::any_block : Choice::Kind::block;
-        in_full->block = static_cast<int>(with.settings.recompute_num_layers.value_or(1));
-        choices.all.push_back(*in_full);
-      }
-      choice.kind = Choice::Kind::groups;
-      if (!block || space_.searches_recompute()) choices.all.push_back(std::move(choice));
-    } catch (const UsageError&) {
-      choice = {};
-      choice.free = true;  // with another split it may be modelled
-      choices.all.push_back(std::move(choice));
+    if (!is_full(with)) {
+      add(Choice::Kind::modules, with, 0);
+      const auto modules_of = [](const Scenario& s) {
+        return std::set<std::string>(s.settings.recompute_modules.begin(), s.settings.recompute_modules.end());
+      };
+      const auto modules = modules_of(with);
+      for (std::size_t i = 0; i + 1 < choices.all.size(); ++i)
+        if (choices.all[i].kind == Choice::Kind::modules &&
+            std::ranges::includes(modules, modules_of(choices.all[i].with)))
+          choices.all.back().within.push_back(i);
+      continue;
     }
+    // Expert-parallel overlap and full recompute exclude each other. How many layers may be searched depends on the
+    // split: any number of them stands for all.
+    const bool any = space_.searches_recompute();
+    if (overlap != Overlap::none || (in_full && any)) continue;
+    in_full = true;
+    const Scenario all = every_layer_in_full(with);
+    const bool block = with.settings.recompute_method.value_or("") == "block";
+    if (block || any)
+      add(any ? Choice::Kind::any_block : Choice::Kind::block, all,
+          static_cast<int>(with.settings.recompute_num_layers.value_or(1)));
+    if (!block || any) add(Choice::Kind::groups, all, 0);
   }
-  return choices;
 }
 
-std::shared_ptr<const SpreadBounds::Choices> SpreadBounds::choices(const Spread& spread, const Scenario& example,
-                                                                   bool overlap) {
-  const auto key = space_.work_of(spread) + (overlap ? " overlap" : "");
-  if (auto known = choices_.find(key)) return known;
-  return choices_.keep(key, std::make_shared<const Choices>(make(example, overlap)));
+const Layers* SpreadBounds::timed(const Choices& choices, const Choice& choice) const {
+  std::call_once(choice.built, [&] {
+    try {
+      const bool bare = choice.with.settings == choices.of_bare.settings;
+      choice.layers.first = bare ? choices.bare : options_.layers(choice.with, true);
+    } catch (const UsageError&) {
+      // with another split it may be modelled
+    }
+  });
+  return choice.layers.first.get();
 }
 
-SpreadBounds::Kernels SpreadBounds::make(const Spread& spread, const Scenario& example, bool overlap) {
-  Kernels made;
-  made.floor = options_.spread_floor(Space::without_work(example));
-  const auto as_it_is = made.floor->least();
-  made.bare = cost(as_it_is, objective_);
+const Layers* SpreadBounds::kept(const Choices& choices, const Choice& choice) const {
+  std::call_once(choice.moved, [&] {
+    const auto& timed = choice.layers.first;
+    choice.layers.second = timed == choices.bare ? choices.bare_kept : kept(choice.with, timed);
+  });
+  return choice.layers.second.get();
+}
+
+const SpreadBounds::Choices& SpreadBounds::choices(const Spread& spread, const Kernels& kernels) {
+  std::call_once(kernels.chosen, [&] {
+    const auto overlap = overlap_of(kernels.example);
+    const auto key = space_.work_of(spread) + name_of(overlap);
+    kernels.choices = choices_.find(key);
+    if (kernels.choices) return;
+    auto made = std::make_shared<Choices>();
+    make(*made, kernels.example, overlap);
+    kernels.choices = choices_.keep(key, std::move(made));
+  });
+  return *kernels.choices;
+}
+
+std::shared_ptr<const SpreadBounds::Kernels> SpreadBounds::make(const Scenario& example) const {
+  auto made = std::make_shared<Kernels>();
+  made->example = example;
+  made->floor = options_.spread_floor(Space::without_work(example));
+  const auto as_it_is = made->floor->least();
+  made->bare = cost(as_it_is, objective_);
   for (const auto& rank : as_it_is.ranks)
-    made.of_state = std::max(made.of_state, rank.walk.peak_reserved + rank.outside_allocator + as_it_is.memory_margin -
-                                                as_it_is.memory_limit);
-  if (made.of_state > Bytes(0)) return made;
-  made.choices = choices(spread, example, overlap);
-  for (const Choice& choice : made.choices->all)
-    made.choice.push_back(choice.free ? made.bare
-                                      : std::max(made.bare, cost(made.floor->least(*choice.timed), objective_)));
+    made->of_state = std::max(made->of_state, rank.walk.peak_reserved + rank.outside_allocator +
+                                                  as_it_is.memory_margin - as_it_is.memory_limit);
   return made;
 }
 
 /// By the first of its structures that can be built, whoever asks; nothing: none can.
-std::shared_ptr<const SpreadBounds::Kernels> SpreadBounds::kernels(const Spread& spread, bool overlap) {
-  const auto key = space_.name_of_spread(spread.chosen) + (overlap ? " overlap" : "");
+std::shared_ptr<const SpreadBounds::Kernels> SpreadBounds::kernels(const Spread& spread, Overlap overlap) {
+  const auto key = space_.name_of_spread(spread.chosen) + name_of(overlap);
   auto known = kernels_.find(key);
   if (known) return known;
   space_.example(spread, overlap, [&](const Scenario& example) {
     try {
-      known = kernels_.keep(key, std::make_shared<const Kernels>(make(spread, example, overlap)));
+      known = kernels_.keep(key, make(example));
       return true;
     } catch (const UsageError&) {
       return false;  // another one says as much
@@ -140,96 +169,208 @@ std::optional<double> SpreadBounds::with_copies(const predict::SpreadFloor& floo
   return std::max(time, cost(*copies, objective_));
 }
 
-SpreadBound SpreadBounds::bound(const Kernels& kernels, const std::vector<predict::Split>& splits) const {
-  if (kernels.of_state > Bytes(0)) return {kernels.bare, kernels.of_state, true};
+std::vector<SpreadBound> SpreadBounds::bound(const Spread& spread, const Kernels& kernels,
+                                             const std::vector<predict::Split>& splits, double enough) {
+  if (kernels.of_state > Bytes(0))
+    return std::vector<SpreadBound>(splits.size(), {kernels.bare, kernels.of_state, true});
   const auto& floor = *kernels.floor;
-  const Choices& choices = *kernels.choices;
-  constexpr double none = std::numeric_limits<double>::max();
-  Bytes lacking(INT64_MAX);
-  double least = none;
-  const auto with = [&](const predict::Split& split, double time, const Replay& all, const Replay& moved) {
-    const auto lacks = floor.lacking(split, moved);
-    lacking = std::min(lacking, lacks);
-    if (lacks > Bytes(0)) return none;
-    return with_copies(floor, split, time, all, moved).value_or(none);
+  struct Known {
+    double bare = 0, least = 0;  ///< without recompute; of what may fit
+    bool may_fit = false;
+    Bytes lacking{INT64_MAX};
   };
-  for (std::size_t i = 0; i < choices.all.size() && least > kernels.bare; ++i) {
-    const Choice& choice = choices.all[i];
-    const double time = kernels.choice[i];
-    if (choice.free) {
-      least = kernels.bare, lacking = Bytes(0);
-    } else if (choice.kind == Choice::Kind::modules || choice.kind == Choice::Kind::groups) {
-      const bool modules = choice.kind == Choice::Kind::modules;
-      const Replay all = modules ? Replay{choice.timed.get()} : Replay{choices.bare.get(), choice.timed.get(), 0, true},
-                   moved = modules ? Replay{choice.kept.get()}
-                                   : Replay{choices.bare_kept.get(), choice.kept.get(), 0, true};
-      for (const auto& split : splits)
-        if (time < least) least = std::min(least, with(split, time, all, moved));
-    } else {
-      for (const auto& split : splits) {
-        const bool any = choice.kind == Choice::Kind::any_block;
-        const int first = any ? 1 : choice.block, last = any ? longest_chunk(split) : choice.block;
-        for (int block = first; block <= last; ++block) {
-          const Replay moved{choices.bare_kept.get(), choice.kept.get(), block, false};
-          if (floor.lacking(split, moved) > Bytes(0)) {
-            lacking = std::min(lacking, floor.lacking(split, moved));
-            continue;
-          }
-          const auto part = first_of_chunks(split, choice.timed->kept.size(), block);
-          const double work = std::max(kernels.bare, cost(floor.least(*choice.timed, part), objective_));
-          if (work >= least) break;  // more of it costs no less
-          least =
-              std::min(least, with(split, work, Replay{choices.bare.get(), choice.timed.get(), block, false}, moved));
-        }
+  std::vector<Known> known;
+  for (const auto& split : splits)
+    known.push_back({std::max(kernels.bare, cost(floor.least(split), objective_)), enough});
+  // May a choice that takes so long still be better for a split?
+  const auto open = [](Known& one, double time) {
+    const bool better = std::max(one.bare, time) < one.least;
+    one.may_fit = one.may_fit || !better;
+    return better;
+  };
+  /// `moved`: of the choice with all moved that may; it is built where it is asked for.
+  const auto with = [&](std::size_t n, double time, const Replay& all, const auto& moved) {
+    Known& one = known[n];
+    if (!open(one, time)) return;
+    time = std::max(time, one.bare);
+    if (floor.lacking(splits[n], all) > Bytes(0)) {
+      const Replay most = moved();
+      const auto lacks = floor.lacking(splits[n], most);
+      one.lacking = std::min(one.lacking, lacks);
+      if (lacks > Bytes(0)) return;
+      const auto copies = floor.moving(splits[n], all, most);
+      if (!copies) return;
+      time = std::max(time, cost(*copies, objective_));
+    }
+    one.may_fit = true;
+    one.least = std::min(one.least, time);
+  };
+  const auto time_of = [&](const predict::Split& split, const Layers& layers, const std::vector<double>& part = {}) {
+    return cost(floor.least(split, &layers, part), objective_);
+  };
+  const bool any_open = std::ranges::count_if(known, [&](Known& one) { return open(one, kernels.bare); }) > 0;
+  static const Choices no_choices;
+  const Choices& choices = any_open ? this->choices(spread, kernels) : no_choices;
+  std::vector<double> least_of_choice;
+  for (const Choice& choice : choices.all) {
+    double before = kernels.bare;
+    for (const auto i : choice.within) before = std::max(before, least_of_choice[i]);
+    least_of_choice.push_back(before);
+    bool any = false;
+    for (Known& one : known) any = open(one, before) || any;
+    if (!any) continue;
+    const Layers* layers = timed(choices, choice);
+    if (layers == nullptr) {  // nothing is known of it: it costs nothing and fits
+      for (Known& one : known) one.least = std::min(one.least, one.bare), one.may_fit = true;
+      continue;
+    }
+    const bool bare = layers == choices.bare.get();
+    const double mean = bare ? kernels.bare : std::max(before, cost(floor.least(*layers), objective_));
+    least_of_choice.back() = mean;
+    const bool by_block = choice.kind == Choice::Kind::block || choice.kind == Choice::Kind::any_block;
+    for (std::size_t n = 0; n < splits.size(); ++n) {
+      if (!by_block) {
+        if (!open(known[n], mean)) continue;
+        const bool groups = choice.kind == Choice::Kind::groups;
+        with(n, bare ? mean : std::max(mean, time_of(splits[n], *layers)),
+             groups ? Replay{choices.bare.get(), layers, 0, true} : Replay{layers}, [&] {
+               const Layers* moved = kept(choices, choice);
+               return groups ? Replay{choices.bare_kept.get(), moved, 0, true} : Replay{moved};
+             });
+        continue;
+      }
+      const bool some = choice.kind == Choice::Kind::any_block;
+      const int first = some ? 1 : choice.block, last = some ? longest_chunk(splits[n]) : choice.block;
+      for (int block = first; block <= last; ++block) {
+        const auto part = first_of_chunks(splits[n], layers->kept.size(), block);
+        const double mean_of_part = std::max(kernels.bare, cost(floor.least(*layers, part), objective_));
+        if (!open(known[n], mean_of_part)) break;  // more of it costs no less
+        with(n, std::max(mean_of_part, time_of(splits[n], *layers, part)),
+             Replay{choices.bare.get(), layers, block, false}, [&] {
+               return Replay{choices.bare_kept.get(), kept(choices, choice), block, false};
+             });
       }
     }
   }
-  if (least < none) return {least, Bytes(0), true};
-  return {kernels.bare, std::max(lacking, Bytes(1)), true};
+  std::vector<SpreadBound> bounds;
+  for (const Known& one : known)
+    if (one.may_fit)
+      bounds.push_back({std::max(one.bare, one.least), Bytes(0), true});
+    else
+      bounds.push_back({one.bare, std::max(one.lacking, Bytes(1)), true});
+  return bounds;
 }
 
-SpreadBound SpreadBounds::bound(const Spread& spread, const Kernels& known, bool overlap, double enough) const {
-  if (known.of_state > Bytes(0)) return {known.bare, known.of_state, true};
-  if (known.bare >= enough) return {known.bare, Bytes(0), true};
-  std::vector<predict::Split> splits;
+std::vector<predict::Split> SpreadBounds::splits(const Spread& spread, Overlap overlap) const {
+  std::vector<predict::Split> found;
   for (const Scenario& structure : space_.splits(spread, overlap)) {
     try {
-      splits.push_back(options_.split(Space::without_work(structure)));
+      found.push_back(options_.split(Space::without_work(structure)));
     } catch (const UsageError&) {
       // nor has it candidates
     }
   }
-  return bound(known, splits);
+  return found;
 }
 
-SpreadBound SpreadBounds::of_structure(const Spread& spread, const Structure& structure) {
-  const auto known = kernels(spread, structure.partial.settings.overlap_moe_expert_parallel_comm);
+SpreadBound SpreadBounds::bound(const Spread& spread, const Kernels& known, Overlap overlap, double enough) {
+  if (known.of_state > Bytes(0)) return {known.bare, known.of_state, true};
+  if (known.bare >= enough) return {known.bare, Bytes(0), true};
+  SpreadBound all{known.bare, Bytes(1), true};
+  bool any = false;
+  try {
+    for (const auto& one : bound(spread, known, splits(spread, overlap), enough))
+      all = std::exchange(any, true) ? either(all, one) : one;
+  } catch (const UsageError&) {
+    return {known.bare, Bytes(0), true};  // its candidates say why
+  }
+  return all;
+}
+
+SpreadBound SpreadBounds::of_kernels(const Spread& spread) {
+  SpreadBound all;
+  for (const Overlap overlap : all_overlaps) {
+    const auto known = kernels(spread, overlap);
+    if (!known) continue;
+    SpreadBound one{known->bare, std::max(Bytes(0), known->of_state), true};
+    if (one.lacking <= Bytes(0)) {
+      std::optional<double> least;
+      for (const auto& split : splits(spread, overlap)) {
+        const double time = cost(known->floor->least(split), objective_);
+        least = std::min(least.value_or(time), time);
+      }
+      one.cost = std::max(one.cost, least.value_or(0));
+    }
+    all = all.known ? either(all, one) : one;
+  }
+  return all;
+}
+
+SpreadBound SpreadBounds::of_structure(const Spread& spread, const Structure& structure, double enough) {
+  const auto known = kernels(spread, overlap_of(structure.partial));
   if (!known) return {};
   try {
-    return bound(*known, {options_.split(Space::without_work(structure.partial))});
+    return bound(spread, *known, {options_.split(Space::without_work(structure.partial))}, enough).front();
   } catch (const UsageError&) {
     return {};  // its candidates say why
   }
 }
 
+SpreadBound SpreadBounds::of_candidate(const Spread& spread, const Structure& structure, const Scenario& candidate) {
+  const auto known = kernels(spread, overlap_of(candidate));
+  if (!known) return {};
+  if (known->of_state > Bytes(0)) return {known->bare, known->of_state, true};
+  const auto& s = candidate.settings;
+  const bool full = is_full(candidate), by_block = full && s.recompute_method.value_or("") == "block";
+  const int block = static_cast<int>(s.recompute_num_layers.value_or(1));
+  const auto is_its = [&](const Choice& choice) {
+    if (!full)
+      return choice.kind == Choice::Kind::modules && choice.with.settings.recompute_modules == s.recompute_modules &&
+             choice.with.settings.recompute_granularity == s.recompute_granularity;
+    if (!by_block) return choice.kind == Choice::Kind::groups;
+    return choice.kind == Choice::Kind::any_block || (choice.kind == Choice::Kind::block && choice.block == block);
+  };
+  try {
+    const Choices& choices = this->choices(spread, *known);
+    const auto choice = std::ranges::find_if(choices.all, is_its);
+    if (choice == choices.all.end()) return {};
+    const Layers* layers = timed(choices, *choice);
+    if (layers == nullptr) return {};
+    const auto& floor = *known->floor;
+    const auto split = options_.split(Space::without_work(structure.partial));
+    const Replay all = !full      ? Replay{layers}
+                       : by_block ? Replay{choices.bare.get(), layers, block, false}
+                                  : Replay{choices.bare.get(), layers, 0, true};
+    const auto part = by_block ? first_of_chunks(split, layers->kept.size(), block) : std::vector<double>();
+    double time = std::max(known->bare, cost(floor.least(split), objective_));
+    if (layers != choices.bare.get())
+      for (const auto& of_layers : {floor.least(*layers, part), floor.least(split, layers, part)})
+        time = std::max(time, cost(of_layers, objective_));
+    return {time, floor.lacking(split, all), true};
+  } catch (const UsageError&) {
+    return {};  // the candidate says why
+  }
+}
+
 SpreadBound SpreadBounds::of_offload(const Spread& spread, const Structure& structure, const Scenario& without) {
-  const bool overlap = without.settings.overlap_moe_expert_parallel_comm;
+  const auto overlap = overlap_of(without);
   if (is_full(without)) return {};  // beside it nothing is moved
   const auto known = kernels(spread, overlap);
   if (!known || known->of_state > Bytes(0)) return {};
   try {
-    auto key = space_.name_of_spread(spread.chosen) + (overlap ? " overlap" : "");
+    auto key = space_.name_of_spread(spread.chosen) + name_of(overlap);
     for (const auto& module : without.settings.recompute_modules) key += " " + module;
     auto layers = moved_.find(key);
     if (!layers) {
-      const auto timed = options_.layers(without);
+      const auto timed = options_.layers(without, false);
       layers = moved_.keep(key, std::make_shared<const Moved>(timed, kept(without, timed)));
     }
     const auto split = options_.split(Space::without_work(structure.partial));
     const Replay all{layers->first.get()}, moved{layers->second.get()};
     const auto lacking = known->floor->lacking(split, moved);
-    const auto copies = with_copies(*known->floor, split, known->bare, all, moved);
-    if (lacking > Bytes(0) || !copies) return {known->bare, std::max(lacking, Bytes(1)), true};
+    const double time = std::max(known->bare, cost(known->floor->least(split), objective_));
+    const auto copies = with_copies(*known->floor, split, time, all, moved);
+    if (lacking > Bytes(0) || !copies) return {time, std::max(lacking, Bytes(1)), true};
     return {*copies, Bytes(0), true};
   } catch (const UsageError&) {
     return {};  // its candidates say why
@@ -238,18 +379,12 @@ SpreadBound SpreadBounds::of_offload(const Spread& spread, const Structure& stru
 
 SpreadBound SpreadBounds::operator()(const Spread& spread, double enough) {
   SpreadBound all;
-  for (const bool overlap : {false, true}) {
+  for (const Overlap overlap : all_overlaps) {
     const auto known = kernels(spread, overlap);
     if (!known) continue;
-    const auto one = bound(spread, *known, overlap, enough);
-    if (!all.known) {
-      all = one;
-      continue;
-    }
-    const bool fits = one.lacking <= Bytes(0), fitted = all.lacking <= Bytes(0);
-    if (fits == fitted) all.cost = std::min(all.cost, one.cost);
-    if (fits && !fitted) all.cost = one.cost;
-    all.lacking = std::min(all.lacking, one.lacking);
+    const bool may_fit = all.known && all.lacking <= Bytes(0);
+    const auto one = bound(spread, *known, overlap, may_fit ? std::min(enough, all.cost) : enough);
+    all = all.known ? either(all, one) : one;
   }
   return all;
 }

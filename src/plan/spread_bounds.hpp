@@ -1,12 +1,13 @@
 // What no structure of a spread undercuts that fits: where it does not fit without recompute however its layers are
 // split, the cheapest recompute with which it may.
 //
-//   spread --splits--> which recompute may fit in any of them (memory alone, no model is built)
-//          --those---> their kernels however they are split; the least of these bounds the spread
+//   spread --splits--> their own floors without recompute, of the same kernels (no model is built for each)
+//          --the least of these that may fit, or with the cheapest recompute with which one may--> bounds the spread
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -42,7 +43,7 @@ class Recent {
   }
 
  private:
-  static constexpr std::size_t most = 128;
+  static constexpr std::size_t most = 512;
   struct Kept {
     std::shared_ptr<const T> value;
     std::int64_t asked = 0;
@@ -64,44 +65,59 @@ class SpreadBounds {
   SpreadBounds(const Space& space, const Options& options, std::string objective)
       : space_(space), options_(options), objective_(std::move(objective)) {}
 
+  /// Of its kernels and splits alone, whether it fits or not: for a tenth of the price.
+  SpreadBound of_kernels(const Spread& spread);
   /// `enough`: a cost that excludes it; no more is looked for.
   SpreadBound operator()(const Spread& spread, double enough);
   /// The same of one of its structures.
-  SpreadBound of_structure(const Spread& spread, const Structure& structure);
+  SpreadBound of_structure(const Spread& spread, const Structure& structure, double enough);
+  /// The same of a candidate that offloads nothing by choice.
+  SpreadBound of_candidate(const Spread& spread, const Structure& structure, const Scenario& candidate);
   /// What no choice of offload undercuts beside the recompute of a candidate that offloads nothing and does not fit.
   SpreadBound of_offload(const Spread& spread, const Structure& structure, const Scenario& without);
 
  private:
+  /// Layers as they run, and what they keep with all moved that may.
+  using Moved = std::pair<std::shared_ptr<const predict::Layers>, std::shared_ptr<const predict::Layers>>;
   /// A choice of recompute. Full recompute of some layers of every chunk is one with a number that each split decides.
+  /// Its layers, of full recompute all of them in full, are built when they are first asked for.
   struct Choice {
     enum class Kind : std::uint8_t { modules, block, any_block, groups } kind = Kind::modules;
-    std::shared_ptr<const predict::Layers> timed, kept;  ///< of full recompute: every layer in full
     int block = 0;
-    bool free = false;  ///< nothing is known of it: it costs nothing and fits
+    Scenario with;
+    std::vector<std::size_t> within;  ///< earlier choices of modules that do a part of what this one does
+    mutable std::once_flag built, moved;
+    mutable Moved layers;
   };
   struct Choices {
+    Scenario of_bare;
     std::shared_ptr<const predict::Layers> bare, bare_kept;
-    std::vector<Choice> all;
+    std::deque<Choice> all;
   };
-  /// What is the same for all structures of a spread, with or without expert overlap.
+  /// What is the same for all structures of a spread with one expert overlap.
   struct Kernels {
+    Scenario example;
     std::shared_ptr<const predict::SpreadFloor> floor;
-    std::shared_ptr<const Choices> choices;
+    mutable std::once_flag chosen;
+    mutable std::shared_ptr<const Choices> choices;
     double bare = 0;
-    Bytes of_state{INT64_MIN};   ///< what a rank lacks for good
-    std::vector<double> choice;  ///< of each choice, every layer of it
+    Bytes of_state{INT64_MIN};  ///< what a rank lacks for good
   };
-  std::shared_ptr<const Choices> choices(const Spread& spread, const Scenario& example, bool overlap);
-  Choices make(const Scenario& example, bool overlap) const;
+  const Choices& choices(const Spread& spread, const Kernels& kernels);
+  void make(Choices& choices, const Scenario& example, Overlap overlap) const;
+  /// Null: nothing is known of them.
+  const predict::Layers* timed(const Choices& choices, const Choice& choice) const;
+  const predict::Layers* kept(const Choices& choices, const Choice& choice) const;
   std::shared_ptr<const predict::Layers> kept(const Scenario& with,
                                               const std::shared_ptr<const predict::Layers>& timed) const;
-  Kernels make(const Spread& spread, const Scenario& example, bool overlap);
-  std::shared_ptr<const Kernels> kernels(const Spread& spread, bool overlap);
-  SpreadBound bound(const Kernels& kernels, const std::vector<predict::Split>& splits) const;
-  SpreadBound bound(const Spread& spread, const Kernels& kernels, bool overlap, double enough) const;
+  std::shared_ptr<const Kernels> make(const Scenario& example) const;
+  std::shared_ptr<const Kernels> kernels(const Spread& spread, Overlap overlap);
+  /// Of each split, where it is less than `enough`.
+  std::vector<SpreadBound> bound(const Spread& spread, const Kernels& kernels,
+                                 const std::vector<predict::Split>& splits, double enough);
+  SpreadBound bound(const Spread& spread, const Kernels& kernels, Overlap overlap, double enough);
+  std::vector<predict::Split> splits(const Spread& spread, Overlap overlap) const;
 
-  /// Layers as they run, and with all moved that may.
-  using Moved = std::pair<std::shared_ptr<const predict::Layers>, std::shared_ptr<const predict::Layers>>;
   /// `time`: of the kernels. What the copies without which it does not fit take, or they; none: nothing makes it fit.
   std::optional<double> with_copies(const predict::SpreadFloor& floor, const predict::Split& split, double time,
                                     const predict::Replay& all, const predict::Replay& moved) const;

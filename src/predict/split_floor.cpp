@@ -23,12 +23,13 @@ auto likeness(const scenario::Scenario& s, std::int64_t layer) {
 
 }  // namespace
 
-Layers layers(const scenario::Scenario& scenario, const profile::Profiles& profiles) {
+Layers layers(const scenario::Scenario& scenario, const profile::Profiles& profiles, bool priced) {
   scenario::check(scenario);
   Layers found;
   const auto stages = model::build_pieces(scenario, profiles.device());
-  found.works = timeline::layer_works(scenario, stages, schedule::config_of(scenario), profiles,
-                                      timeline::price(scenario, stages, profiles));
+  if (priced)
+    found.works = timeline::layer_works(scenario, stages, schedule::config_of(scenario), profiles,
+                                        timeline::price(scenario, stages, profiles));
   const auto number = static_cast<std::size_t>(scenario.model.num_layers);
   constexpr auto unknown = std::numeric_limits<std::int64_t>::max();
   found.kept.assign(number, unknown);
@@ -94,6 +95,7 @@ Split split_of(const scenario::Scenario& structure, const profile::Profiles& pro
   for (int r = 0; r < config.stages; ++r) {
     auto& rank = split.ranks[static_cast<std::size_t>(r)];
     rank.available = limits.memory_limit - limits.memory_margin - outside.of(r);
+    rank.warmup = schedule::warmup(config, r);
     const auto flights = memory::in_flight(config, r);
     for (int c = 0; c < config.chunks.value_or(1); ++c) {
       const auto stage = scenario::stage(structure, r, c);
@@ -103,30 +105,33 @@ Split split_of(const scenario::Scenario& structure, const profile::Profiles& pro
       chunk.flights = flights[static_cast<std::size_t>(c)];
       chunk.embedding = stage.embedding;
       chunk.loss = stage.loss;
+      chunk.mtp_layers = static_cast<int>(stage.mtp_layers);
     }
   }
   return split;
 }
 
 SpreadFloor::SpreadFloor(const scenario::Scenario& example, const profile::Profiles& profiles)
-    : example_(example), profiles_(profiles), copies_(example, profiles) {
-  scenario::check(example_);
-  stages_ = model::build(example_, profiles.device());
-  config_ = schedule::config_of(example_);
-  prices_ = timeline::price(example_, stages_, profiles);
-  state_ = model::least_state(example_, profiles.device());
-}
+    : example_((scenario::check(example), example)),
+      profiles_(profiles),
+      stages_(model::build(example_, profiles.device())),
+      config_(schedule::config_of(example_)),
+      prices_(timeline::price(example_, stages_, profiles)),
+      floor_(example_, stages_, config_, profiles, prices_),
+      state_(model::least_state(example_, profiles.device())),
+      copies_(example, profiles) {}
 
 Prediction SpreadFloor::least(const Layers* other, const std::vector<double>& part) const {
   if (other == nullptr) {
-    auto result = quick_look(example_, profiles_,
-                             timeline::floor_of_any_split(example_, stages_, config_, profiles_, prices_, false));
+    auto result = quick_look(example_, profiles_, floor_.any());
     add_mean_rank(result, example_, profiles_, stages_, config_);
     return result;
   }
-  return quick_look(
-      example_, profiles_,
-      timeline::floor_of_any_split(example_, stages_, config_, profiles_, prices_, false, other->works.get(), part));
+  return quick_look(example_, profiles_, floor_.any(other->works.get(), part));
+}
+
+Prediction SpreadFloor::least(const Split& split, const Layers* layers, const std::vector<double>& part) const {
+  return quick_look(example_, profiles_, floor_.of(split, layers == nullptr ? nullptr : layers->works.get(), part));
 }
 
 namespace {
@@ -164,7 +169,7 @@ std::int64_t SpreadFloor::lacking(const Split::Rank& rank, const Replay& replay)
 }
 
 Bytes SpreadFloor::lacking(const Split& split, const Replay& replay) const {
-  std::int64_t most = 0;
+  auto most = std::numeric_limits<std::int64_t>::min();
   for (const auto& rank : split.ranks) most = std::max(most, lacking(rank, replay));
   return Bytes(most);
 }

@@ -39,6 +39,10 @@ class FloorPieces {
     LayerWorks works;
     works.kinds = pieces_;
     works.pairs = pairs_;
+    for (std::size_t i = 0; i < stages_.pieces.size(); ++i) {
+      works.in_nodes.push_back(!stages_.pieces[i].nodes.empty());
+      works.of_experts.push_back(of_experts(i));
+    }
     for (const auto& rank : stages_.ranks) {
       for (const auto& chunk : rank.chunks)
         for (std::size_t n = 0; n < chunk.pieces.size(); ++n) {

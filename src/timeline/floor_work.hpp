@@ -156,7 +156,8 @@ struct LayerPair {
 /// Layers under a choice of recompute, whatever the pipeline that they are spread over.
 struct LayerWorks {
   std::vector<BothWork> kinds;
-  std::vector<std::uint32_t> kind;  ///< of each layer, by its number
+  std::vector<bool> in_nodes, of_experts;  ///< of each kind: under expert-parallel overlap; a layer of experts there
+  std::vector<std::uint32_t> kind;         ///< of each layer, by its number
   std::vector<LayerPair> pairs;
   double pairs_in_all = 0;  ///< of a microbatch, on all ranks
 };

@@ -16,6 +16,7 @@
 
 #include "floor_pieces.hpp"
 #include "lines.hpp"
+#include "pipewright/scenario/derived.hpp"
 #include "pipewright/timeline.hpp"
 
 namespace pipewright::timeline {
@@ -23,9 +24,20 @@ namespace {
 
 class Floor : FloorPieces {
  public:
-  using FloorPieces::FloorPieces;
+  Floor(const scenario::Scenario& scenario, const model::Stages& stages, const schedule::Config& config,
+        const profile::Profiles& profiles, const Prices& prices)
+      : FloorPieces(scenario, stages, config, profiles, prices), own_(FloorPieces::works()) {
+    const auto ranks = static_cast<double>(stages.ranks.size());
+    const auto chunks = stages.ranks.back().chunks.size();
+    mtp_layers_ = static_cast<int>(
+        scenario::stage(scenario, config.stages - 1, static_cast<std::int64_t>(chunks) - 1).mtp_layers);
+    for (std::size_t r = 0; r < stages.ranks.size(); ++r) {
+      mean_optimizer_ += optimizer(r, joined_) / ranks;
+      all_optimizers_ += whole_optimizer(r);
+    }
+  }
 
-  using FloorPieces::works;
+  const LayerWorks& works() const { return own_; }
 
   Estimate find() const {
     double schedule = 0, most_after = 0, least_after = std::numeric_limits<double>::max();
@@ -89,6 +101,61 @@ class Floor : FloorPieces {
                          other == nullptr ? pairs_ : other->pairs),
                   mean.host + finalize, std::max(mean.communication, mean.experts) + before + finalize});
     return {static_cast<std::int64_t>(schedule), static_cast<std::int64_t>(after), 0};
+  }
+
+  /// Of one split: as find(), but what is gathered, reduced and finalised counts nothing, and kernels slow on the rank
+  /// alone that has most to do.
+  Estimate find_for_split(const LayerSplit& split, const LayerWorks* other, const std::vector<double>& part) const {
+    const bool whole = other == nullptr || part.empty();  // layers alike but for their kind
+    const auto& pairs = other == nullptr ? pairs_ : other->pairs;
+    struct {
+      PassWork all;
+      double least = -1, idle = 0, beside = 0, pairs = 0;
+    } most;
+    double schedule = 0, forward_chain = 0, backward_chain = 0;
+    for (const auto& rank : split.ranks) {
+      PassWork all;
+      BothWork first;
+      double experts_alone = std::numeric_limits<double>::max(), compute_alone = experts_alone, in_pairs = 0;
+      for (std::size_t c = 0; c < rank.chunks.size(); ++c) {
+        const auto& chunk = rank.chunks[c];
+        BothWork sum;
+        PassWork nodes;
+        double in_nodes = 0;
+        const auto add = [&](const BothWork& work, double times, bool node) {
+          sum.forward.add(work.forward, times), sum.backward.add(work.backward, times);
+          if (node) nodes.add(work.forward, times), nodes.add(work.backward, times), in_nodes += times;
+        };
+        for (int layer = chunk.first; layer < chunk.first + chunk.layers; ++layer) {
+          const auto n = static_cast<std::size_t>(layer);
+          const double replaced = other == nullptr ? 0 : part.empty() ? 1 : part.at(n);
+          if (replaced < 1) add(own_.kinds[own_.kind[n]], 1 - replaced, own_.in_nodes[own_.kind[n]]);
+          if (replaced > 0) add(other->kinds[other->kind[n]], replaced, other->in_nodes[other->kind[n]]);
+          in_pairs += own_.of_experts[own_.kind[n]] ? 1 : -1;
+        }
+        if (chunk.embedding) add(embedding_, 1, false);
+        if (chunk.loss && chunk.mtp_layers == mtp_layers_) add(head_, 1, false);
+        all.add(sum.forward, config_.microbatches), all.add(sum.backward, config_.microbatches);
+        if (c == 0) first = sum;
+        const double but_one = in_nodes > 0 ? (in_nodes - 1) / in_nodes : 0;
+        experts_alone = std::min(experts_alone, but_one * nodes.experts);
+        compute_alone = std::min(compute_alone, but_one * nodes.compute.cool());
+      }
+      all.host += host_.calls(config_.microbatches * static_cast<double>(rank.chunks.size()));
+      const double passes = !config_.ep_overlap ? 0 : split.ranks.size() == 1 ? 1 : rank.warmup;
+      const double beside = forward_chain + backward_chain;
+      schedule = std::max({schedule, all.host + backward_chain, all.communication + beside,
+                           all.experts + passes * compute_alone + beside});
+      const double idle = beside + passes * experts_alone;
+      in_pairs = !whole || pairs.empty() ? 0 : std::max(0.0, in_pairs) * config_.microbatches;
+      const double least = std::max(all.on_stream(slower(0)) + idle,
+                                    in_pairs > 0 ? in_pairs * least_pair(slower(0), pairs) + beside : 0);
+      if (least > most.least) most = {all, least, idle, beside, in_pairs};
+      forward_chain += first.forward.chain;
+      backward_chain += first.backward.chain;
+    }
+    schedule = std::max(schedule, slowed(most.all, most.idle, all_optimizers_, most.pairs, most.beside, pairs));
+    return {static_cast<std::int64_t>(schedule), static_cast<std::int64_t>(joined_ ? mean_optimizer_ : 0), 0};
   }
 
  private:
@@ -201,6 +268,19 @@ class Floor : FloorPieces {
     return ns;
   }
 
+  /// Pieces of the first and of the last chunk that are no layers.
+  BothWork end(bool last) const {
+    BothWork sum;
+    const auto& chunk = last ? stages_.ranks.back().chunks.back() : stages_.ranks.front().chunks.front();
+    for (std::size_t n = 0; n < chunk.pieces.size(); ++n) {
+      const bool embedding = &chunk == &stages_.ranks.front().chunks.front() && n == 0;
+      if (chunk.layers[n] >= 0 || embedding == last) continue;
+      sum.forward.add(pieces_[chunk.pieces[n]].forward), sum.backward.add(pieces_[chunk.pieces[n]].backward);
+      if (!last) break;
+    }
+    return sum;
+  }
+
   Slower slower(double duty) const {
     Slower factors{1, 1, 1};
     for (std::size_t kind = 0; law_ && kind < loads.size(); ++kind) factors[kind] = law_->slowdown(loads[kind], duty);
@@ -230,6 +310,12 @@ class Floor : FloorPieces {
     }
     return std::max(cool, at(low).first);
   }
+
+  LayerWorks own_;
+  BothWork embedding_ = end(false), head_ = end(true);
+  int mtp_layers_ = 0;  ///< beside the loss
+  bool joined_ = stages_.ranks.size() == 1;
+  double mean_optimizer_ = 0, all_optimizers_ = 0;
 };
 
 }  // namespace
@@ -237,6 +323,23 @@ class Floor : FloorPieces {
 Estimate floor(const scenario::Scenario& scenario, const model::Stages& stages, const schedule::Config& config,
                const profile::Profiles& profiles, const Prices& prices) {
   return Floor(scenario, stages, config, profiles, prices).find();
+}
+
+class SplitFloor::Sums {
+ public:
+  Floor floor;
+};
+
+SplitFloor::SplitFloor(const scenario::Scenario& scenario, const model::Stages& stages, const schedule::Config& config,
+                       const profile::Profiles& profiles, const Prices& prices)
+    : sums_(new Sums{Floor(scenario, stages, config, profiles, prices)}) {}
+
+Estimate SplitFloor::any(const LayerWorks* other, const std::vector<double>& part) const {
+  return sums_->floor.find_for_any_split(false, other, part);
+}
+
+Estimate SplitFloor::of(const LayerSplit& split, const LayerWorks* other, const std::vector<double>& part) const {
+  return sums_->floor.find_for_split(split, other, part);
 }
 
 std::shared_ptr<const LayerWorks> layer_works(const scenario::Scenario& scenario, const model::Stages& stages,
@@ -249,8 +352,8 @@ std::shared_ptr<const LayerWorks> layer_works(const scenario::Scenario& scenario
 
 Estimate floor_of_any_split(const scenario::Scenario& scenario, const model::Stages& stages,
                             const schedule::Config& config, const profile::Profiles& profiles, const Prices& prices,
-                            bool any_size, const LayerWorks* other, const std::vector<double>& part) {
-  return Floor(scenario, stages, config, profiles, prices).find_for_any_split(any_size, other, part);
+                            bool any_size) {
+  return Floor(scenario, stages, config, profiles, prices).find_for_any_split(any_size, nullptr, {});
 }
 
 }  // namespace pipewright::timeline

@@ -25,8 +25,8 @@ const profile::Profiles& profiles() {
 
 plan::Options bounding() {
   plan::Options o;
-  o.layers = [](const scenario::Scenario& s) {
-    return std::make_shared<predict::Layers>(predict::layers(s, profiles()));
+  o.layers = [](const scenario::Scenario& s, bool priced) {
+    return std::make_shared<predict::Layers>(predict::layers(s, profiles(), priced));
   };
   o.spread_floor = [](const scenario::Scenario& s) { return std::make_shared<predict::SpreadFloor>(s, profiles()); };
   o.split = [](const scenario::Scenario& s) { return predict::split_of(s, profiles()); };
@@ -106,7 +106,7 @@ std::optional<Drawn> candidate(const plan::Spread& spread, const std::vector<pla
 
 TEST_CASE("no candidate that fits undercuts its spread's bound, nor its structure's") {
   const unsigned scenarios = test::draws(40, "PIPEWRIGHT_BOUNDS");
-  int compared = 0, recomputing = 0, ruled_out = 0, offloading = 0, besides = 0;
+  int compared = 0, recomputing = 0, ruled_out = 0, offloading = 0, besides = 0, candidates_known = 0;
   const auto options = bounding();
   for (unsigned seed = 0; seed < scenarios; ++seed) {
     std::mt19937 random(seed);
@@ -171,7 +171,14 @@ TEST_CASE("no candidate that fits undercuts its spread's bound, nor its structur
                               ? bounds.of_offload(spread, structure, plan::with_required_environment(without))
                               : plan::SpreadBound{};
       besides += beside.known;
-      for (const auto& least : {bound, bounds.of_structure(spread, structure), beside}) {
+      const auto itself = chosen_offload ? plan::SpreadBound{} : bounds.of_candidate(spread, structure, one);
+      candidates_known += itself.known;
+      constexpr double any = std::numeric_limits<double>::max();
+      // Of what is not below some cost, only that is told.
+      const double enough = static_cast<double>(exact.step_ns) * (random() % 2 == 0 ? 0.95 : 1.05);
+      for (const auto& least :
+           {bound, bounds(spread, enough), bounds.of_kernels(spread), bounds.of_structure(spread, structure, any),
+            bounds.of_structure(spread, structure, enough), beside, itself}) {
         CHECK(least.lacking <= Bytes(0));
         CHECK(least.cost <= static_cast<double>(exact.step_ns));
       }
@@ -185,4 +192,5 @@ TEST_CASE("no candidate that fits undercuts its spread's bound, nor its structur
   CHECK(ruled_out > 0);
   CHECK(offloading > 0);
   CHECK(besides > 0);
+  CHECK(candidates_known > 0);
 }

@@ -17,6 +17,7 @@
 #include "pipewright/scenario/derived.hpp"
 #include "pipewright/scenario/fields.hpp"
 #include "pipewright/scenario/io.hpp"
+#include "pipewright/split_floor.hpp"
 
 using namespace pipewright;
 using test::accepted;
@@ -102,7 +103,7 @@ double ms(std::int64_t ns) { return static_cast<double>(ns) / 1e6; }
 TEST_CASE("any scenario: the estimate is within its bounds, a glance not above them, the floor below the exact step") {
   const profile::Profiles profiles({h200()});
   struct Worst {
-    double under = 0, over = 0, glance = 0, floor = 1;
+    double under = 0, over = 0, glance = 0, floor = 1, split = 1;
     unsigned under_at = 0, over_at = 0, glance_at = 0;
     int count = 0;
   };
@@ -123,12 +124,24 @@ TEST_CASE("any scenario: the estimate is within its bounds, a glance not above t
         CHECK(error <= bounds.over);
         CHECK(above <= bounds.over);
         CHECK(floor.forward_backward + floor.optimizer <= exact.forward_backward + exact.optimizer);
-        for (const bool any_size : {false, true})
-          for (const char* chunks : {"none", "1", "2", "3"}) {
-            if (const auto other = otherwise_split(text, chunks); other)
-              CHECK(static_cast<double>(predict::floor_of_any_split(*other, profiles, any_size).step_ns) <= step);
-          }
         Worst& of = worst[kind_of(s)];
+        for (const char* chunks : {"none", "1", "2", "3"}) {
+          const auto other = otherwise_split(text, chunks);
+          if (!other) continue;
+          for (const bool any_size : {false, true})
+            CHECK(static_cast<double>(predict::floor_of_any_split(*other, profiles, any_size).step_ns) <= step);
+          // Its kernels in the scenario's own split, without recompute and with the scenario's.
+          const predict::SpreadFloor spread(*other, profiles);
+          const auto split = predict::split_of(s, profiles);
+          const double in_split = static_cast<double>(spread.least(split).step_ns);
+          CHECK(in_split <= step);
+          of.split = std::min(of.split, in_split / step);
+          const bool in_full = s.settings.recompute_granularity.value_or("") == "full";
+          const bool offloads = s.settings.fine_grained_activation_offloading || s.settings.cpu_offloading;
+          if (in_full || offloads) continue;
+          const auto layers = predict::layers(s, profiles);
+          CHECK(static_cast<double>(spread.least(split, &layers).step_ns) <= step);
+        }
         ++of.count;
         if (-error > of.under) of.under = -error, of.under_at = seed;
         if (error > of.over) of.over = error, of.over_at = seed;
@@ -142,7 +155,7 @@ TEST_CASE("any scenario: the estimate is within its bounds, a glance not above t
       std::cout << kind << ": " << worst[kind].count << " scenarios, " << 100 * worst[kind].under << " % under (seed "
                 << worst[kind].under_at << "), " << 100 * worst[kind].over << " % over (seed " << worst[kind].over_at
                 << "), glance " << 100 * worst[kind].glance << " % over (seed " << worst[kind].glance_at << "), floor "
-                << 100 * worst[kind].floor << " %\n";
+                << 100 * worst[kind].floor << " %, of its split " << 100 * worst[kind].split << " %\n";
   }
 }
 

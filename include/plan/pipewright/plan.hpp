@@ -18,7 +18,6 @@
 namespace pipewright::predict {  // split_floor.hpp
 struct Layers;
 class SpreadFloor;
-struct Split;
 }  // namespace pipewright::predict
 
 namespace pipewright::plan {
@@ -177,9 +176,9 @@ struct Options {
   /// predict::floor_of_any_split: bounds of many structures at a time. Optional.
   std::function<predict::Prediction(const scenario::Scenario&, bool any_size)> floor_of_any_split;
   /// predict::layers, SpreadFloor and split_of: the same, and what its recompute makes fit. All or none; optional.
-  std::function<std::shared_ptr<const predict::Layers>(const scenario::Scenario&)> layers;
+  std::function<std::shared_ptr<const predict::Layers>(const scenario::Scenario&, bool priced)> layers;
   std::function<std::shared_ptr<const predict::SpreadFloor>(const scenario::Scenario&)> spread_floor;
-  std::function<predict::Split(const scenario::Scenario&)> split;
+  std::function<timeline::LayerSplit(const scenario::Scenario&)> split;
   std::function<void(const scenario::Scenario&, predict::Depth, predict::Prediction&)> scout;
   /// predict::compare. Optional.
   std::function<std::vector<predict::Comparison>(const scenario::Scenario&,

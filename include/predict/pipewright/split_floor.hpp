@@ -18,24 +18,14 @@ struct Layers {
   std::int64_t embedding = 0, head = 0;                ///< what these leave
   std::int64_t added_by_layer = 0, added_by_head = 0;  /// what a backward that begins there makes besides, at least
 };
-Layers layers(const scenario::Scenario& scenario, const profile::Profiles& profiles);
+/// `priced` false: without `works`, at half the price.
+Layers layers(const scenario::Scenario& scenario, const profile::Profiles& profiles, bool priced = true);
 /// Without prices: of two choices the less of what each layer keeps.
 Layers least_of(const Layers& one, const Layers& other);
 /// No layer keeps anything.
 Layers nothing_kept(const scenario::Scenario& scenario);
 
-/// How a structure splits the layers.
-struct Split {
-  struct Chunk {
-    int first = 0, layers = 0, flights = 0;  ///< flights: forwards before the rank's first backward
-    bool embedding = false, loss = false;
-  };
-  struct Rank {
-    std::vector<Chunk> chunks;
-    Bytes available;  ///< of the device to the allocator
-  };
-  std::vector<Rank> ranks;
-};
+using Split = timeline::LayerSplit;
 Split split_of(const scenario::Scenario& structure, const profile::Profiles& profiles);
 
 /// A choice of recompute as memory sees it: `layers` as they are, but of every chunk the first `block` as `replayed`
@@ -52,12 +42,17 @@ class SpreadFloor {
  public:
   /// `example`: any of its structures, without recompute and offload.
   SpreadFloor(const scenario::Scenario& example, const profile::Profiles& profiles);
+  SpreadFloor(const SpreadFloor&) = delete;
+  SpreadFloor& operator=(const SpreadFloor&) = delete;
+  ~SpreadFloor() = default;
   /// As floor_of_any_split: with the example's own layers, and the memory of a rank; times with other layers; of each
   /// layer with so much of the others'.
   Prediction least() const { return least(nullptr, {}); }
   Prediction least(const Layers& all) const { return least(&all, {}); }
   Prediction least(const Layers& some, const std::vector<double>& part) const { return least(&some, part); }
-  /// What a rank lacks at least; none: it may fit.
+  /// The same of one split, whose busiest rank may have more to do than the mean of all; `layers`: null for its own.
+  Prediction least(const Split& split, const Layers* layers = nullptr, const std::vector<double>& part = {}) const;
+  /// What a rank lacks at least; none or less: it may fit.
   Bytes lacking(const Split& split, const Replay& replay) const;
   /// Where a rank lacks memory with `kept` and activation offload may leave no more than `moved` of it: the copies
   /// without which it does not fit. What is moved of a layer is moved of all layers alike on the rank, in every
@@ -72,6 +67,7 @@ class SpreadFloor {
   model::Stages stages_;
   schedule::Config config_;
   timeline::Prices prices_;
+  timeline::SplitFloor floor_;
   model::LeastState state_;
   timeline::LeastCopies copies_;
 };

@@ -307,11 +307,38 @@ Estimate floor(const scenario::Scenario& scenario, const model::Stages& stages, 
                const profile::Profiles& profiles, const Prices& prices);
 /// The same for any split of these layers over as many ranks, in any number of chunks; `any_size`: or over more ranks,
 /// of as many GPUs in all.
-/// `other`: the same layers under another choice of recompute, of each (by its number) that part; no parts: all.
-struct LayerWorks;
 Estimate floor_of_any_split(const scenario::Scenario& scenario, const model::Stages& stages,
                             const schedule::Config& config, const profile::Profiles& profiles, const Prices& prices,
-                            bool any_size, const LayerWorks* other = nullptr, const std::vector<double>& part = {});
+                            bool any_size);
+/// How a structure splits the layers over ranks and chunks.
+struct LayerSplit {
+  struct Chunk {
+    int first = 0, layers = 0, flights = 0;  ///< flights: forwards before the rank's first backward
+    bool embedding = false, loss = false;
+    int mtp_layers = 0;
+  };
+  struct Rank {
+    std::vector<Chunk> chunks;
+    int warmup = 0;   ///< schedule::warmup
+    Bytes available;  ///< of the device to the allocator
+  };
+  std::vector<Rank> ranks;
+};
+struct LayerWorks;
+/// Floors of many splits of the same layers over as many ranks. `other`: the same layers under another choice of
+/// recompute, of each (by its number) that part; no parts: all.
+class SplitFloor {
+ public:
+  /// Of any structure that has them; refers to all that it is made of.
+  SplitFloor(const scenario::Scenario& scenario, const model::Stages& stages, const schedule::Config& config,
+             const profile::Profiles& profiles, const Prices& prices);
+  Estimate any(const LayerWorks* other = nullptr, const std::vector<double>& part = {}) const;
+  Estimate of(const LayerSplit& split, const LayerWorks* other = nullptr, const std::vector<double>& part = {}) const;
+
+ private:
+  class Sums;
+  std::shared_ptr<const Sums> sums_;
+};
 /// What layers have to do at least in every microbatch, for that: the same for all pipeline sizes.
 std::shared_ptr<const LayerWorks> layer_works(const scenario::Scenario& scenario, const model::Stages& stages,
                                               schedule::Config config, const profile::Profiles& profiles,
