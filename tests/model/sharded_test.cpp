@@ -457,7 +457,6 @@ TEST_CASE("what is not modelled of both is refused by name") {
     CAPTURE(std::string(other));
     CHECK(refused(fsdp_fp8({other}), "use_megatron_fsdp"));
   }
-  CHECK(refused(fsdp_fp8({"nccl_ub=true"}), "nccl_ub"));
   for (const char* other : {"data_parallel_sharding_strategy=optim", "data_parallel_sharding_strategy=optim_grads"})
     CHECK(refused(fsdp({other}), "data_parallel_sharding_strategy"));
   const auto host = with(one_stage(), {"optimizer_cpu_offload=true", "use_precision_aware_optimizer=true"});
