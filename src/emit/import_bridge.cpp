@@ -5,7 +5,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <cstring>
 #include <map>
 #include <optional>
 #include <set>
@@ -15,6 +14,7 @@
 #include "bridge_overlap.hpp"
 #include "bridge_precision.hpp"
 #include "bridge_providers.hpp"
+#include "bridge_values.hpp"
 #include "bridge_vocabulary.hpp"
 #include "emitted.hpp"
 #include "field_table.hpp"
@@ -490,27 +490,7 @@ class OverrideImporter {
       ignored_.insert(name);
       return;
     }
-    Assignment assignment = {field, {}};
-    if (field == "pipeline_model_parallel_layout" && literal.kind == Python::Kind::list)
-      assignment.second = layout_of(literal, where, name);
-    else if (field == "window_size" && literal.kind == Python::Kind::number)  // Gemma 3's: it counts the query itself
-      assignment.second = fmt::format("[{}, 0]", integer_of(literal, where, name) - 1);
-    else if (field == "rotary_base" && literal.kind == Python::Kind::list && literal.items.size() == 2)
-      assignment.second = literal.items.back().text;  // Gemma 3's: of windowed layers, of the others
-    else
-      assignment.second = yaml_of(literal, where, name);
-    // Newer names of the same.
-    const std::string word = unquoted(assignment.second);
-    if (field == "experimental_attention_variant" && word == "gdn") assignment.second = "gated_delta_net";
-    if (field == "cp_comm_type" && word == "allgather") assignment.second = "all_gather";
-    if (field == "moe_router_dtype" && word.starts_with("float")) assignment.second = "fp" + word.substr(5);
-    // Values that Megatron's router knows none of (core_r0.19.0 router.py:104-109, 387-396): its input's type, no loss.
-    if (field == "moe_router_dtype" && (word == "bf16" || word == "fp16")) assignment.second = "none";
-    if (field == "moe_router_load_balancing_type" && word == "noaux_tc") assignment.second = "\"none\"";
-    if (field == "window_attn_skip_freq")  // Gemma 4's list of truths
-      for (const auto& [truth, number] : {std::pair("true", "1"), std::pair("false", "0")})
-        for (auto at = assignment.second.find(truth); at != std::string::npos; at = assignment.second.find(truth))
-          assignment.second.replace(at, std::strlen(truth), number);
+    const Assignment assignment = {field, value_in_megatron(field, literal, where, name)};
     if (section == "comm_overlap") {
       has_comm_overlap_ = true;
       comm_overlap_.push_back(assignment);

@@ -161,12 +161,14 @@ std::shared_ptr<const SpreadBounds::Kernels> SpreadBounds::kernels(const Spread&
   return known;
 }
 
-std::optional<double> SpreadBounds::with_copies(const predict::SpreadFloor& floor, const predict::Split& split,
-                                                double time, const Replay& all, const Replay& moved) const {
-  if (floor.lacking(split, all) <= Bytes(0)) return time;
-  const auto copies = floor.moving(split, all, moved);
-  if (!copies) return std::nullopt;
-  return std::max(time, cost(*copies, objective_));
+SpreadBound SpreadBounds::with_copies(const predict::SpreadFloor& floor, const predict::Split& split, double time,
+                                      const Replay& all, const std::function<Replay()>& moved) const {
+  if (floor.lacking(split, all) <= Bytes(0)) return {time, Bytes(0), true};
+  const Replay least = moved();
+  const auto lacking = floor.lacking(split, least);
+  const auto copies = lacking > Bytes(0) ? std::nullopt : floor.moving(split, all, least);
+  if (!copies) return {time, std::max(lacking, Bytes(1)), true};
+  return {std::max(time, cost(*copies, objective_)), Bytes(0), true};
 }
 
 std::vector<SpreadBound> SpreadBounds::bound(const Spread& spread, const Kernels& kernels,
@@ -188,22 +190,14 @@ std::vector<SpreadBound> SpreadBounds::bound(const Spread& spread, const Kernels
     one.may_fit = one.may_fit || !better;
     return better;
   };
-  /// `moved`: of the choice with all moved that may; it is built where it is asked for.
   const auto with = [&](std::size_t n, double time, const Replay& all, const auto& moved) {
     Known& one = known[n];
     if (!open(one, time)) return;
-    time = std::max(time, one.bare);
-    if (floor.lacking(splits[n], all) > Bytes(0)) {
-      const Replay most = moved();
-      const auto lacks = floor.lacking(splits[n], most);
-      one.lacking = std::min(one.lacking, lacks);
-      if (lacks > Bytes(0)) return;
-      const auto copies = floor.moving(splits[n], all, most);
-      if (!copies) return;
-      time = std::max(time, cost(*copies, objective_));
-    }
+    const auto found = with_copies(floor, splits[n], std::max(time, one.bare), all, moved);
+    one.lacking = std::min(one.lacking, found.lacking);
+    if (found.lacking > Bytes(0)) return;
     one.may_fit = true;
-    one.least = std::min(one.least, time);
+    one.least = std::min(one.least, found.cost);
   };
   const auto time_of = [&](const predict::Split& split, const Layers& layers, const std::vector<double>& part = {}) {
     return cost(floor.least(split, &layers, part), objective_);
@@ -366,12 +360,9 @@ SpreadBound SpreadBounds::of_offload(const Spread& spread, const Structure& stru
       layers = moved_.keep(key, std::make_shared<const Moved>(timed, kept(without, timed)));
     }
     const auto split = options_.split(Space::without_work(structure.partial));
-    const Replay all{layers->first.get()}, moved{layers->second.get()};
-    const auto lacking = known->floor->lacking(split, moved);
     const double time = std::max(known->bare, cost(known->floor->least(split), objective_));
-    const auto copies = with_copies(*known->floor, split, time, all, moved);
-    if (lacking > Bytes(0) || !copies) return {time, std::max(lacking, Bytes(1)), true};
-    return {*copies, Bytes(0), true};
+    return with_copies(*known->floor, split, time, Replay{layers->first.get()},
+                       [&] { return Replay{layers->second.get()}; });
   } catch (const UsageError&) {
     return {};  // its candidates say why
   }

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -118,9 +119,10 @@ class SpreadBounds {
   SpreadBound bound(const Spread& spread, const Kernels& kernels, Overlap overlap, double enough);
   std::vector<predict::Split> splits(const Spread& spread, Overlap overlap) const;
 
-  /// `time`: of the kernels. What the copies without which it does not fit take, or they; none: nothing makes it fit.
-  std::optional<double> with_copies(const predict::SpreadFloor& floor, const predict::Split& split, double time,
-                                    const predict::Replay& all, const predict::Replay& moved) const;
+  /// `time`: of the kernels; that, or what the copies without which `all` does not fit take. `moved`: it with all moved
+  /// that may be, made where it is asked for.
+  SpreadBound with_copies(const predict::SpreadFloor& floor, const predict::Split& split, double time,
+                          const predict::Replay& all, const std::function<predict::Replay()>& moved) const;
 
   const Space& space_;
   const Options& options_;

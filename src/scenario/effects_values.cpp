@@ -73,9 +73,8 @@ constexpr RefusedValue value_rows[] = {
     {"TORCH_DISTRIBUTED_DEBUG", "a check of every collective over all ranks before it starts",
      [](const auto& value) { return in_capitals(value) == "DETAIL"; }},
     {"NVTE_ALLOW_NONDETERMINISTIC_ALGO",
-     "deterministic attention other than was measured: heads 128 wide or latent ones of 192 and 128, from cuDNN 9.18 "
-     "on "
-     "on Blackwell, without windows, sinks, caps, dropout, packing and context parallelism",
+     "deterministic attention other than was measured: heads 128 wide or latent ones of 192 and 128, on Blackwell "
+     "from cuDNN 9.18 on, without windows, sinks, caps, dropout, packing and context parallelism",
      [](const auto& value) { return value == "0"; },
      [](const Scenario& s) { return asks_for_determinism(s) && !attends_deterministically(s); }},
     {"MAMBA_DETERMINISTIC", "deterministic kernels of Mamba layers",

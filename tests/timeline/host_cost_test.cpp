@@ -71,6 +71,12 @@ std::vector<std::string> files() {
   return {result.begin(), result.end()};
 }
 
+std::vector<scenario::Scenario> scenarios_here() {
+  std::vector<scenario::Scenario> result;
+  for (const auto& file : files()) result.push_back(scenario::read(file));
+  return result;
+}
+
 const char* const switches[] = {
     "moe_router_fusion=true",
     "moe_permute_fusion=false",
@@ -131,8 +137,7 @@ TEST_CASE("no operation of any scenario here is priced as a bare launch, on any 
 
 TEST_CASE("whatever is switched on in a layer, its operations have host costs") {
   const auto profiles = shipped("h200-sxm");
-  std::vector<scenario::Scenario> scenarios;
-  for (const auto& file : files()) scenarios.push_back(scenario::read(file));
+  const auto scenarios = scenarios_here();
   int priced = 0;
   CHECK(rc::check([&] {
     auto s = *rc::gen::elementOf(scenarios);
@@ -201,8 +206,7 @@ HostTime host_time(const scenario::Scenario& s, const profile::Profiles& profile
 // maximum is taken, and quantized tensors are made for every expert.
 TEST_CASE("quantizing takes the host longer than not to, whatever the recipe, and casts of many weights are one call") {
   const auto profiles = shipped("h200-sxm");
-  std::vector<scenario::Scenario> scenarios;
-  for (const auto& file : files()) scenarios.push_back(scenario::read(file));
+  const auto scenarios = scenarios_here();
   int compared = 0;
   CHECK(rc::check([&] {
     auto s = *rc::gen::elementOf(scenarios);
