@@ -4,7 +4,19 @@
 
 namespace pipewright::model {
 
+/// Without bias_activation_fusion fc1's bias is a kernel of its own, and the sum takes the product's name (mlp.py,
+/// intermediate_parallel + bias_parallel). A broadcast keeps ATen from its kernel for plain rows, as an offset's stride
+/// does (both elementwise_kernel<128, 4>).
+std::uint32_t Activation::add_bias(std::uint32_t input) {
+  const Int columns = d_.gated ? 2 * width_ : width_;
+  const auto sum = make("fc1_output", 2 * d_.tokens * columns);
+  launch("bias", {"glu.offset", {d_.tokens, columns}});
+  w_.free(input);
+  return sum;
+}
+
 std::uint32_t Activation::forward(std::uint32_t& input, bool grad) {
+  if (d_.bias && !d_.fused_activation) input = add_bias(input);
   auto clamped_half = no_tensor;
   if (d_.clamped) {
     clamped_gate_ = make("clamped_gate", bytes());

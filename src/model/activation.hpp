@@ -38,6 +38,7 @@ class Activation {
 
  private:
   bool unfused() const { return d_.gated && !d_.fused_activation; }
+  std::uint32_t add_bias(std::uint32_t input);
   Int bytes() const { return 2 * d_.tokens * width_; }
   std::uint32_t make(const char* what, Int of_bytes) { return w_.allocate(owner_ + "." + what, of_bytes); }
   void launch(const char* what, profile::Key key) { w_.launch(kernels_ + what, std::move(key)); }

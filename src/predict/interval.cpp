@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <optional>
 
 #include "pipewright/effects.hpp"
 #include "pipewright/scenario/context.hpp"
@@ -100,17 +101,21 @@ struct OtherHosts {
   }
 };
 
+/// forward-backward and optimizer of the same program (stages are the same on every host) by the chunk-level engine.
+double estimated(const scenario::Scenario& scenario, const Run& run, const profile::Profiles& profiles, bool glance) {
+  const auto& config = run.program.config;
+  const auto quick = timeline::estimate(scenario, run.stages, config, profiles,
+                                        timeline::price(scenario, run.stages, profiles), {}, glance);
+  const auto step = quick ? *quick : timeline::extrapolate(scenario, run.stages, config, profiles);
+  return static_cast<double>(std::max<std::int64_t>(1, step.forward_backward + step.optimizer));
+}
+
 OtherHosts other_hosts(const Prediction& prediction, const scenario::Scenario& scenario, const Run& run,
                        const profile::Profiles& profiles) {
-  // Stages and program are the same on every host.
   const auto look = [&](double factor) {
     scenario::Scenario with = scenario;
     with.cluster.host_time_factor = factor;
-    const auto& config = run.program.config;
-    const auto quick =
-        timeline::estimate(with, run.stages, config, profiles, timeline::price(with, run.stages, profiles), {}, true);
-    const auto step = quick ? *quick : timeline::extrapolate(with, run.stages, config, profiles);
-    return static_cast<double>(std::max<std::int64_t>(1, step.forward_backward + step.optimizer));
+    return estimated(with, run, profiles, true);
   };
   OtherHosts result;
   // A derived profile's factor is a guess.
@@ -132,6 +137,30 @@ OtherHosts other_hosts(const Prediction& prediction, const scenario::Scenario& s
   result.longer_ns = std::max(0.0, look(result.slow_factor) / reference - 1) * step;
   if (fast < own) result.shorter_ns = std::max(0.0, 1 - look(fast) / reference) * step;
   return result;
+}
+
+/// The step where the copies of a host's GPUs slow each other as on other hosts, which differ more than their cores do
+/// (spreads of contention.gpus_N.copy_*). Nothing where no GPU copies beside another or the profile is of this host.
+std::optional<IntervalPart> other_copies(const Prediction& prediction, const scenario::Scenario& scenario,
+                                         const Run& run, const profile::Profiles& profiles) {
+  const auto offloads = [](const RankPrediction& rank) { return !rank.walk.offloaded.empty(); };
+  if (std::ranges::none_of(prediction.ranks, offloads) || timeline::copying_at_once(scenario) == 1) return {};
+  const auto names = timeline::copy_contention(profiles);
+  if (std::ranges::all_of(names, [&](const auto& name) { return profiles.scalar(name).spread == 0; })) return {};
+  const auto as_on = [&](double sigmas) {
+    auto all = profiles.all();
+    for (const auto& name : names) {
+      auto scalar = profiles.scalar(name);
+      scalar.value = std::max(1.0, scalar.value * (1 + sigmas * scalar.spread));
+      all.front().scalars[name] = scalar;
+    }
+    return profile::Profiles(std::move(all));
+  };
+  const double own = estimated(scenario, run, profiles, false), step = static_cast<double>(prediction.step_ns);
+  const auto change = [&](double sigmas) { return (estimated(scenario, run, as_on(sigmas), false) / own - 1) * step; };
+  return IntervalPart{"copies of several GPUs", std::max(0.0, -change(-sigmas_of_90_percent)),
+                      std::max(0.0, change(sigmas_of_90_percent)),
+                      fmt::format("{}: {}", names.front(), profiles.scalar(names.front()).source)};
 }
 
 /// What errs together: a family, or all kernels of one kind that a public table tells.
@@ -276,8 +305,10 @@ void judge(Prediction& prediction, const scenario::Scenario& scenario, const Run
   const double half = std::sqrt(variance);
   const OtherHosts others = other_hosts(prediction, scenario, run, profiles);
   if (others.longer_ns > 0 || others.shorter_ns > 0) parts.push_back(others.part());
-  prediction.interval_low_ns = std::llround(step - std::hypot(half, others.shorter_ns));
-  prediction.interval_high_ns = std::llround(step + std::hypot(half, others.longer_ns));
+  const auto copies = other_copies(prediction, scenario, run, profiles);
+  if (copies) parts.push_back(*copies);
+  prediction.interval_low_ns = std::llround(step - std::hypot(half, others.shorter_ns, copies ? copies->minus_ns : 0));
+  prediction.interval_high_ns = std::llround(step + std::hypot(half, others.longer_ns, copies ? copies->plus_ns : 0));
   prediction.origins = shares_of(kernels);
   prediction.ignored = scenario::let_through(scenario);
 

@@ -249,7 +249,7 @@ Prediction predict(const scenario::Scenario& scenario, const profile::Profiles& 
   std::ranges::move(memory.notes, std::back_inserter(result.notes));
   const bool copies =
       std::ranges::any_of(result.ranks, [](const RankPrediction& rank) { return !rank.walk.offloaded.empty(); });
-  if (copies && scenario.cluster.num_gpus > 1 && !timeline::knows_copy_contention(profiles))
+  if (copies && scenario.cluster.num_gpus > 1 && timeline::copy_contention(profiles).empty())
     result.notes.push_back(
         "copies of activation offload run at the speed of one GPU alone: the profile lacks contention.gpus_N.copy_d2h "
         "(capture --links), and GPUs of a host slow each other");

@@ -32,7 +32,13 @@ int measured_gpus(const profile::Profiles& profiles, const std::string& what) {
 
 }  // namespace
 
-bool knows_copy_contention(const profile::Profiles& profiles) { return measured_gpus(profiles, ".copy_d2h") > 1; }
+std::vector<std::string> copy_contention(const profile::Profiles& profiles) {
+  std::vector<std::string> names;
+  for (const std::string way : way_names)
+    if (const int gpus = measured_gpus(profiles, "." + way); gpus > 1)
+      names.push_back("contention.gpus_" + std::to_string(gpus) + "." + way);
+  return names;
+}
 
 double copies_at_once(const profile::Profiles& profiles, bool outwards, std::int64_t gpus) {
   const std::string copy = std::string(".") + way_names[outwards ? 0 : 1];

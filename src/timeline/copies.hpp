@@ -12,8 +12,6 @@
 
 namespace pipewright::timeline {
 
-/// GPUs of a host that copy at the same moment: those of one stage.
-std::int64_t copying_at_once(const scenario::Scenario& scenario);
 /// Time of a copy over its time alone, while so many GPUs of a host copy that way; 1 where that was not measured.
 double copies_at_once(const profile::Profiles& profiles, bool outwards, std::int64_t gpus);
 

@@ -66,6 +66,9 @@ TEST_CASE("what is born dies, whatever the layer is made of; kernels have famili
       {"position_embedding_type=none"},
       {"position_embedding_type=learned_absolute", "max_position_embeddings=8192", "normalization=LayerNorm"},
       {"hidden_dropout=0.1", "add_bias_linear=true", "gated_linear_unit=false"},
+      {"add_bias_linear=true", "bias_activation_fusion=false"},
+      {"add_bias_linear=true", "bias_activation_fusion=false", "gated_linear_unit=false",
+       "recompute_granularity=selective", "recompute_modules=[mlp]"},
       {"hidden_dropout=0.1", "bias_dropout_fusion=false"},
       {"hidden_dropout=0.1", "bias_dropout_fusion=false", "recompute_granularity=full", "recompute_method=uniform",
        "recompute_num_layers=3"},
@@ -96,6 +99,28 @@ TEST_CASE("dropout apart from the residual saves the same mask, and is launched 
     CHECK(outputs(fused) == 0);
     CHECK(outputs(apart) == 2 * 2 * tokens / t * h);
   }
+}
+
+TEST_CASE("without a fused activation fc1's bias is added by a kernel of its own, which keeps nothing") {
+  for (const char* gated : {"gated_linear_unit=true", "gated_linear_unit=false"})
+    for (const char* precision : {"fp8=none", "fp8=hybrid"}) {
+      CAPTURE(std::string(gated));
+      CAPTURE(std::string(precision));
+      const auto apart = with(llama70b(), {gated, precision, "bias_activation_fusion=false"});
+      const auto plain = test::build(apart), biased = test::build(with(apart, {"add_bias_linear=true"}));
+      const auto adds = [](const model::Stages& stages) {
+        std::int64_t columns = 0;
+        const auto& layer = inner_layer(stages);
+        for (const auto& step : layer.forward)
+          if (step.kind == Step::Kind::launch && layer.kernels[step.index].name == "mlp.bias")
+            columns += layer.kernels[step.index].key.dims.at(1);
+        return columns;
+      };
+      CHECK(adds(plain) == 0);
+      CHECK(adds(biased) == (std::string_view(gated).ends_with("true") ? 2 : 1) * 28672 / t);
+      CHECK(adds(test::build(with(apart, {"add_bias_linear=true", "bias_activation_fusion=true"}))) == 0);
+      CHECK(saved(inner_layer(biased)) == saved(inner_layer(plain)));
+    }
 }
 
 TEST_CASE("parameters of all ranks are the model's") {

@@ -44,6 +44,36 @@ TEST_CASE("hosts that are to be expected stay inside, whether the step waits for
   }
 }
 
+TEST_CASE(
+    "copies of several GPUs at once, as other hosts make them, stay inside; one GPU's and a known host's widen "
+    "nothing") {
+  const auto part = [](const predict::Prediction& p) {
+    for (const auto& cause : p.interval_parts)
+      if (cause.cause == "copies of several GPUs") return cause;
+    return predict::IntervalPart{};
+  };
+  const auto profiles = profile_of("h200-sxm");
+  const auto s = scenario_of("w_off4");
+  const auto p = predict::predict(s, profiles);
+  CHECK(part(p).plus_ns > 0.05 * static_cast<double>(p.step_ns));
+  const auto with = [&](double to_host, double from_host, double spread) {
+    auto all = profiles.all();
+    for (const auto& [name, value] :
+         {std::pair("contention.gpus_4.copy_d2h", to_host), std::pair("contention.gpus_4.copy_h2d", from_host)}) {
+      all.front().scalars.at(name).value = value;
+      all.front().scalars.at(name).spread = spread;
+    }
+    return predict::predict(s, profile::Profiles(std::move(all)));
+  };
+  CHECK(with(1.59, 1.29, 0).step_ns < p.interval_high_ns);  // hosts that were measured
+  CHECK(with(1.05, 1.05, 0).step_ns > p.interval_low_ns);
+  CHECK(part(with(1.59, 1.29, 0)).plus_ns == 0);
+  auto one = s;
+  one.cluster.num_gpus = one.cluster.gpus_per_node = 1;
+  one.settings.global_batch_size = s.settings.global_batch_size / s.cluster.num_gpus;
+  CHECK(part(predict::predict(one, profiles)).plus_ns == 0);
+}
+
 TEST_CASE("who states the host gets a narrower interval") {
   const auto profiles = profile_of("h100-sxm");
   auto s = scenario_of("t_qwen30");

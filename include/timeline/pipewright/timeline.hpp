@@ -237,8 +237,11 @@ struct Result {
   int last_rank = 0;  ///< the rank that finishes forward-backward last
 };
 
-/// Whether the profiles know how copies of several GPUs of a host slow each other (activation offload).
-bool knows_copy_contention(const profile::Profiles& profiles);
+/// The profiles' scalars of how copies of several GPUs of a host slow each other (activation offload), to the host and
+/// from it; none where no profile knows.
+std::vector<std::string> copy_contention(const profile::Profiles& profiles);
+/// GPUs of a host whose copies run at the same moment: those of one stage, which do the same.
+std::int64_t copying_at_once(const scenario::Scenario& scenario);
 /// The least that copies to the host and back take which each GPU of a stage makes at the same moment. Beside copies
 /// the other way a copy takes longer: with all of one way done beside the other or apart, whichever is shorter.
 class LeastCopies {
