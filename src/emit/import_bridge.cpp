@@ -442,6 +442,10 @@ class OverrideImporter {
       return;
     }
     if (section == "model" && holds_spec(field)) return specification_of_layers(field, literal, where);
+    if (section == "model" && field == "quant_recipe") {  // an object, in Megatron --te-precision-config-file
+      if (literal.kind != Python::Kind::none) refuse(field, last_name(literal.text), where);
+      return;
+    }
     if (section == "comm_overlap" && field == overlap_table) {
       overlap_table_ = {literal, where};
       return;

@@ -483,8 +483,8 @@ Dimensions::Dimensions(const Scenario& sc, const profile::Device& device) : gpu(
   ring_link = way_of(sc, t * context.heads, context.ring);
   dp_link = way_of(sc, t, cp * dp);
   precision = {recipe_of(sc, gpu), gpu.fp8_layouts == std::vector{profile::Layout::tn}};
-  fp8_parameters = precision.quantized() &&
-                   (o.fp4 ? o.fp4_param || o.fp4_param_gather : o.fp8_param || o.fp8_param_gather);
+  fp8_parameters =
+      precision.quantized() && (o.fp4 ? o.fp4_param || o.fp4_param_gather : o.fp8_param || o.fp8_param_gather);
   const auto te = scenario::te_version(sc.software);
   precision.casts_order = precision.recipe == Recipe::nvfp4 ? te.at_least(2, 17) : te.at_least(2, 12);
   precision.weights_ordered = te.at_least(2, 18) && !fp8_parameters;

@@ -75,8 +75,8 @@ void Experts::drop_forward_copy(Operand& operand, bool grad) {
   if (!grad || d_.frozen() || operand.transpose != no_tensor) w_.release(operand.data);
 }
 
-/// cuBLAS' order of scales, where casts did not write it (precision.hpp): one kernel for an operand of all experts, 64 at
-/// a time, reads and writes them before the products (TE pytorch/csrc/extensions/swizzle.cpp,
+/// cuBLAS' order of scales, where casts did not write it (precision.hpp): one kernel for an operand of all experts, 64
+/// at a time, reads and writes them before the products (TE pytorch/csrc/extensions/swizzle.cpp,
 /// multi_tensor_swizzle_scales_for_gemm).
 void Experts::swizzled_scales(const Group& group, Product product) {
   const auto& p = d_.precision;

@@ -99,8 +99,9 @@ Operand LinearWriter::quantize(const std::string& name, Int rows, Int cols, bool
 }
 
 // TE csrc/extensions/cast.cpp: one kernel for all with delayed scaling and both copies (multi_tensor_quantize_impl) and
-// in NVFP4, maxima and casts alike (from 2.12 on, split_quantize_nvfp4_impl: 64 experts of rows in whole blocks of 128),
-// else one expert after the other, in one call. Before the first the host makes every expert's quantized tensors ready.
+// in NVFP4, maxima and casts alike (from 2.12 on, split_quantize_nvfp4_impl: 64 experts of rows in whole blocks of
+// 128), else one expert after the other, in one call. Before the first the host makes every expert's quantized tensors
+// ready.
 Operand LinearWriter::quantize_each(const std::string& name, Int experts, Int rows, Int cols, bool row,
                                     bool transpose) {
   const Recipe recipe = d_.precision.recipe;

@@ -34,9 +34,9 @@ constexpr Int nvfp4_block = 256;
 
 struct Precision {
   Recipe recipe = Recipe::bf16;
-  bool tn_only = true;          ///< the tensor cores take FP8 operands in one layout
-  bool casts_order = false;     ///< scales of activations and gradients, for cuBLAS
-  bool weights_ordered = false; ///< scales of weights are, by their casts
+  bool tn_only = true;           ///< the tensor cores take FP8 operands in one layout
+  bool casts_order = false;      ///< scales of activations and gradients, for cuBLAS
+  bool weights_ordered = false;  ///< scales of weights are, by their casts
   bool quantized() const { return recipe != Recipe::bf16; }
   bool per_tensor() const { return recipe == Recipe::tensorwise || recipe == Recipe::delayed; }
   /// Scales along the inner dimension: a column-wise copy is made with the row-wise one.

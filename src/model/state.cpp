@@ -35,11 +35,11 @@ void StateWriter::construct_module(const std::vector<Parameter>& parameters) {
     if (p.frozen)  // stays what the module made
       hold_from_start("frozen parameters", copy(false));
     else
-      made.push_back(made_in_shards() ? no_tensor
-                                      : construction_.allocate(
-                                            "parameters", d_.precision.recipe == Recipe::nvfp4 && p.fp8
-                                                              ? d_.precision.buffered_bytes(p.elements, true)
-                                                              : copy(false)));
+      made.push_back(made_in_shards()
+                         ? no_tensor
+                         : construction_.allocate("parameters", d_.precision.recipe == Recipe::nvfp4 && p.fp8
+                                                                    ? d_.precision.buffered_bytes(p.elements, true)
+                                                                    : copy(false)));
     // NVFP4: the buffers take the row-wise data over, scales stay.
     if (p.fp8 && d_.precision.recipe == Recipe::nvfp4)
       hold_from_start("scales of parameters", copy(false) - d_.precision.buffered_bytes(p.elements, true));
@@ -69,8 +69,9 @@ void StateWriter::share_parameters(const Buffer& buffer, const std::vector<std::
     std::vector<std::uint32_t> unit;
     for (; next < buffer.of.size() && buffer.parameters[next].first < end; ++next) {
       const auto& [from, to] = buffer.parameters[next];
-      unit.push_back(made_in_shards() ? construction_.allocate("parameters", d_.precision.buffered_bytes(to - from, buffer.fp8))
-                                      : made[buffer.of[next]]);
+      unit.push_back(made_in_shards()
+                         ? construction_.allocate("parameters", d_.precision.buffered_bytes(to - from, buffer.fp8))
+                         : made[buffer.of[next]]);
     }
     const Int bytes = d_.precision.buffered_bytes(end - begin, buffer.fp8);
     hold_from_start("parameters", bytes / ranks);

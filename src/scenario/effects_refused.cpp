@@ -38,12 +38,15 @@ bool exchanges_rows(const Scenario& s) {
 constexpr const char* nvfp4_parameters =
     "parameters kept in NVFP4 but by fp4_param and fp4_param_gather with the distributed optimizer, fp32 main "
     "parameters "
-    "apart from Adam's (no use_precision_aware_optimizer, no adapters), from Transformer Engine 2.14 and Megatron Core "
-    "0.17 on";
+    "apart from Adam's (use_precision_aware_optimizer with another fp8_recipe than delayed only), without adapters, "
+    "from "
+    "Transformer Engine 2.14 and Megatron Core 0.17 on";
 bool keeps_nvfp4(const Scenario& s) {
   const auto& o = s.settings;
   if (!o.fp4) return true;  // Megatron says so itself
-  return o.fp4_param && o.fp4_param_gather && o.use_distributed_optimizer && !o.use_precision_aware_optimizer &&
+  const bool main_apart = !o.use_precision_aware_optimizer ||
+                          (o.main_params_dtype == "fp32" && o.fp8_recipe.value_or("delayed") != "delayed");
+  return o.fp4_param && o.fp4_param_gather && o.use_distributed_optimizer && main_apart && !o.optimizer_cpu_offload &&
          !o.use_megatron_fsdp && o.lora_target_modules.empty() && te_version(s.software).at_least(2, 14) &&
          core_version(s.software) >= Version::v0_17;
 }
