@@ -346,13 +346,14 @@ void scaled_along_k(Grid& g, bool quick) {
   for (const I experts : quick ? List{8} : List{4, 8, 16, 32})
     for (const I rows : quick ? List{32768} : List{8192, 16384, 32768, 65536})
       for (const auto& [in, out] : {std::pair<I, I>{7168, 4096}, {2048, 7168}, {4096, 3072}, {1536, 4096}})
-        for (const I forward : {0, 1}) {
-          g.add("gemm.grouped.mxfp8.tn", {experts, rows, forward ? out : in, forward ? in : out});
-          if (!forward) continue;
-          g.add("gemm.grouped.mxfp8.tn.acc_f32", {experts, rows, out, in});
-          g.add("gemm.grouped.mxfp8.tn.acc_bf16", {experts, rows, out, in});
-          if (rows == 32768) g.add("gemm.grouped.mxfp8.tn.out_bf16", {experts, rows, out, in});
-        }
+        for (const std::string family : {"gemm.grouped.mxfp8.tn", "gemm.grouped.nvfp4.tn"})
+          for (const I forward : {0, 1}) {
+            g.add(family, {experts, rows, forward ? out : in, forward ? in : out});
+            if (!forward) continue;
+            g.add(family + ".acc_f32", {experts, rows, out, in});
+            g.add(family + ".acc_bf16", {experts, rows, out, in});
+            if (rows == 32768) g.add(family + ".out_bf16", {experts, rows, out, in});
+          }
   for (const char* f : {"quantize.mxfp8", "quantize.nvfp4"})
     g.product(
         f, {quick ? List{4096} : List{4096, 1024, 16384, 65536}, quick ? List{8192} : List{4096, 2048, 8192, 28672}});

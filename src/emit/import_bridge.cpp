@@ -194,6 +194,7 @@ class OverrideImporter {
     }
     if (section == "model" && field == model_provider) return provider(value.text, where);
     if (section == "model" && holds_spec(field)) return specification_of_layers(field, value, where);
+    if (section == "model" && field == "quant_recipe") return set(section, field, value, where);
     if (field == overlap_table) {
       if (section == "comm_overlap" || !value.entries.empty())
         overlap_table_ = {value, where};  // cfg.model's is what was made of it
@@ -442,6 +443,10 @@ class OverrideImporter {
       return;
     }
     if (section == "model" && holds_spec(field)) return specification_of_layers(field, literal, where);
+    if (section == "model" && field == "quant_recipe") {  // an object, in Megatron --te-precision-config-file
+      if (literal.kind != Python::Kind::none) refuse(field, last_name(literal.text), where);
+      return;
+    }
     if (section == "comm_overlap" && field == overlap_table) {
       overlap_table_ = {literal, where};
       return;

@@ -224,9 +224,10 @@ void Completion::grouped_and_casts() {
       follow_dense(name, name, plain, plain);
   }
   if (!anchors_.contains("gemm.mxfp8.tn")) return;
-  for (const char* ending : {"", ".acc_f32", ".acc_bf16", ".out_bf16"})
-    follow_dense(fmt::format("gemm.grouped.fp8.tn{}", ending), fmt::format("gemm.grouped.mxfp8.tn{}", ending),
-                 fmt::format("gemm.fp8.tn{}", ending), fmt::format("gemm.mxfp8.tn{}", ending));
+  for (const char* recipe : {"mxfp8", "nvfp4"})
+    for (const char* ending : {"", ".acc_f32", ".acc_bf16", ".out_bf16"})
+      follow_dense(fmt::format("gemm.grouped.fp8.tn{}", ending), fmt::format("gemm.grouped.{}.tn{}", recipe, ending),
+                   fmt::format("gemm.fp8.tn{}", ending), fmt::format("gemm.{}.tn{}", recipe, ending));
   const auto bytes = [](const char* name) { return profile::family(name).bytes({1, 1}); };
   const auto by_bytes = [&](const char* cast, double beyond, const std::string& why) {
     const double more = bytes(cast) / bytes("cast_transpose.fp8");

@@ -483,6 +483,11 @@ Dimensions::Dimensions(const Scenario& sc, const profile::Device& device) : gpu(
   ring_link = way_of(sc, t * context.heads, context.ring);
   dp_link = way_of(sc, t, cp * dp);
   precision = {recipe_of(sc, gpu), gpu.fp8_layouts == std::vector{profile::Layout::tn}};
+  fp8_parameters =
+      precision.quantized() && (o.fp4 ? o.fp4_param || o.fp4_param_gather : o.fp8_param || o.fp8_param_gather);
+  const auto te = scenario::te_version(sc.software);
+  precision.casts_order = precision.recipe == Recipe::nvfp4 ? te.at_least(2, 17) : te.at_least(2, 12);
+  precision.weights_ordered = te.at_least(2, 18) && !fp8_parameters;
   fp8_attention = scenario::attends_in_fp8(sc);
   if (fp8_attention && !times_fp8_attention(device, mla, precision.recipe == Recipe::mxfp8))
     throw UsageError(scenario::position(sc, "settings.fp8_dot_product_attention"), "settings.fp8_dot_product_attention",
@@ -491,7 +496,6 @@ Dimensions::Dimensions(const Scenario& sc, const profile::Device& device) : gpu(
   fused_qkv_rope = o.fused_single_qkv_rope && !has(sc.ignore, "fused_single_qkv_rope");
   deterministic_attention = scenario::attends_deterministically(sc) && times_deterministic_attention(device, mla) &&
                             !has(sc.ignore, "NVTE_ALLOW_NONDETERMINISTIC_ALGO");
-  fp8_parameters = precision.quantized() && (o.fp8_param || o.fp8_param_gather);
   fp8_cached_weights = !o.disable_parameter_transpose_cache;
   if (fsdp && fp8_parameters) {
     // Released after each pass of a unit (release_module_parameters). Kept, those of the last backward serve: from 0.17

@@ -7,6 +7,7 @@
 // rows are padded for every expert, casts are made expert by expert.
 #include "experts.hpp"
 
+#include <numeric>
 #include <utility>
 
 namespace pipewright::model {
@@ -74,21 +75,32 @@ void Experts::drop_forward_copy(Operand& operand, bool grad) {
   if (!grad || d_.frozen() || operand.transpose != no_tensor) w_.release(operand.data);
 }
 
-/// cuBLAS' order of scales: one kernel for an operand of all experts, 64 at a time, reads and writes them before the
-/// products (TE pytorch/csrc/extensions/swizzle.cpp, multi_tensor_swizzle_scales_for_gemm).
-void Experts::swizzled_scales(Int a, Int b) {
-  if (!fp8_ || d_.precision.recipe != Recipe::mxfp8) return;
-  constexpr Int block = 32, experts_a_kernel = 64;
-  w_.transient("workspace", (a + b) / block);
-  for (const Int elements : {a, b}) {
+/// cuBLAS' order of scales, where casts did not write it (precision.hpp): one kernel for an operand of all experts, 64
+/// at a time, reads and writes them before the products (TE pytorch/csrc/extensions/swizzle.cpp,
+/// multi_tensor_swizzle_scales_for_gemm).
+void Experts::swizzled_scales(const Group& group, Product product) {
+  const auto& p = d_.precision;
+  if (!fp8_ || !p.scaled_by_block()) return;
+  constexpr Int experts_a_kernel = 64;
+  const Int block = p.recipe == Recipe::mxfp8 ? 32 : 16;
+  std::vector<Int> operands;
+  if (product != Product::dgrad && !p.casts_order) operands.push_back(rows() * group.in);
+  if (product != Product::forward && !p.casts_order) operands.push_back(rows() * group.out);
+  if (product != Product::wgrad && !p.weights_ordered) operands.push_back(d_.moe.local * group.in * group.out);
+  const Int all = std::accumulate(operands.begin(), operands.end(), Int{0});
+  if (all > 0) w_.transient("workspace", all / block);
+  for (const Int elements : operands) {
     w_.launch("experts' swizzled scales", {"copy.d2d", {elements / block}});
     w_.stands_for(static_cast<int>((d_.moe.local + experts_a_kernel - 1) / experts_a_kernel));
     w_.within_call(1);
   }
 }
 
-/// In 16 bits each product clears cuBLAS's semaphores first; traced products in FP8 do not.
-int Experts::launches() const { return static_cast<int>((fp8_ ? 1 : 2) * d_.moe.local); }
+/// In 16 bits each product clears cuBLAS's semaphores first; traced products in FP8 do not. In NVFP4 a kernel before
+/// each makes the factor of its two tensors.
+int Experts::launches() const {
+  return static_cast<int>((fp8_ && d_.precision.recipe != Recipe::nvfp4 ? 1 : 2) * d_.moe.local);
+}
 
 void Experts::gemm(const Group& group, Product product) {
   const bool forward = product == Product::forward;
@@ -96,7 +108,7 @@ void Experts::gemm(const Group& group, Product product) {
                              : forward ? "gemm.grouped.bf16.tn"
                                        : "gemm.grouped.bf16.nn";
   const Int n = forward ? group.out : group.in, k = forward ? group.in : group.out;
-  swizzled_scales(rows() * k, d_.moe.local * n * k);
+  swizzled_scales(group, product);
   w_.launch(group.name + suffix(product), {family, {d_.moe.local, rows(), n, k}});
   w_.stands_for(launches());
 }
@@ -112,7 +124,7 @@ void Experts::weight_gradient(const Group& group) {
   if (d_.frozen()) return;
   std::string family = fp8_ ? product_family(d_.precision.recipe, "gemm.grouped.", true) : "gemm.grouped.bf16.nt";
   const auto gradient = make_gradient(group, family, fp8_);
-  swizzled_scales(rows() * group.in, rows() * group.out);
+  swizzled_scales(group, Product::wgrad);
   w_.launch(group.name + " wgrad", {family, {d_.moe.local, rows(), group.out, group.in}});
   w_.stands_for(launches());
   w_.completes(static_cast<int>(d_.moe.local));

@@ -56,7 +56,7 @@ class Experts : public LocalExperts {
 
  private:
   Operand input(const Group& group, bool grad);
-  void swizzled_scales(Int a, Int b);  ///< elements of both operands
+  void swizzled_scales(const Group& group, Product product);
   void gemm(const Group& group, Product product);
   int launches() const;  ///< of one of its products for all experts
   void weight_gradient(const Group& group);

@@ -11,6 +11,13 @@ bool of_mlp(const Linear& linear) {
   return linear.name.ends_with("fc1") || linear.name.ends_with("fc2") || linear.name.starts_with("mamba.");
 }
 
+/// Kernels behind a cast of its own call: a maximum is cleared, taken, made a scale; NVFP4's is cleared, taken, copied
+/// for the second copy, and then the cast (TE pytorch/csrc/quantizer.cpp).
+int launches_of(const profile::Key& cast) {
+  if (cast.family == "quantize.nvfp4") return 4;
+  return cast.family == "amax" ? 3 : 1;
+}
+
 /// Workspace of TE's norm backward: a CTA's partial sums of dgamma (and dbeta) in fp32, as many CTAs as fit on the
 /// multiprocessors (TE common/normalization/*/*_bwd_semi_cuda_kernel.cu): three each for RMSNorm, two for LayerNorm
 /// (396 and 2 x 264 rows of 4096 in recorded allocations of 132).
@@ -70,16 +77,18 @@ void LinearWriter::norm(const std::string& name, bool forward, Int rows, Int col
   w_.launch(name + (forward ? " forward" : " backward"), norm_key(forward, rows, cols));
 }
 
-// `shard`: a part of a sequence-parallel tensor. Current scaling takes the maximum over all parts, so that the gathered
-// tensor has one scale (TE pytorch/module/layernorm_linear.py:234, linear.py:810-825: amax reduction group).
+// `shard`: a part of a sequence-parallel tensor. Current scaling and NVFP4 take the maximum over all parts, so that the
+// gathered tensor has one scale (TE pytorch/module/layernorm_linear.py:234, linear.py:810-825 and
+// _customize_quantizers_nvfp4: amax reduction group); NVFP4's cast has two, of rows and of mixed columns.
 Operand LinearWriter::quantize(const std::string& name, Int rows, Int cols, bool row, bool transpose, bool with_amax,
                                bool shard) {
   const Operand result = copies(name, rows, cols, row, transpose);
   const bool current = d_.precision.recipe == Recipe::tensorwise;
   if (with_amax && current) w_.launch(name + " amax", {"amax", {rows * cols}});
-  if (shard && current) {
+  if (shard && d_.precision.shares_maximum()) {
     // quantizer.cpp of TE calls allreduce_coalesced(...)->wait(): on the communicator's own stream.
-    w_.collective(Purpose::tp, name + " amax all-reduce", "all_reduce", d_.t, sizeof(float), d_.tp_link,
+    const Int maxima = d_.precision.recipe == Recipe::nvfp4 && row && transpose ? 2 : 1;
+    w_.collective(Purpose::tp, name + " amax all-reduce", "all_reduce", d_.t, maxima * Int{sizeof(float)}, d_.tp_link,
                   Stream::communication);
     w_.wait(Stream::communication);
   }
@@ -89,12 +98,14 @@ Operand LinearWriter::quantize(const std::string& name, Int rows, Int cols, bool
   return result;
 }
 
-// TE csrc/extensions/cast.cpp, multi_tensor_quantize_impl: one kernel for all with delayed scaling and both copies,
-// else one expert after the other, in one call. Before the first the host makes every expert's quantized tensors ready.
+// TE csrc/extensions/cast.cpp: one kernel for all with delayed scaling and both copies (multi_tensor_quantize_impl) and
+// in NVFP4, maxima and casts alike (from 2.12 on, split_quantize_nvfp4_impl: 64 experts of rows in whole blocks of
+// 128), else one expert after the other, in one call. Before the first the host makes every expert's quantized tensors
+// ready.
 Operand LinearWriter::quantize_each(const std::string& name, Int experts, Int rows, Int cols, bool row,
                                     bool transpose) {
   const Recipe recipe = d_.precision.recipe;
-  const bool at_once = recipe == Recipe::delayed && transpose;
+  const bool at_once = (recipe == Recipe::delayed && transpose) || recipe == Recipe::nvfp4;
   const Int of_one = at_once ? rows : (rows + experts - 1) / experts;
   Casts all;
   if (recipe == Recipe::tensorwise) all.push_back({name + " amax", {"amax", {of_one * cols}}});
@@ -116,7 +127,7 @@ void LinearWriter::launch_others(std::span<const NamedKey> casts, Int others) {
     Kernel kernel;
     kernel.name = name + " of the other experts";
     kernel.share = static_cast<double>(others);
-    kernel.launches = static_cast<int>(others) * (key.family == "amax" ? 3 : 1);
+    kernel.launches = static_cast<int>(others) * launches_of(key);
     kernel.within_call = true;
     kernel.key = key;
     w_.launch(std::move(kernel));
@@ -161,7 +172,8 @@ void LinearWriter::cast_weight(const Linear& linear, Int experts) {
   if (!linear.fp8) return;
   const Precision& p = d_.precision;
   const bool parameters = d_.fp8_parameters && !linear.bf16_weight;
-  if (parameters && (!p.per_tensor() || !p.two_copies())) return;  // both copies are the parameter's own
+  const bool transposes = p.per_tensor() ? p.two_copies() : p.recipe == Recipe::nvfp4;
+  if (parameters && !transposes) return;  // both copies are the parameter's own
   // Frozen ones were transposed before the first step, kept ones by Megatron-FSDP's hooks.
   if (parameters && (linear.frozen || d_.transposing_forwards == 0)) return;
   const bool every_time = !d_.fp8_cached_weights && !parameters;
@@ -169,7 +181,9 @@ void LinearWriter::cast_weight(const Linear& linear, Int experts) {
   if (!every_time) w_.microbatches(0, parameters ? d_.transposing_forwards : 1);
   Casts casts;
   if (parameters) {
-    casts = {{linear.name + " weight transpose", {"transpose.fp8", {linear.out, linear.in}}}};
+    // NVFP4's are half a byte and a scale for 16 (post_all_gather_processing, _nvfp4_2d_multi_tensor_transpose).
+    const Int in = p.recipe == Recipe::nvfp4 ? linear.in / 2 + linear.in / 16 : linear.in;
+    casts = {{linear.name + " weight transpose", {"transpose.fp8", {linear.out, in}}}};
   } else if (!p.per_tensor()) {
     casts = casts_by_block(linear.name + " weight cast", linear.out, linear.in, true);
   } else {
@@ -217,7 +231,7 @@ void LinearWriter::gemm_part(const Linear& linear, Product product, Int parts) {
                              : forward  ? "gemm.bf16.tn"
                                         : "gemm.bf16.nn";
   const Int m = forward ? linear.out : linear.in, k = forward ? linear.in : linear.out;
-  if (linear.fp8) swizzled_scales(m, rows(linear) / parts, k);
+  scales(linear, product, rows(linear) / parts);
   w_.launch(linear.name + suffix(product), {family, {m, rows(linear) / parts, k}}, sm_share_);
 }
 
@@ -263,20 +277,43 @@ void LinearWriter::gemm(const Linear& linear, Product product) {
   }
 }
 
-/// cuBLAS takes scales of blocks in an order of its own: TE writes both operands' anew for the product
-/// (TE common/swizzle, pytorch/cpp_extensions/gemm.py).
-void LinearWriter::swizzled_scales(Int m, Int n, Int k) {
-  if (!d_.precision.scaled_by_block()) return;
-  const Int block = d_.precision.recipe == Recipe::mxfp8 ? 32 : 16;
-  w_.transient("workspace", (m + n) * k / block);
+/// What a product of `rows` tokens waits for: scales of operands that are not in cuBLAS' order yet (precision.hpp; what
+/// is gathered comes as its parts were cast, which is in no order), and of NVFP4 the factor of both tensors (TE
+/// common/gemm/cublaslt_gemm.cu, nvte_nvfp4_compute_per_tensor_scale).
+void LinearWriter::scales(const Linear& linear, Product product, Int rows) {
+  const auto& p = d_.precision;
+  if (!linear.fp8 || !p.scaled_by_block()) return;
+  Int elements = 0;
+  int launches = p.recipe == Recipe::nvfp4 ? 1 : 0;
+  const auto operand = [&](bool ordered, Int n) {
+    if (ordered) return;
+    elements += n;
+    ++launches;
+  };
+  if (product != Product::wgrad) operand(p.weights_ordered && !linear.bf16_weight, linear.in * linear.out);
+  if (product != Product::dgrad) operand(p.casts_order && (linear.row || !gathers(linear)), rows * linear.in);
+  if (product != Product::forward) operand(p.casts_order && !(linear.row && gathers(linear)), rows * linear.out);
+  if (elements > 0) w_.transient("workspace", elements / (p.recipe == Recipe::mxfp8 ? 32 : 16));
+  if (launches == 0) return;
   w_.launch("swizzled scales", {"small", {}});
+  w_.stands_for(launches);
+}
+
+/// The gathered parts of a transposed copy, side by side: data and scales (TE pytorch/distributed.py,
+/// _post_process_nvfp4_gather). Frees `gathered`.
+std::uint32_t LinearWriter::joined(const std::string& name, std::uint32_t gathered, const std::string& owner,
+                                   Int bytes) {
+  const auto whole = w_.allocate(owner, bytes);
+  w_.launch(name + " joined", {"copy.d2d", {bytes}});
   w_.stands_for(2);
+  w_.free(gathered);
+  return whole;
 }
 
 void LinearWriter::weight_gradient(const Linear& linear, double sm_share) {
   if (linear.frozen) return;
   std::string family = linear.fp8 ? product_family(d_.precision.recipe, "gemm.", true) : "gemm.bf16.nt";
-  if (linear.fp8) swizzled_scales(linear.in, linear.out, rows(linear));
+  scales(linear, Product::wgrad, rows(linear));
   if (d_.fused_gradients) {
     family += d_.fsdp ? linear.fp8 ? ".out_bf16" : "" : d_.gradient_bytes == 4 ? ".acc_f32" : ".acc_bf16";
     w_.launch(linear.name + " wgrad", {family, {linear.in, linear.out, rows(linear)}}, sm_share);
@@ -390,6 +427,8 @@ std::uint32_t LinearWriter::column_backward(const Linear& linear, Operand& saved
     w_.collective(Purpose::tp, linear.name + " reduce-scatter in backward", "reduce_scatter", d_.t, full_bytes,
                   d_.tp_link, Stream::communication);
     if (d_.tp_overlap) w_.within_call(1);
+    if (linear.fp8 && !linear.frozen && d_.precision.joins_gathered_second_copy())
+      gathered.data = joined(linear.name + " gathered input", gathered.data, linear.name + "_gathered_input", bytes);
     if (linear.fp8 && !linear.frozen && transposes_gathered()) {
       gathered.transpose = w_.allocate(linear.name + "_gathered_input", bytes);
       w_.launch(linear.name + " input transpose", {"transpose.fp8", {d_.tokens, linear.in}});
@@ -489,6 +528,9 @@ std::uint32_t LinearWriter::row_backward(const Linear& linear, Operand& saved, b
     gradient.transpose = both ? w_.allocate(linear.name + "_gathered_gradient", second) : no_tensor;
     gather_before(linear.name + " all-gather in backward", bytes + second);
     release(local);
+    if (both && d_.precision.joins_gathered_second_copy())
+      gradient.transpose =
+          joined(linear.name + " gathered gradient", gradient.transpose, linear.name + "_gathered_gradient", second);
   }
   // What userbuffers gather beside the dgrad is whole after it.
   const auto transpose_gradient = [&] {

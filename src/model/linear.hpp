@@ -17,7 +17,7 @@
 namespace pipewright::model {
 
 /// Which product of a linear layer: its output, or its input's gradient.
-enum class Product : std::uint8_t { forward, dgrad };
+enum class Product : std::uint8_t { forward, dgrad, wgrad };
 inline const char* suffix(Product product) { return product == Product::forward ? " forward" : " dgrad"; }
 
 struct Linear {
@@ -135,7 +135,8 @@ class LinearWriter {
   Casts casts_by_block(const std::string& name, Int rows, Int cols, bool both) const;
   void launch_all(std::span<const NamedKey> casts);
   void launch_others(std::span<const NamedKey> casts, Int others);
-  void swizzled_scales(Int m, Int n, Int k);
+  void scales(const Linear& linear, Product product, Int rows);
+  std::uint32_t joined(const std::string& name, std::uint32_t gathered, const std::string& owner, Int bytes);
   /// Is the second copy of a tensor (a part of a sequence-parallel one: `shard`) made with the first?
   bool second_copy_now(bool shard) const {
     return d_.precision.two_copies() && (!shard || d_.precision.gathers_second_copy());

@@ -12,11 +12,19 @@ Int sum_of(const std::vector<Int>& list) { return std::accumulate(list.begin(), 
 }  // namespace
 
 /// Main parameters become FP8 through 16 bits: first all of an optimizer's, then one after the other
-/// (TE pytorch/tensor/utils.py, cast_master_weights_to_fp8). Optimizers step in turn: the one with the most counts.
+/// (TE pytorch/tensor/utils.py, cast_master_weights_to_fp8); for NVFP4 maxima and scales of all parameters' blocks are
+/// held in fp32 (_cast_master_weights_to_nvfp4_2d). Optimizers step in turn: the one with the most counts.
 void StateWriter::add_casts() {
-  const auto most = std::max_element(casts_.begin(), casts_.end(),
+  const bool by_block = d_.precision.recipe == Recipe::nvfp4;
+  const auto& lists = by_block ? kept_ : casts_;
+  const auto most = std::max_element(lists.begin(), lists.end(),
                                      [&](const auto& a, const auto& b) { return sum_of(a.second) < sum_of(b.second); });
-  if (most == casts_.end()) return;
+  if (most == lists.end()) return;
+  if (by_block) {
+    for (int list = 0; list < 2; ++list)
+      hold(rank_.after_update, "maxima and scales of parameters' blocks", 4 * sum_of(most->second) / nvfp4_block);
+    return;
+  }
   for (const Int n : most->second) hold(rank_.after_update, "main parameters in 16 bits", 2 * n);
   if (d_.precision.recipe != Recipe::tensorwise) return;
   hold(rank_.after_update, "parameters cast to FP8", *std::max_element(most->second.begin(), most->second.end()));

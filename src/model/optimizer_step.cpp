@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <numeric>
 
 #include "ends.hpp"
 #include "host_optimizer.hpp"
@@ -34,7 +35,7 @@ void StateWriter::add_gradient_sync(Chunk& chunk, const Buffer& buffer, const Sh
     }
     chunk.gradient_sync_layers.resize(chunk.gradient_sync.size(), buffer.last_layers[bucket]);
     if (ranks == 1 || !o.use_distributed_optimizer) continue;
-    const Int gathered = (end - start) * d_.precision.gathered_parameter_bytes(buffer.fp8);
+    const Int gathered = d_.precision.buffered_bytes(end - start, buffer.fp8);
     auto& gather = o.overlap_param_gather ? chunk.parameter_gather : gathers_;
     collective(gather, "parameter all-gather", "all_gather", ranks, gathered, optimizer.link,
                o.overlap_param_gather ? Stream::parameter : Stream::compute, Purpose::dp);
@@ -105,6 +106,7 @@ void StateWriter::add_token_scaling() {
 /// rank owns is cast as one row; where the tensor cores take one layout only, with a transpose that nobody reads
 /// (csrc/quantizer.cpp, convert_and_update_tensor: need_transpose).
 void StateWriter::add_shard_casts(const ShardedOptimizer& optimizer) {
+  if (d_.precision.recipe == Recipe::nvfp4) return add_casts_by_block(optimizer);
   if (!d_.precision.per_tensor()) return;
   std::vector<Int> shards;
   for (const auto& [which, sizes] : casts_)
@@ -128,6 +130,31 @@ void StateWriter::add_shard_casts(const ShardedOptimizer& optimizer) {
   };
   for (const Int n : shards) launch(step, "parameter cast", cast(n));
   if (d_.precision.recipe == Recipe::delayed) amaxes_reduced();
+}
+
+/// NVFP4 parameters (TE pytorch/tensor/utils.py, _cast_master_weights_to_nvfp4_2d; 2.14 on), each kernel one for all
+/// parameters of an optimizer: maxima of what the rank owns, which all ranks share for the blocks of all parameters;
+/// their scales, written for every row; the data of what the rank owns. Priced by the bytes that they move.
+void StateWriter::add_casts_by_block(const ShardedOptimizer& optimizer) {
+  const auto of = [&](const auto& lists) {
+    std::vector<Int> all;
+    for (const auto& [which, sizes] : lists)
+      if (which.first == (&optimizer == &experts_)) all.insert(all.end(), sizes.begin(), sizes.end());
+    return all;
+  };
+  const auto sum = [](const std::vector<Int>& list) { return std::accumulate(list.begin(), list.end(), Int{0}); };
+  const auto parameters = of(kept_);
+  if (parameters.empty()) return;
+  const Int owned = sum(of(casts_)), elements = sum(parameters);
+  auto& step = rank_.optimizer;
+  launch(step, "parameter amax", {"amax", {2 * owned}});  // fp32, the family reads 2 B
+  if (optimizer.ranks > 1)
+    for (const Int bytes : {4 * elements / nvfp4_block, 4 * static_cast<Int>(parameters.size())})
+      collective(step, "parameters' amax all-reduce", "all_reduce", optimizer.ranks, bytes, optimizer.link,
+                 Stream::compute, Purpose::dp);
+  launch(step, "parameters' scales", {"copy.d2d", {elements / 16}});
+  step.back().launches = 2;
+  launch(step, "parameter cast", {"cast.fp8", {3 * owned / 2}});  // 4.5 B an element, the family 3
 }
 
 void StateWriter::add_optimizer_step() {

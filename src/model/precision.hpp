@@ -6,6 +6,11 @@
 //   mxfp8        scales run along the product's inner dimension, so the forward's copy (row-wise) cannot serve the
 //                weight gradient: a column-wise copy beside it, made by the same kernel, gathered as it is
 //   nvfp4        as mxfp8; the column-wise copy is transposed, its tokens mixed by a random Hadamard transform
+//
+// cuBLAS takes scales of blocks in an order of its own. Where a cast does not write them so, kernels order them anew
+// before every product (TE common/swizzle): those of activations and gradients until TE 2.12 (NVFP4: 2.17), of weights
+// until TE 2.18, of weights that are kept quantized always (optimize_for_gemm and _enable_weight_preswizzle of
+// pytorch/module/*.py).
 #pragma once
 
 #include <cstdint>
@@ -24,17 +29,26 @@ enum class Recipe : std::uint8_t { bf16, tensorwise, delayed, blockwise, mxfp8, 
 /// Throws UsageError where Transformer Engine refuses the recipe on this GPU, or where it is not modelled.
 Recipe recipe_of(const scenario::Scenario& scenario, const profile::Device& gpu);
 
+/// Elements of a weight that share a scale in NVFP4: 16 rows of 16 (TE's 2D quantization).
+constexpr Int nvfp4_block = 256;
+
 struct Precision {
   Recipe recipe = Recipe::bf16;
-  bool tn_only = true;  ///< the tensor cores take FP8 operands in one layout
+  bool tn_only = true;           ///< the tensor cores take FP8 operands in one layout
+  bool casts_order = false;      ///< scales of activations and gradients, for cuBLAS
+  bool weights_ordered = false;  ///< scales of weights are, by their casts
   bool quantized() const { return recipe != Recipe::bf16; }
   bool per_tensor() const { return recipe == Recipe::tensorwise || recipe == Recipe::delayed; }
   /// Scales along the inner dimension: a column-wise copy is made with the row-wise one.
   bool scaled_by_block() const { return recipe == Recipe::mxfp8 || recipe == Recipe::nvfp4; }
+  /// The maximum of a sequence-parallel tensor is taken over all its parts, before the cast.
+  bool shares_maximum() const { return recipe == Recipe::tensorwise || recipe == Recipe::nvfp4; }
   /// A second copy is needed for the weight gradient (and of weights for dgrad).
   bool two_copies() const { return !per_tensor() || tn_only; }
   /// It can be made before a sequence-parallel gather; else it is made of what was gathered.
   bool gathers_second_copy() const { return scaled_by_block(); }
+  /// What was gathered of it are transposed parts one below the other: a copy puts them side by side.
+  bool joins_gathered_second_copy() const { return recipe == Recipe::nvfp4; }
   /// Bytes of a copy of a rows x cols matrix with its scales.
   Int copy_bytes(Int rows, Int cols, bool columnwise) const;
   /// Of a weight: by blocks of 128 x 128 its scales are none to speak of.
@@ -44,8 +58,11 @@ struct Precision {
   /// MXFP8 parameters stay outside the distributed optimizer's buffers: bf16 is gathered into the gradients' buffer and
   /// quantized from there (Megatron core/distributed/param_and_grad_buffer.py, shared_buffer, _post_param_sync).
   bool parameters_outside_buffers() const { return recipe == Recipe::mxfp8; }
-  Int gathered_parameter_bytes(bool stored_quantized) const {
-    return stored_quantized && !parameters_outside_buffers() ? 1 : 2;
+  /// Of so many parameters in those buffers. NVFP4 packs two into a byte; scales and column-wise copies stay outside
+  /// (_compute_nvfp4_packed_layout).
+  Int buffered_bytes(Int elements, bool stored_quantized) const {
+    if (!stored_quantized || parameters_outside_buffers()) return 2 * elements;
+    return recipe == Recipe::nvfp4 ? elements / 2 : elements;
   }
 };
 

@@ -21,7 +21,9 @@ OptimizerTypes optimizer_types(const scenario::Scenario& s) {
   if (!o.use_precision_aware_optimizer) return types;
   types.first = type_bytes(o.exp_avg_dtype);
   if (types.second > 0) types.second = type_bytes(o.exp_avg_sq_dtype);
-  const bool scaled_elsewhere = o.fp8 && o.fp8_recipe.value_or("delayed") != "delayed";
+  // use_precision_aware_optimizer_no_fp8_or_ds_fp8 (optimizer_config.py) asks for the recipe, not whether layers are in
+  // FP8: Bridge names tensorwise where nobody does, beside bf16 and NVFP4, too.
+  const bool scaled_elsewhere = o.fp8_recipe.value_or("delayed") != "delayed";
   types.in_adam = o.main_params_dtype != "fp32" || !scaled_elsewhere || o.optimizer_cpu_offload;
   types.remainders = types.in_adam && o.main_params_dtype == "fp32" && o.store_param_remainders && !o.fp16;
   types.main = types.remainders ? 2 : type_bytes(o.main_params_dtype);

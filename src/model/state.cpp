@@ -35,7 +35,14 @@ void StateWriter::construct_module(const std::vector<Parameter>& parameters) {
     if (p.frozen)  // stays what the module made
       hold_from_start("frozen parameters", copy(false));
     else
-      made.push_back(made_in_shards() ? no_tensor : construction_.allocate("parameters", copy(false)));
+      made.push_back(made_in_shards()
+                         ? no_tensor
+                         : construction_.allocate("parameters", d_.precision.recipe == Recipe::nvfp4 && p.fp8
+                                                                    ? d_.precision.buffered_bytes(p.elements, true)
+                                                                    : copy(false)));
+    // NVFP4: the buffers take the row-wise data over, scales stay.
+    if (p.fp8 && d_.precision.recipe == Recipe::nvfp4)
+      hold_from_start("scales of parameters", copy(false) - d_.precision.buffered_bytes(p.elements, true));
     // Hopper multiplies FP8 in TN only, so FP8 parameters keep a transpose beside (TE reset_parameters,
     // post_all_gather_processing), whatever disable_parameter_transpose_cache says.
     // Megatron-FSDP drops them after each unit's forward pass.
@@ -43,7 +50,8 @@ void StateWriter::construct_module(const std::vector<Parameter>& parameters) {
     if (d_.fsdp && !d_.fsdp_keeps_transposes)
       hold(rank_.until_first_step, "transposed FP8 parameters", copy(true));
     else
-      hold_from_start("transposed FP8 parameters", copy(true));
+      hold_from_start(d_.precision.recipe == Recipe::nvfp4 ? "column-wise parameters" : "transposed FP8 parameters",
+                      copy(true));
   }
   // By the first linear layer's constructor.
   if (modules_.size() == 1 && !d_.local_spec) hold_from_start("workspace", d_.gpu.te_workspace.value);
@@ -61,10 +69,11 @@ void StateWriter::share_parameters(const Buffer& buffer, const std::vector<std::
     std::vector<std::uint32_t> unit;
     for (; next < buffer.of.size() && buffer.parameters[next].first < end; ++next) {
       const auto& [from, to] = buffer.parameters[next];
-      unit.push_back(made_in_shards() ? construction_.allocate("parameters", (to - from) * (buffer.fp8 ? 1 : 2))
-                                      : made[buffer.of[next]]);
+      unit.push_back(made_in_shards()
+                         ? construction_.allocate("parameters", d_.precision.buffered_bytes(to - from, buffer.fp8))
+                         : made[buffer.of[next]]);
     }
-    const Int bytes = (end - begin) * (buffer.fp8 ? 1 : 2);
+    const Int bytes = d_.precision.buffered_bytes(end - begin, buffer.fp8);
     hold_from_start("parameters", bytes / ranks);
     const auto whole = construction_.allocate("gathered parameters", bytes);
     hold_from_start("main parameters", (end - begin) / ranks * 4);
@@ -100,7 +109,7 @@ void StateWriter::add_chunk(std::size_t index, const std::vector<Parameter>& par
     const bool outside = buffer.fp8 && d_.precision.parameters_outside_buffers();
     auto& optimizer = buffer.expert ? experts_ : dense_;
     const Int share = d_.fsdp ? optimizer.ranks : 1;
-    const Int bytes = outside ? 0 : buffer.elements * (buffer.fp8 ? 1 : 2) / share;
+    const Int bytes = outside ? 0 : d_.precision.buffered_bytes(buffer.elements, buffer.fp8) / share;
     parameter_bytes += bytes;
     if (d_.fsdp)
       share_parameters(buffer, modules_[index], share);
@@ -108,6 +117,8 @@ void StateWriter::add_chunk(std::size_t index, const std::vector<Parameter>& par
       hold_from_start("parameters", bytes), hold_from_start("gradients", buffer.elements * d_.gradient_bytes);
     scaled_.push_back(buffer.elements / share);
     const bool own_optimizer = o.overlap_param_gather_with_optimizer_step && index == 0;
+    if (buffer.fp8)
+      for (const std::size_t p : buffer.of) kept_[{buffer.expert, own_optimizer}].push_back(parameters[p].elements);
     if (!d_.fsdp) add_gradient_sync(chunk, buffer, optimizer);
     const auto own = [&](std::size_t r, Int elements, std::size_t i) {
       const Parameter& p = parameters[buffer.of[i]];

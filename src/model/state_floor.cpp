@@ -17,7 +17,10 @@ double held(const Dimensions& d, const scenario::Scenario& s, const Parameter& p
   };
   const auto elements = static_cast<double>(p.elements);
   const bool outside = p.fp8 && d.precision.parameters_outside_buffers();
-  double bytes = outside ? copy(false) + copy(true) : p.fp8 && p.frozen ? copy(false) : elements * (p.fp8 ? 1 : 2);
+  double bytes = outside             ? copy(false) + copy(true)
+                 : p.fp8 && p.frozen ? copy(false)
+                                     : static_cast<double>(d.precision.buffered_bytes(p.elements, p.fp8));
+  if (p.fp8 && d.precision.recipe == Recipe::nvfp4) bytes += copy(false) - elements / 2;  // scales
   if (p.fp8 && !outside && d.precision.two_copies()) bytes += copy(true);
   if (p.quantized && !p.fp8) bytes += copy(false) + (d.precision.two_copies() ? copy(true) : 0);
   if (p.frozen) return bytes;

@@ -68,6 +68,7 @@ class StateWriter {
   void add_finalize(bool shares_embedding);
   void add_token_scaling();
   void add_shard_casts(const ShardedOptimizer& optimizer);
+  void add_casts_by_block(const ShardedOptimizer& optimizer);
   void add_optimizer_step();
   void add_quantized_parameters();
   void add_hooks(std::vector<Kernel>& list, const char* family);
@@ -79,7 +80,8 @@ class StateWriter {
   Rank& rank_;
   ShardedOptimizer dense_, experts_;
   std::map<std::pair<bool, bool>, std::vector<Int>>
-      casts_;  ///< FP8 shards by (experts, first chunk): an optimizer each
+      casts_,  ///< FP8 shards by (experts, first chunk): an optimizer each
+      kept_;   ///< elements of the parameters that they are parts of
   PieceBuilder construction_;
   std::vector<std::vector<std::uint32_t>> modules_;  ///< by chunk: parameters as the modules made them
   std::vector<Int> widened_;                         ///< elements of states that Adam widens, of the largest group

@@ -260,6 +260,10 @@ std::vector<Family> make_families() {
   f.push_back(grouped("gemm.grouped.mxfp8.tn.acc_f32", scaled_fp8, 4, true, true, "their wgrad, added to fp32"));
   f.push_back(grouped("gemm.grouped.mxfp8.tn.acc_bf16", scaled_fp8, 2, true, true, "their wgrad, added to bf16"));
   f.push_back(grouped("gemm.grouped.mxfp8.tn.out_bf16", scaled_fp8, 2, true, false, "their wgrad, bf16 out"));
+  f.push_back(grouped("gemm.grouped.nvfp4.tn", scaled_fp4, 2, false, false, "experts' forward and dgrad, NVFP4"));
+  f.push_back(grouped("gemm.grouped.nvfp4.tn.acc_f32", scaled_fp4, 4, true, true, "their wgrad, added to fp32"));
+  f.push_back(grouped("gemm.grouped.nvfp4.tn.acc_bf16", scaled_fp4, 2, true, true, "their wgrad, added to bf16"));
+  f.push_back(grouped("gemm.grouped.nvfp4.tn.out_bf16", scaled_fp4, 2, true, false, "their wgrad, bf16 out"));
   f.push_back(mla_attention("attention.mla.forward.bf16", 1, 1, 1,
                             "cuDNN fused causal attention whose q and k are wider than v (MLA)"));
   f.push_back(mla_attention("attention.mla.backward.bf16", 3, 2, 2, "its backward with its helper kernels"));

@@ -35,6 +35,21 @@ bool exchanges_rows(const Scenario& s) {
   return sharing && sharing->ring == 1 && !sharing->gathers &&
          std::pair(version.major, version.minor) >= std::pair(2, 18);
 }
+constexpr const char* nvfp4_parameters =
+    "parameters kept in NVFP4 but by fp4_param and fp4_param_gather with the distributed optimizer, fp32 main "
+    "parameters "
+    "apart from Adam's (use_precision_aware_optimizer with another fp8_recipe than delayed only), without adapters, "
+    "from "
+    "Transformer Engine 2.14 and Megatron Core 0.17 on";
+bool keeps_nvfp4(const Scenario& s) {
+  const auto& o = s.settings;
+  if (!o.fp4) return true;  // Megatron says so itself
+  const bool main_apart = !o.use_precision_aware_optimizer ||
+                          (o.main_params_dtype == "fp32" && o.fp8_recipe.value_or("delayed") != "delayed");
+  return o.fp4_param && o.fp4_param_gather && o.use_distributed_optimizer && main_apart && !o.optimizer_cpu_offload &&
+         !o.use_megatron_fsdp && o.lora_target_modules.empty() && te_version(s.software).at_least(2, 14) &&
+         core_version(s.software) >= Version::v0_17;
+}
 bool plain_kernel(const Scenario& s) { return grouped_fused_attention(s) && !uses_context(s); }
 /// Rows of packed sequences: TE's kernels of variable lengths (thd), which Megatron calls with fused attention only.
 bool packs_as_modelled(const Scenario& s) {
@@ -284,11 +299,19 @@ const std::vector<RefusedField>& refused_rows() {
        [](const Scenario& s) { return !s.settings.bf16 && !s.settings.fp16; }},
       {"fp32_residual_connection", "a residual stream in fp32",
        [](const Scenario& s) { return s.settings.fp32_residual_connection; }},
-      {"fp4", "experts in NVFP4", [](const Scenario& s) { return s.settings.fp4 && has_experts(s); }},
-      {"fp4_param", "parameters kept in NVFP4",
-       [](const Scenario& s) { return s.settings.fp4 && s.settings.fp4_param; }},
-      {"fp4_param_gather", "parameters kept in NVFP4",
-       [](const Scenario& s) { return s.settings.fp4 && s.settings.fp4_param_gather; }},
+      {"fp4",
+       "experts in NVFP4 before Transformer Engine 2.12 and Megatron Core 0.16 (casts of one expert after the other, "
+       "rows "
+       "that are not whole blocks), or more than 64 of them on a GPU, which its grouped casts refuse",
+       [](const Scenario& s) {
+         if (!s.settings.fp4 || !has_experts(s)) return false;
+         constexpr Int most = 64;  // TE common/hadamard_transform/group_hadamard_transform.cu, kMaxTensorsPerKernel
+         return !te_version(s.software).at_least(2, 12) || core_version(s.software) < Version::v0_16 ||
+                *s.model.num_moe_experts > most * s.settings.expert_model_parallel_size;
+       }},
+      {"fp4_param", nvfp4_parameters, [](const Scenario& s) { return s.settings.fp4_param && !keeps_nvfp4(s); }},
+      {"fp4_param_gather", nvfp4_parameters,
+       [](const Scenario& s) { return s.settings.fp4_param_gather && !keeps_nvfp4(s); }},
       {"fp8_wgrad", "weight gradients in bf16 beside FP8 products",
        [](const Scenario& s) { return s.settings.fp8.has_value() && !s.settings.fp8_wgrad; }},
       {"fp8_output_proj",

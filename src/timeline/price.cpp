@@ -29,7 +29,7 @@ class HostCosts {
       : profiles_(profiles),
         factor_(replayed_host_factor(scenario, profiles)),
         optimizer_factor_(host_time_factor(scenario, profiles)),
-        fp8_(scenario.settings.fp8.has_value()),
+        fp8_(scenario.settings.fp8 || scenario.settings.fp4),
         parameter_us_(profiles.find_scalar("host.backward.parameter_us").value_or(0)),
         launch_us_(profiles.scalar("host.cuda_launch_us").value) {}
 

@@ -408,6 +408,11 @@ TEST_CASE("a model's class and the specification of its layers are known, or ref
             std::string(field) + "=exaone4_layer_spec ");
       CHECK(missing(model("gpt_provider.GPTModelProvider", spec(field, "x.get_gpt_decoder_block_spec", kind))) == "");
     }
+  // Precision by module is an object, too.
+  CHECK(missing(model("gpt_provider.GPTModelProvider",
+                      "  quant_recipe:\n    _target_: megatron.core.quantization.quant_config.RecipeConfig\n"
+                      "    matchers: []\n")) == "quant_recipe=RecipeConfig ");
+  CHECK(missing(model("gpt_provider.GPTModelProvider", "  quant_recipe: null\n")) == "");
   // The same in overrides.
   const auto overrides = emit::from_bridge_text(
       "cfg.model.num_layers = 4\ncfg.model.hidden_size = 1024\ncfg.model.num_attention_heads = 8\ncfg.model.vocab_size "

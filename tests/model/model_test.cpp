@@ -205,6 +205,7 @@ TEST_CASE("the optimizer's state follows the types it is told") {
   CHECK(state({aware, "grad_reduce_in_fp32=false"}, "fp32 gradients") == 0);
   // With a recipe that scales outside of Adam the fp32 main parameters stay Megatron's.
   CHECK(state({aware, "fp8=hybrid", "fp8_recipe=tensorwise"}, "main parameters") == 4 * elements);
+  CHECK(state({aware, "fp8_recipe=tensorwise"}, "main parameters") == 4 * elements);
 }
 
 TEST_CASE("fp16 takes the loss scale out of the gradients before the norm") {
