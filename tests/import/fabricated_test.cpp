@@ -298,7 +298,7 @@ TEST_CASE("layers whose kernels have the same names are told apart, wherever the
     scenario::set(scenario, "window_attn_skip_freq=" + std::to_string(*rc::gen::inRange(2, 4)));
     const Run run(scenario);
     auto trace = run.step(2).trace;
-    const auto kinds = traces::kinds(trace, false);
+    const auto kinds = traces::kinds(trace, {false, true});
     // Cut within the first forward pass.
     const auto forward = run.find(run.order[0][1], traces::Pass::forward)->compute.size();
     const auto cut = *rc::gen::inRange<std::size_t>(0, forward * 2);
@@ -316,7 +316,7 @@ TEST_CASE("a trace of another scenario: the first kernel without a place is name
   auto scenario = gpt_oss();
   const Run run(scenario);
   const auto trace = run.step(2, true).trace;
-  const auto mapping = traces::match(trace, traces::kinds(trace, false), run.patterns, run.order);
+  const auto mapping = traces::match(trace, traces::kinds(trace, {false, true}), run.patterns, run.order);
   CHECK(mapping.first_unplaced.starts_with("my_own_kernel, after "));
   CHECK(mapping.first_unplaced.ends_with(" forward"));
   auto other = scenario;
