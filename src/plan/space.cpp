@@ -103,9 +103,6 @@ void merge(Assignments& into, const Assignments& more) {
 
 Space::Space(const Scenario& base, const std::vector<Dimension>& dimensions, LeftOut& left_out)
     : base_(base), dimensions_(dimensions), left_out_(left_out) {
-  for (const auto& rule : all_rules())
-    if (rule.severity == Severity::violation && rule.speaker == Speaker::arguments && applies(rule, base))
-      tolerated_.push_back(rule.id);
   while (spread_ < dimensions_.size() && dimensions_[spread_].what < Decides::pipeline) ++spread_;
   structural_ = spread_;
   while (structural_ < dimensions_.size() && plan::structural(dimensions_[structural_].what)) ++structural_;
@@ -172,8 +169,7 @@ Space::Opened Space::open(const Spread& spread) const {
          [&](const Scenario& partial, const std::vector<Value>& chosen) {
            const auto holds = size_of(partial);
            // One rejection for all that it would hold.
-           std::string tolerated;
-           if (const auto refusal = refused(bare(partial), tolerated, structural_ < dimensions_.size())) {
+           if (const auto refusal = refused(bare(partial), structural_ < dimensions_.size())) {
              opened.illegal += holds;
              Assignments settings, environment;
              for (const auto& value : chosen) merge(settings, value.settings), merge(environment, value.environment);
@@ -340,7 +336,7 @@ std::optional<Trial> Space::finished(const Scenario& decided, const std::vector<
     if (const auto before = base_.environment.find(name); before == base_.environment.end() || before->second != value)
       merge(candidate.environment, {{name, value}});
   for (const auto& value : chosen) trial.changes += changes_nothing(value, base_) ? 0 : 1;
-  if (const auto refusal = refused(candidate.scenario, trial.tolerated)) {
+  if (const auto refusal = refused(candidate.scenario)) {
     ++illegal;
     rejected.push_back({candidate.label, candidate.settings, candidate.environment, refusal->rule, refusal->message});
     return std::nullopt;
@@ -359,13 +355,11 @@ std::optional<Trial> Space::finished(const Scenario& decided, const std::vector<
 }
 
 /// `structural`: by what does not change with the choices below a structure.
-std::optional<Finding> Space::refused(const Scenario& scenario, std::string& tolerated, bool structural) const {
+std::optional<Finding> Space::refused(const Scenario& scenario, bool structural) const {
   for (const auto& rule : all_rules()) {
     if (rule.severity != Severity::violation || (structural && !judges_structures(rule)) || !applies(rule, scenario))
       continue;
-    // A run that does not pass through the argument parser may break its rules; then so may the candidates.
-    if (std::ranges::find(tolerated_, rule.id) == tolerated_.end()) return finding(rule, scenario);
-    tolerated += (tolerated.empty() ? "" : ", ") + std::string(rule.id);
+    return finding(rule, scenario);
   }
   try {
     scenario::check(scenario);

@@ -120,7 +120,7 @@ class Space {
   std::int64_t size_of(const Scenario& partial) const;
   std::pair<std::int64_t, std::int64_t> size_of_spread(const Scenario& partial) const;
   std::optional<Trial> finished(const Scenario& decided, const std::vector<Value>& chosen);
-  std::optional<Finding> refused(const Scenario& scenario, std::string& tolerated, bool structural = false) const;
+  std::optional<Finding> refused(const Scenario& scenario, bool structural = false) const;
 
   const Scenario& base_;
   const std::vector<Dimension>& dimensions_;
@@ -131,7 +131,6 @@ class Space {
 
   mutable std::mutex mutex_;
   mutable std::map<std::string, std::int64_t> sizes_;
-  std::vector<std::string_view> tolerated_;
   std::set<std::string> seen_;
   std::vector<Steps> offload_choices_;  ///< few lists serve all trials
   std::string given_;  ///< identity of the scenario as it stands, until its place in the space was reached
