@@ -132,8 +132,8 @@ class JsonReader {
     const std::string name(field<std::string_view>(object, "name", "a string"));
     activity.engine = engine(name);
     activity.stream = field<std::int64_t>(args, "args.stream", "a stream's number");
-    // Copies between GPUs name two devices; their own is the one whose stream they are in. A GPU's events have its number
-    // for their process, too.
+    // Copies between GPUs name two devices; their own is the one whose stream they are in. A GPU's events have its
+    // number for their process, too.
     std::int64_t device = 0;
     if (args.at_key("device").get(device) != simdjson::SUCCESS &&
         args.at_key("inDevice").get(device) != simdjson::SUCCESS &&

@@ -123,7 +123,7 @@ class Matcher {
   std::map<std::uint32_t, Meaning> experts_;  ///< by name: of kernels on streams of grouped GEMMs
   std::set<std::int64_t> grouped_;
   std::set<std::int64_t> copying_;  ///< of compute: Transformer Engine puts heads in order beside the next exchange
-  std::size_t group_ = 1;  ///< GEMMs of a grouped one
+  std::size_t group_ = 1;           ///< GEMMs of a grouped one
   bool has_experts_ = false;
   std::int64_t beside_ = none, stream_ = 0, forward_thread_ = -1;
   bool on_beside_ = false;

@@ -60,7 +60,7 @@ std::vector<std::string> kinds(const Trace& trace, Exchanges exchanges) {
     const bool all_to_all =
         exchange[a.name] && (a.exchange == Exchange::all_to_all ||
                              (a.exchange == Exchange::unknown && exchanges.experts && computing.contains(a.stream)));
-    result.emplace_back(all_to_all                                  ? "ep"
+    result.emplace_back(all_to_all                               ? "ep"
                         : exchange[a.name] && exchanges.pipeline ? "p2p"
                         : nccl[a.name]                           ? "coll"
                         : a.engine == Engine::d2h                ? "d2h"
