@@ -102,12 +102,12 @@ void summarise(Side& traced, const Side& other, bool any_trace) {
   require_one_step(*traced.trace, s, any_trace);
   const auto stages = s.settings.pipeline_model_parallel_size;
   const auto rank = static_cast<int>(traced.trace->rank / std::max<std::int64_t>(1, s.cluster.num_gpus / stages));
-  traced.shown.traced[rank] = traces::summarise(*traced.trace, s.settings.expert_model_parallel_size > 1);
+  traced.shown.traced[rank] = traces::summarise(*traced.trace, traces::exchanges_of(s));
 }
 
 report::RunTraced traced_run(const std::string& title, const Side& traced, const Side& other) {
   report::RunTraced out{title, 0, {}};
-  const auto kinds = traces::kinds(*traced.trace, other.scenario->settings.expert_model_parallel_size > 1);
+  const auto kinds = traces::kinds(*traced.trace, traces::exchanges_of(*other.scenario));
   auto& slices = out.ranks[traced.shown.traced.begin()->first];
   for (std::size_t i = 0; i < kinds.size(); ++i) {
     const auto& activity = traced.trace->activities[i];

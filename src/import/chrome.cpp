@@ -132,11 +132,13 @@ class JsonReader {
     const std::string name(field<std::string_view>(object, "name", "a string"));
     activity.engine = engine(name);
     activity.stream = field<std::int64_t>(args, "args.stream", "a stream's number");
-    // Copies between GPUs name two devices; their own is the one whose stream they are in.
+    // Copies between GPUs name two devices; their own is the one whose stream they are in. A GPU's events have its
+    // number for their process, too.
     std::int64_t device = 0;
     if (args.at_key("device").get(device) != simdjson::SUCCESS &&
         args.at_key("inDevice").get(device) != simdjson::SUCCESS &&
-        args.at_key("fromDevice").get(device) != simdjson::SUCCESS)
+        args.at_key("fromDevice").get(device) != simdjson::SUCCESS &&
+        object.at_key("pid").get(device) != simdjson::SUCCESS)
       throw wrong("args.device", "a kernel or copy without a device: " + name);
     const auto correlation = maybe<std::int64_t>(args, "args.correlation", "a number").value_or(-1);
     std::string_view collective;

@@ -65,9 +65,9 @@ class Importer {
     for (const auto& known : result_.ranks) {
       if (known.rank == trace.rank) throw UsageError({trace.file, 0}, {}, "rank given twice, also by " + known.file);
     }
-    const bool experts = scenario_.settings.expert_model_parallel_size > 1;
-    const auto kind = kinds(trace, experts);
-    report.summary = summarise(trace, experts);
+    const auto exchanges = exchanges_of(scenario_);
+    const auto kind = kinds(trace, exchanges);
+    report.summary = summarise(trace, exchanges);
     const auto patterns = patterns_of(stages_, static_cast<std::size_t>(report.pp_rank));
     const Mapping mapping = match(trace, kind, patterns, order_of(stages_, static_cast<std::size_t>(report.pp_rank)));
     const Load load(trace, kind, power(trace, mapping));

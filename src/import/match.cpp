@@ -41,7 +41,7 @@ Mapping Matcher::run() {
 
 void Matcher::find_streams() {
   std::map<std::int64_t, std::int64_t> busy, landmarks;
-  std::set<std::int64_t> others, exchanges;
+  std::set<std::int64_t> others, exchanges, works;
   for (std::size_t i = 0; i < kinds_.size(); ++i) {
     const Activity& a = trace_.activities[i];
     if (kinds_[i] == "ep") exchanges.insert(a.stream);
@@ -52,6 +52,7 @@ void Matcher::find_streams() {
     const bool product = operation.starts_with("gemm") || operation.starts_with("moe.router.gemm");
     if (!product && meaning.role != Role::after && operation != "memset") others.insert(a.stream);
     if (is_landmark(operation) && !product) landmarks[a.stream] += 1;
+    if (!operation.starts_with("copy.")) works.insert(a.stream);
   }
   std::int64_t most = -1;
   for (const auto& [stream, ns] : busy) {
@@ -59,6 +60,16 @@ void Matcher::find_streams() {
   }
   for (const auto& [stream, ns] : busy) {
     if (stream != result_.compute_stream && !others.contains(stream)) grouped_.insert(stream);
+  }
+  const auto exchanges_heads = [](const Expected& e) {
+    return e.kernel->purpose == model::Purpose::cp && e.operation == "all_to_all";
+  };
+  for (const auto& [stream, ns] : busy) {
+    if (stream == result_.compute_stream || works.contains(stream)) continue;
+    if (std::any_of(patterns_.begin(), patterns_.end(), [&](const Pattern& p) {
+          return std::any_of(p.elsewhere.begin(), p.elsewhere.end(), exchanges_heads);
+        }))
+      copying_.insert(stream);
   }
   const bool nodes = std::any_of(patterns_.begin(), patterns_.end(), [](const Pattern& p) { return p.beside; });
   for (const auto stream : exchanges) {
@@ -78,8 +89,10 @@ void Matcher::walk(std::int64_t stream, bool beside) {
   align();
 }
 
-bool Matcher::is_of_stream(const Activity& a) const {
-  return a.stream == stream_ || (!on_beside_ && grouped_.contains(a.stream));
+bool Matcher::is_of_stream(std::size_t i) const {
+  const Activity& a = trace_.activities[i];
+  if (a.stream == stream_) return true;
+  return !on_beside_ && (grouped_.contains(a.stream) || (copying_.contains(a.stream) && kinds_[i] == "comp"));
 }
 
 const Meaning& Matcher::meaning(const Activity& a) {
@@ -111,7 +124,7 @@ void Matcher::gather_units() {
   std::vector<std::uint32_t> waiting;
   for (std::uint32_t i = 0; i < trace_.activities.size(); ++i) {
     const Activity& a = trace_.activities[i];
-    if (!is_of_stream(a) || kinds_[i] == "p2p") continue;
+    if (!is_of_stream(i) || kinds_[i] == "p2p") continue;
     const Meaning& meaning = this->meaning(a);
     if (meaning.role == Role::before && (a.duration < longest_helper || meaning.operations.empty())) {
       waiting.push_back(i);

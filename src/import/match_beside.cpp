@@ -17,23 +17,23 @@ void Matcher::map_other_streams() {
       wanted[{e.kernel->stream, e.operation}].push_back({&e, tiles_[t].pattern, t});
     }
   }
-  std::map<std::pair<std::int64_t, std::string>, std::vector<std::uint32_t>> found;
+  std::map<std::pair<std::int64_t, std::vector<std::string>>, std::vector<std::uint32_t>> found;  // what each can be
   for (std::uint32_t i = 0; i < trace_.activities.size(); ++i) {
     const Activity& a = trace_.activities[i];
     if (kinds_[i] == "p2p") {
       result_.pipeline.push_back(i);
-    } else if (!is_of_stream(a) && a.stream != beside_) {
+    } else if (!is_of_stream(i) && a.stream != beside_) {
       const auto& operations = meanings_[a.name].operations;
-      const std::string name = a.engine == Engine::d2h   ? "copy.d2h"
-                               : a.engine == Engine::h2d ? "copy.h2d"
-                               : operations.empty()      ? ""
-                                                         : operations.front();
-      found[{a.stream, name}].push_back(i);
+      found[{a.stream, a.engine == Engine::d2h   ? std::vector<std::string>{"copy.d2h"}
+                       : a.engine == Engine::h2d ? std::vector<std::string>{"copy.h2d"}
+                                                 : operations}]
+          .push_back(i);
     }
   }
   for (const auto& [where, slots] : wanted) {
     for (const auto& [stream, activities] : found) {
-      if (stream.second != where.second || activities.size() != slots.size()) continue;
+      if (activities.size() != slots.size()) continue;
+      if (std::find(stream.second.begin(), stream.second.end(), where.second) == stream.second.end()) continue;
       for (std::size_t i = 0; i < slots.size(); ++i) {
         result_.operations.push_back(
             {slots[i].expected, slots[i].pattern, slots[i].instance, activities[i], {activities[i]}, false, {}});
@@ -55,7 +55,7 @@ void Matcher::find_accumulations() {
   for (std::uint32_t i = 0; i < trace_.activities.size(); ++i) {
     const Activity& a = trace_.activities[i];
     const auto& operations = meanings_[a.name].operations;
-    if (!is_of_stream(a) && a.stream != beside_ && !operations.empty() && adds(operations.front()))
+    if (!is_of_stream(i) && a.stream != beside_ && !operations.empty() && adds(operations.front()))
       streams[a.stream].push_back(i);
   }
   for (auto& [stream, found] : streams) {

@@ -63,7 +63,7 @@ class Matcher {
   void find_streams();
   /// One stream against its patterns.
   void walk(std::int64_t stream, bool beside);
-  bool is_of_stream(const Activity& a) const;
+  bool is_of_stream(std::size_t activity) const;
   /// What a kernel is; a matrix product on a stream of its own is an expert's, where there are any (else userbuffers').
   const Meaning& meaning(const Activity& a);
   std::string landmark_of(const Meaning& meaning) const;
@@ -122,7 +122,8 @@ class Matcher {
   std::vector<bool> iterated_;                ///< by name
   std::map<std::uint32_t, Meaning> experts_;  ///< by name: of kernels on streams of grouped GEMMs
   std::set<std::int64_t> grouped_;
-  std::size_t group_ = 1;  ///< GEMMs of a grouped one
+  std::set<std::int64_t> copying_;  ///< of compute: Transformer Engine puts heads in order beside the next exchange
+  std::size_t group_ = 1;           ///< GEMMs of a grouped one
   bool has_experts_ = false;
   std::int64_t beside_ = none, stream_ = 0, forward_thread_ = -1;
   bool on_beside_ = false;

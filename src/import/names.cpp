@@ -38,6 +38,7 @@ const std::vector<NamePattern>& patterns() {
       {"_make_chunk_sort_map", Role::main, {"moe.sort_map"}},
       {"_sort_chunks_by_map", Role::main, {"moe.sort_chunks"}},
       {"multi_(un)?padding_kernel<", Role::main, {"copy.d2d"}},
+      {"triton_poi_fused_index_select_permute", Role::main, {"copy.d2d", "copy.strided"}},  // a2a: heads to ranks
       {"_unpermute", Role::main, {"moe.unpermute"}},
       {"_permute", Role::main, {"moe.permute"}},
       {"gatherTopK|bitonicSort|softmax_warp_forward|_cuda_scatter_fill|normal_and_transform",
@@ -100,7 +101,7 @@ const std::vector<NamePattern>& patterns() {
        Role::main,
        {"add", "copy.d2d"}},  // of a broadcast bias
       {"triton_poi_fused_add|CUDAFunctor_add<c10::BFloat16>", Role::main, {"add"}},
-      {"CatArrayBatchedCopy", Role::main, {"cat", "moe.bias.forward", "moe.bias.backward", "small"}},
+      {"CatArrayBatchedCopy", Role::main, {"cat", "copy.d2d", "moe.bias.forward", "moe.bias.backward", "small"}},
       {"multi_tensor_l2norm.*cleanup", Role::after, {}},
       {"multi_tensor_l2norm|L2NormFunctor|NormTwoOps", Role::main, {"l2norm"}},
       {"multi_tensor_scale|ScaleFunctor|ScalePtrFunctor", Role::main, {"scale"}},
@@ -112,6 +113,8 @@ const std::vector<NamePattern>& patterns() {
       {"FillFunctor<c10::BFloat16>", Role::main, {"fill", "embedding.backward"}},
       {"FillFunctor<bool>", Role::before, {"fill", "copy.d2d"}},  // a mask's zeros count as half a copy
       {"FillFunctor", Role::before, {"fill"}},
+      // Of a data loader's positions (context parallelism), of sinks over heads (Transformer Engine's a2a): no table.
+      {"indexSelect[A-Za-z]*<(float|long|int),", Role::main, {"small"}},
       {"vectorized_gather_kernel|indexSelect|embedding_kernel", Role::main, {"embedding.forward"}},
       {"bfloat16_copy_kernel",
        Role::main,
@@ -146,7 +149,7 @@ const std::vector<NamePattern>& patterns() {
       // quick_geglu without fusion: an expert's halves multiplied, then by its fp32 probability
       {"::elementwise_kernel<.*BinaryFunctor<c10::BFloat16, c10::BFloat16, c10::BFloat16.*MulFunctor",
        Role::main,
-       {"copy.strided", "add", "small"}},  // by a broadcast gate
+       {"copy.strided", "copy.d2d", "add", "small"}},  // by a broadcast gate, by the cosines of a rotation
       {"vectorized_elementwise_kernel.*BinaryFunctor<c10::BFloat16, c10::BFloat16, c10::BFloat16.*MulFunctor",
        Role::main,
        {"add", "moe.bias.backward", "glu.offset", "small"}},

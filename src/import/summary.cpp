@@ -39,7 +39,11 @@ std::int64_t overlap(const std::vector<Interval>& a, const std::vector<Interval>
 
 }  // namespace
 
-std::vector<std::string> kinds(const Trace& trace, bool expert_parallel) {
+Exchanges exchanges_of(const scenario::Scenario& scenario) {
+  return {scenario.settings.expert_model_parallel_size > 1, scenario.settings.pipeline_model_parallel_size > 1};
+}
+
+std::vector<std::string> kinds(const Trace& trace, Exchanges exchanges) {
   std::vector<bool> nccl, exchange;
   for (const auto& name : trace.names) {
     nccl.push_back(name.find("ncclDevKernel") != std::string::npos || name.starts_with("ncclKernel") ||
@@ -55,19 +59,19 @@ std::vector<std::string> kinds(const Trace& trace, bool expert_parallel) {
   for (const auto& a : trace.activities) {
     const bool all_to_all =
         exchange[a.name] && (a.exchange == Exchange::all_to_all ||
-                             (a.exchange == Exchange::unknown && expert_parallel && computing.contains(a.stream)));
-    result.emplace_back(all_to_all                ? "ep"
-                        : exchange[a.name]        ? "p2p"
-                        : nccl[a.name]            ? "coll"
-                        : a.engine == Engine::d2h ? "d2h"
-                        : a.engine == Engine::h2d ? "h2d"
-                                                  : "comp");
+                             (a.exchange == Exchange::unknown && exchanges.experts && computing.contains(a.stream)));
+    result.emplace_back(all_to_all                               ? "ep"
+                        : exchange[a.name] && exchanges.pipeline ? "p2p"
+                        : nccl[a.name]                           ? "coll"
+                        : a.engine == Engine::d2h                ? "d2h"
+                        : a.engine == Engine::h2d                ? "h2d"
+                                                                 : "comp");
   }
   return result;
 }
 
-scenario::TraceSummary summarise(const Trace& trace, bool expert_parallel) {
-  const auto kind = kinds(trace, expert_parallel);
+scenario::TraceSummary summarise(const Trace& trace, Exchanges exchanges) {
+  const auto kind = kinds(trace, exchanges);
   std::map<std::string, std::vector<Interval>> by_kind;
   std::int64_t last = 0;
   for (std::size_t i = 0; i < trace.activities.size(); ++i) {

@@ -19,7 +19,6 @@ inline constexpr auto unplaced = static_cast<std::size_t>(-1);
 struct Trial {
   Candidate candidate;
   std::string of_time;    ///< its Identity, until it has found its time group
-  std::string tolerated;  ///< argument-parser rules that the scenario as given breaks too
   bool given = false;     ///< the scenario as it stands
   bool bare = false;      ///< its structure's own looks are at this
   int changes = 0;        ///< dimensions that it decides otherwise than the scenario as given

@@ -219,9 +219,6 @@ std::vector<std::string> explain(const Plan& plan, const std::vector<Trial>& tri
   }
   for (const auto& idle : left_out.idle) why.push_back(fmt::format("not searched: {} ({})", idle.message, idle.rule));
   for (const auto& note : left_out.notes) why.push_back(note);
-  if (!best.tolerated.empty())
-    why.push_back("only the argument parser of Megatron-LM refuses this (" + best.tolerated +
-                  "); the scenario as given breaks the same rules, so they were not held against the candidates");
   if (plan.searched.interrupted && plan.best) why.push_back("interrupted: the best of what was simulated so far");
   return why;
 }

@@ -31,7 +31,7 @@ void describe_baseline(Plan& plan, const Scenario& scenario, const std::vector<T
 void predict_baseline(Plan& plan, const Scenario& scenario, const Options& options, const Searcher& searcher) {
   for (const auto& finding : plan::check(scenario)) {
     if (finding.severity != Severity::violation) continue;
-    plan.baseline_refused = finding.rule + ": " + finding.message;
+    plan.baseline_refused = finding.rule + ": " + finding.message + " Fix: " + finding.fix + ".";
     return;
   }
   const auto& trials = searcher.trials();
@@ -260,7 +260,8 @@ Plan search(const Scenario& scenario, const Options& options) {
   s = searcher.counts(fastest * (1 - tie_share));
   const double least = searcher.lower_bound();
   s.gap = plan.best && least < fastest ? 1 - least / fastest : 0;
-  s.proved_optimal = plan.best && all_predicted && !s.interrupted && left_out.notes.empty() && s.gap <= tie_share;
+  s.proved_optimal = plan.best && all_predicted && s.not_modelled == 0 && !s.interrupted && left_out.notes.empty() &&
+                     s.gap <= tie_share;
   std::tie(s.open, s.closed) = open_and_closed(scenario);
   const auto moves = [](const std::string& name) {
     return name == "parallelism" || name == "microbatch" ||

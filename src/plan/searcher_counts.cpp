@@ -13,6 +13,7 @@ Searched Searcher::counts(double fastest) const {
   s.bounded = bounded_;
   s.pruned = space_.duplicates;
   s.illegal = space_.illegal;
+  s.not_modelled = space_.not_modelled;
   s.legal = std::ssize(trials_);
   s.interrupted = interrupted_;
   enum By : std::size_t {

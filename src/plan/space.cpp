@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <tuple>
 
+#include "pipewright/effects.hpp"
 #include "pipewright/scenario/derived.hpp"
 #include "pipewright/scenario/io.hpp"
 
@@ -103,9 +104,6 @@ void merge(Assignments& into, const Assignments& more) {
 
 Space::Space(const Scenario& base, const std::vector<Dimension>& dimensions, LeftOut& left_out)
     : base_(base), dimensions_(dimensions), left_out_(left_out) {
-  for (const auto& rule : all_rules())
-    if (rule.severity == Severity::violation && rule.speaker == Speaker::arguments && applies(rule, base))
-      tolerated_.push_back(rule.id);
   while (spread_ < dimensions_.size() && dimensions_[spread_].what < Decides::pipeline) ++spread_;
   structural_ = spread_;
   while (structural_ < dimensions_.size() && plan::structural(dimensions_[structural_].what)) ++structural_;
@@ -172,14 +170,17 @@ Space::Opened Space::open(const Spread& spread) const {
          [&](const Scenario& partial, const std::vector<Value>& chosen) {
            const auto holds = size_of(partial);
            // One rejection for all that it would hold.
-           std::string tolerated;
-           if (const auto refusal = refused(bare(partial), tolerated, structural_ < dimensions_.size())) {
-             opened.illegal += holds;
+           const auto reject = [&](std::int64_t& count, const std::string& rule, const std::string& message) {
+             count += holds;
              Assignments settings, environment;
              for (const auto& value : chosen) merge(settings, value.settings), merge(environment, value.environment);
-             opened.rejected.push_back({label_of(chosen), settings, environment, refusal->rule, refusal->message});
+             opened.rejected.push_back({label_of(chosen), settings, environment, rule, message});
              return true;
-           }
+           };
+           if (const auto refusal = refused(bare(partial), structural_ < dimensions_.size()))
+             return reject(opened.illegal, refusal->rule, refusal->message);
+           if (const auto missing = not_modelled_of(partial); !missing.empty())
+             return reject(opened.not_modelled, "model", missing);
            opened.structures.push_back({partial, chosen, label_of(chosen), holds});
            return true;
          });
@@ -187,8 +188,9 @@ Space::Opened Space::open(const Spread& spread) const {
 }
 
 void Space::add(Opened& opened) {
-  enumerated += opened.illegal;
+  enumerated += opened.illegal + opened.not_modelled;
   illegal += opened.illegal;
+  not_modelled += opened.not_modelled;
   std::ranges::move(opened.rejected, std::back_inserter(rejected));
   for (auto& note : opened.left_out.notes)
     if (std::ranges::find(left_out_.notes, note) == left_out_.notes.end()) left_out_.notes.push_back(std::move(note));
@@ -340,7 +342,7 @@ std::optional<Trial> Space::finished(const Scenario& decided, const std::vector<
     if (const auto before = base_.environment.find(name); before == base_.environment.end() || before->second != value)
       merge(candidate.environment, {{name, value}});
   for (const auto& value : chosen) trial.changes += changes_nothing(value, base_) ? 0 : 1;
-  if (const auto refusal = refused(candidate.scenario, trial.tolerated)) {
+  if (const auto refusal = refused(candidate.scenario)) {
     ++illegal;
     rejected.push_back({candidate.label, candidate.settings, candidate.environment, refusal->rule, refusal->message});
     return std::nullopt;
@@ -358,14 +360,25 @@ std::optional<Trial> Space::finished(const Scenario& decided, const std::vector<
   return trial;
 }
 
+/// Recompute and offload add to what is not modelled and take nothing of it away: what is refused without them, and
+/// whatever the allocator's variables say, is refused with them.
+std::string Space::not_modelled_of(const Scenario& partial) const {
+  auto without = bare(partial);
+  std::erase_if(without.environment, [](const auto& variable) { return variable.first.starts_with("PYTORCH_"); });
+  try {
+    scenario::refuse_unmodelled(without);
+  } catch (const UsageError& error) {
+    return error.what();
+  }
+  return {};
+}
+
 /// `structural`: by what does not change with the choices below a structure.
-std::optional<Finding> Space::refused(const Scenario& scenario, std::string& tolerated, bool structural) const {
+std::optional<Finding> Space::refused(const Scenario& scenario, bool structural) const {
   for (const auto& rule : all_rules()) {
     if (rule.severity != Severity::violation || (structural && !judges_structures(rule)) || !applies(rule, scenario))
       continue;
-    // A run that does not pass through the argument parser may break its rules; then so may the candidates.
-    if (std::ranges::find(tolerated_, rule.id) == tolerated_.end()) return finding(rule, scenario);
-    tolerated += (tolerated.empty() ? "" : ", ") + std::string(rule.id);
+    return finding(rule, scenario);
   }
   try {
     scenario::check(scenario);

@@ -64,7 +64,7 @@ class Space {
   struct Opened {
     std::vector<Structure> structures;
     std::vector<Rejected> rejected;
-    std::int64_t illegal = 0;  ///< candidates of those
+    std::int64_t illegal = 0, not_modelled = 0;  ///< candidates of those
     LeftOut left_out;
   };
   Opened open(const Spread& spread) const;
@@ -107,7 +107,7 @@ class Space {
   std::optional<Scenario> most_offloaded(const Scenario& partial) const;
 
   std::vector<Rejected> rejected;
-  std::int64_t enumerated = 0, duplicates = 0, illegal = 0;
+  std::int64_t enumerated = 0, duplicates = 0, illegal = 0, not_modelled = 0;
 
  private:
   /// The values of a dimension that are wanted; empty: all.
@@ -120,7 +120,9 @@ class Space {
   std::int64_t size_of(const Scenario& partial) const;
   std::pair<std::int64_t, std::int64_t> size_of_spread(const Scenario& partial) const;
   std::optional<Trial> finished(const Scenario& decided, const std::vector<Value>& chosen);
-  std::optional<Finding> refused(const Scenario& scenario, std::string& tolerated, bool structural = false) const;
+  std::optional<Finding> refused(const Scenario& scenario, bool structural = false) const;
+  /// What the model refuses of all that a structure holds; empty: nothing.
+  std::string not_modelled_of(const Scenario& partial) const;
 
   const Scenario& base_;
   const std::vector<Dimension>& dimensions_;
@@ -131,7 +133,6 @@ class Space {
 
   mutable std::mutex mutex_;
   mutable std::map<std::string, std::int64_t> sizes_;
-  std::vector<std::string_view> tolerated_;
   std::set<std::string> seen_;
   std::vector<Steps> offload_choices_;  ///< few lists serve all trials
   std::string given_;  ///< identity of the scenario as it stands, until its place in the space was reached

@@ -101,22 +101,19 @@ std::vector<Combination> combinations(const Scenario& scenario, const std::vecto
   return rows;
 }
 
-/// The first rule that the scenario breaks. A run that does not pass through the argument parser (`given`) may break
-/// its rules; then so may the rows.
-const Rule* broken_rule(const Scenario& scenario, const Scenario& given) {
+/// The first rule that the scenario breaks.
+const Rule* broken_rule(const Scenario& scenario) {
   for (const auto& rule : all_rules())
-    if (rule.severity == Severity::violation && applies(rule, scenario) &&
-        !(rule.speaker == Speaker::arguments && applies(rule, given)))
-      return &rule;
+    if (rule.severity == Severity::violation && applies(rule, scenario)) return &rule;
   return nullptr;
 }
 
-Row row_of(const Combination& combination, const Scenario& given, const Sweep& sweep, const Options& options) {
+Row row_of(const Combination& combination, const Sweep& sweep, const Options& options) {
   const auto& [settings, changed] = combination;
   Row row;
   row.settings = settings;
   try {
-    if (const Rule* rule = broken_rule(changed, given)) {
+    if (const Rule* rule = broken_rule(changed)) {
       row.legal = false;
       row.rule = rule->id;
       row.reason = finding(*rule, changed).message;
@@ -148,7 +145,7 @@ Sweep sweep(const scenario::Scenario& scenario, const std::vector<Axis>& axes, c
   }
   try {
     scenario::check(scenario);
-    if (broken_rule(scenario, scenario) == nullptr) result.baseline = options.predict(scenario);
+    if (broken_rule(scenario) == nullptr) result.baseline = options.predict(scenario);
   } catch (const UsageError&) {
     // Rows stand for themselves; `relative` stays 0.
   }
@@ -159,7 +156,7 @@ Sweep sweep(const scenario::Scenario& scenario, const std::vector<Axis>& axes, c
   arena.execute([&] {
     tbb::parallel_for(std::size_t{0}, rows.size(), [&](std::size_t i) {
       if (options.stop.stop_requested()) return;
-      done[i] = row_of(rows[i], scenario, result, options);
+      done[i] = row_of(rows[i], result, options);
       const std::scoped_lock lock(mutex);
       ++count;
       if (options.progress) options.progress({"", count, std::ssize(rows)});

@@ -420,7 +420,8 @@ void set(Scenario& scenario, std::string_view name_is_value, std::string_view op
   }
   std::string name(name_is_value.substr(0, equals));
   const std::string key = name;
-  check_utf8(name_is_value, where.file);
+  check_utf8(name, where);
+  check_utf8(name_is_value.substr(equals + 1), where, key);
   const Value value = parse_setting(name_is_value.substr(equals + 1), key, where.file);
 
   std::string section;
@@ -497,7 +498,7 @@ void set_env(Scenario& scenario, std::string_view name_is_value, std::string_vie
   }
   const std::string name(name_is_value.substr(0, equals)), value(name_is_value.substr(equals + 1));
   Reader::check_variable(name, where);
-  check_utf8(value, where.file);
+  check_utf8(value, where, name);
   if (value.empty()) {
     scenario.environment.erase(name);
   } else {

@@ -153,24 +153,23 @@ bool looks_numeric(const std::string& text) {
 }  // namespace
 
 // yaml-cpp reads bytes; what is no UTF-8 would come out as something else.
-void check_utf8(std::string_view text, const std::string& file) {
-  int line = 1;
+void check_utf8(std::string_view text, Position where, const std::string& key) {
   for (std::size_t i = 0; i < text.size();) {
     const auto c = static_cast<unsigned char>(text[i]);
     std::size_t more = 0;
     if (c >= 0x80) more = (c & 0xE0U) == 0xC0U ? 1 : (c & 0xF0U) == 0xE0U ? 2 : (c & 0xF8U) == 0xF0U ? 3 : 9;
-    if (more == 9 || c == 0xC0 || c == 0xC1 || i + more >= text.size()) throw UsageError({file, line}, {}, "not UTF-8");
+    if (more == 9 || c == 0xC0 || c == 0xC1 || i + more >= text.size()) throw UsageError(where, key, "not UTF-8");
     for (std::size_t k = 1; k <= more; ++k) {
-      if ((static_cast<unsigned char>(text[i + k]) & 0xC0U) != 0x80U) throw UsageError({file, line}, {}, "not UTF-8");
+      if ((static_cast<unsigned char>(text[i + k]) & 0xC0U) != 0x80U) throw UsageError(where, key, "not UTF-8");
     }
-    if (c == '\n') ++line;
+    if (c == '\n' && where.line > 0) ++where.line;
     i += more + 1;
   }
 }
 
 Value parse_yaml(std::string_view text, const std::string& file, bool dumped) {
   if (text.size() > largest_text) throw UsageError({file, 0}, {}, "larger than 4 MiB: not a scenario file");
-  check_utf8(text, file);
+  check_utf8(text, {file, 1});
   check_no_controls(text, file);
   Value root;
   try {

@@ -79,11 +79,11 @@ class Recordings {
 
   void read(Run& run, const fs::path& folder) const {
     if (!wanted_ || !fs::exists(folder)) return;
-    const bool experts = run.candidate.scenario.settings.expert_model_parallel_size > 1;
+    const auto exchanges = traces::exchanges_of(run.candidate.scenario);
     for (const auto& path : recordings_in(folder)) {
       try {
         const auto trace = traces::read(path);
-        run.recorded.emplace_back(trace.rank, traces::summarise(trace, experts));
+        run.recorded.emplace_back(trace.rank, traces::summarise(trace, exchanges));
       } catch (const UsageError& error) {
         run.notes.push_back(error.what());
       }

@@ -76,6 +76,11 @@ const std::map<std::string, Names>& gate_kernels() {
 Names kernels_of(const traces::Expected& e) {
   const auto& op = e.operation;
   if (const auto gate = gate_kernels().find(e.kernel->name); gate != gate_kernels().end()) return gate->second;
+  // Transformer Engine's all-to-all of heads (context_parallel.py, flash_attn_a2a_communicate): compiled where nothing
+  // but their order changes; sinks of a rank's heads are selected.
+  if (e.kernel->name == "attention.sinks of own heads")
+    return {"void at::native::(anonymous namespace)::indexSelectSmallIndex<float, int, unsigned int, 2, 2, -2>"};
+  if (op == "copy.d2d" && e.kernel->name.ends_with(" in order")) return {"triton_poi_fused_index_select_permute_0"};
   if (op == "moe.router.gemm.forward" && e.kernel->key.dims.back() % 8 != 0)
     return {"void cutlass::Kernel2<cutlass_80_tensorop_s16816gemm_bf16_64x128_64x6_tn_align2>",
             "void cublasLt::splitKreduce_kernel<32, 16, int, float>"};
@@ -111,6 +116,7 @@ Names kernels_of(const traces::Expected& e) {
       {"moe.router.gemm.backward", {"cutlass_80_tensorop_s1688gemm_128x64_nn_align4"}},
       {"moe.router.topk.forward", {"void at::native::gatherTopK<float>"}},
       {"moe.router.topk.backward", {"void softmax_warp_backward<float>"}},
+      {"all_reduce", {"ncclDevKernel_AllReduce_Sum_f32_RING_LL"}},
       {"moe.permute", {"_permute_kernel"}},
       {"moe.unpermute", {"_unpermute_kernel"}},
       {"moe.sort_chunks", {"_sort_chunks_by_map_kernel"}},
@@ -162,13 +168,31 @@ class Writer {
       const bool grouped = e.operation.starts_with(products_apart ? "gemm" : "gemm.grouped");
       // AccumulateGrad of a table runs on the stream on which DDP made it.
       const bool accumulates = e.kernel->name == "embedding gradient accumulation";
+      // Heads that arrived are put in order on the stream of the next exchange.
+      const bool arrived = e.kernel->purpose == model::Purpose::compute &&
+                           (e.kernel->name.ends_with(" after the exchange") ||
+                            (e.kernel->name.ends_with(" in order") && e.operation == "copy.strided"));
       int stream = 20;
       for (const auto& name : names)
         add(name, ns / static_cast<std::int64_t>(names.size()), pattern,
             grouped       ? stream++ % 4 + 20
             : accumulates ? 27
+            : arrived     ? 28
                           : 7);
     }
+    for (const auto& e : pattern.elsewhere) {
+      if (e.kernel->purpose != model::Purpose::cp) continue;
+      if (e.operation == "all_to_all")
+        add("ncclDevKernel_SendRecv", 100'000, pattern, 39);
+      else
+        add("ncclDevKernel_AllGather_RING_LL", 10'000, pattern, 28);
+    }
+  }
+  /// A loader that cuts a sequence for context parallelism.
+  void load(const traces::Pattern& pattern) {
+    for (int i = 0; i < 3; ++i)
+      add("void at::native::(anonymous namespace)::indexSelectSmallIndex<long, long, unsigned int, 2, 2, -2>", 2000,
+          pattern, 7);
   }
   void foreign(const traces::Pattern& pattern) { add("my_own_kernel", 50'000, pattern, 7); }
   static bool is_window(const model::Kernel& kernel) {
@@ -199,9 +223,13 @@ struct Run {
   model::Stages stages;
   std::vector<traces::Pattern> patterns;
   traces::Order order;
+  bool loads = false;  ///< with what a loader runs for context parallelism
 
   explicit Run(const scenario::Scenario& s)
-      : stages(test::build(s)), patterns(traces::patterns_of(stages, 0)), order(traces::order_of(stages, 0)) {}
+      : stages(test::build(s)),
+        patterns(traces::patterns_of(stages, 0)),
+        order(traces::order_of(stages, 0)),
+        loads(s.settings.context_parallel_size > 1) {}
 
   const traces::Pattern* find(std::uint32_t piece, traces::Pass pass) const {
     for (const auto& p : patterns)
@@ -217,6 +245,7 @@ struct Run {
     };
     for (int m = 0; m < microbatches; ++m)
       for (const auto& chunk : order) {
+        if (loads) writer.load(*find(chunk[0], traces::Pass::forward));
         for (const auto piece : chunk) {
           pass(piece, traces::Pass::forward);
           if (foreign && m == 1 && piece == chunk[1])
@@ -262,6 +291,26 @@ TEST_CASE("GPT-OSS: experts' biases, clamps and quick GeGLU belong to their oper
   }
 }
 
+TEST_CASE("heads exchanged for context parallelism: selections are no embeddings, exchanges no pipeline transfers") {
+  auto scenario = gpt_oss();
+  for (const char* change : {"context_parallel_size=4", "cp_comm_type=[a2a]", "num_gpus=4"})
+    scenario::set(scenario, change);
+  const Run run(scenario);
+  const auto trace = run.step(2).trace;
+  const auto result = traces::import_traces(scenario, {trace}, {"heads", 1, ""}, nullptr);
+  CHECK(result.attributed_us / result.kernel_us > 0.999);
+  for (const auto& note : result.notes) CHECK(note.find("are not in the trace") == std::string::npos);
+  int exchanges = 0;
+  for (const auto& key : result.keys) {
+    CHECK_FALSE(key.key.family.starts_with("send_recv"));
+    if (key.key.family.starts_with("all_to_all")) exchanges += key.sample.count;
+  }
+  CHECK(exchanges == 2 * 4 * 8);  // microbatches, layers; q, k, v, output and their gradients
+  const auto summary = traces::summarise(trace, traces::exchanges_of(scenario));
+  CHECK(summary.busy_us.count("p2p") == 0);
+  CHECK(summary.busy_us.at("coll") > exchanges * 100);
+}
+
 TEST_CASE("a gate of shared experts and a router of 60 experts belong to their layers") {
   auto scenario = gpt_oss();
   for (const char* change :
@@ -298,7 +347,7 @@ TEST_CASE("layers whose kernels have the same names are told apart, wherever the
     scenario::set(scenario, "window_attn_skip_freq=" + std::to_string(*rc::gen::inRange(2, 4)));
     const Run run(scenario);
     auto trace = run.step(2).trace;
-    const auto kinds = traces::kinds(trace, false);
+    const auto kinds = traces::kinds(trace, {false, true});
     // Cut within the first forward pass.
     const auto forward = run.find(run.order[0][1], traces::Pass::forward)->compute.size();
     const auto cut = *rc::gen::inRange<std::size_t>(0, forward * 2);
@@ -316,7 +365,7 @@ TEST_CASE("a trace of another scenario: the first kernel without a place is name
   auto scenario = gpt_oss();
   const Run run(scenario);
   const auto trace = run.step(2, true).trace;
-  const auto mapping = traces::match(trace, traces::kinds(trace, false), run.patterns, run.order);
+  const auto mapping = traces::match(trace, traces::kinds(trace, {false, true}), run.patterns, run.order);
   CHECK(mapping.first_unplaced.starts_with("my_own_kernel, after "));
   CHECK(mapping.first_unplaced.ends_with(" forward"));
   auto other = scenario;

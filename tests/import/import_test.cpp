@@ -96,17 +96,18 @@ TEST_CASE("busy and exposed: unions by kind, less what computes at that moment")
   add(0, 7, 20, 30);
   add(1, 7, 30, 34);
   add(2, 7, 34, 36);
-  const auto with_experts = traces::summarise(trace, true);
+  const auto with_experts = traces::summarise(trace, {true, true});
   CHECK(with_experts.span_us == 36);
   CHECK(with_experts.busy_us == std::map<std::string, double>{{"coll", 2}, {"comp", 20}, {"ep", 4}, {"p2p", 20}});
   CHECK(with_experts.exposed_us == std::map<std::string, double>{{"coll", 2}, {"ep", 4}, {"p2p", 10}});
-  CHECK(traces::summarise(trace, false).busy_us.at("p2p") == 24);
+  CHECK(traces::summarise(trace, {false, true}).busy_us.at("p2p") == 24);
+  CHECK(traces::summarise(trace, {false, false}).busy_us == std::map<std::string, double>{{"coll", 26}, {"comp", 20}});
 }
 
 TEST_CASE("real kernel lists give the summaries that were recorded with them") {
   for (const int rank : {1, 3}) {
     const auto trace = traces::read("data/dense.r" + std::to_string(rank) + ".json.gz");
-    const auto summary = traces::summarise(trace, false);
+    const auto summary = traces::summarise(trace, {false, true});
     const auto wanted = measured(rank);
     CHECK(summary.span_us == doctest::Approx(wanted.span_us).epsilon(1e-6));
     for (const auto& [kind, us] : wanted.busy_us) CHECK(std::abs(summary.busy_us.at(kind) - us) < 1);

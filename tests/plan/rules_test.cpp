@@ -519,6 +519,10 @@ bool contains(const std::vector<std::string>& ids, const std::string& id) {
   return std::ranges::find(ids, id) != ids.end();
 }
 
+bool broken(const scenario::Scenario& s) {
+  return std::ranges::any_of(plan::check(s), [](const auto& f) { return f.severity == plan::Severity::violation; });
+}
+
 }  // namespace
 
 TEST_CASE("the bases break no rule") {
@@ -535,6 +539,37 @@ TEST_CASE("every rule fires where it should and only there") {
     CHECK(contains(fired(test::scenario(row.base, row.fires)), row.rule));
     CHECK_FALSE(contains(fired(test::scenario(row.base, row.quiet)), row.rule));
   }
+}
+
+TEST_CASE("a plan recommends nothing that breaks a rule, whatever the scenario as given breaks") {
+  plan::Options options;
+  options.predict = [](const scenario::Scenario& s) {
+    predict::Prediction p;
+    p.forward_backward_ns = p.step_ns = 1'000'000'000 - (s.settings.recompute_granularity.has_value() ? 0 : 1);
+    p.memory_limit = Bytes(std::int64_t{80} << 30);
+    p.ranks.resize(static_cast<std::size_t>(s.settings.pipeline_model_parallel_size));
+    return p;
+  };
+  options.threads = 1;
+  int mended = 0;
+  for (const Row& row : rows) {
+    CAPTURE(row.rule);
+    auto s = test::scenario(row.base, row.fires);
+    if (!broken(s)) continue;
+    for (const char* open : {"search.recompute=auto", "search.allocator=auto"}) scenario::set(s, open);
+    std::optional<plan::Plan> plan;
+    try {
+      plan = plan::search(s, options);
+    } catch (const UsageError&) {  // nothing can be predicted at all
+      continue;
+    }
+    CHECK_FALSE(plan->baseline_refused.empty());
+    for (const auto& candidate : plan->alternatives) CHECK_FALSE(broken(candidate.scenario));
+    if (!plan->best) continue;
+    ++mended;
+    CHECK_FALSE(broken(plan->best->scenario));
+  }
+  CHECK(mended > 5);  // recompute that is open mends what was wrong with it
 }
 
 TEST_CASE("what has no effect moves neither time nor memory") {

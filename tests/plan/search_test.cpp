@@ -360,6 +360,53 @@ TEST_CASE("what refuses every candidate and the scenario itself is the input's f
                        UsageError);
 }
 
+TEST_CASE("what is not modelled whatever is recomputed or offloaded is refused with its structure, not one by one") {
+  int refused = 0;
+  for (const char* missing : {"moe_router_dtype=fp64; moe_router_fusion=true", "moe_apply_probs_on_input=true",
+                              "$CUDA_LAUNCH_BLOCKING=1", "fp8=hybrid; moe_apply_probs_on_input=true"}) {
+    CAPTURE(missing);
+    auto s = test::scenario("moe", missing);
+    for (const auto* open : {"parallelism", "recompute", "offload", "allocator"})
+      scenario::set(s, "search." + std::string(open) + "=auto");
+    if (scenario::unmodelled(s).empty()) continue;
+    ++refused;
+    std::atomic<int> asked{0};
+    auto o = options();
+    o.has_baseline = false;
+    o.predict = [&](const scenario::Scenario& candidate) {
+      ++asked;
+      scenario::refuse_unmodelled(candidate);
+      return machine(candidate);
+    };
+    const auto plan = plan::search(s, o);
+    check_counts(plan.searched);
+    CHECK(plan.searched.not_modelled > 100);
+    CHECK_FALSE(plan.searched.proved_optimal);
+    CHECK(asked <= plan.searched.predicted + 1);
+    for (const auto& candidate : plan.alternatives) CHECK(scenario::unmodelled(candidate.scenario).empty());
+  }
+  CHECK(refused > 1);
+}
+
+TEST_CASE("what is refused without recompute, offload and allocator is refused with them") {
+  for (const char* base : {"dense", "tensor", "single", "moe"})
+    for (const char* missing : {"moe_apply_probs_on_input=true", "fp8=hybrid; moe_apply_probs_on_input=true",
+                                "cp_comm_type=[all_gather]; context_parallel_size=1", "fp4=e2m1; fp4_recipe=nvfp4"})
+      for (const char* work : {"recompute_granularity=full; recompute_method=uniform; recompute_num_layers=1",
+                               "recompute_granularity=selective; recompute_modules=[core_attn]",
+                               "recompute_granularity=selective; recompute_modules=[mlp, moe_act]",
+                               "cpu_offloading=true; cpu_offloading_num_layers=1",
+                               "fine_grained_activation_offloading=true; offload_modules=[qkv_linear]"}) {
+        CAPTURE(missing);
+        CAPTURE(work);
+        auto without = test::scenario(base, missing), with = without;
+        test::change(with, work);
+        const auto beside = scenario::unmodelled(with);
+        for (const auto& one : scenario::unmodelled(without))
+          CHECK(std::ranges::find(beside, one.name, &scenario::Unmodelled::name) != beside.end());
+      }
+}
+
 TEST_CASE("an internal error is not swallowed") {
   auto o = options();
   o.predict = [](const scenario::Scenario&) -> predict::Prediction { throw InternalError("bug"); };

@@ -356,6 +356,8 @@ TEST_CASE("--set and --env refuse in one line") {
   CHECK(refusal([&] { set(s, "megatron_core=0.99.0"); }).find("pr-4268") != std::string::npos);
   CHECK(refusal([&] { set(s, "fp8="); }) == "--set: fp8: no value");
   CHECK(refusal([&] { set_env(s, "1A=2"); }).starts_with("--env: 1A: not the name"));
+  CHECK(refusal([&] { set(s, "num_layers=\xff"); }) == "--set: num_layers: not UTF-8");
+  CHECK(refusal([&] { set_env(s, "A=\xff"); }) == "--env: A: not UTF-8");
   set_env(s, "NCCL_P2P_DISABLE=1");
   set_env(s, "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True,max_split_size_mb:512");
   CHECK(variable(s, "NCCL_P2P_DISABLE") == "1");
@@ -368,9 +370,9 @@ TEST_CASE("a refused setting is refused in the name of the option that gave it")
   Scenario s = with("");
   for (const char* wrong : {"bf16", "nosuch=1", "model.nosuch=1", "bf16=2", "global_batch_size=-1", "fp8=", "fp8=\xff",
                             "megatron_core=0.99.0", "search.nosuch=1", "overrides.nosuch=x", "environment.1A=2",
-                            "environment.A", "moe_layer_freq=([0]*9999999)"}) {
+                            "environment.A", "environment.A=\xff", "\xff=1", "moe_layer_freq=([0]*9999999)"}) {
     CAPTURE(wrong);
-    CHECK(refusal([&] { set(s, wrong, "--over"); }).starts_with("--over:"));
+    CHECK(refusal([&] { set(s, wrong, "--over"); }).starts_with("--over: "));  // no line, which an option has not
   }
   set(s, "global_batch_size=7", "--over");
   CHECK(refusal([&] { check(s); }).starts_with("--over: settings.global_batch_size: "));

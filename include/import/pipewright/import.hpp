@@ -68,13 +68,20 @@ struct Trace {
 /// kernels of several GPUs, rank in neither the file's name (`.r3.`) nor its metadata.
 Trace read(const std::string& path);
 
+/// What a run's send/receive kernels may be: a trace does not always tell.
+struct Exchanges {
+  bool experts = false;   ///< experts are spread over ranks
+  bool pipeline = false;  ///< there are stages; else what is no expert's is context parallelism's: coll
+};
+Exchanges exchanges_of(const scenario::Scenario& scenario);
+
 /// Of every activity: comp, p2p, ep, coll, d2h or h2d; see summarise().
-std::vector<std::string> kinds(const Trace& trace, bool expert_parallel);
+std::vector<std::string> kinds(const Trace& trace, Exchanges exchanges);
 
 /// Busy time by kind (union of intervals) and exposed time (the part in which no compute kernel runs), as measured/
 /// traces are summarised: comp, p2p, ep, coll, d2h, h2d. Where the trace does not tell an all-to-all from a pipeline
 /// transfer and experts are spread over ranks, send/receive kernels on a stream that also computes are all-to-alls.
-scenario::TraceSummary summarise(const Trace& trace, bool expert_parallel);
+scenario::TraceSummary summarise(const Trace& trace, Exchanges exchanges);
 
 struct Options {
   std::string name;             ///< of the profile

@@ -32,8 +32,8 @@ struct Value::Entry {
 /// wrote may have anchors and tags; aliases are copies, as far as they stay small.
 Value parse_yaml(std::string_view text, const std::string& file, bool dumped = false);
 
-/// Throws UsageError at `file` for bytes that are no UTF-8.
-void check_utf8(std::string_view text, const std::string& file);
+/// Throws UsageError for bytes that are no UTF-8. `where`: line of the first byte; 0: an option, which has no lines.
+void check_utf8(std::string_view text, Position where, const std::string& key = {});
 
 /// The value on the right of `option` NAME=VALUE (--set). A list may be written without brackets: a,b,c.
 Value parse_setting(std::string_view text, const std::string& key, const std::string& option);
