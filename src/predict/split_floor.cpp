@@ -95,7 +95,7 @@ Split split_of(const scenario::Scenario& structure, const profile::Profiles& pro
   for (int r = 0; r < config.stages; ++r) {
     auto& rank = split.ranks[static_cast<std::size_t>(r)];
     rank.available = limits.memory_limit - limits.memory_margin - outside.of(r);
-    rank.warmup = schedule::warmup(config, r);
+    if (config.ep_overlap) rank.calls = schedule::calls(config, r);
     const auto flights = memory::in_flight(config, r);
     for (int c = 0; c < config.chunks.value_or(1); ++c) {
       const auto stage = scenario::stage(structure, r, c);
