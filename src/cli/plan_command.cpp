@@ -100,6 +100,7 @@ void run(const PlanOptions& options, Outcome& outcome) {
       return std::make_shared<predict::SpreadFloor>(s, profiles);
     };
     search.split = [&](const scenario::Scenario& s) { return predict::split_of(s, profiles); };
+    search.lacking_of_state = [&](const scenario::Scenario& s) { return predict::lacking_of_state(s, profiles); };
     search.estimate = [&](const scenario::Scenario& candidate) {
       stop_check();
       return predict::estimate(candidate, profiles);

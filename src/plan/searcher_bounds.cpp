@@ -74,10 +74,17 @@ Bytes Searcher::lacking(const Scenario& partial) const {
 /// Work a GPU has is the same whatever the pipeline's size, so spreads that differ only in that share a first bound.
 void Searcher::bound_spreads() {
   begin("bounding", true);
+  if (options_.spread_floor)
+    in_parallel(spreads_.size(), [&](std::size_t i) {
+      KnownSpread& known = known_spreads_[i];
+      if (known.open) return;
+      known.lacking = std::max(Bytes(0), spread_bounds_.of_state(spreads_[i]));
+      known.impossible = known.lacking > Bytes(0);
+    });
   std::map<std::string, std::vector<std::size_t>> alike;  // the shortest pipeline first
   if (options_.floor_of_any_split)
     for (std::size_t i = 0; i < spreads_.size(); ++i)
-      if (!known_spreads_[i].open) alike[space_.work_of(spreads_[i])].push_back(i);
+      if (!known_spreads_[i].open && !known_spreads_[i].impossible) alike[space_.work_of(spreads_[i])].push_back(i);
   std::vector<const std::vector<std::size_t>*> groups;
   for (const auto& [key, group] : alike) groups.push_back(&group);
   in_parallel(groups.size(), [&](std::size_t n) {
@@ -87,7 +94,8 @@ void Searcher::bound_spreads() {
     for (const auto i : *groups[n]) known_spreads_[i].cost = least;
   });
   for (std::size_t i = 0; i < spreads_.size(); ++i)
-    if (!known_spreads_[i].open) open_.insert({known_spreads_[i].cost, Node::Kind::spread, i});
+    if (!known_spreads_[i].open && !known_spreads_[i].impossible)
+      open_.insert({known_spreads_[i].cost, Node::Kind::spread, i});
   // Those of the given.
   std::vector<std::size_t> waiting;
   for (std::size_t i = 0; i < structures_.size(); ++i)

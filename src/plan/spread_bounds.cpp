@@ -281,6 +281,21 @@ SpreadBound SpreadBounds::bound(const Spread& spread, const Kernels& known, Over
   return all;
 }
 
+Bytes SpreadBounds::of_state(const Spread& spread) const {
+  std::optional<Bytes> least;  // with one kind of overlap or another
+  for (const Overlap overlap : all_overlaps)
+    space_.example(spread, overlap, [&](const Scenario& example) {
+      try {
+        const auto lacking = options_.lacking_of_state(Space::without_work(example));
+        least = std::min(least.value_or(lacking), lacking);
+        return true;
+      } catch (const UsageError&) {
+        return false;  // another one says as much
+      }
+    });
+  return least.value_or(Bytes(0));
+}
+
 SpreadBound SpreadBounds::of_kernels(const Spread& spread) {
   SpreadBound all;
   for (const Overlap overlap : all_overlaps) {

@@ -66,6 +66,8 @@ class SpreadBounds {
   SpreadBounds(const Space& space, const Options& options, std::string objective)
       : space_(space), options_(options), objective_(std::move(objective)) {}
 
+  /// What any of its structures lacks for its state alone, at least; none or less: nothing is known. The cheapest look.
+  Bytes of_state(const Spread& spread) const;
   /// Of its kernels and splits alone, whether it fits or not: for a tenth of the price.
   SpreadBound of_kernels(const Spread& spread);
   /// `enough`: a cost that excludes it; no more is looked for.

@@ -84,6 +84,21 @@ Layers nothing_kept(const scenario::Scenario& scenario) {
   return none;
 }
 
+Bytes lacking_of_state(const scenario::Scenario& example, const profile::Profiles& profiles) {
+  scenario::check(example);
+  const auto state = model::least_state(example, profiles.device());
+  const auto ranks = static_cast<int>(example.settings.pipeline_model_parallel_size);
+  Bytes all = state.embedding;
+  for (const Bytes layer : state.layers) all = all + layer;
+  if (ranks > 1) all = all + state.head;  // on one rank it may share the embedding's
+  const Outside outside(example, profiles);
+  Bytes least_outside = outside.of(0);
+  for (int r = 1; r < ranks; ++r) least_outside = std::min(least_outside, outside.of(r));
+  Prediction limits;
+  set_limits(limits, example, profiles);
+  return Bytes(all.value / ranks) + least_outside + limits.memory_margin - limits.memory_limit;
+}
+
 Split split_of(const scenario::Scenario& structure, const profile::Profiles& profiles) {
   scenario::check(structure);  // layers that do not divide
   const auto config = schedule::config_of(structure);
@@ -95,7 +110,7 @@ Split split_of(const scenario::Scenario& structure, const profile::Profiles& pro
   for (int r = 0; r < config.stages; ++r) {
     auto& rank = split.ranks[static_cast<std::size_t>(r)];
     rank.available = limits.memory_limit - limits.memory_margin - outside.of(r);
-    rank.warmup = schedule::warmup(config, r);
+    if (config.ep_overlap) rank.calls = schedule::calls(config, r);
     const auto flights = memory::in_flight(config, r);
     for (int c = 0; c < config.chunks.value_or(1); ++c) {
       const auto stage = scenario::stage(structure, r, c);

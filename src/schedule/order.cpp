@@ -36,6 +36,25 @@ int warmup(const Config& config, int rank) {
   return std::min(filling, config.microbatches * *config.chunks);
 }
 
+std::vector<Calls> calls(const Config& config, int rank) {
+  const int chunks = config.chunks.value_or(1);
+  const Table table(config.microbatches, chunks, group_size(config));
+  const int alone = config.stages == 1 ? 1 : warmup(config, rank), total = table.total();
+  // [forward + 1][backward + 1]
+  std::vector<int> times(static_cast<std::size_t>((chunks + 1) * (chunks + 1)));
+  for (int k = 0; k < total + alone; ++k) {
+    const int f = k < total ? table.at(k, Pass::forward).chunk : -1;
+    const int b = k < alone ? -1 : table.at(k - alone, Pass::backward).chunk;
+    ++times[static_cast<std::size_t>((f + 1) * (chunks + 1) + b + 1)];
+  }
+  std::vector<Calls> found;
+  for (int f = -1; f < chunks; ++f)
+    for (int b = -1; b < chunks; ++b)
+      if (const int n = times[static_cast<std::size_t>((f + 1) * (chunks + 1) + b + 1)]; n > 0)
+        found.push_back({f, b, n});
+  return found;
+}
+
 namespace {
 
 [[noreturn]] void refuse(const char* key, std::string text) { throw UsageError({}, key, std::move(text)); }

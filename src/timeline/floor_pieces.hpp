@@ -29,20 +29,15 @@ class FloorPieces {
         host_(scenario, profiles),
         copies_(scenario, stages, config, profiles, prices) {
     for (std::size_t i = 0; i < stages.pieces.size(); ++i) pieces_.push_back(passes(i));
-    if (!config.ep_overlap || of_pull_request()) return;
-    for (std::size_t i = 0; i < stages.pieces.size(); ++i)
-      if (of_experts(i)) pairs_.push_back(layer_pair(i));
+    for (std::size_t i = 0; config.ep_overlap && i < stages.pieces.size(); ++i) nodes_.push_back(nodes_of(i));
   }
 
   /// Of the layers, for other pipelines. Precondition: so many microbatches that what only some run is none of it.
   LayerWorks works() const {
     LayerWorks works;
     works.kinds = pieces_;
-    works.pairs = pairs_;
-    for (std::size_t i = 0; i < stages_.pieces.size(); ++i) {
-      works.in_nodes.push_back(!stages_.pieces[i].nodes.empty());
-      works.of_experts.push_back(of_experts(i));
-    }
+    works.nodes = nodes_;
+    for (std::size_t i = 0; i < stages_.pieces.size(); ++i) works.of_experts.push_back(of_experts(i));
     for (const auto& rank : stages_.ranks) {
       for (const auto& chunk : rank.chunks)
         for (std::size_t n = 0; n < chunk.pieces.size(); ++n) {
@@ -153,35 +148,35 @@ class FloorPieces {
     });
   }
 
-  LayerPair layer_pair(std::size_t index) const {
+  LayerNodes nodes_of(std::size_t index) const {
     using Name = schedule::Node::Name;
     const model::Piece& piece = stages_.pieces[index];
-    LayerPair pair;
+    LayerNodes result;
     for (const auto& node : piece.nodes) {
-      const auto at = node.name == Name::moe_dispatch  ? LayerPair::dispatch
-                      : node.name == Name::mlp         ? LayerPair::mlp
-                      : node.name == Name::moe_combine ? LayerPair::combine
-                                                       : LayerPair::attention;
-      if (at == LayerPair::attention && node.name != Name::pre_dispatch_computation) continue;
-      const auto sum_of = [&](const std::vector<model::Step>& steps) {
+      const auto at = node.name == Name::moe_dispatch       ? LayerNodes::dispatch
+                      : node.name == Name::mlp              ? LayerNodes::mlp
+                      : node.name == Name::moe_combine      ? LayerNodes::combine
+                      : node.name == Name::mtp_post_process ? LayerNodes::post
+                                                            : LayerNodes::attention;
+      const auto add_to = [&](PassWork& all, const std::vector<model::Step>& steps) {
         PassWork pass;
         for (const model::Step& step : steps)
           if (step.kind == model::Step::Kind::launch && runs_always(step) &&
               piece.kernels[step.index].stream == model::Stream::compute)
             add(pass, piece.kernels[step.index], prices_.pieces[index][step.index], true, false);
         pass.way = way(index, steps, pass.compute);
-        return pass;
+        all.add(pass);
       };
-      pair.forward[at] = sum_of(node.forward);
-      pair.backward[at] = sum_of(node.backward);
-      pair.weight[at] = sum_of(node.weight_gradient);
+      add_to(result.forward[at], node.forward);
+      add_to(result.backward[at], node.backward);
+      add_to(result.weight[at], node.weight_gradient);
     }
-    return pair;
+    return result;
   }
 
   /// Of a forward and a backward of a layer of experts in a step, those that surely meet another such in their call.
   double pairs_on(const model::Rank& rank) const {
-    if (pairs_.empty()) return 0;
+    if (!config_.ep_overlap || of_pull_request()) return 0;
     double pairs = 0;
     for (const auto& chunk : rank.chunks)
       for (std::size_t n = 0; n < chunk.pieces.size(); ++n)
@@ -197,7 +192,7 @@ class FloorPieces {
   HostCalls host_;
   CopyFloor copies_;
   std::vector<BothWork> pieces_;
-  std::vector<LayerPair> pairs_;  ///< of every kind of layer of experts
+  std::vector<LayerNodes> nodes_;  ///< of every piece, under expert-parallel overlap
 };
 
 }  // namespace pipewright::timeline

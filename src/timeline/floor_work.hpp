@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <utility>
 #include <vector>
 
 #include "collapse.hpp"
@@ -112,54 +113,92 @@ struct HostCalls {
   double pass = 0, backward_end = 0, forward_node = 0, backward_node = 0;
 };
 
-/// Nodes of a layer of experts under expert-parallel overlap, each its own stream's kernels. In a combined call forward
-/// and backward layers take turns (schedule/combined.cpp):
+/// Nodes of a layer under expert-parallel overlap, each its own stream's kernels; embedding, and output layer with its
+/// loss: one node.
+struct LayerNodes {
+  enum Node : std::size_t { attention, dispatch, mlp, combine, post, nodes };
+  std::array<PassWork, nodes> forward, backward, weight;
+
+  struct Times {
+    std::array<double, nodes> forward{}, backward{}, weight{};
+  };
+  Times times(const Slower& factors) const {
+    Times times;
+    for (std::size_t n = 0; n < nodes; ++n) {
+      times.forward[n] = forward[n].on_stream(factors);
+      times.backward[n] = backward[n].on_stream(factors);
+      times.weight[n] = weight[n].on_stream(factors);
+    }
+    return times;
+  }
+};
+
+/// A combined call, in which forward and backward layers take turns (schedule/combined.cpp):
 ///
 ///   compute   [f attn][b mlp][w mlp]          [f mlp][b attn][w attn]        host order is FIFO order on a stream;
 ///   experts'  [b comb]       [f disp][b disp]        [f comb]                f and b are chains of events besides
 ///
-/// A call starts when all of the one before is over, and as many pairs in one call take no longer than in several, so
-/// none takes less a pair than ever more of them in one call.
-struct LayerPair {
-  enum Node : std::size_t { attention, dispatch, mlp, combine, nodes };
-  std::array<PassWork, nodes> forward, backward, weight;
+/// A call starts when all of the one before is over (Host::end_combined).
+class CombinedCall {
+ public:
+  CombinedCall(bool early_attention, bool post_last) : early_attention_(early_attention), post_last_(post_last) {}
 
-  /// `ns`: of a node.
-  template <class Time>
-  double least(bool early_attention, const Time& ns) const {
-    std::array<double, nodes> f{}, b{}, w{};
-    for (std::size_t n = 0; n < nodes; ++n) f[n] = ns(forward[n]), b[n] = ns(backward[n]), w[n] = ns(weight[n]);
-    double compute = 0, experts = 0, f_chain = 0, b_chain = 0;
-    const auto run = [](double& stream, double& chain, double time) {
-      stream = chain = std::max(stream, chain) + time;
+  /// What is no layer.
+  void forward(double ns) { run(compute_, forward_, ns); }
+  void backward(double ns) { run(compute_, backward_, ns); }
+  /// Null: there is none of that pass.
+  void layers(const LayerNodes::Times* f, const LayerNodes::Times* b) {
+    const auto of_forward = [&](std::size_t node) {
+      if (f != nullptr) run(stream(node), forward_, f->forward[node]);
     };
-    constexpr int settled = 8;
-    double before = 0;
-    for (int pair = 0; pair < 2 * settled; ++pair) {
-      run(experts, b_chain, b[combine]);
-      run(compute, f_chain, f[attention]);
-      run(compute, b_chain, b[mlp]);
-      run(experts, f_chain, f[dispatch]);
-      compute += w[mlp];
-      run(experts, b_chain, b[dispatch]);
-      if (early_attention) run(compute, b_chain, b[attention]);
-      run(compute, f_chain, f[mlp]);
-      run(experts, f_chain, f[combine]);
-      if (!early_attention) run(compute, b_chain, b[attention]);
-      compute += w[attention];
-      if (pair + 1 == settled) before = std::max(compute, experts);
-    }
-    return (std::max(compute, experts) - before) / settled;
+    const auto of_backward = [&](std::size_t node) {
+      if (b != nullptr) run(stream(node), backward_, b->backward[node]);
+    };
+    const auto weights = [&](std::size_t node) { compute_ += b != nullptr ? b->weight[node] : 0; };
+    using Nodes = LayerNodes;
+    of_backward(Nodes::post);
+    of_backward(Nodes::combine);
+    of_forward(Nodes::attention);
+    of_backward(Nodes::mlp);
+    of_forward(Nodes::dispatch);
+    weights(Nodes::mlp);
+    of_backward(Nodes::dispatch);
+    if (early_attention_) of_backward(Nodes::attention);
+    of_forward(Nodes::mlp);
+    of_forward(Nodes::combine);
+    if (!post_last_) of_forward(Nodes::post);
+    if (!early_attention_) of_backward(Nodes::attention);
+    if (post_last_) of_forward(Nodes::post);
+    weights(Nodes::attention);
   }
+  double end() const { return std::max(streams(), std::max(forward_.ns, backward_.ns)); }
+  double streams() const { return std::max(compute_, experts_); }
+
+ private:
+  struct Chain {
+    bool begun = false;
+    double ns = 0;
+  };
+  double& stream(std::size_t node) {
+    return node == LayerNodes::dispatch || node == LayerNodes::combine ? experts_ : compute_;
+  }
+  void run(double& stream, Chain& chain, double ns) {
+    if (ns == 0) return;  // there is no such node
+    if (!std::exchange(chain.begun, true)) chain.ns = compute_;
+    stream = chain.ns = std::max(stream, chain.ns) + ns;
+  }
+  bool early_attention_, post_last_;
+  double compute_ = 0, experts_ = 0;
+  Chain forward_, backward_;
 };
 
 /// Layers under a choice of recompute, whatever the pipeline that they are spread over.
 struct LayerWorks {
   std::vector<BothWork> kinds;
-  std::vector<bool> in_nodes, of_experts;  ///< of each kind: under expert-parallel overlap; a layer of experts there
-  std::vector<std::uint32_t> kind;         ///< of each layer, by its number
-  std::vector<LayerPair> pairs;
-  double pairs_in_all = 0;  ///< of a microbatch, on all ranks
+  std::vector<LayerNodes> nodes;    ///< of each kind, under expert-parallel overlap
+  std::vector<bool> of_experts;     ///< of each kind: a layer of experts there
+  std::vector<std::uint32_t> kind;  ///< of each layer, by its number
+  double pairs_in_all = 0;          ///< of a microbatch, on all ranks
 };
 
 }  // namespace pipewright::timeline

@@ -13,6 +13,8 @@
 #include <array>
 #include <cmath>
 #include <limits>
+#include <map>
+#include <utility>
 
 #include "floor_pieces.hpp"
 #include "lines.hpp"
@@ -54,13 +56,10 @@ class Floor : FloorPieces {
           if (c == 0) first.forward.add(pieces_[piece].forward), first.backward.add(pieces_[piece].backward);
         }
       all.host += host_.calls(config_.microbatches * static_cast<double>(rank.chunks.size()));
-      const auto [communication, compute] = alone(static_cast<int>(r), rank);
       const double head = std::max(gathered(r), gathered(0) + forward_chain);
       const double tail = std::max(after_last(r), after_last(0) + backward_chain);
-      schedule = std::max(
-          {schedule, slowed(all, head + communication + tail, whole_optimizer(r), pairs_on(rank), head + tail, pairs_),
-           all.host + tail, all.communication + head + tail, all.experts + head + compute + tail,
-           copies_.least(r) + head + tail});
+      schedule = std::max({schedule, slowed(all, head + tail, whole_optimizer(r), combined_calls(static_cast<int>(r))),
+                           all.host + tail, all.communication + head + tail, copies_.least(r) + head + tail});
       forward_chain += first.forward.chain;
       backward_chain += first.backward.chain;
       const double after = optimizer(r, joined);
@@ -97,8 +96,12 @@ class Floor : FloorPieces {
       before = (ranks - 1) / ranks * (embedding.forward.chain + embedding.backward.chain) +
                (ranks - 1) * (ranks - 2) / 2 / ranks * (layer.forward.chain + layer.backward.chain);
     const double schedule =
-        std::max({slowed(mean, before + finalize, whole, layers.pairs / ranks, before + finalize,
-                         other == nullptr ? pairs_ : other->pairs),
+        std::max({slowed(mean, before + finalize, whole,
+                         [&](const Slower& factors) {
+                           return layers.pairs == 0
+                                      ? 0
+                                      : layers.pairs / ranks * least_pair(factors, other == nullptr ? own_ : *other);
+                         }),
                   mean.host + finalize, std::max(mean.communication, mean.experts) + before + finalize});
     return {static_cast<std::int64_t>(schedule), static_cast<std::int64_t>(after), 0};
   }
@@ -106,55 +109,42 @@ class Floor : FloorPieces {
   /// Of one split: as find(), but what is gathered, reduced and finalised counts nothing, and kernels slow on the rank
   /// alone that has most to do.
   Estimate find_for_split(const LayerSplit& split, const LayerWorks* other, const std::vector<double>& part) const {
-    const bool whole = other == nullptr || part.empty();  // layers alike but for their kind
-    const auto& pairs = other == nullptr ? pairs_ : other->pairs;
     struct {
       PassWork all;
-      double least = -1, idle = 0, beside = 0, pairs = 0;
+      double least = -1, beside = 0;
+      Calls calls;
     } most;
     double schedule = 0, forward_chain = 0, backward_chain = 0;
     for (const auto& rank : split.ranks) {
       PassWork all;
       BothWork first;
-      double experts_alone = std::numeric_limits<double>::max(), compute_alone = experts_alone, in_pairs = 0;
       for (std::size_t c = 0; c < rank.chunks.size(); ++c) {
         const auto& chunk = rank.chunks[c];
         BothWork sum;
-        PassWork nodes;
-        double in_nodes = 0;
-        const auto add = [&](const BothWork& work, double times, bool node) {
+        const auto add = [&](const BothWork& work, double times) {
           sum.forward.add(work.forward, times), sum.backward.add(work.backward, times);
-          if (node) nodes.add(work.forward, times), nodes.add(work.backward, times), in_nodes += times;
         };
         for (int layer = chunk.first; layer < chunk.first + chunk.layers; ++layer) {
           const auto n = static_cast<std::size_t>(layer);
           const double replaced = other == nullptr ? 0 : part.empty() ? 1 : part.at(n);
-          if (replaced < 1) add(own_.kinds[own_.kind[n]], 1 - replaced, own_.in_nodes[own_.kind[n]]);
-          if (replaced > 0) add(other->kinds[other->kind[n]], replaced, other->in_nodes[other->kind[n]]);
-          in_pairs += own_.of_experts[own_.kind[n]] ? 1 : -1;
+          if (replaced < 1) add(own_.kinds[own_.kind[n]], 1 - replaced);
+          if (replaced > 0) add(other->kinds[other->kind[n]], replaced);
         }
-        if (chunk.embedding) add(embedding_, 1, false);
-        if (chunk.loss && chunk.mtp_layers == mtp_layers_) add(head_, 1, false);
+        if (chunk.embedding) add(embedding_, 1);
+        if (chunk.loss && chunk.mtp_layers == mtp_layers_) add(head_, 1);
         all.add(sum.forward, config_.microbatches), all.add(sum.backward, config_.microbatches);
         if (c == 0) first = sum;
-        const double but_one = in_nodes > 0 ? (in_nodes - 1) / in_nodes : 0;
-        experts_alone = std::min(experts_alone, but_one * nodes.experts);
-        compute_alone = std::min(compute_alone, but_one * nodes.compute.cool());
       }
       all.host += host_.calls(config_.microbatches * static_cast<double>(rank.chunks.size()));
-      const double passes = !config_.ep_overlap ? 0 : split.ranks.size() == 1 ? 1 : rank.warmup;
       const double beside = forward_chain + backward_chain;
-      schedule = std::max({schedule, all.host + backward_chain, all.communication + beside,
-                           all.experts + passes * compute_alone + beside});
-      const double idle = beside + passes * experts_alone;
-      in_pairs = !whole || pairs.empty() ? 0 : std::max(0.0, in_pairs) * config_.microbatches;
-      const double least = std::max(all.on_stream(slower(0)) + idle,
-                                    in_pairs > 0 ? in_pairs * least_pair(slower(0), pairs) + beside : 0);
-      if (least > most.least) most = {all, least, idle, beside, in_pairs};
+      schedule = std::max({schedule, all.host + backward_chain, all.communication + beside});
+      const Calls calls = combined_calls(rank, other);
+      const double least = std::max(all.on_stream(slower(0)), calls(slower(0))) + beside;
+      if (least > most.least) most = {all, least, beside, calls};
       forward_chain += first.forward.chain;
       backward_chain += first.backward.chain;
     }
-    schedule = std::max(schedule, slowed(most.all, most.idle, all_optimizers_, most.pairs, most.beside, pairs));
+    schedule = std::max(schedule, slowed(most.all, most.beside, all_optimizers_, most.calls));
     return {static_cast<std::int64_t>(schedule), static_cast<std::int64_t>(joined_ ? mean_optimizer_ : 0), 0};
   }
 
@@ -195,33 +185,126 @@ class Floor : FloorPieces {
     if (part.empty()) sum.pairs += other.pairs_in_all * config_.microbatches;
   }
 
-  /// With expert-parallel overlap forwards of the warm-up and as many last backwards run alone: one of the two streams
-  /// is idle while the other works, but for the last layer of a pass. Idle times of compute and of the experts' stream.
-  std::pair<double, double> alone(int r, const model::Rank& rank) const {
-    if (!config_.ep_overlap) return {0, 0};
-    const int passes = config_.stages == 1 ? 1 : schedule::warmup(config_, r);
-    double communication = std::numeric_limits<double>::max(), compute = communication;
-    for (const auto& chunk : rank.chunks) {
-      PassWork both;
-      double layers = 0;
-      for (const auto piece : chunk.pieces) {
-        if (stages_.pieces[piece].nodes.empty()) continue;
-        both.add(pieces_[piece].forward);
-        both.add(pieces_[piece].backward);
-        ++layers;
-      }
-      const double but_one = layers > 0 ? (layers - 1) / layers : 0;
-      communication = std::min(communication, but_one * both.experts);
-      compute = std::min(compute, but_one * both.compute.cool());
+  /// What a rank's combined calls take one after the other; none: nothing.
+  class Calls {
+   public:
+    /// A chunk's layers in order, embedding and output layer; null: it has none.
+    struct Chunk {
+      std::vector<const LayerNodes*> layers;
+      const LayerNodes *embedding = nullptr, *head = nullptr;
+      auto operator<=>(const Chunk&) const = default;
+    };
+    Calls() = default;
+    Calls(const std::vector<Chunk>& chunks, const std::vector<schedule::Calls>& calls, const schedule::Config& config,
+          bool weights)
+        : early_attention_(config.ep_overlap_early_attn_memory_release),
+          post_last_(config.from_0_18),
+          weights_(weights) {
+      std::map<Chunk, int> kinds;
+      const auto kind_of = [&](int chunk) {
+        if (chunk < 0) return -1;
+        const auto [at, fresh] =
+            kinds.emplace(chunks[static_cast<std::size_t>(chunk)], static_cast<int>(chunks_.size()));
+        if (fresh) chunks_.push_back(at->first);
+        return at->second;
+      };
+      std::map<std::pair<int, int>, int> alike;
+      for (const auto& call : calls) alike[{kind_of(call.forward), kind_of(call.backward)}] += call.times;
+      for (const auto& [kind, times] : alike) calls_.push_back({kind.first, kind.second, times});
     }
-    return {passes * communication, passes * compute};
+
+    double operator()(const Slower& factors) const {
+      std::map<const LayerNodes*, LayerNodes::Times> times;
+      for (const Chunk& chunk : chunks_) {
+        for (const auto* layer : chunk.layers)
+          if (!times.contains(layer)) times[layer] = layer->times(factors);
+        for (const auto* end : {chunk.embedding, chunk.head})
+          if (end != nullptr) times[end] = end->times(factors);
+      }
+      if (!weights_)
+        for (auto& [nodes, of] : times) of.weight = {};
+      double ns = 0;
+      for (const auto& call : calls_) {
+        const Chunk* f = call.forward < 0 ? nullptr : &chunks_[static_cast<std::size_t>(call.forward)];
+        const Chunk* b = call.backward < 0 ? nullptr : &chunks_[static_cast<std::size_t>(call.backward)];
+        ns += call.times * (weights_ ? one(f, b, times) : std::max(one(f, nullptr, times), one(nullptr, b, times)));
+      }
+      return ns;
+    }
+
+   private:
+    double one(const Chunk* f, const Chunk* b, const std::map<const LayerNodes*, LayerNodes::Times>& times) const {
+      constexpr auto end = LayerNodes::attention;
+      CombinedCall call(early_attention_, post_last_);
+      if (f != nullptr && f->embedding != nullptr) call.forward(times.at(f->embedding).forward[end]);
+      if (b != nullptr && b->head != nullptr) call.backward(times.at(b->head).backward[end]);
+      const std::size_t forwards = f == nullptr ? 0 : f->layers.size(), backwards = b == nullptr ? 0 : b->layers.size();
+      for (std::size_t i = 0; i < std::max(forwards, backwards); ++i)
+        call.layers(i < forwards ? &times.at(f->layers[i]) : nullptr,
+                    i < backwards ? &times.at(b->layers[backwards - 1 - i]) : nullptr);
+      if (f != nullptr && f->head != nullptr) call.forward(times.at(f->head).forward[end]);
+      if (b != nullptr && b->embedding != nullptr) call.backward(times.at(b->embedding).backward[end]);
+      return call.end();
+    }
+    bool early_attention_ = false, post_last_ = false;
+    bool weights_ = true;  ///< false: their gradients come at another place
+    std::vector<Chunk> chunks_;
+    std::vector<schedule::Calls> calls_;  ///< of kinds of chunks
+  };
+
+  void add(Calls::Chunk& chunk, std::size_t piece) const {
+    using Name = schedule::Node::Name;
+    const auto& nodes = stages_.pieces[piece].nodes;
+    if (nodes.empty()) return;
+    if (nodes.front().name == Name::embed)
+      chunk.embedding = &nodes_[piece];
+    else if (nodes.front().name == Name::logits)
+      chunk.head = &nodes_[piece];
+    else
+      chunk.layers.push_back(&nodes_[piece]);
+  }
+  Calls combined_calls(int rank) const {
+    if (!config_.ep_overlap) return {};
+    std::vector<Calls::Chunk> chunks;
+    for (const auto& chunk : stages_.ranks[static_cast<std::size_t>(rank)].chunks) {
+      chunks.emplace_back();
+      for (const auto piece : chunk.pieces) add(chunks.back(), piece);
+    }
+    return {chunks, schedule::calls(config_, rank), config_, !of_pull_request()};
+  }
+  Calls combined_calls(const LayerSplit::Rank& rank, const LayerWorks* other) const {
+    if (!config_.ep_overlap) return {};
+    const LayerWorks& works = other == nullptr ? own_ : *other;
+    std::vector<Calls::Chunk> chunks;
+    for (const auto& chunk : rank.chunks) {
+      auto& at = chunks.emplace_back();
+      for (int layer = chunk.first; layer < chunk.first + chunk.layers; ++layer)
+        at.layers.push_back(&works.nodes[works.kind[static_cast<std::size_t>(layer)]]);
+      const auto& first = stages_.ranks.front().chunks.front();
+      if (chunk.embedding) add(at, first.pieces.front());
+      const auto& last = stages_.ranks.back().chunks.back();
+      if (!chunk.loss || chunk.mtp_layers != mtp_layers_) continue;
+      for (std::size_t n = 0; n < last.pieces.size(); ++n)
+        if (last.layers[n] < 0 && (&last != &first || n > 0)) add(at, last.pieces[n]);
+    }
+    return {chunks, rank.calls, config_, !of_pull_request()};
   }
 
-  double least_pair(const Slower& factors, const std::vector<LayerPair>& pairs) const {
-    double least = pairs.empty() ? 0 : std::numeric_limits<double>::max();
-    for (const LayerPair& pair : pairs)
-      least = std::min(least, pair.least(config_.ep_overlap_early_attn_memory_release,
-                                         [&](const PassWork& node) { return node.on_stream(factors); }));
+  /// Of a pair of layers of experts, with ever more of them in one call: as many take no longer than in several.
+  double least_pair(const Slower& factors, const LayerWorks& works) const {
+    double least = std::numeric_limits<double>::max();
+    for (std::size_t kind = 0; kind < works.nodes.size(); ++kind) {
+      if (!works.of_experts[kind]) continue;
+      const auto times = works.nodes[kind].times(factors);
+      CombinedCall call(config_.ep_overlap_early_attn_memory_release, config_.from_0_18);
+      constexpr int settled = 8;
+      double before = 0;
+      for (int pair = 0; pair < 2 * settled; ++pair) {
+        call.layers(&times, &times);
+        if (pair + 1 == settled) before = call.streams();
+      }
+      least = std::min(least, (call.streams() - before) / settled);
+    }
     return least;
   }
 
@@ -287,19 +370,18 @@ class Floor : FloorPieces {
     return factors;
   }
 
-  /// The least time in which a rank that is idle for `idle` does its work: clock and duty fit each other. `after`: of
-  /// the step, in which it may be idle too. `pairs` of layers one after the other with that much beside bound it, too.
-  double slowed(const PassWork& all, double idle, double after, double pairs, double beside_pairs,
-                const std::vector<LayerPair>& kinds) const {
-    const double cool = std::max(std::max(all.compute.cool(), all.way.cool()) + idle,
-                                 pairs > 0 ? pairs * least_pair(slower(0), kinds) + beside_pairs : 0);
+  /// The least time in which a rank does its work, and its calls, if besides it is idle for `idle`: clock and duty fit
+  /// each other. `after`: of the step, in which it may be idle too.
+  template <class OfCalls>
+  double slowed(const PassWork& all, double idle, double after, const OfCalls& calls) const {
+    const double cool = std::max({all.compute.cool(), all.way.cool(), calls(slower(0))}) + idle;
     if (!law_) return cool;
     const auto at = [&](double duty) {
       const Slower factors = slower(duty);
-      double time = all.on_stream(factors) + idle, load = 0;
+      double load = 0;
       for (std::size_t k = 0; k < Work::kinds; ++k)
         load += all.compute.by_kind[k] * factors[k] * law_->weight(loads[k]);
-      if (pairs > 0) time = std::max(time, pairs * least_pair(factors, kinds) + beside_pairs);
+      const double time = std::max(all.on_stream(factors), calls(factors)) + idle;
       return std::pair{time, time > 0 ? load / (time + after) : 0};
     };
     double low = 0, high = 2;  // duties: kinds may weigh more than the layer that the law was measured with

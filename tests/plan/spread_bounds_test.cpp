@@ -30,6 +30,7 @@ plan::Options bounding() {
   };
   o.spread_floor = [](const scenario::Scenario& s) { return std::make_shared<predict::SpreadFloor>(s, profiles()); };
   o.split = [](const scenario::Scenario& s) { return predict::split_of(s, profiles()); };
+  o.lacking_of_state = [](const scenario::Scenario& s) { return predict::lacking_of_state(s, profiles()); };
   return o;
 }
 
@@ -163,6 +164,7 @@ TEST_CASE("no candidate that fits undercuts its spread's bound, nor its structur
         continue;
       }
       INFO(scenario::write(one));
+      CHECK(bounds.of_state(spread) <= Bytes(0));
       structure.partial.search = s.search;
       auto without = one;
       plan::apply(plan::no_offload(one), without);

@@ -4,6 +4,7 @@
 // largest differences of each kind.
 #include <doctest/doctest.h>
 
+#include <array>
 #include <cstdlib>
 #include <filesystem>
 #include <iostream>
@@ -157,6 +158,56 @@ TEST_CASE("any scenario: the estimate is within its bounds, a glance not above t
                 << "), glance " << 100 * worst[kind].glance << " % over (seed " << worst[kind].glance_at << "), floor "
                 << 100 * worst[kind].floor << " %, of its split " << 100 * worst[kind].split << " %\n";
   }
+}
+
+TEST_CASE("expert overlap with many layers a chunk, fast and slow all-to-alls: the floor is below the exact step") {
+  auto slow = h200();
+  for (auto& sample : slow.samples.at("all_to_all.nvlink")) sample.ns *= 4;
+  const std::array all_profiles = {profile::Profiles({h200()}), profile::Profiles({slow})};
+  int delayed = 0, long_chunks = 0, dense = 0;
+  for (unsigned seed = 0; seed < test::draws(240, "PIPEWRIGHT_CONTRACT"); ++seed) {
+    auto s = accepted(drawn(seed));
+    if (!s || !s->model.num_moe_experts) continue;
+    test::Drawn d(seed ^ 0x9e3779b9U);
+    const auto ranks = s->settings.pipeline_model_parallel_size, chunks = ranks * scenario::num_chunks(*s);
+    const int each = d.one_of({2, 4, 6, 10});
+    // Few microbatches: most passes run alone.
+    const auto passes = ranks * d.one_of({1, 1, 2, 4});
+    const auto& profiles = all_profiles.at(d.below(2));
+    try {
+      for (const std::string& change :
+           {std::string("overlap_moe_expert_parallel_comm=true"), "delay_wgrad_compute=" + d.word({"true", "false"}),
+            "num_layers=" + std::to_string(chunks * each), std::string("recompute_granularity=none"),
+            std::string("recompute_modules=[]"), std::string("recompute_method=none"),
+            std::string("recompute_num_layers=none"), std::string("cpu_offloading=false"),
+            std::string("fine_grained_activation_offloading=false"), std::string("offload_modules=[]"),
+            "global_batch_size=" +
+                std::to_string(passes * s->settings.micro_batch_size * scenario::data_parallel_size(*s)),
+            "moe_layer_freq=" + d.word({"1", "1", "([0]*1+[1]*"})})
+        scenario::set(*s, change.ends_with("[1]*") ? change + std::to_string(chunks * each - 1) + ")" : change);
+      scenario::check(*s);
+      const auto stages = test::build(*s);
+      const auto config = schedule::config_of(*s, true);
+      const auto exact = timeline::simulate(*s, stages, schedule::build(config), profiles);
+      CAPTURE(seed);
+      INFO(scenario::write(*s));
+      const auto prices = timeline::price(*s, stages, profiles);
+      const auto floor = timeline::floor(*s, stages, config, profiles, prices);
+      const auto step = exact.forward_backward + exact.optimizer;
+      CHECK(floor.forward_backward <= exact.forward_backward);
+      CHECK(floor.forward_backward + floor.optimizer <= step);
+      const predict::SpreadFloor spread(*s, profiles);
+      CHECK(spread.least(predict::split_of(*s, profiles)).step_ns <= step);
+      CHECK(spread.least().step_ns <= step);
+      delayed += s->settings.delay_wgrad_compute, long_chunks += each > 4;
+      dense += scenario::is_moe_layer(*s, 0) ? 0 : 1;
+    } catch (const UsageError&) {
+      continue;
+    }
+  }
+  CHECK(delayed > 0);
+  CHECK(long_chunks > 0);
+  CHECK(dense > 0);
 }
 
 TEST_CASE("no rank's peak is below its floor, whatever is recomputed, offloaded and overlapped") {

@@ -25,6 +25,10 @@ Layers least_of(const Layers& one, const Layers& other);
 /// No layer keeps anything.
 Layers nothing_kept(const scenario::Scenario& scenario);
 
+/// What some rank of a parallelism lacks at least for what it holds for good, however its layers are split; none or
+/// less: all may hold it. No model is built for it. `example`: any of its structures.
+Bytes lacking_of_state(const scenario::Scenario& example, const profile::Profiles& profiles);
+
 using Split = timeline::LayerSplit;
 Split split_of(const scenario::Scenario& structure, const profile::Profiles& profiles);
 

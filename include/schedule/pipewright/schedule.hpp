@@ -140,6 +140,14 @@ void check(const Config& config);
 /// schedules.py:902-959, get_pp_rank_microbatches: forward passes before the first backward.
 int warmup(const Config& config, int rank);
 
+/// A rank's calls under expert-parallel overlap, each the forward of a chunk and the backward of one (-1: none), those
+/// that are alike together: first forwards alone, then both, in the end backwards alone.
+struct Calls {
+  int forward = -1, backward = -1;  ///< chunks
+  int times = 0;
+};
+std::vector<Calls> calls(const Config& config, int rank);
+
 /// N in force: microbatches that a chunk runs in a row before the rank goes on to the next one.
 int group_size(const Config& config);
 /// Microbatches after which every rank does the same again: N with interleaving, 1 without.

@@ -322,8 +322,8 @@ struct LayerSplit {
   };
   struct Rank {
     std::vector<Chunk> chunks;
-    int warmup = 0;   ///< schedule::warmup
-    Bytes available;  ///< of the device to the allocator
+    std::vector<schedule::Calls> calls;  ///< under expert-parallel overlap
+    Bytes available;                     ///< of the device to the allocator
   };
   std::vector<Rank> ranks;
 };
