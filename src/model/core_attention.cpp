@@ -520,7 +520,8 @@ std::uint32_t Rope::packed_angles(Int width) {
   }
   eager(" lengths to host", {"small", {}}, 3, 3);
   w_.synchronize(Stream::compute);
-  eager(" row's end to host", {"small", {}}, 2, 2);
+  const int compares = d_.packed_rope == PackedRope::gathered ? 1 : 0;
+  eager(" row's end to host", {"small", {}}, 1 + compares, 1 + compares);
   w_.synchronize(Stream::compute);
   if (by_sequence()) {
     if (splits) eager(" angles", {"copy.d2d", {bytes}}, 1, 1, Over::sequence);
