@@ -443,6 +443,12 @@ Dimensions::Dimensions(const Scenario& sc, const profile::Device& device) : gpu(
   rope = m.position_embedding_type == "rope" || m.position_embedding_type == "yarn";
   fused_rope = scenario::fuses_rotary_embedding(sc);
   rotation = rotation_of(m.rotary_interleaved, m.rotary_percent < 1);
+  const auto version = scenario::core_version(sc.software);
+  packed_rope = version >= scenario::Version::dev     ? PackedRope::indexed
+                : version >= scenario::Version::v0_19 ? PackedRope::by_sequence
+                                                      : PackedRope::gathered;
+  rotary_interleaved = m.rotary_interleaved;
+  rotary_percent = m.rotary_percent;
   fused_gradients = o.gradient_accumulation_fusion;
   fsdp = o.use_megatron_fsdp && o.data_parallel_sharding_strategy == "optim_grads_params" &&
          !has(sc.ignore, "use_megatron_fsdp");

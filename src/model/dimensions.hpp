@@ -118,6 +118,16 @@ struct PackedRows {
   double share = 1;
   Int empty_sequences = 0;  ///< that attention lays out beyond `batch`
   Int empty_blocks = 0;     ///< of the fused rotary embedding
+  Int sequences = 1;        ///< of a row, for PackedRope::by_sequence
+  Int longest = 1;          ///< of all rows, in tokens of a context-parallel rank
+};
+
+/// How queries and keys of packed rows are rotated where the rotary embedding is not fused (rope_utils.py,
+/// _apply_rotary_pos_emb_thd).
+enum class PackedRope : std::uint8_t {
+  gathered,     ///< until 0.18: the host reads the lengths twice and gathers every token's angles
+  by_sequence,  ///< 0.19: the host reads them twice and rotates one sequence after the other into the row
+  indexed       ///< dev, main: every token's angles by indices that are made on the GPU
 };
 
 /// What Transformer Engine's CUDA graphs hold of a layer (cuda_graph_modules).
@@ -144,6 +154,10 @@ struct Dimensions {
   Int vocab;            ///< of a tensor-parallel rank
   Int t, cp, dp, pp;    ///< dp: data-parallel size without context parallelism
   bool sp, gated, rms_norm, bias, qkv_bias, qk_norm, rope, fused_rope;
+  PackedRope packed_rope;
+  bool rotary_interleaved = false;
+  double rotary_percent = 1;
+  Int rotated_width(Int of_head) const { return static_cast<Int>(static_cast<double>(of_head) * rotary_percent); }
   double rotation;                               ///< time of the fused rotation over that of whole heads by halves
   bool fused_qkv_rope = false;                   ///< fused_single_qkv_rope: one kernel splits and rotates
   bool cudnn_norm_forward, cudnn_norm_backward;  ///< NVTE_NORM_{FWD,BWD}_USE_CUDNN

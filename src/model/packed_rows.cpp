@@ -62,16 +62,24 @@ std::vector<PackedRows> packed_rows(const scenario::Scenario& scenario, Int toke
   const auto of = [&](std::int32_t m) { return lengths[static_cast<std::size_t>(m)]; };
   std::ranges::stable_sort(order, {}, of);
   const std::size_t kinds = std::min(most_kinds, order.size());
+  // A row of one sequence is rotated at once.
+  const auto rotated_in_parts = [&](const scenario::Boundaries& row) {
+    return row.longest < scenario.model.seq_length;
+  };
+  Int longest = 1;
+  for (const auto& row : packing->boundaries)
+    if (rotated_in_parts(row)) longest = std::max(longest, row.longest / scenario.settings.context_parallel_size);
   std::vector<PackedRows> result;
   for (std::size_t k = 0; k < kinds; ++k) {
     const auto from = order.begin() + static_cast<std::ptrdiff_t>(k * order.size() / kinds);
     const auto to = order.begin() + static_cast<std::ptrdiff_t>((k + 1) * order.size() / kinds);
-    double length = 0, blocks = 0, sequences = 0;
+    double length = 0, blocks = 0, sequences = 0, rotated = 0;
     for (auto m = from; m != to; ++m) {
       const auto& row = packing->boundaries[static_cast<std::size_t>(*m)];
       length += of(*m);
       blocks += static_cast<double>(empty_blocks_of_rope(scenario, row));
       sequences += static_cast<double>(sequences_of_graph(row.sequences));
+      rotated += static_cast<double>(rotated_in_parts(row) ? row.sequences : 1);
     }
     const auto mean = [&](double sum) { return std::llround(sum / static_cast<double>(to - from)); };
     length /= static_cast<double>(to - from) * static_cast<double>(parts);
@@ -83,6 +91,8 @@ std::vector<PackedRows> packed_rows(const scenario::Scenario& scenario, Int toke
         (static_cast<double>(rows.batch) * static_cast<double>(rows.length) * static_cast<double>(rows.length + 1));
     rows.empty_blocks = mean(blocks);
     rows.empty_sequences = std::max<Int>(0, mean(sequences) - sequences_of_graph(rows.batch));
+    rows.sequences = mean(rotated);
+    rows.longest = longest;
     rows.microbatches = runs_of({from, to});
     result.push_back(std::move(rows));
   }

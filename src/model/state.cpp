@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <functional>
 #include <numeric>
 #include <set>
 
 #include "fsdp.hpp"
 #include "pipewright/scenario/derived.hpp"
+#include "pipewright/scenario/packing.hpp"
 #include "state_writer.hpp"
 
 namespace pipewright::model {
@@ -145,7 +147,21 @@ void StateWriter::add_chunk(std::size_t index, const std::vector<Parameter>& par
   else
     for (auto p = modules_[index].rbegin(); p != modules_[index].rend(); ++p) construction_.free(*p);
   chunk.parameters_bytes = Bytes(parameter_bytes);
-  if (d_.rope && !d_.mla) hold(rank_.since_first_step, "rotary table", 4 * s_.model.seq_length * d_.head_dim);
+  if (d_.rope && !d_.mla) {
+    for (const Int positions : rotary_positions())
+      hold(rank_.since_first_step, "rotary table", 4 * positions * d_.rotated_width(d_.head_dim));
+  }
+}
+
+/// Of every table that RotaryEmbedding keeps: one for each length that a row's longest sequence has had, up to 32
+/// (rotary_pos_embedding.py, lru_cache). Those of a step's rows are counted.
+std::vector<Int> StateWriter::rotary_positions() const {
+  const auto packing = scenario::packing(s_);
+  if (!packing) return {s_.model.seq_length};
+  constexpr std::size_t most = 32;
+  std::set<Int, std::greater<>> lengths;
+  for (const auto& row : packing->boundaries) lengths.insert(row.longest);
+  return {lengths.begin(), std::next(lengths.begin(), static_cast<std::ptrdiff_t>(std::min(most, lengths.size())))};
 }
 
 /// GlobalMemoryBuffer (core/utils.py): one tensor for a name and type, as large as the largest request. Linear layers

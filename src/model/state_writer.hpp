@@ -62,6 +62,7 @@ class StateWriter {
   void add_zero_counts();
   void add_deferred_head();
   std::set<Int> embedding_ranks(bool shares_embedding) const;
+  std::vector<Int> rotary_positions() const;
   void add_latent_rotary(Int layers);
   std::vector<Int> gather_dealt();
   void add_global_buffers(bool head, bool mtp);

@@ -57,10 +57,8 @@ bool packs_as_modelled(const Scenario& s) {
   const bool plain = grouped_fused_attention(s) && s.model.softmax_type == "vanilla" &&
                      s.model.attn_logit_softcapping.value_or(0) == 0 && o.attention_dropout == 0 &&
                      (s.model.window_size.empty() || s.model.window_size[0] < 0);
-  const bool rotates = s.model.position_embedding_type == "rope" || s.model.position_embedding_type == "yarn";
   return o.micro_batch_size == 1 && plain && s.model.mtp_num_layers.value_or(0) == 0 &&
-         (!rotates || fuses_rotary_embedding(s)) && (only_ring(s) || exchanges_rows(s)) &&
-         (!uses_graphs(s) || o.cuda_graph_modules == Strings{"mlp"});
+         (only_ring(s) || exchanges_rows(s)) && (!uses_graphs(s) || o.cuda_graph_modules == Strings{"mlp"});
 }
 /// pretrain_gpt.py of 0.19 builds its model by training/models/dist_utils.py (_ddp_wrap), which lays out no buffers for
 /// Muon: several data-parallel ranks deal the parameters, as dist_muon does, gathers overlapped or not.
@@ -268,13 +266,11 @@ const std::vector<RefusedField>& refused_rows() {
        [](const Scenario& s) { return s.settings.sft && s.settings.sequence_lengths.empty(); }},
       {"sequence_lengths",
        "packed sequences in microbatches of several rows, with latent or unfused attention, windows, sinks, soft caps, "
-       "attention dropout, multi-token prediction, unfused rotary embedding, context parallelism other than p2p, or "
-       "graphed attention",
+       "attention dropout, multi-token prediction, context parallelism other than p2p, or graphed attention",
        [](const Scenario& s) { return packing(s) && !packs_as_modelled(s); },
        [](const Scenario& s) {
          const auto& m = s.model;
          const auto& o = s.settings;
-         const bool rotates = m.position_embedding_type == "rope" || m.position_embedding_type == "yarn";
          return those(
              "packed sequences with ",
              {{o.micro_batch_size > 1, "several rows in a microbatch"},
@@ -284,7 +280,6 @@ const std::vector<RefusedField>& refused_rows() {
               {m.attn_logit_softcapping.value_or(0) != 0, "soft caps"},
               {o.attention_dropout != 0, "attention dropout"},
               {m.mtp_num_layers.value_or(0) > 0, "MTP"},
-              {rotates && !fuses_rotary_embedding(s), "unfused rotary embedding (apply_rope_fusion)"},
               {!only_ring(s) && !exchanges_rows(s), "context parallelism other than p2p, or a2a from TE 2.18 on"},
               {uses_graphs(s) && o.cuda_graph_modules != Strings{"mlp"}, "graphed attention"}});
        }},
