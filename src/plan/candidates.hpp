@@ -18,11 +18,11 @@ inline constexpr auto unplaced = static_cast<std::size_t>(-1);
 /// A candidate while the search runs.
 struct Trial {
   Candidate candidate;
-  std::string of_time;    ///< its Identity, until it has found its time group
-  bool given = false;     ///< the scenario as it stands
-  bool bare = false;      ///< its structure's own looks are at this
-  int changes = 0;        ///< dimensions that it decides otherwise than the scenario as given
-  bool done = false;      ///< predicted exactly
+  std::string of_time;  ///< its Identity, until it has found its time group
+  bool given = false;   ///< the scenario as it stands
+  bool bare = false;    ///< its structure's own looks are at this
+  int changes = 0;      ///< dimensions that it decides otherwise than the scenario as given
+  bool done = false;    ///< predicted exactly
   std::size_t structure = 0, step = 0, time_group = 0;
   std::optional<std::size_t> without, offload;  ///< of what is offloaded by choice: the same without, the step
   std::optional<bool> fits_by_floor;            ///< where that was asked
