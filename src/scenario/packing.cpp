@@ -67,7 +67,7 @@ Question question(const Scenario& s) {
   q.separate_padding = s.software.megatron_bridge.has_value();
   q.cuts = !q.separate_padding;
   q.whole_padding = o.packing_algorithm == "none";
-  q.pads_boundaries = o.pad_cu_seqlens;
+  q.pads_boundaries = o.pad_cu_seqlens && q.separate_padding;  // Megatron-LM pads none
   q.algorithm = o.packing_algorithm;
   q.order = o.pack_order;
   q.lengths = o.sequence_lengths;

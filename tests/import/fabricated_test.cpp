@@ -363,6 +363,8 @@ TEST_CASE("layers whose kernels have the same names are told apart, wherever the
 
 TEST_CASE("a trace of another scenario: the first kernel without a place is named") {
   auto scenario = gpt_oss();
+  for (const char* change : {"position_embedding_type=rope", "apply_rope_fusion=true"})  // few other operations
+    scenario::set(scenario, change);
   const Run run(scenario);
   const auto trace = run.step(2, true).trace;
   const auto mapping = traces::match(trace, traces::kinds(trace, {false, true}), run.patterns, run.order);

@@ -132,7 +132,9 @@ TEST_CASE("shorter sequences take less time, and memory stays") {
       const auto p = predict::predict(packed(base, lengths), h200());
       CHECK(p.step_ns < before);
       before = p.step_ns;
-      if (peak.value > 0) CHECK(p.ranks[0].walk.peak_allocated == peak);
+      // But for rotary tables of the longest sequence: at most two of a row's length, in fp32, 128 wide.
+      const auto now = p.ranks[0].walk.peak_allocated;
+      if (peak.value > 0) CHECK(std::abs(now.value - peak.value) <= 2 * 4 * 4096 * 128);
       peak = p.ranks[0].walk.peak_allocated;
     }
   }
@@ -208,10 +210,10 @@ TEST_CASE("what another packing would change") {
 }
 
 TEST_CASE("what packs otherwise than modelled is refused") {
-  for (const char* more : {"micro_batch_size=2", "apply_rope_fusion=false", "attention_dropout=0.1",
-                           "window_size=[127, 0]", "attention_backend=unfused", "mtp_num_layers=1",
-                           "cp=2; cp_comm_type=a2a; transformer_engine=2.16.0; $CUDA_DEVICE_MAX_CONNECTIONS=1",
-                           "cp=2; cp_comm_type=all_gather; $CUDA_DEVICE_MAX_CONNECTIONS=1"}) {
+  for (const char* more :
+       {"micro_batch_size=2", "attention_dropout=0.1", "window_size=[127, 0]", "attention_backend=unfused",
+        "mtp_num_layers=1", "cp=2; cp_comm_type=a2a; transformer_engine=2.16.0; $CUDA_DEVICE_MAX_CONNECTIONS=1",
+        "cp=2; cp_comm_type=all_gather; $CUDA_DEVICE_MAX_CONNECTIONS=1"}) {
     CAPTURE(more);
     CHECK_THROWS_AS(scenario::refuse_unmodelled(packed("single", "512*100", more)), UsageError);
   }
