@@ -4,7 +4,7 @@
     bridge_config.py --test build/tests/emit/emit_overrides_test --bridge CLONE --megatron CLONE [--python PYTHON]
 
 CLONE: git clones of NVIDIA-NeMo/Megatron-Bridge, with COMMIT, and of NVIDIA/Megatron-LM, with the commit that Bridge pins.
-PYTHON: as parsers.py needs it, and omegaconf, transformers, hydra-core, datasets, pillow and tensorboard. Every line is what a user does with it: a
+PYTHON: as parsers.py needs it, and omegaconf, transformers (5.8), hydra-core, datasets, pillow and tensorboard. Every line is what a user does with it: a
 container with GPTModelProvider (MLAModelProvider for latent attention, HybridModelProvider for hybrids) and Bridge's own defaults, the statements below it,
 then runtime_config_update(): environment, mixed precision, overlap, validate(). What needs a GPU is stood in for and no
 more: Transformer Engine, the compute capability. If a line is refused, overrides.txt stays as it is.
