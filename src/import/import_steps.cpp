@@ -33,7 +33,7 @@ class Importer {
     lone_ = cool;
     part_ = cool->first().device;
     part_of_ = cool->first().name;
-    clocks_ = cool->clock_law(scenario.settings.fp8 || scenario.settings.fp4 ? "fp8" : "bf16");
+    clocks_ = timeline::clock_law(scenario, *cool);
     contention_ = {{profile::Load::matrix, cool->find_scalar("contention.matrix").value_or(1)},
                    {profile::Load::attention, cool->find_scalar("contention.attention").value_or(1)},
                    {profile::Load::memory, cool->find_scalar("contention.memory").value_or(1)}};

@@ -1,4 +1,4 @@
-// Core attention: softmax(q k') v over the heads of a tensor-parallel rank, and the rotation of q and k before it.
+// Core attention: softmax(q k') v over the heads of a tensor-parallel rank.
 #pragma once
 
 #include <initializer_list>
@@ -83,43 +83,6 @@ class CoreAttention {
   std::uint32_t later_statistics_ = no_tensor, later_rng_ = no_tensor;             ///< all_gather: of the second chunk
   std::uint32_t keys_ = no_tensor, values_ = no_tensor, softmax_ = no_tensor, probabilities_ = no_tensor,
                 mask_ = no_tensor, of_product_ = no_tensor;  ///< unfused
-};
-
-/// Rotary embedding of [tokens, heads, width]: TE's one kernel, or PyTorch's t * cos + rotate_half(t) * sin
-/// (models/common/embeddings/rope_utils.py:92-130), whose products save cos and sin. Packed sequences without the fused
-/// kernel: PackedRope.
-class Rope {
- public:
-  Rope(PieceBuilder& builder, const Dimensions& dimensions, std::string name)
-      : w_(builder), d_(dimensions), name_(std::move(name)) {}
-  /// The input stays with the caller.
-  std::uint32_t forward(Int heads, Int width, bool grad);
-  /// Frees `gradient`, and what forward kept.
-  std::uint32_t backward(Int heads, Int width, std::uint32_t gradient);
-
- private:
-  // Time over that of a strided copy of as many elements (copy.strided), which also divides indices in every thread:
-  // one H100, torch 2.11, 8192 tokens of 32 heads of 128, where that takes 82.8 us. A product with a table that has no
-  // heads 97.4 us; halves, one of them strided, joined by cat 138.7 us.
-  static constexpr double product = 1.18, halves_joined = 1.67;
-
-  enum class Over : std::uint8_t { row, sequence, row_of_every_sequence };
-
-  void fused_kernel(const char* name, profile::Key key);
-  void eager(const char* name, profile::Key key, double share = 1, int launches = 1, Over over = Over::row);
-  bool by_sequence() const;
-  Over over() const { return by_sequence() ? Over::sequence : Over::row; }
-  Int longest() const { return by_sequence() ? std::min(d_.tokens, d_.packed.front().longest) : d_.tokens; }
-  std::uint32_t packed_angles(Int width);
-  std::uint32_t rotate(Int heads, Int width, std::uint32_t out);
-  std::uint32_t rotate_backward(Int heads, Int width, std::uint32_t gradient);
-  std::uint32_t table(const char* name, Int width);
-  void free_tables();
-
-  PieceBuilder& w_;
-  const Dimensions& d_;
-  std::string name_;
-  std::uint32_t cosines_ = no_tensor, sines_ = no_tensor;
 };
 
 }  // namespace pipewright::model

@@ -82,15 +82,14 @@ void Experts::swizzled_scales(const Group& group, Product product) {
   const auto& p = d_.precision;
   if (!fp8_ || !p.scaled_by_block()) return;
   constexpr Int experts_a_kernel = 64;
-  const Int block = p.recipe == Recipe::mxfp8 ? 32 : 16;
   std::vector<Int> operands;
   if (product != Product::dgrad && !p.casts_order) operands.push_back(rows() * group.in);
   if (product != Product::forward && !p.casts_order) operands.push_back(rows() * group.out);
   if (product != Product::wgrad && !p.weights_ordered) operands.push_back(d_.moe.local * group.in * group.out);
   const Int all = std::accumulate(operands.begin(), operands.end(), Int{0});
-  if (all > 0) w_.transient("workspace", all / block);
+  if (all > 0) w_.transient("workspace", all / p.scale_block());
   for (const Int elements : operands) {
-    w_.launch("experts' swizzled scales", {"copy.d2d", {elements / block}});
+    w_.launch("experts' swizzled scales", {"copy.d2d", {elements / p.scale_block()}});
     w_.stands_for(static_cast<int>((d_.moe.local + experts_a_kernel - 1) / experts_a_kernel));
     w_.within_call(1);
   }

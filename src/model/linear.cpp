@@ -293,7 +293,7 @@ void LinearWriter::scales(const Linear& linear, Product product, Int rows) {
   if (product != Product::wgrad) operand(p.weights_ordered && !linear.bf16_weight, linear.in * linear.out);
   if (product != Product::dgrad) operand(p.casts_order && (linear.row || !gathers(linear)), rows * linear.in);
   if (product != Product::forward) operand(p.casts_order && !(linear.row && gathers(linear)), rows * linear.out);
-  if (elements > 0) w_.transient("workspace", elements / (p.recipe == Recipe::mxfp8 ? 32 : 16));
+  if (elements > 0) w_.transient("workspace", elements / p.scale_block());
   if (launches == 0) return;
   w_.launch("swizzled scales", {"small", {}});
   w_.stands_for(launches);

@@ -15,6 +15,7 @@
 #include "core_attention.hpp"
 #include "norm.hpp"
 #include "offload_groups.hpp"
+#include "rope.hpp"
 
 namespace pipewright::model {
 namespace {

@@ -1,16 +1,9 @@
 #include <algorithm>
-#include <numeric>
 
 #include "host_optimizer.hpp"
 #include "state_writer.hpp"
 
 namespace pipewright::model {
-namespace {
-
-Int sum_of(const std::vector<Int>& list) { return std::accumulate(list.begin(), list.end(), Int{0}); }
-
-}  // namespace
-
 /// Main parameters become FP8 through 16 bits: first all of an optimizer's, then one after the other
 /// (TE pytorch/tensor/utils.py, cast_master_weights_to_fp8); for NVFP4 maxima and scales of all parameters' blocks are
 /// held in fp32 (_cast_master_weights_to_nvfp4_2d). Optimizers step in turn: the one with the most counts.

@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <numeric>
 
 #include "ends.hpp"
 #include "host_optimizer.hpp"
@@ -102,15 +101,21 @@ void StateWriter::add_token_scaling() {
   for (const Int elements : scaled_) launch(end, "gradient scaling", {"scale", {elements * d_.gradient_bytes / 4}});
 }
 
+std::vector<Int> StateWriter::of_optimizer(const std::map<std::pair<bool, bool>, std::vector<Int>>& lists,
+                                           const ShardedOptimizer& optimizer) const {
+  std::vector<Int> all;
+  for (const auto& [which, sizes] : lists)
+    if (which.first == (&optimizer == &experts_)) all.insert(all.end(), sizes.begin(), sizes.end());
+  return all;
+}
+
 /// FP8 parameters from their main parameters (TE tensor/utils.py, cast_master_weights_to_fp8): every shard that the
 /// rank owns is cast as one row; where the tensor cores take one layout only, with a transpose that nobody reads
 /// (csrc/quantizer.cpp, convert_and_update_tensor: need_transpose).
 void StateWriter::add_shard_casts(const ShardedOptimizer& optimizer) {
   if (d_.precision.recipe == Recipe::nvfp4) return add_casts_by_block(optimizer);
   if (!d_.precision.per_tensor()) return;
-  std::vector<Int> shards;
-  for (const auto& [which, sizes] : casts_)
-    if (which.first == (&optimizer == &experts_)) shards.insert(shards.end(), sizes.begin(), sizes.end());
+  const auto shards = of_optimizer(casts_, optimizer);
   if (shards.empty()) return;
   auto& step = rank_.optimizer;
   const auto amaxes_reduced = [&] {
@@ -136,16 +141,9 @@ void StateWriter::add_shard_casts(const ShardedOptimizer& optimizer) {
 /// parameters of an optimizer: maxima of what the rank owns, which all ranks share for the blocks of all parameters;
 /// their scales, written for every row; the data of what the rank owns. Priced by the bytes that they move.
 void StateWriter::add_casts_by_block(const ShardedOptimizer& optimizer) {
-  const auto of = [&](const auto& lists) {
-    std::vector<Int> all;
-    for (const auto& [which, sizes] : lists)
-      if (which.first == (&optimizer == &experts_)) all.insert(all.end(), sizes.begin(), sizes.end());
-    return all;
-  };
-  const auto sum = [](const std::vector<Int>& list) { return std::accumulate(list.begin(), list.end(), Int{0}); };
-  const auto parameters = of(kept_);
+  const auto parameters = of_optimizer(kept_, optimizer);
   if (parameters.empty()) return;
-  const Int owned = sum(of(casts_)), elements = sum(parameters);
+  const Int owned = sum_of(of_optimizer(casts_, optimizer)), elements = sum_of(parameters);
   auto& step = rank_.optimizer;
   launch(step, "parameter amax", {"amax", {2 * owned}});  // fp32, the family reads 2 B
   if (optimizer.ranks > 1)

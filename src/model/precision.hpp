@@ -41,6 +41,8 @@ struct Precision {
   bool per_tensor() const { return recipe == Recipe::tensorwise || recipe == Recipe::delayed; }
   /// Scales along the inner dimension: a column-wise copy is made with the row-wise one.
   bool scaled_by_block() const { return recipe == Recipe::mxfp8 || recipe == Recipe::nvfp4; }
+  /// Elements along a row that share a scale. Precondition: scaled_by_block().
+  Int scale_block() const { return recipe == Recipe::mxfp8 ? 32 : 16; }
   /// The maximum of a sequence-parallel tensor is taken over all its parts, before the cast.
   bool shares_maximum() const { return recipe == Recipe::tensorwise || recipe == Recipe::nvfp4; }
   /// A second copy is needed for the weight gradient (and of weights for dgrad).

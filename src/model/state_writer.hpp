@@ -4,6 +4,7 @@
 #pragma once
 
 #include <map>
+#include <numeric>
 #include <set>
 #include <string>
 #include <utility>
@@ -14,6 +15,8 @@
 #include "shards.hpp"
 
 namespace pipewright::model {
+
+inline Int sum_of(const std::vector<Int>& list) { return std::accumulate(list.begin(), list.end(), Int{0}); }
 
 class StateWriter {
  public:
@@ -68,6 +71,9 @@ class StateWriter {
   void add_global_buffers(bool head, bool mtp);
   void add_finalize(bool shares_embedding);
   void add_token_scaling();
+  /// Those of an optimizer's chunks, joined.
+  std::vector<Int> of_optimizer(const std::map<std::pair<bool, bool>, std::vector<Int>>& lists,
+                                const ShardedOptimizer& optimizer) const;
   void add_shard_casts(const ShardedOptimizer& optimizer);
   void add_casts_by_block(const ShardedOptimizer& optimizer);
   void add_optimizer_step();

@@ -172,7 +172,7 @@ std::string errs_with(const std::string& name, const FamilyTime& family) {
 /// What load adds by the law of clocks, by kind of kernel at the rank's mean duty.
 double slowed_by_load(const scenario::Scenario& scenario, const Run& run, const Kernels& kernels,
                       const profile::Profiles& profiles) {
-  const auto law = profiles.clock_law(scenario.settings.fp8 || scenario.settings.fp4 ? "fp8" : "bf16");
+  const auto law = timeline::clock_law(scenario, profiles);
   const auto rank = static_cast<std::size_t>(run.timeline.last_rank);
   if (!law || rank >= run.timeline.duty.size()) return 0;
   double ns = 0;

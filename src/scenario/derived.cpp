@@ -333,6 +333,8 @@ bool attends_as_published(const Scenario& s) {
 
 }  // namespace
 
+bool quantizes(const Scenario& s) { return s.settings.fp8 || s.settings.fp4; }
+
 /// Transformer Engine d0067d0da, dot_product_attention/dot_product_attention.py:761: read by its attention alone.
 bool asks_for_determinism(const Scenario& s) {
   const auto& o = s.settings;

@@ -296,8 +296,7 @@ const std::vector<RefusedField>& refused_rows() {
        [](const Scenario& s) { return s.settings.fp32_residual_connection; }},
       {"fp4",
        "experts in NVFP4 before Transformer Engine 2.12 and Megatron Core 0.16 (casts of one expert after the other, "
-       "rows "
-       "that are not whole blocks), or more than 64 of them on a GPU, which its grouped casts refuse",
+       "rows that are not whole blocks), or more than 64 of them on a GPU, which its grouped casts refuse",
        [](const Scenario& s) {
          if (!s.settings.fp4 || !has_experts(s)) return false;
          constexpr Int most = 64;  // TE common/hadamard_transform/group_hadamard_transform.cu, kMaxTensorsPerKernel
@@ -324,9 +323,7 @@ const std::vector<RefusedField>& refused_rows() {
        "attention in FP8 with recipes other than mxfp8 (Transformer Engine 2.16 or later) and tensorwise (2.8), heads "
        "other than 128 wide (latent: 192 and 128), sequences that are no multiple of 128, windows, sinks, soft caps, "
        "dropout, packed sequences, context parallelism, activation offload or unfused attention",
-       [](const Scenario& s) {
-         return s.settings.fp8_dot_product_attention && (s.settings.fp8 || s.settings.fp4) && !attends_in_fp8(s);
-       }},
+       [](const Scenario& s) { return s.settings.fp8_dot_product_attention && quantizes(s) && !attends_in_fp8(s); }},
       {"fp8_multi_head_attention", "attention in FP8 from its projections on",
        [](const Scenario& s) { return s.settings.fp8_multi_head_attention; }},
       {"activation_func_fp8_input_store", "inputs of the activation kept in FP8",
@@ -444,8 +441,7 @@ const std::vector<RefusedField>& refused_rows() {
        }},
       {"moe_apply_probs_on_input", "routing weights applied before experts in FP8, and before more than one expert",
        [](const Scenario& s) {
-         return has_experts(s) && s.settings.moe_apply_probs_on_input &&
-                (s.settings.fp8 || s.settings.fp4 || s.model.moe_router_topk != 1);
+         return has_experts(s) && s.settings.moe_apply_probs_on_input && (quantizes(s) || s.model.moe_router_topk != 1);
        }},
       {"moe_token_dropping", "dropped tokens", [](const Scenario& s) { return s.settings.moe_token_dropping; }},
       {"moe_paged_stash",

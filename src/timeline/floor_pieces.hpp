@@ -24,7 +24,7 @@ class FloorPieces {
       : stages_(stages),
         config_(config),
         prices_(prices),
-        law_(profiles.clock_law(scenario.settings.fp8 || scenario.settings.fp4 ? "fp8" : "bf16")),
+        law_(clock_law(scenario, profiles)),
         gap_(static_cast<double>(nanoseconds(profiles.scalar("host.kernel_gap_us").value))),
         host_(scenario, profiles),
         copies_(scenario, stages, config, profiles, prices) {

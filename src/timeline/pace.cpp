@@ -11,7 +11,7 @@ namespace pipewright::timeline {
 
 Pace::Pace(const scenario::Scenario& scenario, const profile::Profiles& profiles)
     : gap_ns(nanoseconds(profiles.scalar("host.kernel_gap_us").value)),
-      clocks(profiles.clock_law(scenario.settings.fp8 || scenario.settings.fp4 ? "fp8" : "bf16")),
+      clocks(clock_law(scenario, profiles)),
       matrix(profiles.scalar("contention.matrix").value),
       attention(profiles.scalar("contention.attention").value),
       memory(profiles.scalar("contention.memory").value),

@@ -29,7 +29,7 @@ class HostCosts {
       : profiles_(profiles),
         factor_(replayed_host_factor(scenario, profiles)),
         optimizer_factor_(host_time_factor(scenario, profiles)),
-        fp8_(scenario.settings.fp8 || scenario.settings.fp4),
+        fp8_(scenario::quantizes(scenario)),
         parameter_us_(profiles.find_scalar("host.backward.parameter_us").value_or(0)),
         launch_us_(profiles.scalar("host.cuda_launch_us").value) {}
 
@@ -156,6 +156,10 @@ class Pricer {
 double host_time_factor(const scenario::Scenario& scenario, const profile::Profiles& profiles) {
   if (scenario.cluster.host_time_factor) return *scenario.cluster.host_time_factor;
   return profiles.find_scalar("host.time_factor").value_or(1);
+}
+
+std::optional<profile::ClockLaw> clock_law(const scenario::Scenario& scenario, const profile::Profiles& profiles) {
+  return profiles.clock_law(scenario::quantizes(scenario) ? "fp8" : "bf16");
 }
 
 double host_pace(const scenario::Scenario& scenario, const profile::Profiles& profiles) {

@@ -139,6 +139,8 @@ struct Prices {
 /// How much longer this scenario's hosts take for the same code than the reference host, on which the profile's host.*
 /// costs are stated: cluster.host_time_factor, else the profile's host.time_factor, else 1.
 double host_time_factor(const scenario::Scenario& scenario, const profile::Profiles& profiles);
+/// How load slows the clock, by the precision of the layers' products: FP8's for NVFP4, too; nullopt without clocks.
+std::optional<profile::ClockLaw> clock_law(const scenario::Scenario& scenario, const profile::Profiles& profiles);
 /// The same of forward, backward and gradient finalisation: 0 where one CUDA graph replays them (Megatron
 /// core/full_cuda_graph.py), for the host then launches no kernel of theirs.
 double replayed_host_factor(const scenario::Scenario& scenario, const profile::Profiles& profiles);

@@ -79,6 +79,7 @@ bool grouped_fused_attention(const Scenario&);  ///< neither latent nor unfused:
 bool has_dense_layer(const Scenario&);
 bool te_layers(const Scenario&);       ///< transformer_impl transformer_engine
 bool norms_fused(const Scenario&);     ///< the input norm lives in the qkv projection: TE without MLA
+bool quantizes(const Scenario&);       ///< layers multiply in FP8 or NVFP4
 bool attends_in_fp8(const Scenario&);  ///< fp8_dot_product_attention, where it is modelled
 /// NVTE_ALLOW_NONDETERMINISTIC_ALGO=0 where it acts (on fused attention alone), and where that is modelled.
 bool asks_for_determinism(const Scenario&);
