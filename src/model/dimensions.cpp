@@ -5,6 +5,7 @@
 #include <sstream>
 
 #include "packed_rows.hpp"
+#include "pipewright/effects.hpp"
 #include "pipewright/model.hpp"
 #include "pipewright/scenario/derived.hpp"
 #include "pipewright/scenario/fields.hpp"
@@ -451,7 +452,7 @@ Dimensions::Dimensions(const Scenario& sc, const profile::Device& device) : gpu(
   rotary_percent = m.rotary_percent;
   fused_gradients = o.gradient_accumulation_fusion;
   fsdp = o.use_megatron_fsdp && o.data_parallel_sharding_strategy == "optim_grads_params" &&
-         !has(sc.ignore, "use_megatron_fsdp");
+         !scenario::ignores(sc, "use_megatron_fsdp");
   fsdp_buffers = fsdp && (o.fsdp_double_buffer || o.nccl_ub);
   // From 0.17 on Megatron-FSDP reads --megatron-fsdp-main-grads-dtype alone, by default the parameters' type.
   const bool by_parameters = fsdp && scenario::core_version(sc.software) >= scenario::Version::v0_17;
@@ -498,10 +499,10 @@ Dimensions::Dimensions(const Scenario& sc, const profile::Device& device) : gpu(
   if (fp8_attention && !times_fp8_attention(device, mla, precision.recipe == Recipe::mxfp8))
     throw UsageError(scenario::position(sc, "settings.fp8_dot_product_attention"), "settings.fp8_dot_product_attention",
                      "there are no figures of attention in FP8 with this recipe on " + device.name);
-  fp8_head = o.fp8_output_proj && precision.recipe == Recipe::mxfp8 && !has(sc.ignore, "fp8_output_proj");
-  fused_qkv_rope = o.fused_single_qkv_rope && !has(sc.ignore, "fused_single_qkv_rope");
+  fp8_head = o.fp8_output_proj && precision.recipe == Recipe::mxfp8 && !scenario::ignores(sc, "fp8_output_proj");
+  fused_qkv_rope = o.fused_single_qkv_rope && !scenario::ignores(sc, "fused_single_qkv_rope");
   deterministic_attention = scenario::attends_deterministically(sc) && times_deterministic_attention(device, mla) &&
-                            !has(sc.ignore, "NVTE_ALLOW_NONDETERMINISTIC_ALGO");
+                            !scenario::ignores(sc, "NVTE_ALLOW_NONDETERMINISTIC_ALGO");
   fp8_cached_weights = !o.disable_parameter_transpose_cache;
   if (fsdp && fp8_parameters) {
     // Released after each pass of a unit (release_module_parameters). Kept, those of the last backward serve: from 0.17

@@ -119,6 +119,7 @@ struct PackedRows {
   Int empty_sequences = 0;  ///< that attention lays out beyond `batch`
   Int empty_blocks = 0;     ///< of the fused rotary embedding
   Int sequences = 1;        ///< of a row, for PackedRope::by_sequence
+  Int slices = 1;           ///< of a row by cu_seqlens, empty ones too
   Int longest = 1;          ///< of all rows, in tokens of a context-parallel rank
 };
 

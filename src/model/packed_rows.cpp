@@ -11,7 +11,9 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <functional>
 #include <numeric>
+#include <utility>
 
 #include "pipewright/scenario/packing.hpp"
 #include "pipewright/versions.hpp"
@@ -51,7 +53,45 @@ Int empty_blocks_of_rope(const scenario::Scenario& s, const scenario::Boundaries
   return by_token && blocks > threshold * cp * tokens && empty >= least_waste ? 0 : empty;
 }
 
+/// Of two kinds of packed rows.
+bool same_work(const Kernel& a, const Kernel& b) {
+  return a.key == b.key && a.share == b.share && a.launches == b.launches && a.empty == b.empty;
+}
+
 }  // namespace
+
+void launch_of_rows(PieceBuilder& w, const Dimensions& d, const Kernel& kernel,
+                    const std::function<void(Kernel&, const PackedRows&)>& change) {
+  std::vector<Kernel> kinds;
+  for (const PackedRows& rows : d.packed) change(kinds.emplace_back(kernel), rows);
+  if (kinds.empty()) return w.launch(kernel);
+  if (std::ranges::adjacent_find(kinds, std::not_fn(same_work)) == kinds.end())
+    return w.launch(std::move(kinds.front()));
+  for (std::size_t k = 0; k < kinds.size(); ++k) w.launch(std::move(kinds[k]), d.packed[k].microbatches);
+}
+
+void roll_packed(PieceBuilder& w, const Dimensions& d, const std::string& name, Int bytes) {
+  constexpr int kernels = 3, values = 4;
+  const auto of_sequences = [&](Kernel kernel, int each, int less) {
+    launch_of_rows(w, d, kernel, [&](Kernel& of_kind, const PackedRows& rows) {
+      of_kind.launches = each * static_cast<int>(rows.slices) - less;
+      if (!of_kind.key.family.empty()) of_kind.share = of_kind.launches;
+    });
+  };
+  Kernel small;
+  small.key = {"small", {}};
+  w.launch(name + " copied", {"copy.d2d", {bytes}});
+  w.eager();
+  w.launch(name + " first sequence's begin to host", {"small", {}});
+  w.eager();
+  w.synchronize(Stream::compute);
+  small.name = name + " of sequences shifted";
+  of_sequences(small, kernels, 0);
+  of_sequences(host_work(name + " sequences' ends read", "read"), values, 2);
+  w.synchronize(Stream::compute);  // the last of these values
+  w.launch(name + " summed", {"small", {}});
+  w.eager();
+}
 
 std::vector<PackedRows> packed_rows(const scenario::Scenario& scenario, Int tokens, Int parts) {
   const auto packing = scenario::packing(scenario);
@@ -73,13 +113,14 @@ std::vector<PackedRows> packed_rows(const scenario::Scenario& scenario, Int toke
   for (std::size_t k = 0; k < kinds; ++k) {
     const auto from = order.begin() + static_cast<std::ptrdiff_t>(k * order.size() / kinds);
     const auto to = order.begin() + static_cast<std::ptrdiff_t>((k + 1) * order.size() / kinds);
-    double length = 0, blocks = 0, sequences = 0, rotated = 0;
+    double length = 0, blocks = 0, sequences = 0, rotated = 0, slices = 0;
     for (auto m = from; m != to; ++m) {
       const auto& row = packing->boundaries[static_cast<std::size_t>(*m)];
       length += of(*m);
       blocks += static_cast<double>(empty_blocks_of_rope(scenario, row));
       sequences += static_cast<double>(sequences_of_graph(row.sequences));
       rotated += static_cast<double>(rotated_in_parts(row) ? row.sequences : 1);
+      slices += static_cast<double>(row.sequences);
     }
     const auto mean = [&](double sum) { return std::llround(sum / static_cast<double>(to - from)); };
     length /= static_cast<double>(to - from) * static_cast<double>(parts);
@@ -92,6 +133,7 @@ std::vector<PackedRows> packed_rows(const scenario::Scenario& scenario, Int toke
     rows.empty_blocks = mean(blocks);
     rows.empty_sequences = std::max<Int>(0, mean(sequences) - sequences_of_graph(rows.batch));
     rows.sequences = mean(rotated);
+    rows.slices = mean(slices);
     rows.longest = longest;
     rows.microbatches = runs_of({from, to});
     result.push_back(std::move(rows));

@@ -51,13 +51,18 @@ bool keeps_nvfp4(const Scenario& s) {
          core_version(s.software) >= Version::v0_17;
 }
 bool plain_kernel(const Scenario& s) { return grouped_fused_attention(s) && !uses_context(s); }
+/// multi_token_prediction.py, _roll_tensor_packed_seq: with context parallelism sequences exchange their ends one after
+/// the other; dev rolls all at once.
+bool packs_depths_otherwise(const Scenario& s) {
+  return s.model.mtp_num_layers.value_or(0) > 0 && (uses_context(s) || core_version(s.software) == Version::dev);
+}
 /// Rows of packed sequences: TE's kernels of variable lengths (thd), which Megatron calls with fused attention only.
 bool packs_as_modelled(const Scenario& s) {
   const auto& o = s.settings;
   const bool plain = grouped_fused_attention(s) && s.model.softmax_type == "vanilla" &&
                      s.model.attn_logit_softcapping.value_or(0) == 0 && o.attention_dropout == 0 &&
                      (s.model.window_size.empty() || s.model.window_size[0] < 0);
-  return o.micro_batch_size == 1 && plain && s.model.mtp_num_layers.value_or(0) == 0 &&
+  return o.micro_batch_size == 1 && plain && !packs_depths_otherwise(s) &&
          (only_ring(s) || exchanges_rows(s)) && (!uses_graphs(s) || o.cuda_graph_modules == Strings{"mlp"});
 }
 /// pretrain_gpt.py of 0.19 builds its model by training/models/dist_utils.py (_ddp_wrap), which lays out no buffers for
@@ -266,7 +271,8 @@ const std::vector<RefusedField>& refused_rows() {
        [](const Scenario& s) { return s.settings.sft && s.settings.sequence_lengths.empty(); }},
       {"sequence_lengths",
        "packed sequences in microbatches of several rows, with latent or unfused attention, windows, sinks, soft caps, "
-       "attention dropout, multi-token prediction, context parallelism other than p2p, or graphed attention",
+       "attention dropout, context parallelism other than p2p, graphed attention, or multi-token prediction with context "
+       "parallelism or of Megatron's dev",
        [](const Scenario& s) { return packing(s) && !packs_as_modelled(s); },
        [](const Scenario& s) {
          const auto& m = s.model;
@@ -279,7 +285,7 @@ const std::vector<RefusedField>& refused_rows() {
               {m.softmax_type != "vanilla", "sinks"},
               {m.attn_logit_softcapping.value_or(0) != 0, "soft caps"},
               {o.attention_dropout != 0, "attention dropout"},
-              {m.mtp_num_layers.value_or(0) > 0, "MTP"},
+              {packs_depths_otherwise(s), "MTP with context parallelism, or of dev"},
               {!only_ring(s) && !exchanges_rows(s), "context parallelism other than p2p, or a2a from TE 2.18 on"},
               {uses_graphs(s) && o.cuda_graph_modules != Strings{"mlp"}, "graphed attention"}});
        }},
@@ -341,13 +347,11 @@ const std::vector<RefusedField>& refused_rows() {
       {"use_transformer_engine_op_fuser",
        "the MLP as a TE operator sequence but for experts as its fused grouped MLP (in MXFP8, gated with "
        "moe_mlp_glu_interleave_size 32 or squared ReLU with use_fused_weighted_squared_relu from TE 2.17 on, "
-       "NVTE_CUTEDSL_FUSED_GROUPED_MLP=1); that with parameters kept in bf16, which it casts anew for every "
-       "microbatch, "
-       "or with layers in bf16",
+       "NVTE_CUTEDSL_FUSED_GROUPED_MLP=1); that with layers in bf16",
        [](const Scenario& s) {
          const auto& o = s.settings;
          return o.use_transformer_engine_op_fuser &&
-                (!fuses_grouped_mlp(s) || !(o.fp8_param || o.fp8_param_gather) || o.first_last_layers_bf16);
+                (!fuses_grouped_mlp(s) || o.first_last_layers_bf16);
        }},
       {"recompute_granularity",
        "full recompute beside expert-parallel overlap (Megatron's dev replays segments of its own)",
@@ -462,7 +466,7 @@ const std::vector<RefusedField>& refused_rows() {
       // Adapters
       {"lora_target_modules",
        "adapters beside local layers, Transformer Engine's operator sequences, experts with tensor parallelism, "
-       "shared experts with TP; with MTP, offload, CUDA graphs of modules other than dense MLPs without adapters, "
+       "shared experts with TP; with offload, CUDA graphs of modules other than dense MLPs without adapters, "
        "expert-parallel overlap or delayed weight gradients (Transformer Engine's backward_dw finds none of a frozen "
        "layer and raises); none in attention, where the first layer's backward begins",
        [](const Scenario& s) {
@@ -471,7 +475,7 @@ const std::vector<RefusedField>& refused_rows() {
          if (targets.empty()) return false;
          const auto has = [&](const char* name) { return std::ranges::find(targets, name) != targets.end(); };
          const bool tensor = o.tensor_model_parallel_size > 1, mlps = has("linear_fc1") || has("linear_fc2");
-         return !te_layers(s) || o.use_transformer_engine_op_fuser || s.model.mtp_num_layers.value_or(0) > 0 ||
+         return !te_layers(s) || o.use_transformer_engine_op_fuser ||
                 o.cpu_offloading || o.fine_grained_activation_offloading ||
                 (graphs_modules(s) && (o.cuda_graph_modules != Strings{"mlp"} || mlps || has_experts(s))) ||
                 o.delay_wgrad_compute || o.overlap_moe_expert_parallel_comm ||
@@ -487,7 +491,6 @@ const std::vector<RefusedField>& refused_rows() {
          return those("adapters with ",
                       {{!te_layers(s), "local layers"},
                        {o.use_transformer_engine_op_fuser, "the op fuser"},
-                       {s.model.mtp_num_layers.value_or(0) > 0, "MTP"},
                        {o.cpu_offloading || o.fine_grained_activation_offloading, "activation offload"},
                        {graphs_modules(s) && (o.cuda_graph_modules != Strings{"mlp"} || mlps || has_experts(s)),
                         "CUDA graphs of modules, other than of MLPs without adapters"},
