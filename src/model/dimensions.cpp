@@ -535,6 +535,7 @@ Dimensions::Dimensions(const Scenario& sc, const profile::Device& device) : gpu(
   deferred_head_wgrads = static_cast<std::int32_t>(std::min<Int>(scenario::deferred_head_wgrads(sc), INT32_MAX));
   computes_head_wgrads = deferred_head_wgrads < scenario::num_microbatches(sc);
   muon_dealt = o.optimizer == "dist_muon";
+  if (muon_dealt && fp8_parameters) transposing_forwards = 0;  // what is gathered is quantized with its transpose
   muon = o.optimizer == "muon" || muon_dealt;
   muon_whole = muon && o.use_distributed_optimizer;
   muon_splits_qkv = o.muon_split_qkv;

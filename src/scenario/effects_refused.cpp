@@ -73,8 +73,9 @@ bool deals_for_want_of_layout(const Scenario& s) {
 /// Muon as modelled: emerging_optimizers.py and layer_wise_optimizer.py of core_r0.19.0.
 bool is_plain_muon(const Scenario& s) {
   const auto& o = s.settings;
-  const bool plain = !o.fp16 && !o.fp8_param && !o.fp8_param_gather && !o.fp4_param && !o.fp4_param_gather &&
-                     o.lora_target_modules.empty() && !o.use_precision_aware_optimizer &&
+  const bool in_fp8 = o.fp8_param || o.fp8_param_gather, by_tensor = o.fp8 && o.fp8_recipe == "tensorwise";
+  const bool plain = !o.fp16 && (!in_fp8 || (o.optimizer == "dist_muon" && by_tensor)) && !o.fp4_param &&
+                     !o.fp4_param_gather && o.lora_target_modules.empty() && !o.use_precision_aware_optimizer &&
                      !o.overlap_param_gather_with_optimizer_step;
   if (o.optimizer == "dist_muon") return plain && !o.use_distributed_optimizer && !o.overlap_param_gather;
   const bool layer_wise = core_version(s.software) >= Version::v0_18;
@@ -549,7 +550,7 @@ const std::vector<RefusedField>& refused_rows() {
        [](const Scenario& s) { return s.settings.use_megatron_fsdp && beside_unmodelled(Family::fsdp, s); },
        [](const Scenario& s) { return "Megatron-FSDP with " + unmodelled_beside(Family::fsdp, s); }},
       {"optimizer",
-       "the kernels of this optimizer; of Muon: fp16, FP8 parameters, adapters, precision-aware states, the gather in "
+       "the kernels of this optimizer; of Muon: fp16, FP8 parameters (of dist_muon but by tensor), adapters, precision-aware states, the gather in "
        "the optimizer step, the distributed optimizer before 0.18 and beside experts with biases, overlapped reduction "
        "before 0.18, the distributed optimizer in pretrain_gpt.py of 0.19, which deals parameters to the data-parallel "
        "ranks "
