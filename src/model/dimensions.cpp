@@ -157,7 +157,10 @@ Graphs graphs_of(const Scenario& s) {
   // ... or all but MLPs.
   const bool repeats =
       s.model.mtp_use_repeated_layer && !scenario::is_hybrid(s) && s.model.mtp_num_layers.value_or(0) > 1;
-  if (o.overlap_moe_expert_parallel_comm || repeats || o.fine_grained_activation_offloading || !adapted.empty() ||
+  const bool overlapped_mlps =
+      o.overlap_moe_expert_parallel_comm && (modules.empty() || has(modules, "mlp") || has(modules, "moe"));
+  const bool adds_outside = o.delay_wgrad_compute && !o.gradient_accumulation_fusion;
+  if (overlapped_mlps || adds_outside || repeats || o.fine_grained_activation_offloading || !adapted.empty() ||
       !o.sequence_lengths.empty())
     return g;
   g.attention = holds("attn");

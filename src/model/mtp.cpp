@@ -223,7 +223,8 @@ Piece mtp_nodes(Owners& owners, const Dimensions& d, const scenario::Scenario& s
   Norm final_norm(w, d, "mtp.final_norm");
   const auto y = w.tensor("layer input", d.boundary_bytes());
   const auto dy = w.tensor("gradient of the residual stream", d.boundary_bytes());
-  const auto dx = w.tensor("gradient of the residual stream", d.boundary_bytes());
+  const auto dx = w.tensor("gradient of the residual stream", d.boundary_bytes(),
+                           graphed_parts(d, kind).begins ? Tensor::Home::graph_gradient : Tensor::Home::allocator);
 
   w.to_node(Name::pre_dispatch_computation, Pass::forward);
   input.embed();

@@ -99,6 +99,15 @@ bool varies_in_graph(const Scenario& s) {
   return has_experts(s) && graphs_module(s, "moe") &&
          !(o.moe_pad_expert_input_to_capacity && o.moe_expert_capacity_factor);
 }
+/// A module's hook adds them then, outside the graph that makes them.
+bool returns_delayed(const Scenario& s) {
+  return s.settings.delay_wgrad_compute && !s.settings.gradient_accumulation_fusion;
+}
+/// transformer_layer.py, _te_cuda_graph_replay_impl: "EP overlap must be disabled when CUDA graph captures the whole
+/// MLP/MoE part".
+bool overlaps_graphed_mlp(const Scenario& s) {
+  return s.settings.overlap_moe_expert_parallel_comm && (graphs_module(s, "mlp") || graphs_module(s, "moe"));
+}
 bool projects_latent(const Scenario& s) { return has_experts(s) && s.model.moe_latent_size; }
 /// Depths that the pattern does not build: Megatron warns and has none.
 bool lacks_depths(const Scenario& s) { return s.model.mtp_num_layers.value_or(0) > 0 && hybrid_mtp_part(s).empty(); }
@@ -508,18 +517,18 @@ const std::vector<RefusedField>& refused_rows() {
       {"cuda_graph_impl", "CUDA graphs of whole layers, and Megatron's own (local)",
        [](const Scenario& s) { return s.settings.cuda_graph_impl == "local"; }},
       {"cuda_graph_modules",
-       "graphs of whole mixtures whose rows vary, of one layer for several depths of MTP, beside expert-parallel "
-       "overlap "
-       "or activation offload",
+       "graphs of whole mixtures whose rows vary, of MLPs beside expert-parallel overlap (an AssertionError of "
+       "transformer_layer.py), of one layer for several depths of MTP, beside activation offload, or "
+       "with delayed weight gradients without gradient_accumulation_fusion",
        [](const Scenario& s) {
          const auto& o = s.settings;
          if (o.cuda_graph_impl != "transformer_engine" || o.cuda_graph_modules == Strings{"mlp"}) return false;
-         return varies_in_graph(s) || o.overlap_moe_expert_parallel_comm || repeats_depths(s) ||
-                o.fine_grained_activation_offloading;
+         return varies_in_graph(s) || returns_delayed(s) || overlaps_graphed_mlp(s) || repeats_depths(s) || o.fine_grained_activation_offloading;
        },
        [](const Scenario& s) {
          return those("graphs ", {{varies_in_graph(s), "of whole mixtures whose rows vary"},
-                                  {s.settings.overlap_moe_expert_parallel_comm, "beside expert-parallel overlap"},
+                                  {overlaps_graphed_mlp(s), "of MLPs beside expert-parallel overlap"},
+                                  {returns_delayed(s), "with delayed weight gradients that products do not add"},
                                   {repeats_depths(s), "of one layer for several depths of MTP"},
                                   {s.settings.fine_grained_activation_offloading, "beside activation offload"}});
        }},
