@@ -48,6 +48,7 @@ void Rope::eager(const char* name, profile::Key key, double share, int launches,
       of_kind.key.dims[0] = std::max<Int>(1, of_kind.key.dims[0] / rows.sequences);
     of_kind.share *= static_cast<double>(rows.sequences);
     of_kind.launches *= static_cast<int>(rows.sequences);
+    if (rows.sequences > 1) of_kind.host_family = "rotation";
   });
 }
 

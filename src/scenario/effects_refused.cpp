@@ -56,14 +56,25 @@ bool plain_kernel(const Scenario& s) { return grouped_fused_attention(s) && !use
 bool packs_depths_otherwise(const Scenario& s) {
   return s.model.mtp_num_layers.value_or(0) > 0 && (uses_context(s) || core_version(s.software) == Version::dev);
 }
+bool slides(const Scenario& s) { return !s.model.window_size.empty() && s.model.window_size[0] >= 0; }
+/// From core 0.18 on values are padded to the queries' heads (multi_latent_attention.py); measured for 192. On
+/// Blackwell Transformer Engine has 192 with 128 only, no 192 with 192 (fused_attn.cpp, nvte_get_fused_attn_backend).
+bool packs_latent(const Scenario& s) {
+  const auto& m = s.model;
+  const auto& o = s.settings;
+  return m.multi_latent_attention && te_layers(s) && o.attention_backend != "unfused" && !uses_context(s) &&
+         core_version(s.software) >= Version::v0_18 && s.cluster.compute_capability.value_or(90) < 100 &&
+         m.qk_head_dim + m.qk_pos_emb_head_dim == 192 && m.v_head_dim < 192 && !recomputes(s, Recompute::mla_up_proj) &&
+         !o.cpu_offloading && !o.fine_grained_activation_offloading;
+}
 /// Rows of packed sequences: TE's kernels of variable lengths (thd), which Megatron calls with fused attention only.
 bool packs_as_modelled(const Scenario& s) {
   const auto& o = s.settings;
-  const bool plain = grouped_fused_attention(s) && s.model.softmax_type == "vanilla" &&
+  const bool plain = (grouped_fused_attention(s) || packs_latent(s)) && s.model.softmax_type == "vanilla" &&
                      s.model.attn_logit_softcapping.value_or(0) == 0 && o.attention_dropout == 0 &&
-                     (s.model.window_size.empty() || s.model.window_size[0] < 0);
-  return o.micro_batch_size == 1 && plain && !packs_depths_otherwise(s) &&
-         (only_ring(s) || exchanges_rows(s)) && (!uses_graphs(s) || o.cuda_graph_modules == Strings{"mlp"});
+                     (!slides(s) || !uses_context(s) || exchanges_rows(s));
+  return o.micro_batch_size == 1 && plain && !packs_depths_otherwise(s) && (only_ring(s) || exchanges_rows(s)) &&
+         (!uses_graphs(s) || o.cuda_graph_modules == Strings{"mlp"});
 }
 /// pretrain_gpt.py of 0.19 builds its model by training/models/dist_utils.py (_ddp_wrap), which lays out no buffers for
 /// Muon: several data-parallel ranks deal the parameters, as dist_muon does, gathers overlapped or not.
@@ -280,8 +291,12 @@ const std::vector<RefusedField>& refused_rows() {
       {"sft", "packed sequences of unknown lengths (sequence_lengths states them, or a file of them)",
        [](const Scenario& s) { return s.settings.sft && s.settings.sequence_lengths.empty(); }},
       {"sequence_lengths",
-       "packed sequences in microbatches of several rows, with latent or unfused attention, windows, sinks, soft caps, "
-       "attention dropout, context parallelism other than p2p, graphed attention, or multi-token prediction with context "
+       "packed sequences in microbatches of several rows, with unfused attention, sinks (for which Transformer Engine "
+       "from 2.18 on takes unfused attention before cuDNN 9.26), soft caps, attention dropout, windows with context "
+       "parallelism by p2p, latent attention before core 0.18, on Blackwell, of heads other than 192 wide, with "
+       "context parallelism, "
+       "recompute of mla_up_proj or activation offload, context parallelism other than p2p, graphed attention, or "
+       "multi-token prediction with context "
        "parallelism or of Megatron's dev",
        [](const Scenario& s) { return packing(s) && !packs_as_modelled(s); },
        [](const Scenario& s) {
@@ -290,8 +305,12 @@ const std::vector<RefusedField>& refused_rows() {
          return those(
              "packed sequences with ",
              {{o.micro_batch_size > 1, "several rows in a microbatch"},
-              {!grouped_fused_attention(s), "latent or unfused attention"},
-              {!m.window_size.empty() && m.window_size[0] >= 0, "a window"},
+              {m.multi_latent_attention && !packs_latent(s),
+               "latent attention that is not fused, before core 0.18, on Blackwell, of heads other than 192 wide, with "
+               "context "
+               "parallelism, recompute of mla_up_proj or activation offload"},
+              {!m.multi_latent_attention && !grouped_fused_attention(s), "unfused attention"},
+              {slides(s) && uses_context(s) && !exchanges_rows(s), "a window and context parallelism by p2p"},
               {m.softmax_type != "vanilla", "sinks"},
               {m.attn_logit_softcapping.value_or(0) != 0, "soft caps"},
               {o.attention_dropout != 0, "attention dropout"},
@@ -360,8 +379,7 @@ const std::vector<RefusedField>& refused_rows() {
        "NVTE_CUTEDSL_FUSED_GROUPED_MLP=1); that with layers in bf16",
        [](const Scenario& s) {
          const auto& o = s.settings;
-         return o.use_transformer_engine_op_fuser &&
-                (!fuses_grouped_mlp(s) || o.first_last_layers_bf16);
+         return o.use_transformer_engine_op_fuser && (!fuses_grouped_mlp(s) || o.first_last_layers_bf16);
        }},
       {"recompute_granularity",
        "full recompute beside expert-parallel overlap (Megatron's dev replays segments of its own)",
@@ -485,8 +503,8 @@ const std::vector<RefusedField>& refused_rows() {
          if (targets.empty()) return false;
          const auto has = [&](const char* name) { return std::ranges::find(targets, name) != targets.end(); };
          const bool tensor = o.tensor_model_parallel_size > 1, mlps = has("linear_fc1") || has("linear_fc2");
-         return !te_layers(s) || o.use_transformer_engine_op_fuser ||
-                o.cpu_offloading || o.fine_grained_activation_offloading ||
+         return !te_layers(s) || o.use_transformer_engine_op_fuser || o.cpu_offloading ||
+                o.fine_grained_activation_offloading ||
                 (graphs_modules(s) && (o.cuda_graph_modules != Strings{"mlp"} || mlps || has_experts(s))) ||
                 o.delay_wgrad_compute || o.overlap_moe_expert_parallel_comm ||
                 (has_experts(s) && expert_tensor_parallel_size(s) > 1) ||
@@ -523,7 +541,8 @@ const std::vector<RefusedField>& refused_rows() {
        [](const Scenario& s) {
          const auto& o = s.settings;
          if (o.cuda_graph_impl != "transformer_engine" || o.cuda_graph_modules == Strings{"mlp"}) return false;
-         return varies_in_graph(s) || returns_delayed(s) || overlaps_graphed_mlp(s) || repeats_depths(s) || o.fine_grained_activation_offloading;
+         return varies_in_graph(s) || returns_delayed(s) || overlaps_graphed_mlp(s) || repeats_depths(s) ||
+                o.fine_grained_activation_offloading;
        },
        [](const Scenario& s) {
          return those("graphs ", {{varies_in_graph(s), "of whole mixtures whose rows vary"},
@@ -559,7 +578,8 @@ const std::vector<RefusedField>& refused_rows() {
        [](const Scenario& s) { return s.settings.use_megatron_fsdp && beside_unmodelled(Family::fsdp, s); },
        [](const Scenario& s) { return "Megatron-FSDP with " + unmodelled_beside(Family::fsdp, s); }},
       {"optimizer",
-       "the kernels of this optimizer; of Muon: fp16, FP8 parameters (of dist_muon but by tensor), adapters, precision-aware states, the gather in "
+       "the kernels of this optimizer; of Muon: fp16, FP8 parameters (of dist_muon but by tensor), adapters, "
+       "precision-aware states, the gather in "
        "the optimizer step, the distributed optimizer before 0.18 and beside experts with biases, overlapped reduction "
        "before 0.18, the distributed optimizer in pretrain_gpt.py of 0.19, which deals parameters to the data-parallel "
        "ranks "
