@@ -249,8 +249,7 @@ std::vector<LeftOut> left_out(const scenario::Scenario& scenario) {
   if (scenario.settings.attention_backend == "flash" && scenario.settings.transformer_impl == "transformer_engine")
     result.push_back({"how FlashAttention's kernels differ from cuDNN's",
                       "attention_backend flash is priced with cuDNN's kernels: no profile has FlashAttention's"});
-  const auto sharing =
-      scenario::ignores(scenario, "cp_comm_type") ? std::nullopt : scenario::context_sharing(scenario);
+  const auto sharing = scenario::ignores(scenario, "cp_comm_type") ? std::nullopt : scenario::context_sharing(scenario);
   if (sharing && sharing->gathers)
     result.push_back({"what context parallelism by all_gather does beside its kernels and exchanges",
                       "measured runs with cp_comm_type all_gather (CP 2 and 4) took 3 and 5 % longer, their peaks were "

@@ -62,8 +62,8 @@ bool packs_as_modelled(const Scenario& s) {
   const bool plain = grouped_fused_attention(s) && s.model.softmax_type == "vanilla" &&
                      s.model.attn_logit_softcapping.value_or(0) == 0 && o.attention_dropout == 0 &&
                      (s.model.window_size.empty() || s.model.window_size[0] < 0);
-  return o.micro_batch_size == 1 && plain && !packs_depths_otherwise(s) &&
-         (only_ring(s) || exchanges_rows(s)) && (!uses_graphs(s) || o.cuda_graph_modules == Strings{"mlp"});
+  return o.micro_batch_size == 1 && plain && !packs_depths_otherwise(s) && (only_ring(s) || exchanges_rows(s)) &&
+         (!uses_graphs(s) || o.cuda_graph_modules == Strings{"mlp"});
 }
 /// pretrain_gpt.py of 0.19 builds its model by training/models/dist_utils.py (_ddp_wrap), which lays out no buffers for
 /// Muon: several data-parallel ranks deal the parameters, as dist_muon does, gathers overlapped or not.
@@ -281,7 +281,8 @@ const std::vector<RefusedField>& refused_rows() {
        [](const Scenario& s) { return s.settings.sft && s.settings.sequence_lengths.empty(); }},
       {"sequence_lengths",
        "packed sequences in microbatches of several rows, with latent or unfused attention, windows, sinks, soft caps, "
-       "attention dropout, context parallelism other than p2p, graphed attention, or multi-token prediction with context "
+       "attention dropout, context parallelism other than p2p, graphed attention, or multi-token prediction with "
+       "context "
        "parallelism or of Megatron's dev",
        [](const Scenario& s) { return packing(s) && !packs_as_modelled(s); },
        [](const Scenario& s) {
@@ -360,8 +361,7 @@ const std::vector<RefusedField>& refused_rows() {
        "NVTE_CUTEDSL_FUSED_GROUPED_MLP=1); that with layers in bf16",
        [](const Scenario& s) {
          const auto& o = s.settings;
-         return o.use_transformer_engine_op_fuser &&
-                (!fuses_grouped_mlp(s) || o.first_last_layers_bf16);
+         return o.use_transformer_engine_op_fuser && (!fuses_grouped_mlp(s) || o.first_last_layers_bf16);
        }},
       {"recompute_granularity",
        "full recompute beside expert-parallel overlap (Megatron's dev replays segments of its own)",
@@ -485,8 +485,8 @@ const std::vector<RefusedField>& refused_rows() {
          if (targets.empty()) return false;
          const auto has = [&](const char* name) { return std::ranges::find(targets, name) != targets.end(); };
          const bool tensor = o.tensor_model_parallel_size > 1, mlps = has("linear_fc1") || has("linear_fc2");
-         return !te_layers(s) || o.use_transformer_engine_op_fuser ||
-                o.cpu_offloading || o.fine_grained_activation_offloading ||
+         return !te_layers(s) || o.use_transformer_engine_op_fuser || o.cpu_offloading ||
+                o.fine_grained_activation_offloading ||
                 (graphs_modules(s) && (o.cuda_graph_modules != Strings{"mlp"} || mlps || has_experts(s))) ||
                 o.delay_wgrad_compute || o.overlap_moe_expert_parallel_comm ||
                 (has_experts(s) && expert_tensor_parallel_size(s) > 1) ||
@@ -523,7 +523,8 @@ const std::vector<RefusedField>& refused_rows() {
        [](const Scenario& s) {
          const auto& o = s.settings;
          if (o.cuda_graph_impl != "transformer_engine" || o.cuda_graph_modules == Strings{"mlp"}) return false;
-         return varies_in_graph(s) || returns_delayed(s) || overlaps_graphed_mlp(s) || repeats_depths(s) || o.fine_grained_activation_offloading;
+         return varies_in_graph(s) || returns_delayed(s) || overlaps_graphed_mlp(s) || repeats_depths(s) ||
+                o.fine_grained_activation_offloading;
        },
        [](const Scenario& s) {
          return those("graphs ", {{varies_in_graph(s), "of whole mixtures whose rows vary"},
@@ -559,7 +560,8 @@ const std::vector<RefusedField>& refused_rows() {
        [](const Scenario& s) { return s.settings.use_megatron_fsdp && beside_unmodelled(Family::fsdp, s); },
        [](const Scenario& s) { return "Megatron-FSDP with " + unmodelled_beside(Family::fsdp, s); }},
       {"optimizer",
-       "the kernels of this optimizer; of Muon: fp16, FP8 parameters (of dist_muon but by tensor), adapters, precision-aware states, the gather in "
+       "the kernels of this optimizer; of Muon: fp16, FP8 parameters (of dist_muon but by tensor), adapters, "
+       "precision-aware states, the gather in "
        "the optimizer step, the distributed optimizer before 0.18 and beside experts with biases, overlapped reduction "
        "before 0.18, the distributed optimizer in pretrain_gpt.py of 0.19, which deals parameters to the data-parallel "
        "ranks "
