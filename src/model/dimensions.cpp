@@ -224,7 +224,6 @@ void set_dispatcher(const Scenario& s, const Dimensions& d, MoeDimensions& e) {
   }
   const auto older = hybrid ? o.moe_hybridep_num_sms : o.moe_deepep_num_sms;
   e.multiprocessors = o.moe_flex_dispatcher_num_sms.value_or(older.value_or(sms));
-  e.fused_permute = hybrid && o.moe_permute_fusion_into_hybridep;
   e.agrees_on_tokens = hybrid && o.moe_hybridep_pad_uneven_dispatch_inputs;
   Routing routing{e.experts, e.topk, s.model.moe_router_num_groups.value_or(1),
                   s.model.moe_router_group_topk.value_or(0)};

@@ -64,7 +64,6 @@ struct MoeDimensions {
   double domains_a_token = 1, gpus_a_token = 1;  ///< to which a token goes on the average
   double busiest = 1;                            ///< copies that the busiest rank receives, over the mean
   Int multiprocessors = 0;                       ///< that the dispatcher's kernels hold
-  bool fused_permute = false;                    ///< HybridEP writes rows by expert at once
   bool agrees_on_tokens = false;                 ///< moe_hybridep_pad_uneven_dispatch_inputs
   bool own_group = false;   ///< gradients are reduced over expert data parallel ranks (TE's `allreduce` attribute)
   bool fixed_rows = false;  ///< token drop, padded to capacity: no rank tells another how much it sends

@@ -60,7 +60,8 @@ Operand FusedExperts::cast_weights(const Group& group, bool grad) {
   Operand result;
   result.data = copies(false);
   if (grad) result.transpose = copies(true);
-  for (Int expert = 0; expert < d_.moe.local; ++expert) linear_.cast_by_block(name + " cast", group.out, group.in, grad);
+  for (Int expert = 0; expert < d_.moe.local; ++expert)
+    linear_.cast_by_block(name + " cast", group.out, group.in, grad);
   return result;
 }
 

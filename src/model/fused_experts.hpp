@@ -24,7 +24,9 @@ class FusedExperts : public LocalExperts {
   /// Casts of the experts' bf16 weights, anew in every forward pass and kept for the backward pass as its own; nothing
   /// where the parameters are in MXFP8.
   Operand cast_weights(const Group& group, bool grad);
-  void release_weights() { linear_.release(std::exchange(fc1_weights_, {})), linear_.release(std::exchange(fc2_weights_, {})); }
+  void release_weights() {
+    linear_.release(std::exchange(fc1_weights_, {})), linear_.release(std::exchange(fc2_weights_, {}));
+  }
   void stash();
   Int rows() const { return d_.moe.padded; }
   Int held() const { return d_.moe.held; }

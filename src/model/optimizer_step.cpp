@@ -142,9 +142,9 @@ void StateWriter::quantize_dealt(std::vector<Kernel>& list, const std::string& n
                                  int count) {
   launch(list, name + "' amax", {"amax", {elements * bytes / 2}});
   list.back().launches = count;
-  launch(list, name + " quantized", d_.precision.two_copies()
-                                        ? profile::Key{"cast_transpose.fp8.row", {elements * (bytes + 2) / 4}}
-                                        : profile::Key{"cast.fp8", {elements * (bytes + 1) / 3}});
+  launch(list, name + " quantized",
+         d_.precision.two_copies() ? profile::Key{"cast_transpose.fp8.row", {elements * (bytes + 2) / 4}}
+                                   : profile::Key{"cast.fp8", {elements * (bytes + 1) / 3}});
   list.back().launches = count;
 }
 

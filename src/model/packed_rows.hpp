@@ -19,8 +19,8 @@ void launch_of_rows(PieceBuilder& builder, const Dimensions& dimensions, const K
 
 /// A tensor of multi-token prediction, `bytes` a row, moved on by one token within every sequence
 /// (multi_token_prediction.py, _roll_tensor_packed_seq): a copy of the row, then for each sequence torch.roll of its
-/// slice, a zero at its end and a copy into the row. Both slices take their ends from cu_seqlens on the GPU: four values
-/// that the host waits for. Last the row's sum.
+/// slice, a zero at its end and a copy into the row. Both slices take their ends from cu_seqlens on the GPU: four
+/// values that the host waits for. Last the row's sum.
 void roll_packed(PieceBuilder& builder, const Dimensions& dimensions, const std::string& name, Int bytes);
 
 }  // namespace pipewright::model

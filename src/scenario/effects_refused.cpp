@@ -457,8 +457,6 @@ const std::vector<RefusedField>& refused_rows() {
                   return type == "sinkhorn" || type == "quantile_balancing";
                 });
        }},
-      {"moe_permute_fusion_into_hybridep", "a dispatcher that sorts the tokens itself",
-       [](const Scenario& s) { return uses_flex(s) && s.settings.moe_permute_fusion_into_hybridep; }},
       // fused_a2a.py, HYBRIDEP_TOKEN_ALIGNMENT; the count is read by the host, which no capture allows.
       {"moe_hybridep_pad_uneven_dispatch_inputs",
        "rows that HybridEP pads (tokens of a rank that are no multiple of 64), and counts read inside a graph of "

@@ -17,7 +17,9 @@ namespace {
 scenario::Scenario measured(const std::string& name) { return scenario::read("../measured/" + name + ".yaml"); }
 
 memory::Walk walk(const scenario::Scenario& s, int rank, const memory::Listener& listener = {}) {
-  return memory::walk(test::build(s), schedule::build(schedule::config_of(s, s.settings.overlap_moe_expert_parallel_comm)), s, rank, {}, listener);
+  return memory::walk(test::build(s),
+                      schedule::build(schedule::config_of(s, s.settings.overlap_moe_expert_parallel_comm)), s, rank, {},
+                      listener);
 }
 
 double relative(Bytes predicted, Bytes real) {
@@ -381,8 +383,8 @@ TEST_CASE("graphs beside expert-parallel overlap: what a step allocates it frees
       for (const auto& setting :
            {std::string("num_gpus=4"), std::string("expert_model_parallel_size=2"),
             std::string("pipeline_model_parallel_size=2"), std::string("virtual_pipeline_model_parallel_size=2"),
-            std::string("overlap_moe_expert_parallel_comm=true"),
-            "cuda_graph_modules=" + std::string(modules), std::string(more)})
+            std::string("overlap_moe_expert_parallel_comm=true"), "cuda_graph_modules=" + std::string(modules),
+            std::string(more)})
         scenario::set(s, setting);
       CAPTURE(modules);
       CAPTURE(more);

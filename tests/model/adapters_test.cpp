@@ -222,8 +222,8 @@ TEST_CASE("a stage without adapters owns nothing: no kernel of it is empty, and 
   }
 }
 
-// Bridge freezes all parameters and adapts linears by name: eh_proj is none of them. The embedding puts out nothing that
-// needs a gradient, so enorm saves nothing and neither does the product behind it.
+// Bridge freezes all parameters and adapts linears by name: eh_proj is none of them. The embedding puts out nothing
+// that needs a gradient, so enorm saves nothing and neither does the product behind it.
 TEST_CASE("a frozen depth keeps nothing for its embedding, norm of it or projection") {
   const auto depth = [](const scenario::Scenario& s) {
     const auto stages = pipewright::test::build(s);

@@ -410,12 +410,13 @@ TEST_CASE("graphs beside expert-parallel overlap hold parts of one node, and del
         check_all(stages);
         const auto& piece = layer(stages);
         const bool attention = named.find("attn") != named.npos, router = named.find("router") != named.npos;
-        const bool wgrad = std::string(delayed).ends_with("true"), 
+        const bool wgrad = std::string(delayed).ends_with("true"),
                    shares = s.model.moe_shared_expert_intermediate_size.has_value();
         const auto& graphed = node(piece, Name::pre_dispatch_computation);
         const auto replays = [&](const std::vector<model::Step>& steps) {
-          return std::ranges::count_if(names(piece, steps), [](const auto& n) { return n.starts_with("CUDA graph f") ||
-                                                                 n == "CUDA graph backward" || n.ends_with("weight gradients"); });
+          return std::ranges::count_if(names(piece, steps), [](const auto& n) {
+            return n.starts_with("CUDA graph f") || n == "CUDA graph backward" || n.ends_with("weight gradients");
+          });
         };
         CHECK(replays(graphed.forward) == 1);
         CHECK(replays(graphed.backward) == 1);
@@ -432,10 +433,10 @@ TEST_CASE("graphs beside expert-parallel overlap hold parts of one node, and del
           if (kernel.name.starts_with("experts.fc")) CHECK(!kernel.graphed);
         }
       }
-  CHECK_THROWS_AS(scenario::refuse_unmodelled(with(
-                      large_experts(), {"overlap_moe_expert_parallel_comm=true", "delay_wgrad_compute=true",
-                                        "gradient_accumulation_fusion=false", "cuda_graph_impl=transformer_engine",
-                                        "cuda_graph_modules=[attn]"})),
+  CHECK_THROWS_AS(scenario::refuse_unmodelled(
+                      with(large_experts(), {"overlap_moe_expert_parallel_comm=true", "delay_wgrad_compute=true",
+                                             "gradient_accumulation_fusion=false", "cuda_graph_impl=transformer_engine",
+                                             "cuda_graph_modules=[attn]"})),
                   UsageError);
 }
 

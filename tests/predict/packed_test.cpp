@@ -264,7 +264,8 @@ TEST_CASE("what another packing would change") {
 TEST_CASE("what packs otherwise than modelled is refused") {
   for (const char* more :
        {"micro_batch_size=2", "attention_dropout=0.1", "softmax_type=learnable", "attention_backend=unfused",
-        "mtp_num_layers=1; cp=2; $CUDA_DEVICE_MAX_CONNECTIONS=1", "cp=2; cp_comm_type=a2a; transformer_engine=2.16.0; $CUDA_DEVICE_MAX_CONNECTIONS=1",
+        "mtp_num_layers=1; cp=2; $CUDA_DEVICE_MAX_CONNECTIONS=1", "mtp_num_layers=1; software.megatron_core=dev",
+        "cp=2; cp_comm_type=a2a; transformer_engine=2.16.0; $CUDA_DEVICE_MAX_CONNECTIONS=1",
         "cp=2; cp_comm_type=all_gather; $CUDA_DEVICE_MAX_CONNECTIONS=1"}) {
     CAPTURE(more);
     CHECK_THROWS_AS(scenario::refuse_unmodelled(packed("single", "512*100", more)), UsageError);
