@@ -250,30 +250,28 @@ Timing model_time(const Profiles& profiles, const Network& network, const Exchan
   }
   result.note = fmt::format("NCCL's model over {} domains of {}: {:.0f} MB over NVLink, {:.0f} MB through the card", d,
                             here, (t.bytes[0] + t.relayed) / 1e6, t.bytes[1] / 1e6);
+  const auto inside_ns = [&](std::int64_t ranks, double bytes) {
+    return profiles.time(in_family(e.kind, topology.inside, ranks, bytes)).ns;
+  };
   if (e.kind == Kind::all_to_all) {
     const double steps = batches(e.ranks) * network.latency_us * 1e3;
     double inside = t.relayed / nvlink;
-    if (here > 1) {
-      inside += profiles
-                    .time(in_family(e.kind, topology.inside, here,
-                                    e.bytes * static_cast<double>(here) / static_cast<double>(e.ranks)))
-                    .ns;
-    }
+    if (here > 1) inside += inside_ns(here, e.bytes * static_cast<double>(here) / static_cast<double>(e.ranks));
     result.ns = std::max(inside, ring.base[protocols - 1] * 1e3 + steps + slowest);
-    return result;
+  } else {
+    double bus = slowest > 0 ? moved(e) / slowest : std::numeric_limits<double>::max();
+    if (here >
+        1) {  // rings pass everything over NVLink, at the rate that they reach inside a domain, without latencies
+      constexpr double large = 256 << 20;
+      Exchange inside = e;
+      inside.ranks = here;
+      inside.bytes = large;
+      bus = std::min(bus, moved(inside) / (inside_ns(here, 2 * large) - inside_ns(here, large)));
+    }
+    result.ns = nccl_ns(e, network.latency_us, static_cast<double>(d), bus);
   }
-  double bus = slowest > 0 ? moved(e) / slowest : std::numeric_limits<double>::max();
-  if (here > 1) {  // rings pass everything over NVLink, at the rate that they reach inside a domain
-    constexpr double large = 256 << 20;
-    Exchange inside = e;
-    inside.ranks = here;
-    inside.bytes = large;
-    const auto ns = [&](double bytes) { return profiles.time(in_family(e.kind, topology.inside, here, bytes)).ns; };
-    bus = std::min(bus, moved(inside) / (ns(2 * large) - ns(large)));  // latencies are counted apart
-  }
-  result.ns = nccl_ns(e, network.latency_us, static_cast<double>(d), bus);
   // No network makes an exchange faster than one domain does.
-  result.ns = std::max(result.ns, profiles.time(in_family(e.kind, topology.inside, e.ranks, e.bytes)).ns);
+  result.ns = std::max(result.ns, inside_ns(e.ranks, e.bytes));
   return result;
 }
 

@@ -6,6 +6,7 @@
 #include <rapidcheck.h>
 
 #include <cmath>
+#include <map>
 #include <numeric>
 
 #include "fabricate.hpp"
@@ -36,12 +37,18 @@ Exchange dispatch(std::int64_t ranks, double domains, double gpus, double bytes,
 
 Topology nodes_of_8() { return {}; }
 
-const Profiles& shipped() {
-  static const Profiles profiles({load(std::string(std::getenv("PROFILES")) + "/h200-sxm.json", {"test", 0})});
-  return profiles;
+const Profiles& shipped(const std::string& name = "h200-sxm") {
+  static std::map<std::string, Profiles> loaded;
+  const auto known = loaded.find(name);
+  if (known != loaded.end()) return known->second;
+  return loaded
+      .emplace(name, Profiles({load(std::string(std::getenv("PROFILES")) + "/" + name + ".json", {"test", 0})}))
+      .first->second;
 }
 
-double ns(const Exchange& e, const Topology& t = nodes_of_8()) { return time(shipped(), network(t, shipped()), e).ns; }
+double ns(const Exchange& e, const Topology& t = nodes_of_8(), const Profiles& profiles = shipped()) {
+  return time(profiles, network(t, profiles), e).ns;
+}
 
 Exchange any_exchange() {
   const auto kind = *rc::gen::element(Kind::all_gather, Kind::reduce_scatter, Kind::all_reduce, Kind::all_to_all);
@@ -135,9 +142,10 @@ TEST_CASE("a better network, fewer bytes or less imbalance: no exchange is slowe
   CHECK(rc::check([] {
     const Topology t = any_topology();
     const Exchange e = any_kind(t);
-    const double before = ns(e, t);
+    const Profiles& profiles = shipped(*rc::gen::element("h200-sxm", "h100-sxm", "gb200-nvl72", "b300-sxm"));
+    const double before = ns(e, t, profiles);
     const auto no_slower = [&](const char* what, const Exchange& exchange, const Topology& topology, double than = 1) {
-      const double after = ns(exchange, topology) / before;
+      const double after = ns(exchange, topology, profiles) / before;
       if (after > than * (1 + 1e-9)) RC_FAIL(fmt::format("{} {}: {:.4f} of the time", name(e.kind), what, after));
     };
     Topology better = t;
