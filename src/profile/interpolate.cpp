@@ -257,7 +257,7 @@ Interpolation leave_one_out(const std::string& family_name, const std::vector<Sa
   const Family& f = family(family_name);
   Interpolation result;
   for (std::size_t i = 0; i < samples.size(); ++i) {
-    const auto guess = estimate(f, samples, samples[i].dims, i);
+    const auto guess = fitted(f, samples, samples[i].dims, i);
     if (!guess || guess->match != Match::inside) continue;
     const double error = guess->ns / samples[i].ns - 1;
     result.error += error * error;
