@@ -329,10 +329,10 @@ std::vector<Family> make_families() {
   const V of_experts = {"experts", "rows", "hidden"};
   f.push_back(
       {"moe.bias.forward", of_experts, Load::memory, no_flop, [](const Dims& d) { return 28 * at(d, 1) * at(d, 2); },
-       "fc2's bias times the probability, expert by expert in fp32 (torch: mul, add), joined and cast to bf16"});
+       "fc2's bias times the probability, expert by expert in fp32 (torch: mul, add), joined and cast to bf16", true});
   f.push_back({"moe.bias.backward", of_experts, Load::memory, no_flop,
                [](const Dims& d) { return 34 * at(d, 1) * at(d, 2); },
-               "its backward: cast to fp32, products and sums for bias and probability, expert by expert"});
+               "its backward: cast to fp32, products and sums for bias and probability, expert by expert", true});
   f.push_back(streaming("moe.bias.accumulate", {"experts", "width"}, 10,
                         "bias gradients (bf16) added to fp32 main gradients, expert by expert (DDP's hook)"));
   f.push_back({"moe.router.gemm.forward",

@@ -34,8 +34,12 @@ std::optional<Found> from_other_ranks(const Profile& profile, const Key& key, co
   const double step = most == least ? floor_most / (n_most - 1)
                                     : std::max(0.0, (floor_most - floor_least) / static_cast<double>(most - least));
   const double transfer = std::max(0.0, time(most, key.dims[1]) - floor_most) / shares(n_most);
+  double floor = std::max(floor_most + (n - n_most) * step, step);
+  // More ranks than measured reduce in the switch (NVLS), whatever their number: 25 us (NCCL 5067397c
+  // src/graph/tuning.cc:163 and :428).
+  if (n > n_most && key.family == "all_reduce.nvlink") floor = std::min(floor, std::max(floor_most, 25e3));
   Timing t;
-  t.ns = std::max(floor_most + (n - n_most) * step, step) + shares(n) * transfer;
+  t.ns = floor + shares(n) * transfer;
   t.spread = untested_error;
   t.origin = Origin::derived;
   t.profile = profile.name;

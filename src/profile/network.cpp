@@ -55,14 +55,15 @@ constexpr Algorithm tree = {{6.8, 14, 8.4}, {0.6, 1.25, 4.0}, {5, 8.5, simple_st
 double nccl_ns(const Exchange& e, double latency_us, double domains, double bus) {
   const auto n = static_cast<double>(e.ranks);
   const double slower = latency_us / simple_step_us;  // than the network that NCCL's figures stand for
+  // A step over the network is none faster than one inside.
+  const auto step = [&](const Algorithm& a, std::size_t p) { return std::max(a.inside[p], a.network[p] * slower); };
   double best = std::numeric_limits<double>::max();
   for (std::size_t p = 0; p < protocols; ++p) {
     const double ring_us =
-        ring.base[p] + passes(e.kind) * ((n - domains) * ring.inside[p] + (domains - 1) * ring.network[p] * slower);
+        ring.base[p] + passes(e.kind) * ((n - domains) * ring.inside[p] + (domains - 1) * step(ring, p));
     best = std::min(best, ring_us * 1e3 + moved(e) / (bus * ring.share[p]));
     if (e.kind != Kind::all_reduce) continue;
-    const double tree_us =
-        tree.base[p] + 2 * ((n / domains - 1) * tree.inside[p] + std::log2(domains) * tree.network[p] * slower);
+    const double tree_us = tree.base[p] + 2 * ((n / domains - 1) * tree.inside[p] + std::log2(domains) * step(tree, p));
     best = std::min(best, tree_us * 1e3 + 2 * e.bytes / (bus * tree.share[p]));
   }
   return best;
@@ -77,21 +78,22 @@ double batches(std::int64_t ranks) { return static_cast<double>(over(ranks, 8));
 /// GB/s of one multiprocessor are of rows written (a token's copies, one each GPU); shares are of what the profile's
 /// links move. By direction: dispatch, combine.
 struct DispatcherRates {
-  std::array<double, 2> multiprocessor, nvlink, nvlink_alone;
-  double multiprocessor_alone, nic;  ///< alone: in one domain
-  double start_us;                   ///< barrier and counts before the copies
+  std::array<double, 2> multiprocessor, multiprocessor_alone, nvlink, nvlink_alone;  ///< alone: in one domain
+  double nic;
+  double start_us;  ///< barrier and counts before the copies
 };
 // ai-dynamo/aiconfigurator 095f58a, systems/data/h100_sxm/comm/sglang/0.5.6.post2/wideep_deepep_normal_perf.parquet:
 // 4096 tokens of 7168, 8 of 256 experts, dispatch FP8 with scales (7392 B a row), combine bf16. 2 nodes, 20 SMs, 844
 // and 2099 us for 26.9e3 rows: 11.8 and 9.2 GB/s an SM (4 to 24 SMs: time x SMs is constant to 12 %). 4 nodes from 16
 // SMs on: 45.4 GB/s of the card in combine, whose line the profile takes as 47. One node, 8 SMs: 18.8; from 20 SMs on
 // 281 GB/s over NVLink (of 369). notify kernels: 56, 50, 62, 119 us, mean 72.
-constexpr DispatcherRates deepep = {{11.8, 9.2}, {0.76, 0.76}, {0.76, 0.76}, 18.8, 0.966, 72};
+constexpr DispatcherRates deepep = {{11.8, 9.2}, {18.8, 18.8}, {0.76, 0.76}, {0.76, 0.76}, 0.966, 72};
 // deepseek-ai/DeepEP 5fbafce, docs/README_Hybrid-EP.md, H100, kernel only, bf16, 4096 tokens of 7168, 8 experts a GPU,
 // "algorithm bandwidth" (the own node's copy counted). 16 GPUs with 4 SMs: 44.4 and 52.0 GB/s, 36.7 and 42.9 an SM;
 // with 8 and 16: 214 and 189 GB/s over NVLink. 32 GPUs with 16 SMs and 64 with 8 and 16: 43.7 +- 0.5 GB/s of the card.
-// One domain (B200, 16 SMs): 735 and 674 GB/s of NVLink's 2 x 369.
-constexpr DispatcherRates hybridep = {{36.7, 42.9}, {0.58, 0.51}, {0.87, 0.80}, 40, 0.93, 0};
+// One domain (B200, 16 SMs): 735 and 674 GB/s of NVLink's 2 x 369, which bounds them: an SM copies no less than a 16th,
+// and in combine no less than between nodes.
+constexpr DispatcherRates hybridep = {{36.7, 42.9}, {45.9, 42.9}, {0.58, 0.51}, {0.87, 0.80}, 0.93, 0};
 
 double dispatcher_ns(const Exchange& e, const Network& network, const Traffic& t, double nvlink, bool one_domain) {
   const DispatcherRates& rates = e.library == Library::deepep ? deepep : hybridep;
@@ -100,7 +102,7 @@ double dispatcher_ns(const Exchange& e, const Network& network, const Traffic& t
   const double here = static_cast<double>(ranks_in_domain(network.topology, e));
   const double busiest_card = 1 + (e.busiest - 1) / here;
   const double copied = e.bytes * e.gpus_a_token * e.busiest;
-  const double an_sm = one_domain ? rates.multiprocessor_alone : rates.multiprocessor[way];
+  const double an_sm = (one_domain ? rates.multiprocessor_alone : rates.multiprocessor)[way];
   const double share = one_domain ? rates.nvlink_alone[way] : rates.nvlink[way];
   double ns = std::max(copied / (an_sm * static_cast<double>(std::max<std::int64_t>(1, e.multiprocessors))),
                        t.bytes[0] * e.busiest / (share * nvlink));
@@ -248,27 +250,28 @@ Timing model_time(const Profiles& profiles, const Network& network, const Exchan
   }
   result.note = fmt::format("NCCL's model over {} domains of {}: {:.0f} MB over NVLink, {:.0f} MB through the card", d,
                             here, (t.bytes[0] + t.relayed) / 1e6, t.bytes[1] / 1e6);
+  const auto inside_ns = [&](std::int64_t ranks, double bytes) {
+    return profiles.time(in_family(e.kind, topology.inside, ranks, bytes)).ns;
+  };
   if (e.kind == Kind::all_to_all) {
     const double steps = batches(e.ranks) * network.latency_us * 1e3;
     double inside = t.relayed / nvlink;
-    if (here > 1) {
-      inside += profiles
-                    .time(in_family(e.kind, topology.inside, here,
-                                    e.bytes * static_cast<double>(here) / static_cast<double>(e.ranks)))
-                    .ns;
-    }
+    if (here > 1) inside += inside_ns(here, e.bytes * static_cast<double>(here) / static_cast<double>(e.ranks));
     result.ns = std::max(inside, ring.base[protocols - 1] * 1e3 + steps + slowest);
-    return result;
+  } else {
+    double bus = slowest > 0 ? moved(e) / slowest : std::numeric_limits<double>::max();
+    if (here >
+        1) {  // rings pass everything over NVLink, at the rate that they reach inside a domain, without latencies
+      constexpr double large = 256 << 20;
+      Exchange inside = e;
+      inside.ranks = here;
+      inside.bytes = large;
+      bus = std::min(bus, moved(inside) / (inside_ns(here, 2 * large) - inside_ns(here, large)));
+    }
+    result.ns = nccl_ns(e, network.latency_us, static_cast<double>(d), bus);
   }
-  double bus = slowest > 0 ? moved(e) / slowest : std::numeric_limits<double>::max();
-  if (here > 1) {  // rings pass everything over NVLink, at the rate that they reach inside a domain
-    constexpr double large = 256 << 20;
-    Exchange inside = e;
-    inside.ranks = here;
-    inside.bytes = large;
-    bus = std::min(bus, moved(inside) / profiles.time(in_family(e.kind, topology.inside, here, large)).ns);
-  }
-  result.ns = nccl_ns(e, network.latency_us, static_cast<double>(d), bus);
+  // No network makes an exchange faster than one domain does.
+  result.ns = std::max(result.ns, inside_ns(e.ranks, e.bytes));
   return result;
 }
 
@@ -331,7 +334,8 @@ Timing transfer_time(const Profiles& profiles, const Network& network, std::int6
       if (gpu / size != (gpu + distance) / size) return true;
     return false;
   };
-  if (!crosses(topology.domain)) return profiles.time({"send_recv." + topology.inside, {bytes}});
+  const Timing inside = profiles.time({"send_recv." + topology.inside, {bytes}});
+  if (!crosses(topology.domain)) return inside;
   // All GPUs of the stage send at once: those of a node share its cards, those below a switch its way up.
   const double sharers =
       std::clamp(network.card_gbytes_per_s / network.nic_gbytes_per_s, 1.0,
@@ -349,6 +353,7 @@ Timing transfer_time(const Profiles& profiles, const Network& network, std::int6
   const double wire = std::clamp(t.ns - us_to_ns(link.latency_us), 0.0, static_cast<double>(bytes) / link.gbytes_per_s);
   t.ns += us_to_ns(network.latency_us - link.latency_us) +
           wire * (slower * link.gbytes_per_s / network.card_gbytes_per_s - 1);
+  t.ns = std::max(t.ns, inside.ns);  // as above: no network is faster than a domain
   return t;
 }
 

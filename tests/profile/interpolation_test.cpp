@@ -132,3 +132,25 @@ TEST_CASE("several profiles: the one that measured the shape, else the first tha
                        UsageError);
   CHECK_THROWS_AS(both.time({"fill", {1, 2}}), InternalError);
 }
+
+TEST_CASE("kernels of every expert: other numbers of experts, and more rows than measured, keep their fixed cost") {
+  for (const char* name : {"moe.bias.forward", "moe.bias.backward"}) {
+    const auto ns = [](std::int64_t experts, std::int64_t rows) {
+      return 5e3 * static_cast<double>(experts) + 0.03 * static_cast<double>(rows * 2880) / 2;
+    };
+    Profile p = fabricated();
+    for (const std::int64_t rows : {16384, 32768}) {
+      Sample s;
+      s.dims = {32, rows, 2880};
+      s.ns = ns(32, rows);
+      p.samples[name].push_back(s);
+    }
+    for (const std::int64_t experts : {1, 2, 16, 32, 64})
+      for (const std::int64_t of_one : {512, 700, 1024, 4096, 32768}) {
+        CAPTURE(experts);
+        CAPTURE(of_one);
+        const double truth = ns(experts, experts * of_one);
+        CHECK(p.time({name, {experts, experts * of_one, 2880}})->ns == doctest::Approx(truth).epsilon(0.02));
+      }
+  }
+}

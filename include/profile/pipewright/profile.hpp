@@ -43,6 +43,8 @@ struct Family {
   std::function<double(const std::vector<std::int64_t>&)> flop;
   std::function<double(const std::vector<std::int64_t>&)> bytes;
   std::string what;  ///< one line for `profile show` and FORMAT.md
+  /// Kernels of every expert one by one, dims experts and rows: a time is that of one expert's rows, times experts.
+  bool each_expert = false;
 };
 const std::vector<Family>& families();
 /// By name; "all_gather.nvlink" finds "all_gather.<link>". Throws InternalError for an unknown name; find: nullptr.
