@@ -204,7 +204,7 @@ std::vector<std::size_t> Searcher::promising(std::size_t centre, double limit) {
   std::vector<double> guessed(near.size(), never);
   in_parallel(near.size(), [&](std::size_t n) {
     const auto i = near[n].index;
-    if (!known_spreads_[i].impossible) guessed[n] = promise_of(i);
+    if (!known_spreads_[i].impossible) guessed[n] = options_.spread_floor ? spread_bounds_.promise(spreads_[i]) : 0;
   });
   for (std::size_t n = 0; n < near.size(); ++n) promises_.emplace(near[n].index, guessed[n]);
   std::vector<Near> best;

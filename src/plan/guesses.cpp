@@ -1,8 +1,7 @@
-// Guesses that order what the search follows before its turn (dive.cpp) and exclude nothing: what a parallelism may
-// come to, which recompute likely fits, and whether a candidate's fullest ranks do.
+// Guesses that order what the search follows before its turn (dive.cpp) and exclude nothing: which recompute likely
+// fits, and whether a candidate's fullest ranks do. What a parallelism may come to: SpreadBounds::promise.
 #include <algorithm>
 #include <cmath>
-#include <functional>
 
 #include "searcher.hpp"
 
@@ -25,53 +24,7 @@ Scenario without_offload(Scenario s) {
   return s;
 }
 
-Scenario without_offload_search(Scenario s) {
-  s.search.offload = "keep";
-  return s;
-}
-
 }  // namespace
-
-/// A guess, not a bound: what its kernels take if nothing is recomputed, and as much more as the share of full
-/// recompute that makes it fit.
-double Searcher::promise_of(std::size_t spread) const {
-  double promise = never, overlapped = never;
-  space_.example(spreads_[spread], Overlap::experts, [&](const Scenario& structure) {
-    const Scenario example = Space::without_work(structure);
-    try {
-      if (const auto floor = options_.floor(example); floor.fits) overlapped = cost(floor, objective_);
-      return true;
-    } catch (const UsageError&) {
-      return false;  // another one says as much
-    }
-  });
-  space_.example(spreads_[spread], Overlap::none, [&](const Scenario& structure) {
-    const Scenario example = Space::without_work(structure);
-    try {
-      const auto bare = options_.floor(example);
-      const double time = std::max(cost(bare, objective_), known_spreads_[spread].cost);
-      const double lacking = most_lacking(bare);
-      if (lacking <= 0) {
-        promise = time;
-        return true;
-      }
-      const auto state = state_below(example, bare);
-      for (const Scenario& wanted : least_kept(without_offload_search(example))) {
-        const Scenario kept = with_required_environment(wanted);
-        if (!may_fit(kept, state)) continue;
-        const auto least = options_.floor(kept);
-        const double left = most_lacking(least);
-        if (left > 0 || left >= lacking) continue;
-        const double share = lacking / (lacking - left);
-        promise = std::min(promise, time + share * std::max(0.0, cost(least, objective_) - cost(bare, objective_)));
-      }
-      return true;
-    } catch (const UsageError&) {
-      return false;  // another one says as much
-    }
-  });
-  return std::min(promise, overlapped);
-}
 
 namespace {
 

@@ -181,7 +181,6 @@ class Searcher {
   void dive();
   std::vector<std::size_t> neighbours(std::size_t centre, double limit);
   std::vector<std::size_t> promising(std::size_t centre, double limit);
-  double promise_of(std::size_t spread) const;
   std::vector<std::size_t> with_offload(std::size_t centre, double limit);
   void open_nearest(const std::vector<std::size_t>& spreads, std::size_t centre, double limit,
                     std::vector<std::size_t>& found);

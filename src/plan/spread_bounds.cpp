@@ -383,6 +383,43 @@ SpreadBound SpreadBounds::of_offload(const Spread& spread, const Structure& stru
   }
 }
 
+double SpreadBounds::promise(const Spread& spread) {
+  double promise = std::numeric_limits<double>::max();
+  for (const Overlap overlap : all_overlaps) {
+    const auto known = kernels(spread, overlap);
+    if (!known || known->of_state > Bytes(0)) continue;
+    try {
+      const auto& floor = *known->floor;
+      const auto split = options_.split(Space::without_work(known->example));
+      const double bare = std::max(known->bare, cost(floor.least(split), objective_));
+      if (bare >= promise) continue;
+      const Choices& choices = this->choices(spread, *known);
+      const auto lacking = static_cast<double>(floor.lacking(split, Replay{choices.bare.get()}).value);
+      if (lacking <= 0) {
+        promise = bare;
+        continue;
+      }
+      std::set<std::size_t> parts;  // of another choice, which frees more
+      for (const Choice& choice : choices.all) parts.insert(choice.within.begin(), choice.within.end());
+      for (std::size_t i = 0; i < choices.all.size(); ++i) {
+        const Choice& choice = choices.all[i];
+        const Layers* layers = parts.contains(i) ? nullptr : timed(choices, choice);
+        if (layers == nullptr) continue;
+        const bool modules = choice.kind == Choice::Kind::modules, groups = choice.kind == Choice::Kind::groups;
+        const Replay all = modules ? Replay{layers}
+                                   : Replay{choices.bare.get(), layers, groups ? 0 : longest_chunk(split), groups};
+        const auto left = static_cast<double>(floor.lacking(split, all).value);
+        if (left > 0) continue;
+        const double share = lacking / (lacking - left);
+        promise = std::min(promise, bare + share * std::max(0.0, cost(floor.least(split, layers), objective_) - bare));
+      }
+    } catch (const UsageError&) {
+      // nothing is guessed of it
+    }
+  }
+  return promise;
+}
+
 SpreadBound SpreadBounds::operator()(const Spread& spread, double enough) {
   SpreadBound all;
   for (const Overlap overlap : all_overlaps) {

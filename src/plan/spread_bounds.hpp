@@ -78,6 +78,9 @@ class SpreadBounds {
   SpreadBound of_candidate(const Spread& spread, const Structure& structure, const Scenario& candidate);
   /// What no choice of offload undercuts beside the recompute of a candidate that offloads nothing and does not fit.
   SpreadBound of_offload(const Spread& spread, const Structure& structure, const Scenario& without);
+  /// A guess, not a bound: what its kernels take with nothing recomputed, and as much more as the share of a recompute
+  /// that makes it fit; the largest double where none does.
+  double promise(const Spread& spread);
 
  private:
   /// Layers as they run, and what they keep with all moved that may.
