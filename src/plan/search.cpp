@@ -258,7 +258,8 @@ Plan search(const Scenario& scenario, const Options& options) {
       fastest = std::min(fastest, cost(trial.candidate.prediction, objective));
   auto& s = plan.searched;
   s = searcher.counts(fastest * (1 - tie_share));
-  // Ties may have put something slower in the first place: the gap is the best's own, and counts what was simulated, too.
+  // Ties may have put something slower in the first place: the gap is the best's own, and counts what was simulated,
+  // too.
   const double least = std::min(searcher.lower_bound(), fastest);
   s.gap = plan.best ? std::max(0.0, 1 - least / cost(plan.best->prediction, objective)) : 0;
   s.proved_optimal = plan.best && all_predicted && s.not_modelled == 0 && !s.interrupted && left_out.notes.empty() &&

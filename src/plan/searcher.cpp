@@ -96,7 +96,8 @@ std::vector<Searcher::Node> Searcher::next_nodes(double limit, const Only& only)
     const bool moving = at->kind == Node::Kind::trial && trials_[at->index].without;
     const bool others =
         !only.structures.empty() && (at->kind == Node::Kind::spread || !only.structures.contains(at->structure));
-    if (others || (offloads && !only.offload) || (moving && !only.moving) || (at->kind == Node::Kind::step && !only.steps)) {
+    if (others || (offloads && !only.offload) || (moving && !only.moving) ||
+        (at->kind == Node::Kind::step && !only.steps)) {
       ++at;
       continue;
     }

@@ -367,7 +367,7 @@ SpreadBound SpreadBounds::of_offload(const Spread& spread, const Structure& stru
   const auto known = kernels(spread, overlap);
   if (!known || known->of_state > Bytes(0)) return {};
   try {
-    auto key = space_.name_of_spread(spread.chosen) + name_of(overlap);
+    auto key = space_.work_of(spread) + name_of(overlap);
     for (const auto& module : without.settings.recompute_modules) key += " " + module;
     auto layers = moved_.find(key);
     if (!layers) {

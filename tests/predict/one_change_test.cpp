@@ -54,7 +54,7 @@ struct Law {
   const char* setup = "";  ///< changes made to both
 };
 constexpr double any = 1e9;
-constexpr double least_of_more_work = 0.999;
+constexpr double least_of_more_work = 0.9999;  ///< what the search's "more work than one that fits" goes by
 bool interleaves(const Scenario& s) { return s.settings.pipeline_model_parallel_size > 1; }
 bool experts(const Scenario& s) { return s.model.num_moe_experts.has_value(); }
 bool spreads_experts(const Scenario& s) { return experts(s) && s.settings.expert_model_parallel_size > 1; }
