@@ -1,11 +1,13 @@
 // The least that a rank's peak can be, without a walk:
 //
-//   state + what every chunk keeps for its backward, for all forwards that come before the first backward
-//         + what that first backward makes before it has freed as much
+//   state + what every chunk keeps for its backward, for all forwards that come before the first backward, or at a
+//           later moment: those in flight are then of other chunks
+//         + what the next backward makes before it has freed as much
 //
 // Kept by a piece: what its forward allocates and does not free, and its input where its backward is what frees it.
 #include <algorithm>
 #include <set>
+#include <utility>
 
 #include "pipewright/memory.hpp"
 
@@ -101,19 +103,29 @@ std::int64_t added_by_backward(const Piece& piece) {
   return backward.most();
 }
 
-std::vector<int> in_flight(const schedule::Config& config, int pp_rank) {
+std::vector<std::vector<int>> in_flight(const schedule::Config& config, int pp_rank) {
   const int chunks = config.chunks.value_or(1), group = schedule::group_size(config);
-  int left = schedule::warmup(config, pp_rank);
+  std::vector<int> order;  // of forwards: their chunks; backwards have them counted from the last
+  for (int first = 0; first < config.microbatches; first += group)
+    for (int chunk = 0; chunk < chunks; ++chunk)
+      order.insert(order.end(), static_cast<std::size_t>(std::min(group, config.microbatches - first)), chunk);
+  std::size_t ahead = static_cast<std::size_t>(schedule::warmup(config, pp_rank));
   // The combined call of expert-parallel overlap runs its backward beside the next forward.
-  if (!config.ep_overlap || config.stages == 1) ++left;
+  if (!config.ep_overlap || config.stages == 1) ++ahead;
+  ahead = std::min(ahead, order.size());
   std::vector<int> count(static_cast<std::size_t>(chunks), 0);
-  for (int first = 0; first < config.microbatches && left > 0; first += group)
-    for (int& of_chunk : count) {
-      const int now = std::min({group, config.microbatches - first, left});
-      of_chunk += now;
-      left -= now;
-    }
-  return count;
+  for (std::size_t k = 0; k < ahead; ++k) ++count[static_cast<std::size_t>(order[k])];
+  std::vector<std::vector<int>> moments = {count};
+  if (chunks == 1 || config.stages == 1) return moments;
+  // The first period may still have its ends in it.
+  const std::size_t most = 2 * static_cast<std::size_t>(schedule::period(config) * chunks);
+  std::set<std::vector<int>> seen = {count};
+  for (std::size_t k = 0; k < most && ahead + k < order.size(); ++k) {
+    --count[static_cast<std::size_t>(chunks - 1 - order[k])];
+    ++count[static_cast<std::size_t>(order[ahead + k])];
+    if (seen.insert(count).second) moments.push_back(count);
+  }
+  return moments;
 }
 
 Scout floor(const model::Stages& stages, const schedule::Config& config, int pp_rank) {
@@ -123,14 +135,23 @@ Scout floor(const model::Stages& stages, const schedule::Config& config, int pp_
   result.state_bytes = result.static_bytes;
   for (const auto* tensors : {&rank.since_first_step, &rank.optimizer_state})
     for (const auto& tensor : *tensors) result.state_bytes += Bytes(block_bytes(tensor.bytes.value));
-  std::int64_t kept = 0;
-  const auto flights = in_flight(config, pp_rank);
-  for (std::size_t c = 0; c < rank.chunks.size(); ++c)
-    for (const auto piece : rank.chunks[c].pieces) kept += flights[c] * kept_by(stages.pieces[piece]);
-  Backward first;
-  const auto& last = rank.chunks.back().pieces;
-  for (auto piece = last.rbegin(); piece != last.rend(); ++piece) first.run(stages.pieces[*piece]);
-  result.peak_allocated = result.state_bytes + Bytes(kept + first.most());
+  std::vector<std::int64_t> kept, added;  // by chunk
+  for (const auto& chunk : rank.chunks) {
+    std::int64_t bytes = 0;
+    for (const auto piece : chunk.pieces) bytes += kept_by(stages.pieces[piece]);
+    kept.push_back(bytes);
+    Backward backward;
+    for (auto piece = chunk.pieces.rbegin(); piece != chunk.pieces.rend(); ++piece) backward.run(stages.pieces[*piece]);
+    added.push_back(backward.most());
+  }
+  std::int64_t most = 0;
+  bool first = true;
+  for (const auto& count : in_flight(config, pp_rank)) {
+    std::int64_t held = std::exchange(first, false) ? added.back() : *std::ranges::min_element(added);
+    for (std::size_t c = 0; c < kept.size(); ++c) held += count[c] * kept[c];
+    most = std::max(most, held);
+  }
+  result.peak_allocated = result.state_bytes + Bytes(most);
   return result;
 }
 

@@ -204,7 +204,7 @@ std::vector<std::size_t> Searcher::promising(std::size_t centre, double limit) {
   std::vector<double> guessed(near.size(), never);
   in_parallel(near.size(), [&](std::size_t n) {
     const auto i = near[n].index;
-    if (!known_spreads_[i].impossible) guessed[n] = promise_of(i);
+    if (!known_spreads_[i].impossible) guessed[n] = options_.spread_floor ? spread_bounds_.promise(spreads_[i]) : 0;
   });
   for (std::size_t n = 0; n < near.size(); ++n) promises_.emplace(near[n].index, guessed[n]);
   std::vector<Near> best;
@@ -241,7 +241,7 @@ std::vector<std::size_t> Searcher::with_offload(std::size_t centre, double limit
 bool Searcher::try_all(const std::vector<std::size_t>& structures, bool offload, double limit) {
   if (structures.empty()) return false;
   for (const auto i : structures) (offload ? known_[i].climbed_offload : known_[i].climbed) = true;
-  Only only{{structures.begin(), structures.end()}, offload};
+  Only only{{structures.begin(), structures.end()}, offload, true, offload};
   const auto looks = [&](int most) {
     for (int n = 0; n < most && !interrupted_; ++n)
       if (!look(std::min(limit, fastest() * (1 - tie_share)), only)) break;
@@ -262,7 +262,8 @@ bool Searcher::try_all(const std::vector<std::size_t>& structures, bool offload,
   for (const auto i : structures)
     if (known_[i].expanded && !known_[i].impossible && known_[i].cost < limit) left.push_back(i);
   skip_ahead(left);
-  only.steps = false;
+  move_ahead(left);
+  only.steps = false, only.moving = true;
   looks(after);
   return fastest() < limit;
 }

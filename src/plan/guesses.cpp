@@ -1,8 +1,7 @@
-// Guesses that order what the search follows before its turn (dive.cpp) and exclude nothing: what a parallelism may
-// come to, which recompute likely fits, and whether a candidate's fullest ranks do.
+// Guesses that order what the search follows before its turn (dive.cpp) and exclude nothing: which recompute likely
+// fits, and whether a candidate's fullest ranks do. What a parallelism may come to: SpreadBounds::promise.
 #include <algorithm>
 #include <cmath>
-#include <functional>
 
 #include "searcher.hpp"
 
@@ -25,53 +24,7 @@ Scenario without_offload(Scenario s) {
   return s;
 }
 
-Scenario without_offload_search(Scenario s) {
-  s.search.offload = "keep";
-  return s;
-}
-
 }  // namespace
-
-/// A guess, not a bound: what its kernels take if nothing is recomputed, and as much more as the share of full
-/// recompute that makes it fit.
-double Searcher::promise_of(std::size_t spread) const {
-  double promise = never, overlapped = never;
-  space_.example(spreads_[spread], Overlap::experts, [&](const Scenario& structure) {
-    const Scenario example = Space::without_work(structure);
-    try {
-      if (const auto floor = options_.floor(example); floor.fits) overlapped = cost(floor, objective_);
-      return true;
-    } catch (const UsageError&) {
-      return false;  // another one says as much
-    }
-  });
-  space_.example(spreads_[spread], Overlap::none, [&](const Scenario& structure) {
-    const Scenario example = Space::without_work(structure);
-    try {
-      const auto bare = options_.floor(example);
-      const double time = std::max(cost(bare, objective_), known_spreads_[spread].cost);
-      const double lacking = most_lacking(bare);
-      if (lacking <= 0) {
-        promise = time;
-        return true;
-      }
-      const auto state = state_below(example, bare);
-      for (const Scenario& wanted : least_kept(without_offload_search(example))) {
-        const Scenario kept = with_required_environment(wanted);
-        if (!may_fit(kept, state)) continue;
-        const auto least = options_.floor(kept);
-        const double left = most_lacking(least);
-        if (left > 0 || left >= lacking) continue;
-        const double share = lacking / (lacking - left);
-        promise = std::min(promise, time + share * std::max(0.0, cost(least, objective_) - cost(bare, objective_)));
-      }
-      return true;
-    } catch (const UsageError&) {
-      return false;  // another one says as much
-    }
-  });
-  return std::min(promise, overlapped);
-}
 
 namespace {
 
@@ -159,19 +112,151 @@ std::vector<std::size_t> Searcher::likely_steps(std::size_t structure) {
 void Searcher::skip_ahead(const std::vector<std::size_t>& structures) {
   std::vector<std::vector<std::size_t>> likely(structures.size());
   in_parallel(structures.size(), [&](std::size_t n) { likely[n] = likely_steps(structures[n]); });
+  for (std::size_t n = 0; n < structures.size() && !interrupted_; ++n) open_ahead(structures[n], likely[n]);
+}
+
+void Searcher::open_ahead(std::size_t structure, const std::vector<std::size_t>& steps) {
   std::vector<std::size_t> fresh;
-  for (std::size_t n = 0; n < structures.size() && !interrupted_; ++n)
-    for (const auto step : likely[n]) {
-      const auto structure = structures[n];
-      Known& known = known_[structure];
-      Node node{known.cost, Node::Kind::step, structure, step};
-      if (step >= known.opened.size() || (known.opened[step] && open_.erase(node) == 0)) continue;
-      known.opened[step] = true;
-      node.cost = least_of_step(structure, step);
-      std::ranges::copy(opened(node), std::back_inserter(fresh));
-    }
+  for (const auto step : steps) {
+    Known& known = known_[structure];
+    Node node{known.cost, Node::Kind::step, structure, step};
+    if (step >= known.opened.size() || (known.opened[step] && open_.erase(node) == 0)) continue;
+    known.opened[step] = true;
+    node.cost = least_of_step(structure, step);
+    std::ranges::copy(opened(node), std::back_inserter(fresh));
+  }
   in_parallel(fresh.size(), [&](std::size_t n) { floor_of(fresh[n]); });
   for (const auto i : fresh) settle(i);
+}
+
+/// The same with what is moved, of what does not fit without.
+void Searcher::move_ahead(const std::vector<std::size_t>& structures) {
+  std::vector<std::vector<LikelyMove>> likely(structures.size());
+  in_parallel(structures.size(), [&](std::size_t n) { likely[n] = likely_moves(structures[n]); });
+  std::vector<LikelyMove> moves;  // of a trial each
+  for (std::size_t n = 0; n < structures.size() && !interrupted_; ++n)
+    for (const auto& move : likely[n]) {
+      open_ahead(structures[n], {move.step});
+      for (std::size_t i = 0; i < trials_.size(); ++i) {
+        const Trial& trial = trials_[i];
+        if (trial.structure != structures[n] || trial.step != move.step || trial.without || trial.refused ||
+            !leads(i) || trial.given)
+          continue;
+        if (!offload_.contains(i)) offload_[i] = space_.offload_steps(trial);
+        moves.push_back({i, move.spare});
+        break;
+      }
+    }
+  std::vector<std::optional<std::size_t>> offloads(moves.size());
+  in_parallel(moves.size(), [&](std::size_t n) { offloads[n] = likely_offload(moves[n].step, moves[n].spare); });
+  std::vector<std::size_t> fresh;
+  for (std::size_t n = 0; n < moves.size(); ++n) {
+    const auto trial = moves[n].step;
+    if (!offloads[n] || !moved_ahead_.emplace(trial, *offloads[n]).second) continue;
+    const double least = std::max(trials_[trial].least, trials_[trial].with_offload);
+    if (least >= fastest() * (1 - tie_share)) continue;
+    std::ranges::copy(opened({least, Node::Kind::offload, trials_[trial].structure, trial, *offloads[n]}),
+                      std::back_inserter(fresh));
+  }
+  in_parallel(fresh.size(), [&](std::size_t n) { floor_of(fresh[n]); });
+  for (const auto i : fresh) settle(i);
+}
+
+/// Where no recompute alone seems cheapest: sets of modules to recompute whose time and the copies that move the rest
+/// are least, by what each module alone takes, frees and leaves to be moved. Offload may free less than its bound says:
+/// once as if `spares` of the device were needed besides.
+std::vector<Searcher::LikelyMove> Searcher::likely_moves(std::size_t structure) {
+  constexpr double spares[] = {0.03, 0.1};
+  constexpr std::size_t sets_each = 2;
+  const Known& known = known_[structure];
+  const auto& at = structures_[structure];
+  if (!options_.spread_floor || !space_.searches_offload() || !known.tight || known.steps.empty()) return {};
+  const auto guess = [&](const Step& step) {
+    Scenario s = at.partial;
+    apply(step.value, s);
+    return spread_bounds_.guess(spreads_[at.spread], at, with_required_environment(without_offload(s)));
+  };
+  const auto bare = guess(known.steps.front());
+  if (!bare || bare->lacking <= 0) return {};
+  std::map<std::string, Guess> alone;
+  std::vector<std::pair<std::size_t, Guess>> sets = {{0, *bare}};
+  for (std::size_t i = 1; i < known.steps.size(); ++i) {
+    const auto& value = known.steps[i].value;
+    if (value.setting("recompute_method") != "none") continue;
+    const auto names = names_in(value.setting("recompute_modules"));
+    if (names.size() == 1)
+      if (const auto one = guess(known.steps[i])) alone.emplace(names.front(), *one);
+    Guess sum = *bare;
+    bool all = true;
+    for (const auto& name : names) {
+      const auto one = alone.find(name);
+      if (one == alone.end()) {
+        all = false;
+        continue;
+      }
+      sum.time += std::max(0.0, one->second.time - bare->time);
+      sum.lacking += one->second.lacking - bare->lacking;
+      sum.moved += one->second.moved - bare->moved;
+    }
+    if (all) sets.emplace_back(i, sum);
+  }
+  std::vector<LikelyMove> found;
+  for (const double share : spares) {
+    const double spare = share * bare->available;
+    std::vector<std::pair<double, LikelyMove>> priced;
+    for (const auto& [step, of] : sets) {
+      const double lacking = of.lacking + spare;
+      if (lacking <= 0 || of.moved + spare > 0) continue;  // nothing needs to move; not enough can
+      priced.push_back({std::max(of.time, bare->ns_per_byte * lacking), {step, Bytes(std::llround(spare))}});
+    }
+    std::ranges::stable_sort(priced, {}, [](const auto& one) { return one.first; });
+    for (std::size_t n = 0; n < std::min(sets_each, priced.size()); ++n) found.push_back(priced[n].second);
+  }
+  return found;
+}
+
+/// Of what may be offloaded beside a candidate's recompute, that which moves least and lets it fit, with some to spare,
+/// by what each module alone frees; none: it does not seem to fit.
+std::optional<std::size_t> Searcher::likely_offload(std::size_t trial, Bytes spare) {
+  const auto& steps = *offload_.at(trial);
+  const Trial& without = trials_[trial];
+  const auto& at = structures_[without.structure];
+  const auto lacking = [&](const Value& moves) -> std::optional<double> {
+    Scenario s = without.candidate.scenario;
+    apply(moves, s);
+    const auto bytes = spread_bounds_.lacking(spreads_[at.spread], at, with_required_environment(s));
+    return bytes ? std::optional(static_cast<double>(bytes->value)) : std::nullopt;
+  };
+  const auto bare = lacking({});
+  if (!bare) return std::nullopt;
+  const auto share_of = [](const Value& moves) {
+    const auto text = moves.setting("activation_offload_fraction");
+    return text.empty() ? 1 : std::stod(text);
+  };
+  std::map<std::string, double> frees;  // alone, or beside the module that it is offered with
+  for (const Step& step : steps) {
+    const auto list = step.value.setting("offload_modules");
+    if (list.empty() || share_of(step.value) != 1) continue;
+    double others = 0;
+    std::vector<std::string> fresh;
+    for (const auto& name : names_in(list))
+      if (const auto known = frees.find(name); known != frees.end())
+        others += known->second;
+      else
+        fresh.push_back(name);
+    if (fresh.size() != 1) continue;
+    const auto with = lacking(step.value);
+    frees[fresh.front()] = with ? *bare - *with - others : 0;
+  }
+  std::optional<std::pair<double, std::size_t>> least;
+  for (std::size_t i = 0; i < steps.size(); ++i) {
+    const auto list = steps[i].value.setting("offload_modules");
+    if (list.empty()) continue;
+    double freed = 0;
+    for (const auto& name : names_in(list)) freed += share_of(steps[i].value) * frees[name];
+    if (*bare + static_cast<double>(spare.value) - freed <= 0 && (!least || freed < least->first)) least = {freed, i};
+  }
+  return least ? std::optional(least->second) : std::nullopt;
 }
 
 /// Memory as it is reserved on the ranks that have least to spare: a small part of a prediction, and most of what is

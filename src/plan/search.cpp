@@ -258,10 +258,12 @@ Plan search(const Scenario& scenario, const Options& options) {
       fastest = std::min(fastest, cost(trial.candidate.prediction, objective));
   auto& s = plan.searched;
   s = searcher.counts(fastest * (1 - tie_share));
-  const double least = searcher.lower_bound();
-  s.gap = plan.best && least < fastest ? 1 - least / fastest : 0;
+  // Ties may have put something slower in the first place: the gap is the best's own, and counts what was simulated,
+  // too.
+  const double least = std::min(searcher.lower_bound(), fastest);
+  s.gap = plan.best ? std::max(0.0, 1 - least / cost(plan.best->prediction, objective)) : 0;
   s.proved_optimal = plan.best && all_predicted && s.not_modelled == 0 && !s.interrupted && left_out.notes.empty() &&
-                     s.gap <= tie_share;
+                     1 - least / fastest <= tie_share;
   std::tie(s.open, s.closed) = open_and_closed(scenario);
   const auto moves = [](const std::string& name) {
     return name == "parallelism" || name == "microbatch" ||

@@ -92,11 +92,12 @@ std::vector<Searcher::Node> Searcher::next_nodes(double limit, const Only& only)
   constexpr std::size_t batch = 16;
   std::vector<Node> nodes;
   for (auto at = open_.begin(); at != open_.end() && nodes.size() < batch && at->cost < limit;) {
-    const bool offloads = at->kind == Node::Kind::most_offload || at->kind == Node::Kind::offload ||
-                          (at->kind == Node::Kind::trial && trials_[at->index].without);
+    const bool offloads = at->kind == Node::Kind::most_offload || at->kind == Node::Kind::offload;
+    const bool moving = at->kind == Node::Kind::trial && trials_[at->index].without;
     const bool others =
         !only.structures.empty() && (at->kind == Node::Kind::spread || !only.structures.contains(at->structure));
-    if (others || (offloads && !only.offload) || (at->kind == Node::Kind::step && !only.steps)) {
+    if (others || (offloads && !only.offload) || (moving && !only.moving) ||
+        (at->kind == Node::Kind::step && !only.steps)) {
       ++at;
       continue;
     }
@@ -253,7 +254,8 @@ void Searcher::open_steps(std::size_t structure, std::optional<std::size_t> afte
 void Searcher::open_offload(std::size_t trial, std::optional<std::size_t> after, double cost) {
   const auto& steps = *offload_[trial];
   for (std::size_t i = 0; i < steps.size(); ++i)
-    if (steps[i].after == after) open_.insert({cost, Node::Kind::offload, trials_[trial].structure, trial, i});
+    if (steps[i].after == after && !moved_ahead_.contains({trial, i}))
+      open_.insert({cost, Node::Kind::offload, trials_[trial].structure, trial, i});
 }
 
 std::vector<std::size_t> Searcher::add_trials(std::vector<Trial> trials, std::size_t structure, std::size_t step,

@@ -43,10 +43,11 @@ inline bool moves_activations(const Scenario& s) {
 inline bool timed(const Trial& trial) { return trial.quick && trial.quick->step_ns > 0; }
 
 /// What is looked at now: these structures alone, or all; with choices of what is offloaded, or without; with choices
-/// of recompute that were not opened yet, or without.
+/// of recompute that were not opened yet, or without. `moving`: trials that offload, however they were opened.
 struct Only {
   std::set<std::size_t> structures;
   bool offload = true, steps = true;
+  bool moving = offload;  ///< trials that offload
 };
 
 class Searcher {
@@ -181,12 +182,20 @@ class Searcher {
   void dive();
   std::vector<std::size_t> neighbours(std::size_t centre, double limit);
   std::vector<std::size_t> promising(std::size_t centre, double limit);
-  double promise_of(std::size_t spread) const;
   std::vector<std::size_t> with_offload(std::size_t centre, double limit);
   void open_nearest(const std::vector<std::size_t>& spreads, std::size_t centre, double limit,
                     std::vector<std::size_t>& found);
   std::vector<std::size_t> likely_steps(std::size_t structure);
+  /// A step to recompute beside what is offloaded, with so much to spare; or a trial.
+  struct LikelyMove {
+    std::size_t step = 0;
+    Bytes spare;
+  };
+  std::vector<LikelyMove> likely_moves(std::size_t structure);
+  std::optional<std::size_t> likely_offload(std::size_t trial, Bytes spare);
+  void open_ahead(std::size_t structure, const std::vector<std::size_t>& steps);
   void skip_ahead(const std::vector<std::size_t>& structures);
+  void move_ahead(const std::vector<std::size_t>& structures);
   bool try_all(const std::vector<std::size_t>& structures, bool offload, double limit);
   void climb();
 
@@ -208,6 +217,8 @@ class Searcher {
   /// What may be offloaded of trials that do not fit: many have the same choices.
   std::map<std::size_t, Steps> offload_;
   std::int64_t offload_opened_ = 0;
+  std::set<std::pair<std::size_t, std::size_t>>
+      moved_ahead_;                         ///< trial and step of its offload: opened before its turn
   std::map<std::string, int> dives_;        ///< by parallelism
   std::map<std::size_t, double> promises_;  ///< of spreads: a guess at what they may come to
   std::optional<std::size_t> given_;

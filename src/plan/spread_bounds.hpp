@@ -60,6 +60,12 @@ struct SpreadBound {
   bool known = false;  ///< else nothing is said
 };
 
+/// What a candidate takes at least, what it lacks and would lack with all moved that may be, and the copies for each
+/// byte that it lacks. `available`: of the device to a rank's allocator.
+struct Guess {
+  double time = 0, lacking = 0, moved = 0, ns_per_byte = 0, available = 0;
+};
+
 class SpreadBounds {
  public:
   /// Precondition: the options have `layers`, `spread_floor` and `split`.
@@ -78,6 +84,14 @@ class SpreadBounds {
   SpreadBound of_candidate(const Spread& spread, const Structure& structure, const Scenario& candidate);
   /// What no choice of offload undercuts beside the recompute of a candidate that offloads nothing and does not fit.
   SpreadBound of_offload(const Spread& spread, const Structure& structure, const Scenario& without);
+  // Guesses, not bounds; where nothing is guessed, nothing or the largest double.
+  /// What a parallelism may come to: its kernels with nothing recomputed, and as much more as the share of a recompute
+  /// that makes it fit; or less of it, and the copies that move the rest.
+  double promise(const Spread& spread);
+  /// Of a candidate that recomputes some modules, or none, and offloads nothing.
+  std::optional<Guess> guess(const Spread& spread, const Structure& structure, const Scenario& candidate);
+  /// What it lacks with what it recomputes and offloads, by modules.
+  std::optional<Bytes> lacking(const Spread& spread, const Structure& structure, const Scenario& candidate);
 
  private:
   /// Layers as they run, and what they keep with all moved that may.
@@ -125,6 +139,8 @@ class SpreadBounds {
   /// that may be, made where it is asked for.
   SpreadBound with_copies(const predict::SpreadFloor& floor, const predict::Split& split, double time,
                           const predict::Replay& all, const std::function<predict::Replay()>& moved) const;
+  double ns_per_byte(const predict::SpreadFloor& floor, predict::Split split, const predict::Replay& all,
+                     const predict::Replay& moved) const;
 
   const Space& space_;
   const Options& options_;

@@ -111,13 +111,12 @@ Split split_of(const scenario::Scenario& structure, const profile::Profiles& pro
     auto& rank = split.ranks[static_cast<std::size_t>(r)];
     rank.available = limits.memory_limit - limits.memory_margin - outside.of(r);
     if (config.ep_overlap) rank.calls = schedule::calls(config, r);
-    const auto flights = memory::in_flight(config, r);
+    rank.in_flight = memory::in_flight(config, r);
     for (int c = 0; c < config.chunks.value_or(1); ++c) {
       const auto stage = scenario::stage(structure, r, c);
       auto& chunk = rank.chunks.emplace_back();
       chunk.first = stage.layers.empty() ? 0 : static_cast<int>(stage.layers.front());
       chunk.layers = static_cast<int>(stage.layers.size());
-      chunk.flights = flights[static_cast<std::size_t>(c)];
       chunk.embedding = stage.embedding;
       chunk.loss = stage.loss;
       chunk.mtp_layers = static_cast<int>(stage.mtp_layers);
@@ -166,27 +165,66 @@ std::int64_t ends_kept(const Split::Chunk& chunk, const Replay& replay) {
 
 }  // namespace
 
-std::int64_t SpreadFloor::lacking(const Split::Rank& rank, const Replay& replay) const {
+std::vector<std::int64_t> SpreadFloor::lacking(const Split::Rank& rank, const Replay& replay) const {
   std::int64_t held = 0;
+  std::vector<std::int64_t> kept;  // by chunk
   for (const auto& chunk : rank.chunks) {
-    std::int64_t kept = ends_kept(chunk, replay);
+    kept.push_back(ends_kept(chunk, replay));
     for (int i = 0; i < chunk.layers; ++i) {
       held += state_.layers[static_cast<std::size_t>(chunk.first + i)].value;
-      kept += layer_kept(chunk, i, replay);
+      kept.back() += layer_kept(chunk, i, replay);
     }
-    held += chunk.flights * kept + (chunk.embedding ? state_.embedding.value : 0) +
-            (chunk.loss && !chunk.embedding ? state_.head.value : 0);
+    held += (chunk.embedding ? state_.embedding.value : 0) + (chunk.loss && !chunk.embedding ? state_.head.value : 0);
   }
-  const auto& last = rank.chunks.back();
-  std::int64_t added = last.loss ? replay.layers->added_by_head : replay.layers->added_by_layer;
-  if (!last.loss && replay.replayed != nullptr) added = std::min(added, replay.replayed->added_by_layer);
-  return held + added - rank.available.value;
+  const bool loss = rank.chunks.back().loss;
+  std::int64_t by_layer = replay.layers->added_by_layer;
+  if (replay.replayed != nullptr) by_layer = std::min(by_layer, replay.replayed->added_by_layer);
+  // The first backward is the last chunk's, later ones any chunk's.
+  const std::int64_t by_head = replay.layers->added_by_head;
+  const std::int64_t first = loss ? by_head : by_layer, later = loss ? std::min(by_head, by_layer) : by_layer;
+  std::vector<std::int64_t> lacking;
+  for (const auto& count : rank.in_flight) {
+    std::int64_t bytes = held + (lacking.empty() ? first : later) - rank.available.value;
+    for (std::size_t c = 0; c < kept.size(); ++c) bytes += count[c] * kept[c];
+    lacking.push_back(bytes);
+  }
+  return lacking;
 }
 
 Bytes SpreadFloor::lacking(const Split& split, const Replay& replay) const {
   auto most = std::numeric_limits<std::int64_t>::min();
-  for (const auto& rank : split.ranks) most = std::max(most, lacking(rank, replay));
+  for (const auto& rank : split.ranks) most = std::max(most, std::ranges::max(lacking(rank, replay)));
   return Bytes(most);
+}
+
+std::optional<double> SpreadFloor::moving(const Split::Rank& rank, const std::vector<int>& in_flight, std::int64_t left,
+                                          const Replay& kept, const Replay& moved) const {
+  struct Alike {
+    std::int64_t layers = 0, flights = 0;  ///< of these layers, in every chunk of the rank
+  };
+  std::map<std::int64_t, Alike> by_bytes;  // that a layer may move
+  for (std::size_t c = 0; c < rank.chunks.size(); ++c) {
+    const auto& chunk = rank.chunks[c];
+    const auto add = [&](std::int64_t bytes) {
+      if (bytes > 0) ++by_bytes[bytes].layers, by_bytes[bytes].flights += in_flight[c];
+    };
+    for (int i = 0; i < chunk.layers; ++i) add(layer_kept(chunk, i, kept) - layer_kept(chunk, i, moved));
+    add(ends_kept(chunk, kept) - ends_kept(chunk, moved));
+  }
+  const auto most_free = [](const auto& a, const auto& b) {
+    return a.second.flights * b.second.layers > b.second.flights * a.second.layers;
+  };
+  std::vector<std::pair<std::int64_t, Alike>> alike(by_bytes.begin(), by_bytes.end());
+  std::ranges::sort(alike, most_free);
+  double leaves = 0;
+  for (const auto& [bytes, of] : alike) {
+    if (left <= 0 || of.flights == 0) break;
+    const auto frees = bytes * of.flights;
+    const double part = std::min(1.0, static_cast<double>(left) / static_cast<double>(frees));
+    leaves += part * static_cast<double>(bytes * of.layers);
+    left -= frees;
+  }
+  return left > 0 ? std::nullopt : std::optional(leaves);
 }
 
 std::optional<Prediction> SpreadFloor::moving(const Split& split, const Replay& kept, const Replay& moved) const {
@@ -195,34 +233,13 @@ std::optional<Prediction> SpreadFloor::moving(const Split& split, const Replay& 
     // With offload a backward may make less besides.
     const std::int64_t besides = std::max<std::int64_t>(0, kept.layers->added_by_layer - moved.layers->added_by_layer) +
                                  std::max<std::int64_t>(0, kept.layers->added_by_head - moved.layers->added_by_head);
-    std::int64_t left = lacking(rank, kept) - besides;
-    struct Alike {
-      std::int64_t layers = 0, flights = 0;  ///< of these layers, in every chunk of the rank
-    };
-    std::map<std::int64_t, Alike> by_bytes;  // that a layer may move
-    const auto add = [&](std::int64_t bytes, int flights) {
-      if (bytes > 0) ++by_bytes[bytes].layers, by_bytes[bytes].flights += flights;
-    };
-    for (const auto& chunk : rank.chunks) {
-      for (int i = 0; i < chunk.layers; ++i)
-        add(layer_kept(chunk, i, kept) - layer_kept(chunk, i, moved), chunk.flights);
-      add(ends_kept(chunk, kept) - ends_kept(chunk, moved), chunk.flights);
+    const auto lacks = lacking(rank, kept);
+    for (std::size_t moment = 0; moment < lacks.size(); ++moment) {
+      if (lacks[moment] - besides <= 0) continue;
+      const auto leaves = moving(rank, rank.in_flight[moment], lacks[moment] - besides, kept, moved);
+      if (!leaves) return std::nullopt;
+      most = std::max(most, *leaves);
     }
-    const auto most_free = [](const auto& a, const auto& b) {
-      return a.second.flights * b.second.layers > b.second.flights * a.second.layers;
-    };
-    std::vector<std::pair<std::int64_t, Alike>> alike(by_bytes.begin(), by_bytes.end());
-    std::ranges::sort(alike, most_free);
-    double leaves = 0;  // bytes a microbatch
-    for (const auto& [bytes, of] : alike) {
-      if (left <= 0 || of.flights == 0) break;
-      const auto frees = bytes * of.flights;
-      const double part = std::min(1.0, static_cast<double>(left) / static_cast<double>(frees));
-      leaves += part * static_cast<double>(bytes * of.layers);
-      left -= frees;
-    }
-    if (left > 0) return std::nullopt;
-    most = std::max(most, leaves);
   }
   // Blocks are rounded up to 512 B; what is moved has a megabyte and more.
   constexpr double unrounded = 1 - 1e-3;

@@ -166,7 +166,7 @@ std::string searched(const plan::Searched& s) {
   part(s.undecided, "left undecided");
   if (s.interrupted) out += "; stopped early";
   if (s.predicted > 0 && s.gap > 0)
-    out += fmt::format("; what was not simulated is at most {:.1f} % faster", 100 * s.gap);
+    out += fmt::format("; nothing that fits is more than {:.1f} % faster", std::ceil(1000 * s.gap) / 10);
   else if (s.proved_optimal)
     out += "; none that was not simulated can be faster";
   out = wrapped(out) + "\n";

@@ -162,7 +162,7 @@ TEST_CASE("the search finds what CBC proves to be the best") {
       const double ms = static_cast<double>(plan.best->prediction.step_ns) / millisecond;
       CHECK(ms >= *oracle * (1 - 1e-6));
       CHECK(ms <= *oracle * 1.005 / (1 - plan.searched.gap) * (1 + 1e-6));
-      CHECK(plan.searched.gap <= 0.005);
+      CHECK(plan.searched.gap <= 0.01);  // a tie above the fastest, and one below it
       CHECK(plan.searched.proved_optimal);
       feasible += quick;
       bound += quick && plan.searched.simulated < plan.searched.candidates / 2;

@@ -54,6 +54,7 @@ struct Law {
   const char* setup = "";  ///< changes made to both
 };
 constexpr double any = 1e9;
+constexpr double least_of_more_work = 0.9999;  ///< what the search's "more work than one that fits" goes by
 bool interleaves(const Scenario& s) { return s.settings.pipeline_model_parallel_size > 1; }
 bool experts(const Scenario& s) { return s.model.num_moe_experts.has_value(); }
 bool spreads_experts(const Scenario& s) { return experts(s) && s.settings.expert_model_parallel_size > 1; }
@@ -61,6 +62,10 @@ bool plain_recompute(const Scenario& s) {
   return !s.settings.recompute_granularity && !s.settings.fine_grained_activation_offloading &&
          !s.settings.cpu_offloading && !s.settings.overlap_moe_expert_parallel_comm;
 }
+bool moves_nothing(const Scenario& s) {
+  return !s.settings.fine_grained_activation_offloading && !s.settings.cpu_offloading;
+}
+bool no_recompute(const Scenario& s) { return moves_nothing(s) && !s.settings.recompute_granularity; }
 bool gathers(const Scenario& s) {
   return s.settings.overlap_param_gather && !s.settings.align_param_gather &&
          s.settings.pipeline_model_parallel_size == 1 && !experts(s);
@@ -86,6 +91,22 @@ const std::vector<Law>& laws() {
       {"overlap_param_gather=false", step, 0.998, any, gathers},
       {"recompute_granularity=full; recompute_method=uniform; recompute_num_layers=1", step, 1, 1.6, plain_recompute},
       {"recompute_granularity=full; recompute_method=uniform; recompute_num_layers=1", peak, 0, 1.02, plain_recompute},
+      {"recompute_granularity=selective; recompute_modules=[core_attn]", step, least_of_more_work, 1.6, no_recompute},
+      {"recompute_granularity=selective; recompute_modules=[layernorm]", step, least_of_more_work, 1.6, no_recompute},
+      {"recompute_granularity=selective; recompute_modules=[mlp]", step, least_of_more_work, 1.6, no_recompute},
+      {"recompute_granularity=selective; recompute_modules=[moe_act]", step, least_of_more_work, 1.6, no_recompute},
+      {"recompute_granularity=selective; recompute_modules=[moe]", step, least_of_more_work, 2, no_recompute},
+      {"recompute_granularity=selective; recompute_modules=[mla_up_proj]", step, least_of_more_work, 1.6, no_recompute},
+      {"recompute_modules=[layernorm, mlp]", step, least_of_more_work, 1.6, moves_nothing,
+       "recompute_granularity=selective; recompute_modules=[layernorm]"},
+      {"recompute_modules=[core_attn, layernorm]", step, least_of_more_work, 1.6, moves_nothing,
+       "recompute_granularity=selective; recompute_modules=[core_attn]"},
+      {"recompute_num_layers=2", step, least_of_more_work, 1.6, moves_nothing,
+       "recompute_granularity=full; recompute_method=block; recompute_num_layers=1"},
+      {"fine_grained_activation_offloading=true; offload_modules=[core_attn]", step, least_of_more_work, any,
+       no_recompute},
+      {"fine_grained_activation_offloading=true; offload_modules=[qkv_linear]", step, least_of_more_work, any,
+       no_recompute},
       {"moe_load_imbalance=1.5", step, 0.999, 1.5, spreads_experts},
       {"moe_load_imbalance=1.5", peak, 0.999, 1.5, spreads_experts},
       {"moe_load_imbalance=1.5", expert_exchange, 1.02, 1.6,

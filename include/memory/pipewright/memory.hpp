@@ -130,14 +130,15 @@ struct Scout {
 Scout scout(const model::Stages& stages, const schedule::Program& program, const scenario::Scenario& scenario,
             int pp_rank, bool with_step = true);
 
-/// No run of this rank allocates less at its peak: its state, what the forwards before its first backward leave, and
-/// what that backward makes, without what activation offload may move. No walk: microseconds.
+/// No run of this rank allocates less at its peak: its state, what forwards leave whose backwards come later, and what
+/// the next backward makes, without what activation offload may move. No walk: microseconds.
 Scout floor(const model::Stages& stages, const schedule::Config& config, int pp_rank);
 /// What that is made from. Bytes of a piece: what a forward leaves for the backward; what that has beside it at most.
 std::int64_t kept_by(const model::Piece& piece);
 std::int64_t added_by_backward(const model::Piece& piece);
-/// Forwards of each chunk before the first backward (schedules.py:962-989, get_schedule_table).
-std::vector<int> in_flight(const schedule::Config& config, int pp_rank);
+/// Forwards of each chunk before the first backward (schedules.py:962-989, get_schedule_table); then at each moment of
+/// a period after it, when a backward has gone and another forward has come: as many in all, of other chunks.
+std::vector<std::vector<int>> in_flight(const schedule::Config& config, int pp_rank);
 
 // ---- The allocator
 

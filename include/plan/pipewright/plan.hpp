@@ -104,8 +104,9 @@ struct Searched {
   std::vector<Bound> bounds;
   std::int64_t estimated = 0;  ///< by the chunk-level engine
   double seconds = 0;
-  double gap = 0;               ///< what was not predicted exactly is faster than the fastest by this share at most
-  bool proved_optimal = false;  ///< by no more than a tie (half a percent)
+  double gap = 0;  ///< nothing that fits, predicted or not, is faster than the best by more than this share
+  /// Nothing that was not predicted is faster than the fastest by more than a tie (half a percent).
+  bool proved_optimal = false;
   bool interrupted = false;
   std::vector<std::string> open, closed;  ///< dimensions by name
   std::optional<double> rest;  ///< what opening those of them that move no parameter could bring at most, as a share

@@ -65,7 +65,11 @@ class SpreadFloor {
 
  private:
   Prediction least(const Layers* other, const std::vector<double>& part) const;
-  std::int64_t lacking(const Split::Rank& rank, const Replay& replay) const;
+  /// At each moment of its Split::Rank::in_flight.
+  std::vector<std::int64_t> lacking(const Split::Rank& rank, const Replay& replay) const;
+  /// At one of them, where it lacks `left`: bytes of a microbatch that leave the device.
+  std::optional<double> moving(const Split::Rank& rank, const std::vector<int>& in_flight, std::int64_t left,
+                               const Replay& kept, const Replay& moved) const;
   scenario::Scenario example_;
   const profile::Profiles& profiles_;
   model::Stages stages_;

@@ -318,14 +318,15 @@ Estimate floor_of_any_split(const scenario::Scenario& scenario, const model::Sta
 /// How a structure splits the layers over ranks and chunks.
 struct LayerSplit {
   struct Chunk {
-    int first = 0, layers = 0, flights = 0;  ///< flights: forwards before the rank's first backward
+    int first = 0, layers = 0;
     bool embedding = false, loss = false;
     int mtp_layers = 0;
   };
   struct Rank {
     std::vector<Chunk> chunks;
-    std::vector<schedule::Calls> calls;  ///< under expert-parallel overlap
-    Bytes available;                     ///< of the device to the allocator
+    std::vector<schedule::Calls> calls;       ///< under expert-parallel overlap
+    std::vector<std::vector<int>> in_flight;  ///< [moment][chunk]: forwards whose backwards come later
+    Bytes available;                          ///< of the device to the allocator
   };
   std::vector<Rank> ranks;
 };
