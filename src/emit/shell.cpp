@@ -56,12 +56,37 @@ class Shell {
 
   ShellRun run() {
     directives();
+    slurm();
     whole();
     return std::move(result_);
   }
 
  private:
   using Words = std::vector<std::string_view>;
+
+  /// What sbatch sets for the script, as its #SBATCH lines say (sbatch(1), "Output environment variables").
+  void slurm() {
+    static const std::map<std::string, std::vector<std::string>> names = {
+        {"--nodes", {"SLURM_NNODES", "SLURM_JOB_NUM_NODES"}},
+        {"-N", {"SLURM_NNODES", "SLURM_JOB_NUM_NODES"}},
+        {"--gpus-per-node", {"SLURM_GPUS_PER_NODE", "SLURM_GPUS_ON_NODE"}},
+        {"--ntasks-per-node", {"SLURM_NTASKS_PER_NODE"}},
+        {"--ntasks", {"SLURM_NTASKS", "SLURM_NPROCS"}},
+        {"-n", {"SLURM_NTASKS", "SLURM_NPROCS"}},
+        {"--cpus-per-task", {"SLURM_CPUS_PER_TASK"}}};
+    const auto& words = result_.directives;
+    for (std::size_t i = 0; i < words.size(); ++i) {
+      const auto equals = words[i].text.find('=');
+      const auto found = names.find(words[i].text.substr(0, equals));
+      if (found == names.end() || (equals == std::string::npos && i + 1 == words.size())) continue;
+      const std::string value = equals == std::string::npos ? words[i + 1].text : words[i].text.substr(equals + 1);
+      if (value.empty() || value.find_first_not_of("0123456789") != std::string::npos) continue;
+      for (const auto& name : found->second) {
+        if (state_.exported.contains(name)) continue;  // --env says it
+        state_.scalars[name] = {value, words[i].line};
+      }
+    }
+  }
 
   Truth whole() {
     const Truth truth = list({}, true);

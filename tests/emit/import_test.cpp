@@ -253,7 +253,7 @@ launch 2
   CHECK(s.settings.recompute_granularity == "full");
   CHECK(s.settings.use_distributed_optimizer);
   CHECK_FALSE(s.model.add_bias_linear);
-  CHECK(s.cluster.num_gpus == 16);
+  CHECK(s.cluster.num_gpus == 32);  // sbatch sets SLURM_NNODES
   CHECK(s.environment.at("CUDA_DEVICE_MAX_CONNECTIONS") == "1");
   const auto other = import_of({{"TP", "1"}, {"SLURM_NNODES", "8"}}).scenario;
   CHECK(other.settings.tensor_model_parallel_size == 1);
