@@ -5,6 +5,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <optional>
 #include <set>
@@ -206,6 +207,9 @@ class OverrideImporter {
       data_parallel_size_ = integer_of(value, where, "data_parallel_size");
       return;
     }
+    // TransformerConfig's own: a model that a recipe leaves to its user.
+    constexpr std::array unsaid = {"num_layers", "hidden_size", "num_attention_heads", "ffn_hidden_size"};
+    if (section == "model" && value.text == "0" && std::ranges::find(unsaid, field) != unsaid.end()) return;
     const auto* effect = scenario::effect_of(field);
     const bool known = effect != nullptr;
     const bool plain =

@@ -68,15 +68,29 @@ Kernel CoreAttention::kernel(const std::string& name, const std::string& pass) c
   return kernel;
 }
 
+/// Latent heads are equally wide, see pads_values.
+profile::Key CoreAttention::packed_key(const EqualSequences& as, const std::string& pass) const {
+  if (d_.mla)
+    return {(pads_values() ? "attention.thd.padded." : "attention.thd.") + pass,
+            {as.batch, as.length, as.length, d_.heads, d_.heads, d_.head_dim}};
+  const Int heads = d_.heads / d_.context.heads, groups = d_.groups / d_.context.heads;
+  profile::Key key{(window_ > 0 ? "attention.thd.window." : "attention.thd.") + pass,
+                   {as.batch, as.length, as.length, heads, groups, d_.head_dim}};
+  if (window_ > 0) key.dims.push_back(std::min(window_, as.length));
+  return key;
+}
+
 /// The kernel of every microbatch, or those of microbatches with packed sequences.
 void CoreAttention::causal_kernel(const std::string& name, const std::string& pass) {
   if (d_.packed.empty()) return w_.launch(kernel(name, pass));
   for (const PackedRows& rows : d_.packed) {
+    const EqualSequences& as = window_ > 0 ? rows.windowed : rows.attention;
     Kernel kernel = this->kernel(name, pass);
-    const Int heads = d_.heads / d_.context.heads, groups = d_.groups / d_.context.heads;
-    kernel.key = {"attention.thd." + pass, {rows.batch, rows.length, rows.length, heads, groups, d_.head_dim}};
-    kernel.share = rows.share;
-    kernel.empty = rows.empty_sequences;
+    kernel.key = packed_key(as, pass);
+    kernel.share = as.share;
+    kernel.empty = as.empty;
+    // Its row sums read every token of the row for every sequence laid out.
+    if (pads_values() && pass.starts_with("backward")) kernel.empty = as.beyond_fewest * d_.tokens * d_.heads;
     kernel.timed_as = Kernel::TimedAs::equal_lengths;
     w_.launch(std::move(kernel), rows.microbatches);
   }
@@ -247,14 +261,24 @@ void CoreAttention::order_scales() {
 
 std::uint32_t CoreAttention::fused_forward(bool grad) {
   if (quantizes_) quantize_inputs();
-  const auto out = w_.allocate("attention.core_output", 2 * d_.tokens * d_.o_width());
+  if (pads_values()) v_ = padded("attention.v", "attention.v_padded");
+  const auto out = w_.allocate("attention.core_output", 2 * d_.tokens * (pads_values() ? d_.q : d_.o_width()));
   if (!d_.caps_scores) rng_ = w_.allocate("attention.rng_state", 16);
   sinks_ = cast_sinks();
   statistics_ = w_.allocate_float("attention.softmax_lse", 4 * d_.tokens * d_.heads);
   fused_kernel("attention.core forward", "forward.bf16");
   if (!grad) {
-    w_.release(rng_, statistics_, sinks_);
+    w_.release(rng_, statistics_, sinks_, v_);
     release_copies();
+  }
+  if (pads_values()) {  // _trim_mla_core_attention_output
+    const auto trimmed = w_.allocate("attention.core_output", 2 * d_.tokens * d_.o_width());
+    w_.launch("attention.output trimmed", {"copy.strided", {d_.tokens, d_.o_width()}});
+    if (grad)
+      out_ = out;
+    else
+      w_.free(out);
+    return trimmed;
   }
   // FlashAttention saves its output by batch; TE copies it into the order of the sequence (backends.py, "sbhd").
   if (!d_.flash2 || d_.b == 1) return out;
@@ -265,6 +289,14 @@ std::uint32_t CoreAttention::fused_forward(bool grad) {
   else
     w_.free(out);
   return ordered;
+}
+
+/// Zeros, then a copy of what is narrower (F.pad, and the gradient of a slice).
+std::uint32_t CoreAttention::padded(const std::string& name, const char* owner) {
+  const auto wide = w_.allocate(owner, 2 * d_.tokens * d_.q);
+  w_.launch(name + " zeroed", {"fill", {2 * d_.tokens * d_.q}});
+  w_.launch(name + " in it", {"copy.strided", {d_.tokens, d_.v_width()}});
+  return wide;
 }
 
 void CoreAttention::release_copies() {
@@ -279,9 +311,10 @@ CoreAttention::Gradients CoreAttention::fused_backward() {
     gradient = linear_.quantize("attention.core_output_gradient", d_.tokens, d_.o_width(), true, blocks);
     if (blocks) order_scales();
   }
+  const auto wide = pads_values() ? padded("attention.output gradient", "attention.core_output_gradient") : no_tensor;
   g.q = w_.allocate("attention.q_gradient", 2 * d_.tokens * d_.q);
   g.k = w_.allocate("attention.k_gradient", 2 * d_.tokens * d_.kv);
-  g.v = w_.allocate("attention.v_gradient", 2 * d_.tokens * d_.v_width());
+  g.v = w_.allocate("attention.v_gradient", 2 * d_.tokens * (pads_values() ? d_.q : d_.v_width()));
   // FlexAttention: the output's gradient made contiguous; row sums of dO x O.
   if (d_.caps_scores) w_.transient("workspace", 2 * d_.tokens * d_.q + 4 * d_.tokens * d_.heads);
   // cuDNN: dq in fp32; dk and dv of every query head before they are summed over a group; row sums of dO x O.
@@ -294,6 +327,12 @@ CoreAttention::Gradients CoreAttention::fused_backward() {
     w_.transient("workspace", splits * 4 * d_.tokens * d_.q + expanded + 4 * d_.tokens * d_.heads + 256);
   fused_kernel("attention.core backward", "backward.bf16");
   w_.release(out_);
+  if (pads_values()) {
+    const auto trimmed = w_.allocate("attention.v_gradient", 2 * d_.tokens * d_.v_width());
+    w_.launch("attention.v gradient trimmed", {"copy.strided", {d_.tokens, d_.v_width()}});
+    w_.free({wide, std::exchange(g.v, trimmed)});
+    w_.release(v_);
+  }
   if (d_.sinks) {
     const auto of_sinks = w_.allocate_float("attention.sinks_gradient", 4 * d_.heads);
     w_.launch("attention.sinks gradient cast", {"small", {}});

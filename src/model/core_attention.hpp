@@ -39,6 +39,10 @@ class CoreAttention {
   /// It keeps copies of q, k and v; the caller's own serve only a checkpoint.
   bool keeps_copies() const { return quantizes_ || exchanges_heads(); }
 
+  /// Packed latent attention widens values to the queries' heads and trims the output (multi_latent_attention.py,
+  /// _prepare_mla_core_attention_value); it then keeps the wide ones, not the caller's.
+  bool pads_values() const { return d_.mla && !d_.packed.empty() && d_.v_dim != d_.head_dim; }
+
  private:
   void quantize_inputs();  ///< in FP8 (sdpa_figures.hpp)
   void order_scales();
@@ -60,6 +64,8 @@ class CoreAttention {
   /// Without latent heads, windows, sinks and caps.
   const char* plain() const { return d_.attention_dropout > 0 ? "attention.dropout." : "attention."; }
   Kernel kernel(const std::string& name, const std::string& pass) const;
+  profile::Key packed_key(const EqualSequences& as, const std::string& pass) const;
+  std::uint32_t padded(const std::string& name, const char* owner);
   void causal_kernel(const std::string& name, const std::string& pass);
   void fused_kernel(const std::string& name, const std::string& pass);
   void ring_corrects();
@@ -78,7 +84,7 @@ class CoreAttention {
   const bool quantizes_;
   LinearWriter linear_;
   std::vector<Operand> quantized_;                                                 ///< q, k and v
-  std::uint32_t q_ = no_tensor, k_ = no_tensor, v_ = no_tensor, out_ = no_tensor;  ///< a2a: whole sequences
+  std::uint32_t q_ = no_tensor, k_ = no_tensor, v_ = no_tensor, out_ = no_tensor;  ///< a2a: whole sequences; v: padded
   std::uint32_t statistics_ = no_tensor, rng_ = no_tensor, sinks_ = no_tensor;     ///< fused
   std::uint32_t later_statistics_ = no_tensor, later_rng_ = no_tensor;             ///< all_gather: of the second chunk
   std::uint32_t keys_ = no_tensor, values_ = no_tensor, softmax_ = no_tensor, probabilities_ = no_tensor,

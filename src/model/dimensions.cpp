@@ -5,6 +5,7 @@
 #include <sstream>
 
 #include "packed_rows.hpp"
+#include "pipewright/effects.hpp"
 #include "pipewright/model.hpp"
 #include "pipewright/scenario/derived.hpp"
 #include "pipewright/scenario/fields.hpp"
@@ -156,7 +157,10 @@ Graphs graphs_of(const Scenario& s) {
   // ... or all but MLPs.
   const bool repeats =
       s.model.mtp_use_repeated_layer && !scenario::is_hybrid(s) && s.model.mtp_num_layers.value_or(0) > 1;
-  if (o.overlap_moe_expert_parallel_comm || repeats || o.fine_grained_activation_offloading || !adapted.empty() ||
+  const bool overlapped_mlps =
+      o.overlap_moe_expert_parallel_comm && (modules.empty() || has(modules, "mlp") || has(modules, "moe"));
+  const bool adds_outside = o.delay_wgrad_compute && !o.gradient_accumulation_fusion;
+  if (overlapped_mlps || adds_outside || repeats || o.fine_grained_activation_offloading || !adapted.empty() ||
       !o.sequence_lengths.empty())
     return g;
   g.attention = holds("attn");
@@ -220,7 +224,6 @@ void set_dispatcher(const Scenario& s, const Dimensions& d, MoeDimensions& e) {
   }
   const auto older = hybrid ? o.moe_hybridep_num_sms : o.moe_deepep_num_sms;
   e.multiprocessors = o.moe_flex_dispatcher_num_sms.value_or(older.value_or(sms));
-  e.fused_permute = hybrid && o.moe_permute_fusion_into_hybridep;
   e.agrees_on_tokens = hybrid && o.moe_hybridep_pad_uneven_dispatch_inputs;
   Routing routing{e.experts, e.topk, s.model.moe_router_num_groups.value_or(1),
                   s.model.moe_router_group_topk.value_or(0)};
@@ -451,7 +454,7 @@ Dimensions::Dimensions(const Scenario& sc, const profile::Device& device) : gpu(
   rotary_percent = m.rotary_percent;
   fused_gradients = o.gradient_accumulation_fusion;
   fsdp = o.use_megatron_fsdp && o.data_parallel_sharding_strategy == "optim_grads_params" &&
-         !has(sc.ignore, "use_megatron_fsdp");
+         !scenario::ignores(sc, "use_megatron_fsdp");
   fsdp_buffers = fsdp && (o.fsdp_double_buffer || o.nccl_ub);
   // From 0.17 on Megatron-FSDP reads --megatron-fsdp-main-grads-dtype alone, by default the parameters' type.
   const bool by_parameters = fsdp && scenario::core_version(sc.software) >= scenario::Version::v0_17;
@@ -498,10 +501,10 @@ Dimensions::Dimensions(const Scenario& sc, const profile::Device& device) : gpu(
   if (fp8_attention && !times_fp8_attention(device, mla, precision.recipe == Recipe::mxfp8))
     throw UsageError(scenario::position(sc, "settings.fp8_dot_product_attention"), "settings.fp8_dot_product_attention",
                      "there are no figures of attention in FP8 with this recipe on " + device.name);
-  fp8_head = o.fp8_output_proj && precision.recipe == Recipe::mxfp8 && !has(sc.ignore, "fp8_output_proj");
-  fused_qkv_rope = o.fused_single_qkv_rope && !has(sc.ignore, "fused_single_qkv_rope");
+  fp8_head = o.fp8_output_proj && precision.recipe == Recipe::mxfp8 && !scenario::ignores(sc, "fp8_output_proj");
+  fused_qkv_rope = o.fused_single_qkv_rope && !scenario::ignores(sc, "fused_single_qkv_rope");
   deterministic_attention = scenario::attends_deterministically(sc) && times_deterministic_attention(device, mla) &&
-                            !has(sc.ignore, "NVTE_ALLOW_NONDETERMINISTIC_ALGO");
+                            !scenario::ignores(sc, "NVTE_ALLOW_NONDETERMINISTIC_ALGO");
   fp8_cached_weights = !o.disable_parameter_transpose_cache;
   if (fsdp && fp8_parameters) {
     // Released after each pass of a unit (release_module_parameters). Kept, those of the last backward serve: from 0.17
@@ -534,6 +537,7 @@ Dimensions::Dimensions(const Scenario& sc, const profile::Device& device) : gpu(
   deferred_head_wgrads = static_cast<std::int32_t>(std::min<Int>(scenario::deferred_head_wgrads(sc), INT32_MAX));
   computes_head_wgrads = deferred_head_wgrads < scenario::num_microbatches(sc);
   muon_dealt = o.optimizer == "dist_muon";
+  if (muon_dealt && fp8_parameters) transposing_forwards = 0;  // what is gathered is quantized with its transpose
   muon = o.optimizer == "muon" || muon_dealt;
   muon_whole = muon && o.use_distributed_optimizer;
   muon_splits_qkv = o.muon_split_qkv;

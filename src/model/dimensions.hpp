@@ -64,7 +64,6 @@ struct MoeDimensions {
   double domains_a_token = 1, gpus_a_token = 1;  ///< to which a token goes on the average
   double busiest = 1;                            ///< copies that the busiest rank receives, over the mean
   Int multiprocessors = 0;                       ///< that the dispatcher's kernels hold
-  bool fused_permute = false;                    ///< HybridEP writes rows by expert at once
   bool agrees_on_tokens = false;                 ///< moe_hybridep_pad_uneven_dispatch_inputs
   bool own_group = false;   ///< gradients are reduced over expert data parallel ranks (TE's `allreduce` attribute)
   bool fixed_rows = false;  ///< token drop, padded to capacity: no rank tells another how much it sends
@@ -110,16 +109,22 @@ struct Mamba {
   Int projected() const { return 2 * inner() + 2 * groups * state + heads; }  ///< z, x, B, C, dt
 };
 
-/// Microbatches whose packed sequences are timed alike, and one kernel of attention for them: `batch` sequences of
-/// `length` tokens (of a context-parallel rank), whose work times `share` is theirs.
-struct PackedRows {
-  std::vector<std::pair<std::int32_t, std::int32_t>> microbatches;  ///< from, before
+/// What attention of packed sequences is timed as: `batch` sequences of `length` tokens (of a context-parallel rank),
+/// whose work times `share` is theirs, and how many more it lays out: than for these, than the fewest (32).
+struct EqualSequences {
   Int batch = 1, length = 1;
   double share = 1;
-  Int empty_sequences = 0;  ///< that attention lays out beyond `batch`
-  Int empty_blocks = 0;     ///< of the fused rotary embedding
-  Int sequences = 1;        ///< of a row, for PackedRope::by_sequence
-  Int longest = 1;          ///< of all rows, in tokens of a context-parallel rank
+  Int empty = 0, beyond_fewest = 0;
+};
+
+/// Microbatches whose packed sequences are timed alike.
+struct PackedRows {
+  std::vector<std::pair<std::int32_t, std::int32_t>> microbatches;  ///< from, before
+  EqualSequences attention, windowed;  ///< of layers whose queries see all before them, and the model's window
+  Int empty_blocks = 0;                ///< of the fused rotary embedding
+  Int sequences = 1;                   ///< of a row, for PackedRope::by_sequence
+  Int slices = 1;                      ///< of a row by cu_seqlens, empty ones too
+  Int longest = 1;                     ///< of all rows, in tokens of a context-parallel rank
 };
 
 /// How queries and keys of packed rows are rotated where the rotary embedding is not fused (rope_utils.py,

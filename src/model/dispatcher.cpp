@@ -93,10 +93,8 @@ std::uint32_t Dispatcher::spread() {
   row_map_ = w_.allocate("moe.row_map", 4 * rows * (2 * m_.local + 1));
   permuted_ = w_.allocate("moe.permuted_tokens", row() * spread_rows());
   probs_ = w_.allocate("moe.permuted_probs", 4 * spread_rows());
-  if (!m_.fused_permute) {
-    w_.launch("moe permute", {"moe.permute.forward", {rows, m_.width, std::max<Int>(1, m_.received / rows)}});
-    w_.stands_for(4);
-  }
+  w_.launch("moe permute", {"moe.permute.forward", {rows, m_.width, std::max<Int>(1, m_.received / rows)}});
+  w_.stands_for(4);
   w_.release(arrived_probs_);
   return std::exchange(permuted_, no_tensor);
 }
@@ -206,8 +204,7 @@ std::uint32_t Dispatcher::combine_preprocess(std::uint32_t experts_output) {
   if (gathers() || sends_once()) {
     const Int tokens = gathers() ? everyone() : copies();
     rows = w_.allocate("moe.unpermuted_tokens", row() * tokens);
-    if (!m_.fused_permute)
-      w_.launch("moe unpermute", {"moe.unpermute.forward", {tokens, m_.width, std::max<Int>(1, m_.received / tokens)}});
+    w_.launch("moe unpermute", {"moe.unpermute.forward", {tokens, m_.width, std::max<Int>(1, m_.received / tokens)}});
     w_.free(experts_output);
     return rows;
   }
@@ -284,9 +281,8 @@ std::uint32_t Dispatcher::combine_preprocess_backward(std::uint32_t gradient) {
   if (gathers() || sends_once()) {
     const Int tokens = gathers() ? everyone() : copies();
     const auto din = w_.allocate("moe.experts_output_gradient", row() * (gathers() ? m_.received : spread_rows()));
-    if (!m_.fused_permute)
-      w_.launch("moe unpermute backward",
-                {"moe.unpermute.backward", {tokens, m_.width, std::max<Int>(1, m_.received / tokens)}});
+    w_.launch("moe unpermute backward",
+              {"moe.unpermute.backward", {tokens, m_.width, std::max<Int>(1, m_.received / tokens)}});
     return din;
   }
   auto gathered = no_tensor;
@@ -306,11 +302,9 @@ std::uint32_t Dispatcher::postprocess_backward(std::uint32_t gradient) {
   if (gathers() || sends_once()) {
     const Int tokens = gathers() ? everyone() : copies();
     const auto din = w_.allocate("moe.gathered_gradient", row() * tokens);
-    if (!m_.fused_permute) {
-      w_.launch("moe permute backward",
-                {"moe.permute.backward", {tokens, m_.width, std::max<Int>(1, m_.received / tokens)}});
-      w_.stands_for(2);
-    }
+    w_.launch("moe permute backward",
+              {"moe.permute.backward", {tokens, m_.width, std::max<Int>(1, m_.received / tokens)}});
+    w_.stands_for(2);
     w_.release(row_map_);
     return din;
   }

@@ -85,7 +85,12 @@ Piece head_piece(Owners& owners, const Dimensions& d, const scenario::Scenario& 
   w.to_forward();
   if (!embeds) fetch_batch(w, d);
   if (!normed) norm.forward(true);
-  for (auto& depth : depths) depth.forward_of_depth();
+  for (auto& depth : depths) {
+    depth.forward_of_depth();
+    if (d.packed.empty()) continue;
+    roll_packed(w, d, "mtp.labels", 8 * d.tokens);
+    roll_packed(w, d, "mtp.loss_mask", 4 * d.tokens);
+  }
   output.forward();
   if (d.frozen() && !normed) w.free(norm.give());  // layers.py, linear_with_frozen_weight keeps no input
 

@@ -5,6 +5,9 @@
 //              kept: C(h), fc1_out, C(f)
 //   backward   dout [2 n h] -quantize-> R, C(h) -fc2 dgrad, activation, quantize-> R, C(2 f) -fc1 dgrad-> [2 n h]
 //
+// Weights that are kept in bf16 are cast before the rows, each expert's by itself, both copies (fuser_forward,
+// fc1_weights; no copy outlives the operation, as a module's does from microbatch to microbatch).
+//
 // A product with its epilogue takes the time of the product. The scales of the experts' weights are swizzled into a
 // buffer before each product.
 #include "fused_experts.hpp"
@@ -48,6 +51,20 @@ void FusedExperts::weight_gradient(const Group& group) {
   accumulate(group, gradient);
 }
 
+Operand FusedExperts::cast_weights(const Group& group, bool grad) {
+  if (d_.fp8_parameters) return {};
+  const std::string name = group.name + " weights";
+  const auto copies = [&](bool transpose) {
+    return w_.allocate(name, d_.moe.local * d_.precision.weight_bytes(group.out, group.in, transpose));
+  };
+  Operand result;
+  result.data = copies(false);
+  if (grad) result.transpose = copies(true);
+  for (Int expert = 0; expert < d_.moe.local; ++expert)
+    linear_.cast_by_block(name + " cast", group.out, group.in, grad);
+  return result;
+}
+
 /// mark_grouped_tensor: these have rows that are no tokens. The probabilities (4 bytes a row) stay where they are.
 void FusedExperts::stash() {
   using Type = OffloadGroup::Pages::Type;
@@ -65,6 +82,8 @@ void FusedExperts::stash() {
 std::uint32_t FusedExperts::forward(std::uint32_t rows_in, bool grad) {
   stash_.begin(grad);
   offload_.begin(Offload::fused_group_mlp, grad);
+  fc1_weights_ = cast_weights(fc1_, grad);
+  fc2_weights_ = cast_weights(fc2_, grad);
   auto input = both("experts.fc1_input", d_.moe.width);
   w_.launch("experts.fc1_input quantize", {"quantize.mxfp8", {rows(), d_.moe.width}});
   fc1_out_ = w_.allocate("experts.fc1_output", 2 * held() * fc1_.out);
@@ -79,6 +98,7 @@ std::uint32_t FusedExperts::forward(std::uint32_t rows_in, bool grad) {
   if (!grad) {
     w_.free({std::exchange(fc1_input_, no_tensor), std::exchange(fc2_input_, no_tensor)});
     w_.free(std::exchange(fc1_out_, no_tensor));
+    release_weights();
     return out;
   }
   offload_fused(offload_, d_, fc1_input_, fc1_out_, fc2_input_);
@@ -114,6 +134,7 @@ std::uint32_t FusedExperts::backward(std::uint32_t dout) {
   // The function's variables live until it returns.
   if (!delays) linear_.release(gradient);
   w_.free({std::exchange(fc1_out_, no_tensor), dprobs, dout});
+  release_weights();
   stash_.done();
   offload_.done(Offload::fused_group_mlp);
   return din;

@@ -22,11 +22,11 @@ void GraphWriter::copied(const char* name, Int bytes, const char* host_family) {
 
 /// What the host does for a graph: a call of an autograd function with all parameters, one launch. The GPU is taken to
 /// begin it as it begins a small kernel.
-void GraphWriter::replay(const std::string& direction) {
+void GraphWriter::replay(const std::string& direction, const char* host_family) {
   Kernel kernel;
   kernel.name = "CUDA graph " + direction;
   kernel.key = {"small", {}};
-  kernel.host_family = "cuda_graph";
+  kernel.host_family = host_family;
   w_.launch(std::move(kernel));
   w_.home(Tensor::Home::graph_pool);
 }

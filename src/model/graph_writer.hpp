@@ -39,6 +39,9 @@ class GraphWriter {
   void mlp_done();
   /// Frees outputs and static gradients, and clones what parameters got.
   void leave_backward();
+  /// The graph of delayed weight gradients. It returns nothing: modules hold theirs (skip_backward_post_hook).
+  void enter_weight_gradients() { replay("weight gradients", "small"); }
+  void leave_weight_gradients() { leave(), w_.take_returned(); }
   /// The gradient of the graph's input, not yet allocated. `is_output`: the input leaves as an output, too; autograd
   /// then adds on the stream of the warm-up (seen in recorded allocations).
   std::uint32_t input_gradient(bool is_output);
@@ -46,7 +49,7 @@ class GraphWriter {
 
  private:
   std::uint32_t static_buffer(const std::string& owner, Int bytes);
-  void replay(const std::string& direction);
+  void replay(const std::string& direction, const char* host_family = "cuda_graph");
   /// transformer_layer.py, _get_te_cuda_graph_replay_args: zeros of all pairs, anew for every layer.
   std::uint32_t zeros();
   Int mask_bytes() const { return d_.b * d_.s * d_.s * d_.cp; }

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "attention.hpp"
+#include "graph_writer.hpp"
 #include "layer.hpp"
 #include "linear.hpp"
 #include "mlp.hpp"
@@ -30,6 +31,8 @@ class LayerNodes {
   void add(const std::string& name) { w_.launch(name, {"add", {d_.local * d_.h}}); }
   void attention_forward();
   void attention_backward(std::uint32_t dresidual, std::uint32_t dx, std::uint32_t drows);
+  /// pre_dispatch_computation with a graph in it, from the gradients that reach the node on.
+  void graphed_backward(std::uint32_t dresidual, std::uint32_t drows);
   void moe_forward();
   void moe_backward();
   void dense_forward();
@@ -44,6 +47,9 @@ class LayerNodes {
   std::unique_ptr<MixtureOfExperts> moe_;
   std::unique_ptr<Mlp> mlp_;
   ResidualAdd attention_add_, mlp_add_;
+  GraphWriter graph_;
+  const GraphedParts graphed_;
+  std::uint32_t kept_input_ = no_tensor;
   std::uint32_t residual_ = no_tensor, statistics_ = no_tensor, unnormed_ = no_tensor, sum_ = no_tensor;
 };
 

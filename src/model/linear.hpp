@@ -123,6 +123,9 @@ class LinearWriter {
   /// Of the rows of several experts, each with a scale of its own.
   Operand quantize_each(const std::string& name, Int experts, Int rows, Int cols, bool row, bool transpose);
   void cast_weight(const Linear& linear, Int experts = 1);  ///< of so many experts alike
+  void cast_by_block(const std::string& name, Int rows, Int cols, bool both) {
+    launch_all(casts_by_block(name, rows, cols, both));
+  }
   void release(Operand operand);
 
  private:

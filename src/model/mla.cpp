@@ -240,6 +240,7 @@ void LatentAttention::attend(bool grad) {
   const bool keeps = grad && !d_.recomputes(Recompute::core_attn);
   offload_.begin(Offload::core_attn, keeps);
   o_ = core_.forward(keeps);
+  if (keeps && core_.pads_values()) w_.release(v_);
   if (keeps) {
     offload_.saves(Offload::core_attn, {q_, k_, v_});
     offload_.saves(Offload::core_attn, core_.saved());

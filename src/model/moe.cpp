@@ -80,11 +80,11 @@ std::uint32_t MixtureOfExperts::project_down_backward(std::uint32_t gradient, bo
 
 /// Copies the gradients of what the graph has put out: rows or hidden states, their probabilities, the shared experts'
 /// output. `gradient` is the first; returns that of what the router has read.
-std::uint32_t MixtureOfExperts::enter_graph(std::uint32_t gradient) {
+std::uint32_t MixtureOfExperts::enter_graph(std::uint32_t gradient, bool frees) {
   const bool rows = d_.graphs.preprocess && dispatcher_.permutes_first();
   const bool latent = m_.latent && d_.graphs.preprocess;  // projected inside
   const Int size = 2 * (latent || rows ? m_.width : d_.h), count = rows ? m_.routed : d_.local;
-  const auto given = graph_->copy(gradient, size * count);
+  const auto given = graph_->copy(frees ? gradient : no_tensor, size * count);
   graph_->copy(no_tensor, m_.router_bytes * (rows ? m_.routed : d_.local * m_.experts));
   if (m_.shared > 0 && !m_.shared_overlap) graph_->copy(no_tensor, d_.boundary_bytes());
   graph_->enter_backward();
@@ -192,7 +192,7 @@ std::uint32_t MixtureOfExperts::combine_backward() {
 }
 
 std::uint32_t MixtureOfExperts::compute_backward(std::uint32_t gradient) {
-  if (d_.ep_overlap) norm_.replay();
+  if (d_.ep_overlap && graph_ == nullptr) norm_.replay();
   const auto output = dispatcher_.combine_preprocess_backward(gradient);
   if (!d_.ep_overlap) step(gradient, output);
   const auto rows = experts_->backward(output);
@@ -212,8 +212,15 @@ std::uint32_t MixtureOfExperts::dispatch_backward(std::uint32_t gradient) {
 }
 
 std::uint32_t MixtureOfExperts::prepare_backward(std::uint32_t gradient) {
-  auto input = dispatcher_.preprocess_backward(gradient);
+  auto input = gradient;
+  if (graph_ == nullptr || !d_.graphs.preprocess || !dispatcher_.permutes_first())
+    input = dispatcher_.preprocess_backward(gradient);
   if (!d_.ep_overlap) step(gradient, input);
+  if (graph_ != nullptr) {
+    bool frees = input != gradient || !d_.ep_overlap;
+    if (m_.latent && !d_.graphs.preprocess) input = project_down_backward(input, std::exchange(frees, true));
+    return inputs_backward(enter_graph(input, frees));
+  }
   if (m_.latent) {
     return inputs_backward(project_down_backward(input, input != gradient || !d_.ep_overlap));
   }
@@ -250,10 +257,7 @@ std::uint32_t MixtureOfExperts::backward(std::uint32_t dropped) {
   auto gradient = combine_backward();
   if (m_.shared == 0 && !d_.recomputes(Recompute::moe)) w_.release(dropped);  // else read again, or held
   gradient = dispatch_backward(compute_backward(gradient));
-  if (graph_ != nullptr && !(d_.graphs.preprocess && dispatcher_.permutes_first()))
-    gradient = step(gradient, dispatcher_.preprocess_backward(gradient));
-  if (graph_ != nullptr && m_.latent && !d_.graphs.preprocess) gradient = project_down_backward(gradient, true);
-  const auto dx = graph_ != nullptr ? inputs_backward(enter_graph(gradient)) : prepare_backward(gradient);
+  const auto dx = prepare_backward(gradient);
   w_.free({replayed, dropped});
   return dx;
 }

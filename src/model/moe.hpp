@@ -42,7 +42,7 @@ class MixtureOfExperts : public Mlp {
  private:
   std::uint32_t run(bool grad);
   void leave_graph();
-  std::uint32_t enter_graph(std::uint32_t gradient);
+  std::uint32_t enter_graph(std::uint32_t gradient, bool frees);
   std::uint32_t inputs_backward(std::uint32_t input);
   void route(bool grad);
   void dispatch(bool grad);

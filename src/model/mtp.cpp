@@ -6,7 +6,7 @@
 //   H(k-1)           -hnorm-> --┘
 //
 // The piece's output is H(0), ..., H(D) in one tensor. Under full recompute with method uniform a checkpoint keeps E
-// and H(k-1) only; method block does not recompute these layers.
+// and H(k-1) only; method block does not recompute these layers. Beside adapters nothing of E needs a gradient.
 #include "mtp.hpp"
 
 #include <deque>
@@ -16,6 +16,7 @@
 #include "layer_nodes.hpp"
 #include "layer_writer.hpp"
 #include "norm.hpp"
+#include "packed_rows.hpp"
 
 namespace pipewright::model {
 namespace {
@@ -30,7 +31,7 @@ class DepthInput {
         embedding_(builder, d, s),
         enorm_(builder, d, "mtp.enorm"),
         hnorm_(builder, d, "mtp.hnorm"),
-        eh_proj_{"mtp.eh_proj", 2 * d.h, d.h / d.t, fp8} {}
+        eh_proj_{.name = "mtp.eh_proj", .in = 2 * d.h, .out = d.h / d.t, .fp8 = fp8, .frozen = d.frozen()} {}
 
   void embed();
   /// Returns X.
@@ -100,20 +101,26 @@ std::uint32_t DepthInput::whole_width(std::uint32_t part) {
 
 void DepthInput::embed() {
   ids_ = w_.allocate("mtp.token_ids", 8 * d_.tokens);
-  w_.launch("mtp.token_ids shifted", {"small", {}});
+  if (d_.packed.empty()) {
+    w_.launch("mtp.token_ids shifted", {"small", {}});
+  } else {
+    roll_packed(w_, d_, "mtp.token_ids", 8 * d_.tokens);
+    roll_packed(w_, d_, "mtp.position_ids", 8 * d_.tokens);
+  }
   embedded_ = w_.tensor("mtp.embedding", d_.boundary_bytes());
-  embedding_.forward(embedded_);
+  embedding_.forward(embedded_, !d_.frozen());
 }
 
 std::uint32_t DepthInput::project(bool grad) {
-  enorm_.forward(grad);
+  enorm_.forward(grad && !d_.frozen());
+  if (grad && d_.frozen() && !w_.recomputes()) w_.release(embedded_);  // a checkpoint keeps it
   hnorm_.forward(grad);
   joined_ = w_.allocate("mtp.joined", 2 * d_.local * 2 * d_.h);
   w_.launch("mtp.embedding and hidden states joined", {"cat", {d_.local, 2 * d_.h}});
   hnorm_.leave(false);
   const auto x = whole_width(linear_.column_linear(eh_proj_, "mtp.projection", projected_input_, grad));
   enorm_.leave(false);
-  if (!grad || eh_proj_.fp8) w_.release(joined_);
+  if (!grad || eh_proj_.fp8 || eh_proj_.frozen) w_.release(joined_);
   return x;
 }
 
@@ -163,7 +170,7 @@ std::uint32_t DepthInput::backward(std::uint32_t gradient) {
     return norm.backward(dnorm);
   };
   const auto dhidden = half(hnorm_, "mtp.hnorm");
-  const auto dembedded = half(enorm_, "mtp.enorm");
+  const auto dembedded = d_.frozen() ? no_tensor : half(enorm_, "mtp.enorm");
   w_.free({djoined, std::exchange(embedded_, no_tensor)});
   embedding_.backward(dembedded);
   w_.release(ids_);
@@ -216,7 +223,8 @@ Piece mtp_nodes(Owners& owners, const Dimensions& d, const scenario::Scenario& s
   Norm final_norm(w, d, "mtp.final_norm");
   const auto y = w.tensor("layer input", d.boundary_bytes());
   const auto dy = w.tensor("gradient of the residual stream", d.boundary_bytes());
-  const auto dx = w.tensor("gradient of the residual stream", d.boundary_bytes());
+  const auto dx = w.tensor("gradient of the residual stream", d.boundary_bytes(),
+                           graphed_parts(d, kind).begins ? Tensor::Home::graph_gradient : Tensor::Home::allocator);
 
   w.to_node(Name::pre_dispatch_computation, Pass::forward);
   input.embed();

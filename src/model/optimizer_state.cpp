@@ -63,7 +63,8 @@ void StateWriter::add_optimizer_state(const ShardedOptimizer& optimizer) {
     if (d_.gradient_bytes == 2 && !types.in_adam) {
       hold(rank_.during_optimizer, "fp32 gradients", 4 * n);
     }
-    if (fp8 && !d_.precision.parameters_outside_buffers()) casts_[{&optimizer == &experts_, first_chunk}].push_back(n);
+    if (fp8 && !d_.precision.parameters_outside_buffers() && !d_.muon_dealt)
+      casts_[{&optimizer == &experts_, first_chunk}].push_back(n);
   }
   // Of a group of parameters all at once, one group after the other (fused_adam.py, unscaled_lists).
   for (const auto& [which, shards] : groups)

@@ -137,6 +137,17 @@ void StateWriter::add_shard_casts(const ShardedOptimizer& optimizer) {
   if (d_.precision.recipe == Recipe::delayed) amaxes_reduced();
 }
 
+/// The maximum of each, then its cast, on Hopper with its transpose. The families read bf16.
+void StateWriter::quantize_dealt(std::vector<Kernel>& list, const std::string& name, Int elements, Int bytes,
+                                 int count) {
+  launch(list, name + "' amax", {"amax", {elements * bytes / 2}});
+  list.back().launches = count;
+  launch(list, name + " quantized",
+         d_.precision.two_copies() ? profile::Key{"cast_transpose.fp8.row", {elements * (bytes + 2) / 4}}
+                                   : profile::Key{"cast.fp8", {elements * (bytes + 1) / 3}});
+  list.back().launches = count;
+}
+
 /// NVFP4 parameters (TE pytorch/tensor/utils.py, _cast_master_weights_to_nvfp4_2d; 2.14 on), each kernel one for all
 /// parameters of an optimizer: maxima of what the rank owns, which all ranks share for the blocks of all parameters;
 /// their scales, written for every row; the data of what the rank owns. Priced by the bytes that they move.
@@ -230,11 +241,16 @@ void StateWriter::add_optimizer_step() {
     }
     converted("optimizer states from fp32", "cast.f32_bf16");
     for (auto& kernel : orthogonalization(d_, optimizer->matrices(d_))) step.push_back(std::move(kernel));
-    if (!types.in_adam) {
-      launch(step, "parameters from main parameters", {"cast.f32_bf16", {optimizer->elements()}});
+    // Dealt parameters in FP8 are quantized from fp32 (optimizer.py, _copy_main_params_to_model_params), others cast.
+    const Int in_fp8 = d_.muon_dealt ? optimizer->fp8_elements() : 0;
+    if (const Int cast = optimizer->elements() - in_fp8; !types.in_adam && (cast > 0 || in_fp8 == 0)) {
+      launch(step, "parameters from main parameters", {"cast.f32_bf16", {cast}});
       stands_for(optimizer->shards());
     }
-    add_shard_casts(*optimizer);
+    if (in_fp8 > 0)
+      quantize_dealt(step, "parameters", in_fp8, 4, optimizer->shards());
+    else
+      add_shard_casts(*optimizer);
     // Every optimizer gathers all buffers of the model chunks (distrib_optimizer.py, step_with_ready_grads).
     if (!d_.muon_dealt) step.insert(step.end(), gathers_.begin(), gathers_.end());
   }

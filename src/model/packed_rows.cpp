@@ -11,7 +11,9 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <functional>
 #include <numeric>
+#include <utility>
 
 #include "pipewright/scenario/packing.hpp"
 #include "pipewright/versions.hpp"
@@ -51,7 +53,59 @@ Int empty_blocks_of_rope(const scenario::Scenario& s, const scenario::Boundaries
   return by_token && blocks > threshold * cp * tokens && empty >= least_waste ? 0 : empty;
 }
 
+/// `row`: of sequences that Transformer Engine lays out; `pairs`: of a sequence of so many tokens.
+template <class Pairs>
+EqualSequences equal_sequences(double length, Int tokens, Int row, const Pairs& pairs) {
+  EqualSequences as;
+  as.length = std::max<Int>(1, std::llround(length));
+  const auto each = static_cast<double>(as.length), all = static_cast<double>(tokens);
+  as.batch = std::max<Int>(1, std::llround(all / each));
+  as.share = all / length * pairs(length) / (static_cast<double>(as.batch) * pairs(each));
+  as.empty = std::max<Int>(0, row - sequences_of_graph(as.batch));
+  as.beyond_fewest = row - sequences_of_graph(1);
+  return as;
+}
+
+/// Of two kinds of packed rows.
+bool same_work(const Kernel& a, const Kernel& b) {
+  return a.key == b.key && a.share == b.share && a.launches == b.launches && a.empty == b.empty;
+}
+
 }  // namespace
+
+void launch_of_rows(PieceBuilder& w, const Dimensions& d, const Kernel& kernel,
+                    const std::function<void(Kernel&, const PackedRows&)>& change) {
+  std::vector<Kernel> kinds;
+  for (const PackedRows& rows : d.packed) change(kinds.emplace_back(kernel), rows);
+  if (kinds.empty()) return w.launch(kernel);
+  if (std::ranges::adjacent_find(kinds, std::not_fn(same_work)) == kinds.end())
+    return w.launch(std::move(kinds.front()));
+  for (std::size_t k = 0; k < kinds.size(); ++k) w.launch(std::move(kinds[k]), d.packed[k].microbatches);
+}
+
+void roll_packed(PieceBuilder& w, const Dimensions& d, const std::string& name, Int bytes) {
+  constexpr int kernels = 3, values = 4;
+  const auto of_sequences = [&](Kernel kernel, int each, int less) {
+    launch_of_rows(w, d, kernel, [&](Kernel& of_kind, const PackedRows& rows) {
+      of_kind.launches = each * static_cast<int>(rows.slices) - less;
+      if (!of_kind.key.family.empty()) of_kind.share = of_kind.launches;
+    });
+  };
+  Kernel small;
+  small.key = {"small", {}};
+  w.launch(name + " copied", {"copy.d2d", {bytes}});
+  w.eager();
+  w.launch(name + " first sequence's begin to host", {"small", {}});
+  w.eager();
+  w.synchronize(Stream::compute);
+  small.name = name + " of sequences shifted";
+  small.host_family = "roll";
+  of_sequences(small, kernels, 0);
+  of_sequences(host_work(name + " sequences' ends read", "roll"), values, 2);
+  w.synchronize(Stream::compute);  // the last of these values
+  w.launch(name + " summed", {"small", {}});
+  w.eager();
+}
 
 std::vector<PackedRows> packed_rows(const scenario::Scenario& scenario, Int tokens, Int parts) {
   const auto packing = scenario::packing(scenario);
@@ -73,25 +127,29 @@ std::vector<PackedRows> packed_rows(const scenario::Scenario& scenario, Int toke
   for (std::size_t k = 0; k < kinds; ++k) {
     const auto from = order.begin() + static_cast<std::ptrdiff_t>(k * order.size() / kinds);
     const auto to = order.begin() + static_cast<std::ptrdiff_t>((k + 1) * order.size() / kinds);
-    double length = 0, blocks = 0, sequences = 0, rotated = 0;
+    double length = 0, windowed = 0, blocks = 0, sequences = 0, rotated = 0, slices = 0;
     for (auto m = from; m != to; ++m) {
       const auto& row = packing->boundaries[static_cast<std::size_t>(*m)];
       length += of(*m);
+      if (!packing->windowed.empty()) windowed += packing->windowed[static_cast<std::size_t>(*m)];
       blocks += static_cast<double>(empty_blocks_of_rope(scenario, row));
       sequences += static_cast<double>(sequences_of_graph(row.sequences));
       rotated += static_cast<double>(rotated_in_parts(row) ? row.sequences : 1);
+      slices += static_cast<double>(row.sequences);
     }
     const auto mean = [&](double sum) { return std::llround(sum / static_cast<double>(to - from)); };
-    length /= static_cast<double>(to - from) * static_cast<double>(parts);
+    const double shared = static_cast<double>(to - from) * static_cast<double>(parts);
     PackedRows rows;
-    rows.length = std::max<Int>(1, std::llround(length));
-    rows.batch = std::max<Int>(1, std::llround(static_cast<double>(tokens) / static_cast<double>(rows.length)));
-    rows.share =
-        static_cast<double>(tokens) * (length + 1) /
-        (static_cast<double>(rows.batch) * static_cast<double>(rows.length) * static_cast<double>(rows.length + 1));
+    rows.attention =
+        equal_sequences(length / shared, tokens, mean(sequences), [](double n) { return n * (n + 1) / 2; });
+    if (!packing->windowed.empty())
+      rows.windowed = equal_sequences(windowed / shared, tokens, mean(sequences), [&](double n) {
+        const double growing = std::min(n, static_cast<double>(scenario.model.window_size[0] + 1));
+        return growing * (growing + 1) / 2 + (n - growing) * growing;
+      });
     rows.empty_blocks = mean(blocks);
-    rows.empty_sequences = std::max<Int>(0, mean(sequences) - sequences_of_graph(rows.batch));
     rows.sequences = mean(rotated);
+    rows.slices = mean(slices);
     rows.longest = longest;
     rows.microbatches = runs_of({from, to});
     result.push_back(std::move(rows));

@@ -173,6 +173,7 @@ class Modules {
     const auto each = [&](Int in, Int out) {
       for (Int i = 0; i < m.local; ++i) {
         weight(in, out, fp8);
+        list_.back().quantized &= !m.fused;  // casts of its own, no module's
         list_.back().expert = m.own_group;
         if (!d_.bias) continue;
         vector(out);

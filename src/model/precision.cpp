@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "pipewright/effects.hpp"
 #include "pipewright/scenario/fields.hpp"
 
 namespace pipewright::model {
@@ -30,8 +31,7 @@ void needs_blackwell(const Scenario& s, const profile::Device& gpu, const std::s
 Recipe recipe_of(const Scenario& s, const profile::Device& gpu) {
   const auto& o = s.settings;
   // Where what of it is not modelled is let through (effects_refused.cpp), layers are in bf16.
-  const bool let_through = std::ranges::find(s.ignore, "fp4") != s.ignore.end();
-  if (o.fp4 && !let_through) {
+  if (o.fp4 && !scenario::ignores(s, "fp4")) {
     needs_blackwell(s, gpu, "settings.fp4", "NVFP4");
     if (o.fp4_recipe.value_or("nvfp4") != "nvfp4")
       refuse_precision(s, "settings.fp4_recipe", "\"" + *o.fp4_recipe + "\" is not modelled; allowed: nvfp4");

@@ -1,35 +1,16 @@
 #include "rope.hpp"
 
 #include <algorithm>
-#include <functional>
-#include <vector>
+
+#include "packed_rows.hpp"
 
 namespace pipewright::model {
-namespace {
-
-/// Of two kinds of packed rows.
-bool same_work(const Kernel& a, const Kernel& b) {
-  return a.key == b.key && a.share == b.share && a.launches == b.launches && a.empty == b.empty;
-}
-
-}  // namespace
-
-template <typename Change>
-void Rope::of_rows(const Kernel& kernel, const Change& change) {
-  std::vector<Kernel> kinds;
-  for (const PackedRows& rows : d_.packed) change(kinds.emplace_back(kernel), rows);
-  if (kinds.empty()) return w_.launch(kernel);
-  if (std::ranges::adjacent_find(kinds, std::not_fn(same_work)) == kinds.end())
-    return w_.launch(std::move(kinds.front()));
-  for (std::size_t k = 0; k < kinds.size(); ++k) w_.launch(std::move(kinds[k]), d_.packed[k].microbatches);
-}
-
 void Rope::fused_kernel(const char* name, profile::Key key) {
   Kernel kernel;
   kernel.name = name_ + name;
   kernel.key = std::move(key);
   kernel.share = d_.rotation;
-  of_rows(kernel, [](Kernel& of_kind, const PackedRows& rows) { of_kind.empty = rows.empty_blocks; });
+  launch_of_rows(w_, d_, kernel, [](Kernel& of_kind, const PackedRows& rows) { of_kind.empty = rows.empty_blocks; });
 }
 
 std::uint32_t Rope::forward(Int heads, Int width, bool grad) {
@@ -62,11 +43,12 @@ void Rope::eager(const char* name, profile::Key key, double share, int launches,
   kernel.launches = launches;
   kernel.host_family = "small";
   if (over == Over::row) return w_.launch(std::move(kernel));
-  of_rows(kernel, [&](Kernel& of_kind, const PackedRows& rows) {
+  launch_of_rows(w_, d_, kernel, [&](Kernel& of_kind, const PackedRows& rows) {
     if (over == Over::sequence && !of_kind.key.dims.empty())
       of_kind.key.dims[0] = std::max<Int>(1, of_kind.key.dims[0] / rows.sequences);
     of_kind.share *= static_cast<double>(rows.sequences);
     of_kind.launches *= static_cast<int>(rows.sequences);
+    if (rows.sequences > 1) of_kind.host_family = "rotation";
   });
 }
 

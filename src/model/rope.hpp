@@ -29,9 +29,6 @@ class Rope {
 
   enum class Over : std::uint8_t { row, sequence, row_of_every_sequence };
 
-  /// `kernel` as each kind of packed rows changes it; once where none differs.
-  template <typename Change>
-  void of_rows(const Kernel& kernel, const Change& change);
   void fused_kernel(const char* name, profile::Key key);
   void eager(const char* name, profile::Key key, double share = 1, int launches = 1, Over over = Over::row);
   bool by_sequence() const;

@@ -62,6 +62,11 @@ Int elements_of(const std::vector<ShardedOptimizer::Shard>& shards) {
                          [](Int sum, const auto& shard) { return sum + shard.elements; });
 }
 
+Int fp8_elements_of(const std::vector<ShardedOptimizer::Shard>& shards) {
+  return std::accumulate(shards.begin(), shards.end(), Int{0},
+                         [](Int sum, const auto& shard) { return sum + (shard.fp8 ? shard.elements : 0); });
+}
+
 void ShardedOptimizer::deal() {
   auto all = std::move(owned.front());
   std::ranges::stable_partition(all, [](const Shard& shard) { return shard.matrix.elements() > 0; });
@@ -76,6 +81,11 @@ Int ShardedOptimizer::elements() const {
   Int most = 0;
   for (const auto& rank : owned) most = std::max(most, elements_of(rank));
   return most;
+}
+
+Int ShardedOptimizer::fp8_elements() const {
+  const auto most = std::ranges::max_element(owned, {}, [](const auto& rank) { return elements_of(rank); });
+  return most == owned.end() ? 0 : fp8_elements_of(*most);
 }
 
 Int ShardedOptimizer::adam_elements() const {

@@ -56,12 +56,14 @@ struct ShardedOptimizer {
   void deal();
   Int elements() const;                                     ///< of the rank that owns most
   Int adam_elements() const;                                ///< the same, of those that Adam updates
+  Int fp8_elements() const;                                 ///< of the rank that owns most, kept in FP8
   std::vector<Matrix> matrices(const Dimensions& d) const;  ///< of the rank whose take longest, as it updates them
   int shards() const;                                       ///< of the rank that owns most
   std::vector<Int> heaviest() const;                        ///< of the rank that owns most, those that decay first
 };
 
-/// Of a rank's shards.
+/// Of a rank's shards; those kept in FP8.
 Int elements_of(const std::vector<ShardedOptimizer::Shard>& shards);
+Int fp8_elements_of(const std::vector<ShardedOptimizer::Shard>& shards);
 
 }  // namespace pipewright::model

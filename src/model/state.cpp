@@ -194,26 +194,34 @@ void StateWriter::add_latent_rotary(Int layers) {
 }
 
 /// LayerWiseDistributedOptimizer.allgather_params: dense parameters, then experts; a rank's own flattened, one tensor
-/// for each other rank's (before 0.17 for its own, too), copied into the parameters.
+/// for each other rank's (before 0.17 for its own, too), copied into the parameters. Those in FP8 are flattened in bf16
+/// (TE float8_tensor.py: what has no rule of its own is dequantized), and quantized again one by one.
 std::vector<Int> StateWriter::gather_dealt() {
   std::vector<Int> largest;
   for (const auto* optimizer : {&dense_, &experts_}) {
     if (optimizer->ranks == 1 || optimizer->elements() == 0) continue;
-    Int all = 0;
+    Int all = 0, all_fp8 = 0;
     std::size_t count = 0;
     std::vector<Int> tensors;
     for (const auto& rank : optimizer->owned) {
+      all_fp8 += fp8_elements_of(rank);
       tensors.push_back(2 * elements_of(rank));
       all += elements_of(rank);
       count += rank.size();
     }
-    const Int own = optimizer->elements();
+    const Int own = optimizer->elements(), own_fp8 = optimizer->fp8_elements(), others = all - own;
+    const Int others_fp8 = all_fp8 - own_fp8;
     if (scenario::core_version(s_.software) < scenario::Version::v0_17) tensors.push_back(2 * own);
+    if (own_fp8 > 0) launch(gathers_, "FP8 parameters in 16 bits", {"cast.fp8", {own_fp8}});
     launch(gathers_, "parameters flattened", {"copy.d2d", {2 * own}});
     collective(gathers_, "parameter all-gather", "all_gather", optimizer->ranks, 2 * all, optimizer->link,
                Stream::compute, Purpose::dp);
-    launch(gathers_, "parameters from gathered ones", {"copy.d2d", {2 * (all - own)}});
-    gathers_.back().launches = static_cast<int>(count) - optimizer->shards();
+    const int copies = static_cast<int>(count) - optimizer->shards();
+    if (others > others_fp8) {
+      launch(gathers_, "parameters from gathered ones", {"copy.d2d", {2 * (others - others_fp8)}});
+      gathers_.back().launches = copies;
+    }
+    if (others_fp8 > 0) quantize_dealt(gathers_, "gathered parameters", others_fp8, 2, copies);
     if (bytes_of(tensors) > bytes_of(largest)) largest = std::move(tensors);
   }
   return largest;

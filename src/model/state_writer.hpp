@@ -68,6 +68,8 @@ class StateWriter {
   std::vector<Int> rotary_positions() const;
   void add_latent_rotary(Int layers);
   std::vector<Int> gather_dealt();
+  /// Float8CurrentScalingQuantizer.update_quantized of `count` parameters of so many elements, each of `bytes`.
+  void quantize_dealt(std::vector<Kernel>& list, const std::string& name, Int elements, Int bytes, int count);
   void add_global_buffers(bool head, bool mtp);
   void add_finalize(bool shares_embedding);
   void add_token_scaling();

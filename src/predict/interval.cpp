@@ -228,6 +228,13 @@ std::vector<IntervalPart> causes(const scenario::Scenario& scenario, const Run& 
   if (scenario.model.num_moe_experts && !scenario.settings.moe_permute_fusion)
     add("permutation that is not fused", unfused_permutation * std::min(unfused_ns, step),
         "priced as the fused kernels, which move the rows once less");
+  // Without a DeepEP that fuses them Megatron itself falls back to kernels of their own (fused_a2a.py,
+  // HybridEPDispatch).
+  const auto& o = scenario.settings;
+  if (scenario.model.num_moe_experts && o.moe_token_dispatcher_type == "flex" &&
+      o.moe_flex_dispatcher_backend == "hybridep" && o.moe_permute_fusion_into_hybridep)
+    add("permutation inside HybridEP", std::min(unfused_ns, step),
+        "priced as kernels of its own, which is the most that it takes; nobody has published the fused one's time");
   return parts;
 }
 
@@ -249,8 +256,7 @@ std::vector<LeftOut> left_out(const scenario::Scenario& scenario) {
   if (scenario.settings.attention_backend == "flash" && scenario.settings.transformer_impl == "transformer_engine")
     result.push_back({"how FlashAttention's kernels differ from cuDNN's",
                       "attention_backend flash is priced with cuDNN's kernels: no profile has FlashAttention's"});
-  const bool ignored = std::ranges::find(scenario.ignore, "cp_comm_type") != scenario.ignore.end();
-  const auto sharing = ignored ? std::nullopt : scenario::context_sharing(scenario);
+  const auto sharing = scenario::ignores(scenario, "cp_comm_type") ? std::nullopt : scenario::context_sharing(scenario);
   if (sharing && sharing->gathers)
     result.push_back({"what context parallelism by all_gather does beside its kernels and exchanges",
                       "measured runs with cp_comm_type all_gather (CP 2 and 4) took 3 and 5 % longer, their peaks were "

@@ -236,6 +236,13 @@ std::vector<Family> make_families() {
                         "attention of packed sequences (thd), here of one length, with what makes their offsets"));
   f.push_back(
       attention("attention.thd.backward.bf16", false, 5, 4, "its backward, with gradients that are zeroed first"));
+  f.push_back(attention("attention.thd.window.forward.bf16", true, 2, 2,
+                        "the same with a sliding window: a query sees the last `window` keys of its sequence"));
+  f.push_back(attention("attention.thd.window.backward.bf16", true, 5, 4, "its backward"));
+  f.push_back(attention("attention.thd.padded.forward.bf16", false, 2, 2,
+                        "latent attention of packed sequences: values padded with zeros to the queries' 192; up to 32 "
+                        "sequences"));
+  f.push_back(attention("attention.thd.padded.backward.bf16", false, 5, 4, "its backward"));
   f.push_back(attention("attention.softcap.forward.bf16", true, 2, 2,
                         "FlexAttention (torch.compile) with soft-capped scores; window seq_kv: none"));
   f.push_back(attention("attention.softcap.backward.bf16", true, 5, 4,

@@ -90,6 +90,11 @@ bool begins(const std::string& family, std::string_view prefix) {
 std::optional<HostCost> host_cost(const Profiles& profiles, const std::string& direction, const std::string& family,
                                   bool fp8) {
   if (const auto own = known(profiles, direction, family, fp8)) return own;
+  if (family == "rotation" || family == "roll") {  // of packed sequences: an operator, and every launch of its loop
+    const auto small = known(profiles, direction, "small", fp8);
+    const auto each = profiles.find_scalar("host." + direction + "." + family + "_each_us");
+    if (small && each) return HostCost{small->once, *each};
+  }
   const auto* relative = std::find_if(relatives.begin(), relatives.end(), [&](const Relative& r) {
     return r.direction == direction && begins(family, r.family);
   });

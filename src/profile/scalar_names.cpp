@@ -17,6 +17,10 @@ constexpr std::array whole_names = {
     "attention.forward.before_cudnn_9_17",
     "attention.thd.backward.bf16.empty_us",
     "attention.thd.forward.bf16.empty_us",
+    "attention.thd.padded.backward.bf16.empty_us",
+    "attention.thd.padded.forward.bf16.empty_us",
+    "attention.thd.window.backward.bf16.empty_us",
+    "attention.thd.window.forward.bf16.empty_us",
     "clocks.chips",
     "clocks.exchange_watts",
     "clocks.fluctuation",
@@ -91,6 +95,8 @@ constexpr std::array host_work = {
     "parameter",
     "quantize.delayed",
     "quantize.grouped",
+    "roll",
+    "rotation",
 };
 
 bool take(std::string_view& name, std::string_view prefix) {

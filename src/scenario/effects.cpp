@@ -222,7 +222,7 @@ std::vector<Unmodelled> unmodelled(const Scenario& s) {
 
 void refuse_unmodelled(const Scenario& s) {
   std::vector<Unmodelled> all = unmodelled(s);
-  std::erase_if(all, [&](const Unmodelled& one) { return std::ranges::find(s.ignore, one.name) != s.ignore.end(); });
+  std::erase_if(all, [&](const Unmodelled& one) { return ignores(s, one.name); });
   if (all.empty()) return;
   const Unmodelled& first = all.front();
   std::string others, flags;
@@ -253,6 +253,8 @@ Strings let_through(const Scenario& s) {
   return names;
 }
 
+bool ignores(const Scenario& s, std::string_view name) { return std::ranges::find(s.ignore, name) != s.ignore.end(); }
+
 void ignore(Scenario& s, std::string_view text, const Position& where) {
   const std::string name = effect_name(text);
   const auto known = effect_index().find(name);
@@ -270,7 +272,7 @@ void ignore(Scenario& s, std::string_view text, const Position& where) {
     throw UsageError(where, std::string(text), "unknown name", {}, nearest_name(name, names));
   }
   const std::string kept = refused || is_variable(name) ? name : row->name;
-  if (std::ranges::find(s.ignore, kept) == s.ignore.end()) s.ignore.push_back(kept);
+  if (!ignores(s, kept)) s.ignore.push_back(kept);
 }
 
 Strings tunings(const Scenario& s) {

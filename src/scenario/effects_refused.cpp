@@ -51,14 +51,30 @@ bool keeps_nvfp4(const Scenario& s) {
          core_version(s.software) >= Version::v0_17;
 }
 bool plain_kernel(const Scenario& s) { return grouped_fused_attention(s) && !uses_context(s); }
+/// multi_token_prediction.py, _roll_tensor_packed_seq: with context parallelism sequences exchange their ends one after
+/// the other; dev rolls all at once.
+bool packs_depths_otherwise(const Scenario& s) {
+  return s.model.mtp_num_layers.value_or(0) > 0 && (uses_context(s) || core_version(s.software) == Version::dev);
+}
+bool slides(const Scenario& s) { return !s.model.window_size.empty() && s.model.window_size[0] >= 0; }
+/// From core 0.18 on values are padded to the queries' heads (multi_latent_attention.py); measured for 192. On
+/// Blackwell Transformer Engine has 192 with 128 only, no 192 with 192 (fused_attn.cpp, nvte_get_fused_attn_backend).
+bool packs_latent(const Scenario& s) {
+  const auto& m = s.model;
+  const auto& o = s.settings;
+  return m.multi_latent_attention && te_layers(s) && o.attention_backend != "unfused" && !uses_context(s) &&
+         core_version(s.software) >= Version::v0_18 && s.cluster.compute_capability.value_or(90) < 100 &&
+         m.qk_head_dim + m.qk_pos_emb_head_dim == 192 && m.v_head_dim < 192 && !recomputes(s, Recompute::mla_up_proj) &&
+         !o.cpu_offloading && !o.fine_grained_activation_offloading;
+}
 /// Rows of packed sequences: TE's kernels of variable lengths (thd), which Megatron calls with fused attention only.
 bool packs_as_modelled(const Scenario& s) {
   const auto& o = s.settings;
-  const bool plain = grouped_fused_attention(s) && s.model.softmax_type == "vanilla" &&
+  const bool plain = (grouped_fused_attention(s) || packs_latent(s)) && s.model.softmax_type == "vanilla" &&
                      s.model.attn_logit_softcapping.value_or(0) == 0 && o.attention_dropout == 0 &&
-                     (s.model.window_size.empty() || s.model.window_size[0] < 0);
-  return o.micro_batch_size == 1 && plain && s.model.mtp_num_layers.value_or(0) == 0 &&
-         (only_ring(s) || exchanges_rows(s)) && (!uses_graphs(s) || o.cuda_graph_modules == Strings{"mlp"});
+                     (!slides(s) || !uses_context(s) || exchanges_rows(s));
+  return o.micro_batch_size == 1 && plain && !packs_depths_otherwise(s) && (only_ring(s) || exchanges_rows(s)) &&
+         (!uses_graphs(s) || o.cuda_graph_modules == Strings{"mlp"});
 }
 /// pretrain_gpt.py of 0.19 builds its model by training/models/dist_utils.py (_ddp_wrap), which lays out no buffers for
 /// Muon: several data-parallel ranks deal the parameters, as dist_muon does, gathers overlapped or not.
@@ -68,8 +84,9 @@ bool deals_for_want_of_layout(const Scenario& s) {
 /// Muon as modelled: emerging_optimizers.py and layer_wise_optimizer.py of core_r0.19.0.
 bool is_plain_muon(const Scenario& s) {
   const auto& o = s.settings;
-  const bool plain = !o.fp16 && !o.fp8_param && !o.fp8_param_gather && !o.fp4_param && !o.fp4_param_gather &&
-                     o.lora_target_modules.empty() && !o.use_precision_aware_optimizer &&
+  const bool in_fp8 = o.fp8_param || o.fp8_param_gather, by_tensor = o.fp8 && o.fp8_recipe == "tensorwise";
+  const bool plain = !o.fp16 && (!in_fp8 || (o.optimizer == "dist_muon" && by_tensor)) && !o.fp4_param &&
+                     !o.fp4_param_gather && o.lora_target_modules.empty() && !o.use_precision_aware_optimizer &&
                      !o.overlap_param_gather_with_optimizer_step;
   if (o.optimizer == "dist_muon") return plain && !o.use_distributed_optimizer && !o.overlap_param_gather;
   const bool layer_wise = core_version(s.software) >= Version::v0_18;
@@ -92,6 +109,15 @@ bool varies_in_graph(const Scenario& s) {
   const auto& o = s.settings;
   return has_experts(s) && graphs_module(s, "moe") &&
          !(o.moe_pad_expert_input_to_capacity && o.moe_expert_capacity_factor);
+}
+/// A module's hook adds them then, outside the graph that makes them.
+bool returns_delayed(const Scenario& s) {
+  return s.settings.delay_wgrad_compute && !s.settings.gradient_accumulation_fusion;
+}
+/// transformer_layer.py, _te_cuda_graph_replay_impl: "EP overlap must be disabled when CUDA graph captures the whole
+/// MLP/MoE part".
+bool overlaps_graphed_mlp(const Scenario& s) {
+  return s.settings.overlap_moe_expert_parallel_comm && (graphs_module(s, "mlp") || graphs_module(s, "moe"));
 }
 bool projects_latent(const Scenario& s) { return has_experts(s) && s.model.moe_latent_size; }
 /// Depths that the pattern does not build: Megatron warns and has none.
@@ -265,8 +291,13 @@ const std::vector<RefusedField>& refused_rows() {
       {"sft", "packed sequences of unknown lengths (sequence_lengths states them, or a file of them)",
        [](const Scenario& s) { return s.settings.sft && s.settings.sequence_lengths.empty(); }},
       {"sequence_lengths",
-       "packed sequences in microbatches of several rows, with latent or unfused attention, windows, sinks, soft caps, "
-       "attention dropout, multi-token prediction, context parallelism other than p2p, or graphed attention",
+       "packed sequences in microbatches of several rows, with unfused attention, sinks (for which Transformer Engine "
+       "from 2.18 on takes unfused attention before cuDNN 9.26), soft caps, attention dropout, windows with context "
+       "parallelism by p2p, latent attention before core 0.18, on Blackwell, of heads other than 192 wide, with "
+       "context parallelism, "
+       "recompute of mla_up_proj or activation offload, context parallelism other than p2p, graphed attention, or "
+       "multi-token prediction with context "
+       "parallelism or of Megatron's dev",
        [](const Scenario& s) { return packing(s) && !packs_as_modelled(s); },
        [](const Scenario& s) {
          const auto& m = s.model;
@@ -274,12 +305,16 @@ const std::vector<RefusedField>& refused_rows() {
          return those(
              "packed sequences with ",
              {{o.micro_batch_size > 1, "several rows in a microbatch"},
-              {!grouped_fused_attention(s), "latent or unfused attention"},
-              {!m.window_size.empty() && m.window_size[0] >= 0, "a window"},
+              {m.multi_latent_attention && !packs_latent(s),
+               "latent attention that is not fused, before core 0.18, on Blackwell, of heads other than 192 wide, with "
+               "context "
+               "parallelism, recompute of mla_up_proj or activation offload"},
+              {!m.multi_latent_attention && !grouped_fused_attention(s), "unfused attention"},
+              {slides(s) && uses_context(s) && !exchanges_rows(s), "a window and context parallelism by p2p"},
               {m.softmax_type != "vanilla", "sinks"},
               {m.attn_logit_softcapping.value_or(0) != 0, "soft caps"},
               {o.attention_dropout != 0, "attention dropout"},
-              {m.mtp_num_layers.value_or(0) > 0, "MTP"},
+              {packs_depths_otherwise(s), "MTP with context parallelism, or of dev"},
               {!only_ring(s) && !exchanges_rows(s), "context parallelism other than p2p, or a2a from TE 2.18 on"},
               {uses_graphs(s) && o.cuda_graph_modules != Strings{"mlp"}, "graphed attention"}});
        }},
@@ -341,13 +376,10 @@ const std::vector<RefusedField>& refused_rows() {
       {"use_transformer_engine_op_fuser",
        "the MLP as a TE operator sequence but for experts as its fused grouped MLP (in MXFP8, gated with "
        "moe_mlp_glu_interleave_size 32 or squared ReLU with use_fused_weighted_squared_relu from TE 2.17 on, "
-       "NVTE_CUTEDSL_FUSED_GROUPED_MLP=1); that with parameters kept in bf16, which it casts anew for every "
-       "microbatch, "
-       "or with layers in bf16",
+       "NVTE_CUTEDSL_FUSED_GROUPED_MLP=1); that with layers in bf16",
        [](const Scenario& s) {
          const auto& o = s.settings;
-         return o.use_transformer_engine_op_fuser &&
-                (!fuses_grouped_mlp(s) || !(o.fp8_param || o.fp8_param_gather) || o.first_last_layers_bf16);
+         return o.use_transformer_engine_op_fuser && (!fuses_grouped_mlp(s) || o.first_last_layers_bf16);
        }},
       {"recompute_granularity",
        "full recompute beside expert-parallel overlap (Megatron's dev replays segments of its own)",
@@ -425,8 +457,6 @@ const std::vector<RefusedField>& refused_rows() {
                   return type == "sinkhorn" || type == "quantile_balancing";
                 });
        }},
-      {"moe_permute_fusion_into_hybridep", "a dispatcher that sorts the tokens itself",
-       [](const Scenario& s) { return uses_flex(s) && s.settings.moe_permute_fusion_into_hybridep; }},
       // fused_a2a.py, HYBRIDEP_TOKEN_ALIGNMENT; the count is read by the host, which no capture allows.
       {"moe_hybridep_pad_uneven_dispatch_inputs",
        "rows that HybridEP pads (tokens of a rank that are no multiple of 64), and counts read inside a graph of "
@@ -462,7 +492,7 @@ const std::vector<RefusedField>& refused_rows() {
       // Adapters
       {"lora_target_modules",
        "adapters beside local layers, Transformer Engine's operator sequences, experts with tensor parallelism, "
-       "shared experts with TP; with MTP, offload, CUDA graphs of modules other than dense MLPs without adapters, "
+       "shared experts with TP; with offload, CUDA graphs of modules other than dense MLPs without adapters, "
        "expert-parallel overlap or delayed weight gradients (Transformer Engine's backward_dw finds none of a frozen "
        "layer and raises); none in attention, where the first layer's backward begins",
        [](const Scenario& s) {
@@ -471,8 +501,8 @@ const std::vector<RefusedField>& refused_rows() {
          if (targets.empty()) return false;
          const auto has = [&](const char* name) { return std::ranges::find(targets, name) != targets.end(); };
          const bool tensor = o.tensor_model_parallel_size > 1, mlps = has("linear_fc1") || has("linear_fc2");
-         return !te_layers(s) || o.use_transformer_engine_op_fuser || s.model.mtp_num_layers.value_or(0) > 0 ||
-                o.cpu_offloading || o.fine_grained_activation_offloading ||
+         return !te_layers(s) || o.use_transformer_engine_op_fuser || o.cpu_offloading ||
+                o.fine_grained_activation_offloading ||
                 (graphs_modules(s) && (o.cuda_graph_modules != Strings{"mlp"} || mlps || has_experts(s))) ||
                 o.delay_wgrad_compute || o.overlap_moe_expert_parallel_comm ||
                 (has_experts(s) && expert_tensor_parallel_size(s) > 1) ||
@@ -487,7 +517,6 @@ const std::vector<RefusedField>& refused_rows() {
          return those("adapters with ",
                       {{!te_layers(s), "local layers"},
                        {o.use_transformer_engine_op_fuser, "the op fuser"},
-                       {s.model.mtp_num_layers.value_or(0) > 0, "MTP"},
                        {o.cpu_offloading || o.fine_grained_activation_offloading, "activation offload"},
                        {graphs_modules(s) && (o.cuda_graph_modules != Strings{"mlp"} || mlps || has_experts(s)),
                         "CUDA graphs of modules, other than of MLPs without adapters"},
@@ -504,18 +533,19 @@ const std::vector<RefusedField>& refused_rows() {
       {"cuda_graph_impl", "CUDA graphs of whole layers, and Megatron's own (local)",
        [](const Scenario& s) { return s.settings.cuda_graph_impl == "local"; }},
       {"cuda_graph_modules",
-       "graphs of whole mixtures whose rows vary, of one layer for several depths of MTP, beside expert-parallel "
-       "overlap "
-       "or activation offload",
+       "graphs of whole mixtures whose rows vary, of MLPs beside expert-parallel overlap (an AssertionError of "
+       "transformer_layer.py), of one layer for several depths of MTP, beside activation offload, or "
+       "with delayed weight gradients without gradient_accumulation_fusion",
        [](const Scenario& s) {
          const auto& o = s.settings;
          if (o.cuda_graph_impl != "transformer_engine" || o.cuda_graph_modules == Strings{"mlp"}) return false;
-         return varies_in_graph(s) || o.overlap_moe_expert_parallel_comm || repeats_depths(s) ||
+         return varies_in_graph(s) || returns_delayed(s) || overlaps_graphed_mlp(s) || repeats_depths(s) ||
                 o.fine_grained_activation_offloading;
        },
        [](const Scenario& s) {
          return those("graphs ", {{varies_in_graph(s), "of whole mixtures whose rows vary"},
-                                  {s.settings.overlap_moe_expert_parallel_comm, "beside expert-parallel overlap"},
+                                  {overlaps_graphed_mlp(s), "of MLPs beside expert-parallel overlap"},
+                                  {returns_delayed(s), "with delayed weight gradients that products do not add"},
                                   {repeats_depths(s), "of one layer for several depths of MTP"},
                                   {s.settings.fine_grained_activation_offloading, "beside activation offload"}});
        }},
@@ -546,7 +576,8 @@ const std::vector<RefusedField>& refused_rows() {
        [](const Scenario& s) { return s.settings.use_megatron_fsdp && beside_unmodelled(Family::fsdp, s); },
        [](const Scenario& s) { return "Megatron-FSDP with " + unmodelled_beside(Family::fsdp, s); }},
       {"optimizer",
-       "the kernels of this optimizer; of Muon: fp16, FP8 parameters, adapters, precision-aware states, the gather in "
+       "the kernels of this optimizer; of Muon: fp16, FP8 parameters (of dist_muon but by tensor), adapters, "
+       "precision-aware states, the gather in "
        "the optimizer step, the distributed optimizer before 0.18 and beside experts with biases, overlapped reduction "
        "before 0.18, the distributed optimizer in pretrain_gpt.py of 0.19, which deals parameters to the data-parallel "
        "ranks "

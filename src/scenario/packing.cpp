@@ -41,9 +41,23 @@ class Chance {
 
 double pairs_of(Int length) { return static_cast<double>(length) * static_cast<double>(length + 1) / 2; }
 
+/// Where a query sees the last `window` keys, itself included: n (n + 1) / 2 up to the window, then `window` each.
+double pairs_of(Int length, Int window) {
+  const Int growing = std::min(length, window);
+  return pairs_of(growing) + static_cast<double>((length - growing) * window);
+}
+
+/// Its inverse: equal sequences of how many tokens have so many pairs a token, `most` at most.
+double length_of(double pairs_each, Int window, Int most) {
+  const auto w = static_cast<double>(window);
+  if (2 * pairs_each <= w + 1) return 2 * pairs_each - 1;
+  const double left = w - pairs_each;  // w (w - 1) / (2 L)
+  return left * 2 * static_cast<double>(most) <= w * (w - 1) ? static_cast<double>(most) : w * (w - 1) / (2 * left);
+}
+
 /// What of a scenario decides its rows.
 struct Question {
-  Int tokens, multiple, batch, ranks, microbatches, together;
+  Int tokens, multiple, batch, ranks, microbatches, together, window;
   bool separate_padding, cuts, whole_padding, pads_boundaries;
   std::string algorithm, order;
   Strings lengths;
@@ -64,6 +78,8 @@ Question question(const Scenario& s) {
                                                              (o.tensor_model_parallel_size * cp),
                                                          1, dp)
                                        : 1;
+  const Ints& window = s.model.window_size;
+  q.window = window.empty() || window[0] < 0 ? q.tokens : std::min(window[0] + 1, q.tokens);
   q.separate_padding = s.software.megatron_bridge.has_value();
   q.cuts = !q.separate_padding;
   q.whole_padding = o.packing_algorithm == "none";
@@ -75,7 +91,7 @@ Question question(const Scenario& s) {
 }
 
 struct Row {
-  double pairs = 0;
+  double pairs = 0, windowed = 0;
   Int filled = 0;
   Int own = 0, longest_own = 0;  ///< sequences but padding
   Boundaries boundaries{0, 0};
@@ -158,7 +174,7 @@ class Packer {
       if (length > left) ++result_.too_long;
       last = std::min(padded(length), left);
       row.filled += std::min(length, left);
-      row.pairs += pairs_of(last);
+      add(row, last, 1);
       ++row.own;
       row.longest_own = std::max(row.longest_own, last);
       left -= last;
@@ -166,16 +182,23 @@ class Packer {
     }
     row.boundaries = {row.own, row.longest_own};
     if (q_.whole_padding && lengths.size() == 1) {
-      row.pairs = pairs_of(q_.tokens);
+      row.pairs = row.windowed = 0;
+      add(row, q_.tokens, 1);
       row.boundaries = {1, q_.tokens};
     } else if (!q_.separate_padding) {
-      row.pairs += pairs_of(last + left) - pairs_of(last);
+      add(row, last + left, 1);
+      add(row, last, -1);
       row.boundaries.longest = std::max(row.longest_own, last + left);
     } else {
-      if (q_.multiple == 1) row.pairs += pairs_of(left);
+      if (q_.multiple == 1) add(row, left, 1);
       if (left > 0) row.boundaries = {row.own + 1, std::max(row.longest_own, left)};
     }
     return row;
+  }
+
+  void add(Row& row, Int length, double times) const {
+    row.pairs += times * pairs_of(length);
+    row.windowed += times * pairs_of(length, q_.window);
   }
 
   const Question& q_;
@@ -271,6 +294,8 @@ Packing answer(const Question& q) {
     result.lengths.push_back(length(row));
     // A rank's slowest row may be another's: rows of as many pairs are told apart by nothing else.
     const auto at = std::ranges::lower_bound(rows, row, {}, &Row::pairs);
+    if (q.window < q.tokens)
+      result.windowed.push_back(length_of(at->windowed / static_cast<double>(q.tokens), q.window, q.tokens));
     result.boundaries.push_back(q.pads_boundaries ? of_all : at->boundaries);
   }
   result.busiest = std::accumulate(simulated.begin(), simulated.end(), 0.0) / (sum / static_cast<double>(q.ranks));

@@ -185,6 +185,7 @@ TEST_CASE("what is born dies, whatever is adapted, recomputed, cast or shared") 
           one_of({"gradient_accumulation_fusion=true", "gradient_accumulation_fusion=false"}),
           one_of({"add_bias_linear=false", "add_bias_linear=true; moe_router_dtype=fp32"}),
           one_of({"expert_model_parallel_size=1", "expert_model_parallel_size=4"}),
+          one_of({"mtp_num_layers=none", "mtp_num_layers=1", "mtp_num_layers=2"}),
           one_of({"qk_layernorm=true", "qk_layernorm=false"}), one_of({"q_lora_rank=1536", "q_lora_rank=none"})}) {
       pipewright::test::change(s, change);
     }
@@ -221,11 +222,36 @@ TEST_CASE("a stage without adapters owns nothing: no kernel of it is empty, and 
   }
 }
 
+// Bridge freezes all parameters and adapts linears by name: eh_proj is none of them. The embedding puts out nothing
+// that needs a gradient, so enorm saves nothing and neither does the product behind it.
+TEST_CASE("a frozen depth keeps nothing for its embedding, norm of it or projection") {
+  const auto depth = [](const scenario::Scenario& s) {
+    const auto stages = pipewright::test::build(s);
+    check_all(stages);
+    for (const auto index : stages.ranks.back().chunks.back().pieces)
+      if (stages.pieces[index].name == "mtp") return stages.pieces[index];
+    throw std::logic_error("no depth");
+  };
+  const auto adapted = "lora_target_modules=[linear_qkv, linear_proj]";
+  const auto layers = [](const scenario::Scenario& s) { return kept(s, 1); };
+  const auto plain = mixture({"mtp_num_layers=1"}), frozen = mixture({"mtp_num_layers=1", adapted, "lora_dim=16"});
+  CHECK_NOTHROW(scenario::refuse_unmodelled(frozen));
+  const std::int64_t of_depth = saved(depth(plain)) - saved(depth(frozen)), of_layer = layers(plain) - layers(frozen);
+  // E, the statistics of its norm, both norms' outputs joined.
+  CHECK(of_depth - of_layer == 2 * S * h + 4 * S + 2 * S * 2 * h);
+  for (const auto& kernel : depth(frozen).kernels) {
+    CAPTURE(kernel.name);
+    CHECK(!kernel.name.starts_with("mtp.eh_proj wgrad"));
+    CHECK(!kernel.name.starts_with("mtp.enorm gradient"));
+    CHECK(!kernel.name.starts_with("embedding backward"));
+  }
+}
+
 TEST_CASE("adapters otherwise than modelled are refused") {
   const auto all = "lora_target_modules=[linear_qkv, linear_proj, linear_fc1, linear_fc2]";
   CHECK_NOTHROW(scenario::refuse_unmodelled(mixture({all})));
   CHECK_NOTHROW(scenario::refuse_unmodelled(latent({all, "context_parallel_size=2"})));
-  for (const char* change : {"delay_wgrad_compute=true", "overlap_moe_expert_parallel_comm=true", "mtp_num_layers=1",
+  for (const char* change : {"delay_wgrad_compute=true", "overlap_moe_expert_parallel_comm=true",
                              "use_transformer_engine_op_fuser=true", "lora_target_modules=[linear_fc1]"}) {
     CAPTURE(change);
     CHECK_THROWS_AS(scenario::refuse_unmodelled(mixture({all, change})), UsageError);

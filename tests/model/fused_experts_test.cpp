@@ -166,3 +166,37 @@ TEST_CASE("ungated experts with squared ReLU are the fused grouped MLP from Tran
   for (const char* change : {"transformer_engine=2.16", "use_fused_weighted_squared_relu=false"})
     CHECK_THROWS_AS(scenario::refuse_unmodelled(with(squared, {change})), UsageError);
 }
+
+// ops/fused/grouped_mlp.py: quantizer(weight) for every expert of both products, saved with the operation's tensors.
+TEST_CASE("experts' weights in bf16 are cast in every microbatch, and both copies kept until its backward pass") {
+  const auto weights = [](const model::Stages& stages) {
+    return kept(stages, layer(stages), "experts.fc1 weights") + kept(stages, layer(stages), "experts.fc2 weights");
+  };
+  const auto in_bf16 = {"fp8_param=false", "fp8_param_gather=false", "reuse_grad_buf_for_mxfp8_param_ag=false"};
+  const auto stages = build(fused(in_bf16)), stored = build(fused());
+  CHECK_NOTHROW(scenario::refuse_unmodelled(fused(in_bf16)));
+  CHECK(weights(stages) == local * 2 * (copy(2 * f, h) + copy(h, f)));
+  CHECK(weights(stored) == 0);
+  int casts = 0;
+  const auto& piece = layer(stages);
+  for (const auto& step : piece.forward) {
+    if (step.kind != Step::Kind::launch || !piece.kernels[step.index].name.ends_with("weights cast")) continue;
+    casts += step.runs(0) && step.runs(1) && step.runs(7);
+  }
+  CHECK(casts == 2 * local);
+  // Modules keep copies of theirs from the first microbatch on; experts do not.
+  std::int64_t held = 0, dense = 0;
+  for (const auto& tensor : stages.ranks[1].since_first_step)
+    if (stages.owners[tensor.owner] == "quantized weights") held += tensor.bytes.value;
+  for (const std::int64_t width : {std::int64_t{6144}, h}) dense += 2 * (width * h + width * h / 32);
+  CHECK(held == 4 * dense);
+  check_all(stages);
+  for (const auto& more : std::vector<std::vector<const char*>>{
+           {"recompute_granularity=full", "recompute_method=uniform", "recompute_num_layers=1"},
+           {"overlap_moe_expert_parallel_comm=true"},
+           {"overlap_moe_expert_parallel_comm=true", "delay_wgrad_compute=true"}}) {
+    auto s = fused(in_bf16);
+    for (const auto* setting : more) scenario::set(s, setting);
+    check_all(build(s));
+  }
+}

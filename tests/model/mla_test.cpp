@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <map>
 
+#include "pipewright/effects.hpp"
 #include "pipewright/scenario/io.hpp"
 #include "support.hpp"
 
@@ -51,6 +52,34 @@ TEST_CASE("a layer saves compressed queries and keys with their norms' outputs b
   CHECK(saved_with({"q_lora_rank=none"}) == straight + row * (2 * h + 4));
   CHECK(saved_with({"q_lora_rank=none", "qk_layernorm=false"}) ==
         saved_with({"q_lora_rank=none", "qk_layernorm=false", "megatron_core=0.18.0"}));
+}
+
+// multi_latent_attention.py from 0.18 on, _prepare_mla_core_attention_value.
+TEST_CASE("packed rows keep values padded to the queries' heads, the output as wide and a trimmed copy") {
+  const auto packed = [](std::initializer_list<const char*> more) {
+    auto all = with(latent(), {"sft=true", "sequence_lengths=[2048+1000+1048*64]"});
+    for (const char* setting : more) scenario::set(all, setting);
+    return all;
+  };
+  const auto stages = test::build(packed({}));
+  check_all(stages);
+  const std::int64_t wide = s * heads * 2 * (nope + rope), narrow = s * heads * 2 * v;
+  CHECK(saved(inner_layer(stages)) == saved_with({}) + wide - narrow + wide);
+  // Recomputed, both stay with the checkpoint, which saved q, k and v as they were.
+  const auto recomputed = packed({"recompute_granularity=selective", "recompute_modules=[core_attn]"});
+  check_all(test::build(recomputed));
+  CHECK(saved(inner_layer(test::build(recomputed))) ==
+        saved_with({"recompute_granularity=selective", "recompute_modules=[core_attn]"}));
+  check_all(test::build(packed({"apply_rope_fusion=false"})));
+  check_all(test::build(packed({"recompute_granularity=full", "recompute_method=uniform", "recompute_num_layers=2"})));
+  for (const char* change : {"megatron_core=0.17.0", "context_parallel_size=2", "cluster.profile=b200-sxm",
+                             "qk_head_dim=64", "attention_backend=unfused", "recompute_modules=[mla_up_proj]"}) {
+    CAPTURE(change);
+    auto other = packed({"recompute_granularity=selective"});
+    scenario::set(other, change);
+    if (std::string_view(change).starts_with("cluster")) other.cluster.compute_capability = 100;
+    CHECK_THROWS_WITH_AS(scenario::refuse_unmodelled(other), doctest::Contains("latent attention"), UsageError);
+  }
 }
 
 TEST_CASE("what each recompute drops") {

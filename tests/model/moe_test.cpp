@@ -2,6 +2,7 @@
 // 2.20, parameters against measured runs.
 #include <algorithm>
 
+#include "pipewright/effects.hpp"
 #include "pipewright/scenario/io.hpp"
 #include "support.hpp"
 
@@ -390,6 +391,55 @@ TEST_CASE("nodes of expert-parallel overlap: what runs where, weight gradients a
         "head forward");
 }
 
+// fine_grained_callables.py, _te_cuda_graph_replay; common/utils.py, _BackwardDWWrapper: weight gradients of what a
+// graph holds are a graph of their own, the others run before it.
+TEST_CASE("graphs beside expert-parallel overlap hold parts of one node, and delayed weight gradients of their own") {
+  for (const char* modules : {"[attn]", "[moe_router]", "[moe_router, moe_preprocess]", "[attn, moe_router]",
+                              "[attn, moe_router, moe_preprocess]"})
+    for (const char* delayed : {"delay_wgrad_compute=false", "delay_wgrad_compute=true"})
+      for (const char* shared :
+           {"moe_shared_expert_intermediate_size=none", "moe_shared_expert_intermediate_size=2048"}) {
+        const std::string all = std::string(modules) + " " + delayed + " " + shared;
+        CAPTURE(all);
+        const std::string named = std::string("cuda_graph_modules=") + modules;
+        const auto s = with(large_experts(), {"overlap_moe_expert_parallel_comm=true", delayed, shared,
+                                              "create_attention_mask_in_dataloader=false", "use_te_rng_tracker=true",
+                                              "cuda_graph_impl=transformer_engine", named.c_str()});
+        CHECK_NOTHROW(scenario::refuse_unmodelled(s));
+        const auto stages = test::build(s);
+        check_all(stages);
+        const auto& piece = layer(stages);
+        const bool attention = named.find("attn") != named.npos, router = named.find("router") != named.npos;
+        const bool wgrad = std::string(delayed).ends_with("true"),
+                   shares = s.model.moe_shared_expert_intermediate_size.has_value();
+        const auto& graphed = node(piece, Name::pre_dispatch_computation);
+        const auto replays = [&](const std::vector<model::Step>& steps) {
+          return std::ranges::count_if(names(piece, steps), [](const auto& n) {
+            return n.starts_with("CUDA graph f") || n == "CUDA graph backward" || n.ends_with("weight gradients");
+          });
+        };
+        CHECK(replays(graphed.forward) == 1);
+        CHECK(replays(graphed.backward) == 1);
+        CHECK(replays(graphed.weight_gradient) == (wgrad && (attention || shares)));
+        for (const auto& other : piece.nodes)
+          if (other.name != Name::pre_dispatch_computation)
+            CHECK(replays(other.forward) + replays(other.backward) + replays(other.weight_gradient) == 0);
+        for (const auto& kernel : piece.kernels) {
+          CAPTURE(kernel.name);
+          if (kernel.name.ends_with("accumulation")) continue;  // a hook on what the graph has returned
+          if (kernel.name.starts_with("attention.qkv")) CHECK(kernel.graphed == attention);
+          if (kernel.name.starts_with("moe router ")) CHECK(kernel.graphed == router);
+          if (kernel.name.starts_with("shared_experts.fc")) CHECK(kernel.graphed == router);
+          if (kernel.name.starts_with("experts.fc")) CHECK(!kernel.graphed);
+        }
+      }
+  CHECK_THROWS_AS(scenario::refuse_unmodelled(
+                      with(large_experts(), {"overlap_moe_expert_parallel_comm=true", "delay_wgrad_compute=true",
+                                             "gradient_accumulation_fusion=false", "cuda_graph_impl=transformer_engine",
+                                             "cuda_graph_modules=[attn]"})),
+                  UsageError);
+}
+
 TEST_CASE("what is born dies, whatever the experts are made of; kernels have families") {
   const std::vector<std::vector<const char*>> variants = {
       {},
@@ -435,6 +485,18 @@ TEST_CASE("what is born dies, whatever the experts are made of; kernels have fam
        "moe_shared_expert_intermediate_size=2048"},
       {"overlap_moe_expert_parallel_comm=true", "recompute_granularity=selective",
        "recompute_modules=[moe_act, layernorm]"},
+      {"overlap_moe_expert_parallel_comm=true", "recompute_granularity=selective",
+       "recompute_modules=[moe_act, layernorm, core_attn]", "cuda_graph_impl=transformer_engine",
+       "cuda_graph_modules=[attn, moe_router]"},
+      {"overlap_moe_expert_parallel_comm=true", "delay_wgrad_compute=true", "moe_layer_freq=2",
+       "cuda_graph_impl=transformer_engine", "cuda_graph_modules=[attn, moe_router, moe_preprocess]"},
+      {"overlap_moe_expert_parallel_comm=true", "moe_token_dispatcher_type=flex",
+       "moe_flex_dispatcher_backend=hybridep", "mtp_num_layers=1", "cuda_graph_impl=transformer_engine",
+       "cuda_graph_modules=[moe_router, moe_preprocess]"},
+      {"overlap_moe_expert_parallel_comm=true", "moe_latent_size=512", "cuda_graph_impl=transformer_engine",
+       "cuda_graph_modules=[moe_router]"},
+      {"overlap_moe_expert_parallel_comm=true", "moe_latent_size=512", "cuda_graph_impl=transformer_engine",
+       "cuda_graph_modules=[moe_router, moe_preprocess]"},
   };
   check_variants(large_experts(), variants);
 }

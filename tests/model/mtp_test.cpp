@@ -1,4 +1,5 @@
 // Multi-token prediction: where its pieces stand, what they save, hold and cost.
+#include "pipewright/effects.hpp"
 #include "pipewright/scenario/io.hpp"
 #include "support.hpp"
 
@@ -154,4 +155,42 @@ TEST_CASE("graphs hold a depth's layer, and nothing else of the depth") {
       CHECK(replays == (std::string(depths).back() - '0') * 2);
       CHECK(outside > 0);
     }
+}
+
+// multi_token_prediction.py, _roll_tensor_packed_seq: token and position ids before a depth, labels and loss mask
+// behind it, sequence by sequence; every end of a slice is a value that the host waits for.
+TEST_CASE("packed sequences are shifted one by one, and the host reads four ends of each") {
+  for (const int sequences : {1, 2, 7, 64})
+    for (const int depths : {1, 2}) {
+      CAPTURE(sequences);
+      CAPTURE(depths);
+      std::string row;
+      for (int i = 0; i < sequences; ++i) row += (i > 0 ? "+" : "") + std::to_string(tokens / sequences);
+      auto s = predicting({"apply_rope_fusion=true", "sft=true"});
+      scenario::set(s, "mtp_num_layers=" + std::to_string(depths));
+      scenario::set(s, "sequence_lengths=[" + row + "]");
+      CHECK_NOTHROW(scenario::refuse_unmodelled(s));
+      const auto stages = test::build(s);
+      check_all(stages);
+      const auto& chunk = stages.ranks.back().chunks.back();
+      for (const char* name : {"mtp", "head"}) {
+        int reads = 0, shifts = 0, waits = 0;
+        const Piece& piece = *find(stages, chunk, name);
+        for (const auto& step : piece.forward) {
+          waits += step.kind == model::Step::Kind::synchronize;
+          if (step.kind != model::Step::Kind::launch || !step.runs(0)) continue;
+          const auto& kernel = piece.kernels[step.index];
+          if (kernel.name.ends_with("ends read")) reads += kernel.launches;
+          if (kernel.name.ends_with("of sequences shifted")) shifts += kernel.launches;
+        }
+        CHECK(reads + 2 * 2 * depths == 2 * depths * 4 * sequences);  // two more are waited for by themselves
+        CHECK(shifts == 2 * depths * 3 * sequences);
+        CHECK(waits >= 2 * 2 * depths);
+      }
+    }
+  for (const char* change : {"context_parallel_size=2", "software.megatron_core=dev"}) {
+    CAPTURE(change);
+    const auto s = predicting({"sft=true", "sequence_lengths=[512*64]", change});
+    CHECK_THROWS_WITH_AS(scenario::refuse_unmodelled(s), doctest::Contains("MTP"), UsageError);
+  }
 }

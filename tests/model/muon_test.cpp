@@ -2,6 +2,7 @@
 #include "muon.hpp"
 
 #include <cmath>
+#include <map>
 #include <numeric>
 #include <random>
 
@@ -212,6 +213,41 @@ TEST_CASE("dist_muon: buffers whole on every rank, state of dealt parameters, on
   CHECK(gathered == 2 * layers * (matrices + norms));
   CHECK(copied == layers * (matrices + norms));
   for (const auto& kernel : inner.chunks[0].gradient_sync) CHECK(kernel.key.family != "reduce_scatter");
+}
+
+// _flatten_dense_tensors dequantizes, copy_ quantizes: the owner from fp32, the others from the gathered bf16.
+TEST_CASE("dist_muon: FP8 parameters are gathered in bf16 and quantized where they arrive") {
+  const auto s = muon({"optimizer=dist_muon", "use_distributed_optimizer=false", "fp8=hybrid", "fp8_recipe=tensorwise",
+                       "fp8_param=true", "fp8_param_gather=true"});
+  CHECK_NOTHROW(scenario::refuse_unmodelled(s));
+  const auto stages = test::build(s);
+  check_all(stages);
+  const auto& inner = stages.ranks[1];
+  std::int64_t gathered = 0, flattened = 0, copied = 0, cast = 0, read = 0;
+  std::map<std::string, std::int64_t> quantized;
+  for (const auto& kernel : inner.optimizer) {
+    const auto n = kernel.key.dims.empty() ? 0 : kernel.key.dims[0];
+    if (kernel.name == "parameter all-gather") gathered += kernel.key.dims.back();
+    if (kernel.name == "FP8 parameters in 16 bits") flattened += n;
+    if (kernel.name == "parameters from gathered ones") copied += n;
+    if (kernel.name == "parameters from main parameters") cast += n;
+    if (kernel.name.ends_with(" quantized")) quantized[kernel.name] += n;
+    if (kernel.key.family == "amax") read += n;
+    CHECK(kernel.name.find("amax all-reduce") == std::string::npos);
+  }
+  CHECK(gathered == 2 * layers * (matrices + norms));
+  CHECK(flattened == layers / 2 * matrices);
+  CHECK((copied == layers * norms && cast == layers / 2 * norms));
+  // Four bytes in and two out of its own (the family's four are two in, two out), two and two of the others'.
+  CHECK(quantized["parameters quantized"] == layers / 2 * matrices * 6 / 4);
+  CHECK(quantized["gathered parameters quantized"] == layers / 2 * matrices);
+  CHECK(read == layers / 2 * matrices * 3);
+  CHECK(bytes(stages, inner.after_update, "main parameters in 16 bits") == 0);
+  // Both copies are written there; no microbatch transposes.
+  for (const auto& piece : stages.pieces)
+    for (const auto& kernel : piece.kernels) CHECK(!kernel.name.ends_with("weight transpose"));
+  for (const char* change : {"fp8_recipe=delayed", "fp8_recipe=blockwise", "optimizer=muon"})
+    CHECK_THROWS_AS(scenario::refuse_unmodelled(with(s, {change})), UsageError);
 }
 
 TEST_CASE("dist_muon: experts on one data-parallel rank each are all its own") {

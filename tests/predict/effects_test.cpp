@@ -240,6 +240,8 @@ TEST_CASE("what is modelled within limits moves a prediction inside them") {
       {"NVTE_ALLOW_NONDETERMINISTIC_ALGO", "mla", "", "1", "0", "step", true},
       {"NVTE_ALLOW_NONDETERMINISTIC_ALGO", "mla", "", "1", "0", "peak", true},
       {"nccl_ub", "single", "", "false", "true", "interval", true},
+      {"moe_permute_fusion_into_hybridep", "moe",
+       "moe_token_dispatcher_type=flex; moe_flex_dispatcher_backend=hybridep", "false", "true", "interval", true},
       {"rotary_interleaved", "dense", "", "false", "true", "step", true},
       {"rotary_percent", "dense", "", "1", "0.5", "step", true},
       {"fused_single_qkv_rope", "dense", "", "false", "true", "step", false},

@@ -117,7 +117,8 @@ TEST_CASE("floors under other interleavings, microbatches, recompute, overlap an
               "use_te_rng_tracker=true", "cuda_graph_impl=transformer_engine",
               "cuda_graph_modules=[attn,moe_router,moe_preprocess]"});
   check(moe, {"global_batch_size=512", "overlap_moe_expert_parallel_comm=false", "delay_wgrad_compute=false",
-              "fine_grained_activation_offloading=true", "offload_modules=[moe_act]", "recompute_modules=[]"});
+              "fine_grained_activation_offloading=true", "offload_modules=[moe_act]", "recompute_modules=[]",
+              "cuda_graph_impl=none", "cuda_graph_modules=[]"});
   for (const char* fraction : {"optimizer_offload_fraction=0.5", "optimizer_offload_fraction=1.0"})
     check(small, {fraction, "optimizer_cpu_offload=true", "use_precision_aware_optimizer=true"});
   for (const char* buffers : {"fsdp_double_buffer=false", "fsdp_double_buffer=true"})

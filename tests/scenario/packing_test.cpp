@@ -171,6 +171,36 @@ TEST_CASE("steps of very many rows are dealt in seconds or refused") {
   CHECK_THROWS_AS(scenario::packing(s), UsageError);
 }
 
+TEST_CASE("a window leaves each query its last keys: rows by hand, and as many in equal sequences") {
+  // 1024 tokens a row; a query sees 100 keys, itself included.
+  const auto in_window = [](double n) { return n <= 100 ? n * (n + 1) / 2 : 5050 + (n - 100) * 100; };
+  const auto windowed = [&](const std::string& rows) {
+    return scenario::packing(with({"window_size=[99, 0]", "sequence_lengths=[" + rows + "*8]"}))->windowed.at(0);
+  };
+  CHECK(windowed("64+960") == doctest::Approx(9900 / (2 * (100 - (2080 + in_window(960)) / 1024))));
+  for (const char* equal : {"512+512", "256+256+256+256", "64+64+64+64+64+64+64+64+64+64+64+64+64+64+64+64"}) {
+    CAPTURE(equal);
+    CHECK(windowed(equal) == doctest::Approx(std::stod(equal)).epsilon(1e-9));  // up to the '+'
+  }
+  CHECK(scenario::packing(with({"sequence_lengths=[512+512*8]"}))->windowed.empty());
+  std::mt19937 chance(11);
+  for (int round = 0; round < 200; ++round) {
+    double all = 0;
+    std::string row;
+    for (int left = 1024; left > 0;) {
+      const int n = std::uniform_int_distribution<int>(1, left)(chance);
+      all += in_window(n);
+      row += (row.empty() ? "" : "+") + std::to_string(n);
+      left -= n;
+    }
+    CAPTURE(row);
+    const double length = windowed(row);
+    CHECK(length >= 1 - 1e-9);
+    CHECK(length <= 1024 + 1e-9);
+    CHECK(1024 / length * in_window(length) == doctest::Approx(all).epsilon(1e-6));
+  }
+}
+
 TEST_CASE("of any lengths: rows hold what they can, deals keep the attention, balance never loses to chance") {
   std::mt19937 chance(7);
   const auto draw = [&](int least, int most) { return std::uniform_int_distribution<int>(least, most)(chance); };

@@ -29,6 +29,8 @@ struct Packing {
   /// By microbatch of the simulated pipeline: the length of equal sequences that have as many pairs of query and key as
   /// the row's (a sequence of n tokens has n (n + 1) / 2), in tokens.
   std::vector<double> lengths;
+  /// The same of pairs that a sliding window (window_size) leaves; empty: the model has none.
+  std::vector<double> windowed;
   /// By microbatch, too. With pad_cu_seqlens those of all rows: one more than the fullest has sequences, and the
   /// longest sequence or what the emptiest row lacks (Megatron-Bridge v0.5.0 data/datasets/sft.py:985-1035).
   std::vector<Boundaries> boundaries;
