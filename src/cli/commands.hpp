@@ -3,6 +3,7 @@
 // by Outcome.
 #pragma once
 
+#include <exception>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "options.hpp"
+#include "pipewright/base.hpp"
 
 namespace pipewright::cli {
 
@@ -60,5 +62,26 @@ std::string with_list(const std::string& json, const std::string& name, const st
 
 /// Writes a result to a file, or to standard output for "-".
 void write_result(const std::string& path, std::string_view text);
+
+/// Files are written before the answer is told. One that cannot be (a full disk, after a search of an hour) is an error
+/// only behind the answer.
+class Files {
+ public:
+  template <class Write>
+  void write(const Write& write) {
+    try {
+      write();
+    } catch (const UsageError&) {
+      if (!failed_) failed_ = std::current_exception();
+    }
+  }
+  /// Throws what failed first.
+  void done() const {
+    if (failed_) std::rethrow_exception(failed_);
+  }
+
+ private:
+  std::exception_ptr failed_;
+};
 
 }  // namespace pipewright::cli

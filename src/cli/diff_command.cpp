@@ -66,7 +66,11 @@ void read_side(Side& side, const std::string& path, const DiffOptions& options, 
   const std::filesystem::path file(path);
   side.shown.name = path;
   const auto extension = file.extension();
-  if (extension == ".yaml" || extension == ".yml" || emit::is_launch_file(path, "")) {
+  std::error_code none;
+  const auto status = std::filesystem::status(file, none);
+  const bool pipe = std::filesystem::is_fifo(status) ||
+                    path == "/dev/stdin";  // `<(git show HEAD:S.yaml)` of a shell: no trace, those are read twice
+  if (pipe || extension == ".yaml" || extension == ".yml" || emit::is_launch_file(path, "")) {
     side.scenario = read_scenario(path, options.profiles);
     return predict_side(side, options, given);
   }

@@ -91,6 +91,9 @@ void import(const ImportOptions& options) {
         std::pair(options.published_only, "--public-only")}) {
     if (given) throw UsageError(where, option, "is for --aiconfigurator");
   }
+  for (const auto& path : options.traces)  // before what else is missing
+    if (std::error_code none; !std::filesystem::exists(path, none))
+      throw UsageError({path, 0}, {}, "cannot read: no such file");
   if (of_nccl_tests(options)) return import_benchmarks(options, quiet);
   if (options.nvlink_domain) throw UsageError(where, "--nvlink-domain", "is for output of nccl-tests");
   for (const auto& path : options.traces)

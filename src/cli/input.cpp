@@ -74,9 +74,9 @@ void require_legal(const scenario::Scenario& scenario) {
 }
 
 void Input::add_to(Command& command) {
-  command.add_option(
-      "SCENARIO", path,
-      "scenario file (YAML), launch script (.sh), Megatron's model_config.yaml, Bridge's run_config.yaml or overrides");
+  command.add_option("SCENARIO", path,
+                     "scenario file (YAML), launch script (.sh), Megatron's model_config.yaml, Bridge's "
+                     "run_config.yaml or overrides; -: standard input");
   const char* forms = "Instead of SCENARIO";
   command.add_option("--megatron", megatron_, "a Megatron-LM command line, as one word").group(forms);
   command.add_option("--bridge", bridge_, "file of Megatron Bridge overrides (cfg.x.y = value)").group(forms);

@@ -37,6 +37,15 @@ void declare(CLI::App& app, Option& option, Made& made) {
   if (option.excluded() != nullptr) o->excludes(made.at(option.excluded()));
 }
 
+/// "-" is standard input.
+void from_standard_input(Option& option) {
+  const auto name = [](std::string& word) {
+    if (word == "-") word = "/dev/stdin";
+  };
+  if (auto* const* one = std::get_if<std::string*>(&option.target())) name(**one);
+  if (auto* const* all = std::get_if<std::vector<std::string>*>(&option.target())) std::ranges::for_each(**all, name);
+}
+
 void declare(CLI::App& app, Command& command, Made& made) {
   app.footer(command.footer());
   for (Option& option : command.options()) declare(app, option, made);
@@ -49,6 +58,7 @@ void declare(CLI::App& app, Command& command, Made& made) {
         const bool words = option.positional() && std::holds_alternative<std::vector<std::string>*>(option.target());
         if ((text || words) && std::ranges::find(o->results(), "") != o->results().end())
           throw UsageError({"command line", 0}, option.name(), "is empty");  // a shell's variable that is not set
+        if (option.positional() && !option.is_after_dashes()) from_standard_input(option);
         option.give(o->results());
       }
       command.callback()();

@@ -130,12 +130,15 @@ void run(const PlanOptions& options, Outcome& outcome) {
   }
   outcome.status = plan.best ? 0 : 1;
 
+  Files files;
   if (!options.json.empty()) {
     const report::Stamp stamp{&loaded.scenario, loaded.scenario.assumed};
     const std::string json = report::plan_json(plan, &stamp);
     const bool priced = options.training.asked() && plan.best;
-    write_result(options.json,
-                 priced ? options.training.with(json, plan.best->scenario, plan.best->prediction.step_ns) : json);
+    files.write([&] {
+      write_result(options.json,
+                   priced ? options.training.with(json, plan.best->scenario, plan.best->prediction.step_ns) : json);
+    });
   }
   if (!options.html.empty()) {
     const plan::Candidate& shown_candidate = plan.best ? *plan.best : plan.baseline;
@@ -145,9 +148,9 @@ void run(const PlanOptions& options, Outcome& outcome) {
     report::Page page{
         loaded.scenario.name, "plan", {{"plan", report::plan_json(plan, &stamp)}}, {}, report::plan_extra(plan)};
     page.runs.push_back(shown("best", shown_candidate.scenario, profiles, prediction, details));
-    write_result(options.html, report::html(page));
+    files.write([&] { write_result(options.html, report::html(page)); });
   }
-  if (quiet) return;
+  if (quiet) return files.done();
   write_result("-",
                report::configuration_text(plan.best ? plan.best->scenario : loaded.scenario, loaded.scenario.assumed) +
                    report::plan_text(plan, emit_forms));
@@ -157,6 +160,7 @@ void run(const PlanOptions& options, Outcome& outcome) {
     const std::string diff = emit::script_diff(loaded.script, loaded.scenario, plan.best->scenario);
     write_result("-", "\nChanges to " + options.input.path + "\n" + (diff.empty() ? "  none\n" : diff));
   }
+  files.done();
 }
 
 }  // namespace

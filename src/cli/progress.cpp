@@ -3,12 +3,14 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <csignal>
 #include <cstdio>
 
 #include "embedded.hpp"
+#include "terminal.hpp"
 
 namespace pipewright::cli {
 namespace {
@@ -21,7 +23,7 @@ static_assert(std::atomic<int>::is_always_lock_free);
 Progress::Progress(std::string what)
     : what_(std::move(what)),
       quiet_(embedding() != nullptr),
-      terminal_(!quiet_ && isatty(STDERR_FILENO) == 1),
+      terminal_(!quiet_ && is_capable_terminal(STDERR_FILENO)),
       begin_(Clock::now()),
       phase_began_(begin_) {}
 
@@ -46,6 +48,9 @@ void Progress::operator()(std::int64_t done, std::int64_t total, const std::stri
   } else {
     text += " done in " + std::to_string(std::chrono::duration_cast<std::chrono::seconds>(now - begin_).count()) + " s";
   }
+  // A line that goes on below cannot be taken back.
+  if (const int columns = columns_of(STDERR_FILENO); terminal_ && columns > 0)
+    text.resize(std::min(text.size(), static_cast<std::size_t>(columns - 1)));
   std::fprintf(stderr, terminal_ ? "\r\033[K%s" : "%s\n", text.c_str());
   shown_ = true;
   last_ = now;

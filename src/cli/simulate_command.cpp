@@ -56,17 +56,20 @@ void simulate(const SimulateOptions& options, Outcome& outcome) {
   outcome.status = prediction.fits ? 0 : 1;
   const report::Stamp stamp{&loaded.scenario, loaded.scenario.assumed};
   prediction.notes.insert(prediction.notes.begin(), loaded.notes.begin(), loaded.notes.end());
+  Files files;
   if (!options.json.empty()) {
     const std::string json = report::simulate_json(prediction, &stamp);
-    write_result(options.json,
-                 options.training.asked() ? options.training.with(json, loaded.scenario, prediction.step_ns) : json);
+    files.write([&] {
+      write_result(options.json,
+                   options.training.asked() ? options.training.with(json, loaded.scenario, prediction.step_ns) : json);
+    });
   }
   std::vector<predict::RankHistory> memory;
   if (!options.trace.empty() || !options.html.empty())
     memory = predict::histories(prediction, loaded.scenario, profiles, run);
   if (!options.trace.empty()) {
     const auto trace = report::trace(prediction, run, memory, options.trace.ends_with(".gz"));
-    write_result(options.trace, trace.text);
+    files.write([&] { write_result(options.trace, trace.text); });
     if (!trace.left_out.empty())
       std::fprintf(stderr, "%s: without %s\n", options.trace.c_str(), trace.left_out.c_str());
   }
@@ -74,12 +77,13 @@ void simulate(const SimulateOptions& options, Outcome& outcome) {
     report::Page page{
         prediction.scenario, "simulate", {{"simulate", report::simulate_json(prediction, &stamp)}}, {}, {}};
     page.runs.push_back({"simulated", &prediction, &run, std::move(memory)});
-    write_result(options.html, report::html(page));
+    files.write([&] { write_result(options.html, report::html(page)); });
   }
-  if (quiet) return;
+  if (quiet) return files.done();
   write_result(
       "-", report::configuration_text(loaded.scenario, loaded.scenario.assumed) + report::simulate_text(prediction));
   if (options.training.asked()) write_result("-", options.training.line(loaded.scenario, prediction.step_ns));
+  files.done();
 }
 
 }  // namespace

@@ -86,18 +86,22 @@ void run(const SweepOptions& options, Outcome& outcome) {
   if (sweep.missing > 0)
     std::fprintf(stderr, "sweep: interrupted, %lld rows are missing\n", static_cast<long long>(sweep.missing));
   const report::Stamp stamp{&loaded.scenario, loaded.scenario.assumed};
-  if (!options.json.empty()) write_result(options.json, report::sweep_json(sweep, &stamp, part));
-  if (!options.csv.empty()) write_result(options.csv, report::sweep_csv(sweep));
+  Files files;
+  if (!options.json.empty()) files.write([&] { write_result(options.json, report::sweep_json(sweep, &stamp, part)); });
+  if (!options.csv.empty()) files.write([&] { write_result(options.csv, report::sweep_csv(sweep)); });
   if (!options.html.empty()) {
     std::string extra = "{}";
     if (sweep.baseline) extra = "{\"baseline\":" + report::simulate_json(*sweep.baseline) + "}";
-    write_result(
-        options.html,
-        report::html({loaded.scenario.name, "sweep", {{"sweep", report::sweep_json(sweep, &stamp)}}, {}, extra}));
+    files.write([&] {
+      write_result(
+          options.html,
+          report::html({loaded.scenario.name, "sweep", {{"sweep", report::sweep_json(sweep, &stamp)}}, {}, extra}));
+    });
   }
   if (!quiet) {
     write_result("-", report::configuration_text(loaded.scenario) + report::sweep_text(sweep));
   }
+  files.done();
 }
 
 }  // namespace

@@ -16,9 +16,8 @@ std::string color = "auto";
 bool wants_colour(int file) {
   if (color != "auto") return color == "always";
   const char* none = std::getenv("NO_COLOR");
-  const char* terminal = std::getenv("TERM");
   if (none != nullptr && *none != '\0') return false;
-  return isatty(file) == 1 && terminal != nullptr && std::string_view(terminal) != "dumb";
+  return is_capable_terminal(file);
 }
 
 constexpr const char *as_bold = "\033[1m", *as_dim = "\033[2m", *as_red = "\033[1;31m", *as_green = "\033[32m",
@@ -55,12 +54,22 @@ void add_color_option(Command& command) {
         .allowed({"auto", "always", "never"});
 }
 
-int terminal_width() {
-  if (isatty(STDOUT_FILENO) != 1) return 0;
+bool is_capable_terminal(int file) {
+  const char* terminal = std::getenv("TERM");
+  return isatty(file) == 1 && terminal != nullptr && std::string_view(terminal) != "dumb";
+}
+
+int columns_of(int file) {
+  if (isatty(file) != 1) return 0;
   winsize size{};
   const char* stated = std::getenv("COLUMNS");
-  int columns = stated != nullptr ? std::atoi(stated) : 0;
-  if (columns <= 0 && ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0) columns = size.ws_col;
+  const int columns = stated != nullptr ? std::atoi(stated) : 0;
+  if (columns > 0) return columns;
+  return ioctl(file, TIOCGWINSZ, &size) == 0 ? size.ws_col : 0;
+}
+
+int terminal_width() {
+  const int columns = columns_of(STDOUT_FILENO);
   constexpr int narrowest = 40, widest = 200;  // longer lines of prose are hard to read
   return columns <= 0 ? 0 : std::clamp(columns, narrowest, widest);
 }

@@ -586,7 +586,10 @@ Import from_bridge_text(std::string_view text, const std::string& file, const Ma
 }
 
 Import from_bridge(const std::string& path, const Machine& machine) {
-  return from_bridge_text(read_file(path), path, machine);
+  const std::string text = read_file(path);
+  if (text.find_first_not_of(" \t\r\n") == std::string::npos)
+    throw UsageError({path, 0}, {}, "empty: overrides are lines cfg.x.y = value");
+  return from_bridge_text(text, path, machine);
 }
 
 }  // namespace pipewright::emit

@@ -88,9 +88,12 @@ class FlagImporter {
       const Position where = {launch.file, line};
       if (!word.starts_with("--")) {
         if (given_.empty()) throw UsageError(where, word.substr(0, 60), "expected a flag (--name)");
-        if (is_unset_variable(word) && !takes_values(given_.back().name)) {
-          result_.notes.push_back(word + " is not set: taken as empty");
-          continue;
+        if (is_unset_variable(word)) {
+          const Flag* flag = find_flag(given_.back().name);
+          const bool alone = !takes_values(given_.back().name) || !given_.back().values.empty();
+          if (alone || (flag != nullptr && flag->kind == Kind::special))  // of these some take a value, and ask for it
+            result_.notes.push_back(word + " is not set: taken as empty");
+          if (alone) continue;
         }
         given_.back().values.push_back(word);
         continue;

@@ -86,19 +86,39 @@ bool trains(const ShellWords& words) {
   });
 }
 
-/// bash -c "torchrun ... pretrain_gpt.py ...": the command within the word, split again.
-ShellWords unfolded(const ShellWords& words, int depth = 0) {
+bool starts_program(const ShellWords& words) {
+  return std::ranges::any_of(words, [](const ShellWord& word) {
+    return is_program(word.text) || word.text == "-m" || word.text.ends_with("torchrun");
+  });
+}
+
+/// bash -c "cd x; torchrun ... pretrain_gpt.py ...": the training command within the word, which sees what is exported.
+/// `variables` gets what it sets.
+ShellWords unfolded(const ShellWords& words, const std::string& file, std::map<std::string, std::string>& variables,
+                    int depth = 0) {
   ShellWords all;
   for (const auto& word : words) {
     const bool command = word.text.find(' ') != std::string::npos && word.text.find(".py") != std::string::npos &&
                          word.text.find("--") != std::string::npos;
-    if (!command || depth > 3) {
+    const ShellCommand* training = nullptr;
+    ShellRun run;
+    if (command && depth < 4) {
+      try {
+        run = run_shell(word.text, file, variables);
+      } catch (const UsageError&) {  // no shell's words: a program's text, say
+      }
+      for (const auto& one : run.commands)
+        if (starts_program(one.words) && (training == nullptr || trains(one.words))) training = &one;
+    }
+    if (training == nullptr) {
       all.push_back(word);
       continue;
     }
-    ShellWords inner;
-    for (auto& text : split_shell(word.text)) inner.push_back({std::move(text), word.line});
-    for (auto& one : unfolded(inner, depth + 1)) all.push_back(std::move(one));
+    auto seen = training->variables;
+    ShellWords inner = training->words;
+    for (auto& one : inner) one.line = word.line;
+    for (auto& one : unfolded(inner, file, seen, depth + 1)) all.push_back(std::move(one));
+    variables = std::move(seen);
   }
   return all;
 }
@@ -147,7 +167,7 @@ std::string trimmed_value(std::string_view text) {
 Launch launch_of_words(std::vector<ShellWord> given, const std::string& file) {
   Launch launch;
   launch.file = file;
-  const ShellWords words = unfolded(given);
+  const ShellWords words = unfolded(given, file, launch.variables);
   // The program: the first NAME.py, or what -m names where it trains; a .py after training flags is their value.
   auto script = std::ranges::find_if(words, [](const ShellWord& w) { return is_program(w.text); });
   if (script != words.end() && trains({words.begin(), script})) script = words.end();
@@ -172,12 +192,14 @@ Launch launch_of_script(std::string_view text, const std::string& file,
                         const std::map<std::string, std::string>& variables) {
   ShellRun run = run_shell(text, file, variables);
   const ShellCommand* training = nullptr;
+  const auto shows = [](const ShellCommand& command) {  // echo "torchrun ...": counts where nothing runs it
+    return command.words.front().text == "echo" || command.words.front().text == "printf";
+  };
   for (auto& command : run.commands) {
-    command.words = unfolded(command.words);
-    const bool program = std::ranges::any_of(command.words, [](const ShellWord& w) {
-      return is_program(w.text) || w.text == "-m" || w.text.ends_with("torchrun");
-    });
-    if (program && trains(command.words)) training = &command;
+    const bool shown = shows(command);
+    command.words = unfolded(command.words, file, command.variables);
+    const bool better = training == nullptr || !shown || shows(*training);
+    if (starts_program(command.words) && trains(command.words) && better) training = &command;
   }
   if (training == nullptr)
     throw UsageError({file, 0}, {},

@@ -99,6 +99,7 @@ bool ShellReader::redirection() {
   if (at(n) != '<' && at(n) != '>') return false;
   if (at(n + 1) == '(') return false;  // <(command)
   const bool here = at(n) == '<' && at(n + 1) == '<' && at(n + 2) != '<';
+  const bool text_itself = at(n) == '<' && at(n + 1) == '<' && at(n + 2) == '<';
   while (at(n) == '<' || at(n) == '>' || at(n) == '&' || at(n) == '|') ++n;
   if (here && at(n) == '-') ++n;
   advance(n);
@@ -108,6 +109,8 @@ bool ShellReader::redirection() {
   if (here) {
     const auto quotes = std::erase_if(target.text, [](char c) { return c == '\'' || c == '"' || c == '\\'; });
     here_documents_.push_back({target.text, quotes == 0});
+  } else if (text_itself) {
+    here_string_ = std::move(target);
   }
   return true;
 }

@@ -1,7 +1,10 @@
 // Expanding words; bash's manual, "Shell Expansions", as far as launch scripts use it.
 #include "shell_words.hpp"
 
+#include <fnmatch.h>
+
 #include <algorithm>
+#include <array>
 #include <cctype>
 #include <charconv>
 
@@ -108,6 +111,11 @@ class Expander {
       put_split({*printed, line_});
   }
 
+  void calculated(std::string_view raw) {
+    const auto value = arithmetic(text_of(raw), state_);
+    put(value ? std::to_string(*value) : "${arithmetic}");
+  }
+
   static std::size_t closing(std::string_view text, std::size_t i, char open, char close) {
     int depth = 0;
     for (; i < text.size(); ++i) {
@@ -136,12 +144,15 @@ class Expander {
     if (next == '(') {
       const auto end = closing(text, i + 1, '(', ')');
       if (text.substr(i, 3) == "$((") {
-        const auto inner = end > i + 3 ? text.substr(i + 3, end - i - 4) : "";
-        const auto value = arithmetic(inner, state_);
-        put(value ? std::to_string(*value) : "${arithmetic}");
+        calculated(end > i + 3 ? text.substr(i + 3, end - i - 4) : "");
       } else {
         output(text.substr(i + 2, end - std::min(end, i + 2)), in_quotes);
       }
+      return end + 1;
+    }
+    if (next == '[') {
+      const auto end = closing(text, i + 1, '[', ']');
+      calculated(text.substr(i + 2, end - i - 2));
       return end + 1;
     }
     if (next == '{') {
@@ -184,52 +195,73 @@ class Expander {
 
   void parameter(std::string_view inner, bool in_quotes) {
     const auto unknown = [&] { put("${" + std::string(inner) + "}"); };
-    if (inner.empty() || inner[0] == '!') return unknown();
+    if (inner.empty()) return unknown();
+    if (inner[0] == '!' && inner.size() > 1) {  // the variable whose name this variable holds
+      std::size_t named = 1;
+      while (named < inner.size() && name_char(inner[named])) ++named;
+      const auto pointer = state_.scalars.find(std::string(inner.substr(1, named - 1)));
+      const bool name = pointer != state_.scalars.end() && !pointer->second.text.empty() &&
+                        std::ranges::all_of(pointer->second.text, name_char);
+      return name ? parameter(pointer->second.text + std::string(inner.substr(named)), in_quotes) : unknown();
+    }
     const bool length = inner[0] == '#' && inner.size() > 1;
-    if (length) inner.remove_prefix(1);
+    std::string_view rest = length ? inner.substr(1) : inner, index;
     std::size_t end = 0;
-    while (end < inner.size() && name_char(inner[end])) ++end;
+    while (end < rest.size() && name_char(rest[end])) ++end;
     if (end == 0) end = 1;  // @ * # ? $
-    const std::string name(inner.substr(0, end));
-    std::string_view rest = inner.substr(end), index;
+    const std::string name(rest.substr(0, end));
+    rest.remove_prefix(end);
     if (rest.starts_with('[')) {
       const auto close = std::min(rest.find(']'), rest.size() - 1);
       index = rest.substr(1, close - 1);
       rest.remove_prefix(close + 1);
     }
-    if (name == "@" || name == "*") {  // the script's own arguments: none
-      nothing_ = nothing_ || name == "@";
-      return;
-    }
+    bool all = index == "@" || index == "*";
+    const bool arguments = name == "@" || name == "*";
+    if (name == "#") return state_.arguments ? put(std::to_string(state_.arguments->size())) : unknown();
 
     std::vector<ShellWord> values;
-    const auto array = state_.arrays.find(name);
-    const auto scalar = state_.scalars.find(name);
-    const bool set = array != state_.arrays.end() || scalar != state_.scalars.end();
-    if (array != state_.arrays.end()) values = array->second;
-    if (scalar != state_.scalars.end()) values = {scalar->second};
-    bool all = index == "@" || index == "*";
-    if (const auto table = state_.tables.find(name); table != state_.tables.end() && !index.empty()) {
-      std::string key;
-      for (const auto& word : Expander(state_, reader_, line_, false, depth_ + 1).run(index)) key += word.text;
-      values.clear();
+    bool set = false;
+    if (arguments) {  // none of the script's own
+      values = state_.arguments.value_or(std::vector<ShellWord>());
+      all = true;
+      index = name == "@" ? "@" : "*";
+    } else if (const auto argument = state_.arguments ? number_of(name) : 0; argument > 0) {
+      if (argument <= state_.arguments->size()) values = {(*state_.arguments)[argument - 1]};
+      set = !values.empty();
+      if (!set && rest.empty()) return;
+    } else if (const auto table = state_.tables.find(name); table != state_.tables.end() && !index.empty()) {
+      const std::string key = text_of(index);
       for (const auto& [one, value] : table->second)
         if (all || one == key) values.push_back(value);
-      if (values.empty() && !all) return;
-      return insert(values, all, index == "@", in_quotes);
+      set = !values.empty();
+      if (!set && !all && rest.empty()) return length ? put('0') : void();
+      if (!all) index = {};
+    } else {
+      const auto array = state_.arrays.find(name);
+      const auto scalar = state_.scalars.find(name);
+      set = array != state_.arrays.end() || scalar != state_.scalars.end();
+      if (array != state_.arrays.end()) values = array->second;
+      if (scalar != state_.scalars.end()) values = {scalar->second};
+      if (!index.empty() && !all) {
+        auto number = arithmetic(text_of(index), state_);
+        if (!number) return unknown();
+        if (*number < 0) number = static_cast<std::int64_t>(values.size()) + *number;
+        const bool inside = *number >= 0 && static_cast<std::size_t>(*number) < values.size();
+        values = inside ? std::vector{values[static_cast<std::size_t>(*number)]} : std::vector<ShellWord>{};
+      }
     }
-    if (!index.empty() && !all) {
-      const auto number = arithmetic(index, state_);
-      if (!number) return unknown();
-      const bool inside = *number >= 0 && static_cast<std::size_t>(*number) < values.size();
-      values = inside ? std::vector{values[static_cast<std::size_t>(*number)]} : std::vector<ShellWord>{};
+    const auto is_unknown = [](const ShellWord& value) { return is_open(value.text); };
+    if (length) {
+      if (!all && std::ranges::any_of(values, is_unknown)) return unknown();
+      return put(std::to_string(all ? values.size() : values.empty() ? 0 : values.front().text.size()));
     }
-    if (length) return put(std::to_string(all ? values.size() : values.empty() ? 0 : values.front().text.size()));
     if (!rest.empty()) {
       const bool colon =
           rest.starts_with(':') && rest.size() > 1 && std::string_view("-=+?").find(rest[1]) != std::string_view::npos;
       const char op = rest[colon ? 1 : 0];
-      const bool usable = set && !(colon && (values.empty() || values.front().text.empty()));
+      const bool usable =
+          (set || (arguments && !values.empty())) && !(colon && (values.empty() || values.front().text.empty()));
       const auto other = [&] {
         return Expander(state_, reader_, line_, !in_quotes && splits_, depth_ + 1).run(rest.substr(colon ? 2 : 1));
       };
@@ -247,10 +279,124 @@ class Expander {
         }
         return insert(fallback, true, true, in_quotes);
       }
-      if (op != '?') return unknown();  // ${NAME%.*}, ${NAME/a/b}, ${NAME:3}
+      if (op != '?') {  // ${NAME%.*}, ${NAME/a/b}, ${NAME:3}
+        if ((!set && !all) || std::ranges::any_of(values, is_unknown)) return unknown();
+        if (!all && values.size() > 1) values.resize(1);
+        if (!(op == ':' ? slice(values, rest.substr(1), all, arguments) : changed(values, rest))) return unknown();
+      }
     }
     if (!set && !all) return unknown();
     insert(values, all, index == "@", in_quotes);
+  }
+
+  /// "12" -> 12; 0: no number of an argument.
+  static std::size_t number_of(std::string_view name) {
+    std::size_t number = 0;
+    const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), number);
+    return error == std::errc() && end == name.data() + name.size() ? number : 0;
+  }
+
+  std::string text_of(std::string_view raw) {
+    std::string text;
+    for (const auto& word : Expander(state_, reader_, line_, false, depth_ + 1).run(raw)) text += word.text;
+    return text;
+  }
+
+  /// ${NAME:FROM:LENGTH} of a text or of a list; arguments count from 1. False: not known.
+  bool slice(std::vector<ShellWord>& values, std::string_view range, bool all, bool arguments) {
+    const auto colon = range.find(':');
+    const auto from = arithmetic(text_of(range.substr(0, colon)), state_);
+    const auto length = colon == std::string_view::npos ? std::optional<std::int64_t>(INT32_MAX)
+                                                        : arithmetic(text_of(range.substr(colon + 1)), state_);
+    if (!from || !length || (arguments && *from < 1)) return false;
+    const auto cut = [&](auto& sequence) {
+      const auto size = static_cast<std::int64_t>(sequence.size());
+      std::int64_t begin = *from - (arguments ? 1 : 0);
+      if (begin < 0) begin += size;
+      begin = std::clamp<std::int64_t>(begin, 0, size);
+      if (*from < 0 && *from + size < 0) begin = size;
+      const auto end = *length < 0 ? std::max(begin, size + *length) : begin + std::min(size - begin, *length);
+      sequence = std::remove_cvref_t<decltype(sequence)>(sequence.begin() + begin, sequence.begin() + end);
+    };
+    if (all) {
+      cut(values);
+    } else {
+      for (auto& value : values) cut(value.text);
+    }
+    return true;
+  }
+
+  /// ${NAME#pattern}, ##, %, %%, /pattern/text, //, /#, /%, ^, ^^, ",", ",,". False: another operator, or too long.
+  bool changed(std::vector<ShellWord>& values, std::string_view rest) {
+    const char op = rest[0];
+    rest.remove_prefix(1);
+    const bool twice = rest.starts_with(op);
+    if (twice) rest.remove_prefix(1);
+    constexpr std::size_t longest = 4096;  // bytes: every part of a value may have to be compared with the pattern
+    if (std::string_view("#%/^,").find(op) == std::string_view::npos ||
+        std::ranges::any_of(values, [](const ShellWord& value) { return value.text.size() > longest; }))
+      return false;
+    const auto matches = [](const std::string& pattern, std::string_view text) {
+      return fnmatch(pattern.c_str(), std::string(text).c_str(), 0) == 0;
+    };
+    if (op == '^' || op == ',') {
+      if (!rest.empty()) return false;
+      for (auto& value : values)
+        for (std::size_t i = 0; i < (twice ? value.text.size() : std::min<std::size_t>(1, value.text.size())); ++i) {
+          const auto c = static_cast<unsigned char>(value.text[i]);
+          value.text[i] = static_cast<char>(op == '^' ? std::toupper(c) : std::tolower(c));
+        }
+      return true;
+    }
+    if (op == '#' || op == '%') {
+      const std::string pattern = text_of(rest);
+      if (is_open(pattern)) return false;
+      for (auto& value : values) {
+        const std::size_t size = value.text.size();
+        for (std::size_t n = 0; n <= size; ++n) {
+          const std::size_t cut = twice ? size - n : n;
+          const std::string_view all = value.text;
+          if (!matches(pattern, op == '#' ? all.substr(0, cut) : all.substr(size - cut))) continue;
+          value.text = op == '#' ? value.text.substr(cut) : value.text.substr(0, size - cut);
+          break;
+        }
+      }
+      return true;
+    }
+    const bool at_begin = !twice && rest.starts_with('#'), at_end = !twice && rest.starts_with('%');
+    if (at_begin || at_end) rest.remove_prefix(1);
+    std::size_t slash = 0;
+    while (slash < rest.size() && rest[slash] != '/') slash += rest[slash] == '\\' ? 2 : 1;
+    slash = std::min(slash, rest.size());
+    const std::string pattern = text_of(rest.substr(0, slash));
+    const std::string into = text_of(slash < rest.size() ? rest.substr(slash + 1) : "");
+    if (is_open(pattern) || is_open(into)) return false;
+    constexpr std::size_t longest_replaced = 512;
+    for (auto& value : values) {
+      if (value.text.size() > longest_replaced) return false;
+      std::string out;
+      const std::string_view text = value.text;
+      bool replaced = false;
+      for (std::size_t at = 0; at <= text.size();) {
+        std::size_t length = std::string_view::npos;
+        if ((twice || !replaced) && !(at_begin && at > 0))
+          for (std::size_t n = text.size() - at + 1; n-- > (at_begin || at_end ? 0 : 1);)
+            if ((!at_end || at + n == text.size()) && matches(pattern, text.substr(at, n))) {
+              length = n;
+              break;
+            }
+        if (length != std::string_view::npos) {
+          out += into;
+          replaced = true;
+          at += length;
+          if (length > 0) continue;
+        }
+        if (at < text.size()) out += text[at];
+        ++at;
+      }
+      value.text = std::move(out);
+    }
+    return true;
   }
 
   ShellState& state_;
@@ -264,13 +410,13 @@ class Expander {
   bool nothing_ = false;  ///< a list without elements stood between the quotes
 };
 
-/// Integers with the precedence of C; names are variables.
+/// Integers with the precedence and the assignments of C; names are variables.
 class Arithmetic {
  public:
-  Arithmetic(std::string_view text, const ShellState& state, int depth) : text_(text), state_(state), depth_(depth) {}
+  Arithmetic(std::string_view text, ShellState& state, int depth) : text_(text), state_(state), depth_(depth) {}
 
   std::optional<std::int64_t> run() {
-    const auto value = level(0);
+    const auto value = sequence();
     skip();
     return at_ == text_.size() ? value : std::nullopt;
   }
@@ -287,19 +433,97 @@ class Arithmetic {
     at_ += op.size();
     return true;
   }
+  std::string_view take_name() {
+    skip();
+    const auto begin = at_;
+    if (at_ < text_.size() && std::isdigit(static_cast<unsigned char>(text_[at_])) != 0) return {};
+    while (at_ < text_.size() && name_char(text_[at_])) ++at_;
+    return text_.substr(begin, at_ - begin);
+  }
 
-  Number level(int at_least) {
-    static constexpr std::string_view rows[][6] = {{"||"},     {"&&"},         {"==", "!="}, {"<=", ">=", "<", ">"},
-                                                   {"+", "-"}, {"*", "/", "%"}};
-    if (at_least == static_cast<int>(std::size(rows))) return unary();
+  Number sequence() {
+    Number value = assignment();
+    while (take(",")) value = assignment();
+    return value;
+  }
+
+  /// NAME = ..., NAME += ..., or a condition.
+  Number assignment() {
+    if (++parts_ > most_parts) return {};
+    const auto begin = at_;
+    if (const auto name = take_name(); !name.empty())
+      for (const std::string_view op : {"=", "+=", "-=", "*=", "/=", "%="}) {
+        if (!take(op)) continue;
+        if (op == "=" && at_ < text_.size() && text_[at_] == '=') break;
+        Number value = assignment();
+        if (op != "=") value = apply(variable(name), op.substr(0, 1), value);
+        return store(name, value);
+      }
+    at_ = begin;
+    const Number asked = level(0);
+    if (!take("?")) return asked;
+    const Number one = quietly(!asked || *asked == 0, [&] { return sequence(); });
+    if (!take(":")) return {};
+    const Number other = quietly(!asked || *asked != 0, [&] { return assignment(); });
+    return !asked ? asked : *asked != 0 ? one : other;
+  }
+
+  template <class Part>
+  Number quietly(bool quiet, const Part& part) {
+    const int before = quiet_;
+    quiet_ += quiet;
+    const Number value = part();
+    quiet_ = before;
+    return value;
+  }
+
+  Number store(std::string_view name, Number value) {
+    if (quiet_ > 0) return value;
+    if (value)
+      assign_scalar(state_, std::string(name), {std::to_string(*value), 0});
+    else
+      forget(state_, std::string(name));
+    return value;
+  }
+
+  Number level(std::size_t at_least) {
+    static constexpr std::array<std::array<std::string_view, 4>, 11> rows = {{{"||"},
+                                                                              {"&&"},
+                                                                              {"|"},
+                                                                              {"^"},
+                                                                              {"&"},
+                                                                              {"==", "!="},
+                                                                              {"<=", ">=", "<", ">"},
+                                                                              {"<<", ">>"},
+                                                                              {"+", "-"},
+                                                                              {"*", "/", "%"},
+                                                                              {"**"}}};
+    if (at_least == rows.size()) return unary();
     Number left = level(at_least + 1);
     for (;;) {
       std::string_view op;
       for (const auto candidate : rows[at_least])
         if (op.empty() && !candidate.empty() && take(candidate)) op = candidate;
+      if ((op == "|" || op == "&") && at_ < text_.size() && text_[at_] == op[0]) {  // || and && bind less
+        --at_;
+        op = {};
+      }
       if (op.empty()) return left;
-      left = apply(left, op, level(at_least + 1));
+      const bool decided = !left || (op == "||" && *left != 0) || (op == "&&" && *left == 0);
+      const Number right =
+          quietly((op == "||" || op == "&&") && decided, [&] { return level(op == "**" ? at_least : at_least + 1); });
+      left = left && (op == "||" || op == "&&") && decided ? Number(*left != 0) : apply(left, op, right);
     }
+  }
+
+  static Number power(std::int64_t a, std::int64_t b) {
+    if (b < 0) return {};
+    if (a == 0 || a == 1) return b == 0 ? 1 : a;
+    if (a == -1) return b % 2 == 0 ? 1 : -1;
+    std::int64_t result = 1;
+    for (; b > 0; --b)
+      if (__builtin_mul_overflow(result, a, &result)) return {};
+    return result;
   }
 
   static Number apply(Number a, std::string_view op, Number b) {
@@ -308,12 +532,20 @@ class Arithmetic {
     if (op == "+") return __builtin_add_overflow(*a, *b, &result) ? Number() : result;
     if (op == "-") return __builtin_sub_overflow(*a, *b, &result) ? Number() : result;
     if (op == "*") return __builtin_mul_overflow(*a, *b, &result) ? Number() : result;
+    if (op == "**") return power(*a, *b);
     if (op == "/" || op == "%") {
       if (*b == 0 || (*b == -1 && *a == INT64_MIN)) return {};
       return op == "/" ? *a / *b : *a % *b;
     }
+    if (op == "<<" || op == ">>") {
+      if (*b < 0 || *b > 62) return {};
+      return op == ">>" ? *a >> *b : apply(a, "*", std::int64_t{1} << *b);
+    }
     return op == "||"   ? *a != 0 || *b != 0
            : op == "&&" ? *a != 0 && *b != 0
+           : op == "|"  ? *a | *b
+           : op == "^"  ? *a ^ *b
+           : op == "&"  ? *a & *b
            : op == "==" ? *a == *b
            : op == "!=" ? *a != *b
            : op == "<=" ? *a <= *b
@@ -323,56 +555,141 @@ class Arithmetic {
   }
 
   Number unary() {
-    if (++signs_ > 200) return {};
+    if (++parts_ > most_parts) return {};
+    for (const std::string_view op : {"++", "--"})
+      if (take(op)) {
+        const auto name = take_name();
+        return name.empty() ? Number() : store(name, apply(variable(name), op.substr(0, 1), 1));
+      }
     if (take("-")) return apply(0, "-", unary());
+    if (take("+")) return unary();
+    if (take("~")) return apply(apply(0, "-", unary()), "-", 1);
     if (take("!")) {
       const Number value = unary();
       return value ? Number(*value == 0) : value;
     }
     if (take("(")) {
-      const Number value = level(0);
+      const Number value = sequence();
       return take(")") ? value : Number();
     }
-    skip();
+    if (take("${")) {  // what nothing sets
+      at_ = std::min(text_.find('}', at_), text_.size() - 1) + 1;
+      return {};
+    }
+    if (const auto name = take_name(); !name.empty()) {
+      const Number value = variable(name);
+      for (const std::string_view op : {"++", "--"})
+        if (take(op)) {
+          store(name, apply(value, op.substr(0, 1), 1));
+          break;
+        }
+      return value;
+    }
     const auto begin = at_;
-    if (take("${")) {
-      const auto end = text_.find('}', at_);
-      if (end == std::string_view::npos) return {};
-      const auto name = text_.substr(at_, end - at_);
-      at_ = end + 1;
-      return variable(name);
-    }
-    if (take("$")) {
-    }
-    const auto word = at_;
     while (at_ < text_.size() && name_char(text_[at_])) ++at_;
-    const auto text = text_.substr(word, at_ - word);
-    if (text.empty()) return {};
-    if (word == begin && std::isdigit(static_cast<unsigned char>(text[0])) != 0) {
-      std::int64_t value = 0;
-      const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-      return error == std::errc() && end == text.data() + text.size() ? Number(value) : Number();
+    auto digits = text_.substr(begin, at_ - begin);
+    int base = 10;
+    if (digits.size() > 1 && digits[0] == '0') {
+      base = digits[1] == 'x' || digits[1] == 'X' ? 16 : 8;
+      digits.remove_prefix(base == 16 ? 2 : 1);
     }
-    return variable(text);
+    std::int64_t value = 0;
+    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value, base);
+    return error == std::errc() && end == digits.data() + digits.size() ? Number(value) : Number();
   }
 
-  Number variable(std::string_view name) const {
+  Number variable(std::string_view name) {
     const auto found = state_.scalars.find(std::string(name));
     if (found == state_.scalars.end() || depth_ > 10) return {};
-    return Arithmetic(found->second.text, state_, depth_ + 1).run();
+    const std::string text = found->second.text;
+    return text.empty() ? Number(0) : Arithmetic(text, state_, depth_ + 1).run();
   }
 
+  static constexpr int most_parts = 400;  ///< of an expression
   std::string_view text_;
-  const ShellState& state_;
+  ShellState& state_;
   int depth_;
   std::size_t at_ = 0;
-  int signs_ = 0;
+  int parts_ = 0, quiet_ = 0;
 };
+
+/// Behind the ${ } or $( ) that begins here; otherwise `at`.
+std::size_t end_of_expansion(std::string_view text, std::size_t at) {
+  if (text[at] != '$' || at + 1 >= text.size() || (text[at + 1] != '{' && text[at + 1] != '(')) return at;
+  const char open = text[at + 1], close = open == '{' ? '}' : ')';
+  int depth = 0;
+  for (++at; at < text.size(); ++at) {
+    depth += (text[at] == open) - (text[at] == close);
+    if (depth == 0) return at + 1;
+  }
+  return at;
+}
+
+/// a{b,c}{1..3} -> ab1 ab2 ab3 ac1 ...; quotes and ${} protect.
+void expand_braces(const std::string& text, std::vector<std::string>& out, std::size_t from = 0) {
+  constexpr std::size_t most = 10'000;
+  char quote = 0;
+  for (std::size_t i = from; i < text.size(); ++i) {
+    const char c = text[i];
+    if (c == '\\' && quote != '\'') {
+      ++i;
+    } else if (quote != 0) {
+      quote = c == quote ? '\0' : quote;
+    } else if (c == '"' || c == '\'' || c == '`') {
+      quote = c;
+    } else if (const auto expansion = end_of_expansion(text, i); expansion > i) {
+      i = expansion - 1;
+    } else if (c == '{') {
+      std::vector<std::string> choices(1);
+      int depth = 0;
+      std::size_t end = i + 1;
+      for (; end < text.size() && (depth > 0 || text[end] != '}'); ++end) {
+        if (std::string_view("\"'`\\").find(text[end]) != std::string_view::npos) return out.push_back(text);
+        if (const auto within = end_of_expansion(text, end); within > end) {
+          choices.back() += text.substr(end, within - end);
+          end = within - 1;
+          continue;
+        }
+        depth += (text[end] == '{') - (text[end] == '}');
+        if (text[end] == ',' && depth == 0)
+          choices.emplace_back();
+        else
+          choices.back() += text[end];
+      }
+      if (end >= text.size()) continue;
+      if (const auto dots = choices.front().find(".."); choices.size() == 1 && dots != std::string::npos) {
+        std::int64_t first = 0, last = 0;
+        const auto reads = [](std::string_view number, std::int64_t& value) {
+          const auto [stop, error] = std::from_chars(number.data(), number.data() + number.size(), value);
+          return error == std::errc() && stop == number.data() + number.size() && number.size() < 7;
+        };
+        const std::string_view range = choices.front();
+        if (!reads(range.substr(0, dots), first) || !reads(range.substr(dots + 2), last)) continue;
+        choices.clear();
+        for (auto n = first; choices.size() < most; n += first <= last ? 1 : -1) {
+          choices.push_back(std::to_string(n));
+          if (n == last) break;
+        }
+      } else if (choices.size() == 1) {
+        continue;
+      }
+      for (const auto& choice : choices) {
+        if (out.size() >= most) return;
+        expand_braces(text.substr(0, i) + choice + text.substr(end + 1), out, i);
+      }
+      return;
+    }
+  }
+  out.push_back(text);
+}
 
 }  // namespace
 
 void expand(const Raw& raw, ShellState& state, const ShellReader& reader, std::vector<ShellWord>& out) {
-  for (auto& word : Expander(state, reader, raw.line, true).run(raw.text)) out.push_back(std::move(word));
+  std::vector<std::string> texts;
+  expand_braces(raw.text, texts);
+  for (const auto& text : texts)
+    for (auto& word : Expander(state, reader, raw.line, true).run(text)) out.push_back(std::move(word));
 }
 
 ShellWord joined(const Raw& raw, ShellState& state, const ShellReader& reader) {
@@ -382,8 +699,21 @@ ShellWord joined(const Raw& raw, ShellState& state, const ShellReader& reader) {
   return word;
 }
 
-std::optional<std::int64_t> arithmetic(std::string_view expression, const ShellState& state) {
+std::optional<std::int64_t> arithmetic(std::string_view expression, ShellState& state) {
   return Arithmetic(expression, state, 0).run();
+}
+
+void assign_scalar(ShellState& state, const std::string& name, ShellWord value) {
+  if (const auto array = state.arrays.find(name); array != state.arrays.end() && !array->second.empty())
+    array->second.front() = std::move(value);
+  else
+    state.scalars[name] = std::move(value);
+}
+
+void forget(ShellState& state, const std::string& name) {
+  state.scalars.erase(name);
+  state.arrays.erase(name);
+  state.tables.erase(name);
 }
 
 std::size_t assignment(std::string_view word) {

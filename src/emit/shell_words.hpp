@@ -9,6 +9,7 @@
 #include <set>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "shell.hpp"
@@ -27,6 +28,8 @@ struct ShellState {
   std::map<std::string, std::vector<ShellWord>> arrays;
   std::map<std::string, std::map<std::string, ShellWord>> tables;  ///< arrays whose keys are words (declare -A)
   std::set<std::string> exported;
+  /// $1, $2, ... of a function, or what `set --` said; nullopt: the script's own, which nobody knows.
+  std::optional<std::vector<ShellWord>> arguments;
   std::size_t words = 0;  ///< made so far
   /// What a command in $( ) prints, where that is known without running anything.
   std::function<std::optional<std::string>(std::string_view command, int line)> output;
@@ -62,6 +65,8 @@ class ShellReader {
   void skip_redirections();
   /// The text of the here-document that begins at the next newline, as a raw word; nullopt: there is none.
   std::optional<Raw> coming_document() const;
+  /// The last <<< word that was passed over since this was asked.
+  std::optional<Raw> take_here_string() { return std::exchange(here_string_, std::nullopt); }
   bool at_function();
   std::string take_function_name();
   std::string take_arithmetic();                   ///< of (( .. ))
@@ -86,14 +91,22 @@ class ShellReader {
     bool expands;  ///< the delimiter is not quoted
   };
   std::vector<HereDocument> here_documents_;  ///< those that begin at the next newline
+  std::optional<Raw> here_string_;
 };
 
 /// Appends the words that `raw` becomes.
 void expand(const Raw& raw, ShellState& state, const ShellReader& reader, std::vector<ShellWord>& out);
 /// The same as one word, as on the right of an assignment.
 ShellWord joined(const Raw& raw, ShellState& state, const ShellReader& reader);
-/// nullopt: it depends on what is not known, or is no integer expression.
-std::optional<std::int64_t> arithmetic(std::string_view expression, const ShellState& state);
+/// Of an expression whose $ are expanded; may assign to variables. nullopt: it depends on what is not known, or is no
+/// integer expression.
+std::optional<std::int64_t> arithmetic(std::string_view expression, ShellState& state);
+/// NAME=value, an array's first element where NAME is one.
+void assign_scalar(ShellState& state, const std::string& name, ShellWord value);
+/// Neither variable nor array any more.
+void forget(ShellState& state, const std::string& name);
+/// Does a part of it depend on what is not known?
+inline bool is_open(std::string_view text) { return text.find("${") != std::string_view::npos; }
 /// Where the "=" of NAME=..., NAME+=... or NAME[KEY]=... stands; npos: the word is no assignment.
 std::size_t assignment(std::string_view word);
 /// Words of a line as a shell splits them; an open quote ends with the line.

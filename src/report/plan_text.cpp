@@ -165,7 +165,9 @@ std::string searched(const plan::Searched& s) {
   part(s.not_modelled, "not modelled");
   part(s.undecided, "left undecided");
   if (s.interrupted) out += "; stopped early";
-  if (s.predicted > 0 && s.gap > 0)
+  if (s.predicted > 0 && s.gap >= 1)  // no bound but zero
+    out += "; how fast what was not simulated may be is not known yet";
+  else if (s.predicted > 0 && s.gap > 0)
     out += fmt::format("; nothing that fits is more than {:.1f} % faster", std::ceil(1000 * s.gap) / 10);
   else if (s.proved_optimal)
     out += "; none that was not simulated can be faster";

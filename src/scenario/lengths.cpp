@@ -54,8 +54,9 @@ class Lengths {
   /// A line holds lengths apart from each other by blanks or commas: one, or those of a ready row.
   void add_file(const std::string& name, const Position& where, const std::string& key) {
     const auto is_file = [](const std::filesystem::path& path) {
-      std::error_code error;  // a name that is too long is no file either
-      return std::filesystem::is_regular_file(path, error);
+      std::error_code error;  // a name that is too long is no file either; a pipe (`<(...)` of a shell) is one
+      const auto status = std::filesystem::status(path, error);
+      return std::filesystem::exists(status) && !std::filesystem::is_directory(status);
     };
     const std::filesystem::path beside = std::filesystem::path(where.file).parent_path() / name;
     const std::string path = is_file(beside) ? beside.string() : name;

@@ -84,6 +84,30 @@ for words in --version --help 'simulate base.yaml' 'simulate base.yaml --json -'
   [ $? = 2 ] || say "$words >/dev/full ended with $?"
 done
 
+# ... and the answer is told all the same: it may have taken an hour.
+for words in 'simulate base.yaml' 'plan base.yaml' 'sweep base.yaml --over micro_batch_size=1'; do
+  "$program" $words >told || say "$words failed"
+  for output in --json --report; do
+    "$program" $words $output /dev/full >out 2>err
+    [ $? = 2 ] || say "$words $output /dev/full ended with $?"
+    grep -q 'No space left' err || say "$words $output /dev/full: $(cat err)"
+    cmp -s out told || say "$words $output /dev/full kept its answer to itself"
+  done
+done
+
+# "-" and pipes are inputs.
+words() { sed 's/stdin/base/g' | tr -s ' \n' ' '; }
+"$program" simulate base.yaml | words >told
+"$program" simulate - <base.yaml | words | cmp -s - told || say "simulate - of a file differs"
+cat base.yaml | "$program" simulate - | words | cmp -s - told || say "simulate - of a pipe differs"
+mkfifo pipe
+for side in 'pipe base.yaml' 'base.yaml pipe'; do
+  cat base.yaml >pipe &
+  "$program" diff $side >out 2>err || say "diff $side: $(cat err)"
+done
+cat base.yaml | "$program" diff - base.yaml >out 2>err || say "diff -: $(cat err)"
+"$program" diff - base.yaml <base.yaml >out 2>err || say "diff - of a file: $(cat err)"
+
 # A sweep that is stopped writes what it has; its status says that rows are missing.
 rm -f rows.csv
 "$program" sweep base.yaml --over "global_batch_size=$(seq -s, 8192 64 65536)" --csv rows.csv >out 2>err &

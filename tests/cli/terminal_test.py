@@ -80,6 +80,26 @@ check(any(len(line) > 60 for line in prose(plain)), "... and is wider in a pipe"
 check(re.sub(r"\s+", " ", bare) == re.sub(r"\s+", " ", plain), "no word is lost")
 check(all(len(line) <= 50 for line in prose(re.sub("\033\\[[0-9;]*m", "", terminal("simulate", SCENARIO, columns=100, COLUMNS="50")))), "COLUMNS goes before the terminal's own")
 
+# Progress: one line, however narrow the terminal is, and no escapes where it knows none.
+def progress(columns, **more):
+    outer, inner = pty.openpty()
+    fcntl.ioctl(inner, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    subprocess.run([PROGRAM, "simulate", SCENARIO], stdout=subprocess.DEVNULL, stderr=inner, env=environment(**more))
+    os.write(inner, b"end")
+    os.close(inner)
+    text = b""
+    while not text.endswith(b"end"):
+        text += os.read(outer, 65536)
+    os.close(outer)
+    return text[:-3].decode()
+
+
+for columns in (20, 60, 200):
+    lines = progress(columns).replace("\033[K", "").split("\r")
+    check(any(lines), "progress is shown on a terminal")
+    check(all(len(line) < columns for line in lines), f"progress on {columns} columns: {lines}")
+check("\033" not in progress(60, TERM="dumb"), "progress on a dumb terminal")
+
 rules = pipe("list", "rules").stdout
 some = pipe("list", "rules", "RECOMPUTE", "mla").stdout
 check(0 < len(some) < len(rules) / 4, "list rules takes words")

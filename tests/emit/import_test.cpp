@@ -253,12 +253,45 @@ launch 2
   CHECK(s.settings.recompute_granularity == "full");
   CHECK(s.settings.use_distributed_optimizer);
   CHECK_FALSE(s.model.add_bias_linear);
-  CHECK(s.cluster.num_gpus == 16);
+  CHECK(s.cluster.num_gpus == 32);  // sbatch sets SLURM_NNODES
   CHECK(s.environment.at("CUDA_DEVICE_MAX_CONNECTIONS") == "1");
   const auto other = import_of({{"TP", "1"}, {"SLURM_NNODES", "8"}}).scenario;
   CHECK(other.settings.tensor_model_parallel_size == 1);
   CHECK_FALSE(other.settings.sequence_parallel);
   CHECK(other.cluster.num_gpus == 64);
+}
+
+TEST_CASE("a script's words that are not set are told, and what only prints a command runs nothing") {
+  const std::string text = R"(GPUS=8
+run() { local tp=$1; shift; torchrun --nproc_per_node $GPUS pretrain_gpt.py ${ARGS[@]} --tensor-model-parallel-size $tp "$@"; }
+ARGS=(--num-layers 4 --hidden-size 1024 --num-attention-heads 8)
+ARGS[${#ARGS[@]}]="--bf16"
+ARGS+=("--seq-length 1024" --vocab-size $((32 * 1000)))
+mkdir -p logs && MBS=2
+srun -N 2 bash -c 'cd /workspace && export NCCL_DEBUG=WARN; exec python pretrain_gpt.py --num-layers 1 > log 2>&1'
+run 2 --sequence-parallel --micro-batch-size $MBS $EXTRA --swiglu $MORE
+echo "ran: torchrun pretrain_gpt.py --num-layers 99"
+)";
+  const auto import = emit::from_launch_file(text, "train.sh", {0, 8, "h100-sxm", ""});
+  CHECK(import.scenario.model.num_layers == 4);
+  CHECK(import.scenario.model.vocab_size == 32000);
+  CHECK(import.scenario.settings.bf16);
+  CHECK(import.scenario.settings.tensor_model_parallel_size == 2);
+  CHECK(import.scenario.settings.sequence_parallel);
+  CHECK(import.scenario.settings.micro_batch_size == 2);
+  CHECK(import.scenario.cluster.num_gpus == 8);
+  for (const char* name : {"EXTRA", "MORE"})
+    CHECK(std::ranges::find(import.notes, "${" + std::string(name) + "} is not set: taken as empty") !=
+          import.notes.end());
+  const auto within = emit::from_launch_file(
+      "export N=4\nsrun -N 2 --ntasks-per-node=8 bash -c 'cd /w && export NCCL_DEBUG=WARN; torchrun pretrain_gpt.py "
+      "--num-layers $N "
+      "--hidden-size 64 --num-attention-heads 2 --seq-length 64 --vocab-size 320 --micro-batch-size 1 --bf16 > log "
+      "2>&1'\n",
+      "train.sh", {0, 8, "h100-sxm", ""});
+  CHECK(within.scenario.model.num_layers == 4);
+  CHECK(within.scenario.cluster.num_gpus == 16);
+  CHECK(within.scenario.environment.at("NCCL_DEBUG") == "WARN");
 }
 
 TEST_CASE("a script's faults are named with its line") {
