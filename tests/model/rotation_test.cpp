@@ -55,7 +55,8 @@ Work rotation(const Piece& piece, const std::vector<Step>& steps, const std::str
     if (step.kind == Step::Kind::synchronize) ++work.waits;
     if (step.kind != Step::Kind::launch || !step.runs(0)) continue;
     const auto& kernel = piece.kernels[step.index];
-    if (kernel.host_family != "small" || !kernel.name.starts_with("attention." + of + " ")) continue;
+    const bool eager = kernel.host_family == "small" || kernel.host_family == "rotation";
+    if (!eager || !kernel.name.starts_with("attention." + of + " ")) continue;
     work.us += kernel.share * profile.time(kernel.key)->ns / 1000;
     work.launches += kernel.launches;
   }
