@@ -147,6 +147,11 @@ void Searcher::move_ahead(const std::vector<std::size_t>& structures) {
         break;
       }
     }
+  std::vector<std::size_t> unbounded;
+  for (const auto& move : moves)
+    if (!trials_[move.step].offload_bounded && std::ranges::find(unbounded, move.step) == unbounded.end())
+      unbounded.push_back(move.step);
+  in_parallel(unbounded.size(), [&](std::size_t n) { bound_offload(unbounded[n]); });
   std::vector<std::optional<std::size_t>> offloads(moves.size());
   in_parallel(moves.size(), [&](std::size_t n) { offloads[n] = likely_offload(moves[n].step, moves[n].spare); });
   std::vector<std::size_t> fresh;

@@ -289,9 +289,10 @@ void Searcher::floor_of(std::size_t index) {
       trial.may_fit = found.lacking <= Bytes(0);
     }
     trial.may_fit = trial.may_fit && may_fit(s, known_[trial.structure].state);
-    if (trial.may_fit && trial.least < mark_) {
+    // What does not fit needs a time, too, where nothing else gave it one: more recompute and offload take no less.
+    if ((trial.may_fit && trial.least < mark_) || trial.least <= 0) {
       const auto floor = options_.floor(s);
-      trial.may_fit = floor.fits;
+      trial.may_fit = trial.may_fit && floor.fits;
       trial.least = std::max(trial.least, cost(floor, objective_));
     }
     trial.fits_by_floor = trial.may_fit;
