@@ -5,7 +5,6 @@
 #include <sstream>
 
 #include "packed_rows.hpp"
-#include "pipewright/effects.hpp"
 #include "pipewright/model.hpp"
 #include "pipewright/scenario/derived.hpp"
 #include "pipewright/scenario/fields.hpp"

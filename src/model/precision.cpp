@@ -1,8 +1,6 @@
 #include "precision.hpp"
 
-#include <algorithm>
-
-#include "pipewright/effects.hpp"
+#include "pipewright/scenario/derived.hpp"
 #include "pipewright/scenario/fields.hpp"
 
 namespace pipewright::model {

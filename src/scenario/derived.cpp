@@ -397,4 +397,6 @@ Position position(const Scenario& s, const std::string& name) {
   return found == s.positions.end() ? s.origin : found->second;
 }
 
+bool ignores(const Scenario& s, std::string_view name) { return std::ranges::find(s.ignore, name) != s.ignore.end(); }
+
 }  // namespace pipewright::scenario

@@ -253,8 +253,6 @@ Strings let_through(const Scenario& s) {
   return names;
 }
 
-bool ignores(const Scenario& s, std::string_view name) { return std::ranges::find(s.ignore, name) != s.ignore.end(); }
-
 void ignore(Scenario& s, std::string_view text, const Position& where) {
   const std::string name = effect_name(text);
   const auto known = effect_index().find(name);

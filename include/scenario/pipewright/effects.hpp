@@ -63,8 +63,6 @@ std::vector<Unmodelled> unmodelled(const Scenario& scenario);
 void refuse_unmodelled(const Scenario& scenario);
 /// Names in use that are not modelled and were let through: no interval holds.
 Strings let_through(const Scenario& scenario);
-/// Does the scenario let this name through?
-bool ignores(const Scenario& scenario, std::string_view name);
 /// Puts a name into the scenario's list. Throws for one that is not refused in any version.
 void ignore(Scenario& scenario, std::string_view name, const Position& where);
 

@@ -86,6 +86,9 @@ bool asks_for_determinism(const Scenario&);
 bool attends_deterministically(const Scenario&);
 std::string variable(const Scenario&, const std::string& name, const std::string& otherwise = {});  ///< environment
 
+/// Does the scenario let this name through (`ignore:`, --ignore)?
+bool ignores(const Scenario&, std::string_view name);
+
 /// What a model chunk holds. Layers are counted from 0 over the whole model (reference 1.9).
 struct Stage {
   Ints layers;
