@@ -10,27 +10,21 @@
 
 #include <fmt/format.h>
 #include <fnmatch.h>
-#include <regex.h>
 
 #include <algorithm>
 #include <array>
-#include <cctype>
-#include <charconv>
 #include <cstdlib>
 #include <deque>
 #include <optional>
 #include <utility>
 
+#include "sbatch.hpp"
+#include "shell_condition.hpp"
 #include "shell_words.hpp"
 
 namespace pipewright::emit {
 
 namespace {
-
-/// likely: of a program that ran, and that nobody asks anything.
-enum class Truth : unsigned char { no, yes, unknown, likely };
-
-Truth operator!(Truth t) { return t == Truth::yes ? Truth::no : t == Truth::no ? Truth::yes : Truth::unknown; }
 
 /// What goes on behind here no more: a loop's pass, a loop, a function.
 enum class Leaving : unsigned char { none, pass, loop, function };
@@ -55,8 +49,8 @@ class Shell {
   Shell& operator=(const Shell&) = delete;
 
   ShellRun run() {
-    directives();
-    slurm();
+    result_.directives = sbatch_directives(in_->text());
+    set_as_sbatch(result_.directives, state_);
     whole();
     return std::move(result_);
   }
@@ -64,47 +58,12 @@ class Shell {
  private:
   using Words = std::vector<std::string_view>;
 
-  /// What sbatch sets for the script, as its #SBATCH lines say (sbatch(1), "Output environment variables").
-  void slurm() {
-    static const std::map<std::string, std::vector<std::string>> names = {
-        {"--nodes", {"SLURM_NNODES", "SLURM_JOB_NUM_NODES"}},
-        {"-N", {"SLURM_NNODES", "SLURM_JOB_NUM_NODES"}},
-        {"--gpus-per-node", {"SLURM_GPUS_PER_NODE", "SLURM_GPUS_ON_NODE"}},
-        {"--ntasks-per-node", {"SLURM_NTASKS_PER_NODE"}},
-        {"--ntasks", {"SLURM_NTASKS", "SLURM_NPROCS"}},
-        {"-n", {"SLURM_NTASKS", "SLURM_NPROCS"}},
-        {"--cpus-per-task", {"SLURM_CPUS_PER_TASK"}}};
-    const auto& words = result_.directives;
-    for (std::size_t i = 0; i < words.size(); ++i) {
-      const auto equals = words[i].text.find('=');
-      const auto found = names.find(words[i].text.substr(0, equals));
-      if (found == names.end() || (equals == std::string::npos && i + 1 == words.size())) continue;
-      const std::string value = equals == std::string::npos ? words[i + 1].text : words[i].text.substr(equals + 1);
-      if (value.empty() || value.find_first_not_of("0123456789") != std::string::npos) continue;
-      for (const auto& name : found->second) {
-        if (state_.exported.contains(name)) continue;  // --env says it
-        state_.scalars[name] = {value, words[i].line};
-      }
-    }
-  }
-
   Truth whole() {
     const Truth truth = list({}, true);
     if (!in_->at_end()) throw in_->error("a \")\", \"}\", fi, done or esac without its beginning");
     return truth;
   }
   bool going() const { return !stopped_ && leaving_ == Leaving::none; }
-
-  void directives() {
-    std::string_view text = in_->text();
-    int line = 1;
-    for (std::size_t at = 0; at < text.size(); ++line) {
-      const auto end = std::min(text.find('\n', at), text.size());
-      if (auto row = text.substr(at, end - at); row.starts_with("#SBATCH"))
-        for (const auto& word : split_words(row.substr(7))) result_.directives.push_back({word, line});
-      at = end + 1;
-    }
-  }
 
   /// Commands up to one of `ends` (which stays to be read); returns the truth of the last.
   Truth list(const Words& ends, bool active) {
@@ -361,7 +320,7 @@ class Shell {
       if (raws.empty()) {
         if (auto value = assign(*raw, active, {})) {
           if (!value->first.empty()) {
-            before.emplace(value->first, known(value->first));
+            before.emplace(value->first, state_.known(value->first));
             assign_scalar(state_, value->first, std::move(value->second));
           }
           continue;
@@ -388,7 +347,7 @@ class Shell {
       return Truth::yes;
     }
     std::map<std::string, std::optional<ShellWord>> own;  // what the command alone sees, not its words
-    for (const auto& [name, old] : before) own[name] = known(name);
+    for (const auto& [name, old] : before) own[name] = state_.known(name);
     restore(before);
     ShellCommand command;
     for (const Raw& raw : raws) expand(raw, state_, *in_.reader, command.words);
@@ -408,13 +367,6 @@ class Shell {
       else
         state_.scalars.erase(name);
     }
-  }
-
-  std::optional<ShellWord> known(const std::string& name) const {
-    if (const auto scalar = state_.scalars.find(name); scalar != state_.scalars.end()) return scalar->second;
-    const auto array = state_.arrays.find(name);
-    if (array == state_.arrays.end() || array->second.empty()) return {};
-    return array->second.front();
   }
 
   /// Before `declare -A NAME` and so on: what kind NAME is; a function's own come back as they were when it ends.
@@ -482,7 +434,7 @@ class Shell {
     ShellWord value = joined(Raw{raw.text.substr(equals + 1), raw.line}, state_, *in_.reader);
     if (append) {
       const auto sooner = declared.find(name);
-      if (const auto old = sooner != declared.end() ? std::optional(sooner->second) : known(name))
+      if (const auto old = sooner != declared.end() ? std::optional(sooner->second) : state_.known(name))
         value = {old->text + value.text, old->line};
     }
     if (value.text.size() > ShellState::longest) throw in_->error(name + " grows beyond 1 MiB");
@@ -576,7 +528,7 @@ class Shell {
       for (const auto& name : names) state_.scalars[name] = {"${" + name + "}", text.line};
       return;
     }
-    const auto separators = known("IFS").value_or(ShellWord{" \t\n", 0}).text;
+    const auto separators = state_.known("IFS").value_or(ShellWord{" \t\n", 0}).text;
     const auto separates = [&](char c) { return separators.find(c) != std::string::npos; };
     const auto space = [&](char c) { return (blank(c) || c == '\n') && separates(c); };
     std::vector<ShellWord> parts;
@@ -629,7 +581,7 @@ class Shell {
   Truth built_in(ShellCommand command, const std::vector<Raw>& raws, int line) {
     auto& words = command.words;
     const std::string name = words.front().text;
-    if (name == "[" || name == "[[" || name == "test") return test(raws);
+    if (name == "[" || name == "[[" || name == "test") return condition_of(raws, state_, *in_.reader);
     if (name == "true" || name == ":") return Truth::yes;
     if (name == "false") return Truth::no;
     if (name == "exit" || name == "return") {
@@ -746,113 +698,6 @@ class Shell {
     in_.reader = from;
     --depth_;
     return truth;
-  }
-
-  // ---- Conditions: [ a == b -a -n c ], [[ a == b && ! -z c ]]
-
-  Truth test(const std::vector<Raw>& raws) {
-    std::vector<std::string> words;
-    for (std::size_t i = 1; i < raws.size(); ++i) {
-      if (raws[i].text == "]" || raws[i].text == "]]") break;
-      Raw raw = raws[i];
-      if (raws[i - 1].text == "=~")  // a regular expression keeps its backslashes
-        for (std::size_t at = 0; (at = raw.text.find('\\', at)) != std::string::npos; at += 2)
-          raw.text.insert(at, "\\");
-      const std::string text = joined(raw, state_, *in_.reader).text;
-      words.push_back(is_unset_variable(text) ? "" : text);
-    }
-    std::size_t at = 0;
-    const Truth truth = any(words, at);
-    return at == words.size() ? truth : Truth::unknown;
-  }
-  /// text =~ pattern, whose groups become BASH_REMATCH.
-  Truth matches(const std::string& text, const std::string& pattern) {
-    constexpr std::size_t longest = 300, groups = 10;
-    // What would take long or much memory (references to groups, large counts) is not looked at.
-    bool plain = pattern.size() <= longest && text.size() <= longest && std::ranges::count(pattern, '{') <= 2;
-    for (std::size_t i = 0; i + 2 < pattern.size(); ++i) {
-      const auto digit = [&](std::size_t at) { return std::isdigit(static_cast<unsigned char>(pattern[at])) != 0; };
-      plain = plain && !(pattern[i] == '\\' && digit(i + 1)) && !(digit(i) && digit(i + 1) && digit(i + 2));
-    }
-    regex_t compiled;
-    if (!plain || regcomp(&compiled, pattern.c_str(), REG_EXTENDED) != 0) return Truth::unknown;
-    std::array<regmatch_t, groups> found{};
-    const bool is = regexec(&compiled, text.c_str(), groups, found.data(), 0) == 0;
-    regfree(&compiled);
-    auto& parts = state_.arrays["BASH_REMATCH"];
-    parts.clear();
-    for (const auto& part : found)
-      if (is && part.rm_so >= 0)
-        parts.push_back(
-            {text.substr(static_cast<std::size_t>(part.rm_so), static_cast<std::size_t>(part.rm_eo - part.rm_so)), 0});
-    return is ? Truth::yes : Truth::no;
-  }
-  Truth any(const std::vector<std::string>& words, std::size_t& at) {
-    Truth truth = all(words, at);
-    while (at < words.size() && (words[at] == "||" || words[at] == "-o")) {
-      const Truth right = all(words, ++at);
-      truth = truth == Truth::yes || right == Truth::yes ? Truth::yes : truth == Truth::no ? right : truth;
-    }
-    return truth;
-  }
-  Truth all(const std::vector<std::string>& words, std::size_t& at) {
-    Truth truth = one(words, at);
-    while (at < words.size() && (words[at] == "&&" || words[at] == "-a")) {
-      const Truth right = one(words, ++at);
-      truth = truth == Truth::no || right == Truth::no ? Truth::no : truth == Truth::yes ? right : truth;
-    }
-    return truth;
-  }
-  Truth one(const std::vector<std::string>& words, std::size_t& at) {
-    const auto left = [&] { return words.size() - at; };
-    if (left() == 0) return Truth::unknown;
-    if (words[at] == "!") {
-      const Truth truth = one(words, ++at);
-      return !truth;
-    }
-    if (words[at] == "(") {
-      const Truth truth = any(words, ++at);
-      if (at >= words.size() || words[at] != ")") return Truth::unknown;
-      ++at;
-      return truth;
-    }
-    const std::string& first = words[at];
-    const auto yes = [](bool is) { return is ? Truth::yes : Truth::no; };
-    static const std::set<std::string> operators = {"=",   "==",  "!=",  "-eq", "-ne", "-gt",
-                                                    "-ge", "-lt", "-le", "=~",  "<",   ">"};
-    if (left() >= 3 && operators.contains(words[at + 1])) {
-      const std::string &op = words[at + 1], &second = words[at + 2];
-      at += 3;
-      if (first.find("${") != std::string::npos || second.find("${") != std::string::npos) return Truth::unknown;
-      if (op == "=" || op == "==") return yes(fnmatch(second.c_str(), first.c_str(), 0) == 0);
-      if (op == "!=") return yes(fnmatch(second.c_str(), first.c_str(), 0) != 0);
-      if (op == "<") return yes(first < second);
-      if (op == ">") return yes(first > second);
-      if (op == "=~") return matches(first, second);
-      const auto a = arithmetic(first, state_), b = arithmetic(second, state_);
-      if (op[0] != '-' || !a || !b) return Truth::unknown;
-      return yes(op == "-eq"   ? *a == *b
-                 : op == "-ne" ? *a != *b
-                 : op == "-gt" ? *a > *b
-                 : op == "-ge" ? *a >= *b
-                 : op == "-lt" ? *a < *b
-                               : *a <= *b);
-    }
-    if (left() >= 2 && (first == "-z" || first == "-n")) {
-      at += 2;
-      return yes(words[at - 1].empty() == (first == "-z"));
-    }
-    if (left() >= 2 && first == "-v") {
-      at += 2;
-      const auto& name = words[at - 1];
-      return known(name) || state_.tables.contains(name) ? Truth::yes : Truth::unknown;
-    }
-    if (left() >= 2 && first.size() == 2 && first[0] == '-') {
-      at += 2;
-      return Truth::unknown;  // -f, -d, -v, ...: the machine's
-    }
-    ++at;
-    return yes(!first.empty());
   }
 
   /// What a function's `local` hides.

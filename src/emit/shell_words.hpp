@@ -33,6 +33,9 @@ struct ShellState {
   std::size_t words = 0;  ///< made so far
   /// What a command in $( ) prints, where that is known without running anything.
   std::function<std::optional<std::string>(std::string_view command, int line)> output;
+
+  /// $NAME: a variable, or an array's first element.
+  std::optional<ShellWord> known(const std::string& name) const;
 };
 
 inline bool name_char(char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_'; }
