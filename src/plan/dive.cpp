@@ -241,7 +241,7 @@ std::vector<std::size_t> Searcher::with_offload(std::size_t centre, double limit
 bool Searcher::try_all(const std::vector<std::size_t>& structures, bool offload, double limit) {
   if (structures.empty()) return false;
   for (const auto i : structures) (offload ? known_[i].climbed_offload : known_[i].climbed) = true;
-  Only only{{structures.begin(), structures.end()}, offload, true, offload};
+  Only only{{structures.begin(), structures.end()}, offload};
   const auto looks = [&](int most) {
     for (int n = 0; n < most && !interrupted_; ++n)
       if (!look(std::min(limit, fastest() * (1 - tie_share)), only)) break;

@@ -115,6 +115,12 @@ void Searcher::skip_ahead(const std::vector<std::size_t>& structures) {
   for (std::size_t n = 0; n < structures.size() && !interrupted_; ++n) open_ahead(structures[n], likely[n]);
 }
 
+/// Trials that were just opened.
+void Searcher::follow(const std::vector<std::size_t>& fresh) {
+  in_parallel(fresh.size(), [&](std::size_t n) { floor_of(fresh[n]); });
+  for (const auto i : fresh) settle(i);
+}
+
 void Searcher::open_ahead(std::size_t structure, const std::vector<std::size_t>& steps) {
   std::vector<std::size_t> fresh;
   for (const auto step : steps) {
@@ -125,15 +131,18 @@ void Searcher::open_ahead(std::size_t structure, const std::vector<std::size_t>&
     node.cost = least_of_step(structure, step);
     std::ranges::copy(opened(node), std::back_inserter(fresh));
   }
-  in_parallel(fresh.size(), [&](std::size_t n) { floor_of(fresh[n]); });
-  for (const auto i : fresh) settle(i);
+  follow(fresh);
 }
 
 /// The same with what is moved, of what does not fit without.
 void Searcher::move_ahead(const std::vector<std::size_t>& structures) {
   std::vector<std::vector<LikelyMove>> likely(structures.size());
   in_parallel(structures.size(), [&](std::size_t n) { likely[n] = likely_moves(structures[n]); });
-  std::vector<LikelyMove> moves;  // of a trial each
+  struct Move {
+    std::size_t trial;
+    Bytes spare;
+  };
+  std::vector<Move> moves;
   for (std::size_t n = 0; n < structures.size() && !interrupted_; ++n)
     for (const auto& move : likely[n]) {
       open_ahead(structures[n], {move.step});
@@ -149,22 +158,21 @@ void Searcher::move_ahead(const std::vector<std::size_t>& structures) {
     }
   std::vector<std::size_t> unbounded;
   for (const auto& move : moves)
-    if (!trials_[move.step].offload_bounded && std::ranges::find(unbounded, move.step) == unbounded.end())
-      unbounded.push_back(move.step);
+    if (!trials_[move.trial].offload_bounded && std::ranges::find(unbounded, move.trial) == unbounded.end())
+      unbounded.push_back(move.trial);
   in_parallel(unbounded.size(), [&](std::size_t n) { bound_offload(unbounded[n]); });
   std::vector<std::optional<std::size_t>> offloads(moves.size());
-  in_parallel(moves.size(), [&](std::size_t n) { offloads[n] = likely_offload(moves[n].step, moves[n].spare); });
+  in_parallel(moves.size(), [&](std::size_t n) { offloads[n] = likely_offload(moves[n].trial, moves[n].spare); });
   std::vector<std::size_t> fresh;
   for (std::size_t n = 0; n < moves.size(); ++n) {
-    const auto trial = moves[n].step;
-    if (!offloads[n] || !moved_ahead_.emplace(trial, *offloads[n]).second) continue;
+    const auto trial = moves[n].trial;
     const double least = std::max(trials_[trial].least, trials_[trial].with_offload);
-    if (least >= fastest() * (1 - tie_share)) continue;
+    if (!offloads[n] || least >= fastest() * (1 - tie_share)) continue;  // its turn comes
+    if (!moved_ahead_.emplace(trial, *offloads[n]).second) continue;
     std::ranges::copy(opened({least, Node::Kind::offload, trials_[trial].structure, trial, *offloads[n]}),
                       std::back_inserter(fresh));
   }
-  in_parallel(fresh.size(), [&](std::size_t n) { floor_of(fresh[n]); });
-  for (const auto i : fresh) settle(i);
+  follow(fresh);
 }
 
 /// Where no recompute alone seems cheapest: sets of modules to recompute whose time and the copies that move the rest

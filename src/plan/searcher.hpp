@@ -47,7 +47,7 @@ inline bool timed(const Trial& trial) { return trial.quick && trial.quick->step_
 struct Only {
   std::set<std::size_t> structures;
   bool offload = true, steps = true;
-  bool moving = offload;  ///< trials that offload
+  bool moving = offload;
 };
 
 class Searcher {
@@ -186,13 +186,14 @@ class Searcher {
   void open_nearest(const std::vector<std::size_t>& spreads, std::size_t centre, double limit,
                     std::vector<std::size_t>& found);
   std::vector<std::size_t> likely_steps(std::size_t structure);
-  /// A step to recompute beside what is offloaded, with so much to spare; or a trial.
+  /// A step to recompute beside what is offloaded, with so much to spare.
   struct LikelyMove {
     std::size_t step = 0;
     Bytes spare;
   };
   std::vector<LikelyMove> likely_moves(std::size_t structure);
   std::optional<std::size_t> likely_offload(std::size_t trial, Bytes spare);
+  void follow(const std::vector<std::size_t>& fresh);
   void open_ahead(std::size_t structure, const std::vector<std::size_t>& steps);
   void skip_ahead(const std::vector<std::size_t>& structures);
   void move_ahead(const std::vector<std::size_t>& structures);
