@@ -15,6 +15,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "packed_rows.hpp"
 #include "sdpa_figures.hpp"
 
 namespace pipewright::model {
@@ -68,13 +69,10 @@ Kernel CoreAttention::kernel(const std::string& name, const std::string& pass) c
   return kernel;
 }
 
-/// Latent heads are equally wide, see pads_values.
 profile::Key CoreAttention::packed_key(const EqualSequences& as, const std::string& pass) const {
-  if (d_.mla)
-    return {(pads_values() ? "attention.thd.padded." : "attention.thd.") + pass,
-            {as.batch, as.length, as.length, d_.heads, d_.heads, d_.head_dim}};
   const Int heads = d_.heads / d_.context.heads, groups = d_.groups / d_.context.heads;
-  profile::Key key{(window_ > 0 ? "attention.thd.window." : "attention.thd.") + pass,
+  const char* kind = pads_values() ? "padded." : window_ > 0 ? "window." : "";
+  profile::Key key{std::string("attention.thd.") + kind + pass,
                    {as.batch, as.length, as.length, heads, groups, d_.head_dim}};
   if (window_ > 0) key.dims.push_back(std::min(window_, as.length));
   return key;
@@ -82,18 +80,15 @@ profile::Key CoreAttention::packed_key(const EqualSequences& as, const std::stri
 
 /// The kernel of every microbatch, or those of microbatches with packed sequences.
 void CoreAttention::causal_kernel(const std::string& name, const std::string& pass) {
-  if (d_.packed.empty()) return w_.launch(kernel(name, pass));
-  for (const PackedRows& rows : d_.packed) {
+  launch_of_rows(w_, d_, kernel(name, pass), [&](Kernel& of_kind, const PackedRows& rows) {
     const EqualSequences& as = window_ > 0 ? rows.windowed : rows.attention;
-    Kernel kernel = this->kernel(name, pass);
-    kernel.key = packed_key(as, pass);
-    kernel.share = as.share;
-    kernel.empty = as.empty;
+    of_kind.key = packed_key(as, pass);
+    of_kind.share = as.share;
+    of_kind.empty = as.empty;
     // Its row sums read every token of the row for every sequence laid out.
-    if (pads_values() && pass.starts_with("backward")) kernel.empty = as.beyond_fewest * d_.tokens * d_.heads;
-    kernel.timed_as = Kernel::TimedAs::equal_lengths;
-    w_.launch(std::move(kernel), rows.microbatches);
-  }
+    if (pads_values() && pass.starts_with("backward")) of_kind.empty = as.beyond_fewest * d_.tokens * d_.heads;
+    of_kind.timed_as = Kernel::TimedAs::equal_lengths;
+  });
 }
 
 void CoreAttention::fused_kernel(const std::string& name, const std::string& pass) {
@@ -271,24 +266,18 @@ std::uint32_t CoreAttention::fused_forward(bool grad) {
     w_.release(rng_, statistics_, sinks_, v_);
     release_copies();
   }
-  if (pads_values()) {  // _trim_mla_core_attention_output
-    const auto trimmed = w_.allocate("attention.core_output", 2 * d_.tokens * d_.o_width());
-    w_.launch("attention.output trimmed", {"copy.strided", {d_.tokens, d_.o_width()}});
-    if (grad)
-      out_ = out;
-    else
-      w_.free(out);
-    return trimmed;
-  }
-  // FlashAttention saves its output by batch; TE copies it into the order of the sequence (backends.py, "sbhd").
-  if (!d_.flash2 || d_.b == 1) return out;
-  const auto ordered = w_.allocate("attention.core_output", 2 * d_.tokens * d_.o_width());
-  w_.launch("attention.output in order", {"copy.strided", {d_.tokens, d_.o_width()}});
+  // FlashAttention saves its output by batch; TE copies it into the order of the sequence (backends.py, "sbhd"). Of
+  // padded heads the narrow part is copied (_trim_mla_core_attention_output).
+  const bool orders = d_.flash2 && d_.b > 1;
+  if (!orders && !pads_values()) return out;
+  const auto copied = w_.allocate("attention.core_output", 2 * d_.tokens * d_.o_width());
+  w_.launch(orders ? "attention.output in order" : "attention.output trimmed",
+            {"copy.strided", {d_.tokens, d_.o_width()}});
   if (grad)
     out_ = out;
   else
     w_.free(out);
-  return ordered;
+  return copied;
 }
 
 /// Zeros, then a copy of what is narrower (F.pad, and the gradient of a slice).

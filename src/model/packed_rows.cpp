@@ -15,6 +15,7 @@
 #include <numeric>
 #include <utility>
 
+#include "pipewright/scenario/derived.hpp"
 #include "pipewright/scenario/packing.hpp"
 #include "pipewright/versions.hpp"
 
@@ -53,9 +54,9 @@ Int empty_blocks_of_rope(const scenario::Scenario& s, const scenario::Boundaries
   return by_token && blocks > threshold * cp * tokens && empty >= least_waste ? 0 : empty;
 }
 
-/// `row`: of sequences that Transformer Engine lays out; `pairs`: of a sequence of so many tokens.
-template <class Pairs>
-EqualSequences equal_sequences(double length, Int tokens, Int row, const Pairs& pairs) {
+/// `row`: of sequences that Transformer Engine lays out; `window`: tokens that a query sees.
+EqualSequences equal_sequences(double length, Int tokens, Int row, double window) {
+  const auto pairs = [&](double n) { return scenario::pairs_of(n, window); };
   EqualSequences as;
   as.length = std::max<Int>(1, std::llround(length));
   const auto each = static_cast<double>(as.length), all = static_cast<double>(tokens);
@@ -140,13 +141,10 @@ std::vector<PackedRows> packed_rows(const scenario::Scenario& scenario, Int toke
     const auto mean = [&](double sum) { return std::llround(sum / static_cast<double>(to - from)); };
     const double shared = static_cast<double>(to - from) * static_cast<double>(parts);
     PackedRows rows;
-    rows.attention =
-        equal_sequences(length / shared, tokens, mean(sequences), [](double n) { return n * (n + 1) / 2; });
+    rows.attention = equal_sequences(length / shared, tokens, mean(sequences), static_cast<double>(tokens));
     if (!packing->windowed.empty())
-      rows.windowed = equal_sequences(windowed / shared, tokens, mean(sequences), [&](double n) {
-        const double growing = std::min(n, static_cast<double>(scenario.model.window_size[0] + 1));
-        return growing * (growing + 1) / 2 + (n - growing) * growing;
-      });
+      rows.windowed = equal_sequences(windowed / shared, tokens, mean(sequences),
+                                      static_cast<double>(scenario::window_of(scenario)));
     rows.empty_blocks = mean(blocks);
     rows.sequences = mean(rotated);
     rows.slices = mean(slices);

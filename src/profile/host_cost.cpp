@@ -41,6 +41,10 @@ constexpr std::array relatives = {
     Relative{finalize, "reduce_scatter", backward, "all_gather"},
     Relative{finalize, "all_reduce", backward, "all_gather"},
     Relative{finalize, "gemm", backward, "gemm"},
+    // Loops over packed sequences: an operator, and each launch by the profile's own figure.
+    Relative{forward, "rotation", forward, "small"},
+    Relative{backward, "rotation", backward, "small"},
+    Relative{forward, "roll", forward, "small"},
     // Copies between host and GPU are one call either way.
     Relative{backward, "copy.d2h", forward, "copy.d2h"},
     Relative{backward, "copy.h2d", forward, "copy.d2h"},
@@ -90,17 +94,14 @@ bool begins(const std::string& family, std::string_view prefix) {
 std::optional<HostCost> host_cost(const Profiles& profiles, const std::string& direction, const std::string& family,
                                   bool fp8) {
   if (const auto own = known(profiles, direction, family, fp8)) return own;
-  if (family == "rotation" || family == "roll") {  // of packed sequences: an operator, and every launch of its loop
-    const auto small = known(profiles, direction, "small", fp8);
-    const auto each = profiles.find_scalar("host." + direction + "." + family + "_each_us");
-    if (small && each) return HostCost{small->once, *each};
-  }
   const auto* relative = std::find_if(relatives.begin(), relatives.end(), [&](const Relative& r) {
     return r.direction == direction && begins(family, r.family);
   });
   if (relative == relatives.end()) return std::nullopt;
   auto cost = known(profiles, std::string(relative->as_direction), std::string(relative->as_family), fp8);
   if (cost && relative->each) return HostCost{0, cost->once};
+  if (const auto each = profiles.find_scalar("host." + direction + "." + family + "_each_us"); cost && each)
+    cost->each = *each;
   return cost;
 }
 

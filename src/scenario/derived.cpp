@@ -217,17 +217,23 @@ bool is_moe_mtp(const Scenario& s) {
   });
 }
 
+Int window_of(const Scenario& s) {
+  const Ints& window = s.model.window_size;
+  return window.empty() || window[0] < 0 ? 0 : window[0] + 1;
+}
+
 // transformer/utils.py is_layer_window_attention, layers counted from 1; TE takes [left, right] beside the query
 // itself.
 Int attention_window(const Scenario& s, Int layer) {
-  const Ints &window = s.model.window_size, &pattern = s.model.window_attn_skip_freq;
+  const Int window = window_of(s);
+  const Ints& pattern = s.model.window_attn_skip_freq;
   if (!grouped_fused_attention(s) || (s.settings.context_parallel_size > 1 && !exchanges_heads(s))) return 0;
-  if (window.empty() || window[0] < 0 || window[0] + 1 >= s.model.seq_length) return 0;
+  if (window >= s.model.seq_length) return 0;
   const auto own = static_cast<std::size_t>(layer);
   const bool windowed = pattern.empty()       ? true
                         : pattern.size() == 1 ? pattern[0] > 0 && (layer + 1) % pattern[0] != 0
                                               : own < pattern.size() && pattern[own] != 0;
-  return windowed ? window[0] + 1 : 0;
+  return windowed ? window : 0;
 }
 
 // transformer_config.py: no_rope_freq n stands for n - 1 rotated layers and one that is not, over and over.
@@ -327,8 +333,8 @@ bool attends_as_published(const Scenario& s) {
       m.multi_latent_attention && m.qk_head_dim == 128 && m.qk_pos_emb_head_dim == 64 && m.v_head_dim == 128;
   const bool grouped = grouped_fused_attention(s) && kv_channels(s) == 128;
   return (latent ? o.attention_backend != "unfused" : grouped) && m.softmax_type == "vanilla" &&
-         m.attn_logit_softcapping.value_or(0) == 0 && o.attention_dropout == 0 &&
-         (m.window_size.empty() || m.window_size[0] < 0) && o.context_parallel_size == 1 && !packing(s);
+         m.attn_logit_softcapping.value_or(0) == 0 && o.attention_dropout == 0 && window_of(s) == 0 &&
+         o.context_parallel_size == 1 && !packing(s);
 }
 
 }  // namespace

@@ -56,7 +56,6 @@ bool plain_kernel(const Scenario& s) { return grouped_fused_attention(s) && !use
 bool packs_depths_otherwise(const Scenario& s) {
   return s.model.mtp_num_layers.value_or(0) > 0 && (uses_context(s) || core_version(s.software) == Version::dev);
 }
-bool slides(const Scenario& s) { return !s.model.window_size.empty() && s.model.window_size[0] >= 0; }
 /// From core 0.18 on values are padded to the queries' heads (multi_latent_attention.py); measured for 192. On
 /// Blackwell Transformer Engine has 192 with 128 only, no 192 with 192 (fused_attn.cpp, nvte_get_fused_attn_backend).
 bool packs_latent(const Scenario& s) {
@@ -72,7 +71,7 @@ bool packs_as_modelled(const Scenario& s) {
   const auto& o = s.settings;
   const bool plain = (grouped_fused_attention(s) || packs_latent(s)) && s.model.softmax_type == "vanilla" &&
                      s.model.attn_logit_softcapping.value_or(0) == 0 && o.attention_dropout == 0 &&
-                     (!slides(s) || !uses_context(s) || exchanges_rows(s));
+                     (window_of(s) == 0 || !uses_context(s) || exchanges_rows(s));
   return o.micro_batch_size == 1 && plain && !packs_depths_otherwise(s) && (only_ring(s) || exchanges_rows(s)) &&
          (!uses_graphs(s) || o.cuda_graph_modules == Strings{"mlp"});
 }
@@ -152,9 +151,8 @@ const std::vector<RefusedField>& refused_rows() {
        "a sliding window of latent or unfused attention, with dropout of attention (no fused kernel has both), or with "
        "context parallelism other than a2a",
        [](const Scenario& s) {  // Transformer Engine's fused_attn.cpp, "sliding window": dropout == 0
-         return !s.model.window_size.empty() && s.model.window_size[0] >= 0 &&
-                (!grouped_fused_attention(s) || s.settings.attention_dropout > 0 ||
-                 (uses_context(s) && !exchanges_heads(s)));
+         return window_of(s) > 0 && (!grouped_fused_attention(s) || s.settings.attention_dropout > 0 ||
+                                     (uses_context(s) && !exchanges_heads(s)));
        }},
       // Transformer Engine 2.8 on, context_parallel.py: "only supports softmax_type with cp_comm_type = 'a2a'".
       {"softmax_type",
@@ -310,7 +308,7 @@ const std::vector<RefusedField>& refused_rows() {
                "context "
                "parallelism, recompute of mla_up_proj or activation offload"},
               {!m.multi_latent_attention && !grouped_fused_attention(s), "unfused attention"},
-              {slides(s) && uses_context(s) && !exchanges_rows(s), "a window and context parallelism by p2p"},
+              {window_of(s) > 0 && uses_context(s) && !exchanges_rows(s), "a window and context parallelism by p2p"},
               {m.softmax_type != "vanilla", "sinks"},
               {m.attn_logit_softcapping.value_or(0) != 0, "soft caps"},
               {o.attention_dropout != 0, "attention dropout"},

@@ -39,15 +39,7 @@ class Chance {
   std::uint64_t state_ = 1;
 };
 
-double pairs_of(Int length) { return static_cast<double>(length) * static_cast<double>(length + 1) / 2; }
-
-/// Where a query sees the last `window` keys, itself included: n (n + 1) / 2 up to the window, then `window` each.
-double pairs_of(Int length, Int window) {
-  const Int growing = std::min(length, window);
-  return pairs_of(growing) + static_cast<double>((length - growing) * window);
-}
-
-/// Its inverse: equal sequences of how many tokens have so many pairs a token, `most` at most.
+/// The inverse of pairs_of: equal sequences of how many tokens have so many pairs a token, `most` at most.
 double length_of(double pairs_each, Int window, Int most) {
   const auto w = static_cast<double>(window);
   if (2 * pairs_each <= w + 1) return 2 * pairs_each - 1;
@@ -78,8 +70,8 @@ Question question(const Scenario& s) {
                                                              (o.tensor_model_parallel_size * cp),
                                                          1, dp)
                                        : 1;
-  const Ints& window = s.model.window_size;
-  q.window = window.empty() || window[0] < 0 ? q.tokens : std::min(window[0] + 1, q.tokens);
+  const Int window = window_of(s);
+  q.window = window > 0 ? std::min(window, q.tokens) : q.tokens;
   q.separate_padding = s.software.megatron_bridge.has_value();
   q.cuts = !q.separate_padding;
   q.whole_padding = o.packing_algorithm == "none";
@@ -197,8 +189,9 @@ class Packer {
   }
 
   void add(Row& row, Int length, double times) const {
-    row.pairs += times * pairs_of(length);
-    row.windowed += times * pairs_of(length, q_.window);
+    const auto n = static_cast<double>(length);
+    row.pairs += times * pairs_of(n, n);
+    row.windowed += times * pairs_of(n, static_cast<double>(q_.window));
   }
 
   const Question& q_;
@@ -303,6 +296,11 @@ Packing answer(const Question& q) {
 }
 
 }  // namespace
+
+double pairs_of(double length, double window) {
+  const double growing = std::min(length, window);
+  return growing * (growing + 1) / 2 + (length - growing) * window;
+}
 
 std::shared_ptr<const Packing> packing(const Scenario& scenario) {
   if (!scenario.settings.sft || scenario.settings.sequence_lengths.empty()) return nullptr;

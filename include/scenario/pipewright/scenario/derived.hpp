@@ -56,6 +56,8 @@ bool fuses_grouped_mlp(const Scenario&);
 /// Gradients of experts are reduced, and their optimizer is shared, over expert data parallel ranks.
 bool experts_have_own_group(const Scenario&);
 bool pads_for_quantization(const Scenario&);  ///< the router does, by either name of the setting
+/// Keys that a query sees in layers with a sliding window (window_size), itself included; 0: none has one.
+Int window_of(const Scenario&);
 /// Keys that a query of this layer sees, itself included (window_size, window_attn_skip_freq); 0: all before it.
 Int attention_window(const Scenario&, Int layer);
 bool has_rotary_embedding(const Scenario&, Int layer);  ///< no_rope_freq; of a model whose positions are rotary

@@ -25,6 +25,10 @@ struct Boundaries {
   Int sequences = 1, longest = 1;
 };
 
+/// Pairs of query and key of a sequence where a query sees the last `window` tokens, itself included: n (n + 1) / 2 up
+/// to the window, then `window` for each.
+double pairs_of(double length, double window);
+
 struct Packing {
   /// By microbatch of the simulated pipeline: the length of equal sequences that have as many pairs of query and key as
   /// the row's (a sequence of n tokens has n (n + 1) / 2), in tokens.
