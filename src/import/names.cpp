@@ -69,7 +69,7 @@ const std::vector<NamePattern>& patterns() {
       {"zero_amax", Role::before, {}},
       {"compute_scale_from_amax", Role::after, {}},
       {"amax_kernel", Role::main, {"amax"}},
-      {"cast_transpose_general", Role::main, {"cast_transpose.fp8.row"}},
+      {"cast_transpose_general", Role::main, {"cast_transpose.fp8.row", "cast_transpose.fp8.general"}},
       {"cast_transpose", Role::main, {"cast_transpose.fp8"}},
       {"unary_kernel.*(fp8|__nv_fp)", Role::main, {"cast.fp8"}},
       {"(^|transformer_engine.*)transpose(_optimized)?_kernel", Role::main, {"transpose.fp8"}},
