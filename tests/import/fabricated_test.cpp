@@ -395,6 +395,7 @@ TEST_CASE("gated delta nets: the rule's kernels are its own, its states measured
   CHECK(counts["gated_delta.state.backward"] == 2 * 3);
   CHECK(counts["gate.forward"] == 2 * 4);  // full attention's, too
   CHECK(counts["gate.backward"] == 2 * 4);
+  CHECK_FALSE(result.profile.scalars.contains("host.forward.gated_delta.state.forward_us"));  // among the rule's
 }
 
 TEST_CASE(
