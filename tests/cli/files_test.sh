@@ -119,7 +119,7 @@ fi
 echo 'cfg.model.num_layers = 4' | "$program" simulate --bridge - --gpus 8 >out 2>err
 grep -q '/dev/stdin: cfg.model.vocab_size' err || say "--bridge -: $(cat err)"
 echo '{' | "$program" simulate --hf - --gpus 8 >out 2>err
-grep -q '/dev/stdin:1: not JSON' err || say "--hf -: $(cat err)"
+grep -q '/dev/stdin:2: is not JSON' err || say "--hf -: $(cat err)"
 
 # A link to a file that is not there yet goes on pointing to it; a file that may not grow leaves nothing behind.
 ln -s later.json ahead.json
