@@ -12,17 +12,28 @@ namespace {
 constexpr std::size_t longest_quote = 240;     // beyond this a part of the input is cut: an error stays readable
 constexpr std::size_t longest_message = 1500;  // several names with reasons, and what to write without them
 
-// One line, no control characters, whatever the input holds.
+/// Bytes of the printable UTF-8 character that the text begins with; 0: none, or a terminal takes it for an order.
+std::size_t printable_character(std::string_view text) {
+  const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(i < text.size() ? text[i] : 0); };
+  const unsigned c = byte(0);
+  if (c < 0x80) return c < 0x20 || c == 0x7F ? 0 : 1;
+  const std::size_t size = c >= 0xF0 && c < 0xF5 ? 4 : c >= 0xE0 && c < 0xF0 ? 3 : c >= 0xC2 && c < 0xE0 ? 2 : 0;
+  for (std::size_t i = 1; i < size; ++i)
+    if ((byte(i) & 0xC0U) != 0x80U) return 0;
+  return c == 0xC2 && byte(1) < 0xA0 ? 0 : size;  // C1 controls: U+009B begins an escape sequence
+}
+
+/// One line of UTF-8, no control characters, whatever the input holds.
 std::string printable(std::string_view text, std::size_t longest = longest_quote) {
   std::string out;
-  for (std::size_t i = 0; i < text.size(); ++i) {
-    const auto c = static_cast<unsigned char>(text[i]);
-    if (out.size() >= longest && (c & 0xC0U) != 0x80U) return out + "...";
-    if (c < 0x20 || c == 0x7F) {
-      out += fmt::format("\\x{:02x}", c);
-    } else {
-      out += static_cast<char>(c);
-    }
+  while (!text.empty()) {
+    if (out.size() >= longest) return out + "...";
+    const std::size_t size = printable_character(text);
+    if (size == 0)
+      out += fmt::format("\\x{:02x}", static_cast<unsigned char>(text.front()));
+    else
+      out += text.substr(0, size);
+    text.remove_prefix(std::max<std::size_t>(size, 1));
   }
   return out;
 }

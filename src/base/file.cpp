@@ -70,6 +70,24 @@ void require_no_input(const std::string& path) {
   if (inputs().holds(path)) throw UsageError({path, 0}, {}, "cannot write: this file is an input of the same command");
 }
 
+/// The file behind a link, also where there is none yet: a link keeps pointing where it did.
+std::filesystem::path behind_links(const std::filesystem::path& path) {
+  constexpr int most_links = 40;  // as the kernel has it (path_resolution(7))
+  std::error_code error;
+  if (std::filesystem::exists(path, error)) {
+    const auto resolved = std::filesystem::canonical(path, error);  // fails for a pipe behind /dev/stdout
+    return error ? path : resolved;
+  }
+  std::filesystem::path target = path;
+  for (int links = 0; links < most_links && std::filesystem::is_symlink(target, error); ++links) {
+    const auto next = std::filesystem::read_symlink(target, error);
+    if (error) break;
+    target = target.parent_path() / next;  // an absolute one replaces the folder
+  }
+  const auto resolved = std::filesystem::weakly_canonical(target, error);
+  return error ? target : resolved;
+}
+
 void require_writable(const std::string& path) {
   require_no_input(path);
   const auto require = [&](const std::filesystem::path& where, int how) {
@@ -77,7 +95,7 @@ void require_writable(const std::string& path) {
       throw UsageError({path, 0}, {}, std::string("cannot write: ") + std::strerror(errno));
   };
   std::error_code error;
-  const std::filesystem::path target = std::filesystem::weakly_canonical(path, error);
+  const std::filesystem::path target = behind_links(path);
   const auto status = std::filesystem::status(target, error);
   if (std::filesystem::is_directory(status)) throw UsageError({path, 0}, {}, "cannot write: this is a directory");
   // A file is replaced as a whole, what stands for a device is written to.
@@ -122,10 +140,8 @@ std::string read_file(const std::string& path, std::size_t largest) {
 
 void write_file(const std::string& path, std::string_view content) {
   require_no_input(path);
-  // A link keeps pointing where it did; a device or pipe (/dev/stderr) is written to, never replaced.
-  std::error_code error;
-  const std::filesystem::path resolved = std::filesystem::canonical(path, error);
-  const std::string target = error ? path : resolved.string();
+  // A device or pipe (/dev/stderr) is written to, never replaced.
+  const std::string target = behind_links(path).string();
   struct stat old {};
   const bool exists = ::stat(target.c_str(), &old) == 0;
   const bool replace = !exists || S_ISREG(old.st_mode);

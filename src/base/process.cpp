@@ -4,6 +4,7 @@
 #include <poll.h>
 #include <spawn.h>
 #include <sys/prctl.h>
+#include <sys/signalfd.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -16,6 +17,7 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <optional>
 
 #include "pipewright/base.hpp"
 
@@ -61,7 +63,7 @@ class Spawn {
     short flags = POSIX_SPAWN_SETSIGDEF;
     sigset_t usual;
     sigemptyset(&usual);
-    for (const int signal : {SIGINT, SIGTERM}) sigaddset(&usual, signal);
+    for (const int signal : {SIGINT, SIGTERM, SIGXFSZ}) sigaddset(&usual, signal);
     struct sigaction hangup {};
     if (sigaction(SIGHUP, nullptr, &hangup) == 0 && hangup.sa_handler != SIG_IGN) sigaddset(&usual, SIGHUP);  // nohup
     posix_spawnattr_setsigdefault(&attributes_, &usual);
@@ -126,7 +128,7 @@ std::vector<pid_t> descendants(pid_t root) {
 
 /// Runs a command below a process that stands for init: launchers start workers in sessions of their own, and whoever
 /// outlives its parent becomes that process's child. It tells how the command began and ended, and ends when nothing is
-/// left of the run.
+/// left of the run. Where it can tell nobody any more (who asked was killed), it ends the run itself.
 class Keeper {
  public:
   explicit Keeper(const Command& command) {
@@ -134,7 +136,7 @@ class Keeper {
     std::array<int, 2> ends{};
     if (pipe2(ends.data(), O_CLOEXEC) != 0) spawn.require(errno);
     pid_ = fork();
-    if (pid_ == 0) keep(spawn, ends[1]);
+    if (pid_ == 0) ::close(ends[0]), keep(spawn, ends[1]);
     const int problem = pid_ < 0 ? errno : 0;
     ::close(ends[1]);
     news_ = ends[0];
@@ -186,11 +188,28 @@ class Keeper {
     if (!tell(problem) || problem != 0) _exit(0);
     const int nowhere = ::open("/dev/null", O_RDWR);  // readers of our output wait for no keeper
     for (const int file : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) dup2(nowhere, file);
+    std::signal(SIGPIPE, SIG_IGN);
+    sigset_t children;
+    sigemptyset(&children);
+    sigaddset(&children, SIGCHLD);
+    sigprocmask(SIG_BLOCK, &children, nullptr);
+    pollfd waits[] = {{signalfd(-1, &children, SFD_CLOEXEC), POLLIN, 0}, {pipe, 0, 0}};
+    std::optional<Clock::time_point> alone;  // since nobody can hear: killed itself, it never ends the run any more
     for (;;) {
       int status = 0;
-      const pid_t ended = waitpid(-1, &status, 0);
-      if (ended == first) tell(status);
-      if (ended < 0 && errno != EINTR) _exit(0);
+      pid_t ended = 0;
+      while ((ended = waitpid(-1, &status, WNOHANG)) > 0)
+        if (ended == first) tell(status);
+      if (ended < 0 && errno == ECHILD) _exit(0);
+      poll(waits, alone ? 1 : 2, alone ? static_cast<int>(tick / std::chrono::milliseconds(1)) : -1);
+      signalfd_siginfo news;
+      if ((waits[0].revents & POLLIN) != 0 && ::read(waits[0].fd, &news, sizeof news) < 0) continue;
+      if (!alone && (waits[1].revents & POLLERR) != 0) {
+        alone = Clock::now();
+        for (const pid_t pid : descendants(getpid())) kill(pid, SIGTERM);
+      } else if (alone && Clock::now() - *alone > patience) {
+        for (const pid_t pid : descendants(getpid())) kill(pid, SIGKILL);
+      }
     }
   }
 

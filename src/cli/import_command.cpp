@@ -147,7 +147,8 @@ void add_import(Command& app, Outcome&) {
                   "torch.profiler JSON (.gz), Nsight Systems .sqlite, or a kernel list; NAME.rR.* is rank R. Or output "
                   "of nccl-tests: what the programs print, or the file of their -J")
       .expected(0, 100000);
-  command.add_option("--scenario", options->scenario, "scenario file (YAML) or launch script that the run followed");
+  command.add_option("--scenario", options->scenario, "scenario file (YAML) or launch script that the run followed")
+      .reads();
   command.add_option("--out", options->out, "file of the profile (-: standard output)").required();
   command.add_flag("--force", options->force, "replace the file");
   command.add_option("--set", options->set, "NAME=VALUE: any setting, overrides the scenario; repeatable").repeatable();

@@ -15,7 +15,8 @@ namespace pipewright::cli {
 
 void add_profile_option(Command& command, std::vector<std::string>& profiles) {
   command.add_option("--profile", profiles, "measured profile, name or file; repeatable, the first has precedence")
-      .repeatable();
+      .repeatable()
+      .reads();
 }
 
 namespace {
@@ -79,8 +80,8 @@ void Input::add_to(Command& command) {
                      "run_config.yaml or overrides; -: standard input");
   const char* forms = "Instead of SCENARIO";
   command.add_option("--megatron", megatron_, "a Megatron-LM command line, as one word").group(forms);
-  command.add_option("--bridge", bridge_, "file of Megatron Bridge overrides (cfg.x.y = value)").group(forms);
-  command.add_option("--hf", hf_, "a Hugging Face config.json, or its folder").group(forms);
+  command.add_option("--bridge", bridge_, "file of Megatron Bridge overrides (cfg.x.y = value)").group(forms).reads();
+  command.add_option("--hf", hf_, "a Hugging Face config.json, or its folder").group(forms).reads();
   command.add_option("--gpus", gpus_, "number of GPUs").group(forms);
   command.add_option("--gpus-per-node", gpus_per_node_, "GPUs of one node (8)").group(forms);
   command.add_option("--megatron-core", megatron_core_, "version of Megatron Core").group(forms);

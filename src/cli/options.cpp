@@ -58,7 +58,7 @@ void declare(CLI::App& app, Command& command, Made& made) {
         const bool words = option.positional() && std::holds_alternative<std::vector<std::string>*>(option.target());
         if ((text || words) && std::ranges::find(o->results(), "") != o->results().end())
           throw UsageError({"command line", 0}, option.name(), "is empty");  // a shell's variable that is not set
-        if (option.positional() && !option.is_after_dashes()) from_standard_input(option);
+        if (option.is_read()) from_standard_input(option);
         option.give(o->results());
       }
       command.callback()();

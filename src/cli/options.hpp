@@ -39,6 +39,8 @@ class Option {
   Option& excludes(const Option& other) { return excludes_ = &other, *this; }
   /// A command line of its own: all that stands after "--", and nothing of it goes to another argument.
   Option& after_dashes() { return after_dashes_ = true, *this; }
+  /// Files that are read, as those of a positional argument: "-" is standard input.
+  Option& reads() { return reads_ = true, *this; }
 
   const std::string& name() const { return name_; }
   const std::string& help() const { return help_; }
@@ -48,6 +50,7 @@ class Option {
   bool is_required() const { return required_; }
   bool is_repeatable() const { return repeatable_; }
   bool is_after_dashes() const { return after_dashes_; }
+  bool is_read() const { return reads_ || (positional() && !after_dashes_); }
   const std::optional<std::pair<int, int>>& count() const { return count_; }
   const std::string& heading() const { return group_; }
   const std::vector<std::string>& values_allowed() const { return allowed_; }
@@ -61,7 +64,7 @@ class Option {
  private:
   std::string name_, help_, group_;
   Target target_;
-  bool required_ = false, repeatable_ = false, after_dashes_ = false;
+  bool required_ = false, repeatable_ = false, after_dashes_ = false, reads_ = false;
   std::optional<std::pair<int, int>> count_;
   std::vector<std::string> allowed_, suggested_, given_;
   const Option* needs_ = nullptr;

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <array>
+#include <csignal>
 #include <cstdio>
 #include <exception>
 #include <filesystem>
@@ -60,6 +61,7 @@ int run_embedded(const std::vector<std::string>& words, Embedding& embedding) {
 }
 
 int run_program(int argc, char** argv) {
+  std::signal(SIGXFSZ, SIG_IGN);  // a file that may not grow (ulimit -f) is told as a full disk is
   try {
     if (const int columns = terminal_width(); columns > 0) report::set_line_width(columns);
     const int status = run(argc, argv);

@@ -18,6 +18,12 @@ namespace {
 std::atomic<int> interrupts = 0;  // counted by the signal's handler, read by the watch
 static_assert(std::atomic<int>::is_always_lock_free);
 
+/// A lost terminal stops what runs behind it as Ctrl-C does, but for nohup.
+bool ignores_hangup() {
+  struct sigaction now = {};
+  return sigaction(SIGHUP, nullptr, &now) == 0 && now.sa_handler == SIG_IGN;
+}
+
 }  // namespace
 
 Progress::Progress(std::string what)
@@ -59,7 +65,7 @@ void Progress::operator()(std::int64_t done, std::int64_t total, const std::stri
 Interruptible::Interruptible(std::optional<double> limit_s, Second second) : host_(embedding()) {
   if (host_ == nullptr) {
     interrupts = 0;
-    struct sigaction action = {}, old = {};
+    struct sigaction action = {};
     action.sa_flags = SA_RESTART;
     if (second == Second::ends) {
       action.sa_handler = [](int) { ++interrupts; };
@@ -68,10 +74,9 @@ Interruptible::Interruptible(std::optional<double> limit_s, Second second) : hos
       action.sa_handler = [](int signal) {
         if (++interrupts == 2) std::signal(signal, SIG_DFL);
       };
-      // A lost terminal ends what runs behind it, but for nohup.
-      if (sigaction(SIGHUP, nullptr, &old) == 0 && old.sa_handler != SIG_IGN) sigaction(SIGHUP, &action, nullptr);
     }
     for (const int signal : {SIGINT, SIGTERM}) sigaction(signal, &action, nullptr);
+    if (!ignores_hangup()) sigaction(SIGHUP, &action, nullptr);
   }
   watch_ = std::jthread([this, limit_s](const std::stop_token& done) {
     constexpr std::chrono::milliseconds tick(20);
@@ -89,8 +94,7 @@ Interruptible::Interruptible(std::optional<double> limit_s, Second second) : hos
 Interruptible::~Interruptible() {
   if (host_ != nullptr) return;
   for (const int signal : {SIGINT, SIGTERM}) std::signal(signal, SIG_DFL);
-  struct sigaction old = {};
-  if (sigaction(SIGHUP, nullptr, &old) == 0 && old.sa_handler != SIG_IGN) std::signal(SIGHUP, SIG_DFL);
+  if (!ignores_hangup()) std::signal(SIGHUP, SIG_DFL);
 }
 
 }  // namespace pipewright::cli

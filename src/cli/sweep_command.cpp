@@ -83,8 +83,7 @@ void run(const SweepOptions& options, Outcome& outcome) {
   const bool any_legal =
       std::any_of(sweep.rows.begin(), sweep.rows.end(), [](const plan::Row& row) { return row.legal; });
   outcome.status = (any_legal || part) && sweep.missing == 0 ? 0 : 1;  // a part does not know of the others
-  if (sweep.missing > 0)
-    std::fprintf(stderr, "sweep: interrupted, %lld rows are missing\n", static_cast<long long>(sweep.missing));
+  if (sweep.missing > 0) std::fprintf(stderr, "sweep: %s\n", sweep.notes.back().c_str());
   const report::Stamp stamp{&loaded.scenario, loaded.scenario.assumed};
   Files files;
   if (!options.json.empty()) files.write([&] { write_result(options.json, report::sweep_json(sweep, &stamp, part)); });

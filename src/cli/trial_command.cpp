@@ -84,6 +84,7 @@ void run(const TrialOptions& options, Outcome& outcome) {
   for (const auto& candidate : candidates)
     commands.push_back(trial::fill(options.how.command, candidate, options.how.form, options.how.steps));
   if (options.dry_run) return print_commands(candidates, commands, options, quiet);
+  const trial::HeldFolder held(options.how.folder);
   const auto others = trial::open_folder(options.how.folder, candidates, options.force);
   if (!others.empty()) {
     std::string names;

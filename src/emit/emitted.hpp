@@ -13,8 +13,6 @@ inline constexpr const char* version_remark = "for";
 /// Begins the remark that names the class of the model, where it builds what no field says.
 inline constexpr const char* provider_remark = "cfg.model is a ";
 
-std::string quoted(const std::string& word);  ///< as one shell word
-
 /// A value of the scenario without the quotes and escapes of YAML (scenario::yaml_scalar).
 std::string unquoted(const std::string& text);
 /// decrease_batch_size_if_needed: a step takes as many samples as the data-parallel ranks divide

@@ -79,7 +79,7 @@ const Flag* find_flag(std::string_view name) {
 const Flag* flag_of_field(std::string_view field, const scenario::Software& software) {
   const Flag* found = nullptr;
   for (const auto& flag : table)
-    if (flag.field == field && flag.kind != Kind::special && has(flag.versions, software) &&
+    if (flag.field == field && !is_special(flag) && has(flag.versions, software) &&
         (found == nullptr || flag.name.starts_with("--no-")))
       found = &flag;
   return found;

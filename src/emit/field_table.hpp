@@ -20,7 +20,8 @@ enum class Kind : std::uint8_t {
   value,    ///< one word
   list,     ///< one or more words
   python,   ///< integers: "4", "1,2", or a Python list expression "([0]*3+[1]*58)"
-  special,  ///< sets several fields or one in another sense (import_megatron.cpp, megatron.cpp)
+  special,  ///< with a value: sets several fields or one in another sense (import_megatron.cpp, megatron.cpp)
+  mark,     ///< as special, without a value
 };
 
 struct Flag {
@@ -29,6 +30,8 @@ struct Flag {
   scenario::Versions versions;
   std::string_view parser_default;  ///< as a scenario writes it; empty: none, or filled in later
 };
+
+inline bool is_special(const Flag& flag) { return flag.kind == Kind::special || flag.kind == Kind::mark; }
 
 std::span<const Flag> flags();
 const Flag* find_flag(std::string_view name);

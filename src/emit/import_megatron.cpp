@@ -42,7 +42,7 @@ class FlagImporter {
     for (const auto& given : given_) apply(given, structure);
     finish(structure);
     for (const auto& flag : flags()) {
-      if (flag.kind == Kind::special || flag.parser_default.empty() || !has(flag.versions, s_.software)) continue;
+      if (is_special(flag) || flag.parser_default.empty() || !has(flag.versions, s_.software)) continue;
       if (!matters(flag.field, structure)) continue;
       scenario::set(s_, std::string(flag.field) + "=" + default_of(flag, s_.software));
     }
@@ -87,6 +87,7 @@ class FlagImporter {
     for (const auto& [word, line] : launch.words) {
       const Position where = {launch.file, line};
       if (!word.starts_with("--")) {
+        refuse_one_dash(word, where);
         if (given_.empty()) throw UsageError(where, word.substr(0, 60), "expected a flag (--name)");
         if (is_unset_variable(word)) {
           const Flag* flag = find_flag(given_.back().name);
@@ -113,6 +114,16 @@ class FlagImporter {
     said_ = given_;
     std::erase_if(given_, [this](const Given& given) { return !accept(given); });
     if (!foreign_.empty()) refuse_foreign();
+  }
+
+  /// argparse takes a word that begins with a dash for an option, unless it is a number; Megatron's have two.
+  static void refuse_one_dash(const std::string& word, const Position& where) {
+    double number = 0;
+    const auto* end = word.data() + word.size();
+    if (word.size() < 2 || word[0] != '-' || word.find(' ') != std::string::npos) return;
+    if (std::from_chars(word.data(), end, number).ptr == end) return;
+    throw UsageError(where, word.substr(0, 60), "a flag begins with two dashes", {},
+                     nearest_name("-" + word.substr(0, word.find('=')), all_flag_names()));
   }
 
   /// All flags that no version has, at once: what is a slip, and what another program's.
@@ -199,7 +210,7 @@ class FlagImporter {
 
   static bool takes_values(const std::string& name) {
     const Flag* flag = find_flag(name);
-    return flag == nullptr || (flag->kind != Kind::on && flag->kind != Kind::off);
+    return flag == nullptr || (flag->kind != Kind::on && flag->kind != Kind::off && flag->kind != Kind::mark);
   }
 
   /// Of a flag that stands twice argparse keeps the last; lists as NVIDIA's YAML files write them lose their brackets.
@@ -311,7 +322,7 @@ class FlagImporter {
   void apply(const Given& given, Scenario& s) const {
     const Flag& flag = *find_flag(given.name);
     const std::string field(flag.field);
-    if ((flag.kind == Kind::on || flag.kind == Kind::off) && !given.values.empty())
+    if (!takes_values(given.name) && !given.values.empty())
       throw UsageError(given.where, given.name, "takes no value, found " + given.values.front());
     switch (flag.kind) {
       case Kind::on:
@@ -327,6 +338,7 @@ class FlagImporter {
       case Kind::python:
         return set(s, given, field, list(python_values(one(given), given.name, given.where)));
       case Kind::special:
+      case Kind::mark:
         return apply_special(given, s);
     }
   }

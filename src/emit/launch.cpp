@@ -243,6 +243,8 @@ Launch launch_of_model_config(std::string_view text, const std::string& file) {
       const std::string rest = colon == std::string_view::npos ? "" : trimmed_value(row.substr(colon + 1));
       if (section == "MODE" && rest != "pretraining")
         throw UsageError({file, number}, section, rest + " is not modelled: only training by pretrain_gpt.py is");
+      if (rest.starts_with('{') && rest != "{}" && (section == "ENV_VARS" || section.ends_with("MODEL_ARGS")))
+        throw UsageError({file, number}, section, "expected NAME: VALUE, each in a line of its own below it");
       if (rest.starts_with('&')) anchors[rest.substr(1)] = section;
       continue;
     }

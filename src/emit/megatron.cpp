@@ -43,6 +43,7 @@ Words words_of(const Flag& flag, const std::string& value) {
       return words;
     }
     case Kind::special:
+    case Kind::mark:
       break;
   }
   throw InternalError("flag " + std::string(flag.name) + " has no plain spelling");
@@ -141,15 +142,15 @@ Scenario parser_defaults(const Scenario& s) {
   Scenario defaults;
   defaults.software = s.software;
   for (const auto& flag : flags())
-    if (flag.kind != Kind::special && !flag.parser_default.empty() && has(flag, s.software))
+    if (!is_special(flag) && !flag.parser_default.empty() && has(flag, s.software))
       scenario::set(defaults, std::string(flag.field) + "=" + default_of(flag, s.software));
   return defaults;
 }
 
 std::string missing_comment(const Scenario& s, const std::string& field, const std::string& printed) {
   const auto value = scenario::get(s, field);
-  const auto elsewhere = std::ranges::find_if(
-      flags(), [&](const Flag& flag) { return flag.field == field && flag.kind != Kind::special; });
+  const auto elsewhere =
+      std::ranges::find_if(flags(), [&](const Flag& flag) { return flag.field == field && !is_special(flag); });
   if (elsewhere != flags().end() && !has(*elsewhere, s.software))
     return field + ": " + value + " cannot be said: Megatron Core " + s.software.megatron_core + " has no " +
            std::string(elsewhere->name) + " (versions with it: " + versions_text(*elsewhere) + ")";

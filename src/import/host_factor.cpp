@@ -105,7 +105,9 @@ void HostCosts::add(const Trace& trace, const Mapping& mapping) {
       continue;
     }
     const Mapped& operation = mapping.operations[e.operation];
-    if (operation.expected->kernel->graphed) {  // its launch is the whole graph's
+    // A graph's launch is the whole graph's; a gated delta rule's stand among its states'.
+    if (operation.expected->kernel->graphed || operation.expected->operation.starts_with("gated_delta.chunks") ||
+        operation.expected->operation.starts_with("gated_delta.state")) {
       unmapped_between = true;
       continue;
     }

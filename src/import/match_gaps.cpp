@@ -1,16 +1,17 @@
 // What stands between two landmarks, aligned with what the tiles expect there.
 #include <algorithm>
+#include <numeric>
 
 #include "matcher.hpp"
 
 namespace pipewright::traces {
 
-void Matcher::map(const Expected& expected, const Tile& tile, std::size_t instance, std::size_t first,
-                  std::size_t size) {
-  Mapped mapped{&expected, tile.pattern, instance, units_[first].main, {}, true, {}};
+void Matcher::map(const Expected& expected, const Tile& tile, std::size_t instance,
+                  std::span<const std::size_t> units) {
+  Mapped mapped{&expected, tile.pattern, instance, units_[units.front()].main, {}, true, {}};
   // The last launch ends what the host spends on an operation of many kernels of one size.
   const bool ends = expected.operation.starts_with("gemm.grouped") || expected.operation.starts_with("moe.router");
-  for (std::size_t u = first; u < first + size; ++u) {
+  for (const std::size_t u : units) {
     const auto& a = units_[u].activities;
     mapped.activities.insert(mapped.activities.end(), a.begin(), a.end());
     const auto& so_far = trace_.activities[mapped.main];
@@ -49,7 +50,9 @@ void Matcher::align() {
       const Landmark& mark = landmarks_[tile.first + l];
       units_until(mark.first);
       close(gap);
-      map(compute[i], tile, first_instance + t, mark.first, mark.size);
+      std::vector<std::size_t> run(mark.size);
+      std::iota(run.begin(), run.end(), mark.first);
+      map(compute[i], tile, first_instance + t, run);
       unit = mark.first + mark.size;
       ++l;
       ++landmark;
@@ -85,6 +88,11 @@ void Matcher::close(Gap& gap) {
 
 void Matcher::align(Gap gap) {
   const std::size_t before = result_.operations.size();
+  // A gated delta rule's states are computed among its other kernels, and measured apart.
+  std::stable_partition(gap.units.begin(), gap.units.end(), [&](std::size_t unit) {
+    return units_[unit].meaning->operations.size() == 1 &&
+           units_[unit].meaning->operations.front().starts_with("gated_delta.state");
+  });
   while (!gap.wanted.empty() && align_in_order(gap)) {
   }
   std::erase_if(gap.wanted, [&](const Gap::Wanted& w) { return join(w, before); });
@@ -164,7 +172,7 @@ bool Matcher::align_in_order(Gap& gap) {
     if (cell.taken == 0) {
       left.wanted.push_back(wanted);
     } else {
-      map(*wanted.expected, *wanted.tile, wanted.instance, gap.units[j], cell.taken);
+      map(*wanted.expected, *wanted.tile, wanted.instance, std::span(gap.units).subspan(j, cell.taken));
     }
     j += cell.taken;
   }

@@ -4,6 +4,7 @@
 
 #include <map>
 #include <set>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -85,7 +86,7 @@ class Matcher {
   [[noreturn]] void refuse() const;
 
   // match_gaps.cpp
-  void map(const Expected& expected, const Tile& tile, std::size_t instance, std::size_t first, std::size_t size);
+  void map(const Expected& expected, const Tile& tile, std::size_t instance, std::span<const std::size_t> units);
   void align();
   void close(Gap& gap);
   /// Operations and units of a gap in order; what is left is aligned again, because autograd may swap neighbours.

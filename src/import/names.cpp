@@ -16,8 +16,9 @@ struct NamePattern {
   std::vector<std::string> joined = {};
 };
 
-/// The loss, a router, experts' biases (experts.py: _apply_bias), a clamp's gradient and the scatter of an embedding's
-/// gradient are chains of ATen kernels; the same kernels elsewhere are small.
+/// The loss, a router, experts' biases (experts.py: _apply_bias), a clamp's gradient, the scatter of an embedding's
+/// gradient and the ends of a gated delta net's backward are chains of ATen kernels; the same kernels elsewhere are
+/// small.
 const std::vector<std::string> loss = {"cross_entropy.unfused.forward",
                                        "cross_entropy.unfused.backward",
                                        "moe.router.topk.forward",
@@ -27,6 +28,8 @@ const std::vector<std::string> loss = {"cross_entropy.unfused.forward",
                                        "moe.bias.accumulate",
                                        "clamp.backward",
                                        "glu.offset",
+                                       "gated_delta.chunks.backward",
+                                       "gated_delta.conv.backward",
                                        "small"};
 
 /// The first that matches counts.
@@ -41,6 +44,27 @@ const std::vector<NamePattern>& patterns() {
       {"triton_poi_fused_index_select_permute", Role::main, {"copy.d2d", "copy.strided"}},  // a2a: heads to ranks
       {"_unpermute", Role::main, {"moe.unpermute"}},
       {"_permute", Role::main, {"moe.permute"}},
+      // Gated delta nets: flash-linear-attention's Triton kernels (modules/conv, modules/l2norm.py,
+      // ops/gated_delta_rule) between what torch.compile makes of Megatron's preparation (gated_delta_net.py).
+      {"causal_conv1d_fwd_kernel", Role::main, {"gated_delta.conv.forward", "gated_delta.conv.backward"}},
+      {"causal_conv1d_bwd_kernel", Role::main, {"gated_delta.conv.backward"}},
+      {"chunk_gated_delta_rule_fwd_kernel_h", Role::main, {"gated_delta.state.forward"}},
+      {"chunk_gated_delta_rule_bwd_kernel_dhu", Role::main, {"gated_delta.state.backward"}},
+      {"chunk_local_cumsum|recompute_w_u_fwd",
+       Role::main,
+       {"gated_delta.chunks.forward", "gated_delta.chunks.backward"}},
+      {"chunk_scaled_dot_kkt|merge_16x16_to_64x64_inverse|chunk_fwd_kernel_o",
+       Role::main,
+       {"gated_delta.chunks.forward"}},
+      {"chunk_bwd_kernel|prepare_wy_repr_bwd", Role::main, {"gated_delta.chunks.backward"}},
+      {"l2norm_fwd_kernel|triton_poi_fused_clone_", Role::main, {"gated_delta.inputs.forward"}},
+      {"l2norm_bwd_kernel|triton_poi_fused_sigmoid_backward_[0-9]+$|triton_poi_fused_cat_(squeeze_sum_)?view",
+       Role::main,
+       {"gated_delta.inputs.backward"}},
+      {"triton.*softplus|triton_poi_fused_sigmoid_[0-9]+$",
+       Role::main,
+       {"gated_delta.inputs.forward", "gated_delta.inputs.backward"}},
+      {"triton.*(silu|sigmoid)_backward", Role::main, {"gate.backward", "swiglu.backward"}},
       {"gatherTopK|bitonicSort|softmax_warp_forward|_cuda_scatter_fill|normal_and_transform",
        Role::main,
        {"moe.router.topk.forward"}},
@@ -76,10 +100,10 @@ const std::vector<NamePattern>& patterns() {
       {"triton.*(silu|swiglu).*(sigmoid|rsub|sub)|triton.*(sigmoid|rsub).*(silu|swiglu)|dgated|dswiglu",
        Role::main,
        {"swiglu.backward"}},
-      {"triton.*silu|triton.*swiglu|swiglu|gated_act", Role::main, {"swiglu.forward"}},
+      {"triton.*silu|triton.*swiglu|swiglu|gated_act", Role::main, {"swiglu.forward", "gate.forward"}},
       // quick_geglu (fused_bias_geglu.py): y1 sigmoid(1.702 y1) (y2 + offset), times a probability
       {"triton.*cat.*sigmoid|triton.*rsub.*sigmoid", Role::main, {"swiglu.backward", "gelu.backward"}},
-      {"triton.*mul.*sigmoid", Role::main, {"swiglu.forward", "gelu.forward"}},
+      {"triton.*mul.*sigmoid", Role::main, {"swiglu.forward", "gelu.forward", "gate.forward"}},
       {"launch_clamp_scalar", Role::main, {"clamp.forward", "small"}},
       {"triton.*pow.*relu.*threshold_backward|dsrelu", Role::main, {"squared_relu.backward"}},
       {"triton.*pow_relu|srelu", Role::main, {"squared_relu.forward"}},
@@ -100,7 +124,7 @@ const std::vector<NamePattern>& patterns() {
       {"::elementwise_kernel<.*CUDAFunctor_add<c10::BFloat16>",
        Role::main,
        {"add", "copy.d2d"}},  // of a broadcast bias
-      {"triton_poi_fused_add|CUDAFunctor_add<c10::BFloat16>", Role::main, {"add"}},
+      {"triton_poi_fused_add|CUDAFunctor_add<c10::BFloat16>", Role::main, {"add", "gated_delta.chunks.backward"}},
       {"CatArrayBatchedCopy", Role::main, {"cat", "copy.d2d", "moe.bias.forward", "moe.bias.backward", "small"}},
       {"multi_tensor_l2norm.*cleanup", Role::after, {}},
       {"multi_tensor_l2norm|L2NormFunctor|NormTwoOps", Role::main, {"l2norm"}},
@@ -110,7 +134,7 @@ const std::vector<NamePattern>& patterns() {
        "sum_and_scatter|embedding_backward",
        Role::main,
        {"embedding.backward"}},
-      {"FillFunctor<c10::BFloat16>", Role::main, {"fill", "embedding.backward"}},
+      {"FillFunctor<c10::BFloat16>", Role::main, {"fill", "embedding.backward", "gated_delta.chunks.forward"}},
       {"FillFunctor<bool>", Role::before, {"fill", "copy.d2d"}},  // a mask's zeros count as half a copy
       {"FillFunctor", Role::before, {"fill"}},
       // Of a data loader's positions (context parallelism), of sinks over heads (Transformer Engine's a2a): no table.
@@ -119,7 +143,7 @@ const std::vector<NamePattern>& patterns() {
       {"bfloat16_copy_kernel",
        Role::main,
        {"cast.f32_bf16", "cross_entropy.unfused.backward", "moe.router.gemm.backward", "moe.bias.forward",
-        "moe.bias.backward", "small"}},
+        "moe.bias.backward", "gated_delta.conv.backward", "small"}},
       {"unrolled_elementwise_kernel.*direct_copy|unrolled_elementwise_kernel.*copy_kernel",
        Role::main,
        {"cast.bf16_f32", "cross_entropy.unfused.forward", "cross_entropy.unfused.backward", "moe.router.topk.forward",
@@ -134,7 +158,8 @@ const std::vector<NamePattern>& patterns() {
       {"CUDAFunctor_add<float>",
        Role::main,
        {"add.f32", "small", "cross_entropy.unfused.forward", "cross_entropy.unfused.backward",
-        "moe.router.topk.forward", "moe.router.topk.backward", "moe.bias.forward", "moe.bias.accumulate"}},
+        "moe.router.topk.forward", "moe.router.topk.backward", "moe.bias.forward", "moe.bias.accumulate",
+        "gated_delta.chunks.backward"}},
       {"^Memcpy.*DtoD|^Memcpy$",
        Role::main,
        {"copy.d2d", "cross_entropy.unfused.forward", "moe.router.topk.forward", "small"}},
@@ -266,9 +291,11 @@ std::int64_t pieces_of(const std::string& operation, std::int64_t elements) {
 
 bool is_run(const std::string& operation) {
   return operation.starts_with("cross_entropy") || operation.starts_with("moe.bias") ||
-         operation.starts_with("clamp") || operation.starts_with("moe.router.topk") ||
-         operation == "moe.router.gemm.backward" || operation == "embedding.backward" || operation == "l2norm" ||
-         operation == "scale" || operation == "adam" || operation == "cast.f32_bf16" || operation == "cast.bf16_f32";
+         operation.starts_with("gated_delta.chunks") || operation.starts_with("gated_delta.inputs") ||
+         operation == "gated_delta.conv.backward" || operation.starts_with("clamp") ||
+         operation.starts_with("moe.router.topk") || operation == "moe.router.gemm.backward" ||
+         operation == "embedding.backward" || operation == "l2norm" || operation == "scale" || operation == "adam" ||
+         operation == "cast.f32_bf16" || operation == "cast.bf16_f32";
 }
 
 }  // namespace pipewright::traces

@@ -1,4 +1,5 @@
 // `sweep`: every combination of the axes, predicted where it is legal and listed with its rule where it is not.
+#include <fmt/format.h>
 #include <tbb/parallel_for.h>
 #include <tbb/task_arena.h>
 
@@ -166,7 +167,8 @@ Sweep sweep(const scenario::Scenario& scenario, const std::vector<Axis>& axes, c
     if (row) result.rows.push_back(std::move(*row));
   result.missing = std::ssize(rows) - std::ssize(result.rows);
   if (result.missing > 0)
-    result.notes.push_back("interrupted: " + std::to_string(result.missing) + " rows are missing");
+    result.notes.push_back(
+        fmt::format("interrupted, {} row{} missing", result.missing, result.missing == 1 ? " is" : "s are"));
   return result;
 }
 

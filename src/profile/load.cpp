@@ -1,11 +1,15 @@
 // Where profiles are found: beside the program, in $PIPEWRIGHT_PROFILES, or at a path.
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <cctype>
 #include <cstdlib>
 #include <filesystem>
 #include <iterator>
+#include <map>
 #include <mutex>
 #include <set>
+#include <utility>
 
 #include "pipewright/profile.hpp"
 #include "pipewright/profile_folders.hpp"
@@ -30,6 +34,18 @@ std::vector<std::string> beside_the_program() {
 
 std::mutex own_mutex;
 std::string own_folder;  // instead of the program's, by use_profiles_of
+
+/// What a pipe holds can be read once, and a command may ask twice for a profile.
+Profile from_pipe(const std::string& path) {
+  static std::mutex mutex;
+  static std::map<std::pair<dev_t, ino_t>, Profile> read;
+  struct stat pipe {};
+  ::stat(path.c_str(), &pipe);
+  const std::pair of{pipe.st_dev, pipe.st_ino};
+  const std::lock_guard lock(mutex);
+  if (const auto known = read.find(of); known != read.end()) return known->second;
+  return read.emplace(of, parse(read_file(path), path)).first->second;
+}
 
 }  // namespace
 
@@ -70,7 +86,9 @@ Profile load(const std::string& name_or_path, const Position& where) {
       if (fs::is_regular_file(path, error)) return parse(read_file(path.string()), path.string());
     }
   }
-  if (fs::is_regular_file(name_or_path, error)) return parse(read_file(name_or_path), name_or_path);
+  const auto kind = fs::status(name_or_path, error);
+  if (fs::is_regular_file(kind)) return parse(read_file(name_or_path), name_or_path);
+  if (fs::exists(kind) && !fs::is_directory(kind)) return from_pipe(name_or_path);
   const auto known = known_profiles();
   // Another letter or another number is another GPU, not a misspelling: an A100 is no H100.
   const auto digits = [](const std::string& name) {

@@ -3,9 +3,11 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 
 #include "format.hpp"
 #include "pipewright/effects.hpp"
+#include "pipewright/parameter_count.hpp"
 #include "pipewright/report.hpp"
 #include "pipewright/scenario/derived.hpp"
 #include "to_json.hpp"
@@ -41,6 +43,31 @@ std::int64_t data_parallel(const scenario::Scenario& s) {
   return scenario::model_parallel_size(s) > 0 ? scenario::data_parallel_size(s) : 0;
 }
 
+/// None of a model whose sizes do not go together: check() says so elsewhere.
+std::optional<model::ParameterCount> parameters(const scenario::Scenario& s) {
+  try {
+    return model::parameter_count(s);
+  } catch (const UsageError&) {
+    return {};
+  }
+}
+
+/// "30.5 B parameters, 3.35 B of them a token's, "
+std::string parameters_text(const scenario::Scenario& s) {
+  const auto count = parameters(s);
+  if (!count) return {};
+  const auto number = [](std::int64_t n) {
+    const bool millions = n < 1'000'000'000;
+    return fmt::format("{:.{}f} {}", static_cast<double>(n) / (millions ? 1e6 : 1e9),
+                       n >= 100'000'000'000 || millions ? 0
+                       : n >= 10'000'000'000            ? 1
+                                                        : 2,
+                       millions ? "M" : "B");
+  };
+  const std::string active = count->of_a_token < count->all ? ", " + number(count->of_a_token) + " of a token" : "";
+  return number(count->all) + " parameters" + active + ", ";
+}
+
 std::int64_t microbatches(const scenario::Scenario& s) {
   const auto per_step = s.settings.micro_batch_size * data_parallel(s);
   return per_step > 0 ? s.settings.global_batch_size / per_step : 0;
@@ -57,8 +84,9 @@ std::string configuration_text(const scenario::Scenario& s, const std::vector<st
                       o.pipeline_model_parallel_size, chunks(s), o.context_parallel_size);
   if (s.model.num_moe_experts)
     text += fmt::format(" EP {} ETP {}", o.expert_model_parallel_size, scenario::expert_tensor_parallel_size(s));
-  text += fmt::format(" DP {}, {} microbatches of {} (global batch {}), sequence {}, {}", data_parallel(s),
-                      microbatches(s), o.micro_batch_size, o.global_batch_size, s.model.seq_length, precision(s));
+  text += fmt::format(" DP {}, {} microbatches of {} (global batch {}), sequence {}, {}{}", data_parallel(s),
+                      microbatches(s), o.micro_batch_size, o.global_batch_size, s.model.seq_length, parameters_text(s),
+                      precision(s));
   text += fmt::format("; Megatron Core {}", w.megatron_core);
   if (w.megatron_bridge) text += fmt::format(", Bridge {}", *w.megatron_bridge);
   text += fmt::format(", Transformer Engine {}", w.transformer_engine);
@@ -79,7 +107,10 @@ std::string configuration_text(const scenario::Scenario& s, const std::vector<st
 Json configuration_json(const scenario::Scenario& s) {
   const auto& o = s.settings;
   const auto& w = s.software;
-  const auto optional = [](const std::optional<std::string>& value) { return value ? Json(*value) : Json(nullptr); };
+  const auto optional = [](const auto& value) { return value ? Json(*value) : Json(nullptr); };
+  const auto count = parameters(s);
+  const auto all = count ? std::optional(count->all) : std::nullopt;
+  const auto of_a_token = count ? std::optional(count->of_a_token) : std::nullopt;
   return {{"scenario", s.name},
           {"gpus", s.cluster.num_gpus},
           {"nodes", nodes(s)},
@@ -94,6 +125,8 @@ Json configuration_json(const scenario::Scenario& s) {
           {"global_batch_size", o.global_batch_size},
           {"microbatches", microbatches(s)},
           {"seq_length", s.model.seq_length},
+          {"parameters", optional(all)},
+          {"parameters_of_a_token", optional(of_a_token)},
           {"precision", precision(s)},
           {"megatron_core", w.megatron_core},
           {"megatron_bridge", optional(w.megatron_bridge)},

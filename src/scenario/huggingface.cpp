@@ -115,8 +115,12 @@ std::string apply_hf_config(const std::string& given, Scenario& scenario, String
   Json json;
   try {
     json = Json::parse(text);
-  } catch (const Json::exception& e) {
-    throw UsageError({path, 0}, {}, std::string("not JSON: ") + e.what());
+  } catch (const Json::parse_error& found) {
+    const auto before = std::string_view(text).substr(0, std::min(text.size(), found.byte - (found.byte > 0 ? 1 : 0)));
+    throw UsageError({path, 1 + static_cast<int>(std::ranges::count(before, '\n'))}, {},
+                     "is not JSON, which has neither comments nor commas before a closing bracket");
+  } catch (const Json::exception&) {
+    throw UsageError({path, 0}, {}, "is not JSON: a number is more than a number can be");
   }
   if (!json.is_object()) throw UsageError({path, 0}, {}, "not a Hugging Face configuration: expected an object");
   const std::string outer =

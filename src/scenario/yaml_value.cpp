@@ -260,7 +260,8 @@ std::string describe(const Value& value) {
   }
   const std::string text = value.text.size() > 60 ? value.text.substr(0, 57) + "..." : value.text;
   if (as_int(value)) return "the integer " + text;
-  if (as_double(value) || (!value.quoted && number_text(value.text))) return "the number " + text;
+  if (as_double(value)) return "the number " + text;
+  if (!value.quoted && number_text(value.text)) return text + ", more or less than a number can be";
   if (as_bool(value)) return "the boolean " + text;
   return "the string \"" + text + "\"";
 }

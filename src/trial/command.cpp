@@ -15,17 +15,9 @@ using Words = std::vector<std::string>;
 
 const Position kCommand = {"command line", 0};
 
-std::string quoted(const std::string& word) {
-  constexpr std::string_view plain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+=.,:/@%";
-  if (!word.empty() && word.find_first_not_of(plain) == std::string::npos) return word;
-  std::string out = "'";
-  for (const char c : word) out += c == '\'' ? std::string("'\\''") : std::string(1, c);
-  return out + "'";
-}
-
 std::string joined(const Words& words) {
   std::string out;
-  for (const auto& word : words) out += (out.empty() ? "" : " ") + quoted(word);
+  for (const auto& word : words) out += (out.empty() ? "" : " ") + emit::quoted(word);
   return out;
 }
 
@@ -157,7 +149,7 @@ Command fill(const std::vector<std::string>& command, const Candidate& candidate
 
 std::string shell_line(const Command& command) {
   std::string line;
-  for (const auto& [name, value] : command.environment) line += name + "=" + quoted(value) + " ";
+  for (const auto& [name, value] : command.environment) line += name + "=" + emit::quoted(value) + " ";
   return line + joined(command.words);
 }
 

@@ -1,5 +1,7 @@
 // One candidate: predicted, run, read back.
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/file.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -289,13 +291,30 @@ std::string text_of(const fs::path& file) {  // read_file() would take it for an
 
 }  // namespace
 
-std::vector<std::string> open_folder(const std::string& folder, const std::vector<Candidate>& candidates,
-                                     bool replace) {
-  const auto refuse = [&](const std::string& why) { throw UsageError({"command line", 0}, "--out", why); };
+namespace {
+
+[[noreturn]] void refuse_folder(const std::string& why) { throw UsageError({"command line", 0}, "--out", why); }
+
+}  // namespace
+
+HeldFolder::HeldFolder(const std::string& folder) {
   std::error_code problem;
   fs::create_directories(folder, problem);
   if (problem || access(folder.c_str(), W_OK | X_OK) != 0)
-    refuse(folder + ": cannot write: " + (problem ? problem.message() : std::strerror(errno)));
+    refuse_folder(folder + ": cannot write: " + (problem ? problem.message() : std::strerror(errno)));
+  file_ = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  // Some file systems of clusters lock nothing; there as before.
+  if (file_ >= 0 && ::flock(file_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+    ::close(file_);
+    refuse_folder(folder + ": another trial is writing here: let it end, or give another folder");
+  }
+}
+HeldFolder::~HeldFolder() {
+  if (file_ >= 0) ::close(file_);
+}
+
+std::vector<std::string> open_folder(const std::string& folder, const std::vector<Candidate>& candidates,
+                                     bool replace) {
   std::vector<std::string> others;
   for (const auto& entry : fs::directory_iterator(folder)) {
     const auto& path = entry.path();
@@ -306,8 +325,8 @@ std::vector<std::string> open_folder(const std::string& folder, const std::vecto
       others.push_back(path.filename().string());
     } else if (essence(text_of(path), path.string()) != essence(scenario::write(found->scenario), path.string())) {
       if (!replace)
-        refuse(path.string() + " was measured of another run than " + found->name +
-               " is here: give another folder, or --force to replace it");
+        refuse_folder(path.string() + " was measured of another run than " + found->name +
+                      " is here: give another folder, or --force to replace it");
       Files(folder, found->name).forget();
     }
   }

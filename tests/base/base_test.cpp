@@ -48,6 +48,11 @@ TEST_CASE("an error is one line: file, line, key, message, allowed values, neare
   CHECK(std::string(UsageError({"s.yaml", 0}, {}, "empty").what()) == "s.yaml: empty");
   const std::string dirty = UsageError({"a\nb", 1}, "k\x1b[0m", "m\tm").what();
   CHECK(dirty == "a\\x0ab:1: k\\x1b[0m: m\\x09m");
+  const std::string odd = UsageError({"\xff\xfe", 1}, "\xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80",
+                                     "\xc2\x9b"
+                                     "31m \xe2\x82")
+                              .what();
+  CHECK(odd == "\\xff\\xfe:1: \xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80: \\xc2\\x9b31m \\xe2\\x82");
   CHECK(std::string(UsageError({}, std::string(5000, 'k'), "long").what()).size() < 300);
 }
 

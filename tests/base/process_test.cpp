@@ -3,6 +3,7 @@
 
 #include <doctest/doctest.h>
 #include <stdlib.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -72,6 +73,26 @@ TEST_CASE("no limit is too long") {
   const Folder folder;
   for (const double limit : {1e300, std::numeric_limits<double>::infinity()})
     CHECK_FALSE(run_process(folder.shell("sleep 0.2"), limit, {}).timed_out);
+}
+
+TEST_CASE("a run ends when its caller is killed, and can end it no more") {
+  const Folder folder;
+  const pid_t caller = fork();
+  if (caller == 0) {
+    run_process(folder.shell(": >pids; setsid sh -c 'echo $$ >>pids; exec sleep 600' & "
+                             "(setsid sh -c 'echo $$ >>pids; exec sleep 600' &) ; echo $$ >>pids; sleep 600"),
+                600, {});
+    _exit(0);
+  }
+  const auto within = [](std::chrono::seconds time, const auto& condition) {
+    for (const auto until = Clock::now() + time; !condition() && Clock::now() < until;)
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    return condition();
+  };
+  REQUIRE(within(std::chrono::seconds(30), [&] { return folder.lines() == 3; }));
+  kill(caller, SIGKILL);
+  waitpid(caller, nullptr, 0);
+  CHECK(within(std::chrono::seconds(20), [&] { return folder.alive() == 0; }));
 }
 
 TEST_CASE("all that a run started ends with it, in whatever session: at its limit, when asked, at once, by itself") {

@@ -108,16 +108,41 @@ done
 cat base.yaml | "$program" diff - base.yaml >out 2>err || say "diff -: $(cat err)"
 "$program" diff - base.yaml <base.yaml >out 2>err || say "diff - of a file: $(cat err)"
 
-# A sweep that is stopped writes what it has; its status says that rows are missing.
-rm -f rows.csv
-"$program" sweep base.yaml --over "global_batch_size=$(seq -s, 8192 64 65536)" --csv rows.csv >out 2>err &
-pid=$!
-sleep 2
-kill -INT $pid
-wait $pid
-[ $? = 1 ] || say "a sweep that was stopped did not end with 1"
-grep -q 'sweep: interrupted, [0-9]* rows are missing' err || say "a sweep that was stopped: $(cat err)"
-[ -s rows.csv ] || say 'a sweep that was stopped wrote nothing'
+# A profile may come from a pipe, though it is asked for twice; "-" stands for every file that is read.
+"$program" simulate base.yaml --profile h200-sxm >told
+profiles=$(dirname "$(readlink -f "$program")")/../../../profiles
+if [ -f "$profiles/h200-sxm.json" ]; then
+  cat "$profiles/h200-sxm.json" >pipe &
+  "$program" simulate base.yaml --profile pipe >out 2>err || say "a profile from a pipe: $(cat err)"
+  cmp -s out told || say "a profile from a pipe differs: $(diff out told | head -n 4)"
+fi
+echo 'cfg.model.num_layers = 4' | "$program" simulate --bridge - --gpus 8 >out 2>err
+grep -q '/dev/stdin: cfg.model.vocab_size' err || say "--bridge -: $(cat err)"
+echo '{' | "$program" simulate --hf - --gpus 8 >out 2>err
+grep -q '/dev/stdin:2: is not JSON' err || say "--hf -: $(cat err)"
+
+# A link to a file that is not there yet goes on pointing to it; a file that may not grow leaves nothing behind.
+ln -s later.json ahead.json
+"$program" simulate base.yaml --json ahead.json >out || say 'a link to a file that is not there failed'
+[ -L ahead.json ] && [ -s later.json ] || say 'a link to a file that was not there was replaced'
+(ulimit -f 1 && "$program" simulate base.yaml --json grown.json 2>err | cat >out)
+grep -q 'grown.json: cannot write: File too large' err || say "a limit on files: $(cat err)"
+[ -z "$(ls -A | grep -E 'grown|tmp$')" ] || say "a limit on files left $(ls -A | grep -E 'grown|tmp$')"
+
+# A sweep that is stopped, also as its terminal goes, writes what it has; its status says that rows are missing.
+signals='INT HUP'  # but for nohup
+[ $((0x$(sed -n 's/^SigIgn:.*\(.\)$/\1/p' /proc/$$/status) & 1)) = 0 ] || signals=INT
+for signal in $signals; do
+  rm -f rows.csv
+  "$program" sweep base.yaml --over "global_batch_size=$(seq -s, 8192 64 65536)" --csv rows.csv >out 2>err &
+  pid=$!
+  sleep 2
+  kill -$signal $pid
+  wait $pid
+  [ $? = 1 ] || say "a sweep that was stopped by $signal did not end with 1"
+  grep -q 'sweep: interrupted, [0-9]* rows are missing' err || say "a sweep that was stopped by $signal: $(cat err)"
+  [ -s rows.csv ] || say "a sweep that was stopped by $signal wrote nothing"
+done
 touch empty.r0.json
 "$program" import empty.r0.json --out mine.json 2>err
 grep -q 'empty.r0.json: is empty' err || say "an empty trace: $(cat err)"

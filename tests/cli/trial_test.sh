@@ -196,6 +196,7 @@ for _ in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
   [ -s "$work/stubborn" ] && break
   sleep 0.5
 done
+expect 2 "$work/j: another trial is writing here" "$work/plan.json" --out "$work/j" -- "$launcher" ok '{steps}' '{flags}'
 began=$(date +%s)
 kill -INT $pid
 sleep 0.3

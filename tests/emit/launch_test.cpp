@@ -90,6 +90,9 @@ TEST_CASE("the folder of a functional test says what runs it, and its MODE wheth
   };
   for (const char* folder : {"gpt", "moe", "mixtral", "of-ones-own"}) CHECK(read(folder, "") == 8);
   CHECK(read("gpt", "MODE: pretraining\n") == 8);
+  CHECK_THROWS_WITH_AS(
+      emit::from_launch_file("MODEL_ARGS: {--num-layers: 8, --hidden-size: 1024}\n", "a.yaml", machine),
+      "a.yaml:1: MODEL_ARGS: expected NAME: VALUE, each in a line of its own below it", UsageError);
   for (const char* folder : {"bert", "t5", "multimodal-llava", "mimo", "hybrid", "nemotron", "gpt-nemo"}) {
     CAPTURE(folder);
     CHECK_THROWS_AS(read(folder, ""), UsageError);

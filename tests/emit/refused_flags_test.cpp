@@ -59,6 +59,25 @@ bool is_refused_variable(const std::string& name, const std::string& value, std:
 
 }  // namespace
 
+TEST_CASE("a flag that only has to be named refuses a value, and one dash is none of Megatron's") {
+  int named = 0;
+  for (const auto& flag : emit::flags()) {
+    if (flag.kind != emit::Kind::on && flag.kind != emit::Kind::off && flag.kind != emit::Kind::mark) continue;
+    if (!emit::has(flag, import(plain).scenario.software)) continue;
+    ++named;
+    for (const char* value : {" foo", "=foo", " true"}) {
+      CAPTURE(std::string(flag.name) + value);
+      CHECK_THROWS_WITH_AS(import(plain + std::string(flag.name) + value), doctest::Contains("takes no value, found "),
+                           UsageError);
+    }
+  }
+  CHECK(named > 80);
+  CHECK_THROWS_WITH_AS(import(plain + "-num-layers 4"),
+                       "--megatron: -num-layers: a flag begins with two dashes; did you mean \"--num-layers\"?",
+                       UsageError);
+  CHECK_NOTHROW(import(plain + "--loss-scale -1 --lr -1e-4 --data-path -"));  // numbers, and a dash alone
+}
+
 TEST_CASE("a flag that is carried is one of the parser's, and sets the field of which it is the flag") {
   for (const auto& row : emit::carried()) {
     CAPTURE(std::string(row.field));

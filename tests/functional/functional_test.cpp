@@ -11,6 +11,7 @@
 #include <sstream>
 #include <vector>
 
+#include "../ratchet.hpp"
 #include "pipewright/effects.hpp"
 #include "pipewright/emit.hpp"
 #include "pipewright/predict.hpp"
@@ -114,25 +115,7 @@ TEST_CASE("no functional test's peak is further off than it was") {
     reached[machine->prefix + "share_within_5"] = share_within(*machine, 0.05);
     for (const auto& run : runs(*machine)) reached[run.name] = 100 * std::abs(run.error);
   }
-  if (std::getenv("PIPEWRIGHT_ACCEPT") != nullptr) {
-    std::ofstream out(folder + "bounds.txt");
-    for (const auto& [name, percent] : reached) out << name << ' ' << std::round(100 * percent) / 100 << '\n';
-    MESSAGE("bounds.txt was written: look at its difference");
-    return;
-  }
-  std::map<std::string, double> bounds;
-  std::ifstream in(folder + "bounds.txt");
-  std::string name;
-  for (double percent = 0; in >> name >> percent;) bounds[name] = percent;
-  REQUIRE(bounds.size() == reached.size());
-  for (const auto& [what, percent] : reached) {
-    CAPTURE(what);
-    REQUIRE(bounds.contains(what));
-    if (what.find("share_within") != std::string::npos)
-      CHECK(percent >= bounds.at(what) - slack);
-    else
-      CHECK(percent <= bounds.at(what) + slack);
-  }
+  test::check_bounds(folder + "bounds.txt", reached, slack);
 }
 
 TEST_CASE("of functional tests half are met within 1 %, nine in ten within 5 %") {

@@ -3,6 +3,7 @@
 #include <rapidcheck.h>
 
 #include <map>
+#include <utility>
 
 #include "../../src/import/match.hpp"
 #include "../on_h200.hpp"
@@ -72,10 +73,49 @@ const std::map<std::string, Names>& gate_kernels() {
   return table;
 }
 
+/// What a gated delta net ran on an H100 (Qwen3-Next, flash-linear-attention 0.4.2), the states' kernels apart.
+const std::map<std::string, Names>& delta_net_kernels() {
+  static const std::string sum = "void at::native::reduce_kernel<128, 4, at::native::ReduceOp<float, sum_functor>>",
+                           softplus = "fused__to_copy_add_exp_mul_neg_softplus_";
+  static const std::map<std::string, Names> table = {
+      {"gated_delta.conv.forward", {"causal_conv1d_fwd_kernel"}},
+      {"gated_delta.conv.backward", {"causal_conv1d_fwd_kernel", "causal_conv1d_bwd_kernel", sum, to_bf16}},
+      {"gated_delta.inputs.forward",
+       {"triton_poi_fused_clone_split_with_sizes_view_0", "l2norm_fwd_kernel",
+        "triton_poi_fused_clone_expand_split_with_sizes_unsqueeze_view_1",
+        "triton_poi_fused_clone_expand_split_with_sizes_unsqueeze_view_2",
+        "triton_poi_fused_clone_split_with_sizes_view_3", "triton_poi_fused_clone_4", "triton_poi_fused_clone_5",
+        "triton_poi_fused_clone_5", "triton_poi_" + softplus + "0", "triton_poi_fused_sigmoid_1"}},
+      {"gated_delta.inputs.backward",
+       {"triton_poi_fused_sigmoid_backward_0", "triton_red_" + softplus + "softplus_backward_sum_1",
+        "triton_per_" + softplus + "sum_view_2", "triton_per_" + softplus + "backward_sum_view_3",
+        "triton_poi_" + softplus + "backward_4", "triton_poi_fused_cat_squeeze_sum_view_0", "l2norm_bwd_kernel",
+        "triton_poi_fused_cat_view_1"}},
+      {"gated_delta.chunks.forward",
+       {"chunk_local_cumsum_scalar_kernel", "chunk_scaled_dot_kkt_fwd_kernel",
+        "void at::native::vectorized_elementwise_kernel<8, at::native::FillFunctor<c10::BFloat16>",
+        "merge_16x16_to_64x64_inverse_kernel", "recompute_w_u_fwd_kernel", "chunk_fwd_kernel_o"}},
+      {"gated_delta.chunks.backward",
+       {"recompute_w_u_fwd_kernel", "chunk_bwd_kernel_dv_local", "chunk_bwd_kernel_dqkwg", sum,
+        "prepare_wy_repr_bwd_kernel",
+        "void at::native::vectorized_elementwise_kernel<8, at::native::CUDAFunctor_add<c10::BFloat16>",
+        "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>",
+        "chunk_local_cumsum_scalar_kernel"}},
+      {"gated_delta.state.forward", {"chunk_gated_delta_rule_fwd_kernel_h_blockdim64"}},
+      {"gated_delta.state.backward", {"chunk_gated_delta_rule_bwd_kernel_dhu_blockdim64"}},
+      {"linear_attention.gate forward", {"triton_poi_fused__to_copy_mul_silu_view_0"}},
+      {"linear_attention.gate backward", {"triton_poi_fused__to_copy_mul_silu_silu_backward_view_0"}},
+      {"gate.forward", {"triton_poi_fused__to_copy_mul_sigmoid_view_0"}},
+      {"gate.backward", {"triton_poi_fused__to_copy_mul_sigmoid_sigmoid_backward_view_0"}}};
+  return table;
+}
+
 /// Kernels of an operation, as Megatron Core, Transformer Engine and ATen launch them.
 Names kernels_of(const traces::Expected& e) {
   const auto& op = e.operation;
   if (const auto gate = gate_kernels().find(e.kernel->name); gate != gate_kernels().end()) return gate->second;
+  for (const auto& name : {e.kernel->name, op})
+    if (const auto net = delta_net_kernels().find(name); net != delta_net_kernels().end()) return net->second;
   // Transformer Engine's all-to-all of heads (context_parallel.py, flash_attn_a2a_communicate): compiled where nothing
   // but their order changes; sinks of a rank's heads are selected.
   if (e.kernel->name == "attention.sinks of own heads")
@@ -159,8 +199,13 @@ Names kernels_of(const traces::Expected& e) {
 class Writer {
  public:
   void write(const traces::Pattern& pattern) {
+    Names states;  // of a gated delta rule, which runs them before its last kernels
     for (const auto& e : pattern.compute) {
       const auto names = kernels_of(e);
+      if (e.operation.starts_with("gated_delta.state")) {
+        states.insert(states.end(), names.begin(), names.end());
+        continue;
+      }
       // A millisecond an operation, but for what is small and attention over a window, a tenth.
       const bool window = e.operation.starts_with("attention") && is_window(*e.kernel);
       const std::int64_t ns = e.operation == "small" ? 5000 : window ? 100'000 : 1'000'000;
@@ -171,14 +216,18 @@ class Writer {
       // Heads that arrived are put in order on the stream of the next exchange.
       const bool arrived = e.kernel->purpose == model::Purpose::compute &&
                            (e.kernel->name.ends_with(" after the exchange") ||
-                            (e.kernel->name.ends_with(" in order") && e.operation == "copy.strided"));
+                            (e.kernel->name.starts_with("attention") && e.kernel->name.ends_with(" in order") &&
+                             e.operation == "copy.strided"));
       int stream = 20;
-      for (const auto& name : names)
+      for (const auto& name : names) {
+        if (&name == &names.back())
+          for (const auto& state : std::exchange(states, {})) add(state, 1'000'000, pattern, 7);
         add(name, ns / static_cast<std::int64_t>(names.size()), pattern,
             grouped       ? stream++ % 4 + 20
             : accumulates ? 27
             : arrived     ? 28
                           : 7);
+      }
     }
     for (const auto& e : pattern.elsewhere) {
       if (e.kernel->purpose != model::Purpose::cp) continue;
@@ -322,6 +371,31 @@ TEST_CASE("a gate of shared experts and a router of 60 experts belong to their l
   for (const auto& note : result.notes) CHECK(note.find("are not in the trace") == std::string::npos);
   CHECK(std::count_if(result.keys.begin(), result.keys.end(),
                       [](const auto& key) { return key.key.family.starts_with("gemm.lora."); }) == 2);
+}
+
+TEST_CASE("gated delta nets: the rule's kernels are its own, its states measured apart, gates no GLU") {
+  auto scenario = scenario::read("../real/d_next.yaml");
+  for (const char* change : {"global_batch_size=4", "num_moe_experts=16", "cluster.profile=h200-sxm"})
+    scenario::set(scenario, change);
+  const Run run(scenario);
+  const auto result = traces::import_traces(scenario, {run.step(2).trace}, {"net", 1, ""}, nullptr);
+  for (const auto& note : result.notes) CHECK(note.find("are not in the trace") == std::string::npos);
+  CHECK(result.attributed_us / result.kernel_us > 0.999);
+  std::map<std::string, int> counts;
+  for (const auto& key : result.keys) {
+    if (!key.key.family.starts_with("gated_delta.") && !key.key.family.starts_with("gate.")) continue;
+    CAPTURE(key.key.family);
+    counts[key.key.family] += key.sample.count;
+    CHECK(key.situ_ns == doctest::Approx(1e6).epsilon(0.05));
+  }
+  for (const char* part : {"conv", "inputs", "chunks"})
+    for (const char* pass : {".forward", ".backward"})
+      CHECK(counts[std::string("gated_delta.") + part + pass] == 2 * 3);  // microbatches, layers with a net
+  CHECK(counts["gated_delta.state.forward"] == 2 * 2 * 3);                // once more in backward
+  CHECK(counts["gated_delta.state.backward"] == 2 * 3);
+  CHECK(counts["gate.forward"] == 2 * 4);  // full attention's, too
+  CHECK(counts["gate.backward"] == 2 * 4);
+  CHECK_FALSE(result.profile.scalars.contains("host.forward.gated_delta.state.forward_us"));  // among the rule's
 }
 
 TEST_CASE(

@@ -2,6 +2,7 @@
 // prediction, against those of its published weights.
 #include <map>
 
+#include "pipewright/parameter_count.hpp"
 #include "pipewright/scenario/io.hpp"
 #include "support.hpp"
 
@@ -16,7 +17,14 @@ std::int64_t counted(const std::string& file) {
                               "moe_grouped_gemm=true", "moe_token_dispatcher_type=alltoall", "profile=h200-sxm"})
     scenario::set(s, setting);
   s.model.mtp_num_layers.reset();
-  return parameters(test::build(s));
+  const auto built = parameters(test::build(s));
+  CHECK(model::parameter_count(s).all == built);
+  // However the model is split.
+  for (const char* setting : {"num_gpus=8", "tensor_model_parallel_size=2", "pipeline_model_parallel_size=2",
+                              "make_vocab_size_divisible_by=128"})
+    scenario::set(s, setting);
+  CHECK(model::parameter_count(s).all == built);
+  return built;
 }
 
 struct Published {
@@ -68,5 +76,21 @@ TEST_CASE("parameters of published config.json files, within 0.1 %") {
     const auto found = counted(file);
     CAPTURE(found);
     CHECK(std::abs(static_cast<double>(found) / parameters - 1) < 1e-3);
+  }
+}
+
+TEST_CASE("parameters that a token meets, as the models' names say") {
+  for (const auto& [file, billions] : {std::pair("qwen3-30b-a3b", 3.3),
+                                       {"mixtral-8x7b", 12.9},
+                                       {"deepseek-v3", 37.5},
+                                       {"gpt-oss-20b", 3.6},
+                                       {"llama-3-70b", 70.6}}) {
+    CAPTURE(std::string(file));
+    auto s = scenario::from_hf(std::string("data/") + file + ".json");
+    s.model.mtp_num_layers.reset();
+    for (const char* setting : {"seq_length=2048", "num_gpus=1", "global_batch_size=1"}) scenario::set(s, setting);
+    const auto count = model::parameter_count(s);
+    CHECK(static_cast<double>(count.of_a_token) == doctest::Approx(billions * 1e9).epsilon(0.02));
+    CHECK(count.of_a_token <= count.all);
   }
 }

@@ -12,6 +12,7 @@
 #include <set>
 #include <sstream>
 
+#include "../ratchet.hpp"
 #include "pipewright/effects.hpp"
 #include "pipewright/model.hpp"
 #include "pipewright/report.hpp"
@@ -26,15 +27,6 @@ namespace {
 
 const std::string folder = std::string(SOURCE_ROOT) + "/tests/published/";
 constexpr double slack = 0.3;  // points: what a change elsewhere may move a run
-
-std::map<std::string, double> read_bounds() {
-  std::map<std::string, double> bounds;
-  std::ifstream in(folder + "bounds.txt");
-  std::string name;
-  double percent = 0;
-  while (in >> name >> percent) bounds[name] = percent;
-  return bounds;
-}
 
 const profile::Profiles& profiles_of(const std::string& name) {
   static std::map<std::string, profile::Profiles> loaded;
@@ -111,29 +103,13 @@ const std::map<std::string, double>& other_releases() {
 
 TEST_CASE("no published run is further off than it was") {
   const auto& v = all();
-  const bool accept = std::getenv("PIPEWRIGHT_ACCEPT") != nullptr;
   std::map<std::string, double> reached;
   for (const auto& c : v.cases) reached[c.scenario.name] = 100 * std::abs(validate::time_error(c));
   reached.insert(other_releases().begin(), other_releases().end());
   reached["dense_mean"] = 100 * v.dense().time.mean_abs;
   reached["mixtures_mean"] = 100 * v.mixtures().time.mean_abs;
   reached["mixtures_disorder"] = 100 * (1 - v.mixtures().tau_of_tflops.value_or(-1));
-  if (accept) {
-    std::ofstream out(folder + "bounds.txt");
-    for (const auto& [name, percent] : reached) out << name << ' ' << std::round(100 * percent) / 100 << '\n';
-    MESSAGE("bounds.txt was written: look at its difference");
-    return;
-  }
-  const auto bounds = read_bounds();
-  for (const auto& [name, percent] : reached) {
-    CAPTURE(name);
-    REQUIRE(bounds.contains(name));
-    CHECK(percent <= bounds.at(name) + slack);
-  }
-  for (const auto& [name, percent] : bounds) {
-    CAPTURE(name);
-    CHECK(reached.contains(name));  // a run that was predicted must stay so
-  }
+  test::check_bounds(folder + "bounds.txt", reached, slack);
 }
 
 TEST_CASE("every published run says where it stands, and what was measured is what its throughput says") {

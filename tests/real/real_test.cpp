@@ -11,6 +11,7 @@
 #include <map>
 #include <set>
 
+#include "../ratchet.hpp"
 #include "pipewright/report.hpp"
 #include "pipewright/scenario/io.hpp"
 #include "pipewright/validate.hpp"
@@ -56,23 +57,7 @@ TEST_CASE("no run of pretrain_gpt.py is further off than it was") {
   }
   REQUIRE(all().cases.size() >= 20);
   reached["mean"] = sum / static_cast<double>(all().cases.size());
-  if (std::getenv("PIPEWRIGHT_ACCEPT") != nullptr) {
-    std::ofstream out(folder + "bounds.txt");
-    for (const auto& [name, percent] : reached) out << name << ' ' << std::round(100 * percent) / 100 << '\n';
-    MESSAGE("bounds.txt was written: look at its difference");
-    return;
-  }
-  std::map<std::string, double> bounds;
-  std::ifstream in(folder + "bounds.txt");
-  std::string name;
-  double percent = 0;
-  while (in >> name >> percent) bounds[name] = percent;
-  CHECK(bounds.size() == reached.size());
-  for (const auto& [what, now] : reached) {
-    CAPTURE(what);
-    REQUIRE(bounds.contains(what));
-    CHECK(now <= bounds.at(what) + slack);
-  }
+  test::check_bounds(folder + "bounds.txt", reached, slack);
 }
 
 TEST_CASE("the page names every run, and each says where its time comes from") {

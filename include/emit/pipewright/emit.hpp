@@ -34,6 +34,7 @@ std::map<std::string, std::string> variables(const scenario::Scenario& scenario)
 /// The same as NAME=value, the value quoted as for a shell.
 Groups environment(const scenario::Scenario& scenario);
 
+std::string quoted(const std::string& word);              ///< as one word of a shell
 std::vector<std::string> words(const Groups& groups);     ///< all words in order (JSON); a bridge override is one
 std::vector<std::string> comments(const Groups& groups);  ///< all remarks
 /// Remarks without words: what these leave out of the scenario, what Megatron refuses of it, what they are for.

@@ -136,8 +136,21 @@ struct Run {
   std::vector<std::string> notes;
 };
 
-/// Makes the folder; throws UsageError where it cannot be, and where it holds the measurement of another run under a
-/// candidate's name. Names of measurements of other candidates.
+/// A trial's folder, made and held: throws UsageError where it cannot be, and where another trial writes to it, which
+/// would take its files and share its GPUs.
+class HeldFolder {
+ public:
+  explicit HeldFolder(const std::string& folder);
+  ~HeldFolder();
+  HeldFolder(const HeldFolder&) = delete;
+  HeldFolder& operator=(const HeldFolder&) = delete;
+
+ private:
+  int file_;
+};
+
+/// Throws UsageError where the folder holds the measurement of another run under a candidate's name. Names of
+/// measurements of other candidates.
 std::vector<std::string> open_folder(const std::string& folder, const std::vector<Candidate>& candidates, bool replace);
 
 /// Runs one candidate; writes NAME.log, of a run that ended well or out of memory NAME.ended.json, and NAME.yaml with
