@@ -256,10 +256,13 @@ std::string operation_of(const std::string& family) {
   if (family.starts_with("moe.router.") && !family.starts_with("moe.router.gemm"))  // of any scores: one chain
     return "moe.router.topk" + family.substr(family.rfind('.'));
   if (family.starts_with("moe.swiglu")) return family.substr(4);
-  if (family.starts_with("swiglu.any_width")) return "swiglu" + family.substr(16);
+  static const std::string any_width = ".any_width";
+  if (const auto at = family.find(any_width); at != std::string::npos)
+    return family.substr(0, at) + family.substr(at + any_width.size());
   if (family.starts_with("fast_gelu")) return family.substr(5);
   if (family.starts_with("moe.router.gemm.bf16.")) return family.substr(std::string_view("moe.router.").size());
   if (family.starts_with("gemm.lora.")) return "gemm." + family.substr(10);
+  if (family == "cast_transpose.fp8.general") return family;  // a kernel of its own
   if (family.ends_with(".general") || family.ends_with(".cudnn")) return family.substr(0, family.rfind('.'));
   if (family.starts_with("attention."))  // latent, windowed, with sinks: kernels of one name
     return family.find(".forward") != std::string::npos ? "attention.forward" : "attention.backward";

@@ -5,6 +5,13 @@
 
 namespace pipewright::model {
 
+/// torch.compile's function has met the shared experts' rows and width when experts call it: theirs is its kernel for
+/// any shape. (Rows alone that change leave a width that is known, and with it whole vectors.)
+std::string ExpertActivation::activation() const {
+  if (d_.gated) return d_.gate;
+  return d_.activation == "squared_relu" && d_.moe.shared > 0 ? d_.activation + ".any_width" : d_.activation;
+}
+
 std::uint32_t ExpertActivation::forward(bool grad) {
   if (d_.fused_activation && d_.gated) {
     fused_forward(grad);
@@ -100,7 +107,7 @@ void ExpertActivation::plain_forward(bool grad) {
     w_.stands_for(2);
   }
   gate_ = w_.allocate("experts.gate", half());
-  w_.launch("experts gate forward", {(d_.gated ? d_.gate : d_.activation) + ".forward", {rows_, d_.moe.f}});
+  w_.launch("experts gate forward", {activation() + ".forward", {rows_, d_.moe.f}});
   auto result = gate_;
   if (d_.gated) {
     linear_ = w_.allocate("experts.linear_half", half());
@@ -143,7 +150,7 @@ std::uint32_t ExpertActivation::plain_backward(std::uint32_t gradient, std::uint
   const auto unweighted = std::exchange(unweighted_, no_tensor);
   if (!d_.gated) {
     const auto inputs = w_.allocate("experts.fc1_output_gradient", half());
-    w_.launch("experts activation backward", {d_.activation + ".backward", {rows_, d_.moe.f}});
+    w_.launch("experts activation backward", {activation() + ".backward", {rows_, d_.moe.f}});
     w_.free({product, std::exchange(gate_, no_tensor), fc1_out});
     return inputs;
   }
@@ -156,7 +163,7 @@ std::uint32_t ExpertActivation::plain_backward(std::uint32_t gradient, std::uint
   w_.eager();
   w_.free({product, std::exchange(linear_, no_tensor), std::exchange(gate_, no_tensor)});
   auto gate = w_.allocate("experts.gate_gradient", half());
-  w_.launch("experts gate backward", {d_.gate + ".backward", {rows_, d_.moe.f}});
+  w_.launch("experts gate backward", {activation() + ".backward", {rows_, d_.moe.f}});
   w_.free({std::exchange(clamped_, no_tensor), dgate});
   if (d_.clamped) {
     const auto unclamped = clamp_backward("experts.linear_half_gradient", 2);

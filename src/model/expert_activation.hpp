@@ -26,6 +26,7 @@ class ExpertActivation {
 
  private:
   Int half() const { return 2 * rows_ * d_.moe.f; }
+  std::string activation() const;  ///< its family without the pass: of the gate's half where there is one
   void fused_forward(bool grad);
   void relu_forward();
   std::uint32_t relu_backward(std::uint32_t gradient, std::uint32_t fc1_out);

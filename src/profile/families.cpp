@@ -309,6 +309,10 @@ std::vector<Family> make_families() {
   f.push_back(streaming("gelu.backward", rows_ffn, 6, "bf16: reads 2, writes 1 x rows x ffn"));
   f.push_back(streaming("squared_relu.forward", rows_ffn, 4, "bf16: rows x ffn in and out"));
   f.push_back(streaming("squared_relu.backward", rows_ffn, 6, "bf16: reads 2, writes 1 x rows x ffn"));
+  f.push_back(streaming("squared_relu.any_width.forward", rows_ffn, 4,
+                        "the same by torch.compile's kernel for any shape (experts beside shared ones)"));
+  f.push_back(streaming("squared_relu.any_width.backward", rows_ffn, 6,
+                        "the same by torch.compile's kernel for any shape (experts beside shared ones)"));
   f.push_back(streaming("fast_gelu.forward", rows_ffn, 4,
                         "tanh GELU (torch.compile): the gating half of rows x 2 ffn in, rows x ffn out, bf16"));
   f.push_back(streaming("fast_gelu.backward", rows_ffn, 6, "its backward"));

@@ -27,6 +27,8 @@ constexpr std::array relatives = {
     Relative{backward, "gelu.backward", backward, "swiglu.backward"},
     Relative{forward, "swiglu.any_width.forward", forward, "swiglu.forward"},
     Relative{backward, "swiglu.any_width.backward", backward, "swiglu.backward"},
+    Relative{forward, "squared_relu.any_width.forward", forward, "squared_relu.forward"},
+    Relative{backward, "squared_relu.any_width.backward", backward, "squared_relu.backward"},
     Relative{forward, "out_correction", forward, "swiglu.forward"},
     // Quantizers of Transformer Engine.
     Relative{forward, "quantize", forward, "amax"},

@@ -258,6 +258,25 @@ TEST_CASE("rows that are the same in every step are cast by the kernel for any s
   }
 }
 
+TEST_CASE("experts' squared ReLU is the kernel for any shape where shared experts call the function first") {
+  for (const char* shared : {"moe_shared_expert_intermediate_size=none", "moe_shared_expert_intermediate_size=3712"}) {
+    for (const char* fused : {"use_fused_weighted_squared_relu=false", "use_fused_weighted_squared_relu=true"}) {
+      CAPTURE(shared);
+      CAPTURE(fused);
+      const auto s = with(large_experts(), {"activation_func=squared_relu", "gated_linear_unit=false",
+                                            "bias_activation_fusion=false", shared, fused});
+      const auto stages = test::build(s);
+      std::map<std::string, int> experts;
+      for (const auto& kernel : layer(stages).kernels)
+        if (kernel.key.family.starts_with("squared_relu") && kernel.name.starts_with("experts"))
+          ++experts[kernel.key.family];
+      const bool any = std::string(shared).ends_with("3712") && std::string(fused).ends_with("false");
+      const std::string family = any ? "squared_relu.any_width" : "squared_relu";
+      CHECK(experts == std::map<std::string, int>{{family + ".forward", 1}, {family + ".backward", 1}});
+    }
+  }
+}
+
 TEST_CASE("parameters of measured runs") {
   const auto of_rank = [](const scenario::Scenario& s, std::size_t rank) {
     std::int64_t sum = 0;
