@@ -411,7 +411,9 @@ TEST_CASE("a model's class and the specification of its layers are known, or ref
   // Precision by module is an object, too.
   CHECK(missing(model("gpt_provider.GPTModelProvider",
                       "  quant_recipe:\n    _target_: megatron.core.quantization.quant_config.RecipeConfig\n"
-                      "    matchers: []\n")) == "quant_recipe=RecipeConfig ");
+                      "    config_dict:\n      default:\n        kitchen_config_type: QLinearParams\n    matchers:\n"
+                      "    - _target_: megatron.core.quantization.quant_config.GlobMatcher\n"
+                      "      config_key: default\n      pattern: '*'\n")) == "te_precision_config_file=RecipeConfig ");
   CHECK(missing(model("gpt_provider.GPTModelProvider", "  quant_recipe: null\n")) == "");
   // The same in overrides.
   const auto overrides = emit::from_bridge_text(
