@@ -7,6 +7,7 @@
 #include <map>
 #include <set>
 
+#include "bridge_precision.hpp"
 #include "bridge_providers.hpp"
 #include "emitted.hpp"
 #include "field_table.hpp"
@@ -150,6 +151,7 @@ Line line_of(const Scenario& s, const std::string& field) {
             ""};
   if (is_gemma3(s) && field == "window_attn_skip_freq")
     return {{"cfg.model.interleaved_attn_pattern = " + gemma3_pattern(s)}, ""};
+  if (field == "quant_recipe") return {{"cfg.model.quant_recipe = " + module_recipes_python(s)}, ""};
   Line line{{"cfg." + section_of(s, field) + "." + field + " = " + literal_of(s, field)}, ""};
   if (section_of(s, field) == "comm_overlap" &&
       (field == "overlap_moe_expert_parallel_comm" || field == "delay_wgrad_compute"))
@@ -226,6 +228,9 @@ Groups bridge(const Scenario& scenario) {
     groups.front().lines.push_back({{"from megatron.core.fusions.fused_bias_geglu import quick_gelu"}, ""});
   if (activation == "fast_gelu" || activation == "squared_relu")
     groups.front().lines.push_back({{"from megatron.core.activations import " + activation}, ""});
+  if (!scenario.settings.quant_recipe.empty())
+    groups.front().lines.push_back(
+        {{"from megatron.core.quantization.quant_config import GlobMatcher, RecipeConfig"}, ""});
   if (const auto& targets = scenario.settings.lora_target_modules; !targets.empty()) {
     groups.front().lines.push_back({{"from megatron.bridge.peft.lora import LoRA"}, ""});
     groups.push_back(

@@ -75,30 +75,35 @@ std::optional<std::string> enumerator(const Value& map, std::string_view type) {
   return text.empty() ? std::nullopt : std::optional(std::string(text));
 }
 
-Python python_of(const Value& value);
+Python python_of(const Value& value, bool inside = false);
 
-Python object_of(const Value& map) {
+std::vector<Python::Entry> entries_of(const Value& map) {
+  std::vector<Python::Entry> entries;
+  for (const auto& entry : map.entries)
+    if (!entry.key.starts_with('_')) entries.push_back({entry.key, python_of(entry.value, true)});
+  return entries;
+}
+
+/// A field's own map says nothing (those of cfg.model are what was made of another's); one `inside` an object does.
+Python object_of(const Value& map, bool inside) {
   const auto* target = member(map, "_target_");
-  if (target == nullptr) return {Python::Kind::map, {}, {}, {}};
+  if (target == nullptr) return {Python::Kind::map, {}, {}, inside ? entries_of(map) : std::vector<Python::Entry>()};
   const std::string type = target->text.substr(target->text.rfind('.') + 1);
   if (auto name = enumerator(map, type)) return {Python::Kind::string, std::move(*name), {}, {}};
   const auto* call = member(map, "_call_");
   if (call != nullptr && !scenario::as_bool(*call).value_or(true)) return {Python::Kind::name, target->text, {}, {}};
-  Python object{Python::Kind::call, type, {}, {}};
-  for (const auto& entry : map.entries)
-    if (!entry.key.starts_with('_')) object.entries.push_back({entry.key, python_of(entry.value)});
-  return object;
+  return {Python::Kind::call, type, {}, entries_of(map)};
 }
 
-Python python_of(const Value& value) {
+Python python_of(const Value& value, bool inside) {
   switch (value.kind) {
     case Value::Kind::none:
       return {Python::Kind::none, {}, {}, {}};
     case Value::Kind::map:
-      return object_of(value);
+      return object_of(value, inside);
     case Value::Kind::list: {
       Python list{Python::Kind::list, {}, {}, {}};
-      for (const auto& item : value.items) list.items.push_back(python_of(item));
+      for (const auto& item : value.items) list.items.push_back(python_of(item, inside));
       return list;
     }
     case Value::Kind::scalar:

@@ -1,5 +1,10 @@
 #include "bridge_precision.hpp"
 
+#include <algorithm>
+#include <set>
+
+#include "pipewright/scenario/quant_recipe.hpp"
+
 namespace pipewright::emit {
 
 namespace {
@@ -75,6 +80,77 @@ const std::map<std::string, std::vector<Assignment>>& precision_recipes() {
     return map;
   }();
   return table;
+}
+
+namespace {
+
+const Python* entry_of(const Python& value, std::string_view name) {
+  const auto found = std::ranges::find(value.entries, name, &Python::Entry::name);
+  return found == value.entries.end() ? nullptr : &found->value;
+}
+
+/// An argument of a call, by name or by place.
+const Python* argument(const Python& call, std::string_view name, std::size_t place) {
+  const auto* named = entry_of(call, name);
+  return named != nullptr || place >= call.items.size() ? named : &call.items[place];
+}
+
+/// TEQuantizationRecipe (core_r0.19.0 extensions/transformer_engine.py): what it computes in, where all else of it is
+/// its default or without effect.
+std::optional<std::string> training_recipe(const Python& configuration) {
+  const auto* type = entry_of(configuration, "transformer_engine_config_type");
+  if (type == nullptr || type->text != "TEQuantizationParams") return std::nullopt;
+  const auto* recipe = entry_of(configuration, "training_recipe");
+  std::string name = "bf16";
+  if (recipe == nullptr) return name;
+  for (const auto& [key, value] : recipe->entries) {
+    if (value.kind == Python::Kind::none || key == "fp8_format") continue;
+    if (key == "fp8_quantization_recipe" || key == "fp4_quantization_recipe") {
+      static const std::set<std::string, std::less<>> known = {"tensorwise", "blockwise", "mxfp8", "nvfp4"};
+      name = value.text.substr(value.text.rfind('.') + 1);
+      if (!known.contains(name)) return std::nullopt;
+    } else if (value.text != (key == "override_quantized_autocast" ? "True" : "False")) {
+      return std::nullopt;
+    }
+  }
+  return name;
+}
+
+std::string last_word(const Python& call) { return call.text.substr(call.text.rfind('.') + 1); }
+
+}  // namespace
+
+std::optional<scenario::Strings> module_recipes_of(const Python& recipe) {
+  if (recipe.kind != Python::Kind::call || last_word(recipe) != "RecipeConfig") return std::nullopt;
+  const auto *matchers = argument(recipe, "matchers", 0), *configurations = argument(recipe, "config_dict", 1);
+  if (matchers == nullptr) return std::nullopt;
+  scenario::Strings entries;
+  for (const auto& matcher : matchers->items) {
+    const auto *pattern = argument(matcher, "pattern", 0), *key = argument(matcher, "config_key", 1);
+    if (last_word(matcher) != "GlobMatcher" || pattern == nullptr || key == nullptr || configurations == nullptr)
+      return std::nullopt;
+    const auto* configuration = entry_of(*configurations, key->text);
+    const auto name = configuration == nullptr ? std::nullopt : training_recipe(*configuration);
+    if (!name) return std::nullopt;
+    entries.push_back(pattern->text + "=" + *name);
+  }
+  return entries;
+}
+
+std::string module_recipes_python(const scenario::Scenario& scenario) {
+  std::string matchers, configurations;
+  std::set<std::string> said;
+  for (const auto& [pattern, recipe] : scenario::quant_recipe(scenario)) {
+    matchers += (matchers.empty() ? "" : ", ") + ("GlobMatcher(" + python_string(pattern)) + ", \"" + recipe + "\")";
+    if (!said.insert(recipe).second) continue;
+    const std::string training = recipe == "bf16" ? ""
+                                                  : std::string(recipe == "nvfp4" ? "\"fp4" : "\"fp8") +
+                                                        "_quantization_recipe\": \"" + recipe + "\"";
+    configurations += (configurations.empty() ? "" : ", ") + ("\"" + recipe) +
+                      "\": {\"transformer_engine_config_type\": \"TEQuantizationParams\", \"training_recipe\": {" +
+                      training + "}}";
+  }
+  return "RecipeConfig([" + matchers + "], {" + configurations + "})";
 }
 
 }  // namespace pipewright::emit

@@ -160,6 +160,7 @@ bool matters(std::string_view field, const Scenario& s) {
   if (field == "overlap_p2p_comm") return scenario::interleaved(s);
   if (field == "bucket_size") return s.settings.overlap_grad_reduce;  // else one bucket for all
   if (field.starts_with("num_layers_at_")) return s.settings.first_last_layers_bf16;
+  if (field == "quant_recipe") return s.settings.fp8 || s.settings.fp4;
   if (field == "fp8_recipe" || field == "fp8_margin" || field.starts_with("fp8_amax"))
     return s.settings.fp8.has_value();
   return true;

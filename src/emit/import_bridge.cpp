@@ -447,8 +447,12 @@ class OverrideImporter {
       return;
     }
     if (section == "model" && holds_spec(field)) return specification_of_layers(field, literal, where);
-    if (section == "model" && field == "quant_recipe") {  // an object, in Megatron --te-precision-config-file
-      if (literal.kind != Python::Kind::none) refuse(field, last_name(literal.text), where);
+    if (section == "model" && field == "quant_recipe") {  // an object; what it says beyond that is in Megatron's file
+      if (literal.kind == Python::Kind::none) return;
+      const auto entries = module_recipes_of(literal);
+      if (!entries) return refuse("te_precision_config_file", last_name(literal.text), where);
+      s_.settings.quant_recipe = *entries;
+      places_[field] = where;
       return;
     }
     if (section == "comm_overlap" && field == overlap_table) {

@@ -156,6 +156,7 @@ std::string missing_comment(const Scenario& s, const std::string& field, const s
            std::string(elsewhere->name) + " (versions with it: " + versions_text(*elsewhere) + ")";
   if (field.starts_with("lora_"))
     return field + ": " + value + " has no flag: Megatron Bridge has adapters (--emit bridge)";
+  if (field == "quant_recipe") return field + ": " + value + " is a file of yours: --te-precision-config-file";
   if (field == "post_layernorm" || field == "apply_embedding_scaling")
     return field + ": " + value + " has no flag: Megatron Bridge's Gemma providers build it";
   if (is_ours(field))

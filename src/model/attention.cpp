@@ -26,21 +26,21 @@ class GroupedQueryAttention : public Attention {
         begins_in_proj_(kind.ends && dimensions.lora.qkv == 0),
         rotates_(dimensions.rope && kind.rotary),
         linear_(builder, dimensions),
-        core_(builder, dimensions, kind.window, kind.fp8),
+        core_(builder, dimensions, kind.window, kind.precision.quantized),
         q_rope_(builder, dimensions, "attention.q"),
         k_rope_(builder, dimensions, "attention.k"),
         offload_(builder, dimensions),
         qkv_{.name = "attention.qkv",
              .in = d_.h,
              .out = d_.qkv_part(),
-             .fp8 = kind.fp8,
+             .precision = d_.precision_of(kind.precision, "self_attention.linear_qkv"),
              .frozen = d_.frozen(),
              .rank = d_.lora.qkv,
              .ends = kind.ends},
         proj_{.name = "attention.proj",
               .in = d_.q,
               .out = d_.h,
-              .fp8 = kind.fp8,
+              .precision = d_.precision_of(kind.precision, "self_attention.linear_proj"),
               .row = true,
               .frozen = d_.frozen(),
               .rank = d_.lora.proj,
@@ -213,7 +213,7 @@ void GroupedQueryAttention::project(bool grad) {
   offload_.begin(Offload::qkv_linear, grad);
   if (d_.separate_norms) {
     mixed_ = linear_.column_linear(qkv_, "attention.qkv", norm_.out, grad);
-    if (!qkv_.fp8) offload_.saves(Offload::qkv_linear, {normed});
+    if (!qkv_.fp8()) offload_.saves(Offload::qkv_linear, {normed});
   } else {
     mixed_ = linear_.norm_linear(qkv_, "attention.qkv", norm_, grad);
     offload_.saves(Offload::qkv_linear, {w_.layer_input()});
@@ -254,7 +254,7 @@ std::uint32_t GroupedQueryAttention::scatter_group(std::uint32_t gradient) {
 std::uint32_t GroupedQueryAttention::attend_and_project(bool needed) {
   const bool grad = needed && !begins_in_proj_;
   const bool keeps = grad && !d_.recomputes(Recompute::core_attn),
-             keeps_original = d_.precision.recipe != Recipe::delayed;
+             keeps_original = proj_.precision.recipe != Recipe::delayed;
   offload_.begin(Offload::core_attn, keeps);
   run_core(keeps);
   if (keeps) {
@@ -269,7 +269,7 @@ std::uint32_t GroupedQueryAttention::attend_and_project(bool needed) {
   auto out = linear_.row_linear(proj_, "attention.proj_output", proj_input_, grad, keeps_original);
   out = linear_.adapt(proj_, out, "attention.proj_output", no_tensor, proj_adapted_, needed);
   out = post_norm_.forward(out, needed);
-  const bool saves_o = !proj_.fp8 || keeps_original;
+  const bool saves_o = !proj_.fp8() || keeps_original;
   if (grad) offload_.saves(Offload::attn_proj, {saves_o ? o_ : proj_input_.transpose});
   offload_.commit(Offload::attn_proj);
   if (keeps && saves_o && !d_.output_gate) w_.saved_again(o_);
@@ -292,7 +292,7 @@ std::uint32_t GroupedQueryAttention::forward(bool needed) {
   if (!grad) w_.release(q_, k_);
   if (!needed) w_.release(o_);
   // Delayed scaling: the projection keeps an FP8 copy alone, a checkpoint keeps no output.
-  if (d_.recomputes(Recompute::core_attn) && proj_.fp8 && d_.precision.recipe == Recipe::delayed && !d_.output_gate)
+  if (d_.recomputes(Recompute::core_attn) && proj_.precision.recipe == Recipe::delayed && !d_.output_gate)
     w_.release(o_);
   if (d_.separate_norms) separate_norm_.leave(grad);
   return out;
@@ -308,7 +308,7 @@ std::uint32_t GroupedQueryAttention::backward(std::uint32_t dropped) {
     w_.free(dprojected);
     return no_tensor;
   }
-  auto dout = linear_.row_backward(proj_, proj_input_, d_.precision.recipe != Recipe::delayed);
+  auto dout = linear_.row_backward(proj_, proj_input_, proj_.precision.recipe != Recipe::delayed);
   if (through_adapter != no_tensor) {
     w_.launch("attention.proj adapter gradient added", {"add", {d_.tokens * d_.q}});
     w_.free(through_adapter);

@@ -238,14 +238,15 @@ void CoreAttention::quantize_inputs() {
   const std::pair<const char*, Int> inputs[] = {{"q", d_.q}, {"k", d_.kv}, {"v", d_.v_width()}};
   if (d_.precision.recipe == Recipe::mxfp8) {
     for (const auto& [name, width] : inputs)
-      quantized_.push_back(linear_.quantize(std::string("attention.") + name, d_.tokens, width, true, true));
+      quantized_.push_back(
+          linear_.quantize(d_.precision, std::string("attention.") + name, d_.tokens, width, true, true));
     order_scales();
     return;
   }
   const Int width = d_.q + d_.kv + d_.v_width();
   const auto joined = w_.allocate("attention.q_k_v", 2 * d_.tokens * width);
   w_.launch("attention.q, k and v joined", {"copy.d2d", {2 * d_.tokens * width}});
-  quantized_.push_back(linear_.quantize("attention.q_k_v", d_.tokens, width, true, false));
+  quantized_.push_back(linear_.quantize(d_.precision, "attention.q_k_v", d_.tokens, width, true, false));
   w_.free(joined);
 }
 
@@ -297,7 +298,7 @@ CoreAttention::Gradients CoreAttention::fused_backward() {
   Operand gradient{};
   if (quantizes_) {
     const bool blocks = d_.precision.recipe == Recipe::mxfp8;
-    gradient = linear_.quantize("attention.core_output_gradient", d_.tokens, d_.o_width(), true, blocks);
+    gradient = linear_.quantize(d_.precision, "attention.core_output_gradient", d_.tokens, d_.o_width(), true, blocks);
     if (blocks) order_scales();
   }
   const auto wide = pads_values() ? padded("attention.output gradient", "attention.core_output_gradient") : no_tensor;

@@ -12,12 +12,12 @@ namespace pipewright::model {
 /// Queries, keys and values stay with the caller, forward and backward.
 class CoreAttention {
  public:
-  /// `window`: keys that a query sees; 0: all before it. `fp8`: of a layer in FP8.
-  CoreAttention(PieceBuilder& builder, const Dimensions& dimensions, Int window, bool fp8)
+  /// `window`: keys that a query sees; 0: all before it. `quantized`: of a layer in FP8.
+  CoreAttention(PieceBuilder& builder, const Dimensions& dimensions, Int window, bool quantized)
       : w_(builder),
         d_(dimensions),
         window_(window),
-        quantizes_(fp8 && dimensions.fp8_attention),
+        quantizes_(quantized && dimensions.fp8_attention),
         linear_(builder, dimensions) {}
 
   /// Returns the output, which stays with the caller too; keeps what backward needs.

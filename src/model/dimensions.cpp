@@ -8,6 +8,7 @@
 #include "pipewright/model.hpp"
 #include "pipewright/scenario/derived.hpp"
 #include "pipewright/scenario/fields.hpp"
+#include "pipewright/scenario/quant_recipe.hpp"
 #include "routing.hpp"
 #include "sdpa_figures.hpp"
 
@@ -497,12 +498,19 @@ Dimensions::Dimensions(const Scenario& sc, const profile::Device& device) : gpu(
   heads_link = way_of(sc, t, context.heads);
   ring_link = way_of(sc, t * context.heads, context.ring);
   dp_link = way_of(sc, t, cp * dp);
-  precision = {recipe_of(sc, gpu), gpu.fp8_layouts == std::vector{profile::Layout::tn}};
+  const Recipe own = recipe_of(sc, gpu);
   fp8_parameters =
-      precision.quantized() && (o.fp4 ? o.fp4_param || o.fp4_param_gather : o.fp8_param || o.fp8_param_gather);
+      own != Recipe::bf16 && (o.fp4 ? o.fp4_param || o.fp4_param_gather : o.fp8_param || o.fp8_param_gather);
   const auto te = scenario::te_version(sc.software);
-  precision.casts_order = precision.recipe == Recipe::nvfp4 ? te.at_least(2, 17) : te.at_least(2, 12);
-  precision.weights_ordered = te.at_least(2, 18) && !fp8_parameters;
+  const auto precision_in = [&](Recipe recipe) {
+    return Precision{recipe, gpu.fp8_layouts == std::vector{profile::Layout::tn},
+                     recipe == Recipe::nvfp4 ? te.at_least(2, 17) : te.at_least(2, 12),
+                     te.at_least(2, 18) && !fp8_parameters};
+  };
+  precision = precision_in(own);
+  if (precision.quantized() && !scenario::ignores(sc, "quant_recipe"))
+    for (const auto& [module, mtp, recipe] : scenario::module_recipes(sc))
+      by_module[{mtp, module}] = precision_in(recipe_named(sc, gpu, recipe, "settings.quant_recipe"));
   fp8_attention = scenario::attends_in_fp8(sc);
   if (fp8_attention && !times_fp8_attention(device, mla, precision.recipe == Recipe::mxfp8))
     throw UsageError(scenario::position(sc, "settings.fp8_dot_product_attention"), "settings.fp8_dot_product_attention",

@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "pipewright/modules.hpp"
@@ -212,7 +214,8 @@ struct Dimensions {
   std::string gate;              ///< of a gate whose activation is not fused: "gelu", "fast_gelu"
   Way tp_link, cp_link, dp_link;
   Way heads_link, ring_link;  ///< levels of a2a+p2p; of a2a or p2p alone the one that is used
-  Precision precision;
+  Precision precision;        ///< of all linear layers that `by_module` does not name
+  std::map<std::pair<bool, std::string>, Precision> by_module;  ///< quant_recipe: of multi-token prediction, name
   bool fp8_parameters = false;            ///< linear weights are stored as the recipe quantizes them (fp8_param_gather)
   bool fp8_cached_weights = true;         ///< quantized copies of weights live from the first microbatch on
   std::int32_t transposing_forwards = 1;  ///< of a step: microbatches whose forward transposes FP8 parameters
@@ -238,6 +241,14 @@ struct Dimensions {
   Int smallest_offload = 0;           ///< elements; min_offloaded_tensor_size
   scenario::TeOpOffload op_offload;   ///< of a Transformer Engine that has operator markers
 
+  /// Of a linear layer by its module's name within a layer, as Megatron has it ("self_attention.linear_qkv").
+  Precision precision_of(LayerPrecision layer, const std::string& module) const {
+    if (!layer.quantized) return {};
+    const auto found = by_module.find({layer.mtp, module});
+    return found == by_module.end() ? precision : found->second;
+  }
+  /// Layers of multi-token prediction are always in the model's own context.
+  LayerPrecision precision_of_mtp() const { return {precision.quantized(), true}; }
   bool frozen() const { return lora.any(); }  ///< the base model's parameters have no gradient
   bool recomputes(Recompute module) const { return std::ranges::find(recomputed, module) != recomputed.end(); }
   bool offloads(Offload module) const { return std::ranges::find(offloaded, module) != offloaded.end(); }

@@ -40,10 +40,11 @@ void LocalExperts::accumulate(const Group& group, std::uint32_t gradient) {
   w_.free(gradient);
 }
 
-Experts::Experts(PieceBuilder& builder, const Dimensions& dimensions, bool fp8)
+Experts::Experts(PieceBuilder& builder, const Dimensions& dimensions, const Precision& precision)
     : LocalExperts(builder, dimensions),
-      fp8_(fp8),
-      act_(builder, dimensions, fp8 ? dimensions.moe.padded : dimensions.moe.received),
+      precision_(precision),
+      fp8_(precision.quantized()),
+      act_(builder, dimensions, dimensions.moe.padded),
       fc1_adapter_{.name = fc1_.name,
                    .in = fc1_.in,
                    .out = fc1_.out,
@@ -59,10 +60,11 @@ Experts::Experts(PieceBuilder& builder, const Dimensions& dimensions, bool fp8)
 
 Operand Experts::input(const Group& group, bool grad) {
   if (!fp8_) return {};
-  auto operand =
-      linear_.quantize_each(group.name + "_input", d_.moe.local, rows(), group.in, true, grad && !d_.frozen());
-  linear_.cast_weight({.name = group.name, .in = group.in, .out = group.out, .fp8 = true, .frozen = d_.frozen()},
-                      d_.moe.local);
+  auto operand = linear_.quantize_each(precision_, group.name + "_input", d_.moe.local, rows(), group.in, true,
+                                       grad && !d_.frozen());
+  linear_.cast_weight(
+      {.name = group.name, .in = group.in, .out = group.out, .precision = precision_, .frozen = d_.frozen()},
+      d_.moe.local);
   return operand;
 }
 
@@ -79,7 +81,7 @@ void Experts::drop_forward_copy(Operand& operand, bool grad) {
 /// at a time, reads and writes them before the products (TE pytorch/csrc/extensions/swizzle.cpp,
 /// multi_tensor_swizzle_scales_for_gemm).
 void Experts::swizzled_scales(const Group& group, Product product) {
-  const auto& p = d_.precision;
+  const auto& p = precision_;
   if (!fp8_ || !p.scaled_by_block()) return;
   constexpr Int experts_a_kernel = 64;
   std::vector<Int> operands;
@@ -98,12 +100,12 @@ void Experts::swizzled_scales(const Group& group, Product product) {
 /// In 16 bits each product clears cuBLAS's semaphores first; traced products in FP8 do not. In NVFP4 a kernel before
 /// each makes the factor of its two tensors.
 int Experts::launches() const {
-  return static_cast<int>((fp8_ && d_.precision.recipe != Recipe::nvfp4 ? 1 : 2) * d_.moe.local);
+  return static_cast<int>((fp8_ && precision_.recipe != Recipe::nvfp4 ? 1 : 2) * d_.moe.local);
 }
 
 void Experts::gemm(const Group& group, Product product) {
   const bool forward = product == Product::forward;
-  const std::string family = fp8_      ? product_family(d_.precision.recipe, "gemm.grouped.", forward)
+  const std::string family = fp8_      ? product_family(precision_.recipe, "gemm.grouped.", forward)
                              : forward ? "gemm.grouped.bf16.tn"
                                        : "gemm.grouped.bf16.nn";
   const Int n = forward ? group.out : group.in, k = forward ? group.in : group.out;
@@ -121,7 +123,7 @@ void Experts::add_through(const Linear& linear, std::uint32_t through) {
 
 void Experts::weight_gradient(const Group& group) {
   if (d_.frozen()) return;
-  std::string family = fp8_ ? product_family(d_.precision.recipe, "gemm.grouped.", true) : "gemm.grouped.bf16.nt";
+  std::string family = fp8_ ? product_family(precision_.recipe, "gemm.grouped.", true) : "gemm.grouped.bf16.nt";
   const auto gradient = make_gradient(group, family, fp8_);
   swizzled_scales(group, Product::wgrad);
   w_.launch(group.name + " wgrad", {family, {d_.moe.local, rows(), group.out, group.in}});
@@ -265,7 +267,7 @@ std::uint32_t Experts::backward(std::uint32_t dout) {
     w_.recomputing(true);
     activation_ = act_.forward(true);
     if (fp8_ && !d_.frozen())
-      fc2_input_ = linear_.quantize_each("experts.fc2_input", d_.moe.local, rows(), fc2_.in, false, true);
+      fc2_input_ = linear_.quantize_each(precision_, "experts.fc2_input", d_.moe.local, rows(), fc2_.in, false, true);
     w_.recomputing(false);
   }
   auto padded = no_tensor;
@@ -280,7 +282,8 @@ std::uint32_t Experts::backward(std::uint32_t dout) {
   const auto through_fc2 = linear_.adapt_backward(fc2_adapter_, fc2_adapted_);
   Operand gradient;
   if (fp8_)
-    gradient = linear_.quantize_each("experts.fc2_gradient", d_.moe.local, rows(), fc2_.out, true, !d_.frozen());
+    gradient =
+        linear_.quantize_each(precision_, "experts.fc2_gradient", d_.moe.local, rows(), fc2_.out, true, !d_.frozen());
   w_.free(padded);
   const auto dactivation = w_.allocate("experts.activation_gradient", 2 * rows() * d_.moe.f);
   gemm(fc2_, Product::dgrad);
@@ -304,7 +307,8 @@ std::uint32_t Experts::backward(std::uint32_t dout) {
   w_.release(adapter_input_);
   Operand fc1_gradient;
   if (fp8_)
-    fc1_gradient = linear_.quantize_each("experts.fc1_gradient", d_.moe.local, rows(), fc1_.out, true, !d_.frozen());
+    fc1_gradient =
+        linear_.quantize_each(precision_, "experts.fc1_gradient", d_.moe.local, rows(), fc1_.out, true, !d_.frozen());
   auto din = w_.allocate("experts.input_gradient", 2 * rows() * d_.moe.width);
   gemm(fc1_, Product::dgrad);
   add_through(fc1_adapter_, through_fc1);

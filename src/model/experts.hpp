@@ -40,7 +40,7 @@ class LocalExperts {
   Group fc1_, fc2_;
 };
 
-std::unique_ptr<LocalExperts> local_experts(PieceBuilder& builder, const Dimensions& dimensions, bool fp8);
+std::unique_ptr<LocalExperts> local_experts(PieceBuilder& builder, const Dimensions& dimensions, LayerPrecision layer);
 
 /// TE's fused grouped MLP moves all three tensors; with operator markers (pull request 3128) those of marked operators,
 /// fc2's input with the activation's. Ends the region.
@@ -49,7 +49,7 @@ void offload_fused(OffloadWriter& offload, const Dimensions& dimensions, std::ui
 
 class Experts : public LocalExperts {
  public:
-  Experts(PieceBuilder& builder, const Dimensions& dimensions, bool fp8);
+  Experts(PieceBuilder& builder, const Dimensions& dimensions, const Precision& precision);
 
   std::uint32_t forward(std::uint32_t rows, bool grad) override;
   std::uint32_t backward(std::uint32_t dout) override;
@@ -66,11 +66,13 @@ class Experts : public LocalExperts {
   std::uint32_t weigh_input_backward(std::uint32_t gradient);
   static std::uint32_t kept(const Operand& operand);
   void drop_forward_copy(Operand& operand, bool grad);
-  Int rows() const { return fp8_ ? d_.moe.padded : d_.moe.received; }
-  bool pads() const { return fp8_ && d_.moe.padded > d_.moe.received; }
+  /// Padded by what the model is told of, not its layer (experts.py: config.fp8 or config.fp4).
+  Int rows() const { return d_.moe.padded; }
+  bool pads() const { return d_.moe.padded > d_.moe.received; }
 
   void add_through(const Linear& linear, std::uint32_t through);
 
+  const Precision precision_;
   const bool fp8_;
   ExpertActivation act_;
   const Linear fc1_adapter_, fc2_adapter_;

@@ -61,7 +61,7 @@ Operand FusedExperts::cast_weights(const Group& group, bool grad) {
   result.data = copies(false);
   if (grad) result.transpose = copies(true);
   for (Int expert = 0; expert < d_.moe.local; ++expert)
-    linear_.cast_by_block(name + " cast", group.out, group.in, grad);
+    linear_.cast_by_block(d_.precision, name + " cast", group.out, group.in, grad);
   return result;
 }
 
@@ -140,9 +140,9 @@ std::uint32_t FusedExperts::backward(std::uint32_t dout) {
   return din;
 }
 
-std::unique_ptr<LocalExperts> local_experts(PieceBuilder& builder, const Dimensions& d, bool fp8) {
-  if (d.moe.fused && fp8) return std::make_unique<FusedExperts>(builder, d);
-  return std::make_unique<Experts>(builder, d, fp8);
+std::unique_ptr<LocalExperts> local_experts(PieceBuilder& builder, const Dimensions& d, LayerPrecision layer) {
+  if (d.moe.fused && layer.quantized) return std::make_unique<FusedExperts>(builder, d);
+  return std::make_unique<Experts>(builder, d, d.precision_of(layer, "mlp.experts.linear_fc1"));
 }
 
 }  // namespace pipewright::model

@@ -22,8 +22,15 @@ class GatedDeltaNet : public Attention {
         d_(dimensions),
         l_(dimensions.linear),
         linear_(builder, dimensions),
-        in_{.name = "linear_attention.in_proj", .in = d_.h, .out = l_.projected(), .fp8 = kind.fp8},
-        out_{.name = "linear_attention.out_proj", .in = l_.values(), .out = d_.h, .fp8 = kind.fp8, .row = true} {}
+        in_{.name = "linear_attention.in_proj",
+            .in = d_.h,
+            .out = l_.projected(),
+            .precision = d_.precision_of(kind.precision, "self_attention.in_proj")},
+        out_{.name = "linear_attention.out_proj",
+             .in = l_.values(),
+             .out = d_.h,
+             .precision = d_.precision_of(kind.precision, "self_attention.out_proj"),
+             .row = true} {}
 
   std::uint32_t forward(bool grad) override;
   std::uint32_t backward(std::uint32_t dropped) override;
@@ -128,7 +135,7 @@ std::uint32_t GatedDeltaNet::forward(bool grad) {
   delta_rule(grad);
   gated_norm(grad && !replays());
   const auto out = linear_.row_linear(out_, "linear_attention.output", out_input_, grad, false);
-  if (!grad || replays() || out_.fp8) w_.release(gated_);
+  if (!grad || replays() || out_.fp8()) w_.release(gated_);
   // The frame returns.
   w_.release(convolved_, decay_);
   if (!grad) w_.release(mixed_, q_, k_, v_, z_, beta_, o_);

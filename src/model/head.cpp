@@ -48,7 +48,11 @@ OutputLayer::OutputLayer(PieceBuilder& builder, const Dimensions& dimensions, co
       keeps_(loss_ == "cross_entropy.te" ? kept_by_te(scenario::te_version(scenario.software)) : Kept::fp32),
       works_in_copy_(loss_ == "cross_entropy.native"),
       linear_(builder, dimensions),
-      projection_{.name = name_, .in = dimensions.h, .out = dimensions.vocab, .fp8 = true, .bf16_weight = true} {}
+      projection_{.name = name_,
+                  .in = dimensions.h,
+                  .out = dimensions.vocab,
+                  .precision = dimensions.precision,
+                  .bf16_weight = true} {}
 
 void OutputLayer::forward() { run(false); }
 void OutputLayer::forward_of_depth() { run(true); }

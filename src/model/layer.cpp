@@ -28,8 +28,8 @@ std::unique_ptr<Attention> mixer(PieceBuilder& w, const Dimensions& d, const Lay
 
 std::unique_ptr<Mlp> mlp(PieceBuilder& w, const Dimensions& d, const LayerKind& kind) {
   if (kind.parts == Parts::mixer) return nullptr;
-  if (kind.moe) return std::make_unique<MixtureOfExperts>(w, d, kind.fp8, kind.any_width);
-  return dense_mlp(w, d, kind.fp8, kind.any_width);
+  if (kind.moe) return std::make_unique<MixtureOfExperts>(w, d, kind.precision, kind.any_width);
+  return dense_mlp(w, d, kind.precision, kind.any_width);
 }
 
 }  // namespace

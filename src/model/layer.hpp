@@ -34,7 +34,7 @@ struct Unit {
 enum class Parts : std::uint8_t { both, mixer, mlp };
 
 struct LayerKind {
-  bool fp8 = false;
+  LayerPrecision precision;
   bool moe = false;     ///< a mixture of experts instead of the dense MLP
   Int window = 0;       ///< keys that a query sees; 0: all before it
   bool rotary = true;   ///< queries and keys are rotated

@@ -39,10 +39,10 @@ LayerNodes::LayerNodes(PieceBuilder& builder, const Dimensions& dimensions, cons
       graph_(builder, dimensions),
       graphed_(graphed_parts(dimensions, kind)) {
   if (kind.moe) {
-    moe_ = std::make_unique<MixtureOfExperts>(builder, dimensions, kind.fp8, kind.any_width);
+    moe_ = std::make_unique<MixtureOfExperts>(builder, dimensions, kind.precision, kind.any_width);
     if (graphed_.router) moe_->begin_in(graph_);
   } else {
-    mlp_ = dense_mlp(builder, dimensions, kind.fp8, kind.any_width);
+    mlp_ = dense_mlp(builder, dimensions, kind.precision, kind.any_width);
   }
 }
 

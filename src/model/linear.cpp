@@ -87,21 +87,21 @@ void LinearWriter::norm(const std::string& name, bool forward, Int rows, Int col
 // `shard`: a part of a sequence-parallel tensor. Current scaling and NVFP4 take the maximum over all parts, so that the
 // gathered tensor has one scale (TE pytorch/module/layernorm_linear.py:234, linear.py:810-825 and
 // _customize_quantizers_nvfp4: amax reduction group); NVFP4's cast has two, of rows and of mixed columns.
-Operand LinearWriter::quantize(const std::string& name, Int rows, Int cols, bool row, bool transpose, bool with_amax,
-                               bool shard) {
-  const Operand result = copies(name, rows, cols, row, transpose);
-  const bool current = d_.precision.recipe == Recipe::tensorwise;
+Operand LinearWriter::quantize(const Precision& precision, const std::string& name, Int rows, Int cols, bool row,
+                               bool transpose, bool with_amax, bool shard) {
+  const Operand result = copies(precision, name, rows, cols, row, transpose);
+  const bool current = precision.recipe == Recipe::tensorwise;
   if (with_amax && current) w_.launch(name + " amax", {"amax", {rows * cols}});
-  if (shard && d_.precision.shares_maximum()) {
+  if (shard && precision.shares_maximum()) {
     // quantizer.cpp of TE calls allreduce_coalesced(...)->wait(): on the communicator's own stream.
-    const Int maxima = d_.precision.recipe == Recipe::nvfp4 && row && transpose ? 2 : 1;
+    const Int maxima = precision.recipe == Recipe::nvfp4 && row && transpose ? 2 : 1;
     w_.collective(Purpose::tp, name + " amax all-reduce", "all_reduce", d_.t, maxima * Int{sizeof(float)}, d_.tp_link,
                   Stream::communication);
     w_.wait(Stream::communication);
   }
-  launch_all(casts(name, rows, cols, row, transpose, fills_no_tiles(rows, cols)));
+  launch_all(casts(precision, name, rows, cols, row, transpose, fills_no_tiles(rows, cols)));
   // The first kernel of a call carries the Python before it: with delayed scaling the cast, as no maximum is taken.
-  if (with_amax && d_.precision.recipe == Recipe::delayed) w_.on_host("quantize.delayed");
+  if (with_amax && precision.recipe == Recipe::delayed) w_.on_host("quantize.delayed");
   return result;
 }
 
@@ -109,17 +109,18 @@ Operand LinearWriter::quantize(const std::string& name, Int rows, Int cols, bool
 // in NVFP4, maxima and casts alike (from 2.12 on, split_quantize_nvfp4_impl: 64 experts of rows in whole blocks of
 // 128), else one expert after the other, in one call. Before the first the host makes every expert's quantized tensors
 // ready.
-Operand LinearWriter::quantize_each(const std::string& name, Int experts, Int rows, Int cols, bool row,
-                                    bool transpose) {
-  const Recipe recipe = d_.precision.recipe;
+Operand LinearWriter::quantize_each(const Precision& precision, const std::string& name, Int experts, Int rows,
+                                    Int cols, bool row, bool transpose) {
+  const Recipe recipe = precision.recipe;
   const bool at_once = (recipe == Recipe::delayed && transpose) || recipe == Recipe::nvfp4;
   const Int of_one = at_once ? rows : (rows + experts - 1) / experts;
   Casts all;
   if (recipe == Recipe::tensorwise) all.push_back({name + " amax", {"amax", {of_one * cols}}});
   const std::size_t maxima = all.size();
-  const Operand result = copies(name, rows, cols, row, transpose);
-  const Int off = row && transpose && d_.precision.per_tensor() && !at_once ? d_.moe.off_tiles : 0;
-  for (auto& cast : casts(name, of_one, cols, row, transpose, off == experts)) all.push_back(std::move(cast));
+  const Operand result = copies(precision, name, rows, cols, row, transpose);
+  const Int off = row && transpose && precision.per_tensor() && !at_once ? d_.moe.off_tiles : 0;
+  for (auto& cast : casts(precision, name, of_one, cols, row, transpose, off == experts))
+    all.push_back(std::move(cast));
   const std::span<const NamedKey> kernels = all;
   launch_all(kernels.first(1));
   w_.on_host("quantize.grouped");
@@ -129,7 +130,8 @@ Operand LinearWriter::quantize_each(const std::string& name, Int experts, Int ro
   const Int apart = off < experts ? off : 0;
   launch_others(kernels.first(maxima), experts - 1, other_experts);
   launch_others(kernels.subspan(maxima), experts - 1 - apart, other_experts);
-  launch_others(casts(name, of_one, cols, row, transpose, true), apart, " of experts whose rows fill no tiles");
+  launch_others(casts(precision, name, of_one, cols, row, transpose, true), apart,
+                " of experts whose rows fill no tiles");
   return result;
 }
 
@@ -148,9 +150,9 @@ void LinearWriter::launch_others(std::span<const NamedKey> casts, Int others, st
 }
 
 /// The tensors; one copy serves every product where both are not needed.
-Operand LinearWriter::copies(const std::string& name, Int rows, Int cols, bool& row, bool& transpose) {
+Operand LinearWriter::copies(const Precision& p, const std::string& name, Int rows, Int cols, bool& row,
+                             bool& transpose) {
   Operand result;
-  const Precision& p = d_.precision;
   if (!p.two_copies()) {
     row |= transpose;
     transpose = false;
@@ -160,16 +162,17 @@ Operand LinearWriter::copies(const std::string& name, Int rows, Int cols, bool& 
   return result;
 }
 
-LinearWriter::Casts LinearWriter::casts(const std::string& name, Int rows, Int cols, bool row, bool transpose,
-                                        bool off_tiles) const {
-  if (!d_.precision.per_tensor()) return casts_by_block(name + " quantize", rows, cols, row && transpose);
+LinearWriter::Casts LinearWriter::casts(const Precision& p, const std::string& name, Int rows, Int cols, bool row,
+                                        bool transpose, bool off_tiles) {
+  if (!p.per_tensor()) return casts_by_block(p, name + " quantize", rows, cols, row && transpose);
   if (transpose) return {{name + " cast", cast_transpose(rows, cols, off_tiles)}};
   return {{name + " cast", {"cast.fp8", {rows * cols}}}};
 }
 
 /// A kernel that makes one copy only reads as much and writes half.
-LinearWriter::Casts LinearWriter::casts_by_block(const std::string& name, Int rows, Int cols, bool both) const {
-  const Recipe recipe = d_.precision.recipe;
+LinearWriter::Casts LinearWriter::casts_by_block(const Precision& p, const std::string& name, Int rows, Int cols,
+                                                 bool both) {
+  const Recipe recipe = p.recipe;
   if (recipe == Recipe::blockwise) return {{name, {"quantize.blockwise.fp8", {rows, cols}}}};
   if (both) return {{name, {recipe == Recipe::mxfp8 ? "quantize.mxfp8" : "quantize.nvfp4", {rows, cols}}}};
   Casts result;
@@ -183,8 +186,8 @@ void LinearWriter::launch_all(std::span<const NamedKey> casts) {
 }
 
 void LinearWriter::cast_weight(const Linear& linear, Int experts) {
-  if (!linear.fp8) return;
-  const Precision& p = d_.precision;
+  if (!linear.fp8()) return;
+  const Precision& p = linear.precision;
   const bool parameters = d_.fp8_parameters && !linear.bf16_weight;
   const bool transposes = p.per_tensor() ? p.two_copies() : p.recipe == Recipe::nvfp4;
   if (parameters && !transposes) return;  // both copies are the parameter's own
@@ -199,7 +202,7 @@ void LinearWriter::cast_weight(const Linear& linear, Int experts) {
     const Int in = p.recipe == Recipe::nvfp4 ? linear.in / 2 + linear.in / 16 : linear.in;
     casts = {{linear.name + " weight transpose", {"transpose.fp8", {linear.out, in}}}};
   } else if (!p.per_tensor()) {
-    casts = casts_by_block(linear.name + " weight cast", linear.out, linear.in, true);
+    casts = casts_by_block(p, linear.name + " weight cast", linear.out, linear.in, true);
   } else {
     if (p.recipe == Recipe::tensorwise)
       casts.push_back({linear.name + " weight amax", {"amax", {linear.out * linear.in}}});
@@ -241,9 +244,9 @@ double LinearWriter::left_by(Int held) const {
 // One of the `parts` equal parts of a matrix product over its tokens.
 void LinearWriter::gemm_part(const Linear& linear, Product product, Int parts) {
   const bool forward = product == Product::forward;
-  const std::string family = linear.fp8 ? product_family(d_.precision.recipe, "gemm.", forward)
-                             : forward  ? "gemm.bf16.tn"
-                                        : "gemm.bf16.nn";
+  const std::string family = linear.fp8() ? product_family(linear.precision.recipe, "gemm.", forward)
+                             : forward    ? "gemm.bf16.tn"
+                                          : "gemm.bf16.nn";
   const Int m = forward ? linear.out : linear.in, k = forward ? linear.in : linear.out;
   scales(linear, product, rows(linear) / parts);
   w_.launch(linear.name + suffix(product), {family, {m, rows(linear) / parts, k}}, sm_share_);
@@ -295,8 +298,8 @@ void LinearWriter::gemm(const Linear& linear, Product product) {
 /// is gathered comes as its parts were cast, which is in no order), and of NVFP4 the factor of both tensors (TE
 /// common/gemm/cublaslt_gemm.cu, nvte_nvfp4_compute_per_tensor_scale).
 void LinearWriter::scales(const Linear& linear, Product product, Int rows) {
-  const auto& p = d_.precision;
-  if (!linear.fp8 || !p.scaled_by_block()) return;
+  const auto& p = linear.precision;
+  if (!p.scaled_by_block()) return;
   Int elements = 0;
   int launches = p.recipe == Recipe::nvfp4 ? 1 : 0;
   const auto operand = [&](bool ordered, Int n) {
@@ -326,16 +329,16 @@ std::uint32_t LinearWriter::joined(const std::string& name, std::uint32_t gather
 
 void LinearWriter::weight_gradient(const Linear& linear, double sm_share) {
   if (linear.frozen) return;
-  std::string family = linear.fp8 ? product_family(d_.precision.recipe, "gemm.", true) : "gemm.bf16.nt";
+  std::string family = linear.fp8() ? product_family(linear.precision.recipe, "gemm.", true) : "gemm.bf16.nt";
   scales(linear, Product::wgrad, rows(linear));
   if (d_.fused_gradients) {
-    family += d_.fsdp ? linear.fp8 ? ".out_bf16" : "" : d_.gradient_bytes == 4 ? ".acc_f32" : ".acc_bf16";
+    family += d_.fsdp ? linear.fp8() ? ".out_bf16" : "" : d_.gradient_bytes == 4 ? ".acc_f32" : ".acc_bf16";
     w_.launch(linear.name + " wgrad", {family, {linear.in, linear.out, rows(linear)}}, sm_share);
     w_.dummy_gradient(linear.in, linear.out);
     if (w_.graphed()) w_.returns(2 * linear.in * linear.out, "", {});
     return;
   }
-  if (linear.fp8) family += ".out_bf16";
+  if (linear.fp8()) family += ".out_bf16";
   const auto gradient = w_.allocate_gradient(2 * linear.in * linear.out);
   w_.launch(linear.name + " wgrad", {family, {linear.in, linear.out, rows(linear)}}, sm_share);
   if (w_.graphed()) {
@@ -373,24 +376,24 @@ std::uint32_t LinearWriter::norm_linear(const Linear& linear, const std::string&
   saved.statistics = w_.allocate_float(linear.name + "_norm_statistics", norm_statistics(local));
   // FP8 gathers row-wise data only, so with sequence parallelism the transpose is made after the gather, in the
   // backward pass.
-  const bool shard = gathers(linear), transpose = grad && !linear.frozen && second_copy_now(shard);
+  const bool shard = gathers(linear), transpose = grad && !linear.frozen && second_copy_now(linear.precision, shard);
   const std::string output = linear.name + "_norm_output";
   auto normed = no_tensor;
-  if (linear.fp8 && d_.precision.recipe == Recipe::delayed && linear.rank == 0) {
+  if (linear.precision.recipe == Recipe::delayed && linear.rank == 0) {
     // The scale is known before: the norm kernel writes FP8 (TE csrc/extensions/normalization.cpp, FULLY_FUSED).
     bool row = true, second = transpose;
-    saved.out = copies(output, local, linear.in, row, second);
+    saved.out = copies(linear.precision, output, local, linear.in, row, second);
     norm(linear.name + " norm", true, local, linear.in);
     if (second) w_.launch(output + " transpose", {"transpose.fp8", {local, linear.in}});
   } else {
     normed = w_.allocate(output, 2 * local * linear.in);
     norm(linear.name + " norm", true, local, linear.in);
     // The norm kernel also takes the maximum; its bf16 output lives until the cast.
-    if (linear.fp8)
-      saved.out = quantize(output, local, linear.in, true, transpose, false, shard);
+    if (linear.fp8())
+      saved.out = quantize(linear.precision, output, local, linear.in, true, transpose, false, shard);
     else if (linear.rank == 0)
       saved.out.data = normed;
-    if (linear.fp8 && linear.rank == 0) w_.free(normed);
+    if (linear.fp8() && linear.rank == 0) w_.free(normed);
   }
   auto out = column_product(linear, owner, saved.out, grad && !linear.frozen);
   if (!grad || linear.frozen) saved.out = {};
@@ -403,10 +406,11 @@ std::uint32_t LinearWriter::norm_linear(const Linear& linear, const std::string&
 std::uint32_t LinearWriter::column_linear(const Linear& linear, const std::string& owner, Operand& saved, bool grad,
                                           bool keeps_original) {
   const bool shard = gathers(linear);
-  if (linear.fp8)
-    saved = quantize(linear.name + "_input", d_.local, linear.in, true,
-                     grad && second_copy_now(shard) && !keeps_original && !linear.frozen, true, shard);
-  const auto out = column_product(linear, owner, saved, grad && !(linear.fp8 && keeps_original) && !linear.frozen);
+  if (linear.fp8())
+    saved =
+        quantize(linear.precision, linear.name + "_input", d_.local, linear.in, true,
+                 grad && second_copy_now(linear.precision, shard) && !keeps_original && !linear.frozen, true, shard);
+  const auto out = column_product(linear, owner, saved, grad && !(linear.fp8() && keeps_original) && !linear.frozen);
   if (linear.frozen) saved = {};
   return out;
 }
@@ -415,12 +419,13 @@ std::uint32_t LinearWriter::column_backward(const Linear& linear, Operand& saved
                                             std::uint32_t din) {
   Operand gradient;
   const bool shard = gathers(linear);
-  if (linear.fp8) gradient = quantize(linear.name + "_gradient", rows(linear), linear.out, true, !linear.frozen);
-  if (linear.fp8 && keeps_original && !linear.frozen)
-    saved = quantize(linear.name + "_input", d_.local, linear.in, !second_copy_now(shard), second_copy_now(shard), true,
-                     shard);
+  if (linear.fp8())
+    gradient = quantize(linear.precision, linear.name + "_gradient", rows(linear), linear.out, true, !linear.frozen);
+  if (linear.fp8() && keeps_original && !linear.frozen)
+    saved = quantize(linear.precision, linear.name + "_input", d_.local, linear.in,
+                     !second_copy_now(linear.precision, shard), second_copy_now(linear.precision, shard), true, shard);
   Operand gathered;
-  const Int bytes = gathered_bytes(linear, linear.in, d_.precision.gathers_second_copy());
+  const Int bytes = gathered_bytes(linear, linear.in, linear.precision.gathers_second_copy());
   if (shard && !linear.frozen) {  // for the weight gradient
     if (!d_.local_spec) gathered.data = w_.allocate(linear.name + "_gathered_input", bytes);
     w_.collective(Purpose::tp, linear.name + " all-gather in backward", "all_gather", d_.t, bytes, d_.tp_link,
@@ -441,9 +446,9 @@ std::uint32_t LinearWriter::column_backward(const Linear& linear, Operand& saved
     w_.collective(Purpose::tp, linear.name + " reduce-scatter in backward", "reduce_scatter", d_.t, full_bytes,
                   d_.tp_link, Stream::communication);
     if (d_.tp_overlap) w_.within_call(1);
-    if (linear.fp8 && !linear.frozen && d_.precision.joins_gathered_second_copy())
+    if (linear.fp8() && !linear.frozen && linear.precision.joins_gathered_second_copy())
       gathered.data = joined(linear.name + " gathered input", gathered.data, linear.name + "_gathered_input", bytes);
-    if (linear.fp8 && !linear.frozen && transposes_gathered()) {
+    if (linear.fp8() && !linear.frozen && transposes_gathered(linear.precision)) {
       gathered.transpose = w_.allocate(linear.name + "_gathered_input", bytes);
       w_.launch(linear.name + " input transpose", {"transpose.fp8", {d_.tokens, linear.in}});
     }
@@ -502,8 +507,9 @@ std::uint32_t LinearWriter::norm_linear_backward(const Linear& linear, Normed& s
 
 std::uint32_t LinearWriter::row_linear(const Linear& linear, const std::string& owner, Operand& saved, bool grad,
                                        bool keeps_original) {
-  if (linear.fp8) {
-    saved = quantize(linear.name + "_input", d_.tokens, linear.in, true, grad && !keeps_original && !linear.frozen);
+  if (linear.fp8()) {
+    saved = quantize(linear.precision, linear.name + "_input", d_.tokens, linear.in, true,
+                     grad && !keeps_original && !linear.frozen);
     cast_weight(linear);
   }
   const Int full = 2 * d_.tokens * linear.out;
@@ -522,7 +528,8 @@ std::uint32_t LinearWriter::row_linear(const Linear& linear, const std::string& 
   } else if (d_.t > 1) {
     w_.collective(Purpose::tp, linear.name + " all-reduce", "all_reduce", d_.t, 2 * d_.tokens * linear.out, d_.tp_link);
   }
-  const bool serves_backward = linear.fp8 && grad && !keeps_original && !linear.frozen && saved.transpose == no_tensor;
+  const bool serves_backward =
+      linear.fp8() && grad && !keeps_original && !linear.frozen && saved.transpose == no_tensor;
   if (!serves_backward) w_.release(saved.data);
   return out;
 }
@@ -530,31 +537,31 @@ std::uint32_t LinearWriter::row_linear(const Linear& linear, const std::string& 
 std::uint32_t LinearWriter::row_backward(const Linear& linear, Operand& saved, bool keeps_original) {
   Operand gradient;
   const Int bytes = gathered_bytes(linear, linear.out, false);
-  if (linear.fp8)
-    gradient = quantize(linear.name + "_gradient", d_.local, linear.out, true, !linear.frozen && second_copy_now(d_.sp),
-                        true, d_.sp);
+  if (linear.fp8())
+    gradient = quantize(linear.precision, linear.name + "_gradient", d_.local, linear.out, true,
+                        !linear.frozen && second_copy_now(linear.precision, d_.sp), true, d_.sp);
   if (d_.sp) {
     const auto local = gradient;
     // Copies scaled by blocks are gathered both (TE pytorch/distributed.py, _all_gather_mxfp8).
-    const bool both = linear.fp8 && d_.precision.gathers_second_copy();
+    const bool both = linear.fp8() && linear.precision.gathers_second_copy();
     const Int second = both ? gathered_bytes(linear, linear.out, true) : 0;
     gradient.data = gathered_buffer(linear.name + "_gathered_gradient", bytes);
     gradient.transpose = both ? w_.allocate(linear.name + "_gathered_gradient", second) : no_tensor;
     gather_before(linear.name + " all-gather in backward", bytes + second);
     release(local);
-    if (both && d_.precision.joins_gathered_second_copy())
+    if (both && linear.precision.joins_gathered_second_copy())
       gradient.transpose =
           joined(linear.name + " gathered gradient", gradient.transpose, linear.name + "_gathered_gradient", second);
   }
   // What userbuffers gather beside the dgrad is whole after it.
   const auto transpose_gradient = [&] {
-    if (!d_.sp || !linear.fp8 || linear.frozen || !transposes_gathered()) return;
+    if (!d_.sp || !linear.fp8() || linear.frozen || !transposes_gathered(linear.precision)) return;
     gradient.transpose = w_.allocate(linear.name + "_gathered_gradient", bytes);
     w_.launch(linear.name + " gradient transpose", {"transpose.fp8", {d_.tokens, linear.out}});
   };
   if (!d_.tp_overlap) transpose_gradient();
-  if (linear.fp8 && keeps_original && !linear.frozen)
-    saved = quantize(linear.name + "_input", d_.tokens, linear.in, true, true);
+  if (linear.fp8() && keeps_original && !linear.frozen)
+    saved = quantize(linear.precision, linear.name + "_input", d_.tokens, linear.in, true, true);
   const auto din = w_.allocate(linear.name + "_input_gradient", 2 * d_.tokens * linear.in);
   gemm(linear, Product::dgrad);
   if (d_.tp_overlap) transpose_gradient();

@@ -21,9 +21,9 @@ enum class Product : std::uint8_t { forward, dgrad, wgrad };
 inline const char* suffix(Product product) { return product == Product::forward ? " forward" : " dgrad"; }
 
 struct Linear {
-  std::string name;  ///< "attention.qkv"
-  Int in, out;       ///< features of a tensor-parallel rank
-  bool fp8 = false;
+  std::string name;          ///< "attention.qkv"
+  Int in, out;               ///< features of a tensor-parallel rank
+  Precision precision = {};  ///< of its products
   /// The whole weight on every tensor-parallel rank, which multiplies its own tokens (parallel_mode "duplicated").
   bool duplicated = false;
   bool row = false;          ///< row-parallel
@@ -32,6 +32,7 @@ struct Linear {
   Int rows = 0;              ///< that it multiplies, of experts on one tensor-parallel rank; 0: the tokens
   bool ends = false;         ///< its input needs no gradient: nothing before it trains
   bool bf16_weight = false;  ///< its parameter stays in 16 bits beside FP8 parameters
+  bool fp8() const { return precision.quantized(); }
 };
 
 /// What an adapter keeps for its backward pass.
@@ -118,40 +119,43 @@ class LinearWriter {
   std::uint32_t bias_gradient(const std::string& name, Int rows, Int columns);
   Int norm_statistics(Int rows) const;  ///< bytes of rsigma (and mu)
 
-  Operand quantize(const std::string& name, Int rows, Int cols, bool row, bool transpose, bool with_amax = true,
-                   bool shard = false);
+  Operand quantize(const Precision& precision, const std::string& name, Int rows, Int cols, bool row, bool transpose,
+                   bool with_amax = true, bool shard = false);
   /// Of the rows of several experts, each with a scale of its own.
-  Operand quantize_each(const std::string& name, Int experts, Int rows, Int cols, bool row, bool transpose);
+  Operand quantize_each(const Precision& precision, const std::string& name, Int experts, Int rows, Int cols, bool row,
+                        bool transpose);
   void cast_weight(const Linear& linear, Int experts = 1);  ///< of so many experts alike
-  void cast_by_block(const std::string& name, Int rows, Int cols, bool both) {
-    launch_all(casts_by_block(name, rows, cols, both));
+  void cast_by_block(const Precision& precision, const std::string& name, Int rows, Int cols, bool both) {
+    launch_all(casts_by_block(precision, name, rows, cols, both));
   }
   void release(Operand operand);
 
  private:
   /// The matrix product of a column-parallel layer whose (quantized) input is `saved`; keeps of it what backward needs.
   std::uint32_t column_product(const Linear& linear, const std::string& owner, Operand& saved, bool grad);
-  Operand copies(const std::string& name, Int rows, Int cols, bool& row, bool& transpose);
+  Operand copies(const Precision& precision, const std::string& name, Int rows, Int cols, bool& row, bool& transpose);
   using NamedKey = std::pair<std::string, profile::Key>;
   using Casts = std::vector<NamedKey>;
   /// `off_tiles`: of experts, whose rows are not known one by one; else fills_no_tiles() says it.
-  Casts casts(const std::string& name, Int rows, Int cols, bool row, bool transpose, bool off_tiles) const;
-  Casts casts_by_block(const std::string& name, Int rows, Int cols, bool both) const;
+  static Casts casts(const Precision& precision, const std::string& name, Int rows, Int cols, bool row, bool transpose,
+                     bool off_tiles);
+  static Casts casts_by_block(const Precision& precision, const std::string& name, Int rows, Int cols, bool both);
   void launch_all(std::span<const NamedKey> casts);
   static constexpr std::string_view other_experts = " of the other experts";
   void launch_others(std::span<const NamedKey> casts, Int others, std::string_view which);
   void scales(const Linear& linear, Product product, Int rows);
   std::uint32_t joined(const std::string& name, std::uint32_t gathered, const std::string& owner, Int bytes);
   /// Is the second copy of a tensor (a part of a sequence-parallel one: `shard`) made with the first?
-  bool second_copy_now(bool shard) const {
-    return d_.precision.two_copies() && (!shard || d_.precision.gathers_second_copy());
+  static bool second_copy_now(const Precision& p, bool shard) {
+    return p.two_copies() && (!shard || p.gathers_second_copy());
   }
-  bool transposes_gathered() const { return d_.precision.two_copies() && !d_.precision.gathers_second_copy(); }
+  static bool transposes_gathered(const Precision& p) { return p.two_copies() && !p.gathers_second_copy(); }
   Int gathered_bytes(const Linear& linear, Int width, bool columnwise) const {
-    if (!linear.fp8) return 2 * d_.tokens * width;
+    const Precision& p = linear.precision;
+    if (!p.quantized()) return 2 * d_.tokens * width;
     if (!linear.row && linear.rank > 0 && !d_.tp_overlap) return 2 * d_.tokens * width;  // TE returns it to the adapter
     // Scales of 128 x 128 or 1 x 128 blocks are few; they travel apart.
-    return d_.precision.scaled_by_block() ? d_.precision.copy_bytes(d_.tokens, width, columnwise) : d_.tokens * width;
+    return p.scaled_by_block() ? p.copy_bytes(d_.tokens, width, columnwise) : d_.tokens * width;
   }
   Int rows(const Linear& linear) const {
     return linear.rows > 0 ? linear.rows : linear.duplicated ? d_.local : d_.tokens;

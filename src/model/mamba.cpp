@@ -22,8 +22,15 @@ class MambaMixer : public Attention {
         d_(dimensions),
         m_(dimensions.mamba),
         linear_(builder, dimensions),
-        in_{.name = "mamba.in_proj", .in = d_.h, .out = m_.projected(), .fp8 = kind.fp8},
-        out_{.name = "mamba.out_proj", .in = m_.inner(), .out = d_.h, .fp8 = kind.fp8, .row = true} {}
+        in_{.name = "mamba.in_proj",
+            .in = d_.h,
+            .out = m_.projected(),
+            .precision = d_.precision_of(kind.precision, "mixer.in_proj")},
+        out_{.name = "mamba.out_proj",
+             .in = m_.inner(),
+             .out = d_.h,
+             .precision = d_.precision_of(kind.precision, "mixer.out_proj"),
+             .row = true} {}
 
   std::uint32_t forward(bool grad) override;
   std::uint32_t backward(std::uint32_t dropped) override;
@@ -126,7 +133,7 @@ std::uint32_t MambaMixer::forward(bool grad) {
   w_.launch("mamba.norm forward", norm("mamba.norm.forward"));
   if (!grad) w_.release(statistics_, y_);
   const auto out = linear_.row_linear(out_, "mamba.output", out_input_, grad, false);
-  if (!grad || out_.fp8) w_.release(normed_);
+  if (!grad || out_.fp8()) w_.release(normed_);
   if (!grad) w_.release(mixed_);
   return out;
 }

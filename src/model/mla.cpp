@@ -27,20 +27,23 @@ class LatentAttention : public Attention {
         d_(d),
         begins_in_proj_(kind.ends),
         linear_(builder, d),
-        core_(builder, d, 0, kind.fp8),
+        core_(builder, d, 0, kind.precision.quantized),
         q_rope_(builder, d, "attention.q_rope"),
         k_rope_(builder, d, "attention.k_rope"),
         norm_(builder, d, "attention.norm", d.recomputes(Recompute::layernorm)),
         offload_(builder, d),
-        q_down_(projection(kind, "attention.q_down", d.h, split(d.q_rank), !d.splits_down)),
-        kv_down_(projection(kind, "attention.kv_down", d.h, split(d.kv_rank + d.qk_rope), !d.splits_down)),
-        qkv_down_(projection(kind, "attention.qkv_down", d.h, split(d.q_rank + d.kv_rank + d.qk_rope), !d.splits_down)),
-        q_up_(projection(kind, "attention.q_up", d.q_rank > 0 ? d.q_rank : d.h, d.q)),
-        kv_up_(projection(kind, "attention.kv_up", d.kv_rank, d.kv_up())),
+        q_down_(projection(kind, "attention.q_down", "linear_q_down_proj", d.h, split(d.q_rank), !d.splits_down)),
+        kv_down_(projection(kind, "attention.kv_down", "linear_kv_down_proj", d.h, split(d.kv_rank + d.qk_rope),
+                            !d.splits_down)),
+        qkv_down_(projection(kind, "attention.qkv_down", "linear_qkv_down_proj", d.h,
+                             split(d.q_rank + d.kv_rank + d.qk_rope), !d.splits_down)),
+        q_up_(projection(kind, "attention.q_up", d.q_rank > 0 ? "linear_q_up_proj" : "linear_q_proj",
+                         d.q_rank > 0 ? d.q_rank : d.h, d.q)),
+        kv_up_(projection(kind, "attention.kv_up", "linear_kv_up_proj", d.kv_rank, d.kv_up())),
         proj_{.name = "attention.proj",
               .in = d.v_width(),
               .out = d.h,
-              .fp8 = kind.fp8,
+              .precision = d.precision_of(kind.precision, "self_attention.linear_proj"),
               .row = true,
               .frozen = d.frozen(),
               .rank = d.lora.proj,
@@ -57,11 +60,17 @@ class LatentAttention : public Attention {
     std::uint32_t input = no_tensor;  ///< what the layer keeps of the compressed tensor itself
   };
 
-  Linear projection(const LayerKind& kind, const char* name, Int in, Int out, bool duplicated = false) const {
-    return {.name = name, .in = in, .out = out, .fp8 = kind.fp8, .duplicated = duplicated, .frozen = d_.frozen()};
+  Linear projection(const LayerKind& kind, const char* name, const char* module, Int in, Int out,
+                    bool duplicated = false) const {
+    return {.name = name,
+            .in = in,
+            .out = out,
+            .precision = d_.precision_of(kind.precision, std::string("self_attention.") + module),
+            .duplicated = duplicated,
+            .frozen = d_.frozen()};
   }
   /// The linear layer of this input keeps it as it is for its weight gradient.
-  bool keeps_input(const Linear& linear) const { return !linear.fp8 && !linear.frozen; }
+  bool keeps_input(const Linear& linear) const { return !linear.fp8() && !linear.frozen; }
   Int split(Int width) const { return d_.splits_down ? width / d_.t : width; }
   /// The queries' projection has a norm in front: of compressed queries, or of the layer's input.
   bool norms_queries() const { return d_.q_rank > 0 || d_.norms_q; }
@@ -228,7 +237,7 @@ void LatentAttention::up(bool grad) {
 void LatentAttention::offload_projections() {
   if (d_.fused_down) {
     offload_.saves(Offload::qkv_linear, {w_.layer_input(), fused_norm_.out.data});
-  } else if (!q_up_.fp8 && !d_.recomputes(Recompute::layernorm)) {
+  } else if (!q_up_.fp8() && !d_.recomputes(Recompute::layernorm)) {
     offload_.saves(Offload::qkv_linear, {normed_});
     if (norms_queries()) reloaded_normed_ = offload_.saves_held(Offload::qkv_linear, normed_);
   }
@@ -272,7 +281,7 @@ std::uint32_t LatentAttention::forward(bool needed) {
   }
   attend(grad);
   if (grad && d_.recomputes(Recompute::mla_up_proj)) discard_up();
-  const bool keeps_original = d_.precision.recipe != Recipe::delayed, saves_o = !proj_.fp8 || keeps_original;
+  const bool keeps_original = proj_.precision.recipe != Recipe::delayed, saves_o = !proj_.fp8() || keeps_original;
   offload_.begin(Offload::attn_proj, grad);
   auto out = linear_.row_linear(proj_, "attention.proj_output", proj_input_, grad, keeps_original);
   out = linear_.adapt(proj_, out, "attention.proj_output", no_tensor, proj_adapted_, needed);
@@ -344,7 +353,7 @@ LatentAttention::Compressed LatentAttention::up_backward() {
 /// The gradient of n from one of its readers, added to `sum` where there is one. Frees `gradient`.
 std::uint32_t LatentAttention::normed_backward(const Linear& linear, Operand& saved, std::uint32_t gradient,
                                                std::uint32_t sum) {
-  const auto part = linear_.column_backward(linear, saved, linear.fp8 && d_.recomputes(Recompute::layernorm));
+  const auto part = linear_.column_backward(linear, saved, linear.fp8() && d_.recomputes(Recompute::layernorm));
   w_.free(gradient);
   if (sum == no_tensor) return part;
   w_.launch("gradient accumulation", {"add", {d_.local * d_.h}});
@@ -400,7 +409,7 @@ std::uint32_t LatentAttention::backward(std::uint32_t dropped) {
   if (!d_.fused_down) norm_.replay();
   offload_.needed(Offload::attn_proj);
   const auto through_adapter = linear_.adapt_backward(proj_, proj_adapted_);
-  const auto dout = linear_.row_backward(proj_, proj_input_, d_.precision.recipe != Recipe::delayed);
+  const auto dout = linear_.row_backward(proj_, proj_input_, proj_.precision.recipe != Recipe::delayed);
   if (through_adapter != no_tensor) {
     w_.launch("attention.proj adapter gradient added", {"add", {d_.tokens * d_.v_width()}});
     w_.free(through_adapter);

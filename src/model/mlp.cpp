@@ -15,16 +15,21 @@ namespace {
 
 class DenseMlp : public Mlp {
  public:
-  DenseMlp(PieceBuilder& builder, const Dimensions& dimensions, bool fp8, AnyWidth any)
+  DenseMlp(PieceBuilder& builder, const Dimensions& dimensions, LayerPrecision layer, AnyWidth any)
       : w_(builder),
         d_(dimensions),
         activate_(builder, dimensions, "mlp", "mlp.", dimensions.f, any),
         linear_(builder, dimensions),
-        fc1_{.name = "mlp.fc1", .in = d_.h, .out = d_.ffn_in(), .fp8 = fp8, .frozen = d_.frozen(), .rank = d_.lora.fc1},
+        fc1_{.name = "mlp.fc1",
+             .in = d_.h,
+             .out = d_.ffn_in(),
+             .precision = d_.precision_of(layer, "mlp.linear_fc1"),
+             .frozen = d_.frozen(),
+             .rank = d_.lora.fc1},
         fc2_{.name = "mlp.fc2",
              .in = d_.f,
              .out = d_.h,
-             .fp8 = fp8,
+             .precision = d_.precision_of(layer, "mlp.linear_fc2"),
              .row = true,
              .frozen = d_.frozen(),
              .rank = d_.lora.fc2},
@@ -59,7 +64,7 @@ std::uint32_t DenseMlp::run(bool grad) {
   auto out = linear_.row_linear(fc2_, "mlp.fc2_output", fc2_input_, grad, false);
   out = linear_.adapt(fc2_, out, "mlp.fc2_output", no_tensor, fc2_adapted_, grad);
   // FP8 saved its own copy, a frozen layer none; an adapter reads the original.
-  if (!grad || ((fc2_.fp8 || fc2_.frozen) && fc2_.rank == 0)) w_.release(activation_);
+  if (!grad || ((fc2_.fp8() || fc2_.frozen) && fc2_.rank == 0)) w_.release(activation_);
   return post_norm_.forward(out, grad);
 }
 
@@ -107,8 +112,9 @@ std::uint32_t DenseMlp::backward(std::uint32_t dropped) {
 
 }  // namespace
 
-std::unique_ptr<Mlp> dense_mlp(PieceBuilder& builder, const Dimensions& dimensions, bool fp8, AnyWidth any) {
-  return std::make_unique<DenseMlp>(builder, dimensions, fp8, any);
+std::unique_ptr<Mlp> dense_mlp(PieceBuilder& builder, const Dimensions& dimensions, LayerPrecision layer,
+                               AnyWidth any) {
+  return std::make_unique<DenseMlp>(builder, dimensions, layer, any);
 }
 
 }  // namespace pipewright::model

@@ -19,6 +19,6 @@ class Mlp {
   virtual void weight_gradients() = 0;
 };
 
-std::unique_ptr<Mlp> dense_mlp(PieceBuilder& builder, const Dimensions& dimensions, bool fp8, AnyWidth any);
+std::unique_ptr<Mlp> dense_mlp(PieceBuilder& builder, const Dimensions& dimensions, LayerPrecision layer, AnyWidth any);
 
 }  // namespace pipewright::model

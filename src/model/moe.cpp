@@ -14,7 +14,8 @@
 
 namespace pipewright::model {
 
-MixtureOfExperts::MixtureOfExperts(PieceBuilder& builder, const Dimensions& dimensions, bool fp8, AnyWidth any)
+MixtureOfExperts::MixtureOfExperts(PieceBuilder& builder, const Dimensions& dimensions, LayerPrecision layer,
+                                   AnyWidth any)
     : w_(builder),
       d_(dimensions),
       m_(dimensions.moe),
@@ -22,19 +23,19 @@ MixtureOfExperts::MixtureOfExperts(PieceBuilder& builder, const Dimensions& dime
             dimensions.recomputes(Recompute::layernorm) && !dimensions.graphs.keeps_moe_norm),
       router_(builder, dimensions),
       dispatcher_(builder, dimensions),
-      experts_(local_experts(builder, dimensions, fp8)),
-      shared_(builder, dimensions, fp8, any),
+      experts_(local_experts(builder, dimensions, layer)),
+      shared_(builder, dimensions, layer, any),
       linear_(builder, dimensions),
       down_{.name = "moe.fc1_latent_proj",
             .in = d_.h,
             .out = m_.width,
-            .fp8 = fp8,
+            .precision = d_.precision_of(layer, "mlp.fc1_latent_proj"),
             .duplicated = true,
             .frozen = d_.frozen()},
       up_{.name = "moe.fc2_latent_proj",
           .in = m_.width,
           .out = d_.h,
-          .fp8 = fp8,
+          .precision = d_.precision_of(layer, "mlp.fc2_latent_proj"),
           .duplicated = true,
           .frozen = d_.frozen()} {}
 
@@ -57,7 +58,7 @@ void MixtureOfExperts::project_down(bool grad) {
 /// moe_layer.py, postprocess. Takes over `rows`, one a token.
 std::uint32_t MixtureOfExperts::project_up(std::uint32_t rows, bool grad) {
   const auto output = linear_.column_linear(up_, "moe.output", up_input_, grad);
-  if (grad && !up_.fp8 && !up_.frozen) {
+  if (grad && !up_.fp8() && !up_.frozen) {
     latent_output_ = rows;
   } else {
     w_.free(rows);

@@ -15,7 +15,7 @@ namespace pipewright::model {
 
 class MixtureOfExperts : public Mlp {
  public:
-  MixtureOfExperts(PieceBuilder& builder, const Dimensions& dimensions, bool fp8, AnyWidth any);
+  MixtureOfExperts(PieceBuilder& builder, const Dimensions& dimensions, LayerPrecision layer, AnyWidth any);
 
   std::uint32_t forward(bool grad) override;
   std::uint32_t backward(std::uint32_t dropped) override;

@@ -24,14 +24,18 @@ namespace {
 /// What stands before a depth's layer.
 class DepthInput {
  public:
-  DepthInput(PieceBuilder& builder, const Dimensions& d, const scenario::Scenario& s, bool fp8)
+  DepthInput(PieceBuilder& builder, const Dimensions& d, const scenario::Scenario& s)
       : w_(builder),
         d_(d),
         linear_(builder, d),
         embedding_(builder, d, s),
         enorm_(builder, d, "mtp.enorm"),
         hnorm_(builder, d, "mtp.hnorm"),
-        eh_proj_{.name = "mtp.eh_proj", .in = 2 * d.h, .out = d.h / d.t, .fp8 = fp8, .frozen = d.frozen()} {}
+        eh_proj_{.name = "mtp.eh_proj",
+                 .in = 2 * d.h,
+                 .out = d.h / d.t,
+                 .precision = d.precision_of(d.precision_of_mtp(), "eh_proj"),
+                 .frozen = d.frozen()} {}
 
   void embed();
   /// Returns X.
@@ -61,7 +65,7 @@ class Depth {
       : w_(builder),
         d_(d),
         checkpointed_(kinds.front().checkpointed > 0),
-        input_(builder, d, s, d.precision.recipe != Recipe::bf16),
+        input_(builder, d, s),
         final_norm_(builder, d, "mtp.final_norm") {
     for (const auto& kind : kinds) {
       layers_.emplace_back(builder, d, kind);
@@ -120,7 +124,7 @@ std::uint32_t DepthInput::project(bool grad) {
   hnorm_.leave(false);
   const auto x = whole_width(linear_.column_linear(eh_proj_, "mtp.projection", projected_input_, grad));
   enorm_.leave(false);
-  if (!grad || eh_proj_.fp8 || eh_proj_.frozen) w_.release(joined_);
+  if (!grad || eh_proj_.fp8() || eh_proj_.frozen) w_.release(joined_);
   return x;
 }
 
@@ -219,7 +223,7 @@ Piece mtp_nodes(Owners& owners, const Dimensions& d, const scenario::Scenario& s
   w.border(Piece::output, "mtp.hidden_states", 2 * d.boundary_bytes());
   w.border(Piece::output_gradient, "gradient of the residual stream", 2 * d.boundary_bytes());
   w.border(Piece::input_gradient, "gradient of the residual stream", d.boundary_bytes());
-  DepthInput input(w, d, s, kind.fp8);
+  DepthInput input(w, d, s);
   Norm final_norm(w, d, "mtp.final_norm");
   const auto y = w.tensor("layer input", d.boundary_bytes());
   const auto dy = w.tensor("gradient of the residual stream", d.boundary_bytes());

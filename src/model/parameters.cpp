@@ -26,7 +26,7 @@ class Modules {
     }
   }
   void head(bool shared) {
-    list_.push_back({d_.vocab * d_.h, false, d_.h, d_.vocab, d_.fp8_head});
+    list_.push_back({d_.vocab * d_.h, false, d_.h, d_.vocab, d_.fp8_head ? d_.precision : Precision{}});
     list_.back().shared_embedding = shared;
   }
   void norm(Int width) {
@@ -38,17 +38,17 @@ class Modules {
     if (shape.parts == Parts::mixer) return;
     norm(d_.h);
     if (shape.moe) {
-      experts(shape.fp8);
+      experts(shape.precision);
     } else {
-      mlp(shape.fp8);
+      mlp(shape.precision);
     }
   }
   /// multi_token_prediction.py, MultiTokenPredictionLayer: enorm, hnorm, eh_proj, the layer (of hybrids several), its
   /// own norm.
-  void mtp_layer(bool fp8, const std::vector<LayerShape>& layers) {
+  void mtp_layer(const std::vector<LayerShape>& layers) {
     norm(d_.h);
     norm(d_.h);
-    weight(2 * d_.h, d_.h / d_.t, fp8);
+    weight(2 * d_.h, d_.h / d_.t, d_.precision_of(d_.precision_of_mtp(), "eh_proj"));
     for (const auto& each : layers) layer(each);
     norm(d_.h);
   }
@@ -65,8 +65,8 @@ class Modules {
   }
 
  private:
-  void weight(Int in, Int out, bool fp8, bool replicated = false) {
-    list_.push_back({in * out, fp8 && d_.fp8_parameters, in, out, fp8, replicated});
+  void weight(Int in, Int out, const Precision& precision, bool replicated = false) {
+    list_.push_back({in * out, precision.quantized() && d_.fp8_parameters, in, out, precision, replicated});
     matrix(out, in);
   }
   /// The last parameter is one.
@@ -89,22 +89,22 @@ class Modules {
       list_.back().expert = d_.moe.own_group;
     }
   }
-  void replicated(Int elements) { list_.push_back({elements, false, 0, 0, false, true}); }
+  void replicated(Int elements) { list_.push_back({elements, false, 0, 0, {}, true}); }
 
   void mixer(const LayerShape& shape) {
-    if (shape.mamba) return mamba_mixer(shape.fp8);
-    if (shape.linear) return gated_delta_net(shape.fp8);
-    d_.mla ? latent_attention(shape.fp8) : attention(shape.fp8);
+    if (shape.mamba) return mamba_mixer(shape.precision);
+    if (shape.linear) return gated_delta_net(shape.precision);
+    d_.mla ? latent_attention(shape.precision) : attention(shape.precision);
   }
-  void attention(bool fp8) {
+  void attention(LayerPrecision layer) {
     if (d_.separate_norms) norm(d_.h);
     if (d_.sinks && s_.model.softmax_type == "learnable") vector(d_.heads);
-    weight(d_.q, d_.h, fp8);
+    weight(d_.q, d_.h, d_.precision_of(layer, "self_attention.linear_proj"));
     adapter(d_.lora.proj, d_.q, d_.h, true);
     if (d_.bias) replicated(d_.h);
     if (d_.post_norms) norm(d_.h);
     if (!d_.separate_norms) norm(d_.h);
-    weight(d_.h, d_.qkv_part(), fp8);
+    weight(d_.h, d_.qkv_part(), d_.precision_of(layer, "self_attention.linear_qkv"));
     list_.back().qkv = true;
     adapter(d_.lora.qkv, d_.h, d_.qkv_part(), false);
     if (d_.qkv_bias) vector(d_.qkv_part());
@@ -114,18 +114,18 @@ class Modules {
     }
   }
   /// The module's own parameters come before those of its parts.
-  void gated_delta_net(bool fp8) {
+  void gated_delta_net(LayerPrecision layer) {
     const auto& l = d_.linear;
     vector(l.value_heads);  // dt_bias
     vector(l.value_heads);  // A_log
     norm(d_.h);
-    weight(d_.h, l.projected(), fp8);
+    weight(d_.h, l.projected(), d_.precision_of(layer, "self_attention.in_proj"));
     vector(l.convolved() * l.conv);
     norm(l.head_dim);
-    weight(l.values(), d_.h, fp8);
+    weight(l.values(), d_.h, d_.precision_of(layer, "self_attention.out_proj"));
   }
   /// Float16Module makes A_log and D 16-bit like the rest (Module.bfloat16).
-  void mamba_mixer(bool fp8) {
+  void mamba_mixer(LayerPrecision layer) {
     const auto& m = d_.mamba;
     vector(m.convolved() * Mamba::conv);
     vector(m.convolved());  // its bias
@@ -133,47 +133,50 @@ class Modules {
     vector(m.heads);        // A_log
     vector(m.heads);        // D
     norm(d_.h);
-    weight(d_.h, m.projected(), fp8);
+    weight(d_.h, m.projected(), d_.precision_of(layer, "mixer.in_proj"));
     vector(m.inner());
-    weight(m.inner(), d_.h, fp8);
+    weight(m.inner(), d_.h, d_.precision_of(layer, "mixer.out_proj"));
   }
-  void latent_attention(bool fp8) {
-    const auto up = [&](Int rank, Int out) {
+  void latent_attention(LayerPrecision layer) {
+    const auto of = [&](const std::string& name) { return d_.precision_of(layer, "self_attention." + name); };
+    const auto up = [&](Int rank, Int out, const char* name) {
       if (d_.qk_norm && !d_.separate_norms) norm(rank);
-      weight(rank, out, fp8);
+      weight(rank, out, of(name));
     };
     if (!d_.fused_down) norm(d_.h);
-    weight(d_.v_width(), d_.h, fp8);
+    weight(d_.v_width(), d_.h, of("linear_proj"));
     adapter(d_.lora.proj, d_.v_width(), d_.h, true);
     if (d_.bias) replicated(d_.h);
-    const auto down = [&](Int out) { weight(d_.h, d_.splits_down ? out / d_.t : out, fp8, !d_.splits_down); };
+    const auto down = [&](Int out, const char* name) {
+      weight(d_.h, d_.splits_down ? out / d_.t : out, of(name), !d_.splits_down);
+    };
     if (d_.q_rank == 0) {
       if (d_.norms_q && !d_.separate_norms) norm(d_.h);
-      weight(d_.h, d_.q, fp8);
+      weight(d_.h, d_.q, of("linear_q_proj"));
     } else if (d_.fused_down) {
       norm(d_.h);
-      down(d_.q_rank + d_.kv_rank + d_.qk_rope);
-      up(d_.q_rank, d_.q);
+      down(d_.q_rank + d_.kv_rank + d_.qk_rope, "linear_qkv_down_proj");
+      up(d_.q_rank, d_.q, "linear_q_up_proj");
     } else {
-      down(d_.q_rank);
-      up(d_.q_rank, d_.q);
+      down(d_.q_rank, "linear_q_down_proj");
+      up(d_.q_rank, d_.q, "linear_q_up_proj");
     }
-    if (!d_.fused_down) down(d_.kv_rank + d_.qk_rope);
-    up(d_.kv_rank, d_.kv_up());
+    if (!d_.fused_down) down(d_.kv_rank + d_.qk_rope, "linear_kv_down_proj");
+    up(d_.kv_rank, d_.kv_up(), "linear_kv_up_proj");
     if (d_.qk_norm && d_.separate_norms) {
       if (d_.q_rank > 0) norm(d_.q_rank);
       norm(d_.kv_rank);
     }
   }
-  void experts(bool fp8) {
+  void experts(LayerPrecision layer) {
     const auto& m = d_.moe;
     replicated(m.experts * d_.h);  // the router's weight is marked sequence_parallel
     matrix(m.experts, d_.h);
     if (d_.bias) replicated(m.experts);
     const auto each = [&](Int in, Int out) {
       for (Int i = 0; i < m.local; ++i) {
-        weight(in, out, fp8);
-        list_.back().quantized &= !m.fused;  // casts of its own, no module's
+        weight(in, out, d_.precision_of(layer, "mlp.experts.linear_fc1"));
+        if (m.fused) list_.back().precision = {};  // casts of its own, no module's
         list_.back().expert = m.own_group;
         if (!d_.bias) continue;
         vector(out);
@@ -181,8 +184,8 @@ class Modules {
       }
     };
     if (m.latent) {
-      weight(d_.h, m.width, fp8, true);
-      weight(m.width, d_.h, fp8, true);
+      weight(d_.h, m.width, d_.precision_of(layer, "mlp.fc1_latent_proj"), true);
+      weight(m.width, d_.h, d_.precision_of(layer, "mlp.fc2_latent_proj"), true);
     }
     each(m.width, m.fc1_out(d_.gated));
     expert_adapter(d_.lora.fc1, m.width, m.fc1_out(d_.gated));
@@ -193,16 +196,16 @@ class Modules {
       replicated(d_.h);
       matrix(1, d_.h);
     }
-    weight(d_.h, m.shared * (d_.gated ? 2 : 1), fp8);
+    weight(d_.h, m.shared * (d_.gated ? 2 : 1), d_.precision_of(layer, "mlp.shared_experts.linear_fc1"));
     adapter(d_.lora.fc1, d_.h, m.shared * (d_.gated ? 2 : 1), false);
-    weight(m.shared, d_.h, fp8);
+    weight(m.shared, d_.h, d_.precision_of(layer, "mlp.shared_experts.linear_fc2"));
     adapter(d_.lora.fc2, m.shared, d_.h, true);
   }
-  void mlp(bool fp8) {
-    weight(d_.h, d_.ffn_in(), fp8);
+  void mlp(LayerPrecision layer) {
+    weight(d_.h, d_.ffn_in(), d_.precision_of(layer, "mlp.linear_fc1"));
     adapter(d_.lora.fc1, d_.h, d_.ffn_in(), false);
     if (d_.bias) vector(d_.ffn_in());
-    weight(d_.f, d_.h, fp8);
+    weight(d_.f, d_.h, d_.precision_of(layer, "mlp.linear_fc2"));
     adapter(d_.lora.fc2, d_.f, d_.h, true);
     if (d_.bias) replicated(d_.h);
     if (d_.post_norms) norm(d_.h);
@@ -234,7 +237,7 @@ std::vector<Parameter> chunk_parameters(const Dimensions& d, const scenario::Sce
   if (shape.final_norm) modules.norm(d.h);
   // mtp_use_repeated_layer: one layer serves every depth.
   const Int depths = s.model.mtp_use_repeated_layer ? std::min<Int>(shape.mtp_layers, 1) : shape.mtp_layers;
-  for (Int i = 0; i < depths; ++i) modules.mtp_layer(d.precision.recipe != Recipe::bf16, mtp_shapes(s, d));
+  for (Int i = 0; i < depths; ++i) modules.mtp_layer(mtp_shapes(s, d));
   // gpt_model.py, skip_weight_param_allocation: only the stage that also holds the first embedding has no copy.
   if (shape.head && !(shape.shares_embedding && shape.embedding))
     modules.head(copied && shape.shares_embedding && shape.mtp_layers == 0);

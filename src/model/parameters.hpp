@@ -14,7 +14,7 @@ struct Parameter {
   Int elements;
   bool fp8 = false;                   ///< stored in FP8 (fp8_param_gather)
   Int weight_in = 0, weight_out = 0;  ///< of a weight that a linear layer multiplies by; 0: embedding, norm, bias
-  bool quantized = false;             ///< the linear layer multiplies by an FP8 copy of it
+  Precision precision = {};           ///< of the linear layer, which multiplies by a copy of it where that is quantized
   /// Whole on every tensor-parallel rank, each with a part of the gradient (sequence_parallel).
   bool replicated = false;
   bool frozen = false;  ///< has no gradient
@@ -27,7 +27,8 @@ struct Parameter {
 };
 
 struct LayerShape {
-  bool fp8 = false, moe = false, linear = false, mamba = false;
+  LayerPrecision precision;
+  bool moe = false, linear = false, mamba = false;
   Parts parts = Parts::both;
   friend bool operator==(const LayerShape&, const LayerShape&) = default;
 };

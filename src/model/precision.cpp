@@ -30,14 +30,22 @@ Recipe recipe_of(const Scenario& s, const profile::Device& gpu) {
   const auto& o = s.settings;
   // Where what of it is not modelled is let through (effects_refused.cpp), layers are in bf16.
   if (o.fp4 && !scenario::ignores(s, "fp4")) {
-    needs_blackwell(s, gpu, "settings.fp4", "NVFP4");
     if (o.fp4_recipe.value_or("nvfp4") != "nvfp4")
       refuse_precision(s, "settings.fp4_recipe", "\"" + *o.fp4_recipe + "\" is not modelled; allowed: nvfp4");
-    return Recipe::nvfp4;
+    return recipe_named(s, gpu, "nvfp4", "settings.fp4");
   }
   if (!o.fp8) return Recipe::bf16;
+  return recipe_named(s, gpu, o.fp8_recipe.value_or("delayed"), "settings.fp8_recipe");
+}
+
+Recipe recipe_named(const Scenario& s, const profile::Device& gpu, const std::string& name, const std::string& key) {
+  const auto& o = s.settings;
+  if (name == "bf16") return Recipe::bf16;
+  if (name == "nvfp4") {
+    needs_blackwell(s, gpu, key, "NVFP4");
+    return Recipe::nvfp4;
+  }
   if (gpu.fp8_layouts.empty()) refuse_precision(s, "settings.fp8", "the tensor cores of " + gpu.name + " have no FP8");
-  const std::string name = o.fp8_recipe.value_or("delayed"), key = "settings.fp8_recipe";
   if (name == "tensorwise") return Recipe::tensorwise;
   if (name == "delayed") return Recipe::delayed;
   if (name == "mxfp8") {

@@ -13,6 +13,7 @@
 // pytorch/module/*.py).
 #pragma once
 
+#include <compare>
 #include <cstdint>
 #include <string>
 
@@ -28,15 +29,27 @@ enum class Recipe : std::uint8_t { bf16, tensorwise, delayed, blockwise, mxfp8, 
 
 /// Throws UsageError where Transformer Engine refuses the recipe on this GPU, or where it is not modelled.
 Recipe recipe_of(const scenario::Scenario& scenario, const profile::Device& gpu);
+/// By its name in Megatron, or "bf16", which the setting `key` asks for.
+Recipe recipe_named(const scenario::Scenario& scenario, const profile::Device& gpu, const std::string& name,
+                    const std::string& key);
 
 /// Elements of a weight that share a scale in NVFP4: 16 rows of 16 (TE's 2D quantization).
 constexpr Int nvfp4_block = 256;
+
+/// The context that a layer opens around its modules (fp8_autocast).
+struct LayerPrecision {
+  bool quantized =
+      false;         ///< else its linear layers are in 16 bits, whatever their own recipe (first_last_layers_bf16)
+  bool mtp = false;  ///< of multi-token prediction: its modules' names begin otherwise
+  friend auto operator<=>(const LayerPrecision&, const LayerPrecision&) = default;
+};
 
 struct Precision {
   Recipe recipe = Recipe::bf16;
   bool tn_only = true;           ///< the tensor cores take FP8 operands in one layout
   bool casts_order = false;      ///< scales of activations and gradients, for cuBLAS
   bool weights_ordered = false;  ///< scales of weights are, by their casts
+  friend bool operator==(const Precision&, const Precision&) = default;
   bool quantized() const { return recipe != Recipe::bf16; }
   bool per_tensor() const { return recipe == Recipe::tensorwise || recipe == Recipe::delayed; }
   /// Scales along the inner dimension: a column-wise copy is made with the row-wise one.

@@ -6,7 +6,7 @@
 
 namespace pipewright::model {
 
-SharedExperts::SharedExperts(PieceBuilder& builder, const Dimensions& dimensions, bool fp8, AnyWidth any)
+SharedExperts::SharedExperts(PieceBuilder& builder, const Dimensions& dimensions, LayerPrecision layer, AnyWidth any)
     : w_(builder),
       d_(dimensions),
       activate_(builder, dimensions, "shared_experts", "shared experts ", dimensions.moe.shared, any,
@@ -15,13 +15,13 @@ SharedExperts::SharedExperts(PieceBuilder& builder, const Dimensions& dimensions
       fc1_{.name = "shared_experts.fc1",
            .in = d_.h,
            .out = d_.moe.shared * (d_.gated ? 2 : 1),
-           .fp8 = fp8,
+           .precision = d_.precision_of(layer, "mlp.shared_experts.linear_fc1"),
            .frozen = d_.frozen(),
            .rank = d_.lora.fc1},
       fc2_{.name = "shared_experts.fc2",
            .in = d_.moe.shared,
            .out = d_.h,
-           .fp8 = fp8,
+           .precision = d_.precision_of(layer, "mlp.shared_experts.linear_fc2"),
            .row = true,
            .frozen = d_.frozen(),
            .rank = d_.lora.fc2} {}
@@ -42,7 +42,7 @@ std::vector<Int> SharedExperts::gate_product() const {
 std::uint32_t SharedExperts::forward_fc2(bool grad) {
   auto out = linear_.row_linear(fc2_, "shared_experts.output", fc2_input_, grad, false);
   out = linear_.adapt(fc2_, out, "shared_experts.output", no_tensor, fc2_adapted_, grad);
-  if (!grad || ((fc2_.fp8 || fc2_.frozen) && fc2_.rank == 0)) w_.release(activation_);
+  if (!grad || ((fc2_.fp8() || fc2_.frozen) && fc2_.rank == 0)) w_.release(activation_);
   if (!d_.moe.shared_gate) return out;
   const auto gated = w_.allocate("shared_experts.output", 2 * d_.local * d_.h);
   w_.launch("shared experts gate", {"gemm.lora.bf16.tn", gate_product()});

@@ -9,7 +9,7 @@ namespace pipewright::model {
 
 class SharedExperts {
  public:
-  SharedExperts(PieceBuilder& builder, const Dimensions& dimensions, bool fp8, AnyWidth any);
+  SharedExperts(PieceBuilder& builder, const Dimensions& dimensions, LayerPrecision layer, AnyWidth any);
 
   void forward_fc1(bool grad);           ///< up to the activation
   std::uint32_t forward_fc2(bool grad);  ///< and from there; returns the output

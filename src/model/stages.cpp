@@ -37,7 +37,7 @@ bool is_fp8(const Scenario& s, const Dimensions& d, Int layer) {
 
 LayerKind kind_of(const Scenario& s, const Dimensions& d, Int layer) {
   LayerKind kind;
-  kind.fp8 = is_fp8(s, d, layer);
+  kind.precision.quantized = is_fp8(s, d, layer);
   kind.moe = scenario::is_moe_layer(s, layer);
   kind.window = scenario::attention_window(s, layer);
   kind.rotary = scenario::has_rotary_embedding(s, layer);
@@ -57,7 +57,7 @@ std::vector<LayerKind> hybrid_mtp_kinds(const Scenario& s, const Dimensions& d) 
   for (const char letter : scenario::hybrid_mtp_layers(s)) {
     LayerKind& kind = kinds.emplace_back();
     kind.in_depth = true;
-    kind.fp8 = d.precision.recipe != Recipe::bf16;
+    kind.precision = d.precision_of_mtp();
     kind.moe = letter == 'E';
     kind.mamba = letter == 'M';
     kind.parts = kind.moe || letter == '-' ? Parts::mlp : Parts::mixer;
@@ -79,14 +79,14 @@ std::vector<LayerKind> mtp_kinds(const Scenario& s, const Dimensions& d) {
   kind.linear = scenario::mtp_is_linear_attention(s);
   kind.window = kind.linear ? 0 : scenario::attention_window(s, 0);
   kind.rotary = kind.linear || scenario::has_rotary_embedding(s, 0);
-  kind.fp8 = d.precision.recipe != Recipe::bf16;
+  kind.precision = d.precision_of_mtp();
   kind.moe = scenario::is_moe_mtp(s);
   kind.checkpointed =
       o.recompute_granularity.value_or("") == "full" && o.recompute_method.value_or("") == "uniform" ? 1 : 0;
   return {kind};
 }
 
-LayerShape shape_of(const LayerKind& kind) { return {kind.fp8, kind.moe, kind.linear, kind.mamba, kind.parts}; }
+LayerShape shape_of(const LayerKind& kind) { return {kind.precision, kind.moe, kind.linear, kind.mamba, kind.parts}; }
 
 /// Of the MLP or the shared experts; 0: neither.
 Int activation_width(const Dimensions& d, const LayerKind& kind) {

@@ -250,10 +250,10 @@ void StateWriter::run(const std::vector<ChunkShape>& shapes) {
         rank_.since_first_step.push_back(tensor);
     for (const auto& p : parameters) {
       if (p.weight_in > 0 && !p.frozen) weight_shapes.emplace(p.weight_in, p.weight_out);
-      if (!p.quantized || p.fp8) continue;
-      hold(rank_.since_first_step, "quantized weights", d_.precision.weight_bytes(p.weight_out, p.weight_in, false));
-      if (d_.precision.two_copies())
-        hold(rank_.since_first_step, "quantized weights", d_.precision.weight_bytes(p.weight_out, p.weight_in, true));
+      if (!p.precision.quantized() || p.fp8) continue;
+      hold(rank_.since_first_step, "quantized weights", p.precision.weight_bytes(p.weight_out, p.weight_in, false));
+      if (p.precision.two_copies())
+        hold(rank_.since_first_step, "quantized weights", p.precision.weight_bytes(p.weight_out, p.weight_in, true));
     }
     // An output layer without a weight of its own multiplies by the embedding's.
     if (shapes[c].head && shapes[c].shares_embedding && !d_.frozen()) weight_shapes.emplace(d_.h, d_.vocab);

@@ -13,7 +13,7 @@ namespace {
 /// Of a data-parallel rank; the one that owns most of the optimizer's state has the mean at least.
 double held(const Dimensions& d, const scenario::Scenario& s, const Parameter& p) {
   const auto copy = [&](bool columnwise) {
-    return static_cast<double>(d.precision.weight_bytes(p.weight_out, p.weight_in, columnwise));
+    return static_cast<double>((p.fp8 ? d.precision : p.precision).weight_bytes(p.weight_out, p.weight_in, columnwise));
   };
   const auto elements = static_cast<double>(p.elements);
   const bool outside = p.fp8 && d.precision.parameters_outside_buffers();
@@ -22,7 +22,7 @@ double held(const Dimensions& d, const scenario::Scenario& s, const Parameter& p
                                      : static_cast<double>(d.precision.buffered_bytes(p.elements, p.fp8));
   if (p.fp8 && d.precision.recipe == Recipe::nvfp4) bytes += copy(false) - elements / 2;  // scales
   if (p.fp8 && !outside && d.precision.two_copies()) bytes += copy(true);
-  if (p.quantized && !p.fp8) bytes += copy(false) + (d.precision.two_copies() ? copy(true) : 0);
+  if (p.precision.quantized() && !p.fp8) bytes += copy(false) + (p.precision.two_copies() ? copy(true) : 0);
   if (p.frozen) return bytes;
   bytes += elements * static_cast<double>(d.gradient_bytes);
   if (s.settings.optimizer_cpu_offload) return bytes;

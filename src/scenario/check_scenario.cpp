@@ -12,6 +12,7 @@
 #include "pipewright/scenario/fields.hpp"
 #include "pipewright/scenario/io.hpp"
 #include "pipewright/scenario/packing.hpp"
+#include "pipewright/scenario/quant_recipe.hpp"
 
 namespace pipewright::scenario {
 namespace {
@@ -105,6 +106,7 @@ class Checker {
             "Cannot use sequence parallelism without tensor parallelism");
     require(!c_.virtual_pipeline_model_parallel_size || p > 1, "settings.virtual_pipeline_model_parallel_size",
             "pipeline-model-parallel size should be greater than 1 with interleaved schedule");
+    quant_recipe(s_);  // throws
     const Int shard = c_.num_distributed_optimizer_instances, dp = data_parallel_size(s_) * cp;
     require(
         dp % shard == 0, "settings.num_distributed_optimizer_instances",

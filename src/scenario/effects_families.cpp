@@ -79,7 +79,12 @@ const Limit limits[] = {
     {{"precision-aware states", USES(s.settings.use_precision_aware_optimizer), "use_precision_aware_optimizer=true"},
      fsdp},
     {{"gradients that are not pinned", USES(!s.settings.pin_cpu_grads), "pin_cpu_grads=false"}, host},
-    {{"Megatron-FSDP", USES(s.settings.use_megatron_fsdp), "use_megatron_fsdp=true"}, delta | hybrid},
+    {{"Megatron-FSDP", USES(s.settings.use_megatron_fsdp), "use_megatron_fsdp=true"}, delta},
+    // mcore_fsdp_adapter.py, fsdp_unit_modules; before, Mamba layers are gathered for good with both ends.
+    {{"Mamba layers before Megatron Core 0.19, which are no units",
+      USES(has_mamba_layer(s) && core_version(s.software) < Version::v0_19),
+      "hybrid_layer_pattern=M*M-; software.megatron_core=0.18.0"},
+     fsdp},
     {{"tied embeddings", USES(!s.model.untie_embeddings_and_output_weights),
       "untie_embeddings_and_output_weights=false"},
      fsdp},

@@ -7,6 +7,7 @@
 #include "pipewright/scenario/context.hpp"
 #include "pipewright/scenario/derived.hpp"
 #include "pipewright/scenario/packing.hpp"
+#include "pipewright/scenario/quant_recipe.hpp"
 
 namespace pipewright::scenario {
 namespace {
@@ -49,6 +50,34 @@ bool keeps_nvfp4(const Scenario& s) {
   return o.fp4_param && o.fp4_param_gather && o.use_distributed_optimizer && main_apart && !o.optimizer_cpu_offload &&
          !o.use_megatron_fsdp && o.lora_target_modules.empty() && te_version(s.software).at_least(2, 14) &&
          core_version(s.software) >= Version::v0_17;
+}
+constexpr const char* by_module_beside =
+    "parameters kept in FP8 or FP4, userbuffers, Megatron-FSDP, adapters, TE's operator sequences, patterns that tell "
+    "layers apart";
+/// Experts' rows are padded by the model's recipe (moe_utils.py, get_align_size_for_quantization): another would find
+/// them so.
+std::string experts_by_module(const Scenario& s) {
+  const std::string own = s.settings.fp4 ? "nvfp4" : s.settings.fp8_recipe.value_or("delayed");
+  for (const bool mtp : {false, true}) {
+    std::string of[2] = {own, own};
+    for (const auto& entry : module_recipes(s))
+      if (entry.mtp == mtp && entry.module.starts_with("mlp.experts."))
+        of[entry.module.ends_with("fc2")] = entry.recipe;
+    if (of[0] != of[1]) return "the two linear layers of experts in " + of[0] + " and " + of[1];
+    if (of[0] != own && of[0] != "bf16") return "experts in " + of[0] + ", the model in " + own;
+  }
+  return "";
+}
+std::string unmodelled_by_module(const Scenario& s) {
+  const auto& o = s.settings;
+  if (o.quant_recipe.empty() || !quantizes(s)) return "";
+  if (o.fp8_param || o.fp8_param_gather || o.fp4_param || o.fp4_param_gather) return "parameters kept in FP8 or FP4";
+  if (o.tp_comm_overlap && o.tensor_model_parallel_size > 1) return "userbuffers";
+  if (o.use_megatron_fsdp) return "Megatron-FSDP";
+  if (!o.lora_target_modules.empty()) return "adapters";
+  if (o.use_transformer_engine_op_fuser) return "TE's operator sequences";
+  if (tells_layers_apart(s)) return "patterns that tell layers apart";
+  return has_experts(s) ? experts_by_module(s) : "";
 }
 bool plain_kernel(const Scenario& s) { return grouped_fused_attention(s) && !uses_context(s); }
 /// multi_token_prediction.py, _roll_tensor_packed_seq: with context parallelism sequences exchange their ends one after
@@ -336,6 +365,11 @@ const std::vector<RefusedField>& refused_rows() {
          return !te_version(s.software).at_least(2, 12) || core_version(s.software) < Version::v0_16 ||
                 *s.model.num_moe_experts > most * s.settings.expert_model_parallel_size;
        }},
+      {"quant_recipe",
+       "precision by module: " + std::string(by_module_beside) +
+           "; the two linear layers of experts in different precisions, or quantized otherwise than the model",
+       [](const Scenario& s) { return !unmodelled_by_module(s).empty(); },
+       [](const Scenario& s) { return "precision by module: " + unmodelled_by_module(s); }},
       {"fp4_param", nvfp4_parameters, [](const Scenario& s) { return s.settings.fp4_param && !keeps_nvfp4(s); }},
       {"fp4_param_gather", nvfp4_parameters,
        [](const Scenario& s) { return s.settings.fp4_param_gather && !keeps_nvfp4(s); }},

@@ -28,6 +28,11 @@ bool other_allocator(const std::string& options) {
   return value.find("backend:cudaMallocAsync") != value.npos;
 }
 
+/// Its own choice is the parameters' type, bf16 wherever Megatron-FSDP is modelled.
+bool not_of_parameters(const std::string& value) {
+  return not_auto(value) && !value.ends_with("bf16") && !value.ends_with("bfloat16");
+}
+
 bool has_fsdp(const Scenario& s) { return s.settings.use_megatron_fsdp; }
 bool links_peers(const Scenario& s) { return s.cluster.link != "shared host memory"; }
 bool has_nodes(const Scenario& s) { return s.cluster.num_gpus > s.cluster.gpus_per_node; }
@@ -48,8 +53,8 @@ constexpr const char
 constexpr RefusedValue value_rows[] = {
     {"megatron_fsdp_main_params_dtype", fsdp_types,
      [](const auto& value) { return is_stated(value) && value != "fp32" && value != "float32"; }, has_fsdp},
-    {"megatron_fsdp_main_grads_dtype", fsdp_types, not_auto, has_fsdp},
-    {"megatron_fsdp_grad_comm_dtype", fsdp_types, not_auto, has_fsdp},
+    {"megatron_fsdp_main_grads_dtype", fsdp_types, not_of_parameters, has_fsdp},
+    {"megatron_fsdp_grad_comm_dtype", fsdp_types, not_of_parameters, has_fsdp},
     {"megatron_fsdp_enable_fine_grained_param_gather", fsdp_buffers, is_stated, has_fsdp},
     {"megatron_fsdp_max_pool_double_buffer", fsdp_buffers, is_stated, has_fsdp},
     {"fsdp_db_use_persist_buf_on_alloc_fail", fsdp_buffers, is_stated, has_fsdp},

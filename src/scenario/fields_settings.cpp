@@ -107,6 +107,7 @@ std::vector<Field> precision() {
       SETTING(fp4_recipe, "scaling of FP4").in({"nvfp4", "custom"}),
       SETTING(fp4_param, "parameters are kept in FP4"),
       SETTING(fp4_param_gather, "parameters are kept and gathered in FP4"),
+      SETTING(quant_recipe, "PATTERN=RECIPE: what linear layers of these names compute in, the first that matches"),
   };
 }
 

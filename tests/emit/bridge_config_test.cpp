@@ -12,6 +12,7 @@
 #include "pipewright/plan.hpp"
 #include "pipewright/scenario/derived.hpp"
 #include "pipewright/scenario/io.hpp"
+#include "pipewright/scenario/quant_recipe.hpp"
 #include "pipewright/userbuffers.hpp"
 #include "support.hpp"
 
@@ -22,6 +23,25 @@ namespace {
 constexpr std::string_view head = "_target_: megatron.bridge.training.config.ConfigContainer\n";
 
 std::string indented(const std::string& name, const std::string& value) { return "  " + name + ": " + value + "\n"; }
+
+/// RecipeConfig as an object; null without entries.
+std::string recipe_config(const scenario::Scenario& s) {
+  std::string matchers;
+  std::map<std::string, std::string> configurations;
+  for (const auto& [pattern, recipe] : scenario::quant_recipe(s)) {
+    matchers += "\n    - _target_: quant_config.GlobMatcher\n      config_key: " + recipe + "\n      pattern: '" +
+                pattern + "'";
+    configurations[recipe] = "\n      " + recipe + ":\n        training_recipe:" +
+                             (recipe == "bf16" ? " {}"
+                                               : "\n          " + std::string(recipe == "nvfp4" ? "fp4" : "fp8") +
+                                                     "_quantization_recipe: " + recipe) +
+                             "\n        transformer_engine_config_type: TEQuantizationParams";
+  }
+  if (matchers.empty()) return "null";
+  std::string text = "\n    _target_: quant_config.RecipeConfig\n    config_dict:";
+  for (const auto& [recipe, configuration] : configurations) text += configuration;
+  return text + "\n    matchers:" + matchers;
+}
 
 /// As yaml_utils.py of Megatron-LM writes it: every field of every class, functions and enumerators as maps.
 std::string dumped(const scenario::Scenario& s) {
@@ -38,6 +58,7 @@ std::string dumped(const scenario::Scenario& s) {
       value = "\n    _call_: false\n    _target_: torch.nn.functional." + scenario::activation_func(s);
     if (field.name == "attention_backend" && value != "null")
       value = "\n    _args_:\n    - 2\n    _call_: true\n    _name_: " + value + "\n    _target_: enums.AttnBackend";
+    if (field.name == "quant_recipe") value = recipe_config(s);
     const bool batch = field.name == "micro_batch_size" || field.name == "global_batch_size";
     sections[batch ? "train" : "model"] += indented(field.name, value);
   }
@@ -411,7 +432,9 @@ TEST_CASE("a model's class and the specification of its layers are known, or ref
   // Precision by module is an object, too.
   CHECK(missing(model("gpt_provider.GPTModelProvider",
                       "  quant_recipe:\n    _target_: megatron.core.quantization.quant_config.RecipeConfig\n"
-                      "    matchers: []\n")) == "quant_recipe=RecipeConfig ");
+                      "    config_dict:\n      default:\n        kitchen_config_type: QLinearParams\n    matchers:\n"
+                      "    - _target_: megatron.core.quantization.quant_config.GlobMatcher\n"
+                      "      config_key: default\n      pattern: '*'\n")) == "te_precision_config_file=RecipeConfig ");
   CHECK(missing(model("gpt_provider.GPTModelProvider", "  quant_recipe: null\n")) == "");
   // The same in overrides.
   const auto overrides = emit::from_bridge_text(
@@ -420,6 +443,44 @@ TEST_CASE("a model's class and the specification of its layers are known, or ref
       "cfg.model.seq_length = 2048\ncfg.model.transformer_layer_spec = exaone4_layer_spec\n",
       "overrides", {});
   CHECK(missing(overrides.scenario) == "transformer_layer_spec=exaone4_layer_spec ");
+}
+
+TEST_CASE("precision by module is read from what Bridge wrote and from its overrides, and written as it is read") {
+  const auto matcher = [](const std::string& key, const std::string& pattern) {
+    return "    - _target_: megatron.core.quantization.quant_config.GlobMatcher\n      config_key: " + key +
+           "\n      pattern: '" + pattern + "'\n";
+  };
+  const auto recipe = [&](const std::string& training) {
+    return read(small("  _target_: megatron.bridge.models.gpt_provider.GPTModelProvider\n  fp8: e4m3\n"
+                      "  fp8_recipe: mxfp8\n  quant_recipe:\n"
+                      "    _target_: megatron.core.quantization.quant_config.RecipeConfig\n    config_dict:\n"
+                      "      a:\n        training_recipe: {}\n        transformer_engine_config_type: "
+                      "TEQuantizationParams\n      b:\n        training_recipe:\n" +
+                      training + "        transformer_engine_config_type: TEQuantizationParams\n    matchers:\n" +
+                      matcher("a", "*.linear_qkv") + matcher("b", "*mlp.fc[12]_latent_proj") + matcher("a", "mtp.*")))
+        .scenario;
+  };
+  const scenario::Strings said = {"*.linear_qkv=bf16", "*mlp.fc[12]_latent_proj=nvfp4", "mtp.*=bf16"};
+  const auto s = recipe("          fp4_quantization_recipe: nvfp4\n          fp8_format: hybrid\n");
+  CHECK(s.settings.quant_recipe == said);
+  CHECK(s.settings.other.empty());
+  std::string text;
+  for (const auto& word : emit::words(emit::bridge(s))) text += word + "\n";
+  CHECK(emit::from_bridge_text(text, "overrides", {}).scenario.settings.quant_recipe == said);
+  for (const char* more :
+       {"          fp4_quantization_recipe: custom\n", "          fp8_quantization_recipe: delayed\n",
+        "          override_nonquantized_autocast: true\n", "          fp8_param: true\n",
+        "          override_quantized_autocast: false\n"}) {
+    CAPTURE(more);
+    CHECK(recipe(more).settings.quant_recipe.empty());
+    CHECK(recipe(more).settings.other.contains("te_precision_config_file"));
+  }
+  const std::string named =
+      "cfg.model.quant_recipe = RecipeConfig(config_dict={\"x\": {\"transformer_engine_config_type\": "
+      "\"TEQuantizationParams\", \"training_recipe\": {\"fp8_quantization_recipe\": Fp8Recipe.tensorwise}}}, "
+      "matchers=[GlobMatcher(config_key=\"x\", pattern=\"*fc1\")])\n";
+  CHECK(emit::from_bridge_text(text + named, "overrides", {}).scenario.settings.quant_recipe ==
+        scenario::Strings{"*fc1=tensorwise"});
 }
 
 TEST_CASE("Gemma 3's provider has windows of its own spelling, which overrides speak and read") {

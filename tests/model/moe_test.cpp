@@ -277,6 +277,24 @@ TEST_CASE("experts' squared ReLU is the kernel for any shape where shared expert
   }
 }
 
+TEST_CASE("experts of a layer in 16 bits have the rows that the model's recipe pads") {
+  const auto rows_of = [](const Piece& piece) {
+    for (const auto& kernel : piece.kernels)
+      if (kernel.name == "experts.fc1 forward") return kernel.key.dims.at(1);
+    return std::int64_t{0};
+  };
+  for (const char* recipe : {"fp8_recipe=tensorwise", "fp8_recipe=blockwise"}) {
+    const auto s = with(large_experts(), {"fp8=hybrid", recipe, "first_last_layers_bf16=true"});
+    const auto stages = test::build(s);
+    const auto& pieces = stages.ranks[0].chunks[0].pieces;
+    const Piece &first = stages.pieces[pieces[1]], &second = stages.pieces[pieces[2]];
+    CHECK(launched(first, first.forward, "gemm.grouped.bf16") > 0);
+    CHECK(launched(second, second.forward, "gemm.grouped.bf16") == 0);
+    CHECK(rows_of(first) > n);
+    CHECK(rows_of(first) == rows_of(second));
+  }
+}
+
 TEST_CASE("parameters of measured runs") {
   const auto of_rank = [](const scenario::Scenario& s, std::size_t rank) {
     std::int64_t sum = 0;

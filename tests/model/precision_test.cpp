@@ -40,6 +40,40 @@ std::set<std::string> families(const model::Stages& stages) {
 
 const char* const mxfp8[] = {"fp8=e4m3", "fp8_recipe=mxfp8"};
 
+/// What a model is made of: kernels, tensors and what ranks hold for good.
+std::vector<std::string> parts_of(const model::Stages& stages) {
+  std::vector<std::string> list;
+  const auto kernels = [&](const std::vector<model::Kernel>& all) {
+    for (const auto& kernel : all) {
+      list.push_back(kernel.name + " " + kernel.key.family + " " + std::to_string(kernel.share));
+      for (const auto n : kernel.key.dims) list.back() += " " + std::to_string(n);
+    }
+  };
+  const auto tensors = [&](const std::vector<model::Tensor>& all) {
+    for (const auto& tensor : all)
+      list.push_back(stages.owners[tensor.owner] + " " + std::to_string(tensor.bytes.value));
+  };
+  for (const auto& piece : stages.pieces) kernels(piece.kernels), tensors(piece.tensors);
+  for (const auto& rank : stages.ranks) kernels(rank.optimizer), tensors(rank.since_first_step);
+  return list;
+}
+
+struct Own {
+  const char* name;
+  std::vector<const char*> settings;
+};
+const std::vector<Own> recipes = {{"bf16", {}},
+                                  {"tensorwise", {"fp8=hybrid", "fp8_recipe=tensorwise"}},
+                                  {"mxfp8", {"fp8=e4m3", "fp8_recipe=mxfp8"}},
+                                  {"nvfp4", {"fp4=e2m1"}}};
+
+scenario::Scenario in(const Own& recipe, const std::string& by_module = "[]") {
+  auto s = llama70b();
+  for (const char* setting : recipe.settings) scenario::set(s, setting);
+  scenario::set(s, "quant_recipe=" + by_module);
+  return s;
+}
+
 }  // namespace
 
 TEST_CASE("MXFP8 keeps the column-wise copy and its scales where per-tensor FP8 keeps a byte") {
@@ -304,4 +338,63 @@ TEST_CASE("a recipe that the GPU or the model lacks is refused with its key") {
     const auto all = scenario::unmodelled(s);
     CHECK(std::ranges::any_of(all, [&](const auto& one) { return one.name == name; }));
   }
+}
+
+TEST_CASE("every module in another recipe is the model in that recipe") {
+  for (std::size_t own = 1; own < recipes.size(); ++own)
+    for (const auto& other : recipes) {
+      CAPTURE(recipes[own].name);
+      CAPTURE(other.name);
+      const auto by_module = parts_of(on("b200-sxm", in(recipes[own], "['*=" + std::string(other.name) + "']")));
+      CHECK(by_module == parts_of(on("b200-sxm", in(other))));
+    }
+}
+
+TEST_CASE("modules of drawn recipes multiply in them, and what they keep adds up") {
+  const std::pair<const char*, const char*> modules[] = {{"linear_qkv", "attention.qkv"},
+                                                         {"linear_proj", "attention.proj"},
+                                                         {"linear_fc1", "mlp.fc1"},
+                                                         {"linear_fc2", "mlp.fc2"}};
+  const std::map<std::string, std::string> products = {
+      {"bf16", "gemm.bf16."}, {"tensorwise", "gemm.fp8."}, {"mxfp8", "gemm.mxfp8."}, {"nvfp4", "gemm.nvfp4."}};
+  const auto kept = [](const std::string& entries) {
+    return saved(inner_layer(on("b200-sxm", in(recipes.back(), "[" + entries + "]"))));
+  };
+  const auto none = kept("'*=bf16'");
+  unsigned draw = 1;
+  for (int i = 0; i < 12; ++i) {
+    std::string entries;
+    std::int64_t sum = none;
+    std::vector<std::string> drawn;
+    for (const auto& module : modules) {
+      draw = draw * 1664525 + 1013904223;
+      drawn.emplace_back(recipes[(draw >> 16) % recipes.size()].name);
+      const std::string entry = "'*." + std::string(module.first) + "=" + drawn.back() + "'";
+      sum += kept(entry + ", '*=bf16'") - none;
+      entries += (entries.empty() ? "" : ", ") + entry;
+    }
+    CAPTURE(entries);
+    CHECK(kept(entries) == sum);
+    const auto stages = on("b200-sxm", in(recipes.back(), "[" + entries + "]"));
+    for (std::size_t m = 0; m < std::size(modules); ++m) {
+      int found = 0;
+      for (const auto& kernel : inner_layer(stages).kernels) {
+        if (!kernel.name.starts_with(modules[m].second) || !kernel.key.family.starts_with("gemm.")) continue;
+        ++found;
+        CHECK(kernel.key.family.starts_with(products.at(drawn[m])));
+      }
+      CHECK(found == 3);
+    }
+  }
+}
+
+TEST_CASE("a layer in bf16 stays so whatever its modules' recipe") {
+  auto plain = in(recipes.back());
+  scenario::set(plain, "first_last_layers_bf16=true");
+  auto said = plain;
+  scenario::set(said, "quant_recipe=['*=mxfp8']");
+  const auto first = [](const model::Stages& stages) { return stages.pieces[stages.ranks[0].chunks[0].pieces[1]]; };
+  for (const auto& s : {plain, said})
+    for (const auto& kernel : first(on("b200-sxm", s)).kernels)
+      if (kernel.key.family.starts_with("gemm.")) CHECK(kernel.key.family.starts_with("gemm.bf16."));
 }

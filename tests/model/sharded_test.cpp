@@ -50,6 +50,11 @@ scenario::Scenario fsdp(std::initializer_list<const char*> more = {}) {
               more);
 }
 
+/// A layer of a hybrid is one part, and a unit.
+scenario::Scenario hybrid_fsdp(std::initializer_list<const char*> more = {}) {
+  return with(fsdp({"hybrid_layer_pattern=M-M*-M-M*-M-", "mamba_num_heads=128"}), more);
+}
+
 scenario::Scenario fsdp_fp8(std::initializer_list<const char*> more = {}) {
   return with(fsdp({"fp8=hybrid", "fp8_recipe=tensorwise", "fp8_param=true", "fp8_param_gather=true"}), more);
 }
@@ -70,32 +75,35 @@ std::int64_t moved(const model::Stages& stages, const std::string& kind, bool fo
 }  // namespace
 
 TEST_CASE("Megatron-FSDP: what ranks hold for good adds up to the model, whatever their number") {
-  for (const char* gpus : {"num_gpus=2", "num_gpus=4", "num_gpus=8"}) {
-    CAPTURE(std::string(gpus));
-    const auto stages = test::build(with(fsdp(), {gpus}));
-    const auto whole = stages.ranks[0].chunks[0].parameters;
-    const std::int64_t ranks = gpus[9] - '0';
-    CHECK(std::abs(ranks * built(stages, "parameters") - 2 * whole) < 2 * 64 * 200);
-    CHECK(std::abs(ranks * built(stages, "gradients") - 2 * whole) < 2 * 64 * 200);
-    CHECK(std::abs(ranks * built(stages, "main parameters") - 4 * whole) < 4 * 64 * 200);
-    CHECK(std::abs(ranks * bytes(stages, stages.ranks[0].optimizer_state, "optimizer moments") - 8 * whole) <
-          8 * 64 * 200);
-  }
+  for (const auto& base : {fsdp(), hybrid_fsdp()})
+    for (const char* gpus : {"num_gpus=2", "num_gpus=4", "num_gpus=8"}) {
+      CAPTURE(std::string(gpus));
+      const auto stages = test::build(with(base, {gpus}));
+      const auto whole = stages.ranks[0].chunks[0].parameters;
+      const std::int64_t ranks = gpus[9] - '0';
+      CHECK(std::abs(ranks * built(stages, "parameters") - 2 * whole) < 2 * 64 * 200);
+      CHECK(std::abs(ranks * built(stages, "gradients") - 2 * whole) < 2 * 64 * 200);
+      CHECK(std::abs(ranks * built(stages, "main parameters") - 4 * whole) < 4 * 64 * 200);
+      CHECK(std::abs(ranks * bytes(stages, stages.ranks[0].optimizer_state, "optimizer moments") - 8 * whole) <
+            8 * 64 * 200);
+    }
 }
 
 TEST_CASE("Megatron-FSDP: units are gathered in each pass and reduced in each microbatch, both ends gathered once") {
-  const auto stages = test::build(fsdp());
-  const auto whole = stages.ranks[0].chunks[0].parameters;
-  const std::int64_t vocabulary = 128256LL * 8192, ends = 2 * vocabulary + 8192;
-  CHECK(moved(stages, "all_gather", true, 0) == 2 * whole);
-  CHECK(moved(stages, "all_gather", true, 1) == 2 * (whole - ends));
-  for (const int microbatch : {0, 1}) {
-    CHECK(moved(stages, "all_gather", false, microbatch) == 2 * (whole - ends));
-    CHECK(moved(stages, "reduce_scatter", false, microbatch) == 2 * whole);
+  for (const auto& s : {fsdp(), hybrid_fsdp(), hybrid_fsdp({"software.megatron_core=dev"})}) {
+    const auto stages = test::build(s);
+    const auto whole = stages.ranks[0].chunks[0].parameters;
+    const std::int64_t vocabulary = 128256LL * 8192, ends = 2 * vocabulary + 8192;
+    CHECK(moved(stages, "all_gather", true, 0) == 2 * whole);
+    CHECK(moved(stages, "all_gather", true, 1) == 2 * (whole - ends));
+    for (const int microbatch : {0, 1}) {
+      CHECK(moved(stages, "all_gather", false, microbatch) == 2 * (whole - ends));
+      CHECK(moved(stages, "reduce_scatter", false, microbatch) == 2 * whole);
+    }
+    CHECK(bytes(stages, stages.ranks[0].since_first_step, "gathered parameters") == 2 * ends);
+    CHECK(stages.ranks[0].chunks[0].gradient_sync.empty());
+    CHECK(stages.ranks[0].chunks[0].parameter_gather.empty());
   }
-  CHECK(bytes(stages, stages.ranks[0].since_first_step, "gathered parameters") == 2 * ends);
-  CHECK(stages.ranks[0].chunks[0].gradient_sync.empty());
-  CHECK(stages.ranks[0].chunks[0].parameter_gather.empty());
 }
 
 TEST_CASE("Megatron-FSDP: a layer waits for its own gather, which runs beside the layer before") {
@@ -450,6 +458,10 @@ TEST_CASE("what is not modelled of both is refused by name") {
     CAPTURE(std::string(other));
     CHECK(refused(fsdp({other}), "use_megatron_fsdp"));
   }
+  CHECK_FALSE(refused(hybrid_fsdp(), "use_megatron_fsdp"));
+  CHECK_FALSE(refused(hybrid_fsdp(), "hybrid_layer_pattern"));
+  CHECK(refused(hybrid_fsdp({"software.megatron_core=0.18.0"}), "use_megatron_fsdp"));
+  CHECK(refused(hybrid_fsdp({"hybrid_layer_pattern=M-M*-M-M*-M-/*-", "mtp_num_layers=1"}), "use_megatron_fsdp"));
   for (const char* recipe : {"fp8_recipe=tensorwise", "fp8_recipe=delayed"})
     CHECK_FALSE(refused(fsdp_fp8({recipe}), "use_megatron_fsdp"));
   for (const char* other : {"fp8_recipe=blockwise", "fp8_recipe=mxfp8", "num_moe_experts=8",

@@ -138,6 +138,7 @@ cluster: {num_gpus: 8}
                                    "experimental_attention_variant=gated_delta_net; linear_attention_freq=[2]",
                                    "hybrid_layer_pattern=M*M-",
                                    "recompute_granularity=full; recompute_method=uniform; recompute_num_layers=1",
+                                   "fp4=e2m1; quant_recipe=['*=bf16']",
                                    "use_megatron_fsdp=true"};
   std::map<std::string, int> told;
   for (const auto& use : uses)

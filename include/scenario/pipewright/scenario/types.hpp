@@ -189,6 +189,7 @@ struct Settings {
   bool reuse_grad_buf_for_mxfp8_param_ag = false;
   std::optional<std::string> fp4, fp4_recipe = "nvfp4";
   bool fp4_param = false, fp4_param_gather = false;
+  Strings quant_recipe;  ///< PATTERN=RECIPE (quant_recipe.hpp); empty: all linear layers alike
 
   // Kernels
   std::string transformer_impl = "transformer_engine";
