@@ -38,6 +38,7 @@ struct Linear {
 struct Adapted {
   std::uint32_t input = no_tensor;  ///< none: the caller's tensor
   std::uint32_t low = no_tensor;
+  bool gathers = false;  ///< the input by a collective of its own, whose backward scatters its gradient
 };
 
 /// A GEMM operand: its row-wise copy and, where the recipe needs one, the transposed or column-wise (precision.hpp).

@@ -134,8 +134,10 @@ class Modules {
     vector(m.heads);        // D
     norm(d_.h);
     weight(d_.h, m.projected(), fp8);
+    adapter(d_.lora.in_proj, d_.h, m.projected(), false);
     vector(m.inner());
     weight(m.inner(), d_.h, fp8);
+    adapter(d_.lora.out_proj, m.inner(), d_.h, true);
   }
   void latent_attention(bool fp8) {
     const auto up = [&](Int rank, Int out) {

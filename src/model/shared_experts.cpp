@@ -60,7 +60,7 @@ std::uint32_t SharedExperts::forward_fc2(bool grad) {
 /// Frees `through`, the gradient of the layer's input that came through its adapter.
 void SharedExperts::add_through(const Linear& linear, std::uint32_t through) {
   if (through == no_tensor) return;
-  w_.launch(linear.name + " adapter gradient added", {"add", {d_.tokens * linear.in}});
+  w_.launch(linear.name + " adapter gradient added", {"add", {(linear.row ? d_.tokens : d_.local) * linear.in}});
   w_.free(through);
 }
 

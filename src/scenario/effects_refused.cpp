@@ -137,6 +137,34 @@ bool rotates_at_once(const Scenario& s) {
          !packing(s) && !moves_activations(s) && !recomputes(s, Recompute::core_attn) &&
          num_query_groups(s) >= s.settings.tensor_model_parallel_size;
 }
+/// Adapters otherwise than modelled, by name.
+std::string unmodelled_adapters(const Scenario& s) {
+  const auto& o = s.settings;
+  const auto& targets = o.lora_target_modules;
+  if (targets.empty()) return {};
+  const auto has = [&](const char* name) { return std::ranges::find(targets, name) != targets.end(); };
+  const bool mlps = has("linear_fc1") || has("linear_fc2"), full = o.recompute_granularity.value_or("") == "full";
+  const OptInt first = first_adapted_layer(s);
+  const bool begins_in_mlp = first && !full && !adapted_linears(s, *first).mixer();
+  const bool at_once = first && adapted_linears(s, 0).mixer();
+  return those(
+      "adapters with ",
+      {{!te_layers(s), "local layers"},
+       {o.use_transformer_engine_op_fuser, "the op fuser"},
+       {moves_activations(s), "activation offload"},
+       {graphs_modules(s) && (o.cuda_graph_modules != Strings{"mlp"} || mlps || has_experts(s) || !at_once),
+        "CUDA graphs of modules, other than of MLPs without adapters"},
+       {o.delay_wgrad_compute, "delayed weight gradients"},
+       {o.overlap_moe_expert_parallel_comm, "expert overlap"},
+       {has_experts(s) && expert_tensor_parallel_size(s) > 1, "experts split over TP"},
+       {mlps && o.tensor_model_parallel_size > 1 && s.model.moe_shared_expert_intermediate_size &&
+            o.moe_shared_expert_overlap,
+        "overlapped shared experts split over TP"},
+       {!first, "none on the stage that embeds, whose output then has no gradient"},
+       {begins_in_mlp && is_moe_layer(s, *first), "the model's first one in a mixture"},
+       {begins_in_mlp && recomputes(s, Recompute::mlp), "the model's first one in an MLP that is recomputed"},
+       {is_hybrid(s) && full, "full recompute of a hybrid, whose first checkpoint has no input with a gradient"}});
+}
 bool moves_norms_in_pairs(const Scenario& s) {
   return s.settings.overlap_moe_expert_parallel_comm &&
          (offloads(s, Offload::attn_norm) || offloads(s, Offload::mlp_norm));
@@ -490,41 +518,13 @@ const std::vector<RefusedField>& refused_rows() {
       // Adapters
       {"lora_target_modules",
        "adapters beside local layers, Transformer Engine's operator sequences, experts with tensor parallelism, "
-       "shared experts with TP; with offload, CUDA graphs of modules other than dense MLPs without adapters, "
-       "expert-parallel overlap or delayed weight gradients (Transformer Engine's backward_dw finds none of a frozen "
-       "layer and raises); none in attention, where the first layer's backward begins",
-       [](const Scenario& s) {
-         const auto& o = s.settings;
-         const auto& targets = o.lora_target_modules;
-         if (targets.empty()) return false;
-         const auto has = [&](const char* name) { return std::ranges::find(targets, name) != targets.end(); };
-         const bool tensor = o.tensor_model_parallel_size > 1, mlps = has("linear_fc1") || has("linear_fc2");
-         return !te_layers(s) || o.use_transformer_engine_op_fuser || o.cpu_offloading ||
-                o.fine_grained_activation_offloading ||
-                (graphs_modules(s) && (o.cuda_graph_modules != Strings{"mlp"} || mlps || has_experts(s))) ||
-                o.delay_wgrad_compute || o.overlap_moe_expert_parallel_comm ||
-                (has_experts(s) && expert_tensor_parallel_size(s) > 1) ||
-                (mlps && tensor && s.model.moe_shared_expert_intermediate_size) ||
-                !(has("linear_proj") || (has("linear_qkv") && !s.model.multi_latent_attention));
-       },
-       [](const Scenario& s) {
-         const auto& o = s.settings;
-         const auto& targets = o.lora_target_modules;
-         const auto has = [&](const char* name) { return std::ranges::find(targets, name) != targets.end(); };
-         const bool tensor = o.tensor_model_parallel_size > 1, mlps = has("linear_fc1") || has("linear_fc2");
-         return those("adapters with ",
-                      {{!te_layers(s), "local layers"},
-                       {o.use_transformer_engine_op_fuser, "the op fuser"},
-                       {o.cpu_offloading || o.fine_grained_activation_offloading, "activation offload"},
-                       {graphs_modules(s) && (o.cuda_graph_modules != Strings{"mlp"} || mlps || has_experts(s)),
-                        "CUDA graphs of modules, other than of MLPs without adapters"},
-                       {o.delay_wgrad_compute, "delayed weight gradients"},
-                       {o.overlap_moe_expert_parallel_comm, "expert overlap"},
-                       {has_experts(s) && expert_tensor_parallel_size(s) > 1, "experts split over TP"},
-                       {mlps && tensor && s.model.moe_shared_expert_intermediate_size, "shared experts split over TP"},
-                       {!(has("linear_proj") || (has("linear_qkv") && !s.model.multi_latent_attention)),
-                        "none in attention, where the first layer's backward begins inside it"}});
-       }},
+       "shared experts with TP and moe_shared_expert_overlap; with offload, CUDA graphs of modules other than dense "
+       "MLPs without adapters, expert-parallel overlap or delayed weight gradients (Transformer Engine's backward_dw "
+       "finds none of a frozen layer and raises); none on the stage that embeds; the model's first one in a mixture, "
+       "or "
+       "in an MLP under a checkpoint of its own; hybrids under full recompute, whose first checkpoint has no input "
+       "with a gradient",
+       [](const Scenario& s) { return !unmodelled_adapters(s).empty(); }, unmodelled_adapters},
       {"lora_dropout", "dropout before the adapters",
        [](const Scenario& s) { return s.settings.lora_dropout > 0 && !s.settings.lora_target_modules.empty(); }},
       // CUDA graphs
