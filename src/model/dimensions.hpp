@@ -86,7 +86,7 @@ struct MoeDimensions {
 /// Ranks of the adapters beside a layer's linear layers; 0: none.
 struct Lora {
   Int qkv = 0, proj = 0, fc1 = 0, fc2 = 0;  ///< fc1, fc2: also one beside all of a rank's experts
-  Int in_proj = 0, out_proj = 0;            ///< of Mamba-2 mixers
+  Int in_proj = 0, out_proj = 0;            ///< of Mamba-2 mixers and gated delta nets
   bool syncs_experts = false;  ///< those beside experts: expert-parallel ranks sum their gradients (Bridge 0.7)
   bool any() const { return qkv + proj + fc1 + fc2 + in_proj + out_proj > 0; }
 };
@@ -175,6 +175,7 @@ struct Dimensions {
   Int vocab;            ///< of a tensor-parallel rank
   Int t, cp, dp, pp;    ///< dp: data-parallel size without context parallelism
   bool sp, gated, rms_norm, bias, qkv_bias, qk_norm, rope, fused_rope;
+  bool mrope = false;  ///< every row's tokens have angles of their own, of three positions each
   PackedRope packed_rope;
   bool rotary_interleaved = false;
   double rotary_percent = 1;

@@ -13,6 +13,7 @@
 #include "mla.hpp"
 #include "moe.hpp"
 #include "offload_groups.hpp"
+#include "rope.hpp"
 
 namespace pipewright::model {
 namespace {
@@ -247,6 +248,7 @@ Piece layer_piece(Owners& owners, const Dimensions& d, const std::vector<LayerKi
   for (const LayerKind& each : kinds) layers.emplace_back(w, d, each);
 
   w.to_forward();
+  if (kinds.front().angles) mrope_angles(w, d);
   if (!kind.checkpointed) {
     layers[0].forward(Piece::output, true);
     w.to_backward();

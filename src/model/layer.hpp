@@ -45,6 +45,7 @@ struct LayerKind {
   bool ends = false;         ///< of a frozen model: its first adapter is the model's, its input needs no gradient
   bool ends_in_mlp = false;  ///< its mixer has none
   bool embedded = false;     ///< such a layer's input is the embedding's, which the model's frame names in forward
+  bool angles = false;       ///< the first of its chunk, before which M-RoPE makes the angles of all tokens
   bool in_depth = false;     ///< of a hybrid's depth of multi-token prediction
   bool final_norm = false;   ///< its combine node ends with the decoder's final norm (expert-parallel overlap)
   bool last = false;         ///< of its chunk, or a graph follows: autograd adds to its output's gradient out of place

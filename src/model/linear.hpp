@@ -118,6 +118,9 @@ class LinearWriter {
   /// A bias that another kernel added: its gradient is PyTorch's sum over the rows of a matrix. Returns it.
   std::uint32_t bias_gradient(const std::string& name, Int rows, Int columns);
   Int norm_statistics(Int rows) const;  ///< bytes of rsigma (and mu)
+  /// Of a mixer's small parameter. Its kernels compute it whether it is wanted or not (no ctx.needs_input_grad): beside
+  /// adapters it is dropped at once.
+  void small_gradient(const std::string& name, Int elements);
 
   Operand quantize(const std::string& name, Int rows, Int cols, bool row, bool transpose, bool with_amax = true,
                    bool shard = false);

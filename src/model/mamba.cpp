@@ -74,7 +74,6 @@ class MambaMixer : public Attention {
   std::uint32_t scan_backward(std::uint32_t dout);
   std::uint32_t norm_backward(std::uint32_t dout);
   void decay(const std::string& name, int launches);
-  void small_gradient(const std::string& name, Int elements);
   /// Of packed sequences the same kernels begin anew with each (seq_idx); those were not timed.
   void run(const std::string& name, profile::Key key) {
     Kernel kernel;
@@ -256,14 +255,6 @@ std::uint32_t MambaMixer::forward(bool needed) {
   return out;
 }
 
-/// The kernels compute it whether it is wanted or not (they never ask ctx.needs_input_grad).
-void MambaMixer::small_gradient(const std::string& name, Int elements) {
-  if (d_.frozen())
-    w_.free(w_.allocate_gradient(2 * elements));
-  else
-    w_.small_gradient(name, elements);
-}
-
 /// A number a head, in several steps.
 void MambaMixer::decay(const std::string& name, int launches) {
   for (int i = 0; i < launches; ++i) {
@@ -288,7 +279,7 @@ std::uint32_t MambaMixer::norm_backward(std::uint32_t dout) {
   w_.stands_for(norm_backward_launches);
   w_.free({parts, dout});
   w_.release(y_, statistics_);
-  small_gradient("mamba.norm", m_.inner());
+  linear_.small_gradient("mamba.norm", m_.inner());
   return dy;
 }
 
@@ -335,13 +326,13 @@ std::uint32_t MambaMixer::scan_backward(std::uint32_t dout) {
                                        {"conv bias", m_.convolved()},
                                        {"dt_bias", m_.heads},
                                        {"D", m_.heads}})
-    small_gradient(std::string("mamba.") + name, elements);
+    linear_.small_gradient(std::string("mamba.") + name, elements);
   w_.release(dt_bias_, decays_);
   if (d_.frozen()) return dmixed;  // autograd stops at what made A and dt_bias
   if (d_.cp > 1) smalls("mamba.weights' gradients of own heads", slice_backward_launches);
   decay("mamba.decay backward", decay_backward_launches);
   w_.release(exponentials_);
-  w_.small_gradient("mamba.A_log", m_.heads);
+  linear_.small_gradient("mamba.A_log", m_.heads);
   return dmixed;
 }
 

@@ -120,9 +120,11 @@ class Modules {
     vector(l.value_heads);  // A_log
     norm(d_.h);
     weight(d_.h, l.projected(), fp8);
+    adapter(d_.lora.in_proj, d_.h, l.projected(), false);
     vector(l.convolved() * l.conv);
     norm(l.head_dim);
     weight(l.values(), d_.h, fp8);
+    adapter(d_.lora.out_proj, l.values(), d_.h, true);
   }
   /// Float16Module makes A_log and D 16-bit like the rest (Module.bfloat16).
   void mamba_mixer(bool fp8) {

@@ -220,6 +220,7 @@ Chunk build_chunk(const Scenario& s, const Dimensions& d, Pieces& pieces, const 
     const auto own = stage.layers.begin() + i;
     std::vector<LayerKind> kinds(all.begin() + i, all.begin() + i + covers);
     for (LayerKind& kind : kinds) kind.checkpointed = group;
+    kinds.front().angles = d.mrope && i == 0;
     if (trains_from && group == 0) begin_training(s, *own, *trains_from, i == 0, kinds.front());
     LayerKind& last = kinds.back();
     // What a graph returns is not added to in place, either.

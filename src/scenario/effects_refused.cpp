@@ -158,7 +158,7 @@ std::string unmodelled_adapters(const Scenario& s) {
        {o.overlap_moe_expert_parallel_comm, "expert overlap"},
        {has_experts(s) && expert_tensor_parallel_size(s) > 1, "experts split over TP"},
        {mlps && o.tensor_model_parallel_size > 1 && s.model.moe_shared_expert_intermediate_size &&
-            o.moe_shared_expert_overlap,
+            o.moe_shared_expert_overlap && o.sequence_parallel,
         "overlapped shared experts split over TP"},
        {!first, "none on the stage that embeds, whose output then has no gradient"},
        {begins_in_mlp && is_moe_layer(s, *first), "the model's first one in a mixture"},
@@ -191,11 +191,10 @@ const std::vector<RefusedField>& refused_rows() {
        [](const Scenario& s) { return !s.model.no_rope_freq.empty() && s.model.multi_latent_attention; }},
       {"attention_output_gate",
        "the gate on the output of latent, unfused or soft-capped attention, with context parallelism, activation "
-       "offload, adapters or post-norms",
+       "offload or post-norms",
        [](const Scenario& s) {
-         return s.model.attention_output_gate &&
-                (!plain_kernel(s) || s.model.attn_logit_softcapping.value_or(0) > 0 || s.model.post_layernorm ||
-                 moves_activations(s) || !s.settings.lora_target_modules.empty());
+         return s.model.attention_output_gate && (!plain_kernel(s) || s.model.attn_logit_softcapping.value_or(0) > 0 ||
+                                                  s.model.post_layernorm || moves_activations(s));
        },
        [](const Scenario& s) {
          return those("the gate on attention's output with ",
@@ -203,8 +202,7 @@ const std::vector<RefusedField>& refused_rows() {
                        {uses_context(s), "context parallelism"},
                        {s.model.attn_logit_softcapping.value_or(0) > 0, "soft caps"},
                        {s.model.post_layernorm, "post-norms"},
-                       {moves_activations(s), "activation offload"},
-                       {!s.settings.lora_target_modules.empty(), "adapters"}});
+                       {moves_activations(s), "activation offload"}});
        }},
       {"experimental_attention_variant",
        "linear, delta-rule and sparse attention other than gated_delta_net; that with " +
@@ -285,9 +283,22 @@ const std::vector<RefusedField>& refused_rows() {
                 std::ranges::find(known, *s.model.activation_func) == known.end();
        }},
       {"normalization", "L2 normalisation", [](const Scenario& s) { return s.model.normalization == "L2Norm"; }},
-      {"position_embedding_type", "this position embedding",
+      // arguments.py (model.mtp-position has its line): pretrain_gpt.py's positions are [batch, sequence].
+      {"position_embedding_type",
+       "relative positions; M-RoPE by pretrain_gpt.py, whose positions have one axis, at which it stops; M-RoPE of "
+       "latent attention and of packed sequences",
        [](const Scenario& s) {
-         return s.model.position_embedding_type == "mrope" || s.model.position_embedding_type == "relative";
+         const bool several_axes = s.model.position_embedding_type == "mrope";
+         return s.model.position_embedding_type == "relative" ||
+                (several_axes && (parsed_by_megatron(s) || s.model.multi_latent_attention || packing(s)));
+       },
+       [](const Scenario& s) {
+         const bool several_axes = s.model.position_embedding_type == "mrope";
+         return those("positions ",
+                      {{!several_axes, "relative to each other"},
+                       {several_axes && parsed_by_megatron(s), "of several axes, which pretrain_gpt.py has not"},
+                       {several_axes && s.model.multi_latent_attention, "of several axes in latent attention"},
+                       {several_axes && packing(s), "of several axes in packed sequences"}});
        }},
       {"moe_router_topk_limited_devices", "the older spelling of group-limited routing (state moe_router_group_topk)",
        [](const Scenario& s) {

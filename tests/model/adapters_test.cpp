@@ -374,6 +374,50 @@ TEST_CASE("nothing before a frozen model's first adapter keeps or computes anyth
   CHECK(built > 60);
 }
 
+// flash-linear-attention's functions and Megatron's gate compute what they compute, whoever asks.
+TEST_CASE("gated delta nets and gated attention beside adapters: frozen weights keep no input, adapters keep theirs") {
+  const auto plain = mixture({"num_moe_experts=none", "expert_tensor_parallel_size=none", "num_layers=8",
+                              "experimental_attention_variant=gated_delta_net", "linear_attention_freq=[4]",
+                              "attention_output_gate=true", "qk_layernorm=true"});
+  const std::int64_t values = 32 * 128, ffn = 14336, q = 4096;  // 32 heads of values, as of queries
+  const auto frozen = with(plain, {"lora_target_modules=[linear_fc1]", "lora_dim=16"});
+  const auto both = with(plain, {"lora_target_modules=[linear_fc1, linear_proj, in_proj, out_proj]", "lora_dim=16"});
+  for (const auto& s : {plain, frozen, both}) {
+    CHECK_NOTHROW(scenario::refuse_unmodelled(s));
+    check_all(pipewright::test::build(s));
+  }
+  for (const std::size_t index : {1, 3}) {  // a delta net, attention
+    CAPTURE(index);
+    // Gone: the input norm's output, out_proj's input (the gated output), fc2's input; fc1's adapter keeps its own.
+    CHECK(kept(plain, index) - kept(frozen, index) ==
+          2 * S * h + 2 * S * (index == 1 ? values : q) + 2 * S * ffn - 2 * S * r);
+    CHECK(kept(both, index) - kept(frozen, index) ==
+          (index == 1 ? 2 * S * h + 2 * S * values + 2 * (2 * S * r) : 2 * S * q + 2 * S * r));
+    const auto stages = pipewright::test::build(frozen), trained = pipewright::test::build(plain);
+    for (const char* name :
+         {"linear_attention.conv backward", "linear_attention.rule backward", "attention.gate backward",
+          "linear_attention.gate backward", "linear_attention.states backward"}) {
+      CAPTURE(name);
+      CHECK(kernels(layer(stages, index), name).size() == kernels(layer(trained, index), name).size());
+    }
+    CHECK(kernels(layer(stages, index), "_proj wgrad").empty());
+    CHECK(kernels(layer(stages, index), "A_log gradient accumulation").empty());
+  }
+  // The first layer's mixer has no adapter: its backward pass ends in the MLP's.
+  const auto stages = pipewright::test::build(frozen);
+  const auto& first = layer(stages, 0);
+  CHECK(kernels(first, "linear_attention.rule backward").empty());
+  CHECK(kernels(first, "mlp.fc1 dgrad").empty());
+  CHECK(kernels(first, "mlp.fc1 adapter wgrad").size() == 2);
+  CHECK(kernels(first, "mlp.fc2 dgrad").size() == 1);
+  // Both mixers and MLPs by rank of a scenario: parameters of the adapters.
+  const auto parameters = [](const scenario::Scenario& s) {
+    return pipewright::test::build(s).ranks[0].chunks[0].parameters;
+  };
+  const std::int64_t keys = 16 * 128, projected = 2 * keys + 2 * values + 2 * 32;
+  CHECK(parameters(both) - parameters(frozen) == 6 * r * (h + projected + values + h) + 2 * r * (q + h));
+}
+
 // parallel_mode is the base layer's own: what shared experts multiply is gathered by each of them, and LoRA-A gathers
 // it once more (peft/utils.py, ParallelLinearAdapter.forward), scattering its gradient.
 TEST_CASE("adapters beside shared experts with sequence parallelism gather their input and scatter its gradient") {
