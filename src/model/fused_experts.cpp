@@ -140,9 +140,9 @@ std::uint32_t FusedExperts::backward(std::uint32_t dout) {
   return din;
 }
 
-std::unique_ptr<LocalExperts> local_experts(PieceBuilder& builder, const Dimensions& d, bool fp8) {
+std::unique_ptr<LocalExperts> local_experts(PieceBuilder& builder, const Dimensions& d, bool fp8, bool ends) {
   if (d.moe.fused && fp8) return std::make_unique<FusedExperts>(builder, d);
-  return std::make_unique<Experts>(builder, d, fp8);
+  return std::make_unique<Experts>(builder, d, fp8, ends);
 }
 
 }  // namespace pipewright::model

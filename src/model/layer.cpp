@@ -29,7 +29,7 @@ std::unique_ptr<Attention> mixer(PieceBuilder& w, const Dimensions& d, const Lay
 
 std::unique_ptr<Mlp> mlp(PieceBuilder& w, const Dimensions& d, const LayerKind& kind) {
   if (kind.parts == Parts::mixer) return nullptr;
-  if (kind.moe) return std::make_unique<MixtureOfExperts>(w, d, kind.fp8, kind.any_width);
+  if (kind.moe) return std::make_unique<MixtureOfExperts>(w, d, kind.fp8, kind.any_width, kind.ends_in_mlp);
   return dense_mlp(w, d, kind.fp8, kind.any_width, kind.ends_in_mlp);
 }
 

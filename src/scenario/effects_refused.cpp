@@ -145,7 +145,9 @@ std::string unmodelled_adapters(const Scenario& s) {
   const auto has = [&](const char* name) { return std::ranges::find(targets, name) != targets.end(); };
   const bool mlps = has("linear_fc1") || has("linear_fc2"), full = o.recompute_granularity.value_or("") == "full";
   const OptInt first = first_adapted_layer(s);
-  const bool begins_in_mlp = first && !full && !adapted_linears(s, *first).mixer();
+  const bool begins_in_mlp = first && !adapted_linears(s, *first).mixer();
+  const bool checkpointed =
+      recomputes(s, Recompute::mlp) || recomputes(s, Recompute::moe) || recomputes(s, Recompute::shared_experts);
   const bool at_once = first && adapted_linears(s, 0).mixer();
   return those(
       "adapters with ",
@@ -161,8 +163,9 @@ std::string unmodelled_adapters(const Scenario& s) {
             o.moe_shared_expert_overlap && o.sequence_parallel,
         "overlapped shared experts split over TP"},
        {!first, "none on the stage that embeds, whose output then has no gradient"},
-       {begins_in_mlp && is_moe_layer(s, *first), "the model's first one in a mixture"},
-       {begins_in_mlp && recomputes(s, Recompute::mlp), "the model's first one in an MLP that is recomputed"},
+       {begins_in_mlp && is_moe_layer(s, *first) && !has("linear_fc1"),
+        "the model's first one beside a mixture's linear_fc2"},
+       {begins_in_mlp && checkpointed, "the model's first one in an MLP or a mixture that is recomputed"},
        {is_hybrid(s) && full, "full recompute of a hybrid, whose first checkpoint has no input with a gradient"}});
 }
 bool moves_norms_in_pairs(const Scenario& s) {
@@ -531,10 +534,10 @@ const std::vector<RefusedField>& refused_rows() {
        "adapters beside local layers, Transformer Engine's operator sequences, experts with tensor parallelism, "
        "shared experts with TP and moe_shared_expert_overlap; with offload, CUDA graphs of modules other than dense "
        "MLPs without adapters, expert-parallel overlap or delayed weight gradients (Transformer Engine's backward_dw "
-       "finds none of a frozen layer and raises); none on the stage that embeds; the model's first one in a mixture, "
-       "or "
-       "in an MLP under a checkpoint of its own; hybrids under full recompute, whose first checkpoint has no input "
-       "with a gradient",
+       "finds none of a frozen layer and raises); none on the stage that embeds; the model's first ones beside a "
+       "mixture's linear_fc2 alone, or in an MLP or mixture under a checkpoint of its own; hybrids under full "
+       "recompute, "
+       "whose first checkpoint has no input with a gradient",
        [](const Scenario& s) { return !unmodelled_adapters(s).empty(); }, unmodelled_adapters},
       {"lora_dropout", "dropout before the adapters",
        [](const Scenario& s) { return s.settings.lora_dropout > 0 && !s.settings.lora_target_modules.empty(); }},

@@ -131,6 +131,29 @@ TEST_CASE("the first layer's backward begins at the first adapter") {
   }
 }
 
+TEST_CASE("a first mixture's backward ends beside fc1: nothing goes back to the ranks that sent its rows") {
+  const auto s = mixture({"lora_target_modules=[linear_fc1, linear_fc2]", "lora_dim=16", "expert_model_parallel_size=4",
+                          "moe_shared_expert_intermediate_size=1024"});
+  CHECK_NOTHROW(scenario::refuse_unmodelled(s));
+  const auto stages = pipewright::test::build(s);
+  const auto &first = layer(stages, 0), &second = layer(stages, 1);
+  check_balance(first);
+  for (const char* kernel :
+       {"moe dispatch all-to-all in backward", "moe permute backward", "router gating backward", "experts.fc1 dgrad",
+        "shared_experts.fc1 dgrad", "moe.norm backward", "attention.core backward", "experts.fc1 adapter in dgrad"}) {
+    CAPTURE(kernel);
+    CHECK(kernels(first, kernel).empty());
+    CHECK_FALSE(kernels(second, kernel).empty());
+  }
+  for (const char* kernel :
+       {"moe combine all-to-all in backward", "moe unpermute backward", "experts.fc2 dgrad",
+        "experts.fc1 adapter wgrad", "shared_experts.fc1 adapter wgrad", "shared_experts.fc2 dgrad"}) {
+    CAPTURE(kernel);
+    CHECK(kernels(first, kernel).size() == kernels(second, kernel).size());
+  }
+  CHECK(saved(first) < saved(second));
+}
+
 TEST_CASE("frozen parameters in MXFP8 are quantized once: the optimizer step leaves them") {
   const auto s = with(mixture(), {"num_moe_experts=none", "expert_tensor_parallel_size=none", "fp8=e4m3",
                                   "fp8_recipe=mxfp8", "fp8_param=true", "fp8_param_gather=true",
@@ -173,6 +196,7 @@ TEST_CASE("what is born dies, whatever is adapted, recomputed, cast or shared") 
     for (const char* change :
          {one_of({"lora_target_modules=[linear_qkv, linear_proj]", "lora_target_modules=[linear_proj, linear_fc1]",
                   "lora_target_modules=[linear_proj, linear_fc2]", "lora_target_modules=[linear_proj]",
+                  "lora_target_modules=[linear_fc1, linear_fc2]", "lora_target_modules=[linear_fc1]",
                   "lora_target_modules=[linear_qkv, linear_proj, linear_fc1, linear_fc2]"}),
           one_of({"fp8=none", "fp8=hybrid; fp8_recipe=tensorwise", "fp8=hybrid; fp8_recipe=delayed",
                   "fp8=e4m3; fp8_recipe=blockwise"}),
@@ -186,6 +210,9 @@ TEST_CASE("what is born dies, whatever is adapted, recomputed, cast or shared") 
           one_of({"context_parallel_size=1", "context_parallel_size=2"}),
           one_of({"moe_shared_expert_intermediate_size=none", "moe_shared_expert_intermediate_size=1024"}),
           one_of({"gradient_accumulation_fusion=true", "gradient_accumulation_fusion=false"}),
+          one_of({"moe_token_dispatcher_type=alltoall", "moe_token_dispatcher_type=allgather",
+                  "moe_token_dispatcher_type=flex; moe_flex_dispatcher_backend=deepep; moe_router_dtype=fp32"}),
+          one_of({"moe_shared_expert_overlap=false", "moe_shared_expert_overlap=true"}),
           one_of({"add_bias_linear=false", "add_bias_linear=true; moe_router_dtype=fp32"}),
           one_of({"expert_model_parallel_size=1", "expert_model_parallel_size=4"}),
           one_of({"mtp_num_layers=none", "mtp_num_layers=1", "mtp_num_layers=2"}),
@@ -254,8 +281,10 @@ TEST_CASE("adapters otherwise than modelled are refused") {
   const auto all = "lora_target_modules=[linear_qkv, linear_proj, linear_fc1, linear_fc2]";
   CHECK_NOTHROW(scenario::refuse_unmodelled(mixture({all})));
   CHECK_NOTHROW(scenario::refuse_unmodelled(latent({all, "context_parallel_size=2"})));
-  for (const char* change : {"delay_wgrad_compute=true", "overlap_moe_expert_parallel_comm=true",
-                             "use_transformer_engine_op_fuser=true", "lora_target_modules=[linear_fc1]"}) {
+  for (const char* change :
+       {"delay_wgrad_compute=true", "overlap_moe_expert_parallel_comm=true", "use_transformer_engine_op_fuser=true",
+        "lora_target_modules=[linear_fc2]",
+        "lora_target_modules=[linear_fc1]; recompute_granularity=selective; recompute_modules=[moe]"}) {
     CAPTURE(change);
     CHECK_THROWS_AS(scenario::refuse_unmodelled(mixture({all, change})), UsageError);
   }
@@ -350,7 +379,8 @@ TEST_CASE("nothing before a frozen model's first adapter keeps or computes anyth
         std::ranges::find_if(pattern, [&](char letter) { return adapts(letter, targets); }) - pattern.begin());
     CAPTURE(pattern);
     CAPTURE(first);
-    const bool modelled = first < pattern.size() && pattern[first] != 'E';
+    const bool fc1 = std::ranges::find(targets, "linear_fc1") != targets.end();
+    const bool modelled = first < pattern.size() && (pattern[first] != 'E' || fc1);
     CHECK(scenario::unmodelled(s).empty() == modelled);
     if (!modelled) continue;
     ++built;
