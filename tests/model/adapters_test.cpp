@@ -448,6 +448,20 @@ TEST_CASE("gated delta nets and gated attention beside adapters: frozen weights 
   CHECK(parameters(both) - parameters(frozen) == 6 * r * (h + projected + values + h) + 2 * r * (q + h));
 }
 
+TEST_CASE("FLOPs of a frozen model are those that it computes: one pass before its first adapter, two behind it") {
+  const auto flop = [](const std::string& pattern, const char* targets) {
+    return model::step_flop(
+        with(hybrid(pattern), {"num_moe_experts=none", "expert_tensor_parallel_size=none", targets}));
+  };
+  const char* const attention = "lora_target_modules=[linear_proj]";
+  const char* const all = "lora_target_modules=[linear_proj, linear_fc1, in_proj]";
+  for (const std::string before : {"M", "-", "MM-", "M-M-"}) {
+    const double own = flop(before + "*", all) - flop("*", all);  // two passes
+    CHECK(flop(before + "*", attention) - flop("*", attention) == doctest::Approx(own / 2));
+    CHECK(flop("*" + before, attention) == doctest::Approx(flop("*" + before, all)));
+  }
+}
+
 // parallel_mode is the base layer's own: what shared experts multiply is gathered by each of them, and LoRA-A gathers
 // it once more (peft/utils.py, ParallelLinearAdapter.forward), scattering its gradient.
 TEST_CASE("adapters beside shared experts with sequence parallelism gather their input and scatter its gradient") {
