@@ -49,11 +49,13 @@ void read_adapter(scenario::Scenario& s, const std::string& field, const Python&
   }
   const std::vector<std::string> known = {"target_modules", "dim", "dropout"};
   if (std::ranges::find(known, field) == known.end()) return refuse_adapter(s, where);
-  // Of mixers, latent attention and CanonicalLoRA's halves.
+  // Of latent attention and CanonicalLoRA's halves; patterns of whole names.
   const std::vector<std::string> others = {
-      "in_proj",           "out_proj", "linear_q_proj", "linear_q_down_proj", "linear_q_up_proj", "linear_kv_down_proj",
-      "linear_kv_up_proj", "linear_q", "linear_k",      "linear_v",           "linear_fc1_up",    "linear_fc1_gate"};
-  const auto is_other = [&](const Python& target) { return std::ranges::find(others, target.text) != others.end(); };
+      "linear_q_proj", "linear_q_down_proj", "linear_q_up_proj", "linear_kv_down_proj", "linear_kv_up_proj",
+      "linear_q",      "linear_k",           "linear_v",         "linear_fc1_up",       "linear_fc1_gate"};
+  const auto is_other = [&](const Python& target) {
+    return target.text.find('*') != std::string::npos || std::ranges::find(others, target.text) != others.end();
+  };
   if (field == "target_modules" && std::ranges::any_of(value.items, is_other)) return refuse_adapter(s, where);
   scenario::set(s, "lora_" + field + "=" + yaml_of(value, where, "cfg.peft." + field));
   s.positions["settings.lora_" + field] = where;

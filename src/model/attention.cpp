@@ -273,7 +273,8 @@ std::uint32_t GroupedQueryAttention::attend_and_project(bool needed) {
   if (grad) offload_.saves(Offload::attn_proj, {saves_o ? o_ : proj_input_.transpose});
   offload_.commit(Offload::attn_proj);
   if (keeps && saves_o && !d_.output_gate) w_.saved_again(o_);
-  if (!grad || !saves_o) w_.release(gated_);
+  const bool adapted = needed && proj_.rank > 0;
+  if (!adapted && (!grad || !saves_o || proj_.frozen)) w_.release(gated_);
   return out;
 }
 
@@ -290,7 +291,7 @@ std::uint32_t GroupedQueryAttention::forward(bool needed) {
   if (repeated && !d_.recomputes(Recompute::core_attn)) w_.release(k_);
   if (core_.keeps_copies() && !d_.recomputes(Recompute::core_attn)) w_.release(q_, k_);
   if (!grad) w_.release(q_, k_);
-  if (!needed) w_.release(o_);
+  if (!needed || (begins_in_proj_ && d_.output_gate)) w_.release(o_);
   // Delayed scaling: the projection keeps an FP8 copy alone, a checkpoint keeps no output.
   if (d_.recomputes(Recompute::core_attn) && proj_.precision.recipe == Recipe::delayed && !d_.output_gate)
     w_.release(o_);
@@ -304,7 +305,7 @@ std::uint32_t GroupedQueryAttention::backward(std::uint32_t dropped) {
   const auto dprojected = post_norm_.backward(dropped);
   const auto through_adapter = linear_.adapt_backward(proj_, proj_adapted_);
   if (begins_in_proj_) {
-    w_.release(o_);
+    w_.release(o_, gated_);
     w_.free(dprojected);
     return no_tensor;
   }

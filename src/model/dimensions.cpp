@@ -450,7 +450,9 @@ Dimensions::Dimensions(const Scenario& sc, const profile::Device& device) : gpu(
   scales_embeddings = m.apply_embedding_scaling;
   caps_scores = m.attn_logit_softcapping.value_or(0) > 0;
   caps_logits = m.final_logit_softcapping.value_or(0) > 0;
-  rope = m.position_embedding_type == "rope" || m.position_embedding_type == "yarn";
+  rope = m.position_embedding_type == "rope" || m.position_embedding_type == "yarn" ||
+         m.position_embedding_type == "mrope";
+  mrope = m.position_embedding_type == "mrope";
   fused_rope = scenario::fuses_rotary_embedding(sc);
   rotation = rotation_of(m.rotary_interleaved, m.rotary_percent < 1);
   const auto version = scenario::core_version(sc.software);
@@ -540,8 +542,9 @@ Dimensions::Dimensions(const Scenario& sc, const profile::Device& device) : gpu(
   if (scenario::has_mamba_layer(sc))
     mamba = {divided(sc, "model.mamba_num_heads", scenario::mamba_num_heads(sc), t),
              divided(sc, "model.mamba_num_groups", m.mamba_num_groups, t), m.mamba_head_dim, m.mamba_state_dim};
-  for (const auto& [name, rank] : {std::pair("linear_qkv", &lora.qkv), std::pair("linear_proj", &lora.proj),
-                                   std::pair("linear_fc1", &lora.fc1), std::pair("linear_fc2", &lora.fc2)})
+  for (const auto& [name, rank] :
+       {std::pair("linear_qkv", &lora.qkv), std::pair("linear_proj", &lora.proj), std::pair("linear_fc1", &lora.fc1),
+        std::pair("linear_fc2", &lora.fc2), std::pair("in_proj", &lora.in_proj), std::pair("out_proj", &lora.out_proj)})
     if (has(o.lora_target_modules, name)) {
       divided(sc, "settings.lora_dim", o.lora_dim, t);
       *rank = o.lora_dim;

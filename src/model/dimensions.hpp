@@ -89,8 +89,9 @@ struct MoeDimensions {
 /// Ranks of the adapters beside a layer's linear layers; 0: none.
 struct Lora {
   Int qkv = 0, proj = 0, fc1 = 0, fc2 = 0;  ///< fc1, fc2: also one beside all of a rank's experts
+  Int in_proj = 0, out_proj = 0;            ///< of Mamba-2 mixers and gated delta nets
   bool syncs_experts = false;  ///< those beside experts: expert-parallel ranks sum their gradients (Bridge 0.7)
-  bool any() const { return qkv + proj + fc1 + fc2 > 0; }
+  bool any() const { return qkv + proj + fc1 + fc2 + in_proj + out_proj > 0; }
 };
 
 /// Gated delta net layers, of a tensor-parallel rank; no heads: there are none.
@@ -110,6 +111,21 @@ struct Mamba {
   Int inner() const { return heads * head_dim; }
   Int convolved() const { return inner() + 2 * groups * state; }              ///< x, B, C
   Int projected() const { return 2 * inner() + 2 * groups * state + heads; }  ///< z, x, B, C, dt
+  /// Of a context-parallel rank: its share of the heads, and of the groups or one of them.
+  Mamba of_context_rank(Int cp) const { return {heads / cp, std::max<Int>(1, groups / cp), head_dim, state}; }
+  /// Parts of in_proj's output: of all heads, and what is exchanged for a context-parallel rank's share of it.
+  struct Part {
+    std::string name;
+    Int own, sent;
+  };
+  std::vector<Part> exchanged(const Mamba& all, Int cp) const {
+    const Int of_groups = all.groups * all.state, repeated = cp * groups * state;
+    return {{"z", all.inner(), all.inner()},
+            {"x", all.inner(), all.inner()},
+            {"B", of_groups, repeated},
+            {"C", of_groups, repeated},
+            {"dt", all.heads, all.heads}};
+  }
 };
 
 /// What attention of packed sequences is timed as: `batch` sequences of `length` tokens (of a context-parallel rank),
@@ -162,6 +178,7 @@ struct Dimensions {
   Int vocab;            ///< of a tensor-parallel rank
   Int t, cp, dp, pp;    ///< dp: data-parallel size without context parallelism
   bool sp, gated, rms_norm, bias, qkv_bias, qk_norm, rope, fused_rope;
+  bool mrope = false;  ///< every row's tokens have angles of their own, of three positions each
   PackedRope packed_rope;
   bool rotary_interleaved = false;
   double rotary_percent = 1;

@@ -40,7 +40,7 @@ void LocalExperts::accumulate(const Group& group, std::uint32_t gradient) {
   w_.free(gradient);
 }
 
-Experts::Experts(PieceBuilder& builder, const Dimensions& dimensions, const Precision& precision)
+Experts::Experts(PieceBuilder& builder, const Dimensions& dimensions, const Precision& precision, bool ends)
     : LocalExperts(builder, dimensions),
       precision_(precision),
       fp8_(precision.quantized()),
@@ -50,7 +50,8 @@ Experts::Experts(PieceBuilder& builder, const Dimensions& dimensions, const Prec
                    .out = fc1_.out,
                    .frozen = dimensions.frozen(),
                    .rank = dimensions.lora.fc1,
-                   .rows = rows()},
+                   .rows = rows(),
+                   .ends = ends},
       fc2_adapter_{.name = fc2_.name,
                    .in = fc2_.in,
                    .out = fc2_.out,
@@ -207,7 +208,7 @@ std::uint32_t Experts::weigh_input_backward(std::uint32_t gradient) {
 }
 
 std::uint32_t Experts::forward(std::uint32_t rows_in, bool grad) {
-  if (d_.moe.probs_on_input) rows_in = weigh_input(rows_in, grad);
+  if (d_.moe.probs_on_input) rows_in = weigh_input(rows_in, grad && !fc1_adapter_.ends);
   auto padded = no_tensor;
   if (pads()) {
     padded = w_.allocate("experts.padded_rows", 2 * rows() * d_.moe.width);
@@ -305,6 +306,10 @@ std::uint32_t Experts::backward(std::uint32_t dout) {
 
   const auto through_fc1 = linear_.adapt_backward(fc1_adapter_, fc1_adapted_);
   w_.release(adapter_input_);
+  if (fc1_adapter_.ends) {
+    w_.free(dfc1);
+    return no_tensor;
+  }
   Operand fc1_gradient;
   if (fp8_)
     fc1_gradient =

@@ -40,7 +40,8 @@ class LocalExperts {
   Group fc1_, fc2_;
 };
 
-std::unique_ptr<LocalExperts> local_experts(PieceBuilder& builder, const Dimensions& dimensions, LayerPrecision layer);
+std::unique_ptr<LocalExperts> local_experts(PieceBuilder& builder, const Dimensions& dimensions, LayerPrecision layer,
+                                            bool ends = false);
 
 /// TE's fused grouped MLP moves all three tensors; with operator markers (pull request 3128) those of marked operators,
 /// fc2's input with the activation's. Ends the region.
@@ -49,7 +50,8 @@ void offload_fused(OffloadWriter& offload, const Dimensions& dimensions, std::ui
 
 class Experts : public LocalExperts {
  public:
-  Experts(PieceBuilder& builder, const Dimensions& dimensions, const Precision& precision);
+  /// `ends`: nothing before fc1's adapter needs a gradient.
+  Experts(PieceBuilder& builder, const Dimensions& dimensions, const Precision& precision, bool ends);
 
   std::uint32_t forward(std::uint32_t rows, bool grad) override;
   std::uint32_t backward(std::uint32_t dout) override;

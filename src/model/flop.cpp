@@ -1,7 +1,7 @@
 // Megatron-LM core_r0.19.0 megatron/training/training.py, num_floating_point_operations (transformer_flops, and
 // hybrid_flops, whose mixers are as wide as 2 x hidden_size whatever their heads say and which leaves out eh_proj):
 // model FLOPs, a fused multiply-add counted twice, forward + dgrad + wgrad, causal attention by half. Of frozen layers
-// what is computed: no wgrad; their adapters are left out.
+// what is computed: no wgrad, and before the model's first adapter no dgrad; their adapters are left out.
 #include "pipewright/model.hpp"
 #include "pipewright/scenario/derived.hpp"
 #include "pipewright/scenario/packing.hpp"
@@ -14,15 +14,21 @@ double step_flop(const scenario::Scenario& s) {
   const double h = as_double(m.hidden_size), f = as_double(scenario::ffn_hidden_size(s));
   const double heads = as_double(m.num_attention_heads), mtp = as_double(m.mtp_num_layers.value_or(0));
   const bool hybrid = scenario::is_hybrid(s);
-  double moe_layers = 0, dense_layers = 0, linear_layers = 0, softmax_layers = 0, mamba_layers = 0;
+  const bool frozen = !s.settings.lora_target_modules.empty();
+  const bool begins_late = frozen && s.settings.recompute_granularity.value_or("") != "full";
+  const scenario::Int begins = begins_late ? scenario::first_adapted_layer(s).value_or(0) : 0;
+  double moe_layers = 0, dense_layers = 0, linear_layers = 0, softmax_layers = 0, mamba_layers = 0, cores = 0;
   for (scenario::Int layer = 0; layer < m.num_layers; ++layer) {
     const bool last = layer + 1 == m.num_layers;  // multi-token prediction repeats it
-    const double times = 1 + (last && !hybrid ? mtp : 0);
-    (scenario::is_moe_layer(s, layer) ? moe_layers : dense_layers) += scenario::has_mlp(s, layer) ? times : 0;
-    mamba_layers += scenario::is_mamba_layer(s, layer) ? 1 : 0;
+    const double own = layer < begins ? 0.5 : 1, own_core = layer < begins ? 1.0 / 3 : 1;  // of its passes
+    const double more = last && !hybrid ? mtp : 0;
+    (scenario::is_moe_layer(s, layer) ? moe_layers : dense_layers) += scenario::has_mlp(s, layer) ? own + more : 0;
+    mamba_layers += scenario::is_mamba_layer(s, layer) ? own : 0;
     const bool linear = scenario::is_linear_attention_layer(s, layer);
-    linear_layers += linear ? 1 : 0;
-    softmax_layers += scenario::is_attention_layer(s, layer) ? (linear ? 0 : 1) + (last && !hybrid ? mtp : 0) : 0;
+    linear_layers += linear ? own : 0;
+    if (!scenario::is_attention_layer(s, layer)) continue;
+    softmax_layers += (linear ? 0 : own) + more;
+    cores += (linear ? 0 : own_core) + more;
   }
   for (const char letter : scenario::hybrid_mtp_layers(s)) {
     double& layers = letter == 'E'   ? moe_layers
@@ -30,6 +36,7 @@ double step_flop(const scenario::Scenario& s) {
                      : letter == '*' ? softmax_layers
                                      : dense_layers;
     layers += mtp;
+    if (letter == '*') cores += mtp;
   }
   const double gemms = m.gated_linear_unit ? 3 : 2;
   const double qk_width = as_double(m.linear_num_key_heads * m.linear_key_head_dim),
@@ -71,8 +78,8 @@ double step_flop(const scenario::Scenario& s) {
   const double sequence = as_double(m.seq_length), sequences = as_double(s.settings.global_batch_size);
   const auto rows = scenario::packing(s);  // training.py: seqlen_squared_sum of what is packed, from 0.18 on
   const double seen = rows ? rows->mean_length : sequence;
-  const double passes = s.settings.lora_target_modules.empty() ? 3 : 2;  // frozen weights: forward and dgrad
-  return 2 * sequences * sequence * (passes * per_token + 3 * seen * core * softmax_layers);
+  const double passes = frozen ? 2 : 3;  // frozen weights: forward and dgrad
+  return 2 * sequences * sequence * (passes * per_token + 3 * seen * core * cores);
 }
 
 }  // namespace pipewright::model

@@ -140,9 +140,10 @@ std::uint32_t FusedExperts::backward(std::uint32_t dout) {
   return din;
 }
 
-std::unique_ptr<LocalExperts> local_experts(PieceBuilder& builder, const Dimensions& d, LayerPrecision layer) {
+std::unique_ptr<LocalExperts> local_experts(PieceBuilder& builder, const Dimensions& d, LayerPrecision layer,
+                                            bool ends) {
   if (d.moe.fused && layer.quantized) return std::make_unique<FusedExperts>(builder, d);
-  return std::make_unique<Experts>(builder, d, d.precision_of(layer, "mlp.experts.linear_fc1"));
+  return std::make_unique<Experts>(builder, d, d.precision_of(layer, "mlp.experts.linear_fc1"), ends);
 }
 
 }  // namespace pipewright::model

@@ -7,6 +7,8 @@
 // Saved for backward: statistics, n1, M (the convolution's input is a view of it), the L2 norm's output and 1/norm, q,
 // k, v, z, alpha, beta, g and the triangular inverse of every chunk, O with the norm's statistics, n2, G. The rule's
 // backward computes its states anew. A checkpoint of gdn_norm_out keeps O and z alone of what follows O.
+// Beside adapters the kernels do the same work: flash-linear-attention's functions never ask which gradients are
+// wanted.
 #include <utility>
 
 #include "attention.hpp"
@@ -22,15 +24,22 @@ class GatedDeltaNet : public Attention {
         d_(dimensions),
         l_(dimensions.linear),
         linear_(builder, dimensions),
+        begins_in_out_(kind.ends && dimensions.lora.in_proj == 0),
         in_{.name = "linear_attention.in_proj",
             .in = d_.h,
             .out = l_.projected(),
-            .precision = d_.precision_of(kind.precision, "self_attention.in_proj")},
+            .precision = d_.precision_of(kind.precision, "self_attention.in_proj"),
+            .frozen = d_.frozen(),
+            .rank = d_.lora.in_proj,
+            .ends = kind.ends},
         out_{.name = "linear_attention.out_proj",
              .in = l_.values(),
              .out = d_.h,
              .precision = d_.precision_of(kind.precision, "self_attention.out_proj"),
-             .row = true} {}
+             .row = true,
+             .frozen = d_.frozen(),
+             .rank = d_.lora.out_proj,
+             .ends = begins_in_out_} {}
 
   std::uint32_t forward(bool grad) override;
   std::uint32_t backward(std::uint32_t dropped) override;
@@ -61,9 +70,11 @@ class GatedDeltaNet : public Attention {
   const Dimensions& d_;
   const LinearAttention l_;
   LinearWriter linear_;
+  const bool begins_in_out_;  ///< of a frozen model: nothing before that adapter needs a gradient
   Linear in_, out_;
   Normed norm_;
   Operand out_input_;
+  Adapted out_adapted_;
   std::uint32_t mixed_ = no_tensor, convolved_ = no_tensor, normed_qk_ = no_tensor, inverse_norms_ = no_tensor,
                 q_ = no_tensor, k_ = no_tensor, v_ = no_tensor, z_ = no_tensor, alpha_ = no_tensor, beta_ = no_tensor,
                 decay_ = no_tensor, log_decay_ = no_tensor, inverse_ = no_tensor, o_ = no_tensor,
@@ -129,13 +140,16 @@ void GatedDeltaNet::gated_norm(bool grad) {
   w_.free(std::exchange(gated_, by_token));
 }
 
-std::uint32_t GatedDeltaNet::forward(bool grad) {
+std::uint32_t GatedDeltaNet::forward(bool needed) {
+  const bool grad = needed && !begins_in_out_;
   mixed_ = linear_.norm_linear(in_, "linear_attention.projected", norm_, grad);
   inputs(grad);
   delta_rule(grad);
   gated_norm(grad && !replays());
-  const auto out = linear_.row_linear(out_, "linear_attention.output", out_input_, grad, false);
-  if (!grad || replays() || out_.fp8()) w_.release(gated_);
+  auto out = linear_.row_linear(out_, "linear_attention.output", out_input_, grad, false);
+  out = linear_.adapt(out_, out, "linear_attention.output", no_tensor, out_adapted_, needed);
+  const bool replayed = replays() && !begins_in_out_;
+  if (!needed || replayed || ((out_.fp8() || out_.frozen) && out_.rank == 0)) w_.release(gated_);
   // The frame returns.
   w_.release(convolved_, decay_);
   if (!grad) w_.release(mixed_, q_, k_, v_, z_, beta_, o_);
@@ -198,8 +212,8 @@ std::uint32_t GatedDeltaNet::inputs_backward(std::uint32_t dz) {
   const auto dconvolved = w_.allocate("linear_attention.convolved_gradient", 2 * d_.tokens * l_.convolved());
   w_.launch("linear_attention.inputs backward", {"gated_delta.inputs.backward", heads()});
   w_.stands_for(input_backward_launches);
-  w_.small_gradient("linear_attention.dt_bias", l_.value_heads);
-  w_.small_gradient("linear_attention.A_log", l_.value_heads);
+  linear_.small_gradient("linear_attention.dt_bias", l_.value_heads);
+  linear_.small_gradient("linear_attention.A_log", l_.value_heads);
   w_.free({djoined, dqk});
   w_.release(dq_, dk_, dv_, dgates_, alpha_, beta_, normed_qk_, inverse_norms_);
   const auto again = w_.allocate("linear_attention.convolved", 2 * d_.tokens * l_.convolved()),
@@ -209,7 +223,7 @@ std::uint32_t GatedDeltaNet::inputs_backward(std::uint32_t dz) {
   w_.launch("linear_attention.conv backward", {"gated_delta.conv.backward", {d_.tokens, l_.convolved()}});
   w_.stands_for(conv_backward_launches);
   w_.free({again, dweights, dconvolved});
-  w_.small_gradient("linear_attention.conv", l_.convolved() * l_.conv);
+  linear_.small_gradient("linear_attention.conv", l_.convolved() * l_.conv);
   const auto dmixed = w_.allocate("linear_attention.projected_gradient", 2 * d_.tokens * l_.projected());
   w_.launch("linear_attention.projected gradient", {"cat", {d_.tokens, l_.projected()}});
   w_.free({dprojected, dz, dalpha, dbeta});
@@ -222,12 +236,22 @@ std::uint32_t GatedDeltaNet::inputs_backward(std::uint32_t dz) {
 }
 
 std::uint32_t GatedDeltaNet::backward(std::uint32_t dropped) {
-  if (replays()) {
+  if (replays() && !begins_in_out_) {
     w_.recomputing(true);
     gated_norm(true);
     w_.recomputing(false);
   }
+  const auto through_adapter = linear_.adapt_backward(out_, out_adapted_);
+  if (begins_in_out_) {
+    w_.free(dropped);
+    w_.release(gated_);
+    return no_tensor;
+  }
   const auto dgated = linear_.row_backward(out_, out_input_, false);
+  if (through_adapter != no_tensor) {
+    w_.launch("linear_attention.out_proj adapter gradient added", {"add", {d_.tokens * l_.values()}});
+    w_.free(through_adapter);
+  }
   w_.free(dropped);
   w_.release(gated_);
   const auto dcore = gated_norm_backward(dgated);

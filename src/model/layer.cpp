@@ -13,6 +13,7 @@
 #include "mla.hpp"
 #include "moe.hpp"
 #include "offload_groups.hpp"
+#include "rope.hpp"
 
 namespace pipewright::model {
 namespace {
@@ -28,8 +29,8 @@ std::unique_ptr<Attention> mixer(PieceBuilder& w, const Dimensions& d, const Lay
 
 std::unique_ptr<Mlp> mlp(PieceBuilder& w, const Dimensions& d, const LayerKind& kind) {
   if (kind.parts == Parts::mixer) return nullptr;
-  if (kind.moe) return std::make_unique<MixtureOfExperts>(w, d, kind.precision, kind.any_width);
-  return dense_mlp(w, d, kind.precision, kind.any_width);
+  if (kind.moe) return std::make_unique<MixtureOfExperts>(w, d, kind.precision, kind.any_width, kind.ends_in_mlp);
+  return dense_mlp(w, d, kind.precision, kind.any_width, kind.ends_in_mlp);
 }
 
 }  // namespace
@@ -57,6 +58,9 @@ LayerWriter::LayerWriter(PieceBuilder& builder, const Dimensions& dimensions, co
       mlp_add_(builder, dimensions, "mlp residual", dimensions.bias && !kind.moe),
       graph_(builder, dimensions),
       graphed_(graphed_parts(dimensions, kind)),
+      still_(kind.still),
+      ends_in_mlp_(kind.ends_in_mlp),
+      drops_input_((kind.still || kind.ends) && !kind.embedded),
       transformer_(!kind.mamba),
       attention_norm_(dimensions.separate_norms || (dimensions.mla && !dimensions.fused_down)),
       mlp_norm_(dimensions.separate_norms || kind.moe) {
@@ -83,16 +87,18 @@ std::uint32_t LayerWriter::mlp_forward(std::uint32_t y, bool grad) {
   return sum;
 }
 
-void LayerWriter::forward(std::uint32_t y, bool grad) {
+void LayerWriter::forward(std::uint32_t y, bool needed) {
+  const bool grad = needed && !still_, of_mixer = grad && !ends_in_mlp_;
   if (!attention_ || !mlp_) {
     if (graphed_.any()) return graphed_part_forward(y, grad);
     if (mlp_)
       mlp_forward(y, grad);
     else
       attention_forward(y, grad);
+    if (drops_input_) w_.free(w_.layer_input());
     return;
   }
-  attention_forward(no_tensor, grad);
+  attention_forward(no_tensor, of_mixer);
   auto replaced = no_tensor;  // what a graph has copied; a frame names it until the layer returns
   if (graphed_.mixer) {
     replaced = w_.layer_input();
@@ -104,7 +110,8 @@ void LayerWriter::forward(std::uint32_t y, bool grad) {
   const auto sum = mlp_forward(y, grad);
   if (graphed_.mlp) graph_.leave_with(sum, y);
   w_.free(replaced);
-  if (!grad) w_.release(residual_);
+  if (!of_mixer) w_.release(residual_);
+  if (drops_input_) w_.free(w_.layer_input());
 }
 
 /// A hybrid's layer: all of it, or of a mixture what comes before the dispatch. Replayed with a mask that only
@@ -194,11 +201,18 @@ std::uint32_t LayerWriter::graphed_part_backward(std::uint32_t x, std::uint32_t 
 }
 
 std::uint32_t LayerWriter::backward(std::uint32_t x, std::uint32_t dy, bool out_of_place, bool frees_dy) {
+  if (drops_input_) x = no_tensor;
+  if (!still_) return backward_of(x, dy, out_of_place, frees_dy);
+  w_.free(x);
+  return dy;
+}
+
+std::uint32_t LayerWriter::backward_of(std::uint32_t x, std::uint32_t dy, bool out_of_place, bool frees_dy) {
   if (graphed_.any())
     return attention_ && mlp_ ? graphed_backward(x, dy, frees_dy) : graphed_part_backward(x, dy, frees_dy);
   const auto dmlp = mlp_ ? mlp_backward() : attention_backward();
   auto total = dy;
-  if (out_of_place) {
+  if (out_of_place && dmlp != no_tensor) {
     total = Piece::input_gradient;
     w_.allocate(total);
     add("gradient accumulation");
@@ -207,7 +221,7 @@ std::uint32_t LayerWriter::backward(std::uint32_t x, std::uint32_t dy, bool out_
   } else {
     accumulate(dmlp);
   }
-  if (!mlp_ || !attention_) {
+  if (!mlp_ || !attention_ || ends_in_mlp_) {
     w_.free(x);
     return total;
   }
@@ -234,6 +248,7 @@ Piece layer_piece(Owners& owners, const Dimensions& d, const std::vector<LayerKi
   for (const LayerKind& each : kinds) layers.emplace_back(w, d, each);
 
   w.to_forward();
+  if (kinds.front().angles) mrope_angles(w, d);
   if (!kind.checkpointed) {
     layers[0].forward(Piece::output, true);
     w.to_backward();

@@ -41,13 +41,17 @@ struct LayerKind {
   bool linear = false;  ///< a gated delta net in attention's place
   bool mamba = false;   ///< a Mamba-2 mixer in attention's place
   Parts parts = Parts::both;
-  bool ends = false;        ///< the first layer of a frozen model: its input needs no gradient
-  bool in_depth = false;    ///< of a hybrid's depth of multi-token prediction
-  bool final_norm = false;  ///< its combine node ends with the decoder's final norm (expert-parallel overlap)
-  bool last = false;        ///< of its chunk, or a graph follows: autograd adds to its output's gradient out of place
-  int checkpointed = 0;     ///< layers under one activation checkpoint (full recompute); 0: none
-  AnyWidth any_width;       ///< of the activation of its MLP or shared experts
-  Unit unit;                ///< of Megatron-FSDP
+  bool still = false;        ///< of a frozen model: nothing in it or before it trains, so that it has no backward pass
+  bool ends = false;         ///< of a frozen model: its first adapter is the model's, its input needs no gradient
+  bool ends_in_mlp = false;  ///< its mixer has none
+  bool embedded = false;     ///< such a layer's input is the embedding's, which the model's frame names in forward
+  bool angles = false;       ///< the first of its chunk, before which M-RoPE makes the angles of all tokens
+  bool in_depth = false;     ///< of a hybrid's depth of multi-token prediction
+  bool final_norm = false;   ///< its combine node ends with the decoder's final norm (expert-parallel overlap)
+  bool last = false;         ///< of its chunk, or a graph follows: autograd adds to its output's gradient out of place
+  int checkpointed = 0;      ///< layers under one activation checkpoint (full recompute); 0: none
+  AnyWidth any_width;        ///< of the activation of its MLP or shared experts
+  Unit unit;                 ///< of Megatron-FSDP
   friend auto operator<=>(const LayerKind&, const LayerKind&) = default;
 };
 

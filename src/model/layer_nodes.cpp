@@ -16,6 +16,7 @@
 #include "layer_nodes.hpp"
 
 #include "mla.hpp"
+#include "rope.hpp"
 
 namespace pipewright::model {
 namespace {
@@ -217,6 +218,8 @@ Piece layer_nodes(Owners& owners, const Dimensions& d, const LayerKind& kind) {
   w.border(Piece::input_gradient, "gradient of the residual stream", d.boundary_bytes(),
            graphed_parts(d, kind).begins ? Tensor::Home::graph_gradient : Tensor::Home::allocator);
   LayerNodes layer(w, d, kind, {Piece::input, Piece::output, Piece::output_gradient, Piece::input_gradient});
+  w.to_node(Name::pre_dispatch_computation, Pass::forward);
+  if (kind.angles) mrope_angles(w, d);
   layer.forward();
   layer.backward();
   layer.weight_gradients();

@@ -27,6 +27,7 @@ class LayerWriter {
   void graphed_part_forward(std::uint32_t y, bool grad);
   std::uint32_t graphed_backward(std::uint32_t x, std::uint32_t dy, bool frees_dy);
   std::uint32_t graphed_part_backward(std::uint32_t x, std::uint32_t dy, bool frees_dy);
+  std::uint32_t backward_of(std::uint32_t x, std::uint32_t dy, bool out_of_place, bool frees_dy);
   std::uint32_t attention_backward();
   std::uint32_t mlp_backward();
   void add(const std::string& name) { w_.launch(name, {"add", {d_.local * d_.h}}); }
@@ -42,6 +43,7 @@ class LayerWriter {
   ResidualAdd attention_add_, mlp_add_;
   GraphWriter graph_;
   const GraphedParts graphed_;
+  const bool still_, ends_in_mlp_, drops_input_;
   const bool transformer_;                ///< a TransformerLayer, whose graphs are called with a mask
   const bool attention_norm_, mlp_norm_;  ///< modules of their own, so that their input can be offloaded
   std::uint32_t residual_ = no_tensor, kept_input_ = no_tensor;

@@ -57,6 +57,13 @@ std::uint32_t LinearWriter::bias_gradient(const std::string& name, Int rows, Int
   return gradient;
 }
 
+void LinearWriter::small_gradient(const std::string& name, Int elements) {
+  if (d_.frozen())
+    w_.free(w_.allocate_gradient(2 * elements));
+  else
+    w_.small_gradient(name, elements);
+}
+
 Int LinearWriter::norm_statistics(Int rows) const { return rows * 4 * (d_.rms_norm ? 1 : 2); }
 
 // TE has kernels tuned for these widths, where rows are a multiple of four, and general ones for any other

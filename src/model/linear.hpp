@@ -39,6 +39,7 @@ struct Linear {
 struct Adapted {
   std::uint32_t input = no_tensor;  ///< none: the caller's tensor
   std::uint32_t low = no_tensor;
+  bool gathers = false;  ///< the input by a collective of its own, whose backward scatters its gradient
 };
 
 /// A GEMM operand: its row-wise copy and, where the recipe needs one, the transposed or column-wise (precision.hpp).
@@ -118,6 +119,9 @@ class LinearWriter {
   /// A bias that another kernel added: its gradient is PyTorch's sum over the rows of a matrix. Returns it.
   std::uint32_t bias_gradient(const std::string& name, Int rows, Int columns);
   Int norm_statistics(Int rows) const;  ///< bytes of rsigma (and mu)
+  /// Of a mixer's small parameter. Its kernels compute it whether it is wanted or not (no ctx.needs_input_grad): beside
+  /// adapters it is dropped at once.
+  void small_gradient(const std::string& name, Int elements);
 
   Operand quantize(const Precision& precision, const std::string& name, Int rows, Int cols, bool row, bool transpose,
                    bool with_amax = true, bool shard = false);

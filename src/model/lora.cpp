@@ -43,9 +43,10 @@ std::uint32_t LinearWriter::adapt(const Linear& linear, std::uint32_t y, const s
   const Int r = linear.rank, tokens = rows(linear), low_bytes = 2 * tokens * r;
   saved.input = normed;
   if (column && d_.sp && split) {
-    // TE returns the gathered output of its norm, but not what userbuffers gathered.
+    // TE returns the gathered output of its norm, but not what userbuffers gathered; shared experts have no norm.
+    saved.gathers = d_.tp_overlap || normed == no_tensor;
     saved.input = w_.allocate(linear.name + "_adapter_input", 2 * tokens * linear.in);
-    if (d_.tp_overlap)
+    if (saved.gathers)
       w_.collective(Purpose::tp, linear.name + " adapter all-gather", "all_gather", d_.t, 2 * tokens * linear.in,
                     d_.tp_link);
     w_.free(normed);
@@ -120,7 +121,7 @@ std::uint32_t LinearWriter::adapt_backward(const Linear& linear, Adapted& saved)
   w_.free(dlow);
   // The gradient of a gathered norm output that TE returned is not added (layernorm_linear.py:1134).
   if (dx != no_tensor && column && d_.sp && split) {
-    if (d_.tp_overlap) {
+    if (saved.gathers) {
       const auto local = w_.allocate(linear.name + "_adapter_input_gradient", 2 * d_.local * linear.in);
       w_.collective(Purpose::tp, linear.name + " adapter reduce-scatter", "reduce_scatter", d_.t,
                     2 * tokens * linear.in, d_.tp_link);

@@ -15,9 +15,10 @@ namespace {
 
 class DenseMlp : public Mlp {
  public:
-  DenseMlp(PieceBuilder& builder, const Dimensions& dimensions, LayerPrecision layer, AnyWidth any)
+  DenseMlp(PieceBuilder& builder, const Dimensions& dimensions, LayerPrecision layer, AnyWidth any, bool ends)
       : w_(builder),
         d_(dimensions),
+        begins_in_fc2_(ends && dimensions.lora.fc1 == 0),
         activate_(builder, dimensions, "mlp", "mlp.", dimensions.f, any),
         linear_(builder, dimensions),
         fc1_{.name = "mlp.fc1",
@@ -25,14 +26,16 @@ class DenseMlp : public Mlp {
              .out = d_.ffn_in(),
              .precision = d_.precision_of(layer, "mlp.linear_fc1"),
              .frozen = d_.frozen(),
-             .rank = d_.lora.fc1},
+             .rank = d_.lora.fc1,
+             .ends = ends},
         fc2_{.name = "mlp.fc2",
              .in = d_.f,
              .out = d_.h,
              .precision = d_.precision_of(layer, "mlp.linear_fc2"),
              .row = true,
              .frozen = d_.frozen(),
-             .rank = d_.lora.fc2},
+             .rank = d_.lora.fc2,
+             .ends = begins_in_fc2_},
         separate_norm_(builder, dimensions, "mlp.norm", dimensions.recomputes(Recompute::layernorm)),
         post_norm_(builder, dimensions, "mlp.post_norm") {}
 
@@ -45,6 +48,7 @@ class DenseMlp : public Mlp {
 
   PieceBuilder& w_;
   const Dimensions& d_;
+  const bool begins_in_fc2_;  ///< nothing before that adapter needs a gradient
   Activation activate_;
   LinearWriter linear_;
   Linear fc1_, fc2_;
@@ -57,15 +61,16 @@ class DenseMlp : public Mlp {
   std::uint32_t fc1_out_ = no_tensor, activation_ = no_tensor;
 };
 
-std::uint32_t DenseMlp::run(bool grad) {
+std::uint32_t DenseMlp::run(bool needed) {
+  const bool grad = needed && !begins_in_fc2_;
   fc1_out_ = d_.separate_norms ? linear_.column_linear(fc1_, "mlp.fc1_output", norm_.out, grad)
                                : linear_.norm_linear(fc1_, "mlp.fc1_output", norm_, grad);
   activation_ = activate_.forward(fc1_out_, grad);
   auto out = linear_.row_linear(fc2_, "mlp.fc2_output", fc2_input_, grad, false);
-  out = linear_.adapt(fc2_, out, "mlp.fc2_output", no_tensor, fc2_adapted_, grad);
+  out = linear_.adapt(fc2_, out, "mlp.fc2_output", no_tensor, fc2_adapted_, needed);
   // FP8 saved its own copy, a frozen layer none; an adapter reads the original.
-  if (!grad || ((fc2_.fp8() || fc2_.frozen) && fc2_.rank == 0)) w_.release(activation_);
-  return post_norm_.forward(out, grad);
+  if (!needed || ((fc2_.fp8() || fc2_.frozen) && fc2_.rank == 0)) w_.release(activation_);
+  return post_norm_.forward(out, needed);
 }
 
 std::uint32_t DenseMlp::forward(bool grad) {
@@ -86,6 +91,11 @@ std::uint32_t DenseMlp::backward(std::uint32_t dropped) {
   const bool held = d_.recomputes(Recompute::mlp);  // a checkpoint holds its gradient until it returns
   const auto dout = post_norm_.backward(held ? no_tensor : std::exchange(dropped, no_tensor));
   const auto through_adapter = linear_.adapt_backward(fc2_, fc2_adapted_);
+  if (begins_in_fc2_) {
+    w_.release(activation_);
+    w_.free(dout);
+    return no_tensor;
+  }
   const auto dactivation = linear_.row_backward(fc2_, fc2_input_, false);
   if (through_adapter != no_tensor) {
     w_.launch("mlp.fc2 adapter gradient added", {"add", {d_.tokens * d_.f}});
@@ -112,9 +122,9 @@ std::uint32_t DenseMlp::backward(std::uint32_t dropped) {
 
 }  // namespace
 
-std::unique_ptr<Mlp> dense_mlp(PieceBuilder& builder, const Dimensions& dimensions, LayerPrecision layer,
-                               AnyWidth any) {
-  return std::make_unique<DenseMlp>(builder, dimensions, layer, any);
+std::unique_ptr<Mlp> dense_mlp(PieceBuilder& builder, const Dimensions& dimensions, LayerPrecision layer, AnyWidth any,
+                               bool ends) {
+  return std::make_unique<DenseMlp>(builder, dimensions, layer, any, ends);
 }
 
 }  // namespace pipewright::model

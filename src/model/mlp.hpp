@@ -19,6 +19,8 @@ class Mlp {
   virtual void weight_gradients() = 0;
 };
 
-std::unique_ptr<Mlp> dense_mlp(PieceBuilder& builder, const Dimensions& dimensions, LayerPrecision layer, AnyWidth any);
+/// `ends`: of a frozen model, whose first adapter it has.
+std::unique_ptr<Mlp> dense_mlp(PieceBuilder& builder, const Dimensions& dimensions, LayerPrecision layer, AnyWidth any,
+                               bool ends = false);
 
 }  // namespace pipewright::model

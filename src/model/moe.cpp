@@ -15,16 +15,17 @@
 namespace pipewright::model {
 
 MixtureOfExperts::MixtureOfExperts(PieceBuilder& builder, const Dimensions& dimensions, LayerPrecision layer,
-                                   AnyWidth any)
+                                   AnyWidth any, bool ends)
     : w_(builder),
       d_(dimensions),
       m_(dimensions.moe),
+      ends_(ends),
       norm_(builder, dimensions, "moe.norm",
             dimensions.recomputes(Recompute::layernorm) && !dimensions.graphs.keeps_moe_norm),
       router_(builder, dimensions),
       dispatcher_(builder, dimensions),
-      experts_(local_experts(builder, dimensions, layer)),
-      shared_(builder, dimensions, layer, any),
+      experts_(local_experts(builder, dimensions, layer, ends)),
+      shared_(builder, dimensions, layer, any, ends),
       linear_(builder, dimensions),
       down_{.name = "moe.fc1_latent_proj",
             .in = d_.h,
@@ -42,9 +43,9 @@ MixtureOfExperts::MixtureOfExperts(PieceBuilder& builder, const Dimensions& dime
 void MixtureOfExperts::route(bool grad) {
   if (m_.shared > 0 && !m_.shared_overlap)
     shared_output_ = shared_.forward(grad && !d_.recomputes(Recompute::shared_experts));
-  router_.forward(grad);
+  router_.forward(grad && !ends_);
   if (graph_ != nullptr && !d_.graphs.preprocess) leave_graph();
-  if (m_.latent) project_down(grad);
+  if (m_.latent) project_down(grad && !ends_);
   dispatcher_.preprocess();
   if (dispatcher_.permutes_first()) w_.release(latent_);  // its rows are what is sent
   if (graph_ != nullptr && d_.graphs.preprocess) leave_graph();
@@ -146,9 +147,11 @@ std::uint32_t MixtureOfExperts::run(bool grad) {
 }
 
 std::uint32_t MixtureOfExperts::forward(bool grad) {
-  norm_.forward(grad);
+  norm_.forward(grad && !ends_);
   const auto output = run(grad && !d_.recomputes(Recompute::moe));
-  norm_.leave(grad);
+  // Where nothing else trains, the shared experts' adapter keeps it, unless it has gathered a copy of its own.
+  const bool adapted = m_.shared > 0 && !(d_.sp && d_.t > 1);
+  norm_.leave(grad && (!ends_ || adapted));
   return output;
 }
 
@@ -249,6 +252,20 @@ std::uint32_t MixtureOfExperts::inputs_backward(std::uint32_t input) {
   return norm_.backward(input);
 }
 
+/// Experts and shared experts down to their first adapters.
+std::uint32_t MixtureOfExperts::end_backward(std::uint32_t gradient, std::uint32_t dropped) {
+  const auto output = step(gradient, dispatcher_.combine_preprocess_backward(gradient));
+  experts_->backward(output);
+  dispatcher_.keep_nothing();
+  if (m_.shared > 0) {
+    if (!m_.shared_overlap) shared_.backward_fc2();
+    shared_.backward_fc1();
+  }
+  norm_.drop();
+  w_.free(dropped);
+  return no_tensor;
+}
+
 std::uint32_t MixtureOfExperts::backward(std::uint32_t dropped) {
   auto replayed = no_tensor;
   if (graph_ == nullptr) norm_.replay();
@@ -256,6 +273,7 @@ std::uint32_t MixtureOfExperts::backward(std::uint32_t dropped) {
   if (d_.recomputes(Recompute::moe)) replayed = run(true);
   w_.recomputing(false);
   auto gradient = combine_backward();
+  if (ends_) return end_backward(gradient, dropped);
   if (m_.shared == 0 && !d_.recomputes(Recompute::moe)) w_.release(dropped);  // else read again, or held
   gradient = dispatch_backward(compute_backward(gradient));
   const auto dx = prepare_backward(gradient);

@@ -15,7 +15,9 @@ namespace pipewright::model {
 
 class MixtureOfExperts : public Mlp {
  public:
-  MixtureOfExperts(PieceBuilder& builder, const Dimensions& dimensions, LayerPrecision layer, AnyWidth any);
+  /// `ends`: of a frozen model, whose first adapters are those beside its fc1.
+  MixtureOfExperts(PieceBuilder& builder, const Dimensions& dimensions, LayerPrecision layer, AnyWidth any,
+                   bool ends = false);
 
   std::uint32_t forward(bool grad) override;
   std::uint32_t backward(std::uint32_t dropped) override;
@@ -41,6 +43,7 @@ class MixtureOfExperts : public Mlp {
 
  private:
   std::uint32_t run(bool grad);
+  std::uint32_t end_backward(std::uint32_t gradient, std::uint32_t dropped);
   void leave_graph();
   std::uint32_t enter_graph(std::uint32_t gradient, bool frees);
   std::uint32_t inputs_backward(std::uint32_t input);
@@ -57,6 +60,7 @@ class MixtureOfExperts : public Mlp {
   PieceBuilder& w_;
   const Dimensions& d_;
   const MoeDimensions& m_;
+  const bool ends_;
   Norm norm_;
   Router router_;
   Dispatcher dispatcher_;

@@ -27,6 +27,8 @@ class Norm {
   void replay();
   /// The output becomes the caller's to free.
   std::uint32_t give() { return std::exchange(out_, no_tensor); }
+  /// Without a backward pass: its input needs no gradient.
+  void drop() { w_.release(out_, statistics_); }
   /// The input's gradient, in `din` where that is given (not yet allocated). Frees what is left of forward, and `dout`.
   std::uint32_t backward(std::uint32_t dout, std::uint32_t din = no_tensor);
 

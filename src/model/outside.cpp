@@ -124,7 +124,8 @@ Int peer_channels(const Layout& l, int rank) {
   };
   const bool one_neighbour = l.p == 2 || (l.ends(rank) && scenario::num_chunks(l.s) == 1);
   Int channels = l.p > 1 ? to(one_neighbour ? 1 : 2, l.world) : 0;  // a pipeline's ranks are world / PP apart
-  if (l.c > 1) channels += to(std::min<Int>(l.c - 1, 2), l.t * l.c);
+  // A ring has two neighbours; Mamba-2 mixers exchange with all.
+  if (l.c > 1) channels += to(scenario::has_mamba_layer(l.s) ? l.c - 1 : std::min<Int>(l.c - 1, 2), l.t * l.c);
   if (l.all_to_all && l.ep > 1) channels += to(l.ep - 1, l.etp * l.ep);
   return channels;
 }

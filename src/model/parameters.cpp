@@ -120,9 +120,11 @@ class Modules {
     vector(l.value_heads);  // A_log
     norm(d_.h);
     weight(d_.h, l.projected(), d_.precision_of(layer, "self_attention.in_proj"));
+    adapter(d_.lora.in_proj, d_.h, l.projected(), false);
     vector(l.convolved() * l.conv);
     norm(l.head_dim);
     weight(l.values(), d_.h, d_.precision_of(layer, "self_attention.out_proj"));
+    adapter(d_.lora.out_proj, l.values(), d_.h, true);
   }
   /// Float16Module makes A_log and D 16-bit like the rest (Module.bfloat16).
   void mamba_mixer(LayerPrecision layer) {
@@ -134,8 +136,10 @@ class Modules {
     vector(m.heads);        // D
     norm(d_.h);
     weight(d_.h, m.projected(), d_.precision_of(layer, "mixer.in_proj"));
+    adapter(d_.lora.in_proj, d_.h, m.projected(), false);
     vector(m.inner());
     weight(m.inner(), d_.h, d_.precision_of(layer, "mixer.out_proj"));
+    adapter(d_.lora.out_proj, m.inner(), d_.h, true);
   }
   void latent_attention(LayerPrecision layer) {
     const auto of = [&](const std::string& name) { return d_.precision_of(layer, "self_attention." + name); };

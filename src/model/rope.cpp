@@ -5,6 +5,28 @@
 #include "packed_rows.hpp"
 
 namespace pipewright::model {
+
+void mrope_angles(PieceBuilder& w, const Dimensions& d) {
+  constexpr Int positions = 3;
+  const Int width = d.rotated_width(d.head_dim), all = d.tokens * d.cp, bytes = 4 * all * width;
+  const auto step = [&](const char* name, profile::Key key) {
+    w.launch(std::string("rotary angles ") + name, std::move(key));
+    w.eager();
+  };
+  step("positions", {"small", {}});
+  step("frequencies", {"small", {}});
+  const auto half = w.allocate("rotary tables", positions * bytes / 2);
+  step("product", {"fill", {positions * bytes / 2}});
+  const auto both = w.allocate("rotary tables", positions * bytes);
+  step("halves joined", {"copy.d2d", {positions * bytes}});
+  const auto chosen = w.allocate("rotary tables", bytes);
+  step("sections joined", {"copy.d2d", {bytes}});
+  w.free({half, both});
+  if (d.b > 1) step("in order", {"copy.d2d", {bytes}});
+  if (d.cp > 1) step("of the rank", {"copy.d2d", {bytes / d.cp}});
+  w.free(chosen);
+}
+
 void Rope::fused_kernel(const char* name, profile::Key key) {
   Kernel kernel;
   kernel.name = name_ + name;
@@ -86,11 +108,12 @@ std::uint32_t Rope::packed_angles(Int width) {
 
 /// cos or sin of the angles in fp32, times a factor, in 16 bits: what the product with it saves.
 std::uint32_t Rope::table(const char* name, Int width) {
-  const auto wide = w_.allocate("rotary tables", 4 * d_.s * width),
-             scaled = w_.allocate("rotary tables", 4 * d_.s * width);
+  const Int angles = d_.mrope ? d_.tokens : d_.s;
+  const auto wide = w_.allocate("rotary tables", 4 * angles * width),
+             scaled = w_.allocate("rotary tables", 4 * angles * width);
   w_.free(wide);
-  const auto out = w_.allocate("rotary tables", 2 * d_.s * width);
-  eager(name, {"cast.f32_bf16", {d_.s * width}}, 1, 3, over());
+  const auto out = w_.allocate("rotary tables", 2 * angles * width);
+  eager(name, {"cast.f32_bf16", {angles * width}}, 1, 3, over());
   w_.free(scaled);
   return out;
 }

@@ -46,4 +46,9 @@ class Rope {
   std::uint32_t cosines_ = no_tensor, sines_ = no_tensor;
 };
 
+/// M-RoPE's angles of all tokens, made once in a chunk's forward pass from three positions each (core_r0.19.0
+/// models/common/embeddings/rotary_pos_embedding.py, MultimodalRotaryEmbedding; Megatron Bridge's of Qwen3-VL takes as
+/// many steps). They live no longer here than they are made: 4 bytes a token and channel of a head.
+void mrope_angles(PieceBuilder& w, const Dimensions& d);
+
 }  // namespace pipewright::model

@@ -6,7 +6,8 @@
 
 namespace pipewright::model {
 
-SharedExperts::SharedExperts(PieceBuilder& builder, const Dimensions& dimensions, LayerPrecision layer, AnyWidth any)
+SharedExperts::SharedExperts(PieceBuilder& builder, const Dimensions& dimensions, LayerPrecision layer, AnyWidth any,
+                             bool ends)
     : w_(builder),
       d_(dimensions),
       activate_(builder, dimensions, "shared_experts", "shared experts ", dimensions.moe.shared, any,
@@ -17,7 +18,8 @@ SharedExperts::SharedExperts(PieceBuilder& builder, const Dimensions& dimensions
            .out = d_.moe.shared * (d_.gated ? 2 : 1),
            .precision = d_.precision_of(layer, "mlp.shared_experts.linear_fc1"),
            .frozen = d_.frozen(),
-           .rank = d_.lora.fc1},
+           .rank = d_.lora.fc1,
+           .ends = ends},
       fc2_{.name = "shared_experts.fc2",
            .in = d_.moe.shared,
            .out = d_.h,
@@ -60,7 +62,7 @@ std::uint32_t SharedExperts::forward_fc2(bool grad) {
 /// Frees `through`, the gradient of the layer's input that came through its adapter.
 void SharedExperts::add_through(const Linear& linear, std::uint32_t through) {
   if (through == no_tensor) return;
-  w_.launch(linear.name + " adapter gradient added", {"add", {d_.tokens * linear.in}});
+  w_.launch(linear.name + " adapter gradient added", {"add", {(linear.row ? d_.tokens : d_.local) * linear.in}});
   w_.free(through);
 }
 
@@ -93,6 +95,10 @@ std::uint32_t SharedExperts::backward_fc1() {
   const auto dfc1 = activate_.backward(std::exchange(dactivation_, no_tensor));
   activate_.done(fc1_out_);
   const auto through = linear_.adapt_backward(fc1_, fc1_adapted_);
+  if (fc1_.ends) {
+    w_.free(dfc1);
+    return no_tensor;
+  }
   const auto din = linear_.column_backward(fc1_, fc1_input_);
   add_through(fc1_, through);
   linear_.weight_gradients.put([this, dfc1] { w_.free(dfc1); });

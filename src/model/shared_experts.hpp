@@ -9,7 +9,9 @@ namespace pipewright::model {
 
 class SharedExperts {
  public:
-  SharedExperts(PieceBuilder& builder, const Dimensions& dimensions, LayerPrecision layer, AnyWidth any);
+  /// `ends`: of a frozen model, nothing before fc1's adapter needs a gradient.
+  SharedExperts(PieceBuilder& builder, const Dimensions& dimensions, LayerPrecision layer, AnyWidth any,
+                bool ends = false);
 
   void forward_fc1(bool grad);           ///< up to the activation
   std::uint32_t forward_fc2(bool grad);  ///< and from there; returns the output
@@ -18,7 +20,7 @@ class SharedExperts {
     return forward_fc2(grad);
   }
   void backward_fc2();           ///< takes nothing: its output's gradient is the layer's
-  std::uint32_t backward_fc1();  ///< gradient of the input
+  std::uint32_t backward_fc1();  ///< gradient of the input, if it needs one
   std::uint32_t backward() {
     backward_fc2();
     return backward_fc1();

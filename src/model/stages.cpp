@@ -180,6 +180,13 @@ bool keeps_mask(const Scenario& s, const Dimensions& d) {
   return d.ep_overlap || s.settings.recompute_granularity.value_or("") == "full" || d.recomputes(Recompute::core_attn);
 }
 
+/// Of a frozen model's first stage: nothing before its first adapter has a gradient.
+void begin_training(const Scenario& s, Int layer, Int first, bool embedded, LayerKind& kind) {
+  kind.still = layer < first, kind.ends = layer == first;
+  kind.ends_in_mlp = kind.ends && !scenario::adapted_linears(s, layer).mixer();
+  kind.embedded = embedded && (kind.still || kind.ends);
+}
+
 Chunk build_chunk(const Scenario& s, const Dimensions& d, Pieces& pieces, const scenario::Stage& stage,
                   const FirstWidths& first, ChunkShape& shape) {
   Chunk chunk;
@@ -203,13 +210,18 @@ Chunk build_chunk(const Scenario& s, const Dimensions& d, Pieces& pieces, const 
   for (const Int layer : stage.layers) all.push_back(first(d, kind_of(s, d, layer)));
   if (d.fsdp) place_units(d, s, shape, all);
   if (stage.embedding) add(pieces.embedding(shape), -1);
+  // Checkpoints of whole layers ask for an input with a gradient (Bridge's peft/recompute.py).
+  std::optional<Int> trains_from;
+  if (d.frozen() && stage.embedding && s.settings.recompute_granularity.value_or("") != "full")
+    trains_from = scenario::first_adapted_layer(s).value_or(s.model.num_layers);
   bool normed = false;
   for (int i = 0; i < count;) {
     const int group = checkpointed(s, i, count), covers = std::max(1, group);
     const auto own = stage.layers.begin() + i;
     std::vector<LayerKind> kinds(all.begin() + i, all.begin() + i + covers);
     for (LayerKind& kind : kinds) kind.checkpointed = group;
-    kinds.front().ends = d.frozen() && stage.embedding && i == 0 && group == 0;
+    kinds.front().angles = d.mrope && i == 0;
+    if (trains_from && group == 0) begin_training(s, *own, *trains_from, i == 0, kinds.front());
     LayerKind& last = kinds.back();
     // What a graph returns is not added to in place, either.
     const bool before_graph = i + covers < count && !graphed_parts(d, last).any() &&
@@ -291,15 +303,18 @@ void add_notes(const Scenario& s, const Dimensions& d, Stages& stages) {
   if (const auto packing = scenario::packing(s)) add_packing_notes(s, *packing, stages);
   if (d.fsdp)
     note("Megatron-FSDP: a unit is gathered one unit ahead in time, as many as Megatron prefetches in memory");
-  if (d.frozen() && (d.t > 1 || d.cp > 1 || d.mla || d.moe.experts > 0))
+  if (d.frozen() && (d.t > 1 || d.cp > 1 || d.mla || d.moe.experts > 0 || d.mamba.heads > 0))
     note(
-        "LoRA beside experts or latent attention, with tensor or context parallelism follows the code of Bridge, not "
+        "LoRA beside experts, Mamba-2 mixers or latent attention, with tensor or context parallelism follows the code "
+        "of Bridge, not "
         "measured runs");
   add_offload_notes(s, d, stages);
   if (d.context.gathers)
     note(
         "context parallelism by all_gather follows the code of Transformer Engine, as rank 0 runs it, with both chunks "
         "on one stream");
+  if (d.mamba.heads > 0 && d.cp > 1)
+    note("Mamba-2 with context parallelism follows the code of Megatron, not measured runs");
   if (d.context.ring > 1)
     note("context parallelism is approximated: a ring of equal causal attention steps, exchanges overlapped");
   if (d.precision.recipe == Recipe::blockwise && d.sp) {

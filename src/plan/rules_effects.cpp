@@ -308,7 +308,8 @@ std::vector<Rule> effect_rules() {
        {"apply_rope_fusion", "position_embedding_type"},
        everywhere,
        [](const Scenario& s) {
-         return s.settings.apply_rope_fusion && s.model.position_embedding_type == "yarn" &&
+         const auto& position = s.model.position_embedding_type;
+         return s.settings.apply_rope_fusion && (position == "yarn" || position == "mrope") &&
                 !s.model.multi_latent_attention;
        },
        "apply_rope_fusion does nothing: Megatron-LM and Megatron Bridge turn it off for {position_embedding_type} "

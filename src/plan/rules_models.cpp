@@ -322,8 +322,9 @@ std::vector<Rule> model_rules() {
        {"mtp_num_layers", "position_embedding_type"},
        everywhere,
        [](const Scenario& s) {
-         return s.model.mtp_num_layers.value_or(0) > 0 && s.model.position_embedding_type != "rope" &&
-                s.model.position_embedding_type != "none";
+         const auto& position = s.model.position_embedding_type;
+         const bool several_axes = position == "mrope" && !scenario::parsed_by_megatron(s);
+         return s.model.mtp_num_layers.value_or(0) > 0 && position != "rope" && position != "none" && !several_axes;
        },
        "Multi-Token Prediction (MTP) is not supported with {position_embedding_type} position embedding type.",
        "set position_embedding_type: rope"},

@@ -252,6 +252,11 @@ class Checker {
             fmt::format("ngroups ({}) must be evenly divisible by tp_size ({})", groups, t));
     require(heads % groups == 0, "model.mamba_num_groups",
             fmt::format("nheads ({}) must be evenly divisible by ngroups ({})", heads, groups));
+    // ssm/mamba_context_parallel.py
+    const Int cp = c_.context_parallel_size;
+    require(heads / t % cp == 0, "model.mamba_num_heads", "nheads must be evenly divisible by tp_size * cp_size");
+    require(groups / t < cp ? cp % (groups / t) == 0 : groups / t % cp == 0, "model.mamba_num_groups",
+            "ngroups / tp_size and cp_size must divide one by the other");
     require(!c_.fp8 || (2 * heads * m_.mamba_head_dim + 2 * groups * m_.mamba_state_dim + heads) % 16 == 0,
             "settings.fp8",
             "For FP8, the innermost dimension of the Mamba layer input projection output tensor must be a multiple of "

@@ -243,7 +243,7 @@ bool fuses_rotary_embedding(const Scenario& s) {
 
 bool has_rotary_embedding(const Scenario& s, Int layer) {
   const std::string& position = s.model.position_embedding_type;
-  if (position != "rope" && position != "yarn") return false;
+  if (position != "rope" && position != "yarn" && position != "mrope") return false;
   const Ints& without = s.model.no_rope_freq;
   if (without.empty()) return true;
   if (without.size() == 1) return without[0] == 0 || (layer + 1) % without[0] != 0;

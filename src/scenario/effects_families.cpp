@@ -35,7 +35,11 @@ struct Limit {
 
 #define USES(expression) [](const Scenario& s) { return expression; }
 const Limit limits[] = {
-    {{"context parallelism", USES(s.settings.context_parallel_size > 1), "context_parallel_size=2"}, delta | hybrid},
+    {{"context parallelism", USES(s.settings.context_parallel_size > 1), "context_parallel_size=2"}, delta},
+    {{"packed sequences over context-parallel ranks",
+      USES(s.settings.context_parallel_size > 1 && (packing(s) || s.settings.sft)),
+      "context_parallel_size=2; sft=true; sequence_lengths=[512*8]"},
+     hybrid},
     {{"pipeline parallelism", USES(s.settings.pipeline_model_parallel_size > 1), "pipeline_model_parallel_size=2"},
      fsdp},
     {{"activation offload", USES(s.settings.cpu_offloading || s.settings.fine_grained_activation_offloading),
@@ -69,8 +73,7 @@ const Limit limits[] = {
     {{"local layers", USES(!te_layers(s)), "transformer_impl=local"}, hybrid},
     {{"biases", USES(s.model.add_bias_linear), "add_bias_linear=true"}, delta | hybrid},
     {{"post-norms", USES(s.model.post_layernorm), "post_layernorm=true"}, delta | hybrid},
-    {{"adapters", USES(!s.settings.lora_target_modules.empty()), "lora_target_modules=[linear_qkv]"},
-     delta | hybrid | fsdp},
+    {{"adapters", USES(!s.settings.lora_target_modules.empty()), "lora_target_modules=[linear_qkv]"}, fsdp},
     {{"other optimizers than Adam", USES(s.settings.optimizer != "adam"), "optimizer=muon"},
      delta | hybrid | fsdp | host},
     {{"the optimizer on the host", USES(s.settings.optimizer_cpu_offload),
@@ -113,9 +116,6 @@ const Limit limits[] = {
       "recompute_granularity=full; recompute_method=uniform; recompute_num_layers=2"},
      fsdp},
     {{"deterministic mode", USES(s.settings.deterministic_mode), "deterministic_mode=true"}, hybrid},
-    {{"TP without SP", USES(s.settings.tensor_model_parallel_size > 1 && !s.settings.sequence_parallel),
-      "tensor_model_parallel_size=2; sequence_parallel=false"},
-     delta | hybrid},
     {{"Megatron Core before 0.18, whose kernels are others", USES(core_version(s.software) < Version::pr_4268),
       "software.megatron_core=0.17.0"},
      delta},

@@ -166,6 +166,37 @@ bool rotates_at_once(const Scenario& s) {
          !packing(s) && !moves_activations(s) && !recomputes(s, Recompute::core_attn) &&
          num_query_groups(s) >= s.settings.tensor_model_parallel_size;
 }
+/// Adapters otherwise than modelled, by name.
+std::string unmodelled_adapters(const Scenario& s) {
+  const auto& o = s.settings;
+  const auto& targets = o.lora_target_modules;
+  if (targets.empty()) return {};
+  const auto has = [&](const char* name) { return std::ranges::find(targets, name) != targets.end(); };
+  const bool mlps = has("linear_fc1") || has("linear_fc2"), full = o.recompute_granularity.value_or("") == "full";
+  const OptInt first = first_adapted_layer(s);
+  const bool begins_in_mlp = first && !adapted_linears(s, *first).mixer();
+  const bool checkpointed =
+      recomputes(s, Recompute::mlp) || recomputes(s, Recompute::moe) || recomputes(s, Recompute::shared_experts);
+  const bool at_once = first && adapted_linears(s, 0).mixer();
+  return those(
+      "adapters with ",
+      {{!te_layers(s), "local layers"},
+       {o.use_transformer_engine_op_fuser, "the op fuser"},
+       {moves_activations(s), "activation offload"},
+       {graphs_modules(s) && (o.cuda_graph_modules != Strings{"mlp"} || mlps || has_experts(s) || !at_once),
+        "CUDA graphs of modules, other than of MLPs without adapters"},
+       {o.delay_wgrad_compute, "delayed weight gradients"},
+       {o.overlap_moe_expert_parallel_comm, "expert overlap"},
+       {has_experts(s) && expert_tensor_parallel_size(s) > 1, "experts split over TP"},
+       {mlps && o.tensor_model_parallel_size > 1 && s.model.moe_shared_expert_intermediate_size &&
+            o.moe_shared_expert_overlap && o.sequence_parallel,
+        "overlapped shared experts split over TP"},
+       {!first, "none on the stage that embeds, whose output then has no gradient"},
+       {begins_in_mlp && is_moe_layer(s, *first) && !has("linear_fc1"),
+        "the model's first one beside a mixture's linear_fc2"},
+       {begins_in_mlp && checkpointed, "the model's first one in an MLP or a mixture that is recomputed"},
+       {is_hybrid(s) && full, "full recompute of a hybrid, whose first checkpoint has no input with a gradient"}});
+}
 bool moves_norms_in_pairs(const Scenario& s) {
   return s.settings.overlap_moe_expert_parallel_comm &&
          (offloads(s, Offload::attn_norm) || offloads(s, Offload::mlp_norm));
@@ -192,11 +223,10 @@ const std::vector<RefusedField>& refused_rows() {
        [](const Scenario& s) { return !s.model.no_rope_freq.empty() && s.model.multi_latent_attention; }},
       {"attention_output_gate",
        "the gate on the output of latent, unfused or soft-capped attention, with context parallelism, activation "
-       "offload, adapters or post-norms",
+       "offload or post-norms",
        [](const Scenario& s) {
-         return s.model.attention_output_gate &&
-                (!plain_kernel(s) || s.model.attn_logit_softcapping.value_or(0) > 0 || s.model.post_layernorm ||
-                 moves_activations(s) || !s.settings.lora_target_modules.empty());
+         return s.model.attention_output_gate && (!plain_kernel(s) || s.model.attn_logit_softcapping.value_or(0) > 0 ||
+                                                  s.model.post_layernorm || moves_activations(s));
        },
        [](const Scenario& s) {
          return those("the gate on attention's output with ",
@@ -204,8 +234,7 @@ const std::vector<RefusedField>& refused_rows() {
                        {uses_context(s), "context parallelism"},
                        {s.model.attn_logit_softcapping.value_or(0) > 0, "soft caps"},
                        {s.model.post_layernorm, "post-norms"},
-                       {moves_activations(s), "activation offload"},
-                       {!s.settings.lora_target_modules.empty(), "adapters"}});
+                       {moves_activations(s), "activation offload"}});
        }},
       {"experimental_attention_variant",
        "linear, delta-rule and sparse attention other than gated_delta_net; that with " +
@@ -286,9 +315,22 @@ const std::vector<RefusedField>& refused_rows() {
                 std::ranges::find(known, *s.model.activation_func) == known.end();
        }},
       {"normalization", "L2 normalisation", [](const Scenario& s) { return s.model.normalization == "L2Norm"; }},
-      {"position_embedding_type", "this position embedding",
+      // arguments.py (model.mtp-position has its line): pretrain_gpt.py's positions are [batch, sequence].
+      {"position_embedding_type",
+       "relative positions; M-RoPE by pretrain_gpt.py, whose positions have one axis, at which it stops; M-RoPE of "
+       "latent attention and of packed sequences",
        [](const Scenario& s) {
-         return s.model.position_embedding_type == "mrope" || s.model.position_embedding_type == "relative";
+         const bool several_axes = s.model.position_embedding_type == "mrope";
+         return s.model.position_embedding_type == "relative" ||
+                (several_axes && (parsed_by_megatron(s) || s.model.multi_latent_attention || packing(s)));
+       },
+       [](const Scenario& s) {
+         const bool several_axes = s.model.position_embedding_type == "mrope";
+         return those("positions ",
+                      {{!several_axes, "relative to each other"},
+                       {several_axes && parsed_by_megatron(s), "of several axes, which pretrain_gpt.py has not"},
+                       {several_axes && s.model.multi_latent_attention, "of several axes in latent attention"},
+                       {several_axes && packing(s), "of several axes in packed sequences"}});
        }},
       {"moe_router_topk_limited_devices", "the older spelling of group-limited routing (state moe_router_group_topk)",
        [](const Scenario& s) {
@@ -524,41 +566,13 @@ const std::vector<RefusedField>& refused_rows() {
       // Adapters
       {"lora_target_modules",
        "adapters beside local layers, Transformer Engine's operator sequences, experts with tensor parallelism, "
-       "shared experts with TP; with offload, CUDA graphs of modules other than dense MLPs without adapters, "
-       "expert-parallel overlap or delayed weight gradients (Transformer Engine's backward_dw finds none of a frozen "
-       "layer and raises); none in attention, where the first layer's backward begins",
-       [](const Scenario& s) {
-         const auto& o = s.settings;
-         const auto& targets = o.lora_target_modules;
-         if (targets.empty()) return false;
-         const auto has = [&](const char* name) { return std::ranges::find(targets, name) != targets.end(); };
-         const bool tensor = o.tensor_model_parallel_size > 1, mlps = has("linear_fc1") || has("linear_fc2");
-         return !te_layers(s) || o.use_transformer_engine_op_fuser || o.cpu_offloading ||
-                o.fine_grained_activation_offloading ||
-                (graphs_modules(s) && (o.cuda_graph_modules != Strings{"mlp"} || mlps || has_experts(s))) ||
-                o.delay_wgrad_compute || o.overlap_moe_expert_parallel_comm ||
-                (has_experts(s) && expert_tensor_parallel_size(s) > 1) ||
-                (mlps && tensor && s.model.moe_shared_expert_intermediate_size) ||
-                !(has("linear_proj") || (has("linear_qkv") && !s.model.multi_latent_attention));
-       },
-       [](const Scenario& s) {
-         const auto& o = s.settings;
-         const auto& targets = o.lora_target_modules;
-         const auto has = [&](const char* name) { return std::ranges::find(targets, name) != targets.end(); };
-         const bool tensor = o.tensor_model_parallel_size > 1, mlps = has("linear_fc1") || has("linear_fc2");
-         return those("adapters with ",
-                      {{!te_layers(s), "local layers"},
-                       {o.use_transformer_engine_op_fuser, "the op fuser"},
-                       {o.cpu_offloading || o.fine_grained_activation_offloading, "activation offload"},
-                       {graphs_modules(s) && (o.cuda_graph_modules != Strings{"mlp"} || mlps || has_experts(s)),
-                        "CUDA graphs of modules, other than of MLPs without adapters"},
-                       {o.delay_wgrad_compute, "delayed weight gradients"},
-                       {o.overlap_moe_expert_parallel_comm, "expert overlap"},
-                       {has_experts(s) && expert_tensor_parallel_size(s) > 1, "experts split over TP"},
-                       {mlps && tensor && s.model.moe_shared_expert_intermediate_size, "shared experts split over TP"},
-                       {!(has("linear_proj") || (has("linear_qkv") && !s.model.multi_latent_attention)),
-                        "none in attention, where the first layer's backward begins inside it"}});
-       }},
+       "shared experts with TP and moe_shared_expert_overlap; with offload, CUDA graphs of modules other than dense "
+       "MLPs without adapters, expert-parallel overlap or delayed weight gradients (Transformer Engine's backward_dw "
+       "finds none of a frozen layer and raises); none on the stage that embeds; the model's first ones beside a "
+       "mixture's linear_fc2 alone, or in an MLP or mixture under a checkpoint of its own; hybrids under full "
+       "recompute, "
+       "whose first checkpoint has no input with a gradient",
+       [](const Scenario& s) { return !unmodelled_adapters(s).empty(); }, unmodelled_adapters},
       {"lora_dropout", "dropout before the adapters",
        [](const Scenario& s) { return s.settings.lora_dropout > 0 && !s.settings.lora_target_modules.empty(); }},
       // CUDA graphs

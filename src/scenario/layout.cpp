@@ -330,4 +330,24 @@ Stage stage(const Scenario& s, Int pp_rank, Int chunk) {
 
 Ints layers_of(const Scenario& s, Int pp_rank, Int chunk) { return stage(s, pp_rank, chunk).layers; }
 
+AdaptedLinears adapted_linears(const Scenario& s, Int layer) {
+  const auto named = [&](const char* name) {
+    return std::ranges::find(s.settings.lora_target_modules, name) != s.settings.lora_target_modules.end();
+  };
+  AdaptedLinears a;
+  if (is_mamba_layer(s, layer) || is_linear_attention_layer(s, layer)) {
+    a.mixer_in = named("in_proj"), a.mixer_out = named("out_proj");
+  } else if (is_attention_layer(s, layer)) {
+    a.mixer_in = named("linear_qkv") && !s.model.multi_latent_attention, a.mixer_out = named("linear_proj");
+  }
+  if (has_mlp(s, layer)) a.fc1 = named("linear_fc1"), a.fc2 = named("linear_fc2");
+  return a;
+}
+
+OptInt first_adapted_layer(const Scenario& s) {
+  for (const Int layer : layers_of(s, 0, 0))
+    if (const auto a = adapted_linears(s, layer); a.mixer() || a.mlp()) return layer;
+  return {};
+}
+
 }  // namespace pipewright::scenario

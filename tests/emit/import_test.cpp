@@ -728,9 +728,12 @@ TEST_CASE("Bridge's LoRA is read, what it trains otherwise is refused") {
   CHECK(changed.lora_target_modules == scenario::Strings{"linear_qkv"});
   CHECK(changed.lora_dim == 8);
   CHECK(read("cfg.peft = LoRA()\ncfg.peft = None\n").lora_target_modules.empty());
+  const auto mixers = read("cfg.peft = LoRA(target_modules=[\"linear_qkv\", \"in_proj\", \"out_proj\"])\n");
+  CHECK(mixers.lora_target_modules == scenario::Strings{"linear_qkv", "in_proj", "out_proj"});
   CHECK(read("cfg.peft = DoRA()\n").other.at("peft") == "true");
   for (const char* other : {"a2a_experimental=True", "share_expert_adapters=False", "normalize_moe_lora=True",
-                            "exclude_modules=[\"linear_qkv\"]", "lora_dtype=torch.float32"}) {
+                            "exclude_modules=[\"linear_qkv\"]", "lora_dtype=torch.float32",
+                            "target_modules=[\"*.layers.0.*.linear_qkv\"]"}) {
     CAPTURE(other);
     CHECK(read(std::string("cfg.peft = LoRA(") + other + ")\n").other.at("peft") == "true");
   }

@@ -32,8 +32,6 @@ TABLE = HERE.parents[1] / "docs/recipes.md"
 # The profile nearest to what a recipe's name says; Rubin has none.
 PROFILES = {"h100": "h100-sxm", "b200": "b200-sxm", "b300": "b300-sxm", "gb200": "gb200-nvl72", "gb300": "gb300-nvl72",
             "r100": "gb300-nvl72", "vr200": "gb300-nvl72"}
-# Said by several names.
-FOLDED = {"mrope_section": "position_embedding_type"}
 READ = "read"
 LENGTHS = "read, once it is told the lengths of the packed sequences"
 
@@ -80,7 +78,7 @@ def reasons(found):
         if text in (READ, LENGTHS):
             continue
         kind, _, names = text.partition(": ")
-        names = {FOLDED.get(name, "experimental_attention_variant" if name.startswith("dsa_") else name)
+        names = {"experimental_attention_variant" if name.startswith("dsa_") else name
                  for name in names.split(", ")} if kind == "not modelled" else [text]
         for name in names:
             count[name][0] += 1

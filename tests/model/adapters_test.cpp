@@ -1,5 +1,8 @@
 // LoRA beside experts and latent attention (Megatron Bridge peft/utils.py, ParallelLinearAdapter with is_expert): one
 // adapter for all experts of a rank, what frozen groups keep, where a frozen model's first backward begins.
+#include <fmt/ranges.h>
+
+#include <algorithm>
 #include <random>
 
 #include "../plan/bases.hpp"
@@ -128,6 +131,29 @@ TEST_CASE("the first layer's backward begins at the first adapter") {
   }
 }
 
+TEST_CASE("a first mixture's backward ends beside fc1: nothing goes back to the ranks that sent its rows") {
+  const auto s = mixture({"lora_target_modules=[linear_fc1, linear_fc2]", "lora_dim=16", "expert_model_parallel_size=4",
+                          "moe_shared_expert_intermediate_size=1024"});
+  CHECK_NOTHROW(scenario::refuse_unmodelled(s));
+  const auto stages = pipewright::test::build(s);
+  const auto &first = layer(stages, 0), &second = layer(stages, 1);
+  check_balance(first);
+  for (const char* kernel :
+       {"moe dispatch all-to-all in backward", "moe permute backward", "router gating backward", "experts.fc1 dgrad",
+        "shared_experts.fc1 dgrad", "moe.norm backward", "attention.core backward", "experts.fc1 adapter in dgrad"}) {
+    CAPTURE(kernel);
+    CHECK(kernels(first, kernel).empty());
+    CHECK_FALSE(kernels(second, kernel).empty());
+  }
+  for (const char* kernel :
+       {"moe combine all-to-all in backward", "moe unpermute backward", "experts.fc2 dgrad",
+        "experts.fc1 adapter wgrad", "shared_experts.fc1 adapter wgrad", "shared_experts.fc2 dgrad"}) {
+    CAPTURE(kernel);
+    CHECK(kernels(first, kernel).size() == kernels(second, kernel).size());
+  }
+  CHECK(saved(first) < saved(second));
+}
+
 TEST_CASE("frozen parameters in MXFP8 are quantized once: the optimizer step leaves them") {
   const auto s = with(mixture(), {"num_moe_experts=none", "expert_tensor_parallel_size=none", "fp8=e4m3",
                                   "fp8_recipe=mxfp8", "fp8_param=true", "fp8_param_gather=true",
@@ -170,6 +196,7 @@ TEST_CASE("what is born dies, whatever is adapted, recomputed, cast or shared") 
     for (const char* change :
          {one_of({"lora_target_modules=[linear_qkv, linear_proj]", "lora_target_modules=[linear_proj, linear_fc1]",
                   "lora_target_modules=[linear_proj, linear_fc2]", "lora_target_modules=[linear_proj]",
+                  "lora_target_modules=[linear_fc1, linear_fc2]", "lora_target_modules=[linear_fc1]",
                   "lora_target_modules=[linear_qkv, linear_proj, linear_fc1, linear_fc2]"}),
           one_of({"fp8=none", "fp8=hybrid; fp8_recipe=tensorwise", "fp8=hybrid; fp8_recipe=delayed",
                   "fp8=e4m3; fp8_recipe=blockwise"}),
@@ -183,6 +210,9 @@ TEST_CASE("what is born dies, whatever is adapted, recomputed, cast or shared") 
           one_of({"context_parallel_size=1", "context_parallel_size=2"}),
           one_of({"moe_shared_expert_intermediate_size=none", "moe_shared_expert_intermediate_size=1024"}),
           one_of({"gradient_accumulation_fusion=true", "gradient_accumulation_fusion=false"}),
+          one_of({"moe_token_dispatcher_type=alltoall", "moe_token_dispatcher_type=allgather",
+                  "moe_token_dispatcher_type=flex; moe_flex_dispatcher_backend=deepep; moe_router_dtype=fp32"}),
+          one_of({"moe_shared_expert_overlap=false", "moe_shared_expert_overlap=true"}),
           one_of({"add_bias_linear=false", "add_bias_linear=true; moe_router_dtype=fp32"}),
           one_of({"expert_model_parallel_size=1", "expert_model_parallel_size=4"}),
           one_of({"mtp_num_layers=none", "mtp_num_layers=1", "mtp_num_layers=2"}),
@@ -251,13 +281,203 @@ TEST_CASE("adapters otherwise than modelled are refused") {
   const auto all = "lora_target_modules=[linear_qkv, linear_proj, linear_fc1, linear_fc2]";
   CHECK_NOTHROW(scenario::refuse_unmodelled(mixture({all})));
   CHECK_NOTHROW(scenario::refuse_unmodelled(latent({all, "context_parallel_size=2"})));
-  for (const char* change : {"delay_wgrad_compute=true", "overlap_moe_expert_parallel_comm=true",
-                             "use_transformer_engine_op_fuser=true", "lora_target_modules=[linear_fc1]"}) {
+  for (const char* change :
+       {"delay_wgrad_compute=true", "overlap_moe_expert_parallel_comm=true", "use_transformer_engine_op_fuser=true",
+        "lora_target_modules=[linear_fc2]",
+        "lora_target_modules=[linear_fc1]; recompute_granularity=selective; recompute_modules=[moe]"}) {
     CAPTURE(change);
     CHECK_THROWS_AS(scenario::refuse_unmodelled(mixture({all, change})), UsageError);
   }
   CHECK_THROWS_AS(scenario::refuse_unmodelled(latent({"lora_target_modules=[linear_qkv]"})), UsageError);
-  CHECK_THROWS_AS(scenario::refuse_unmodelled(mixture({all, "tensor_model_parallel_size=2", "sequence_parallel=true",
-                                                       "moe_shared_expert_intermediate_size=1024"})),
-                  UsageError);
+  const auto shared_split = mixture(
+      {all, "tensor_model_parallel_size=2", "sequence_parallel=true", "moe_shared_expert_intermediate_size=1024"});
+  CHECK_NOTHROW(scenario::refuse_unmodelled(shared_split));
+  CHECK_THROWS_AS(scenario::refuse_unmodelled(with(shared_split, {"moe_shared_expert_overlap=true"})), UsageError);
+}
+
+namespace {
+
+scenario::Scenario hybrid(const std::string& pattern, std::initializer_list<const char*> more = {}) {
+  auto s = mixture({"mamba_num_heads=64", "mamba_num_groups=8", "mamba_state_dim=128", "position_embedding_type=none",
+                    "gated_linear_unit=false", "activation_func=squared_relu"});
+  scenario::set(s, "num_layers=" + std::to_string(pattern.size()));
+  scenario::set(s, "hybrid_layer_pattern=\"" + pattern + "\"");
+  return with(s, more);
+}
+
+constexpr std::int64_t inner = 64 * 64, projected = 2 * inner + 2 * 8 * 128 + 64;
+
+}  // namespace
+
+// mamba_ssm 2.3.2 (ssd_combined.py, layernorm_gated.py) and causal_conv1d compute every gradient whatever autograd
+// wants; A = -exp(A_log) and dt_bias in fp32 are PyTorch's own, which stop there.
+TEST_CASE("a frozen Mamba-2 mixer runs the kernels of a trained one but for its weights' and A's own gradients") {
+  const auto trained = hybrid("M*M-"), frozen = with(trained, {"lora_target_modules=[linear_qkv]", "lora_dim=16"});
+  const auto with_adapters = with(frozen, {"lora_target_modules=[in_proj, out_proj, linear_qkv]"});
+  const auto of = [](const scenario::Scenario& s) { return layer(pipewright::test::build(s), 2); };
+  const auto all = of(trained), none = of(frozen), both = of(with_adapters);
+  for (const auto* piece : {&all, &none, &both}) {
+    check_balance(*piece);
+    for (const char* name :
+         {"mamba.conv backward", "mamba.chunks backward", "mamba.products backward", "mamba.norm backward",
+          "mamba.states backward", "mamba.in_proj dgrad", "mamba.out_proj dgrad"}) {
+      CAPTURE(name);
+      REQUIRE(kernels(*piece, name).size() == 1);
+      CHECK(kernels(*piece, name)[0].launches == kernels(all, name)[0].launches);
+    }
+  }
+  for (const char* name : {"mamba.decay backward", "mamba.in_proj wgrad", "mamba.D gradient accumulation"}) {
+    CAPTURE(name);
+    CHECK_FALSE(kernels(all, name).empty());
+    CHECK(kernels(none, name).empty());
+    CHECK(kernels(both, name).empty());
+  }
+  // Gone: the inputs of both products, and exp(A_log).
+  CHECK(saved(all) - saved(none) == 2 * S * h + 2 * S * inner + 4 * 64);
+  CHECK(saved(both) - saved(none) == 2 * S * h + 2 * S * inner + 2 * (2 * S * r));
+  CHECK(kernels(both, "adapter wgrad").size() == 4);
+  const auto parameters = [](const scenario::Scenario& s) {
+    return pipewright::test::build(s).ranks[0].chunks[0].parameters;
+  };
+  CHECK(parameters(with_adapters) - parameters(frozen) == 2 * r * (h + projected + inner + h));
+}
+
+// Bridge freezes all and wraps by name; autograd goes back as far as the first adapter.
+TEST_CASE("nothing before a frozen model's first adapter keeps or computes anything for a backward pass") {
+  std::mt19937 chance(5);
+  const std::vector<std::string> names = {"linear_qkv", "linear_proj", "linear_fc1",
+                                          "linear_fc2", "in_proj",     "out_proj"};
+  const auto below = [&](int n) { return static_cast<int>(chance() % static_cast<unsigned>(n)); };
+  const auto adapts = [](char letter, const std::vector<std::string>& targets) {
+    const auto has = [&](const char* name) { return std::ranges::find(targets, name) != targets.end(); };
+    if (letter == 'M') return has("in_proj") || has("out_proj");
+    return letter == '*' ? has("linear_qkv") || has("linear_proj") : has("linear_fc1") || has("linear_fc2");
+  };
+  int built = 0;
+  for (int round = 0; round < 200; ++round) {
+    std::string pattern;
+    for (int i = 0; i < 6; ++i) pattern += "MM*-E"[below(5)];
+    std::vector<std::string> targets;
+    for (const auto& name : names)
+      if (below(3) == 0) targets.push_back(name);
+    if (targets.empty()) continue;
+    auto s = hybrid(pattern);
+    scenario::set(s, fmt::format("lora_target_modules=[{}]", fmt::join(targets, ", ")));
+    for (const auto* change :
+         {below(2) == 0 ? "fp8=none" : "fp8=hybrid; fp8_recipe=tensorwise",
+          below(2) == 0 ? "micro_batch_size=1" : "micro_batch_size=2",
+          below(2) == 0 ? "moe_shared_expert_intermediate_size=none" : "moe_shared_expert_intermediate_size=1024",
+          below(3) == 0   ? "tensor_model_parallel_size=2; sequence_parallel=true; $CUDA_DEVICE_MAX_CONNECTIONS=1"
+          : below(2) == 0 ? "recompute_granularity=selective; recompute_modules=[moe_act, layernorm]"
+                          : "gradient_accumulation_fusion=false"})
+      pipewright::test::change(s, change);
+    if (pattern.find('E') == std::string::npos && below(2) == 0)
+      pipewright::test::change(s,
+                               "num_moe_experts=none; expert_tensor_parallel_size=none; sequence_parallel=false; "
+                               "moe_shared_expert_intermediate_size=none");
+    const auto first = static_cast<std::size_t>(
+        std::ranges::find_if(pattern, [&](char letter) { return adapts(letter, targets); }) - pattern.begin());
+    CAPTURE(pattern);
+    CAPTURE(first);
+    const bool fc1 = std::ranges::find(targets, "linear_fc1") != targets.end();
+    const bool modelled = first < pattern.size() && (pattern[first] != 'E' || fc1);
+    CHECK(scenario::unmodelled(s).empty() == modelled);
+    if (!modelled) continue;
+    ++built;
+    const auto stages = pipewright::test::build(s);
+    for (const auto& piece : stages.pieces) check_balance(piece);
+    for (std::size_t i = 0; i < pattern.size(); ++i) {
+      CAPTURE(i);
+      const auto& piece = layer(stages, i);
+      const auto launches = std::ranges::count(piece.backward, model::Step::Kind::launch, &model::Step::kind);
+      if (i < first) CHECK(launches == 0);
+      if (i < first) CHECK(saved(piece) == (i == 0 ? piece.tensors[Piece::input].bytes.value : 0));  // the embedding
+      if (i >= first) CHECK(launches > 0);
+      if (i == first) CHECK(kernels(piece, "norm backward").size() < 2);  // of queries and keys, of Mamba's output
+      for (const auto& kernel : piece.kernels) {
+        CAPTURE(kernel.name);
+        if (kernel.name.find("wgrad") != std::string::npos) CHECK(kernel.name.find("adapter") != std::string::npos);
+        if (!kernel.key.family.empty()) CHECK_NOTHROW(profile::family(kernel.key.family));
+      }
+    }
+  }
+  CHECK(built > 60);
+}
+
+// flash-linear-attention's functions and Megatron's gate compute what they compute, whoever asks.
+TEST_CASE("gated delta nets and gated attention beside adapters: frozen weights keep no input, adapters keep theirs") {
+  const auto plain = mixture({"num_moe_experts=none", "expert_tensor_parallel_size=none", "num_layers=8",
+                              "experimental_attention_variant=gated_delta_net", "linear_attention_freq=[4]",
+                              "attention_output_gate=true", "qk_layernorm=true"});
+  const std::int64_t values = 32 * 128, ffn = 14336, q = 4096;  // 32 heads of values, as of queries
+  const auto frozen = with(plain, {"lora_target_modules=[linear_fc1]", "lora_dim=16"});
+  const auto both = with(plain, {"lora_target_modules=[linear_fc1, linear_proj, in_proj, out_proj]", "lora_dim=16"});
+  for (const auto& s : {plain, frozen, both}) {
+    CHECK_NOTHROW(scenario::refuse_unmodelled(s));
+    check_all(pipewright::test::build(s));
+  }
+  for (const std::size_t index : {1, 3}) {  // a delta net, attention
+    CAPTURE(index);
+    // Gone: the input norm's output, out_proj's input (the gated output), fc2's input; fc1's adapter keeps its own.
+    CHECK(kept(plain, index) - kept(frozen, index) ==
+          2 * S * h + 2 * S * (index == 1 ? values : q) + 2 * S * ffn - 2 * S * r);
+    CHECK(kept(both, index) - kept(frozen, index) ==
+          (index == 1 ? 2 * S * h + 2 * S * values + 2 * (2 * S * r) : 2 * S * q + 2 * S * r));
+    const auto stages = pipewright::test::build(frozen), trained = pipewright::test::build(plain);
+    for (const char* name :
+         {"linear_attention.conv backward", "linear_attention.rule backward", "attention.gate backward",
+          "linear_attention.gate backward", "linear_attention.states backward"}) {
+      CAPTURE(name);
+      CHECK(kernels(layer(stages, index), name).size() == kernels(layer(trained, index), name).size());
+    }
+    CHECK(kernels(layer(stages, index), "_proj wgrad").empty());
+    CHECK(kernels(layer(stages, index), "A_log gradient accumulation").empty());
+  }
+  // The first layer's mixer has no adapter: its backward pass ends in the MLP's.
+  const auto stages = pipewright::test::build(frozen);
+  const auto& first = layer(stages, 0);
+  CHECK(kernels(first, "linear_attention.rule backward").empty());
+  CHECK(kernels(first, "mlp.fc1 dgrad").empty());
+  CHECK(kernels(first, "mlp.fc1 adapter wgrad").size() == 2);
+  CHECK(kernels(first, "mlp.fc2 dgrad").size() == 1);
+  // Both mixers and MLPs by rank of a scenario: parameters of the adapters.
+  const auto parameters = [](const scenario::Scenario& s) {
+    return pipewright::test::build(s).ranks[0].chunks[0].parameters;
+  };
+  const std::int64_t keys = 16 * 128, projected = 2 * keys + 2 * values + 2 * 32;
+  CHECK(parameters(both) - parameters(frozen) == 6 * r * (h + projected + values + h) + 2 * r * (q + h));
+}
+
+TEST_CASE("FLOPs of a frozen model are those that it computes: one pass before its first adapter, two behind it") {
+  const auto flop = [](const std::string& pattern, const char* targets) {
+    return model::step_flop(
+        with(hybrid(pattern), {"num_moe_experts=none", "expert_tensor_parallel_size=none", targets}));
+  };
+  const char* const attention = "lora_target_modules=[linear_proj]";
+  const char* const all = "lora_target_modules=[linear_proj, linear_fc1, in_proj]";
+  for (const std::string before : {"M", "-", "MM-", "M-M-"}) {
+    const double own = flop(before + "*", all) - flop("*", all);  // two passes
+    CHECK(flop(before + "*", attention) - flop("*", attention) == doctest::Approx(own / 2));
+    CHECK(flop("*" + before, attention) == doctest::Approx(flop("*" + before, all)));
+  }
+}
+
+// parallel_mode is the base layer's own: what shared experts multiply is gathered by each of them, and LoRA-A gathers
+// it once more (peft/utils.py, ParallelLinearAdapter.forward), scattering its gradient.
+TEST_CASE("adapters beside shared experts with sequence parallelism gather their input and scatter its gradient") {
+  const auto s =
+      mixture({"lora_target_modules=[linear_qkv, linear_fc1, linear_fc2]", "lora_dim=16",
+               "moe_shared_expert_intermediate_size=1024", "tensor_model_parallel_size=2", "sequence_parallel=true"});
+  const auto stages = pipewright::test::build(s);
+  const auto& piece = layer(stages, 1);
+  check_balance(piece);
+  for (const char* name : {"shared_experts.fc1 adapter all-gather", "shared_experts.fc1 adapter reduce-scatter"}) {
+    CAPTURE(name);
+    REQUIRE(kernels(piece, name).size() == 1);
+    CHECK(kernels(piece, name)[0].key.dims.back() == 2 * S * h);
+  }
+  const auto frozen = with(s, {"lora_target_modules=[linear_qkv]"});
+  // Beside the experts' (their rows and activation, two low ranks): the gathered input, the activation, two low ranks.
+  CHECK(kept(s) - kept(frozen) ==
+        2 * n / 2 * h + 2 * n / 2 * f + 2 * (2 * n / 2 * r) + 2 * S * h + 2 * S * shared / 2 + 2 * (2 * S * r));
 }

@@ -301,12 +301,51 @@ TEST_CASE("what of hybrids was not measured is refused by name") {
   for (const char* more : {"hybrid_layer_pattern=M-M-M-MG-M-", "hybrid_layer_pattern=M-M-M-M+-M-", "mtp_num_layers=1",
                            "optimizer=muon", "add_bias_linear=true", "transformer_impl=local", "mamba_head_dim=96",
                            "mamba_state_dim=64", "fine_grained_activation_offloading=true", "delay_wgrad_compute=true",
-                           "lora_target_modules=[linear_qkv]", "use_megatron_fsdp=true", "deterministic_mode=true"}) {
+                           "use_megatron_fsdp=true", "deterministic_mode=true"}) {
     CAPTURE(std::string(more));
     CHECK_THROWS_AS(refuse_unmodelled(with(nemotron_h(), {more})), UsageError);
   }
-  CHECK_THROWS_AS(refuse_unmodelled(with(nemotron_h(), {"num_gpus=2", "context_parallel_size=2"})), UsageError);
-  CHECK_THROWS_AS(refuse_unmodelled(with(nemotron_h(), {"num_gpus=2", "tensor_model_parallel_size=2"})), UsageError);
+  CHECK_NOTHROW(refuse_unmodelled(with(nemotron_h(), {"num_gpus=2", "tensor_model_parallel_size=2"})));
+  const auto context = with(nemotron_h(), {"num_gpus=2", "context_parallel_size=2"});
+  CHECK_NOTHROW(refuse_unmodelled(context));
+  CHECK_THROWS_AS(refuse_unmodelled(with(context, {"sft=true", "sequence_lengths=[512*8]"})), UsageError);
+}
+
+// ssm/mamba_context_parallel.py: z, x, B, C and dt travel apart; a group that several ranks share travels to each.
+TEST_CASE(
+    "context-parallel ranks exchange all that a mixer projects, and scan whole sequences of a share of its heads") {
+  constexpr std::int64_t heads = 128, groups = 8, state = 128, width = 64;
+  for (const std::int64_t t : {1, 2})
+    for (const std::int64_t cp : {1, 2, 4, 8, 16})
+      for (const std::int64_t b : {1, 2}) {
+        CAPTURE(t);
+        CAPTURE(cp);
+        CAPTURE(b);
+        auto s = nemotron_h();
+        for (const auto& [name, value] : {std::pair("tensor_model_parallel_size", t),
+                                          {"context_parallel_size", cp},
+                                          {"num_gpus", t * cp},
+                                          {"gpus_per_node", t * cp},
+                                          {"micro_batch_size", b}})
+          scenario::set(s, std::string(name) + "=" + std::to_string(value));
+        if (t > 1) scenario::set(s, "sequence_parallel=true");
+        const auto stages = pipewright::test::build(s);
+        check_all(stages);
+        const Piece& layer = mamba_layer(stages);
+        std::int64_t there = 0, back = 0;
+        for (const auto& kernel : layer.kernels) {
+          const auto& dims = kernel.key.dims;
+          if (kernel.key.family == "mamba.chunks.forward" || kernel.key.family == "mamba.chunks.backward")
+            CHECK(dims == std::vector<std::int64_t>{b * 4096 / cp * heads / t, width, state});
+          if (kernel.key.family == "mamba.states.backward")
+            CHECK(dims == std::vector<std::int64_t>{4096, b * heads / t / cp, width * state});
+          if (kernel.name.find("all-to-all") != std::string::npos)
+            (kernel.name.find("gradient") == std::string::npos ? there : back) += kernel.key.dims.back();
+        }
+        const std::int64_t of_groups = std::max(groups / t, cp) * state, inner = heads / t * width;
+        CHECK(there == (cp == 1 ? 0 : 2 * b * 4096 / cp * (3 * inner + 2 * of_groups + heads / t)));
+        CHECK(back == there);
+      }
 }
 
 // cuda_graphs.py, _layer_is_graphable; mamba_layer.py: a mixer's forward as a whole.

@@ -93,3 +93,41 @@ TEST_CASE("unfused rotation launches what it launched on an H100, for about as l
     }
   }
 }
+
+// rope_utils.py, _apply_rotary_pos_emb_bshd with angles [sequence, batch, 1, channels] (MultimodalRotaryEmbedding); the
+// fused kernel takes one row's (Megatron Bridge utils/fusions.py, validate_rope_fusion_compatibility).
+TEST_CASE("M-RoPE rotates as without the fused kernel, every row by its own angles, which each chunk makes once") {
+  for (const std::int64_t b : {1, 2, 4}) {
+    CAPTURE(b);
+    auto plain =
+        with(llama70b(), {"num_layers=4", "hidden_size=4096", "ffn_hidden_size=14336", "num_attention_heads=32",
+                          "tensor_model_parallel_size=1", "pipeline_model_parallel_size=2", "sequence_parallel=false",
+                          "global_batch_size=8", "num_gpus=2", "gpus_per_node=2", "software.megatron_bridge=0.7.0"});
+    scenario::set(plain, "micro_batch_size=" + std::to_string(b));
+    const auto several = with(plain, {"position_embedding_type=mrope"});
+    CHECK_NOTHROW(scenario::refuse_unmodelled(several));
+    const auto unfused = with(plain, {"apply_rope_fusion=false"});
+    CHECK(saved(layer(several)) - saved(layer(unfused)) == 2 * 2 * 2 * (b - 1) * 8192 * 128);  // cos, sin of q and k
+    const auto stages = pipewright::test::build(several);
+    check_all(stages);
+    const auto ordinary = pipewright::test::build(unfused);
+    for (std::size_t rank = 0; rank < 2; ++rank) {
+      std::vector<int> angles;
+      std::size_t others = 0, expected = 0;
+      for (const auto piece : stages.ranks[rank].chunks[0].pieces) {
+        angles.push_back(0);
+        for (const auto& kernel : stages.pieces[piece].kernels) {
+          const bool is_angle = kernel.name.starts_with("rotary angles");
+          angles.back() += is_angle ? 1 : 0;
+          others += is_angle ? 0 : 1;
+        }
+      }
+      for (const auto piece : ordinary.ranks[rank].chunks[0].pieces) expected += ordinary.pieces[piece].kernels.size();
+      CHECK(others == expected);
+      CHECK(std::ranges::count_if(angles, [](int n) { return n > 0; }) == 1);
+      CHECK(angles[rank == 0 ? 1 : 0] == (b > 1 ? 6 : 5));  // in the first layer, behind the embedding
+    }
+  }
+  const auto stock = with(llama70b(), {"position_embedding_type=mrope"});
+  CHECK_THROWS_WITH_AS(scenario::refuse_unmodelled(stock), doctest::Contains("pretrain_gpt.py"), UsageError);
+}

@@ -137,6 +137,7 @@ cluster: {num_gpus: 8}
                                    "num_moe_experts=8; moe_latent_size=512",
                                    "experimental_attention_variant=gated_delta_net; linear_attention_freq=[2]",
                                    "hybrid_layer_pattern=M*M-",
+                                   "position_embedding_type=mrope",
                                    "recompute_granularity=full; recompute_method=uniform; recompute_num_layers=1",
                                    "fp4=e2m1; quant_recipe=['*=bf16']",
                                    "use_megatron_fsdp=true"};

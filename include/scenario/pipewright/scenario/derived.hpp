@@ -100,4 +100,15 @@ struct Stage {
 Stage stage(const Scenario&, Int pp_rank, Int chunk);
 Ints layers_of(const Scenario&, Int pp_rank, Int chunk);
 
+/// Which of a layer's linear layers have a LoRA adapter: Bridge wraps modules by name (lora_target_modules).
+struct AdaptedLinears {
+  bool mixer_in = false, mixer_out = false;  ///< linear_qkv and linear_proj, of Mamba-2 in_proj and out_proj
+  bool fc1 = false, fc2 = false;
+  bool mixer() const { return mixer_in || mixer_out; }
+  bool mlp() const { return fc1 || fc2; }
+};
+AdaptedLinears adapted_linears(const Scenario&, Int layer);
+/// Of the stage that embeds, the first layer that has one. What stands before it needs no gradient.
+OptInt first_adapted_layer(const Scenario&);
+
 }  // namespace pipewright::scenario

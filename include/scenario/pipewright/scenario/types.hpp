@@ -312,8 +312,9 @@ struct Settings {
   bool pin_cpu_grads = true, pin_cpu_params = true;
 
   // Adapters: Megatron Bridge's LoRA, whose base model is frozen. Not Megatron fields.
-  Strings lora_target_modules;  ///< of linear_qkv, linear_proj, linear_fc1, linear_fc2; empty: all parameters train
-  Int lora_dim = 32;            ///< rank
+  /// Of linear_qkv, linear_proj, linear_fc1, linear_fc2, of Mamba-2 in_proj and out_proj; empty: all parameters train.
+  Strings lora_target_modules;
+  Int lora_dim = 32;  ///< rank
   double lora_dropout = 0;
 
   std::map<std::string, std::string> other;  ///< fields that Megatron knows and pipewright does not use
