@@ -362,7 +362,7 @@ TEST_CASE("what would set a field of Bridge's configuration by another name, or 
       "cfg.model.seq_length = 1024\ncfg.model.vocab_size = 32000\ncfg.train.micro_batch_size = 1\n"
       "cfg.train.global_batch_size = 8\n";
   const auto read = [&](const std::string& line) {
-    return emit::from_bridge_text(text + line + "\n", "x.py", {8, 8, "h100-sxm"}).scenario.model.num_layers;
+    return emit::from_bridge_text(text + line + "\n", "x.py", {8, 8, "h100-sxm", ""}).scenario.model.num_layers;
   };
   for (const char* line : {"config.model.num_layers = 8", "cfg2.model.num_layers = 8", "self.cfg.model.num_layers = 8",
                            "cfg[\"model\"].num_layers = 8", "cfg.modle.num_layers = 8", "modle.num_layers=8",
