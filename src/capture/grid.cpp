@@ -205,6 +205,8 @@ void memory_bound(Grid& g, bool quick) {
   }
   if (!quick) {
     g.product("cast_transpose.fp8.row", {powers(1 << 18, 1 << 27, 2)});
+    g.product("cast_transpose.fp8.general",
+              {{4112, 272, 528, 1040, 2064, 8208, 16400, 32784}, {2048, 512, 768, 1408, 4096, 7168}});
     g.product("quantize.blockwise.fp8",
               {{4096, 512, 1024, 2048, 8192, 16384, 65536}, {2048, 768, 1536, 4096, 7168, 8192, 14336, 28672}});
     for (const char* f : {"layernorm.forward", "layernorm.backward"})

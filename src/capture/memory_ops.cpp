@@ -140,13 +140,19 @@ Launch cast_to_fp8(Setup& s, std::int64_t n, const std::function<void(const void
 /// Tiles of the kernels with a transposed output (kernels/fp8.cu).
 constexpr std::int64_t tile_rows = 64, tile_cols = 128;
 
-/// Rows that fill no whole tiles are cast by another kernel, as in Transformer Engine.
 Launch cast_transpose(Setup& s, const Dims& d) {
-  s.needs(d[1] % tile_cols == 0);
-  const auto cast = d[0] % tile_rows == 0 ? cast_transpose_fp8 : cast_transpose_any_fp8;
+  s.needs(d[0] % tile_rows == 0 && d[1] % tile_cols == 0);
   return cast_to_fp8(s, d[0] * d[1],
                      [=, stream = s.stream()](const void* x, const float* scale_at, void* y, void* transposed) {
-                       cast(x, scale_at, y, transposed, d[0], d[1], stream);
+                       cast_transpose_fp8(x, scale_at, y, transposed, d[0], d[1], stream);
+                     });
+}
+
+/// Rows that fill no whole tiles are cast by another kernel, as in Transformer Engine.
+Launch cast_transpose_any(Setup& s, std::int64_t rows, std::int64_t cols) {
+  return cast_to_fp8(s, rows * cols,
+                     [=, stream = s.stream()](const void* x, const float* scale_at, void* y, void* transposed) {
+                       cast_transpose_any_fp8(x, scale_at, y, transposed, rows, cols, stream);
                      });
 }
 
@@ -291,12 +297,8 @@ const std::unordered_map<std::string, Factory>& factories() {
                          });
     };
     t["cast_transpose.fp8"] = cast_transpose;
-    t["cast_transpose.fp8.row"] = [](Setup& s, const Dims& d) {
-      return cast_to_fp8(s, d[0],
-                         [d, stream = s.stream()](const void* x, const float* scale_at, void* y, void* transposed) {
-                           cast_transpose_any_fp8(x, scale_at, y, transposed, 1, d[0], stream);
-                         });
-    };
+    t["cast_transpose.fp8.general"] = [](Setup& s, const Dims& d) { return cast_transpose_any(s, d[0], d[1]); };
+    t["cast_transpose.fp8.row"] = [](Setup& s, const Dims& d) { return cast_transpose_any(s, 1, d[0]); };
     t["transpose.fp8"] = [](Setup& s, const Dims& d) -> Launch {
       s.needs(d[0] % tile_rows == 0 && d[1] % tile_cols == 0);
       const auto x = s.take(Content::e4m3, d[0] * d[1]), y = s.out(d[0] * d[1]);

@@ -55,6 +55,7 @@ class Completion {
   void cublas_nvfp4_products();
   void grouped_and_casts();
   void maxima();
+  void triton_products();
   void attention();
   void derived_errors();
   void clocks();

@@ -105,9 +105,7 @@ void HostCosts::add(const Trace& trace, const Mapping& mapping) {
       continue;
     }
     const Mapped& operation = mapping.operations[e.operation];
-    // A graph's launch is the whole graph's; a gated delta rule's stand among its states'.
-    if (operation.expected->kernel->graphed || operation.expected->operation.starts_with("gated_delta.chunks") ||
-        operation.expected->operation.starts_with("gated_delta.state")) {
+    if (operation.expected->kernel->graphed || is_launched_among_others(operation.expected->operation)) {
       unmapped_between = true;
       continue;
     }

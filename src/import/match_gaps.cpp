@@ -5,6 +5,11 @@
 #include "matcher.hpp"
 
 namespace pipewright::traces {
+namespace {
+
+const std::string groups_backward = "mamba.groups.backward";
+
+}  // namespace
 
 void Matcher::map(const Expected& expected, const Tile& tile, std::size_t instance,
                   std::span<const std::size_t> units) {
@@ -88,6 +93,7 @@ void Matcher::close(Gap& gap) {
 
 void Matcher::align(Gap gap) {
   const std::size_t before = result_.operations.size();
+  take_scan(gap);
   // A gated delta rule's states are computed among its other kernels, and measured apart.
   std::stable_partition(gap.units.begin(), gap.units.end(), [&](std::size_t unit) {
     return units_[unit].meaning->operations.size() == 1 &&
@@ -100,6 +106,50 @@ void Matcher::align(Gap gap) {
   // Small kernels may run elsewhere: AccumulateGrad of a norm's weight, on the stream on which DDP made it.
   for (const auto& w : gap.wanted)
     if (w.expected->operation != "small") lost_.push_back({w.expected, w.tile->pattern, w.instance});
+}
+
+void Matcher::take_scan(Gap& gap) {
+  const auto wanted = [&](const Unit& unit) -> const std::string* {
+    for (const auto& operation : unit.meaning->operations)
+      if (operation.starts_with("mamba.") &&
+          std::ranges::any_of(gap.wanted, [&](const auto& w) { return w.expected->operation == operation; }))
+        return &operation;
+    return nullptr;
+  };
+  // Of groups are sums of the gradients of B and C and of their products, each behind the kernel that makes them.
+  const auto sums_groups = [&](std::size_t unit) {
+    const auto& name = trace_.names[trace_.activities[units_[unit].main].name];
+    return name.starts_with("_chunk_state_bwd_db") || name.starts_with("_chunk_scan_bwd_dc_") ||
+           name.starts_with("_chunk_scan_bwd_dcb");
+  };
+  std::map<std::string, std::vector<std::size_t>> taken;
+  std::vector<std::size_t> left, behind;  // behind: ATen's, since the last kernel of the scan
+  const std::string* owner = nullptr;
+  bool sums = false;
+  for (const auto unit : gap.units) {
+    if (const auto* named = wanted(units_[unit]); named != nullptr) {
+      if (owner != nullptr) {
+        const auto& of = sums ? groups_backward : *owner;
+        for (std::size_t i = 0; i < behind.size(); ++i) taken[i == 0 ? of : *owner].push_back(behind[i]);
+        behind.clear();
+      }
+      owner = named;
+      sums = sums_groups(unit);
+      taken[*owner].push_back(unit);
+    } else {
+      (owner != nullptr ? behind : left).push_back(unit);
+    }
+  }
+  left.insert(left.end(), behind.begin(), behind.end());
+  gap.units = std::move(left);
+  std::erase_if(gap.wanted, [&](const Gap::Wanted& w) {
+    const auto found = taken.find(w.expected->operation);
+    if (found == taken.end()) return false;
+    map(*w.expected, *w.tile, w.instance, found->second);
+    taken.erase(found);
+    return true;
+  });
+  for (const auto& [operation, units] : taken) gap.units.insert(gap.units.end(), units.begin(), units.end());
 }
 
 void Matcher::sort_copies(std::size_t first) {

@@ -91,6 +91,9 @@ class Matcher {
   void close(Gap& gap);
   /// Operations and units of a gap in order; what is left is aligned again, because autograd may swap neighbours.
   void align(Gap gap);
+  /// Mamba-2's operations are measured apart and launched one among another (mamba_ssm ops/triton/ssd_combined.py):
+  /// each takes the kernels of its name, and ATen's behind them up to the next one's.
+  void take_scan(Gap& gap);
   /// Neighbouring copies of a pass (a CUDA graph's gradients) may come in another order: the longer is the larger.
   void sort_copies(std::size_t first);
   /// Whether a kernel of those mapped from `first` on does the operation along with the one before it.

@@ -44,6 +44,19 @@ const std::vector<NamePattern>& patterns() {
       {"triton_poi_fused_index_select_permute", Role::main, {"copy.d2d", "copy.strided"}},  // a2a: heads to ranks
       {"_unpermute", Role::main, {"moe.unpermute"}},
       {"_permute", Role::main, {"moe.permute"}},
+      // Mamba-2: mamba_ssm's Triton kernels (ops/triton) and causal_conv1d's; backward computes the scan again.
+      {"causal_conv1d_channellast_fwd", Role::main, {"mamba.conv.forward"}},
+      {"causal_conv1d_channellast_bwd", Role::main, {"mamba.conv.backward"}},
+      {"_chunk_cumsum_fwd|_chunk_state_fwd|_chunk_scan_fwd",
+       Role::main,
+       {"mamba.chunks.forward", "mamba.chunks.backward"}},
+      {"_chunk_cumsum_bwd|_chunk_state_bwd|_chunk_scan_.*bwd", Role::main, {"mamba.chunks.backward"}},
+      {"_state_passing_fwd", Role::main, {"mamba.states.forward", "mamba.states.recompute"}},
+      {"_state_passing_bwd", Role::main, {"mamba.states.backward"}},
+      {"_bmm_chunk_fwd", Role::main, {"mamba.groups.forward", "mamba.groups.backward"}},
+      {"_bmm_chunk_bwd", Role::main, {"mamba.groups.backward"}},
+      {"_layer_norm_fwd_1pass_kernel", Role::main, {"mamba.norm.forward"}},
+      {"_layer_norm_bwd_kernel", Role::main, {"mamba.norm.backward"}},
       // Gated delta nets: flash-linear-attention's Triton kernels (modules/conv, modules/l2norm.py,
       // ops/gated_delta_rule) between what torch.compile makes of Megatron's preparation (gated_delta_net.py).
       {"causal_conv1d_fwd_kernel", Role::main, {"gated_delta.conv.forward", "gated_delta.conv.backward"}},
@@ -93,7 +106,7 @@ const std::vector<NamePattern>& patterns() {
       {"zero_amax", Role::before, {}},
       {"compute_scale_from_amax", Role::after, {}},
       {"amax_kernel", Role::main, {"amax"}},
-      {"cast_transpose_general", Role::main, {"cast_transpose.fp8.row"}},
+      {"cast_transpose_general", Role::main, {"cast_transpose.fp8.row", "cast_transpose.fp8.general"}},
       {"cast_transpose", Role::main, {"cast_transpose.fp8"}},
       {"unary_kernel.*(fp8|__nv_fp)", Role::main, {"cast.fp8"}},
       {"(^|transformer_engine.*)transpose(_optimized)?_kernel", Role::main, {"transpose.fp8"}},
@@ -287,6 +300,12 @@ std::int64_t pieces_of(const std::string& operation, std::int64_t elements) {
   std::int64_t pieces = 1;
   while ((elements + pieces - 1) / pieces * bytes > INT32_MAX) pieces *= 2;
   return pieces;
+}
+
+bool is_launched_among_others(const std::string& operation) {
+  return operation.starts_with("gated_delta.chunks") || operation.starts_with("gated_delta.state") ||
+         operation.starts_with("mamba.chunks") || operation.starts_with("mamba.groups") ||
+         operation.starts_with("mamba.states");
 }
 
 bool is_run(const std::string& operation) {

@@ -35,6 +35,9 @@ bool is_of_tensor_iterator(std::string_view kernel_name);
 /// Kernels into which ATen's TensorIterator cuts an operation of `elements`; 0: it is not known to be one.
 std::int64_t pieces_of(const std::string& operation, std::int64_t elements);
 
+/// Its kernels and another operation's are launched in turn, so that no interval between launches is its own: a gated
+/// delta rule's among its states', those of Mamba-2's scan.
+bool is_launched_among_others(const std::string& operation);
 /// An operation made of many kernels in a row (sort and sums of an embedding's gradient, a loss, an optimizer).
 bool is_run(const std::string& operation);
 

@@ -186,7 +186,9 @@ void set_capacity(const Scenario& s, const Dimensions& d, MoeDimensions& e) {
   e.padded = e.received;
   if (!d.precision.quantized()) return;
   const Int align = row_alignment(s, d.precision.recipe), rows = capacity * e.ep * e.etp;  // of an expert
-  e.padded += e.fixed_rows ? e.local * ((rows + align - 1) / align * align - rows) : e.local * align / 2;
+  const Int aligned = (rows + align - 1) / align * align;
+  e.padded += e.fixed_rows ? e.local * (aligned - rows) : e.local * align / 2;
+  if (e.fixed_rows) e.off_tiles = aligned % tile_of_casts != 0 ? e.local : 0;
 }
 
 /// Choices that token drop masks are not sent (router.py, apply_router_token_dropping): each is kept by itself.
@@ -279,7 +281,12 @@ MoeDimensions moe_dimensions(const Scenario& s, const Dimensions& d) {
   e.padded = e.received;
   const bool router_pads = scenario::pads_for_quantization(s);
   // Half of what an expert's rows are padded to, in the mean. Router padding does it before the rows are counted.
-  if (d.precision.quantized()) e.padded += e.local * row_alignment(s, d.precision.recipe) / 2;
+  if (d.precision.quantized()) {
+    const Int align = row_alignment(s, d.precision.recipe);
+    e.padded += e.local * align / 2;
+    // Of numbers of tokens that nobody chose: one multiple of `align` in tile / align is one of the tile.
+    if (align < tile_of_casts) e.off_tiles = e.local - e.local * align / tile_of_casts;
+  }
   // HybridEP pads while it sorts, in every version that has it (token_dispatcher.py, pad_multiple; 0.16.0:1036 to
   // 0.19.0:1135); Transformer Engine's Fp8Padding then finds aligned rows and does nothing.
   const bool sorts_padded = o.moe_token_dispatcher_type == "flex" && o.moe_flex_dispatcher_backend == "hybridep";

@@ -18,6 +18,13 @@ int launches_of(const profile::Key& cast) {
   return cast.family == "amax" ? 3 : 1;
 }
 
+/// TE common/transpose/cast_transpose.cu: kernels that are compiled for a size need whole tiles of a warp's threads in
+/// either direction; anything else is cast by one for all sizes.
+bool fills_no_tiles(Int rows, Int cols) { return rows % tile_of_casts != 0 || cols % tile_of_casts != 0; }
+profile::Key cast_transpose(Int rows, Int cols, bool off_tiles) {
+  return {off_tiles ? "cast_transpose.fp8.general" : "cast_transpose.fp8", {rows, cols}};
+}
+
 /// Workspace of TE's norm backward: a CTA's partial sums of dgamma (and dbeta) in fp32, as many CTAs as fit on the
 /// multiprocessors (TE common/normalization/*/*_bwd_semi_cuda_kernel.cu): three each for RMSNorm, two for LayerNorm
 /// (396 and 2 x 264 rows of 4096 in recorded allocations of 132).
@@ -92,7 +99,7 @@ Operand LinearWriter::quantize(const std::string& name, Int rows, Int cols, bool
                   Stream::communication);
     w_.wait(Stream::communication);
   }
-  launch_all(casts(name, rows, cols, row, transpose));
+  launch_all(casts(name, rows, cols, row, transpose, fills_no_tiles(rows, cols)));
   // The first kernel of a call carries the Python before it: with delayed scaling the cast, as no maximum is taken.
   if (with_amax && d_.precision.recipe == Recipe::delayed) w_.on_host("quantize.delayed");
   return result;
@@ -109,23 +116,29 @@ Operand LinearWriter::quantize_each(const std::string& name, Int experts, Int ro
   const Int of_one = at_once ? rows : (rows + experts - 1) / experts;
   Casts all;
   if (recipe == Recipe::tensorwise) all.push_back({name + " amax", {"amax", {of_one * cols}}});
+  const std::size_t maxima = all.size();
   const Operand result = copies(name, rows, cols, row, transpose);
-  for (auto& cast : casts(name, of_one, cols, row, transpose)) all.push_back(std::move(cast));
+  const Int off = row && transpose && d_.precision.per_tensor() && !at_once ? d_.moe.off_tiles : 0;
+  for (auto& cast : casts(name, of_one, cols, row, transpose, off == experts)) all.push_back(std::move(cast));
   const std::span<const NamedKey> kernels = all;
   launch_all(kernels.first(1));
   w_.on_host("quantize.grouped");
   w_.stands_for(static_cast<int>(experts));
   launch_all(kernels.subspan(1));
-  if (!at_once) launch_others(kernels, experts - 1);
+  if (at_once) return result;
+  const Int apart = off < experts ? off : 0;
+  launch_others(kernels.first(maxima), experts - 1, other_experts);
+  launch_others(kernels.subspan(maxima), experts - 1 - apart, other_experts);
+  launch_others(casts(name, of_one, cols, row, transpose, true), apart, " of experts whose rows fill no tiles");
   return result;
 }
 
-/// The same for `others` more experts, within the call that launched the first.
-void LinearWriter::launch_others(std::span<const NamedKey> casts, Int others) {
-  if (others == 0) return;
+/// The same for `others` more experts, `which` they are, within the call that launched the first.
+void LinearWriter::launch_others(std::span<const NamedKey> casts, Int others, std::string_view which) {
+  if (others <= 0) return;
   for (const auto& [name, key] : casts) {
     Kernel kernel;
-    kernel.name = name + " of the other experts";
+    kernel.name = name + std::string(which);
     kernel.share = static_cast<double>(others);
     kernel.launches = static_cast<int>(others) * launches_of(key);
     kernel.within_call = true;
@@ -147,9 +160,10 @@ Operand LinearWriter::copies(const std::string& name, Int rows, Int cols, bool& 
   return result;
 }
 
-LinearWriter::Casts LinearWriter::casts(const std::string& name, Int rows, Int cols, bool row, bool transpose) const {
+LinearWriter::Casts LinearWriter::casts(const std::string& name, Int rows, Int cols, bool row, bool transpose,
+                                        bool off_tiles) const {
   if (!d_.precision.per_tensor()) return casts_by_block(name + " quantize", rows, cols, row && transpose);
-  if (transpose) return {{name + " cast", {"cast_transpose.fp8", {rows, cols}}}};
+  if (transpose) return {{name + " cast", cast_transpose(rows, cols, off_tiles)}};
   return {{name + " cast", {"cast.fp8", {rows * cols}}}};
 }
 
@@ -189,12 +203,12 @@ void LinearWriter::cast_weight(const Linear& linear, Int experts) {
   } else {
     if (p.recipe == Recipe::tensorwise)
       casts.push_back({linear.name + " weight amax", {"amax", {linear.out * linear.in}}});
-    casts.push_back({linear.name + " weight cast", p.two_copies()
-                                                       ? profile::Key{"cast_transpose.fp8", {linear.out, linear.in}}
-                                                       : profile::Key{"cast.fp8", {linear.out * linear.in}}});
+    casts.push_back({linear.name + " weight cast",
+                     p.two_copies() ? cast_transpose(linear.out, linear.in, fills_no_tiles(linear.out, linear.in))
+                                    : profile::Key{"cast.fp8", {linear.out * linear.in}}});
   }
   launch_all(casts);
-  launch_others(casts, experts - 1);
+  launch_others(casts, experts - 1, other_experts);
   w_.microbatches();
 }
 

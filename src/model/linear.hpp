@@ -134,10 +134,12 @@ class LinearWriter {
   Operand copies(const std::string& name, Int rows, Int cols, bool& row, bool& transpose);
   using NamedKey = std::pair<std::string, profile::Key>;
   using Casts = std::vector<NamedKey>;
-  Casts casts(const std::string& name, Int rows, Int cols, bool row, bool transpose) const;
+  /// `off_tiles`: of experts, whose rows are not known one by one; else fills_no_tiles() says it.
+  Casts casts(const std::string& name, Int rows, Int cols, bool row, bool transpose, bool off_tiles) const;
   Casts casts_by_block(const std::string& name, Int rows, Int cols, bool both) const;
   void launch_all(std::span<const NamedKey> casts);
-  void launch_others(std::span<const NamedKey> casts, Int others);
+  static constexpr std::string_view other_experts = " of the other experts";
+  void launch_others(std::span<const NamedKey> casts, Int others, std::string_view which);
   void scales(const Linear& linear, Product product, Int rows);
   std::uint32_t joined(const std::string& name, std::uint32_t gathered, const std::string& owner, Int bytes);
   /// Is the second copy of a tensor (a part of a sequence-parallel one: `shard`) made with the first?

@@ -75,4 +75,8 @@ std::string product_family(Recipe recipe, const char* prefix, bool fast);
 /// Rows of an expert are padded to a multiple of this (Megatron moe_utils.py, get_align_size_for_quantization).
 Int row_alignment(const scenario::Scenario& scenario, Recipe recipe);
 
+/// Rows and columns of a tensor that a tuned cast with a transpose takes come in multiples of this (TE
+/// common/transpose/cast_transpose.cu: THREADS_PER_WARP).
+constexpr Int tile_of_casts = 32;
+
 }  // namespace pipewright::model

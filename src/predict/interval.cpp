@@ -261,10 +261,6 @@ std::vector<LeftOut> left_out(const scenario::Scenario& scenario) {
     result.push_back({"what context parallelism by all_gather does beside its kernels and exchanges",
                       "measured runs with cp_comm_type all_gather (CP 2 and 4) took 3 and 5 % longer, their peaks were "
                       "met"});
-  if (scenario::is_hybrid(scenario) && scenario.settings.cuda_graph_impl == "transformer_engine")
-    result.push_back({"what graphs of a hybrid's layers take beside their kernels and copies",
-                      "CUDA graphs of a hybrid's layers follow Megatron's and Transformer Engine's code; published "
-                      "steps with them took 7 to 16 % longer"});
   if (scenario::has_linear_attention(scenario) && scenario.settings.cuda_graph_impl == "transformer_engine")
     result.push_back({"what graphs of gated delta nets take beside their kernels and copies",
                       "CUDA graphs of layers with gated delta nets follow Megatron's and Transformer Engine's code, no "

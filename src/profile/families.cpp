@@ -413,6 +413,8 @@ std::vector<Family> make_families() {
   f.push_back(streaming("amax", elements, 2, "zero_amax, amax over bf16, scale from amax (FP8 current scaling)"));
   f.push_back(streaming("cast.fp8", elements, 3, "bf16 -> e4m3 or e5m2 with a given scale, row-wise only"));
   f.push_back(streaming("cast_transpose.fp8", rows_cols, 4, "bf16 -> fp8 row-wise and transposed"));
+  f.push_back(streaming("cast_transpose.fp8.general", rows_cols, 4,
+                        "the same of rows or columns off the tiles of 32, by TE's kernel for any shape (experts)"));
   f.push_back(streaming("cast_transpose.fp8.row", elements, 4,
                         "the same of one row, by TE's kernel for any shape (an optimizer's shard of a parameter)"));
   f.push_back(streaming("transpose.fp8", rows_cols, 2, "fp8 -> fp8 transposed"));

@@ -2,6 +2,7 @@
 #include <doctest/doctest.h>
 #include <rapidcheck.h>
 
+#include <algorithm>
 #include <map>
 #include <utility>
 
@@ -110,6 +111,48 @@ const std::map<std::string, Names>& delta_net_kernels() {
   return table;
 }
 
+/// What a Mamba-2 mixer's scan ran on an H100 (mamba_ssm 2.3.2), in its order, with the operation of each kernel.
+struct ScanKernel {
+  std::string name, operation;
+};
+const std::vector<ScanKernel>& scan_kernels(bool forward) {
+  static const std::string sum = "void at::native::reduce_kernel<128, 4, at::native::ReduceOp<float, sum_functor>>",
+                           chunks = "mamba.chunks.forward", back = "mamba.chunks.backward",
+                           groups = "mamba.groups.backward";
+  static const std::vector<ScanKernel> once = {{"_chunk_cumsum_fwd_kernel", chunks},
+                                               {"_chunk_state_fwd_kernel", chunks},
+                                               {"_state_passing_fwd_kernel", "mamba.states.forward"},
+                                               {"_bmm_chunk_fwd_kernel", "mamba.groups.forward"},
+                                               {"_chunk_scan_fwd_kernel", chunks}},
+                                       again = {{"_chunk_cumsum_fwd_kernel", back},
+                                                {"_bmm_chunk_fwd_kernel", groups},
+                                                {"_chunk_state_fwd_kernel", back},
+                                                {"_state_passing_fwd_kernel", "mamba.states.recompute"},
+                                                {"_chunk_scan_bwd_dz_kernel", back},
+                                                {sum, back},
+                                                {"_chunk_scan_bwd_dstates_kernel", back},
+                                                {"_state_passing_bwd_kernel", "mamba.states.backward"},
+                                                {"_chunk_scan_chunk_state_bwd_dx_kernel", back},
+                                                {sum, back},
+                                                {"_chunk_state_bwd_db_kernel", back},
+                                                {sum, groups},
+                                                {fp32_add, back},
+                                                {"_chunk_scan_bwd_dc_kernel", back},
+                                                {sum, groups},
+                                                {"_chunk_scan_bwd_dcb_kernel", back},
+                                                {sum, groups},
+                                                {"_bmm_chunk_bwd_kernel", groups},
+                                                {"_bmm_chunk_bwd_kernel", groups},
+                                                {"_chunk_scan_bwd_ddAcs_stable_kernel", back},
+                                                {sum, back},
+                                                {"_chunk_cumsum_bwd_kernel", back}};
+  return forward ? once : again;
+}
+bool is_of_scan(const std::string& operation) {
+  return operation.starts_with("mamba.states") || operation.starts_with("mamba.groups") ||
+         operation.starts_with("mamba.chunks");
+}
+
 /// Kernels of an operation, as Megatron Core, Transformer Engine and ATen launch them.
 Names kernels_of(const traces::Expected& e) {
   const auto& op = e.operation;
@@ -189,6 +232,14 @@ Names kernels_of(const traces::Expected& e) {
       {"fill", {"void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<c10::BFloat16>"}},
       {"memset", {"Memset (Device)"}},
       {"glu.offset", {fp32_mul}},
+      {"squared_relu.forward", {"triton_poi_fused_pow_relu_0"}},
+      {"squared_relu.backward", {"triton_poi_fused_mul_pow_relu_threshold_backward_0"}},
+      {"mamba.conv.forward", {"void causal_conv1d_channellast_fwd_kernel<>"}},
+      {"mamba.conv.backward", {"void causal_conv1d_channellast_bwd_kernel<>"}},
+      {"mamba.norm.forward", {"_layer_norm_fwd_1pass_kernel"}},
+      {"mamba.norm.backward", {"_layer_norm_bwd_kernel"}},
+      {"moe.sort_map", {"_make_chunk_sort_map_kernel"}},
+      {"copy.d2h", {"Memcpy DtoH (Device -> Pinned)"}},
       {"gelu.forward", {"triton_poi_fused_mul_sigmoid_0"}},
       {"gelu.backward", {"triton_poi_fused_add_mul_rsub_sigmoid_1"}}};
   const auto found = rest.find(op);
@@ -200,7 +251,12 @@ class Writer {
  public:
   void write(const traces::Pattern& pattern) {
     Names states;  // of a gated delta rule, which runs them before its last kernels
+    bool scanned = false;
     for (const auto& e : pattern.compute) {
+      if (is_of_scan(e.operation)) {
+        if (!std::exchange(scanned, true)) scan(pattern);
+        continue;
+      }
       const auto names = kernels_of(e);
       if (e.operation.starts_with("gated_delta.state")) {
         states.insert(states.end(), names.begin(), names.end());
@@ -235,6 +291,14 @@ class Writer {
         add("ncclDevKernel_SendRecv", 100'000, pattern, 39);
       else
         add("ncclDevKernel_AllGather_RING_LL", 10'000, pattern, 28);
+    }
+  }
+  /// A millisecond an operation, in as many parts as it has kernels.
+  void scan(const traces::Pattern& pattern) {
+    const auto& kernels = scan_kernels(pattern.pass == traces::Pass::forward);
+    for (const auto& k : kernels) {
+      const auto parts = std::ranges::count(kernels, k.operation, &ScanKernel::operation);
+      add(k.name, 1'000'000 / parts, pattern, 7);
     }
   }
   /// A loader that cuts a sequence for context parallelism.
@@ -396,6 +460,31 @@ TEST_CASE("gated delta nets: the rule's kernels are its own, its states measured
   CHECK(counts["gate.forward"] == 2 * 4);  // full attention's, too
   CHECK(counts["gate.backward"] == 2 * 4);
   CHECK_FALSE(result.profile.scalars.contains("host.forward.gated_delta.state.forward_us"));  // among the rule's
+}
+
+TEST_CASE("Mamba-2: every kernel of a scan belongs to its operation, whatever else is launched between") {
+  auto scenario = scenario::read("../real/n_nano_bf.yaml");
+  for (const char* change : {"global_batch_size=2", "cluster.profile=h200-sxm", "hybrid_layer_pattern=MM*M",
+                             "num_layers=4", "num_moe_experts=none"})
+    scenario::set(scenario, change);
+  const Run run(scenario);
+  const auto result = traces::import_traces(scenario, {run.step(2).trace}, {"mixers", 1, ""}, nullptr);
+  for (const auto& note : result.notes) CHECK(note.find("are not in the trace") == std::string::npos);
+  CHECK(result.attributed_us / result.kernel_us > 0.999);
+  std::map<std::string, int> counts;
+  for (const auto& key : result.keys) {
+    if (!key.key.family.starts_with("mamba.")) continue;
+    CAPTURE(key.key.family);
+    counts[key.key.family] += key.sample.count;
+    CHECK(key.situ_ns == doctest::Approx(1e6).epsilon(0.05));
+  }
+  for (const char* operation :
+       {"norm.forward", "norm.backward", "conv.backward", "chunks.forward", "chunks.backward", "groups.forward",
+        "groups.backward", "states.forward", "states.recompute", "states.backward"})
+    CHECK(counts[std::string("mamba.") + operation] == 2 * 3);  // microbatches, mixers
+  CHECK(counts["mamba.conv.forward"] == 2 * 2 * 3);             // once more in backward
+  for (const auto& [name, scalar] : result.profile.scalars)     // no launch of a scan follows its own
+    CHECK_FALSE((name.starts_with("host.") && is_of_scan(name.substr(name.find("ward.") + 5))));
 }
 
 TEST_CASE(

@@ -243,6 +243,25 @@ TEST_CASE("the maximum of a tensor takes what it does on an H200: its kernel gai
   }
 }
 
+TEST_CASE("Triton's chunked products gain no more from Blackwell than one was seen to; nothing gets slower by that") {
+  const Profile& p = imported("gb200-nvl72");
+  const Profile derived = derive(h200(), data_sheet("gb200-nvl72"));
+  std::size_t raised = 0;
+  for (const auto& [name, samples] : p.samples) {
+    CAPTURE(name);
+    const bool chunked =
+        (name.starts_with("mamba.") || name.starts_with("gated_delta.")) && family(name).load == Load::matrix;
+    if (!chunked) continue;
+    for (const auto& s : samples) {
+      const double on_h200 = h200().time({name, s.dims})->ns, by_sheet = derived.time({name, s.dims})->ns;
+      CHECK(s.ns == doctest::Approx(std::max(by_sheet, 450.0 / 602 * on_h200)).epsilon(0.001));
+      CHECK(s.ns < on_h200);
+      raised += s.ns > 1.001 * by_sheet ? 1 : 0;
+    }
+  }
+  CHECK(raised > 50);
+}
+
 TEST_CASE("collectives count bytes; eight GPUs of a rack are a B200's eight, as much slower as four are") {
   const Profile& p = imported("gb200-nvl72");
   const double elements = 1 << 20, us = 1.1 * 4 * (10 + elements / 1e5);

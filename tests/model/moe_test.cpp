@@ -212,23 +212,49 @@ TEST_CASE("experts' rows are quantized one expert after the other, with delayed 
       const auto one_by_one = recipe == "delayed" ? 1 : local;
       for (const std::string tensor : {"fc1_input", "fc2_input", "fc2_gradient", "fc1_gradient"}) {
         CAPTURE(tensor);
-        double casts = 0;
+        double casts = 0, off_tiles = 0;
         int maxima = 0, in_call = 0;
         std::int64_t rows = 0;
         for (const auto& kernel : layer(stages).kernels) {
           if (!kernel.name.starts_with("experts." + tensor + " ")) continue;
           const bool amax = kernel.key.family == "amax";
           if (amax) maxima += static_cast<int>(kernel.share);
+          if (kernel.key.family == "cast_transpose.fp8.general") off_tiles += kernel.share;
           if (!amax) casts += kernel.share, rows = std::max(rows, kernel.key.dims.at(0));
           if (kernel.within_call) in_call += kernel.launches;
         }
         CHECK(casts == static_cast<double>(one_by_one));
+        // Padded to 16 rows, every other expert has no multiple of the 32 that a tuned cast needs.
+        CHECK(off_tiles == (recipe == "tensorwise" ? static_cast<double>(local) / 2 : 0));
         CHECK(maxima == (recipe == "tensorwise" ? local : 0));
         CHECK(in_call == (one_by_one - 1) * (recipe == "tensorwise" ? 4 : 1));
         CHECK(rows * one_by_one >= n);
         CHECK(rows * one_by_one <= n + 129 * local);  // padded, and rounded up
       }
     }
+  }
+}
+
+TEST_CASE("rows that are the same in every step are cast by the kernel for any shape where they fill no tiles of 32") {
+  const auto casts = [](std::int64_t sequence, const char* recipe) {
+    auto s = with(large_experts(), {"fp8=hybrid", "moe_expert_capacity_factor=1.0",
+                                    "moe_pad_expert_input_to_capacity=true", "moe_token_drop_policy=probs"});
+    s.settings.fp8_recipe = recipe;
+    s.model.seq_length = sequence;
+    const auto stages = test::build(s);
+    std::map<std::string, double> counts;
+    for (const auto& kernel : layer(stages).kernels)
+      if (kernel.key.family.starts_with("cast_transpose")) counts[kernel.key.family] += kernel.share;
+    return counts;
+  };
+  // Capacity: a quarter of the tokens (2 of 8 experts), from both ranks.
+  for (const std::int64_t sequence : {4096, 4128, 4160, 4192, 6272}) {
+    CAPTURE(sequence);
+    const bool off = sequence / 4 * 2 % 32 != 0, dense_off = sequence % 32 != 0;
+    auto counts = casts(sequence, "tensorwise");
+    CHECK((counts["cast_transpose.fp8.general"] > 0) == (off || dense_off));
+    CHECK(counts["cast_transpose.fp8"] > 0);  // weights, and rows of attention
+    CHECK(casts(sequence, "blockwise").empty());
   }
 }
 
