@@ -2,6 +2,7 @@
 #include "pipewright/parameter_count.hpp"
 
 #include "parameters.hpp"
+#include "pipewright/scenario/io.hpp"
 
 namespace pipewright::model {
 namespace {
@@ -21,6 +22,7 @@ Int elements(const scenario::Scenario& s) {
 }  // namespace
 
 ParameterCount parameter_count(const scenario::Scenario& scenario) {
+  scenario::check(scenario);  // a model of no heads has no width of them
   scenario::Scenario s = scenario;
   auto& o = s.settings;
   o.tensor_model_parallel_size = o.pipeline_model_parallel_size = o.context_parallel_size = 1;
