@@ -101,17 +101,16 @@ Loaded Input::load() const {
   const Position where = {"command line", 0};
   if (forms == 0) throw UsageError(where, {}, "no scenario given", {"SCENARIO", "--megatron", "--bridge", "--hf"});
   if (forms > 1) throw UsageError(where, {}, "more than one of SCENARIO, --megatron, --bridge and --hf given");
-  if (gpus_ < 0) throw UsageError(where, "--gpus", fmt::format("a number of GPUs must be positive, not {}", gpus_));
-  if (gpus_per_node_ < 0) {
-    throw UsageError(where, "--gpus-per-node", fmt::format("must be positive, not {}", gpus_per_node_));
-  }
+  for (const auto& [option, given] : {std::pair("--gpus", gpus_), {"--gpus-per-node", gpus_per_node_}})
+    if (given && *given < 1)
+      throw UsageError(where, option, fmt::format("a number of GPUs must be positive, not {}", *given));
   const std::string content = path.empty() ? "" : content_of(path);
   const bool launch = !path.empty() && emit::is_launch_file(path, content);
   const bool configuration = !path.empty() && emit::is_bridge_text(content);
   const bool scenario_file = !path.empty() && !launch && !configuration;
   if (scenario_file && scenario::is_hf(content))
     throw UsageError({path, 1}, {}, "a config.json of Hugging Face, which describes a model: --hf " + path);
-  if (scenario_file && (gpus_ > 0 || gpus_per_node_ > 0 || !megatron_core_.empty())) {
+  if (scenario_file && (gpus_ || gpus_per_node_ || !megatron_core_.empty())) {
     throw UsageError(where, {},
                      "a scenario file states its machine and versions itself; --set num_gpus=, "
                      "gpus_per_node= or megatron_core= overrides them");
@@ -119,10 +118,10 @@ Loaded Input::load() const {
 
   Loaded loaded;
   emit::Machine machine;
-  machine.num_gpus = gpus_;
+  machine.num_gpus = gpus_.value_or(0);
   if (!profiles_.empty()) machine.profile = profiles_.front();
   if (const auto rack = profile::rack_of(machine.profile)) machine.gpus_per_node = rack->gpus_per_node;
-  if (gpus_per_node_ > 0) machine.gpus_per_node = gpus_per_node_;
+  if (gpus_per_node_) machine.gpus_per_node = *gpus_per_node_;
   machine.megatron_core = megatron_core_;
   for (const auto& name : ignore_)
     if (scenario::effect_of(name) == nullptr) machine.ignore.push_back(name);
@@ -170,8 +169,8 @@ void Input::require_no_overrides() const {
                                                 {"--bridge", !bridge_.empty()},
                                                 {"--hf", !hf_.empty()},
                                                 {"--megatron-core", !megatron_core_.empty()},
-                                                {"--gpus", gpus_ != 0},
-                                                {"--gpus-per-node", gpus_per_node_ != 0}};
+                                                {"--gpus", gpus_.has_value()},
+                                                {"--gpus-per-node", gpus_per_node_.has_value()}};
   for (const auto& [option, is_given] : given)
     if (is_given)
       throw UsageError({"command line", 0}, option,
@@ -185,9 +184,9 @@ Loaded Input::model_alone(const emit::Machine& machine) const {
     scenario::set(loaded.scenario, name + "=" + value);
   };
   if (!megatron_core_.empty()) set("software.megatron_core", megatron_core_);
-  if (gpus_ > 0) {
-    set("cluster.num_gpus", std::to_string(gpus_));
-    set("cluster.gpus_per_node", std::to_string(std::min<scenario::Int>(gpus_, machine.gpus_per_node)));
+  if (gpus_) {
+    set("cluster.num_gpus", std::to_string(*gpus_));
+    set("cluster.gpus_per_node", std::to_string(std::min<scenario::Int>(*gpus_, machine.gpus_per_node)));
   }
   loaded.scenario.cluster.profile = machine.profile;
   return loaded;
@@ -217,7 +216,7 @@ void Input::stand_in_racks(Loaded& loaded) {
 /// What a config.json cannot say is the same in every command, and said.
 void Input::complete(Loaded& loaded) const {
   std::vector<std::string> absent, add;
-  if (gpus_ == 0) {
+  if (!gpus_) {
     absent.emplace_back("--gpus");
     add.emplace_back("--gpus N");
   }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -58,7 +59,7 @@ class Input {
   std::map<std::string, std::string> variables() const;  ///< --env, as a script sees them
 
   std::string megatron_, bridge_, hf_, megatron_core_;
-  long long gpus_ = 0, gpus_per_node_ = 0;
+  std::optional<int> gpus_, gpus_per_node_;
   std::vector<std::string> profiles_, set_, env_, ignore_;
 };
 

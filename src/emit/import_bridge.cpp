@@ -327,7 +327,50 @@ class OverrideImporter {
       return;
     }
     if (dot == std::string::npos) return whole_section(path, literal, value, where);
+    require_section(path, hydra, where);
     set(path.substr(0, dot), path.substr(dot + 1), literal, where);
+  }
+
+  /// The configuration by another name (config.model.x, cfg2.model.x, an alias of cfg.model) and a slip in a section's
+  /// are refused: what they set would be lost. Other objects' attributes are passed over.
+  void require_section(const std::string& path, bool hydra, const Position& where) const {
+    static const scenario::Strings sections = {// ConfigContainer (training/config.py of Megatron Bridge 0.7)
+                                               "model",
+                                               "train",
+                                               "optimizer",
+                                               "ddp",
+                                               "scheduler",
+                                               "dataset",
+                                               "logger",
+                                               "tokenizer",
+                                               "checkpoint",
+                                               "dist",
+                                               "rng",
+                                               "rerun_state_machine",
+                                               "optimizer_config_override_provider",
+                                               "validation",
+                                               "ft",
+                                               "straggler",
+                                               "nvrx_straggler",
+                                               "profiling",
+                                               "tensor_inspect",
+                                               "inprocess_restart",
+                                               "comm_overlap",
+                                               "mixed_precision"};
+    const auto known = [&](const std::string& name) { return std::ranges::find(sections, name) != sections.end(); };
+    const std::string section = path.substr(0, path.find('.')), field = path.substr(path.rfind('.') + 1);
+    if (known(section) || std::ranges::find(dropped_, field) != dropped_.end()) return;
+    std::string meant;
+    for (auto dot = path.find('.'); dot != std::string::npos && meant.empty(); dot = path.find('.', dot + 1))
+      if (known(path.substr(dot + 1, path.find('.', dot + 1) - dot - 1)) &&
+          path.find('.', dot + 1) != std::string::npos)
+        meant = "cfg." + path.substr(dot + 1);
+    const bool other = hydra && meant.empty() && nearest_name(section, sections).empty() && !is_field(field) &&
+                       scenario::effect_of(field) == nullptr;
+    if (other) return;
+    if (meant.empty()) meant = nearest_name(section, sections);
+    throw UsageError(where, (hydra ? "" : "cfg.") + path,
+                     "no section of Bridge's configuration, which is called cfg here", sections, meant);
   }
 
   /// cfg.model = AutoBridge.from_hf_pretrained(...).to_megatron_provider(), cfg.ddp =

@@ -10,6 +10,7 @@
 #include "pipewright/parameter_count.hpp"
 #include "pipewright/report.hpp"
 #include "pipewright/scenario/derived.hpp"
+#include "pipewright/scenario/io.hpp"
 #include "to_json.hpp"
 
 namespace pipewright::report {
@@ -46,6 +47,7 @@ std::int64_t data_parallel(const scenario::Scenario& s) {
 /// None of a model whose sizes do not go together: check() says so elsewhere.
 std::optional<model::ParameterCount> parameters(const scenario::Scenario& s) {
   try {
+    scenario::check(s);
     return model::parameter_count(s);
   } catch (const UsageError&) {
     return {};

@@ -356,6 +356,27 @@ TEST_CASE("a variable stands where it was read, not on a command line that nobod
   CHECK(place(emit::from_bridge_text(overrides, "x.py", machine).scenario) == "x.py");
 }
 
+TEST_CASE("what would set a field of Bridge's configuration by another name, or with a slip, is refused") {
+  const std::string text =
+      "cfg.model.num_layers = 4\ncfg.model.hidden_size = 1024\ncfg.model.num_attention_heads = 8\n"
+      "cfg.model.seq_length = 1024\ncfg.model.vocab_size = 32000\ncfg.train.micro_batch_size = 1\n"
+      "cfg.train.global_batch_size = 8\n";
+  const auto read = [&](const std::string& line) {
+    return emit::from_bridge_text(text + line + "\n", "x.py", {8, 8, "h100-sxm", ""}).scenario.model.num_layers;
+  };
+  for (const char* line : {"config.model.num_layers = 8", "cfg2.model.num_layers = 8", "self.cfg.model.num_layers = 8",
+                           "cfg[\"model\"].num_layers = 8", "cfg.modle.num_layers = 8", "modle.num_layers=8",
+                           "x = cfg.model\nx.num_layers = 8", "cfg.nope.x = 5"}) {
+    CAPTURE(std::string(line));
+    CHECK_THROWS_WITH_AS(read(line), doctest::Contains("no section of Bridge's configuration"), UsageError);
+  }
+  CHECK_THROWS_WITH_AS(read("config.model.num_layers = 8"), doctest::Contains("did you mean \"cfg.model.num_layers\"?"),
+                       UsageError);
+  for (const char* line : {"torch.backends.cuda.matmul.allow_tf32 = True", "my.thing = 5",
+                           "cfg.logger.log_interval = 1", "model.num_layers=4"})
+    CHECK(read(line) == 4);
+}
+
 TEST_CASE("a value of model_config.yaml may begin in the next line") {
   const std::string text =
       "MODEL_ARGS:\n  --num-layers:\n    2\n  --hidden-size: 64\n  --bf16:\n    true\n    # a comment\n  --swiglu: "

@@ -13,7 +13,7 @@ struct ParameterCount {
   std::int64_t of_a_token = 0;  ///< with as many experts as a token visits
 };
 
-/// Throws UsageError where the model's sizes do not go together.
+/// Of a scenario that scenario::check() takes: a model of no heads has no width of them.
 ParameterCount parameter_count(const scenario::Scenario& scenario);
 
 }  // namespace pipewright::model
