@@ -195,8 +195,11 @@ std::int64_t added_by_backward(const Piece& piece) {
 }
 
 Grown grown_in_turns(const Piece* forward, const Piece* backward, const schedule::Config& config) {
-  Beside all, some(true);
+  Beside all;
   all.in_turns(forward, backward, config);
+  const auto moves = [](const Piece* piece) { return piece != nullptr && !piece->groups.empty(); };
+  if (!moves(forward) && !moves(backward)) return {all.most(), all.most()};
+  Beside some(true);
   some.in_turns(forward, backward, config);
   return {all.most(), some.most()};
 }

@@ -17,6 +17,7 @@
 
 #include "../../src/plan/rules.hpp"
 #include "../../src/plan/search_dimensions.hpp"
+#include "../../src/plan/space.hpp"
 #include "../draws.hpp"
 #include "bases.hpp"
 #include "pipewright/plan.hpp"
@@ -298,6 +299,59 @@ TEST_CASE("whenever a search is stopped, nothing known of its space beats its be
       CAPTURE(plan.searched.interrupted);
       CAPTURE(plan.searched.gap);
       CHECK(fastest >= static_cast<double>(plan.best->prediction.step_ns) * (1 - plan.searched.gap) - 1);
+    }
+  }
+}
+
+TEST_CASE(
+    "of a space that is predicted whole nothing that fits beats a best by more than its gap, whatever the limit") {
+  std::mt19937 random(17);
+  std::vector<const char*> bases = {"dense", "moe"};
+  if (points() > 0) bases.insert(bases.end(), {"tensor", "single"});
+  for (const char* base : bases) {
+    CAPTURE(base);
+    auto s = opened(small(base, "device"), {"recompute", "offload"});
+    scenario::set(s, "global_batch_size=16");
+    s.search.memory_margin = scenario::Margin{};
+    s.search.memory_limit = Bytes(std::int64_t{1} << 50);
+    struct Known {
+      Bytes needed;
+      double step;
+    };
+    std::vector<Known> all;
+    {
+      const auto dimensions = plan::dimensions(s);
+      plan::LeftOut ignored;
+      plan::Space space(s, dimensions, ignored);
+      for (const auto& structure : space.structures())
+        for (const auto& trial : space.candidates(structure)) {
+          try {
+            const auto p = predict::predict(trial.candidate.scenario, profiles());
+            Bytes needed;
+            for (const auto& rank : p.ranks)
+              needed = std::max(needed, rank.walk.most_reserved() + rank.outside_allocator);
+            all.push_back({needed, static_cast<double>(p.step_ns)});
+          } catch (const UsageError&) {
+            // not modelled
+          }
+        }
+    }
+    REQUIRE(all.size() > 50);
+    for (unsigned draw = 0; draw < (points() > 0 ? 40 : test::draws(4)); ++draw) {
+      // Just enough for one of them: with a byte less another would be the best.
+      s.search.memory_limit = all[random() % all.size()].needed;
+      CAPTURE(s.search.memory_limit->value);
+      auto o = real();
+      o.has_baseline = draw % 2 == 0;
+      const auto plan = plan::search(s, o);
+      REQUIRE(plan.best);
+      double fastest = std::numeric_limits<double>::max();
+      for (const auto& one : all)
+        if (one.needed <= *s.search.memory_limit) fastest = std::min(fastest, one.step);
+      const auto best = static_cast<double>(plan.best->prediction.step_ns);
+      CAPTURE(best);
+      CHECK(fastest >= best * (1 - plan.searched.gap) - 1);
+      if (plan.searched.proved_optimal) CHECK(fastest >= best * (1 - 2 * tie));
     }
   }
 }
