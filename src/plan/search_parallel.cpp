@@ -61,7 +61,7 @@ std::string missing_beside_context(const Scenario& s, Int tp, Int cp) {
     const auto beside = scenario::unmodelled(one);
     const auto fresh = std::ranges::find_if(beside, [&](const auto& other) {
       return std::ranges::find(before, other.name, &scenario::Unmodelled::name) == before.end() &&
-             std::ranges::find(s.ignore, other.name) == s.ignore.end();
+             !scenario::ignores(s, other.name);
     });
     if (fresh == beside.end()) return "";
     missing = fresh->name + " is not modelled: " + fresh->missing;

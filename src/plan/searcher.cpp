@@ -287,6 +287,9 @@ void Searcher::floor_of(std::size_t index) {
       const auto found = spread_bounds_.of_candidate(spreads_[structure.spread], structure, s);
       trial.least = std::max(trial.least, found.cost);
       trial.may_fit = found.lacking <= Bytes(0);
+    } else if (options_.spread_floor && trial.without) {
+      const auto lacking = spread_bounds_.lacking(spreads_[structure.spread], structure, s);
+      trial.may_fit = !lacking || *lacking <= Bytes(0);
     }
     trial.may_fit = trial.may_fit && may_fit(s, known_[trial.structure].state);
     // What does not fit needs a time, too, where nothing else gave it one: more recompute and offload take no less.

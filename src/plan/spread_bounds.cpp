@@ -419,10 +419,17 @@ std::optional<Guess> SpreadBounds::guess(const Spread& spread, const Structure& 
 
 std::optional<Bytes> SpreadBounds::lacking(const Spread& spread, const Structure& structure,
                                            const Scenario& candidate) {
-  const auto known = kernels(spread, overlap_of(candidate));
+  const auto overlap = overlap_of(candidate);
+  const auto known = is_full(candidate) ? nullptr : kernels(spread, overlap);
   if (!known) return std::nullopt;
   try {
-    const auto layers = options_.layers(candidate, false);
+    const auto& s = candidate.settings;
+    auto key = space_.work_of(spread) + name_of(overlap);
+    for (const auto& module : s.recompute_modules) key += " " + module;
+    for (const auto& module : s.offload_modules) key += ", " + module;
+    if (s.cpu_offloading) key += ", layers " + std::to_string(s.cpu_offloading_num_layers);
+    auto layers = offloaded_.find(key);
+    if (!layers) layers = offloaded_.keep(key, options_.layers(candidate, false));
     return known->floor->lacking(options_.split(Space::without_work(structure.partial)), Replay{layers.get()});
   } catch (const UsageError&) {
     return std::nullopt;  // the candidate says why

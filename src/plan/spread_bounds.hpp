@@ -24,7 +24,7 @@
 namespace pipewright::plan {
 
 /// What was asked for last, by name: all of it would take gigabytes, and what is asked for together stands together.
-template <typename T>
+template <typename T, std::size_t most = 512>
 class Recent {
  public:
   std::shared_ptr<const T> find(const std::string& name) {
@@ -44,7 +44,6 @@ class Recent {
   }
 
  private:
-  static constexpr std::size_t most = 512;
   struct Kept {
     std::shared_ptr<const T> value;
     std::int64_t asked = 0;
@@ -84,14 +83,15 @@ class SpreadBounds {
   SpreadBound of_candidate(const Spread& spread, const Structure& structure, const Scenario& candidate);
   /// What no choice of offload undercuts beside the recompute of a candidate that offloads nothing and does not fit.
   SpreadBound of_offload(const Spread& spread, const Structure& structure, const Scenario& without);
+  /// What a candidate lacks with what it recomputes and offloads, by modules, as if they were offloaded in all layers.
+  /// Its layers serve all structures. Nothing: nothing is known, as where layers are recomputed in full.
+  std::optional<Bytes> lacking(const Spread& spread, const Structure& structure, const Scenario& candidate);
   // Guesses, not bounds; where nothing is guessed, nothing or the largest double.
   /// What a parallelism may come to: its kernels with nothing recomputed, and as much more as the share of a recompute
   /// that makes it fit; or less of it, and the copies that move the rest.
   double promise(const Spread& spread);
   /// Of a candidate that recomputes some modules, or none, and offloads nothing.
   std::optional<Guess> guess(const Spread& spread, const Structure& structure, const Scenario& candidate);
-  /// What it lacks with what it recomputes and offloads, by modules.
-  std::optional<Bytes> lacking(const Spread& spread, const Structure& structure, const Scenario& candidate);
 
  private:
   /// Layers as they run, and what they keep with all moved that may.
@@ -147,6 +147,7 @@ class SpreadBounds {
   const std::string objective_;
   Recent<Choices> choices_;
   Recent<Moved> moved_;
+  Recent<predict::Layers, 4096> offloaded_;  ///< small ones
   Recent<Kernels> kernels_;
 };
 

@@ -4,6 +4,8 @@
 #include <functional>
 #include <limits>
 #include <map>
+#include <optional>
+#include <set>
 #include <tuple>
 #include <utility>
 
@@ -19,6 +21,35 @@ auto likeness(const scenario::Scenario& s, std::int64_t layer) {
   return std::tuple(scenario::is_moe_layer(s, layer), scenario::attention_window(s, layer),
                     scenario::is_linear_attention_layer(s, layer), scenario::is_mamba_layer(s, layer),
                     scenario::has_mlp(s, layer), scenario::is_attention_layer(s, layer));
+}
+
+/// Every kind beside every other, the least of those that are alike.
+template <class PiecesAlike>
+void add_turns(Layers& into, const scenario::Scenario& scenario, const model::Stages& stages,
+               const PiecesAlike& pieces_alike) {
+  const auto config = schedule::config_of(scenario);
+  std::vector<std::vector<const model::Piece*>> kinds = {{nullptr}};
+  std::map<typename PiecesAlike::key_type, std::uint32_t> number;
+  for (const auto& [likeness, pieces] : pieces_alike) {
+    number.emplace(likeness, static_cast<std::uint32_t>(kinds.size()));
+    auto& of = kinds.emplace_back();
+    for (const auto piece : pieces) of.push_back(&stages.pieces[piece]);
+  }
+  for (std::size_t layer = 0; layer < into.kept.size(); ++layer) {
+    const auto at = number.find(likeness(scenario, static_cast<std::int64_t>(layer)));
+    into.kind.push_back(at == number.end() ? 0 : at->second);
+  }
+  for (const auto& forwards : kinds)
+    for (auto* of = &into.grown.emplace_back(); const auto& backwards : kinds) {
+      std::optional<memory::Grown> least;
+      for (const auto* forward : forwards)
+        for (const auto* backward : backwards) {
+          const auto grown = memory::grown_in_turns(forward, backward, config);
+          if (!least) least = grown;
+          least = {std::min(least->most, grown.most), std::min(least->least, grown.least)};
+        }
+      of->push_back(*least);
+    }
 }
 
 }  // namespace
@@ -41,6 +72,7 @@ Layers layers(const scenario::Scenario& scenario, const profile::Profiles& profi
   }
   // Some pieces differ by what is beside them in the chunk: the least of those that are alike.
   std::map<decltype(likeness(scenario, 0)), std::int64_t> alike;
+  std::map<decltype(likeness(scenario, 0)), std::set<std::uint32_t>> pieces_alike;
   const auto last = stages.ranks.size() - 1;
   for (std::size_t r = 0; r <= last; ++r)
     for (std::size_t c = 0; c < stages.ranks[r].chunks.size(); ++c) {
@@ -50,6 +82,7 @@ Layers layers(const scenario::Scenario& scenario, const profile::Profiles& profi
         if (const int layer = chunk.layers[n]; layer >= 0) {
           const auto [at, fresh] = alike.emplace(likeness(scenario, layer), kept[piece]);
           if (!fresh) at->second = std::min(at->second, kept[piece]);
+          pieces_alike[likeness(scenario, layer)].insert(piece);
           found.added_by_layer = std::min(found.added_by_layer, added[piece]);
         } else if (r == 0 && c == 0 && n == 0) {
           found.embedding = kept[piece];
@@ -65,6 +98,7 @@ Layers layers(const scenario::Scenario& scenario, const profile::Profiles& profi
     else
       found.kept[layer] = 0;
   if (found.added_by_layer == unknown) found.added_by_layer = 0;
+  if (scenario.settings.overlap_moe_expert_parallel_comm) add_turns(found, scenario, stages, pieces_alike);
   return found;
 }
 
@@ -75,6 +109,18 @@ Layers least_of(const Layers& one, const Layers& other) {
   least.head = std::min(one.head, other.head);
   least.added_by_layer = std::min(one.added_by_layer, other.added_by_layer);
   least.added_by_head = std::min(one.added_by_head, other.added_by_head);
+  if (one.kind != other.kind || one.grown.size() != other.grown.size()) return least;
+  least.kind = one.kind, least.grown = one.grown;
+  std::vector<std::int64_t> of_one(one.grown.size(), 0), of_other = of_one;  // by kind: what the backward's layer keeps
+  for (std::size_t i = 0; i < one.kind.size(); ++i)
+    of_one[one.kind[i]] = one.kept[i], of_other[one.kind[i]] = other.kept[i];
+  for (std::size_t f = 0; f < least.grown.size(); ++f)
+    for (std::size_t b = 0; b < least.grown.size(); ++b) {
+      const auto &a = one.grown[f][b], &c = other.grown[f][b];
+      const auto kept = std::min(of_one[b], of_other[b]);
+      least.grown[f][b] = {std::min(of_one[b] - kept + a.most, of_other[b] - kept + c.most),
+                           std::min(a.least, c.least)};
+    }
   return least;
 }
 
@@ -111,7 +157,7 @@ Split split_of(const scenario::Scenario& structure, const profile::Profiles& pro
     auto& rank = split.ranks[static_cast<std::size_t>(r)];
     rank.available = limits.memory_limit - limits.memory_margin - outside.of(r);
     if (config.ep_overlap) rank.calls = schedule::calls(config, r);
-    rank.in_flight = memory::in_flight(config, r);
+    rank.moments = memory::moments(config, r);
     for (int c = 0; c < config.chunks.value_or(1); ++c) {
       const auto stage = scenario::stage(structure, r, c);
       auto& chunk = rank.chunks.emplace_back();
@@ -163,9 +209,64 @@ std::int64_t ends_kept(const Split::Chunk& chunk, const Replay& replay) {
   return (chunk.embedding ? replay.layers->embedding : 0) + (chunk.loss ? replay.layers->head : 0);
 }
 
+/// What a rank has at most beside what its forwards left, in calls of two chunks; where that is not known: nothing.
+class CombinedCalls {
+ public:
+  CombinedCalls(const Split::Rank& rank, const Replay& replay, const Replay& moved)
+      : chunks_(rank.chunks),
+        layers_(*replay.layers),
+        moved_(*moved.layers),
+        known_(replay.replayed == nullptr && !layers_.grown.empty()),
+        calls_((chunks_.size() + 1) * chunks_.size(), unknown) {}
+
+  std::int64_t most(const schedule::Moment& moment) {
+    if (!knows(moment)) return 0;
+    auto& known = calls_[static_cast<std::size_t>(moment.forward + 1) * chunks_.size() +
+                         static_cast<std::size_t>(moment.backward)];
+    if (known == unknown) known = call(chunk(moment.forward), chunk(moment.backward));
+    return known;
+  }
+  /// ... whatever part of what may be moved is: when the first layers meet.
+  std::int64_t least(const schedule::Moment& moment) const {
+    if (!knows(moment) || moved_.grown.empty() || chunk(moment.backward).loss) return 0;
+    return std::max<std::int64_t>(0, of(moved_.grown, chunk(moment.forward), chunk(moment.backward), 0).least);
+  }
+
+ private:
+  static constexpr std::int64_t unknown = -1;
+  /// Depths of multi-token prediction go back first: which layers meet then is not known.
+  bool knows(const schedule::Moment& moment) const {
+    return known_ && moment.backward >= 0 && chunk(moment.backward).mtp_layers == 0;
+  }
+  const Split::Chunk& chunk(int number) const {
+    static const Split::Chunk none;
+    return number < 0 ? none : chunks_[static_cast<std::size_t>(number)];
+  }
+  static int forward(const Split::Chunk& f, int i) { return i < f.layers ? f.first + i : -1; }
+  static int backward(const Split::Chunk& b, int i) { return i < b.layers ? b.first + b.layers - 1 - i : -1; }
+  const memory::Grown& of(const std::vector<std::vector<memory::Grown>>& grown, const Split::Chunk& f,
+                          const Split::Chunk& b, int i) const {
+    const auto kind = [&](int layer) { return layer < 0 ? 0U : layers_.kind[static_cast<std::size_t>(layer)]; };
+    return grown[kind(forward(f, i))][kind(backward(b, i))];
+  }
+  std::int64_t call(const Split::Chunk& f, const Split::Chunk& b) const {
+    const auto kept = [&](int layer) { return layer < 0 ? 0 : layers_.kept[static_cast<std::size_t>(layer)]; };
+    return memory::grown_in_call(
+        std::max(f.layers, b.layers), (f.embedding ? layers_.embedding : 0) - (b.loss ? layers_.head : 0),
+        [&](int i) { return of(layers_.grown, f, b, i).most; },
+        [&](int i) { return kept(forward(f, i)) - kept(backward(b, i)); });
+  }
+
+  const std::vector<Split::Chunk>& chunks_;
+  const Layers &layers_, &moved_;
+  bool known_;
+  std::vector<std::int64_t> calls_;
+};
+
 }  // namespace
 
-std::vector<std::int64_t> SpreadFloor::lacking(const Split::Rank& rank, const Replay& replay) const {
+std::vector<std::int64_t> SpreadFloor::lacking(const Split::Rank& rank, const Replay& replay,
+                                               const Replay* unless) const {
   std::int64_t held = 0;
   std::vector<std::int64_t> kept;  // by chunk
   for (const auto& chunk : rank.chunks) {
@@ -177,15 +278,26 @@ std::vector<std::int64_t> SpreadFloor::lacking(const Split::Rank& rank, const Re
     held += (chunk.embedding ? state_.embedding.value : 0) + (chunk.loss && !chunk.embedding ? state_.head.value : 0);
   }
   const bool loss = rank.chunks.back().loss;
-  std::int64_t by_layer = replay.layers->added_by_layer;
-  if (replay.replayed != nullptr) by_layer = std::min(by_layer, replay.replayed->added_by_layer);
-  // The first backward is the last chunk's, later ones any chunk's.
-  const std::int64_t by_head = replay.layers->added_by_head;
-  const std::int64_t first = loss ? by_head : by_layer, later = loss ? std::min(by_head, by_layer) : by_layer;
+  const auto added = [&](const Replay& by, bool first) {
+    std::int64_t by_layer = by.layers->added_by_layer;
+    if (by.replayed != nullptr) by_layer = std::min(by_layer, by.replayed->added_by_layer);
+    // The first backward is the last chunk's, later ones any chunk's.
+    const std::int64_t by_head = by.layers->added_by_head;
+    return first && loss ? by_head : loss ? std::min(by_head, by_layer) : by_layer;
+  };
+  CombinedCalls calls(rank, replay, unless == nullptr ? replay : *unless);
   std::vector<std::int64_t> lacking;
-  for (const auto& count : rank.in_flight) {
-    std::int64_t bytes = held + (lacking.empty() ? first : later) - rank.available.value;
-    for (std::size_t c = 0; c < kept.size(); ++c) bytes += count[c] * kept[c];
+  for (const auto& moment : rank.moments) {
+    const bool first = lacking.empty();
+    std::int64_t beside = added(replay, first);
+    if (unless == nullptr) {
+      beside = std::max(beside, calls.most(moment));
+    } else {
+      beside = std::min(beside, added(*unless, first));
+      beside = std::max(beside, calls.least(moment));
+    }
+    std::int64_t bytes = held + beside - rank.available.value;
+    for (std::size_t c = 0; c < kept.size(); ++c) bytes += moment.in_flight[c] * kept[c];
     lacking.push_back(bytes);
   }
   return lacking;
@@ -230,13 +342,10 @@ std::optional<double> SpreadFloor::moving(const Split::Rank& rank, const std::ve
 std::optional<Prediction> SpreadFloor::moving(const Split& split, const Replay& kept, const Replay& moved) const {
   double most = 0;
   for (const auto& rank : split.ranks) {
-    // With offload a backward may make less besides.
-    const std::int64_t besides = std::max<std::int64_t>(0, kept.layers->added_by_layer - moved.layers->added_by_layer) +
-                                 std::max<std::int64_t>(0, kept.layers->added_by_head - moved.layers->added_by_head);
-    const auto lacks = lacking(rank, kept);
+    const auto lacks = lacking(rank, kept, &moved);
     for (std::size_t moment = 0; moment < lacks.size(); ++moment) {
-      if (lacks[moment] - besides <= 0) continue;
-      const auto leaves = moving(rank, rank.in_flight[moment], lacks[moment] - besides, kept, moved);
+      if (lacks[moment] <= 0) continue;
+      const auto leaves = moving(rank, rank.moments[moment].in_flight, lacks[moment], kept, moved);
       if (!leaves) return std::nullopt;
       most = std::max(most, *leaves);
     }

@@ -76,31 +76,16 @@ void CombinedCall::layers(std::optional<Op> f, std::optional<Op> b, bool attenti
 }
 
 void CombinedCall::layer_pair(const Op* f, int fl, const Op* b, int bl, bool attention_done) {
-  const auto forward = [&](Name name) {
-    if (f) node(*f, NodePass::forward, name, fl);
-  };
-  const auto backward = [&](Name name) {
-    if (b) node(*b, NodePass::backward, name, bl);
-  };
-  const auto weight_gradient = [&](Name name) {
-    if (b && config_.delay_wgrad_compute) node(*b, NodePass::weight_gradient, name, bl);
-  };
-  const bool early = config_.ep_overlap_early_attn_memory_release;
-
-  backward(Name::mtp_post_process);
-  backward(Name::moe_combine);
-  if (!attention_done) forward(Name::pre_dispatch_computation);
-  backward(Name::mlp);
-  forward(Name::moe_dispatch);
-  if (!(deferred(bl) && config_.overlap_p2p_with_transformer_layer_wgrad)) weight_gradient(Name::mlp);
-  backward(Name::moe_dispatch);
-  if (early) backward(Name::pre_dispatch_computation);
-  forward(Name::mlp);
-  forward(Name::moe_combine);
-  if (!config_.from_0_18) forward(Name::mtp_post_process);
-  if (!early) backward(Name::pre_dispatch_computation);
-  if (config_.from_0_18) forward(Name::mtp_post_process);
-  if (!deferred(bl)) weight_gradient(Name::pre_dispatch_computation);
+  in_turns(config_.ep_overlap_early_attn_memory_release, config_.from_0_18, [&](NodePass pass, Name name) {
+    const bool attention = name == Name::pre_dispatch_computation;
+    if (pass == NodePass::forward) {
+      if (f && !(attention && attention_done)) node(*f, pass, name, fl);
+    } else if (pass == NodePass::backward) {
+      if (b) node(*b, pass, name, bl);
+    } else if (b && config_.delay_wgrad_compute) {
+      if (!(deferred(bl) && (attention || config_.overlap_p2p_with_transformer_layer_wgrad))) node(*b, pass, name, bl);
+    }
+  });
 }
 
 void CombinedCall::deferred_weight_gradients(Op b) {

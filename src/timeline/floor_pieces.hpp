@@ -149,15 +149,10 @@ class FloorPieces {
   }
 
   LayerNodes nodes_of(std::size_t index) const {
-    using Name = schedule::Node::Name;
     const model::Piece& piece = stages_.pieces[index];
     LayerNodes result;
     for (const auto& node : piece.nodes) {
-      const auto at = node.name == Name::moe_dispatch       ? LayerNodes::dispatch
-                      : node.name == Name::mlp              ? LayerNodes::mlp
-                      : node.name == Name::moe_combine      ? LayerNodes::combine
-                      : node.name == Name::mtp_post_process ? LayerNodes::post
-                                                            : LayerNodes::attention;
+      const auto at = LayerNodes::of(node.name);
       const auto add_to = [&](PassWork& all, const std::vector<model::Step>& steps) {
         PassWork pass;
         for (const model::Step& step : steps)

@@ -118,6 +118,14 @@ struct HostCalls {
 struct LayerNodes {
   enum Node : std::size_t { attention, dispatch, mlp, combine, post, nodes };
   std::array<PassWork, nodes> forward, backward, weight;
+  static constexpr Node of(schedule::Node::Name name) {
+    using Name = schedule::Node::Name;
+    return name == Name::moe_dispatch       ? dispatch
+           : name == Name::mlp              ? mlp
+           : name == Name::moe_combine      ? combine
+           : name == Name::mtp_post_process ? post
+                                            : attention;
+  }
 
   struct Times {
     std::array<double, nodes> forward{}, backward{}, weight{};
@@ -141,35 +149,26 @@ struct LayerNodes {
 /// A call starts when all of the one before is over (Host::end_combined).
 class CombinedCall {
  public:
-  CombinedCall(bool early_attention, bool post_last) : early_attention_(early_attention), post_last_(post_last) {}
+  CombinedCall(bool early_attention, bool from_0_18) : early_attention_(early_attention), from_0_18_(from_0_18) {}
 
   /// What is no layer.
   void forward(double ns) { run(compute_, forward_, ns); }
   void backward(double ns) { run(compute_, backward_, ns); }
   /// Null: there is none of that pass.
   void layers(const LayerNodes::Times* f, const LayerNodes::Times* b) {
-    const auto of_forward = [&](std::size_t node) {
-      if (f != nullptr) run(stream(node), forward_, f->forward[node]);
-    };
-    const auto of_backward = [&](std::size_t node) {
-      if (b != nullptr) run(stream(node), backward_, b->backward[node]);
-    };
-    const auto weights = [&](std::size_t node) { compute_ += b != nullptr ? b->weight[node] : 0; };
-    using Nodes = LayerNodes;
-    of_backward(Nodes::post);
-    of_backward(Nodes::combine);
-    of_forward(Nodes::attention);
-    of_backward(Nodes::mlp);
-    of_forward(Nodes::dispatch);
-    weights(Nodes::mlp);
-    of_backward(Nodes::dispatch);
-    if (early_attention_) of_backward(Nodes::attention);
-    of_forward(Nodes::mlp);
-    of_forward(Nodes::combine);
-    if (!post_last_) of_forward(Nodes::post);
-    if (!early_attention_) of_backward(Nodes::attention);
-    if (post_last_) of_forward(Nodes::post);
-    weights(Nodes::attention);
+    using Pass = schedule::Node::Pass;
+    schedule::in_turns(early_attention_, from_0_18_, [&](Pass pass, schedule::Node::Name name) {
+      const auto node = LayerNodes::of(name);
+      if (pass == Pass::forward) {
+        if (f != nullptr) run(stream(node), forward_, f->forward[node]);
+      } else if (b == nullptr) {
+        return;
+      } else if (pass == Pass::backward) {
+        run(stream(node), backward_, b->backward[node]);
+      } else {
+        compute_ += b->weight[node];
+      }
+    });
   }
   double end() const { return std::max(streams(), std::max(forward_.ns, backward_.ns)); }
   double streams() const { return std::max(compute_, experts_); }
@@ -187,7 +186,7 @@ class CombinedCall {
     if (!std::exchange(chain.begun, true)) chain.ns = compute_;
     stream = chain.ns = std::max(stream, chain.ns) + ns;
   }
-  bool early_attention_, post_last_;
+  bool early_attention_, from_0_18_;
   double compute_ = 0, experts_ = 0;
   Chain forward_, backward_;
 };

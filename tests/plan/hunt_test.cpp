@@ -7,12 +7,18 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <array>
+#include <atomic>
 #include <cstdlib>
+#include <limits>
 #include <random>
+#include <stop_token>
 #include <tuple>
 
 #include "../../src/plan/rules.hpp"
 #include "../../src/plan/search_dimensions.hpp"
+#include "../../src/plan/space.hpp"
+#include "../draws.hpp"
 #include "bases.hpp"
 #include "pipewright/plan.hpp"
 #include "pipewright/scenario/io.hpp"
@@ -236,6 +242,116 @@ TEST_CASE("which point of what is open is given decides nothing but ties") {
       INFO(scenario::write(point));
       const auto other = plan::search(point, real());
       agree(first, other);
+    }
+  }
+}
+
+TEST_CASE("whenever a search is stopped, nothing known of its space beats its best by more than its gap") {
+  std::mt19937 random(13);
+  const std::vector<std::vector<std::string>> spaces = {{"recompute", "offload"},
+                                                        {"recompute", "offload", "allocator"},
+                                                        {"recompute", "wgrad_delay", "pipeline", "offload"},
+                                                        {"parallelism", "recompute", "offload", "wgrad_delay"},
+                                                        {"parallelism", "microbatch", "recompute"}};
+  const unsigned rounds = points() > 0 ? 40 : test::draws(6);
+  for (unsigned round = 0; round < rounds; ++round) {
+    const auto& open = spaces[round % spaces.size()];
+    const auto* const base = std::array{"dense", "moe", "moe", "single", "tensor"}[random() % 5];
+    auto s = opened(small(base, "device"), open);
+    // From what hardly anything fits in to what everything does.
+    const auto none = predict::predict(s, profiles());
+    Bytes most;
+    for (const auto& rank : none.ranks) most = std::max(most, rank.walk.peak_reserved + rank.outside_allocator);
+    const double share = 0.7 + 0.35 * static_cast<double>(random() % 100) / 100;
+    const auto limit = std::to_string(static_cast<std::int64_t>(share * static_cast<double>(most.value)));
+    scenario::set(s, "search.memory_limit=" + limit);
+    CAPTURE(round);
+    CAPTURE(base);
+    CAPTURE(limit);
+    std::vector<plan::Plan> plans;
+    const auto stopped_after = [&](std::int64_t looks) {
+      std::atomic<std::int64_t> left = looks;
+      std::stop_source stop;
+      auto o = real();
+      o.stop = stop.get_token();
+      o.has_baseline = random() % 2 == 0;
+      bool bounded = false;
+      o.progress = [&](const plan::Progress& p) {
+        const std::string phase = p.phase;
+        bounded = bounded || (phase != "bounding" && phase != "predicting the given");
+        if (bounded && --left == 0) stop.request_stop();
+      };
+      plans.push_back(plan::search(s, o));
+      const auto& c = plans.back().searched;
+      CHECK(c.candidates ==
+            c.illegal + c.pruned + c.by_memory + c.by_time + c.not_modelled + c.undecided + c.predicted);
+      if (plans.back().best && bounded) CHECK(c.gap < 1);  // whatever is left has a bound
+    };
+    stopped_after(INT64_MAX);
+    const auto looks = plans.front().searched.bounded + plans.front().searched.estimated;
+    for (int stop = 0; stop < 5; ++stop)
+      stopped_after(1 + static_cast<std::int64_t>(random()) % std::max<std::int64_t>(2, looks));
+    double fastest = std::numeric_limits<double>::max();
+    for (const auto& plan : plans)
+      if (plan.best) fastest = std::min(fastest, static_cast<double>(plan.best->prediction.step_ns));
+    for (const auto& plan : plans) {
+      if (!plan.best) continue;
+      CAPTURE(plan.searched.interrupted);
+      CAPTURE(plan.searched.gap);
+      CHECK(fastest >= static_cast<double>(plan.best->prediction.step_ns) * (1 - plan.searched.gap) - 1);
+    }
+  }
+}
+
+TEST_CASE(
+    "of a space that is predicted whole nothing that fits beats a best by more than its gap, whatever the limit") {
+  std::mt19937 random(17);
+  std::vector<const char*> bases = {"dense", "moe"};
+  if (points() > 0) bases.insert(bases.end(), {"tensor", "single"});
+  for (const char* base : bases) {
+    CAPTURE(base);
+    auto s = opened(small(base, "device"), {"recompute", "offload"});
+    scenario::set(s, "global_batch_size=16");
+    s.search.memory_margin = scenario::Margin{};
+    s.search.memory_limit = Bytes(std::int64_t{1} << 50);
+    struct Known {
+      Bytes needed;
+      double step;
+    };
+    std::vector<Known> all;
+    {
+      const auto dimensions = plan::dimensions(s);
+      plan::LeftOut ignored;
+      plan::Space space(s, dimensions, ignored);
+      for (const auto& structure : space.structures())
+        for (const auto& trial : space.candidates(structure)) {
+          try {
+            const auto p = predict::predict(trial.candidate.scenario, profiles());
+            Bytes needed;
+            for (const auto& rank : p.ranks)
+              needed = std::max(needed, rank.walk.most_reserved() + rank.outside_allocator);
+            all.push_back({needed, static_cast<double>(p.step_ns)});
+          } catch (const UsageError&) {
+            // not modelled
+          }
+        }
+    }
+    REQUIRE(all.size() > 50);
+    for (unsigned draw = 0; draw < (points() > 0 ? 40 : test::draws(4)); ++draw) {
+      // Just enough for one of them: with a byte less another would be the best.
+      s.search.memory_limit = all[random() % all.size()].needed;
+      CAPTURE(s.search.memory_limit->value);
+      auto o = real();
+      o.has_baseline = draw % 2 == 0;
+      const auto plan = plan::search(s, o);
+      REQUIRE(plan.best);
+      double fastest = std::numeric_limits<double>::max();
+      for (const auto& one : all)
+        if (one.needed <= *s.search.memory_limit) fastest = std::min(fastest, one.step);
+      const auto best = static_cast<double>(plan.best->prediction.step_ns);
+      CAPTURE(best);
+      CHECK(fastest >= best * (1 - plan.searched.gap) - 1);
+      if (plan.searched.proved_optimal) CHECK(fastest >= best * (1 - 2 * tie));
     }
   }
 }

@@ -107,7 +107,8 @@ std::optional<Drawn> candidate(const plan::Spread& spread, const std::vector<pla
 
 TEST_CASE("no candidate that fits undercuts its spread's bound, nor its structure's") {
   const unsigned scenarios = test::draws(40, "PIPEWRIGHT_BOUNDS");
-  int compared = 0, recomputing = 0, ruled_out = 0, offloading = 0, besides = 0, candidates_known = 0;
+  int compared = 0, recomputing = 0, ruled_out = 0, offloading = 0, besides = 0, candidates_known = 0,
+      offloads_known = 0;
   const auto options = bounding();
   for (unsigned seed = 0; seed < scenarios; ++seed) {
     std::mt19937 random(seed);
@@ -175,6 +176,9 @@ TEST_CASE("no candidate that fits undercuts its spread's bound, nor its structur
       besides += beside.known;
       const auto itself = chosen_offload ? plan::SpreadBound{} : bounds.of_candidate(spread, structure, one);
       candidates_known += itself.known;
+      const auto lacking = bounds.lacking(spread, structure, one);
+      CHECK(lacking.value_or(Bytes(0)) <= Bytes(0));
+      offloads_known += chosen_offload && lacking;
       constexpr double any = std::numeric_limits<double>::max();
       // Of what is not below some cost, only that is told.
       const double enough = static_cast<double>(exact.step_ns) * (random() % 2 == 0 ? 0.95 : 1.05);
@@ -195,4 +199,5 @@ TEST_CASE("no candidate that fits undercuts its spread's bound, nor its structur
   CHECK(offloading > 0);
   CHECK(besides > 0);
   CHECK(candidates_known > 0);
+  CHECK(offloads_known > 0);
 }

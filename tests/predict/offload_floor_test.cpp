@@ -1,6 +1,6 @@
-// No floor exceeds the exact step where activations move to the host: modules, fraction, whole layers, interleaving,
-// expert overlap, recompute and host links drawn at random. PIPEWRIGHT_CONTRACT=N draws N scenarios, and prints how far
-// below the floors lie.
+// No floor exceeds the exact step, nor any rank's peak, where activations move to the host: modules, fraction, whole
+// layers, interleaving, expert overlap, recompute and host links drawn at random. PIPEWRIGHT_CONTRACT=N draws N
+// scenarios, and prints how far below the floors lie.
 #include <doctest/doctest.h>
 
 #include <cstdlib>
@@ -72,12 +72,12 @@ std::string kind_of(const scenario::Scenario& s) {
 
 }  // namespace
 
-TEST_CASE("any scenario with activation offload: the floor is below the exact step") {
+TEST_CASE("any scenario with activation offload: the floors are below the exact step and peaks") {
   struct Seen {
     int count = 0;
     double share = 0, worst = 1;
   };
-  std::map<std::string, Seen> seen;
+  std::map<std::string, Seen> seen, memory;
   int told_early = 0, told_late = 0;  // chunk mismatches
   for (const double slower : {1.0, 6.0}) {
     const profile::Profiles profiles({h200(slower)});
@@ -90,8 +90,9 @@ TEST_CASE("any scenario with activation offload: the floor is below the exact st
       const auto config = schedule::config_of(*s, true);
       const bool lost = offload::loses_track(*s, stages, config);
       timeline::Result exact;
+      const auto program = schedule::build(config);
       try {
-        exact = timeline::simulate(*s, stages, schedule::build(config), profiles);
+        exact = timeline::simulate(*s, stages, program, profiles);
       } catch (const UsageError&) {
         ++(lost ? told_early : told_late);
         continue;
@@ -100,6 +101,15 @@ TEST_CASE("any scenario with activation offload: the floor is below the exact st
       const auto floor = timeline::floor(*s, stages, config, profiles, timeline::price(*s, stages, profiles));
       CHECK(floor.forward_backward <= exact.forward_backward);
       CHECK(floor.forward_backward + floor.optimizer <= exact.forward_backward + exact.optimizer);
+      for (int rank = 0; rank < config.stages && slower == 1; ++rank) {
+        CAPTURE(rank);
+        const auto least = memory::floor(stages, config, rank).peak_allocated,
+                   peak = memory::scout(stages, program, *s, rank).peak_allocated;
+        CHECK(least <= peak);
+        Seen& of = memory[kind_of(*s)];
+        const double share = static_cast<double>(least.value) / static_cast<double>(peak.value);
+        ++of.count, of.share += share, of.worst = std::min(of.worst, share);
+      }
       Seen& of = seen[kind_of(*s) + (slower > 1 ? ", slow host link" : "")];
       const double share = static_cast<double>(floor.forward_backward) / static_cast<double>(exact.forward_backward);
       ++of.count, of.share += share, of.worst = std::min(of.worst, share);
@@ -114,4 +124,7 @@ TEST_CASE("any scenario with activation offload: the floor is below the exact st
   for (const auto& [kind, of] : seen)
     std::cout << kind << ": " << of.count << " scenarios, floor " << 100 * of.share / of.count
               << " % of the step, at least " << 100 * of.worst << " %\n";
+  for (const auto& [kind, of] : memory)
+    std::cout << kind << ": " << of.count << " ranks, floor " << 100 * of.share / of.count
+              << " % of the peak, at least " << 100 * of.worst << " %\n";
 }

@@ -131,14 +131,35 @@ Scout scout(const model::Stages& stages, const schedule::Program& program, const
             int pp_rank, bool with_step = true);
 
 /// No run of this rank allocates less at its peak: its state, what forwards leave whose backwards come later, and what
-/// the next backward makes, without what activation offload may move. No walk: microseconds.
+/// the next backward makes, or the next combined call of expert-parallel overlap; of what activation offload may move
+/// no more than what the pass that runs needs of it. No walk: microseconds.
 Scout floor(const model::Stages& stages, const schedule::Config& config, int pp_rank);
 /// What that is made from. Bytes of a piece: what a forward leaves for the backward; what that has beside it at most.
 std::int64_t kept_by(const model::Piece& piece);
 std::int64_t added_by_backward(const model::Piece& piece);
-/// Forwards of each chunk before the first backward (schedules.py:962-989, get_schedule_table); then at each moment of
-/// a period after it, when a backward has gone and another forward has come: as many in all, of other chunks.
-std::vector<std::vector<int>> in_flight(const schedule::Config& config, int pp_rank);
+/// Expert-parallel overlap, while the nodes of a forward and a backward layer take turns (null: there is none of that
+/// pass): what is there at most beside what forwards left until then. `least`: the same whatever part of what
+/// activation offload may move it does not.
+struct Grown {
+  std::int64_t most = 0, least = 0;
+};
+Grown grown_in_turns(const model::Piece* forward, const model::Piece* backward, const schedule::Config& config);
+/// The same of whole chunks, by the layers that meet: `layers` many in the forward and in the backward chunk;
+/// `grown(i)`: of the i-th of either, its first and its last; `left(i)`: by how much more is kept after these.
+/// `begin`: bytes more than at the begin of the call.
+template <class OfLayers, class Left>
+std::int64_t grown_in_call(int layers, std::int64_t begin, const OfLayers& grown, const Left& left) {
+  std::int64_t most = std::max<std::int64_t>(0, begin), now = begin;
+  for (int i = 0; i < layers; ++i) {
+    most = std::max(most, now + grown(i));
+    now += left(i);
+    most = std::max(most, now);
+  }
+  return most;
+}
+/// The first backward (schedules.py:962-989, get_schedule_table), then each moment of a period after it, when a
+/// backward has gone and another forward has come: as many in all, of other chunks.
+std::vector<schedule::Moment> moments(const schedule::Config& config, int pp_rank);
 
 // ---- The allocator
 

@@ -17,6 +17,10 @@ struct Layers {
   std::vector<std::int64_t> kept;
   std::int64_t embedding = 0, head = 0;                ///< what these leave
   std::int64_t added_by_layer = 0, added_by_head = 0;  /// what a backward that begins there makes besides, at least
+  /// Under expert-parallel overlap: layers that are alike by number of their kind, and what two kinds take that take
+  /// turns, [forward][backward], in either of them kind 0: no layer. Else empty.
+  std::vector<std::uint32_t> kind;
+  std::vector<std::vector<memory::Grown>> grown;
 };
 /// `priced` false: without `works`, at half the price.
 Layers layers(const scenario::Scenario& scenario, const profile::Profiles& profiles, bool priced = true);
@@ -65,8 +69,9 @@ class SpreadFloor {
 
  private:
   Prediction least(const Layers* other, const std::vector<double>& part) const;
-  /// At each moment of its Split::Rank::in_flight.
-  std::vector<std::int64_t> lacking(const Split::Rank& rank, const Replay& replay) const;
+  /// At each of its moments; `unless`: no more than with whatever part of that moved.
+  std::vector<std::int64_t> lacking(const Split::Rank& rank, const Replay& replay,
+                                    const Replay* unless = nullptr) const;
   /// At one of them, where it lacks `left`: bytes of a microbatch that leave the device.
   std::optional<double> moving(const Split::Rank& rank, const std::vector<int>& in_flight, std::int64_t left,
                                const Replay& kept, const Replay& moved) const;

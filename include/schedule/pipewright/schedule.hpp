@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <vector>
 
 namespace pipewright::scenario {
@@ -147,6 +148,39 @@ struct Calls {
   int times = 0;
 };
 std::vector<Calls> calls(const Config& config, int rank);
+
+/// Nodes of a forward and a backward layer in one combined call, in host order: `visit(pass, name)`, also where a layer
+/// has no such node (model_chunk_schedule_plan.py:236-303). Weight gradients that wait longer come later than here.
+/// `early`: ep_overlap_early_attn_memory_release; `from_0_18`: as Config has it.
+template <class Visit>
+void in_turns(bool early, bool from_0_18, const Visit& visit) {
+  using Name = Node::Name;
+  using Pass = Node::Pass;
+  visit(Pass::backward, Name::mtp_post_process);
+  visit(Pass::backward, Name::moe_combine);
+  visit(Pass::forward, Name::pre_dispatch_computation);
+  visit(Pass::backward, Name::mlp);
+  visit(Pass::forward, Name::moe_dispatch);
+  visit(Pass::weight_gradient, Name::mlp);
+  visit(Pass::backward, Name::moe_dispatch);
+  if (early) visit(Pass::backward, Name::pre_dispatch_computation);
+  visit(Pass::forward, Name::mlp);
+  visit(Pass::forward, Name::moe_combine);
+  if (!from_0_18) visit(Pass::forward, Name::mtp_post_process);
+  if (!early) visit(Pass::backward, Name::pre_dispatch_computation);
+  if (from_0_18) visit(Pass::forward, Name::mtp_post_process);
+  visit(Pass::weight_gradient, Name::pre_dispatch_computation);
+}
+
+/// A moment of a rank's step at which a backward begins, or a combined call with one: forwards of each chunk that came
+/// before it and whose backwards have not; of a combined call the chunks of its forward (-1: none) and backward.
+struct Moment {
+  std::vector<int> in_flight;  ///< by chunk
+  int forward = -1, backward = -1;
+  bool operator<(const Moment& other) const {
+    return std::tie(in_flight, forward, backward) < std::tie(other.in_flight, other.forward, other.backward);
+  }
+};
 
 /// N in force: microbatches that a chunk runs in a row before the rank goes on to the next one.
 int group_size(const Config& config);

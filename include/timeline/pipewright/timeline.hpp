@@ -324,9 +324,9 @@ struct LayerSplit {
   };
   struct Rank {
     std::vector<Chunk> chunks;
-    std::vector<schedule::Calls> calls;       ///< under expert-parallel overlap
-    std::vector<std::vector<int>> in_flight;  ///< [moment][chunk]: forwards whose backwards come later
-    Bytes available;                          ///< of the device to the allocator
+    std::vector<schedule::Calls> calls;     ///< under expert-parallel overlap
+    std::vector<schedule::Moment> moments;  ///< at which its memory may peak
+    Bytes available;                        ///< of the device to the allocator
   };
   std::vector<Rank> ranks;
 };
