@@ -36,9 +36,19 @@ TEST_CASE("every kernel family is measured, by the quick grid all that a Llama l
       continue;
     // What PyTorch chooses or compiles (adapters' products, FlexAttention, loops around scores, what Transformer Engine
     // does beside attention with context parallelism) was timed in Python.
-    static constexpr const char* of_torch[] = {
-        "gemm.lora.", "attention.softcap.", "attention.thd.", "qk_l2_norm.",  "fast_gelu.",     "glu.offset",
-        "gate.",      "gated_delta.",       "mamba.",         "index_select", "out_correction", "swiglu.any_width."};
+    static constexpr const char* of_torch[] = {"gemm.lora.",
+                                               "attention.softcap.",
+                                               "attention.thd.",
+                                               "qk_l2_norm.",
+                                               "fast_gelu.",
+                                               "glu.offset",
+                                               "gate.",
+                                               "gated_delta.",
+                                               "mamba.",
+                                               "index_select",
+                                               "out_correction",
+                                               "swiglu.any_width.",
+                                               "squared_relu.any_width."};
     // So were the norms of untuned widths, and cuDNN's, as Transformer Engine runs them.
     if (family.name.ends_with(".general") || family.name.ends_with(".cudnn")) continue;
     if (std::ranges::any_of(of_torch, [&](const char* prefix) { return family.name.starts_with(prefix); })) continue;
