@@ -86,8 +86,9 @@ TEST_CASE("mutated command lines, scripts and overrides are read or refused") {
   CHECK(survivors(model_config, [](const std::string& text) {
           return emit::from_launch_file("MODEL_ARGS:\n" + text, "a.yaml", machine);
         }) > static_cast<int>(test::draws(50)));
+  // Fewer: what is done to another name than the configuration's is refused.
   CHECK(survivors(bridge, [](const std::string& text) { return emit::from_bridge_text(text, "a.py", machine); }) >
-        static_cast<int>(test::draws(50)));
+        static_cast<int>(test::draws(25)));
 }
 
 TEST_CASE("Python that never ends, or is larger than any list") {
