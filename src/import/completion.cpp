@@ -264,19 +264,14 @@ void Completion::maxima() {
 }
 
 /// Chunked products of Mamba-2 and gated delta nets are Triton's kernels, and gain less from Blackwell's tensor cores
-/// than cuBLAS does: such a kernel (mamba3_siso_fwd_kernel) took 450 ms on a GB200 and 602 on an H200, where matrix
-/// products took 543 and 1324 (state-spaces/mamba issue 904). None is taken to gain more.
+/// than cuBLAS does. None is taken to gain more than the published one.
 void Completion::triton_products() {
   if (!blackwell()) return;
-  constexpr double on_gb200 = 450, on_h200 = 602;
-  const double least =
-      on_gb200 / on_h200 * over_kin(gpu_.profile, "gb200-nvl72") * over_kin(gpu_.profile, "gb300-nvl72");
+  const double least = triton_over_h200(gpu_.profile);
   for (const auto& [name, samples] : measured_.samples) {
     if (!name.starts_with("mamba.") && !name.starts_with("gated_delta.")) continue;
     if (profile::family(name).load != profile::Load::matrix) continue;
-    auto& derived = result_.profile.samples[name];
-    derived = derived_.samples.at(name);
-    for (auto& s : derived) {
+    for (auto& s : result_.profile.samples.at(name)) {
       const auto same = std::ranges::find(samples, s.dims, &Sample::dims);
       if (s.ns >= least * same->ns) continue;
       s.ns = least * same->ns;

@@ -1,16 +1,11 @@
 // What stands between two landmarks, aligned with what the tiles expect there.
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 #include "matcher.hpp"
 
 namespace pipewright::traces {
-namespace {
-
-const std::string groups_backward = "mamba.groups.backward";
-
-}  // namespace
-
 void Matcher::map(const Expected& expected, const Tile& tile, std::size_t instance,
                   std::span<const std::size_t> units) {
   Mapped mapped{&expected, tile.pattern, instance, units_[units.front()].main, {}, true, {}};
@@ -109,38 +104,33 @@ void Matcher::align(Gap gap) {
 }
 
 void Matcher::take_scan(Gap& gap) {
-  const auto wanted = [&](const Unit& unit) -> const std::string* {
-    for (const auto& operation : unit.meaning->operations)
+  const auto wanted = [&](std::size_t unit) -> const std::string* {
+    for (const auto& operation : units_[unit].meaning->operations)
       if (operation.starts_with("mamba.") &&
           std::ranges::any_of(gap.wanted, [&](const auto& w) { return w.expected->operation == operation; }))
         return &operation;
     return nullptr;
   };
-  // Of groups are sums of the gradients of B and C and of their products, each behind the kernel that makes them.
-  const auto sums_groups = [&](std::size_t unit) {
-    const auto& name = trace_.names[trace_.activities[units_[unit].main].name];
-    return name.starts_with("_chunk_state_bwd_db") || name.starts_with("_chunk_scan_bwd_dc_") ||
-           name.starts_with("_chunk_scan_bwd_dcb");
-  };
+  const auto end = std::find_if(gap.units.rbegin(), gap.units.rend(), wanted).base();  // behind the last of the scan
+  static const std::string groups = "mamba.groups.backward";
   std::map<std::string, std::vector<std::size_t>> taken;
-  std::vector<std::size_t> left, behind;  // behind: ATen's, since the last kernel of the scan
-  const std::string* owner = nullptr;
-  bool sums = false;
-  for (const auto unit : gap.units) {
-    if (const auto* named = wanted(units_[unit]); named != nullptr) {
-      if (owner != nullptr) {
-        const auto& of = sums ? groups_backward : *owner;
-        for (std::size_t i = 0; i < behind.size(); ++i) taken[i == 0 ? of : *owner].push_back(behind[i]);
-        behind.clear();
-      }
+  std::vector<std::size_t> left;
+  const std::string *owner = nullptr, *next = nullptr;  // of ATen's kernels from here on; of the first of them
+  for (auto unit = gap.units.begin(); unit != end; ++unit) {
+    if (const auto* named = wanted(*unit); named != nullptr) {
+      // Of groups are sums of the gradients of B and C and of their products, each behind the kernel that makes them.
+      const auto& name = trace_.names[trace_.activities[units_[*unit].main].name];
+      const bool summed = name.starts_with("_chunk_state_bwd_db") || name.starts_with("_chunk_scan_bwd_dc");
       owner = named;
-      sums = sums_groups(unit);
-      taken[*owner].push_back(unit);
+      next = summed ? &groups : named;
+      taken[*owner].push_back(*unit);
+    } else if (owner != nullptr) {
+      taken[*std::exchange(next, owner)].push_back(*unit);
     } else {
-      (owner != nullptr ? behind : left).push_back(unit);
+      left.push_back(*unit);
     }
   }
-  left.insert(left.end(), behind.begin(), behind.end());
+  left.insert(left.end(), end, gap.units.end());
   gap.units = std::move(left);
   std::erase_if(gap.wanted, [&](const Gap::Wanted& w) {
     const auto found = taken.find(w.expected->operation);

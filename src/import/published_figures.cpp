@@ -77,6 +77,12 @@ double over_kin(const std::string& profile_name, const std::string& kin) {
   return known.gpu == kin ? known.longer : 1;
 }
 
+double triton_over_h200(const std::string& profile_name) {
+  // mamba3_siso_fwd_kernel took 450 ms on a GB200 and 602 on an H200, where matrix products took 543 and 1324
+  // (state-spaces/mamba issue 904).
+  return 450.0 / 602 * kin_of(profile_name).longer;
+}
+
 std::string_view cudnn_source() { return "NVIDIA/cudnn-frontend 3929da2 benchmark"; }
 
 std::vector<Figure> cudnn_attention(const std::string& profile_name) {

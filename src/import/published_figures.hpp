@@ -34,6 +34,9 @@ std::string_view cudnn_source();
 /// How much longer a kernel takes than on that kin, a part with more multiprocessors; 1: no kin.
 double over_kin(const std::string& profile_name, const std::string& kin);
 
+/// A Triton kernel of chunked products over the same on an H200.
+double triton_over_h200(const std::string& profile_name);
+
 /// A product of that many FLOP in NVFP4 by cuBLAS, where somebody told: its rate, or its share of MXFP8's time.
 struct Nvfp4 {
   double ns = 0;

@@ -310,10 +310,7 @@ std::uint32_t GroupedQueryAttention::backward(std::uint32_t dropped) {
     return no_tensor;
   }
   auto dout = linear_.row_backward(proj_, proj_input_, proj_.precision.recipe != Recipe::delayed);
-  if (through_adapter != no_tensor) {
-    w_.launch("attention.proj adapter gradient added", {"add", {d_.tokens * d_.q}});
-    w_.free(through_adapter);
-  }
+  linear_.add_through(proj_, through_adapter);
   linear_.weight_gradients.put([this, dprojected] { w_.free(dprojected); });
   dout = gate_backward(dout);
   if (reloaded_o_ != no_tensor) w_.free(std::exchange(o_, std::exchange(reloaded_o_, no_tensor)));

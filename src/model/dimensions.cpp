@@ -450,8 +450,7 @@ Dimensions::Dimensions(const Scenario& sc, const profile::Device& device) : gpu(
   scales_embeddings = m.apply_embedding_scaling;
   caps_scores = m.attn_logit_softcapping.value_or(0) > 0;
   caps_logits = m.final_logit_softcapping.value_or(0) > 0;
-  rope = m.position_embedding_type == "rope" || m.position_embedding_type == "yarn" ||
-         m.position_embedding_type == "mrope";
+  rope = scenario::has_rotary_embedding(sc);
   mrope = m.position_embedding_type == "mrope";
   fused_rope = scenario::fuses_rotary_embedding(sc);
   rotation = rotation_of(m.rotary_interleaved, m.rotary_percent < 1);

@@ -115,13 +115,6 @@ void Experts::gemm(const Group& group, Product product) {
   w_.stands_for(launches());
 }
 
-/// Frees `through`, the gradient of the group's input that came through its adapter.
-void Experts::add_through(const Linear& linear, std::uint32_t through) {
-  if (through == no_tensor) return;
-  w_.launch(linear.name + " adapter gradient added", {"add", {rows() * linear.in}});
-  w_.free(through);
-}
-
 void Experts::weight_gradient(const Group& group) {
   if (d_.frozen()) return;
   std::string family = fp8_ ? product_family(precision_.recipe, "gemm.grouped.", true) : "gemm.grouped.bf16.nt";
@@ -288,7 +281,7 @@ std::uint32_t Experts::backward(std::uint32_t dout) {
   w_.free(padded);
   const auto dactivation = w_.allocate("experts.activation_gradient", 2 * rows() * d_.moe.f);
   gemm(fc2_, Product::dgrad);
-  add_through(fc2_adapter_, through_fc2);
+  linear_.add_through(fc2_adapter_, through_fc2);
   const bool delays = linear_.weight_gradients.delays();
   const auto activation = std::exchange(activation_, no_tensor);
   linear_.weight_gradients.put([=, this, saved = std::exchange(fc2_input_, {})] {
@@ -316,7 +309,7 @@ std::uint32_t Experts::backward(std::uint32_t dout) {
         linear_.quantize_each(precision_, "experts.fc1_gradient", d_.moe.local, rows(), fc1_.out, true, !d_.frozen());
   auto din = w_.allocate("experts.input_gradient", 2 * rows() * d_.moe.width);
   gemm(fc1_, Product::dgrad);
-  add_through(fc1_adapter_, through_fc1);
+  linear_.add_through(fc1_adapter_, through_fc1);
   linear_.weight_gradients.put([=, this, saved = std::exchange(fc1_input_, {})] {
     weight_gradient(fc1_);
     linear_.release(fc1_gradient);

@@ -72,8 +72,6 @@ class Experts : public LocalExperts {
   Int rows() const { return d_.moe.padded; }
   bool pads() const { return d_.moe.padded > d_.moe.received; }
 
-  void add_through(const Linear& linear, std::uint32_t through);
-
   const Precision precision_;
   const bool fp8_;
   ExpertActivation act_;

@@ -248,10 +248,7 @@ std::uint32_t GatedDeltaNet::backward(std::uint32_t dropped) {
     return no_tensor;
   }
   const auto dgated = linear_.row_backward(out_, out_input_, false);
-  if (through_adapter != no_tensor) {
-    w_.launch("linear_attention.out_proj adapter gradient added", {"add", {d_.tokens * l_.values()}});
-    w_.free(through_adapter);
-  }
+  linear_.add_through(out_, through_adapter);
   w_.free(dropped);
   w_.release(gated_);
   const auto dcore = gated_norm_backward(dgated);

@@ -113,6 +113,8 @@ class LinearWriter {
                       Adapted& saved, bool grad);
   /// The input's gradient through the adapter; none without one.
   std::uint32_t adapt_backward(const Linear& linear, Adapted& saved);
+  /// Adds that to the gradient through the layer itself, in place, and frees it.
+  void add_through(const Linear& linear, std::uint32_t through);
 
   profile::Key norm_key(bool forward, Int rows, Int cols) const;  ///< which kernel of Transformer Engine a norm takes
   void norm(const std::string& name, bool forward, Int rows, Int cols);

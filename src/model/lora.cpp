@@ -134,4 +134,11 @@ std::uint32_t LinearWriter::adapt_backward(const Linear& linear, Adapted& saved)
   return dx;
 }
 
+void LinearWriter::add_through(const Linear& linear, std::uint32_t through) {
+  if (through == no_tensor) return;
+  const Int tokens = linear.rows > 0 ? linear.rows : linear.row ? d_.tokens : d_.local;
+  w_.launch(linear.name + " adapter gradient added", {"add", {tokens * linear.in}});
+  w_.free(through);
+}
+
 }  // namespace pipewright::model

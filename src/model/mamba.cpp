@@ -344,10 +344,7 @@ std::uint32_t MambaMixer::backward(std::uint32_t dropped) {
     return no_tensor;
   }
   const auto dnormed = linear_.row_backward(out_, out_input_, false);
-  if (through_adapter != no_tensor) {
-    w_.launch("mamba.out_proj adapter gradient added", {"add", {d_.tokens * m_.inner()}});
-    w_.free(through_adapter);
-  }
+  linear_.add_through(out_, through_adapter);
   w_.free(dropped);
   w_.release(normed_);
   const auto dmixed = scan_backward(to_tokens_backward(norm_backward(dnormed)));

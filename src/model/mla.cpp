@@ -410,10 +410,7 @@ std::uint32_t LatentAttention::backward(std::uint32_t dropped) {
   offload_.needed(Offload::attn_proj);
   const auto through_adapter = linear_.adapt_backward(proj_, proj_adapted_);
   const auto dout = linear_.row_backward(proj_, proj_input_, proj_.precision.recipe != Recipe::delayed);
-  if (through_adapter != no_tensor) {
-    w_.launch("attention.proj adapter gradient added", {"add", {d_.tokens * d_.v_width()}});
-    w_.free(through_adapter);
-  }
+  linear_.add_through(proj_, through_adapter);
   linear_.weight_gradients.put([this, dropped] { w_.free(dropped); });
   if (reloaded_o_ != no_tensor) w_.free(std::exchange(o_, std::exchange(reloaded_o_, no_tensor)));
   offload_.done(Offload::attn_proj);

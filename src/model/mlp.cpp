@@ -97,10 +97,7 @@ std::uint32_t DenseMlp::backward(std::uint32_t dropped) {
     return no_tensor;
   }
   const auto dactivation = linear_.row_backward(fc2_, fc2_input_, false);
-  if (through_adapter != no_tensor) {
-    w_.launch("mlp.fc2 adapter gradient added", {"add", {d_.tokens * d_.f}});
-    w_.free(through_adapter);
-  }
+  linear_.add_through(fc2_, through_adapter);
   linear_.weight_gradients.put([this, dout] { w_.free(dout); });
   linear_.weight_gradients.put([this, activation = std::exchange(activation_, no_tensor)] { w_.free(activation); });
   const auto dfc1 = activate_.backward(dactivation);

@@ -59,13 +59,6 @@ std::uint32_t SharedExperts::forward_fc2(bool grad) {
   return gated;
 }
 
-/// Frees `through`, the gradient of the layer's input that came through its adapter.
-void SharedExperts::add_through(const Linear& linear, std::uint32_t through) {
-  if (through == no_tensor) return;
-  w_.launch(linear.name + " adapter gradient added", {"add", {(linear.row ? d_.tokens : d_.local) * linear.in}});
-  w_.free(through);
-}
-
 void SharedExperts::backward_fc2() {
   auto dout = no_tensor;
   if (d_.moe.shared_gate) {
@@ -85,7 +78,7 @@ void SharedExperts::backward_fc2() {
   }
   const auto through = linear_.adapt_backward(fc2_, fc2_adapted_);
   dactivation_ = linear_.row_backward(fc2_, fc2_input_, false);
-  add_through(fc2_, through);
+  linear_.add_through(fc2_, through);
   linear_.weight_gradients.put([this, dout, activation = std::exchange(activation_, no_tensor)] {
     w_.free({activation, dout});
   });
@@ -100,7 +93,7 @@ std::uint32_t SharedExperts::backward_fc1() {
     return no_tensor;
   }
   const auto din = linear_.column_backward(fc1_, fc1_input_);
-  add_through(fc1_, through);
+  linear_.add_through(fc1_, through);
   linear_.weight_gradients.put([this, dfc1] { w_.free(dfc1); });
   return din;
 }

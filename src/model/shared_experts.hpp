@@ -33,7 +33,6 @@ class SharedExperts {
 
  private:
   std::vector<Int> gate_product() const;
-  void add_through(const Linear& linear, std::uint32_t through);
 
   PieceBuilder& w_;
   const Dimensions& d_;

@@ -236,14 +236,18 @@ Int attention_window(const Scenario& s, Int layer) {
   return windowed ? window : 0;
 }
 
-// transformer_config.py: no_rope_freq n stands for n - 1 rotated layers and one that is not, over and over.
 bool fuses_rotary_embedding(const Scenario& s) {
   return s.settings.apply_rope_fusion && s.model.position_embedding_type == "rope";
 }
 
-bool has_rotary_embedding(const Scenario& s, Int layer) {
+bool has_rotary_embedding(const Scenario& s) {
   const std::string& position = s.model.position_embedding_type;
-  if (position != "rope" && position != "yarn" && position != "mrope") return false;
+  return position == "rope" || position == "yarn" || position == "mrope";
+}
+
+// transformer_config.py: no_rope_freq n stands for n - 1 rotated layers and one that is not, over and over.
+bool has_rotary_embedding(const Scenario& s, Int layer) {
+  if (!has_rotary_embedding(s)) return false;
   const Ints& without = s.model.no_rope_freq;
   if (without.empty()) return true;
   if (without.size() == 1) return without[0] == 0 || (layer + 1) % without[0] != 0;

@@ -157,6 +157,7 @@ bool repeats_depths(const Scenario& s) {
 bool moves_activations(const Scenario& s) {
   return s.settings.cpu_offloading || s.settings.fine_grained_activation_offloading;
 }
+bool several_axes(const Scenario& s) { return s.model.position_embedding_type == "mrope"; }
 /// fused_single_qkv_rope as modelled: every layer rotates whole heads that nothing else reads.
 bool rotates_at_once(const Scenario& s) {
   const auto& m = s.model;
@@ -320,17 +321,15 @@ const std::vector<RefusedField>& refused_rows() {
        "relative positions; M-RoPE by pretrain_gpt.py, whose positions have one axis, at which it stops; M-RoPE of "
        "latent attention and of packed sequences",
        [](const Scenario& s) {
-         const bool several_axes = s.model.position_embedding_type == "mrope";
          return s.model.position_embedding_type == "relative" ||
-                (several_axes && (parsed_by_megatron(s) || s.model.multi_latent_attention || packing(s)));
+                (several_axes(s) && (parsed_by_megatron(s) || s.model.multi_latent_attention || packing(s)));
        },
        [](const Scenario& s) {
-         const bool several_axes = s.model.position_embedding_type == "mrope";
-         return those("positions ",
-                      {{!several_axes, "relative to each other"},
-                       {several_axes && parsed_by_megatron(s), "of several axes, which pretrain_gpt.py has not"},
-                       {several_axes && s.model.multi_latent_attention, "of several axes in latent attention"},
-                       {several_axes && packing(s), "of several axes in packed sequences"}});
+         const bool axes = several_axes(s);
+         return those("positions ", {{!axes, "relative to each other"},
+                                     {axes && parsed_by_megatron(s), "of several axes, which pretrain_gpt.py has not"},
+                                     {axes && s.model.multi_latent_attention, "of several axes in latent attention"},
+                                     {axes && packing(s), "of several axes in packed sequences"}});
        }},
       {"moe_router_topk_limited_devices", "the older spelling of group-limited routing (state moe_router_group_topk)",
        [](const Scenario& s) {

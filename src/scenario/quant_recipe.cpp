@@ -1,5 +1,7 @@
 #include "pipewright/scenario/quant_recipe.hpp"
 
+#include <fnmatch.h>
+
 #include <algorithm>
 #include <array>
 #include <optional>
@@ -48,48 +50,10 @@ std::optional<std::string> first_match(const std::vector<PatternRecipe>& entries
   return found == entries.end() ? std::nullopt : std::optional(found->recipe);
 }
 
-bool in_set(std::string_view set, char c) {
-  const bool inverted = set.starts_with('!');
-  if (inverted) set.remove_prefix(1);
-  bool found = false;
-  for (std::size_t i = 0; i < set.size(); ++i) {
-    if (i + 2 < set.size() && set[i + 1] == '-') {
-      found |= set[i] <= c && c <= set[i + 2];
-      i += 2;
-    } else {
-      found |= set[i] == c;
-    }
-  }
-  return found != inverted;
-}
-
-/// Characters of `pattern` that stand for `c`, at `at`; 0: it is another.
-std::size_t matched(std::string_view pattern, std::size_t at, char c) {
-  if (at >= pattern.size()) return 0;
-  if (pattern[at] == '[') {
-    const std::size_t first = at + 1 + (pattern.substr(at + 1).starts_with('!') ? 1 : 0);
-    const auto end = pattern.find(']', first + 1);  // a bracket that comes first belongs to the set
-    if (end != std::string_view::npos) return in_set(pattern.substr(at + 1, end - at - 1), c) ? end + 1 - at : 0;
-  }
-  return pattern[at] == '?' || pattern[at] == c ? 1 : 0;
-}
-
 }  // namespace
 
-bool matches_glob(std::string_view pattern, std::string_view name) {
-  std::size_t at = 0, i = 0, star = std::string_view::npos, from = 0;  // the last star, and what it took the name up to
-  while (i < name.size()) {
-    if (at < pattern.size() && pattern[at] == '*') {
-      star = at++, from = i;
-    } else if (const auto taken = matched(pattern, at, name[i])) {
-      at += taken, ++i;
-    } else if (star != std::string_view::npos) {
-      at = star + 1, i = ++from;
-    } else {
-      return false;
-    }
-  }
-  return pattern.find_first_not_of('*', at) == std::string_view::npos;
+bool matches_glob(const std::string& pattern, const std::string& name) {
+  return fnmatch(pattern.c_str(), name.c_str(), FNM_NOESCAPE) == 0;
 }
 
 std::vector<PatternRecipe> quant_recipe(const Scenario& s) {

@@ -375,6 +375,12 @@ struct Run {
   }
 };
 
+/// Every kernel has its operation, every operation its kernels.
+void check_placed(const traces::Import& result) {
+  CHECK(result.attributed_us / result.kernel_us > 0.999);
+  for (const auto& note : result.notes) CHECK(note.find("are not in the trace") == std::string::npos);
+}
+
 }  // namespace
 
 TEST_CASE("GPT-OSS: experts' biases, clamps and quick GeGLU belong to their operations, windows to their layers") {
@@ -384,8 +390,7 @@ TEST_CASE("GPT-OSS: experts' biases, clamps and quick GeGLU belong to their oper
     const Run run(scenario);
     const auto trace = run.step(2).trace;
     const auto result = traces::import_traces(scenario, {trace}, {"oss", 1, ""}, nullptr);
-    CHECK(result.attributed_us / result.kernel_us > 0.999);
-    for (const auto& note : result.notes) CHECK(note.find("are not in the trace") == std::string::npos);
+    check_placed(result);
     int windows = 0, whole = 0, biases = 0;
     for (const auto& key : result.keys) {
       if (key.key.family.starts_with("attention.")) {
@@ -411,8 +416,7 @@ TEST_CASE("heads exchanged for context parallelism: selections are no embeddings
   const Run run(scenario);
   const auto trace = run.step(2).trace;
   const auto result = traces::import_traces(scenario, {trace}, {"heads", 1, ""}, nullptr);
-  CHECK(result.attributed_us / result.kernel_us > 0.999);
-  for (const auto& note : result.notes) CHECK(note.find("are not in the trace") == std::string::npos);
+  check_placed(result);
   int exchanges = 0;
   for (const auto& key : result.keys) {
     CHECK_FALSE(key.key.family.starts_with("send_recv"));
@@ -431,8 +435,7 @@ TEST_CASE("a gate of shared experts and a router of 60 experts belong to their l
     scenario::set(scenario, change);
   const Run run(scenario);
   const auto result = traces::import_traces(scenario, {run.step(2).trace}, {"gate", 1, ""}, nullptr);
-  CHECK(result.attributed_us / result.kernel_us > 0.999);
-  for (const auto& note : result.notes) CHECK(note.find("are not in the trace") == std::string::npos);
+  check_placed(result);
   CHECK(std::count_if(result.keys.begin(), result.keys.end(),
                       [](const auto& key) { return key.key.family.starts_with("gemm.lora."); }) == 2);
 }
@@ -443,8 +446,7 @@ TEST_CASE("gated delta nets: the rule's kernels are its own, its states measured
     scenario::set(scenario, change);
   const Run run(scenario);
   const auto result = traces::import_traces(scenario, {run.step(2).trace}, {"net", 1, ""}, nullptr);
-  for (const auto& note : result.notes) CHECK(note.find("are not in the trace") == std::string::npos);
-  CHECK(result.attributed_us / result.kernel_us > 0.999);
+  check_placed(result);
   std::map<std::string, int> counts;
   for (const auto& key : result.keys) {
     if (!key.key.family.starts_with("gated_delta.") && !key.key.family.starts_with("gate.")) continue;
@@ -469,8 +471,7 @@ TEST_CASE("Mamba-2: every kernel of a scan belongs to its operation, whatever el
     scenario::set(scenario, change);
   const Run run(scenario);
   const auto result = traces::import_traces(scenario, {run.step(2).trace}, {"mixers", 1, ""}, nullptr);
-  for (const auto& note : result.notes) CHECK(note.find("are not in the trace") == std::string::npos);
-  CHECK(result.attributed_us / result.kernel_us > 0.999);
+  check_placed(result);
   std::map<std::string, int> counts;
   for (const auto& key : result.keys) {
     if (!key.key.family.starts_with("mamba.")) continue;
@@ -496,8 +497,7 @@ TEST_CASE(
     scenario::set(scenario, change);
   const Run run(scenario);
   const auto result = traces::import_traces(scenario, {run.step(2, false, true).trace}, {"apart", 1, ""}, nullptr);
-  for (const auto& note : result.notes) CHECK(note.find("are not in the trace") == std::string::npos);
-  CHECK(result.attributed_us / result.kernel_us > 0.999);
+  check_placed(result);
   CHECK(std::count_if(result.keys.begin(), result.keys.end(),
                       [](const auto& key) { return key.key.family.starts_with("gemm.bf16."); }) > 8);
 }

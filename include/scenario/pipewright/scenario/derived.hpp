@@ -60,6 +60,7 @@ bool pads_for_quantization(const Scenario&);  ///< the router does, by either na
 Int window_of(const Scenario&);
 /// Keys that a query of this layer sees, itself included (window_size, window_attn_skip_freq); 0: all before it.
 Int attention_window(const Scenario&, Int layer);
+bool has_rotary_embedding(const Scenario&);
 bool has_rotary_embedding(const Scenario&, Int layer);  ///< no_rope_freq; of a model whose positions are rotary
 /// apply_rope_fusion, where the launchers leave it on: of other positions than plain rotary ones (GPT-OSS' YaRN) both
 /// turn it off (Megatron-LM arguments.py:1573 of 0.19.0, Megatron Bridge utils/fusions.py:85, called by

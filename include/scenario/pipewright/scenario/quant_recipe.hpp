@@ -33,7 +33,7 @@ std::vector<ModuleRecipe> module_recipes(const Scenario&);
 /// An entry matches a linear layer in one layer of a block and not in another.
 bool tells_layers_apart(const Scenario&);
 
-/// Python's fnmatch.fnmatchcase: *, ?, [seq], [!seq].
-bool matches_glob(std::string_view pattern, std::string_view name);
+/// *, ?, [seq] and [!seq] as Python's fnmatch.fnmatchcase, which the C library's fnmatch reads alike.
+bool matches_glob(const std::string& pattern, const std::string& name);
 
 }  // namespace pipewright::scenario
