@@ -28,7 +28,8 @@ ParameterCount parameter_count(const scenario::Scenario& scenario) {
   o.expert_tensor_parallel_size.reset();
   o.virtual_pipeline_model_parallel_size.reset();
   o.pipeline_model_parallel_layout.reset();
-  o.sequence_parallel = false;
+  o.sequence_parallel = o.fp8_dot_product_attention = false;
+  o.fp8.reset(), o.fp4.reset();  // which the assumed device may lack
   s.model.make_vocab_size_divisible_by = 1;
   ParameterCount count;
   count.all = count.of_a_token = elements(s);

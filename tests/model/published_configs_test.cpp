@@ -30,6 +30,11 @@ std::int64_t counted(const std::string& file) {
     scenario::set(s, setting);
   if (s.model.num_layers % 2 == 0) scenario::set(s, "pipeline_model_parallel_size=2");
   CHECK(model::parameter_count(s).all == built);
+  // Whatever it computes in, also what Hopper's tensor cores lack.
+  for (const char* setting : {"fp8=hybrid", "fp8_recipe=mxfp8", "fp4=e2m1"}) {
+    scenario::set(s, setting);
+    CHECK(model::parameter_count(s).all == built);
+  }
   return built;
 }
 
