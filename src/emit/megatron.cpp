@@ -1,6 +1,7 @@
 // A scenario as flags of Megatron-LM: only what differs from the parser's defaults. What was printed is imported again,
 // and every field that does not come back is said in a comment: no setting is lost silently.
 #include <algorithm>
+#include <cmath>
 
 #include "emitted.hpp"
 #include "field_table.hpp"
@@ -73,6 +74,9 @@ std::optional<std::vector<Words>> special(const Scenario& s, const std::string& 
     return std::vector<Words>{{"--group-query-attention"},
                               {"--num-query-groups", std::to_string(*model.num_query_groups)}};
   }
+  if (field == "rotary_base")  // the parser's type is int
+    return when(model.rotary_base != scenario::Model{}.rotary_base,
+                {"--rotary-base", std::to_string(std::llround(model.rotary_base))});
   if (field == "max_position_embeddings")  // the parser compares it with --seq-length and knows no default
     return std::vector<Words>{
         {"--max-position-embeddings", std::to_string(model.max_position_embeddings.value_or(model.seq_length))}};
@@ -154,6 +158,8 @@ std::string missing_comment(const Scenario& s, const std::string& field, const s
   if (elsewhere != flags().end() && !has(*elsewhere, s.software))
     return field + ": " + value + " cannot be said: Megatron Core " + s.software.megatron_core + " has no " +
            std::string(elsewhere->name) + " (versions with it: " + versions_text(*elsewhere) + ")";
+  if (field == "rotary_base")
+    return field + ": " + value + " cannot be said: --rotary-base takes an integer, here " + printed;
   if (field.starts_with("lora_"))
     return field + ": " + value + " has no flag: Megatron Bridge has adapters (--emit bridge)";
   if (field == "quant_recipe") return field + ": " + value + " is a file of yours: --te-precision-config-file";

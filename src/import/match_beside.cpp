@@ -63,16 +63,29 @@ void Matcher::find_accumulations() {
     std::sort(found.begin(), found.end(), [&](auto a, auto b) { return ns(a) > ns(b); });
     auto first = found.begin();
     for (auto table = tables.begin(); table != tables.end() && first != found.end(); table = tables.erase(table)) {
-      const auto last = std::find_if(first, found.end(), [&](auto i) { return 2 * ns(i) < ns(*first); });
-      const auto& sums = table->second;
-      const std::size_t each = static_cast<std::size_t>(last - first) / sums.size();
-      if (each * sums.size() != static_cast<std::size_t>(last - first)) break;
+      const auto last = std::find_if(first, found.end(), [&](auto i) { return 3 * ns(i) < ns(*first); });
       std::sort(first, last);
-      for (const Lost& sum : sums) {
-        first += static_cast<std::ptrdiff_t>(each);
-        const std::uint32_t i = *(first - 1);
-        result_.operations.push_back({sum.expected, sum.pattern, sum.instance, i, {i}, false, {}});
+      // Gradients of one table are summed in bf16, and that added to the main gradient.
+      std::map<std::string, std::vector<std::uint32_t>> kernels;
+      std::map<std::string, std::vector<const Lost*>> sums;
+      for (auto i = first; i != last; ++i)
+        kernels[meanings_[trace_.activities[*i].name].operations.front()].push_back(*i);
+      for (const Lost& sum : table->second) sums[sum.expected->operation].push_back(&sum);
+      const auto fits = [&](const auto& of) {
+        const auto found_of = kernels.find(of.first);
+        return found_of != kernels.end() && found_of->second.size() % of.second.size() == 0;
+      };
+      if (kernels.size() != sums.size() || !std::ranges::all_of(sums, fits)) break;
+      for (const auto& [operation, wanted] : sums) {
+        const auto& ran = kernels.at(operation);
+        const std::size_t each = ran.size() / wanted.size();
+        for (std::size_t k = 0; k < wanted.size(); ++k) {
+          const std::uint32_t i = ran[(k + 1) * each - 1];
+          result_.operations.push_back(
+              {wanted[k]->expected, wanted[k]->pattern, wanted[k]->instance, i, {i}, false, {}});
+        }
       }
+      first = last;
       std::erase_if(lost_,
                     [&](const Lost& l) { return is_sum(l) && l.expected->kernel->key.dims.front() == table->first; });
     }

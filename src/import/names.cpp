@@ -159,8 +159,9 @@ const std::vector<NamePattern>& patterns() {
         "moe.bias.backward", "gated_delta.conv.backward", "small"}},
       {"unrolled_elementwise_kernel.*direct_copy|unrolled_elementwise_kernel.*copy_kernel",
        Role::main,
-       {"cast.bf16_f32", "cross_entropy.unfused.forward", "cross_entropy.unfused.backward", "moe.router.topk.forward",
-        "moe.router.topk.backward", "moe.router.gemm.backward", "moe.bias.backward", "small"}},
+       {"cast.bf16_f32", "cast.bf16_f16", "cross_entropy.unfused.forward", "cross_entropy.unfused.backward",
+        "moe.router.topk.forward", "moe.router.topk.backward", "moe.router.gemm.backward", "moe.bias.backward",
+        "small"}},
       {"elementwise_kernel.*direct_copy", Role::main, {"copy.strided", "copy.d2d", "embedding.forward", "small"}},
       {"triton.*(log_softmax|_log_|exp|logsumexp|to_copy_max|copy__div|index_put|copy__mul_unsqueeze)",
        Role::main,
@@ -230,10 +231,24 @@ bool is_fp8(const std::string& name) {
   return types.found_in(name) || name.find("e4m3") != std::string::npos || name.find("e5m2") != std::string::npos;
 }
 
+/// The kernels of a run in fp16 are those of bf16 with another type in their names.
+std::string as_of_bf16(std::string_view kernel_name) {
+  static const std::pair<std::string_view, std::string_view> types[] = {{"c10::Half", "c10::BFloat16"},
+                                                                        {"::float16_copy", "::bfloat16_copy"},
+                                                                        {"__half", "__nv_bfloat16"},
+                                                                        {"_hsh_", "_tst_"},
+                                                                        {"_hss_", "_tss_"}};
+  std::string name(kernel_name);
+  for (const auto& [half, bf16] : types)
+    for (auto at = name.find(half); at != std::string::npos; at = name.find(half, at + bf16.size()))
+      name.replace(at, half.size(), bf16);
+  return name;
+}
+
 }  // namespace
 
 Meaning meaning_of(std::string_view kernel_name) {
-  const std::string name(kernel_name.substr(0, 1000));
+  const std::string name = as_of_bf16(kernel_name.substr(0, 1000));
   if (const auto layout = transposes(name); !layout.empty()) {
     if (const auto router = router_gemm(name, layout); !router.empty()) return {Role::main, {router}, {}};
     return {Role::main, {is_fp8(name) ? "gemm.fp8" : "gemm.bf16." + layout}, {}};
@@ -262,8 +277,9 @@ std::string operation_of(const std::string& family) {
   if (family.starts_with("fast_gelu")) return family.substr(5);
   if (family.starts_with("moe.router.gemm.bf16.")) return family.substr(std::string_view("moe.router.").size());
   if (family.starts_with("gemm.lora.")) return "gemm." + family.substr(10);
-  if (family == "cast_transpose.fp8.general") return family;  // a kernel of its own
-  if (family.ends_with(".general") || family.ends_with(".cudnn")) return family.substr(0, family.rfind('.'));
+  if (family == "cast_transpose.fp8.general") return family;               // a kernel of its own
+  if (family.starts_with("rmsnorm.") || family.starts_with("layernorm."))  // whatever the width and the output
+    return family.substr(0, family.find('.', family.find('.') + 1));
   if (family.starts_with("attention."))  // latent, windowed, with sinks: kernels of one name
     return family.find(".forward") != std::string::npos ? "attention.forward" : "attention.backward";
   static const std::vector<std::string> stems = {

@@ -433,6 +433,8 @@ Dimensions::Dimensions(const Scenario& sc, const profile::Device& device) : gpu(
   vocab = divided(sc, "model.vocab_size", scenario::padded_vocab_size(sc), t);
   gated = m.gated_linear_unit;
   mtp_layers = m.mtp_num_layers.value_or(0);
+  fp16 = o.fp16;
+  one_table = pp == 1 && !m.untie_embeddings_and_output_weights;
   set_implementation(sc);
   rms_norm = m.normalization == "RMSNorm";
   cudnn_norm_forward = scenario::variable(sc, "NVTE_NORM_FWD_USE_CUDNN", "0") != "0";

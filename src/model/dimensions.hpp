@@ -206,6 +206,8 @@ struct Dimensions {
   bool fused_down = false;                  ///< mla_down_proj_fusion
   bool splits_down = false;                 ///< down projections are column-parallel, else whole on every rank
   Int mtp_layers = 0;
+  bool fp16 = false;
+  bool one_table = false;          ///< the output layer multiplies by the embedding's weight on the same rank
   bool local_spec = false;         ///< transformer_impl local
   bool separate_norms = false;     ///< no norm is part of a linear layer, as in the local spec
   bool unfused_attention = false;  ///< scores and probabilities are tensors

@@ -49,7 +49,7 @@ void EmbeddingWriter::forward(std::uint32_t out, bool grad) {
     next(!transposes && !d_.sp && !goes_on, "position embedding added", {"add", {count}}, full);
     w_.free(positions);
   }
-  if (transposes) next(!d_.sp && !goes_on, "embedding transpose", {"copy.d2d", {full}}, full);
+  if (transposes) next(!d_.sp && !goes_on, "embedding transpose", {"copy.strided", {d_.tokens, d_.h}}, full);
   if (d_.sp) {
     if (!learned_) {
       const auto scattered = w_.allocate("embedding.rows", d_.boundary_bytes());
@@ -69,21 +69,29 @@ void EmbeddingWriter::forward(std::uint32_t out, bool grad) {
   if (!grad) w_.release(ids_);
 }
 
-/// The gradient of a table of `rows` rows, and its addition to the main gradient.
-void EmbeddingWriter::lookup_backward(const std::string& name, std::uint32_t gradient, Int rows) {
+/// The gradient of a table of `rows` rows, and its addition to the main gradient. A sum with others is a new tensor: an
+/// output layer's stand-in is kept for the next microbatch (torch/csrc/autograd/input_buffer.cpp, accumulate).
+void EmbeddingWriter::lookup_backward(const std::string& name, std::uint32_t gradient, Int rows,
+                                      std::optional<Int> others) {
   const Int sorted = 8 * d_.tokens;
   const auto keys = w_.allocate("embedding.sorted_ids", sorted), order = w_.allocate("embedding.sorted_ids", sorted);
-  const auto table = w_.allocate_gradient(2 * rows * d_.h);
+  auto table = w_.allocate_gradient(2 * rows * d_.h);
   const Int segments = d_.tokens / rows_per_segment + std::min(d_.tokens, rows);
   const auto offsets = w_.allocate("workspace", 8 * segments);
   w_.transient("workspace", 4 * segments * d_.h);
   w_.launch(name + " backward", {"embedding.backward", {d_.tokens, d_.h, rows}});
   w_.free({offsets, order, keys, gradient});
-  w_.launch(name + " gradient accumulation", accumulation(d_, rows * d_.h));
+  if (others.value_or(0) > 0) {
+    const auto sum = w_.allocate_gradient(2 * rows * d_.h);
+    for (Int i = 0; i < *others; ++i) w_.launch(name + " gradients of one table joined", {"add", {rows * d_.h}});
+    w_.eager();
+    w_.free(std::exchange(table, sum));
+  }
+  if (others) w_.launch(name + " gradient accumulation", accumulation(d_, rows * d_.h));
   w_.free(table);
 }
 
-void EmbeddingWriter::backward(std::uint32_t gradient) {
+void EmbeddingWriter::backward(std::uint32_t gradient, std::optional<Int> others) {
   if (d_.frozen()) return w_.free({gradient, std::exchange(ids_, no_tensor), std::exchange(mask_, no_tensor)});
   if (d_.scales_embeddings) {
     const auto unscaled = w_.allocate("embedding.rows_gradient", d_.boundary_bytes());
@@ -101,8 +109,8 @@ void EmbeddingWriter::backward(std::uint32_t gradient) {
                   d_.tp_link);
     w_.free(std::exchange(gradient, gathered));
   }
-  if (learned_) lookup_backward("position embedding", no_tensor, positions_);
-  lookup_backward("embedding", gradient, d_.vocab);
+  if (learned_) lookup_backward("position embedding", no_tensor, positions_, 0);
+  lookup_backward("embedding", gradient, d_.vocab, others);
   w_.release(ids_);
 }
 

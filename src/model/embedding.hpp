@@ -1,6 +1,8 @@
 // LanguageModelEmbedding as part of a piece: at the model's start, and before every depth of multi-token prediction.
 #pragma once
 
+#include <optional>
+
 #include "builder.hpp"
 
 namespace pipewright::model {
@@ -15,11 +17,12 @@ class EmbeddingWriter {
 
   /// `out`, not yet allocated: [L,h] with sequence parallelism, else [S,h].
   void forward(std::uint32_t out, bool grad = true);
-  /// Frees what forward left, and `gradient`.
-  void backward(std::uint32_t gradient);
+  /// Frees what forward left, and `gradient`. `others`: gradients of the same table that autograd has by then, which it
+  /// sums in bf16 before the hook adds the sum to the main gradient; nullopt: more come, this one waits for them.
+  void backward(std::uint32_t gradient, std::optional<Int> others);
 
  private:
-  void lookup_backward(const std::string& name, std::uint32_t gradient, Int rows);
+  void lookup_backward(const std::string& name, std::uint32_t gradient, Int rows, std::optional<Int> others);
   std::uint32_t last(bool is_last, std::uint32_t out, Int bytes);
 
   PieceBuilder& w_;

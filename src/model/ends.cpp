@@ -64,7 +64,7 @@ Piece embedding_piece(Owners& owners, const Dimensions& d, const scenario::Scena
   fetch_batch(w, d);
   embedding.forward(Piece::output);
   w.to_backward();
-  embedding.backward(Piece::output_gradient);
+  embedding.backward(Piece::output_gradient, d.pp > 1 ? 0 : d.mtp_layers + (d.one_table ? 1 : 0));
   return d.ep_overlap ? w.take_as_node(schedule::Node::Name::embed) : w.take();
 }
 

@@ -201,11 +201,14 @@ std::uint32_t Experts::weigh_input_backward(std::uint32_t gradient) {
 }
 
 std::uint32_t Experts::forward(std::uint32_t rows_in, bool grad) {
-  if (d_.moe.probs_on_input) rows_in = weigh_input(rows_in, grad && !fc1_adapter_.ends);
   auto padded = no_tensor;
   if (pads()) {
     padded = w_.allocate("experts.padded_rows", 2 * rows() * d_.moe.width);
     w_.launch("experts padding", {"copy.d2d", {2 * rows() * d_.moe.width}});
+  }
+  if (d_.moe.probs_on_input) {
+    auto& weighed = pads() ? padded : rows_in;
+    weighed = weigh_input(weighed, grad && !fc1_adapter_.ends);
   }
   offload_.begin(Offload::fused_group_mlp, grad);
   offload_.begin(Offload::expert_fc1, grad);

@@ -55,7 +55,10 @@ OutputLayer::OutputLayer(PieceBuilder& builder, const Dimensions& dimensions, co
                   .bf16_weight = true} {}
 
 void OutputLayer::forward() { run(false); }
-void OutputLayer::forward_of_depth() { run(true); }
+void OutputLayer::forward_of_depth() {
+  again_ = true;
+  run(true);
+}
 
 /// Bridge's gemma2_provider.py, logit_softcapping: c tanh(x / c), every operation a kernel; tanh keeps its result.
 void OutputLayer::cap_logits() {
@@ -121,16 +124,33 @@ void OutputLayer::run(bool counts) {
 void OutputLayer::weight_gradient() {
   // finish_embedding_wgrad_compute launches deferred ones after the last backward (optimizer_step.cpp).
   if (!d_.computes_head_wgrads || d_.frozen()) return;
+  const Int bytes = 2 * d_.h * d_.vocab;
+  // Depths share the layer: autograd sums the gradients, be they stand-ins, in bf16 before a hook sees them.
+  const auto join = [&] {
+    w_.launch(name_ + " gradients joined", {"add", {bytes / 2}});
+    w_.eager();
+  };
   w_.microbatches(d_.deferred_head_wgrads);
   if (d_.fused_gradients) {
     w_.launch(name_ + " wgrad", head_wgrad(d_));
     w_.dummy_gradient(d_.h, d_.vocab);
+    if (d_.one_table) {  // zero_out_wgrad (models/common/language_module)
+      w_.launch(name_ + " stand-in zeroed", {"fill", {bytes}});
+      w_.eager();
+    }
+    if (again_) {
+      w_.transient("weight gradients", bytes);
+      join();
+    }
     w_.microbatches();
     return;
   }
-  const auto gradient = w_.allocate_gradient(2 * d_.h * d_.vocab);
+  const auto gradient = w_.allocate_gradient(bytes);
   w_.launch(name_ + " wgrad", {"gemm.bf16.nt", {d_.h, d_.vocab, d_.tokens}});
-  w_.launch(name_ + " gradient accumulation", accumulation(d_, d_.h * d_.vocab));
+  if (again_)
+    join();
+  else if (!d_.one_table)  // else the embedding adds the sum
+    w_.launch(name_ + " gradient accumulation", accumulation(d_, d_.h * d_.vocab));
   w_.free(gradient);
   w_.microbatches();
 }
@@ -157,6 +177,12 @@ void OutputLayer::backward(std::uint32_t din) {
   w_.launch("loss backward", {loss_ + ".backward", {d_.tokens, d_.vocab}});
   w_.free(work);
   w_.free({kept_, mask_, target_});
+  if (d_.fp16 &&
+      loss_ == "cross_entropy.native") {  // calculate_gradients makes bf16 of it, autograd what the logits are
+    const auto gradient = w_.allocate(name_ + ".logits_gradient", 2 * d_.tokens * d_.vocab);
+    w_.launch(name_ + " logits gradient in fp16", {"cast.bf16_f16", {d_.tokens * d_.vocab}});
+    w_.free(std::exchange(logits_, gradient));
+  }
   if (d_.caps_logits) cap_logits_backward();
   if (d_.fp8_head) {
     linear_.column_backward(projection_, input_, false, din);

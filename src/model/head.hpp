@@ -33,6 +33,7 @@ class OutputLayer {
   const Dimensions& d_;
   const std::string name_, loss_;
   const Kept keeps_;
+  bool again_ = false;        ///< a depth's: the main head's weight has a gradient already
   const bool works_in_copy_;  ///< its kernels work in an fp32 copy of their own
   void cap_logits();
   void cap_logits_backward();

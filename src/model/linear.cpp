@@ -70,7 +70,7 @@ Int LinearWriter::norm_statistics(Int rows) const { return rows * 4 * (d_.rms_no
 // (common/normalization/{rmsnorm,layernorm}/*.cu, REGISTER_NORM_LAUNCHER; common.cpp: is_tuned). cuDNN's graphs, chosen
 // by NVTE_NORM_{FWD,BWD}_USE_CUDNN, serve all widths alike; LayerNorm's take as long as the tuned kernels (4096 wide:
 // 22.0 and 41.1 us by cuDNN for 4096 rows, 22.0 and 42.6 tuned; 7168 wide in proportion).
-profile::Key LinearWriter::norm_key(bool forward, Int rows, Int cols) const {
+profile::Key LinearWriter::norm_key(bool forward, Int rows, Int cols, NormOutput output) const {
   static constexpr Int rms_widths[] = {512, 768, 1024, 2048, 4096, 8192};
   static constexpr Int layer_widths[] = {768,   1024,  1536,  2048,  2304,  3072,  3840,  4096,  5120,
                                          6144,  8192,  10240, 12288, 12800, 15360, 16384, 18432, 20480,
@@ -84,11 +84,14 @@ profile::Key LinearWriter::norm_key(bool forward, Int rows, Int cols) const {
     family += d_.rms_norm ? ".cudnn" : "";
   else if (!tuned)
     family += ".general";
+  if (output != NormOutput::plain && !cudnn) family += output == NormOutput::fp8 ? ".fp8" : ".amax";
   return {std::move(family), {rows, cols}};
 }
 
-void LinearWriter::norm(const std::string& name, bool forward, Int rows, Int cols) {
-  w_.launch(name + (forward ? " forward" : " backward"), norm_key(forward, rows, cols));
+void LinearWriter::norm(const std::string& name, bool forward, Int rows, Int cols, NormOutput output) {
+  w_.launch(name + (forward ? " forward" : " backward"), norm_key(forward, rows, cols, output));
+  // The host makes the same call, whatever the kernel writes.
+  if (output != NormOutput::plain) w_.on_host(norm_key(forward, rows, cols).family.c_str());
 }
 
 // `shard`: a part of a sequence-parallel tensor. Current scaling and NVFP4 take the maximum over all parts, so that the
@@ -390,14 +393,16 @@ std::uint32_t LinearWriter::norm_linear(const Linear& linear, const std::string&
     // The scale is known before: the norm kernel writes FP8 (TE csrc/extensions/normalization.cpp, FULLY_FUSED).
     bool row = true, second = transpose;
     saved.out = copies(linear.precision, output, local, linear.in, row, second);
-    norm(linear.name + " norm", true, local, linear.in);
+    norm(linear.name + " norm", true, local, linear.in, NormOutput::fp8);
     if (second) w_.launch(output + " transpose", {"transpose.fp8", {local, linear.in}});
   } else {
     normed = w_.allocate(output, 2 * local * linear.in);
-    norm(linear.name + " norm", true, local, linear.in);
-    // The norm kernel also takes the maximum; its bf16 output lives until the cast.
+    // The norm kernel also takes the maximum, unless an adapter asks for its output (return_layernorm_output); the bf16
+    // output lives until the cast.
+    const bool fused = linear.precision.recipe == Recipe::tensorwise && linear.rank == 0;
+    norm(linear.name + " norm", true, local, linear.in, fused ? NormOutput::with_maximum : NormOutput::plain);
     if (linear.fp8())
-      saved.out = quantize(linear.precision, output, local, linear.in, true, transpose, false, shard);
+      saved.out = quantize(linear.precision, output, local, linear.in, true, transpose, linear.rank > 0, shard);
     else if (linear.rank == 0)
       saved.out.data = normed;
     if (linear.fp8() && linear.rank == 0) w_.free(normed);

@@ -116,8 +116,11 @@ class LinearWriter {
   /// Adds that to the gradient through the layer itself, in place, and frees it.
   void add_through(const Linear& linear, std::uint32_t through);
 
-  profile::Key norm_key(bool forward, Int rows, Int cols) const;  ///< which kernel of Transformer Engine a norm takes
-  void norm(const std::string& name, bool forward, Int rows, Int cols);
+  /// What a norm's forward kernel writes: bf16, the same and its largest value (current scaling), or FP8 (delayed).
+  enum class NormOutput : std::uint8_t { plain, with_maximum, fp8 };
+  /// Which kernel of Transformer Engine a norm takes.
+  profile::Key norm_key(bool forward, Int rows, Int cols, NormOutput output = NormOutput::plain) const;
+  void norm(const std::string& name, bool forward, Int rows, Int cols, NormOutput output = NormOutput::plain);
   /// A bias that another kernel added: its gradient is PyTorch's sum over the rows of a matrix. Returns it.
   std::uint32_t bias_gradient(const std::string& name, Int rows, Int columns);
   Int norm_statistics(Int rows) const;  ///< bytes of rsigma (and mu)

@@ -40,8 +40,8 @@ class DepthInput {
   void embed();
   /// Returns X.
   std::uint32_t project(bool grad);
-  /// Frees the gradient of X; returns that of H(k-1).
-  std::uint32_t backward(std::uint32_t gradient);
+  /// Frees the gradient of X; returns that of H(k-1). The first depth is the last to go back.
+  std::uint32_t backward(std::uint32_t gradient, bool first);
   void weight_gradients() { linear_.weight_gradients.run(); }
 
  private:
@@ -76,7 +76,7 @@ class Depth {
   /// Returns H(k).
   std::uint32_t forward();
   /// Frees `gradient`; returns that of H(k-1).
-  std::uint32_t backward(std::uint32_t gradient);
+  std::uint32_t backward(std::uint32_t gradient, bool first);
 
  private:
   void run(bool grad);
@@ -166,7 +166,8 @@ std::uint32_t DepthInput::projection_backward(std::uint32_t gradient) {
   return djoined;
 }
 
-std::uint32_t DepthInput::backward(std::uint32_t gradient) {
+// Without a pipeline the model's own embedding, further back, has the same table.
+std::uint32_t DepthInput::backward(std::uint32_t gradient, bool first) {
   const auto djoined = projection_backward(gradient);
   const auto half = [&](Norm& norm, const std::string& name) {
     const auto dnorm = w_.allocate(name + "_output_gradient", d_.boundary_bytes());
@@ -176,12 +177,12 @@ std::uint32_t DepthInput::backward(std::uint32_t gradient) {
   const auto dhidden = half(hnorm_, "mtp.hnorm");
   const auto dembedded = d_.frozen() ? no_tensor : half(enorm_, "mtp.enorm");
   w_.free({djoined, std::exchange(embedded_, no_tensor)});
-  embedding_.backward(dembedded);
+  embedding_.backward(dembedded, d_.pp > 1 && first ? std::optional(d_.mtp_layers - 1) : std::nullopt);
   w_.release(ids_);
   return dhidden;
 }
 
-std::uint32_t Depth::backward(std::uint32_t gradient) {
+std::uint32_t Depth::backward(std::uint32_t gradient, bool first) {
   if (checkpointed_) {
     w_.recomputing(true);
     run(true);
@@ -192,7 +193,7 @@ std::uint32_t Depth::backward(std::uint32_t gradient) {
   w_.release(between_.back());
   for (std::size_t i = layers_.size(); i-- > 0;)
     dx = layers_[i].backward(std::exchange(between_[i], no_tensor), dx, false, true);
-  return input_.backward(dx);
+  return input_.backward(dx, first);
 }
 
 }  // namespace
@@ -247,7 +248,7 @@ Piece mtp_nodes(Owners& owners, const Dimensions& d, const scenario::Scenario& s
   final_norm.backward(no_tensor, dy);
   w.free({y, Piece::output_gradient});
   layer.backward();
-  const auto dhidden = input.backward(dx);
+  const auto dhidden = input.backward(dx, true);
   w.launch("gradient accumulation", {"add", {d.local * d.h}});
   w.free({dhidden, Piece::input});
   layer.weight_gradients();
@@ -282,7 +283,7 @@ Piece mtp_piece(Owners& owners, const Dimensions& d, const scenario::Scenario& s
       w.launch("gradient accumulation", {"add", {d.local * d.h}});
       w.free(from_next);
     }
-    from_next = depths[k].backward(gradient);
+    from_next = depths[k].backward(gradient, k == 0);
     if (k > 0) w.free(hidden[k - 1]);
   }
   w.allocate(Piece::input_gradient);

@@ -278,12 +278,24 @@ std::vector<Family> make_families() {
   f.push_back(streaming("rmsnorm.backward", rows_cols, 6, "bf16; with the finalize kernel (dgamma)"));
   f.push_back(streaming("rmsnorm.forward.general", rows_cols, 4, "the same by TE's kernel for any width"));
   f.push_back(streaming("rmsnorm.backward.general", rows_cols, 6, "the same by TE's kernel for any width"));
+  f.push_back(streaming("rmsnorm.forward.amax", rows_cols, 4, "the tuned kernel, which takes the maximum, too"));
+  f.push_back(streaming("rmsnorm.forward.fp8", rows_cols, 3, "the tuned kernel, which writes FP8 and the maximum"));
+  f.push_back(
+      streaming("rmsnorm.forward.general.amax", rows_cols, 4, "the general kernel, which takes the maximum, too"));
+  f.push_back(
+      streaming("rmsnorm.forward.general.fp8", rows_cols, 3, "the general kernel, which writes FP8 and the maximum"));
   f.push_back(streaming("rmsnorm.forward.cudnn", rows_cols, 4, "the same by cuDNN (NVTE_NORM_FWD_USE_CUDNN)"));
   f.push_back(streaming("rmsnorm.backward.cudnn", rows_cols, 6, "the same by cuDNN (NVTE_NORM_BWD_USE_CUDNN)"));
   f.push_back(streaming("layernorm.forward", rows_cols, 4, "bf16 in and out, fp32 mu and rsigma"));
   f.push_back(streaming("layernorm.backward", rows_cols, 6, "bf16; with the finalize kernel (dgamma, dbeta)"));
   f.push_back(streaming("layernorm.forward.general", rows_cols, 4, "the same by TE's kernel for any width"));
   f.push_back(streaming("layernorm.backward.general", rows_cols, 6, "the same by TE's kernel for any width"));
+  f.push_back(streaming("layernorm.forward.amax", rows_cols, 4, "the tuned kernel, which takes the maximum, too"));
+  f.push_back(streaming("layernorm.forward.fp8", rows_cols, 3, "the tuned kernel, which writes FP8 and the maximum"));
+  f.push_back(
+      streaming("layernorm.forward.general.amax", rows_cols, 4, "the general kernel, which takes the maximum, too"));
+  f.push_back(
+      streaming("layernorm.forward.general.fp8", rows_cols, 3, "the general kernel, which writes FP8 and the maximum"));
   f.push_back(streaming("qk_l2_norm.forward", rows_cols, 4, "L2 norm of contiguous queries (torch.compile), bf16"));
   f.push_back(streaming("qk_l2_norm.backward", rows_cols, 6, "its backward"));
   f.push_back(streaming("qk_l2_norm.strided.forward", rows_cols, 4, "the same of keys inside the fused projection"));
@@ -394,6 +406,7 @@ std::vector<Family> make_families() {
   f.push_back(streaming("add", elements, 6, "bf16 + bf16 -> bf16 (residual; gradient of the residual)"));
   f.push_back(streaming("add.f32", elements, 12, "fp32 += fp32: addition to a main gradient outside GEMMs"));
   f.push_back(streaming("cast.bf16_f32", elements, 6, "bf16 -> fp32"));
+  f.push_back(streaming("cast.bf16_f16", elements, 4, "bf16 -> fp16"));
   f.push_back(streaming("cast.f32_bf16", elements, 6, "fp32 -> bf16 (parameters after the optimizer step)"));
   f.push_back(streaming("fill", bytes, 1, "zeros written by a kernel (at::fill)"));
   f.push_back(streaming("memset", bytes, 1, "cudaMemset"));

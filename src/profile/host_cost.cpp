@@ -61,6 +61,7 @@ constexpr std::array relatives = {
     Relative{forward, "index_select", forward, "small", true},
     Relative{forward, "scale", forward, "small", true},
     Relative{backward, "cast.bf16_f32", backward, "small", true},
+    Relative{backward, "cast.bf16_f16", backward, "small", true},
     Relative{backward, "cast.f32_bf16", backward, "small", true},
     Relative{backward, "copy.d2d", backward, "small", true},
     Relative{backward, "copy.strided", backward, "small", true},

@@ -20,13 +20,16 @@ std::string shape(const Family& f, const std::vector<std::int64_t>& dims) {
   return fmt::format("{}", fmt::join(parts, " "));
 }
 
-/// Norms by other kernels than those that Transformer Engine has tuned for a width; a profile may know the tuned alone.
+/// Norms by other kernels than those that Transformer Engine has tuned for a width, or that do more; a profile may know
+/// the tuned alone.
 struct Variant {
   std::string_view suffix;
   double unknown;  ///< how far its time lies from the tuned kernels', relative, on an H200
 };
-constexpr Variant norms[] = {{".general", 1},   // 1.4 to 3.7 times as long (19 widths)
-                             {".cudnn", 0.3}};  // 0.7 to 1.05 times (8 widths)
+constexpr Variant norms[] = {{".general", 1},  // 1.4 to 3.7 times as long (19 widths)
+                             {".cudnn", 0.3},  // 0.7 to 1.05 times (8 widths)
+                             {".amax", 0.3},   // 1.0 to 1.25 times (34 widths on an H100)
+                             {".fp8", 0.5}};   // 0.8 to 1.5 times
 
 double interpolation_error(const Profile& profile, const std::string& family_name) {
   const auto found = profile.interpolation.find(family_name);
@@ -84,7 +87,8 @@ std::optional<Found> lookup(const Profile& profile, const Key& key) {
     if (!tuned) return tuned;
     tuned->timing.origin = Origin::derived;
     tuned->timing.spread = std::hypot(tuned->timing.spread, unknown);
-    tuned->timing.note = "as fast as Transformer Engine's norm of a tuned width; the kernel itself was not measured";
+    tuned->timing.note =
+        "as fast as Transformer Engine's norm of a tuned width in bf16; the kernel itself was not measured";
     return tuned;
   }
   return std::nullopt;

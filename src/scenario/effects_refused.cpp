@@ -542,9 +542,9 @@ const std::vector<RefusedField>& refused_rows() {
          return o.micro_batch_size * s.model.seq_length / ranks % 64 != 0 ||
                 (graphs_modules(s) && graphs_module(s, "moe_preprocess"));
        }},
-      {"moe_apply_probs_on_input", "routing weights applied before experts in FP8, and before more than one expert",
+      {"moe_apply_probs_on_input", "routing weights applied before more than one expert",
        [](const Scenario& s) {
-         return has_experts(s) && s.settings.moe_apply_probs_on_input && (quantizes(s) || s.model.moe_router_topk != 1);
+         return has_experts(s) && s.settings.moe_apply_probs_on_input && s.model.moe_router_topk != 1;
        }},
       {"moe_token_dropping", "dropped tokens", [](const Scenario& s) { return s.settings.moe_token_dropping; }},
       {"moe_paged_stash",

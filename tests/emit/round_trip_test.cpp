@@ -51,6 +51,18 @@ TEST_CASE("Megatron command lines read back as the scenario") {
   }
 }
 
+TEST_CASE("a base of the rotary frequencies is said as the integer that the parser takes, and what is lost is named") {
+  auto s = scenario::read(SOURCE_ROOT "/scenarios/llama3-8b-pretrain-8xh100.yaml");
+  s.model.rotary_base = 999999.4420358813;  // StarCoder2 3B
+  CHECK(command_line(s).find("--rotary-base 999999 ") != std::string::npos);
+  bool named = false;
+  for (const auto& group : emit::megatron(s))
+    for (const auto& line : group.lines) named |= line.comment.starts_with("rotary_base: 999999.44");
+  CHECK(named);
+  s.model.rotary_base = 1e8;
+  CHECK(command_line(s).find("--rotary-base 100000000 ") != std::string::npos);
+}
+
 TEST_CASE("a parser's default that changed between versions is stated where it is another") {
   for (const char* version : {"0.16.0", "0.17.0", "0.18.0", "0.19.0", "dev", "main"}) {
     CAPTURE(version);

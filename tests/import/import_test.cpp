@@ -61,6 +61,14 @@ TEST_CASE("names of kernels") {
         "moe.router.topk.backward");
   CHECK(traces::meaning_of("void cublasLt::epilogue::impl::globalKernelBgradAB_v1<16, 16>").role ==
         traces::Role::after);
+  // A run in fp16.
+  CHECK(traces::meaning_of("void at::native::vectorized_elementwise_kernel<8, at::native::CUDAFunctor_add<c10::Half>>")
+            .operations ==
+        traces::meaning_of(
+            "void at::native::vectorized_elementwise_kernel<8, at::native::CUDAFunctor_add<c10::BFloat16>>")
+            .operations);
+  CHECK(traces::meaning_of("nvjet_sm90_hss_128x256_64x4_2x1_v_badd_coopA_NTN").operations ==
+        traces::meaning_of("nvjet_sm90_tss_128x256_64x4_2x1_v_badd_coopA_NTN").operations);
   CHECK(traces::meaning_of("Memset (Device)").role == traces::Role::before);
   CHECK(traces::meaning_of("void x::rmsnorm_bwd_finalize_tuned_kernel<>").role == traces::Role::after);
   CHECK(traces::meaning_of("my_own_kernel").role == traces::Role::other);

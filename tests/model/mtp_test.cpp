@@ -1,4 +1,6 @@
 // Multi-token prediction: where its pieces stand, what they save, hold and cost.
+#include <random>
+
 #include "pipewright/effects.hpp"
 #include "pipewright/scenario/io.hpp"
 #include "support.hpp"
@@ -82,6 +84,51 @@ TEST_CASE("parameters: a layer, three norms, the projection, and a copy of the e
     return parameters(test::build(with(llama70b(), {"pipeline_model_parallel_size=1", setting})));
   };
   CHECK(whole("mtp_num_layers=1") - whole("mtp_num_layers=none") == depth);
+}
+
+// torch/csrc/autograd/input_buffer.cpp sums what one parameter gets from several places, in its own type, before its
+// hook adds the sum to the main gradient; a stand-in counts as a gradient (tensor_parallel/layers.py).
+TEST_CASE("a weight that several parts read has its gradients summed once, and added once") {
+  std::mt19937 random(611);
+  for (int round = 0; round < 40; ++round) {
+    const bool pipeline = random() % 2 == 0, tied = random() % 2 == 0, fused = random() % 2 == 0;
+    const int depths = static_cast<int>(random() % 3);
+    auto s = with(llama70b(), {"sequence_parallel=true"});
+    const auto say = [&](const std::string& line) { scenario::set(s, line); };
+    say(std::string("pipeline_model_parallel_size=") + (pipeline ? "4" : "1"));
+    say(std::string("untie_embeddings_and_output_weights=") + (tied ? "false" : "true"));
+    say(std::string("gradient_accumulation_fusion=") + (fused ? "true" : "false"));
+    if (depths > 0) say("mtp_num_layers=" + std::to_string(depths));
+    CAPTURE(pipeline);
+    CAPTURE(tied);
+    CAPTURE(fused);
+    CAPTURE(depths);
+    const auto stages = test::build(s);
+    const std::int64_t table = vocab * h / t;
+    std::map<std::string, int> count;
+    for (const auto& rank : stages.ranks)
+      for (const auto& chunk : rank.chunks)
+        for (const auto piece : chunk.pieces)
+          for (const auto& step : stages.pieces[piece].backward) {
+            if (step.kind != model::Step::Kind::launch) continue;
+            const auto& key = stages.pieces[piece].kernels[step.index].key;
+            if (key.dims == std::vector<std::int64_t>{table}) ++count[key.family];
+            if (key.family == "fill" && key.dims[0] == 2 * table) ++count["fill"];
+          }
+    // Uses of the embedding's table on the rank that has it, of the output layer's, and of both where they are one.
+    const int heads = 1 + depths;
+    int sums = 0, added = 0;
+    if (!pipeline && tied) {
+      sums = heads + (1 + depths) - 1;
+      added = 1;
+    } else {
+      sums = (heads - 1) + (pipeline ? std::max(depths - 1, 0) : depths);
+      added = (fused ? 0 : 1) + 1 + (pipeline && depths > 0 ? 1 : 0);
+    }
+    CHECK(count["add"] == sums);
+    CHECK(count["add.f32"] == added);
+    CHECK(count["fill"] == (!pipeline && tied && fused ? heads : 0));
+  }
 }
 
 TEST_CASE("copies of the embedding are reduced over the stages that hold them") {

@@ -69,6 +69,21 @@ TEST_CASE("a norm takes the kernel that Transformer Engine has for its width") {
   }
 }
 
+TEST_CASE("a norm before a product in FP8 takes the maximum, or writes FP8 where the scale is known before") {
+  for (const auto& [recipe, suffix] :
+       {std::pair("tensorwise", ".amax"), std::pair("delayed", ".fp8"), std::pair("blockwise", "")})
+    for (const std::int64_t width : {4096, 5120}) {
+      CAPTURE(recipe);
+      auto s = wide(width, true);
+      scenario::set(s, "fp8=hybrid");
+      scenario::set(s, std::string("fp8_recipe=") + recipe);
+      const std::string plain = width == 4096 ? "forward" : "forward.general";
+      const auto found = norms(pipewright::test::build(s), width);
+      CHECK(found.contains(plain + suffix));
+      CHECK(found.contains(plain));  // the final norm stands alone
+    }
+}
+
 TEST_CASE(
     "a profile without Transformer Engine's general norms takes its tuned ones, and says how little that is worth") {
   profile::Profile p;
