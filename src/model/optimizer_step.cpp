@@ -260,6 +260,7 @@ void StateWriter::add_optimizer_step() {
     if (owns) launch(step, "parameter norm", {"l2norm", {owned}});
     over_all_ranks("parameter norm all-reduce");
   }
+  add_zeroed_gradients();
 }
 
 /// Of Megatron-FSDP, which handles every parameter alone around the optimizer step.
@@ -273,9 +274,15 @@ void StateWriter::add_quantized_parameters() {
   Int bytes = 0;
   for (const auto& [rows, cols] : casts_of_chunks_) {
     launch(rank_.optimizer, "parameters quantized", {"quantize.mxfp8", {rows, cols}});
-    bytes += d_.gradient_bytes * rows * cols;
+    bytes += 2 * rows * cols;  // of an fp32 gradient's buffer the first half (param_data)
   }
   if (bytes > 0) launch(rank_.optimizer, "gathered parameters zeroed", {"fill", {bytes}});
+}
+
+/// What every step begins with (training.py, train_step: zero_grad_buffer; of Megatron-FSDP the shards' buffer) stands
+/// at its end here: between two steps, outside of the forward-backward function that Megatron times.
+void StateWriter::add_zeroed_gradients() {
+  if (gradients_ > 0) launch(rank_.optimizer, "gradients zeroed", {"fill", {gradients_}});
 }
 
 }  // namespace pipewright::model

@@ -116,7 +116,7 @@ void StateWriter::add_chunk(std::size_t index, const std::vector<Parameter>& par
     if (d_.fsdp)
       share_parameters(buffer, modules_[index], share);
     else
-      hold_from_start("parameters", bytes), hold_from_start("gradients", buffer.elements * d_.gradient_bytes);
+      hold_from_start("parameters", bytes), hold_gradients(buffer.elements * d_.gradient_bytes);
     scaled_.push_back(buffer.elements / share);
     const bool own_optimizer = o.overlap_param_gather_with_optimizer_step && index == 0;
     if (buffer.fp8)
@@ -141,9 +141,9 @@ void StateWriter::add_chunk(std::size_t index, const std::vector<Parameter>& par
       for (std::size_t i = 0; i < buffer.of.size(); ++i) own_whole(static_cast<std::size_t>(buffer.owners[i]), i);
   }
   if (d_.fsdp)  // one tensor of each type, behind all groups
-    hold_from_start("gradients", std::accumulate(buffers.begin(), buffers.end(), Int{0}, [&](Int sum, const Buffer& b) {
-                      return sum + b.elements * d_.gradient_bytes / (b.expert ? experts_ : dense_).ranks;
-                    }));
+    hold_gradients(std::accumulate(buffers.begin(), buffers.end(), Int{0}, [&](Int sum, const Buffer& b) {
+      return sum + b.elements * d_.gradient_bytes / (b.expert ? experts_ : dense_).ranks;
+    }));
   else
     for (auto p = modules_[index].rbegin(); p != modules_[index].rend(); ++p) construction_.free(*p);
   chunk.parameters_bytes = Bytes(parameter_bytes);

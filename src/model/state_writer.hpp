@@ -37,6 +37,10 @@ class StateWriter {
     if (bytes > 0) list.push_back(Tensor{owners_(owner), Bytes(bytes)});
   }
   void hold_from_start(std::string_view owner, Int bytes) { construction_.allocate(owner, bytes); }
+  void hold_gradients(Int bytes) {
+    hold_from_start("gradients", bytes);
+    gradients_ += bytes;
+  }
   static void launch(std::vector<Kernel>& list, const std::string& name, profile::Key key) {
     Kernel kernel;
     kernel.name = name;
@@ -80,6 +84,7 @@ class StateWriter {
   void add_casts_by_block(const ShardedOptimizer& optimizer);
   void add_optimizer_step();
   void add_quantized_parameters();
+  void add_zeroed_gradients();
   void add_hooks(std::vector<Kernel>& list, const char* family);
 
   const scenario::Scenario& s_;
@@ -98,6 +103,7 @@ class StateWriter {
       casts_of_chunks_;          ///< rows and columns of parameters that are quantized after a gather
   std::vector<Kernel> gathers_;  ///< of parameters, after an optimizer's step
   std::vector<Int> scaled_;      ///< elements of each gradient buffer
+  Int gradients_ = 0;            ///< bytes of all gradient buffers
   Int replicated_elements_ = 0, all_parameters_ = 0;  ///< elements
   int parameters_ = 0;                                ///< of all chunks, one by one
 };

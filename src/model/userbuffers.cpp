@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <iterator>
 
+#include "pipewright/scenario/overlap_table.hpp"
+
 namespace pipewright::model {
 namespace {
 
@@ -28,11 +30,32 @@ constexpr Tuned tuned[] = {
     {"userbuffers_fp8_b200_h16384_tp4_cp2_mbs1_seqlen8192", 10, 16384, true, {8, 32, 2, 8, 1, 1}},
 };
 
+constexpr const char* own_table = "tp_comm_overlap_cfg";
+
+/// As the scenario's table has it; what it leaves out is Transformer Engine's.
+OverlapMultiprocessors stated(const scenario::Scenario& scenario) {
+  OverlapMultiprocessors held;
+  const auto own = scenario.settings.other.find(own_table);
+  if (own == scenario.settings.other.end()) return held;
+  const auto products = scenario::overlap_products(own->second);
+  if (!products) return held;
+  const auto take = [&](const char* product, std::int64_t& multiprocessors) {
+    if (const auto found = products->find(product); found != products->end()) multiprocessors = found->second;
+  };
+  take("qkv_dgrad", held.qkv_dgrad);
+  take("qkv_wgrad", held.qkv_wgrad);
+  take("fc1_dgrad", held.fc1_dgrad);
+  take("fc1_wgrad", held.fc1_wgrad);
+  take("proj_fprop", held.proj_forward);
+  take("fc2_fprop", held.fc2_forward);
+  return held;
+}
+
 /// Recipes that name a table: of Bridge, which pretrain a dense model of one of these sizes.
 std::vector<Tuned> named(const scenario::Scenario& scenario) {
   const auto& o = scenario.settings;
   std::vector<Tuned> out;
-  if (o.other.contains("tp_comm_overlap_cfg")) return out;  // none: another is not modelled
+  if (o.other.contains(own_table)) return out;  // none, or one of its own
   if (scenario.software.megatron_bridge && !o.sft && o.lora_target_modules.empty() && !scenario.model.num_moe_experts)
     std::ranges::copy_if(tuned, std::back_inserter(out), [&](const Tuned& t) {
       return t.hidden == scenario.model.hidden_size && t.fp8 == static_cast<bool>(o.fp8);
@@ -45,7 +68,7 @@ std::vector<Tuned> named(const scenario::Scenario& scenario) {
 OverlapMultiprocessors overlap_multiprocessors(const scenario::Scenario& scenario, const profile::Device& gpu) {
   for (const Tuned& t : named(scenario))
     if (t.generation == gpu.compute_capability / 10) return t.multiprocessors;
-  return {};
+  return stated(scenario);
 }
 
 const char* overlap_table(const scenario::Scenario& scenario) {

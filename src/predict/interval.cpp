@@ -163,6 +163,26 @@ std::optional<IntervalPart> other_copies(const Prediction& prediction, const sce
                       fmt::format("{}: {}", names.front(), profiles.scalar(names.front()).source)};
 }
 
+/// The step where cards that a data sheet says do "up to" their line hang in a fabric of the generation before
+/// (published_links()), as they can: nobody said which. Nothing where the network is stated or was measured.
+std::optional<IntervalPart> other_network(const Prediction& prediction, const scenario::Scenario& scenario,
+                                          const Run& run, const profile::Profiles& profiles) {
+  const auto& c = scenario.cluster;
+  if (c.nic_gbits || c.network.bandwidth_gbytes_per_s || c.num_gpus <= scenario::nvlink_domain(scenario)) return {};
+  const profile::Link& line = profiles.link(c.inter_node_link);
+  const auto& all = profile::published_links();
+  const auto before = std::ranges::find(all, line.name, &profile::Link::name);
+  if (line.origin != profile::Origin::derived || before == all.end() || before->gbytes_per_s >= line.gbytes_per_s)
+    return {};
+  scenario::Scenario slower = scenario;
+  slower.cluster.network.bandwidth_gbytes_per_s = before->gbytes_per_s;
+  const double own = estimated(scenario, run, profiles, true), step = static_cast<double>(prediction.step_ns);
+  const double longer = std::max(0.0, estimated(slower, run, profiles, true) / own - 1) * step;
+  return IntervalPart{"network", 0, longer,
+                      fmt::format("cards of {:.0f} GB/s in a fabric of {:.0f}: cluster.nic_gbits was not said ({})",
+                                  line.gbytes_per_s, before->gbytes_per_s, line.source)};
+}
+
 /// What errs together: a family, or all kernels of one kind that a public table tells.
 std::string errs_with(const std::string& name, const FamilyTime& family) {
   if (family.origin != profile::Origin::published) return name;
@@ -309,8 +329,11 @@ void judge(Prediction& prediction, const scenario::Scenario& scenario, const Run
   if (others.longer_ns > 0 || others.shorter_ns > 0) parts.push_back(others.part());
   const auto copies = other_copies(prediction, scenario, run, profiles);
   if (copies) parts.push_back(*copies);
+  const auto network = other_network(prediction, scenario, run, profiles);
+  if (network) parts.push_back(*network);
+  const double slower = std::hypot(others.longer_ns, network ? network->plus_ns : 0);
   prediction.interval_low_ns = std::llround(step - std::hypot(half, others.shorter_ns, copies ? copies->minus_ns : 0));
-  prediction.interval_high_ns = std::llround(step + std::hypot(half, others.longer_ns, copies ? copies->plus_ns : 0));
+  prediction.interval_high_ns = std::llround(step + std::hypot(half, slower, copies ? copies->plus_ns : 0));
   prediction.origins = shares_of(kernels);
   prediction.ignored = scenario::let_through(scenario);
 

@@ -5,6 +5,7 @@
 
 #include "pipewright/effects.hpp"
 #include "pipewright/scenario/derived.hpp"
+#include "pipewright/scenario/overlap_table.hpp"
 
 namespace pipewright::scenario {
 namespace {
@@ -64,6 +65,10 @@ constexpr RefusedValue value_rows[] = {
     {"eod_mask_loss", sample_masks, is_stated, creates_attention_mask},
     {"reset_attention_mask", sample_masks, is_stated, creates_attention_mask},
     {"reset_position_ids", sample_masks, is_stated, creates_attention_mask},
+    {"tp_comm_overlap_cfg",
+     "a table of userbuffers that is not written in place, or products that overlap by another method than Transformer "
+     "Engine's own choice",
+     [](const auto& value) { return is_stated(value) && !overlap_products(value); }},
     {"num_workers", "batches that the training process prepares itself, within the step",
      [](const auto& value) { return value == "0"; }},
     {"NCCL_P2P_DISABLE", host_paths, is_one, links_peers},

@@ -1,7 +1,9 @@
 // Layers, embedding and head against the formulas of reference 5.1 and against themselves: what is born dies.
 #include <algorithm>
 #include <cmath>
+#include <random>
 
+#include "pipewright/effects.hpp"
 #include "pipewright/scenario/io.hpp"
 #include "support.hpp"
 
@@ -335,6 +337,49 @@ TEST_CASE("userbuffers leave the multiprocessors of the configuration that Bridg
   CHECK(held({bridge, fp8, by_tensor}, "mlp.fc1 wgrad") == 4);
   CHECK(held({bridge, fp8, by_tensor}, "mlp.fc2 forward") == 1);
   CHECK(held({bridge}, "mlp.fc1 forward") == 0);  // a ring over copy engines
+}
+
+TEST_CASE("a table of userbuffers in the scenario says what each product leaves, whoever wrote it") {
+  const std::map<std::string, std::string> kernels = {
+      {"qkv_dgrad", "attention.qkv dgrad"}, {"qkv_wgrad", "attention.qkv wgrad"},     {"fc1_dgrad", "mlp.fc1 dgrad"},
+      {"fc1_wgrad", "mlp.fc1 wgrad"},       {"proj_fprop", "attention.proj forward"}, {"fc2_fprop", "mlp.fc2 forward"}};
+  std::mt19937 random(17);
+  for (int draw = 0; draw < 12; ++draw) {
+    std::map<std::string, long> told;
+    std::string table;
+    for (const auto& [product, kernel] : kernels) {
+      if (random() % 4 == 0) continue;  // Transformer Engine's
+      const bool scatters = product.ends_with("fprop"), ring = scatters && random() % 2 == 0;
+      told[product] = ring ? 1 : static_cast<long>(2 + random() % 30);
+      table += (table.empty() ? "" : ", ") + product +
+               (ring ? ": {method: ring_exchange, num_sm: 1, atomic_gemm: 0}"
+                     : ": {method: " + std::string(scatters ? "pipeline" : "bulk") +
+                           ", num_sm: " + std::to_string(told[product]) + "}");
+    }
+    CAPTURE(table);
+    if (table.empty()) continue;
+    const std::string setting = "tp_comm_overlap_cfg={" + table + "}";
+    const auto s = with(
+        llama70b(), {"tp_comm_overlap=true", draw % 2 == 0 ? "megatron_bridge=0.4.2" : "bf16=true", setting.c_str()});
+    CHECK(scenario::unmodelled(s).empty());
+    const auto stages = test::build(s);
+    for (const auto& [product, kernel] : kernels) {
+      const auto& all = inner_layer(stages).kernels;
+      const auto found = std::ranges::find(all, kernel, &model::Kernel::name);
+      REQUIRE(found != all.end());
+      CHECK(std::lround(132 * (1 - found->sm_share)) == (told.contains(product) ? told.at(product) : 16));
+    }
+  }
+  for (const char* other :
+       {"{fc1_dgrad: {method: ring_exchange}}", "{fc1_fprop: {method: bulk, num_sm: 4}}", "{qkv_dgrad: {method: bulk}}",
+        "{proj_fprop: {method: pipeline, num_sm: 16, atomic_gemm: 1}}", "{fc3_dgrad: {method: bulk, num_sm: 4}}",
+        "overlap.yaml", "[bulk]"}) {
+    CAPTURE(other);
+    const std::string setting = std::string("tp_comm_overlap_cfg=") + other;
+    const auto refused = scenario::unmodelled(with(llama70b(), {"tp_comm_overlap=true", setting.c_str()}));
+    REQUIRE(refused.size() == 1);
+    CHECK(refused.front().name == "tp_comm_overlap_cfg");
+  }
 }
 
 TEST_CASE("a ring of partial sums ends with their sum, a pipelined scatter does not") {

@@ -74,6 +74,30 @@ std::int64_t moved(const model::Stages& stages, const std::string& kind, bool fo
 
 }  // namespace
 
+TEST_CASE("between two steps every rank zeroes the gradient buffers that it holds, whole or its shard") {
+  const auto check = [](const scenario::Scenario& s) {
+    const auto stages = test::build(s);
+    const auto& rank = stages.ranks[0];
+    std::int64_t zeroed = 0;
+    for (const auto& kernel : rank.optimizer)
+      if (kernel.name == "gradients zeroed") zeroed += kernel.key.dims[0];
+    CHECK(zeroed == built(stages, "gradients"));
+    CHECK(zeroed > 0);
+  };
+  for (const char* bytes : {"grad_reduce_in_fp32=false", "grad_reduce_in_fp32=true"})
+    for (const char* owner : {"use_distributed_optimizer=true", "use_distributed_optimizer=false"})
+      for (const char* gpus : {"num_gpus=1", "num_gpus=8", "num_gpus=24"}) {
+        CAPTURE(bytes);
+        CAPTURE(owner);
+        CAPTURE(gpus);
+        check(one_stage({bytes, owner, gpus, "global_batch_size=48"}));
+      }
+  check(one_stage({"lora_target_modules=[linear_qkv]", "lora_dim=16"}));
+  check(one_stage({"tensor_model_parallel_size=4", "sequence_parallel=true"}));
+  check(fsdp());
+  check(fsdp_fp8());
+}
+
 TEST_CASE("Megatron-FSDP: what ranks hold for good adds up to the model, whatever their number") {
   for (const auto& base : {fsdp(), hybrid_fsdp()})
     for (const char* gpus : {"num_gpus=2", "num_gpus=4", "num_gpus=8"}) {

@@ -108,6 +108,32 @@ TEST_CASE("the interval is made of its named causes, each with a source, and of 
   }
 }
 
+TEST_CASE("cards that a data sheet says do up to their line may hang in a slower fabric; a stated one may not") {
+  const auto network = [](const predict::Prediction& p) {
+    for (const auto& part : p.interval_parts)
+      if (part.cause == "network") return part.plus_ns;
+    return 0.0;
+  };
+  scenario::Scenario s = scenario_of("c_base");
+  s.cluster.gpus_per_node = 1;  // every exchange crosses the network
+  for (const char* name : {"h200-sxm", "b200-sxm", "b300-sxm", "gb300-nvl72"}) {
+    CAPTURE(name);
+    const auto profiles = profile_of(name);
+    s.cluster.profile = name;
+    s.cluster.nvlink_domain = 1;
+    const bool newest = std::string(name).find("300") != std::string::npos;
+    const auto unsaid = predict::predict(s, profiles);
+    CHECK((network(unsaid) > 0) == newest);
+    auto slow = s, fast = s;
+    slow.cluster.nic_gbits = 400;
+    fast.cluster.nic_gbits = 800;
+    const auto p = predict::predict(slow, profiles);
+    CHECK(network(p) == 0);
+    CHECK(network(predict::predict(fast, profiles)) == 0);
+    CHECK(p.step_ns <= unsaid.interval_high_ns);
+  }
+}
+
 TEST_CASE("a law of clocks that is known worse widens the interval, and only by its own cause") {
   auto measured = profile_of("h200-sxm");
   auto profile = profile::load(std::string(SOURCE_ROOT) + "/profiles/h200-sxm.json", {"test", 0});
