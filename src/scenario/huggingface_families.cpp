@@ -15,6 +15,8 @@ namespace {
 /// flags that come out must train the same model. Fields of Megatron's providers and of MLATransformerConfig.
 void rope_scaling(const HfConfig& config, Model& m, Strings& notes) {
   const std::string where = config.object("rope_scaling") != nullptr ? "rope_scaling" : "rope_parameters";
+  // MLATransformerConfig's own is YaRN by 40; by 1 it is plain rotation, which Megatron fuses as YaRN alone.
+  if (m.multi_latent_attention) m.other["rotary_scaling_factor"] = "1.0";
   if (config.object(where) == nullptr) return;
   const HfConfig rope = config.within(where);
   const std::string type = rope.string("rope_type", rope.string("type", "default"));
