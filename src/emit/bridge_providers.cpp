@@ -70,6 +70,10 @@ constexpr std::array plain_classes = {"BridgeGPTModelConfig",
                                       "Qwen3NextModelProvider",
                                       "TransformerConfig"};
 
+constexpr std::string_view gemma3 = "Gemma3ModelProvider";
+/// Classes that build a tower beside a language model that is another class': what that builds.
+constexpr std::array with_tower = {std::pair<std::string_view, std::string_view>{"Gemma3VLModelProvider", gemma3}};
+
 constexpr const char *sliding = "sliding_attention", *full = "full_attention";
 
 bool is_or_has_size(std::string_view name, std::string_view stem) {
@@ -82,11 +86,17 @@ std::optional<Built> built_by_provider(std::string_view name) {
   const auto is = [&](std::string_view stem) -> bool { return is_or_has_size(name, stem); };
   if (std::ranges::any_of(plain_classes, is)) return Built{};
   if (is("GemmaModelProvider") || is("CodeGemmaModelProvider")) return Built{{"apply_embedding_scaling", "true"}};
-  if (is("Gemma3ModelProvider")) return Built{{"apply_embedding_scaling", "true"}, {"post_layernorm", "true"}};
+  if (is(gemma3)) return Built{{"apply_embedding_scaling", "true"}, {"post_layernorm", "true"}};
   if (is("Gemma2ModelProvider"))  // Gemma2DotProductAttention: windows in every other layer, from the first on
     return Built{{"apply_embedding_scaling", "true"}, {"post_layernorm", "true"}, {"window_attn_skip_freq", "2"}};
   if (is("OlMoEModelProvider")) return Built{{"qk_layernorm_whole", "true"}};
   return std::nullopt;
+}
+
+Built language_model_of(std::string_view name) {
+  for (const auto& [whole, language] : with_tower)
+    if (is_or_has_size(name, whole)) return *built_by_provider(language);
+  return {};
 }
 
 const char* special_provider(const scenario::Scenario& scenario) {
@@ -121,10 +131,8 @@ std::string gemma3_pattern(const scenario::Scenario& scenario) {
   return fmt::format("[{}]", fmt::join(kinds, ", "));
 }
 
-bool is_plain_spec(std::string_view name) {
-  constexpr std::array names = {"default_layer_spec",
-                                "gemma2_layer_spec",
-                                "gemma3_layer_spec",
+std::optional<Built> built_by_spec(std::string_view name) {
+  constexpr std::array plain = {"default_layer_spec",
                                 "get_default_hybrid_stack_spec",
                                 "get_default_mamba_stack_spec",
                                 "get_gpt_decoder_block_spec",
@@ -132,11 +140,13 @@ bool is_plain_spec(std::string_view name) {
                                 "get_transformer_block_with_experimental_attention_variant_spec",
                                 "hybrid_stack_spec",
                                 "mamba_stack_spec",
-                                "olmoe_layer_spec",
                                 "transformer_engine_hybrid_stack_spec",
                                 "transformer_engine_layer_spec",
                                 "transformer_engine_mamba_stack_spec"};
-  return std::ranges::find(names, name) != names.end();
+  if (std::ranges::find(plain, name) != plain.end()) return Built{};
+  if (name == "gemma2_layer_spec" || name == "gemma3_layer_spec") return Built{{"post_layernorm", "true"}};
+  if (name == "olmoe_layer_spec") return Built{{"qk_layernorm_whole", "true"}};
+  return std::nullopt;
 }
 
 bool holds_spec(std::string_view field) {

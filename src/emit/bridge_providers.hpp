@@ -22,6 +22,9 @@ using Built = std::vector<std::pair<std::string_view, std::string_view>>;
 /// where it is not known.
 std::optional<Built> built_by_provider(std::string_view name);
 
+/// What the language model of a class that is not known has beyond the class' fields.
+Built language_model_of(std::string_view name);
+
 /// The provider that builds what of `scenario` no field of Bridge says; nullptr where fields say all.
 const char* special_provider(const scenario::Scenario& scenario);
 
@@ -30,8 +33,8 @@ const char* special_provider(const scenario::Scenario& scenario);
 std::string skip_freq_of_gemma3(const Python& pattern, const Position& where, const std::string& key);
 std::string gemma3_pattern(const scenario::Scenario& scenario);
 
-/// Whether layers of the specification `name` are those that the fields say, with what its provider builds.
-bool is_plain_spec(std::string_view name);
+/// What layers of the specification `name` have beyond the fields; nothing where it is not known.
+std::optional<Built> built_by_spec(std::string_view name);
 
 /// A field that holds such a specification.
 bool holds_spec(std::string_view field);

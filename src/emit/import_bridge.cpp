@@ -131,6 +131,8 @@ class OverrideImporter {
                             std::max(settings.tensor_model_parallel_size * settings.context_parallel_size,
                                      settings.expert_model_parallel_size * scenario::expert_tensor_parallel_size(s_));
     join_depths(s_);
+    if (resolved_ && !s_.model.other.contains("rope_scaling"))
+      s_.model.other.erase("rope_scaling_factor");  // Llama's, a field of every provider
     if (decreases_batch_)
       if (const auto said = lower_batch(s_); !said.empty()) result_.notes.push_back(said);
     for (const auto& assignment : precision_) assign(s_, assignment);
@@ -255,19 +257,25 @@ class OverrideImporter {
 
   /// What the model's class builds: a class that is not known is refused by name.
   void provider(const std::string& path, const Position& where) {
-    const auto built = built_by_provider(last_name(path));
-    if (!built) {
-      knows_model_ = false;
-      return refuse(std::string(model_provider), last_name(path), where);
-    }
-    for (const auto& [field, value] : *built) {
-      assign(s_, {std::string(field), std::string(value)});
-      of_class_.emplace(field);
-    }
+    const std::string name = last_name(path);
+    const auto built = built_by_provider(name);
+    builds(built ? *built : language_model_of(name));
+    if (built) return;
+    knows_model_ = false;
+    refuse(std::string(model_provider), name, where);
   }
 
   void specification_of_layers(const std::string& field, const Python& value, const Position& where) {
-    if (!is_plain_spec(last_name(value.text))) refuse(field, last_name(value.text), where);
+    const auto built = built_by_spec(last_name(value.text));
+    if (!built) return refuse(field, last_name(value.text), where);
+    builds(*built);
+  }
+
+  void builds(const Built& built) {
+    for (const auto& [field, value] : built) {
+      assign(s_, {std::string(field), std::string(value)});
+      of_class_.emplace(field);
+    }
   }
 
   void refuse(const std::string& name, const std::string& value, const Position& where) {
@@ -508,6 +516,7 @@ class OverrideImporter {
     if (section == "model" && field == "interleaved_attn_pattern") {
       assign(s_, {"window_attn_skip_freq", skip_freq_of_gemma3(literal, where, name)});
       places_["window_attn_skip_freq"] = where;
+      of_class_.emplace("window_attn_skip_freq");  // which stands in a whole configuration as null
       return;
     }
     if (section == "dataset" && (field == "seq_length" || field == "sequence_length"))
@@ -544,6 +553,14 @@ class OverrideImporter {
       return set(section, "hybrid_layer_pattern", literal, where);
     if (std::ranges::find(dropped_, field) != dropped_.end()) {
       ignored_.insert(name);
+      return;
+    }
+    const auto is_carried = [&](const Carried& row) { return row.field == field; };
+    if (section == "model" && std::ranges::any_of(carried(), is_carried)) {
+      if (literal.kind != Python::Kind::none && literal.text != "False")
+        s_.model.other[field] = yaml_of(literal, where, name);
+      else
+        s_.model.other.erase(field);
       return;
     }
     const Assignment assignment = {field, value_in_megatron(field, literal, where, name)};

@@ -96,10 +96,14 @@ bool packs_latent(const Scenario& s) {
          !o.cpu_offloading && !o.fine_grained_activation_offloading;
 }
 /// Rows of packed sequences: TE's kernels of variable lengths (thd), which Megatron calls with fused attention only.
+/// Megatron Bridge's attention with soft caps refuses packed sequences itself (rule bridge.packed-soft-caps).
+bool packs_soft_caps(const Scenario& s) {
+  return s.model.attn_logit_softcapping.value_or(0) != 0 && !s.software.megatron_bridge;
+}
 bool packs_as_modelled(const Scenario& s) {
   const auto& o = s.settings;
   const bool plain = (grouped_fused_attention(s) || packs_latent(s)) && s.model.softmax_type == "vanilla" &&
-                     s.model.attn_logit_softcapping.value_or(0) == 0 && o.attention_dropout == 0 &&
+                     !packs_soft_caps(s) && o.attention_dropout == 0 &&
                      (window_of(s) == 0 || !uses_context(s) || exchanges_rows(s));
   return o.micro_batch_size == 1 && plain && !packs_depths_otherwise(s) && (only_ring(s) || exchanges_rows(s)) &&
          (!uses_graphs(s) || o.cuda_graph_modules == Strings{"mlp"});
@@ -380,7 +384,7 @@ const std::vector<RefusedField>& refused_rows() {
               {!m.multi_latent_attention && !grouped_fused_attention(s), "unfused attention"},
               {window_of(s) > 0 && uses_context(s) && !exchanges_rows(s), "a window and context parallelism by p2p"},
               {m.softmax_type != "vanilla", "sinks"},
-              {m.attn_logit_softcapping.value_or(0) != 0, "soft caps"},
+              {packs_soft_caps(s), "soft caps"},
               {o.attention_dropout != 0, "attention dropout"},
               {packs_depths_otherwise(s), "MTP with context parallelism, or of dev"},
               {!only_ring(s) && !exchanges_rows(s), "context parallelism other than p2p, or a2a from TE 2.18 on"},

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "huggingface_config.hpp"
@@ -15,14 +16,21 @@ namespace {
 
 using Json = nlohmann::json;
 
-const Strings families = {"llama",       "mistral",     "mixtral",    "qwen2",        "qwen2_moe",
-                          "qwen3",       "qwen3_moe",   "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text",
-                          "deepseek_v2", "deepseek_v3", "kimi_k2",    "glm",          "glm4_moe",
-                          "olmoe",       "gpt_oss",     "phi3",       "gemma",        "gemma2",
-                          "gemma3_text", "llama4_text", "starcoder2", "nemotron",     "nemotron_h"};
+const Strings families = {"llama",         "mistral",        "mixtral",     "qwen2",        "qwen2_moe",
+                          "qwen3",         "qwen3_moe",      "qwen3_next",  "qwen3_5_text", "qwen3_5_moe_text",
+                          "deepseek_v2",   "deepseek_v3",    "kimi_k2",     "glm",          "glm4_moe",
+                          "glm4_moe_lite", "bailing_moe_v2", "ernie4_5",    "ernie4_5_moe", "seed_oss",
+                          "smollm3",       "olmoe",          "gpt_oss",     "phi3",         "gemma",
+                          "gemma2",        "gemma3_text",    "llama4_text", "starcoder2",   "nemotron",
+                          "nemotron_h"};
 
 /// Published with a vision tower, trained without: the model beside which the text model stands.
-const Strings with_tower = {"gemma3", "llama4", "mistral3", "kimi_k25", "qwen3_5", "qwen3_5_moe"};
+const Strings with_tower = {"gemma3",  "llama4",      "mistral3", "kimi_k25",
+                            "qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe"};
+
+/// Names of a family beside its own: Qwen3-VL without images is Qwen3 (three positions of a token, all alike).
+const std::map<std::string, const char*, std::less<>> other_names = {{"qwen3_vl_text", "qwen3"},
+                                                                     {"qwen3_vl_moe_text", "qwen3_moe"}};
 
 /// What a config.json may leave to the defaults of its class (transformers 4.57, configuration_*.py) where those are
 /// not what a reader would take: heads that share keys, widths of heads, windows, expert groups.
@@ -53,6 +61,22 @@ const char* defaults_of(const std::string& family) {
   if (family == "glm4_moe")
     return R"({"num_key_value_heads": 8, "partial_rotary_factor": 0.5, "rms_norm_eps": 1e-5, "n_shared_experts": 1,
       "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1})";
+  if (family == "glm4_moe_lite")
+    return R"({"q_lora_rank": 768, "n_group": 1, "topk_group": 1, "n_shared_experts": 1, "first_k_dense_replace": 1,
+      "routed_scaling_factor": 1.8, "rms_norm_eps": 1e-5})";
+  if (family == "bailing_moe_v2")
+    return R"({"num_key_value_heads": 4, "head_dim": 128, "n_group": 8, "topk_group": 4, "num_shared_experts": 1,
+      "first_k_dense_replace": 1, "use_qk_norm": true, "rope_theta": 600000.0})";
+  if (family == "ernie4_5")
+    return R"({"num_key_value_heads": 2, "head_dim": 128, "tie_word_embeddings": true, "rms_norm_eps": 1e-5,
+      "rope_theta": 500000.0})";
+  if (family == "ernie4_5_moe")
+    return R"({"num_key_value_heads": 4, "tie_word_embeddings": true, "rms_norm_eps": 1e-5, "rope_theta": 500000.0,
+      "moe_num_experts": 64, "moe_k": 6, "moe_intermediate_size": 1536, "moe_num_shared_experts": 2})";
+  if (family == "seed_oss")
+    return R"({"num_key_value_heads": 8, "head_dim": 128, "attention_bias": true, "attention_dropout": 0.1,
+      "residual_dropout": 0.1})";
+  if (family == "smollm3") return R"({"num_key_value_heads": 4, "tie_word_embeddings": true, "rope_theta": 2e6})";
   if (family == "olmoe") return R"({"rms_norm_eps": 1e-5})";
   if (family == "starcoder2")
     return R"({"num_key_value_heads": 2, "hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": true})";
@@ -141,6 +165,8 @@ std::string apply_hf_config(const std::string& given, Scenario& scenario, String
     json["rope_parameters"] = std::move(rope);
   }
   if (json.contains("model_type") && json.at("model_type").is_string()) {
+    if (const auto other = other_names.find(json.at("model_type").get<std::string>()); other != other_names.end())
+      json["model_type"] = other->second;
     const Json defaults = Json::parse(defaults_of(json.at("model_type").get<std::string>()));
     for (const auto& [key, value] : defaults.items())
       if (!json.contains(key)) json[key] = value;
@@ -160,7 +186,9 @@ std::string apply_hf_config(const std::string& given, Scenario& scenario, String
   Strings all;
   Model m = model_of(config, family, scenario, all);
   // transformers' attention_bias is of the output projection, too, but in GLM's classes; add_qkv_bias is not.
-  if (m.add_qkv_bias && !m.add_bias_linear && !family.starts_with("glm") && config.boolean("attention_bias", false))
+  const bool of_output = family == "seed_oss" ? config.boolean("attention_out_bias", false)
+                                              : !family.starts_with("glm") && config.boolean("attention_bias", false);
+  if (m.add_qkv_bias && !m.add_bias_linear && of_output)
     all.emplace_back(
         "attention_bias: the biases of o_proj are left out: Megatron has them with add_bias_linear alone, which gives "
         "every linear layer one");
@@ -193,7 +221,8 @@ Scenario from_hf(const std::string& path, Strings* notes) {
   if (std::error_code error; std::filesystem::is_directory(file, error)) file /= "config.json";
   scenario.origin = {file.string(), 0};
   scenario.name = file.has_parent_path() ? file.parent_path().filename().string() : file.stem().string();
-  // All but StarCoder2 have no hidden dropout at all and attention_dropout 0.0 in their published config.json.
+  // All but StarCoder2 and Seed-OSS have no hidden dropout at all and attention_dropout 0.0 in their published
+  // config.json.
   scenario.settings.hidden_dropout = scenario.settings.attention_dropout = 0.0;
   scenario.settings.create_attention_mask_in_dataloader = false;  // as recipes have it: no fused attention reads one
   scenario.settings.bf16 = apply_hf_config(path, scenario, notes) == "bfloat16";

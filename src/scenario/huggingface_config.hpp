@@ -26,6 +26,7 @@ class HfConfig {
   /// The key's first line in the text: the parser keeps none. Missing: that of the object in which it would stand, or
   /// 0.
   int line_of(const std::string& key) const;
+  Position position_of(const std::string& key) const { return {path_, line_of(key)}; }
   const nlohmann::json* object(const std::string& key) const;
   /// Of an object that `within` entered.
   const nlohmann::json& json() const { return json_; }
@@ -62,6 +63,8 @@ Model model_of(const HfConfig& config, const std::string& family, Scenario& scen
 /// What its experts, its kinds of attention and of layers add.
 void mixture_of(const HfConfig& config, const std::string& family, Scenario& scenario, Model& model);
 
+/// Llama 4's and SmolLM3's no_rope_layers, whose 1 rotates, or no_rope_layer_interval.
+void layers_without_rotation(const HfConfig& config, Model& model);
 /// The shortest pattern that says which layers see the whole sequence: none, every n-th, or one number a layer.
 Ints skip_pattern(const std::vector<bool>& windowed);
 /// Of a family whose activation Megatron's provider fixes.

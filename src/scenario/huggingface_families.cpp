@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "huggingface_config.hpp"
+#include "pipewright/scenario/io.hpp"
 #include "pipewright/scenario/yaml_value.hpp"
 
 namespace pipewright::scenario {
@@ -15,6 +16,8 @@ namespace {
 /// flags that come out must train the same model. Fields of Megatron's providers and of MLATransformerConfig.
 void rope_scaling(const HfConfig& config, Model& m, Strings& notes) {
   const std::string where = config.object("rope_scaling") != nullptr ? "rope_scaling" : "rope_parameters";
+  // MLATransformerConfig's own is YaRN by 40; by 1 it is plain rotation, which Megatron fuses as YaRN alone.
+  if (m.multi_latent_attention) m.other["rotary_scaling_factor"] = "1.0";
   if (config.object(where) == nullptr) return;
   const HfConfig rope = config.within(where);
   const std::string type = rope.string("rope_type", rope.string("type", "default"));
@@ -170,6 +173,15 @@ void gemma(const HfConfig& config, Model& m, const std::string& family) {
     if (config.has(key)) *field = config.number(key, 0);
 }
 
+/// Of a family whose config.json states them: nobody else assumes others then.
+void dropouts(const HfConfig& config, Scenario& scenario) {
+  for (const auto& [key, field] :
+       {std::pair("residual_dropout", "hidden_dropout"), {"attention_dropout", "attention_dropout"}}) {
+    set(scenario, fmt::format("settings.{}={}", field, config.number(key, 0)));
+    scenario.positions[std::string("settings.") + field] = config.position_of(key);
+  }
+}
+
 // Transformers' configuration_starcoder2.py: GPT's block with rotary embedding and grouped queries.
 void starcoder2(const HfConfig& config, Scenario& scenario, Model& m) {
   m.normalization = "LayerNorm";
@@ -183,8 +195,20 @@ void starcoder2(const HfConfig& config, Scenario& scenario, Model& m) {
   const double residual = config.number("residual_dropout", 0), embedding = config.number("embedding_dropout", 0);
   if (residual != embedding)
     throw config.error("embedding_dropout", "another dropout of embeddings than of residuals is not modelled");
-  scenario.settings.hidden_dropout = residual;
-  scenario.settings.attention_dropout = config.number("attention_dropout", 0);
+  dropouts(config, scenario);
+}
+
+// Transformers' configuration_ernie4_5.py and modeling_ernie4_5.py, rotate_half; use_bias is of every linear layer.
+void ernie(const HfConfig& config, Model& m) {
+  m.rotary_interleaved = true;
+  m.add_bias_linear = m.add_qkv_bias = config.boolean("use_bias", false);
+}
+
+// Transformers' modeling_seed_oss.py drops residuals; Megatron's hidden_dropout embeddings, too.
+void seed_oss(const HfConfig& config, Scenario& scenario, Strings& notes) {
+  dropouts(config, scenario);
+  if (scenario.settings.hidden_dropout > 0)
+    notes.emplace_back("residual_dropout: Megatron's hidden_dropout drops the embedding's output as well");
 }
 
 // Megatron Bridge's models/nemotron/nemotron_bridge.py: Nemotron 3 and 4, Minitron.
@@ -220,6 +244,9 @@ Model model_of(const HfConfig& config, const std::string& family, Scenario& scen
   if (family.starts_with("gemma")) gemma(config, m, family);
   if (family == "starcoder2") starcoder2(config, scenario, m);
   if (family == "nemotron") nemotron(config, m);
+  if (family.starts_with("ernie")) ernie(config, m);
+  if (family == "seed_oss") seed_oss(config, scenario, notes);
+  if (family == "smollm3") layers_without_rotation(config, m);
   if (family == "glm") m.rotary_interleaved = true;  // modeling_glm.py, rotate_half
   mixture_of(config, family, scenario, m);
   config.require();

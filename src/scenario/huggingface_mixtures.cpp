@@ -40,9 +40,7 @@ void llama4(const HfConfig& config, Scenario& scenario, Model& m) {
     }
     if (std::ranges::find(m.moe_layer_freq, 0) == m.moe_layer_freq.end()) m.moe_layer_freq = {1};
   }
-  m.no_rope_freq = config.integers("no_rope_layers", m.num_layers);
-  for (Int& rotates : m.no_rope_freq) rotates = rotates == 0 ? 1 : 0;  // Megatron's 1: no rotation
-  if (m.no_rope_freq.empty()) m.no_rope_freq = {config.optional_integer("no_rope_layer_interval", 0).value_or(4)};
+  layers_without_rotation(config, m);
 }
 
 void mixtral(const HfConfig& config, Model& m) {
@@ -114,8 +112,8 @@ void delta_nets(const HfConfig& config, Model& m, const std::string& family) {
 }
 
 // DeepSeek-V3's names for routed experts and predicted tokens, which hybrids took over.
-void routed_experts(const HfConfig& config, Model& m) {
-  m.num_moe_experts = config.integer("n_routed_experts");
+void routed_experts(const HfConfig& config, Model& m, const char* experts = "n_routed_experts") {
+  m.num_moe_experts = config.integer(experts);
   m.moe_router_topk = config.integer("num_experts_per_tok");
   m.moe_ffn_hidden_size = config.integer("moe_intermediate_size");
   m.moe_router_num_groups = config.optional_integer("n_group");
@@ -130,8 +128,8 @@ void leading_dense_layers(const HfConfig& config, Model& m) {
   for (Int layer = 0; layer < m.num_layers; ++layer) m.moe_layer_freq.push_back(layer < dense_layers ? 0 : 1);
 }
 
-void shared_experts(const HfConfig& config, Model& m) {
-  if (const OptInt shared = config.optional_integer("n_shared_experts", 0); shared && *shared > 0)
+void shared_experts(const HfConfig& config, Model& m, const char* number = "n_shared_experts") {
+  if (const OptInt shared = config.optional_integer(number, 0); shared && *shared > 0)
     m.moe_shared_expert_intermediate_size = *shared * *m.moe_ffn_hidden_size;
 }
 
@@ -172,6 +170,47 @@ void glm4_moe(const HfConfig& config, Model& m) {
   predicted_tokens(config, m);
   config.knows({"norm_topk_prob"});  // sigmoid's scores are
   m.qk_layernorm = config.boolean("use_qk_norm", false);
+  m.moe_router_score_function = "sigmoid";
+  m.moe_router_enable_expert_bias = true;
+}
+
+// Megatron Bridge's models/bailing/bailing_moe2_bridge.py: Ling and Ring 2.
+void bailing(const HfConfig& config, Model& m) {
+  routed_experts(config, m, "num_experts");
+  shared_experts(config, m, "num_shared_experts");
+  leading_dense_layers(config, m);
+  predicted_tokens(config, m);
+  config.knows({"norm_topk_prob", "max_window_layers", "moe_shared_expert_intermediate_size", "router_dtype",
+                "moe_router_enable_shared_expert", "use_rmsnorm", "rotary_dim", "mtp_loss_scaling_factor",
+                "embedding_dropout", "output_dropout"});
+  for (const auto& [key, only] : {std::pair("use_bias", false), std::pair("use_rmsnorm", true)})
+    if (config.boolean(key, only) != only) throw config.error(key, "is not modelled", {only ? "true" : "false"});
+  for (const char* key : {"embedding_dropout", "output_dropout"})
+    if (config.number(key, 0) != 0) throw config.error(key, "dropout is not modelled here (state hidden_dropout)");
+  if (const auto score = config.string("score_function", "sigmoid"); score != "sigmoid")
+    throw config.error("score_function", "\"" + score + "\" is not modelled", {"sigmoid"});
+  m.add_qkv_bias = config.boolean("use_qkv_bias", false);
+  m.qk_layernorm = config.boolean("use_qk_norm", true);
+  m.moe_router_score_function = "sigmoid";
+  m.moe_router_enable_expert_bias = config.boolean("moe_router_enable_expert_bias", true);
+}
+
+// Megatron Bridge's models/ernie/ernie_45_bridge.py, whose router's scores are sigmoids.
+void ernie_moe(const HfConfig& config, Model& m) {
+  m.num_moe_experts = config.integer("moe_num_experts");
+  m.moe_router_topk = config.integer("moe_k");
+  m.moe_ffn_hidden_size = config.integer("moe_intermediate_size");
+  shared_experts(config, m, "moe_num_shared_experts");
+  config.knows({"moe_capacity", "moe_gate", "moe_use_aux_free", "moe_norm_min", "mlp_layer_types"});
+  config.knows({"num_nextn_predict_layers"});  // Bridge builds no such layers
+  if (const Int step = config.optional_integer("moe_layer_interval").value_or(1); step != 1)
+    throw config.error("moe_layer_interval", "experts in every n-th layer (state moe_layer_freq in a scenario)", {"1"});
+  if (config.has("moe_layer_end_index") && config.json().at("moe_layer_end_index") != -1 &&
+      config.json().at("moe_layer_end_index") != m.num_layers - 1)
+    throw config.error("moe_layer_end_index", "dense layers behind those with experts are not modelled");
+  const Int first = config.optional_integer("moe_layer_start_index", 0).value_or(1);
+  m.moe_layer_freq.clear();
+  for (Int layer = 0; layer < m.num_layers; ++layer) m.moe_layer_freq.push_back(layer < first ? 0 : 1);
   m.moe_router_score_function = "sigmoid";
   m.moe_router_enable_expert_bias = true;
 }
@@ -243,6 +282,13 @@ void nemotron_h(const HfConfig& config, Model& m) {
 
 }  // namespace
 
+void layers_without_rotation(const HfConfig& config, Model& m) {
+  m.no_rope_freq = config.integers("no_rope_layers", m.num_layers);
+  for (Int& rotates : m.no_rope_freq) rotates = rotates == 0 ? 1 : 0;  // Megatron's 1: no rotation
+  const Int interval = config.optional_integer("no_rope_layer_interval", 0).value_or(4);
+  if (m.no_rope_freq.empty()) m.no_rope_freq = {interval};
+}
+
 void mixture_of(const HfConfig& config, const std::string& family, Scenario& scenario, Model& m) {
   if (family == "mixtral") mixtral(config, m);
   if (family == "qwen2_moe" || family == "qwen3_moe" || family == "qwen3_next" || family == "qwen3_5_moe_text")
@@ -250,10 +296,12 @@ void mixture_of(const HfConfig& config, const std::string& family, Scenario& sce
   if (family == "qwen3_next" || family.starts_with("qwen3_5")) delta_nets(config, m, family);
   if (family == "olmoe") olmoe(config, m);
   if (family == "glm4_moe") glm4_moe(config, m);
+  if (family == "bailing_moe_v2") bailing(config, m);
+  if (family == "ernie4_5_moe") ernie_moe(config, m);
   if (family == "nemotron_h") nemotron_h(config, m);
   if (family == "gpt_oss") gpt_oss(config, m);
   if (family == "llama4_text") llama4(config, scenario, m);
-  if (family.starts_with("deepseek") || family == "kimi_k2") deepseek(config, m, family);
+  if (family.starts_with("deepseek") || family == "kimi_k2" || family == "glm4_moe_lite") deepseek(config, m, family);
 }
 
 }  // namespace pipewright::scenario

@@ -157,7 +157,8 @@ def recipes(package, failed):
                 yield name, function
 
 
-def dump(options):
+def stand_in_for_gpu(options):
+    """Bridge and Megatron of these trees, importable where no GPU is."""
     import logging
     import time
     import types
@@ -185,6 +186,10 @@ def dump(options):
 
     megatron.__path__ = [options.bridge + "/src/megatron", options.megatron + "/megatron"]
     logging.disable(logging.WARNING)
+
+
+def dump(options):
+    stand_in_for_gpu(options)
     import megatron.bridge.perf_recipes
     import megatron.bridge.recipes
     import transformers

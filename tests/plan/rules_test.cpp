@@ -504,6 +504,7 @@ const Row rows[] = {
      BRIDGE FINE "[core_attn]"},
     {"bridge.context-sequence", "dense", BRIDGE "context_parallel_size=2; seq_length=4098",
      BRIDGE "context_parallel_size=2"},
+    {"bridge.packed-soft-caps", "dense", BRIDGE "sft=true; attn_logit_softcapping=50.0", BRIDGE "sft=true"},
     {"bridge.tp-overlap-disabled", "dense", BRIDGE "tp_comm_overlap=true", BRIDGE "tp_comm_overlap=false"},
     {"bridge.max-connections", "tensor", BRIDGE "$CUDA_DEVICE_MAX_CONNECTIONS=8",
      BRIDGE "$CUDA_DEVICE_MAX_CONNECTIONS=1"},

@@ -285,6 +285,8 @@ TEST_CASE("OLMoE norms whole queries and keys, StarCoder2 and Nemotron are GPTs 
   CHECK((star.model.activation_func == "fast_gelu" && !star.model.untie_embeddings_and_output_weights));
   CHECK((star.settings.hidden_dropout == 0.1 && star.settings.attention_dropout == 0.1));
   CHECK(star.model.window_size == Ints{4095, 0});
+  for (const char* stated : {"settings.hidden_dropout", "settings.attention_dropout"})
+    CHECK(star.positions.contains(stated));  // so that nobody assumes another
   Scenario trained = star;
   for (const char* setting : {"seq_length=4096", "num_gpus=8", "global_batch_size=8", "attention_dropout=0.0"})
     set(trained, setting);
@@ -295,6 +297,26 @@ TEST_CASE("OLMoE norms whole queries and keys, StarCoder2 and Nemotron are GPTs 
   CHECK((nemotron.normalization == "LayerNorm" && nemotron.layernorm_zero_centered_gamma));
   CHECK((nemotron.activation_func == "squared_relu" && !nemotron.gated_linear_unit && !nemotron.add_bias_linear));
   CHECK((nemotron.rotary_percent == 0.5 && nemotron.kv_channels == 128 && nemotron.layernorm_epsilon == 1e-5));
+}
+
+TEST_CASE("Ling 2, GLM-4.7 Flash, ERNIE 4.5, Seed-OSS, SmolLM3") {
+  const Model ling = from_hf("data/ling-mini-2.0.json").model;
+  CHECK((ling.num_moe_experts == 256 && ling.moe_router_topk == 8 && ling.qk_layernorm && !ling.add_qkv_bias));
+  CHECK((ling.moe_router_num_groups == 8 && ling.moe_router_group_topk == 4 && ling.rotary_percent == 0.5));
+  CHECK((ling.moe_router_score_function == "sigmoid" && ling.moe_router_enable_expert_bias));
+  CHECK((ling.moe_layer_freq[0] == 0 && ling.moe_layer_freq[1] == 1));
+  const Model flash = from_hf("data/glm-4.7-flash.json").model;
+  CHECK((flash.multi_latent_attention && flash.q_lora_rank == 768 && flash.qk_head_dim == 192 &&
+         flash.v_head_dim == 256));
+  CHECK((flash.moe_router_score_function == "sigmoid" && flash.mtp_num_layers == 1));
+  CHECK(flash.other.at("rotary_scaling_factor") == "1.0");  // plain rotation; Megatron's own is YaRN by 40
+  const Model ernie = from_hf("data/ernie-4.5-21b-a3b.json").model;
+  CHECK((ernie.num_moe_experts == 64 && ernie.moe_router_topk == 6 && ernie.rotary_interleaved));
+  CHECK((ernie.moe_shared_expert_intermediate_size == 3072 && ernie.moe_layer_freq[0] == 0));
+  const Scenario seed = from_hf("data/seed-oss-36b.json");
+  CHECK((seed.model.add_qkv_bias && !seed.model.add_bias_linear && seed.settings.hidden_dropout == 0.1));
+  Scenario smol = from_hf("data/smollm3-3b.json");
+  for (Int layer = 0; layer < 36; ++layer) CHECK(has_rotary_embedding(smol, layer) == ((layer + 1) % 4 != 0));
 }
 
 TEST_CASE("language models that are published with a tower are read without it") {
