@@ -170,6 +170,8 @@ class Searcher {
   void confirm_likeliest();
   bool take_work(const Trial& trial, std::int64_t most);
   void confirm(const std::vector<std::size_t>& which);
+  void conclude(std::size_t predicted);
+  void confirm_one(std::size_t trial);
   void predict_all(const std::vector<std::size_t>& which);
   void predict_one(std::size_t trial, const predict::Prediction* same);
   double least_of_step(std::size_t structure, std::size_t step) const;
