@@ -125,12 +125,13 @@ bool Searcher::look(double limit, const Only& only) {
   for (const Node& node : nodes) {
     if (node.kind == Node::Kind::trial || node.kind == Node::Kind::spread ||
         (node.kind == Node::Kind::structure && !known_[node.structure].sharp) ||
-        (node.kind == Node::Kind::most_offload && !trials_[node.index].offload_bounded))
+        (node.kind == Node::Kind::most_offload && !trials_[node.index].offload_bounded) || wants_bound(node))
       looks.push_back(node);
     else
       for (const auto i : opened(node)) fresh.push_back(i);
   }
   std::vector<std::optional<Opened>> spreads(looks.size());
+  std::vector<SpreadBound> moves(looks.size());
   in_parallel(looks.size() + fresh.size(), [&](std::size_t n) {
     if (n >= looks.size())
       floor_of(fresh[n - looks.size()]);
@@ -144,6 +145,8 @@ bool Searcher::look(double limit, const Only& only) {
       sharpen(looks[n].structure);
     else if (looks[n].kind == Node::Kind::most_offload)
       bound_offload(looks[n].index);
+    else if (looks[n].kind == Node::Kind::offload)
+      moves[n] = bound_choice(looks[n]);
     else
       advance(looks[n].index);
   });
@@ -160,6 +163,8 @@ bool Searcher::look(double limit, const Only& only) {
       open_.insert({trials_[node.index].with_offload, node.kind, node.structure, node.index});
     else if (node.kind == Node::Kind::trial)
       settle(node.index);
+    else if (node.kind == Node::Kind::offload)
+      settle_choice(node, moves[n]);
   }
   for (const auto i : fresh) settle(i);
   return !nodes.empty();
@@ -340,6 +345,14 @@ void Searcher::settle(std::size_t index) {
   if (trial.refused || !trial.may_fit) return give_up_on(index);
   if (trial.done || (timed(trial) && trial.scouted)) return;
   open_.insert({trial.least, Node::Kind::trial, trial.structure, index});
+}
+
+/// A choice of offload whose bound is known: where it does not fit, those that move more.
+void Searcher::settle_choice(Node offload, const SpreadBound& bound) {
+  bounded_moves_.emplace(offload.index, offload.offload);
+  if (bound.lacking > Bytes(0)) return open_offload(offload.index, offload.offload, offload.cost);
+  offload.cost = std::max(offload.cost, bound.cost);
+  open_.insert(offload);
 }
 
 /// It does not fit: more recompute and offload are worth a look, once, whoever finds out again that it does not.
