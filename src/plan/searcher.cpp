@@ -160,7 +160,7 @@ bool Searcher::look(double limit, const Only& only) {
     else if (node.kind == Node::Kind::structure && !known_[node.structure].impossible)
       open_.insert({known_[node.structure].cost, node.kind, node.structure});
     else if (node.kind == Node::Kind::most_offload && trials_[node.index].with_offload < never)
-      open_.insert({trials_[node.index].with_offload, node.kind, node.structure, node.index});
+      open_.insert({std::max(node.cost, trials_[node.index].with_offload), node.kind, node.structure, node.index});
     else if (node.kind == Node::Kind::trial)
       settle(node.index);
     else if (node.kind == Node::Kind::offload)
@@ -297,8 +297,7 @@ void Searcher::floor_of(std::size_t index) {
       trial.may_fit = !lacking || *lacking <= Bytes(0);
     }
     trial.may_fit = trial.may_fit && may_fit(s, known_[trial.structure].state);
-    // What does not fit needs a time, too, where nothing else gave it one: more recompute and offload take no less.
-    if ((trial.may_fit && trial.least < mark_) || trial.least <= 0) {
+    if (trial.may_fit && trial.least < mark_) {
       const auto floor = options_.floor(s);
       trial.may_fit = trial.may_fit && floor.fits;
       trial.least = std::max(trial.least, cost(floor, objective_));

@@ -11,7 +11,6 @@
 #include <atomic>
 #include <cmath>
 #include <cstdlib>
-#include <iostream>
 #include <limits>
 #include <random>
 #include <stop_token>
@@ -441,9 +440,10 @@ TEST_CASE("where the model refuses every candidate, none is called illegal or sl
 }
 
 TEST_CASE("of every kind of model: whatever is open, given and stopped, no best is beaten by more than its gap") {
-  // PIPEWRIGHT_KINDS=N draws N spaces from the seed PIPEWRIGHT_SEED on.
+  // PIPEWRIGHT_KINDS=N draws N spaces from the seed PIPEWRIGHT_SEED on. In the first of the usual a search that was
+  // stopped dropped what does more than what it simulated last.
   const char* from = std::getenv("PIPEWRIGHT_SEED");
-  const unsigned first = from == nullptr ? 0 : static_cast<unsigned>(std::atoi(from));
+  const unsigned first = from == nullptr ? 289 : static_cast<unsigned>(std::atoi(from));
   const unsigned rounds = test::draws(points() > 0 ? 3 * std::size(test::kinds) : 4, "PIPEWRIGHT_KINDS");
   unsigned searched = 0;
   for (unsigned round = first; round < first + rounds; ++round) {
@@ -451,7 +451,7 @@ TEST_CASE("of every kind of model: whatever is open, given and stopped, no best 
     const auto& kind = test::kinds[round % test::kinds.size()];
     auto s = test::drawn_kind(kind, random);
     CAPTURE(round);
-    CAPTURE(kind.name);
+    CAPTURE(s.name);
     std::vector<std::string> names = {"recompute"}, more;
     for (const char* name :
          {"offload", "wgrad_delay", "pipeline", "layout", "allocator", "parallelism", "microbatch"}) {
@@ -496,14 +496,8 @@ TEST_CASE("of every kind of model: whatever is open, given and stopped, no best 
       if (!plans.back().best && !c.interrupted) CHECK(c.by_time == 0);
       if (plans.back().best && !c.interrupted && c.undecided == 0) CHECK(c.gap <= 2 * tie);
     };
-    if (std::getenv("PIPEWRIGHT_KINDS") != nullptr) std::cout << round << ": " << kind.name << std::endl;
     searched_until(open, INT64_MAX);
     searched_until(open_more, INT64_MAX);
-    if (std::getenv("PIPEWRIGHT_KINDS") != nullptr)
-      for (auto& p : plans)
-        std::cout << "   " << p.searched.candidates << " cands " << p.searched.seconds << " s gap " << p.searched.gap
-                  << " undec " << p.searched.undecided << " sim " << p.searched.simulated << " est "
-                  << p.searched.estimated << (p.best ? p.best->label : " none") << std::endl;
     const auto looks = plans.front().searched.bounded + plans.front().searched.estimated;
     constexpr std::int64_t quick = 100;
     for (int stop = 0; stop < (looks < quick ? 12 : 3); ++stop)
