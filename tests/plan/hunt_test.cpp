@@ -440,13 +440,17 @@ TEST_CASE("where the model refuses every candidate, none is called illegal or sl
 }
 
 TEST_CASE("of every kind of model: whatever is open, given and stopped, no best is beaten by more than its gap") {
-  // PIPEWRIGHT_KINDS=N draws N spaces from the seed PIPEWRIGHT_SEED on. In the first of the usual a search that was
-  // stopped dropped what does more than what it simulated last.
+  // Two of the usual found faults: what does more than what a stopped search simulated last was dropped (289); larger
+  // groups of full recompute were taken to be no faster than smaller ones (323). PIPEWRIGHT_KINDS=N draws N spaces from
+  // the seed PIPEWRIGHT_SEED on.
+  std::vector<unsigned> seeds = {289, 323};
   const char* from = std::getenv("PIPEWRIGHT_SEED");
-  const unsigned first = from == nullptr ? 289 : static_cast<unsigned>(std::atoi(from));
-  const unsigned rounds = test::draws(points() > 0 ? 3 * std::size(test::kinds) : 4, "PIPEWRIGHT_KINDS");
+  const unsigned first = from == nullptr ? 0 : static_cast<unsigned>(std::atoi(from));
+  const unsigned more_seeds = test::draws(points() > 0 ? 3 * std::size(test::kinds) : 2, "PIPEWRIGHT_KINDS");
+  if (from != nullptr) seeds.clear();
+  for (unsigned seed = first; seed < first + more_seeds; ++seed) seeds.push_back(seed);
   unsigned searched = 0;
-  for (unsigned round = first; round < first + rounds; ++round) {
+  for (const unsigned round : seeds) {
     std::mt19937 random(round);
     const auto& kind = test::kinds[round % test::kinds.size()];
     auto s = test::drawn_kind(kind, random);
