@@ -6,6 +6,7 @@
 #include "../../src/emit/programs.hpp"
 #include "pipewright/effects.hpp"
 #include "pipewright/emit.hpp"
+#include "pipewright/scenario/fields.hpp"
 #include "pipewright/scenario/io.hpp"
 
 using namespace pipewright;
