@@ -133,7 +133,7 @@ const std::vector<Law>& laws() {
        "moe_token_dispatcher_type=flex; moe_flex_dispatcher_backend=deepep; moe_router_dtype=fp32"},
       {"moe_load_imbalance=1.5", expert_exchange, 1.002, 1.6, may_receive_more,
        "moe_token_dispatcher_type=flex; moe_flex_dispatcher_backend=hybridep; moe_router_dtype=fp32; gpus_per_node=2"},
-      {"moe_load_imbalance=1.5", expert_exchange, 1, 1.6, spreads_experts,
+      {"moe_load_imbalance=1.5", expert_exchange, 0.999, 1.6, spreads_experts,
        "moe_token_dispatcher_type=flex; moe_flex_dispatcher_backend=deepep; moe_router_dtype=fp32"},
       {"calculate_per_token_loss=true", step, 0.995, 1.2},
       {"hidden_dropout=0.1", step, 1, 1.3},
