@@ -141,7 +141,7 @@ class OverrideImporter {
     check_for_nan();
     for (const auto& [field, where] : places_)
       for (const char* home : {"model.", "settings."})
-        if (const auto at = s_.positions.find(home + field); at != s_.positions.end()) at->second = where;
+        if (s_.positions.contains(home + field)) s_.positions[home + field] = where;
     const auto passed_over = [&](const char* why, const std::set<std::string>& names) {
       if (!names.empty() && !resolved_)  // of a whole configuration most are
         result_.notes.push_back(fmt::format("{}: {}", why, fmt::join(names, " ")));

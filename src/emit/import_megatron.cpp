@@ -46,8 +46,7 @@ class FlagImporter {
       if (!matters(flag.field, structure)) continue;
       scenario::set(s_, std::string(flag.field) + "=" + default_of(flag, s_.software));
     }
-    std::erase_if(s_.positions,
-                  [](const auto& one) { return one.second.file == "--set"; });  // the parser's, not stated
+    s_.positions.erase_if([](const auto& one) { return one.second.file == "--set"; });  // the parser's, not stated
     for (const auto& given : given_) apply(given, s_);
     finish(s_);
     settle_batch();
@@ -310,7 +309,7 @@ class FlagImporter {
       throw UsageError(given.where, given.name, error.message(), error.allowed(), error.nearest());
     }
     for (const char* section : {"model.", "settings."})
-      if (const auto at = s.positions.find(section + field); at != s.positions.end()) at->second = given.where;
+      if (s.positions.contains(section + field)) s.positions[section + field] = given.where;
   }
 
   std::string one(const Given& given) const {

@@ -97,9 +97,10 @@ void Searcher::confirm_likeliest() {
     if (best_cost(trial) >= fastest_exact() * (1 - 2 * good_gap)) return;
     if (!waits(trial)) continue;
     try {
-      if (fullest_ranks_fit(trial)) return predict_one(i, nullptr);
+      if (fullest_ranks_fit(trial)) return confirm_one(i);
     } catch (const UsageError& error) {
       refuse(i, error);
+      conclude(i);
     }
     if (++tries == most_tries) return;
   }
@@ -148,7 +149,7 @@ void Searcher::confirm_something() {
   for (const auto i : by_cost()) {
     const Trial& trial = trials_[i];
     if (trial.done || !trial.may_fit || !leads(i) || (!trial.fits_by_floor && !waits(trial))) continue;
-    predict_one(i, nullptr);
+    confirm_one(i);
     if (++tries == most_tries || (trials_[i].done && trials_[i].candidate.prediction.fits)) return;
   }
 }
@@ -171,16 +172,26 @@ void Searcher::confirm(const std::vector<std::size_t>& which) {
       if (!trials_[j].done && std::ranges::find(others, j) == others.end()) others.push_back(j);
   }
   predict_all(others);
-  for (const auto i : first) {
-    const auto& group = groups_[trials_[i].time_group];
-    if (trials_[i].done)
-      for (const auto j : group) trials_[j].least = std::max(trials_[j].least, best_cost(trials_[i]));
-    const auto alive = [&](std::size_t j) {
-      return trials_[j].done ? trials_[j].candidate.prediction.fits : trials_[j].may_fit && !trials_[j].refused;
-    };
-    if (quick_ && std::ranges::none_of(group, alive))
-      for (const auto j : group) give_up_on(j);
-  }
+  for (const auto i : first) conclude(i);
+}
+
+/// What a prediction tells of all that take equal time. Where none of them fits, what does more is worth a look.
+void Searcher::conclude(std::size_t predicted) {
+  const auto& group = groups_[trials_[predicted].time_group];
+  if (trials_[predicted].done)
+    for (const auto i : group) trials_[i].least = std::max(trials_[i].least, best_cost(trials_[predicted]));
+  const auto alive = [&](std::size_t i) {
+    return trials_[i].done ? trials_[i].candidate.prediction.fits : trials_[i].may_fit && !trials_[i].refused;
+  };
+  if (quick_ && std::ranges::none_of(group, alive))
+    for (const auto i : group) give_up_on(i);
+}
+
+/// One alone, interrupted or not.
+void Searcher::confirm_one(std::size_t trial) {
+  predict_one(trial, nullptr);
+  if (trials_[trial].refused) share_with_group(trial);
+  conclude(trial);
 }
 
 void Searcher::predict_all(const std::vector<std::size_t>& which) {

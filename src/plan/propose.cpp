@@ -49,7 +49,7 @@ class Proposal {
 
  private:
   Scenario s_;
-  std::map<std::string, Position> given_;
+  scenario::Positions given_;
 };
 
 }  // namespace

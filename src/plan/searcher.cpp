@@ -125,12 +125,13 @@ bool Searcher::look(double limit, const Only& only) {
   for (const Node& node : nodes) {
     if (node.kind == Node::Kind::trial || node.kind == Node::Kind::spread ||
         (node.kind == Node::Kind::structure && !known_[node.structure].sharp) ||
-        (node.kind == Node::Kind::most_offload && !trials_[node.index].offload_bounded))
+        (node.kind == Node::Kind::most_offload && !trials_[node.index].offload_bounded) || wants_bound(node))
       looks.push_back(node);
     else
       for (const auto i : opened(node)) fresh.push_back(i);
   }
   std::vector<std::optional<Opened>> spreads(looks.size());
+  std::vector<SpreadBound> moves(looks.size());
   in_parallel(looks.size() + fresh.size(), [&](std::size_t n) {
     if (n >= looks.size())
       floor_of(fresh[n - looks.size()]);
@@ -144,6 +145,8 @@ bool Searcher::look(double limit, const Only& only) {
       sharpen(looks[n].structure);
     else if (looks[n].kind == Node::Kind::most_offload)
       bound_offload(looks[n].index);
+    else if (looks[n].kind == Node::Kind::offload)
+      moves[n] = bound_choice(looks[n]);
     else
       advance(looks[n].index);
   });
@@ -157,9 +160,11 @@ bool Searcher::look(double limit, const Only& only) {
     else if (node.kind == Node::Kind::structure && !known_[node.structure].impossible)
       open_.insert({known_[node.structure].cost, node.kind, node.structure});
     else if (node.kind == Node::Kind::most_offload && trials_[node.index].with_offload < never)
-      open_.insert({trials_[node.index].with_offload, node.kind, node.structure, node.index});
+      open_.insert({std::max(node.cost, trials_[node.index].with_offload), node.kind, node.structure, node.index});
     else if (node.kind == Node::Kind::trial)
       settle(node.index);
+    else if (node.kind == Node::Kind::offload)
+      settle_choice(node, moves[n]);
   }
   for (const auto i : fresh) settle(i);
   return !nodes.empty();
@@ -292,8 +297,7 @@ void Searcher::floor_of(std::size_t index) {
       trial.may_fit = !lacking || *lacking <= Bytes(0);
     }
     trial.may_fit = trial.may_fit && may_fit(s, known_[trial.structure].state);
-    // What does not fit needs a time, too, where nothing else gave it one: more recompute and offload take no less.
-    if ((trial.may_fit && trial.least < mark_) || trial.least <= 0) {
+    if (trial.may_fit && trial.least < mark_) {
       const auto floor = options_.floor(s);
       trial.may_fit = trial.may_fit && floor.fits;
       trial.least = std::max(trial.least, cost(floor, objective_));
@@ -340,6 +344,14 @@ void Searcher::settle(std::size_t index) {
   if (trial.refused || !trial.may_fit) return give_up_on(index);
   if (trial.done || (timed(trial) && trial.scouted)) return;
   open_.insert({trial.least, Node::Kind::trial, trial.structure, index});
+}
+
+/// A choice of offload whose bound is known: where it does not fit, those that move more.
+void Searcher::settle_choice(Node offload, const SpreadBound& bound) {
+  bounded_moves_.emplace(offload.index, offload.offload);
+  if (bound.lacking > Bytes(0)) return open_offload(offload.index, offload.offload, offload.cost);
+  offload.cost = std::max(offload.cost, bound.cost);
+  open_.insert(offload);
 }
 
 /// It does not fit: more recompute and offload are worth a look, once, whoever finds out again that it does not.

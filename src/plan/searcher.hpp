@@ -126,6 +126,8 @@ class Searcher {
   static void take(const SpreadBound& found, Known& known);
   void bound_structure(std::size_t structure);
   void bound_offload(std::size_t trial);
+  bool wants_bound(const Node& offload) const;
+  SpreadBound bound_choice(const Node& offload);
   static std::vector<Bytes> state_below(const Scenario& partial, const predict::Prediction& floor);
   bool may_fit(const Scenario& candidate, const std::vector<Bytes>& state) const;
   Bytes lacking(const Scenario& partial) const;
@@ -144,6 +146,7 @@ class Searcher {
   void sharpen(std::size_t structure);
   void advance(std::size_t trial);
   void settle(std::size_t trial);
+  void settle_choice(Node offload, const SpreadBound& bound);
 
   void estimate(Trial& trial);
   void glance(Trial& trial);
@@ -170,6 +173,8 @@ class Searcher {
   void confirm_likeliest();
   bool take_work(const Trial& trial, std::int64_t most);
   void confirm(const std::vector<std::size_t>& which);
+  void conclude(std::size_t predicted);
+  void confirm_one(std::size_t trial);
   void predict_all(const std::vector<std::size_t>& which);
   void predict_one(std::size_t trial, const predict::Prediction* same);
   double least_of_step(std::size_t structure, std::size_t step) const;
@@ -219,7 +224,8 @@ class Searcher {
   std::map<std::size_t, Steps> offload_;
   std::int64_t offload_opened_ = 0;
   std::set<std::pair<std::size_t, std::size_t>>
-      moved_ahead_;                         ///< trial and step of its offload: opened before its turn
+      moved_ahead_,                         ///< trial and step of its offload: opened before its turn
+      bounded_moves_;                       ///< ... and what it costs at least is known
   std::map<std::string, int> dives_;        ///< by parallelism
   std::map<std::size_t, double> promises_;  ///< of spreads: a guess at what they may come to
   std::optional<std::size_t> given_;

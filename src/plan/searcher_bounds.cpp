@@ -208,6 +208,23 @@ void Searcher::bound_offload(std::size_t index) {
   if (found.known) trial.with_offload = found.lacking > Bytes(0) ? never : std::max(trial.least, found.cost);
 }
 
+/// Of one choice of modules: most does not fit, or moves more than it must, which is told before its candidate is made.
+bool Searcher::wants_bound(const Node& offload) const {
+  if (offload.kind != Node::Kind::offload || !options_.spread_floor) return false;
+  return !bounded_moves_.contains({offload.index, offload.offload});
+}
+
+SpreadBound Searcher::bound_choice(const Node& offload) {
+  const Value& moves = offload_.at(offload.index)->at(offload.offload).value;
+  if (moves.setting("offload_modules").empty() || moves.setting("cpu_offloading") == "true") return {};
+  const Scenario& without = trials_[offload.index].candidate.scenario;
+  Scenario with = without;
+  apply(moves, with);
+  const auto& structure = structures_[offload.structure];
+  with = with_required_environment(std::move(with));
+  return spread_bounds_.of_offload(spreads_[structure.spread], structure, without, &with);
+}
+
 std::optional<double> Searcher::least_of_structures() {
   bound_spreads();
   while (!open_.empty()) {

@@ -274,11 +274,14 @@ std::vector<Step> Space::steps(const Structure& structure) {
     const auto& value = steps[i].value;
     if (value.settings.empty()) continue;  // as given: related to nothing
     const auto method = value.setting("recompute_method");
-    // One layer more than the last; uniform replays all of them, whatever the groups.
+    // One layer more than the last; uniform replays all of them, whatever the groups, of which none is always fastest.
+    const bool first = value.setting("recompute_num_layers") == "1";
     if (method == "none")
       steps[i].after = find(but_last(value.setting("recompute_modules")), i);
+    else if (method == "block")
+      steps[i].after = first ? 0 : i - 1;
     else
-      steps[i].after = method == "block" && value.setting("recompute_num_layers") == "1" ? 0 : i - 1;
+      steps[i].after = first ? i - 1 : steps[i - 1].after;
   }
   return steps;
 }

@@ -361,23 +361,36 @@ SpreadBound SpreadBounds::of_candidate(const Spread& spread, const Structure& st
   }
 }
 
-SpreadBound SpreadBounds::of_offload(const Spread& spread, const Structure& structure, const Scenario& without) {
+std::shared_ptr<const SpreadBounds::Moved> SpreadBounds::beside_offload(const Spread& spread, const Scenario& without) {
+  auto key = space_.work_of(spread) + name_of(overlap_of(without));
+  for (const auto& module : without.settings.recompute_modules) key += " " + module;
+  if (auto known = moved_.find(key)) return known;
+  const auto timed = options_.layers(without, false);
+  return moved_.keep(key, std::make_shared<const Moved>(timed, kept(without, timed)));
+}
+
+std::shared_ptr<const Layers> SpreadBounds::offloaded(const Spread& spread, const Scenario& candidate) {
+  const auto& s = candidate.settings;
+  auto key = space_.work_of(spread) + name_of(overlap_of(candidate));
+  for (const auto& module : s.recompute_modules) key += " " + module;
+  for (const auto& module : s.offload_modules) key += ", " + module;
+  if (s.cpu_offloading) key += ", layers " + std::to_string(s.cpu_offloading_num_layers);
+  if (auto known = offloaded_.find(key)) return known;
+  return offloaded_.keep(key, options_.layers(candidate, false));
+}
+
+SpreadBound SpreadBounds::of_offload(const Spread& spread, const Structure& structure, const Scenario& without,
+                                     const Scenario* with) {
   const auto overlap = overlap_of(without);
   if (is_full(without)) return {};  // beside it nothing is moved
   const auto known = kernels(spread, overlap);
   if (!known || known->of_state > Bytes(0)) return {};
   try {
-    auto key = space_.work_of(spread) + name_of(overlap);
-    for (const auto& module : without.settings.recompute_modules) key += " " + module;
-    auto layers = moved_.find(key);
-    if (!layers) {
-      const auto timed = options_.layers(without, false);
-      layers = moved_.keep(key, std::make_shared<const Moved>(timed, kept(without, timed)));
-    }
+    const auto layers = beside_offload(spread, without);
+    const auto moved = with == nullptr ? layers->second : offloaded(spread, *with);
     const auto split = options_.split(Space::without_work(structure.partial));
     const double time = std::max(known->bare, cost(known->floor->least(split), objective_));
-    return with_copies(*known->floor, split, time, Replay{layers->first.get()},
-                       [&] { return Replay{layers->second.get()}; });
+    return with_copies(*known->floor, split, time, Replay{layers->first.get()}, [&] { return Replay{moved.get()}; });
   } catch (const UsageError&) {
     return {};  // its candidates say why
   }
@@ -423,13 +436,7 @@ std::optional<Bytes> SpreadBounds::lacking(const Spread& spread, const Structure
   const auto known = is_full(candidate) ? nullptr : kernels(spread, overlap);
   if (!known) return std::nullopt;
   try {
-    const auto& s = candidate.settings;
-    auto key = space_.work_of(spread) + name_of(overlap);
-    for (const auto& module : s.recompute_modules) key += " " + module;
-    for (const auto& module : s.offload_modules) key += ", " + module;
-    if (s.cpu_offloading) key += ", layers " + std::to_string(s.cpu_offloading_num_layers);
-    auto layers = offloaded_.find(key);
-    if (!layers) layers = offloaded_.keep(key, options_.layers(candidate, false));
+    const auto layers = offloaded(spread, candidate);
     return known->floor->lacking(options_.split(Space::without_work(structure.partial)), Replay{layers.get()});
   } catch (const UsageError&) {
     return std::nullopt;  // the candidate says why

@@ -81,8 +81,10 @@ class SpreadBounds {
   SpreadBound of_structure(const Spread& spread, const Structure& structure, double enough);
   /// The same of a candidate that offloads nothing by choice.
   SpreadBound of_candidate(const Spread& spread, const Structure& structure, const Scenario& candidate);
-  /// What no choice of offload undercuts beside the recompute of a candidate that offloads nothing and does not fit.
-  SpreadBound of_offload(const Spread& spread, const Structure& structure, const Scenario& without);
+  /// What no choice of offload undercuts beside the recompute of a candidate that offloads nothing and does not fit;
+  /// or that choice alone, by modules, whatever its share of the layers.
+  SpreadBound of_offload(const Spread& spread, const Structure& structure, const Scenario& without,
+                         const Scenario* with = nullptr);
   /// What a candidate lacks with what it recomputes and offloads, by modules, as if they were offloaded in all layers.
   /// Its layers serve all structures. Nothing: nothing is known, as where layers are recomputed in full.
   std::optional<Bytes> lacking(const Spread& spread, const Structure& structure, const Scenario& candidate);
@@ -127,6 +129,9 @@ class SpreadBounds {
   const predict::Layers* kept(const Choices& choices, const Choice& choice) const;
   std::shared_ptr<const predict::Layers> kept(const Scenario& with,
                                               const std::shared_ptr<const predict::Layers>& timed) const;
+  std::shared_ptr<const Moved> beside_offload(const Spread& spread, const Scenario& without);
+  /// As if what it offloads were in all layers.
+  std::shared_ptr<const predict::Layers> offloaded(const Spread& spread, const Scenario& candidate);
   std::shared_ptr<const Kernels> make(const Scenario& example) const;
   std::shared_ptr<const Kernels> kernels(const Spread& spread, Overlap overlap);
   /// Of each split, where it is less than `enough`.

@@ -403,8 +403,8 @@ std::string variable(const Scenario& s, const std::string& name, const std::stri
 }
 
 Position position(const Scenario& s, const std::string& name) {
-  const auto found = s.positions.find(name);
-  return found == s.positions.end() ? s.origin : found->second;
+  const Position* stated = s.positions.find(name);
+  return stated == nullptr ? s.origin : *stated;
 }
 
 bool ignores(const Scenario& s, std::string_view name) { return std::ranges::find(s.ignore, name) != s.ignore.end(); }

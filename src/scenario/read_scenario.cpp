@@ -119,10 +119,9 @@ class Reader {
     }
     const std::string name = in + "." + e.key;
     if (field != nullptr) {
-      const auto before = scenario_.positions.find(home + "." + key);
-      if (before != scenario_.positions.end() && before->second.file == file_) {  // else from the hf_config
-        throw error(e.line, name, fmt::format("already stated in line {}", before->second.line));
-      }
+      const Position* before = scenario_.positions.find(home + "." + key);
+      if (before != nullptr && before->file == file_)  // else from the hf_config
+        throw error(e.line, name, fmt::format("already stated in line {}", before->line));
       assign(*field, scenario_, e.value, {file_, e.line}, name);
       state(home + "." + key, e.line);
       return;

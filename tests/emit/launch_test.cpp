@@ -6,6 +6,7 @@
 #include "../../src/emit/programs.hpp"
 #include "pipewright/effects.hpp"
 #include "pipewright/emit.hpp"
+#include "pipewright/scenario/fields.hpp"
 #include "pipewright/scenario/io.hpp"
 
 using namespace pipewright;
@@ -155,10 +156,10 @@ TEST_CASE("what a flag's value breaks is said with the flag's line") {
   const std::string script = "ARGS=\"--deterministic-mode\"\ntorchrun --nproc_per_node 8 pretrain_gpt.py \\\n  " +
                              flags + " \\\n  --num-distributed-optimizer-instances 3 $ARGS\n";
   const auto s = of_script(script);
-  CHECK(s.positions.at("settings.num_distributed_optimizer_instances").line == 4);
-  CHECK(s.positions.at("settings.deterministic_mode").line == 1);
-  CHECK(s.positions.at("settings.deterministic_mode").file == "train.sh");
-  for (const auto& [name, where] : s.positions) CHECK(where.file != "--set");
+  CHECK(scenario::position(s, "settings.num_distributed_optimizer_instances").line == 4);
+  CHECK(scenario::position(s, "settings.deterministic_mode").line == 1);
+  CHECK(scenario::position(s, "settings.deterministic_mode").file == "train.sh");
+  for (const auto& [name, where] : s.positions.all()) CHECK(where.file != "--set");
   CHECK_THROWS_WITH_AS(scenario::check(s),
                        doctest::Contains("train.sh:4: settings.num_distributed_optimizer_instances"), UsageError);
 }

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cmath>
 #include <cstdlib>
 #include <limits>
 #include <random>
@@ -20,6 +21,7 @@
 #include "../../src/plan/space.hpp"
 #include "../draws.hpp"
 #include "bases.hpp"
+#include "kinds.hpp"
 #include "pipewright/plan.hpp"
 #include "pipewright/scenario/io.hpp"
 #include "pipewright/split_floor.hpp"
@@ -435,4 +437,121 @@ TEST_CASE("where the model refuses every candidate, none is called illegal or sl
     CHECK(std::ranges::any_of(
         plan.why, [](const std::string& why) { return why.starts_with("no candidate that is legal is modelled"); }));
   }
+}
+
+TEST_CASE("of every kind of model: whatever is open, given and stopped, no best is beaten by more than its gap") {
+  // Two of the usual found faults: what does more than what a stopped search simulated last was dropped (289); larger
+  // groups of full recompute were taken to be no faster than smaller ones (323). PIPEWRIGHT_KINDS=N draws N spaces from
+  // the seed PIPEWRIGHT_SEED on.
+  std::vector<unsigned> seeds = {289, 323};
+  const char* from = std::getenv("PIPEWRIGHT_SEED");
+  const unsigned first = from == nullptr ? 0 : static_cast<unsigned>(std::atoi(from));
+  const unsigned more_seeds = test::draws(points() > 0 ? 3 * std::size(test::kinds) : 2, "PIPEWRIGHT_KINDS");
+  if (from != nullptr) seeds.clear();
+  for (unsigned seed = first; seed < first + more_seeds; ++seed) seeds.push_back(seed);
+  unsigned searched = 0;
+  for (const unsigned round : seeds) {
+    std::mt19937 random(round);
+    const auto& kind = test::kinds[round % test::kinds.size()];
+    auto s = test::drawn_kind(kind, random);
+    CAPTURE(round);
+    CAPTURE(s.name);
+    std::vector<std::string> names = {"recompute"}, more;
+    for (const char* name :
+         {"offload", "wgrad_delay", "pipeline", "layout", "allocator", "parallelism", "microbatch"}) {
+      const auto draw = random() % 4;
+      if (draw == 0) names.emplace_back(name);
+      if (draw == 1) more.emplace_back(name);
+    }
+    try {
+      plan::opened(s, names);
+      const auto none = predict::predict(s, profiles());
+      Bytes most;
+      for (const auto& rank : none.ranks) most = std::max(most, rank.walk.peak_reserved + rank.outside_allocator);
+      const double share = 0.65 + 0.4 * static_cast<double>(random() % 100) / 100;
+      s.search.memory_limit = Bytes(std::llround(share * static_cast<double>(most.value)));
+    } catch (const UsageError& error) {
+      MESSAGE(kind.name, ": ", error.what());
+      continue;
+    }
+    if (*kind.choices != '\0' && random() % 2 == 0) scenario::set(s, std::string("search.") + kind.choices);
+    const auto open = opened(s, names);
+    std::ranges::copy(names, std::back_inserter(more));
+    const auto open_more = opened(s, more);
+    INFO(scenario::write(open));
+    std::vector<plan::Plan> plans;
+    const auto searched_until = [&](const scenario::Scenario& space, std::int64_t looks) {
+      std::atomic<std::int64_t> left = looks;
+      std::stop_source stop;
+      auto o = real();
+      o.stop = stop.get_token();
+      if (looks != INT64_MAX) o.threads = 1, o.until_stopped = random() % 2 == 0;  // the same wherever it is drawn
+      bool bounded = false;
+      o.progress = [&](const plan::Progress& p) {
+        const std::string phase = p.phase;
+        bounded = bounded || (phase != "bounding" && phase != "predicting the given");
+        if (bounded && --left == 0) stop.request_stop();
+      };
+      plans.push_back(plan::search(space, o));
+      const auto& c = plans.back().searched;
+      CHECK(c.candidates ==
+            c.illegal + c.pruned + c.by_memory + c.by_time + c.not_modelled + c.undecided + c.predicted);
+      if (plans.back().best) CHECK(plans.back().best->prediction.fits);
+      if (!plans.back().best && !c.interrupted) CHECK(c.by_time == 0);
+      if (plans.back().best && !c.interrupted && c.undecided == 0) CHECK(c.gap <= 2 * tie);
+    };
+    searched_until(open, INT64_MAX);
+    searched_until(open_more, INT64_MAX);
+    const auto looks = plans.front().searched.bounded + plans.front().searched.estimated;
+    constexpr std::int64_t quick = 100;
+    for (int stop = 0; stop < (looks < quick ? 12 : 3); ++stop)
+      searched_until(open, 1 + static_cast<std::int64_t>(random()) % std::max<std::int64_t>(2, looks));
+    ++searched;
+    const auto known = [&](double step, const plan::Plan& plan) {
+      if (!plan.best) {
+        CHECK((plan.searched.interrupted || !plan.closest || !plan.closest->proved));  // else "nothing fits" was false
+        return;
+      }
+      CAPTURE(plan.searched.interrupted);
+      CAPTURE(plan.searched.gap);
+      CAPTURE(plan.best->label);
+      CHECK(step >= static_cast<double>(plan.best->prediction.step_ns) * (1 - plan.searched.gap) - 1);
+    };
+    for (std::size_t of = 0; of < plans.size(); ++of) {
+      if (!plans[of].best) continue;
+      INFO(plans[of].best->label);
+      for (std::size_t n = 0; n < plans.size(); ++n)
+        if (n == 1 || of != 1) known(static_cast<double>(plans[of].best->prediction.step_ns), plans[n]);
+    }
+    // Random points, the best of them by the estimate.
+    const auto dimensions = plan::dimensions(open);
+    std::vector<std::pair<std::int64_t, scenario::Scenario>> found;
+    for (int tries = 0; tries < 400 && found.size() < 40; ++tries) {
+      const auto point = drawn(open, dimensions, random);
+      if (!point) continue;
+      try {
+        found.emplace_back(predict::estimate(*point, profiles()).step_ns, *point);
+      } catch (const UsageError&) {
+        // not modelled
+      }
+    }
+    std::ranges::stable_sort(found, {}, [](const auto& one) { return one.first; });
+    int looked = 0;
+    for (const auto& [estimate, point] : found) {
+      if (looked == 6) break;
+      try {
+        const auto floor = predict::floor(point, profiles());
+        const auto exact = predict::predict(point, profiles());
+        INFO(scenario::write(point));
+        CHECK(floor.step_ns <= exact.step_ns);
+        CHECK((floor.fits || !exact.fits));
+        if (!exact.fits) continue;
+        ++looked;
+        for (const auto& plan : plans) known(static_cast<double>(exact.step_ns), plan);
+      } catch (const UsageError&) {
+        // not modelled
+      }
+    }
+  }
+  CHECK(searched > 0);
 }

@@ -170,9 +170,9 @@ TEST_CASE("no candidate that fits undercuts its spread's bound, nor its structur
       auto without = one;
       plan::apply(plan::no_offload(one), without);
       const bool chosen_offload = s.search.offload == "auto" && without.settings != one.settings;
-      const auto beside = chosen_offload
-                              ? bounds.of_offload(spread, structure, plan::with_required_environment(without))
-                              : plan::SpreadBound{};
+      without = plan::with_required_environment(without);
+      const auto beside = chosen_offload ? bounds.of_offload(spread, structure, without) : plan::SpreadBound{};
+      const auto choice = chosen_offload ? bounds.of_offload(spread, structure, without, &one) : plan::SpreadBound{};
       besides += beside.known;
       const auto itself = chosen_offload ? plan::SpreadBound{} : bounds.of_candidate(spread, structure, one);
       candidates_known += itself.known;
@@ -184,7 +184,7 @@ TEST_CASE("no candidate that fits undercuts its spread's bound, nor its structur
       const double enough = static_cast<double>(exact.step_ns) * (random() % 2 == 0 ? 0.95 : 1.05);
       for (const auto& least :
            {bound, bounds(spread, enough), bounds.of_kernels(spread), bounds.of_structure(spread, structure, any),
-            bounds.of_structure(spread, structure, enough), beside, itself}) {
+            bounds.of_structure(spread, structure, enough), beside, choice, itself}) {
         CHECK(least.lacking <= Bytes(0));
         CHECK(least.cost <= static_cast<double>(exact.step_ns));
       }

@@ -3,6 +3,7 @@
 // prints the farthest that each law went.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <iostream>
 #include <map>
@@ -61,6 +62,17 @@ constexpr double least_of_more_work = 0.9999;  ///< what the search's "more work
 bool interleaves(const Scenario& s) { return s.settings.pipeline_model_parallel_size > 1; }
 bool experts(const Scenario& s) { return s.model.num_moe_experts.has_value(); }
 bool spreads_experts(const Scenario& s) { return experts(s) && s.settings.expert_model_parallel_size > 1; }
+/// Libraries send a token to a rank once: of 8 experts on 2 ranks, 4 a token, each gets 98.6 % of all tokens already,
+/// and no imbalance adds more than 1.4 % (as little as 0.1 % to an exchange of a megabyte, which is latency for the
+/// most part).
+bool may_receive_more(const Scenario& s) {
+  if (!spreads_experts(s)) return false;
+  const auto all = static_cast<double>(*s.model.num_moe_experts);
+  const double here = all / static_cast<double>(s.settings.expert_model_parallel_size);
+  double misses = 1;
+  for (int i = 0; i < s.model.moe_router_topk; ++i) misses *= std::max(0.0, (all - here - i) / (all - i));
+  return 1 / (1 - misses) >= 1.05;
+}
 bool plain_recompute(const Scenario& s) {
   return !s.settings.recompute_granularity && !s.settings.fine_grained_activation_offloading &&
          !s.settings.cpu_offloading && !s.settings.overlap_moe_expert_parallel_comm;
@@ -117,10 +129,12 @@ const std::vector<Law>& laws() {
          return spreads_experts(s) && s.settings.moe_token_dispatcher_type != "allgather" &&
                 !s.settings.moe_expert_capacity_factor;
        }},
-      {"moe_load_imbalance=1.5", expert_exchange, 1.002, 1.6, spreads_experts,
+      {"moe_load_imbalance=1.5", expert_exchange, 1.002, 1.6, may_receive_more,
        "moe_token_dispatcher_type=flex; moe_flex_dispatcher_backend=deepep; moe_router_dtype=fp32"},
-      {"moe_load_imbalance=1.5", expert_exchange, 1.002, 1.6, spreads_experts,
+      {"moe_load_imbalance=1.5", expert_exchange, 1.002, 1.6, may_receive_more,
        "moe_token_dispatcher_type=flex; moe_flex_dispatcher_backend=hybridep; moe_router_dtype=fp32; gpus_per_node=2"},
+      {"moe_load_imbalance=1.5", expert_exchange, 0.999, 1.6, spreads_experts,
+       "moe_token_dispatcher_type=flex; moe_flex_dispatcher_backend=deepep; moe_router_dtype=fp32"},
       {"calculate_per_token_loss=true", step, 0.995, 1.2},
       {"hidden_dropout=0.1", step, 1, 1.3},
       {"hidden_dropout=0.1", peak, 0.999, 1.3},

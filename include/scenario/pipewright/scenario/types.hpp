@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -375,10 +376,53 @@ struct Search {
   friend bool operator==(const Search&, const Search&) = default;
 };
 
+/// Where fields were stated, by name ("settings.bf16"). Copies share what was stated before them: a search keeps
+/// hundreds of thousands of scenarios that differ in a few fields.
+class Positions {
+ public:
+  using Map = std::map<std::string, Position>;
+  /// Null: not stated.
+  const Position* find(const std::string& name) const {
+    if (const auto at = own_.find(name); at != own_.end()) return &at->second;
+    if (!shared_) return nullptr;
+    const auto at = shared_->find(name);
+    return at == shared_->end() ? nullptr : &at->second;
+  }
+  bool contains(const std::string& name) const { return find(name) != nullptr; }
+  /// To be written.
+  Position& operator[](const std::string& name) {
+    constexpr std::size_t most_own = 32;
+    if (own_.size() == most_own) take(all());
+    return own_[name];
+  }
+  void erase(const std::string& name) {
+    erase_if([&](const auto& one) { return one.first == name; });
+  }
+  void erase_if(const auto& wanted) {
+    Map left = all();
+    std::erase_if(left, wanted);
+    take(std::move(left));
+  }
+  void clear() { take({}); }
+  Map all() const {
+    Map all = own_;
+    if (shared_) all.insert(shared_->begin(), shared_->end());
+    return all;
+  }
+
+ private:
+  void take(Map all) {
+    shared_ = std::make_shared<const Map>(std::move(all));
+    own_.clear();
+  }
+  std::shared_ptr<const Map> shared_;  ///< null: nothing
+  Map own_;                            ///< stated since
+};
+
 struct Scenario {
   std::string name;  ///< stem of the file
   Position origin;
-  std::map<std::string, Position> positions;  ///< "settings.bf16" -> where it was stated; for messages
+  Positions positions;  ///< for messages
   Model model;
   Settings settings;
   std::map<std::string, std::string> environment;
