@@ -19,8 +19,8 @@ install_packages() {
   [ -n "$missing" ] || return 0
   if [ "$(id -u)" != 0 ]; then
     say "missing packages; run this, then try again:"
-    echo "sudo apt-get install --no-install-recommends -y$missing" >&2
-    exit 1
+    echo "sudo apt-get update && sudo apt-get install --no-install-recommends -y$missing" >&2
+    exit 3
   fi
   say "installing$missing"
   mkdir -p "$root/build"

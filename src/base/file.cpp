@@ -155,9 +155,18 @@ void write_file(const std::string& path, std::string_view content) {
     if (replace) std::remove(written_to.c_str());
     return UsageError({path, 0}, {}, "cannot write: " + why);
   };
-  std::FILE* file = std::fopen(written_to.c_str(), "wb");
+  // Without a name where the file system can (not NFS): who is killed while writing leaves nothing behind.
+  constexpr mode_t anyone = 0666;  // less the umask, as fopen
+  const int nameless = replace && ::access("/proc/self/fd", X_OK) == 0
+                           ? ::open((folder / ".").c_str(), O_TMPFILE | O_WRONLY | O_CLOEXEC, anyone)
+                           : -1;
+  std::FILE* file = nameless >= 0 ? ::fdopen(nameless, "wb") : std::fopen(written_to.c_str(), "wb");
   if (file == nullptr) throw refuse();
-  const bool written = std::fwrite(content.data(), 1, content.size(), file) == content.size();
+  const std::string itself = "/proc/self/fd/" + std::to_string(::fileno(file));
+  const bool written =
+      std::fwrite(content.data(), 1, content.size(), file) == content.size() &&
+      (nameless < 0 || (std::fflush(file) == 0 &&
+                        ::linkat(AT_FDCWD, itself.c_str(), AT_FDCWD, written_to.c_str(), AT_SYMLINK_FOLLOW) == 0));
   // Who may read the file stays as it was; an owner that cannot be kept is no reason to fail.
   if (replace && exists && ::fchmod(::fileno(file), old.st_mode & 07777) != 0) errno = 0;
   const bool closed = std::fclose(file) == 0;

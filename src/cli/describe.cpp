@@ -72,7 +72,7 @@ std::string value_word(const Option& option) {
 }
 
 bool names_file(const Option& option) {
-  static constexpr std::array positional = {"SCENARIO", "A B", "PATHS", "RECORDING", "RUNS", "TRACE", "FILES"};
+  static constexpr std::array positional = {"SCENARIO", "SIDES", "PATHS", "RECORDING", "RUNS", "TRACE", "FILES"};
   const std::string word = value_word(option);
   return word == "FILE" || word == "FOLDER" || word.starts_with("PROFILE") ||
          (option.positional() && std::ranges::find(positional, word) != positional.end());

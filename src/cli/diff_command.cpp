@@ -160,9 +160,9 @@ void add_diff(Command& app, Outcome&) {
   auto& command = app.add_subcommand("diff", "Two scenarios, two predictions, or a prediction and a trace, by cause");
   const auto options = std::make_shared<DiffOptions>();
   command
-      .add_option(
-          "A B", options->sides,
-          "scenarios (.yaml, .sh), what simulate --json or plan --json wrote, or a trace of a run beside its scenario")
+      .add_option("SIDES", options->sides,
+                  "A and B: scenarios (.yaml, .sh), what simulate --json or plan --json wrote, or a trace of a run "
+                  "beside its scenario")
       .required()
       .expected(2);
   add_profile_option(command, options->profiles);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <utility>
@@ -194,8 +195,10 @@ void add_list(Command& app, Outcome& outcome) {
       if (!words->empty()) {
         result.json = filtered(result.json, *words);
         result.text = filtered(result.text, *words);
-        if (std::all_of(result.json.begin(), result.json.end(), [](const auto& rows) { return rows.empty(); }))
+        if (std::all_of(result.json.begin(), result.json.end(), [](const auto& rows) { return rows.empty(); })) {
           outcome.status = 1;
+          std::fputs("note: nothing contains these words\n", stderr);
+        }
       }
       if (!json->empty()) {
         write_result(*json, report::stamped(result.json.dump(1, ' ', false, Json::error_handler_t::replace)));

@@ -20,8 +20,6 @@ constexpr Flag table[] = {
 };
 constexpr OtherFlag others[] = {
 #include "flags/others.inc"
-#include "pipewright/scenario/derived.hpp"
-#include "pipewright/scenario/fields.hpp"
 };
 }  // namespace rows
 using rows::others;

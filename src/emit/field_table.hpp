@@ -52,6 +52,8 @@ inline std::string versions_text(const Flag& flag) { return versions_text(flag.v
 struct OtherFlag {
   std::string_view name;
   scenario::Versions versions;
+  std::string_view takes =
+      {};  ///< by the parser: nothing, "str", "int", "float", "a|b"; several with "*"; "?": at most one
 };
 std::span<const OtherFlag> other_flags();
 const OtherFlag* find_other_flag(std::string_view name);

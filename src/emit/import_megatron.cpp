@@ -99,8 +99,7 @@ class FlagImporter {
         continue;
       }
       const auto equals = word.find('=');
-      given_.push_back({word.substr(0, equals), {}, where});
-      std::ranges::replace(given_.back().name, '_', '-');
+      given_.push_back({spelled(word.substr(0, equals), where), {}, where});
       if (equals != std::string::npos) given_.back().values.push_back(word.substr(equals + 1));
     }
     unite();
@@ -123,6 +122,16 @@ class FlagImporter {
     if (std::from_chars(word.data(), end, number).ptr == end) return;
     throw UsageError(where, word.substr(0, 60), "a flag begins with two dashes", {},
                      nearest_name("-" + word.substr(0, word.find('=')), all_flag_names()));
+  }
+
+  /// Megatron's parser takes no abbreviations and no other spelling; two of its flags have one with an underscore.
+  static std::string spelled(const std::string& name, const Position& where) {
+    std::string dashes = name;
+    std::ranges::replace(dashes, '_', '-');
+    const bool known = find_flag(dashes) != nullptr || find_other_flag(dashes) != nullptr;
+    if (known && dashes != name && !name.ends_with("-opt_param-scheduler"))
+      throw UsageError(where, name, "Megatron's flags have dashes where their fields have underscores", {}, dashes);
+    return known ? dashes : name;
   }
 
   /// All flags that no version has, at once: what is a slip, and what another program's.
@@ -209,7 +218,9 @@ class FlagImporter {
 
   static bool takes_values(const std::string& name) {
     const Flag* flag = find_flag(name);
-    return flag == nullptr || (flag->kind != Kind::on && flag->kind != Kind::off && flag->kind != Kind::mark);
+    if (flag != nullptr) return flag->kind != Kind::on && flag->kind != Kind::off && flag->kind != Kind::mark;
+    const OtherFlag* other = find_other_flag(name);
+    return other == nullptr || !other->takes.empty();
   }
 
   /// Of a flag that stands twice argparse keeps the last; lists as NVIDIA's YAML files write them lose their brackets.
@@ -261,15 +272,16 @@ class FlagImporter {
                     "what exists: " + std::string(legend.instead));
         return false;
       }
+    const bool dropped = std::ranges::any_of(dropped_, [&](const std::string& name) {
+      return scenario::effect_name(name) == scenario::effect_name(given.name);
+    });
+    if (other != nullptr && !dropped) refuse_values(given, other->takes);
     if (carried_of_flag(given.name) != nullptr) {
       keep(given);
       return false;
     }
     if (other == nullptr) {
-      const auto same = [&](const std::string& name) {
-        return scenario::effect_name(name) == scenario::effect_name(given.name);
-      };
-      if (std::ranges::none_of(dropped_, same))
+      if (!dropped)
         foreign_.push_back(given);
       else
         unknown_.insert(given.name);

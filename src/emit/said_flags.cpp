@@ -97,7 +97,46 @@ std::string refusal(scenario::Scenario s, double batch) {
   return {};
 }
 
+/// Python's int() and float(): signs, and underscores between digits.
+bool is_number(std::string text, bool whole) {
+  const auto is_digit = [&](std::size_t n) { return text[n] >= '0' && text[n] <= '9'; };
+  for (std::size_t n = 1; n + 1 < text.size(); ++n)
+    if (text[n] == '_' && is_digit(n - 1) && is_digit(n + 1)) text.erase(n, 1);
+  if (text.starts_with('+') && !text.starts_with("+-")) text.erase(0, 1);
+  const char *begin = text.data(), *end = begin + text.size();
+  double value = 0;
+  long long integer = 0;
+  const auto read = whole ? std::from_chars(begin, end, integer) : std::from_chars(begin, end, value);
+  return !text.empty() && read.ptr == end;
+}
+
 }  // namespace
+
+void refuse_values(const Given& given, std::string_view takes) {
+  const auto refuse = [&](const std::string& message, const std::vector<std::string>& allowed = {},
+                          const std::string& nearest = {}) {
+    throw UsageError(given.where, given.name, message, allowed, nearest);
+  };
+  const bool several = takes.ends_with('*');
+  if (several) takes.remove_suffix(1);
+  const std::size_t count = given.values.size();
+  if (takes.empty() && count > 0) refuse("takes no value, found " + given.values.front());
+  if (!takes.empty() && !several && takes != "?" && count != 1)
+    refuse("takes one value, found " + (count == 0 ? "none" : fmt::to_string(count)));
+  for (const auto& value : given.values) {
+    if (takes == "str" || takes == "?" || value.find('$') != std::string::npos) continue;
+    if (takes == "int" || takes == "float") {
+      if (!is_number(value, takes == "int"))
+        refuse(fmt::format("expected {}, found the string \"{}\"", takes == "int" ? "an integer" : "a number", value));
+      continue;
+    }
+    std::vector<std::string> allowed;
+    for (std::size_t from = 0; from <= takes.size(); from = std::min(takes.find('|', from), takes.size()) + 1)
+      allowed.emplace_back(takes.substr(from, takes.find('|', from) - from));
+    if (std::ranges::find(allowed, value) == allowed.end())
+      refuse("unknown value, found the string \"" + value + '"', allowed, nearest_name(value, allowed));
+  }
+}
 
 std::vector<Clash> clashes(const std::vector<Given>& said, const scenario::Scenario& s) {
   std::vector<Clash> found;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "pipewright/scenario/types.hpp"
@@ -13,6 +14,10 @@ struct Given {
   std::vector<std::string> values;
   Position where;
 };
+
+/// Refuses, as argparse does, values of a flag that nothing models. What a script leaves open (${NAME}) may be
+/// anything.
+void refuse_values(const Given& given, std::string_view takes);
 
 struct Clash {
   std::string rule, flag, message, fix;

@@ -103,8 +103,10 @@ Profile load(const std::string& name_or_path, const Position& where) {
       alike.push_back(name);
   const auto begun =
       std::find_if(alike.begin(), alike.end(), [&](const auto& name) { return name.starts_with(name_or_path); });
-  throw UsageError(where, "profile", "there is no profile \"" + name_or_path + "\", neither by name nor as a file",
-                   known, begun == alike.end() ? nearest_name(name_or_path, alike) : *begun);
+  const std::string none = known.empty() ? ": none at all is above the program or in $PIPEWRIGHT_PROFILES" : "";
+  throw UsageError(where, "profile",
+                   "there is no profile \"" + name_or_path + "\", neither by name nor as a file" + none, known,
+                   begun == alike.end() ? nearest_name(name_or_path, alike) : *begun);
 }
 
 }  // namespace pipewright::profile

@@ -163,10 +163,11 @@ std::string relative_text(const Json& recipe, const char* key) {
 }
 /// "slower", and why the answer is no.
 std::string verdict_text(const Json& recipe) {
-  std::string out = recipe.at("verdict");
-  for (const auto& one : recipe.at("over"))
-    if (one != recipe.at("verdict")) out += (out == recipe.at("verdict") ? ": " : "; ") + one.get<std::string>();
-  return out;
+  const auto verdict = recipe.at("verdict").get<std::string>();
+  std::string why;
+  for (const auto& over : recipe.at("over"))
+    if (const auto one = over.get<std::string>(); one != verdict) why += (why.empty() ? ": " : "; ") + one;
+  return verdict + why;
 }
 
 struct Rows {

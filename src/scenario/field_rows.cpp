@@ -60,8 +60,10 @@ T scalar(const Field& field, const Value& value, const Position& where, const st
   if constexpr (std::is_same_v<T, Int>) {
     if (const auto number = as_int(value)) return in_range(*number, field, value, where, key);
     // Digits that do not fit 64 bits are an integer, too, only too large a one.
+    const std::size_t sign = value.text.starts_with('-') ? 1 : 0;
     const bool digits = value.kind == Value::Kind::scalar && !value.quoted && value.text.size() > 1 &&
-                        value.text.find_first_not_of("0123456789", value.text[0] == '-' ? 1 : 0) == std::string::npos;
+                        value.text[sign] != '0' &&
+                        value.text.find_first_not_of("0123456789", sign) == std::string::npos;
     if (digits)
       throw UsageError(where, key, fmt::format("{} is out of range", describe(value)),
                        {fmt::format("{} to {}", limit_text(field.low), limit_text(field.high))});

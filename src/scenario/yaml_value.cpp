@@ -144,6 +144,12 @@ bool number_text(const std::string& text) {
   return !text.empty() && text.find_first_not_of("+-.0123456789eE") == std::string::npos;
 }
 
+// 017 is 15 to YAML 1.1 (PyYAML) and 17 to YAML 1.2.
+bool is_octal_to_some(std::string_view text) {
+  if (text.starts_with('+') || text.starts_with('-')) text.remove_prefix(1);
+  return text.size() > 1 && text[0] == '0' && text.find_first_not_of("0123456789") == std::string_view::npos;
+}
+
 // Would another YAML reader take this for a number? "0.19.0" is none; "1_000" and "0x10" are numbers of YAML 1.1.
 bool looks_numeric(const std::string& text) {
   return text.find_first_not_of("+-._0123456789abcdefABCDEFxo") == std::string::npos &&
@@ -210,7 +216,7 @@ Value parse_setting(std::string_view text, const std::string& key, const std::st
 }
 
 std::optional<std::int64_t> as_int(const Value& value) {
-  if (value.kind != Value::Kind::scalar || value.quoted) return {};
+  if (value.kind != Value::Kind::scalar || value.quoted || is_octal_to_some(value.text)) return {};
   std::string_view text = value.text;
   if (text.starts_with('+')) text.remove_prefix(1);
   std::int64_t number = 0;
@@ -231,7 +237,8 @@ std::optional<bool> as_bool(const Value& value) {
 }
 
 std::optional<double> as_double(const Value& value) {
-  if (value.kind != Value::Kind::scalar || value.quoted || !number_text(value.text)) return {};
+  if (value.kind != Value::Kind::scalar || value.quoted || !number_text(value.text) || is_octal_to_some(value.text))
+    return {};
   std::string_view text = value.text;
   if (text.starts_with('+')) text.remove_prefix(1);
   double number = 0;
@@ -261,6 +268,7 @@ std::string describe(const Value& value) {
   const std::string text = value.text.size() > 60 ? value.text.substr(0, 57) + "..." : value.text;
   if (as_int(value)) return "the integer " + text;
   if (as_double(value)) return "the number " + text;
+  if (!value.quoted && is_octal_to_some(value.text)) return text + ", octal to some readers of YAML: no leading zero";
   if (!value.quoted && number_text(value.text)) return text + ", more or less than a number can be";
   if (as_bool(value)) return "the boolean " + text;
   return "the string \"" + text + "\"";

@@ -2,9 +2,12 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <map>
 #include <set>
 
 #include "../../src/emit/field_table.hpp"
+#include "../../src/emit/programs.hpp"
+#include "../../src/emit/said_flags.hpp"
 #include "pipewright/effects.hpp"
 #include "pipewright/emit.hpp"
 #include "pipewright/scenario/derived.hpp"
@@ -35,6 +38,17 @@ bool flag_refuses(const std::string& flags, const std::string& name) {
     return refused(import(flags).scenario).contains(name);
   } catch (const UsageError& error) {
     return std::string(error.what()).find("is read where") != std::string::npos;
+  }
+}
+
+/// Whether Megatron's parser takes `value` ("true": the flag alone).
+bool is_taken(const emit::OtherFlag& flag, const std::string& value) {
+  try {
+    emit::refuse_values({std::string(flag.name), value == "true" ? std::vector<std::string>{} : std::vector{value}, {}},
+                        flag.takes);
+    return true;
+  } catch (const UsageError&) {
+    return false;
   }
 }
 
@@ -98,6 +112,56 @@ TEST_CASE("a flag that is carried is one of the parser's, and sets the field of 
   }
 }
 
+TEST_CASE("flags without effect are read as argparse reads them") {
+  const auto error_of = [](const std::string& words) -> std::string {
+    try {
+      import(plain + "--mock-data " + words);
+      return {};
+    } catch (const UsageError& error) {
+      return error.what();
+    }
+  };
+  std::map<std::string, int> seen;
+  for (const auto& flag : emit::other_flags()) {
+    if (!emit::has(flag.versions, import(plain).scenario.software) || !emit::other_model_of_flag(flag.name).empty() ||
+        flag.name == "--vocab-file")  // says which model
+      continue;
+    const std::string name(flag.name), takes(flag.takes);
+    const std::set<std::string> kinds = {"", "str", "int", "float", "str*", "int*", "float*", "?"};
+    const std::string kind = kinds.contains(takes) ? takes : "|";  // one of several words
+    CAPTURE(name);
+    ++seen[kind];
+    const std::string one = takes.substr(takes.rfind('|') + 1);
+    if (takes.empty()) {
+      CHECK(error_of(name + " 1") == "--megatron: " + name + ": takes no value, found 1");
+      continue;
+    }
+    if (!takes.ends_with('*') && takes != "?") {
+      CHECK(error_of(name).ends_with("takes one value, found none"));
+      CHECK(error_of(name + " 1 1").ends_with("takes one value, found 2"));
+    }
+    const bool number = kind.starts_with("int") || kind.starts_with("float");
+    CHECK(error_of(name + " abc").empty() == !(number || kind == "|"));
+    CHECK(error_of(name + " ${OF_THE_USER}").find("found") == std::string::npos);
+    if (kind == "|") {
+      CHECK(error_of(name + " " + one).find("unknown value") == std::string::npos);
+      if (one.size() > 4)
+        CHECK(error_of(name + " " + one + "s").find("did you mean \"" + one + "\"") != std::string::npos);
+    }
+    if (!number) continue;
+    for (const char* good : {"3", "+3", "-3", "017", "1_000"})
+      CHECK(error_of(name + " " + good).find("expected") == std::string::npos);
+    for (const char* bad : {"3x", "0x10", "1__0", "++3", "none"})
+      CHECK(error_of(name + " " + bad).find("expected a") != std::string::npos);
+    CHECK((error_of(name + " 1e-4").find("expected") == std::string::npos) == kind.starts_with("float"));
+  }
+  for (const char* kind : {"", "str", "int", "float", "|", "int*", "str*"}) CHECK_MESSAGE(seen[kind] > 0, kind);
+  CHECK(seen["float"] > 30);
+  CHECK(error_of("--num_layers 4").ends_with("did you mean \"--num-layers\"?"));
+  CHECK(error_of("--override-opt_param-scheduler").empty());
+  CHECK(error_of("--log-progress ${OF_THE_USER}").empty());
+}
+
 TEST_CASE("what --set has refused the command line has, too") {
   const std::string fsdp = plain + "--use-megatron-fsdp --ckpt-format fsdp_dtensor --no-gradient-accumulation-fusion ",
                     hybrid = plain + "--is-hybrid-model --hybrid-layer-pattern M*M-M*M- ";
@@ -117,7 +181,7 @@ TEST_CASE("what --set has refused the command line has, too") {
         } catch (const UsageError&) {
           continue;  // of another type
         }
-        if (!refused(stated).contains(name)) continue;
+        if (!refused(stated).contains(name) || !is_taken(flag, value)) continue;
         CAPTURE(std::string(flag.name));
         CAPTURE(value);
         const std::string switched = std::string(flag.name);

@@ -13,6 +13,10 @@ import tempfile
 program = sys.argv[1]
 listed = json.loads(subprocess.run([program, "list", "commands", "--json", "-"], capture_output=True, check=True).stdout)
 commands = {c["name"]: c for c in listed["commands"]}
+for name in commands:  # CLI11 2.4 (Ubuntu 24.04) ends every command where a name has a space
+    usage = subprocess.run([program, *name.split(), "--help"], capture_output=True, text=True, check=True).stdout
+    for line in usage.partition("Positionals:\n")[2].partition("\n\n")[0].splitlines():
+        assert " TEXT" not in line or line.split(" TEXT")[0].split() == [line.split()[0]], f"{name}: {line}"
 folder = pathlib.Path(tempfile.mkdtemp())
 (folder / "pipewright").symlink_to(program)
 (folder / "run.yaml").touch()

@@ -349,6 +349,12 @@ TEST_CASE("--set and --env refuse in one line") {
   Scenario s = with("");
   CHECK(refusal([&] { set(s, "bf16"); }) == "--set: bf16: expected NAME=VALUE");
   CHECK(refusal([&] { set(s, "bf17=true"); }).ends_with("did you mean \"bf16\"?"));
+  CHECK(refusal([&] { set(s, "global_batch_size=017"); }) ==
+        "--set: global_batch_size: expected an integer, found 017, octal to some readers of YAML: no leading zero");
+  CHECK(refusal([&] {
+          set(s, "rotary_base=0500");
+        }).ends_with("found 0500, octal to some readers of YAML: no leading zero"));
+  CHECK(refusal([&] { set(s, "rotary_base=0.5e4"); }) == "accepted");
   CHECK(refusal([&] { set(s, "bf16=2"); }) == "--set: bf16: expected true or false, found the integer 2");
   CHECK(refusal([&] { set(s, "global_batch_size=-1"); }) ==
         "--set: global_batch_size: the integer -1 is out of range; allowed: 1 to 1000000000");
