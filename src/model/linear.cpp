@@ -235,6 +235,12 @@ void LinearWriter::gather_before(const std::string& name, Int bytes) {
   overlap_ = {Overlap::ring_gather, name, bytes};
 }
 
+// TE pytorch/distributed.py, _all_gather_fp8_blockwise, _all_gather_mxfp8, _all_gather_nvfp4: a _coalescing_manager.
+void LinearWriter::kept_by_nccl(const Linear& linear, Int bytes) {
+  if (linear.fp8() && !linear.precision.per_tensor() && !d_.tp_overlap && !d_.local_spec)
+    w_.piece().kernels.back().kept = bytes;
+}
+
 /// TE pytorch/module/base.py, fill_userbuffers_buffer_for_all_gather: a rank's part is copied to where it is sent from
 /// (of a bulk gather on its own stream).
 void LinearWriter::into_userbuffers(const std::string& name, Int gathered) {
@@ -368,6 +374,7 @@ std::uint32_t LinearWriter::column_product(const Linear& linear, const std::stri
     const Int bytes = gathered_bytes(linear, linear.in, false);
     gathered = d_.local_spec ? no_tensor : gathered_buffer(linear.name + "_gathered_input", bytes);
     gather_before(linear.name + " all-gather", bytes);
+    kept_by_nccl(linear, bytes);
   }
   cast_weight(linear);
   const auto out = w_.allocate(owner, 2 * rows(linear) * linear.out);
@@ -442,6 +449,7 @@ std::uint32_t LinearWriter::column_backward(const Linear& linear, Operand& saved
     if (!d_.local_spec) gathered.data = w_.allocate(linear.name + "_gathered_input", bytes);
     w_.collective(Purpose::tp, linear.name + " all-gather in backward", "all_gather", d_.t, bytes, d_.tp_link,
                   Stream::communication);
+    kept_by_nccl(linear, bytes);
     if (d_.tp_overlap) w_.within_call(launches_of_bulk_gather);
   }
   const Int full_bytes = 2 * rows(linear) * linear.in;
@@ -560,6 +568,7 @@ std::uint32_t LinearWriter::row_backward(const Linear& linear, Operand& saved, b
     gradient.data = gathered_buffer(linear.name + "_gathered_gradient", bytes);
     gradient.transpose = both ? w_.allocate(linear.name + "_gathered_gradient", second) : no_tensor;
     gather_before(linear.name + " all-gather in backward", bytes + second);
+    kept_by_nccl(linear, bytes + second);
     release(local);
     if (both && linear.precision.joins_gathered_second_copy())
       gradient.transpose =

@@ -118,7 +118,8 @@ class LinearWriter {
 
   /// What a norm's forward kernel writes: bf16, the same and its largest value (current scaling), or FP8 (delayed).
   enum class NormOutput : std::uint8_t { plain, with_maximum, fp8 };
-  /// Which kernel of Transformer Engine a norm takes.
+  /// Of the gather just launched: with scales of their own data and scales are one coalesced call of NCCL.
+  void kept_by_nccl(const Linear& linear, Int bytes);
   profile::Key norm_key(bool forward, Int rows, Int cols, NormOutput output = NormOutput::plain) const;
   void norm(const std::string& name, bool forward, Int rows, Int cols, NormOutput output = NormOutput::plain);
   /// A bias that another kernel added: its gradient is PyTorch's sum over the rows of a matrix. Returns it.

@@ -11,6 +11,7 @@
 
 #include "device.hpp"
 #include "interval.hpp"
+#include "kept_gathers.hpp"
 #include "pipewright/effects.hpp"
 #include "pipewright/scenario/derived.hpp"
 #include "pipewright/scenario/fields.hpp"
@@ -195,7 +196,7 @@ Prediction predict(const scenario::Scenario& scenario, const profile::Profiles& 
   require_affordable(scenario);
   scenario::refuse_unmodelled(scenario);
   Run run;
-  run.stages = model::build(scenario, profiles.device());
+  run.stages = stages_of(scenario, profiles);
   run.program = schedule::build(schedule::config_of(scenario, true));
 
   // Times and bytes know nothing of each other. Of two errors the first is the one that is told.
@@ -375,7 +376,7 @@ Prediction floor_of_any_split(const scenario::Scenario& scenario, const profile:
 
 void scout_memory(const scenario::Scenario& scenario, const profile::Profiles& profiles, Depth depth,
                   Prediction& estimate) {
-  const model::Stages stages = model::build(scenario, profiles.device());
+  const model::Stages stages = stages_of(scenario, profiles);
   const auto program = schedule::build(timeline::shortened(schedule::config_of(scenario, true)));
   set_limits(estimate, scenario, profiles);
   estimate.ranks.clear();
@@ -389,7 +390,7 @@ void scout_memory(const scenario::Scenario& scenario, const profile::Profiles& p
 
 bool rank_fits(const Prediction& same, std::size_t rank, const scenario::Scenario& scenario,
                const profile::Profiles& profiles) {
-  const model::Stages stages = model::build(scenario, profiles.device());
+  const model::Stages stages = stages_of(scenario, profiles);
   const auto config = schedule::config_of(scenario, true);
   RankPrediction one = same.ranks[rank];
   // What is allocated tells most of what does not fit.
@@ -403,7 +404,7 @@ bool rank_fits(const Prediction& same, std::size_t rank, const scenario::Scenari
 Prediction predict_memory(const scenario::Scenario& scenario, const profile::Profiles& profiles, Prediction same) {
   scenario::check(scenario);
   same.scenario = scenario.name;
-  const model::Stages stages = model::build(scenario, profiles.device());
+  const model::Stages stages = stages_of(scenario, profiles);
   same.notes = stages.notes;
   fill_memory(same, with_device(scenario, profiles), profiles, stages,
               schedule::build(schedule::config_of(scenario, true)));

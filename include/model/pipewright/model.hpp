@@ -53,7 +53,9 @@ struct Kernel {
     usual_attention
   } timed_as = TimedAs::itself;
   double sm_share = 1;  ///< share of the multiprocessors that it may use; less than 1: the others are communication's
-  bool read_by_host = false;    ///< of gradient_sync, finalize: the host waits for its result
+  bool read_by_host = false;  ///< of gradient_sync, finalize: the host waits for its result
+  /// Of coalesced collectives: bytes that c10d keeps until NCCL's watchdog has seen the work end.
+  std::int64_t kept = 0;
   bool joins_pipeline = false;  ///< a collective over all pipeline ranks (gradient norm, tied embeddings)
 };
 
