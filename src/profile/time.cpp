@@ -31,6 +31,8 @@ constexpr Variant norms[] = {{".general", 1},  // 1.4 to 3.7 times as long (19 w
                              {".amax", 0.3},   // 1.0 to 1.25 times (34 widths on an H100)
                              {".fp8", 0.5}};   // 0.8 to 1.5 times
 
+bool is_norm(std::string_view family) { return family.starts_with("rmsnorm.") || family.starts_with("layernorm."); }
+
 double interpolation_error(const Profile& profile, const std::string& family_name) {
   const auto found = profile.interpolation.find(family_name);
   return found != profile.interpolation.end() && found->second.tests > 0 ? found->second.error : untested_error;
@@ -82,7 +84,7 @@ std::optional<Found> lookup(const Profile& profile, const Key& key) {
   }
   if (f.load == Load::network) return derive_network(profile, key);
   for (const auto& [suffix, unknown] : norms) {
-    if (samples != profile.samples.end() || !key.family.ends_with(suffix)) continue;
+    if (samples != profile.samples.end() || !is_norm(key.family) || !key.family.ends_with(suffix)) continue;
     auto tuned = lookup(profile, {key.family.substr(0, key.family.size() - suffix.size()), key.dims});
     if (!tuned) return tuned;
     tuned->timing.origin = Origin::derived;

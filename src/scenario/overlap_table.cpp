@@ -21,6 +21,21 @@ constexpr std::array products = {
     Product{"fc2_fprop", false, true},
 };
 
+/// What Transformer Engine takes of a product (pytorch/module/base.py, add_ub); others end its start.
+constexpr std::array<std::string_view, 13> options = {"method",
+                                                      "is_reduce_scatter",
+                                                      "num_sm",
+                                                      "cga_size",
+                                                      "set_sm_margin",
+                                                      "num_splits",
+                                                      "aggregate",
+                                                      "atomic_gemm",
+                                                      "use_ce",
+                                                      "fp8_buf",
+                                                      "comm_priority",
+                                                      "gemm_priority",
+                                                      "pipeline_rs_overlap_first_gemm"};
+
 const Value* entry(const Value& map, std::string_view key) {
   const auto found = std::ranges::find(map.entries, key, &Value::Entry::key);
   return found == map.entries.end() ? nullptr : &found->value;
@@ -45,6 +60,8 @@ std::optional<std::map<std::string, std::int64_t>> overlap_products(const std::s
     const auto product = std::ranges::find(products, key, &Product::name);
     const Value* method = entry(value, "method");
     if (product == products.end() || method == nullptr) return {};
+    for (const auto& option : value.entries)
+      if (std::ranges::find(options, option.key) == options.end()) return {};
     if (const Value* atomic = entry(value, "atomic_gemm"); atomic != nullptr && as_int(*atomic).value_or(1) != 0)
       return {};
     const bool ring = method->text == "ring_exchange", bulk = method->text == "bulk";

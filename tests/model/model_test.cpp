@@ -372,7 +372,8 @@ TEST_CASE("a table of userbuffers in the scenario says what each product leaves,
   }
   for (const char* other :
        {"{fc1_dgrad: {method: ring_exchange}}", "{fc1_fprop: {method: bulk, num_sm: 4}}", "{qkv_dgrad: {method: bulk}}",
-        "{proj_fprop: {method: pipeline, num_sm: 16, atomic_gemm: 1}}", "{fc3_dgrad: {method: bulk, num_sm: 4}}",
+        "{proj_fprop: {method: pipeline, num_sm: 16, atomic_gemm: 1}}",
+        "{fc1_dgrad: {method: bulk, num_sm: 4, nobody_reads: 1}}", "{fc3_dgrad: {method: bulk, num_sm: 4}}",
         "overlap.yaml", "[bulk]"}) {
     CAPTURE(other);
     const std::string setting = std::string("tp_comm_overlap_cfg=") + other;
