@@ -1,0 +1,73 @@
+// What coalesced gathers hold until NCCL's watchdog looks: in which runs, and how much by hand.
+#include "../../src/predict/kept_gathers.hpp"
+
+#include <doctest/doctest.h>
+
+#include <cstdlib>
+#include <string>
+
+#include "pipewright/predict.hpp"
+#include "pipewright/scenario/io.hpp"
+
+using namespace pipewright;
+
+namespace {
+
+constexpr std::int64_t hidden = 4096;
+
+scenario::Scenario run(int layers, int sequence, int microbatches) {
+  auto s = scenario::parse(R"(scenario: 1
+model: {hidden_size: 4096, ffn_hidden_size: 14336, num_attention_heads: 32, num_query_groups: 8, vocab_size: 32000,
+  gated_linear_unit: true, normalization: RMSNorm, add_bias_linear: false, untie_embeddings_and_output_weights: true,
+  position_embedding_type: rope, num_layers: 2, seq_length: 4096}
+settings: {tensor_model_parallel_size: 2, sequence_parallel: true, micro_batch_size: 1, global_batch_size: 1, bf16: true,
+  use_distributed_optimizer: true, gradient_accumulation_fusion: true, hidden_dropout: 0.0, attention_dropout: 0.0,
+  fp8: hybrid, fp8_recipe: blockwise}
+cluster: {profile: h100-sxm, num_gpus: 2, gpus_per_node: 2}
+)",
+                           "kept.yaml");
+  s.model.num_layers = layers;
+  s.model.seq_length = sequence;
+  s.settings.global_batch_size = microbatches;
+  return s;
+}
+
+std::int64_t held(const scenario::Scenario& s) {
+  static const auto profiles = predict::profiles_of(s);
+  const auto with = predict::stages_of(s, profiles), without = model::build(s, profiles.device());
+  std::int64_t bytes = 0;
+  for (const auto& tensor : with.ranks.at(0).since_first_step) bytes += tensor.bytes.value;
+  for (const auto& tensor : without.ranks.at(0).since_first_step) bytes -= tensor.bytes.value;
+  return bytes;
+}
+
+/// Of a microbatch: the inputs of two column-parallel layers in both directions, the gradients of two row-parallel
+/// ones, each a byte an element and a scale of four bytes for 128.
+double gathered(int layers, std::int64_t tokens) { return 6.0 * layers * static_cast<double>(tokens * hidden); }
+
+}  // namespace
+
+TEST_CASE("a short step holds all that it gathered, a long one what a watchdog's sleep takes in") {
+  CHECK(static_cast<double>(held(run(1, 1024, 1))) == doctest::Approx(gathered(1, 1024)).epsilon(0.02));
+  CHECK(static_cast<double>(held(run(2, 1024, 2))) == doctest::Approx(2 * gathered(2, 1024)).epsilon(0.02));
+  const auto sixteen = held(run(16, 8192, 16));
+  CHECK(sixteen == held(run(16, 8192, 64)));
+  CHECK(static_cast<double>(sixteen) < gathered(16, 8192));
+  CHECK(sixteen > std::int64_t{1} << 30);
+}
+
+TEST_CASE("only data that comes with scales of its own is gathered by one coalesced call") {
+  for (const char* other :
+       {"fp8_recipe=tensorwise", "fp8_recipe=delayed", "fp8=none", "sequence_parallel=false", "tp_comm_overlap=true"}) {
+    CAPTURE(other);
+    auto s = run(4, 4096, 4);
+    scenario::set(s, other);
+    if (std::string(other) == "fp8=none") scenario::set(s, "fp8_recipe=delayed");
+    CHECK(held(s) == 0);
+  }
+  auto alone = run(4, 4096, 4);
+  for (const char* one : {"tensor_model_parallel_size=1", "sequence_parallel=false", "num_gpus=1"})
+    scenario::set(alone, one);
+  CHECK(held(alone) == 0);
+  CHECK(held(run(4, 4096, 4)) > 0);
+}
