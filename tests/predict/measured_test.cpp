@@ -45,7 +45,7 @@ TEST_CASE("dense measured runs: time of forward-backward, peak memory of every r
       {"t_mbs4_r_mlp", 0.005}, {"t_v128k_full", 0.005}, {"t_fp8_block", 0.02},    {"t_h2048", 0.015},
       {"t_b_tp2", 0.065},      {"t_gpt", 0.04},         {"f_nemotron", 0.04},     {"t_b_tp2_fp8block", 0.035},
       {"t_tp2", 0.28},         {"f_lora_all", 0.055},   {"f_lora_qkv", 0.03},     {"f_gemma2_tp2", 0.056},
-      {"f_gemma3_tp2", 0.07},  {"f_gemma3_4b", 0.032},   {"f_phi3", 0.037},        {"t_dp2", 0.023}};
+      {"f_gemma3_tp2", 0.07},  {"f_gemma3_4b", 0.032},  {"f_phi3", 0.037},        {"t_dp2", 0.023}};
   double sum = 0;
   int runs = 0;
   for (const auto& file : std::filesystem::directory_iterator(root + "/tests/measured")) {
