@@ -139,9 +139,7 @@ class OverrideImporter {
     if (has_comm_overlap_) apply_comm_overlap(s_, comm_overlap_);
     if (s_.settings.tp_comm_overlap) read_overlap_table();
     check_for_nan();
-    for (const auto& [field, where] : places_)
-      for (const char* home : {"model.", "settings."})
-        if (s_.positions.contains(home + field)) s_.positions[home + field] = where;
+    for (const auto& [field, where] : places_) s_.positions.restate(field, where);
     const auto passed_over = [&](const char* why, const std::set<std::string>& names) {
       if (!names.empty() && !resolved_)  // of a whole configuration most are
         result_.notes.push_back(fmt::format("{}: {}", why, fmt::join(names, " ")));

@@ -320,8 +320,7 @@ class FlagImporter {
     } catch (const UsageError& error) {
       throw UsageError(given.where, given.name, error.message(), error.allowed(), error.nearest());
     }
-    for (const char* section : {"model.", "settings."})
-      if (s.positions.contains(section + field)) s.positions[section + field] = given.where;
+    s.positions.restate(field, given.where);
   }
 
   std::string one(const Given& given) const {

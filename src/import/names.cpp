@@ -277,7 +277,6 @@ std::string operation_of(const std::string& family) {
   if (family.starts_with("fast_gelu")) return family.substr(5);
   if (family.starts_with("moe.router.gemm.bf16.")) return family.substr(std::string_view("moe.router.").size());
   if (family.starts_with("gemm.lora.")) return "gemm." + family.substr(10);
-  if (family == "cast_transpose.fp8.general") return family;               // a kernel of its own
   if (family.starts_with("rmsnorm.") || family.starts_with("layernorm."))  // whatever the width and the output
     return family.substr(0, family.find('.', family.find('.') + 1));
   if (family.starts_with("attention."))  // latent, windowed, with sinks: kernels of one name

@@ -83,8 +83,10 @@ void EmbeddingWriter::lookup_backward(const std::string& name, std::uint32_t gra
   w_.free({offsets, order, keys, gradient});
   if (others.value_or(0) > 0) {
     const auto sum = w_.allocate_gradient(2 * rows * d_.h);
-    for (Int i = 0; i < *others; ++i) w_.launch(name + " gradients of one table joined", {"add", {rows * d_.h}});
-    w_.eager();
+    for (Int i = 0; i < *others; ++i) {
+      w_.launch(name + " gradients of one table joined", {"add", {rows * d_.h}});
+      w_.eager();
+    }
     w_.free(std::exchange(table, sum));
   }
   if (others) w_.launch(name + " gradient accumulation", accumulation(d_, rows * d_.h));

@@ -177,8 +177,8 @@ void OutputLayer::backward(std::uint32_t din) {
   w_.launch("loss backward", {loss_ + ".backward", {d_.tokens, d_.vocab}});
   w_.free(work);
   w_.free({kept_, mask_, target_});
-  if (d_.fp16 &&
-      loss_ == "cross_entropy.native") {  // calculate_gradients makes bf16 of it, autograd what the logits are
+  // calculate_gradients makes bf16 of it, autograd what the logits are (fused_cross_entropy.py:82 of 0.19.0).
+  if (d_.fp16 && loss_ == "cross_entropy.native") {
     const auto gradient = w_.allocate(name_ + ".logits_gradient", 2 * d_.tokens * d_.vocab);
     w_.launch(name_ + " logits gradient in fp16", {"cast.bf16_f16", {d_.tokens * d_.vocab}});
     w_.free(std::exchange(logits_, gradient));

@@ -70,7 +70,7 @@ Int LinearWriter::norm_statistics(Int rows) const { return rows * 4 * (d_.rms_no
 // (common/normalization/{rmsnorm,layernorm}/*.cu, REGISTER_NORM_LAUNCHER; common.cpp: is_tuned). cuDNN's graphs, chosen
 // by NVTE_NORM_{FWD,BWD}_USE_CUDNN, serve all widths alike; LayerNorm's take as long as the tuned kernels (4096 wide:
 // 22.0 and 41.1 us by cuDNN for 4096 rows, 22.0 and 42.6 tuned; 7168 wide in proportion).
-profile::Key LinearWriter::norm_key(bool forward, Int rows, Int cols, NormOutput output) const {
+profile::Key LinearWriter::norm_key(bool forward, Int rows, Int cols) const {
   static constexpr Int rms_widths[] = {512, 768, 1024, 2048, 4096, 8192};
   static constexpr Int layer_widths[] = {768,   1024,  1536,  2048,  2304,  3072,  3840,  4096,  5120,
                                          6144,  8192,  10240, 12288, 12800, 15360, 16384, 18432, 20480,
@@ -84,14 +84,15 @@ profile::Key LinearWriter::norm_key(bool forward, Int rows, Int cols, NormOutput
     family += d_.rms_norm ? ".cudnn" : "";
   else if (!tuned)
     family += ".general";
-  if (output != NormOutput::plain && !cudnn) family += output == NormOutput::fp8 ? ".fp8" : ".amax";
   return {std::move(family), {rows, cols}};
 }
 
 void LinearWriter::norm(const std::string& name, bool forward, Int rows, Int cols, NormOutput output) {
-  w_.launch(name + (forward ? " forward" : " backward"), norm_key(forward, rows, cols, output));
-  // The host makes the same call, whatever the kernel writes.
-  if (output != NormOutput::plain) w_.on_host(norm_key(forward, rows, cols).family.c_str());
+  auto key = norm_key(forward, rows, cols);
+  const std::string plain = key.family;
+  if (output != NormOutput::plain && !d_.cudnn_norm_forward) key.family += output == NormOutput::fp8 ? ".fp8" : ".amax";
+  w_.launch(name + (forward ? " forward" : " backward"), std::move(key));
+  if (output != NormOutput::plain) w_.on_host(plain.c_str());  // the same call, whatever the kernel writes
 }
 
 // `shard`: a part of a sequence-parallel tensor. Current scaling and NVFP4 take the maximum over all parts, so that the
@@ -229,14 +230,16 @@ std::uint32_t LinearWriter::gathered_buffer(const std::string& owner, Int bytes)
   return d_.tp_overlap ? no_tensor : w_.allocate(owner, bytes);
 }
 
-void LinearWriter::gather_before(const std::string& name, Int bytes) {
-  if (!d_.tp_overlap) return w_.collective(Purpose::tp, name, "all_gather", d_.t, bytes, d_.tp_link);
+void LinearWriter::gather_before(const Linear& linear, const std::string& name, Int bytes) {
+  if (!d_.tp_overlap) return gather(linear, name, bytes, Stream::compute);
   into_userbuffers(name, bytes);
   overlap_ = {Overlap::ring_gather, name, bytes};
 }
 
-// TE pytorch/distributed.py, _all_gather_fp8_blockwise, _all_gather_mxfp8, _all_gather_nvfp4: a _coalescing_manager.
-void LinearWriter::kept_by_nccl(const Linear& linear, Int bytes) {
+// With scales of their own data and scales are one coalesced call (TE pytorch/distributed.py,
+// _all_gather_fp8_blockwise, _all_gather_mxfp8, _all_gather_nvfp4: a _coalescing_manager).
+void LinearWriter::gather(const Linear& linear, const std::string& name, Int bytes, Stream stream) {
+  w_.collective(Purpose::tp, name, "all_gather", d_.t, bytes, d_.tp_link, stream);
   if (linear.fp8() && !linear.precision.per_tensor() && !d_.tp_overlap && !d_.local_spec)
     w_.piece().kernels.back().kept = bytes;
 }
@@ -373,8 +376,7 @@ std::uint32_t LinearWriter::column_product(const Linear& linear, const std::stri
   if (gathers(linear)) {
     const Int bytes = gathered_bytes(linear, linear.in, false);
     gathered = d_.local_spec ? no_tensor : gathered_buffer(linear.name + "_gathered_input", bytes);
-    gather_before(linear.name + " all-gather", bytes);
-    kept_by_nccl(linear, bytes);
+    gather_before(linear, linear.name + " all-gather", bytes);
   }
   cast_weight(linear);
   const auto out = w_.allocate(owner, 2 * rows(linear) * linear.out);
@@ -447,9 +449,7 @@ std::uint32_t LinearWriter::column_backward(const Linear& linear, Operand& saved
   const Int bytes = gathered_bytes(linear, linear.in, linear.precision.gathers_second_copy());
   if (shard && !linear.frozen) {  // for the weight gradient
     if (!d_.local_spec) gathered.data = w_.allocate(linear.name + "_gathered_input", bytes);
-    w_.collective(Purpose::tp, linear.name + " all-gather in backward", "all_gather", d_.t, bytes, d_.tp_link,
-                  Stream::communication);
-    kept_by_nccl(linear, bytes);
+    gather(linear, linear.name + " all-gather in backward", bytes, Stream::communication);
     if (d_.tp_overlap) w_.within_call(launches_of_bulk_gather);
   }
   const Int full_bytes = 2 * rows(linear) * linear.in;
@@ -567,8 +567,7 @@ std::uint32_t LinearWriter::row_backward(const Linear& linear, Operand& saved, b
     const Int second = both ? gathered_bytes(linear, linear.out, true) : 0;
     gradient.data = gathered_buffer(linear.name + "_gathered_gradient", bytes);
     gradient.transpose = both ? w_.allocate(linear.name + "_gathered_gradient", second) : no_tensor;
-    gather_before(linear.name + " all-gather in backward", bytes + second);
-    kept_by_nccl(linear, bytes + second);
+    gather_before(linear, linear.name + " all-gather in backward", bytes + second);
     release(local);
     if (both && linear.precision.joins_gathered_second_copy())
       gradient.transpose =

@@ -118,9 +118,7 @@ class LinearWriter {
 
   /// What a norm's forward kernel writes: bf16, the same and its largest value (current scaling), or FP8 (delayed).
   enum class NormOutput : std::uint8_t { plain, with_maximum, fp8 };
-  /// Of the gather just launched: with scales of their own data and scales are one coalesced call of NCCL.
-  void kept_by_nccl(const Linear& linear, Int bytes);
-  profile::Key norm_key(bool forward, Int rows, Int cols, NormOutput output = NormOutput::plain) const;
+  profile::Key norm_key(bool forward, Int rows, Int cols) const;  ///< which kernel of Transformer Engine a norm takes
   void norm(const std::string& name, bool forward, Int rows, Int cols, NormOutput output = NormOutput::plain);
   /// A bias that another kernel added: its gradient is PyTorch's sum over the rows of a matrix. Returns it.
   std::uint32_t bias_gradient(const std::string& name, Int rows, Int columns);
@@ -178,7 +176,8 @@ class LinearWriter {
   void into_userbuffers(const std::string& name, Int gathered);
   /// A collective on the compute stream; with tp_comm_overlap all but one chunk of it travels beside the GEMM
   /// (reference 8.17), and its buffer is a userbuffer outside the allocator.
-  void gather_before(const std::string& name, Int bytes);
+  void gather(const Linear& linear, const std::string& name, Int bytes, Stream stream);  ///< by NCCL
+  void gather_before(const Linear& linear, const std::string& name, Int bytes);
   void scatter_after(const std::string& name, Int bytes);
   std::uint32_t gathered_buffer(const std::string& owner, Int bytes);
 

@@ -274,28 +274,21 @@ std::vector<Family> make_families() {
   f.push_back(mla_attention("attention.mla.forward.bf16", 1, 1, 1,
                             "cuDNN fused causal attention whose q and k are wider than v (MLA)"));
   f.push_back(mla_attention("attention.mla.backward.bf16", 3, 2, 2, "its backward with its helper kernels"));
-  f.push_back(streaming("rmsnorm.forward", rows_cols, 4, "bf16 in and out, fp32 rsigma"));
-  f.push_back(streaming("rmsnorm.backward", rows_cols, 6, "bf16; with the finalize kernel (dgamma)"));
-  f.push_back(streaming("rmsnorm.forward.general", rows_cols, 4, "the same by TE's kernel for any width"));
-  f.push_back(streaming("rmsnorm.backward.general", rows_cols, 6, "the same by TE's kernel for any width"));
-  f.push_back(streaming("rmsnorm.forward.amax", rows_cols, 4, "the tuned kernel, which takes the maximum, too"));
-  f.push_back(streaming("rmsnorm.forward.fp8", rows_cols, 3, "the tuned kernel, which writes FP8 and the maximum"));
-  f.push_back(
-      streaming("rmsnorm.forward.general.amax", rows_cols, 4, "the general kernel, which takes the maximum, too"));
-  f.push_back(
-      streaming("rmsnorm.forward.general.fp8", rows_cols, 3, "the general kernel, which writes FP8 and the maximum"));
+  const auto norms = [&](const std::string& norm, const char* forward, const char* backward) {
+    f.push_back(streaming(norm + ".forward", rows_cols, 4, forward));
+    f.push_back(streaming(norm + ".backward", rows_cols, 6, backward));
+    f.push_back(streaming(norm + ".forward.general", rows_cols, 4, "the same by TE's kernel for any width"));
+    f.push_back(streaming(norm + ".backward.general", rows_cols, 6, "the same by TE's kernel for any width"));
+    for (const auto& [suffix, kernel] : {std::pair("", "the tuned"), std::pair(".general", "the general")}) {
+      const std::string forward_of = norm + ".forward" + suffix, which = kernel;
+      f.push_back(streaming(forward_of + ".amax", rows_cols, 4, which + " kernel, which takes the maximum, too"));
+      f.push_back(streaming(forward_of + ".fp8", rows_cols, 3, which + " kernel, which writes FP8 and the maximum"));
+    }
+  };
+  norms("rmsnorm", "bf16 in and out, fp32 rsigma", "bf16; with the finalize kernel (dgamma)");
   f.push_back(streaming("rmsnorm.forward.cudnn", rows_cols, 4, "the same by cuDNN (NVTE_NORM_FWD_USE_CUDNN)"));
   f.push_back(streaming("rmsnorm.backward.cudnn", rows_cols, 6, "the same by cuDNN (NVTE_NORM_BWD_USE_CUDNN)"));
-  f.push_back(streaming("layernorm.forward", rows_cols, 4, "bf16 in and out, fp32 mu and rsigma"));
-  f.push_back(streaming("layernorm.backward", rows_cols, 6, "bf16; with the finalize kernel (dgamma, dbeta)"));
-  f.push_back(streaming("layernorm.forward.general", rows_cols, 4, "the same by TE's kernel for any width"));
-  f.push_back(streaming("layernorm.backward.general", rows_cols, 6, "the same by TE's kernel for any width"));
-  f.push_back(streaming("layernorm.forward.amax", rows_cols, 4, "the tuned kernel, which takes the maximum, too"));
-  f.push_back(streaming("layernorm.forward.fp8", rows_cols, 3, "the tuned kernel, which writes FP8 and the maximum"));
-  f.push_back(
-      streaming("layernorm.forward.general.amax", rows_cols, 4, "the general kernel, which takes the maximum, too"));
-  f.push_back(
-      streaming("layernorm.forward.general.fp8", rows_cols, 3, "the general kernel, which writes FP8 and the maximum"));
+  norms("layernorm", "bf16 in and out, fp32 mu and rsigma", "bf16; with the finalize kernel (dgamma, dbeta)");
   f.push_back(streaming("qk_l2_norm.forward", rows_cols, 4, "L2 norm of contiguous queries (torch.compile), bf16"));
   f.push_back(streaming("qk_l2_norm.backward", rows_cols, 6, "its backward"));
   f.push_back(streaming("qk_l2_norm.strided.forward", rows_cols, 4, "the same of keys inside the fused projection"));

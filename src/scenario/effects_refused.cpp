@@ -95,11 +95,11 @@ bool packs_latent(const Scenario& s) {
          m.qk_head_dim + m.qk_pos_emb_head_dim == 192 && m.v_head_dim < 192 && !recomputes(s, Recompute::mla_up_proj) &&
          !o.cpu_offloading && !o.fine_grained_activation_offloading;
 }
-/// Rows of packed sequences: TE's kernels of variable lengths (thd), which Megatron calls with fused attention only.
 /// Megatron Bridge's attention with soft caps refuses packed sequences itself (rule bridge.packed-soft-caps).
 bool packs_soft_caps(const Scenario& s) {
   return s.model.attn_logit_softcapping.value_or(0) != 0 && !s.software.megatron_bridge;
 }
+/// Rows of packed sequences: TE's kernels of variable lengths (thd), which Megatron calls with fused attention only.
 bool packs_as_modelled(const Scenario& s) {
   const auto& o = s.settings;
   const bool plain = (grouped_fused_attention(s) || packs_latent(s)) && s.model.softmax_type == "vanilla" &&

@@ -174,6 +174,21 @@ void agree(const plan::Plan& first, const plan::Plan& other) {
   CHECK(of_first * (1 - first.searched.gap) <= of_other + 1);
 }
 
+/// Stops a search after so many looks, counted from where everything has a bound.
+struct StopAfter {
+  StopAfter(std::int64_t looks, plan::Options& options) : left(looks) {
+    options.stop = source.get_token();
+    options.progress = [this](const plan::Progress& p) {
+      const std::string phase = p.phase;
+      bounded = bounded || (phase != "bounding" && phase != "predicting the given");
+      if (bounded && --left == 0) source.request_stop();
+    };
+  }
+  std::atomic<std::int64_t> left;
+  std::stop_source source;
+  bool bounded = false;
+};
+
 }  // namespace
 
 TEST_CASE("no random legal point beats a best by more than its gap") {
@@ -272,22 +287,14 @@ TEST_CASE("whenever a search is stopped, nothing known of its space beats its be
     CAPTURE(limit);
     std::vector<plan::Plan> plans;
     const auto stopped_after = [&](std::int64_t looks) {
-      std::atomic<std::int64_t> left = looks;
-      std::stop_source stop;
       auto o = real();
-      o.stop = stop.get_token();
       o.has_baseline = random() % 2 == 0;
-      bool bounded = false;
-      o.progress = [&](const plan::Progress& p) {
-        const std::string phase = p.phase;
-        bounded = bounded || (phase != "bounding" && phase != "predicting the given");
-        if (bounded && --left == 0) stop.request_stop();
-      };
+      StopAfter stop(looks, o);
       plans.push_back(plan::search(s, o));
       const auto& c = plans.back().searched;
       CHECK(c.candidates ==
             c.illegal + c.pruned + c.by_memory + c.by_time + c.not_modelled + c.undecided + c.predicted);
-      if (plans.back().best && bounded) CHECK(c.gap < 1);  // whatever is left has a bound
+      if (plans.back().best && stop.bounded) CHECK(c.gap < 1);  // whatever is left has a bound
     };
     stopped_after(INT64_MAX);
     const auto looks = plans.front().searched.bounded + plans.front().searched.estimated;
@@ -481,17 +488,9 @@ TEST_CASE("of every kind of model: whatever is open, given and stopped, no best 
     INFO(scenario::write(open));
     std::vector<plan::Plan> plans;
     const auto searched_until = [&](const scenario::Scenario& space, std::int64_t looks) {
-      std::atomic<std::int64_t> left = looks;
-      std::stop_source stop;
       auto o = real();
-      o.stop = stop.get_token();
       if (looks != INT64_MAX) o.threads = 1, o.until_stopped = random() % 2 == 0;  // the same wherever it is drawn
-      bool bounded = false;
-      o.progress = [&](const plan::Progress& p) {
-        const std::string phase = p.phase;
-        bounded = bounded || (phase != "bounding" && phase != "predicting the given");
-        if (bounded && --left == 0) stop.request_stop();
-      };
+      const StopAfter stop(looks, o);
       plans.push_back(plan::search(space, o));
       const auto& c = plans.back().searched;
       CHECK(c.candidates ==

@@ -395,6 +395,11 @@ class Positions {
     if (own_.size() == most_own) take(all());
     return own_[name];
   }
+  /// A field of the model or the settings, where it was stated, was stated at `where`.
+  void restate(const std::string& field, const Position& where) {
+    for (const char* section : {"model.", "settings."})
+      if (contains(section + field)) (*this)[section + field] = where;
+  }
   void erase(const std::string& name) {
     erase_if([&](const auto& one) { return one.first == name; });
   }
