@@ -1,7 +1,9 @@
-"""Times what capture has no kernel of its own for: the routers of Megatron Core and the chunk-sort map of Transformer
-Engine, as their own code runs them. Writes families of a profile, and the launches of each router.
+"""Times what capture has no kernel of its own for: the routers of Megatron Core, the maps of Transformer Engine that say
+where rows go and the copies by them, as their own code runs them. Writes families of a profile, and the launches of each
+router.
 
-usage: PYTHONPATH=MEGATRON_TREE python3 kernels/megatron_probe.py OUT.json [SECONDS]
+usage: PYTHONPATH=MEGATRON_TREE python3 kernels/megatron_probe.py OUT.json [SECONDS [PART...]]
+PART: maps, permute, routers (default: all)
 
 A time is the sum of the durations of the kernels of one call (CUPTI, through torch.profiler), the median of the calls.
 Tokens are routed by random logits; the sort map is of even chunks.
@@ -35,7 +37,8 @@ KINDS = {
 
 def kernels_of(call):
     """Kernels of one `call`, the median of their summed durations in us, and half the width of its middle two thirds over it."""
-    call()
+    for _ in range(2):
+        call()
     torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CUDA]) as recorded:
         for _ in range(CALLS):
@@ -113,18 +116,54 @@ def sort_maps(families):
             families["moe.sort_map"].append([[rows, splits], us, spread])
 
 
+def mapped(tokens, experts, topk):
+    chosen = torch.rand(tokens, experts, device="cuda").topk(topk, 1).indices
+    return torch.zeros(tokens, experts, dtype=torch.bool, device="cuda").scatter_(1, chosen, True)
+
+
+def row_id_maps(families):
+    from transformer_engine.pytorch.triton.permutation import make_row_id_map
+    for tokens in [1024, 2048, 4096, 8192, 16384, 32768, 65536]:
+        for experts in [2, 4, 8, 16, 32, 64, 128, 256, 512]:
+            if tokens * experts > 1 << 23:
+                continue
+            routing = mapped(tokens, experts, min(4, experts))
+            count, us, spread = kernels_of(lambda: make_row_id_map(routing, tokens, experts))
+            assert count == 3, count
+            families["moe.row_id_map"].append([[tokens, experts], us, spread])
+
+
+def permutes(families):
+    """Of 64 experts; inputs by turns, of more than the L2 cache holds."""
+    from transformer_engine.pytorch.triton.permutation import make_row_id_map, permute_with_mask_map
+    experts = 64
+    for tokens in [1024, 2048, 4096, 8192, 16384, 32768]:
+        for hidden in [2048, 2880, 4096, 7168]:
+            turns = max(2, min(12, 200_000_000 // (2 * tokens * hidden) + 1))
+            inputs = [torch.randn(tokens, hidden, device="cuda", dtype=torch.bfloat16) for _ in range(turns)]
+            probs = torch.rand(tokens, experts, device="cuda")
+            for topk in [1, 2, 4, 6, 8]:
+                rows, turn = tokens * topk, iter(range(1 << 30))
+                ids = make_row_id_map(mapped(tokens, experts, topk), tokens, experts)
+                count, us, spread = kernels_of(lambda: permute_with_mask_map(
+                    inputs[next(turn) % turns], ids, probs, None, None, tokens, experts, rows, hidden, 0))
+                assert count == 1, count
+                families["moe.permute.forward"].append([[tokens, hidden, topk], us, spread])
+
+
 def write(path, families):
     import datetime
     import transformer_engine
 
-    axes = lambda family: ["rows", "splits"] if family == "moe.sort_map" else ["tokens", "experts"]
+    named = {"moe.sort_map": ["rows", "splits"], "moe.permute.forward": ["tokens", "hidden", "topk"]}
+    axes = lambda family: named.get(family, ["tokens", "experts"])
     device = torch.cuda.get_device_properties(0)
     when = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d")
     profile = {
         "profile": 1, "name": "megatron-probe", "device": device.name, "origin": "measured",
         "memory_bytes": device.total_memory,
         "versions": {"torch": torch.__version__, "cuda": torch.version.cuda, "transformer_engine": transformer_engine.__version__},
-        "provenance": [f"kernels/megatron_probe.py: routers of Megatron Core, sort map of Transformer Engine ({when}, 1 GPU)"],
+        "provenance": [f"kernels/megatron_probe.py: routers of Megatron Core, maps and copies of rows of Transformer Engine ({when}, 1 GPU)"],
         "families": {family: {"samples": [dict(zip(axes(family), dims), time_us=round(us, 3), spread=round(spread, 5),
                                                count=CALLS) for dims, us, spread in rows]}
                      for family, rows in families.items()}}
@@ -135,9 +174,13 @@ def write(path, families):
 def main():
     end = time.time() + (float(sys.argv[2]) if len(sys.argv) > 2 else 1e9)
     families, launches = collections.defaultdict(list), collections.defaultdict(set)
-    for part in (lambda: sort_maps(families), lambda: routers(families, launches, end)):
+    parts = {"maps": lambda: (sort_maps(families), row_id_maps(families)), "permute": lambda: permutes(families),
+             "routers": lambda: routers(families, launches, end)}
+    for name in sys.argv[3:] or parts:
+        if name not in parts:
+            sys.exit(f"no part {name}; there are {', '.join(parts)}")
         try:
-            part()
+            parts[name]()
         except Exception as e:
             import traceback
             traceback.print_exc()

@@ -204,7 +204,6 @@ void memory_bound(Grid& g, bool quick) {
     g.product(f, {rows, quick ? List{4096, 14336} : List{4096, 8192, 14336, 28672, 6144, 2048}});
   }
   if (!quick) {
-    g.product("cast_transpose.fp8.row", {powers(1 << 18, 1 << 27, 2)});
     g.product("cast_transpose.fp8.general",
               {{4112, 272, 528, 1040, 2064, 8208, 16400, 32784}, {2048, 512, 768, 1408, 4096, 7168}});
     g.product("quantize.blockwise.fp8",

@@ -149,7 +149,8 @@ Launch cast_transpose(Setup& s, const Dims& d) {
 }
 
 /// Rows that fill no whole tiles are cast by another kernel, as in Transformer Engine.
-Launch cast_transpose_any(Setup& s, std::int64_t rows, std::int64_t cols) {
+Launch cast_transpose_any(Setup& s, const Dims& d) {
+  const auto rows = d.at(0), cols = d.at(1);
   return cast_to_fp8(s, rows * cols,
                      [=, stream = s.stream()](const void* x, const float* scale_at, void* y, void* transposed) {
                        cast_transpose_any_fp8(x, scale_at, y, transposed, rows, cols, stream);
@@ -297,8 +298,7 @@ const std::unordered_map<std::string, Factory>& factories() {
                          });
     };
     t["cast_transpose.fp8"] = cast_transpose;
-    t["cast_transpose.fp8.general"] = [](Setup& s, const Dims& d) { return cast_transpose_any(s, d[0], d[1]); };
-    t["cast_transpose.fp8.row"] = [](Setup& s, const Dims& d) { return cast_transpose_any(s, 1, d[0]); };
+    t["cast_transpose.fp8.general"] = cast_transpose_any;
     t["transpose.fp8"] = [](Setup& s, const Dims& d) -> Launch {
       s.needs(d[0] % tile_rows == 0 && d[1] % tile_cols == 0);
       const auto x = s.take(Content::e4m3, d[0] * d[1]), y = s.out(d[0] * d[1]);

@@ -29,24 +29,19 @@ struct Routing {
         counts(s.out(experts * (tokens / 1024 + 1) * 4)) {
     if (!s.fits()) return;
     balanced_routing(routing.at<unsigned char>(0), tokens, experts, topk, s.stream());
-    make(s.stream());
-  }
-  void make(kernels::Stream stream) const {
     row_id_maps(routing.at<unsigned char>(0), ids.at<std::int32_t>(0), counts.at<std::int32_t>(0), tokens, experts,
-                stream);
+                s.stream());
   }
   const std::int32_t* map() const { return ids.at<std::int32_t>(0); }
 };
 
-/// Tokens to their copies; with `maps`, the row-id maps are made first.
-Launch copy_tokens(Setup& s, const Dims& d, bool maps) {
+Launch copy_tokens(Setup& s, const Dims& d) {
   const auto tokens = d.at(0), hidden = d.at(1), topk = d.at(2);
   const Routing routing(s, tokens, topk);
   const auto x = s.bf16(tokens * hidden), y = s.out(tokens * topk * hidden * 2), p = s.f32(tokens * routing.experts),
              q = s.f32(tokens * topk);
   s.just_written(x, tokens * hidden);
   return [=, stream = s.stream()](int i) {
-    if (maps) routing.make(stream);
     permute(x.at(i), routing.map(), p.at<float>(i), y.at(i), q.at<float>(i), tokens, hidden, routing.experts, stream);
   };
 }
@@ -103,10 +98,10 @@ const std::unordered_map<std::string, Factory>& factories() {
   static const std::unordered_map<std::string, Factory> table = {
       {"moe.swiglu.forward", [](Setup& s, const Dims& d) { return weighted_swiglu(s, d, false); }},
       {"moe.swiglu.backward", [](Setup& s, const Dims& d) { return weighted_swiglu(s, d, true); }},
-      {"moe.permute.forward", [](Setup& s, const Dims& d) { return copy_tokens(s, d, true); }},
+      {"moe.permute.forward", copy_tokens},
       {"moe.permute.backward", sum_copies},
       {"moe.unpermute.forward", sum_copies},
-      {"moe.unpermute.backward", [](Setup& s, const Dims& d) { return copy_tokens(s, d, false); }},
+      {"moe.unpermute.backward", copy_tokens},
       {"moe.sort_chunks", sorted},
       {"rope.mla.forward", rope_of(false)},
       {"rope.mla.backward", rope_of(true)}};

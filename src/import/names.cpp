@@ -37,7 +37,8 @@ const std::vector<NamePattern>& patterns() {
   static const std::vector<NamePattern> table = {
       {"^Memset", Role::before, {"memset", "embedding.backward"}},
       {"splitKreduce|cublasLt::epilogue", Role::after, {}},
-      {"_row_id_map_pass", Role::before, {}},
+      {"_row_id_map_pass_[12]", Role::before, {}},
+      {"_row_id_map_pass_3", Role::main, {"moe.row_id_map"}},
       {"_make_chunk_sort_map", Role::main, {"moe.sort_map"}},
       {"_sort_chunks_by_map", Role::main, {"moe.sort_chunks"}},
       {"multi_(un)?padding_kernel<", Role::main, {"copy.d2d"}},
@@ -300,7 +301,8 @@ bool is_landmark(const std::string& operation) {
 }
 
 bool is_beside_landmark(const std::string& operation) {
-  return operation == "all_to_all" || operation == "moe.permute" || operation == "moe.unpermute";
+  return operation == "all_to_all" || operation == "moe.row_id_map" || operation == "moe.permute" ||
+         operation == "moe.unpermute";
 }
 
 bool is_of_tensor_iterator(std::string_view kernel_name) {

@@ -40,12 +40,18 @@ void Dispatcher::agree_on_tokens() {
   w_.synchronize(Stream::d2h);
 }
 
-void Dispatcher::permute(const char* name, Int tokens, Int rows) {
-  row_map_ = w_.allocate("moe.row_map", 4 * tokens * (2 * m_.experts + 1));
+/// make_row_id_map: where the copies of each token go, in three passes.
+void Dispatcher::map_rows(Int tokens, Int experts) {
+  row_map_ = w_.allocate("moe.row_map", 4 * tokens * (2 * experts + 1));
+  w_.launch("moe row-id map", {"moe.row_id_map", {tokens, experts}});
+  w_.stands_for(3);
+}
+
+void Dispatcher::permute(Int tokens, Int experts, Int rows) {
+  map_rows(tokens, experts);
   permuted_ = w_.allocate("moe.permuted_tokens", row() * rows);
   permuted_probs_ = w_.allocate("moe.permuted_probs", m_.router_bytes * rows);
-  w_.launch(name, {"moe.permute.forward", {tokens, m_.width, std::max<Int>(1, rows / tokens)}});
-  w_.stands_for(4);  // three passes over the map
+  w_.launch("moe permute", {"moe.permute.forward", {tokens, m_.width, std::max<Int>(1, rows / tokens)}});
 }
 
 void Dispatcher::preprocess() {
@@ -55,7 +61,7 @@ void Dispatcher::preprocess() {
     return smalls("moe top-k", 2);  // of the probabilities
   }
   counts();
-  permute("moe permute", d_.local, m_.routed);
+  permute(d_.local, m_.experts, m_.routed);
 }
 
 void Dispatcher::all_to_all(const std::string& name) {
@@ -90,11 +96,10 @@ void Dispatcher::send_once() {
 std::uint32_t Dispatcher::spread() {
   if (m_.library == profile::Exchange::Library::deepep) smalls("moe routing map", 2);  // indices to multihot
   const Int rows = group() > 1 ? m_.copies : d_.local;
-  row_map_ = w_.allocate("moe.row_map", 4 * rows * (2 * m_.local + 1));
+  map_rows(rows, m_.local);
   permuted_ = w_.allocate("moe.permuted_tokens", row() * spread_rows());
   probs_ = w_.allocate("moe.permuted_probs", 4 * spread_rows());
   w_.launch("moe permute", {"moe.permute.forward", {rows, m_.width, std::max<Int>(1, m_.received / rows)}});
-  w_.stands_for(4);
   w_.release(arrived_probs_);
   return std::exchange(permuted_, no_tensor);
 }
@@ -142,8 +147,8 @@ std::uint32_t Dispatcher::postprocess() {
   if (sends_once()) return spread();
   if (gathers()) {
     w_.launch_on(Stream::d2h, Purpose::ep, "moe token counts to host", {"copy.d2h", {8 * m_.local}}, {});
-    w_.synchronize(Stream::d2h);  // tokens_per_expert.cpu()
-    permute("moe permute", everyone(), m_.received);
+    w_.synchronize(Stream::d2h);                 // tokens_per_expert.cpu()
+    permute(everyone(), m_.local, m_.received);  // local_map: the columns of its own experts
     probs_ = permuted_probs_;
     const auto sorted = permuted_;
     permuted_ = permuted_probs_ = no_tensor;

@@ -52,7 +52,8 @@ class Dispatcher {
   void agree_on_tokens();
   void send_once();
   std::uint32_t spread();
-  void permute(const char* name, Int tokens, Int rows);
+  void map_rows(Int tokens, Int experts);
+  void permute(Int tokens, Int experts, Int rows);
   void all_to_all(const std::string& name);
   std::uint32_t sort(const std::string& name, bool forward);
   std::uint32_t reduce_in_router_type(const std::string& name, std::uint32_t rows, Int from, Int to, Int ranks,

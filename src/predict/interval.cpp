@@ -80,7 +80,8 @@ OriginShares shares_of(const Kernels& kernels) {
 bool communicates(const std::string& family) { return profile::family(family).load == profile::Load::network; }
 
 bool permutes(const std::string& family) {
-  return family.starts_with("moe.permute") || family.starts_with("moe.unpermute") || family.starts_with("moe.sort");
+  return family == "moe.row_id_map" || family.starts_with("moe.permute") || family.starts_with("moe.unpermute") ||
+         family.starts_with("moe.sort");
 }
 
 /// None that was measured is faster than the reference host.

@@ -385,7 +385,11 @@ std::vector<Family> make_families() {
     f.push_back({name, permuted, Load::memory, no_flop,
                  [](const Dims& d) { return 2 * at(d, 0) * at(d, 1) * (1 + at(d, 2)); }, std::move(what)});
   };
-  permute("moe.permute.forward", "row-id maps, and copies of tokens in the order of their experts (bf16, Triton)");
+  f.push_back(
+      streaming("moe.row_id_map", {"tokens", "experts"}, 9,
+                "where each token's copies go (Triton, three passes; the last sorts the columns of every row)"));
+  permute("moe.permute.forward",
+          "copies of tokens in the order of their experts, with their probabilities (bf16, Triton)");
   permute("moe.permute.backward", "gradients of the copies summed to their tokens");
   permute("moe.unpermute.forward", "outputs of a token's experts summed");
   permute("moe.unpermute.backward", "its gradient copied to every expert");

@@ -200,6 +200,7 @@ Names kernels_of(const traces::Expected& e) {
       {"moe.router.topk.forward", {"void at::native::gatherTopK<float>"}},
       {"moe.router.topk.backward", {"void softmax_warp_backward<float>"}},
       {"all_reduce", {"ncclDevKernel_AllReduce_Sum_f32_RING_LL"}},
+      {"moe.row_id_map", {"_row_id_map_pass_1_kernel", "_row_id_map_pass_2_kernel", "_row_id_map_pass_3_kernel"}},
       {"moe.permute", {"_permute_kernel"}},
       {"moe.unpermute", {"_unpermute_kernel"}},
       {"moe.sort_chunks", {"_sort_chunks_by_map_kernel"}},
