@@ -167,6 +167,12 @@ std::optional<Candidate> bounded(const Plan& plan, const std::vector<Trial>& tri
   const auto known = [&](const Trial& t) { return t.done && t.candidate.scenario.settings == same.scenario.settings; };
   if (std::ranges::any_of(trials, known)) return found;
   try {
+    if (found && options.estimate) {  // what both estimates get wrong alike cancels
+      const auto estimated = [&](const Scenario& scenario) { return cost(options.estimate(scenario), objective); };
+      const double expected =
+          cost(plan.best->prediction, objective) * estimated(same.scenario) / estimated(plan.best->scenario);
+      if (cost(found->prediction, objective) <= expected * (1 + tie_share)) return found;
+    }
     same.prediction = options.predict(same.scenario);
     if (options.probability) same.probability = options.probability(same.prediction).value_or(1);
   } catch (const UsageError&) {

@@ -33,7 +33,9 @@ std::vector<Assignments> values_of(const Axis& axis, const Scenario& scenario) {
     return legal_sets(scenario);
   }
   std::vector<Assignments> values;
-  for (const auto& value : axis.values) values.push_back({{axis.name, value}});
+  for (const auto& value : axis.values)
+    if (Assignments one = {{axis.name, value}}; std::ranges::find(values, one) == values.end())
+      values.push_back(std::move(one));  // whoever writes it twice gets one row
   return values;
 }
 

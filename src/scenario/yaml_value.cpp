@@ -196,8 +196,48 @@ Value parse_yaml(std::string_view text, const std::string& file, bool dumped) {
   return root;
 }
 
+namespace {
+
+/// A word that is itself to every reader of YAML.
+bool is_plain_word(std::string_view text) {
+  constexpr std::size_t longest = 64;
+  const auto is_letter = [](char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); };
+  const auto is_digit = [](char c) { return c >= '0' && c <= '9'; };
+  if (text.empty() || text.size() > longest || !(is_letter(text.front()) || is_digit(text.front()))) return false;
+  constexpr std::string_view nothing = "null";  // Null and NULL, too
+  const auto same = [](char a, char b) { return (a | 0x20) == b; };
+  if (std::ranges::equal(text, nothing, same)) return false;
+  return std::ranges::all_of(text, [&](char c) { return is_letter(c) || is_digit(c) || c == '_' || c == '.'; });
+}
+
+/// What a search sets thousands of times: `8`, `true`, `[mlp, core_attn]`, without a parser; none: it takes one.
+std::optional<Value> plain_value(std::string_view text) {
+  const auto word = [](std::string_view of) {
+    Value value;
+    value.kind = Value::Kind::scalar, value.line = 1;
+    value.text = std::string(of);
+    return value;
+  };
+  if (is_plain_word(text)) return word(text);
+  if (text.size() < 2 || text.front() != '[' || text.back() != ']') return {};
+  text = text.substr(1, text.size() - 2);
+  Value list;
+  list.kind = Value::Kind::list, list.line = 1;
+  constexpr std::string_view between = ", ";
+  while (!text.empty()) {
+    const auto end = std::min(text.find(between), text.size());
+    if (!is_plain_word(text.substr(0, end)) || end + between.size() == text.size()) return {};
+    list.items.push_back(word(text.substr(0, end)));
+    text.remove_prefix(std::min(end + between.size(), text.size()));
+  }
+  return list;
+}
+
+}  // namespace
+
 Value parse_setting(std::string_view text, const std::string& key, const std::string& option) {
   if (text.empty()) throw UsageError({option, 0}, key, "no value");
+  if (auto plain = plain_value(text)) return *std::move(plain);
   // `a,b` and `a` are YAML scalars; inside brackets the comma separates.
   const bool list_without_brackets =
       text.find(',') != std::string_view::npos && text.find_first_of("[{\"'|(") == std::string_view::npos;

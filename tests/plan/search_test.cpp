@@ -920,6 +920,43 @@ TEST_CASE("a best without an interval wins no tie, and the best with one stands 
   CHECK(won.bounded->prediction.ignored.empty());
 }
 
+TEST_CASE("beside a best without an interval only what an estimate finds worth it is simulated") {
+  const auto searched = [](std::int64_t ring_ms, int& simulated) {
+    const auto step = [ring_ms](const scenario::Scenario& s) {
+      auto p = machine(s);
+      const auto sharing = scenario::context_sharing(s);
+      const bool gathers = sharing && sharing->gathers, other = s.settings.tensor_model_parallel_size == 2;
+      p.step_ns = p.forward_backward_ns = (gathers ? 970 : other ? ring_ms : 1000) * millisecond;
+      if (gathers) p.ignored = {"what is not known of it"};
+      return p;
+    };
+    auto o = options();
+    o.estimate = step;
+    o.predict = [step, &simulated](const scenario::Scenario& s) {
+      const auto p = step(s);
+      if (p.ignored.empty() && s.settings.tensor_model_parallel_size == 2) ++simulated;
+      return p;
+    };
+    return plan::search(searching("dense", "parallelism",
+                                  "seq_length=32768; num_gpus=16; tensor_model_parallel_size=1; "
+                                  "context_parallel_size=4; search.tensor_model_parallel_size=[2]; "
+                                  "search.context_parallel_size=[4]; search.pipeline_model_parallel_size=[2]; "
+                                  "search.cp_comm_type=[[all_gather]]"),
+                        o);
+  };
+  for (const std::int64_t ring_ms : {1100, 985}) {
+    CAPTURE(ring_ms);
+    int simulated = 0;
+    const auto plan = searched(ring_ms, simulated);
+    REQUIRE(plan.best);
+    CHECK(plan.best->prediction.step_ns == 970 * millisecond);
+    REQUIRE(plan.bounded);
+    CHECK(plan.bounded->given == (ring_ms > 1000));
+    CHECK(plan.bounded->prediction.step_ns == std::min<std::int64_t>(ring_ms, 1000) * millisecond);
+    CHECK(simulated == (ring_ms > 1000 ? 0 : 1));
+  }
+}
+
 TEST_CASE("nothing fits: what comes nearest, and whether that is proved") {
   auto o = options(10 * gibibyte);
   o.estimate = [](const scenario::Scenario& one) { return machine(one, 10 * gibibyte); };
@@ -1062,5 +1099,9 @@ TEST_CASE("sweep: rows in order, illegal ones with their rule") {
   CHECK(layers.notes == std::vector<std::string>{"cpu_offloading_num_layers also sets cpu_offloading"});
   const auto sets = plan::sweep(s, {{"recompute_modules", {}}}, options());
   CHECK(sets.rows.size() == 4);
+  const auto twice =
+      plan::sweep(s, {{"micro_batch_size", {"1", "2", "1"}}, {"recompute_modules", {"[mlp]", "[mlp]"}}}, options());
+  CHECK(twice.rows.size() == 2);
+  CHECK(twice.combinations == 2);
   CHECK_THROWS_AS(plan::sweep(s, {{"micro_batch_size", {}}}, options()), UsageError);
 }

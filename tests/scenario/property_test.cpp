@@ -1,12 +1,14 @@
 // read(write(s)) == s for any scenario that the table can express.
 #include <rapidcheck.h>
 
+#include <algorithm>
 #include <cstdio>
 
 #include "field_rows.hpp"
 #include "lengths.hpp"
 #include "pipewright/scenario/fields.hpp"
 #include "pipewright/scenario/io.hpp"
+#include "pipewright/scenario/yaml_value.hpp"
 
 using namespace pipewright;
 using namespace pipewright::scenario;
@@ -95,6 +97,27 @@ Measured random_measured() {
   return m;
 }
 
+/// Words that mean something to YAML, numbers, lists of those, and what is nearly one.
+std::string random_value() {
+  static const Strings words = {"8",    "0.5",  "1e5",   "017", "true",    "none", "null", "NULL",       "nUll",
+                                "~",    "yes",  "0.19.", ".5",  "-1",      "+1",   "mlp",  "moe_act",    "E|t*3|L",
+                                "a: b", "a #b", "p2p",   "[]",  "a2a+p2p", "'8'",  "",     "all_gather", "&a"};
+  const auto word = [] { return *rc::gen::inRange(0, 4) == 0 ? random_text() : *rc::gen::elementOf(words); };
+  if (*rc::gen::arbitrary<bool>()) return word();
+  std::string list;
+  const std::string between = *rc::gen::elementOf(Strings{", ", ",", " ,", ",  "});
+  for (int n = *rc::gen::inRange(0, 4); n > 0; --n) list += (list.empty() ? "" : between) + word();
+  return "[" + list + *rc::gen::elementOf(Strings{"", "", "", between, " "}) + "]";
+}
+
+bool same_value(const Value& a, const Value& b) {
+  const auto same_entry = [](const auto& one, const auto& other) {
+    return one.key == other.key && same_value(one.value, other.value);
+  };
+  return a.kind == b.kind && a.quoted == b.quoted && a.text == b.text && a.line == b.line &&
+         std::ranges::equal(a.items, b.items, same_value) && std::ranges::equal(a.entries, b.entries, same_entry);
+}
+
 Scenario random_scenario() {
   Software software;
   software.megatron_core = *rc::gen::elementOf(Strings{"0.16.0", "0.19.1", "pr-4268", "main"});
@@ -144,5 +167,19 @@ int main() {
       RC_ASSERT(same(field, s, copy));
     }
   });
-  return round_trip && set_reads_get ? 0 : 1;
+  const bool as_parsed = rc::check("a setting is what YAML says that it is", [] {
+    const std::string text = random_value();
+    Value parsed;
+    try {
+      const Value root = parse_yaml("value: " + text, "written.yaml");
+      RC_PRE(root.kind == Value::Kind::map && root.entries.size() == 1);
+      parsed = root.entries.front().value;
+    } catch (const UsageError&) {
+      RC_DISCARD("no YAML");
+    }
+    const bool inner_list = text.find(',') != std::string::npos && text.find_first_of("[{\"'|(") == std::string::npos;
+    RC_PRE(!text.empty() && !inner_list);
+    RC_ASSERT(same_value(parse_setting(text, "key", "--set"), parsed));
+  });
+  return round_trip && set_reads_get && as_parsed ? 0 : 1;
 }
