@@ -7,6 +7,7 @@
 #include <map>
 #include <set>
 
+#include "bridge_overlap.hpp"
 #include "bridge_precision.hpp"
 #include "bridge_providers.hpp"
 #include "emitted.hpp"
@@ -201,23 +202,27 @@ Groups bridge(const Scenario& scenario) {
   const auto titles = fields_by_title();
   // Without a table Transformer Engine would take its own.
   const char* const found = scenario.settings.tp_comm_overlap ? model::overlap_table(scenario) : nullptr;
-  const std::string table = found == nullptr ? "" : found;
+  OverlapObjects table;
+  if (const auto own = scenario.settings.other.find("tp_comm_overlap_cfg"); found != nullptr)
+    table = {found, {found}};
+  else if (scenario.settings.tp_comm_overlap && own != scenario.settings.other.end())
+    table = overlap_objects(own->second);
   // Its only argument without a default comes first.
   const std::string comm_overlap = "cfg.comm_overlap = CommOverlapConfig(tp_comm_overlap=" +
                                    std::string(scenario.settings.tp_comm_overlap ? "True" : "False") +
-                                   (table.empty() ? "" : ", tp_comm_overlap_cfg=" + table) + ")";
+                                   (table.text.empty() ? "" : ", tp_comm_overlap_cfg=" + table.text) + ")";
   std::string structure = recipe + "\n" + comm_overlap + "\n";
   for (const auto& [title, fields] : titles)
     for (const auto& field : fields)
       if (structural(scenario, field)) structure += line_of(scenario, field).words.front() + "\n";
   const auto base = from_bridge_text(structure, "bridge", machine).scenario;
 
-  Groups groups = {
-      {"Imports",
-       {{{"import torch"}, ""},
-        {{"from megatron.bridge.training.comm_overlap import CommOverlapConfig" + (table.empty() ? "" : ", " + table)},
-         ""},
-        {{"from megatron.bridge.training.mixed_precision import get_mixed_precision_config"}, ""}}}};
+  Groups groups = {{"Imports",
+                    {{{"import torch"}, ""},
+                     {{fmt::format("from megatron.bridge.training.comm_overlap import CommOverlapConfig{}{}",
+                                   table.classes.empty() ? "" : ", ", fmt::join(table.classes, ", "))},
+                      ""},
+                     {{"from megatron.bridge.training.mixed_precision import get_mixed_precision_config"}, ""}}}};
   groups.front().lines.insert(groups.front().lines.begin(), {{}, versions_of_run(scenario)});
   const char* const provider = special_provider(scenario);
   const std::string model_class = provider == nullptr ? "" : provider_remark + std::string(provider);
@@ -327,6 +332,11 @@ Groups bridge(const Scenario& scenario) {
                               field.name + ": " + scenario::get(scenario, field.name) +
                                   " is not a setting of Megatron Bridge; these overrides give " +
                                   scenario::get(back, field.name)});
+  for (const auto& [others, read] :
+       {std::pair(&scenario.model.other, &back.model.other), std::pair(&scenario.settings.other, &back.settings.other)})
+    for (const auto& [name, value] : *others)
+      if (const auto said = read->find(name); value != "none" && (said == read->end() || said->second == "none"))
+        unsaid.lines.push_back({{}, said_elsewhere(name, value)});
   if (!scenario.software.megatron_bridge)
     unsaid.lines.push_back(
         {{},

@@ -6,6 +6,7 @@
 
 #include "emitted.hpp"
 #include "field_table.hpp"
+#include "pipewright/effects.hpp"
 #include "pipewright/scenario/derived.hpp"
 
 namespace pipewright::emit {
@@ -27,6 +28,12 @@ std::string quoted(const std::string& word) {
   std::string text = "'";
   for (const char c : word) text += c == '\'' ? std::string("'\\''") : std::string(1, c);
   return text + "'";
+}
+
+std::string said_elsewhere(const std::string& name, const std::string& value) {
+  const auto* effect = scenario::effect_of(name);
+  const bool refused = effect == nullptr || effect->effect == scenario::Effect::refused;
+  return name + ": " + value + (refused ? " is not modelled;" : ":") + " pass it as before";
 }
 
 std::string lower_batch(scenario::Scenario& s) {

@@ -159,8 +159,11 @@ class OverrideImporter {
   void read_overlap_table() {
     const auto& [table, said_at] = overlap_table_;
     if (table.kind != Python::Kind::none) {
-      if (!is_known_overlap(s_, table, said_at))
-        refuse(std::string(overlap_table), table.entries.empty() ? table.text : "written out", said_at);
+      const std::string own = overlap_in_place(table, said_at);
+      const bool known = is_known_overlap(s_, table, said_at);
+      if (table.entries.empty() ? !known : own.empty())
+        return refuse(std::string(overlap_table), table.entries.empty() ? table.text : "written out", said_at);
+      if (!known) s_.settings.other[std::string(overlap_table)] = own;
     } else if (model::possible_overlaps(s_).front().name != nullptr) {
       s_.settings.other[std::string(overlap_table)] = "none";
     }

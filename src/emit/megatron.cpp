@@ -6,10 +6,10 @@
 #include "emitted.hpp"
 #include "field_table.hpp"
 #include "hybrid.hpp"
-#include "pipewright/effects.hpp"
 #include "pipewright/scenario/derived.hpp"
 #include "pipewright/scenario/fields.hpp"
 #include "pipewright/scenario/io.hpp"
+#include "pipewright/scenario/overlap_table.hpp"
 
 namespace pipewright::emit {
 
@@ -225,12 +225,11 @@ Groups megatron(const Scenario& scenario) {
   for (const auto* others : {&scenario.model.other, &scenario.settings.other})
     for (const auto& [name, value] : *others)
       if (const auto row = std::ranges::find(carried(), name, &Carried::field);
-          row == carried().end() || !can_say(*row, scenario.software)) {
-        const auto* effect = scenario::effect_of(name);
-        const bool refused = effect == nullptr || effect->effect == scenario::Effect::refused;
-        unsaid.lines.push_back(
-            {{}, name + ": " + value + (refused ? " is not modelled;" : ":") + " pass it as before"});
-      }
+          row == carried().end() || !can_say(*row, scenario.software))
+        unsaid.lines.push_back({{},
+                                name == "tp_comm_overlap_cfg" && scenario::overlap_products(value)
+                                    ? name + " is a file: --tp-comm-overlap-cfg FILE, which holds " + value
+                                    : said_elsewhere(name, value)});
   if (scenario.software.megatron_bridge)
     unsaid.lines.push_back({{},
                             "predicted for Megatron Bridge; what pretrain_gpt.py reserves differs: simulate --megatron "

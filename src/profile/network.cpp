@@ -78,7 +78,7 @@ double batches(std::int64_t ranks) { return static_cast<double>(over(ranks, 8));
 /// GB/s of one multiprocessor are of rows written (a token's copies, one each GPU); shares are of what the profile's
 /// links move. By direction: dispatch, combine.
 struct DispatcherRates {
-  std::array<double, 2> multiprocessor, multiprocessor_alone, nvlink, nvlink_alone;  ///< alone: in one domain
+  std::array<double, 2> multiprocessor, multiprocessor_alone, nvlink;  ///< alone: in one domain
   double nic;
   double start_us;  ///< barrier and counts before the copies
 };
@@ -87,15 +87,50 @@ struct DispatcherRates {
 // and 2099 us for 26.9e3 rows: 11.8 and 9.2 GB/s an SM (4 to 24 SMs: time x SMs is constant to 12 %). 4 nodes from 16
 // SMs on: 45.4 GB/s of the card in combine, whose line the profile takes as 47. One node, 8 SMs: 18.8; from 20 SMs on
 // 281 GB/s over NVLink (of 369). notify kernels: 56, 50, 62, 119 us, mean 72.
-constexpr DispatcherRates deepep = {{11.8, 9.2}, {18.8, 18.8}, {0.76, 0.76}, {0.76, 0.76}, 0.966, 72};
+constexpr DispatcherRates deepep = {{11.8, 9.2}, {18.8, 18.8}, {0.76, 0.76}, 0.966, 72};
 // deepseek-ai/DeepEP 5fbafce, docs/README_Hybrid-EP.md, H100, kernel only, bf16, 4096 tokens of 7168, 8 experts a GPU,
 // "algorithm bandwidth" (the own node's copy counted). 16 GPUs with 4 SMs: 44.4 and 52.0 GB/s, 36.7 and 42.9 an SM;
-// with 8 and 16: 214 and 189 GB/s over NVLink. 32 GPUs with 16 SMs and 64 with 8 and 16: 43.7 +- 0.5 GB/s of the card.
-// One domain (B200, 16 SMs): 735 and 674 GB/s of NVLink's 2 x 369, which bounds them: an SM copies no less than a 16th,
-// and in combine no less than between nodes.
-constexpr DispatcherRates hybridep = {{36.7, 42.9}, {45.9, 42.9}, {0.58, 0.51}, {0.87, 0.80}, 0.93, 0};
+// with 8 and 16: 214 and 189 GB/s over NVLink, while the card moves 37 and 33 of the 44 that it moves from four nodes
+// on: 32 GPUs with 16 SMs and 64 with 8 and 16, 43.7 +- 0.5 GB/s. One domain (B200, GB200, 16 SMs): an SM copies no
+// less than a 16th of 735 GB/s, and in combine no less than between nodes.
+constexpr DispatcherRates hybridep = {{36.7, 42.9}, {45.9, 42.9}, {0.58, 0.51}, 0.93, 0};
 
-double dispatcher_ns(const Exchange& e, const Network& network, const Traffic& t, double nvlink, bool one_domain) {
+/// HybridEP in one domain, which falls with its ranks: the same README's GB200 (41cad94), kernel only, bf16, with 16
+/// and 32 SMs; "algorithm bandwidth" times (ranks - 1) / ranks goes over NVLink.
+struct OneDomain {
+  double ranks;
+  std::array<double, 2> with_16, with_32;  ///< GB/s: dispatch, combine
+};
+constexpr std::array<OneDomain, 5> hybridep_gb200 = {{{8, {750.15, 684.27}, {764.03, 737.13}},
+                                                      {16, {661.93, 600.75}, {706.95, 666.26}},
+                                                      {24, {637.80, 565.53}, {665.97, 639.80}},
+                                                      {32, {629.79, 547.25}, {642.23, 605.15}},
+                                                      {36, {612.85, 543.27}, {632.31, 596.99}}}};
+constexpr double gb200_nvlink = 738.4726;  ///< GB/s that the GB200's profile takes for its link
+
+/// Of NVLink, what a dispatcher reaches in one domain of `ranks`. Times are linear in 1/SMs and in the ranks'
+/// logarithm.
+double share_alone(const Exchange& e, std::size_t way) {
+  if (e.library == Library::deepep) return deepep.nvlink[way];
+  const auto& table = hybridep_gb200;
+  const double ranks = std::clamp(static_cast<double>(e.ranks), table.front().ranks, table.back().ranks);
+  const double sms = std::clamp(static_cast<double>(e.multiprocessors), 16.0, 32.0);
+  const auto a_byte = [&](const OneDomain& row) {  // over NVLink
+    const double few = 1 / row.with_16[way], many = 1 / row.with_32[way];
+    return (many + (few - many) * (32 / sms - 1)) * row.ranks / (row.ranks - 1);
+  };
+  std::size_t above = 1;
+  while (table.at(above).ranks < ranks) ++above;
+  const OneDomain &lower = table.at(above - 1), &upper = table.at(above);
+  const double part = std::log(ranks / lower.ranks) / std::log(upper.ranks / lower.ranks);
+  return 1 / (std::lerp(a_byte(lower), a_byte(upper), part) * gb200_nvlink);
+}
+
+struct Bound {
+  double ns = 0, gbytes_per_s = 0;
+  std::string_view by;
+};
+Bound dispatcher_bound(const Exchange& e, const Network& network, const Traffic& t, double nvlink, bool one_domain) {
   const DispatcherRates& rates = e.library == Library::deepep ? deepep : hybridep;
   const std::size_t way = e.kind == Kind::dispatch ? 0 : 1;
   // The busiest rank copies and receives more; the cards of its domain share what comes for it.
@@ -103,15 +138,19 @@ double dispatcher_ns(const Exchange& e, const Network& network, const Traffic& t
   const double busiest_card = 1 + (e.busiest - 1) / here;
   const double copied = e.bytes * e.gpus_a_token * e.busiest;
   const double an_sm = (one_domain ? rates.multiprocessor_alone : rates.multiprocessor)[way];
-  const double share = one_domain ? rates.nvlink_alone[way] : rates.nvlink[way];
-  double ns = std::max(copied / (an_sm * static_cast<double>(std::max<std::int64_t>(1, e.multiprocessors))),
-                       t.bytes[0] * e.busiest / (share * nvlink));
-  ns = std::max(ns, t.bytes[1] * busiest_card / (rates.nic * network.nic_gbytes_per_s));
-  for (std::size_t up = 2; up < t.bytes.size(); ++up) {
-    ns = std::max(
-        ns, t.bytes[up] * busiest_card * network.topology.switches[up - 2].oversubscription / network.nic_gbytes_per_s);
-  }
-  return ns + rates.start_us * 1e3 + (one_domain ? 0 : network.latency_us * 1e3);
+  const double share = one_domain ? share_alone(e, way) : rates.nvlink[way];
+  Bound longest;
+  const auto takes = [&](double bytes, double rate, std::string_view by) {
+    if (bytes / rate > longest.ns) longest = {bytes / rate, rate, by};
+  };
+  takes(copied, an_sm * static_cast<double>(std::max<std::int64_t>(1, e.multiprocessors)), "multiprocessors");
+  takes(t.bytes[0] * e.busiest, share * nvlink, "NVLink");
+  takes(t.bytes[1] * busiest_card, rates.nic * network.nic_gbytes_per_s, "card");
+  for (std::size_t up = 2; up < t.bytes.size(); ++up)
+    takes(t.bytes[up] * busiest_card, network.nic_gbytes_per_s / network.topology.switches[up - 2].oversubscription,
+          "switches");
+  longest.ns += rates.start_us * 1e3 + (one_domain ? 0 : network.latency_us * 1e3);
+  return longest;
 }
 
 /// Of the numbers of ranks that a profile measured this family with, the nearest one by ratio; 0: none.
@@ -242,10 +281,13 @@ Timing model_time(const Profiles& profiles, const Network& network, const Exchan
   result.origin = Origin::derived;
   result.profile = profiles.first().name;
   if (dispatches) {
-    result.ns = dispatcher_ns(e, network, t, nvlink, d == 1);
-    result.note = fmt::format("{} by its published rates: {:.0f} MB over NVLink, {:.0f} MB through the card, {} SMs",
-                              e.library == Library::deepep ? "DeepEP" : "HybridEP", t.bytes[0] / 1e6, t.bytes[1] / 1e6,
-                              e.multiprocessors);
+    const Bound bound = dispatcher_bound(e, network, t, nvlink, d == 1);
+    result.ns = bound.ns;
+    result.note = fmt::format(
+        "{} by its published rates: {:.0f} MB over NVLink, {:.0f} MB through the card, {} SMs; {} at {:.1f} GB/s "
+        "longest",
+        e.library == Library::deepep ? "DeepEP" : "HybridEP", t.bytes[0] / 1e6, t.bytes[1] / 1e6, e.multiprocessors,
+        bound.by, bound.gbytes_per_s);
     return result;
   }
   result.note = fmt::format("NCCL's model over {} domains of {}: {:.0f} MB over NVLink, {:.0f} MB through the card", d,

@@ -62,7 +62,8 @@ std::optional<std::map<std::string, std::int64_t>> overlap_products(const std::s
     if (product == products.end() || method == nullptr) return {};
     for (const auto& option : value.entries)
       if (std::ranges::find(options, option.key) == options.end()) return {};
-    if (const Value* atomic = entry(value, "atomic_gemm"); atomic != nullptr && as_int(*atomic).value_or(1) != 0)
+    if (const Value* atomic = entry(value, "atomic_gemm");
+        atomic != nullptr && as_bool(*atomic).value_or(true) && as_int(*atomic).value_or(1) != 0)
       return {};
     const bool ring = method->text == "ring_exchange", bulk = method->text == "bulk";
     if (bulk != product->bulk || (!bulk && !ring && !(product->scatters && method->text == "pipeline"))) return {};

@@ -12,6 +12,7 @@
 #include "pipewright/plan.hpp"
 #include "pipewright/scenario/derived.hpp"
 #include "pipewright/scenario/io.hpp"
+#include "pipewright/scenario/overlap_table.hpp"
 #include "pipewright/scenario/quant_recipe.hpp"
 #include "pipewright/userbuffers.hpp"
 #include "support.hpp"
@@ -168,19 +169,81 @@ TEST_CASE("what Bridge wrote of its own recipe is the scenario that was written 
   CHECK(scenario::group_size(back) == scenario::group_size(s));
 }
 
-TEST_CASE("a table of userbuffers of one's own is refused by name, wherever it differs") {
+TEST_CASE("a table of userbuffers of one's own is taken as it stands, and refused where a product overlaps otherwise") {
   const auto text = read_file(SOURCE_ROOT "/tests/emit/data/run_config.yaml");
-  for (const char* product : {"qkv_dgrad", "qkv_wgrad", "fc1_dgrad", "fc1_wgrad", "proj_fprop", "fc2_fprop"}) {
-    CAPTURE(std::string(product));
+  const auto changed = [&](const std::string& product, const std::string& key, const std::string& value) {
     auto other = text;
-    const std::string key = "num_sm: ";
     const auto at =
-        other.find(key, other.find(std::string(product) + ":", other.find("  tp_comm_overlap_cfg:"))) + key.size();
-    other.replace(at, other.find('\n', at) - at, "20");
-    const auto refused = scenario::unmodelled(read(other, 0).scenario);
+        other.find(key + ": ", other.find(product + ":", other.find("  tp_comm_overlap_cfg:"))) + key.size() + 2;
+    other.replace(at, other.find('\n', at) - at, value);
+    return read(other, 0).scenario;
+  };
+  const auto gpu = profile::data_sheet("h100-sxm", {}).device;
+  const auto recipes = model::overlap_multiprocessors(read(text, 0).scenario, gpu);
+  for (const auto& [product, member] : {std::pair("qkv_dgrad", &model::OverlapMultiprocessors::qkv_dgrad),
+                                        {"qkv_wgrad", &model::OverlapMultiprocessors::qkv_wgrad},
+                                        {"fc1_dgrad", &model::OverlapMultiprocessors::fc1_dgrad},
+                                        {"fc1_wgrad", &model::OverlapMultiprocessors::fc1_wgrad}}) {
+    CAPTURE(std::string(product));
+    const auto s = changed(product, "num_sm", "20");
+    CHECK(scenario::unmodelled(s).empty());
+    auto expected = recipes;
+    expected.*member = 20;
+    CHECK(model::overlap_multiprocessors(s, gpu) == expected);
+  }
+  for (const auto& s : {changed("fc1_fprop", "atomic_gemm", "true"), changed("fc1_dgrad", "method", "pipeline")}) {
+    const auto refused = scenario::unmodelled(s);
     REQUIRE(refused.size() == 1);
     CHECK(refused.front().name == "tp_comm_overlap_cfg");
   }
+}
+
+TEST_CASE("tables of one's own in overrides and flags: none is lost, what cannot be said is told") {
+  std::mt19937 random(17);
+  const auto chance = [&](unsigned of) { return random() % of == 0; };
+  auto s = scenario::read(SOURCE_ROOT "/scenarios/llama31-405b-pretrain-1024xh100.yaml");
+  int said = 0, told = 0;
+  for (int draw = 0; draw < 60; ++draw) {
+    std::string table;
+    for (const char* product : {"qkv_dgrad", "qkv_wgrad", "fc1_dgrad", "fc1_wgrad", "qkv_fprop", "fc1_fprop",
+                                "proj_dgrad", "fc2_dgrad", "proj_fprop", "fc2_fprop"}) {
+      if (chance(3)) continue;
+      const std::string name = product;
+      const bool bulk = name.ends_with("wgrad") || name == "qkv_dgrad" || name == "fc1_dgrad";
+      const bool scatters = name == "proj_fprop" || name == "fc2_fprop";
+      std::string row = bulk ? "bulk" : scatters && chance(2) ? "pipeline" : "ring_exchange";
+      row = "method: " + row + (row == "ring_exchange" ? "" : ", num_sm: " + std::to_string(1 + random() % 30));
+      if (chance(4)) row += ", set_sm_margin: false";
+      if (chance(4)) row += ", cga_size: 1";
+      if (!bulk && chance(4)) row += ", atomic_gemm: " + std::string(chance(2) ? "false" : "0");
+      if (chance(40)) row += ", use_ce: true";  // no class of Bridge has it
+      table += (table.empty() ? "" : ", ") + name + ": {" + row + "}";
+    }
+    if (table.empty()) continue;
+    table = "{" + table + "}";
+    CAPTURE(table);
+    s.settings.other["tp_comm_overlap_cfg"] = table;
+    const auto products = scenario::overlap_products(table);
+    REQUIRE(products);
+    const std::string flags = emit::text(emit::megatron(s), false);
+    CHECK(flags.find("--tp-comm-overlap-cfg FILE, which holds " + table) != std::string::npos);
+    const std::string overrides = emit::text(emit::bridge(s), false);
+    const bool holds_all = table.find("use_ce") == std::string::npos;
+    ++(holds_all ? said : told);
+    CHECK((overrides.find("# tp_comm_overlap_cfg: ") == std::string::npos) == holds_all);
+    if (!holds_all) continue;
+    std::string text;
+    for (const auto& word : emit::words(emit::bridge(s))) text += word + "\n";
+    const auto back = read(text, 1024).scenario;
+    CHECK(scenario::unmodelled(back).empty());
+    CHECK(scenario::overlap_products(back.settings.other.at("tp_comm_overlap_cfg")) == products);
+    const std::string begins = "cfg.comm_overlap = CommOverlapConfig(";
+    const auto line =
+        overrides.substr(overrides.find(begins), overrides.find('\n', overrides.find(begins)) - overrides.find(begins));
+    CHECK(emit::text(emit::bridge(back), false).find(line) != std::string::npos);
+  }
+  CHECK(said > 20);
+  CHECK(told > 0);
 }
 
 TEST_CASE("overrides name the table of userbuffers that the prediction is of") {

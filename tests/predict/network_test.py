@@ -4,7 +4,9 @@
     network_test.py PROGRAM PROFILES
 
 Nothing is shared with the program but the rates that docs/network.md states. What NVLink carries is the profile's. An exchange may take no less than its slowest level and no more than that and its steps.
+One thing is changed at a time, too: exchanges and the step move by what the hand says.
 """
+import copy
 import json
 import math
 import os
@@ -24,7 +26,7 @@ settings: {{micro_batch_size: 1, bf16: true, use_distributed_optimizer: true, gr
   hidden_dropout: 0.0, attention_dropout: 0.0, bias_activation_fusion: true, apply_rope_fusion: true, optimizer: adam{settings}}}
 environment: {{CUDA_DEVICE_MAX_CONNECTIONS: '1'}}
 cluster: {{profile: h100-sxm, num_gpus: {gpus}, gpus_per_node: 8, nvlink_domain: {domain}, nics_per_node: {nics}, nic_gbits: {gbits},
-  network: {{latency_us: {latency}, levels: {levels}, oversubscription: {less}}}}}
+  host_time_factor: {host_time_factor}, network: {{latency_us: {latency}, levels: {levels}, oversubscription: {less}}}}}
 software: {{megatron_core: 0.19.0, transformer_engine: 2.20.2, torch: 2.11.0}}
 """
 
@@ -45,9 +47,10 @@ class Cluster:
     def share(self):
         return self.card() * self.nics / 8
 
-    def simulate(self, model, settings, trace=False):
+    def simulate(self, model, settings, trace=False, host_time_factor=1):
         text = BASE.format(model="".join(f", {k}: {v}" for k, v in model.items()),
-                           settings="".join(f", {k}: {v}" for k, v in settings.items()), **vars(self))
+                           settings="".join(f", {k}: {v}" for k, v in settings.items()),
+                           host_time_factor=host_time_factor, **vars(self))
         answer = subprocess.run([PROGRAM, "simulate", "/dev/stdin", "--trace" if trace else "--json", "-"], input=text, text=True,
                                 capture_output=True, env={**os.environ, "PIPEWRIGHT_PROFILES": PROFILES}, check=False)
         if answer.returncode != 0:
@@ -66,10 +69,19 @@ class Check:
 
     def __call__(self, what, cluster, us, least, most):
         self.done += 1
-        if least * 0.999 <= us <= most * 1.001 + 2:  # us: of an exchange that meets another kernel
+        if least - 0.001 * abs(least) <= us <= most + 0.001 * abs(most) + 2:  # us: of an exchange that meets another kernel
             return
         self.failed += 1
         print(f"{what}: {us:.1f} us, by hand {least:.1f} to {most:.1f}; {vars(cluster)}")
+
+
+    def step(self, what, cluster, us, spent, whole):
+        """A step grows by what its exchanges do, but for clocks: a chip that waits longer is cooler."""
+        self.done += 1
+        if abs(us - spent) <= 0.03 * abs(spent) + 0.004 * whole:
+            return
+        self.failed += 1
+        print(f"{what}: {us:.0f} us, exchanges {spent:.0f}, of a step of {whole:.0f}; {vars(cluster)}")
 
 
 # ---- bytes by level. Group of n ranks, `stride` GPUs apart, m of them in a domain.
@@ -100,15 +112,19 @@ def ring(check, what, cluster, us, n, stride, size):
     return check(what, cluster, us, floor, max(floor, 1.2 * nvlink) + max(steps, 3.5 * n))
 
 
-def all_to_all(check, what, cluster, us, n, stride, size):
+def all_to_all_us(cluster, n, stride, size):
     m = together(cluster, n, stride)
     if m == n:
         floor = size * (n - 1) / n / NVLINK / 1e3
-        return check(what, cluster, us, floor / 1.1, 1.35 * floor + 30)
+        return floor / 1.1, 1.35 * floor + 30
     cards = levels_us(cluster, n, stride, size * (n - m) / n, lambda k: size * (n - max(k, m)) / n)
     nvlink = (size * (n - m) / n * (m - 1) / m + size * (m - 1) / n) / NVLINK / 1e3  # relayed to the right card, and own domain's
     steps = 8.4 + math.ceil(n / 8) * cluster.latency
-    return check(what, cluster, us, max(cards + steps, nvlink / 1.1), max(cards + steps, 1.35 * nvlink + 30))
+    return max(cards + steps, nvlink / 1.1), max(cards + steps, 1.35 * nvlink + 30)
+
+
+def all_to_all(check, what, cluster, us, n, stride, size):
+    check(what, cluster, us, *all_to_all_us(cluster, n, stride, size))
 
 
 def units(experts, topk, u, groups=1, kept=0, draws=4000):
@@ -126,23 +142,41 @@ def units(experts, topk, u, groups=1, kept=0, draws=4000):
     return met / draws
 
 
-# By library: GB/s an SM (dispatch, combine) between nodes and in one domain, shares of NVLink between and in one, of the card, us to start.
-RATES = {"deepep": ((11.8, 9.2), (18.8, 18.8), (0.76, 0.76), (0.76, 0.76), 0.966, 72),
-         "hybridep": ((36.7, 42.9), (45.9, 42.9), (0.58, 0.51), (0.87, 0.80), 0.93, 0)}
+# By library: GB/s an SM (dispatch, combine) between nodes and in one domain, shares of NVLink between nodes, of the card, us to start.
+RATES = {"deepep": ((11.8, 9.2), (18.8, 18.8), (0.76, 0.76), 0.966, 72),
+         "hybridep": ((36.7, 42.9), (45.9, 42.9), (0.58, 0.51), 0.93, 0)}
+# HybridEP in one domain of a GB200: GB/s with 16 and 32 SMs by ranks (dispatch, combine), own copies counted.
+ALONE = {8: ((750.15, 764.03), (684.27, 737.13)), 16: ((661.93, 706.95), (600.75, 666.26)), 24: ((637.80, 665.97), (565.53, 639.80)),
+         32: ((629.79, 642.23), (547.25, 605.15)), 36: ((612.85, 632.31), (543.27, 596.99))}
 
 
-def dispatcher(check, what, cluster, us, library, way, n, sms, tokens, gpus, domains, imbalance, drawn):
+def share_alone(library, way, n, sms):
+    if library == "deepep":
+        return RATES[library][2][way]
+    x = (32 / min(32, max(16, sms))) - 1  # of the way from 32 to 16 SMs, in time
+    slow = {r: ((1 - x) / rates[way][1] + x / rates[way][0]) * r / (r - 1) for r, rates in ALONE.items()}
+    n = min(36, max(8, n))
+    a = max(r for r in slow if r <= n)
+    b = min(r for r in slow if r >= n)
+    return 1 / (slow[a] + ((slow[b] - slow[a]) * math.log(n / a) / math.log(b / a) if b > a else 0)) / 738.4726
+
+
+def dispatcher_us(cluster, library, way, n, sms, row, gpus, domains, imbalance=1):
     m = together(cluster, n, 1)
     d = n // m
-    between, alone, link, link_alone, card, start = RATES[library]
-    row = 2 * HIDDEN * tokens
+    between, alone, link, card, start = RATES[library]
     busiest = min(imbalance, n / gpus)  # no rank receives more than all tokens
     slowest = row * gpus * busiest / ((between if d > 1 else alone)[way] * sms) / 1e3
-    slowest = max(slowest, row * gpus * (m - 1) / m * busiest / ((link if d > 1 else link_alone)[way] * NVLINK) / 1e3)
+    share = link[way] if d > 1 else share_alone(library, way, n, sms)
+    slowest = max(slowest, row * gpus * (m - 1) / m * busiest / (share * NVLINK) / 1e3)
     if d > 1:
         sent = row * domains * (d - 1) / d * (1 + (busiest - 1) / m)
         slowest = max(slowest, levels_us(cluster, n, 1, sent, lambda k: sent * (d - max(1, k / m)) / (d - 1), card))
-    by_hand = slowest + start + (cluster.latency if d > 1 else 0)
+    return slowest + start + (cluster.latency if d > 1 else 0)
+
+
+def dispatcher(check, what, cluster, us, library, way, n, sms, tokens, gpus, domains, imbalance, drawn):
+    by_hand = dispatcher_us(cluster, library, way, n, sms, 2 * HIDDEN * tokens, gpus, domains, imbalance)
     known = 0.02 if drawn else 0.001  # means over some thousand tokens, here and there
     check(what, cluster, us, by_hand * (1 - known), by_hand * (1 + known))
 
@@ -174,6 +208,55 @@ def experts(check, draw):
         for name, way in (("moe dispatch", 0), ("moe combine", 1), ("moe dispatch in backward", 0), ("moe combine in backward", 1)):
             dispatcher(check, f"{library} {name}, {sms} SMs, EP {ep}, top-{topk} of {groups} groups, imbalance {imbalance}", cluster,
                        found[name][1], library, way, ep, sms, SEQUENCE, gpus, domains, imbalance, kept > 0)
+
+
+ONE_CHANGE = {
+    "cards half as fast": lambda c, m: setattr(c, "gbits", c.gbits // 2),
+    "half the cards": lambda c, m: setattr(c, "nics", max(1, c.nics // 2)),
+    "three times the latency": lambda c, m: setattr(c, "latency", 3 * c.latency),
+    "oversubscribed switches above each domain": lambda c, m: (setattr(c, "levels", [c.domain]), setattr(c, "less", [3])),
+    "domains twice as large": lambda c, m: (setattr(c, "domain", 2 * c.domain), setattr(c, "levels", []), setattr(c, "less", [])),
+    "experts on half the ranks": lambda c, m: m.update(ep=m["ep"] // 2),
+    "twice the multiprocessors": lambda c, m: m.update(sms=2 * m["sms"]),
+    "groups limited": lambda c, m: m.update(kept=2),
+}
+
+
+def one_change(check, draw):
+    """The change of every exchange of tokens, and of the step, whose hosts are fast and where nothing hides an exchange."""
+    before = Cluster(draw, 64)
+    of = {"ep": draw.choice([16, 32, 64]), "topk": 8, "sms": draw.choice([4, 8, 16]), "kept": 0,
+          "library": draw.choice(["alltoall", "deepep", "hybridep"])}
+    what = draw.choice([c for c in ONE_CHANGE if of["library"] != "alltoall" or "multiprocessors" not in c])
+    after, to = copy.copy(before), dict(of)
+    ONE_CHANGE[what](after, to)
+    seen = []
+    for cluster, m in ((before, of), (after, to)):
+        ep, kept = m["ep"], m["kept"]
+        moe = {"num_moe_experts": 64, "moe_router_topk": m["topk"], "moe_ffn_hidden_size": 1024, "moe_router_num_groups": 8}
+        moe |= {"moe_router_group_topk": kept or 8}
+        how = {"expert_model_parallel_size": ep, "global_batch_size": 64, "moe_grouped_gemm": "true", "moe_router_dtype": "fp32"}
+        if m["library"] == "alltoall":
+            how |= {"moe_token_dispatcher_type": "alltoall"}
+            by_hand = {w: all_to_all_us(cluster, ep, 1, 2 * HIDDEN * SEQUENCE * m["topk"])
+                       for w in ("moe dispatch all-to-all", "moe combine all-to-all")}
+        else:
+            how |= {"moe_token_dispatcher_type": "flex", "moe_flex_dispatcher_backend": m["library"],
+                    "moe_flex_dispatcher_num_sms": m["sms"]}
+            gpus = units(64, m["topk"], ep, 8, kept)
+            nodes = units(64, m["topk"], ep // cluster.domain, 8, kept) if ep > cluster.domain else 1
+            by_hand = {w: 2 * (dispatcher_us(cluster, m["library"], way, ep, m["sms"], 2 * HIDDEN * SEQUENCE, gpus, nodes),)
+                       for way, w in enumerate(("moe dispatch", "moe combine"))}
+        answer = cluster.simulate(moe, how, host_time_factor=0.1)
+        seen.append((by_hand, exchanges(answer), answer["step_time_ms"]))
+    (hand, was, step), (hand_to, now, step_to) = seen
+    drawn = 0.02 * max(hand_to[w][1] for w in hand_to) if to["kept"] else 0
+    for name in hand:
+        title = f"{of['library']}, EP {of['ep']}, {of['sms']} SMs: {name}, {what}: change"
+        check(title, before, now[name][1] - was[name][1], hand_to[name][0] - hand[name][1] - drawn, hand_to[name][1] - hand[name][0] + drawn)
+    spent = sum(times * us for times, us in now.values()) - sum(times * us for times, us in was.values())
+    if of["ep"] == to["ep"]:  # else experts' products change, too
+        check.step(f"{of['library']}, EP {of['ep']}: step, {what}", before, 1e3 * (step_to - step), spent, 1e3 * step)
 
 
 def data_parallel(check, draw):
@@ -236,7 +319,7 @@ def pipeline(check, draw):
 def main():
     check, draw = Check(), random.Random(11)
     for _ in range(int(os.environ.get("DRAWS", "12"))):
-        for part in (experts, data_parallel, context_parallel, pipeline):
+        for part in (experts, one_change, data_parallel, context_parallel, pipeline):
             part(check, draw)
     print(f"{check.done} exchanges, {check.failed} off")
     return check.failed > 0

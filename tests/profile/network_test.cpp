@@ -296,6 +296,37 @@ TEST_CASE("HybridEP against its README") {
   }
 }
 
+TEST_CASE("HybridEP in one domain against its README: GB200, 8 to 36 ranks, 16 and 32 multiprocessors") {
+  Topology rack;
+  rack.domain = rack.gpus_per_node = 72;
+  const double row = 4096.0 * 7168 * 2;
+  const auto gbytes = [&](Kind kind, std::int64_t ranks, double gpus, std::int64_t sms) {
+    Exchange e = dispatch(ranks, 1, gpus, row, sms);
+    e.kind = kind;
+    e.library = Exchange::Library::hybridep;
+    return row * gpus / ns(e, rack, shipped("gb200-nvl72"));
+  };
+  struct Row {
+    std::int64_t ranks, sms;
+    double gpus, out, back;  // eight of 8 x ranks experts
+  };
+  for (const Row& r : {Row{8, 16, 5.43, 750.15, 684.27},
+                       {8, 32, 5.43, 764.03, 737.13},
+                       {24, 16, 7.04, 637.80, 565.53},
+                       {24, 32, 7.04, 665.97, 639.80},
+                       {36, 16, 7.35, 612.85, 543.27},
+                       {36, 32, 7.35, 632.31, 596.99}}) {
+    CAPTURE(r.ranks);
+    CAPTURE(r.sms);
+    CHECK(gbytes(Kind::dispatch, r.ranks, r.gpus, r.sms) == doctest::Approx(r.out).epsilon(0.03));
+    CHECK(gbytes(Kind::combine, r.ranks, r.gpus, r.sms) == doctest::Approx(r.back).epsilon(0.03));
+  }
+  // Between and beyond what was timed: no jump, no more than the nearest.
+  CHECK(gbytes(Kind::combine, 32, 7.27, 24) == doctest::Approx(575).epsilon(0.03));
+  CHECK(gbytes(Kind::combine, 72, 7.68, 32) <= gbytes(Kind::combine, 36, 7.35, 32));
+  CHECK(gbytes(Kind::dispatch, 8, 5.43, 64) == doctest::Approx(gbytes(Kind::dispatch, 8, 5.43, 32)));
+}
+
 TEST_CASE("a pipeline transfer: NVLink inside, a share of the cards outside, oversubscribed above") {
   const auto ns_of = [](const Topology& t, std::int64_t gpus, std::int64_t bytes) {
     return transfer_time(shipped(), network(t, shipped()), 0, gpus, gpus, bytes).ns;
