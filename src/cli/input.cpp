@@ -3,6 +3,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <filesystem>
+#include <set>
+
 #include "commands.hpp"
 #include "embedded.hpp"
 #include "pipewright/effects.hpp"
@@ -63,10 +67,35 @@ scenario::Scenario read_scenario(const std::string& path, const std::vector<std:
 std::string broken_rule(const scenario::Scenario& scenario) {
   for (const auto& finding : plan::check(scenario)) {
     if (finding.severity != plan::Severity::violation) continue;
-    return fmt::format("{} ({}): {} Fix: {}. `pipewright check` lists every rule that is broken", finding.rule,
-                       fmt::join(finding.settings, ", "), finding.message, finding.fix);
+    return fmt::format("{} ({}): {} `pipewright check` lists every rule that is broken", finding.rule,
+                       fmt::join(finding.settings, ", "), plan::with_fix(finding.message, finding.fix));
   }
   return "";
+}
+
+std::vector<std::string> scenario_files(const std::vector<std::string>& paths) {
+  std::vector<std::string> out;
+  std::set<std::filesystem::path> known;
+  for (const auto& path : paths) {
+    if (!std::filesystem::is_directory(path)) {
+      out.push_back(path);
+      continue;
+    }
+    std::vector<std::string> inside;
+    for (const auto& entry : std::filesystem::directory_iterator(path)) {
+      const auto extension = entry.path().extension();
+      if (extension == ".yaml" || extension == ".yml") inside.push_back(entry.path().string());
+    }
+    if (inside.empty()) throw UsageError({path, 0}, {}, "no scenario files (*.yaml) in this directory");
+    std::sort(inside.begin(), inside.end());
+    out.insert(out.end(), inside.begin(), inside.end());
+  }
+  std::erase_if(out, [&](const std::string& path) {
+    std::error_code none;
+    const auto file = std::filesystem::canonical(path, none);
+    return !none && !known.insert(file).second;
+  });
+  return out;
 }
 
 void require_legal(const scenario::Scenario& scenario) {

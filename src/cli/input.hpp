@@ -65,6 +65,8 @@ class Input {
 
 /// The first of Megatron's rules that it breaks, in words; empty: none.
 std::string broken_rule(const scenario::Scenario& scenario);
+/// Files as given, directories as the YAML files in them by name; each once.
+std::vector<std::string> scenario_files(const std::vector<std::string>& paths);
 /// Throws Refused where there is one: a prediction would be of what cannot run.
 void require_legal(const scenario::Scenario& scenario);
 
