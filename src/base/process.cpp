@@ -95,7 +95,7 @@ class Spawn {
     if (problem == 0) return;
     const std::string& name = words_.front();
     std::string hint;
-    if (problem == ENOENT && name.find(' ') != std::string::npos)
+    if ((problem == ENOENT || problem == ENAMETOOLONG) && name.find(' ') != std::string::npos)
       hint = " (it is one word: leave out the quotes around the command, or say sh -c '...')";
     else if (problem == ENOENT && name.find('=') != std::string::npos)
       hint = " (env sets variables: env " + name + " COMMAND)";

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "commands.hpp"
+#include "input.hpp"
 #include "pipewright/predict.hpp"
 #include "pipewright/profile.hpp"
 #include "pipewright/public_tables.hpp"

@@ -143,7 +143,7 @@ UsageError untrained(const std::vector<ShellCommand>& commands, const std::strin
                           word.text.ends_with("run_recipe.py") || word.text.ends_with("setup_experiment.py");
       if (recipe && starts_program(command.words))
         return {{file, word.line},
-                word.text.substr(0, word.text.find('=')),
+                word.text.substr(word.text.find_last_of("/ ") + 1),
                 "a recipe of Megatron Bridge trains, which is Python and not read: give the run_config.yaml beside a "
                 "checkpoint of it, its log, or --bridge FILE with its settings"};
     }
