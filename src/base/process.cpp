@@ -92,8 +92,16 @@ class Spawn {
                         variable_pointers_.data());
   }
   void require(int problem) const {
-    if (problem != 0)
-      throw UsageError({"command line", 0}, "--", "cannot run " + words_.front() + ": " + std::strerror(problem));
+    if (problem == 0) return;
+    const std::string& name = words_.front();
+    std::string hint;
+    if ((problem == ENOENT || problem == ENAMETOOLONG) && name.find(' ') != std::string::npos)
+      hint = " (it is one word: leave out the quotes around the command, or say sh -c '...')";
+    else if (problem == ENOENT && name.find('=') != std::string::npos)
+      hint = " (env sets variables: env " + name + " COMMAND)";
+    throw UsageError(
+        {"command line", 0}, "--",
+        "cannot run " + name.substr(0, 80) + (name.size() > 80 ? "...: " : ": ") + std::strerror(problem) + hint);
   }
 
  private:

@@ -43,8 +43,7 @@ struct Given {
   const std::vector<std::string>& settings;
 };
 
-void predict_side(Side& side, const DiffOptions& options, const Given& given) {
-  for (const auto& text : given.settings) scenario::set(*side.scenario, text, given.option);
+void predict_side(Side& side, const DiffOptions& options) {
   scenario::check(*side.scenario);
   require_legal(*side.scenario);
   side.profiles.emplace(predict::profiles_of(*side.scenario, options.profiles));
@@ -71,8 +70,8 @@ void read_side(Side& side, const std::string& path, const DiffOptions& options, 
   const bool pipe = std::filesystem::is_fifo(status) ||
                     path == "/dev/stdin";  // `<(git show HEAD:S.yaml)` of a shell: no trace, those are read twice
   if (pipe || extension == ".yaml" || extension == ".yml" || emit::is_launch_file(path, "")) {
-    side.scenario = read_scenario(path, options.profiles);
-    return predict_side(side, options, given);
+    side.scenario = read_scenario(path, options.profiles, given.settings, given.option);
+    return predict_side(side, options);
   }
   if (!given.settings.empty()) throw UsageError(diff_line, given.option, "is for scenarios; " + path + " is none");
   if (extension == ".json" && read_json(side, path)) return;

@@ -109,8 +109,7 @@ void import(const ImportOptions& options) {
   if (!(options.host_overhead >= 1 && options.host_overhead <= 10)) {
     throw UsageError(where, "--host-overhead", "a factor from 1 (a profiler that costs nothing) to 10");
   }
-  auto scenario = read_scenario(options.scenario, {});
-  for (const auto& assignment : options.set) scenario::set(scenario, assignment);
+  auto scenario = read_scenario(options.scenario, {}, options.set);
   scenario::check(scenario);
 
   std::unique_ptr<profile::Profiles> lone;

@@ -3,6 +3,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <filesystem>
+#include <set>
+
 #include "commands.hpp"
 #include "embedded.hpp"
 #include "pipewright/effects.hpp"
@@ -32,7 +36,20 @@ profile::Device gpu_of(const std::string& name) {
   }
 }
 
-scenario::Scenario read_file_of(const std::string& path, const std::vector<std::string>& profiles) {
+/// What an import needs to know of --set before it is applied: flags may only name the tokenizer.
+void tell(emit::Machine& machine, const std::vector<std::string>& set) {
+  for (const auto& text : set) {
+    const auto name = text.substr(0, text.find('='));
+    machine.stated.push_back(name.substr(name.find('.') == std::string::npos ? 0 : name.find('.') + 1));
+    if (name != "vocab_size" && name != "model.vocab_size") continue;
+    scenario::Scenario stated;
+    scenario::set(stated, text);
+    machine.vocab_size = stated.model.vocab_size;
+  }
+}
+
+scenario::Scenario read_file_of(const std::string& path, const std::vector<std::string>& profiles,
+                                const std::vector<std::string>& set) {
   const std::string content = content_of(path);
   const bool configuration = emit::is_bridge_text(content);
   if (!configuration && !emit::is_launch_file(path, content)) {
@@ -42,6 +59,7 @@ scenario::Scenario read_file_of(const std::string& path, const std::vector<std::
   }
   emit::Machine machine;
   if (!profiles.empty()) machine.profile = profiles.front();
+  tell(machine, set);
   auto import =
       configuration ? emit::from_bridge_text(content, path, machine) : emit::from_launch_file(content, path, machine);
   emit::require_known_flags(import);
@@ -54,8 +72,10 @@ void name_gpu(scenario::Scenario& scenario, const std::vector<std::string>& prof
   predict::name_gpu(scenario, gpu_of(profiles.empty() ? scenario.cluster.profile : profiles.front()));
 }
 
-scenario::Scenario read_scenario(const std::string& path, const std::vector<std::string>& profiles) {
-  auto read = read_file_of(path, profiles);
+scenario::Scenario read_scenario(const std::string& path, const std::vector<std::string>& profiles,
+                                 const std::vector<std::string>& set, std::string_view option) {
+  auto read = read_file_of(path, profiles, set);
+  for (const auto& text : set) scenario::set(read, text, option);
   name_gpu(read, profiles);
   return read;
 }
@@ -63,10 +83,35 @@ scenario::Scenario read_scenario(const std::string& path, const std::vector<std:
 std::string broken_rule(const scenario::Scenario& scenario) {
   for (const auto& finding : plan::check(scenario)) {
     if (finding.severity != plan::Severity::violation) continue;
-    return fmt::format("{} ({}): {} Fix: {}. `pipewright check` lists every rule that is broken", finding.rule,
-                       fmt::join(finding.settings, ", "), finding.message, finding.fix);
+    return fmt::format("{} ({}): {} `pipewright check` lists every rule that is broken", finding.rule,
+                       fmt::join(finding.settings, ", "), plan::with_fix(finding.message, finding.fix));
   }
   return "";
+}
+
+std::vector<std::string> scenario_files(const std::vector<std::string>& paths) {
+  std::vector<std::string> out;
+  std::set<std::filesystem::path> known;
+  for (const auto& path : paths) {
+    if (!std::filesystem::is_directory(path)) {
+      out.push_back(path);
+      continue;
+    }
+    std::vector<std::string> inside;
+    for (const auto& entry : std::filesystem::directory_iterator(path)) {
+      const auto extension = entry.path().extension();
+      if (extension == ".yaml" || extension == ".yml") inside.push_back(entry.path().string());
+    }
+    if (inside.empty()) throw UsageError({path, 0}, {}, "no scenario files (*.yaml) in this directory");
+    std::sort(inside.begin(), inside.end());
+    out.insert(out.end(), inside.begin(), inside.end());
+  }
+  std::erase_if(out, [&](const std::string& path) {
+    std::error_code none;
+    const auto file = std::filesystem::canonical(path, none);
+    return !none && !known.insert(file).second;
+  });
+  return out;
 }
 
 void require_legal(const scenario::Scenario& scenario) {
@@ -125,15 +170,7 @@ Loaded Input::load() const {
   machine.megatron_core = megatron_core_;
   for (const auto& name : ignore_)
     if (scenario::effect_of(name) == nullptr) machine.ignore.push_back(name);
-  // Flags may only name the tokenizer.
-  for (const auto& text : set_) {
-    const auto name = text.substr(0, text.find('='));
-    machine.stated.push_back(name.substr(name.find('.') == std::string::npos ? 0 : name.find('.') + 1));
-    if (name != "vocab_size" && name != "model.vocab_size") continue;
-    scenario::Scenario stated;
-    scenario::set(stated, text);
-    machine.vocab_size = stated.model.vocab_size;
-  }
+  tell(machine, set_);
   if (scenario_file) {
     loaded.scenario = scenario::parse(content, path);
     if (!profiles_.empty()) loaded.scenario.cluster.profile = profiles_.front();

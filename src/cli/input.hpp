@@ -65,12 +65,15 @@ class Input {
 
 /// The first of Megatron's rules that it breaks, in words; empty: none.
 std::string broken_rule(const scenario::Scenario& scenario);
+/// Files as given, directories as the YAML files in them by name; each once.
+std::vector<std::string> scenario_files(const std::vector<std::string>& paths);
 /// Throws Refused where there is one: a prediction would be of what cannot run.
 void require_legal(const scenario::Scenario& scenario);
 
-/// A scenario file, a launch script or a model_config.yaml, where a command takes scenarios as options; not yet
-/// checked.
-scenario::Scenario read_scenario(const std::string& path, const std::vector<std::string>& profiles);
+/// A scenario file, a launch script or a model_config.yaml, where a command takes scenarios as options, with what
+/// `option` sets; not yet checked.
+scenario::Scenario read_scenario(const std::string& path, const std::vector<std::string>& profiles,
+                                 const std::vector<std::string>& set = {}, std::string_view option = "--set");
 
 /// Declares --profile where there is no scenario on the command line (validate).
 void add_profile_option(Command& command, std::vector<std::string>& profiles);

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "commands.hpp"
+#include "input.hpp"
 #include "pipewright/predict.hpp"
 #include "pipewright/profile.hpp"
 #include "pipewright/public_tables.hpp"
@@ -198,7 +199,8 @@ profile::Profile calibrated(const ProfileOptions& options) {
   std::vector<double> hosts;
   std::vector<std::string> by_kernels, by_hosts;
   std::optional<profile::Profiles> base;
-  for (const auto& file : options.runs) {
+  std::string first;
+  for (const auto& file : scenario_files(options.runs)) {
     auto run = scenario::read(file);
     if (!run.measured) throw UsageError({file, 0}, {}, "has no section `measured`");
     name_gpu(run, options.profiles);
@@ -207,7 +209,8 @@ profile::Profile calibrated(const ProfileOptions& options) {
     if (base && known.first().device.name != base->first().device.name)
       throw UsageError({file, 0}, "cluster.profile",
                        fmt::format("is of {}, that of {} of {}: one calibration is of one machine",
-                                   known.first().device.name, options.runs.front(), base->first().device.name));
+                                   known.first().device.name, first, base->first().device.name));
+    if (!base) first = file;
     base = std::move(known);
     const auto cold = predict::predict(run, *base);
     if (const auto host = validate::host_factor_of(run, *base, cold)) {
@@ -298,7 +301,7 @@ void add_profile(Command& app, Outcome&) {
   auto& calibrate = command.add_subcommand(
       "calibrate",
       "This machine's speed, GPUs and hosts, from the step times of measured runs, to stand before a measured profile");
-  calibrate.add_option("RUNS", options->runs, "scenario files with `measured:`").required();
+  calibrate.add_option("RUNS", options->runs, "scenario files with `measured:`, or directories of them").required();
   calibrate.add_option("--profile", options->profiles, "measured profile, name or file (default: the runs' own)");
   calibrate.add_option("--out", options->out, "file of the result (-: standard output)").required();
   calibrate.add_flag("--force", options->force, "replace the file");
@@ -328,7 +331,8 @@ void add_profile(Command& app, Outcome&) {
       "  pipewright profile derive h200-sxm --gpu h100-sxm --measured my-h100.json --out h100.json");
   derive.callback([options] {
     require_free(*options);
-    const auto& sheet = profile::data_sheet(options->gpu, {"--gpu", 0});
+    const Position gpu = {"--gpu", 0};
+    const auto& sheet = profile::data_sheet(options->gpu, gpu);
     const auto measured = load(options->profiles.front());
     if (options->tables.empty()) {
       const auto derived = profile::derive(measured, sheet);

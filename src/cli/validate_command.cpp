@@ -2,9 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <filesystem>
 #include <memory>
-#include <set>
 
 #include "commands.hpp"
 #include "embedded.hpp"
@@ -25,32 +23,6 @@ struct ValidateOptions {
   std::string json, html, markdown;
 };
 
-/// Files as given, directories as the YAML files in them by name; each once.
-std::vector<std::string> files(const std::vector<std::string>& paths) {
-  std::vector<std::string> out;
-  std::set<std::filesystem::path> known;
-  for (const auto& path : paths) {
-    if (!std::filesystem::is_directory(path)) {
-      out.push_back(path);
-      continue;
-    }
-    std::vector<std::string> inside;
-    for (const auto& entry : std::filesystem::directory_iterator(path)) {
-      const auto extension = entry.path().extension();
-      if (extension == ".yaml" || extension == ".yml") inside.push_back(entry.path().string());
-    }
-    if (inside.empty()) throw UsageError({path, 0}, {}, "no scenario files (*.yaml) in this directory");
-    std::sort(inside.begin(), inside.end());
-    out.insert(out.end(), inside.begin(), inside.end());
-  }
-  std::erase_if(out, [&](const std::string& path) {
-    std::error_code none;
-    const auto file = std::filesystem::canonical(path, none);
-    return !none && !known.insert(file).second;
-  });
-  return out;
-}
-
 /// A profile that was read from a real run knows this machine's behaviour, not only its kernels.
 bool from_a_real_run(const profile::Profile& p) {
   if (p.scalars.count("machine.slowdown") > 0) return true;
@@ -66,7 +38,7 @@ void run(const ValidateOptions& options, Outcome& outcome) {
       {"--json", options.json}, {"--report", options.html}, {"--markdown", options.markdown}};
   const bool quiet = on_standard_output(outputs);
   std::vector<scenario::Scenario> scenarios;
-  for (const auto& file : files(options.paths)) {
+  for (const auto& file : scenario_files(options.paths)) {
     scenarios.push_back(scenario::parse(content_of(file), file));
     if (!scenarios.back().measured)
       throw UsageError({file, 0}, "measured", "missing section: there is nothing to compare a prediction with");

@@ -6,6 +6,7 @@
 
 #include "emitted.hpp"
 #include "field_table.hpp"
+#include "flag_words.hpp"
 #include "hybrid.hpp"
 #include "launch.hpp"
 #include "pipewright/effects.hpp"
@@ -14,6 +15,7 @@
 #include "programs.hpp"
 #include "python.hpp"
 #include "said_flags.hpp"
+#include "shell_words.hpp"
 
 namespace pipewright::emit {
 
@@ -62,17 +64,33 @@ class FlagImporter {
   /// What was said beside the flags wins over the launcher's options.
   void machine(const Launch& launch) {
     s_.origin = {launch.file, 0};
+    result_.notes = launch.notes;
+    std::string unknown;
     for (const auto& [name, value] : launch.variables) {
+      if (is_open(value)) {
+        unknown += (unknown.empty() ? "" : ", ") + name;
+        continue;
+      }
       scenario::set_env(s_, name + "=" + value);
       s_.positions["environment." + name] = s_.origin;
     }
-    result_.notes = launch.notes;
+    if (!unknown.empty())
+      result_.notes.push_back("known only where the script runs, taken as not set: " + unknown +
+                              " (--env NAME=VALUE says one)");
     if (s_.cluster.num_gpus > 0) return;
+    const bool unsaid = !(launch.gpus_of_node && launch.nodes) && !launch.gpus && !launch.unknown.empty();
+    if (unsaid) {
+      const auto& [text, line] = launch.unknown.begin()->second;
+      if (is_open(text))
+        throw UsageError({launch.file, line}, text,
+                         "nobody says how many these are: give what it holds with --env NAME=VALUE, or --gpus N");
+      result_.notes.push_back(text + " is no number of GPUs or nodes: say it with --gpus");
+    }
     if (launch.gpus_of_node && launch.nodes)
       s_.cluster.num_gpus = *launch.gpus_of_node * *launch.nodes;
     else if (launch.gpus)
       s_.cluster.num_gpus = *launch.gpus;
-    else if (launch.gpus_of_node)
+    else if (launch.gpus_of_node && !unsaid)
       s_.cluster.num_gpus = *launch.gpus_of_node;  // torchrun's --nnodes is 1 by default
     result_.gpus_guessed = s_.cluster.num_gpus == 0;
     if (result_.gpus_guessed) return;
@@ -83,26 +101,7 @@ class FlagImporter {
   }
 
   void read(const Launch& launch) {
-    for (const auto& [word, line] : launch.words) {
-      const Position where = {launch.file, line};
-      if (!word.starts_with("--")) {
-        refuse_one_dash(word, where);
-        if (given_.empty()) throw UsageError(where, word.substr(0, 60), "expected a flag (--name)");
-        if (is_unset_variable(word)) {
-          const Flag* flag = find_flag(given_.back().name);
-          const bool alone = !takes_values(given_.back().name) || !given_.back().values.empty();
-          if (alone || (flag != nullptr && flag->kind == Kind::special))  // of these some take a value, and ask for it
-            result_.notes.push_back(word + " is not set: taken as empty");
-          if (alone) continue;
-        }
-        given_.back().values.push_back(word);
-        continue;
-      }
-      const auto equals = word.find('=');
-      given_.push_back({spelled(word.substr(0, equals), where), {}, where});
-      if (equals != std::string::npos) given_.back().values.push_back(word.substr(equals + 1));
-    }
-    unite();
+    given_ = flags_in(launch.words, launch.file, result_.notes);
     if (const Given* type = given("--tokenizer-type"); type != nullptr && type->values.size() == 1)
       tokenizer_ = type->values.front();
     else if (was_given("--merge-file"))
@@ -111,43 +110,7 @@ class FlagImporter {
     if (!launch.trains_gpt && !trains_hybrids_) judge_model();
     said_ = given_;
     std::erase_if(given_, [this](const Given& given) { return !accept(given); });
-    if (!foreign_.empty()) refuse_foreign();
-  }
-
-  /// argparse takes a word that begins with a dash for an option, unless it is a number; Megatron's have two.
-  static void refuse_one_dash(const std::string& word, const Position& where) {
-    double number = 0;
-    const auto* end = word.data() + word.size();
-    if (word.size() < 2 || word[0] != '-' || word.find(' ') != std::string::npos) return;
-    if (std::from_chars(word.data(), end, number).ptr == end) return;
-    throw UsageError(where, word.substr(0, 60), "a flag begins with two dashes", {},
-                     nearest_name("-" + word.substr(0, word.find('=')), all_flag_names()));
-  }
-
-  /// Megatron's parser takes no abbreviations and no other spelling; two of its flags have one with an underscore.
-  static std::string spelled(const std::string& name, const Position& where) {
-    std::string dashes = name;
-    std::ranges::replace(dashes, '_', '-');
-    const bool known = find_flag(dashes) != nullptr || find_other_flag(dashes) != nullptr;
-    if (known && dashes != name && !name.ends_with("-opt_param-scheduler"))
-      throw UsageError(where, name, "Megatron's flags have dashes where their fields have underscores", {}, dashes);
-    return known ? dashes : name;
-  }
-
-  /// All flags that no version has, at once: what is a slip, and what another program's.
-  void refuse_foreign() const {
-    const Given& first = foreign_.front();
-    const auto nearest = nearest_name(first.name, all_flag_names());
-    std::string text = nearest.empty() ? "unknown to every version of Megatron-LM known here" : "unknown flag";
-    std::string without = " --ignore " + first.name;
-    for (std::size_t n = 1; n < foreign_.size(); ++n) {
-      const auto& name = foreign_[n].name;
-      const auto near = nearest_name(name, all_flag_names());
-      text += (n == 1 ? "; so are " : ", ") + name + (near.empty() ? "" : " (did you mean " + near + "?)");
-      without += " --ignore " + name;
-    }
-    text += (foreign_.size() == 1 ? "; without it:" : "; without them:") + without;
-    throw UsageError(first.where, first.name, text, {}, nearest);
+    if (!foreign_.empty()) refuse_foreign(foreign_);
   }
 
   /// Without a program's name the flags say whether they are pretrain_gpt.py's.
@@ -214,43 +177,6 @@ class FlagImporter {
                   "--cuda-graph-impl full_iteration does not exist in Megatron Core " + s_.software.megatron_core +
                       "; versions with it: 0.18 and newer",
                   "--cuda-graph-impl local --cuda-graph-scope full_iteration");
-  }
-
-  static bool takes_values(const std::string& name) {
-    const Flag* flag = find_flag(name);
-    if (flag != nullptr) return flag->kind != Kind::on && flag->kind != Kind::off && flag->kind != Kind::mark;
-    const OtherFlag* other = find_other_flag(name);
-    return other == nullptr || !other->takes.empty();
-  }
-
-  /// Of a flag that stands twice argparse keeps the last; lists as NVIDIA's YAML files write them lose their brackets.
-  void unite() {
-    std::vector<Given> kept;
-    for (auto& given : given_) {
-      const Flag* flag = find_flag(given.name);
-      if (flag != nullptr && (flag->kind == Kind::list || given.name == "--cuda-graph-scope"))
-        given.values = list_words(given.values);
-      std::erase_if(kept, [&](const Given& other) { return other.name == given.name; });
-      kept.push_back(std::move(given));
-    }
-    given_ = std::move(kept);
-  }
-
-  /// mlp core_attn, mlp,core_attn, [mlp core_attn], "[mlp, core_attn]" or ['mlp', 'core_attn'].
-  static std::vector<std::string> list_words(const std::vector<std::string>& values) {
-    std::vector<std::string> words;
-    for (const auto& value : values) {
-      std::string word;
-      for (const char c : value + " ") {
-        if (c == ' ' || c == ',' || c == '[' || c == ']') {
-          if (!word.empty()) words.push_back(unquoted(word));
-          word.clear();
-        } else {
-          word += c;
-        }
-      }
-    }
-    return words;
   }
 
   /// False for what is noted or found, and not applied.

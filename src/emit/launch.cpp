@@ -17,7 +17,6 @@ namespace {
 using scenario::Int;
 using ShellWords = std::vector<ShellWord>;
 
-enum class Count : unsigned char { nodes, of_node, all };
 struct LauncherOption {
   std::string_view name;  ///< underscores count as dashes
   Count what;
@@ -65,14 +64,15 @@ void read_counts(const ShellWords& words, std::size_t begin, std::size_t end, La
     if (!here && i + 1 >= end) continue;
     const std::string& value = here ? words[i].text.substr(equals + 1) : words[i + 1].text;
     const auto number = count(value);
-    if (!number && !is_unset_variable(value)) {
-      launch.notes.push_back(name + " " + value + " is no number of GPUs or nodes: say it with --gpus");
-      continue;
+    auto& known = option->what == Count::nodes     ? launch.nodes
+                  : option->what == Count::of_node ? launch.gpus_of_node
+                                                   : launch.gpus;
+    if (number) {
+      known = number;
+      launch.unknown.erase(option->what);
+    } else if (!known) {
+      launch.unknown[option->what] = {name + " " + value, words[here ? i : i + 1].line};
     }
-    if (!number) continue;
-    (option->what == Count::nodes     ? launch.nodes
-     : option->what == Count::of_node ? launch.gpus_of_node
-                                      : launch.gpus) = number;
   }
 }
 
@@ -90,6 +90,17 @@ bool starts_program(const ShellWords& words) {
   return std::ranges::any_of(words, [](const ShellWord& word) {
     return is_program(word.text) || word.text == "-m" || word.text.ends_with("torchrun");
   });
+}
+
+/// A command that begins with a flag is what a line that was not continued leaves: bash does not find it, and trains
+/// without.
+void require_whole(const ShellRun& run, const std::string& file, std::optional<int> line = {}) {
+  for (const auto& command : run.commands)
+    if (const auto& first = command.words.front(); first.text.starts_with("--") && first.text.size() > 2)
+      throw UsageError(
+          {file, line.value_or(first.line)}, first.text,
+          "begins a command of its own, which the training never sees: the line before it does not end with "
+          "a backslash, or a newline stands in the text that is run");
 }
 
 /// bash -c "cd x; torchrun ... pretrain_gpt.py ...": the training command within the word, which sees what is exported.
@@ -114,6 +125,7 @@ ShellWords unfolded(const ShellWords& words, const std::string& file, std::map<s
       all.push_back(word);
       continue;
     }
+    require_whole(run, file, word.line);
     auto seen = training->variables;
     ShellWords inner = training->words;
     for (auto& one : inner) one.line = word.line;
@@ -121,6 +133,24 @@ ShellWords unfolded(const ShellWords& words, const std::string& file, std::map<s
     variables = std::move(seen);
   }
   return all;
+}
+
+/// Of a script without a training command that is read here.
+UsageError untrained(const std::vector<ShellCommand>& commands, const std::string& file) {
+  for (const auto& command : commands)
+    for (const auto& word : command.words) {
+      const bool recipe = word.text == "--recipe" || word.text.starts_with("--recipe=") ||
+                          word.text.ends_with("run_recipe.py") || word.text.ends_with("setup_experiment.py");
+      if (recipe && starts_program(command.words))
+        return {{file, word.line},
+                word.text.substr(word.text.find_last_of("/ ") + 1),
+                "a recipe of Megatron Bridge trains, which is Python and not read: give the run_config.yaml beside a "
+                "checkpoint of it, its log, or --bridge FILE with its settings"};
+    }
+  return {{file, 0},
+          {},
+          "no training command found: a call of torchrun, srun or python with --num-layers, --hidden-size or "
+          "--micro-batch-size. Variables that the script takes from outside are given with --env"};
 }
 
 /// What does not train a decoder as pretrain_gpt.py does is refused, what is not known is said.
@@ -201,16 +231,16 @@ Launch launch_of_script(std::string_view text, const std::string& file,
     const bool better = training == nullptr || !shown || shows(*training);
     if (starts_program(command.words) && trains(command.words) && better) training = &command;
   }
-  if (training == nullptr)
-    throw UsageError({file, 0}, {},
-                     "no training command found: a call of torchrun, srun or python with --num-layers, --hidden-size "
-                     "or --micro-batch-size. Variables that the script takes from outside are given with --env");
+  if (training == nullptr) throw untrained(run.commands, file);
+  require_whole(run, file);
   Launch launch;
   read_counts(run.directives, 0, run.directives.size(), launch);
   Launch command = launch_of_words(training->words, file);
   command.nodes = command.nodes ? command.nodes : launch.nodes;
   command.gpus_of_node = command.gpus_of_node ? command.gpus_of_node : launch.gpus_of_node;
   command.gpus = command.gpus ? command.gpus : launch.gpus;
+  if (command.nodes) command.unknown.erase(Count::nodes);
+  if (command.gpus_of_node) command.unknown.erase(Count::of_node);
   command.variables.insert(training->variables.begin(), training->variables.end());
   for (const auto& [name, value] : variables) command.variables.erase(name);  // those of --env are set anyway
   command.notes.insert(command.notes.begin(), run.notes.begin(), run.notes.end());
@@ -227,7 +257,7 @@ Launch launch_of_model_config(std::string_view text, const std::string& file) {
   judge_folder(launch);
   std::map<std::string, std::vector<std::pair<std::string, ShellWord>>> sections;
   std::map<std::string, std::string> anchors;
-  std::string section;
+  std::string section, environment_of;
   int number = 0;
   while (!text.empty()) {
     const auto end = std::min(text.find('\n'), text.size());
@@ -248,6 +278,12 @@ Launch launch_of_model_config(std::string_view text, const std::string& file) {
       if (rest.starts_with('&')) anchors[rest.substr(1)] = section;
       continue;
     }
+    if (section == "MODEL_ENV_VARS" && colon != std::string_view::npos) {  // of one section of arguments each
+      const std::string value = trimmed_value(row.substr(colon + 1));
+      if (value.empty()) environment_of = std::string(key);
+      if (environment_of == "MODEL_ARGS" && key == "GPUS_PER_NODE") launch.gpus_of_node = count(value);
+      continue;
+    }
     if (section != "ENV_VARS" && section.find("MODEL_ARGS") == std::string::npos) continue;
     if (colon == std::string_view::npos) {  // a value that begins or goes on in a line of its own
       if (sections[section].empty()) throw UsageError({file, number}, section, "expected NAME: VALUE");
@@ -255,8 +291,9 @@ Launch launch_of_model_config(std::string_view text, const std::string& file) {
       begun += (begun.empty() ? "" : " ") + trimmed_value(row);
       continue;
     }
-    const std::string value = trimmed_value(row.substr(colon + 1));
-    if (key == "<<") {  // another section's entries
+    std::string value = trimmed_value(row.substr(colon + 1));
+    std::erase(value, '\\');  // the script hands values through a shell twice (xargs, eval): releases up to 0.16 escape
+    if (key == "<<") {        // another section's entries
       const auto anchor = value.starts_with('*') ? anchors.find(value.substr(1)) : anchors.end();
       if (anchor == anchors.end()) throw UsageError({file, number}, section, "no such anchor: " + value);
       const auto merged = sections[anchor->second];
@@ -278,10 +315,12 @@ Launch launch_of_model_config(std::string_view text, const std::string& file) {
     }
   }
   if (launch.words.empty()) throw UsageError({file, 0}, "MODEL_ARGS", "no flags in it");
-  constexpr Int default_gpus = 8;  // _run_training.sh: GPUS_PER_NODE=${GPUS_PER_NODE:-8}, one node
-  launch.gpus_of_node = default_gpus;
   launch.nodes = 1;
-  launch.notes.emplace_back("assumed 8 GPUs of one node, as Megatron's functional tests run");
+  if (!launch.gpus_of_node) {
+    constexpr Int default_gpus = 8;  // _run_training.sh: GPUS_PER_NODE=${GPUS_PER_NODE:-8}, one node
+    launch.gpus_of_node = default_gpus;
+    launch.notes.emplace_back("assumed 8 GPUs of one node, as Megatron's functional tests run");
+  }
   return launch;
 }
 

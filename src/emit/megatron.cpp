@@ -238,7 +238,7 @@ Groups megatron(const Scenario& scenario) {
   as_command.software.megatron_bridge.reset();
   for (const auto& finding : plan::check(as_command))
     if (finding.severity == plan::Severity::violation)
-      unsaid.lines.push_back({{}, "refused: " + finding.message + " Fix: " + finding.fix});
+      unsaid.lines.push_back({{}, "refused: " + plan::with_fix(finding.message, finding.fix)});
   groups.push_back(std::move(unsaid));
   std::erase_if(groups, [](const Group& group) { return group.lines.empty(); });
   return groups;

@@ -105,6 +105,7 @@ bool ShellReader::redirection() {
   advance(n);
   skip_blanks();
   Raw target{"", now_.line};
+  if (at(1) == '(') take_quoted(target.text);  // < <(command)
   while (!ends_word(at())) take_quoted(target.text);
   if (here) {
     const auto quotes = std::erase_if(target.text, [](char c) { return c == '\'' || c == '"' || c == '\\'; });

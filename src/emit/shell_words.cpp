@@ -252,6 +252,9 @@ class Expander {
     }
     const auto is_unknown = [](const ShellWord& value) { return is_open(value.text); };
     if (length) {
+      // An element that is nothing but what is not known may have been several.
+      if (all && std::ranges::any_of(values, [](const auto& one) { return is_unset_variable(one.text); }))
+        return unknown();
       if (!all && std::ranges::any_of(values, is_unknown)) return unknown();
       return put(std::to_string(all ? values.size() : values.empty() ? 0 : values.front().text.size()));
     }

@@ -155,6 +155,13 @@ Finding finding(const Rule& rule, const Scenario& scenario) {
           filled(rule.fix, scenario), cited(rule, scenario::core_version(scenario.software))};
 }
 
+std::string with_fix(std::string_view message, std::string_view fix) {
+  const auto sentence = [](std::string_view text) {
+    return std::string(text) + (text.empty() || std::string_view(".!?").find(text.back()) != text.npos ? "" : ".");
+  };
+  return sentence(message) + (fix.empty() ? "" : " Fix: " + sentence(fix));
+}
+
 std::vector<Finding> check(const Scenario& scenario) {
   std::vector<Finding> findings;
   for (const auto& rule : all_rules())

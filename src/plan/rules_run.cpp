@@ -263,9 +263,11 @@ std::vector<Rule> run_rules() {
        {"CUDA_DEVICE_MAX_CONNECTIONS", "tensor_model_parallel_size", "context_parallel_size"},
        everywhere,
        [](const Scenario& s) {
+         const auto torch_fsdp = s.settings.other.find("use_torch_fsdp2");
          return below_capability(s, 100) &&
                 (s.settings.tensor_model_parallel_size > 1 || s.settings.context_parallel_size > 1) &&
                 !s.settings.use_megatron_fsdp && !s.settings.overlap_moe_expert_parallel_comm &&
+                (torch_fsdp == s.settings.other.end() || torch_fsdp->second != "true") &&
                 scenario::variable(s, "CUDA_DEVICE_MAX_CONNECTIONS") != "1";
        },
        "Using tensor model parallelism or context parallelism require setting the environment variable "

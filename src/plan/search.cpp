@@ -31,7 +31,7 @@ void describe_baseline(Plan& plan, const Scenario& scenario, const std::vector<T
 void predict_baseline(Plan& plan, const Scenario& scenario, const Options& options, const Searcher& searcher) {
   for (const auto& finding : plan::check(scenario)) {
     if (finding.severity != Severity::violation) continue;
-    plan.baseline_refused = finding.rule + ": " + finding.message + " Fix: " + finding.fix + ".";
+    plan.baseline_refused = finding.rule + ": " + with_fix(finding.message, finding.fix);
     return;
   }
   const auto& trials = searcher.trials();

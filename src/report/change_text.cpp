@@ -7,6 +7,7 @@
 #include "format.hpp"
 #include "pipewright/change.hpp"
 #include "pipewright/diff.hpp"
+#include "pipewright/plan.hpp"
 #include "to_json.hpp"
 
 namespace pipewright::report {
@@ -211,8 +212,8 @@ std::string details(const Json& recipe) {
   std::string out;
   const Json after = recipe.value("after", Json());
   for (const auto& broken : after.is_object() ? after.at("violations") : Json::array())
-    out += fmt::format("- breaks {}: {} Fix: {}\n", broken.at("rule").get<std::string>(),
-                       broken.at("message").get<std::string>(), broken.at("fix").get<std::string>());
+    out += fmt::format("- breaks {}: {}\n", broken.at("rule").get<std::string>(),
+                       plan::with_fix(broken.at("message").get<std::string>(), broken.at("fix").get<std::string>()));
   if (!recipe.contains("diff")) return out;
   const auto& diff = recipe.at("diff");
   if (!diff.at("settings").empty()) {

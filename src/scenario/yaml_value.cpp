@@ -144,6 +144,13 @@ bool number_text(const std::string& text) {
   return !text.empty() && text.find_first_not_of("+-.0123456789eE") == std::string::npos;
 }
 
+bool out_of_range(std::string_view text) {
+  if (text.starts_with('+')) text.remove_prefix(1);
+  double number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  return error == std::errc::result_out_of_range && end == text.data() + text.size();
+}
+
 // 017 is 15 to YAML 1.1 (PyYAML) and 17 to YAML 1.2.
 bool is_octal_to_some(std::string_view text) {
   if (text.starts_with('+') || text.starts_with('-')) text.remove_prefix(1);
@@ -309,7 +316,7 @@ std::string describe(const Value& value) {
   if (as_int(value)) return "the integer " + text;
   if (as_double(value)) return "the number " + text;
   if (!value.quoted && is_octal_to_some(value.text)) return text + ", octal to some readers of YAML: no leading zero";
-  if (!value.quoted && number_text(value.text)) return text + ", more or less than a number can be";
+  if (!value.quoted && out_of_range(value.text)) return text + ", more or less than a number can be";
   if (as_bool(value)) return "the boolean " + text;
   return "the string \"" + text + "\"";
 }

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cctype>
 #include <nlohmann/json.hpp>
 
 #include "pipewright/emit.hpp"
@@ -51,19 +52,33 @@ struct Placeholder {
   Words words;
 };
 
-/// The placeholder that begins at `at` ("{name}"), npos-long names excluded; nullptr: braces of the command's own.
+/// "{ Flags }" -> "flags": what was meant, however it is written.
+std::string meant(const std::string& name) {
+  std::string plain;
+  for (const char c : name)
+    if (c != ' ') plain += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  return plain;
+}
+
+/// The placeholder that begins at `at` ("{name}"); nullptr: braces of the command's own, such as a shell's ${name}.
 const Placeholder* placeholder_at(const std::string& word, std::size_t at, const std::vector<Placeholder>& all) {
   const auto end = word.find('}', at);
-  if (end == std::string::npos) return nullptr;
+  if (end == std::string::npos || (at > 0 && word[at - 1] == '$')) return nullptr;
   const std::string name = word.substr(at + 1, end - at - 1);
-  const auto found = std::find_if(all.begin(), all.end(), [&](const auto& p) { return p.name == name; });
+  const auto named = [&](const std::string& text) {
+    return std::find_if(all.begin(), all.end(), [&](const auto& p) { return p.name == text; });
+  };
+  const bool doubled = at > 0 && word[at - 1] == '{' && end + 1 < word.size() && word[end + 1] == '}';
+  const auto found = named(name);
+  if (found != all.end() && doubled)
+    throw UsageError(kCommand, "{{" + name + "}}", "one brace on each side makes a placeholder", {}, "{" + name + "}");
   if (found != all.end()) return &*found;
   const bool a_name = !name.empty() && name.find_first_not_of("abcdefghijklmnopqrstuvwxyz") == std::string::npos;
-  const bool of_the_shell = at > 0 && word[at - 1] == '$';
-  if (!a_name || of_the_shell) return nullptr;
+  if (!a_name && named(meant(name)) == all.end()) return nullptr;
   Words known;
   for (const auto& p : all) known.push_back("{" + p.name + "}");
-  throw UsageError(kCommand, "{" + name + "}", "unknown placeholder", known, nearest_name("{" + name + "}", known));
+  throw UsageError(kCommand, "{" + name + "}", "unknown placeholder", known,
+                   nearest_name("{" + meant(name) + "}", known));
 }
 
 }  // namespace
@@ -92,8 +107,12 @@ std::vector<Candidate> candidates_of_plan(const std::string& json, const std::st
     Candidate candidate{name, entry.contains("label") ? text_of(entry, name, "label") : name,
                         scenario::parse(text_of(entry, name, "scenario"), file)};
     candidate.scenario.name = name;
-    const auto same = [&](const Candidate& other) { return other.scenario == candidate.scenario; };
-    if (std::none_of(result.begin(), result.end(), same)) result.push_back(std::move(candidate));
+    const auto same = std::find_if(result.begin(), result.end(),
+                                   [&](const Candidate& other) { return other.scenario == candidate.scenario; });
+    if (same == result.end())
+      result.push_back(std::move(candidate));
+    else if (name == "given" && !same->label.starts_with("as given"))
+      same->label = "as given: " + same->label;
   };
   if (!plan["alternatives"].is_array())
     throw UsageError({file, 0}, "alternatives",

@@ -64,14 +64,18 @@ std::vector<const Run*> by(const std::vector<Run>& runs, const std::function<dou
   std::stable_sort(order.begin(), order.end(), [&](const Run* a, const Run* b) { return key(*a) < key(*b); });
   return order;
 }
-std::vector<const Run*> measured_order(const std::vector<Run>& runs) {
-  return by(runs, [](const Run& run) { return *run.step_ms; });
-}
+double measured_ms(const Run& run) { return *run.step_ms; }
+std::vector<const Run*> measured_order(const std::vector<Run>& runs) { return by(runs, measured_ms); }
 std::vector<const Run*> predicted_order(const std::vector<Run>& runs) { return by(runs, predicted_ms); }
 
-std::string names(const std::vector<const Run*>& order) {
-  std::string out;
-  for (const auto* run : order) out += (out.empty() ? "" : " < ") + run->candidate.name;
+/// "best = alternative-1 < given": equal where the table prints one time.
+std::string names(const std::vector<const Run*>& order, double (*key)(const Run&)) {
+  std::string out, before;
+  for (const auto* run : order) {
+    const auto now = fmt::format("{:.2f}", key(*run));
+    out += (out.empty() ? "" : now == before ? " = " : " < ") + run->candidate.name;
+    before = now;
+  }
   return out;
 }
 
@@ -178,7 +182,8 @@ std::string text(const std::vector<Run>& runs) {
   out += fmt::format("\nfastest: {} ({:.2f} ms)\n", measured.front()->candidate.name, *measured.front()->step_ms);
   out += hosts_text(runs);
   if (measured.size() > 1) {
-    out += fmt::format("order measured:  {}\norder predicted: {}\n", names(measured), names(predicted));
+    out += fmt::format("order measured:  {}\norder predicted: {}\n", names(measured, measured_ms),
+                       names(predicted, predicted_ms));
     const double cost = *predicted.front()->step_ms / *measured.front()->step_ms - 1;
     out += cost == 0 ? "the one predicted fastest is the fastest\n"
                      : fmt::format("the one predicted fastest is {} slower than the fastest\n", percent(cost));

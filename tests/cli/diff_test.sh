@@ -30,6 +30,12 @@ done
 expect 2 'two traces: one side must be a prediction' "$other" "$other"
 expect 2 'the trace is of another scenario' "$run" "$other"
 
+# What a script's flags leave open, --set-a and --set-b say, as --set does elsewhere.
+echo 'torchrun --nproc_per_node 2 pretrain_gpt.py --num-layers 4 --hidden-size 1024 --num-attention-heads 16 --seq-length 2048 \
+  --max-position-embeddings 2048 --micro-batch-size 1 --global-batch-size 8 --bf16' >"$work/train.sh"
+expect 2 'the vocabulary is missing' "$work/train.sh" "$work/train.sh" --set-a vocab_size=32000 --profile h200-sxm
+expect 0 'vocab_size' "$work/train.sh" "$work/train.sh" --set-a vocab_size=32000 --set-b vocab_size=64000 --profile h200-sxm
+
 for best in '{}' '"x"' -1 '[]' null; do
   echo "{\"searched\": 1, \"best\": $best}" >"$work/plan.json"
   expect 2 "$work/plan.json: " "$run" "$work/plan.json"

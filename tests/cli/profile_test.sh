@@ -46,6 +46,8 @@ expect 2 'cannot' profile merge tiny tiny --out "$work/no/such/folder.json"
 run=${data%/profile/data}/measured/a_pp4_m8.yaml
 expect 2 '--force' profile calibrate "$run" --out "$work/merged.json"
 expect 0 '"name": "h200-sxm-calibrated"' profile calibrate "$run" --out -
+mkdir "$work/runs" && cp "$run" "$work/runs/"
+expect 0 '"name": "h200-sxm-calibrated"' profile calibrate "$work/runs" --out -
 sed -e '/^measured:/,$d' "$run" >"$work/far.yaml"
 printf 'measured:\n  step_ms: 90000\n  source: here\n' >>"$work/far.yaml"
 expect 2 'measured.step_ms: would mean kernels more than 2.00 times' profile calibrate "$work/far.yaml" --out -

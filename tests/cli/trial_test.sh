@@ -22,6 +22,8 @@ expect 2 'put {flags} there' small.yaml -- "$launcher" ok '{steps}'
 expect 2 'did you mean "{flags}"?' small.yaml -- "$launcher" ok '{flag}'
 expect 2 '--steps: must be at least 6' small.yaml --steps 3 -- "$launcher" ok '{flags}'
 expect 2 'cannot run /nowhere/torchrun' small.yaml --out "$work/t" -- /nowhere/torchrun '{flags}'
+expect 2 'leave out the quotes around the command' small.yaml --out "$work/t" -- "$launcher ok {steps} {flags}"
+expect 2 'env A=B COMMAND' small.yaml --out "$work/t" -- A=B "$launcher" ok '{steps}' '{flags}'
 expect 2 'is not what `pipewright plan --json` writes' profiles/table.json -- "$launcher" '{flags}'
 
 # A dry run prints a line for a shell and runs nothing.
@@ -98,6 +100,9 @@ expect 0 'left processes behind' small.yaml --out "$work/y" --no-record -- "$lau
 expect 0 'order measured:' "$work/plan.json" --top 2 --out "$work/p" --no-record --json "$work/p.json" -- "$launcher" ok \
   '{steps}' '{flags}'
 shows 'order predicted:' 'best  ' 'alternative-1'
+# Equal as printed: none is the fastest alone.
+expect 0 'order measured:  best = alternative-1' "$work/plan.json" --top 2 --out "$work/e" --no-record -- \
+  sh -c "exec $launcher ok {steps} # {flags}"
 for key in measured_order schema tool; do grep -q "\"$key\"" "$work/p.json" || fail "no $key in the JSON"; done
 # A plan's scenarios are ready to run.
 for option in '--set micro_batch_size=2' '--env A=B' '--gpus 4'; do

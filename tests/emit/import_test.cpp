@@ -327,6 +327,18 @@ TEST_CASE("model_config.yaml of Megatron's functional tests") {
       "  --recompute-granularity: selective\n  --recompute-modules: \"[layernorm mlp]\"\n  --num-experts: 32\n"
       "  --moe-layer-freq: ([0]*1+[1]*15)\n  --swiglu: true\n";
   CHECK(emit::is_launch_file("model_config.yaml", text));
+  const auto gpus = [&](const std::string& head) {
+    return emit::from_launch_file(head + text, "m.yaml", {0, 8, "h100-sxm", ""}).scenario.cluster.num_gpus;
+  };
+  CHECK(gpus("") == 8);
+  CHECK(
+      gpus("MODEL_ENV_VARS:\n  # each\n  MODEL_ARGS:\n    GPUS_PER_NODE: 2\n  MODEL_ARGS_2:\n    GPUS_PER_NODE: 4\n") ==
+      2);
+  // Releases up to 0.16 escape what a shell would read.
+  CHECK(emit::from_launch_file(text + "  --pipeline-model-parallel-size: 4\n  --pipeline-model-parallel-layout: "
+                                      "Et*2\\\\|\\\\(tt\\\\|\\\\)*5t\\\\|ttttL # Et*2|(tt|)*5t|ttttL\n",
+                               "m.yaml", {0, 8, "h100-sxm", ""})
+            .scenario.settings.pipeline_model_parallel_layout == std::optional<std::string>("Et*2|(tt|)*5t|ttttL"));
   CHECK_FALSE(emit::is_launch_file("s.yaml", "scenario: 1\nmodel: {}\n"));
   const auto s = emit::from_launch_file(text, "model_config.yaml", {0, 8, "h100-sxm", ""}).scenario;
   CHECK(s.model.num_layers == 16);

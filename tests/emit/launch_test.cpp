@@ -135,6 +135,71 @@ TEST_CASE("one command in a script's many spellings") {
   CHECK(exported.environment.at("NCCL_DEBUG") == "WARN");
 }
 
+TEST_CASE("how many nodes and GPUs there are is told, never taken to be one where it depends on the machine") {
+  const std::string run = " pretrain_gpt.py " + flags + "\n";
+  for (const std::string& head :
+       {"", "NNODES=$(wc -l < hosts)\n", "NODES=($(scontrol show hostnames))\nNNODES=${#NODES[@]}\n",
+        "mapfile -t NODES < <(scontrol show hostnames)\nNNODES=${#NODES[@]}\n",
+        "while read -r h; do NODES+=(\"$h\"); done < <(scontrol show hostnames)\nNNODES=${#NODES[@]}\n",
+        "NNODES=0\nwhile read -r h; do NNODES=$((NNODES + 1)); done < hosts\n",
+        "NNODES=0\nwhile read -r h; do ((NNODES++)); done < hosts\n",
+        "IFS=, read -ra NODES <<< \"$HOSTS\"\nNNODES=${#NODES[@]}\n"}) {
+    CAPTURE(head);
+    const std::string of_nodes = head + "torchrun --nnodes $NNODES --nproc_per_node 8" + run;
+    const std::string of_gpus = head + "torchrun --nproc_per_node=$NNODES" + run;
+    const std::string of_all = head + "mpirun -np $NNODES python" + run;
+    for (const auto& script : {of_nodes, of_gpus, of_all}) {
+      CHECK_THROWS_WITH_AS(of_script(script), doctest::Contains("--env NAME=VALUE"), UsageError);
+      CHECK(emit::from_launch_file(script, "train.sh", {16, 8, "h100-sxm", ""}).scenario.cluster.num_gpus == 16);
+    }
+    CHECK(of_script("#SBATCH -N 2\n" + of_nodes).cluster.num_gpus == 16);
+    CHECK(of_script(head + "srun -N 2 --ntasks-per-node 8 torchrun --nnodes $NNODES" + run).cluster.num_gpus == 16);
+  }
+  const auto elastic = emit::from_launch_file("torchrun --nnodes 1:4 --nproc_per_node 8" + run, "train.sh", machine);
+  CHECK(elastic.gpus_guessed);
+  CHECK(elastic.notes.front() == "--nnodes 1:4 is no number of GPUs or nodes: say it with --gpus");
+  // A script that reads its own arguments in a loop has none.
+  CHECK(of_script("N=2\nwhile [[ $# -gt 0 ]]; do case $1 in --n) N=$2; shift 2;; esac; done\ntorchrun --nnodes $N "
+                  "--nproc_per_node 8" +
+                  run)
+            .cluster.num_gpus == 16);
+}
+
+TEST_CASE("a line that was not continued is told: bash would train without its flags") {
+  const std::string run = "torchrun --nproc_per_node 8 pretrain_gpt.py " + flags;
+  for (const std::string& script :
+       {run + "\n  --swiglu --disable-bias-linear\n", run + " \\ \n  --swiglu\n",
+        "ARGS=\"" + flags + "\n--swiglu\"\nbash -c \"torchrun --nproc_per_node 8 p.py $ARGS\"\n"}) {
+    CAPTURE(script);
+    CHECK_THROWS_WITH_AS(of_script(script), doctest::Contains("--swiglu: begins a command of its own"), UsageError);
+  }
+  CHECK_THROWS_WITH_AS(of_script(run + " \\ \n"), doctest::Contains("a word of blanks"), UsageError);
+}
+
+TEST_CASE("variables that only the machine knows are no values") {
+  const std::string text =
+      "export MASTER_ADDR=$(hostname) CUDA_DEVICE_MAX_CONNECTIONS=${CONNECTIONS} LD_LIBRARY_PATH=/x:$LD_LIBRARY_PATH\n"
+      "export NCCL_DEBUG=WARN\ntorchrun --nproc_per_node 8 pretrain_gpt.py " +
+      flags + "\n";
+  const auto import = emit::from_launch_file(text, "train.sh", machine);
+  for (const auto& [name, value] : import.scenario.environment) {
+    CAPTURE(name);
+    CHECK(value.find("${") == std::string::npos);
+  }
+  CHECK(import.scenario.environment.at("NCCL_DEBUG") == "WARN");
+  CHECK(std::ranges::find(import.notes,
+                          "known only where the script runs, taken as not set: CUDA_DEVICE_MAX_CONNECTIONS, "
+                          "LD_LIBRARY_PATH, MASTER_ADDR (--env NAME=VALUE says one)") != import.notes.end());
+  const auto said = emit::from_launch_file(text, "train.sh", machine, {{"CONNECTIONS", "1"}});
+  CHECK(said.scenario.environment.at("CUDA_DEVICE_MAX_CONNECTIONS") == "1");
+}
+
+TEST_CASE("a recipe of Megatron Bridge is told for one") {
+  for (const char* command : {"torchrun --nproc_per_node=8 scripts/training/run_recipe.py --recipe llama3_8b\n",
+                              "srun bash -c \"cd x; uv run python run_recipe.py --recipe=llama3_8b model.tp=2\"\n"})
+    CHECK_THROWS_WITH_AS(of_script(command), doctest::Contains("a recipe of Megatron Bridge trains"), UsageError);
+}
+
 TEST_CASE("what no version has is told at once, with the way to go on without it") {
   const auto said = refusal(flags + " --model-types GPT --max-padding-lengths 4096 --recompute-module mlp");
   for (const char* part :

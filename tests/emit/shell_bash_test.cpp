@@ -128,6 +128,11 @@ class Draw {
     return out;
   }
 
+  /// What may stand behind a compound command; behind a pipe nothing of what it has set is left.
+  std::string behind() {
+    return one({"", "", "", "", " < /dev/null", " < <(echo x; echo y)", " <<< word", " 2> >(cat)", " | cat"}) + "\n";
+  }
+
   std::string call() {
     std::string out = "torchrun";
     for (int i = 0; i <= number(5); ++i)
@@ -169,9 +174,10 @@ class Draw {
       case 12:
         return "if " + condition() + "; then\n" + body(depth) + leave +
                (maybe() ? "elif " + condition() + "; then\n" + body(depth) : "") +
-               (maybe() ? "else\n" + body(depth) : "") + "fi\n";
+               (maybe() ? "else\n" + body(depth) : "") + "fi" + behind();
       case 13:
-        return "case \"$S\" in\n x|llama*) " + body(depth) + ";;\n *[!a-z]*)\n" + body(depth) + ";;\n *) I=1;;\nesac\n";
+        return "case \"$S\" in\n x|llama*) " + body(depth) + ";;\n *[!a-z]*)\n" + body(depth) + ";;\n *) I=1;;\nesac" +
+               behind();
       case 14:
         return loop("for x in 1 \"$T\" " + changed() + "; do S=$x\n", depth);
       case 15:
@@ -199,7 +205,7 @@ class Draw {
         return out + name + " " + value() + " \"${L[@]}\" --end\n";
       }
       case 18:
-        return "(\n" + body(depth) + ")\n";
+        return "(\n" + body(depth) + ")" + behind();
       case 19:
         return "eval " +
                one({"\"I=\\$((I + 1)); S='q r'\"", "'torchrun $I \"$S\" > log'", "\"torchrun ${#M[@]} --eval\""}) +
@@ -207,7 +213,7 @@ class Draw {
       case 20:
         return "set -- " + value() + " --two \"${M[@]}\"\n";
       default:
-        return "I=8 torchrun $I\nmkdir -p x && S=made\n{ " + body(depth) + "}\n";
+        return "I=8 torchrun $I\nmkdir -p x && S=made\n{ " + body(depth) + "}" + behind();
     }
   }
 
@@ -218,7 +224,7 @@ class Draw {
 
   std::string loop(const std::string& head, int depth) {
     ++loops_;
-    std::string out = head + body(depth) + "done\n";
+    std::string out = head + body(depth) + "done" + behind();
     --loops_;
     return out;
   }
@@ -238,7 +244,8 @@ std::vector<Truth> run_by_bash(const std::vector<std::string>& scripts) {
       std::string(folder.data()) + "\n";
   for (const auto& script : scripts) all += "(\n" + script + "\nprintf 'E\\n' >&3)\nprintf 'S\\n' >&3\n";
   write_file(path, all);
-  std::FILE* pipe = popen(("LC_ALL=C timeout 60 bash --norc " + path).c_str(), "r");
+  std::FILE* pipe =
+      popen(("LC_ALL=C timeout " + std::to_string(60 + scripts.size() / 8) + " bash --norc " + path).c_str(), "r");
   REQUIRE(pipe != nullptr);
   std::string out;
   std::array<char, 4096> block;

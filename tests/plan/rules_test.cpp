@@ -379,6 +379,8 @@ const Row rows[] = {
     {"loss.te-fusion", "dense", "cross_entropy_loss_fusion=true; cross_entropy_fusion_impl=te",
      BRIDGE "cross_entropy_loss_fusion=true; cross_entropy_fusion_impl=te"},
     {"environment.max-connections", "tensor", "$CUDA_DEVICE_MAX_CONNECTIONS=8", "$CUDA_DEVICE_MAX_CONNECTIONS=1"},
+    {"environment.max-connections", "tensor", "$CUDA_DEVICE_MAX_CONNECTIONS=8; use_torch_fsdp2=false",
+     "$CUDA_DEVICE_MAX_CONNECTIONS=8; use_torch_fsdp2=true"},
     {"environment.fsdp-connections", "single", "use_megatron_fsdp=true; $CUDA_DEVICE_MAX_CONNECTIONS=1",
      "use_megatron_fsdp=true; $CUDA_DEVICE_MAX_CONNECTIONS=8"},
     {"moe.deepep-needs-flex", "moe", "moe_enable_deepep=true",
@@ -613,6 +615,13 @@ TEST_CASE("every rule has a row and a complete text") {
     CHECK_FALSE(rule.versions.empty());
     CHECK(rule.source.find(".py") != std::string::npos);
     CHECK_FALSE(rule.settings.empty());
+    const auto told = plan::with_fix(rule.message, rule.fix);  // one full stop each, whether the texts have theirs
+    const auto fix = told.find(" Fix: ");
+    REQUIRE(fix != std::string::npos);
+    for (const auto& sentence : {told.substr(0, fix), told}) {
+      CHECK(std::string_view(".!?").find(sentence.back()) != std::string_view::npos);
+      CHECK(std::string_view(".!?").find(sentence[sentence.size() - 2]) == std::string_view::npos);
+    }
   }
   CHECK(known.size() == tested.size());
 }

@@ -42,6 +42,15 @@ TEST_CASE("a placeholder alone becomes words, inside a word it is quoted for a s
   CHECK(inside.environment == std::vector<std::pair<std::string, std::string>>{{"NAME", "two words"}});
 }
 
+TEST_CASE("a placeholder that is written otherwise is told, braces of a shell's own stay") {
+  for (const char* wrong : {"{Flags}", "{ flags }", "{FLAGS}", "{flag}", "{step}", "{{flags}}", "x{Env}y"})
+    CHECK_THROWS_WITH_AS(fill({"run", "{flags}", wrong}, candidate(), Form::megatron, 9),
+                         doctest::Contains("did you mean"), UsageError);
+  const std::string shell = "flags=x steps=3; run {flags} ${flags} ${steps} ${#name} {a,b} {1..3} {A} {\"flags\": 1}";
+  const auto words = fill({"sh", "-c", shell}, candidate(), Form::megatron, 9).words;
+  CHECK(words[2].ends_with(" ${flags} ${steps} ${#name} {a,b} {1..3} {A} {\"flags\": 1}"));
+}
+
 TEST_CASE("what the flags do not say of a candidate is told with its command") {
   auto gated = candidate();
   const auto before = fill({"{flags}"}, gated, Form::megatron, 9).remarks;
@@ -167,10 +176,12 @@ TEST_CASE("the median of an even number is between the two in the middle") {
 TEST_CASE("a plan whose values are of another kind is refused with its key, never taken to be something else") {
   using Json = nlohmann::json;
   const std::string scenario = scenario::write(candidate().scenario);
-  const Json plan = {{"best", {{"scenario", scenario}, {"label", "as given"}}},
+  const Json plan = {{"best", {{"scenario", scenario}, {"label", "VPP 2"}}},
                      {"alternatives", {{{"scenario", scenario}, {"label", "other"}}}},
                      {"baseline", {{"scenario", scenario}, {"label", "given"}}}};
-  CHECK(candidates_of_plan(plan.dump(), "p.json", 3).size() == 1);
+  const auto same = candidates_of_plan(plan.dump(), "p.json", 3);
+  REQUIRE(same.size() == 1);
+  CHECK(same.front().label == "as given: VPP 2");
   int refused = 0;
   const Json flat = plan.flatten();
   for (const auto& [pointer, ignored] : flat.items()) {

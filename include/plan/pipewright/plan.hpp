@@ -35,6 +35,10 @@ struct Finding {
   std::string message, fix, source;
 };
 
+/// "MESSAGE. Fix: FIX.": a rule's two texts as sentences, whose full stops the texts have or not (some are Megatron's
+/// own).
+std::string with_fix(std::string_view message, std::string_view fix);
+
 /// All rules that fire, in the table's order.
 std::vector<Finding> check(const scenario::Scenario& scenario);
 
