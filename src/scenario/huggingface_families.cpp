@@ -22,6 +22,7 @@ void rope_scaling(const HfConfig& config, Model& m, Strings& notes) {
   const HfConfig rope = config.within(where);
   std::string type = rope.string("rope_type", rope.string("type", "default"));
   if (type == "deepseek_yarn") type = "yarn";  // DeepSeek's and Sarvam's older name
+  if (type == "mrope") type = "default";       // three positions of a token, all alike without images
   rope.knows({"rope_theta",
               "partial_rotary_factor",
               "factor",

@@ -371,24 +371,27 @@ void router_differs(const HfConfig& config, const std::string& family, const Mod
 
 void auxiliary_loss(const HfConfig& config, const std::string& family, Scenario& scenario, Strings& notes) {
   const auto* row = std::ranges::find_if(balances, [&](const Balance& each) { return family == each.family; });
-  double taken = 0;
-  if (row != std::end(balances)) {
-    taken = *row->key != 0 ? config.number(row->key, row->coefficient) : row->coefficient;
-    const Position from = config.position_of(row->key);
+  const bool known = row != std::end(balances);
+  const double taken = !known ? 0 : *row->key != 0 ? config.number(row->key, row->coefficient) : row->coefficient;
+  const std::string by = !known ? "Megatron Bridge has no such family, and Megatron's own default is none"
+                         : taken > 0
+                             ? fmt::format("Megatron Bridge trains this family with {} and {:g}", row->type, taken)
+                             : "Megatron Bridge trains this family without";
+  if (known)
     for (const auto& [field, value] : {std::pair("moe_router_load_balancing_type", std::string(row->type)),
                                        {"moe_aux_loss_coeff", yaml_number(taken)}}) {
       set(scenario, fmt::format("settings.{}={}", field, value));
-      scenario.positions[std::string("settings.") + field] = from;
+      scenario.positions[std::string("settings.") + field] = config.position_of(row->key);
     }
+  bool said = false;
+  for (const char* key : {"router_aux_loss_coef", "aux_loss_alpha"}) {
+    said = said || config.has(key);
+    if (const double other = config.number(key, taken); other != taken)
+      notes.push_back(fmt::format("{}: {:g} is not taken: {} (moe_router_load_balancing_type, moe_aux_loss_coeff)", key,
+                                  other, by));
   }
-  for (const char* key : {"router_aux_loss_coef", "aux_loss_alpha"})
-    if (const double said = config.number(key, taken); said != taken)
-      notes.push_back(fmt::format(
-          "{}: {:g} is not taken: {}; state moe_router_load_balancing_type and moe_aux_loss_coeff if the run has it",
-          key, said,
-          row == std::end(balances)
-              ? "Megatron Bridge has no such family, and Megatron's own default is no auxiliary loss"
-              : fmt::format("Megatron Bridge trains this family with {} and {:g}", row->type, taken)));
+  if (taken > 0 && !said)
+    notes.push_back(fmt::format("auxiliary loss: {} (moe_router_load_balancing_type, moe_aux_loss_coeff)", by));
 }
 
 }  // namespace

@@ -83,6 +83,8 @@ bool moves_nothing(const Scenario& s) {
   return !s.settings.fine_grained_activation_offloading && !s.settings.cpu_offloading;
 }
 bool no_recompute(const Scenario& s) { return moves_nothing(s) && !s.settings.recompute_granularity; }
+/// Without per-token loss each is scaled by a kernel of its own.
+bool few_buckets(const Scenario& s) { return s.settings.bucket_size.value_or(40'000'000) >= 40'000'000; }
 bool gathers(const Scenario& s) {
   return s.settings.overlap_param_gather && !s.settings.align_param_gather &&
          s.settings.pipeline_model_parallel_size == 1 && !experts(s);
@@ -137,7 +139,7 @@ const std::vector<Law>& laws() {
        "moe_token_dispatcher_type=flex; moe_flex_dispatcher_backend=hybridep; moe_router_dtype=fp32; gpus_per_node=2"},
       {"moe_load_imbalance=1.5", expert_exchange, 0.999, 1.6, spreads_experts,
        "moe_token_dispatcher_type=flex; moe_flex_dispatcher_backend=deepep; moe_router_dtype=fp32"},
-      {"calculate_per_token_loss=true", step, 0.995, 1.2},
+      {"calculate_per_token_loss=true", step, 0.995, 1.2, few_buckets},
       {"hidden_dropout=0.1", step, 1, 1.3},
       {"hidden_dropout=0.1", peak, 0.999, 1.3},
   };

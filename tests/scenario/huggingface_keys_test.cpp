@@ -148,6 +148,10 @@ TEST_CASE(
                                        "eos_token_id",
                                        "pad_token_id",
                                        "image_token_id",
+                                       "video_token_id",
+                                       "vision_token_id",
+                                       "vision_start_token_id",
+                                       "vision_end_token_id",
                                        "num_logits_to_keep",
                                        "use_cache",  // generation
                                        "initializer_range",
@@ -250,6 +254,9 @@ TEST_CASE("auxiliary losses are those that Megatron Bridge trains a family with,
   CHECK(said.find("router_aux_loss_coef: 0.02 is not taken") != std::string::npos);
   of("llama-3-70b", "router_aux_loss_coef", 0.02, said);
   CHECK(said.find("router_aux_loss_coef") != std::string::npos);
+  of("deepseek-v3", "frobnicated", 1, said);
+  CHECK(said.find("auxiliary loss: Megatron Bridge trains this family with seq_aux_loss and 0.0001") !=
+        std::string::npos);
   of("deepseek-v3", "norm_topk_prob", false, said);
   CHECK(said.find("norm_topk_prob") != std::string::npos);
 }
