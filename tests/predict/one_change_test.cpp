@@ -268,6 +268,7 @@ TEST_CASE("one change at a time, of every family's config.json") {
   std::ranges::sort(configs);
   REQUIRE(configs.size() > 40);
   const auto count = static_cast<unsigned>(configs.size());
-  check_laws(test::draws(count, "PIPEWRIGHT_LAWS"),
-             [&](unsigned seed) { return test::drawn(seed, configs[seed % count]); });
+  const bool all = std::getenv("PIPEWRIGHT_LONG") != nullptr;  // a minute; else every third family
+  check_laws(test::draws(all ? count : count / 3, "PIPEWRIGHT_LAWS"),
+             [&](unsigned seed) { return test::drawn(seed, configs[(all ? seed : 3 * seed) % count]); });
 }
