@@ -151,6 +151,7 @@ bool matters(std::string_view field, const Scenario& s) {
   if (field == "moe_token_dispatcher_type" && s.settings.variable_seq_lengths) return true;  // asked of any model
   if (field == "moe_aux_loss_coeff" && s.settings.moe_router_load_balancing_type.empty()) return false;
   if (field.starts_with("moe_") && field != "moe_load_imbalance") return s.model.num_moe_experts.has_value();
+  if (field.starts_with("cpu_offloading_")) return s.settings.cpu_offloading;  // a number of layers would switch it on
   if (field == "optimizer_offload_fraction") return s.settings.optimizer_cpu_offload;
   if (field == "data_parallel_sharding_strategy" || field == "suggested_communication_unit_size")
     return s.settings.use_megatron_fsdp;

@@ -32,6 +32,17 @@ std::vector<Rule> graph_rules() {
   using enum Speaker;
   using enum Version;
   return {
+      {"graphs.local-experts",
+       violation,
+       arguments,
+       {"cuda_graph_impl", "expert_model_parallel_size"},
+       up_to(v0_17),
+       [](const Scenario& s) {
+         return s.settings.cuda_graph_impl == "local" && s.settings.expert_model_parallel_size > 1 &&
+                !s.settings.other.contains("moe_pad_experts_for_cuda_graph_inference");
+       },
+       "--moe-pad-experts-for-cuda-graph-inference must be set when using CUDA graphs with expert parallelism",
+       "use cuda_graph_impl: transformer_engine"},
       {"graphs.full-iteration-with-modules",
        violation,
        core,

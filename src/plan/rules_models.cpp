@@ -283,6 +283,17 @@ std::vector<Rule> model_rules() {
        [](const Scenario& s) { return s.model.multi_latent_attention && s.model.rotary_interleaved; },
        "rotary_interleaved does not work with multi_latent_attention.",
        "set rotary_interleaved: false"},
+      {"model.kv-channels",
+       violation,
+       arguments,
+       {"kv_channels", "hidden_size", "num_attention_heads"},
+       everywhere,
+       [](const Scenario& s) {
+         return !s.model.kv_channels && s.model.num_attention_heads > 0 &&
+                s.model.hidden_size % s.model.num_attention_heads != 0;
+       },
+       "assert args.hidden_size % args.num_attention_heads == 0",
+       "state kv_channels, which latent attention does not read"},
       // The layers of transformer_impl local with RMSNorm have PyTorch's (backends.py, LocalSpecProvider.layer_norm).
       {"model.torch-norm-centered",
        violation,

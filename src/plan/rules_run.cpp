@@ -257,6 +257,27 @@ std::vector<Rule> run_rules() {
        "NVTE_FLASH_ATTN, NVTE_FUSED_ATTN and NVTE_UNFUSED_ATTN say otherwise than attention backend type "
        "{attention_backend}.",
        "unset them, and choose by attention_backend"},
+      {"run.deterministic-loss",
+       violation,
+       arguments,
+       {"deterministic_mode", "cross_entropy_loss_fusion"},
+       up_to(v0_18),
+       [](const Scenario& s) { return s.settings.deterministic_mode && s.settings.cross_entropy_loss_fusion; },
+       "Cross Entropy Fusion is currently not deterministic.",
+       "set cross_entropy_loss_fusion: false"},
+      {"environment.deterministic-nccl",
+       violation,
+       arguments,
+       {"deterministic_mode", "NCCL_ALGO"},
+       up_to(v0_18),
+       [](const Scenario& s) {
+         const auto algorithm = scenario::variable(s, "NCCL_ALGO");
+         return s.settings.deterministic_mode && algorithm != "Tree" && algorithm != "Ring" &&
+                algorithm != "CollnetDirect" && algorithm != "CollnetChain" && algorithm != "^NVLS";
+       },
+       "NCCL_ALGO must be one of ['Tree', 'Ring', 'CollnetDirect', 'CollnetChain', '^NVLS'].",
+       "set the environment variable NCCL_ALGO=Ring",
+       [](Scenario& s) { s.environment["NCCL_ALGO"] = "Ring"; }},
       {"environment.max-connections",
        violation,
        arguments,

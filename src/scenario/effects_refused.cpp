@@ -20,7 +20,7 @@ const std::vector<RefusedField>& refused_rows() {
       // Model
       {"window_size",
        "a sliding window of latent or unfused attention, with dropout of attention (no fused kernel has both), or with "
-       "context parallelism other than a2a",
+       "context parallelism other than a2a (Transformer Engine refuses p2p)",
        [](const Scenario& s) {  // Transformer Engine's fused_attn.cpp, "sliding window": dropout == 0
          return window_of(s) > 0 && (!grouped_fused_attention(s) || s.settings.attention_dropout > 0 ||
                                      (uses_context(s) && !exchanges_heads(s)));

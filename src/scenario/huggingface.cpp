@@ -22,15 +22,17 @@ const Strings families = {"llama",         "mistral",        "mixtral",     "qwe
                           "glm4_moe_lite", "bailing_moe_v2", "ernie4_5",    "ernie4_5_moe", "seed_oss",
                           "smollm3",       "olmoe",          "gpt_oss",     "phi3",         "gemma",
                           "gemma2",        "gemma3_text",    "llama4_text", "starcoder2",   "nemotron",
-                          "nemotron_h"};
+                          "nemotron_h",    "hy_v3",          "sarvam_moe",  "sarvam_mla"};
 
 /// Published with a vision tower, trained without: the model beside which the text model stands.
-const Strings with_tower = {"gemma3",  "llama4",      "mistral3", "kimi_k25",
-                            "qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe"};
+const Strings with_tower = {"gemma3",   "llama4",       "mistral3", "kimi_k25",   "qwen3_5",   "qwen3_5_moe",
+                            "qwen3_vl", "qwen3_vl_moe", "qwen2_vl", "qwen2_5_vl", "glm4v_moe", "kimi_vl"};
 
-/// Names of a family beside its own: Qwen3-VL without images is Qwen3 (three positions of a token, all alike).
-const std::map<std::string, const char*, std::less<>> other_names = {{"qwen3_vl_text", "qwen3"},
-                                                                     {"qwen3_vl_moe_text", "qwen3_moe"}};
+/// Names of a family beside its own: Qwen-VL without images is Qwen (three positions of a token, all alike).
+const std::map<std::string, const char*, std::less<>> other_names = {
+    {"qwen3_vl_text", "qwen3"},  {"qwen3_vl_moe_text", "qwen3_moe"}, {"qwen2_vl", "qwen2"},
+    {"qwen2_5_vl", "qwen2"},     {"glm4v_moe_text", "glm4_moe"},     {"qwen2_vl_text", "qwen2"},
+    {"qwen2_5_vl_text", "qwen2"}};
 
 /// What a config.json may leave to the defaults of its class (transformers 4.57, configuration_*.py) where those are
 /// not what a reader would take: heads that share keys, widths of heads, windows, expert groups.
@@ -73,6 +75,13 @@ const char* defaults_of(const std::string& family) {
   if (family == "ernie4_5_moe")
     return R"({"num_key_value_heads": 4, "tie_word_embeddings": true, "rms_norm_eps": 1e-5, "rope_theta": 500000.0,
       "moe_num_experts": 64, "moe_k": 6, "moe_intermediate_size": 1536, "moe_num_shared_experts": 2})";
+  if (family == "hy_v3")
+    return R"({"num_key_value_heads": 8, "head_dim": 128, "num_shared_experts": 1, "first_k_dense_replace": 1,
+      "router_scaling_factor": 2.826, "rms_norm_eps": 1e-5, "rope_theta": 11158840.0})";
+  if (family == "sarvam_moe")
+    return R"({"num_key_value_heads": 4, "head_dim": 256, "first_k_dense_replace": 1, "num_shared_experts": 1,
+      "use_qk_norm": true})";
+  if (family == "sarvam_mla") return R"({"first_k_dense_replace": 1, "num_shared_experts": 1})";
   if (family == "seed_oss")
     return R"({"num_key_value_heads": 8, "head_dim": 128, "attention_bias": true, "attention_dropout": 0.1,
       "residual_dropout": 0.1})";
@@ -186,12 +195,13 @@ std::string apply_hf_config(const std::string& given, Scenario& scenario, String
   Strings all;
   Model m = model_of(config, family, scenario, all);
   // transformers' attention_bias is of the output projection, too, but in GLM's classes; add_qkv_bias is not.
-  const bool of_output = family == "seed_oss" ? config.boolean("attention_out_bias", false)
-                                              : !family.starts_with("glm") && config.boolean("attention_bias", false);
-  if (m.add_qkv_bias && !m.add_bias_linear && of_output)
-    all.emplace_back(
-        "attention_bias: the biases of o_proj are left out: Megatron has them with add_bias_linear alone, which gives "
-        "every linear layer one");
+  const char* output_bias = family == "seed_oss" ? "attention_out_bias" : "attention_bias";
+  const bool of_output = !family.starts_with("glm") && config.boolean(output_bias, false);
+  if (!m.add_bias_linear && of_output)
+    all.push_back(
+        fmt::format("{}: the biases of o_proj are left out: Megatron has them with add_bias_linear alone, which gives "
+                    "every linear layer one",
+                    output_bias));
   auto read = config.read();
   const bool tower = sees && (family == "gemma3_text" || family == "llama4_text" ||
                               std::find(with_tower.begin(), with_tower.end(), outer) != with_tower.end());

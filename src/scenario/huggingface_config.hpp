@@ -61,7 +61,7 @@ class HfConfig {
 Model model_of(const HfConfig& config, const std::string& family, Scenario& scenario, Strings& notes);
 
 /// What its experts, its kinds of attention and of layers add.
-void mixture_of(const HfConfig& config, const std::string& family, Scenario& scenario, Model& model);
+void mixture_of(const HfConfig& config, const std::string& family, Scenario& scenario, Model& model, Strings& notes);
 
 /// Llama 4's and SmolLM3's no_rope_layers, whose 1 rotates, or no_rope_layer_interval.
 void layers_without_rotation(const HfConfig& config, Model& model);

@@ -20,7 +20,9 @@ void rope_scaling(const HfConfig& config, Model& m, Strings& notes) {
   if (m.multi_latent_attention) m.other["rotary_scaling_factor"] = "1.0";
   if (config.object(where) == nullptr) return;
   const HfConfig rope = config.within(where);
-  const std::string type = rope.string("rope_type", rope.string("type", "default"));
+  std::string type = rope.string("rope_type", rope.string("type", "default"));
+  if (type == "deepseek_yarn") type = "yarn";  // DeepSeek's and Sarvam's older name
+  if (type == "mrope") type = "default";       // three positions of a token, all alike without images
   rope.knows({"rope_theta",
               "partial_rotary_factor",
               "factor",
@@ -248,7 +250,7 @@ Model model_of(const HfConfig& config, const std::string& family, Scenario& scen
   if (family == "seed_oss") seed_oss(config, scenario, notes);
   if (family == "smollm3") layers_without_rotation(config, m);
   if (family == "glm") m.rotary_interleaved = true;  // modeling_glm.py, rotate_half
-  mixture_of(config, family, scenario, m);
+  mixture_of(config, family, scenario, m, notes);
   config.require();
   rope_scaling(config, m, notes);
   return m;

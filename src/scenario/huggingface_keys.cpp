@@ -22,22 +22,25 @@ constexpr const char* families_keys =
     "chunk_size layer_norm_epsilon moe_latent_size moe_intermediate_size n_group topk_group topk_method "
     "norm_topk_prob num_key_value_heads partial_rotary_factor qk_nope_head_dim qk_rope_head_dim qk_head_dim "
     "v_head_dim rms_norm_eps routed_scaling_factor scoring_func use_qk_norm interleave_moe_layer_step moe_layers "
-    "no_rope_layers no_rope_layer_interval full_attention_interval intermediate_size_mlp";
+    "no_rope_layers no_rope_layer_interval full_attention_interval intermediate_size_mlp router_aux_loss_coef "
+    "aux_loss_alpha router_jitter_noise seq_aux "
+    "mamba_hidden_act";
 // What changes neither the time nor the memory of a training step: names, tokens, generation, initial values, losses'
 // weights, what the checkpoint was quantized to.
 constexpr const char* inert_keys =
     "_attn_implementation _attn_implementation_autoset _commit_hash _name_or_path architectures attn_implementation "
-    "aux_loss_alpha auto_map bad_words_ids begin_suppress_tokens bos_token_id chunk_size_feed_forward "
+    "auto_map bad_words_ids begin_suppress_tokens bos_token_id chunk_size_feed_forward "
     "cross_attention_hidden_size decoder_start_token_id diversity_penalty do_sample early_stopping "
     "encoder_no_repeat_ngram_size eos_token_id ep_size exponential_decay_length_penalty finetuning_task "
-    "forced_bos_token_id forced_eos_token_id id2label image_token_id initial_context_length initializer_range "
+    "forced_bos_token_id forced_eos_token_id id2label image_token_id video_token_id vision_token_id "
+    "vision_start_token_id vision_end_token_id initial_context_length initializer_range "
     "is_decoder "
     "label2id language length_penalty max_length min_length no_repeat_ngram_size num_beam_groups num_beams "
     "num_logits_to_keep num_return_sequences original_max_position_embeddings output_attentions output_hidden_states "
     "output_router_logits output_scores pad_token_id prefix pretraining_tp problem_type pruned_heads quantization "
     "quantization_config query_pre_attn_scalar remove_invalid_values repetition_penalty return_dict "
-    "return_dict_in_generate rope_interleaved router_aux_loss_coef router_jitter_noise sep_token_id seq_aux "
-    "expand mamba_hidden_act mamba_ssm_cache_dtype rescale_prenorm_residual time_step_floor "
+    "return_dict_in_generate rope_interleaved sep_token_id "
+    "expand mamba_ssm_cache_dtype rescale_prenorm_residual time_step_floor "
     "time_step_limit time_step_max time_step_min time_step_rank use_mamba_kernels mtp_hybrid_override_pattern "
     "mtp_layers_block_type "
     "model_type dtype torch_dtype text_config rope_theta rope_scaling rope_parameters rope_local_base_freq "

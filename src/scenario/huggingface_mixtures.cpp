@@ -6,9 +6,20 @@
 #include <map>
 
 #include "huggingface_config.hpp"
+#include "pipewright/scenario/io.hpp"
+#include "pipewright/scenario/yaml_value.hpp"
 
 namespace pipewright::scenario {
 namespace {
+
+/// A word; refused unless it is among `allowed`.
+std::string one_of(const HfConfig& config, const std::string& key, const std::string& otherwise,
+                   const Strings& allowed) {
+  const auto word = config.string(key, otherwise);
+  if (std::ranges::find(allowed, word) == allowed.end())
+    throw config.error(key, "\"" + word + "\" is not modelled", allowed, nearest_name(word, allowed));
+  return word;
+}
 
 /// Experts in the last of every `step` layers; nothing for every layer.
 void experts_every(Int step, Model& m) {
@@ -52,7 +63,9 @@ void mixtral(const HfConfig& config, Model& m) {
 void gpt_oss(const HfConfig& config, Model& m) {
   mixtral(config, m);
   m.moe_ffn_hidden_size = m.ffn_hidden_size;
-  config.knows({"experts_per_token"});
+  if (const Int other = config.optional_integer("experts_per_token").value_or(m.moe_router_topk);
+      other != m.moe_router_topk)
+    throw config.error("experts_per_token", fmt::format("{} beside num_experts_per_tok {}", other, m.moe_router_topk));
   activation_is(config, {"silu"});
   if (!config.boolean("attention_bias", true))
     throw config.error("attention_bias", "GPT-OSS without biases of attention is not modelled", {"true"});
@@ -152,13 +165,16 @@ void deepseek(const HfConfig& config, Model& m, const std::string& family) {
   m.qk_head_dim = config.integer("qk_nope_head_dim");
   m.qk_pos_emb_head_dim = config.integer("qk_rope_head_dim", 0);
   m.v_head_dim = config.integer("v_head_dim");
-  routed_experts(config, m);
-  shared_experts(config, m);
+  // Nobody reads it; without it Megatron's parser divides the width by the heads (GLM-4.7 Flash: 2048 by 20).
+  if (m.hidden_size % m.num_attention_heads != 0) m.kv_channels = m.qk_pos_emb_head_dim;
+  const bool sarvam = family == "sarvam_mla";
+  routed_experts(config, m, sarvam ? "num_experts" : "n_routed_experts");
+  shared_experts(config, m, sarvam ? "num_shared_experts" : "n_shared_experts");
   leading_dense_layers(config, m);
-  m.moe_router_score_function =
-      config.string("scoring_func", second ? "softmax" : "sigmoid") == "softmax" ? "softmax" : "sigmoid";
+  m.moe_router_score_function = one_of(config, "scoring_func", second ? "softmax" : "sigmoid", {"softmax", "sigmoid"});
   m.moe_router_pre_softmax = m.moe_router_score_function == "softmax";
-  m.moe_router_enable_expert_bias = config.string("topk_method", second ? "greedy" : "noaux_tc") == "noaux_tc";
+  m.moe_router_enable_expert_bias = one_of(config, "topk_method", second ? "greedy" : "noaux_tc",
+                                           {"greedy", "group_limited_greedy", "noaux_tc"}) == "noaux_tc";
   predicted_tokens(config, m);
 }
 
@@ -175,24 +191,58 @@ void glm4_moe(const HfConfig& config, Model& m) {
 }
 
 // Megatron Bridge's models/bailing/bailing_moe2_bridge.py: Ling and Ring 2.
-void bailing(const HfConfig& config, Model& m) {
+void bailing(const HfConfig& config, Scenario& scenario, Model& m) {
+  if (config.has("router_dtype")) {
+    set(scenario, "settings.moe_router_dtype=" + one_of(config, "router_dtype", "fp32", {"fp32", "fp64"}));
+    scenario.positions["settings.moe_router_dtype"] = config.position_of("router_dtype");
+  }
   routed_experts(config, m, "num_experts");
   shared_experts(config, m, "num_shared_experts");
   leading_dense_layers(config, m);
   predicted_tokens(config, m);
-  config.knows({"norm_topk_prob", "max_window_layers", "moe_shared_expert_intermediate_size", "router_dtype",
+  config.knows({"norm_topk_prob", "max_window_layers", "moe_shared_expert_intermediate_size",
                 "moe_router_enable_shared_expert", "use_rmsnorm", "rotary_dim", "mtp_loss_scaling_factor",
                 "embedding_dropout", "output_dropout"});
   for (const auto& [key, only] : {std::pair("use_bias", false), std::pair("use_rmsnorm", true)})
     if (config.boolean(key, only) != only) throw config.error(key, "is not modelled", {only ? "true" : "false"});
   for (const char* key : {"embedding_dropout", "output_dropout"})
     if (config.number(key, 0) != 0) throw config.error(key, "dropout is not modelled here (state hidden_dropout)");
-  if (const auto score = config.string("score_function", "sigmoid"); score != "sigmoid")
-    throw config.error("score_function", "\"" + score + "\" is not modelled", {"sigmoid"});
+  one_of(config, "score_function", "sigmoid", {"sigmoid"});
   m.add_qkv_bias = config.boolean("use_qkv_bias", false);
   m.qk_layernorm = config.boolean("use_qk_norm", true);
   m.moe_router_score_function = "sigmoid";
   m.moe_router_enable_expert_bias = config.boolean("moe_router_enable_expert_bias", true);
+}
+
+// Megatron Bridge's models/hy_v3/hy_v3_bridge.py: Hy3.
+void hy_v3(const HfConfig& config, Model& m) {
+  routed_experts(config, m, "num_experts");
+  shared_experts(config, m, "num_shared_experts");
+  leading_dense_layers(config, m);
+  predicted_tokens(config, m);
+  if (const Int other = config.optional_integer("expert_hidden_dim").value_or(*m.moe_ffn_hidden_size);
+      other != *m.moe_ffn_hidden_size)
+    throw config.error("expert_hidden_dim",
+                       fmt::format("{} beside moe_intermediate_size {}", other, *m.moe_ffn_hidden_size));
+  for (const char* key : {"qk_norm", "moe_router_use_sigmoid", "moe_router_enable_expert_bias", "route_norm"})
+    if (!config.boolean(key, true)) throw config.error(key, "is not what Megatron Bridge builds", {"true"});
+  // What first_k_dense_replace says, too; transformers' own sum of both kinds of experts.
+  config.knows({"mlp_layer_types", "enable_moe_fp32_combine"});
+  m.moe_router_topk_scaling_factor = config.number("router_scaling_factor", 1);
+  m.qk_layernorm = true;
+  m.moe_router_score_function = "sigmoid";
+  m.moe_router_enable_expert_bias = true;
+}
+
+// Megatron Bridge's models/sarvam: 30B has Ling's keys; 105B DeepSeek's attention without a low rank of queries.
+void sarvam(const HfConfig& config, const std::string& family, Scenario& scenario, Model& m, Strings& notes) {
+  if (family == "sarvam_moe") bailing(config, scenario, m);
+  m.moe_router_topk_scaling_factor = 2.5;
+  if (m.moe_router_num_groups.value_or(1) > 1)
+    notes.push_back(
+        fmt::format("n_group: {} is not taken: Megatron Bridge builds this family without groups of experts",
+                    *m.moe_router_num_groups));
+  m.moe_router_num_groups = m.moe_router_group_topk = std::nullopt;
 }
 
 // Megatron Bridge's models/ernie/ernie_45_bridge.py, whose router's scores are sigmoids.
@@ -201,7 +251,10 @@ void ernie_moe(const HfConfig& config, Model& m) {
   m.moe_router_topk = config.integer("moe_k");
   m.moe_ffn_hidden_size = config.integer("moe_intermediate_size");
   shared_experts(config, m, "moe_num_shared_experts");
-  config.knows({"moe_capacity", "moe_gate", "moe_use_aux_free", "moe_norm_min", "mlp_layer_types"});
+  config.knows({"moe_capacity", "moe_norm_min", "mlp_layer_types"});
+  one_of(config, "moe_gate", "topk", {"topk"});
+  if (!config.boolean("moe_use_aux_free", true))
+    throw config.error("moe_use_aux_free", "a router without bias is not what Megatron Bridge builds", {"true"});
   config.knows({"num_nextn_predict_layers"});  // Bridge builds no such layers
   if (const Int step = config.optional_integer("moe_layer_interval").value_or(1); step != 1)
     throw config.error("moe_layer_interval", "experts in every n-th layer (state moe_layer_freq in a scenario)", {"1"});
@@ -252,8 +305,8 @@ void nemotron_h(const HfConfig& config, Model& m) {
   m.layernorm_epsilon = config.number("layer_norm_epsilon", m.layernorm_epsilon);
   m.gated_linear_unit = false;
   m.activation_func = "squared_relu";
-  if (const auto name = config.string("mlp_hidden_act", "relu2"); name != "relu2")
-    throw config.error("mlp_hidden_act", "\"" + name + "\" is not modelled", {"relu2"});
+  one_of(config, "mlp_hidden_act", "relu2", {"relu2"});
+  one_of(config, "mamba_hidden_act", "silu", {"silu"});  // mamba_mixer.py's
   m.add_bias_linear = config.boolean("use_bias", false) || config.boolean("mamba_proj_bias", false) ||
                       config.boolean("mlp_bias", false);
   if (!config.boolean("use_conv_bias", true))
@@ -280,6 +333,67 @@ void nemotron_h(const HfConfig& config, Model& m) {
   m.moe_router_enable_expert_bias = true;
 }
 
+/// How Megatron Bridge's models/*/*_bridge.py balance a family's experts.
+struct Balance {
+  const char *family, *type;
+  double coefficient;    ///< of a config.json that says none
+  const char* key = "";  ///< of config.json that Bridge takes it from
+};
+constexpr Balance balances[] = {{"qwen3_moe", "aux_loss", 1e-3},
+                                {"qwen3_next", "global_aux_loss", 1e-3},
+                                {"qwen3_5_moe_text", "global_aux_loss", 1e-3, "router_aux_loss_coef"},
+                                {"deepseek_v2", "seq_aux_loss", 1e-3, "aux_loss_alpha"},
+                                {"deepseek_v3", "seq_aux_loss", 1e-4, "aux_loss_alpha"},
+                                {"kimi_k2", "seq_aux_loss", 1e-3},
+                                {"glm4_moe", "seq_aux_loss", 1e-3},
+                                {"glm4_moe_lite", "seq_aux_loss", 1e-3},
+                                {"ernie4_5_moe", "aux_loss", 1e-3, "router_aux_loss_coef"},
+                                {"olmoe", "seq_aux_loss", 1e-2, "router_aux_loss_coef"},
+                                {"nemotron_h", "seq_aux_loss", 1e-4},
+                                {"bailing_moe_v2", "none", 0},
+                                {"hy_v3", "none", 0},
+                                {"sarvam_moe", "aux_loss", 0},
+                                {"sarvam_mla", "aux_loss", 0},
+                                {"gpt_oss", "none", 0}};
+
+/// What config.json says of a mixture's training that Megatron's router has otherwise.
+void router_differs(const HfConfig& config, const std::string& family, const Model& m, Strings& notes) {
+  // moe_utils.py:868, core_r0.19.0: sigmoids of several experts are divided by their sum, whatever config.json says.
+  const bool sums_to_one = m.moe_router_score_function == "sigmoid" ? m.moe_router_topk > 1 : !m.moe_router_pre_softmax;
+  if (family != "qwen3_5_moe_text" && config.boolean("norm_topk_prob", sums_to_one) != sums_to_one)
+    notes.push_back(fmt::format("norm_topk_prob: {} is not taken: Megatron's router {} the chosen experts' weights",
+                                !sums_to_one, sums_to_one ? "normalises" : "does not normalise"));
+  if (!config.boolean("seq_aux", true))
+    notes.emplace_back("seq_aux: false is not taken: the auxiliary loss is that of moe_router_load_balancing_type");
+  if (config.number("router_jitter_noise", 0) != 0)
+    notes.emplace_back("router_jitter_noise is not taken: Megatron Bridge takes none (moe_input_jitter_eps)");
+}
+
+void auxiliary_loss(const HfConfig& config, const std::string& family, Scenario& scenario, Strings& notes) {
+  const auto* row = std::ranges::find_if(balances, [&](const Balance& each) { return family == each.family; });
+  const bool known = row != std::end(balances);
+  const double taken = !known ? 0 : *row->key != 0 ? config.number(row->key, row->coefficient) : row->coefficient;
+  const std::string by = !known ? "Megatron Bridge has no such family, and Megatron's own default is none"
+                         : taken > 0
+                             ? fmt::format("Megatron Bridge trains this family with {} and {:g}", row->type, taken)
+                             : "Megatron Bridge trains this family without";
+  if (known)
+    for (const auto& [field, value] : {std::pair("moe_router_load_balancing_type", std::string(row->type)),
+                                       {"moe_aux_loss_coeff", yaml_number(taken)}}) {
+      set(scenario, fmt::format("settings.{}={}", field, value));
+      scenario.positions[std::string("settings.") + field] = config.position_of(row->key);
+    }
+  bool said = false;
+  for (const char* key : {"router_aux_loss_coef", "aux_loss_alpha"}) {
+    said = said || config.has(key);
+    if (const double other = config.number(key, taken); other != taken)
+      notes.push_back(fmt::format("{}: {:g} is not taken: {} (moe_router_load_balancing_type, moe_aux_loss_coeff)", key,
+                                  other, by));
+  }
+  if (taken > 0 && !said)
+    notes.push_back(fmt::format("auxiliary loss: {} (moe_router_load_balancing_type, moe_aux_loss_coeff)", by));
+}
+
 }  // namespace
 
 void layers_without_rotation(const HfConfig& config, Model& m) {
@@ -289,19 +403,25 @@ void layers_without_rotation(const HfConfig& config, Model& m) {
   if (m.no_rope_freq.empty()) m.no_rope_freq = {interval};
 }
 
-void mixture_of(const HfConfig& config, const std::string& family, Scenario& scenario, Model& m) {
+void mixture_of(const HfConfig& config, const std::string& family, Scenario& scenario, Model& m, Strings& notes) {
   if (family == "mixtral") mixtral(config, m);
   if (family == "qwen2_moe" || family == "qwen3_moe" || family == "qwen3_next" || family == "qwen3_5_moe_text")
     qwen_moe(config, m, family);
   if (family == "qwen3_next" || family.starts_with("qwen3_5")) delta_nets(config, m, family);
   if (family == "olmoe") olmoe(config, m);
   if (family == "glm4_moe") glm4_moe(config, m);
-  if (family == "bailing_moe_v2") bailing(config, m);
+  if (family == "bailing_moe_v2") bailing(config, scenario, m);
   if (family == "ernie4_5_moe") ernie_moe(config, m);
+  if (family == "hy_v3") hy_v3(config, m);
   if (family == "nemotron_h") nemotron_h(config, m);
   if (family == "gpt_oss") gpt_oss(config, m);
   if (family == "llama4_text") llama4(config, scenario, m);
-  if (family.starts_with("deepseek") || family == "kimi_k2" || family == "glm4_moe_lite") deepseek(config, m, family);
+  if (family.starts_with("deepseek") || family == "kimi_k2" || family == "glm4_moe_lite" || family == "sarvam_mla")
+    deepseek(config, m, family);
+  if (family.starts_with("sarvam")) sarvam(config, family, scenario, m, notes);
+  if (!m.num_moe_experts) return;
+  auxiliary_loss(config, family, scenario, notes);
+  router_differs(config, family, m, notes);
 }
 
 }  // namespace pipewright::scenario

@@ -78,9 +78,15 @@ def read(pipewright, arguments):
                           capture_output=True, text=True)
     if done.returncode:
         return done.stderr.strip()
-    section = done.stdout.split("\nmodel:\n")[1].splitlines()
-    lines = itertools.takewhile(lambda line: line.startswith("  "), section)
-    return {name.strip(): value_of(value) for name, value in (line.split(": ", 1) for line in lines)}
+    def section(name):
+        lines = itertools.takewhile(lambda line: line.startswith("  "), done.stdout.split(f"\n{name}:\n")[1].splitlines())
+        return {name.strip(): value_of(value) for name, value in (line.split(": ", 1) for line in lines if ": " in line)}
+
+    settings = section("settings")
+    losses = zip(*(value if isinstance(value, list) else [value] for value in (
+        settings.get("moe_router_load_balancing_type", "aux_loss"), settings.get("moe_aux_loss_coeff", 0.0))))
+    losses = [(each.strip("[]"), weight) for each, weight in losses if each.strip("[]").endswith("aux_loss") and weight]
+    return {**section("model"), "moe_aux_losses": losses}
 
 
 def compare(options):
@@ -111,7 +117,11 @@ def dump(options):
     from megatron.bridge import AutoBridge
     from megatron.bridge.training import config as c
     from megatron.bridge.training.tokenizers.config import TokenizerConfig
+    from transformers import AutoConfig, PretrainedConfig
 
+    for family in ("sarvam_moe", "sarvam_mla"):  # of classes that only their repositories have
+        # transformers 5 moves rope_theta into rope_parameters, where Bridge does not look for it
+        AutoConfig.register(family, type(family, (PretrainedConfig,), {"model_type": family, "rope_theta": 10000.0}))
     os.environ.update(WORLD_SIZE="8", RANK="0", LOCAL_RANK="0")
     for path in sorted(pathlib.Path(options.configs).glob("*.json")):
         with tempfile.TemporaryDirectory() as folder:

@@ -71,6 +71,8 @@ const Published published[] = {
     {"glm-4.5-air", 110468824832 - 3616573584.0, "hub: zai-org/GLM-4.5-Air, without layer 46, its embedding and head"},
     {"glm-4.7-flash", 29943390976, "transformers' Glm4MoeLiteForCausalLM of it"},
     {"ling-mini-2.0", 16255643392, "hub: inclusionAI/Ling-mini-2.0"},
+    {"hy3", 597572280832 / 2.0 - 3752612096.0, "hub: tencent/Hy3, without layer 80 (multi-token prediction)"},
+    {"qwen2.5-vl-7b", 7615616512, "the language model of Qwen2.5"},
     {"ernie-4.5-0.3b", 360748032, "hub: baidu/ERNIE-4.5-0.3B-PT"},
     {"ernie-4.5-21b-a3b", 21825437888, "transformers' Ernie4_5_MoeForCausalLM of it"},
     {"seed-oss-36b", 36151104512, "hub: ByteDance-Seed/Seed-OSS-36B-Instruct"},

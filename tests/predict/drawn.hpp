@@ -128,6 +128,11 @@ inline std::string drawn_settings(Drawn& d, const Shape& shape, Offloads offload
   return s.find("cpu_offloading") == std::string::npos ? s + recompute(d) : s;
 }
 
+inline std::string drawn_cluster(Drawn& d, const Shape& shape) {
+  return "cluster: {profile: h200-sxm, num_gpus: " + std::to_string(shape.pp * shape.tp * shape.cp * shape.dp) +
+         ", gpus_per_node: 8}\nenvironment: {CUDA_DEVICE_MAX_CONNECTIONS: '" + d.word({"1", "8"}) + "'}\n";
+}
+
 inline std::string drawn(unsigned seed, Offloads offloads = Offloads::some) {
   Drawn d(seed);
   Shape shape{};
@@ -140,10 +145,30 @@ inline std::string drawn(unsigned seed, Offloads offloads = Offloads::some) {
   shape.dp = d.one_of({1, 2, 8});
   shape.ep = shape.moe ? d.one_of({1, 2, 4}) : 1;
   shape.microbatches = shape.pp * d.one_of({1, 2, 4, 12});
-  const int gpus = shape.pp * shape.tp * shape.cp * shape.dp;
-  return "scenario: 1\nmodel: {" + drawn_model(d, shape) + "}\nsettings: {" + drawn_settings(d, shape, offloads) +
-         "}\ncluster: {profile: h200-sxm, num_gpus: " + std::to_string(gpus) +
-         ", gpus_per_node: 8}\nenvironment: {CUDA_DEVICE_MAX_CONNECTIONS: '" + d.word({"1", "8"}) + "'}\n";
+  const std::string text =
+      "scenario: 1\nmodel: {" + drawn_model(d, shape) + "}\nsettings: {" + drawn_settings(d, shape, offloads) + "}\n";
+  return text + drawn_cluster(d, shape);
+}
+
+/// The same settings around the model of a config.json.
+inline std::string drawn(unsigned seed, const std::string& config) {
+  Drawn d(seed);
+  const auto model = scenario::from_hf(config).model;
+  const auto splits = [&](int parts) { return model.num_layers % parts == 0; };
+  Shape shape{};
+  shape.moe = model.num_moe_experts.has_value();
+  shape.latent = model.multi_latent_attention;
+  shape.pp = d.one_of({1, 1, 2, 4});
+  if (!splits(shape.pp)) shape.pp = 1;
+  shape.vpp = shape.pp > 1 && splits(2 * shape.pp) ? d.one_of({1, 2}) : 1;
+  shape.tp = d.one_of({1, 1, 2});
+  shape.cp = d.one_of({1, 1, 1, 2});
+  shape.dp = d.one_of({1, 2, 8});
+  shape.ep = shape.moe ? d.one_of({1, 2, 4}) : 1;
+  shape.microbatches = shape.pp * d.one_of({1, 2});
+  shape.layers = static_cast<int>(model.num_layers);
+  return "scenario: 1\nmodel: {hf_config: " + config + field("seq_length", d.one_of({1024, 4096, 8192})) +
+         "}\nsettings: {" + drawn_settings(d, shape, Offloads::some) + "}\n" + drawn_cluster(d, shape);
 }
 
 /// nullopt: Megatron would refuse it too, or it is not modelled.

@@ -6,7 +6,9 @@
 #include <array>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "pipewright/scenario/io.hpp"
 
@@ -134,6 +136,129 @@ TEST_CASE("no key of any family is taken without effect: it moves the model, or 
       const bool silent = changed == plain && said.find(key) == std::string::npos;
       if (std::ranges::find(dormant, file) == dormant.end()) CHECK_FALSE((silent && std::string(value) != "false"));
     }
+}
+
+TEST_CASE(
+    "every key of every published config.json, changed, moves the scenario or is named; those that do neither stand "
+    "here") {
+  const std::set<std::string> inert = {"architectures",
+                                       "auto_map",
+                                       "transformers_version",  // names
+                                       "bos_token_id",
+                                       "eos_token_id",
+                                       "pad_token_id",
+                                       "image_token_id",
+                                       "video_token_id",
+                                       "vision_token_id",
+                                       "vision_start_token_id",
+                                       "vision_end_token_id",
+                                       "num_logits_to_keep",
+                                       "use_cache",  // generation
+                                       "initializer_range",
+                                       "rescale_prenorm_residual",  // initial values
+                                       "output_router_logits",      // what is returned
+                                       "ep_size",
+                                       "pretraining_tp",
+                                       "use_mamba_kernels",
+                                       "expand",
+                                       "initial_context_length"};  // nobody's sizes
+  // What another key decides, as in transformers.
+  const std::map<std::string, Strings> dormant = {{"full_attention_interval", {"layer_types"}},
+                                                  {"no_rope_layer_interval", {"no_rope_layers"}},
+                                                  {"layer_types", {"no_rope_layers"}},
+                                                  {"max_window_layers", {"use_sliding_window"}},
+                                                  {"sliding_window", {"use_sliding_window"}},
+                                                  {"use_sliding_window", {"max_window_layers"}},
+                                                  {"moe_capacity", {"moe_k"}},
+                                                  {"moe_shared_expert_intermediate_size", {"num_shared_experts"}},
+                                                  {"num_key_value_heads", {"kv_lora_rank"}},
+                                                  {"n_shared_experts", {"moe_shared_expert_intermediate_size"}},
+                                                  {"rms_norm_eps", {"layer_norm_epsilon"}}};
+  const auto others = [](const nlohmann::json& value) -> std::vector<nlohmann::json> {
+    if (value.is_boolean()) return {!value.get<bool>()};
+    if (value.is_number_integer()) return {value.get<Int>() + 1, 2 * value.get<Int>() + 2};
+    if (value.is_number()) return {value.get<double>() / 2 + 0.1};
+    if (value.is_string()) return {value.get<std::string>() + "x"};
+    return {};
+  };
+  int changes = 0;
+  for (const auto& each : std::filesystem::directory_iterator("data")) {
+    const auto file = each.path().stem().string();
+    if (each.path().extension() != ".json" || file == "not-json") continue;
+    Scenario plain;
+    Strings usual;
+    try {
+      plain = from_hf(each.path().string(), &usual);
+    } catch (const UsageError&) {
+      continue;  // what is wrong with these is tested elsewhere
+    }
+    auto json = nlohmann::json::parse(read_file(each.path().string()));
+    auto& inner = json.contains("text_config") ? json["text_config"] : json;
+    const auto whole = inner;
+    for (const auto& [key, value] : whole.items())
+      for (const auto& other : others(value)) {
+        if (inert.contains(key)) continue;
+        if (const auto found = dormant.find(key);
+            found != dormant.end() &&
+            std::ranges::any_of(found->second, [&, &w = whole](const auto& by) { return w.contains(by); }))
+          continue;
+        inner[key] = other;
+        const auto path =
+            std::filesystem::temp_directory_path() / ("pipewright_every_" + std::to_string(getpid()) + ".json");
+        std::ofstream(path) << json.dump(1);
+        inner[key] = value;
+        bool told = false;
+        Scenario changed;
+        try {
+          Strings notes;
+          changed = from_hf(path.string(), &notes);
+          told =
+              std::ranges::any_of(notes, [&, &k = key](const auto& note) { return note.find(k) != std::string::npos; });
+        } catch (const UsageError&) {
+          told = true;
+        }
+        std::filesystem::remove(path);
+        CAPTURE(file);
+        CAPTURE(key);
+        CAPTURE(other.dump());
+        CHECK((told || !(changed.model == plain.model) || !(changed.settings == plain.settings)));
+        ++changes;
+      }
+  }
+  CHECK(changes > 1000);
+}
+
+TEST_CASE("auxiliary losses are those that Megatron Bridge trains a family with, and another of config.json is said") {
+  const auto of = [](const std::string& file, const std::string& key, const nlohmann::json& value, std::string& said) {
+    auto json = nlohmann::json::parse(read_file("data/" + file + ".json"));
+    json[key] = value;
+    const auto path = std::filesystem::temp_directory_path() / ("pipewright_aux_" + std::to_string(getpid()) + ".json");
+    std::ofstream(path) << json.dump(1);
+    Strings notes;
+    const Scenario s = from_hf(path.string(), &notes);
+    std::filesystem::remove(path);
+    said.clear();
+    for (const auto& note : notes) said += note + "\n";
+    const auto& types = s.settings.moe_router_load_balancing_type;
+    return std::pair(types.empty() ? "none" : types.front(), s.settings.moe_aux_loss_coeff.front());
+  };
+  std::string said;
+  CHECK(of("olmoe-1b-7b", "router_aux_loss_coef", 0.02, said) == std::pair(std::string("seq_aux_loss"), 0.02));
+  CHECK(said.find("aux_loss") == std::string::npos);
+  CHECK(of("qwen3-30b-a3b", "router_aux_loss_coef", 0.02, said) == std::pair(std::string("aux_loss"), 0.001));
+  CHECK(said.find("router_aux_loss_coef: 0.02 is not taken") != std::string::npos);
+  CHECK(of("deepseek-v3", "aux_loss_alpha", 0.003, said) == std::pair(std::string("seq_aux_loss"), 0.003));
+  CHECK(of("gpt-oss-20b", "router_aux_loss_coef", 0.9, said).first == "none");
+  CHECK(said.find("router_aux_loss_coef: 0.9 is not taken") != std::string::npos);
+  CHECK(of("mixtral-8x7b", "router_aux_loss_coef", 0.02, said) == std::pair(std::string("aux_loss"), 0.0));
+  CHECK(said.find("router_aux_loss_coef: 0.02 is not taken") != std::string::npos);
+  of("llama-3-70b", "router_aux_loss_coef", 0.02, said);
+  CHECK(said.find("router_aux_loss_coef") != std::string::npos);
+  of("deepseek-v3", "frobnicated", 1, said);
+  CHECK(said.find("auxiliary loss: Megatron Bridge trains this family with seq_aux_loss and 0.0001") !=
+        std::string::npos);
+  of("deepseek-v3", "norm_topk_prob", false, said);
+  CHECK(said.find("norm_topk_prob") != std::string::npos);
 }
 
 TEST_CASE("parts that no family here has are refused by name, also under another family's name") {
