@@ -132,7 +132,8 @@ std::string gemma3_pattern(const scenario::Scenario& scenario) {
 }
 
 std::optional<Built> built_by_spec(std::string_view name) {
-  constexpr std::array plain = {"default_layer_spec",
+  constexpr std::array plain = {"_ernie45_decoder_block_spec",
+                                "default_layer_spec",
                                 "get_default_hybrid_stack_spec",
                                 "get_default_mamba_stack_spec",
                                 "get_gpt_decoder_block_spec",

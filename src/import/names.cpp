@@ -41,6 +41,9 @@ const std::vector<NamePattern>& patterns() {
       {"_row_id_map_pass_3", Role::main, {"moe.row_id_map"}},
       {"_make_chunk_sort_map", Role::main, {"moe.sort_map"}},
       {"_sort_chunks_by_map", Role::main, {"moe.sort_chunks"}},
+      {"triton_red_fused_flex_attention", Role::before, {}},
+      {"triton_tem_fused_flex_attention_backward", Role::main, {"attention.backward"}},
+      {"triton_tem_fused_flex_attention", Role::main, {"attention.forward"}},
       {"multi_(un)?padding_kernel<", Role::main, {"copy.d2d"}},
       {"triton_poi_fused_index_select_permute", Role::main, {"copy.d2d", "copy.strided"}},  // a2a: heads to ranks
       {"_unpermute", Role::main, {"moe.unpermute"}},

@@ -416,9 +416,19 @@ std::uint32_t LinearWriter::norm_linear(const Linear& linear, const std::string&
       saved.out.data = normed;
     if (linear.fp8() && linear.rank == 0) w_.free(normed);
   }
-  auto out = column_product(linear, owner, saved.out, grad && !linear.frozen);
-  if (!grad || linear.frozen) saved.out = {};
+  // Frozen weights need no input, but TE keeps the norm's output where an adapter asks for it
+  // (layernorm_linear.py:427): besides what the adapter holds, the FP8 operand and, where the adapter gathers, this
+  // rank's rows.
+  const bool kept = grad && (!linear.frozen || (linear.rank > 0 && !linear.ends));
+  auto out = column_product(linear, owner, saved.out, kept);
+  if (!kept) saved.out = {};
   out = adapt(linear, out, owner, normed, saved.adapted, grad);
+  if (linear.rank > 0 && d_.sp && d_.t > 1) {
+    if (kept && !linear.fp8())
+      saved.out.data = normed;
+    else
+      w_.free(normed);
+  }
   if (!grad || linear.ends) w_.release(saved.statistics);
   if (!grad) saved = {};
   return out;

@@ -49,7 +49,6 @@ std::uint32_t LinearWriter::adapt(const Linear& linear, std::uint32_t y, const s
     if (saved.gathers)
       w_.collective(Purpose::tp, linear.name + " adapter all-gather", "all_gather", d_.t, 2 * tokens * linear.in,
                     d_.tp_link);
-    w_.free(normed);
   }
   saved.low = w_.allocate(linear.name + "_adapter_low", low_bytes);
   const Int own_rank = column && split ? r / d_.t : r, own_out = column || !split ? linear.out : linear.out / d_.t;

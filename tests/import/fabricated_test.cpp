@@ -163,6 +163,9 @@ Names kernels_of(const traces::Expected& e) {
   // but their order changes; sinks of a rank's heads are selected.
   if (e.kernel->name == "attention.sinks of own heads")
     return {"void at::native::(anonymous namespace)::indexSelectSmallIndex<float, int, unsigned int, 2, 2, -2>"};
+  if (e.kernel && e.kernel->key.family.starts_with("attention.softcap.backward"))
+    return {"triton_red_fused_flex_attention_backward_0", "triton_tem_fused_flex_attention_backward_1"};
+  if (e.kernel && e.kernel->key.family.starts_with("attention.softcap.")) return {"triton_tem_fused_flex_attention_0"};
   if (op == "copy.d2d" && e.kernel->name.ends_with(" in order")) return {"triton_poi_fused_index_select_permute_0"};
   if (op == "moe.router.gemm.forward" && e.kernel->key.dims.back() % 8 != 0)
     return {"void cutlass::Kernel2<cutlass_80_tensorop_s16816gemm_bf16_64x128_64x6_tn_align2>",

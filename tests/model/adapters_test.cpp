@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <random>
+#include <set>
 
 #include "../plan/bases.hpp"
 #include "pipewright/effects.hpp"
@@ -480,4 +481,39 @@ TEST_CASE("adapters beside shared experts with sequence parallelism gather their
   // Beside the experts' (their rows and activation, two low ranks): the gathered input, the activation, two low ranks.
   CHECK(kept(s) - kept(frozen) ==
         2 * n / 2 * h + 2 * n / 2 * f + 2 * (2 * n / 2 * r) + 2 * S * h + 2 * S * shared / 2 + 2 * (2 * S * r));
+}
+
+// TE's layernorm_linear.py:427 drops what the norm wrote where weights are frozen, but not where an adapter asks for
+// it.
+TEST_CASE("what a norm writes for an adapter stays: these rows where the adapter gathers, the FP8 operand") {
+  const auto dense = with(mixture(), {"num_moe_experts=none", "moe_ffn_hidden_size=none", "moe_router_topk=none",
+                                      "expert_tensor_parallel_size=none", "lora_dim=16"});
+  // Of the layer `index`, whose first has nothing below that needs a gradient.
+  const auto norm_output = [&](const std::vector<std::string>& more, std::size_t index) {
+    auto s = dense;
+    for (const auto& change : more) pipewright::test::change(s, change);
+    const auto stages = pipewright::test::build(s);
+    const auto& piece = layer(stages, index);
+    check_balance(piece);
+    std::set<std::uint32_t> live;
+    for (const auto& step : piece.forward) {
+      if (step.kind == model::Step::Kind::allocate) live.insert(step.index);
+      if (step.kind == model::Step::Kind::free) live.erase(step.index);
+    }
+    std::int64_t sum = 0;
+    for (const auto tensor : live)
+      if (stages.owners[piece.tensors[tensor].owner] == "attention.qkv_norm_output")
+        sum += piece.tensors[tensor].bytes.value;
+    return sum;
+  };
+  const std::string qkv = "lora_target_modules=[linear_qkv]", proj = "lora_target_modules=[linear_proj]",
+                    split = "tensor_model_parallel_size=2; sequence_parallel=true; $CUDA_DEVICE_MAX_CONNECTIONS=1",
+                    fp8 = "fp8=hybrid; fp8_recipe=tensorwise";
+  CHECK(norm_output({qkv}, 1) == 2 * S * h);  // which is the adapter's input
+  CHECK(norm_output({qkv, split}, 1) == 2 * S / 2 * h);
+  CHECK(norm_output({qkv, split}, 0) == 0);
+  CHECK(norm_output({qkv, fp8}, 1) == 2 * S * h + S * h);
+  CHECK(norm_output({qkv, fp8, split}, 1) == S / 2 * h);
+  CHECK(norm_output({qkv, fp8}, 0) == 2 * S * h);
+  for (const auto& more : {proj, proj + "; " + split, proj + "; " + fp8}) CHECK(norm_output({more}, 1) == 0);
 }
