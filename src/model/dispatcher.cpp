@@ -147,8 +147,9 @@ std::uint32_t Dispatcher::postprocess() {
   if (sends_once()) return spread();
   if (gathers()) {
     w_.launch_on(Stream::d2h, Purpose::ep, "moe token counts to host", {"copy.d2h", {8 * m_.local}}, {});
-    w_.synchronize(Stream::d2h);                 // tokens_per_expert.cpu()
-    permute(everyone(), m_.local, m_.received);  // local_map: the columns of its own experts
+    w_.synchronize(Stream::d2h);  // tokens_per_expert.cpu()
+    // local_map: the columns of its own experts.
+    permute(everyone(), m_.local, m_.received);
     probs_ = permuted_probs_;
     const auto sorted = permuted_;
     permuted_ = permuted_probs_ = no_tensor;

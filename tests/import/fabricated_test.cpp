@@ -163,9 +163,9 @@ Names kernels_of(const traces::Expected& e) {
   // but their order changes; sinks of a rank's heads are selected.
   if (e.kernel->name == "attention.sinks of own heads")
     return {"void at::native::(anonymous namespace)::indexSelectSmallIndex<float, int, unsigned int, 2, 2, -2>"};
-  if (e.kernel && e.kernel->key.family.starts_with("attention.softcap.backward"))
+  if (e.kernel->key.family.starts_with("attention.softcap.backward"))
     return {"triton_red_fused_flex_attention_backward_0", "triton_tem_fused_flex_attention_backward_1"};
-  if (e.kernel && e.kernel->key.family.starts_with("attention.softcap.")) return {"triton_tem_fused_flex_attention_0"};
+  if (e.kernel->key.family.starts_with("attention.softcap.")) return {"triton_tem_fused_flex_attention_0"};
   if (op == "copy.d2d" && e.kernel->name.ends_with(" in order")) return {"triton_poi_fused_index_select_permute_0"};
   if (op == "moe.router.gemm.forward" && e.kernel->key.dims.back() % 8 != 0)
     return {"void cutlass::Kernel2<cutlass_80_tensorop_s16816gemm_bf16_64x128_64x6_tn_align2>",
@@ -430,6 +430,18 @@ TEST_CASE("heads exchanged for context parallelism: selections are no embeddings
   const auto summary = traces::summarise(trace, traces::exchanges_of(scenario));
   CHECK(summary.busy_us.count("p2p") == 0);
   CHECK(summary.busy_us.at("coll") > exchanges * 100);
+}
+
+TEST_CASE("Gemma 2: FlexAttention's kernels are attention, its row sums belong to them") {
+  auto scenario = scenario::read("../real/g_gemma2.yaml");
+  scenario::set(scenario, "global_batch_size=2");
+  const Run run(scenario);
+  const auto result = traces::import_traces(scenario, {run.step(2).trace}, {"gemma", 1, ""}, nullptr);
+  check_placed(result);
+  int passes = 0;
+  for (const auto& key : result.keys)
+    if (key.key.family.starts_with("attention.softcap.")) passes += key.sample.count;
+  CHECK(passes == 2 * 2 * 6);  // forward and backward, microbatches, layers
 }
 
 TEST_CASE("a gate of shared experts and a router of 60 experts belong to their layers") {
