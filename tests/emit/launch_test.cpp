@@ -137,7 +137,7 @@ TEST_CASE("one command in a script's many spellings") {
 
 TEST_CASE("how many nodes and GPUs there are is told, never taken to be one where it depends on the machine") {
   const std::string run = " pretrain_gpt.py " + flags + "\n";
-  for (const std::string& head :
+  for (const std::string head :
        {"", "NNODES=$(wc -l < hosts)\n", "NODES=($(scontrol show hostnames))\nNNODES=${#NODES[@]}\n",
         "mapfile -t NODES < <(scontrol show hostnames)\nNNODES=${#NODES[@]}\n",
         "while read -r h; do NODES+=(\"$h\"); done < <(scontrol show hostnames)\nNNODES=${#NODES[@]}\n",
