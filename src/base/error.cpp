@@ -2,7 +2,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cctype>
+#include <cstdlib>
 
 #include "pipewright/base.hpp"
 
@@ -72,6 +74,16 @@ std::size_t edit_distance(const std::string& a, const std::string& b) {
   return last[b.size()];
 }
 
+/// No fewer edits than this: each of the letters that only one of the names has is inserted, deleted or replaced.
+std::size_t fewest_edits(const std::string& a, const std::string& b) {
+  std::array<int, 256> surplus{};
+  for (const char c : a) ++surplus[static_cast<unsigned char>(c)];
+  for (const char c : b) --surplus[static_cast<unsigned char>(c)];
+  std::size_t of_a = 0, of_b = 0;
+  for (const int count : surplus) (count > 0 ? of_a : of_b) += static_cast<std::size_t>(std::abs(count));
+  return std::max(of_a, of_b);
+}
+
 /// Is every word of `name` one of `whole`'s ("num_experts" of "num_moe_experts")? A short word alone says too little.
 bool has_words(const std::string& whole, const std::string& name) {
   if (name.find('_') == std::string::npos && name.size() < 5) return false;
@@ -103,6 +115,7 @@ std::string nearest_name(std::string_view name, const std::vector<std::string>& 
   std::string nearest;
   for (const std::string& candidate : candidates) {
     const std::string known = folded(candidate);
+    if (fewest_edits(wanted, known) > best) continue;  // most of them
     const std::size_t distance = edit_distance(wanted, known);
     const bool same_letters = std::max(wanted.size(), known.size()) - std::min(wanted.size(), known.size()) == distance;
     if (distance < candidate.size() && (distance < best || (distance == best && same_letters && !by_length))) {

@@ -40,8 +40,8 @@ constexpr const char* kExamples = R"(Examples:
   pipewright profile merge my-gpu.json links.json links-shm.json --out profiles/my-node.json)";
 
 struct Arguments {
-  std::string out, raw, steps = "3:4";
-  bool force = false;
+  KeptFile out;
+  std::string raw, steps = "3:4";
   std::vector<std::string> scenarios, profiles;
   capture::Options options;
   capture::Attach attach;
@@ -76,10 +76,7 @@ class Line {
 };
 
 void check(const Arguments& arguments) {
-  if (!arguments.force && arguments.out != "-" && std::filesystem::exists(arguments.out)) {
-    throw UsageError(kHere, "--out", arguments.out + " exists; --force replaces it");
-  }
-  if (arguments.out != "-") require_writable(arguments.out);  // minutes before there is anything to write
+  arguments.out.require_free();
   require_regex("--ops", arguments.options.ops);
   require_regex("--step-kernel", arguments.attach.step_kernel);
 }
@@ -128,9 +125,9 @@ void take_seat(Arguments& arguments) {
     }
     return;
   }
-  if (options.meet.empty() && arguments.out == "-")
+  if (options.meet.empty() && arguments.out.path == "-")
     throw UsageError(kHere, "--meet", "is needed with --out -: a folder that all ranks see");
-  if (options.meet.empty()) options.meet = arguments.out + ".ranks";
+  if (options.meet.empty()) options.meet = arguments.out.path + ".ranks";
 }
 
 int measure(Arguments& arguments) {
@@ -156,8 +153,8 @@ int measure(Arguments& arguments) {
   if (samples + result.profile.scalars.size() + result.profile.clocks.size() == 0) {
     throw UsageError({"command line", 0}, "--ops", "nothing was measured: no family's name matches");
   }
-  write_result(arguments.out, profile::to_json(result.profile));
-  std::fprintf(stderr, "%s: %zu shapes of %zu families%s\n", arguments.out.c_str(), samples,
+  write_result(arguments.out.path, profile::to_json(result.profile));
+  std::fprintf(stderr, "%s: %zu shapes of %zu families%s\n", arguments.out.path.c_str(), samples,
                result.profile.samples.size(), result.complete ? "" : "; stopped early, what was measured is valid");
   return result.complete ? 0 : 1;
 }
@@ -201,12 +198,10 @@ void parse_steps(Arguments& arguments) {
 /// Every process's kernels; "run.json" of rank 1 of several goes to run.r1.json.
 void write_lists(const Arguments& arguments, const std::vector<traces::Trace>& all) {
   for (const auto& trace : all) {
-    std::filesystem::path path(arguments.out);
-    if (all.size() > 1 && arguments.out != "-") {
+    std::filesystem::path path(arguments.out.path);
+    if (all.size() > 1 && arguments.out.path != "-") {
       path.replace_extension(".r" + std::to_string(trace.rank) + path.extension().string());
-      if (!arguments.force && std::filesystem::exists(path)) {
-        throw UsageError(kHere, "--out", path.string() + " exists; --force replaces it");
-      }
+      arguments.out.require_free(path.string());
     }
     write_result(path.string(), traces::kernel_list(trace));
     std::fprintf(stderr, "%s: %zu kernels and copies of rank %d\n", path.c_str(), trace.activities.size(), trace.rank);
@@ -221,11 +216,11 @@ void write_profile(const Arguments& arguments, const std::vector<traces::Trace>&
   const auto scenario = checked_scenario(arguments.scenarios.front());
   std::string command;
   for (const auto& argument : arguments.options.arguments) command += (command.empty() ? "" : " ") + argument;
-  const std::string name =
-      arguments.options.name.empty() ? std::filesystem::path(arguments.out).stem().string() : arguments.options.name;
+  const std::string name = arguments.options.name.empty() ? std::filesystem::path(arguments.out.path).stem().string()
+                                                          : arguments.options.name;
   const auto result = traces::import_traces(scenario, all, {name, 1.0, command}, lone.get());
-  write_result(arguments.out, profile::to_json(result.profile));
-  if (arguments.out != "-") write_result("-", traces::text(result, lone.get()));
+  write_result(arguments.out.path, profile::to_json(result.profile));
+  if (arguments.out.path != "-") write_result("-", traces::text(result, lone.get()));
 }
 
 int attach(Arguments& arguments) {
@@ -260,8 +255,7 @@ void add_capture(Command& app, Outcome& outcome) {
   auto& command = app.add_subcommand("capture", "Measures this machine's GPUs and writes a profile.");
   command.footer(kExamples);
   auto& options = arguments->options;
-  command.add_option("--out", arguments->out, "The profile to write, or - for standard output.").required();
-  command.add_flag("--force", arguments->force, "Replace an existing file.");
+  arguments->out.add_to(command, "profile");
   command.add_option("--name", options.name, "Name of the profile (default: the device's, such as h200).");
   command.add_option("--ops", options.ops,
                      "Only families, links and scalars whose name matches this regular expression.");

@@ -49,6 +49,18 @@ void add_completion(Command& app, Outcome& outcome);
 void add_json_option(Command& command, std::string& file);
 void add_report_option(Command& command, std::string& file);
 
+/// A profile or a scenario that is written: what stands there is hours of measuring or somebody's own words, replaced
+/// only where --force says so.
+struct KeptFile {
+  std::string path;  ///< "-": standard output
+  bool force = false;
+
+  void add_to(Command& command, const std::string& what);  ///< --out, required, and --force
+  /// Throws UsageError for a file that is there or that cannot be written, before there is anything to write.
+  void require_free() const { require_free(path); }
+  void require_free(const std::string& other) const;  ///< the same for a file that is named after it
+};
+
 /// Is one of these outputs (option and path, "" where it is not asked for) standard output, "-"? Then nothing else goes
 /// there. Throws UsageError, before there is anything to write, for two that are one file or standard output, and for a
 /// file that cannot be written.

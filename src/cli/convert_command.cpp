@@ -11,13 +11,14 @@ namespace {
 
 struct ConvertOptions {
   Input input;
-  std::string out;
+  KeptFile out;
 };
 
 void convert(const ConvertOptions& options) {
   const Loaded loaded = options.input.runnable();
+  options.out.require_free();
   for (const auto& note : loaded.notes) std::fprintf(stderr, "note: %s\n", note.c_str());
-  write_result(options.out, scenario::write(loaded.scenario));
+  write_result(options.out.path, scenario::write(loaded.scenario));
 }
 
 }  // namespace
@@ -26,7 +27,7 @@ void add_convert(Command& app, Outcome&) {
   auto& command = app.add_subcommand("convert", "Write a scenario file from any form of input");
   const auto options = std::make_shared<ConvertOptions>();
   options->input.add_to(command);
-  command.add_option("--out", options->out, "scenario file to write (-: standard output)").required();
+  options->out.add_to(command, "scenario file");
   command.footer(
       "Example:\n"
       "  pipewright convert --hf config.json --gpus 64 --profile h100-sxm --set seq_length=4096 \\\n"

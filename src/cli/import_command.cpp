@@ -19,12 +19,12 @@ namespace {
 
 struct ImportOptions {
   std::vector<std::string> traces, profiles, set;
-  std::string scenario, out, json;
+  KeptFile out;
+  std::string scenario, json;
   std::string aiconfigurator, simumax, gpu;
   std::optional<int> nvlink_domain;
   bool published_only = false;
   double host_overhead = 1.25;
-  bool force = false;
 };
 
 /// "run-7.json" and "profiles/run-7" are called run-7.
@@ -50,8 +50,8 @@ void import_published(const ImportOptions& options) {
       tables::import_tables({options.aiconfigurator, options.simumax}, profile::load(options.profiles.front(), where),
                             profile::data_sheet(options.gpu, where));
   const auto kept = options.published_only ? tables::published_only(result.profile) : result.profile;
-  write_result(options.out, profile::to_json(kept));
-  if (options.out != "-") write_result("-", tables::text(result));
+  write_result(options.out.path, profile::to_json(kept));
+  if (options.out.path != "-") write_result("-", tables::text(result));
 }
 
 /// Every file is told by its content; all must be of one kind.
@@ -74,17 +74,16 @@ bool of_nccl_tests(const ImportOptions& options) {
 void import_benchmarks(const ImportOptions& options, bool quiet) {
   std::string command = "pipewright import";
   for (const auto& path : options.traces) command += " " + std::filesystem::path(path).filename().string();
-  const auto result = nccl_tests::import_files(options.traces, {name_of(options.out), command, options.nvlink_domain});
-  write_result(options.out, profile::to_json(result.profile));
+  const auto result =
+      nccl_tests::import_files(options.traces, {name_of(options.out.path), command, options.nvlink_domain});
+  write_result(options.out.path, profile::to_json(result.profile));
   if (!options.json.empty()) write_result(options.json, report::stamped(nccl_tests::json(result)));
   if (!quiet) write_result("-", nccl_tests::text(result));
 }
 
 void import(const ImportOptions& options) {
-  if (!options.force && options.out != "-" && std::filesystem::exists(options.out)) {
-    throw UsageError(where, "--out", options.out + " exists; --force replaces it");
-  }
-  const bool quiet = on_standard_output({{"--out", options.out}, {"--json", options.json}});
+  options.out.require_free();
+  const bool quiet = on_standard_output({{"--out", options.out.path}, {"--json", options.json}});
   if (!options.aiconfigurator.empty()) return import_published(options);
   for (const auto& [given, option] :
        {std::pair(!options.simumax.empty(), "--simumax"), std::pair(!options.gpu.empty(), "--gpu"),
@@ -128,9 +127,9 @@ void import(const ImportOptions& options) {
                          std::filesystem::path(options.scenario).filename().string(), options.host_overhead);
   for (const auto& name : options.profiles) command += " --profile " + name_of(name);
 
-  const traces::Options how{name_of(options.out), options.host_overhead, command};
+  const traces::Options how{name_of(options.out.path), options.host_overhead, command};
   const auto result = traces::import_traces(scenario, read, how, lone.get());
-  write_result(options.out, profile::to_json(result.profile));
+  write_result(options.out.path, profile::to_json(result.profile));
   if (!options.json.empty()) write_result(options.json, report::stamped(traces::json(result, lone.get())));
   if (!quiet) write_result("-", traces::text(result, lone.get()));
 }
@@ -148,8 +147,7 @@ void add_import(Command& app, Outcome&) {
       .expected(0, 100000);
   command.add_option("--scenario", options->scenario, "scenario file (YAML) or launch script that the run followed")
       .reads();
-  command.add_option("--out", options->out, "file of the profile (-: standard output)").required();
-  command.add_flag("--force", options->force, "replace the file");
+  options->out.add_to(command, "profile");
   command.add_option("--set", options->set, "NAME=VALUE: any setting, overrides the scenario; repeatable").repeatable();
   add_profile_option(command, options->profiles);
   command.add_option("--host-overhead", options->host_overhead,

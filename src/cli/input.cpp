@@ -36,20 +36,21 @@ profile::Device gpu_of(const std::string& name) {
   }
 }
 
-/// What an import needs to know of --set before it is applied: flags may only name the tokenizer.
-void tell(emit::Machine& machine, const std::vector<std::string>& set) {
+/// What an import needs to know of --set before it is applied: flags may only name the tokenizer. Throws UsageError for
+/// a name or value that none can have: a slip is told as one, not as what it leaves unsaid.
+void tell(emit::Machine& machine, const std::vector<std::string>& set, std::string_view option = "--set") {
+  scenario::Scenario stated;
   for (const auto& text : set) {
+    scenario::set(stated, text, option);
     const auto name = text.substr(0, text.find('='));
-    machine.stated.push_back(name.substr(name.find('.') == std::string::npos ? 0 : name.find('.') + 1));
-    if (name != "vocab_size" && name != "model.vocab_size") continue;
-    scenario::Scenario stated;
-    scenario::set(stated, text);
-    machine.vocab_size = stated.model.vocab_size;
+    machine.stated.push_back(
+        scenario::full_name(name.substr(name.find('.') == std::string::npos ? 0 : name.find('.') + 1)));
   }
+  if (stated.model.vocab_size != 0) machine.vocab_size = stated.model.vocab_size;
 }
 
 scenario::Scenario read_file_of(const std::string& path, const std::vector<std::string>& profiles,
-                                const std::vector<std::string>& set) {
+                                const std::vector<std::string>& set, std::string_view option) {
   const std::string content = content_of(path);
   const bool configuration = emit::is_bridge_text(content);
   if (!configuration && !emit::is_launch_file(path, content)) {
@@ -59,7 +60,7 @@ scenario::Scenario read_file_of(const std::string& path, const std::vector<std::
   }
   emit::Machine machine;
   if (!profiles.empty()) machine.profile = profiles.front();
-  tell(machine, set);
+  tell(machine, set, option);
   auto import =
       configuration ? emit::from_bridge_text(content, path, machine) : emit::from_launch_file(content, path, machine);
   emit::require_known_flags(import);
@@ -74,7 +75,7 @@ void name_gpu(scenario::Scenario& scenario, const std::vector<std::string>& prof
 
 scenario::Scenario read_scenario(const std::string& path, const std::vector<std::string>& profiles,
                                  const std::vector<std::string>& set, std::string_view option) {
-  auto read = read_file_of(path, profiles, set);
+  auto read = read_file_of(path, profiles, set, option);
   for (const auto& text : set) scenario::set(read, text, option);
   name_gpu(read, profiles);
   return read;

@@ -19,6 +19,19 @@ void add_report_option(Command& command, std::string& file) {
   command.add_option("--report", file, "write a self-contained HTML page (-: standard output)");
 }
 
+void KeptFile::add_to(Command& command, const std::string& what) {
+  command.add_option("--out", path, what + " to write (-: standard output)").required();
+  command.add_flag("--force", force, "replace the file");
+}
+
+void KeptFile::require_free(const std::string& other) const {
+  if (other == "-") return;
+  require_writable(other);  // an input of the same command is none, with --force neither
+  std::error_code none;
+  if (!force && std::filesystem::is_regular_file(other, none))
+    throw UsageError({"command line", 0}, "--out", other + " exists; --force replaces it");
+}
+
 bool on_standard_output(const std::vector<std::pair<std::string, std::string>>& outputs) {
   namespace fs = std::filesystem;
   bool standard = false;

@@ -52,7 +52,7 @@ std::vector<std::string> names_in(const std::vector<std::string>& lists) {
 }
 
 void run(const PlanOptions& options, Outcome& outcome) {
-  const auto emit_forms = forms(options.emit_forms);
+  const auto emit_forms = forms(names_in(options.emit_forms));
   if (options.top < 1) throw UsageError({"command line", 0}, "--top", "must be at least 1");
   if (options.time_limit_s && !(*options.time_limit_s > 0))
     throw UsageError({"command line", 0}, "--time-limit", "must be a positive number of seconds");
@@ -171,7 +171,9 @@ void add_plan(Command& app, Outcome& outcome) {
   options->input.add_to(command);
   options->input.propose = true;
   add_json_option(command, options->json);
-  command.add_option("--emit", options->emit_forms, "flags to print: megatron, bridge, harness, env, all; repeatable")
+  command
+      .add_option("--emit", options->emit_forms,
+                  "flags to print: megatron, bridge, harness, env, all; repeatable, or with commas")
       .suggested({"megatron", "bridge", "harness", "env", "all"})
       .repeatable();
   options->training.add_to(command);

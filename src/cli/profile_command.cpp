@@ -187,8 +187,8 @@ std::string diff_json(const std::vector<profile::Difference>& differences) {
 
 struct ProfileOptions {
   std::vector<std::string> profiles, runs, tables, measured;
-  std::string json, out, family, gpu = "h100-sxm";
-  bool force = false;
+  KeptFile out;
+  std::string json, family, gpu = "h100-sxm";
 };
 
 /// A profile that knows only this machine's speed, to stand before the measured one: that of its hosts from runs that
@@ -237,7 +237,8 @@ profile::Profile calibrated(const ProfileOptions& options) {
   }
   const auto& measured = base->first();
   profile::Profile result;
-  result.name = options.out == "-" ? measured.name + "-calibrated" : std::filesystem::path(options.out).stem().string();
+  result.name =
+      options.out.path == "-" ? measured.name + "-calibrated" : std::filesystem::path(options.out.path).stem().string();
   result.device = measured.device;
   result.memory = measured.memory;
   auto all = by_kernels;
@@ -254,12 +255,6 @@ profile::Profile calibrated(const ProfileOptions& options) {
     result.scalars["host.time_factor"] =
         validate::host_factor(hosts, *base, fmt::format("{}", fmt::join(by_hosts, ", ")));
   return result;
-}
-
-/// A profile is hours of measuring: none is replaced unasked.
-void require_free(const ProfileOptions& options) {
-  if (!options.force && options.out != "-" && std::filesystem::exists(options.out))
-    throw UsageError({"command line", 0}, "--out", options.out + " exists; --force replaces it");
 }
 
 }  // namespace
@@ -280,13 +275,12 @@ void add_profile(Command& app, Outcome&) {
 
   auto& merge = command.add_subcommand("merge", "All entries of several profiles; the first that has one wins");
   merge.add_option("PROFILES", options->profiles, "names or files").required().expected(2, 1000);
-  merge.add_option("--out", options->out, "file of the result (-: standard output)").required();
-  merge.add_flag("--force", options->force, "replace the file");
+  options->out.add_to(merge, "profile");
   merge.callback([options] {
-    require_free(*options);
+    options->out.require_free();
     std::vector<profile::Profile> all;
     for (const auto& name : options->profiles) all.push_back(load(name));
-    write_result(options->out, profile::to_json(profile::merge(all)));
+    write_result(options->out.path, profile::to_json(profile::merge(all)));
   });
 
   auto& diff = command.add_subcommand("diff", "Every number in which two profiles differ");
@@ -303,22 +297,20 @@ void add_profile(Command& app, Outcome&) {
       "This machine's speed, GPUs and hosts, from the step times of measured runs, to stand before a measured profile");
   calibrate.add_option("RUNS", options->runs, "scenario files with `measured:`, or directories of them").required();
   calibrate.add_option("--profile", options->profiles, "measured profile, name or file (default: the runs' own)");
-  calibrate.add_option("--out", options->out, "file of the result (-: standard output)").required();
-  calibrate.add_flag("--force", options->force, "replace the file");
+  options->out.add_to(calibrate, "profile");
   calibrate.footer(
       "Example:\n  pipewright profile calibrate run1.yaml run2.yaml --out mine.json\n"
       "  pipewright plan next.yaml --profile mine.json --profile h200-sxm");
   calibrate.callback([options] {
-    require_free(*options);
-    write_result(options->out, profile::to_json(calibrated(*options)));
+    options->out.require_free();
+    write_result(options->out.path, profile::to_json(calibrated(*options)));
   });
 
   auto& derive = command.add_subcommand(
       "derive", "A GPU from another one's profile and both data sheets, every entry marked derived");
   derive.add_option("PROFILE", options->profiles, "name or file of the measured profile").required().expected(1);
   derive.add_option("--gpu", options->gpu, "name of the data sheet (h100-sxm)");
-  derive.add_option("--out", options->out, "file of the result (-: standard output)").required();
-  derive.add_flag("--force", options->force, "replace the file");
+  options->out.add_to(derive, "profile");
   const auto& tables = derive.add_option(
       "--tables", options->tables, "profile whose published entries are kept, of this GPU or its kin (repeatable)");
   derive
@@ -330,7 +322,7 @@ void add_profile(Command& app, Outcome&) {
       "profiles/gb200-nvl72.json\n"
       "  pipewright profile derive h200-sxm --gpu h100-sxm --measured my-h100.json --out h100.json");
   derive.callback([options] {
-    require_free(*options);
+    options->out.require_free();
     const Position gpu = {"--gpu", 0};
     const auto& sheet = profile::data_sheet(options->gpu, gpu);
     const auto measured = load(options->profiles.front());
@@ -338,13 +330,14 @@ void add_profile(Command& app, Outcome&) {
       const auto derived = profile::derive(measured, sheet);
       std::vector<profile::Profile> own;
       for (const auto& name : options->measured) own.push_back(load(name));
-      return write_result(options->out, profile::to_json(own.empty() ? derived : profile::with_measured(derived, own)));
+      return write_result(options->out.path,
+                          profile::to_json(own.empty() ? derived : profile::with_measured(derived, own)));
     }
     std::vector<profile::Profile> told;
     for (const auto& name : options->tables) told.push_back(load(name));
     const auto result = tables::complete(measured, sheet, told);
-    write_result(options->out, profile::to_json(result.profile));
-    if (options->out != "-") write_result("-", tables::text(result));
+    write_result(options->out.path, profile::to_json(result.profile));
+    if (options->out.path != "-") write_result("-", tables::text(result));
   });
 }
 

@@ -9,6 +9,8 @@
 
 #include "bridge_providers.hpp"
 #include "emitted.hpp"
+#include "field_table.hpp"
+#include "pipewright/effects.hpp"
 #include "pipewright/emit.hpp"
 #include "pipewright/scenario/io.hpp"
 #include "pipewright/scenario/yaml_value.hpp"
@@ -190,6 +192,45 @@ std::vector<ConfigLine> bridge_config(std::string_view text, const std::string& 
     add(section.value, add);
   }
   return lines;
+}
+
+void require_section(const std::string& path, bool hydra, const Position& where) {
+  static const scenario::Strings sections = {// ConfigContainer (training/config.py of Megatron Bridge 0.7)
+                                             "model",
+                                             "train",
+                                             "optimizer",
+                                             "ddp",
+                                             "scheduler",
+                                             "dataset",
+                                             "logger",
+                                             "tokenizer",
+                                             "checkpoint",
+                                             "dist",
+                                             "rng",
+                                             "rerun_state_machine",
+                                             "optimizer_config_override_provider",
+                                             "validation",
+                                             "ft",
+                                             "straggler",
+                                             "nvrx_straggler",
+                                             "profiling",
+                                             "tensor_inspect",
+                                             "inprocess_restart",
+                                             "comm_overlap",
+                                             "mixed_precision"};
+  const auto known = [&](const std::string& name) { return std::ranges::find(sections, name) != sections.end(); };
+  const std::string section = path.substr(0, path.find('.')), field = path.substr(path.rfind('.') + 1);
+  if (known(section)) return;
+  std::string meant;
+  for (auto dot = path.find('.'); dot != std::string::npos && meant.empty(); dot = path.find('.', dot + 1))
+    if (known(path.substr(dot + 1, path.find('.', dot + 1) - dot - 1)) && path.find('.', dot + 1) != std::string::npos)
+      meant = "cfg." + path.substr(dot + 1);
+  const bool other = hydra && meant.empty() && nearest_name(section, sections).empty() && !is_field(field) &&
+                     scenario::effect_of(field) == nullptr;
+  if (other) return;
+  if (meant.empty()) meant = nearest_name(section, sections);
+  throw UsageError(where, (hydra ? "" : "cfg.") + path,
+                   "no section of Bridge's configuration, which is called cfg here", sections, meant);
 }
 
 }  // namespace pipewright::emit

@@ -25,6 +25,11 @@ bool is_bridge_config(std::string_view text);
 /// 0.17.0, ..."; false where there is none.
 bool stated_versions(scenario::Scenario& s, std::string_view text);
 
+/// Throws UsageError for what an override assigns to (PATH is model.x, without cfg.): the configuration by another name
+/// (config.model.x, cfg2.model.x, an alias of cfg.model) and a slip in a section's, as what they set would be lost.
+/// Other objects' attributes are passed over.
+void require_section(const std::string& path, bool hydra, const Position& where);
+
 /// The fields of a text that is_bridge_config, in order, without objects that no field of ours can be (initializers,
 /// timers). The class of the model's section is a field `model_provider` (bridge_providers.hpp).
 std::vector<ConfigLine> bridge_config(std::string_view text, const std::string& file);

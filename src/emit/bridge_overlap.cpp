@@ -6,6 +6,9 @@
 #include <array>
 #include <utility>
 
+#include "field_table.hpp"
+#include "pipewright/scenario/derived.hpp"
+#include "pipewright/scenario/io.hpp"
 #include "pipewright/scenario/overlap_table.hpp"
 #include "pipewright/scenario/yaml_value.hpp"
 #include "pipewright/userbuffers.hpp"
@@ -50,6 +53,29 @@ constexpr std::array<std::string_view, 10> overlap_layer_fields = {"qkv_dgrad", 
                                                                    "proj_fprop", "fc2_fprop"};
 
 }  // namespace
+
+void apply_comm_overlap(scenario::Scenario& s, const std::vector<Assignment>& user) {
+  auto& settings = s.settings;
+  const bool pipeline = settings.pipeline_model_parallel_size > 1;
+  const bool interleaved = pipeline && settings.virtual_pipeline_model_parallel_size.value_or(1) > 1;
+  settings.tp_comm_overlap = settings.defer_embedding_wgrad_compute = false;
+  settings.wgrad_deferral_limit = 0;
+  settings.overlap_moe_expert_parallel_comm = settings.delay_wgrad_compute = false;
+  settings.overlap_p2p_comm = interleaved;
+  settings.batch_p2p_comm = pipeline && !interleaved;
+  if (settings.use_distributed_optimizer) {
+    const bool data_parallel = s.cluster.num_gpus > 0 && scenario::data_parallel_size(s) > 1;
+    settings.bucket_size = data_parallel ? scenario::OptInt(128 * 1024 * 1024) : std::nullopt;
+    settings.overlap_grad_reduce = settings.overlap_param_gather = data_parallel;
+    settings.overlap_param_gather_with_optimizer_step = false;
+    settings.align_param_gather = data_parallel && interleaved;
+  }
+  for (const auto& assignment : user)
+    if (assignment.second != "none" &&
+        (settings.use_distributed_optimizer || !of_distributed_optimizer(assignment.first)))
+      scenario::set(s, assignment.first + "=" + assignment.second);
+  if (settings.tensor_model_parallel_size < 2 || !settings.sequence_parallel) settings.tp_comm_overlap = false;
+}
 
 OverlapObjects overlap_objects(const std::string& table) {
   if (!scenario::overlap_products(table)) return {};

@@ -1,13 +1,18 @@
-// cfg.comm_overlap.tp_comm_overlap_cfg of Megatron Bridge: userbuffers' table.
+// cfg.comm_overlap of Megatron Bridge: what its setup() decides, and userbuffers' table, tp_comm_overlap_cfg.
 #pragma once
 
 #include <set>
 #include <string>
+#include <vector>
 
+#include "bridge_precision.hpp"
 #include "pipewright/scenario/types.hpp"
 #include "python.hpp"
 
 namespace pipewright::emit {
+
+/// CommOverlapConfig.setup(): everything it owns is reset, then what the user set on cfg.comm_overlap is applied.
+void apply_comm_overlap(scenario::Scenario& scenario, const std::vector<Assignment>& user);
 
 /// Whether a table that is named or written out is the one that the model takes for such a run.
 bool is_known_overlap(const scenario::Scenario& scenario, const Python& table, const Position& where);

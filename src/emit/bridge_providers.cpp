@@ -82,6 +82,16 @@ bool is_or_has_size(std::string_view name, std::string_view stem) {
 
 }  // namespace
 
+scenario::Scenario provider_defaults() {
+  scenario::Scenario s;
+  s.settings.deallocate_pipeline_outputs = true;
+  s.settings.masked_softmax_fusion = true;
+  s.settings.cross_entropy_loss_fusion = true;
+  s.settings.gradient_accumulation_fusion = true;
+  s.settings.attention_softmax_in_fp32 = false;
+  return s;
+}
+
 std::optional<Built> built_by_provider(std::string_view name) {
   const auto is = [&](std::string_view stem) -> bool { return is_or_has_size(name, stem); };
   if (std::ranges::any_of(plain_classes, is)) return Built{};

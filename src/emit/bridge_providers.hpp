@@ -16,6 +16,10 @@ namespace pipewright::emit {
 /// The name under which a class that is not known stands among what is refused.
 inline constexpr std::string_view model_provider = "model_provider";
 
+/// Defaults of GPTModelProvider (models/gpt_provider.py:137-206) that differ from TransformerConfig's. Those of
+/// MLAModelProvider do not: of its two parents MLATransformerConfig's fields count (models/mla_provider.py).
+scenario::Scenario provider_defaults();
+
 using Built = std::vector<std::pair<std::string_view, std::string_view>>;
 
 /// What the class `name` (without its modules) builds beyond its fields, as fields of ours and their values; nothing

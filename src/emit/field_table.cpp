@@ -136,6 +136,16 @@ bool is_ours(std::string_view field) {
          field.starts_with("lora_");
 }
 
+bool is_field(const std::string& name) {
+  static const auto fields = [] {
+    std::set<std::string> names;
+    for (const auto& row : scenario::fields()) names.insert(row.name);
+    for (const auto& row : carried()) names.emplace(row.field);
+    return names;
+  }();
+  return fields.contains(name);
+}
+
 bool of_distributed_optimizer(std::string_view field) {
   constexpr std::array names = {"overlap_grad_reduce", "overlap_param_gather", "align_param_gather",
                                 "overlap_param_gather_with_optimizer_step", "bucket_size"};

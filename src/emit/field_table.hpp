@@ -66,6 +66,9 @@ struct Carried {
 std::span<const Carried> carried();
 const Carried* carried_of_flag(std::string_view name);
 
+/// A field of a scenario or one that is carried through it.
+bool is_field(const std::string& name);
+
 /// Flags that many documents name and no version has, with what does exist.
 struct Legend {
   std::string_view name, instead;

@@ -33,42 +33,6 @@ namespace {
 
 void assign(Scenario& s, const Assignment& assignment) { scenario::set(s, assignment.first + "=" + assignment.second); }
 
-/// Defaults of GPTModelProvider (models/gpt_provider.py:137-206) that differ from TransformerConfig's. Those of
-/// MLAModelProvider do not: of its two parents MLATransformerConfig's fields count (models/mla_provider.py).
-Scenario provider_defaults() {
-  Scenario s;
-  s.settings.deallocate_pipeline_outputs = true;
-  s.settings.masked_softmax_fusion = true;
-  s.settings.cross_entropy_loss_fusion = true;
-  s.settings.gradient_accumulation_fusion = true;
-  s.settings.attention_softmax_in_fp32 = false;
-  return s;
-}
-
-/// CommOverlapConfig.setup(): everything it owns is reset, then what the user set on cfg.comm_overlap is applied.
-void apply_comm_overlap(Scenario& s, const std::vector<Assignment>& user) {
-  auto& settings = s.settings;
-  const bool pipeline = settings.pipeline_model_parallel_size > 1;
-  const bool interleaved = pipeline && settings.virtual_pipeline_model_parallel_size.value_or(1) > 1;
-  settings.tp_comm_overlap = settings.defer_embedding_wgrad_compute = false;
-  settings.wgrad_deferral_limit = 0;
-  settings.overlap_moe_expert_parallel_comm = settings.delay_wgrad_compute = false;
-  settings.overlap_p2p_comm = interleaved;
-  settings.batch_p2p_comm = pipeline && !interleaved;
-  if (settings.use_distributed_optimizer) {
-    const bool data_parallel = s.cluster.num_gpus > 0 && scenario::data_parallel_size(s) > 1;
-    settings.bucket_size = data_parallel ? scenario::OptInt(128 * 1024 * 1024) : std::nullopt;
-    settings.overlap_grad_reduce = settings.overlap_param_gather = data_parallel;
-    settings.overlap_param_gather_with_optimizer_step = false;
-    settings.align_param_gather = data_parallel && interleaved;
-  }
-  for (const auto& assignment : user)
-    if (assignment.second != "none" &&
-        (settings.use_distributed_optimizer || !of_distributed_optimizer(assignment.first)))
-      assign(s, assignment);
-  if (settings.tensor_model_parallel_size < 2 || !settings.sequence_parallel) settings.tp_comm_overlap = false;
-}
-
 class OverrideImporter {
  public:
   OverrideImporter(const std::string& file, const Machine& machine)
@@ -244,16 +208,6 @@ class OverrideImporter {
           "cfg.ddp.check_for_nan_in_grad and cfg.rerun_state_machine.check_for_nan_in_loss");
   }
 
-  static bool is_field(const std::string& name) {
-    static const auto fields = [] {
-      std::set<std::string> names;
-      for (const auto& row : scenario::fields()) names.insert(row.name);
-      for (const auto& row : carried()) names.emplace(row.field);
-      return names;
-    }();
-    return fields.contains(name);
-  }
-
   static std::string last_name(const std::string& path) { return path.substr(path.rfind('.') + 1); }
 
   /// What the model's class builds: a class that is not known is refused by name.
@@ -336,50 +290,9 @@ class OverrideImporter {
       return;
     }
     if (dot == std::string::npos) return whole_section(path, literal, value, where);
-    require_section(path, hydra, where);
+    if (std::ranges::find(dropped_, path.substr(path.rfind('.') + 1)) == dropped_.end())
+      require_section(path, hydra, where);
     set(path.substr(0, dot), path.substr(dot + 1), literal, where);
-  }
-
-  /// The configuration by another name (config.model.x, cfg2.model.x, an alias of cfg.model) and a slip in a section's
-  /// are refused: what they set would be lost. Other objects' attributes are passed over.
-  void require_section(const std::string& path, bool hydra, const Position& where) const {
-    static const scenario::Strings sections = {// ConfigContainer (training/config.py of Megatron Bridge 0.7)
-                                               "model",
-                                               "train",
-                                               "optimizer",
-                                               "ddp",
-                                               "scheduler",
-                                               "dataset",
-                                               "logger",
-                                               "tokenizer",
-                                               "checkpoint",
-                                               "dist",
-                                               "rng",
-                                               "rerun_state_machine",
-                                               "optimizer_config_override_provider",
-                                               "validation",
-                                               "ft",
-                                               "straggler",
-                                               "nvrx_straggler",
-                                               "profiling",
-                                               "tensor_inspect",
-                                               "inprocess_restart",
-                                               "comm_overlap",
-                                               "mixed_precision"};
-    const auto known = [&](const std::string& name) { return std::ranges::find(sections, name) != sections.end(); };
-    const std::string section = path.substr(0, path.find('.')), field = path.substr(path.rfind('.') + 1);
-    if (known(section) || std::ranges::find(dropped_, field) != dropped_.end()) return;
-    std::string meant;
-    for (auto dot = path.find('.'); dot != std::string::npos && meant.empty(); dot = path.find('.', dot + 1))
-      if (known(path.substr(dot + 1, path.find('.', dot + 1) - dot - 1)) &&
-          path.find('.', dot + 1) != std::string::npos)
-        meant = "cfg." + path.substr(dot + 1);
-    const bool other = hydra && meant.empty() && nearest_name(section, sections).empty() && !is_field(field) &&
-                       scenario::effect_of(field) == nullptr;
-    if (other) return;
-    if (meant.empty()) meant = nearest_name(section, sections);
-    throw UsageError(where, (hydra ? "" : "cfg.") + path,
-                     "no section of Bridge's configuration, which is called cfg here", sections, meant);
   }
 
   /// cfg.model = AutoBridge.from_hf_pretrained(...).to_megatron_provider(), cfg.ddp =
@@ -570,8 +483,12 @@ class OverrideImporter {
       comm_overlap_.push_back(assignment);
     }
     try {
-      Scenario probe = s_;
-      assign(section == "comm_overlap" || section == "mixed_precision" ? probe : s_, assignment);
+      if (section == "comm_overlap" || section == "mixed_precision") {  // assigned when all is read
+        Scenario probe = s_;
+        assign(probe, assignment);
+      } else {
+        assign(s_, assignment);
+      }
     } catch (const UsageError& error) {
       if (section == "train" || section == "optimizer" || section == "ddp") {
         const auto* known = scenario::effect_of(field);

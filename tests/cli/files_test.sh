@@ -167,5 +167,22 @@ for value in 'a: b' "it's" '"q"' 'x #y' '- z' '{a' '[b' '&c' '*d' '!e' '%f' '@g'
   "$program" convert base.yaml --env "ODD=$value" --out odd.yaml && "$program" convert odd.yaml --out again.yaml ||
     say "variable not read back: $value"
   cmp -s odd.yaml again.yaml || say "variable changed on the way: $value"
+  rm -f odd.yaml again.yaml
 done
+
+# Scenarios and profiles, which people make, are replaced by --force only.
+echo mine >kept
+while read -r command; do
+  "$program" $command --out kept 2>err >out
+  [ $? = 2 ] || say "status of $command --out with a file that is there"
+  grep -q -e '--out: kept exists; --force replaces it' err || say "$command: $(cat err)"
+  [ "$(cat kept)" = mine ] || say "replaced by $command"
+  "$program" $command --out kept --force 2>err >out || say "$command --force: $(cat err)"
+  [ "$(cat kept)" = mine ] && say "not replaced by $command --force"
+  echo mine >kept
+done <<'END'
+convert base.yaml
+profile merge h200-sxm h200-sxm
+profile derive h200-sxm --gpu h100-sxm
+END
 exit $failed

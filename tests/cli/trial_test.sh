@@ -61,7 +61,10 @@ for resume in '' --resume; do
   "$program" trial small.yaml --out "$work/t" --no-record $resume -- "$launcher" hang '{steps}' '{flags}' \
     >"$work/output" 2>&1 &
   pid=$!
-  until [ -s "$work/seen.worker" ]; do sleep 0.1; done
+  until [ -s "$work/seen.worker" ]; do
+    kill -0 $pid 2>/dev/null || fail 'the launcher that hangs was not started'
+    sleep 0.1
+  done
   kill -INT $pid
   wait $pid
   same Ctrl-C
