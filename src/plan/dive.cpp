@@ -125,8 +125,8 @@ void Searcher::dive() {
   if (const auto trial = representative(*found, most_looks)) confirm_if_better(*trial);
 }
 
-/// Opens spreads, and finds in each what is nearest.
-void Searcher::open_nearest(const std::vector<std::size_t>& spreads, std::size_t centre, double limit,
+/// Opens spreads, and finds in each what is nearest to a structure; without one what costs least.
+void Searcher::open_nearest(const std::vector<std::size_t>& spreads, std::optional<std::size_t> centre, double limit,
                             std::vector<std::size_t>& found) {
   for (const auto i : spreads) open_.erase({known_spreads_[i].cost, Node::Kind::spread, i});
   std::vector<std::optional<Opened>> opened(spreads.size());
@@ -148,7 +148,7 @@ void Searcher::open_nearest(const std::vector<std::size_t>& spreads, std::size_t
       std::optional<std::size_t> nearest;
       double least = never;
       for (auto i = first; i < structures_.size(); ++i) {
-        const double turns = structure_turns(structures_[centre], structures_[i]);
+        const double turns = centre ? structure_turns(structures_[*centre], structures_[i]) : known_[i].cost;
         if (wanted(structures_[i].partial) && turns < least && !known_[i].impossible && known_[i].cost < limit)
           least = turns, nearest = i;
       }
@@ -183,12 +183,19 @@ std::vector<std::size_t> Searcher::neighbours(std::size_t centre, double limit) 
   return found;
 }
 
-/// Spreads that may be many turns away. What is guessed of them goes by turns from the given, TP and EP counting less:
-/// they decide over which links most bytes go; what is opened, by what was guessed.
-std::vector<std::size_t> Searcher::promising(std::size_t centre, double limit) {
+/// Spreads that may be many turns away. What is guessed of them goes by turns from the given, else from the best so
+/// far, else from what costs least, TP and EP counting less: they decide over which links most bytes go; what is
+/// opened, by what was guessed.
+std::vector<std::size_t> Searcher::promising(std::optional<std::size_t> centre, double limit) {
   constexpr std::size_t most_guesses = 32;
   constexpr double light = 0.25;
-  const Scenario& start = given_ ? trials_[*given_].candidate.scenario : structures_[centre].partial;
+  const auto least = std::ranges::min_element(known_spreads_, {}, [](const KnownSpread& known) {
+    return std::pair(known.open || known.impossible, known.cost);
+  });
+  if (least == known_spreads_.end()) return {};
+  const Scenario& start = given_   ? trials_[*given_].candidate.scenario
+                          : centre ? structures_[*centre].partial
+                                   : spreads_[static_cast<std::size_t>(least - known_spreads_.begin())].partial;
   std::vector<Near> near;
   for (std::size_t i = 0; i < spreads_.size(); ++i) {
     const KnownSpread& known = known_spreads_[i];
@@ -268,12 +275,18 @@ bool Searcher::try_all(const std::vector<std::size_t>& structures, bool offload,
   return fastest() < limit;
 }
 
-/// From the best so far upwards; then from elsewhere; where the way ends for now, the exact engine looks.
+/// From the best so far upwards; then from elsewhere; where the way ends for now, the exact engine looks. As long as
+/// nothing fits, from what is guessed to be the fastest that does.
 void Searcher::climb() {
   constexpr int most_steps = 8;
   for (int step = 0; step < most_steps && !interrupted_; ++step) {
     const auto best = fastest_of(any_structure);
-    if (!best) return;
+    if (!best) {
+      const auto first = promising({}, never / 2);
+      if (first.empty()) return;
+      if (!try_all(first, false, never / 2)) try_all(first, true, never / 2);
+      continue;
+    }
     const auto centre = trials_[*best].structure;
     const double limit = best_cost(trials_[*best]) * (1 - tie_share);
     if (!try_all(neighbours(centre, limit), false, limit) && !try_all(promising(centre, limit), false, limit) &&

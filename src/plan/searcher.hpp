@@ -186,9 +186,9 @@ class Searcher {
   void confirm_best();
   void dive();
   std::vector<std::size_t> neighbours(std::size_t centre, double limit);
-  std::vector<std::size_t> promising(std::size_t centre, double limit);
+  std::vector<std::size_t> promising(std::optional<std::size_t> centre, double limit);
   std::vector<std::size_t> with_offload(std::size_t centre, double limit);
-  void open_nearest(const std::vector<std::size_t>& spreads, std::size_t centre, double limit,
+  void open_nearest(const std::vector<std::size_t>& spreads, std::optional<std::size_t> centre, double limit,
                     std::vector<std::size_t>& found);
   std::vector<std::size_t> likely_steps(std::size_t structure);
   /// A step to recompute beside what is offloaded, with so much to spare.

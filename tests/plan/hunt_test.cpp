@@ -554,3 +554,22 @@ TEST_CASE("of every kind of model: whatever is open, given and stopped, no best 
   }
   CHECK(searched > 0);
 }
+
+TEST_CASE("stopped early, a search to which nothing is given has something that fits") {
+  // Limits at which what is fastest by its bounds does not fit, and looks after which a search from those found
+  // nothing.
+  const std::tuple<const char*, const char*, std::int64_t> cases[] = {{"moe", "22GiB", 200}, {"moe", "26GiB", 600}};
+  for (const auto& [base, limit, looks] : cases) {
+    CAPTURE(base);
+    CAPTURE(limit);
+    auto o = real();
+    o.has_baseline = false;
+    o.threads = 1;
+    const StopAfter stop(looks, o);
+    const auto plan = plan::search(opened(small(base, limit), {"recompute", "offload", "allocator", "pipeline",
+                                                               "layout", "wgrad_delay", "parallelism", "microbatch"}),
+                                   o);
+    REQUIRE(plan.best);
+    CHECK(plan.best->prediction.fits);
+  }
+}
