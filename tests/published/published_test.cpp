@@ -119,7 +119,7 @@ TEST_CASE("90 % intervals hold 80 to 97 % of dense runs and of mixtures") {
     CHECK(*group.in_interval >= 0.80);
     CHECK(*group.in_interval <= 0.97);
     for (const auto& [profile, part] : all().by_profile(mixtures))
-      MESSAGE((mixtures ? "mixtures on " : "dense on ")
+      MESSAGE(std::string(mixtures ? "mixtures on " : "dense on ")
               << profile << ": " << 100 * part.in_interval.value_or(0) << " % of " << part.runs
               << " inside, median half width " << 100 * part.half_width.value_or(0) << " %");
   }
