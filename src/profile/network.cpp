@@ -106,10 +106,12 @@ constexpr std::array<OneDomain, 5> hybridep_gb200 = {{{8, {750.15, 684.27}, {764
                                                       {24, {637.80, 565.53}, {665.97, 639.80}},
                                                       {32, {629.79, 547.25}, {642.23, 605.15}},
                                                       {36, {612.85, 543.27}, {632.31, 596.99}}}};
-constexpr double gb200_nvlink = 738.4726;  ///< GB/s that the GB200's profile takes for its link
+/// Of NVLink's line, what NCCL takes a link to carry: SM90_NVLINK_BW of 25 GB/s, src/graph/topo.h (SM100's: 40.1 of
+/// 50). That is what a profile's link is, too: its send/recv between two GPUs.
+constexpr double nccl_of_the_line = 20.6 / 25;
 
-/// Of NVLink, what a dispatcher reaches in one domain of `ranks`. Times are linear in 1/SMs and in the ranks'
-/// logarithm.
+/// Of what a profile's NVLink carries, what a dispatcher reaches in one domain of `ranks`. Times are linear in 1/SMs
+/// and in the ranks' logarithm.
 double share_alone(const Exchange& e, std::size_t way) {
   if (e.library == Library::deepep) return deepep.nvlink[way];
   const auto& table = hybridep_gb200;
@@ -123,7 +125,8 @@ double share_alone(const Exchange& e, std::size_t way) {
   while (table.at(above).ranks < ranks) ++above;
   const OneDomain &lower = table.at(above - 1), &upper = table.at(above);
   const double part = std::log(ranks / lower.ranks) / std::log(upper.ranks / lower.ranks);
-  return 1 / (std::lerp(a_byte(lower), a_byte(upper), part) * gb200_nvlink);
+  const double link = nccl_of_the_line * data_sheet("gb200-nvl72").nvlink_gbytes_per_s.value;
+  return 1 / (std::lerp(a_byte(lower), a_byte(upper), part) * link);
 }
 
 struct Bound {

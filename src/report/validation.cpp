@@ -67,6 +67,16 @@ std::string group_text(const char* name, const Group& group) {
   return out + "\n";
 }
 
+/// One line for each profile, where there are several.
+std::string by_profile_text(const Validation& v, bool mixtures) {
+  const auto groups = v.by_profile(mixtures);
+  if (groups.size() < 2) return "";
+  std::string out;
+  for (const auto& [profile, group] : groups)
+    out += fmt::format("- {}: {} runs, {}{}\n", profile, group.runs, errors_text(group.time), interval_text(group));
+  return out;
+}
+
 Json group_json(const Group& group) {
   Json out = {{"runs", group.runs}};
   const Json errors = errors_json(group.time);
@@ -74,6 +84,13 @@ Json group_json(const Group& group) {
   out["in_interval"] = rounded(group.in_interval);
   out["median_half_width"] = rounded(group.half_width);
   out["tau_of_tflops"] = rounded(group.tau_of_tflops);
+  return out;
+}
+
+Json kind_json(const Validation& v, bool mixtures) {
+  Json out = group_json(mixtures ? v.mixtures() : v.dense());
+  out["by_profile"] = Json::object();
+  for (const auto& [profile, group] : v.by_profile(mixtures)) out["by_profile"][profile] = group_json(group);
   return out;
 }
 
@@ -115,7 +132,9 @@ std::string validate_text(const Validation& v, bool traces) {
   if (all.runs > 0) out += "time: " + errors_text(all.time);
   if (const auto tau = v.kendall_tau()) out += fmt::format("; order of comparable runs (Kendall's tau) {:.2f}", *tau);
   if (all.runs > 0) out += interval_text(all) + "\n";
-  if (published) out += group_text("dense models", v.dense()) + group_text("mixtures of experts", v.mixtures());
+  if (published)
+    out += group_text("dense models", v.dense()) + by_profile_text(v, false) +
+           group_text("mixtures of experts", v.mixtures()) + by_profile_text(v, true);
   for (const auto& [what, errors] :
        {std::pair("memory", v.memory()), {"reserved memory", v.reserved()}, {"outside the allocator", v.outside()}})
     if (errors) out += fmt::format("{}: {}\n", what, errors_text(*errors));
@@ -146,7 +165,8 @@ std::string validate_markdown(const Validation& v) {
                          interval_cell(c, 0), tflops ? fmt::format("{:.0f}", *tflops) : "", c.prediction.tflops_per_gpu,
                          c.prediction.fits ? "yes" : "no");
     }
-    out += "\n" + group_text(title, group) + "\n";
+    const std::string parts = by_profile_text(v, mixtures);
+    out += "\n" + group_text(title, group) + (parts.empty() ? "" : "\n" + parts) + "\n";
   };
   table("Dense models", v.dense(), false);
   table("Mixtures of experts", v.mixtures(), true);
@@ -197,8 +217,8 @@ std::string validate_json(const Validation& v, const Stamp* stamp) {
                  {"cases", cases},
                  {"refused", refused},
                  {"time", time},
-                 {"dense", group_json(v.dense())},
-                 {"mixtures", group_json(v.mixtures())},
+                 {"dense", kind_json(v, false)},
+                 {"mixtures", kind_json(v, true)},
                  {"memory", errors_json(v.memory())},
                  {"reserved", errors_json(v.reserved())},
                  {"outside", errors_json(v.outside())}},

@@ -231,6 +231,16 @@ Group Validation::dense() const {
 }
 Group Validation::mixtures() const { return group_of(cases, is_mixture); }
 
+std::map<std::string, Group> Validation::by_profile(bool mixtures) const {
+  std::map<std::string, Group> groups;
+  for (const auto& c : cases)
+    if (is_mixture(c) == mixtures) groups.try_emplace(c.scenario.cluster.profile);
+  for (auto& [profile, group] : groups)
+    group = group_of(cases,
+                     [&](const Case& c) { return is_mixture(c) == mixtures && c.scenario.cluster.profile == profile; });
+  return groups;
+}
+
 double Validation::largest_error() const { return std::max(time().max_abs, memory().value_or(Errors()).max_abs); }
 
 }  // namespace pipewright::validate

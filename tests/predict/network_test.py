@@ -158,7 +158,7 @@ def share_alone(library, way, n, sms):
     n = min(36, max(8, n))
     a = max(r for r in slow if r <= n)
     b = min(r for r in slow if r >= n)
-    return 1 / (slow[a] + ((slow[b] - slow[a]) * math.log(n / a) / math.log(b / a) if b > a else 0)) / 738.4726
+    return 1 / (slow[a] + ((slow[b] - slow[a]) * math.log(n / a) / math.log(b / a) if b > a else 0)) / (900 * 20.6 / 25)  # a GB200's line, NCCL's share of it
 
 
 def dispatcher_us(cluster, library, way, n, sms, row, gpus, domains, imbalance=1):
@@ -219,13 +219,16 @@ ONE_CHANGE = {
     "experts on half the ranks": lambda c, m: m.update(ep=m["ep"] // 2),
     "twice the multiprocessors": lambda c, m: m.update(sms=2 * m["sms"]),
     "groups limited": lambda c, m: m.update(kept=2),
+    "cards twice as fast": lambda c, m: setattr(c, "gbits", 2 * c.gbits),
+    "twice the cards": lambda c, m: setattr(c, "nics", 2 * c.nics),
+    "uneven experts": lambda c, m: m.update(imbalance=1.5),
 }
 
 
 def one_change(check, draw):
     """The change of every exchange of tokens, and of the step, whose hosts are fast and where nothing hides an exchange."""
     before = Cluster(draw, 64)
-    of = {"ep": draw.choice([16, 32, 64]), "topk": 8, "sms": draw.choice([4, 8, 16]), "kept": 0,
+    of = {"ep": draw.choice([16, 32, 64]), "topk": 8, "sms": draw.choice([4, 8, 16]), "kept": 0, "imbalance": 1,
           "library": draw.choice(["alltoall", "deepep", "hybridep"])}
     what = draw.choice([c for c in ONE_CHANGE if of["library"] != "alltoall" or "multiprocessors" not in c])
     after, to = copy.copy(before), dict(of)
@@ -235,17 +238,18 @@ def one_change(check, draw):
         ep, kept = m["ep"], m["kept"]
         moe = {"num_moe_experts": 64, "moe_router_topk": m["topk"], "moe_ffn_hidden_size": 1024, "moe_router_num_groups": 8}
         moe |= {"moe_router_group_topk": kept or 8}
-        how = {"expert_model_parallel_size": ep, "global_batch_size": 64, "moe_grouped_gemm": "true", "moe_router_dtype": "fp32"}
+        how = {"expert_model_parallel_size": ep, "global_batch_size": 64, "moe_grouped_gemm": "true", "moe_router_dtype": "fp32",
+               "moe_load_imbalance": m["imbalance"]}
         if m["library"] == "alltoall":
             how |= {"moe_token_dispatcher_type": "alltoall"}
-            by_hand = {w: all_to_all_us(cluster, ep, 1, 2 * HIDDEN * SEQUENCE * m["topk"])
+            by_hand = {w: all_to_all_us(cluster, ep, 1, 2 * HIDDEN * SEQUENCE * m["topk"] * m["imbalance"])
                        for w in ("moe dispatch all-to-all", "moe combine all-to-all")}
         else:
             how |= {"moe_token_dispatcher_type": "flex", "moe_flex_dispatcher_backend": m["library"],
                     "moe_flex_dispatcher_num_sms": m["sms"]}
             gpus = units(64, m["topk"], ep, 8, kept)
             nodes = units(64, m["topk"], ep // cluster.domain, 8, kept) if ep > cluster.domain else 1
-            by_hand = {w: 2 * (dispatcher_us(cluster, m["library"], way, ep, m["sms"], 2 * HIDDEN * SEQUENCE, gpus, nodes),)
+            by_hand = {w: 2 * (dispatcher_us(cluster, m["library"], way, ep, m["sms"], 2 * HIDDEN * SEQUENCE, gpus, nodes, m["imbalance"]),)
                        for way, w in enumerate(("moe dispatch", "moe combine"))}
         answer = cluster.simulate(moe, how, host_time_factor=0.1)
         seen.append((by_hand, exchanges(answer), answer["step_time_ms"]))
@@ -255,7 +259,7 @@ def one_change(check, draw):
         title = f"{of['library']}, EP {of['ep']}, {of['sms']} SMs: {name}, {what}: change"
         check(title, before, now[name][1] - was[name][1], hand_to[name][0] - hand[name][1] - drawn, hand_to[name][1] - hand[name][0] + drawn)
     spent = sum(times * us for times, us in now.values()) - sum(times * us for times, us in was.values())
-    if of["ep"] == to["ep"]:  # else experts' products change, too
+    if of["ep"] == to["ep"] and of["imbalance"] == to["imbalance"]:  # else experts' products change, too
         check.step(f"{of['library']}, EP {of['ep']}: step, {what}", before, 1e3 * (step_to - step), spent, 1e3 * step)
 
 

@@ -196,6 +196,19 @@ TEST_CASE("rings: a group with one GPU a node has one card, one with all GPUs of
   CHECK(ns(exchange(Kind::all_reduce, 128, 8)) / 1e3 == doctest::Approx(62).epsilon(0.25));
 }
 
+TEST_CASE("rings over three racks of GB200: each GPU's card at once, NVIDIA/nccl issue 1801") {
+  // All-reduce of 16 GiB over four and eight GPUs of each rack, ring without NVLS: bus bandwidths of 196.9 and 393.7
+  // GB/s.
+  for (const auto& [gpus, gbytes_per_s] : {std::pair{4, 196.9}, {8, 393.7}}) {
+    Topology racks;
+    racks.domain = racks.gpus_per_node = gpus;
+    const double n = 3.0 * gpus, bytes = 16.0 * (1 << 30);
+    const double took = ns(exchange(Kind::all_reduce, 3 * gpus, bytes), racks, shipped("gb200-nvl72"));
+    CAPTURE(gpus);
+    CHECK(2 * (n - 1) / n * bytes / took == doctest::Approx(gbytes_per_s).epsilon(0.06));
+  }
+}
+
 TEST_CASE("all-to-all: its own node's part over NVLink, the rest through the card") {
   const double bytes = 134e6, card = shipped().link("infiniband").gbytes_per_s;
   const auto e = exchange(Kind::all_to_all, 16, bytes);
@@ -325,6 +338,34 @@ TEST_CASE("HybridEP in one domain against its README: GB200, 8 to 36 ranks, 16 a
   CHECK(gbytes(Kind::combine, 32, 7.27, 24) == doctest::Approx(575).epsilon(0.03));
   CHECK(gbytes(Kind::combine, 72, 7.68, 32) <= gbytes(Kind::combine, 36, 7.35, 32));
   CHECK(gbytes(Kind::dispatch, 8, 5.43, 64) == doctest::Approx(gbytes(Kind::dispatch, 8, 5.43, 32)));
+}
+
+TEST_CASE("NVLink of another speed: what it bounds takes as much less, by hand, what does not stays") {
+  const auto with_link = [](const char* name, double factor) {
+    Profile p = shipped(name).first();
+    for (auto& link : p.links)
+      if (link.name == "nvlink") link.gbytes_per_s *= factor;
+    return Profiles({p});
+  };
+  Topology rack;
+  rack.domain = rack.gpus_per_node = 72;
+  const double row = 4096.0 * 7168 * 2, gpus = 7.35;
+  Exchange e = dispatch(36, 1, gpus, row, 32);
+  e.library = Exchange::Library::hybridep;
+  for (const double factor : {0.25, 0.5, 1.5}) {  // twice as fast, multiprocessors would bound it
+    CAPTURE(factor);
+    CHECK(ns(e, rack, with_link("gb200-nvl72", factor)) * factor ==
+          doctest::Approx(ns(e, rack, shipped("gb200-nvl72"))));
+    // 632.31 GB/s "algorithm bandwidth" on a link of 900: half of it on one of 450 (an H100's in so large a domain).
+    CHECK(row * gpus / ns(e, rack, with_link("h100-sxm", factor)) ==
+          doctest::Approx(factor * 632.31 / 2).epsilon(0.03));
+  }
+  // What NCCL takes a link to carry of its line is what the profiles' links do.
+  for (const char* name : {"h100-sxm", "h200-sxm", "b200-sxm", "b300-sxm", "gb200-nvl72", "gb300-nvl72"})
+    CHECK(shipped(name).link("nvlink").gbytes_per_s / data_sheet(name).nvlink_gbytes_per_s.value ==
+          doctest::Approx(20.6 / 25).epsilon(0.01));
+  const auto between = exchange(Kind::send_recv, 16, 1 << 27);  // the card's
+  CHECK(ns(between, nodes_of_8(), with_link("h100-sxm", 2)) == ns(between, nodes_of_8(), shipped("h100-sxm")));
 }
 
 TEST_CASE("a pipeline transfer: NVLink inside, a share of the cards outside, oversubscribed above") {

@@ -112,6 +112,19 @@ TEST_CASE("no published run is further off than it was") {
   test::check_bounds(folder + "bounds.txt", reached, slack);
 }
 
+TEST_CASE("90 % intervals hold 80 to 97 % of dense runs and of mixtures") {
+  for (const bool mixtures : {false, true}) {
+    const auto group = mixtures ? all().mixtures() : all().dense();
+    CAPTURE(mixtures);
+    CHECK(*group.in_interval >= 0.80);
+    CHECK(*group.in_interval <= 0.97);
+    for (const auto& [profile, part] : all().by_profile(mixtures))
+      MESSAGE(std::string(mixtures ? "mixtures on " : "dense on ")
+              << profile << ": " << 100 * part.in_interval.value_or(0) << " % of " << part.runs
+              << " inside, median half width " << 100 * part.half_width.value_or(0) << " %");
+  }
+}
+
 TEST_CASE("every published run says where it stands, and what was measured is what its throughput says") {
   int told = 0;
   for (const auto& c : all().cases) {

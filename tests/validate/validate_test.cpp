@@ -66,6 +66,25 @@ TEST_CASE("half of the interval over the prediction, median") {
   CHECK(*three().all().half_width == doctest::Approx(0.05));
 }
 
+TEST_CASE("runs by profile: each counts in one, with its own errors and interval") {
+  auto v = three();
+  v.cases[1].scenario.cluster.profile = "another";
+  const auto groups = v.by_profile(false);
+  REQUIRE(groups.size() == 2);
+  const Group& other = groups.at("another");
+  CHECK(other.runs == 1);
+  CHECK(other.time.bias == doctest::Approx(-0.1));
+  CHECK(*other.in_interval == 0);
+  const Group& rest = groups.at(v.cases[0].scenario.cluster.profile);
+  CHECK(rest.runs == 2);
+  CHECK(rest.time.mean_abs == doctest::Approx(0.01));
+  CHECK(*rest.in_interval == 1);
+  CHECK(v.by_profile(true).empty());
+  v.cases[1].scenario.model.num_moe_experts = 8;
+  CHECK(v.by_profile(true).at("another").runs == 1);
+  CHECK(v.by_profile(false).size() == 1);
+}
+
 TEST_CASE("regret: what following the predicted order costs") {
   auto v = three();
   REQUIRE(v.choices().size() == 1);

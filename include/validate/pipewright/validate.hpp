@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -92,6 +93,8 @@ struct Validation {
   Group all() const;
   Group dense() const;
   Group mixtures() const;
+  /// Dense runs or mixtures, by the profile that their scenarios name.
+  std::map<std::string, Group> by_profile(bool mixtures) const;
   double largest_error() const;  ///< over times and peaks
 };
 
