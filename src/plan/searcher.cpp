@@ -110,9 +110,15 @@ std::vector<Searcher::Node> Searcher::next_nodes(double limit, const Only& only)
 /// Until nothing that is left can be faster than the fastest that may fit by more than a tie.
 void Searcher::look_closer() {
   constexpr int between_dives = 12, between_climbs = 4;
+  int wait = between_climbs, next_climb = 1;
   for (int round = 1; !interrupted_ && look(fastest() * (1 - tie_share)); ++round) {
     if (round % between_dives == between_dives / 4) dive();
-    if (round % between_climbs == 1) climb();
+    if (round < next_climb) continue;
+    const double before = fastest();
+    climb();
+    // Where climbs find nothing they become rare: bounds, which end the search, get the time.
+    wait = fastest() == before ? 2 * wait : between_climbs;
+    next_climb = round + wait;
   }
 }
 

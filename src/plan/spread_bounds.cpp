@@ -283,7 +283,8 @@ SpreadBound SpreadBounds::bound(const Spread& spread, const Kernels& known, Over
 
 Bytes SpreadBounds::of_state(const Spread& spread) const {
   std::optional<Bytes> least;  // with one kind of overlap or another
-  for (const Overlap overlap : all_overlaps)
+  for (const Overlap overlap : all_overlaps) {
+    if (least && *least <= Bytes(0)) break;  // another cannot make it known
     space_.example(spread, overlap, [&](const Scenario& example) {
       try {
         const auto lacking = options_.lacking_of_state(Space::without_work(example));
@@ -293,6 +294,7 @@ Bytes SpreadBounds::of_state(const Spread& spread) const {
         return false;  // another one says as much
       }
     });
+  }
   return least.value_or(Bytes(0));
 }
 
