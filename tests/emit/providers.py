@@ -117,8 +117,9 @@ def dump(options):
     from megatron.bridge import AutoBridge
     from megatron.bridge.training import config as c
     from megatron.bridge.training.tokenizers.config import TokenizerConfig
-    from transformers import AutoConfig, PretrainedConfig
+    from transformers import AutoConfig, PretrainedConfig, Qwen2Config
 
+    AutoConfig.register("mimo", type("mimo", (Qwen2Config,), {"model_type": "mimo"}))
     for family in ("sarvam_moe", "sarvam_mla"):  # of classes that only their repositories have
         # transformers 5 moves rope_theta into rope_parameters, where Bridge does not look for it
         AutoConfig.register(family, type(family, (PretrainedConfig,), {"model_type": family, "rope_theta": 10000.0}))

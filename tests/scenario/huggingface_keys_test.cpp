@@ -161,6 +161,7 @@ TEST_CASE(
                                        "pretraining_tp",
                                        "use_mamba_kernels",
                                        "expand",
+                                       "rope_interleave",          // an order of values
                                        "initial_context_length"};  // nobody's sizes
   // What another key decides, as in transformers.
   const std::map<std::string, Strings> dormant = {{"full_attention_interval", {"layer_types"}},
@@ -172,6 +173,7 @@ TEST_CASE(
                                                   {"moe_capacity", {"moe_k"}},
                                                   {"moe_shared_expert_intermediate_size", {"num_shared_experts"}},
                                                   {"num_key_value_heads", {"kv_lora_rank"}},
+                                                  {"head_dim", {"kv_lora_rank"}},
                                                   {"n_shared_experts", {"moe_shared_expert_intermediate_size"}},
                                                   {"rms_norm_eps", {"layer_norm_epsilon"}}};
   const auto others = [](const nlohmann::json& value) -> std::vector<nlohmann::json> {
