@@ -92,19 +92,19 @@ const char* defaults_of(const std::string& family) {
   if (family == "deepseek_v3" || family == "kimi_k2")
     return R"({"q_lora_rank": 1536, "n_group": 8, "topk_group": 4, "n_shared_experts": 1, "first_k_dense_replace": 3,
       "routed_scaling_factor": 2.5})";
-  if (family == "deepseek_v2") return R"({"q_lora_rank": 1536, "n_shared_experts": 2})";
+  if (family == "deepseek_v2") return R"({"q_lora_rank": 1536, "n_shared_experts": 2, "routed_scaling_factor": 1.0})";
   if (family == "glm")
     return R"({"num_key_value_heads": 2, "head_dim": 128, "partial_rotary_factor": 0.5, "attention_bias": true,
       "rms_norm_eps": 1.5625e-7})";
   if (family == "glm4_moe")
     return R"({"num_key_value_heads": 8, "partial_rotary_factor": 0.5, "rms_norm_eps": 1e-5, "n_shared_experts": 1,
-      "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1})";
+      "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "routed_scaling_factor": 1.0})";
   if (family == "glm4_moe_lite")
     return R"({"q_lora_rank": 768, "n_group": 1, "topk_group": 1, "n_shared_experts": 1, "first_k_dense_replace": 1,
       "routed_scaling_factor": 1.8, "rms_norm_eps": 1e-5})";
   if (family == "bailing_moe_v2")
     return R"({"num_key_value_heads": 4, "head_dim": 128, "n_group": 8, "topk_group": 4, "num_shared_experts": 1,
-      "first_k_dense_replace": 1, "use_qk_norm": true, "rope_theta": 600000.0})";
+      "first_k_dense_replace": 1, "use_qk_norm": true, "rope_theta": 600000.0, "routed_scaling_factor": 1.0})";
   if (family == "ernie4_5")
     return R"({"num_key_value_heads": 2, "head_dim": 128, "tie_word_embeddings": true, "rms_norm_eps": 1e-5,
       "rope_theta": 500000.0})";
@@ -125,6 +125,13 @@ const char* defaults_of(const std::string& family) {
   if (family == "olmoe") return R"({"rms_norm_eps": 1e-5})";
   if (family == "starcoder2")
     return R"({"num_key_value_heads": 2, "hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": true})";
+  if (family == "nemotron_h")
+    return R"({"num_key_value_heads": 8, "layer_norm_epsilon": 1e-5, "n_group": 1, "topk_group": 1,
+      "routed_scaling_factor": 1.0, "moe_shared_expert_intermediate_size": 7688})";
+  if (family == "qwen2_5_vl" || family == "qwen2_5_vl_text") return R"({"rope_theta": 1000000.0})";
+  if (family == "qwen3_vl_text") return R"({"rope_theta": 500000.0})";
+  if (family == "qwen3_vl_moe_text")
+    return R"({"num_key_value_heads": 16, "norm_topk_prob": true, "rope_theta": 500000.0})";
   if (family == "nemotron") return R"({"hidden_act": "relu2", "partial_rotary_factor": 0.5})";
   if (family == "qwen3_5_text" || family == "qwen3_5_moe_text")
     return R"({"num_key_value_heads": 4, "head_dim": 256, "partial_rotary_factor": 0.25, "norm_topk_prob": true})";
@@ -226,11 +233,15 @@ std::string apply_hf_config(const std::string& given, Scenario& scenario, String
     json["rope_parameters"] = std::move(rope);
   }
   if (json.contains("model_type") && json.at("model_type").is_string()) {
+    const auto complete = [&json] {
+      const Json defaults = Json::parse(defaults_of(json.at("model_type").get<std::string>()));
+      for (const auto& [key, value] : defaults.items())
+        if (!json.contains(key)) json[key] = value;
+    };
+    complete();
     if (const auto other = other_names.find(json.at("model_type").get<std::string>()); other != other_names.end())
       json["model_type"] = other->second;
-    const Json defaults = Json::parse(defaults_of(json.at("model_type").get<std::string>()));
-    for (const auto& [key, value] : defaults.items())
-      if (!json.contains(key)) json[key] = value;
+    complete();
   }
   const HfConfig config(path, text, json);
   const std::string family = config.string("model_type", "");
@@ -256,6 +267,8 @@ std::string apply_hf_config(const std::string& given, Scenario& scenario, String
         fmt::format("{}: the biases of o_proj are left out: Megatron has them with add_bias_linear alone, which gives "
                     "every linear layer one",
                     output_bias));
+  const auto otherwise = other_in_bridge(config, family, m);
+  all.insert(all.end(), otherwise.begin(), otherwise.end());
   auto read = config.read();
   const bool tower = sees && (family == "gemma3_text" || family == "llama4_text" ||
                               std::find(with_tower.begin(), with_tower.end(), outer) != with_tower.end());

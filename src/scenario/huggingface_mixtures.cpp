@@ -322,6 +322,7 @@ void nemotron_h(const HfConfig& config, Model& m) {
   m.hybrid_layer_pattern = hybrid_pattern(config, "hybrid_override_pattern", "layers_block_type");
   m.kv_channels =
       config.has("head_dim") ? config.optional_integer("head_dim") : config.optional_integer("attention_head_dim");
+  if (!m.kv_channels) m.kv_channels = 128;  // configuration_nemotron_h.py
   m.position_embedding_type = "none";
   m.layernorm_epsilon = config.number("layer_norm_epsilon", m.layernorm_epsilon);
   m.gated_linear_unit = false;

@@ -6,6 +6,7 @@
 
 The archive holds NAME.json, a model's config.json, and NAME.yaml: what ConfigContainer.to_yaml() wrote of the provider
 that AutoBridge (Bridge 067f987df) made of it, as recipes.py has it. What is compared is the model, layer by layer.
+NAME_KEY_none.json: without that key, for which the class has a default.
 """
 import argparse
 import contextlib

@@ -377,3 +377,29 @@ TEST_CASE("a config.json may have numbers as Python's json writes them") {
     std::filesystem::remove(path);
   }
 }
+
+TEST_CASE("what Megatron Bridge builds whatever config.json says is told where that differs, and nowhere else") {
+  const auto told = [](const std::string& said) { return said.find("whatever it says") != std::string::npos; };
+  Model model;
+  for (const auto& file : published) {
+    CAPTURE(file);
+    CHECK_FALSE(told(with_key(file, "no such key", "", model)));
+  }
+  for (const auto& [file, key, value] :
+       std::initializer_list<std::array<const char*, 3>>{{"deepseek-v3", "tie_word_embeddings", "true"},
+                                                         {"gpt-oss-20b", "tie_word_embeddings", "true"},
+                                                         {"gpt-oss-20b", "swiglu_limit", "3.0"},
+                                                         {"gemma-2-9b", "tie_word_embeddings", "false"},
+                                                         {"gemma-3-4b", "sliding_window_pattern", "4"},
+                                                         {"qwen3-8b", "attention_bias", "true"},
+                                                         {"qwen3-30b-a3b", "decoder_sparse_step", "2"},
+                                                         {"glm-4.5-air", "n_shared_experts", "2"},
+                                                         {"olmoe-1b-7b", "norm_topk_prob", "true"},
+                                                         {"nemotron-h-8b", "chunk_size", "256"}}) {
+    CAPTURE(std::string(file));
+    const auto said = with_key(file, key, value, model);
+    CAPTURE(said);
+    CHECK(told(said));
+    CHECK(said.find(key) != std::string::npos);
+  }
+}
