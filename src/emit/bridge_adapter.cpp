@@ -57,10 +57,8 @@ void read_adapter(scenario::Scenario& s, const std::string& field, const Python&
   }
   const std::vector<std::string> known = {"target_modules", "dim", "dropout"};
   if (std::ranges::find(known, field) == known.end()) return refuse_adapter(s, field, where);
-  // Of latent attention and CanonicalLoRA's halves; patterns of whole names.
-  const std::vector<std::string> others = {
-      "linear_q_proj", "linear_q_down_proj", "linear_q_up_proj", "linear_kv_down_proj", "linear_kv_up_proj",
-      "linear_q",      "linear_k",           "linear_v",         "linear_fc1_up",       "linear_fc1_gate"};
+  // CanonicalLoRA's halves.
+  const std::vector<std::string> others = {"linear_q", "linear_k", "linear_v", "linear_fc1_up", "linear_fc1_gate"};
   if (field == "target_modules") {
     std::string modules;
     for (const auto& item : value.items) {

@@ -113,7 +113,6 @@ constexpr const char
     *unmasks = "a language model that diffuses: attention in both directions",
     *gemma4 = "Gemma 4's layers: heads that differ between windowed and global layers, keys that layers share",
     *own_layers = "layers of the class' own, which differ one by one",
-    *down_and_up = "adapters of latent attention's projections down, up and of queries",
     *halves = "adapters of parts of a fused linear layer";
 
 // Classes of Megatron Bridge's models (src/megatron/bridge/models and diffusion/models), and of its peft.
@@ -155,8 +154,6 @@ constexpr NamedValue named_rows[] = {
     {"peft", "CanonicalLoRA", "CanonicalLoRA: adapters of queries, keys, values, gate and up apart"},
     {"peft", "VLMLoRA", "adapters of a model with a tower"},
     {"peft", "MultiLoRA", "several adapters of one layer"},
-    {"peft", "linear_q_", down_and_up},
-    {"peft", "linear_kv_", down_and_up},
     {"peft", "linear_", halves},
     {"peft", "exclude_modules", "adapters of all linear layers but some, the output layer among them"},
     {"peft", "canonical_mapping", halves},

@@ -777,7 +777,6 @@ TEST_CASE("Bridge's LoRA is read, what it trains otherwise is refused") {
            {"LoRA(exclude_modules=[\"linear_qkv\"])", "exclude_modules"},
            {"LoRA(target_modules=[])", "exclude_modules"},
            {"LoRA(lora_dtype=torch.float32)", "lora_dtype"},
-           {"LoRA(target_modules=[\"linear_q_proj\", \"linear_proj\"])", "linear_q_proj"},
            {"LoRA(target_modules=[\"linear_q\"])", "linear_q"},
            {"LoRA(target_modules=[\"*.layers.0.*.linear_qkv\"])", "*"},
            {"LoRA(target_modules=[\"*.mlp.linear_fc1\"])", "*"}}) {
