@@ -447,6 +447,10 @@ void mixture_of(const HfConfig& config, const std::string& family, Scenario& sce
   if (family.starts_with("deepseek") || family == "kimi_k2" || family == "glm4_moe_lite" || family == "sarvam_mla")
     deepseek(config, m, family);
   if (family.starts_with("sarvam")) sarvam(config, family, scenario, m, notes);
+  if ((family == "deepseek_v3" || family == "glm4_moe") && !config.has("num_nextn_predict_layers"))
+    notes.emplace_back(
+        "num_nextn_predict_layers is not stated and taken as none, as transformers before 5 does; from 5 on its class, "
+        "and Megatron Bridge with it, has one depth of multi-token prediction");
   if (!m.num_moe_experts) return;
   auxiliary_loss(config, family, scenario, notes);
   router_differs(config, family, m, notes);

@@ -378,6 +378,15 @@ TEST_CASE("a config.json may have numbers as Python's json writes them") {
   }
 }
 
+TEST_CASE("a depth of multi-token prediction that only newer classes have by default is told") {
+  Model model;
+  for (const char* file : {"deepseek-v3", "glm-4.5-air"}) {
+    CHECK(with_key(file, "num_nextn_predict_layers", "", model).find("is not stated") != std::string::npos);
+    CHECK_FALSE(model.mtp_num_layers.has_value());
+    CHECK(with_key(file, "num_nextn_predict_layers", "0", model).find("is not stated") == std::string::npos);
+  }
+}
+
 TEST_CASE("what Megatron Bridge builds whatever config.json says is told where that differs, and nowhere else") {
   const auto told = [](const std::string& said) { return said.find("whatever it says") != std::string::npos; };
   Model model;
