@@ -68,6 +68,8 @@ constexpr std::array plain_classes = {"BridgeGPTModelConfig",
                                       "Qwen3ModelProvider",
                                       "Qwen3MoEModelProvider",
                                       "Qwen3NextModelProvider",
+                                      "SarvamMLAModelProvider",
+                                      "SarvamMoEModelProvider",
                                       "TransformerConfig"};
 
 constexpr std::string_view gemma3 = "Gemma3ModelProvider";

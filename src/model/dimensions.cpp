@@ -545,7 +545,10 @@ Dimensions::Dimensions(const Scenario& sc, const profile::Device& device) : gpu(
              divided(sc, "model.mamba_num_groups", m.mamba_num_groups, t), m.mamba_head_dim, m.mamba_state_dim};
   for (const auto& [name, rank] :
        {std::pair("linear_qkv", &lora.qkv), std::pair("linear_proj", &lora.proj), std::pair("linear_fc1", &lora.fc1),
-        std::pair("linear_fc2", &lora.fc2), std::pair("in_proj", &lora.in_proj), std::pair("out_proj", &lora.out_proj)})
+        std::pair("linear_fc2", &lora.fc2), std::pair("in_proj", &lora.in_proj), std::pair("out_proj", &lora.out_proj),
+        std::pair("linear_q_proj", &lora.q), std::pair("linear_q_down_proj", &lora.q_down),
+        std::pair("linear_q_up_proj", &lora.q_up), std::pair("linear_kv_down_proj", &lora.kv_down),
+        std::pair("linear_kv_up_proj", &lora.kv_up)})
     if (has(o.lora_target_modules, name)) {
       divided(sc, "settings.lora_dim", o.lora_dim, t);
       *rank = o.lora_dim;

@@ -88,10 +88,12 @@ struct MoeDimensions {
 
 /// Ranks of the adapters beside a layer's linear layers; 0: none.
 struct Lora {
-  Int qkv = 0, proj = 0, fc1 = 0, fc2 = 0;  ///< fc1, fc2: also one beside all of a rank's experts
-  Int in_proj = 0, out_proj = 0;            ///< of Mamba-2 mixers and gated delta nets
+  Int qkv = 0, proj = 0, fc1 = 0, fc2 = 0;                  ///< fc1, fc2: also one beside all of a rank's experts
+  Int in_proj = 0, out_proj = 0;                            ///< of Mamba-2 mixers and gated delta nets
+  Int q = 0, q_down = 0, q_up = 0, kv_down = 0, kv_up = 0;  ///< of latent attention; q: without q_lora_rank
   bool syncs_experts = false;  ///< those beside experts: expert-parallel ranks sum their gradients (Bridge 0.7)
-  bool any() const { return qkv + proj + fc1 + fc2 + in_proj + out_proj > 0; }
+  Int latent() const { return q + q_down + q_up + kv_down + kv_up; }
+  bool any() const { return qkv + proj + fc1 + fc2 + in_proj + out_proj + latent() > 0; }
 };
 
 /// Gated delta net layers, of a tensor-parallel rank; no heads: there are none.

@@ -25,21 +25,25 @@ class LatentAttention : public Attention {
   LatentAttention(PieceBuilder& builder, const Dimensions& d, const LayerKind& kind)
       : w_(builder),
         d_(d),
-        begins_in_proj_(kind.ends),
+        begins_in_proj_(kind.ends && d.lora.latent() == 0),
+        begins_(kind.ends && d.lora.latent() > 0),
         linear_(builder, d),
         core_(builder, d, 0, kind.precision.quantized),
         q_rope_(builder, d, "attention.q_rope"),
         k_rope_(builder, d, "attention.k_rope"),
         norm_(builder, d, "attention.norm", d.recomputes(Recompute::layernorm)),
         offload_(builder, d),
-        q_down_(projection(kind, "attention.q_down", "linear_q_down_proj", d.h, split(d.q_rank), !d.splits_down)),
+        q_down_(projection(kind, "attention.q_down", "linear_q_down_proj", d.h, split(d.q_rank), !d.splits_down,
+                           d.lora.q_down, begins_)),
         kv_down_(projection(kind, "attention.kv_down", "linear_kv_down_proj", d.h, split(d.kv_rank + d.qk_rope),
-                            !d.splits_down)),
+                            !d.splits_down, d.lora.kv_down, begins_)),
         qkv_down_(projection(kind, "attention.qkv_down", "linear_qkv_down_proj", d.h,
-                             split(d.q_rank + d.kv_rank + d.qk_rope), !d.splits_down)),
+                             split(d.q_rank + d.kv_rank + d.qk_rope), !d.splits_down, 0, false)),
         q_up_(projection(kind, "attention.q_up", d.q_rank > 0 ? "linear_q_up_proj" : "linear_q_proj",
-                         d.q_rank > 0 ? d.q_rank : d.h, d.q)),
-        kv_up_(projection(kind, "attention.kv_up", "linear_kv_up_proj", d.kv_rank, d.kv_up())),
+                         d.q_rank > 0 ? d.q_rank : d.h, d.q, false, d.q_rank > 0 ? d.lora.q_up : d.lora.q,
+                         begins_ && d.q_rank == 0)),
+        kv_up_(
+            projection(kind, "attention.kv_up", "linear_kv_up_proj", d.kv_rank, d.kv_up(), false, d.lora.kv_up, false)),
         proj_{.name = "attention.proj",
               .in = d.v_width(),
               .out = d.h,
@@ -47,7 +51,7 @@ class LatentAttention : public Attention {
               .row = true,
               .frozen = d.frozen(),
               .rank = d.lora.proj,
-              .ends = kind.ends} {}
+              .ends = begins_in_proj_} {}
 
   std::uint32_t forward(bool grad) override;
   std::uint32_t backward(std::uint32_t dropped) override;
@@ -60,14 +64,16 @@ class LatentAttention : public Attention {
     std::uint32_t input = no_tensor;  ///< what the layer keeps of the compressed tensor itself
   };
 
-  Linear projection(const LayerKind& kind, const char* name, const char* module, Int in, Int out,
-                    bool duplicated = false) const {
+  Linear projection(const LayerKind& kind, const char* name, const char* module, Int in, Int out, bool duplicated,
+                    Int rank, bool ends) const {
     return {.name = name,
             .in = in,
             .out = out,
             .precision = d_.precision_of(kind.precision, std::string("self_attention.") + module),
             .duplicated = duplicated,
-            .frozen = d_.frozen()};
+            .frozen = d_.frozen(),
+            .rank = rank,
+            .ends = ends};
   }
   /// The linear layer of this input keeps it as it is for its weight gradient.
   bool keeps_input(const Linear& linear) const { return !linear.fp8() && !linear.frozen; }
@@ -92,11 +98,13 @@ class LatentAttention : public Attention {
   };
   Compressed up_backward();
   std::uint32_t down_backward(Compressed gradients);
-  std::uint32_t normed_backward(const Linear& linear, Operand& saved, std::uint32_t gradient, std::uint32_t sum);
+  std::uint32_t normed_backward(const Linear& linear, Operand& saved, Adapted& adapted, std::uint32_t gradient,
+                                std::uint32_t sum);
 
   PieceBuilder& w_;
   const Dimensions& d_;
   const bool begins_in_proj_;  ///< the first layer of a frozen model: nothing before its adapter needs a gradient
+  const bool begins_;          ///< the same, and its first adapters are those of the projections of n
   LinearWriter linear_;
   CoreAttention core_;
   Rope q_rope_, k_rope_;
@@ -106,7 +114,7 @@ class LatentAttention : public Attention {
 
   Normed fused_norm_;
   Operand q_down_input_, kv_down_input_, proj_input_;
-  Adapted proj_adapted_;
+  Adapted q_down_adapted_, kv_down_adapted_, proj_adapted_;
   Projection q_projection_, kv_projection_;
   std::uint32_t mixed_ = no_tensor;  ///< output of the fused down projection
   std::uint32_t compressed_q_ = no_tensor, compressed_kv_ = no_tensor, key_rope_ = no_tensor;
@@ -146,15 +154,19 @@ void LatentAttention::down(bool grad) {
     offload_.begin(Offload::qkv_linear, grad);
     mixed_ = linear_.norm_linear(qkv_down_, "attention.qkv_compressed", fused_norm_, grad);
   } else {
-    normed_ = norm_.forward(grad);
+    normed_ = norm_.forward(grad && !begins_);
     offload_.begin(Offload::qkv_linear, grad);
     if (d_.q_rank > 0)
       compressed_q_ = linear_.column_linear(q_down_, "attention.q_compressed", q_down_input_, grad,
                                             d_.recomputes(Recompute::layernorm));
+    if (d_.q_rank > 0)
+      compressed_q_ = linear_.adapt(q_down_, compressed_q_, "attention.q_compressed", no_tensor, q_down_adapted_, grad);
     if (d_.q_rank > 0 && d_.splits_down)
       w_.free(std::exchange(compressed_q_, whole_width("attention.q_compressed", d_.q_rank)));
     compressed_kv_ = linear_.column_linear(kv_down_, "attention.kv_compressed", kv_down_input_, grad,
                                            d_.recomputes(Recompute::layernorm));
+    compressed_kv_ =
+        linear_.adapt(kv_down_, compressed_kv_, "attention.kv_compressed", no_tensor, kv_down_adapted_, grad);
   }
   if (d_.splits_down) {
     if (d_.fused_down) compressed_q_ = whole_width("attention.q_compressed", d_.q_rank);
@@ -228,6 +240,7 @@ void LatentAttention::up(bool grad) {
     q_ = project(q_up_, "attention.q", q_projection_, grad);
   } else {
     q_ = linear_.column_linear(q_up_, "attention.q", q_projection_.saved.out, grad);
+    q_ = linear_.adapt(q_up_, q_, "attention.q", no_tensor, q_projection_.saved.adapted, grad);
   }
   rotate(project(kv_up_, "attention.kv", kv_projection_, grad), grad);
 }
@@ -298,7 +311,8 @@ std::uint32_t LatentAttention::forward(bool needed) {
     if (!kept || !(d_.splits_down && d_.sp)) w_.release(compressed_kv_);
     if (!kept) w_.release(compressed_q_);
   }
-  if (!d_.fused_down) norm_.leave(grad && (keeps_input(q_up_) || (d_.norms_q && d_.q_rank == 0)));
+  const bool adapts_normed = kv_down_.rank > 0;  // and the queries' projection of n with it
+  if (!d_.fused_down) norm_.leave(grad && (keeps_input(q_up_) || (d_.norms_q && d_.q_rank == 0) || adapts_normed));
   return out;
 }
 
@@ -343,7 +357,9 @@ LatentAttention::Compressed LatentAttention::up_backward() {
   if (norms_queries()) {
     result.q = project_backward(q_up_, q_projection_, std::exchange(q_, no_tensor));
   } else {
-    result.q = linear_.column_backward(q_up_, q_projection_.saved.out);
+    const auto through = linear_.adapt_backward(q_up_, q_projection_.saved.adapted);
+    result.q = q_up_.ends ? no_tensor : linear_.column_backward(q_up_, q_projection_.saved.out);
+    linear_.add_through(q_up_, through);
     w_.release(q_);
   }
   w_.release(compressed_q_, compressed_kv_, key_rope_, mixed_);
@@ -351,9 +367,15 @@ LatentAttention::Compressed LatentAttention::up_backward() {
 }
 
 /// The gradient of n from one of its readers, added to `sum` where there is one. Frees `gradient`.
-std::uint32_t LatentAttention::normed_backward(const Linear& linear, Operand& saved, std::uint32_t gradient,
-                                               std::uint32_t sum) {
+std::uint32_t LatentAttention::normed_backward(const Linear& linear, Operand& saved, Adapted& adapted,
+                                               std::uint32_t gradient, std::uint32_t sum) {
+  const auto through = linear_.adapt_backward(linear, adapted);
+  if (linear.ends) {
+    w_.free(gradient);
+    return sum;
+  }
   const auto part = linear_.column_backward(linear, saved, linear.fp8() && d_.recomputes(Recompute::layernorm));
+  linear_.add_through(linear, through);
   w_.free(gradient);
   if (sum == no_tensor) return part;
   w_.launch("gradient accumulation", {"add", {d_.local * d_.h}});
@@ -392,10 +414,14 @@ std::uint32_t LatentAttention::down_backward(Compressed g) {
     return dx;
   }
   auto sum = d_.q_rank > 0 ? no_tensor : g.q;
-  sum = normed_backward(kv_down_, kv_down_input_, dkv, sum);
-  if (d_.q_rank > 0) sum = normed_backward(q_down_, q_down_input_, g.q, sum);
+  sum = normed_backward(kv_down_, kv_down_input_, kv_down_adapted_, dkv, sum);
+  if (d_.q_rank > 0) sum = normed_backward(q_down_, q_down_input_, q_down_adapted_, g.q, sum);
   w_.release(reloaded_normed_);
   offload_.done(Offload::qkv_linear);
+  if (begins_) {
+    norm_.drop();
+    return no_tensor;
+  }
   return norm_.backward(sum);
 }
 

@@ -146,6 +146,7 @@ class Modules {
     const auto up = [&](Int rank, Int out, const char* name) {
       if (d_.qk_norm && !d_.separate_norms) norm(rank);
       weight(rank, out, of(name));
+      adapter(name == std::string_view("linear_q_up_proj") ? d_.lora.q_up : d_.lora.kv_up, rank, out, false);
     };
     if (!d_.fused_down) norm(d_.h);
     weight(d_.v_width(), d_.h, of("linear_proj"));
@@ -153,10 +154,12 @@ class Modules {
     if (d_.bias) replicated(d_.h);
     const auto down = [&](Int out, const char* name) {
       weight(d_.h, d_.splits_down ? out / d_.t : out, of(name), !d_.splits_down);
+      adapter(name == std::string_view("linear_q_down_proj") ? d_.lora.q_down : d_.lora.kv_down, d_.h, out, false);
     };
     if (d_.q_rank == 0) {
       if (d_.norms_q && !d_.separate_norms) norm(d_.h);
       weight(d_.h, d_.q, of("linear_q_proj"));
+      adapter(d_.lora.q, d_.h, d_.q, false);
     } else if (d_.fused_down) {
       norm(d_.h);
       down(d_.q_rank + d_.kv_rank + d_.qk_rope, "linear_qkv_down_proj");

@@ -186,6 +186,12 @@ bool is_neutral(const std::string& name, const std::string& value) {
 
 std::span<const Move> moves() { return moving; }
 
+std::string missing_of(const EffectRow& row, const std::string& value) {
+  for (const NamedValue& named : named_values())
+    if (row.name == named.name && value.starts_with(named.value)) return named.missing;
+  return row.text;
+}
+
 std::vector<Unmodelled> unmodelled(const Scenario& s) {
   std::vector<Unmodelled> found;
   for (const auto& row : refused_fields()) {
@@ -201,7 +207,7 @@ std::vector<Unmodelled> unmodelled(const Scenario& s) {
       const EffectRow* row = effect_of(name);
       if (row == nullptr || row->effect != Effect::refused) continue;
       if (is_neutral(name, value)) continue;
-      found.push_back({name, value, fmt::format("{}.{}", section, name), row->text});
+      found.push_back({name, value, fmt::format("{}.{}", section, name), missing_of(*row, value)});
     }
   }
   for (const auto& row : refused_values()) {

@@ -48,7 +48,8 @@ const std::vector<RefusedField>& refused_rows() {
                        {moves_activations(s), "activation offload"}});
        }},
       {"experimental_attention_variant",
-       "linear, delta-rule and sparse attention other than gated_delta_net; that with " +
+       "sparse attention and its indexer (dsa), compressed sparse attention (dsv4_hybrid), linear and delta-rule "
+       "attention other than gated_delta_net; that with " +
            not_beside(Family::delta_nets),
        [](const Scenario& s) {
          const auto& variant = s.model.experimental_attention_variant;
@@ -58,8 +59,9 @@ const std::vector<RefusedField>& refused_rows() {
        },
        [](const Scenario& s) {
          const auto& variant = *s.model.experimental_attention_variant;
-         return variant == "gated_delta_net" ? "gated delta nets with " + unmodelled_beside(Family::delta_nets, s)
-                                             : "attention of this variant";
+         if (variant == "gated_delta_net") return "gated delta nets with " + unmodelled_beside(Family::delta_nets, s);
+         if (variant == "dsa") return std::string("sparse attention and its indexer");
+         return std::string(variant == "dsv4_hybrid" ? "compressed sparse attention" : "attention of this variant");
        }},
       {"linear_key_head_dim", "the delta rule's kernels of heads other than 128 wide",
        [](const Scenario& s) { return has_linear_attention(s) && s.model.linear_key_head_dim != 128; }},

@@ -106,9 +106,70 @@ constexpr NotedValue noted_rows[] = {
      }},
 };
 
+constexpr const char
+    *sees = "a vision tower (--ignore model_provider predicts the language model without it)",
+    *sees_otherwise = "a vision tower, and layers of the class' own", *sees_and_hears = "towers of vision and of sound",
+    *diffuses = "a diffusion transformer, no language model",
+    *unmasks = "a language model that diffuses: attention in both directions",
+    *gemma4 = "Gemma 4's layers: heads that differ between windowed and global layers, keys that layers share",
+    *own_layers = "layers of the class' own, which differ one by one",
+    *halves = "adapters of parts of a fused linear layer";
+
+// Classes of Megatron Bridge's models (src/megatron/bridge/models and diffusion/models), and of its peft.
+constexpr NamedValue named_rows[] = {
+    {"model_provider", "Qwen3VL", sees},
+    {"model_provider", "Qwen35VL", sees},
+    {"model_provider", "Qwen35TokenClassification", "a head that classifies tokens, and a vision tower"},
+    {"model_provider", "Qwen25VL", sees},
+    {"model_provider", "Gemma3VL", sees},
+    {"model_provider", "GLM45V", sees},
+    {"model_provider", "KimiK25VL", sees},
+    {"model_provider", "NemotronVL", sees},
+    {"model_provider", "Ministral3", sees_otherwise},
+    {"model_provider", "Ernie45VL", sees_otherwise},
+    {"model_provider", "Exaone45", sees_otherwise},
+    {"model_provider", "MiniMaxM3", "sparse attention with an indexer (and, with VL in its name, a vision tower)"},
+    {"model_provider", "Step37", sees_otherwise},
+    {"model_provider", "NemotronOmni", sees_and_hears},
+    {"model_provider", "Qwen25Omni", sees_and_hears},
+    {"model_provider", "Qwen3Omni", sees_and_hears},
+    {"model_provider", "Qwen2Audio", "a tower of sound"},
+    {"model_provider", "Qwen3ASR", "a tower of sound"},
+    {"model_provider", "MegatronMIMO", "several modules, each with a parallelism of its own"},
+    {"model_provider", "LlavaMegatronMIMO", "several modules, each with a parallelism of its own"},
+    {"model_provider", "Wan", diffuses},
+    {"model_provider", "Flux", diffuses},
+    {"model_provider", "LLaDA", unmasks},
+    {"model_provider", "NemotronLabsDiffusion", unmasks},
+    {"model_provider", "Gemma4", gemma4},
+    {"model_provider", "FalconH1", "state-space layers beside attention"},
+    {"model_provider", "KimiK3", "Kimi delta attention"},
+    {"model_provider", "MiMoV2Flash", own_layers},
+    {"model_provider", "ExaoneMoe", own_layers},
+    {"model_provider", "Step35", own_layers},
+    {"model_provider", "LlamaNemotronHeterogeneous", "layers that differ by a file"},
+    {"model_provider", "T5", "encoder-decoder attention"},
+    {"model_provider", "Distillation", "a teacher beside the model"},
+    {"peft", "DoRA", "DoRA: norms of the adapted weights in every step"},
+    {"peft", "CanonicalLoRA", "CanonicalLoRA: adapters of queries, keys, values, gate and up apart"},
+    {"peft", "VLMLoRA", "adapters of a model with a tower"},
+    {"peft", "MultiLoRA", "several adapters of one layer"},
+    {"peft", "linear_", halves},
+    {"peft", "exclude_modules", "adapters of all linear layers but some, the output layer among them"},
+    {"peft", "canonical_mapping", halves},
+    {"peft", "lora_dtype", "adapters in another type than the model's"},
+    {"peft", "normalize_moe_lora", "experts' adapters of a rank divided by the experts of a token"},
+    {"peft", "share_expert_adapters", "an adapter of its own for every expert"},
+    {"peft", "experts_shared_outer_loras", "adapters of experts that share one of their halves"},
+    {"peft", "a2a_experimental", "adapters that exchange rows by all-to-all"},
+    {"peft", "sequence_parallel_input_regather", "inputs of adapters that are gathered again in backward"},
+    {"peft", "*", "patterns of modules other than one that takes a module in every layer (*.linear_qkv)"},
+};
+
 }  // namespace
 
 std::span<const RefusedValue> refused_values() { return value_rows; }
+std::span<const NamedValue> named_values() { return named_rows; }
 std::span<const NotedValue> noted_values() { return noted_rows; }
 
 }  // namespace pipewright::scenario

@@ -16,6 +16,13 @@ struct RefusedValue {
 
 std::span<const RefusedValue> refused_values();
 
+/// A name that is refused whatever its value: what is missing with values that begin so.
+struct NamedValue {
+  const char *name, *value, *missing;
+};
+
+std::span<const NamedValue> named_values();
+
 /// Values of names without effect on a step that are told all the same.
 struct NotedValue {
   const char* name;

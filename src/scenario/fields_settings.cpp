@@ -285,7 +285,8 @@ std::vector<Field> data_parallel() {
       SETTING(pin_cpu_grads, "gradients on the host are pinned"),
       SETTING(pin_cpu_params, "parameters on the host are pinned"),
       SETTING(lora_target_modules, "linear layers with a LoRA adapter, all else frozen (Bridge's peft.target_modules)")
-          .in({"linear_qkv", "linear_proj", "linear_fc1", "linear_fc2", "in_proj", "out_proj"}),
+          .in({"linear_qkv", "linear_proj", "linear_fc1", "linear_fc2", "in_proj", "out_proj", "linear_q_proj",
+               "linear_q_down_proj", "linear_q_up_proj", "linear_kv_down_proj", "linear_kv_up_proj"}),
       SETTING(lora_dim, "rank of the adapters (Bridge's peft.dim)").between(1, 65536),
       SETTING(lora_dropout, "dropout of the adapters' input (Bridge's peft.dropout)").between(0, 1),
   };

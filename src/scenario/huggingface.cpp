@@ -16,13 +16,49 @@ namespace {
 
 using Json = nlohmann::json;
 
-const Strings families = {"llama",         "mistral",        "mixtral",     "qwen2",        "qwen2_moe",
-                          "qwen3",         "qwen3_moe",      "qwen3_next",  "qwen3_5_text", "qwen3_5_moe_text",
-                          "deepseek_v2",   "deepseek_v3",    "kimi_k2",     "glm",          "glm4_moe",
-                          "glm4_moe_lite", "bailing_moe_v2", "ernie4_5",    "ernie4_5_moe", "seed_oss",
-                          "smollm3",       "olmoe",          "gpt_oss",     "phi3",         "gemma",
-                          "gemma2",        "gemma3_text",    "llama4_text", "starcoder2",   "nemotron",
-                          "nemotron_h",    "hy_v3",          "sarvam_moe",  "sarvam_mla"};
+const Strings families = {"llama",
+                          "mistral",
+                          "mixtral",
+                          "qwen2",
+                          "qwen2_moe",
+                          "qwen3",
+                          "qwen3_moe",
+                          "qwen3_next",
+                          "qwen3_5_text",
+                          "qwen3_5_moe_text",
+                          "deepseek_v2",
+                          "deepseek_v3",
+                          "kimi_k2",
+                          "glm",
+                          "glm4_moe",
+                          "glm4_moe_lite",
+                          "bailing_moe_v2",
+                          "ernie4_5",
+                          "ernie4_5_moe",
+                          "seed_oss",
+                          "smollm3",
+                          "olmoe",
+                          "gpt_oss",
+                          "phi3",
+                          "gemma",
+                          "gemma2",
+                          "gemma3_text",
+                          "llama4_text",
+                          "starcoder2",
+                          "nemotron",
+                          "nemotron_h",
+                          "hy_v3",
+                          "sarvam_moe",
+                          "sarvam_mla",
+                          "mimo",
+                          "arcee",
+                          "cwm",
+                          "dots1",
+                          "helium",
+                          "jais2",
+                          "ministral",
+                          "solar_open",
+                          "youtu"};
 
 /// Published with a vision tower, trained without: the model beside which the text model stands.
 const Strings with_tower = {"gemma3",   "llama4",       "mistral3", "kimi_k25",   "qwen3_5",   "qwen3_5_moe",
@@ -56,19 +92,19 @@ const char* defaults_of(const std::string& family) {
   if (family == "deepseek_v3" || family == "kimi_k2")
     return R"({"q_lora_rank": 1536, "n_group": 8, "topk_group": 4, "n_shared_experts": 1, "first_k_dense_replace": 3,
       "routed_scaling_factor": 2.5})";
-  if (family == "deepseek_v2") return R"({"q_lora_rank": 1536, "n_shared_experts": 2})";
+  if (family == "deepseek_v2") return R"({"q_lora_rank": 1536, "n_shared_experts": 2, "routed_scaling_factor": 1.0})";
   if (family == "glm")
     return R"({"num_key_value_heads": 2, "head_dim": 128, "partial_rotary_factor": 0.5, "attention_bias": true,
       "rms_norm_eps": 1.5625e-7})";
   if (family == "glm4_moe")
     return R"({"num_key_value_heads": 8, "partial_rotary_factor": 0.5, "rms_norm_eps": 1e-5, "n_shared_experts": 1,
-      "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1})";
+      "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "routed_scaling_factor": 1.0})";
   if (family == "glm4_moe_lite")
     return R"({"q_lora_rank": 768, "n_group": 1, "topk_group": 1, "n_shared_experts": 1, "first_k_dense_replace": 1,
       "routed_scaling_factor": 1.8, "rms_norm_eps": 1e-5})";
   if (family == "bailing_moe_v2")
     return R"({"num_key_value_heads": 4, "head_dim": 128, "n_group": 8, "topk_group": 4, "num_shared_experts": 1,
-      "first_k_dense_replace": 1, "use_qk_norm": true, "rope_theta": 600000.0})";
+      "first_k_dense_replace": 1, "use_qk_norm": true, "rope_theta": 600000.0, "routed_scaling_factor": 1.0})";
   if (family == "ernie4_5")
     return R"({"num_key_value_heads": 2, "head_dim": 128, "tie_word_embeddings": true, "rms_norm_eps": 1e-5,
       "rope_theta": 500000.0})";
@@ -89,9 +125,32 @@ const char* defaults_of(const std::string& family) {
   if (family == "olmoe") return R"({"rms_norm_eps": 1e-5})";
   if (family == "starcoder2")
     return R"({"num_key_value_heads": 2, "hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": true})";
+  if (family == "nemotron_h")
+    return R"({"num_key_value_heads": 8, "layer_norm_epsilon": 1e-5, "n_group": 1, "topk_group": 1,
+      "routed_scaling_factor": 1.0, "moe_shared_expert_intermediate_size": 7688})";
+  if (family == "qwen2_5_vl" || family == "qwen2_5_vl_text") return R"({"rope_theta": 1000000.0})";
+  if (family == "qwen3_vl_text") return R"({"rope_theta": 500000.0})";
+  if (family == "qwen3_vl_moe_text")
+    return R"({"num_key_value_heads": 16, "norm_topk_prob": true, "rope_theta": 500000.0})";
   if (family == "nemotron") return R"({"hidden_act": "relu2", "partial_rotary_factor": 0.5})";
   if (family == "qwen3_5_text" || family == "qwen3_5_moe_text")
     return R"({"num_key_value_heads": 4, "head_dim": 256, "partial_rotary_factor": 0.25, "norm_topk_prob": true})";
+  if (family == "mimo") return R"({"num_key_value_heads": 32, "sliding_window": 4096, "max_window_layers": 28})";
+  if (family == "arcee") return R"({"hidden_act": "relu2", "rms_norm_eps": 1e-5})";
+  if (family == "cwm")
+    return R"({"num_key_value_heads": 8, "head_dim": 128, "sliding_window": 8192, "rms_norm_eps": 1e-5,
+      "rope_theta": 1000000.0})";
+  if (family == "dots1") return R"({"num_key_value_heads": 32, "sliding_window": 4096, "max_window_layers": 62})";
+  if (family == "helium")
+    return R"({"num_key_value_heads": 20, "head_dim": 128, "rms_norm_eps": 1e-8, "rope_theta": 100000.0})";
+  if (family == "jais2") return R"({"hidden_act": "relu2", "attention_bias": true, "mlp_bias": true})";
+  if (family == "ministral") return R"({"num_key_value_heads": 8, "sliding_window": 4096})";
+  if (family == "solar_open")
+    return R"({"num_key_value_heads": 8, "head_dim": 128, "n_shared_experts": 1, "n_group": 1, "topk_group": 1,
+      "rms_norm_eps": 1e-5, "rope_theta": 1000000.0})";
+  if (family == "youtu")
+    return R"({"tie_word_embeddings": true, "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_rope_head_dim": 64,
+      "v_head_dim": 128, "qk_nope_head_dim": 128})";
   if (family == "gemma")
     return R"({"vocab_size": 256000, "hidden_size": 3072, "intermediate_size": 24576, "num_hidden_layers": 28,
       "num_attention_heads": 16, "num_key_value_heads": 16, "head_dim": 256, "max_position_embeddings": 8192,
@@ -174,11 +233,15 @@ std::string apply_hf_config(const std::string& given, Scenario& scenario, String
     json["rope_parameters"] = std::move(rope);
   }
   if (json.contains("model_type") && json.at("model_type").is_string()) {
+    const auto complete = [&json] {
+      const Json defaults = Json::parse(defaults_of(json.at("model_type").get<std::string>()));
+      for (const auto& [key, value] : defaults.items())
+        if (!json.contains(key)) json[key] = value;
+    };
+    complete();
     if (const auto other = other_names.find(json.at("model_type").get<std::string>()); other != other_names.end())
       json["model_type"] = other->second;
-    const Json defaults = Json::parse(defaults_of(json.at("model_type").get<std::string>()));
-    for (const auto& [key, value] : defaults.items())
-      if (!json.contains(key)) json[key] = value;
+    complete();
   }
   const HfConfig config(path, text, json);
   const std::string family = config.string("model_type", "");
@@ -188,6 +251,8 @@ std::string apply_hf_config(const std::string& given, Scenario& scenario, String
       throw config.error(
           "model_type",
           fmt::format("\"{}\" is not modelled; what is missing: {}", family, fmt::join(other.missing, "; ")), families);
+  if (family == outer && std::ranges::find(with_tower, outer) != with_tower.end())
+    throw config.error("text_config", "missing: the sizes of the language model stand in it");
   if (std::find(families.begin(), families.end(), family) == families.end()) {
     throw config.error("model_type", fmt::format("unknown family \"{}\"", family), families,
                        nearest_name(family, families));
@@ -202,6 +267,8 @@ std::string apply_hf_config(const std::string& given, Scenario& scenario, String
         fmt::format("{}: the biases of o_proj are left out: Megatron has them with add_bias_linear alone, which gives "
                     "every linear layer one",
                     output_bias));
+  const auto otherwise = other_in_bridge(config, family, m);
+  all.insert(all.end(), otherwise.begin(), otherwise.end());
   auto read = config.read();
   const bool tower = sees && (family == "gemma3_text" || family == "llama4_text" ||
                               std::find(with_tower.begin(), with_tower.end(), outer) != with_tower.end());

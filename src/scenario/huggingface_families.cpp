@@ -102,10 +102,12 @@ std::string activation(const HfConfig& config) {
 
 /// Transformers' window counts the query itself, Megatron's stands beside it.
 void sliding_window(const HfConfig& config, Model& m, const std::string& family) {
-  const bool switched = family.starts_with("qwen") && family != "qwen3_next" && !family.starts_with("qwen3_5");
+  const bool qwen = family.starts_with("qwen") && family != "qwen3_next" && !family.starts_with("qwen3_5");
+  const bool switched = qwen || family == "mimo", late = (switched && family != "qwen3_moe") || family == "dots1";
   if (switched) config.knows({"sliding_window", "use_sliding_window", "max_window_layers", "layer_types"});
   const bool always = family == "mistral" || family == "mixtral" || family == "gpt_oss" || family == "phi3" ||
-                      family == "starcoder2" || family.starts_with("gemma");
+                      family == "starcoder2" || family == "ministral" || family == "cwm" || family == "dots1" ||
+                      family.starts_with("gemma");
   if (!always && !(switched && config.boolean("use_sliding_window", false))) return;
   if (always) config.knows({"layer_types"});
   const OptInt width = config.optional_integer("sliding_window");
@@ -117,11 +119,13 @@ void sliding_window(const HfConfig& config, Model& m, const std::string& family)
     if (static_cast<Int>(kinds.size()) != m.num_layers)
       throw config.error("layer_types", fmt::format("{} entries for {} layers", kinds.size(), m.num_layers));
     for (const auto& kind : kinds) windowed.push_back(kind == "sliding_attention");
-  } else if (family != "qwen3_moe" && switched) {  // configuration_qwen2.py: layers from max_window_layers on
+  } else if (late) {  // configuration_qwen2.py, configuration_dots1.py: layers from max_window_layers on
     const Int first = config.optional_integer("max_window_layers", 0).value_or(28);
     for (Int layer = 0; layer < m.num_layers; ++layer) windowed.push_back(layer >= first);
   } else if (family == "gpt_oss" || family == "gemma2") {  // every other layer
     for (Int layer = 0; layer < m.num_layers; ++layer) windowed.push_back(layer % 2 == 0);
+  } else if (family == "cwm") {  // all but every fourth, of which the first is one
+    for (Int layer = 0; layer < m.num_layers; ++layer) windowed.push_back(layer % 4 != 0);
   } else if (family == "gemma3_text") {  // all but every sixth
     const OptInt stated = config.optional_integer("sliding_window_pattern");
     const Int pattern = stated ? *stated : config.optional_integer("_sliding_window_pattern").value_or(6);
@@ -139,7 +143,8 @@ void dense(const HfConfig& config, Model& m, const std::string& family) {
   else
     m.num_layers = config.integer("num_hidden_layers", 1, 1'000'000);
   m.hidden_size = config.integer("hidden_size");
-  m.ffn_hidden_size = config.integer(family == "qwen3_5_moe_text" ? "moe_intermediate_size" : "intermediate_size");
+  const bool all_experts = family == "qwen3_5_moe_text" || family == "solar_open";
+  m.ffn_hidden_size = config.integer(all_experts ? "moe_intermediate_size" : "intermediate_size");
   m.num_attention_heads = config.integer("num_attention_heads");
   m.num_query_groups = config.optional_integer("num_key_value_heads");
   m.kv_channels = config.optional_integer("head_dim");
@@ -150,11 +155,12 @@ void dense(const HfConfig& config, Model& m, const std::string& family) {
   m.rotary_base = config.number("rope_theta", family == "mixtral" ? 1e6 : 1e4);
   m.normalization = "RMSNorm";
   m.layernorm_epsilon = config.number("rms_norm_eps", 1e-6);
-  m.gated_linear_unit = true;
+  m.gated_linear_unit = family != "arcee";
   if (!family.starts_with("gemma") && family != "nemotron_h") m.activation_func = activation(config);
   m.add_bias_linear = config.boolean("mlp_bias", false);
-  m.add_qkv_bias = config.boolean("attention_bias", false) || family == "qwen2" || family == "qwen2_moe";
-  m.qk_layernorm = family == "qwen3" || family == "qwen3_moe";
+  m.add_qkv_bias =
+      config.boolean("attention_bias", false) || family == "qwen2" || family == "qwen2_moe" || family == "mimo";
+  m.qk_layernorm = family == "qwen3" || family == "qwen3_moe" || family == "dots1";
   m.rotary_percent = config.number("partial_rotary_factor", 1);
   sliding_window(config, m, family);
 }
@@ -221,6 +227,16 @@ void nemotron(const HfConfig& config, Model& m) {
   m.gated_linear_unit = false;
 }
 
+// Transformers' modular_jais2.py: GPT's block with rotary embedding, biases everywhere.
+void jais2(const HfConfig& config, Model& m) {
+  m.normalization = "LayerNorm";
+  m.layernorm_epsilon = config.number("layer_norm_eps", 1e-5);
+  m.gated_linear_unit = false;
+  if (m.add_qkv_bias != m.add_bias_linear)
+    throw config.error("attention_bias", "biases of attention or of the MLP alone are not modelled",
+                       {m.add_bias_linear ? "true" : "false"});
+}
+
 }  // namespace
 
 void activation_is(const HfConfig& config, const Strings& names) {
@@ -246,10 +262,11 @@ Model model_of(const HfConfig& config, const std::string& family, Scenario& scen
   if (family.starts_with("gemma")) gemma(config, m, family);
   if (family == "starcoder2") starcoder2(config, scenario, m);
   if (family == "nemotron") nemotron(config, m);
+  if (family == "jais2") jais2(config, m);
   if (family.starts_with("ernie")) ernie(config, m);
   if (family == "seed_oss") seed_oss(config, scenario, notes);
   if (family == "smollm3") layers_without_rotation(config, m);
-  if (family == "glm") m.rotary_interleaved = true;  // modeling_glm.py, rotate_half
+  if (family == "glm" || family == "helium") m.rotary_interleaved = true;  // their modeling files, rotate_half
   mixture_of(config, family, scenario, m, notes);
   config.require();
   rope_scaling(config, m, notes);

@@ -8,6 +8,7 @@
 #include <sstream>
 
 #include "huggingface.hpp"
+#include "huggingface_config.hpp"
 
 namespace pipewright::scenario {
 namespace {
@@ -125,6 +126,28 @@ constexpr Part owned[] = {{"num_local_experts", "experts", several},
                           {"attn_logit_softcapping", "soft-capped scores", on},
                           {"final_logit_softcapping", "soft-capped logits", on}};
 
+/// Keys at which Megatron Bridge 067f987df builds these families alike, whatever config.json says.
+constexpr struct {
+  const char *key, *built, *families;
+} fixed_by_bridge[] = {{"tie_word_embeddings", "false",
+                        "deepseek_v2 deepseek_v3 kimi_k2 glm4_moe glm4_moe_lite bailing_moe_v2 gpt_oss olmoe"},
+                       {"tie_word_embeddings", "true", "gemma gemma2"},
+                       {"attention_bias", "false", "qwen3 qwen3_moe qwen3_next"},
+                       {"decoder_sparse_step", "1", "qwen3_moe qwen3_next"},
+                       {"norm_topk_prob", "true", "qwen3_next"},
+                       {"norm_topk_prob", "false", "olmoe"},
+                       {"swiglu_limit", "7.0", "gpt_oss"},
+                       {"n_shared_experts", "1", "glm4_moe"},
+                       {"num_shared_experts", "1", "bailing_moe_v2"},
+                       {"use_qk_norm", "true", "bailing_moe_v2"},
+                       {"moe_router_enable_expert_bias", "true", "bailing_moe_v2"},
+                       {"hidden_act", "\"silu\"", "mistral ernie4_5 ernie4_5_moe"},
+                       {"hidden_act", "\"relu2\"", "nemotron"},
+                       {"chunk_size", "128", "nemotron_h"},
+                       {"layer_types", "windows in all layers but every sixth", "gemma3_text"},
+                       {"sliding_window_pattern", "windows in all layers but every sixth", "gemma3_text"},
+                       {"_sliding_window_pattern", "windows in all layers but every sixth", "gemma3_text"}};
+
 bool among(const char* names, const std::string& name) {
   std::istringstream words(names);
   for (std::string word; words >> word;)
@@ -133,6 +156,21 @@ bool among(const char* names, const std::string& name) {
 }
 
 }  // namespace
+
+Strings other_in_bridge(const HfConfig& config, const std::string& family, const Model& model) {
+  Strings notes;
+  for (const auto& [key, built, of] : fixed_by_bridge) {
+    if (!among(of, family) || !config.has(key)) continue;
+    const Json other = Json::parse(built, nullptr, false);
+    const bool same = other.is_discarded() ? model.window_attn_skip_freq == Ints{6} : config.json().at(key) == other;
+    if (!same)
+      notes.push_back(
+          fmt::format("{}: taken as config.json says; the provider that Megatron Bridge makes of this family "
+                      "has {} whatever it says",
+                      key, built));
+  }
+  return notes;
+}
 
 Strings judge_keys(const std::string& text, const std::string& family, const std::set<std::string>& read,
                    const std::function<UsageError(const std::string& key, const std::string& why)>& error) {

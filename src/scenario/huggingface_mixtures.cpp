@@ -151,9 +151,8 @@ void predicted_tokens(const HfConfig& config, Model& m) {
     m.mtp_num_layers = mtp;
 }
 
-void deepseek(const HfConfig& config, Model& m, const std::string& family) {
-  const bool second = family == "deepseek_v2";
-  config.knows({"num_key_value_heads", "head_dim", "qk_head_dim", "norm_topk_prob"});
+void latent_attention(const HfConfig& config, Model& m) {
+  config.knows({"num_key_value_heads", "head_dim"});
   if (config.boolean("attention_bias", false))
     throw config.error("attention_bias", "biases of latent attention are not modelled", {"false"});
   m.multi_latent_attention = true;
@@ -165,8 +164,17 @@ void deepseek(const HfConfig& config, Model& m, const std::string& family) {
   m.qk_head_dim = config.integer("qk_nope_head_dim");
   m.qk_pos_emb_head_dim = config.integer("qk_rope_head_dim", 0);
   m.v_head_dim = config.integer("v_head_dim");
+  if (const Int both = m.qk_head_dim + m.qk_pos_emb_head_dim;
+      config.optional_integer("qk_head_dim").value_or(both) != both)
+    throw config.error("qk_head_dim", "is not qk_nope_head_dim and qk_rope_head_dim together", {std::to_string(both)});
   // Nobody reads it; without it Megatron's parser divides the width by the heads (GLM-4.7 Flash: 2048 by 20).
   if (m.hidden_size % m.num_attention_heads != 0) m.kv_channels = m.qk_pos_emb_head_dim;
+}
+
+void deepseek(const HfConfig& config, Model& m, const std::string& family) {
+  const bool second = family == "deepseek_v2";
+  latent_attention(config, m);
+  config.knows({"norm_topk_prob"});
   const bool sarvam = family == "sarvam_mla";
   routed_experts(config, m, sarvam ? "num_experts" : "n_routed_experts");
   shared_experts(config, m, sarvam ? "num_shared_experts" : "n_shared_experts");
@@ -178,16 +186,29 @@ void deepseek(const HfConfig& config, Model& m, const std::string& family) {
   predicted_tokens(config, m);
 }
 
-// Megatron Bridge's models/glm/glm45_bridge.py: GLM-4.5 to 4.7.
-void glm4_moe(const HfConfig& config, Model& m) {
+// Megatron Bridge's models/mimo/mimo_bridge.py: Qwen 2 and a depth of multi-token prediction.
+void mimo(const HfConfig& config, Model& m) {
+  if (!config.boolean("attention_bias", true))
+    throw config.error("attention_bias", "is not what Megatron Bridge builds", {"true"});
+  predicted_tokens(config, m);
+}
+
+// DeepSeek-V3's router and experts in layers of another attention.
+void biased_sigmoids(const HfConfig& config, Model& m) {
   routed_experts(config, m);
   shared_experts(config, m);
-  leading_dense_layers(config, m);
-  predicted_tokens(config, m);
   config.knows({"norm_topk_prob"});  // sigmoid's scores are
-  m.qk_layernorm = config.boolean("use_qk_norm", false);
   m.moe_router_score_function = "sigmoid";
   m.moe_router_enable_expert_bias = true;
+}
+
+// Megatron Bridge's models/glm/glm45_bridge.py: GLM-4.5 to 4.7. Transformers' modular_dots1.py: dots.llm1.
+void glm4_moe(const HfConfig& config, Model& m, const std::string& family) {
+  biased_sigmoids(config, m);
+  leading_dense_layers(config, m);
+  if (family == "dots1") return;
+  predicted_tokens(config, m);
+  m.qk_layernorm = config.boolean("use_qk_norm", false);
 }
 
 // Megatron Bridge's models/bailing/bailing_moe2_bridge.py: Ling and Ring 2.
@@ -301,6 +322,7 @@ void nemotron_h(const HfConfig& config, Model& m) {
   m.hybrid_layer_pattern = hybrid_pattern(config, "hybrid_override_pattern", "layers_block_type");
   m.kv_channels =
       config.has("head_dim") ? config.optional_integer("head_dim") : config.optional_integer("attention_head_dim");
+  if (!m.kv_channels) m.kv_channels = 128;  // configuration_nemotron_h.py
   m.position_embedding_type = "none";
   m.layernorm_epsilon = config.number("layer_norm_epsilon", m.layernorm_epsilon);
   m.gated_linear_unit = false;
@@ -409,7 +431,13 @@ void mixture_of(const HfConfig& config, const std::string& family, Scenario& sce
     qwen_moe(config, m, family);
   if (family == "qwen3_next" || family.starts_with("qwen3_5")) delta_nets(config, m, family);
   if (family == "olmoe") olmoe(config, m);
-  if (family == "glm4_moe") glm4_moe(config, m);
+  if (family == "glm4_moe" || family == "dots1") glm4_moe(config, m, family);
+  if (family == "solar_open") {  // transformers' modular_solar_open.py: experts in every layer
+    biased_sigmoids(config, m);
+    config.knows({"intermediate_size", "use_qk_norm"});
+  }
+  if (family == "mimo") mimo(config, m);
+  if (family == "youtu") latent_attention(config, m);  // transformers' modular_youtu.py
   if (family == "bailing_moe_v2") bailing(config, scenario, m);
   if (family == "ernie4_5_moe") ernie_moe(config, m);
   if (family == "hy_v3") hy_v3(config, m);
@@ -419,6 +447,10 @@ void mixture_of(const HfConfig& config, const std::string& family, Scenario& sce
   if (family.starts_with("deepseek") || family == "kimi_k2" || family == "glm4_moe_lite" || family == "sarvam_mla")
     deepseek(config, m, family);
   if (family.starts_with("sarvam")) sarvam(config, family, scenario, m, notes);
+  if ((family == "deepseek_v3" || family == "glm4_moe") && !config.has("num_nextn_predict_layers"))
+    notes.emplace_back(
+        "num_nextn_predict_layers is not stated and taken as none, as transformers before 5 does; from 5 on its class, "
+        "and Megatron Bridge with it, has one depth of multi-token prediction");
   if (!m.num_moe_experts) return;
   auxiliary_loss(config, family, scenario, notes);
   router_differs(config, family, m, notes);

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <numeric>
 
@@ -330,6 +331,15 @@ Stage stage(const Scenario& s, Int pp_rank, Int chunk) {
 
 Ints layers_of(const Scenario& s, Int pp_rank, Int chunk) { return stage(s, pp_rank, chunk).layers; }
 
+bool adapts_latent(const Scenario& s) {
+  constexpr std::array names = {"linear_q_proj", "linear_q_down_proj", "linear_q_up_proj", "linear_kv_down_proj",
+                                "linear_kv_up_proj"};
+  const auto& targets = s.settings.lora_target_modules;
+  return s.model.multi_latent_attention && std::ranges::any_of(names, [&](const char* name) {
+           return std::ranges::find(targets, name) != targets.end();
+         });
+}
+
 AdaptedLinears adapted_linears(const Scenario& s, Int layer) {
   const auto named = [&](const char* name) {
     return std::ranges::find(s.settings.lora_target_modules, name) != s.settings.lora_target_modules.end();
@@ -338,7 +348,8 @@ AdaptedLinears adapted_linears(const Scenario& s, Int layer) {
   if (is_mamba_layer(s, layer) || is_linear_attention_layer(s, layer)) {
     a.mixer_in = named("in_proj"), a.mixer_out = named("out_proj");
   } else if (is_attention_layer(s, layer)) {
-    a.mixer_in = named("linear_qkv") && !s.model.multi_latent_attention, a.mixer_out = named("linear_proj");
+    a.mixer_in = s.model.multi_latent_attention ? adapts_latent(s) : named("linear_qkv");
+    a.mixer_out = named("linear_proj");
   }
   if (has_mlp(s, layer)) a.fc1 = named("linear_fc1"), a.fc2 = named("linear_fc2");
   return a;

@@ -178,7 +178,9 @@ std::string unmodelled_adapters(const Scenario& s) {
   const bool begins_in_mlp = first && !adapted_linears(s, *first).mixer();
   const bool checkpointed =
       recomputes(s, Recompute::mlp) || recomputes(s, Recompute::moe) || recomputes(s, Recompute::shared_experts);
-  const bool at_once = first && adapted_linears(s, 0).mixer();
+  const bool at_once = first && adapted_linears(s, 0).mixer(), latent = adapts_latent(s);
+  const bool from_the_start =
+      has("linear_kv_down_proj") && has(s.model.q_lora_rank ? "linear_q_down_proj" : "linear_q_proj");
   return those(
       "adapters with ",
       {{!te_layers(s), "local layers"},
@@ -192,6 +194,13 @@ std::string unmodelled_adapters(const Scenario& s) {
        {mlps && o.tensor_model_parallel_size > 1 && s.model.moe_shared_expert_intermediate_size &&
             o.moe_shared_expert_overlap && o.sequence_parallel,
         "overlapped shared experts split over TP"},
+       {latent && !from_the_start,
+        "some of latent attention's projections of a layer's input alone (linear_kv_down_proj and linear_q_proj or "
+        "linear_q_down_proj go together)"},
+       {latent && (o.tensor_model_parallel_size > 1 || quantizes(s) || !s.model.qk_layernorm ||
+                   s.model.mla_down_proj_fusion || recomputes(s, Recompute::mla_up_proj) ||
+                   recomputes(s, Recompute::layernorm)),
+        "latent attention's projections split over TP, quantized, fused, without norms or recomputed"},
        {!first, "none on the stage that embeds, whose output then has no gradient"},
        {begins_in_mlp && is_moe_layer(s, *first) && !has("linear_fc1"),
         "the model's first one beside a mixture's linear_fc2"},

@@ -483,6 +483,17 @@ TEST_CASE("a model's class and the specification of its layers are known, or ref
     CHECK(missing(model("x." + unknown)) == "model_provider=" + unknown + " ");
     CHECK(read(small("  _target_: x." + unknown + "\n"), 8, {}, {"model_provider"}).scenario.settings.other.empty());
   }
+  // Every class of Bridge 067f987df.
+  std::istringstream classes(read_file(SOURCE_ROOT "/tests/emit/data/providers.txt"));
+  const auto general = scenario::effect_of("model_provider")->text;
+  int count = 0;
+  for (std::string name; classes >> name; ++count) {
+    CAPTURE(name);
+    const auto s = model("x." + name);
+    for (const auto& one : scenario::unmodelled(s))
+      if (one.name == "model_provider") CHECK(one.missing != general);
+  }
+  CHECK(count > 45);
   const auto spec = [](const std::string& field, const std::string& function, const char* kind) {
     return "  " + field + ":\n    _target_: megatron.bridge.models." + function + "\n    " + kind + "\n";
   };

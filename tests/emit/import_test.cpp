@@ -763,12 +763,31 @@ TEST_CASE("Bridge's LoRA is read, what it trains otherwise is refused") {
   CHECK(read("cfg.peft = LoRA()\ncfg.peft = None\n").lora_target_modules.empty());
   const auto mixers = read("cfg.peft = LoRA(target_modules=[\"linear_qkv\", \"in_proj\", \"out_proj\"])\n");
   CHECK(mixers.lora_target_modules == scenario::Strings{"linear_qkv", "in_proj", "out_proj"});
-  CHECK(read("cfg.peft = DoRA()\n").other.at("peft") == "true");
-  for (const char* other : {"a2a_experimental=True", "share_expert_adapters=False", "normalize_moe_lora=True",
-                            "exclude_modules=[\"linear_qkv\"]", "lora_dtype=torch.float32",
-                            "target_modules=[\"*.layers.0.*.linear_qkv\"]"}) {
-    CAPTURE(other);
-    CHECK(read(std::string("cfg.peft = LoRA(") + other + ")\n").other.at("peft") == "true");
+  const auto every = read("cfg.peft = LoRA(target_modules=[\"*.linear_qkv\", \"*linear_fc1\"])\n");
+  CHECK(every.lora_target_modules == scenario::Strings{"linear_qkv", "linear_fc1"});
+  CHECK_FALSE(every.other.contains("peft"));
+  // By what each adapter is, and not by the class of what is refused.
+  const auto general = scenario::effect_of("peft")->text;
+  for (const auto& [peft, value] : std::initializer_list<std::pair<const char*, const char*>>{
+           {"DoRA()", "DoRA"},
+           {"CanonicalLoRA(dim=8)", "CanonicalLoRA"},
+           {"LoRA(a2a_experimental=True)", "a2a_experimental"},
+           {"LoRA(share_expert_adapters=False)", "share_expert_adapters"},
+           {"LoRA(normalize_moe_lora=True)", "normalize_moe_lora"},
+           {"LoRA(exclude_modules=[\"linear_qkv\"])", "exclude_modules"},
+           {"LoRA(target_modules=[])", "exclude_modules"},
+           {"LoRA(lora_dtype=torch.float32)", "lora_dtype"},
+           {"LoRA(target_modules=[\"linear_q\"])", "linear_q"},
+           {"LoRA(target_modules=[\"*.layers.0.*.linear_qkv\"])", "*"},
+           {"LoRA(target_modules=[\"*.mlp.linear_fc1\"])", "*"}}) {
+    CAPTURE(peft);
+    const auto s =
+        emit::from_bridge_text(text + "cfg.peft = " + peft + "\n", "run.py", {8, 8, "h100-sxm", ""}).scenario;
+    CHECK(s.settings.other.at("peft") == value);
+    const auto refused = scenario::unmodelled(s);
+    const auto found = std::ranges::find(refused, "peft", &scenario::Unmodelled::name);
+    REQUIRE(found != refused.end());
+    CHECK(found->missing != general);
   }
   const auto usual = read(
       "cfg.peft = LoRA(dim=8, dropout_position=\"pre\", a2a_experimental=False, lora_dtype=None, exclude_modules=[], "

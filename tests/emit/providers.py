@@ -6,6 +6,7 @@
 
 The archive holds NAME.json, a model's config.json, and NAME.yaml: what ConfigContainer.to_yaml() wrote of the provider
 that AutoBridge (Bridge 067f987df) made of it, as recipes.py has it. What is compared is the model, layer by layer.
+NAME_KEY_none.json: without that key, for which the class has a default.
 """
 import argparse
 import contextlib
@@ -117,8 +118,9 @@ def dump(options):
     from megatron.bridge import AutoBridge
     from megatron.bridge.training import config as c
     from megatron.bridge.training.tokenizers.config import TokenizerConfig
-    from transformers import AutoConfig, PretrainedConfig
+    from transformers import AutoConfig, PretrainedConfig, Qwen2Config
 
+    AutoConfig.register("mimo", type("mimo", (Qwen2Config,), {"model_type": "mimo"}))
     for family in ("sarvam_moe", "sarvam_mla"):  # of classes that only their repositories have
         # transformers 5 moves rope_theta into rope_parameters, where Bridge does not look for it
         AutoConfig.register(family, type(family, (PretrainedConfig,), {"model_type": family, "rope_theta": 10000.0}))

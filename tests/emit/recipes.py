@@ -78,8 +78,7 @@ def reasons(found):
         if text in (READ, LENGTHS):
             continue
         kind, _, names = text.partition(": ")
-        names = {"experimental_attention_variant" if name.startswith("dsa_") else name
-                 for name in names.split(", ")} if kind == "not modelled" else [text]
+        names = names.split(", ") if kind == "not modelled" else [text]
         for name in names:
             count[name][0] += 1
             count[name][1] += len(names) == 1

@@ -242,7 +242,7 @@ TEST_CASE("false and 0 say something where the usual value is a word") {
   CHECK(is_refused("use_mamba_mem_eff_path", "false"));
   CHECK(is_refused("preserve_fp32_weights", "false"));
   CHECK(is_refused("soap_use_kl_shampoo", "false"));
-  CHECK(is_refused("dsa_indexer_rotate_activation", "false"));
+  CHECK_FALSE(is_refused("dsa_indexer_rotate_activation", "false"));  // of attention that is refused
   CHECK_FALSE(is_refused("use_mamba_mem_eff_path", "true"));
   CHECK_FALSE(is_refused("timing_log_level", "0"));
   CHECK_FALSE(is_refused("gtp_weight_remat_size", "1"));

@@ -116,6 +116,46 @@ TEST_CASE("latent attention frozen: no input of a projection stays but those of 
   CHECK(kernels(layer(stages, 1), "attention.q_up wgrad").empty());
 }
 
+TEST_CASE("adapters of latent attention's projections: what they keep, and where a first layer's backward ends") {
+  const auto one = latent({"lora_target_modules=[linear_proj]", "lora_dim=16"});
+  const auto all = with(one, {"lora_target_modules=[linear_q_down_proj, linear_q_up_proj, linear_kv_down_proj, "
+                              "linear_kv_up_proj, linear_proj]"});
+  CHECK_NOTHROW(scenario::refuse_unmodelled(all));
+  // n, which both down projections' adapters multiply, what the norms before the up projections put out, low ranks.
+  CHECK(kept(all) - kept(one) == 2 * S * h + 2 * S * (1536 + 512) + 4 * 2 * S * r);
+  const auto direct =
+      with(one, {"q_lora_rank=none", "lora_target_modules=[linear_q_proj, linear_kv_down_proj, linear_proj]"});
+  for (const auto& s : {all, direct}) {
+    CHECK_NOTHROW(scenario::refuse_unmodelled(s));
+    const auto stages = pipewright::test::build(s);
+    check_all(stages);
+    const auto &first = layer(stages, 0), &second = layer(stages, 1);
+    const std::string q = s.model.q_lora_rank ? "attention.q_down" : "attention.q_up";
+    for (const auto& kernel :
+         {q + " dgrad", std::string("attention.kv_down dgrad"), std::string("attention.kv_down adapter in dgrad"),
+          q + " adapter in dgrad", std::string("attention.norm backward")}) {
+      CAPTURE(kernel);
+      CHECK(kernels(first, kernel).empty());
+      CHECK_FALSE(kernels(second, kernel).empty());
+    }
+    for (const auto* piece : {&first, &second}) {
+      CHECK(kernels(*piece, "attention.kv_down adapter wgrad").size() == 2);
+      CHECK(kernels(*piece, q + " adapter wgrad").size() == 2);
+      CHECK_FALSE(kernels(*piece, "attention.kv_up dgrad").empty());
+    }
+  }
+  for (const char* change :
+       {"lora_target_modules=[linear_kv_up_proj]", "lora_target_modules=[linear_q_down_proj]", "qk_layernorm=false",
+        "fp8=hybrid; fp8_recipe=tensorwise", "recompute_granularity=selective; recompute_modules=[mla_up_proj]",
+        "tensor_model_parallel_size=2; sequence_parallel=true"}) {
+    CAPTURE(change);
+    auto s = all;
+    pipewright::test::change(s, change);
+    CHECK_THROWS_WITH_AS(scenario::refuse_unmodelled(s), doctest::Contains("latent attention's projections"),
+                         UsageError);
+  }
+}
+
 TEST_CASE("the first layer's backward begins at the first adapter") {
   for (const auto& s : {with(latent(), {"lora_target_modules=[linear_proj]", "lora_dim=16"}),
                         with(mixture(), {"lora_target_modules=[linear_proj]", "lora_dim=16"})}) {
@@ -198,6 +238,9 @@ TEST_CASE("what is born dies, whatever is adapted, recomputed, cast or shared") 
          {one_of({"lora_target_modules=[linear_qkv, linear_proj]", "lora_target_modules=[linear_proj, linear_fc1]",
                   "lora_target_modules=[linear_proj, linear_fc2]", "lora_target_modules=[linear_proj]",
                   "lora_target_modules=[linear_fc1, linear_fc2]", "lora_target_modules=[linear_fc1]",
+                  "lora_target_modules=[linear_q_proj, linear_q_down_proj, linear_kv_down_proj]",
+                  "lora_target_modules=[linear_q_proj, linear_q_down_proj, linear_q_up_proj, linear_kv_down_proj, "
+                  "linear_kv_up_proj, linear_proj, linear_fc1]",
                   "lora_target_modules=[linear_qkv, linear_proj, linear_fc1, linear_fc2]"}),
           one_of({"fp8=none", "fp8=hybrid; fp8_recipe=tensorwise", "fp8=hybrid; fp8_recipe=delayed",
                   "fp8=e4m3; fp8_recipe=blockwise"}),

@@ -161,6 +161,7 @@ TEST_CASE(
                                        "pretraining_tp",
                                        "use_mamba_kernels",
                                        "expand",
+                                       "rope_interleave",          // an order of values
                                        "initial_context_length"};  // nobody's sizes
   // What another key decides, as in transformers.
   const std::map<std::string, Strings> dormant = {{"full_attention_interval", {"layer_types"}},
@@ -172,6 +173,7 @@ TEST_CASE(
                                                   {"moe_capacity", {"moe_k"}},
                                                   {"moe_shared_expert_intermediate_size", {"num_shared_experts"}},
                                                   {"num_key_value_heads", {"kv_lora_rank"}},
+                                                  {"head_dim", {"kv_lora_rank"}},
                                                   {"n_shared_experts", {"moe_shared_expert_intermediate_size"}},
                                                   {"rms_norm_eps", {"layer_norm_epsilon"}}};
   const auto others = [](const nlohmann::json& value) -> std::vector<nlohmann::json> {
@@ -373,5 +375,40 @@ TEST_CASE("a config.json may have numbers as Python's json writes them") {
     CHECK_NOTHROW(with = from_hf(path.string(), nullptr).model);
     CHECK(with == plain);
     std::filesystem::remove(path);
+  }
+}
+
+TEST_CASE("a depth of multi-token prediction that only newer classes have by default is told") {
+  Model model;
+  for (const char* file : {"deepseek-v3", "glm-4.5-air"}) {
+    CHECK(with_key(file, "num_nextn_predict_layers", "", model).find("is not stated") != std::string::npos);
+    CHECK_FALSE(model.mtp_num_layers.has_value());
+    CHECK(with_key(file, "num_nextn_predict_layers", "0", model).find("is not stated") == std::string::npos);
+  }
+}
+
+TEST_CASE("what Megatron Bridge builds whatever config.json says is told where that differs, and nowhere else") {
+  const auto told = [](const std::string& said) { return said.find("whatever it says") != std::string::npos; };
+  Model model;
+  for (const auto& file : published) {
+    CAPTURE(file);
+    CHECK_FALSE(told(with_key(file, "no such key", "", model)));
+  }
+  for (const auto& [file, key, value] :
+       std::initializer_list<std::array<const char*, 3>>{{"deepseek-v3", "tie_word_embeddings", "true"},
+                                                         {"gpt-oss-20b", "tie_word_embeddings", "true"},
+                                                         {"gpt-oss-20b", "swiglu_limit", "3.0"},
+                                                         {"gemma-2-9b", "tie_word_embeddings", "false"},
+                                                         {"gemma-3-4b", "sliding_window_pattern", "4"},
+                                                         {"qwen3-8b", "attention_bias", "true"},
+                                                         {"qwen3-30b-a3b", "decoder_sparse_step", "2"},
+                                                         {"glm-4.5-air", "n_shared_experts", "2"},
+                                                         {"olmoe-1b-7b", "norm_topk_prob", "true"},
+                                                         {"nemotron-h-8b", "chunk_size", "256"}}) {
+    CAPTURE(std::string(file));
+    const auto said = with_key(file, key, value, model);
+    CAPTURE(said);
+    CHECK(told(said));
+    CHECK(said.find(key) != std::string::npos);
   }
 }

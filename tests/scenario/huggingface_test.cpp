@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <sstream>
 
 #include "pipewright/effects.hpp"
 #include "pipewright/scenario/derived.hpp"
@@ -317,6 +318,56 @@ TEST_CASE("Ling 2, GLM-4.7 Flash, ERNIE 4.5, Seed-OSS, SmolLM3") {
   CHECK((seed.model.add_qkv_bias && !seed.model.add_bias_linear && seed.settings.hidden_dropout == 0.1));
   Scenario smol = from_hf("data/smollm3-3b.json");
   for (Int layer = 0; layer < 36; ++layer) CHECK(has_rotary_embedding(smol, layer) == ((layer + 1) % 4 != 0));
+}
+
+TEST_CASE("MiMo, AFM, CWM, dots.llm1, Helium, Jais 2, Ministral, Solar Open, Youtu") {
+  const Model mimo = from_hf("data/mimo-7b.json").model;
+  CHECK((mimo.add_qkv_bias && !mimo.qk_layernorm && mimo.mtp_num_layers == 1 && mimo.window_size.empty()));
+  const Model arcee = from_hf("data/afm-4.5b.json").model;
+  CHECK((arcee.activation_func == "squared_relu" && !arcee.gated_linear_unit && arcee.normalization == "RMSNorm"));
+  Scenario cwm = from_hf("data/cwm-32b.json"), ministral = from_hf("data/ministral-8b.json");
+  CHECK((cwm.model.window_size == Ints{8191, 0} && ministral.model.window_size == Ints{32767, 0}));
+  for (const Model* m : {&cwm.model, &ministral.model})
+    for (Int layer = 0; layer < m->num_layers; ++layer)
+      CHECK(m->window_attn_skip_freq.at(static_cast<std::size_t>(layer)) == (layer % 4 == 0 ? 0 : 1));
+  const Model dots = from_hf("data/dots.llm1.json").model;
+  CHECK((dots.qk_layernorm && dots.window_size.empty() && dots.moe_layer_freq[0] == 0 && dots.moe_layer_freq[1] == 1));
+  CHECK((dots.num_moe_experts == 128 && dots.moe_shared_expert_intermediate_size == 2816 && !dots.mtp_num_layers));
+  const Model helium = from_hf("data/helium-1-2b.json").model;
+  CHECK((helium.rotary_interleaved && helium.gated_linear_unit && helium.layernorm_epsilon == 1e-8));
+  const Model jais = from_hf("data/jais-2-8b.json").model;
+  CHECK((jais.normalization == "LayerNorm" && jais.add_bias_linear && jais.activation_func == "squared_relu"));
+  const Model solar = from_hf("data/solar-open-100b.json").model;
+  CHECK((solar.num_moe_experts == 128 && solar.moe_ffn_hidden_size == 1280 && !solar.qk_layernorm));
+  CHECK((solar.moe_layer_freq == Model{}.moe_layer_freq && solar.moe_router_enable_expert_bias));
+  const Model youtu = from_hf("data/youtu-llm-2b.json").model;
+  CHECK((youtu.multi_latent_attention && !youtu.num_moe_experts && youtu.q_lora_rank == 1536));
+  CHECK((youtu.kv_lora_rank == 512 && youtu.qk_head_dim == 128 && !youtu.untie_embeddings_and_output_weights));
+}
+
+TEST_CASE("every family of transformers' causal language models and of Megatron Bridge is read or refused by name") {
+  std::istringstream names(read_file("data/model_types.txt"));  // transformers 5.17, Megatron Bridge 067f987df
+  const auto path = std::filesystem::temp_directory_path() / ("pipewright_type_" + std::to_string(getpid()) + ".json");
+  int count = 0, refused = 0;
+  for (std::string name; names >> name; ++count) {
+    std::ofstream(path) << "{\"model_type\": \"" << name << "\"}";
+    std::string said;
+    try {
+      from_hf(path.string());
+    } catch (const UsageError& error) {
+      said = error.what();
+    }
+    CAPTURE(name);
+    CAPTURE(said);
+    const bool by_name = said.find('"' + name + "\" is not modelled; what is missing: ") != std::string::npos;
+    // What is read misses its sizes, unless its class has defaults, or the text model in which they stand.
+    const bool read = said.empty() || said.find("num_attention_heads") != std::string::npos ||
+                      said.find("text_config: missing") != std::string::npos;
+    CHECK((by_name || read));
+    refused += by_name ? 1 : 0;
+  }
+  std::filesystem::remove(path);
+  CHECK((count > 190 && refused < 150));
 }
 
 TEST_CASE("language models that are published with a tower are read without it") {

@@ -103,12 +103,15 @@ Ints layers_of(const Scenario&, Int pp_rank, Int chunk);
 
 /// Which of a layer's linear layers have a LoRA adapter: Bridge wraps modules by name (lora_target_modules).
 struct AdaptedLinears {
-  bool mixer_in = false, mixer_out = false;  ///< linear_qkv and linear_proj, of Mamba-2 in_proj and out_proj
+  /// linear_qkv and linear_proj, of Mamba-2 in_proj and out_proj; of latent attention any projection before the kernel.
+  bool mixer_in = false, mixer_out = false;
   bool fc1 = false, fc2 = false;
   bool mixer() const { return mixer_in || mixer_out; }
   bool mlp() const { return fc1 || fc2; }
 };
 AdaptedLinears adapted_linears(const Scenario&, Int layer);
+/// Latent attention's projections of queries, down or up have adapters.
+bool adapts_latent(const Scenario&);
 /// Of the stage that embeds, the first layer that has one. What stands before it needs no gradient.
 OptInt first_adapted_layer(const Scenario&);
 
