@@ -182,6 +182,8 @@ class Importer {
       end = std::max(end, a.end());
       total_us += ns_to_us(a.duration);
     }
+    // Another operator's time stands for it, or several of them: it says nothing of that one.
+    if (operation.expected->operation == eager_operation || kernel.share != 1) return;
     const double factor = slowdown(profile::family(kernel.key.family).load,
                                    trace.activities[operation.activities.front()].start, end, load, beside);
     auto& samples = samples_[kernel.key];

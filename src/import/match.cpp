@@ -12,6 +12,7 @@ Matcher::Matcher(const Trace& trace, const std::vector<std::string>& kinds, cons
   for (const auto& name : trace.names) {
     meanings_.push_back(meaning_of(name));
     iterated_.push_back(is_of_tensor_iterator(name));
+    eager_.push_back(is_eager(name));
   }
 }
 
@@ -155,6 +156,7 @@ void Matcher::gather_landmarks() {
 }
 
 bool Matcher::can_be(const Unit& unit, const std::string& operation) const {
+  if (operation == eager_operation) return eager_[trace_.activities[unit.main].name];
   constexpr std::int64_t longest_small = 30000;  // ns
   if (operation == "small" && trace_.activities[unit.main].duration > longest_small) return false;
   const auto& all = unit.meaning->operations;

@@ -195,7 +195,7 @@ bool Matcher::align_in_order(Gap& gap) {
         // Units first; of equal numbers of them, the most operations that are named.
         const std::size_t score = best[i + 1][j + size].score + size * (n + 1) + (operation != "small");
         if (score >= cell.score) cell = {score, size, false};
-        if (whole > 0 || !is_run(operation)) break;
+        if (whole > 0 || (!is_run(operation) && size == most_of(*gap.wanted[i].expected))) break;
       }
       best[i][j] = cell;
     }
@@ -226,6 +226,11 @@ std::size_t Matcher::whole_of(const Expected& expected, const Unit& unit) const 
   if (kernel.launches > 1 || kernel.key.dims.size() != 1) return 0;
   if (!iterated_[trace_.activities[unit.main].name]) return 0;
   return static_cast<std::size_t>(pieces_of(expected.operation, kernel.key.dims.front()));
+}
+
+std::size_t Matcher::most_of(const Expected& expected) {
+  const bool one_by_one = expected.operation == "small" || expected.operation == eager_operation;
+  return one_by_one ? static_cast<std::size_t>(std::max(1, expected.kernel->launches)) : 1;
 }
 
 bool Matcher::same_thread(std::size_t a, std::size_t b) const {

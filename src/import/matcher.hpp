@@ -101,8 +101,10 @@ class Matcher {
   /// Maps the longest common subsequence of expected operations and units, where a run takes several units in a row,
   /// and removes it from the gap. False: nothing in common.
   bool align_in_order(Gap& gap);
-  /// Kernels that an operation has if `unit` is the first; 0: as many as there are of a run, one of others.
+  /// Kernels that an operation has if `unit` is the first; 0: as many as there are of a run, most_of() others.
   std::size_t whole_of(const Expected& expected, const Unit& unit) const;
+  /// Of an operation that is no run: as many as the model has it launch, of those that eager code launches one by one.
+  static std::size_t most_of(const Expected& expected);
   /// A run does not go from the forward thread to autograd's.
   bool same_thread(std::size_t a, std::size_t b) const;
 
@@ -123,7 +125,7 @@ class Matcher {
   const std::vector<Pattern>& patterns_;
   const Order& order_;
   std::vector<Meaning> meanings_;
-  std::vector<bool> iterated_;                ///< by name
+  std::vector<bool> iterated_, eager_;        ///< by name
   std::map<std::uint32_t, Meaning> experts_;  ///< by name: of kernels on streams of grouped GEMMs
   std::set<std::int64_t> grouped_;
   std::set<std::int64_t> copying_;  ///< of compute: Transformer Engine puts heads in order beside the next exchange

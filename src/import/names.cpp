@@ -102,7 +102,7 @@ const std::vector<NamePattern>& patterns() {
        {"moe.router.topk.backward"}},
       {"fused_rope_forward", Role::main, {"rope.forward"}},
       {"fused_rope_backward", Role::main, {"rope.backward"}},
-      {"extract_seed_and_offset|dot_do_o", Role::before, {}},
+      {"extract_seed_and_offset|dot_do_o|qkv_tma_setup", Role::before, {}},
       {"convert_dq|fmha_reduce_head|flash_bwd_convert", Role::after, {}},
       {"sdpa.*fprop|flash_fprop|flash_fwd", Role::main, {"attention.forward"}},
       {"sdpa.*bprop|flash_bprop|flash_bwd", Role::main, {"attention.backward"}},
@@ -170,8 +170,8 @@ const std::vector<NamePattern>& patterns() {
       {"triton.*(log_softmax|_log_|exp|logsumexp|to_copy_max|copy__div|index_put|copy__mul_unsqueeze)",
        Role::main,
        {"cross_entropy.native.forward", "cross_entropy.native.backward"}},
-      {"online_softmax|cross_entropy_kernel", Role::main, {"cross_entropy.te.forward"}},
-      {"element_mul_kernel", Role::main, {"cross_entropy.te.backward"}},
+      {"online_softmax|cross_entropy_(forward_|tp_pre_|tp_post_)?kernel", Role::main, {"cross_entropy.te.forward"}},
+      {"element_mul_kernel|cross_entropy_backward_kernel", Role::main, {"cross_entropy.te.backward"}},
       {"CUDAFunctorOnSelf_add<int>", Role::main, {"small"}},
       {"CUDAFunctor_add<float>",
        Role::main,
@@ -306,6 +306,11 @@ bool is_landmark(const std::string& operation) {
 bool is_beside_landmark(const std::string& operation) {
   return operation == "all_to_all" || operation == "moe.row_id_map" || operation == "moe.permute" ||
          operation == "moe.unpermute";
+}
+
+bool is_eager(std::string_view kernel_name) {
+  return kernel_name.find("at::native::") != std::string_view::npos || kernel_name.starts_with("Memcpy DtoD") ||
+         kernel_name == "Memcpy";
 }
 
 bool is_of_tensor_iterator(std::string_view kernel_name) {

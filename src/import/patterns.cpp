@@ -13,8 +13,9 @@ void expect(Pattern& pattern, const model::Kernel& kernel, bool after_wait = fal
   Expected expected{&kernel, operation_of(kernel.key.family), after_wait};
   // An eager operator with another's time: what kernel it is, is not told; a bias gradient has a norm's, one pass over
   // its rows.
-  if (kernel.host_family == "small" && expected.operation != "add" && expected.operation != "copy.strided")
-    expected.operation = expected.operation == "l2norm" ? "bias.gradient" : "small";
+  if ((kernel.host_family == "small" || kernel.host_family == "rotation") && expected.operation != "small" &&
+      expected.operation != "add")
+    expected.operation = expected.operation == "l2norm" ? "bias.gradient" : eager_operation;
   if (kernel.stream != model::Stream::compute) {
     pattern.elsewhere.push_back(std::move(expected));
     return;
