@@ -170,7 +170,8 @@ void Matcher::take_casts(Gap& gap) {
   const auto enough = [&](const std::string& operation) {
     std::size_t wanted = 0;
     for (const auto& w : gap.wanted)
-      if (w.expected->operation == operation) wanted += static_cast<std::size_t>(w.expected->kernel->launches);
+      if (w.expected->operation == operation && w.expected->kernel->launches > 1)
+        wanted += static_cast<std::size_t>(w.expected->kernel->launches);
     const auto found = std::ranges::count_if(gap.units, [&](auto u) { return can_be(units_[u], operation); });
     return wanted <= static_cast<std::size_t>(found);
   };
