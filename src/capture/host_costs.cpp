@@ -33,10 +33,21 @@ Summary cost_us(Lab& lab, int calls, Call call) {
   return summarize(std::move(rounds));
 }
 
-/// Sets the scalars of the hosts' speed that are wanted; their factor, 1 where it is not.
+constexpr const char* speeds[] = {"host.time_factor", "host.slow_share", "host.slow_factor", "host.rank_spread"};
+constexpr const char* costs[] = {"host.cuda_launch_us",
+                                 "host.event_us",
+                                 "host.event_wait_us",
+                                 "host.cuda_synchronize_us",
+                                 "host.launch_and_synchronize_us",
+                                 "host.event_synchronize_us",
+                                 "host.stream_synchronize_us",
+                                 "host.pinned_allocation_us_per_mib"};
+
+/// Sets the scalars of the hosts' speed that are wanted; their factor, 1 where nothing is stated for the reference
+/// host.
 double measure_speed(Session& session, int devices) {
-  const auto any_wanted = {"host.time_factor", "host.slow_share", "host.slow_factor", "host.rank_spread"};
-  if (std::ranges::none_of(any_wanted, [&](const char* name) { return session.wants(name); })) return 1;
+  const auto wanted = [&](const char* name) { return session.wants(name); };
+  if (std::ranges::none_of(speeds, wanted) && std::ranges::none_of(costs, wanted)) return 1;
   constexpr std::chrono::milliseconds quickly{500}, usually{3000};
   constexpr double proportional = 0.1;  // PyTorch's host code need not follow this program's exactly
   const HostSpeed speed = measure_host_speed(2 * devices, session.options.quick ? quickly : usually);
@@ -54,7 +65,7 @@ double measure_speed(Session& session, int devices) {
   set("host.slow_share", speed.slow_share, 0, how);
   set("host.slow_factor", pytorch_slow_factor, 0.12, "PyTorch's host code where this program is slow (host_speed.hpp)");
   if (devices > 1) set("host.rank_spread", speed.spread, 0, "standard deviation of the threads' means: " + how);
-  return session.wants("host.time_factor") ? factor : 1;
+  return factor;
 }
 
 }  // namespace

@@ -36,15 +36,7 @@ std::string short_name(std::string device) {
 bool measure_kernels(Lab& lab, Attention& attention, Session& session) {
   std::vector<profile::Key> keys;
   for (auto& key : session.options.keys.empty() ? grid(session.options.quick) : session.options.keys)
-    if (session.wants(key.family)) keys.push_back(key);
-  if (!session.options.lacking.empty()) {
-    const profile::Profile have = profile::load(session.options.lacking, {"--lacking", 0});
-    std::erase_if(keys, [&](const profile::Key& key) {
-      const auto family = have.samples.find(key.family);
-      return family != have.samples.end() && std::any_of(family->second.begin(), family->second.end(),
-                                                         [&](const auto& sample) { return sample.dims == key.dims; });
-    });
-  }
+    if (session.wants(key)) keys.push_back(key);
   // Remaining time from the work that remains: matrix work at 650 TFLOP/s, traffic at 3 TB/s, a fixed part each.
   const auto weight = [](const profile::Key& key) {
     const auto& f = profile::family(key.family);
@@ -110,7 +102,7 @@ extern "C" void pipewright_capture_run(const pipewright::capture::Options& optio
   if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
     throw pipewright::UsageError("capture needs an NVIDIA GPU and its driver; none was found");
   }
-  Session session{options, report, stop, result, pipewright::Regex(options.ops)};
+  Session session{options, report, stop, result, Wanted(options)};
   auto& profile = result.profile;
   const auto began = std::chrono::steady_clock::now();
   int nccl = 0;

@@ -6,8 +6,8 @@
 
 #include "ops.hpp"
 #include "pipewright/capture.hpp"
-#include "pipewright/regex.hpp"
 #include "seats.hpp"
+#include "wanted.hpp"
 
 namespace pipewright::capture {
 
@@ -16,9 +16,7 @@ struct Session {
   const std::function<void(const Progress&)>& report;
   const std::atomic<bool>& stop;
   Result& result;
-  Regex wanted;
-
-  bool wants(const std::string& name) const { return options.ops.empty() || wanted.found_in(name); }
+  Wanted wants;
 };
 
 inline profile::Sample sample_of(std::vector<std::int64_t> dims, const Summary& s) {
@@ -26,8 +24,8 @@ inline profile::Sample sample_of(std::vector<std::int64_t> dims, const Summary& 
 }
 
 /// host.time_factor, host.slow_share, host.rank_spread: how fast hosts are (host_speed.hpp); host.*_us: what calls of
-/// the runtime cost the host, stated for a host of factor 1, and the gap between two kernels of a stream. `devices`:
-/// GPUs of this machine, each with two busy threads (forward and backward pass).
+/// the runtime cost the host, always stated for the reference host, and the gap between two kernels of a stream.
+/// `devices`: GPUs of this machine, each with two busy threads (forward and backward pass).
 void measure_host(Lab& lab, Session& session, int devices);
 
 /// Clocks: a transformer layer's kernels, and those of each kind alone, at several shares of busy time, against the

@@ -182,6 +182,8 @@ class Importer {
       end = std::max(end, a.end());
       total_us += ns_to_us(a.duration);
     }
+    // Another operator's time stands for it, or several of them: it says nothing of that one.
+    if (operation.expected->operation == eager_operation || kernel.share != 1) return;
     const double factor = slowdown(profile::family(kernel.key.family).load,
                                    trace.activities[operation.activities.front()].start, end, load, beside);
     auto& samples = samples_[kernel.key];
@@ -357,10 +359,26 @@ class Importer {
   void add_host_costs() {
     const double pace = mean_host_pace().value_or(1);
     for (auto& [name, scalar] : host_.scalars(options_.host_overhead, host_source())) {
-      if (lone_ != nullptr && lone_->find_scalar(name)) continue;
+      if (lone_ != nullptr && (lone_->find_scalar(name) || knows_kind(name))) continue;
       if (name != "host.kernel_gap_us") scalar.value /= pace;  // the GPU's
       result_.profile.scalars[name] = scalar;
     }
+  }
+
+  /// Of host.D.FAMILY_us and host.D.FAMILY_each_us: whether the profiles tell it from an operation of the same kind.
+  bool knows_kind(const std::string& scalar) const {
+    for (const std::string direction : {"forward", "backward", "finalize", "optimizer"}) {
+      const std::string begin = "host." + direction + ".";
+      if (!scalar.starts_with(begin)) continue;
+      auto family = scalar.substr(begin.size());
+      for (const std::string end : {"_each_us", "_us"})
+        if (family.ends_with(end)) {
+          family.resize(family.size() - end.size());
+          break;
+        }
+      return profile::host_cost(*lone_, direction, family, false).has_value();
+    }
+    return false;
   }
 
   void note_host_pace() {

@@ -1,5 +1,7 @@
 // Streams, kernels with their helpers, landmarks.
 #include <algorithm>
+#include <iterator>
+#include <utility>
 
 #include "matcher.hpp"
 
@@ -12,6 +14,7 @@ Matcher::Matcher(const Trace& trace, const std::vector<std::string>& kinds, cons
   for (const auto& name : trace.names) {
     meanings_.push_back(meaning_of(name));
     iterated_.push_back(is_of_tensor_iterator(name));
+    eager_.push_back(is_eager(name));
   }
 }
 
@@ -41,7 +44,7 @@ Mapping Matcher::run() {
 
 void Matcher::find_streams() {
   std::map<std::int64_t, std::int64_t> busy, landmarks;
-  std::set<std::int64_t> others, exchanges, works;
+  std::set<std::int64_t> others, exchanges, works, layers, parts;
   for (std::size_t i = 0; i < kinds_.size(); ++i) {
     const Activity& a = trace_.activities[i];
     if (kinds_[i] == "ep") exchanges.insert(a.stream);
@@ -51,7 +54,10 @@ void Matcher::find_streams() {
     const std::string operation = meaning.operations.empty() ? "" : meaning.operations.front();
     const bool product = operation.starts_with("gemm") || operation.starts_with("moe.router.gemm");
     if (!product && meaning.role != Role::after && operation != "memset") others.insert(a.stream);
+    const bool attention = operation.starts_with("attention");
     if (is_landmark(operation) && !product) landmarks[a.stream] += 1;
+    if (is_landmark(operation) && !product && !attention) layers.insert(a.stream);
+    if (product || attention) parts.insert(a.stream);
     if (!operation.starts_with("copy.")) works.insert(a.stream);
   }
   std::int64_t most = -1;
@@ -59,7 +65,11 @@ void Matcher::find_streams() {
     if ((landmarks.empty() || landmarks.contains(stream)) && ns > most) most = ns, result_.compute_stream = stream;
   }
   for (const auto& [stream, ns] : busy) {
-    if (stream != result_.compute_stream && !others.contains(stream)) grouped_.insert(stream);
+    if (stream == result_.compute_stream) continue;
+    if (!others.contains(stream))
+      grouped_.insert(stream);
+    else if (parts.contains(stream) && !layers.contains(stream))
+      parallel_.insert(stream);
   }
   const auto exchanges_heads = [](const Expected& e) {
     return e.kernel->purpose == model::Purpose::cp && e.operation == "all_to_all";
@@ -84,6 +94,7 @@ void Matcher::walk(std::int64_t stream, bool beside) {
   landmarks_.clear();
   tiles_.clear();
   gather_units();
+  gather_groups();
   gather_landmarks();
   tile();
   align();
@@ -92,7 +103,8 @@ void Matcher::walk(std::int64_t stream, bool beside) {
 bool Matcher::is_of_stream(std::size_t i) const {
   const Activity& a = trace_.activities[i];
   if (a.stream == stream_) return true;
-  return !on_beside_ && (grouped_.contains(a.stream) || (copying_.contains(a.stream) && kinds_[i] == "comp"));
+  return !on_beside_ && (grouped_.contains(a.stream) || (parallel_.contains(a.stream) && kinds_[i] == "comp") ||
+                         (copying_.contains(a.stream) && kinds_[i] == "comp"));
 }
 
 const Meaning& Matcher::meaning(const Activity& a) {
@@ -119,6 +131,15 @@ std::string Matcher::landmark_of(const Meaning& meaning) const {
   return {};
 }
 
+Unit* Matcher::helped_by(std::uint32_t activity, const std::vector<std::uint32_t>& waiting) {
+  constexpr std::size_t streams = 8;  // that work at once: of a group, of shared experts, of the layer
+  const auto same = [&](std::uint32_t i) { return trace_.activities[i].stream == trace_.activities[activity].stream; };
+  if (std::ranges::any_of(waiting, same)) return nullptr;
+  for (std::size_t n = 1; n <= std::min(streams, units_.size()); ++n)
+    if (Unit& unit = units_[units_.size() - n]; same(unit.main)) return &unit;
+  return nullptr;
+}
+
 void Matcher::gather_units() {
   constexpr std::int64_t longest_helper = 5000;  // ns; a longer memset or fill is an operation of its own
   std::vector<std::uint32_t> waiting;
@@ -128,8 +149,8 @@ void Matcher::gather_units() {
     const Meaning& meaning = this->meaning(a);
     if (meaning.role == Role::before && (a.duration < longest_helper || meaning.operations.empty())) {
       waiting.push_back(i);
-    } else if (meaning.role == Role::after && waiting.empty() && !units_.empty()) {
-      units_.back().activities.push_back(i);
+    } else if (Unit* before = meaning.role == Role::after ? helped_by(i, waiting) : nullptr; before != nullptr) {
+      before->activities.push_back(i);
     } else {
       Unit unit{i, std::move(waiting), &meaning, {}};
       unit.activities.push_back(i);
@@ -138,6 +159,38 @@ void Matcher::gather_units() {
       waiting.clear();
     }
   }
+}
+
+/// Products of a group still start while the compute stream sums gradients (of biases): that counts as behind them.
+void Matcher::gather_groups() {
+  std::vector<Unit> result;
+  result.reserve(units_.size());
+  for (std::size_t i = 0; i < units_.size(); ++i) {
+    const std::string group = units_[i].landmark;
+    if (!group.starts_with("gemm.grouped")) {
+      result.push_back(std::move(units_[i]));
+      continue;
+    }
+    std::vector<Unit> between, behind;
+    std::size_t size = 0;
+    for (; i < units_.size() && size < group_; ++i) {
+      Unit& unit = units_[i];
+      if (unit.landmark == group) {
+        ++size;
+        std::move(between.begin(), between.end(), std::back_inserter(behind));
+        between.clear();
+        result.push_back(std::move(unit));
+      } else if (unit.landmark.empty()) {
+        between.push_back(std::move(unit));
+      } else {
+        break;
+      }
+    }
+    --i;
+    std::move(behind.begin(), behind.end(), std::back_inserter(result));
+    std::move(between.begin(), between.end(), std::back_inserter(result));
+  }
+  units_ = std::move(result);
 }
 
 void Matcher::gather_landmarks() {
@@ -155,6 +208,7 @@ void Matcher::gather_landmarks() {
 }
 
 bool Matcher::can_be(const Unit& unit, const std::string& operation) const {
+  if (operation == eager_operation) return eager_[trace_.activities[unit.main].name];
   constexpr std::int64_t longest_small = 30000;  // ns
   if (operation == "small" && trace_.activities[unit.main].duration > longest_small) return false;
   const auto& all = unit.meaning->operations;

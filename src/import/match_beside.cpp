@@ -90,10 +90,63 @@ void Matcher::find_accumulations() {
                     [&](const Lost& l) { return is_sum(l) && l.expected->kernel->key.dims.front() == table->first; });
     }
   }
+  find_by_number();
   for (const auto& lost : lost_) {
+    if (lost.expected->operation == "small") continue;
     ++result_.missing[lost.expected->kernel->name];
     result_.missing_copies += lost.expected->operation == "copy.strided";
   }
+}
+
+void Matcher::find_by_number() {
+  constexpr std::size_t few = 20;  // one kernel in so many may belong to something else
+  std::vector<bool> mapped(trace_.activities.size());
+  for (const auto& o : result_.operations)
+    for (const auto a : o.activities) mapped[a] = true;
+  // Sums of small gradients are adds, too.
+  const auto what = [](const Lost& l) -> std::string {
+    const bool sum = l.expected->kernel->name.ends_with("gradient accumulation");
+    return l.expected->operation == "small" ? sum ? "add.f32" : "" : l.expected->operation;
+  };
+  std::map<std::string, std::vector<std::size_t>> wanted;  // of lost_, by operation
+  for (std::size_t i = 0; i < lost_.size(); ++i)
+    if (const auto operation = what(lost_[i]); !operation.empty() && lost_[i].pattern->pass != Pass::forward)
+      wanted[operation].push_back(i);
+  std::map<std::pair<std::int64_t, std::string>, std::vector<std::uint32_t>> found;
+  for (std::uint32_t i = 0; i < trace_.activities.size(); ++i) {
+    const Activity& a = trace_.activities[i];
+    const auto& operations = meanings_[a.name].operations;
+    if (!mapped[i] && kinds_[i] == "comp" && !is_of_stream(i) && a.stream != beside_ && !operations.empty())
+      found[{a.stream, operations.front()}].push_back(i);
+  }
+  std::vector<bool> placed(lost_.size());
+  for (auto& [stream_and_operation, activities] : found) {
+    const auto& operation = stream_and_operation.second;
+    const auto of = wanted.find(operation);
+    if (of == wanted.end()) continue;
+    // Which is whose their sizes tell: a longer one has more elements.
+    std::vector<std::pair<double, std::size_t>> launches;
+    for (const auto i : of->second) {
+      const auto& kernel = *lost_[i].expected->kernel;
+      const int count = std::max(1, kernel.launches);
+      const double bytes = profile::family(kernel.key.family).bytes(kernel.key.dims) / count;
+      launches.insert(launches.end(), static_cast<std::size_t>(count), {bytes, i});
+    }
+    if (activities.size() < launches.size() || launches.size() + launches.size() / few < activities.size()) continue;
+    std::stable_sort(launches.begin(), launches.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
+    std::stable_sort(activities.begin(), activities.end(),
+                     [&](auto a, auto b) { return trace_.activities[a].duration > trace_.activities[b].duration; });
+    std::map<std::size_t, std::vector<std::uint32_t>> taken;
+    for (std::size_t n = 0; n < launches.size(); ++n) taken[launches[n].second].push_back(activities[n]);
+    for (auto& [i, own] : taken) {
+      std::sort(own.begin(), own.end());
+      result_.operations.push_back(
+          {lost_[i].expected, lost_[i].pattern, lost_[i].instance, own.back(), own, false, {}});
+      placed[i] = true;
+    }
+  }
+  std::size_t i = 0;
+  std::erase_if(lost_, [&](const Lost&) { return placed[i++]; });
 }
 
 void Matcher::sort_exchanges() {

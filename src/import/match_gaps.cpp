@@ -24,6 +24,7 @@ void Matcher::map(const Expected& expected, const Tile& tile, std::size_t instan
 }
 
 void Matcher::align() {
+  spare_.clear();
   const std::size_t first_instance = result_.instances.size();
   Gap gap;
   std::size_t unit = 0;
@@ -62,6 +63,7 @@ void Matcher::align() {
   unknown_landmarks_until(landmarks_.size());
   units_until(units_.size());
   close(gap);
+  find_late(first_instance);
 }
 
 void Matcher::close(Gap& gap) {
@@ -89,6 +91,7 @@ void Matcher::close(Gap& gap) {
 void Matcher::align(Gap gap) {
   const std::size_t before = result_.operations.size();
   take_scan(gap);
+  take_casts(gap);
   // A gated delta rule's states are computed among its other kernels, and measured apart.
   std::stable_partition(gap.units.begin(), gap.units.end(), [&](std::size_t unit) {
     return units_[unit].meaning->operations.size() == 1 &&
@@ -99,8 +102,29 @@ void Matcher::align(Gap gap) {
   std::erase_if(gap.wanted, [&](const Gap::Wanted& w) { return join(w, before); });
   sort_copies(before);
   // Small kernels may run elsewhere: AccumulateGrad of a norm's weight, on the stream on which DDP made it.
-  for (const auto& w : gap.wanted)
-    if (w.expected->operation != "small") lost_.push_back({w.expected, w.tile->pattern, w.instance});
+  for (const auto& w : gap.wanted) lost_.push_back({w.expected, w.tile->pattern, w.instance});
+  for (const auto u : gap.units) spare_.insert(u);
+}
+
+void Matcher::find_late(std::size_t first_instance) {
+  std::erase_if(lost_, [&](const Lost& lost) {
+    const auto& operation = lost.expected->operation;
+    if (lost.instance < first_instance || operation == "small" || is_run(operation)) return false;
+    const std::size_t t = lost.instance - first_instance;
+    const std::size_t next = t + 1 < tiles_.size() ? tiles_[t + 1].first + 1 : landmarks_.size();
+    const std::size_t begin = landmarks_[tiles_[t].first].first,
+                      end = next < landmarks_.size() ? landmarks_[next].first : units_.size();
+    auto best = spare_.end();
+    for (auto u = spare_.lower_bound(begin); u != spare_.end() && *u < end; ++u)
+      if (can_be(units_[*u], operation) && (best == spare_.end() || trace_.activities[units_[*u].main].duration >
+                                                                        trace_.activities[units_[*best].main].duration))
+        best = u;
+    if (best == spare_.end()) return false;
+    const std::size_t unit = *best;
+    map(*lost.expected, tiles_[t], lost.instance, std::span(&unit, 1));
+    spare_.erase(best);
+    return true;
+  });
 }
 
 void Matcher::take_scan(Gap& gap) {
@@ -140,6 +164,34 @@ void Matcher::take_scan(Gap& gap) {
     return true;
   });
   for (const auto& [operation, units] : taken) gap.units.insert(gap.units.end(), units.begin(), units.end());
+}
+
+void Matcher::take_casts(Gap& gap) {
+  const auto enough = [&](const std::string& operation) {
+    std::size_t wanted = 0;
+    for (const auto& w : gap.wanted)
+      if (w.expected->operation == operation && w.expected->kernel->launches > 1)
+        wanted += static_cast<std::size_t>(w.expected->kernel->launches);
+    const auto found = std::ranges::count_if(gap.units, [&](auto u) { return can_be(units_[u], operation); });
+    return wanted <= static_cast<std::size_t>(found);
+  };
+  std::map<std::string, bool> known;
+  for (const auto& w : gap.wanted)
+    if (const auto [at, is_new] = known.try_emplace(w.expected->operation); is_new) at->second = enough(at->first);
+  std::erase_if(gap.wanted, [&](const Gap::Wanted& w) {
+    const auto& operation = w.expected->operation;
+    const bool casts = operation == "amax" || operation.starts_with("cast_transpose.fp8") ||
+                       operation.starts_with("cast.fp8") || operation.starts_with("quantize.");
+    const auto launches = static_cast<std::size_t>(w.expected->kernel->launches);
+    if (!casts || launches < 2 || !known.at(operation)) return false;
+    std::vector<std::size_t> taken, left;
+    for (const auto u : gap.units)
+      (taken.size() < launches && can_be(units_[u], operation) ? taken : left).push_back(u);
+    if (taken.empty()) return false;
+    map(*w.expected, *w.tile, w.instance, taken);
+    gap.units = std::move(left);
+    return true;
+  });
 }
 
 void Matcher::sort_copies(std::size_t first) {
@@ -195,7 +247,7 @@ bool Matcher::align_in_order(Gap& gap) {
         // Units first; of equal numbers of them, the most operations that are named.
         const std::size_t score = best[i + 1][j + size].score + size * (n + 1) + (operation != "small");
         if (score >= cell.score) cell = {score, size, false};
-        if (whole > 0 || !is_run(operation)) break;
+        if (whole > 0 || (!is_run(operation) && size == most_of(*gap.wanted[i].expected))) break;
       }
       best[i][j] = cell;
     }
@@ -226,6 +278,11 @@ std::size_t Matcher::whole_of(const Expected& expected, const Unit& unit) const 
   if (kernel.launches > 1 || kernel.key.dims.size() != 1) return 0;
   if (!iterated_[trace_.activities[unit.main].name]) return 0;
   return static_cast<std::size_t>(pieces_of(expected.operation, kernel.key.dims.front()));
+}
+
+std::size_t Matcher::most_of(const Expected& expected) {
+  const bool one_by_one = expected.operation == "small" || expected.operation == eager_operation;
+  return one_by_one ? static_cast<std::size_t>(std::max(1, expected.kernel->launches)) : 1;
 }
 
 bool Matcher::same_thread(std::size_t a, std::size_t b) const {

@@ -60,7 +60,7 @@ class Matcher {
 
   // match.cpp
   /// Compute: the busiest with norms or attention. Beside it, with expert-parallel overlap, the one of all-to-alls.
-  /// Grouped GEMMs: those that run nothing but matrix products.
+  /// Grouped GEMMs: those that run nothing but matrix products. Parts of a layer: products or attention, no norms.
   void find_streams();
   /// One stream against its patterns.
   void walk(std::int64_t stream, bool beside);
@@ -69,6 +69,9 @@ class Matcher {
   const Meaning& meaning(const Activity& a);
   std::string landmark_of(const Meaning& meaning) const;
   void gather_units();
+  /// The last operation of a helper's stream; nullptr: helpers of another one wait there.
+  Unit* helped_by(std::uint32_t activity, const std::vector<std::uint32_t>& waiting);
+  void gather_groups();
   void gather_landmarks();
   bool can_be(const Unit& unit, const std::string& operation) const;
 
@@ -86,6 +89,8 @@ class Matcher {
   [[noreturn]] void refuse() const;
 
   // match_gaps.cpp
+  /// Operations of a tile that ran behind a landmark of it that the model has behind them, or the next tile's first.
+  void find_late(std::size_t first_instance);
   void map(const Expected& expected, const Tile& tile, std::size_t instance, std::span<const std::size_t> units);
   void align();
   void close(Gap& gap);
@@ -94,6 +99,8 @@ class Matcher {
   /// Mamba-2's operations are measured apart and launched one among another (mamba_ssm ops/triton/ssd_combined.py):
   /// each takes the kernels of its name, and ATen's behind them up to the next one's.
   void take_scan(Gap& gap);
+  /// Casts made expert by expert: each takes kernels of its name, as many as there are experts, in whatever order.
+  void take_casts(Gap& gap);
   /// Neighbouring copies of a pass (a CUDA graph's gradients) may come in another order: the longer is the larger.
   void sort_copies(std::size_t first);
   /// Whether a kernel of those mapped from `first` on does the operation along with the one before it.
@@ -101,8 +108,10 @@ class Matcher {
   /// Maps the longest common subsequence of expected operations and units, where a run takes several units in a row,
   /// and removes it from the gap. False: nothing in common.
   bool align_in_order(Gap& gap);
-  /// Kernels that an operation has if `unit` is the first; 0: as many as there are of a run, one of others.
+  /// Kernels that an operation has if `unit` is the first; 0: as many as there are of a run, most_of() others.
   std::size_t whole_of(const Expected& expected, const Unit& unit) const;
+  /// Of an operation that is no run: as many as the model has it launch, of those that eager code launches one by one.
+  static std::size_t most_of(const Expected& expected);
   /// A run does not go from the forward thread to autograd's.
   bool same_thread(std::size_t a, std::size_t b) const;
 
@@ -113,6 +122,9 @@ class Matcher {
   /// AccumulateGrad of an embedding runs on the stream on which DDP made it, too: the stream's longest sums are those
   /// of the largest table, a whole number a pass (two, where the head's gradient of a tied table is added, too).
   void find_accumulations();
+  /// What else a backward pass has run on another stream (sums of all gradients, what Megatron-FSDP does around its
+  /// reductions), by size, where a stream has as many kernels of an operation as are looked for, or few more.
+  void find_by_number();
   /// Neighbouring exchanges of a tile may come in either order: the longer is the larger.
   void sort_exchanges();
   void collect_unmapped();
@@ -123,11 +135,12 @@ class Matcher {
   const std::vector<Pattern>& patterns_;
   const Order& order_;
   std::vector<Meaning> meanings_;
-  std::vector<bool> iterated_;                ///< by name
+  std::vector<bool> iterated_, eager_;        ///< by name
   std::map<std::uint32_t, Meaning> experts_;  ///< by name: of kernels on streams of grouped GEMMs
   std::set<std::int64_t> grouped_;
-  std::set<std::int64_t> copying_;  ///< of compute: Transformer Engine puts heads in order beside the next exchange
-  std::size_t group_ = 1;           ///< GEMMs of a grouped one
+  std::set<std::int64_t> parallel_;  ///< parts of a layer: shared experts beside the dispatcher, every second ring step
+  std::set<std::int64_t> copying_;   ///< of compute: Transformer Engine puts heads in order beside the next exchange
+  std::size_t group_ = 1;            ///< GEMMs of a grouped one
   bool has_experts_ = false;
   std::int64_t beside_ = none, stream_ = 0, forward_thread_ = -1;
   bool on_beside_ = false;
@@ -135,6 +148,7 @@ class Matcher {
   std::vector<Landmark> landmarks_;
   std::vector<Tile> tiles_;
   std::vector<Lost> lost_;
+  std::set<std::size_t> spare_;  ///< units without an operation
   Mapping result_;
 };
 

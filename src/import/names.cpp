@@ -102,7 +102,7 @@ const std::vector<NamePattern>& patterns() {
        {"moe.router.topk.backward"}},
       {"fused_rope_forward", Role::main, {"rope.forward"}},
       {"fused_rope_backward", Role::main, {"rope.backward"}},
-      {"extract_seed_and_offset|dot_do_o", Role::before, {}},
+      {"extract_seed_and_offset|dot_do_o|qkv_tma_setup", Role::before, {}},
       {"convert_dq|fmha_reduce_head|flash_bwd_convert", Role::after, {}},
       {"sdpa.*fprop|flash_fprop|flash_fwd", Role::main, {"attention.forward"}},
       {"sdpa.*bprop|flash_bprop|flash_bwd", Role::main, {"attention.backward"}},
@@ -128,6 +128,8 @@ const std::vector<NamePattern>& patterns() {
        Role::main,
        {"gelu.backward"}},
       {"triton.*(tanh|erf|gelu)|gelu", Role::main, {"gelu.forward"}},
+      {"::silu_backward_kernel|::GeluBackward", Role::main, {"gelu.backward", "swiglu.backward"}},
+      {"::silu_kernel|::GeluCUDAKernel", Role::main, {"gelu.forward", "swiglu.forward"}},
       {"random_from_to_kernel", Role::before, {}},  // the seed of a compiled dropout
       {"triton.*native_dropout_backward", Role::main, {"dropout.backward"}},
       {"triton.*add.*native_dropout|triton.*native_dropout.*add", Role::main, {"dropout.forward"}, {"add"}},
@@ -136,12 +138,14 @@ const std::vector<NamePattern>& patterns() {
       {"triton_red_fused_sum_|reduce_kernel<128, 4, at::native::ReduceOp<c10::BFloat16, at::native::func_wrapper_t<"
        "c10::BFloat16, at::native::sum_functor<c10::BFloat16",
        Role::main,
-       {"bias.gradient", "small"}},
+       {"bias.gradient", "moe.bias.backward", "small"}},
       {"triton_per_fused_sum_", Role::after, {}},
       {"::elementwise_kernel<.*CUDAFunctor_add<c10::BFloat16>",
        Role::main,
        {"add", "copy.d2d"}},  // of a broadcast bias
-      {"triton_poi_fused_add|CUDAFunctor_add<c10::BFloat16>", Role::main, {"add", "gated_delta.chunks.backward"}},
+      {"triton_poi_fused_add|CUDAFunctor_add<c10::BFloat16>",
+       Role::main,
+       {"add", "moe.bias.forward", "gated_delta.chunks.backward"}},
       {"CatArrayBatchedCopy", Role::main, {"cat", "copy.d2d", "moe.bias.forward", "moe.bias.backward", "small"}},
       {"multi_tensor_l2norm.*cleanup", Role::after, {}},
       {"multi_tensor_l2norm|L2NormFunctor|NormTwoOps", Role::main, {"l2norm"}},
@@ -151,7 +155,10 @@ const std::vector<NamePattern>& patterns() {
        "sum_and_scatter|embedding_backward",
        Role::main,
        {"embedding.backward"}},
-      {"FillFunctor<c10::BFloat16>", Role::main, {"fill", "embedding.backward", "gated_delta.chunks.forward"}},
+      {"FillFunctor<c10::BFloat16>",
+       Role::main,
+       {"fill", "embedding.backward", "gated_delta.chunks.forward", "moe.router.topk.forward",
+        "moe.router.topk.backward"}},
       {"FillFunctor<bool>", Role::before, {"fill", "copy.d2d"}},  // a mask's zeros count as half a copy
       {"FillFunctor", Role::before, {"fill"}},
       // Of a data loader's positions (context parallelism), of sinks over heads (Transformer Engine's a2a): no table.
@@ -170,8 +177,8 @@ const std::vector<NamePattern>& patterns() {
       {"triton.*(log_softmax|_log_|exp|logsumexp|to_copy_max|copy__div|index_put|copy__mul_unsqueeze)",
        Role::main,
        {"cross_entropy.native.forward", "cross_entropy.native.backward"}},
-      {"online_softmax|cross_entropy_kernel", Role::main, {"cross_entropy.te.forward"}},
-      {"element_mul_kernel", Role::main, {"cross_entropy.te.backward"}},
+      {"online_softmax|cross_entropy_(forward_|tp_pre_|tp_post_)?kernel", Role::main, {"cross_entropy.te.forward"}},
+      {"element_mul_kernel|cross_entropy_backward_kernel", Role::main, {"cross_entropy.te.backward"}},
       {"CUDAFunctorOnSelf_add<int>", Role::main, {"small"}},
       {"CUDAFunctor_add<float>",
        Role::main,
@@ -188,11 +195,12 @@ const std::vector<NamePattern>& patterns() {
       {"nccl.*ReduceScatter", Role::main, {"reduce_scatter"}},
       {"nccl.*AllReduce", Role::main, {"all_reduce"}},
       {"nccl.*SendRecv", Role::main, {"send_recv", "all_to_all"}},
-      {"AUnaryFunctor<c10::BFloat16.*MulFunctor", Role::main, {"scale"}},
+      {"AUnaryFunctor<c10::BFloat16.*MulFunctor", Role::main, {"scale", "copy.d2d"}},  // of an adapter's output
       // quick_geglu without fusion: an expert's halves multiplied, then by its fp32 probability
       {"::elementwise_kernel<.*BinaryFunctor<c10::BFloat16, c10::BFloat16, c10::BFloat16.*MulFunctor",
        Role::main,
-       {"copy.strided", "copy.d2d", "add", "small"}},  // by a broadcast gate, by the cosines of a rotation
+       {"copy.strided", "copy.d2d", "add", "moe.bias.forward", "moe.bias.backward",
+        "small"}},  // by a broadcast gate, by the cosines of a rotation
       {"vectorized_elementwise_kernel.*BinaryFunctor<c10::BFloat16, c10::BFloat16, c10::BFloat16.*MulFunctor",
        Role::main,
        {"add", "moe.bias.backward", "glu.offset", "small"}},
@@ -306,6 +314,16 @@ bool is_landmark(const std::string& operation) {
 bool is_beside_landmark(const std::string& operation) {
   return operation == "all_to_all" || operation == "moe.row_id_map" || operation == "moe.permute" ||
          operation == "moe.unpermute";
+}
+
+bool is_stand_in(const std::string& operation) {
+  return operation.starts_with("copy.") || operation.starts_with("cast.") || operation == "fill" ||
+         operation == "scale" || operation == "add.f32" || operation == "cat" || operation == "amax";
+}
+
+bool is_eager(std::string_view kernel_name) {
+  return kernel_name.find("at::native::") != std::string_view::npos || kernel_name.starts_with("Memcpy DtoD") ||
+         kernel_name == "Memcpy";
 }
 
 bool is_of_tensor_iterator(std::string_view kernel_name) {

@@ -29,6 +29,11 @@ bool is_landmark(const std::string& operation);
 /// The same on the communication stream of expert-parallel overlap.
 bool is_beside_landmark(const std::string& operation);
 
+/// What an eager operator is whose time the model has from one that moves as many bytes: any kernel of ATen's.
+inline constexpr const char* eager_operation = "eager";
+bool is_stand_in(const std::string& operation);
+bool is_eager(std::string_view kernel_name);
+
 /// Whether ATen runs it element by element, by its TensorIterator; multi-tensor kernels and compiled ones are not.
 bool is_of_tensor_iterator(std::string_view kernel_name);
 

@@ -13,8 +13,11 @@ void expect(Pattern& pattern, const model::Kernel& kernel, bool after_wait = fal
   Expected expected{&kernel, operation_of(kernel.key.family), after_wait};
   // An eager operator with another's time: what kernel it is, is not told; a bias gradient has a norm's, one pass over
   // its rows.
-  if (kernel.host_family == "small" && expected.operation != "add" && expected.operation != "copy.strided")
-    expected.operation = expected.operation == "l2norm" ? "bias.gradient" : "small";
+  const bool eager = kernel.host_family == "small" || kernel.host_family == "rotation";
+  if (eager && expected.operation == "l2norm")
+    expected.operation = "bias.gradient";
+  else if (eager && is_stand_in(expected.operation))
+    expected.operation = eager_operation;
   if (kernel.stream != model::Stream::compute) {
     pattern.elsewhere.push_back(std::move(expected));
     return;
@@ -81,11 +84,15 @@ std::vector<Pattern> patterns_of(const model::Stages& stages, std::size_t pp_ran
     for (const auto& kernel : *list)
       if (kernel.name != "gradients zeroed") expect(step, kernel);  // runs as the next step begins
   }
-  // Buckets' kernels run within the last backward passes where they overlap, else with the step.
+  // Buckets' kernels run within the last backward passes where they overlap, else with the step; their exchanges have a
+  // stream of their own.
   Pattern alone = step;
   for (const auto& chunk : rank.chunks) {
     for (const auto* list : {&chunk.gradient_sync, &chunk.parameter_gather}) {
-      for (const auto& kernel : *list) expect(step, kernel);
+      for (const auto& kernel : *list) {
+        expect(step, kernel);
+        if (kernel.stream != model::Stream::compute) expect(alone, kernel);
+      }
     }
   }
   if (alone.landmarks.size() < step.landmarks.size()) result.push_back(std::move(alone));

@@ -64,9 +64,9 @@ void Dispatcher::preprocess() {
   permute(d_.local, m_.experts, m_.routed);
 }
 
-void Dispatcher::all_to_all(const std::string& name) {
+void Dispatcher::all_to_all(const std::string& name, Int row_bytes) {
   // Beside shared experts they use the communicator's stream (use_nccl_stream).
-  w_.collective(Purpose::ep, name, "all_to_all", m_.ep, row() * std::max(m_.routed, m_.arrived), m_.ep_link,
+  w_.collective(Purpose::ep, name, "all_to_all", m_.ep, row_bytes * std::max(m_.routed, m_.arrived), m_.ep_link,
                 m_.shared_overlap ? Stream::communication : Stream::compute);
 }
 
@@ -125,10 +125,9 @@ void Dispatcher::dispatch() {
   }
   if (!m_.fixed_rows) w_.synchronize(Stream::d2h);
   arrived_ = w_.allocate("moe.dispatched_tokens", row() * m_.arrived);
-  all_to_all("moe dispatch all-to-all");
+  all_to_all("moe dispatch all-to-all", row());
   arrived_probs_ = w_.allocate("moe.dispatched_probs", m_.router_bytes * m_.arrived);
-  w_.collective(Purpose::ep, "moe probs all-to-all", "all_to_all", m_.ep,
-                m_.router_bytes * std::max(m_.routed, m_.arrived), m_.ep_link);
+  all_to_all("moe probs all-to-all", m_.router_bytes);
   w_.release(permuted_probs_);
 }
 
@@ -242,7 +241,7 @@ std::uint32_t Dispatcher::combine(std::uint32_t sent) {
   }
   if (m_.ep == 1) return sent;
   const auto combined = w_.allocate("moe.combined_tokens", row() * m_.routed);
-  all_to_all("moe combine all-to-all");
+  all_to_all("moe combine all-to-all", row());
   return combined;
 }
 
@@ -279,7 +278,7 @@ std::uint32_t Dispatcher::combine_backward(std::uint32_t gradient) {
   }
   if (m_.ep == 1) return gradient;
   const auto din = w_.allocate("moe.combined_gradient", row() * m_.arrived);
-  all_to_all("moe combine all-to-all in backward");
+  all_to_all("moe combine all-to-all in backward", row());
   return din;
 }
 
@@ -344,10 +343,9 @@ std::uint32_t Dispatcher::dispatch_backward(std::uint32_t gradient) {
     return din;
   }
   if (m_.ep == 1) return gradient;
-  w_.collective(Purpose::ep, "moe probs all-to-all in backward", "all_to_all", m_.ep,
-                m_.router_bytes * std::max(m_.routed, m_.arrived), m_.ep_link);
+  all_to_all("moe probs all-to-all in backward", m_.router_bytes);
   const auto din = w_.allocate("moe.permuted_gradient", row() * m_.routed);
-  all_to_all("moe dispatch all-to-all in backward");
+  all_to_all("moe dispatch all-to-all in backward", row());
   return din;
 }
 

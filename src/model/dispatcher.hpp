@@ -54,7 +54,7 @@ class Dispatcher {
   std::uint32_t spread();
   void map_rows(Int tokens, Int experts);
   void permute(Int tokens, Int experts, Int rows);
-  void all_to_all(const std::string& name);
+  void all_to_all(const std::string& name, Int row_bytes);
   std::uint32_t sort(const std::string& name, bool forward);
   std::uint32_t reduce_in_router_type(const std::string& name, std::uint32_t rows, Int from, Int to, Int ranks,
                                       const Way& way);

@@ -104,32 +104,33 @@ std::uint32_t LinearWriter::adapt_backward(const Linear& linear, Adapted& saved)
   }
   const auto dlow = w_.allocate(linear.name + "_adapter_low_gradient", 2 * tokens * r);
   w_.launch(linear.name + " adapter out dgrad", {dgrad_gemm, {r, tokens, own_out}});
-  if (split)
-    w_.collective(Purpose::tp, linear.name + " adapter low backward", "all_reduce", d_.t, 2 * tokens * r, d_.tp_link);
+  // Sums over ranks run beside the weight gradient, and input gradients are made whether anything needs them or not
+  // (tensor_parallel/layers.py, LinearWithGradAccumulationAndAsyncCommunication).
+  const auto beside_wgrad = [&](const char* name, const char* kind, Int bytes) {
+    w_.collective(Purpose::tp, linear.name + name, kind, d_.t, bytes, d_.tp_link, Stream::communication);
+  };
+  if (split) beside_wgrad(" adapter low backward", "all_reduce", 2 * tokens * r);
   adapter_wgrad(linear, r, own_out);
+  if (split) w_.wait(Stream::communication);
   w_.free({scaled, std::exchange(saved.low, no_tensor)});
-  auto dx = no_tensor;
-  if (!linear.ends) {
-    dx = w_.allocate(linear.name + "_adapter_input_gradient", 2 * tokens * linear.in);
-    w_.launch(linear.name + " adapter in dgrad", {dgrad_gemm, {linear.in, tokens, own_rank}});
-    if (column && split && !d_.sp)
-      w_.collective(Purpose::tp, linear.name + " adapter in backward", "all_reduce", d_.t, 2 * tokens * linear.in,
-                    d_.tp_link);
+  auto dx = w_.allocate(linear.name + "_adapter_input_gradient", 2 * tokens * linear.in), local = no_tensor;
+  w_.launch(linear.name + " adapter in dgrad", {dgrad_gemm, {linear.in, tokens, own_rank}});
+  const bool sums = column && split, scatters = sums && d_.sp && saved.gathers;
+  if (scatters) {
+    local = w_.allocate(linear.name + "_adapter_input_gradient", 2 * d_.local * linear.in);
+    beside_wgrad(" adapter reduce-scatter", "reduce_scatter", 2 * tokens * linear.in);
+  } else if (sums && !d_.sp) {
+    beside_wgrad(" adapter in backward", "all_reduce", 2 * tokens * linear.in);
   }
   adapter_wgrad(linear, linear.in, own_rank);
+  if (scatters || (sums && !d_.sp)) w_.wait(Stream::communication);
   w_.free(dlow);
-  // The gradient of a gathered norm output that TE returned is not added (layernorm_linear.py:1134).
-  if (dx != no_tensor && column && d_.sp && split) {
-    if (saved.gathers) {
-      const auto local = w_.allocate(linear.name + "_adapter_input_gradient", 2 * d_.local * linear.in);
-      w_.collective(Purpose::tp, linear.name + " adapter reduce-scatter", "reduce_scatter", d_.t,
-                    2 * tokens * linear.in, d_.tp_link);
-      w_.free(std::exchange(dx, local));
-    } else {
-      w_.release(dx);
-    }
-  }
+  if (scatters)
+    w_.free(std::exchange(dx, local));
+  else if (sums && d_.sp)  // that of a gathered norm output that TE returned is not added (layernorm_linear.py:1134)
+    w_.release(dx);
   w_.release(saved.input);
+  if (linear.ends) w_.release(dx);
   return dx;
 }
 

@@ -153,12 +153,33 @@ bool is_of_scan(const std::string& operation) {
          operation.starts_with("mamba.chunks");
 }
 
+/// What eager code around attention and adapters ran on an H100 (Megatron Bridge's rotation without fusion).
+Names eager_kernels(const model::Kernel& kernel) {
+  const auto& name = kernel.name;
+  const std::string doubled =
+      "void at::native::vectorized_elementwise_kernel<4, at::native::AUnaryFunctor<float, "
+      "float, float, at::native::binary_internal::MulFunctor<float> >>";
+  const auto of = [&](const char* part) { return name.find(part) != std::string::npos; };
+  Names of_one = {
+      "void at::native::elementwise_kernel<128, 4, gpu_kernel_impl_nocast<at::native::BinaryFunctor<"
+      "c10::BFloat16, c10::BFloat16, c10::BFloat16, at::native::binary_internal::MulFunctor<float>>>"};
+  if (name.ends_with(" cos")) of_one = {"void at::native::cos_kernel_cuda", doubled, to_bf16};
+  if (name.ends_with(" sin")) of_one = {"void at::native::sin_kernel_cuda", doubled, to_bf16};
+  if (of("negative half")) of_one = {"void at::native::elementwise_kernel<128, 4, at::native::neg_kernel_cuda>"};
+  if (of("rotate half") || of("not rotate")) of_one = {"void at::native::(anonymous namespace)::CatArrayBatchedCopy"};
+  if (of("zeros")) of_one = {"void at::native::vectorized_elementwise_kernel<8, FillFunctor<c10::BFloat16>>"};
+  Names result = repeated(of_one, kernel.launches);
+  result.resize(static_cast<std::size_t>(kernel.launches));
+  return result;
+}
+
 /// Kernels of an operation, as Megatron Core, Transformer Engine and ATen launch them.
 Names kernels_of(const traces::Expected& e) {
   const auto& op = e.operation;
   if (const auto gate = gate_kernels().find(e.kernel->name); gate != gate_kernels().end()) return gate->second;
   for (const auto& name : {e.kernel->name, op})
     if (const auto net = delta_net_kernels().find(name); net != delta_net_kernels().end()) return net->second;
+  if (op == traces::eager_operation) return eager_kernels(*e.kernel);
   // Transformer Engine's all-to-all of heads (context_parallel.py, flash_attn_a2a_communicate): compiled where nothing
   // but their order changes; sinks of a rank's heads are selected.
   if (e.kernel->name == "attention.sinks of own heads")
@@ -235,6 +256,7 @@ Names kernels_of(const traces::Expected& e) {
       {"adam", {"void multi_tensor_adam_kernel<float>"}},
       {"fill", {"void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<c10::BFloat16>"}},
       {"memset", {"Memset (Device)"}},
+      {"amax", {"void transformer_engine::amax_kernel<16, true>"}},
       {"glu.offset", {fp32_mul}},
       {"squared_relu.forward", {"triton_poi_fused_pow_relu_0"}},
       {"squared_relu.backward", {"triton_poi_fused_mul_pow_relu_threshold_backward_0"}},
@@ -256,12 +278,24 @@ class Writer {
   void write(const traces::Pattern& pattern) {
     Names states;  // of a gated delta rule, which runs them before its last kernels
     bool scanned = false;
-    for (const auto& e : pattern.compute) {
+    for (std::size_t at = 0; at < pattern.compute.size(); ++at) {
+      const auto& e = pattern.compute[at];
       if (is_of_scan(e.operation)) {
         if (!std::exchange(scanned, true)) scan(pattern);
         continue;
       }
       const auto names = kernels_of(e);
+      // A slow host has sums of gradients run on the compute stream while products still start on theirs.
+      const bool sums_next =
+          at + 1 < pattern.compute.size() && pattern.compute[at + 1].operation == "moe.bias.accumulate";
+      if (slow_host && e.operation.starts_with("gemm.grouped") && sums_next) {
+        for (std::size_t i = 0; i < names.size(); ++i) {
+          add(names[i], 1'000'000 / static_cast<std::int64_t>(names.size()), pattern, static_cast<int>(i % 4) + 20);
+          add(fp32_add, 1000, pattern, 7);
+        }
+        ++at;
+        continue;
+      }
       if (e.operation.starts_with("gated_delta.state")) {
         states.insert(states.end(), names.begin(), names.end());
         continue;
@@ -278,6 +312,7 @@ class Writer {
                            (e.kernel->name.ends_with(" after the exchange") ||
                             (e.kernel->name.starts_with("attention") && e.kernel->name.ends_with(" in order") &&
                              e.operation == "copy.strided"));
+      const bool shared = shared_apart && e.kernel->name.starts_with("shared");
       int stream = 20;
       for (const auto& name : names) {
         if (&name == &names.back())
@@ -286,6 +321,7 @@ class Writer {
             grouped       ? stream++ % 4 + 20
             : accumulates ? 27
             : arrived     ? 28
+            : shared      ? 24
                           : 7);
       }
     }
@@ -317,7 +353,7 @@ class Writer {
   }
 
   traces::Trace trace;
-  bool products_apart = false;
+  bool products_apart = false, shared_apart = false, slow_host = false;
 
  private:
   void add(const std::string& name, std::int64_t ns, const traces::Pattern& pattern, int stream) {
@@ -355,7 +391,9 @@ struct Run {
   }
   /// One forward and backward pass after the other, then the optimizer.
   Writer step(int microbatches, bool foreign = false, bool products_apart = false) const {
-    Writer writer;
+    return step(Writer{}, microbatches, foreign, products_apart);
+  }
+  Writer step(Writer writer, int microbatches, bool foreign = false, bool products_apart = false) const {
     writer.products_apart = products_apart;
     const auto pass = [&](std::uint32_t piece, traces::Pass which) {
       if (const auto* p = find(piece, which)) writer.write(*p);
@@ -381,6 +419,9 @@ struct Run {
 
 /// Every kernel has its operation, every operation its kernels.
 void check_placed(const traces::Import& result) {
+  std::string unmapped;
+  for (const auto& u : result.unmapped) unmapped += u.name + ", ";
+  CAPTURE(unmapped);
   CHECK(result.attributed_us / result.kernel_us > 0.999);
   for (const auto& note : result.notes) CHECK(note.find("are not in the trace") == std::string::npos);
 }
@@ -442,6 +483,35 @@ TEST_CASE("Gemma 2: FlexAttention's kernels are attention, its row sums belong t
   for (const auto& key : result.keys)
     if (key.key.family.starts_with("attention.softcap.")) passes += key.sample.count;
   CHECK(passes == 2 * 2 * 6);  // forward and backward, microbatches, layers
+}
+
+TEST_CASE("Megatron Bridge's runs: eager rotation, adapters, unfused gates, shared experts on a stream of their own") {
+  struct Case {
+    std::string run;
+    std::vector<const char*> changes;
+  };
+  const std::vector<const char*> alone = {"num_gpus=1", "expert_model_parallel_size=1", "tensor_model_parallel_size=1",
+                                          "sequence_parallel=false", "global_batch_size=2"};
+  for (const auto& [name, changes] : {Case{"g_oss_ep2", {"num_moe_experts=4"}}, Case{"g_lora", {}},
+                                      Case{"g_q3_pp2ep", {"num_moe_experts=16", "pipeline_model_parallel_size=1"}},
+                                      Case{"g_glmflash", {"num_moe_experts=16"}}}) {
+    for (const bool slow_host : {false, true}) {
+      CAPTURE(name);
+      CAPTURE(slow_host);
+      auto scenario = scenario::read("../real/" + name + ".yaml");
+      for (const char* change : alone) scenario::set(scenario, change);
+      for (const char* change : changes) scenario::set(scenario, change);
+      const Run run(scenario);
+      Writer writer;
+      writer.shared_apart = scenario.settings.moe_shared_expert_overlap;
+      writer.slow_host = slow_host;
+      const auto result = traces::import_traces(scenario, {run.step(writer, 2).trace}, {"bridge", 1, ""}, nullptr);
+      check_placed(result);
+      // What stands for an eager operator is not measured by it.
+      for (const auto& key : result.keys)
+        if (key.key.family.starts_with("copy.")) CHECK(key.situ_ns == doctest::Approx(1e6).epsilon(0.1));
+    }
+  }
 }
 
 TEST_CASE("a gate of shared experts and a router of 60 experts belong to their layers") {

@@ -159,6 +159,17 @@ TEST_CASE("host costs that the profiles lack come from the run, at the reference
   }
 }
 
+TEST_CASE("host costs that the profiles tell by a shorter name are not taken from the run") {
+  const std::string exact = "host.forward.swiglu.forward_us";
+  auto profile = h200();
+  profile.scalars["host.forward.swiglu_us"] = profile.scalars.at(exact);
+  profile.scalars.erase(exact);
+  const profile::Profiles lone({profile});
+  const auto trace = traces::read("data/dense.chrome.json.gz");
+  const auto result = traces::import_traces(run("a_pp4v2_m8"), {trace}, {"run", 1.25, ""}, &lone);
+  CHECK(result.profile.scalars.count(exact) == 0);
+}
+
 TEST_CASE("the machine's speed shows in its kernels and in its step, and chips differ by little") {
   const auto scenario = run("a_pp4v2_m8");
   auto slow_step = scenario, very_slow_step = scenario;
