@@ -116,7 +116,8 @@ void Searcher::look_closer() {
     if (round < next_climb) continue;
     const double before = fastest();
     climb();
-    // Where climbs find nothing they become rare: bounds, which end the search, get the time; not before something fits.
+    // Where climbs find nothing they become rare: bounds, which end the search, get the time; not before something
+    // fits.
     const double now = fastest();
     wait = now == before && now < never / 2 ? 2 * wait : between_climbs;
     next_climb = round + wait;
