@@ -96,7 +96,7 @@ TEST_CASE("a run ends when its caller is killed, and can end it no more") {
 }
 
 TEST_CASE("all that a run started ends with it, in whatever session: at its limit, when asked, at once, by itself") {
-  std::stop_source asked, haste;
+  std::stop_source haste;
   haste.request_stop();
   SUBCASE("at its limit") {
     const Folder folder;
@@ -108,6 +108,7 @@ TEST_CASE("all that a run started ends with it, in whatever session: at its limi
   }
   SUBCASE("when asked") {
     const Folder folder;
+    std::stop_source asked;
     const std::jthread ask([&] {
       while (folder.lines() < 3) std::this_thread::sleep_for(std::chrono::milliseconds(20));
       asked.request_stop();
