@@ -33,7 +33,6 @@ Summary cost_us(Lab& lab, int calls, Call call) {
   return summarize(std::move(rounds));
 }
 
-constexpr const char* speeds[] = {"host.time_factor", "host.slow_share", "host.slow_factor", "host.rank_spread"};
 constexpr const char* costs[] = {"host.cuda_launch_us",
                                  "host.event_us",
                                  "host.event_wait_us",
@@ -47,7 +46,7 @@ constexpr const char* costs[] = {"host.cuda_launch_us",
 /// host.
 double measure_speed(Session& session, int devices) {
   const auto wanted = [&](const char* name) { return session.wants(name); };
-  if (std::ranges::none_of(speeds, wanted) && std::ranges::none_of(costs, wanted)) return 1;
+  if (std::ranges::none_of(host_speeds, wanted) && std::ranges::none_of(costs, wanted)) return 1;
   constexpr std::chrono::milliseconds quickly{500}, usually{3000};
   constexpr double proportional = 0.1;  // PyTorch's host code need not follow this program's exactly
   const HostSpeed speed = measure_host_speed(2 * devices, session.options.quick ? quickly : usually);

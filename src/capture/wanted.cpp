@@ -8,8 +8,6 @@ namespace pipewright::capture {
 namespace {
 
 constexpr std::string_view host_families[] = {"adam.host", "copy.d2h", "copy.h2d", "copy.h2d.pageable"};
-constexpr std::string_view host_speeds[] = {"host.time_factor", "host.slow_share", "host.slow_factor",
-                                            "host.rank_spread"};
 
 bool among(const auto& names, const std::string& name) { return std::ranges::find(names, name) != std::end(names); }
 

@@ -15,6 +15,10 @@
 
 namespace pipewright::capture {
 
+/// How fast a machine's hosts are (src/profile/FORMAT.md).
+inline constexpr const char* host_speeds[] = {"host.time_factor", "host.slow_share", "host.slow_factor",
+                                              "host.rank_spread"};
+
 class Wanted {
  public:
   /// Reads the profile of --lacking. Throws UsageError if there is none.
