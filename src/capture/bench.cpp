@@ -47,7 +47,7 @@ Measurement measure(Lab& lab, const Op& op, const Effort& effort) {
   Measurement result;
   // The first launch loads the kernels (lazily, which must not happen behind a closed gate).
   if (op.before) op.before(0);
-  op.launch(0);
+  for (int i = 0; i < op.variants; ++i) op.launch(i);
   check(cudaStreamSynchronize(lab.stream), "warm-up");
   lab.activities->take();
 

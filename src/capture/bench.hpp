@@ -21,6 +21,8 @@ struct Op {
   std::function<void(int slot)> before;
   /// Shares of time to stay idle after a burst: matrix work draws power near the limit, copies do not.
   double pause = 0.5;
+  /// Launches that may run different kernels, by slot.
+  int variants = 1;
 };
 
 struct Measurement {

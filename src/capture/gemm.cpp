@@ -19,6 +19,7 @@
 #include <string_view>
 
 #include "block_scales.hpp"
+#include "drawn_rows.hpp"
 #include "kernels/elementwise.hpp"
 #include "ops.hpp"
 
@@ -275,26 +276,53 @@ Shape of_expert(const Form& form, std::int64_t rows, std::int64_t n, std::int64_
   return form.weight_gradient ? Shape{k, n, rows} : Shape{n, rows, k};
 }
 
+/// What an expert's rows are padded to (Megatron Core fp8_utils.py, get_fp8_align_size; TE pads to quantize).
+std::int64_t row_alignment(const Form& form) {
+  if (form.scaling) return form.scaling->bits == 4 ? 128 : 32;
+  return form.by_block ? 128 : form.fp8 ? 16 : 1;
+}
+
+/// The experts of one microbatch, each its product; none for an expert without rows.
+using Group = std::vector<std::shared_ptr<Gemm>>;
+
 std::optional<Op> grouped(Lab& lab, const Form& form, const std::vector<std::int64_t>& dims) {
-  const auto experts = dims.at(0), tokens = dims.at(1), rows = std::max<std::int64_t>(tokens / experts, 1);
-  const Shape shape = of_expert(form, rows, dims.at(2), dims.at(3));
+  const auto experts = dims.at(0), tokens = dims.at(1), n = dims.at(2), k = dims.at(3);
+  // Draws enough for the mean of few experts; many are a mean already.
+  const int draws = 2 * static_cast<int>(std::clamp<std::int64_t>(8 / experts, 1, 4));
+  const auto rows = drawn_rows(experts, tokens, row_alignment(form), draws);
+  std::int64_t most = 1;
+  std::map<std::int64_t, std::shared_ptr<Gemm>> of_rows;
+  std::vector<Group> groups;
+  for (const auto& draw : rows) {
+    for (const auto r : draw) {
+      most = std::max(most, r);
+      if (r == 0 || of_rows.contains(r)) continue;
+      of_rows[r] = make_gemm(lab, form, of_expert(form, r, n, k));
+      if (!of_rows[r]) return std::nullopt;
+    }
+    auto& group = groups.emplace_back();
+    for (const auto r : draw) group.push_back(r == 0 ? nullptr : of_rows[r]);
+  }
+  const Shape shape = of_expert(form, most, n, k);  // room for the largest, the others begin where it would
   const auto data = take(lab, form, shape, experts);
   if (!data) return std::nullopt;
-  const auto gemm = make_gemm(lab, form, shape);
-  if (!gemm) return std::nullopt;
   static Streams streams(lab);
   Op op;
   op.pause = kPause;
+  op.variants = draws;
   const auto bytes = [&](cudaDataType_t type, std::int64_t lines) {
     if (form.scaling) return operand_bytes(*form.scaling, lines, shape.k);
     return lines * shape.k * (type == CUDA_R_32F ? 4 : type == CUDA_R_16BF ? 2 : 1);
   };
   const std::int64_t a_step = bytes(type_of_a(form), shape.m), b_step = bytes(type_of_b(form), shape.n),
                      d_step = shape.m * shape.n * (form.out_f32 ? 4 : 2);
-  op.launch = [&lab, gemm, data = *data, experts, a_step, b_step, d_step](int slot) {
-    streams.run(lab.stream, static_cast<int>(experts), [&](int i, cudaStream_t stream, void* workspace) {
-      gemm->run(lab, data.a.at<char>(slot) + i * a_step, data.b.at<char>(slot) + i * b_step,
-                data.d.at<char>(slot) + i * d_step, workspace, stream);
+  op.launch = [&lab, groups, data = *data, a_step, b_step, d_step](int slot) {
+    const Group& group = groups[static_cast<std::size_t>(slot) % groups.size()];
+    streams.run(lab.stream, static_cast<int>(group.size()), [&](int i, cudaStream_t stream, void* workspace) {
+      if (!group[static_cast<std::size_t>(i)]) return;
+      group[static_cast<std::size_t>(i)]->run(lab, data.a.at<char>(slot) + i * a_step,
+                                              data.b.at<char>(slot) + i * b_step, data.d.at<char>(slot) + i * d_step,
+                                              workspace, stream);
     });
   };
   return op;

@@ -31,6 +31,8 @@ constexpr const char* kExamples = R"(Examples:
       NCCL between hosts, too: one process a GPU, by srun, mpirun or torchrun
   pipewright capture --out links-shm.json --links --link 'shared host memory'
       the same with NCCL_P2P_DISABLE=1
+  pipewright capture --out again.json --again my-gpu.json --ops '^gemm\.grouped'
+      the shapes that a profile has of these families, with another driver or library
   pipewright capture --out mine.json --scenario S.yaml --lacking h200-sxm
       only what the kernels of a scenario need and a profile does not have
   pipewright capture --out run.json --scenario S.yaml --profile h200-sxm --steps 5:6 -- torchrun ... pretrain_gpt.py ...
@@ -41,7 +43,7 @@ constexpr const char* kExamples = R"(Examples:
 
 struct Arguments {
   KeptFile out;
-  std::string raw, steps = "3:4";
+  std::string raw, again, steps = "3:4";
   std::vector<std::string> scenarios, profiles;
   capture::Options options;
   capture::Attach attach;
@@ -77,6 +79,8 @@ class Line {
 
 void check(const Arguments& arguments) {
   arguments.out.require_free();
+  if (!arguments.again.empty() && (!arguments.scenarios.empty() || arguments.options.links))
+    throw UsageError(kHere, "--again", "measures a profile's shapes; leave out --scenario and --links");
   require_regex("--ops", arguments.options.ops);
   require_regex("--step-kernel", arguments.attach.step_kernel);
 }
@@ -114,6 +118,15 @@ std::vector<profile::Key> keys_of(const std::vector<std::string>& scenarios) {
   return {keys.begin(), keys.end()};
 }
 
+std::vector<profile::Key> keys_of(const profile::Profile& profile) {
+  std::vector<profile::Key> keys;
+  for (const auto& [name, samples] : profile.samples) {
+    if (profile::family(name).load == profile::Load::network) continue;
+    for (const auto& sample : samples) keys.push_back({name, sample.dims});
+  }
+  return keys;
+}
+
 /// Started by mpirun, srun or torchrun, --links is one measurement of all its processes.
 void take_seat(Arguments& arguments) {
   auto& options = arguments.options;
@@ -133,6 +146,7 @@ void take_seat(Arguments& arguments) {
 int measure(Arguments& arguments) {
   take_seat(arguments);
   if (!arguments.scenarios.empty()) arguments.options.keys = keys_of(arguments.scenarios);
+  if (!arguments.again.empty()) arguments.options.keys = keys_of(profile::load(arguments.again, {"--again", 0}));
   Interruptible interruptible;
   std::atomic<bool> stop{false};
   capture::Result result;
@@ -259,7 +273,10 @@ void add_capture(Command& app, Outcome& outcome) {
   command.add_option("--name", options.name, "Name of the profile (default: the device's, such as h200).");
   command.add_option("--ops", options.ops,
                      "Only families, links and scalars whose name matches this regular expression.");
-  command.add_option("--lacking", options.lacking, "Only shapes that this profile (name or file) does not have yet.");
+  auto& lacking = command.add_option("--lacking", options.lacking,
+                                     "Only shapes that this profile (name or file) does not have yet.");
+  command.add_option("--again", arguments->again, "Only shapes that this profile (name or file) has, once more.")
+      .excludes(lacking);
   command.add_flag("--quick", options.quick, "Few shapes and samples, under a minute.");
   auto& sustained = command.add_flag("--sustained", options.sustained, "Also the clock law under sustained load.");
   auto& links = command.add_flag("--links", options.links, "Links between all visible GPUs instead of kernels.");

@@ -33,6 +33,7 @@ const std::map<std::string, std::string, std::less<>> value_words = {
     {"--baseline", "FILE"},
     {"--profile", "PROFILE"},
     {"--lacking", "PROFILE"},
+    {"--again", "PROFILE"},
     {"--megatron", "FLAGS"},
     {"--part", "K/N"},
     {"--megatron-core", "VERSION"},

@@ -33,8 +33,8 @@ Family gemm(std::string name, double in, double out, bool accumulate, std::strin
           std::move(what)};
 }
 
-/// GEMMs of a layer's local experts, TE's multi-stream grouped GEMM on Hopper: `tokens` rows over all experts, evenly
-/// split. Forward and dgrad multiply tokens x k by every expert's n x k; wgrad gives every expert's n x k.
+/// GEMMs of a layer's local experts, TE's multi-stream grouped GEMM on Hopper: `tokens` rows over all experts, as
+/// routing draws them. Forward and dgrad multiply tokens x k by every expert's n x k; wgrad gives every expert's n x k.
 Family grouped(std::string name, double in, double out, bool weights, bool accumulate, std::string what) {
   return {std::move(name),
           {"experts", "tokens", "n", "k"},
