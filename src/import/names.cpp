@@ -128,8 +128,8 @@ const std::vector<NamePattern>& patterns() {
        Role::main,
        {"gelu.backward"}},
       {"triton.*(tanh|erf|gelu)|gelu", Role::main, {"gelu.forward"}},
-      {"::silu_backward_kernel|::GeluBackward", Role::main, {"gelu.backward", "swiglu.backward"}},
-      {"::silu_kernel|::GeluCUDAKernel", Role::main, {"gelu.forward", "swiglu.forward"}},
+      {"::silu_backward_kernel|::GeluBackward", Role::main, {"gelu.backward", "glu.gate.backward", "swiglu.backward"}},
+      {"::silu_kernel|::GeluCUDAKernel", Role::main, {"gelu.forward", "glu.gate.forward", "swiglu.forward"}},
       {"random_from_to_kernel", Role::before, {}},  // the seed of a compiled dropout
       {"triton.*native_dropout_backward", Role::main, {"dropout.backward"}},
       {"triton.*add.*native_dropout|triton.*native_dropout.*add", Role::main, {"dropout.forward"}, {"add"}},

@@ -232,7 +232,7 @@ struct Dimensions {
   bool clamped = false;          ///< activation_func_clamp_value
   bool fused_residual = true;    ///< a bias is added together with the residual (bias_dropout_fusion)
   std::string activation;        ///< kernel family: "swiglu", "gelu", ...
-  std::string gate;              ///< of a gate whose activation is not fused: "gelu", "fast_gelu"
+  std::string gate;              ///< of a gate whose activation is not fused: "gelu", "fast_gelu", "glu.gate"
   Way tp_link, cp_link, dp_link;
   Way heads_link, ring_link;  ///< levels of a2a+p2p; of a2a or p2p alone the one that is used
   Precision precision;        ///< of all linear layers that `by_module` does not name

@@ -321,6 +321,9 @@ std::vector<Family> make_families() {
   f.push_back(streaming("fast_gelu.forward", rows_ffn, 4,
                         "tanh GELU (torch.compile): the gating half of rows x 2 ffn in, rows x ffn out, bf16"));
   f.push_back(streaming("fast_gelu.backward", rows_ffn, 6, "its backward"));
+  f.push_back(streaming("glu.gate.forward", rows_ffn, 4,
+                        "silu or GELU of the gating half of rows x 2 ffn (ATen's kernel over strides), bf16"));
+  f.push_back(streaming("glu.gate.backward", rows_ffn, 6, "its backward: reads the half and rows x ffn"));
   f.push_back(streaming("glu.offset", rows_ffn, 4,
                         "linear half of rows x 2 ffn plus a number, or rows x ffn plus a bias (ATen), bf16"));
   f.push_back(streaming("moe.swiglu.forward", rows_ffn, 6,

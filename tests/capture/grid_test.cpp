@@ -41,7 +41,7 @@ TEST_CASE("every kernel family is measured, by the quick grid all that a Llama l
                                                "attention.thd.",
                                                "qk_l2_norm.",
                                                "fast_gelu.",
-                                               "glu.offset",
+                                               "glu.",
                                                "gate.",
                                                "gated_delta.",
                                                "mamba.",

@@ -154,3 +154,24 @@ TEST_CASE("kernels of every expert: other numbers of experts, and more rows than
       }
   }
 }
+
+TEST_CASE("an activation of a half that was not measured takes an addition's time to such a half, and says so") {
+  Profile p = fabricated();
+  for (const std::int64_t rows : {1024, 8192})
+    for (const std::int64_t ffn : {1024, 8192}) {
+      Sample s;
+      s.dims = {rows, ffn};
+      s.ns = static_cast<double>(rows * ffn);
+      s.spread = 0.01;
+      p.samples["glu.offset"].push_back(s);
+    }
+  p.prepare();
+  for (const char* family : {"glu.gate.forward", "glu.gate.backward"}) {
+    const auto t = p.time({family, {2048, 4096}}).value();
+    CHECK(t.ns == p.time({"glu.offset", {2048, 4096}})->ns);
+    CHECK(t.origin == Origin::derived);
+    CHECK(t.spread > 0.1);
+    p.samples[family] = p.samples["glu.offset"];
+    CHECK(p.time({family, {1024, 1024}})->origin == Origin::measured);
+  }
+}
