@@ -287,6 +287,7 @@ std::string operation_of(const std::string& family) {
   if (const auto at = family.find(any_width); at != std::string::npos)
     return family.substr(0, at) + family.substr(at + any_width.size());
   if (family.starts_with("fast_gelu")) return family.substr(5);
+  if (family == "cat.heads") return "cat";
   if (family.starts_with("moe.router.gemm.bf16.")) return family.substr(std::string_view("moe.router.").size());
   if (family.starts_with("gemm.lora.")) return "gemm." + family.substr(10);
   if (family.starts_with("rmsnorm.") || family.starts_with("layernorm."))  // whatever the width and the output

@@ -42,6 +42,7 @@ TEST_CASE("every kernel family is measured, by the quick grid all that a Llama l
                                                "qk_l2_norm.",
                                                "fast_gelu.",
                                                "glu.",
+                                               "cat.heads",
                                                "gate.",
                                                "gated_delta.",
                                                "mamba.",
