@@ -135,7 +135,8 @@ const std::vector<NamePattern>& patterns() {
       {"triton.*add.*native_dropout|triton.*native_dropout.*add", Role::main, {"dropout.forward"}, {"add"}},
       {"triton.*native_dropout|fused_dropout", Role::main, {"dropout.forward"}},
       {"masked_scale", Role::main, {"dropout.backward"}},
-      {"triton_red_fused_sum_|reduce_kernel<128, 4, at::native::ReduceOp<c10::BFloat16, at::native::func_wrapper_t<"
+      {"triton_red_fused_sum_|reduce_kernel<(128, 4|512, 1), at::native::ReduceOp<c10::BFloat16, "
+       "at::native::func_wrapper_t<"
        "c10::BFloat16, at::native::sum_functor<c10::BFloat16",
        Role::main,
        {"bias.gradient", "moe.bias.backward", "small"}},
@@ -199,8 +200,8 @@ const std::vector<NamePattern>& patterns() {
       // quick_geglu without fusion: an expert's halves multiplied, then by its fp32 probability
       {"::elementwise_kernel<.*BinaryFunctor<c10::BFloat16, c10::BFloat16, c10::BFloat16.*MulFunctor",
        Role::main,
-       {"copy.strided", "copy.d2d", "add", "moe.bias.forward", "moe.bias.backward",
-        "small"}},  // by a broadcast gate, by the cosines of a rotation
+       {"copy.strided", "copy.d2d", "add", "moe.bias.forward", "moe.bias.backward", "glu.offset",
+        "small"}},  // by a broadcast gate, by the cosines of a rotation, by probabilities
       {"vectorized_elementwise_kernel.*BinaryFunctor<c10::BFloat16, c10::BFloat16, c10::BFloat16.*MulFunctor",
        Role::main,
        {"add", "moe.bias.backward", "glu.offset", "small"}},
