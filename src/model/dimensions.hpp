@@ -60,6 +60,9 @@ struct MoeDimensions {
   Int held = 0;                          ///< rows of the tensors that hold them: received, or a fixed budget
   Int expected = 0;                      ///< of such a budget, with balanced routing (paged stash)
   Int router_bytes = 4;                  ///< of an element of logits and probabilities
+  /// Experts' probabilities are rows' type: flex dispatchers send them in fp32 (token_dispatcher.py,
+  /// token_probs.float()).
+  bool weighs_in_16_bits() const { return router_bytes == 2 && dispatch != Dispatch::flex; }
   Dispatch dispatch = Dispatch::alltoall;
   // Dispatchers that send a token once to each GPU with one of its experts (flex).
   profile::Exchange::Library library = profile::Exchange::Library::nccl;

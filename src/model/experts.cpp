@@ -130,7 +130,7 @@ void Experts::weight_gradient(const Group& group) {
 /// t + b p of every expert, joined (experts.py, _apply_bias): in fp32 and cast back where the probabilities p are wider
 /// than rows, else in 16 bits. Takes over `out`.
 std::uint32_t Experts::add_bias(std::uint32_t out) {
-  const bool wide = d_.moe.router_bytes > 2;
+  const bool wide = !d_.moe.weighs_in_16_bits();
   const Int n = rows() * d_.moe.width, bytes = wide ? 4 * n : 2 * n;
   const auto sums = w_.allocate("experts.biased_output", bytes);
   const auto joined = w_.allocate(wide ? "experts.biased_output" : "experts.fc2_output", bytes);
@@ -150,7 +150,7 @@ void Experts::bias_chain(const char* name, const char* family, Int launches) {
   Kernel kernel;
   kernel.name = name;
   kernel.key = {family, {d_.moe.local, rows(), d_.moe.width}};
-  kernel.share = d_.moe.router_bytes > 2 ? 1 : 0.5;
+  kernel.share = d_.moe.weighs_in_16_bits() ? 0.5 : 1;
   w_.launch(std::move(kernel));
   w_.stands_for(static_cast<int>(launches));
 }
@@ -158,7 +158,7 @@ void Experts::bias_chain(const char* name, const char* family, Int launches) {
 /// The hook of each bias adds its gradient to the main one; fc2's have waited for the weight gradients' turn.
 /// Takes over `dout`; one expert's products at a time. In 16 bits an expert's rows have a view of `dout` as gradient.
 std::uint32_t Experts::bias_backward(std::uint32_t dout) {
-  const bool wide = d_.moe.router_bytes > 2;
+  const bool wide = !d_.moe.weighs_in_16_bits();
   const Int n = rows() * d_.moe.width, of_one = (wide ? 4 : 2) * n / d_.moe.local;
   const auto cast = wide ? w_.allocate("experts.fc2_gradient", 4 * n) : dout;
   if (wide) w_.free(dout);
@@ -184,7 +184,7 @@ void offload_fused(OffloadWriter& offload, const Dimensions& d, std::uint32_t fc
 /// kept.
 std::uint32_t Experts::weigh_input(std::uint32_t rows_in, bool grad) {
   const Int n = rows() * d_.moe.width;
-  if (d_.moe.router_bytes == 2) {
+  if (d_.moe.weighs_in_16_bits()) {
     const auto product = w_.allocate("experts.weighted_input", 2 * n);
     w_.launch("experts input x probability", {"glu.offset", {rows(), d_.moe.width}});
     w_.eager();
@@ -209,7 +209,7 @@ std::uint32_t Experts::weigh_input(std::uint32_t rows_in, bool grad) {
 
 std::uint32_t Experts::weigh_input_backward(std::uint32_t gradient) {
   const Int n = rows() * d_.moe.width;
-  if (d_.moe.router_bytes == 2) {
+  if (d_.moe.weighs_in_16_bits()) {
     const auto products = w_.allocate("moe.probs_gradient", 2 * n);
     w_.launch("experts probability gradient", {"add", {n}});
     w_.eager();
