@@ -243,10 +243,21 @@ std::map<std::string, profile::Scalar> HostCosts::scalars(double overhead, const
 }
 
 std::optional<double> HostCosts::pace(const profile::Profiles& reference, double overhead) const {
-  static const char* const dense[] = {"add",           "attention.forward", "attention.backward", "copy.strided",
-                                      "cat",           "gemm.bf16.tn",      "gemm.bf16.nn",       "rope.forward",
-                                      "rope.backward", "swiglu.forward",    "swiglu.backward"};
+  static const char* const dense[] = {"add",
+                                      "attention.forward",
+                                      "attention.backward",
+                                      "copy.strided",
+                                      "cat",
+                                      "gemm.bf16.tn",
+                                      "gemm.bf16.nn",
+                                      "rope.forward",
+                                      "rope.backward",
+                                      "swiglu.forward",
+                                      "swiglu.backward",
+                                      "rmsnorm.forward",
+                                      "rmsnorm.backward"};
   constexpr int fewest = 3;    // of fewer, one odd operation decides
+  constexpr double odd = 1.6;  // times the median of all: slow stretches of a step make no operation differ so
   constexpr double most = 20;  // times its median: a collector's pause or a compilation, no host's pace
   double sum = 0;
   for (const std::string direction : {"forward", "backward"}) {
@@ -260,17 +271,20 @@ std::optional<double> HostCosts::pace(const profile::Profiles& reference, double
       means += total / static_cast<double>(position.us.size());
       ++count;
     }
-    double logs = 0;
-    int count = 0;
+    std::vector<double> ratios;
     for (const char* operation : dense) {
       const auto here = by_operation.find(operation);
       const auto known = reference.find_scalar("host." + direction + "." + operation + "_us");
       if (here == by_operation.end() || !known || !(*known > 0)) continue;
-      logs += std::log(here->second.first / here->second.second / overhead / *known);
-      ++count;
+      ratios.push_back(here->second.first / here->second.second / overhead / *known);
     }
-    if (count < fewest) return std::nullopt;
-    sum += std::exp(logs / count);
+    if (std::ssize(ratios) < fewest) return std::nullopt;
+    // One operation may stand in other Python than the reference host's: latent attention's copies, norms of heads.
+    const double middle = median(ratios);
+    std::erase_if(ratios, [&](double ratio) { return ratio > odd * middle || ratio * odd < middle; });
+    double logs = 0;
+    for (const double ratio : ratios) logs += std::log(ratio);
+    sum += std::exp(logs / static_cast<double>(ratios.size()));
   }
   return sum / 2;
 }

@@ -128,14 +128,15 @@ const std::vector<NamePattern>& patterns() {
        Role::main,
        {"gelu.backward"}},
       {"triton.*(tanh|erf|gelu)|gelu", Role::main, {"gelu.forward"}},
-      {"::silu_backward_kernel|::GeluBackward", Role::main, {"gelu.backward", "swiglu.backward"}},
-      {"::silu_kernel|::GeluCUDAKernel", Role::main, {"gelu.forward", "swiglu.forward"}},
+      {"::silu_backward_kernel|::GeluBackward", Role::main, {"gelu.backward", "glu.gate.backward", "swiglu.backward"}},
+      {"::silu_kernel|::GeluCUDAKernel", Role::main, {"gelu.forward", "glu.gate.forward", "swiglu.forward"}},
       {"random_from_to_kernel", Role::before, {}},  // the seed of a compiled dropout
       {"triton.*native_dropout_backward", Role::main, {"dropout.backward"}},
       {"triton.*add.*native_dropout|triton.*native_dropout.*add", Role::main, {"dropout.forward"}, {"add"}},
       {"triton.*native_dropout|fused_dropout", Role::main, {"dropout.forward"}},
       {"masked_scale", Role::main, {"dropout.backward"}},
-      {"triton_red_fused_sum_|reduce_kernel<128, 4, at::native::ReduceOp<c10::BFloat16, at::native::func_wrapper_t<"
+      {"triton_red_fused_sum_|reduce_kernel<(128, 4|512, 1), at::native::ReduceOp<c10::BFloat16, "
+       "at::native::func_wrapper_t<"
        "c10::BFloat16, at::native::sum_functor<c10::BFloat16",
        Role::main,
        {"bias.gradient", "moe.bias.backward", "small"}},
@@ -199,8 +200,8 @@ const std::vector<NamePattern>& patterns() {
       // quick_geglu without fusion: an expert's halves multiplied, then by its fp32 probability
       {"::elementwise_kernel<.*BinaryFunctor<c10::BFloat16, c10::BFloat16, c10::BFloat16.*MulFunctor",
        Role::main,
-       {"copy.strided", "copy.d2d", "add", "moe.bias.forward", "moe.bias.backward",
-        "small"}},  // by a broadcast gate, by the cosines of a rotation
+       {"copy.strided", "copy.d2d", "add", "moe.bias.forward", "moe.bias.backward", "glu.offset",
+        "small"}},  // by a broadcast gate, by the cosines of a rotation, by probabilities
       {"vectorized_elementwise_kernel.*BinaryFunctor<c10::BFloat16, c10::BFloat16, c10::BFloat16.*MulFunctor",
        Role::main,
        {"add", "moe.bias.backward", "glu.offset", "small"}},
@@ -287,6 +288,7 @@ std::string operation_of(const std::string& family) {
   if (const auto at = family.find(any_width); at != std::string::npos)
     return family.substr(0, at) + family.substr(at + any_width.size());
   if (family.starts_with("fast_gelu")) return family.substr(5);
+  if (family == "cat.heads") return "cat";
   if (family.starts_with("moe.router.gemm.bf16.")) return family.substr(std::string_view("moe.router.").size());
   if (family.starts_with("gemm.lora.")) return "gemm." + family.substr(10);
   if (family.starts_with("rmsnorm.") || family.starts_with("layernorm."))  // whatever the width and the output

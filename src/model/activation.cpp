@@ -35,6 +35,7 @@ std::uint32_t Activation::forward(std::uint32_t& input, bool grad) {
   const auto out = make("activation", bytes());
   if (unfused()) {
     launch("activation forward", {"add", {d_.tokens * width_}});
+    w_.eager();
     w_.free(clamped_half);
   } else {
     launch("activation forward",
@@ -49,8 +50,10 @@ std::uint32_t Activation::backward(std::uint32_t gradient) {
   if (unfused()) {
     const auto dproduct = make("gate_gradient", bytes());
     launch("gate gradient", {"add", {d_.tokens * width_}});
+    w_.eager();
     dlinear_ = make("linear_half_gradient", bytes());
     launch("linear_half gradient", {"add", {d_.tokens * width_}});
+    w_.eager();
     w_.release(gradient_, gate_, linear_half_);
     dgate_ = make("gate_gradient", bytes());
     launch("gate backward", {d_.gate + ".backward", {d_.tokens, width_}});

@@ -60,9 +60,13 @@ Int divided(const Scenario& s, const std::string& key, Int value, Int by) {
   return value / by;
 }
 
-/// Of the gate alone, where the activation is not fused.
+/// Of the gate alone, where the activation is not fused: quick and tanh GELU are torch.compile's functions, silu and
+/// GELU ATen's, which run over the strides of a half unless clamping has copied it (mlp.py, glu).
 std::string gate_family(const Scenario& s) {
-  return scenario::activation_func(s) == "fast_gelu" ? "fast_gelu" : "gelu";
+  const std::string name = scenario::activation_func(s);
+  if (name == "fast_gelu") return name;
+  const bool strided = s.model.gated_linear_unit && !s.model.activation_func_clamp_value;
+  return strided && (name == "silu" || name == "gelu") ? "glu.gate" : "gelu";
 }
 
 std::string activation_family(const Scenario& s) {

@@ -60,6 +60,9 @@ struct MoeDimensions {
   Int held = 0;                          ///< rows of the tensors that hold them: received, or a fixed budget
   Int expected = 0;                      ///< of such a budget, with balanced routing (paged stash)
   Int router_bytes = 4;                  ///< of an element of logits and probabilities
+  /// Experts' probabilities are rows' type: flex dispatchers send them in fp32 (token_dispatcher.py,
+  /// token_probs.float()).
+  bool weighs_in_16_bits() const { return router_bytes == 2 && dispatch != Dispatch::flex; }
   Dispatch dispatch = Dispatch::alltoall;
   // Dispatchers that send a token once to each GPU with one of its experts (flex).
   profile::Exchange::Library library = profile::Exchange::Library::nccl;
@@ -232,7 +235,7 @@ struct Dimensions {
   bool clamped = false;          ///< activation_func_clamp_value
   bool fused_residual = true;    ///< a bias is added together with the residual (bias_dropout_fusion)
   std::string activation;        ///< kernel family: "swiglu", "gelu", ...
-  std::string gate;              ///< of a gate whose activation is not fused: "gelu", "fast_gelu"
+  std::string gate;              ///< of a gate whose activation is not fused: "gelu", "fast_gelu", "glu.gate"
   Way tp_link, cp_link, dp_link;
   Way heads_link, ring_link;  ///< levels of a2a+p2p; of a2a or p2p alone the one that is used
   Precision precision;        ///< of all linear layers that `by_module` does not name

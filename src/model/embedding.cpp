@@ -36,7 +36,10 @@ void EmbeddingWriter::forward(std::uint32_t out, bool grad) {
   const bool transposes = d_.b > 1;
   auto rows = last(!learned_ && !transposes && !d_.sp && !goes_on, out, full);
   w_.launch("embedding forward", {"embedding.forward", {d_.tokens, d_.h}});
-  if (split) w_.launch("embedding mask", {"add", {count / 2}});  // masked_fill: half of an add's traffic
+  if (split) {
+    w_.launch("embedding mask", {"add", {count / 2}});  // masked_fill: half of an add's traffic
+    w_.eager();
+  }
   const auto next = [&](bool is_last, const std::string& name, profile::Key key, Int bytes) {
     const auto made = last(is_last, out, bytes);
     w_.launch(name, std::move(key));
@@ -47,6 +50,7 @@ void EmbeddingWriter::forward(std::uint32_t out, bool grad) {
     const auto positions = w_.allocate("embedding.rows", full);
     w_.launch("position embedding", {"embedding.forward", {d_.tokens, d_.h}});
     next(!transposes && !d_.sp && !goes_on, "position embedding added", {"add", {count}}, full);
+    w_.eager();
     w_.free(positions);
   }
   if (transposes) next(!d_.sp && !goes_on, "embedding transpose", {"copy.strided", {d_.tokens, d_.h}}, full);

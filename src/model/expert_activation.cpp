@@ -118,20 +118,39 @@ void ExpertActivation::plain_forward(bool grad) {
     w_.eager();
     w_.free(clamped_half);
   }
-  const auto wide = w_.allocate("experts.weighted", 2 * half());
-  w_.launch("experts x probability", {"cast.bf16_f32", {n}});
-  w_.eager();
-  product_ = w_.allocate("experts.activation", half());
-  w_.launch("experts weighted cast", {"cast.f32_bf16", {n}});
-  w_.free(wide);
+  if (in_16_bits()) {
+    product_ = w_.allocate("experts.activation", half());
+    w_.launch("experts x probability", {"glu.offset", {rows_, d_.moe.f}});
+    w_.eager();
+  } else {
+    const auto wide = w_.allocate("experts.weighted", 2 * half());
+    w_.launch("experts x probability", {"cast.bf16_f32", {n}});
+    w_.eager();
+    product_ = w_.allocate("experts.activation", half());
+    w_.launch("experts weighted cast", {"cast.f32_bf16", {n}});
+    w_.free(wide);
+  }
   unweighted_ = result;
   if (grad) return;
   w_.free({clamped_, gate_, linear_, d_.gated ? unweighted_ : no_tensor});
   clamped_ = gate_ = linear_ = unweighted_ = no_tensor;
 }
 
-std::uint32_t ExpertActivation::plain_backward(std::uint32_t gradient, std::uint32_t fc1_out) {
+/// Of activation times probability: the gradient of the former. Frees `gradient`.
+std::uint32_t ExpertActivation::unweighted_gradient(std::uint32_t gradient) {
   const Int n = rows_ * d_.moe.f;
+  if (in_16_bits()) {
+    const auto dprobs = w_.allocate("moe.probs_gradient", half());
+    w_.launch("experts probability gradient", {"add", {n}});
+    w_.eager();
+    const auto product = w_.allocate("experts.product_gradient", half());
+    w_.launch("experts x probability backward", {"glu.offset", {rows_, d_.moe.f}});
+    w_.eager();
+    w_.launch("experts probability gradient sum", {"l2norm", {n / 2}});
+    w_.eager();
+    w_.free({dprobs, gradient});
+    return product;
+  }
   const auto wide = w_.allocate("experts.weighted_gradient", 2 * half());
   w_.launch("experts weighted cast backward", {"cast.bf16_f32", {n}});
   w_.free(gradient);
@@ -141,12 +160,18 @@ std::uint32_t ExpertActivation::plain_backward(std::uint32_t gradient, std::uint
   w_.eager();
   w_.launch("experts probability gradient", {"add.f32", {n}});
   w_.eager();
-  auto product = w_.allocate("experts.product_gradient", half());
+  const auto product = w_.allocate("experts.product_gradient", half());
   w_.launch("experts product gradient cast", {"cast.f32_bf16", {n}});
   w_.free(scaled);
   w_.launch("experts probability gradient sum", {"l2norm", {n}});
   w_.eager();
   w_.free({dprobs, wide});
+  return product;
+}
+
+std::uint32_t ExpertActivation::plain_backward(std::uint32_t gradient, std::uint32_t fc1_out) {
+  const Int n = rows_ * d_.moe.f;
+  const auto product = unweighted_gradient(gradient);
   const auto unweighted = std::exchange(unweighted_, no_tensor);
   if (!d_.gated) {
     const auto inputs = w_.allocate("experts.fc1_output_gradient", half());

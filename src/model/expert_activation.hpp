@@ -34,6 +34,9 @@ class ExpertActivation {
   std::uint32_t clamp_backward(const std::string& owner, int bounds);
   std::uint32_t fused_backward(std::uint32_t gradient, std::uint32_t fc1_out);
   std::uint32_t plain_backward(std::uint32_t gradient, std::uint32_t fc1_out);
+  std::uint32_t unweighted_gradient(std::uint32_t gradient);
+  /// Without moe_router_dtype probabilities are rows' type, and nothing is cast.
+  bool in_16_bits() const { return d_.moe.weighs_in_16_bits(); }
   std::uint32_t joined(std::uint32_t gate, std::uint32_t linear);
 
   PieceBuilder& w_;

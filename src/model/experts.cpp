@@ -127,31 +127,47 @@ void Experts::weight_gradient(const Group& group) {
   accumulate(group, gradient);
 }
 
-/// Takes over `out`.
+/// t + b p of every expert, joined (experts.py, _apply_bias): in fp32 and cast back where the probabilities p are wider
+/// than rows, else in 16 bits. Takes over `out`.
 std::uint32_t Experts::add_bias(std::uint32_t out) {
-  const Int n = rows() * d_.moe.width;
-  const auto sums = w_.allocate("experts.biased_output", 4 * n), joined = w_.allocate("experts.biased_output", 4 * n);
-  w_.launch("experts.fc2 bias", {"moe.bias.forward", {d_.moe.local, rows(), d_.moe.width}});
-  w_.stands_for(static_cast<int>(2 * d_.moe.local + 2));
+  const bool wide = !d_.moe.weighs_in_16_bits();
+  const Int n = rows() * d_.moe.width, bytes = wide ? 4 * n : 2 * n;
+  const auto sums = w_.allocate("experts.biased_output", bytes);
+  const auto joined = w_.allocate(wide ? "experts.biased_output" : "experts.fc2_output", bytes);
+  bias_chain("experts.fc2 bias", "moe.bias.forward", 2 * d_.moe.local + (wide ? 2 : 1));
   w_.free(sums);
+  if (!wide) {
+    w_.free(out);
+    return joined;
+  }
   const auto biased = w_.allocate("experts.fc2_output", 2 * n);
   w_.free({joined, out});
   return biased;
 }
 
+/// Profiles have the chains in fp32; in 16 bits they move half as much.
+void Experts::bias_chain(const char* name, const char* family, Int launches) {
+  Kernel kernel;
+  kernel.name = name;
+  kernel.key = {family, {d_.moe.local, rows(), d_.moe.width}};
+  kernel.share = d_.moe.weighs_in_16_bits() ? 0.5 : 1;
+  w_.launch(std::move(kernel));
+  w_.stands_for(static_cast<int>(launches));
+}
+
 /// The hook of each bias adds its gradient to the main one; fc2's have waited for the weight gradients' turn.
-/// Takes over `dout`; one expert's products in fp32 at a time.
+/// Takes over `dout`; one expert's products at a time. In 16 bits an expert's rows have a view of `dout` as gradient.
 std::uint32_t Experts::bias_backward(std::uint32_t dout) {
-  const Int n = rows() * d_.moe.width, of_one = 4 * n / d_.moe.local;
-  const auto wide = w_.allocate("experts.fc2_gradient", 4 * n);
-  w_.free(dout);
-  const auto parts = w_.allocate("experts.fc2_gradient", 2 * n);
-  w_.launch("experts.fc2 bias backward", {"moe.bias.backward", {d_.moe.local, rows(), d_.moe.width}});
-  w_.stands_for(static_cast<int>(6 * d_.moe.local + 2));
+  const bool wide = !d_.moe.weighs_in_16_bits();
+  const Int n = rows() * d_.moe.width, of_one = (wide ? 4 : 2) * n / d_.moe.local;
+  const auto cast = wide ? w_.allocate("experts.fc2_gradient", 4 * n) : dout;
+  if (wide) w_.free(dout);
+  const auto parts = wide ? w_.allocate("experts.fc2_gradient", 2 * n) : no_tensor;
+  bias_chain("experts.fc2 bias backward", "moe.bias.backward", (wide ? 6 : 4) * d_.moe.local + (wide ? 2 : 1));
   w_.transient("experts.fc2_bias_gradient", 2 * of_one);
-  w_.free(wide);
+  if (wide) w_.free(cast);
   const auto joined = w_.allocate("experts.fc2_gradient", 2 * n);
-  w_.free(parts);
+  w_.free(wide ? parts : cast);
   return joined;
 }
 
@@ -164,9 +180,20 @@ void offload_fused(OffloadWriter& offload, const Dimensions& d, std::uint32_t fc
   offload.commit(Offload::fused_group_mlp);
 }
 
-/// experts.py:770-793: rows times their probability, in fp32, cast back; both are kept.
+/// experts.py:770-793: rows times their probability, in fp32 unless probabilities have 16 bits, cast back; both are
+/// kept.
 std::uint32_t Experts::weigh_input(std::uint32_t rows_in, bool grad) {
   const Int n = rows() * d_.moe.width;
+  if (d_.moe.weighs_in_16_bits()) {
+    const auto product = w_.allocate("experts.weighted_input", 2 * n);
+    w_.launch("experts input x probability", {"glu.offset", {rows(), d_.moe.width}});
+    w_.eager();
+    if (grad)
+      unweighted_ = rows_in;
+    else
+      w_.free(rows_in);
+    return product;
+  }
   const auto wide = w_.allocate("experts.weighted_input", 4 * n);
   w_.launch("experts input x probability", {"cast.bf16_f32", {n}});
   w_.eager();
@@ -182,6 +209,18 @@ std::uint32_t Experts::weigh_input(std::uint32_t rows_in, bool grad) {
 
 std::uint32_t Experts::weigh_input_backward(std::uint32_t gradient) {
   const Int n = rows() * d_.moe.width;
+  if (d_.moe.weighs_in_16_bits()) {
+    const auto products = w_.allocate("moe.probs_gradient", 2 * n);
+    w_.launch("experts probability gradient", {"add", {n}});
+    w_.eager();
+    const auto rows_gradient = w_.allocate("experts.input_gradient", 2 * n);
+    w_.launch("experts input x probability backward", {"glu.offset", {rows(), d_.moe.width}});
+    w_.eager();
+    w_.launch("experts probability gradient sum", {"l2norm", {n / 2}});
+    w_.eager();
+    w_.free({products, gradient, std::exchange(unweighted_, no_tensor)});
+    return rows_gradient;
+  }
   const auto wide = w_.allocate("experts.weighted_input_gradient", 4 * n);
   w_.launch("experts weighted input cast backward", {"cast.bf16_f32", {n}});
   w_.free(gradient);

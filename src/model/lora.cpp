@@ -75,6 +75,7 @@ std::uint32_t LinearWriter::adapt(const Linear& linear, std::uint32_t y, const s
   w_.free(full);
   const auto sum = w_.allocate(owner, 2 * elements);
   w_.launch(linear.name + " adapter added", {"add", {elements}});
+  w_.eager();
   w_.free({y, scaled});
   if (!grad) {
     w_.free({saved.input, saved.low});

@@ -304,6 +304,8 @@ std::vector<Family> make_families() {
                         "bf16: a ring's step added to attention's output by both statistics (TE's, two torch.compile "
                         "kernels)"));
   f.push_back(streaming("cat", rows_cols, 4, "bf16: gradients of q, k, v joined to rows x cols (cols: all of them)"));
+  f.push_back(streaming("cat.heads", {"rows", "heads", "part"}, 6,
+                        "bf16: two parts of every head joined (torch.cat along the last dimension); part: the wider"));
   f.push_back(streaming("swiglu.forward", rows_ffn, 6, "bf16: reads rows x 2 ffn, writes rows x ffn"));
   f.push_back(streaming("swiglu.backward", rows_ffn, 10, "bf16: reads rows x 3 ffn, writes rows x 2 ffn"));
   f.push_back(streaming("swiglu.any_width.forward", rows_ffn, 6,
@@ -321,6 +323,9 @@ std::vector<Family> make_families() {
   f.push_back(streaming("fast_gelu.forward", rows_ffn, 4,
                         "tanh GELU (torch.compile): the gating half of rows x 2 ffn in, rows x ffn out, bf16"));
   f.push_back(streaming("fast_gelu.backward", rows_ffn, 6, "its backward"));
+  f.push_back(streaming("glu.gate.forward", rows_ffn, 4,
+                        "silu or GELU of the gating half of rows x 2 ffn (ATen's kernel over strides), bf16"));
+  f.push_back(streaming("glu.gate.backward", rows_ffn, 6, "its backward: reads the half and rows x ffn"));
   f.push_back(streaming("glu.offset", rows_ffn, 4,
                         "linear half of rows x 2 ffn plus a number, or rows x ffn plus a bias (ATen), bf16"));
   f.push_back(streaming("moe.swiglu.forward", rows_ffn, 6,

@@ -36,20 +36,10 @@ TEST_CASE("every kernel family is measured, by the quick grid all that a Llama l
       continue;
     // What PyTorch chooses or compiles (adapters' products, FlexAttention, loops around scores, what Transformer Engine
     // does beside attention with context parallelism) was timed in Python.
-    static constexpr const char* of_torch[] = {"gemm.lora.",
-                                               "attention.softcap.",
-                                               "attention.thd.",
-                                               "qk_l2_norm.",
-                                               "fast_gelu.",
-                                               "glu.offset",
-                                               "gate.",
-                                               "gated_delta.",
-                                               "mamba.",
-                                               "index_select",
-                                               "cast.bf16_f16",
-                                               "out_correction",
-                                               "swiglu.any_width.",
-                                               "squared_relu.any_width."};
+    static constexpr const char* of_torch[] = {
+        "gemm.lora.",   "attention.softcap.", "attention.thd.", "qk_l2_norm.",       "fast_gelu.",
+        "glu.",         "cat.heads",          "gate.",          "gated_delta.",      "mamba.",
+        "index_select", "cast.bf16_f16",      "out_correction", "swiglu.any_width.", "squared_relu.any_width."};
     // So were the norms of untuned widths, cuDNN's and those for FP8, as Transformer Engine runs them.
     if (family.name.ends_with(".general") || family.name.ends_with(".cudnn")) continue;
     if (family.name.find("norm.") != std::string::npos &&

@@ -1,6 +1,7 @@
 // Norms on outputs, soft caps, L2 norms, routing weights on the input, adapters: what layers keep and launch. Byte
 // counts follow recorded allocations (tests/measured/f_gemma*.yaml, f_llama4*.yaml, f_lora*.yaml).
 #include <map>
+#include <set>
 #include <sstream>
 
 #include "pipewright/effects.hpp"
@@ -171,4 +172,49 @@ TEST_CASE("fused_single_qkv_rope splits and rotates in one kernel each way") {
     for (std::string part; std::getline(parts, part, ';');) scenario::set(s, part.substr(part.find_first_not_of(' ')));
     CHECK_THROWS_AS(scenario::refuse_unmodelled(s), UsageError);
   }
+}
+
+TEST_CASE("sums that PyTorch runs eagerly cost its host an eager operator; torch.compile's residual alone does not") {
+  int eager = 0, compiled = 0;
+  for (const char* activation : {"bias_activation_fusion=true", "bias_activation_fusion=false"})
+    for (const char* residual : {"bias_dropout_fusion=true", "bias_dropout_fusion=false"})
+      for (const char* positions : {"position_embedding_type=rope", "position_embedding_type=learned_absolute"})
+        for (const char* tensor : {"tensor_model_parallel_size=1", "tensor_model_parallel_size=2"})
+          for (const char* rotation : {"apply_rope_fusion=true", "apply_rope_fusion=false"})
+            for (const char* adapters : {"lora_target_modules=[]", "lora_target_modules=[linear_qkv, linear_fc2]"}) {
+              CAPTURE(std::vector<std::string>({activation, residual, positions, tensor, rotation, adapters}));
+              const auto s = with(llama(), {activation, residual, positions, tensor, rotation, adapters, "num_gpus=2"});
+              for (const auto& piece : pipewright::test::build(s).pieces)
+                for (const auto& step : piece.forward) {
+                  if (step.kind != model::Step::Kind::launch) continue;
+                  const auto& kernel = piece.kernels[step.index];
+                  if (kernel.key.family != "add") continue;
+                  CAPTURE(kernel.name);
+                  const bool is_compiled = s.settings.bias_dropout_fusion && kernel.name.ends_with(" residual");
+                  CHECK(kernel.host_family == (is_compiled ? "" : "small"));
+                  ++(is_compiled ? compiled : eager);
+                }
+            }
+  CHECK(eager > 100);
+  CHECK(compiled > 100);
+}
+
+TEST_CASE("silu and GELU of a gating half run over its strides, unless clamping copied it or torch.compile made them") {
+  const auto gates = [](std::initializer_list<const char*> changes) {
+    const auto stages = pipewright::test::build(with(with(llama(), {"bias_activation_fusion=false"}), changes));
+    std::set<std::string> families;
+    for (const auto& kernel : layer(stages, 1).kernels)
+      if (kernel.name.ends_with("gate forward") || kernel.name.ends_with("gate backward"))
+        families.insert(kernel.key.family);
+    return families;
+  };
+  using Families = std::set<std::string>;
+  const Families strided = {"glu.gate.forward", "glu.gate.backward"}, whole = {"gelu.forward", "gelu.backward"};
+  CHECK(gates({}) == strided);
+  CHECK(gates({"activation_func=gelu"}) == strided);
+  CHECK(gates({"activation_func=quick_gelu"}) == whole);
+  CHECK(gates({"activation_func=fast_gelu"}) == Families{"fast_gelu.forward", "fast_gelu.backward"});
+  CHECK(gates({"activation_func_clamp_value=7"}) == whole);
+  CHECK(gates({"num_moe_experts=4", "moe_router_topk=2", "moe_ffn_hidden_size=1024", "expert_tensor_parallel_size=1",
+               "moe_token_dispatcher_type=alltoall", "moe_grouped_gemm=true"}) == strided);
 }

@@ -1,6 +1,7 @@
 // Layers of one stage that are not alike: sliding windows, layers without rotary embedding, biases and clamps of
 // experts. Byte counts follow recorded allocations of GPT-OSS layers (tests/measured/f_gptoss*.yaml).
 #include <set>
+#include <tuple>
 
 #include "pipewright/scenario/derived.hpp"
 #include "support.hpp"
@@ -117,6 +118,43 @@ TEST_CASE("what clamp, bias and one-by-one kernels of experts keep") {
   for (const auto& s : {gpt_oss(), base, plain, with(gpt_oss(), {"bias_activation_fusion=false"}),
                         with(gpt_oss(), {"recompute_granularity=selective", "recompute_modules=[moe_act]"})})
     for (const auto& piece : pipewright::test::build(s).pieces) check_balance(piece);
+}
+
+TEST_CASE("without moe_router_dtype experts cast nothing, and sums with biases stand in 16 bits") {
+  for (const char* fused : {"bias_activation_fusion=true", "bias_activation_fusion=false"})
+    for (const char* bias : {"add_bias_linear=true", "add_bias_linear=false"})
+      for (const char* input : {"moe_apply_probs_on_input=true", "moe_apply_probs_on_input=false"}) {
+        CAPTURE(std::vector<std::string>({fused, bias, input}));
+        const auto wide = with(gpt_oss(), {fused, bias, "moe_router_topk=1", input});
+        const auto stages = pipewright::test::build(wide),
+                   narrow = pipewright::test::build(with(wide, {"moe_router_dtype=none"}));
+        const auto look = [](const model::Stages& built) {
+          int casts = 0;
+          std::int64_t widest = 0;
+          double chains = 0;
+          const Piece& piece = first_layer(built);
+          for (const auto& kernel : piece.kernels) {
+            casts += kernel.name.starts_with("experts") && kernel.key.family.starts_with("cast.") ? 1 : 0;
+            if (kernel.key.family == "moe.bias.forward" || kernel.key.family == "moe.bias.backward")
+              chains += kernel.share;
+          }
+          for (const auto& tensor : piece.tensors) {
+            const auto& owner = built.owners[tensor.owner];
+            if (owner.starts_with("experts.") && owner != "experts.fc1_output" && owner != "experts.clamped" &&
+                owner != "experts.fc1_output_gradient")
+              widest = std::max(widest, tensor.bytes.value);
+          }
+          check_balance(piece);
+          return std::tuple(casts, widest, chains);
+        };
+        const auto [casts, bytes, chains] = look(narrow);
+        const auto [wide_casts, wide_bytes, wide_chains] = look(stages);
+        CHECK(casts == 0);
+        CHECK(chains == wide_chains / 2);
+        const bool weighs = wide.settings.moe_apply_probs_on_input || !wide.settings.bias_activation_fusion;
+        CHECK((wide_casts > 0) == weighs);
+        CHECK(bytes == (weighs || wide.model.add_bias_linear ? wide_bytes / 2 : wide_bytes));
+      }
 }
 
 TEST_CASE("parameters are those of the measured run (f_gptoss): sinks, biases of experts and of the router") {

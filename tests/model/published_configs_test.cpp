@@ -1,6 +1,9 @@
 // Every family that is read: the parameters that come of its published config.json, without depths of multi-token
 // prediction, against those of its published weights.
+#include <fstream>
 #include <map>
+#include <sstream>
+#include <string>
 
 #include "pipewright/parameter_count.hpp"
 #include "pipewright/scenario/io.hpp"
@@ -98,6 +101,23 @@ TEST_CASE("parameters of published config.json files, within 0.1 %") {
     CAPTURE(found);
     CHECK(std::abs(static_cast<double>(found) / parameters - 1) < 1e-3);
   }
+}
+
+TEST_CASE("parameters of config.json files are those of transformers' own models, each one") {
+  std::ifstream table("data/transformers_parameters.txt");
+  std::string line;
+  int models = 0;
+  while (std::getline(table, line)) {
+    if (line.starts_with('#')) continue;
+    std::istringstream words(line);
+    std::string file;
+    std::int64_t parameters = 0, more = 0;
+    REQUIRE((words >> file >> parameters >> more));
+    CAPTURE(file);
+    CHECK(model::parameter_count(published_model(file)).all == parameters + more);
+    ++models;
+  }
+  CHECK(models == 50);
 }
 
 /// Of GPT-OSS the model card leaves the embedding out (0.58 billion).
