@@ -311,9 +311,11 @@ Launch launch_of_model_config(std::string_view text, const std::string& file,
       begun += (begun.empty() ? "" : " ") + substituted(trimmed_value(row), variables);
       continue;
     }
-    std::string value = substituted(trimmed_value(row.substr(colon + 1)), variables);
-    std::erase(value, '\\');  // the script hands values through a shell twice (xargs, eval): releases up to 0.16 escape
-    if (key == "<<") {        // another section's entries
+    // The script hands values through a shell twice (xargs, eval): quotes within YAML's own go, releases up to 0.16
+    // escape.
+    std::string value = unquoted(substituted(trimmed_value(row.substr(colon + 1)), variables));
+    std::erase(value, '\\');
+    if (key == "<<") {  // another section's entries
       const auto anchor = value.starts_with('*') ? anchors.find(value.substr(1)) : anchors.end();
       if (anchor == anchors.end()) throw UsageError({file, number}, section, "no such anchor: " + value);
       const auto merged = sections[anchor->second];

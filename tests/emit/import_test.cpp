@@ -354,7 +354,8 @@ TEST_CASE("model_config.yaml with variables, and flags that are false") {
       "ENV_VARS:\n  NVTE_FUSED_ATTN: $FUSED\nMODEL_ARGS:\n  --num-layers: 16\n  --hidden-size: 1024\n"
       "  --num-attention-heads: 32\n  --seq-length: 4096\n  --micro-batch-size: ${MBS}\n  --vocab-size: 51200\n"
       "  --tensor-model-parallel-size:\n    ${TP}\n  --wandb-exp-name: a-TP${TP}-${COMMENT}\n"
-      "  --sequence-parallel: false\n  --finetune: false\n  --bf16: true\n";
+      "  --sequence-parallel: false\n  --finetune: false\n  --bf16: true\n"
+      "  --num-experts: 8\n  --moe-layer-freq: \"'([0]*1+[1]*15)'\"\n";
   const emit::Machine machine{0, 8, "h100-sxm", ""};
   const auto read = [&](const std::map<std::string, std::string>& variables) {
     return emit::from_launch_file(text, "m.yaml", machine, variables);
@@ -364,6 +365,7 @@ TEST_CASE("model_config.yaml with variables, and flags that are false") {
   CHECK(import.scenario.settings.micro_batch_size == 4);
   CHECK(import.scenario.environment.at("NVTE_FUSED_ATTN") == "1");
   CHECK_FALSE(import.scenario.settings.sequence_parallel);
+  CHECK(import.scenario.model.moe_layer_freq.size() == 16);
   CHECK(std::ranges::any_of(import.notes, [](const std::string& note) {
     return note.find("being false: --sequence-parallel, --finetune") != std::string::npos;
   }));
