@@ -157,6 +157,7 @@ Loaded Input::load() const {
   if (scenario_file && scenario::is_hf(content))
     throw UsageError({path, 1}, {}, "a config.json of Hugging Face, which describes a model: --hf " + path);
   if (scenario_file && (gpus_ || gpus_per_node_ || !megatron_core_.empty())) {
+    scenario::parse(content, path);  // says so if it is no scenario at all
     throw UsageError(where, {},
                      "a scenario file states its machine and versions itself; --set num_gpus=, "
                      "gpus_per_node= or megatron_core= overrides them");

@@ -244,6 +244,11 @@ class FlagImporter {
     try {
       scenario::set(s, field + "=" + value);
     } catch (const UsageError& error) {
+      for (const auto& said : given.values)
+        if (is_unset_variable(said))
+          throw UsageError(
+              given.where, given.name,
+              said + " is not set: give what it holds with --env " + said.substr(2, said.size() - 3) + "=VALUE");
       throw UsageError(given.where, given.name, error.message(), error.allowed(), error.nearest());
     }
     s.positions.restate(field, given.where);
@@ -524,7 +529,7 @@ bool is_launch_file(const std::string& path, std::string_view text) {
 
 Import from_launch_file(std::string_view text, const std::string& path, const Machine& machine,
                         const std::map<std::string, std::string>& variables) {
-  return FlagImporter(machine).run(is_model_config(text) ? launch_of_model_config(text, path)
+  return FlagImporter(machine).run(is_model_config(text) ? launch_of_model_config(text, path, variables)
                                                          : launch_of_script(text, path, variables));
 }
 

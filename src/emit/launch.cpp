@@ -8,6 +8,7 @@
 
 #include "emitted.hpp"
 #include "field_table.hpp"
+#include "flag_words.hpp"
 #include "programs.hpp"
 
 namespace pipewright::emit {
@@ -192,6 +193,24 @@ std::string trimmed_value(std::string_view text) {
   return unquoted(std::string(text));
 }
 
+/// ${NAME} and $NAME of those that are known.
+std::string substituted(std::string text, const std::map<std::string, std::string>& variables) {
+  for (auto at = text.find('$'); at != std::string::npos; at = text.find('$', at)) {
+    const bool braces = text.substr(at + 1, 1) == "{";
+    const auto begin = at + 1 + (braces ? 1 : 0);
+    auto end = begin;
+    while (end < text.size() && (std::isalnum(static_cast<unsigned char>(text[end])) != 0 || text[end] == '_')) ++end;
+    const auto known = variables.find(text.substr(begin, end - begin));
+    if (known == variables.end() || (braces && text.substr(end, 1) != "}")) {
+      ++at;
+      continue;
+    }
+    text.replace(at, end + (braces ? 1 : 0) - at, known->second);
+    at += known->second.size();
+  }
+  return text;
+}
+
 }  // namespace
 
 Launch launch_of_words(std::vector<ShellWord> given, const std::string& file) {
@@ -251,7 +270,8 @@ bool is_model_config(std::string_view text) {
   return text.starts_with("MODEL_ARGS:") || text.find("\nMODEL_ARGS:") != std::string_view::npos;
 }
 
-Launch launch_of_model_config(std::string_view text, const std::string& file) {
+Launch launch_of_model_config(std::string_view text, const std::string& file,
+                              const std::map<std::string, std::string>& variables) {
   Launch launch;
   launch.file = file;
   judge_folder(launch);
@@ -288,12 +308,14 @@ Launch launch_of_model_config(std::string_view text, const std::string& file) {
     if (colon == std::string_view::npos) {  // a value that begins or goes on in a line of its own
       if (sections[section].empty()) throw UsageError({file, number}, section, "expected NAME: VALUE");
       std::string& begun = sections[section].back().second.text;
-      begun += (begun.empty() ? "" : " ") + trimmed_value(row);
+      begun += (begun.empty() ? "" : " ") + substituted(trimmed_value(row), variables);
       continue;
     }
-    std::string value = trimmed_value(row.substr(colon + 1));
-    std::erase(value, '\\');  // the script hands values through a shell twice (xargs, eval): releases up to 0.16 escape
-    if (key == "<<") {        // another section's entries
+    // The script hands values through a shell twice (xargs, eval): quotes within YAML's own go, releases up to 0.16
+    // escape.
+    std::string value = unquoted(substituted(trimmed_value(row.substr(colon + 1)), variables));
+    std::erase(value, '\\');
+    if (key == "<<") {  // another section's entries
       const auto anchor = value.starts_with('*') ? anchors.find(value.substr(1)) : anchors.end();
       if (anchor == anchors.end()) throw UsageError({file, number}, section, "no such anchor: " + value);
       const auto merged = sections[anchor->second];
@@ -304,7 +326,12 @@ Launch launch_of_model_config(std::string_view text, const std::string& file) {
     sections[section].emplace_back(key, ShellWord{value, number});
   }
   for (const auto& [name, value] : sections["ENV_VARS"]) launch.variables[name] = value.text;
+  std::string left_out;
   for (const auto& [name, value] : sections["MODEL_ARGS"]) {
+    if (value.text == "false" && !takes_values(name)) {
+      left_out += (left_out.empty() ? "" : ", ") + name;
+      continue;
+    }
     launch.words.push_back({name, value.line});
     if (value.text == "true" || value.text.empty()) continue;
     if (value.text.starts_with('[') && value.text.ends_with(']')) {  // the script takes the brackets off
@@ -315,6 +342,10 @@ Launch launch_of_model_config(std::string_view text, const std::string& file) {
     }
   }
   if (launch.words.empty()) throw UsageError({file, 0}, "MODEL_ARGS", "no flags in it");
+  if (!left_out.empty())
+    launch.notes.push_back("left out, being false: " + left_out +
+                           " (Megatron-MoE-ModelZoo's launcher leaves them out; what it adds of its own, dispatcher, " +
+                           "FP8 and interleaving, is given with --set)");
   launch.nodes = 1;
   if (!launch.gpus_of_node) {
     constexpr Int default_gpus = 8;  // _run_training.sh: GPUS_PER_NODE=${GPUS_PER_NODE:-8}, one node

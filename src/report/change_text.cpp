@@ -199,9 +199,7 @@ Rows rows_of(const Json& change) {
 }
 
 std::string closing(const Json& change, const Rows& rows) {
-  std::string out = rows.unchanged == 0
-                        ? ""
-                        : fmt::format("{} recipe{} did not change. ", rows.unchanged, rows.unchanged == 1 ? "" : "s");
+  std::string out = rows.unchanged == 0 ? "" : counted(rows.unchanged, "recipe") + " did not change. ";
   return out + (change.at("within_budget").get<bool>() ? "Within the budget.\n" : "Beyond the budget.\n");
 }
 

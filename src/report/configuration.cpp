@@ -80,15 +80,15 @@ std::int64_t microbatches(const scenario::Scenario& s) {
 std::string configuration_text(const scenario::Scenario& s, const std::vector<std::string>& assumed) {
   const auto& o = s.settings;
   const auto& w = s.software;
-  std::string text = fmt::format("{}: {} GPU{}", s.name, s.cluster.num_gpus, s.cluster.num_gpus == 1 ? "" : "s");
+  std::string text = s.name + ": " + counted(s.cluster.num_gpus, "GPU");
   if (nodes(s) > 1) text += fmt::format(" ({} nodes of {})", nodes(s), s.cluster.gpus_per_node);
   text += fmt::format(", TP {}{} PP {} VPP {} CP {}", o.tensor_model_parallel_size, o.sequence_parallel ? " SP" : "",
                       o.pipeline_model_parallel_size, chunks(s), o.context_parallel_size);
   if (s.model.num_moe_experts)
     text += fmt::format(" EP {} ETP {}", o.expert_model_parallel_size, scenario::expert_tensor_parallel_size(s));
-  text += fmt::format(" DP {}, {} microbatches of {} (global batch {}), sequence {}, {}{}", data_parallel(s),
-                      microbatches(s), o.micro_batch_size, o.global_batch_size, s.model.seq_length, parameters_text(s),
-                      precision(s));
+  text += fmt::format(" DP {}, {} of {} (global batch {}), sequence {}, {}{}", data_parallel(s),
+                      counted(microbatches(s), "microbatch"), o.micro_batch_size, o.global_batch_size,
+                      s.model.seq_length, parameters_text(s), precision(s));
   text += fmt::format("; Megatron Core {}", w.megatron_core);
   if (w.megatron_bridge) text += fmt::format(", Bridge {}", *w.megatron_bridge);
   text += fmt::format(", Transformer Engine {}", w.transformer_engine);

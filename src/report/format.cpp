@@ -38,6 +38,14 @@ std::string op_name(std::string_view kind, int microbatch, int chunk) {
   return fmt::format("{} {}.{}", kind, microbatch, chunk);
 }
 
+std::string plural(std::int64_t count, std::string_view one) {
+  return std::string(one) + (count == 1 ? "" : one.ends_with("ch") ? "es" : "s");
+}
+
+std::string counted(std::int64_t count, std::string_view one) {
+  return fmt::format("{} {}", count, plural(count, one));
+}
+
 std::string wrapped(std::string_view text, std::size_t indent) {
   std::size_t column = std::min(text.find_first_not_of(' '), text.size());
   std::string out(text.substr(0, column));

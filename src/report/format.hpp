@@ -17,6 +17,8 @@ std::string ms(std::int64_t ns);                                        ///< "43
 std::string gibibytes(Bytes bytes);                                     ///< "29.32", for tables whose header says GiB
 std::string percent(double fraction);                                   ///< "-1.4 %", always with its sign
 std::string share(std::int64_t part, std::int64_t whole);               ///< "9.8 %"
+std::string plural(std::int64_t count, std::string_view one);           ///< of 1 "run", else "runs"
+std::string counted(std::int64_t count, std::string_view one);          ///< "1 run", "12345 batches"
 std::string op_name(std::string_view kind, int microbatch, int chunk);  ///< "F 3.1"
 
 /// Text broken at spaces to the line width; lines after the first begin with `indent` spaces.

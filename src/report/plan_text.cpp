@@ -151,8 +151,8 @@ std::string grouped(std::int64_t count) {
 
 /// What was covered, and what became of it: the counts add up.
 std::string searched(const plan::Searched& s) {
-  std::string out =
-      fmt::format("searched {} candidates in {} structures:", grouped(s.candidates), grouped(s.structures));
+  std::string out = fmt::format("searched {} {} in {} {}:", grouped(s.candidates), plural(s.candidates, "candidate"),
+                                grouped(s.structures), plural(s.structures, "structure"));
   const auto part = [&](std::int64_t count, const std::string& what) {
     if (count > 0) out += fmt::format("{} {} {}", out.ends_with(':') ? "" : ",", grouped(count), what);
   };

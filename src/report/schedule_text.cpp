@@ -9,9 +9,10 @@ namespace pipewright::report {
 
 std::string schedule_text(const schedule::Program& program, bool hooks, bool frees) {
   const auto& config = program.config;
-  std::string out = fmt::format("{} stages, {} microbatches", config.stages, config.microbatches);
+  std::string out = counted(config.stages, "stage") + ", " + counted(config.microbatches, "microbatch");
   if (config.chunks) {
-    out += fmt::format(", {} chunks a rank, groups of {} microbatches", *config.chunks, schedule::group_size(config));
+    out += fmt::format(", {} a rank, groups of {}", counted(*config.chunks, "chunk"),
+                       counted(schedule::group_size(config), "microbatch"));
   }
   out += config.batched ? ", batched transfers\n" : config.overlap_p2p ? ", overlapped transfers\n" : "\n";
   for (std::size_t r = 0; r < program.ranks.size(); ++r) {

@@ -61,7 +61,8 @@ std::string traces_text(const Validation& v) {
 
 std::string group_text(const char* name, const Group& group) {
   if (group.runs == 0) return "";
-  std::string out = fmt::format("{}: {} runs, {}{}", name, group.runs, errors_text(group.time), interval_text(group));
+  std::string out =
+      fmt::format("{}: {}, {}{}", name, counted(group.runs, "run"), errors_text(group.time), interval_text(group));
   if (group.tau_of_tflops)
     out += fmt::format("; order of TFLOP/s over configurations (Kendall's tau) {:.2f}", *group.tau_of_tflops);
   return out + "\n";
@@ -73,7 +74,8 @@ std::string by_profile_text(const Validation& v, bool mixtures) {
   if (groups.size() < 2) return "";
   std::string out;
   for (const auto& [profile, group] : groups)
-    out += fmt::format("- {}: {} runs, {}{}\n", profile, group.runs, errors_text(group.time), interval_text(group));
+    out += fmt::format("- {}: {}, {}{}\n", profile, counted(group.runs, "run"), errors_text(group.time),
+                       interval_text(group));
   return out;
 }
 

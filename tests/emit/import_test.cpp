@@ -314,7 +314,7 @@ TEST_CASE("a script's faults are named with its line") {
   CHECK(error("if true; then\necho\n").find("the script ends before \"") != std::string::npos);
   CHECK(error("echo hello\n").find("no training command found") != std::string::npos);
   CHECK(error(head + " --vocab-size 9\n)\ntorchrun p.py ${A[@]} --micro-batch-size $MBS\n")
-            .starts_with("t.sh:8: --micro-batch-size: expected an integer, found the string \"${MBS}\""));
+            .starts_with("t.sh:8: --micro-batch-size: ${MBS} is not set: give what it holds with --env MBS=VALUE"));
   CHECK(error("f() { f; }\nf\n").find("without end") != std::string::npos);
 }
 
@@ -347,6 +347,31 @@ TEST_CASE("model_config.yaml of Megatron's functional tests") {
   CHECK(s.model.moe_layer_freq.size() == 16);
   CHECK(s.cluster.num_gpus == 8);
   CHECK(s.environment.at("CUBLAS") == ":4096:8");
+}
+
+TEST_CASE("model_config.yaml with variables, and flags that are false") {
+  const std::string text =
+      "ENV_VARS:\n  NVTE_FUSED_ATTN: $FUSED\nMODEL_ARGS:\n  --num-layers: 16\n  --hidden-size: 1024\n"
+      "  --num-attention-heads: 32\n  --seq-length: 4096\n  --micro-batch-size: ${MBS}\n  --vocab-size: 51200\n"
+      "  --tensor-model-parallel-size:\n    ${TP}\n  --wandb-exp-name: a-TP${TP}-${COMMENT}\n"
+      "  --sequence-parallel: false\n  --finetune: false\n  --bf16: true\n"
+      "  --num-experts: 8\n  --moe-layer-freq: \"'([0]*1+[1]*15)'\"\n";
+  const emit::Machine machine{0, 8, "h100-sxm", ""};
+  const auto read = [&](const std::map<std::string, std::string>& variables) {
+    return emit::from_launch_file(text, "m.yaml", machine, variables);
+  };
+  const auto import = read({{"TP", "2"}, {"MBS", "4"}, {"FUSED", "1"}});
+  CHECK(import.scenario.settings.tensor_model_parallel_size == 2);
+  CHECK(import.scenario.settings.micro_batch_size == 4);
+  CHECK(import.scenario.environment.at("NVTE_FUSED_ATTN") == "1");
+  CHECK_FALSE(import.scenario.settings.sequence_parallel);
+  CHECK(import.scenario.model.moe_layer_freq.size() == 16);
+  CHECK(std::ranges::any_of(import.notes, [](const std::string& note) {
+    return note.find("being false: --sequence-parallel, --finetune") != std::string::npos;
+  }));
+  CHECK_THROWS_WITH_AS(
+      read({{"MBS", "4"}}),
+      "m.yaml:10: --tensor-model-parallel-size: ${TP} is not set: give what it holds with --env TP=VALUE", UsageError);
 }
 
 TEST_CASE("a variable stands where it was read, not on a command line that nobody wrote") {

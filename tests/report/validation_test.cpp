@@ -28,6 +28,13 @@ TEST_CASE("validate: text and JSON") {
   check_golden("validate.json", validate_json(three()));
 }
 
+TEST_CASE("one run is not runs") {
+  auto v = three();
+  CHECK(validate_markdown(v).find(": 3 runs, ") != std::string::npos);
+  v.cases.resize(1);
+  CHECK(validate_markdown(v).find(": 1 run, ") != std::string::npos);
+}
+
 TEST_CASE("a run whose interval does not hold shows none, in text, Markdown and JSON") {
   auto v = three();
   const std::string ends[] = {"171.0 to 189.0", "171 to 189", "171.0"};
