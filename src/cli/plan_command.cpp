@@ -91,9 +91,9 @@ void run(const PlanOptions& options, Outcome& outcome) {
       stop_check();
       return predict::floor_of_any_split(candidate, profiles, any_size);
     };
-    search.layers = [&](const scenario::Scenario& s, bool priced) {
+    search.layers = [&](const scenario::Scenario& s) {
       stop_check();
-      return std::make_shared<predict::Layers>(predict::layers(s, profiles, priced));
+      return predict::LayersDraft(s, profiles);
     };
     search.spread_floor = [&](const scenario::Scenario& s) {
       stop_check();

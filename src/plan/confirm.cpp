@@ -154,6 +154,44 @@ void Searcher::confirm_something() {
   }
 }
 
+/// Interrupted: what stands beside the best in the answer, of what only waits for the exact engine. Of each parallelism
+/// the fastest, of the best's own each structure's; as much as takes about a second.
+void Searcher::confirm_alternatives() {
+  constexpr std::int64_t most_work = 10'000;
+  constexpr int most_tries = 3;
+  const auto order = ranking(trials_, objective_);
+  if (order.empty() || !trials_[order.front()].candidate.prediction.fits) return;
+  const auto& home = structures_[trials_[order.front()].structure];
+  const auto line_of = [&](const Trial& trial) {
+    const auto& structure = structures_[trial.structure];
+    return space_.same_spread(structure, home) ? structure.label : space_.name_of_spread(structure.chosen);
+  };
+  std::set<std::string> lines;
+  for (const auto i : order)
+    if (trials_[i].candidate.prediction.fits) lines.insert(line_of(trials_[i]));
+  std::int64_t left = most_work;
+  int tries = 0;
+  for (const auto i : by_cost()) {
+    if (tries == most_tries) return;
+    const Trial& trial = trials_[i];
+    const auto work = exact_work(trial.candidate.scenario);
+    if (!waits(trial) || !leads(i) || work > left || lines.contains(line_of(trial))) continue;
+    ++tries;
+    try {
+      if (!fullest_ranks_fit(trial)) continue;
+    } catch (const UsageError& error) {
+      refuse(i, error);
+      conclude(i);
+      continue;
+    }
+    left -= work;
+    confirm_one(i);
+    if (!trial.done || !trial.candidate.prediction.fits) continue;
+    lines.insert(line_of(trial));
+    shown_.insert(i);
+  }
+}
+
 /// Predicts trials: of those that take equal time one, then the others' memory. Where none of them fits, other
 /// allocators' settings may.
 void Searcher::confirm(const std::vector<std::size_t>& which) {

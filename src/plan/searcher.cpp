@@ -33,7 +33,11 @@ void Searcher::run() {
     begin("looking", false);
     do look_closer();
     while (!interrupted_ && (confirm_finalists() || take_up_again()));
-    if (interrupted_) return confirm_something();
+    if (interrupted_) {
+      confirm_something();
+      confirm_alternatives();
+      return;
+    }
     confirm_ties();
     return;
   }

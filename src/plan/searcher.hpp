@@ -90,6 +90,7 @@ class Searcher {
   /// How much is known of a spread; once it is open, its structures say more.
   struct KnownSpread {
     double cost = 0;
+    ByOverlap<double> by_overlap{};  ///< by kernels, where that is known
     /// By its own kernels, not only by those of its parallelism at any pipeline size; and by what makes it fit.
     bool of_kernels = false, bounded = false;
     bool open = false, impossible = false;
@@ -116,7 +117,7 @@ class Searcher {
   void predict_given();
   void bound_spreads();
   void bound(std::size_t spread);
-  std::vector<predict::Prediction> floors_of_any_split(std::size_t spread, bool any_size);
+  ByOverlap<std::optional<predict::Prediction>> floors_of_any_split(std::size_t spread, bool any_size);
   /// Its structures, each with what its own split of the kernels takes at least; no bounds: nothing is known of them.
   struct Opened : Space::Opened {
     std::vector<SpreadBound> bounds;
@@ -171,6 +172,7 @@ class Searcher {
   void confirm_ties();
   void confirm_something();
   void confirm_likeliest();
+  void confirm_alternatives();
   bool take_work(const Trial& trial, std::int64_t most);
   void confirm(const std::vector<std::size_t>& which);
   void conclude(std::size_t predicted);

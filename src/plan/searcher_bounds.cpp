@@ -89,9 +89,15 @@ void Searcher::bound_spreads() {
   for (const auto& [key, group] : alike) groups.push_back(&group);
   in_parallel(groups.size(), [&](std::size_t n) {
     const auto floors = floors_of_any_split(groups[n]->front(), true);
-    double least = floors.empty() ? 0 : never;
-    for (const auto& floor : floors) least = std::min(least, cost(floor, objective_));
-    for (const auto i : *groups[n]) known_spreads_[i].cost = least;
+    std::optional<double> least;
+    ByOverlap<double> by_overlap{};
+    for (std::size_t o = 0; o < floors.size(); ++o) {
+      if (!floors[o]) continue;
+      by_overlap[o] = cost(*floors[o], objective_);
+      least = std::min(least.value_or(never), by_overlap[o]);
+    }
+    for (const auto i : *groups[n])
+      known_spreads_[i].cost = least.value_or(0), known_spreads_[i].by_overlap = by_overlap;
   });
   for (std::size_t i = 0; i < spreads_.size(); ++i)
     if (!known_spreads_[i].open && !known_spreads_[i].impossible)
@@ -105,12 +111,12 @@ void Searcher::bound_spreads() {
 }
 
 /// By the kernels of its structures, which expert overlap alone sets apart.
-std::vector<predict::Prediction> Searcher::floors_of_any_split(std::size_t spread, bool any_size) {
-  std::vector<predict::Prediction> floors;
+ByOverlap<std::optional<predict::Prediction>> Searcher::floors_of_any_split(std::size_t spread, bool any_size) {
+  ByOverlap<std::optional<predict::Prediction>> floors;
   for (const Overlap overlap : all_overlaps)
     space_.example(spreads_[spread], overlap, [&](const Scenario& example) {
       try {
-        floors.push_back(options_.floor_of_any_split(Space::without_work(example), any_size));
+        floors[static_cast<std::size_t>(overlap)] = options_.floor_of_any_split(Space::without_work(example), any_size);
         ++bounded_;
         return true;
       } catch (const UsageError&) {
@@ -125,7 +131,8 @@ void Searcher::bound(std::size_t spread) {
   const bool first = !std::exchange(known.of_kernels, true) && options_.spread_floor;
   known.bounded = !first;
   if (options_.spread_floor) {
-    const auto found = first ? spread_bounds_.of_kernels(spreads_[spread]) : spread_bounds_(spreads_[spread], mark_);
+    const auto found = first ? spread_bounds_.of_kernels(spreads_[spread], mark_, known.by_overlap)
+                             : spread_bounds_(spreads_[spread], mark_, known.by_overlap);
     if (!found.known) return;
     ++bounded_;
     known.lacking = found.lacking;
@@ -135,13 +142,14 @@ void Searcher::bound(std::size_t spread) {
   }
   if (!options_.floor_of_any_split) return;
   const auto floors = floors_of_any_split(spread, false);
-  if (floors.empty()) return;
   double least = never;
   Bytes lacking(INT64_MAX);
   for (const auto& floor : floors) {
-    least = std::min(least, cost(floor, objective_));
-    lacking = std::min(lacking, lacking_with(floor, [](const auto& rank) { return rank.walk.peak_reserved; }));
+    if (!floor) continue;
+    least = std::min(least, cost(*floor, objective_));
+    lacking = std::min(lacking, lacking_with(*floor, [](const auto& rank) { return rank.walk.peak_reserved; }));
   }
+  if (least == never) return;
   known.lacking = lacking;
   known.impossible = lacking > Bytes(0);
   known.cost = std::max(known.cost, least);

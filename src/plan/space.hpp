@@ -38,6 +38,9 @@ struct Structure {
 /// What expert-parallel overlap makes of layers: with weight gradients apart their halves run in another order.
 enum class Overlap : std::uint8_t { none, experts, delayed };
 inline constexpr std::array all_overlaps = {Overlap::delayed, Overlap::experts, Overlap::none};
+/// What is known of each of them, by its number.
+template <typename T>
+using ByOverlap = std::array<T, all_overlaps.size()>;
 inline Overlap overlap_of(const Scenario& s) {
   if (!s.settings.overlap_moe_expert_parallel_comm) return Overlap::none;
   return s.settings.delay_wgrad_compute ? Overlap::delayed : Overlap::experts;

@@ -49,6 +49,16 @@ SpreadBound either(const SpreadBound& a, const SpreadBound& b) {
 
 }  // namespace
 
+std::shared_ptr<const Layers> SpreadBounds::unpriced(const Scenario& with) const {
+  return options_.layers(with).layers();
+}
+
+std::shared_ptr<const Layers> SpreadBounds::priced(const Scenario& with) const {
+  auto draft = options_.layers(with);
+  draft.price();
+  return draft.layers();
+}
+
 /// What is kept where offload is searched, too: as if all that may move had; with whole layers moved: nothing.
 std::shared_ptr<const Layers> SpreadBounds::kept(const Scenario& with,
                                                  const std::shared_ptr<const Layers>& timed) const {
@@ -57,7 +67,7 @@ std::shared_ptr<const Layers> SpreadBounds::kept(const Scenario& with,
   const auto most = space_.most_offloaded(with);
   if (!most) return std::make_shared<Layers>(predict::nothing_kept(with));
   try {
-    return std::make_shared<Layers>(predict::least_of(*timed, *options_.layers(*most, false)));
+    return std::make_shared<Layers>(predict::least_of(*timed, *unpriced(*most)));
   } catch (const UsageError&) {
     return std::make_shared<Layers>(predict::nothing_kept(with));  // a smaller set may be modelled
   }
@@ -66,7 +76,7 @@ std::shared_ptr<const Layers> SpreadBounds::kept(const Scenario& with,
 void SpreadBounds::make(Choices& choices, const Scenario& example, Overlap overlap) const {
   const Scenario none = space_.none_recomputed(example);
   choices.of_bare = none;
-  choices.bare = options_.layers(none, true);
+  choices.bare = priced(none);
   choices.bare_kept = kept(none, choices.bare);
   bool in_full = false;
   const auto add = [&](Choice::Kind kind, Scenario with, int block) {
@@ -100,24 +110,43 @@ void SpreadBounds::make(Choices& choices, const Scenario& example, Overlap overl
   }
 }
 
-const Layers* SpreadBounds::timed(const Choices& choices, const Choice& choice) const {
+const Layers* SpreadBounds::built(const Choices& choices, const Choice& choice,
+                                  const std::function<bool(const Layers&)>& worth_a_price) const {
   std::call_once(choice.built, [&] {
     try {
-      const bool bare = choice.with.settings == choices.of_bare.settings;
-      choice.layers.first = bare ? choices.bare : options_.layers(choice.with, true);
+      if (choice.with.settings == choices.of_bare.settings) {
+        choice.as_built = choices.bare;
+        return;
+      }
+      auto draft = options_.layers(choice.with);
+      choice.as_built = draft.layers();
+      if (worth_a_price(*choice.as_built)) draft.price();
+    } catch (const UsageError&) {
+      choice.as_built = nullptr;  // with another split it may be modelled
+    }
+  });
+  return choice.as_built.get();
+}
+
+const Layers* SpreadBounds::timed(const Choices& choices, const Choice& choice) const {
+  const Layers* layers = built(choices, choice, [](const Layers&) { return true; });
+  if (layers == nullptr || layers->works) return layers;
+  std::call_once(choice.priced, [&] {
+    try {
+      choice.as_priced = priced(choice.with);
     } catch (const UsageError&) {
       // with another split it may be modelled
     }
   });
-  return choice.layers.first.get();
+  return choice.as_priced.get();
 }
 
 const Layers* SpreadBounds::kept(const Choices& choices, const Choice& choice) const {
   std::call_once(choice.moved, [&] {
-    const auto& timed = choice.layers.first;
-    choice.layers.second = timed == choices.bare ? choices.bare_kept : kept(choice.with, timed);
+    const bool bare = choice.as_built == choices.bare;
+    choice.as_moved = bare ? choices.bare_kept : kept(choice.with, choice.as_built);
   });
-  return choice.layers.second.get();
+  return choice.as_moved.get();
 }
 
 const SpreadBounds::Choices& SpreadBounds::choices(const Spread& spread, const Kernels& kernels) {
@@ -213,7 +242,24 @@ std::vector<SpreadBound> SpreadBounds::bound(const Spread& spread, const Kernels
     bool any = false;
     for (Known& one : known) any = open(one, before) || any;
     if (!any) continue;
-    const Layers* layers = timed(choices, choice);
+    // Most sets of modules do not fit, which is told before they are priced.
+    const bool modules = choice.kind == Choice::Kind::modules;
+    const auto may_fit = [&](const Layers& of) {
+      bool some = false;
+      for (std::size_t n = 0; n < splits.size(); ++n) {
+        if (!open(known[n], before)) continue;
+        const auto lacking = [&](const Layers* layers) { return floor.lacking(splits[n], Replay{layers}); };
+        const auto least = lacking(&of) <= Bytes(0) ? Bytes(0) : lacking(kept(choices, choice));
+        known[n].lacking = std::min(known[n].lacking, least);
+        some = some || least <= Bytes(0);
+      }
+      return some;
+    };
+    const Layers* layers = modules ? built(choices, choice, may_fit) : timed(choices, choice);
+    if (modules && layers != nullptr) {
+      if (!may_fit(*layers)) continue;
+      layers = timed(choices, choice);
+    }
     if (layers == nullptr) {  // nothing is known of it: it costs nothing and fits
       for (Known& one : known) one.least = std::min(one.least, one.bare), one.may_fit = true;
       continue;
@@ -298,19 +344,24 @@ Bytes SpreadBounds::of_state(const Spread& spread) const {
   return least.value_or(Bytes(0));
 }
 
-SpreadBound SpreadBounds::of_kernels(const Spread& spread) {
+SpreadBound SpreadBounds::of_kernels(const Spread& spread, double enough, ByOverlap<double>& least) {
   SpreadBound all;
   for (const Overlap overlap : all_overlaps) {
-    const auto known = kernels(spread, overlap);
-    if (!known) continue;
-    SpreadBound one{known->bare, std::max(Bytes(0), known->of_state), true};
-    if (one.lacking <= Bytes(0)) {
-      std::optional<double> least;
-      for (const auto& split : splits(spread, overlap)) {
-        const double time = cost(known->floor->least(split), objective_);
-        least = std::min(least.value_or(time), time);
+    double& cost_of = least[static_cast<std::size_t>(overlap)];
+    SpreadBound one{cost_of, Bytes(0), true};
+    if (cost_of < enough) {
+      const auto known = kernels(spread, overlap);
+      if (!known) continue;
+      one = {std::max(cost_of, known->bare), std::max(Bytes(0), known->of_state), true};
+      if (one.lacking <= Bytes(0) && one.cost < enough) {
+        std::optional<double> of_splits;
+        for (const auto& split : splits(spread, overlap)) {
+          const double time = cost(known->floor->least(split), objective_);
+          of_splits = std::min(of_splits.value_or(time), time);
+        }
+        one.cost = std::max(one.cost, of_splits.value_or(0));
       }
-      one.cost = std::max(one.cost, least.value_or(0));
+      cost_of = one.cost;
     }
     all = all.known ? either(all, one) : one;
   }
@@ -367,7 +418,7 @@ std::shared_ptr<const SpreadBounds::Moved> SpreadBounds::beside_offload(const Sp
   auto key = space_.work_of(spread) + name_of(overlap_of(without));
   for (const auto& module : without.settings.recompute_modules) key += " " + module;
   if (auto known = moved_.find(key)) return known;
-  const auto timed = options_.layers(without, false);
+  const auto timed = unpriced(without);
   return moved_.keep(key, std::make_shared<const Moved>(timed, kept(without, timed)));
 }
 
@@ -378,7 +429,7 @@ std::shared_ptr<const Layers> SpreadBounds::offloaded(const Spread& spread, cons
   for (const auto& module : s.offload_modules) key += ", " + module;
   if (s.cpu_offloading) key += ", layers " + std::to_string(s.cpu_offloading_num_layers);
   if (auto known = offloaded_.find(key)) return known;
-  return offloaded_.keep(key, options_.layers(candidate, false));
+  return offloaded_.keep(key, unpriced(candidate));
 }
 
 SpreadBound SpreadBounds::of_offload(const Spread& spread, const Structure& structure, const Scenario& without,
@@ -492,13 +543,16 @@ double SpreadBounds::promise(const Spread& spread) {
   return promise;
 }
 
-SpreadBound SpreadBounds::operator()(const Spread& spread, double enough) {
+SpreadBound SpreadBounds::operator()(const Spread& spread, double enough, const ByOverlap<double>& least) {
   SpreadBound all;
   for (const Overlap overlap : all_overlaps) {
-    const auto known = kernels(spread, overlap);
-    if (!known) continue;
     const bool may_fit = all.known && all.lacking <= Bytes(0);
-    const auto one = bound(spread, *known, overlap, may_fit ? std::min(enough, all.cost) : enough);
+    SpreadBound one{least[static_cast<std::size_t>(overlap)], Bytes(0), true};
+    if (one.cost < enough) {
+      const auto known = kernels(spread, overlap);
+      if (!known) continue;
+      one = bound(spread, *known, overlap, may_fit ? std::min(enough, all.cost) : enough);
+    }
     all = all.known ? either(all, one) : one;
   }
   return all;

@@ -74,9 +74,9 @@ class SpreadBounds {
   /// What any of its structures lacks for its state alone, at least; none or less: nothing is known. The cheapest look.
   Bytes of_state(const Spread& spread) const;
   /// Of its kernels and splits alone, whether it fits or not: for a tenth of the price.
-  SpreadBound of_kernels(const Spread& spread);
-  /// `enough`: a cost that excludes it; no more is looked for.
-  SpreadBound operator()(const Spread& spread, double enough);
+  /// `enough`: a cost that excludes it; no more is looked for. `least`: known with each overlap before, and after.
+  SpreadBound of_kernels(const Spread& spread, double enough, ByOverlap<double>& least);
+  SpreadBound operator()(const Spread& spread, double enough, const ByOverlap<double>& least = {});
   /// The same of one of its structures.
   SpreadBound of_structure(const Spread& spread, const Structure& structure, double enough);
   /// The same of a candidate that offloads nothing by choice.
@@ -105,8 +105,8 @@ class SpreadBounds {
     int block = 0;
     Scenario with;
     std::vector<std::size_t> within;  ///< earlier choices of modules that do a part of what this one does
-    mutable std::once_flag built, moved;
-    mutable Moved layers;
+    mutable std::once_flag built, moved, priced;
+    mutable std::shared_ptr<const predict::Layers> as_built, as_moved, as_priced;
   };
   struct Choices {
     Scenario of_bare;
@@ -124,11 +124,15 @@ class SpreadBounds {
   };
   const Choices& choices(const Spread& spread, const Kernels& kernels);
   void make(Choices& choices, const Scenario& example, Overlap overlap) const;
-  /// Null: nothing is known of them.
+  /// Null: nothing is known of them. Priced at once where that is worth it by what they keep.
+  const predict::Layers* built(const Choices& choices, const Choice& choice,
+                               const std::function<bool(const predict::Layers&)>& worth_a_price) const;
   const predict::Layers* timed(const Choices& choices, const Choice& choice) const;
   const predict::Layers* kept(const Choices& choices, const Choice& choice) const;
   std::shared_ptr<const predict::Layers> kept(const Scenario& with,
                                               const std::shared_ptr<const predict::Layers>& timed) const;
+  std::shared_ptr<const predict::Layers> unpriced(const Scenario& with) const;
+  std::shared_ptr<const predict::Layers> priced(const Scenario& with) const;
   std::shared_ptr<const Moved> beside_offload(const Spread& spread, const Scenario& without);
   /// As if what it offloads were in all layers.
   std::shared_ptr<const predict::Layers> offloaded(const Spread& spread, const Scenario& candidate);

@@ -54,13 +54,18 @@ void add_turns(Layers& into, const scenario::Scenario& scenario, const model::St
 
 }  // namespace
 
-Layers layers(const scenario::Scenario& scenario, const profile::Profiles& profiles, bool priced) {
-  scenario::check(scenario);
-  Layers found;
-  const auto stages = model::build_pieces(scenario, profiles.device());
-  if (priced)
-    found.works = timeline::layer_works(scenario, stages, schedule::config_of(scenario), profiles,
-                                        timeline::price(scenario, stages, profiles));
+void LayersDraft::price() {
+  layers_->works = timeline::layer_works(scenario_, stages_, schedule::config_of(scenario_), profiles_,
+                                         timeline::price(scenario_, stages_, profiles_));
+}
+
+LayersDraft::LayersDraft(scenario::Scenario of, const profile::Profiles& profiles)
+    : scenario_((scenario::check(of), std::move(of))),
+      profiles_(profiles),
+      stages_(model::build_pieces(scenario_, profiles.device())) {
+  const auto& scenario = scenario_;
+  const auto& stages = stages_;
+  Layers& found = *layers_;
   const auto number = static_cast<std::size_t>(scenario.model.num_layers);
   constexpr auto unknown = std::numeric_limits<std::int64_t>::max();
   found.kept.assign(number, unknown);
@@ -99,7 +104,6 @@ Layers layers(const scenario::Scenario& scenario, const profile::Profiles& profi
       found.kept[layer] = 0;
   if (found.added_by_layer == unknown) found.added_by_layer = 0;
   if (scenario.settings.overlap_moe_expert_parallel_comm) add_turns(found, scenario, stages, pieces_alike);
-  return found;
 }
 
 Layers least_of(const Layers& one, const Layers& other) {

@@ -55,9 +55,7 @@ plan::Options real() {
   o.fits_by_floor = [](const scenario::Scenario& s, const std::vector<Bytes>& state) {
     return predict::fits_by_floor(s, profiles(), state);
   };
-  o.layers = [](const scenario::Scenario& s, bool priced) {
-    return std::make_shared<predict::Layers>(predict::layers(s, profiles(), priced));
-  };
+  o.layers = [](const scenario::Scenario& s) { return predict::LayersDraft(s, profiles()); };
   o.spread_floor = [](const scenario::Scenario& s) { return std::make_shared<predict::SpreadFloor>(s, profiles()); };
   o.split = [](const scenario::Scenario& s) { return predict::split_of(s, profiles()); };
   o.lacking_of_state = [](const scenario::Scenario& s) { return predict::lacking_of_state(s, profiles()); };

@@ -617,6 +617,13 @@ TEST_CASE("a search that is stopped early has climbed over neighbours of the giv
   CHECK(best.pipeline_model_parallel_size == 2);
   CHECK(best.micro_batch_size == 4);
   CHECK(plan.best->prediction.step_ns < plan.baseline.prediction.step_ns * 7 / 10);
+  // Beside it stands what only waited for the exact engine, one line for each parallelism.
+  std::set<std::string> lines = {plan.best->choices.front()};
+  for (const auto& other : plan.alternatives) {
+    CHECK(other.prediction.step_ns == bowl(other.scenario).step_ns);
+    if (other.prediction.fits && !other.given) lines.insert(other.choices.front());
+  }
+  CHECK(lines.size() > 1);
 }
 
 TEST_CASE("whenever a stop comes, hardly anything is begun after it") {
@@ -655,8 +662,8 @@ TEST_CASE("whenever a stop comes, hardly anything is begun after it") {
       into = machine(one);
     };
     const auto plan = plan::search(searching("dense", "parallelism recompute"), o);
-    if (calls < stop_at) break;  // the search is over before
-    CHECK(predicted_after <= 4);
+    if (calls < stop_at) break;    // the search is over before
+    CHECK(predicted_after <= 10);  // of the best and of three beside it: two ranks and all
     CHECK(quick_after <= 100);
     check_counts(plan.searched);
     REQUIRE(plan.best);

@@ -25,9 +25,7 @@ const profile::Profiles& profiles() {
 
 plan::Options bounding() {
   plan::Options o;
-  o.layers = [](const scenario::Scenario& s, bool priced) {
-    return std::make_shared<predict::Layers>(predict::layers(s, profiles(), priced));
-  };
+  o.layers = [](const scenario::Scenario& s) { return predict::LayersDraft(s, profiles()); };
   o.spread_floor = [](const scenario::Scenario& s) { return std::make_shared<predict::SpreadFloor>(s, profiles()); };
   o.split = [](const scenario::Scenario& s) { return predict::split_of(s, profiles()); };
   o.lacking_of_state = [](const scenario::Scenario& s) { return predict::lacking_of_state(s, profiles()); };
@@ -182,9 +180,11 @@ TEST_CASE("no candidate that fits undercuts its spread's bound, nor its structur
       constexpr double any = std::numeric_limits<double>::max();
       // Of what is not below some cost, only that is told.
       const double enough = static_cast<double>(exact.step_ns) * (random() % 2 == 0 ? 0.95 : 1.05);
-      for (const auto& least :
-           {bound, bounds(spread, enough), bounds.of_kernels(spread), bounds.of_structure(spread, structure, any),
-            bounds.of_structure(spread, structure, enough), beside, choice, itself}) {
+      plan::ByOverlap<double> by_overlap{};
+      const auto kernels = bounds.of_kernels(spread, enough, by_overlap);
+      for (const auto& least : {bound, bounds(spread, enough), bounds(spread, enough, by_overlap), kernels,
+                                bounds.of_structure(spread, structure, any),
+                                bounds.of_structure(spread, structure, enough), beside, choice, itself}) {
         CHECK(least.lacking <= Bytes(0));
         CHECK(least.cost <= static_cast<double>(exact.step_ns));
       }

@@ -140,8 +140,9 @@ TEST_CASE("any scenario: the estimate is within its bounds, a glance not above t
           const bool in_full = s.settings.recompute_granularity.value_or("") == "full";
           const bool offloads = s.settings.fine_grained_activation_offloading || s.settings.cpu_offloading;
           if (in_full || offloads) continue;
-          const auto layers = predict::layers(s, profiles);
-          CHECK(static_cast<double>(spread.least(split, &layers).step_ns) <= step);
+          predict::LayersDraft draft(s, profiles);
+          draft.price();
+          CHECK(static_cast<double>(spread.least(split, draft.layers().get()).step_ns) <= step);
         }
         ++of.count;
         if (-error > of.under) of.under = -error, of.under_at = seed;

@@ -16,7 +16,7 @@
 #include "pipewright/scenario/types.hpp"
 
 namespace pipewright::predict {  // split_floor.hpp
-struct Layers;
+class LayersDraft;
 class SpreadFloor;
 }  // namespace pipewright::predict
 
@@ -180,9 +180,9 @@ struct Options {
   std::function<bool(const scenario::Scenario&, const std::vector<Bytes>& state)> fits_by_floor;
   /// predict::floor_of_any_split: bounds of many structures at a time. Optional.
   std::function<predict::Prediction(const scenario::Scenario&, bool any_size)> floor_of_any_split;
-  /// predict::layers, SpreadFloor, split_of and lacking_of_state: the same, and what its recompute makes fit. All or
-  /// none; optional.
-  std::function<std::shared_ptr<const predict::Layers>(const scenario::Scenario&, bool priced)> layers;
+  /// predict::LayersDraft, SpreadFloor, split_of and lacking_of_state: the same, and what its recompute makes fit. All
+  /// or none; optional.
+  std::function<predict::LayersDraft(const scenario::Scenario&)> layers;
   std::function<std::shared_ptr<const predict::SpreadFloor>(const scenario::Scenario&)> spread_floor;
   std::function<timeline::LayerSplit(const scenario::Scenario&)> split;
   std::function<Bytes(const scenario::Scenario&)> lacking_of_state;

@@ -10,7 +10,7 @@
 
 namespace pipewright::predict {
 
-/// Layers under one choice of recompute, built and priced: the same for all pipeline sizes.
+/// Layers under one choice of recompute: the same for all pipeline sizes. `works`: where they are priced.
 struct Layers {
   std::shared_ptr<const timeline::LayerWorks> works;
   /// Of the layer of that number: what a forward leaves for its backward. Under full recompute, each layer for itself.
@@ -22,8 +22,20 @@ struct Layers {
   std::vector<std::uint32_t> kind;
   std::vector<std::vector<memory::Grown>> grown;
 };
-/// `priced` false: without `works`, at half the price.
-Layers layers(const scenario::Scenario& scenario, const profile::Profiles& profiles, bool priced = true);
+/// Layers that are built and may be priced, which takes as long again: what does not fit need not be.
+class LayersDraft {
+ public:
+  LayersDraft(scenario::Scenario scenario, const profile::Profiles& profiles);
+  /// Without `works` until price() was called.
+  const std::shared_ptr<Layers>& layers() const { return layers_; }
+  void price();
+
+ private:
+  scenario::Scenario scenario_;
+  const profile::Profiles& profiles_;
+  model::Stages stages_;
+  std::shared_ptr<Layers> layers_ = std::make_shared<Layers>();
+};
 /// Without prices: of two choices the less of what each layer keeps.
 Layers least_of(const Layers& one, const Layers& other);
 /// No layer keeps anything.
