@@ -77,6 +77,10 @@ class LatentAttention : public Attention {
   }
   /// The linear layer of this input keeps it as it is for its weight gradient.
   bool keeps_input(const Linear& linear) const { return !linear.fp8() && !linear.frozen; }
+  /// Two parts of every head, of these widths, as one.
+  profile::Key joined(Int a, Int b) const {
+    return {"cat.heads", {d_.tokens, d_.heads, std::max(a, b), std::min(a, b)}};
+  }
   Int split(Int width) const { return d_.splits_down ? width / d_.t : width; }
   /// The queries' projection has a norm in front: of compressed queries, or of the layer's input.
   bool norms_queries() const { return d_.q_rank > 0 || d_.norms_q; }
@@ -225,9 +229,9 @@ void LatentAttention::rotate(std::uint32_t kv, bool grad) {
     const auto k_rope = k_rope_.forward(1, d_.qk_rope, grad);
     const auto projected = q_;
     q_ = w_.allocate("attention.q", 2 * d_.tokens * d_.q);
-    w_.launch("attention.q joined", {"cat.heads", {d_.tokens, d_.heads, std::max(d_.qk_nope, d_.qk_rope)}});
+    w_.launch("attention.q joined", joined(d_.qk_nope, d_.qk_rope));
     k_ = w_.allocate("attention.k", 2 * d_.tokens * d_.kv);
-    w_.launch("attention.k joined", {"cat.heads", {d_.tokens, d_.heads, std::max(d_.qk_nope, d_.qk_rope)}});
+    w_.launch("attention.k joined", joined(d_.qk_nope, d_.qk_rope));
     v_ = w_.allocate("attention.v", 2 * d_.tokens * d_.v_width());
     w_.launch("attention.v copy", {"copy.strided", {d_.tokens, d_.v_width()}});
     w_.free({q_rope, k_rope, projected});
@@ -342,7 +346,7 @@ LatentAttention::Compressed LatentAttention::up_backward() {
     w_.release(k_, v_);
     w_.launch("attention.q rope backward", {"rope.mla.backward", {d_.tokens, d_.heads, d_.qk_rope}});
   } else {
-    w_.launch("attention.kv gradient", {"cat.heads", {d_.tokens, d_.heads, std::max(d_.qk_nope, d_.v_dim)}});
+    w_.launch("attention.kv gradient", joined(d_.qk_nope, d_.v_dim));
     w_.launch("attention.key_rope gradient of heads summed", {"copy.strided", {d_.tokens, d_.heads * d_.qk_rope}});
     w_.release(k_, v_);
     result.rope = k_rope_.backward(1, d_.qk_rope, result.rope);
@@ -350,7 +354,7 @@ LatentAttention::Compressed LatentAttention::up_backward() {
     w_.launch("attention.q_rope gradient copy", {"copy.strided", {d_.tokens, d_.heads * d_.qk_rope}});
     const auto rotated = q_rope_.backward(d_.heads, d_.qk_rope, dq_rope);
     const auto dq = w_.allocate("attention.q_gradient", 2 * d_.tokens * d_.q);
-    w_.launch("attention.q gradient", {"cat.heads", {d_.tokens, d_.heads, std::max(d_.qk_nope, d_.qk_rope)}});
+    w_.launch("attention.q gradient", joined(d_.qk_nope, d_.qk_rope));
     w_.free({rotated, std::exchange(q_, dq)});
   }
   result.kv = project_backward(kv_up_, kv_projection_, dkv);

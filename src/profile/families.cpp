@@ -304,8 +304,12 @@ std::vector<Family> make_families() {
                         "bf16: a ring's step added to attention's output by both statistics (TE's, two torch.compile "
                         "kernels)"));
   f.push_back(streaming("cat", rows_cols, 4, "bf16: gradients of q, k, v joined to rows x cols (cols: all of them)"));
-  f.push_back(streaming("cat.heads", {"rows", "heads", "part"}, 6,
-                        "bf16: two parts of every head joined (torch.cat along the last dimension); part: the wider"));
+  f.push_back({"cat.heads",
+               {"rows", "heads", "part", "other"},
+               Load::memory,
+               no_flop,
+               [](const Dims& d) { return 4 * at(d, 0) * at(d, 1) * (at(d, 2) + at(d, 3)); },
+               "bf16: two parts of every head joined (torch.cat along the last dimension); part: the wider"});
   f.push_back(streaming("swiglu.forward", rows_ffn, 6, "bf16: reads rows x 2 ffn, writes rows x ffn"));
   f.push_back(streaming("swiglu.backward", rows_ffn, 10, "bf16: reads rows x 3 ffn, writes rows x 2 ffn"));
   f.push_back(streaming("swiglu.any_width.forward", rows_ffn, 6,

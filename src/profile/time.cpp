@@ -31,22 +31,6 @@ constexpr Variant norms[] = {{".general", 1},  // 1.4 to 3.7 times as long (19 w
                              {".amax", 0.3},   // 1.0 to 1.25 times (34 widths on an H100)
                              {".fp8", 0.5}};   // 0.8 to 1.5 times
 
-/// Kernels of PyTorch that compute every element's address, beside another that does.
-struct Alike {
-  std::string_view family, as;
-  double times;
-  double unknown;  ///< how far its time lies from that, relative
-  std::string_view note;
-};
-constexpr std::string_view gates = "as fast as ATen's addition to the half of a tensor; the kernel was not measured",
-                           joins = "from a strided copy of the wider parts; the kernel itself was not measured";
-constexpr Alike alike[] = {
-    // Traced steps on four H100: 1.09 to 1.13 times, 1.32 to 1.36 times.
-    {"glu.gate.forward", "glu.offset", 1, 0.15, gates},
-    {"glu.gate.backward", "glu.offset", 1, 0.4, gates},
-    // Parts of 64 alone on an H100 3.3 times; in traced steps of 128 and 192 2.5 times, of 256 1.9.
-    {"cat.heads", "copy.strided", 2.5, 0.3, joins}};
-
 bool is_norm(std::string_view family) { return family.starts_with("rmsnorm.") || family.starts_with("layernorm."); }
 
 double interpolation_error(const Profile& profile, const std::string& family_name) {
@@ -108,17 +92,6 @@ std::optional<Found> lookup(const Profile& profile, const Key& key) {
     tuned->timing.note =
         "as fast as Transformer Engine's norm of a tuned width in bf16; the kernel itself was not measured";
     return tuned;
-  }
-  for (const auto& known : alike) {
-    if (samples != profile.samples.end() || key.family != known.family) continue;
-    const auto& d = key.dims;
-    auto other = lookup(profile, {std::string(known.as), {d[0], d.size() > 2 ? d[1] * d[2] : d[1]}});
-    if (!other) return other;
-    other->timing.ns *= known.times;
-    other->timing.origin = Origin::derived;
-    other->timing.spread = std::hypot(other->timing.spread, known.unknown);
-    other->timing.note = known.note;
-    return other;
   }
   return std::nullopt;
 }

@@ -154,33 +154,3 @@ TEST_CASE("kernels of every expert: other numbers of experts, and more rows than
       }
   }
 }
-
-TEST_CASE("a kernel over strides that was not measured takes its time from one that was, and says so") {
-  Profile p = fabricated();
-  for (const char* family : {"glu.offset", "copy.strided"})
-    for (const std::int64_t rows : {1024, 8192})
-      for (const std::int64_t cols : {1024, 8192}) {
-        Sample s;
-        s.dims = {rows, cols};
-        s.ns = static_cast<double>(rows * cols);
-        s.spread = 0.01;
-        p.samples[family].push_back(s);
-      }
-  p.prepare();
-  const auto check = [&](const char* family, const std::vector<std::int64_t>& dims, const char* as, double times) {
-    CAPTURE(std::string(family));
-    const auto t = p.time({family, dims}).value();
-    CHECK(t.ns == doctest::Approx(times * p.time({as, {2048, 4096}})->ns));
-    CHECK(t.origin == Origin::derived);
-    CHECK(t.spread > 0.1);
-    Sample own;
-    own.dims = dims;
-    own.ns = 5;
-    p.samples[family].push_back(own);
-    CHECK(p.time({family, dims})->ns == 5);
-    CHECK(p.time({family, dims})->origin == Origin::measured);
-  };
-  check("glu.gate.forward", {2048, 4096}, "glu.offset", 1);
-  check("glu.gate.backward", {2048, 4096}, "glu.offset", 1);
-  check("cat.heads", {2048, 32, 128}, "copy.strided", 2.5);
-}
