@@ -139,9 +139,10 @@ Walk walk(const Stages& stages, const schedule::Program& program, const scenario
     if (why != nullptr && !std::exchange(roomy.expandable_segments, true)) replayers.emplace_back(roomy);
     std::deque<Growth> growths;
     Walker* walking = nullptr;
-    // Five recorded runs on one GPU peak in the capture, on top of the last step's fp32 gradients. Of two recorded
-    // pipelines neither showed such a peak, and why is not known: there the pool is counted in reserved memory alone.
-    const bool counts_capture = stages.ranks.size() == 1;
+    // Five recorded runs on one GPU peak in the capture, on top of the last step's fp32 gradients, and one pipeline
+    // without such gradients, by its allocations. Of two pipelines with them neither did, and why is not known: there
+    // the pool is counted in reserved memory alone.
+    const bool counts_capture = stages.ranks.size() == 1 || held.during_optimizer.empty();
     struct {
       std::int64_t allocated = 0;
       bool eager = false, capture = false;

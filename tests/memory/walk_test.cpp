@@ -186,6 +186,20 @@ TEST_CASE("one GPU peaks while its graphs are captured: their pool on top of the
   }
 }
 
+TEST_CASE("a pipeline without fp32 copies of gradients peaks while its graphs are captured, one with them before") {
+  for (const auto& [run, in_capture, bound] :
+       {std::tuple("s_8b_graph_pp2", true, 5e-3), std::tuple("l_pp2v2_graph", false, 2e-4),
+        std::tuple("h_pp2v3_graph", false, 2e-4)}) {
+    CAPTURE(std::string(run));
+    const auto s = scenario::read("../real/" + std::string(run) + ".yaml");
+    for (int rank = 0; rank < 2; ++rank) {
+      const auto w = walk(s, rank);
+      CHECK(std::abs(relative(w.peak_allocated, s.measured->peak_allocated_bytes_by_rank.at(rank))) < bound);
+      CHECK((w.peak_at == "the capture of CUDA graphs") == in_capture);
+    }
+  }
+}
+
 TEST_CASE(
     "kernels of a replayed graph fill the launch queue: gradients that wait for DDP's stream pile up no further") {
   auto s = scenario::read("../real/l_pp2v2_graph.yaml");  // recorded: 76.16 and 67.73 GiB
