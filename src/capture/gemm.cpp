@@ -276,20 +276,14 @@ Shape of_expert(const Form& form, std::int64_t rows, std::int64_t n, std::int64_
   return form.weight_gradient ? Shape{k, n, rows} : Shape{n, rows, k};
 }
 
-/// What an expert's rows are padded to (Megatron Core fp8_utils.py, get_fp8_align_size; TE pads to quantize).
-std::int64_t row_alignment(const Form& form) {
-  if (form.scaling) return form.scaling->bits == 4 ? 128 : 32;
-  return form.by_block ? 128 : form.fp8 ? 16 : 1;
-}
-
 /// The experts of one microbatch, each its product; none for an expert without rows.
 using Group = std::vector<std::shared_ptr<Gemm>>;
 
-std::optional<Op> grouped(Lab& lab, const Form& form, const std::vector<std::int64_t>& dims) {
-  const auto experts = dims.at(0), tokens = dims.at(1), n = dims.at(2), k = dims.at(3);
+std::optional<Op> grouped(Lab& lab, const Form& form, const profile::Key& key) {
+  const auto experts = key.dims.at(0), tokens = key.dims.at(1), n = key.dims.at(2), k = key.dims.at(3);
   // Draws enough for the mean of few experts; many are a mean already.
   const int draws = 2 * static_cast<int>(std::clamp<std::int64_t>(8 / experts, 1, 4));
-  const auto rows = drawn_rows(experts, tokens, row_alignment(form), draws);
+  const auto rows = drawn_rows(experts, tokens, profile::row_alignment(key.family), draws);
   std::int64_t most = 1;
   std::map<std::int64_t, std::shared_ptr<Gemm>> of_rows;
   std::vector<Group> groups;
@@ -384,7 +378,7 @@ std::optional<Op> gemm_op(Lab& lab, const profile::Key& key) {
   const bool group = key.family.starts_with(prefix);
   const auto form = form_of(group ? "gemm." + key.family.substr(prefix.size()) : key.family);
   if (!form) return std::nullopt;
-  return group ? grouped(lab, *form, key.dims) : single(lab, *form, {key.dims.at(0), key.dims.at(1), key.dims.at(2)});
+  return group ? grouped(lab, *form, key) : single(lab, *form, {key.dims.at(0), key.dims.at(1), key.dims.at(2)});
 }
 
 }  // namespace pipewright::capture

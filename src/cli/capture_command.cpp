@@ -79,8 +79,9 @@ class Line {
 
 void check(const Arguments& arguments) {
   arguments.out.require_free();
-  if (!arguments.again.empty() && (!arguments.scenarios.empty() || arguments.options.links))
-    throw UsageError(kHere, "--again", "measures a profile's shapes; leave out --scenario and --links");
+  const bool others = !arguments.scenarios.empty() || arguments.options.links || !arguments.attach.command.empty();
+  if (!arguments.again.empty() && others)
+    throw UsageError(kHere, "--again", "measures a profile's shapes; leave out --scenario, --links and a command");
   require_regex("--ops", arguments.options.ops);
   require_regex("--step-kernel", arguments.attach.step_kernel);
 }
@@ -91,14 +92,15 @@ scenario::Scenario checked_scenario(const std::string& path) {
   return result;
 }
 
-/// Shapes of every kernel that runs on a GPU alone; links are measured by --links, the host's own work whatever its
-/// size.
+/// Is its time one GPU's alone? Links are measured by --links, the host's own work whatever its size.
+bool runs_alone(const std::string& family) {
+  return family != "adam.host" && family != "copy.h2d.pageable" &&
+         profile::family(family).load != profile::Load::network;
+}
+
 void add_keys(std::set<profile::Key>& keys, const std::vector<model::Kernel>& kernels) {
-  for (const auto& kernel : kernels) {
-    const std::string& family = kernel.key.family;
-    if (family.empty() || family == "adam.host" || family == "copy.h2d.pageable") continue;
-    if (profile::family(family).load != profile::Load::network) keys.insert(kernel.key);
-  }
+  for (const auto& kernel : kernels)
+    if (!kernel.key.family.empty() && runs_alone(kernel.key.family)) keys.insert(kernel.key);
 }
 
 std::vector<profile::Key> keys_of(const std::vector<std::string>& scenarios) {
@@ -120,10 +122,9 @@ std::vector<profile::Key> keys_of(const std::vector<std::string>& scenarios) {
 
 std::vector<profile::Key> keys_of(const profile::Profile& profile) {
   std::vector<profile::Key> keys;
-  for (const auto& [name, samples] : profile.samples) {
-    if (profile::family(name).load == profile::Load::network) continue;
-    for (const auto& sample : samples) keys.push_back({name, sample.dims});
-  }
+  for (const auto& [name, samples] : profile.samples)
+    if (runs_alone(name))
+      for (const auto& sample : samples) keys.push_back({name, sample.dims});
   return keys;
 }
 

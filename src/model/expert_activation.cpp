@@ -97,6 +97,26 @@ std::uint32_t ExpertActivation::joined(std::uint32_t gate, std::uint32_t linear)
   return both;
 }
 
+std::uint32_t WeighedIn16Bits::forward(const char* owner) const {
+  const auto product = w.allocate(owner, 2 * rows * width);
+  w.launch(name, {"glu.offset", {rows, width}});
+  w.eager();
+  return product;
+}
+
+std::uint32_t WeighedIn16Bits::backward(const char* owner, std::uint32_t gradient) const {
+  const auto products = w.allocate("moe.probs_gradient", 2 * rows * width);
+  w.launch("experts probability gradient", {"add", {rows * width}});
+  w.eager();
+  const auto rows_gradient = w.allocate(owner, 2 * rows * width);
+  w.launch(std::string(name) + " backward", {"glu.offset", {rows, width}});
+  w.eager();
+  w.launch("experts probability gradient sum", {"l2norm", {rows * width / 2}});
+  w.eager();
+  w.free({products, gradient});
+  return rows_gradient;
+}
+
 void ExpertActivation::plain_forward(bool grad) {
   const Int n = rows_ * d_.moe.f;
   auto clamped_half = no_tensor;
@@ -118,10 +138,8 @@ void ExpertActivation::plain_forward(bool grad) {
     w_.eager();
     w_.free(clamped_half);
   }
-  if (in_16_bits()) {
-    product_ = w_.allocate("experts.activation", half());
-    w_.launch("experts x probability", {"glu.offset", {rows_, d_.moe.f}});
-    w_.eager();
+  if (d_.moe.weighs_in_16_bits()) {
+    product_ = weighed().forward("experts.activation");
   } else {
     const auto wide = w_.allocate("experts.weighted", 2 * half());
     w_.launch("experts x probability", {"cast.bf16_f32", {n}});
@@ -139,18 +157,7 @@ void ExpertActivation::plain_forward(bool grad) {
 /// Of activation times probability: the gradient of the former. Frees `gradient`.
 std::uint32_t ExpertActivation::unweighted_gradient(std::uint32_t gradient) {
   const Int n = rows_ * d_.moe.f;
-  if (in_16_bits()) {
-    const auto dprobs = w_.allocate("moe.probs_gradient", half());
-    w_.launch("experts probability gradient", {"add", {n}});
-    w_.eager();
-    const auto product = w_.allocate("experts.product_gradient", half());
-    w_.launch("experts x probability backward", {"glu.offset", {rows_, d_.moe.f}});
-    w_.eager();
-    w_.launch("experts probability gradient sum", {"l2norm", {n / 2}});
-    w_.eager();
-    w_.free({dprobs, gradient});
-    return product;
-  }
+  if (d_.moe.weighs_in_16_bits()) return weighed().backward("experts.product_gradient", gradient);
   const auto wide = w_.allocate("experts.weighted_gradient", 2 * half());
   w_.launch("experts weighted cast backward", {"cast.bf16_f32", {n}});
   w_.free(gradient);

@@ -14,6 +14,16 @@
 
 namespace pipewright::model {
 
+/// rows x width times their probabilities, both in 16 bits (without moe_router_dtype): nothing is cast.
+struct WeighedIn16Bits {
+  PieceBuilder& w;
+  Int rows, width;
+  const char* name;  ///< of the product's kernel
+  std::uint32_t forward(const char* owner) const;
+  /// Of `gradient`, which it frees: the gradient of the rows.
+  std::uint32_t backward(const char* owner, std::uint32_t gradient) const;
+};
+
 class ExpertActivation {
  public:
   ExpertActivation(PieceBuilder& builder, const Dimensions& dimensions, Int rows)
@@ -35,8 +45,7 @@ class ExpertActivation {
   std::uint32_t fused_backward(std::uint32_t gradient, std::uint32_t fc1_out);
   std::uint32_t plain_backward(std::uint32_t gradient, std::uint32_t fc1_out);
   std::uint32_t unweighted_gradient(std::uint32_t gradient);
-  /// Without moe_router_dtype probabilities are rows' type, and nothing is cast.
-  bool in_16_bits() const { return d_.moe.weighs_in_16_bits(); }
+  WeighedIn16Bits weighed() const { return {w_, rows_, d_.moe.f, "experts x probability"}; }
   std::uint32_t joined(std::uint32_t gate, std::uint32_t linear);
 
   PieceBuilder& w_;

@@ -184,22 +184,17 @@ void offload_fused(OffloadWriter& offload, const Dimensions& d, std::uint32_t fc
 /// kept.
 std::uint32_t Experts::weigh_input(std::uint32_t rows_in, bool grad) {
   const Int n = rows() * d_.moe.width;
+  auto weighted = no_tensor;
   if (d_.moe.weighs_in_16_bits()) {
-    const auto product = w_.allocate("experts.weighted_input", 2 * n);
-    w_.launch("experts input x probability", {"glu.offset", {rows(), d_.moe.width}});
+    weighted = weighed_input().forward("experts.weighted_input");
+  } else {
+    const auto wide = w_.allocate("experts.weighted_input", 4 * n);
+    w_.launch("experts input x probability", {"cast.bf16_f32", {n}});
     w_.eager();
-    if (grad)
-      unweighted_ = rows_in;
-    else
-      w_.free(rows_in);
-    return product;
+    weighted = w_.allocate("experts.weighted_input", 2 * n);
+    w_.launch("experts weighted input cast", {"cast.f32_bf16", {n}});
+    w_.free(wide);
   }
-  const auto wide = w_.allocate("experts.weighted_input", 4 * n);
-  w_.launch("experts input x probability", {"cast.bf16_f32", {n}});
-  w_.eager();
-  const auto weighted = w_.allocate("experts.weighted_input", 2 * n);
-  w_.launch("experts weighted input cast", {"cast.f32_bf16", {n}});
-  w_.free(wide);
   if (grad)
     unweighted_ = rows_in;
   else
@@ -210,15 +205,8 @@ std::uint32_t Experts::weigh_input(std::uint32_t rows_in, bool grad) {
 std::uint32_t Experts::weigh_input_backward(std::uint32_t gradient) {
   const Int n = rows() * d_.moe.width;
   if (d_.moe.weighs_in_16_bits()) {
-    const auto products = w_.allocate("moe.probs_gradient", 2 * n);
-    w_.launch("experts probability gradient", {"add", {n}});
-    w_.eager();
-    const auto rows_gradient = w_.allocate("experts.input_gradient", 2 * n);
-    w_.launch("experts input x probability backward", {"glu.offset", {rows(), d_.moe.width}});
-    w_.eager();
-    w_.launch("experts probability gradient sum", {"l2norm", {n / 2}});
-    w_.eager();
-    w_.free({products, gradient, std::exchange(unweighted_, no_tensor)});
+    const auto rows_gradient = weighed_input().backward("experts.input_gradient", gradient);
+    w_.free(std::exchange(unweighted_, no_tensor));
     return rows_gradient;
   }
   const auto wide = w_.allocate("experts.weighted_input_gradient", 4 * n);

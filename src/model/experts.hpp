@@ -65,6 +65,7 @@ class Experts : public LocalExperts {
   std::uint32_t add_bias(std::uint32_t out);
   std::uint32_t bias_backward(std::uint32_t dout);
   void bias_chain(const char* name, const char* family, Int launches);
+  WeighedIn16Bits weighed_input() const { return {w_, rows(), d_.moe.width, "experts input x probability"}; }
   std::uint32_t weigh_input(std::uint32_t rows_in, bool grad);
   std::uint32_t weigh_input_backward(std::uint32_t gradient);
   static std::uint32_t kept(const Operand& operand);

@@ -105,18 +105,7 @@ std::string product_family(Recipe recipe, const char* prefix, bool fast) {
 
 Int row_alignment(const Scenario& s, Recipe recipe) {
   if (s.settings.use_transformer_engine_op_fuser) return 256;  // TE's fused grouped MLP
-  switch (recipe) {
-    case Recipe::bf16:
-      return 1;
-    case Recipe::blockwise:
-      return 128;
-    case Recipe::mxfp8:
-      return 32;
-    case Recipe::nvfp4:  // for TE's grouped casts (fp4_utils.py, get_fp4_align_size)
-      return 128;
-    default:
-      return 16;
-  }
+  return recipe == Recipe::bf16 ? 1 : profile::row_alignment(product_family(recipe, "gemm.grouped.", true));
 }
 
 }  // namespace pipewright::model

@@ -85,7 +85,7 @@ struct Precision {
 /// the forward pass only (TE common/recipe, MMParams); scaled by blocks, forward and dgrad are the same product.
 std::string product_family(Recipe recipe, const char* prefix, bool fast);
 
-/// Rows of an expert are padded to a multiple of this (Megatron moe_utils.py, get_align_size_for_quantization).
+/// Rows of an expert are padded to a multiple of this.
 Int row_alignment(const scenario::Scenario& scenario, Recipe recipe);
 
 /// Rows and columns of a tensor that a tuned cast with a transpose takes come in multiples of this (TE

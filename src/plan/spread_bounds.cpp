@@ -244,7 +244,9 @@ std::vector<SpreadBound> SpreadBounds::bound(const Spread& spread, const Kernels
     if (!any) continue;
     // Most sets of modules do not fit, which is told before they are priced.
     const bool modules = choice.kind == Choice::Kind::modules;
+    std::optional<bool> fits;
     const auto may_fit = [&](const Layers& of) {
+      if (fits) return *fits;  // asked when they were built
       bool some = false;
       for (std::size_t n = 0; n < splits.size(); ++n) {
         if (!open(known[n], before)) continue;
@@ -253,7 +255,7 @@ std::vector<SpreadBound> SpreadBounds::bound(const Spread& spread, const Kernels
         known[n].lacking = std::min(known[n].lacking, least);
         some = some || least <= Bytes(0);
       }
-      return some;
+      return *(fits = some);
     };
     const Layers* layers = modules ? built(choices, choice, may_fit) : timed(choices, choice);
     if (modules && layers != nullptr) {

@@ -500,6 +500,14 @@ const Family* find_family(const std::string& name) {
   return found == by_name.end() ? nullptr : found->second;
 }
 
+std::int64_t row_alignment(std::string_view grouped_family) {
+  const auto of = grouped_family.substr(std::string_view("gemm.grouped.").size());
+  return of.starts_with("nvfp4") || of.starts_with("fp8.block") ? 128
+         : of.starts_with("mxfp8")                              ? 32
+         : of.starts_with("fp8")                                ? 16
+                                                                : 1;
+}
+
 const Family& family(const std::string& name) {
   if (const Family* found = find_family(name)) return *found;
   throw InternalError("unknown kernel family " + name);

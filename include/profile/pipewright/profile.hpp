@@ -51,6 +51,10 @@ const std::vector<Family>& families();
 const Family& family(const std::string& name);
 const Family* find_family(const std::string& name);
 
+/// What quantization pads an expert's rows to in a product of this family, "gemm.grouped.*" (Megatron moe_utils.py,
+/// get_align_size_for_quantization; NVFP4: fp4_utils.py, get_fp4_align_size, for TE's grouped casts).
+std::int64_t row_alignment(std::string_view grouped_family);
+
 /// One measured shape: median of the samples on a cool part at full clock, their relative spread (half the distance
 /// between the 16th and 84th percentile, over the median) and their number.
 struct Sample {
