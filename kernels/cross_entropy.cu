@@ -138,77 +138,6 @@ __global__ void __launch_bounds__(128)
   }
 }
 
-// TE's Triton kernels: a program of 32 warps a row takes 32768 elements a step, 32 a thread; one program fits an SM.
-constexpr int kProgram = 1024, kParts = 4, kStep = kProgram * kParts * 8;
-
-struct Elements {
-  Vec<bf16, 8> v[kParts];
-};
-__device__ __forceinline__ Elements load_step(const bf16* row, std::int64_t start, std::int64_t vocab) {
-  Elements e;
-#pragma unroll
-  for (int p = 0; p < kParts; ++p) {
-    const std::int64_t c = start + (p * kProgram + threadIdx.x) * 8ll;
-    if (c < vocab)
-      e.v[p] = load<bf16, 8>(row + c);
-    else
-      for (int j = 0; j < 8; ++j) e.v[p].v[j] = from_float<bf16>(-3.0e38f);
-  }
-  return e;
-}
-template <class F>
-__device__ __forceinline__ void store_step(bf16* row, std::int64_t start, std::int64_t vocab, Elements e, F f) {
-#pragma unroll
-  for (int p = 0; p < kParts; ++p) {
-    const std::int64_t c = start + (p * kProgram + threadIdx.x) * 8ll;
-    if (c >= vocab) continue;
-#pragma unroll
-    for (int j = 0; j < 8; ++j) e.v[p].v[j] = from_float<bf16>(f(to_float(e.v[p].v[j])));
-    store(row + c, e.v[p]);
-  }
-}
-
-// Maximum and sum of a row in one pass; the program agrees on both after every step.
-__global__ void __launch_bounds__(kProgram, 1)
-    online_softmax_kernel(const bf16* x, float* rows_out, std::int64_t vocab) {
-  __shared__ float scratch[32];
-  const bf16* row = x + blockIdx.x * vocab;
-  float most = -3.4e38f, sum = 0;
-  for (std::int64_t start = 0; start < vocab; start += kStep) {
-    const Elements e = load_step(row, start, vocab);
-    float here = -3.4e38f, part = 0;
-#pragma unroll
-    for (int p = 0; p < kParts; ++p)
-#pragma unroll
-      for (int j = 0; j < 8; ++j) here = fmaxf(here, to_float(e.v[p].v[j]));
-    const float next = fmaxf(most, block_max(here, scratch));
-#pragma unroll
-    for (int p = 0; p < kParts; ++p)
-#pragma unroll
-      for (int j = 0; j < 8; ++j) part += __expf(to_float(e.v[p].v[j]) - next);
-    sum = sum * __expf(most - next) + block_sum(part, scratch);
-    most = next;
-  }
-  if (threadIdx.x == 0) rows_out[2 * blockIdx.x] = most, rows_out[2 * blockIdx.x + 1] = sum;
-}
-
-__global__ void __launch_bounds__(kProgram, 1)
-    softmax_gradient_kernel(bf16* x, const float* rows_in, std::int64_t vocab) {
-  bf16* row = x + blockIdx.x * vocab;
-  const float most = rows_in[2 * blockIdx.x], total = rows_in[2 * blockIdx.x + 1];
-  for (std::int64_t start = 0; start < vocab; start += kStep) {
-    store_step(row, start, vocab, load_step(row, start, vocab), [=](float v) { return __expf(v - most) / total; });
-  }
-}
-
-__global__ void __launch_bounds__(kProgram, 1) row_scale_kernel(bf16* x, const float* factors, std::int64_t vocab) {
-  bf16* row = x + blockIdx.x * vocab;
-  const float factor = factors[blockIdx.x];
-  for (std::int64_t start = 0; start < vocab; start += kStep) {
-    store_step(row, start, vocab, load_step(row, start, vocab), [=](float v) { return v * factor; });
-  }
-}
-
 template <class Op>
 void broadcast(float* x, const float* row, std::int64_t tokens, std::int64_t vocab, Stream stream) {
   const std::int64_t n = tokens * vocab;
@@ -258,18 +187,6 @@ void cross_entropy_native_backward(float* softmax, float* work, const float* row
   scale_cast_write_back_kernel<<<blocks_for(vectors, 256), 128, 0, stream>>>(
       work, row_gradient, softmax, static_cast<bf16*>(logits_gradient), static_cast<std::uint32_t>(vectors),
       FastDivide(static_cast<std::uint32_t>(vocab / 4)));
-}
-
-void cross_entropy_te_forward(void* logits, float* rows_out, std::int64_t tokens, std::int64_t vocab, Stream stream) {
-  const unsigned rows = static_cast<unsigned>(tokens);
-  online_softmax_kernel<<<rows, kProgram, 0, stream>>>(static_cast<const bf16*>(logits), rows_out, vocab);
-  softmax_gradient_kernel<<<rows, kProgram, 0, stream>>>(static_cast<bf16*>(logits), rows_out, vocab);
-}
-
-void cross_entropy_te_backward(void* logits, const float* row_gradient, std::int64_t tokens, std::int64_t vocab,
-                               Stream stream) {
-  row_scale_kernel<<<static_cast<unsigned>(tokens), kProgram, 0, stream>>>(static_cast<bf16*>(logits), row_gradient,
-                                                                           vocab);
 }
 
 }  // namespace pipewright::kernels

@@ -20,9 +20,5 @@ void cross_entropy_native_forward(const void* logits, float* work, float* copy, 
 /// back; 18 bytes a logit.
 void cross_entropy_native_backward(float* softmax, float* work, const float* row_gradient, void* logits_gradient,
                                    std::int64_t tokens, std::int64_t vocab, Stream stream);
-/// Transformer Engine (triton/cross_entropy.py): online softmax over the row, then the gradient in place of the logits.
-void cross_entropy_te_forward(void* logits, float* rows_out, std::int64_t tokens, std::int64_t vocab, Stream stream);
-void cross_entropy_te_backward(void* logits, const float* row_gradient, std::int64_t tokens, std::int64_t vocab,
-                               Stream stream);
 
 }  // namespace pipewright::kernels

@@ -1,9 +1,9 @@
 """Times what capture has no kernel of its own for: the routers of Megatron Core, the maps of Transformer Engine that say
-where rows go and the copies by them, as their own code runs them. Writes families of a profile, and the launches of each
+where rows go, the copies by them and its loss, as their own code runs them. Writes families of a profile, and the launches of each
 router.
 
 usage: PYTHONPATH=MEGATRON_TREE python3 kernels/megatron_probe.py OUT.json [SECONDS [PART...]]
-PART: maps, permute, routers (default: all)
+PART: maps, permute, losses, routers (default: all)
 
 A time is the sum of the durations of the kernels of one call (CUPTI, through torch.profiler), the median of the calls.
 Tokens are routed by random logits; the sort map is of even chunks.
@@ -151,19 +151,46 @@ def permutes(families):
                 families["moe.permute.forward"].append([[tokens, hidden, topk], us, spread])
 
 
+def losses(families):
+    """Logits of two turns, each larger than the L2 cache. In the families of this version of Transformer Engine."""
+    import transformer_engine
+    from transformer_engine.pytorch.cross_entropy import parallel_cross_entropy
+    version = tuple(int(part) for part in transformer_engine.__version__.split(".")[:2])
+    variant = "" if version < (2, 18) else ".fp32" if version < (2, 20) else ".copy"
+    for tokens in [1024, 2048, 4096, 8192, 16384]:
+        for vocab in [16000, 16032, 19008, 25344, 32000, 32064, 50304, 64128, 75968, 100352, 128256, 151936, 201088, 262144]:
+            if tokens * vocab > 3_300_000_000:
+                continue
+            turns = [torch.randn(tokens, 1, vocab, device="cuda", dtype=torch.bfloat16) for _ in range(2)]
+            target, gradient = torch.randint(0, vocab, (tokens, 1), device="cuda"), torch.rand(tokens, 1, device="cuda")
+            turn = iter(range(1 << 30))
+
+            def forward():
+                logits = turns[next(turn) % 2].detach().requires_grad_(True)
+                return logits, parallel_cross_entropy(logits, target, 0.0, False, None)
+
+            def both():
+                logits, loss = forward()
+                torch.autograd.grad(loss, logits, gradient)
+            _, us, spread = kernels_of(forward)
+            _, of_both, spread_of_both = kernels_of(both)
+            families["cross_entropy.te.forward" + variant].append([[tokens, vocab], us, spread])
+            families["cross_entropy.te.backward" + variant].append([[tokens, vocab], of_both - us, spread_of_both])
+
+
 def write(path, families):
     import datetime
     import transformer_engine
 
     named = {"moe.sort_map": ["rows", "splits"], "moe.permute.forward": ["tokens", "hidden", "topk"]}
-    axes = lambda family: named.get(family, ["tokens", "experts"])
+    axes = lambda family: named.get(family, ["tokens", "vocab" if family.startswith("cross_entropy.") else "experts"])
     device = torch.cuda.get_device_properties(0)
     when = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d")
     profile = {
         "profile": 1, "name": "megatron-probe", "device": device.name, "origin": "measured",
         "memory_bytes": device.total_memory,
         "versions": {"torch": torch.__version__, "cuda": torch.version.cuda, "transformer_engine": transformer_engine.__version__},
-        "provenance": [f"kernels/megatron_probe.py: routers of Megatron Core, maps and copies of rows of Transformer Engine ({when}, 1 GPU)"],
+        "provenance": [f"kernels/megatron_probe.py: routers of Megatron Core, maps, copies of rows and losses of Transformer Engine ({when}, 1 GPU)"],
         "families": {family: {"samples": [dict(zip(axes(family), dims), time_us=round(us, 3), spread=round(spread, 5),
                                                count=CALLS) for dims, us, spread in rows]}
                      for family, rows in families.items()}}
@@ -175,6 +202,7 @@ def main():
     end = time.time() + (float(sys.argv[2]) if len(sys.argv) > 2 else 1e9)
     families, launches = collections.defaultdict(list), collections.defaultdict(set)
     parts = {"maps": lambda: (sort_maps(families), row_id_maps(families)), "permute": lambda: permutes(families),
+             "losses": lambda: losses(families),
              "routers": lambda: routers(families, launches, end)}
     for name in sys.argv[3:] or parts:
         if name not in parts:

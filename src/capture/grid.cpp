@@ -217,8 +217,7 @@ void memory_bound(Grid& g, bool quick) {
   }
   const List tokens = quick ? List{4096} : List{4096, 2048, 8192, 1024};
   const List vocabularies = quick ? List{32000} : List{32000, 128256, 32064, 16032, 152064, 64128, 19008};
-  for (const char* f :
-       {"unfused.forward", "unfused.backward", "native.forward", "native.backward", "te.forward", "te.backward"}) {
+  for (const char* f : {"unfused.forward", "unfused.backward", "native.forward", "native.backward"}) {
     g.product(std::string("cross_entropy.") + f, {tokens, vocabularies});
   }
   g.product("embedding.forward", {tokens, quick ? List{4096} : List{4096, 1024, 2048, 8192, 16384}});

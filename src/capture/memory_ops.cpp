@@ -207,13 +207,6 @@ Launch cross_entropy(Setup& s, const Dims& d, const std::string& form) {
   const auto tokens = d.at(0), vocab = d.at(1), n = tokens * vocab;
   const auto rows = s.f32(2 * tokens);
   const auto stream = s.stream();
-  if (form == "te.forward" || form == "te.backward") {
-    const auto x = s.take(Content::bf16, n, true);
-    if (form == "te.forward") {
-      return [=](int i) { cross_entropy_te_forward(x.at(i), rows.at<float>(i), tokens, vocab, stream); };
-    }
-    return [=](int i) { cross_entropy_te_backward(x.at(i), rows.at<float>(i), tokens, vocab, stream); };
-  }
   const auto work = s.f32(n);
   if (form == "native.forward") {
     const auto x = s.bf16(n), copy = s.f32(n);
@@ -309,8 +302,7 @@ const std::unordered_map<std::string, Factory>& factories() {
     t["quantize.nvfp4"] = quantize_nv;
     t["embedding.forward"] = [](Setup& s, const Dims& d) { return embedding(s, d, false); };
     t["embedding.backward"] = [](Setup& s, const Dims& d) { return embedding(s, d, true); };
-    for (const char* form :
-         {"unfused.forward", "unfused.backward", "native.forward", "native.backward", "te.forward", "te.backward"}) {
+    for (const char* form : {"unfused.forward", "unfused.backward", "native.forward", "native.backward"}) {
       t[std::string("cross_entropy.") + form] = [form](Setup& s, const Dims& d) { return cross_entropy(s, d, form); };
     }
     t["l2norm"] = [](Setup& s, const Dims& d) -> Launch {

@@ -12,8 +12,9 @@ namespace {
 using schedule::Instruction;
 using schedule::Kind;
 
-/// By microbatch: how many of those from which on steps of pieces begin or cease to run came before or with it.
-std::vector<int> classes(const model::Stages& stages, int microbatches) {
+/// By microbatch: how many of those from which on steps of pieces begin or cease to run, or other rows are drawn, came
+/// before or with it.
+std::vector<int> classes(const model::Stages& stages, int microbatches, int period) {
   std::set<int> turns = {1};  // parameters are gathered for the first one
   const auto add = [&](const std::vector<model::Step>& steps) {
     for (const auto& step : steps) {
@@ -21,6 +22,8 @@ std::vector<int> classes(const model::Stages& stages, int microbatches) {
       if (step.before_microbatch < microbatches) turns.insert(step.before_microbatch);
     }
   };
+  if (std::ranges::any_of(stages.pieces, [](const model::Piece& piece) { return piece.row_spread > 0; }))
+    for (int round = 1; round <= drawn_rounds; ++round) turns.insert(round * period);
   for (const auto& piece : stages.pieces) {
     for (const auto* steps : {&piece.forward, &piece.backward, &piece.weight_gradient}) add(*steps);
     for (const auto& node : piece.nodes)
@@ -96,7 +99,7 @@ Rounds::Rounds(const model::Stages& stages, const schedule::Config& config, cons
   }
   begins_.push_back(instructions.size());
   const std::size_t rounds = begins_.size() - 1;
-  const auto class_of = classes(stages, config.microbatches);
+  const auto class_of = classes(stages, config.microbatches, shift_);
   alike_until_.resize(rounds);
   for (std::size_t round = rounds; round-- > 0;) {
     const auto begin = instructions.begin() + static_cast<std::ptrdiff_t>(begins_[round]),

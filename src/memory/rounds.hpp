@@ -15,6 +15,14 @@
 
 namespace pipewright::memory {
 
+/// Rounds after which rows of routing are drawn no more, but those of the last one again.
+constexpr int drawn_rounds = 4;
+/// Which draw a microbatch has: one of its own in these rounds, then that of its place in a round of `period`.
+constexpr int draw_of(int microbatch, int period) {
+  const int drawn = drawn_rounds * period;
+  return microbatch < drawn ? microbatch : drawn + microbatch % period;
+}
+
 class Rounds {
  public:
   Rounds(const model::Stages& stages, const schedule::Config& config, const schedule::RankProgram& program,

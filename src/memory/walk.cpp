@@ -15,6 +15,7 @@
 //              returns; the wait handle that cool-down pops until the function returns
 #include <algorithm>
 #include <array>
+#include <numbers>
 
 #include "walker.hpp"
 
@@ -77,6 +78,7 @@ Walker::Walker(const Stages& stages, const schedule::Program& program, const off
       offload_(plan, stages, heap_),
       modules_(rank_.chunks.size(), Variable(heap_)),
       flights_(rank_.chunks.size() * static_cast<std::size_t>(config_.microbatches)) {
+  if (eager_) draws_ = eager_->draws_ = false;
   for (const auto& chunk : rank_.chunks) {
     auto& offsets = offsets_.emplace_back(1, 0);
     for (const auto piece : chunk.pieces) offsets.push_back(offsets.back() + stages_.pieces[piece].tensors.size());
@@ -95,6 +97,23 @@ const std::vector<int>& Walker::launches_of(const Piece& piece) const {
                                        : launches_[static_cast<std::size_t>(&piece - stages_.pieces.data())];
 }
 
+/// The tensor with rows as one draw of the routing sends them, never fewer than in the mean: what grows beyond a free
+/// segment takes a new one. Irwin-Hall of four uniform numbers for the normal distribution.
+model::Tensor Walker::drawn(const model::Tensor& tensor, double spread, int layer, int microbatch) const {
+  std::uint64_t x = static_cast<std::uint64_t>(steps_begun_) << 48 | static_cast<std::uint64_t>(layer + 1) << 24 |
+                    static_cast<std::uint64_t>(draw_of(microbatch, schedule::period(config_)));
+  x += 0x9e3779b97f4a7c15u;
+  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;  // splitmix64
+  x = (x ^ x >> 27) * 0x94d049bb133111ebu;
+  x ^= x >> 31;
+  double sum = -2;
+  for (int part = 0; part < 4; ++part) sum += static_cast<double>(x >> 16 * part & 0xffff) / 0xffff;
+  model::Tensor result = tensor;
+  const double more = spread * std::max(0.0, sum * std::numbers::sqrt3);
+  result.bytes = Bytes(static_cast<std::int64_t>(static_cast<double>(tensor.bytes.value) * (1 + more)));
+  return result;
+}
+
 void Walker::run(const std::vector<Step>& steps, const Piece& piece, int layer, int microbatch, std::uint32_t* blocks) {
   const auto& launches = launches_of(piece);
   for (const auto& step : steps) {
@@ -110,7 +129,8 @@ void Walker::run(const std::vector<Step>& steps, const Piece& piece, int layer, 
       heap_.synchronize();
     } else if (step.kind == Step::Kind::allocate) {
       const auto& tensor = piece.tensors[step.index];
-      blocks[step.index] = heap_.allocate(tensor);
+      blocks[step.index] = tensor.varies && draws_ ? heap_.allocate(drawn(tensor, piece.row_spread, layer, microbatch))
+                                                   : heap_.allocate(tensor);
       const Step* end = steps.data() + steps.size();
       if (heap_.remembered_event() == heap_.events())
         remembered_step_ = {heap_.events(), nullptr, &piece, layer, &step, end};
@@ -404,6 +424,7 @@ void Walker::step(bool first) {
   heap_.capture(stages_.full_iteration_graph);
   for (Moment& moment : moments_) moment.now = false;  // outside of all instructions
   begins_.clear();
+  ++steps_begun_;
   model::Follower<Walker> follower(stages_, whole_, index_, *this);
   for (std::size_t index = 0; index < program_.instructions.size(); ++index) {
     if (rounds_) index = go_on_from(index);

@@ -153,6 +153,7 @@ class Walker : public model::Visitor {
     return f.saved.data() + offsets_[static_cast<std::size_t>(chunk)][index];
   }
   const std::vector<int>& launches_of(const Piece& piece) const;
+  model::Tensor drawn(const model::Tensor& tensor, double spread, int layer, int microbatch) const;
   void turn(Flight& flight);
   static void turn_border(Flight& flight, const std::uint32_t* blocks);
   void shrink(Flight& flight);
@@ -202,6 +203,8 @@ class Walker : public model::Visitor {
   std::vector<std::uint32_t> gradients_;  ///< fp32 ones of the last step, until the next begins
   bool in_combined_ = false;
   bool made_stash_ = false;  ///< the pages of a paged stash
+  bool draws_ = true;        ///< rows that routing sends; not around CUDA graphs, whose pools would follow one draw
+  int steps_begun_ = 0;
   int forwards_ = 0, steady_ = 0, forwards_done_ = 0, backwards_done_ = 0;
   /// A round's begin that may come back.
   struct Begin {

@@ -42,6 +42,7 @@ Piece PieceBuilder::take_as_node(schedule::Node::Name name) {
 
 std::uint32_t PieceBuilder::tensor(std::string_view owner, Int bytes, Tensor::Home home) {
   piece_.tensors.push_back(Tensor{owners_(owner), Bytes(bytes), Stream::compute, home});
+  piece_.tensors.back().varies = varies_ && home == Tensor::Home::allocator;
   return static_cast<std::uint32_t>(piece_.tensors.size() - 1);
 }
 
@@ -83,6 +84,7 @@ std::uint32_t PieceBuilder::allocate_float(std::string_view owner, Int bytes) {
 std::uint32_t PieceBuilder::allocate_gradient(Int bytes) {
   const auto id = allocate("weight gradients", bytes);
   piece_.tensors[id].gradient = true;
+  piece_.tensors[id].varies = false;
   return id;
 }
 

@@ -1,6 +1,7 @@
 // Writes a Piece line by line, as the host code runs: allocations, launches, frees.
 #pragma once
 
+#include <algorithm>
 #include <functional>
 #include <string>
 #include <string_view>
@@ -93,6 +94,22 @@ class PieceBuilder {
   void hook(Step::Kind kind, std::uint32_t group) { step(kind, group); }  ///< of activation offload
 
   void home(Tensor::Home home) { home_ = home; }  ///< of tensors made from now on
+  /// Tensors made while one is alive have as many rows as routing sends, or with `false` not. `spread`:
+  /// Piece::row_spread.
+  class Varying {
+   public:
+    Varying(PieceBuilder& builder, double spread, bool on = true) : w_(builder), before_(builder.varies_) {
+      w_.varies_ = on && spread > 0;
+      if (w_.varies_) w_.piece_.row_spread = std::max(w_.piece_.row_spread, spread);
+    }
+    ~Varying() { w_.varies_ = before_; }
+    Varying(const Varying&) = delete;
+    Varying& operator=(const Varying&) = delete;
+
+   private:
+    PieceBuilder& w_;
+    bool before_;
+  };
   bool graphed() const { return home_ == Tensor::Home::graph_pool; }
   std::uint32_t view(std::uint32_t tensor);  ///< of another tensor, as large
   /// A weight gradient's stand-in for autograd, where the product has added into the main gradient.
@@ -131,7 +148,7 @@ class PieceBuilder {
   std::vector<Returned> returned_;
   std::uint32_t layer_input_ = Piece::input;
   Tensor::Home home_ = Tensor::Home::allocator;
-  bool recompute_ = false;
+  bool recompute_ = false, varies_ = false;
   std::int32_t from_ = 0, before_ = INT32_MAX;
 };
 

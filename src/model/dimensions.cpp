@@ -296,8 +296,22 @@ MoeDimensions moe_dimensions(const Scenario& s, const Dimensions& d) {
   // 0.19.0:1135); Transformer Engine's Fp8Padding then finds aligned rows and does nothing.
   const bool sorts_padded = o.moe_token_dispatcher_type == "flex" && o.moe_flex_dispatcher_backend == "hybridep";
   if (router_pads || sorts_padded) e.received = e.padded;
+  // A token chooses topk of all experts, each as likely: of its choices a hypergeometric number is this rank's. FP8
+  // pads every expert by 0 to align - 1 rows.
+  const double here = 1.0 / static_cast<double>(e.ep), all = static_cast<double>(e.experts);
+  double variance = static_cast<double>(e.ep * e.etp * e.routed) * here * (1 - here) *
+                    (all - static_cast<double>(e.topk)) / std::max(1.0, all - 1);
+  const auto spread = [&] { return std::sqrt(variance) / static_cast<double>(e.received); };
+  e.arrival_spread = spread();
+  if (d.precision.quantized()) {
+    const double align = static_cast<double>(row_alignment(s, d.precision.recipe));
+    variance += static_cast<double>(e.local) * (align * align - 1) / 12;
+  }
+  e.row_spread = spread();
+  if (router_pads || sorts_padded) e.arrival_spread = e.row_spread;
   set_capacity(s, d, e);
   set_budget(s, d, e);
+  if (e.fixed_rows || e.drops || e.budget) e.row_spread = e.arrival_spread = 0;
   e.fused = scenario::fuses_grouped_mlp(s) && d.gpu.compute_capability >= 100 && d.gpu.compute_capability < 110;
   e.stashes = o.moe_paged_stash && e.budget && e.fused;
   if (m.moe_shared_expert_intermediate_size) {

@@ -56,6 +56,8 @@ struct MoeDimensions {
   Int received = 0;                      ///< rows that its experts compute: those of all expert-tensor-parallel ranks
   Int shared = 0;                        ///< shared experts' FFN width on a tensor-parallel rank
   Int padded = 0;                        ///< received rows with what FP8 adds to every expert
+  double arrival_spread = 0;             ///< of received rows from microbatch to microbatch: deviation over mean
+  double row_spread = 0;                 ///< the same of padded ones
   Int off_tiles = 0;                     ///< local experts whose padded rows are no multiple of tile_of_casts, expected
   Int held = 0;                          ///< rows of the tensors that hold them: received, or a fixed budget
   Int expected = 0;                      ///< of such a budget, with balanced routing (paged stash)

@@ -97,7 +97,7 @@ std::uint32_t Dispatcher::spread() {
   if (m_.library == profile::Exchange::Library::deepep) smalls("moe routing map", 2);  // indices to multihot
   const Int rows = group() > 1 ? m_.copies : d_.local;
   map_rows(rows, m_.local);
-  permuted_ = w_.allocate("moe.permuted_tokens", row() * spread_rows());
+  permuted_ = allocate_rows("moe.permuted_tokens", row() * spread_rows());
   probs_ = w_.allocate("moe.permuted_probs", 4 * spread_rows());
   w_.launch("moe permute", {"moe.permute.forward", {rows, m_.width, std::max<Int>(1, m_.received / rows)}});
   w_.release(arrived_probs_);
@@ -124,11 +124,16 @@ void Dispatcher::dispatch() {
     return;
   }
   if (!m_.fixed_rows) w_.synchronize(Stream::d2h);
-  arrived_ = w_.allocate("moe.dispatched_tokens", row() * m_.arrived);
+  arrived_ = allocate_rows("moe.dispatched_tokens", row() * m_.arrived);
   all_to_all("moe dispatch all-to-all", row());
   arrived_probs_ = w_.allocate("moe.dispatched_probs", m_.router_bytes * m_.arrived);
   all_to_all("moe probs all-to-all", m_.router_bytes);
   w_.release(permuted_probs_);
+}
+
+std::uint32_t Dispatcher::allocate_rows(std::string_view owner, Int bytes) {
+  const PieceBuilder::Varying rows_vary(w_, m_.arrival_spread);
+  return w_.allocate(owner, bytes);
 }
 
 std::uint32_t Dispatcher::sort(const std::string& name, bool forward) {
@@ -136,7 +141,7 @@ std::uint32_t Dispatcher::sort(const std::string& name, bool forward) {
     w_.launch(name + " map", {"moe.sort_map", {m_.received, m_.experts * m_.etp}});
     w_.eager();
   }
-  const auto sorted = w_.allocate("moe.sorted_tokens", row() * m_.received);
+  const auto sorted = allocate_rows("moe.sorted_tokens", row() * m_.received);
   w_.launch(name, {"moe.sort_chunks", {m_.received, m_.width}});
   if (!forward) w_.stands_for(2);  // zeros for the map's gradient
   return sorted;
@@ -156,7 +161,7 @@ std::uint32_t Dispatcher::postprocess() {
   }
   auto rows = arrived_, gathered = no_tensor;
   if (m_.etp > 1) {
-    rows = gathered = w_.allocate("moe.gathered_tokens", row() * m_.received);
+    rows = gathered = allocate_rows("moe.gathered_tokens", row() * m_.received);
     w_.collective(Purpose::ep, "moe expert-tensor all-gather", "all_gather", m_.etp, row() * m_.received, m_.etp_link);
     probs_ = w_.allocate("moe.gathered_probs", m_.router_bytes * m_.received);
     w_.collective(Purpose::ep, "moe probs all-gather", "all_gather", m_.etp, m_.router_bytes * m_.received,
@@ -173,10 +178,18 @@ std::uint32_t Dispatcher::postprocess() {
     probs_ = w_.allocate("moe.probs", m_.router_bytes * m_.received);
     w_.free({unsorted_probs, gathered});
   } else if (gathered == no_tensor) {
-    arrived_ = no_tensor;  // the experts' input itself
+    passed_on_ = std::exchange(arrived_, no_tensor);  // the experts' input itself
   }
   if (m_.ep == 1 && !m_.fixed_rows) w_.synchronize(Stream::d2h);  // "before_finish"
   return rows;
+}
+
+void Dispatcher::give_back(std::uint32_t rows) {
+  if (rows != no_tensor && rows == passed_on_)
+    arrived_ = rows;
+  else
+    w_.free(rows);
+  passed_on_ = no_tensor;
 }
 
 void Dispatcher::release_arrived() { w_.release(arrived_); }
@@ -277,7 +290,7 @@ std::uint32_t Dispatcher::combine_backward(std::uint32_t gradient) {
     return din;
   }
   if (m_.ep == 1) return gradient;
-  const auto din = w_.allocate("moe.combined_gradient", row() * m_.arrived);
+  const auto din = allocate_rows("moe.combined_gradient", row() * m_.arrived);
   all_to_all("moe combine all-to-all in backward", row());
   return din;
 }
@@ -285,14 +298,14 @@ std::uint32_t Dispatcher::combine_backward(std::uint32_t gradient) {
 std::uint32_t Dispatcher::combine_preprocess_backward(std::uint32_t gradient) {
   if (gathers() || sends_once()) {
     const Int tokens = gathers() ? everyone() : copies();
-    const auto din = w_.allocate("moe.experts_output_gradient", row() * (gathers() ? m_.received : spread_rows()));
+    const auto din = allocate_rows("moe.experts_output_gradient", row() * (gathers() ? m_.received : spread_rows()));
     w_.launch("moe unpermute backward",
               {"moe.unpermute.backward", {tokens, m_.width, std::max<Int>(1, m_.received / tokens)}});
     return din;
   }
   auto gathered = no_tensor;
   if (m_.etp > 1) {
-    gathered = w_.allocate("moe.gathered_gradient", row() * m_.received);
+    gathered = allocate_rows("moe.gathered_gradient", row() * m_.received);
     w_.collective(Purpose::ep, "moe expert-tensor all-gather in backward", "all_gather", m_.etp,
                   m_.router_bytes * m_.received * m_.width, m_.etp_link);
   }
@@ -319,7 +332,7 @@ std::uint32_t Dispatcher::postprocess_backward(std::uint32_t gradient) {
     w_.release(sort_map_);
   }
   if (m_.etp == 1) return unsorted == no_tensor ? gradient : unsorted;
-  const auto din = w_.allocate("moe.dispatched_gradient", row() * m_.arrived);
+  const auto din = allocate_rows("moe.dispatched_gradient", row() * m_.arrived);
   w_.collective(Purpose::ep, "moe expert-tensor reduce-scatter in backward", "reduce_scatter", m_.etp,
                 row() * m_.received, m_.etp_link);
   w_.free(unsorted);

@@ -25,6 +25,9 @@ class Dispatcher {
   void put_out(GraphWriter& graph) { graph.put_out({&permuted_, &permuted_probs_}); }
   bool permutes_first() const { return m_.dispatch == Dispatch::alltoall; }  ///< before it sends
   void release_sent() { w_.free(permuted_), permuted_ = no_tensor; }
+  /// What postprocess() has returned, when combine_preprocess() is over: routed_experts_compute lets go of it, of rows
+  /// that arrived as they are MoELayer.forward does.
+  void give_back(std::uint32_t rows);
   void release_arrived();
   void release_probs() { w_.free(probs_), probs_ = no_tensor; }  ///< those of the sorted rows
   void keep_nothing();                                           ///< without gradient: frees the maps and probabilities
@@ -56,6 +59,7 @@ class Dispatcher {
   void permute(Int tokens, Int experts, Int rows);
   void all_to_all(const std::string& name, Int row_bytes);
   std::uint32_t sort(const std::string& name, bool forward);
+  std::uint32_t allocate_rows(std::string_view owner, Int bytes);  ///< as many as routing sends
   std::uint32_t reduce_in_router_type(const std::string& name, std::uint32_t rows, Int from, Int to, Int ranks,
                                       const Way& way);
   void smalls(const std::string& name, int count);
@@ -64,7 +68,8 @@ class Dispatcher {
   const Dimensions& d_;
   const MoeDimensions& m_;
   std::uint32_t row_map_ = no_tensor, permuted_ = no_tensor, permuted_probs_ = no_tensor, arrived_ = no_tensor,
-                arrived_probs_ = no_tensor, probs_ = no_tensor, sort_map_ = no_tensor, unsort_map_ = no_tensor;
+                passed_on_ = no_tensor, arrived_probs_ = no_tensor, probs_ = no_tensor, sort_map_ = no_tensor,
+                unsort_map_ = no_tensor;
 };
 
 }  // namespace pipewright::model

@@ -9,6 +9,7 @@
 
 #include <numeric>
 #include <utility>
+#include <vector>
 
 namespace pipewright::model {
 
@@ -63,6 +64,7 @@ Operand Experts::input(const Group& group, bool grad) {
   if (!fp8_) return {};
   auto operand = linear_.quantize_each(precision_, group.name + "_input", d_.moe.local, rows(), group.in, true,
                                        grad && !d_.frozen());
+  const PieceBuilder::Varying weights(w_, 0, false);
   linear_.cast_weight(
       {.name = group.name, .in = group.in, .out = group.out, .precision = precision_, .frozen = d_.frozen()},
       d_.moe.local);
@@ -132,10 +134,15 @@ void Experts::weight_gradient(const Group& group) {
 std::uint32_t Experts::add_bias(std::uint32_t out) {
   const bool wide = !d_.moe.weighs_in_16_bits();
   const Int n = rows() * d_.moe.width, bytes = wide ? 4 * n : 2 * n;
-  const auto sums = w_.allocate("experts.biased_output", bytes);
+  std::vector<std::uint32_t> sums;
+  for (Int expert = 0; expert < d_.moe.local; ++expert) {
+    const auto product = w_.allocate("experts.biased_output", bytes / d_.moe.local);
+    sums.push_back(w_.allocate("experts.biased_output", bytes / d_.moe.local));
+    w_.free(product);
+  }
   const auto joined = w_.allocate(wide ? "experts.biased_output" : "experts.fc2_output", bytes);
   bias_chain("experts.fc2 bias", "moe.bias.forward", 2 * d_.moe.local + (wide ? 2 : 1));
-  w_.free(sums);
+  for (const auto sum : sums) w_.free(sum);
   if (!wide) {
     w_.free(out);
     return joined;
@@ -159,15 +166,21 @@ void Experts::bias_chain(const char* name, const char* family, Int launches) {
 /// Takes over `dout`; one expert's products at a time. In 16 bits an expert's rows have a view of `dout` as gradient.
 std::uint32_t Experts::bias_backward(std::uint32_t dout) {
   const bool wide = !d_.moe.weighs_in_16_bits();
-  const Int n = rows() * d_.moe.width, of_one = (wide ? 4 : 2) * n / d_.moe.local;
+  const Int n = rows() * d_.moe.width, of_one = n / d_.moe.local;
   const auto cast = wide ? w_.allocate("experts.fc2_gradient", 4 * n) : dout;
   if (wide) w_.free(dout);
-  const auto parts = wide ? w_.allocate("experts.fc2_gradient", 2 * n) : no_tensor;
+  std::vector<std::uint32_t> parts;
+  for (Int expert = 0; expert < d_.moe.local; ++expert) {
+    if (wide) parts.push_back(w_.allocate("experts.fc2_gradient", 2 * of_one));
+    const auto of_bias = w_.allocate("experts.fc2_bias_gradient", (wide ? 4 : 2) * of_one);
+    w_.transient("experts.fc2_bias_gradient", (wide ? 4 : 2) * of_one);
+    w_.free(of_bias);
+  }
   bias_chain("experts.fc2 bias backward", "moe.bias.backward", (wide ? 6 : 4) * d_.moe.local + (wide ? 2 : 1));
-  w_.transient("experts.fc2_bias_gradient", 2 * of_one);
   if (wide) w_.free(cast);
   const auto joined = w_.allocate("experts.fc2_gradient", 2 * n);
-  w_.free(wide ? parts : cast);
+  for (const auto part : parts) w_.free(part);
+  if (!wide) w_.free(cast);
   return joined;
 }
 
@@ -195,10 +208,11 @@ std::uint32_t Experts::weigh_input(std::uint32_t rows_in, bool grad) {
     w_.launch("experts weighted input cast", {"cast.f32_bf16", {n}});
     w_.free(wide);
   }
-  if (grad)
+  if (grad) {
     unweighted_ = rows_in;
-  else
+  } else if (pads()) {
     w_.free(rows_in);
+  }
   return weighted;
 }
 
@@ -227,16 +241,14 @@ std::uint32_t Experts::weigh_input_backward(std::uint32_t gradient) {
   return rows_gradient;
 }
 
-std::uint32_t Experts::forward(std::uint32_t rows_in, bool grad) {
-  auto padded = no_tensor;
+std::uint32_t Experts::forward(std::uint32_t arrived, bool grad) {
+  const PieceBuilder::Varying rows_vary(w_, d_.moe.row_spread);
+  auto rows_in = arrived;
   if (pads()) {
-    padded = w_.allocate("experts.padded_rows", 2 * rows() * d_.moe.width);
+    rows_in = w_.allocate("experts.padded_rows", 2 * rows() * d_.moe.width);
     w_.launch("experts padding", {"copy.d2d", {2 * rows() * d_.moe.width}});
   }
-  if (d_.moe.probs_on_input) {
-    auto& weighed = pads() ? padded : rows_in;
-    weighed = weigh_input(weighed, grad && !fc1_adapter_.ends);
-  }
+  if (d_.moe.probs_on_input) rows_in = weigh_input(rows_in, grad && !fc1_adapter_.ends);
   offload_.begin(Offload::fused_group_mlp, grad);
   offload_.begin(Offload::expert_fc1, grad);
   fc1_input_ = input(fc1_, grad);
@@ -261,30 +273,28 @@ std::uint32_t Experts::forward(std::uint32_t rows_in, bool grad) {
                   recomputes ? no_tensor
                   : fp8_     ? kept(fc2_input_)
                              : activation_);
-  // Weight gradients and adapters read what the groups multiply; FP8 keeps casts for the former.
-  const bool original = !fp8_ && !d_.frozen(), adapts = grad && fc1_adapter_.rank > 0;
-  if (!grad || recomputes || (!original && fc2_adapter_.rank == 0)) w_.release(activation_);
+  if (recomputes) w_.release(activation_);  // discard_output_and_register_recompute
   auto result = d_.bias ? add_bias(out) : out;
   if (pads()) {
     const auto unpadded = w_.allocate("experts.output", 2 * d_.moe.received * d_.moe.width);
     w_.launch("experts unpadding", {"copy.d2d", {2 * d_.moe.received * d_.moe.width}});
-    w_.free({result, adapts ? no_tensor : padded});
+    w_.free(result);
     result = unpadded;
   }
-  if (!grad) {
-    w_.free({rows_in, std::exchange(fc1_out_, no_tensor)});
-  } else if (adapts) {
-    adapter_input_ = pads() ? padded : rows_in;
-    if (pads()) w_.free(rows_in);
-  } else if (original) {
-    fc1_input_.data = rows_in;
-  } else {
-    w_.free(rows_in);
-  }
+  // The function's variables live until it returns, the caller's longer. Weight gradients and adapters read what the
+  // groups multiply; FP8 keeps casts for the former.
+  const bool original = !fp8_ && !d_.frozen(), adapts = grad && fc1_adapter_.rank > 0;
+  const bool keeps_rows = grad && (adapts || original);
+  if (!grad) w_.free(std::exchange(fc1_out_, no_tensor));
+  if (!grad || (!original && fc2_adapter_.rank == 0)) w_.release(activation_);
+  if (keeps_rows) (adapts ? adapter_input_ : fc1_input_.data) = rows_in;
+  if (!keeps_rows && rows_in != arrived) w_.free(rows_in);
+  if (arrived != unweighted_ && !(keeps_rows && rows_in == arrived)) unneeded_ = arrived;
   return result;
 }
 
 std::uint32_t Experts::backward(std::uint32_t dout) {
+  const PieceBuilder::Varying rows_vary(w_, d_.moe.row_spread);
   offload_.needed(Offload::fused_group_mlp);
   offload_.needed(Offload::moe_act);
   if (d_.recomputes(Recompute::moe_act)) {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <memory>
+#include <utility>
 
 #include "expert_activation.hpp"
 #include "linear.hpp"
@@ -20,6 +21,8 @@ class LocalExperts {
   /// Gradient of the rows; takes over `dout`.
   virtual std::uint32_t backward(std::uint32_t dout) = 0;
   void weight_gradients() { linear_.weight_gradients.run(); }
+  /// Of forward: the rows, where nobody keeps them for the backward pass. The caller's variable names them still.
+  std::uint32_t unneeded() { return std::exchange(unneeded_, no_tensor); }
 
  protected:
   struct Group {
@@ -38,6 +41,7 @@ class LocalExperts {
   LinearWriter linear_;  ///< casts, delayed weight gradients
   OffloadWriter offload_;
   Group fc1_, fc2_;
+  std::uint32_t unneeded_ = no_tensor;
 };
 
 std::unique_ptr<LocalExperts> local_experts(PieceBuilder& builder, const Dimensions& dimensions, LayerPrecision layer,

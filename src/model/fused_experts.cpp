@@ -52,6 +52,7 @@ void FusedExperts::weight_gradient(const Group& group) {
 }
 
 Operand FusedExperts::cast_weights(const Group& group, bool grad) {
+  const PieceBuilder::Varying weights(w_, 0, false);
   if (d_.fp8_parameters) return {};
   const std::string name = group.name + " weights";
   const auto copies = [&](bool transpose) {
@@ -80,6 +81,7 @@ void FusedExperts::stash() {
 }
 
 std::uint32_t FusedExperts::forward(std::uint32_t rows_in, bool grad) {
+  const PieceBuilder::Varying rows_vary(w_, d_.moe.row_spread);
   stash_.begin(grad);
   offload_.begin(Offload::fused_group_mlp, grad);
   fc1_weights_ = cast_weights(fc1_, grad);
@@ -94,7 +96,7 @@ std::uint32_t FusedExperts::forward(std::uint32_t rows_in, bool grad) {
   w_.free({input.data, activation.data});
   fc1_input_ = input.transpose;
   fc2_input_ = activation.transpose;
-  w_.free(rows_in);
+  unneeded_ = rows_in;
   if (!grad) {
     w_.free({std::exchange(fc1_input_, no_tensor), std::exchange(fc2_input_, no_tensor)});
     w_.free(std::exchange(fc1_out_, no_tensor));
@@ -107,6 +109,7 @@ std::uint32_t FusedExperts::forward(std::uint32_t rows_in, bool grad) {
 }
 
 std::uint32_t FusedExperts::backward(std::uint32_t dout) {
+  const PieceBuilder::Varying rows_vary(w_, d_.moe.row_spread);
   stash_.needed();
   offload_.needed(Offload::fused_group_mlp);
   const auto gradient = both("experts.fc2_gradient", d_.moe.width);

@@ -26,6 +26,14 @@ std::string loss_family(const scenario::Scenario& s) {
   return s.settings.cross_entropy_fusion_impl == "te" ? "cross_entropy.te" : "cross_entropy.native";
 }
 
+/// Transformer Engine's versions have kernels of their own.
+void launch_loss(PieceBuilder& builder, const std::string& loss, const std::string& pass, Kept keeps,
+                 const Dimensions& d) {
+  std::string family = loss + "." + pass;
+  if (loss == "cross_entropy.te") family += keeps == Kept::fp32 ? ".fp32" : keeps == Kept::logits_copy ? ".copy" : "";
+  builder.launch("loss " + pass, {std::move(family), {d.tokens, d.vocab}});
+}
+
 /// What TE's loss leaves for its backward pass.
 Kept kept_by_te(scenario::TeVersion version) {
   if (!version.at_least(2, 18)) return Kept::logits;
@@ -110,7 +118,7 @@ void OutputLayer::run(bool counts) {
     w_.collective(Purpose::tp, "loss all-reduce", "all_reduce", d_.t, 4 * d_.tokens, d_.tp_link);
   }
   const auto work = works_in_copy_ ? w_.allocate(name_ + ".softmax_work", 4 * count) : no_tensor;
-  w_.launch("loss forward", {loss_ + ".forward", {d_.tokens, d_.vocab}});
+  launch_loss(w_, loss_, "forward", keeps_, d_);
   w_.free(work);
   if (counts) {
     w_.launch(name_ + " most likely token", {"amax", {count}});
@@ -174,7 +182,7 @@ void OutputLayer::backward(std::uint32_t din) {
   const auto work = works_in_copy_ ? w_.allocate(name_ + ".softmax_work", 4 * d_.tokens * d_.vocab) : no_tensor;
   if (keeps_ == Kept::fp32) logits_ = w_.allocate(name_ + ".logits_gradient", 2 * d_.tokens * d_.vocab);
   if (keeps_ == Kept::logits_copy) logits_ = std::exchange(kept_, no_tensor);
-  w_.launch("loss backward", {loss_ + ".backward", {d_.tokens, d_.vocab}});
+  launch_loss(w_, loss_, "backward", keeps_, d_);
   w_.free(work);
   w_.free({kept_, mask_, target_});
   // calculate_gradients makes bf16 of it, autograd what the logits are (fused_cross_entropy.py:82 of 0.19.0).

@@ -107,6 +107,7 @@ void MixtureOfExperts::dispatch(bool grad) {
 
 void MixtureOfExperts::compute(bool grad) {
   sent_ = dispatcher_.combine_preprocess(experts_->forward(dispatcher_.postprocess(), grad));
+  dispatcher_.give_back(experts_->unneeded());
 }
 
 std::uint32_t MixtureOfExperts::communicate_back(bool grad) {

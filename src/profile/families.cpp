@@ -462,9 +462,15 @@ std::vector<Family> make_families() {
   f.push_back(streaming("cross_entropy.native.forward", logits, 30,
                         "cross_entropy_loss_fusion, native (torch.compile): logits in, fp32 exponentials out"));
   f.push_back(streaming("cross_entropy.native.backward", logits, 18, "fp32 exponentials in, gradient in bf16 out"));
-  f.push_back(streaming("cross_entropy.te.forward", logits, 4,
-                        "Transformer Engine's parallel_cross_entropy (writes the gradient over the logits)"));
+  f.push_back(
+      streaming("cross_entropy.te.forward", logits, 6,
+                "Transformer Engine's parallel_cross_entropy before 2.18: maximum and sum (2), the gradient over "
+                "the logits (4)"));
   f.push_back(streaming("cross_entropy.te.backward", logits, 4, "multiplication by the incoming gradient, in place"));
+  f.push_back(streaming("cross_entropy.te.forward.fp32", logits, 8, "2.18 and 2.19: the gradient in fp32"));
+  f.push_back(streaming("cross_entropy.te.backward.fp32", logits, 14, "multiplied in place (8), cast to bf16 (6)"));
+  f.push_back(streaming("cross_entropy.te.forward.copy", logits, 4, "from 2.20 on: statistics and a copy in one pass"));
+  f.push_back(streaming("cross_entropy.te.backward.copy", logits, 4, "the gradient from the copy, in place"));
   f.push_back(streaming("l2norm", elements, 4, "fp32 multi-tensor L2 norm of the gradients"));
   f.push_back(streaming("scale", elements, 8, "fp32 multi-tensor scale in place (clip)"));
   f.push_back(

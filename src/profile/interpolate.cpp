@@ -52,6 +52,11 @@ Features features(const Family& family, const std::vector<std::int64_t>& d) {
     f.add(as_double(d[1]) / as_double(d[0]));
   } else if (family.load == Load::network) {  // the number of ranks is matched, not interpolated
     f.add(as_double(d.back()));
+  } else if (family.load == Load::matrix && family.dims.front() == "experts") {
+    // The rate follows the rows of an expert and hardly how many experts there are: their products run four at a time.
+    f.add(std::sqrt(as_double(d[0])));
+    f.add(as_double(d[1]) / as_double(d[0]));
+    for (std::size_t i = 2; i < d.size(); ++i) f.add(as_double(d[i]));
   } else if (family.load == Load::memory && d.size() == 2) {  // size matters most
     double elements = 1;
     for (const auto v : d) elements *= as_double(v);

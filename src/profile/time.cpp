@@ -20,18 +20,18 @@ std::string shape(const Family& f, const std::vector<std::int64_t>& dims) {
   return fmt::format("{}", fmt::join(parts, " "));
 }
 
-/// Norms by other kernels than those that Transformer Engine has tuned for a width, or that do more; a profile may know
-/// the tuned alone.
+/// Other kernels for what a family does: norms of widths that Transformer Engine has not tuned, or that do more; losses
+/// of its later versions. A profile may know the plain ones alone.
 struct Variant {
-  std::string_view suffix;
-  double unknown;  ///< how far its time lies from the tuned kernels', relative, on an H200
+  std::string_view of, suffix;
+  double unknown;  ///< how far its time lies from the plain kernel's, relative, on an H200
 };
-constexpr Variant norms[] = {{".general", 1},  // 1.4 to 3.7 times as long (19 widths)
-                             {".cudnn", 0.3},  // 0.7 to 1.05 times (8 widths)
-                             {".amax", 0.3},   // 1.0 to 1.25 times (34 widths on an H100)
-                             {".fp8", 0.5}};   // 0.8 to 1.5 times
-
-bool is_norm(std::string_view family) { return family.starts_with("rmsnorm.") || family.starts_with("layernorm."); }
+constexpr Variant variants[] = {{"norm.", ".general", 1},              // 1.4 to 3.7 times as long (19 widths)
+                                {"norm.", ".cudnn", 0.3},              // 0.7 to 1.05 times (8 widths)
+                                {"norm.", ".amax", 0.3},               // 1.0 to 1.25 times (34 widths on an H100)
+                                {"norm.", ".fp8", 0.5},                // 0.8 to 1.5 times
+                                {"cross_entropy.te.", ".copy", 0.5},   // 0.5 to 1.9 times (67 shapes)
+                                {"cross_entropy.te.", ".fp32", 2.5}};  // 1.2 to 3.6 times
 
 double interpolation_error(const Profile& profile, const std::string& family_name) {
   const auto found = profile.interpolation.find(family_name);
@@ -83,15 +83,16 @@ std::optional<Found> lookup(const Profile& profile, const Key& key) {
     }
   }
   if (f.load == Load::network) return derive_network(profile, key);
-  for (const auto& [suffix, unknown] : norms) {
-    if (samples != profile.samples.end() || !is_norm(key.family) || !key.family.ends_with(suffix)) continue;
-    auto tuned = lookup(profile, {key.family.substr(0, key.family.size() - suffix.size()), key.dims});
-    if (!tuned) return tuned;
-    tuned->timing.origin = Origin::derived;
-    tuned->timing.spread = std::hypot(tuned->timing.spread, unknown);
-    tuned->timing.note =
-        "as fast as Transformer Engine's norm of a tuned width in bf16; the kernel itself was not measured";
-    return tuned;
+  for (const auto& [of, suffix, unknown] : variants) {
+    if (samples != profile.samples.end() || !key.family.ends_with(suffix) || key.family.find(of) == std::string::npos)
+      continue;
+    const std::string plain_family = key.family.substr(0, key.family.size() - suffix.size());
+    auto plain = lookup(profile, {plain_family, key.dims});
+    if (!plain) return plain;
+    plain->timing.origin = Origin::derived;
+    plain->timing.spread = std::hypot(plain->timing.spread, unknown);
+    plain->timing.note = "as fast as " + plain_family + "; the kernel itself was not measured";
+    return plain;
   }
   return std::nullopt;
 }

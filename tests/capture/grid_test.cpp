@@ -30,8 +30,9 @@ TEST_CASE("every kernel family is measured, by the quick grid all that a Llama l
     if (family.name == "adam.host" || family.name == "copy.h2d.pageable") continue;
     // Loops of PyTorch operations around a mixture's products are read from traced steps, not measured alone.
     if (family.name.starts_with("clamp.") || family.name.starts_with("moe.bias.")) continue;
-    // Routers and maps of rows: kernels/megatron_probe.py.
-    if (family.name == "moe.sort_map" || family.name == "moe.row_id_map" ||
+    // Routers, maps of rows, Transformer Engine's losses: kernels/megatron_probe.py.
+    if (family.name.starts_with("cross_entropy.te.") || family.name == "moe.sort_map" ||
+        family.name == "moe.row_id_map" ||
         (family.name.starts_with("moe.router.") && !family.name.starts_with("moe.router.gemm")))
       continue;
     // What PyTorch chooses or compiles (adapters' products, FlexAttention, loops around scores, what Transformer Engine

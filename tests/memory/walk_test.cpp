@@ -4,8 +4,11 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <set>
 
+#include "../draws.hpp"
 #include "../on_h200.hpp"
+#include "../predict/drawn.hpp"
 #include "pipewright/memory.hpp"
 #include "pipewright/scenario/derived.hpp"
 #include "pipewright/scenario/io.hpp"
@@ -437,6 +440,41 @@ TEST_CASE("graphs of a hybrid, whatever they hold: what a step allocates it free
       CHECK(w.graph_pool.value > 0);
       CHECK(w.after_step > eager.after_step);  // static buffers
     }
+}
+
+TEST_CASE("rows that routing draws: never fewer than in the mean, one number for all tensors of a layer's pass") {
+  int varied = 0;
+  for (unsigned seed = 0; seed < test::draws(120); ++seed) {
+    const auto s = test::accepted(test::drawn(seed));
+    if (!s) continue;
+    auto stages = test::build(*s);
+    double most = 0;
+    for (const auto& piece : stages.pieces) most = std::max(most, piece.row_spread);
+    if (most == 0) continue;
+    CAPTURE(seed);
+    const auto program = schedule::build(schedule::config_of(*s, true));
+    std::map<std::uint32_t, std::set<std::int64_t>> sizes;
+    const auto drawn = memory::walk(stages, program, *s, 0, {}, [&](const memory::Event& event) {
+      if (event.kind == memory::Event::Kind::allocate) sizes[event.owner].insert(event.bytes.value);
+    });
+    const auto asked = memory::scout(stages, program, *s, 0).peak_allocated;
+    for (auto& piece : stages.pieces) piece.row_spread = 0;
+    std::map<std::uint32_t, std::set<std::int64_t>> means;
+    const auto mean = memory::walk(stages, program, *s, 0, {}, [&](const memory::Event& event) {
+      if (event.kind == memory::Event::Kind::allocate) means[event.owner].insert(event.bytes.value);
+    });
+    // Four uniform numbers reach no further than 2 sqrt(3) deviations.
+    const double widest = 1 + 2 * std::sqrt(3) * most;
+    for (const auto& [owner, bytes] : sizes) {
+      CHECK(*bytes.begin() >= *means[owner].begin());
+      CHECK(static_cast<double>(*bytes.rbegin()) <= static_cast<double>(*means[owner].rbegin()) * widest);
+      varied += bytes.size() > means[owner].size();
+    }
+    CHECK(drawn.static_bytes == mean.static_bytes);
+    CHECK(static_cast<double>(drawn.peak_allocated.value) <= static_cast<double>(mean.peak_allocated.value) * widest);
+    CHECK(asked >= memory::scout(stages, program, *s, 0).peak_allocated);
+  }
+  CHECK(varied > 20);
 }
 
 TEST_CASE("recompute never raises the peak, except core attention") {

@@ -1,6 +1,10 @@
 // Mixture-of-experts layers: tensors against formulas, kernels against counts in kernel traces of core_r0.19.0 with TE
 // 2.20, parameters against measured runs.
 #include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <random>
+#include <tuple>
 
 #include "pipewright/effects.hpp"
 #include "pipewright/scenario/io.hpp"
@@ -338,6 +342,48 @@ TEST_CASE("load imbalance scales the rows of the busiest rank") {
   CHECK(rows("moe_load_imbalance=1") == n);
   CHECK(rows("moe_load_imbalance=1.25") == n * 5 / 4);
   CHECK(rows("moe_load_imbalance=3") == 2 * n);  // all rows of both ranks, no more
+}
+
+TEST_CASE("rows that a rank receives vary as tokens drawn one by one do") {
+  std::mt19937 random(7);
+  for (const auto& [experts, ep, topk, fp8] :
+       {std::tuple{8, 2, 2, false}, {16, 4, 4, false}, {64, 2, 8, false}, {8, 1, 2, true}, {16, 2, 4, true}}) {
+    auto s = large_experts();
+    for (const std::string& setting :
+         {"num_moe_experts=" + std::to_string(experts), "moe_router_topk=" + std::to_string(topk),
+          "expert_model_parallel_size=" + std::to_string(ep), "num_gpus=" + std::to_string(2 * ep),
+          "gpus_per_node=" + std::to_string(2 * ep)})
+      scenario::set(s, setting);
+    if (fp8) scenario::set(s, "fp8=hybrid"), scenario::set(s, "fp8_recipe=tensorwise");
+    CAPTURE(experts);
+    CAPTURE(ep);
+    const auto stages = test::build(s);
+    constexpr int draws = 300;
+    const int align = fp8 ? 16 : 1;
+    double sum = 0, squares = 0;
+    std::vector<int> order(static_cast<std::size_t>(experts));
+    std::iota(order.begin(), order.end(), 0);
+    for (int draw = 0; draw < draws; ++draw) {
+      std::vector<int> rows(static_cast<std::size_t>(experts / ep));
+      for (std::int64_t token = 0; token < S * ep; ++token)
+        for (int choice = 0; choice < topk; ++choice) {
+          std::uniform_int_distribution<int> rest(choice, experts - 1);
+          std::swap(order[static_cast<std::size_t>(choice)], order[static_cast<std::size_t>(rest(random))]);
+          if (const auto expert = static_cast<std::size_t>(order[static_cast<std::size_t>(choice)]);
+              expert < rows.size())
+            ++rows[expert];
+        }
+      double all = 0;
+      for (const int of_expert : rows) all += (of_expert + align - 1) / align * align;
+      sum += all, squares += all * all;
+    }
+    const double mean = sum / draws, deviation = std::sqrt(squares / draws - mean * mean);
+    CHECK(layer(stages).row_spread == doctest::Approx(deviation / mean).epsilon(0.15));
+  }
+  auto fixed = large_experts();
+  for (const char* setting : {"moe_expert_capacity_factor=1.0", "moe_pad_expert_input_to_capacity=true"})
+    scenario::set(fixed, setting);
+  CHECK(layer(test::build(fixed)).row_spread == 0);
 }
 
 TEST_CASE("token drop: every expert gets its capacity, whatever the imbalance, and nobody counts") {

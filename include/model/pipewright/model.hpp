@@ -73,6 +73,7 @@ struct Tensor {
   std::uint8_t element_bytes = 2;
   std::uint32_t shape = 0;  ///< rows: tells cached tensors of one size apart
   bool gradient = false;    ///< a parameter's .grad until its hook has added it to the main gradient
+  bool varies = false;      ///< with the rows that routing sends here, Piece::row_spread; bytes are those of the mean
 };
 
 /// One line of host code: allocate or free a tensor of the piece, launch a kernel of it, let the compute stream wait.
@@ -147,6 +148,7 @@ struct Piece {
   /// Only with overlap_moe_expert_parallel_comm, in forward order; forward and backward above are then empty.
   std::vector<NodeSteps> nodes;
   std::vector<OffloadGroup> groups;
+  double row_spread = 0;  ///< standard deviation of those rows from microbatch to microbatch, over their mean
 };
 
 /// What one virtual stage (rank, chunk) runs: indices into Stages::pieces, in forward order.
