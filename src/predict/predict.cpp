@@ -13,6 +13,7 @@
 #include "interval.hpp"
 #include "kept_gathers.hpp"
 #include "pipewright/effects.hpp"
+#include "pipewright/reading.hpp"
 #include "pipewright/scenario/derived.hpp"
 #include "pipewright/scenario/fields.hpp"
 #include "pipewright/scenario/io.hpp"
@@ -263,15 +264,14 @@ Prediction predict(const scenario::Scenario& scenario, const profile::Profiles& 
 
 void find_levers(Prediction& prediction, const scenario::Scenario& scenario, const profile::Profiles& profiles,
                  const Run& run) {
-  const auto slack = timeline::slack(run.timeline.graph, run.timeline.times);
   std::vector<bool> seen(prediction.ranks.size(), false);
-  for (std::size_t node = 0; node < slack.size(); ++node) {
+  timeline::slack(run.timeline.graph, run.timeline.times, [&](std::uint32_t node, std::int64_t ns) {
     const timeline::Label& label = run.timeline.graph.labels[node];
-    if (label.lane != timeline::Lane::compute || label.kind != timeline::NodeKind::kernel || label.phase != 0) continue;
+    if (label.lane != timeline::Lane::compute || label.kind != timeline::NodeKind::kernel || label.phase != 0) return;
     std::int64_t& least = prediction.ranks[label.rank].slack_ns;
-    least = seen[label.rank] ? std::min(least, slack[node]) : slack[node];
+    least = seen[label.rank] ? std::min(least, ns) : ns;
     seen[label.rank] = true;
-  }
+  });
   prediction.levers = timeline::levers(run.timeline, scenario, run.stages, run.program, profiles);
 }
 
