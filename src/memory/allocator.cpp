@@ -17,52 +17,11 @@
 #include <utility>
 #include <vector>
 
-#include "free_list.hpp"
+#include "blocks.hpp"
 #include "likeness.hpp"
 #include "pipewright/memory.hpp"
 
 namespace pipewright::memory {
-namespace {
-
-constexpr std::int64_t MiB = 1 << 20;
-constexpr std::int64_t small_size = MiB;                       // kSmallSize
-constexpr std::int64_t min_large_alloc = 10 * MiB;             // kMinLargeAlloc
-constexpr std::int64_t large_rounding = 2 * MiB;               // kRoundLarge
-constexpr std::int64_t smallest = 512;                         // kMinBlockSize
-constexpr std::int64_t address_range = std::int64_t{1} << 50;  // of an expandable segment: no device is as large
-constexpr std::int64_t last_address = std::int64_t{1} << 62;
-constexpr std::int64_t largest_request = std::int64_t{1} << 48;  // more than any device: refused before it is rounded
-constexpr std::uint32_t no_block = 0xffffffff;
-
-std::int64_t up(std::int64_t value, std::int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
-
-/// roundup_power2_next_division: the next of `divisions` equal steps between two powers of two.
-std::int64_t round_to_division(std::int64_t size, std::int64_t divisions) {
-  return up(size, static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(size))) / divisions);
-}
-
-struct Block {
-  std::int64_t address = 0, size = 0;
-  std::uint32_t previous = no_block, next = no_block;  ///< neighbours in the segment
-  std::int32_t stream = 0;
-  bool small = false, allocated = false, retired = false, mapped = true, expandable = false, exists = true;
-  std::int64_t base = 0;   ///< of its expandable segment: pages count from there
-  std::int64_t since = 0;  ///< its pool's searches when it became free (garbage collection)
-};
-
-struct Pool {
-  bool small = false;
-  FreeList free, unmapped;  ///< unmapped: by address within a stream (size 0 in the key)
-  std::int64_t searches = 0;
-};
-
-/// A block that was freed while other streams used it waits for one of these on each.
-struct Pending {
-  std::uint64_t event = 0;
-  std::uint32_t block = no_block;
-};
-
-}  // namespace
 
 class Allocator::State {
  public:
@@ -75,27 +34,39 @@ class Allocator::State {
   }
 
   std::optional<std::uint32_t> allocate(std::int64_t bytes, std::int32_t stream) {
-    if (!pending_.empty()) process_events();
+    if (std::exchange(may_be_over_, false)) process_events();
     if (bytes > largest_request) return std::nullopt;
     const std::int64_t size = rounded(bytes);
     auto& pool = pools_[size <= small_size ? 1 : 0];
-    auto block = find_free(pool, size, stream);
-    if (block == no_block && collects()) collect_garbage();
-    if (block == no_block) block = new_block(pool, size, stream);
-    if (block == no_block && release_oversize(pool, size, stream)) block = new_block(pool, size, stream);
-    if (block == no_block) {
-      ++retries_;
-      synchronize();
-      release_cached();
-      block = new_block(pool, size, stream);
+    auto block = no_block;
+    if (const auto hole = find_free(pool, size, stream)) {
+      block = (*hole)->block;
+      if (const auto rest = split(pool, block, size); rest != no_block)
+        pool.free.replace(*hole, entry(rest));
+      else
+        pool.free.erase(*hole);
+    } else {
+      block = make_room(pool, size, stream);
+      if (block == no_block) return std::nullopt;
+      if (const auto rest = split(pool, block, size); rest != no_block) pool.free.insert(entry(rest));
     }
-    if (block == no_block) return std::nullopt;
-    split(pool, block, size);
     auto& b = blocks_[block];
     b.allocated = true;
     allocated_ += b.size;
     peak_allocated_ = std::max(peak_allocated_, allocated_);
     return block;
+  }
+
+  /// A block of at least this size, in no list, where no hole is as large.
+  std::uint32_t make_room(Pool& pool, std::int64_t size, std::int32_t stream) {
+    if (collects()) collect_garbage();
+    auto block = new_block(pool, size, stream);
+    if (block == no_block && release_oversize(pool, size, stream)) block = new_block(pool, size, stream);
+    if (block != no_block) return block;
+    ++retries_;
+    synchronize();
+    release_cached();
+    return new_block(pool, size, stream);
   }
 
   void record_stream(std::uint32_t block, std::int32_t stream) {
@@ -119,6 +90,7 @@ class Allocator::State {
       return 0;
     }
     for (const auto stream : uses->second) pending_[stream].push_back({++events_, block});
+    may_be_over_ = true;
     outstanding_[block] = uses->second.size();
     recorded_.erase(uses);
     return events_;
@@ -127,6 +99,7 @@ class Allocator::State {
   void passed(std::int32_t stream, std::uint64_t event) {
     auto& reached = passed_[stream];
     reached = std::max(reached, event);
+    may_be_over_ = true;
   }
 
   /// release_cached_blocks; with fragments of segments in use nothing can be done.
@@ -218,6 +191,7 @@ class Allocator::State {
   std::int64_t allocated_ = 0, reserved_ = 0, peak_allocated_ = 0, peak_reserved_ = 0, retries_ = 0;
   int segments_ = 0;
   std::uint64_t events_ = 0;
+  Nearness nearness_;
 
   std::int64_t rounded(std::int64_t bytes) const {
     if (bytes < smallest) return smallest;
@@ -259,10 +233,20 @@ class Allocator::State {
   void give_back(std::uint32_t block) {
     auto& b = blocks_[block];
     b.allocated = b.retired = false;
-    auto& pool = pool_of(block);
-    merge(pool, block, b.previous);
-    merge(pool, block, blocks_[block].next);
-    insert_free(pool, block);
+    b.since = pool_of(block).searches;
+    auto& free = pool_of(block).free;
+    std::optional<FreeList::Entry> hole;  ///< the larger of both, whose place in the list it takes
+    for (const auto with : {b.previous, b.next}) {
+      if (!can_merge(block, with)) continue;
+      const auto other = entry(with);
+      if (hole) free.erase(std::min(*hole, other));
+      hole = hole ? std::max(*hole, other) : other;
+      absorb(block, with);
+    }
+    if (hole)
+      free.replace(*hole, entry(block));
+    else
+      free.insert(entry(block));
   }
 
   void event_over(std::uint32_t block) {
@@ -350,13 +334,20 @@ class Allocator::State {
   void reserve(std::int64_t bytes) {
     reserved_ += bytes;
     peak_reserved_ = std::max(peak_reserved_, reserved_);
+    nearness_.left = std::min(nearness_.left, config_.device_bytes - reserved_);
+  }
+  /// Whether the device has as much.
+  bool has(std::int64_t bytes) {
+    const std::int64_t lacking = reserved_ - (config_.device_bytes - bytes);
+    if (lacking > 0) nearness_.lacking = std::min(nearness_.lacking, lacking);
+    return lacking <= 0;
   }
 
-  std::uint32_t find_free(Pool& pool, std::int64_t size, std::int32_t stream) {
+  std::optional<FreeList::Place> find_free(Pool& pool, std::int64_t size, std::int32_t stream) {
     if (collects()) ++pool.searches;
     auto at = pool.free.lower_bound(stream, size);
     const auto end = pool.free.end();
-    if (at == end || at->stream != stream) return no_block;
+    if (at == end || at->stream != stream) return std::nullopt;
     // A block at the end of what is mapped counts as the size that it can grow to.
     const auto can_grow_to = [this](std::uint32_t block) {
       const auto& b = blocks_[block];
@@ -367,18 +358,16 @@ class Allocator::State {
       if (++next == end || next->stream != stream || can_grow_to(next->block) >= can_grow_to(at->block)) break;
       at = next;
     }
-    const FreeList::Entry found = *at;
-    if (size < config_.max_split_size && found.size >= config_.max_split_size) return no_block;
-    if (size >= config_.max_split_size && found.size >= size + config_.max_non_split_rounding) return no_block;
-    pool.free.erase(at);
-    return found.block;
+    if (size < config_.max_split_size && at->size >= config_.max_split_size) return std::nullopt;
+    if (size >= config_.max_split_size && at->size >= size + config_.max_non_split_rounding) return std::nullopt;
+    return at;
   }
 
   std::uint32_t new_block(Pool& pool, std::int64_t size, std::int32_t stream) {
     const std::int64_t bytes = segment_bytes(size);
     if (allowed_ && reserved_ + bytes > *allowed_) return no_block;
     if (config_.expandable_segments) return expand(pool, size, stream);
-    if (reserved_ > config_.device_bytes - bytes || next_address_ > last_address - 2 * bytes) return no_block;
+    if (!has(bytes) || next_address_ > last_address - 2 * bytes) return no_block;
     Block block;
     block.address = given_address_ ? *std::exchange(given_address_, std::nullopt) : next_address_;
     block.size = bytes;
@@ -390,11 +379,12 @@ class Allocator::State {
     return make(block);
   }
 
-  void split(Pool& pool, std::uint32_t block, std::int64_t size) {
+  /// What is left of a block, which belongs into the list; none: that is not worth splitting off.
+  std::uint32_t split(const Pool& pool, std::uint32_t block, std::int64_t size) {
     const std::int64_t left = blocks_[block].size - size;
     const bool worth = pool.small || config_.expandable_segments ? left >= smallest
                                                                  : size < config_.max_split_size && left > small_size;
-    if (!worth) return;
+    if (!worth) return no_block;
     Block rest = blocks_[block];
     rest.address += size;
     rest.size = left;
@@ -403,7 +393,8 @@ class Allocator::State {
     if (rest.next != no_block) blocks_[rest.next].previous = id;
     blocks_[block].size = size;
     blocks_[block].next = id;
-    insert_free(pool, id);
+    blocks_[id].since = pool.searches;
+    return id;
   }
 
   bool can_merge(std::uint32_t block, std::uint32_t with) const {
@@ -413,6 +404,9 @@ class Allocator::State {
   void merge(Pool& pool, std::uint32_t block, std::uint32_t with) {
     if (!can_merge(block, with)) return;
     (blocks_[with].mapped ? pool.free : pool.unmapped).erase(entry(with));
+    absorb(block, with);
+  }
+  void absorb(std::uint32_t block, std::uint32_t with) {
     auto& b = blocks_[block];
     const auto& w = blocks_[with];
     if (with == b.previous) {
@@ -475,7 +469,7 @@ class Allocator::State {
   bool map(Pool& pool, std::uint32_t block, std::int64_t size) {
     const std::int64_t page = pool.small ? config_.small_segment : config_.large_segment;
     const std::int64_t bytes = std::min(up(size, page), blocks_[block].size);
-    if (reserved_ > config_.device_bytes - bytes) return false;
+    if (!has(bytes)) return false;
     pool.unmapped.erase(entry(block));
     blocks_[block].mapped = true;
     if (bytes < blocks_[block].size) {
@@ -546,6 +540,7 @@ class Allocator::State {
   std::unordered_map<std::uint32_t, std::size_t> outstanding_;             ///< freed: events that it still waits for
   std::map<std::int32_t, std::deque<Pending>> pending_;                    ///< by stream
   std::map<std::int32_t, std::uint64_t> passed_;
+  bool may_be_over_ = false;  ///< something came to one of both
 };
 
 Allocator::Allocator(const AllocatorConfig& config) : state_(std::make_unique<State>(config)) {}
@@ -581,6 +576,7 @@ std::int64_t Allocator::segment_bytes(std::int64_t requested) const {
 }
 int Allocator::segments() const { return state_->segments_; }
 std::int64_t Allocator::retries() const { return state_->retries_; }
+Allocator::Nearness Allocator::nearness() const { return state_->nearness_; }
 std::vector<Segment> Allocator::snapshot() const { return state_->snapshot(); }
 
 void Allocator::describe(Likeness& state) const { state_->describe(state); }

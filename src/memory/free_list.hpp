@@ -21,10 +21,9 @@ class FreeList {
     std::int64_t size = 0, address = 0;
     std::int32_t stream = 0;
     std::uint32_t block = 0;
-    /// No jumps: of those in a search half would go the other way.
+    /// A search mostly stays within a stream; there it does not jump, for half of its jumps would go the other way.
     friend bool operator<(const Entry& a, const Entry& b) {
-      return static_cast<int>(a.stream < b.stream) |
-             (static_cast<int>(a.stream == b.stream) & static_cast<int>(a.place() < b.place()));
+      return a.stream == b.stream ? a.place() < b.place() : a.stream < b.stream;
     }
 
    private:
@@ -86,6 +85,28 @@ class FreeList {
     erase(i, place_in(leaf(i), entry));
   }
   void erase(const Place& place) { erase(place.leaf_, place.at_); }
+  /// The same as to erase the one and to insert the other, which mostly belongs near to it.
+  void replace(const Place& place, const Entry& entry) {
+    const std::size_t i = place.leaf_, from = place.at_;
+    Leaf& leaf = this->leaf(i);
+    const bool here = (i == 0 || keys_[i - 1] < entry) && (i + 1 == order_.size() || entry < keys_[i]);
+    if (!here) {
+      erase(i, from);
+      return insert(entry);
+    }
+    std::size_t to = from;
+    if (entry < leaf.entries[from]) {
+      for (; to > 0 && entry < leaf.entries[to - 1]; --to) leaf.entries[to] = leaf.entries[to - 1];
+    } else {
+      for (; to + 1 < leaf.count && leaf.entries[to + 1] < entry; ++to) leaf.entries[to] = leaf.entries[to + 1];
+    }
+    leaf.entries[to] = entry;
+    keys_[i] = leaf.entries[leaf.count - 1];
+  }
+  void replace(const Entry& old, const Entry& entry) {
+    const std::size_t i = leaf_of(old);
+    replace(Place(this, i, place_in(leaf(i), old)), entry);
+  }
 
  private:
   void erase(std::size_t i, std::size_t at) {
@@ -117,7 +138,7 @@ class FreeList {
     const Entry* first = entries;
     while (count > 0) {
       const std::size_t half = (count + 1) / 2;
-      first += half * static_cast<std::size_t>(first[half - 1] < entry);
+      first += half & -static_cast<std::size_t>(first[half - 1] < entry);
       count -= half;
     }
     return static_cast<std::size_t>(first - entries);

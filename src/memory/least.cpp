@@ -1,21 +1,44 @@
 // The least memory with which a process still runs. Up to where it would reserve more than the least that is tried it
 // is the same under every limit: only what follows is replayed for each, from recorded events.
+#include <algorithm>
+#include <vector>
+
 #include "limits.hpp"
 #include "rewind.hpp"
 
 namespace pipewright::memory {
 namespace {
 
-bool survives(const Rewind& recorded, std::int64_t device) {
+struct Outcome {
+  bool survives = true;
+  Replayer::Devices on;
+};
+
+Outcome outcome(const Rewind& recorded, std::int64_t device) {
   Replayer replayer = recorded.start();
   replayer.limit(device);
   try {
     for (const Event& event : recorded.events()) replayer(event);
-    return true;
   } catch (const OutOfMemory&) {
-    return false;
+    return {false, replayer.alike()};
   }
+  return {true, replayer.alike()};
 }
+
+/// Whether it runs, for one device after the other: each replay tells of all on which it would go alike.
+class Survival {
+ public:
+  explicit Survival(const Rewind& recorded) : recorded_(recorded) {}
+  bool operator()(std::int64_t device) {
+    auto found = std::ranges::find_if(known_, [&](const Outcome& one) { return one.on.contain(device); });
+    if (found == known_.end()) found = known_.insert(found, outcome(recorded_, device));
+    return found->survives;
+  }
+
+ private:
+  const Rewind& recorded_;
+  std::vector<Outcome> known_;
+};
 
 }  // namespace
 
@@ -41,10 +64,11 @@ Bytes least_to_run(const Stages& stages, const schedule::Program& program, const
   Walker walker(stages, program, plan, pp_rank, transfers_are_asynchronous(scenario), listener);
   walker.reach_second_step();
   walker.step();
+  Survival survives(recorded);
   std::int64_t fails = too_little.value, works = enough.value;
   while (works - fails > resolution.value) {
     const std::int64_t middle = fails + (works - fails) / 2;
-    (survives(recorded, Limits(config, Bytes(middle)).device) ? works : fails) = middle;
+    (survives(Limits(config, Bytes(middle)).device) ? works : fails) = middle;
   }
   return Bytes(works);
 }

@@ -5,6 +5,7 @@
 #include <numeric>
 #include <span>
 
+#include "blocks.hpp"
 #include "fragmentation.hpp"
 #include "limits.hpp"
 #include "replayer.hpp"
@@ -12,7 +13,6 @@
 namespace pipewright::memory {
 
 std::int64_t block_bytes(std::int64_t requested) {
-  constexpr std::int64_t smallest = 512;  // kMinBlockSize
   return requested < smallest ? smallest : (requested + smallest - 1) / smallest * smallest;
 }
 

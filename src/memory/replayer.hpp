@@ -97,6 +97,17 @@ class Replayer {
     device_ = device_bytes;
     allocator_.limit(device_ - graph_pool_.reserved());
   }
+  /// Devices on which all went alike.
+  struct Devices {
+    std::int64_t least, most;
+    bool contain(std::int64_t bytes) const { return least <= bytes && bytes <= most; }
+  };
+  Devices alike() const {
+    const auto near = allocator_.nearness(), in_graphs = graph_pool_.nearness();
+    const auto lacking = std::min(near.lacking, in_graphs.lacking);
+    return {device_ - std::min(near.left, in_graphs.left),
+            lacking < INT64_MAX - device_ ? device_ + lacking - 1 : INT64_MAX};
+  }
   Allocator& allocator() { return allocator_; }
   const Allocator& allocator() const { return allocator_; }
   std::uint32_t owner_of(std::uint32_t handle) const { return owners_[handle]; }

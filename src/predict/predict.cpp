@@ -13,6 +13,7 @@
 #include "interval.hpp"
 #include "kept_gathers.hpp"
 #include "pipewright/effects.hpp"
+#include "pipewright/reading.hpp"
 #include "pipewright/scenario/derived.hpp"
 #include "pipewright/scenario/fields.hpp"
 #include "pipewright/scenario/io.hpp"
@@ -263,15 +264,14 @@ Prediction predict(const scenario::Scenario& scenario, const profile::Profiles& 
 
 void find_levers(Prediction& prediction, const scenario::Scenario& scenario, const profile::Profiles& profiles,
                  const Run& run) {
-  const auto slack = timeline::slack(run.timeline.graph, run.timeline.times);
   std::vector<bool> seen(prediction.ranks.size(), false);
-  for (std::size_t node = 0; node < slack.size(); ++node) {
+  timeline::slack(run.timeline.graph, run.timeline.times, [&](std::uint32_t node, std::int64_t ns) {
     const timeline::Label& label = run.timeline.graph.labels[node];
-    if (label.lane != timeline::Lane::compute || label.kind != timeline::NodeKind::kernel || label.phase != 0) continue;
+    if (label.lane != timeline::Lane::compute || label.kind != timeline::NodeKind::kernel || label.phase != 0) return;
     std::int64_t& least = prediction.ranks[label.rank].slack_ns;
-    least = seen[label.rank] ? std::min(least, slack[node]) : slack[node];
+    least = seen[label.rank] ? std::min(least, ns) : ns;
     seen[label.rank] = true;
-  }
+  });
   prediction.levers = timeline::levers(run.timeline, scenario, run.stages, run.program, profiles);
 }
 
@@ -392,13 +392,12 @@ bool rank_fits(const Prediction& same, std::size_t rank, const scenario::Scenari
                const profile::Profiles& profiles) {
   const model::Stages stages = stages_of(scenario, profiles);
   const auto config = schedule::config_of(scenario, true);
-  RankPrediction one = same.ranks[rank];
+  const int pp_rank = same.ranks[rank].pp_rank;
+  const Bytes allowed = same.memory_limit - same.memory_margin - model::outside_allocator(scenario, profiles, pp_rank);
   // What is allocated tells most of what does not fit.
-  const auto least = memory::scout(stages, schedule::build(timeline::shortened(config)), scenario, one.pp_rank);
-  const Bytes outside = model::outside_allocator(scenario, profiles, one.pp_rank);
-  if (least.peak_allocated + least.graph_pool + outside + same.memory_margin > same.memory_limit) return false;
-  fill_memory(one, same, with_device(scenario, profiles), profiles, stages, schedule::build(config));
-  return one.fits;
+  const auto least = memory::scout(stages, schedule::build(timeline::shortened(config)), scenario, pp_rank);
+  if (least.peak_allocated + least.graph_pool > allowed) return false;
+  return memory::runs_within(stages, schedule::build(config), with_device(scenario, profiles), pp_rank, allowed);
 }
 
 Prediction predict_memory(const scenario::Scenario& scenario, const profile::Profiles& profiles, Prediction same) {

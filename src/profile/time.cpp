@@ -155,27 +155,28 @@ std::optional<double> weight_of(const Clocks& layer, const Clocks* kernels) {
 }  // namespace
 
 double Clocks::slowdown(Load load, double duty) const {
-  const auto column = [load](const ClockRow& row) {
-    switch (load) {
-      case Load::matrix:
-        return row.matrix;
-      case Load::attention:
-        return row.attention;
-      case Load::memory:
-        return row.memory;
-      case Load::network:
-      case Load::none:
-        return 1.0;
-    }
-    throw InternalError("load out of range");
-  };
-  if (rows.empty()) return 1;
+  double ClockRow::*column = nullptr;
+  switch (load) {
+    case Load::matrix:
+      column = &ClockRow::matrix;
+      break;
+    case Load::attention:
+      column = &ClockRow::attention;
+      break;
+    case Load::memory:
+      column = &ClockRow::memory;
+      break;
+    case Load::network:
+    case Load::none:
+      break;
+  }
+  if (rows.empty() || column == nullptr) return 1;
   const auto above = std::find_if(rows.begin(), rows.end(), [duty](const ClockRow& r) { return r.duty >= duty; });
-  if (above == rows.begin() || rows.size() == 1) return column(rows.front());
+  if (above == rows.begin() || rows.size() == 1) return rows.front().*column;
   const auto& next = above == rows.end() ? rows.back() : *above;
   const auto& below = *(&next - 1);
   const double share = (duty - below.duty) / (next.duty - below.duty);
-  return (1 - share) * column(below) + share * column(next);
+  return (1 - share) * below.*column + share * next.*column;
 }
 
 void Clocks::scale_load(double factor) {

@@ -59,8 +59,7 @@ std::vector<HostStay> host_stays(const predict::Run& run, const Nodes& nodes, in
   for (const auto node : nodes.of_rank(rank)) {
     const Label& label = graph.labels[node];
     std::int64_t launched = -1;  // the last line of host code before it, counted from a host node
-    for (auto e = graph.first_edge[node]; e < graph.first_edge[node + 1]; ++e) {
-      const auto& edge = graph.edges[e];
+    for (const timeline::Edge edge : graph.edges.of(node)) {
       const Label& from = graph.labels[edge.from];
       if (from.lane == Lane::host && from.rank == label.rank)
         launched = std::max(launched, times.end[edge.from] + edge.lag_ns);

@@ -117,8 +117,7 @@ int Nodes::peer(const Label& label) const {
 
 std::int64_t Nodes::posted(std::uint32_t transfer) const {
   const auto& [graph, times] = std::tie(run_.timeline.graph, run_.timeline.times);
-  for (auto e = graph.first_edge[transfer]; e < graph.first_edge[transfer + 1]; ++e) {
-    const auto from = graph.edges[e].from;
+  for (const auto [from, lag] : graph.edges.of(transfer)) {
     if (graph.labels[from].kind == NodeKind::transfer_start && graph.labels[from].rank == graph.labels[transfer].rank) {
       return times.start[from];
     }
@@ -140,8 +139,7 @@ std::optional<std::uint32_t> Nodes::binding(std::uint32_t node) const {
   const auto& end = run_.timeline.times.end;
   std::optional<std::uint32_t> latest;
   std::int64_t at = 0;
-  for (auto e = graph.first_edge[node]; e < graph.first_edge[node + 1]; ++e) {
-    const auto& edge = graph.edges[e];
+  for (const timeline::Edge edge : graph.edges.of(node)) {
     if (!latest || end[edge.from] + edge.lag_ns > at) {
       latest = edge.from;
       at = end[edge.from] + edge.lag_ns;

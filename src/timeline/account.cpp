@@ -5,9 +5,6 @@
 //   p2p             [spin..........][transfer]
 #include "account.hpp"
 
-#include <tbb/enumerable_thread_specific.h>
-#include <tbb/parallel_for.h>
-
 #include <algorithm>
 #include <array>
 #include <map>
@@ -246,12 +243,11 @@ class Accountant {
     account.communication = by_name(rank.communication);
   }
 
-  /// What a profiler would show of each rank, one after the other.
+  /// What a profiler would show of each rank, one after the other: they are soon read, and take memory.
   void trace() {
     const ByRank nodes(graph_);
-    tbb::enumerable_thread_specific<std::array<Coverage, traced_names.size()>> covered;
-    tbb::parallel_for(std::size_t{0}, nodes.ranks(), [&](std::size_t r) {
-      auto& traced = covered.local();
+    std::array<Coverage, traced_names.size()> traced;
+    for (std::size_t r = 0; r < nodes.ranks(); ++r) {
       for (Coverage& coverage : traced) coverage.clear(0);
       traced[static_cast<std::size_t>(Traced::comp)].clear(nodes.size(r));
       std::int64_t arrival = 0;
@@ -265,7 +261,7 @@ class Accountant {
           traced[static_cast<std::size_t>(traced_as(label))].add(label.joins_pipeline ? arrival : start,
                                                                  std::max(start, end - gap_));
       });
-      for (Coverage& coverage : traced) coverage.finish();
+      for (Coverage& coverage : traced) coverage.finish(false);
       Account& account = result_.ranks[r];
       const Coverage& compute = traced[static_cast<std::size_t>(Traced::comp)];
       for (std::size_t kind = 0; kind < traced_names.size(); ++kind) {
@@ -274,7 +270,7 @@ class Accountant {
         account.traced_busy[traced_names[kind]] = total;
         if (kind != 0) account.traced_exposed[traced_names[kind]] = total - traced[kind].shared_with(compute);
       }
-    });
+    }
   }
 
   Result& result_;
@@ -362,8 +358,7 @@ Split& operator+=(Split& a, const Split& b) {
 std::uint32_t binding(const Graph& graph, const Times& times, std::uint32_t node) {
   std::uint32_t best = Label::none;
   std::int64_t latest = -1;
-  for (std::uint32_t e = graph.first_edge[node]; e < graph.first_edge[node + 1]; ++e) {
-    const auto& edge = graph.edges[e];
+  for (const Edge edge : graph.edges.of(node)) {
     const std::int64_t t = times.end[edge.from] + edge.lag_ns;
     if (t > latest) {
       latest = t;
@@ -378,8 +373,7 @@ std::uint32_t last_node(const Times& times) {
 }
 
 std::uint32_t own_start(const Graph& graph, std::uint32_t transfer) {
-  for (std::uint32_t e = graph.first_edge[transfer]; e < graph.first_edge[transfer + 1]; ++e) {
-    const std::uint32_t from = graph.edges[e].from;
+  for (const auto [from, lag] : graph.edges.of(transfer)) {
     const Label& label = graph.labels[from];
     if (label.kind == NodeKind::transfer_start && label.rank == graph.labels[transfer].rank) return from;
   }

@@ -102,7 +102,7 @@ Graph build(const scenario::Scenario& scenario, const model::Stages& stages, con
                       optional_us("host.forward_node_us"),
                       optional_us("host.backward_node_us")};
   const std::size_t nodes = expected_nodes(shared);
-  weaver.reserve(nodes, 3 * nodes);  // what is not written takes no memory
+  weaver.reserve(nodes, 4 * nodes);  // what is not written takes no memory
   std::deque<Host> hosts;
   for (int rank = 0; rank < graph.ranks; ++rank) hosts.emplace_back(shared, rank);
   follow_all(hosts);

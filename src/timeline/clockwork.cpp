@@ -30,6 +30,10 @@ struct Places {
 /// Share of the time between two moments that is covered; moments before the step lie at the end of the one before.
 double share(const Coverage& coverage, std::int64_t from, std::int64_t to, std::int64_t step, Places& near) {
   if (to <= from) return 0;
+  if (from >= 0 && coverage.free(from, to, near.from)) {
+    near.to = near.from;
+    return 0;
+  }
   const double before =
       from < 0 ? coverage.until(from + step, near.from) - coverage.total() : coverage.until(from, near.from);
   return (coverage.until(to, near.to) - before) / static_cast<double>(to - from);
@@ -57,7 +61,22 @@ std::vector<std::vector<Clockwork::Occupation>> Clockwork::occupations_of(const 
   return result;
 }
 
-void Clockwork::find_use(const Graph& graph, const ByRank& nodes, std::size_t rank,
+std::vector<Clockwork::Role> Clockwork::roles_of(const Graph& graph) const {
+  std::vector<Role> roles(graph.size());
+  for (std::uint32_t node = 0; node < graph.size(); ++node) {
+    const Label& label = graph.labels[node];
+    Role& role = roles[node];
+    role.load = static_cast<std::uint8_t>(graph.loads[node]) & 7U;
+    if (label.kind != NodeKind::kernel) continue;
+    role.computes = computes(label);
+    role.exchanges = pace_.slows_exchanges && label.lane == Lane::expert && label.purpose == model::Purpose::ep;
+    role.on_compute = label.lane == Lane::compute;
+    role.partitioned = label.partitioned;
+  }
+  return roles;
+}
+
+void Clockwork::find_use(const Graph& graph, const std::vector<Role>& roles, const ByRank& nodes, std::size_t rank,
                          const std::vector<Occupation>& occupations, const Times& times, Use& use) const {
   use.compute.clear(nodes.size(rank));
   use.network.clear(occupations.size());
@@ -67,17 +86,12 @@ void Clockwork::find_use(const Graph& graph, const ByRank& nodes, std::size_t ra
   for (std::size_t load = 0; load < weights.size(); ++load)
     weights[load] = pace_.clocks ? pace_.clocks->weight(static_cast<profile::Load>(load)) : 1;
   nodes.each(rank, [&](std::uint32_t node) {
-    const Label& label = graph.labels[node];
-    if (label.kind != NodeKind::kernel) return;
-    const double weight = weights[static_cast<std::size_t>(graph.loads[node])];
-    if (computes(label)) {
-      use.compute.add(times.start[node], times.end[node], weight);
-      if (const auto kind = kind_of(graph.loads[node]); kind && pace_.slows_exchanges && label.lane == Lane::compute)
-        use.kinds[*kind].add(times.start[node], times.end[node]);
-    } else if (label.lane == Lane::compute && pace_.clocks) {
-      // Collectives between kernels: without the wait for the other ranks, which takes hardly any power.
-      use.compute.add(times.start[node], times.end[node], weight);
-    }
+    const Role role = roles[node];
+    // Collectives between kernels: without the wait for the other ranks, which takes hardly any power.
+    if (role.computes || (role.on_compute && pace_.clocks))
+      use.compute.add(times.start[node], times.end[node], weights[role.load]);
+    if (!pace_.slows_exchanges || !role.computes || !role.on_compute) return;
+    if (const auto kind = kind_of(role.what())) use.kinds[*kind].add(times.start[node], times.end[node]);
   });
   const auto crosses = [&](const Label& label) {
     if (label.kind != NodeKind::transfer) return false;
@@ -104,12 +118,9 @@ std::int64_t Clockwork::settle(const Graph& graph, Times& times) const {
   const auto slowed = [&](std::uint32_t node, double factor) {
     return pace_.gap_ns + std::llround(static_cast<double>(graph.duration_ns[node] - pace_.gap_ns) * factor);
   };
-  const auto exchanges = [&](const Label& label) {
-    return pace_.slows_exchanges && label.lane == Lane::expert && label.purpose == model::Purpose::ep &&
-           label.kind == NodeKind::kernel;
-  };
   const auto occupations = occupations_of(graph);
   const ByRank nodes(graph);
+  const std::vector<Role> roles = roles_of(graph);
   tbb::enumerable_thread_specific<Use> uses;              // of one rank after the other: their memory stays near
   std::vector<std::vector<float>> beside(nodes.ranks());  ///< what runs beside adds to the time of each that it slows
   std::vector<double> copies_slower;                      ///< of each
@@ -121,19 +132,18 @@ std::int64_t Clockwork::settle(const Graph& graph, Times& times) const {
   const auto slow_down_rank = [&](std::size_t rank, int round) {
     if (round == 0) {
       std::size_t slowing = 0;
-      nodes.each(rank,
-                 [&](std::uint32_t node) { slowing += computes(graph.labels[node]) || exchanges(graph.labels[node]); });
+      nodes.each(rank, [&](std::uint32_t node) { slowing += roles[node].computes || roles[node].exchanges; });
       beside[rank].assign(slowing, 0);
     }
     auto more = beside[rank].begin();
     Use& use = uses.local();
-    find_use(graph, nodes, rank, occupations[rank], times, use);
+    find_use(graph, roles, nodes, rank, occupations[rank], times, use);
     Places computed, covered, far;
     std::array<Places, 3> exchanged;
     nodes.each(rank, [&](std::uint32_t node) {
-      const Label& label = graph.labels[node];
+      const Role role = roles[node];
       const std::int64_t start = times.start[node], end = times.end[node];
-      if (exchanges(label)) {
+      if (role.exchanges) {
         // The other way round: what the experts' exchange shares with the kernels beside it, memory above all.
         double slower = 0;
         for (std::size_t kind = 0; kind < pace_.beside.size(); ++kind)
@@ -141,14 +151,14 @@ std::int64_t Clockwork::settle(const Graph& graph, Times& times) const {
         times.end[node] = slowed(node, towards(*more++, round, slower));
         return;
       }
-      if (!computes(label)) {
+      if (!role.computes) {
         times.end[node] = graph.duration_ns[node];
         return;
       }
-      const profile::Load load = graph.loads[node];
+      const profile::Load load = role.what();
       double factor = 1;
       float& beside_this = *more++;
-      if (!label.partitioned && use.network.total() + use.across.total() > 0) {
+      if (!role.partitioned && use.network.total() + use.across.total() > 0) {
         const double beside_it =
             share(use.network, start, end, step, covered) + share(use.across, start, end, step, far);
         factor = towards(beside_this, round, (pace_.contention(load) - 1) * beside_it);
@@ -166,8 +176,7 @@ std::int64_t Clockwork::settle(const Graph& graph, Times& times) const {
     const auto copies = copies_.slowed(graph, times, pace_.gap_ns, copies_slower);
     tbb::parallel_for(std::size_t{0}, nodes.ranks(), [&](std::size_t rank) { slow_down_rank(rank, round); });
     for (const auto& [node, ns] : copies) times.end[node] = ns;
-    run_lasting(graph, times);
-    step = std::max<std::int64_t>(1, step_of(times));
+    step = std::max<std::int64_t>(1, run_lasting(graph, times));
   }
   return step;
 }

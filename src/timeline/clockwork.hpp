@@ -19,8 +19,8 @@
 
 namespace pipewright::timeline {
 
-/// run() with other durations than the graph's: those that stand where the ends will be.
-void run_lasting(const Graph& graph, Times& times);
+/// run() with other durations than the graph's: those that stand where the ends will be. Returns the last end.
+std::int64_t run_lasting(const Graph& graph, Times& times);
 
 /// When the last node of all ranks ends, ns.
 std::int64_t step_of(const Times& times);
@@ -35,6 +35,17 @@ class Clockwork {
   static bool computes(const Label& label);
 
  private:
+  /// What a round has to know of a node: a byte of its label.
+  struct Role {
+    std::uint8_t load : 3 = 0;
+    bool computes : 1 = false;
+    bool exchanges : 1 = false;   ///< experts' rows, slowed by kernels beside
+    bool on_compute : 1 = false;  ///< a kernel of the compute stream
+    bool partitioned : 1 = false;
+    profile::Load what() const { return static_cast<profile::Load>(load); }
+  };
+  static_assert(sizeof(Role) == 1);
+  std::vector<Role> roles_of(const Graph& graph) const;
   /// When a rank computes, by power, and when NCCL kernels run on it beside.
   struct Use {
     Coverage compute, network, across;  ///< across: transfers over the network between nodes
@@ -47,8 +58,8 @@ class Clockwork {
   /// By rank.
   static std::vector<std::vector<Occupation>> occupations_of(const Graph& graph);
   /// Fills `use` anew.
-  void find_use(const Graph& graph, const ByRank& nodes, std::size_t rank, const std::vector<Occupation>& occupations,
-                const Times& times, Use& use) const;
+  void find_use(const Graph& graph, const std::vector<Role>& roles, const ByRank& nodes, std::size_t rank,
+                const std::vector<Occupation>& occupations, const Times& times, Use& use) const;
 
   Pace pace_;
   CopyContention copies_;

@@ -14,8 +14,8 @@ namespace {
 
 constexpr double never = -std::numeric_limits<double>::infinity();
 
-using Row = std::array<double, line_queues>;
-using Matrix = std::array<Row, line_queues>;  // [to][from]
+using Row = std::array<double, line_queues + 1>;  // an even number of columns, two at a time; the last one says never
+using Matrix = std::array<Row, line_queues>;      // [to][from]
 
 Matrix identity() {
   Matrix m;
@@ -26,8 +26,8 @@ Matrix identity() {
   return m;
 }
 
-void raise(Row& row, const Row& other) {
-  for (std::size_t i = 0; i < line_queues; ++i) row[i] = std::max(row[i], other[i]);
+void raise(Row& row, const Row other) {
+  for (std::size_t i = 0; i < row.size(); ++i) row[i] = std::max(row[i], other[i]);
 }
 
 void add(Row& row, double ns) {
@@ -154,6 +154,9 @@ Line Collapser::collapse(std::span<const Event> events, bool second) const {
   line.columns_ = line.exchanges_ > 0 ? 3 : 2;
   line.points_ = line.columns_ * rows;
   std::vector<Matrix> points;
+  points.reserve(line.points_);
+  line.busy_.reserve(line.points_);
+  line.load_.reserve(line.points_);
   for (std::size_t point = 0; point < line.points_; ++point) {
     Matrix m = identity();
     double busy = 0, load = 0;
@@ -196,9 +199,11 @@ Line Collapser::collapse(std::span<const Event> events, bool second) const {
     for (std::uint8_t from = 0; from < line_queues; ++from) {
       if (points.front()[to][from] == never) continue;
       line.entries_.push_back({to, from});
-      for (const Matrix& m : points) line.values_.push_back(m[to][from]);
     }
   }
+  line.values_.reserve(line.entries_.size() * line.points_);
+  for (const auto [to, from] : line.entries_)
+    for (const Matrix& m : points) line.values_.push_back(m[to][from]);
   return line;
 }
 
@@ -237,6 +242,7 @@ std::vector<Passage> Collapser::passages(const std::vector<model::Step>& steps, 
     for (const auto& move : group.moves)
       if (whole_layers_ && move.after != model::OffloadGroup::none) copied[move.after] = true;
   std::vector<Event> events;
+  events.reserve(steps.size());
   for (const model::Step& step : steps) {
     if (!step.runs(microbatch)) continue;
     if (step.kind == model::Step::Kind::launch) {
@@ -266,6 +272,7 @@ std::vector<Passage> Collapser::passages(const std::vector<model::Step>& steps, 
 Line Collapser::line(const std::vector<model::Kernel>& kernels, const Prices::List& prices, std::size_t from,
                      std::size_t to) const {
   std::vector<Event> events;
+  events.reserve(to - from);
   for (std::size_t k = from; k < to; ++k) {
     events.push_back(event(kernels[k], prices[k]));
     if (!kernels[k].read_by_host) continue;

@@ -20,7 +20,7 @@ void Coverage::add(std::int64_t start, std::int64_t end, double weight) {
   if (!ordered_ || intervals_.empty() || !joins(intervals_.back(), next)) intervals_.push_back(next);
 }
 
-void Coverage::finish() {
+void Coverage::finish(bool asked) {
   if (!ordered_) {
     std::stable_sort(intervals_.begin(), intervals_.end(),
                      [](const auto& a, const auto& b) { return a.start < b.start; });
@@ -30,23 +30,17 @@ void Coverage::finish() {
     intervals_.resize(last + 1);
     ordered_ = true;
   }
-  before_.reserve(intervals_.size() + 1);
-  for (const Interval& one : intervals_) before_.push_back(before_.back() + covered(one, one.end));
+  if (asked) before_.reserve(intervals_.size() + 1);
+  for (const Interval& one : intervals_) {
+    total_ += covered(one, one.end);
+    if (asked) before_.push_back(total_);
+  }
 }
 
-double Coverage::until(std::int64_t t, std::size_t& near) const {
-  // A few steps from the last place, else by halving.
-  constexpr std::size_t steps = 8;
-  for (std::size_t step = 0; step < steps && near > 0 && intervals_[near - 1].start > t; ++step) --near;
-  for (std::size_t step = 0; step < steps && near < intervals_.size() && intervals_[near].start <= t; ++step) ++near;
-  if ((near > 0 && intervals_[near - 1].start > t) || (near < intervals_.size() && intervals_[near].start <= t)) {
-    const auto after = std::upper_bound(intervals_.begin(), intervals_.end(), t,
-                                        [](std::int64_t time, const Interval& one) { return time < one.start; });
-    near = static_cast<std::size_t>(after - intervals_.begin());
-  }
-  if (near == 0) return 0;
-  const Interval& last = intervals_[near - 1];
-  return before_[near - 1] + covered(last, std::min(t, last.end));
+std::size_t Coverage::begun_by(std::int64_t t) const {
+  const auto after = std::upper_bound(intervals_.begin(), intervals_.end(), t,
+                                      [](std::int64_t time, const Interval& one) { return time < one.start; });
+  return static_cast<std::size_t>(after - intervals_.begin());
 }
 
 std::int64_t Coverage::shared_with(const Coverage& other) const {

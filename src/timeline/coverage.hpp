@@ -1,6 +1,7 @@
 // Time covered by intervals, each by its weight, for questions in nearly ascending order.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -12,22 +13,34 @@ class Coverage {
   /// Intervals mostly come in the order of their starts: those are merged at once. What overlaps an earlier interval
   /// counts from the end of that one on.
   void add(std::int64_t start, std::int64_t end, double weight = 1);
-  /// After the last add.
-  void finish();
+  /// After the last add. What is not `asked` until when takes less memory.
+  void finish(bool asked = true);
   /// Empty, with the memory that it has: times of every rank are covered anew in every round. `most` intervals come.
   void clear(std::size_t most) {
     intervals_.clear();
     intervals_.reserve(most);
     before_.resize(1);
+    total_ = 0;
     ordered_ = true;
   }
-  double total() const { return before_.back(); }  ///< exact up to 2^53 ns where all weights are 1
+  double total() const { return total_; }  ///< exact up to 2^53 ns where all weights are 1
   /// Covered time before t >= 0. `near`: the last answer's place; who asks in ascending order at several distances
   /// keeps one for each.
-  double until(std::int64_t t, std::size_t& near) const;
+  double until(std::int64_t t, std::size_t& near) const {
+    find(t, near);
+    if (near == 0) return 0;
+    const Interval& last = intervals_[near - 1];
+    return before_[near - 1] + covered(last, std::min(t, last.end));
+  }
   double until(std::int64_t t) const {
     std::size_t anywhere = 0;
     return until(t, anywhere);
+  }
+  /// Whether nothing is covered between two moments, without the sums.
+  bool free(std::int64_t from, std::int64_t to, std::size_t& near) const {
+    find(from, near);
+    return (near == 0 || intervals_[near - 1].end <= from) &&
+           (near == intervals_.size() || intervals_[near].start >= to);
   }
   std::int64_t shared_with(const Coverage& other) const;
 
@@ -36,6 +49,15 @@ class Coverage {
     std::int64_t start, end;
     double weight;
   };
+  /// How many have begun: a few steps from the last place, else by halving.
+  void find(std::int64_t t, std::size_t& near) const {
+    constexpr std::size_t steps = 8;
+    for (std::size_t step = 0; step < steps && near > 0 && intervals_[near - 1].start > t; ++step) --near;
+    for (std::size_t step = 0; step < steps && near < intervals_.size() && intervals_[near].start <= t; ++step) ++near;
+    if ((near > 0 && intervals_[near - 1].start > t) || (near < intervals_.size() && intervals_[near].start <= t))
+      near = begun_by(t);
+  }
+  std::size_t begun_by(std::int64_t t) const;
   /// Cuts off what the last one covers; true: it has become part of that, or nothing is left.
   static bool joins(Interval& last, Interval& next);
   static double covered(const Interval& one, std::int64_t to) {
@@ -43,7 +65,8 @@ class Coverage {
   }
 
   std::vector<Interval> intervals_;
-  std::vector<double> before_{0};
+  std::vector<double> before_{0};  ///< each
+  double total_ = 0;
   bool ordered_ = true;
 };
 

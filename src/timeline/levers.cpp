@@ -6,6 +6,7 @@
 
 #include "account.hpp"
 #include "clockwork.hpp"
+#include "pipewright/reading.hpp"
 
 namespace pipewright::timeline {
 namespace {
@@ -143,8 +144,7 @@ class Levers {
       const std::int64_t fixed = kernel ? std::min(gap, ns) : 0;
       ns = fixed + whole_ns(static_cast<double>(ns - fixed) * f);
     }
-    for (auto& edge : graph.edges)
-      edge.lag_ns = static_cast<std::int32_t>(static_cast<double>(edge.lag_ns) * change.host);
+    graph.edges.scale_lags(change.host);
     Times times;
     return clockwork_.settle(graph, times);
   }
@@ -190,15 +190,23 @@ const model::Kernel* kernel_of(const model::Stages& stages, const Label& label) 
   return label.lane == Lane::parameter ? &chunk.parameter_gather[label.kernel()] : &chunk.gradient_sync[label.kernel()];
 }
 
-std::vector<std::int64_t> slack(const Graph& graph, const Times& times) {
-  std::vector<std::int64_t> latest(graph.size(), end_of(times));
+void slack(const Graph& graph, const Times& times,
+           const std::function<void(std::uint32_t node, std::int64_t ns)>& tell) {
+  // Edges mostly reach back a little: of millions of nodes few blocks are in use at a time.
+  constexpr std::uint32_t block = 1U << 12U;
+  std::vector<std::vector<std::int64_t>> latest(graph.size() / block + 1);
+  const std::int64_t step = graph.size() > 0 ? end_of(times) : 0;
+  const auto at = [&](std::uint32_t node) -> std::int64_t& {
+    auto& own = latest[node / block];
+    if (own.empty()) own.assign(block, step);
+    return own[node % block];
+  };
   for (auto node = static_cast<std::uint32_t>(graph.size()); node-- > 0;) {
-    const std::int64_t start = latest[node] - graph.duration_ns[node];
-    for (std::uint32_t e = graph.first_edge[node]; e < graph.first_edge[node + 1]; ++e)
-      latest[graph.edges[e].from] = std::min(latest[graph.edges[e].from], start - graph.edges[e].lag_ns);
+    const std::int64_t end = at(node), start = end - graph.duration_ns[node];
+    for (const Edge edge : graph.edges.of(node)) at(edge.from) = std::min(at(edge.from), start - edge.lag_ns);
+    tell(node, end - times.end[node]);
+    if (node % block == 0) latest[node / block] = std::vector<std::int64_t>();
   }
-  for (std::uint32_t node = 0; node < graph.size(); ++node) latest[node] -= times.end[node];
-  return latest;
 }
 
 std::vector<Lever> levers(const Result& result, const scenario::Scenario& scenario, const model::Stages& stages,

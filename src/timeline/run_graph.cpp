@@ -11,16 +11,17 @@ void run(const Graph& graph, Times& times) {
   run_lasting(graph, times);
 }
 
-void run_lasting(const Graph& graph, Times& times) {
-  const std::size_t nodes = graph.size();
-  const Graph::Edge* edges = graph.edges.data();
-  for (std::size_t node = 0; node < nodes; ++node) {
+std::int64_t run_lasting(const Graph& graph, Times& times) {
+  const auto nodes = static_cast<std::uint32_t>(graph.size());
+  std::int64_t last = 0;
+  for (std::uint32_t node = 0; node < nodes; ++node) {
     std::int64_t start = 0;
-    for (std::uint32_t e = graph.first_edge[node]; e < graph.first_edge[node + 1]; ++e)
-      start = std::max(start, times.end[edges[e].from] + edges[e].lag_ns);
+    for (const Edge edge : graph.edges.of(node)) start = std::max(start, times.end[edge.from] + edge.lag_ns);
     times.start[node] = start;
     times.end[node] += start;
+    last = std::max(last, times.end[node]);
   }
+  return last;
 }
 
 }  // namespace pipewright::timeline

@@ -5,31 +5,24 @@
 
 namespace pipewright::timeline {
 
-void Weaver::reserve(std::size_t nodes, std::size_t edges) {
+void Weaver::reserve(std::size_t nodes, std::size_t words) {
   graph_.duration_ns.reserve(nodes);
   graph_.loads.reserve(nodes);
   graph_.labels.reserve(nodes);
-  graph_.first_edge.reserve(nodes + 1);
-  graph_.edges.reserve(edges);
+  graph_.edges.reserve(nodes, words);
 }
 
 std::uint32_t Weaver::number(const Label& label, std::int64_t ns, profile::Load load) {
   const auto node = static_cast<std::uint32_t>(graph_.duration_ns.size());
-  if (node >= waits) throw UsageError("the step has more than 2^31 operations");
-  if (node == 0) graph_.first_edge.push_back(0);
+  if (node >= Edges::most_nodes) throw UsageError("the step has more than 2^31 operations");
   graph_.duration_ns.push_back(ns);
   graph_.loads.push_back(load);
   graph_.labels.push_back(label);
-  graph_.first_edge.push_back(static_cast<std::uint32_t>(graph_.edges.size()));
+  graph_.edges.end_row();
   return node;
 }
 
-void Weaver::edge(Handle from, std::int64_t lag_ns) {
-  graph_.edges.push_back({from, static_cast<std::int32_t>(lag_ns)});
-}
-
 Handle Weaver::add(const Label& label, std::int64_t ns, profile::Load load, const Arc* begin, const Arc* end) {
-  const std::size_t edges = graph_.edges.size();
   std::size_t missing = 0;
   for (const Arc* arc = begin; arc != end; ++arc) {
     if (arc->from == none) continue;
@@ -41,7 +34,7 @@ Handle Weaver::add(const Label& label, std::int64_t ns, profile::Load load, cons
   }
   if (missing == 0) return number(label, ns, load);
 
-  graph_.edges.resize(edges);
+  graph_.edges.drop_row();
   const std::uint32_t slot = new_slot(Slot::State::waiting);
   ++waiting_;
   Pending& entry = pending(slot);

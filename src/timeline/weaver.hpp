@@ -23,7 +23,7 @@ class Weaver {
   };
 
   explicit Weaver(Graph& graph) : graph_(graph) {}
-  void reserve(std::size_t nodes, std::size_t edges);
+  void reserve(std::size_t nodes, std::size_t words);
 
   Handle add(const Label& label, std::int64_t ns, profile::Load load, const Arc* begin, const Arc* end);
 
@@ -64,7 +64,7 @@ class Weaver {
   }
   Pending& pending(Handle handle) { return pool_[slots_[handle & ~waits].value]; }
   std::uint32_t number(const Label& label, std::int64_t ns, profile::Load load);
-  void edge(Handle from, std::int64_t lag_ns);
+  void edge(Handle from, std::int64_t lag_ns) { graph_.edges.add({from, static_cast<std::int32_t>(lag_ns)}); }
   std::uint32_t new_slot(Slot::State state);
   void settle(std::uint32_t slot, std::uint32_t number);
   void wake();

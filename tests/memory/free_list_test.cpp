@@ -3,6 +3,7 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <iterator>
 #include <random>
 #include <set>
@@ -47,6 +48,18 @@ TEST_CASE("order, best fit and neighbours are those of a sorted set") {
             if (!all.insert(entry).second) continue;
             list.insert(entry);
             held.push_back(entry);
+          } else if (drawn(3) == 0) {
+            Entry& old = held[static_cast<std::size_t>(drawn(static_cast<int>(held.size())))];
+            // Mostly a little larger or smaller than what it takes the place of, as holes that shrink and grow are.
+            Entry fresh = old;
+            fresh.size = std::max<std::int64_t>(512, old.size + 512LL * (drawn(5) - 2));
+            fresh.address = 512LL * drawn(1 << 30);
+            if (drawn(4) == 0) fresh.size = 512LL * (1 + drawn(sizes)), fresh.stream = drawn(3) - 1;
+            if (all.contains(fresh)) continue;
+            list.replace(old, fresh);
+            all.erase(old);
+            all.insert(fresh);
+            old = fresh;
           } else {
             std::swap(held[static_cast<std::size_t>(drawn(static_cast<int>(held.size())))], held.back());
             // By its place the first of its size goes, which may be another.

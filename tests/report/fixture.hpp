@@ -27,9 +27,8 @@ class GraphMaker {
   std::uint32_t add(timeline::Label label, std::int64_t start, std::int64_t end,
                     const std::vector<std::uint32_t>& after) {
     auto& graph = result.graph;
-    graph.first_edge.back() = static_cast<std::uint32_t>(graph.edges.size());
-    for (const auto from : after) graph.edges.push_back({from, 0});
-    graph.first_edge.push_back(static_cast<std::uint32_t>(graph.edges.size()));
+    for (const auto from : after) graph.edges.add({from, 0});
+    graph.edges.end_row();
     graph.duration_ns.push_back((end - start) * us);
     graph.loads.push_back(profile::Load::matrix);
     graph.labels.push_back(label);
@@ -37,7 +36,6 @@ class GraphMaker {
     result.times.end.push_back(end * us);
     return static_cast<std::uint32_t>(graph.size() - 1);
   }
-  GraphMaker() { result.graph.first_edge.push_back(0); }
 
   timeline::Result result;
 };

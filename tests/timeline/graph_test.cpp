@@ -8,6 +8,7 @@
 
 #include "../../src/timeline/by_rank.hpp"
 #include "fixture.hpp"
+#include "pipewright/reading.hpp"
 
 using namespace pipewright;
 using namespace pipewright::timeline;
@@ -45,9 +46,9 @@ TEST_CASE("Boost.Graph finds the same order legal and the same longest path") {
     Oracle oracle(source + 1);
     for (std::uint32_t node = 0; node < graph.size(); ++node) {
       boost::add_edge(source, node, -graph.duration_ns[node], oracle);
-      for (auto e = graph.first_edge[node]; e < graph.first_edge[node + 1]; ++e) {
-        RC_ASSERT(graph.edges[e].from < node);
-        boost::add_edge(graph.edges[e].from, node, -(graph.edges[e].lag_ns + graph.duration_ns[node]), oracle);
+      for (const auto [from, lag_ns] : graph.edges.of(node)) {
+        RC_ASSERT(from < node);
+        boost::add_edge(from, node, -(lag_ns + graph.duration_ns[node]), oracle);
       }
     }
     std::vector<std::size_t> order;
@@ -92,7 +93,8 @@ TEST_CASE("no step is shorter than its critical path or its busiest stream; slac
     for (const auto& rank : busy)
       for (const auto ns : rank) RC_ASSERT(step_of(result) >= ns);
 
-    const auto slack = timeline::slack(graph, result.times);
+    std::vector<std::int64_t> slack(graph.size(), -1);
+    timeline::slack(graph, result.times, [&](std::uint32_t at, std::int64_t ns) { slack[at] = ns; });
     for (const auto ns : slack) RC_ASSERT(ns >= 0);
     const auto node = static_cast<std::size_t>(*rc::gen::inRange<std::size_t>(0, graph.size()));
     Graph slower = graph;
@@ -104,6 +106,26 @@ TEST_CASE("no step is shorter than its critical path or its busiest stream; slac
     run(slower, times);
     RC_ASSERT(*std::max_element(times.end.begin(), times.end.end()) == step_of(result) + 1);
   }));
+}
+
+TEST_CASE("slack of a long run is told in pieces: the same as in one array") {
+  Napkin n;
+  n.microbatches = 800;
+  n.transfer_us = 300;
+  n.host_us = 20;
+  const Result result = n.simulate();
+  const Graph& graph = result.graph;
+  REQUIRE(graph.size() > 20'000);
+  std::vector<std::int64_t> latest(graph.size(), step_of(result));
+  for (auto node = static_cast<std::uint32_t>(graph.size()); node-- > 0;)
+    for (const auto [from, lag_ns] : graph.edges.of(node))
+      latest[from] = std::min(latest[from], latest[node] - graph.duration_ns[node] - lag_ns);
+  std::uint32_t expected = static_cast<std::uint32_t>(graph.size()), wrong = 0;
+  slack(graph, result.times, [&](std::uint32_t node, std::int64_t ns) {
+    wrong += node != --expected || ns != latest[node] - result.times.end[node];
+  });
+  CHECK(wrong == 0);
+  CHECK(expected == 0);
 }
 
 // Megatron enqueues in a fixed order, so a transfer cannot overtake: the graph of a schedule does not depend on times,

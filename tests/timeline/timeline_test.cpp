@@ -157,8 +157,12 @@ TEST_CASE("an edge may lag: run() is the longest path") {
   Graph graph;
   graph.ranks = 1;
   graph.duration_ns = {10, 5, 7};
-  graph.first_edge = {0, 0, 1, 3};
-  graph.edges = {{0, 3}, {0, 0}, {1, 2}};
+  graph.edges.end_row();
+  graph.edges.add({0, 3});
+  graph.edges.end_row();
+  graph.edges.add({0, 0});
+  graph.edges.add({1, 2});
+  graph.edges.end_row();
   graph.loads.resize(3, profile::Load::none);
   graph.labels.resize(3);
   Times times;

@@ -233,7 +233,13 @@ class Allocator {
   std::int64_t largest_allocation(std::int32_t stream = 0) const;
   std::int64_t segment_bytes(std::int64_t requested) const;  ///< what a new segment for it takes
   int segments() const;
-  std::int64_t retries() const;           ///< times that cached segments were released to find room
+  std::int64_t retries() const;  ///< times that cached segments were released to find room
+  /// How near the device was to being full whenever it gave memory, and to having enough whenever it did not: with less
+  /// than `left` less, or less than `lacking` more, all would have gone alike.
+  struct Nearness {
+    std::int64_t left = INT64_MAX, lacking = INT64_MAX;
+  };
+  Nearness nearness() const;
   std::vector<Segment> snapshot() const;  ///< by address
 
   /// Adds what the answers to later calls depend on: all but the blocks in use, and one of these.

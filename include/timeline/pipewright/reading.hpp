@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "pipewright/timeline.hpp"
@@ -28,6 +29,10 @@ struct Gap {
 /// All of them, rank by rank in order of time. With the kernels of the compute stream they are the step: what they add
 /// up to by cause are the ranks' accounts.
 std::vector<Gap> gaps(const Result& result, const model::Stages& stages, const schedule::Program& program);
+
+/// By how much each node could end later without the step ending later; `tell` hears of the last node first.
+void slack(const Graph& graph, const Times& times,
+           const std::function<void(std::uint32_t node, std::int64_t ns)>& tell);
 
 /// Where steady state and cool-down of a rank's program begin (indices of instructions).
 struct PhaseBounds {

@@ -103,16 +103,71 @@ constexpr bool goes_forward(schedule::Part::Type type) {
   return type == schedule::Part::Type::send_next || type == schedule::Part::Type::recv_prev;
 }
 
-/// Nodes are numbered in topological order. Row i of `edges` (first_edge[i] .. first_edge[i+1]) are its predecessors.
-struct Graph {
-  struct Edge {
-    std::uint32_t from;
-    std::int32_t lag_ns;  ///< start >= end(from) + lag
+struct Edge {
+  std::uint32_t from;
+  std::int32_t lag_ns;  ///< start >= end(from) + lag
+};
+
+/// Predecessors of nodes, row after row. Most edges have no lag: a word each, and one more where there is a lag.
+class Edges {
+ public:
+  class Iterator {
+   public:
+    explicit Iterator(const std::uint32_t* at) : at_(at) {}
+    Edge operator*() const {
+      const bool lags = (at_[0] & lag_follows) != 0;
+      return {at_[0] & ~lag_follows, lags ? static_cast<std::int32_t>(at_[1]) : 0};
+    }
+    Iterator& operator++() {
+      at_ += 1 + (at_[0] >> 31U);
+      return *this;
+    }
+    friend bool operator==(const Iterator&, const Iterator&) = default;
+
+   private:
+    const std::uint32_t* at_;
   };
+  struct Row {
+    Iterator first, behind;
+    Iterator begin() const { return first; }
+    Iterator end() const { return behind; }
+  };
+
+  Row of(std::uint32_t node) const {
+    return {Iterator(words_.data() + first_[node]), Iterator(words_.data() + first_[node + 1])};
+  }
+  /// One more of the last row, the next node's.
+  void add(const Edge& edge) {
+    if (edge.lag_ns == 0) return words_.push_back(edge.from);
+    words_.push_back(edge.from | lag_follows);
+    words_.push_back(static_cast<std::uint32_t>(edge.lag_ns));
+  }
+  void end_row() { first_.push_back(static_cast<std::uint32_t>(words_.size())); }
+  void drop_row() { words_.resize(first_.back()); }
+  void reserve(std::size_t nodes, std::size_t words) {
+    first_.reserve(nodes + 1);
+    words_.reserve(words);
+  }
+  void scale_lags(double factor) {
+    for (std::size_t i = 0; i < words_.size(); ++i) {
+      if ((words_[i] & lag_follows) == 0) continue;
+      auto& lag = words_[++i];
+      lag = static_cast<std::uint32_t>(static_cast<std::int32_t>(static_cast<std::int32_t>(lag) * factor));
+    }
+  }
+
+  static constexpr std::uint32_t most_nodes = 0x80000000;
+
+ private:
+  static constexpr std::uint32_t lag_follows = 0x80000000;
+  std::vector<std::uint32_t> first_{0}, words_;
+};
+
+/// Nodes are numbered in topological order.
+struct Graph {
   std::vector<std::int64_t> duration_ns;  ///< as built: on a cool part with nothing beside
-  std::vector<std::uint32_t> first_edge;
-  std::vector<Edge> edges;
-  std::vector<profile::Load> loads;  ///< how a node slows when the clock falls
+  Edges edges;                            ///< from the predecessors of each node
+  std::vector<profile::Load> loads;       ///< how a node slows when the clock falls
   std::vector<Label> labels;
   int ranks = 0;
   std::size_t size() const { return duration_ns.size(); }
@@ -267,9 +322,6 @@ Result simulate(const scenario::Scenario& scenario, const model::Stages& stages,
 
 /// The kernel behind a node; null for transfers, waits and the host.
 const model::Kernel* kernel_of(const model::Stages& stages, const Label& label);
-
-/// By how much each node could end later without the step ending later.
-std::vector<std::int64_t> slack(const Graph& graph, const Times& times);
 
 /// A change that would shorten the step.
 struct Lever {
