@@ -115,9 +115,9 @@ done
 
 # An edited plan is refused before anything runs, and says which candidate.
 rm -f "$work/seen.flags"
-sed 's/micro_batch_size: 1\\n/micro_batch_size: 1\\n  recompute_granularity: full\\n/' "$work/plan.json" >"$work/rule.json"
+sed '0,/micro_batch_size: 1\\n/s//micro_batch_size: 1\\n  recompute_granularity: full\\n/' "$work/plan.json" >"$work/rule.json"
 expect 1 'refused: ' "$work/rule.json" --out "$work/e" --no-record -- "$launcher" ok '{steps}' '{flags}'
-sed 's/micro_batch_size: 1\\n/micro_batch_size: 1\\n  nonsense: 1\\n/' "$work/plan.json" >"$work/key.json"
+sed '0,/micro_batch_size: 1\\n/s//micro_batch_size: 1\\n  nonsense: 1\\n/' "$work/plan.json" >"$work/key.json"
 expect 2 'key.json, scenario of best:' "$work/key.json" --out "$work/e" --no-record -- "$launcher" ok '{steps}' '{flags}'
 [ ! -e "$work/seen.flags" ] || fail 'a candidate of an edited plan ran before all were checked'
 # A program that says it runs something else measures nothing of the candidate.
