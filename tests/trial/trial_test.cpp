@@ -236,6 +236,7 @@ TEST_CASE("arguments that the program prints are the candidate's, or the run is 
     CHECK(not_of(scenario, megatron("2", "full", "4", before)) ==
           std::vector<std::string>{"recompute_granularity full, not None", "world_size 4, not 2"});
   }
+  CHECK(not_of(scenario, "  global_batch_size ............................. None\n").empty());
   const auto bridge = [](const std::string& pipeline) {
     return "Configuration Summary (Non-Default Values vs Megatron Core)\n\n[model] Non-default values (vs Mcore "
            "TransformerConfig):\n  hidden_size: 1024  (Mcore default: 0)\n" +
