@@ -81,12 +81,15 @@ const Placeholder* placeholder_at(const std::string& word, std::size_t at, const
                    nearest_name("{" + meant(name) + "}", known));
 }
 
-/// In quotes of the command's own they would be one word, or end at the first quote of theirs.
+/// An argument of the command's own quotes would be one word of all; a single quote ends at the first one of theirs.
 void refuse_quotes(const std::string& word, std::size_t at, const Placeholder& placeholder) {
   const std::string written = "{" + placeholder.name + "}";
   const auto after = at + written.size();
-  const bool alone = at > 0 && after < word.size() && word[at - 1] == word[after] &&
-                     (word[after] == '\'' || word[after] == '"') && placeholder.words.size() > 1;
+  const auto is = [&](std::size_t i, std::string_view any) {
+    return i >= word.size() || any.find(word[i]) != any.npos;
+  };
+  const bool quoted = at > 0 && after < word.size() && word[at - 1] == word[after] && is(after, "'\"");
+  const bool alone = quoted && is(at - 2, " \t\n") && is(after + 1, " \t\n;&|") && placeholder.words.size() > 1;
   char open = 0;
   for (std::size_t i = 0; i < at; ++i) {
     if (word[i] == '\\' && open != '\'')

@@ -55,8 +55,8 @@ TEST_CASE("words that are quoted already do not stand in a shell's quotes") {
   for (const char* wrong : {"run '{flags}'", "run \"{flags}\" x", "ssh n 'cd x; run {flags}'", "'{env} {flags}"})
     CHECK_THROWS_WITH_AS(fill({"sh", "-c", wrong}, candidate(), Form::megatron, 9),
                          doctest::Contains("stands in quotes"), UsageError);
-  for (const char* right :
-       {"A='{name}' run {flags}", "it\\'s {flags}", "ssh n \"run {flags}\"", "echo 'x' \"it's\" {flags}"})
+  for (const char* right : {"A='{name}' run {flags}", "it\\'s {flags}", "ssh n \"run {flags}\"",
+                            "echo 'x' \"it's\" {flags}", "F=\"{flags}\"; run $F", "{\"args\": \"{flags}\"}"})
     CHECK_NOTHROW(fill({"sh", "-c", right}, candidate(), Form::megatron, 9));
 }
 
