@@ -10,6 +10,7 @@
 #include <map>
 #include <string_view>
 
+#include "commands.hpp"
 #include "pipewright/base.hpp"
 
 namespace pipewright::cli {
@@ -61,7 +62,15 @@ void declare(CLI::App& app, Command& command, Made& made) {
         if (option.is_read()) from_standard_input(option);
         option.give(o->results());
       }
-      command.callback()();
+      try {
+        command.callback()();
+      } catch (const Refused& refusal) {
+        answer_with_error(command, "refused", refusal.what());
+        throw;
+      } catch (const UsageError& error) {
+        answer_with_error(command, "input", error.what());
+        throw;
+      }
     });
   }
   for (Command& below : command.commands()) declare(*app.add_subcommand(below.name(), below.help()), below, made);

@@ -7,6 +7,7 @@
 #include "embedded.hpp"
 #include "pipewright/base.hpp"
 #include "pipewright/regex.hpp"
+#include "pipewright/report.hpp"
 #include "terminal.hpp"
 
 namespace pipewright::cli {
@@ -71,6 +72,19 @@ std::string with_list(const std::string& json, const std::string& name, const st
   return document.dump(1) + "\n";
 }
 
+namespace {
+bool answered = false;  ///< standard output holds a result
+}
+
+void answer_with_error(const Command& command, std::string_view kind, std::string_view message) {
+  if (answered || embedding() != nullptr) return;
+  for (const Option& option : command.options())
+    if (option.name() == "--json" && option.given() == std::vector<std::string>{"-"}) {
+      const nlohmann::ordered_json error = {{"error", {{"kind", kind}, {"message", message}}}};
+      write_result("-", report::stamped(error.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n"));
+    }
+}
+
 void write_result(const std::string& path, std::string_view text) {
   if (path != "-") return write_file(path, text);
   if (Embedding* const host = embedding(); host != nullptr) {
@@ -79,6 +93,7 @@ void write_result(const std::string& path, std::string_view text) {
   }
   // JSON, pages and packed traces are for programs.
   const bool plain = text.empty() || std::string_view("{[<\x1f").find(text.front()) != std::string_view::npos;
+  answered = true;
   const std::string shown = plain ? std::string(text) : dressed(text);
   if (std::fwrite(shown.data(), 1, shown.size(), stdout) != shown.size()) {
     throw UsageError("standard output cannot be written");

@@ -6,19 +6,9 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "pipewright/report.hpp"
+
 namespace pipewright::cli {
-namespace {
-
-/// 2543616.2 -> "2,543,616".
-std::string grouped(double number) {
-  std::string digits = fmt::format("{:.0f}", number);
-  for (auto at = static_cast<std::ptrdiff_t>(digits.size()) - 3; at > 0; at -= 3) {
-    digits.insert(static_cast<std::size_t>(at), ",");
-  }
-  return digits;
-}
-
-}  // namespace
 
 double Training::tokens() const {
   double number = 0;
@@ -49,7 +39,7 @@ Training::Cost Training::cost(const scenario::Scenario& s, std::int64_t step_ns)
 std::string Training::line(const scenario::Scenario& s, std::int64_t step_ns) const {
   const Cost c = cost(s, step_ns);
   return fmt::format("{} tokens: {} steps, {:.1f} days, {} GPU-hours at this pace, without restarts and checkpoints\n",
-                     text_, grouped(c.steps), c.days, grouped(c.gpu_hours));
+                     text_, report::grouped(std::llround(c.steps)), c.days, report::grouped(std::llround(c.gpu_hours)));
 }
 
 std::string Training::with(const std::string& json, const scenario::Scenario& s, std::int64_t step_ns) const {

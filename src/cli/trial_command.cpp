@@ -32,7 +32,11 @@ std::vector<trial::Candidate> candidates_of(const TrialOptions& options) {
   if (is_plan(options.input.path)) {
     options.input.require_no_overrides();
     auto candidates = trial::candidates_of_plan(read_file(options.input.path), options.input.path, options.top);
-    for (auto& candidate : candidates) options.input.name_gpu(candidate.scenario);
+    for (auto& candidate : candidates) {  // before any of them runs: somebody may have edited the plan
+      options.input.name_gpu(candidate.scenario);
+      scenario::check(candidate.scenario);
+      require_legal(candidate.scenario);
+    }
     return candidates;
   }
   auto scenario = options.input.legal().scenario;

@@ -41,7 +41,7 @@ class FlagImporter {
     read(launch);
     // What the parser's defaults are worth can depend on other flags (those of MLA), so flags are read twice.
     Scenario structure = s_;
-    for (const auto& given : given_) apply(given, structure);
+    require_variables(structure);
     finish(structure);
     for (const auto& flag : flags()) {
       if (is_special(flag) || flag.parser_default.empty() || !has(flag.versions, s_.software)) continue;
@@ -81,9 +81,10 @@ class FlagImporter {
     const bool unsaid = !(launch.gpus_of_node && launch.nodes) && !launch.gpus && !launch.unknown.empty();
     if (unsaid) {
       const auto& [text, line] = launch.unknown.begin()->second;
-      if (is_open(text))
-        throw UsageError({launch.file, line}, text,
-                         "nobody says how many these are: give what it holds with --env NAME=VALUE, or --gpus N");
+      if (is_open(text)) {
+        how_many_ = Given{text, {}, {launch.file, line}};
+        return;
+      }
       result_.notes.push_back(text + " is no number of GPUs or nodes: say it with --gpus");
     }
     if (launch.gpus_of_node && launch.nodes)
@@ -240,15 +241,40 @@ class FlagImporter {
                                 "megatron/training/arguments.py (" + s_.software.megatron_core + ")"});
   }
 
-  void set(Scenario& s, const Given& given, const std::string& field, const std::string& value) const {
+  /// Applies the flags; variables that nobody sets are asked for all at once, those that say how many GPUs too.
+  void require_variables(Scenario& s) const {
+    std::vector<std::string> unset;
+    const Given* first = nullptr;
+    const auto add = [&](const std::string& word) {
+      if (is_unset_variable(word) && std::ranges::find(unset, word) == unset.end()) unset.push_back(word);
+    };
+    for (const auto& given : given_) {
+      try {
+        apply(given, s);
+      } catch (const UsageError&) {
+        if (std::ranges::none_of(given.values, is_unset_variable)) throw;
+        if (first == nullptr) first = &given;
+        std::ranges::for_each(given.values, add);
+      }
+    }
+    if (how_many_ && first == nullptr)
+      throw UsageError(how_many_->where, how_many_->name,
+                       "nobody says how many these are: give what it holds with --env NAME=VALUE, or --gpus N");
+    if (first == nullptr) return;
+    if (how_many_) add(how_many_->name.substr(how_many_->name.find("${")));  // "--nnodes ${N}"
+    std::string settings;
+    for (const auto& word : unset) settings += " --env " + word.substr(2, word.size() - 3) + "=VALUE";
+    throw UsageError(
+        first->where, first->name,
+        list(unset, ", ") +
+            (unset.size() == 1 ? " is not set: give what it holds with" : " are not set: give what they hold with") +
+            settings);
+  }
+
+  static void set(Scenario& s, const Given& given, const std::string& field, const std::string& value) {
     try {
       scenario::set(s, field + "=" + value);
     } catch (const UsageError& error) {
-      for (const auto& said : given.values)
-        if (is_unset_variable(said))
-          throw UsageError(
-              given.where, given.name,
-              said + " is not set: give what it holds with --env " + said.substr(2, said.size() - 3) + "=VALUE");
       throw UsageError(given.where, given.name, error.message(), error.allowed(), error.nearest());
     }
     s.positions.restate(field, given.where);
@@ -510,7 +536,8 @@ class FlagImporter {
   scenario::Int vocabulary_;
   std::string tokenizer_;
   std::set<std::string> silent_, unknown_;
-  std::vector<Given> foreign_;  ///< flags that no version has and nobody said to ignore
+  std::optional<Given> how_many_;  ///< GPUs or nodes: what depends on what nobody says
+  std::vector<Given> foreign_;     ///< flags that no version has and nobody said to ignore
 };
 
 }  // namespace

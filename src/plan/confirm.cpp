@@ -1,6 +1,8 @@
 // The exact engine's part of the search: it decides among what quick looks leave, and predicts what stands beside the
 // best in the answer.
 #include <algorithm>
+#include <map>
+#include <string>
 
 #include "pipewright/scenario/derived.hpp"
 #include "searcher.hpp"
@@ -335,15 +337,28 @@ double Searcher::least_of_step(std::size_t structure, std::size_t step) const {
 
 void Searcher::scout_structure_of(std::size_t winner) {
   if (!options_.scout) return;
-  constexpr std::size_t most_steps = 16;
   const auto home = trials_[winner].structure;
   auto& known = known_[home];
-  if (known.expanded && !known.steps.empty()) {
-    const std::size_t stride = std::max<std::size_t>(1, known.steps.size() / most_steps);
-    for (std::size_t step = 0; step < known.steps.size(); step += stride) {
-      if (known.opened[step]) continue;
-      known.opened[step] = true;
-      opened({least_of_step(home, step), Node::Kind::step, home, step});
+  if (known.expanded) {
+    // Of numbers of layers some tell the others; each list of modules is of its own kind.
+    constexpr std::size_t most_numbers = 8, most_lists = 16;
+    std::map<std::string, std::vector<std::size_t>> by_method;
+    for (std::size_t step = 0; step < known.steps.size(); ++step)
+      by_method[known.steps[step].value.setting("recompute_method")].push_back(step);
+    std::map<std::size_t, Node> waiting;
+    for (const Node& node : open_)
+      if (node.kind == Node::Kind::step && node.structure == home) waiting.emplace(node.index, node);
+    for (const auto& [method, steps] : by_method) {
+      const bool numbers = method == "block" || method == "uniform";
+      const std::size_t most = numbers ? most_numbers : most_lists, stride = (steps.size() + most - 1) / most;
+      for (std::size_t n = 0; n < steps.size(); n += stride) {
+        const auto step = steps[n];
+        const auto node = waiting.find(step);
+        if (known.opened[step] && node == waiting.end()) continue;
+        if (node != waiting.end()) open_.erase(node->second);
+        known.opened[step] = true;
+        opened({least_of_step(home, step), Node::Kind::step, home, step});
+      }
     }
   }
   std::vector<std::size_t> same;

@@ -173,6 +173,13 @@ std::vector<Point> ladder(const std::vector<Trial>& trials, std::size_t winner, 
     if (point && point->step_ns >= top->step_ns && point->needed < top->needed)
       steps.push_back({std::move(*point), &trial});
   }
+  // Of equals the one that changes least: the allocator stays.
+  std::ranges::stable_sort(steps, {}, [&](const Rung& step) {
+    const auto& choices = step.trial->candidate.choices;
+    std::size_t changed = 0;
+    for (std::size_t d = 0; d < choices.size(); ++d) changed += choices[d] != best.candidate.choices[d] ? 1U : 0U;
+    return changed;
+  });
   steps = front_of(
       std::move(steps), [](const Rung& step) -> const Point& { return step.point; }, &Point::needed);
   constexpr std::size_t most = 8;

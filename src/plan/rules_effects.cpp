@@ -20,6 +20,10 @@ void drop(Scenario& s, Offload module) {
   std::erase(s.settings.offload_modules, scenario::name(module));
   if (s.settings.offload_modules.empty()) s.settings.fine_grained_activation_offloading = false;
 }
+/// A default is nobody's wish.
+bool stated_off(const Scenario& s, const char* setting, bool value) {
+  return !value && s.positions.contains(std::string("settings.") + setting);
+}
 bool used(const Scenario& s, Recompute module) { return scenario::recomputes(s, module); }
 bool used(const Scenario& s, Offload module) { return offloads(s, module); }
 
@@ -259,6 +263,20 @@ std::vector<Rule> effect_rules() {
        "align_param_gather does nothing: it needs overlap_param_gather and a virtual pipeline",
        "remove it",
        [](Scenario& s) { s.settings.align_param_gather = false; }},
+      {"no-effect.fsdp-overlap",
+       no_effect,
+       core,
+       {"overlap_param_gather", "overlap_grad_reduce", "use_megatron_fsdp"},
+       everywhere,
+       [](const Scenario& s) {
+         return s.settings.use_megatron_fsdp && s.settings.data_parallel_sharding_strategy == "optim_grads_params" &&
+                (stated_off(s, "overlap_param_gather", s.settings.overlap_param_gather) ||
+                 stated_off(s, "overlap_grad_reduce", s.settings.overlap_grad_reduce));
+       },
+       "overlap_param_gather: false and overlap_grad_reduce: false do nothing with Megatron-FSDP, which overlaps both "
+       "whatever is asked for where it shards parameters",
+       "remove them, or set them to true",
+       [](Scenario& s) { s.settings.overlap_param_gather = s.settings.overlap_grad_reduce = true; }},
       {"no-effect.wgrad-deferral-limit",
        no_effect,
        core,

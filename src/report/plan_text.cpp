@@ -141,14 +141,6 @@ std::string changes(const plan::Plan& plan) {
   return any ? "Changes\n" + table.text() : "Changes\n  none: the scenario as given is the best\n";
 }
 
-/// "12 345 678"
-std::string grouped(std::int64_t count) {
-  auto text = std::to_string(count);
-  for (auto at = static_cast<std::ptrdiff_t>(text.size()) - 3; at > 0; at -= 3)
-    text.insert(static_cast<std::size_t>(at), " ");
-  return text;
-}
-
 /// What was covered, and what became of it: the counts add up.
 std::string searched(const plan::Searched& s) {
   std::string out = fmt::format("searched {} {} in {} {}:", grouped(s.candidates), plural(s.candidates, "candidate"),
@@ -203,7 +195,7 @@ std::string sensitivity(const plan::Plan& plan) {
   std::string out = "How sure the choice is (differences with what both share cancelled)\n";
   for (const auto& [label, c] : plan.rivals) {
     std::string text = fmt::format("- {}: {:+.1f} ms +- {:.1f} (90 %){}", label, ns_to_ms(c.difference_ns),
-                                   ns_to_ms(c.half_interval_ns()), c.tied() ? ", a tie" : "");
+                                   ns_to_ms(c.half_interval_ns()), c.tied() ? ", either may be faster" : "");
     if (c.family.empty())
       text += "; no measurement can turn it alone";
     else
@@ -253,6 +245,13 @@ const char* headline_without_best(const plan::Plan& plan) {
 }
 
 }  // namespace
+
+std::string grouped(std::int64_t count) {
+  auto text = std::to_string(count);
+  for (auto at = static_cast<std::ptrdiff_t>(text.size()) - 3; at > 0; at -= 3)
+    text.insert(static_cast<std::size_t>(at), ",");
+  return text;
+}
 
 std::string flags_text(const scenario::Scenario& scenario, const std::vector<std::string>& emit_forms) {
   std::string out;

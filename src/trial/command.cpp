@@ -81,6 +81,26 @@ const Placeholder* placeholder_at(const std::string& word, std::size_t at, const
                    nearest_name("{" + meant(name) + "}", known));
 }
 
+/// An argument of the command's own quotes would be one word of all; a single quote ends at the first one of theirs.
+void refuse_quotes(const std::string& word, std::size_t at, const Placeholder& placeholder) {
+  const std::string written = "{" + placeholder.name + "}";
+  const auto after = at + written.size();
+  const auto is = [&](std::size_t i, std::string_view any) {
+    return i >= word.size() || any.find(word[i]) != any.npos;
+  };
+  const bool quoted = at > 0 && after < word.size() && word[at - 1] == word[after] && is(after, "'\"");
+  const bool alone = quoted && is(at - 2, " \t\n") && is(after + 1, " \t\n;&|") && placeholder.words.size() > 1;
+  char open = 0;
+  for (std::size_t i = 0; i < at; ++i) {
+    if (word[i] == '\\' && open != '\'')
+      ++i;
+    else if ((word[i] == '\'' || word[i] == '"') && (open == 0 || open == word[i]))
+      open = open == 0 ? word[i] : '\0';
+  }
+  if (alone || (open == '\'' && joined(placeholder.words).find('\'') != std::string::npos))
+    throw UsageError(kCommand, written, "stands in quotes: its words are quoted for a shell already, one by one");
+}
+
 }  // namespace
 
 std::vector<Candidate> candidates_of_plan(const std::string& json, const std::string& file, int top) {
@@ -105,7 +125,7 @@ std::vector<Candidate> candidates_of_plan(const std::string& json, const std::st
     if (!entry.contains("scenario"))
       throw UsageError({file, 0}, name, "has no scenario: write the plan again with this version");
     Candidate candidate{name, entry.contains("label") ? text_of(entry, name, "label") : name,
-                        scenario::parse(text_of(entry, name, "scenario"), file)};
+                        scenario::parse(text_of(entry, name, "scenario"), file + ", scenario of " + name)};
     candidate.scenario.name = name;
     const auto same = std::find_if(result.begin(), result.end(),
                                    [&](const Candidate& other) { return other.scenario == candidate.scenario; });
@@ -154,7 +174,7 @@ Command fill(const std::vector<std::string>& command, const Candidate& candidate
       if (whole)
         result.words.insert(result.words.end(), found->words.begin(), found->words.end());
       else
-        out += joined(found->words);
+        refuse_quotes(word, at, *found), out += joined(found->words);
       at += length;
     }
     if (!whole) result.words.push_back(out);

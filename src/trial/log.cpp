@@ -23,16 +23,20 @@ Bytes of_gigabytes(const std::string& text) { return Bytes(static_cast<std::int6
 /// the former count where the latter are missing.
 struct Lines {
   std::vector<std::pair<int, double>> exact, rounded;
+  std::vector<int> unusual;
   int seconds = 0;
 
   void read(std::string_view line) {
     static const Regex megatron(R"(iteration\s+)" + whole_group + R"(\s*/.*elapsed time per iteration \(ms\): )" +
                                 number_group + end_of_number),
         bridge("Step Time : " + number_group + "s" + end_of_number);
-    if (const auto m = megatron.first_in(line); !m.empty())
+    static const Regex skipped(R"(number of (?:skipped|nan) iterations: +[1-9])");
+    if (const auto m = megatron.first_in(line); !m.empty()) {
       add(exact, std::stoi(m[1]), std::stod(m[2]));
-    else if (const auto s = bridge.first_in(line); !s.empty())
+      if (skipped.found_in(line)) unusual.push_back(std::stoi(m[1]));
+    } else if (const auto s = bridge.first_in(line); !s.empty()) {
       add(rounded, ++seconds, 1e3 * std::stod(s[1]));
+    }
   }
 
  private:
@@ -68,7 +72,34 @@ void read_memory(std::string_view line, Log& log) {
     *known = memory;
 }
 
+/// Python without a buffer writes a line and its end apart: lines of several ranks become one.
+template <class Each>
+void each_rank(std::string_view line, const Each& body) {
+  constexpr std::string_view begins = "[Rank ";
+  for (std::size_t at = line.find(begins); at != std::string_view::npos;) {
+    const auto next = line.find(begins, at + 1);
+    body(line.substr(at, next - at));
+    at = next;
+  }
+}
+
 }  // namespace
+
+std::string plain(std::string_view line) {
+  std::string out;
+  for (std::size_t at = 0; at < line.size(); ++at) {
+    const auto byte = static_cast<unsigned char>(line[at]);
+    if (byte == 0x1b && at + 1 < line.size()) {
+      const bool title = line[++at] == ']';
+      if (title) at = std::min(line.find('\a', at), line.size());
+      if (line[at] == '[')  // parameters, then one letter
+        while (++at < line.size() && (line[at] < '@' || line[at] > '~')) continue;
+    } else if (byte >= ' ' || byte == '\t') {
+      out += line[at];
+    }
+  }
+  return out;
+}
 
 std::string shortened(std::string_view line) {
   constexpr std::size_t longest = 300;
@@ -91,8 +122,10 @@ Log read_log(std::string_view text) {
   each_line(text, [&](std::string_view line) {
     line = line.substr(0, longest);
     if (holds(line, "elapsed time per iteration") || holds(line, "Step Time :")) lines.read(line);
-    if (holds(line, "max reserved:") || holds(line, "mem-max-reserved-gigabytes:")) read_memory(line, log);
+    if (holds(line, "max reserved:") || holds(line, "mem-max-reserved-gigabytes:"))
+      each_rank(line, [&](std::string_view of_rank) { read_memory(of_rank, log); });
   });
+  log.unusual = std::move(lines.unusual);
   log.steps = lines.exact.empty() ? std::move(lines.rounded) : std::move(lines.exact);
   return log;
 }
@@ -108,8 +141,14 @@ Steps steps_of(const Log& log) {
   }
   const int first = sorted.front().first;
   steps.done = sorted.back().first - first + steps.apart;
-  for (const auto& [step, ms] : log.steps)
-    if (steps.apart == 1 && step - first + 1 >= first_counted_step) steps.samples_ms.push_back(ms);
+  const auto usual = [&](int step) { return std::count(log.unusual.begin(), log.unusual.end(), step) == 0; };
+  for (const auto& [step, ms] : log.steps) {
+    if (steps.apart != 1 || step - first + 1 < first_counted_step) continue;
+    if (usual(step))
+      steps.samples_ms.push_back(ms);
+    else
+      ++steps.unusual;
+  }
   return steps;
 }
 

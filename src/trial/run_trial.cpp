@@ -1,6 +1,7 @@
 // One candidate: predicted, run, read back.
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <sys/file.h>
 #include <unistd.h>
 
@@ -152,6 +153,11 @@ void leave_out_foreign_ranks(Run& run) {
 
 /// Why there is no step time.
 std::string without_time(const Run& run, const Failure& failure) {
+  if (run.steps.unusual > 0)
+    return fmt::format(
+        "in none of its steps from {} on did the optimizer step with a finite loss (Megatron's \"number of skipped "
+        "iterations\" and \"nan iterations\"): of fp16 an --initial-loss-scale that fits, or more --steps",
+        first_counted_step);
   const std::string why =
       run.steps.apart > 1
           ? fmt::format("prints a step time for every {} steps, their mean; --log-interval 1 in COMMAND prints each",
@@ -206,6 +212,16 @@ void read_back(Run& run, const Ended& ended, const Recordings& recordings, const
   leave_out_foreign_ranks(run);
   time_steps(run, log);
   judge(run, ended, failure_of(text, ended.status), options);
+  if (const auto others = not_of(run.candidate.scenario, text); !others.empty()) {
+    run.status = Status::failed;
+    run.cause = Cause::none;
+    run.lines.clear();
+    run.reason = "the program runs something else: " + fmt::format("{}", fmt::join(others, "; ")) +
+                 " (does COMMAND hand {flags} on, and set none of it again?)";
+  }
+  if (run.step_ms && run.steps.unusual > 0)
+    run.notes.push_back(fmt::format("{} of its steps do not count: the optimizer did not step, or the loss was NaN",
+                                    run.steps.unusual));
   if (run.status != Status::ok) run.step_ms.reset();
   if (run.step_ms && !run.from_recording)  // the recorder slows hosts
     run.host_factor = validate::host_factor_of(measured_scenario(run), profiles, run.prediction);

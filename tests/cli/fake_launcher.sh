@@ -9,6 +9,7 @@ for flag in "$@"; do
 done
 echo "$*" >"$FAKE_SEEN.flags"
 echo "${CUDA_DEVICE_MAX_CONNECTIONS-unset} ${PYTORCH_CUDA_ALLOC_CONF-unset}" >"$FAKE_SEEN.env"
+[ "$mode" != ignores ] || echo '  pipeline_model_parallel_size .................... 1'
 step=0 first=0
 [ "$mode" != resumed ] || first=100
 while [ $step -lt "$steps" ]; do

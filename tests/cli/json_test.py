@@ -53,6 +53,19 @@ def main():
         if list(said)[:2] != ["schema", "tool"] or said["schema"] != 2 or set(said["tool"]) != {"version", "commit"} or len(said) < 3:
             print(f"{name}: begins with {list(said)[:3]}")
             failed = 1
+    # What refuses or cannot be read is the answer, too; standard output is nothing else's.
+    for command, setting, status, kind in (("simulate", "recompute_granularity=full", 1, "refused"),
+                                           ("simulate", "nonsense=1", 2, "input"), ("plan", "nonsense=1", 2, "input")):
+        answer = run(command, SMALL, "--set", setting, "--json", "-")
+        said = json.loads(answer.stdout or "{}")
+        error = said.get("error", {})
+        if (answer.returncode, list(said), error.get("kind")) != (status, ["schema", "tool", "error"], kind) or \
+                error["message"] not in answer.stderr:
+            print(f"{command} {setting}: {answer.returncode}: {answer.stdout}{answer.stderr}")
+            failed = 1
+        if run(command, SMALL, "--set", setting, "--json", folder / "no.json").stdout or (folder / "no.json").exists():
+            print(f"{command} {setting}: wrote something")
+            failed = 1
     return failed
 
 

@@ -113,6 +113,18 @@ for option in '--set micro_batch_size=2' '--env A=B' '--gpus 4'; do
   expect 2 'give it to `pipewright plan`' "$work/plan.json" $option --dry-run -- "$launcher" ok '{steps}' '{flags}'
 done
 
+# An edited plan is refused before anything runs, and says which candidate.
+rm -f "$work/seen.flags"
+sed '0,/micro_batch_size: 1\\n/s//micro_batch_size: 1\\n  recompute_granularity: full\\n/' "$work/plan.json" >"$work/rule.json"
+expect 1 'refused: ' "$work/rule.json" --out "$work/e" --no-record -- "$launcher" ok '{steps}' '{flags}'
+sed '0,/micro_batch_size: 1\\n/s//micro_batch_size: 1\\n  nonsense: 1\\n/' "$work/plan.json" >"$work/key.json"
+expect 2 'key.json, scenario of best:' "$work/key.json" --out "$work/e" --no-record -- "$launcher" ok '{steps}' '{flags}'
+[ ! -e "$work/seen.flags" ] || fail 'a candidate of an edited plan ran before all were checked'
+# A program that says it runs something else measures nothing of the candidate.
+expect 1 'the program runs something else: pipeline_model_parallel_size 1, not ' small.yaml --out "$work/w" --no-record -- \
+  "$launcher" ignores '{steps}' '{flags}'
+[ ! -e "$work/w/given.yaml" ] || fail 'another run was measured as the candidate'"'"'s'
+
 # Failures are told with their reason, and kept.
 expect 1 'out of memory: [rank1]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 3.91 GiB' small.yaml \
   --out "$work/o" --no-record -- "$launcher" oom '{steps}' '{flags}'

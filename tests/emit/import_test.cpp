@@ -315,6 +315,26 @@ TEST_CASE("a script's faults are named with its line") {
   CHECK(error("echo hello\n").find("no training command found") != std::string::npos);
   CHECK(error(head + " --vocab-size 9\n)\ntorchrun p.py ${A[@]} --micro-batch-size $MBS\n")
             .starts_with("t.sh:8: --micro-batch-size: ${MBS} is not set: give what it holds with --env MBS=VALUE"));
+  CHECK(error(head + " --vocab-size $V\n)\ntorchrun p.py ${A[@]} --micro-batch-size $MBS --global-batch-size $V "
+                     "--data-path $DATA\n") ==
+        "t.sh:6: --vocab-size: ${V}, ${MBS} are not set: give what they hold with --env V=VALUE --env "
+        "MBS=VALUE");
+  // How many GPUs there are is asked for with the others.
+  for (const std::string& size : {std::string("$MBS"), std::string("1")}) {
+    std::string said;
+    try {
+      emit::from_launch_file(head +
+                                 " --vocab-size 9\n)\ntorchrun --nproc-per-node 8 --nnodes $N p.py ${A[@]} "
+                                 "--micro-batch-size " +
+                                 size + "\n",
+                             "t.sh", {0, 8, "h100-sxm", ""});
+    } catch (const UsageError& e) {
+      said = e.what();
+    }
+    CAPTURE(said);
+    CHECK(said.starts_with(size == "1" ? "t.sh:8: --nnodes ${N}: nobody says how many these are"
+                                       : "t.sh:8: --micro-batch-size: ${MBS}, ${N} are not set: give"));
+  }
   CHECK(error("f() { f; }\nf\n").find("without end") != std::string::npos);
 }
 

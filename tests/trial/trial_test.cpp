@@ -51,6 +51,15 @@ TEST_CASE("a placeholder that is written otherwise is told, braces of a shell's 
   CHECK(words[2].ends_with(" ${flags} ${steps} ${#name} {a,b} {1..3} {A} {\"flags\": 1}"));
 }
 
+TEST_CASE("words that are quoted already do not stand in a shell's quotes") {
+  for (const char* wrong : {"run '{flags}'", "run \"{flags}\" x", "ssh n 'cd x; run {flags}'", "'{env} {flags}"})
+    CHECK_THROWS_WITH_AS(fill({"sh", "-c", wrong}, candidate(), Form::megatron, 9),
+                         doctest::Contains("stands in quotes"), UsageError);
+  for (const char* right : {"A='{name}' run {flags}", "it\\'s {flags}", "ssh n \"run {flags}\"",
+                            "echo 'x' \"it's\" {flags}", "F=\"{flags}\"; run $F", "{\"args\": \"{flags}\"}"})
+    CHECK_NOTHROW(fill({"sh", "-c", right}, candidate(), Form::megatron, 9));
+}
+
 TEST_CASE("what the flags do not say of a candidate is told with its command") {
   auto gated = candidate();
   const auto before = fill({"{flags}"}, gated, Form::megatron, 9).remarks;
@@ -165,6 +174,83 @@ TEST_CASE("of a run's steps: the first four are left out wherever it starts, eac
   CHECK(steps(2, 40, 2, 1).done == 40);
 }
 
+TEST_CASE("colours, progress bars and lines of several ranks in one change nothing that is read") {
+  const auto memory = [](int rank) {
+    return "[Rank " + std::to_string(rank) +
+           "] (after 2 iterations) memory (MB) | allocated: 1.00 | max allocated: " + std::to_string(rank + 1) +
+           ".00 | reserved: 3.00 | max reserved: " + std::to_string(rank + 10) + ".00";
+  };
+  const std::string step = " [2026] iteration 2/ 6 | elapsed time per iteration (ms): 915.3 | x: 0 |";
+  const std::string colour = "\x1b[1;32m", plain = "\x1b[0m";
+  for (const std::string& text :
+       {memory(0) + "\n" + memory(1) + "\n" + step + "\n", memory(0) + memory(1) + "\n\n" + step,
+        memory(0) + step + memory(1),
+        "\x1b]0;title\a" + colour + memory(0) + plain + "\r" + memory(1) + plain + "\r\n" + step,
+        memory(1) + memory(0) + "\n50%|##  \r" + colour + step.substr(0, 61) + "\x1b[31m" + step.substr(61, 5) + plain +
+            step.substr(66)}) {
+    CAPTURE(text);
+    auto log = read_log(text);
+    CHECK(log.steps == std::vector{std::pair(2, 915.3)});
+    std::sort(log.memory.begin(), log.memory.end(), [](auto& a, auto& b) { return a.rank < b.rank; });
+    REQUIRE(log.memory.size() == 2);
+    for (const int rank : {0, 1}) {
+      CHECK(log.memory[static_cast<std::size_t>(rank)].rank == rank);
+      CHECK(log.memory[static_cast<std::size_t>(rank)].allocated.value == (rank + 1) << 20);
+      CHECK(log.memory[static_cast<std::size_t>(rank)].reserved.value == (rank + 10) << 20);
+    }
+  }
+  const auto failure = failure_of(colour + "torch.OutOfMemoryError" + plain + ": CUDA out of memory. Tried\n", 1);
+  CHECK(failure.status == Status::out_of_memory);
+  CHECK(failure.reason == "torch.OutOfMemoryError: CUDA out of memory. Tried");
+  CHECK(failure_of(colour + "ValueError" + plain + ": no", 1).cause == Cause::exception);
+}
+
+TEST_CASE("steps whose optimizer did not step are no samples") {
+  std::string text;
+  for (int step = 1; step <= 8; ++step)
+    text += "iteration " + std::to_string(step) + "/ 8 | elapsed time per iteration (ms): " + std::to_string(step) +
+            ".0 | loss scale: 1.0 | number of skipped iterations: " + (step < 7 ? "  1" : "  0") +
+            " | number of nan iterations: " + (step == 8 ? "  1" : "  0") + " |\n";
+  const auto steps = steps_of(read_log(text));
+  CHECK(steps.done == 8);
+  CHECK(steps.samples_ms == std::vector<double>{7});
+  CHECK(steps.unusual == 3);
+}
+
+TEST_CASE("arguments that the program prints are the candidate's, or the run is another's") {
+  const auto scenario = candidate().scenario;
+  const auto megatron = [](const char* pipeline, const char* recompute, const char* world, const char* before) {
+    const auto line = [&](std::string name, const std::string& value) {
+      return before + ("  " + name) + " " + std::string(48 - name.size(), '.') + " " + value + "\n";
+    };
+    return "------------------------ arguments ------------------------\n" + line("global_batch_size", "4") +
+           line("hidden_size", "1024") + line("pipeline_model_parallel_size", pipeline) +
+           line("recompute_granularity", recompute) + line("tensor_model_parallel_size", "1") +
+           line("world_size", world);
+  };
+  for (const char* before : {"", "0: ", "[default0]:", "[1,0]<stdout>: "}) {
+    CAPTURE(before);
+    CHECK(not_of(scenario, megatron("2", "None", "2", before)).empty());
+    CHECK(not_of(scenario, megatron("1", "None", "2", before)) ==
+          std::vector<std::string>{"pipeline_model_parallel_size 1, not 2"});
+    CHECK(not_of(scenario, megatron("2", "full", "4", before)) ==
+          std::vector<std::string>{"recompute_granularity full, not None", "world_size 4, not 2"});
+  }
+  CHECK(not_of(scenario, "  global_batch_size ............................. None\n").empty());
+  const auto bridge = [](const std::string& pipeline) {
+    return "Configuration Summary (Non-Default Values vs Megatron Core)\n\n[model] Non-default values (vs Mcore "
+           "TransformerConfig):\n  hidden_size: 1024  (Mcore default: 0)\n" +
+           pipeline +
+           "\n[train]:\n  global_batch_size: 4\n  micro_batch_size: 1\n\n[dataset]:\n  micro_batch_size: 9\n";
+  };
+  CHECK(not_of(scenario, bridge("  pipeline_model_parallel_size: 2  (Mcore default: 1)\n")).empty());
+  CHECK(not_of(scenario, bridge("")) == std::vector<std::string>{"pipeline_model_parallel_size 1, not 2"});
+  CHECK(not_of(scenario, bridge("  pipeline_model_parallel_size: 2  (Mcore default: 1)\n"
+                                "  recompute_granularity: 'full'  (Mcore default: None)\n")) ==
+        std::vector<std::string>{"recompute_granularity full, not None"});
+  CHECK(not_of(scenario, "nothing\n").empty());
+}
+
 TEST_CASE("the median of an even number is between the two in the middle") {
   CHECK(median({}) == std::nullopt);
   CHECK(median({3}) == 3);
@@ -194,7 +280,7 @@ TEST_CASE("a plan whose values are of another kind is refused with its key, neve
           for (const auto& each : candidates_of_plan(changed.dump(), "p.json", 3))
             shell_line(fill({"{flags}"}, each, Form::megatron, 8));
         } catch (const UsageError& error) {
-          CHECK(error.where().file == "p.json");
+          CHECK(error.where().file.starts_with("p.json"));
           ++refused;
         }
       }

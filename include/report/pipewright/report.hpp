@@ -33,6 +33,9 @@ struct Stamp {
   std::vector<std::string> assumed;
 };
 
+/// A count as every text prints it: "12,345,678".
+std::string grouped(std::int64_t count);
+
 /// The head before a JSON that another room wrote.
 std::string stamped(const std::string& json);
 

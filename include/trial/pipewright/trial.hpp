@@ -52,7 +52,8 @@ struct RankMemory {
 };
 struct Log {
   std::vector<std::pair<int, double>> steps;  ///< number, as the program counts, each once; ms
-  std::vector<RankMemory> memory;             ///< the last line of each rank
+  std::vector<int> unusual;  ///< of them: the optimizer did not step (a loss scale's overflow), or the loss was NaN
+  std::vector<RankMemory> memory;  ///< the last line of each rank
 };
 /// Lines of Megatron-LM's and Megatron Bridge's training loops; anything else is skipped.
 Log read_log(std::string_view text);
@@ -65,10 +66,14 @@ struct Steps {
   int done = 0;
   int apart = 1;                   ///< of its lines; more: each is a mean of so many, and none is a sample
   std::vector<double> samples_ms;  ///< of those that count
+  int unusual = 0;                 ///< of those that would count: Log::unusual
 };
 Steps steps_of(const Log& log);
 /// Of an even number the mean of the two in the middle; none: of nothing.
 std::optional<double> median(std::vector<double> values);
+
+/// Where the arguments that the program prints are others than the scenario's: "micro_batch_size 4, not 1".
+std::vector<std::string> not_of(const scenario::Scenario& scenario, std::string_view log);
 
 enum class Status { ok, out_of_memory, failed, timed_out, interrupted, not_run };
 std::string_view name(Status status);

@@ -127,7 +127,7 @@ function planHead(plan, extra) {
     if (given) cards.push(card(signedPercent(p.step_time_ms / given.step_time_ms - 1), `against the given, ${ms(given.step_time_ms)} ms`));
     cards.push(card(gib(extra.best.spare_bytes) + " GiB", "to spare on the fullest rank"), card(percent(best.probability_to_fit, 0), "probability to fit"));
   }
-  cards.push(card(s.candidates.toLocaleString("en").replaceAll(",", " "), `candidates, ${s.simulated} simulated${s.proved_optimal ? ", none left that can be faster" : ""}`));
+  cards.push(card(s.candidates.toLocaleString("en"), `candidates, ${s.simulated} simulated${s.proved_optimal ? ", none left that can be faster" : ""}`));
   const changes = extra.changes?.length ? table(["setting", "given", "planned"], extra.changes.map((c) => c.map((v) => ({ text: v, class: "left" }))), { left: [0, 1, 2], caption: "What it changes" }) : best && extra.has_baseline ? h("p", { class: "dim" }, "The scenario as given is the best.") : null;
   return section("plan", "Plan", verdict, configuration({ ...(best ?? plan.baseline).prediction, ...plan }), h("div", { class: "cards" }, cards), changes,
     plan.why.length ? h("details", { open: true }, h("summary", {}, "Why"), h("ul", {}, plan.why.map((w) => h("li", {}, w)))) : null);
