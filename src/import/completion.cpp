@@ -280,50 +280,79 @@ void Completion::triton_products() {
   }
 }
 
-/// cuDNN's own figures where it has the shape. Other heads and lengths: the derived times, corrected by what cuDNN's
-/// of that length differ from theirs. Windows that hide most keys stay as derived: cuDNN's figures are of GPT-OSS with
-/// as many keys' heads as queries', which no run has.
+namespace {
+
+/// Published over derived, by the logarithm of a length or of a window, between two of them by doublings.
+double between(const std::map<double, double>& logs, double at) {
+  const double x = std::log2(at);
+  const auto above = logs.upper_bound(x);
+  if (above == logs.begin()) return above->second;
+  const auto below = std::prev(above);
+  if (above == logs.end()) return below->second;
+  return std::lerp(below->second, above->second, (x - below->first) / (above->first - below->first));
+}
+
+/// By window (0: none) and length.
+struct Corrections {
+  std::map<std::int64_t, std::map<double, double>> logs;
+
+  double at(std::int64_t length, std::int64_t window) const {
+    std::map<double, double> here;
+    for (const auto& [keys, by_length] : logs)
+      if (keys < length)
+        here[std::log2(static_cast<double>(keys == 0 ? length : keys))] =
+            between(by_length, static_cast<double>(length));
+    return std::exp(between(here, static_cast<double>(window)));
+  }
+};
+
+/// The same attention without a sink a head.
+profile::Key without_sinks(const std::string& pass, const Sample& s) {
+  if (s.dims.back() < s.dims[2]) return {"attention.window." + pass, s.dims};
+  return {"attention." + pass, {s.dims.begin(), s.dims.end() - 1}};
+}
+
+}  // namespace
+
+/// cuDNN's own figures where it has the shape. Other heads, lengths and windows: the derived times, corrected by what
+/// cuDNN's of that length and window differ from theirs. What sinks add to a kernel is a sum over all rows into one
+/// number a head: nothing of a data sheet bounds it, and it stays as measured.
 void Completion::attention() {
   const auto figures = cudnn_attention(gpu_.profile);
   if (figures.empty()) return;
-  struct Correction {
-    std::map<double, double> logs;  ///< by log2 of the length
-    double at(double length) const {
-      const double x = std::log2(length);
-      const auto above = logs.upper_bound(x);
-      if (above == logs.begin()) return std::exp(above->second);
-      const auto below = std::prev(above);
-      if (above == logs.end()) return std::exp(below->second);
-      const double share = (x - below->first) / (above->first - below->first);
-      return std::exp(below->second + share * (above->second - below->second));
-    }
-  };
   const double machine = log_of_90_percent(tables_differ_by);
-  std::map<std::string, Correction> corrections;
+  std::map<std::string, Corrections> corrections;
   std::map<std::string, std::vector<double>> ratios;
   for (const auto& f : figures) {
     const double ratio = f.ns / derived_ns(f.family, f.dims);
-    corrections[f.family].logs[std::log2(static_cast<double>(f.dims[1]))] = std::log(ratio);
+    const bool windowed = f.family.starts_with("attention.window.");
+    auto& by_window = corrections[windowed ? "attention." + f.family.substr(f.family.find('w') + 7) : f.family];
+    by_window.logs[windowed ? f.dims.back() : 0][std::log2(static_cast<double>(f.dims[1]))] = std::log(ratio);
     ratios[f.family].push_back(ratio);
   }
-  for (const char* pass : {"forward.bf16", "backward.bf16"}) {
-    const std::string full = std::string("attention.") + pass, latent = std::string("attention.mla.") + pass;
-    for (const char* kind : {"", "dropout.", "thd.", "mla.", "window.", "sink."}) {
-      const std::string name = std::string("attention.") + kind + pass;
+  for (const std::string pass : {"forward.bf16", "backward.bf16"}) {
+    for (const std::string kind : {"", "dropout.", "thd.", "mla.", "window.", "sink."}) {
+      const std::string name = "attention." + kind + pass;
       const bool windowed = profile::family(name).dims.size() > 6;
-      const auto& like = corrections.at(std::string_view(kind) == "mla." ? latent : full);
+      const auto& like = corrections.at(kind == "mla." ? name : "attention." + pass);
       if (!derived_.samples.contains(name)) continue;
       auto& samples = result_.profile.samples[name];
       samples = derived_.samples.at(name);
       for (auto& s : samples) {
-        if (windowed && 2 * s.dims.back() < s.dims[2]) continue;  // bound by other things than a whole triangle
-        const double factor = like.at(static_cast<double>(s.dims[1]));
+        double factor = like.at(s.dims[1], windowed ? s.dims.back() : s.dims[1]);
+        if (kind == "sink.") {
+          const auto plain = without_sinks(pass, s);
+          const double with = measured_.time({name, s.dims})->ns, without = measured_.time(plain)->ns;
+          const double follows = std::min(1.0, without / with) * derived_ns(plain.family, plain.dims) / without;
+          factor = with / s.ns * (follows * factor + std::max(0.0, 1 - without / with));
+        }
         s.ns *= factor;
         s.spread = std::hypot(s.spread, std::hypot(other_shapes, machine));
         s.origin = Origin::derived;
-        s.source += fmt::format(", x {:.3f} as cuDNN's of that length", factor);
+        s.source += fmt::format(", x {:.3f} as cuDNN's of that length{}{}", factor, windowed ? " and window" : "",
+                                kind == "sink." ? " and what sinks add" : "");
       }
-      if (!windowed) followed_.insert(name);
+      followed_.insert(name);
     }
   }
   for (const auto& f : figures) {
@@ -333,7 +362,8 @@ void Completion::attention() {
     std::ranges::sort(samples, {}, &Sample::dims);
   }
   for (auto& [name, list] : ratios) {
-    anchors_[name] = traces::median(list);
+    // Windows are bound by neither of what a data sheet tells: what they were off says nothing of what is left derived.
+    if (!name.starts_with("attention.window.")) anchors_[name] = traces::median(list);
     compare(name, std::string(cudnn_source()), std::move(list));
   }
   const OlderAttention older = older_attention();

@@ -32,6 +32,23 @@ constexpr AttentionRow attention_rows[] = {
     {"gb300-nvl72", latent, 4096, 864, 3127},     {"gb300-nvl72", latent, 8192, 3013, 11074},
     {"gb300-nvl72", latent, 16384, 11178, 43911}, {"gb300-nvl72", latent, 32768, 44189, 177494}};
 
+struct WindowRow {
+  std::string_view gpu;
+  std::int64_t window, heads, groups, length;
+  double forward_us, backward_us;
+};
+// The same benchmark's gpt_oss, heads of 64 without sinks: {gb200,gb300}_919_only_cudnn/gpt_oss_20260226_*.csv (9.19,
+// afa9f7c) and gpt_oss/{gb200,gb300}/gpt_oss_20260424_*.csv (9.22).
+constexpr WindowRow window_rows[] = {
+    {"gb200-nvl72", 1024, 64, 8, 2048, 104, 230},   {"gb200-nvl72", 1024, 64, 8, 4096, 209, 487},
+    {"gb200-nvl72", 1024, 64, 8, 8192, 423, 998},   {"gb200-nvl72", 1024, 64, 8, 16384, 853, 2024},
+    {"gb300-nvl72", 1024, 64, 8, 2048, 89, 221},    {"gb300-nvl72", 1024, 64, 8, 4096, 178, 472},
+    {"gb300-nvl72", 1024, 64, 8, 8192, 359, 965},   {"gb300-nvl72", 1024, 64, 8, 16384, 722, 1951},
+    {"gb200-nvl72", 128, 128, 128, 2048, 109, 237}, {"gb200-nvl72", 128, 128, 128, 4096, 210, 465},
+    {"gb200-nvl72", 128, 128, 128, 8192, 414, 911}, {"gb200-nvl72", 128, 128, 128, 16384, 822, 1818},
+    {"gb300-nvl72", 128, 128, 128, 2048, 104, 227}, {"gb300-nvl72", 128, 128, 128, 4096, 202, 442},
+    {"gb300-nvl72", 128, 128, 128, 8192, 397, 862}, {"gb300-nvl72", 128, 128, 128, 16384, 790, 1712}};
+
 struct OlderRow {
   std::int64_t length;
   double forward_us, backward_us;
@@ -88,17 +105,18 @@ std::string_view cudnn_source() { return "NVIDIA/cudnn-frontend 3929da2 benchmar
 std::vector<Figure> cudnn_attention(const std::string& profile_name) {
   const Kin kin = kin_of(profile_name);
   std::vector<Figure> figures;
+  const auto add = [&](const char* family, const auto& row, const std::vector<std::int64_t>& heads) {
+    if (row.gpu != kin.gpu) return;
+    std::vector<std::int64_t> dims = {2, row.length, row.length};
+    dims.insert(dims.end(), heads.begin(), heads.end());
+    for (const auto& [pass, us] : {std::pair("forward", row.forward_us), std::pair("backward", row.backward_us)})
+      figures.push_back({std::string(family) + pass + ".bf16", dims, us_to_ns(us) * kin.longer});
+  };
   for (const auto& row : attention_rows) {
-    if (row.gpu != kin.gpu) continue;
-    const auto add = [&](const char* family, const std::vector<std::int64_t>& heads) {
-      std::vector<std::int64_t> dims = {2, row.length, row.length};
-      dims.insert(dims.end(), heads.begin(), heads.end());
-      for (const auto& [pass, us] : {std::pair("forward", row.forward_us), std::pair("backward", row.backward_us)})
-        figures.push_back({std::string(family) + pass + ".bf16", dims, us_to_ns(us) * kin.longer});
-    };
-    if (row.heads == full) add("attention.", {64, 8, 128});
-    if (row.heads == latent) add("attention.mla.", {128, 192, 128});
+    if (row.heads == full) add("attention.", row, {64, 8, 128});
+    if (row.heads == latent) add("attention.mla.", row, {128, 192, 128});
   }
+  for (const auto& row : window_rows) add("attention.window.", row, {row.heads, row.groups, 64, row.window});
   return figures;
 }
 

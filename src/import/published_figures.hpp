@@ -19,8 +19,8 @@ struct Figure {
   double ns = 0;
 };
 
-/// Causal attention in bf16 of a GPU, by length: Llama 3.1's heads and DeepSeek-V3's. Of a
-/// part with fewer multiprocessors at a lower clock the figures of its kin, as much longer as aiconfigurator's are.
+/// Causal attention in bf16 of a GPU, by length: Llama 3.1's heads and DeepSeek-V3's, GPT-OSS' with windows. Of a part
+/// with fewer multiprocessors at a lower clock the figures of its kin, as much longer as aiconfigurator's are.
 std::vector<Figure> cudnn_attention(const std::string& profile_name);
 /// Attention of cuDNN before 9.17 over that: median of the lengths from 4096 to 32768.
 struct OlderAttention {

@@ -24,7 +24,6 @@ DataSheet::UnderLoad under_load(const char* than, double bf16, double fp8) {
 void stands_on_grace(DataSheet& s) {
   s.host_time_factor = {1.72,
                         "median of 259 runs of Megatron-LM's functional tests on GB200, eight in ten 1.48 to 2.09"};
-  s.host_spread = 0.135;
 }
 
 DataSheet h200_sxm() {

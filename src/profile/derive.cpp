@@ -263,11 +263,10 @@ Profile derive(const Profile& source, const DataSheet& from, const DataSheet& to
   constexpr double mean_host = 1.175;
   p.scalars["host.time_factor"] = {mean_host, 0, Origin::derived,
                                    "mean of two hosts that differ by 1.38 (host.spread)"};
-  if (to.host_time_factor.value > 0) {
+  // Who told of such hosts told of his own: others' lie as far apart as was measured (host.spread).
+  if (to.host_time_factor.value > 0)
     p.scalars["host.time_factor"] = {to.host_time_factor.value, 0, Origin::published,
                                      std::string(to.host_time_factor.source)};
-    p.scalars["host.spread"] = {to.host_spread, 0, Origin::published, std::string(to.host_time_factor.source)};
-  }
   // How hosts of one machine differ was measured on virtual machines of the measured part.
   for (const char* name : {"host.rank_spread", "host.slow_share", "host.slow_factor", "host.slowest_factor"})
     p.scalars.erase(name);

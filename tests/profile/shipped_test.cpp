@@ -20,6 +20,15 @@ Profile shipped(const std::string& name) {
 
 }  // namespace
 
+TEST_CASE("machines that nobody named lie further apart than one machine's runs") {
+  for (const DataSheet& sheet : data_sheets()) {
+    CAPTURE(sheet.profile);
+    const Profile p = shipped(sheet.profile), derived = derive(shipped("h200-sxm"), sheet);
+    CHECK(p.scalars.at("host.spread").value > p.scalars.at("host.run_spread").value);
+    CHECK(derived.scalars.at("host.spread").value == p.scalars.at("host.spread").value);
+  }
+}
+
 TEST_CASE("h100-sxm.json is what was measured on an H100, and `pipewright profile derive h200-sxm` for the rest") {
   const Profile own = shipped("h100-sxm");
   const auto differences =

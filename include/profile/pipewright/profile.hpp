@@ -290,7 +290,6 @@ struct DataSheet {
   Figure host_gbytes_per_s;        ///< one direction, to the host: PCIe or NVLink-C2C
   Figure power_watts;              ///< limit of the board
   Figure host_time_factor;         ///< of the hosts it stands in; 0: nobody told, one as others
-  double host_spread = 0;          ///< how far such hosts lie apart, relative standard deviation; 0: as measured
   Figure network_gbits;            ///< line of the network card of one GPU in the vendor's own systems
 
   /// How this part fares under full load beside another of the same generation: products that meet the power limit take
