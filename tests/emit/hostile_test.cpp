@@ -113,7 +113,7 @@ TEST_CASE("Python that never ends, or is larger than any list") {
 TEST_CASE("odd values come out as one shell word, one Python literal and one comment line") {
   const std::string letters = "ab \"'\\$`\n\t;|&#(){}[]<>*?!~\x01\x7f=%";
   test::Mutator random(7);
-  for (int round = 0; round < 500; ++round) {
+  for (unsigned round = 0; round < test::draws(500); ++round) {
     std::string value = "v";
     for (std::size_t n = random.below(12); n > 0; --n) value += letters[random.below(letters.size())];
     CAPTURE(value);
