@@ -6,6 +6,7 @@
 #include <sstream>
 
 #include "../../src/emit/bridge_precision.hpp"
+#include "../draws.hpp"
 #include "../predict/moves.hpp"
 #include "pipewright/effects.hpp"
 #include "pipewright/emit.hpp"
@@ -110,8 +111,8 @@ TEST_CASE("random scenarios come back from the whole configuration, with what is
   std::mt19937 random(11);
   const auto below = [&](std::size_t n) { return static_cast<std::size_t>(random() % n); };
   const std::vector<std::string> bases = {"dense", "tensor", "single", "moe", "mla", "combined"};
-  int tried = 0;
-  for (int round = 0; round < 1200 && tried < 120; ++round) {
+  unsigned tried = 0;
+  for (int round = 0; round < 1200 && tried < test::draws(120); ++round) {
     const std::string base = bases[below(bases.size())];
     auto s = test::base_of(base);
     std::string changes = base;
@@ -145,7 +146,7 @@ TEST_CASE("random scenarios come back from the whole configuration, with what is
     CHECK(scenario::creates_attention_mask(back) == scenario::creates_attention_mask(s));
     CHECK(scenario::unmodelled(back).size() == scenario::unmodelled(s).size());
   }
-  CHECK(tried >= 80);
+  CHECK(tried >= test::draws(80));
 }
 
 TEST_CASE("what Bridge wrote of its own recipe is the scenario that was written by hand from it") {

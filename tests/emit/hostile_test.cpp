@@ -79,16 +79,16 @@ int survivors(const char* seed, const std::function<emit::Import(const std::stri
 }  // namespace
 
 TEST_CASE("mutated command lines, scripts and overrides are read or refused") {
-  CHECK(survivors(flags, [](const std::string& text) { return emit::from_megatron(text, machine); }) >
-        static_cast<int>(test::draws(50)));
+  const int some = test::few() ? 4 : 50;
+  CHECK(survivors(flags, [](const std::string& text) { return emit::from_megatron(text, machine); }) > some);
   CHECK(survivors(script, [](const std::string& text) { return emit::from_launch_file(text, "a.sh", machine); }) >
-        static_cast<int>(test::draws(50)));
+        some);
   CHECK(survivors(model_config, [](const std::string& text) {
           return emit::from_launch_file("MODEL_ARGS:\n" + text, "a.yaml", machine);
-        }) > static_cast<int>(test::draws(50)));
+        }) > some);
   // Fewer: what is done to another name than the configuration's is refused.
   CHECK(survivors(bridge, [](const std::string& text) { return emit::from_bridge_text(text, "a.py", machine); }) >
-        static_cast<int>(test::draws(25)));
+        some / 2);
 }
 
 TEST_CASE("Python that never ends, or is larger than any list") {
@@ -113,7 +113,7 @@ TEST_CASE("Python that never ends, or is larger than any list") {
 TEST_CASE("odd values come out as one shell word, one Python literal and one comment line") {
   const std::string letters = "ab \"'\\$`\n\t;|&#(){}[]<>*?!~\x01\x7f=%";
   test::Mutator random(7);
-  for (int round = 0; round < 500; ++round) {
+  for (unsigned round = 0; round < test::draws(500); ++round) {
     std::string value = "v";
     for (std::size_t n = random.below(12); n > 0; --n) value += letters[random.below(letters.size())];
     CAPTURE(value);

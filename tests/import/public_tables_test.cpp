@@ -10,6 +10,8 @@
 #include <fstream>
 #include <map>
 
+#include "../draws.hpp"
+
 using namespace pipewright;
 using namespace pipewright::profile;
 
@@ -167,7 +169,9 @@ TEST_CASE("the shipped profiles of Blackwell are what their tables make of the H
       }
     }
   };
-  for (const char* name : {"b200-sxm", "gb200-nvl72", "gb300-nvl72"}) check(name, {shipped(name)});
+  check("gb200-nvl72", {shipped("gb200-nvl72")});
+  if (test::few()) return;
+  for (const char* name : {"b200-sxm", "gb300-nvl72"}) check(name, {shipped(name)});
   check("b300-sxm", {shipped("gb300-nvl72"), shipped("b200-sxm")});
 }
 

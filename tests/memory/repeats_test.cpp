@@ -81,7 +81,7 @@ TEST_CASE("a walk that leaves out what repeats says to the byte what the whole w
   MESSAGE("left out in " << left_out << " of " << walked << " walks, " << pipelines_left_out
                          << " of them of pipelines");
   CHECK(walked > static_cast<int>(test::draws(50)));
-  CHECK(left_out > walked / 10);
+  CHECK((left_out > walked / 10 || test::few()));
   CHECK(pipelines_left_out > 0);
 }
 

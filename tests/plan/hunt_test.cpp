@@ -192,6 +192,7 @@ struct StopAfter {
 TEST_CASE("no random legal point beats a best by more than its gap") {
   const auto wanted = std::max<std::size_t>(points(), 40);
   hunt(opened(small("dense", "24GiB"), {"recompute", "pipeline", "layout", "allocator"}), wanted, 1);
+  if (test::few()) return;
   hunt(opened(small("dense", "18GiB"), {"parallelism", "microbatch", "recompute", "allocator"}), wanted, 2);
   hunt(opened(small("moe", "40GiB"), {"recompute", "pipeline", "allocator"}), wanted, 3);
   hunt(opened(small("dense", "14GiB"), {"recompute", "offload", "allocator"}), wanted, 6);
@@ -210,7 +211,7 @@ TEST_CASE("no random legal point beats a best by more than its gap") {
 TEST_CASE("opening more never makes the best worse") {
   const std::vector<std::string> names = {"recompute", "pipeline", "layout", "allocator", "parallelism", "microbatch"};
   std::mt19937 random(7);
-  const std::size_t rounds = points() > 0 ? 12 : 2;
+  const std::size_t rounds = points() > 0 ? 12 : test::draws(2);
   for (std::size_t round = 0; round < rounds; ++round) {
     // A subset, and the same with more.
     std::vector<std::string> some, more;
@@ -233,10 +234,12 @@ TEST_CASE("opening more never makes the best worse") {
 TEST_CASE("which point of what is open is given decides nothing but ties") {
   std::mt19937 random(11);
   const std::vector<std::string> offload = {"recompute", "offload", "allocator"};
+  std::size_t nth = 0;
   for (const auto& [base, memory, open] :
        {std::tuple("single", "22GiB", offload), std::tuple("single", "26GiB", offload),
         std::tuple("dense", "14GiB", std::vector<std::string>{"recompute", "offload", "pipeline"}),
         std::tuple("moe", "36GiB", std::vector<std::string>{"recompute", "wgrad_delay", "pipeline"})}) {
+    if (!test::taken(nth++)) continue;
     CAPTURE(base);
     CAPTURE(memory);
     const auto s = opened(small(base, memory), open);
@@ -249,7 +252,7 @@ TEST_CASE("which point of what is open is given decides nothing but ties") {
       test::change(changed, change);
       if (std::string(base) == "single") given.push_back(plan::with_required_environment(changed));
     }
-    const std::size_t wanted = points() > 0 ? 12 : 4;
+    const std::size_t wanted = points() > 0 ? 12 : test::draws(4);
     const auto dimensions = plan::dimensions(s);
     for (std::size_t tries = 0; tries < 200 && given.size() < wanted; ++tries)
       if (auto point = drawn(s, dimensions, random)) given.push_back(std::move(*point));
@@ -366,11 +369,13 @@ TEST_CASE(
 
 TEST_CASE("what a given that fits recomputes bounds nothing but what does more than it") {
   const std::vector<std::string> open = {"recompute"};
+  std::size_t nth = 0;
   for (const char* base : {"single", "tensor", "dense"}) {
     const auto none = predict::predict(small(base, "device"), profiles());
     Bytes most;
     for (const auto& rank : none.ranks) most = std::max(most, rank.walk.peak_reserved + rank.outside_allocator);
     for (const double share : {0.8, 0.9, 0.96, 0.99}) {
+      if (!test::taken(nth++)) continue;
       const auto limit = std::to_string(static_cast<std::int64_t>(share * static_cast<double>(most.value)));
       CAPTURE(base);
       CAPTURE(limit);
@@ -410,9 +415,11 @@ TEST_CASE(
 }
 
 TEST_CASE("opening the rest brings no more than was said, also where parallelism is open") {
+  std::size_t nth = 0;
   for (const auto& [base, memory, open] :
        {std::tuple("dense", "18GiB", "parallelism"), std::tuple("moe", "36GiB", "parallelism"),
         std::tuple("dense", "18GiB", "microbatch"), std::tuple("dense", "22GiB", "allocator")}) {
+    if (!test::taken(nth++)) continue;
     CAPTURE(base);
     CAPTURE(open);
     const auto s = small(base, memory);
@@ -452,6 +459,7 @@ TEST_CASE("of every kind of model: whatever is open, given and stopped, no best 
   const char* from = std::getenv("PIPEWRIGHT_SEED");
   const unsigned first = from == nullptr ? 0 : static_cast<unsigned>(std::atoi(from));
   const unsigned more_seeds = test::draws(points() > 0 ? 3 * std::size(test::kinds) : 2, "PIPEWRIGHT_KINDS");
+  if (test::few()) seeds = {2, 3};  // small spaces of other kinds
   if (from != nullptr) seeds.clear();
   for (unsigned seed = first; seed < first + more_seeds; ++seed) seeds.push_back(seed);
   unsigned searched = 0;
@@ -501,7 +509,7 @@ TEST_CASE("of every kind of model: whatever is open, given and stopped, no best 
     searched_until(open_more, INT64_MAX);
     const auto looks = plans.front().searched.bounded + plans.front().searched.estimated;
     constexpr std::int64_t quick = 100;
-    for (int stop = 0; stop < (looks < quick ? 12 : 3); ++stop)
+    for (int stop = 0; stop < (looks < quick && !test::few() ? 12 : 3); ++stop)
       searched_until(open, 1 + static_cast<std::int64_t>(random()) % std::max<std::int64_t>(2, looks));
     ++searched;
     const auto known = [&](double step, const plan::Plan& plan) {
@@ -557,7 +565,9 @@ TEST_CASE("stopped early, a search to which nothing is given has something that 
   // Limits at which what is fastest by its bounds does not fit, and looks after which a search from those found
   // nothing.
   const std::tuple<const char*, const char*, std::int64_t> cases[] = {{"moe", "22GiB", 260}, {"moe", "26GiB", 900}};
+  std::size_t nth = 0;
   for (const auto& [base, limit, looks] : cases) {
+    if (!test::taken(nth++)) continue;
     CAPTURE(base);
     CAPTURE(limit);
     auto o = real();

@@ -168,7 +168,8 @@ TEST_CASE("the search finds what CBC proves to be the best") {
       bound += quick && plan.searched.simulated < plan.searched.candidates / 2;
     }
   }
-  const auto some = static_cast<int>(test::draws(8)), all = static_cast<int>(test::draws(24));
+  if (test::few()) return;  // which may be all of a kind
+  const int some = 8, all = 24;
   CHECK(feasible >= some);  // the instances are neither all hopeless
   CHECK(feasible < all);    // nor all easy
   CHECK(bound >= some);     // and the search did not simply try everything

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "../../src/plan/search_dimensions.hpp"
+#include "../draws.hpp"
 #include "pipewright/effects.hpp"
 #include "pipewright/model.hpp"
 #include "pipewright/plan.hpp"
@@ -39,6 +40,7 @@ TEST_CASE("shipped scenarios: read, legal, estimated") {
 
 TEST_CASE("no family is offered context parallelism that is not modelled for it") {
   int with = 0, without = 0;
+  std::size_t nth = 0;
   for (const auto& file : std::filesystem::directory_iterator(std::string(SOURCE_ROOT) + "/tests/scenario/data")) {
     scenario::Scenario s;
     try {
@@ -46,6 +48,7 @@ TEST_CASE("no family is offered context parallelism that is not modelled for it"
     } catch (const UsageError&) {
       continue;  // one that is wrong on purpose
     }
+    if (!test::taken(nth++)) continue;
     CAPTURE(file.path().filename().string());
     for (const char* setting : {"num_gpus=64", "seq_length=16384", "global_batch_size=64"}) scenario::set(s, setting);
     plan::LeftOut left_out;
@@ -68,6 +71,6 @@ TEST_CASE("no family is offered context parallelism that is not modelled for it"
     CHECK((spread || !left_out.rejected.empty()));
     ++(spread ? with : without);
   }
-  CHECK(with > 3);
-  CHECK(without > 3);
+  CHECK((with > 3 || test::few()));
+  CHECK((without > 3 || test::few()));
 }

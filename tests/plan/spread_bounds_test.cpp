@@ -194,6 +194,7 @@ TEST_CASE("no candidate that fits undercuts its spread's bound, nor its structur
     }
   }
   CHECK(compared > static_cast<int>(scenarios) / 2);
+  if (test::few()) return;  // which miss some
   CHECK(recomputing > 0);
   CHECK(ruled_out > 0);
   CHECK(offloading > 0);

@@ -152,7 +152,7 @@ TEST_CASE("any scenario: the estimate is within its bounds, a glance not above t
       });
   for (const char* kind : {"dense", "moe", "expert overlap", "offload", "expert overlap, offload"}) {
     CAPTURE(kind);
-    CHECK(worst[kind].count > 0);
+    CHECK((worst[kind].count > 0 || test::few()));  // a few draws miss some kinds
     if (std::getenv("PIPEWRIGHT_CONTRACT"))
       std::cout << kind << ": " << worst[kind].count << " scenarios, " << 100 * worst[kind].under << " % under (seed "
                 << worst[kind].under_at << "), " << 100 * worst[kind].over << " % over (seed " << worst[kind].over_at

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "../draws.hpp"
 #include "pipewright/scenario/io.hpp"
 #include "pipewright/timeline.hpp"
 
@@ -118,8 +119,10 @@ TEST_CASE("no operation of any scenario here is priced as a bare launch, on any 
   for (const char* gpu : {"h200-sxm", "h100-sxm", "gb200-nvl72"}) {
     const auto profiles = shipped(gpu);
     CAPTURE(gpu);
-    int priced = 0;
+    unsigned priced = 0;
+    std::size_t nth = 0;
     for (const auto& file : files()) {
+      if (!test::taken(nth++)) continue;
       auto s = scenario::read(file);
       s.cluster.compute_capability = profiles.device().compute_capability;
       std::set<std::string> missing;
@@ -131,7 +134,7 @@ TEST_CASE("no operation of any scenario here is priced as a bare launch, on any 
       CAPTURE(file);
       for (const auto& what : missing) FAIL_CHECK(what);
     }
-    CHECK(priced >= 60);
+    CHECK(priced >= test::draws(60));
   }
 }
 
