@@ -49,13 +49,20 @@ void tell(emit::Machine& machine, const std::vector<std::string>& set, std::stri
   if (stated.model.vocab_size != 0) machine.vocab_size = stated.model.vocab_size;
 }
 
+/// What --profile says stands in the scenario, too: files that are written of it are read again without.
+void name_profiles(scenario::Scenario& scenario, const std::vector<std::string>& profiles) {
+  if (profiles.empty()) return;
+  scenario.cluster.profile = profiles.front();
+  scenario.cluster.more_profiles.assign(profiles.begin() + 1, profiles.end());
+}
+
 scenario::Scenario read_file_of(const std::string& path, const std::vector<std::string>& profiles,
                                 const std::vector<std::string>& set, std::string_view option) {
   const std::string content = content_of(path);
   const bool configuration = emit::is_bridge_text(content);
   if (!configuration && !emit::is_launch_file(path, content)) {
     auto read = scenario::parse(content, path);
-    if (!profiles.empty()) read.cluster.profile = profiles.front();
+    name_profiles(read, profiles);
     return read;
   }
   emit::Machine machine;
@@ -64,6 +71,7 @@ scenario::Scenario read_file_of(const std::string& path, const std::vector<std::
   auto import =
       configuration ? emit::from_bridge_text(content, path, machine) : emit::from_launch_file(content, path, machine);
   emit::require_known_flags(import);
+  name_profiles(import.scenario, profiles);
   return std::move(import.scenario);
 }
 
@@ -175,7 +183,6 @@ Loaded Input::load() const {
   tell(machine, set_);
   if (scenario_file) {
     loaded.scenario = scenario::parse(content, path);
-    if (!profiles_.empty()) loaded.scenario.cluster.profile = profiles_.front();
   } else if (!hf_.empty()) {
     loaded = model_alone(machine);
   } else {
@@ -189,6 +196,7 @@ Loaded Input::load() const {
     loaded.gpus_guessed = import.gpus_guessed;
     if (launch) loaded.script = content;
   }
+  name_profiles(loaded.scenario, profiles_);
   for (const auto& text : set_) scenario::set(loaded.scenario, text);
   stand_in_racks(loaded);
   for (const auto& text : env_) scenario::set_env(loaded.scenario, text);

@@ -170,7 +170,10 @@ void set_limits(Prediction& result, const scenario::Scenario& scenario, const pr
 profile::Profiles profiles_of(const scenario::Scenario& scenario, const std::vector<std::string>& overrides) {
   std::vector<profile::Profile> list;
   for (const std::string& name : overrides) list.push_back(profile::load(name, {"--profile", 0}));
-  if (list.empty()) list.push_back(profile::load(scenario.cluster.profile, scenario.origin));
+  if (list.empty()) {
+    list.push_back(profile::load(scenario.cluster.profile, scenario.origin));
+    for (const std::string& name : scenario.cluster.more_profiles) list.push_back(profile::load(name, scenario.origin));
+  }
   for (const auto& [name, value] : scenario.cluster.overrides) {
     std::vector<std::string> known;
     for (const auto& one : list)

@@ -16,6 +16,7 @@ std::vector<Field> machine_fields() {
   const Strings links = {"nvlink", "shared host memory", "infiniband"};
   return {
       CLUSTER(profile, "name of a measured profile, or its path"),
+      CLUSTER(more_profiles, "profiles asked after it for what it lacks, as --profile names them"),
       CLUSTER(num_gpus, "GPUs of the run").between(1, most_gpus),
       CLUSTER(gpus_per_node, "GPUs of a node; the last node may be partial").between(1, most_gpus),
       CLUSTER(memory_bytes, "usable memory of a GPU; default: the profile's").from(1),

@@ -227,4 +227,19 @@ wait $pid
 ! alive "$(cat "$work/stubborn")" || fail 'a worker outlived the second Ctrl-C'
 shows 'fastest: best' 'alternative-1  interrupted'
 
+# A plan by several profiles is tried, and what it measures compared again, by all of them.
+python3 - "$work/mine.json" <<'END'
+import json, sys
+whole = json.load(open("profiles/table.json"))
+mine = {key: whole[key] for key in ("profile", "device", "gpu", "origin", "memory_bytes", "versions")}
+mine |= {"name": "mine", "provenance": ["by hand"], "links": [], "clocks": [], "families": {},
+         "scalars": {"host.time_factor": {"value": 1.5, "spread": 0.1, "source": "by hand"}}}
+json.dump(mine, open(sys.argv[1], "w"))
+END
+"$program" plan search.yaml --profile "$work/mine.json" --profile table --json "$work/two.json" >/dev/null 2>&1 ||
+  fail 'no plan by two profiles'
+expect 0 'fastest: best' "$work/two.json" --top 1 --out "$work/two" --no-record -- "$launcher" ok '{steps}' '{flags}'
+grep -q 'more_profiles: \[table\]' "$work/two/best.yaml" || fail 'a measured scenario names one profile of two'
+"$program" validate "$work/two" >"$work/output" 2>&1 || fail 'what was measured by two profiles is not compared again'
+
 exit $failed

@@ -324,6 +324,7 @@ struct Settings {
 
 struct Cluster {
   std::string profile;
+  std::vector<std::string> more_profiles;  ///< asked one after the other for what it lacks
   Int num_gpus = 0;
   Int gpus_per_node = 8;
   std::optional<Bytes> memory_bytes;  ///< default: the profile's
