@@ -135,7 +135,7 @@ TEST_CASE("a machine's hosts are found again from a step that waits for them; a 
   const auto host_of = [&](const scenario::Scenario& s) {
     return host_factor_of(s, profiles, predict::predict(s, profiles));
   };
-  for (const double factor : {0.6, 1.3, 2.2}) {
+  for (const double factor : {0.7, 1.3, 2.2}) {  // below 0.7 the GPUs decide
     auto s = measured("t_qwen30");
     s.cluster.host_time_factor = factor;
     s.measured->forward_backward_ms = static_cast<double>(predict::predict(s, profiles).forward_backward_ns) / 1e6;
