@@ -235,7 +235,6 @@ Loaded Input::model_alone(const emit::Machine& machine) const {
     set("cluster.num_gpus", std::to_string(*gpus_));
     set("cluster.gpus_per_node", std::to_string(std::min<scenario::Int>(*gpus_, machine.gpus_per_node)));
   }
-  loaded.scenario.cluster.profile = machine.profile;
   return loaded;
 }
 

@@ -42,9 +42,11 @@ class Heap {
         capture_reuses_(capture_reuses),
         listener_(listener) {}
 
-  std::uint32_t allocate(const model::Tensor& tensor) {
+  /// With `rows` times the tensor's bytes.
+  std::uint32_t allocate(const model::Tensor& tensor, double rows = 1) {
+    const auto bytes = static_cast<std::int64_t>(static_cast<double>(tensor.bytes.value) * rows);
     if (keeps(tensor.home)) {
-      auto& spare = spare_[{tensor.owner, tensor.shape, block_bytes(tensor.bytes.value)}];
+      auto& spare = spare_[{tensor.owner, tensor.shape, block_bytes(bytes)}];
       if (!spare.empty()) {
         const auto id = spare.back();
         spare.pop_back();
@@ -65,14 +67,8 @@ class Heap {
     const bool used_elsewhere = tensor.gradient && gradients_elsewhere_ && !capturing_;
     const auto home = capturing_ && !keeps(tensor.home) ? model::Tensor::Home::graph_pool : tensor.home;
     const bool view = home == model::Tensor::Home::view;
-    block = LiveBlock{view ? 0 : block_bytes(tensor.bytes.value),
-                      tensor.owner,
-                      1,
-                      used_elsewhere,
-                      none,
-                      home,
-                      tensor.stream,
-                      tensor.shape};
+    block = LiveBlock{
+        view ? 0 : block_bytes(bytes), tensor.owner, 1, used_elsewhere, none, home, tensor.stream, tensor.shape};
     const bool graph = is_graphs(home);
     if (graph) {
       graph_live_ += block.bytes;
@@ -85,7 +81,7 @@ class Heap {
     }
     block.told = !view && (graph ? !captured_ : !silent_ || home == model::Tensor::Home::static_buffer);
     if (listener_ && block.told)
-      listener_({Event::Kind::allocate, told_from_ + id, tensor.owner, tensor.bytes, tensor.stream, graph});
+      listener_({Event::Kind::allocate, told_from_ + id, tensor.owner, Bytes(bytes), tensor.stream, graph});
     if (graph) return id;
     if (events_ == stop_at_) owners_then_ = by_owner_;
     peak_ = std::max(peak_, live_);

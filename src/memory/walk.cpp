@@ -17,6 +17,7 @@
 #include <array>
 #include <numbers>
 
+#include "pipewright/chance.hpp"
 #include "walker.hpp"
 
 namespace pipewright::memory {
@@ -97,25 +98,22 @@ const std::vector<int>& Walker::launches_of(const Piece& piece) const {
                                        : launches_[static_cast<std::size_t>(&piece - stages_.pieces.data())];
 }
 
-/// The tensor with rows as one draw of the routing sends them, never fewer than in the mean: what grows beyond a free
-/// segment takes a new one. Irwin-Hall of four uniform numbers for the normal distribution.
-model::Tensor Walker::drawn(const model::Tensor& tensor, double spread, int layer, int microbatch) const {
-  std::uint64_t x = static_cast<std::uint64_t>(steps_begun_) << 48 | static_cast<std::uint64_t>(layer + 1) << 24 |
-                    static_cast<std::uint64_t>(draw_of(microbatch, schedule::period(config_)));
-  x += 0x9e3779b97f4a7c15u;
-  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;  // splitmix64
-  x = (x ^ x >> 27) * 0x94d049bb133111ebu;
-  x ^= x >> 31;
+/// Rows as one draw of the routing sends them, over those of the mean, never fewer: what grows beyond a free segment
+/// takes a new one. Irwin-Hall of four uniform numbers for the normal distribution.
+double Walker::drawn_rows(const Piece& piece, int layer, int microbatch) const {
+  if (!draws_ || piece.row_spread == 0) return 1;
+  const auto draw = static_cast<std::uint64_t>(draw_of(microbatch, schedule::period(config_)));
+  const auto bits =
+      Chance(static_cast<std::uint64_t>(steps_begun_) << 48 | static_cast<std::uint64_t>(layer + 1) << 24 | draw)
+          .next();
   double sum = -2;
-  for (int part = 0; part < 4; ++part) sum += static_cast<double>(x >> 16 * part & 0xffff) / 0xffff;
-  model::Tensor result = tensor;
-  const double more = spread * std::max(0.0, sum * std::numbers::sqrt3);
-  result.bytes = Bytes(static_cast<std::int64_t>(static_cast<double>(tensor.bytes.value) * (1 + more)));
-  return result;
+  for (int part = 0; part < 4; ++part) sum += static_cast<double>(bits >> 16 * part & 0xffff) / 0xffff;
+  return 1 + piece.row_spread * std::max(0.0, sum * std::numbers::sqrt3);
 }
 
 void Walker::run(const std::vector<Step>& steps, const Piece& piece, int layer, int microbatch, std::uint32_t* blocks) {
   const auto& launches = launches_of(piece);
+  const double rows = drawn_rows(piece, layer, microbatch);
   for (const auto& step : steps) {
     if (!step.runs(microbatch)) continue;
     if (step.kind == Step::Kind::launch) {
@@ -129,8 +127,7 @@ void Walker::run(const std::vector<Step>& steps, const Piece& piece, int layer, 
       heap_.synchronize();
     } else if (step.kind == Step::Kind::allocate) {
       const auto& tensor = piece.tensors[step.index];
-      blocks[step.index] = tensor.varies && draws_ ? heap_.allocate(drawn(tensor, piece.row_spread, layer, microbatch))
-                                                   : heap_.allocate(tensor);
+      blocks[step.index] = heap_.allocate(tensor, tensor.varies ? rows : 1);
       const Step* end = steps.data() + steps.size();
       if (heap_.remembered_event() == heap_.events())
         remembered_step_ = {heap_.events(), nullptr, &piece, layer, &step, end};

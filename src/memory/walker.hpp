@@ -153,7 +153,7 @@ class Walker : public model::Visitor {
     return f.saved.data() + offsets_[static_cast<std::size_t>(chunk)][index];
   }
   const std::vector<int>& launches_of(const Piece& piece) const;
-  model::Tensor drawn(const model::Tensor& tensor, double spread, int layer, int microbatch) const;
+  double drawn_rows(const Piece& piece, int layer, int microbatch) const;
   void turn(Flight& flight);
   static void turn_border(Flight& flight, const std::uint32_t* blocks);
   void shrink(Flight& flight);

@@ -94,13 +94,12 @@ class PieceBuilder {
   void hook(Step::Kind kind, std::uint32_t group) { step(kind, group); }  ///< of activation offload
 
   void home(Tensor::Home home) { home_ = home; }  ///< of tensors made from now on
-  /// Tensors made while one is alive have as many rows as routing sends, or with `false` not. `spread`:
-  /// Piece::row_spread.
+  /// Tensors made while one is alive have as many rows as routing sends. `spread`: Piece::row_spread; 0: they have not.
   class Varying {
    public:
-    Varying(PieceBuilder& builder, double spread, bool on = true) : w_(builder), before_(builder.varies_) {
-      w_.varies_ = on && spread > 0;
-      if (w_.varies_) w_.piece_.row_spread = std::max(w_.piece_.row_spread, spread);
+    Varying(PieceBuilder& builder, double spread) : w_(builder), before_(builder.varies_) {
+      w_.varies_ = spread > 0;
+      w_.piece_.row_spread = std::max(w_.piece_.row_spread, spread);
     }
     ~Varying() { w_.varies_ = before_; }
     Varying(const Varying&) = delete;

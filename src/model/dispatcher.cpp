@@ -177,19 +177,18 @@ std::uint32_t Dispatcher::postprocess() {
     rows = sort("moe sort", true);
     probs_ = w_.allocate("moe.probs", m_.router_bytes * m_.received);
     w_.free({unsorted_probs, gathered});
-  } else if (gathered == no_tensor) {
-    passed_on_ = std::exchange(arrived_, no_tensor);  // the experts' input itself
+  } else if (passes_on()) {
+    arrived_ = no_tensor;
   }
   if (m_.ep == 1 && !m_.fixed_rows) w_.synchronize(Stream::d2h);  // "before_finish"
   return rows;
 }
 
 void Dispatcher::give_back(std::uint32_t rows) {
-  if (rows != no_tensor && rows == passed_on_)
+  if (passes_on())
     arrived_ = rows;
   else
     w_.free(rows);
-  passed_on_ = no_tensor;
 }
 
 void Dispatcher::release_arrived() { w_.release(arrived_); }

@@ -44,6 +44,8 @@ class Dispatcher {
   bool gathers() const { return m_.dispatch == Dispatch::allgather; }
   bool sends_once() const { return m_.dispatch == Dispatch::flex; }
   bool sorts() const { return m_.dispatch == Dispatch::alltoall && m_.local > 1; }
+  /// What arrives is the experts' input itself.
+  bool passes_on() const { return m_.dispatch == Dispatch::alltoall && m_.local == 1 && m_.etp == 1; }
   Int copies() const { return group() > 1 ? m_.copies : d_.local; }  ///< rows before the permutation
   Int group() const { return m_.ep * m_.etp; }
   Int everyone() const { return d_.local * group(); }  ///< tokens of the whole expert group
@@ -68,8 +70,7 @@ class Dispatcher {
   const Dimensions& d_;
   const MoeDimensions& m_;
   std::uint32_t row_map_ = no_tensor, permuted_ = no_tensor, permuted_probs_ = no_tensor, arrived_ = no_tensor,
-                passed_on_ = no_tensor, arrived_probs_ = no_tensor, probs_ = no_tensor, sort_map_ = no_tensor,
-                unsort_map_ = no_tensor;
+                arrived_probs_ = no_tensor, probs_ = no_tensor, sort_map_ = no_tensor, unsort_map_ = no_tensor;
 };
 
 }  // namespace pipewright::model

@@ -64,7 +64,7 @@ Operand Experts::input(const Group& group, bool grad) {
   if (!fp8_) return {};
   auto operand = linear_.quantize_each(precision_, group.name + "_input", d_.moe.local, rows(), group.in, true,
                                        grad && !d_.frozen());
-  const PieceBuilder::Varying weights(w_, 0, false);
+  const PieceBuilder::Varying weights_do_not(w_, 0);
   linear_.cast_weight(
       {.name = group.name, .in = group.in, .out = group.out, .precision = precision_, .frozen = d_.frozen()},
       d_.moe.local);

@@ -52,7 +52,7 @@ void FusedExperts::weight_gradient(const Group& group) {
 }
 
 Operand FusedExperts::cast_weights(const Group& group, bool grad) {
-  const PieceBuilder::Varying weights(w_, 0, false);
+  const PieceBuilder::Varying weights_do_not(w_, 0);
   if (d_.fp8_parameters) return {};
   const std::string name = group.name + " weights";
   const auto copies = [&](bool transpose) {

@@ -11,6 +11,7 @@
 #include <tuple>
 
 #include "lengths.hpp"
+#include "pipewright/chance.hpp"
 #include "pipewright/scenario/derived.hpp"
 #include "pipewright/scenario/io.hpp"
 
@@ -20,24 +21,6 @@ namespace {
 /// More sequences than this stand for all: every n-th of the sorted ones.
 constexpr Int most_sequences = 65'536;
 constexpr std::size_t many_rows = 100'000, most_rows = 1'000'000;  ///< of a step
-
-/// The same numbers on every machine (splitmix64, Steele, Lea and Flood 2014).
-class Chance {
- public:
-  std::uint64_t next() {
-    std::uint64_t z = state_ += 0x9e3779b97f4a7c15;
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111eb;
-    return z ^ (z >> 31);
-  }
-  template <class T>
-  void shuffle(std::vector<T>& list) {
-    for (std::size_t left = list.size(); left > 1; --left) std::swap(list[left - 1], list[next() % left]);
-  }
-
- private:
-  std::uint64_t state_ = 1;
-};
 
 /// The inverse of pairs_of: equal sequences of how many tokens have so many pairs a token, `most` at most.
 double length_of(double pairs_each, Int window, Int most) {
@@ -107,7 +90,7 @@ class Packer {
     if (q_.algorithm == "none") {
       for (const Int length : single) ready.push_back({length});
     } else {
-      if (q_.algorithm == "first_fit_shuffle") Chance().shuffle(single);
+      if (q_.algorithm == "first_fit_shuffle") Chance(1).shuffle(single);
       if (q_.algorithm == "first_fit_decreasing") std::ranges::sort(single, std::greater());
       for (Ints& row : first_fit(single)) ready.push_back(std::move(row));
     }
@@ -231,7 +214,7 @@ std::vector<double> dealt(std::vector<double> rows, const Question& q) {
     }
     return busiest(deal, together);
   }
-  Chance chance;
+  Chance chance(1);
   std::vector<std::pair<double, std::vector<double>>> found;
   const int deals = rows.size() > many_rows ? 11 : 101;
   for (int i = 0; i < deals; ++i) {
