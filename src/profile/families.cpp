@@ -23,6 +23,8 @@ double no_flop(const Dims&) { return 0; }
 
 /// m x n x k with elements of `in` bytes read and of `out` bytes written, and read before where beta = 1.
 Family gemm(std::string name, double in, double out, bool accumulate, std::string what) {
+  std::vector<std::size_t> features;  // not the tokens; FP8 takes aligned operands alone
+  if (in == 2) features = {0, name.find(".nt") != std::string::npos ? std::size_t{1} : std::size_t{2}};
   return {std::move(name),
           {"m", "n", "k"},
           Load::matrix,
@@ -30,7 +32,9 @@ Family gemm(std::string name, double in, double out, bool accumulate, std::strin
           [=](const Dims& d) {
             return in * (at(d, 0) + at(d, 1)) * at(d, 2) + out * (accumulate ? 2 : 1) * at(d, 0) * at(d, 1);
           },
-          std::move(what)};
+          std::move(what),
+          false,
+          std::move(features)};
 }
 
 /// GEMMs of a layer's local experts, TE's multi-stream grouped GEMM on Hopper: `tokens` rows over all experts, as
@@ -44,7 +48,9 @@ Family grouped(std::string name, double in, double out, bool weights, bool accum
             const double a = at(d, 1) * at(d, 3), b = at(d, 1) * at(d, 2), w = at(d, 0) * at(d, 2) * at(d, 3);
             return weights ? in * (a + b) + out * (accumulate ? 2 : 1) * w : in * (a + w) + out * b;
           },
-          std::move(what)};
+          std::move(what),
+          false,
+          in == 2 ? std::vector<std::size_t>{2, 3} : std::vector<std::size_t>{}};
 }
 
 /// Pairs of a query and a key that it sees in causal attention aligned at the last key: query i of q sees kv - q + i +

@@ -19,10 +19,9 @@ struct Estimate {
   std::vector<const Sample*> from;
 };
 
-/// nullopt: there is no sample (of the same number of ranks). `leave_out`: index of a sample that is not looked at.
+/// nullopt: there is no sample (of the same number of ranks, of rows aligned alike).
 std::optional<Estimate> estimate(const Family& family, const std::vector<Sample>& samples,
-                                 const std::vector<std::int64_t>& dims,
-                                 std::optional<std::size_t> leave_out = std::nullopt);
+                                 const std::vector<std::int64_t>& dims);
 
 // Where nothing tested an estimate (too few samples, a formula), no better is claimed: relative, one deviation.
 constexpr double untested_error = 0.1;

@@ -33,6 +33,7 @@ class Checker {
     precision();
     linear_attention();
     hybrid();
+    quantized_widths();
     experts();
     packing(s_);
   }
@@ -257,10 +258,39 @@ class Checker {
     require(heads / t % cp == 0, "model.mamba_num_heads", "nheads must be evenly divisible by tp_size * cp_size");
     require(groups / t < cp ? cp % (groups / t) == 0 : groups / t % cp == 0, "model.mamba_num_groups",
             "ngroups / tp_size and cp_size must divide one by the other");
-    require(!c_.fp8 || (2 * heads * m_.mamba_head_dim + 2 * groups * m_.mamba_state_dim + heads) % 16 == 0,
-            "settings.fp8",
-            "For FP8, the innermost dimension of the Mamba layer input projection output tensor must be a multiple of "
-            "16.");
+  }
+  /// Of every rank's part of a weight. Transformer Engine: pytorch/utils.py, assert_dim_for_fp8_exec (rows by 8,
+  /// columns by 16); common/gemm/cublaslt_gemm.cu, "Leading dimension requirement ... Caller must pad" (rows by 16,
+  /// too, for the input's gradient; 2.20). Modules with a recipe of their own are left to the run.
+  void quantized_widths() const {
+    if (!quantizes(s_) || !te_layers(s_) || !quant_recipe(s_).empty()) return;
+    constexpr Int block = 16;
+    const Int t = c_.tensor_model_parallel_size, etp = expert_tensor_parallel_size(s_);
+    const auto width = [&](const char* key, const char* what, Int whole, Int ranks) {
+      require(
+          whole % ranks != 0 || whole / ranks % block == 0, key,
+          fmt::format("{} of a rank are {} wide (of {} tensor-parallel ranks); Transformer Engine multiplies in FP8 "
+                      "and NVFP4 only where every dimension of a weight is divisible by {}",
+                      what, whole / ranks, ranks, block));
+    };
+    width("model.hidden_size", "hidden states", m_.hidden_size, 1);
+    if (has_dense_layer(s_)) width("model.ffn_hidden_size", "MLPs", ffn_hidden_size(s_), t);
+    if (m_.num_moe_experts) width("model.moe_ffn_hidden_size", "experts", moe_ffn_hidden_size(s_), etp);
+    if (m_.moe_shared_expert_intermediate_size)
+      width("model.moe_shared_expert_intermediate_size", "shared experts", *m_.moe_shared_expert_intermediate_size, t);
+    if (!m_.multi_latent_attention && !is_hybrid(s_))
+      width("model.num_attention_heads", "heads", m_.num_attention_heads * kv_channels(s_), t);
+    if (has_linear_attention(s_)) {
+      const Int keys = m_.linear_num_key_heads * m_.linear_key_head_dim,
+                values = m_.linear_num_value_heads * m_.linear_value_head_dim;
+      width("model.linear_num_value_heads", "projections of linear attention",
+            2 * keys + 2 * values + 2 * m_.linear_num_value_heads, t);
+    }
+    if (has_mamba_layer(s_))
+      width("model.mamba_num_heads", "projections of Mamba layers",
+            2 * mamba_num_heads(s_) * m_.mamba_head_dim + 2 * m_.mamba_num_groups * m_.mamba_state_dim +
+                mamba_num_heads(s_),
+            t);
   }
   /// parse_hybrid_pattern: behind the first "/" the layers of every depth of multi-token prediction.
   void depths_of_hybrid(const std::string& key) const {

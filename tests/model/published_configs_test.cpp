@@ -2,6 +2,7 @@
 // prediction, against those of its published weights.
 #include <fstream>
 #include <map>
+#include <ranges>
 #include <sstream>
 #include <string>
 
@@ -132,4 +133,43 @@ TEST_CASE("parameters that a token meets, as the models' names and cards say") {
     CHECK(static_cast<double>(count.of_a_token) == doctest::Approx(billions * 1e9).epsilon(0.02));
     CHECK(count.of_a_token <= count.all);
   }
+}
+
+TEST_CASE("what runs in FP8 multiplies no weight whose dimensions Transformer Engine refuses") {
+  int refused = 0, products = 0;
+  for (const auto& model : published)
+    for (const char* split : {"1", "2", "4", "8"})
+      for (const char* recipe : {"tensorwise", "blockwise"}) {
+        auto s = published_model(model.file);
+        const std::string tensor = std::string("tensor_model_parallel_size=") + split;
+        for (const auto& setting : {std::string("num_gpus=8"), std::string("global_batch_size=8"), tensor,
+                                    std::string("fp8=hybrid"), std::string("fp8_recipe=") + recipe})
+          scenario::set(s, setting);
+        CAPTURE(model.file);
+        CAPTURE(tensor);
+        try {
+          scenario::check(s);
+        } catch (const UsageError& error) {
+          refused += error.message().find("divisible by 16") != std::string::npos ? 1 : 0;
+          continue;
+        }
+        try {
+          const auto stages = test::build(s);
+          for (const auto& piece : stages.pieces)
+            for (const auto& kernel : piece.kernels) {
+              if (!kernel.key.family.starts_with("gemm.") || kernel.key.family.find("fp8") == std::string::npos)
+                continue;
+              ++products;
+              CAPTURE(kernel.key.family);
+              for (const auto d : kernel.key.dims | std::views::drop(kernel.key.dims.size() - 2)) {
+                CAPTURE(d);
+                CHECK(d % 16 == 0);
+              }
+              CHECK((kernel.key.dims.size() == 4 || kernel.key.dims.front() % 16 == 0));
+            }
+        } catch (const UsageError&) {  // not modelled in FP8
+        }
+      }
+  CHECK(refused > 0);
+  CHECK(products > 1000);
 }

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <map>
+#include <random>
 
 #include "pipewright/profile.hpp"
 
@@ -26,6 +27,28 @@ TEST_CASE("machines that nobody named lie further apart than one machine's runs"
     const Profile p = shipped(sheet.profile), derived = derive(shipped("h200-sxm"), sheet);
     CHECK(p.scalars.at("host.spread").value > p.scalars.at("host.run_spread").value);
     CHECK(derived.scalars.at("host.spread").value == p.scalars.at("host.spread").value);
+  }
+}
+
+TEST_CASE("products whose rows are no multiple of 16 bytes take far longer than the next that are, or nobody knows") {
+  std::mt19937 random(5);
+  const auto any = [&] { return 2048 + 8 * static_cast<std::int64_t>(random() % 1024); };
+  for (const char* name : {"h200-sxm", "h100-sxm", "b200-sxm"}) {
+    const Profile p = shipped(name);
+    for (const Family& f : families()) {
+      if (f.contiguous.empty() || !p.samples.contains(f.name)) continue;
+      const std::size_t first = f.dims.size() - 3;  // of grouped products: behind the experts
+      for (int i = 0; i < 10; ++i) {
+        std::vector<std::int64_t> dims(first, 8);
+        for (int d = 0; d < 3; ++d) dims.push_back(any());
+        const auto aligned = *p.time({f.name, dims});
+        dims[f.contiguous[random() % f.contiguous.size()]] -= std::int64_t{1} << random() % 3;
+        const auto other = *p.time({f.name, dims});
+        CAPTURE(f.name);
+        CAPTURE(other.note);
+        CHECK((other.ns > 1.5 * aligned.ns || (other.spread > 1 && other.origin == Origin::derived)));
+      }
+    }
   }
 }
 

@@ -45,6 +45,9 @@ struct Family {
   std::string what;  ///< one line for `profile show` and FORMAT.md
   /// Kernels of every expert one by one, dims experts and rows: a time is that of one expert's rows, times experts.
   bool each_expert = false;
+  /// Dimensions along which 16-bit operands of a matrix product lie in memory: tensor cores are fed at full speed only
+  /// where they are multiples of 16 bytes (docs.nvidia.com/cuda/cublas, "Tensor Core Usage").
+  std::vector<std::size_t> contiguous = {};
 };
 const std::vector<Family>& families();
 /// By name; "all_gather.nvlink" finds "all_gather.<link>". Throws InternalError for an unknown name; find: nullptr.
