@@ -60,7 +60,8 @@ Scenario proposed(Scenario scenario) {
   const std::string activation = scenario::activation_func(scenario);
   const bool fuses = gated ? activation == "silu" || activation == "gelu" || activation == "quick_gelu"
                            : activation == "gelu" && scenario.model.add_bias_linear;
-  const bool biased = scenario.model.add_bias_linear, spread = scenario.settings.tensor_model_parallel_size > 1;
+  const bool biased = scenario.model.add_bias_linear, spread = scenario.settings.tensor_model_parallel_size > 1,
+             interleaved = scenario::interleaved(scenario);
   Proposal p(std::move(scenario));
   p.settings({"bf16", "use_distributed_optimizer", "overlap_grad_reduce", "overlap_param_gather",
               "gradient_accumulation_fusion", "bias_dropout_fusion", "masked_softmax_fusion", "apply_rope_fusion",
@@ -75,6 +76,7 @@ Scenario proposed(Scenario scenario) {
     if (biased) p.set("settings", "expert_tensor_parallel_size", "1");  // moe.bias-needs-whole-experts
   }
   if (spread) p.settings({"sequence_parallel"});
+  if (interleaved) p.settings({"overlap_p2p_comm"});  // arguments.py: unless --no-overlap-p2p-communication
   p.settle();
   if (exact) return p.take();
   p.search({"pipeline", "layout", "wgrad_delay", "recompute", "offload", "allocator"});

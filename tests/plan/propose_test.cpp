@@ -5,6 +5,7 @@
 
 #include "bases.hpp"
 #include "pipewright/plan.hpp"
+#include "pipewright/scenario/derived.hpp"
 
 using namespace pipewright;
 
@@ -24,7 +25,7 @@ TEST_CASE("a bare architecture becomes a run worth planning; what is stated stay
 TEST_CASE("what is proposed for a bare architecture breaks no rule and idles nowhere, in any family") {
   std::size_t families = 0;
   for (const auto& file : std::filesystem::directory_iterator(SOURCE_ROOT "/tests/scenario/data"))
-    for (const char* size : {"tp=1", "tp=2", "cp=2", "pp=2"}) {
+    for (const char* size : {"tp=1", "tp=2", "cp=2", "pp=2", "vpp=2"}) {
       if (file.path().extension() != ".json") continue;
       CAPTURE(file.path().string());
       CAPTURE(size);
@@ -37,6 +38,11 @@ TEST_CASE("what is proposed for a bare architecture breaks no rule and idles now
       ++families;
       for (const char* said : {"cluster.num_gpus=8", "seq_length=2048", "global_batch_size=32", size})
         scenario::set(s, said);
+      if (s.settings.virtual_pipeline_model_parallel_size) {  // a chunk of one layer at least, all alike
+        if (s.model.num_layers % 4 != 0 || scenario::is_hybrid(s)) continue;
+        scenario::set(s, "pp=2");
+        CHECK(plan::proposed(s).settings.overlap_p2p_comm);
+      }
       for (const auto& finding : plan::check(plan::proposed(s)))
         CHECK_MESSAGE((finding.severity == plan::Severity::trap || finding.rule == "layers.pipeline"), finding.rule);
     }
