@@ -9,7 +9,9 @@
 // (locally weighted regression, Cleveland 1979), and the time is work(x) / exp(a). With one feature the plane is the
 // line between the two neighbours, which keeps the steps where a library switches its algorithm. The result is kept
 // between the times of the samples that are no larger and no smaller than x in every dimension.
-// Outside the box that the samples span, the rate is that of the nearest point of the box.
+// Outside the box that the samples span the plane of the box's nearest point goes on for one octave, and the rate stays
+// there, never above the fastest measured. Of 1300 shapes outside an H200's box, measured afterwards, it was off by 6.6
+// % in the mean; the rate of the box's nearest point alone by 7.6 %.
 //
 // Matrix products: dividing out how full the last wave of tiles is, for the tiles that cuBLASLt's kernels have, made
 // the leave-one-out error on an H200 larger, not smaller: the library picks tiles and splits that fill the waves.
@@ -214,7 +216,8 @@ std::optional<Estimate> fitted(const Family& family, const Known& known, const s
   }
   if (all.empty()) return std::nullopt;
 
-  Features z = asked;  // moved to the nearest point of the box
+  constexpr double goes_on = 1;         // octaves
+  Features z = asked, reached = asked;  // moved to the nearest point of the box
   double outside = 0;
   for (std::size_t i = 0; i < z.size; ++i) {
     double low = std::numeric_limits<double>::infinity(), high = -low;
@@ -223,6 +226,7 @@ std::optional<Estimate> fitted(const Family& family, const Known& known, const s
       high = std::max(high, n.z[i]);
     }
     z.at[i] = std::clamp(z[i], low, high);
+    reached.at[i] = std::clamp(asked[i], z[i] - goes_on, z[i] + goes_on);
     outside += std::abs(z[i] - asked[i]);
   }
 
@@ -242,7 +246,14 @@ std::optional<Estimate> fitted(const Family& family, const Known& known, const s
   }
 
   Estimate result;
-  result.ns = work(family, dims) / std::exp(beyond ? log_rate_there : fitted_log_rate(family, near, z));
+  double rate = beyond ? log_rate_there : fitted_log_rate(family, near, z.size > 1 ? reached : z);
+  if (!beyond && outside > 0) {
+    double fastest = -std::numeric_limits<double>::infinity();
+    for (std::size_t i = 0; i < samples.size(); ++i)
+      if (counts(i)) fastest = std::max(fastest, log_rate(family, samples[i]));
+    rate = std::min(rate, fastest);
+  }
+  result.ns = work(family, dims) / std::exp(rate);
   for (const auto& n : near) result.from.push_back(n.sample);
   const auto nearest = std::min_element(
       near.begin(), near.end(), [](const Neighbour& a, const Neighbour& b) { return a.distance2 < b.distance2; });
@@ -268,9 +279,9 @@ std::optional<Estimate> fitted(const Family& family, const Known& known, const s
 
 std::optional<Estimate> estimate(const Family& family, const std::vector<Sample>& samples,
                                  const std::vector<std::int64_t>& dims) {
-  for (const auto& sample : samples)
-    if (sample.dims == dims) return Estimate{sample.ns, Match::exact, 0, {&sample}};
-  auto result = fitted(family, {family, samples}, dims, std::nullopt);
+  const auto same = std::ranges::find(samples, dims, &Sample::dims);
+  auto result = same != samples.end() ? Estimate{same->ns, Match::exact, 0, {&*same}}
+                                      : fitted(family, {family, samples}, dims, std::nullopt);
   if (!result || family.load != Load::network) return result;
   // Exchanges last no longer than those of more bytes: single timings are disturbed by up to 2.5 times.
   for (const auto& sample : samples)
