@@ -6,6 +6,7 @@
 #include "effects_families.hpp"
 #include "pipewright/scenario/context.hpp"
 #include "pipewright/scenario/derived.hpp"
+#include "pipewright/scenario/norms.hpp"
 #include "pipewright/scenario/packing.hpp"
 #include "pipewright/scenario/quant_recipe.hpp"
 #include "refused_when.hpp"
@@ -93,12 +94,12 @@ const std::vector<RefusedField>& refused_rows() {
       {"qk_l2_norm", "L2 norms in latent or unfused attention",
        [](const Scenario& s) { return s.model.qk_l2_norm && !grouped_fused_attention(s); }},
       {"qk_layernorm_whole",
-       "norms over all heads in latent attention, with fewer key heads than query heads or with tensor parallelism, "
+       "norms over all heads in latent attention, and with tensor parallelism of as many key heads as query heads, "
        "where Megatron Bridge's OLMoE attention has none",
        [](const Scenario& s) {
          return s.model.qk_layernorm_whole &&
-                (s.model.multi_latent_attention || num_query_groups(s) != s.model.num_attention_heads ||
-                 s.settings.tensor_model_parallel_size > 1);
+                (s.model.multi_latent_attention ||
+                 (!norms_in_eager_operations(s) && s.settings.tensor_model_parallel_size > 1));
        }},
       {"post_layernorm", "norms on the outputs of experts, of latent attention, and before a bias is added",
        [](const Scenario& s) {
