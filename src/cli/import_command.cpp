@@ -7,12 +7,14 @@
 #include <optional>
 
 #include "commands.hpp"
+#include "embedded.hpp"
 #include "input.hpp"
 #include "pipewright/import.hpp"
 #include "pipewright/nccl_tests.hpp"
 #include "pipewright/public_tables.hpp"
 #include "pipewright/report.hpp"
 #include "pipewright/scenario/io.hpp"
+#include "progress.hpp"
 
 namespace pipewright::cli {
 namespace {
@@ -119,10 +121,16 @@ void import(const ImportOptions& options) {
   }
   std::vector<traces::Trace> read;
   std::string command = "pipewright import";
-  for (const auto& path : options.traces) {
-    read.push_back(traces::read(path));
-    command += " " + std::filesystem::path(path).filename().string();
+  {
+    Progress progress("import");
+    for (const auto& path : options.traces) {
+      stop_if_asked();
+      progress(static_cast<std::int64_t>(read.size()), static_cast<std::int64_t>(options.traces.size()));
+      read.push_back(traces::read(path));
+      command += " " + std::filesystem::path(path).filename().string();
+    }
   }
+  stop_if_asked();
   command += fmt::format(" --scenario {} --host-overhead {}",
                          std::filesystem::path(options.scenario).filename().string(), options.host_overhead);
   for (const auto& name : options.profiles) command += " --profile " + name_of(name);

@@ -68,13 +68,7 @@ void check(const TrialOptions& options) {
 
 void print_commands(const std::vector<trial::Candidate>& candidates, const std::vector<trial::Command>& commands,
                     const TrialOptions& options, bool quiet) {
-  std::string text;
-  for (std::size_t i = 0; i < candidates.size(); ++i) {
-    text += "# " + candidates[i].name + ": " + candidates[i].label + "\n";
-    for (const auto& remark : commands[i].remarks) text += "# its flags: " + remark + "\n";
-    text += trial::shell_line(commands[i]) + "\n";
-  }
-  if (!quiet) write_result("-", text);
+  if (!quiet) write_result("-", trial::text(candidates, commands));
   if (!options.json.empty()) write_result(options.json, report::stamped(trial::json(candidates, commands)));
 }
 

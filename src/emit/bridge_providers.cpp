@@ -6,6 +6,8 @@
 #include <array>
 #include <charconv>
 
+#include "pipewright/scenario/norms.hpp"
+
 namespace pipewright::emit {
 
 namespace {
@@ -113,6 +115,7 @@ Built language_model_of(std::string_view name) {
 
 const char* special_provider(const scenario::Scenario& scenario) {
   const auto& m = scenario.model;
+  if (scenario::norms_in_eager_operations(scenario)) return "GPTModelProvider of minimax_m2_layer_spec";
   if (m.qk_layernorm_whole) return "OlMoEModelProvider";
   if (m.post_layernorm) return m.qk_layernorm ? "Gemma3ModelProvider" : "Gemma2ModelProvider";
   return m.apply_embedding_scaling ? "GemmaModelProvider" : nullptr;
@@ -158,7 +161,7 @@ std::optional<Built> built_by_spec(std::string_view name) {
                                 "transformer_engine_mamba_stack_spec"};
   if (std::ranges::find(plain, name) != plain.end()) return Built{};
   if (name == "gemma2_layer_spec" || name == "gemma3_layer_spec") return Built{{"post_layernorm", "true"}};
-  if (name == "olmoe_layer_spec") return Built{{"qk_layernorm_whole", "true"}};
+  if (name == "olmoe_layer_spec" || name == "minimax_m2_layer_spec") return Built{{"qk_layernorm_whole", "true"}};
   return std::nullopt;
 }
 

@@ -133,7 +133,7 @@ class OverrideImporter {
     }
   }
 
-  /// "# cfg.model is a Gemma3ModelProvider", as emitted overrides say.
+  /// "# cfg.model is a Gemma3ModelProvider", "... GPTModelProvider of minimax_m2_layer_spec", as emitted overrides say.
   void class_of_model(std::string_view text) {
     auto at = text.find(std::string("# ") + provider_remark);
     if (at == std::string_view::npos) return;
@@ -141,6 +141,10 @@ class OverrideImporter {
     const auto end = std::min(text.find_first_of(" \r\n", at), text.size());
     const auto line = static_cast<int>(std::count(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(at), '\n'));
     provider(std::string(text.substr(at, end - at)), {file_, line + 1});
+    constexpr std::string_view of = " of ";
+    if (!text.substr(end).starts_with(of)) return;
+    const auto spec = text.substr(end + of.size());
+    if (const auto built = built_by_spec(spec.substr(0, spec.find_first_of(" \r\n")))) builds(*built);
   }
 
   /// A field of a whole configuration. What it holds beyond fields of ours are functions, objects and what is off.

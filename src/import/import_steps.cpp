@@ -54,6 +54,7 @@ class Importer {
                        fmt::format("ran on {} GPUs; the scenario has {}", trace.world_size, world));
     }
     refuse_other_groups(trace, scenario_);
+    if (const auto other = other_attention(scenario_, trace)) throw UsageError({trace.file, 0}, {}, *other);
     if (!part_.name.empty() && !trace.device.empty() && part_.name != trace.device) {
       throw UsageError({trace.file, 0}, {},
                        fmt::format("ran on {}; profile {} is of {}", trace.device, part_of_, part_.name));

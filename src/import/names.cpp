@@ -82,6 +82,9 @@ const std::vector<NamePattern>& patterns() {
        Role::main,
        {"gated_delta.inputs.forward", "gated_delta.inputs.backward"}},
       {"triton.*(silu|sigmoid)_backward", Role::main, {"gate.backward", "swiglu.backward"}},
+      // Unfused attention (fused_softmax/*.cu of Transformer Engine), whose time the model has from streaming kernels.
+      {"scaled_([a-z]+_)*softmax_warp_forward|cunn_SoftMaxForward", Role::main, {"copy.d2d", "scale"}},
+      {"scaled_([a-z]+_)*softmax_warp_backward|cunn_SoftMaxBackward", Role::main, {"add", "add.f32"}},
       {"gatherTopK|bitonicSort|softmax_warp_forward|_cuda_scatter_fill|normal_and_transform",
        Role::main,
        {"moe.router.topk.forward"}},

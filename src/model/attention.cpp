@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "core_attention.hpp"
+#include "eager_norm.hpp"
 #include "norm.hpp"
 #include "offload_groups.hpp"
 #include "rope.hpp"
@@ -29,6 +30,8 @@ class GroupedQueryAttention : public Attention {
         core_(builder, dimensions, kind.window, kind.precision.quantized),
         q_rope_(builder, dimensions, "attention.q"),
         k_rope_(builder, dimensions, "attention.k"),
+        q_norm_(builder, dimensions, linear_, "attention.q norm", dimensions.q),
+        k_norm_(builder, dimensions, linear_, "attention.k norm", dimensions.kv),
         offload_(builder, dimensions),
         qkv_{.name = "attention.qkv",
              .in = d_.h,
@@ -99,6 +102,7 @@ class GroupedQueryAttention : public Attention {
   LinearWriter linear_;
   CoreAttention core_;
   Rope q_rope_, k_rope_;
+  EagerNorm q_norm_, k_norm_;
   OffloadWriter offload_;
   Linear qkv_, proj_;
 
@@ -138,10 +142,16 @@ void GroupedQueryAttention::queries_and_keys(bool grad) {
     if (!copies_k()) return;
     k_raw_ = w_.allocate("attention.k_contiguous", 2 * d_.tokens * d_.kv);
     w_.launch("attention.k copy", {"copy.strided", {d_.tokens, d_.kv}});
-    if (d_.qk_norm && !d_.qk_norm_whole) w_.eager();  // inside its norm
+    if (d_.qk_norm && (!d_.qk_norm_whole || d_.qk_norm_eager)) w_.eager();  // inside its norm
   };
   if (!d_.qk_norm) {
     copy_k();
+  } else if (d_.qk_norm_eager) {
+    q_normed_ = q_norm_.forward(grad);
+    w_.release(q_raw_);
+    copy_k();
+    k_normed_ = k_norm_.forward(grad);
+    w_.release(k_raw_);
   } else {
     // The norms make their inputs contiguous and save them; OLMoE's attention reshapes both before it norms them.
     if (d_.qk_norm_whole) copy_k();
@@ -345,7 +355,10 @@ std::uint32_t GroupedQueryAttention::backward(std::uint32_t dropped) {
     const auto raw = l2_norms_backward({dq, dk, dv});
     dq = raw.q, dk = raw.k;
   }
-  if (d_.qk_norm) {
+  if (d_.qk_norm_eager) {
+    dk = k_norm_.backward(dk);
+    dq = q_norm_.backward(dq);
+  } else if (d_.qk_norm) {
     const auto dk_normed = dk, dq_normed = dq;
     dk = w_.allocate("attention.k_gradient", 2 * d_.tokens * d_.kv);
     norm_heads("attention.k norm", false, d_.groups);

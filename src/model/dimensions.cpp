@@ -8,6 +8,7 @@
 #include "pipewright/model.hpp"
 #include "pipewright/scenario/derived.hpp"
 #include "pipewright/scenario/fields.hpp"
+#include "pipewright/scenario/norms.hpp"
 #include "pipewright/scenario/quant_recipe.hpp"
 #include "routing.hpp"
 #include "sdpa_figures.hpp"
@@ -462,6 +463,7 @@ Dimensions::Dimensions(const Scenario& sc, const profile::Device& device) : gpu(
   qk_l2_norm = m.qk_l2_norm;
   qk_norm = m.qk_layernorm && !qk_l2_norm;  // attention.py: the L2 norm comes first
   qk_norm_whole = qk_norm && m.qk_layernorm_whole;
+  qk_norm_eager = qk_norm_whole && scenario::norms_in_eager_operations(sc);
   norms_q = qk_norm && scenario::from(scenario::Version::v0_19)
                            .except(scenario::Version::dev)
                            .has(scenario::core_version(sc.software));  // mla_qk_norm_config.py

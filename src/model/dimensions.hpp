@@ -220,6 +220,7 @@ struct Dimensions {
   bool unfused_attention = false;  ///< scores and probabilities are tensors
   bool output_gate = false;        ///< attention_output_gate: the fused projection has a gate beside every query
   bool qk_norm_whole = false;      ///< one norm over all heads of a token
+  bool qk_norm_eager = false;      ///< ... in eager operations, which has fewer key heads: MiniMax-M2's
   bool qk_l2_norm = false;         ///< queries and keys are normalised without weights, after the rotation
   bool post_norms = false;         ///< norms on the outputs of attention and MLP (post_layernorm)
   bool scales_embeddings = false;  ///< apply_embedding_scaling

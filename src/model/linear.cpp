@@ -23,7 +23,7 @@ Int column_sum_workspace(const profile::Device& gpu, Int rows, Int columns) {
   constexpr Int width = 32, height = 4, vector = 4;
   const Int resident = gpu.multiprocessors * (gpu.threads_per_multiprocessor / (width * height));
   const auto divide_up = [](Int a, Int b) { return (a + b - 1) / b; };
-  const Int grid = divide_up(columns / vector, width), values = divide_up(rows, height);
+  const Int grid = divide_up(columns, vector * width), values = divide_up(rows, height);
   if (values < 256 || grid > resident) return 0;
   const Int blocks = std::max(std::min(divide_up(resident, grid), divide_up(values, 16)), divide_up(values, 256));
   return blocks > 1 ? 4 * columns * blocks * width * vector : 0;

@@ -108,7 +108,10 @@ class Modules {
     list_.back().qkv = true;
     adapter(d_.lora.qkv, d_.h, d_.qkv_part(), false);
     if (d_.qkv_bias) vector(d_.qkv_part());
-    if (d_.qk_norm) {
+    if (d_.qk_norm_eager) {
+      vector(d_.q);
+      vector(d_.kv);
+    } else if (d_.qk_norm) {
       norm(d_.qk_norm_whole ? d_.q : d_.head_dim);
       norm(d_.qk_norm_whole ? d_.kv : d_.head_dim);
     }

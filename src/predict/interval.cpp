@@ -17,6 +17,7 @@
 #include "pipewright/effects.hpp"
 #include "pipewright/scenario/context.hpp"
 #include "pipewright/scenario/derived.hpp"
+#include "pipewright/scenario/norms.hpp"
 
 namespace pipewright::predict {
 namespace {
@@ -286,6 +287,10 @@ std::vector<LeftOut> left_out(const scenario::Scenario& scenario) {
     result.push_back({"what graphs of gated delta nets take beside their kernels and copies",
                       "CUDA graphs of layers with gated delta nets follow Megatron's and Transformer Engine's code, no "
                       "run with them was recorded"});
+  if (scenario::norms_in_eager_operations(scenario))
+    result.push_back({"what eager norms of queries and keys take beside their kernels",
+                      "norms over all heads of a token (MiniMax-M2) follow Megatron Bridge's code, operation by "
+                      "operation; no run with them was recorded"});
   return result;
 }
 

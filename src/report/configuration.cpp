@@ -7,6 +7,7 @@
 
 #include "format.hpp"
 #include "pipewright/effects.hpp"
+#include "pipewright/json_schema.hpp"
 #include "pipewright/parameter_count.hpp"
 #include "pipewright/report.hpp"
 #include "pipewright/scenario/derived.hpp"

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "pipewright/diff.hpp"
+#include "pipewright/json_schema.hpp"
 #include "to_json.hpp"
 
 namespace pipewright::report {
@@ -40,6 +41,10 @@ class Given {
   void bytes() const {
     constexpr std::int64_t most = std::int64_t{1} << 62;
     if (!value_->is_number_integer() || *value_ < 0 || *value_ > most) refuse("a whole number, 0 to 2^62");
+  }
+  std::int64_t whole_number() const {
+    if (!value_->is_number_integer()) refuse("a whole number");
+    return value_->get<std::int64_t>();
   }
   void text() const {
     if (!value_->is_string()) refuse("a text");
@@ -90,6 +95,7 @@ void require_prediction(const Given& prediction) {
 std::optional<ReadPrediction> read_prediction(const std::string& json, const std::string& file) {
   const Json whole = Json::parse(json, nullptr, false);
   const Given place(whole, file, "");
+  if (place.has("schema") && place.has("tool")) refuse_later_schema(place.at("schema").whole_number(), file);
   if (place.has("step_time_ms") && place.has("ranks")) {
     require_prediction(place);
     return ReadPrediction{whole.dump(), {}};

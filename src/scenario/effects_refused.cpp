@@ -6,6 +6,7 @@
 #include "effects_families.hpp"
 #include "pipewright/scenario/context.hpp"
 #include "pipewright/scenario/derived.hpp"
+#include "pipewright/scenario/norms.hpp"
 #include "pipewright/scenario/packing.hpp"
 #include "pipewright/scenario/quant_recipe.hpp"
 #include "refused_when.hpp"
@@ -93,12 +94,12 @@ const std::vector<RefusedField>& refused_rows() {
       {"qk_l2_norm", "L2 norms in latent or unfused attention",
        [](const Scenario& s) { return s.model.qk_l2_norm && !grouped_fused_attention(s); }},
       {"qk_layernorm_whole",
-       "norms over all heads in latent attention, with fewer key heads than query heads or with tensor parallelism, "
+       "norms over all heads in latent attention, and with tensor parallelism of as many key heads as query heads, "
        "where Megatron Bridge's OLMoE attention has none",
        [](const Scenario& s) {
          return s.model.qk_layernorm_whole &&
-                (s.model.multi_latent_attention || num_query_groups(s) != s.model.num_attention_heads ||
-                 s.settings.tensor_model_parallel_size > 1);
+                (s.model.multi_latent_attention ||
+                 (!norms_in_eager_operations(s) && s.settings.tensor_model_parallel_size > 1));
        }},
       {"post_layernorm", "norms on the outputs of experts, of latent attention, and before a bias is added",
        [](const Scenario& s) {
@@ -171,8 +172,9 @@ const std::vector<RefusedField>& refused_rows() {
       {"sft", "packed sequences of unknown lengths (sequence_lengths states them, or a file of them)",
        [](const Scenario& s) { return s.settings.sft && s.settings.sequence_lengths.empty(); }},
       {"sequence_lengths",
-       "packed sequences in microbatches of several rows, with unfused attention, sinks (for which Transformer Engine "
-       "from 2.18 on takes unfused attention before cuDNN 9.26), soft caps, attention dropout, windows with context "
+       "packed sequences in microbatches of several rows, with unfused attention, sinks (but with a cuDNN "
+       "whose fused kernel Transformer Engine takes: 9.26, for 2.12 to 2.17 9.18), soft caps, attention dropout, "
+       "windows with context "
        "parallelism by p2p, latent attention before core 0.18, on Blackwell, of heads other than 192 wide, with "
        "context parallelism, "
        "recompute of mla_up_proj or activation offload, context parallelism other than p2p, graphed attention, or "
@@ -191,7 +193,9 @@ const std::vector<RefusedField>& refused_rows() {
                "parallelism, recompute of mla_up_proj or activation offload"},
               {!m.multi_latent_attention && !grouped_fused_attention(s), "unfused attention"},
               {window_of(s) > 0 && uses_context(s) && !exchanges_rows(s), "a window and context parallelism by p2p"},
-              {m.softmax_type != "vanilla", "sinks"},
+              {!packs_sinks(s),
+               "sinks, for which Transformer Engine takes a fused kernel from cuDNN 9.26 on (2.12 to 2.17 from 9.18; "
+               "software.cudnn says which), without context parallelism"},
               {packs_soft_caps(s), "soft caps"},
               {o.attention_dropout != 0, "attention dropout"},
               {packs_depths_otherwise(s), "MTP with context parallelism, or of dev"},

@@ -58,7 +58,8 @@ const Strings families = {"llama",
                           "jais2",
                           "ministral",
                           "solar_open",
-                          "youtu"};
+                          "youtu",
+                          "minimax_m2"};
 
 /// Published with a vision tower, trained without: the model beside which the text model stands.
 const Strings with_tower = {"gemma3",   "llama4",       "mistral3", "kimi_k25",   "qwen3_5",   "qwen3_5_moe",
@@ -123,6 +124,7 @@ const char* defaults_of(const std::string& family) {
       "residual_dropout": 0.1})";
   if (family == "smollm3") return R"({"num_key_value_heads": 4, "tie_word_embeddings": true, "rope_theta": 2e6})";
   if (family == "olmoe") return R"({"rms_norm_eps": 1e-5})";
+  if (family == "minimax_m2") return R"({"num_key_value_heads": 8, "head_dim": 128, "rope_theta": 5e6})";
   if (family == "starcoder2")
     return R"({"num_key_value_heads": 2, "hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": true})";
   if (family == "nemotron_h")

@@ -298,6 +298,32 @@ void olmoe(const HfConfig& config, Model& m) {
   m.qk_layernorm = m.qk_layernorm_whole = true;
 }
 
+// Megatron Bridge's models/minimax_m2: norms over the whole width of queries and of keys, experts in every layer, no
+// multi-token prediction whatever config.json has of it.
+void minimax_m2(const HfConfig& config, Model& m, Strings& notes) {
+  m.num_moe_experts = config.integer("num_local_experts");
+  m.moe_router_topk = config.integer("num_experts_per_tok");
+  m.moe_ffn_hidden_size = m.ffn_hidden_size;
+  if (const auto turned = config.optional_integer("rotary_dim"))
+    m.rotary_percent = static_cast<double>(*turned) / static_cast<double>(m.kv_channels.value_or(128));
+  m.qk_layernorm = m.qk_layernorm_whole = true;
+  m.moe_router_score_function = "sigmoid";
+  m.moe_router_enable_expert_bias = true;
+  for (const char* key : {"use_qk_norm", "use_routing_bias"})
+    if (!config.boolean(key, true)) throw config.error(key, "is not what Megatron Bridge builds", {"true"});
+  one_of(config, "scoring_func", "sigmoid", {"sigmoid"});
+  one_of(config, "qk_norm_type", "per_layer", {"per_layer"});
+  for (const Int kind : config.integers("attn_type_list", m.num_layers))
+    if (kind != 1) throw config.error("attn_type_list", "layers of lightning attention are not modelled", {"1"});
+  if (config.optional_integer("shared_intermediate_size", 0).value_or(0) > 0)
+    throw config.error("shared_intermediate_size", "shared experts are not what Megatron Bridge builds", {"0"});
+  if (config.boolean("use_mtp", false) && config.optional_integer("num_mtp_modules", 0).value_or(0) > 0)
+    notes.emplace_back(
+        "num_mtp_modules is not taken: Megatron Bridge builds this family without multi-token prediction");
+  config.knows({"use_mtp", "num_mtp_modules", "mtp_transformer_layers", "shared_moe_mode", "mlp_intermediate_size",
+                "layernorm_full_attention_beta", "layernorm_linear_attention_beta", "layernorm_mlp_beta"});
+}
+
 /// A hybrid's layers as Megatron writes them; transformers names them one by one (layers_block_type).
 std::string hybrid_pattern(const HfConfig& config, const char* letter_by_letter, const char* one_by_one) {
   if (config.has(letter_by_letter)) return config.string(letter_by_letter, "");
@@ -371,6 +397,7 @@ constexpr Balance balances[] = {{"qwen3_moe", "aux_loss", 1e-3},
                                 {"glm4_moe_lite", "seq_aux_loss", 1e-3},
                                 {"ernie4_5_moe", "aux_loss", 1e-3, "router_aux_loss_coef"},
                                 {"olmoe", "seq_aux_loss", 1e-2, "router_aux_loss_coef"},
+                                {"minimax_m2", "aux_loss", 1e-3, "router_aux_loss_coef"},
                                 {"nemotron_h", "seq_aux_loss", 1e-4},
                                 {"bailing_moe_v2", "none", 0},
                                 {"hy_v3", "none", 0},
@@ -431,6 +458,7 @@ void mixture_of(const HfConfig& config, const std::string& family, Scenario& sce
     qwen_moe(config, m, family);
   if (family == "qwen3_next" || family.starts_with("qwen3_5")) delta_nets(config, m, family);
   if (family == "olmoe") olmoe(config, m);
+  if (family == "minimax_m2") minimax_m2(config, m, notes);
   if (family == "glm4_moe" || family == "dots1") glm4_moe(config, m, family);
   if (family == "solar_open") {  // transformers' modular_solar_open.py: experts in every layer
     biased_sigmoids(config, m);

@@ -89,15 +89,24 @@ bool packs_latent(const Scenario& s) {
          !o.cpu_offloading && !o.fine_grained_activation_offloading;
 }
 
+// Transformer Engine's dot_product_attention/utils.py (get_attention_backend): fused from 2.12 on by cuDNN 9.18;
+// from 2.18 on cuDNN is asked, whose backward of sinks in packed rows is fit from 9.26 on. Before 2.12 nothing serves.
+bool packs_sinks(const Scenario& s) {
+  if (s.model.softmax_type == "vanilla") return true;
+  const auto cudnn = cudnn_version(s.software);
+  const auto te = te_version(s.software);
+  const auto least = te.at_least(2, 18) ? CudnnVersion{9, 26} : CudnnVersion{9, 18};
+  return has_sinks(s) && !uses_context(s) && te.at_least(2, 12) && cudnn && *cudnn >= least;
+}
+
 bool packs_soft_caps(const Scenario& s) {
   return s.model.attn_logit_softcapping.value_or(0) != 0 && !s.software.megatron_bridge;
 }
 
 bool packs_as_modelled(const Scenario& s) {
   const auto& o = s.settings;
-  const bool plain = (grouped_fused_attention(s) || packs_latent(s)) && s.model.softmax_type == "vanilla" &&
-                     !packs_soft_caps(s) && o.attention_dropout == 0 &&
-                     (window_of(s) == 0 || !uses_context(s) || exchanges_rows(s));
+  const bool plain = (grouped_fused_attention(s) || packs_latent(s)) && packs_sinks(s) && !packs_soft_caps(s) &&
+                     o.attention_dropout == 0 && (window_of(s) == 0 || !uses_context(s) || exchanges_rows(s));
   return o.micro_batch_size == 1 && plain && !packs_depths_otherwise(s) && (only_ring(s) || exchanges_rows(s)) &&
          (!uses_graphs(s) || o.cuda_graph_modules == Strings{"mlp"});
 }

@@ -43,6 +43,7 @@ bool packs_depths_otherwise(const Scenario& s);
 /// From core 0.18 on values are padded to the queries' heads (multi_latent_attention.py); measured for 192. On
 /// Blackwell Transformer Engine has 192 with 128 only, no 192 with 192 (fused_attn.cpp, nvte_get_fused_attn_backend).
 bool packs_latent(const Scenario& s);
+bool packs_sinks(const Scenario& s);
 /// Megatron Bridge's attention with soft caps refuses packed sequences itself (rule bridge.packed-soft-caps).
 bool packs_soft_caps(const Scenario& s);
 /// Rows of packed sequences: TE's kernels of variable lengths (thd), which Megatron calls with fused attention only.

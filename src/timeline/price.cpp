@@ -66,7 +66,8 @@ class Pricer {
       : profiles_(profiles),
         network_(profile::network(model::topology(scenario), profiles)),
         host_(scenario, profiles),
-        gpus_of_host_(std::min(scenario.cluster.gpus_per_node, scenario.cluster.num_gpus)) {
+        gpus_of_host_(std::min(scenario.cluster.gpus_per_node, scenario.cluster.num_gpus)),
+        sinks_(scenario::has_sinks(scenario)) {
     if (const auto slowdown = profiles.find_scalar("machine.slowdown")) slowdown_ = *slowdown;
     if (const auto cudnn = scenario::cudnn_version(scenario.software); cudnn && *cudnn < with_todays_attention) {
       older_forward_ = profiles.find_scalar("attention.forward.before_cudnn_9_17").value_or(1);
@@ -82,6 +83,7 @@ class Pricer {
     else if (!kernel.key.family.empty())
       result.time = time(kernel.key);
     result.time.ns *= kernel.share;
+    if (sinks_ && kernel.key.family.starts_with("attention.thd.")) add_sinks(kernel.key, result.time);
     if (kernel.empty > 0) add_empty(static_cast<double>(kernel.empty), kernel.key.family, result.time);
     // Of an optimizer on the host: all GPUs of the host at once, with nothing beside.
     if (kernel.purpose == model::Purpose::offload && kernel.stream == model::Stream::compute)
@@ -129,6 +131,24 @@ class Pricer {
     return entry->second;
   }
 
+  /// Sinks were measured with sequences that are not packed: what they add there, they add here.
+  void add_sinks(const profile::Key& packed, profile::Timing& timing) {
+    constexpr std::string_view of_window = "attention.thd.window.", of_all = "attention.thd.";
+    const bool windows = packed.family.starts_with(of_window);
+    const std::string pass = packed.family.substr((windows ? of_window : of_all).size());
+    profile::Key sinks{"attention.sink." + pass, packed.dims}, without{"attention." + pass, packed.dims};
+    const std::int64_t length = packed.dims[2], window = windows ? packed.dims.back() : length;
+    if (!windows)
+      sinks.dims.push_back(window);
+    else if (window >= length)
+      without.dims.pop_back();
+    else
+      without.family = "attention.window." + pass;
+    const profile::Timing of_sinks = time(sinks), plain = time(without);
+    timing.ns *= of_sinks.ns / plain.ns;
+    timing.spread = std::hypot(timing.spread, of_sinks.spread);
+  }
+
   void add_empty(double count, const std::string& family, profile::Timing& time) const {
     const auto each = profiles_.scalar(family + ".empty_us");
     const double own = time.ns, more = us_to_ns(count * each.value);
@@ -145,6 +165,7 @@ class Pricer {
   const profile::Network network_;
   HostCosts host_;
   const std::int64_t gpus_of_host_;
+  const bool sinks_;
   double slowdown_ = 1;                            ///< of this machine's kernels against the profiled one's
   double older_forward_ = 1, older_backward_ = 1;  ///< attention of the run's cuDNN over that of the profile's
   std::unordered_map<profile::Key, profile::Timing, profile::Key::Hash> times_;

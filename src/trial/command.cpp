@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "pipewright/emit.hpp"
+#include "pipewright/json_schema.hpp"
 #include "pipewright/scenario/io.hpp"
 #include "pipewright/trial.hpp"
 
@@ -109,6 +110,11 @@ std::vector<Candidate> candidates_of_plan(const std::string& json, const std::st
     throw UsageError({file, 0}, {},
                      plan.is_discarded() ? "is not JSON: truncated, or not what `pipewright plan --json` writes"
                                          : "is not what `pipewright plan --json` writes: expected an object");
+  if (const auto schema = plan.find("schema"); schema != plan.end()) {
+    if (!schema->is_number_integer())
+      throw UsageError({file, 0}, "schema", fmt::format("expected a whole number, found {}", schema->type_name()));
+    refuse_later_schema(schema->get<std::int64_t>(), file);
+  }
   if (!plan.contains("alternatives"))
     throw UsageError({file, 0}, "alternatives", "missing: this is not what `pipewright plan --json` writes");
   const auto text_of = [&](const nlohmann::json& entry, const std::string& of, const char* key) {

@@ -77,6 +77,12 @@ Cause named_by(std::string_view line) {
   return Cause::none;
 }
 
+/// A line of a traceback through unfused attention (Transformer Engine's backends.py, Megatron's
+/// dot_product_attention.py), or what NVTE_DEBUG has Transformer Engine say.
+constexpr std::string_view kUnfused[] = {"torch.baddbmm(", "self.scale_mask_softmax(",
+                                         "Selected backend = UnfusedDotProductAttention",
+                                         "Running with UnfusedDotProductAttention"};
+
 /// One process's end is told by the others as their own: a lower number is nearer to the root.
 int distance_from_root(Cause cause) {
   switch (cause) {
@@ -156,6 +162,8 @@ class Reader {
       launcher_speaks_ |= holds(now.whole, "failed (exitcode");
     }
     judge(now);
+    if (unfused_.empty() && std::ranges::any_of(kUnfused, [&](auto words) { return holds(now.words, words); }))
+      unfused_ = now.words;
     if (launcher_speaks_ || holds(now.whole, "ChildFailedError") || holds(now.whole, "torch.distributed.elastic") ||
         now.whole.starts_with("srun: "))
       return;
@@ -164,6 +172,13 @@ class Reader {
   }
 
   Failure end(int exit_status) const {
+    Failure result = why(exit_status);
+    result.unfused = unfused_;
+    return result;
+  }
+
+ private:
+  Failure why(int exit_status) const {
     // A worker that its launcher ended (SIGTERM) ended because another did.
     const auto own = std::find_if(workers_.begin(), workers_.end(), [](int s) { return s != 0 && s != -SIGTERM; });
     const int worker = own != workers_.end() ? *own : workers_.empty() ? 0 : workers_.front();
@@ -186,7 +201,6 @@ class Reader {
     return result;
   }
 
- private:
   static constexpr std::size_t most_recent = 64, most_lines = 4;
 
   void judge(const Said& now) {
@@ -223,6 +237,7 @@ class Reader {
   std::deque<Said> recent_;
   std::vector<int> workers_;
   bool launcher_speaks_ = false;
+  std::string unfused_;
 };
 
 }  // namespace

@@ -80,18 +80,22 @@ class Recordings {
   bool can() const { return !variables_.empty(); }
   const std::vector<std::pair<std::string, std::string>>& variables() const { return variables_; }
 
-  void read(Run& run, const fs::path& folder) const {
-    if (!wanted_ || !fs::exists(folder)) return;
+  /// What shows that its attention is not the scenario's (traces::other_attention).
+  std::optional<std::string> read(Run& run, const fs::path& folder) const {
+    std::optional<std::string> other_attention;
+    if (!wanted_ || !fs::exists(folder)) return other_attention;
     const auto exchanges = traces::exchanges_of(run.candidate.scenario);
     for (const auto& path : recordings_in(folder)) {
       try {
         const auto trace = traces::read(path);
         run.recorded.emplace_back(trace.rank, traces::summarise(trace, exchanges));
+        if (!other_attention) other_attention = traces::other_attention(run.candidate.scenario, trace);
       } catch (const UsageError& error) {
         run.notes.push_back(error.what());
       }
     }
     std::sort(run.recorded.begin(), run.recorded.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+    return other_attention;
   }
 
  private:
@@ -208,10 +212,13 @@ void read_back(Run& run, const Ended& ended, const Recordings& recordings, const
   const std::string text = log_text(run.log, ended.log_bytes);
   const Log log = read_log(text);
   run.memory = log.memory;
-  recordings.read(run, recorded);
+  auto attention = recordings.read(run, recorded);
   leave_out_foreign_ranks(run);
   time_steps(run, log);
-  judge(run, ended, failure_of(text, ended.status), options);
+  const Failure failure = failure_of(text, ended.status);
+  judge(run, ended, failure, options);
+  if (!attention && !failure.unfused.empty()) attention = traces::told_unfused(run.candidate.scenario, failure.unfused);
+  if (attention) run.notes.push_back(*attention);
   if (const auto others = not_of(run.candidate.scenario, text); !others.empty()) {
     run.status = Status::failed;
     run.cause = Cause::none;
@@ -369,7 +376,7 @@ Run run(const Candidate& candidate, const profile::Profiles& profiles, const Opt
   result.log = files.kept(".log").string();
   const Command command = fill(options.command, candidate, options.form, options.steps);
   const std::string line = shell_line(command);
-  for (const auto& remark : command.remarks) result.notes.push_back("its flags: " + remark);
+  for (const auto& remark : command.remarks) result.notes.push_back("flags: " + remark);
   const Recordings recordings(options, files.fresh(".rec"));
   if (const auto ended = options.resume ? kept_end(files.kept(".ended.json").string(), line) : std::nullopt) {
     Run taken = result;

@@ -112,6 +112,29 @@ std::string hosts_text(const std::vector<Run>& runs) {
       each);
 }
 
+/// What is said of runs, each once behind the names of all that it is said of.
+class Remarks {
+ public:
+  void add(const std::string& name, const std::string& remark) {
+    const auto same = std::ranges::find(all_, remark, &Remark::text);
+    if (same == all_.end())
+      all_.push_back({remark, name});
+    else
+      same->names += ", " + name;
+  }
+  std::string text(const char* before) const {
+    std::string out;
+    for (const auto& each : all_) out += fmt::format("{}{}: {}\n", before, each.names, each.text);
+    return out;
+  }
+
+ private:
+  struct Remark {
+    std::string text, names;
+  };
+  std::vector<Remark> all_;
+};
+
 }  // namespace
 
 std::vector<Difference> differences(const Run& run) {
@@ -174,8 +197,11 @@ std::string text(const std::vector<Run>& runs) {
       remarks += failure_text(run);
     else if (const auto wrong = wrong_verdict(run); !wrong.empty())
       remarks += fmt::format("- {}: {}\n", run.candidate.name, wrong);
-    for (const auto& note : run.notes) remarks += fmt::format("- {}: {}\n", run.candidate.name, note);
   }
+  Remarks notes;
+  for (const auto& run : runs)
+    for (const auto& note : run.notes) notes.add(run.candidate.name, note);
+  remarks += notes.text("- ");
   std::string out = table.text() + (remarks.empty() ? "" : "\n" + remarks) + differences_text(runs);
   const auto measured = measured_order(runs), predicted = predicted_order(runs);
   if (measured.empty()) return out + "\nnothing ran to its end\n";
@@ -242,6 +268,16 @@ std::string json(const std::vector<Run>& runs) {
   const Json result = {
       {"runs", rows}, {"measured_order", list(measured_order(runs))}, {"predicted_order", list(predicted_order(runs))}};
   return result.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+std::string text(const std::vector<Candidate>& candidates, const std::vector<Command>& commands) {
+  std::string out;
+  Remarks remarks;
+  for (std::size_t i = 0; i < candidates.size(); ++i) {
+    out += fmt::format("# {}: {}\n{}\n", candidates[i].name, candidates[i].label, shell_line(commands[i]));
+    for (const auto& remark : commands[i].remarks) remarks.add(candidates[i].name, "flags: " + remark);
+  }
+  return remarks.text("# ") + out;
 }
 
 std::string json(const std::vector<Candidate>& candidates, const std::vector<Command>& commands) {

@@ -44,6 +44,8 @@ done
 expect 0 'Time by cause' "$work/step.json" "$work/step.json"
 sed 's/"step_time_ms": [0-9.]*/"step_time_ms": null/' "$work/step.json" >"$work/null.json"
 expect 2 'null.json: step_time_ms: expected a number above 0' "$work/step.json" "$work/null.json"
+sed 's/"schema": 2/"schema": 3/' "$work/step.json" >"$work/later.json"
+expect 2 'later.json: schema: 3 is of a later version of pipewright' "$work/step.json" "$work/later.json"
 
 "$program" schedule "$run" --json "$work/schedule.json" >/dev/null
 expect 2 'schedule.json: holds no prediction' "$work/step.json" "$work/schedule.json"

@@ -77,6 +77,10 @@ for again in 1 2; do
   expect 0 'Step 3, recorded' small.yaml --out "$work/t" --resume -- "$launcher" ok '{steps}' '{flags}'
   shows 'given     0  comp     60.0' 'given     0  idle'
 done
+printf 'pipewright recording 1\nM\trank\t0\nM\tsteps\t1\nN\t0\tvoid te::scaled_masked_softmax_warp_forward<float>\nA\t0\t0\t0\t7\t1000000\t61000000\t1\nE\n' \
+  >"$work/t/given.rec/rec.r0.rec"
+expect 0 'given: attention ran unfused (scaled_masked_softmax_warp_forward)' small.yaml --out "$work/t" --resume -- \
+  "$launcher" ok '{steps}' '{flags}'
 rm -r "$work/t/given.rec"
 expect 2 'was measured of another run than given is here' small.yaml --set micro_batch_size=2 --out "$work/t" --no-record -- \
   "$launcher" ok '{steps}' '{flags}'
@@ -100,6 +104,8 @@ expect 0 'left processes behind' small.yaml --out "$work/y" --no-record -- "$lau
 # A plan: its best and the run as given; the order after measurement.
 "$program" plan search.yaml --set 'search.virtual_pipeline_model_parallel_size=[null, 2]' --json "$work/plan.json" \
   >"$work/output" 2>&1 || fail 'plan'
+sed 's/"schema": 2/"schema": 3/' "$work/plan.json" >"$work/later.json"
+expect 2 'later.json: schema: 3 is of a later version of pipewright; this one reads up to 2' "$work/later.json" -- "$launcher" ok '{flags}'
 expect 0 'order measured:' "$work/plan.json" --top 2 --out "$work/p" --no-record --json "$work/p.json" -- "$launcher" ok \
   '{steps}' '{flags}'
 shows 'order predicted:' 'best  ' 'alternative-1'
@@ -129,6 +135,12 @@ expect 1 'the program runs something else: pipeline_model_parallel_size 1, not '
 expect 1 'out of memory: [rank1]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 3.91 GiB' small.yaml \
   --out "$work/o" --no-record -- "$launcher" oom '{steps}' '{flags}'
 shows 'it was predicted to fit' "$work/o/given.log" 'nothing ran to its end'
+expect 1 'given: attention ran unfused (matmul_result = torch.baddbmm(), where the scenario has it fused' small.yaml \
+  --out "$work/u" --no-record -- "$launcher" unfused '{steps}' '{flags}'
+shows 'NVTE_FUSED_ATTN' 'LD_LIBRARY_PATH' 'it was predicted to fit'
+expect 1 'out of memory' small.yaml --set attention_backend=unfused --out "$work/u" --force --no-record -- "$launcher" unfused \
+  '{steps}' '{flags}'
+! grep -q 'ran unfused' "$work/output" || fail 'unfused attention that is meant was told as a fault'
 expect 1 'failed (assertion): AssertionError: the layout has 7 stages' small.yaml --out "$work/a" --no-record -- "$launcher" assert \
   '{steps}' '{flags}'
 shows '    File "megatron/training/arguments.py", line 1, in validate_args'

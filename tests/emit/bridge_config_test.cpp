@@ -504,6 +504,10 @@ TEST_CASE("a model's class and the specification of its layers are known, or ref
             std::string(field) + "=exaone4_layer_spec ");
       CHECK(missing(model("gpt_provider.GPTModelProvider", spec(field, "x.get_gpt_decoder_block_spec", kind))) == "");
     }
+  const auto minimax =
+      model("gpt_provider.GPTModelProvider",
+            spec("transformer_layer_spec", "minimax_m2.minimax_m2_provider.minimax_m2_layer_spec", "_call_: false"));
+  CHECK((missing(minimax).empty() && minimax.model.qk_layernorm_whole));
   // Precision by module is an object, too.
   CHECK(missing(model("gpt_provider.GPTModelProvider",
                       "  quant_recipe:\n    _target_: megatron.core.quantization.quant_config.RecipeConfig\n"

@@ -180,6 +180,11 @@ Names kernels_of(const traces::Expected& e) {
   for (const auto& name : {e.kernel->name, op})
     if (const auto net = delta_net_kernels().find(name); net != delta_net_kernels().end()) return net->second;
   if (op == traces::eager_operation) return eager_kernels(*e.kernel);
+  if (e.kernel->name.starts_with("attention.softmax ")) {  // fused_softmax/*.cu
+    const std::string pass = e.kernel->name.substr(std::string("attention.softmax ").size());
+    return {"void (anonymous namespace)::scaled_upper_triang_masked_softmax_warp_" + pass +
+            "<__nv_bfloat16, float, 11>"};
+  }
   // Transformer Engine's all-to-all of heads (context_parallel.py, flash_attn_a2a_communicate): compiled where nothing
   // but their order changes; sinks of a rank's heads are selected.
   if (e.kernel->name == "attention.sinks of own heads")
@@ -635,4 +640,32 @@ TEST_CASE("a trace of another scenario: the first kernel without a place is name
   scenario::set(other, "bias_dropout_fusion=true");
   CHECK_THROWS_WITH_AS(traces::import_traces(other, {trace}, {"x", 1, ""}, nullptr),
                        doctest::Contains("dropout; the first kernel without a place is "), UsageError);
+}
+
+TEST_CASE("unfused attention: its softmax is no router's, and a scenario that has it fused is refused by what ran") {
+  auto fused = gpt_oss();
+  for (const char* change :
+       {"num_moe_experts=null", "activation_func=silu", "activation_func_clamp_value=null", "glu_linear_offset=0",
+        "softmax_type=vanilla", "window_size=null", "window_attn_skip_freq=null"})
+    scenario::set(fused, change);
+  const bool passed = rc::check("kinds of attention", [&] {
+    auto mixture = fused;
+    scenario::set(mixture, "num_layers=" + std::to_string(*rc::gen::inRange(2, 7)));
+    if (*rc::gen::arbitrary<bool>()) scenario::set(mixture, "num_moe_experts=8");
+    scenario::set(mixture, "num_query_groups=" + std::to_string(*rc::gen::element(8, 64)));
+    auto unfused = mixture;
+    scenario::set(unfused, "attention_backend=unfused");
+    const auto of_fused = Run(mixture).step(2).trace, of_unfused = Run(unfused).step(2).trace;
+    const auto import = [](const auto& scenario, const auto& trace) {
+      return traces::import_traces(scenario, {trace}, {"x", 1, ""}, nullptr);
+    };
+    RC_ASSERT(import(mixture, of_fused).attributed_us > 0);
+    check_placed(import(unfused, of_unfused));
+    for (const auto& [scenario, trace, ran] :
+         {std::tuple(&mixture, &of_unfused, "ran unfused (scaled_upper_triang_masked_softmax_warp_forward)"),
+          std::tuple(&unfused, &of_fused,
+                     "ran fused (cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob)")})
+      CHECK_THROWS_WITH_AS(import(*scenario, *trace), doctest::Contains(ran), UsageError);
+  });
+  CHECK(passed);
 }

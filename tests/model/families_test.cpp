@@ -58,6 +58,32 @@ TEST_CASE("a norm over all heads keeps what norms of heads keep, but for a stati
   CHECK(counted(whole) - counted(alike) == alike.model.num_layers * (2 * queries - 2 * head));
 }
 
+// Megatron Bridge's minimax_m2_provider.py: keys of fewer heads, sums of squares of all ranks.
+TEST_CASE("eager norms over all heads keep their inputs in fp32 and what they weigh, and free all of it") {
+  const auto eager = with(llama(), {"qk_layernorm=true", "qk_layernorm_whole=true"});
+  CHECK(kept(eager) - kept(llama()) == (4 + 2) * tokens * (queries + keys) + 2 * 4 * tokens);
+  const auto counted = [](const scenario::Scenario& s) { return parameters(pipewright::test::build(s)); };
+  CHECK(counted(eager) - counted(llama()) == eager.model.num_layers * (queries + keys));
+  const std::vector<std::string> ranks = {"tensor_model_parallel_size=2", "sequence_parallel=true", "num_gpus=2"};
+  for (const std::vector<std::string>& more : std::vector<std::vector<std::string>>{
+           {"clip_grad=1.0"},
+           {"recompute_granularity=selective", "recompute_modules=[core_attn]"},
+           {"recompute_granularity=full", "recompute_method=uniform", "recompute_num_layers=2"},
+           {"lora_target_modules=[linear_qkv]"},
+           {"fp8=hybrid", "fp8_recipe=tensorwise"},
+           ranks}) {
+    auto s = eager;
+    for (const auto& setting : more) scenario::set(s, setting);
+    CAPTURE(more.back());
+    for (const auto& piece : pipewright::test::build(s).pieces) check_balance(piece);
+  }
+  const auto sums = [&](scenario::Scenario s) {
+    for (const auto& setting : ranks) scenario::set(s, setting);
+    return kernels(layer(pipewright::test::build(s), 1), "all_reduce");
+  };
+  CHECK(sums(eager) == sums(llama()) + 2);
+}
+
 TEST_CASE("an L2 norm keeps q and, with k, the whole projection") {
   const std::int64_t heads = 32 + 8, mixed = 2 * tokens * (queries + 2 * keys);
   CHECK(kept(with(llama(), {"qk_l2_norm=true"})) - kept(llama()) == mixed + 2 * tokens * queries + 4 * tokens * heads);

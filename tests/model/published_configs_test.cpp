@@ -83,6 +83,7 @@ const Published published[] = {
     {"smollm3-3b", 3075098624, "hub: HuggingFaceTB/SmolLM3-3B"},
     {"qwen3-vl-8b", 8190735360, "the language model of Qwen3"},
     {"qwen3-vl-30b-a3b", 30532122624, "the language model of Qwen3"},
+    {"minimax-m2", 228689748992, "transformers' MiniMaxM2ForCausalLM of it"},
     {"olmoe-1b-7b", 6919161856, "hub: allenai/OLMoE-1B-7B-0924"},
     {"starcoder2-3b", 3030371328, "hub: bigcode/starcoder2-3b"},
     {"starcoder2-7b", 7173923840, "hub: bigcode/starcoder2-7b"},

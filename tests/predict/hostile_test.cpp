@@ -77,3 +77,29 @@ TEST_CASE("extreme sizes are predicted or refused") {
   CHECK(predicted > static_cast<int>(test::draws(10)));
   CHECK(refused > static_cast<int>(test::draws(10)));
 }
+
+TEST_CASE("sizes of a few elements are predicted or refused, whatever parts a layer has") {
+  const profile::Profiles profiles({profile::load(std::string(SOURCE_ROOT) + "/profiles/h200-sxm.json", {})});
+  const char* const parts[] = {"add_bias_linear=true",    "add_qkv_bias=true",       "qk_layernorm=true",
+                               "post_layernorm=true",     "gated_linear_unit=false", "multi_latent_attention=true",
+                               "normalization=LayerNorm", "transformer_impl=local",  "attention_backend=unfused"};
+  const char* const sizes[] = {"hidden_size", "ffn_hidden_size", "moe_ffn_hidden_size", "kv_channels", "vocab_size"};
+  int predicted = 0;
+  unsigned nth = 0;
+  for (const char* base : {"moe", "dense"})
+    for (const char* part : parts)
+      for (const char* size : sizes)
+        for (const char* value : {"1", "3"}) {
+          if (!test::taken(nth++)) continue;
+          const std::string changes =
+              std::string(part) + "; hidden_dropout=0.1; global_batch_size=8; " + size + "=" + value;
+          CAPTURE(changes);
+          CAPTURE(std::string(base));
+          try {
+            CHECK(predict::predict(test::scenario(base, changes), profiles).step_ns > 0);
+            ++predicted;
+          } catch (const UsageError&) {  // not modelled
+          }
+        }
+  CHECK(predicted > static_cast<int>(test::draws(20)));
+}

@@ -37,7 +37,8 @@ double attention_ns(const predict::Run& run, int microbatch) {
       continue;
     const auto* kernel = timeline::kernel_of(run.stages, label);
     const auto& instruction = run.program.ranks[0].instructions[label.instruction];
-    if (kernel != nullptr && kernel->key.family == "attention.thd.forward.bf16" && instruction.microbatch == microbatch)
+    if (kernel != nullptr && kernel->key.family.starts_with("attention.thd.") &&
+        kernel->key.family.ends_with("forward.bf16") && instruction.microbatch == microbatch)
       ns += run.timeline.prices.pieces[label.piece()][label.kernel()].time.ns;
   }
   return ns;
@@ -147,6 +148,48 @@ TEST_CASE("a window takes attention of packed rows by its pairs, layers without 
     CAPTURE(change);
     CHECK_THROWS_WITH_AS(scenario::refuse_unmodelled(packed("single", "256*640", change)), doctest::Contains(why),
                          UsageError);
+  }
+}
+
+TEST_CASE("sinks add to packed rows what they add to sequences of one length, and need a cuDNN that serves them") {
+  constexpr std::int64_t length = 1024, batch = 4, layers = 8;
+  const auto with = [](const std::string& more) {
+    return packed("single", "1024*80",
+                  "num_attention_heads=64; num_query_groups=8; kv_channels=64; software.transformer_engine=2.16.0; "
+                  "software.cudnn=9.20.0; " +
+                      more);
+  };
+  for (const std::int64_t window : {std::int64_t{128}, std::int64_t{512}, length, 4 * length}) {
+    CAPTURE(window);
+    const std::string windowed = window == length ? "" : "; window_size=[" + std::to_string(window - 1) + ", 0]";
+    predict::Run sinks, plain;
+    const auto a = predict::predict(with("softmax_type=learnable" + windowed), h200(), &sinks);
+    const auto b = predict::predict(with("softmax_type=vanilla" + windowed), h200(), &plain);
+    CHECK(a.step_ns > b.step_ns);
+    CHECK(a.ignored.empty());
+    const std::int64_t seen = std::min(window, length);
+    const std::vector<std::int64_t> all = {batch, length, length, 64, 8, 64};
+    auto within = all;
+    within.push_back(seen);
+    const double unpacked = seen < length ? h200().time({"attention.window.forward.bf16", within}).ns
+                                          : h200().time({"attention.forward.bf16", all}).ns;
+    CHECK(attention_ns(sinks, 0) / attention_ns(plain, 0) ==
+          doctest::Approx(h200().time({"attention.sink.forward.bf16", within}).ns / unpacked).epsilon(1e-3));
+    CHECK(attention_ns(sinks, 0) > layers * unpacked);
+  }
+  for (const auto& [te, cudnn, serves] : {std::tuple("2.16.0", "9.18.0", true),
+                                          {"2.16.0", "9.17.1", false},
+                                          {"2.20.2", "9.26.0", true},
+                                          {"2.20.2", "9.25.3", false},
+                                          {"2.11.0", "9.26.0", false}}) {
+    CAPTURE(te);
+    CAPTURE(cudnn);
+    const auto s =
+        with(std::string("softmax_type=learnable; software.transformer_engine=") + te + "; software.cudnn=" + cudnn);
+    if (serves)
+      CHECK_NOTHROW(scenario::refuse_unmodelled(s));
+    else
+      CHECK_THROWS_WITH_AS(scenario::refuse_unmodelled(s), doctest::Contains("software.cudnn"), UsageError);
   }
 }
 

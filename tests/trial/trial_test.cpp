@@ -446,3 +446,41 @@ TEST_CASE("with a failure go the lines that its own process said before it") {
   CHECK(failure_of("usage: x [-h]\n  [--lr LR]\nx.py: error: unrecognized arguments: --y\n", 2).lines.empty());
   CHECK(failure_of("one\ntwo\n", 1).lines == std::vector<std::string>{"one"});
 }
+
+TEST_CASE("a traceback through unfused attention, or Transformer Engine's own words of it, are seen") {
+  const std::string out_of_memory = "[rank0]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 8.00 GiB\n";
+  for (const char* line :
+       {"[rank0]:     matmul_result = torch.baddbmm(", "[rank0]:     attention_probs = self.scale_mask_softmax(",
+        "DEBUG | Selected backend = UnfusedDotProductAttention",
+        "INFO | Running with UnfusedDotProductAttention backend"}) {
+    CAPTURE(line);
+    for (const int status : {0, 1}) {
+      CHECK_FALSE(failure_of(line + ("\n" + out_of_memory), status).unfused.empty());
+      CHECK_FALSE(failure_of(line + std::string("\n"), status).unfused.empty());
+    }
+  }
+  for (const char* line : {"DEBUG | Disabling UnfusedDotProductAttention due to NVTE_UNFUSED_ATTN=0",
+                           "Available backends = {FlashAttention=True, UnfusedDotProductAttention=True}",
+                           "Running with FusedAttention backend"})
+    CHECK(failure_of(line + ("\n" + out_of_memory), 1).unfused.empty());
+}
+
+TEST_CASE("what is said of several runs alike is said once, behind all their names") {
+  const std::vector<Candidate> candidates = {candidate(), {"given", "as given", candidate().scenario}};
+  Command command{{"run"}, {}, {"one", "two"}}, other{{"run"}, {}, {"two"}};
+  const auto dry = text(candidates, {command, other});
+  CHECK(dry.starts_with("# best: flags: one\n# best, given: flags: two\n# best: VPP 2\nrun\n# given: as given\nrun\n"));
+}
+
+TEST_CASE("a plan of a later version is refused by its number, whatever else it holds") {
+  for (const char* rest : {"", R"(, "alternatives": [])", R"(, "best": 3, "alternatives": 4)"})
+    for (const std::int64_t schema : {std::int64_t{3}, std::int64_t{4'000'000'000'000}})
+      CHECK_THROWS_WITH_AS(
+          candidates_of_plan("{\"schema\": " + std::to_string(schema) + rest + "}", "p.json", 3),
+          doctest::Contains(("p.json: schema: " + std::to_string(schema) + " is of a later version").c_str()),
+          UsageError);
+  CHECK_THROWS_WITH_AS(candidates_of_plan(R"({"schema": "2"})", "p.json", 3),
+                       "p.json: schema: expected a whole number, found string", UsageError);
+  CHECK_THROWS_WITH_AS(candidates_of_plan(R"({"schema": 2, "alternatives": []})", "p.json", 3),
+                       doctest::Contains("nothing that fits"), UsageError);
+}

@@ -83,6 +83,12 @@ std::vector<std::string> kinds(const Trace& trace, Exchanges exchanges);
 /// transfer and experts are spread over ranks, send/receive kernels on a stream that also computes are all-to-alls.
 scenario::TraceSummary summarise(const Trace& trace, Exchanges exchanges);
 
+/// What shows that a run's attention is unfused where its scenario has it fused, or the other way round: the kernel,
+/// and what to look at. nullopt: it ran what the scenario has.
+std::optional<std::string> other_attention(const scenario::Scenario& scenario, const Trace& trace);
+/// The same of a run without fusion that something else shows (`seen`), a line of its log for instance.
+std::optional<std::string> told_unfused(const scenario::Scenario& scenario, const std::string& seen);
+
 struct Options {
   std::string name;             ///< of the profile
   double host_overhead = 1.25;  ///< host times are divided by it: what the profiler itself costs the host

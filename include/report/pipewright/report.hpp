@@ -21,7 +21,6 @@ namespace pipewright::report {
 
 const char* tool_version();
 const char* tool_commit();
-inline constexpr int json_schema = 2;
 
 /// The configuration as a header: GPUs, parallelism, batch, sequence, precision, versions, profile; what was ignored as
 /// asked, and what the input did not say and was assumed.

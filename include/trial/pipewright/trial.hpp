@@ -107,6 +107,7 @@ struct Failure {
   std::string reason;
   std::vector<std::string> lines = {};  ///< what the same process said before it, a traceback's end for instance
   bool named = false;                   ///< by a line of its log, not by its exit status alone
+  std::string unfused = {};             ///< what shows that its attention ran unfused, a traceback or TE's own words
 };
 Failure failure_of(std::string_view text, int exit_status);
 
@@ -177,6 +178,7 @@ std::vector<Difference> differences(const Run& run);
 std::string text(const std::vector<Run>& runs);
 std::string json(const std::vector<Run>& runs);
 /// What would run.
+std::string text(const std::vector<Candidate>& candidates, const std::vector<Command>& commands);
 std::string json(const std::vector<Candidate>& candidates, const std::vector<Command>& commands);
 
 }  // namespace pipewright::trial
